@@ -1,0 +1,65 @@
+#include "base/bits.h"
+
+#include <cstdlib>
+#include <cstring>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status.h"
+
+namespace tessera {
+namespace {
+
+// A bijection in which each bit of the input flips about half of the output.
+uint64_t Mix(uint64_t h) {
+  h = (h ^ (h >> 30)) * 0xBF58476D1CE4E5B9u;
+  h = (h ^ (h >> 27)) * 0x94D049BB133111EBu;
+  return h ^ (h >> 31);
+}
+
+}  // namespace
+
+std::string HexFloat(float value) {
+  return HexFloat(static_cast<double>(value));
+}
+std::string HexFloat(double value) { return absl::StrFormat("%a", value); }
+
+absl::StatusOr<double> ParseHexDouble(absl::string_view text) {
+  const std::string copy(text);
+  char* end = nullptr;
+  const double value = std::strtod(copy.c_str(), &end);
+  if (copy.empty() || end != copy.c_str() + copy.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("expected a number such as 0x1.8p+1, got '", text, "'"));
+  }
+  return value;
+}
+
+absl::StatusOr<float> ParseHexFloat(absl::string_view text) {
+  TESSERA_ASSIGN_OR_RETURN(const double wide, ParseHexDouble(text));
+  const float value = static_cast<float>(wide);
+  if (wide == wide && static_cast<double>(value) != wide) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", text, "' is not exactly a float"));
+  }
+  return value;
+}
+
+uint64_t Fingerprint(const void* data, int64_t bytes) {
+  const char* p = static_cast<const char*>(data);
+  uint64_t h = static_cast<uint64_t>(bytes) * 0x9E3779B97F4A7C15u;
+  uint64_t word = 0;
+  for (; bytes >= 8; bytes -= 8, p += 8) {
+    std::memcpy(&word, p, 8);
+    h = Mix(h ^ word);
+  }
+  if (bytes > 0) {
+    word = 0;
+    std::memcpy(&word, p, static_cast<size_t>(bytes));
+    h = Mix(h ^ word);
+  }
+  return h;
+}
+
+}  // namespace tessera

@@ -1,0 +1,61 @@
+#include "base/file.h"
+
+#include <errno.h>
+
+#include <fstream>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera {
+namespace {
+
+std::string WriteFile(const std::string& name, const std::string& content) {
+  const std::string path = absl::StrCat(::testing::TempDir(), name);
+  std::ofstream(path, std::ios::binary) << content;
+  return path;
+}
+
+TEST(ReadWholeFile, ReadsAllSizes) {
+  for (const size_t bytes : {0, 1, 16383, 16384, 16385, 100000}) {
+    std::string content(bytes, 'a');
+    if (bytes > 2) content[bytes / 2] = '\0';
+    EXPECT_THAT(ReadWholeFile(WriteFile("whole", content)),
+                IsOkAndHolds(content));
+  }
+}
+
+TEST(ReadWholeFile, ReadsProc) {
+  EXPECT_THAT(ReadWholeFile("/proc/self/stat"),
+              IsOkAndHolds(::testing::Not(::testing::IsEmpty())));
+}
+
+TEST(ReadWholeFile, MissingIsNotFoundWithThePath) {
+  EXPECT_THAT(ReadWholeFile("/nowhere/zero3.json"),
+              StatusIs(absl::StatusCode::kNotFound,
+                       "/nowhere/zero3.json: No such file or directory"));
+}
+
+TEST(ReadWholeFile, FolderIsAnError) {
+  EXPECT_THAT(ReadWholeFile(::testing::TempDir()), ::testing::Not(IsOk()));
+}
+
+TEST(ReadWholeFile, LimitIsInclusive) {
+  const std::string path = WriteFile("limit", "12345");
+  EXPECT_THAT(ReadWholeFile(path, 5), IsOkAndHolds("12345"));
+  EXPECT_THAT(ReadWholeFile(path, 4),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       absl::StrCat(path, ": more than 4 bytes")));
+}
+
+TEST(FileError, CodeFollowsErrno) {
+  EXPECT_THAT(
+      FileError(EACCES, "/a"),
+      StatusIs(absl::StatusCode::kPermissionDenied, "/a: Permission denied"));
+}
+
+}  // namespace
+}  // namespace tessera

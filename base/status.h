@@ -1,0 +1,78 @@
+// Status helpers: early return, assignment, and context for messages.
+//
+//   absl::Status Run() {
+//     TESSERA_RETURN_IF_ERROR(Prepare());
+//     TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<File> file, Open("a"));
+//     TESSERA_ASSIGN_OR_RETURN((auto [begin, end]), Range(*file));
+//     return Annotate(Read(*file, begin, end), "reading a");
+//   }
+//
+// A left side that holds a comma goes in parentheses, as above.
+#ifndef BASE_STATUS_H_
+#define BASE_STATUS_H_
+
+#include <utility>
+
+#include "absl/base/optimization.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace tessera {
+
+// `status` with its message prefixed by "context: "; code and payloads stay.
+// An OK status comes back as it is.
+absl::Status Annotate(const absl::Status& status, absl::string_view context);
+
+namespace status_internal {
+inline absl::Status ToStatus(absl::Status status) { return status; }
+template <typename T>
+absl::Status ToStatus(absl::StatusOr<T> value) {
+  return std::move(value).status();
+}
+}  // namespace status_internal
+
+}  // namespace tessera
+
+// Evaluates an absl::Status or absl::StatusOr once and returns its error from
+// the enclosing function, which returns either of the two types.
+#define TESSERA_RETURN_IF_ERROR(...)                       \
+  do {                                                     \
+    ::absl::Status tessera_status =                        \
+        ::tessera::status_internal::ToStatus(__VA_ARGS__); \
+    if (ABSL_PREDICT_FALSE(!tessera_status.ok())) {        \
+      return tessera_status;                               \
+    }                                                      \
+  } while (false)
+
+// TESSERA_ASSIGN_OR_RETURN(lhs, expression): returns the error of the StatusOr,
+// or moves its value to `lhs`, which may declare a variable. Expands to several
+// statements, so it cannot be the body of an `if` without braces.
+#define TESSERA_ASSIGN_OR_RETURN(lhs, ...)                                  \
+  TESSERA_STATUS_INTERNAL_ASSIGN(                                           \
+      TESSERA_STATUS_INTERNAL_CONCAT(tessera_status_or_, __COUNTER__), lhs, \
+      (__VA_ARGS__))
+
+#define TESSERA_STATUS_INTERNAL_ASSIGN(holder, lhs, expression) \
+  auto holder = expression;                                     \
+  if (ABSL_PREDICT_FALSE(!holder.ok())) {                       \
+    return std::move(holder).status();                          \
+  }                                                             \
+  TESSERA_STATUS_INTERNAL_UNPAREN(lhs) = std::move(holder).value()
+
+#define TESSERA_STATUS_INTERNAL_CONCAT_(a, b) a##b
+#define TESSERA_STATUS_INTERNAL_CONCAT(a, b) \
+  TESSERA_STATUS_INTERNAL_CONCAT_(a, b)
+
+// UNPAREN(x) and UNPAREN((x)) are both x: STRIP (x) becomes STRIP x, and the
+// pasted TESSERA_GONE_..STRIP is empty.
+#define TESSERA_STATUS_INTERNAL_UNPAREN(x) \
+  TESSERA_STATUS_INTERNAL_PASTE(TESSERA_STATUS_INTERNAL_STRIP x)
+#define TESSERA_STATUS_INTERNAL_STRIP(...) \
+  TESSERA_STATUS_INTERNAL_STRIP __VA_ARGS__
+#define TESSERA_STATUS_INTERNAL_PASTE(...) \
+  TESSERA_STATUS_INTERNAL_PASTE_(__VA_ARGS__)
+#define TESSERA_STATUS_INTERNAL_PASTE_(...) TESSERA_GONE_##__VA_ARGS__
+#define TESSERA_GONE_TESSERA_STATUS_INTERNAL_STRIP
+
+#endif  // BASE_STATUS_H_

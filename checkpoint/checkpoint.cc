@@ -1,0 +1,285 @@
+#include "checkpoint/checkpoint.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/bits.h"
+#include "base/file.h"
+#include "base/status.h"
+#include "google/protobuf/text_format.h"
+
+namespace tessera {
+namespace {
+
+constexpr int kFormatVersion = 0;
+constexpr int64_t kChunkAlign = 4096;
+constexpr char kManifestName[] = "manifest.textproto";
+
+std::string RankFileName(int rank) {
+  return absl::StrFormat("rank-%05d.bin", rank);
+}
+
+absl::Status WriteAll(int fd, const std::string& path, const char* data,
+                      int64_t bytes, int64_t offset) {
+  while (bytes > 0) {
+    const ssize_t n = pwrite(fd, data, static_cast<size_t>(bytes), offset);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return FileError(n < 0 ? errno : EIO, path);
+    data += n;
+    bytes -= n;
+    offset += n;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadAll(int fd, const std::string& path, char* data, int64_t bytes,
+                     int64_t offset) {
+  while (bytes > 0) {
+    const ssize_t n = pread(fd, data, static_cast<size_t>(bytes), offset);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return FileError(errno, path);
+    if (n == 0) {
+      return absl::DataLossError(
+          absl::StrCat(path, ": ends at byte ", offset, ", expected more"));
+    }
+    data += n;
+    bytes -= n;
+    offset += n;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SyncPath(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return FileError(errno, path);
+  absl::Cleanup close_fd = [fd] { close(fd); };
+  if (fsync(fd) != 0) return FileError(errno, path);
+  return absl::OkStatus();
+}
+
+// Writes the parts one after another; returns what the manifest says of them.
+absl::StatusOr<proto::CheckpointFile> WriteRankFile(
+    const std::string& dir, int rank, absl::Span<const CheckpointPart> parts) {
+  proto::CheckpointFile file;
+  file.set_name(RankFileName(rank));
+  const std::string path = absl::StrCat(dir, "/", file.name());
+  const int fd =
+      open(path.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0644);
+  if (fd < 0) return FileError(errno, path);
+  absl::Cleanup close_fd = [fd] { close(fd); };
+  int64_t offset = 0;
+  for (const CheckpointPart& part : parts) {
+    const at::Tensor bytes = part.bytes.cpu().contiguous();
+    const char* data = static_cast<const char*>(bytes.const_data_ptr());
+    proto::CheckpointChunk* chunk = file.add_chunks();
+    chunk->set_name(part.name);
+    chunk->set_offset_bytes(offset);
+    chunk->set_bytes(bytes.numel());
+    chunk->set_fingerprint(Fingerprint(data, bytes.numel()));
+    TESSERA_RETURN_IF_ERROR(WriteAll(fd, path, data, bytes.numel(), offset));
+    offset += (bytes.numel() + kChunkAlign - 1) / kChunkAlign * kChunkAlign;
+  }
+  if (ftruncate(fd, offset) != 0 || fsync(fd) != 0) {
+    return FileError(errno, path);
+  }
+  file.set_bytes(offset);
+  return file;
+}
+
+absl::Status MakeTemporary(const std::string& dir, const std::string& tmp) {
+  std::error_code error;
+  std::filesystem::remove_all(tmp, error);
+  std::filesystem::create_directories(tmp, error);
+  if (error) {
+    return FileError(error.value(), tmp);
+  }
+  if (std::filesystem::exists(dir) &&
+      !std::filesystem::is_directory(dir, error)) {
+    return absl::AlreadyExistsError(
+        absl::StrCat(dir, ": is a file; a checkpoint is a folder"));
+  }
+  return absl::OkStatus();
+}
+
+// The manifest, and then the name.
+absl::Status Commit(const std::string& dir, const std::string& tmp,
+                    const proto::CheckpointManifest& manifest) {
+  std::string text;
+  google::protobuf::TextFormat::PrintToString(manifest, &text);
+  const std::string path = absl::StrCat(tmp, "/", kManifestName);
+  const int fd =
+      open(path.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0644);
+  if (fd < 0) return FileError(errno, path);
+  absl::Cleanup close_fd = [fd] { close(fd); };
+  TESSERA_RETURN_IF_ERROR(
+      WriteAll(fd, path, text.data(), static_cast<int64_t>(text.size()), 0));
+  if (fsync(fd) != 0) return FileError(errno, path);
+  TESSERA_RETURN_IF_ERROR(SyncPath(tmp));
+  if (rename(tmp.c_str(), dir.c_str()) != 0) {
+    // `dir` is an older checkpoint: the two change names in one step.
+    if (renameat2(AT_FDCWD, tmp.c_str(), AT_FDCWD, dir.c_str(),
+                  RENAME_EXCHANGE) != 0) {
+      return FileError(errno, absl::StrCat(tmp, " to ", dir));
+    }
+    std::error_code ignored;
+    std::filesystem::remove_all(tmp, ignored);
+  }
+  const std::string parent =
+      std::filesystem::absolute(dir).parent_path().string();
+  return SyncPath(parent);
+}
+
+std::string Trimmed(std::string dir) {
+  while (dir.size() > 1 && dir.back() == '/') dir.pop_back();
+  return dir;
+}
+
+const proto::CheckpointChunk* FindChunk(const proto::CheckpointFile& file,
+                                        absl::string_view name) {
+  for (const auto& chunk : file.chunks()) {
+    if (chunk.name() == name) return &chunk;
+  }
+  return nullptr;
+}
+
+absl::Status Differs(const std::string& dir, absl::string_view what,
+                     absl::string_view saved, absl::string_view here) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("checkpoint ", dir, ": was saved with ", what, " ", saved,
+                   ", this run has ", here));
+}
+
+}  // namespace
+
+absl::Status WriteCheckpoint(const std::string& dir_name,
+                             const proto::CheckpointManifest& head,
+                             absl::Span<const CheckpointPart> parts,
+                             Communicator* comm) {
+  const std::string dir = Trimmed(dir_name);
+  const std::string tmp = absl::StrCat(dir, ".tmp");
+  absl::Status mine =
+      dir.empty()
+          ? absl::InvalidArgumentError("checkpoint: the folder's name is empty")
+          : absl::OkStatus();
+  if (mine.ok() && comm->rank() == 0) mine = MakeTemporary(dir, tmp);
+  TESSERA_RETURN_IF_ERROR(comm->AgreeOk(mine, "checkpoint folder"));
+
+  auto file = WriteRankFile(tmp, comm->rank(), parts);
+  TESSERA_RETURN_IF_ERROR(comm->AgreeOk(file.status(), "checkpoint files"));
+  TESSERA_ASSIGN_OR_RETURN(
+      auto tables, comm->AllGatherStrings(file->SerializeAsString(),
+                                          CommTag{"checkpoint manifest"}));
+  if (comm->rank() == 0) {
+    proto::CheckpointManifest manifest = head;
+    manifest.set_format_version(kFormatVersion);
+    manifest.set_world_size(comm->world_size());
+    for (const std::string& table : tables) {
+      manifest.add_files()->ParseFromString(table);
+    }
+    mine = Commit(dir, tmp, manifest);
+  }
+  return comm->AgreeOk(mine, "checkpoint commit");
+}
+
+absl::StatusOr<proto::CheckpointManifest> ReadManifest(
+    const std::string& dir_name, const proto::CheckpointManifest& expected) {
+  const std::string dir = Trimmed(dir_name);
+  const std::string path = absl::StrCat(dir, "/", kManifestName);
+  auto text = ReadWholeFile(path);
+  if (absl::IsNotFound(text.status())) {
+    return absl::NotFoundError(absl::StrCat(
+        "checkpoint ", dir, ": no such checkpoint (", path, " is missing)"));
+  }
+  TESSERA_RETURN_IF_ERROR(text.status());
+  proto::CheckpointManifest manifest;
+  if (!google::protobuf::TextFormat::ParseFromString(*text, &manifest)) {
+    return absl::DataLossError(
+        absl::StrCat("checkpoint ", dir, ": ", path, " cannot be read"));
+  }
+  if (manifest.format_version() != kFormatVersion) {
+    return Differs(dir, "format version",
+                   absl::StrCat(manifest.format_version()),
+                   absl::StrCat(kFormatVersion));
+  }
+  if (manifest.world_size() != expected.world_size()) {
+    return Differs(dir, "world size", absl::StrCat(manifest.world_size()),
+                   absl::StrCat(expected.world_size()));
+  }
+  if (manifest.stage() != expected.stage()) {
+    return Differs(dir, "ZeRO stage", absl::StrCat(manifest.stage()),
+                   absl::StrCat(expected.stage()));
+  }
+  if (manifest.model() != expected.model()) {
+    return Differs(dir, "the model", manifest.model(), expected.model());
+  }
+  if (manifest.files_size() != manifest.world_size()) {
+    return absl::DataLossError(absl::StrCat(
+        "checkpoint ", dir, ": the manifest names ", manifest.files_size(),
+        " rank files, expected ", manifest.world_size()));
+  }
+  return manifest;
+}
+
+absl::Status VerifyRankFile(const std::string& dir,
+                            const proto::CheckpointFile& file) {
+  const std::string path = absl::StrCat(Trimmed(dir), "/", file.name());
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return FileError(errno, path);
+  absl::Cleanup close_fd = [fd] { close(fd); };
+  std::string bytes;
+  for (const auto& chunk : file.chunks()) {
+    bytes.resize(static_cast<size_t>(chunk.bytes()));
+    TESSERA_RETURN_IF_ERROR(
+        ReadAll(fd, path, bytes.data(), chunk.bytes(), chunk.offset_bytes()));
+    if (Fingerprint(bytes.data(), chunk.bytes()) != chunk.fingerprint()) {
+      return absl::DataLossError(absl::StrCat(
+          path, ": chunk '", chunk.name(), "' at byte ", chunk.offset_bytes(),
+          " is not what was written (fingerprint differs)"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> ReadText(const std::string& dir,
+                                     const proto::CheckpointFile& file,
+                                     absl::string_view name) {
+  const std::string path = absl::StrCat(Trimmed(dir), "/", file.name());
+  const proto::CheckpointChunk* chunk = FindChunk(file, name);
+  if (chunk == nullptr) {
+    return absl::DataLossError(
+        absl::StrCat(path, ": has no chunk '", name, "'"));
+  }
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return FileError(errno, path);
+  absl::Cleanup close_fd = [fd] { close(fd); };
+  std::string bytes(static_cast<size_t>(chunk->bytes()), '\0');
+  TESSERA_RETURN_IF_ERROR(
+      ReadAll(fd, path, bytes.data(), chunk->bytes(), chunk->offset_bytes()));
+  return bytes;
+}
+
+absl::Status ReadPart(const std::string& dir, const proto::CheckpointFile& file,
+                      CheckpointPart* part) {
+  TESSERA_ASSIGN_OR_RETURN(std::string bytes, ReadText(dir, file, part->name));
+  if (static_cast<int64_t>(bytes.size()) != part->bytes.numel()) {
+    return absl::DataLossError(absl::StrCat(
+        Trimmed(dir), "/", file.name(), ": chunk '", part->name, "' has ",
+        bytes.size(), " bytes, expected ", part->bytes.numel()));
+  }
+  part->bytes.copy_(at::from_blob(bytes.data(), {part->bytes.numel()},
+                                  at::TensorOptions(at::kByte)));
+  return absl::OkStatus();
+}
+
+}  // namespace tessera

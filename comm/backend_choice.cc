@@ -1,0 +1,91 @@
+#include "comm/backend_choice.h"
+
+#include <map>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+
+namespace tessera {
+namespace {
+
+constexpr absl::string_view kGlooMend =
+    "; take backend gloo, which carries GPU tensors through host memory";
+
+absl::Status CheckGpus(const std::vector<RankCard>& cards) {
+  std::map<std::pair<std::string, std::string>, size_t> user_of;
+  for (size_t r = 0; r < cards.size(); ++r) {
+    const int device = DeviceOf(cards, static_cast<int>(r));
+    if (device < 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "backend nccl: rank ", r, " sees no GPU", kGlooMend));
+    }
+    const auto [other, alone] = user_of.emplace(
+        std::make_pair(cards[r].host, cards[r].gpus[device]), r);
+    if (!alone) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "backend nccl: ranks ", other->second, " and ", r,
+          " would use the same GPU (", cards[r].gpus[device],
+          "), which NCCL refuses", kGlooMend));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::string RankCard::Encode() const {
+  return absl::StrCat(host, "\n", absl::StrJoin(gpus, "\n"));
+}
+
+RankCard RankCard::Decode(absl::string_view text) {
+  RankCard card;
+  std::vector<std::string> lines = absl::StrSplit(text, '\n');
+  card.host = lines[0];
+  for (size_t i = 1; i < lines.size(); ++i) {
+    if (!lines[i].empty()) card.gpus.push_back(lines[i]);
+  }
+  return card;
+}
+
+Neighbours FindNeighbours(const std::vector<RankCard>& cards, int rank) {
+  Neighbours result;
+  result.local_world_size = 0;
+  for (int r = 0; r < static_cast<int>(cards.size()); ++r) {
+    if (cards[r].host != cards[rank].host) continue;
+    ++result.local_world_size;
+    if (r < rank) ++result.local_rank;
+  }
+  result.same_host = result.local_world_size == static_cast<int>(cards.size());
+  return result;
+}
+
+int DeviceOf(const std::vector<RankCard>& cards, int rank) {
+  const int num_gpus = static_cast<int>(cards[rank].gpus.size());
+  if (num_gpus == 0) return -1;
+  return FindNeighbours(cards, rank).local_rank % num_gpus;
+}
+
+absl::StatusOr<std::string> ChooseBackend(const std::vector<RankCard>& cards,
+                                          absl::string_view wanted,
+                                          bool built_with_nccl) {
+  if (wanted == "gloo") return std::string(wanted);
+  if (wanted == "auto") {
+    return built_with_nccl && CheckGpus(cards).ok() ? "nccl" : "gloo";
+  }
+  if (wanted != "nccl") {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "backend '", wanted, "': expected auto, gloo or nccl"));
+  }
+  if (!built_with_nccl) {
+    return absl::InvalidArgumentError(
+        "backend nccl: this program was built without CUDA; take gloo");
+  }
+  absl::Status gpus = CheckGpus(cards);
+  if (!gpus.ok()) return gpus;
+  return std::string(wanted);
+}
+
+}  // namespace tessera

@@ -1,0 +1,43 @@
+// Which rank shares its host, and its GPU, with which; and the backend that
+// follows. Every rank computes the same from the cards of all ranks, so no
+// further agreement is needed. No torch.
+#ifndef COMM_BACKEND_CHOICE_H_
+#define COMM_BACKEND_CHOICE_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace tessera {
+
+// What a rank tells the others about itself when they meet.
+struct RankCard {
+  std::string host;
+  std::vector<std::string> gpus;  // that it sees, by device index
+
+  std::string Encode() const;
+  static RankCard Decode(absl::string_view text);
+};
+
+struct Neighbours {
+  int local_rank = 0;
+  int local_world_size = 1;
+  bool same_host = true;  // all ranks
+};
+Neighbours FindNeighbours(const std::vector<RankCard>& cards, int rank);
+
+// "gloo" or "nccl". `wanted` is one of those or "auto". Returns InvalidArgument
+// for another name, and for nccl where a rank has no GPU or two have the same:
+// it names them, and gloo as the mend.
+absl::StatusOr<std::string> ChooseBackend(const std::vector<RankCard>& cards,
+                                          absl::string_view wanted,
+                                          bool built_with_nccl);
+
+// The device index that `rank` uses: its local rank among those it sees, -1
+// without a GPU.
+int DeviceOf(const std::vector<RankCard>& cards, int rank);
+
+}  // namespace tessera
+#endif  // COMM_BACKEND_CHOICE_H_

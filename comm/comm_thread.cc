@@ -1,0 +1,100 @@
+#include "comm/comm_thread.h"
+
+#include <pthread.h>
+
+#include <utility>
+
+#include "base/check.h"
+#include "base/torch_guard.h"
+#include "c10/core/GradMode.h"
+
+namespace tessera {
+namespace {
+
+thread_local bool on_comm_thread = false;
+
+void End(CommFuture::State& state, absl::Status status) {
+  absl::MutexLock lock(&state.mutex);
+  state.status = std::move(status);
+  state.done = true;
+}
+
+}  // namespace
+
+absl::Status CommFuture::Wait() const {
+  if (state_ == nullptr) return absl::OkStatus();
+  absl::MutexLock lock(&state_->mutex);
+  // The communication thread would wait for itself for ever.
+  TESSERA_CHECK(state_->done || !CommThread::IsCurrent())
+      << "Wait() for a pending collective on the communication thread";
+  state_->mutex.Await(absl::Condition(&state_->done));
+  return state_->status;
+}
+
+CommFuture DoneFuture(absl::Status status) {
+  auto state = std::make_shared<CommFuture::State>();
+  End(*state, std::move(status));
+  return CommFuture(std::move(state));
+}
+
+CommThread& CommThread::Get() {
+  static CommThread* const thread = new CommThread;
+  return *thread;
+}
+
+bool CommThread::IsCurrent() { return on_comm_thread; }
+
+CommFuture CommThread::Post(Work work) {
+  auto state = std::make_shared<CommFuture::State>();
+  absl::MutexLock lock(&mutex_);
+  // While a Stop is under way the thread still drains the queue; only its own
+  // work may add to that.
+  auto running = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return !stopping_;
+  };
+  if (!IsCurrent()) mutex_.Await(absl::Condition(&running));
+  queue_.push_back({std::move(work), state});
+  if (!thread_.joinable() && !stopping_) thread_ = std::thread([this] { Run(); });
+  return CommFuture(std::move(state));
+}
+
+void CommThread::Stop() {
+  TESSERA_CHECK(!IsCurrent()) << "Stop() on the communication thread";
+  std::thread thread;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!thread_.joinable()) return;
+    stopping_ = true;
+    thread = std::move(thread_);
+  }
+  thread.join();
+  absl::MutexLock lock(&mutex_);
+  stopping_ = false;
+}
+
+void CommThread::Run() {
+  pthread_setname_np(pthread_self(), "tessera-comm");
+  on_comm_thread = true;
+  c10::AutoGradMode no_grad(false);
+  Item item;
+  while (Next(&item)) {
+    absl::Status status = CatchTorch("communication", item.work);
+    item.work = nullptr;  // frees the tensors before anybody is told
+    End(*item.state, std::move(status));
+    item.state = nullptr;
+  }
+}
+
+bool CommThread::Next(Item* item) {
+  absl::MutexLock lock(&mutex_);
+  auto ready = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return stopping_ || !queue_.empty();
+  };
+  mutex_.Await(absl::Condition(&ready));
+  if (queue_.empty()) return false;
+  *item = std::move(queue_.front());
+  queue_.pop_front();
+  return true;
+}
+
+}  // namespace tessera

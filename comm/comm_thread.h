@@ -1,0 +1,75 @@
+// CommThread: the one thread of a process that issues collectives.
+//
+//   caller --Post(work)--> [ work, work, ... ] --> "tessera-comm" --> CommFuture
+//
+// Work runs in the order of Post, one piece at a time, without autograd. The
+// thread starts with the first Post; Stop runs what is queued and joins it.
+//
+// Never fork a process after the first Post, except to exec at once.
+//
+// Threads: all calls may come from any thread, Post also from the communication
+// thread itself. To Wait there for what is queued behind is an error (checked).
+#ifndef COMM_COMM_THREAD_H_
+#define COMM_COMM_THREAD_H_
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "comm/communicator.h"
+
+namespace tessera {
+
+// What a CommFuture and the communication thread share.
+struct CommFuture::State {
+  absl::Mutex mutex;
+  bool done ABSL_GUARDED_BY(mutex) = false;
+  absl::Status status ABSL_GUARDED_BY(mutex);
+};
+
+// A future that has ended already, with `status`.
+CommFuture DoneFuture(absl::Status status);
+
+class CommThread {
+ public:
+  using Work = std::function<absl::Status()>;
+
+  // The process's own. Never destroyed.
+  static CommThread& Get();
+
+  CommThread() = default;
+  CommThread(const CommThread&) = delete;
+  CommThread& operator=(const CommThread&) = delete;
+
+  // Queues `work`; the future ends with what it returns (or throws, as
+  // CatchTorch maps it). `work` and all it holds is destroyed before the future
+  // ends, on the communication thread. LOCAL, ASYNC.
+  CommFuture Post(Work work);
+
+  // Runs all that is queued, then ends the thread. A later Post starts another.
+  // LOCAL, blocking. REQUIRES: not on the communication thread.
+  void Stop();
+
+  // True on the communication thread.
+  static bool IsCurrent();
+
+ private:
+  struct Item {
+    Work work;
+    std::shared_ptr<CommFuture::State> state;
+  };
+  void Run();
+  bool Next(Item* item);
+
+  absl::Mutex mutex_;
+  std::deque<Item> queue_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace tessera
+#endif  // COMM_COMM_THREAD_H_

@@ -1,0 +1,113 @@
+// Communicator: the collectives of one group of ranks.
+//
+// Every collective of every Communicator of a process is issued by one thread,
+// the communication thread, in the order in which it was called; so two ranks
+// that call in the same order can never cross. A call returns at once with a
+// CommFuture; Wait() blocks until the result may be read.
+//
+// Sums are taken in rank order (rank 0 + rank 1 + ...), in the tensor's own
+// dtype, so the result has the same bits on every rank, at every chunking and on
+// every backend (NCCL's own sums, in an order of its own, are an option).
+//
+// Errors. A collective fails with
+//   Unavailable       a peer ended, or announced a failure (its words are here);
+//   DeadlineExceeded  a peer did not come within the timeout.
+// After the first failure the communicator is failed: every later call returns
+// the same Status, on all ranks that take part.
+//
+// Threads: all calls may come from any thread.
+#ifndef COMM_COMMUNICATOR_H_
+#define COMM_COMMUNICATOR_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+
+namespace tessera {
+
+// The end of one collective. Copyable; a default-constructed one is done.
+class CommFuture {
+ public:
+  struct State;  // comm/comm_thread.h
+
+  CommFuture() = default;
+  explicit CommFuture(std::shared_ptr<State> state) : state_(std::move(state)) {}
+
+  // Blocks until the collective has ended here. Its tensors stay alive till
+  // then. May be called more than once.
+  absl::Status Wait() const;
+  // False for a default-constructed one, which has nothing to wait for.
+  bool valid() const { return state_ != nullptr; }
+
+ private:
+  std::shared_ptr<State> state_;
+};
+
+// What a collective is for; appears in error messages ("reduce-scatter of unit
+// layers.3"). Must outlive nothing: it is copied.
+struct CommTag {
+  std::string what;
+};
+
+// How long an announcement stands before it ends the waits of others.
+inline constexpr absl::Duration kAnnounceGrace = absl::Seconds(5);
+
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+
+  virtual int rank() const = 0;
+  virtual int world_size() const = 0;
+  virtual absl::string_view backend() const = 0;  // "gloo", "nccl", "self"
+
+  // whole[r*S, (r+1)*S) = rank r's shard, for every r. `shard` is [S], `whole`
+  // is [W*S], both contiguous, same dtype and device. `shard` may be the own
+  // slice of `whole`. COLLECTIVE, ASYNC; each rank sends S elements to W-1.
+  virtual CommFuture AllGather(at::Tensor shard, at::Tensor whole,
+                               CommTag tag) = 0;
+
+  // shard = sum over ranks, in rank order, of their whole[rank*S, (rank+1)*S).
+  // `whole` is [W*S] and is left as it was, unless `shard` is the own slice of
+  // it (allowed). COLLECTIVE, ASYNC; each rank sends (W-1)*S elements.
+  virtual CommFuture ReduceScatterSum(at::Tensor whole, at::Tensor shard,
+                                      CommTag tag) = 0;
+
+  // tensor = sum over ranks in rank order, the same bits on every rank and as
+  // ReduceScatterSum gives. Contiguous, any numel. COLLECTIVE, ASYNC.
+  virtual CommFuture AllReduceSum(at::Tensor tensor, CommTag tag) = 0;
+
+  // tensor = rank `root`'s tensor. Contiguous. COLLECTIVE, ASYNC.
+  virtual CommFuture Broadcast(at::Tensor tensor, int root, CommTag tag) = 0;
+
+  // The strings of all ranks, in rank order; lengths may differ. COLLECTIVE,
+  // blocking. For small control messages.
+  virtual absl::StatusOr<std::vector<std::string>> AllGatherStrings(
+      absl::string_view mine, CommTag tag) = 0;
+
+  // Tells the others, outside of any collective, that this rank has failed:
+  // those that then wait in a collective for kAnnounceGrace more (it is time to
+  // come to an agreement of all ranks) end their wait with Unavailable, "rank 2
+  // failed: <status's message>", and their communicator is failed. LOCAL.
+  virtual void Announce(const absl::Status& status) = 0;
+  // After Announce: waits until every rank has announced a failure (they failed
+  // alike, so nobody waits in a collective). False if some have not within
+  // `timeout`. LOCAL.
+  virtual bool AllAnnounced(absl::Duration timeout) = 0;
+  // Takes an announcement back (the failure was agreed on by all). LOCAL.
+  virtual void ClearAnnouncement() = 0;
+
+  // Returns the first (lowest rank's) error of all ranks' `mine`, with the rank
+  // in its message, or OK if all are OK. Where it returns, all ranks return the
+  // same. COLLECTIVE, blocking.
+  absl::Status AgreeOk(const absl::Status& mine, absl::string_view where);
+  absl::Status Barrier(absl::string_view where);
+};
+
+}  // namespace tessera
+#endif  // COMM_COMMUNICATOR_H_

@@ -1,0 +1,437 @@
+#include "comm/gloo_communicator.h"
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ATen/ops/add.h"
+#include "ATen/ops/empty.h"
+#include "ATen/ops/from_blob.h"
+#include "absl/strings/str_cat.h"
+#include "base/memory.h"
+#include "base/status.h"
+#include "base/torch_guard.h"
+#include "comm/announcements.h"
+#include "comm/gloo_transport.h"
+#include "comm/queued_communicator.h"
+#include "comm/wait_monitor.h"
+#include "torch/csrc/distributed/c10d/Store.hpp"
+
+namespace tessera {
+namespace {
+
+using Message = std::shared_ptr<GlooTransport::Message>;
+
+// Both sets of receive buffers, for all peers together.
+constexpr int64_t kReceiveBytes = 16 << 20;
+constexpr int64_t kMinPieceBytes = 64 << 10;
+// An all-reduce up to here, over all ranks, is one exchange of everything.
+constexpr int64_t kSingleExchangeBytes = 64 << 10;
+// Strings up to here travel with their length.
+constexpr int64_t kInlineTextBytes = 248;
+constexpr int64_t kTextRecordBytes = 8 + kInlineTextBytes;
+
+struct Slice {
+  int64_t begin = 0;
+  int64_t numel = 0;
+};
+
+// One slice for each rank: of `whole_numel` elements in all, as even as slices
+// of equal size go; the last ones may be shorter, or empty.
+std::vector<Slice> Slices(int64_t whole_numel, int world_size) {
+  const int64_t each = (whole_numel + world_size - 1) / world_size;
+  std::vector<Slice> slices(world_size);
+  for (int r = 0; r < world_size; ++r) {
+    slices[r].begin = std::min(r * each, whole_numel);
+    slices[r].numel = std::min(each, whole_numel - slices[r].begin);
+  }
+  return slices;
+}
+
+at::Tensor BorrowBytes(void* data, int64_t bytes) {
+  return at::from_blob(data, {bytes}, at::TensorOptions().dtype(at::kByte));
+}
+
+class GlooCommunicator : public QueuedCommunicator {
+ public:
+  GlooCommunicator(const GlooCommunicatorOptions& options,
+                   std::unique_ptr<Announcements> board,
+                   std::shared_ptr<GlooTransport> transport)
+      : QueuedCommunicator(options.rank, options.world_size),
+        board_(std::move(board)),
+        transport_(std::move(transport)),
+        receive_buffer_(std::make_shared<CountedBuffer>()),
+        monitor_(board_.get(),
+                 {options.collective_timeout, options.announce_grace},
+                 [transport = transport_.get()] { transport->Abort(); }) {}
+
+  absl::string_view backend() const override { return "gloo"; }
+  void Announce(const absl::Status& status) override {
+    board_->Say(board_->FailedHere(status), /*final=*/false);
+  }
+  bool AllAnnounced(absl::Duration timeout) override {
+    return board_->AllSaid(timeout);
+  }
+  void ClearAnnouncement() override { board_->TakeBack(); }
+
+ protected:
+  absl::Status DoAllGather(const Call& call, const at::Tensor& shard,
+                           const at::Tensor& whole) override;
+  absl::Status DoReduceScatterSum(const Call& call, const at::Tensor& whole,
+                                  const at::Tensor& shard) override;
+  absl::Status DoAllReduceSum(const Call& call,
+                              const at::Tensor& tensor) override;
+  absl::Status DoBroadcast(const Call& call, const at::Tensor& tensor,
+                           int root) override;
+  absl::StatusOr<std::vector<std::string>> DoAllGatherStrings(
+      const Call& call, const std::string& mine) override;
+
+ private:
+  // Runs `body` under the monitor. `memory` is what messages may point into.
+  absl::Status Watched(const Call& call, std::vector<at::Tensor> memory,
+                       const std::function<absl::Status()>& body);
+
+  // The parts of collectives; CPU tensors, below Watched.
+  absl::Status GatherSlices(uint32_t tag, const at::Tensor& whole,
+                            const std::vector<Slice>& slices);
+  absl::Status SumSlices(uint32_t tag, const at::Tensor& whole,
+                         const std::vector<Slice>& slices,
+                         const at::Tensor& out);
+  absl::Status SumEverything(uint32_t tag, const at::Tensor& tensor);
+  absl::Status GatherTexts(uint32_t tag, const at::Tensor& records,
+                           std::vector<std::string>* texts);
+
+  absl::StatusOr<at::Tensor> ReceiveBuffer(const at::Tensor& like,
+                                           int64_t numel);
+  std::vector<Message> SendPieces(uint32_t tag, const at::Tensor& whole,
+                                  const std::vector<Slice>& slices,
+                                  int64_t piece_numel);
+  absl::Status WaitAll(const std::vector<Message>& messages);
+  // out = sum in rank order of `own` and, of the others, parts[rank]. `parts`
+  // are used up. `out` may be `own`.
+  void AddInRankOrder(const at::Tensor& own, std::vector<at::Tensor>& parts,
+                      at::Tensor out);
+  // The other ranks, those after this one first, so that not all ranks send to
+  // the same one at the same time.
+  std::vector<int> Peers() const;
+
+  const std::unique_ptr<Announcements> board_;
+  const std::shared_ptr<GlooTransport> transport_;
+  std::shared_ptr<CountedBuffer> receive_buffer_;
+  WaitMonitor monitor_;  // last: its thread uses the others
+};
+
+std::vector<int> GlooCommunicator::Peers() const {
+  std::vector<int> peers;
+  for (int i = 1; i < world_size(); ++i) {
+    peers.push_back((rank() + i) % world_size());
+  }
+  return peers;
+}
+
+absl::Status GlooCommunicator::Watched(
+    const Call& call, std::vector<at::Tensor> memory,
+    const std::function<absl::Status()>& body) {
+  monitor_.Begin({call.sequence, call.signature, call.what});
+  absl::Status status = CatchTorch("gloo", body);
+  if (!status.ok()) status = Annotate(status, call.what);
+  status = monitor_.End(status);
+  if (!status.ok()) {
+    using Memory = std::pair<std::vector<at::Tensor>,
+                             std::shared_ptr<CountedBuffer>>;
+    GlooTransport::Abandon(transport_, std::make_shared<Memory>(
+                                           std::move(memory), receive_buffer_));
+  }
+  return status;
+}
+
+absl::Status GlooCommunicator::WaitAll(const std::vector<Message>& messages) {
+  for (const Message& message : messages) {
+    TESSERA_RETURN_IF_ERROR(transport_->Wait(*message));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<at::Tensor> GlooCommunicator::ReceiveBuffer(
+    const at::Tensor& like, int64_t numel) {
+  const int64_t bytes = numel * like.element_size();
+  if (receive_buffer_->bytes() < bytes) {
+    receive_buffer_->Free();
+    TESSERA_ASSIGN_OR_RETURN(
+        *receive_buffer_, AllocateCounted(bytes, MemoryKind::kCommunication));
+  }
+  return at::from_blob(receive_buffer_->data(), {numel},
+                       at::TensorOptions().dtype(like.dtype()));
+}
+
+absl::Status GlooCommunicator::GatherSlices(uint32_t tag,
+                                            const at::Tensor& whole,
+                                            const std::vector<Slice>& slices) {
+  auto slice_of = [&](int r) {
+    return BorrowElements(whole, slices[r].begin, slices[r].numel);
+  };
+  std::vector<Message> messages;
+  for (int peer : Peers()) {
+    if (slices[peer].numel > 0) {
+      messages.push_back(transport_->Receive(slice_of(peer), peer, tag));
+    }
+    if (slices[rank()].numel > 0) {
+      messages.push_back(transport_->Send(slice_of(rank()), peer, tag));
+    }
+  }
+  return WaitAll(messages);
+}
+
+void GlooCommunicator::AddInRankOrder(const at::Tensor& own,
+                                      std::vector<at::Tensor>& parts,
+                                      at::Tensor out) {
+  // Never zero + rank 0: that would turn -0.0 into +0.0.
+  at::Tensor sum = rank() == 0 ? own : parts[0];
+  for (int r = 1; r < world_size(); ++r) {
+    // Up to the own slice the sum grows in the buffer of rank 0's part, since
+    // `out` may be `own`; from there on in `out`.
+    at::Tensor into = r < rank() ? sum : out;
+    at::add_out(into, sum, r == rank() ? own : parts[r]);
+    sum = into;
+  }
+}
+
+std::vector<Message> GlooCommunicator::SendPieces(
+    uint32_t tag, const at::Tensor& whole, const std::vector<Slice>& slices,
+    int64_t piece_numel) {
+  std::vector<Message> sends;
+  for (int64_t at = 0; at < slices[0].numel; at += piece_numel) {
+    for (int peer : Peers()) {
+      const Slice& slice = slices[peer];
+      if (at >= slice.numel) continue;
+      const int64_t numel = std::min(piece_numel, slice.numel - at);
+      sends.push_back(transport_->Send(
+          BorrowElements(whole, slice.begin + at, numel), peer, tag));
+    }
+  }
+  return sends;
+}
+
+absl::Status GlooCommunicator::SumSlices(uint32_t tag, const at::Tensor& whole,
+                                         const std::vector<Slice>& slices,
+                                         const at::Tensor& out) {
+  const Slice mine = slices[rank()];
+  const int num_peers = world_size() - 1;
+  const int64_t piece_numel = std::min(
+      slices[0].numel,
+      std::max(kReceiveBytes / (2 * num_peers), kMinPieceBytes) /
+          static_cast<int64_t>(whole.element_size()));
+  TESSERA_ASSIGN_OR_RETURN(at::Tensor buffer,
+                           ReceiveBuffer(whole, 2 * num_peers * piece_numel));
+
+  struct Piece {
+    std::vector<at::Tensor> parts;  // by rank, own one undefined
+    std::vector<Message> messages;
+  };
+  // Piece k lands in half k % 2 of the buffer, while k - 1 is being summed.
+  auto start = [&](int64_t at) {
+    Piece piece;
+    piece.parts.resize(world_size());
+    int64_t place = (at / piece_numel) % 2 * num_peers * piece_numel;
+    for (int peer : Peers()) {
+      piece.parts[peer] = BorrowElements(
+          buffer, place, std::min(piece_numel, mine.numel - at));
+      piece.messages.push_back(
+          transport_->Receive(piece.parts[peer], peer, tag));
+      place += piece_numel;
+    }
+    return piece;
+  };
+
+  Piece next;
+  if (mine.numel > 0) next = start(0);
+  std::vector<Message> sends = SendPieces(tag, whole, slices, piece_numel);
+  for (int64_t at = 0; at < mine.numel; at += piece_numel) {
+    Piece piece = std::move(next);
+    if (at + piece_numel < mine.numel) next = start(at + piece_numel);
+    TESSERA_RETURN_IF_ERROR(WaitAll(piece.messages));
+    const int64_t numel = std::min(piece_numel, mine.numel - at);
+    AddInRankOrder(BorrowElements(whole, mine.begin + at, numel), piece.parts,
+                   BorrowElements(out, at, numel));
+  }
+  return WaitAll(sends);
+}
+
+absl::Status GlooCommunicator::SumEverything(uint32_t tag,
+                                             const at::Tensor& tensor) {
+  const int64_t numel = tensor.numel();
+  TESSERA_ASSIGN_OR_RETURN(at::Tensor buffer,
+                           ReceiveBuffer(tensor, (world_size() - 1) * numel));
+  std::vector<at::Tensor> parts(world_size());
+  std::vector<Message> messages;
+  int64_t place = 0;
+  for (int peer : Peers()) {
+    parts[peer] = BorrowElements(buffer, place, numel);
+    place += numel;
+    messages.push_back(transport_->Receive(parts[peer], peer, tag));
+    messages.push_back(
+        transport_->Send(BorrowElements(tensor, 0, numel), peer, tag));
+  }
+  // Sends too: the sum overwrites what they read.
+  TESSERA_RETURN_IF_ERROR(WaitAll(messages));
+  at::Tensor own = BorrowElements(tensor, 0, numel);
+  AddInRankOrder(own, parts, own);
+  return absl::OkStatus();
+}
+
+absl::Status GlooCommunicator::DoAllGather(const Call& call,
+                                           const at::Tensor& shard,
+                                           const at::Tensor& whole) {
+  if (!whole.is_cpu()) {
+    at::Tensor host = at::empty(whole.sizes(), whole.dtype());
+    TESSERA_RETURN_IF_ERROR(DoAllGather(call, shard.cpu(), host));
+    whole.copy_(host);
+    return absl::OkStatus();
+  }
+  const int64_t bytes = shard.nbytes();
+  char* own = static_cast<char*>(whole.mutable_data_ptr()) + rank() * bytes;
+  if (own != shard.const_data_ptr()) {
+    std::memcpy(own, shard.const_data_ptr(), bytes);
+  }
+  return Watched(call, {shard, whole}, [&] {
+    return GatherSlices(call.signature, whole,
+                        Slices(whole.numel(), world_size()));
+  });
+}
+
+absl::Status GlooCommunicator::DoReduceScatterSum(const Call& call,
+                                                  const at::Tensor& whole,
+                                                  const at::Tensor& shard) {
+  if (!whole.is_cpu()) {
+    at::Tensor host = at::empty(shard.sizes(), shard.dtype());
+    TESSERA_RETURN_IF_ERROR(DoReduceScatterSum(call, whole.cpu(), host));
+    shard.copy_(host);
+    return absl::OkStatus();
+  }
+  return Watched(call, {whole, shard}, [&] {
+    return SumSlices(call.signature, whole,
+                     Slices(whole.numel(), world_size()), shard);
+  });
+}
+
+absl::Status GlooCommunicator::DoAllReduceSum(const Call& call,
+                                              const at::Tensor& tensor) {
+  if (!tensor.is_cpu()) {
+    at::Tensor host = tensor.cpu();
+    TESSERA_RETURN_IF_ERROR(DoAllReduceSum(call, host));
+    tensor.copy_(host);
+    return absl::OkStatus();
+  }
+  const int64_t all_bytes =
+      static_cast<int64_t>(tensor.nbytes()) * world_size();
+  return Watched(call, {tensor}, [&]() -> absl::Status {
+    if (all_bytes <= kSingleExchangeBytes) {
+      return SumEverything(call.signature, tensor);
+    }
+    const std::vector<Slice> slices = Slices(tensor.numel(), world_size());
+    const Slice mine = slices[rank()];
+    TESSERA_RETURN_IF_ERROR(
+        SumSlices(call.signature, tensor, slices,
+                  BorrowElements(tensor, mine.begin, mine.numel)));
+    return GatherSlices(call.signature, tensor, slices);
+  });
+}
+
+absl::Status GlooCommunicator::DoBroadcast(const Call& call,
+                                           const at::Tensor& tensor, int root) {
+  if (!tensor.is_cpu()) {
+    at::Tensor host = tensor.cpu();
+    TESSERA_RETURN_IF_ERROR(DoBroadcast(call, host, root));
+    tensor.copy_(host);
+    return absl::OkStatus();
+  }
+  return Watched(call, {tensor}, [&] {
+    at::Tensor all = BorrowElements(tensor, 0, tensor.numel());
+    std::vector<Message> messages;
+    if (rank() != root) {
+      messages.push_back(transport_->Receive(all, root, call.signature));
+    } else {
+      for (int peer : Peers()) {
+        messages.push_back(transport_->Send(all, peer, call.signature));
+      }
+    }
+    return WaitAll(messages);
+  });
+}
+
+absl::StatusOr<std::vector<std::string>> GlooCommunicator::DoAllGatherStrings(
+    const Call& call, const std::string& mine) {
+  at::Tensor records = at::empty({world_size() * kTextRecordBytes}, at::kByte);
+  char* own = static_cast<char*>(records.mutable_data_ptr()) +
+              rank() * kTextRecordBytes;
+  const int64_t bytes = mine.size();
+  std::memset(own, 0, kTextRecordBytes);
+  std::memcpy(own, &bytes, sizeof(bytes));
+  std::memcpy(own + sizeof(bytes), mine.data(),
+              std::min(bytes, kInlineTextBytes));
+  // Shared, so that after a failure Gloo still finds them.
+  auto texts = std::make_shared<std::vector<std::string>>(world_size());
+  (*texts)[rank()] = mine;
+  at::Tensor owner = at::from_blob(
+      &owner, {0}, [texts](void*) {}, at::TensorOptions().dtype(at::kByte));
+  TESSERA_RETURN_IF_ERROR(Watched(call, {records, owner}, [&] {
+    return GatherTexts(call.signature, records, texts.get());
+  }));
+  return *std::move(texts);
+}
+
+absl::Status GlooCommunicator::GatherTexts(uint32_t tag,
+                                           const at::Tensor& records,
+                                           std::vector<std::string>* texts) {
+  TESSERA_RETURN_IF_ERROR(
+      GatherSlices(tag, records, Slices(records.numel(), world_size())));
+  std::vector<Message> messages;
+  std::string& mine = (*texts)[rank()];
+  for (int peer : Peers()) {
+    const char* record = static_cast<const char*>(records.const_data_ptr()) +
+                         peer * kTextRecordBytes;
+    int64_t bytes = 0;
+    std::memcpy(&bytes, record, sizeof(bytes));
+    std::string& text = (*texts)[peer];
+    text.assign(record + sizeof(bytes), std::min(bytes, kInlineTextBytes));
+    if (bytes > kInlineTextBytes) {
+      text.resize(bytes);
+      messages.push_back(
+          transport_->Receive(BorrowBytes(text.data(), bytes), peer, tag));
+    }
+    if (static_cast<int64_t>(mine.size()) > kInlineTextBytes) {
+      messages.push_back(
+          transport_->Send(BorrowBytes(mine.data(), mine.size()), peer, tag));
+    }
+  }
+  return WaitAll(messages);
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<Communicator>> MakeGlooCommunicator(
+    c10::intrusive_ptr<c10d::Store> store,
+    const GlooCommunicatorOptions& options) {
+  TESSERA_ASSIGN_OR_RETURN(
+      std::unique_ptr<Announcements> board,
+      Announcements::Create(store, options.rank, options.world_size));
+  GlooTransport::Options transport_options;
+  transport_options.rank = options.rank;
+  transport_options.world_size = options.world_size;
+  transport_options.same_host = options.same_host;
+  transport_options.connect_timeout = options.connect_timeout;
+  // Its own client: Gloo may block in the store, announcements must not.
+  TESSERA_ASSIGN_OR_RETURN(
+      c10::intrusive_ptr<c10d::Store> own_client,
+      CatchTorch("store", [&] { return store->clone(); }));
+  TESSERA_ASSIGN_OR_RETURN(
+      std::shared_ptr<GlooTransport> transport,
+      GlooTransport::Connect(std::move(own_client), transport_options));
+  return std::shared_ptr<Communicator>(std::make_shared<GlooCommunicator>(
+      options, std::move(board), std::move(transport)));
+}
+
+}  // namespace tessera

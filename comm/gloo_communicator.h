@@ -1,0 +1,42 @@
+// The communicator of CPU ranks (and, through host memory, of GPU ranks that
+// have nothing better): c10d's Gloo carries the bytes, the sums are ours.
+//
+// reduce-scatter: every rank sends each peer its slice, pieces are summed in
+//   rank order as they arrive. all-reduce: that, then an all-gather of slices;
+//   small ones in a single exchange. Same bits either way.
+//
+// Receive buffers hold kReceiveBytes at most, whatever the size of the tensors.
+#ifndef COMM_GLOO_COMMUNICATOR_H_
+#define COMM_GLOO_COMMUNICATOR_H_
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "c10/util/intrusive_ptr.h"
+#include "comm/communicator.h"
+
+namespace c10d {
+class Store;
+}
+
+namespace tessera {
+
+struct GlooCommunicatorOptions {
+  int rank = 0;
+  int world_size = 2;            // at least 2
+  bool same_host = true;         // all ranks run on this host
+  absl::Duration connect_timeout = absl::Seconds(60);
+  absl::Duration collective_timeout = absl::Minutes(5);
+  // How long a peer's announcement must stand before it ends a wait.
+  absl::Duration announce_grace = kAnnounceGrace;
+};
+
+// COLLECTIVE, blocking. `store` must hold keys of this communicator only (wrap
+// it in a c10d::PrefixStore). Returns Unavailable or DeadlineExceeded.
+absl::StatusOr<std::shared_ptr<Communicator>> MakeGlooCommunicator(
+    c10::intrusive_ptr<c10d::Store> store,
+    const GlooCommunicatorOptions& options);
+
+}  // namespace tessera
+#endif  // COMM_GLOO_COMMUNICATOR_H_

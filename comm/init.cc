@@ -1,0 +1,194 @@
+#include <fcntl.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "comm/backend_choice.h"
+#include "comm/comm_thread.h"
+#include "comm/gloo_communicator.h"
+#include "comm/job.h"
+#include "comm/launcher.h"
+#include "comm/nccl_communicator.h"
+#include "comm/rendezvous.h"
+#include "comm/self_communicator.h"
+#include "comm/world.h"
+#include "torch/csrc/distributed/c10d/PrefixStore.hpp"
+
+namespace tessera {
+namespace {
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+ABSL_CONST_INIT absl::Mutex g_mutex(absl::kConstInit);
+World* g_world ABSL_GUARDED_BY(g_mutex) = nullptr;
+
+// Hosts the store, runs the ranks, and ends this process.
+absl::Status Launch(const std::vector<std::string>& argv, int world_size) {
+  TESSERA_ASSIGN_OR_RETURN(HostedStore store, HostedStore::Start());
+  LaunchOptions launch;
+  launch.world_size = world_size;
+  launch.argv = argv;
+  launch.store_port = store.port();
+  launch.on_end = [&](int rank, bool ok, const std::string& how) {
+    // A rank that came and ended well has no part in others' start-up.
+    if (ok && store.HasCome(rank)) return;
+    store.Fail(absl::StrCat("rank ", rank, " ", how,
+                            " before the job had started"));
+  };
+  TESSERA_ASSIGN_OR_RETURN(const int code, LaunchAndWait(launch));
+  // Not exit(): the store's threads are running, and what the program would do
+  // at its end is the ranks' business.
+  fflush(nullptr);
+  _exit(code);
+}
+
+struct Group {
+  Job job;
+  WorldOptions options;
+  std::vector<RankCard> cards;
+  absl::Duration connect_timeout;
+};
+
+absl::StatusOr<std::shared_ptr<Communicator>> MakeCommunicator(
+    const Group& group, StorePtr store) {
+  const Job& job = group.job;
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::string backend,
+      ChooseBackend(group.cards, group.options.backend, BuiltWithNccl()));
+  if (backend == "nccl") {
+    NcclCommunicatorOptions nccl;
+    nccl.rank = job.rank;
+    nccl.world_size = job.world_size;
+    nccl.device = DeviceOf(group.cards, job.rank);
+    nccl.ordered_sums = group.options.ordered_sums;
+    nccl.collective_timeout = group.options.collective_timeout;
+    nccl.announce_grace = group.options.announce_grace;
+    return MakeNcclCommunicator(std::move(store), nccl);
+  }
+  GlooCommunicatorOptions gloo;
+  gloo.rank = job.rank;
+  gloo.world_size = job.world_size;
+  gloo.same_host = FindNeighbours(group.cards, job.rank).same_host;
+  gloo.connect_timeout = group.connect_timeout;
+  gloo.collective_timeout = group.options.collective_timeout;
+  gloo.announce_grace = group.options.announce_grace;
+  return MakeGlooCommunicator(std::move(store), gloo);
+}
+
+// Connects all ranks; ends at `deadline`, or when the launcher says that a rank
+// has ended.
+absl::StatusOr<std::shared_ptr<Communicator>> Connect(Group group,
+                                                      const StorePtr& store,
+                                                      absl::Time deadline) {
+  group.connect_timeout = std::max(deadline - absl::Now(), absl::Seconds(1));
+  auto made = std::make_shared<std::shared_ptr<Communicator>>();
+  auto work = [made, group, store]() -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(
+        *made,
+        MakeCommunicator(
+            group, c10::make_intrusive<c10d::PrefixStore>("comm/0", store)));
+    // Nobody goes on (and perhaps ends, and with it the store) before all are
+    // connected.
+    return (*made)->Barrier("start-up");
+  };
+  auto stop = [&]() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(LaunchFailure(*store));
+    if (absl::Now() < deadline) return absl::OkStatus();
+    return absl::DeadlineExceededError(absl::StrCat(
+        "rank ", group.job.rank, " is not connected with all of the ",
+        group.job.world_size, " ranks within the start-up timeout of ",
+        absl::FormatDuration(group.options.startup_timeout)));
+  };
+  TESSERA_RETURN_IF_ERROR(RunAbandonable(work, stop));
+  return *made;
+}
+
+}  // namespace
+
+class WorldBuilder {
+ public:
+  static absl::StatusOr<World*> Build(const Job& job,
+                                      const WorldOptions& options);
+};
+
+absl::StatusOr<World*> WorldBuilder::Build(const Job& job,
+                                           const WorldOptions& options) {
+  auto world = std::make_unique<World>();
+  world->rank_ = job.rank;
+  world->world_size_ = job.world_size;
+  if (job.world_size == 1) {
+    world->comm_ = MakeSelfCommunicator();
+    return world.release();
+  }
+  const absl::Time deadline = absl::Now() + options.startup_timeout;
+  TESSERA_ASSIGN_OR_RETURN(RendezvousPlace place,
+                           ParseRendezvous(job.rendezvous));
+  place.hosted_by_launcher = job.store_hosted;
+  if (!job.attempt.empty()) absl::StrAppend(&place.key_prefix, "/", job.attempt);
+  const RankCard card{HostId(), VisibleGpus()};
+  TESSERA_ASSIGN_OR_RETURN(
+      Meeting meeting,
+      Meet(place, job.rank, job.world_size, card.Encode(), deadline));
+  Group group{job, options, {}, {}};
+  for (const std::string& text : meeting.cards) {
+    group.cards.push_back(RankCard::Decode(text));
+  }
+  const Neighbours neighbours = FindNeighbours(group.cards, job.rank);
+  world->local_rank_ = neighbours.local_rank;
+  world->local_world_size_ = neighbours.local_world_size;
+  TESSERA_ASSIGN_OR_RETURN(world->comm_,
+                           Connect(std::move(group), meeting.store, deadline));
+  SetLogRank(job.rank, job.world_size);
+  return world.release();
+}
+
+const World* World::Current() {
+  absl::MutexLock lock(&g_mutex);
+  return g_world;
+}
+
+absl::StatusOr<const World*> Init(int* argc, char** argv,
+                                  WorldOptions options) {
+  if (World::Current() != nullptr) {
+    return absl::FailedPreconditionError("Init was called before");
+  }
+  // Errors come as a Status; libtorch's own warnings about connections would
+  // only hide it. Whoever wants them sets the variable.
+  setenv("TORCH_CPP_LOG_LEVEL", "ERROR", /*overwrite=*/0);
+  const std::vector<std::string> whole_argv(argv, argv + *argc);
+  TESSERA_ASSIGN_OR_RETURN(const JobFlags flags, TakeJobFlags(argc, argv));
+  const bool launched = IsLaunchedRank();
+  if (!launched && flags.world.value_or(1) > 1) {
+    TESSERA_RETURN_IF_ERROR(Launch(whole_argv, *flags.world));
+  }
+  options.startup_timeout =
+      std::min(options.startup_timeout,
+               flags.startup_timeout.value_or(options.startup_timeout));
+  TESSERA_ASSIGN_OR_RETURN(const Job job, FindJob(flags, launched));
+  TESSERA_ASSIGN_OR_RETURN(World * world, WorldBuilder::Build(job, options));
+  absl::MutexLock lock(&g_mutex);
+  g_world = world;
+  return world;
+}
+
+void Shutdown() {
+  World* world = nullptr;
+  {
+    absl::MutexLock lock(&g_mutex);
+    std::swap(world, g_world);
+  }
+  if (world == nullptr) return;
+  CommThread::Get().Stop();
+  delete world;
+}
+
+}  // namespace tessera

@@ -1,0 +1,93 @@
+// QueuedCommunicator: what all backends share. It checks arguments, queues each
+// collective on the communication thread, and keeps the first failure.
+//
+//   AllGather(...) --check--> CommThread --> DoAllGather(...) of the backend
+//
+// Backends see valid, non-empty arguments only, on one thread, one call at a
+// time, and with world_size() > 1 (but SelfCommunicator).
+#ifndef COMM_QUEUED_COMMUNICATOR_H_
+#define COMM_QUEUED_COMMUNICATOR_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "comm/communicator.h"
+
+namespace tessera {
+
+// A plain tensor over elements [begin, begin + numel) of contiguous `t`. It
+// shares memory, but neither ownership, version counter nor dispatch keys: `t`
+// must outlive it.
+at::Tensor BorrowElements(const at::Tensor& t, int64_t begin, int64_t numel);
+
+// Blocks until all that the caller's current stream holds for `t` is done, so
+// that another thread may read and write `t`. Nothing for CPU tensors.
+void SynchronizeCurrentStream(const at::Tensor& t);
+
+class QueuedCommunicator
+    : public Communicator,
+      public std::enable_shared_from_this<QueuedCommunicator> {
+ public:
+  int rank() const final { return rank_; }
+  int world_size() const final { return world_size_; }
+
+  CommFuture AllGather(at::Tensor shard, at::Tensor whole, CommTag tag) final;
+  CommFuture ReduceScatterSum(at::Tensor whole, at::Tensor shard,
+                              CommTag tag) final;
+  CommFuture AllReduceSum(at::Tensor tensor, CommTag tag) final;
+  CommFuture Broadcast(at::Tensor tensor, int root, CommTag tag) final;
+  absl::StatusOr<std::vector<std::string>> AllGatherStrings(
+      absl::string_view mine, CommTag tag) final;
+
+  // The first failure; OK while there was none. LOCAL.
+  absl::Status failure() const;
+
+ protected:
+  // One call of a collective. Ranks whose calls match have the same.
+  struct Call {
+    enum class Op { kAllGather, kReduceScatter, kAllReduce, kBroadcast, kText };
+    Op op = Op::kText;
+    std::string what;      // the tag's, or the op's name
+    int64_t sequence = 0;  // counts this communicator's collectives from 1
+    uint32_t signature = 0;  // of op, sequence, numel, dtype and root; 31 bits
+  };
+
+  QueuedCommunicator(int rank, int world_size)
+      : rank_(rank), world_size_(world_size) {}
+
+  // The backend's part of each collective: blocks until its result may be read
+  // by any thread and on any stream. An error makes this communicator failed.
+  virtual absl::Status DoAllGather(const Call& call, const at::Tensor& shard,
+                                   const at::Tensor& whole) = 0;
+  virtual absl::Status DoReduceScatterSum(const Call& call,
+                                          const at::Tensor& whole,
+                                          const at::Tensor& shard) = 0;
+  virtual absl::Status DoAllReduceSum(const Call& call,
+                                      const at::Tensor& tensor) = 0;
+  virtual absl::Status DoBroadcast(const Call& call, const at::Tensor& tensor,
+                                   int root) = 0;
+  virtual absl::StatusOr<std::vector<std::string>> DoAllGatherStrings(
+      const Call& call, const std::string& mine) = 0;
+
+ private:
+  using Body = std::function<absl::Status(const Call&)>;
+  // `fingerprint` is what must be alike on all ranks, besides op and sequence.
+  CommFuture Enqueue(Call::Op op, CommTag tag, std::string fingerprint,
+                     Body body);
+  absl::Status RunCall(Call call, const std::string& fingerprint,
+                       const Body& body);
+
+  const int rank_;
+  const int world_size_;
+  int64_t sequence_ = 0;  // of the communication thread alone
+  mutable absl::Mutex mutex_;
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace tessera
+#endif  // COMM_QUEUED_COMMUNICATOR_H_

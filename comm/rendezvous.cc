@@ -1,0 +1,298 @@
+#include "comm/rendezvous.h"
+
+#include <algorithm>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "base/status.h"
+#include "base/torch_guard.h"
+#include "torch/csrc/distributed/c10d/FileStore.hpp"
+#include "torch/csrc/distributed/c10d/PrefixStore.hpp"
+#include "torch/csrc/distributed/c10d/TCPStore.hpp"
+
+namespace tessera {
+namespace {
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+constexpr char kPrefix[] = "tessera";
+constexpr char kFailure[] = "failure";
+constexpr char kCame[] = "came";
+constexpr char kWorldSize[] = "world_size";
+constexpr absl::Duration kPoll = absl::Milliseconds(5);
+
+std::string CameKey(int rank) { return absl::StrCat("came/", rank); }
+std::string CardKey(int rank) { return absl::StrCat("card/", rank); }
+
+absl::Status Describe(absl::StatusCode code, const RendezvousPlace& place,
+                      absl::string_view message) {
+  return absl::Status(code,
+                      absl::StrCat("rendezvous ", place.address, ": ", message));
+}
+
+std::string Seconds(absl::Duration d) {
+  return absl::StrCat(absl::ToDoubleSeconds(d), " s");
+}
+
+// "rank 1 of 4 has", "ranks 1, 3 of 4 have"
+std::string Missing(const std::vector<int>& ranks, int world_size) {
+  return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ",
+                      absl::StrJoin(ranks, ", "), " of ", world_size,
+                      ranks.size() == 1 ? " has" : " have");
+}
+
+StorePtr OpenTcp(const RendezvousPlace& place, bool host, absl::Time deadline) {
+  c10d::TCPStoreOptions options;
+  options.port = place.port;
+  options.isServer = host;
+  options.waitWorkers = false;
+  options.timeout = absl::ToChronoMilliseconds(
+      std::max(deadline - absl::Now(), absl::Milliseconds(1)));
+  return c10::make_intrusive<c10d::TCPStore>(place.host, options);
+}
+
+class Meeter {
+ public:
+  Meeter(const RendezvousPlace& place, int rank, int world_size,
+         const std::string& card, absl::Time deadline)
+      : place_(place),
+        rank_(rank),
+        world_size_(world_size),
+        card_(card),
+        deadline_(deadline),
+        allowed_(deadline - absl::Now()) {}
+
+  absl::StatusOr<Meeting> Run();
+
+ private:
+  absl::Status Open();
+  absl::Status OpenError(const absl::Status& status) const;
+  absl::Status Register();
+  absl::Status WaitForAll();
+  absl::Status TooLate();
+  absl::StatusOr<std::vector<std::string>> Cards();
+  bool Hosting() const { return rank_ == 0 && !place_.hosted_by_launcher; }
+
+  const RendezvousPlace& place_;
+  const int rank_;
+  const int world_size_;
+  const std::string& card_;
+  const absl::Time deadline_;
+  const absl::Duration allowed_;
+  StorePtr store_;
+};
+
+absl::StatusOr<Meeting> Meeter::Run() {
+  Meeting meeting;
+  TESSERA_RETURN_IF_ERROR(Open());
+  absl::Status status = CatchTorch("store", [&]() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(Register());
+    TESSERA_RETURN_IF_ERROR(WaitForAll());
+    TESSERA_ASSIGN_OR_RETURN(meeting.cards, Cards());
+    return absl::OkStatus();
+  });
+  if (!status.ok()) return Describe(status.code(), place_, status.message());
+  meeting.store = store_;
+  return meeting;
+}
+
+absl::Status Meeter::Open() {
+  if (!place_.path.empty()) {
+    return CatchTorch(absl::StrCat("rendezvous ", place_.address), [&] {
+      store_ = c10::make_intrusive<c10d::PrefixStore>(
+          place_.key_prefix,
+          c10::make_intrusive<c10d::FileStore>(place_.path, world_size_));
+    });
+  }
+  // Whoever listens at that port may never answer, so not on this thread.
+  auto opened = std::make_shared<StorePtr>();
+  auto work = [opened, place = place_, host = Hosting(),
+               deadline = deadline_]() -> absl::Status {
+    return CatchTorch("store", [&] {
+      *opened = OpenTcp(place, host, deadline);
+    });
+  };
+  auto stop = [&]() -> absl::Status {
+    if (absl::Now() < deadline_) return absl::OkStatus();
+    return absl::DeadlineExceededError("");
+  };
+  absl::Status status = RunAbandonable(work, stop);
+  if (!status.ok()) return OpenError(status);
+  store_ = c10::make_intrusive<c10d::PrefixStore>(place_.key_prefix, *opened);
+  return absl::OkStatus();
+}
+
+absl::Status Meeter::OpenError(const absl::Status& status) const {
+  if (Hosting()) {
+    if (absl::StrContains(status.message(), "EADDRINUSE") ||
+        absl::StrContains(status.message(), "ddress already in use")) {
+      return Describe(absl::StatusCode::kUnavailable, place_,
+                      absl::StrCat("port ", place_.port,
+                                   " is in use (rank 0 cannot listen)"));
+    }
+    return Describe(absl::StatusCode::kUnavailable, place_,
+                    absl::StrCat("rank 0 cannot listen: ", status.message()));
+  }
+  const std::string host = place_.hosted_by_launcher ? "the launcher" : "rank 0";
+  if (absl::Now() + absl::Milliseconds(50) < deadline_) {
+    return Describe(absl::StatusCode::kUnavailable, place_,
+                    absl::StrCat("cannot reach ", host, ": ",
+                                 status.message()));
+  }
+  return Describe(
+      absl::StatusCode::kDeadlineExceeded, place_,
+      absl::StrCat(host, " has not come within ", Seconds(allowed_),
+                   " (no store answers there)"));
+}
+
+absl::Status Meeter::Register() {
+  // Another's value, if one was there first.
+  const std::string mine = absl::StrCat(world_size_);
+  const std::string first = store_->compareSet(kWorldSize, "", mine);
+  if (first != mine) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "WORLD_SIZE is ", mine, " at rank ", rank_, ", and ", first,
+        " at another rank"));
+  }
+  if (store_->add(CameKey(rank_), 1) != 1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "rank ", rank_, " has come twice: two processes have the same RANK",
+        place_.path.empty() ? "" : ", or the file is left from another job"));
+  }
+  store_->set(CardKey(rank_), card_);
+  store_->add(kCame, 1);
+  return absl::OkStatus();
+}
+
+absl::Status Meeter::WaitForAll() {
+  absl::Duration poll = kPoll;
+  while (store_->add(kCame, 0) < world_size_) {
+    TESSERA_RETURN_IF_ERROR(LaunchFailure(*store_));
+    if (absl::Now() >= deadline_) return TooLate();
+    absl::SleepFor(poll);
+    poll = std::min(poll * 2, absl::Milliseconds(100));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Meeter::TooLate() {
+  std::vector<int> missing;
+  for (int r = 0; r < world_size_; ++r) {
+    if (!store_->check({CameKey(r)})) missing.push_back(r);
+  }
+  return absl::DeadlineExceededError(
+      absl::StrCat(Missing(missing, world_size_), " not come within ",
+                   Seconds(allowed_)));
+}
+
+absl::StatusOr<std::vector<std::string>> Meeter::Cards() {
+  std::vector<std::string> cards;
+  for (int r = 0; r < world_size_; ++r) {
+    cards.push_back(store_->get_to_str(CardKey(r)));
+  }
+  return cards;
+}
+
+}  // namespace
+
+absl::StatusOr<RendezvousPlace> ParseRendezvous(absl::string_view address) {
+  RendezvousPlace place;
+  place.address = std::string(address);
+  place.key_prefix = kPrefix;
+  absl::string_view rest = address;
+  if (absl::ConsumePrefix(&rest, "file://") && absl::StartsWith(rest, "/")) {
+    place.path = std::string(rest);
+    return place;
+  }
+  rest = address;
+  const size_t colon = rest.rfind(':');
+  uint32_t port = 0;
+  if (absl::ConsumePrefix(&rest, "tcp://") && colon > 6 &&
+      absl::SimpleAtoi(address.substr(colon + 1), &port) && port > 0 &&
+      port <= 65535) {
+    place.host = std::string(address.substr(6, colon - 6));
+    place.port = static_cast<uint16_t>(port);
+    return place;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("rendezvous '", address,
+                   "': expected env://, tcp://host:port or file:///path"));
+}
+
+absl::StatusOr<Meeting> Meet(const RendezvousPlace& place, int rank,
+                             int world_size, const std::string& card,
+                             absl::Time deadline) {
+  return Meeter(place, rank, world_size, card, deadline).Run();
+}
+
+absl::Status LaunchFailure(c10d::Store& store) {
+  return CatchTorch("store", [&]() -> absl::Status {
+    if (!store.check({kFailure})) return absl::OkStatus();
+    return absl::UnavailableError(store.get_to_str(kFailure));
+  });
+}
+
+absl::Status RunAbandonable(std::function<absl::Status()> work,
+                            const std::function<absl::Status()>& stop) {
+  struct Shared {
+    absl::Mutex mutex;
+    bool done = false;
+    absl::Status status;
+  };
+  auto shared = std::make_shared<Shared>();
+  std::thread([shared, work = std::move(work)]() mutable {
+    absl::Status status = work();
+    work = nullptr;
+    absl::MutexLock lock(&shared->mutex);
+    shared->status = std::move(status);
+    shared->done = true;
+  }).detach();
+  while (true) {
+    {
+      absl::MutexLock lock(&shared->mutex);
+      if (shared->mutex.AwaitWithTimeout(absl::Condition(&shared->done),
+                                         4 * kPoll)) {
+        return shared->status;
+      }
+    }
+    TESSERA_RETURN_IF_ERROR(stop());
+  }
+}
+
+absl::StatusOr<HostedStore> HostedStore::Start() {
+  return CatchTorch("the launcher's store", [] {
+    c10d::TCPStoreOptions options;
+    options.port = 0;  // the system picks a free one
+    options.isServer = true;
+    options.waitWorkers = false;
+    auto store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+    HostedStore result;
+    result.port_ = store->getPort();
+    result.store_ =
+        c10::make_intrusive<c10d::PrefixStore>(kPrefix, std::move(store));
+    return result;
+  });
+}
+
+void HostedStore::Fail(const std::string& message) {
+  // An error here means that nobody can be told; they will see the rank gone.
+  (void)CatchTorch("store", [&] {
+    store_->compareSet(kFailure, "", message);
+  });
+}
+
+bool HostedStore::HasCome(int rank) const {
+  absl::StatusOr<bool> has_come = CatchTorch(
+      "store", [&]() -> bool { return store_->check({CameKey(rank)}); });
+  return has_come.ok() && *has_come;
+}
+
+}  // namespace tessera

@@ -1,0 +1,399 @@
+#include "config/config.h"
+
+#include <fstream>
+#include <string>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "gmock/gmock.h"
+#include "google/protobuf/text_format.h"
+#include "google/protobuf/util/message_differencer.h"
+#include "gtest/gtest.h"
+
+namespace tessera {
+namespace {
+
+using ::absl::StatusCode;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// A JSON object with these members and what every config must have.
+std::string Json(absl::string_view members) {
+  return absl::StrCat("{\"gradient_clipping\": 0, ", members, "}");
+}
+
+// The one fault of a JSON config without position: "path: what".
+std::string FaultOf(absl::string_view json, int world_size = 1) {
+  const absl::StatusOr<proto::Config> config =
+      ParseConfig(json, "f.json", world_size);
+  if (config.ok()) return "OK";
+  std::string message(config.status().message());
+  if (!absl::StartsWith(message, "f.json:")) return message;
+  // "f.json:1:2: what" or "f.json: what"
+  return message.substr(message.find(": ") + 2);
+}
+
+// ---------------------------------------------------------------- batch sizes
+
+struct Batch {
+  int64_t train, micro, steps;  // 0: absent
+  int world_size;
+};
+
+std::string BatchJson(const Batch& batch) {
+  std::string json = "{\"gradient_clipping\": 0";
+  const auto add = [&](const char* key, int64_t value) {
+    if (value != 0) absl::StrAppend(&json, ", \"", key, "\": ", value);
+  };
+  add("train_batch_size", batch.train);
+  add("train_micro_batch_size_per_gpu", batch.micro);
+  add("gradient_accumulation_steps", batch.steps);
+  return json + "}";
+}
+
+TEST(BatchTriangle, InfersWhatIsAbsent) {
+  const struct {
+    Batch given;
+    int64_t train, micro, steps;
+  } cases[] = {
+      {{32, 4, 2, 4}, 32, 4, 2}, {{32, 4, 0, 4}, 32, 4, 2},
+      {{32, 0, 2, 4}, 32, 4, 2}, {{0, 4, 2, 4}, 32, 4, 2},
+      {{32, 0, 0, 4}, 32, 8, 1}, {{0, 4, 0, 4}, 16, 4, 1},
+      {{1, 0, 0, 1}, 1, 1, 1},   {{0, 1, 0, 1}, 1, 1, 1},
+      {{0, 3, 5, 7}, 105, 3, 5}, {{32, 16, 1, 2}, 32, 16, 1},
+  };
+  for (const auto& c : cases) {
+    const std::string json = BatchJson(c.given);
+    TESSERA_ASSERT_OK_AND_ASSIGN(
+        const proto::Config config,
+        ParseConfig(json, "f.json", c.given.world_size));
+    EXPECT_EQ(config.train_batch_size(), c.train) << json;
+    EXPECT_EQ(config.train_micro_batch_size_per_gpu(), c.micro) << json;
+    EXPECT_EQ(config.gradient_accumulation_steps(), c.steps) << json;
+  }
+}
+
+TEST(BatchTriangle, RefusesWhatDoesNotDivide) {
+  const struct {
+    Batch given;
+    const char* fault;
+  } cases[] = {
+      {{32, 2, 1, 8},
+       "train_batch_size: expected train_micro_batch_size_per_gpu 2 * "
+       "gradient_accumulation_steps 1 * world size 8, got 32"},
+      {{33, 4, 0, 8},
+       "train_batch_size: expected train_micro_batch_size_per_gpu 4 * "
+       "gradient_accumulation_steps (absent) * world size 8, got 33"},
+      {{33, 0, 2, 8},
+       "train_batch_size: expected train_micro_batch_size_per_gpu (absent) * "
+       "gradient_accumulation_steps 2 * world size 8, got 33"},
+      {{7, 0, 0, 8},
+       "train_batch_size: expected train_micro_batch_size_per_gpu (absent) * "
+       "gradient_accumulation_steps 1 * world size 8, got 7"},
+      {{16, 32, 0, 1},
+       "train_batch_size: expected train_micro_batch_size_per_gpu 32 * "
+       "gradient_accumulation_steps (absent) * world size 1, got 16"},
+      {{0, 0, 4, 2},
+       "train_batch_size: missing: give it or train_micro_batch_size_per_gpu"},
+      {{0, 0, 0, 2},
+       "train_batch_size: missing: give it or train_micro_batch_size_per_gpu"},
+      {{-4, 0, 0, 2}, "train_batch_size: expected at least 1, got -4"},
+      {{8, -1, 0, 2},
+       "train_micro_batch_size_per_gpu: expected at least 1, got -1"},
+      {{8, 0, -2, 2},
+       "gradient_accumulation_steps: expected at least 1, got -2"},
+      {{0, int64_t{1} << 62, 2, 1},
+       "train_micro_batch_size_per_gpu: 4611686018427387904 * "
+       "gradient_accumulation_steps 2 * world size 1 is too large"},
+      {{0, int64_t{1} << 62, 1, 2},
+       "train_micro_batch_size_per_gpu: 4611686018427387904 * "
+       "gradient_accumulation_steps 1 * world size 2 is too large"},
+  };
+  for (const auto& c : cases) {
+    EXPECT_EQ(FaultOf(BatchJson(c.given), c.given.world_size), c.fault);
+  }
+}
+
+TEST(BatchTriangle, ZeroIsNotAbsent) {
+  EXPECT_EQ(FaultOf(Json("\"train_batch_size\": 0")),
+            "train_batch_size: expected at least 1, got 0");
+}
+
+// Every (T, M, G, W): either all three agree afterwards, or it is an error
+// exactly if no positive integers complete what was given.
+TEST(BatchTriangle, HoldsForAllSmallNumbers) {
+  for (int code = 0; code < 13 * 5 * 5 * 4; ++code) {
+    const Batch b{code % 13, code / 13 % 5, code / 65 % 5, code / 325 + 1};
+    const int64_t micro_times_steps =
+        (b.micro ? b.micro : 1) * (b.steps ? b.steps : 1) * b.world_size;
+    const bool possible = b.train == 0 ? b.micro != 0
+                          : b.micro && b.steps
+                              ? b.train == micro_times_steps
+                              : b.train % micro_times_steps == 0;
+    const absl::StatusOr<proto::Config> config =
+        ParseConfig(BatchJson(b), "f.json", b.world_size);
+    ASSERT_EQ(config.ok(), possible) << BatchJson(b) << config.status();
+    if (!possible) continue;
+    EXPECT_EQ(config->train_batch_size(),
+              config->train_micro_batch_size_per_gpu() *
+                  config->gradient_accumulation_steps() * b.world_size);
+    if (b.train) EXPECT_EQ(config->train_batch_size(), b.train);
+    if (b.micro) EXPECT_EQ(config->train_micro_batch_size_per_gpu(), b.micro);
+    if (b.steps) EXPECT_EQ(config->gradient_accumulation_steps(), b.steps);
+  }
+}
+
+TEST(Config, WorldSizeMustBePositive) {
+  EXPECT_EQ(FaultOf(Json("\"train_batch_size\": 1"), 0),
+            "world_size: expected at least 1, got 0");
+}
+
+// ------------------------------------------------------- clipping, zero stage
+
+TEST(Clipping, MustBeWrittenAsZero) {
+  EXPECT_EQ(FaultOf("{\"train_batch_size\": 1}"),
+            "gradient_clipping: missing; DeepSpeed's default is 1.0, and this "
+            "version cannot clip: write \"gradient_clipping\": 0");
+  EXPECT_EQ(FaultOf("{\"train_batch_size\": 1, \"gradient_clipping\": 1.0}"),
+            "gradient_clipping: expected 0, got 1, and this version cannot "
+            "clip: write \"gradient_clipping\": 0");
+  EXPECT_EQ(FaultOf("{\"train_batch_size\": 1, \"gradient_clipping\": 0.0}"),
+            "OK");
+}
+
+TEST(Zero, StageIsZeroToThree) {
+  const auto with_stage = [](absl::string_view stage) {
+    return Json(absl::StrCat(
+        "\"train_batch_size\": 1, \"zero_optimization\": {\"stage\": ", stage,
+        "}"));
+  };
+  for (const char* stage : {"0", "1", "2", "3"}) {
+    EXPECT_EQ(FaultOf(with_stage(stage)), "OK") << stage;
+  }
+  EXPECT_EQ(FaultOf(with_stage("7")),
+            "zero_optimization.stage: expected 0, 1, 2 or 3, got 7");
+  EXPECT_EQ(FaultOf(with_stage("-1")),
+            "zero_optimization.stage: expected 0, 1, 2 or 3, got -1");
+}
+
+TEST(Zero, AbsentIsStage0) {
+  TESSERA_ASSERT_OK_AND_ASSIGN(
+      const proto::Config config,
+      ParseConfig(Json("\"train_batch_size\": 1"), "f.json", 1));
+  EXPECT_TRUE(config.zero_optimization().has_stage());
+  EXPECT_EQ(config.zero_optimization().stage(), 0);
+}
+
+// ------------------------------------------------------------------ optimizer
+
+std::string OptimizerJson(absl::string_view optimizer) {
+  return Json(
+      absl::StrCat("\"train_batch_size\": 1, \"optimizer\": ", optimizer));
+}
+std::string ParamsJson(absl::string_view params) {
+  return OptimizerJson(
+      absl::StrCat("{\"type\": \"Adam\", \"params\": {", params, "}}"));
+}
+
+TEST(Optimizer, AbsentStaysAbsent) {
+  TESSERA_ASSERT_OK_AND_ASSIGN(
+      const proto::Config config,
+      ParseConfig(Json("\"train_batch_size\": 1"), "f.json", 1));
+  EXPECT_FALSE(config.has_optimizer());
+}
+
+TEST(Optimizer, DefaultsAreWrittenOut) {
+  TESSERA_ASSERT_OK_AND_ASSIGN(
+      const proto::Config config,
+      ParseConfig(OptimizerJson("{\"type\": \"adamw\"}"), "f.json", 1));
+  EXPECT_EQ(config.optimizer().ShortDebugString(),
+            "type: \"AdamW\" params { lr: 0.001 betas: 0.9 betas: 0.999 "
+            "eps: 1e-08 weight_decay: 0 adam_w_mode: true }");
+}
+
+TEST(Optimizer, TypeInAnyCase) {
+  for (const char* type : {"Adam", "adam", "ADAM", "AdamW", "adamw", "ADAMW"}) {
+    EXPECT_EQ(
+        FaultOf(OptimizerJson(absl::StrCat("{\"type\": \"", type, "\"}"))),
+        "OK")
+        << type;
+  }
+  EXPECT_EQ(FaultOf(OptimizerJson("{\"type\": \"Lamb\"}")),
+            "optimizer.type: expected Adam or AdamW, got 'Lamb'");
+  EXPECT_EQ(FaultOf(OptimizerJson("{}")),
+            "optimizer.type: missing: expected Adam or AdamW");
+}
+
+TEST(Optimizer, ParamsHaveRanges) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"\"lr\": 0", "OK"},
+      {"\"lr\": -1e-3",
+       "optimizer.params.lr: expected a finite number of at least 0, got "
+       "-0.001"},
+      {"\"weight_decay\": 0.1", "OK"},
+      {"\"weight_decay\": -1",
+       "optimizer.params.weight_decay: expected a finite number of at least "
+       "0, got -1"},
+      {"\"eps\": 1e-12", "OK"},
+      {"\"eps\": 0",
+       "optimizer.params.eps: expected a finite number above 0, got 0"},
+      {"\"betas\": [0, 0.5]", "OK"},
+      {"\"betas\": [0.9, 1]",
+       "optimizer.params.betas[1]: expected at least 0 and less than 1, got "
+       "1"},
+      {"\"betas\": [-0.1, 0.5]",
+       "optimizer.params.betas[0]: expected at least 0 and less than 1, got "
+       "-0.1"},
+      {"\"betas\": [0.9]",
+       "optimizer.params.betas: expected two numbers, got 1"},
+      {"\"betas\": [0.9, 0.9, 0.9]",
+       "optimizer.params.betas: expected two numbers, got 3"},
+      {"\"adam_w_mode\": false", "OK"},
+      {"\"adam_w_mode\": false, \"weight_decay\": 0.0", "OK"},
+      {"\"adam_w_mode\": true, \"weight_decay\": 0.1", "OK"},
+      {"\"adam_w_mode\": false, \"weight_decay\": 0.1",
+       "optimizer.params.adam_w_mode: false adds weight decay to the gradient "
+       "(L2), which is not available in this version: write true, or "
+       "\"weight_decay\": 0"},
+  };
+  for (const auto& [params, fault] : cases) {
+    EXPECT_EQ(FaultOf(ParamsJson(params)), fault) << params;
+  }
+}
+
+TEST(Optimizer, EmptyBetasAreNotTwoNumbers) {
+  EXPECT_EQ(FaultOf(ParamsJson("\"betas\": []")),
+            "optimizer.params.betas: expected two numbers, got 0");
+}
+
+// --------------------------------------------------------------------- faults
+
+TEST(Faults, AllAreReportedWithPositions) {
+  const absl::StatusOr<proto::Config> config = ParseConfig(
+      "{\n"
+      "  \"train_batch_size\": 33,\n"
+      "  \"train_micro_batch_size_per_gpu\": 4,\n"
+      "  \"optimizer\": {\"type\": \"SGD\",\n"
+      "    \"params\": {\"lr\": \"auto\", \"betas\": [0.9, 2]}},\n"
+      "  \"zero_optimization\": {\"stagee\": 3}\n"
+      "}\n",
+      "run/ds.json", 8);
+  EXPECT_THAT(
+      config,
+      StatusIs(
+          StatusCode::kInvalidArgument,
+          "run/ds.json:5:22: optimizer.params.lr: expected a number, got the "
+          "string \"auto\", which is not resolved here: write the value; "
+          "run/ds.json:6:25: zero_optimization.stagee: unknown key, did you "
+          "mean 'stage'?; "
+          "run/ds.json:2:23: train_batch_size: expected "
+          "train_micro_batch_size_per_gpu 4 * gradient_accumulation_steps "
+          "(absent) * world size 8, got 33; "
+          "run/ds.json: gradient_clipping: missing; DeepSpeed's default is "
+          "1.0, and this version cannot clip: write \"gradient_clipping\": 0; "
+          "run/ds.json:4:25: optimizer.type: expected Adam or AdamW, got "
+          "'SGD'; "
+          "run/ds.json:5:45: optimizer.params.betas[1]: expected at least 0 "
+          "and less than 1, got 2"));
+}
+
+TEST(Faults, OneMistakeIsReportedOnce) {
+  // Each of these would be "missing" too.
+  EXPECT_EQ(FaultOf(Json("\"train_batch_sizee\": 8")),
+            "train_batch_sizee: unknown key, did you mean "
+            "'train_batch_size'?");
+  EXPECT_EQ(FaultOf("{\"train_batch_size\": 8, \"gradient_cliping\": 0}"),
+            "gradient_cliping: unknown key, did you mean "
+            "'gradient_clipping'?");
+  EXPECT_EQ(FaultOf(OptimizerJson("{\"typ\": \"Adam\"}")),
+            "optimizer.typ: unknown key, did you mean 'type'?");
+  EXPECT_EQ(FaultOf(ParamsJson("\"betas\": [0.9, \"x\"]")),
+            "optimizer.params.betas[1]: expected a number, got the string "
+            "\"x\"");
+  EXPECT_EQ(FaultOf("[]"), "expected an object, got an array");
+}
+
+TEST(Faults, SyntaxErrorsHaveThePosition) {
+  EXPECT_THAT(ParseConfig("{\n \"a\" 1}", "ds.json", 1),
+              StatusIs(StatusCode::kInvalidArgument,
+                       "ds.json:2:6: expected ':' after the key 'a', got "
+                       "'1'"));
+}
+
+// ---------------------------------------------------------- protos, text,
+// files
+
+TEST(ResolveConfig, ChecksAndCompletesAProto) {
+  proto::Config config;
+  config.set_train_batch_size(8);
+  EXPECT_THAT(ResolveConfig(config, 4),
+              StatusIs(StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("gradient_clipping: missing"),
+                             Not(HasSubstr("; train")))));
+  config.set_gradient_clipping(0);
+  TESSERA_ASSERT_OK_AND_ASSIGN(const proto::Config resolved,
+                               ResolveConfig(config, 4));
+  EXPECT_EQ(resolved.train_micro_batch_size_per_gpu(), 2);
+}
+
+TEST(ResolveConfig, IsIdempotent) {
+  TESSERA_ASSERT_OK_AND_ASSIGN(
+      const proto::Config once,
+      ParseConfig(ParamsJson("\"lr\": 0.5"), "f.json", 1));
+  TESSERA_ASSERT_OK_AND_ASSIGN(const proto::Config twice,
+                               ResolveConfig(once, 1));
+  EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(once, twice));
+}
+
+TEST(ResolveConfig, RefusesNumbersThatAreNotFinite) {
+  for (const char* text : {"nan", "inf", "-inf"}) {
+    const absl::StatusOr<proto::Config> config = ParseConfig(
+        absl::StrCat("train_batch_size: 1 gradient_clipping: 0 optimizer { "
+                     "type: \"Adam\" params { lr: ",
+                     text, " eps: ", text, " weight_decay: ", text,
+                     " betas: ", text, " betas: 0.5 } }"),
+        "f.textproto", 1);
+    EXPECT_THAT(config,
+                StatusIs(StatusCode::kInvalidArgument,
+                         AllOf(HasSubstr("params.lr"), HasSubstr("params.eps"),
+                               HasSubstr("params.weight_decay"),
+                               HasSubstr("params.betas[0]"))));
+  }
+}
+
+TEST(TextProto, IsCheckedTheSame) {
+  TESSERA_ASSERT_OK_AND_ASSIGN(
+      const proto::Config config,
+      ParseConfig("train_batch_size: 8 gradient_clipping: 0", "f.textproto",
+                  2));
+  EXPECT_EQ(config.train_micro_batch_size_per_gpu(), 4);
+  EXPECT_THAT(
+      ParseConfig("train_batch_size: 8\ngradient_clipping: 0\n"
+                  "zero_optimization {\n  stage: 7\n}",
+                  "f.pbtxt", 2),
+      StatusIs(StatusCode::kInvalidArgument,
+               "f.pbtxt:4:3: zero_optimization.stage: expected 0, 1, 2 or 3, "
+               "got 7"));
+  EXPECT_THAT(ParseConfig("train_batch_sizee: 8", "f.textproto", 2),
+              StatusIs(StatusCode::kInvalidArgument,
+                       "f.textproto:1:18: Message type \"tessera.proto.Config\""
+                       " has no field named \"train_batch_sizee\"."));
+}
+
+TEST(LoadConfig, ReadsAFile) {
+  const std::string path = absl::StrCat(::testing::TempDir(), "ds.json");
+  std::ofstream(path) << Json("\"train_batch_size\": 4");
+  TESSERA_ASSERT_OK_AND_ASSIGN(const proto::Config config, LoadConfig(path, 2));
+  EXPECT_EQ(config.train_micro_batch_size_per_gpu(), 2);
+}
+
+TEST(LoadConfig, MissingFileIsNotFound) {
+  EXPECT_THAT(LoadConfig("/nowhere/ds.json", 1),
+              StatusIs(StatusCode::kNotFound,
+                       "/nowhere/ds.json: No such file or directory"));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,50 @@
+// Text -> protobuf message, through reflection, with positions and all faults.
+//
+// The message type is the schema: a JSON key is a field's name, an object a
+// message, an array a repeated field. The same for protobuf text format.
+#ifndef CONFIG_PROTO_READER_H_
+#define CONFIG_PROTO_READER_H_
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/container/btree_map.h"
+#include "absl/strings/string_view.h"
+#include "config/json_reader.h"
+#include "google/protobuf/message.h"
+
+namespace tessera {
+
+// One thing that is wrong.
+struct ConfigFault {
+  std::string path;  // "zero_optimization.stage", "optimizer.params.betas[1]"
+  std::string what;
+  std::optional<JsonPosition> position;  // if it comes from a file
+};
+
+// What reading gave, besides the message.
+struct ReadRecord {
+  // Where the value of each path is.
+  absl::btree_map<std::string, JsonPosition> positions;
+  std::vector<ConfigFault> faults;
+  // Paths about which nothing further should be said, since what the user meant
+  // there is not known: faulty ones and those offered for an unknown key.
+  std::vector<std::string> doubtful_paths;
+};
+
+// Sets the fields of `message` from `root`. Faulty parts are left unset and
+// recorded.
+void ReadProtoFromJson(const JsonValue& root,
+                       google::protobuf::Message* message, ReadRecord* record);
+
+// Sets `message` from protobuf text. A syntax error, or an unknown field, is
+// recorded with an empty path; then `message` holds only part.
+void ReadProtoFromText(absl::string_view text,
+                       google::protobuf::Message* message, ReadRecord* record);
+
+// Single-character insertions, deletions and replacements that turn a into b.
+int EditDistance(absl::string_view a, absl::string_view b);
+
+}  // namespace tessera
+#endif  // CONFIG_PROTO_READER_H_

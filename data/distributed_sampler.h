@@ -1,0 +1,91 @@
+// DistributedSampler: which samples this rank sees, in which order; torch's
+// DistributedSampler with an order that is our own.
+//
+//   epoch order  p = permutation(seed, epoch) of 0..N-1, or 0..N-1 unshuffled
+//   padded       p0 p1 p2 p3 p4 | p0       N = 5, W = 2: wrapped to W *
+//   ceil(N/W) rank 0       p0    p2    p4            rank r takes p[r], p[r+W],
+//   p[r+2W] ... rank 1          p1    p3    p0
+//
+// With drop_last the padded order is cut to W * floor(N/W) instead.
+//
+// The permutation depends on seed, epoch and N alone: not on rank, world size,
+// library or machine. So the samples of one global batch are the same at every
+// world size that divides it.
+//
+// Note [Shuffle]. Fisher-Yates from the end (for i = N-1 .. 1 swap p[i] with
+// p[j], j uniform in 0..i) on splitmix64, started at
+// mix(seed) ^ (epoch * 0x9E3779B97F4A7C15), j drawn by multiplication with
+// rejection (no bias). A change of this is a change of every training run.
+//
+// Threads: outside order needed. LOCAL throughout: ranks agree by their
+// options.
+#ifndef DATA_DISTRIBUTED_SAMPLER_H_
+#define DATA_DISTRIBUTED_SAMPLER_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+
+namespace tessera {
+
+struct DistributedSamplerOptions {
+  int64_t num_samples = 0;  // N, of the whole set; at least 1
+  int rank = 0;
+  int world_size = 1;
+  bool shuffle = true;
+  uint64_t seed = 0;       // must be the same on all ranks
+  bool drop_last = false;  // cut the ragged end instead of padding it
+};
+
+// Where a rank is: `position` samples of epoch `epoch` are taken. The same on
+// all ranks that run in step.
+struct SamplerState {
+  int64_t epoch = 0;
+  int64_t position = 0;
+};
+inline bool operator==(const SamplerState& a, const SamplerState& b) {
+  return a.epoch == b.epoch && a.position == b.position;
+}
+
+class DistributedSampler {
+ public:
+  // Starts at epoch 0, position 0. O(N) time and memory here and at each new
+  // epoch, 8 N / W bytes kept. Returns InvalidArgument for num_samples < 1, a
+  // rank outside 0..W-1, or drop_last with fewer samples than ranks.
+  static absl::StatusOr<DistributedSampler> Create(
+      const DistributedSamplerOptions& options);
+
+  // The next sample; behind the last one of an epoch comes the first of the
+  // next.
+  int64_t Next();
+  // The next `count` samples, over the end of an epoch if need be, so that
+  // every batch is full.
+  std::vector<int64_t> NextBatch(int64_t count);
+
+  // To the start of `epoch`. REQUIRES: epoch >= 0.
+  void SetEpoch(int64_t epoch);
+
+  // What Seek needs to go on with the sample that Next() would give now.
+  SamplerState state() const { return state_; }
+  // InvalidArgument for a state that this sampler cannot be in.
+  absl::Status Seek(const SamplerState& state);
+
+  // This rank's samples of the current epoch, in order; valid until the epoch
+  // changes.
+  absl::Span<const int64_t> indices() const { return indices_; }
+  int64_t samples_per_rank() const;
+
+ private:
+  explicit DistributedSampler(const DistributedSamplerOptions& options);
+  void FillIndices();
+
+  DistributedSamplerOptions options_;
+  SamplerState state_;
+  std::vector<int64_t> indices_;  // [samples_per_rank], of epoch state_.epoch
+};
+
+}  // namespace tessera
+#endif  // DATA_DISTRIBUTED_SAMPLER_H_

@@ -1,0 +1,514 @@
+#include "engine/engine.h"
+
+#include <utility>
+
+#include "ATen/CPUGeneratorImpl.h"
+#include "ATen/ops/full_like.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/bits.h"
+#include "base/memory.h"
+#include "base/status.h"
+#include "base/torch_guard.h"
+#include "checkpoint/checkpoint.h"
+#include "comm/world.h"
+#include "config/config.h"
+#include "engine/replicas.h"
+#include "optim/adamw.h"
+#include "sharding/gradients.h"
+#include "sharding/partition.h"
+#include "sharding/registry.h"
+#include "sharding/residency.h"
+#include "sharding/saved_tensors.h"
+#include "sharding/storage_access.h"
+#include "sharding/tag.h"
+#include "sharding/torch_scope.h"
+#include "sharding/unit.h"
+#include "torch/csrc/autograd/variable.h"
+#include "torch/nn/module.h"
+
+namespace tessera {
+namespace {
+
+AdamWOptions OptionsOf(const proto::AdamParams& params) {
+  AdamWOptions options;
+  options.lr = params.lr();
+  options.beta1 = params.betas(0);
+  options.beta2 = params.betas(1);
+  options.eps = params.eps();
+  options.weight_decay = params.weight_decay();
+  return options;
+}
+
+at::Tensor BytesOver(char* data, int64_t bytes, at::Device device) {
+  return TensorOver(data, {bytes}, {1}, at::kByte, device);
+}
+
+absl::Status CheckLoss(const at::Tensor& loss) {
+  if (!loss.defined()) {
+    return absl::InvalidArgumentError("Backward: the loss is undefined");
+  }
+  if (loss.numel() != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Backward: expected a loss of one element, got ",
+                     loss.numel(), "; take its mean or sum"));
+  }
+  if (!loss.requires_grad()) {
+    return absl::InvalidArgumentError(
+        "Backward: the loss does not require a gradient (was the forward run "
+        "under NoGradGuard, or are all parameters frozen?)");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+class Engine::Impl {
+ public:
+  Impl(std::shared_ptr<torch::nn::Module> module, proto::Config config,
+       std::shared_ptr<Communicator> comm, const EngineOptions& options)
+      : module_(std::move(module)),
+        config_(std::move(config)),
+        comm_(std::move(comm)),
+        stage_(Stage::Of(config_.zero_optimization().stage())),
+        residency_(std::make_shared<Residency>(options.live_units)) {}
+  ~Impl();
+
+  absl::Status Build(const EngineOptions& options);
+  absl::Status Backward(const at::Tensor& loss);
+  absl::Status Step();
+  absl::Status ZeroGrad();
+  absl::StatusOr<at::Tensor> Gradient(absl::string_view name);
+  absl::StatusOr<at::Tensor> Parameter(absl::string_view name);
+  absl::Status Save(const std::string& dir, absl::string_view client_state);
+  absl::StatusOr<std::string> Load(const std::string& dir);
+  absl::Status Close();
+
+  StateBytes state_bytes() const;
+  StateBytes replicated_state_bytes() const;
+  int stage() const { return config_.zero_optimization().stage(); }
+  int64_t step() const { return step_; }
+  std::vector<std::string> DescribeUnits() const;
+
+ private:
+  struct Place {
+    int unit, parameter;
+  };
+  absl::StatusOr<Place> Find(absl::string_view name) const;
+  absl::Status CheckOpen() const;
+  // After every use of parameters: frees, and checks that nothing pins.
+  absl::Status MakeUpdatable();
+  absl::Status Publish(bool only_with_gradient);
+  std::vector<CheckpointPart> StateParts();
+  proto::CheckpointManifest ManifestHead() const;
+
+  std::shared_ptr<torch::nn::Module> module_;
+  proto::Config config_;
+  std::shared_ptr<Communicator> comm_;
+  Stage stage_;
+  std::shared_ptr<Residency> residency_;
+  std::vector<std::shared_ptr<Unit>> units_;
+  std::unique_ptr<Gradients> gradients_;
+  std::unique_ptr<AdamW> optimizer_;
+  bool closed_ = false;
+  bool has_backward_ = false;  // since the last Step
+  int64_t micro_steps_ = 0;    // Steps since the last optimizer step
+  int64_t step_ = 0;
+};
+
+Engine::Impl::~Impl() {
+  gradients_.reset();
+  for (const auto& unit : units_) {
+    Registry::Global().Remove(*unit);
+    unit->Abandon();
+  }
+}
+
+absl::Status Engine::Impl::Build(const EngineOptions& options) {
+  absl::StatusOr<std::vector<UnitPlan>> plans =
+      PlanUnits(*module_, options.max_unit_numel);
+  if (plans.ok() && plans->empty()) {
+    plans = absl::InvalidArgumentError("the module has no parameters");
+  }
+  if (plans.ok()) {
+    for (const auto& plan : *plans) {
+      for (const auto& p : plan.parameters) {
+        if (!Registry::Global().Find(p.tensor)) continue;
+        plans = absl::FailedPreconditionError(absl::StrCat(
+            "parameter '", p.name,
+            "' belongs to another tessera::Engine; Close() that one first"));
+        break;
+      }
+      if (!plans.ok()) break;
+    }
+  }
+  absl::Status mine = plans.status();
+  mine.Update(CheckTagFallback());
+  TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(mine, "Engine::Create"));
+  if (options.sync_from_rank0) {
+    TESSERA_RETURN_IF_ERROR(BroadcastFromRank0(*module_, *plans, comm_.get()));
+  }
+  TESSERA_ASSIGN_OR_RETURN(std::vector<bool> expected,
+                           CheckEqual(*plans, comm_.get()));
+  int index = 0;
+  for (auto& plan : *plans) {
+    const int count = static_cast<int>(plan.parameters.size());
+    auto unit = Unit::Create(plan.name, std::move(plan.parameters), index,
+                             stage_, comm_, residency_);
+    mine.Update(unit.status());
+    if (!mine.ok()) break;
+    Registry::Global().Add(*unit);
+    units_.push_back(*std::move(unit));
+    index += count;
+  }
+  if (mine.ok() && config_.has_optimizer()) {
+    auto optimizer =
+        AdamW::Create(units_, OptionsOf(config_.optimizer().params()));
+    mine.Update(optimizer.status());
+    if (mine.ok()) optimizer_ = *std::move(optimizer);
+  }
+  TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(mine, "Engine::Create"));
+  InstallSavedTensorHooks();
+  gradients_ = std::make_unique<Gradients>(units_, comm_, std::move(expected));
+  return absl::OkStatus();
+}
+
+absl::Status Engine::Impl::CheckOpen() const {
+  return closed_ ? absl::FailedPreconditionError("the engine was closed")
+                 : absl::OkStatus();
+}
+
+absl::Status Engine::Impl::Backward(const at::Tensor& loss) {
+  TESSERA_RETURN_IF_ERROR(CheckOpen());
+  absl::Status status = gradients_->Reduce([&] {
+    ThrowIfError(CheckLoss(loss));
+    const int64_t count = config_.gradient_accumulation_steps();
+    at::Tensor seed;
+    if (count > 1) {
+      TorchScope scope;
+      seed = at::full_like(loss, 1.0 / static_cast<double>(count));
+    }
+    loss.backward(seed);
+    ThrowIfError(gradients_->CheckAttached());
+  });
+  residency_->FreeAll();
+  if (status.ok()) has_backward_ = true;
+  return status;
+}
+
+absl::Status Engine::Impl::MakeUpdatable() {
+  ReleaseNodePins();
+  residency_->FreeAll();
+  for (const auto& unit : units_) {
+    TESSERA_RETURN_IF_ERROR(unit->CheckUpdatable());
+  }
+  return absl::OkStatus();
+}
+
+// Owners' new values reach the others, and libtorch learns of the change: a
+// graph that saved the old values fails in backward, as in plain libtorch.
+absl::Status Engine::Impl::Publish(bool only_with_gradient) {
+  for (const auto& unit : units_) {
+    TESSERA_RETURN_IF_ERROR(unit->PublishOwned());
+    for (const auto& p : unit->parameters()) {
+      if (!only_with_gradient || gradients_->has_gradient(p.index)) {
+        torch::autograd::impl::bump_version(p.tensor);
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Engine::Impl::Step() {
+  TESSERA_RETURN_IF_ERROR(CheckOpen());
+  if (optimizer_ == nullptr) {
+    return absl::FailedPreconditionError(
+        "Step: the configuration has no optimizer");
+  }
+  if (!has_backward_) {
+    return absl::FailedPreconditionError(
+        "Step: no Backward of this engine since the last Step (a bare "
+        "loss.backward() leaves gradients that are not reduced)");
+  }
+  if (micro_steps_ + 1 < config_.gradient_accumulation_steps()) {
+    ++micro_steps_;
+    has_backward_ = false;
+    return absl::OkStatus();
+  }
+  absl::Status status = MakeUpdatable();
+  if (status.ok()) status = optimizer_->Step(*gradients_);
+  if (!status.ok()) {
+    comm_->Announce(status);  // the others may wait for our part
+    return status;
+  }
+  TESSERA_RETURN_IF_ERROR(Publish(/*only_with_gradient=*/true));
+  gradients_->Zero();
+  has_backward_ = false;
+  micro_steps_ = 0;
+  ++step_;
+  return absl::OkStatus();
+}
+
+absl::Status Engine::Impl::ZeroGrad() {
+  TESSERA_RETURN_IF_ERROR(CheckOpen());
+  ReleaseNodePins();
+  gradients_->Zero();
+  has_backward_ = false;
+  micro_steps_ = 0;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Engine::Impl::Place> Engine::Impl::Find(
+    absl::string_view name) const {
+  TESSERA_RETURN_IF_ERROR(CheckOpen());
+  for (size_t u = 0; u < units_.size(); ++u) {
+    const auto& params = units_[u]->parameters();
+    for (size_t i = 0; i < params.size(); ++i) {
+      if (params[i].name == name) {
+        return Place{static_cast<int>(u), static_cast<int>(i)};
+      }
+    }
+  }
+  return absl::NotFoundError(
+      absl::StrCat("the module has no parameter '", name,
+                   "' (names are those of named_parameters(); a tied one goes "
+                   "by its first)"));
+}
+
+absl::StatusOr<at::Tensor> Engine::Impl::Gradient(absl::string_view name) {
+  TESSERA_ASSIGN_OR_RETURN(Place place, Find(name));
+  return CatchTorch("Gradient", [&] {
+    return gradients_->Whole(place.unit, place.parameter);
+  });
+}
+
+absl::StatusOr<at::Tensor> Engine::Impl::Parameter(absl::string_view name) {
+  TESSERA_ASSIGN_OR_RETURN(Place place, Find(name));
+  const auto& unit = units_[place.unit];
+  return CatchTorch("Parameter", [&] {
+    PinSet pins;
+    pins.Add(unit);
+    TorchScope scope;
+    at::Tensor copy = unit->parameters()[place.parameter].tensor.clone();
+    RemoveTag(copy);
+    return copy;
+  });
+}
+
+std::vector<CheckpointPart> Engine::Impl::StateParts() {
+  std::vector<CheckpointPart> parts;
+  for (size_t u = 0; u < units_.size(); ++u) {
+    Unit& unit = *units_[u];
+    const int64_t bytes = unit.owned().bytes();
+    auto add = [&](absl::string_view what, char* data) {
+      parts.push_back({absl::StrCat(what, "/", unit.name()),
+                       BytesOver(data, bytes, unit.device())});
+    };
+    add("parameters", unit.owned_data());
+    if (optimizer_ == nullptr) continue;
+    add("exp_avg", optimizer_->exp_avg(static_cast<int>(u)).data());
+    add("exp_avg_sq", optimizer_->exp_avg_sq(static_cast<int>(u)).data());
+  }
+  if (optimizer_ != nullptr) {
+    auto& steps = optimizer_->parameter_steps();
+    parts.push_back(
+        {"parameter_steps",
+         BytesOver(reinterpret_cast<char*>(steps.data()),
+                   static_cast<int64_t>(steps.size() * sizeof(int64_t)),
+                   at::kCPU)});
+  }
+  return parts;
+}
+
+proto::CheckpointManifest Engine::Impl::ManifestHead() const {
+  std::string model;
+  for (const auto& unit : units_) {
+    for (const auto& p : unit->parameters()) {
+      absl::StrAppend(&model, unit->name(), "|", p.name, "|", p.flat.begin, "|",
+                      p.flat.end, "|", p.slot, ";");
+    }
+  }
+  absl::StrAppend(&model, optimizer_ == nullptr ? "none" : "adamw");
+  proto::CheckpointManifest head;
+  head.set_world_size(comm_->world_size());
+  head.set_stage(stage());
+  head.set_step(step_);
+  head.set_model(absl::StrFormat(
+      "%d parameters in %d units, fingerprint %016x",
+      static_cast<int>(gradients_->num_parameters()),
+      static_cast<int>(units_.size()),
+      Fingerprint(model.data(), static_cast<int64_t>(model.size()))));
+  return head;
+}
+
+absl::Status Engine::Impl::Save(const std::string& dir,
+                                absl::string_view client_state) {
+  TESSERA_RETURN_IF_ERROR(CheckOpen());
+  if (has_backward_ || micro_steps_ > 0) {
+    return absl::FailedPreconditionError(
+        "SaveCheckpoint: in the middle of a step; save after Step at an "
+        "accumulation boundary");
+  }
+  TESSERA_RETURN_IF_ERROR(MakeUpdatable());
+  auto written = CatchTorch("SaveCheckpoint", [&]() -> absl::Status {
+    TorchScope scope;
+    std::vector<CheckpointPart> parts = StateParts();
+    at::Generator generator = at::detail::getDefaultCPUGenerator();
+    parts.push_back({"rng", generator.get_state()});
+    std::string client(client_state);
+    parts.push_back({"client_state",
+                     BytesOver(client.data(),
+                               static_cast<int64_t>(client.size()), at::kCPU)});
+    return WriteCheckpoint(dir, ManifestHead(), parts, comm_.get());
+  });
+  return written;
+}
+
+absl::StatusOr<std::string> Engine::Impl::Load(const std::string& dir) {
+  TESSERA_RETURN_IF_ERROR(CheckOpen());
+  TESSERA_RETURN_IF_ERROR(MakeUpdatable());
+  // Everything that can be wrong is found, on every rank, before any change.
+  auto manifest = ReadManifest(dir, ManifestHead());
+  absl::Status mine = manifest.status();
+  if (mine.ok()) mine = VerifyRankFile(dir, manifest->files(comm_->rank()));
+  TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(mine, "LoadCheckpoint"));
+  const proto::CheckpointFile& file = manifest->files(comm_->rank());
+  std::string client;
+  mine = CatchTorch("LoadCheckpoint", [&]() -> absl::Status {
+    TorchScope scope;
+    for (CheckpointPart& part : StateParts()) {
+      TESSERA_RETURN_IF_ERROR(ReadPart(dir, file, &part));
+    }
+    at::Generator generator = at::detail::getDefaultCPUGenerator();
+    CheckpointPart rng{"rng", generator.get_state()};
+    TESSERA_RETURN_IF_ERROR(ReadPart(dir, file, &rng));
+    generator.set_state(rng.bytes);
+    TESSERA_ASSIGN_OR_RETURN(client, ReadText(dir, file, "client_state"));
+    return absl::OkStatus();
+  });
+  TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(mine, "LoadCheckpoint"));
+  TESSERA_RETURN_IF_ERROR(Publish(/*only_with_gradient=*/false));
+  TESSERA_RETURN_IF_ERROR(ZeroGrad());
+  step_ = manifest->step();
+  return client;
+}
+
+absl::Status Engine::Impl::Close() {
+  TESSERA_RETURN_IF_ERROR(CheckOpen());
+  TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(MakeUpdatable(), "Engine::Close"));
+  absl::Status status;
+  for (const auto& unit : units_) {
+    status.Update(unit->Release());
+    if (status.ok()) Registry::Global().Remove(*unit);
+  }
+  TESSERA_RETURN_IF_ERROR(status);
+  gradients_.reset();
+  optimizer_.reset();
+  units_.clear();
+  closed_ = true;
+  return absl::OkStatus();
+}
+
+StateBytes Engine::Impl::state_bytes() const {
+  StateBytes bytes;
+  if (closed_) return bytes;
+  for (const auto& unit : units_) bytes.parameters += unit->resident_bytes();
+  bytes.gradients = gradients_->resident_bytes();
+  if (optimizer_ != nullptr) bytes.optimizer = optimizer_->resident_bytes();
+  return bytes;
+}
+
+StateBytes Engine::Impl::replicated_state_bytes() const {
+  StateBytes bytes;
+  for (const auto& unit : units_) {
+    bytes.parameters += unit->layout().payload_bytes();
+  }
+  bytes.gradients = bytes.parameters;
+  if (optimizer_ != nullptr) bytes.optimizer = 2 * bytes.parameters;
+  return bytes;
+}
+
+std::vector<std::string> Engine::Impl::DescribeUnits() const {
+  std::vector<std::string> lines;
+  for (const auto& unit : units_) {
+    int64_t numel = 0;
+    for (const auto& p : unit->parameters()) numel += p.tensor.numel();
+    lines.push_back(absl::StrCat(unit->name(), ": ", unit->parameters().size(),
+                                 " parameters, ", numel, " elements"));
+  }
+  return lines;
+}
+
+namespace {
+
+absl::StatusOr<std::shared_ptr<Communicator>> GroupOf(
+    const EngineOptions& options) {
+  if (options.communicator != nullptr) return options.communicator;
+  if (World::Current() != nullptr) return World::Current()->communicator();
+  return absl::FailedPreconditionError(
+      "Engine::Create: call tessera::Init first, or set "
+      "EngineOptions::communicator");
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(
+    std::shared_ptr<torch::nn::Module> module, absl::string_view config_path,
+    EngineOptions options) {
+  TESSERA_ASSIGN_OR_RETURN(options.communicator, GroupOf(options));
+  auto config =
+      LoadConfig(std::string(config_path), options.communicator->world_size());
+  TESSERA_RETURN_IF_ERROR(
+      options.communicator->AgreeOk(config.status(), "configuration"));
+  return Create(std::move(module), *config, std::move(options));
+}
+
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(
+    std::shared_ptr<torch::nn::Module> module, const proto::Config& config,
+    EngineOptions options) {
+  TESSERA_ASSIGN_OR_RETURN(auto comm, GroupOf(options));
+  auto resolved = ResolveConfig(config, comm->world_size());
+  if (resolved.ok() && module == nullptr) {
+    resolved = absl::InvalidArgumentError("Engine::Create: module is null");
+  }
+  TESSERA_RETURN_IF_ERROR(comm->AgreeOk(resolved.status(), "configuration"));
+  auto impl = std::make_unique<Impl>(std::move(module), *std::move(resolved),
+                                     std::move(comm), options);
+  auto built =
+      CatchTorch("Engine::Create", [&] { return impl->Build(options); });
+  TESSERA_RETURN_IF_ERROR(built);
+  return std::unique_ptr<Engine>(new Engine(std::move(impl)));
+}
+
+Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Engine::~Engine() = default;
+absl::Status Engine::Backward(const at::Tensor& loss) {
+  return impl_->Backward(loss);
+}
+absl::Status Engine::Step() { return impl_->Step(); }
+absl::Status Engine::ZeroGrad() { return impl_->ZeroGrad(); }
+absl::StatusOr<at::Tensor> Engine::Gradient(absl::string_view name) {
+  return impl_->Gradient(name);
+}
+absl::StatusOr<at::Tensor> Engine::Parameter(absl::string_view name) {
+  return impl_->Parameter(name);
+}
+absl::Status Engine::SaveCheckpoint(const std::string& dir,
+                                    absl::string_view client_state) {
+  return impl_->Save(dir, client_state);
+}
+absl::StatusOr<std::string> Engine::LoadCheckpoint(const std::string& dir) {
+  return impl_->Load(dir);
+}
+absl::Status Engine::Close() { return impl_->Close(); }
+StateBytes Engine::state_bytes() const { return impl_->state_bytes(); }
+StateBytes Engine::replicated_state_bytes() const {
+  return impl_->replicated_state_bytes();
+}
+int Engine::stage() const { return impl_->stage(); }
+int64_t Engine::step() const { return impl_->step(); }
+std::vector<std::string> Engine::DescribeUnits() const {
+  return impl_->DescribeUnits();
+}
+
+}  // namespace tessera

@@ -1,0 +1,120 @@
+#include "engine/replicas.h"
+
+#include <cstring>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "base/bits.h"
+#include "base/status.h"
+#include "sharding/flat_buffer.h"
+#include "sharding/torch_scope.h"
+#include "torch/nn/module.h"
+
+namespace tessera {
+namespace {
+
+// All bytes of the tensor's storage, as a tensor.
+at::Tensor StorageBytes(const at::Tensor& t) {
+  const auto bytes = static_cast<int64_t>(t.storage().nbytes());
+  return TensorOver(static_cast<char*>(t.storage().mutable_data()), {bytes},
+                    {1}, at::kByte, t.device());
+}
+
+// What must be equal of one parameter.
+struct Print {
+  uint64_t name;
+  uint64_t geometry;
+  uint64_t values;
+  uint64_t requires_grad;
+};
+
+uint64_t PrintOf(absl::string_view text) {
+  return Fingerprint(text.data(), static_cast<int64_t>(text.size()));
+}
+
+std::string Geometry(const at::Tensor& t) {
+  std::string text = absl::StrCat(static_cast<int>(t.scalar_type()), "|");
+  for (int64_t s : t.sizes()) absl::StrAppend(&text, s, ",");
+  for (int64_t s : t.strides()) absl::StrAppend(&text, "/", s);
+  return text;
+}
+
+Print PrintOf(const NamedParameter& p) {
+  const at::Tensor host = p.tensor.detach().cpu();
+  return {
+      PrintOf(p.name), PrintOf(Geometry(host)),
+      Fingerprint(host.const_data_ptr(), static_cast<int64_t>(host.nbytes())),
+      p.tensor.requires_grad()};
+}
+
+}  // namespace
+
+absl::Status BroadcastFromRank0(const torch::nn::Module& module,
+                                absl::Span<const UnitPlan> plans,
+                                Communicator* comm) {
+  TorchScope scope;
+  for (const auto& plan : plans) {
+    for (const auto& p : plan.parameters) {
+      TESSERA_RETURN_IF_ERROR(
+          comm->Broadcast(StorageBytes(p.tensor), 0,
+                          CommTag{absl::StrCat("broadcast of ", p.name)})
+              .Wait());
+    }
+  }
+  for (const auto& entry : module.named_buffers(/*recurse=*/true)) {
+    if (!entry.value().defined() || entry.value().numel() == 0) continue;
+    TESSERA_RETURN_IF_ERROR(
+        comm->Broadcast(StorageBytes(entry.value()), 0,
+                        CommTag{absl::StrCat("broadcast of ", entry.key())})
+            .Wait());
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<bool>> CheckEqual(absl::Span<const UnitPlan> plans,
+                                             Communicator* comm) {
+  TorchScope scope;
+  std::vector<Print> prints;
+  std::vector<const std::string*> names;
+  for (const auto& plan : plans) {
+    for (const auto& p : plan.parameters) {
+      prints.push_back(PrintOf(p));
+      names.push_back(&p.name);
+    }
+  }
+  TESSERA_ASSIGN_OR_RETURN(
+      auto all,
+      comm->AllGatherStrings(
+          absl::string_view(reinterpret_cast<const char*>(prints.data()),
+                            prints.size() * sizeof(Print)),
+          CommTag{"comparison of parameters"}));
+  std::vector<bool> requires_grad(prints.size(), false);
+  // Against rank 0, so that every rank comes to the same verdict.
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].size() != all[0].size()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the module has ", all[rank].size() / sizeof(Print),
+          " parameters on rank ", rank, " and ", all[0].size() / sizeof(Print),
+          " on rank 0; build the same module on every rank"));
+    }
+    for (size_t i = 0; i < prints.size(); ++i) {
+      Print theirs, first;
+      std::memcpy(&theirs, all[rank].data() + i * sizeof(Print), sizeof(Print));
+      std::memcpy(&first, all[0].data() + i * sizeof(Print), sizeof(Print));
+      if (theirs.requires_grad) requires_grad[i] = true;
+      const char* what = theirs.name != first.name           ? "name"
+                         : theirs.geometry != first.geometry ? "shape or dtype"
+                         : theirs.values != first.values     ? "values"
+                                                             : nullptr;
+      if (what == nullptr) continue;
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the ", what, " of parameter '", *names[i], "' (number ", i,
+          ") differ between rank 0 and rank ", rank,
+          "; seed all ranks alike before building the module, or set "
+          "EngineOptions::sync_from_rank0"));
+    }
+  }
+  return requires_grad;
+}
+
+}  // namespace tessera

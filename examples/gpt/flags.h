@@ -1,0 +1,38 @@
+// The command line of examples/gpt:train.
+#ifndef EXAMPLES_GPT_FLAGS_H_
+#define EXAMPLES_GPT_FLAGS_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "examples/gpt/gpt.h"
+#include "examples/gpt/sample.h"
+
+struct TrainFlags {
+  std::string config = "examples/gpt/zero3.json";
+  int64_t stage = -1;   // -1: the config's
+  int64_t steps = 100;  // trained first; then the state is saved
+  int64_t after = 0;    // trained after that; their losses are reported one by
+                        // one
+  std::string data;     // any file
+  uint64_t seed = 1;
+  std::string save;    // a folder, made or replaced; none: nothing is saved
+  std::string resume;  // a folder that --save wrote
+  std::string prompt = "In the beginning ";
+  SampleOptions sample{/*bytes=*/0};
+  GptOptions model;
+  bool json = false;
+  bool quiet = false;
+  bool help = false;
+};
+
+// What --help prints.
+extern const char kTrainUsage[];
+
+// Reads --name=value, --name value, and --name for what is on or off. Returns
+// InvalidArgument with one line that names the flag: unknown, without a value,
+// or with one that does not fit.
+absl::StatusOr<TrainFlags> ParseTrainFlags(int argc, char** argv);
+
+#endif  // EXAMPLES_GPT_FLAGS_H_

@@ -1,0 +1,34 @@
+// What a run says of itself: the table at its start and the JSON at its end.
+#ifndef EXAMPLES_GPT_REPORT_H_
+#define EXAMPLES_GPT_REPORT_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+
+// The figures of a run. Losses are means over all ranks.
+struct RunReport {
+  std::vector<float> losses;        // of the steps before the state was saved
+  std::vector<float> after_losses;  // of the steps after it
+  bool resumed = false;             // the run began from a saved state
+  double tokens_per_second = 0;     // of all ranks together
+  int world_size = 1;
+  int stage = 0;
+  tessera::StateBytes held;        // by rank 0
+  tessera::StateBytes replicated;  // what it would hold without shards
+  std::string sample;
+};
+
+// What each rank holds, beside what it would hold were everything replicated.
+std::string StateTable(const RunReport& report);
+
+// One line: first_loss, last_loss, uninterrupted_losses, resumed_losses, tok_s,
+// world, stage, bytes_per_rank, replicated_bytes, sample. The two lists hold
+// after_losses, as hexadecimal floats: the first if the run began anew, the
+// second if it was resumed. A number that JSON cannot say is null. Bytes of the
+// sample that are not ASCII appear as the character of that number.
+std::string ToJson(const RunReport& report);
+
+#endif  // EXAMPLES_GPT_REPORT_H_

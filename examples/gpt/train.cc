@@ -1,0 +1,146 @@
+// Trains a GPT on a text, in shards; saves, resumes, and lets it write.
+//
+//   train --data kjv.txt --world=2 --steps 100 --sample 200
+//
+// What is Tessera's in here is in trainer.cc; the model (gpt.h) knows nothing
+// of it.
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status.h"
+#include "base/torch_guard.h"
+#include "comm/world.h"
+#include "examples/gpt/flags.h"
+#include "examples/gpt/progress.h"
+#include "examples/gpt/report.h"
+#include "examples/gpt/sample.h"
+#include "examples/gpt/trainer.h"
+
+namespace {
+
+// Measures from the end of the first step on, since that one also warms up.
+class Speed {
+ public:
+  explicit Speed(int64_t tokens_per_step) : tokens_per_step_(tokens_per_step) {}
+
+  void StepDone() {
+    if (++steps_ == 1) first_end_ = absl::Now();
+  }
+  double tokens_per_second() const {
+    const bool one = steps_ <= 1;
+    const absl::Time from = one ? start_ : first_end_;
+    return static_cast<double>((one ? steps_ : steps_ - 1) * tokens_per_step_) /
+           absl::ToDoubleSeconds(absl::Now() - from);
+  }
+
+ private:
+  const int64_t tokens_per_step_;
+  const absl::Time start_ = absl::Now();
+  absl::Time first_end_;
+  int64_t steps_ = 0;
+};
+
+// Trains `steps` steps and appends the losses. COLLECTIVE.
+absl::Status TrainSteps(int64_t steps, Trainer& trainer, Progress& progress,
+                        RunReport* report, std::vector<float>* losses) {
+  tessera::Communicator& communicator =
+      *tessera::World::Current()->communicator();
+  Speed speed(trainer.tokens_per_step());
+  for (int64_t step = 1; step <= steps; ++step) {
+    TESSERA_ASSIGN_OR_RETURN(const float loss, trainer.Step());
+    losses->push_back(loss);
+    speed.StepDone();
+    report->tokens_per_second = speed.tokens_per_second();
+    if (progress.IsDue(step)) {
+      TESSERA_ASSIGN_OR_RETURN(const auto memory, GatherMemory(communicator));
+      progress.SetMemory(memory);
+    }
+    progress.Show({step, loss, report->tokens_per_second});
+  }
+  return absl::OkStatus();
+}
+
+// Everything between the start and the report. `out` is nullptr where nothing
+// shall be said. COLLECTIVE.
+absl::Status Work(const TrainFlags& flags, Trainer& trainer, FILE* out,
+                  RunReport* report) {
+  if (!flags.resume.empty()) {
+    TESSERA_RETURN_IF_ERROR(trainer.Resume(flags.resume));
+    report->resumed = true;
+    Progress(out, 0).Say(absl::StrCat("resumed from ", flags.resume, ", step ",
+                                      trainer.engine().step()));
+  }
+  {
+    Progress progress(out, flags.steps);
+    TESSERA_RETURN_IF_ERROR(
+        TrainSteps(flags.steps, trainer, progress, report, &report->losses));
+    if (!flags.save.empty()) {
+      TESSERA_RETURN_IF_ERROR(trainer.Save(flags.save));
+      progress.Say(absl::StrCat("saved to ", flags.save, ", step ",
+                                trainer.engine().step()));
+    }
+  }
+  RunReport after;  // its speed is that of too few steps to tell
+  Progress quiet(nullptr, flags.after);
+  TESSERA_RETURN_IF_ERROR(
+      TrainSteps(flags.after, trainer, quiet, &after, &report->after_losses));
+  if (flags.steps == 0) report->tokens_per_second = after.tokens_per_second;
+  if (flags.sample.bytes > 0) {
+    report->sample = Sample(trainer.model(), flags.prompt, flags.sample);
+  }
+  return absl::OkStatus();
+}
+
+void SayResults(const TrainFlags& flags, const RunReport& report, FILE* out) {
+  for (const float loss : report.after_losses) {
+    std::fprintf(out, "next loss  %.6f  %a\n", loss, loss);
+  }
+  if (!report.sample.empty()) {
+    std::fprintf(out, "%s|%s\n", Printable(flags.prompt).c_str(),
+                 Printable(report.sample).c_str());
+  }
+}
+
+absl::Status Run(int argc, char** argv) {
+  TESSERA_ASSIGN_OR_RETURN(const tessera::World* world,
+                           tessera::Init(&argc, argv));
+  TESSERA_ASSIGN_OR_RETURN(const TrainFlags flags, ParseTrainFlags(argc, argv));
+  const bool speaks = world->rank() == 0;
+  if (flags.help) {
+    if (speaks) std::fputs(kTrainUsage, stdout);
+    return absl::OkStatus();
+  }
+  FILE* human = flags.json ? stderr : stdout;
+  FILE* out = speaks && !flags.quiet ? human : nullptr;
+  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,
+                           Trainer::Create(flags, *world));
+  RunReport report;
+  report.world_size = world->world_size();
+  report.stage = trainer->engine().stage();
+  report.held = trainer->engine().state_bytes();
+  report.replicated = trainer->engine().replicated_state_bytes();
+  Progress(out, 0).Say(
+      absl::StrCat(trainer->Describe(), "\n", StateTable(report)));
+  TESSERA_RETURN_IF_ERROR(Work(flags, *trainer, out, &report));
+  if (out != nullptr) SayResults(flags, report, out);
+  if (speaks && flags.json) std::printf("%s\n", ToJson(report).c_str());
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const absl::Status status =
+      tessera::CatchTorch("train", [&] { return Run(argc, argv); });
+  if (!status.ok()) {
+    std::fprintf(stderr, "train: %s\n", std::string(status.message()).c_str());
+  }
+  tessera::Shutdown();
+  return status.ok() ? 0 : 1;
+}

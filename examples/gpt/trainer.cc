@@ -1,0 +1,151 @@
+#include "examples/gpt/trainer.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "ATen/Context.h"
+#include "ATen/Functions.h"
+#include "ATen/Parallel.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "base/status.h"
+
+namespace {
+
+// A GPU where the ranks talk over NCCL, each on its own.
+at::Device ChooseDevice(const tessera::World& world) {
+  if (world.communicator()->backend() != "nccl") return at::kCPU;
+  return at::Device(at::kCUDA, static_cast<int8_t>(world.local_rank()));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(
+    const TrainFlags& flags, const tessera::World& world) {
+  auto trainer = std::unique_ptr<Trainer>(new Trainer(flags, world));
+  // What may fail on one rank alone comes first, and is agreed on, so that no
+  // rank waits for one that has ended.
+  TESSERA_RETURN_IF_ERROR(
+      world.communicator()->AgreeOk(trainer->PrepareData(), "set-up"));
+  TESSERA_RETURN_IF_ERROR(trainer->MakeModel());
+  return trainer;
+}
+
+absl::Status Trainer::PrepareData() {
+  TESSERA_ASSIGN_OR_RETURN(
+      config_, tessera::LoadConfig(flags_.config, world_.world_size()));
+  if (flags_.stage >= 0) {
+    config_.mutable_zero_optimization()->set_stage(
+        static_cast<int32_t>(flags_.stage));
+  }
+  if (flags_.data.empty()) return absl::OkStatus();
+  const int64_t seq = flags_.model.seq();
+  TESSERA_ASSIGN_OR_RETURN(corpus_,
+                           tessera::ByteCorpus::Open(flags_.data, seq + 1));
+  tessera::DistributedSamplerOptions options;
+  options.num_samples = corpus_->num_samples(seq);
+  options.rank = world_.rank();
+  options.world_size = world_.world_size();
+  options.seed = flags_.seed;
+  TESSERA_ASSIGN_OR_RETURN(sampler_,
+                           tessera::DistributedSampler::Create(options));
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::MakeModel() {
+  at::manual_seed(flags_.seed);  // the same initial values on all ranks
+  model_ = Gpt(flags_.model);
+  device_ = ChooseDevice(world_);
+  model_->to(device_);
+  for (const auto& parameter : model_->parameters()) {
+    parameter_count_ += parameter.numel();
+  }
+  TESSERA_ASSIGN_OR_RETURN(engine_, tessera::Engine::Create(model_, config_));
+  at::manual_seed(flags_.seed + 1 + world_.rank());  // dropout differs
+  return absl::OkStatus();
+}
+
+Trainer::Batch Trainer::NextBatch() {
+  const int64_t count = config_.train_micro_batch_size_per_gpu();
+  const int64_t seq = flags_.model.seq();
+  auto bytes = at::empty({count, seq + 1}, at::kLong);
+  auto* out = bytes.data_ptr<int64_t>();
+  for (const int64_t index : sampler_->NextBatch(count)) {
+    const auto sample = corpus_->sample(index, seq);
+    out = std::copy(sample.begin(), sample.end(), out);
+  }
+  bytes = bytes.to(device_);
+  return {bytes.slice(1, 0, seq).contiguous(),
+          bytes.slice(1, 1, seq + 1).contiguous()};
+}
+
+absl::StatusOr<float> Trainer::Step() {
+  const int64_t micro_batches = config_.gradient_accumulation_steps();
+  auto total = at::zeros({1}, at::TensorOptions().device(device_));
+  for (int64_t i = 0; i < micro_batches; ++i) {
+    const Batch batch = NextBatch();
+    auto loss = model_->loss(batch.tokens, batch.targets);
+    total += loss.detach();
+    TESSERA_RETURN_IF_ERROR(engine_->Backward(loss));
+    TESSERA_RETURN_IF_ERROR(engine_->Step());
+  }
+  TESSERA_RETURN_IF_ERROR(
+      world_.communicator()->AllReduceSum(total, {"the loss"}).Wait());
+  return total.item<float>() /
+         static_cast<float>(micro_batches * world_.world_size());
+}
+
+// "epoch position samples seed": the first two are where to go on; the others
+// tell whether it is the same data in the same order.
+std::string Trainer::DataState() const {
+  if (!sampler_.has_value()) return "";
+  const tessera::SamplerState state = sampler_->state();
+  return absl::StrCat(state.epoch, " ", state.position, " ",
+                      corpus_->num_samples(flags_.model.seq()), " ",
+                      flags_.seed);
+}
+
+absl::Status Trainer::Save(const std::string& dir) {
+  return engine_->SaveCheckpoint(dir, DataState());
+}
+
+absl::Status Trainer::Resume(const std::string& dir) {
+  TESSERA_ASSIGN_OR_RETURN(const std::string saved,
+                           engine_->LoadCheckpoint(dir));
+  if (!sampler_.has_value()) return absl::OkStatus();
+  const std::vector<std::string> parts = absl::StrSplit(saved, ' ');
+  tessera::SamplerState state;
+  if (parts.size() != 4 || !absl::SimpleAtoi(parts[0], &state.epoch) ||
+      !absl::SimpleAtoi(parts[1], &state.position)) {
+    return absl::DataLossError(absl::StrCat(
+        dir, ": expected this program's place in the data, got '", saved, "'"));
+  }
+  const std::string samples =
+      absl::StrCat(corpus_->num_samples(flags_.model.seq()));
+  const std::string seed = absl::StrCat(flags_.seed);
+  if (parts[2] != samples || parts[3] != seed) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        dir, ": saved with ", parts[2], " samples and --seed ", parts[3],
+        ", but ", flags_.data, " has ", samples, " and --seed is ", seed));
+  }
+  return tessera::Annotate(sampler_->Seek(state), dir);
+}
+
+int64_t Trainer::tokens_per_step() const {
+  return config_.train_batch_size() * flags_.model.seq();
+}
+
+std::string Trainer::Describe() const {
+  const GptOptions& model = flags_.model;
+  return absl::StrFormat(
+      "GPT of %.1f M parameters (%d layers, width %d, %d bytes of context), "
+      "ZeRO stage %d\n%d rank%s over %s, %d thread%s each, %d bytes a step",
+      parameter_count_ / 1e6, model.layers(), model.dim(), model.seq(),
+      engine_->stage(), world_.world_size(),
+      world_.world_size() == 1 ? "" : "s",
+      std::string(world_.communicator()->backend()), at::get_num_threads(),
+      at::get_num_threads() == 1 ? "" : "s", tokens_per_step());
+}

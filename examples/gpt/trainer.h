@@ -1,0 +1,71 @@
+// Trainer: a Gpt, its engine, and the place in the data where they are.
+#ifndef EXAMPLES_GPT_TRAINER_H_
+#define EXAMPLES_GPT_TRAINER_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "ATen/core/Tensor.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "comm/world.h"
+#include "config/config.h"
+#include "data/byte_corpus.h"
+#include "data/distributed_sampler.h"
+#include "engine/engine.h"
+#include "examples/gpt/flags.h"
+#include "examples/gpt/gpt.h"
+
+class Trainer {
+ public:
+  // Opens the data, makes the model and shards it. An error on one rank is
+  // returned on all. COLLECTIVE.
+  static absl::StatusOr<std::unique_ptr<Trainer>> Create(
+      const TrainFlags& flags, const tessera::World& world);
+
+  // Trains one optimizer step: one micro-batch per accumulation step, each of
+  // this rank's own samples. Returns the mean loss over all of them and all
+  // ranks, the same bits everywhere. COLLECTIVE. REQUIRES: flags.data was
+  // given.
+  absl::StatusOr<float> Step();
+
+  // The sharded state, with this rank's place in the data. COLLECTIVE.
+  absl::Status Save(const std::string& dir);
+  // Goes on where Save was called: model, optimizer, random numbers and data.
+  // FailedPrecondition if the data is another. COLLECTIVE.
+  absl::Status Resume(const std::string& dir);
+
+  const Gpt& model() const { return model_; }
+  const tessera::Engine& engine() const { return *engine_; }
+  int64_t parameter_count() const { return parameter_count_; }
+  // Of all ranks together, in one step.
+  int64_t tokens_per_step() const;
+  // One line: sizes of the model and of a step, ranks, threads.
+  std::string Describe() const;
+
+ private:
+  struct Batch {
+    at::Tensor tokens, targets;  // [micro-batch, seq] of int64
+  };
+
+  Trainer(const TrainFlags& flags, const tessera::World& world)
+      : flags_(flags), world_(world) {}
+  absl::Status PrepareData();
+  absl::Status MakeModel();
+  Batch NextBatch();
+  std::string DataState() const;
+
+  const TrainFlags flags_;
+  const tessera::World& world_;
+  tessera::proto::Config config_;  // resolved
+  std::optional<tessera::ByteCorpus> corpus_;
+  std::optional<tessera::DistributedSampler> sampler_;
+  at::Device device_ = at::kCPU;
+  int64_t parameter_count_ = 0;
+  Gpt model_{nullptr};
+  std::unique_ptr<tessera::Engine> engine_;
+};
+
+#endif  // EXAMPLES_GPT_TRAINER_H_

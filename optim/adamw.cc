@@ -1,0 +1,116 @@
+#include "optim/adamw.h"
+
+#include <utility>
+
+#include "ATen/ops/_fused_adamw.h"
+#include "ATen/ops/full.h"
+#include "ATen/ops/zeros.h"
+#include "base/status.h"
+#include "base/torch_guard.h"
+#include "sharding/torch_scope.h"
+
+namespace tessera {
+namespace {
+
+// Elements that vectorised kernels may treat as one group.
+constexpr int64_t kGroup = 64;
+
+// What the kernel works on: lists of equal length.
+struct Lists {
+  std::vector<at::Tensor> params, grads, exp_avgs, exp_avg_sqs, steps;
+};
+
+// A segment that does not start at a group of its parameter (possible only for
+// parameters that lie unaligned in a storage they share) is worked on in copies
+// that do, so that the kernel groups its elements as on the whole parameter.
+struct Realigned {
+  at::Tensor original, copy;
+  int64_t offset;
+};
+
+at::Tensor Realign(const at::Tensor& segment, int64_t begin, int64_t end,
+                   int64_t param_numel, std::vector<Realigned>* undo) {
+  const int64_t from = begin / kGroup * kGroup;
+  const int64_t to =
+      std::min((end + kGroup - 1) / kGroup * kGroup, param_numel);
+  at::Tensor copy = at::zeros({to - from}, segment.options());
+  copy.narrow(0, begin - from, end - begin).copy_(segment);
+  undo->push_back({segment, copy, begin - from});
+  return copy;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<AdamW>> AdamW::Create(
+    std::vector<std::shared_ptr<Unit>> units, AdamWOptions options) {
+  auto adamw = std::make_unique<AdamW>();
+  adamw->options_ = options;
+  for (const auto& unit : units) {
+    State state;
+    for (FlatBuffer* buffer : {&state.exp_avg, &state.exp_avg_sq}) {
+      TESSERA_ASSIGN_OR_RETURN(
+          *buffer, FlatBuffer::Allocate(unit->owned().bytes(), unit->device(),
+                                        MemoryKind::kOptimizer));
+    }
+    adamw->states_.push_back(std::move(state));
+    adamw->steps_.resize(adamw->steps_.size() + unit->parameters().size());
+  }
+  adamw->units_ = std::move(units);
+  return adamw;
+}
+
+absl::Status AdamW::Step(const Gradients& gradients) {
+  return CatchTorch("optimizer step", [&] {
+    TorchScope scope;
+    for (size_t i = 0; i < steps_.size(); ++i) {
+      if (gradients.has_gradient(static_cast<int>(i))) ++steps_[i];
+    }
+    Lists lists;
+    std::vector<Realigned> undo;
+    for (size_t u = 0; u < units_.size(); ++u) {
+      Unit& unit = *units_[u];
+      for (const auto& segment : unit.segments()) {
+        const auto& p = unit.parameters()[segment.parameter];
+        if (!gradients.has_gradient(p.index)) continue;
+        const int64_t offset = segment.flat.begin - unit.owned().begin;
+        const int64_t item = unit.item_bytes();
+        const int64_t begin = (segment.flat.begin - p.flat.begin) / item;
+        const int64_t end = begin + segment.flat.bytes() / item;
+        const bool aligned =
+            begin % kGroup == 0 &&
+            (end % kGroup == 0 || segment.flat.end == p.flat.end);
+        auto view = [&](char* owned) {
+          at::Tensor t = TensorOver(owned + offset, {end - begin}, {1},
+                                    unit.dtype(), unit.device());
+          return aligned ? t
+                         : Realign(t, begin, end, p.flat.bytes() / item, &undo);
+        };
+        lists.params.push_back(view(unit.owned_data()));
+        lists.grads.push_back(
+            view(gradients.owned_gradient(static_cast<int>(u))));
+        lists.exp_avgs.push_back(view(states_[u].exp_avg.data()));
+        lists.exp_avg_sqs.push_back(view(states_[u].exp_avg_sq.data()));
+        lists.steps.push_back(
+            at::full({}, static_cast<double>(steps_[p.index]),
+                     at::TensorOptions(at::kFloat).device(unit.device())));
+      }
+    }
+    if (lists.params.empty()) return;
+    at::_fused_adamw_(lists.params, lists.grads, lists.exp_avgs,
+                      lists.exp_avg_sqs, /*max_exp_avg_sqs=*/{}, lists.steps,
+                      options_.lr, options_.beta1, options_.beta2,
+                      options_.weight_decay, options_.eps, /*amsgrad=*/false,
+                      /*maximize=*/false);
+    for (auto& r : undo) {
+      r.original.copy_(r.copy.narrow(0, r.offset, r.original.numel()));
+    }
+  });
+}
+
+int64_t AdamW::resident_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& s : states_) bytes += s.exp_avg.bytes() * 2;
+  return bytes;
+}
+
+}  // namespace tessera

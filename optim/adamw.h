@@ -1,0 +1,60 @@
+// AdamW on the segments of flat shards: one call of libtorch's fused kernel
+// over every segment that this rank owns, so the bits are those of the same
+// kernel on whole parameters, whatever the shards (sharding/layout.h says why).
+//
+// Source: Loshchilov & Hutter, "Decoupled Weight Decay Regularization", 2019.
+// A parameter without a gradient is skipped: no decay, no momentum, and its own
+// step count stays (bias correction), as in libtorch.
+#ifndef OPTIM_ADAMW_H_
+#define OPTIM_ADAMW_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "sharding/flat_buffer.h"
+#include "sharding/gradients.h"
+#include "sharding/unit.h"
+
+namespace tessera {
+
+struct AdamWOptions {
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0;
+};
+
+class AdamW {
+ public:
+  // Allocates the states of this rank's part of every unit: 2 * owned bytes.
+  // LOCAL. ResourceExhausted.
+  static absl::StatusOr<std::unique_ptr<AdamW>> Create(
+      std::vector<std::shared_ptr<Unit>> units, AdamWOptions options);
+
+  // Updates the owned part of every parameter that has a gradient. LOCAL; the
+  // caller publishes (Unit::PublishOwned). REQUIRES: CheckUpdatable of all.
+  absl::Status Step(const Gradients& gradients);
+
+  // States of a unit, for checkpoints: [owned bytes] each.
+  FlatBuffer& exp_avg(int unit) { return states_[unit].exp_avg; }
+  FlatBuffer& exp_avg_sq(int unit) { return states_[unit].exp_avg_sq; }
+  // Steps done per parameter of the model, the same on all ranks.
+  std::vector<int64_t>& parameter_steps() { return steps_; }
+  int64_t resident_bytes() const;
+
+ private:
+  struct State {
+    FlatBuffer exp_avg, exp_avg_sq;  // [owned]
+  };
+  std::vector<std::shared_ptr<Unit>> units_;
+  std::vector<State> states_;
+  std::vector<int64_t> steps_;
+  AdamWOptions options_;
+};
+
+}  // namespace tessera
+#endif  // OPTIM_ADAMW_H_

@@ -1,0 +1,59 @@
+#include "sharding/storage_access.h"
+
+#include <utility>
+
+#include "c10/core/StorageImpl.h"
+#include "c10/core/TensorImpl.h"
+#include "sharding/torch_scope.h"
+
+namespace tessera {
+namespace {
+
+// StorageImpl can be told to throw on access, but not to stop; the flag is
+// private. An explicit template instantiation may name private members.
+template <typename Tag, typename Tag::type kMember>
+struct Expose {
+  friend typename Tag::type Member(Tag) { return kMember; }
+};
+struct ThrowFlag {
+  using type = bool c10::StorageImpl::*;
+  friend type Member(ThrowFlag);
+};
+template struct Expose<ThrowFlag,
+                       &c10::StorageImpl::throw_on_immutable_data_ptr_>;
+
+// TensorImpl's key set is protected, and nothing public sets one key of it.
+struct KeySetAccess : c10::TensorImpl {
+  static c10::DispatchKeySet& Of(c10::TensorImpl* impl) {
+    return impl->*(&KeySetAccess::key_set_);
+  }
+};
+
+}  // namespace
+
+void AddTag(const at::Tensor& tensor) {
+  auto& keys = KeySetAccess::Of(tensor.unsafeGetTensorImpl());
+  keys = keys.add(kTagKey);
+}
+
+void RemoveTag(const at::Tensor& tensor) {
+  auto& keys = KeySetAccess::Of(tensor.unsafeGetTensorImpl());
+  keys = keys.remove(kTagKey);
+}
+
+bool HasTag(const at::Tensor& tensor) { return tensor.key_set().has(kTagKey); }
+
+void PointStorage(c10::StorageImpl* storage, void* data, at::Device device) {
+  storage->*Member(ThrowFlag()) = false;
+  // set_data_ptr_noswap refreshes the checks that depend on the flag.
+  storage->set_data_ptr_noswap(c10::DataPtr(data, device));
+}
+
+void UnpointStorage(c10::StorageImpl* storage, std::string error,
+                    at::Device device) {
+  storage->set_data_ptr_noswap(c10::DataPtr(nullptr, device));
+  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(
+      std::move(error));
+}
+
+}  // namespace tessera

@@ -1,0 +1,27 @@
+// What the engine does to libtorch's StorageImpl and TensorImpl beyond their
+// public interfaces, all in one place.
+#ifndef SHARDING_STORAGE_ACCESS_H_
+#define SHARDING_STORAGE_ACCESS_H_
+
+#include <string>
+
+#include "ATen/core/Tensor.h"
+
+namespace tessera {
+
+// Puts the tag (kTagKey) on a tensor, so that operators that receive it reach
+// the fallback; takes it off.
+void AddTag(const at::Tensor& tensor);
+void RemoveTag(const at::Tensor& tensor);
+bool HasTag(const at::Tensor& tensor);
+
+// Points the storage at `data`, which it does not own. Its nbytes stay.
+void PointStorage(c10::StorageImpl* storage, void* data, at::Device device);
+
+// Takes the memory away: nbytes stay (views can be made, sizes read), and any
+// access to the data throws `error`, in release builds too.
+void UnpointStorage(c10::StorageImpl* storage, std::string error,
+                    at::Device device);
+
+}  // namespace tessera
+#endif  // SHARDING_STORAGE_ACCESS_H_

@@ -1,0 +1,128 @@
+#include "sharding/tag.h"
+
+#include <utility>
+
+#include "ATen/core/dispatch/Dispatcher.h"
+#include "ATen/core/grad_mode.h"
+#include "ATen/core/stack.h"
+#include "base/torch_guard.h"
+#include "c10/core/impl/LocalDispatchKeySet.h"
+#include "sharding/operator_info.h"
+#include "sharding/rebind.h"
+#include "sharding/registry.h"
+#include "sharding/storage_access.h"
+#include "sharding/torch_scope.h"
+#include "sharding/unit.h"
+#include "torch/csrc/autograd/graph_task.h"
+#include "torch/csrc/distributed/c10d/Work.hpp"
+#include "torch/library.h"
+
+namespace tessera {
+namespace {
+
+// Calls f(tensor, argument index) for each tensor among the top `n` values.
+template <typename F>
+void ForEachTensor(const torch::jit::Stack& stack, size_t n, F&& f) {
+  for (size_t i = 0; i < n; ++i) {
+    const c10::IValue& value = stack[stack.size() - n + i];
+    if (value.isTensor()) {
+      f(value.toTensor(), i);
+    } else if (value.isTensorList()) {
+      for (const at::Tensor& t : value.toTensorVector()) f(t, i);
+    } else if (value.isList()) {
+      for (const c10::IValue& e : value.toListRef()) {
+        if (e.isTensor()) f(e.toTensor(), i);
+      }
+    }
+  }
+}
+
+bool OutsideOfGraph() {
+  return !at::GradMode::is_enabled() &&
+         torch::autograd::get_current_graph_task_id() == -1;
+}
+
+void PinArguments(const OperatorInfo& info, const torch::jit::Stack& stack,
+                  PinSet* pins) {
+  const bool outside = OutsideOfGraph();
+  ForEachTensor(stack, info.writes.size(), [&](const at::Tensor& t, size_t i) {
+    if (!t.defined() || !HasTag(t)) return;
+    Owned owned = Registry::Global().Find(t);
+    if (!owned) return;
+    pins->Add(owned.unit);
+    if (info.writes[i]) owned.unit->MarkDirty();
+    if (outside) owned.unit->MarkUsedWithoutGrad();
+  });
+}
+
+void TagAliases(size_t num_returns, const torch::jit::Stack& stack) {
+  ForEachTensor(stack, num_returns, [](const at::Tensor& t, size_t) {
+    if (t.defined() && !HasTag(t) && Registry::Global().Find(t)) AddTag(t);
+  });
+}
+
+// A collective of the user's own on parameters goes on after its operator has
+// returned: it is over before the pins go.
+void WaitForWork(size_t num_returns, const torch::jit::Stack& stack) {
+  for (size_t i = stack.size() - num_returns; i < stack.size(); ++i) {
+    if (!stack[i].isCustomClass()) continue;
+    auto work = stack[i].toCustomClass<c10d::Work>();
+    if (work) work->wait();
+  }
+}
+
+void Redispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                torch::jit::Stack* stack, bool exclude) {
+  const auto below =
+      keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kTagKey);
+  if (exclude) {
+    c10::impl::ExcludeDispatchKeyGuard guard{c10::DispatchKeySet(kTagKey)};
+    op.redispatchBoxed(below, stack);
+  } else {
+    op.redispatchBoxed(below, stack);
+  }
+}
+
+void Fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+              torch::jit::Stack* stack) {
+  const OperatorInfo& info = OperatorInfo::Of(op);
+  const size_t num_returns = op.schema().returns().size();
+  switch (info.kind) {
+    case OperatorInfo::Kind::kSet:
+      if (SetBecomesWrite(op, stack)) return;
+      break;
+    case OperatorInfo::Kind::kSetData:
+      SetDataBecomesWrite(stack);
+      [[fallthrough]];
+    case OperatorInfo::Kind::kTransparent:
+      Redispatch(op, keys, stack, /*exclude=*/false);
+      TagAliases(num_returns, *stack);
+      return;
+    case OperatorInfo::Kind::kCompute:
+      break;
+  }
+  PinSet pins;
+  PinArguments(info, *stack, &pins);
+  Redispatch(op, keys, stack, /*exclude=*/info.aten);
+  if (pins.empty()) return;
+  TagAliases(num_returns, *stack);
+  if (info.c10d) WaitForWork(num_returns, *stack);
+}
+
+TORCH_LIBRARY_IMPL(_, DeferredInit, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&Fallback>());
+}
+
+}  // namespace
+
+absl::Status CheckTagFallback() {
+  if (c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(kTagKey)) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(
+      "libtorch's dispatch key DeferredInit has no fallback: //sharding:tag "
+      "was "
+      "not linked whole (it needs alwayslink)");
+}
+
+}  // namespace tessera

@@ -1,0 +1,38 @@
+// Use: keeps parameters whole for as long as it lives.
+//
+// Code that reads a parameter through a raw pointer, outside of any operator,
+// meets an error that names the parameter while its unit is freed. One line
+// mends it:
+//
+//   auto pin = tessera::Use(w);
+//   Kernel(x.data_ptr<float>(), w.data_ptr<float>());
+//
+// A write through the pointer is kept: make the same one on all ranks.
+// COLLECTIVE where the unit is not whole (one all-gather): all ranks must make
+// the same uses in the same order. Throws what a gather throws. Tensors that no
+// engine owns cost nothing.
+#ifndef SHARDING_USE_H_
+#define SHARDING_USE_H_
+
+#include <memory>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+
+namespace tessera {
+
+class Use {
+ public:
+  explicit Use(const at::Tensor& tensor);
+  explicit Use(const std::vector<at::Tensor>& tensors);
+  ~Use();
+  Use(Use&&) noexcept;
+  Use& operator=(Use&&) noexcept;
+
+ private:
+  struct Pins;
+  std::unique_ptr<Pins> pins_;
+};
+
+}  // namespace tessera
+#endif  // SHARDING_USE_H_

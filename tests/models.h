@@ -1,0 +1,47 @@
+// Models: small modules, each with one way of using its parameters that an
+// engine below the dispatcher can get wrong. Sizes are odd, so that shards cut
+// through parameters.
+//
+// A model makes its own micro-batches, from rank and number alone, with a
+// generator of its own; the default generator is for dropout.
+#ifndef TESTS_MODELS_H_
+#define TESTS_MODELS_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "torch/nn/module.h"
+
+namespace tessera {
+
+class TestModel : public torch::nn::Module {
+ public:
+  using torch::nn::Module::Module;
+  // Forward of a rank's micro-batch, with gradients: a scalar.
+  virtual at::Tensor Loss(int rank, int64_t micro_batch) = 0;
+};
+
+// By name:
+//   Mlp             blocks of Linear and LayerNorm; one layer is never used
+//   Gpt             two blocks, dropout; the head is the embedding's .t()
+//   Lstm            two layers, bidirectional, dropout between them
+//   Attention       MultiheadAttention, TransformerEncoderLayer, dropout
+//   ConvNorm        channels_last convolution, BatchNorm (buffers), GroupNorm
+//   Views           chunk, view, slice, expand, index of weights
+//   SharedStorage   parameters that lie at odd places of one storage
+//   UsedTwice       a layer applied twice in one forward
+//   Frozen          layers that require no gradient, between some that do
+//   Embedding       padding_idx, sparse = false, and a table read twice
+//   OneRank         a layer whose output enters the loss of rank 1 alone
+//   ChangingRank    the same, of another rank at each micro-batch, and a layer
+//                   that no rank uses at first
+//   OneRankForward  a layer that only rank 1 runs at all (not for stage 3)
+//   MixedDtype      float64 parameters among float32 ones
+std::shared_ptr<TestModel> MakeTestModel(absl::string_view name);
+std::vector<std::string> TestModelNames();
+
+}  // namespace tessera
+#endif  // TESTS_MODELS_H_

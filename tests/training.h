@@ -1,0 +1,63 @@
+// Training: one run of a test model, by the engine on this rank or by the oracle
+// for all ranks, and what came of it as lines of text that must be equal.
+//
+//   step 2, micro-batch 0: loss 0x1.8p+0
+//   step 2: gradient of out.bias 5 float 0123456789abcdef
+//   parameter out.bias 5 float fedcba9876543210
+//   buffer norm1.running_mean ...
+//   generator ...
+#ifndef TESTS_TRAINING_H_
+#define TESTS_TRAINING_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "comm/communicator.h"
+#include "config/config.pb.h"
+#include "tests/models.h"
+#include "tests/oracle.h"
+
+namespace tessera {
+
+struct TrainingSpec {
+  std::string model = "Mlp";
+  int stage = 0;
+  int steps = 3;
+  int accumulation = 1;
+  int live_units = 2;      // EngineOptions
+  bool poison = false;     // SetPoisonOnFree
+  bool gradients = false;  // every step's gradients go into the record
+
+  // "Mlp 0 3 1 2 0 0", and back.
+  std::string ToText() const;
+  static TrainingSpec FromText(absl::string_view text);
+};
+
+using Record = std::vector<std::string>;
+
+// The model as every rank builds it; the default generator is then that of the
+// rank.
+std::shared_ptr<TestModel> BuildModel(absl::string_view name, int rank);
+proto::Config ConfigOf(const TrainingSpec& spec);
+OracleOptions OracleOptionsOf(const TrainingSpec& spec, int world_size);
+
+// COLLECTIVE. The model is closed and plain at the end.
+absl::StatusOr<Record> TrainWithEngine(const TrainingSpec& spec,
+                                       std::shared_ptr<Communicator> comm);
+// The records of all ranks. The same spec is trained once per process, whatever
+// stage, live_units and poison are.
+const std::vector<Record>& TrainWithOracle(const TrainingSpec& spec,
+                                           int world_size);
+
+// "" if equal; else the first line that differs, both ways.
+std::string FirstDifference(const Record& expected, const Record& got);
+
+// Sizes, dtype and fingerprint; "none" for an undefined tensor.
+std::string PrintOf(const at::Tensor& tensor);
+
+}  // namespace tessera
+#endif  // TESTS_TRAINING_H_

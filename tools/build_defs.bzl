@@ -1,0 +1,157 @@
+"""The macros that all BUILD files use instead of Bazel's cc_* rules.
+
+They add our warnings, and torch_pch = True: this target's files are compiled
+with a precompiled <torch/torch.h> (2 s a file instead of 10 s). Such a file
+must not depend on flags that the precompiled header was made without, such as
+-mavx2 in copts.
+"""
+
+load("//tools:cuda.bzl", "cuda_objects")
+load("//tools:proto.bzl", "proto_sources")
+load("//third_party/cuda:defs.bzl", "HAS_CUDA")
+
+_WARNINGS = [
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-Wimplicit-fallthrough",
+    "-Wnon-virtual-dtor",
+    "-Woverloaded-virtual",
+    "-Wshadow-uncaptured-local",
+    "-Wthread-safety",
+    # `Options options = {}` and `{.first = x}` are fine: members have defaults.
+    "-Wno-missing-field-initializers",
+    # absl's and torch's interfaces name parameters that one override ignores.
+    "-Wno-unused-parameter",
+    # A macro of clang's PCH that a file's own define repeats.
+    "-Wno-unused-command-line-argument",
+]
+
+_PCH = "//third_party/libtorch:torch_pch"
+
+_PCH_COPTS = [
+    "-include-pch",
+    "$(BINDIR)/third_party/libtorch/torch_pch.pch",
+]
+
+def _cc(rule, torch_pch, copts, deps, kwargs):
+    rule(
+        copts = _WARNINGS + (_PCH_COPTS if torch_pch else []) + copts,
+        deps = deps + ([_PCH] if torch_pch else []),
+        **kwargs
+    )
+
+def tessera_cc_library(name, torch_pch = False, copts = [], deps = [], **kwargs):
+    """cc_library with our warnings. All its other attributes may be given."""
+    kwargs["name"] = name
+    _cc(native.cc_library, torch_pch, copts, deps, kwargs)
+
+def tessera_cc_binary(name, torch_pch = False, copts = [], deps = [], **kwargs):
+    """cc_binary with our warnings. All its other attributes may be given."""
+    kwargs["name"] = name
+    _cc(native.cc_binary, torch_pch, copts, deps, kwargs)
+
+def tessera_cc_test(
+        name,
+        torch_pch = False,
+        size = "small",
+        copts = [],
+        deps = [],
+        **kwargs):
+    """cc_test with our warnings; add //third_party/gtest:gtest_main to deps.
+
+    Tests of several processes carry tags = ["cpu:2"], tests that need a GPU
+    tags = ["gpu"], slow ones tags = ["slow"] (see .bazelrc for both).
+    """
+    kwargs["name"] = name
+    kwargs["size"] = size
+    _cc(native.cc_test, torch_pch, copts, deps, kwargs)
+
+def tessera_proto_library(name, srcs, deps = [], visibility = None, testonly = False):
+    """C++ code for .proto files: include "folder/file.pb.h", depend on `name`.
+
+    Args:
+      name: the C++ library's name.
+      srcs: .proto files of this package. They import each other, those of
+        `deps` and well-known types by their path from the workspace's root.
+      deps: other tessera_proto_library targets.
+      visibility: as usual.
+      testonly: as usual.
+    """
+    proto_sources(
+        name = name + "_srcs",
+        srcs = srcs,
+        deps = [dep + "_srcs" for dep in deps],
+        testonly = testonly,
+        visibility = visibility,
+    )
+    native.filegroup(
+        name = name + "_cc",
+        srcs = [name + "_srcs"],
+        output_group = "cc",
+        testonly = testonly,
+        visibility = ["//visibility:private"],
+    )
+    native.filegroup(
+        name = name + "_h",
+        srcs = [name + "_srcs"],
+        output_group = "h",
+        testonly = testonly,
+        visibility = ["//visibility:private"],
+    )
+    native.cc_library(
+        name = name,
+        srcs = [name + "_cc"],
+        hdrs = [name + "_h"],
+        testonly = testonly,
+        visibility = visibility,
+        deps = deps + ["//third_party/protobuf"],
+    )
+
+def tessera_cuda_library(
+        name,
+        srcs,
+        hdrs = [],
+        deps = [],
+        copts = [],
+        visibility = None,
+        testonly = False,
+        tags = []):
+    """A library of .cu files, compiled by nvcc; without CUDA, its headers only.
+
+    Callers must not call into it unless TESSERA_HAS_CUDA is defined.
+
+    Args:
+      name: the library's name.
+      srcs: .cu files, and headers that only they include.
+      hdrs: headers for dependents: plain C++, that any compiler reads.
+      deps: cc_library targets; //third_party/cuda:cudart is added.
+      copts: more flags for nvcc.
+      visibility: as usual.
+      testonly: as usual.
+      tags: as usual.
+    """
+    deps = deps + ["//third_party/cuda:cudart"]
+    objects = []
+    if HAS_CUDA:
+        cuda_objects(
+            name = name + "_objects",
+            srcs = srcs,
+            hdrs = hdrs,
+            deps = deps,
+            copts = copts,
+            testonly = testonly,
+            tags = tags,
+            visibility = ["//visibility:private"],
+        )
+        objects = [name + "_objects"]
+    native.cc_library(
+        name = name,
+        srcs = objects,
+        hdrs = hdrs,
+        deps = deps,
+        testonly = testonly,
+        tags = tags,
+        visibility = visibility,
+        linkstatic = True,
+    )
