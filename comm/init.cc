@@ -101,7 +101,7 @@ absl::StatusOr<std::shared_ptr<Communicator>> Connect(Group group,
     return (*made)->Barrier("start-up");
   };
   auto stop = [&]() -> absl::Status {
-    TESSERA_RETURN_IF_ERROR(LaunchFailure(*store));
+    TESSERA_RETURN_IF_ERROR(StartFailure(*store));
     if (absl::Now() < deadline) return absl::OkStatus();
     return absl::DeadlineExceededError(absl::StrCat(
         "rank ", group.job.rank, " is not connected with all of the ",

@@ -24,7 +24,6 @@ namespace tessera {
 namespace {
 
 constexpr char kMark[] = "TESSERA_LAUNCHED_BY";  // the parent's process id
-constexpr absl::Duration kKillGrace = absl::Seconds(5);
 
 int g_signal_pipe[2] = {-1, -1};
 
@@ -160,7 +159,7 @@ void Supervisor::Press() {
   } else if (now >= term_at_) {
     Signal(SIGTERM);
     term_at_ = absl::InfiniteFuture();
-    kill_at_ = std::min(kill_at_, now + kKillGrace);
+    kill_at_ = std::min(kill_at_, now + options_.term_grace);
   }
 }
 

@@ -27,7 +27,11 @@ constexpr char kPrefix[] = "tessera";
 constexpr char kFailure[] = "failure";
 constexpr char kCame[] = "came";
 constexpr char kWorldSize[] = "world_size";
+constexpr char kStoreError[] = "the store, or rank 0 that hosts it, has gone";
 constexpr absl::Duration kPoll = absl::Milliseconds(5);
+constexpr absl::Duration kMaxPoll = absl::Milliseconds(100);
+// Long enough for a rank that polls.
+constexpr absl::Duration kFarewell = absl::Milliseconds(300);
 
 std::string CameKey(int rank) { return absl::StrCat("came/", rank); }
 std::string CardKey(int rank) { return absl::StrCat("card/", rank); }
@@ -38,8 +42,11 @@ absl::Status Describe(absl::StatusCode code, const RendezvousPlace& place,
                       absl::StrCat("rendezvous ", place.address, ": ", message));
 }
 
+// To a tenth: what was left of a round figure when this code came to it.
 std::string Seconds(absl::Duration d) {
-  return absl::StrCat(absl::ToDoubleSeconds(d), " s");
+  const absl::Duration tenth = absl::Milliseconds(100);
+  return absl::StrCat(
+      absl::ToDoubleSeconds(absl::Floor(d + tenth / 2, tenth)), " s");
 }
 
 // "rank 1 of 4 has", "ranks 1, 3 of 4 have"
@@ -47,6 +54,16 @@ std::string Missing(const std::vector<int>& ranks, int world_size) {
   return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ",
                       absl::StrJoin(ranks, ", "), " of ", world_size,
                       ranks.size() == 1 ? " has" : " have");
+}
+
+// The first one holds. An error here means that nobody can be told; then they
+// will see that somebody is gone.
+void PutFailure(c10d::Store& store, const absl::Status& status) {
+  (void)CatchTorch("store", [&] {
+    store.compareSet(kFailure, "",
+                     absl::StrCat(static_cast<int>(status.code()), " ",
+                                  status.message()));
+  });
 }
 
 StorePtr OpenTcp(const RendezvousPlace& place, bool host, absl::Time deadline) {
@@ -79,7 +96,9 @@ class Meeter {
   absl::Status WaitForAll();
   absl::Status TooLate();
   absl::StatusOr<std::vector<std::string>> Cards();
-  bool Hosting() const { return rank_ == 0 && !place_.hosted_by_launcher; }
+  bool Hosting() const {
+    return rank_ == 0 && place_.path.empty() && !place_.hosted_by_launcher;
+  }
 
   const RendezvousPlace& place_;
   const int rank_;
@@ -93,15 +112,22 @@ class Meeter {
 absl::StatusOr<Meeting> Meeter::Run() {
   Meeting meeting;
   TESSERA_RETURN_IF_ERROR(Open());
-  absl::Status status = CatchTorch("store", [&]() -> absl::Status {
+  absl::Status status = CatchTorch(kStoreError, [&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(Register());
     TESSERA_RETURN_IF_ERROR(WaitForAll());
     TESSERA_ASSIGN_OR_RETURN(meeting.cards, Cards());
     return absl::OkStatus();
   });
-  if (!status.ok()) return Describe(status.code(), place_, status.message());
-  meeting.store = store_;
-  return meeting;
+  if (status.ok()) {
+    meeting.store = store_;
+    return meeting;
+  }
+  if (Hosting()) {
+    // The store goes with this process. Let the others hear why.
+    PutFailure(*store_, status);
+    absl::SleepFor(kFarewell);
+  }
+  return Describe(status.code(), place_, status.message());
 }
 
 absl::Status Meeter::Open() {
@@ -175,10 +201,10 @@ absl::Status Meeter::Register() {
 absl::Status Meeter::WaitForAll() {
   absl::Duration poll = kPoll;
   while (store_->add(kCame, 0) < world_size_) {
-    TESSERA_RETURN_IF_ERROR(LaunchFailure(*store_));
+    TESSERA_RETURN_IF_ERROR(StartFailure(*store_));
     if (absl::Now() >= deadline_) return TooLate();
     absl::SleepFor(poll);
-    poll = std::min(poll * 2, absl::Milliseconds(100));
+    poll = std::min(poll * 2, kMaxPoll);
   }
   return absl::OkStatus();
 }
@@ -233,10 +259,17 @@ absl::StatusOr<Meeting> Meet(const RendezvousPlace& place, int rank,
   return Meeter(place, rank, world_size, card, deadline).Run();
 }
 
-absl::Status LaunchFailure(c10d::Store& store) {
-  return CatchTorch("store", [&]() -> absl::Status {
+absl::Status StartFailure(c10d::Store& store) {
+  return CatchTorch(kStoreError, [&]() -> absl::Status {
     if (!store.check({kFailure})) return absl::OkStatus();
-    return absl::UnavailableError(store.get_to_str(kFailure));
+    const std::string text = store.get_to_str(kFailure);
+    const size_t space = text.find(' ');
+    int code = 0;
+    if (!absl::SimpleAtoi(text.substr(0, space), &code)) {
+      return absl::UnavailableError(text);
+    }
+    return absl::Status(static_cast<absl::StatusCode>(code),
+                        text.substr(space + 1));
   });
 }
 
@@ -283,10 +316,7 @@ absl::StatusOr<HostedStore> HostedStore::Start() {
 }
 
 void HostedStore::Fail(const std::string& message) {
-  // An error here means that nobody can be told; they will see the rank gone.
-  (void)CatchTorch("store", [&] {
-    store_->compareSet(kFailure, "", message);
-  });
+  PutFailure(*store_, absl::UnavailableError(message));
 }
 
 bool HostedStore::HasCome(int rank) const {

@@ -5,7 +5,7 @@
 //   file:///path      a file that all ranks see; must not exist before
 //
 // Keys in the store, all under "tessera/": world_size, came, came/<rank>,
-// card/<rank>, failure (written by the launcher), comm/... (the communicator).
+// card/<rank>, failure ("<code> <message>"), comm/... (the communicator).
 #ifndef COMM_RENDEZVOUS_H_
 #define COMM_RENDEZVOUS_H_
 
@@ -49,14 +49,15 @@ struct Meeting {
 // each brings a `card`, some text about itself for all. COLLECTIVE, blocking.
 // Returns
 //   InvalidArgument   a rank that came twice, or with another world size
-//   Unavailable       the port is in use; or the launcher says a rank has ended
+//   Unavailable       the port is in use; or the launcher saw a rank end
 //   DeadlineExceeded  naming the ranks that have not come
 absl::StatusOr<Meeting> Meet(const RendezvousPlace& place, int rank,
                              int world_size, const std::string& card,
                              absl::Time deadline);
 
-// OK, or Unavailable as the launcher has put it there. LOCAL.
-absl::Status LaunchFailure(c10d::Store& store);
+// OK, or why the start of the job has failed, as the launcher or the rank that
+// hosts the store has put it there. LOCAL.
+absl::Status StartFailure(c10d::Store& store);
 
 // Runs `work`, which may block for ever, on a thread of its own, until it
 // returns or `stop` (called every few milliseconds) gives an error; then the

@@ -280,7 +280,7 @@ class UsedTwice : public TestModel {
 
 class Frozen : public TestModel {
  public:
-  Frozen() {
+  explicit Frozen(bool thaw) : thaw_(thaw) {
     table_ = register_module("table", nn::Embedding(17, 10));
     frozen_ = register_module("frozen", nn::Linear(10, 12));
     norm_ = register_module("norm", nn::LayerNorm(
@@ -291,6 +291,7 @@ class Frozen : public TestModel {
     norm_->bias.requires_grad_(false);
   }
   Tensor Loss(int rank, int64_t micro_batch) override {
+    if (thaw_ && micro_batch == 1) frozen_->weight.requires_grad_(true);
     Inputs inputs(rank, micro_batch);
     Tensor x = table_(inputs.Tokens(17, {8})) + inputs.Normal({8, 10});
     Tensor h = norm_(torch::tanh(frozen_(x)));
@@ -298,6 +299,7 @@ class Frozen : public TestModel {
   }
 
  private:
+  const bool thaw_;
   nn::Embedding table_{nullptr};
   nn::Linear frozen_{nullptr}, head_{nullptr};
   nn::LayerNorm norm_{nullptr};
@@ -430,7 +432,8 @@ Makers() {
           {"Views", Make<Views>},
           {"SharedStorage", Make<SharedStorage>},
           {"UsedTwice", Make<UsedTwice>},
-          {"Frozen", Make<Frozen>},
+          {"Frozen", [] { return std::make_shared<Frozen>(false); }},
+          {"Thawed", [] { return std::make_shared<Frozen>(true); }},
           {"Embedding", Make<Embedding>},
           {"OneRank", Make<OneRank>},
           {"ChangingRank", Make<ChangingRank>},

@@ -34,6 +34,7 @@ class TestModel : public torch::nn::Module {
 //   SharedStorage   parameters that lie at odd places of one storage
 //   UsedTwice       a layer applied twice in one forward
 //   Frozen          layers that require no gradient, between some that do
+//   Thawed          the same, until the second micro-batch
 //   Embedding       padding_idx, sparse = false, and a table read twice
 //   OneRank         a layer whose output enters the loss of rank 1 alone
 //   ChangingRank    the same, of another rank at each micro-batch, and a layer

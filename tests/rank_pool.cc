@@ -221,7 +221,7 @@ absl::Status RankPool::Start() {
     TESSERA_RETURN_IF_ERROR(StartRank(r));
   }
   for (const auto& hello :
-       Exchange("", "start-up", absl::Now() + kStartTimeout)) {
+       Exchange("", "start-up", kStartTimeout)) {
     TESSERA_RETURN_IF_ERROR(hello);
   }
   return absl::OkStatus();
@@ -264,9 +264,8 @@ RankPool::Answers RankPool::Run(absl::string_view function,
     }
   }
   for (Rank& rank : ranks_) rank.err.clear();
-  Answers answers =
-      Exchange(absl::StrCat(Frame(function), Frame(args)), function,
-               absl::Now() + deadline);
+  Answers answers = Exchange(absl::StrCat(Frame(function), Frame(args)),
+                             function, deadline);
   if (std::any_of(ranks_.begin(), ranks_.end(),
                   [](const Rank& rank) { return rank.unusable; })) {
     KillAll();
@@ -276,8 +275,8 @@ RankPool::Answers RankPool::Run(absl::string_view function,
 
 RankPool::Answers RankPool::Exchange(absl::string_view request,
                                      absl::string_view name,
-                                     absl::Time deadline) {
-  const absl::Time begin = absl::Now();
+                                     absl::Duration allowed) {
+  const absl::Time deadline = absl::Now() + allowed;
   Answers answers(ranks_.size(), absl::UnknownError("not answered"));
   for (Rank& rank : ranks_) {
     rank.answered = false;
@@ -296,7 +295,7 @@ RankPool::Answers RankPool::Exchange(absl::string_view request,
     ranks_[r].unusable = true;
     answers[r] = absl::DeadlineExceededError(absl::StrCat(
         name, ": ", late, " not answered within ",
-        absl::FormatDuration(deadline - begin), WithStderr(ranks_[r].err)));
+        absl::FormatDuration(allowed), WithStderr(ranks_[r].err)));
   }
   return answers;
 }

@@ -107,9 +107,9 @@ class RankPool {
   absl::Status StartRank(int r);
   void End();       // kindly, then not
   void KillAll();
-  // Asks all; reads until all have answered or died, or `deadline`.
+  // Asks all; reads until all have answered or died, or `allowed` is over.
   Answers Exchange(absl::string_view request, absl::string_view name,
-                   absl::Time deadline);
+                   absl::Duration allowed);
   void Poll(Answers* answers, absl::Time deadline);
   void ReadSocket(int r, Answers* answers);
   void ReadErr(int r);

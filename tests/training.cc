@@ -2,6 +2,7 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <map>
 #include <sstream>
 #include <utility>
@@ -9,10 +10,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "base/bits.h"
 #include "base/memory.h"
 #include "base/status.h"
-#include "engine/engine.h"
+#include "gtest/gtest.h"
+#include "tests/rank_pool.h"
 
 namespace tessera {
 namespace {
@@ -28,6 +31,10 @@ void UseOneThread() { at::set_num_threads(1); }
 std::string LossLine(int step, int micro_batch, const at::Tensor& loss) {
   return absl::StrCat("step ", step, ", micro-batch ", micro_batch, ": loss ",
                       HexFloat(loss.item<float>()));
+}
+
+std::string ParameterLine(const std::string& name, const at::Tensor& value) {
+  return absl::StrCat("parameter ", name, " ", PrintOf(value));
 }
 
 void AddState(const torch::nn::Module& module, const at::Tensor& generator,
@@ -63,14 +70,18 @@ std::vector<Record> RecordOracle(const TrainingSpec& spec, int world_size) {
                               PrintOf(oracle.gradient(name))));
     }
   }
-  for (const std::string& name : oracle.parameter_names()) {
-    add_to_all(
-        absl::StrCat("parameter ", name, " ", PrintOf(oracle.parameter(name))));
-  }
+  for (const std::string& line : ParametersOf(oracle)) add_to_all(line);
   for (int r = 0; r < world_size; ++r) {
     AddState(oracle.module(r), oracle.generator_state(r), &records[r]);
   }
   return records;
+}
+
+TESSERA_RANK_FUNCTION(Train) {
+  TESSERA_ASSIGN_OR_RETURN(
+      Record record,
+      TrainWithEngine(TrainingSpec::FromText(args), world.communicator()));
+  return ToText(record);
 }
 
 // Names of distinct parameters, as the oracle has them.
@@ -135,16 +146,22 @@ OracleOptions OracleOptionsOf(const TrainingSpec& spec, int world_size) {
   return options;
 }
 
+absl::StatusOr<std::unique_ptr<Engine>> MakeEngine(
+    std::shared_ptr<torch::nn::Module> model, const TrainingSpec& spec,
+    std::shared_ptr<Communicator> comm) {
+  EngineOptions options;
+  options.communicator = std::move(comm);
+  options.live_units = spec.live_units;
+  return Engine::Create(std::move(model), ConfigOf(spec), options);
+}
+
 absl::StatusOr<Record> TrainWithEngine(const TrainingSpec& spec,
                                        std::shared_ptr<Communicator> comm) {
   const int rank = comm->rank();
   SetPoisonOnFree(spec.poison);
   auto model = BuildModel(spec.model, rank);
-  EngineOptions options;
-  options.communicator = std::move(comm);
-  options.live_units = spec.live_units;
   TESSERA_ASSIGN_OR_RETURN(auto engine,
-                           Engine::Create(model, ConfigOf(spec), options));
+                           MakeEngine(model, spec, std::move(comm)));
   const std::vector<std::string> names = ParameterNames(*model);
   Record record;
   for (int step = 0; step < spec.steps; ++step) {
@@ -162,22 +179,33 @@ absl::StatusOr<Record> TrainWithEngine(const TrainingSpec& spec,
     }
     TESSERA_RETURN_IF_ERROR(engine->Step());
   }
-  std::map<std::string, std::string> prints;
-  for (const std::string& name : names) {
-    TESSERA_ASSIGN_OR_RETURN(at::Tensor parameter, engine->Parameter(name));
-    prints[name] = PrintOf(parameter);
-    record.push_back(absl::StrCat("parameter ", name, " ", prints[name]));
-  }
+  TESSERA_ASSIGN_OR_RETURN(Record parameters, ParametersOf(*engine, *model));
+  record.insert(record.end(), parameters.begin(), parameters.end());
   AddState(*model, at::detail::getDefaultCPUGenerator().get_state(), &record);
   TESSERA_RETURN_IF_ERROR(engine->Close());
-  for (const auto& p : model->named_parameters()) {
-    auto before = prints.find(p.key());
-    if (before == prints.end()) continue;  // another name of a tied one
-    const std::string now = PrintOf(p.value().detach());
-    if (now == before->second) continue;
-    return absl::InternalError(absl::StrCat("after Close, ", p.key(), " is ",
-                                            now, ", expected ",
-                                            before->second));
+  Record closed;
+  for (const std::string& name : names) {
+    closed.push_back(ParameterLine(name, model->named_parameters()[name]));
+  }
+  const std::string difference = FirstDifference(parameters, closed);
+  if (difference.empty()) return record;
+  return absl::InternalError(absl::StrCat("after Close\n", difference));
+}
+
+absl::StatusOr<Record> ParametersOf(Engine& engine,
+                                    const torch::nn::Module& model) {
+  Record record;
+  for (const std::string& name : ParameterNames(model)) {
+    TESSERA_ASSIGN_OR_RETURN(at::Tensor parameter, engine.Parameter(name));
+    record.push_back(ParameterLine(name, parameter));
+  }
+  return record;
+}
+
+Record ParametersOf(const Oracle& oracle) {
+  Record record;
+  for (const std::string& name : oracle.parameter_names()) {
+    record.push_back(ParameterLine(name, oracle.parameter(name)));
   }
   return record;
 }
@@ -192,6 +220,27 @@ const std::vector<Record>& TrainWithOracle(const TrainingSpec& spec,
       records->try_emplace(absl::StrCat(same.ToText(), " W", world_size));
   if (absent) it->second = RecordOracle(spec, world_size);
   return it->second;
+}
+
+void ExpectEqualsOracle(const TrainingSpec& spec, int world_size) {
+  SCOPED_TRACE(spec.ToText());
+  const std::vector<Record>& expected = TrainWithOracle(spec, world_size);
+  auto answers = RankPool::Get(world_size)->Run("Train", spec.ToText());
+  for (int rank = 0; rank < world_size; ++rank) {
+    ASSERT_TRUE(answers[rank].ok())
+        << "rank " << rank << ": " << answers[rank].status();
+    EXPECT_EQ(FirstDifference(expected[rank], RecordFromText(*answers[rank])),
+              "")
+        << "rank " << rank;
+  }
+}
+
+std::string ToText(const Record& record) {
+  return absl::StrJoin(record, "\n");
+}
+
+Record RecordFromText(absl::string_view text) {
+  return absl::StrSplit(text, '\n');
 }
 
 std::string FirstDifference(const Record& expected, const Record& got) {

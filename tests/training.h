@@ -18,6 +18,7 @@
 #include "absl/strings/string_view.h"
 #include "comm/communicator.h"
 #include "config/config.pb.h"
+#include "engine/engine.h"
 #include "tests/models.h"
 #include "tests/oracle.h"
 
@@ -45,6 +46,11 @@ std::shared_ptr<TestModel> BuildModel(absl::string_view name, int rank);
 proto::Config ConfigOf(const TrainingSpec& spec);
 OracleOptions OracleOptionsOf(const TrainingSpec& spec, int world_size);
 
+// COLLECTIVE.
+absl::StatusOr<std::unique_ptr<Engine>> MakeEngine(
+    std::shared_ptr<torch::nn::Module> model, const TrainingSpec& spec,
+    std::shared_ptr<Communicator> comm);
+
 // COLLECTIVE. The model is closed and plain at the end.
 absl::StatusOr<Record> TrainWithEngine(const TrainingSpec& spec,
                                        std::shared_ptr<Communicator> comm);
@@ -52,9 +58,19 @@ absl::StatusOr<Record> TrainWithEngine(const TrainingSpec& spec,
 // stage, live_units and poison are.
 const std::vector<Record>& TrainWithOracle(const TrainingSpec& spec,
                                            int world_size);
+// Trains `spec` on ranks of RankPool::Get(world_size) and here, and expects the
+// same.
+void ExpectEqualsOracle(const TrainingSpec& spec, int world_size);
+
+// The lines of parameters alone. The first is COLLECTIVE.
+absl::StatusOr<Record> ParametersOf(Engine& engine,
+                                    const torch::nn::Module& model);
+Record ParametersOf(const Oracle& oracle);
 
 // "" if equal; else the first line that differs, both ways.
 std::string FirstDifference(const Record& expected, const Record& got);
+std::string ToText(const Record& record);
+Record RecordFromText(absl::string_view text);
 
 // Sizes, dtype and fingerprint; "none" for an undefined tensor.
 std::string PrintOf(const at::Tensor& tensor);

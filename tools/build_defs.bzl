@@ -6,9 +6,10 @@ must not depend on flags that the precompiled header was made without, such as
 -mavx2 in copts.
 """
 
-load("//tools:cuda.bzl", "cuda_objects")
-load("//tools:proto.bzl", "proto_sources")
 load("//third_party/cuda:defs.bzl", "HAS_CUDA")
+load("//tools:cuda.bzl", "cuda_objects")
+load("//tools:pch.bzl", "pch_copts")
+load("//tools:proto.bzl", "proto_sources")
 
 _WARNINGS = [
     "-Wall",
@@ -23,20 +24,13 @@ _WARNINGS = [
     "-Wno-missing-field-initializers",
     # absl's and torch's interfaces name parameters that one override ignores.
     "-Wno-unused-parameter",
-    # A macro of clang's PCH that a file's own define repeats.
-    "-Wno-unused-command-line-argument",
 ]
 
 _PCH = "//third_party/libtorch:torch_pch"
 
-_PCH_COPTS = [
-    "-include-pch",
-    "$(BINDIR)/third_party/libtorch/torch_pch.pch",
-]
-
 def _cc(rule, torch_pch, copts, deps, kwargs):
     rule(
-        copts = _WARNINGS + (_PCH_COPTS if torch_pch else []) + copts,
+        copts = _WARNINGS + (pch_copts(_PCH) if torch_pch else []) + copts,
         deps = deps + ([_PCH] if torch_pch else []),
         **kwargs
     )

@@ -1,7 +1,7 @@
 """cuda_objects: .cu files compiled by nvcc into an archive."""
 
 load("@bazel_tools//tools/cpp:toolchain_utils.bzl", "find_cpp_toolchain")
-load("@local_cuda//:defs.bzl", "NVCC")
+load("@local_cuda//:defs.bzl", "NVCC", "NVCC_VERSION")
 
 # Machine code for Hopper; older GPUs from Ampere on and newer ones compile the
 # intermediate code when the program starts.
@@ -18,8 +18,12 @@ _FLAGS = [
     "-Xcompiler=-fPIC,-Wall,-Wno-unknown-pragmas",
 ]
 
-# nvcc calls cicc, ptxas and g++ by name.
-_ENV = {"PATH": "/usr/bin:/bin"}
+# nvcc calls g++'s tools by name. Its version is here to be part of what Bazel
+# compares: the file itself is outside of the workspace.
+_ENV = {
+    "NVCC_VERSION": NVCC_VERSION,
+    "PATH": "/usr/bin:/bin",
+}
 
 def _impl(ctx):
     deps = cc_common.merge_cc_infos(cc_infos = [d[CcInfo] for d in ctx.attr.deps])

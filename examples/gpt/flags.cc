@@ -20,7 +20,7 @@ const char kTrainUsage[] = R"(Trains a byte-level GPT on a file, in shards.
   --config FILE    DeepSpeed-style JSON (examples/gpt/zero3.json)
   --stage N        0 to 3, instead of the config's
   --steps N        steps to train (100)
-  --seed N         of the initial values and of the order of the data (1)
+  --seed N         of the initial values, the data's order, the sample (1)
   --save DIR       write the sharded state after these steps
   --after N        then train N more, and report each one's loss (0)
   --resume DIR     start from what --save wrote
@@ -164,5 +164,6 @@ absl::StatusOr<TrainFlags> ParseTrainFlags(int argc, char** argv) {
     TESSERA_RETURN_IF_ERROR(tessera::Annotate(setter->second(value), name));
   }
   TESSERA_RETURN_IF_ERROR(CheckTogether(flags));
+  flags.sample.seed = flags.seed;
   return flags;
 }

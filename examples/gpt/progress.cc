@@ -18,6 +18,7 @@
 namespace {
 
 constexpr int kBarCells = 24;
+constexpr int kLeastBarCells = 4;
 constexpr int kUnknownColumns = 100;
 
 int TerminalColumns(FILE* out) {
@@ -74,7 +75,7 @@ absl::StatusOr<std::vector<RankMemory>> GatherMemory(
 
 std::string Describe(const std::vector<RankMemory>& memory) {
   return absl::StrCat(PerRank(memory, &RankMemory::resident_bytes),
-                      " MB resident, counted peak ",
+                      " MB, counted peak ",
                       PerRank(memory, &RankMemory::counted_peak_bytes));
 }
 
@@ -98,18 +99,18 @@ void Progress::SetMemory(const std::vector<RankMemory>& memory) {
 }
 
 std::string Progress::Line(const State& state, int columns) const {
-  std::string line;
-  if (terminal_) {
-    const int64_t full =
-        kBarCells * state.step / std::max<int64_t>(1, total_steps_);
-    line = absl::StrCat("[", std::string(full, '#'),
-                        std::string(kBarCells - full, '.'), "] ");
-  }
   const int width = static_cast<int>(absl::StrCat(total_steps_).size());
-  absl::StrAppendFormat(&line, "%*d/%d  loss %.4f  %.0f tok/s  %s", width,
-                        state.step, total_steps_, state.loss,
-                        state.tokens_per_second, memory_);
-  return line.substr(0, columns);
+  const std::string text = absl::StrFormat(
+      "%*d/%d  loss %.4f  %.0f tok/s  %s", width, state.step, total_steps_,
+      state.loss, state.tokens_per_second, memory_);
+  if (!terminal_) return text;
+  // The bar gets what room the words leave.
+  const int64_t cells =
+      std::min<int64_t>(kBarCells, columns - 3 - static_cast<int>(text.size()));
+  if (cells < kLeastBarCells) return text.substr(0, columns);
+  const int64_t full = cells * state.step / std::max<int64_t>(1, total_steps_);
+  return absl::StrCat("[", std::string(full, '#'),
+                      std::string(cells - full, '.'), "] ", text);
 }
 
 void Progress::Show(const State& state) {
@@ -121,7 +122,7 @@ void Progress::Show(const State& state) {
     std::fprintf(out_, "\r%s\033[K", line.c_str());
     drawing_ = true;
   } else if (IsDue(state.step)) {
-    std::fprintf(out_, "%s\n", Line(state, 1000).c_str());
+    std::fprintf(out_, "%s\n", Line(state, 0).c_str());
   }
   std::fflush(out_);
 }

@@ -2,8 +2,8 @@
 // terminal one line that is drawn again and again, elsewhere a line at every
 // tenth of the way.
 //
-//   [########........]  75/150  loss 2.4432  1310 tok/s  rank MB 512/509
-//
+//   [###...]  60/120  loss 2.4432  1910 tok/s  335/334 MB, counted peak 130/130
+//                                              rank 0, rank 1
 #ifndef EXAMPLES_GPT_PROGRESS_H_
 #define EXAMPLES_GPT_PROGRESS_H_
 
@@ -26,8 +26,8 @@ struct RankMemory {
 absl::StatusOr<std::vector<RankMemory>> GatherMemory(
     tessera::Communicator& communicator);
 
-// "412/409 MB resident, counted peak 96/96"; of more than four ranks the least
-// and the most: "405..412 MB resident, counted peak 96..97".
+// "412/409 MB, counted peak 96/96"; of more than four ranks the least
+// and the most: "405..412 MB, counted peak 96..97".
 std::string Describe(const std::vector<RankMemory>& memory);
 
 class Progress {

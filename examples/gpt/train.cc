@@ -137,7 +137,7 @@ absl::Status Run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   const absl::Status status =
-      tessera::CatchTorch("train", [&] { return Run(argc, argv); });
+      tessera::CatchTorch("libtorch", [&] { return Run(argc, argv); });
   if (!status.ok()) {
     std::fprintf(stderr, "train: %s\n", std::string(status.message()).c_str());
   }

@@ -21,6 +21,8 @@ at::Device ChooseDevice(const tessera::World& world) {
   return at::Device(at::kCUDA, static_cast<int8_t>(world.local_rank()));
 }
 
+const char* Plural(int64_t count) { return count == 1 ? "" : "s"; }
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(
@@ -140,12 +142,13 @@ int64_t Trainer::tokens_per_step() const {
 
 std::string Trainer::Describe() const {
   const GptOptions& model = flags_.model;
+  const int ranks = world_.world_size(), threads = at::get_num_threads();
   return absl::StrFormat(
-      "GPT of %.1f M parameters (%d layers, width %d, %d bytes of context), "
-      "ZeRO stage %d\n%d rank%s over %s, %d thread%s each, %d bytes a step",
-      parameter_count_ / 1e6, model.layers(), model.dim(), model.seq(),
-      engine_->stage(), world_.world_size(),
-      world_.world_size() == 1 ? "" : "s",
-      std::string(world_.communicator()->backend()), at::get_num_threads(),
-      at::get_num_threads() == 1 ? "" : "s", tokens_per_step());
+      "GPT of %.2f M parameters (%d layer%s, width %d, %d bytes of context)\n"
+      "ZeRO stage %d, %d rank%s%s, %d thread%s each, %d bytes of text a step\n",
+      parameter_count_ / 1e6, model.layers(), Plural(model.layers()),
+      model.dim(), model.seq(), engine_->stage(), ranks, Plural(ranks),
+      ranks == 1 ? ""
+                 : absl::StrCat(" over ", world_.communicator()->backend()),
+      threads, Plural(threads), tokens_per_step());
 }

@@ -42,7 +42,7 @@ class Trainer {
   int64_t parameter_count() const { return parameter_count_; }
   // Of all ranks together, in one step.
   int64_t tokens_per_step() const;
-  // One line: sizes of the model and of a step, ranks, threads.
+  // Two lines: sizes of the model; stage, ranks, threads, size of a step.
   std::string Describe() const;
 
  private:

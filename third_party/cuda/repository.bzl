@@ -27,6 +27,7 @@ _DEFS = '''"""Whether there is CUDA, and where. Written by repository.bzl."""
 HAS_CUDA = {has_cuda}
 HAS_NCCL = {has_nccl}
 NVCC = {nvcc}
+NVCC_VERSION = {nvcc_version}
 CUDA_LINKOPTS = {cuda_linkopts}
 NCCL_LINKOPTS = {nccl_linkopts}
 '''
@@ -40,12 +41,14 @@ def _toolkit(ctx):
     nvcc = ctx.path(root + "/bin/nvcc")
     if not nvcc.exists:
         return None, "there is no %s" % nvcc
-    version = ctx.execute([nvcc, "--version"]).stdout
-    if "release 13." not in version:
+    if "cuda_13." not in _nvcc_version(ctx, root):
         return None, "%s is not of CUDA 13, libtorch's" % nvcc
     if ctx.read(ctx.path(Label("@libtorch//:has_cuda.txt"))) != "1":
         return None, "libtorch is built without CUDA"
     return root, ""
+
+def _nvcc_version(ctx, root):
+    return ctx.execute([root + "/bin/nvcc", "--version"]).stdout.strip().split("\n")[-1]
 
 def _nccl(ctx, root):
     """Returns the include and lib folders of NCCL, or None."""
@@ -66,9 +69,11 @@ def _impl(ctx):
         fail("TESSERA_CUDA=1, but " + reason)
     nccl = _nccl(ctx, root) if root else None
     if root:
-        ctx.symlink(root + "/include", "include")
+        # Without nccl.h, which may be another version than the one chosen.
+        for entry in ctx.path(root + "/include").readdir():
+            if not entry.basename.startswith("nccl"):
+                ctx.symlink(entry, "include/" + entry.basename)
     if nccl:
-        # nccl.h alone: beside it may lie another version of everything else.
         for entry in ctx.path(nccl[0]).readdir():
             if entry.basename.startswith("nccl"):
                 ctx.symlink(entry, "nccl/" + entry.basename)
@@ -83,11 +88,14 @@ def _impl(ctx):
         has_cuda = bool(root),
         has_nccl = bool(nccl),
         nvcc = repr("%s/bin/nvcc" % root if root else ""),
+        nvcc_version = repr(_nvcc_version(ctx, root) if root else ""),
         cuda_linkopts = ["-L" + lib, "-Wl,-rpath," + lib, "-lcudart"] if root else [],
-        # By file: nobody but a developer's package has the plain .so name.
+        # By file: the wheel has no libnccl.so. Only who calls it loads it.
         nccl_linkopts = [
             "-Wl,-rpath," + nccl[1],
+            "-Wl,--push-state,--as-needed",
             nccl[1] + "/libnccl.so.2",
+            "-Wl,--pop-state",
         ] if nccl else [],
     ), executable = False)
 

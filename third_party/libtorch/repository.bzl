@@ -48,15 +48,18 @@ LIBTORCH_CUDA_LINKOPTS = [
 '''
 
 def _find(ctx):
-    script = ctx.path(Label("//tools:find_libtorch"))
-    result = ctx.execute([script])
-    if result.return_code == 0:
-        return result.stdout.strip()
-    found = ctx.os.environ.get("TESSERA_LIBTORCH_FOUND", "")
-    if found and ctx.path(found + "/lib/libtorch_cpu.so").exists:
-        return found
-    fail("libtorch 2.11.0 was not found; run tools/setup. %s" %
-         result.stderr.strip())
+    # What tools/setup found stands until it is run again, unless this run names
+    # another one.
+    env = ctx.os.environ
+    found = env.get("TESSERA_LIBTORCH_FOUND", "")
+    if not env.get("TESSERA_LIBTORCH") and found:
+        if ctx.path(found + "/lib/libtorch_cpu.so").exists:
+            return found
+    result = ctx.execute([ctx.path(Label("//tools:find_libtorch"))])
+    if result.return_code != 0:
+        fail("libtorch 2.11.0 was not found; run tools/setup. %s" %
+             result.stderr.strip())
+    return result.stdout.strip()
 
 def _impl(ctx):
     root = _find(ctx)
@@ -73,8 +76,6 @@ libtorch_repository = repository_rule(
     implementation = _impl,
     local = True,
     environ = [
-        "HOME",
-        "PATH",
         "TESSERA_LIBTORCH",
         "TESSERA_LIBTORCH_FOUND",
         "XDG_CACHE_HOME",

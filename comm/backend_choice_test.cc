@@ -1,0 +1,77 @@
+#include "comm/backend_choice.h"
+
+#include "base/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+TEST(RankCardTest, RoundTrip) {
+  const RankCard card =
+      RankCard::Decode(RankCard{"boot host", {"g0", "g1"}}.Encode());
+  EXPECT_EQ(card.host, "boot host");
+  EXPECT_THAT(card.gpus, ElementsAre("g0", "g1"));
+  EXPECT_THAT(RankCard::Decode(RankCard{"h", {}}.Encode()).gpus, IsEmpty());
+}
+
+TEST(FindNeighboursTest, CountsRanksOfTheSameHost) {
+  const std::vector<RankCard> cards = {
+      {"a", {}}, {"b", {}}, {"a", {}}, {"b", {}}, {"b", {}}};
+  EXPECT_EQ(FindNeighbours(cards, 2).local_rank, 1);
+  EXPECT_EQ(FindNeighbours(cards, 2).local_world_size, 2);
+  EXPECT_EQ(FindNeighbours(cards, 4).local_rank, 2);
+  EXPECT_EQ(FindNeighbours(cards, 4).local_world_size, 3);
+  EXPECT_FALSE(FindNeighbours(cards, 0).same_host);
+  EXPECT_TRUE(FindNeighbours({{"a", {}}, {"a", {}}}, 1).same_host);
+}
+
+TEST(ChooseBackendTest, NcclWhereEveryRankHasItsOwnGpu) {
+  const std::vector<RankCard> own = {
+      {"a", {"g0", "g1"}}, {"a", {"g0", "g1"}}, {"b", {"g0"}}};
+  EXPECT_EQ(DeviceOf(own, 1), 1);
+  EXPECT_EQ(DeviceOf(own, 2), 0);
+  EXPECT_THAT(ChooseBackend(own, "auto", true), IsOkAndHolds("nccl"));
+  EXPECT_THAT(ChooseBackend(own, "nccl", true), IsOkAndHolds("nccl"));
+  EXPECT_THAT(ChooseBackend(own, "gloo", true), IsOkAndHolds("gloo"));
+  EXPECT_THAT(ChooseBackend(own, "auto", false), IsOkAndHolds("gloo"));
+}
+
+TEST(ChooseBackendTest, RanksThatSeeOneGpuEach) {
+  const std::vector<RankCard> own = {{"a", {"g0"}}, {"a", {"g1"}}};
+  EXPECT_EQ(DeviceOf(own, 1), 0);
+  EXPECT_THAT(ChooseBackend(own, "auto", true), IsOkAndHolds("nccl"));
+}
+
+TEST(ChooseBackendTest, SharedGpuIsRefusedWithTheMend) {
+  const std::vector<RankCard> shared = {
+      {"a", {"g0", "g1"}}, {"a", {"g0", "g1"}}, {"a", {"g0", "g1"}}};
+  EXPECT_THAT(ChooseBackend(shared, "auto", true), IsOkAndHolds("gloo"));
+  EXPECT_THAT(ChooseBackend(shared, "nccl", true),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("ranks 0 and 2 would use the same GPU"),
+                             HasSubstr("take backend gloo"))));
+}
+
+TEST(ChooseBackendTest, RefusesByName) {
+  const std::vector<RankCard> none = {{"a", {"g0"}}, {"a", {}}};
+  EXPECT_EQ(DeviceOf(none, 1), -1);
+  EXPECT_THAT(ChooseBackend(none, "auto", true), IsOkAndHolds("gloo"));
+  EXPECT_THAT(ChooseBackend(none, "nccl", true),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("rank 1 sees no GPU")));
+  EXPECT_THAT(ChooseBackend(none, "nccl", false),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("without CUDA")));
+  EXPECT_THAT(ChooseBackend(none, "mpi", true),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("backend 'mpi'")));
+}
+
+}  // namespace
+}  // namespace tessera

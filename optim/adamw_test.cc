@@ -1,0 +1,310 @@
+#include "optim/adamw.h"
+
+#include <torch/torch.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "sharding/residency.h"
+
+namespace tessera {
+namespace {
+
+constexpr AdamWOptions kOptions = {
+    .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.98, .eps = 1e-7, .weight_decay = 0.3};
+
+// One rank of W, alone: what others would send is zeros, strings are one's own.
+class AloneCommunicator : public Communicator {
+ public:
+  AloneCommunicator(int rank, int world_size)
+      : rank_(rank), world_size_(world_size) {}
+  int rank() const override { return rank_; }
+  int world_size() const override { return world_size_; }
+  absl::string_view backend() const override { return "alone"; }
+  CommFuture AllGather(at::Tensor shard, at::Tensor whole, CommTag) override {
+    const int64_t numel = whole.numel() / world_size_;
+    whole.narrow(0, rank_ * numel, numel).copy_(shard);
+    return CommFuture();
+  }
+  CommFuture ReduceScatterSum(at::Tensor whole, at::Tensor shard,
+                              CommTag) override {
+    const int64_t numel = whole.numel() / world_size_;
+    shard.copy_(whole.narrow(0, rank_ * numel, numel));
+    return CommFuture();
+  }
+  CommFuture AllReduceSum(at::Tensor, CommTag) override {
+    return CommFuture();
+  }
+  CommFuture Broadcast(at::Tensor, int, CommTag) override {
+    return CommFuture();
+  }
+  absl::StatusOr<std::vector<std::string>> AllGatherStrings(
+      absl::string_view mine, CommTag) override {
+    return std::vector<std::string>(static_cast<size_t>(world_size_),
+                                    std::string(mine));
+  }
+  void Announce(const absl::Status&) override {}
+  bool AllAnnounced(absl::Duration) override { return true; }
+  void ClearAnnouncement() override {}
+
+ private:
+  int rank_, world_size_;
+};
+
+using Tensors = std::vector<at::Tensor>;
+
+// A function of a parameter with a given gradient; its values are not read.
+struct WithGradient : torch::autograd::Function<WithGradient> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context,
+                            const at::Tensor&, const at::Tensor& gradient) {
+    context->save_for_backward({gradient});
+    return torch::zeros({}, gradient.options());
+  }
+  static Tensors backward(torch::autograd::AutogradContext* context,
+                          const Tensors&) {
+    return {context->get_saved_variables()[0], at::Tensor()};
+  }
+};
+
+// Copies that share storages as the originals do.
+Tensors CopyWithStorages(const Tensors& tensors) {
+  Tensors copies;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const at::Tensor& t = tensors[i];
+    at::Tensor base;
+    for (size_t j = 0; j < i && !base.defined(); ++j) {
+      if (tensors[j].is_alias_of(t)) base = copies[j];
+    }
+    if (!base.defined()) {
+      base = torch::empty(
+          {static_cast<int64_t>(t.storage().nbytes()) / t.element_size()},
+          t.options());
+    }
+    copies.push_back(torch::empty({0}, t.options())
+                         .set_(base.storage(), t.storage_offset(), t.sizes(),
+                               t.strides()));
+    copies.back().copy_(t.detach());
+  }
+  return copies;
+}
+
+// The plain formula: libtorch's kernel on whole parameters.
+struct Reference {
+  explicit Reference(const Tensors& values) : params(CopyWithStorages(values)) {
+    for (const at::Tensor& p : params) {
+      exp_avgs.push_back(torch::zeros_like(p));
+      exp_avg_sqs.push_back(torch::zeros_like(p));
+    }
+    steps.resize(params.size());
+  }
+  // Undefined gradients are skipped.
+  void Step(const Tensors& gradients) {
+    for (size_t i = 0; i < params.size(); ++i) {
+      if (!gradients[i].defined()) continue;
+      at::_fused_adamw_({params[i]}, {gradients[i]}, {exp_avgs[i]},
+                        {exp_avg_sqs[i]}, {},
+                        {torch::full({}, static_cast<double>(++steps[i]))},
+                        kOptions.lr, kOptions.beta1, kOptions.beta2,
+                        kOptions.weight_decay, kOptions.eps, false, false);
+    }
+  }
+  Tensors params, exp_avgs, exp_avg_sqs;
+  std::vector<int64_t> steps;
+};
+
+// AdamW of one rank over one unit.
+class RankOptimizer {
+ public:
+  RankOptimizer(const Tensors& values, int stage, int rank, int world_size)
+      : comm_(std::make_shared<AloneCommunicator>(rank, world_size)),
+        params_(CopyWithStorages(values)) {
+    std::vector<NamedParameter> named;
+    for (size_t i = 0; i < params_.size(); ++i) {
+      params_[i].requires_grad_();
+      named.push_back({absl::StrCat("p", i), params_[i]});
+    }
+    unit_ = Unit::Create("unit", std::move(named), 0, Stage::Of(stage), comm_,
+                         std::make_shared<Residency>(1))
+                .value();
+    adamw_ = AdamW::Create({unit_}, kOptions).value();
+    gradients_ = std::make_unique<Gradients>(
+        std::vector<std::shared_ptr<Unit>>{unit_}, comm_,
+        std::vector<bool>(params_.size(), true));
+  }
+  ~RankOptimizer() {
+    gradients_.reset();
+    unit_->Abandon();
+  }
+
+  // As if autograd had found these gradients.
+  absl::Status Step(const Tensors& gradients) {
+    TESSERA_RETURN_IF_ERROR(gradients_->Reduce([&] {
+      at::Tensor loss = torch::zeros({}, params_[0].options());
+      for (size_t i = 0; i < params_.size(); ++i) {
+        if (!gradients[i].defined()) continue;
+        loss = loss + WithGradient::apply(params_[i], gradients[i]);
+      }
+      loss.backward();
+    }));
+    TESSERA_RETURN_IF_ERROR(unit_->CheckUpdatable());
+    TESSERA_RETURN_IF_ERROR(adamw_->Step(*gradients_));
+    gradients_->Zero();
+    return absl::OkStatus();
+  }
+
+  // "" if the owned parts are those of the reference.
+  std::string Difference(const Reference& reference) {
+    for (const auto& segment : unit_->segments()) {
+      const auto& p = unit_->parameters()[segment.parameter];
+      const int64_t from = segment.flat.begin - p.flat.begin;
+      const int64_t place = segment.flat.begin - unit_->owned().begin;
+      auto same = [&](const Tensors& whole, const char* owned) {
+        const at::Tensor t = whole[segment.parameter];
+        return std::memcmp(static_cast<const char*>(t.const_data_ptr()) + from,
+                           owned + place, segment.flat.bytes()) == 0;
+      };
+      const char* what =
+          !same(reference.params, unit_->owned_data()) ? "values"
+          : !same(reference.exp_avgs, adamw_->exp_avg(0).data())
+              ? "exp_avg"
+          : !same(reference.exp_avg_sqs, adamw_->exp_avg_sq(0).data())
+              ? "exp_avg_sq"
+              : nullptr;
+      if (what != nullptr) {
+        return absl::StrCat(what, " of ", p.name, " from byte ", from, ", ",
+                            segment.flat.bytes(), " bytes");
+      }
+    }
+    return "";
+  }
+  AdamW& adamw() { return *adamw_; }
+
+ private:
+  std::shared_ptr<Communicator> comm_;
+  Tensors params_;
+  std::shared_ptr<Unit> unit_;
+  std::unique_ptr<AdamW> adamw_;
+  std::unique_ptr<Gradients> gradients_;
+};
+
+// Three steps on every rank of W; parameter i is skipped in step s if
+// skip(s, i).
+template <typename Skip>
+void ExpectSegmentsEqualWhole(const Tensors& values, int stage, int world_size,
+                              Skip skip) {
+  std::vector<Tensors> sums, means;
+  for (int step = 0; step < 3; ++step) {
+    Tensors sum, mean;
+    for (size_t i = 0; i < values.size(); ++i) {
+      at::Tensor g = skip(step, i) ? at::Tensor() : torch::randn_like(values[i]);
+      sum.push_back(g);
+      mean.push_back(g.defined() ? g.div(world_size) : g);
+    }
+    sums.push_back(sum);
+    means.push_back(mean);
+  }
+  Reference reference(values);
+  for (const Tensors& gradients : means) reference.Step(gradients);
+  for (int rank = 0; rank < world_size; ++rank) {
+    RankOptimizer optimizer(values, stage, rank, world_size);
+    for (const Tensors& gradients : sums) {
+      TESSERA_ASSERT_OK(optimizer.Step(gradients));
+    }
+    EXPECT_EQ(optimizer.Difference(reference), "")
+        << "rank " << rank << "/" << world_size;
+    EXPECT_EQ(optimizer.adamw().parameter_steps(), reference.steps);
+  }
+}
+
+bool Never(int, size_t) { return false; }
+
+class AdamWTest
+    : public ::testing::TestWithParam<std::tuple<int, at::ScalarType>> {
+ protected:
+  AdamWTest() { torch::manual_seed(5); }
+  int stage() const { return std::get<0>(GetParam()); }
+  at::Tensor Random(at::IntArrayRef sizes) {
+    return torch::randn(sizes, std::get<1>(GetParam()));
+  }
+};
+
+TEST_P(AdamWTest, GivesTheSameBitsAtEveryCut) {
+  // One storage of 16 groups and a bit: W = 17 cuts it after each of them.
+  const at::Tensor value = Random({1005});
+  for (int world_size : {1, 2, 3, 4, 5, 6, 8, 16, 17, 18}) {
+    ExpectSegmentsEqualWhole({value}, stage(), world_size, Never);
+  }
+}
+
+TEST_P(AdamWTest, GivesTheSameBitsForManySizes) {
+  Tensors values;
+  for (int64_t numel : {1, 2, 3, 15, 16, 17, 31, 63, 64, 65, 127, 128, 129,
+                        257, 1009, 2048}) {
+    values.push_back(Random({numel}));
+  }
+  values.push_back(Random({13, 7, 5}).transpose(0, 2));
+  for (int world_size : {1, 2, 3, 4}) {
+    ExpectSegmentsEqualWhole(values, stage(), world_size, Never);
+  }
+}
+
+TEST_P(AdamWTest, GivesTheSameBitsAtOddPlacesOfASharedStorage) {
+  const at::Tensor all = Random({1400});
+  const Tensors values = {all.narrow(0, 3, 501), all.narrow(0, 505, 1),
+                          all.narrow(0, 507, 64), all.narrow(0, 639, 700),
+                          Random({70})};
+  for (int world_size : {1, 2, 3, 4, 6, 23}) {
+    ExpectSegmentsEqualWhole(values, stage(), world_size, Never);
+  }
+}
+
+TEST_P(AdamWTest, LeavesASkippedParameterAndItsStepCountAlone) {
+  const Tensors values = {Random({300}), Random({301}), Random({20})};
+  for (int world_size : {1, 2, 3}) {
+    // The first always has a gradient, the second never, the third sometimes.
+    ExpectSegmentsEqualWhole(values, stage(), world_size,
+                             [](int step, size_t i) {
+                               return i == 1 || (i == 2 && step == 1);
+                             });
+  }
+}
+
+TEST_P(AdamWTest, DoesNotDependOnTheNumberOfThreads) {
+  // More elements than libtorch gives to one thread.
+  const Tensors values = {Random({140'003})};
+  const int threads = at::get_num_threads();
+  at::set_num_threads(3);
+  Reference three(values);
+  const at::Tensor gradient = torch::randn_like(values[0]);
+  three.Step({gradient});
+  at::set_num_threads(1);
+  RankOptimizer one(values, stage(), 0, 1);
+  TESSERA_ASSERT_OK(one.Step({gradient}));
+  at::set_num_threads(threads);
+  EXPECT_EQ(one.Difference(three), "");
+}
+
+TEST_P(AdamWTest, CountsItsBytes) {
+  RankOptimizer optimizer({Random({1000})}, stage(), 1, 2);
+  // Half of 1024 elements, twice.
+  const int64_t item = c10::elementSize(std::get<1>(GetParam()));
+  EXPECT_EQ(optimizer.adamw().resident_bytes(), 2 * 512 * item);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, AdamWTest,
+    ::testing::Combine(::testing::Values(1, 2, 3),
+                       ::testing::Values(at::kFloat, at::kDouble)),
+    [](const auto& info) {
+      return absl::StrCat("Stage", std::get<0>(info.param),
+                          c10::toString(std::get<1>(info.param)));
+    });
+
+}  // namespace
+}  // namespace tessera

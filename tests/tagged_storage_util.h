@@ -1,0 +1,390 @@
+// What the tests of tagged storage share: a module twice, plain and taken over
+// by an engine in a world of one, trained side by side and compared bit by bit.
+// Unless a test asks for something else, parameters are sharded, every unit is
+// freed as soon as no operator uses it, and freed memory is filled with 0xFF,
+// so that whatever reads a parameter behind the engine's back shows.
+#ifndef TESTS_TAGGED_STORAGE_UTIL_H_
+#define TESTS_TAGGED_STORAGE_UTIL_H_
+
+#include <torch/torch.h>
+
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/memory.h"
+#include "base/status_matchers.h"
+#include "base/torch_guard.h"
+#include "comm/communicator.h"
+#include "comm/self_communicator.h"
+#include "config/config.pb.h"
+#include "engine/engine.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "sharding/registry.h"
+#include "sharding/storage_access.h"
+#include "sharding/torch_scope.h"
+#include "sharding/unit.h"
+#include "sharding/use.h"
+#include "torch/csrc/autograd/engine.h"
+
+namespace tessera {
+
+// Same dtype, sizes and bytes, so that 0 and -0 differ and NaNs compare.
+inline ::testing::AssertionResult SameBits(const at::Tensor& a,
+                                           const at::Tensor& b) {
+  if (!a.defined() || !b.defined()) {
+    if (a.defined() == b.defined()) return ::testing::AssertionSuccess();
+    return ::testing::AssertionFailure()
+           << (a.defined() ? "the second" : "the first") << " is undefined";
+  }
+  if (a.scalar_type() != b.scalar_type() || a.sizes() != b.sizes()) {
+    return ::testing::AssertionFailure()
+           << a.toString() << a.sizes() << " against " << b.toString()
+           << b.sizes();
+  }
+  const at::Tensor x = a.detach().contiguous(), y = b.detach().contiguous();
+  const auto* p = static_cast<const char*>(x.const_data_ptr());
+  const auto* q = static_cast<const char*>(y.const_data_ptr());
+  const auto item = static_cast<size_t>(x.element_size());
+  for (int64_t i = 0; i < x.numel(); ++i) {
+    if (std::memcmp(p + i * item, q + i * item, item) == 0) continue;
+    return ::testing::AssertionFailure()
+           << "element " << i << ": " << x.view(-1)[i].item<double>()
+           << " against " << y.view(-1)[i].item<double>();
+  }
+  return ::testing::AssertionSuccess();
+}
+
+// An error, whatever its code, whose message matches `message`.
+MATCHER_P(FailsWith, message, "is an error whose message matches") {
+  const absl::Status& status = status_internal::StatusOf(arg);
+  *result_listener << status.ToString();
+  return !status.ok() &&
+         ::testing::Value(std::string(status.message()), message);
+}
+
+// A world of one that looks on.
+class SpyCommunicator : public Communicator {
+ public:
+  int64_t gathers() const { return gathers_; }
+  // Collectives that were called in the state of the user's thread: inference
+  // mode on, or tags or autocast seen.
+  int64_t leaks() const { return leaks_; }
+
+  int rank() const override { return 0; }
+  int world_size() const override { return 1; }
+  absl::string_view backend() const override { return "spy"; }
+  CommFuture AllGather(at::Tensor shard, at::Tensor whole,
+                       CommTag tag) override {
+    ++gathers_;
+    Look(shard);
+    Look(whole);
+    return self_->AllGather(shard, whole, tag);
+  }
+  CommFuture ReduceScatterSum(at::Tensor whole, at::Tensor shard,
+                              CommTag tag) override {
+    Look(whole);
+    Look(shard);
+    return self_->ReduceScatterSum(whole, shard, tag);
+  }
+  CommFuture AllReduceSum(at::Tensor tensor, CommTag tag) override {
+    Look(tensor);
+    return self_->AllReduceSum(tensor, tag);
+  }
+  CommFuture Broadcast(at::Tensor tensor, int root, CommTag tag) override {
+    return self_->Broadcast(tensor, root, tag);
+  }
+  absl::StatusOr<std::vector<std::string>> AllGatherStrings(
+      absl::string_view mine, CommTag tag) override {
+    return self_->AllGatherStrings(mine, tag);
+  }
+  void Announce(const absl::Status& status) override {
+    self_->Announce(status);
+  }
+  bool AllAnnounced(absl::Duration timeout) override {
+    return self_->AllAnnounced(timeout);
+  }
+  void ClearAnnouncement() override { self_->ClearAnnouncement(); }
+
+ private:
+  void Look(const at::Tensor& tensor) {
+    const bool apart =
+        c10::impl::tls_is_dispatch_key_excluded(kTagKey) &&
+        c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutocastCPU);
+    if (tensor.is_inference() || c10::InferenceMode::is_enabled() || !apart) {
+      ++leaks_;
+    }
+  }
+
+  std::shared_ptr<Communicator> self_ = MakeSelfCommunicator();
+  std::atomic<int64_t> gathers_{0};
+  std::atomic<int64_t> leaks_{0};
+};
+
+// For its life, libtorch's own autograd engine instead of the one that gives
+// out our saved-variable hooks: what is computed is plain libtorch's. Not to be
+// nested, not to be used while another thread computes.
+class PlainAutograd {
+ public:
+  PlainAutograd() {
+    Kept() = &torch::autograd::Engine::get_default_engine();
+    torch::autograd::set_default_engine_stub(
+        &torch::autograd::Engine::get_base_engine);
+  }
+  ~PlainAutograd() {
+    torch::autograd::set_default_engine_stub(
+        []() -> torch::autograd::Engine& { return *Kept(); });
+  }
+  PlainAutograd(const PlainAutograd&) = delete;
+  PlainAutograd& operator=(const PlainAutograd&) = delete;
+
+ private:
+  static torch::autograd::Engine*& Kept() {
+    static torch::autograd::Engine* kept = nullptr;
+    return kept;
+  }
+};
+
+// Backward and optimizer step of plain libtorch that the engine must equal.
+class PlainTraining {
+ public:
+  static constexpr double kLr = 1e-2, kWeightDecay = 0.1;
+
+  explicit PlainTraining(std::vector<at::Tensor> parameters)
+      : parameters_(std::move(parameters)), states_(parameters_.size()) {}
+
+  // Adds a micro-batch's gradients, each already a whole, to the step's. After
+  // an error the micro-batch counts for nothing.
+  absl::Status Backward(const at::Tensor& loss, int accumulation) {
+    PlainAutograd plain;
+    at::Tensor seed;
+    if (accumulation > 1) seed = torch::full_like(loss, 1.0 / accumulation);
+    absl::Status status = CatchTorch("backward", [&] { loss.backward(seed); });
+    torch::NoGradGuard no_grad;
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      at::Tensor& gradient = parameters_[i].mutable_grad();
+      at::Tensor& sum = states_[i].gradient;
+      if (status.ok() && gradient.defined()) {
+        sum = sum.defined() ? sum + gradient : gradient;
+      }
+      gradient.reset();
+    }
+    return status;
+  }
+
+  void Step() {
+    torch::NoGradGuard no_grad;
+    std::vector<at::Tensor> params, grads, exp_avgs, exp_avg_sqs, steps;
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      State& s = states_[i];
+      if (!s.gradient.defined()) continue;
+      if (s.steps++ == 0) {
+        s.exp_avg = torch::zeros_like(parameters_[i]);
+        s.exp_avg_sq = torch::zeros_like(parameters_[i]);
+      }
+      params.push_back(parameters_[i]);
+      grads.push_back(std::exchange(s.gradient, at::Tensor()));
+      exp_avgs.push_back(s.exp_avg);
+      exp_avg_sqs.push_back(s.exp_avg_sq);
+      steps.push_back(torch::full({}, static_cast<double>(s.steps),
+                                  torch::TensorOptions(at::kFloat)));
+    }
+    if (params.empty()) return;
+    at::_fused_adamw_(params, grads, exp_avgs, exp_avg_sqs, {}, steps, kLr, 0.9,
+                      0.999, kWeightDecay, 1e-8, false, false);
+  }
+
+  // The step's gradient so far of parameter `i`; undefined if it got none.
+  const at::Tensor& gradient(size_t i) const { return states_[i].gradient; }
+
+ private:
+  struct State {
+    at::Tensor gradient, exp_avg, exp_avg_sq;
+    int64_t steps = 0;
+  };
+  std::vector<at::Tensor> parameters_;
+  std::vector<State> states_;
+};
+
+struct TwinOptions {
+  int stage = 3;
+  int live_units = 0;
+  int accumulation = 1;
+};
+
+// A module built twice from the same seed. `Holder` is what TORCH_MODULE makes.
+template <typename Holder>
+class Twins {
+ public:
+  using Loss = std::function<at::Tensor(Holder&)>;
+
+  explicit Twins(const std::function<Holder()>& make)
+      : plain(Build(make)),
+        tagged(Build(make)),
+        training_(plain->parameters()) {}
+
+  // Has an engine take `tagged` over.
+  void Create(TwinOptions options = {}) {
+    accumulation_ = options.accumulation;
+    proto::Config config;
+    config.set_train_micro_batch_size_per_gpu(1);
+    config.set_gradient_accumulation_steps(options.accumulation);
+    config.set_gradient_clipping(0);
+    config.mutable_zero_optimization()->set_stage(options.stage);
+    config.mutable_optimizer()->set_type("AdamW");
+    auto* params = config.mutable_optimizer()->mutable_params();
+    params->set_lr(PlainTraining::kLr);
+    params->set_weight_decay(PlainTraining::kWeightDecay);
+    EngineOptions engine_options;
+    engine_options.communicator = comm;
+    engine_options.live_units = options.live_units;
+    TESSERA_ASSERT_OK_AND_ASSIGN(
+        engine, Engine::Create(tagged, config, engine_options));
+  }
+
+  at::Tensor ForwardPlain(const Loss& loss) {
+    PlainAutograd plain_autograd;
+    return loss(plain);
+  }
+  absl::Status BackwardPlain(const at::Tensor& loss) {
+    return training_.Backward(loss, accumulation_);
+  }
+  void StepPlain() { training_.Step(); }
+
+  // A micro-batch on both: the same loss, and gradients that stay equal.
+  void Backward(const Loss& loss) {
+    const at::Tensor expected = ForwardPlain(loss), got = loss(tagged);
+    EXPECT_TRUE(SameBits(expected, got));
+    TESSERA_EXPECT_OK(BackwardPlain(expected));
+    TESSERA_EXPECT_OK(engine->Backward(got));
+    ExpectFreed();
+  }
+
+  // `accumulation` micro-batches of the same loss and an optimizer step.
+  void Train(const Loss& loss) {
+    for (int i = 0; i < accumulation_; ++i) {
+      Backward(loss);
+      if (i + 1 == accumulation_) ExpectSameGradients();
+      TESSERA_EXPECT_OK(engine->Step());
+    }
+    StepPlain();
+    ExpectSameParameters();
+  }
+
+  void ExpectSameGradients() {
+    const auto parameters = plain->named_parameters();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      TESSERA_ASSERT_OK_AND_ASSIGN(at::Tensor got,
+                                   engine->Gradient(parameters[i].key()));
+      EXPECT_TRUE(SameBits(training_.gradient(i), got))
+          << "gradient of " << parameters[i].key();
+    }
+  }
+  // Of the plain module; undefined without one.
+  const at::Tensor& PlainGradient(size_t i) const {
+    return training_.gradient(i);
+  }
+
+  void ExpectSameParameters() {
+    for (const auto& entry : plain->named_parameters()) {
+      TESSERA_ASSERT_OK_AND_ASSIGN(at::Tensor got,
+                                   engine->Parameter(entry.key()));
+      EXPECT_TRUE(SameBits(entry.value(), got)) << "parameter " << entry.key();
+    }
+  }
+
+  // Every parameter is its unit's, nothing is pinned and, at stage 3, nothing
+  // is whole.
+  void ExpectFreed() {
+    for (const auto& entry : tagged->named_parameters()) {
+      const Owned owned = Registry::Global().Find(entry.value());
+      ASSERT_TRUE(owned) << entry.key();
+      EXPECT_EQ(owned.unit->pins(), 0) << entry.key();
+      EXPECT_EQ(owned.unit->whole(), !owned.unit->stage().sharded_parameters)
+          << entry.key();
+    }
+  }
+
+  Holder plain, tagged;
+  std::shared_ptr<SpyCommunicator> comm = std::make_shared<SpyCommunicator>();
+  std::unique_ptr<Engine> engine;
+
+ private:
+  static Holder Build(const std::function<Holder()>& make) {
+    torch::manual_seed(7);
+    return make();
+  }
+
+  int accumulation_ = 1;
+  PlainTraining training_;
+};
+
+// A segment of a network whose inside is computed again in backward, by a
+// backward of its own (a reentrant checkpoint).
+struct Recomputed : torch::autograd::Function<Recomputed> {
+  using Segment = std::function<at::Tensor(const at::Tensor&)>;
+
+  static at::Tensor forward(torch::autograd::AutogradContext* context,
+                            const at::Tensor& x, const Segment& segment) {
+    context->save_for_backward({x});
+    context->saved_data["segment"] =
+        c10::IValue::make_capsule(c10::make_intrusive<Holder>(segment));
+    return segment(x);
+  }
+  static torch::autograd::variable_list backward(
+      torch::autograd::AutogradContext* context,
+      torch::autograd::variable_list gradients) {
+    const auto holder = c10::static_intrusive_pointer_cast<Holder>(
+        context->saved_data["segment"].toCapsule());
+    at::Tensor x = context->get_saved_variables()[0].detach();
+    x.requires_grad_(true);
+    torch::AutoGradMode enable_grad(true);
+    torch::autograd::backward({holder->segment(x)}, {gradients[0]});
+    return {x.grad(), at::Tensor()};
+  }
+
+ private:
+  struct Holder : torch::CustomClassHolder {
+    explicit Holder(Segment s) : segment(std::move(s)) {}
+    Segment segment;
+  };
+};
+
+// A module with two units, `a` and `b`.
+struct PairImpl : torch::nn::Module {
+  PairImpl()
+      : a(register_module("a", torch::nn::Linear(8, 8))),
+        b(register_module("b", torch::nn::Linear(8, 8))) {}
+  at::Tensor forward(const at::Tensor& x) { return b(torch::tanh(a(x))); }
+
+  torch::nn::Linear a, b;
+};
+TORCH_MODULE(Pair);
+
+class TaggedStorageTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    SetPoisonOnFree(true);
+    torch::manual_seed(1);
+  }
+  void TearDown() override {
+    SetPoisonOnFree(false);
+    EXPECT_TRUE(Registry::Global().empty()) << "an engine is left behind";
+  }
+
+  static Twins<torch::nn::Linear> LinearTwins() {
+    return Twins<torch::nn::Linear>([] { return torch::nn::Linear(8, 8); });
+  }
+  static Twins<Pair> PairTwins() {
+    return Twins<Pair>([] { return Pair(); });
+  }
+};
+
+}  // namespace tessera
+#endif  // TESTS_TAGGED_STORAGE_UTIL_H_

@@ -1,0 +1,103 @@
+"""Prints how many test cases passed and failed in a run of bazel test.
+
+usage: test_summary.py EVENTS CODE
+
+EVENTS is what --build_event_json_file wrote, CODE is bazel's exit code. Every
+<testcase> of the test.xml files counts once, those of cached results too. A
+target that failed without a failed case (it crashed, timed out, or could not be
+built) counts as one failure. Exits with 1 if anything failed or nothing ran.
+"""
+
+import json
+import sys
+import urllib.parse
+import xml.etree.ElementTree
+
+
+def read_events(path):
+    with open(path, encoding="utf-8") as file:
+        for line in file:
+            try:
+                yield json.loads(line)
+            except ValueError:
+                return  # bazel was killed while it wrote this line
+
+
+def final_results(events):
+    """Returns {label: [(status, xml path or None)]}, and {label: status}."""
+    attempts = {}
+    summaries = {}
+    for event in events:
+        ident = event.get("id", {})
+        if "testResult" in ident:
+            key = ident["testResult"]
+            result = event.get("testResult", {})
+            xml = None
+            for output in result.get("testActionOutput", []):
+                if output.get("name") == "test.xml" and "uri" in output:
+                    xml = urllib.parse.unquote(
+                        urllib.parse.urlparse(output["uri"]).path)
+            run = (key["label"], key.get("run"), key.get("shard"))
+            # Attempts of a flaky test come in order; the last one counts.
+            attempts[run] = (result.get("status", "NO_STATUS"), xml)
+        elif "testSummary" in ident:
+            summaries[ident["testSummary"]["label"]] = event.get(
+                "testSummary", {}).get("overallStatus", "NO_STATUS")
+    results = {}
+    for (label, _, _), result in attempts.items():
+        results.setdefault(label, []).append(result)
+    return results, summaries
+
+
+def count_cases(path):
+    """Returns [passed, failed, skipped] of one test.xml."""
+    counts = [0, 0, 0]
+    try:
+        root = xml.etree.ElementTree.parse(path).getroot()
+    except (OSError, xml.etree.ElementTree.ParseError):
+        return counts
+    for case in root.iter("testcase"):
+        if case.find("failure") is not None or case.find("error") is not None:
+            counts[1] += 1
+        elif case.get("status") == "notrun":
+            continue  # disabled, or filtered out
+        elif case.find("skipped") is not None or case.get("result") == "skipped":
+            counts[2] += 1
+        else:
+            counts[0] += 1
+    return counts
+
+
+def count(events):
+    """Returns [passed, failed, skipped] of a whole run."""
+    results, summaries = final_results(events)
+    total = [0, 0, 0]
+    for label in sorted(set(results) | set(summaries)):
+        counts = [0, 0, 0]
+        good = summaries.get(label, "PASSED") in ("PASSED", "FLAKY")
+        for status, path in results.get(label, []):
+            if path:
+                counts = [a + b for a, b in zip(counts, count_cases(path))]
+            good = good and status in ("PASSED", "FLAKY")
+        if not good and not counts[1]:
+            counts[1] = 1
+        total = [a + b for a, b in zip(total, counts)]
+    return total
+
+
+def main(path, code):
+    passed, failed, skipped = count(read_events(path))
+    # 1: something that is no test did not build; 4: there was no test at all.
+    if code != 0 and not failed:
+        failed = 1
+    if passed + failed + skipped == 0:
+        failed = 1
+    line = "%d passed, %d failed" % (passed, failed)
+    if skipped:
+        line += ", %d skipped" % skipped
+    print(line)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2])))

@@ -1,0 +1,120 @@
+#!/usr/bin/python3
+"""Does tools/test_summary.py count what happened?"""
+
+import contextlib
+import io
+import json
+import os
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, "tools")
+import test_summary  # pylint: disable=wrong-import-position
+
+GTEST = """<testsuites><testsuite name="A">
+<testcase name="Good" status="run" result="completed"/>
+<testcase name="NoGpu" status="run" result="skipped"><skipped/></testcase>
+<testcase name="DISABLED_Off" status="notrun" result="suppressed"/>
+%s</testsuite></testsuites>"""
+GOOD = GTEST % ""
+BAD = GTEST % '<testcase name="B" status="run"><failure/></testcase>'
+# What Bazel writes for a test that writes no file of its own.
+PLAIN = '<testsuites><testsuite><testcase name="t"/></testsuite></testsuites>'
+CRASH = PLAIN.replace("/></tests", "><error/></testcase></tests")
+
+
+class Run:
+    """Builds the events of one run of bazel test."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.events = []
+
+    def result(self, label, status, xml=None, attempt=1):
+        outputs = []
+        if xml is not None:
+            path = os.path.join(self.folder, "%d.xml" % len(self.events))
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(xml)
+            outputs = [{"name": "test.xml", "uri": "file://" + path}]
+        self.events.append({
+            "id": {"testResult": {"label": label, "run": 1, "shard": 1,
+                                  "attempt": attempt}},
+            "testResult": {"status": status, "testActionOutput": outputs}})
+
+    def summary(self, label, status):
+        self.events.append({"id": {"testSummary": {"label": label}},
+                            "testSummary": {"overallStatus": status}})
+
+    def end(self, code):
+        path = os.path.join(self.folder, "events.json")
+        with open(path, "w", encoding="utf-8") as file:
+            for event in self.events:
+                file.write(json.dumps(event) + "\n")
+            file.write('{"id": {"cut o')  # as if bazel had been killed
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
+            code = test_summary.main(path, code)
+        return code, output.getvalue()
+
+
+class SummaryTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.bazel = Run(folder.name)
+
+    def expect(self, code, line, bazel_code):
+        self.assertEqual((code, line + "\n"), self.bazel.end(bazel_code))
+
+    def test_all_good(self):
+        self.bazel.result("//a", "PASSED", GOOD)
+        self.bazel.summary("//a", "PASSED")
+        self.bazel.result("//b", "PASSED", PLAIN)
+        self.bazel.summary("//b", "PASSED")
+        self.expect(0, "2 passed, 0 failed, 1 skipped", 0)
+
+    def test_failed_case(self):
+        self.bazel.result("//a", "FAILED", BAD)
+        self.bazel.summary("//a", "FAILED")
+        self.expect(1, "1 passed, 1 failed, 1 skipped", 3)
+
+    def test_crash(self):
+        self.bazel.result("//a", "FAILED", CRASH)
+        self.bazel.summary("//a", "FAILED")
+        self.expect(1, "0 passed, 1 failed", 3)
+
+    def test_timeout_without_xml(self):
+        self.bazel.result("//a", "TIMEOUT")
+        self.bazel.summary("//a", "TIMEOUT")
+        self.expect(1, "0 passed, 1 failed", 3)
+
+    def test_cases_passed_but_program_failed(self):
+        self.bazel.result("//a", "FAILED", PLAIN)
+        self.bazel.summary("//a", "FAILED")
+        self.expect(1, "1 passed, 1 failed", 3)
+
+    def test_not_built(self):
+        self.bazel.result("//a", "PASSED", PLAIN)
+        self.bazel.summary("//a", "PASSED")
+        self.bazel.summary("//b", "FAILED_TO_BUILD")
+        self.expect(1, "1 passed, 1 failed", 1)
+
+    def test_something_else_not_built(self):
+        self.bazel.result("//a", "PASSED", PLAIN)
+        self.bazel.summary("//a", "PASSED")
+        self.expect(1, "1 passed, 1 failed", 1)
+
+    def test_nothing_ran(self):
+        self.expect(1, "0 passed, 1 failed", 0)
+
+    def test_last_attempt_counts(self):
+        self.bazel.result("//a", "FAILED", CRASH)
+        self.bazel.result("//a", "PASSED", PLAIN, attempt=2)
+        self.bazel.summary("//a", "FLAKY")
+        self.expect(0, "1 passed, 0 failed", 0)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
