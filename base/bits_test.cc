@@ -69,6 +69,7 @@ TEST(Fingerprint, KnownValues) {
   EXPECT_EQ(Fingerprint(nullptr, 0), 0u);
   EXPECT_EQ(Fingerprint("a", 1), 0xFB761138E1E0A78Cu);
   EXPECT_EQ(Fingerprint("tessera", 7), 0x5F2B7C8EDFC5E5B3u);
+  EXPECT_EQ(Fingerprint("tessera, sh", 11), 0xFEFA61B3786AAA12u);
   EXPECT_EQ(Fingerprint("tessera, sharded", 16), 0x4AE84F3BA2CC7B34u);
 }
 

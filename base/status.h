@@ -36,14 +36,10 @@ absl::Status ToStatus(absl::StatusOr<T> value) {
 
 // Evaluates an absl::Status or absl::StatusOr once and returns its error from
 // the enclosing function, which returns either of the two types.
-#define TESSERA_RETURN_IF_ERROR(...)                       \
-  do {                                                     \
-    ::absl::Status tessera_status =                        \
-        ::tessera::status_internal::ToStatus(__VA_ARGS__); \
-    if (ABSL_PREDICT_FALSE(!tessera_status.ok())) {        \
-      return tessera_status;                               \
-    }                                                      \
-  } while (false)
+#define TESSERA_RETURN_IF_ERROR(...)                                \
+  TESSERA_STATUS_INTERNAL_RETURN(                                   \
+      TESSERA_STATUS_INTERNAL_CONCAT(tessera_status_, __COUNTER__), \
+      ::tessera::status_internal::ToStatus(__VA_ARGS__))
 
 // TESSERA_ASSIGN_OR_RETURN(lhs, expression): returns the error of the StatusOr,
 // or moves its value to `lhs`, which may declare a variable. Expands to several
@@ -52,6 +48,15 @@ absl::Status ToStatus(absl::StatusOr<T> value) {
   TESSERA_STATUS_INTERNAL_ASSIGN(                                           \
       TESSERA_STATUS_INTERNAL_CONCAT(tessera_status_or_, __COUNTER__), lhs, \
       (__VA_ARGS__))
+
+// Names are unique, so that the expression may hold a lambda with macros too.
+#define TESSERA_STATUS_INTERNAL_RETURN(status, ...) \
+  do {                                              \
+    ::absl::Status status = __VA_ARGS__;            \
+    if (ABSL_PREDICT_FALSE(!status.ok())) {         \
+      return status;                                \
+    }                                               \
+  } while (false)
 
 #define TESSERA_STATUS_INTERNAL_ASSIGN(holder, lhs, expression) \
   auto holder = expression;                                     \

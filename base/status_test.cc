@@ -57,6 +57,17 @@ TEST(ReturnIfError, EvaluatesOnceAndNestsInUnbracedIf) {
   EXPECT_THAT(run(false), StatusIs(absl::StatusCode::kInternal, "else"));
 }
 
+TEST(ReturnIfError, NestsInItsOwnExpression) {
+  const auto run = []() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR([&]() -> absl::Status {
+      TESSERA_RETURN_IF_ERROR(Fails());
+      return absl::OkStatus();
+    }());
+    return absl::OkStatus();
+  };
+  EXPECT_THAT(run(), StatusIs(absl::StatusCode::kNotFound));
+}
+
 TEST(AssignOrReturn, MovesMoveOnlyValues) {
   const auto run = [](bool good) -> absl::StatusOr<int> {
     TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<int> a, MakeInt(good));

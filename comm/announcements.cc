@@ -28,8 +28,7 @@ std::optional<Announcement> ParseAnnouncement(int rank,
   result.rank = rank;
   result.standing = parts[1] != "past";
   result.final = parts[1] == "final";
-  result.status =
-      absl::Status(static_cast<absl::StatusCode>(code), parts[3]);
+  result.status = absl::Status(static_cast<absl::StatusCode>(code), parts[3]);
   return result;
 }
 
@@ -63,11 +62,14 @@ absl::StatusOr<std::unique_ptr<Announcements>> Announcements::Create(
 }
 
 bool Announcements::Write(const std::string& key, const std::string& value) {
-  return CatchTorch("store", [&] {
-           store_->set(key, value);
-           // set() does not wait for the store; a question behind it does.
-           store_->check({key});
-         }).ok();
+  return CatchTorch("store",
+                    [&] {
+                      store_->set(key, value);
+                      // set() does not wait for the store; a question behind it
+                      // does.
+                      store_->check({key});
+                    })
+      .ok();
 }
 
 std::string Announcements::Read(const std::string& key) {
@@ -85,6 +87,7 @@ void Announcements::Say(const absl::Status& status, bool final) {
   absl::MutexLock lock(&mutex_);
   if (final_) return;
   final_ = final;
+  speaking_ = true;
   // Before the own words are out: whoever sees them may take his own back.
   before_ = ReadAll();
   Write(SaidKey(rank_),
@@ -94,9 +97,15 @@ void Announcements::Say(const absl::Status& status, bool final) {
 
 void Announcements::TakeBack() {
   absl::MutexLock lock(&mutex_);
-  if (!final_ && count_ > 0) {
+  if (!final_ && speaking_) {
+    speaking_ = false;
     Write(SaidKey(rank_), absl::StrCat(count_, " past 0 "));
   }
+}
+
+bool Announcements::speaking() const {
+  absl::MutexLock lock(&mutex_);
+  return speaking_;
 }
 
 std::vector<Announcement> Announcements::ReadAll() {

@@ -65,6 +65,8 @@ class Announcements {
   // one stays: later calls do nothing. LOCAL.
   void Say(const absl::Status& status, bool final);
   void TakeBack();
+  // This rank's announcement stands.
+  bool speaking() const;
   // What stands, of the other ranks, lowest rank first. LOCAL.
   std::vector<Announcement> Read();
 
@@ -89,8 +91,9 @@ class Announcements {
   const c10::intrusive_ptr<c10d::Store> store_;
   const int rank_;
   const int world_size_;
-  absl::Mutex mutex_;  // orders the writes of this rank's words
+  mutable absl::Mutex mutex_;  // orders the writes of this rank's words
   int64_t count_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool speaking_ ABSL_GUARDED_BY(mutex_) = false;
   bool final_ ABSL_GUARDED_BY(mutex_) = false;
   // What the others had said when this rank last spoke.
   std::vector<Announcement> before_ ABSL_GUARDED_BY(mutex_);

@@ -19,16 +19,16 @@ absl::Status CheckGpus(const std::vector<RankCard>& cards) {
   for (size_t r = 0; r < cards.size(); ++r) {
     const int device = DeviceOf(cards, static_cast<int>(r));
     if (device < 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "backend nccl: rank ", r, " sees no GPU", kGlooMend));
+      return absl::InvalidArgumentError(
+          absl::StrCat("backend nccl: rank ", r, " sees no GPU", kGlooMend));
     }
     const auto [other, alone] = user_of.emplace(
         std::make_pair(cards[r].host, cards[r].gpus[device]), r);
     if (!alone) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "backend nccl: ranks ", other->second, " and ", r,
-          " would use the same GPU (", cards[r].gpus[device],
-          "), which NCCL refuses", kGlooMend));
+      return absl::InvalidArgumentError(
+          absl::StrCat("backend nccl: ranks ", other->second, " and ", r,
+                       " would use the same GPU (", cards[r].gpus[device],
+                       "), which NCCL refuses", kGlooMend));
     }
   }
   return absl::OkStatus();
@@ -76,8 +76,8 @@ absl::StatusOr<std::string> ChooseBackend(const std::vector<RankCard>& cards,
     return built_with_nccl && CheckGpus(cards).ok() ? "nccl" : "gloo";
   }
   if (wanted != "nccl") {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "backend '", wanted, "': expected auto, gloo or nccl"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("backend '", wanted, "': expected auto, gloo or nccl"));
   }
   if (!built_with_nccl) {
     return absl::InvalidArgumentError(

@@ -65,12 +65,12 @@ TEST(ChooseBackendTest, RefusesByName) {
   EXPECT_THAT(ChooseBackend(none, "nccl", true),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("rank 1 sees no GPU")));
-  EXPECT_THAT(ChooseBackend(none, "nccl", false),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("without CUDA")));
-  EXPECT_THAT(ChooseBackend(none, "mpi", true),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("backend 'mpi'")));
+  EXPECT_THAT(
+      ChooseBackend(none, "nccl", false),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("without CUDA")));
+  EXPECT_THAT(
+      ChooseBackend(none, "mpi", true),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("backend 'mpi'")));
 }
 
 }  // namespace

@@ -125,8 +125,7 @@ TEST_F(SelfTest, CollectivesCopy) {
   TESSERA_EXPECT_OK(comm_->AllReduceSum(b, {"reduce"}).Wait());
   TESSERA_EXPECT_OK(comm_->Broadcast(b, 0, {"broadcast"}).Wait());
   EXPECT_TRUE(torch::equal(a, b));
-  TESSERA_EXPECT_OK(
-      comm_->AllReduceSum(torch::zeros({0}), {"nothing"}).Wait());
+  TESSERA_EXPECT_OK(comm_->AllReduceSum(torch::zeros({0}), {"nothing"}).Wait());
 }
 
 TEST_F(SelfTest, StringsAndAgreement) {
@@ -145,9 +144,9 @@ TEST_F(SelfTest, StringsAndAgreement) {
 
 TEST_F(SelfTest, RefusesWrongArgumentsAndStaysUsable) {
   const auto refused = [](const CommFuture& future, const char* words) {
-    EXPECT_THAT(future.Wait(), StatusIs(absl::StatusCode::kInvalidArgument,
-                                        AllOf(HasSubstr("tag"),
-                                              HasSubstr(words))));
+    EXPECT_THAT(future.Wait(),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         AllOf(HasSubstr("tag"), HasSubstr(words))));
   };
   const at::Tensor a = torch::zeros({4});
   refused(comm_->AllGather(a, torch::zeros({5}), {"tag"}), "5 elements");
@@ -262,10 +261,10 @@ TEST_F(MonitorTest, TimeoutNamesTheCollectiveAndWhoWaitsWhere) {
   b_->SetWaiting({7, 99, "reduce-scatter of unit y"});
   EXPECT_THAT(
       WaitUntilAborted(absl::Milliseconds(200), absl::Seconds(60)),
-      StatusIs(absl::StatusCode::kDeadlineExceeded,
-               AllOf(HasSubstr("all-gather of unit x #7"), HasSubstr("200ms"),
-                     HasSubstr(
-                         "rank 1 waits in reduce-scatter of unit y #7"))));
+      StatusIs(
+          absl::StatusCode::kDeadlineExceeded,
+          AllOf(HasSubstr("all-gather of unit x #7"), HasSubstr("200ms"),
+                HasSubstr("rank 1 waits in reduce-scatter of unit y #7"))));
   // What failed here is final for the others.
   ASSERT_THAT(b_->Read(), SizeIs(1));
   EXPECT_TRUE(b_->Read()[0].final);
@@ -274,9 +273,9 @@ TEST_F(MonitorTest, TimeoutNamesTheCollectiveAndWhoWaitsWhere) {
 TEST_F(MonitorTest, AnAnnouncementEndsTheWaitAfterTheGrace) {
   b_->Say(b_->FailedHere(absl::InternalError("no memory")), false);
   const absl::Time begin = absl::Now();
-  EXPECT_THAT(WaitUntilAborted(absl::Seconds(60), absl::Milliseconds(300)),
-              StatusIs(absl::StatusCode::kUnavailable,
-                       "rank 1 failed: no memory"));
+  EXPECT_THAT(
+      WaitUntilAborted(absl::Seconds(60), absl::Milliseconds(300)),
+      StatusIs(absl::StatusCode::kUnavailable, "rank 1 failed: no memory"));
   EXPECT_GE(absl::Now() - begin, absl::Milliseconds(300));
 }
 

@@ -54,7 +54,8 @@ CommFuture CommThread::Post(Work work) {
   };
   if (!IsCurrent()) mutex_.Await(absl::Condition(&running));
   queue_.push_back({std::move(work), state});
-  if (!thread_.joinable() && !stopping_) thread_ = std::thread([this] { Run(); });
+  if (!thread_.joinable() && !stopping_)
+    thread_ = std::thread([this] { Run(); });
   return CommFuture(std::move(state));
 }
 

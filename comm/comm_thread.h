@@ -1,6 +1,7 @@
 // CommThread: the one thread of a process that issues collectives.
 //
-//   caller --Post(work)--> [ work, work, ... ] --> "tessera-comm" --> CommFuture
+//   caller --Post(work)--> [ work, work, ... ] --> "tessera-comm" -->
+//   CommFuture
 //
 // Work runs in the order of Post, one piece at a time, without autograd. The
 // thread starts with the first Post; Stop runs what is queued and joins it.

@@ -6,12 +6,12 @@
 // CommFuture; Wait() blocks until the result may be read.
 //
 // Sums are taken in rank order (rank 0 + rank 1 + ...), in the tensor's own
-// dtype, so the result has the same bits on every rank, at every chunking and on
-// every backend (NCCL's own sums, in an order of its own, are an option).
+// dtype, so the result has the same bits on every rank, at every chunking and
+// on every backend (NCCL's own sums, in an order of its own, are an option).
 //
 // Errors. A collective fails with
-//   Unavailable       a peer ended, or announced a failure (its words are here);
-//   DeadlineExceeded  a peer did not come within the timeout.
+//   Unavailable       a peer ended, or announced a failure (its words are
+//   here); DeadlineExceeded  a peer did not come within the timeout.
 // After the first failure the communicator is failed: every later call returns
 // the same Status, on all ranks that take part.
 //
@@ -37,7 +37,8 @@ class CommFuture {
   struct State;  // comm/comm_thread.h
 
   CommFuture() = default;
-  explicit CommFuture(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  explicit CommFuture(std::shared_ptr<State> state)
+      : state_(std::move(state)) {}
 
   // Blocks until the collective has ended here. Its tensors stay alive till
   // then. May be called more than once.
@@ -91,9 +92,10 @@ class Communicator {
       absl::string_view mine, CommTag tag) = 0;
 
   // Tells the others, outside of any collective, that this rank has failed:
-  // those that then wait in a collective for kAnnounceGrace more (it is time to
-  // come to an agreement of all ranks) end their wait with Unavailable, "rank 2
-  // failed: <status's message>", and their communicator is failed. LOCAL.
+  // those that then wait for kAnnounceGrace more in a collective that this rank
+  // has not come to (it is time to come to an agreement of all ranks) end their
+  // wait with Unavailable, "rank 2 failed: <status's message>", and their
+  // communicator is failed. LOCAL.
   virtual void Announce(const absl::Status& status) = 0;
   // After Announce: waits until every rank has announced a failure (they failed
   // alike, so nobody waits in a collective). False if some have not within

@@ -140,8 +140,8 @@ absl::Status GlooCommunicator::Watched(
   if (!status.ok()) status = Annotate(status, call.what);
   status = monitor_.End(status);
   if (!status.ok()) {
-    using Memory = std::pair<std::vector<at::Tensor>,
-                             std::shared_ptr<CountedBuffer>>;
+    using Memory =
+        std::pair<std::vector<at::Tensor>, std::shared_ptr<CountedBuffer>>;
     GlooTransport::Abandon(transport_, std::make_shared<Memory>(
                                            std::move(memory), receive_buffer_));
   }
@@ -220,10 +220,10 @@ absl::Status GlooCommunicator::SumSlices(uint32_t tag, const at::Tensor& whole,
                                          const at::Tensor& out) {
   const Slice mine = slices[rank()];
   const int num_peers = world_size() - 1;
-  const int64_t piece_numel = std::min(
-      slices[0].numel,
-      std::max(kReceiveBytes / (2 * num_peers), kMinPieceBytes) /
-          static_cast<int64_t>(whole.element_size()));
+  const int64_t piece_numel =
+      std::min(slices[0].numel,
+               std::max(kReceiveBytes / (2 * num_peers), kMinPieceBytes) /
+                   static_cast<int64_t>(whole.element_size()));
   TESSERA_ASSIGN_OR_RETURN(at::Tensor buffer,
                            ReceiveBuffer(whole, 2 * num_peers * piece_numel));
 
@@ -237,8 +237,8 @@ absl::Status GlooCommunicator::SumSlices(uint32_t tag, const at::Tensor& whole,
     piece.parts.resize(world_size());
     int64_t place = (at / piece_numel) % 2 * num_peers * piece_numel;
     for (int peer : Peers()) {
-      piece.parts[peer] = BorrowElements(
-          buffer, place, std::min(piece_numel, mine.numel - at));
+      piece.parts[peer] =
+          BorrowElements(buffer, place, std::min(piece_numel, mine.numel - at));
       piece.messages.push_back(
           transport_->Receive(piece.parts[peer], peer, tag));
       place += piece_numel;
@@ -312,8 +312,8 @@ absl::Status GlooCommunicator::DoReduceScatterSum(const Call& call,
     return absl::OkStatus();
   }
   return Watched(call, {whole, shard}, [&] {
-    return SumSlices(call.signature, whole,
-                     Slices(whole.numel(), world_size()), shard);
+    return SumSlices(call.signature, whole, Slices(whole.numel(), world_size()),
+                     shard);
   });
 }
 
@@ -424,9 +424,8 @@ absl::StatusOr<std::shared_ptr<Communicator>> MakeGlooCommunicator(
   transport_options.same_host = options.same_host;
   transport_options.connect_timeout = options.connect_timeout;
   // Its own client: Gloo may block in the store, announcements must not.
-  TESSERA_ASSIGN_OR_RETURN(
-      c10::intrusive_ptr<c10d::Store> own_client,
-      CatchTorch("store", [&] { return store->clone(); }));
+  TESSERA_ASSIGN_OR_RETURN(c10::intrusive_ptr<c10d::Store> own_client,
+                           CatchTorch("store", [&] { return store->clone(); }));
   TESSERA_ASSIGN_OR_RETURN(
       std::shared_ptr<GlooTransport> transport,
       GlooTransport::Connect(std::move(own_client), transport_options));

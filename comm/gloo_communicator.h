@@ -24,8 +24,8 @@ namespace tessera {
 
 struct GlooCommunicatorOptions {
   int rank = 0;
-  int world_size = 2;            // at least 2
-  bool same_host = true;         // all ranks run on this host
+  int world_size = 2;     // at least 2
+  bool same_host = true;  // all ranks run on this host
   absl::Duration connect_timeout = absl::Seconds(60);
   absl::Duration collective_timeout = absl::Minutes(5);
   // How long a peer's announcement must stand before it ends a wait.

@@ -103,8 +103,9 @@ absl::Status GlooTransport::Wait(Message& message) {
   }
   if (!arrived) return absl::CancelledError("the wait was aborted");
   absl::MutexLock lock(&mutex_);
-  pending_.erase(std::find_if(pending_.begin(), pending_.end(),
-                              [&](const auto& m) { return m.get() == &message; }));
+  pending_.erase(
+      std::find_if(pending_.begin(), pending_.end(),
+                   [&](const auto& m) { return m.get() == &message; }));
   return absl::OkStatus();
 }
 

@@ -1,5 +1,3 @@
-#include <fcntl.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -41,8 +39,8 @@ absl::Status Launch(const std::vector<std::string>& argv, int world_size) {
   launch.on_end = [&](int rank, bool ok, const std::string& how) {
     // A rank that came and ended well has no part in others' start-up.
     if (ok && store.HasCome(rank)) return;
-    store.Fail(absl::StrCat("rank ", rank, " ", how,
-                            " before the job had started"));
+    store.Fail(
+        absl::StrCat("rank ", rank, " ", how, " before the job had started"));
   };
   TESSERA_ASSIGN_OR_RETURN(const int code, LaunchAndWait(launch));
   // Not exit(): the store's threads are running, and what the program would do
@@ -93,9 +91,8 @@ absl::StatusOr<std::shared_ptr<Communicator>> Connect(Group group,
   auto made = std::make_shared<std::shared_ptr<Communicator>>();
   auto work = [made, group, store]() -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(
-        *made,
-        MakeCommunicator(
-            group, c10::make_intrusive<c10d::PrefixStore>("comm/0", store)));
+        *made, MakeCommunicator(group, c10::make_intrusive<c10d::PrefixStore>(
+                                           "comm/0", store)));
     // Nobody goes on (and perhaps ends, and with it the store) before all are
     // connected.
     return (*made)->Barrier("start-up");
@@ -133,7 +130,8 @@ absl::StatusOr<World*> WorldBuilder::Build(const Job& job,
   TESSERA_ASSIGN_OR_RETURN(RendezvousPlace place,
                            ParseRendezvous(job.rendezvous));
   place.hosted_by_launcher = job.store_hosted;
-  if (!job.attempt.empty()) absl::StrAppend(&place.key_prefix, "/", job.attempt);
+  if (!job.attempt.empty())
+    absl::StrAppend(&place.key_prefix, "/", job.attempt);
   const RankCard card{HostId(), VisibleGpus()};
   TESSERA_ASSIGN_OR_RETURN(
       Meeting meeting,
@@ -161,9 +159,6 @@ absl::StatusOr<const World*> Init(int* argc, char** argv,
   if (World::Current() != nullptr) {
     return absl::FailedPreconditionError("Init was called before");
   }
-  // Errors come as a Status; libtorch's own warnings about connections would
-  // only hide it. Whoever wants them sets the variable.
-  setenv("TORCH_CPP_LOG_LEVEL", "ERROR", /*overwrite=*/0);
   const std::vector<std::string> whole_argv(argv, argv + *argc);
   TESSERA_ASSIGN_OR_RETURN(const JobFlags flags, TakeJobFlags(argc, argv));
   const bool launched = IsLaunchedRank();
@@ -171,8 +166,7 @@ absl::StatusOr<const World*> Init(int* argc, char** argv,
     TESSERA_RETURN_IF_ERROR(Launch(whole_argv, *flags.world));
   }
   options.startup_timeout =
-      std::min(options.startup_timeout,
-               flags.startup_timeout.value_or(options.startup_timeout));
+      flags.startup_timeout.value_or(options.startup_timeout);
   TESSERA_ASSIGN_OR_RETURN(const Job job, FindJob(flags, launched));
   TESSERA_ASSIGN_OR_RETURN(World * world, WorldBuilder::Build(job, options));
   absl::MutexLock lock(&g_mutex);

@@ -22,8 +22,8 @@ constexpr int kMaxWorldSize = 1 << 20;
 
 absl::Status FlagError(absl::string_view flag, absl::string_view expected,
                        absl::string_view value) {
-  return absl::InvalidArgumentError(absl::StrCat(
-      "--", flag, ": expected ", expected, ", got '", value, "'"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", flag, ": expected ", expected, ", got '", value, "'"));
 }
 
 absl::StatusOr<int> ParseInt(absl::string_view flag, absl::string_view value,
@@ -125,10 +125,10 @@ absl::StatusOr<Job> FindJob(const JobFlags& flags, bool launched) {
   TESSERA_ASSIGN_OR_RETURN(job.rank,
                            FlagOrVariable(flags.rank, "rank", "RANK", 0));
   if (job.rank >= job.world_size) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        flags.rank.has_value() ? "--rank" : "RANK", " is ", job.rank,
-        ", expected 0 to ", job.world_size - 1, " (the world size is ",
-        job.world_size, ")"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(flags.rank.has_value() ? "--rank" : "RANK", " is ",
+                     job.rank, ", expected 0 to ", job.world_size - 1,
+                     " (the world size is ", job.world_size, ")"));
   }
   if (job.world_size == 1) return job;
   job.rendezvous = flags.rendezvous.value_or("env://");

@@ -132,8 +132,8 @@ TEST_F(FindJobTest, WorldOfOneByFlagIgnoresVariables) {
 
 TEST_F(FindJobTest, RefusesByName) {
   const auto expect = [](const std::string& words) {
-    EXPECT_THAT(FindJob({}, false), StatusIs(absl::StatusCode::kInvalidArgument,
-                                             HasSubstr(words)));
+    EXPECT_THAT(FindJob({}, false),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(words)));
   };
   Set("RANK", "3");
   expect("WORLD_SIZE is missing");

@@ -134,7 +134,8 @@ void Supervisor::WaitForSignals() {
 void Supervisor::Reap() {
   for (int r = 0; r < options_.world_size; ++r) {
     int wait_status = 0;
-    if (pids_[r] == 0 || waitpid(pids_[r], &wait_status, WNOHANG) <= 0) continue;
+    if (pids_[r] == 0 || waitpid(pids_[r], &wait_status, WNOHANG) <= 0)
+      continue;
     pids_[r] = 0;
     Ended(r, wait_status);
   }

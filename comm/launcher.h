@@ -30,8 +30,8 @@ inline constexpr absl::Duration kTermGrace = absl::Seconds(5);
 struct LaunchOptions {
   int world_size = 1;
   std::vector<std::string> argv;
-  uint16_t store_port = 0;  // on 127.0.0.1, hosted by this process
-  absl::Duration end_grace = kEndGrace;    // from a failure to SIGTERM
+  uint16_t store_port = 0;               // on 127.0.0.1, hosted by this process
+  absl::Duration end_grace = kEndGrace;  // from a failure to SIGTERM
   absl::Duration term_grace = kTermGrace;  // from SIGTERM to SIGKILL
   // Called when a rank has ended: how ("ended (exit code 3)"), and if well.
   std::function<void(int rank, bool ok, const std::string& how)> on_end;

@@ -171,8 +171,8 @@ CommFuture QueuedCommunicator::Broadcast(at::Tensor tensor, int root,
                                          CommTag tag) {
   absl::Status valid = CheckTensor(tensor, "tensor");
   if (valid.ok() && (root < 0 || root >= world_size_)) {
-    valid = absl::InvalidArgumentError(absl::StrCat(
-        "root is ", root, ", expected 0 to ", world_size_ - 1));
+    valid = absl::InvalidArgumentError(
+        absl::StrCat("root is ", root, ", expected 0 to ", world_size_ - 1));
   }
   if (!valid.ok()) return Refused(valid, tag);
   if (tensor.numel() == 0) return DoneFuture(failure());

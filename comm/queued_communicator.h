@@ -52,8 +52,8 @@ class QueuedCommunicator
   struct Call {
     enum class Op { kAllGather, kReduceScatter, kAllReduce, kBroadcast, kText };
     Op op = Op::kText;
-    std::string what;      // the tag's, or the op's name
-    int64_t sequence = 0;  // counts this communicator's collectives from 1
+    std::string what;        // the tag's, or the op's name
+    int64_t sequence = 0;    // counts this communicator's collectives from 1
     uint32_t signature = 0;  // of op, sequence, numel, dtype and root; 31 bits
   };
 

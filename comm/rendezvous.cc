@@ -12,8 +12,10 @@
 #include "absl/strings/strip.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "base/env.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
+#include "c10/util/Logging.h"
 #include "torch/csrc/distributed/c10d/FileStore.hpp"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 #include "torch/csrc/distributed/c10d/TCPStore.hpp"
@@ -27,6 +29,9 @@ constexpr char kPrefix[] = "tessera";
 constexpr char kFailure[] = "failure";
 constexpr char kCame[] = "came";
 constexpr char kWorldSize[] = "world_size";
+// libtorch's levels.
+constexpr int kLogError = 2;
+constexpr int kLogFatal = 3;
 constexpr char kStoreError[] = "the store, or rank 0 that hosts it, has gone";
 constexpr absl::Duration kPoll = absl::Milliseconds(5);
 constexpr absl::Duration kMaxPoll = absl::Milliseconds(100);
@@ -38,15 +43,15 @@ std::string CardKey(int rank) { return absl::StrCat("card/", rank); }
 
 absl::Status Describe(absl::StatusCode code, const RendezvousPlace& place,
                       absl::string_view message) {
-  return absl::Status(code,
-                      absl::StrCat("rendezvous ", place.address, ": ", message));
+  return absl::Status(
+      code, absl::StrCat("rendezvous ", place.address, ": ", message));
 }
 
 // To a tenth: what was left of a round figure when this code came to it.
 std::string Seconds(absl::Duration d) {
   const absl::Duration tenth = absl::Milliseconds(100);
-  return absl::StrCat(
-      absl::ToDoubleSeconds(absl::Floor(d + tenth / 2, tenth)), " s");
+  return absl::StrCat(absl::ToDoubleSeconds(absl::Floor(d + tenth / 2, tenth)),
+                      " s");
 }
 
 // "rank 1 of 4 has", "ranks 1, 3 of 4 have"
@@ -60,9 +65,9 @@ std::string Missing(const std::vector<int>& ranks, int world_size) {
 // will see that somebody is gone.
 void PutFailure(c10d::Store& store, const absl::Status& status) {
   (void)CatchTorch("store", [&] {
-    store.compareSet(kFailure, "",
-                     absl::StrCat(static_cast<int>(status.code()), " ",
-                                  status.message()));
+    store.compareSet(
+        kFailure, "",
+        absl::StrCat(static_cast<int>(status.code()), " ", status.message()));
   });
 }
 
@@ -74,6 +79,14 @@ StorePtr OpenTcp(const RendezvousPlace& place, bool host, absl::Time deadline) {
   options.timeout = absl::ToChronoMilliseconds(
       std::max(deadline - absl::Now(), absl::Milliseconds(1)));
   return c10::make_intrusive<c10d::TCPStore>(place.host, options);
+}
+
+// Libtorch logs every try of a connection, with a backtrace, and that would
+// bury the one line that says what is wrong. While ranks meet only fatal words
+// are let through, unless the user has set a level.
+void MuteTorch(bool mute) {
+  static const bool told = EnvString("TORCH_CPP_LOG_LEVEL").has_value();
+  if (!told) FLAGS_caffe2_log_level = mute ? kLogFatal : kLogError;
 }
 
 class Meeter {
@@ -111,6 +124,7 @@ class Meeter {
 
 absl::StatusOr<Meeting> Meeter::Run() {
   Meeting meeting;
+  MuteTorch(true);  // for good if this fails
   TESSERA_RETURN_IF_ERROR(Open());
   absl::Status status = CatchTorch(kStoreError, [&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(Register());
@@ -120,6 +134,7 @@ absl::StatusOr<Meeting> Meeter::Run() {
   });
   if (status.ok()) {
     meeting.store = store_;
+    MuteTorch(false);
     return meeting;
   }
   if (Hosting()) {
@@ -142,9 +157,8 @@ absl::Status Meeter::Open() {
   auto opened = std::make_shared<StorePtr>();
   auto work = [opened, place = place_, host = Hosting(),
                deadline = deadline_]() -> absl::Status {
-    return CatchTorch("store", [&] {
-      *opened = OpenTcp(place, host, deadline);
-    });
+    return CatchTorch("store",
+                      [&] { *opened = OpenTcp(place, host, deadline); });
   };
   auto stop = [&]() -> absl::Status {
     if (absl::Now() < deadline_) return absl::OkStatus();
@@ -167,16 +181,16 @@ absl::Status Meeter::OpenError(const absl::Status& status) const {
     return Describe(absl::StatusCode::kUnavailable, place_,
                     absl::StrCat("rank 0 cannot listen: ", status.message()));
   }
-  const std::string host = place_.hosted_by_launcher ? "the launcher" : "rank 0";
+  const std::string host =
+      place_.hosted_by_launcher ? "the launcher" : "rank 0";
   if (absl::Now() + absl::Milliseconds(50) < deadline_) {
-    return Describe(absl::StatusCode::kUnavailable, place_,
-                    absl::StrCat("cannot reach ", host, ": ",
-                                 status.message()));
+    return Describe(
+        absl::StatusCode::kUnavailable, place_,
+        absl::StrCat("cannot reach ", host, ": ", status.message()));
   }
-  return Describe(
-      absl::StatusCode::kDeadlineExceeded, place_,
-      absl::StrCat(host, " has not come within ", Seconds(allowed_),
-                   " (no store answers there)"));
+  return Describe(absl::StatusCode::kDeadlineExceeded, place_,
+                  absl::StrCat(host, " has not come within ", Seconds(allowed_),
+                               " (no store answers there)"));
 }
 
 absl::Status Meeter::Register() {
@@ -184,9 +198,9 @@ absl::Status Meeter::Register() {
   const std::string mine = absl::StrCat(world_size_);
   const std::string first = store_->compareSet(kWorldSize, "", mine);
   if (first != mine) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "WORLD_SIZE is ", mine, " at rank ", rank_, ", and ", first,
-        " at another rank"));
+    return absl::InvalidArgumentError(absl::StrCat("WORLD_SIZE is ", mine,
+                                                   " at rank ", rank_, ", and ",
+                                                   first, " at another rank"));
   }
   if (store_->add(CameKey(rank_), 1) != 1) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -214,9 +228,8 @@ absl::Status Meeter::TooLate() {
   for (int r = 0; r < world_size_; ++r) {
     if (!store_->check({CameKey(r)})) missing.push_back(r);
   }
-  return absl::DeadlineExceededError(
-      absl::StrCat(Missing(missing, world_size_), " not come within ",
-                   Seconds(allowed_)));
+  return absl::DeadlineExceededError(absl::StrCat(
+      Missing(missing, world_size_), " not come within ", Seconds(allowed_)));
 }
 
 absl::StatusOr<std::vector<std::string>> Meeter::Cards() {

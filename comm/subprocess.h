@@ -1,8 +1,8 @@
 // Subprocesses that run this program again, and words for how they end.
 //
-// A child dies with its parent: the kernel sends it SIGKILL when the thread that
-// started it ends. So start children from a thread that lives as long as they
-// are wanted.
+// A child dies with its parent: the kernel sends it SIGKILL when the thread
+// that started it ends. So start children from a thread that lives as long as
+// they are wanted.
 #ifndef COMM_SUBPROCESS_H_
 #define COMM_SUBPROCESS_H_
 

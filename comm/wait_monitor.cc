@@ -3,15 +3,21 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <chrono>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
 
 namespace tessera {
 namespace {
+
+// Since some fixed moment; unlike absl::Now() nobody can set it.
+absl::Duration MonotonicNow() {
+  return absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
+}
 
 // True for an error of this rank itself, not of a peer or the network.
 bool IsLocal(const absl::Status& status) {
@@ -40,11 +46,13 @@ WaitMonitor::~WaitMonitor() {
 }
 
 void WaitMonitor::Begin(WaitingIn wait) {
+  // Who waits for this rank sees that it has come, see JudgeAnnouncements.
+  if (board_->speaking()) board_->SetWaiting(wait);
   absl::MutexLock lock(&mutex_);
   active_ = true;
   ++id_;
   wait_ = std::move(wait);
-  begin_ = absl::Now();
+  begin_ = MonotonicNow();
   verdict_ = absl::OkStatus();
 }
 
@@ -72,7 +80,7 @@ void WaitMonitor::Watch() {
   pthread_setname_np(pthread_self(), "tessera-watch");
   absl::MutexLock lock(&mutex_);
   while (!mutex_.AwaitWithTimeout(absl::Condition(&stopping_), tick_)) {
-    const absl::Duration waited = absl::Now() - begin_;
+    const absl::Duration waited = MonotonicNow() - begin_;
     if (!active_ || !verdict_.ok() || waited < tick_) continue;
     const WaitingIn wait = wait_;
     const int64_t id = id_;
@@ -98,21 +106,30 @@ absl::Status WaitMonitor::Judge(const WaitingIn& wait, int64_t id,
     seen_in_ = id;
     seen_.clear();
   }
-  return JudgeAnnouncements();
+  return JudgeAnnouncements(wait);
 }
 
-absl::Status WaitMonitor::JudgeAnnouncements() {
-  const absl::Time now = absl::Now();
-  std::map<std::pair<int, int64_t>, absl::Time> standing;
+absl::Status WaitMonitor::JudgeAnnouncements(const WaitingIn& wait) {
+  const absl::Duration now = MonotonicNow();
+  std::map<std::pair<int, int64_t>, absl::Duration> standing;
   for (const Announcement& said : board_->Read()) {
     const std::pair<int, int64_t> key(said.rank, said.count);
     const auto seen = seen_.find(key);
-    const absl::Time since = seen == seen_.end() ? now : seen->second;
-    if (said.final || now - since >= options_.grace) return said.status;
+    const absl::Duration since = seen == seen_.end() ? now : seen->second;
+    if (said.final ||
+        (now - since >= options_.grace && !IsInSame(wait, said.rank))) {
+      return said.status;
+    }
     standing.emplace(key, since);
   }
   seen_ = std::move(standing);
   return absl::OkStatus();
+}
+
+bool WaitMonitor::IsInSame(const WaitingIn& wait, int rank) {
+  const std::optional<WaitingIn> other = board_->ReadWaiting()[rank];
+  return other.has_value() && other->sequence == wait.sequence &&
+         other->signature == wait.signature;
 }
 
 absl::Status WaitMonitor::TooLong(const WaitingIn& wait) {
@@ -127,9 +144,10 @@ absl::Status WaitMonitor::TooLong(const WaitingIn& wait) {
                                         " #", at->sequence));
   }
   if (others.empty()) others.push_back("no other rank is known to wait");
-  return absl::DeadlineExceededError(absl::StrCat(
-      wait.what, " #", wait.sequence, " has not ended within ",
-      absl::FormatDuration(options_.timeout), "; ", absl::StrJoin(others, ", ")));
+  return absl::DeadlineExceededError(
+      absl::StrCat(wait.what, " #", wait.sequence, " has not ended within ",
+                   absl::FormatDuration(options_.timeout), "; ",
+                   absl::StrJoin(others, ", ")));
 }
 
 }  // namespace tessera

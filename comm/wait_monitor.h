@@ -5,9 +5,10 @@
 //                          then it notes a verdict and calls `abort`
 //
 // An announcement ends a wait when it has been standing for the grace during
-// that wait: a peer that announces usually comes to the next agreement of all
-// ranks, where its error is told to all in an orderly way. A final announcement
-// (the peer's communicator has failed) ends a wait at once.
+// that wait and the peer is not in the same collective itself: a peer that
+// announces usually comes to the next agreement of all ranks, where its error
+// is told to all in an orderly way, however late the last rank is. A final
+// announcement (the peer's communicator has failed) ends a wait at once.
 //
 // Threads: Begin and End come from one thread.
 #ifndef COMM_WAIT_MONITOR_H_
@@ -18,6 +19,7 @@
 #include <map>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -50,7 +52,8 @@ class WaitMonitor {
   void Watch();
   // What to say about wait number `id` after `waited`; OK: let it go on.
   absl::Status Judge(const WaitingIn& wait, int64_t id, absl::Duration waited);
-  absl::Status JudgeAnnouncements();
+  absl::Status JudgeAnnouncements(const WaitingIn& wait);
+  bool IsInSame(const WaitingIn& wait, int rank);
   absl::Status TooLong(const WaitingIn& wait);
 
   Announcements* const board_;
@@ -58,17 +61,17 @@ class WaitMonitor {
   const absl::Duration tick_;
   const std::function<void()> abort_;
 
-  // Of the watching thread alone.
+  // Of the watching thread alone. Times are of the monotonic clock.
   int64_t published_ = 0;  // the wait whose name the others can read
   int64_t seen_in_ = 0;    // the wait that `seen_` is of
-  std::map<std::pair<int, int64_t>, absl::Time> seen_;  // rank, count
+  std::map<std::pair<int, int64_t>, absl::Duration> seen_;  // rank, count
 
   absl::Mutex mutex_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool active_ ABSL_GUARDED_BY(mutex_) = false;
   int64_t id_ ABSL_GUARDED_BY(mutex_) = 0;  // counts waits
   WaitingIn wait_ ABSL_GUARDED_BY(mutex_);
-  absl::Time begin_ ABSL_GUARDED_BY(mutex_);
+  absl::Duration begin_ ABSL_GUARDED_BY(mutex_);
   absl::Status verdict_ ABSL_GUARDED_BY(mutex_);
   std::thread thread_;
 };

@@ -55,7 +55,7 @@ class World {
 // --rendezvous=env://|tcp://host:port|file:///path (with --rank and
 // --world_size, or RANK and WORLD_SIZE) overrides where ranks meet. All flags
 // read here are removed from argv. COLLECTIVE over the ranks of the job; ends
-// within options.startup_timeout (flag --startup_timeout=SECONDS, at most).
+// within options.startup_timeout, or what --startup_timeout=SECONDS says.
 //
 // Errors: InvalidArgument naming the flag or variable; Unavailable naming the
 // address in use or the rank that ended; DeadlineExceeded naming the ranks that

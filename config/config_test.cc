@@ -174,6 +174,8 @@ TEST(Zero, StageIsZeroToThree) {
   }
   EXPECT_EQ(FaultOf(with_stage("7")),
             "zero_optimization.stage: expected 0, 1, 2 or 3, got 7");
+  EXPECT_EQ(FaultOf(with_stage("4")),
+            "zero_optimization.stage: expected 0, 1, 2 or 3, got 4");
   EXPECT_EQ(FaultOf(with_stage("-1")),
             "zero_optimization.stage: expected 0, 1, 2 or 3, got -1");
 }

@@ -2,18 +2,14 @@
 
 #include <utility>
 
-#include "ATen/CPUGeneratorImpl.h"
 #include "ATen/ops/full_like.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
-#include "base/bits.h"
-#include "base/memory.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
-#include "checkpoint/checkpoint.h"
 #include "comm/world.h"
 #include "config/config.h"
 #include "engine/replicas.h"
+#include "engine/training_state.h"
 #include "optim/adamw.h"
 #include "sharding/gradients.h"
 #include "sharding/partition.h"
@@ -38,10 +34,6 @@ AdamWOptions OptionsOf(const proto::AdamParams& params) {
   options.eps = params.eps();
   options.weight_decay = params.weight_decay();
   return options;
-}
-
-at::Tensor BytesOver(char* data, int64_t bytes, at::Device device) {
-  return TensorOver(data, {bytes}, {1}, at::kByte, device);
 }
 
 absl::Status CheckLoss(const at::Tensor& loss) {
@@ -99,8 +91,7 @@ class Engine::Impl {
   // After every use of parameters: frees, and checks that nothing pins.
   absl::Status MakeUpdatable();
   absl::Status Publish(bool only_with_gradient);
-  std::vector<CheckpointPart> StateParts();
-  proto::CheckpointManifest ManifestHead() const;
+  TrainingState State();
 
   std::shared_ptr<torch::nn::Module> module_;
   proto::Config config_;
@@ -208,11 +199,12 @@ absl::Status Engine::Impl::MakeUpdatable() {
 // Owners' new values reach the others, and libtorch learns of the change: a
 // graph that saved the old values fails in backward, as in plain libtorch.
 absl::Status Engine::Impl::Publish(bool only_with_gradient) {
-  for (const auto& unit : units_) {
-    TESSERA_RETURN_IF_ERROR(unit->PublishOwned());
-    for (const auto& p : unit->parameters()) {
-      if (!only_with_gradient || gradients_->has_gradient(p.index)) {
-        torch::autograd::impl::bump_version(p.tensor);
+  for (size_t u = 0; u < units_.size(); ++u) {
+    TESSERA_RETURN_IF_ERROR(units_[u]->PublishOwned());
+    const auto& params = units_[u]->parameters();
+    for (size_t i = 0; i < params.size(); ++i) {
+      if (!only_with_gradient || gradients_->of(u).has_gradient(i)) {
+        torch::autograd::impl::bump_version(params[i].tensor);
       }
     }
   }
@@ -278,7 +270,8 @@ absl::StatusOr<Engine::Impl::Place> Engine::Impl::Find(
 absl::StatusOr<at::Tensor> Engine::Impl::Gradient(absl::string_view name) {
   TESSERA_ASSIGN_OR_RETURN(Place place, Find(name));
   return CatchTorch("Gradient", [&] {
-    return gradients_->Whole(place.unit, place.parameter);
+    TorchScope scope;
+    return gradients_->of(place.unit).Whole(place.parameter);
   });
 }
 
@@ -295,50 +288,8 @@ absl::StatusOr<at::Tensor> Engine::Impl::Parameter(absl::string_view name) {
   });
 }
 
-std::vector<CheckpointPart> Engine::Impl::StateParts() {
-  std::vector<CheckpointPart> parts;
-  for (size_t u = 0; u < units_.size(); ++u) {
-    Unit& unit = *units_[u];
-    const int64_t bytes = unit.owned().bytes();
-    auto add = [&](absl::string_view what, char* data) {
-      parts.push_back({absl::StrCat(what, "/", unit.name()),
-                       BytesOver(data, bytes, unit.device())});
-    };
-    add("parameters", unit.owned_data());
-    if (optimizer_ == nullptr) continue;
-    add("exp_avg", optimizer_->exp_avg(static_cast<int>(u)).data());
-    add("exp_avg_sq", optimizer_->exp_avg_sq(static_cast<int>(u)).data());
-  }
-  if (optimizer_ != nullptr) {
-    auto& steps = optimizer_->parameter_steps();
-    parts.push_back(
-        {"parameter_steps",
-         BytesOver(reinterpret_cast<char*>(steps.data()),
-                   static_cast<int64_t>(steps.size() * sizeof(int64_t)),
-                   at::kCPU)});
-  }
-  return parts;
-}
-
-proto::CheckpointManifest Engine::Impl::ManifestHead() const {
-  std::string model;
-  for (const auto& unit : units_) {
-    for (const auto& p : unit->parameters()) {
-      absl::StrAppend(&model, unit->name(), "|", p.name, "|", p.flat.begin, "|",
-                      p.flat.end, "|", p.slot, ";");
-    }
-  }
-  absl::StrAppend(&model, optimizer_ == nullptr ? "none" : "adamw");
-  proto::CheckpointManifest head;
-  head.set_world_size(comm_->world_size());
-  head.set_stage(stage());
-  head.set_step(step_);
-  head.set_model(absl::StrFormat(
-      "%d parameters in %d units, fingerprint %016x",
-      static_cast<int>(gradients_->num_parameters()),
-      static_cast<int>(units_.size()),
-      Fingerprint(model.data(), static_cast<int64_t>(model.size()))));
-  return head;
+TrainingState Engine::Impl::State() {
+  return {units_, optimizer_.get(), comm_.get(), stage(), step_};
 }
 
 absl::Status Engine::Impl::Save(const std::string& dir,
@@ -350,47 +301,20 @@ absl::Status Engine::Impl::Save(const std::string& dir,
         "accumulation boundary");
   }
   TESSERA_RETURN_IF_ERROR(MakeUpdatable());
-  auto written = CatchTorch("SaveCheckpoint", [&]() -> absl::Status {
-    TorchScope scope;
-    std::vector<CheckpointPart> parts = StateParts();
-    at::Generator generator = at::detail::getDefaultCPUGenerator();
-    parts.push_back({"rng", generator.get_state()});
-    std::string client(client_state);
-    parts.push_back({"client_state",
-                     BytesOver(client.data(),
-                               static_cast<int64_t>(client.size()), at::kCPU)});
-    return WriteCheckpoint(dir, ManifestHead(), parts, comm_.get());
-  });
-  return written;
+  return CatchTorch("SaveCheckpoint",
+                    [&] { return SaveState(dir, State(), client_state); });
 }
 
 absl::StatusOr<std::string> Engine::Impl::Load(const std::string& dir) {
   TESSERA_RETURN_IF_ERROR(CheckOpen());
   TESSERA_RETURN_IF_ERROR(MakeUpdatable());
-  // Everything that can be wrong is found, on every rank, before any change.
-  auto manifest = ReadManifest(dir, ManifestHead());
-  absl::Status mine = manifest.status();
-  if (mine.ok()) mine = VerifyRankFile(dir, manifest->files(comm_->rank()));
-  TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(mine, "LoadCheckpoint"));
-  const proto::CheckpointFile& file = manifest->files(comm_->rank());
-  std::string client;
-  mine = CatchTorch("LoadCheckpoint", [&]() -> absl::Status {
-    TorchScope scope;
-    for (CheckpointPart& part : StateParts()) {
-      TESSERA_RETURN_IF_ERROR(ReadPart(dir, file, &part));
-    }
-    at::Generator generator = at::detail::getDefaultCPUGenerator();
-    CheckpointPart rng{"rng", generator.get_state()};
-    TESSERA_RETURN_IF_ERROR(ReadPart(dir, file, &rng));
-    generator.set_state(rng.bytes);
-    TESSERA_ASSIGN_OR_RETURN(client, ReadText(dir, file, "client_state"));
-    return absl::OkStatus();
-  });
-  TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(mine, "LoadCheckpoint"));
+  TESSERA_ASSIGN_OR_RETURN(
+      LoadedState loaded,
+      CatchTorch("LoadCheckpoint", [&] { return LoadState(dir, State()); }));
   TESSERA_RETURN_IF_ERROR(Publish(/*only_with_gradient=*/false));
   TESSERA_RETURN_IF_ERROR(ZeroGrad());
-  step_ = manifest->step();
-  return client;
+  step_ = loaded.step;
+  return loaded.client_state;
 }
 
 absl::Status Engine::Impl::Close() {

@@ -62,16 +62,17 @@ absl::StatusOr<std::unique_ptr<AdamW>> AdamW::Create(
 absl::Status AdamW::Step(const Gradients& gradients) {
   return CatchTorch("optimizer step", [&] {
     TorchScope scope;
-    for (size_t i = 0; i < steps_.size(); ++i) {
-      if (gradients.has_gradient(static_cast<int>(i))) ++steps_[i];
-    }
     Lists lists;
     std::vector<Realigned> undo;
     for (size_t u = 0; u < units_.size(); ++u) {
       Unit& unit = *units_[u];
+      const UnitGradient& gradient = gradients.of(u);
+      for (size_t i = 0; i < unit.parameters().size(); ++i) {
+        if (gradient.has_gradient(i)) ++steps_[unit.parameters()[i].index];
+      }
       for (const auto& segment : unit.segments()) {
         const auto& p = unit.parameters()[segment.parameter];
-        if (!gradients.has_gradient(p.index)) continue;
+        if (!gradient.has_gradient(segment.parameter)) continue;
         const int64_t offset = segment.flat.begin - unit.owned().begin;
         const int64_t item = unit.item_bytes();
         const int64_t begin = (segment.flat.begin - p.flat.begin) / item;
@@ -86,8 +87,7 @@ absl::Status AdamW::Step(const Gradients& gradients) {
                          : Realign(t, begin, end, p.flat.bytes() / item, &undo);
         };
         lists.params.push_back(view(unit.owned_data()));
-        lists.grads.push_back(
-            view(gradients.owned_gradient(static_cast<int>(u))));
+        lists.grads.push_back(view(gradient.owned_data()));
         lists.exp_avgs.push_back(view(states_[u].exp_avg.data()));
         lists.exp_avg_sqs.push_back(view(states_[u].exp_avg_sq.data()));
         lists.steps.push_back(

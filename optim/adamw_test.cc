@@ -38,9 +38,7 @@ class AloneCommunicator : public Communicator {
     shard.copy_(whole.narrow(0, rank_ * numel, numel));
     return CommFuture();
   }
-  CommFuture AllReduceSum(at::Tensor, CommTag) override {
-    return CommFuture();
-  }
+  CommFuture AllReduceSum(at::Tensor, CommTag) override { return CommFuture(); }
   CommFuture Broadcast(at::Tensor, int, CommTag) override {
     return CommFuture();
   }
@@ -86,9 +84,9 @@ Tensors CopyWithStorages(const Tensors& tensors) {
           {static_cast<int64_t>(t.storage().nbytes()) / t.element_size()},
           t.options());
     }
-    copies.push_back(torch::empty({0}, t.options())
-                         .set_(base.storage(), t.storage_offset(), t.sizes(),
-                               t.strides()));
+    copies.push_back(
+        torch::empty({0}, t.options())
+            .set_(base.storage(), t.storage_offset(), t.sizes(), t.strides()));
     copies.back().copy_(t.detach());
   }
   return copies;
@@ -170,9 +168,8 @@ class RankOptimizer {
                            owned + place, segment.flat.bytes()) == 0;
       };
       const char* what =
-          !same(reference.params, unit_->owned_data()) ? "values"
-          : !same(reference.exp_avgs, adamw_->exp_avg(0).data())
-              ? "exp_avg"
+          !same(reference.params, unit_->owned_data())           ? "values"
+          : !same(reference.exp_avgs, adamw_->exp_avg(0).data()) ? "exp_avg"
           : !same(reference.exp_avg_sqs, adamw_->exp_avg_sq(0).data())
               ? "exp_avg_sq"
               : nullptr;
@@ -202,7 +199,8 @@ void ExpectSegmentsEqualWhole(const Tensors& values, int stage, int world_size,
   for (int step = 0; step < 3; ++step) {
     Tensors sum, mean;
     for (size_t i = 0; i < values.size(); ++i) {
-      at::Tensor g = skip(step, i) ? at::Tensor() : torch::randn_like(values[i]);
+      at::Tensor g =
+          skip(step, i) ? at::Tensor() : torch::randn_like(values[i]);
       sum.push_back(g);
       mean.push_back(g.defined() ? g.div(world_size) : g);
     }
@@ -244,8 +242,8 @@ TEST_P(AdamWTest, GivesTheSameBitsAtEveryCut) {
 
 TEST_P(AdamWTest, GivesTheSameBitsForManySizes) {
   Tensors values;
-  for (int64_t numel : {1, 2, 3, 15, 16, 17, 31, 63, 64, 65, 127, 128, 129,
-                        257, 1009, 2048}) {
+  for (int64_t numel :
+       {1, 2, 3, 15, 16, 17, 31, 63, 64, 65, 127, 128, 129, 257, 1009, 2048}) {
     values.push_back(Random({numel}));
   }
   values.push_back(Random({13, 7, 5}).transpose(0, 2));
@@ -268,10 +266,9 @@ TEST_P(AdamWTest, LeavesASkippedParameterAndItsStepCountAlone) {
   const Tensors values = {Random({300}), Random({301}), Random({20})};
   for (int world_size : {1, 2, 3}) {
     // The first always has a gradient, the second never, the third sometimes.
-    ExpectSegmentsEqualWhole(values, stage(), world_size,
-                             [](int step, size_t i) {
-                               return i == 1 || (i == 2 && step == 1);
-                             });
+    ExpectSegmentsEqualWhole(
+        values, stage(), world_size,
+        [](int step, size_t i) { return i == 1 || (i == 2 && step == 1); });
   }
 }
 
@@ -297,14 +294,15 @@ TEST_P(AdamWTest, CountsItsBytes) {
   EXPECT_EQ(optimizer.adamw().resident_bytes(), 2 * 512 * item);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, AdamWTest,
-    ::testing::Combine(::testing::Values(1, 2, 3),
-                       ::testing::Values(at::kFloat, at::kDouble)),
-    [](const auto& info) {
-      return absl::StrCat("Stage", std::get<0>(info.param),
-                          c10::toString(std::get<1>(info.param)));
-    });
+INSTANTIATE_TEST_SUITE_P(All, AdamWTest,
+                         ::testing::Combine(::testing::Values(1, 2, 3),
+                                            ::testing::Values(at::kFloat,
+                                                              at::kDouble)),
+                         [](const auto& info) {
+                           return absl::StrCat(
+                               "Stage", std::get<0>(info.param),
+                               c10::toString(std::get<1>(info.param)));
+                         });
 
 }  // namespace
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Gradients: the way of a gradient from autograd to the owner's shard.
+// Gradients: the way of all gradients from autograd to the owners' shards.
 //
 //   hook on a parameter -> its place in the unit's local flat gradient [P]
 //   unit complete       -> sum over ranks, in rank order; the owner keeps [S]
@@ -20,11 +20,6 @@
 // Expected are the parameters that got a gradient on any rank in the last
 // backward (at first: those that require one), which all ranks know.
 //
-//                     stage 0       stage 1         stages 2, 3
-//   local flat        [P] kept      [P] kept        [P] until it is reduced
-//   reduced           in local      own slice of it [S] kept
-//   accumulating      + [P]         + [S]           + [S] during backward
-//
 // Threads: hooks may run on any thread; the other calls come from one.
 #ifndef SHARDING_GRADIENTS_H_
 #define SHARDING_GRADIENTS_H_
@@ -33,25 +28,23 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "comm/communicator.h"
 #include "sharding/unit.h"
+#include "sharding/unit_gradient.h"
 
 namespace tessera {
 
 class Gradients {
  public:
   // Installs a hook on every parameter, frozen ones too (they may be unfrozen);
-  // hooks found there are chained. `expected[i]`: parameter i requires a
-  // gradient on some rank, the same on all ranks. LOCAL.
-  Gradients(std::vector<std::shared_ptr<Unit>> units,
+  // hooks found there are chained. `expected[i]`: parameter i of the model
+  // requires a gradient on some rank, the same on all ranks. LOCAL.
+  Gradients(const std::vector<std::shared_ptr<Unit>>& units,
             std::shared_ptr<Communicator> comm, std::vector<bool> expected);
   ~Gradients();  // takes the hooks away. LOCAL
   Gradients(const Gradients&) = delete;
@@ -65,54 +58,35 @@ class Gradients {
   // Drops everything. LOCAL.
   void Zero();
 
-  // Parameter `index` got a gradient on some rank since Zero. Same on all
-  // ranks.
-  bool has_gradient(int index) const { return has_gradient_[index]; }
-  // This rank's part of the unit's averaged gradient, [owned().bytes()]; only
-  // ranges of parameters with has_gradient hold one. Null if none has.
-  char* owned_gradient(int unit) const;
-  // The whole averaged gradient of a parameter, in its shape; undefined without
-  // one. COLLECTIVE.
-  absl::StatusOr<at::Tensor> Whole(int unit, int parameter);
+  // By unit, in the model's order.
+  const UnitGradient& of(size_t unit) const { return *units_[unit]; }
 
   // FailedPrecondition naming the parameter whose hook was replaced since, or
   // whose storage is no longer the unit's. LOCAL.
   absl::Status CheckAttached() const;
 
-  size_t num_parameters() const { return expected_.size(); }
   // Bytes of gradients that stay allocated between uses.
   int64_t resident_bytes() const;
 
  private:
   class ArrivalHook;
-  struct State;
 
   void Arrived(int unit, int parameter, const at::Tensor& tensor);
-  void Store(State& state, int parameter, const at::Tensor& gradient);
-  bool Complete(const State& state) const;
-  bool AnyExpected(const State& state) const;
-  absl::Status Launch(State& state);
   absl::Status LaunchReady(bool all);
-  absl::Status Finish(State& state);
   absl::Status FinishAll();
   absl::Status AgreeOnFailing(const absl::Status& mine);
   absl::Status Agree(const absl::Status& mine, std::vector<bool>* arrived,
                      std::vector<bool>* held);
-  absl::Status Commit(State& state, const std::vector<bool>& arrived);
-  absl::Status ReduceHeld(State& state, const std::vector<bool>& held);
-  absl::Status EnsureReduced(State& state);
-  absl::Status EnsureLocal(State& state);
-  void Accumulate(State& state, int parameter, const char* owned_from);
+  absl::Status Commit(const std::vector<bool>& arrived,
+                      const std::vector<bool>& held);
   void Discard();
 
   std::shared_ptr<Communicator> comm_;
-  std::vector<bool> expected_;      // by parameter index of the model
-  std::vector<bool> has_gradient_;  // likewise
-  absl::Mutex mutex_;               // hooks against each other
-  bool running_ = false;            // within Reduce
-  size_t cursor_ = 0;               // units launched, from the last backwards
-  std::vector<std::unique_ptr<State>> states_;  // in order of the units
-  std::deque<State*> in_flight_;
+  std::vector<std::unique_ptr<UnitGradient>> units_;
+  absl::Mutex mutex_;     // hooks against each other
+  bool running_ = false;  // within Reduce
+  size_t cursor_ = 0;     // units launched, from the last backwards
+  std::deque<UnitGradient*> in_flight_;
 };
 
 }  // namespace tessera

@@ -16,9 +16,9 @@ std::vector<Sizes> Cases(int64_t world_size) {
   const int64_t w = world_size;
   std::vector<Sizes> cases = {{}, {0}, {1}, {kAlignBytes}};
   for (int64_t item : {int64_t{4}, int64_t{8}}) {
-    for (int64_t numel : {w - 1, w, w + 1, int64_t{7}, int64_t{61},
-                          int64_t{64}, int64_t{67}, int64_t{1009},
-                          64 * w - 1, 64 * w, 64 * w + 1, int64_t{65537}}) {
+    for (int64_t numel :
+         {w - 1, w, w + 1, int64_t{7}, int64_t{61}, int64_t{64}, int64_t{67},
+          int64_t{1009}, 64 * w - 1, 64 * w, 64 * w + 1, int64_t{65537}}) {
       cases.push_back({numel * item});
       cases.push_back({numel * item, 4, 0, (numel + 2) * item});
       cases.push_back({4, numel * item, numel * item});
@@ -87,8 +87,8 @@ TEST_P(FlatLayoutTest, PaddingIsLessThanOneAlignmentPerSlotAndRank) {
   ForEachCase([](const FlatLayout& layout, const Sizes&) {
     const int64_t padding = layout.whole_bytes() - layout.payload_bytes();
     EXPECT_GE(padding, 0);
-    EXPECT_LE(padding, kAlignBytes * (layout.num_slots() +
-                                      layout.world_size()));
+    EXPECT_LE(padding,
+              kAlignBytes * (layout.num_slots() + layout.world_size()));
   });
 }
 

@@ -165,7 +165,8 @@ absl::StatusOr<std::vector<Item>> Collect(
 bool SharesStorage(const UnitPlan& unit, const NamedParameter& next) {
   return std::any_of(unit.parameters.begin(), unit.parameters.end(),
                      [&](const NamedParameter& p) {
-                       return p.tensor.is_alias_of(next.tensor);
+                       return p.tensor.storage().unsafeGetStorageImpl() ==
+                              next.tensor.storage().unsafeGetStorageImpl();
                      });
 }
 

@@ -85,9 +85,8 @@ TEST(PlanUnits, TakesTheOutermostRepeatedType) {
   Free module;
   module.Add("x", std::make_shared<Outer>());
   module.Add("y", std::make_shared<Outer>());
-  EXPECT_THAT(Plan(module),
-              ElementsAre(HasSubstr("x: x.left.a.weight"),
-                          HasSubstr("y: y.left.a.weight")));
+  EXPECT_THAT(Plan(module), ElementsAre(HasSubstr("x: x.left.a.weight"),
+                                        HasSubstr("y: y.left.a.weight")));
 }
 
 TEST(PlanUnits, TakesTorchsTypesIfNoOtherIsRepeated) {
@@ -114,8 +113,8 @@ TEST(PlanUnits, CutsLargeUnitsBetweenParameters) {
   }
   module.Add("large", torch::zeros({100}));
   module.Add("last", torch::zeros({1}));
-  EXPECT_THAT(Plan(module, 20), ElementsAre("a: a b", "c: c d", "large: large",
-                                            "last: last"));
+  EXPECT_THAT(Plan(module, 20),
+              ElementsAre("a: a b", "c: c d", "large: large", "last: last"));
 }
 
 TEST(PlanUnits, CutsALargeBlockToo) {
@@ -184,9 +183,9 @@ TEST(PlanUnits, RefusesAParameterByName) {
     return PlanUnits(module, kNoLimit).status();
   };
   auto names = [](const char* name, const char* what) {
-    return StatusIs(absl::StatusCode::kInvalidArgument,
-                    AllOf(HasSubstr(absl::StrCat("'child.", name, "'")),
-                          HasSubstr(what)));
+    return StatusIs(
+        absl::StatusCode::kInvalidArgument,
+        AllOf(HasSubstr(absl::StrCat("'child.", name, "'")), HasSubstr(what)));
   };
   EXPECT_THAT(refused("half", torch::zeros({2}, torch::kHalf)),
               names("half", "dtype"));

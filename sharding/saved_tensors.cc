@@ -11,6 +11,7 @@
 #include "sharding/registry.h"
 #include "sharding/storage_access.h"
 #include "sharding/unit.h"
+#include "torch/csrc/autograd/anomaly_mode.h"
 #include "torch/csrc/autograd/engine.h"
 #include "torch/csrc/autograd/function.h"
 #include "torch/csrc/autograd/graph_task.h"
@@ -70,15 +71,22 @@ NodePins& NodePins::OfThread() {
   return *mine;
 }
 
+// libtorch's words, which users search for.
 std::string VersionError(const at::Tensor& tensor, int64_t saved) {
   std::ostringstream out;
   out << "one of the variables needed for gradient computation has been "
          "modified by an inplace operation: ["
       << tensor.toString() << " " << tensor.sizes() << "] is at version "
-      << tensor._version() << "; expected version " << saved
-      << " instead. Hint: enable anomaly detection to find the operation that "
-         "failed to compute its gradient, with "
-         "torch.autograd.set_detect_anomaly(True).";
+      << tensor._version() << "; expected version " << saved << " instead.";
+  if (autograd::AnomalyMode::is_enabled()) {
+    out << " Hint: the backtrace further above shows the operation that failed "
+           "to compute its gradient. The variable in question was changed in "
+           "there or anywhere later. Good luck!";
+  } else {
+    out << " Hint: enable anomaly detection to find the operation that failed "
+           "to compute its gradient, with "
+           "torch.autograd.set_detect_anomaly(True, check_nan=False).";
+  }
   return out.str();
 }
 

@@ -233,12 +233,11 @@ TESSERA_RANK_FUNCTION(ReduceScatterInPieces) {
   at::Tensor shard = torch::empty({numel}, at::kDouble);
   TESSERA_RETURN_IF_ERROR(
       world.communicator()->ReduceScatterSum(whole, shard, {"big"}).Wait());
-  const at::Tensor want =
-      torch::arange(world.rank() * numel, (world.rank() + 1) * numel,
-                    at::kDouble)
-              .remainder(1021) *
-          w +
-      w * (w - 1) / 2.0 + 0.5 * w;
+  const at::Tensor want = torch::arange(world.rank() * numel,
+                                        (world.rank() + 1) * numel, at::kDouble)
+                                  .remainder(1021) *
+                              w +
+                          w * (w - 1) / 2.0 + 0.5 * w;
   TESSERA_RETURN_IF_ERROR(ExpectBits(shard, want, "shard"));
   const MemoryUse use =
       MemoryLedger::Global().Report()[MemoryKind::kCommunication];
@@ -261,8 +260,7 @@ TESSERA_RANK_FUNCTION(ManyInFlight) {
   for (int i = 0; i < 200; ++i) {
     sums.push_back(torch::full({i + 1}, i + world.rank(), at::kDouble));
     wholes.push_back(torch::full({w * 3}, world.rank() * 1000 + i, at::kLong));
-    futures.push_back(
-        world.communicator()->AllReduceSum(sums.back(), {"sum"}));
+    futures.push_back(world.communicator()->AllReduceSum(sums.back(), {"sum"}));
     futures.push_back(world.communicator()->AllGather(
         wholes.back().narrow(0, world.rank() * 3, 3), wholes.back(), {"all"}));
   }
@@ -373,10 +371,9 @@ TEST_P(CollectiveTest, World) {
   const RankPool::Answers answers =
       RankPool::Get(w())->Run("DescribeWorld", "");
   for (int r = 0; r < w(); ++r) {
-    EXPECT_THAT(answers[r],
-                IsOkAndHolds(absl::StrCat(r, "/", w(), " local ", r, "/", w(),
-                                          " ", r, "/", w(),
-                                          " gloo threads 1")));
+    EXPECT_THAT(answers[r], IsOkAndHolds(absl::StrCat(r, "/", w(), " local ", r,
+                                                      "/", w(), " ", r, "/",
+                                                      w(), " gloo threads 1")));
   }
 }
 
@@ -387,9 +384,7 @@ INSTANTIATE_TEST_SUITE_P(Worlds, CollectiveTest, testing::Values(2, 3, 4),
 
 // ---- the pool itself ----
 
-TESSERA_RANK_FUNCTION(Echo) {
-  return absl::StrCat(world.rank(), ":", args);
-}
+TESSERA_RANK_FUNCTION(Echo) { return absl::StrCat(world.rank(), ":", args); }
 
 TESSERA_RANK_FUNCTION(Exit) {
   if (world.rank() == 1) {
@@ -410,8 +405,8 @@ TESSERA_RANK_FUNCTION(Sleep) {
 }
 
 TEST(RankPoolTest, StringsAreBinarySafe) {
-  const std::string bytes = absl::StrCat(std::string("a\0b\n", 4),
-                                         std::string(3 << 20, '\xff'));
+  const std::string bytes =
+      absl::StrCat(std::string("a\0b\n", 4), std::string(3 << 20, '\xff'));
   const RankPool::Answers answers = RankPool::Get(2)->Run("Echo", bytes);
   EXPECT_EQ(*answers[0], absl::StrCat("0:", bytes));
   EXPECT_EQ(*answers[1], absl::StrCat("1:", bytes));
@@ -436,13 +431,12 @@ TEST(RankPoolTest, RanksAreKeptBetweenRuns) {
 
 TEST(RankPoolTest, ADeathIsToldAndTheRanksReplaced) {
   RankPool pool({.world_size = 2});
-  EXPECT_THAT(
-      pool.Run("Exit", ""),
-      testing::ElementsAre(
-          IsOkAndHolds("here"),
-          StatusIs(absl::StatusCode::kUnavailable,
-                   AllOf(HasSubstr("rank 1 ended (exit code 7)"),
-                         HasSubstr("about to go")))));
+  EXPECT_THAT(pool.Run("Exit", ""),
+              testing::ElementsAre(
+                  IsOkAndHolds("here"),
+                  StatusIs(absl::StatusCode::kUnavailable,
+                           AllOf(HasSubstr("rank 1 ended (exit code 7)"),
+                                 HasSubstr("about to go")))));
   EXPECT_EQ(pool.pid(0), 0);
   EXPECT_THAT(pool.Run("Echo", ""), Each(IsOk()));
 }
@@ -450,8 +444,7 @@ TEST(RankPoolTest, ADeathIsToldAndTheRanksReplaced) {
 TEST(RankPoolTest, ADeadlineNamesTheRanks) {
   RankPool pool({.world_size = 3});
   EXPECT_THAT(pool.Run("Echo", ""), Each(IsOk()));
-  const RankPool::Answers answers =
-      pool.Run("Sleep", "", absl::Seconds(2));
+  const RankPool::Answers answers = pool.Run("Sleep", "", absl::Seconds(2));
   EXPECT_THAT(answers[0], IsOkAndHolds("awake"));
   EXPECT_THAT(answers[1],
               StatusIs(absl::StatusCode::kDeadlineExceeded,

@@ -89,10 +89,9 @@ TEST_P(RankEndsTest, ItsOwnWordsAreHeardIfItLeftAny) {
   RankPool pool(ShortPatience(w));
   const RankPool::Answers answers = pool.Run("LastRankEnds", "error");
   for (int r = 0; r + 1 < w; ++r) {
-    EXPECT_THAT(
-        answers[r],
-        StatusIs(kUnavailable,
-                 absl::StrCat("rank ", w - 1, " failed: bad sector")));
+    EXPECT_THAT(answers[r],
+                StatusIs(kUnavailable,
+                         absl::StrCat("rank ", w - 1, " failed: bad sector")));
   }
 }
 
@@ -179,9 +178,9 @@ TEST(AnnounceTest, EndsTheWaitOfTheOthers) {
     const RankPool::Answers answers = pool.Run("Rank1Announces", "");
     EXPECT_LT(absl::Now() - begin, absl::Seconds(30));
     for (int r = 0; r < w; ++r) {
-      EXPECT_THAT(answers[r],
-                  StatusIs(kUnavailable,
-                           "rank 1 failed: unit d.3: out of memory"));
+      EXPECT_THAT(
+          answers[r],
+          StatusIs(kUnavailable, "rank 1 failed: unit d.3: out of memory"));
     }
   }
 }
@@ -197,8 +196,7 @@ TESSERA_RANK_FUNCTION(AnnounceAndAgree) {
       comm.Announce(mine);
     }
     const absl::Status agreed = comm.AgreeOk(mine, "forward");
-    if (agreed.message() !=
-        absl::StrCat("[forward] rank 1: round ", round)) {
+    if (agreed.message() != absl::StrCat("[forward] rank 1: round ", round)) {
       return agreed;
     }
     if (world.rank() == 1) comm.ClearAnnouncement();
@@ -212,6 +210,29 @@ TESSERA_RANK_FUNCTION(AnnounceAndAgree) {
 TEST(AnnounceTest, AgreedAndClearedIsForgotten) {
   RankPool pool(ShortPatience(3));
   EXPECT_THAT(pool.Run("AnnounceAndAgree", ""), Each(IsOkAndHolds("ok")));
+}
+
+// The last rank is very late; rank 1's announcement stands all the time, but
+// rank 1 is in the agreement too, so the others wait on.
+TESSERA_RANK_FUNCTION(LateAgreement) {
+  Communicator& comm = *world.communicator();
+  absl::Status mine;
+  if (world.rank() == 1) {
+    mine = absl::OutOfRangeError("mine");
+    comm.Announce(mine);
+    absl::SleepFor(absl::Milliseconds(50));
+  }
+  if (world.rank() == 2) absl::SleepFor(absl::Seconds(3));
+  const absl::Status agreed = comm.AgreeOk(mine, "forward");
+  if (world.rank() == 1) comm.ClearAnnouncement();
+  TESSERA_RETURN_IF_ERROR(comm.Barrier("after"));
+  return agreed.ToString();
+}
+
+TEST(AnnounceTest, DoesNotEndAnAgreementThatTheAnnouncerIsIn) {
+  RankPool pool(ShortPatience(3));
+  EXPECT_THAT(pool.Run("LateAgreement", ""),
+              Each(IsOkAndHolds("OUT_OF_RANGE: [forward] rank 1: mine")));
 }
 
 TESSERA_RANK_FUNCTION(AllAnnounce) {

@@ -40,8 +40,8 @@ constexpr char kProgram[] = "TESSERA_LAUNCH_TEST_PROGRAM";
 
 // ---- the program ----
 
-absl::Status AfterInit(const World& world, const std::string& program,
-                       int argc, char** argv) {
+absl::Status AfterInit(const World& world, const std::string& program, int argc,
+                       char** argv) {
   if (program == "kill1" && world.rank() == 1) raise(SIGKILL);
   if (program == "fail1" && world.rank() == 1) _exit(5);
   at::Tensor t = torch::ones({1000});
@@ -49,11 +49,11 @@ absl::Status AfterInit(const World& world, const std::string& program,
       world.communicator()->AllReduceSum(t, {"the sum"}).Wait());
   const std::string args = absl::StrJoin(argv + 1, argv + argc, ",");
   // One write each, so that lines do not mix.
-  const std::string line = absl::StrCat(
-      "rank ", world.rank(), "/", world.world_size(), " local ",
-      world.local_rank(), "/", world.local_world_size(), " sum ",
-      t[0].item<float>(), " args [", args, "] threads ",
-      at::get_num_threads(), "\n");
+  const std::string line =
+      absl::StrCat("rank ", world.rank(), "/", world.world_size(), " local ",
+                   world.local_rank(), "/", world.local_world_size(), " sum ",
+                   t[0].item<float>(), " args [", args, "] threads ",
+                   at::get_num_threads(), "\n");
   if (write(STDOUT_FILENO, line.data(), line.size()) < 0) _exit(99);
   return absl::OkStatus();
 }
@@ -191,7 +191,7 @@ class Process {
 };
 
 Finished RunOne(const std::string& program, std::vector<std::string> args,
-             Env env = {}) {
+                Env env = {}) {
   return Process(program, std::move(args), std::move(env)).Finish();
 }
 
@@ -346,10 +346,9 @@ TEST(WorldFlagTest, StubbornRanksAreEnded) {
 void ExpectWorldOf(const std::vector<Finished>& runs) {
   for (size_t r = 0; r < runs.size(); ++r) {
     EXPECT_EQ(runs[r].code, 0) << runs[r].err;
-    EXPECT_THAT(runs[r].out,
-                HasSubstr(absl::StrCat("rank ", r, "/", runs.size(), " local ",
-                                       r, "/", runs.size(), " sum ",
-                                       runs.size())));
+    EXPECT_THAT(runs[r].out, HasSubstr(absl::StrCat(
+                                 "rank ", r, "/", runs.size(), " local ", r,
+                                 "/", runs.size(), " sum ", runs.size())));
     EXPECT_EQ(runs[r].err, "");
   }
 }
@@ -373,8 +372,8 @@ TEST(RendezvousTest, VariablesWithTheAgentsStore) {
 }
 
 TEST(RendezvousTest, TcpByFlags) {
-  const std::string where = absl::StrCat("--rendezvous=tcp://127.0.0.1:",
-                                         FreePort());
+  const std::string where =
+      absl::StrCat("--rendezvous=tcp://127.0.0.1:", FreePort());
   ExpectWorldOf(RunRanks(
       {0, 1},
       [&](int r) -> std::vector<std::string> {
@@ -401,8 +400,7 @@ TEST(RendezvousTest, FileIsGoneAfterwards) {
 }
 
 TEST(RendezvousTest, NamesTheRanksThatHaveNotCome) {
-  const std::string where =
-      absl::StrCat("tcp://127.0.0.1:", FreePort());
+  const std::string where = absl::StrCat("tcp://127.0.0.1:", FreePort());
   const auto args = [&](int r) -> std::vector<std::string> {
     return {absl::StrCat("--rendezvous=", where), absl::StrCat("--rank=", r),
             "--world_size=4", "--startup_timeout=3"};
@@ -417,11 +415,10 @@ TEST(RendezvousTest, NamesTheRanksThatHaveNotCome) {
 }
 
 TEST(RendezvousTest, NamesRank0IfItIsTheOne) {
-  const std::string where =
-      absl::StrCat("tcp://127.0.0.1:", FreePort());
+  const std::string where = absl::StrCat("tcp://127.0.0.1:", FreePort());
   const Finished run =
       RunOne("plain", {absl::StrCat("--rendezvous=", where), "--rank=1",
-                    "--world_size=2", "--startup_timeout=2"});
+                       "--world_size=2", "--startup_timeout=2"});
   EXPECT_EQ(run.code, 1);
   EXPECT_LT(run.took, absl::Seconds(15));
   EXPECT_EQ(run.err, absl::StrCat("DEADLINE_EXCEEDED: rendezvous ", where,
@@ -437,10 +434,9 @@ TEST(RendezvousTest, PortInUse) {
       [](int) -> std::vector<std::string> { return {"--startup_timeout=3"}; },
       [&](int r) { return Variables(r, 2, foreign.port()); });
   EXPECT_EQ(runs[0].code, 1);
-  EXPECT_EQ(runs[0].err,
-            absl::StrCat("UNAVAILABLE: rendezvous ", where, ": port ",
-                         foreign.port(),
-                         " is in use (rank 0 cannot listen)\n"));
+  EXPECT_EQ(runs[0].err, absl::StrCat("UNAVAILABLE: rendezvous ", where,
+                                      ": port ", foreign.port(),
+                                      " is in use (rank 0 cannot listen)\n"));
   EXPECT_EQ(runs[1].code, 1);
   EXPECT_LT(runs[1].took, absl::Seconds(15));
   EXPECT_EQ(runs[1].err,
@@ -469,8 +465,8 @@ TEST(RendezvousTest, WorldSizesThatDiffer) {
       {0, 1},
       [&](int r) -> std::vector<std::string> {
         return {absl::StrCat("--rendezvous=file://", path),
-                absl::StrCat("--rank=", r), absl::StrCat("--world_size=", 2 + r),
-                "--startup_timeout=2"};
+                absl::StrCat("--rank=", r),
+                absl::StrCat("--world_size=", 2 + r), "--startup_timeout=2"};
       },
       NoEnv);
   unlink(path.c_str());
@@ -485,10 +481,10 @@ TEST(RendezvousTest, RefusesWhatDoesNotFit) {
               HasSubstr("RANK is 2, expected 0 to 1"));
   EXPECT_THAT(RunOne("plain", {}, {{"RANK", "0"}}).err,
               HasSubstr("WORLD_SIZE is missing"));
-  EXPECT_THAT(RunOne("plain", {"--rendezvous=udp://x", "--rank=0",
-                            "--world_size=2"})
-                  .err,
-              HasSubstr("expected env://, tcp://host:port or file:///path"));
+  EXPECT_THAT(
+      RunOne("plain", {"--rendezvous=udp://x", "--rank=0", "--world_size=2"})
+          .err,
+      HasSubstr("expected env://, tcp://host:port or file:///path"));
 }
 
 }  // namespace

@@ -40,6 +40,7 @@ struct Oracle::Parameter {
 
 Oracle::Oracle(const MakeModule& make_module, OracleOptions options)
     : options_(options) {
+  at::set_num_threads(1);
   KeepGenerator keep;
   for (int r = 0; r < options_.world_size; ++r) {
     torch::manual_seed(options_.model_seed);

@@ -12,6 +12,9 @@
 // rank has one in the whole step, the parameter is skipped: no decay, and its
 // step count stays.
 //
+// libtorch sums in one thread from the first oracle on: how a sum is cut into
+// threads is not what is compared, and ranks must do the same.
+//
 // Threads: calls come from one thread. The default generator's state is that of
 // before after every call.
 #ifndef TESTS_ORACLE_H_

@@ -34,7 +34,8 @@
 namespace tessera {
 namespace {
 
-constexpr char kWorkerMark[] = "TESSERA_TEST_RANK";  // "<timeout> <grace>"
+constexpr char kWorkerMark[] =
+    "TESSERA_TEST_RANK";  // "<timeout> <grace> <backend>"
 constexpr int kWorkerSocket = 3;
 constexpr absl::Duration kStartTimeout = absl::Seconds(60);
 constexpr absl::Duration kEndTimeout = absl::Seconds(5);
@@ -161,9 +162,10 @@ WorldOptions OptionsFromMark(const std::string& mark) {
   const std::vector<std::string> parts = absl::StrSplit(mark, ' ');
   WorldOptions options;
   options.startup_timeout = kStartTimeout;
-  if (parts.size() == 2) {
+  if (parts.size() == 3) {
     absl::ParseDuration(parts[0], &options.collective_timeout);
     absl::ParseDuration(parts[1], &options.announce_grace);
+    options.backend = parts[2];
   }
   return options;
 }
@@ -183,8 +185,7 @@ void ServeIfRank(int* argc, char** argv) {
   if (!mark.has_value()) return;
   unsetenv(kWorkerMark);
   fcntl(kWorkerSocket, F_SETFD, FD_CLOEXEC);
-  absl::StatusOr<const World*> world =
-      Init(argc, argv, OptionsFromMark(*mark));
+  absl::StatusOr<const World*> world = Init(argc, argv, OptionsFromMark(*mark));
   const absl::StatusOr<std::string> hello =
       world.ok() ? absl::StatusOr<std::string>("") : world.status();
   if (SendAll(kWorkerSocket, EncodeAnswer(hello, !world.ok())) && world.ok()) {
@@ -220,8 +221,7 @@ absl::Status RankPool::Start() {
   for (int r = 0; r < options_.world_size; ++r) {
     TESSERA_RETURN_IF_ERROR(StartRank(r));
   }
-  for (const auto& hello :
-       Exchange("", "start-up", kStartTimeout)) {
+  for (const auto& hello : Exchange("", "start-up", kStartTimeout)) {
     TESSERA_RETURN_IF_ERROR(hello);
   }
   return absl::OkStatus();
@@ -240,9 +240,10 @@ absl::Status RankPool::StartRank(int r) {
   child.env.emplace_back("OMP_NUM_THREADS",
                          absl::StrCat(options_.threads_per_rank));
   child.env.emplace_back(
-      kWorkerMark, absl::StrCat(absl::FormatDuration(options_.collective_timeout),
-                                " ",
-                                absl::FormatDuration(options_.announce_grace)));
+      kWorkerMark,
+      absl::StrCat(absl::FormatDuration(options_.collective_timeout), " ",
+                   absl::FormatDuration(options_.announce_grace), " ",
+                   options_.backend));
   child.fds = {{err_pipe[1], STDERR_FILENO}, {sockets[1], kWorkerSocket}};
   absl::StatusOr<pid_t> pid = SpawnSelf(child);
   close(sockets[1]);
@@ -264,8 +265,8 @@ RankPool::Answers RankPool::Run(absl::string_view function,
     }
   }
   for (Rank& rank : ranks_) rank.err.clear();
-  Answers answers = Exchange(absl::StrCat(Frame(function), Frame(args)),
-                             function, deadline);
+  Answers answers =
+      Exchange(absl::StrCat(Frame(function), Frame(args)), function, deadline);
   if (std::any_of(ranks_.begin(), ranks_.end(),
                   [](const Rank& rank) { return rank.unusable; })) {
     KillAll();
@@ -293,9 +294,9 @@ RankPool::Answers RankPool::Exchange(absl::string_view request,
     ReadErr(static_cast<int>(r));
     if (ranks_[r].answered) continue;
     ranks_[r].unusable = true;
-    answers[r] = absl::DeadlineExceededError(absl::StrCat(
-        name, ": ", late, " not answered within ",
-        absl::FormatDuration(allowed), WithStderr(ranks_[r].err)));
+    answers[r] = absl::DeadlineExceededError(
+        absl::StrCat(name, ": ", late, " not answered within ",
+                     absl::FormatDuration(allowed), WithStderr(ranks_[r].err)));
   }
   return answers;
 }

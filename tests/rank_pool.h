@@ -47,14 +47,14 @@ using RankFunction = absl::StatusOr<std::string> (*)(const World& world,
                                                      absl::string_view args);
 
 // Defines a function that runs in a rank; names are unique in a test program.
-#define TESSERA_RANK_FUNCTION(Name)                                           \
-  static ::absl::StatusOr<std::string> Name(                                  \
-      [[maybe_unused]] const ::tessera::World& world,                         \
-      [[maybe_unused]] ::absl::string_view args);                             \
-  [[maybe_unused]] static const bool tessera_rank_function_##Name =           \
-      ::tessera::RegisterRankFunction(#Name, &Name);                          \
-  static ::absl::StatusOr<std::string> Name(                                  \
-      [[maybe_unused]] const ::tessera::World& world,                         \
+#define TESSERA_RANK_FUNCTION(Name)                                 \
+  static ::absl::StatusOr<std::string> Name(                        \
+      [[maybe_unused]] const ::tessera::World& world,               \
+      [[maybe_unused]] ::absl::string_view args);                   \
+  [[maybe_unused]] static const bool tessera_rank_function_##Name = \
+      ::tessera::RegisterRankFunction(#Name, &Name);                \
+  static ::absl::StatusOr<std::string> Name(                        \
+      [[maybe_unused]] const ::tessera::World& world,               \
       [[maybe_unused]] ::absl::string_view args)
 
 bool RegisterRankFunction(const char* name, RankFunction function);
@@ -64,6 +64,7 @@ struct RankPoolOptions {
   // Shorter than Run's deadline, so that a hang is told by who waits for what.
   absl::Duration collective_timeout = absl::Seconds(40);
   absl::Duration announce_grace = kAnnounceGrace;
+  std::string backend = "gloo";  // as in WorldOptions
   int threads_per_rank = 1;
 };
 
@@ -105,7 +106,7 @@ class RankPool {
 
   absl::Status Start();
   absl::Status StartRank(int r);
-  void End();       // kindly, then not
+  void End();  // kindly, then not
   void KillAll();
   // Asks all; reads until all have answered or died, or `allowed` is over.
   Answers Exchange(absl::string_view request, absl::string_view name,

@@ -19,8 +19,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
-using ::testing::TestParamInfo;
-using ::testing::TestWithParam;
 using ::testing::Values;
 
 at::Tensor MeanSquare(const at::Tensor& t) { return t.pow(2).mean(); }
@@ -32,7 +30,8 @@ std::string WithoutOrigin(const absl::Status& status) {
                             std::regex(", which is output \\d+ of \\w+,"), "");
 }
 
-TEST_F(TaggedStorageTest, StepBetweenForwardAndBackwardIsPlainTorchsError) {
+TEST_F(TaggedStorageTest,
+       StepBetweenForwardAndBackwardIsTheVersionErrorOfPlainTorch) {
   auto t = LinearTwins();
   t.Create();
   const at::Tensor x = torch::randn({4, 8}).requires_grad_();
@@ -225,6 +224,17 @@ INSTANTIATE_TEST_SUITE_P(
                          [](auto& m, const auto& x, const auto& f) {
                            return Recomputed::apply(Recomputed::apply(m(x), f),
                                                     f);
+                         }},
+               Reentrant{"Deep",
+                         [](auto& m, const auto& x, const auto& f) {
+                           // Deeper than autograd nests in one thread.
+                           Recomputed::Segment outer = f;
+                           for (int i = 0; i < 70; ++i) {
+                             outer = [inner = outer](const at::Tensor& h) {
+                               return Recomputed::apply(h, inner);
+                             };
+                           }
+                           return outer(x);
                          }},
                Reentrant{"Beside",
                          [](auto& m, const auto& x, const auto& f) {
@@ -420,62 +430,67 @@ TEST_P(ExceptionIn, AHookDiscardsTheMicroBatch) {
   }
 }
 
-// Custom functions that read a parameter through a raw pointer. y = x * w[0].
-struct RawInForward : torch::autograd::Function<RawInForward> {
-  static at::Tensor forward(torch::autograd::AutogradContext* context,
-                            const at::Tensor& x, const at::Tensor& w) {
-    context->save_for_backward({x, w});
-    return x * w.contiguous().const_data_ptr<float>()[0];
-  }
-  static torch::autograd::variable_list backward(
-      torch::autograd::AutogradContext* context,
-      torch::autograd::variable_list gradients) {
-    const auto saved = context->get_saved_variables();
-    const float first = saved[1].const_data_ptr<float>()[0];
-    at::Tensor gradient = torch::zeros_like(saved[1]);
-    gradient.view(-1)[0] = (gradients[0] * saved[0]).sum();
-    return {gradients[0] * first, gradient};
-  }
-};
-struct RawInBackward : torch::autograd::Function<RawInBackward> {
-  static at::Tensor forward(torch::autograd::AutogradContext* context,
-                            const at::Tensor& x, const at::Tensor& w) {
-    context->save_for_backward({x, w});
-    return x * w.view(-1)[0];
-  }
-  static torch::autograd::variable_list backward(
-      torch::autograd::AutogradContext* context,
-      torch::autograd::variable_list gradients) {
-    return RawInForward::backward(context, std::move(gradients));
-  }
-};
-
-TEST_F(TaggedStorageTest, RawPointerInForwardNamesTheParameterAndUseMendsIt) {
+TEST_F(TaggedStorageTest, FailedGatherDiscardsTheMicroBatch) {
   auto t = PairTwins();
-  t.Create();
+  TwinOptions options;
+  options.accumulation = 2;
+  t.Create(options);
   const at::Tensor x = torch::randn({4, 8}).requires_grad_();
-  EXPECT_THAT(
-      CatchTorch("forward",
-                 [&] { RawInForward::apply(x, t.tagged->b->weight); }),
-      FailsWith(AllOf(HasSubstr("'b.weight'"), HasSubstr("tessera::Use(w)"))));
-  t.ExpectFreed();
-  for (int i = 0; i < 2; ++i) {
-    t.Train([&](auto& m) {
-      auto pin = Use(m->b->weight);  // costs nothing for a plain tensor
-      return MeanSquare(RawInForward::apply(m(x), m->b->weight));
-    });
+  auto loss = [&](auto& m) { return MeanSquare(m(x)); };
+  auto fail = [&](int64_t gather) -> absl::Status {
+    t.comm->FailGather(gather);
+    at::Tensor y;
+    TESSERA_RETURN_IF_ERROR(CatchTorch("forward", [&] { y = loss(t.tagged); }));
+    return t.engine->Backward(y);
+  };
+  // Forward gathers both units; so does backward, for the inputs' gradients.
+  for (int64_t gather = 1; gather <= 4; ++gather) {
+    SCOPED_TRACE(gather);
+    if (gather % 2 == 0) {
+      t.Backward(loss);
+      TESSERA_EXPECT_OK(t.engine->Step());
+    }
+    EXPECT_THAT(fail(gather), StatusIs(absl::StatusCode::kUnavailable,
+                                       HasSubstr("the gather failed")));
+    t.ExpectFreed();
   }
+  t.StepPlain();
+  t.ExpectSameParameters();
+  t.Train(loss);
 }
 
-TEST_F(TaggedStorageTest, RawPointerInBackwardOfACustomFunctionWorks) {
-  auto t = PairTwins();
-  t.Create();
-  const at::Tensor x = torch::randn({4, 8}).requires_grad_();
-  for (int i = 0; i < 2; ++i) {
-    t.Train([&](auto& m) {
-      return MeanSquare(RawInBackward::apply(m(x), m->a->weight));
-    });
+// Notes the gradient that it finds.
+class NotingHook : public torch::autograd::PostAccumulateGradHook {
+ public:
+  explicit NotingHook(at::Tensor* noted) : noted_(noted) {}
+  void operator()(const at::Tensor& parameter) override {
+    *noted_ = parameter.grad().clone();
   }
+
+ private:
+  at::Tensor* noted_;
+};
+
+TEST_F(TaggedStorageTest, HookSetBeforeCreateIsKept) {
+  using torch::autograd::impl::set_post_acc_grad_hooks;
+  auto t = PairTwins();
+  at::Tensor noted;
+  const at::Tensor bias = t.tagged->b->bias;
+  set_post_acc_grad_hooks(bias, std::make_unique<NotingHook>(&noted));
+  t.Create();
+  const at::Tensor x = torch::randn({4, 8});
+  t.Backward([&](auto& m) { return MeanSquare(m(x)); });
+  EXPECT_TRUE(SameBits(noted, t.PlainGradient(3)));
+
+  // One that takes the place of the engine's is found.
+  t.engine.reset();
+  auto u = PairTwins();
+  u.Create();
+  set_post_acc_grad_hooks(u.tagged->b->bias,
+                          std::make_unique<NotingHook>(&noted));
+  EXPECT_THAT(
+      u.engine->Backward(MeanSquare(u.tagged(x))),
+      StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("'b.bias'")));
 }
 
 }  // namespace

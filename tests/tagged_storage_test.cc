@@ -59,7 +59,7 @@ TEST_F(TaggedStorageTest, UntaggedAliasOfAFreedStorageCannotBeResizedOrRead) {
     Use pin(w);
     attach();
   }
-  ASSERT_FALSE(HasTag(alias));  // the engine knows nothing of it
+  ASSERT_FALSE(alias.key_set().has(kTagKey));  // the engine knows nothing of it
 
   EXPECT_THAT(CatchTorch("read", [&] { return alias.sum(); }),
               FailsWith(HasSubstr("'weight'")));
@@ -240,6 +240,9 @@ TEST_F(TaggedStorageTest, SetDataOfAnotherShapeIsRefused) {
         CatchTorch("set_data", [&] { t.tagged->weight.set_data(other); }),
         StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'weight'")));
   }
+  EXPECT_THAT(
+      CatchTorch("set_", [&] { t.tagged->weight.detach().set_(); }),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'weight'")));
   EXPECT_EQ(t.tagged->weight.sizes(), t.plain->weight.sizes());
   t.ExpectFreed();
   t.ExpectSameParameters();

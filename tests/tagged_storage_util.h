@@ -20,6 +20,7 @@
 #include "base/memory.h"
 #include "base/status_matchers.h"
 #include "base/torch_guard.h"
+#include "comm/comm_thread.h"
 #include "comm/communicator.h"
 #include "comm/self_communicator.h"
 #include "config/config.pb.h"
@@ -27,7 +28,6 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "sharding/registry.h"
-#include "sharding/storage_access.h"
 #include "sharding/torch_scope.h"
 #include "sharding/unit.h"
 #include "sharding/use.h"
@@ -69,9 +69,11 @@ MATCHER_P(FailsWith, message, "is an error whose message matches") {
          ::testing::Value(std::string(status.message()), message);
 }
 
-// A world of one that looks on.
+// A world of one that looks on, and fails a gather when told to.
 class SpyCommunicator : public Communicator {
  public:
+  // The `n`-th gather from now on fails, once; n = 1 is the next one.
+  void FailGather(int64_t n) { failing_ = gathers_ + n; }
   int64_t gathers() const { return gathers_; }
   // Collectives that were called in the state of the user's thread: inference
   // mode on, or tags or autocast seen.
@@ -82,9 +84,11 @@ class SpyCommunicator : public Communicator {
   absl::string_view backend() const override { return "spy"; }
   CommFuture AllGather(at::Tensor shard, at::Tensor whole,
                        CommTag tag) override {
-    ++gathers_;
     Look(shard);
     Look(whole);
+    if (++gathers_ == failing_) {
+      return DoneFuture(absl::UnavailableError("the gather failed"));
+    }
     return self_->AllGather(shard, whole, tag);
   }
   CommFuture ReduceScatterSum(at::Tensor whole, at::Tensor shard,
@@ -124,6 +128,7 @@ class SpyCommunicator : public Communicator {
 
   std::shared_ptr<Communicator> self_ = MakeSelfCommunicator();
   std::atomic<int64_t> gathers_{0};
+  std::atomic<int64_t> failing_{0};
   std::atomic<int64_t> leaks_{0};
 };
 

@@ -25,9 +25,6 @@ constexpr uint64_t kRankSeed = 7000;
 constexpr double kLr = 1e-2;
 constexpr double kWeightDecay = 0.1;
 
-// How libtorch cuts a sum into threads is not what is compared here.
-void UseOneThread() { at::set_num_threads(1); }
-
 std::string LossLine(int step, int micro_batch, const at::Tensor& loss) {
   return absl::StrCat("step ", step, ", micro-batch ", micro_batch, ": loss ",
                       HexFloat(loss.item<float>()));
@@ -47,7 +44,6 @@ void AddState(const torch::nn::Module& module, const at::Tensor& generator,
 }
 
 std::vector<Record> RecordOracle(const TrainingSpec& spec, int world_size) {
-  UseOneThread();
   Oracle oracle([&] { return MakeTestModel(spec.model); },
                 OracleOptionsOf(spec, world_size));
   std::vector<Record> records(static_cast<size_t>(world_size));
@@ -116,7 +112,7 @@ TrainingSpec TrainingSpec::FromText(absl::string_view text) {
 }
 
 std::shared_ptr<TestModel> BuildModel(absl::string_view name, int rank) {
-  UseOneThread();
+  at::set_num_threads(1);  // as the oracle
   torch::manual_seed(kModelSeed);
   auto model = MakeTestModel(name);
   torch::manual_seed(kRankSeed + static_cast<uint64_t>(rank));

@@ -1,0 +1,110 @@
+#include "engine/training_state.h"
+
+#include <utility>
+
+#include "ATen/CPUGeneratorImpl.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/bits.h"
+#include "base/status.h"
+#include "base/torch_guard.h"
+#include "checkpoint/checkpoint.h"
+#include "sharding/torch_scope.h"
+
+namespace tessera {
+namespace {
+
+at::Tensor BytesOver(char* data, int64_t bytes, at::Device device) {
+  return TensorOver(data, {bytes}, {1}, at::kByte, device);
+}
+
+// What is saved and loaded in place.
+std::vector<CheckpointPart> PartsOf(const TrainingState& state) {
+  std::vector<CheckpointPart> parts;
+  for (size_t u = 0; u < state.units.size(); ++u) {
+    Unit& unit = *state.units[u];
+    auto add = [&](absl::string_view what, char* data) {
+      parts.push_back({absl::StrCat(what, "/", unit.name()),
+                       BytesOver(data, unit.owned().bytes(), unit.device())});
+    };
+    add("parameters", unit.owned_data());
+    if (state.optimizer == nullptr) continue;
+    add("exp_avg", state.optimizer->exp_avg(static_cast<int>(u)).data());
+    add("exp_avg_sq", state.optimizer->exp_avg_sq(static_cast<int>(u)).data());
+  }
+  if (state.optimizer != nullptr) {
+    auto& steps = state.optimizer->parameter_steps();
+    parts.push_back(
+        {"parameter_steps",
+         BytesOver(reinterpret_cast<char*>(steps.data()),
+                   static_cast<int64_t>(steps.size() * sizeof(int64_t)),
+                   at::kCPU)});
+  }
+  return parts;
+}
+
+proto::CheckpointManifest ManifestHead(const TrainingState& state) {
+  std::string model;
+  int num_parameters = 0;
+  for (const auto& unit : state.units) {
+    for (const auto& p : unit->parameters()) {
+      absl::StrAppend(&model, unit->name(), "|", p.name, "|", p.flat.begin, "|",
+                      p.flat.end, "|", p.slot, ";");
+      ++num_parameters;
+    }
+  }
+  absl::StrAppend(&model, state.optimizer == nullptr ? "none" : "adamw");
+  proto::CheckpointManifest head;
+  head.set_world_size(state.comm->world_size());
+  head.set_stage(state.stage);
+  head.set_step(state.step);
+  head.set_model(absl::StrFormat(
+      "%d parameters in %d units, fingerprint %016x", num_parameters,
+      static_cast<int>(state.units.size()),
+      Fingerprint(model.data(), static_cast<int64_t>(model.size()))));
+  return head;
+}
+
+}  // namespace
+
+absl::Status SaveState(const std::string& dir, const TrainingState& state,
+                       absl::string_view client_state) {
+  TorchScope scope;
+  std::vector<CheckpointPart> parts = PartsOf(state);
+  parts.push_back({"rng", at::detail::getDefaultCPUGenerator().get_state()});
+  std::string client(client_state);
+  parts.push_back({"client_state",
+                   BytesOver(client.data(), static_cast<int64_t>(client.size()),
+                             at::kCPU)});
+  return WriteCheckpoint(dir, ManifestHead(state), parts, state.comm);
+}
+
+absl::StatusOr<LoadedState> LoadState(const std::string& dir,
+                                      const TrainingState& state) {
+  TorchScope scope;
+  auto manifest = ReadManifest(dir, ManifestHead(state));
+  absl::Status mine = manifest.status();
+  if (mine.ok()) {
+    mine = VerifyRankFile(dir, manifest->files(state.comm->rank()));
+  }
+  TESSERA_RETURN_IF_ERROR(state.comm->AgreeOk(mine, "LoadCheckpoint"));
+  const proto::CheckpointFile& file = manifest->files(state.comm->rank());
+  LoadedState loaded;
+  loaded.step = manifest->step();
+  mine = CatchTorch("LoadCheckpoint", [&]() -> absl::Status {
+    for (CheckpointPart& part : PartsOf(state)) {
+      TESSERA_RETURN_IF_ERROR(ReadPart(dir, file, &part));
+    }
+    at::Generator generator = at::detail::getDefaultCPUGenerator();
+    CheckpointPart rng{"rng", generator.get_state()};
+    TESSERA_RETURN_IF_ERROR(ReadPart(dir, file, &rng));
+    generator.set_state(rng.bytes);
+    TESSERA_ASSIGN_OR_RETURN(loaded.client_state,
+                             ReadText(dir, file, "client_state"));
+    return absl::OkStatus();
+  });
+  TESSERA_RETURN_IF_ERROR(state.comm->AgreeOk(mine, "LoadCheckpoint"));
+  return loaded;
+}
+
+}  // namespace tessera
