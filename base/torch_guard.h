@@ -7,10 +7,11 @@
 // libtorch, autograd's threads included, and comes out of CatchTorch as the
 // very Status it carries.
 //
-//   c10::OutOfMemoryError, std::bad_alloc, torch's CPU allocator
-//   ResourceExhausted c10::DistError (backend, network, store) Unavailable
-//   c10::IndexError, ValueError, TypeError InvalidArgument StatusException its
-//   own code any other c10::Error, std::exception or object Internal
+//   c10::OutOfMemoryError, std::bad_alloc              ResourceExhausted
+//   c10::DistError (backend, network, store)           Unavailable
+//   c10::IndexError, ValueError, TypeError             InvalidArgument
+//   StatusException                                    its own code
+//   any other c10::Error, std::exception or object     Internal
 //
 // Messages are "what: the exception's first lines", without libtorch's
 // backtrace. A StatusException's is left as it is: it names itself.

@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/torch_guard.h"
 #include "c10/core/GradMode.h"
+#include "comm/sigpipe.h"
 
 namespace tessera {
 namespace {
@@ -76,6 +77,7 @@ void CommThread::Stop() {
 void CommThread::Run() {
   pthread_setname_np(pthread_self(), "tessera-comm");
   on_comm_thread = true;
+  const SigpipeBlock no_sigpipe;
   c10::AutoGradMode no_grad(false);
   Item item;
   while (Next(&item)) {

@@ -10,8 +10,8 @@
 // on every backend (NCCL's own sums, in an order of its own, are an option).
 //
 // Errors. A collective fails with
-//   Unavailable       a peer ended, or announced a failure (its words are
-//   here); DeadlineExceeded  a peer did not come within the timeout.
+//   Unavailable       a peer ended, or announced a failure (in its words)
+//   DeadlineExceeded  a peer did not come within the timeout
 // After the first failure the communicator is failed: every later call returns
 // the same Status, on all ranks that take part.
 //

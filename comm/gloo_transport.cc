@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/torch_guard.h"
+#include "comm/sigpipe.h"
 
 // The only file that sees c10d's Gloo header. It never makes a GlooStore.
 #include "torch/csrc/distributed/c10d/ProcessGroupGloo.hpp"
@@ -43,6 +44,7 @@ absl::StatusOr<std::shared_ptr<GlooTransport>> GlooTransport::Connect(
     c10::intrusive_ptr<c10d::Store> store, const Options& options) {
   using Group = c10d::ProcessGroupGloo;
   return CatchTorch("gloo", [&]() -> std::shared_ptr<GlooTransport> {
+    const SigpipeBlock no_sigpipe;  // for Gloo's threads
     auto group_options = Group::Options::create(
         absl::ToChronoMilliseconds(options.connect_timeout));
     group_options->threads = 1;  // none of its queued collectives are used

@@ -16,6 +16,7 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "c10/util/Logging.h"
+#include "comm/sigpipe.h"
 #include "torch/csrc/distributed/c10d/FileStore.hpp"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 #include "torch/csrc/distributed/c10d/TCPStore.hpp"
@@ -295,6 +296,7 @@ absl::Status RunAbandonable(std::function<absl::Status()> work,
   };
   auto shared = std::make_shared<Shared>();
   std::thread([shared, work = std::move(work)]() mutable {
+    const SigpipeBlock no_sigpipe;  // for the threads that `work` starts
     absl::Status status = work();
     work = nullptr;
     absl::MutexLock lock(&shared->mutex);
@@ -315,6 +317,7 @@ absl::Status RunAbandonable(std::function<absl::Status()> work,
 
 absl::StatusOr<HostedStore> HostedStore::Start() {
   return CatchTorch("the launcher's store", [] {
+    const SigpipeBlock no_sigpipe;  // for the store's thread
     c10d::TCPStoreOptions options;
     options.port = 0;  // the system picks a free one
     options.isServer = true;

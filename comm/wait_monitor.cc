@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "comm/sigpipe.h"
 
 namespace tessera {
 namespace {
@@ -78,6 +79,7 @@ absl::Status WaitMonitor::End(const absl::Status& outcome) {
 
 void WaitMonitor::Watch() {
   pthread_setname_np(pthread_self(), "tessera-watch");
+  const SigpipeBlock no_sigpipe;
   absl::MutexLock lock(&mutex_);
   while (!mutex_.AwaitWithTimeout(absl::Condition(&stopping_), tick_)) {
     const absl::Duration waited = MonotonicNow() - begin_;

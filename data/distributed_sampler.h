@@ -2,9 +2,9 @@
 // DistributedSampler with an order that is our own.
 //
 //   epoch order  p = permutation(seed, epoch) of 0..N-1, or 0..N-1 unshuffled
-//   padded       p0 p1 p2 p3 p4 | p0       N = 5, W = 2: wrapped to W *
-//   ceil(N/W) rank 0       p0    p2    p4            rank r takes p[r], p[r+W],
-//   p[r+2W] ... rank 1          p1    p3    p0
+//   padded       p0 p1 p2 p3 p4 | p0       N = 5, W = 2: to W * ceil(N/W)
+//   rank 0       p0    p2    p4            rank r takes p[r], p[r+W], ...
+//   rank 1          p1    p3    p0
 //
 // With drop_last the padded order is cut to W * floor(N/W) instead.
 //

@@ -121,8 +121,15 @@ class SavedTensor : public autograd::SavedVariableHooks {
 constexpr int64_t kNone = -1, kArmed = -2;
 std::atomic<int64_t> outermost_task{kNone};
 
-class TaggingEngine : public autograd::Engine {
+class TaggingEngine final : public autograd::Engine {
  public:
+  // libtorch starts worker threads (for devices, and for backwards nested too
+  // deep) once per process, for the engine that runs first; a backward before
+  // the first tessera::Engine has taken that. Ours then starts its own.
+  TaggingEngine() {
+    initialize_device_threads_pool();
+    if (thread_pool_shared_ == nullptr) start_device_threads();
+  }
   ~TaggingEngine() override { stop(); }
 
   std::unique_ptr<autograd::SavedVariableHooks>

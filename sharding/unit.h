@@ -91,7 +91,7 @@ class Unit {
   void MarkUsedWithoutGrad() {
     used_without_grad_.store(true, std::memory_order_relaxed);
   }
-  bool TakeUsedWithoutGrad() { return used_without_grad_.exchange(false); }
+  void ClearUsedWithoutGrad() { used_without_grad_ = false; }
   bool used_without_grad() const { return used_without_grad_; }
 
   // After an owner changed its slice (optimizer, load): the others' copies

@@ -210,6 +210,7 @@ void UnitGradient::DropMicroBatch() {
 
 void UnitGradient::Zero() {
   DropMicroBatch();
+  unit_->ClearUsedWithoutGrad();
   in_place_ = false;
   has_.assign(has_.size(), false);
   if (!unit_->stage().sharded_gradients) reduced_.Reset();

@@ -317,16 +317,20 @@ TEST_F(TaggedStorageTest, GradFnIsNotAskedOfViews) {
   }
 }
 
-// The user's own hook, which fails when it is told to.
-class FailingHook : public torch::autograd::PostAccumulateGradHook {
+// The user's own hook, which does what it is told to.
+class Hook : public torch::autograd::PostAccumulateGradHook {
  public:
-  explicit FailingHook(const bool* armed) : armed_(armed) {}
-  void operator()(const at::Tensor&) override {
-    TORCH_CHECK(!*armed_, "the hook failed");
+  explicit Hook(std::function<void(const at::Tensor&)> f) : f_(std::move(f)) {}
+  void operator()(const at::Tensor& parameter) override { f_(parameter); }
+
+  static void Set(const at::Tensor& parameter,
+                  std::function<void(const at::Tensor&)> f) {
+    torch::autograd::impl::set_post_acc_grad_hooks(
+        parameter, std::make_unique<Hook>(std::move(f)));
   }
 
  private:
-  const bool* armed_;
+  std::function<void(const at::Tensor&)> f_;
 };
 
 class ExceptionIn
@@ -377,12 +381,13 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST_P(ExceptionIn, AHookDiscardsTheMicroBatch) {
   auto t = PairTwins();
+  auto fail = [this](const at::Tensor&) {
+    TORCH_CHECK(!armed_, "the hook failed");
+  };
   if (where() == "FirstPostAccumulateHook") {
-    torch::autograd::impl::set_post_acc_grad_hooks(
-        t.tagged->b->bias, std::make_unique<FailingHook>(&armed_));
+    Hook::Set(t.tagged->b->bias, fail);
   } else if (where() == "LastPostAccumulateHook") {
-    torch::autograd::impl::set_post_acc_grad_hooks(
-        t.tagged->a->weight, std::make_unique<FailingHook>(&armed_));
+    Hook::Set(t.tagged->a->weight, fail);
   }
   TwinOptions options;
   options.stage = std::get<1>(GetParam());
@@ -459,38 +464,47 @@ TEST_F(TaggedStorageTest, FailedGatherDiscardsTheMicroBatch) {
   t.Train(loss);
 }
 
-// Notes the gradient that it finds.
-class NotingHook : public torch::autograd::PostAccumulateGradHook {
- public:
-  explicit NotingHook(at::Tensor* noted) : noted_(noted) {}
-  void operator()(const at::Tensor& parameter) override {
-    *noted_ = parameter.grad().clone();
-  }
-
- private:
-  at::Tensor* noted_;
-};
-
 TEST_F(TaggedStorageTest, HookSetBeforeCreateIsKept) {
-  using torch::autograd::impl::set_post_acc_grad_hooks;
   auto t = PairTwins();
   at::Tensor noted;
-  const at::Tensor bias = t.tagged->b->bias;
-  set_post_acc_grad_hooks(bias, std::make_unique<NotingHook>(&noted));
+  Hook::Set(t.tagged->b->bias,
+            [&](const at::Tensor& p) { noted = p.grad().clone(); });
   t.Create();
   const at::Tensor x = torch::randn({4, 8});
   t.Backward([&](auto& m) { return MeanSquare(m(x)); });
   EXPECT_TRUE(SameBits(noted, t.PlainGradient(3)));
+}
 
-  // One that takes the place of the engine's is found.
-  t.engine.reset();
-  auto u = PairTwins();
-  u.Create();
-  set_post_acc_grad_hooks(u.tagged->b->bias,
-                          std::make_unique<NotingHook>(&noted));
+TEST_F(TaggedStorageTest, HookThatTakesThePlaceOfTheEnginesIsFound) {
+  auto t = PairTwins();
+  t.Create();
+  Hook::Set(t.tagged->b->bias, [](const at::Tensor&) {});
+  const at::Tensor x = torch::randn({4, 8});
   EXPECT_THAT(
-      u.engine->Backward(MeanSquare(u.tagged(x))),
+      t.engine->Backward(MeanSquare(t.tagged(x))),
       StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("'b.bias'")));
+}
+
+TEST_F(TaggedStorageTest, UnitIsReducedWhileBackwardGoesOn) {
+  auto t = PairTwins();
+  int64_t begun = 0;  // when backward has come to the first layer
+  Hook::Set(t.tagged->a->weight,
+            [&](const at::Tensor&) { begun = t.comm->reductions(); });
+  t.Create();
+  const at::Tensor x = torch::randn({4, 8});
+  auto begun_early = [&] {
+    const int64_t before = t.comm->reductions();
+    t.Train([&](auto& m) { return MeanSquare(m(x)); });
+    EXPECT_EQ(t.comm->reductions() - before, 2);
+    return begun - before;
+  };
+  EXPECT_EQ(begun_early(), 1);
+  {
+    torch::NoGradGuard evaluation;
+    t.tagged(x);
+  }
+  begun_early();  // may wait: a reentrant checkpoint looks like that
+  EXPECT_EQ(begun_early(), 1);
 }
 
 }  // namespace

@@ -75,6 +75,7 @@ class SpyCommunicator : public Communicator {
   // The `n`-th gather from now on fails, once; n = 1 is the next one.
   void FailGather(int64_t n) { failing_ = gathers_ + n; }
   int64_t gathers() const { return gathers_; }
+  int64_t reductions() const { return reductions_; }
   // Collectives that were called in the state of the user's thread: inference
   // mode on, or tags or autocast seen.
   int64_t leaks() const { return leaks_; }
@@ -93,11 +94,13 @@ class SpyCommunicator : public Communicator {
   }
   CommFuture ReduceScatterSum(at::Tensor whole, at::Tensor shard,
                               CommTag tag) override {
+    ++reductions_;
     Look(whole);
     Look(shard);
     return self_->ReduceScatterSum(whole, shard, tag);
   }
   CommFuture AllReduceSum(at::Tensor tensor, CommTag tag) override {
+    ++reductions_;
     Look(tensor);
     return self_->AllReduceSum(tensor, tag);
   }
@@ -128,6 +131,7 @@ class SpyCommunicator : public Communicator {
 
   std::shared_ptr<Communicator> self_ = MakeSelfCommunicator();
   std::atomic<int64_t> gathers_{0};
+  std::atomic<int64_t> reductions_{0};
   std::atomic<int64_t> failing_{0};
   std::atomic<int64_t> leaks_{0};
 };
@@ -375,6 +379,8 @@ TORCH_MODULE(Pair);
 class TaggedStorageTest : public ::testing::Test {
  protected:
   void SetUp() override {
+    // As if there had been a backward before any engine was created.
+    torch::autograd::Engine::get_base_engine().initialize_device_threads_pool();
     SetPoisonOnFree(true);
     torch::manual_seed(1);
   }

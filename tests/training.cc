@@ -151,6 +151,35 @@ absl::StatusOr<std::unique_ptr<Engine>> MakeEngine(
   return Engine::Create(std::move(model), ConfigOf(spec), options);
 }
 
+absl::Status TrainSteps(Engine& engine, TestModel& model,
+                        const TrainingSpec& spec, int rank, int first,
+                        Record* record) {
+  for (int step = first; step < spec.steps; ++step) {
+    for (int i = 0; i < spec.accumulation; ++i) {
+      at::Tensor loss = model.Loss(rank, step * spec.accumulation + i);
+      TESSERA_RETURN_IF_ERROR(engine.Backward(loss));
+      record->push_back(LossLine(step, i, loss));
+      if (i + 1 < spec.accumulation) TESSERA_RETURN_IF_ERROR(engine.Step());
+    }
+    for (const std::string& name : ParameterNames(model)) {
+      if (!spec.gradients) break;
+      TESSERA_ASSIGN_OR_RETURN(at::Tensor gradient, engine.Gradient(name));
+      record->push_back(absl::StrCat("step ", step, ": gradient of ", name,
+                                     " ", PrintOf(gradient)));
+    }
+    TESSERA_RETURN_IF_ERROR(engine.Step());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AddFinalState(Engine& engine, const TestModel& model,
+                           Record* record) {
+  TESSERA_ASSIGN_OR_RETURN(Record parameters, ParametersOf(engine, model));
+  record->insert(record->end(), parameters.begin(), parameters.end());
+  AddState(model, at::detail::getDefaultCPUGenerator().get_state(), record);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Record> TrainWithEngine(const TrainingSpec& spec,
                                        std::shared_ptr<Communicator> comm) {
   const int rank = comm->rank();
@@ -158,29 +187,14 @@ absl::StatusOr<Record> TrainWithEngine(const TrainingSpec& spec,
   auto model = BuildModel(spec.model, rank);
   TESSERA_ASSIGN_OR_RETURN(auto engine,
                            MakeEngine(model, spec, std::move(comm)));
-  const std::vector<std::string> names = ParameterNames(*model);
   Record record;
-  for (int step = 0; step < spec.steps; ++step) {
-    for (int i = 0; i < spec.accumulation; ++i) {
-      at::Tensor loss = model->Loss(rank, step * spec.accumulation + i);
-      TESSERA_RETURN_IF_ERROR(engine->Backward(loss));
-      record.push_back(LossLine(step, i, loss));
-      if (i + 1 < spec.accumulation) TESSERA_RETURN_IF_ERROR(engine->Step());
-    }
-    for (const std::string& name : names) {
-      if (!spec.gradients) break;
-      TESSERA_ASSIGN_OR_RETURN(at::Tensor gradient, engine->Gradient(name));
-      record.push_back(absl::StrCat("step ", step, ": gradient of ", name, " ",
-                                    PrintOf(gradient)));
-    }
-    TESSERA_RETURN_IF_ERROR(engine->Step());
-  }
+  TESSERA_RETURN_IF_ERROR(
+      TrainSteps(*engine, *model, spec, rank, /*first=*/0, &record));
+  TESSERA_RETURN_IF_ERROR(AddFinalState(*engine, *model, &record));
   TESSERA_ASSIGN_OR_RETURN(Record parameters, ParametersOf(*engine, *model));
-  record.insert(record.end(), parameters.begin(), parameters.end());
-  AddState(*model, at::detail::getDefaultCPUGenerator().get_state(), &record);
   TESSERA_RETURN_IF_ERROR(engine->Close());
   Record closed;
-  for (const std::string& name : names) {
+  for (const std::string& name : ParameterNames(*model)) {
     closed.push_back(ParameterLine(name, model->named_parameters()[name]));
   }
   const std::string difference = FirstDifference(parameters, closed);

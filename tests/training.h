@@ -51,7 +51,15 @@ absl::StatusOr<std::unique_ptr<Engine>> MakeEngine(
     std::shared_ptr<torch::nn::Module> model, const TrainingSpec& spec,
     std::shared_ptr<Communicator> comm);
 
-// COLLECTIVE. The model is closed and plain at the end.
+// The two parts of a record: steps [first, spec.steps), and the state after
+// them. COLLECTIVE.
+absl::Status TrainSteps(Engine& engine, TestModel& model,
+                        const TrainingSpec& spec, int rank, int first,
+                        Record* record);
+absl::Status AddFinalState(Engine& engine, const TestModel& model,
+                           Record* record);
+
+// Both, from the start. COLLECTIVE. The model is closed and plain at the end.
 absl::StatusOr<Record> TrainWithEngine(const TrainingSpec& spec,
                                        std::shared_ptr<Communicator> comm);
 // The records of all ranks. The same spec is trained once per process, whatever
