@@ -17,6 +17,7 @@
 #include "base/bits.h"
 #include "base/file.h"
 #include "base/status.h"
+#include "config/proto_reader.h"
 #include "google/protobuf/text_format.h"
 
 namespace tessera {
@@ -43,21 +44,54 @@ absl::Status WriteAll(int fd, const std::string& path, const char* data,
   return absl::OkStatus();
 }
 
-absl::Status ReadAll(int fd, const std::string& path, char* data, int64_t bytes,
-                     int64_t offset) {
-  while (bytes > 0) {
-    const ssize_t n = pread(fd, data, static_cast<size_t>(bytes), offset);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return FileError(errno, path);
-    if (n == 0) {
-      return absl::DataLossError(
-          absl::StrCat(path, ": ends at byte ", offset, ", expected more"));
-    }
-    data += n;
-    bytes -= n;
-    offset += n;
+// A rank's file, open for reading.
+struct RankFile {
+  std::string path;
+  int fd = -1;
+  int64_t bytes = 0;
+
+  ~RankFile() {
+    if (fd >= 0) close(fd);
   }
-  return absl::OkStatus();
+  absl::Status Open(const std::string& dir, const std::string& name) {
+    path = absl::StrCat(dir, "/", name);
+    fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    struct stat info;
+    if (fd < 0 || fstat(fd, &info) != 0) return FileError(errno, path);
+    bytes = info.st_size;
+    return absl::OkStatus();
+  }
+  // A chunk's bytes; its place comes from a manifest, so it may be anything.
+  absl::StatusOr<std::string> Read(const proto::CheckpointChunk& chunk) const {
+    int64_t offset = chunk.offset_bytes();
+    int64_t left = chunk.bytes();
+    if (left < 0 || left > bytes || offset < 0 || offset > bytes - left) {
+      return absl::DataLossError(absl::StrCat(
+          path, ": chunk '", chunk.name(), "' of ", left, " bytes at byte ",
+          offset, " ends beyond the file's ", bytes, " bytes"));
+    }
+    std::string text(static_cast<size_t>(left), '\0');
+    char* to = text.data();
+    while (left > 0) {
+      const ssize_t n = pread(fd, to, static_cast<size_t>(left), offset);
+      if (n < 0 && errno == EINTR) continue;
+      if (n <= 0) return FileError(n < 0 ? errno : EIO, path);
+      to += n;
+      left -= n;
+      offset += n;
+    }
+    return text;
+  }
+};
+
+uint64_t FingerprintOf(const std::string& bytes) {
+  return Fingerprint(bytes.data(), static_cast<int64_t>(bytes.size()));
+}
+
+// Of everything but the fingerprint itself.
+uint64_t FingerprintOf(proto::CheckpointManifest manifest) {
+  manifest.clear_fingerprint();
+  return FingerprintOf(manifest.SerializeAsString());
 }
 
 absl::Status SyncPath(const std::string& path) {
@@ -145,14 +179,6 @@ std::string Trimmed(std::string dir) {
   return dir;
 }
 
-const proto::CheckpointChunk* FindChunk(const proto::CheckpointFile& file,
-                                        absl::string_view name) {
-  for (const auto& chunk : file.chunks()) {
-    if (chunk.name() == name) return &chunk;
-  }
-  return nullptr;
-}
-
 absl::Status Differs(const std::string& dir, absl::string_view what,
                      absl::string_view saved, absl::string_view here) {
   return absl::FailedPreconditionError(
@@ -187,6 +213,7 @@ absl::Status WriteCheckpoint(const std::string& dir_name,
     for (const std::string& table : tables) {
       manifest.add_files()->ParseFromString(table);
     }
+    manifest.set_fingerprint(FingerprintOf(manifest));
     mine = Commit(dir, tmp, manifest);
   }
   return comm->AgreeOk(mine, "checkpoint commit");
@@ -203,14 +230,22 @@ absl::StatusOr<proto::CheckpointManifest> ReadManifest(
   }
   TESSERA_RETURN_IF_ERROR(text.status());
   proto::CheckpointManifest manifest;
-  if (!google::protobuf::TextFormat::ParseFromString(*text, &manifest)) {
+  ReadRecord record;
+  ReadProtoFromText(*text, &manifest, &record);
+  if (!record.faults.empty()) {
     return absl::DataLossError(
-        absl::StrCat("checkpoint ", dir, ": ", path, " cannot be read"));
+        absl::StrCat("checkpoint ", dir, ": ", path,
+                     " is damaged: ", record.faults[0].what));
   }
   if (manifest.format_version() != kFormatVersion) {
     return Differs(dir, "format version",
                    absl::StrCat(manifest.format_version()),
                    absl::StrCat(kFormatVersion));
+  }
+  if (manifest.fingerprint() != FingerprintOf(manifest)) {
+    return absl::DataLossError(
+        absl::StrCat("checkpoint ", dir, ": ", path,
+                     " is not what was written (fingerprint differs)"));
   }
   if (manifest.world_size() != expected.world_size()) {
     return Differs(dir, "world size", absl::StrCat(manifest.world_size()),
@@ -233,19 +268,15 @@ absl::StatusOr<proto::CheckpointManifest> ReadManifest(
 
 absl::Status VerifyRankFile(const std::string& dir,
                             const proto::CheckpointFile& file) {
-  const std::string path = absl::StrCat(Trimmed(dir), "/", file.name());
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return FileError(errno, path);
-  absl::Cleanup close_fd = [fd] { close(fd); };
-  std::string bytes;
+  RankFile in;
+  TESSERA_RETURN_IF_ERROR(in.Open(Trimmed(dir), file.name()));
   for (const auto& chunk : file.chunks()) {
-    bytes.resize(static_cast<size_t>(chunk.bytes()));
-    TESSERA_RETURN_IF_ERROR(
-        ReadAll(fd, path, bytes.data(), chunk.bytes(), chunk.offset_bytes()));
-    if (Fingerprint(bytes.data(), chunk.bytes()) != chunk.fingerprint()) {
-      return absl::DataLossError(absl::StrCat(
-          path, ": chunk '", chunk.name(), "' at byte ", chunk.offset_bytes(),
-          " is not what was written (fingerprint differs)"));
+    TESSERA_ASSIGN_OR_RETURN(const std::string bytes, in.Read(chunk));
+    if (FingerprintOf(bytes) != chunk.fingerprint()) {
+      return absl::DataLossError(
+          absl::StrCat(in.path, ": chunk '", chunk.name(), "' at byte ",
+                       chunk.offset_bytes(),
+                       " is not what was written (fingerprint differs)"));
     }
   }
   return absl::OkStatus();
@@ -254,19 +285,13 @@ absl::Status VerifyRankFile(const std::string& dir,
 absl::StatusOr<std::string> ReadText(const std::string& dir,
                                      const proto::CheckpointFile& file,
                                      absl::string_view name) {
-  const std::string path = absl::StrCat(Trimmed(dir), "/", file.name());
-  const proto::CheckpointChunk* chunk = FindChunk(file, name);
-  if (chunk == nullptr) {
-    return absl::DataLossError(
-        absl::StrCat(path, ": has no chunk '", name, "'"));
+  RankFile in;
+  TESSERA_RETURN_IF_ERROR(in.Open(Trimmed(dir), file.name()));
+  for (const auto& chunk : file.chunks()) {
+    if (chunk.name() == name) return in.Read(chunk);
   }
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return FileError(errno, path);
-  absl::Cleanup close_fd = [fd] { close(fd); };
-  std::string bytes(static_cast<size_t>(chunk->bytes()), '\0');
-  TESSERA_RETURN_IF_ERROR(
-      ReadAll(fd, path, bytes.data(), chunk->bytes(), chunk->offset_bytes()));
-  return bytes;
+  return absl::DataLossError(
+      absl::StrCat(in.path, ": has no chunk '", name, "'"));
 }
 
 absl::Status ReadPart(const std::string& dir, const proto::CheckpointFile& file,

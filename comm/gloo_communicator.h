@@ -5,7 +5,8 @@
 //   rank order as they arrive. all-reduce: that, then an all-gather of slices;
 //   small ones in a single exchange. Same bits either way.
 //
-// Receive buffers hold kReceiveBytes at most, whatever the size of the tensors.
+// Receive buffers are kept, and hold 4 MiB at most, whatever the size of the
+// tensors (with more than 33 ranks 128 KiB for each peer).
 #ifndef COMM_GLOO_COMMUNICATOR_H_
 #define COMM_GLOO_COMMUNICATOR_H_
 

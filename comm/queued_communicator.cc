@@ -104,8 +104,10 @@ absl::Status QueuedCommunicator::RunCall(Call call,
                                          const Body& body) {
   TESSERA_RETURN_IF_ERROR(failure());
   call.sequence = ++sequence_;
-  call.signature = Hash31(absl::StrCat(static_cast<int>(call.op), " ",
-                                       call.sequence, " ", fingerprint));
+  // What it is for too: two units may have the same size.
+  call.signature =
+      Hash31(absl::StrCat(static_cast<int>(call.op), " ", call.sequence, " ",
+                          fingerprint, " ", call.what));
   TESSERA_VLOG(comm, 2) << call.what << " #" << call.sequence;
   absl::Status status = CatchTorch(call.what, [&] { return body(call); });
   if (!status.ok()) {

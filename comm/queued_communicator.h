@@ -54,7 +54,7 @@ class QueuedCommunicator
     Op op = Op::kText;
     std::string what;        // the tag's, or the op's name
     int64_t sequence = 0;    // counts this communicator's collectives from 1
-    uint32_t signature = 0;  // of op, sequence, numel, dtype and root; 31 bits
+    uint32_t signature = 0;  // of all the ranks must agree on; 31 bits
   };
 
   QueuedCommunicator(int rank, int world_size)

@@ -108,7 +108,27 @@ absl::Status WaitMonitor::Judge(const WaitingIn& wait, int64_t id,
     seen_in_ = id;
     seen_.clear();
   }
-  return JudgeAnnouncements(wait);
+  absl::Status verdict = JudgeAnnouncements(wait);
+  if (published_ == id) verdict.Update(JudgeMismatch(wait));
+  return verdict;
+}
+
+// Another rank's collective of the same number is not this one: neither ends.
+absl::Status WaitMonitor::JudgeMismatch(const WaitingIn& wait) {
+  const std::vector<std::optional<WaitingIn>> waiting = board_->ReadWaiting();
+  for (size_t r = 0; r < waiting.size(); ++r) {
+    const std::optional<WaitingIn>& at = waiting[r];
+    if (!at.has_value() || at->sequence != wait.sequence ||
+        at->signature == wait.signature) {
+      continue;
+    }
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the ranks are in different collectives: this one in ", wait.what, " #",
+        wait.sequence, ", rank ", r, " in ", at->what, " #", at->sequence,
+        at->what == wait.what ? " with another size or dtype" : "",
+        "; all ranks must run the same units in the same order"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status WaitMonitor::JudgeAnnouncements(const WaitingIn& wait) {

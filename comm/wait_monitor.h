@@ -10,6 +10,9 @@
 // is told to all in an orderly way, however late the last rank is. A final
 // announcement (the peer's communicator has failed) ends a wait at once.
 //
+// Ranks that wait for different collectives under one number are told so once
+// both have waited for the grace.
+//
 // Threads: Begin and End come from one thread.
 #ifndef COMM_WAIT_MONITOR_H_
 #define COMM_WAIT_MONITOR_H_
@@ -53,6 +56,7 @@ class WaitMonitor {
   // What to say about wait number `id` after `waited`; OK: let it go on.
   absl::Status Judge(const WaitingIn& wait, int64_t id, absl::Duration waited);
   absl::Status JudgeAnnouncements(const WaitingIn& wait);
+  absl::Status JudgeMismatch(const WaitingIn& wait);
   bool IsInSame(const WaitingIn& wait, int rank);
   absl::Status TooLong(const WaitingIn& wait);
 

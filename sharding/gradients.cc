@@ -155,8 +155,15 @@ absl::Status Gradients::Reduce(const std::function<void()>& backward) {
   ReleaseNodePins();
   TorchScope scope;
   if (!mine.ok()) TESSERA_RETURN_IF_ERROR(AgreeOnFailing(mine));
-  mine.Update(LaunchReady(/*all=*/true));
-  mine.Update(FinishAll());
+  absl::Status reduced = LaunchReady(/*all=*/true);
+  reduced.Update(FinishAll());
+  if (!reduced.ok()) {
+    // The others wait in a reduction, not in the agreement.
+    mine.Update(reduced);
+    comm_->Announce(mine);
+    Discard();
+    return mine;
+  }
 
   std::vector<bool> arrived, held;
   for (const auto& unit : units_) {
@@ -167,7 +174,13 @@ absl::Status Gradients::Reduce(const std::function<void()>& backward) {
   }
   absl::Status agreed = Agree(mine, &arrived, &held);
   comm_->ClearAnnouncement();
-  if (agreed.ok()) agreed = Commit(arrived, held);
+  if (agreed.ok()) {
+    agreed = Commit(arrived, held);
+    if (!agreed.ok()) {  // halfway: no part of the step can be kept
+      comm_->Announce(agreed);
+      Zero();
+    }
+  }
   Discard();
   return agreed;
 }

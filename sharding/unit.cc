@@ -141,18 +141,18 @@ void Unit::PointAll() {
 
 absl::Status Unit::Gather() {
   TorchScope scope;
-  TESSERA_ASSIGN_OR_RETURN(whole_,
-                           FlatBuffer::Allocate(layout_.whole_bytes(), device_,
-                                                MemoryKind::kWorking));
-  absl::Status status =
-      comm_
-          ->AllGather(shard_.View(dtype_), whole_.View(dtype_),
-                      CommTag{absl::StrCat("all-gather of unit ", name_)})
-          .Wait();
-  if (!status.ok()) {
-    whole_.Reset();
-    return status;
+  auto whole = FlatBuffer::Allocate(layout_.whole_bytes(), device_,
+                                    MemoryKind::kWorking);
+  if (!whole.ok()) {
+    comm_->Announce(whole.status());  // the others wait for our part
+    return whole.status();
   }
+  TESSERA_RETURN_IF_ERROR(
+      comm_
+          ->AllGather(shard_.View(dtype_), whole->View(dtype_),
+                      CommTag{absl::StrCat("all-gather of unit ", name_)})
+          .Wait());
+  whole_ = *std::move(whole);
   PointAll();
   return absl::OkStatus();
 }

@@ -241,7 +241,7 @@ TESSERA_RANK_FUNCTION(ReduceScatterInPieces) {
   TESSERA_RETURN_IF_ERROR(ExpectBits(shard, want, "shard"));
   const MemoryUse use =
       MemoryLedger::Global().Report()[MemoryKind::kCommunication];
-  if (use.peak_bytes == 0 || use.peak_bytes > 16 << 20) {
+  if (use.peak_bytes == 0 || use.peak_bytes > 4 << 20) {
     return absl::InternalError(absl::StrCat("peak ", use.peak_bytes));
   }
   return "ok";

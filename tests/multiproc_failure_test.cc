@@ -142,18 +142,28 @@ TESSERA_RANK_FUNCTION(DifferentSizes) {
   return AllReduce(world, 1000 + 1000 * world.rank(), "reduce of v");
 }
 
+TESSERA_RANK_FUNCTION(DifferentPurposes) {
+  return AllReduce(world, 1000, world.rank() == 0 ? "unit a" : "unit b");
+}
+
 TEST(HangTest, RanksInDifferentCollectivesAreTold) {
   RankPoolOptions options = ShortPatience(2);
   options.collective_timeout = absl::Seconds(2);
   RankPool pool(options);
   for (const auto& answer : pool.Run("DifferentCollectives", "")) {
-    EXPECT_THAT(
-        answer,
-        StatusIs(kDeadline, AnyOf(HasSubstr("rank 1 waits in broadcast of w"),
-                                  HasSubstr("rank 0 waits in reduce of v"))));
+    EXPECT_THAT(answer, StatusIs(absl::StatusCode::kFailedPrecondition,
+                                 AllOf(HasSubstr("different collectives"),
+                                       HasSubstr("in broadcast of w #"),
+                                       HasSubstr("in reduce of v #"))));
   }
   for (const auto& answer : pool.Run("DifferentSizes", "")) {
-    EXPECT_THAT(answer, StatusIs(kDeadline, HasSubstr("reduce of v")));
+    EXPECT_THAT(answer, StatusIs(absl::StatusCode::kFailedPrecondition,
+                                 HasSubstr("with another size or dtype")));
+  }
+  for (const auto& answer : pool.Run("DifferentPurposes", "")) {
+    EXPECT_THAT(answer,
+                StatusIs(absl::StatusCode::kFailedPrecondition,
+                         AllOf(HasSubstr("unit a #"), HasSubstr("unit b #"))));
   }
 }
 
