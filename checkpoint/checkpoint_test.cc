@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "base/bits.h"
 #include "base/file.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
@@ -82,6 +83,16 @@ class CheckpointTest : public ::testing::Test {
   void WriteText(const std::string& text) {
     std::ofstream(manifest_path_) << text;
   }
+  // Writes `manifest` with a fingerprint that fits, as no accident would.
+  void WriteSigned(proto::CheckpointManifest manifest) {
+    manifest.clear_fingerprint();
+    const std::string bytes = manifest.SerializeAsString();
+    manifest.set_fingerprint(
+        Fingerprint(bytes.data(), static_cast<int64_t>(bytes.size())));
+    std::string text;
+    google::protobuf::TextFormat::PrintToString(manifest, &text);
+    WriteText(text);
+  }
 
   std::shared_ptr<Communicator> comm_ = MakeSelfCommunicator();
   std::string folder_, dir_, manifest_path_;
@@ -148,9 +159,9 @@ TEST_F(CheckpointTest, NamesAFolderThatCannotBeWritten) {
   std::ofstream(folder_ + "/file") << "not a folder";
   EXPECT_THAT(Write(folder_ + "/file/ckpt").ToString(),
               HasSubstr(folder_ + "/file/ckpt"));
-  EXPECT_THAT(Write(folder_ + "/file"),
-              StatusIs(absl::StatusCode::kAlreadyExists,
-                       HasSubstr(folder_ + "/file")));
+  EXPECT_THAT(
+      Write(folder_ + "/file"),
+      StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr(folder_ + "/file")));
   EXPECT_THAT(Write(""), StatusIs(absl::StatusCode::kInvalidArgument));
 }
 
@@ -186,9 +197,9 @@ TEST_F(CheckpointTest, FindsEveryFlippedByteOfAChunk) {
       std::string bad = whole;
       bad[static_cast<size_t>(chunk.offset_bytes() + i)] ^= 0x10;
       std::ofstream(path, std::ios::binary) << bad;
-      EXPECT_THAT(Load(), StatusIs(absl::StatusCode::kDataLoss,
-                                   AllOf(HasSubstr(path),
-                                         HasSubstr(chunk.name()))));
+      EXPECT_THAT(Load(),
+                  StatusIs(absl::StatusCode::kDataLoss,
+                           AllOf(HasSubstr(path), HasSubstr(chunk.name()))));
     }
   }
 }
@@ -198,11 +209,10 @@ TEST_F(CheckpointTest, FindsEveryLengthThatIsTooShort) {
   TESSERA_ASSERT_OK(Write(dir_));
   const std::string path = dir_ + "/rank-00000.bin";
   const int64_t needed = 4096 + 13;
-  for (int64_t bytes : {int64_t{0}, int64_t{1}, int64_t{9}, int64_t{4096},
-                        needed - 1}) {
+  for (int64_t bytes :
+       {int64_t{0}, int64_t{1}, int64_t{9}, int64_t{4096}, needed - 1}) {
     fs::resize_file(path, static_cast<uintmax_t>(bytes));
-    EXPECT_THAT(Load(),
-                StatusIs(absl::StatusCode::kDataLoss, HasSubstr(path)));
+    EXPECT_THAT(Load(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr(path)));
     TESSERA_ASSERT_OK(Write(dir_));
   }
 }
@@ -223,20 +233,18 @@ TEST_F(CheckpointTest, NamesWhatIsMissing) {
   EXPECT_THAT(Load(), StatusIs(absl::StatusCode::kNotFound,
                                HasSubstr("rank-00000.bin")));
   fs::remove(manifest_path_);
-  EXPECT_THAT(Load(), StatusIs(absl::StatusCode::kNotFound,
-                               HasSubstr(manifest_path_)));
+  EXPECT_THAT(Load(),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr(manifest_path_)));
 }
 
 TEST_F(CheckpointTest, RefusesAManifestThatNamesTooFewFiles) {
   TESSERA_ASSERT_OK(Write(dir_));
-  proto::CheckpointManifest manifest;
-  ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(ReadText(),
-                                                            &manifest));
+  TESSERA_ASSERT_OK_AND_ASSIGN(auto manifest, ReadManifest(dir_, head_));
   manifest.clear_files();
-  std::string text;
-  google::protobuf::TextFormat::PrintToString(manifest, &text);
-  WriteText(text);
-  EXPECT_THAT(Load(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr(dir_)));
+  WriteSigned(manifest);
+  EXPECT_THAT(Load(), StatusIs(absl::StatusCode::kDataLoss,
+                               AllOf(HasSubstr(dir_),
+                                     HasSubstr("0 rank files, expected 1"))));
 }
 
 // No flipped bit of the manifest crashes the load or is taken for the truth.
@@ -259,18 +267,22 @@ TEST_F(CheckpointTest, NeverLoadsAManifestWithAFlippedBit) {
 
 TEST_F(CheckpointTest, RefusesSizesThatCannotBe) {
   TESSERA_ASSERT_OK(Write(dir_));
-  const std::string whole = ReadText();
-  for (const char* bytes : {"-1", "9000000000000000000"}) {
-    WriteText(absl::StrReplaceAll(
-        whole, {{"bytes: 4097", absl::StrCat("bytes: ", bytes)}}));
-    ASSERT_NE(ReadText(), whole);
+  TESSERA_ASSERT_OK_AND_ASSIGN(const auto whole, ReadManifest(dir_, head_));
+  WriteSigned(whole);
+  TESSERA_ASSERT_OK(Load());
+  for (int64_t bytes : {int64_t{-1}, int64_t{9000000000000000000}}) {
+    proto::CheckpointManifest bad = whole;
+    auto* more = bad.mutable_files(0)->mutable_chunks(3);
+    ASSERT_EQ(more->name(), "more");
+    more->set_bytes(bytes);
+    WriteSigned(bad);
     EXPECT_THAT(Load(),
                 StatusIs(absl::StatusCode::kDataLoss, HasSubstr("'more'")));
-    WriteText(absl::StrReplaceAll(
-        whole,
-        {{"offset_bytes: 8192", absl::StrCat("offset_bytes: ", bytes)}}));
-    ASSERT_NE(ReadText(), whole);
-    EXPECT_FALSE(Load().ok());
+    *more = whole.files(0).chunks(3);
+    more->set_offset_bytes(bytes);
+    WriteSigned(bad);
+    EXPECT_THAT(Load(),
+                StatusIs(absl::StatusCode::kDataLoss, HasSubstr("'more'")));
   }
 }
 

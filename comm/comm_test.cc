@@ -258,16 +258,40 @@ class MonitorTest : public BoardTest {
 };
 
 TEST_F(MonitorTest, TimeoutNamesTheCollectiveAndWhoWaitsWhere) {
-  b_->SetWaiting({7, 99, "reduce-scatter of unit y"});
+  b_->SetWaiting({8, 99, "reduce-scatter of unit y"});
   EXPECT_THAT(
       WaitUntilAborted(absl::Milliseconds(200), absl::Seconds(60)),
       StatusIs(
           absl::StatusCode::kDeadlineExceeded,
           AllOf(HasSubstr("all-gather of unit x #7"), HasSubstr("200ms"),
-                HasSubstr("rank 1 waits in reduce-scatter of unit y #7"))));
+                HasSubstr("rank 1 waits in reduce-scatter of unit y #8"))));
   // What failed here is final for the others.
   ASSERT_THAT(b_->Read(), SizeIs(1));
   EXPECT_TRUE(b_->Read()[0].final);
+}
+
+TEST_F(MonitorTest, DifferentCollectivesOfOneNumberAreNamedLongBefore) {
+  b_->SetWaiting({7, 99, "reduce-scatter of unit y"});
+  EXPECT_THAT(WaitUntilAborted(absl::Seconds(600), absl::Milliseconds(100)),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("in all-gather of unit x #7"),
+                             HasSubstr("rank 1 in reduce-scatter of unit y"))));
+}
+
+TEST_F(MonitorTest, SoAreDifferentSizesOfOneCollective) {
+  b_->SetWaiting({7, 99, "all-gather of unit x"});
+  EXPECT_THAT(WaitUntilAborted(absl::Seconds(600), absl::Milliseconds(100)),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("#7 with another size or dtype")));
+}
+
+// Here the two are in different collectives because rank 1 has failed.
+TEST_F(MonitorTest, WhatARankAnnouncedComesBeforeTheDifference) {
+  b_->SetWaiting({7, 99, "agreement"});
+  b_->Say(b_->FailedHere(absl::InternalError("no memory")), false);
+  EXPECT_THAT(
+      WaitUntilAborted(absl::Seconds(60), absl::Milliseconds(300)),
+      StatusIs(absl::StatusCode::kUnavailable, "rank 1 failed: no memory"));
 }
 
 TEST_F(MonitorTest, AnAnnouncementEndsTheWaitAfterTheGrace) {

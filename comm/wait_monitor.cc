@@ -109,7 +109,11 @@ absl::Status WaitMonitor::Judge(const WaitingIn& wait, int64_t id,
     seen_.clear();
   }
   absl::Status verdict = JudgeAnnouncements(wait);
-  if (published_ == id) verdict.Update(JudgeMismatch(wait));
+  // A rank that announced something may be on its way to another collective
+  // for that reason; its words say more.
+  if (published_ == id && seen_.empty() && !board_->speaking()) {
+    verdict.Update(JudgeMismatch(wait));
+  }
   return verdict;
 }
 
