@@ -81,6 +81,24 @@ TEST_P(PinsOf, UnderThreads) {
   t.ExpectFreed();
 }
 
+// What one pin holds is not freed when another one ends.
+TEST_P(PinsOf, TwoHoldersOfAUnit) {
+  auto t = PairTwins();
+  TwinOptions options;
+  options.live_units = GetParam();
+  t.Create(options);
+  const at::Tensor& w = t.tagged->a->weight;
+  const auto unit = Registry::Global().Find(w).unit;
+  {
+    const Use outer(w);
+    t.tagged(torch::randn({4, 8}));  // pins and unpins
+    EXPECT_FALSE(unit->TryFree());
+    ASSERT_TRUE(unit->whole());
+    EXPECT_TRUE(SameBits(t.plain->a->weight, w));
+  }
+  EXPECT_TRUE(unit->TryFree());
+}
+
 // Making the second unit of an operator whole must not free the first.
 TEST_P(PinsOf, AllUnitsOfAnOperator) {
   auto t = PairTwins();
