@@ -69,8 +69,8 @@ class BadInputTest : public ::testing::TestWithParam<int> {
   }
   std::vector<std::string> Run(absl::string_view function,
                                absl::string_view args) {
-    return TextsOf(RankPool::Get(world_size())
-                       ->Run(function, args, absl::Seconds(30)));
+    return TextsOf(
+        RankPool::Get(world_size())->Run(function, args, absl::Seconds(30)));
   }
   // One line, with these words, on every rank.
   template <typename Matcher>
@@ -92,10 +92,10 @@ TEST_P(BadInputTest, AnUnknownStageIsNamedWithItsPlace) {
   "gradient_clipping": 0,
   "zero_optimization": {"stage": 4}
 })");
-  ExpectError(path, AllOf(StartsWith("INVALID_ARGUMENT"),
-                          HasSubstr(absl::StrCat(path, ":4:34")),
-                          HasSubstr("zero_optimization.stage"),
-                          HasSubstr("got 4")));
+  ExpectError(path,
+              AllOf(StartsWith("INVALID_ARGUMENT"),
+                    HasSubstr(absl::StrCat(path, ":4:34")),
+                    HasSubstr("zero_optimization.stage"), HasSubstr("got 4")));
 }
 
 TEST_P(BadInputTest, AnUnknownKeyIsNamedWithTheNearestOne) {
@@ -113,9 +113,8 @@ TEST_P(BadInputTest, ABatchThatTheWorldDoesNotDivideIsNamed) {
   const int batch = 5 * world_size() + 1;
   if (world_size() == 1) return;  // divides everything
   const std::string path =
-      File("batch.json",
-           absl::StrCat("{\"train_batch_size\": ", batch,
-                        ", \"gradient_clipping\": 0}"));
+      File("batch.json", absl::StrCat("{\"train_batch_size\": ", batch,
+                                      ", \"gradient_clipping\": 0}"));
   ExpectError(path, AllOf(StartsWith("INVALID_ARGUMENT"), HasSubstr(path),
                           HasSubstr("train_batch_size"),
                           HasSubstr(absl::StrCat(batch))));
@@ -134,9 +133,9 @@ TEST_P(BadInputTest, AFileThatOneRankLacksIsAnErrorOfAllRanks) {
   if (world_size() == 1) return;
   const std::string good = File("good.json", kGood);
   const std::string missing = folder_ + "/none.json";
-  ExpectError(absl::StrCat(good, "\n", missing),
-              AllOf(HasSubstr("NOT_FOUND"), HasSubstr("rank 1"),
-                    HasSubstr(missing)));
+  ExpectError(
+      absl::StrCat(good, "\n", missing),
+      AllOf(HasSubstr("NOT_FOUND"), HasSubstr("rank 1"), HasSubstr(missing)));
   // The others do not matter: with the good one the ranks go on.
   EXPECT_THAT(Run("CreateFromFile", good), Each("OK"));
 }
@@ -174,9 +173,9 @@ TEST_P(BadInputTest, AParameterThatCannotBeShardedIsNamed) {
 }
 
 TEST_P(BadInputTest, AModuleThatIsNoneIsRefused) {
-  EXPECT_THAT(Run("CreateFromModule", "null"),
-              Each(AllOf(StartsWith("INVALID_ARGUMENT"),
-                         HasSubstr("module is null"))));
+  EXPECT_THAT(
+      Run("CreateFromModule", "null"),
+      Each(AllOf(StartsWith("INVALID_ARGUMENT"), HasSubstr("module is null"))));
   EXPECT_THAT(Run("CreateFromModule", "empty"),
               Each(AllOf(StartsWith("INVALID_ARGUMENT"),
                          HasSubstr("has no parameters"))));
@@ -235,8 +234,7 @@ TEST_P(BadInputTest, TooLittleMemoryInAStepEndsAllRanks) {
         Run("TrainWithLittleMemory", absl::StrCat(stage, " ", needed.back()));
     EXPECT_THAT(texts, Each(HasSubstr("cannot allocate")));
     for (size_t r = 0; r + 1 < texts.size(); ++r) {
-      EXPECT_THAT(texts[r],
-                  HasSubstr(absl::StrCat("rank ", world_size() - 1)));
+      EXPECT_THAT(texts[r], HasSubstr(absl::StrCat("rank ", world_size() - 1)));
     }
   }
 }

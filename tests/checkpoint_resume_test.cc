@@ -58,8 +58,8 @@ absl::Status SaveCheckpoint(Engine& engine, const std::string& dir, int rank) {
 TESSERA_RANK_FUNCTION(TrainAndSave) {
   const Args a(args);
   auto model = BuildModel(a.spec.model, world.rank());
-  TESSERA_ASSIGN_OR_RETURN(
-      auto engine, MakeEngine(model, a.spec, world.communicator()));
+  TESSERA_ASSIGN_OR_RETURN(auto engine,
+                           MakeEngine(model, a.spec, world.communicator()));
   Record record;
   TESSERA_RETURN_IF_ERROR(
       TrainSteps(*engine, *model, a.spec, world.rank(), 0, &record));
@@ -74,8 +74,8 @@ TESSERA_RANK_FUNCTION(LoadAndTrain) {
   at::set_num_threads(1);
   torch::manual_seed(99);
   auto model = MakeTestModel(a.spec.model);
-  TESSERA_ASSIGN_OR_RETURN(
-      auto engine, MakeEngine(model, a.spec, world.communicator()));
+  TESSERA_ASSIGN_OR_RETURN(auto engine,
+                           MakeEngine(model, a.spec, world.communicator()));
   TESSERA_ASSIGN_OR_RETURN(std::string client, engine->LoadCheckpoint(a.dir));
   if (client != ClientState(world.rank())) {
     return absl::InternalError(absl::StrCat("client state '", client, "'"));
@@ -193,8 +193,8 @@ TEST_P(CheckpointTest, AResumedRunKeepsWhichParametersWereSkipped) {
 TESSERA_RANK_FUNCTION(LoadFails) {
   Args a(args);
   auto model = BuildModel(a.spec.model, world.rank());
-  TESSERA_ASSIGN_OR_RETURN(
-      auto engine, MakeEngine(model, a.spec, world.communicator()));
+  TESSERA_ASSIGN_OR_RETURN(auto engine,
+                           MakeEngine(model, a.spec, world.communicator()));
   Record record;
   a.spec.steps = 1;
   TESSERA_RETURN_IF_ERROR(
@@ -225,9 +225,9 @@ TEST_P(CheckpointTest, ACorruptedByteOfAnyChunkIsDataLossThatNamesIt) {
                         HasSubstr(file.name())));
     FlipByte(file.name(), at);
   }
-  EXPECT_THAT(kinds, ::testing::IsSupersetOf(
-                         {"parameters", "exp_avg", "exp_avg_sq",
-                          "parameter_steps", "rng", "client_state"}));
+  EXPECT_THAT(kinds, ::testing::IsSupersetOf({"parameters", "exp_avg",
+                                              "exp_avg_sq", "parameter_steps",
+                                              "rng", "client_state"}));
   // And as it was written, it loads.
   ExpectOracle(Run("LoadAndTrain", 4), spec_, 4, 2);
 }
@@ -312,8 +312,8 @@ class FullDisk {
 TESSERA_RANK_FUNCTION(SaveFailsOnRank1) {
   Args a(args);
   auto model = BuildModel(a.spec.model, world.rank());
-  TESSERA_ASSIGN_OR_RETURN(
-      auto engine, MakeEngine(model, a.spec, world.communicator()));
+  TESSERA_ASSIGN_OR_RETURN(auto engine,
+                           MakeEngine(model, a.spec, world.communicator()));
   Record record;
   a.spec.steps = 2;
   TESSERA_RETURN_IF_ERROR(
@@ -353,8 +353,8 @@ TESSERA_RANK_FUNCTION(SaveInTheMiddleOfAStep) {
   Args a(args);
   a.spec.accumulation = 2;
   auto model = BuildModel(a.spec.model, world.rank());
-  TESSERA_ASSIGN_OR_RETURN(
-      auto engine, MakeEngine(model, a.spec, world.communicator()));
+  TESSERA_ASSIGN_OR_RETURN(auto engine,
+                           MakeEngine(model, a.spec, world.communicator()));
   TESSERA_RETURN_IF_ERROR(engine->Backward(model->Loss(world.rank(), 0)));
   const absl::Status after_backward = engine->SaveCheckpoint(a.dir);
   TESSERA_RETURN_IF_ERROR(engine->Step());
@@ -363,11 +363,12 @@ TESSERA_RANK_FUNCTION(SaveInTheMiddleOfAStep) {
 }
 
 TEST_P(CheckpointTest, SavingInTheMiddleOfAStepIsRefused) {
-  const std::string refused = "FAILED_PRECONDITION: SaveCheckpoint: in the "
-                              "middle of a step";
-  EXPECT_THAT(Run("SaveInTheMiddleOfAStep", 1),
-              Each(AllOf(HasSubstr(refused),
-                         HasSubstr(absl::StrCat("\n", refused)))));
+  const std::string refused =
+      "FAILED_PRECONDITION: SaveCheckpoint: in the "
+      "middle of a step";
+  EXPECT_THAT(
+      Run("SaveInTheMiddleOfAStep", 1),
+      Each(AllOf(HasSubstr(refused), HasSubstr(absl::StrCat("\n", refused)))));
   EXPECT_FALSE(fs::exists(dir_));
 }
 

@@ -44,8 +44,8 @@ struct Trainee {
     Trainee t;
     t.rank = world.rank();
     t.model = BuildModel(spec.model, t.rank);
-    TESSERA_ASSIGN_OR_RETURN(
-        t.engine, MakeEngine(t.model, spec, world.communicator()));
+    TESSERA_ASSIGN_OR_RETURN(t.engine,
+                             MakeEngine(t.model, spec, world.communicator()));
     return t;
   }
   absl::Status Backward(int64_t micro_batch) {
@@ -73,13 +73,11 @@ struct Trainee {
 // What was expected to fail did so; an error that says otherwise.
 absl::Status ExpectCode(absl::StatusCode code, const absl::Status& got) {
   if (got.code() == code) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat("expected ",
-                                          absl::StatusCodeToString(code),
-                                          ", got ", got.ToString()));
+  return absl::InternalError(absl::StrCat(
+      "expected ", absl::StatusCodeToString(code), ", got ", got.ToString()));
 }
 
-at::Tensor ModelLoss(torch::nn::Module& module, int rank,
-                     int64_t micro_batch) {
+at::Tensor ModelLoss(torch::nn::Module& module, int rank, int64_t micro_batch) {
   return dynamic_cast<TestModel&>(module).Loss(rank, micro_batch);
 }
 
@@ -145,8 +143,8 @@ TESSERA_RANK_FUNCTION(StepOffTheBoundary) {
   if (after != before || t.engine->step() != 0) {
     return absl::InternalError("a step off the boundary did something");
   }
-  TESSERA_RETURN_IF_ERROR(ExpectCode(absl::StatusCode::kFailedPrecondition,
-                                     t.engine->Step()));
+  TESSERA_RETURN_IF_ERROR(
+      ExpectCode(absl::StatusCode::kFailedPrecondition, t.engine->Step()));
   TESSERA_RETURN_IF_ERROR(t.TrainStep(1));
   if (t.engine->step() != 1) return absl::InternalError("step() is not 1");
   return t.Finish();
@@ -163,8 +161,8 @@ TESSERA_RANK_FUNCTION(ZeroGrad) {
   TESSERA_RETURN_IF_ERROR(t.engine->ZeroGrad());
   TESSERA_ASSIGN_OR_RETURN(at::Tensor none, t.engine->Gradient(kSomeParameter));
   if (none.defined()) return absl::InternalError("a gradient is left");
-  TESSERA_RETURN_IF_ERROR(ExpectCode(absl::StatusCode::kFailedPrecondition,
-                                     t.engine->Step()));
+  TESSERA_RETURN_IF_ERROR(
+      ExpectCode(absl::StatusCode::kFailedPrecondition, t.engine->Step()));
   // A whole step of two micro-batches follows: the counted one is forgotten.
   TESSERA_RETURN_IF_ERROR(t.TrainStep(0));
   TESSERA_RETURN_IF_ERROR(t.TrainStep(1));
@@ -196,10 +194,10 @@ TEST_P(EngineTest, WithoutAnOptimizerThereAreGradientsAndNoStep) {
   Oracle oracle([] { return MakeTestModel("Mlp"); },
                 OracleOptionsOf(spec, kWorldSize));
   oracle.TrainStep(ModelLoss);
-  EXPECT_THAT(Run("NoOptimizer"),
-              Each(AllOf(StartsWith(PrintOf(oracle.gradient(kSomeParameter))),
-                         HasSubstr("FAILED_PRECONDITION"),
-                         HasSubstr("optimizer"))));
+  EXPECT_THAT(
+      Run("NoOptimizer"),
+      Each(AllOf(StartsWith(PrintOf(oracle.gradient(kSomeParameter))),
+                 HasSubstr("FAILED_PRECONDITION"), HasSubstr("optimizer"))));
 }
 
 // ---- Several backwards
@@ -207,8 +205,8 @@ TEST_P(EngineTest, WithoutAnOptimizerThereAreGradientsAndNoStep) {
 TESSERA_RANK_FUNCTION(BareBackward) {
   TESSERA_ASSIGN_OR_RETURN(Trainee t, Trainee::Make(SpecOf(args), world));
   t.model->Loss(t.rank, 5).backward();
-  TESSERA_RETURN_IF_ERROR(ExpectCode(absl::StatusCode::kFailedPrecondition,
-                                     t.engine->Step()));
+  TESSERA_RETURN_IF_ERROR(
+      ExpectCode(absl::StatusCode::kFailedPrecondition, t.engine->Step()));
   TESSERA_RETURN_IF_ERROR(t.TrainStep(0));
   // This one's are dropped.
   t.model->Loss(t.rank, 6).backward();
@@ -273,9 +271,8 @@ TEST_P(EngineTest, TwoBackwardsOfOneStepAddUp) {
 class Gan {
  public:
   static at::Tensor Noise(int rank, int64_t n) {
-    return torch::randn({5, 4},
-                        at::detail::createCPUGenerator(
-                            static_cast<uint64_t>(100 * n + rank)));
+    return torch::randn({5, 4}, at::detail::createCPUGenerator(
+                                    static_cast<uint64_t>(100 * n + rank)));
   }
   static std::shared_ptr<torch::nn::Module> Net(int64_t in, int64_t out) {
     auto net = std::make_shared<torch::nn::SequentialImpl>(
@@ -322,8 +319,8 @@ TESSERA_RANK_FUNCTION(TwoEngines) {
   TESSERA_ASSIGN_OR_RETURN(auto c, MakeEngine(critic, spec, comm));
   for (int step = 0; step < 3; ++step) {
     if (args.size() > 1) TESSERA_RETURN_IF_ERROR(c->ZeroGrad());
-    TESSERA_RETURN_IF_ERROR(c->Backward(
-        Gan::CriticLoss(*generator, *critic, world.rank(), step)));
+    TESSERA_RETURN_IF_ERROR(
+        c->Backward(Gan::CriticLoss(*generator, *critic, world.rank(), step)));
     TESSERA_RETURN_IF_ERROR(c->Step());
     TESSERA_RETURN_IF_ERROR(g->Backward(
         Gan::GeneratorLoss(*generator, *critic, world.rank(), step)));
@@ -394,8 +391,7 @@ TESSERA_RANK_FUNCTION(HookBeforeCreate) {
   const int with_engine = calls;
   TESSERA_RETURN_IF_ERROR(engine->Close());
   model->Loss(world.rank(), 0).backward();
-  return absl::StrCat(with_engine, " ", calls, " ",
-                      parameter.grad().defined());
+  return absl::StrCat(with_engine, " ", calls, " ", parameter.grad().defined());
 }
 
 TEST_P(EngineTest, AHookFoundAtCreateIsCalledAndGivenBack) {
@@ -414,8 +410,8 @@ TESSERA_RANK_FUNCTION(HookAfterCreate) {
 TEST_P(EngineTest, AHookSetAfterCreateIsAnErrorThatNamesTheParameter) {
   const std::vector<std::string> answers = Run("HookAfterCreate");
   for (int rank = 0; rank < kWorldSize; ++rank) {
-    EXPECT_THAT(answers[rank], AllOf(HasSubstr(kSomeParameter),
-                                     HasSubstr("hook")));
+    EXPECT_THAT(answers[rank],
+                AllOf(HasSubstr(kSomeParameter), HasSubstr("hook")));
   }
   EXPECT_THAT(answers[0], HasSubstr("rank 1"));
 }
@@ -439,8 +435,8 @@ absl::Status FailingBackward(Trainee& t, bool fails) {
 // args: stage, and which rank fails, or "a" for all.
 TESSERA_RANK_FUNCTION(ErrorInBackward) {
   const bool fails = args[1] == 'a' || args[1] - '0' == world.rank();
-  TESSERA_ASSIGN_OR_RETURN(
-      Trainee t, Trainee::Make(SpecOf(args.substr(0, 1), 2), world));
+  TESSERA_ASSIGN_OR_RETURN(Trainee t,
+                           Trainee::Make(SpecOf(args.substr(0, 1), 2), world));
   TESSERA_RETURN_IF_ERROR(t.TrainStep(0));
   const absl::Status status = FailingBackward(t, fails);
   if (status.ok()) return absl::InternalError("no error");
@@ -520,10 +516,9 @@ TEST_P(EngineTest, ALossThatIsNoneIsRefused) {
 
 TESSERA_RANK_FUNCTION(WrongNames) {
   TESSERA_ASSIGN_OR_RETURN(Trainee t, Trainee::Make(SpecOf(args), world));
-  std::string text = absl::StrCat(t.engine->Parameter("blcks.1").status()
-                                      .ToString(),
-                                  " ", t.engine->Gradient("").status()
-                                           .ToString());
+  std::string text =
+      absl::StrCat(t.engine->Parameter("blcks.1").status().ToString(), " ",
+                   t.engine->Gradient("").status().ToString());
   auto second = MakeEngine(t.model, SpecOf(args), world.communicator());
   absl::StrAppend(&text, " ", second.status().ToString());
   TESSERA_RETURN_IF_ERROR(t.engine->Close());
@@ -574,8 +569,8 @@ TESSERA_RANK_FUNCTION(SyncFromRank0) {
   for (at::Tensor& buffer : model->buffers()) buffer.add_(world.rank());
   Record own;
   for (const auto& p : model->named_parameters()) {
-    own.push_back(absl::StrCat("parameter ", p.key(), " ",
-                               PrintOf(p.value().detach())));
+    own.push_back(
+        absl::StrCat("parameter ", p.key(), " ", PrintOf(p.value().detach())));
   }
   EngineOptions options;
   options.sync_from_rank0 = true;
@@ -599,9 +594,9 @@ TESSERA_RANK_FUNCTION(SyncFromRank0) {
 TEST_P(EngineTest, SyncFromRank0MakesParametersAndBuffersEqual) {
   const std::vector<std::string> answers = Run("SyncFromRank0");
   EXPECT_THAT(answers[0], HasSubstr("norm1.running_mean"));
-  EXPECT_EQ(FirstDifference(RecordFromText(answers[0]),
-                            RecordFromText(answers[1])),
-            "");
+  EXPECT_EQ(
+      FirstDifference(RecordFromText(answers[0]), RecordFromText(answers[1])),
+      "");
 }
 
 // args: stage, and what is different on rank 1.

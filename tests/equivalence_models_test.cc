@@ -44,9 +44,8 @@ TEST_P(ModelTest, TwoMicroBatchesPerStep) {
 
 std::string ModelStageAndWorld(
     const ::testing::TestParamInfo<std::tuple<std::string, int, int>>& info) {
-  return absl::StrCat(std::get<0>(info.param), "Stage",
-                      std::get<1>(info.param), "World",
-                      std::get<2>(info.param));
+  return absl::StrCat(std::get<0>(info.param), "Stage", std::get<1>(info.param),
+                      "World", std::get<2>(info.param));
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -1,5 +1,7 @@
 // What a rank holds: the ledger's figures against the formulas, state_bytes()
 // and the kernel.
+#include "base/memory.h"
+
 #include <malloc.h>
 #include <torch/torch.h>
 
@@ -12,7 +14,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "base/memory.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
 #include "comm/world.h"
@@ -136,8 +137,8 @@ TEST_P(WideModelTest, HoldsOneShardBetweenUses) {
   const int world_size = GetParam();
   const int64_t shard = kBlocks * BlockShardBytes(world_size);
   const int64_t unit = BlockShardBytes(world_size) * world_size;
-  auto answers = RankPool::Get(world_size)
-                     ->Run("TrainWideModel", "", absl::Seconds(120));
+  auto answers =
+      RankPool::Get(world_size)->Run("TrainWideModel", "", absl::Seconds(120));
   for (const auto& answer : answers) {
     ASSERT_TRUE(answer.ok()) << answer.status();
     std::istringstream in(*answer);
@@ -163,8 +164,8 @@ TEST_P(WideModelTest, HoldsOneShardBetweenUses) {
     EXPECT_EQ(stepped.working, before.working);
     EXPECT_LE(stepped.working_peak - before.working, (kLiveUnits + 1) * unit);
     // Every page is touched now: the kernel says the same as the ledger.
-    const int64_t unaccounted = (stepped.anonymous - before.anonymous) -
-                                (stepped.total - before.total);
+    const int64_t unaccounted =
+        (stepped.anonymous - before.anonymous) - (stepped.total - before.total);
     EXPECT_LE(std::abs(unaccounted), 16 * kMiB)
         << "the kernel counts " << stepped.anonymous - before.anonymous
         << ", the ledger " << stepped.total - before.total;
@@ -205,10 +206,9 @@ TESSERA_RANK_FUNCTION(StateBytesAfterAStep) {
   const StateBytes bytes = engine->state_bytes();
   const std::string said =
       describe(bytes.parameters, bytes.gradients, bytes.optimizer, 0);
-  const std::string held = describe(after.parameters - before.parameters,
-                                    after.gradients - before.gradients,
-                                    after.optimizer - before.optimizer,
-                                    after.working - before.working);
+  const std::string held = describe(
+      after.parameters - before.parameters, after.gradients - before.gradients,
+      after.optimizer - before.optimizer, after.working - before.working);
   if (said != held) {
     return absl::InternalError(
         absl::StrCat("state_bytes(): ", said, "; the ledger: ", held));
@@ -270,15 +270,16 @@ TEST_P(StateBytesTest, AreTheLedgersAndTheFormulas) {
                    4 * world_size));
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, StateBytesTest,
-    ::testing::Combine(::testing::Values(0, 1, 2, 3),
-                       ::testing::Values(1, 2, 3), ::testing::Values(1, 2)),
-    [](const auto& info) {
-      return absl::StrCat("Stage", std::get<0>(info.param), "World",
-                          std::get<1>(info.param), "Accumulation",
-                          std::get<2>(info.param));
-    });
+INSTANTIATE_TEST_SUITE_P(All, StateBytesTest,
+                         ::testing::Combine(::testing::Values(0, 1, 2, 3),
+                                            ::testing::Values(1, 2, 3),
+                                            ::testing::Values(1, 2)),
+                         [](const auto& info) {
+                           return absl::StrCat("Stage", std::get<0>(info.param),
+                                               "World", std::get<1>(info.param),
+                                               "Accumulation",
+                                               std::get<2>(info.param));
+                         });
 
 }  // namespace
 }  // namespace tessera

@@ -35,13 +35,11 @@ class Inputs {
 
 struct MlpBlockImpl : nn::Module {
   MlpBlockImpl(int64_t dim, int64_t hidden)
-      : norm(register_module("norm", nn::LayerNorm(
-                                         nn::LayerNormOptions({dim})))),
+      : norm(register_module("norm",
+                             nn::LayerNorm(nn::LayerNormOptions({dim})))),
         up(register_module("up", nn::Linear(dim, hidden))),
         down(register_module("down", nn::Linear(hidden, dim))) {}
-  Tensor forward(const Tensor& x) {
-    return x + down(torch::gelu(up(norm(x))));
-  }
+  Tensor forward(const Tensor& x) { return x + down(torch::gelu(up(norm(x)))); }
   nn::LayerNorm norm;
   nn::Linear up, down;
 };
@@ -75,12 +73,12 @@ class Mlp : public TestModel {
 
 struct GptBlockImpl : nn::Module {
   GptBlockImpl(int64_t dim, int64_t heads) : heads(heads) {
-    norm1 = register_module("norm1", nn::LayerNorm(
-                                         nn::LayerNormOptions({dim})));
+    norm1 =
+        register_module("norm1", nn::LayerNorm(nn::LayerNormOptions({dim})));
     qkv = register_module("qkv", nn::Linear(dim, 3 * dim));
     proj = register_module("proj", nn::Linear(dim, dim));
-    norm2 = register_module("norm2", nn::LayerNorm(
-                                         nn::LayerNormOptions({dim})));
+    norm2 =
+        register_module("norm2", nn::LayerNorm(nn::LayerNormOptions({dim})));
     up = register_module("up", nn::Linear(dim, 4 * dim));
     down = register_module("down", nn::Linear(4 * dim, dim));
   }
@@ -110,8 +108,8 @@ class Gpt : public TestModel {
     places_ = register_parameter("places", 0.02 * torch::randn({kSeq, kDim}));
     for (int i = 0; i < 2; ++i) blocks_->push_back(GptBlock(kDim, 2));
     register_module("blocks", blocks_);
-    norm_ = register_module("norm",
-                            nn::LayerNorm(nn::LayerNormOptions({kDim})));
+    norm_ =
+        register_module("norm", nn::LayerNorm(nn::LayerNormOptions({kDim})));
   }
   Tensor Loss(int rank, int64_t micro_batch) override {
     Inputs inputs(rank, micro_batch);
@@ -135,10 +133,11 @@ class Gpt : public TestModel {
 class Lstm : public TestModel {
  public:
   Lstm() {
-    lstm_ = register_module("lstm", nn::LSTM(nn::LSTMOptions(5, 7)
-                                                 .num_layers(2)
-                                                 .bidirectional(true)
-                                                 .dropout(0.2)));
+    lstm_ = register_module(
+        "lstm",
+        nn::LSTM(
+            nn::LSTMOptions(5, 7).num_layers(2).bidirectional(true).dropout(
+                0.2)));
     head_ = register_module("head", nn::Linear(14, 3));
   }
   Tensor Loss(int rank, int64_t micro_batch) override {
@@ -185,14 +184,13 @@ class Attention : public TestModel {
 class ConvNorm : public TestModel {
  public:
   ConvNorm() {
-    conv1_ = register_module("conv1", nn::Conv2d(
-                                          nn::Conv2dOptions(3, 6, 3)));
+    conv1_ = register_module("conv1", nn::Conv2d(nn::Conv2dOptions(3, 6, 3)));
     norm1_ = register_module("norm1", nn::BatchNorm2d(6));
     weight2_ = register_parameter(
         "weight2", (0.2 * torch::randn({9, 6, 3, 3}))
                        .contiguous(at::MemoryFormat::ChannelsLast));
-    norm2_ = register_module("norm2",
-                             nn::GroupNorm(nn::GroupNormOptions(3, 9)));
+    norm2_ =
+        register_module("norm2", nn::GroupNorm(nn::GroupNormOptions(3, 9)));
     head_ = register_module("head", nn::Linear(9, 4));
   }
   Tensor Loss(int rank, int64_t micro_batch) override {
@@ -243,16 +241,16 @@ class SharedStorage : public TestModel {
  public:
   SharedStorage() {
     Tensor all = torch::randn({600});
-    weight_ = register_parameter("weight",
-                                 all.narrow(0, 3, 21 * 13).view({21, 13}));
+    weight_ =
+        register_parameter("weight", all.narrow(0, 3, 21 * 13).view({21, 13}));
     bias_ = register_parameter("bias", all.narrow(0, 300, 21));
-    head_ = register_parameter("head",
-                               all.narrow(0, 333, 21 * 9).view({9, 21}));
+    head_ =
+        register_parameter("head", all.narrow(0, 333, 21 * 9).view({9, 21}));
   }
   Tensor Loss(int rank, int64_t micro_batch) override {
     Inputs inputs(rank, micro_batch);
-    Tensor h = torch::tanh(
-        torch::linear(inputs.Normal({4, 13}), weight_, bias_));
+    Tensor h =
+        torch::tanh(torch::linear(inputs.Normal({4, 13}), weight_, bias_));
     return torch::mse_loss(torch::linear(h, head_), inputs.Normal({4, 9}));
   }
 
@@ -283,8 +281,7 @@ class Frozen : public TestModel {
   explicit Frozen(bool thaw) : thaw_(thaw) {
     table_ = register_module("table", nn::Embedding(17, 10));
     frozen_ = register_module("frozen", nn::Linear(10, 12));
-    norm_ = register_module("norm", nn::LayerNorm(
-                                        nn::LayerNormOptions({12})));
+    norm_ = register_module("norm", nn::LayerNorm(nn::LayerNormOptions({12})));
     head_ = register_module("head", nn::Linear(12, 17));
     table_->weight.requires_grad_(false);
     for (Tensor& p : frozen_->parameters()) p.requires_grad_(false);
@@ -317,8 +314,8 @@ class Embedding : public TestModel {
     Inputs inputs(rank, micro_batch);
     // Few words, so that the padding row and repeated rows occur.
     Tensor words = inputs.Tokens(5, {6, 4});
-    Tensor h = table_(words).mean(1) + bag_(words) +
-               table_(inputs.Tokens(19, {6}));
+    Tensor h =
+        table_(words).mean(1) + bag_(words) + table_(inputs.Tokens(19, {6}));
     return torch::cross_entropy_loss(head_(h), inputs.Tokens(19, {6}));
   }
 
@@ -397,8 +394,7 @@ class MixedDtype : public TestModel {
  public:
   MixedDtype() {
     first_ = register_module("first", nn::Linear(7, 9));
-    scale_ = register_parameter("scale",
-                                torch::randn({9, 5}, torch::kDouble));
+    scale_ = register_parameter("scale", torch::randn({9, 5}, torch::kDouble));
     shift_ = register_parameter("shift", torch::randn({5}, torch::kDouble));
     last_ = register_module("last", nn::Linear(5, 3));
   }
@@ -406,8 +402,7 @@ class MixedDtype : public TestModel {
     Inputs inputs(rank, micro_batch);
     Tensor h = torch::tanh(first_(inputs.Normal({4, 7})));
     h = torch::addmm(shift_, h.to(torch::kDouble), scale_);
-    return torch::mse_loss(last_(h.to(torch::kFloat)),
-                           inputs.Normal({4, 3}));
+    return torch::mse_loss(last_(h.to(torch::kFloat)), inputs.Normal({4, 3}));
   }
 
  private:

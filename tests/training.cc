@@ -51,10 +51,10 @@ std::vector<Record> RecordOracle(const TrainingSpec& spec, int world_size) {
     for (Record& record : records) record.push_back(line);
   };
   for (int step = 0; step < spec.steps; ++step) {
-    auto losses = oracle.TrainStep([](torch::nn::Module& module, int rank,
-                                      int64_t micro_batch) {
-      return dynamic_cast<TestModel&>(module).Loss(rank, micro_batch);
-    });
+    auto losses = oracle.TrainStep(
+        [](torch::nn::Module& module, int rank, int64_t micro_batch) {
+          return dynamic_cast<TestModel&>(module).Loss(rank, micro_batch);
+        });
     for (size_t r = 0; r < records.size(); ++r) {
       for (int i = 0; i < spec.accumulation; ++i) {
         records[r].push_back(LossLine(step, i, losses[r][i]));
@@ -96,10 +96,10 @@ std::vector<std::string> ParameterNames(const torch::nn::Module& module) {
 }  // namespace
 
 std::string TrainingSpec::ToText() const {
-  return absl::StrJoin(std::make_tuple(model, stage, steps, accumulation,
-                                       live_units, static_cast<int>(poison),
-                                       static_cast<int>(gradients)),
-                       " ");
+  return absl::StrJoin(
+      std::make_tuple(model, stage, steps, accumulation, live_units,
+                      static_cast<int>(poison), static_cast<int>(gradients)),
+      " ");
 }
 
 TrainingSpec TrainingSpec::FromText(absl::string_view text) {
@@ -164,8 +164,8 @@ absl::Status TrainSteps(Engine& engine, TestModel& model,
     for (const std::string& name : ParameterNames(model)) {
       if (!spec.gradients) break;
       TESSERA_ASSIGN_OR_RETURN(at::Tensor gradient, engine.Gradient(name));
-      record->push_back(absl::StrCat("step ", step, ": gradient of ", name,
-                                     " ", PrintOf(gradient)));
+      record->push_back(absl::StrCat("step ", step, ": gradient of ", name, " ",
+                                     PrintOf(gradient)));
     }
     TESSERA_RETURN_IF_ERROR(engine.Step());
   }
@@ -245,9 +245,7 @@ void ExpectEqualsOracle(const TrainingSpec& spec, int world_size) {
   }
 }
 
-std::string ToText(const Record& record) {
-  return absl::StrJoin(record, "\n");
-}
+std::string ToText(const Record& record) { return absl::StrJoin(record, "\n"); }
 
 Record RecordFromText(absl::string_view text) {
   return absl::StrSplit(text, '\n');
@@ -267,11 +265,10 @@ std::string FirstDifference(const Record& expected, const Record& got) {
 std::string PrintOf(const at::Tensor& tensor) {
   if (!tensor.defined()) return "none";
   const at::Tensor dense = tensor.detach().contiguous();
-  return absl::StrFormat(
-      "[%s] %s %016x", absl::StrJoin(dense.sizes(), ", "),
-      c10::toString(dense.scalar_type()),
-      Fingerprint(dense.const_data_ptr(),
-                  static_cast<int64_t>(dense.nbytes())));
+  return absl::StrFormat("[%s] %s %016x", absl::StrJoin(dense.sizes(), ", "),
+                         c10::toString(dense.scalar_type()),
+                         Fingerprint(dense.const_data_ptr(),
+                                     static_cast<int64_t>(dense.nbytes())));
 }
 
 }  // namespace tessera

@@ -1,5 +1,6 @@
-// Training: one run of a test model, by the engine on this rank or by the oracle
-// for all ranks, and what came of it as lines of text that must be equal.
+// Training: one run of a test model, by the engine on this rank or by the
+// oracle for all ranks, and what came of it as lines of text that must be
+// equal.
 //
 //   step 2, micro-batch 0: loss 0x1.8p+0
 //   step 2: gradient of out.bias 5 float 0123456789abcdef
