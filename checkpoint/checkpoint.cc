@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <regex>
 #include <system_error>
 #include <utility>
 
@@ -29,6 +30,10 @@ constexpr char kManifestName[] = "manifest.textproto";
 
 std::string RankFileName(int rank) {
   return absl::StrFormat("rank-%05d.bin", rank);
+}
+
+bool IsRankFileName(const std::string& name) {
+  return std::regex_match(name, std::regex("rank-[0-9]{5,}\\.bin"));
 }
 
 absl::Status WriteAll(int fd, const std::string& path, const char* data,
@@ -131,19 +136,38 @@ absl::StatusOr<proto::CheckpointFile> WriteRankFile(
   return file;
 }
 
+// Whether `dir` may be replaced: it is not there, or a folder with nothing in
+// it but a checkpoint, whole or not.
+absl::Status CheckReplaceable(const std::string& dir) {
+  std::error_code error;
+  const auto kind = std::filesystem::symlink_status(dir, error).type();
+  if (kind == std::filesystem::file_type::not_found) return absl::OkStatus();
+  if (error) return FileError(error.value(), dir);
+  if (kind != std::filesystem::file_type::directory) {
+    return absl::AlreadyExistsError(
+        absl::StrCat(dir, ": is no folder; a checkpoint is one"));
+  }
+  std::filesystem::directory_iterator entries(dir, error);
+  while (!error && entries != std::filesystem::directory_iterator()) {
+    const std::string name = entries->path().filename().string();
+    if (name != kManifestName && !IsRankFileName(name)) {
+      return absl::AlreadyExistsError(absl::StrCat(
+          dir, ": holds '", name,
+          "', which is no part of a checkpoint; saving replaces the whole "
+          "folder, so give it a new or empty one"));
+    }
+    entries.increment(error);
+  }
+  return error ? FileError(error.value(), dir) : absl::OkStatus();
+}
+
 absl::Status MakeTemporary(const std::string& dir, const std::string& tmp) {
+  TESSERA_RETURN_IF_ERROR(CheckReplaceable(dir));
+  TESSERA_RETURN_IF_ERROR(CheckReplaceable(tmp));
   std::error_code error;
   std::filesystem::remove_all(tmp, error);
   std::filesystem::create_directories(tmp, error);
-  if (error) {
-    return FileError(error.value(), tmp);
-  }
-  if (std::filesystem::exists(dir) &&
-      !std::filesystem::is_directory(dir, error)) {
-    return absl::AlreadyExistsError(
-        absl::StrCat(dir, ": is a file; a checkpoint is a folder"));
-  }
-  return absl::OkStatus();
+  return error ? FileError(error.value(), tmp) : absl::OkStatus();
 }
 
 // The manifest, and then the name.
@@ -174,6 +198,29 @@ absl::Status Commit(const std::string& dir, const std::string& tmp,
   return SyncPath(parent);
 }
 
+absl::Status WriteFiles(const std::string& dir, const std::string& tmp,
+                        const proto::CheckpointManifest& head,
+                        absl::Span<const CheckpointPart> parts,
+                        Communicator* comm) {
+  auto file = WriteRankFile(tmp, comm->rank(), parts);
+  TESSERA_RETURN_IF_ERROR(comm->AgreeOk(file.status(), "checkpoint files"));
+  TESSERA_ASSIGN_OR_RETURN(
+      auto tables, comm->AllGatherStrings(file->SerializeAsString(),
+                                          CommTag{"checkpoint manifest"}));
+  absl::Status mine;
+  if (comm->rank() == 0) {
+    proto::CheckpointManifest manifest = head;
+    manifest.set_format_version(kFormatVersion);
+    manifest.set_world_size(comm->world_size());
+    for (const std::string& table : tables) {
+      manifest.add_files()->ParseFromString(table);
+    }
+    manifest.set_fingerprint(FingerprintOf(manifest));
+    mine = Commit(dir, tmp, manifest);
+  }
+  return comm->AgreeOk(mine, "checkpoint commit");
+}
+
 std::string Trimmed(std::string dir) {
   while (dir.size() > 1 && dir.back() == '/') dir.pop_back();
   return dir;
@@ -200,23 +247,12 @@ absl::Status WriteCheckpoint(const std::string& dir_name,
           : absl::OkStatus();
   if (mine.ok() && comm->rank() == 0) mine = MakeTemporary(dir, tmp);
   TESSERA_RETURN_IF_ERROR(comm->AgreeOk(mine, "checkpoint folder"));
-
-  auto file = WriteRankFile(tmp, comm->rank(), parts);
-  TESSERA_RETURN_IF_ERROR(comm->AgreeOk(file.status(), "checkpoint files"));
-  TESSERA_ASSIGN_OR_RETURN(
-      auto tables, comm->AllGatherStrings(file->SerializeAsString(),
-                                          CommTag{"checkpoint manifest"}));
-  if (comm->rank() == 0) {
-    proto::CheckpointManifest manifest = head;
-    manifest.set_format_version(kFormatVersion);
-    manifest.set_world_size(comm->world_size());
-    for (const std::string& table : tables) {
-      manifest.add_files()->ParseFromString(table);
-    }
-    manifest.set_fingerprint(FingerprintOf(manifest));
-    mine = Commit(dir, tmp, manifest);
+  absl::Status written = WriteFiles(dir, tmp, head, parts, comm);
+  if (!written.ok() && comm->rank() == 0) {
+    std::error_code ignored;  // what is left may be what fills the disk
+    std::filesystem::remove_all(tmp, ignored);
   }
-  return comm->AgreeOk(mine, "checkpoint commit");
+  return written;
 }
 
 absl::StatusOr<proto::CheckpointManifest> ReadManifest(
@@ -236,6 +272,11 @@ absl::StatusOr<proto::CheckpointManifest> ReadManifest(
     return absl::DataLossError(
         absl::StrCat("checkpoint ", dir, ": ", path,
                      " is damaged: ", record.faults[0].what));
+  }
+  if (!manifest.has_format_version() || !manifest.has_fingerprint()) {
+    return absl::DataLossError(
+        absl::StrCat("checkpoint ", dir, ": ", path,
+                     " is damaged: it has no format_version or fingerprint"));
   }
   if (manifest.format_version() != kFormatVersion) {
     return Differs(dir, "format version",

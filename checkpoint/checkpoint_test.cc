@@ -135,13 +135,13 @@ TEST_F(CheckpointTest, StartsEveryChunkAtAPage) {
 
 TEST_F(CheckpointTest, ReplacesAnOlderCheckpointWhole) {
   TESSERA_ASSERT_OK(Write(dir_));
-  std::ofstream(dir_ + "/note.txt") << "of the old one";
+  std::ofstream(dir_ + "/rank-00007.bin") << "of the old one";
   contents_ = {{"other", "of the new one"}};
   head_.set_step(2);
   TESSERA_ASSERT_OK(Write(dir_));
   TESSERA_ASSERT_OK(Load());
   EXPECT_EQ(loaded_step_, 2);
-  EXPECT_FALSE(fs::exists(dir_ + "/note.txt"));
+  EXPECT_FALSE(fs::exists(dir_ + "/rank-00007.bin"));
   EXPECT_FALSE(fs::exists(dir_ + ".tmp"));
 }
 
@@ -149,10 +149,42 @@ TEST_F(CheckpointTest, IsNotStoppedByALeftover) {
   fs::create_directories(dir_ + ".tmp/rank-00000.bin");
   TESSERA_ASSERT_OK(Write(dir_));
   TESSERA_ASSERT_OK(Load());
-  // A file of that name is in the way as little.
-  std::ofstream(dir_ + ".tmp") << "a file";
+}
+
+TEST_F(CheckpointTest, NeverDeletesWhatIsNoCheckpoint) {
+  for (const char* suffix : {"", ".tmp"}) {
+    const std::string folder = dir_ + suffix;
+    const std::string thesis = folder + "/thesis.txt";
+    fs::create_directories(folder);
+    std::ofstream(thesis) << "years of work";
+    EXPECT_THAT(Write(dir_),
+                StatusIs(absl::StatusCode::kAlreadyExists,
+                         AllOf(HasSubstr(folder), HasSubstr("'thesis.txt'"))));
+    EXPECT_EQ(ReadWholeFile(thesis).value(), "years of work");
+    fs::remove_all(folder);
+    std::ofstream(folder) << "a file";
+    EXPECT_THAT(Write(dir_),
+                StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr(folder)));
+    EXPECT_EQ(ReadWholeFile(folder).value(), "a file");
+    fs::remove(folder);
+  }
+}
+
+TEST_F(CheckpointTest, NamesAFolderThatCannotBeLookedAt) {
+  fs::create_symlink("loop", folder_ + "/loop");
+  EXPECT_THAT(
+      Write(folder_ + "/loop"),
+      StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr(folder_ + "/loop")));
+  EXPECT_THAT(Write(folder_ + "/loop/ckpt").ToString(),
+              HasSubstr(folder_ + "/loop/ckpt"));
+}
+
+TEST_F(CheckpointTest, NamesAnEmptyManifest) {
   TESSERA_ASSERT_OK(Write(dir_));
-  TESSERA_ASSERT_OK(Load());
+  WriteText("");
+  EXPECT_THAT(Load(),
+              StatusIs(absl::StatusCode::kDataLoss,
+                       AllOf(HasSubstr(manifest_path_), HasSubstr("damaged"))));
 }
 
 TEST_F(CheckpointTest, NamesAFolderThatCannotBeWritten) {

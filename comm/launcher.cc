@@ -119,8 +119,8 @@ int Supervisor::Wait() {
 
 void Supervisor::WaitForSignals() {
   const absl::Duration left = std::min(term_at_, kill_at_) - absl::Now();
-  const int64_t left_ms = std::clamp<int64_t>(
-      absl::ToInt64Milliseconds(left) + 1, 0, /*an hour*/ 3600 * 1000);
+  const int64_t left_ms = absl::ToInt64Milliseconds(std::clamp(
+      left + absl::Milliseconds(1), absl::ZeroDuration(), absl::Hours(1)));
   pollfd fd = {g_signal_pipe[0], POLLIN, 0};
   poll(&fd, 1, static_cast<int>(left_ms));
   unsigned char sig = 0;

@@ -1,6 +1,11 @@
 #include "comm/rendezvous.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -148,6 +153,14 @@ absl::StatusOr<Meeting> Meeter::Run() {
 
 absl::Status Meeter::Open() {
   if (!place_.path.empty()) {
+    // FileStore would try to open it for minutes.
+    const std::string folder =
+        std::filesystem::absolute(place_.path).parent_path();
+    if (access(folder.c_str(), W_OK | X_OK) != 0) {
+      return Describe(absl::StatusCode::kUnavailable, place_,
+                      absl::StrCat("cannot write to folder ", folder, ": ",
+                                   std::strerror(errno)));
+    }
     return CatchTorch(absl::StrCat("rendezvous ", place_.address), [&] {
       store_ = c10::make_intrusive<c10d::PrefixStore>(
           place_.key_prefix,
@@ -163,7 +176,8 @@ absl::Status Meeter::Open() {
   };
   auto stop = [&]() -> absl::Status {
     if (absl::Now() < deadline_) return absl::OkStatus();
-    return absl::DeadlineExceededError("");
+    return absl::DeadlineExceededError(
+        absl::StrCat("no success within ", absl::FormatDuration(allowed_)));
   };
   absl::Status status = RunAbandonable(work, stop);
   if (!status.ok()) return OpenError(status);

@@ -262,6 +262,9 @@ bool IsTextProto(absl::string_view file_name) {
 
 absl::StatusOr<proto::Config> LoadConfig(const std::string& path,
                                          int world_size) {
+  if (path.empty()) {
+    return absl::InvalidArgumentError("the configuration's path is empty");
+  }
   TESSERA_ASSIGN_OR_RETURN(const std::string text,
                            ReadWholeFile(path, kMaxFileBytes));
   return ParseConfig(text, path, world_size);

@@ -4,6 +4,7 @@
 
 #include "ATen/ops/full_like.h"
 #include "absl/strings/str_cat.h"
+#include "base/memory.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "comm/world.h"
@@ -91,6 +92,8 @@ class Engine::Impl {
   // After every use of parameters: frees, and checks that nothing pins.
   absl::Status MakeUpdatable();
   absl::Status Publish(bool only_with_gradient);
+  absl::Status TakeOver(std::vector<UnitPlan> plans);
+  absl::Status GiveBack(const absl::Status& why);
   TrainingState State();
 
   std::shared_ptr<torch::nn::Module> module_;
@@ -116,6 +119,11 @@ Engine::Impl::~Impl() {
 }
 
 absl::Status Engine::Impl::Build(const EngineOptions& options) {
+  TESSERA_RETURN_IF_ERROR(
+      CheckSame(absl::StrCat(config_.ShortDebugString(),
+                             " live_units: ", options.live_units,
+                             " max_unit_numel: ", options.max_unit_numel),
+                "configuration", comm_.get()));
   absl::StatusOr<std::vector<UnitPlan>> plans =
       PlanUnits(*module_, options.max_unit_numel);
   if (plans.ok() && plans->empty()) {
@@ -141,27 +149,47 @@ absl::Status Engine::Impl::Build(const EngineOptions& options) {
   }
   TESSERA_ASSIGN_OR_RETURN(std::vector<bool> expected,
                            CheckEqual(*plans, comm_.get()));
+  mine = TakeOver(*std::move(plans));
+  if (!mine.ok()) return GiveBack(mine);
+  InstallSavedTensorHooks();
+  gradients_ = std::make_unique<Gradients>(units_, comm_, std::move(expected));
+  return absl::OkStatus();
+}
+
+// Unit by unit on all ranks, so that all know what has been taken over.
+absl::Status Engine::Impl::TakeOver(std::vector<UnitPlan> plans) {
   int index = 0;
-  for (auto& plan : *plans) {
+  for (auto& plan : plans) {
     const int count = static_cast<int>(plan.parameters.size());
-    auto unit = Unit::Create(plan.name, std::move(plan.parameters), index,
-                             stage_, comm_, residency_);
-    mine.Update(unit.status());
-    if (!mine.ok()) break;
+    auto unit = Unit::Prepare(plan.name, std::move(plan.parameters), index,
+                              stage_, comm_, residency_);
+    TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(unit.status(), "Engine::Create"));
+    (*unit)->Adopt();
     Registry::Global().Add(*unit);
     units_.push_back(*std::move(unit));
     index += count;
   }
-  if (mine.ok() && config_.has_optimizer()) {
-    auto optimizer =
-        AdamW::Create(units_, OptionsOf(config_.optimizer().params()));
-    mine.Update(optimizer.status());
-    if (mine.ok()) optimizer_ = *std::move(optimizer);
-  }
-  TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(mine, "Engine::Create"));
-  InstallSavedTensorHooks();
-  gradients_ = std::make_unique<Gradients>(units_, comm_, std::move(expected));
+  if (!config_.has_optimizer()) return absl::OkStatus();
+  auto optimizer =
+      AdamW::Create(units_, OptionsOf(config_.optimizer().params()));
+  TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(optimizer.status(), "Engine::Create"));
+  optimizer_ = *std::move(optimizer);
   return absl::OkStatus();
+}
+
+// The module is again what it was before Create.
+absl::Status Engine::Impl::GiveBack(const absl::Status& why) {
+  // What is asked for here is what the module held before.
+  MemoryLedger& ledger = MemoryLedger::Global();
+  const int64_t limit = ledger.limit_bytes();
+  ledger.SetLimit(MemoryLedger::kNoLimit);
+  absl::Status given = Close();
+  ledger.SetLimit(limit);
+  if (given.ok()) return why;
+  return absl::Status(
+      why.code(),
+      absl::StrCat(why.message(), "; and the module's parameters could not be ",
+                   "given back: ", given.message()));
 }
 
 absl::Status Engine::Impl::CheckOpen() const {
@@ -171,7 +199,7 @@ absl::Status Engine::Impl::CheckOpen() const {
 
 absl::Status Engine::Impl::Backward(const at::Tensor& loss) {
   TESSERA_RETURN_IF_ERROR(CheckOpen());
-  absl::Status status = gradients_->Reduce([&] {
+  auto backward = [&] {
     ThrowIfError(CheckLoss(loss));
     const int64_t count = config_.gradient_accumulation_steps();
     at::Tensor seed;
@@ -181,7 +209,10 @@ absl::Status Engine::Impl::Backward(const at::Tensor& loss) {
     }
     loss.backward(seed);
     ThrowIfError(gradients_->CheckAttached());
-  });
+  };
+  absl::Status status = gradients_->Reduce(
+      backward,
+      absl::StrCat("optimizer step ", step_, ", micro-batch ", micro_steps_));
   residency_->FreeAll();
   if (status.ok()) has_backward_ = true;
   return status;
@@ -227,7 +258,8 @@ absl::Status Engine::Impl::Step() {
     has_backward_ = false;
     return absl::OkStatus();
   }
-  absl::Status status = MakeUpdatable();
+  absl::Status status = gradients_->CheckNothingPending();
+  if (status.ok()) status = MakeUpdatable();
   if (status.ok()) status = optimizer_->Step(*gradients_);
   if (!status.ok()) {
     comm_->Announce(status);  // the others may wait for our part
@@ -295,19 +327,20 @@ TrainingState Engine::Impl::State() {
 absl::Status Engine::Impl::Save(const std::string& dir,
                                 absl::string_view client_state) {
   TESSERA_RETURN_IF_ERROR(CheckOpen());
+  absl::Status mine;
   if (has_backward_ || micro_steps_ > 0) {
-    return absl::FailedPreconditionError(
-        "SaveCheckpoint: in the middle of a step; save after Step at an "
-        "accumulation boundary");
+    mine = absl::FailedPreconditionError(
+        "in the middle of a step; save after Step at an accumulation boundary");
   }
-  TESSERA_RETURN_IF_ERROR(MakeUpdatable());
+  if (mine.ok()) mine = MakeUpdatable();
+  TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(mine, "SaveCheckpoint"));
   return CatchTorch("SaveCheckpoint",
                     [&] { return SaveState(dir, State(), client_state); });
 }
 
 absl::StatusOr<std::string> Engine::Impl::Load(const std::string& dir) {
   TESSERA_RETURN_IF_ERROR(CheckOpen());
-  TESSERA_RETURN_IF_ERROR(MakeUpdatable());
+  TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(MakeUpdatable(), "LoadCheckpoint"));
   TESSERA_ASSIGN_OR_RETURN(
       LoadedState loaded,
       CatchTorch("LoadCheckpoint", [&] { return LoadState(dir, State()); }));
@@ -394,6 +427,11 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(
   auto resolved = ResolveConfig(config, comm->world_size());
   if (resolved.ok() && module == nullptr) {
     resolved = absl::InvalidArgumentError("Engine::Create: module is null");
+  }
+  if (resolved.ok() && (options.live_units < 0 || options.max_unit_numel < 1)) {
+    resolved = absl::InvalidArgumentError(absl::StrCat(
+        "EngineOptions: expected live_units >= 0 and max_unit_numel >= 1, got ",
+        options.live_units, " and ", options.max_unit_numel));
   }
   TESSERA_RETURN_IF_ERROR(comm->AgreeOk(resolved.status(), "configuration"));
   auto impl = std::make_unique<Impl>(std::move(module), *std::move(resolved),

@@ -68,8 +68,8 @@ class Engine {
   // stage says, installs the hooks. `config` is a path (JSON, or text protobuf)
   // or a proto. The engine shares ownership of the module. COLLECTIVE.
   // Errors: InvalidArgument (config, a parameter of a kind that is not
-  // supported, parameters that differ between ranks), NotFound (path),
-  // ResourceExhausted.
+  // supported, parameters or configurations that differ between ranks),
+  // NotFound (path), ResourceExhausted. The module is then what it was.
   static absl::StatusOr<std::unique_ptr<Engine>> Create(
       std::shared_ptr<torch::nn::Module> module, absl::string_view config_path,
       EngineOptions options = {});
@@ -95,12 +95,16 @@ class Engine {
   // by the accumulation count, averaged over ranks, added to the step's
   // gradients. A parameter that got no gradient on any rank in the whole step
   // is skipped by Step(), as libtorch does. An error on any rank is returned on
-  // all; the micro-batch is then discarded and the engine usable. COLLECTIVE.
+  // all and the micro-batch is discarded; the engine stays usable, unless the
+  // failed rank had to leave the others inside of a collective (out of memory
+  // there; at stage 3, a failure that not all ranks share). FailedPrecondition
+  // if a rank called Step or ZeroGrad that another did not. COLLECTIVE.
   absl::Status Backward(const at::Tensor& loss);
 
   // At an accumulation boundary: steps the optimizer and zeroes the gradients.
   // Elsewhere: counts and does nothing. FailedPrecondition without a Backward
-  // of this engine since the last Step. COLLECTIVE.
+  // of this engine since the last Step, and with gradients that did not come
+  // through Backward. COLLECTIVE.
   absl::Status Step();
 
   // Drops all gradients, whoever made them, and the micro-batches counted since

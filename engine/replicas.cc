@@ -32,22 +32,22 @@ uint64_t PrintOf(absl::string_view text) {
   return Fingerprint(text.data(), static_cast<int64_t>(text.size()));
 }
 
-std::string Geometry(const at::Tensor& t) {
-  std::string text = absl::StrCat(static_cast<int>(t.scalar_type()), "|");
-  for (int64_t s : t.sizes()) absl::StrAppend(&text, s, ",");
-  for (int64_t s : t.strides()) absl::StrAppend(&text, "/", s);
-  return text;
-}
-
 Print PrintOf(const NamedParameter& p) {
   const at::Tensor host = p.tensor.detach().cpu();
   return {
-      PrintOf(p.name), PrintOf(Geometry(host)),
+      PrintOf(p.name), PrintOf(GeometryOf(host)),
       Fingerprint(host.const_data_ptr(), static_cast<int64_t>(host.nbytes())),
       p.tensor.requires_grad()};
 }
 
 }  // namespace
+
+std::string GeometryOf(const at::Tensor& t) {
+  std::string text = absl::StrCat(static_cast<int>(t.scalar_type()), "|");
+  for (int64_t s : t.sizes()) absl::StrAppend(&text, s, ",");
+  for (int64_t s : t.strides()) absl::StrAppend(&text, "/", s);
+  return text;
+}
 
 absl::Status BroadcastFromRank0(const torch::nn::Module& module,
                                 absl::Span<const UnitPlan> plans,
@@ -97,6 +97,8 @@ absl::StatusOr<std::vector<bool>> CheckEqual(absl::Span<const UnitPlan> plans,
           " parameters on rank ", rank, " and ", all[0].size() / sizeof(Print),
           " on rank 0; build the same module on every rank"));
     }
+  }
+  for (size_t rank = 0; rank < all.size(); ++rank) {
     for (size_t i = 0; i < prints.size(); ++i) {
       Print theirs, first;
       std::memcpy(&theirs, all[rank].data() + i * sizeof(Print), sizeof(Print));
@@ -115,6 +117,21 @@ absl::StatusOr<std::vector<bool>> CheckEqual(absl::Span<const UnitPlan> plans,
     }
   }
   return requires_grad;
+}
+
+absl::Status CheckSame(absl::string_view mine, absl::string_view what,
+                       Communicator* comm) {
+  TESSERA_ASSIGN_OR_RETURN(
+      const auto all,
+      comm->AllGatherStrings(
+          mine, CommTag{absl::StrCat("comparison of the ", what)}));
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("the ", what, " differs between rank 0 (", all[0],
+                     ") and rank ", rank, " (", all[rank], ")"));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace tessera

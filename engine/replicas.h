@@ -3,10 +3,13 @@
 #ifndef ENGINE_REPLICAS_H_
 #define ENGINE_REPLICAS_H_
 
+#include <string>
 #include <vector>
 
+#include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "comm/communicator.h"
 #include "sharding/partition.h"
@@ -24,6 +27,14 @@ absl::Status BroadcastFromRank0(const torch::nn::Module& module,
 // per parameter, whether some rank requires its gradient. COLLECTIVE.
 absl::StatusOr<std::vector<bool>> CheckEqual(absl::Span<const UnitPlan> plans,
                                              Communicator* comm);
+
+// Checks that `mine` is the same text on all ranks. InvalidArgument, on all:
+// "<what> differs between rank 0 (...) and rank 2 (...)". COLLECTIVE.
+absl::Status CheckSame(absl::string_view mine, absl::string_view what,
+                       Communicator* comm);
+
+// Dtype, sizes and strides of a tensor; equal for equal ones.
+std::string GeometryOf(const at::Tensor& tensor);
 
 }  // namespace tessera
 #endif  // ENGINE_REPLICAS_H_

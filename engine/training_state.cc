@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "checkpoint/checkpoint.h"
+#include "engine/replicas.h"
 #include "sharding/torch_scope.h"
 
 namespace tessera {
@@ -24,7 +25,8 @@ std::vector<CheckpointPart> PartsOf(const TrainingState& state) {
   for (size_t u = 0; u < state.units.size(); ++u) {
     Unit& unit = *state.units[u];
     auto add = [&](absl::string_view what, char* data) {
-      parts.push_back({absl::StrCat(what, "/", unit.name()),
+      // Names of units need not differ, their numbers do.
+      parts.push_back({absl::StrCat(what, "/", u, "/", unit.name()),
                        BytesOver(data, unit.owned().bytes(), unit.device())});
     };
     add("parameters", unit.owned_data());
@@ -49,7 +51,7 @@ proto::CheckpointManifest ManifestHead(const TrainingState& state) {
   for (const auto& unit : state.units) {
     for (const auto& p : unit->parameters()) {
       absl::StrAppend(&model, unit->name(), "|", p.name, "|", p.flat.begin, "|",
-                      p.flat.end, "|", p.slot, ";");
+                      p.flat.end, "|", p.slot, "|", GeometryOf(p.tensor), ";");
       ++num_parameters;
     }
   }
@@ -88,6 +90,10 @@ absl::StatusOr<LoadedState> LoadState(const std::string& dir,
     mine = VerifyRankFile(dir, manifest->files(state.comm->rank()));
   }
   TESSERA_RETURN_IF_ERROR(state.comm->AgreeOk(mine, "LoadCheckpoint"));
+  TESSERA_RETURN_IF_ERROR(
+      CheckSame(absl::StrFormat("%s, step %d, fingerprint %016x", dir,
+                                manifest->step(), manifest->fingerprint()),
+                "checkpoint", state.comm));
   const proto::CheckpointFile& file = manifest->files(state.comm->rank());
   LoadedState loaded;
   loaded.step = manifest->step();

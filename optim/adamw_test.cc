@@ -127,9 +127,10 @@ class RankOptimizer {
       params_[i].requires_grad_();
       named.push_back({absl::StrCat("p", i), params_[i]});
     }
-    unit_ = Unit::Create("unit", std::move(named), 0, Stage::Of(stage), comm_,
-                         std::make_shared<Residency>(1))
+    unit_ = Unit::Prepare("unit", std::move(named), 0, Stage::Of(stage), comm_,
+                          std::make_shared<Residency>(1))
                 .value();
+    unit_->Adopt();
     adamw_ = AdamW::Create({unit_}, kOptions).value();
     gradients_ = std::make_unique<Gradients>(
         std::vector<std::shared_ptr<Unit>>{unit_}, comm_,
@@ -142,14 +143,15 @@ class RankOptimizer {
 
   // As if autograd had found these gradients.
   absl::Status Step(const Tensors& gradients) {
-    TESSERA_RETURN_IF_ERROR(gradients_->Reduce([&] {
+    auto backward = [&] {
       at::Tensor loss = torch::zeros({}, params_[0].options());
       for (size_t i = 0; i < params_.size(); ++i) {
         if (!gradients[i].defined()) continue;
         loss = loss + WithGradient::apply(params_[i], gradients[i]);
       }
       loss.backward();
-    }));
+    };
+    TESSERA_RETURN_IF_ERROR(gradients_->Reduce(backward, "a step"));
     TESSERA_RETURN_IF_ERROR(unit_->CheckUpdatable());
     TESSERA_RETURN_IF_ERROR(adamw_->Step(*gradients_));
     gradients_->Zero();

@@ -142,7 +142,8 @@ absl::Status Gradients::FinishAll() {
   return first;
 }
 
-absl::Status Gradients::Reduce(const std::function<void()>& backward) {
+absl::Status Gradients::Reduce(const std::function<void()>& backward,
+                               absl::string_view position) {
   cursor_ = 0;
   for (auto& unit : units_) unit->Begin();
   absl::Status mine;
@@ -172,7 +173,7 @@ absl::Status Gradients::Reduce(const std::function<void()>& backward) {
       held.push_back(unit->held(i));
     }
   }
-  absl::Status agreed = Agree(mine, &arrived, &held);
+  absl::Status agreed = Agree(mine, position, &arrived, &held);
   comm_->ClearAnnouncement();
   if (agreed.ok()) {
     agreed = Commit(arrived, held);
@@ -201,12 +202,13 @@ absl::Status Gradients::AgreeOnFailing(const absl::Status& mine) {
 
 // One message per rank: status, and which parameters arrived or are held.
 absl::Status Gradients::Agree(const absl::Status& mine,
+                              absl::string_view position,
                               std::vector<bool>* arrived,
                               std::vector<bool>* held) {
   const size_t bytes = (arrived->size() + 7) / 8;
   std::string message = absl::StrCat(PackBits(*arrived), PackBits(*held));
   message.push_back(static_cast<char>(mine.code()));
-  absl::StrAppend(&message, mine.message());
+  absl::StrAppend(&message, mine.ok() ? position : mine.message());
   TESSERA_ASSIGN_OR_RETURN(
       auto all, comm_->AllGatherStrings(
                     message, CommTag{"agreement at the end of backward"}));
@@ -222,6 +224,14 @@ absl::Status Gradients::Agree(const absl::Status& mine,
     return absl::Status(
         code,
         absl::StrCat("rank ", rank, " failed: ", theirs.substr(2 * bytes + 1)));
+  }
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    const auto first = absl::string_view(all[0]).substr(2 * bytes + 1);
+    const auto theirs = absl::string_view(all[rank]).substr(2 * bytes + 1);
+    if (theirs == first) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("Backward: rank ", rank, " is at ", theirs, ", rank 0 at ",
+                     first, "; all ranks must call Step and ZeroGrad alike"));
   }
   return absl::OkStatus();
 }
@@ -256,6 +266,24 @@ void Gradients::Discard() {
 void Gradients::Zero() {
   Discard();
   for (auto& unit : units_) unit->Zero();
+}
+
+absl::Status Gradients::CheckNothingPending() const {
+  for (const auto& gradient : units_) {
+    const auto& params = gradient->unit().parameters();
+    for (size_t i = 0; i < params.size(); ++i) {
+      if (!gradient->arrived(i) && !gradient->held(i) &&
+          !params[i].tensor.grad().defined()) {
+        continue;
+      }
+      return absl::FailedPreconditionError(absl::StrCat(
+          "parameter '", params[i].name,
+          "' has a gradient that did not come through Engine::Backward (a bare "
+          "loss.backward(), or .grad() was set); call Backward once more, or "
+          "ZeroGrad to drop it"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Gradients::CheckAttached() const {

@@ -32,6 +32,7 @@
 
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "comm/communicator.h"
 #include "sharding/unit.h"
@@ -51,15 +52,22 @@ class Gradients {
   Gradients& operator=(const Gradients&) = delete;
 
   // Runs `backward` and reduces what it and any bare backward before it left.
+  // `position` says where in the training this rank is: FailedPrecondition if
+  // the others are elsewhere.
   // On an error of any rank every rank returns it, the micro-batch's gradients
   // are dropped, and those of earlier micro-batches stay. COLLECTIVE.
-  absl::Status Reduce(const std::function<void()>& backward);
+  absl::Status Reduce(const std::function<void()>& backward,
+                      absl::string_view position);
 
   // Drops everything. LOCAL.
   void Zero();
 
   // By unit, in the model's order.
   const UnitGradient& of(size_t unit) const { return *units_[unit]; }
+
+  // FailedPrecondition naming a parameter with a gradient that Reduce has not
+  // seen: of a bare loss.backward(), or put there by hand. LOCAL.
+  absl::Status CheckNothingPending() const;
 
   // FailedPrecondition naming the parameter whose hook was replaced since, or
   // whose storage is no longer the unit's. LOCAL.
@@ -75,8 +83,8 @@ class Gradients {
   absl::Status LaunchReady(bool all);
   absl::Status FinishAll();
   absl::Status AgreeOnFailing(const absl::Status& mine);
-  absl::Status Agree(const absl::Status& mine, std::vector<bool>* arrived,
-                     std::vector<bool>* held);
+  absl::Status Agree(const absl::Status& mine, absl::string_view position,
+                     std::vector<bool>* arrived, std::vector<bool>* held);
   absl::Status Commit(const std::vector<bool>& arrived,
                       const std::vector<bool>& held);
   void Discard();

@@ -106,6 +106,12 @@ absl::Status CheckSupported(const NamedParameter& p, at::Device device) {
          << ", where the first parameter is";
   } else if (!t.is_leaf()) {
     what << "a history; expected a leaf";
+  } else if (t.is_inference()) {
+    what << "no version counter (it was made under c10::InferenceMode); build "
+            "the module outside of it";
+  } else if (t.is_neg() || t.is_conj()) {
+    what << "a negative or conjugate bit; expected plain values (resolve_neg, "
+            "resolve_conj)";
   } else {
     return absl::OkStatus();
   }

@@ -39,6 +39,13 @@ void Residency::FreeOrKeep(const std::vector<Unit*>& victims) {
   }
 }
 
+void Residency::Forget(Unit* unit) {
+  absl::MutexLock lock(&mutex_);
+  touched_.erase(std::remove(touched_.begin(), touched_.end(), unit),
+                 touched_.end());
+  newest_.store(nullptr, std::memory_order_relaxed);
+}
+
 void Residency::FreeAll() {
   std::vector<Unit*> units;
   {

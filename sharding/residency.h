@@ -28,6 +28,8 @@ class Residency {
 
   // `unit` is about to be pinned: frees what it takes the place of.
   void WillUse(Unit* unit);
+  // `unit` will not be used again; it may be destroyed.
+  void Forget(Unit* unit);
   // Frees every unit that is not pinned.
   void FreeAll();
   bool free_after_use() const { return live_units_ == 0; }

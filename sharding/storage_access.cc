@@ -21,6 +21,13 @@ struct ThrowFlag {
 };
 template struct Expose<ThrowFlag,
                        &c10::StorageImpl::throw_on_immutable_data_ptr_>;
+// Whether access for writing looks at the flag.
+struct CheckFlag {
+  using type = bool c10::StorageImpl::*;
+  friend type Member(CheckFlag);
+};
+template struct Expose<CheckFlag,
+                       &c10::StorageImpl::has_mutable_data_ptr_check_>;
 
 // TensorImpl's key set is protected, and nothing public sets one key of it.
 struct KeySetAccess : c10::TensorImpl {
@@ -54,6 +61,16 @@ void UnpointStorage(c10::StorageImpl* storage, std::string error,
   storage->set_data_ptr_noswap(c10::DataPtr(nullptr, device));
   storage->release_data_and_set_meta_custom_data_ptr_error_msg_(
       std::move(error));
+}
+
+void HideStorage(c10::StorageImpl* storage) {
+  storage->*Member(ThrowFlag()) = true;
+  storage->*Member(CheckFlag()) = true;
+}
+
+void ShowStorage(c10::StorageImpl* storage) {
+  storage->*Member(ThrowFlag()) = false;
+  storage->*Member(CheckFlag()) = false;
 }
 
 }  // namespace tessera

@@ -23,5 +23,10 @@ void PointStorage(c10::StorageImpl* storage, void* data, at::Device device);
 void UnpointStorage(c10::StorageImpl* storage, std::string error,
                     at::Device device);
 
+// While hidden a storage keeps its memory, but an access throws what the last
+// UnpointStorage was given. Costs two stores. PointStorage shows it too.
+void HideStorage(c10::StorageImpl* storage);
+void ShowStorage(c10::StorageImpl* storage);
+
 }  // namespace tessera
 #endif  // SHARDING_STORAGE_ACCESS_H_

@@ -43,7 +43,7 @@ std::vector<c10::intrusive_ptr<c10::StorageImpl>> DistinctStorages(
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<Unit>> Unit::Create(
+absl::StatusOr<std::shared_ptr<Unit>> Unit::Prepare(
     std::string name, std::vector<NamedParameter> params, int first_index,
     Stage stage, std::shared_ptr<Communicator> comm,
     std::shared_ptr<Residency> residency) {
@@ -92,28 +92,37 @@ absl::StatusOr<std::shared_ptr<Unit>> Unit::Create(
       FlatBuffer::Allocate(u.layout_.whole_bytes(), u.device_,
                            stage.sharded_parameters ? MemoryKind::kWorking
                                                     : MemoryKind::kParameters));
-  for (size_t i = 0; i < u.storages_.size(); ++i) {
-    CopyBytes(u.device_, u.whole_.data() + u.layout_.slot(i).begin,
-              static_cast<const char*>(u.storages_[i]->data()),
-              u.layout_.slot(i).bytes());
-    u.storages_[i]->set_resizable(false);
-  }
-  u.PointAll();
-  for (const auto& p : u.params_) AddTag(p.tensor);
   if (stage.sharded_parameters) {
     TESSERA_ASSIGN_OR_RETURN(
         u.shard_, FlatBuffer::Allocate(u.layout_.shard_bytes(), u.device_,
                                        MemoryKind::kParameters));
-    u.dirty_ = true;  // so that Free copies the slice into the shard
-    u.Free();
   }
   return unit;
+}
+
+void Unit::Adopt() {
+  TorchScope scope;
+  absl::MutexLock lock(&mutex_);
+  life_ = Life::kOwned;
+  for (size_t i = 0; i < storages_.size(); ++i) {
+    CopyBytes(device_, whole_.data() + layout_.slot(i).begin,
+              static_cast<const char*>(storages_[i]->data()),
+              layout_.slot(i).bytes());
+    storages_[i]->set_resizable(false);
+  }
+  PointAll();
+  for (const auto& p : params_) AddTag(p.tensor);
+  if (stage_.sharded_parameters) {
+    dirty_ = true;  // so that Free copies the slice into the shard
+    Free();
+  }
 }
 
 void Unit::Abandon() {
   absl::MutexLock lock(&mutex_);
   if (life_ != Life::kOwned) return;
   life_ = Life::kAbandoned;
+  residency_->Forget(this);
   for (size_t i = 0; i < storages_.size(); ++i) {
     UnpointStorage(storages_[i].get(),
                    absl::StrCat("parameter '", ParameterOfSlot(i).name,
@@ -169,6 +178,13 @@ void Unit::Free() {
 }
 
 absl::Status Unit::Pin() {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (life_ == Life::kReleased) {  // by a graph that outlived the engine
+      ++pins_;
+      return absl::OkStatus();
+    }
+  }
   residency_->WillUse(this);
   absl::MutexLock lock(&mutex_);
   if (life_ == Life::kAbandoned) {
@@ -177,6 +193,8 @@ absl::Status Unit::Pin() {
   }
   if (life_ == Life::kOwned && !whole_.defined()) {
     TESSERA_RETURN_IF_ERROR(Gather());
+  } else if (pins_ == 0 && stage_.sharded_parameters && whole_.defined()) {
+    for (const auto& storage : storages_) ShowStorage(storage.get());
   }
   ++pins_;
   return absl::OkStatus();
@@ -185,10 +203,14 @@ absl::Status Unit::Pin() {
 void Unit::Unpin() {
   absl::MutexLock lock(&mutex_);
   --pins_;
-  if (pins_ == 0 && stage_.sharded_parameters && whole_.defined() &&
-      residency_->free_after_use()) {
+  if (pins_ > 0 || !stage_.sharded_parameters || !whole_.defined()) return;
+  if (residency_->free_after_use()) {
     Free();
+    return;
   }
+  // Whether the unit happens to be whole must not decide what an access outside
+  // of an operator does: a write would be lost without a word.
+  for (const auto& storage : storages_) HideStorage(storage.get());
 }
 
 bool Unit::TryFree() {
@@ -232,6 +254,7 @@ absl::Status Unit::Release() {
       auto memory = allocator->allocate(storage->nbytes());
       CopyBytes(device_, static_cast<char*>(memory.get()),
                 whole_.data() + layout_.slot(i).begin, layout_.slot(i).bytes());
+      ShowStorage(storage);
       storage->set_data_ptr_noswap(std::move(memory));
       storage->set_allocator(allocator);
       storage->set_resizable(true);
@@ -241,6 +264,7 @@ absl::Status Unit::Release() {
     shard_.Reset();
   }));
   life_ = Life::kReleased;
+  residency_->Forget(this);
   return absl::OkStatus();
 }
 

@@ -10,7 +10,8 @@
 // go on sharing it.
 //
 // A pin keeps the unit whole: every operator pins all its units before it runs.
-// What is not pinned may be freed at any time (sharding/residency.h decides).
+// What is not pinned may be freed at any time (sharding/residency.h decides);
+// until then its memory is hidden: an access throws as if it were freed.
 //
 // Invariants: gaps of flat and shard are zero; while freed, the shards of all
 // ranks are the only copy; a dirty unit's own slice goes back to its shard when
@@ -67,14 +68,17 @@ class Unit {
     ByteRange flat;     // in the flat buffer
   };
 
-  // Takes the parameters' storages over; whole afterwards where parameters are
-  // not sharded, freed otherwise. All of one dtype and device, dense, not
-  // overlapping (sharding/partition.h sees to that). `first_index` is the index
-  // of the first in the model. LOCAL: every rank must hold the same values.
-  static absl::StatusOr<std::shared_ptr<Unit>> Create(
+  // A unit with memory for the parameters, which it leaves alone until Adopt.
+  // All of one dtype and device, dense, not overlapping (sharding/partition.h
+  // sees to that). `first_index` is the index of the first in the model. LOCAL.
+  // Returns ResourceExhausted.
+  static absl::StatusOr<std::shared_ptr<Unit>> Prepare(
       std::string name, std::vector<NamedParameter> params, int first_index,
       Stage stage, std::shared_ptr<Communicator> comm,
       std::shared_ptr<Residency> residency);
+  // Takes the parameters' storages over; whole afterwards where parameters are
+  // not sharded, freed otherwise. LOCAL: every rank must hold the same values.
+  void Adopt();
 
   // Makes the unit whole and keeps it so until Unpin. COLLECTIVE where it was
   // freed: an all-gather of S bytes. On an error nothing is pinned.
@@ -156,8 +160,9 @@ class Unit {
   std::atomic<bool> used_without_grad_{false};
   absl::Mutex mutex_;
   int pins_ ABSL_GUARDED_BY(mutex_) = 0;
+  // kReleased: the parameters have memory of their own.
   enum class Life { kOwned, kReleased, kAbandoned };
-  Life life_ ABSL_GUARDED_BY(mutex_) = Life::kOwned;
+  Life life_ ABSL_GUARDED_BY(mutex_) = Life::kReleased;
   FlatBuffer shard_;  // [S], where parameters are sharded
   FlatBuffer whole_;  // [P], undefined while freed
 };

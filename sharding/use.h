@@ -21,7 +21,7 @@
 
 namespace tessera {
 
-class Use {
+class [[nodiscard]] Use {
  public:
   explicit Use(const at::Tensor& tensor);
   explicit Use(const std::vector<at::Tensor>& tensors);

@@ -144,7 +144,8 @@ TEST_P(BadInputTest, AFileThatOneRankLacksIsAnErrorOfAllRanks) {
 
 struct OneParameter : torch::nn::Module {
   explicit OneParameter(at::Tensor tensor) {
-    register_parameter("layer_scale", std::move(tensor));
+    const bool trainable = !tensor.is_inference();
+    register_parameter("layer_scale", std::move(tensor), trainable);
   }
 };
 
@@ -153,10 +154,23 @@ TESSERA_RANK_FUNCTION(CreateFromModule) {
   const bool last = world.rank() == world.world_size() - 1;
   at::Tensor tensor = torch::ones({7});
   if (last && args == "dtype") tensor = tensor.to(torch::kHalf);
+  if (last && args == "negative") tensor = tensor._neg_view();
+  if (last && args == "inference") {
+    const c10::InferenceMode inference;
+    tensor = torch::ones({7});
+  }
   if (last && args == "strides") tensor = torch::ones({1}).expand({7});
   std::shared_ptr<torch::nn::Module> module =
       std::make_shared<OneParameter>(tensor);
   if (last && args == "null") module = nullptr;
+  if (last && args == "more") {
+    auto larger = std::make_shared<OneParameter>(tensor);
+    for (int i = 0; i < 3; ++i) {
+      larger->register_module(absl::StrCat("more", i),
+                              std::make_shared<OneParameter>(torch::ones({7})));
+    }
+    module = larger;
+  }
   if (last && args == "empty") module = std::make_shared<torch::nn::Module>();
   auto engine = MakeEngine(module, TrainingSpec(), world.communicator());
   TESSERA_RETURN_IF_ERROR(world.communicator()->Barrier("afterwards"));
@@ -170,15 +184,62 @@ TEST_P(BadInputTest, AParameterThatCannotBeShardedIsNamed) {
   EXPECT_THAT(Run("CreateFromModule", "strides"),
               Each(AllOf(StartsWith("INVALID_ARGUMENT"),
                          HasSubstr("'layer_scale'"), HasSubstr("strides"))));
+  EXPECT_THAT(Run("CreateFromModule", "negative"),
+              Each(AllOf(StartsWith("INVALID_ARGUMENT"),
+                         HasSubstr("'layer_scale'"), HasSubstr("negative"))));
+  EXPECT_THAT(
+      Run("CreateFromModule", "inference"),
+      Each(AllOf(StartsWith("INVALID_ARGUMENT"), HasSubstr("'layer_scale'"),
+                 HasSubstr("InferenceMode"))));
 }
 
 TEST_P(BadInputTest, AModuleThatIsNoneIsRefused) {
   EXPECT_THAT(
       Run("CreateFromModule", "null"),
       Each(AllOf(StartsWith("INVALID_ARGUMENT"), HasSubstr("module is null"))));
+  if (world_size() > 1) {
+    EXPECT_THAT(Run("CreateFromModule", "more"),
+                Each(AllOf(StartsWith("INVALID_ARGUMENT"),
+                           HasSubstr("4 parameters on rank"),
+                           HasSubstr("1 on rank 0"))));
+  }
   EXPECT_THAT(Run("CreateFromModule", "empty"),
               Each(AllOf(StartsWith("INVALID_ARGUMENT"),
                          HasSubstr("has no parameters"))));
+}
+
+// ---- options
+
+// args: what is wrong on the last rank.
+TESSERA_RANK_FUNCTION(CreateWithOptions) {
+  const bool last = world.rank() == world.world_size() - 1;
+  EngineOptions options;
+  options.communicator = world.communicator();
+  proto::Config config = ConfigOf(TrainingSpec());
+  if (last && args == "live_units") options.live_units = -1;
+  if (last && args == "max_unit_numel") options.max_unit_numel = 0;
+  if (last && args == "lr")
+    config.mutable_optimizer()->mutable_params()->set_lr(0.5);
+  auto engine = Engine::Create(std::make_shared<OneParameter>(torch::ones({7})),
+                               config, options);
+  TESSERA_RETURN_IF_ERROR(world.communicator()->Barrier("afterwards"));
+  return engine.status().ToString();
+}
+
+TEST_P(BadInputTest, OptionsThatCannotBeAreNamed) {
+  for (const char* name : {"live_units", "max_unit_numel"}) {
+    EXPECT_THAT(Run("CreateWithOptions", name),
+                Each(AllOf(StartsWith("INVALID_ARGUMENT"), HasSubstr(name))));
+  }
+}
+
+TEST_P(BadInputTest, ConfigurationsThatDifferAreNamed) {
+  if (world_size() == 1) return;
+  EXPECT_THAT(
+      Run("CreateWithOptions", "lr"),
+      Each(AllOf(StartsWith("INVALID_ARGUMENT"), HasSubstr("configuration"),
+                 HasSubstr(absl::StrCat("rank ", world_size() - 1)),
+                 HasSubstr("lr: 0.5"))));
 }
 
 // ---- memory
@@ -212,6 +273,44 @@ TESSERA_RANK_FUNCTION(StateBytes) {
       MakeEngine(model, TrainingSpec::FromText(args), world.communicator()));
   const auto bytes = engine->state_bytes();
   return absl::StrCat(bytes.parameters + bytes.optimizer);
+}
+
+// Whatever is the first that does not fit, the module is what it was.
+TESSERA_RANK_FUNCTION(CreateWithLittleMemory) {
+  TrainingSpec spec = TrainingSpec::FromText(args);
+  auto model = BuildModel("Mlp", world.rank());
+  std::vector<at::Tensor> before;
+  for (const at::Tensor& p : model->parameters()) before.push_back(p.clone());
+  MemoryLedger& ledger = MemoryLedger::Global();
+  const int64_t held = ledger.Report().total.current_bytes;
+  int refusals = 0;
+  for (int64_t bytes = 0;; bytes += 600) {
+    if (world.rank() == world.world_size() - 1) ledger.SetLimit(held + bytes);
+    auto engine = MakeEngine(model, spec, world.communicator());
+    ledger.SetLimit(MemoryLedger::kNoLimit);
+    if (engine.ok()) break;
+    ++refusals;
+    if (!absl::IsResourceExhausted(engine.status())) return engine.status();
+    for (size_t i = 0; i < before.size(); ++i) {
+      const at::Tensor p = model->parameters()[i];
+      if (!at::equal(p, before[i]) || p.data_ptr() == nullptr) {
+        return absl::InternalError(absl::StrCat("parameter ", i));
+      }
+    }
+    if (ledger.Report().total.current_bytes != held) {
+      return absl::InternalError("memory is still held");
+    }
+  }
+  return absl::StrCat(refusals > 4 ? "given back" : "too few refusals");
+}
+
+TEST_P(BadInputTest, AFailedCreateGivesTheParametersBack) {
+  for (int stage = 0; stage < 4; ++stage) {
+    TrainingSpec spec;
+    spec.stage = stage;
+    EXPECT_THAT(Run("CreateWithLittleMemory", spec.ToText()),
+                Each("given back"));
+  }
 }
 
 TEST_P(BadInputTest, TooLittleMemoryAtCreateIsAnErrorOfAllRanks) {

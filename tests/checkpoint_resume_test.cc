@@ -273,10 +273,93 @@ TEST_P(CheckpointTest, AnotherStageModelOrWorldSizeIsRefusedByName) {
                          HasSubstr("world size 2, this run has 3"))));
 }
 
+// Two layers, of 5 to 7 features or of 7 to 5: as many bytes either way.
+struct TwoWays : torch::nn::Module {
+  TwoWays(int in, int out) {
+    register_module(
+        "layer",
+        torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(false)));
+  }
+};
+
+TESSERA_RANK_FUNCTION(LoadAnotherShape) {
+  const Args a(args);
+  torch::manual_seed(1);
+  TESSERA_ASSIGN_OR_RETURN(auto saver,
+                           MakeEngine(std::make_shared<TwoWays>(5, 7), a.spec,
+                                      world.communicator()));
+  TESSERA_RETURN_IF_ERROR(saver->SaveCheckpoint(a.dir));
+  TESSERA_ASSIGN_OR_RETURN(auto loader,
+                           MakeEngine(std::make_shared<TwoWays>(7, 5), a.spec,
+                                      world.communicator()));
+  return loader->LoadCheckpoint(a.dir).status().ToString();
+}
+
+TEST_P(CheckpointTest, AnotherShapeOfAsManyBytesIsRefused) {
+  EXPECT_THAT(
+      Run("LoadAnotherShape", 1),
+      Each(AllOf(HasSubstr("FAILED_PRECONDITION"), HasSubstr("the model"))));
+}
+
+// A parameter beside a module of its name: two units are called "a".
+struct TwoOfAName : torch::nn::Module {
+  explicit TwoOfAName(float value) {
+    auto child = std::make_shared<TwoWays>(4, 4);
+    register_module("a", child);
+    register_parameter("a", torch::full({16}, value));
+    torch::NoGradGuard no_grad;
+    for (const at::Tensor& p : child->parameters()) p.fill_(-value);
+  }
+};
+
+TESSERA_RANK_FUNCTION(LoadTwoOfAName) {
+  const Args a(args);
+  auto saved = std::make_shared<TwoOfAName>(3.f);
+  TESSERA_ASSIGN_OR_RETURN(auto saver,
+                           MakeEngine(saved, a.spec, world.communicator()));
+  TESSERA_RETURN_IF_ERROR(saver->SaveCheckpoint(a.dir));
+  auto loaded = std::make_shared<TwoOfAName>(5.f);
+  TESSERA_ASSIGN_OR_RETURN(auto loader,
+                           MakeEngine(loaded, a.spec, world.communicator()));
+  TESSERA_RETURN_IF_ERROR(loader->LoadCheckpoint(a.dir).status());
+  TESSERA_RETURN_IF_ERROR(loader->Close());
+  std::string sums;
+  for (const at::Tensor& p : loaded->parameters()) {
+    absl::StrAppend(&sums, p.sum().item<float>(), " ");
+  }
+  return sums;
+}
+
+TEST_P(CheckpointTest, UnitsOfOneNameKeepTheirValues) {
+  EXPECT_THAT(Run("LoadTwoOfAName", 1), Each("48 -48 "));
+}
+
+TESSERA_RANK_FUNCTION(LoadOneEach) {
+  const Args a(args);
+  auto model = BuildModel(a.spec.model, world.rank());
+  TESSERA_ASSIGN_OR_RETURN(auto engine,
+                           MakeEngine(model, a.spec, world.communicator()));
+  TESSERA_RETURN_IF_ERROR(engine->SaveCheckpoint(a.dir + "0"));
+  Record record;
+  TESSERA_RETURN_IF_ERROR(
+      TrainSteps(*engine, *model, a.spec, world.rank(), 0, &record));
+  TESSERA_RETURN_IF_ERROR(engine->SaveCheckpoint(a.dir + "1"));
+  return engine->LoadCheckpoint(absl::StrCat(a.dir, world.rank()))
+      .status()
+      .ToString();
+}
+
+TEST_P(CheckpointTest, RanksThatLoadDifferentOnesAreTold) {
+  EXPECT_THAT(Run("LoadOneEach", 1),
+              Each(AllOf(HasSubstr("INVALID_ARGUMENT"),
+                         HasSubstr(absl::StrCat("rank 0 (", dir_, "0")),
+                         HasSubstr(absl::StrCat("rank 1 (", dir_, "1")))));
+}
+
 // ---- saving
 
 TEST_P(CheckpointTest, ALeftoverTemporaryFolderIsNoObstacle) {
-  fs::create_directories(dir_ + ".tmp/old/folder");
+  fs::create_directories(dir_ + ".tmp");
   std::ofstream(dir_ + ".tmp/rank-00001.bin") << "half a checkpoint";
   Run("TrainAndSave", 2);
   ExpectOracle(Run("LoadAndTrain", 4), spec_, 4, 2);
@@ -285,10 +368,10 @@ TEST_P(CheckpointTest, ALeftoverTemporaryFolderIsNoObstacle) {
 
 TEST_P(CheckpointTest, SavingOverACheckpointReplacesItWhole) {
   Run("TrainAndSave", 1);
-  std::ofstream(dir_ + "/note.txt") << "of the old one";
+  std::ofstream(dir_ + "/rank-00007.bin") << "of the old one";
   Run("TrainAndSave", 2);
   ExpectOracle(Run("LoadAndTrain", 4), spec_, 4, 2);
-  EXPECT_FALSE(fs::exists(dir_ + "/note.txt"));
+  EXPECT_FALSE(fs::exists(dir_ + "/rank-00007.bin"));
   EXPECT_FALSE(fs::exists(dir_ + ".tmp"));
 }
 
@@ -336,6 +419,7 @@ TEST_P(CheckpointTest, ASaveThatFailsOnOneRankLeavesTheOldCheckpoint) {
   EXPECT_THAT(Run("SaveFailsOnRank1", 3),
               Each(AllOf(HasSubstr("rank 1"), HasSubstr("rank-00001.bin"),
                          HasSubstr("File too large"))));
+  EXPECT_FALSE(fs::exists(dir_ + ".tmp"));
   ExpectOracle(Run("LoadAndTrain", 4), spec_, 4, 2);
 }
 
@@ -364,8 +448,7 @@ TESSERA_RANK_FUNCTION(SaveInTheMiddleOfAStep) {
 
 TEST_P(CheckpointTest, SavingInTheMiddleOfAStepIsRefused) {
   const std::string refused =
-      "FAILED_PRECONDITION: SaveCheckpoint: in the "
-      "middle of a step";
+      "FAILED_PRECONDITION: [SaveCheckpoint] rank 0: in the middle of a step";
   EXPECT_THAT(
       Run("SaveInTheMiddleOfAStep", 1),
       Each(AllOf(HasSubstr(refused), HasSubstr(absl::StrCat("\n", refused)))));

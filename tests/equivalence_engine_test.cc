@@ -174,6 +174,43 @@ TEST_P(EngineTest, ZeroGradDropsGradientsAndCountedMicroBatches) {
   ExpectParameters(Run("ZeroGrad"), {ModelLoss}, 2);
 }
 
+// Rank 1 alone drops its gradients; the next Backward tells both.
+TESSERA_RANK_FUNCTION(ZeroGradOnOneRank) {
+  TESSERA_ASSIGN_OR_RETURN(Trainee t, Trainee::Make(SpecOf(args, 2), world));
+  TESSERA_RETURN_IF_ERROR(t.TrainStep(0));
+  if (world.rank() == 1) TESSERA_RETURN_IF_ERROR(t.engine->ZeroGrad());
+  return t.Backward(1).ToString();
+}
+
+TEST_P(EngineTest, AZeroGradOfOneRankIsNoticed) {
+  EXPECT_THAT(Run("ZeroGradOnOneRank"),
+              Each(AllOf(StartsWith("FAILED_PRECONDITION"),
+                         HasSubstr("rank 1 is at optimizer step 0, "
+                                   "micro-batch 0, rank 0 at optimizer step 0, "
+                                   "micro-batch 1"))));
+}
+
+TESSERA_RANK_FUNCTION(StepWithAStrayGradient) {
+  TESSERA_ASSIGN_OR_RETURN(Trainee t, Trainee::Make(SpecOf(args), world));
+  TESSERA_RETURN_IF_ERROR(t.Backward(0));
+  t.model->Loss(t.rank, 1).backward();
+  const absl::Status bare = t.engine->Step();
+  TESSERA_RETURN_IF_ERROR(t.engine->ZeroGrad());
+  TESSERA_RETURN_IF_ERROR(t.Backward(0));
+  const at::Tensor w = t.parameter(kSomeParameter);
+  w.mutable_grad() = torch::ones(w.sizes());
+  const absl::Status by_hand = t.engine->Step();
+  return absl::StrCat(bare.ToString(), "\n", by_hand.ToString());
+}
+
+TEST_P(EngineTest, AStrayGradientIsNotDroppedInSilence) {
+  EXPECT_THAT(
+      Run("StepWithAStrayGradient"),
+      Each(AllOf(StartsWith("FAILED_PRECONDITION: parameter '"),
+                 HasSubstr(absl::StrCat("\nFAILED_PRECONDITION: parameter '",
+                                        kSomeParameter, "' has a gradient")))));
+}
+
 TESSERA_RANK_FUNCTION(NoOptimizer) {
   proto::Config config = ConfigOf(SpecOf(args));
   config.clear_optimizer();

@@ -485,6 +485,25 @@ TEST_F(TaggedStorageTest, HookThatTakesThePlaceOfTheEnginesIsFound) {
       StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("'b.bias'")));
 }
 
+// A graph may outlive the engine: its saved parameters are plain memory then.
+TEST_F(TaggedStorageTest, GraphThatOutlivesTheEngineIsRunAsInPlainTorch) {
+  auto t = PairTwins();
+  TwinOptions options;
+  options.live_units = 2;
+  t.Create(options);
+  const at::Tensor x = torch::randn({4, 8});
+  const at::Tensor plain = MeanSquare(t.plain(x));
+  const at::Tensor tagged = MeanSquare(t.tagged(x));
+  TESSERA_ASSERT_OK(t.engine->Close());
+  t.engine.reset();
+  plain.backward();
+  tagged.backward();
+  for (size_t i = 0; i < t.plain->parameters().size(); ++i) {
+    EXPECT_TRUE(SameBits(t.plain->parameters()[i].grad(),
+                         t.tagged->parameters()[i].grad()));
+  }
+}
+
 TEST_F(TaggedStorageTest, UnitIsReducedWhileBackwardGoesOn) {
   auto t = PairTwins();
   int64_t begun = 0;  // when backward has come to the first layer

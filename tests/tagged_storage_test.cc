@@ -78,6 +78,34 @@ TEST_F(TaggedStorageTest, UntaggedAliasOfAFreedStorageCannotBeResizedOrRead) {
   EXPECT_EQ(w.const_data_ptr(), alias.const_data_ptr());
 }
 
+// A unit that happens to be whole still gives no memory away: whether a write
+// is kept must not depend on what was used before.
+TEST_F(TaggedStorageTest, WholeButUnusedParameterCannotBeReadOrWritten) {
+  auto t = LinearTwins();
+  TwinOptions options;
+  options.live_units = 1;
+  t.Create(options);
+  const at::Tensor w = t.tagged->weight;
+  for (int i = 0; i < 2; ++i) {
+    torch::NoGradGuard no_grad;
+    t.tagged(torch::randn({4, 8}));
+    ASSERT_TRUE(Registry::Global().Find(w).unit->whole());
+    EXPECT_THAT(CatchTorch("write", [&] { w.mutable_data_ptr<float>(); }),
+                FailsWith(HasSubstr("'weight'")));
+    EXPECT_THAT(CatchTorch("read", [&] { w.const_data_ptr<float>(); }),
+                FailsWith(HasSubstr("'weight'")));
+  }
+  {
+    const Use pin(w);
+    w.mutable_data_ptr<float>()[0] = 7;
+  }
+  {
+    torch::NoGradGuard no_grad;
+    t.plain->weight.view(-1)[0] = 7;
+  }
+  t.ExpectSameParameters();
+}
+
 TEST_F(TaggedStorageTest, WriteThroughAnUntaggedAliasIsKept) {
   auto t = LinearTwins();
   at::Tensor alias = t.tagged->weight.detach();

@@ -1,0 +1,93 @@
+#include "comm/shm/reduce.h"
+
+#include <cstdlib>
+#include <cstring>
+
+#include "base/check.h"
+
+namespace tessera::shm {
+
+namespace portable {
+void Reduce(ElementType, ReduceOp, void*, const void* const*, int, int64_t);
+}
+namespace avx2 {
+void Reduce(ElementType, ReduceOp, void*, const void* const*, int, int64_t);
+}
+namespace avx512 {
+void Reduce(ElementType, ReduceOp, void*, const void* const*, int, int64_t);
+}
+
+namespace {
+
+bool Has(Isa isa) {
+  const bool avx2 =
+      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+  switch (isa) {
+    case Isa::kPortable:
+      return true;
+    case Isa::kAvx2:
+      return avx2;
+    case Isa::kAvx512:
+      return avx2 && __builtin_cpu_supports("avx512f") &&
+             __builtin_cpu_supports("avx512bw") &&
+             __builtin_cpu_supports("avx512vl") &&
+             __builtin_cpu_supports("avx512dq");
+  }
+  return false;
+}
+
+Isa ChooseIsa() {
+  const char* const wanted = std::getenv("TESSERA_ISA");
+  for (Isa isa : {Isa::kAvx512, Isa::kAvx2}) {
+    if (!Has(isa)) continue;
+    if (wanted == nullptr || std::strcmp(wanted, IsaName(isa)) == 0) return isa;
+  }
+  return Isa::kPortable;
+}
+
+}  // namespace
+
+int64_t ElementBytes(ElementType type) {
+  static constexpr int64_t kBytes[kNumElementTypes] = {1, 1, 1, 2, 4,
+                                                       8, 2, 2, 4, 8};
+  return kBytes[static_cast<int>(type)];
+}
+
+const char* ElementTypeName(ElementType type) {
+  static constexpr const char* kNames[kNumElementTypes] = {
+      "bool",  "uint8",   "int8",     "int16",   "int32",
+      "int64", "float16", "bfloat16", "float32", "float64"};
+  return kNames[static_cast<int>(type)];
+}
+
+const char* ReduceOpName(ReduceOp op) {
+  static constexpr const char* kNames[kNumReduceOps] = {"sum", "average", "min",
+                                                        "max", "product"};
+  return kNames[static_cast<int>(op)];
+}
+
+const char* IsaName(Isa isa) {
+  static constexpr const char* kNames[] = {"portable", "avx2", "avx512"};
+  return kNames[static_cast<int>(isa)];
+}
+
+Isa BestIsa() {
+  static const Isa isa = ChooseIsa();
+  return isa;
+}
+
+void ReduceInOrder(ElementType type, ReduceOp op, void* out,
+                   const void* const* sources, int num_sources, int64_t numel,
+                   Isa isa) {
+  TESSERA_CHECK_GE(num_sources, 1);
+  switch (isa) {
+    case Isa::kPortable:
+      return portable::Reduce(type, op, out, sources, num_sources, numel);
+    case Isa::kAvx2:
+      return avx2::Reduce(type, op, out, sources, num_sources, numel);
+    case Isa::kAvx512:
+      return avx512::Reduce(type, op, out, sources, num_sources, numel);
+  }
+}
+
+}  // namespace tessera::shm

@@ -1,0 +1,50 @@
+// ReduceInOrder: out[i] = sources[0][i] op sources[1][i] op ..., from left to
+// right, the same bits with any instruction set.
+//
+// float16 and bfloat16 are folded in float32 and rounded once, to nearest even.
+// Integers wrap; their average is truncated toward zero. bool: kSum and kMax are
+// "or", kProduct and kMin are "and". kMin and kMax give NaN where any source is.
+//
+// The code is compiled for AVX-512, AVX2 and plain x86-64 and chosen when first
+// called; TESSERA_ISA=avx512|avx2|portable in the environment overrides the
+// choice.
+#ifndef COMM_SHM_REDUCE_H_
+#define COMM_SHM_REDUCE_H_
+
+#include <cstdint>
+
+namespace tessera::shm {
+
+enum class ElementType : int32_t {
+  kBool,
+  kUInt8,
+  kInt8,
+  kInt16,
+  kInt32,
+  kInt64,
+  kFloat16,
+  kBFloat16,
+  kFloat32,
+  kFloat64,
+};
+inline constexpr int kNumElementTypes = 10;
+
+enum class ReduceOp : int32_t { kSum, kAverage, kMin, kMax, kProduct };
+inline constexpr int kNumReduceOps = 5;
+
+int64_t ElementBytes(ElementType type);
+const char* ElementTypeName(ElementType type);  // "float32"
+const char* ReduceOpName(ReduceOp op);          // "sum"
+
+enum class Isa { kPortable, kAvx2, kAvx512 };
+// What this processor has, or what TESSERA_ISA says if it has that.
+Isa BestIsa();
+const char* IsaName(Isa isa);
+
+// `out` is apart from each source or is that source. 1 <= num_sources. LOCAL.
+void ReduceInOrder(ElementType type, ReduceOp op, void* out,
+                   const void* const* sources, int num_sources, int64_t numel,
+                   Isa isa = BestIsa());
+
+}  // namespace tessera::shm
+#endif  // COMM_SHM_REDUCE_H_

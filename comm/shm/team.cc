@@ -1,0 +1,124 @@
+#include "comm/shm/team.h"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <utility>
+
+namespace tessera::shm {
+namespace {
+
+// Spins before a rank sleeps, where each has a core: about 20 us. Where cores
+// are fewer than ranks a spinning rank would keep the awaited one from running.
+constexpr int kSpins = 2000;
+constexpr int kSpinsOnBusyCores = 20;
+// A sleeper looks again this often even if nobody rings.
+constexpr timespec kLook = {0, 100'000'000};
+
+int CoresOfThisProcess() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
+  return CPU_COUNT(&set);
+}
+
+void FutexWait(std::atomic<uint32_t>* word, uint32_t seen) {
+  syscall(SYS_futex, word, FUTEX_WAIT, seen, &kLook, nullptr, 0);
+}
+void FutexWake(std::atomic<uint32_t>* word) {
+  syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+}  // namespace
+
+const char* OpName(Op op) {
+  static constexpr const char* kNames[] = {
+      "all-gather", "reduce-scatter", "all-reduce", "reduce",  "broadcast",
+      "gather",     "scatter",        "all-to-all", "barrier", "agreement"};
+  return kNames[static_cast<int>(op)];
+}
+
+Team::Team(int rank, std::vector<Member> members)
+    : rank_(rank),
+      members_(std::move(members)),
+      spins_(size() <= CoresOfThisProcess() ? kSpins : kSpinsOnBusyCores) {}
+
+void Team::Publish(Control::Counter* counter, uint64_t value) {
+  // Sequentially consistent, with the loads below and those of WaitFor: either
+  // the sleeper sees the value or this sees the sleeper.
+  counter->value.store(value, std::memory_order_seq_cst);
+  for (int r = 0; r < size(); ++r) {
+    if (r == rank_) continue;
+    auto& door = of(r).door;
+    if (door.sleeping.load(std::memory_order_seq_cst) == 0) continue;
+    door.bell.fetch_add(1);
+    FutexWake(&door.bell);
+  }
+}
+
+absl::Status Team::WaitFor(int peer, Control::Counter Control::*counter,
+                           uint64_t value) {
+  const std::atomic<uint64_t>& word = (of(peer).*counter).value;
+  for (int i = 0; i < spins_; ++i) {
+    if (word.load(std::memory_order_acquire) >= value) return absl::OkStatus();
+    __builtin_ia32_pause();
+  }
+  auto& door = mine().door;
+  absl::Status status;
+  door.sleeping.store(1, std::memory_order_seq_cst);
+  while (true) {
+    const uint32_t seen = door.bell.load(std::memory_order_seq_cst);
+    if (word.load(std::memory_order_seq_cst) >= value) break;
+    if (trouble_.load()) {
+      status = Trouble();
+      if (!status.ok()) break;
+    }
+    FutexWait(&door.bell, seen);
+  }
+  door.sleeping.store(0, std::memory_order_seq_cst);
+  return status;
+}
+
+absl::Status Team::Trouble() {
+  absl::MutexLock lock(&mutex_);
+  if (!aborted_.ok()) return aborted_;
+  for (const Gone& gone : gone_) {
+    const Control& control = of(gone.rank);
+    if (control.posted.value.load() < end_posted_ ||
+        control.taken.value.load() < end_taken_) {
+      return gone.how;
+    }
+  }
+  return absl::OkStatus();
+}
+
+void Team::RingOwnBell() {
+  trouble_ = true;
+  mine().door.bell.fetch_add(1);
+  FutexWake(&mine().door.bell);
+}
+
+void Team::MarkGone(int peer, const absl::Status& how) {
+  {
+    absl::MutexLock lock(&mutex_);
+    const bool known =
+        std::any_of(gone_.begin(), gone_.end(),
+                    [peer](const Gone& gone) { return gone.rank == peer; });
+    if (!known) gone_.push_back({peer, how});
+  }
+  RingOwnBell();
+}
+
+void Team::Abort(const absl::Status& why) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (aborted_.ok()) aborted_ = why;
+  }
+  RingOwnBell();
+}
+
+}  // namespace tessera::shm

@@ -1,0 +1,134 @@
+// Team: the ranks of one host as they see each other in shared memory, and how
+// one waits for another.
+//
+//   rank r's memory   [ Control | staging .. | heap ........ ]   one memfd
+//                       ^ mapped writable by all, for the doorbells
+//                                  ^ mapped read-only by the others
+//
+// A counter has one writer, its rank, and only grows. Who waits for a counter
+// spins for a moment and then sleeps on its own doorbell, which whoever
+// publishes rings: a waiting rank burns no core.
+//
+// Threads: one thread issues collectives (Publish, WaitFor); MarkGone and Abort
+// may come from any.
+#ifndef COMM_SHM_TEAM_H_
+#define COMM_SHM_TEAM_H_
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "comm/shm/reduce.h"
+
+namespace tessera::shm {
+
+inline constexpr int kMaxRanks = 64;
+
+enum class Op : int32_t {
+  kAllGather,
+  kReduceScatter,
+  kAllReduce,
+  kReduce,
+  kBroadcast,
+  kGather,
+  kScatter,
+  kAllToAll,
+  kBarrier,
+  kText,
+};
+const char* OpName(Op op);
+
+// What a rank says about a collective when it enters it. `rows` are what it
+// lets the others read: row d, bytes [row_begin[d], row_begin[d + 1]).
+struct Post {
+  Op op = Op::kBarrier;
+  ElementType type = ElementType::kUInt8;
+  ReduceOp reduce = ReduceOp::kSum;
+  int32_t root = 0;
+  int64_t numel = 0;     // the caller's: must be alike on all ranks
+  char what[168] = {};   // what it is for, cut off; must be alike
+  uint64_t what_hash = 0;
+
+  int64_t direct_offset = -1;  // of row 0 in the rank's memory; -1: staged
+  int32_t num_rows = 0;
+  int64_t row_begin[kMaxRanks + 1] = {};
+  int64_t expected_bytes[kMaxRanks] = {};  // of each rank's row, in kAllToAll
+};
+
+struct Control {
+  struct alignas(64) Counter {
+    std::atomic<uint64_t> value;
+  };
+  Counter posted;  // collectives entered
+  Counter ready;   // windows that the others may read
+  Counter taken;   // windows that this rank has read of all others
+  struct alignas(64) {
+    std::atomic<uint32_t> bell;
+    std::atomic<uint32_t> sleeping;
+  } door;
+  // Of collective n in posts[n % 2]: nobody enters n + 2 before all have read n.
+  alignas(64) Post posts[2];
+};
+
+// How one rank's memory looks from this process.
+struct Member {
+  Control* control = nullptr;
+  const char* memory = nullptr;  // offset 0
+};
+
+class Team {
+ public:
+  // `members` by rank; their memory outlives this.
+  Team(int rank, std::vector<Member> members);
+
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(members_.size()); }
+  Control& mine() const { return *members_[rank_].control; }
+  Control& of(int rank) const { return *members_[rank].control; }
+  const char* memory_of(int rank) const { return members_[rank].memory; }
+
+  // Raises a counter of mine() and wakes who sleeps. LOCAL.
+  void Publish(Control::Counter* counter, uint64_t value);
+
+  // Blocks until the counter of rank `peer` is at least `value`. Returns what
+  // Abort was given, or the reason of a rank that is gone before SetEnd's
+  // counters.
+  absl::Status WaitFor(int peer, Control::Counter Control::*counter,
+                       uint64_t value);
+
+  // A rank has done its part of the current collective when its counters have
+  // reached these.
+  void SetEnd(uint64_t posted, uint64_t taken) {
+    end_posted_ = posted;
+    end_taken_ = taken;
+  }
+
+  // `peer` is not there any more, and why. LOCAL.
+  void MarkGone(int peer, const absl::Status& how);
+  // Makes each WaitFor, under way or to come, return `why`. LOCAL.
+  void Abort(const absl::Status& why);
+
+ private:
+  struct Gone {
+    int rank;
+    absl::Status how;
+  };
+  absl::Status Trouble();
+  void RingOwnBell();
+
+  const int rank_;
+  const std::vector<Member> members_;
+  const int spins_;
+  uint64_t end_posted_ = 0, end_taken_ = 0;
+
+  std::atomic<bool> trouble_{false};  // there is something in the two below
+  absl::Mutex mutex_;
+  std::vector<Gone> gone_ ABSL_GUARDED_BY(mutex_);  // first to go first
+  absl::Status aborted_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace tessera::shm
+#endif  // COMM_SHM_TEAM_H_
