@@ -188,6 +188,8 @@ absl::Status Collectives::RunWindows(const Call& call, Window window,
         team_->Publish(&mine.ready, window.number + 1);
       }
     }
+    // Sums are staged too.
+    if (call.results) TESSERA_RETURN_IF_ERROR(WaitForSlot(window));
     slot_free_[window.slot] = window.number + halves;
     if (call.read) TESSERA_RETURN_IF_ERROR(call.read(window));
     if (call.results) {
@@ -203,9 +205,12 @@ absl::Status Collectives::RunWindows(const Call& call, Window window,
   return absl::OkStatus();
 }
 
+absl::Status Collectives::WaitForSlot(const Window& window) {
+  return WaitForAll(&Control::taken, slot_free_[window.slot]);
+}
+
 absl::Status Collectives::Stage(const Call& call, const Window& window) {
-  TESSERA_RETURN_IF_ERROR(
-      WaitForAll(&Control::taken, slot_free_[window.slot]));
+  TESSERA_RETURN_IF_ERROR(WaitForSlot(window));
   char* slot = memory_ + kControlBytes + window.slot * kSlotBytes;
   for (int row = 0; row < call.post.num_rows; ++row) {
     const int64_t bytes =
@@ -220,15 +225,15 @@ absl::Status Collectives::Stage(const Call& call, const Window& window) {
 absl::Status Collectives::Row(int peer, int row, const Window& window,
                               const char** data, int64_t* bytes) {
   const Post& post = PostOf(peer);
-  *bytes = std::clamp<int64_t>(RowBytes(post, row) - window.begin, 0,
-                               window.bytes);
+  *bytes =
+      std::clamp<int64_t>(RowBytes(post, row) - window.begin, 0, window.bytes);
   const char* const memory = team_->memory_of(peer);
   if (post.direct_offset >= 0) {
     *data = memory + post.direct_offset + post.row_begin[row] + window.begin;
     return absl::OkStatus();
   }
-  *data = memory + kControlBytes + window.slot * kSlotBytes +
-          row * window.bytes;
+  *data =
+      memory + kControlBytes + window.slot * kSlotBytes + row * window.bytes;
   // The first window was staged before the post.
   if (window.first || *bytes == 0) return absl::OkStatus();
   return team_->WaitFor(peer, &Control::ready, window.number + 1);
@@ -290,8 +295,8 @@ absl::Status Collectives::ReduceScatter(absl::string_view what,
   return Run(&call);
 }
 
-// Each rank folds its row of `data`; then all (kAllReduce) or the root (kReduce)
-// read the folded rows.
+// Each rank folds its row of `data`; then all (kAllReduce) or the root
+// (kReduce) read the folded rows.
 absl::Status Collectives::ReduceInTwoHalves(Call* call, char* data,
                                             int64_t numel, bool wanted) {
   const int size = team_->size();
@@ -317,8 +322,8 @@ absl::Status Collectives::ReduceInTwoHalves(Call* call, char* data,
     return absl::OkStatus();
   };
   if (!wanted) return Run(call);
-  call->read_results = [this, data, in_place, rank, &post](
-                           const Window& window) -> absl::Status {
+  call->read_results = [this, data, in_place, rank,
+                        &post](const Window& window) -> absl::Status {
     for (int i = 0; i < team_->size(); ++i) {
       const int peer = Peer(i);
       const int64_t n = std::clamp<int64_t>(RowBytes(post, peer) - window.begin,
@@ -446,9 +451,9 @@ absl::Status Collectives::AllToAll(absl::string_view what, const void* in,
         const int64_t sent = RowBytes(PostOf(from), to);
         const int64_t expected = PostOf(to).expected_bytes[from];
         if (sent == expected) continue;
-        return absl::InvalidArgumentError(absl::StrCat(
-            what, ": rank ", from, " sends ", sent, " bytes to rank ", to,
-            ", which expects ", expected));
+        return absl::InvalidArgumentError(
+            absl::StrCat(what, ": rank ", from, " sends ", sent,
+                         " bytes to rank ", to, ", which expects ", expected));
       }
     }
     return absl::OkStatus();

@@ -104,7 +104,7 @@ class Collectives {
   struct Call {
     Post post;
     const char* rows = nullptr;
-    bool results = false;  // windows have second halves
+    bool results = false;                 // windows have second halves
     std::function<absl::Status()> check;  // as soon as all posts are there
     Reader read;
     Reader read_results;
@@ -118,6 +118,7 @@ class Collectives {
   absl::Status WaitForAll(Control::Counter Control::*counter, uint64_t value);
   Window FirstWindow(const Call& call) const;
   absl::Status RunWindows(const Call& call, Window window, int64_t row_bytes);
+  absl::Status WaitForSlot(const Window& window);
   absl::Status Stage(const Call& call, const Window& window);
 
   // Row `row` of rank `peer` in a window; waits until it may be read.

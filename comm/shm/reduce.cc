@@ -1,5 +1,7 @@
 #include "comm/shm/reduce.h"
 
+#include <cpuid.h>
+
 #include <cstdlib>
 #include <cstring>
 
@@ -20,8 +22,9 @@ void Reduce(ElementType, ReduceOp, void*, const void* const*, int, int64_t);
 namespace {
 
 bool Has(Isa isa) {
-  const bool avx2 =
-      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  __get_cpuid(1, &a, &b, &c, &d);
+  const bool avx2 = __builtin_cpu_supports("avx2") && (c & bit_F16C) != 0;
   switch (isa) {
     case Isa::kPortable:
       return true;

@@ -2,8 +2,9 @@
 // right, the same bits with any instruction set.
 //
 // float16 and bfloat16 are folded in float32 and rounded once, to nearest even.
-// Integers wrap; their average is truncated toward zero. bool: kSum and kMax are
-// "or", kProduct and kMin are "and". kMin and kMax give NaN where any source is.
+// Integers wrap; their average is truncated toward zero. bool: kSum and kMax
+// are "or", kProduct and kMin are "and". kMin and kMax give NaN where any
+// source is.
 //
 // The code is compiled for AVX-512, AVX2 and plain x86-64 and chosen when first
 // called; TESSERA_ISA=avx512|avx2|portable in the environment overrides the

@@ -46,6 +46,8 @@ inline void Store(float x, BFloat16* out) {
 }
 
 #if defined(__F16C__)
+// The hardware's conversions, which a compiler does not vectorise by itself:
+// see LoadBlock and StoreBlock.
 inline float Load(Half x) { return _cvtsh_ss(x.bits); }
 inline void Store(float x, Half* out) {
   out->bits = _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
@@ -57,9 +59,9 @@ inline float Load(Half x) {
   if (rest > 0x7c00) return FloatOf(sign | 0x7fc00000 | rest << 13);  // NaN
   // Exponent and mantissa in place, the exponent's bias off by 112: subnormals
   // become right too, since the product is exact.
-  const float magnitude =
-      rest == 0x7c00 ? FloatOf(0x7f800000)
-                     : FloatOf(rest << 13) * FloatOf((254 - 15) << 23);
+  const float magnitude = rest == 0x7c00
+                              ? FloatOf(0x7f800000)
+                              : FloatOf(rest << 13) * FloatOf((254 - 15) << 23);
   return FloatOf(sign | BitsOf(magnitude));
 }
 inline void Store(float x, Half* out) {
@@ -164,39 +166,67 @@ struct AccumulatorOf<Bool> {
   using Type = bool;
 };
 
+constexpr int64_t kBlock = 1024;  // elements; stays in the first cache
+
+template <typename T, typename A>
+inline void LoadBlock(const T* from, int64_t n, A* to) {
+  for (int64_t i = 0; i < n; ++i) to[i] = Load(from[i]);
+}
+template <typename T, typename A>
+inline void StoreBlock(const A* from, int64_t n, T* to) {
+  for (int64_t i = 0; i < n; ++i) Store(from[i], &to[i]);
+}
+#if defined(__F16C__)
+inline void LoadBlock(const Half* from, int64_t n, float* to) {
+  int64_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    const __m128i halves =
+        _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i));
+    _mm256_storeu_ps(to + i, _mm256_cvtph_ps(halves));
+  }
+  for (; i < n; ++i) to[i] = Load(from[i]);
+}
+inline void StoreBlock(const float* from, int64_t n, Half* to) {
+  int64_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    const __m128i halves =
+        _mm256_cvtps_ph(_mm256_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), halves);
+  }
+  for (; i < n; ++i) Store(from[i], &to[i]);
+}
+#endif
+
+template <typename Op, typename T>
+void FoldTwo(T* out, const T* a, const T* b, int64_t numel) {
+#pragma clang loop vectorize(assume_safety)
+  for (int64_t i = 0; i < numel; ++i) out[i] = Op::Of(a[i], b[i]);
+}
+
 template <typename T, typename Op, bool kAverage>
 void Fold(void* out_bytes, const void* const* sources, int num_sources,
           int64_t numel) {
   using A = typename AccumulatorOf<T>::Type;
   T* const out = static_cast<T*>(out_bytes);
-  const A divisor = static_cast<A>(num_sources);
-  if (num_sources == 2) {
-    const T* const a = static_cast<const T*>(sources[0]);
-    const T* const b = static_cast<const T*>(sources[1]);
-#pragma clang loop vectorize(assume_safety)
-    for (int64_t i = 0; i < numel; ++i) {
-      A sum = Op::Of(Load(a[i]), Load(b[i]));
-      if (kAverage) sum = static_cast<A>(sum / divisor);
-      Store(sum, &out[i]);
+  if constexpr (sizeof(T) == sizeof(A) && !kAverage && sizeof(T) > 1) {
+    if (num_sources == 2) {
+      return FoldTwo<Op>(out, static_cast<const T*>(sources[0]),
+                         static_cast<const T*>(sources[1]), numel);
     }
-    return;
   }
-  constexpr int64_t kBlock = 1024;  // stays in the first cache
-  A block[kBlock];
+  const A divisor = static_cast<A>(num_sources);
+  A sum[kBlock], next[kBlock];
   for (int64_t begin = 0; begin < numel; begin += kBlock) {
     const int64_t n = numel - begin < kBlock ? numel - begin : kBlock;
-    const T* const first = static_cast<const T*>(sources[0]) + begin;
-    for (int64_t i = 0; i < n; ++i) block[i] = Load(first[i]);
+    LoadBlock(static_cast<const T*>(sources[0]) + begin, n, sum);
     for (int s = 1; s < num_sources; ++s) {
-      const T* const next = static_cast<const T*>(sources[s]) + begin;
-      for (int64_t i = 0; i < n; ++i) {
-        block[i] = Op::Of(block[i], Load(next[i]));
-      }
+      LoadBlock(static_cast<const T*>(sources[s]) + begin, n, next);
+      for (int64_t i = 0; i < n; ++i) sum[i] = Op::Of(sum[i], next[i]);
     }
-    for (int64_t i = 0; i < n; ++i) {
-      if (kAverage) block[i] = static_cast<A>(block[i] / divisor);
-      Store(block[i], &out[begin + i]);
+    if (kAverage) {
+      for (int64_t i = 0; i < n; ++i) sum[i] = static_cast<A>(sum[i] / divisor);
     }
+    StoreBlock(sum, n, out + begin);
   }
 }
 

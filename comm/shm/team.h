@@ -48,8 +48,8 @@ struct Post {
   ElementType type = ElementType::kUInt8;
   ReduceOp reduce = ReduceOp::kSum;
   int32_t root = 0;
-  int64_t numel = 0;     // the caller's: must be alike on all ranks
-  char what[168] = {};   // what it is for, cut off; must be alike
+  int64_t numel = 0;    // the caller's: must be alike on all ranks
+  char what[168] = {};  // what it is for, cut off; must be alike
   uint64_t what_hash = 0;
 
   int64_t direct_offset = -1;  // of row 0 in the rank's memory; -1: staged
@@ -69,7 +69,8 @@ struct Control {
     std::atomic<uint32_t> bell;
     std::atomic<uint32_t> sleeping;
   } door;
-  // Of collective n in posts[n % 2]: nobody enters n + 2 before all have read n.
+  // Of collective n in posts[n % 2]: nobody enters n + 2 before all have read
+  // n.
   alignas(64) Post posts[2];
 };
 

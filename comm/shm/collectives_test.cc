@@ -1,0 +1,457 @@
+// The ranks are threads on one mapping: every size, type and way of lying in
+// memory against a reference. ThreadSanitizer sees all of it (--config=tsan).
+#include "comm/shm/collectives.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status.h"
+#include "base/status_matchers.h"
+#include "comm/shm/reduce.h"
+#include "comm/shm/team.h"
+
+namespace tessera::shm {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr int64_t kMemoryBytes = 64 << 20;
+
+// One host's memory, mapped once for all ranks.
+class Host {
+ public:
+  explicit Host(int size) {
+    for (int r = 0; r < size; ++r) {
+      void* memory = mmap(nullptr, kMemoryBytes, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      TESSERA_CHECK(memory != MAP_FAILED);
+      memory_.push_back(static_cast<char*>(memory));
+      members_.push_back({reinterpret_cast<Control*>(memory_[r]), memory_[r]});
+    }
+    for (int r = 0; r < size; ++r) {
+      teams_.push_back(std::make_unique<Team>(r, members_));
+      ranks_.push_back(std::make_unique<Collectives>(teams_[r].get(),
+                                                     memory_[r], kMemoryBytes));
+    }
+  }
+  ~Host() {
+    for (char* memory : memory_) munmap(memory, kMemoryBytes);
+  }
+
+  int size() const { return static_cast<int>(teams_.size()); }
+  Team& team(int rank) { return *teams_[rank]; }
+  Collectives& rank(int rank) { return *ranks_[rank]; }
+  // Of a rank's heap.
+  char* heap(int rank) { return memory_[rank] + kHeadBytes; }
+
+  std::vector<absl::Status> Run(
+      const std::function<absl::Status(int, Collectives&)>& body) {
+    std::vector<absl::Status> results(size());
+    std::vector<std::thread> threads;
+    for (int r = 0; r < size(); ++r) {
+      threads.emplace_back([&, r] { results[r] = body(r, *ranks_[r]); });
+    }
+    for (std::thread& thread : threads) thread.join();
+    return results;
+  }
+
+ private:
+  std::vector<char*> memory_;
+  std::vector<Member> members_;
+  std::vector<std::unique_ptr<Team>> teams_;
+  std::vector<std::unique_ptr<Collectives>> ranks_;
+};
+
+Host& HostOf(int size) {
+  static std::vector<std::unique_ptr<Host>>* const hosts =
+      new std::vector<std::unique_ptr<Host>>(9);
+  if ((*hosts)[size] == nullptr) (*hosts)[size] = std::make_unique<Host>(size);
+  return *(*hosts)[size];
+}
+
+// Random bytes of sane values: no NaN, sums that round.
+std::string Values(ElementType type, int64_t numel, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::string bytes(numel * ElementBytes(type), '\0');
+  for (int64_t i = 0; i < numel; ++i) {
+    char* at = bytes.data() + i * ElementBytes(type);
+    const float x = std::ldexp(static_cast<float>(random()) / 4e9f - 0.5f,
+                               static_cast<int>(random() % 12) - 4);
+    const uint32_t bits = random();
+    uint32_t word;
+    std::memcpy(&word, &x, 4);
+    if (type == ElementType::kFloat32) {
+      std::memcpy(at, &x, 4);
+    } else if (type == ElementType::kFloat64) {
+      const double y = x * 1.1;
+      std::memcpy(at, &y, 8);
+    } else if (type == ElementType::kBFloat16) {
+      const uint16_t y = static_cast<uint16_t>(word >> 16);
+      std::memcpy(at, &y, 2);
+    } else if (type == ElementType::kFloat16) {
+      const uint16_t y = static_cast<uint16_t>((word >> 16 & 0x8000) |
+                                               (0x2c00 + bits % 0x1800));
+      std::memcpy(at, &y, 2);
+    } else if (type == ElementType::kBool) {
+      *at = static_cast<char>(bits & 1);
+    } else {
+      const uint64_t y = uint64_t{bits} << 32 | random();
+      std::memcpy(at, &y, ElementBytes(type));
+    }
+  }
+  return bytes;
+}
+
+// Several ranks' values folded, by the portable loops.
+std::string Folded(ElementType type, ReduceOp op,
+                   const std::vector<std::string>& values) {
+  std::string out(values[0].size(), '\0');
+  std::vector<const void*> sources;
+  for (const std::string& v : values) sources.push_back(v.data());
+  ReduceInOrder(
+      type, op, out.data(), sources.data(), static_cast<int>(sources.size()),
+      static_cast<int64_t>(out.size()) / ElementBytes(type), Isa::kPortable);
+  return out;
+}
+
+enum class Lies { kDirect, kStaged, kMixed };
+
+// World size, where the ranks' memory lies.
+class CollectivesTest : public ::testing::TestWithParam<std::tuple<int, Lies>> {
+ protected:
+  CollectivesTest() : host_(HostOf(std::get<0>(GetParam()))) {}
+  int size() const { return host_.size(); }
+
+  // `bytes` of a rank: in its heap, or in memory of its own.
+  char* Place(int rank, int64_t bytes) {
+    const Lies lies = std::get<1>(GetParam());
+    const bool direct =
+        lies == Lies::kDirect || (lies == Lies::kMixed && rank % 2 == 0);
+    if (direct) {
+      char* place = host_.heap(rank) + used_[rank] + 64;
+      used_[rank] += (bytes + 127) / 64 * 64;
+      return place;
+    }
+    owned_.push_back(std::make_unique<std::string>(bytes, '\0'));
+    return owned_.back()->data();
+  }
+  char* PlaceOf(int rank, const std::string& value) {
+    char* place = Place(rank, static_cast<int64_t>(value.size()));
+    std::memcpy(place, value.data(), value.size());
+    return place;
+  }
+  void ExpectOk(const std::function<absl::Status(int, Collectives&)>& body) {
+    for (const absl::Status& status : host_.Run(body)) {
+      TESSERA_EXPECT_OK(status);
+    }
+  }
+  static std::string Text(const char* from, int64_t bytes) {
+    return std::string(from, bytes);
+  }
+
+  Host& host_;
+  int64_t used_[8] = {};
+  std::vector<std::unique_ptr<std::string>> owned_;
+};
+
+std::vector<int64_t> Sizes(int world_size) {
+  return {0, 1, world_size - 1, world_size + 1, 1009, 65521, 300007};
+}
+
+TEST_P(CollectivesTest, SumsOfAllTypesAndSizes) {
+  for (int64_t numel : Sizes(size())) {
+    for (int t = 0; t < kNumElementTypes; ++t) {
+      const auto type = static_cast<ElementType>(t);
+      const auto op = static_cast<ReduceOp>((t + numel) % kNumReduceOps);
+      SCOPED_TRACE(absl::StrCat(numel, " ", ElementTypeName(type), " ",
+                                ReduceOpName(op)));
+      std::fill(std::begin(used_), std::end(used_), 0);
+      owned_.clear();
+      const int64_t bytes = numel * ElementBytes(type);
+      std::vector<std::string> values, wholes;
+      std::vector<char*> all, whole, shard, one;
+      for (int r = 0; r < size(); ++r) {
+        values.push_back(Values(type, numel, r));
+        wholes.push_back(Values(type, numel * size(), 100 + r));
+        all.push_back(PlaceOf(r, values[r]));
+        one.push_back(PlaceOf(r, values[r]));
+        whole.push_back(PlaceOf(r, wholes[r]));
+        shard.push_back(Place(r, bytes));
+      }
+      const int root = static_cast<int>(numel % size());
+      ExpectOk([&](int r, Collectives& c) -> absl::Status {
+        TESSERA_RETURN_IF_ERROR(c.AllReduce("all", type, op, all[r], numel));
+        TESSERA_RETURN_IF_ERROR(c.Reduce("one", type, op, one[r], numel, root));
+        return c.ReduceScatter("", type, op, whole[r], shard[r], numel);
+      });
+      const std::string folded = Folded(type, op, values);
+      const std::string folded_whole = Folded(type, op, wholes);
+      for (int r = 0; r < size(); ++r) {
+        EXPECT_TRUE(Text(all[r], bytes) == folded) << r;
+        EXPECT_TRUE(Text(one[r], bytes) == (r == root ? folded : values[r]))
+            << r;
+        EXPECT_TRUE(Text(shard[r], bytes) ==
+                    folded_whole.substr(r * bytes, bytes))
+            << r;
+        EXPECT_TRUE(Text(whole[r], bytes * size()) == wholes[r]) << r;
+      }
+    }
+  }
+}
+
+TEST_P(CollectivesTest, MovesOfAllSizes) {
+  for (int64_t bytes : Sizes(size())) {
+    SCOPED_TRACE(bytes);
+    std::fill(std::begin(used_), std::end(used_), 0);
+    owned_.clear();
+    const int root = static_cast<int>((bytes + 1) % size());
+    std::vector<std::string> values;
+    std::vector<char*> in, gathered, in_place, broadcast, at_root, mine, rows;
+    std::vector<char*> exchanged;
+    std::string all;
+    for (int r = 0; r < size(); ++r) {
+      values.push_back(Values(ElementType::kUInt8, bytes, r));
+      all += values[r];
+    }
+    for (int r = 0; r < size(); ++r) {
+      in.push_back(PlaceOf(r, values[r]));
+      gathered.push_back(Place(r, bytes * size()));
+      in_place.push_back(Place(r, bytes * size()));
+      std::memcpy(in_place[r] + r * bytes, values[r].data(), bytes);
+      broadcast.push_back(PlaceOf(r, values[r]));
+      at_root.push_back(Place(r, bytes * size()));
+      mine.push_back(Place(r, bytes));
+      rows.push_back(PlaceOf(r, all));
+      exchanged.push_back(Place(r, bytes * size()));
+    }
+    const std::vector<int64_t> even(size(), bytes);
+    ExpectOk([&](int r, Collectives& c) -> absl::Status {
+      TESSERA_RETURN_IF_ERROR(c.AllGather("", in[r], gathered[r], bytes));
+      TESSERA_RETURN_IF_ERROR(
+          c.AllGather("", in_place[r] + r * bytes, in_place[r], bytes));
+      TESSERA_RETURN_IF_ERROR(c.Broadcast("", broadcast[r], bytes, root));
+      TESSERA_RETURN_IF_ERROR(c.Gather("", in[r], at_root[r], bytes, root));
+      TESSERA_RETURN_IF_ERROR(c.Scatter("", rows[r], mine[r], bytes, root));
+      return c.AllToAll("", rows[r], even, exchanged[r], even);
+    });
+    for (int r = 0; r < size(); ++r) {
+      SCOPED_TRACE(r);
+      EXPECT_TRUE(Text(gathered[r], bytes * size()) == all);
+      EXPECT_TRUE(Text(in_place[r], bytes * size()) == all);
+      EXPECT_TRUE(Text(broadcast[r], bytes) == values[root]);
+      if (r == root) EXPECT_TRUE(Text(at_root[r], bytes * size()) == all);
+      EXPECT_TRUE(Text(mine[r], bytes) == values[r]);
+      for (int p = 0; p < size(); ++p) {
+        EXPECT_TRUE(Text(exchanged[r] + p * bytes, bytes) == values[r]);
+      }
+    }
+  }
+}
+
+// Rank r sends p + r * 70,000 bytes to rank p.
+TEST_P(CollectivesTest, UnevenExchange) {
+  auto length = [](int from, int to) { return to + from * int64_t{70'000}; };
+  std::vector<char*> in, out;
+  std::vector<std::vector<int64_t>> sends(size()), receives(size());
+  for (int r = 0; r < size(); ++r) {
+    std::string rows;
+    int64_t total = 0;
+    for (int p = 0; p < size(); ++p) {
+      sends[r].push_back(length(r, p));
+      receives[r].push_back(length(p, r));
+      rows += std::string(length(r, p), static_cast<char>('a' + 10 * r + p));
+      total += length(p, r);
+    }
+    in.push_back(PlaceOf(r, rows));
+    out.push_back(Place(r, total));
+  }
+  ExpectOk([&](int r, Collectives& c) {
+    return c.AllToAll("", in[r], sends[r], out[r], receives[r]);
+  });
+  for (int r = 0; r < size(); ++r) {
+    const char* at = out[r];
+    for (int p = 0; p < size(); ++p) {
+      EXPECT_TRUE(
+          Text(at, length(p, r)) ==
+          std::string(length(p, r), static_cast<char>('a' + 10 * p + r)));
+      at += length(p, r);
+    }
+  }
+}
+
+TEST_P(CollectivesTest, Texts) {
+  const std::vector<int64_t> lengths = {0, 1, 200, 2'000'003};
+  for (int round = 0; round < 4; ++round) {
+    auto text = [&](int r) {
+      return std::string(lengths[(r + round) % 4], static_cast<char>('a' + r));
+    };
+    std::vector<std::vector<std::string>> got(size());
+    ExpectOk([&](int r, Collectives& c) -> absl::Status {
+      TESSERA_RETURN_IF_ERROR(c.Barrier("before"));
+      return c.AllGatherTexts("texts", text(r), &got[r]);
+    });
+    for (int r = 0; r < size(); ++r) {
+      for (int p = 0; p < size(); ++p) EXPECT_TRUE(got[r][p] == text(p));
+    }
+  }
+}
+
+// Many small ones, of ranks that are slow in turns: nobody reads what is not
+// there yet, or is there no more.
+TEST_P(CollectivesTest, ManyInARow) {
+  constexpr int kRounds = 300;
+  ExpectOk([&](int r, Collectives& c) -> absl::Status {
+    std::mt19937 random(r);
+    std::vector<char> whole(size() * 800'000);
+    for (int round = 0; round < kRounds; ++round) {
+      const int64_t bytes = round % 50 == 7 ? 800'000 : 1 + round * 13 % 4000;
+      const auto fill = [&](int rank) {
+        return static_cast<char>(rank * 31 + round);
+      };
+      std::memset(whole.data() + r * bytes, fill(r), bytes);
+      if (random() % 8 == 0) std::this_thread::yield();
+      TESSERA_RETURN_IF_ERROR(
+          c.AllGather("", whole.data() + r * bytes, whole.data(), bytes));
+      for (int p = 0; p < size(); ++p) {
+        const char* row = whole.data() + p * bytes;
+        if (row[0] != fill(p) || row[bytes - 1] != fill(p)) {
+          return absl::InternalError(absl::StrCat("round ", round, " of ", p));
+        }
+      }
+    }
+    return absl::OkStatus();
+  });
+}
+
+std::string NameOf(
+    const ::testing::TestParamInfo<std::tuple<int, Lies>>& info) {
+  static constexpr const char* kNames[] = {"Direct", "Staged", "Mixed"};
+  return absl::StrCat("World", std::get<0>(info.param),
+                      kNames[static_cast<int>(std::get<1>(info.param))]);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, CollectivesTest,
+                         ::testing::Combine(::testing::Values(1, 2, 3, 4, 5),
+                                            ::testing::Values(Lies::kDirect,
+                                                              Lies::kStaged,
+                                                              Lies::kMixed)),
+                         NameOf);
+
+TEST(CollectivesWay, IsDirectWhereTheOthersMapTheMemory) {
+  Host host(2);
+  std::vector<std::string> own(2, std::string(1 << 20, 'x'));
+  host.Run([&](int r, Collectives& c) -> absl::Status {
+    char* const heap = host.heap(r);
+    TESSERA_RETURN_IF_ERROR(c.AllGather("", heap, heap, 1 << 19));
+    EXPECT_EQ(c.direct_windows(), 1);
+    EXPECT_EQ(c.staged_windows(), 0);
+    return c.AllGather("", own[r].data(), own[r].data(), 1 << 19);
+  });
+  EXPECT_EQ(host.rank(0).direct_windows(), 1);
+  EXPECT_EQ(host.rank(0).staged_windows(), (1 << 19) / kSlotBytes);
+}
+
+// ---- ranks that differ
+
+TEST(CollectivesMismatch, IsToldToAllAtOnce) {
+  for (int kind = 0; kind < 5; ++kind) {
+    Host host(3);
+    const auto results = host.Run([&](int r, Collectives& c) {
+      std::vector<float> data(64);
+      const bool other = r == 1;
+      const auto f = ElementType::kFloat32;
+      if (other && kind == 0) return c.Barrier("gradient of b");
+      return c.AllReduce(other && kind == 1 ? "gradient of b" : "gradient of a",
+                         other && kind == 2 ? ElementType::kInt32 : f,
+                         other && kind == 3 ? ReduceOp::kMax : ReduceOp::kSum,
+                         data.data(), other && kind == 4 ? 63 : 64);
+    });
+    const std::vector<std::string> words = {"barrier 'gradient of b'",
+                                            "gradient of b", "64 int32",
+                                            "float32, max", "63 float32"};
+    for (const absl::Status& status : results) {
+      EXPECT_THAT(
+          status,
+          StatusIs(absl::StatusCode::kFailedPrecondition,
+                   AllOf(HasSubstr("different collectives"),
+                         HasSubstr("gradient of a': 64 float32, sum #1"),
+                         HasSubstr(words[kind]), HasSubstr("rank"))));
+    }
+  }
+}
+
+TEST(CollectivesMismatch, OfExchangedLengths) {
+  Host host(2);
+  const auto results = host.Run([&](int r, Collectives& c) {
+    std::string in(20, 'i'), out(20, 'o');
+    return c.AllToAll("exchange", in.data(), {10, r == 0 ? 10 : 10}, out.data(),
+                      {10, r == 0 ? 9 : 10});
+  });
+  for (const absl::Status& status : results) {
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument,
+                                 HasSubstr("rank 1 sends 10 bytes to rank 0, "
+                                           "which expects 9")));
+  }
+}
+
+// ---- ranks that go
+
+TEST(CollectivesGone, EndTheWaitsOfTheOthers) {
+  Host host(3);
+  const absl::Status how = absl::UnavailableError("rank 1 has ended");
+  const auto results = host.Run([&](int r, Collectives& c) -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(c.Barrier("first"));
+    if (r == 1) {
+      for (int p : {0, 2}) host.team(p).MarkGone(1, how);
+      return absl::OkStatus();
+    }
+    return c.Barrier("second");
+  });
+  EXPECT_EQ(results[0], how);
+  EXPECT_EQ(results[2], how);
+}
+
+// Rank 1 has done its part: the others finish theirs, whatever became of it.
+TEST(CollectivesGone, AfterTheLastCollectiveHarmNobody) {
+  for (int round = 0; round < 50; ++round) {
+    Host host(3);
+    const auto results = host.Run([&](int r, Collectives& c) {
+      std::vector<std::string> texts;
+      const absl::Status status = c.AllGatherTexts("last", "text", &texts);
+      if (r == 1) {
+        for (int p : {0, 2}) {
+          host.team(p).MarkGone(1, absl::UnavailableError("rank 1 has ended"));
+        }
+      }
+      return status;
+    });
+    for (const absl::Status& status : results) TESSERA_EXPECT_OK(status);
+  }
+}
+
+TEST(CollectivesGone, AnAbortEndsAWait) {
+  Host host(2);
+  std::thread aborter([&] {
+    // Sleeping, not spinning.
+    while (host.team(0).mine().door.sleeping == 0) std::this_thread::yield();
+    host.team(0).Abort(absl::CancelledError("enough"));
+  });
+  EXPECT_EQ(host.rank(0).Barrier("alone"), absl::CancelledError("enough"));
+  aborter.join();
+}
+
+}  // namespace
+}  // namespace tessera::shm
