@@ -167,7 +167,7 @@ absl::StatusOr<const World*> Init(int* argc, char** argv,
   }
   options.startup_timeout =
       flags.startup_timeout.value_or(options.startup_timeout);
-  TESSERA_ASSIGN_OR_RETURN(const Job job, FindJob(flags, launched));
+  TESSERA_ASSIGN_OR_RETURN(const Job job, FindJob(flags, SourcesOfThisProcess(launched)));
   TESSERA_ASSIGN_OR_RETURN(World * world, WorldBuilder::Build(job, options));
   absl::MutexLock lock(&g_mutex);
   g_world = world;
