@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -179,7 +178,7 @@ absl::StatusOr<int> LaunchAndWait(const LaunchOptions& options) {
 
 std::vector<std::pair<std::string, std::string>> LocalRankEnvironment(
     int rank, int world_size, uint16_t store_port) {
-  std::vector<std::pair<std::string, std::string>> env = {
+  return {
       {"RANK", absl::StrCat(rank)},
       {"WORLD_SIZE", absl::StrCat(world_size)},
       {"LOCAL_RANK", absl::StrCat(rank)},
@@ -188,11 +187,6 @@ std::vector<std::pair<std::string, std::string>> LocalRankEnvironment(
       {"MASTER_PORT", absl::StrCat(store_port)},
       {kMark, absl::StrCat(getpid())},
   };
-  if (!EnvString("OMP_NUM_THREADS").has_value()) {
-    env.emplace_back("OMP_NUM_THREADS",
-                     absl::StrCat(ThreadsPerRank(world_size)));
-  }
-  return env;
 }
 
 bool IsLaunchedRank() {
@@ -202,14 +196,6 @@ bool IsLaunchedRank() {
     return parent.has_value() && *parent == absl::StrCat(getppid());
   }();
   return launched;
-}
-
-int ThreadsPerRank(int num_ranks) {
-  cpu_set_t cpus;
-  CPU_ZERO(&cpus);
-  const int cores =
-      sched_getaffinity(0, sizeof(cpus), &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
-  return std::max(1, cores / std::max(1, num_ranks));
 }
 
 }  // namespace tessera

@@ -52,8 +52,5 @@ std::vector<std::pair<std::string, std::string>> LocalRankEnvironment(
 // not taken for ranks; later calls return the first one's answer.
 bool IsLaunchedRank();
 
-// Threads per rank when N ranks share this host: cores / N, at least 1.
-int ThreadsPerRank(int num_ranks);
-
 }  // namespace tessera
 #endif  // COMM_LAUNCHER_H_

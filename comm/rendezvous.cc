@@ -93,7 +93,7 @@ void MuteTorch(bool mute) {
 class Meeter {
  public:
   Meeter(const RendezvousPlace& place, int rank, int world_size,
-         const std::string& card, absl::Time deadline)
+         const std::function<std::string()>& card, absl::Time deadline)
       : place_(place),
         rank_(rank),
         world_size_(world_size),
@@ -117,7 +117,7 @@ class Meeter {
   const RendezvousPlace& place_;
   const int rank_;
   const int world_size_;
-  const std::string& card_;
+  const std::function<std::string()>& card_;
   const absl::Time deadline_;
   const absl::Duration allowed_;
   StorePtr store_;
@@ -208,7 +208,7 @@ absl::Status Meeter::Register() {
         "rank ", rank_, " has come twice: two processes have the same RANK",
         place_.path.empty() ? "" : ", or the file is left from another job"));
   }
-  store_->set(CardKey(rank_), card_);
+  store_->set(CardKey(rank_), card_());
   store_->add(kCame, 1);
   return absl::OkStatus();
 }
@@ -268,7 +268,8 @@ absl::StatusOr<RendezvousPlace> ParseRendezvous(absl::string_view address) {
 }
 
 absl::StatusOr<Meeting> Meet(const RendezvousPlace& place, int rank,
-                             int world_size, const std::string& card,
+                             int world_size,
+                             const std::function<std::string()>& card,
                              absl::Time deadline) {
   return Meeter(place, rank, world_size, card, deadline).Run();
 }
