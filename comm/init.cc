@@ -36,10 +36,12 @@ ABSL_CONST_INIT absl::Mutex g_mutex(absl::kConstInit);
 World* g_world ABSL_GUARDED_BY(g_mutex) = nullptr;
 
 // Hosts the store, runs the ranks, and ends this process.
-absl::Status Launch(const std::vector<std::string>& argv, int world_size) {
+absl::Status Launch(const std::vector<std::string>& argv,
+                    const JobFlags& flags) {
   TESSERA_ASSIGN_OR_RETURN(HostedStore store, HostedStore::Start());
   LaunchOptions launch;
-  launch.world_size = world_size;
+  launch.world_size = *flags.world;
+  launch.prefix_output = flags.prefix_output;
   launch.argv = argv;
   launch.store_port = store.port();
   launch.on_end = [&](int rank, bool ok, const std::string& how) {
@@ -214,7 +216,7 @@ absl::StatusOr<const World*> Init(int* argc, char** argv,
   TESSERA_ASSIGN_OR_RETURN(const JobFlags flags, TakeJobFlags(argc, argv));
   const bool launched = IsLaunchedRank();
   if (!launched && flags.world.value_or(1) > 1) {
-    TESSERA_RETURN_IF_ERROR(Launch(whole_argv, *flags.world));
+    TESSERA_RETURN_IF_ERROR(Launch(whole_argv, flags));
   }
   options.startup_timeout =
       flags.startup_timeout.value_or(options.startup_timeout);

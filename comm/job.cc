@@ -33,6 +33,14 @@ absl::StatusOr<int> ParseInt(absl::string_view flag, absl::string_view value,
   return result;
 }
 
+absl::StatusOr<PrefixOutput> ParsePrefix(absl::string_view flag,
+                                         absl::string_view value) {
+  if (value == "auto") return PrefixOutput::kAuto;
+  if (value == "on") return PrefixOutput::kOn;
+  if (value == "off") return PrefixOutput::kOff;
+  return FlagError(flag, "auto, on or off", value);
+}
+
 // True if `arg` is one of ours, whose value is then in `flags`.
 absl::StatusOr<bool> ReadFlag(absl::string_view arg, JobFlags* flags) {
   if (!absl::ConsumePrefix(&arg, "--")) return false;
@@ -58,6 +66,8 @@ absl::StatusOr<bool> ReadFlag(absl::string_view arg, JobFlags* flags) {
       return FlagError(name, "env://, tcp://host:port or file:///path", value);
     }
     flags->rendezvous = std::string(value);
+  } else if (name == "prefix_output") {
+    TESSERA_ASSIGN_OR_RETURN(flags->prefix_output, ParsePrefix(name, value));
   } else {
     return false;
   }

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "comm/launch_variables.h"
+#include "comm/launcher.h"
 
 namespace tessera {
 
@@ -20,6 +21,7 @@ struct JobFlags {
   std::optional<int> rank;
   std::optional<int> world_size;
   std::optional<absl::Duration> startup_timeout;
+  PrefixOutput prefix_output = PrefixOutput::kAuto;
 };
 
 // Takes them out of argv; what stands after "--" is left alone. Returns

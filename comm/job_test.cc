@@ -61,6 +61,7 @@ TEST(TakeJobFlagsTest, RefusesByName) {
       {"--startup_timeout=0", "--startup_timeout"},
       {"--startup_timeout=soon", "positive number of seconds"},
       {"--rendezvous=", "--rendezvous"},
+      {"--prefix_output=yes", "--prefix_output: expected auto, on or off"},
   };
   for (const auto& [arg, words] : cases) {
     Args args({"prog", "a", arg});

@@ -10,13 +10,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <memory>
 #include <optional>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/env.h"
 #include "base/status.h"
+#include "comm/output_relay.h"
 #include "comm/subprocess.h"
 
 namespace tessera {
@@ -49,16 +52,17 @@ absl::Status CatchSignals() {
   return absl::OkStatus();
 }
 
-// One write, so that the line does not mix with those of the ranks.
-void PrintLine(const std::string& text) {
-  const std::string line = absl::StrCat("tessera: ", text, "\n");
-  if (write(STDERR_FILENO, line.data(), line.size()) < 0) errno = 0;
+// From here on signals do what they do by default: all ranks have ended, and
+// only whoever reads their words is waited for.
+void LetSignalsGo() {
+  for (int sig : {SIGINT, SIGTERM, SIGHUP}) signal(sig, SIG_DFL);
 }
 
 class Supervisor {
  public:
-  explicit Supervisor(const LaunchOptions& options)
-      : options_(options), pids_(options.world_size, 0) {}
+  // Both outlive this.
+  Supervisor(const LaunchOptions& options, OutputRelay* relay)
+      : options_(options), relay_(*relay), pids_(options.world_size, 0) {}
 
   absl::Status Start();
   int Wait();
@@ -82,6 +86,7 @@ class Supervisor {
   void Press();
 
   const LaunchOptions& options_;
+  OutputRelay& relay_;
   std::vector<pid_t> pids_;  // by rank; 0 once reaped
   std::optional<int> first_failure_;
   absl::Time term_at_ = absl::InfiniteFuture();
@@ -94,7 +99,9 @@ absl::Status Supervisor::Start() {
     child.argv = options_.argv;
     child.env =
         LocalRankEnvironment(r, options_.world_size, options_.store_port);
+    child.fds = relay_.ChildFds(r);
     TESSERA_ASSIGN_OR_RETURN(pids_[r], SpawnSelf(child));
+    relay_.Started(r);
   }
   return absl::OkStatus();
 }
@@ -143,11 +150,13 @@ void Supervisor::Reap() {
 void Supervisor::Ended(int rank, int wait_status) {
   const int code = ShellExitCode(wait_status);
   const std::string how = DescribeExit(wait_status);
+  std::string line;
   if (code != 0 && !first_failure_.has_value()) {
     first_failure_ = code;
     term_at_ = absl::Now() + options_.end_grace;
-    PrintLine(absl::StrCat("rank ", rank, " ", how));
+    line = absl::StrCat("tessera: rank ", rank, " ", how, "\n");
   }
+  relay_.Ended(rank, std::move(line));
   if (options_.on_end) options_.on_end(rank, code == 0, how);
 }
 
@@ -167,13 +176,22 @@ void Supervisor::Press() {
 
 absl::StatusOr<int> LaunchAndWait(const LaunchOptions& options) {
   TESSERA_RETURN_IF_ERROR(CatchSignals());
-  Supervisor supervisor(options);
+  OutputRelay::Options streams;
+  streams.num_ranks = options.world_size;
+  streams.out = options.prefix_output == PrefixOutput::kOn;
+  streams.err = options.prefix_output != PrefixOutput::kOff;
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<OutputRelay> relay,
+                           OutputRelay::Start(streams));
+  Supervisor supervisor(options, relay.get());
   absl::Status started = supervisor.Start();
   if (!started.ok()) {
     supervisor.KillAll();
     return started;
   }
-  return supervisor.Wait();
+  const int code = supervisor.Wait();
+  LetSignalsGo();
+  relay->Finish();
+  return code;
 }
 
 std::vector<std::pair<std::string, std::string>> LocalRankEnvironment(
