@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "base/status.h"
 
 namespace tessera {
 namespace {
@@ -78,16 +79,21 @@ int DeviceOf(const std::vector<RankCard>& cards, int rank) {
   return FindNeighbours(cards, rank).local_rank % num_gpus;
 }
 
+absl::Status CheckBackendName(absl::string_view name) {
+  if (name == "auto" || name == "gloo" || name == "nccl") {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("backend '", name, "': expected auto, gloo or nccl"));
+}
+
 absl::StatusOr<std::string> ChooseBackend(const std::vector<RankCard>& cards,
                                           absl::string_view wanted,
                                           bool built_with_nccl) {
+  TESSERA_RETURN_IF_ERROR(CheckBackendName(wanted));
   if (wanted == "gloo") return std::string(wanted);
   if (wanted == "auto") {
     return built_with_nccl && CheckGpus(cards).ok() ? "nccl" : "gloo";
-  }
-  if (wanted != "nccl") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("backend '", wanted, "': expected auto, gloo or nccl"));
   }
   if (!built_with_nccl) {
     return absl::InvalidArgumentError(

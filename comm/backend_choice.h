@@ -33,6 +33,9 @@ struct Neighbours {
 };
 Neighbours FindNeighbours(const std::vector<RankCard>& cards, int rank);
 
+// InvalidArgument for anything but "auto", "gloo" and "nccl".
+absl::Status CheckBackendName(absl::string_view name);
+
 // "gloo" or "nccl". `wanted` is one of those or "auto". Returns InvalidArgument
 // for another name, and for nccl where a rank has no GPU or two have the same:
 // it names them, and gloo as the mend.

@@ -22,6 +22,7 @@
 #include "comm/launcher.h"
 #include "comm/local_address.h"
 #include "comm/nccl_communicator.h"
+#include "comm/nccl_environment.h"
 #include "comm/rendezvous.h"
 #include "comm/self_communicator.h"
 #include "comm/world.h"
@@ -55,6 +56,18 @@ absl::Status Launch(const std::vector<std::string>& argv,
   // at its end is the ranks' business.
   fflush(nullptr);
   _exit(code);
+}
+
+absl::Status CheckOptions(const WorldOptions& options) {
+  TESSERA_RETURN_IF_ERROR(CheckBackendName(options.backend));
+  if (!(options.startup_timeout > absl::ZeroDuration()) ||
+      !(options.collective_timeout > absl::ZeroDuration())) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "WorldOptions: expected timeouts above 0, got startup_timeout ",
+        absl::FormatDuration(options.startup_timeout), ", collective_timeout ",
+        absl::FormatDuration(options.collective_timeout)));
+  }
+  return CheckNcclEnvironment(options.nccl_environment);
 }
 
 // What this rank tells the others, but for its address.
@@ -168,6 +181,7 @@ class WorldBuilder {
 absl::StatusOr<World*> WorldBuilder::Build(const Job& job,
                                            const WorldOptions& options) {
   auto world = std::make_unique<World>();
+  world->options_ = options;
   world->rank_ = job.rank;
   world->world_size_ = job.world_size;
   if (job.world_size == 1) {
@@ -212,6 +226,7 @@ absl::StatusOr<const World*> Init(int* argc, char** argv,
   if (World::Current() != nullptr) {
     return absl::FailedPreconditionError("Init was called before");
   }
+  TESSERA_RETURN_IF_ERROR(CheckOptions(options));
   const std::vector<std::string> whole_argv(argv, argv + *argc);
   TESSERA_ASSIGN_OR_RETURN(const JobFlags flags, TakeJobFlags(argc, argv));
   const bool launched = IsLaunchedRank();
@@ -222,6 +237,16 @@ absl::StatusOr<const World*> Init(int* argc, char** argv,
       flags.startup_timeout.value_or(options.startup_timeout);
   TESSERA_ASSIGN_OR_RETURN(const Job job,
                            FindJob(flags, SourcesOfThisProcess(launched)));
+  TESSERA_VLOG(comm, 1) << "rank " << job.rank << " of " << job.world_size
+                        << ", started by " << job.launcher << ", meets at '"
+                        << job.rendezvous << "'";
+  // Before other threads are there, which may read the environment.
+  if (options.backend != "gloo") {
+    for (const std::string& set :
+         SetNcclEnvironment(options.nccl_environment)) {
+      if (job.rank == 0) TESSERA_LOG(INFO) << set << " is set, as configured";
+    }
+  }
   TESSERA_ASSIGN_OR_RETURN(World * world, WorldBuilder::Build(job, options));
   absl::MutexLock lock(&g_mutex);
   g_world = world;

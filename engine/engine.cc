@@ -10,6 +10,7 @@
 #include "config/config.h"
 #include "engine/replicas.h"
 #include "engine/training_state.h"
+#include "engine/world_options.h"
 #include "optim/adamw.h"
 #include "sharding/gradients.h"
 #include "sharding/partition.h"
@@ -394,6 +395,12 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(
   auto resolved = ResolveConfig(config, comm->world_size());
   if (resolved.ok() && module == nullptr) {
     resolved = absl::InvalidArgumentError("Engine::Create: module is null");
+  }
+  const World* const world = World::Current();
+  if (resolved.ok() && world != nullptr && world->communicator() == comm) {
+    const absl::Status made = CheckCommunication(resolved->communication(),
+                                                 world->options());
+    if (!made.ok()) resolved = made;
   }
   TESSERA_RETURN_IF_ERROR(comm->AgreeOk(resolved.status(), "configuration"));
   auto impl = std::make_unique<Impl>(std::move(module), *std::move(resolved),
