@@ -16,6 +16,7 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "c10/util/Logging.h"
+#include "comm/local_address.h"
 #include "comm/sigpipe.h"
 #include "torch/csrc/distributed/c10d/FileStore.hpp"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
@@ -172,6 +173,13 @@ absl::Status Meeter::Open() {
 }
 
 absl::Status Meeter::OpenError(const absl::Status& status) const {
+  if (AddressToward(place_.host).empty()) {
+    return Describe(
+        absl::StatusCode::kUnavailable, place_,
+        absl::StrCat("this host does not know '", place_.host,
+                     "', or has no route to it; give rank 0's host as "
+                     "MASTER_ADDR or --rendezvous"));
+  }
   if (Hosting()) {
     if (absl::StrContains(status.message(), "EADDRINUSE") ||
         absl::StrContains(status.message(), "ddress already in use")) {

@@ -50,8 +50,9 @@ struct Meeting {
 // store has been reached. COLLECTIVE, blocking.
 // Returns
 //   InvalidArgument   a rank that came twice, or with another world size
-//   Unavailable       the port is in use; or the launcher saw a rank end
-//   DeadlineExceeded  naming the ranks that have not come
+//   Unavailable       the host is not known; the port is in use; or the
+//   launcher saw a rank end DeadlineExceeded  naming the ranks that have not
+//   come
 absl::StatusOr<Meeting> Meet(const RendezvousPlace& place, int rank,
                              int world_size,
                              const std::function<std::string()>& card,

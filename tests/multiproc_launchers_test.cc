@@ -165,6 +165,19 @@ TEST(LauncherTest, NamesTheVariableThatDoesNotFit) {
             "is 2)\n");
 }
 
+TEST(LauncherTest, NamesTheHostThatIsNotKnown) {
+  for (const char* rank : {"--rank=0", "--rank=1"}) {
+    const Finished run =
+        RunOne("plain", {"--rendezvous=tcp://no-such-host.invalid:29500", rank,
+                         "--world_size=2", "--startup_timeout=2"});
+    EXPECT_EQ(run.code, 1);
+    EXPECT_THAT(run.err,
+                HasSubstr("29500: this host does not know "
+                          "'no-such-host.invalid', or has no route to it; give "
+                          "rank 0's host as MASTER_ADDR"));
+  }
+}
+
 TEST(LauncherTest, ThreadsFollowTheProcessorsOfARank) {
   // As mpirun binds it: one processor, for a world of one.
   const std::vector<int> cpus = ParseCpuList(AllowedCpus());
