@@ -1,5 +1,6 @@
 #include "comm/backend_choice.h"
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -7,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "base/status.h"
 
 namespace tessera {
 namespace {
@@ -37,14 +39,19 @@ absl::Status CheckGpus(const std::vector<RankCard>& cards) {
 }  // namespace
 
 std::string RankCard::Encode() const {
-  return absl::StrCat(host, "\n", absl::StrJoin(gpus, "\n"));
+  return absl::StrCat(host, "\n", network, "\n", address, "\n", cpus, "\n",
+                      absl::StrJoin(gpus, "\n"));
 }
 
 RankCard RankCard::Decode(absl::string_view text) {
   RankCard card;
   std::vector<std::string> lines = absl::StrSplit(text, '\n');
+  lines.resize(std::max<size_t>(lines.size(), 4));
   card.host = lines[0];
-  for (size_t i = 1; i < lines.size(); ++i) {
+  card.network = lines[1];
+  card.address = lines[2];
+  card.cpus = lines[3];
+  for (size_t i = 4; i < lines.size(); ++i) {
     if (!lines[i].empty()) card.gpus.push_back(lines[i]);
   }
   return card;
@@ -53,12 +60,16 @@ RankCard RankCard::Decode(absl::string_view text) {
 Neighbours FindNeighbours(const std::vector<RankCard>& cards, int rank) {
   Neighbours result;
   result.local_world_size = 0;
+  bool same_network = true;
   for (int r = 0; r < static_cast<int>(cards.size()); ++r) {
     if (cards[r].host != cards[rank].host) continue;
     ++result.local_world_size;
+    result.local_ranks.push_back(r);
+    same_network &= cards[r].network == cards[rank].network;
     if (r < rank) ++result.local_rank;
   }
-  result.same_host = result.local_world_size == static_cast<int>(cards.size());
+  result.same_host =
+      same_network && result.local_world_size == static_cast<int>(cards.size());
   return result;
 }
 
@@ -68,16 +79,21 @@ int DeviceOf(const std::vector<RankCard>& cards, int rank) {
   return FindNeighbours(cards, rank).local_rank % num_gpus;
 }
 
+absl::Status CheckBackendName(absl::string_view name) {
+  if (name == "auto" || name == "gloo" || name == "nccl") {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("backend '", name, "': expected auto, gloo or nccl"));
+}
+
 absl::StatusOr<std::string> ChooseBackend(const std::vector<RankCard>& cards,
                                           absl::string_view wanted,
                                           bool built_with_nccl) {
+  TESSERA_RETURN_IF_ERROR(CheckBackendName(wanted));
   if (wanted == "gloo") return std::string(wanted);
   if (wanted == "auto") {
     return built_with_nccl && CheckGpus(cards).ok() ? "nccl" : "gloo";
-  }
-  if (wanted != "nccl") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("backend '", wanted, "': expected auto, gloo or nccl"));
   }
   if (!built_with_nccl) {
     return absl::InvalidArgumentError(

@@ -16,6 +16,9 @@ namespace tessera {
 struct RankCard {
   std::string host;
   std::vector<std::string> gpus;  // that it sees, by device index
+  std::string network;            // see NetworkId in comm/local_address.h
+  std::string address;  // at which others may reach it; "" if not known
+  std::string cpus;     // see AllowedCpus in comm/cpus.h
 
   std::string Encode() const;
   static RankCard Decode(absl::string_view text);
@@ -24,9 +27,14 @@ struct RankCard {
 struct Neighbours {
   int local_rank = 0;
   int local_world_size = 1;
-  bool same_host = true;  // all ranks
+  std::vector<int> local_ranks;  // the ranks of this host
+  // All ranks, and they reach each other over the loopback.
+  bool same_host = true;
 };
 Neighbours FindNeighbours(const std::vector<RankCard>& cards, int rank);
+
+// InvalidArgument for anything but "auto", "gloo" and "nccl".
+absl::Status CheckBackendName(absl::string_view name);
 
 // "gloo" or "nccl". `wanted` is one of those or "auto". Returns InvalidArgument
 // for another name, and for nccl where a rank has no GPU or two have the same:

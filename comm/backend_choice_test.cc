@@ -18,6 +18,12 @@ TEST(RankCardTest, RoundTrip) {
   EXPECT_EQ(card.host, "boot host");
   EXPECT_THAT(card.gpus, ElementsAre("g0", "g1"));
   EXPECT_THAT(RankCard::Decode(RankCard{"h", {}}.Encode()).gpus, IsEmpty());
+  const RankCard all = RankCard::Decode(
+      RankCard{"h", {"g"}, "net:[1]", "10.0.0.1", "0-3,8"}.Encode());
+  EXPECT_EQ(all.network, "net:[1]");
+  EXPECT_EQ(all.address, "10.0.0.1");
+  EXPECT_EQ(all.cpus, "0-3,8");
+  EXPECT_THAT(all.gpus, ElementsAre("g"));
 }
 
 TEST(FindNeighboursTest, CountsRanksOfTheSameHost) {
@@ -29,6 +35,16 @@ TEST(FindNeighboursTest, CountsRanksOfTheSameHost) {
   EXPECT_EQ(FindNeighbours(cards, 4).local_world_size, 3);
   EXPECT_FALSE(FindNeighbours(cards, 0).same_host);
   EXPECT_TRUE(FindNeighbours({{"a", {}}, {"a", {}}}, 1).same_host);
+  EXPECT_THAT(FindNeighbours(cards, 4).local_ranks, ElementsAre(1, 3, 4));
+}
+
+TEST(FindNeighboursTest, NetworksOfOneHostHaveNoCommonLoopback) {
+  const Neighbours two =
+      FindNeighbours({{"a", {}, "net1"}, {"a", {}, "net2"}}, 1);
+  EXPECT_FALSE(two.same_host);
+  // They share its processors and GPUs nevertheless.
+  EXPECT_EQ(two.local_world_size, 2);
+  EXPECT_EQ(two.local_rank, 1);
 }
 
 TEST(ChooseBackendTest, NcclWhereEveryRankHasItsOwnGpu) {

@@ -423,6 +423,7 @@ absl::StatusOr<std::shared_ptr<Communicator>> MakeGlooCommunicator(
   transport_options.rank = options.rank;
   transport_options.world_size = options.world_size;
   transport_options.same_host = options.same_host;
+  transport_options.address = options.address;
   transport_options.connect_timeout = options.connect_timeout;
   // Its own client: Gloo may block in the store, announcements must not.
   TESSERA_ASSIGN_OR_RETURN(c10::intrusive_ptr<c10d::Store> own_client,

@@ -11,6 +11,7 @@
 #define COMM_GLOO_COMMUNICATOR_H_
 
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -27,6 +28,9 @@ struct GlooCommunicatorOptions {
   int rank = 0;
   int world_size = 2;     // at least 2
   bool same_host = true;  // all ranks run on this host
+  // Of this host, at which the others reach it; "" leaves it to Gloo, which
+  // asks the name service. Not used on the same host.
+  std::string address;
   absl::Duration connect_timeout = absl::Seconds(60);
   absl::Duration collective_timeout = absl::Minutes(5);
   // How long a peer's announcement must stand before it ends a wait.

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "base/env.h"
 #include "base/torch_guard.h"
 #include "comm/sigpipe.h"
 
@@ -28,6 +29,19 @@ std::string GlooWords(absl::string_view message) {
   return std::string(message);
 }
 
+std::shared_ptr<gloo::transport::Device> MakeDevice(
+    const GlooTransport::Options& options) {
+  using Group = c10d::ProcessGroupGloo;
+  const bool lazy = false;
+  if (options.same_host)
+    return Group::createDeviceForHostname("127.0.0.1", lazy);
+  if (const auto name = EnvString("GLOO_SOCKET_IFNAME")) {
+    return Group::createDeviceForInterface(*name, lazy);
+  }
+  if (options.address.empty()) return Group::createDefaultDevice(lazy);
+  return Group::createDeviceForHostname(options.address, lazy);
+}
+
 }  // namespace
 
 struct GlooTransport::Message {
@@ -48,10 +62,7 @@ absl::StatusOr<std::shared_ptr<GlooTransport>> GlooTransport::Connect(
     auto group_options = Group::Options::create(
         absl::ToChronoMilliseconds(options.connect_timeout));
     group_options->threads = 1;  // none of its queued collectives are used
-    group_options->devices.push_back(
-        options.same_host
-            ? Group::createDeviceForHostname("127.0.0.1", /*lazyInit=*/false)
-            : Group::createDefaultDevice(/*lazyInit=*/false));
+    group_options->devices.push_back(MakeDevice(options));
     auto transport = std::shared_ptr<GlooTransport>(new GlooTransport);
     transport->group_ = c10::make_intrusive<Group>(
         std::move(store), options.rank, options.world_size, group_options);

@@ -39,10 +39,13 @@ class GlooTransport {
     int rank = 0;
     int world_size = 1;
     bool same_host = true;  // all ranks: then only the loopback is listened on
+    std::string address;    // otherwise: this host's, "" if not known
     absl::Duration connect_timeout;
   };
 
-  // Connects all ranks with all. COLLECTIVE, blocking. Returns Unavailable if
+  // Connects all ranks with all. On several hosts it listens at the interface
+  // that GLOO_SOCKET_IFNAME names, or at options.address, or where this host's
+  // name leads. COLLECTIVE, blocking. Returns Unavailable if
   // the network or the store fails.
   static absl::StatusOr<std::shared_ptr<GlooTransport>> Connect(
       c10::intrusive_ptr<c10d::Store> store, const Options& options);

@@ -2,20 +2,27 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "ATen/Parallel.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "base/env.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "base/torch_guard.h"
 #include "comm/backend_choice.h"
 #include "comm/comm_thread.h"
+#include "comm/cpus.h"
 #include "comm/gloo_communicator.h"
 #include "comm/job.h"
 #include "comm/launcher.h"
+#include "comm/local_address.h"
 #include "comm/nccl_communicator.h"
+#include "comm/nccl_environment.h"
 #include "comm/rendezvous.h"
 #include "comm/self_communicator.h"
 #include "comm/world.h"
@@ -30,10 +37,12 @@ ABSL_CONST_INIT absl::Mutex g_mutex(absl::kConstInit);
 World* g_world ABSL_GUARDED_BY(g_mutex) = nullptr;
 
 // Hosts the store, runs the ranks, and ends this process.
-absl::Status Launch(const std::vector<std::string>& argv, int world_size) {
+absl::Status Launch(const std::vector<std::string>& argv,
+                    const JobFlags& flags) {
   TESSERA_ASSIGN_OR_RETURN(HostedStore store, HostedStore::Start());
   LaunchOptions launch;
-  launch.world_size = world_size;
+  launch.world_size = *flags.world;
+  launch.prefix_output = flags.prefix_output;
   launch.argv = argv;
   launch.store_port = store.port();
   launch.on_end = [&](int rank, bool ok, const std::string& how) {
@@ -47,6 +56,52 @@ absl::Status Launch(const std::vector<std::string>& argv, int world_size) {
   // at its end is the ranks' business.
   fflush(nullptr);
   _exit(code);
+}
+
+absl::Status CheckOptions(const WorldOptions& options) {
+  TESSERA_RETURN_IF_ERROR(CheckBackendName(options.backend));
+  if (!(options.startup_timeout > absl::ZeroDuration()) ||
+      !(options.collective_timeout > absl::ZeroDuration())) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "WorldOptions: expected timeouts above 0, got startup_timeout ",
+        absl::FormatDuration(options.startup_timeout), ", collective_timeout ",
+        absl::FormatDuration(options.collective_timeout)));
+  }
+  return CheckNcclEnvironment(options.nccl_environment);
+}
+
+// What this rank tells the others, but for its address.
+RankCard OwnCard() {
+  RankCard card;
+  card.host = HostId();
+  card.gpus = VisibleGpus();
+  card.network = NetworkId();
+  card.cpus = AllowedCpus();
+  return card;
+}
+
+// libtorch's threads: this rank's share of the host, never more than libtorch
+// takes by itself. OMP_NUM_THREADS goes before (torchrun sets it, to 1).
+absl::Status SetThreads(const std::vector<RankCard>& cards, int rank) {
+  if (const auto told = EnvString("OMP_NUM_THREADS")) {
+    TESSERA_VLOG(comm, 1) << "threads: as OMP_NUM_THREADS=" << *told << " says";
+    return absl::OkStatus();
+  }
+  const Neighbours neighbours = FindNeighbours(cards, rank);
+  std::vector<std::string> cpus;
+  for (int r : neighbours.local_ranks) cpus.push_back(cards[r].cpus);
+  const std::optional<double> limit = CgroupCpus();
+  const int share = ThreadsOf(cpus, neighbours.local_rank, limit);
+  return CatchTorch(
+      "threads", [&] {
+        const int threads = std::min(at::get_num_threads(), share);
+        at::set_num_threads(threads);
+        TESSERA_VLOG(comm, 1)
+            << "threads: " << threads << ", for rank " << neighbours.local_rank
+            << " of " << neighbours.local_world_size
+            << " on this host, processors " << cards[rank].cpus
+            << (limit ? absl::StrCat(", cgroup limit ", *limit) : "");
+      });
 }
 
 struct Group {
@@ -76,6 +131,12 @@ absl::StatusOr<std::shared_ptr<Communicator>> MakeCommunicator(
   gloo.rank = job.rank;
   gloo.world_size = job.world_size;
   gloo.same_host = FindNeighbours(group.cards, job.rank).same_host;
+  if (!gloo.same_host) {
+    gloo.address = ChooseAddress(group.cards, job.rank, [](const auto& host) {
+      return AddressToward(host);
+    });
+    TESSERA_VLOG(comm, 1) << "gloo listens at '" << gloo.address << "'";
+  }
   gloo.connect_timeout = group.connect_timeout;
   gloo.collective_timeout = group.options.collective_timeout;
   gloo.announce_grace = group.options.announce_grace;
@@ -120,10 +181,12 @@ class WorldBuilder {
 absl::StatusOr<World*> WorldBuilder::Build(const Job& job,
                                            const WorldOptions& options) {
   auto world = std::make_unique<World>();
+  world->options_ = options;
   world->rank_ = job.rank;
   world->world_size_ = job.world_size;
   if (job.world_size == 1) {
     world->comm_ = MakeSelfCommunicator();
+    TESSERA_RETURN_IF_ERROR(SetThreads({OwnCard()}, 0));
     return world.release();
   }
   const absl::Time deadline = absl::Now() + options.startup_timeout;
@@ -132,14 +195,18 @@ absl::StatusOr<World*> WorldBuilder::Build(const Job& job,
   place.hosted_by_launcher = job.store_hosted;
   if (!job.attempt.empty())
     absl::StrAppend(&place.key_prefix, "/", job.attempt);
-  const RankCard card{HostId(), VisibleGpus()};
+  const auto card = [&place] {
+    RankCard own = OwnCard();
+    if (!place.host.empty()) own.address = AddressToward(place.host);
+    return own.Encode();
+  };
   TESSERA_ASSIGN_OR_RETURN(
-      Meeting meeting,
-      Meet(place, job.rank, job.world_size, card.Encode(), deadline));
+      Meeting meeting, Meet(place, job.rank, job.world_size, card, deadline));
   Group group{job, options, {}, {}};
   for (const std::string& text : meeting.cards) {
     group.cards.push_back(RankCard::Decode(text));
   }
+  TESSERA_RETURN_IF_ERROR(SetThreads(group.cards, job.rank));
   const Neighbours neighbours = FindNeighbours(group.cards, job.rank);
   world->local_rank_ = neighbours.local_rank;
   world->local_world_size_ = neighbours.local_world_size;
@@ -159,15 +226,27 @@ absl::StatusOr<const World*> Init(int* argc, char** argv,
   if (World::Current() != nullptr) {
     return absl::FailedPreconditionError("Init was called before");
   }
+  TESSERA_RETURN_IF_ERROR(CheckOptions(options));
   const std::vector<std::string> whole_argv(argv, argv + *argc);
   TESSERA_ASSIGN_OR_RETURN(const JobFlags flags, TakeJobFlags(argc, argv));
   const bool launched = IsLaunchedRank();
   if (!launched && flags.world.value_or(1) > 1) {
-    TESSERA_RETURN_IF_ERROR(Launch(whole_argv, *flags.world));
+    TESSERA_RETURN_IF_ERROR(Launch(whole_argv, flags));
   }
   options.startup_timeout =
       flags.startup_timeout.value_or(options.startup_timeout);
-  TESSERA_ASSIGN_OR_RETURN(const Job job, FindJob(flags, launched));
+  TESSERA_ASSIGN_OR_RETURN(const Job job,
+                           FindJob(flags, SourcesOfThisProcess(launched)));
+  TESSERA_VLOG(comm, 1) << "rank " << job.rank << " of " << job.world_size
+                        << ", started by " << job.launcher << ", meets at '"
+                        << job.rendezvous << "'";
+  // Before other threads are there, which may read the environment.
+  if (options.backend != "gloo") {
+    for (const std::string& set :
+         SetNcclEnvironment(options.nccl_environment)) {
+      if (job.rank == 0) TESSERA_LOG(INFO) << set << " is set, as configured";
+    }
+  }
   TESSERA_ASSIGN_OR_RETURN(World * world, WorldBuilder::Build(job, options));
   absl::MutexLock lock(&g_mutex);
   g_world = world;

@@ -12,13 +12,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
-#include "base/env.h"
 #include "base/status.h"
 
 namespace tessera {
 namespace {
-
-constexpr int kMaxWorldSize = 1 << 20;
 
 absl::Status FlagError(absl::string_view flag, absl::string_view expected,
                        absl::string_view value) {
@@ -34,6 +31,14 @@ absl::StatusOr<int> ParseInt(absl::string_view flag, absl::string_view value,
     return FlagError(flag, absl::StrCat("an integer from ", min, " on"), value);
   }
   return result;
+}
+
+absl::StatusOr<PrefixOutput> ParsePrefix(absl::string_view flag,
+                                         absl::string_view value) {
+  if (value == "auto") return PrefixOutput::kAuto;
+  if (value == "on") return PrefixOutput::kOn;
+  if (value == "off") return PrefixOutput::kOff;
+  return FlagError(flag, "auto, on or off", value);
 }
 
 // True if `arg` is one of ours, whose value is then in `flags`.
@@ -61,37 +66,75 @@ absl::StatusOr<bool> ReadFlag(absl::string_view arg, JobFlags* flags) {
       return FlagError(name, "env://, tcp://host:port or file:///path", value);
     }
     flags->rendezvous = std::string(value);
+  } else if (name == "prefix_output") {
+    TESSERA_ASSIGN_OR_RETURN(flags->prefix_output, ParsePrefix(name, value));
   } else {
     return false;
   }
   return true;
 }
 
-// The flag's value, or the variable's.
+// The flag's value, or the launcher's.
 absl::StatusOr<int> FlagOrVariable(std::optional<int> flag,
-                                   const char* flag_name, const char* variable,
-                                   int min) {
+                                   absl::string_view flag_name,
+                                   std::optional<int> value,
+                                   absl::string_view variable) {
   if (flag.has_value()) return *flag;
-  TESSERA_ASSIGN_OR_RETURN(std::optional<int64_t> value,
-                           EnvInt64(variable, {min, kMaxWorldSize}));
-  if (value.has_value()) return static_cast<int>(*value);
+  if (value.has_value()) return *value;
   return absl::InvalidArgumentError(
       absl::StrCat(variable, " is missing: set it, or give --", flag_name));
 }
 
-absl::StatusOr<std::string> EnvRendezvous() {
-  const std::optional<std::string> host = EnvString("MASTER_ADDR");
-  if (!host.has_value()) {
-    return absl::InvalidArgumentError(
-        "MASTER_ADDR is missing: env:// needs rank 0's host there");
-  }
-  TESSERA_ASSIGN_OR_RETURN(std::optional<int64_t> port,
-                           EnvInt64("MASTER_PORT", {1, 65535}));
+// MASTER_ADDR and MASTER_PORT, or what the launcher's word gives for them.
+absl::StatusOr<std::string> EnvRendezvous(const Variables& variables,
+                                          const Placement& p) {
+  const std::string host = Find(variables, "MASTER_ADDR").value_or(p.host);
+  if (host.empty()) return absl::InvalidArgumentError(p.host_missing);
+  TESSERA_ASSIGN_OR_RETURN(std::optional<int> port,
+                           FindInt(variables, "MASTER_PORT", 1, 65535));
+  if (!port.has_value() && !p.job_id.empty()) port = DerivedPort(p.job_id);
   if (!port.has_value()) {
-    return absl::InvalidArgumentError(
-        "MASTER_PORT is missing: env:// needs rank 0's port there");
+    return absl::InvalidArgumentError(absl::StrCat(
+        "MASTER_PORT is missing: env:// needs rank 0's port there",
+        p.launcher == "torchrun" ? ""
+                                 : absl::StrCat(", and ", p.launcher,
+                                                " gives no id of the job to "
+                                                "derive one from")));
   }
-  return absl::StrCat("tcp://", *host, ":", *port);
+  return absl::StrCat("tcp://", host, ":", *port);
+}
+
+// True, false or absent, as torchrun's agent writes it.
+absl::StatusOr<bool> AgentHostsStore(const Variables& variables) {
+  constexpr char kName[] = "TORCHELASTIC_USE_AGENT_STORE";
+  const std::string text = Find(variables, kName).value_or("false");
+  bool value = false;
+  if (absl::SimpleAtob(text, &value)) return value;
+  return absl::InvalidArgumentError(
+      absl::StrCat("environment variable ", kName,
+                   ": expected True or False, got '", text, "'"));
+}
+
+absl::Status FindMeetingPlace(const JobFlags& flags, const JobSources& sources,
+                              const Placement& placement, Job* job) {
+  job->rendezvous = flags.rendezvous.value_or("env://");
+  const bool by_environment = job->rendezvous == "env://";
+  if (by_environment) {
+    TESSERA_ASSIGN_OR_RETURN(job->rendezvous,
+                             EnvRendezvous(sources.variables, placement));
+  }
+  if (sources.launched) {
+    job->store_hosted = by_environment;
+  } else if (placement.launcher != "torchrun") {
+    job->attempt = placement.job_id;
+  } else if (by_environment) {
+    // torchrun's agent hosts the store itself and says so.
+    TESSERA_ASSIGN_OR_RETURN(job->store_hosted,
+                             AgentHostsStore(sources.variables));
+    job->attempt =
+        Find(sources.variables, "TORCHELASTIC_RESTART_COUNT").value_or("");
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -112,36 +155,42 @@ absl::StatusOr<JobFlags> TakeJobFlags(int* argc, char** argv) {
   return flags;
 }
 
-absl::StatusOr<Job> FindJob(const JobFlags& flags, bool launched) {
+JobSources SourcesOfThisProcess(bool launched) {
+  return {EnvironmentVariables(), FindHydraProxy(), launched};
+}
+
+absl::StatusOr<Job> FindJob(const JobFlags& flags, const JobSources& sources) {
   Job job;
-  const bool told = launched || flags.rendezvous.has_value() ||
-                    flags.rank.has_value() || flags.world_size.has_value() ||
-                    EnvString("RANK").has_value() ||
-                    EnvString("WORLD_SIZE").has_value();
-  if (!told || (flags.world.has_value() && !launched)) return job;
+  if (flags.world.has_value() && !sources.launched) return job;
+  const bool by_flags = flags.rendezvous.has_value() ||
+                        flags.rank.has_value() || flags.world_size.has_value();
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::optional<Placement> found,
+      FindPlacement(sources.variables, sources.hydra_proxy));
+  if (!found.has_value() && !by_flags) return job;
+  Placement placement;
+  placement.launcher = "flags";
+  placement.rank_name = "RANK";
+  placement.world_size_name = "WORLD_SIZE";
+  placement.host_missing =
+      "MASTER_ADDR is missing: env:// needs rank 0's host there";
+  placement = found.value_or(placement);
+  job.launcher = sources.launched ? "--world" : placement.launcher;
   TESSERA_ASSIGN_OR_RETURN(
       job.world_size,
-      FlagOrVariable(flags.world_size, "world_size", "WORLD_SIZE", 1));
-  TESSERA_ASSIGN_OR_RETURN(job.rank,
-                           FlagOrVariable(flags.rank, "rank", "RANK", 0));
+      FlagOrVariable(flags.world_size, "world_size", placement.world_size,
+                     placement.world_size_name));
+  TESSERA_ASSIGN_OR_RETURN(
+      job.rank,
+      FlagOrVariable(flags.rank, "rank", placement.rank, placement.rank_name));
   if (job.rank >= job.world_size) {
     return absl::InvalidArgumentError(
-        absl::StrCat(flags.rank.has_value() ? "--rank" : "RANK", " is ",
-                     job.rank, ", expected 0 to ", job.world_size - 1,
+        absl::StrCat(flags.rank.has_value() ? "--rank" : placement.rank_name,
+                     " is ", job.rank, ", expected 0 to ", job.world_size - 1,
                      " (the world size is ", job.world_size, ")"));
   }
   if (job.world_size == 1) return job;
-  job.rendezvous = flags.rendezvous.value_or("env://");
-  if (job.rendezvous == "env://") {
-    TESSERA_ASSIGN_OR_RETURN(job.rendezvous, EnvRendezvous());
-    // torchrun's agent hosts the store itself and says so.
-    TESSERA_ASSIGN_OR_RETURN(std::optional<bool> agent,
-                             EnvBool("TORCHELASTIC_USE_AGENT_STORE"));
-    job.store_hosted = launched || agent.value_or(false);
-    if (!launched) {
-      job.attempt = EnvString("TORCHELASTIC_RESTART_COUNT").value_or("");
-    }
-  }
+  TESSERA_RETURN_IF_ERROR(FindMeetingPlace(flags, sources, placement, &job));
   return job;
 }
 

@@ -9,6 +9,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "comm/launch_variables.h"
+#include "comm/launcher.h"
 
 namespace tessera {
 
@@ -19,6 +21,7 @@ struct JobFlags {
   std::optional<int> rank;
   std::optional<int> world_size;
   std::optional<absl::Duration> startup_timeout;
+  PrefixOutput prefix_output = PrefixOutput::kAuto;
 };
 
 // Takes them out of argv; what stands after "--" is left alone. Returns
@@ -26,21 +29,35 @@ struct JobFlags {
 // as it was.
 absl::StatusOr<JobFlags> TakeJobFlags(int* argc, char** argv);
 
+// What FindJob looks at, besides the flags.
+struct JobSources {
+  Variables variables;
+  std::string hydra_proxy;  // see comm/launch_variables.h
+  // By --world, whose environment always holds torchrun's variables.
+  bool launched = false;
+};
+JobSources SourcesOfThisProcess(bool launched);
+
 struct Job {
   int rank = 0;
   int world_size = 1;
   std::string rendezvous;  // tcp:// or file://, empty in a world of one
   // A launcher hosts the store that tcp:// leads to.
   bool store_hosted = false;
-  // Tells apart the runs of a job that its launcher restarts.
+  // Tells apart the runs of a job that its launcher restarts, and jobs that
+  // were given the same port.
   std::string attempt;
+  // Who started this rank: "--world", "torchrun", "Open MPI", "MPICH", "Slurm",
+  // "flags", or "nobody".
+  std::string launcher = "nobody";
 };
 
-// From flags and the environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT,
-// TORCHELASTIC_USE_AGENT_STORE, TORCHELASTIC_RESTART_COUNT). `launched`: by
-// --world, whose environment always holds them. Returns InvalidArgument naming
-// the flag or variable.
-absl::StatusOr<Job> FindJob(const JobFlags& flags, bool launched);
+// The first that says something: --world=1 (a world of one); --rank,
+// --world_size and --rendezvous, each before the launcher's word for it;
+// torchrun, Open MPI, MPICH, Slurm (see comm/launch_variables.h). Where ranks
+// meet: --rendezvous; MASTER_ADDR and MASTER_PORT; what the launcher tells or
+// allows to derive. Pure. Returns InvalidArgument naming the flag or variable.
+absl::StatusOr<Job> FindJob(const JobFlags& flags, const JobSources& sources);
 
 // The same text for all processes of a running host, and for no other.
 std::string HostId();

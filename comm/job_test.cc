@@ -1,7 +1,5 @@
 #include "comm/job.h"
 
-#include <stdlib.h>
-
 #include <string>
 #include <utility>
 #include <vector>
@@ -63,6 +61,7 @@ TEST(TakeJobFlagsTest, RefusesByName) {
       {"--startup_timeout=0", "--startup_timeout"},
       {"--startup_timeout=soon", "positive number of seconds"},
       {"--rendezvous=", "--rendezvous"},
+      {"--prefix_output=yes", "--prefix_output: expected auto, on or off"},
   };
   for (const auto& [arg, words] : cases) {
     Args args({"prog", "a", arg});
@@ -74,18 +73,17 @@ TEST(TakeJobFlagsTest, RefusesByName) {
 
 class FindJobTest : public testing::Test {
  protected:
-  void SetUp() override {
-    for (const char* name :
-         {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT",
-          "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT"}) {
-      unsetenv(name);
-    }
+  void Set(const char* name, const char* value) {
+    sources_.variables[name] = value;
   }
-  void Set(const char* name, const char* value) { setenv(name, value, 1); }
+  absl::StatusOr<Job> Find(const JobFlags& flags = {}) {
+    return FindJob(flags, sources_);
+  }
+  JobSources sources_;
 };
 
 TEST_F(FindJobTest, NothingToldIsAWorldOfOne) {
-  TESSERA_ASSERT_OK_AND_ASSIGN(const Job job, FindJob({}, false));
+  TESSERA_ASSERT_OK_AND_ASSIGN(const Job job, Find());
   EXPECT_EQ(job.rank, 0);
   EXPECT_EQ(job.world_size, 1);
   EXPECT_EQ(job.rendezvous, "");
@@ -96,14 +94,14 @@ TEST_F(FindJobTest, TorchrunsVariables) {
   Set("WORLD_SIZE", "3");
   Set("MASTER_ADDR", "node7");
   Set("MASTER_PORT", "29500");
-  TESSERA_ASSERT_OK_AND_ASSIGN(Job job, FindJob({}, false));
+  TESSERA_ASSERT_OK_AND_ASSIGN(Job job, Find());
   EXPECT_EQ(job.rank, 1);
   EXPECT_EQ(job.world_size, 3);
   EXPECT_EQ(job.rendezvous, "tcp://node7:29500");
   EXPECT_FALSE(job.store_hosted);
   Set("TORCHELASTIC_USE_AGENT_STORE", "True");
   Set("TORCHELASTIC_RESTART_COUNT", "2");
-  TESSERA_ASSERT_OK_AND_ASSIGN(job, FindJob({}, false));
+  TESSERA_ASSERT_OK_AND_ASSIGN(job, Find());
   EXPECT_TRUE(job.store_hosted);
   EXPECT_EQ(job.attempt, "2");
 }
@@ -115,7 +113,7 @@ TEST_F(FindJobTest, FlagsGoBeforeVariables) {
   flags.rank = 0;
   flags.world_size = 2;
   flags.rendezvous = "file:///tmp/x";
-  TESSERA_ASSERT_OK_AND_ASSIGN(const Job job, FindJob(flags, false));
+  TESSERA_ASSERT_OK_AND_ASSIGN(const Job job, Find(flags));
   EXPECT_EQ(job.rank, 0);
   EXPECT_EQ(job.world_size, 2);
   EXPECT_EQ(job.rendezvous, "file:///tmp/x");
@@ -126,13 +124,13 @@ TEST_F(FindJobTest, WorldOfOneByFlagIgnoresVariables) {
   Set("WORLD_SIZE", "3");
   JobFlags flags;
   flags.world = 1;
-  TESSERA_ASSERT_OK_AND_ASSIGN(const Job job, FindJob(flags, false));
+  TESSERA_ASSERT_OK_AND_ASSIGN(const Job job, Find(flags));
   EXPECT_EQ(job.world_size, 1);
 }
 
 TEST_F(FindJobTest, RefusesByName) {
-  const auto expect = [](const std::string& words) {
-    EXPECT_THAT(FindJob({}, false),
+  const auto expect = [this](const std::string& words) {
+    EXPECT_THAT(Find(),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(words)));
   };
   Set("RANK", "3");
@@ -149,7 +147,7 @@ TEST_F(FindJobTest, RefusesByName) {
   expect("MASTER_PORT is missing");
   Set("MASTER_PORT", "70000");
   expect("MASTER_PORT");
-  unsetenv("RANK");
+  sources_.variables.erase("RANK");
   expect("RANK is missing");
   Set("WORLD_SIZE", "0");
   expect("WORLD_SIZE");

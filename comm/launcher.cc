@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,13 +10,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <memory>
 #include <optional>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/env.h"
 #include "base/status.h"
+#include "comm/output_relay.h"
 #include "comm/subprocess.h"
 
 namespace tessera {
@@ -50,16 +52,17 @@ absl::Status CatchSignals() {
   return absl::OkStatus();
 }
 
-// One write, so that the line does not mix with those of the ranks.
-void PrintLine(const std::string& text) {
-  const std::string line = absl::StrCat("tessera: ", text, "\n");
-  if (write(STDERR_FILENO, line.data(), line.size()) < 0) errno = 0;
+// From here on signals do what they do by default: all ranks have ended, and
+// only whoever reads their words is waited for.
+void LetSignalsGo() {
+  for (int sig : {SIGINT, SIGTERM, SIGHUP}) signal(sig, SIG_DFL);
 }
 
 class Supervisor {
  public:
-  explicit Supervisor(const LaunchOptions& options)
-      : options_(options), pids_(options.world_size, 0) {}
+  // Both outlive this.
+  Supervisor(const LaunchOptions& options, OutputRelay* relay)
+      : options_(options), relay_(*relay), pids_(options.world_size, 0) {}
 
   absl::Status Start();
   int Wait();
@@ -83,6 +86,7 @@ class Supervisor {
   void Press();
 
   const LaunchOptions& options_;
+  OutputRelay& relay_;
   std::vector<pid_t> pids_;  // by rank; 0 once reaped
   std::optional<int> first_failure_;
   absl::Time term_at_ = absl::InfiniteFuture();
@@ -95,7 +99,9 @@ absl::Status Supervisor::Start() {
     child.argv = options_.argv;
     child.env =
         LocalRankEnvironment(r, options_.world_size, options_.store_port);
+    child.fds = relay_.ChildFds(r);
     TESSERA_ASSIGN_OR_RETURN(pids_[r], SpawnSelf(child));
+    relay_.Started(r);
   }
   return absl::OkStatus();
 }
@@ -144,11 +150,13 @@ void Supervisor::Reap() {
 void Supervisor::Ended(int rank, int wait_status) {
   const int code = ShellExitCode(wait_status);
   const std::string how = DescribeExit(wait_status);
+  std::string line;
   if (code != 0 && !first_failure_.has_value()) {
     first_failure_ = code;
     term_at_ = absl::Now() + options_.end_grace;
-    PrintLine(absl::StrCat("rank ", rank, " ", how));
+    line = absl::StrCat("tessera: rank ", rank, " ", how, "\n");
   }
+  relay_.Ended(rank, std::move(line));
   if (options_.on_end) options_.on_end(rank, code == 0, how);
 }
 
@@ -168,18 +176,27 @@ void Supervisor::Press() {
 
 absl::StatusOr<int> LaunchAndWait(const LaunchOptions& options) {
   TESSERA_RETURN_IF_ERROR(CatchSignals());
-  Supervisor supervisor(options);
+  OutputRelay::Options streams;
+  streams.num_ranks = options.world_size;
+  streams.out = options.prefix_output == PrefixOutput::kOn;
+  streams.err = options.prefix_output != PrefixOutput::kOff;
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<OutputRelay> relay,
+                           OutputRelay::Start(streams));
+  Supervisor supervisor(options, relay.get());
   absl::Status started = supervisor.Start();
   if (!started.ok()) {
     supervisor.KillAll();
     return started;
   }
-  return supervisor.Wait();
+  const int code = supervisor.Wait();
+  LetSignalsGo();
+  relay->Finish();
+  return code;
 }
 
 std::vector<std::pair<std::string, std::string>> LocalRankEnvironment(
     int rank, int world_size, uint16_t store_port) {
-  std::vector<std::pair<std::string, std::string>> env = {
+  return {
       {"RANK", absl::StrCat(rank)},
       {"WORLD_SIZE", absl::StrCat(world_size)},
       {"LOCAL_RANK", absl::StrCat(rank)},
@@ -188,11 +205,6 @@ std::vector<std::pair<std::string, std::string>> LocalRankEnvironment(
       {"MASTER_PORT", absl::StrCat(store_port)},
       {kMark, absl::StrCat(getpid())},
   };
-  if (!EnvString("OMP_NUM_THREADS").has_value()) {
-    env.emplace_back("OMP_NUM_THREADS",
-                     absl::StrCat(ThreadsPerRank(world_size)));
-  }
-  return env;
 }
 
 bool IsLaunchedRank() {
@@ -202,14 +214,6 @@ bool IsLaunchedRank() {
     return parent.has_value() && *parent == absl::StrCat(getppid());
   }();
   return launched;
-}
-
-int ThreadsPerRank(int num_ranks) {
-  cpu_set_t cpus;
-  CPU_ZERO(&cpus);
-  const int cores =
-      sched_getaffinity(0, sizeof(cpus), &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
-  return std::max(1, cores / std::max(1, num_ranks));
 }
 
 }  // namespace tessera

@@ -5,11 +5,11 @@
 //     |  hosts the store         |                 LOCAL_*, MASTER_* set
 //     +--- waits for all <-------+
 //
-// The first rank that fails ends the job: the others get kEndGrace to end by
-// themselves (they are told through the store or see the broken connection),
-// then SIGTERM, then SIGKILL. SIGINT, SIGTERM and SIGHUP are passed on to all
-// ranks. Nothing stays behind: every rank is reaped before the parent ends, and
-// the ranks die with the parent.
+// The first rank that fails is named on stderr, and ends the job: the others
+// get kEndGrace to end by themselves (they are told through the store or see
+// the broken connection), then SIGTERM, then SIGKILL. SIGINT, SIGTERM and
+// SIGHUP are passed on to all ranks. Nothing stays behind: every rank is reaped
+// before the parent ends, and the ranks die with the parent.
 #ifndef COMM_LAUNCHER_H_
 #define COMM_LAUNCHER_H_
 
@@ -27,8 +27,19 @@ namespace tessera {
 inline constexpr absl::Duration kEndGrace = absl::Seconds(10);
 inline constexpr absl::Duration kTermGrace = absl::Seconds(5);
 
+// Which lines of the ranks the parent passes on with "[rank] " before them (see
+// comm/output_relay.h).
+//   kAuto  those of stderr, where all ranks complain at once. stdout is left
+//          alone: it is what the program makes, read by other programs (a JSON
+//          line, a list of losses) or a bar that draws itself on a terminal,
+//          and mostly rank 0's alone.
+//   kOn    those of stdout too
+//   kOff   none; the ranks have the parent's own stdout and stderr
+enum class PrefixOutput { kAuto, kOn, kOff };
+
 struct LaunchOptions {
   int world_size = 1;
+  PrefixOutput prefix_output = PrefixOutput::kAuto;
   std::vector<std::string> argv;
   uint16_t store_port = 0;               // on 127.0.0.1, hosted by this process
   absl::Duration end_grace = kEndGrace;  // from a failure to SIGTERM
@@ -51,9 +62,6 @@ std::vector<std::pair<std::string, std::string>> LocalRankEnvironment(
 // private mark out of the environment, so that programs started from here are
 // not taken for ranks; later calls return the first one's answer.
 bool IsLaunchedRank();
-
-// Threads per rank when N ranks share this host: cores / N, at least 1.
-int ThreadsPerRank(int num_ranks);
 
 }  // namespace tessera
 #endif  // COMM_LAUNCHER_H_

@@ -21,6 +21,7 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "c10/util/Logging.h"
+#include "comm/local_address.h"
 #include "comm/sigpipe.h"
 #include "torch/csrc/distributed/c10d/FileStore.hpp"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
@@ -98,7 +99,7 @@ void MuteTorch(bool mute) {
 class Meeter {
  public:
   Meeter(const RendezvousPlace& place, int rank, int world_size,
-         const std::string& card, absl::Time deadline)
+         const std::function<std::string()>& card, absl::Time deadline)
       : place_(place),
         rank_(rank),
         world_size_(world_size),
@@ -122,7 +123,7 @@ class Meeter {
   const RendezvousPlace& place_;
   const int rank_;
   const int world_size_;
-  const std::string& card_;
+  const std::function<std::string()>& card_;
   const absl::Time deadline_;
   const absl::Duration allowed_;
   StorePtr store_;
@@ -186,6 +187,13 @@ absl::Status Meeter::Open() {
 }
 
 absl::Status Meeter::OpenError(const absl::Status& status) const {
+  if (AddressToward(place_.host).empty()) {
+    return Describe(
+        absl::StatusCode::kUnavailable, place_,
+        absl::StrCat("this host does not know '", place_.host,
+                     "', or has no route to it; give rank 0's host as "
+                     "MASTER_ADDR or --rendezvous"));
+  }
   if (Hosting()) {
     if (absl::StrContains(status.message(), "EADDRINUSE") ||
         absl::StrContains(status.message(), "ddress already in use")) {
@@ -222,7 +230,7 @@ absl::Status Meeter::Register() {
         "rank ", rank_, " has come twice: two processes have the same RANK",
         place_.path.empty() ? "" : ", or the file is left from another job"));
   }
-  store_->set(CardKey(rank_), card_);
+  store_->set(CardKey(rank_), card_());
   store_->add(kCame, 1);
   return absl::OkStatus();
 }
@@ -282,7 +290,8 @@ absl::StatusOr<RendezvousPlace> ParseRendezvous(absl::string_view address) {
 }
 
 absl::StatusOr<Meeting> Meet(const RendezvousPlace& place, int rank,
-                             int world_size, const std::string& card,
+                             int world_size,
+                             const std::function<std::string()>& card,
                              absl::Time deadline) {
   return Meeter(place, rank, world_size, card, deadline).Run();
 }

@@ -46,13 +46,16 @@ struct Meeting {
 };
 
 // Comes to `place` as `rank` and waits for the other ranks until `deadline`;
-// each brings a `card`, some text about itself for all. COLLECTIVE, blocking.
+// each brings a card, some text about itself for all; `card` is called once the
+// store has been reached. COLLECTIVE, blocking.
 // Returns
 //   InvalidArgument   a rank that came twice, or with another world size
-//   Unavailable       the port is in use; or the launcher saw a rank end
-//   DeadlineExceeded  naming the ranks that have not come
+//   Unavailable       the host is not known; the port is in use; or the
+//   launcher saw a rank end DeadlineExceeded  naming the ranks that have not
+//   come
 absl::StatusOr<Meeting> Meet(const RendezvousPlace& place, int rank,
-                             int world_size, const std::string& card,
+                             int world_size,
+                             const std::function<std::string()>& card,
                              absl::Time deadline);
 
 // OK, or why the start of the job has failed, as the launcher or the rank that

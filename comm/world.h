@@ -3,6 +3,7 @@
 #ifndef COMM_WORLD_H_
 #define COMM_WORLD_H_
 
+#include <map>
 #include <memory>
 #include <string>
 
@@ -12,12 +13,17 @@
 
 namespace tessera {
 
+// A program takes them from its configuration by WorldOptionsFrom
+// (engine/world_options.h).
 struct WorldOptions {
   // "auto": nccl where this build has CUDA, a GPU is there and it is this
   // rank's own; gloo otherwise. Or "gloo", "nccl".
   std::string backend = "auto";
   absl::Duration startup_timeout = absl::Seconds(60);
   absl::Duration collective_timeout = absl::Minutes(5);
+  // NCCL's environment variables, by name. Set in this process at Init, unless
+  // the environment holds them or the backend is "gloo".
+  std::map<std::string, std::string> nccl_environment;
   // How long a peer's announcement stands before it ends a collective.
   absl::Duration announce_grace = kAnnounceGrace;
   // nccl: sum in rank order, as gloo does, by an all-to-all and a kernel of our
@@ -34,32 +40,54 @@ class World {
   int world_size() const { return world_size_; }
   int local_rank() const { return local_rank_; }
   int local_world_size() const { return local_world_size_; }
+  // As given to Init, with what flags have changed.
+  const WorldOptions& options() const { return options_; }
   // The group of all ranks. Borrowed users keep their own reference.
   const std::shared_ptr<Communicator>& communicator() const { return comm_; }
 
  private:
   friend class WorldBuilder;  // comm/init.cc
   int rank_ = 0, world_size_ = 1, local_rank_ = 0, local_world_size_ = 1;
+  WorldOptions options_;
   std::shared_ptr<Communicator> comm_;
 };
 
-// Joins the job. Reads, in this order:
-//   --world=N in argv        starts N local ranks: this process re-executes
-//                            itself N times, only supervises them, and exits
-//                            with the first failure's code; it never returns
-//                            from here. The children see the same argv. With
-//                            N = 1 this process itself is the world.
-//   torchrun's variables     RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
-//                            MASTER_ADDR, MASTER_PORT (env:// rendezvous)
-//   neither                  a world of one.
-// --rendezvous=env://|tcp://host:port|file:///path (with --rank and
-// --world_size, or RANK and WORLD_SIZE) overrides where ranks meet. All flags
-// read here are removed from argv. COLLECTIVE over the ranks of the job; ends
-// within options.startup_timeout, or what --startup_timeout=SECONDS says.
+// Joins the job. Which rank this is, by the first of these that says so (all
+// variables: comm/launch_variables.h):
+//   --world=N in argv   starts N local ranks: this process re-executes itself N
+//                       times, only supervises them, and exits with the first
+//                       failure's code; it never returns from here. The
+//                       children see the same argv. With N = 1 this process
+//                       itself is the world. Goes before any launcher, so it
+//                       works inside salloc or a step of one task.
+//   --rank, --world_size, --rendezvous
+//                       each goes before the launcher's word for it
+//   torchrun            RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
+//   Open MPI            OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE
+//   MPICH               PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS
+//   Slurm's srun        SLURM_PROCID, SLURM_NTASKS, SLURM_STEP_NODELIST, ...
+//   none                a world of one
 //
-// Errors: InvalidArgument naming the flag or variable; Unavailable naming the
-// address in use or the rank that ended; DeadlineExceeded naming the ranks that
-// did not come.
+// Where ranks meet: --rendezvous=tcp://host:port or file:///path; otherwise
+// (env://) MASTER_ADDR and MASTER_PORT. If these are absent, the host is the
+// first of Slurm's list, or 127.0.0.1 if mpirun has all ranks on this host, and
+// the port is derived from the job's id; mpirun on several hosts needs
+// MASTER_ADDR, MPICH there MASTER_PORT too. On several hosts Gloo listens at
+// the address from which this host reaches the rendezvous, or at the interface
+// in GLOO_SOCKET_IFNAME.
+//
+// --prefix_output=auto|on|off: which lines of --world's ranks get "[rank] "
+// before them (comm/launcher.h). --startup_timeout=SECONDS goes before
+// options.startup_timeout. All flags read here are removed from argv.
+//
+// Sets libtorch's threads to this rank's share of the host's processors and
+// cgroup limit (comm/cpus.h), never above libtorch's own number, unless
+// OMP_NUM_THREADS is set. TESSERA_VERBOSE=comm says what was chosen.
+//
+// COLLECTIVE over the ranks of the job; ends within the start-up timeout.
+// Errors: InvalidArgument naming the flag, variable or option; Unavailable
+// naming the address in use or the rank that ended; DeadlineExceeded naming the
+// ranks that did not come.
 absl::StatusOr<const World*> Init(int* argc, char** argv,
                                   WorldOptions options = {});
 

@@ -1,13 +1,19 @@
 #include "config/config.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <map>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "base/file.h"
 #include "base/status.h"
 #include "config/json_reader.h"
@@ -41,6 +47,12 @@ class Resolver {
     ResolveClipping();
     if (config_.has_optimizer()) ResolveOptimizer();
     ResolveZero();
+    CheckCommunication();
+    return std::move(faults_);
+  }
+
+  std::vector<ConfigFault> ResolveCommunicationOnly() {
+    CheckCommunication();
     return std::move(faults_);
   }
 
@@ -222,6 +234,44 @@ class Resolver {
     }
   }
 
+  void CheckCommunication() {
+    if (!config_.has_communication()) return;
+    const proto::Communication& section = config_.communication();
+    const std::string& backend = section.backend();
+    if (backend != "auto" && backend != "gloo" && backend != "nccl") {
+      Fault("communication.backend", "expected auto, gloo or nccl, got '",
+            absl::Utf8SafeCEscape(backend), "'");
+    }
+    CheckSeconds("communication.timeout_seconds", section.timeout_seconds());
+    CheckSeconds("communication.startup_timeout_seconds",
+                 section.startup_timeout_seconds());
+    // In the order of their names; a map has none.
+    const std::map<std::string, std::string> settings(section.nccl().begin(),
+                                                      section.nccl().end());
+    for (const auto& setting : settings)
+      CheckNccl(setting.first, setting.second);
+  }
+
+  void CheckSeconds(const char* path, double value) {
+    if (value > 0 && std::isfinite(value)) return;
+    Fault(path, "expected a finite number of seconds above 0, got ", value);
+  }
+
+  void CheckNccl(const std::string& name, const std::string& value) {
+    const std::string path =
+        absl::StrCat("communication.nccl.", absl::Utf8SafeCEscape(name));
+    absl::string_view rest = name;
+    if (!absl::ConsumePrefix(&rest, "NCCL_") || rest.empty() ||
+        !std::all_of(rest.begin(), rest.end(), [](char c) {
+          return absl::ascii_isalnum(c) || c == '_';
+        })) {
+      Fault(path, "expected the name of a variable that begins with NCCL_");
+    }
+    if (value.find('\0') != std::string::npos) {
+      Fault(path, "its value has a null byte");
+    }
+  }
+
   proto::Config& config_;
   const int world_size_;
   const ReadRecord& record_;
@@ -239,6 +289,15 @@ std::string Format(const ConfigFault& fault, absl::string_view file_name) {
   return absl::StrCat(text, fault.what);
 }
 
+// One line with all faults.
+absl::Status ErrorOf(const std::vector<ConfigFault>& faults,
+                     absl::string_view file_name) {
+  return absl::InvalidArgumentError(absl::StrJoin(
+      faults, "; ", [&](std::string* out, const ConfigFault& fault) {
+        absl::StrAppend(out, Format(fault, file_name));
+      }));
+}
+
 absl::StatusOr<proto::Config> Finish(proto::Config config, ReadRecord record,
                                      absl::string_view file_name,
                                      int world_size) {
@@ -247,10 +306,7 @@ absl::StatusOr<proto::Config> Finish(proto::Config config, ReadRecord record,
     faults.push_back(std::move(fault));
   }
   if (faults.empty()) return config;
-  return absl::InvalidArgumentError(absl::StrJoin(
-      faults, "; ", [&](std::string* out, const ConfigFault& fault) {
-        absl::StrAppend(out, Format(fault, file_name));
-      }));
+  return ErrorOf(faults, file_name);
 }
 
 bool IsTextProto(absl::string_view file_name) {
@@ -258,7 +314,40 @@ bool IsTextProto(absl::string_view file_name) {
          absl::EndsWith(file_name, ".pbtxt");
 }
 
+absl::Status Read(absl::string_view text, absl::string_view file_name,
+                  proto::Config* config, ReadRecord* record) {
+  if (IsTextProto(file_name)) {
+    ReadProtoFromText(text, config, record);
+    // Half a message: nothing sensible can be said about the rest.
+    if (!record->faults.empty()) record->doubtful_paths.push_back("");
+    return absl::OkStatus();
+  }
+  TESSERA_ASSIGN_OR_RETURN(const JsonValue root, ReadJson(text, file_name));
+  ReadProtoFromJson(root, config, record);
+  return absl::OkStatus();
+}
+
 }  // namespace
+
+absl::StatusOr<proto::Communication> LoadCommunication(
+    const std::string& path) {
+  TESSERA_ASSIGN_OR_RETURN(const std::string text,
+                           ReadWholeFile(path, kMaxFileBytes));
+  proto::Config config;
+  ReadRecord record;
+  TESSERA_RETURN_IF_ERROR(Read(text, path, &config, &record));
+  std::vector<ConfigFault> faults;
+  for (const ConfigFault& fault : record.faults) {
+    // Text that is no message at all has the empty path.
+    if (Overlap(fault.path, "communication")) faults.push_back(fault);
+  }
+  for (ConfigFault& fault :
+       Resolver(&config, /*world_size=*/1, record).ResolveCommunicationOnly()) {
+    faults.push_back(std::move(fault));
+  }
+  if (!faults.empty()) return ErrorOf(faults, path);
+  return config.communication();
+}
 
 absl::StatusOr<proto::Config> LoadConfig(const std::string& path,
                                          int world_size) {
@@ -275,14 +364,7 @@ absl::StatusOr<proto::Config> ParseConfig(absl::string_view text,
                                           int world_size) {
   proto::Config config;
   ReadRecord record;
-  if (IsTextProto(file_name)) {
-    ReadProtoFromText(text, &config, &record);
-    // Half a message: nothing sensible can be said about the rest.
-    if (!record.faults.empty()) record.doubtful_paths.push_back("");
-  } else {
-    TESSERA_ASSIGN_OR_RETURN(const JsonValue root, ReadJson(text, file_name));
-    ReadProtoFromJson(root, &config, &record);
-  }
+  TESSERA_RETURN_IF_ERROR(Read(text, file_name, &config, &record));
   return Finish(std::move(config), std::move(record), file_name, world_size);
 }
 

@@ -41,6 +41,11 @@ absl::StatusOr<proto::Config> ParseConfig(absl::string_view text,
                                           absl::string_view file_name,
                                           int world_size);
 
+// The communication section of a file, checked, with absent keys left absent;
+// an empty one if there is none. Looks at no other section, so no world size is
+// needed. Errors as LoadConfig.
+absl::StatusOr<proto::Communication> LoadCommunication(const std::string& path);
+
 // Completes and checks a Config made in code. The result has
 //   - the three batch numbers, with
 //       train_batch_size = train_micro_batch_size_per_gpu *
@@ -50,7 +55,8 @@ absl::StatusOr<proto::Config> ParseConfig(absl::string_view text,
 //   - zero_optimization.stage, 0 to 3;
 //   - all fields of optimizer.params, if there is an optimizer; its type is
 //     spelled Adam or AdamW. Both decay weights directly (as AdamW does) unless
-//     adam_w_mode is false, which needs weight_decay 0 here.
+//     adam_w_mode is false, which needs weight_decay 0 here;
+//   - communication as it was.
 // Idempotent: the result resolves to itself. LOCAL.
 absl::StatusOr<proto::Config> ResolveConfig(const proto::Config& config,
                                             int world_size);

@@ -76,7 +76,7 @@ std::string FindAnywhere(const Descriptor& schema, absl::string_view name,
     const FieldDescriptor& field = *schema.field(i);
     const std::string field_path = Join(path, field.name());
     if (field.name() == name) return field_path;
-    if (field.message_type() == nullptr) continue;
+    if (field.message_type() == nullptr || field.is_map()) continue;
     std::string found = FindAnywhere(*field.message_type(), name, field_path);
     if (!found.empty()) return found;
   }
@@ -121,7 +121,9 @@ class JsonToProto {
       }
       const std::string field_path = Join(path, member.key);
       record_.positions[field_path] = member.value.position;
-      if (field->is_repeated()) {
+      if (field->is_map()) {
+        ReadMap(member.value, field_path, *field, message);
+      } else if (field->is_repeated()) {
         ReadRepeated(member.value, field_path, *field, message);
       } else {
         ReadOne(member.value, field_path, *field, message);
@@ -177,6 +179,29 @@ class JsonToProto {
       const std::string element_path = AtIndex(path, i);
       record_.positions[element_path] = value.elements[i].position;
       ReadOne(value.elements[i], element_path, field, message);
+    }
+  }
+
+  // An object whose keys are free; of strings to strings.
+  void ReadMap(const JsonValue& value, const std::string& path,
+               const FieldDescriptor& field, Message* message) {
+    if (value.kind != JsonKind::kObject) {
+      Misfit(path, value, "an object");
+      return;
+    }
+    for (const JsonMember& member : value.members) {
+      const std::string member_path =
+          Join(path, absl::Utf8SafeCEscape(member.key));
+      record_.positions[member_path] = member.value.position;
+      if (member.value.kind != JsonKind::kString) {
+        Misfit(member_path, member.value, "a string");
+        continue;
+      }
+      Message* entry = message->GetReflection()->AddMessage(message, &field);
+      const Descriptor& schema = *entry->GetDescriptor();
+      const Reflection& reflection = *entry->GetReflection();
+      reflection.SetString(entry, schema.map_key(), member.key);
+      reflection.SetString(entry, schema.map_value(), member.value.text);
     }
   }
 

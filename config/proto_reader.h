@@ -1,7 +1,8 @@
 // Text -> protobuf message, through reflection, with positions and all faults.
 //
 // The message type is the schema: a JSON key is a field's name, an object a
-// message, an array a repeated field. The same for protobuf text format.
+// message, an array a repeated field; a map's keys are free. The same for
+// protobuf text format.
 #ifndef CONFIG_PROTO_READER_H_
 #define CONFIG_PROTO_READER_H_
 

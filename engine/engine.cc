@@ -11,6 +11,7 @@
 #include "config/config.h"
 #include "engine/replicas.h"
 #include "engine/training_state.h"
+#include "engine/world_options.h"
 #include "optim/adamw.h"
 #include "sharding/gradients.h"
 #include "sharding/partition.h"
@@ -432,6 +433,12 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(
     resolved = absl::InvalidArgumentError(absl::StrCat(
         "EngineOptions: expected live_units >= 0 and max_unit_numel >= 1, got ",
         options.live_units, " and ", options.max_unit_numel));
+  }
+  const World* const world = World::Current();
+  if (resolved.ok() && world != nullptr && world->communicator() == comm) {
+    const absl::Status made = CheckCommunication(resolved->communication(),
+                                                 world->options());
+    if (!made.ok()) resolved = made;
   }
   TESSERA_RETURN_IF_ERROR(comm->AgreeOk(resolved.status(), "configuration"));
   auto impl = std::make_unique<Impl>(std::move(module), *std::move(resolved),

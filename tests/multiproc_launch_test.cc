@@ -1,11 +1,6 @@
 // Init, as users meet it: this test program, run again as a program that calls
 // Init (see kProgram), alone, under --world or with a launcher's variables.
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <poll.h>
 #include <signal.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -21,12 +16,13 @@
 #include "absl/time/time.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
+#include "comm/cpus.h"
 #include "comm/launcher.h"
 #include "comm/rendezvous.h"
-#include "comm/subprocess.h"
 #include "comm/world.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/process.h"
 #include "torch/torch.h"
 
 namespace tessera {
@@ -96,103 +92,14 @@ int RunStubborn(const std::string& program, int argc, char** argv) {
 
 // ---- running it ----
 
-using Env = std::vector<std::pair<std::string, std::string>>;
-
-struct Finished {
-  int code = -1;  // as a shell gives it; -1: had to be killed
-  std::string out;
-  std::string err;
-  absl::Duration took;
-};
-
-class Process {
- public:
-  Process(const std::string& program, std::vector<std::string> args,
-          Env env = {}) {
-    int out[2];
-    int err[2];
-    if (pipe2(out, O_CLOEXEC) != 0 || pipe2(err, O_CLOEXEC) != 0) abort();
-    SelfExecOptions options;
-    options.argv = {"program"};
-    options.argv.insert(options.argv.end(), args.begin(), args.end());
-    options.env = std::move(env);
-    options.env.emplace_back(kProgram, program);
-    options.fds = {{out[1], STDOUT_FILENO}, {err[1], STDERR_FILENO}};
-    pid_ = SpawnSelf(options).value();
-    close(out[1]);
-    close(err[1]);
-    pipes_[0] = out[0];
-    pipes_[1] = err[0];
-  }
-  ~Process() {
-    if (pid_ != 0) {
-      kill(pid_, SIGKILL);
-      waitpid(pid_, nullptr, 0);
-    }
-    for (int fd : pipes_) {
-      if (fd >= 0) close(fd);
-    }
-  }
-
-  pid_t pid() const { return pid_; }
-
-  // Until both pipes are at their end, which is when nobody is left who has
-  // them: neither the process nor its ranks.
-  Finished Finish(absl::Duration allowed = absl::Seconds(60)) {
-    Finished result;
-    const absl::Time deadline = absl::Now() + allowed;
-    while ((pipes_[0] >= 0 || pipes_[1] >= 0) && absl::Now() < deadline) {
-      Read(deadline);
-    }
-    result.took = absl::Now() - begin_;
-    const bool ended = pipes_[0] < 0 && pipes_[1] < 0;
-    if (!ended) kill(pid_, SIGKILL);
-    int wait_status = 0;
-    waitpid(pid_, &wait_status, 0);
-    pid_ = 0;
-    if (ended) result.code = ShellExitCode(wait_status);
-    result.out = text_[0];
-    result.err = text_[1];
-    return result;
-  }
-
-  // Until stdout has `count` lines.
-  bool WaitForLines(int count) {
-    const absl::Time deadline = absl::Now() + absl::Seconds(60);
-    while (std::count(text_[0].begin(), text_[0].end(), '\n') < count) {
-      if (absl::Now() >= deadline || pipes_[0] < 0) return false;
-      Read(deadline);
-    }
-    return true;
-  }
-
- private:
-  void Read(absl::Time deadline) {
-    pollfd fds[2] = {{pipes_[0], POLLIN, 0}, {pipes_[1], POLLIN, 0}};
-    const auto left = absl::ToInt64Milliseconds(deadline - absl::Now()) + 1;
-    if (poll(fds, 2, static_cast<int>(left)) <= 0) return;
-    for (int i = 0; i < 2; ++i) {
-      if (fds[i].revents == 0) continue;
-      char buffer[4096];
-      const ssize_t got = read(pipes_[i], buffer, sizeof(buffer));
-      if (got > 0) {
-        text_[i].append(buffer, got);
-      } else {
-        close(pipes_[i]);
-        pipes_[i] = -1;
-      }
-    }
-  }
-
-  const absl::Time begin_ = absl::Now();
-  pid_t pid_ = 0;
-  int pipes_[2] = {-1, -1};
-  std::string text_[2];
-};
+Env Named(const std::string& program, Env env) {
+  env.emplace_back(kProgram, program);
+  return env;
+}
 
 Finished RunOne(const std::string& program, std::vector<std::string> args,
                 Env env = {}) {
-  return Process(program, std::move(args), std::move(env)).Finish();
+  return Process(std::move(args), Named(program, std::move(env))).Finish();
 }
 
 // Ranks 0 to n-1, all started before the first is waited for. args(r) and
@@ -203,37 +110,12 @@ std::vector<Finished> RunRanks(const std::vector<int>& ranks, ArgsOf args_of,
   std::vector<std::unique_ptr<Process>> processes;
   for (int r : ranks) {
     processes.push_back(
-        std::make_unique<Process>("plain", args_of(r), env_of(r)));
+        std::make_unique<Process>(args_of(r), Named("plain", env_of(r))));
   }
   std::vector<Finished> results;
   for (auto& process : processes) results.push_back(process->Finish());
   return results;
 }
-
-// A listening socket of this process on a port that the system chose.
-class Listener {
- public:
-  Listener() : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    sockaddr_in address = {};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_ANY);
-    socklen_t length = sizeof(address);
-    auto* const plain = reinterpret_cast<sockaddr*>(&address);
-    if (bind(fd_, plain, length) != 0 || listen(fd_, 16) != 0 ||
-        getsockname(fd_, plain, &length) != 0) {
-      abort();
-    }
-    port_ = ntohs(address.sin_port);
-  }
-  ~Listener() { close(fd_); }
-  int port() const { return port_; }
-
- private:
-  int fd_;
-  int port_;
-};
-
-int FreePort() { return Listener().port(); }
 
 Env Variables(int rank, int world_size, int port) {
   return {{"RANK", absl::StrCat(rank)},
@@ -259,10 +141,18 @@ TEST(WorldFlagTest, RunsTheRanks) {
   EXPECT_EQ(run.err, "");
 }
 
+// Threads of one of `num_ranks` ranks of this host.
+int ShareOf(int num_ranks) {
+  return std::min(at::get_num_threads(),
+                  ThreadsOf(std::vector<std::string>(num_ranks, AllowedCpus()),
+                            0, CgroupCpus()));
+}
+
 TEST(WorldFlagTest, SharesTheCoresUnlessTold) {
+  const int share = ShareOf(2);
   EXPECT_THAT(RunOne("plain", {"--world=2"}).out,
-              HasSubstr(absl::StrCat("threads ", ThreadsPerRank(2), "\n")));
-  const std::string other = ThreadsPerRank(2) == 1 ? "2" : "1";
+              HasSubstr(absl::StrCat("threads ", share, "\n")));
+  const std::string other = share == 1 ? "2" : "1";
   EXPECT_THAT(RunOne("plain", {"--world=2"}, {{"OMP_NUM_THREADS", other}}).out,
               HasSubstr(absl::StrCat("threads ", other, "\n")));
 }
@@ -316,7 +206,7 @@ TEST(WorldFlagTest, TheFirstFailuresCodeCounts) {
 }
 
 TEST(WorldFlagTest, TheRanksDieWithTheParent) {
-  Process parent("wait", {"--world=3"});
+  Process parent({"--world=3"}, Named("wait", {}));
   ASSERT_TRUE(parent.WaitForLines(3));
   kill(parent.pid(), SIGKILL);
   EXPECT_EQ(parent.Finish(absl::Seconds(20)).code, 128 + SIGKILL);
@@ -324,7 +214,7 @@ TEST(WorldFlagTest, TheRanksDieWithTheParent) {
 
 TEST(WorldFlagTest, SignalsReachTheRanks) {
   for (int sig : {SIGTERM, SIGINT}) {
-    Process parent("wait", {"--world=2"});
+    Process parent({"--world=2"}, Named("wait", {}));
     ASSERT_TRUE(parent.WaitForLines(2));
     kill(parent.pid(), sig);
     const Finished run = parent.Finish(absl::Seconds(20));
@@ -335,7 +225,8 @@ TEST(WorldFlagTest, SignalsReachTheRanks) {
 
 TEST(WorldFlagTest, StubbornRanksAreEnded) {
   for (const char* program : {"unaware", "stubborn"}) {
-    const Finished run = Process(program, {}).Finish(absl::Seconds(30));
+    const Finished run =
+        Process({}, Named(program, {})).Finish(absl::Seconds(30));
     EXPECT_EQ(run.code, 6);
     EXPECT_THAT(run.err, HasSubstr("rank 0 ended (exit code 6)"));
   }
@@ -450,7 +341,7 @@ TEST(RendezvousTest, ARankThatComesTwice) {
   const std::vector<std::string> args = {
       absl::StrCat("--rendezvous=file://", path), "--rank=0", "--world_size=2",
       "--startup_timeout=2"};
-  Process first("plain", args);
+  Process first(args, Named("plain", {}));
   const Finished second = RunOne("plain", args);
   const Finished other = first.Finish();
   unlink(path.c_str());
@@ -499,6 +390,7 @@ int main(int argc, char** argv) {
     }
     return tessera::RunProgram(name, argc, argv);
   }
+  unsetenv("OMP_NUM_THREADS");  // ranks find their own number
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }
