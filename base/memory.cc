@@ -19,6 +19,8 @@ namespace {
 
 std::atomic<bool> g_poison_on_free{false};
 
+std::atomic<MemorySource*> g_source{nullptr};
+
 int64_t RoundUp(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
@@ -26,6 +28,10 @@ int64_t RoundUp(int64_t value, int64_t multiple) {
 // Null on failure. `bytes` > 0.
 void* AllocateRaw(int64_t bytes, bool zeroed) {
   if (bytes >= kMappedFromBytes) {
+    if (MemorySource* source = g_source.load()) {
+      errno = ENOMEM;
+      return source->Allocate(bytes);
+    }
     // Fresh anonymous pages are zero already.
     void* mapped =
         mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
@@ -42,7 +48,10 @@ void FreeRaw(void* data, int64_t bytes) {
   if (g_poison_on_free.load(std::memory_order_relaxed)) {
     std::memset(data, 0xFF, bytes);
   }
-  if (bytes >= kMappedFromBytes) {
+  MemorySource* const source = g_source.load();
+  if (source != nullptr && source->Owns(data)) {
+    source->Free(data, bytes);
+  } else if (bytes >= kMappedFromBytes) {
     TESSERA_CHECK_EQ(munmap(data, static_cast<size_t>(bytes)), 0);
   } else {
     std::free(data);
@@ -193,6 +202,11 @@ absl::StatusOr<CountedBuffer> AllocateCounted(int64_t bytes, MemoryKind kind,
   return CountedBuffer(data, bytes, kind);
 }
 
+void SetMemorySource(MemorySource* source) {
+  MemorySource* none = nullptr;
+  TESSERA_CHECK(g_source.compare_exchange_strong(none, source));
+}
+
 void SetPoisonOnFree(bool poison) { g_poison_on_free = poison; }
 
 absl::StatusOr<ResidentMemory> ReadResidentMemory() {
@@ -217,6 +231,9 @@ absl::StatusOr<ResidentMemory> ReadResidentMemory() {
   }
   if (memory.rss_bytes == 0) {
     return absl::UnavailableError(absl::StrCat(kPath, " has no line Rss:"));
+  }
+  if (MemorySource* source = g_source.load()) {
+    memory.anonymous_bytes += source->resident_bytes();
   }
   return memory;
 }

@@ -10,6 +10,9 @@
 // the resident size only when touched. Huge pages are not asked for, since one
 // touched byte would then hold 2 MiB. Smaller buffers come from the heap.
 //
+// A MemorySource may give the large buffers instead of the system, for memory
+// that other processes can map.
+//
 // The ledger counts the bytes asked for, not pages: pages not yet touched are
 // in it and rounding to 4 KiB is not.
 //
@@ -144,15 +147,31 @@ inline constexpr int64_t kMappedFromBytes = 128
 absl::StatusOr<CountedBuffer> AllocateCounted(int64_t bytes, MemoryKind kind,
                                               bool zeroed = false);
 
+// Where buffers from kMappedFromBytes on come from.
+class MemorySource {
+ public:
+  virtual ~MemorySource() = default;
+  // Zeros, aligned to a page; null if there is no room.
+  virtual void* Allocate(int64_t bytes) = 0;
+  // What Allocate gave, and its size. The pages go back to the system.
+  virtual void Free(void* data, int64_t bytes) = 0;
+  virtual bool Owns(const void* data) const = 0;
+  // Pages held for it now, in bytes.
+  virtual int64_t resident_bytes() const = 0;
+};
+// For all buffers to come. At most once in a process; lives to its end.
+void SetMemorySource(MemorySource* source);
+
 // On: every buffer is filled with 0xFF bytes (NaN, as floating point) before it
 // is freed, so that tests see reads through stale pointers. Off at first.
 void SetPoisonOnFree(bool poison);
 
 // What the kernel says about this process (/proc/self/smaps_rollup), in bytes.
 struct ResidentMemory {
-  int64_t rss_bytes = 0;        // every resident page, shared ones in full
-  int64_t pss_bytes = 0;        // shared pages divided by their number of users
-  int64_t anonymous_bytes = 0;  // heap, stacks, private mappings: no files
+  int64_t rss_bytes = 0;  // every resident page, shared ones in full
+  int64_t pss_bytes = 0;  // shared pages divided by their number of users
+  // Heap, stacks, private mappings, and the MemorySource's: no files.
+  int64_t anonymous_bytes = 0;
   int64_t private_dirty_bytes = 0;  // written, and by this process alone
 };
 // Takes about a millisecond per GiB held. Returns Unavailable where the kernel

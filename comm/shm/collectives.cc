@@ -73,8 +73,8 @@ void CopyPost(const Post& from, Post* to) {
 
 }  // namespace
 
-Collectives::Collectives(Team* team, char* memory, int64_t memory_bytes)
-    : team_(team), memory_(memory), memory_bytes_(memory_bytes) {
+Collectives::Collectives(Team* team, int64_t heap_bytes)
+    : team_(team), heap_bytes_(heap_bytes) {
   TESSERA_CHECK_LE(team->size(), kMaxRanks);
 }
 
@@ -101,9 +101,11 @@ void Collectives::SetRows(Call* call, const void* rows,
   for (size_t i = 0; i < lengths.size(); ++i) {
     post.row_begin[i + 1] = post.row_begin[i] + lengths[i];
   }
-  const int64_t offset = call->rows - memory_;
-  if (may_be_direct && offset >= kHeadBytes &&
-      offset + post.row_begin[post.num_rows] <= memory_bytes_) {
+  const int64_t offset =
+      reinterpret_cast<intptr_t>(rows) -
+      reinterpret_cast<intptr_t>(team_->heap_of(team_->rank()));
+  if (may_be_direct && offset >= 0 &&
+      offset + post.row_begin[post.num_rows] <= heap_bytes_) {
     post.direct_offset = offset;
   }
 }
@@ -211,7 +213,8 @@ absl::Status Collectives::WaitForSlot(const Window& window) {
 
 absl::Status Collectives::Stage(const Call& call, const Window& window) {
   TESSERA_RETURN_IF_ERROR(WaitForSlot(window));
-  char* slot = memory_ + kControlBytes + window.slot * kSlotBytes;
+  char* slot =
+      team_->head_of(team_->rank()) + kControlBytes + window.slot * kSlotBytes;
   for (int row = 0; row < call.post.num_rows; ++row) {
     const int64_t bytes =
         std::min(window.bytes, RowBytes(call.post, row) - window.begin);
@@ -227,20 +230,20 @@ absl::Status Collectives::Row(int peer, int row, const Window& window,
   const Post& post = PostOf(peer);
   *bytes =
       std::clamp<int64_t>(RowBytes(post, row) - window.begin, 0, window.bytes);
-  const char* const memory = team_->memory_of(peer);
   if (post.direct_offset >= 0) {
-    *data = memory + post.direct_offset + post.row_begin[row] + window.begin;
+    *data = team_->heap_of(peer) + post.direct_offset + post.row_begin[row] +
+            window.begin;
     return absl::OkStatus();
   }
-  *data =
-      memory + kControlBytes + window.slot * kSlotBytes + row * window.bytes;
+  *data = team_->heap_of(peer) + kControlBytes + window.slot * kSlotBytes +
+          row * window.bytes;
   // The first window was staged before the post.
   if (window.first || *bytes == 0) return absl::OkStatus();
   return team_->WaitFor(peer, &Control::ready, window.number + 1);
 }
 
 char* Collectives::ResultSlot(int peer, const Window& window) const {
-  return const_cast<char*>(team_->memory_of(peer)) + kControlBytes +
+  return team_->head_of(peer) + kControlBytes +
          (kSlots + window.slot) * kSlotBytes;
 }
 
@@ -331,7 +334,7 @@ absl::Status Collectives::ReduceInTwoHalves(Call* call, char* data,
       if (n == 0) continue;
       const char* from = ResultSlot(peer, window);
       if (in_place && PostOf(peer).direct_offset >= 0) {
-        from = team_->memory_of(peer) + PostOf(peer).direct_offset +
+        from = team_->heap_of(peer) + PostOf(peer).direct_offset +
                post.row_begin[peer] + window.begin;
         if (peer == rank) continue;
       }

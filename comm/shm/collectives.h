@@ -39,20 +39,19 @@
 
 namespace tessera::shm {
 
-// The staging area, in every rank's memory after Control.
+// The staging area, in every rank's head after Control.
 inline constexpr int kSlots = 2;
 inline constexpr int64_t kSlotBytes = 512 << 10;
 inline constexpr int64_t kControlBytes =
     (static_cast<int64_t>(sizeof(Control)) + 4095) / 4096 * 4096;
 inline constexpr int64_t kStagingBytes = 2 * kSlots * kSlotBytes;
-// Of what a rank's memory starts with.
 inline constexpr int64_t kHeadBytes = kControlBytes + kStagingBytes;
 
 class Collectives {
  public:
-  // `memory_bytes`: how much of each rank's memory, kHeadBytes included, the
-  // others can read; own pointers into it are direct.
-  Collectives(Team* team, char* memory, int64_t memory_bytes);
+  // `heap_bytes`: how much of each rank's heap the others can read; own
+  // pointers into it are direct. The team outlives this.
+  Collectives(Team* team, int64_t heap_bytes);
 
   // out[p] = rank p's `in`, `bytes` each. `in` may be the own part of `out`.
   absl::Status AllGather(absl::string_view what, const void* in, void* out,
@@ -137,8 +136,7 @@ class Collectives {
   int Peer(int i) const { return (team_->rank() + i) % team_->size(); }
 
   Team* const team_;
-  char* const memory_;
-  const int64_t memory_bytes_;
+  const int64_t heap_bytes_;
   uint64_t sequence_ = 0;  // of the current collective
   uint64_t base_ = 0;      // windows' halves of the collectives before it
   uint64_t windows_ = 0;   // windows of the collectives before it

@@ -39,12 +39,12 @@ class Host {
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
       TESSERA_CHECK(memory != MAP_FAILED);
       memory_.push_back(static_cast<char*>(memory));
-      members_.push_back({reinterpret_cast<Control*>(memory_[r]), memory_[r]});
+      members_.push_back({memory_[r], memory_[r] + kHeadBytes});
     }
     for (int r = 0; r < size; ++r) {
       teams_.push_back(std::make_unique<Team>(r, members_));
-      ranks_.push_back(std::make_unique<Collectives>(teams_[r].get(),
-                                                     memory_[r], kMemoryBytes));
+      ranks_.push_back(std::make_unique<Collectives>(
+          teams_[r].get(), kMemoryBytes - kHeadBytes));
     }
   }
   ~Host() {

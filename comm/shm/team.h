@@ -1,9 +1,9 @@
 // Team: the ranks of one host as they see each other in shared memory, and how
 // one waits for another.
 //
-//   rank r's memory   [ Control | staging .. | heap ........ ]   one memfd
-//                       ^ mapped writable by all, for the doorbells
-//                                  ^ mapped read-only by the others
+//   head of rank r   [ Control | staging .. ]   mapped writable by all, for the
+//                                               doorbells
+//   heap of rank r   [ tensors ........ ]       mapped read-only by the others
 //
 // A counter has one writer, its rank, and only grows. Who waits for a counter
 // spins for a moment and then sleeps on its own doorbell, which whoever
@@ -52,7 +52,7 @@ struct Post {
   char what[168] = {};  // what it is for, cut off; must be alike
   uint64_t what_hash = 0;
 
-  int64_t direct_offset = -1;  // of row 0 in the rank's memory; -1: staged
+  int64_t direct_offset = -1;  // of row 0 in the rank's heap; -1: staged
   int32_t num_rows = 0;
   int64_t row_begin[kMaxRanks + 1] = {};
   int64_t expected_bytes[kMaxRanks] = {};  // of each rank's row, in kAllToAll
@@ -76,8 +76,8 @@ struct Control {
 
 // How one rank's memory looks from this process.
 struct Member {
-  Control* control = nullptr;
-  const char* memory = nullptr;  // offset 0
+  char* head = nullptr;
+  const char* heap = nullptr;
 };
 
 class Team {
@@ -87,9 +87,12 @@ class Team {
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(members_.size()); }
-  Control& mine() const { return *members_[rank_].control; }
-  Control& of(int rank) const { return *members_[rank].control; }
-  const char* memory_of(int rank) const { return members_[rank].memory; }
+  Control& mine() const { return of(rank_); }
+  Control& of(int rank) const {
+    return *reinterpret_cast<Control*>(members_[rank].head);
+  }
+  char* head_of(int rank) const { return members_[rank].head; }
+  const char* heap_of(int rank) const { return members_[rank].heap; }
 
   // Raises a counter of mine() and wakes who sleeps. LOCAL.
   void Publish(Control::Counter* counter, uint64_t value);

@@ -1,0 +1,121 @@
+#include "comm/shm/arena.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <iterator>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status.h"
+
+namespace tessera::shm {
+namespace {
+
+constexpr int64_t kPageBytes = 4096;
+
+int64_t WholePages(int64_t bytes) {
+  return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+}
+
+absl::Status Refused(const char* what) {
+  return absl::UnavailableError(
+      absl::StrCat("shared memory: ", what, ": ", std::strerror(errno)));
+}
+
+}  // namespace
+
+absl::StatusOr<int> MakeMemory(const char* name, int64_t bytes) {
+  const int fd = memfd_create(name, MFD_CLOEXEC);
+  if (fd < 0) return Refused("memfd_create");
+  if (ftruncate(fd, bytes) != 0) {
+    const absl::Status status = Refused("ftruncate");
+    close(fd);
+    return status;
+  }
+  return fd;
+}
+
+absl::StatusOr<char*> MapMemory(int fd, int64_t bytes, bool writable) {
+  void* data = mmap(nullptr, static_cast<size_t>(bytes),
+                    writable ? PROT_READ | PROT_WRITE : PROT_READ,
+                    MAP_SHARED | MAP_NORESERVE, fd, 0);
+  if (data == MAP_FAILED) return Refused("mmap");
+  return static_cast<char*>(data);
+}
+
+Arena::Arena(int fd, char* data, int64_t bytes)
+    : fd_(fd), data_(data), bytes_(bytes) {
+  free_.emplace(0, bytes);
+}
+
+absl::StatusOr<Arena*> Arena::Make() {
+  const int64_t bytes =
+      int64_t{sysconf(_SC_PHYS_PAGES)} * int64_t{sysconf(_SC_PAGESIZE)};
+  TESSERA_ASSIGN_OR_RETURN(const int fd, MakeMemory("tessera-heap", bytes));
+  auto data = MapMemory(fd, bytes, /*writable=*/true);
+  if (!data.ok()) {
+    close(fd);
+    return data.status();
+  }
+  auto* arena = new Arena(fd, *data, bytes);
+  SetMemorySource(arena);
+  return arena;
+}
+
+absl::StatusOr<Arena*> Arena::Get() {
+  static const absl::StatusOr<Arena*>* const arena =
+      new absl::StatusOr<Arena*>(Make());
+  return *arena;
+}
+
+void* Arena::Allocate(int64_t bytes) {
+  const int64_t wanted = WholePages(bytes);
+  absl::MutexLock lock(&mutex_);
+  for (auto it = free_.begin(); it != free_.end(); ++it) {
+    const auto [begin, length] = *it;
+    if (length < wanted) continue;
+    free_.erase(it);
+    if (length > wanted) free_.emplace(begin + wanted, length - wanted);
+    return data_ + begin;
+  }
+  return nullptr;
+}
+
+void Arena::Free(void* data, int64_t bytes) {
+  int64_t begin = static_cast<char*>(data) - data_;
+  int64_t length = WholePages(bytes);
+  TESSERA_CHECK_EQ(
+      fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, begin, length),
+      0)
+      << std::strerror(errno);
+  absl::MutexLock lock(&mutex_);
+  auto next = free_.lower_bound(begin);
+  if (next != free_.end() && next->first == begin + length) {
+    length += next->second;
+    next = free_.erase(next);
+  }
+  if (next != free_.begin()) {
+    const auto previous = std::prev(next);
+    if (previous->first + previous->second == begin) {
+      previous->second += length;
+      return;
+    }
+  }
+  free_.emplace(begin, length);
+}
+
+bool Arena::Owns(const void* data) const {
+  return data >= data_ && data < data_ + bytes_;
+}
+
+int64_t Arena::resident_bytes() const {
+  struct stat info;
+  return fstat(fd_, &info) == 0 ? info.st_blocks * 512 : 0;
+}
+
+}  // namespace tessera::shm

@@ -1,0 +1,59 @@
+// Arena: the memory of this process that other ranks of the host may map.
+//
+//   memfd   [ used | free | used ....... | free ............ ]   sparse
+//
+// It is as long as the machine's memory, holds pages only where buffers are,
+// and has no name: nothing of it is left when the last process that maps it
+// has ended, however it ended. Freed ranges give their pages back at once and
+// are zero when used again.
+//
+// Installed as the source of large buffers (base/memory.h), so that what a
+// collective works on lies where the others can read it.
+//
+// Threads: any.
+#ifndef COMM_SHM_ARENA_H_
+#define COMM_SHM_ARENA_H_
+
+#include <cstdint>
+#include <map>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "base/memory.h"
+
+namespace tessera::shm {
+
+class Arena : public MemorySource {
+ public:
+  // The process's own, made and installed by the first call, which all later
+  // ones return. Never destroyed. Unavailable where the kernel refuses.
+  static absl::StatusOr<Arena*> Get();
+
+  void* Allocate(int64_t bytes) override;  // null if there is no room
+  void Free(void* data, int64_t bytes) override;
+  bool Owns(const void* data) const override;
+  int64_t resident_bytes() const override;
+
+  int fd() const { return fd_; }
+  char* data() const { return data_; }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  Arena(int fd, char* data, int64_t bytes);
+  static absl::StatusOr<Arena*> Make();
+
+  const int fd_;
+  char* const data_;
+  const int64_t bytes_;
+  absl::Mutex mutex_;
+  std::map<int64_t, int64_t> free_ ABSL_GUARDED_BY(mutex_);  // begin -> bytes
+};
+
+// A memfd of `bytes`, closed on exec. Unavailable.
+absl::StatusOr<int> MakeMemory(const char* name, int64_t bytes);
+// Maps all of it. Unavailable.
+absl::StatusOr<char*> MapMemory(int fd, int64_t bytes, bool writable);
+
+}  // namespace tessera::shm
+#endif  // COMM_SHM_ARENA_H_
