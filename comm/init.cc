@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "comm/backend_choice.h"
+#include "comm/comm_log.h"
 #include "comm/comm_thread.h"
 #include "comm/gloo_communicator.h"
 #include "comm/job.h"
@@ -182,6 +183,10 @@ void Shutdown() {
   }
   if (world == nullptr) return;
   CommThread::Get().Stop();
+  const Communicator& comm = *world->communicator();
+  const absl::Status written =
+      WriteCommLogs(comm.Report(), comm.ChromeTrace(), comm.rank());
+  if (!written.ok()) TESSERA_LOG(WARNING) << written.message();
   delete world;
 }
 
