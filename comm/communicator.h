@@ -128,8 +128,9 @@ class Communicator {
   // unless TESSERA_COMM_TRACE is set. LOCAL.
   virtual std::string ChromeTrace() const { return ""; }
   // By rank: how long this rank's collectives were blocked until the first
-  // bytes of that rank came, its own entry 0; each moment is charged to one
-  // rank. Empty where the backend does not know. LOCAL.
+  // message with that rank was through, its own entry 0. Peers are waited for
+  // one after the other, so each moment is charged to one rank. Empty where the
+  // backend does not know (nccl). LOCAL.
   virtual std::vector<absl::Duration> WaitedFor() const { return {}; }
   // By rank: how long all the others together have waited for it (the sum of
   // their WaitedFor). The slow rank is the one with much more than the others.

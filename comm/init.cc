@@ -14,6 +14,7 @@
 #include "comm/comm_log.h"
 #include "comm/comm_thread.h"
 #include "comm/gloo_communicator.h"
+#include "comm/hang_dump.h"
 #include "comm/job.h"
 #include "comm/launcher.h"
 #include "comm/nccl_communicator.h"
@@ -166,6 +167,7 @@ absl::StatusOr<const World*> Init(int* argc, char** argv,
   if (!launched && flags.world.value_or(1) > 1) {
     TESSERA_RETURN_IF_ERROR(Launch(whole_argv, *flags.world));
   }
+  SetHangDumpFolder(options.dump_folder);
   options.startup_timeout =
       flags.startup_timeout.value_or(options.startup_timeout);
   TESSERA_ASSIGN_OR_RETURN(const Job job, FindJob(flags, launched));

@@ -20,6 +20,10 @@ struct WorldOptions {
   absl::Duration collective_timeout = absl::Minutes(5);
   // How long a peer's announcement stands before it ends a collective.
   absl::Duration announce_grace = kAnnounceGrace;
+  // Where a rank writes its last collectives and the stacks of its threads when
+  // it gives up waiting for others (comm/hang_dump.h). Empty: what
+  // TESSERA_DUMP_FOLDER says, or TMPDIR, or /tmp. "off": nowhere.
+  std::string dump_folder;
   // nccl: sum in rank order, as gloo does, by an all-to-all and a kernel of our
   // own. Off: NCCL's own reduce-scatter, faster, in an order of its own.
   bool ordered_sums = true;
