@@ -1,5 +1,6 @@
 #include "comm/announcements.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -151,7 +152,13 @@ bool Announcements::AllSaid(absl::Duration timeout) {
     int said = 0;
     for (int r = 0; r < world_size_; ++r) said += has_said(all[r], r);
     if (said == world_size_) return true;
-    if (absl::Now() >= deadline) return false;
+    const std::vector<EndedRank> ended = lifeline_->Ended();
+    if (absl::Now() >= deadline ||
+        std::any_of(ended.begin(), ended.end(), [&](const EndedRank& e) {
+          return !has_said(all[e.rank], e.rank);
+        })) {
+      return false;
+    }
     absl::SleepFor(absl::Milliseconds(10));
   }
 }

@@ -96,7 +96,7 @@ class Announcements {
 
   // Since this rank's last Say: has every other rank announced something, or
   // had it then? Also if it was taken back since. Waits for that, `timeout` at
-  // most. LOCAL.
+  // most, and not for a rank that has ended and said nothing. LOCAL.
   bool AllSaid(absl::Duration timeout);
 
   void SetWaiting(const WaitingIn& waiting);

@@ -156,6 +156,7 @@ absl::Status GlooCommunicator::WaitAll(const std::vector<Message>& messages) {
   for (const Message& message : messages) {
     const int peer = GlooTransport::PeerOf(*message);
     const absl::Duration begin = MonotonicNow();
+    monitor_.SetAwaited(peer);
     TESSERA_RETURN_IF_ERROR(transport_->Wait(*message));
     if (met_[peer]) continue;
     met_[peer] = true;

@@ -1,6 +1,7 @@
 // A connection begins with the token and the rank (4 bytes) of who connects,
-// answered by 'k'. After that frames of 5 bytes, both ways: 'b' (bye: left) or
-// 'g' (gone), and a rank. Little-endian.
+// answered by 'k'. After that frames of 5 bytes, both ways: 'b' (bye: left),
+// 'g' (gone), 'p' (are you there? Sent back as it is), and a rank.
+// Little-endian.
 #include "comm/lifeline.h"
 
 #include <arpa/inet.h>
@@ -292,6 +293,14 @@ bool Lifeline::WaitForEnd(absl::Duration timeout) const {
   return !ended_.empty();
 }
 
+bool Lifeline::Rank0Answers(absl::Duration timeout) const {
+  absl::MutexLock lock(&mutex_);
+  if (rank_ == 0 || !connected_) return true;
+  answered_ = false;
+  for (const Peer& peer : peers_) Tell(peer.fd, 'p', rank_);
+  return mutex_.AwaitWithTimeout(absl::Condition(&answered_), timeout);
+}
+
 void Lifeline::Run() {
   pthread_setname_np(pthread_self(), "tessera-life");
   std::vector<pollfd> fds;
@@ -360,6 +369,11 @@ bool Lifeline::Understand(Peer* peer) {
     const char kind = peer->in[0];
     const int rank = IntAt(peer->in, 1);
     peer->in.erase(0, kFrameBytes);
+    if (kind == 'p') {
+      answered_ = true;
+      if (rank_ == 0) Tell(peer->fd, 'p', rank);
+      continue;
+    }
     if ((kind != 'b' && kind != 'g') || rank < 0 || rank >= world_size_) {
       return false;
     }

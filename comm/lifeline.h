@@ -57,6 +57,9 @@ class Lifeline {
   // Waits until there is one, `timeout` at most. False at once if this lifeline
   // is not connected.
   bool WaitForEnd(absl::Duration timeout) const;
+  // Asks rank 0; false if it is stopped, or cannot be reached, or slower than
+  // `timeout`. True on rank 0, and if this lifeline is not connected.
+  bool Rank0Answers(absl::Duration timeout) const;
 
  private:
   struct Peer {
@@ -79,7 +82,7 @@ class Lifeline {
   bool Understand(Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Lost(const Peer& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Note(int rank, bool left) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Tell(int fd, char kind, int rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static void Tell(int fd, char kind, int rank);
   void SayBye();
   static void AllSayBye();
 
@@ -90,6 +93,7 @@ class Lifeline {
   int stop_fd_ = -1;  // an eventfd
 
   mutable absl::Mutex mutex_;
+  mutable bool answered_ ABSL_GUARDED_BY(mutex_) = false;  // the last question
   bool connected_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<EndedRank> ended_ ABSL_GUARDED_BY(mutex_);
   std::vector<Peer> peers_ ABSL_GUARDED_BY(mutex_);

@@ -19,7 +19,6 @@ namespace {
 
 // A wait is long, and looked at, from here on; then ever more rarely.
 constexpr absl::Duration kFirstLook = absl::Milliseconds(100);
-constexpr absl::Duration kPublishEvery = absl::Seconds(1);
 // What a dead rank had sent may still arrive.
 constexpr absl::Duration kEndedGrace = absl::Milliseconds(300);
 // A broken connection may be noticed before the lifeline tells whose fault it
@@ -31,6 +30,10 @@ constexpr absl::Duration kSilence = absl::Seconds(3);
 // The longest between two looks: many ranks ask the one store.
 absl::Duration LongestInterval(int world_size) {
   return std::max(absl::Milliseconds(400), world_size * absl::Milliseconds(2));
+}
+
+absl::Duration BeatInterval(int world_size) {
+  return std::max(absl::Seconds(1), world_size * absl::Milliseconds(10));
 }
 
 // Often enough for short timeouts, rarely enough to cost nothing.
@@ -88,6 +91,7 @@ WaitMonitor::WaitMonitor(Announcements* board, Options options,
 WaitMonitor::~WaitMonitor() { Watchdog::Get().Remove(watch_); }
 
 void WaitMonitor::Begin(WaitingIn wait) {
+  awaited_ = -1;
   // Who waits for this rank sees that it has come, see JudgeAnnouncements.
   if (board_->speaking()) board_->SetWaiting(wait);
   absl::MutexLock lock(&mutex_);
@@ -143,7 +147,7 @@ void WaitMonitor::Look() {
   }
   if (current.judged) return EndIfStuck(current);
   Publish(current);
-  if (!current.active) return DumpIfGivenUp(current);
+  if (!current.active) return;
   absl::Status verdict = JudgeEnded(current);
   if (verdict.ok() && IsDue(current)) verdict = Judge(current);
   if (verdict.ok()) return;
@@ -165,8 +169,13 @@ void WaitMonitor::Publish(const Current& current) {
                          now - current.begin >= std::min(kFirstLook, tick_);
   if (current.id == 0 || (!long_wait && now < publish_at_)) return;
   published_ = current.id;
-  publish_at_ = now + kPublishEvery;
   board_->SetWaiting(current.wait);
+  if (now < publish_at_) return;
+  publish_at_ = now + BeatInterval(board_->world_size());
+  const std::optional<Board> board = board_->ReadBoard();
+  if (!board.has_value()) return;
+  Learn(*board);
+  if (!current.active) DumpIfGivenUp(*board);
 }
 
 bool WaitMonitor::IsDue(const Current& current) {
@@ -277,61 +286,74 @@ std::string WaitMonitor::WhyAbsent(int rank, const WaitingIn& wait) const {
     return absl::StrCat(words, " (nothing is known of it)");
   }
   if (known.last->sequence >= wait.sequence) return "";
-  absl::StrAppend(
-      &words,
-      known.last->finished ? " (it finished " : " (it was last seen in ",
-      known.last->Name());
+  const std::string name = known.last->Name();
   const absl::Duration silent = MonotonicNow() - known.since;
-  if (board_->store_silent()) {
-    absl::StrAppend(&words, ", and now the store does not answer");
-  } else if (silent >= kSilence) {
-    absl::StrAppend(&words, ", no sign of life for ", Rounded(silent),
-                    ": stopped, or its host is gone");
-  } else if (known.last->finished) {
-    absl::StrAppend(&words, " and is in its own code");
+  if (silent >= kSilence) {
+    return absl::StrCat(words, " (last heard of ", Rounded(silent), " ago, ",
+                        known.last->finished ? "out of " : "in ", name,
+                        ": it is stopped, or cannot be reached)");
   }
-  return words + ")";
+  return absl::StrCat(words, known.last->finished
+                                 ? absl::StrCat(" (it finished ", name,
+                                                " and is in its own code)")
+                                 : absl::StrCat(" (it is in ", name, ")"));
 }
 
-absl::Status WaitMonitor::TooLong(const Current& current) {
-  const WaitingIn& wait = current.wait;
-  std::vector<int> here = {board_->rank()};
+// Who waits, who has not come, and who is elsewhere; `here` are those who wait.
+std::vector<std::string> WaitMonitor::WhereAllAre(
+    const WaitingIn& wait, std::vector<int>* here) const {
   std::vector<std::string> words;
+  if (board_->store_silent()) {
+    // What is known of the others is old. The lifeline tells of rank 0, which
+    // often hosts the store, and the transport whose bytes are missing.
+    const int awaited = awaited_;
+    if (!board_->lifeline().Rank0Answers(kNewsTime)) {
+      words.push_back(WhyAbsent(0, wait));
+      if (words[0].empty()) words[0] = "rank 0 does not answer";
+    }
+    if (awaited > 0 || (awaited == 0 && words.empty())) {
+      words.push_back(absl::StrCat("bytes of rank ", awaited, " are missing"));
+    }
+    words.push_back(
+        "the store does not answer, so where the other ranks are is not known");
+    return words;
+  }
   for (int r = 0; r < board_->world_size(); ++r) {
     if (r == board_->rank()) continue;
     const std::string absent = WhyAbsent(r, wait);
     if (!absent.empty()) {
       words.push_back(absent);
     } else if (known_[r].last->signature == wait.signature) {
-      here.push_back(r);
+      here->push_back(r);
     } else {
       words.push_back(absl::StrCat(
           "rank ", r, known_[r].last->finished ? " has finished " : " is in ",
           known_[r].last->Name()));
     }
   }
+  return words;
+}
+
+absl::Status WaitMonitor::TooLong(const Current& current) const {
+  std::vector<int> here = {board_->rank()};
+  std::vector<std::string> words = WhereAllAre(current.wait, &here);
   std::sort(here.begin(), here.end());
   words.push_back(absl::StrCat(Ranks(here), here.size() == 1 ? " has" : " have",
                                " waited in it for ",
                                Rounded(MonotonicNow() - current.begin)));
   return absl::DeadlineExceededError(
-      absl::StrCat(wait.Name(), " has not ended within ",
+      absl::StrCat(current.wait.Name(), " has not ended within ",
                    absl::FormatDuration(options_.timeout), ": ",
                    absl::StrJoin(words, "; ")));
 }
 
-void WaitMonitor::DumpIfGivenUp(const Current& current) {
-  // Once for each time that it publishes, about every second.
-  if (dumped_ || current.id == 0 || published_ != current.id ||
-      MonotonicNow() < look_at_) {
-    return;
-  }
-  look_at_ = MonotonicNow() + kPublishEvery;
-  for (const Announcement& said : board_->Read()) {
-    if (!said.final || !absl::IsDeadlineExceeded(said.status)) continue;
+void WaitMonitor::DumpIfGivenUp(const Board& board) {
+  for (const Announcement& said : board.said) {
+    if (dumped_ || !said.final || !absl::IsDeadlineExceeded(said.status)) {
+      continue;
+    }
     dumped_ = true;
     TESSERA_LOG(WARNING) << WithDump(board_->rank(), said.status).message();
-    return;
   }
 }
 

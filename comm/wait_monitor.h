@@ -22,13 +22,14 @@
 // the process logs the verdict and ends, with exit code 1.
 //
 // Each rank writes about once a second what it is in, or was in last, to the
-// store, and at once when it begins to wait long; so the others can tell what a
-// rank did last that does not come.
+// store (and soon after it begins to wait long), and reads what the others have
+// written; so it can tell what a rank did last that does not come.
 //
 // Threads: Begin and End come from one thread.
 #ifndef COMM_WAIT_MONITOR_H_
 #define COMM_WAIT_MONITOR_H_
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -62,6 +63,9 @@ class WaitMonitor {
   ~WaitMonitor();
 
   void Begin(WaitingIn wait);
+  // For transports that know: it is this rank whose message is waited for now.
+  // Said where the store cannot tell who has not come.
+  void SetAwaited(int rank) { awaited_ = rank; }
   // Ends the wait. OK if `outcome` is. Otherwise the reason, best known first:
   // the verdict, what a peer announced, that a rank has ended, `outcome`
   // itself; and that reason is announced to the others as final. May ask the
@@ -91,12 +95,14 @@ class WaitMonitor {
   absl::Status JudgeEnded(const Current& current) const;
   absl::Status JudgeAnnouncements(const Current& current, const Board& board);
   absl::Status JudgeMismatch(const WaitingIn& wait, const Board& board) const;
-  absl::Status TooLong(const Current& current);
+  absl::Status TooLong(const Current& current) const;
+  std::vector<std::string> WhereAllAre(const WaitingIn& wait,
+                                       std::vector<int>* here) const;
   // Why another rank has not come, "" if it has.
   std::string WhyAbsent(int rank, const WaitingIn& wait) const;
   void Learn(const Board& board);
   // For a rank that the others have given up waiting for.
-  void DumpIfGivenUp(const Current& current);
+  void DumpIfGivenUp(const Board& board);
   void EndIfStuck(const Current& current);
 
   Announcements* const board_;
@@ -112,6 +118,7 @@ class WaitMonitor {
   std::map<std::pair<int, int64_t>, absl::Duration> seen_;  // rank, count
   std::vector<Known> known_;                                // by rank
 
+  std::atomic<int> awaited_{-1};
   absl::Mutex mutex_;
   Current current_ ABSL_GUARDED_BY(mutex_);
   absl::Status verdict_ ABSL_GUARDED_BY(mutex_);

@@ -156,11 +156,12 @@ TEST_F(MonitorTest, TimeoutSaysWhatAnAbsentRankDidLast) {
 
 TEST_F(MonitorTest, ARankWhoseBeatStandsStillIsSilent) {
   b_->SetWaiting({6, 5, "all-gather of unit w"});
-  EXPECT_THAT(WaitUntilAborted(absl::Seconds(4), absl::Seconds(60)),
-              StatusIs(absl::StatusCode::kDeadlineExceeded,
-                       ContainsRegex("it was last seen in all-gather of unit w "
-                                     "#6, no sign of life for 3.[0-9]*s: "
-                                     "stopped, or its host is gone")));
+  EXPECT_THAT(
+      WaitUntilAborted(absl::Seconds(4), absl::Seconds(60)),
+      StatusIs(absl::StatusCode::kDeadlineExceeded,
+               ContainsRegex("rank 1 has not come \\(last heard of "
+                             "3.[0-9]*s ago, in all-gather of unit w "
+                             "#6: it is stopped, or cannot be reached")));
 }
 
 TEST_F(MonitorTest, ARankPublishesWhatItIsInAndWasIn) {
@@ -316,30 +317,38 @@ TEST(SilentStoreTest, TheTimeoutComesAllTheSame) {
       c10::make_intrusive<FrozenStore>(frozen);
   auto a = std::move(Announcements::Create(store, 0, 2)).value();
   auto b = std::move(Announcements::Create(store, 1, 2)).value();
-  b->SetWaiting({6, 5, "all-gather of unit w"});
   absl::Notification aborted;
   {
     WaitMonitor monitor(a.get(), {absl::Seconds(2), absl::Seconds(60)},
                         [&] { aborted.Notify(); });
     monitor.Begin({7, 1234, "all-gather of unit x"});
-    absl::SleepFor(absl::Seconds(1));  // it learns what rank 1 does
+    monitor.SetAwaited(1);
     frozen->Lock();
     const absl::Time begin = absl::Now();
     aborted.WaitForNotification();
     EXPECT_LT(absl::Now() - begin, absl::Seconds(8));
     EXPECT_THAT(
         monitor.End(absl::CancelledError("aborted")),
-        StatusIs(
-            absl::StatusCode::kDeadlineExceeded,
-            HasSubstr("rank 1 has not come (it was last seen in all-gather "
-                      "of unit w #6, and now the store does not answer)")));
+        StatusIs(absl::StatusCode::kDeadlineExceeded,
+                 HasSubstr("bytes of rank 1 are missing; the store does "
+                           "not answer")));
   }
   frozen->Unlock();
 }
 
 // ---- the lifeline ----
 
+TEST_F(BoardTest, AllSaidDoesNotWaitForARankThatHasEnded) {
+  b_ = nullptr;
+  ASSERT_TRUE(a_->lifeline().WaitForEnd(absl::Seconds(20)));
+  a_->Say(absl::InternalError("a"), false);
+  const absl::Time begin = absl::Now();
+  EXPECT_FALSE(a_->AllSaid(absl::Seconds(60)));
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(20));
+}
+
 TEST_F(BoardTest, ARankThatLeavesSaysSo) {
+  EXPECT_TRUE(b_->lifeline().Rank0Answers(absl::Seconds(20)));
   EXPECT_FALSE(a_->lifeline().WaitForEnd(absl::Milliseconds(50)));
   b_ = nullptr;
   ASSERT_TRUE(a_->lifeline().WaitForEnd(absl::Seconds(20)));
