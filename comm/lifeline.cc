@@ -4,13 +4,7 @@
 // Little-endian.
 #include "comm/lifeline.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
-#include <ifaddrs.h>
-#include <net/if.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
@@ -31,6 +25,7 @@
 #include "base/torch_guard.h"
 #include "comm/flight_recorder.h"
 #include "comm/job.h"
+#include "comm/sockets.h"
 #include "torch/csrc/distributed/c10d/Store.hpp"
 
 namespace tessera {
@@ -38,7 +33,7 @@ namespace {
 
 constexpr char kKey[] = "lifeline";
 constexpr size_t kTokenBytes = 32;  // 16 random ones, in hex
-constexpr int kConnectMs = 1000;    // for each address
+constexpr int kHandshakeMs = 5000;
 constexpr int kFrameBytes = 5;
 
 ABSL_CONST_INIT absl::Mutex g_all_mutex(absl::kConstInit);
@@ -54,103 +49,6 @@ std::string Token() {
   char bytes[kTokenBytes / 2] = {};
   if (getrandom(bytes, sizeof(bytes), 0) < 0) return "";
   return absl::BytesToHexString(absl::string_view(bytes, sizeof(bytes)));
-}
-
-void SetOption(int fd, int level, int name, int value) {
-  setsockopt(fd, level, name, &value, sizeof(value));
-}
-
-void KeepAlive(int fd) {
-  SetOption(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
-  SetOption(fd, IPPROTO_TCP, TCP_KEEPIDLE, 10);
-  SetOption(fd, IPPROTO_TCP, TCP_KEEPINTVL, 2);
-  SetOption(fd, IPPROTO_TCP, TCP_KEEPCNT, 5);
-  SetOption(fd, IPPROTO_TCP, TCP_NODELAY, 1);
-}
-
-// A listening socket, or -1. On the loopback, or wherever this host is reached.
-int OpenListener(bool loopback, int backlog, uint16_t* port) {
-  sockaddr_in6 any = {};
-  any.sin6_family = AF_INET6;
-  any.sin6_addr = in6addr_any;
-  sockaddr_in v4 = {};
-  v4.sin_family = AF_INET;
-  v4.sin_addr.s_addr = htonl(loopback ? INADDR_LOOPBACK : INADDR_ANY);
-  for (bool v6 : {true, false}) {
-    if (v6 && loopback) continue;
-    const int fd =
-        socket(v6 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd < 0) continue;
-    if (v6) SetOption(fd, IPPROTO_IPV6, IPV6_V6ONLY, 0);
-    const auto* address = v6 ? reinterpret_cast<const sockaddr*>(&any)
-                             : reinterpret_cast<const sockaddr*>(&v4);
-    sockaddr_in6 bound = {};
-    socklen_t length = sizeof(bound);
-    if (bind(fd, address, v6 ? sizeof(any) : sizeof(v4)) == 0 &&
-        listen(fd, backlog) == 0 &&
-        getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &length) == 0) {
-      // Ports are at the same place in both kinds of address.
-      *port = ntohs(bound.sin6_port);
-      return fd;
-    }
-    close(fd);
-  }
-  return -1;
-}
-
-// Where other hosts may reach this one.
-std::vector<std::string> Addresses() {
-  std::vector<std::string> addresses;
-  ifaddrs* list = nullptr;
-  if (getifaddrs(&list) != 0) return addresses;
-  for (const ifaddrs* it = list; it != nullptr; it = it->ifa_next) {
-    if (it->ifa_addr == nullptr || (it->ifa_flags & IFF_UP) == 0 ||
-        (it->ifa_flags & IFF_LOOPBACK) != 0) {
-      continue;
-    }
-    const int family = it->ifa_addr->sa_family;
-    if (family != AF_INET && family != AF_INET6) continue;
-    char host[NI_MAXHOST] = {};
-    if (getnameinfo(
-            it->ifa_addr,
-            family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6),
-            host, sizeof(host), nullptr, 0, NI_NUMERICHOST) == 0) {
-      addresses.emplace_back(host);
-    }
-  }
-  freeifaddrs(list);
-  return addresses;
-}
-
-bool WaitFor(int fd, short events, int timeout_ms) {
-  pollfd item = {fd, events, 0};
-  int ready = 0;
-  do {
-    ready = poll(&item, 1, timeout_ms);
-  } while (ready < 0 && errno == EINTR);
-  return ready > 0;
-}
-
-int ConnectTo(const std::string& host, const std::string& port) {
-  addrinfo hints = {};
-  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  if (getaddrinfo(host.c_str(), port.c_str(), &hints, &found) != 0) return -1;
-  const int fd =
-      socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  int error = fd < 0 ? errno : 0;
-  if (fd >= 0 && connect(fd, found->ai_addr, found->ai_addrlen) != 0) {
-    error = errno;
-    socklen_t length = sizeof(error);
-    if (error == EINPROGRESS && WaitFor(fd, POLLOUT, kConnectMs)) {
-      getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length);
-    }
-  }
-  freeaddrinfo(found);
-  if (error == 0) return fd;
-  if (fd >= 0) close(fd);
-  return -1;
 }
 
 std::string Frame(char kind, int32_t rank) {
@@ -237,8 +135,8 @@ bool Lifeline::Handshake(int fd, const std::string& token) {
   char answer = 0;
   return send(fd, hello.data(), hello.size(), MSG_NOSIGNAL) ==
              static_cast<ssize_t>(hello.size()) &&
-         WaitFor(fd, POLLIN, 5 * kConnectMs) && recv(fd, &answer, 1, 0) == 1 &&
-         answer == 'k';
+         WaitForSocket(fd, POLLIN, kHandshakeMs) &&
+         recv(fd, &answer, 1, 0) == 1 && answer == 'k';
 }
 
 void Lifeline::StartThread() {
