@@ -1,16 +1,20 @@
 #include "comm/announcements.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "base/status.h"
 #include "base/torch_guard.h"
 #include "torch/csrc/distributed/c10d/Store.hpp"
 
 namespace tessera {
 namespace {
+
+constexpr absl::Duration kPatience = absl::Seconds(1);
 
 std::string SaidKey(int rank) { return absl::StrCat("said/", rank); }
 std::string WaitingKey(int rank) { return absl::StrCat("waiting/", rank); }
@@ -34,48 +38,50 @@ std::optional<Announcement> ParseAnnouncement(int rank,
 
 std::optional<WaitingIn> ParseWaiting(const std::string& text) {
   const std::vector<absl::string_view> parts =
-      absl::StrSplit(text, absl::MaxSplits(' ', 2));
+      absl::StrSplit(text, absl::MaxSplits(' ', 4));
   WaitingIn result;
-  if (parts.size() != 3 || !absl::SimpleAtoi(parts[0], &result.sequence) ||
-      !absl::SimpleAtoi(parts[1], &result.signature)) {
+  if (parts.size() != 5 || !absl::SimpleAtoi(parts[0], &result.beat) ||
+      !absl::SimpleAtoi(parts[1], &result.sequence) ||
+      !absl::SimpleAtoi(parts[2], &result.signature)) {
     return std::nullopt;
   }
-  result.what = std::string(parts[2]);
+  result.finished = parts[3] == "out";
+  const std::pair<std::string, std::string> rest =
+      absl::StrSplit(parts[4], absl::MaxSplits('\x1f', 1));
+  result.what = rest.first;
+  result.details = rest.second;
   return result;
 }
 
 }  // namespace
 
+std::string WaitingIn::Name() const {
+  return absl::StrCat(what, " #", sequence, details.empty() ? "" : " (",
+                      details, details.empty() ? "" : ")");
+}
+
 Announcements::Announcements(c10::intrusive_ptr<c10d::Store> store, int rank,
                              int world_size)
-    : store_(std::move(store)), rank_(rank), world_size_(world_size) {}
+    : store_(std::move(store), kPatience),
+      rank_(rank),
+      world_size_(world_size) {}
 
 absl::StatusOr<std::unique_ptr<Announcements>> Announcements::Create(
-    c10::intrusive_ptr<c10d::Store> store, int rank, int world_size) {
+    c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
+    bool same_host) {
+  // With a client of its own: it may block in the store.
+  TESSERA_ASSIGN_OR_RETURN(const c10::intrusive_ptr<c10d::Store> own_client,
+                           CatchTorch("store", [&] { return store->clone(); }));
+  std::unique_ptr<Lifeline> lifeline =
+      Lifeline::Create(*own_client, rank, world_size, same_host);
   auto result = std::unique_ptr<Announcements>(
       new Announcements(std::move(store), rank, world_size));
-  if (!result->Write(SaidKey(rank), "") ||
-      !result->Write(WaitingKey(rank), "")) {
+  result->lifeline_ = std::move(lifeline);
+  if (!result->store_.Set(SaidKey(rank), "") ||
+      !result->store_.Set(WaitingKey(rank), "")) {
     return absl::UnavailableError("the store of the rendezvous is gone");
   }
   return result;
-}
-
-bool Announcements::Write(const std::string& key, const std::string& value) {
-  return CatchTorch("store",
-                    [&] {
-                      store_->set(key, value);
-                      // set() does not wait for the store; a question behind it
-                      // does.
-                      store_->check({key});
-                    })
-      .ok();
-}
-
-std::string Announcements::Read(const std::string& key) {
-  absl::StatusOr<std::string> value = CatchTorch(
-      "store", [&]() -> std::string { return store_->get_to_str(key); });
-  return value.ok() ? *std::move(value) : "";
 }
 
 absl::Status Announcements::FailedHere(const absl::Status& status) const {
@@ -90,16 +96,16 @@ void Announcements::Say(const absl::Status& status, bool final) {
   speaking_ = true;
   // Before the own words are out: whoever sees them may take his own back.
   before_ = ReadAll();
-  Write(SaidKey(rank_),
-        absl::StrCat(++count_, final ? " final " : " now ",
-                     static_cast<int>(status.code()), " ", status.message()));
+  store_.Set(SaidKey(rank_), absl::StrCat(++count_, final ? " final " : " now ",
+                                          static_cast<int>(status.code()), " ",
+                                          status.message()));
 }
 
 void Announcements::TakeBack() {
   absl::MutexLock lock(&mutex_);
   if (!final_ && speaking_) {
     speaking_ = false;
-    Write(SaidKey(rank_), absl::StrCat(count_, " past 0 "));
+    store_.Set(SaidKey(rank_), absl::StrCat(count_, " past 0 "));
   }
 }
 
@@ -110,9 +116,13 @@ bool Announcements::speaking() const {
 
 std::vector<Announcement> Announcements::ReadAll() {
   std::vector<Announcement> all(world_size_);
+  std::vector<std::string> keys;
+  for (int r = 0; r < world_size_; ++r) keys.push_back(SaidKey(r));
+  const std::optional<std::vector<std::string>> texts = store_.Get(keys);
+  if (!texts.has_value()) return all;
   for (int r = 0; r < world_size_; ++r) {
     if (r == rank_) continue;
-    all[r] = ParseAnnouncement(r, Read(SaidKey(r))).value_or(Announcement());
+    all[r] = ParseAnnouncement(r, (*texts)[r]).value_or(Announcement());
   }
   return all;
 }
@@ -142,22 +152,45 @@ bool Announcements::AllSaid(absl::Duration timeout) {
     int said = 0;
     for (int r = 0; r < world_size_; ++r) said += has_said(all[r], r);
     if (said == world_size_) return true;
-    if (absl::Now() >= deadline) return false;
+    const std::vector<EndedRank> ended = lifeline_->Ended();
+    if (absl::Now() >= deadline ||
+        std::any_of(ended.begin(), ended.end(), [&](const EndedRank& e) {
+          return !has_said(all[e.rank], e.rank);
+        })) {
+      return false;
+    }
     absl::SleepFor(absl::Milliseconds(10));
   }
 }
 
 void Announcements::SetWaiting(const WaitingIn& waiting) {
-  Write(WaitingKey(rank_), absl::StrCat(waiting.sequence, " ",
-                                        waiting.signature, " ", waiting.what));
+  store_.Set(
+      WaitingKey(rank_),
+      absl::StrCat(++beat_, " ", waiting.sequence, " ", waiting.signature,
+                   waiting.finished ? " out " : " in ", waiting.what, "\x1f",
+                   waiting.details));
 }
 
-std::vector<std::optional<WaitingIn>> Announcements::ReadWaiting() {
-  std::vector<std::optional<WaitingIn>> result(world_size_);
+std::optional<Board> Announcements::ReadBoard() {
+  // Waits first: a rank announces before it goes to another collective for
+  // that reason, so who sees it there sees its announcement too.
+  std::vector<std::string> keys;
+  for (int r = 0; r < world_size_; ++r) keys.push_back(WaitingKey(r));
+  for (int r = 0; r < world_size_; ++r) keys.push_back(SaidKey(r));
+  const std::optional<std::vector<std::string>> texts = store_.Get(keys);
+  if (!texts.has_value()) return std::nullopt;
+  Board board;
+  board.waiting.resize(world_size_);
   for (int r = 0; r < world_size_; ++r) {
-    if (r != rank_) result[r] = ParseWaiting(Read(WaitingKey(r)));
+    if (r == rank_) continue;
+    board.waiting[r] = ParseWaiting((*texts)[r]);
+    std::optional<Announcement> said =
+        ParseAnnouncement(r, (*texts)[world_size_ + r]);
+    if (said.has_value() && said->standing) {
+      board.said.push_back(*std::move(said));
+    }
   }
-  return result;
+  return board;
 }
 
 }  // namespace tessera

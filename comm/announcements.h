@@ -2,19 +2,24 @@
 // store where they met.
 //
 //   said/<rank>     "<count> <kind> <code> <message>", kind: now, final, past
-//   waiting/<rank>  "<sequence> <signature> <what>": a wait that lasts long
+//   waiting/<rank>  "<beat> <sequence> <signature> <in|out>
+//   <what>\x1f<details>":
+//                   the last collective that it is known to have begun; <beat>
+//                   grows with every writing, about once a second
 //
 // Each rank writes its own keys only. <count> grows with every announcement, so
 // a reader can tell a new one from one that it saw before; a taken back one is
 // gone from the store when TakeBack returns.
 //
-// A store that is gone (rank 0 hosted it and has ended) reads as silence: to
-// see that a peer is gone is the transport's part.
+// A store that is gone (rank 0 hosted it and has ended), or that does not
+// answer within a second, reads as silence. That the process of a peer has
+// ended comes by another way: comm/lifeline.h.
 //
 // Threads: all calls may come from any thread.
 #ifndef COMM_ANNOUNCEMENTS_H_
 #define COMM_ANNOUNCEMENTS_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -27,6 +32,8 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "c10/util/intrusive_ptr.h"
+#include "comm/bounded_store.h"
+#include "comm/lifeline.h"
 
 namespace c10d {
 class Store;
@@ -43,19 +50,36 @@ struct Announcement {
   absl::Status status;  // for the user, names the rank where the trouble began
 };
 
-// A long wait: which collective a rank is in.
+// Which collective a rank is in, or was in last.
 struct WaitingIn {
   int64_t sequence = 0;
   uint32_t signature = 0;
   std::string what;
+  std::string details;    // "all-reduce sum, 4000 bytes of float32"
+  bool finished = false;  // the rank is out of it
+  int64_t beat = 0;       // as read; a rank whose beat stands still is silent
+
+  // "unit a #41 (all-reduce sum, 4000 bytes of float32)"
+  std::string Name() const;
+};
+
+// What all ranks have written, as of one time where the store can do that.
+struct Board {
+  std::vector<Announcement> said;  // what stands, lowest rank first
+  std::vector<std::optional<WaitingIn>> waiting;  // by rank
 };
 
 class Announcements {
  public:
   // Writes this rank's empty keys. All ranks must have come back from here
   // before any of them reads. LOCAL. Returns Unavailable if the store fails.
+  // `same_host`: all ranks run on this one.
   static absl::StatusOr<std::unique_ptr<Announcements>> Create(
-      c10::intrusive_ptr<c10d::Store> store, int rank, int world_size);
+      c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
+      bool same_host = false);
+
+  int rank() const { return rank_; }
+  int world_size() const { return world_size_; }
 
   // "rank 2 failed: <status's message>", Unavailable: how the others read of an
   // error of this rank.
@@ -72,25 +96,32 @@ class Announcements {
 
   // Since this rank's last Say: has every other rank announced something, or
   // had it then? Also if it was taken back since. Waits for that, `timeout` at
-  // most. LOCAL.
+  // most, and not for a rank that has ended and said nothing. LOCAL.
   bool AllSaid(absl::Duration timeout);
 
   void SetWaiting(const WaitingIn& waiting);
-  // By rank; nullopt for a rank that never waited long. LOCAL.
-  std::vector<std::optional<WaitingIn>> ReadWaiting();
+
+  // All of the other ranks' keys; nullopt if the store is silent. Of the own
+  // rank nothing. LOCAL.
+  std::optional<Board> ReadBoard();
+
+  // The store's answer is overdue.
+  bool store_silent() const { return store_.silent(); }
+
+  // Who knows of ranks whose process has ended.
+  const Lifeline& lifeline() const { return *lifeline_; }
 
  private:
   Announcements(c10::intrusive_ptr<c10d::Store> store, int rank,
                 int world_size);
-  // Returns once the store holds the value, false if the store is gone.
-  bool Write(const std::string& key, const std::string& value);
-  std::string Read(const std::string& key);
-  // Of all ranks; the own entry is empty.
+  // Of all ranks, the own entry and those not known empty.
   std::vector<Announcement> ReadAll();
 
-  const c10::intrusive_ptr<c10d::Store> store_;
+  BoundedStore store_;
+  std::unique_ptr<Lifeline> lifeline_;
   const int rank_;
   const int world_size_;
+  std::atomic<int64_t> beat_{0};
   mutable absl::Mutex mutex_;  // orders the writes of this rank's words
   int64_t count_ ABSL_GUARDED_BY(mutex_) = 0;
   bool speaking_ ABSL_GUARDED_BY(mutex_) = false;

@@ -5,16 +5,13 @@
 
 #include "absl/synchronization/notification.h"
 #include "base/status_matchers.h"
-#include "comm/announcements.h"
 #include "comm/comm_thread.h"
 #include "comm/communicator.h"
 #include "comm/rendezvous.h"
 #include "comm/self_communicator.h"
-#include "comm/wait_monitor.h"
 #include "comm/world.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "torch/csrc/distributed/c10d/HashStore.hpp"
 #include "torch/torch.h"
 
 namespace tessera {
@@ -23,7 +20,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
 TEST(CommFutureTest, DefaultIsDone) {
@@ -194,136 +190,6 @@ TEST(RunAbandonableTest, ReturnsResultOrStops) {
                   [] { return absl::DeadlineExceededError("late"); }),
               StatusIs(absl::StatusCode::kDeadlineExceeded));
   release->Notify();
-}
-
-// Two ranks' boards over one store.
-class BoardTest : public testing::Test {
- protected:
-  std::unique_ptr<Announcements> Board(int rank) {
-    return std::move(Announcements::Create(store_, rank, 2)).value();
-  }
-  c10::intrusive_ptr<c10d::Store> store_ =
-      c10::make_intrusive<c10d::HashStore>();
-  std::unique_ptr<Announcements> a_ = Board(0);
-  std::unique_ptr<Announcements> b_ = Board(1);
-};
-
-TEST_F(BoardTest, SaysAndTakesBack) {
-  EXPECT_THAT(a_->Read(), IsEmpty());
-  b_->TakeBack();  // nothing to take back
-  EXPECT_THAT(a_->Read(), IsEmpty());
-  b_->Say(b_->FailedHere(absl::DataLossError("file gone, twice")), false);
-  std::vector<Announcement> said = a_->Read();
-  ASSERT_THAT(said, SizeIs(1));
-  EXPECT_EQ(said[0].rank, 1);
-  EXPECT_EQ(said[0].count, 1);
-  EXPECT_FALSE(said[0].final);
-  EXPECT_EQ(said[0].status,
-            absl::UnavailableError("rank 1 failed: file gone, twice"));
-  EXPECT_THAT(b_->Read(), IsEmpty());
-  b_->TakeBack();
-  EXPECT_THAT(a_->Read(), IsEmpty());
-  b_->Say(absl::UnavailableError("again"), true);
-  ASSERT_THAT(a_->Read(), SizeIs(1));
-  EXPECT_EQ(a_->Read()[0].count, 2);
-  b_->TakeBack();  // a final one stays
-  EXPECT_THAT(a_->Read(), SizeIs(1));
-}
-
-TEST_F(BoardTest, AllSaid) {
-  EXPECT_FALSE(a_->AllSaid(absl::ZeroDuration()));
-  a_->Say(absl::InternalError("a"), false);
-  EXPECT_FALSE(a_->AllSaid(absl::Milliseconds(20)));
-  b_->Say(absl::InternalError("b"), false);
-  EXPECT_TRUE(b_->AllSaid(absl::ZeroDuration()));
-  b_->TakeBack();
-  // b saw all and took its own back before a looked.
-  EXPECT_TRUE(a_->AllSaid(absl::ZeroDuration()));
-  a_->TakeBack();
-  // The next time nothing of that counts.
-  b_->Say(absl::InternalError("b"), false);
-  EXPECT_FALSE(b_->AllSaid(absl::Milliseconds(20)));
-}
-
-class MonitorTest : public BoardTest {
- protected:
-  // Waits, as a transport would, until the monitor aborts.
-  absl::Status WaitUntilAborted(absl::Duration timeout, absl::Duration grace) {
-    absl::Notification aborted;
-    WaitMonitor monitor(a_.get(), {timeout, grace}, [&] { aborted.Notify(); });
-    monitor.Begin({7, 1234, "all-gather of unit x"});
-    aborted.WaitForNotification();
-    return monitor.End(absl::CancelledError("aborted"));
-  }
-};
-
-TEST_F(MonitorTest, TimeoutNamesTheCollectiveAndWhoWaitsWhere) {
-  b_->SetWaiting({8, 99, "reduce-scatter of unit y"});
-  EXPECT_THAT(
-      WaitUntilAborted(absl::Milliseconds(200), absl::Seconds(60)),
-      StatusIs(
-          absl::StatusCode::kDeadlineExceeded,
-          AllOf(HasSubstr("all-gather of unit x #7"), HasSubstr("200ms"),
-                HasSubstr("rank 1 waits in reduce-scatter of unit y #8"))));
-  // What failed here is final for the others.
-  ASSERT_THAT(b_->Read(), SizeIs(1));
-  EXPECT_TRUE(b_->Read()[0].final);
-}
-
-TEST_F(MonitorTest, DifferentCollectivesOfOneNumberAreNamedLongBefore) {
-  b_->SetWaiting({7, 99, "reduce-scatter of unit y"});
-  EXPECT_THAT(WaitUntilAborted(absl::Seconds(600), absl::Milliseconds(100)),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
-                       AllOf(HasSubstr("in all-gather of unit x #7"),
-                             HasSubstr("rank 1 in reduce-scatter of unit y"))));
-}
-
-TEST_F(MonitorTest, SoAreDifferentSizesOfOneCollective) {
-  b_->SetWaiting({7, 99, "all-gather of unit x"});
-  EXPECT_THAT(WaitUntilAborted(absl::Seconds(600), absl::Milliseconds(100)),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr("#7 with another size or dtype")));
-}
-
-// Here the two are in different collectives because rank 1 has failed.
-TEST_F(MonitorTest, WhatARankAnnouncedComesBeforeTheDifference) {
-  b_->SetWaiting({7, 99, "agreement"});
-  b_->Say(b_->FailedHere(absl::InternalError("no memory")), false);
-  EXPECT_THAT(
-      WaitUntilAborted(absl::Seconds(60), absl::Milliseconds(300)),
-      StatusIs(absl::StatusCode::kUnavailable, "rank 1 failed: no memory"));
-}
-
-TEST_F(MonitorTest, AnAnnouncementEndsTheWaitAfterTheGrace) {
-  b_->Say(b_->FailedHere(absl::InternalError("no memory")), false);
-  const absl::Time begin = absl::Now();
-  EXPECT_THAT(
-      WaitUntilAborted(absl::Seconds(60), absl::Milliseconds(300)),
-      StatusIs(absl::StatusCode::kUnavailable, "rank 1 failed: no memory"));
-  EXPECT_GE(absl::Now() - begin, absl::Milliseconds(300));
-}
-
-TEST_F(MonitorTest, AFinalAnnouncementNeedsNoGrace) {
-  b_->Say(absl::UnavailableError("rank 9 failed: far"), true);
-  EXPECT_THAT(WaitUntilAborted(absl::Seconds(600), absl::Seconds(2)),
-              StatusIs(absl::StatusCode::kUnavailable, "rank 9 failed: far"));
-}
-
-TEST_F(MonitorTest, WhatWasTakenBackIsNeverSeen) {
-  b_->Say(b_->FailedHere(absl::InternalError("old")), false);
-  b_->TakeBack();
-  EXPECT_THAT(WaitUntilAborted(absl::Milliseconds(400), absl::Milliseconds(50)),
-              StatusIs(absl::StatusCode::kDeadlineExceeded));
-}
-
-TEST_F(MonitorTest, AnOwnErrorIsToldToTheOthersAsThisRanks) {
-  WaitMonitor monitor(a_.get(), {absl::Seconds(60), absl::Seconds(5)}, [] {});
-  monitor.Begin({1, 1, "x"});
-  EXPECT_THAT(monitor.End(absl::ResourceExhaustedError("no memory")),
-              StatusIs(absl::StatusCode::kResourceExhausted, "no memory"));
-  ASSERT_THAT(b_->Read(), SizeIs(1));
-  EXPECT_EQ(b_->Read()[0].status,
-            absl::UnavailableError("rank 0 failed: no memory"));
 }
 
 TEST(InitTest, AWorldOfOneAndAgain) {

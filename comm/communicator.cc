@@ -2,6 +2,8 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/status.h"
 
@@ -28,10 +30,10 @@ absl::Status DecodeStatus(absl::string_view text, absl::string_view context) {
 }  // namespace
 
 absl::Status Communicator::AgreeOk(const absl::Status& mine,
-                                   absl::string_view where) {
+                                   absl::string_view where, CallSite site) {
   if (world_size() == 1) return mine;
   absl::StatusOr<std::vector<std::string>> all =
-      AllGatherStrings(EncodeStatus(mine), CommTag{std::string(where)});
+      AllGatherStrings(EncodeStatus(mine), CommTag(std::string(where), site));
   if (!all.ok()) {
     if (mine.ok()) return all.status();
     // The own error is nearer to the cause than that nobody could be told.
@@ -48,8 +50,30 @@ absl::Status Communicator::AgreeOk(const absl::Status& mine,
   return absl::OkStatus();
 }
 
-absl::Status Communicator::Barrier(absl::string_view where) {
-  return AllGatherStrings("", CommTag{std::string(where)}).status();
+absl::Status Communicator::Barrier(absl::string_view where, CallSite site) {
+  return AllGatherStrings("", CommTag(std::string(where), site)).status();
+}
+
+absl::StatusOr<std::vector<absl::Duration>> Communicator::WaitedForByAll(
+    CallSite site) {
+  std::vector<int64_t> mine;
+  for (absl::Duration waited : WaitedFor()) {
+    mine.push_back(absl::ToInt64Nanoseconds(waited));
+  }
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::vector<std::string> all,
+      AllGatherStrings(absl::StrJoin(mine, " "),
+                       CommTag("who waited for whom", site)));
+  std::vector<absl::Duration> sums(world_size());
+  for (const std::string& text : all) {
+    const std::vector<absl::string_view> parts =
+        absl::StrSplit(text, ' ', absl::SkipEmpty());
+    for (size_t r = 0; r < parts.size() && r < sums.size(); ++r) {
+      int64_t ns = 0;
+      if (absl::SimpleAtoi(parts[r], &ns)) sums[r] += absl::Nanoseconds(ns);
+    }
+  }
+  return sums;
 }
 
 }  // namespace tessera

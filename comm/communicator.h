@@ -21,6 +21,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
@@ -28,6 +29,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "comm/call_site.h"
 
 namespace tessera {
 
@@ -51,9 +53,14 @@ class CommFuture {
 };
 
 // What a collective is for; appears in error messages ("reduce-scatter of unit
-// layers.3"). Must outlive nothing: it is copied.
+// layers.3"). Must outlive nothing: it is copied. Remembers where in the source
+// it was made: write CommTag{"..."} or {"..."} at the call.
 struct CommTag {
+  CommTag(std::string what = "",  // NOLINT: {"..."} makes one
+          CallSite site = CallSite::Here())
+      : what(std::move(what)), site(site) {}
   std::string what;
+  CallSite site;
 };
 
 // How long an announcement stands before it ends the waits of others.
@@ -107,8 +114,29 @@ class Communicator {
   // Returns the first (lowest rank's) error of all ranks' `mine`, with the rank
   // in its message, or OK if all are OK. Where it returns, all ranks return the
   // same. COLLECTIVE, blocking.
-  absl::Status AgreeOk(const absl::Status& mine, absl::string_view where);
-  absl::Status Barrier(absl::string_view where);
+  absl::Status AgreeOk(const absl::Status& mine, absl::string_view where,
+                       CallSite site = CallSite::Here());
+  absl::Status Barrier(absl::string_view where,
+                       CallSite site = CallSite::Here());
+
+  // ---- what the collectives cost; see docs/communication.md ----
+
+  // Tables by operation and by unit, and for whom this rank has waited: text
+  // for people. LOCAL.
+  virtual std::string Report() const { return ""; }
+  // The last collectives as a JSON object for chrome://tracing; empty of events
+  // unless TESSERA_COMM_TRACE is set. LOCAL.
+  virtual std::string ChromeTrace() const { return ""; }
+  // By rank: how long this rank's collectives were blocked until the first
+  // message with that rank was through, its own entry 0. Peers are waited for
+  // one after the other, so each moment is charged to one rank. Empty where the
+  // backend does not know (nccl). LOCAL.
+  virtual std::vector<absl::Duration> WaitedFor() const { return {}; }
+  // By rank: how long all the others together have waited for it (the sum of
+  // their WaitedFor). The slow rank is the one with much more than the others.
+  // COLLECTIVE, blocking.
+  absl::StatusOr<std::vector<absl::Duration>> WaitedForByAll(
+      CallSite site = CallSite::Here());
 };
 
 }  // namespace tessera

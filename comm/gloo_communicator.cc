@@ -122,6 +122,8 @@ class GlooCommunicator : public QueuedCommunicator {
   const std::unique_ptr<Announcements> board_;
   const std::shared_ptr<GlooTransport> transport_;
   std::shared_ptr<CountedBuffer> receive_buffer_;
+  // By rank: the collective under way has exchanged something with it.
+  std::vector<bool> met_;
   WaitMonitor monitor_;  // last: its thread uses the others
 };
 
@@ -136,7 +138,8 @@ std::vector<int> GlooCommunicator::Peers() const {
 absl::Status GlooCommunicator::Watched(
     const Call& call, std::vector<at::Tensor> memory,
     const std::function<absl::Status()>& body) {
-  monitor_.Begin({call.sequence, call.signature, call.what});
+  met_.assign(world_size(), false);
+  monitor_.Begin({call.sequence, call.signature, call.what, call.details});
   absl::Status status = CatchTorch("gloo", body);
   if (!status.ok()) status = Annotate(status, call.what);
   status = monitor_.End(status);
@@ -151,7 +154,13 @@ absl::Status GlooCommunicator::Watched(
 
 absl::Status GlooCommunicator::WaitAll(const std::vector<Message>& messages) {
   for (const Message& message : messages) {
+    const int peer = GlooTransport::PeerOf(*message);
+    const absl::Duration begin = MonotonicNow();
+    monitor_.SetAwaited(peer);
     TESSERA_RETURN_IF_ERROR(transport_->Wait(*message));
+    if (met_[peer]) continue;
+    met_[peer] = true;
+    NoteWait(peer, MonotonicNow() - begin);
   }
   return absl::OkStatus();
 }
@@ -418,7 +427,8 @@ absl::StatusOr<std::shared_ptr<Communicator>> MakeGlooCommunicator(
     const GlooCommunicatorOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(
       std::unique_ptr<Announcements> board,
-      Announcements::Create(store, options.rank, options.world_size));
+      Announcements::Create(store, options.rank, options.world_size,
+                            options.same_host));
   GlooTransport::Options transport_options;
   transport_options.rank = options.rank;
   transport_options.world_size = options.world_size;

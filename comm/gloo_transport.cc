@@ -122,6 +122,8 @@ absl::Status GlooTransport::Wait(Message& message) {
   return absl::OkStatus();
 }
 
+int GlooTransport::PeerOf(const Message& message) { return message.peer; }
+
 void GlooTransport::Abort() {
   absl::MutexLock lock(&mutex_);
   aborted_ = true;

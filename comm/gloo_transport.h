@@ -61,6 +61,8 @@ class GlooTransport {
   // connection broke, Cancelled after Abort.
   absl::Status Wait(Message& message);
 
+  static int PeerOf(const Message& message);
+
   // Makes every Wait under way and to come return. LOCAL.
   void Abort();
 

@@ -15,9 +15,11 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "comm/backend_choice.h"
+#include "comm/comm_log.h"
 #include "comm/comm_thread.h"
 #include "comm/cpus.h"
 #include "comm/gloo_communicator.h"
+#include "comm/hang_dump.h"
 #include "comm/job.h"
 #include "comm/launcher.h"
 #include "comm/local_address.h"
@@ -233,6 +235,7 @@ absl::StatusOr<const World*> Init(int* argc, char** argv,
   if (!launched && flags.world.value_or(1) > 1) {
     TESSERA_RETURN_IF_ERROR(Launch(whole_argv, flags));
   }
+  SetHangDumpFolder(options.dump_folder);
   options.startup_timeout =
       flags.startup_timeout.value_or(options.startup_timeout);
   TESSERA_ASSIGN_OR_RETURN(const Job job,
@@ -261,6 +264,10 @@ void Shutdown() {
   }
   if (world == nullptr) return;
   CommThread::Get().Stop();
+  const Communicator& comm = *world->communicator();
+  const absl::Status written =
+      WriteCommLogs(comm.Report(), comm.ChromeTrace(), comm.rank());
+  if (!written.ok()) TESSERA_LOG(WARNING) << written.message();
   delete world;
 }
 

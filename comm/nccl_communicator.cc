@@ -101,7 +101,7 @@ absl::Status NcclCommunicator::WaitFor(const Work& work) {
 
 absl::Status NcclCommunicator::Watched(
     const Call& call, const std::function<absl::Status()>& body) {
-  monitor_.Begin({call.sequence, call.signature, call.what});
+  monitor_.Begin({call.sequence, call.signature, call.what, call.details});
   absl::Status status = CatchTorch("nccl", [&]() -> absl::Status {
     c10::cuda::CUDAGuard guard(device_);
     TESSERA_RETURN_IF_ERROR(body());

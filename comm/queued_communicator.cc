@@ -14,12 +14,6 @@
 namespace tessera {
 namespace {
 
-absl::string_view OpName(int op) {
-  static constexpr absl::string_view kNames[] = {
-      "all-gather", "reduce-scatter", "all-reduce", "broadcast", "agreement"};
-  return kNames[op];
-}
-
 // FNV-1a: the same on every rank, unlike absl::Hash.
 uint32_t Hash31(absl::string_view text) {
   uint64_t hash = 14695981039346656037u;
@@ -27,8 +21,37 @@ uint32_t Hash31(absl::string_view text) {
   return static_cast<uint32_t>(hash ^ (hash >> 32)) & 0x7fffffff;
 }
 
-std::string Fingerprint(const at::Tensor& t, int64_t numel) {
-  return absl::StrCat(numel, " ", static_cast<int>(t.scalar_type()));
+const char* DtypeName(const at::Tensor& t) {
+  switch (t.scalar_type()) {
+    case at::kFloat:
+      return "float32";
+    case at::kDouble:
+      return "float64";
+    case at::kHalf:
+      return "float16";
+    case at::kBFloat16:
+      return "bfloat16";
+    case at::kLong:
+      return "int64";
+    case at::kInt:
+      return "int32";
+    case at::kByte:
+      return "uint8";
+    default:
+      return c10::toString(t.scalar_type());
+  }
+}
+
+// `tensor` is the whole one.
+CollectiveRecord RecordOf(CollectiveOp op, const at::Tensor& tensor) {
+  CollectiveRecord record;
+  record.op = op;
+  record.bytes = static_cast<int64_t>(tensor.nbytes());
+  record.dtype = DtypeName(tensor);
+  if (op == CollectiveOp::kReduceScatter || op == CollectiveOp::kAllReduce) {
+    record.reduce = "sum";
+  }
+  return record;
 }
 
 absl::Status CheckTensor(const at::Tensor& t, absl::string_view name) {
@@ -99,35 +122,45 @@ absl::Status QueuedCommunicator::failure() const {
   return failure_;
 }
 
-absl::Status QueuedCommunicator::RunCall(Call call,
-                                         const std::string& fingerprint,
+absl::Status QueuedCommunicator::RunCall(CollectiveRecord record,
                                          const Body& body) {
-  TESSERA_RETURN_IF_ERROR(failure());
-  call.sequence = ++sequence_;
+  absl::Status status = failure();
+  if (!status.ok()) {
+    recorder_.Leave(record.ticket, status);
+    return status;
+  }
+  Call call;
+  call.op = record.op;
+  call.what = record.what;
+  call.sequence = record.sequence = ++sequence_;
+  call.details = record.Describe();
   // What it is for too: two units may have the same size.
   call.signature =
-      Hash31(absl::StrCat(static_cast<int>(call.op), " ", call.sequence, " ",
-                          fingerprint, " ", call.what));
+      Hash31(absl::StrCat(call.sequence, " ", call.details, " ", call.what));
   TESSERA_VLOG(comm, 2) << call.what << " #" << call.sequence;
-  absl::Status status = CatchTorch(call.what, [&] { return body(call); });
-  if (!status.ok()) {
+  recorder_.Enter(record.ticket, record.sequence);
+  record.entered = MonotonicNow();
+  record.status = CatchTorch(call.what, [&] { return body(call); });
+  record.left = MonotonicNow();
+  recorder_.Leave(record.ticket, record.status);
+  log_.Add(record);
+  if (!record.status.ok()) {
     absl::MutexLock lock(&mutex_);
-    failure_ = status;
+    failure_ = record.status;
   }
-  return status;
+  return record.status;
 }
 
-CommFuture QueuedCommunicator::Enqueue(Call::Op op, CommTag tag,
-                                       std::string fingerprint, Body body) {
-  Call call;
-  call.op = op;
-  call.what = tag.what.empty() ? std::string(OpName(static_cast<int>(op)))
-                               : std::move(tag.what);
+CommFuture QueuedCommunicator::Enqueue(CollectiveRecord record, CommTag tag,
+                                       Body body) {
+  record.what = tag.what.empty() ? std::string(CollectiveName(record.op))
+                                 : std::move(tag.what);
+  record.site = tag.site;
+  record.enqueued = MonotonicNow();
+  record.ticket = recorder_.Enqueue(record);
   return CommThread::Get().Post(
-      [self = shared_from_this(), call = std::move(call),
-       fingerprint = std::move(fingerprint), body = std::move(body)] {
-        return self->RunCall(call, fingerprint, body);
-      });
+      [self = shared_from_this(), record = std::move(record),
+       body = std::move(body)] { return self->RunCall(record, body); });
 }
 
 CommFuture QueuedCommunicator::AllGather(at::Tensor shard, at::Tensor whole,
@@ -136,8 +169,7 @@ CommFuture QueuedCommunicator::AllGather(at::Tensor shard, at::Tensor whole,
   if (!valid.ok()) return Refused(valid, tag);
   if (shard.numel() == 0) return DoneFuture(failure());
   SynchronizeCurrentStream(whole);
-  std::string fingerprint = Fingerprint(shard, shard.numel());
-  return Enqueue(Call::Op::kAllGather, std::move(tag), std::move(fingerprint),
+  return Enqueue(RecordOf(CollectiveOp::kAllGather, whole), std::move(tag),
                  [this, shard, whole](const Call& call) {
                    return DoAllGather(call, shard, whole);
                  });
@@ -149,9 +181,7 @@ CommFuture QueuedCommunicator::ReduceScatterSum(at::Tensor whole,
   if (!valid.ok()) return Refused(valid, tag);
   if (shard.numel() == 0) return DoneFuture(failure());
   SynchronizeCurrentStream(whole);
-  std::string fingerprint = Fingerprint(shard, shard.numel());
-  return Enqueue(Call::Op::kReduceScatter, std::move(tag),
-                 std::move(fingerprint),
+  return Enqueue(RecordOf(CollectiveOp::kReduceScatter, whole), std::move(tag),
                  [this, shard, whole](const Call& call) {
                    return DoReduceScatterSum(call, whole, shard);
                  });
@@ -162,8 +192,7 @@ CommFuture QueuedCommunicator::AllReduceSum(at::Tensor tensor, CommTag tag) {
   if (!valid.ok()) return Refused(valid, tag);
   if (tensor.numel() == 0) return DoneFuture(failure());
   SynchronizeCurrentStream(tensor);
-  std::string fingerprint = Fingerprint(tensor, tensor.numel());
-  return Enqueue(Call::Op::kAllReduce, std::move(tag), std::move(fingerprint),
+  return Enqueue(RecordOf(CollectiveOp::kAllReduce, tensor), std::move(tag),
                  [this, tensor](const Call& call) {
                    return DoAllReduceSum(call, tensor);
                  });
@@ -179,9 +208,9 @@ CommFuture QueuedCommunicator::Broadcast(at::Tensor tensor, int root,
   if (!valid.ok()) return Refused(valid, tag);
   if (tensor.numel() == 0) return DoneFuture(failure());
   SynchronizeCurrentStream(tensor);
-  std::string fingerprint =
-      absl::StrCat(Fingerprint(tensor, tensor.numel()), " ", root);
-  return Enqueue(Call::Op::kBroadcast, std::move(tag), std::move(fingerprint),
+  CollectiveRecord record = RecordOf(CollectiveOp::kBroadcast, tensor);
+  record.root = root;
+  return Enqueue(std::move(record), std::move(tag),
                  [this, tensor, root](const Call& call) {
                    return DoBroadcast(call, tensor, root);
                  });
@@ -190,8 +219,10 @@ CommFuture QueuedCommunicator::Broadcast(at::Tensor tensor, int root,
 absl::StatusOr<std::vector<std::string>> QueuedCommunicator::AllGatherStrings(
     absl::string_view mine, CommTag tag) {
   std::vector<std::string> all;
+  CollectiveRecord record;
+  record.bytes = static_cast<int64_t>(mine.size());
   CommFuture future = Enqueue(
-      Call::Op::kText, std::move(tag), "",
+      std::move(record), std::move(tag),
       [this, &all, mine = std::string(mine)](const Call& call) -> absl::Status {
         TESSERA_ASSIGN_OR_RETURN(all, DoAllGatherStrings(call, mine));
         return absl::OkStatus();

@@ -1,5 +1,6 @@
 // QueuedCommunicator: what all backends share. It checks arguments, queues each
-// collective on the communication thread, and keeps the first failure.
+// collective on the communication thread, keeps the first failure, and records
+// what each collective was and took (recorder, log).
 //
 //   AllGather(...) --check--> CommThread --> DoAllGather(...) of the backend
 //
@@ -16,7 +17,10 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "comm/comm_log.h"
 #include "comm/communicator.h"
+#include "comm/flight_recorder.h"
 
 namespace tessera {
 
@@ -44,21 +48,39 @@ class QueuedCommunicator
   absl::StatusOr<std::vector<std::string>> AllGatherStrings(
       absl::string_view mine, CommTag tag) final;
 
+  std::string Report() const override { return log_.ToText(backend()); }
+  std::string ChromeTrace() const override { return log_.ToChromeTrace(); }
+  std::vector<absl::Duration> WaitedFor() const override {
+    return log_.waits();
+  }
+
   // The first failure; OK while there was none. LOCAL.
   absl::Status failure() const;
+
+  // The last collectives of this rank, and what all of them cost.
+  const FlightRecorder& recorder() const { return recorder_; }
+  const CommLog& log() const { return log_; }
 
  protected:
   // One call of a collective. Ranks whose calls match have the same.
   struct Call {
-    enum class Op { kAllGather, kReduceScatter, kAllReduce, kBroadcast, kText };
+    using Op = CollectiveOp;
     Op op = Op::kText;
     std::string what;        // the tag's, or the op's name
     int64_t sequence = 0;    // counts this communicator's collectives from 1
     uint32_t signature = 0;  // of all the ranks must agree on; 31 bits
+    // "all-reduce sum, 4000 bytes of float32".
+    std::string details;
   };
 
   QueuedCommunicator(int rank, int world_size)
-      : rank_(rank), world_size_(world_size) {}
+      : rank_(rank),
+        world_size_(world_size),
+        log_({rank, world_size, CommTraceWanted()}) {}
+
+  // For backends that can tell: the collective under way was blocked for
+  // `waited` until the first bytes of `peer` came.
+  void NoteWait(int peer, absl::Duration waited) { log_.AddWait(peer, waited); }
 
   // The backend's part of each collective: blocks until its result may be read
   // by any thread and on any stream. An error makes this communicator failed.
@@ -76,14 +98,13 @@ class QueuedCommunicator
 
  private:
   using Body = std::function<absl::Status(const Call&)>;
-  // `fingerprint` is what must be alike on all ranks, besides op and sequence.
-  CommFuture Enqueue(Call::Op op, CommTag tag, std::string fingerprint,
-                     Body body);
-  absl::Status RunCall(Call call, const std::string& fingerprint,
-                       const Body& body);
+  CommFuture Enqueue(CollectiveRecord record, CommTag tag, Body body);
+  absl::Status RunCall(CollectiveRecord record, const Body& body);
 
   const int rank_;
   const int world_size_;
+  FlightRecorder recorder_;
+  CommLog log_;
   int64_t sequence_ = 0;  // of the communication thread alone
   mutable absl::Mutex mutex_;
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);

@@ -1,23 +1,45 @@
 #include "comm/wait_monitor.h"
 
-#include <pthread.h>
+#include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
-#include <optional>
 #include <utility>
-#include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "comm/sigpipe.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "comm/flight_recorder.h"
+#include "comm/hang_dump.h"
+#include "comm/watchdog.h"
 
 namespace tessera {
 namespace {
 
-// Since some fixed moment; unlike absl::Now() nobody can set it.
-absl::Duration MonotonicNow() {
-  return absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
+// A wait is long, and looked at, from here on; then ever more rarely.
+constexpr absl::Duration kFirstLook = absl::Milliseconds(100);
+// What a dead rank had sent may still arrive.
+constexpr absl::Duration kEndedGrace = absl::Milliseconds(300);
+// A broken connection may be noticed before the lifeline tells whose fault it
+// is.
+constexpr absl::Duration kNewsTime = absl::Milliseconds(200);
+// A beat comes every second; a rank whose stands still for longer is silent.
+constexpr absl::Duration kSilence = absl::Seconds(3);
+
+// The longest between two looks: many ranks ask the one store.
+absl::Duration LongestInterval(int world_size) {
+  return std::max(absl::Milliseconds(400), world_size * absl::Milliseconds(2));
+}
+
+absl::Duration BeatInterval(int world_size) {
+  return std::max(absl::Seconds(1), world_size * absl::Milliseconds(10));
+}
+
+// Often enough for short timeouts, rarely enough to cost nothing.
+absl::Duration Tick(absl::Duration timeout, absl::Duration grace) {
+  return std::min(
+      {kFirstLook, timeout / 8, std::max(grace / 4, absl::Milliseconds(20))});
 }
 
 // True for an error of this rank itself, not of a peer or the network.
@@ -26,124 +48,213 @@ bool IsLocal(const absl::Status& status) {
          !absl::IsDeadlineExceeded(status);
 }
 
+std::string Rounded(absl::Duration d) {
+  return absl::FormatDuration(absl::Trunc(
+      d, d < absl::Seconds(10) ? absl::Milliseconds(100) : absl::Seconds(1)));
+}
+
+std::string Ranks(const std::vector<int>& ranks) {
+  return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ",
+                      absl::StrJoin(ranks, ", "));
+}
+
+absl::Status EndedStatus(const EndedRank& ended, const WaitingIn& wait) {
+  return absl::UnavailableError(absl::StrCat(
+      wait.what, " #", wait.sequence, ": rank ", ended.rank,
+      ended.left ? " has ended (it left the job)"
+                 : " has ended (its process is gone)",
+      ", so this cannot complete; look at that rank's own last words"));
+}
+
+// Adds where this rank's dump is.
+absl::Status WithDump(int rank, const absl::Status& status) {
+  const std::string path = WriteHangDump(rank, status.message());
+  if (path.empty()) return status;
+  return absl::Status(
+      status.code(),
+      absl::StrCat(status.message(), "; rank ", rank,
+                   "'s last collectives and all its stacks: ", path));
+}
+
 }  // namespace
 
 WaitMonitor::WaitMonitor(Announcements* board, Options options,
                          std::function<void()> abort)
     : board_(board),
       options_(options),
-      // Often enough for short timeouts, rarely enough to cost nothing.
-      tick_(std::min({absl::Seconds(1), options.timeout / 8,
-                      std::max(options.grace / 4, absl::Milliseconds(20))})),
+      tick_(Tick(options.timeout, options.grace)),
       abort_(std::move(abort)),
-      thread_([this] { Watch(); }) {}
-
-WaitMonitor::~WaitMonitor() {
-  {
-    absl::MutexLock lock(&mutex_);
-    stopping_ = true;
-  }
-  thread_.join();
+      known_(board->world_size()) {
+  watch_ = Watchdog::Get().Add(tick_, [this] { Look(); });
 }
 
+WaitMonitor::~WaitMonitor() { Watchdog::Get().Remove(watch_); }
+
 void WaitMonitor::Begin(WaitingIn wait) {
+  awaited_ = -1;
   // Who waits for this rank sees that it has come, see JudgeAnnouncements.
   if (board_->speaking()) board_->SetWaiting(wait);
   absl::MutexLock lock(&mutex_);
-  active_ = true;
-  ++id_;
-  wait_ = std::move(wait);
-  begin_ = MonotonicNow();
+  current_.active = true;
+  current_.judged = false;
+  ++current_.id;
+  current_.wait = std::move(wait);
+  current_.begin = MonotonicNow();
   verdict_ = absl::OkStatus();
 }
 
 absl::Status WaitMonitor::End(const absl::Status& outcome) {
   absl::Status reason;
+  WaitingIn wait;
   {
     absl::MutexLock lock(&mutex_);
-    active_ = false;
+    current_.active = false;
+    current_.wait.finished = true;
     // With a verdict the transport is aborted, even if this wait won the race.
     reason = verdict_;
     if (reason.ok() && outcome.ok()) return outcome;
+    wait = current_.wait;
   }
-  if (reason.ok() && !IsLocal(outcome)) {
-    // A peer that failed announced it before its connection broke.
-    std::vector<Announcement> said = board_->Read();
-    if (!said.empty()) reason = said.front().status;
+  if (!reason.ok()) {
+    board_->Say(reason, /*final=*/true);
+    return reason;
   }
-  if (reason.ok()) reason = outcome;
+  reason = outcome;
+  if (!IsLocal(outcome)) {
+    // A peer that failed announced it before its connection broke. Of several
+    // ranks that end one after the other the first is the cause.
+    const bool ended = board_->lifeline().WaitForEnd(kNewsTime);
+    const std::vector<Announcement> said = board_->Read();
+    if (!said.empty()) {
+      reason = said.front().status;
+    } else if (ended) {
+      const EndedRank first = board_->lifeline().Ended().front();
+      const bool named = absl::StrContains(
+          outcome.message(), absl::StrCat("rank ", first.rank, " has ended"));
+      if (!named) reason = EndedStatus(first, wait);
+    }
+  }
   board_->Say(IsLocal(reason) ? board_->FailedHere(reason) : reason,
               /*final=*/true);
   return reason;
 }
 
-void WaitMonitor::Watch() {
-  pthread_setname_np(pthread_self(), "tessera-watch");
-  const SigpipeBlock no_sigpipe;
-  absl::MutexLock lock(&mutex_);
-  while (!mutex_.AwaitWithTimeout(absl::Condition(&stopping_), tick_)) {
-    const absl::Duration waited = MonotonicNow() - begin_;
-    if (!active_ || !verdict_.ok() || waited < tick_) continue;
-    const WaitingIn wait = wait_;
-    const int64_t id = id_;
-    // The store may be slow; the collective must be able to end meanwhile.
-    mutex_.Unlock();
-    absl::Status verdict = Judge(wait, id, waited);
-    mutex_.Lock();
-    if (verdict.ok() || !active_ || id_ != id) continue;
-    verdict_ = std::move(verdict);
-    abort_();
+void WaitMonitor::Look() {
+  Current current;
+  {
+    absl::MutexLock lock(&mutex_);
+    current = current_;
   }
+  if (current.judged) return EndIfStuck(current);
+  Publish(current);
+  if (!current.active) return;
+  absl::Status verdict = JudgeEnded(current);
+  if (verdict.ok() && IsDue(current)) verdict = Judge(current);
+  if (verdict.ok()) return;
+  if (absl::IsDeadlineExceeded(verdict)) {
+    verdict = WithDump(board_->rank(), verdict);
+    dumped_ = true;
+  }
+  absl::MutexLock lock(&mutex_);
+  if (!current_.active || current_.id != current.id) return;
+  verdict_ = std::move(verdict);
+  current_.judged = true;
+  current_.judged_at = MonotonicNow();
+  abort_();
 }
 
-absl::Status WaitMonitor::Judge(const WaitingIn& wait, int64_t id,
-                                absl::Duration waited) {
-  if (waited >= options_.timeout) return TooLong(wait);
-  if (published_ != id &&
-      waited >= std::min(options_.grace, options_.timeout / 2)) {
-    published_ = id;
-    board_->SetWaiting(wait);
-  }
-  if (seen_in_ != id) {
-    seen_in_ = id;
+void WaitMonitor::Publish(const Current& current) {
+  const absl::Duration now = MonotonicNow();
+  const bool long_wait = current.active && published_ != current.id &&
+                         now - current.begin >= std::min(kFirstLook, tick_);
+  if (current.id == 0 || (!long_wait && now < publish_at_)) return;
+  published_ = current.id;
+  board_->SetWaiting(current.wait);
+  if (now < publish_at_) return;
+  publish_at_ = now + BeatInterval(board_->world_size());
+  const std::optional<Board> board = board_->ReadBoard();
+  if (!board.has_value()) return;
+  Learn(*board);
+  if (!current.active) DumpIfGivenUp(*board);
+}
+
+bool WaitMonitor::IsDue(const Current& current) {
+  const absl::Duration now = MonotonicNow();
+  if (seen_in_ != current.id) {
+    seen_in_ = current.id;
     seen_.clear();
+    interval_ = std::min(kFirstLook, tick_);
+    look_at_ = current.begin + interval_;
   }
-  absl::Status verdict = JudgeAnnouncements(wait);
-  // A rank that announced something may be on its way to another collective
-  // for that reason; its words say more.
-  if (published_ == id && seen_.empty() && !board_->speaking()) {
-    verdict.Update(JudgeMismatch(wait));
+  if (now - current.begin >= options_.timeout) return true;
+  if (now < look_at_) return false;
+  // Doubling, but never so rarely that a short grace or timeout is missed.
+  interval_ = std::min(2 * interval_, LongestInterval(board_->world_size()));
+  look_at_ = now + std::min(interval_, std::max(tick_, options_.timeout / 8));
+  return true;
+}
+
+absl::Status WaitMonitor::Judge(const Current& current) {
+  const std::optional<Board> board = board_->ReadBoard();
+  if (board.has_value()) {
+    Learn(*board);
+    TESSERA_RETURN_IF_ERROR(JudgeAnnouncements(current, *board));
+    // A rank that announced something may be on its way to another collective
+    // for that reason; its words say more.
+    if (board->said.empty() && !board_->speaking()) {
+      TESSERA_RETURN_IF_ERROR(JudgeMismatch(current.wait, *board));
+    }
   }
-  return verdict;
+  if (MonotonicNow() - current.begin < options_.timeout) {
+    return absl::OkStatus();
+  }
+  return TooLong(current);
+}
+
+absl::Status WaitMonitor::JudgeEnded(const Current& current) const {
+  for (const EndedRank& ended : board_->lifeline().Ended()) {
+    // One that left has done its part of all that it took part in.
+    if (ended.left) continue;
+    const absl::Duration since = std::max(ended.since, current.begin);
+    if (MonotonicNow() - since >= kEndedGrace) {
+      return EndedStatus(ended, current.wait);
+    }
+  }
+  return absl::OkStatus();
 }
 
 // Another rank's collective of the same number is not this one: neither ends.
-absl::Status WaitMonitor::JudgeMismatch(const WaitingIn& wait) {
-  const std::vector<std::optional<WaitingIn>> waiting = board_->ReadWaiting();
-  for (size_t r = 0; r < waiting.size(); ++r) {
-    const std::optional<WaitingIn>& at = waiting[r];
+absl::Status WaitMonitor::JudgeMismatch(const WaitingIn& wait,
+                                        const Board& board) const {
+  for (size_t r = 0; r < board.waiting.size(); ++r) {
+    const std::optional<WaitingIn>& at = board.waiting[r];
     if (!at.has_value() || at->sequence != wait.sequence ||
         at->signature == wait.signature) {
       continue;
     }
     return absl::FailedPreconditionError(absl::StrCat(
-        "the ranks are in different collectives: this one in ", wait.what, " #",
-        wait.sequence, ", rank ", r, " in ", at->what, " #", at->sequence,
-        at->what == wait.what ? " with another size or dtype" : "",
+        "the ranks are in different collectives: rank ", board_->rank(), " in ",
+        wait.Name(), ", rank ", r, " in ", at->Name(),
         "; all ranks must run the same units in the same order"));
   }
   return absl::OkStatus();
 }
 
-absl::Status WaitMonitor::JudgeAnnouncements(const WaitingIn& wait) {
+absl::Status WaitMonitor::JudgeAnnouncements(const Current& current,
+                                             const Board& board) {
   const absl::Duration now = MonotonicNow();
+  auto is_in_same = [&](int rank) {
+    const std::optional<WaitingIn>& at = board.waiting[rank];
+    return at.has_value() && at->sequence == current.wait.sequence &&
+           at->signature == current.wait.signature;
+  };
   std::map<std::pair<int, int64_t>, absl::Duration> standing;
-  for (const Announcement& said : board_->Read()) {
+  for (const Announcement& said : board.said) {
     const std::pair<int, int64_t> key(said.rank, said.count);
     const auto seen = seen_.find(key);
     const absl::Duration since = seen == seen_.end() ? now : seen->second;
     if (said.final ||
-        (now - since >= options_.grace && !IsInSame(wait, said.rank))) {
+        (now - since >= options_.grace && !is_in_same(said.rank))) {
       return said.status;
     }
     standing.emplace(key, since);
@@ -152,28 +263,115 @@ absl::Status WaitMonitor::JudgeAnnouncements(const WaitingIn& wait) {
   return absl::OkStatus();
 }
 
-bool WaitMonitor::IsInSame(const WaitingIn& wait, int rank) {
-  const std::optional<WaitingIn> other = board_->ReadWaiting()[rank];
-  return other.has_value() && other->sequence == wait.sequence &&
-         other->signature == wait.signature;
+void WaitMonitor::Learn(const Board& board) {
+  const absl::Duration now = MonotonicNow();
+  for (size_t r = 0; r < board.waiting.size(); ++r) {
+    const std::optional<WaitingIn>& at = board.waiting[r];
+    Known& known = known_[r];
+    if (!at.has_value()) continue;
+    if (!known.last.has_value() || known.last->beat != at->beat) {
+      known.since = now;
+    }
+    known.last = at;
+  }
 }
 
-absl::Status WaitMonitor::TooLong(const WaitingIn& wait) {
-  std::vector<std::string> others;
-  const std::vector<std::optional<WaitingIn>> waiting = board_->ReadWaiting();
-  for (size_t r = 0; r < waiting.size(); ++r) {
-    const std::optional<WaitingIn>& at = waiting[r];
-    if (!at.has_value() || at->sequence < wait.sequence) continue;
-    others.push_back(at->signature == wait.signature
-                         ? absl::StrCat("rank ", r, " waits here too")
-                         : absl::StrCat("rank ", r, " waits in ", at->what,
-                                        " #", at->sequence));
+std::string WaitMonitor::WhyAbsent(int rank, const WaitingIn& wait) const {
+  const Known& known = known_[rank];
+  std::string words = absl::StrCat("rank ", rank, " has not come");
+  for (const EndedRank& ended : board_->lifeline().Ended()) {
+    if (ended.rank == rank) absl::StrAppend(&words, " (it has ended)");
   }
-  if (others.empty()) others.push_back("no other rank is known to wait");
+  if (!known.last.has_value()) {
+    return absl::StrCat(words, " (nothing is known of it)");
+  }
+  if (known.last->sequence >= wait.sequence) return "";
+  const std::string name = known.last->Name();
+  const absl::Duration silent = MonotonicNow() - known.since;
+  if (silent >= kSilence) {
+    return absl::StrCat(words, " (last heard of ", Rounded(silent), " ago, ",
+                        known.last->finished ? "out of " : "in ", name,
+                        ": it is stopped, or cannot be reached)");
+  }
+  return absl::StrCat(words, known.last->finished
+                                 ? absl::StrCat(" (it finished ", name,
+                                                " and is in its own code)")
+                                 : absl::StrCat(" (it is in ", name, ")"));
+}
+
+// Who waits, who has not come, and who is elsewhere; `here` are those who wait.
+std::vector<std::string> WaitMonitor::WhereAllAre(
+    const WaitingIn& wait, std::vector<int>* here) const {
+  std::vector<std::string> words;
+  if (board_->store_silent()) {
+    // What is known of the others is old. The lifeline tells of rank 0, which
+    // often hosts the store, and the transport whose bytes are missing.
+    const int awaited = awaited_;
+    if (!board_->lifeline().Rank0Answers(kNewsTime)) {
+      words.push_back(WhyAbsent(0, wait));
+      if (words[0].empty()) words[0] = "rank 0 does not answer";
+    }
+    if (awaited > 0 || (awaited == 0 && words.empty())) {
+      words.push_back(absl::StrCat("bytes of rank ", awaited, " are missing"));
+    }
+    words.push_back(
+        "the store does not answer, so where the other ranks are is not known");
+    return words;
+  }
+  for (int r = 0; r < board_->world_size(); ++r) {
+    if (r == board_->rank()) continue;
+    const std::string absent = WhyAbsent(r, wait);
+    if (!absent.empty()) {
+      words.push_back(absent);
+    } else if (known_[r].last->signature == wait.signature) {
+      here->push_back(r);
+    } else {
+      words.push_back(absl::StrCat(
+          "rank ", r, known_[r].last->finished ? " has finished " : " is in ",
+          known_[r].last->Name()));
+    }
+  }
+  return words;
+}
+
+absl::Status WaitMonitor::TooLong(const Current& current) const {
+  std::vector<int> here = {board_->rank()};
+  std::vector<std::string> words = WhereAllAre(current.wait, &here);
+  std::sort(here.begin(), here.end());
+  words.push_back(absl::StrCat(Ranks(here), here.size() == 1 ? " has" : " have",
+                               " waited in it for ",
+                               Rounded(MonotonicNow() - current.begin)));
   return absl::DeadlineExceededError(
-      absl::StrCat(wait.what, " #", wait.sequence, " has not ended within ",
-                   absl::FormatDuration(options_.timeout), "; ",
-                   absl::StrJoin(others, ", ")));
+      absl::StrCat(current.wait.Name(), " has not ended within ",
+                   absl::FormatDuration(options_.timeout), ": ",
+                   absl::StrJoin(words, "; ")));
+}
+
+void WaitMonitor::DumpIfGivenUp(const Board& board) {
+  for (const Announcement& said : board.said) {
+    if (dumped_ || !said.final || !absl::IsDeadlineExceeded(said.status)) {
+      continue;
+    }
+    dumped_ = true;
+    TESSERA_LOG(WARNING) << WithDump(board_->rank(), said.status).message();
+  }
+}
+
+void WaitMonitor::EndIfStuck(const Current& current) {
+  if (!current.active ||
+      MonotonicNow() - current.judged_at < options_.abort_grace) {
+    return;
+  }
+  absl::Status verdict;
+  {
+    absl::MutexLock lock(&mutex_);
+    verdict = verdict_;
+  }
+  board_->Say(verdict, /*final=*/true);
+  TESSERA_LOG(ERROR) << verdict.message() << "; the wait cannot be ended ("
+                     << absl::FormatDuration(options_.abort_grace)
+                     << " have passed), so this process ends";
+  _exit(1);
 }
 
 }  // namespace tessera

@@ -1,28 +1,42 @@
 // WaitMonitor: ends waits that would not end by themselves.
 //
 //   communication thread   Begin -> ... blocked in the transport ... -> End
-//   "tessera-watch"        looks now and then: too long? has a peer announced?
-//                          then it notes a verdict and calls `abort`
+//   "tessera-watch"        looks now and then: too long? has a peer announced,
+//                          or ended? Then it notes a verdict and calls `abort`
 //
-// An announcement ends a wait when it has been standing for the grace during
-// that wait and the peer is not in the same collective itself: a peer that
-// announces usually comes to the next agreement of all ranks, where its error
-// is told to all in an orderly way, however late the last rank is. A final
-// announcement (the peer's communicator has failed) ends a wait at once.
+// A wait is ended
+//   at once        by a final announcement (a peer's communicator has failed)
+//   after 0.1-0.7 s  where ranks are in different collectives of one number
+//   after 0.3 s    when the process of a rank is gone (comm/lifeline.h); what
+//                  had come from it before may still complete the collective
+//   after the grace  by an announcement that has been standing for so long
+//                  during that wait, if the peer is not in the same collective
+//                  itself: a peer that announces usually comes to the next
+//                  agreement of all ranks, where its error is told to all in an
+//                  orderly way, however late the last rank is
+//   after the timeout  naming the ranks that have not come and what they did
+//                  last; this rank, and those that did not come if they can,
+//                  then leave a file behind (comm/hang_dump.h)
 //
-// Ranks that wait for different collectives under one number are told so once
-// both have waited for the grace.
+// A wait that has not ended kAbortGrace after `abort` was called never will:
+// the process logs the verdict and ends, with exit code 1.
+//
+// Each rank writes about once a second what it is in, or was in last, to the
+// store (and soon after it begins to wait long), and reads what the others have
+// written; so it can tell what a rank did last that does not come.
 //
 // Threads: Begin and End come from one thread.
 #ifndef COMM_WAIT_MONITOR_H_
 #define COMM_WAIT_MONITOR_H_
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
-#include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -32,11 +46,14 @@
 
 namespace tessera {
 
+inline constexpr absl::Duration kAbortGrace = absl::Seconds(30);
+
 class WaitMonitor {
  public:
   struct Options {
     absl::Duration timeout;  // of one collective
     absl::Duration grace;    // for an announcement, see above
+    absl::Duration abort_grace = kAbortGrace;
   };
 
   // `board` is borrowed and outlives this. `abort` makes the blocked wait
@@ -46,19 +63,47 @@ class WaitMonitor {
   ~WaitMonitor();
 
   void Begin(WaitingIn wait);
+  // For transports that know: it is this rank whose message is waited for now.
+  // Said where the store cannot tell who has not come.
+  void SetAwaited(int rank) { awaited_ = rank; }
   // Ends the wait. OK if `outcome` is. Otherwise the reason, best known first:
-  // the verdict, what a peer announced, `outcome` itself; and that reason is
-  // announced to the others as final. May ask the store.
+  // the verdict, what a peer announced, that a rank has ended, `outcome`
+  // itself; and that reason is announced to the others as final. May ask the
+  // store.
   absl::Status End(const absl::Status& outcome);
 
  private:
-  void Watch();
-  // What to say about wait number `id` after `waited`; OK: let it go on.
-  absl::Status Judge(const WaitingIn& wait, int64_t id, absl::Duration waited);
-  absl::Status JudgeAnnouncements(const WaitingIn& wait);
-  absl::Status JudgeMismatch(const WaitingIn& wait);
-  bool IsInSame(const WaitingIn& wait, int rank);
-  absl::Status TooLong(const WaitingIn& wait);
+  // What this rank knows of another.
+  struct Known {
+    std::optional<WaitingIn> last;
+    absl::Duration since;  // MonotonicNow() when its beat was seen to change
+  };
+  struct Current {
+    WaitingIn wait;  // or the last one
+    int64_t id = 0;
+    bool active = false;
+    bool judged = false;
+    absl::Duration begin, judged_at;
+  };
+
+  // All below run on the watching thread.
+  void Look();
+  void Publish(const Current& current);
+  bool IsDue(const Current& current);
+  // What to say about the wait; OK: let it go on.
+  absl::Status Judge(const Current& current);
+  absl::Status JudgeEnded(const Current& current) const;
+  absl::Status JudgeAnnouncements(const Current& current, const Board& board);
+  absl::Status JudgeMismatch(const WaitingIn& wait, const Board& board) const;
+  absl::Status TooLong(const Current& current) const;
+  std::vector<std::string> WhereAllAre(const WaitingIn& wait,
+                                       std::vector<int>* here) const;
+  // Why another rank has not come, "" if it has.
+  std::string WhyAbsent(int rank, const WaitingIn& wait) const;
+  void Learn(const Board& board);
+  // For a rank that the others have given up waiting for.
+  void DumpIfGivenUp(const Board& board);
+  void EndIfStuck(const Current& current);
 
   Announcements* const board_;
   const Options options_;
@@ -66,18 +111,18 @@ class WaitMonitor {
   const std::function<void()> abort_;
 
   // Of the watching thread alone. Times are of the monotonic clock.
+  absl::Duration publish_at_, look_at_, interval_;
   int64_t published_ = 0;  // the wait whose name the others can read
-  int64_t seen_in_ = 0;    // the wait that `seen_` is of
+  int64_t seen_in_ = 0;    // the wait that `seen_` and `look_at_` are of
+  bool dumped_ = false;
   std::map<std::pair<int, int64_t>, absl::Duration> seen_;  // rank, count
+  std::vector<Known> known_;                                // by rank
 
+  std::atomic<int> awaited_{-1};
   absl::Mutex mutex_;
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  bool active_ ABSL_GUARDED_BY(mutex_) = false;
-  int64_t id_ ABSL_GUARDED_BY(mutex_) = 0;  // counts waits
-  WaitingIn wait_ ABSL_GUARDED_BY(mutex_);
-  absl::Duration begin_ ABSL_GUARDED_BY(mutex_);
+  Current current_ ABSL_GUARDED_BY(mutex_);
   absl::Status verdict_ ABSL_GUARDED_BY(mutex_);
-  std::thread thread_;
+  int64_t watch_ = 0;  // of Watchdog::Add
 };
 
 }  // namespace tessera

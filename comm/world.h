@@ -26,6 +26,10 @@ struct WorldOptions {
   std::map<std::string, std::string> nccl_environment;
   // How long a peer's announcement stands before it ends a collective.
   absl::Duration announce_grace = kAnnounceGrace;
+  // Where a rank writes its last collectives and the stacks of its threads when
+  // it gives up waiting for others (comm/hang_dump.h). Empty: what
+  // TESSERA_DUMP_FOLDER says, or TMPDIR, or /tmp. "off": nowhere.
+  std::string dump_folder;
   // nccl: sum in rank order, as gloo does, by an all-to-all and a kernel of our
   // own. Off: NCCL's own reduce-scatter, faster, in an order of its own.
   bool ordered_sums = true;
@@ -91,7 +95,9 @@ class World {
 absl::StatusOr<const World*> Init(int* argc, char** argv,
                                   WorldOptions options = {});
 
-// Leaves the job: waits for this rank's pending collectives. LOCAL.
+// Leaves the job: waits for this rank's pending collectives, then writes the
+// communication log and trace where TESSERA_COMM_LOG and TESSERA_COMM_TRACE say
+// (docs/communication.md). LOCAL.
 void Shutdown();
 
 }  // namespace tessera

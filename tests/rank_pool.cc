@@ -162,6 +162,7 @@ WorldOptions OptionsFromMark(const std::string& mark) {
   const std::vector<std::string> parts = absl::StrSplit(mark, ' ');
   WorldOptions options;
   options.startup_timeout = kStartTimeout;
+  options.dump_folder = EnvString("TEST_TMPDIR").value_or("");
   if (parts.size() == 3) {
     absl::ParseDuration(parts[0], &options.collective_timeout);
     absl::ParseDuration(parts[1], &options.announce_grace);

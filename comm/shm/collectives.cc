@@ -235,7 +235,7 @@ absl::Status Collectives::Row(int peer, int row, const Window& window,
             window.begin;
     return absl::OkStatus();
   }
-  *data = team_->heap_of(peer) + kControlBytes + window.slot * kSlotBytes +
+  *data = team_->head_of(peer) + kControlBytes + window.slot * kSlotBytes +
           row * window.bytes;
   // The first window was staged before the post.
   if (window.first || *bytes == 0) return absl::OkStatus();
