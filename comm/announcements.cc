@@ -93,7 +93,7 @@ void Announcements::Say(const absl::Status& status, bool final) {
   absl::MutexLock lock(&mutex_);
   if (final_) return;
   final_ = final;
-  speaking_ = true;
+  words_ = status;
   // Before the own words are out: whoever sees them may take his own back.
   before_ = ReadAll();
   store_.Set(SaidKey(rank_), absl::StrCat(++count_, final ? " final " : " now ",
@@ -103,15 +103,15 @@ void Announcements::Say(const absl::Status& status, bool final) {
 
 void Announcements::TakeBack() {
   absl::MutexLock lock(&mutex_);
-  if (!final_ && speaking_) {
-    speaking_ = false;
+  if (!final_ && !words_.ok()) {
+    words_ = absl::OkStatus();
     store_.Set(SaidKey(rank_), absl::StrCat(count_, " past 0 "));
   }
 }
 
-bool Announcements::speaking() const {
+absl::Status Announcements::words() const {
   absl::MutexLock lock(&mutex_);
-  return speaking_;
+  return words_;
 }
 
 std::vector<Announcement> Announcements::ReadAll() {

@@ -90,7 +90,9 @@ class Announcements {
   void Say(const absl::Status& status, bool final);
   void TakeBack();
   // This rank's announcement stands.
-  bool speaking() const;
+  bool speaking() const { return !words().ok(); }
+  // What it is; OK without one.
+  absl::Status words() const;
   // What stands, of the other ranks, lowest rank first. LOCAL.
   std::vector<Announcement> Read();
 
@@ -124,7 +126,7 @@ class Announcements {
   std::atomic<int64_t> beat_{0};
   mutable absl::Mutex mutex_;  // orders the writes of this rank's words
   int64_t count_ ABSL_GUARDED_BY(mutex_) = 0;
-  bool speaking_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status words_ ABSL_GUARDED_BY(mutex_);
   bool final_ ABSL_GUARDED_BY(mutex_) = false;
   // What the others had said when this rank last spoke.
   std::vector<Announcement> before_ ABSL_GUARDED_BY(mutex_);

@@ -80,11 +80,11 @@ int DeviceOf(const std::vector<RankCard>& cards, int rank) {
 }
 
 absl::Status CheckBackendName(absl::string_view name) {
-  if (name == "auto" || name == "gloo" || name == "nccl") {
+  if (name == "auto" || name == "shm" || name == "gloo" || name == "nccl") {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(
-      absl::StrCat("backend '", name, "': expected auto, gloo or nccl"));
+      absl::StrCat("backend '", name, "': expected auto, shm, gloo or nccl"));
 }
 
 absl::StatusOr<std::string> ChooseBackend(const std::vector<RankCard>& cards,
@@ -92,8 +92,16 @@ absl::StatusOr<std::string> ChooseBackend(const std::vector<RankCard>& cards,
                                           bool built_with_nccl) {
   TESSERA_RETURN_IF_ERROR(CheckBackendName(wanted));
   if (wanted == "gloo") return std::string(wanted);
+  const bool same_host = FindNeighbours(cards, 0).same_host;
   if (wanted == "auto") {
-    return built_with_nccl && CheckGpus(cards).ok() ? "nccl" : "gloo";
+    if (built_with_nccl && CheckGpus(cards).ok()) return "nccl";
+    return same_host ? "shm" : "gloo";
+  }
+  if (wanted == "shm") {
+    if (same_host) return "shm";
+    return absl::InvalidArgumentError(
+        "backend shm: the ranks are not all on one host and in one network "
+        "namespace; take gloo");
   }
   if (!built_with_nccl) {
     return absl::InvalidArgumentError(

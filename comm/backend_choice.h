@@ -33,12 +33,15 @@ struct Neighbours {
 };
 Neighbours FindNeighbours(const std::vector<RankCard>& cards, int rank);
 
-// InvalidArgument for anything but "auto", "gloo" and "nccl".
+// InvalidArgument for anything but "auto", "shm", "gloo" and "nccl".
 absl::Status CheckBackendName(absl::string_view name);
 
-// "gloo" or "nccl". `wanted` is one of those or "auto". Returns InvalidArgument
-// for another name, and for nccl where a rank has no GPU or two have the same:
-// it names them, and gloo as the mend.
+// "shm", "gloo" or "nccl". `wanted` is one of those or "auto": nccl where each
+// rank has a GPU of its own, shm where all ranks seem to be on one host
+// (whether they can share memory shows when they try), else gloo. Returns
+// InvalidArgument for another name, for shm with ranks on several hosts, and
+// for nccl where a rank has no GPU or two have the same: it names them, and
+// gloo as the mend.
 absl::StatusOr<std::string> ChooseBackend(const std::vector<RankCard>& cards,
                                           absl::string_view wanted,
                                           bool built_with_nccl);

@@ -64,10 +64,23 @@ TEST(ChooseBackendTest, RanksThatSeeOneGpuEach) {
   EXPECT_THAT(ChooseBackend(own, "auto", true), IsOkAndHolds("nccl"));
 }
 
+TEST(ChooseBackendTest, ShmOnOneHostAndInOneNetworkNamespaceOnly) {
+  std::vector<RankCard> cards(2);
+  cards[0].host = cards[1].host = "a";
+  cards[0].network = cards[1].network = "n";
+  EXPECT_THAT(ChooseBackend(cards, "auto", false), IsOkAndHolds("shm"));
+  EXPECT_THAT(ChooseBackend(cards, "shm", false), IsOkAndHolds("shm"));
+  cards[1].network = "other";
+  EXPECT_THAT(ChooseBackend(cards, "auto", false), IsOkAndHolds("gloo"));
+  EXPECT_THAT(
+      ChooseBackend(cards, "shm", false),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("take gloo")));
+}
+
 TEST(ChooseBackendTest, SharedGpuIsRefusedWithTheMend) {
   const std::vector<RankCard> shared = {
       {"a", {"g0", "g1"}}, {"a", {"g0", "g1"}}, {"a", {"g0", "g1"}}};
-  EXPECT_THAT(ChooseBackend(shared, "auto", true), IsOkAndHolds("gloo"));
+  EXPECT_THAT(ChooseBackend(shared, "auto", true), IsOkAndHolds("shm"));
   EXPECT_THAT(ChooseBackend(shared, "nccl", true),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr("ranks 0 and 2 would use the same GPU"),
@@ -77,7 +90,7 @@ TEST(ChooseBackendTest, SharedGpuIsRefusedWithTheMend) {
 TEST(ChooseBackendTest, RefusesByName) {
   const std::vector<RankCard> none = {{"a", {"g0"}}, {"a", {}}};
   EXPECT_EQ(DeviceOf(none, 1), -1);
-  EXPECT_THAT(ChooseBackend(none, "auto", true), IsOkAndHolds("gloo"));
+  EXPECT_THAT(ChooseBackend(none, "auto", true), IsOkAndHolds("shm"));
   EXPECT_THAT(ChooseBackend(none, "nccl", true),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("rank 1 sees no GPU")));

@@ -6,8 +6,9 @@
 // CommFuture; Wait() blocks until the result may be read.
 //
 // Sums are taken in rank order (rank 0 + rank 1 + ...), in the tensor's own
-// dtype, so the result has the same bits on every rank, at every chunking and
-// on every backend (NCCL's own sums, in an order of its own, are an option).
+// dtype (float16 and bfloat16 in float32, rounded once), so the result has the
+// same bits on every rank, at every chunking and on every backend (NCCL's own
+// sums, in an order of its own, are an option).
 //
 // Errors. A collective fails with
 //   Unavailable       a peer ended, or announced a failure (in its words)

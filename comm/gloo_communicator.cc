@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "ATen/ops/add.h"
 #include "ATen/ops/empty.h"
 #include "ATen/ops/from_blob.h"
 #include "absl/strings/str_cat.h"
@@ -15,6 +14,7 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "comm/announcements.h"
+#include "comm/element_type.h"
 #include "comm/gloo_transport.h"
 #include "comm/queued_communicator.h"
 #include "comm/wait_monitor.h"
@@ -111,10 +111,11 @@ class GlooCommunicator : public QueuedCommunicator {
                                   const std::vector<Slice>& slices,
                                   int64_t piece_numel);
   absl::Status WaitAll(const std::vector<Message>& messages);
-  // out = sum in rank order of `own` and, of the others, parts[rank]. `parts`
-  // are used up. `out` may be `own`.
-  void AddInRankOrder(const at::Tensor& own, std::vector<at::Tensor>& parts,
-                      at::Tensor out);
+  // out = sum in rank order of `own` and, of the others, parts[rank]. `out` may
+  // be `own`.
+  absl::Status AddInRankOrder(const at::Tensor& own,
+                              const std::vector<at::Tensor>& parts,
+                              const at::Tensor& out);
   // The other ranks, those after this one first, so that not all ranks send to
   // the same one at the same time.
   std::vector<int> Peers() const;
@@ -195,18 +196,17 @@ absl::Status GlooCommunicator::GatherSlices(uint32_t tag,
   return WaitAll(messages);
 }
 
-void GlooCommunicator::AddInRankOrder(const at::Tensor& own,
-                                      std::vector<at::Tensor>& parts,
-                                      at::Tensor out) {
-  // Never zero + rank 0: that would turn -0.0 into +0.0.
-  at::Tensor sum = rank() == 0 ? own : parts[0];
-  for (int r = 1; r < world_size(); ++r) {
-    // Up to the own slice the sum grows in the buffer of rank 0's part, since
-    // `out` may be `own`; from there on in `out`.
-    at::Tensor into = r < rank() ? sum : out;
-    at::add_out(into, sum, r == rank() ? own : parts[r]);
-    sum = into;
+absl::Status GlooCommunicator::AddInRankOrder(
+    const at::Tensor& own, const std::vector<at::Tensor>& parts,
+    const at::Tensor& out) {
+  TESSERA_ASSIGN_OR_RETURN(const auto type, ElementTypeOf(own.scalar_type()));
+  std::vector<const void*> sources;
+  for (int r = 0; r < world_size(); ++r) {
+    sources.push_back((r == rank() ? own : parts[r]).const_data_ptr());
   }
+  shm::ReduceInOrder(type, shm::ReduceOp::kSum, out.mutable_data_ptr(),
+                     sources.data(), world_size(), own.numel());
+  return absl::OkStatus();
 }
 
 std::vector<Message> GlooCommunicator::SendPieces(
@@ -264,8 +264,9 @@ absl::Status GlooCommunicator::SumSlices(uint32_t tag, const at::Tensor& whole,
     if (at + piece_numel < mine.numel) next = start(at + piece_numel);
     TESSERA_RETURN_IF_ERROR(WaitAll(piece.messages));
     const int64_t numel = std::min(piece_numel, mine.numel - at);
-    AddInRankOrder(BorrowElements(whole, mine.begin + at, numel), piece.parts,
-                   BorrowElements(out, at, numel));
+    TESSERA_RETURN_IF_ERROR(
+        AddInRankOrder(BorrowElements(whole, mine.begin + at, numel),
+                       piece.parts, BorrowElements(out, at, numel)));
   }
   return WaitAll(sends);
 }
@@ -288,8 +289,7 @@ absl::Status GlooCommunicator::SumEverything(uint32_t tag,
   // Sends too: the sum overwrites what they read.
   TESSERA_RETURN_IF_ERROR(WaitAll(messages));
   at::Tensor own = BorrowElements(tensor, 0, numel);
-  AddInRankOrder(own, parts, own);
-  return absl::OkStatus();
+  return AddInRankOrder(own, parts, own);
 }
 
 absl::Status GlooCommunicator::DoAllGather(const Call& call,

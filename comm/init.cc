@@ -27,6 +27,7 @@
 #include "comm/nccl_environment.h"
 #include "comm/rendezvous.h"
 #include "comm/self_communicator.h"
+#include "comm/shm_communicator.h"
 #include "comm/world.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 
@@ -128,6 +129,22 @@ absl::StatusOr<std::shared_ptr<Communicator>> MakeCommunicator(
     nccl.collective_timeout = group.options.collective_timeout;
     nccl.announce_grace = group.options.announce_grace;
     return MakeNcclCommunicator(std::move(store), nccl);
+  }
+  if (backend == "shm") {
+    ShmCommunicatorOptions shm;
+    shm.rank = job.rank;
+    shm.world_size = job.world_size;
+    shm.connect_timeout = group.connect_timeout;
+    shm.collective_timeout = group.options.collective_timeout;
+    shm.announce_grace = group.options.announce_grace;
+    auto made = MakeShmCommunicator(store, shm);
+    // All ranks see the same.
+    if (made.ok() || !absl::IsUnavailable(made.status()) ||
+        group.options.backend == "shm") {
+      return made;
+    }
+    TESSERA_LOG(WARNING) << made.status().message() << "; taking gloo";
+    store = c10::make_intrusive<c10d::PrefixStore>("gloo", store);
   }
   GlooCommunicatorOptions gloo;
   gloo.rank = job.rank;

@@ -216,9 +216,11 @@ absl::Status WaitMonitor::JudgeEnded(const Current& current) const {
     // One that left has done its part of all that it took part in.
     if (ended.left) continue;
     const absl::Duration since = std::max(ended.since, current.begin);
-    if (MonotonicNow() - since >= kEndedGrace) {
-      return EndedStatus(ended, current.wait);
-    }
+    if (MonotonicNow() - since < kEndedGrace) continue;
+    // Its own words, if it left any, say more.
+    const std::vector<Announcement> said = board_->Read();
+    return said.empty() ? EndedStatus(ended, current.wait)
+                        : said.front().status;
   }
   return absl::OkStatus();
 }

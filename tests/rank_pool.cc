@@ -197,6 +197,10 @@ void ServeIfRank(int* argc, char** argv) {
   _exit(0);
 }
 
+std::string DefaultBackend() {
+  return EnvString("TESSERA_TEST_BACKEND").value_or("gloo");
+}
+
 RankPool* RankPool::Get(int world_size) {
   std::unique_ptr<RankPool>& pool = Pools()[world_size];
   if (pool == nullptr) {

@@ -59,12 +59,15 @@ using RankFunction = absl::StatusOr<std::string> (*)(const World& world,
 
 bool RegisterRankFunction(const char* name, RankFunction function);
 
+std::string DefaultBackend();
+
 struct RankPoolOptions {
   int world_size = 2;
   // Shorter than Run's deadline, so that a hang is told by who waits for what.
   absl::Duration collective_timeout = absl::Seconds(40);
   absl::Duration announce_grace = kAnnounceGrace;
-  std::string backend = "gloo";  // as in WorldOptions
+  // As in WorldOptions; what TESSERA_TEST_BACKEND says, or gloo.
+  std::string backend = DefaultBackend();
   int threads_per_rank = 1;
 };
 

@@ -61,6 +61,20 @@ def tessera_cc_test(
     kwargs["size"] = size
     _cc(native.cc_test, torch_pch, copts, deps, kwargs)
 
+def tessera_rank_test(name, **kwargs):
+    """tessera_cc_test of ranks (tests/rank_pool.h), over gloo and over shm.
+
+    The second is called `name`_shm. Both hold two CPUs.
+    """
+    tags = kwargs.pop("tags", []) + ["cpu:2"]
+    tessera_cc_test(name = name, tags = tags, **kwargs)
+    tessera_cc_test(
+        name = name + "_shm",
+        env = {"TESSERA_TEST_BACKEND": "shm"},
+        tags = tags,
+        **kwargs
+    )
+
 def tessera_proto_library(name, srcs, deps = [], visibility = None, testonly = False):
     """C++ code for .proto files: include "folder/file.pb.h", depend on `name`.
 

@@ -1,0 +1,403 @@
+// Collectives of local ranks, backend against backend, in one run:
+//
+//   bazel-bin/benchmarks/collectives --world 2 --bytes 67108864 --dtype fp32
+//     --ops all_gather,reduce_scatter,all_reduce --backends shm,gloo,copy
+//
+// --bytes is the whole tensor's (W shards). `copy` is the bare loop over memory
+// that the ranks share: plain copies of the others' shards, or plain sums of
+// them, with a barrier before and after. `shm` has its tensors in counted
+// memory, as the engine has; `shm_staged` has them in libtorch's own. `gloo` is
+// c10d's Gloo as it comes, `gloo_ordered` the engine's use of it.
+//
+// Rounds of all backends are interleaved. Printed is, per operation and
+// backend, the median over rounds of the slowest rank's time, as one line of
+// JSON; gb_s is the bus bandwidth of nccl-tests: bytes * (W - 1) / W / time,
+// twice that for all_reduce. Results are checked in the first round.
+#include "comm/shm/collectives.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ATen/Functions.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/memory.h"
+#include "base/status.h"
+#include "base/torch_guard.h"
+#include "comm/gloo_communicator.h"
+#include "comm/shm/meeting.h"
+#include "comm/shm/team.h"
+#include "comm/shm_communicator.h"
+#include "comm/world.h"
+#include "torch/csrc/distributed/c10d/FileStore.hpp"
+#include "torch/csrc/distributed/c10d/PrefixStore.hpp"
+#include "torch/csrc/distributed/c10d/ProcessGroupGloo.hpp"
+
+namespace tessera {
+namespace {
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+struct Flags {
+  int64_t bytes = 64 << 20;
+  std::string dtype = "fp32";
+  std::vector<std::string> ops = {"all_gather", "reduce_scatter", "all_reduce"};
+  std::vector<std::string> backends = {"shm", "gloo", "copy"};
+  int rounds = 21;
+};
+
+// One rank's tensors of a backend: own shard in `whole`'s own slice.
+struct Tensors {
+  CountedBuffer memory[2];
+  at::Tensor whole, shard;
+};
+
+using Body = std::function<absl::Status(const std::string& op, Tensors&)>;
+
+struct Backend {
+  std::string name;
+  bool counted_memory = true;
+  Body run;
+  Tensors tensors;
+};
+
+absl::StatusOr<at::ScalarType> DtypeOf(const std::string& name) {
+  if (name == "fp32") return at::kFloat;
+  if (name == "fp64") return at::kDouble;
+  if (name == "bf16") return at::kBFloat16;
+  if (name == "fp16") return at::kHalf;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--dtype: expected fp32, fp64, bf16 or fp16, got '", name, "'"));
+}
+
+absl::StatusOr<Flags> ParseFlags(int argc, char** argv) {
+  Flags flags;
+  for (int i = 1; i < argc; ++i) {
+    std::vector<std::string> parts =
+        absl::StrSplit(argv[i], absl::MaxSplits('=', 1));
+    if (parts.size() < 2 && i + 1 < argc) parts.push_back(argv[++i]);
+    parts.resize(2);
+    const std::string& value = parts[1];
+    bool good = !value.empty();
+    if (parts[0] == "--bytes") {
+      good = absl::SimpleAtoi(value, &flags.bytes) && flags.bytes > 0;
+    } else if (parts[0] == "--rounds") {
+      good = absl::SimpleAtoi(value, &flags.rounds) && flags.rounds > 0;
+    } else if (parts[0] == "--dtype") {
+      flags.dtype = value;
+    } else if (parts[0] == "--ops") {
+      flags.ops = absl::StrSplit(value, ',');
+    } else if (parts[0] == "--backends") {
+      flags.backends = absl::StrSplit(value, ',');
+    } else {
+      good = false;
+    }
+    if (!good) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("cannot read '", parts[0], " ", value, "'"));
+    }
+  }
+  return flags;
+}
+
+// ---- backends
+
+Body OverCommunicator(std::shared_ptr<Communicator> comm) {
+  return [comm](const std::string& op, Tensors& t) {
+    if (op == "all_gather")
+      return comm->AllGather(t.shard, t.whole, {op}).Wait();
+    if (op == "reduce_scatter") {
+      return comm->ReduceScatterSum(t.whole, t.shard, {op}).Wait();
+    }
+    return comm->AllReduceSum(t.whole, {op}).Wait();
+  };
+}
+
+Body OverGloo(const StorePtr& store, int rank, int size) {
+  auto options = c10d::ProcessGroupGloo::Options::create();
+  options->devices.push_back(
+      c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
+  options->threads = 2;
+  auto group =
+      c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, options);
+  return [group](const std::string& op, Tensors& t) {
+    if (op == "all_gather") {
+      group->_allgather_base(t.whole, t.shard)->wait();
+    } else if (op == "reduce_scatter") {
+      group->_reduce_scatter_base(t.shard, t.whole)->wait();
+    } else {
+      std::vector<at::Tensor> all = {t.whole};
+      group->allreduce(all)->wait();
+    }
+    return absl::OkStatus();
+  };
+}
+
+// The bare loop. Sums are of fp32 or fp64, others are refused.
+class Copy {
+ public:
+  Copy(std::unique_ptr<shm::HostMemory> memory, int rank)
+      : memory_(std::move(memory)),
+        team_(rank, memory_->members()),
+        collectives_(&team_, memory_->heap_bytes()) {}
+
+  absl::Status Run(const std::string& op, Tensors& t) {
+    TESSERA_RETURN_IF_ERROR(collectives_.Barrier("before"));
+    const int64_t shard_bytes = static_cast<int64_t>(t.shard.nbytes());
+    if (op == "all_gather") {
+      Gather(t, shard_bytes);
+    } else {
+      TESSERA_RETURN_IF_ERROR(Sum(t, shard_bytes));
+      if (op == "all_reduce") {
+        std::memcpy(At(t.whole) + team_.rank() * shard_bytes, At(t.shard),
+                    shard_bytes);
+        TESSERA_RETURN_IF_ERROR(collectives_.Barrier("between"));
+        Gather(t, shard_bytes);
+      }
+    }
+    return collectives_.Barrier("after");
+  }
+
+ private:
+  static char* At(const at::Tensor& t) {
+    return static_cast<char*>(t.mutable_data_ptr());
+  }
+  // The same tensor of another rank: all ranks allocate alike.
+  const char* Of(int peer, const at::Tensor& t) const {
+    return team_.heap_of(peer) + (At(t) - team_.heap_of(team_.rank()));
+  }
+  void Gather(Tensors& t, int64_t bytes) {
+    for (int i = 1; i < team_.size(); ++i) {
+      const int peer = (team_.rank() + i) % team_.size();
+      std::memcpy(At(t.whole) + peer * bytes, Of(peer, t.whole) + peer * bytes,
+                  bytes);
+    }
+  }
+  template <typename T>
+  void SumOf(Tensors& t) {
+    const int64_t numel = t.shard.numel();
+    T* const out = reinterpret_cast<T*>(At(t.shard));
+    const auto row = [&](int peer) {
+      return reinterpret_cast<const T*>(Of(peer, t.whole)) +
+             team_.rank() * numel;
+    };
+    const T* const a = row(0);
+    const T* const b = row(1);
+    for (int64_t i = 0; i < numel; ++i) out[i] = a[i] + b[i];
+    for (int r = 2; r < team_.size(); ++r) {
+      const T* const next = row(r);
+      for (int64_t i = 0; i < numel; ++i) out[i] += next[i];
+    }
+  }
+  absl::Status Sum(Tensors& t, int64_t bytes) {
+    if (t.whole.scalar_type() == at::kFloat) {
+      SumOf<float>(t);
+    } else if (t.whole.scalar_type() == at::kDouble) {
+      SumOf<double>(t);
+    } else {
+      return absl::UnimplementedError("copy sums fp32 and fp64 only");
+    }
+    return absl::OkStatus();
+  }
+
+  std::unique_ptr<shm::HostMemory> memory_;
+  shm::Team team_;
+  shm::Collectives collectives_;
+};
+
+absl::StatusOr<Backend> MakeBackend(const std::string& name, StorePtr store,
+                                    const World& world) {
+  Backend backend;
+  backend.name = name;
+  const int rank = world.rank(), size = world.world_size();
+  store = c10::make_intrusive<c10d::PrefixStore>(name, store);
+  if (name == "shm" || name == "shm_staged") {
+    backend.counted_memory = name == "shm";
+    ShmCommunicatorOptions options;
+    options.rank = rank;
+    options.world_size = size;
+    TESSERA_ASSIGN_OR_RETURN(auto comm, MakeShmCommunicator(store, options));
+    backend.run = OverCommunicator(comm);
+  } else if (name == "gloo_ordered") {
+    GlooCommunicatorOptions options;
+    options.rank = rank;
+    options.world_size = size;
+    TESSERA_ASSIGN_OR_RETURN(auto comm, MakeGlooCommunicator(store, options));
+    backend.run = OverCommunicator(comm);
+  } else if (name == "gloo") {
+    backend.run = OverGloo(store, rank, size);
+  } else if (name == "copy") {
+    TESSERA_ASSIGN_OR_RETURN(
+        auto memory, shm::MeetOnHost(*store, rank, size, absl::Seconds(30)));
+    auto copy = std::make_shared<Copy>(std::move(memory), rank);
+    backend.run = [copy](const std::string& op, Tensors& t) {
+      return copy->Run(op, t);
+    };
+  } else {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--backends: expected shm, shm_staged, gloo, gloo_ordered or copy, got "
+        "'",
+        name, "'"));
+  }
+  return backend;
+}
+
+// ---- measuring
+
+absl::StatusOr<at::Tensor> MakeTensor(bool counted, int64_t numel,
+                                      at::ScalarType dtype,
+                                      CountedBuffer* memory) {
+  if (!counted) return at::empty({numel}, dtype);
+  // At least as large as comes from the source of large buffers.
+  const int64_t bytes = std::max<int64_t>(
+      numel * static_cast<int64_t>(c10::elementSize(dtype)), kMappedFromBytes);
+  TESSERA_ASSIGN_OR_RETURN(*memory, AllocateCounted(bytes, MemoryKind::kOther));
+  return at::from_blob(memory->data(), {numel}, at::TensorOptions(dtype));
+}
+
+// Small whole numbers, whose sums are exact.
+void Fill(const std::string& op, int rank, Tensors& t) {
+  t.whole.fill_(rank + 1);
+  t.shard.fill_(rank + 1);
+  if (op == "all_gather") t.whole.zero_();
+  if (op == "all_gather") {
+    t.whole.narrow(0, rank * t.shard.numel(), t.shard.numel()).fill_(rank + 1);
+  }
+}
+
+bool Right(const std::string& op, int size, const Tensors& t) {
+  if (op == "all_gather") {
+    for (int r = 0; r < size; ++r) {
+      if (!t.whole.narrow(0, r * t.shard.numel(), t.shard.numel())
+               .eq(r + 1)
+               .all()
+               .item<bool>()) {
+        return false;
+      }
+    }
+    return true;
+  }
+  const at::Tensor& sum = op == "all_reduce" ? t.whole : t.shard;
+  return sum.eq(size * (size + 1) / 2).all().item<bool>();
+}
+
+absl::Status Measure(const Flags& flags, const std::string& op,
+                     std::vector<Backend>& backends, const World& world) {
+  Communicator& comm = *world.communicator();
+  const int size = world.world_size();
+  std::vector<std::vector<double>> ms(backends.size());
+  for (int round = 0; round < flags.rounds + 2; ++round) {
+    for (size_t b = 0; b < backends.size(); ++b) {
+      Tensors& t = backends[b].tensors;
+      if (round == 0) Fill(op, world.rank(), t);
+      if (round == 1) t.whole.zero_();  // sums of sums would overflow
+      TESSERA_RETURN_IF_ERROR(comm.Barrier("round"));
+      const absl::Time begin = absl::Now();
+      TESSERA_RETURN_IF_ERROR(backends[b].run(op, t));
+      const double mine = absl::ToDoubleMilliseconds(absl::Now() - begin);
+      TESSERA_ASSIGN_OR_RETURN(
+          auto all, comm.AllGatherStrings(absl::StrCat(mine), {"time"}));
+      if (round == 0 && !Right(op, size, t)) {
+        return absl::InternalError(
+            absl::StrCat(backends[b].name, ": wrong result of ", op));
+      }
+      if (round < 2) continue;  // the first touch memory and caches
+      double slowest = 0;
+      for (const std::string& text : all) {
+        double theirs = 0;
+        (void)absl::SimpleAtod(text, &theirs);
+        slowest = std::max(slowest, theirs);
+      }
+      ms[b].push_back(slowest);
+    }
+  }
+  for (size_t b = 0; b < backends.size() && world.rank() == 0; ++b) {
+    std::sort(ms[b].begin(), ms[b].end());
+    const double median = ms[b][ms[b].size() / 2];
+    const double factor = (op == "all_reduce" ? 2.0 : 1.0) * (size - 1) / size;
+    std::printf(
+        "{\"op\": \"%s\", \"backend\": \"%s\", \"world\": %d, \"bytes\": "
+        "%lld, \"dtype\": \"%s\", \"ms\": %.4f, \"ms_min\": %.4f, "
+        "\"gb_s\": %.3f}\n",
+        op.c_str(), backends[b].name.c_str(), size,
+        static_cast<long long>(flags.bytes), flags.dtype.c_str(), median,
+        ms[b].front(),
+        factor * static_cast<double>(flags.bytes) / median / 1e6);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StorePtr> MakeStore(const World& world) {
+  std::string path = "/tmp/tessera-benchmark.XXXXXX";
+  if (world.rank() == 0) {
+    const int fd = mkstemp(path.data());
+    if (fd < 0) return absl::UnavailableError("cannot make a file in /tmp");
+    close(fd);
+  }
+  TESSERA_ASSIGN_OR_RETURN(
+      auto paths, world.communicator()->AllGatherStrings(path, {"store"}));
+  return StorePtr(
+      c10::make_intrusive<c10d::FileStore>(paths[0], world.world_size()));
+}
+
+absl::Status Run(int argc, char** argv) {
+  TESSERA_ASSIGN_OR_RETURN(const World* world, Init(&argc, argv));
+  TESSERA_ASSIGN_OR_RETURN(const Flags flags, ParseFlags(argc, argv));
+  TESSERA_ASSIGN_OR_RETURN(const at::ScalarType dtype, DtypeOf(flags.dtype));
+  if (world->world_size() < 2) {
+    return absl::InvalidArgumentError("expected --world=2 or more");
+  }
+  TESSERA_ASSIGN_OR_RETURN(const StorePtr store, MakeStore(*world));
+  const int64_t shard_numel = flags.bytes /
+                              static_cast<int64_t>(c10::elementSize(dtype)) /
+                              world->world_size();
+  std::vector<Backend> backends;
+  for (const std::string& name : flags.backends) {
+    TESSERA_ASSIGN_OR_RETURN(Backend backend, MakeBackend(name, store, *world));
+    Tensors& t = backend.tensors;
+    TESSERA_ASSIGN_OR_RETURN(
+        t.whole,
+        MakeTensor(backend.counted_memory, shard_numel * world->world_size(),
+                   dtype, &t.memory[0]));
+    TESSERA_ASSIGN_OR_RETURN(
+        t.shard,
+        MakeTensor(backend.counted_memory, shard_numel, dtype, &t.memory[1]));
+    backends.push_back(std::move(backend));
+  }
+  for (const std::string& op : flags.ops) {
+    if (op != "all_gather" && op != "reduce_scatter" && op != "all_reduce") {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--ops: expected all_gather, reduce_scatter or all_reduce, got '", op,
+          "'"));
+    }
+    TESSERA_RETURN_IF_ERROR(Measure(flags, op, backends, *world));
+  }
+  return world->communicator()->Barrier("end");
+}
+
+}  // namespace
+}  // namespace tessera
+
+int main(int argc, char** argv) {
+  const absl::Status status = tessera::CatchTorch(
+      "collectives", [&] { return tessera::Run(argc, argv); });
+  if (!status.ok()) {
+    std::fprintf(stderr, "collectives: %s\n",
+                 std::string(status.message()).c_str());
+  }
+  std::fflush(stdout);
+  tessera::Shutdown();
+  std::_Exit(status.ok() ? 0 : 1);  // Gloo's group may block in its destructor
+}
