@@ -4,10 +4,10 @@
 //     --ops all_gather,reduce_scatter,all_reduce --backends shm,gloo,copy
 //
 // --bytes is the whole tensor's (W shards). `copy` is the bare loop over memory
-// that the ranks share: plain copies of the others' shards, or plain sums of
-// them, with a barrier before and after. `shm` has its tensors in counted
-// memory, as the engine has; `shm_staged` has them in libtorch's own. `gloo` is
-// c10d's Gloo as it comes, `gloo_ordered` the engine's use of it.
+// that the ranks share: plain copies of all shards, or plain sums of them, with
+// a barrier before and after. `shm` has its tensors in counted memory, as the
+// engine has; `shm_staged` has them in libtorch's own. `gloo` is c10d's Gloo as
+// it comes, `gloo_ordered` the engine's use of it.
 //
 // Rounds of all backends are interleaved. Printed is, per operation and
 // backend, the median over rounds of the slowest rank's time, as one line of
@@ -157,7 +157,11 @@ class Copy {
     TESSERA_RETURN_IF_ERROR(collectives_.Barrier("before"));
     const int64_t shard_bytes = static_cast<int64_t>(t.shard.nbytes());
     if (op == "all_gather") {
-      Gather(t, shard_bytes);
+      for (int i = 0; i < team_.size(); ++i) {
+        const int peer = (team_.rank() + i) % team_.size();
+        std::memcpy(At(t.whole) + peer * shard_bytes, Of(peer, t.shard),
+                    shard_bytes);
+      }
     } else {
       TESSERA_RETURN_IF_ERROR(Sum(t, shard_bytes));
       if (op == "all_reduce") {

@@ -267,15 +267,20 @@ absl::Status Collectives::AllGather(absl::string_view what, const void* in,
                                     void* out, int64_t bytes) {
   char* const to = static_cast<char*>(out);
   char* const own = to + team_->rank() * bytes;
-  if (own != in) std::memmove(own, in, bytes);
   Call call = NewCall(Op::kAllGather, what, ElementType::kUInt8, bytes);
-  SetRows(&call, own, {bytes});
+  SetRows(&call, in, {bytes});
   call.read = [&](const Window& window) -> absl::Status {
-    for (int i = 1; i < team_->size(); ++i) {
+    // The own part too: the others need not wait for that copy.
+    for (int i = 0; i < team_->size(); ++i) {
       const char* data;
       int64_t n;
       TESSERA_RETURN_IF_ERROR(Row(Peer(i), 0, window, &data, &n));
-      std::memcpy(to + Peer(i) * bytes + window.begin, data, n);
+      char* const place = to + Peer(i) * bytes + window.begin;
+      if (i > 0) {
+        std::memcpy(place, data, n);
+      } else if (own != in) {
+        std::memcpy(place, static_cast<const char*>(in) + window.begin, n);
+      }
     }
     return absl::OkStatus();
   };
