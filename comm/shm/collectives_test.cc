@@ -355,10 +355,12 @@ TEST(CollectivesWay, IsDirectWhereTheOthersMapTheMemory) {
   std::vector<std::string> own(2, std::string(1 << 20, 'x'));
   host.Run([&](int r, Collectives& c) -> absl::Status {
     char* const heap = host.heap(r);
-    TESSERA_RETURN_IF_ERROR(c.AllGather("", heap, heap, 1 << 19));
+    TESSERA_RETURN_IF_ERROR(
+        c.AllGather("", heap + r * (1 << 19), heap, 1 << 19));
     EXPECT_EQ(c.direct_windows(), 1);
     EXPECT_EQ(c.staged_windows(), 0);
-    return c.AllGather("", own[r].data(), own[r].data(), 1 << 19);
+    return c.AllGather("", own[r].data() + r * (1 << 19), own[r].data(),
+                       1 << 19);
   });
   EXPECT_EQ(host.rank(0).direct_windows(), 1);
   EXPECT_EQ(host.rank(0).staged_windows(), (1 << 19) / kSlotBytes);

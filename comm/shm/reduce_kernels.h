@@ -198,9 +198,46 @@ inline void StoreBlock(const float* from, int64_t n, Half* to) {
 #endif
 
 template <typename Op, typename T>
-void FoldTwo(T* out, const T* a, const T* b, int64_t numel) {
+inline void FoldTwo(T* out, const T* a, const T* b, int64_t numel) {
 #pragma clang loop vectorize(assume_safety)
   for (int64_t i = 0; i < numel; ++i) out[i] = Op::Of(a[i], b[i]);
+}
+template <typename Op, typename T>
+inline void FoldThree(T* out, const T* a, const T* b, const T* c,
+                      int64_t numel) {
+#pragma clang loop vectorize(assume_safety)
+  for (int64_t i = 0; i < numel; ++i) {
+    out[i] = Op::Of(Op::Of(a[i], b[i]), c[i]);
+  }
+}
+
+// Types that are folded in themselves: nothing is loaded that is not used.
+template <typename Op, typename T>
+void FoldSame(T* out, const void* const* sources, int num_sources,
+              int64_t numel) {
+  const auto source = [&](int s, int64_t begin) {
+    return static_cast<const T*>(sources[s]) + begin;
+  };
+  if (num_sources == 2) {
+    return FoldTwo<Op>(out, source(0, 0), source(1, 0), numel);
+  }
+  T sum[kBlock];
+  for (int64_t begin = 0; begin < numel; begin += kBlock) {
+    const int64_t n = numel - begin < kBlock ? numel - begin : kBlock;
+    // `out` may be a source: it is written when all have been read.
+    const T* left = source(0, begin);
+    int s = 1;
+    for (; s + 2 < num_sources; s += 2) {
+      FoldThree<Op>(sum, left, source(s, begin), source(s + 1, begin), n);
+      left = sum;
+    }
+    if (s + 1 < num_sources) {
+      FoldThree<Op>(out + begin, left, source(s, begin), source(s + 1, begin),
+                    n);
+    } else {
+      FoldTwo<Op>(out + begin, left, source(s, begin), n);
+    }
+  }
 }
 
 template <typename T, typename Op, bool kAverage>
@@ -209,9 +246,8 @@ void Fold(void* out_bytes, const void* const* sources, int num_sources,
   using A = typename AccumulatorOf<T>::Type;
   T* const out = static_cast<T*>(out_bytes);
   if constexpr (sizeof(T) == sizeof(A) && !kAverage && sizeof(T) > 1) {
-    if (num_sources == 2) {
-      return FoldTwo<Op>(out, static_cast<const T*>(sources[0]),
-                         static_cast<const T*>(sources[1]), numel);
+    if (num_sources >= 2) {
+      return FoldSame<Op>(out, sources, num_sources, numel);
     }
   }
   const A divisor = static_cast<A>(num_sources);
