@@ -73,7 +73,7 @@ class Communicator {
 
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
-  virtual absl::string_view backend() const = 0;  // "gloo", "nccl", "self"
+  virtual absl::string_view backend() const = 0;  // "shm", "gloo", ...
 
   // whole[r*S, (r+1)*S) = rank r's shard, for every r. `shard` is [S], `whole`
   // is [W*S], both contiguous, same dtype and device. `shard` may be the own
@@ -129,9 +129,10 @@ class Communicator {
   // unless TESSERA_COMM_TRACE is set. LOCAL.
   virtual std::string ChromeTrace() const { return ""; }
   // By rank: how long this rank's collectives were blocked until the first
-  // message with that rank was through, its own entry 0. Peers are waited for
-  // one after the other, so each moment is charged to one rank. Empty where the
-  // backend does not know (nccl). LOCAL.
+  // message with that rank was through (gloo), or slept for that rank (shm),
+  // its own entry 0. Peers are waited for one after the other, so each moment
+  // is charged to one rank. Empty where the backend does not know (nccl).
+  // LOCAL.
   virtual std::vector<absl::Duration> WaitedFor() const { return {}; }
   // By rank: how long all the others together have waited for it (the sum of
   // their WaitedFor). The slow rank is the one with much more than the others.

@@ -123,6 +123,10 @@ class ShmCommunicator : public QueuedCommunicator {
                        const std::function<absl::Status()>& body) {
     monitor_.Begin({call.sequence, call.signature, call.what, call.details});
     absl::Status status = CatchTorch("shm", body);
+    const std::vector<absl::Duration> waits = team_.TakeWaits();
+    for (int peer = 0; peer < world_size(); ++peer) {
+      if (waits[peer] > absl::ZeroDuration()) NoteWait(peer, waits[peer]);
+    }
     if (absl::IsFailedPrecondition(status)) {
       status = WithTheCause(status);
     } else if (!status.ok()) {

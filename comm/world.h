@@ -16,13 +16,14 @@ namespace tessera {
 // A program takes them from its configuration by WorldOptionsFrom
 // (engine/world_options.h).
 struct WorldOptions {
-  // "auto": nccl where this build has CUDA, a GPU is there and it is this
-  // rank's own; gloo otherwise. Or "gloo", "nccl".
+  // "auto": nccl where this build has CUDA and every rank has a GPU of its own;
+  // shm where all ranks are on one host and can share memory; gloo otherwise.
+  // Or "shm", "gloo", "nccl".
   std::string backend = "auto";
   absl::Duration startup_timeout = absl::Seconds(60);
   absl::Duration collective_timeout = absl::Minutes(5);
   // NCCL's environment variables, by name. Set in this process at Init, unless
-  // the environment holds them or the backend is "gloo".
+  // the environment holds them or the backend is "gloo" or "shm".
   std::map<std::string, std::string> nccl_environment;
   // How long a peer's announcement stands before it ends a collective.
   absl::Duration announce_grace = kAnnounceGrace;

@@ -97,7 +97,7 @@ absl::Status TrainForEver(const RankSpec& spec, int argc, char** argv) {
   };
   enter('I');
   WorldOptions options;
-  options.backend = "gloo";
+  options.backend = EnvString("TESSERA_TEST_BACKEND").value_or("gloo");
   options.collective_timeout = spec.timeout;
   options.dump_folder = spec.folder;
   TESSERA_ASSIGN_OR_RETURN(const World* world, Init(&argc, argv, options));

@@ -10,6 +10,8 @@
 #include <climits>
 #include <utility>
 
+#include "absl/time/clock.h"
+
 namespace tessera::shm {
 namespace {
 
@@ -45,7 +47,14 @@ const char* OpName(Op op) {
 Team::Team(int rank, std::vector<Member> members)
     : rank_(rank),
       members_(std::move(members)),
-      spins_(size() <= CoresOfThisProcess() ? kSpins : kSpinsOnBusyCores) {}
+      spins_(size() <= CoresOfThisProcess() ? kSpins : kSpinsOnBusyCores),
+      waits_(members_.size()) {}
+
+std::vector<absl::Duration> Team::TakeWaits() {
+  std::vector<absl::Duration> waits(members_.size());
+  waits.swap(waits_);
+  return waits;
+}
 
 void Team::Publish(Control::Counter* counter, uint64_t value) {
   // Sequentially consistent, with the loads below and those of WaitFor: either
@@ -69,6 +78,7 @@ absl::Status Team::WaitFor(int peer, Control::Counter Control::*counter,
   }
   auto& door = mine().door;
   absl::Status status;
+  const absl::Time begin = absl::Now();
   door.sleeping.store(1, std::memory_order_seq_cst);
   while (true) {
     const uint32_t seen = door.bell.load(std::memory_order_seq_cst);
@@ -80,6 +90,7 @@ absl::Status Team::WaitFor(int peer, Control::Counter Control::*counter,
     FutexWait(&door.bell, seen);
   }
   door.sleeping.store(0, std::memory_order_seq_cst);
+  waits_[peer] += absl::Now() - begin;
   return status;
 }
 

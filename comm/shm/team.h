@@ -21,6 +21,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "comm/shm/reduce.h"
 
 namespace tessera::shm {
@@ -110,6 +111,10 @@ class Team {
     end_taken_ = taken;
   }
 
+  // How long this rank has slept for each other rank since the last call.
+  // LOCAL.
+  std::vector<absl::Duration> TakeWaits();
+
   // `peer` is not there any more, and why. LOCAL.
   void MarkGone(int peer, const absl::Status& how);
   // Makes each WaitFor, under way or to come, return `why`. LOCAL.
@@ -127,6 +132,7 @@ class Team {
   const std::vector<Member> members_;
   const int spins_;
   uint64_t end_posted_ = 0, end_taken_ = 0;
+  std::vector<absl::Duration> waits_;  // by rank
 
   std::atomic<bool> trouble_{false};  // there is something in the two below
   absl::Mutex mutex_;
