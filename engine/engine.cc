@@ -436,8 +436,8 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(
   }
   const World* const world = World::Current();
   if (resolved.ok() && world != nullptr && world->communicator() == comm) {
-    const absl::Status made = CheckCommunication(resolved->communication(),
-                                                 world->options());
+    const absl::Status made =
+        CheckCommunication(resolved->communication(), world->options());
     if (!made.ok()) resolved = made;
   }
   TESSERA_RETURN_IF_ERROR(comm->AgreeOk(resolved.status(), "configuration"));
