@@ -229,7 +229,7 @@ absl::StatusOr<Backend> MakeBackend(const std::string& name, StorePtr store,
   store = c10::make_intrusive<c10d::PrefixStore>(name, store);
   if (name == "shm" || name == "shm_staged") {
     backend.counted_memory = name == "shm";
-    ShmCommunicatorOptions options;
+    GroupOptions options;
     options.rank = rank;
     options.world_size = size;
     TESSERA_ASSIGN_OR_RETURN(auto comm, MakeShmCommunicator(store, options));

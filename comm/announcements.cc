@@ -77,8 +77,13 @@ absl::StatusOr<std::unique_ptr<Announcements>> Announcements::Create(
   auto result = std::unique_ptr<Announcements>(
       new Announcements(std::move(store), rank, world_size));
   result->lifeline_ = std::move(lifeline);
-  if (!result->store_.Set(SaidKey(rank), "") ||
-      !result->store_.Set(WaitingKey(rank), "")) {
+  const bool written = result->store_.Set(SaidKey(rank), "");
+  // So that something is known of a rank that is never heard of again.
+  WaitingIn start;
+  start.what = "start-up";
+  start.details = "before its first collective";
+  start.finished = true;
+  if (!written || !result->SetWaiting(start)) {
     return absl::UnavailableError("the store of the rendezvous is gone");
   }
   return result;
@@ -163,8 +168,8 @@ bool Announcements::AllSaid(absl::Duration timeout) {
   }
 }
 
-void Announcements::SetWaiting(const WaitingIn& waiting) {
-  store_.Set(
+bool Announcements::SetWaiting(const WaitingIn& waiting) {
+  return store_.Set(
       WaitingKey(rank_),
       absl::StrCat(++beat_, " ", waiting.sequence, " ", waiting.signature,
                    waiting.finished ? " out " : " in ", waiting.what, "\x1f",

@@ -71,7 +71,7 @@ struct Board {
 
 class Announcements {
  public:
-  // Writes this rank's empty keys. All ranks must have come back from here
+  // Writes this rank's keys. All ranks must have come back from here
   // before any of them reads. LOCAL. Returns Unavailable if the store fails.
   // `same_host`: all ranks run on this one.
   static absl::StatusOr<std::unique_ptr<Announcements>> Create(
@@ -101,7 +101,8 @@ class Announcements {
   // most, and not for a rank that has ended and said nothing. LOCAL.
   bool AllSaid(absl::Duration timeout);
 
-  void SetWaiting(const WaitingIn& waiting);
+  // False if the store is gone.
+  bool SetWaiting(const WaitingIn& waiting);
 
   // All of the other ranks' keys; nullopt if the store is silent. Of the own
   // rank nothing. LOCAL.

@@ -38,12 +38,11 @@ double BusFactor(CollectiveOp op, int world_size) {
       return 2 * others;
     case CollectiveOp::kAllGather:
     case CollectiveOp::kReduceScatter:
+    case CollectiveOp::kAllToAll:
       return others;
-    case CollectiveOp::kBroadcast:
-    case CollectiveOp::kText:
-      break;
+    default:
+      return 1;
   }
-  return 1;
 }
 
 std::string JsonString(absl::string_view text) {

@@ -31,11 +31,16 @@ enum class CollectiveOp {
   kReduceScatter,
   kAllReduce,
   kBroadcast,
+  kReduce,
+  kGather,
+  kScatter,
+  kAllToAll,
+  kBarrier,
   kText,  // an agreement: strings of any length
 };
-inline constexpr int kNumCollectiveOps = 5;
+inline constexpr int kNumCollectiveOps = 10;
 
-// "all-gather", "reduce-scatter", "all-reduce", "broadcast", "agreement".
+// "all-gather", "reduce-scatter", ..., "agreement".
 absl::string_view CollectiveName(CollectiveOp op);
 
 // Since some fixed moment of this host, the same for its processes; unlike
@@ -47,9 +52,9 @@ struct CollectiveRecord {
   std::string what;  // what it is for: the CommTag's text
   // Of the whole tensor; of the own string for kText (not alike on all ranks).
   int64_t bytes = 0;
-  const char* dtype = "";   // "float32"; "" for kText
-  const char* reduce = "";  // "sum", or ""
-  int root = -1;            // of a broadcast
+  const char* dtype = "";   // "float32"; "" where there is no tensor
+  const char* reduce = "";  // "sum", ...; "" where nothing is reduced
+  int root = -1;            // where there is one
   CallSite site;
 
   int64_t ticket = 0;    // counts calls, from 1

@@ -16,8 +16,7 @@
 #include "comm/announcements.h"
 #include "comm/element_type.h"
 #include "comm/gloo_transport.h"
-#include "comm/queued_communicator.h"
-#include "comm/wait_monitor.h"
+#include "comm/host_communicator.h"
 #include "torch/csrc/distributed/c10d/Store.hpp"
 
 namespace tessera {
@@ -56,44 +55,34 @@ at::Tensor BorrowBytes(void* data, int64_t bytes) {
   return at::from_blob(data, {bytes}, at::TensorOptions().dtype(at::kByte));
 }
 
-class GlooCommunicator : public QueuedCommunicator {
+class GlooCommunicator : public HostCommunicator {
  public:
   GlooCommunicator(const GlooCommunicatorOptions& options,
                    std::unique_ptr<Announcements> board,
                    std::shared_ptr<GlooTransport> transport)
-      : QueuedCommunicator(options.rank, options.world_size),
-        board_(std::move(board)),
+      : HostCommunicator(options, std::move(board),
+                         [transport] { transport->Abort(); }),
         transport_(std::move(transport)),
-        receive_buffer_(std::make_shared<CountedBuffer>()),
-        monitor_(board_.get(),
-                 {options.collective_timeout, options.announce_grace},
-                 [transport = transport_.get()] { transport->Abort(); }) {}
+        receive_buffer_(std::make_shared<CountedBuffer>()) {}
 
   absl::string_view backend() const override { return "gloo"; }
-  void Announce(const absl::Status& status) override {
-    board_->Say(board_->FailedHere(status), /*final=*/false);
-  }
-  bool AllAnnounced(absl::Duration timeout) override {
-    return board_->AllSaid(timeout);
-  }
-  void ClearAnnouncement() override { board_->TakeBack(); }
 
  protected:
-  absl::Status DoAllGather(const Call& call, const at::Tensor& shard,
-                           const at::Tensor& whole) override;
-  absl::Status DoReduceScatterSum(const Call& call, const at::Tensor& whole,
-                                  const at::Tensor& shard) override;
-  absl::Status DoAllReduceSum(const Call& call,
-                              const at::Tensor& tensor) override;
-  absl::Status DoBroadcast(const Call& call, const at::Tensor& tensor,
-                           int root) override;
+  absl::Status HostAllGather(const Call& call, const at::Tensor& shard,
+                             const at::Tensor& whole) override;
+  absl::Status HostReduceScatterSum(const Call& call, const at::Tensor& whole,
+                                    const at::Tensor& shard) override;
+  absl::Status HostAllReduceSum(const Call& call,
+                                const at::Tensor& tensor) override;
+  absl::Status HostBroadcast(const Call& call, const at::Tensor& tensor,
+                             int root) override;
   absl::StatusOr<std::vector<std::string>> DoAllGatherStrings(
       const Call& call, const std::string& mine) override;
 
  private:
   // Runs `body` under the monitor. `memory` is what messages may point into.
-  absl::Status Watched(const Call& call, std::vector<at::Tensor> memory,
-                       const std::function<absl::Status()>& body);
+  absl::Status Exchange(const Call& call, std::vector<at::Tensor> memory,
+                        const std::function<absl::Status()>& body);
 
   // The parts of collectives; CPU tensors, below Watched.
   absl::Status GatherSlices(uint32_t tag, const at::Tensor& whole,
@@ -120,12 +109,10 @@ class GlooCommunicator : public QueuedCommunicator {
   // the same one at the same time.
   std::vector<int> Peers() const;
 
-  const std::unique_ptr<Announcements> board_;
   const std::shared_ptr<GlooTransport> transport_;
   std::shared_ptr<CountedBuffer> receive_buffer_;
   // By rank: the collective under way has exchanged something with it.
   std::vector<bool> met_;
-  WaitMonitor monitor_;  // last: its thread uses the others
 };
 
 std::vector<int> GlooCommunicator::Peers() const {
@@ -136,14 +123,11 @@ std::vector<int> GlooCommunicator::Peers() const {
   return peers;
 }
 
-absl::Status GlooCommunicator::Watched(
+absl::Status GlooCommunicator::Exchange(
     const Call& call, std::vector<at::Tensor> memory,
     const std::function<absl::Status()>& body) {
   met_.assign(world_size(), false);
-  monitor_.Begin({call.sequence, call.signature, call.what, call.details});
-  absl::Status status = CatchTorch("gloo", body);
-  if (!status.ok()) status = Annotate(status, call.what);
-  status = monitor_.End(status);
+  absl::Status status = Watched(call, body);
   if (!status.ok()) {
     using Memory =
         std::pair<std::vector<at::Tensor>, std::shared_ptr<CountedBuffer>>;
@@ -157,7 +141,7 @@ absl::Status GlooCommunicator::WaitAll(const std::vector<Message>& messages) {
   for (const Message& message : messages) {
     const int peer = GlooTransport::PeerOf(*message);
     const absl::Duration begin = MonotonicNow();
-    monitor_.SetAwaited(peer);
+    monitor().SetAwaited(peer);
     TESSERA_RETURN_IF_ERROR(transport_->Wait(*message));
     if (met_[peer]) continue;
     met_[peer] = true;
@@ -292,52 +276,34 @@ absl::Status GlooCommunicator::SumEverything(uint32_t tag,
   return AddInRankOrder(own, parts, own);
 }
 
-absl::Status GlooCommunicator::DoAllGather(const Call& call,
-                                           const at::Tensor& shard,
-                                           const at::Tensor& whole) {
-  if (!whole.is_cpu()) {
-    at::Tensor host = at::empty(whole.sizes(), whole.dtype());
-    TESSERA_RETURN_IF_ERROR(DoAllGather(call, shard.cpu(), host));
-    whole.copy_(host);
-    return absl::OkStatus();
-  }
+absl::Status GlooCommunicator::HostAllGather(const Call& call,
+                                             const at::Tensor& shard,
+                                             const at::Tensor& whole) {
   const int64_t bytes = shard.nbytes();
   char* own = static_cast<char*>(whole.mutable_data_ptr()) + rank() * bytes;
   if (own != shard.const_data_ptr()) {
     std::memcpy(own, shard.const_data_ptr(), bytes);
   }
-  return Watched(call, {shard, whole}, [&] {
+  return Exchange(call, {shard, whole}, [&] {
     return GatherSlices(call.signature, whole,
                         Slices(whole.numel(), world_size()));
   });
 }
 
-absl::Status GlooCommunicator::DoReduceScatterSum(const Call& call,
-                                                  const at::Tensor& whole,
-                                                  const at::Tensor& shard) {
-  if (!whole.is_cpu()) {
-    at::Tensor host = at::empty(shard.sizes(), shard.dtype());
-    TESSERA_RETURN_IF_ERROR(DoReduceScatterSum(call, whole.cpu(), host));
-    shard.copy_(host);
-    return absl::OkStatus();
-  }
-  return Watched(call, {whole, shard}, [&] {
+absl::Status GlooCommunicator::HostReduceScatterSum(const Call& call,
+                                                    const at::Tensor& whole,
+                                                    const at::Tensor& shard) {
+  return Exchange(call, {whole, shard}, [&] {
     return SumSlices(call.signature, whole, Slices(whole.numel(), world_size()),
                      shard);
   });
 }
 
-absl::Status GlooCommunicator::DoAllReduceSum(const Call& call,
-                                              const at::Tensor& tensor) {
-  if (!tensor.is_cpu()) {
-    at::Tensor host = tensor.cpu();
-    TESSERA_RETURN_IF_ERROR(DoAllReduceSum(call, host));
-    tensor.copy_(host);
-    return absl::OkStatus();
-  }
+absl::Status GlooCommunicator::HostAllReduceSum(const Call& call,
+                                                const at::Tensor& tensor) {
   const int64_t all_bytes =
       static_cast<int64_t>(tensor.nbytes()) * world_size();
-  return Watched(call, {tensor}, [&]() -> absl::Status {
+  return Exchange(call, {tensor}, [&]() -> absl::Status {
     if (all_bytes <= kSingleExchangeBytes) {
       return SumEverything(call.signature, tensor);
     }
@@ -350,15 +316,10 @@ absl::Status GlooCommunicator::DoAllReduceSum(const Call& call,
   });
 }
 
-absl::Status GlooCommunicator::DoBroadcast(const Call& call,
-                                           const at::Tensor& tensor, int root) {
-  if (!tensor.is_cpu()) {
-    at::Tensor host = tensor.cpu();
-    TESSERA_RETURN_IF_ERROR(DoBroadcast(call, host, root));
-    tensor.copy_(host);
-    return absl::OkStatus();
-  }
-  return Watched(call, {tensor}, [&] {
+absl::Status GlooCommunicator::HostBroadcast(const Call& call,
+                                             const at::Tensor& tensor,
+                                             int root) {
+  return Exchange(call, {tensor}, [&] {
     at::Tensor all = BorrowElements(tensor, 0, tensor.numel());
     std::vector<Message> messages;
     if (rank() != root) {
@@ -387,7 +348,7 @@ absl::StatusOr<std::vector<std::string>> GlooCommunicator::DoAllGatherStrings(
   (*texts)[rank()] = mine;
   at::Tensor owner = at::from_blob(
       &owner, {0}, [texts](void*) {}, at::TensorOptions().dtype(at::kByte));
-  TESSERA_RETURN_IF_ERROR(Watched(call, {records, owner}, [&] {
+  TESSERA_RETURN_IF_ERROR(Exchange(call, {records, owner}, [&] {
     return GatherTexts(call.signature, records, texts.get());
   }));
   return *std::move(texts);

@@ -14,9 +14,9 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
 #include "c10/util/intrusive_ptr.h"
 #include "comm/communicator.h"
+#include "comm/group_options.h"
 
 namespace c10d {
 class Store;
@@ -24,17 +24,11 @@ class Store;
 
 namespace tessera {
 
-struct GlooCommunicatorOptions {
-  int rank = 0;
-  int world_size = 2;     // at least 2
+struct GlooCommunicatorOptions : GroupOptions {
   bool same_host = true;  // all ranks run on this host
   // Of this host, at which the others reach it; "" leaves it to Gloo, which
   // asks the name service. Not used on the same host.
   std::string address;
-  absl::Duration connect_timeout = absl::Seconds(60);
-  absl::Duration collective_timeout = absl::Minutes(5);
-  // How long a peer's announcement must stand before it ends a wait.
-  absl::Duration announce_grace = kAnnounceGrace;
 };
 
 // COLLECTIVE, blocking. `store` must hold keys of this communicator only (wrap

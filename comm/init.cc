@@ -120,24 +120,20 @@ absl::StatusOr<std::shared_ptr<Communicator>> MakeCommunicator(
   TESSERA_ASSIGN_OR_RETURN(
       const std::string backend,
       ChooseBackend(group.cards, group.options.backend, BuiltWithNccl()));
+  GroupOptions base;
+  base.rank = job.rank;
+  base.world_size = job.world_size;
+  base.connect_timeout = group.connect_timeout;
+  base.collective_timeout = group.options.collective_timeout;
+  base.announce_grace = group.options.announce_grace;
   if (backend == "nccl") {
-    NcclCommunicatorOptions nccl;
-    nccl.rank = job.rank;
-    nccl.world_size = job.world_size;
+    NcclCommunicatorOptions nccl{base};
     nccl.device = DeviceOf(group.cards, job.rank);
     nccl.ordered_sums = group.options.ordered_sums;
-    nccl.collective_timeout = group.options.collective_timeout;
-    nccl.announce_grace = group.options.announce_grace;
     return MakeNcclCommunicator(std::move(store), nccl);
   }
   if (backend == "shm") {
-    ShmCommunicatorOptions shm;
-    shm.rank = job.rank;
-    shm.world_size = job.world_size;
-    shm.connect_timeout = group.connect_timeout;
-    shm.collective_timeout = group.options.collective_timeout;
-    shm.announce_grace = group.options.announce_grace;
-    auto made = MakeShmCommunicator(store, shm);
+    auto made = MakeShmCommunicator(store, base);
     // All ranks see the same.
     if (made.ok() || !absl::IsUnavailable(made.status()) ||
         group.options.backend == "shm") {
@@ -146,9 +142,7 @@ absl::StatusOr<std::shared_ptr<Communicator>> MakeCommunicator(
     TESSERA_LOG(WARNING) << made.status().message() << "; taking gloo";
     store = c10::make_intrusive<c10d::PrefixStore>("gloo", store);
   }
-  GlooCommunicatorOptions gloo;
-  gloo.rank = job.rank;
-  gloo.world_size = job.world_size;
+  GlooCommunicatorOptions gloo{base};
   gloo.same_host = FindNeighbours(group.cards, job.rank).same_host;
   if (!gloo.same_host) {
     gloo.address = ChooseAddress(group.cards, job.rank, [](const auto& host) {
@@ -156,9 +150,6 @@ absl::StatusOr<std::shared_ptr<Communicator>> MakeCommunicator(
     });
     TESSERA_VLOG(comm, 1) << "gloo listens at '" << gloo.address << "'";
   }
-  gloo.connect_timeout = group.connect_timeout;
-  gloo.collective_timeout = group.options.collective_timeout;
-  gloo.announce_grace = group.options.announce_grace;
   return MakeGlooCommunicator(std::move(store), gloo);
 }
 

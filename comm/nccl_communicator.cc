@@ -18,8 +18,7 @@
 #include "c10/cuda/CUDAStream.h"
 #include "comm/announcements.h"
 #include "comm/ordered_sum.h"
-#include "comm/queued_communicator.h"
-#include "comm/wait_monitor.h"
+#include "comm/watched_communicator.h"
 
 // The only file that sees c10d's NCCL header.
 #include "torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp"
@@ -33,28 +32,20 @@ using Work = c10::intrusive_ptr<c10d::Work>;
 constexpr std::chrono::milliseconds kNever = std::chrono::hours(24 * 365);
 constexpr absl::Duration kPoll = absl::Microseconds(20);
 
-class NcclCommunicator : public QueuedCommunicator {
+class NcclCommunicator : public WatchedCommunicator {
  public:
   NcclCommunicator(const NcclCommunicatorOptions& options,
                    std::unique_ptr<Announcements> board,
-                   c10::intrusive_ptr<c10d::ProcessGroupNCCL> group)
-      : QueuedCommunicator(options.rank, options.world_size),
+                   c10::intrusive_ptr<c10d::ProcessGroupNCCL> group,
+                   std::shared_ptr<std::atomic<bool>> aborted)
+      : WatchedCommunicator(options, std::move(board),
+                            [aborted] { *aborted = true; }),
         device_(at::kCUDA, static_cast<c10::DeviceIndex>(options.device)),
         ordered_sums_(options.ordered_sums),
-        board_(std::move(board)),
         group_(std::move(group)),
-        monitor_(board_.get(),
-                 {options.collective_timeout, options.announce_grace},
-                 [this] { aborted_ = true; }) {}
+        aborted_(std::move(aborted)) {}
 
   absl::string_view backend() const override { return "nccl"; }
-  void Announce(const absl::Status& status) override {
-    board_->Say(board_->FailedHere(status), /*final=*/false);
-  }
-  bool AllAnnounced(absl::Duration timeout) override {
-    return board_->AllSaid(timeout);
-  }
-  void ClearAnnouncement() override { board_->TakeBack(); }
 
  protected:
   absl::Status DoAllGather(const Call& call, const at::Tensor& shard,
@@ -71,8 +62,8 @@ class NcclCommunicator : public QueuedCommunicator {
  private:
   // Runs `body` with this rank's GPU current, under the monitor; its results
   // are there when this returns OK.
-  absl::Status Watched(const Call& call,
-                       const std::function<absl::Status()>& body);
+  absl::Status OnDevice(const Call& call,
+                        const std::function<absl::Status()>& body);
   absl::Status WaitFor(const Work& work);
   // The tensor itself if it is on the GPU, a copy there otherwise.
   at::Tensor OnGpu(const at::Tensor& t) const { return t.to(device_); }
@@ -82,15 +73,13 @@ class NcclCommunicator : public QueuedCommunicator {
 
   const at::Device device_;
   const bool ordered_sums_;
-  const std::unique_ptr<Announcements> board_;
   c10::intrusive_ptr<c10d::ProcessGroupNCCL> group_;
-  std::atomic<bool> aborted_{false};
-  WaitMonitor monitor_;  // last: its thread uses the others
+  const std::shared_ptr<std::atomic<bool>> aborted_;
 };
 
 absl::Status NcclCommunicator::WaitFor(const Work& work) {
   while (!work->isCompleted()) {
-    if (aborted_) return absl::CancelledError("the wait was aborted");
+    if (*aborted_) return absl::CancelledError("the wait was aborted");
     absl::SleepFor(kPoll);
   }
   if (std::exception_ptr error = work->exception()) {
@@ -99,17 +88,14 @@ absl::Status NcclCommunicator::WaitFor(const Work& work) {
   return CatchTorch("nccl", [&] { work->wait(); });
 }
 
-absl::Status NcclCommunicator::Watched(
+absl::Status NcclCommunicator::OnDevice(
     const Call& call, const std::function<absl::Status()>& body) {
-  monitor_.Begin({call.sequence, call.signature, call.what, call.details});
-  absl::Status status = CatchTorch("nccl", [&]() -> absl::Status {
+  absl::Status status = Watched(call, [&]() -> absl::Status {
     c10::cuda::CUDAGuard guard(device_);
     TESSERA_RETURN_IF_ERROR(body());
     c10::cuda::getCurrentCUDAStream().synchronize();
     return absl::OkStatus();
   });
-  if (!status.ok()) status = Annotate(status, call.what);
-  status = monitor_.End(status);
   if (!status.ok()) {
     // The error is told already; what abort says adds nothing.
     (void)CatchTorch("nccl", [&] { group_->abort(); });
@@ -168,7 +154,7 @@ absl::Status NcclCommunicator::OrderedScatter(const at::Tensor& whole,
 absl::Status NcclCommunicator::DoAllGather(const Call& call,
                                            const at::Tensor& shard,
                                            const at::Tensor& whole) {
-  return Watched(call, [&]() -> absl::Status {
+  return OnDevice(call, [&]() -> absl::Status {
     at::Tensor output =
         whole.is_cuda()
             ? whole
@@ -184,7 +170,7 @@ absl::Status NcclCommunicator::DoAllGather(const Call& call,
 absl::Status NcclCommunicator::DoReduceScatterSum(const Call& call,
                                                   const at::Tensor& whole,
                                                   const at::Tensor& shard) {
-  return Watched(call, [&]() -> absl::Status {
+  return OnDevice(call, [&]() -> absl::Status {
     at::Tensor output = OnGpu(shard);
     TESSERA_RETURN_IF_ERROR(Scatter(OnGpu(whole), output));
     if (!shard.is_cuda()) {
@@ -196,7 +182,7 @@ absl::Status NcclCommunicator::DoReduceScatterSum(const Call& call,
 
 absl::Status NcclCommunicator::DoAllReduceSum(const Call& call,
                                               const at::Tensor& tensor) {
-  return Watched(call, [&]() -> absl::Status {
+  return OnDevice(call, [&]() -> absl::Status {
     const int64_t numel = tensor.numel();
     const int64_t each = (numel + world_size() - 1) / world_size();
     at::Tensor plain = BorrowElements(tensor, 0, numel);
@@ -214,7 +200,7 @@ absl::Status NcclCommunicator::DoAllReduceSum(const Call& call,
 
 absl::Status NcclCommunicator::DoBroadcast(const Call& call,
                                            const at::Tensor& tensor, int root) {
-  return Watched(call, [&]() -> absl::Status {
+  return OnDevice(call, [&]() -> absl::Status {
     at::Tensor plain = BorrowElements(tensor, 0, tensor.numel());
     std::vector<at::Tensor> tensors{OnGpu(plain)};
     c10d::BroadcastOptions options;
@@ -230,7 +216,7 @@ absl::StatusOr<std::vector<std::string>> NcclCommunicator::DoAllGatherStrings(
   const auto bytes_on_gpu =
       at::TensorOptions().dtype(at::kByte).device(device_);
   std::vector<std::string> texts(world_size());
-  TESSERA_RETURN_IF_ERROR(Watched(call, [&]() -> absl::Status {
+  TESSERA_RETURN_IF_ERROR(OnDevice(call, [&]() -> absl::Status {
     at::Tensor length = at::full({1}, static_cast<int64_t>(mine.size()),
                                  bytes_on_gpu.dtype(at::kLong));
     at::Tensor lengths =
@@ -293,7 +279,8 @@ absl::StatusOr<std::shared_ptr<Communicator>> MakeNcclCommunicator(
             store->clone(), options.rank, options.world_size, group_options);
       }));
   return std::shared_ptr<Communicator>(std::make_shared<NcclCommunicator>(
-      options, std::move(board), std::move(group)));
+      options, std::move(board), std::move(group),
+      std::make_shared<std::atomic<bool>>(false)));
 }
 
 }  // namespace tessera

@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
 #include "c10/util/intrusive_ptr.h"
 #include "comm/communicator.h"
+#include "comm/group_options.h"
 
 namespace c10d {
 class Store;
@@ -23,13 +23,9 @@ class Store;
 
 namespace tessera {
 
-struct NcclCommunicatorOptions {
-  int rank = 0;
-  int world_size = 2;
+struct NcclCommunicatorOptions : GroupOptions {
   int device = 0;  // this rank's GPU, which no other rank uses
   bool ordered_sums = true;
-  absl::Duration collective_timeout = absl::Minutes(5);
-  absl::Duration announce_grace = kAnnounceGrace;
 };
 
 // True if this build has CUDA and NCCL.

@@ -117,6 +117,13 @@ void SynchronizeCurrentStream(const at::Tensor& t) {
       .synchronize();
 }
 
+QueuedCommunicator::QueuedCommunicator(int rank, int world_size,
+                                       CommThread* thread)
+    : rank_(rank),
+      world_size_(world_size),
+      thread_(thread == nullptr ? &CommThread::Get() : thread),
+      log_({rank, world_size, CommTraceWanted()}) {}
+
 absl::Status QueuedCommunicator::failure() const {
   absl::MutexLock lock(&mutex_);
   return failure_;
@@ -152,15 +159,18 @@ absl::Status QueuedCommunicator::RunCall(CollectiveRecord record,
 }
 
 CommFuture QueuedCommunicator::Enqueue(CollectiveRecord record, CommTag tag,
-                                       Body body) {
+                                       Body body, Done done) {
   record.what = tag.what.empty() ? std::string(CollectiveName(record.op))
                                  : std::move(tag.what);
   record.site = tag.site;
   record.enqueued = MonotonicNow();
   record.ticket = recorder_.Enqueue(record);
-  return CommThread::Get().Post(
-      [self = shared_from_this(), record = std::move(record),
-       body = std::move(body)] { return self->RunCall(record, body); });
+  return thread_->Post([self = shared_from_this(), record = std::move(record),
+                        body = std::move(body), done = std::move(done)] {
+    const absl::Status status = self->RunCall(record, body);
+    if (done) done(status);
+    return status;
+  });
 }
 
 CommFuture QueuedCommunicator::AllGather(at::Tensor shard, at::Tensor whole,

@@ -24,6 +24,8 @@
 
 namespace tessera {
 
+class CommThread;
+
 // A plain tensor over elements [begin, begin + numel) of contiguous `t`. It
 // shares memory, but neither ownership, version counter nor dispatch keys: `t`
 // must outlive it.
@@ -73,10 +75,8 @@ class QueuedCommunicator
     std::string details;
   };
 
-  QueuedCommunicator(int rank, int world_size)
-      : rank_(rank),
-        world_size_(world_size),
-        log_({rank, world_size, CommTraceWanted()}) {}
+  // Its collectives run on `thread`, which outlives them; null: the process's.
+  QueuedCommunicator(int rank, int world_size, CommThread* thread = nullptr);
 
   // For backends that can tell: the collective under way was blocked for
   // `waited` until the first bytes of `peer` came.
@@ -96,13 +96,19 @@ class QueuedCommunicator
   virtual absl::StatusOr<std::vector<std::string>> DoAllGatherStrings(
       const Call& call, const std::string& mine) = 0;
 
- private:
+  // Queues a collective that `record` describes. `done` is told how it ended,
+  // before the future ends, on the thread.
   using Body = std::function<absl::Status(const Call&)>;
-  CommFuture Enqueue(CollectiveRecord record, CommTag tag, Body body);
+  using Done = std::function<void(const absl::Status&)>;
+  CommFuture Enqueue(CollectiveRecord record, CommTag tag, Body body,
+                     Done done = nullptr);
+
+ private:
   absl::Status RunCall(CollectiveRecord record, const Body& body);
 
   const int rank_;
   const int world_size_;
+  CommThread* const thread_;
   FlightRecorder recorder_;
   CommLog log_;
   int64_t sequence_ = 0;  // of the communication thread alone

@@ -164,6 +164,15 @@ TEST_F(MonitorTest, ARankWhoseBeatStandsStillIsSilent) {
                              "#6: it is stopped, or cannot be reached")));
 }
 
+TEST_F(MonitorTest, ARankThatWasNeverHeardOfAfterItsStartIsSilent) {
+  EXPECT_THAT(
+      WaitUntilAborted(absl::Seconds(4), absl::Seconds(60)),
+      StatusIs(absl::StatusCode::kDeadlineExceeded,
+               ContainsRegex("rank 1 has not come \\(last heard of "
+                             "3.[0-9]*s ago, out of start-up #0 \\(before its "
+                             "first collective\\): it is stopped")));
+}
+
 TEST_F(MonitorTest, ARankPublishesWhatItIsInAndWasIn) {
   WaitMonitor monitor(b_.get(), {absl::Seconds(60), absl::Seconds(5)}, [] {});
   auto until = [&](bool finished) {

@@ -357,13 +357,13 @@ TEST(CollectivesWay, IsDirectWhereTheOthersMapTheMemory) {
     char* const heap = host.heap(r);
     TESSERA_RETURN_IF_ERROR(
         c.AllGather("", heap + r * (1 << 19), heap, 1 << 19));
-    EXPECT_EQ(c.direct_windows(), 1);
-    EXPECT_EQ(c.staged_windows(), 0);
+    EXPECT_EQ(c.exchange().direct_windows(), 1);
+    EXPECT_EQ(c.exchange().staged_windows(), 0);
     return c.AllGather("", own[r].data() + r * (1 << 19), own[r].data(),
                        1 << 19);
   });
-  EXPECT_EQ(host.rank(0).direct_windows(), 1);
-  EXPECT_EQ(host.rank(0).staged_windows(), (1 << 19) / kSlotBytes);
+  EXPECT_EQ(host.rank(0).exchange().direct_windows(), 1);
+  EXPECT_EQ(host.rank(0).exchange().staged_windows(), (1 << 19) / kSlotBytes);
 }
 
 // ---- ranks that differ

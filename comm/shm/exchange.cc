@@ -1,0 +1,267 @@
+#include "comm/shm/exchange.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status.h"
+
+namespace tessera::shm {
+namespace {
+
+// Windows begin at multiples of a cache line.
+constexpr int64_t kLineBytes = 64;
+
+// FNV-1a.
+uint64_t Hash(absl::string_view text) {
+  uint64_t hash = 14695981039346656037u;
+  for (unsigned char c : text) hash = (hash ^ c) * 1099511628211u;
+  return hash;
+}
+
+// What a rank is in, for a message: "all-reduce of unit a: 12 float32, sum".
+std::string Describe(const Post& post) {
+  std::string text(post.what);
+  const char* const op = OpName(post.op);
+  if (text.find(op) == std::string::npos) {
+    text = text.empty() ? op : absl::StrCat(op, " '", text, "'");
+  }
+  if (post.numel > 0) {
+    absl::StrAppend(&text, ": ", post.numel, " ", ElementTypeName(post.type));
+  }
+  if (post.op == Op::kReduceScatter || post.op == Op::kAllReduce ||
+      post.op == Op::kReduce) {
+    absl::StrAppend(&text, ", ", ReduceOpName(post.reduce));
+  }
+  if (post.op == Op::kBroadcast || post.op == Op::kReduce ||
+      post.op == Op::kGather || post.op == Op::kScatter) {
+    absl::StrAppend(&text, ", root ", post.root);
+  }
+  return text;
+}
+
+bool Alike(const Post& a, const Post& b) {
+  return a.op == b.op && a.type == b.type && a.reduce == b.reduce &&
+         a.root == b.root && a.numel == b.numel && a.what_hash == b.what_hash;
+}
+
+int64_t LongestRow(const Post& post) {
+  int64_t longest = 0;
+  for (int row = 0; row < post.num_rows; ++row) {
+    longest = std::max(longest, Exchange::RowBytes(post, row));
+  }
+  return longest;
+}
+
+// Only what is used is written: a Post has room for kMaxRanks rows.
+void CopyPost(const Post& from, Post* to) {
+  std::memcpy(static_cast<void*>(to), &from, offsetof(Post, row_begin));
+  std::copy_n(from.row_begin, from.num_rows + 1, to->row_begin);
+  if (from.op == Op::kAllToAll) {
+    std::copy_n(from.expected_bytes, from.num_rows, to->expected_bytes);
+  }
+}
+
+}  // namespace
+
+Exchange::Exchange(Team* team, int64_t heap_bytes)
+    : team_(team), heap_bytes_(heap_bytes) {
+  TESSERA_CHECK_LE(team->size(), kMaxRanks);
+}
+
+Collective Exchange::New(Op op, absl::string_view what, ElementType type,
+                         int64_t numel) {
+  Collective call;
+  call.post.op = op;
+  call.post.type = type;
+  call.post.numel = numel;
+  call.post.what_hash = Hash(what);
+  const size_t shown = std::min(what.size(), sizeof(call.post.what) - 1);
+  std::memcpy(call.post.what, what.data(), shown);
+  return call;
+}
+
+void Exchange::SetRows(Collective* call, const void* rows,
+                       absl::Span<const int64_t> lengths,
+                       bool may_be_direct) const {
+  Post& post = call->post;
+  call->rows = static_cast<const char*>(rows);
+  post.num_rows = static_cast<int32_t>(lengths.size());
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    post.row_begin[i + 1] = post.row_begin[i] + lengths[i];
+  }
+  const int64_t offset = reinterpret_cast<intptr_t>(rows) -
+                         reinterpret_cast<intptr_t>(team_->heap_of(rank()));
+  if (may_be_direct && offset >= 0 &&
+      offset + post.row_begin[post.num_rows] <= heap_bytes_) {
+    post.direct_offset = offset;
+  }
+}
+
+int64_t Exchange::RowBytes(const Post& post, int row) {
+  return row < post.num_rows ? post.row_begin[row + 1] - post.row_begin[row]
+                             : 0;
+}
+
+absl::Status Exchange::WaitForAll(Control::Counter Control::*counter,
+                                  uint64_t value) {
+  for (int i = 1; i < size(); ++i) {
+    TESSERA_RETURN_IF_ERROR(team_->WaitFor(Peer(i), counter, value));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Exchange::CheckPosts() const {
+  const Post& mine = PostOf(rank());
+  for (int r = 0; r < size(); ++r) {
+    if (Alike(mine, PostOf(r))) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the ranks are in different collectives: this one in ", Describe(mine),
+        " #", sequence_, ", rank ", r, " in ", Describe(PostOf(r)), " #",
+        sequence_,
+        "; all ranks must run the same collectives in the same order"));
+  }
+  return absl::OkStatus();
+}
+
+Window Exchange::FirstWindow(const Collective& call) const {
+  Window window;
+  const int64_t rows = std::max(call.post.num_rows, 1);
+  window.bytes = kSlotBytes / rows / kLineBytes * kLineBytes;
+  window.slot = static_cast<int>(windows_ % kSlots);
+  window.first = true;
+  window.number = base_;
+  return window;
+}
+
+absl::Status Exchange::Run(Collective* call) {
+  ++sequence_;
+  const Post& post = call->post;
+  const Window window = FirstWindow(*call);
+  const bool staged = post.direct_offset < 0;
+  team_->SetEnd(sequence_, base_);
+  if (staged) TESSERA_RETURN_IF_ERROR(Stage(*call, window));
+  CopyPost(post, &team_->mine().posts[sequence_ % 2]);
+  team_->Publish(&team_->mine().posted, sequence_);
+  TESSERA_RETURN_IF_ERROR(WaitForAll(&Control::posted, sequence_));
+  TESSERA_RETURN_IF_ERROR(CheckPosts());
+  if (call->check) TESSERA_RETURN_IF_ERROR(call->check());
+
+  int64_t longest = 0;
+  bool all_direct = !call->fine;
+  for (int r = 0; r < size(); ++r) {
+    const int64_t row_bytes = LongestRow(PostOf(r));
+    longest = std::max(longest, row_bytes);
+    all_direct &= row_bytes == 0 || PostOf(r).direct_offset >= 0;
+  }
+  if (longest == 0) return absl::OkStatus();
+  Window first = window;
+  if (all_direct) first.bytes = longest;
+  TESSERA_RETURN_IF_ERROR(RunWindows(*call, first, longest));
+  // The others still read what is the caller's.
+  if (!staged) TESSERA_RETURN_IF_ERROR(WaitForAll(&Control::taken, base_));
+  return absl::OkStatus();
+}
+
+absl::Status Exchange::RunWindows(const Collective& call, Window window,
+                                  int64_t row_bytes) {
+  const int64_t num_windows = (row_bytes + window.bytes - 1) / window.bytes;
+  const uint64_t halves = call.results ? 2 : 1;
+  const bool staged = call.post.direct_offset < 0;
+  (staged ? staged_windows_ : direct_windows_) += num_windows;
+  Control& mine = team_->mine();
+  team_->SetEnd(sequence_, base_ + num_windows * halves);
+  for (int64_t k = 0; k < num_windows; ++k) {
+    if (k > 0) {
+      window.begin += window.bytes;
+      window.slot = static_cast<int>((windows_ + k) % kSlots);
+      window.first = false;
+      window.number += halves;
+      if (staged) {
+        TESSERA_RETURN_IF_ERROR(Stage(call, window));
+        team_->Publish(&mine.ready, window.number + 1);
+      }
+    }
+    // Sums are staged too.
+    if (call.results) TESSERA_RETURN_IF_ERROR(WaitForSlot(window));
+    slot_free_[window.slot] = window.number + halves;
+    if (call.read) TESSERA_RETURN_IF_ERROR(call.read(window));
+    if (call.results) {
+      team_->Publish(&mine.ready, window.number + 2);
+      if (call.read_results) {
+        TESSERA_RETURN_IF_ERROR(call.read_results(window));
+      }
+    }
+    team_->Publish(&mine.taken, window.number + halves);
+  }
+  base_ += num_windows * halves;
+  windows_ += num_windows;
+  return absl::OkStatus();
+}
+
+absl::Status Exchange::WaitForSlot(const Window& window) {
+  return WaitForAll(&Control::taken, slot_free_[window.slot]);
+}
+
+absl::Status Exchange::Stage(const Collective& call, const Window& window) {
+  TESSERA_RETURN_IF_ERROR(WaitForSlot(window));
+  char* slot =
+      team_->head_of(rank()) + kControlBytes + window.slot * kSlotBytes;
+  for (int row = 0; row < call.post.num_rows; ++row) {
+    const int64_t bytes =
+        std::min(window.bytes, RowBytes(call.post, row) - window.begin);
+    if (bytes <= 0) continue;
+    std::memcpy(slot + row * window.bytes,
+                call.rows + call.post.row_begin[row] + window.begin, bytes);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Exchange::Row(int peer, int row, const Window& window,
+                           const char** data, int64_t* bytes) {
+  const Post& post = PostOf(peer);
+  *bytes =
+      std::clamp<int64_t>(RowBytes(post, row) - window.begin, 0, window.bytes);
+  if (post.direct_offset >= 0) {
+    *data = team_->heap_of(peer) + post.direct_offset + post.row_begin[row] +
+            window.begin;
+    return absl::OkStatus();
+  }
+  *data = team_->head_of(peer) + kControlBytes + window.slot * kSlotBytes +
+          row * window.bytes;
+  // The first window was staged before the post.
+  if (window.first || *bytes == 0) return absl::OkStatus();
+  return team_->WaitFor(peer, &Control::ready, window.number + 1);
+}
+
+const char* Exchange::ResultOf(int peer, const Window& window,
+                               bool in_place) const {
+  const Post& post = PostOf(peer);
+  if (!in_place || post.direct_offset < 0) return ResultSlot(peer, window);
+  return team_->heap_of(peer) + post.direct_offset + post.row_begin[peer] +
+         window.begin;
+}
+
+char* Exchange::ResultSlot(int peer, const Window& window) const {
+  return team_->head_of(peer) + kControlBytes +
+         (kSlots + window.slot) * kSlotBytes;
+}
+
+absl::Status Exchange::Fold(int row, const Window& window, char* out,
+                            int64_t* bytes) {
+  const void* sources[kMaxRanks];
+  for (int r = 0; r < size(); ++r) {
+    const char* data;
+    TESSERA_RETURN_IF_ERROR(Row(r, row, window, &data, bytes));
+    sources[r] = data;
+  }
+  const Post& post = PostOf(rank());
+  ReduceInOrder(post.type, post.reduce, out, sources, size(),
+                *bytes / ElementBytes(post.type));
+  return absl::OkStatus();
+}
+
+}  // namespace tessera::shm

@@ -1,0 +1,113 @@
+#include "comm/shm_group.h"
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "base/torch_guard.h"
+#include "comm/announcements.h"
+#include "comm/element_type.h"
+#include "comm/shm_communicator.h"
+#include "torch/csrc/distributed/c10d/PrefixStore.hpp"
+#include "torch/csrc/distributed/c10d/Store.hpp"
+
+namespace tessera {
+
+absl::StatusOr<std::shared_ptr<ShmGroup>> ShmGroup::Make(
+    c10::intrusive_ptr<c10d::Store> store, const GroupOptions& options,
+    CommThread* thread) {
+  if (options.world_size > shm::kMaxRanks) {
+    return absl::UnavailableError(absl::StrCat("shm carries at most ",
+                                               shm::kMaxRanks, " ranks, there ",
+                                               "are ", options.world_size));
+  }
+  std::unique_ptr<shm::HostMemory> host;
+  TESSERA_RETURN_IF_ERROR(CatchTorch("store", [&]() -> absl::Status {
+    c10d::PrefixStore keys("shm", store);
+    TESSERA_ASSIGN_OR_RETURN(
+        host, shm::MeetOnHost(keys, options.rank, options.world_size,
+                              options.connect_timeout));
+    return absl::OkStatus();
+  }));
+  TESSERA_ASSIGN_OR_RETURN(
+      std::unique_ptr<Announcements> board,
+      Announcements::Create(store, options.rank, options.world_size,
+                            /*same_host=*/true));
+  return std::make_shared<ShmGroup>(
+      options, std::move(board),
+      std::make_shared<Memory>(options.rank, std::move(host)), thread);
+}
+
+absl::StatusOr<std::shared_ptr<Communicator>> MakeShmCommunicator(
+    c10::intrusive_ptr<c10d::Store> store, const GroupOptions& options) {
+  return ShmGroup::Make(std::move(store), options);
+}
+
+CommFuture ShmGroup::Submit(CollectiveRecord record, CommTag tag,
+                            Operation operation, Done done) {
+  return Enqueue(
+      std::move(record), std::move(tag),
+      [this, operation = std::move(operation)](const Call& call) {
+        return RunWatched(call, operation);
+      },
+      std::move(done));
+}
+
+absl::Status ShmGroup::RunWatched(const Call& call,
+                                  const Operation& operation) {
+  return Watched(call, [&] {
+    const absl::Status status = operation(memory_->collectives, call.what);
+    const std::vector<absl::Duration> waits = memory_->team.TakeWaits();
+    for (int peer = 0; peer < world_size(); ++peer) {
+      if (waits[peer] > absl::ZeroDuration()) NoteWait(peer, waits[peer]);
+    }
+    return status;
+  });
+}
+
+absl::Status ShmGroup::HostAllGather(const Call& call, const at::Tensor& shard,
+                                     const at::Tensor& whole) {
+  return RunWatched(call, [&](shm::Collectives& all, const std::string& what) {
+    return all.AllGather(what, shard.const_data_ptr(), whole.mutable_data_ptr(),
+                         static_cast<int64_t>(shard.nbytes()));
+  });
+}
+
+absl::Status ShmGroup::HostReduceScatterSum(const Call& call,
+                                            const at::Tensor& whole,
+                                            const at::Tensor& shard) {
+  TESSERA_ASSIGN_OR_RETURN(const auto type, ElementTypeOf(whole.scalar_type()));
+  return RunWatched(call, [&](shm::Collectives& all, const std::string& what) {
+    return all.ReduceScatter(what, type, shm::ReduceOp::kSum,
+                             whole.const_data_ptr(), shard.mutable_data_ptr(),
+                             shard.numel());
+  });
+}
+
+absl::Status ShmGroup::HostAllReduceSum(const Call& call,
+                                        const at::Tensor& tensor) {
+  TESSERA_ASSIGN_OR_RETURN(const auto type,
+                           ElementTypeOf(tensor.scalar_type()));
+  return RunWatched(call, [&](shm::Collectives& all, const std::string& what) {
+    return all.AllReduce(what, type, shm::ReduceOp::kSum,
+                         tensor.mutable_data_ptr(), tensor.numel());
+  });
+}
+
+absl::Status ShmGroup::HostBroadcast(const Call& call, const at::Tensor& tensor,
+                                     int root) {
+  return RunWatched(call, [&](shm::Collectives& all, const std::string& what) {
+    return all.Broadcast(what, tensor.mutable_data_ptr(),
+                         static_cast<int64_t>(tensor.nbytes()), root);
+  });
+}
+
+absl::StatusOr<std::vector<std::string>> ShmGroup::DoAllGatherStrings(
+    const Call& call, const std::string& mine) {
+  std::vector<std::string> texts;
+  TESSERA_RETURN_IF_ERROR(
+      RunWatched(call, [&](shm::Collectives& all, const std::string& what) {
+        return all.AllGatherTexts(what, mine, &texts);
+      }));
+  return texts;
+}
+
+}  // namespace tessera
