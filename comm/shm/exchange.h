@@ -42,7 +42,6 @@ inline constexpr int64_t kSlotBytes = 512 << 10;
 inline constexpr int64_t kControlBytes =
     (static_cast<int64_t>(sizeof(Control)) + 4095) / 4096 * 4096;
 inline constexpr int64_t kStagingBytes = 2 * kSlots * kSlotBytes;
-inline constexpr int64_t kHeadBytes = kControlBytes + kStagingBytes;
 
 // Columns [begin, begin + bytes) of all rows, and where they are staged.
 struct Window {

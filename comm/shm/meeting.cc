@@ -20,7 +20,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "comm/shm/arena.h"
-#include "comm/shm/collectives.h"
+#include "comm/shm/channels.h"
 #include "torch/csrc/distributed/c10d/Store.hpp"
 
 namespace tessera::shm {

@@ -20,7 +20,7 @@ namespace {
 constexpr int kSpins = 2000;
 constexpr int kSpinsOnBusyCores = 20;
 // A sleeper looks again this often even if nobody rings.
-constexpr timespec kLook = {0, 100'000'000};
+constexpr absl::Duration kLook = absl::Milliseconds(100);
 
 int CoresOfThisProcess() {
   cpu_set_t set;
@@ -28,14 +28,19 @@ int CoresOfThisProcess() {
   return CPU_COUNT(&set);
 }
 
-void FutexWait(std::atomic<uint32_t>* word, uint32_t seen) {
-  syscall(SYS_futex, word, FUTEX_WAIT, seen, &kLook, nullptr, 0);
-}
-void FutexWake(std::atomic<uint32_t>* word) {
-  syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}  // namespace
+
+void Door::Ring() {
+  bell.fetch_add(1);
+  syscall(SYS_futex, &bell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-}  // namespace
+void Door::Sleep(uint32_t seen, absl::Duration at_most) {
+  const timespec time = absl::ToTimespec(at_most);
+  const bool forever = at_most == absl::InfiniteDuration();
+  syscall(SYS_futex, &bell, FUTEX_WAIT, seen, forever ? nullptr : &time,
+          nullptr, 0);
+}
 
 const char* OpName(Op op) {
   static constexpr const char* kNames[] = {
@@ -57,15 +62,9 @@ std::vector<absl::Duration> Team::TakeWaits() {
 }
 
 void Team::Publish(Control::Counter* counter, uint64_t value) {
-  // Sequentially consistent, with the loads below and those of WaitFor: either
-  // the sleeper sees the value or this sees the sleeper.
   counter->value.store(value, std::memory_order_seq_cst);
   for (int r = 0; r < size(); ++r) {
-    if (r == rank_) continue;
-    auto& door = of(r).door;
-    if (door.sleeping.load(std::memory_order_seq_cst) == 0) continue;
-    door.bell.fetch_add(1);
-    FutexWake(&door.bell);
+    if (r != rank_) of(r).door.RingIfSleeping();
   }
 }
 
@@ -76,7 +75,7 @@ absl::Status Team::WaitFor(int peer, Control::Counter Control::*counter,
     if (word.load(std::memory_order_acquire) >= value) return absl::OkStatus();
     __builtin_ia32_pause();
   }
-  auto& door = mine().door;
+  Door& door = mine().door;
   absl::Status status;
   const absl::Time begin = absl::Now();
   door.sleeping.store(1, std::memory_order_seq_cst);
@@ -87,7 +86,7 @@ absl::Status Team::WaitFor(int peer, Control::Counter Control::*counter,
       status = Trouble();
       if (!status.ok()) break;
     }
-    FutexWait(&door.bell, seen);
+    door.Sleep(seen, kLook);
   }
   door.sleeping.store(0, std::memory_order_seq_cst);
   waits_[peer] += absl::Now() - begin;
@@ -109,8 +108,7 @@ absl::Status Team::Trouble() {
 
 void Team::RingOwnBell() {
   trouble_ = true;
-  mine().door.bell.fetch_add(1);
-  FutexWake(&mine().door.bell);
+  mine().door.Ring();
 }
 
 void Team::MarkGone(int peer, const absl::Status& how) {

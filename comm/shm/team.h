@@ -59,17 +59,34 @@ struct Post {
   int64_t expected_bytes[kMaxRanks] = {};  // of each rank's row, in kAllToAll
 };
 
+// Where one thread sleeps until it is rung for.
+//
+//   sleeper   sleeping = 1; seen = bell; looks whether there is anything to do;
+//             Sleep(seen)
+//   others    do what it waits for, then RingIfSleeping
+struct alignas(64) Door {
+  std::atomic<uint32_t> bell;
+  std::atomic<uint32_t> sleeping;
+
+  void Ring();
+  void RingIfSleeping() {
+    // Sequentially consistent, with the sleeper's accesses: either it sees what
+    // was done, or this sees it.
+    if (sleeping.load(std::memory_order_seq_cst) != 0) Ring();
+  }
+  // Until a ring after `seen` was read, or for so long; may return early.
+  void Sleep(uint32_t seen, absl::Duration at_most);
+};
+
 struct Control {
   struct alignas(64) Counter {
     std::atomic<uint64_t> value;
   };
-  Counter posted;  // collectives entered
-  Counter ready;   // windows that the others may read
-  Counter taken;   // windows that this rank has read of all others
-  struct alignas(64) {
-    std::atomic<uint32_t> bell;
-    std::atomic<uint32_t> sleeping;
-  } door;
+  Counter posted;     // collectives entered
+  Counter ready;      // windows that the others may read
+  Counter taken;      // windows that this rank has read of all others
+  Door door;          // of who waits in a collective
+  Door message_door;  // of who moves messages, see channels.h
   // Of collective n in posts[n % 2]: nobody enters n + 2 before all have read
   // n.
   alignas(64) Post posts[2];

@@ -1,0 +1,165 @@
+// Channels: messages between two ranks of a Team, by tag.
+//
+//   head of rank r   [ Control | staging | pipe to 0 | pipe to 1 | ... ]
+//   pipe             a ring of records: a short message itself, or where a long
+//                    one lies in r's heap; and word back that one was read
+//
+// A short message is through when it is in the pipe; a long one when it was
+// read, until when its memory must stay as it is. A long one that does not lie
+// in memory that the others map is copied there first.
+//
+// Between two ranks, messages of one tag are received in the order in which
+// they were sent; receives of one tag, in the order in which they were posted.
+// What nobody has posted a receive for yet waits.
+//
+// A thread of each rank that has ever sent or received moves what waits; it
+// sleeps otherwise (futex).
+//
+// Errors, as told to Done:
+//   InvalidArgument    the message and its receive differ in size (the receive)
+//   DeadlineExceeded   the other rank has not come within the timeout
+//   Unavailable, ...   what `gone` said of the other rank, or Abort was given
+// After DeadlineExceeded or Abort all that is under way, and to come, fails:
+// who still reads a message that its sender has given up gets an error too.
+//
+// Threads: any.
+#ifndef COMM_SHM_CHANNELS_H_
+#define COMM_SHM_CHANNELS_H_
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "base/memory.h"
+#include "comm/shm/exchange.h"
+#include "comm/shm/team.h"
+
+namespace tessera::shm {
+
+inline constexpr int64_t kPipeBytes = 32 << 10;
+// Messages up to here travel in the pipe.
+inline constexpr int64_t kInlineBytes = 4 << 10;
+
+struct Pipe {
+  struct alignas(64) Counter {
+    std::atomic<uint64_t> value;  // bytes, ever
+  };
+  Counter written;  // by the rank in whose head it is
+  Counter read;     // by the other one
+  Counter broken;   // 1: that rank has given its messages up
+  alignas(64) char ring[kPipeBytes];
+};
+// Of all pipes, after the staging area.
+inline constexpr int64_t kPipesOffset = kControlBytes + kStagingBytes;
+inline constexpr int64_t kPipesBytes =
+    kMaxRanks * static_cast<int64_t>(sizeof(Pipe));
+// Sparse: pages are there only where something was written.
+inline constexpr int64_t kHeadBytes = kPipesOffset + kPipesBytes;
+
+class Channels {
+ public:
+  // How it ended, and the other rank. Called on any thread, without locks.
+  using Done = std::function<void(const absl::Status&, int peer)>;
+  struct Options {
+    absl::Duration timeout = absl::Minutes(5);  // of one message
+    // Says that a rank is gone, and how; asked now and then. May be null.
+    std::function<absl::Status(int peer)> gone;
+  };
+  static constexpr int kAnyPeer = -1;
+
+  // `heap_bytes` as Exchange's. The team outlives this.
+  Channels(Team* team, int64_t heap_bytes, Options options);
+  ~Channels();  // what is under way fails
+
+  // `data` stays alive and as it is until `done`. LOCAL, ASYNC.
+  void Send(int to, int64_t tag, const void* data, int64_t bytes, Done done);
+  // `from` may be kAnyPeer. LOCAL, ASYNC.
+  void Receive(int from, int64_t tag, void* data, int64_t bytes, Done done);
+
+  void Abort(const absl::Status& why);
+
+ private:
+  enum class Kind : uint32_t { kInline, kLong, kWasRead };
+  struct Record {
+    Kind kind = Kind::kInline;
+    int64_t tag = 0;
+    uint64_t id = 0;  // counts the sender's long messages
+    int64_t bytes = 0;
+    int64_t offset = 0;  // of a long one, in the sender's heap
+  };
+  struct Outbound {
+    Record record;
+    const void* data = nullptr;  // of kInline
+    Done done;                   // of kInline
+  };
+  struct LongSend {
+    int to;
+    uint64_t id;
+    int64_t tag;
+    CountedBuffer copy;
+    Done done;
+    absl::Duration deadline;
+  };
+  struct Arrived {  // and not yet asked for
+    Record record;
+    std::vector<char> data;
+  };
+  struct Wanted {
+    int from;
+    int64_t tag;
+    void* data;
+    int64_t bytes;
+    Done done;
+    absl::Duration deadline;
+  };
+  using Endings = std::vector<std::function<void()>>;
+
+  Pipe& PipeOf(int from, int to) const;
+
+  // Moves what can be moved; true if anything was.
+  bool Progress(Endings* endings) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool WriteTo(int to, Endings* endings) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool ReadFrom(int from, Endings* endings)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Take(int from, Arrived arrived, Endings* endings)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Deliver(int from, const Arrived& arrived, Wanted wanted,
+               Endings* endings) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void WasRead(int from, uint64_t id, Endings* endings)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Prepare(const void* data, int64_t bytes, LongSend* send,
+                       int64_t* offset) const;
+  // Ends what waits for ranks that are gone, or for too long.
+  void EndHopeless(Endings* endings) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void FailAll(const absl::Status& why, Endings* endings)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Idle() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void StartThread() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Run();
+  static void Call(const Endings& endings);
+
+  Team* const team_;
+  const int64_t heap_bytes_;
+  const Options options_;
+  std::atomic<bool> stop_{false};
+  absl::Mutex mutex_;
+  absl::Status failed_ ABSL_GUARDED_BY(mutex_);
+  uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
+  std::vector<std::deque<Outbound>> outbound_
+      ABSL_GUARDED_BY(mutex_);                                        // by rank
+  std::vector<std::deque<Arrived>> arrived_ ABSL_GUARDED_BY(mutex_);  // by rank
+  std::vector<LongSend> long_sends_ ABSL_GUARDED_BY(mutex_);
+  std::deque<Wanted> wanted_ ABSL_GUARDED_BY(mutex_);  // as posted
+  std::thread thread_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace tessera::shm
+#endif  // COMM_SHM_CHANNELS_H_
