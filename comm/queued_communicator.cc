@@ -42,18 +42,6 @@ const char* DtypeName(const at::Tensor& t) {
   }
 }
 
-// `tensor` is the whole one.
-CollectiveRecord RecordOf(CollectiveOp op, const at::Tensor& tensor) {
-  CollectiveRecord record;
-  record.op = op;
-  record.bytes = static_cast<int64_t>(tensor.nbytes());
-  record.dtype = DtypeName(tensor);
-  if (op == CollectiveOp::kReduceScatter || op == CollectiveOp::kAllReduce) {
-    record.reduce = "sum";
-  }
-  return record;
-}
-
 absl::Status CheckTensor(const at::Tensor& t, absl::string_view name) {
   if (!t.defined()) {
     return absl::InvalidArgumentError(absl::StrCat(name, " is undefined"));
@@ -103,6 +91,17 @@ CommFuture Refused(const absl::Status& status, const CommTag& tag) {
 }
 
 }  // namespace
+
+CollectiveRecord RecordOf(CollectiveOp op, const at::Tensor& tensor) {
+  CollectiveRecord record;
+  record.op = op;
+  record.bytes = static_cast<int64_t>(tensor.nbytes());
+  record.dtype = DtypeName(tensor);
+  if (op == CollectiveOp::kReduceScatter || op == CollectiveOp::kAllReduce) {
+    record.reduce = "sum";
+  }
+  return record;
+}
 
 at::Tensor BorrowElements(const at::Tensor& t, int64_t begin, int64_t numel) {
   char* data = static_cast<char*>(t.mutable_data_ptr());

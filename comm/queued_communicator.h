@@ -35,6 +35,9 @@ at::Tensor BorrowElements(const at::Tensor& t, int64_t begin, int64_t numel);
 // that another thread may read and write `t`. Nothing for CPU tensors.
 void SynchronizeCurrentStream(const at::Tensor& t);
 
+// What the recorder is told of a collective on `tensor`, the whole one.
+CollectiveRecord RecordOf(CollectiveOp op, const at::Tensor& tensor);
+
 class QueuedCommunicator
     : public Communicator,
       public std::enable_shared_from_this<QueuedCommunicator> {

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
@@ -25,6 +26,17 @@ WatchedCommunicator::WatchedCommunicator(const GroupOptions& options,
       monitor_(board_.get(),
                {options.collective_timeout, options.announce_grace},
                std::move(abort)) {}
+
+absl::Status WatchedCommunicator::EndOf(int peer) const {
+  for (const EndedRank& ended : board_->lifeline().Ended()) {
+    if (ended.rank != peer) continue;
+    return absl::UnavailableError(
+        absl::StrCat("rank ", peer, " has ended (",
+                     ended.left ? "it left the job" : "its process is gone",
+                     "); look at that rank's own last words"));
+  }
+  return absl::OkStatus();
+}
 
 absl::Status WatchedCommunicator::Watched(
     const Call& call, const std::function<absl::Status()>& body) {

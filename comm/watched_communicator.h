@@ -26,6 +26,9 @@ class WatchedCommunicator : public QueuedCommunicator {
   }
   void ClearAnnouncement() final { board_->TakeBack(); }
 
+  // Unavailable if the process of `peer` has ended or has left the job. LOCAL.
+  absl::Status EndOf(int peer) const;
+
  protected:
   // `abort` makes the wait under way return soon; called on another thread,
   // until the end of this object: it owns what it uses.

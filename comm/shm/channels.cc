@@ -63,7 +63,7 @@ Channels::~Channels() {
   Abort(absl::CancelledError("the group was closed"));
   std::thread thread;
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     thread = std::move(thread_);
   }
   stop_ = true;
@@ -96,7 +96,7 @@ void Channels::Send(int to, int64_t tag, const void* data, int64_t bytes,
   }
   Endings endings;
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     if (ready.ok()) ready = failed_;
     if (!ready.ok()) {
       endings.push_back([&] { done(ready, to); });
@@ -145,7 +145,7 @@ void Channels::Receive(int from, int64_t tag, void* data, int64_t bytes,
       from, tag, data, bytes, std::move(done), Now() + options_.timeout};
   Endings endings;
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     Progress(&endings);
     if (!failed_.ok()) {
       endings.push_back(
@@ -175,7 +175,7 @@ void Channels::Receive(int from, int64_t tag, void* data, int64_t bytes,
 void Channels::Abort(const absl::Status& why) {
   Endings endings;
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     FailAll(why, &endings);
   }
   Call(endings);
@@ -394,7 +394,7 @@ void Channels::Run() {
     bool idle;
     bool moved;
     {
-      absl::MutexLock lock(&mutex_);
+      MutexLock lock(&mutex_);
       moved = Progress(&endings);
       if (!Idle() && Now() >= look_at) {
         EndHopeless(&endings);

@@ -36,10 +36,10 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/memory.h"
 #include "comm/shm/exchange.h"
+#include "comm/shm/mutex.h"
 #include "comm/shm/team.h"
 
 namespace tessera::shm {
@@ -150,7 +150,7 @@ class Channels {
   const int64_t heap_bytes_;
   const Options options_;
   std::atomic<bool> stop_{false};
-  absl::Mutex mutex_;
+  Mutex mutex_;
   absl::Status failed_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
   std::vector<std::deque<Outbound>> outbound_

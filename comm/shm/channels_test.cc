@@ -1,8 +1,11 @@
 // The ranks are threads on one mapping, as in collectives_test.
 #include "comm/shm/channels.h"
 
+#include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstring>
-#include <map>
+#include <future>
 #include <memory>
 #include <random>
 #include <string>
@@ -10,10 +13,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/blocking_counter.h"
-#include "absl/synchronization/mutex.h"
-#include "absl/synchronization/notification.h"
-#include "absl/time/clock.h"
 #include "base/status_matchers.h"
 #include "comm/shm/test_host.h"
 
@@ -30,25 +29,20 @@ class End {
  public:
   Channels::Done Done() {
     return [this](const absl::Status& status, int peer) {
-      status_ = status;
-      peer_ = peer;
-      ended_.Notify();
+      ended_.set_value({status, peer});
     };
   }
-  absl::Status Wait() {
-    ended_.WaitForNotification();
-    return status_;
+  absl::Status Wait() { return future_.get().first; }
+  bool ended() {
+    return future_.wait_for(std::chrono::seconds(0)) ==
+           std::future_status::ready;
   }
-  bool WaitFor(absl::Duration time) {
-    return ended_.WaitForNotificationWithTimeout(time);
-  }
-  bool ended() { return ended_.HasBeenNotified(); }
-  int peer() const { return peer_; }
+  int peer() { return future_.get().second; }
 
  private:
-  absl::Notification ended_;
-  absl::Status status_;
-  int peer_ = -2;
+  std::promise<std::pair<absl::Status, int>> ended_;
+  std::shared_future<std::pair<absl::Status, int>> future_ =
+      ended_.get_future();
 };
 
 class ChannelsTest : public testing::Test {
@@ -152,15 +146,11 @@ TEST_F(ChannelsTest, AStormOfMessages) {
     return static_cast<char>(from * 50 + to * 20 + i);
   };
   auto rank = [&](int me) {
-    absl::BlockingCounter open(2 * kRanks * kMessages);
-    absl::Mutex mutex;
-    absl::Status worst;
+    std::atomic<int> open{2 * kRanks * kMessages}, failed{0};
+    std::promise<void> all;
     auto done = [&](const absl::Status& status, int) {
-      {
-        absl::MutexLock lock(&mutex);
-        worst.Update(status);
-      }
-      open.DecrementCount();
+      if (!status.ok()) ++failed;
+      if (--open == 0) all.set_value();
     };
     std::vector<std::string> got(kRanks * kMessages);
     std::mt19937 random(me);
@@ -183,8 +173,8 @@ TEST_F(ChannelsTest, AStormOfMessages) {
         }
       }
     }
-    open.Wait();
-    TESSERA_EXPECT_OK(worst);
+    all.get_future().wait();
+    EXPECT_EQ(failed, 0);
     for (int peer = 0; peer < kRanks; ++peer) {
       for (int i = 0; i < kMessages; ++i) {
         EXPECT_EQ(got[peer * kMessages + i],

@@ -12,28 +12,39 @@ namespace {
 // Up to here each rank folds the whole of an all-reduce for itself.
 constexpr int64_t kFoldAllBytes = 64 << 10;
 
+std::vector<void*> Rows(void* data, int64_t bytes, int count) {
+  std::vector<void*> rows;
+  for (int i = 0; i < count; ++i) {
+    rows.push_back(static_cast<char*>(data) + i * bytes);
+  }
+  return rows;
+}
+
 }  // namespace
 
 absl::Status Collectives::AllGather(absl::string_view what, const void* in,
                                     void* out, int64_t bytes) {
-  char* const to = static_cast<char*>(out);
-  char* const own = to + exchange_.rank() * bytes;
+  return AllGather(what, in, Rows(out, bytes, exchange_.size()), bytes);
+}
+
+absl::Status Collectives::AllGather(absl::string_view what, const void* in,
+                                    absl::Span<void* const> places,
+                                    int64_t bytes) {
   Collective call =
       Exchange::New(Op::kAllGather, what, ElementType::kUInt8, bytes);
   exchange_.SetRows(&call, in, {bytes});
   call.read = [&](const Window& window) -> absl::Status {
     // The own part too: the others need not wait for that copy.
     for (int i = 0; i < exchange_.size(); ++i) {
+      const int peer = exchange_.Peer(i);
       const char* data;
       int64_t n;
-      TESSERA_RETURN_IF_ERROR(
-          exchange_.Row(exchange_.Peer(i), 0, window, &data, &n));
-      char* const place = to + exchange_.Peer(i) * bytes + window.begin;
-      if (i > 0) {
-        std::memcpy(place, data, n);
-      } else if (own != in) {
-        std::memcpy(place, static_cast<const char*>(in) + window.begin, n);
+      TESSERA_RETURN_IF_ERROR(exchange_.Row(peer, 0, window, &data, &n));
+      if (i == 0) {
+        if (places[peer] == in) continue;
+        data = static_cast<const char*>(in) + window.begin;
       }
+      std::memcpy(static_cast<char*>(places[peer]) + window.begin, data, n);
     }
     return absl::OkStatus();
   };
@@ -151,24 +162,22 @@ absl::Status Collectives::Broadcast(absl::string_view what, void* data,
 }
 
 absl::Status Collectives::Gather(absl::string_view what, const void* in,
-                                 void* out, int64_t bytes, int root) {
+                                 absl::Span<void* const> places, int64_t bytes,
+                                 int root) {
   Collective call =
       Exchange::New(Op::kGather, what, ElementType::kUInt8, bytes);
   call.post.root = root;
   const bool is_root = exchange_.rank() == root;
-  char* const to = static_cast<char*>(out);
-  if (is_root && to + root * bytes != in) {
-    std::memmove(to + root * bytes, in, bytes);
-  }
   exchange_.SetRows(&call, in, {is_root ? 0 : bytes});
   if (is_root) {
+    if (places[root] != in && bytes > 0) std::memmove(places[root], in, bytes);
     call.read = [&](const Window& window) -> absl::Status {
       for (int i = 1; i < exchange_.size(); ++i) {
+        const int peer = exchange_.Peer(i);
         const char* from;
         int64_t n;
-        TESSERA_RETURN_IF_ERROR(
-            exchange_.Row(exchange_.Peer(i), 0, window, &from, &n));
-        std::memcpy(to + exchange_.Peer(i) * bytes + window.begin, from, n);
+        TESSERA_RETURN_IF_ERROR(exchange_.Row(peer, 0, window, &from, &n));
+        std::memcpy(static_cast<char*>(places[peer]) + window.begin, from, n);
       }
       return absl::OkStatus();
     };
@@ -202,45 +211,44 @@ absl::Status Collectives::Scatter(absl::string_view what, const void* in,
 
 absl::Status Collectives::AllToAll(absl::string_view what, const void* in,
                                    absl::Span<const int64_t> in_row_bytes,
-                                   void* out,
+                                   absl::Span<void* const> places,
                                    absl::Span<const int64_t> out_row_bytes) {
   const int rank = exchange_.rank();
   Collective call = Exchange::New(Op::kAllToAll, what, ElementType::kUInt8, 0);
   exchange_.SetRows(&call, in, in_row_bytes);
   std::copy(out_row_bytes.begin(), out_row_bytes.end(),
             call.post.expected_bytes);
-  call.check = [&]() -> absl::Status {
-    for (int from = 0; from < exchange_.size(); ++from) {
-      for (int to = 0; to < exchange_.size(); ++to) {
-        const int64_t sent = Exchange::RowBytes(exchange_.PostOf(from), to);
-        const int64_t expected = exchange_.PostOf(to).expected_bytes[from];
-        if (sent == expected) continue;
-        return absl::InvalidArgumentError(
-            absl::StrCat(what, ": rank ", from, " sends ", sent,
-                         " bytes to rank ", to, ", which expects ", expected));
-      }
-    }
-    return absl::OkStatus();
-  };
-  std::vector<char*> places;
-  char* place = static_cast<char*>(out);
-  for (int64_t bytes : out_row_bytes) {
-    places.push_back(place);
-    place += bytes;
+  call.check = [&] { return CheckRowLengths(what); };
+  const int64_t own = std::min(in_row_bytes[rank], out_row_bytes[rank]);
+  if (own > 0) {
+    std::memcpy(places[rank], call.rows + call.post.row_begin[rank], own);
   }
-  std::memcpy(places[rank], call.rows + call.post.row_begin[rank],
-              std::min(in_row_bytes[rank], out_row_bytes[rank]));
   call.read = [&](const Window& window) -> absl::Status {
     for (int i = 1; i < exchange_.size(); ++i) {
+      const int peer = exchange_.Peer(i);
       const char* from;
       int64_t n;
-      TESSERA_RETURN_IF_ERROR(
-          exchange_.Row(exchange_.Peer(i), rank, window, &from, &n));
-      std::memcpy(places[exchange_.Peer(i)] + window.begin, from, n);
+      TESSERA_RETURN_IF_ERROR(exchange_.Row(peer, rank, window, &from, &n));
+      if (n == 0) continue;
+      std::memcpy(static_cast<char*>(places[peer]) + window.begin, from, n);
     }
     return absl::OkStatus();
   };
   return exchange_.Run(&call);
+}
+
+absl::Status Collectives::CheckRowLengths(absl::string_view what) const {
+  for (int from = 0; from < exchange_.size(); ++from) {
+    for (int to = 0; to < exchange_.size(); ++to) {
+      const int64_t sent = Exchange::RowBytes(exchange_.PostOf(from), to);
+      const int64_t expected = exchange_.PostOf(to).expected_bytes[from];
+      if (sent == expected) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat(what, ": rank ", from, " sends ", sent,
+                       " bytes to rank ", to, ", which expects ", expected));
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Collectives::Barrier(absl::string_view what) {

@@ -28,6 +28,9 @@ class Collectives {
   // out[p] = rank p's `in`, `bytes` each. `in` may be the own part of `out`.
   absl::Status AllGather(absl::string_view what, const void* in, void* out,
                          int64_t bytes);
+  // The same with a place for each rank's.
+  absl::Status AllGather(absl::string_view what, const void* in,
+                         absl::Span<void* const> places, int64_t bytes);
   // out = fold over ranks p of p's in[rank * numel ...]. `out` may be the own
   // part of `in`.
   absl::Status ReduceScatter(absl::string_view what, ElementType type,
@@ -40,17 +43,18 @@ class Collectives {
                       void* data, int64_t numel, int root);
   absl::Status Broadcast(absl::string_view what, void* data, int64_t bytes,
                          int root);
-  // `out`, [W * bytes], on the root only.
-  absl::Status Gather(absl::string_view what, const void* in, void* out,
-                      int64_t bytes, int root);
+  // `places`, one for each rank's, on the root only.
+  absl::Status Gather(absl::string_view what, const void* in,
+                      absl::Span<void* const> places, int64_t bytes, int root);
   // `in`, [W * bytes], on the root only.
   absl::Status Scatter(absl::string_view what, const void* in, void* out,
                        int64_t bytes, int root);
-  // Row p of `in` goes to rank p; row p of `out` comes from rank p. Rows lie
-  // one after the other. InvalidArgument, on all ranks, if a rank's row for
-  // another is not as long as that one expects.
+  // Row p of `in` goes to rank p; what comes from rank p goes to places[p].
+  // The rows of `in` lie one after the other. InvalidArgument, on all ranks, if
+  // a rank's row for another is not as long as that one expects.
   absl::Status AllToAll(absl::string_view what, const void* in,
-                        absl::Span<const int64_t> in_row_bytes, void* out,
+                        absl::Span<const int64_t> in_row_bytes,
+                        absl::Span<void* const> places,
                         absl::Span<const int64_t> out_row_bytes);
   absl::Status Barrier(absl::string_view what);
   // By rank; lengths may differ.
@@ -63,6 +67,7 @@ class Collectives {
  private:
   absl::Status ReduceInTwoHalves(Collective* call, char* data, int64_t numel,
                                  bool wanted);
+  absl::Status CheckRowLengths(absl::string_view what) const;
 
   Exchange exchange_;
 };

@@ -27,6 +27,16 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
+// Where rows of these lengths begin that lie one after the other.
+std::vector<void*> Rows(char* data, const std::vector<int64_t>& lengths) {
+  std::vector<void*> rows;
+  for (int64_t length : lengths) {
+    rows.push_back(data);
+    data += length;
+  }
+  return rows;
+}
+
 // Random bytes of sane values: no NaN, sums that round.
 std::string Values(ElementType type, int64_t numel, uint32_t seed) {
   std::mt19937 random(seed);
@@ -188,9 +198,10 @@ TEST_P(CollectivesTest, MovesOfAllSizes) {
       TESSERA_RETURN_IF_ERROR(
           c.AllGather("", in_place[r] + r * bytes, in_place[r], bytes));
       TESSERA_RETURN_IF_ERROR(c.Broadcast("", broadcast[r], bytes, root));
-      TESSERA_RETURN_IF_ERROR(c.Gather("", in[r], at_root[r], bytes, root));
+      TESSERA_RETURN_IF_ERROR(
+          c.Gather("", in[r], Rows(at_root[r], even), bytes, root));
       TESSERA_RETURN_IF_ERROR(c.Scatter("", rows[r], mine[r], bytes, root));
-      return c.AllToAll("", rows[r], even, exchanged[r], even);
+      return c.AllToAll("", rows[r], even, Rows(exchanged[r], even), even);
     });
     for (int r = 0; r < size(); ++r) {
       SCOPED_TRACE(r);
@@ -224,7 +235,8 @@ TEST_P(CollectivesTest, UnevenExchange) {
     out.push_back(Place(r, total));
   }
   ExpectOk([&](int r, Collectives& c) {
-    return c.AllToAll("", in[r], sends[r], out[r], receives[r]);
+    return c.AllToAll("", in[r], sends[r], Rows(out[r], receives[r]),
+                      receives[r]);
   });
   for (int r = 0; r < size(); ++r) {
     const char* at = out[r];
@@ -344,8 +356,8 @@ TEST(CollectivesMismatch, OfExchangedLengths) {
   Host host(2);
   const auto results = host.Run([&](int r, Collectives& c) {
     std::string in(20, 'i'), out(20, 'o');
-    return c.AllToAll("exchange", in.data(), {10, r == 0 ? 10 : 10}, out.data(),
-                      {10, r == 0 ? 9 : 10});
+    return c.AllToAll("exchange", in.data(), {10, 10},
+                      Rows(out.data(), {10, 10}), {10, r == 0 ? 9 : 10});
   });
   for (const absl::Status& status : results) {
     EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument,

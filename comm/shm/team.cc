@@ -94,7 +94,7 @@ absl::Status Team::WaitFor(int peer, Control::Counter Control::*counter,
 }
 
 absl::Status Team::Trouble() {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   if (!aborted_.ok()) return aborted_;
   for (const Gone& gone : gone_) {
     const Control& control = of(gone.rank);
@@ -113,7 +113,7 @@ void Team::RingOwnBell() {
 
 void Team::MarkGone(int peer, const absl::Status& how) {
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     const bool known =
         std::any_of(gone_.begin(), gone_.end(),
                     [peer](const Gone& gone) { return gone.rank == peer; });
@@ -124,7 +124,7 @@ void Team::MarkGone(int peer, const absl::Status& how) {
 
 void Team::Abort(const absl::Status& why) {
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     if (aborted_.ok()) aborted_ = why;
   }
   RingOwnBell();

@@ -20,8 +20,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "comm/shm/mutex.h"
 #include "comm/shm/reduce.h"
 
 namespace tessera::shm {
@@ -152,7 +152,7 @@ class Team {
   std::vector<absl::Duration> waits_;  // by rank
 
   std::atomic<bool> trouble_{false};  // there is something in the two below
-  absl::Mutex mutex_;
+  Mutex mutex_;
   std::vector<Gone> gone_ ABSL_GUARDED_BY(mutex_);  // first to go first
   absl::Status aborted_ ABSL_GUARDED_BY(mutex_);
 };

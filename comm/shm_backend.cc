@@ -1,0 +1,178 @@
+#include "comm/shm_backend.h"
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "ATen/ops/empty.h"
+#include "ATen/ops/from_blob.h"
+#include "absl/strings/str_cat.h"
+#include "base/memory.h"
+#include "base/status.h"
+#include "c10/core/GradMode.h"
+#include "comm/shm_backend_impl.h"
+#include "torch/csrc/distributed/c10d/Store.hpp"
+
+namespace tessera {
+
+using c10d::OpType;
+
+void CheckArgument(bool ok, const char* op, const std::string& what) {
+  TORCH_CHECK(ok, "shm ", op, ": ", what);
+}
+
+void CheckTensor(const char* op, const at::Tensor& t) {
+  CheckArgument(t.defined(), op, "a tensor is undefined");
+  CheckArgument(
+      t.is_cpu() && t.layout() == at::kStrided, op,
+      absl::StrCat("expected dense CPU tensors, got one of ", t.toString()));
+}
+
+void CheckTensors(const char* op, const char* name, const Tensors& tensors,
+                  size_t count) {
+  CheckArgument(
+      tensors.size() == count, op,
+      absl::StrCat("expected ", count, " ", name, ", got ", tensors.size()));
+  for (const at::Tensor& t : tensors) {
+    CheckTensor(op, t);
+    CheckArgument(t.scalar_type() == tensors[0].scalar_type(), op,
+                  absl::StrCat(name, " differ in dtype"));
+  }
+}
+
+ShmBackend::ShmBackend(const GroupOptions& options,
+                       std::unique_ptr<CommThread> thread,
+                       std::shared_ptr<ShmGroup> group)
+    : Backend(options.rank, options.world_size),
+      options_(options),
+      thread_(std::move(thread)),
+      group_(std::move(group)) {
+  shm::Channels::Options channels;
+  channels.timeout = options.collective_timeout;
+  channels.gone = [group = group_.get()](int peer) {
+    return group->EndOf(peer);
+  };
+  ShmGroup::Memory& memory = group_->memory();
+  channels_ = std::make_unique<shm::Channels>(
+      &memory.team, memory.host->heap_bytes(), std::move(channels));
+}
+
+ShmBackend::~ShmBackend() { shutdown(); }
+
+void ShmBackend::abort() {
+  const absl::Status why = absl::CancelledError("the group was aborted");
+  channels_->Abort(why);
+  group_->memory().team.Abort(why);
+}
+
+void ShmBackend::shutdown() {
+  channels_->Abort(absl::CancelledError("the group was shut down"));
+  thread_->Stop();
+}
+
+c10::intrusive_ptr<ShmWork> ShmBackend::NewWork(OpType type, Tensors outputs) {
+  auto work = c10::make_intrusive<ShmWork>(getRank(), type, ++sequence_,
+                                           std::move(outputs));
+  if (coalescing_) coalesced_.push_back(work);
+  return work;
+}
+
+WorkPtr ShmBackend::Submit(OpType type, CollectiveRecord record,
+                           Tensors outputs, Operation operation) {
+  auto work = NewWork(type, std::move(outputs));
+  group_->Submit(std::move(record), CommTag(""), std::move(operation),
+                 [work](const absl::Status& status) { work->End(status); });
+  return work;
+}
+
+WorkPtr ShmBackend::Together(size_t count,
+                             const std::function<WorkPtr(size_t)>& call) {
+  std::vector<c10::intrusive_ptr<ShmWork>> works;
+  for (size_t i = 0; i < count; ++i) {
+    works.push_back(c10::static_intrusive_pointer_cast<ShmWork>(call(i)));
+  }
+  return EndOfAll(getRank(), std::move(works));
+}
+
+void ShmBackend::startCoalescing() {
+  coalescing_ = true;
+  coalesced_.clear();
+}
+
+WorkPtr ShmBackend::endCoalescing() {
+  coalescing_ = false;
+  return EndOfAll(getRank(), std::exchange(coalesced_, {}));
+}
+
+at::Tensor ShmBackend::allocateTensor(long size, at::TensorOptions options) {
+  CheckArgument(size >= 0, "allocateTensor", "expected a size of 0 or more");
+  const int64_t bytes = size * static_cast<int64_t>(options.dtype().itemsize());
+  // From this size on a buffer lies in memory that all ranks map.
+  auto buffer = AllocateCounted(std::max(bytes, kMappedFromBytes),
+                                MemoryKind::kCommunication);
+  TORCH_CHECK_WITH(OutOfMemoryError, buffer.ok(),
+                   std::string(buffer.status().message()));
+  auto owner = std::make_shared<CountedBuffer>(*std::move(buffer));
+  return at::from_blob(
+      owner->data(), {size}, [owner](void*) mutable { owner.reset(); },
+      options.device(at::kCPU));
+}
+
+// ---- messages
+
+WorkPtr ShmBackend::send(Tensors& tensors, int to, int tag) {
+  CheckTensors("send", "tensors", tensors, 1);
+  CheckArgument(
+      to >= 0 && to < getSize(), "send",
+      absl::StrCat("expected a rank of 0 to ", getSize() - 1, ", got ", to));
+  auto work = NewWork(OpType::SEND, tensors);
+  const at::Tensor flat = tensors[0].contiguous();
+  channels_->Send(
+      to, tag, flat.const_data_ptr(), static_cast<int64_t>(flat.nbytes()),
+      [work, flat](const absl::Status& status, int) { work->End(status); });
+  return work;
+}
+
+WorkPtr ShmBackend::Receive(const char* op, OpType type, Tensors& tensors,
+                            int from, int tag) {
+  CheckTensors(op, "tensors", tensors, 1);
+  auto work = NewWork(type, tensors);
+  const at::Tensor home = tensors[0];
+  const at::Tensor flat =
+      home.is_contiguous() ? home : at::empty(home.sizes(), home.options());
+  channels_->Receive(from, tag, flat.mutable_data_ptr(),
+                     static_cast<int64_t>(flat.nbytes()),
+                     [work, home, flat](const absl::Status& status, int peer) {
+                       const c10::AutoGradMode no_grad(false);
+                       if (status.ok() && !flat.is_same(home)) {
+                         home.copy_(flat);
+                       }
+                       work->End(status, peer);
+                     });
+  return work;
+}
+
+WorkPtr ShmBackend::recv(Tensors& tensors, int from, int tag) {
+  CheckArgument(
+      from >= 0 && from < getSize(), "receive",
+      absl::StrCat("expected a rank of 0 to ", getSize() - 1, ", got ", from));
+  return Receive("receive", OpType::RECV, tensors, from, tag);
+}
+
+WorkPtr ShmBackend::recvAnysource(Tensors& tensors, int tag) {
+  return Receive("receive", OpType::RECVANYSOURCE, tensors,
+                 shm::Channels::kAnyPeer, tag);
+}
+
+absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> MakeShmBackend(
+    c10::intrusive_ptr<c10d::Store> store, const GroupOptions& options) {
+  auto thread = std::make_unique<CommThread>();
+  TESSERA_ASSIGN_OR_RETURN(
+      std::shared_ptr<ShmGroup> group,
+      ShmGroup::Make(std::move(store), options, thread.get()));
+  return c10::intrusive_ptr<c10d::Backend>(c10::make_intrusive<ShmBackend>(
+      options, std::move(thread), std::move(group)));
+}
+
+}  // namespace tessera
