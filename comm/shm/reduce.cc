@@ -9,15 +9,16 @@
 
 namespace tessera::shm {
 
-namespace portable {
-void Reduce(ElementType, ReduceOp, void*, const void* const*, int, int64_t);
-}
-namespace avx2 {
-void Reduce(ElementType, ReduceOp, void*, const void* const*, int, int64_t);
-}
-namespace avx512 {
-void Reduce(ElementType, ReduceOp, void*, const void* const*, int, int64_t);
-}
+#define TESSERA_SHM_DECLARE(isa)                                               \
+  namespace isa {                                                              \
+  void Reduce(ElementType, ReduceOp, void*, const void* const*, int, int64_t); \
+  void SumPart(ElementType, const float*, const void* const*, int, bool,       \
+               void*, int64_t);                                                \
+  }
+TESSERA_SHM_DECLARE(portable)
+TESSERA_SHM_DECLARE(avx2)
+TESSERA_SHM_DECLARE(avx512)
+#undef TESSERA_SHM_DECLARE
 
 namespace {
 
@@ -90,6 +91,25 @@ void ReduceInOrder(ElementType type, ReduceOp op, void* out,
       return avx2::Reduce(type, op, out, sources, num_sources, numel);
     case Isa::kAvx512:
       return avx512::Reduce(type, op, out, sources, num_sources, numel);
+  }
+}
+
+void SumPartInOrder(ElementType type, const float* before,
+                    const void* const* sources, int num_sources, bool last,
+                    void* out, int64_t numel, Isa isa) {
+  TESSERA_CHECK_GE(num_sources, 1);
+  TESSERA_CHECK(type == ElementType::kFloat16 ||
+                type == ElementType::kBFloat16);
+  switch (isa) {
+    case Isa::kPortable:
+      return portable::SumPart(type, before, sources, num_sources, last, out,
+                               numel);
+    case Isa::kAvx2:
+      return avx2::SumPart(type, before, sources, num_sources, last, out,
+                           numel);
+    case Isa::kAvx512:
+      return avx512::SumPart(type, before, sources, num_sources, last, out,
+                             numel);
   }
 }
 

@@ -47,5 +47,13 @@ void ReduceInOrder(ElementType type, ReduceOp op, void* out,
                    const void* const* sources, int num_sources, int64_t numel,
                    Isa isa = BestIsa());
 
+// A sum of float16 or bfloat16 in parts, which together give the bits of one
+// ReduceInOrder over all sources: `before` is what the part before has left, in
+// float32 (null in the first part). Leaves float32 in `out`, elements of `type`
+// if this is the last part. `out` may be a source of the last part.
+void SumPartInOrder(ElementType type, const float* before,
+                    const void* const* sources, int num_sources, bool last,
+                    void* out, int64_t numel, Isa isa = BestIsa());
+
 }  // namespace tessera::shm
 #endif  // COMM_SHM_REDUCE_H_

@@ -266,6 +266,31 @@ void Fold(void* out_bytes, const void* const* sources, int num_sources,
   }
 }
 
+// SumPartInOrder of T.
+template <typename T>
+void FoldPart(const float* before, const void* const* sources, int num_sources,
+              bool last, void* out, int64_t numel) {
+  float sum[kBlock], next[kBlock];
+  for (int64_t begin = 0; begin < numel; begin += kBlock) {
+    const int64_t n = numel - begin < kBlock ? numel - begin : kBlock;
+    int s = 0;
+    if (before != nullptr) {
+      LoadBlock(before + begin, n, sum);
+    } else {
+      LoadBlock(static_cast<const T*>(sources[s++]) + begin, n, sum);
+    }
+    for (; s < num_sources; ++s) {
+      LoadBlock(static_cast<const T*>(sources[s]) + begin, n, next);
+      for (int64_t i = 0; i < n; ++i) sum[i] = Sum::Of(sum[i], next[i]);
+    }
+    if (last) {
+      StoreBlock(sum, n, static_cast<T*>(out) + begin);
+    } else {
+      StoreBlock(sum, n, static_cast<float*>(out) + begin);
+    }
+  }
+}
+
 template <typename T>
 void FoldBy(ReduceOp op, void* out, const void* const* sources, int num_sources,
             int64_t numel) {
@@ -313,6 +338,14 @@ void Reduce(ElementType type, ReduceOp op, void* out,
     case ElementType::kFloat64:
       return FoldBy<double>(op, out, sources, num_sources, numel);
   }
+}
+
+void SumPart(ElementType type, const float* before, const void* const* sources,
+             int num_sources, bool last, void* out, int64_t numel) {
+  return type == ElementType::kFloat16
+             ? FoldPart<Half>(before, sources, num_sources, last, out, numel)
+             : FoldPart<BFloat16>(before, sources, num_sources, last, out,
+                                  numel);
 }
 
 }  // namespace tessera::shm::TESSERA_SHM_ISA

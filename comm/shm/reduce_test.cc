@@ -57,6 +57,34 @@ TEST(ReduceTest, SixteenBitTypesHaveTheSameBitsEverywhere) {
   }
 }
 
+// Cut after any source, over every 16-bit pattern.
+TEST(ReduceTest, PartsOfASixteenBitSumGiveTheBitsOfTheWhole) {
+  constexpr int kSources = 4;
+  std::vector<std::vector<uint16_t>> values(kSources);
+  std::vector<const void*> sources;
+  for (int s = 0; s < kSources; ++s) {
+    for (int i = 0; i < 1 << 16; ++i) {
+      values[s].push_back(static_cast<uint16_t>(i * (s * 30010u + 1) >> s));
+    }
+    sources.push_back(values[s].data());
+  }
+  std::vector<float> part(1 << 16);
+  std::vector<uint16_t> sum(1 << 16);
+  for (ElementType type : {ElementType::kFloat16, ElementType::kBFloat16}) {
+    const auto whole = Reduce(type, ReduceOp::kSum, values, Isa::kPortable);
+    for (Isa isa : Isas()) {
+      for (int cut = 1; cut < kSources; ++cut) {
+        SumPartInOrder(type, nullptr, sources.data(), cut, /*last=*/false,
+                       part.data(), 1 << 16, isa);
+        SumPartInOrder(type, part.data(), sources.data() + cut, kSources - cut,
+                       /*last=*/true, sum.data(), 1 << 16, isa);
+        EXPECT_TRUE(sum == whole)
+            << ElementTypeName(type) << " " << IsaName(isa) << " " << cut;
+      }
+    }
+  }
+}
+
 float ToFloat(ElementType type, uint16_t bits) {
   if (type == ElementType::kBFloat16) {
     const uint32_t word = uint32_t{bits} << 16;
