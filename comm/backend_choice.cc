@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -40,18 +41,19 @@ absl::Status CheckGpus(const std::vector<RankCard>& cards) {
 
 std::string RankCard::Encode() const {
   return absl::StrCat(host, "\n", network, "\n", address, "\n", cpus, "\n",
-                      absl::StrJoin(gpus, "\n"));
+                      memory_group, "\n", absl::StrJoin(gpus, "\n"));
 }
 
 RankCard RankCard::Decode(absl::string_view text) {
   RankCard card;
   std::vector<std::string> lines = absl::StrSplit(text, '\n');
-  lines.resize(std::max<size_t>(lines.size(), 4));
+  lines.resize(std::max<size_t>(lines.size(), 5));
   card.host = lines[0];
   card.network = lines[1];
   card.address = lines[2];
   card.cpus = lines[3];
-  for (size_t i = 4; i < lines.size(); ++i) {
+  card.memory_group = lines[4];
+  for (size_t i = 5; i < lines.size(); ++i) {
     if (!lines[i].empty()) card.gpus.push_back(lines[i]);
   }
   return card;
@@ -79,29 +81,45 @@ int DeviceOf(const std::vector<RankCard>& cards, int rank) {
   return FindNeighbours(cards, rank).local_rank % num_gpus;
 }
 
-absl::Status CheckBackendName(absl::string_view name) {
-  if (name == "auto" || name == "shm" || name == "gloo" || name == "nccl") {
-    return absl::OkStatus();
+std::vector<int> MemoryGroups(const std::vector<RankCard>& cards) {
+  std::map<std::tuple<std::string, std::string, std::string>, int> index;
+  std::vector<int> groups;
+  for (const RankCard& card : cards) {
+    groups.push_back(index
+                         .emplace(std::make_tuple(card.host, card.network,
+                                                  card.memory_group),
+                                  static_cast<int>(index.size()))
+                         .first->second);
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("backend '", name, "': expected auto, shm, gloo or nccl"));
+  return groups;
+}
+
+absl::Status CheckBackendName(absl::string_view name) {
+  for (absl::string_view known :
+       {"auto", "shm", "hierarchical", "gloo", "nccl"}) {
+    if (name == known) return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "backend '", name, "': expected auto, shm, hierarchical, gloo or nccl"));
 }
 
 absl::StatusOr<std::string> ChooseBackend(const std::vector<RankCard>& cards,
                                           absl::string_view wanted,
                                           bool built_with_nccl) {
   TESSERA_RETURN_IF_ERROR(CheckBackendName(wanted));
-  if (wanted == "gloo") return std::string(wanted);
-  const bool same_host = FindNeighbours(cards, 0).same_host;
+  if (wanted == "gloo" || wanted == "hierarchical") return std::string(wanted);
+  const std::vector<int> groups = MemoryGroups(cards);
+  const size_t num_groups = *std::max_element(groups.begin(), groups.end()) + 1;
   if (wanted == "auto") {
     if (built_with_nccl && CheckGpus(cards).ok()) return "nccl";
-    return same_host ? "shm" : "gloo";
+    if (num_groups == 1) return "shm";
+    return num_groups < cards.size() ? "hierarchical" : "gloo";
   }
   if (wanted == "shm") {
-    if (same_host) return "shm";
+    if (num_groups == 1) return "shm";
     return absl::InvalidArgumentError(
         "backend shm: the ranks are not all on one host and in one network "
-        "namespace; take gloo");
+        "namespace; take hierarchical or gloo");
   }
   if (!built_with_nccl) {
     return absl::InvalidArgumentError(

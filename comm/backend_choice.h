@@ -17,8 +17,9 @@ struct RankCard {
   std::string host;
   std::vector<std::string> gpus;  // that it sees, by device index
   std::string network;            // see NetworkId in comm/local_address.h
-  std::string address;  // at which others may reach it; "" if not known
-  std::string cpus;     // see AllowedCpus in comm/cpus.h
+  std::string address;       // at which others may reach it; "" if not known
+  std::string cpus;          // see AllowedCpus in comm/cpus.h
+  std::string memory_group;  // see WorldOptions
 
   std::string Encode() const;
   static RankCard Decode(absl::string_view text);
@@ -33,15 +34,20 @@ struct Neighbours {
 };
 Neighbours FindNeighbours(const std::vector<RankCard>& cards, int rank);
 
-// InvalidArgument for anything but "auto", "shm", "gloo" and "nccl".
+// By rank: a number of those that may share memory, which are on one host, in
+// one network and of one memory group; by first rank, from 0.
+std::vector<int> MemoryGroups(const std::vector<RankCard>& cards);
+
+// InvalidArgument for anything but "auto", "shm", "hierarchical", "gloo" and
+// "nccl".
 absl::Status CheckBackendName(absl::string_view name);
 
-// "shm", "gloo" or "nccl". `wanted` is one of those or "auto": nccl where each
-// rank has a GPU of its own, shm where all ranks seem to be on one host
-// (whether they can share memory shows when they try), else gloo. Returns
-// InvalidArgument for another name, for shm with ranks on several hosts, and
-// for nccl where a rank has no GPU or two have the same: it names them, and
-// gloo as the mend.
+// "shm", "hierarchical", "gloo" or "nccl". `wanted` is one of those or "auto":
+// nccl where each rank has a GPU of its own, shm where all ranks seem to be
+// able to share memory (whether they are shows when they try), hierarchical
+// where some are, else gloo. Returns InvalidArgument for another name, for shm
+// with ranks on several hosts, and for nccl where a rank has no GPU or two have
+// the same: it names them, and gloo as the mend.
 absl::StatusOr<std::string> ChooseBackend(const std::vector<RankCard>& cards,
                                           absl::string_view wanted,
                                           bool built_with_nccl);

@@ -19,10 +19,11 @@ TEST(RankCardTest, RoundTrip) {
   EXPECT_THAT(card.gpus, ElementsAre("g0", "g1"));
   EXPECT_THAT(RankCard::Decode(RankCard{"h", {}}.Encode()).gpus, IsEmpty());
   const RankCard all = RankCard::Decode(
-      RankCard{"h", {"g"}, "net:[1]", "10.0.0.1", "0-3,8"}.Encode());
+      RankCard{"h", {"g"}, "net:[1]", "10.0.0.1", "0-3,8", "m"}.Encode());
   EXPECT_EQ(all.network, "net:[1]");
   EXPECT_EQ(all.address, "10.0.0.1");
   EXPECT_EQ(all.cpus, "0-3,8");
+  EXPECT_EQ(all.memory_group, "m");
   EXPECT_THAT(all.gpus, ElementsAre("g"));
 }
 
@@ -55,7 +56,7 @@ TEST(ChooseBackendTest, NcclWhereEveryRankHasItsOwnGpu) {
   EXPECT_THAT(ChooseBackend(own, "auto", true), IsOkAndHolds("nccl"));
   EXPECT_THAT(ChooseBackend(own, "nccl", true), IsOkAndHolds("nccl"));
   EXPECT_THAT(ChooseBackend(own, "gloo", true), IsOkAndHolds("gloo"));
-  EXPECT_THAT(ChooseBackend(own, "auto", false), IsOkAndHolds("gloo"));
+  EXPECT_THAT(ChooseBackend(own, "auto", false), IsOkAndHolds("hierarchical"));
 }
 
 TEST(ChooseBackendTest, RanksThatSeeOneGpuEach) {
@@ -74,7 +75,20 @@ TEST(ChooseBackendTest, ShmOnOneHostAndInOneNetworkNamespaceOnly) {
   EXPECT_THAT(ChooseBackend(cards, "auto", false), IsOkAndHolds("gloo"));
   EXPECT_THAT(
       ChooseBackend(cards, "shm", false),
-      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("take gloo")));
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("or gloo")));
+}
+
+TEST(ChooseBackendTest, HierarchicalWhereSomeRanksShareAHost) {
+  std::vector<RankCard> cards = {{"a", {}}, {"b", {}}, {"a", {}}};
+  EXPECT_THAT(MemoryGroups(cards), ElementsAre(0, 1, 0));
+  EXPECT_THAT(ChooseBackend(cards, "auto", false),
+              IsOkAndHolds("hierarchical"));
+  EXPECT_THAT(ChooseBackend(cards, "gloo", false), IsOkAndHolds("gloo"));
+  cards[0].memory_group = "other";
+  EXPECT_THAT(MemoryGroups(cards), ElementsAre(0, 1, 2));
+  EXPECT_THAT(ChooseBackend(cards, "auto", false), IsOkAndHolds("gloo"));
+  EXPECT_THAT(ChooseBackend(cards, "hierarchical", false),
+              IsOkAndHolds("hierarchical"));
 }
 
 TEST(ChooseBackendTest, SharedGpuIsRefusedWithTheMend) {

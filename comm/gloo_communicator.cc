@@ -3,26 +3,27 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "ATen/ops/empty.h"
 #include "ATen/ops/from_blob.h"
-#include "absl/strings/str_cat.h"
 #include "base/memory.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "comm/announcements.h"
 #include "comm/element_type.h"
+#include "comm/gloo_messages.h"
 #include "comm/gloo_transport.h"
 #include "comm/host_communicator.h"
+#include "comm/slices.h"
 #include "torch/csrc/distributed/c10d/Store.hpp"
 
 namespace tessera {
 namespace {
 
-using Message = std::shared_ptr<GlooTransport::Message>;
+using Message = GlooMessages::Message;
 
 // Both sets of receive buffers, for all peers together. Larger ones leave the
 // cache and are no faster; much smaller ones are slower.
@@ -30,30 +31,6 @@ constexpr int64_t kReceiveBytes = 4 << 20;
 constexpr int64_t kMinPieceBytes = 64 << 10;
 // An all-reduce up to here, over all ranks, is one exchange of everything.
 constexpr int64_t kSingleExchangeBytes = 64 << 10;
-// Strings up to here travel with their length.
-constexpr int64_t kInlineTextBytes = 248;
-constexpr int64_t kTextRecordBytes = 8 + kInlineTextBytes;
-
-struct Slice {
-  int64_t begin = 0;
-  int64_t numel = 0;
-};
-
-// One slice for each rank: of `whole_numel` elements in all, as even as slices
-// of equal size go; the last ones may be shorter, or empty.
-std::vector<Slice> Slices(int64_t whole_numel, int world_size) {
-  const int64_t each = (whole_numel + world_size - 1) / world_size;
-  std::vector<Slice> slices(world_size);
-  for (int r = 0; r < world_size; ++r) {
-    slices[r].begin = std::min(r * each, whole_numel);
-    slices[r].numel = std::min(each, whole_numel - slices[r].begin);
-  }
-  return slices;
-}
-
-at::Tensor BorrowBytes(void* data, int64_t bytes) {
-  return at::from_blob(data, {bytes}, at::TensorOptions().dtype(at::kByte));
-}
 
 class GlooCommunicator : public HostCommunicator {
  public:
@@ -62,8 +39,16 @@ class GlooCommunicator : public HostCommunicator {
                    std::shared_ptr<GlooTransport> transport)
       : HostCommunicator(options, std::move(board),
                          [transport] { transport->Abort(); }),
-        transport_(std::move(transport)),
-        receive_buffer_(std::make_shared<CountedBuffer>()) {}
+        messages_(std::move(transport),
+                  {options.rank, options.world_size,
+                   [this](int peer) { monitor().SetAwaited(peer); },
+                   [this](int peer, absl::Duration waited) {
+                     NoteWait(peer, waited);
+                   }}),
+        receive_buffer_(std::make_shared<CountedBuffer>()),
+        all_ranks_(options.world_size) {
+    std::iota(all_ranks_.begin(), all_ranks_.end(), 0);
+  }
 
   absl::string_view backend() const override { return "gloo"; }
 
@@ -86,20 +71,22 @@ class GlooCommunicator : public HostCommunicator {
 
   // The parts of collectives; CPU tensors, below Watched.
   absl::Status GatherSlices(uint32_t tag, const at::Tensor& whole,
-                            const std::vector<Slice>& slices);
+                            const std::vector<Slice>& slices) {
+    return messages_.GatherSlices(tag, all_ranks_, whole, slices);
+  }
   absl::Status SumSlices(uint32_t tag, const at::Tensor& whole,
                          const std::vector<Slice>& slices,
                          const at::Tensor& out);
   absl::Status SumEverything(uint32_t tag, const at::Tensor& tensor);
-  absl::Status GatherTexts(uint32_t tag, const at::Tensor& records,
-                           std::vector<std::string>* texts);
 
   absl::StatusOr<at::Tensor> ReceiveBuffer(const at::Tensor& like,
                                            int64_t numel);
   std::vector<Message> SendPieces(uint32_t tag, const at::Tensor& whole,
                                   const std::vector<Slice>& slices,
                                   int64_t piece_numel);
-  absl::Status WaitAll(const std::vector<Message>& messages);
+  absl::Status WaitAll(const std::vector<Message>& messages) {
+    return messages_.WaitAll(messages);
+  }
   // out = sum in rank order of `own` and, of the others, parts[rank]. `out` may
   // be `own`.
   absl::Status AddInRankOrder(const at::Tensor& own,
@@ -109,10 +96,9 @@ class GlooCommunicator : public HostCommunicator {
   // the same one at the same time.
   std::vector<int> Peers() const;
 
-  const std::shared_ptr<GlooTransport> transport_;
+  GlooMessages messages_;
   std::shared_ptr<CountedBuffer> receive_buffer_;
-  // By rank: the collective under way has exchanged something with it.
-  std::vector<bool> met_;
+  std::vector<int> all_ranks_;
 };
 
 std::vector<int> GlooCommunicator::Peers() const {
@@ -126,28 +112,10 @@ std::vector<int> GlooCommunicator::Peers() const {
 absl::Status GlooCommunicator::Exchange(
     const Call& call, std::vector<at::Tensor> memory,
     const std::function<absl::Status()>& body) {
-  met_.assign(world_size(), false);
-  absl::Status status = Watched(call, body);
-  if (!status.ok()) {
-    using Memory =
-        std::pair<std::vector<at::Tensor>, std::shared_ptr<CountedBuffer>>;
-    GlooTransport::Abandon(transport_, std::make_shared<Memory>(
-                                           std::move(memory), receive_buffer_));
-  }
-  return status;
-}
-
-absl::Status GlooCommunicator::WaitAll(const std::vector<Message>& messages) {
-  for (const Message& message : messages) {
-    const int peer = GlooTransport::PeerOf(*message);
-    const absl::Duration begin = MonotonicNow();
-    monitor().SetAwaited(peer);
-    TESSERA_RETURN_IF_ERROR(transport_->Wait(*message));
-    if (met_[peer]) continue;
-    met_[peer] = true;
-    NoteWait(peer, MonotonicNow() - begin);
-  }
-  return absl::OkStatus();
+  return messages_.Run(std::move(memory), [&] {
+    messages_.Keep(receive_buffer_);
+    return Watched(call, body);
+  });
 }
 
 absl::StatusOr<at::Tensor> GlooCommunicator::ReceiveBuffer(
@@ -160,24 +128,6 @@ absl::StatusOr<at::Tensor> GlooCommunicator::ReceiveBuffer(
   }
   return at::from_blob(receive_buffer_->data(), {numel},
                        at::TensorOptions().dtype(like.dtype()));
-}
-
-absl::Status GlooCommunicator::GatherSlices(uint32_t tag,
-                                            const at::Tensor& whole,
-                                            const std::vector<Slice>& slices) {
-  auto slice_of = [&](int r) {
-    return BorrowElements(whole, slices[r].begin, slices[r].numel);
-  };
-  std::vector<Message> messages;
-  for (int peer : Peers()) {
-    if (slices[peer].numel > 0) {
-      messages.push_back(transport_->Receive(slice_of(peer), peer, tag));
-    }
-    if (slices[rank()].numel > 0) {
-      messages.push_back(transport_->Send(slice_of(rank()), peer, tag));
-    }
-  }
-  return WaitAll(messages);
 }
 
 absl::Status GlooCommunicator::AddInRankOrder(
@@ -202,7 +152,7 @@ std::vector<Message> GlooCommunicator::SendPieces(
       const Slice& slice = slices[peer];
       if (at >= slice.numel) continue;
       const int64_t numel = std::min(piece_numel, slice.numel - at);
-      sends.push_back(transport_->Send(
+      sends.push_back(messages_.Send(
           BorrowElements(whole, slice.begin + at, numel), peer, tag));
     }
   }
@@ -233,8 +183,7 @@ absl::Status GlooCommunicator::SumSlices(uint32_t tag, const at::Tensor& whole,
     for (int peer : Peers()) {
       piece.parts[peer] =
           BorrowElements(buffer, place, std::min(piece_numel, mine.numel - at));
-      piece.messages.push_back(
-          transport_->Receive(piece.parts[peer], peer, tag));
+      piece.messages.push_back(messages_.Receive(piece.parts[peer], peer, tag));
       place += piece_numel;
     }
     return piece;
@@ -266,9 +215,9 @@ absl::Status GlooCommunicator::SumEverything(uint32_t tag,
   for (int peer : Peers()) {
     parts[peer] = BorrowElements(buffer, place, numel);
     place += numel;
-    messages.push_back(transport_->Receive(parts[peer], peer, tag));
+    messages.push_back(messages_.Receive(parts[peer], peer, tag));
     messages.push_back(
-        transport_->Send(BorrowElements(tensor, 0, numel), peer, tag));
+        messages_.Send(BorrowElements(tensor, 0, numel), peer, tag));
   }
   // Sends too: the sum overwrites what they read.
   TESSERA_RETURN_IF_ERROR(WaitAll(messages));
@@ -323,10 +272,10 @@ absl::Status GlooCommunicator::HostBroadcast(const Call& call,
     at::Tensor all = BorrowElements(tensor, 0, tensor.numel());
     std::vector<Message> messages;
     if (rank() != root) {
-      messages.push_back(transport_->Receive(all, root, call.signature));
+      messages.push_back(messages_.Receive(all, root, call.signature));
     } else {
       for (int peer : Peers()) {
-        messages.push_back(transport_->Send(all, peer, call.signature));
+        messages.push_back(messages_.Send(all, peer, call.signature));
       }
     }
     return WaitAll(messages);
@@ -335,61 +284,20 @@ absl::Status GlooCommunicator::HostBroadcast(const Call& call,
 
 absl::StatusOr<std::vector<std::string>> GlooCommunicator::DoAllGatherStrings(
     const Call& call, const std::string& mine) {
-  at::Tensor records = at::empty({world_size() * kTextRecordBytes}, at::kByte);
-  char* own = static_cast<char*>(records.mutable_data_ptr()) +
-              rank() * kTextRecordBytes;
-  const int64_t bytes = mine.size();
-  std::memset(own, 0, kTextRecordBytes);
-  std::memcpy(own, &bytes, sizeof(bytes));
-  std::memcpy(own + sizeof(bytes), mine.data(),
-              std::min(bytes, kInlineTextBytes));
-  // Shared, so that after a failure Gloo still finds them.
-  auto texts = std::make_shared<std::vector<std::string>>(world_size());
-  (*texts)[rank()] = mine;
-  at::Tensor owner = at::from_blob(
-      &owner, {0}, [texts](void*) {}, at::TensorOptions().dtype(at::kByte));
-  TESSERA_RETURN_IF_ERROR(Exchange(call, {records, owner}, [&] {
-    return GatherTexts(call.signature, records, texts.get());
+  std::vector<std::string> texts;
+  TESSERA_RETURN_IF_ERROR(Exchange(call, {}, [&]() -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(
+        texts, messages_.GatherTexts(call.signature, all_ranks_, mine));
+    return absl::OkStatus();
   }));
-  return *std::move(texts);
-}
-
-absl::Status GlooCommunicator::GatherTexts(uint32_t tag,
-                                           const at::Tensor& records,
-                                           std::vector<std::string>* texts) {
-  TESSERA_RETURN_IF_ERROR(
-      GatherSlices(tag, records, Slices(records.numel(), world_size())));
-  std::vector<Message> messages;
-  std::string& mine = (*texts)[rank()];
-  for (int peer : Peers()) {
-    const char* record = static_cast<const char*>(records.const_data_ptr()) +
-                         peer * kTextRecordBytes;
-    int64_t bytes = 0;
-    std::memcpy(&bytes, record, sizeof(bytes));
-    std::string& text = (*texts)[peer];
-    text.assign(record + sizeof(bytes), std::min(bytes, kInlineTextBytes));
-    if (bytes > kInlineTextBytes) {
-      text.resize(bytes);
-      messages.push_back(
-          transport_->Receive(BorrowBytes(text.data(), bytes), peer, tag));
-    }
-    if (static_cast<int64_t>(mine.size()) > kInlineTextBytes) {
-      messages.push_back(
-          transport_->Send(BorrowBytes(mine.data(), mine.size()), peer, tag));
-    }
-  }
-  return WaitAll(messages);
+  return texts;
 }
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<Communicator>> MakeGlooCommunicator(
-    c10::intrusive_ptr<c10d::Store> store,
+absl::StatusOr<std::shared_ptr<GlooTransport>> ConnectGloo(
+    const c10::intrusive_ptr<c10d::Store>& store,
     const GlooCommunicatorOptions& options) {
-  TESSERA_ASSIGN_OR_RETURN(
-      std::unique_ptr<Announcements> board,
-      Announcements::Create(store, options.rank, options.world_size,
-                            options.same_host));
   GlooTransport::Options transport_options;
   transport_options.rank = options.rank;
   transport_options.world_size = options.world_size;
@@ -399,9 +307,18 @@ absl::StatusOr<std::shared_ptr<Communicator>> MakeGlooCommunicator(
   // Its own client: Gloo may block in the store, announcements must not.
   TESSERA_ASSIGN_OR_RETURN(c10::intrusive_ptr<c10d::Store> own_client,
                            CatchTorch("store", [&] { return store->clone(); }));
+  return GlooTransport::Connect(std::move(own_client), transport_options);
+}
+
+absl::StatusOr<std::shared_ptr<Communicator>> MakeGlooCommunicator(
+    c10::intrusive_ptr<c10d::Store> store,
+    const GlooCommunicatorOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(
-      std::shared_ptr<GlooTransport> transport,
-      GlooTransport::Connect(std::move(own_client), transport_options));
+      std::unique_ptr<Announcements> board,
+      Announcements::Create(store, options.rank, options.world_size,
+                            options.same_host));
+  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<GlooTransport> transport,
+                           ConnectGloo(store, options));
   return std::shared_ptr<Communicator>(std::make_shared<GlooCommunicator>(
       options, std::move(board), std::move(transport)));
 }

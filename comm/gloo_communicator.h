@@ -31,6 +31,13 @@ struct GlooCommunicatorOptions : GroupOptions {
   std::string address;
 };
 
+class GlooTransport;
+
+// Connects the ranks. COLLECTIVE, blocking. Errors as below.
+absl::StatusOr<std::shared_ptr<GlooTransport>> ConnectGloo(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    const GlooCommunicatorOptions& options);
+
 // COLLECTIVE, blocking. `store` must hold keys of this communicator only (wrap
 // it in a c10d::PrefixStore). Returns Unavailable or DeadlineExceeded.
 absl::StatusOr<std::shared_ptr<Communicator>> MakeGlooCommunicator(

@@ -20,6 +20,7 @@
 #include "comm/cpus.h"
 #include "comm/gloo_communicator.h"
 #include "comm/hang_dump.h"
+#include "comm/hierarchical_communicator.h"
 #include "comm/job.h"
 #include "comm/launcher.h"
 #include "comm/local_address.h"
@@ -74,12 +75,13 @@ absl::Status CheckOptions(const WorldOptions& options) {
 }
 
 // What this rank tells the others, but for its address.
-RankCard OwnCard() {
+RankCard OwnCard(const WorldOptions& options) {
   RankCard card;
   card.host = HostId();
   card.gpus = VisibleGpus();
   card.network = NetworkId();
   card.cpus = AllowedCpus();
+  card.memory_group = options.memory_group;
   return card;
 }
 
@@ -132,23 +134,34 @@ absl::StatusOr<std::shared_ptr<Communicator>> MakeCommunicator(
     nccl.ordered_sums = group.options.ordered_sums;
     return MakeNcclCommunicator(std::move(store), nccl);
   }
+  // Where memory cannot be shared, which all ranks see alike.
+  const auto falls_back = [&](const absl::Status& status) {
+    if (!absl::IsUnavailable(status) || group.options.backend != "auto") {
+      return false;
+    }
+    TESSERA_LOG(WARNING) << status.message() << "; taking gloo";
+    store = c10::make_intrusive<c10d::PrefixStore>("gloo", store);
+    return true;
+  };
   if (backend == "shm") {
     auto made = MakeShmCommunicator(store, base);
-    // All ranks see the same.
-    if (made.ok() || !absl::IsUnavailable(made.status()) ||
-        group.options.backend == "shm") {
-      return made;
-    }
-    TESSERA_LOG(WARNING) << made.status().message() << "; taking gloo";
-    store = c10::make_intrusive<c10d::PrefixStore>("gloo", store);
+    if (made.ok() || !falls_back(made.status())) return made;
   }
-  GlooCommunicatorOptions gloo{base};
+  HierarchicalOptions gloo{{base}, MemoryGroups(group.cards)};
   gloo.same_host = FindNeighbours(group.cards, job.rank).same_host;
   if (!gloo.same_host) {
     gloo.address = ChooseAddress(group.cards, job.rank, [](const auto& host) {
       return AddressToward(host);
     });
     TESSERA_VLOG(comm, 1) << "gloo listens at '" << gloo.address << "'";
+  }
+  if (backend == "hierarchical") {
+    auto memory = MeetOnHosts(store, gloo);
+    if (memory.ok()) {
+      return MakeHierarchicalCommunicator(std::move(store), gloo,
+                                          *std::move(memory));
+    }
+    if (!falls_back(memory.status())) return memory.status();
   }
   return MakeGlooCommunicator(std::move(store), gloo);
 }
@@ -196,7 +209,7 @@ absl::StatusOr<World*> WorldBuilder::Build(const Job& job,
   world->world_size_ = job.world_size;
   if (job.world_size == 1) {
     world->comm_ = MakeSelfCommunicator();
-    TESSERA_RETURN_IF_ERROR(SetThreads({OwnCard()}, 0));
+    TESSERA_RETURN_IF_ERROR(SetThreads({OwnCard(options)}, 0));
     return world.release();
   }
   const absl::Time deadline = absl::Now() + options.startup_timeout;
@@ -205,8 +218,8 @@ absl::StatusOr<World*> WorldBuilder::Build(const Job& job,
   place.hosted_by_launcher = job.store_hosted;
   if (!job.attempt.empty())
     absl::StrAppend(&place.key_prefix, "/", job.attempt);
-  const auto card = [&place] {
-    RankCard own = OwnCard();
+  const auto card = [&] {
+    RankCard own = OwnCard(options);
     if (!place.host.empty()) own.address = AddressToward(place.host);
     return own.Encode();
   };
@@ -252,7 +265,7 @@ absl::StatusOr<const World*> Init(int* argc, char** argv,
                         << ", started by " << job.launcher << ", meets at '"
                         << job.rendezvous << "'";
   // Before other threads are there, which may read the environment.
-  if (options.backend != "gloo") {
+  if (options.backend == "auto" || options.backend == "nccl") {
     for (const std::string& set :
          SetNcclEnvironment(options.nccl_environment)) {
       if (job.rank == 0) TESSERA_LOG(INFO) << set << " is set, as configured";

@@ -1,8 +1,6 @@
 #include "comm/shm_group.h"
 
-#include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "base/torch_guard.h"
 #include "comm/announcements.h"
 #include "comm/element_type.h"
 #include "comm/shm_communicator.h"
@@ -14,26 +12,16 @@ namespace tessera {
 absl::StatusOr<std::shared_ptr<ShmGroup>> ShmGroup::Make(
     c10::intrusive_ptr<c10d::Store> store, const GroupOptions& options,
     CommThread* thread) {
-  if (options.world_size > shm::kMaxRanks) {
-    return absl::UnavailableError(absl::StrCat("shm carries at most ",
-                                               shm::kMaxRanks, " ranks, there ",
-                                               "are ", options.world_size));
-  }
-  std::unique_ptr<shm::HostMemory> host;
-  TESSERA_RETURN_IF_ERROR(CatchTorch("store", [&]() -> absl::Status {
-    c10d::PrefixStore keys("shm", store);
-    TESSERA_ASSIGN_OR_RETURN(
-        host, shm::MeetOnHost(keys, options.rank, options.world_size,
-                              options.connect_timeout));
-    return absl::OkStatus();
-  }));
+  TESSERA_ASSIGN_OR_RETURN(
+      std::shared_ptr<ShmMemory> memory,
+      MeetInMemory(c10::make_intrusive<c10d::PrefixStore>("shm", store),
+                   options.rank, options.world_size, options.connect_timeout));
   TESSERA_ASSIGN_OR_RETURN(
       std::unique_ptr<Announcements> board,
       Announcements::Create(store, options.rank, options.world_size,
                             /*same_host=*/true));
-  return std::make_shared<ShmGroup>(
-      options, std::move(board),
-      std::make_shared<Memory>(options.rank, std::move(host)), thread);
+  return std::make_shared<ShmGroup>(options, std::move(board),
+                                    std::move(memory), thread);
 }
 
 absl::StatusOr<std::shared_ptr<Communicator>> MakeShmCommunicator(

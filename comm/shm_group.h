@@ -17,8 +17,7 @@
 #include "comm/group_options.h"
 #include "comm/host_communicator.h"
 #include "comm/shm/collectives.h"
-#include "comm/shm/meeting.h"
-#include "comm/shm/team.h"
+#include "comm/shm_memory.h"
 
 namespace c10d {
 class Store;
@@ -37,18 +36,8 @@ class ShmGroup : public HostCommunicator {
       c10::intrusive_ptr<c10d::Store> store, const GroupOptions& options,
       CommThread* thread = nullptr);
 
-  // The memory of a group, of which `abort` may still be told at its end.
-  struct Memory {
-    Memory(int rank, std::unique_ptr<shm::HostMemory> host)
-        : host(std::move(host)),
-          team(rank, this->host->members()),
-          collectives(&team, this->host->heap_bytes()) {}
-    const std::unique_ptr<shm::HostMemory> host;
-    shm::Team team;
-    shm::Collectives collectives;
-  };
   ShmGroup(const GroupOptions& options, std::unique_ptr<Announcements> board,
-           std::shared_ptr<Memory> memory, CommThread* thread)
+           std::shared_ptr<ShmMemory> memory, CommThread* thread)
       : HostCommunicator(
             options, std::move(board),
             [memory] { memory->team.Abort(absl::CancelledError("aborted")); },
@@ -78,7 +67,7 @@ class ShmGroup : public HostCommunicator {
  private:
   absl::Status RunWatched(const Call& call, const Operation& operation);
 
-  const std::shared_ptr<Memory> memory_;
+  const std::shared_ptr<ShmMemory> memory_;
 };
 
 }  // namespace tessera

@@ -17,13 +17,14 @@ namespace tessera {
 // (engine/world_options.h).
 struct WorldOptions {
   // "auto": nccl where this build has CUDA and every rank has a GPU of its own;
-  // shm where all ranks are on one host and can share memory; gloo otherwise.
-  // Or "shm", "gloo", "nccl".
+  // shm where all ranks are on one host and can share memory; hierarchical
+  // where some can; gloo otherwise. Or "shm", "hierarchical", "gloo", "nccl".
   std::string backend = "auto";
   absl::Duration startup_timeout = absl::Seconds(60);
   absl::Duration collective_timeout = absl::Minutes(5);
   // NCCL's environment variables, by name. Set in this process at Init, unless
-  // the environment holds them or the backend is "gloo" or "shm".
+  // the environment holds them or the backend is "gloo", "shm" or
+  // "hierarchical".
   std::map<std::string, std::string> nccl_environment;
   // How long a peer's announcement stands before it ends a collective.
   absl::Duration announce_grace = kAnnounceGrace;
@@ -31,6 +32,8 @@ struct WorldOptions {
   // it gives up waiting for others (comm/hang_dump.h). Empty: what
   // TESSERA_DUMP_FOLDER says, or TMPDIR, or /tmp. "off": nowhere.
   std::string dump_folder;
+  // Ranks of one host share memory only if they are given the same word here.
+  std::string memory_group;
   // nccl: sum in rank order, as gloo does, by an all-to-all and a kernel of our
   // own. Off: NCCL's own reduce-scatter, faster, in an order of its own.
   bool ordered_sums = true;

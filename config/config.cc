@@ -238,9 +238,10 @@ class Resolver {
     if (!config_.has_communication()) return;
     const proto::Communication& section = config_.communication();
     const std::string& backend = section.backend();
-    if (backend != "auto" && backend != "shm" && backend != "gloo" &&
-        backend != "nccl") {
-      Fault("communication.backend", "expected auto, shm, gloo or nccl, got '",
+    if (backend != "auto" && backend != "shm" && backend != "hierarchical" &&
+        backend != "gloo" && backend != "nccl") {
+      Fault("communication.backend",
+            "expected auto, shm, hierarchical, gloo or nccl, got '",
             absl::Utf8SafeCEscape(backend), "'");
     }
     CheckSeconds("communication.timeout_seconds", section.timeout_seconds());

@@ -52,7 +52,7 @@ TEST(WorldOptionsFromTest, FaultsOfTheSectionAreErrors) {
       WorldOptionsFrom(File("{\"communication\": {\"backend\": \"mpi\"}}")),
       StatusIs(StatusCode::kInvalidArgument,
                HasSubstr("options.json:1:31: communication.backend: expected "
-                         "auto, shm, gloo or nccl, got 'mpi'")));
+                         "auto, shm, hierarchical, gloo or nccl, got 'mpi'")));
   EXPECT_THAT(WorldOptionsFrom("/nowhere.json"),
               StatusIs(StatusCode::kNotFound));
 }

@@ -116,12 +116,14 @@ absl::Status Exchange::WaitForAll(Control::Counter Control::*counter,
 
 absl::Status Exchange::CheckPosts() const {
   const Post& mine = PostOf(rank());
+  const int64_t number =
+      number_ > 0 ? number_ : static_cast<int64_t>(sequence_);
   for (int r = 0; r < size(); ++r) {
     if (Alike(mine, PostOf(r))) continue;
     return absl::FailedPreconditionError(absl::StrCat(
         "the ranks are in different collectives: this one in ", Describe(mine),
-        " #", sequence_, ", rank ", r, " in ", Describe(PostOf(r)), " #",
-        sequence_,
+        " #", number, ", rank ", names_.empty() ? r : names_[r], " in ",
+        Describe(PostOf(r)), " #", number,
         "; all ranks must run the same collectives in the same order"));
   }
   return absl::OkStatus();
@@ -208,6 +210,7 @@ absl::Status Exchange::WaitForSlot(const Window& window) {
 
 absl::Status Exchange::Stage(const Collective& call, const Window& window) {
   TESSERA_RETURN_IF_ERROR(WaitForSlot(window));
+  if (call.bare) return absl::OkStatus();
   char* slot =
       team_->head_of(rank()) + kControlBytes + window.slot * kSlotBytes;
   for (int row = 0; row < call.post.num_rows; ++row) {

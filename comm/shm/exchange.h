@@ -27,6 +27,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -59,6 +61,7 @@ struct Collective {
   const char* rows = nullptr;
   bool results = false;                 // windows have second halves
   bool fine = false;                    // no window is longer than a slot's
+  bool bare = false;                    // rows are not staged: only results are
   std::function<absl::Status()> check;  // as soon as all posts are there
   Reader read;
   Reader read_results;
@@ -72,6 +75,11 @@ class Exchange {
 
   int rank() const { return team_->rank(); }
   int size() const { return team_->size(); }
+
+  // What the ranks are called in messages, instead of 0, 1, ...; and the number
+  // of the next collectives there, where it is not the team's own.
+  void SetNames(std::vector<int> names) { names_ = std::move(names); }
+  void SetNumber(int64_t number) { number_ = number; }
 
   // `numel` of `type`, and `what`, must be alike on all ranks.
   static Collective New(Op op, absl::string_view what, ElementType type,
@@ -120,6 +128,8 @@ class Exchange {
 
   Team* const team_;
   const int64_t heap_bytes_;
+  std::vector<int> names_;
+  int64_t number_ = 0;     // 0: sequence_
   uint64_t sequence_ = 0;  // of the current collective
   uint64_t base_ = 0;      // windows' halves of the collectives before it
   uint64_t windows_ = 0;   // windows of the collectives before it

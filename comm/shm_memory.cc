@@ -1,0 +1,28 @@
+#include "comm/shm_memory.h"
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "base/torch_guard.h"
+#include "torch/csrc/distributed/c10d/Store.hpp"
+
+namespace tessera {
+
+absl::StatusOr<std::shared_ptr<ShmMemory>> MeetInMemory(
+    c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
+    absl::Duration timeout) {
+  if (world_size > shm::kMaxRanks) {
+    return absl::UnavailableError(absl::StrCat("shm carries at most ",
+                                               shm::kMaxRanks, " ranks, there ",
+                                               "are ", world_size));
+  }
+  std::unique_ptr<shm::HostMemory> host;
+  TESSERA_RETURN_IF_ERROR(CatchTorch("store", [&]() -> absl::Status {
+    // Its own client: it blocks in the store, where others must get through.
+    TESSERA_ASSIGN_OR_RETURN(
+        host, shm::MeetOnHost(*store->clone(), rank, world_size, timeout));
+    return absl::OkStatus();
+  }));
+  return std::make_shared<ShmMemory>(rank, std::move(host));
+}
+
+}  // namespace tessera

@@ -1,0 +1,38 @@
+// ShmMemory: the memory that the ranks of a host share, and what they do in it.
+// Abort may be told to its team until the end, from any thread.
+#ifndef COMM_SHM_MEMORY_H_
+#define COMM_SHM_MEMORY_H_
+
+#include <memory>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "c10/util/intrusive_ptr.h"
+#include "comm/shm/collectives.h"
+#include "comm/shm/meeting.h"
+#include "comm/shm/team.h"
+
+namespace c10d {
+class Store;
+}
+
+namespace tessera {
+
+struct ShmMemory {
+  ShmMemory(int rank, std::unique_ptr<shm::HostMemory> memory)
+      : host(std::move(memory)),
+        team(rank, host->members()),
+        collectives(&team, host->heap_bytes()) {}
+  const std::unique_ptr<shm::HostMemory> host;
+  shm::Team team;
+  shm::Collectives collectives;
+};
+
+// As shm::MeetOnHost; for at most shm::kMaxRanks ranks, Unavailable for more.
+absl::StatusOr<std::shared_ptr<ShmMemory>> MeetInMemory(
+    c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
+    absl::Duration timeout);
+
+}  // namespace tessera
+#endif  // COMM_SHM_MEMORY_H_
