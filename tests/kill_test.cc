@@ -45,6 +45,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/models.h"
+#include "tests/rank_pool.h"
 #include "tests/training.h"
 #include "torch/torch.h"
 
@@ -97,7 +98,11 @@ absl::Status TrainForEver(const RankSpec& spec, int argc, char** argv) {
   };
   enter('I');
   WorldOptions options;
-  options.backend = EnvString("TESSERA_TEST_BACKEND").value_or("gloo");
+  options.backend = DefaultBackend();
+  int rank = 0;
+  if (absl::SimpleAtoi(EnvString("RANK").value_or(""), &rank)) {
+    options.memory_group = DefaultMemoryGroup(rank);
+  }
   options.collective_timeout = spec.timeout;
   options.dump_folder = spec.folder;
   TESSERA_ASSIGN_OR_RETURN(const World* world, Init(&argc, argv, options));

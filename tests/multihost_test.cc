@@ -1,23 +1,14 @@
 // Two hosts: two network namespaces with names and /etc/hosts of their own,
-// joined by a virtual cable, two ranks in each. The four must train to the same
-// bits as four on one host.
-//
-//   alpha 10.77.0.1 ======veth====== 10.77.0.2 beta     each with a loopback
-//   rank 0, rank 1                   rank 2, rank 3
-//
-// Each namespace belongs to a child of this program that does nothing else.
-// The kernel takes namespace and cable away with the last process in it, and
-// all of them die with this program: nothing is left whatever happens. Needs
-// root (to make namespaces) and ip; skips otherwise, saying so.
-#include <fcntl.h>
-#include <sched.h>
-#include <sys/mount.h>
+// joined by a virtual cable, and four ranks in them. They must train to the
+// same bits as four on one host, over gloo and over the hierarchical backend,
+// which is what they choose.
+#include <signal.h>
 #include <unistd.h>
 
-#include <cerrno>
+#include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <fstream>
 #include <functional>
 #include <memory>
@@ -25,8 +16,11 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "comm/world.h"
@@ -35,6 +29,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/process.h"
+#include "tests/two_hosts.h"
 #include "torch/torch.h"
 
 namespace tessera {
@@ -43,17 +38,13 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr char kProgram[] = "TESSERA_MULTIHOST_PROGRAM";
-constexpr char kHost[] = "TESSERA_MULTIHOST_HOST";  // process id of its holder
-constexpr char kAlpha[] = "10.77.0.1";
-constexpr char kBeta[] = "10.77.0.2";
+constexpr char kBackend[] = "TESSERA_MULTIHOST_BACKEND";   // of WorldOptions
+constexpr char kReduce[] = "TESSERA_MULTIHOST_REDUCE";     // instead, if set
+constexpr char kForEver[] = "TESSERA_MULTIHOST_FOR_EVER";  // train, if set
+constexpr const char* kAlpha = TwoHosts::kAddresses[0];
 
 void Print(const std::string& line) {  // one write: lines do not mix
   if (write(STDOUT_FILENO, line.data(), line.size()) < 0) _exit(99);
-}
-
-int Fail(const std::string& what) {
-  std::fprintf(stderr, "%s: %s\n", what.c_str(), strerror(errno));
-  return 1;
 }
 
 // ---- the program of a rank ----
@@ -72,7 +63,9 @@ absl::StatusOr<std::string> Train(const World& world) {
   TESSERA_ASSIGN_OR_RETURN(auto engine, Engine::Create(model, config));
   std::string line =
       absl::StrCat("rank ", world.rank(), " of ", world.world_size(), ":");
-  for (int step = 0; step < 5; ++step) {
+  const bool for_ever = getenv(kForEver) != nullptr;
+  for (int step = 0; step < 5 || for_ever; ++step) {
+    if (for_ever && step == 5) Print("training\n");
     at::manual_seed(100 * step + world.rank());
     at::Tensor x = at::randn({8, 16});
     at::Tensor loss =
@@ -94,29 +87,52 @@ absl::StatusOr<std::string> Train(const World& world) {
   return line;
 }
 
+// Bytes that have left this network but for the loopback.
+int64_t BytesSent() {
+  std::ifstream devices("/proc/self/net/dev");
+  int64_t sent = 0;
+  for (std::string line; std::getline(devices, line);) {
+    const std::vector<std::string> fields =
+        absl::StrSplit(line, absl::ByAnyChar(" :"), absl::SkipEmpty());
+    int64_t bytes = 0;
+    if (fields.size() > 9 && fields[0] != "lo" &&
+        absl::SimpleAtoi(fields[9], &bytes)) {
+      sent += bytes;
+    }
+  }
+  return sent;
+}
+
+constexpr int64_t kReducedBytes = 8 << 20;
+
+// "rank 1 of 4: <bytes that its host sent in an all-reduce>".
+absl::StatusOr<std::string> Reduce(const World& world) {
+  Communicator& comm = *world.communicator();
+  at::Tensor t = torch::ones({kReducedBytes / 4});
+  TESSERA_RETURN_IF_ERROR(comm.Barrier("before"));
+  const int64_t before = BytesSent();
+  TESSERA_RETURN_IF_ERROR(comm.Barrier("begin"));
+  TESSERA_RETURN_IF_ERROR(comm.AllReduceSum(t, {"reduce"}).Wait());
+  TESSERA_RETURN_IF_ERROR(comm.Barrier("end"));
+  return absl::StrCat("rank ", world.rank(), " of ", world.world_size(), ": ",
+                      BytesSent() - before);
+}
+
 absl::Status RankProgram(int argc, char** argv) {
-  TESSERA_ASSIGN_OR_RETURN(const World* world, Init(&argc, argv));
-  TESSERA_ASSIGN_OR_RETURN(const std::string line, Train(*world));
+  WorldOptions options;
+  if (const char* const backend = getenv(kBackend)) options.backend = backend;
+  TESSERA_ASSIGN_OR_RETURN(const World* world, Init(&argc, argv, options));
+  TESSERA_ASSIGN_OR_RETURN(const std::string line,
+                           getenv(kReduce) ? Reduce(*world) : Train(*world));
   Print(absl::StrCat(line, "\nlocal ", world->local_rank(), "/",
-                     world->local_world_size(), "\n"));
+                     world->local_world_size(), " ",
+                     std::string(world->communicator()->backend()), "\n"));
   return absl::OkStatus();
 }
 
-// Goes to the namespaces of `holder`.
-bool Enter(const std::string& holder) {
-  for (const char* kind : {"net", "uts", "mnt"}) {
-    const int fd = open(absl::StrCat("/proc/", holder, "/ns/", kind).c_str(),
-                        O_RDONLY | O_CLOEXEC);
-    if (fd < 0 || setns(fd, 0) != 0) return false;
-    close(fd);
-  }
-  return true;
-}
-
 int RankMain(int argc, char** argv) {
-  const char* const holder = getenv(kHost);
   // Before libtorch starts threads, which the mount namespace forbids.
-  if (holder != nullptr && !Enter(holder)) return Fail("setns");
+  if (!TwoHosts::EnterIfTold()) return 1;
   const absl::Status status =
       CatchTorch("rank", [&] { return RankProgram(argc, argv); });
   if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
@@ -124,111 +140,65 @@ int RankMain(int argc, char** argv) {
   return status.ok() ? 0 : 1;
 }
 
-// ---- hosts ----
-
-// argv: name, path of its /etc/hosts. Says "here" and waits to be killed.
-int HolderMain(int argc, char** argv) {
-  if (argc != 3 || unshare(CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWNS) != 0) {
-    return Fail("unshare");
-  }
-  if (sethostname(argv[1], strlen(argv[1])) != 0 ||
-      mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
-      mount(argv[2], "/etc/hosts", nullptr, MS_BIND, nullptr) != 0) {
-    return Fail("host name, /etc/hosts");
-  }
-  Print("here\n");
-  while (true) pause();
-}
-
-// Runs ip with argv, in `kHost`'s network if that is set.
-int IpMain(char** argv) {
-  const char* const holder = getenv(kHost);
-  if (holder != nullptr && !Enter(holder)) return Fail("setns");
-  for (const char* ip : {"/sbin/ip", "/usr/sbin/ip", "/bin/ip"}) {
-    execv(ip, argv);
-  }
-  return Fail("ip (package iproute2)");
-}
-
-Finished Ip(const std::string& arguments, const std::string& holder = "") {
-  Env env = {{kProgram, "ip"}};
-  if (!holder.empty()) env.emplace_back(kHost, holder);
-  return Process(absl::StrSplit(arguments, ' '), env).Finish(absl::Seconds(20));
-}
+// ---- the tests ----
 
 class MultihostTest : public testing::Test {
  protected:
-  // `second_name`: the other host's name; that of the first makes it another
-  // network of the same host, as containers are.
+  // Skips where they cannot be made.
   void MakeHosts(const std::string& second_name) {
-    // The name of a host leads to its own loopback, as Debian's installer has
-    // it; the other's to the cable.
-    Start("alpha", absl::StrCat("127.0.0.1 localhost\n127.0.1.1 alpha\n", kBeta,
-                                " beta\n"));
-    if (IsSkipped() || HasFatalFailure()) return;
-    Start(second_name, absl::StrCat("127.0.0.1 localhost\n127.0.1.1 beta\n",
-                                    kAlpha, " alpha\n"));
-    if (IsSkipped() || HasFatalFailure()) return;
-    const Finished cable =
-        Ip(absl::StrCat("link add cable netns ", pids_[0],
-                        " type veth peer name cable netns ", pids_[1]));
-    if (cable.code != 0) {
-      GTEST_SKIP() << "no virtual cable can be made here: " << cable.err;
-    }
-    const char* const addresses[] = {kAlpha, kBeta};
-    for (int i = 0; i < 2; ++i) {
-      for (const std::string& command :
-           {std::string("link set lo up"),
-            absl::StrCat("addr add ", addresses[i], "/24 dev cable"),
-            std::string("link set cable up")}) {
-        const Finished run = Ip(command, pids_[i]);
-        ASSERT_EQ(run.code, 0) << command << ": " << run.err;
-      }
-    }
+    hosts_ = std::make_unique<TwoHosts>(second_name, testing::TempDir());
+    if (!hosts_->trouble().empty()) GTEST_SKIP() << hosts_->trouble();
   }
 
-  // Ranks 0 and 1 on the first host, 2 and 3 on the second; the lines of all,
-  // by rank.
-  std::vector<std::string> RunOnHosts(const std::function<Env(int)>& env_of) {
-    std::vector<std::unique_ptr<Process>> ranks;
+  using Ranks = std::vector<std::unique_ptr<Process>>;
+
+  // The ranks, each on its host.
+  Ranks StartRanks(const std::function<Env(int)>& env_of) {
+    Ranks ranks;
     for (int r = 0; r < 4; ++r) {
       Env env = env_of(r);
       env.emplace_back(kProgram, "rank");
-      env.emplace_back(kHost, pids_[r / 2]);
+      env.push_back(hosts_->Place(host_of_[r]));
       env.emplace_back("OMP_NUM_THREADS", "1");
       ranks.push_back(std::make_unique<Process>(
           std::vector<std::string>{"--startup_timeout=30"}, env));
     }
+    return ranks;
+  }
+
+  // The lines of all, by rank.
+  std::vector<std::string> RunOnHosts(const std::function<Env(int)>& env_of) {
+    const Ranks ranks = StartRanks(env_of);
     std::vector<std::string> lines;
     for (int r = 0; r < 4; ++r) {
       const Finished run = ranks[r]->Finish(absl::Seconds(90));
       EXPECT_EQ(run.code, 0) << run.err;
-      EXPECT_THAT(run.out, HasSubstr(locals_[r]));
+      EXPECT_THAT(run.out,
+                  HasSubstr(absl::StrCat("local ", locals_[r], " ", backend_)));
       lines.push_back(run.out.substr(0, run.out.find('\n')));
     }
     return lines;
   }
 
-  // What each rank says about its place, physically.
-  std::vector<std::string> locals_ = {"local 0/2", "local 1/2", "local 0/2",
-                                      "local 1/2"};
-
- private:
-  void Start(const std::string& name, const std::string& hosts) {
-    const std::string path =
-        absl::StrCat(testing::TempDir(), "/hosts.", holders_.size());
-    std::ofstream(path) << hosts;
-    holders_.push_back(std::make_unique<Process>(
-        std::vector<std::string>{name, path}, Env{{kProgram, "holder"}}));
-    if (!holders_.back()->WaitForLines(1)) {
-      const Finished run = holders_.back()->Finish(absl::Seconds(1));
-      GTEST_SKIP() << "namespaces need root: " << run.err;
-    }
-    pids_.push_back(absl::StrCat(holders_.back()->pid()));
+  // As `torchrun --nnodes=2 --nproc-per-node=2` without its agent's store.
+  Env Torchrun(int rank, const std::string& master) const {
+    Env env = {{"RANK", absl::StrCat(rank)},
+               {"WORLD_SIZE", "4"},
+               {"LOCAL_RANK", locals_[rank].substr(0, 1)},
+               {"LOCAL_WORLD_SIZE", locals_[rank].substr(2)},
+               {"MASTER_ADDR", master},
+               {"MASTER_PORT", "29500"}};
+    if (backend_ == "gloo") env.emplace_back(kBackend, "gloo");
+    return env;
   }
 
-  std::vector<std::unique_ptr<Process>> holders_;
-  std::vector<std::string> pids_;
+  std::vector<int> host_of_ = {0, 0, 1, 1};  // by rank
+  // What each rank says about its place, physically, and its backend.
+  std::vector<std::string> locals_ = {"0/2", "1/2", "0/2", "1/2"};
+  std::string backend_ = "hierarchical";
+
+ private:
+  std::unique_ptr<TwoHosts> hosts_;
 };
 
 std::vector<std::string> OneHostLines() {
@@ -249,20 +219,10 @@ std::vector<std::string> OneHostLines() {
   return lines;
 }
 
-// As `torchrun --nnodes=2 --nproc-per-node=2` without its agent's store.
-Env Torchrun(int rank, const std::string& master) {
-  return {{"RANK", absl::StrCat(rank)},
-          {"WORLD_SIZE", "4"},
-          {"LOCAL_RANK", absl::StrCat(rank % 2)},
-          {"LOCAL_WORLD_SIZE", "2"},
-          {"MASTER_ADDR", master},
-          {"MASTER_PORT", "29500"}};
-}
-
 TEST_F(MultihostTest, ByAddress) {
   MakeHosts("beta");
   if (IsSkipped() || HasFatalFailure()) return;
-  EXPECT_EQ(RunOnHosts([](int r) { return Torchrun(r, kAlpha); }),
+  EXPECT_EQ(RunOnHosts([&](int r) { return Torchrun(r, kAlpha); }),
             OneHostLines());
 }
 
@@ -270,16 +230,89 @@ TEST_F(MultihostTest, ByAddress) {
 TEST_F(MultihostTest, ByANameThatLeadsToTheLoopbackAtHome) {
   MakeHosts("beta");
   if (IsSkipped() || HasFatalFailure()) return;
-  EXPECT_EQ(RunOnHosts([](int r) { return Torchrun(r, "alpha"); }),
+  EXPECT_EQ(RunOnHosts([&](int r) { return Torchrun(r, "alpha"); }),
             OneHostLines());
 }
 
 TEST_F(MultihostTest, TwoNetworksOfOneHost) {
   MakeHosts("alpha");
   if (IsSkipped() || HasFatalFailure()) return;
-  locals_ = {"local 0/4", "local 1/4", "local 2/4", "local 3/4"};
-  EXPECT_EQ(RunOnHosts([](int r) { return Torchrun(r, kAlpha); }),
+  locals_ = {"0/4", "1/4", "2/4", "3/4"};
+  EXPECT_EQ(RunOnHosts([&](int r) { return Torchrun(r, kAlpha); }),
             OneHostLines());
+}
+
+TEST_F(MultihostTest, OverGloo) {
+  MakeHosts("beta");
+  if (IsSkipped() || HasFatalFailure()) return;
+  backend_ = "gloo";
+  EXPECT_EQ(RunOnHosts([&](int r) { return Torchrun(r, kAlpha); }),
+            OneHostLines());
+}
+
+TEST_F(MultihostTest, ThreeRanksAndOne) {
+  MakeHosts("beta");
+  if (IsSkipped() || HasFatalFailure()) return;
+  host_of_ = {0, 0, 0, 1};
+  locals_ = {"0/3", "1/3", "2/3", "0/1"};
+  EXPECT_EQ(RunOnHosts([&](int r) { return Torchrun(r, kAlpha); }),
+            OneHostLines());
+}
+
+TEST_F(MultihostTest, RanksThatAlternate) {
+  MakeHosts("beta");
+  if (IsSkipped() || HasFatalFailure()) return;
+  host_of_ = {0, 1, 0, 1};
+  locals_ = {"0/2", "0/2", "1/2", "1/2"};
+  EXPECT_EQ(RunOnHosts([&](int r) { return Torchrun(r, kAlpha); }),
+            OneHostLines());
+}
+
+TEST_F(MultihostTest, AKilledRankEndsThoseOfBothHosts) {
+  MakeHosts("beta");
+  if (IsSkipped() || HasFatalFailure()) return;
+  Ranks ranks = StartRanks([&](int r) {
+    Env env = Torchrun(r, kAlpha);
+    env.emplace_back(kForEver, "1");
+    return env;
+  });
+  for (const auto& rank : ranks) ASSERT_TRUE(rank->WaitForLines(1));
+  const absl::Time killed = absl::Now();
+  kill(ranks[3]->pid(), SIGKILL);
+  for (int r = 0; r < 3; ++r) {
+    const Finished run = ranks[r]->Finish(absl::Seconds(20));
+    EXPECT_EQ(run.code, 1);
+    EXPECT_THAT(run.err, HasSubstr("rank 3 has ended"));
+  }
+  EXPECT_LT(absl::Now() - killed, absl::Seconds(2));
+}
+
+// In tensors: what each host sends of an all-reduce. That of a tensor whose
+// ranks take a quarter each is at most a reduce-scatter's 1 and an all-gather's
+// 1/2; gloo's two ranks send 1/2 each in both.
+TEST_F(MultihostTest, WhatLeavesAHost) {
+  MakeHosts("beta");
+  if (IsSkipped() || HasFatalFailure()) return;
+  for (const char* backend : {"hierarchical", "gloo"}) {
+    backend_ = backend;
+    const std::vector<std::string> lines = RunOnHosts([&](int r) {
+      Env env = Torchrun(r, kAlpha);
+      env.emplace_back(kReduce, "1");
+      return env;
+    });
+    double sent[2] = {};
+    for (int host = 0; host < 2; ++host) {
+      const std::string line = lines[2 * host];
+      ASSERT_TRUE(
+          absl::SimpleAtod(line.substr(line.find(": ") + 2), &sent[host]));
+      sent[host] /= kReducedBytes;
+      std::printf("%s: host %d sends %.2f tensors\n", backend, host,
+                  sent[host]);
+    }
+    const bool gloo = backend_ == "gloo";
+    EXPECT_NEAR(std::max(sent[0], sent[1]), gloo ? 2 : 1.5, 0.15);
+    EXPECT_NEAR(std::min(sent[0], sent[1]), gloo ? 2 : 1, 0.15);
+  }
 }
 
 TEST_F(MultihostTest, AsSlurmStartsThem) {
@@ -304,8 +337,7 @@ TEST_F(MultihostTest, AsSlurmStartsThem) {
 int main(int argc, char** argv) {
   const char* const program = getenv(tessera::kProgram);
   const std::string name = program == nullptr ? "" : program;
-  if (name == "holder") return tessera::HolderMain(argc, argv);
-  if (name == "ip") return tessera::IpMain(argv);
+  tessera::TwoHosts::ServeIfHelper(argc, argv);
   if (name == "rank") return tessera::RankMain(argc, argv);
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();

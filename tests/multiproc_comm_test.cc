@@ -1,7 +1,6 @@
 // The conformance of a communicator of 2, 3 and 4 ranks: every collective, at
 // sizes around the world size, to the bit.
 #include <cstring>
-#include <numeric>
 #include <string>
 #include <vector>
 
@@ -14,6 +13,7 @@
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/collective_checks.h"
 #include "tests/rank_pool.h"
 #include "torch/torch.h"
 
@@ -23,165 +23,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
-
-// Args are "<dtype> <numel> <variant>".
-struct CaseArgs {
-  at::ScalarType dtype = at::kFloat;
-  int64_t numel = 0;
-  bool in_place = false;
-};
-
-CaseArgs ParseArgs(absl::string_view args) {
-  const std::vector<std::string> parts = absl::StrSplit(args, ' ');
-  CaseArgs result;
-  int dtype = 0;
-  TORCH_CHECK(parts.size() == 3 && absl::SimpleAtoi(parts[0], &dtype) &&
-              absl::SimpleAtoi(parts[1], &result.numel));
-  result.dtype = static_cast<at::ScalarType>(dtype);
-  result.in_place = parts[2] == "in_place";
-  return result;
-}
-
-uint64_t Mix(uint64_t x) {  // splitmix64
-  x += 0x9e3779b97f4a7c15u;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
-
-// Of mixed magnitude and sign, so that the order of a sum shows in its bits;
-// one in eight is a zero, most of those negative.
-double ValueAt(int rank, int64_t i) {
-  const uint64_t hash = Mix(static_cast<uint64_t>(rank) * 1000003 + i);
-  if (hash % 8 == 0) return (hash >> 8) % 4 == 0 ? 0.0 : -0.0;
-  static constexpr double kScales[] = {1e-4, 1e-3, 1e-2, 0.1, 1,
-                                       10,   100,  1e3,  1e4};
-  const double mantissa = static_cast<double>(hash >> 40) / 4096 - 2048;
-  return mantissa * kScales[hash % 9];
-}
-
-// Elements [begin, begin + numel) of rank's endless vector.
-at::Tensor Values(int rank, int64_t numel, at::ScalarType dtype,
-                  int64_t begin = 0) {
-  at::Tensor t = torch::empty({numel}, torch::kDouble);
-  double* data = t.data_ptr<double>();
-  for (int64_t i = 0; i < numel; ++i) data[i] = ValueAt(rank, begin + i);
-  if (dtype == at::kLong) return t.to(at::kLong);
-  if (dtype == at::kByte) return t.abs().remainder(251).to(at::kByte);
-  return t.to(dtype);
-}
-
-// By a plain loop over ranks in the order given.
-template <typename T>
-at::Tensor ScalarSum(const std::vector<int>& ranks, int64_t begin,
-                     int64_t numel, at::ScalarType dtype) {
-  at::Tensor sum = Values(ranks[0], numel, dtype, begin);
-  T* data = sum.data_ptr<T>();
-  for (size_t k = 1; k < ranks.size(); ++k) {
-    const at::Tensor next = Values(ranks[k], numel, dtype, begin);
-    const T* values = next.data_ptr<T>();
-    for (int64_t i = 0; i < numel; ++i) data[i] += values[i];
-  }
-  return sum;
-}
-
-// In float32, rounded once.
-at::Tensor Bf16Sum(const std::vector<int>& ranks, int64_t begin,
-                   int64_t numel) {
-  at::Tensor sum = Values(ranks[0], numel, at::kBFloat16, begin).to(at::kFloat);
-  for (size_t k = 1; k < ranks.size(); ++k) {
-    sum += Values(ranks[k], numel, at::kBFloat16, begin).to(at::kFloat);
-  }
-  return sum.to(at::kBFloat16);
-}
-
-at::Tensor SumInOrder(const std::vector<int>& ranks, int64_t begin,
-                      int64_t numel, at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kFloat:
-      return ScalarSum<float>(ranks, begin, numel, dtype);
-    case at::kDouble:
-      return ScalarSum<double>(ranks, begin, numel, dtype);
-    case at::kBFloat16:
-      return Bf16Sum(ranks, begin, numel);
-    default:
-      return ScalarSum<int64_t>(ranks, begin, numel, dtype);
-  }
-}
-
-at::Tensor ExpectedSum(int world_size, int64_t begin, int64_t numel,
-                       at::ScalarType dtype) {
-  std::vector<int> ranks(world_size);
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return SumInOrder(ranks, begin, numel, dtype);
-}
-
-bool SameBits(const at::Tensor& a, const at::Tensor& b) {
-  return a.nbytes() == b.nbytes() &&
-         std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
-}
-
-absl::Status ExpectBits(const at::Tensor& got, const at::Tensor& want,
-                        absl::string_view what) {
-  if (SameBits(got, want)) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat(what, ": bits differ"));
-}
-
-TESSERA_RANK_FUNCTION(CheckAllGather) {
-  const CaseArgs c = ParseArgs(args);
-  const int w = world.world_size();
-  std::vector<at::Tensor> all;
-  for (int r = 0; r < w; ++r) all.push_back(Values(r, c.numel, c.dtype));
-  at::Tensor whole = torch::zeros({w * c.numel}, c.dtype);
-  at::Tensor own = whole.narrow(0, world.rank() * c.numel, c.numel);
-  at::Tensor shard = c.in_place ? own : all[world.rank()].clone();
-  if (c.in_place) own.copy_(all[world.rank()]);
-  TESSERA_RETURN_IF_ERROR(
-      world.communicator()->AllGather(shard, whole, {"gather"}).Wait());
-  TESSERA_RETURN_IF_ERROR(ExpectBits(shard, all[world.rank()], "shard"));
-  TESSERA_RETURN_IF_ERROR(ExpectBits(whole, torch::cat(all), "whole"));
-  return "ok";
-}
-
-TESSERA_RANK_FUNCTION(CheckReduceScatter) {
-  const CaseArgs c = ParseArgs(args);
-  const int w = world.world_size();
-  const at::Tensor mine = Values(world.rank(), w * c.numel, c.dtype);
-  at::Tensor whole = mine.clone();
-  at::Tensor own = whole.narrow(0, world.rank() * c.numel, c.numel);
-  at::Tensor shard = c.in_place ? own : torch::zeros({c.numel}, c.dtype);
-  TESSERA_RETURN_IF_ERROR(
-      world.communicator()->ReduceScatterSum(whole, shard, {"scatter"}).Wait());
-  TESSERA_RETURN_IF_ERROR(ExpectBits(
-      shard, ExpectedSum(w, world.rank() * c.numel, c.numel, c.dtype),
-      "shard"));
-  if (c.in_place) own.copy_(mine.narrow(0, world.rank() * c.numel, c.numel));
-  TESSERA_RETURN_IF_ERROR(ExpectBits(whole, mine, "whole"));
-  return "ok";
-}
-
-TESSERA_RANK_FUNCTION(CheckAllReduce) {
-  const CaseArgs c = ParseArgs(args);
-  const int w = world.world_size();
-  at::Tensor t = Values(world.rank(), c.numel, c.dtype);
-  TESSERA_RETURN_IF_ERROR(
-      world.communicator()->AllReduceSum(t, {"reduce"}).Wait());
-  TESSERA_RETURN_IF_ERROR(
-      ExpectBits(t, ExpectedSum(w, 0, c.numel, c.dtype), "sum"));
-  return "ok";
-}
-
-TESSERA_RANK_FUNCTION(CheckBroadcast) {
-  const CaseArgs c = ParseArgs(args);
-  for (int root = 0; root < world.world_size(); ++root) {
-    at::Tensor t = Values(world.rank(), c.numel, c.dtype);
-    TESSERA_RETURN_IF_ERROR(
-        world.communicator()->Broadcast(t, root, {"broadcast"}).Wait());
-    TESSERA_RETURN_IF_ERROR(
-        ExpectBits(t, Values(root, c.numel, c.dtype), "tensor"));
-  }
-  return "ok";
-}
 
 class CollectiveTest : public testing::TestWithParam<int> {
  protected:
@@ -295,30 +136,6 @@ TESSERA_RANK_FUNCTION(ManyInFlight) {
 TEST_P(CollectiveTest, ManyInFlightKeepTheirOrder) {
   EXPECT_THAT(RankPool::Get(w())->Run("ManyInFlight", ""),
               Each(IsOkAndHolds("ok")));
-}
-
-// Rank r's string has the r-th of the lengths, which go around.
-std::string TextOf(int rank, int shift) {
-  static constexpr size_t kLengths[] = {0, 1, 247, 248, 249, 100000};
-  std::string text;
-  for (size_t i = 0; i < kLengths[(rank + shift) % 6]; ++i) {
-    text.push_back(static_cast<char>(i * 7 + rank));  // zero bytes among them
-  }
-  return text;
-}
-
-TESSERA_RANK_FUNCTION(GatherTexts) {
-  for (int shift = 0; shift < 6; ++shift) {
-    TESSERA_ASSIGN_OR_RETURN(std::vector<std::string> texts,
-                             world.communicator()->AllGatherStrings(
-                                 TextOf(world.rank(), shift), {"texts"}));
-    for (int r = 0; r < world.world_size(); ++r) {
-      if (texts.at(r) != TextOf(r, shift)) {
-        return absl::InternalError(absl::StrCat(shift, ": text of rank ", r));
-      }
-    }
-  }
-  return "ok";
 }
 
 TEST_P(CollectiveTest, AllGatherStrings) {

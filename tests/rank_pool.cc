@@ -35,7 +35,7 @@ namespace tessera {
 namespace {
 
 constexpr char kWorkerMark[] =
-    "TESSERA_TEST_RANK";  // "<timeout> <grace> <backend>"
+    "TESSERA_TEST_RANK";  // "<timeout> <grace> <backend> <group>"
 constexpr int kWorkerSocket = 3;
 constexpr absl::Duration kStartTimeout = absl::Seconds(60);
 constexpr absl::Duration kEndTimeout = absl::Seconds(5);
@@ -163,10 +163,11 @@ WorldOptions OptionsFromMark(const std::string& mark) {
   WorldOptions options;
   options.startup_timeout = kStartTimeout;
   options.dump_folder = EnvString("TEST_TMPDIR").value_or("");
-  if (parts.size() == 3) {
+  if (parts.size() == 4) {
     absl::ParseDuration(parts[0], &options.collective_timeout);
     absl::ParseDuration(parts[1], &options.announce_grace);
     options.backend = parts[2];
+    options.memory_group = parts[3];
   }
   return options;
 }
@@ -199,6 +200,10 @@ void ServeIfRank(int* argc, char** argv) {
 
 std::string DefaultBackend() {
   return EnvString("TESSERA_TEST_BACKEND").value_or("gloo");
+}
+
+std::string DefaultMemoryGroup(int rank) {
+  return DefaultBackend() == "hierarchical" ? absl::StrCat(rank / 2) : "";
 }
 
 RankPool* RankPool::Get(int world_size) {
@@ -248,7 +253,9 @@ absl::Status RankPool::StartRank(int r) {
       kWorkerMark,
       absl::StrCat(absl::FormatDuration(options_.collective_timeout), " ",
                    absl::FormatDuration(options_.announce_grace), " ",
-                   options_.backend));
+                   options_.backend, " ",
+                   options_.hosts.empty() ? DefaultMemoryGroup(r)
+                                          : absl::StrCat(options_.hosts[r])));
   child.fds = {{err_pipe[1], STDERR_FILENO}, {sockets[1], kWorkerSocket}};
   absl::StatusOr<pid_t> pid = SpawnSelf(child);
   close(sockets[1]);

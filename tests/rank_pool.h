@@ -59,15 +59,20 @@ using RankFunction = absl::StatusOr<std::string> (*)(const World& world,
 
 bool RegisterRankFunction(const char* name, RankFunction function);
 
+// What TESSERA_TEST_BACKEND says, or gloo.
 std::string DefaultBackend();
+// Where that is hierarchical ranks 0 and 1 are told that they are on one host,
+// 2 and 3 on the next, and so on: the memory group (WorldOptions) of `rank`.
+std::string DefaultMemoryGroup(int rank);
 
 struct RankPoolOptions {
   int world_size = 2;
   // Shorter than Run's deadline, so that a hang is told by who waits for what.
   absl::Duration collective_timeout = absl::Seconds(40);
   absl::Duration announce_grace = kAnnounceGrace;
-  // As in WorldOptions; what TESSERA_TEST_BACKEND says, or gloo.
-  std::string backend = DefaultBackend();
+  std::string backend = DefaultBackend();  // as in WorldOptions
+  // By rank: its host. Empty: DefaultMemoryGroup.
+  std::vector<int> hosts;
   int threads_per_rank = 1;
 };
 

@@ -61,19 +61,24 @@ def tessera_cc_test(
     kwargs["size"] = size
     _cc(native.cc_test, torch_pch, copts, deps, kwargs)
 
-def tessera_rank_test(name, **kwargs):
-    """tessera_cc_test of ranks (tests/rank_pool.h), over gloo and over shm.
+def tessera_rank_test(name, backends = ["shm"], **kwargs):
+    """tessera_cc_test of ranks (tests/rank_pool.h), over gloo and others.
 
-    The second is called `name`_shm. Both hold two CPUs.
+    Args:
+      name: the target over gloo; that over shm is called `name`_shm. All hold
+        two CPUs.
+      backends: the others.
+      **kwargs: as of tessera_cc_test.
     """
     tags = kwargs.pop("tags", []) + ["cpu:2"]
     tessera_cc_test(name = name, tags = tags, **kwargs)
-    tessera_cc_test(
-        name = name + "_shm",
-        env = {"TESSERA_TEST_BACKEND": "shm"},
-        tags = tags,
-        **kwargs
-    )
+    for backend in backends:
+        tessera_cc_test(
+            name = name + "_" + backend,
+            env = {"TESSERA_TEST_BACKEND": backend},
+            tags = tags,
+            **kwargs
+        )
 
 def tessera_proto_library(name, srcs, deps = [], visibility = None, testonly = False):
     """C++ code for .proto files: include "folder/file.pb.h", depend on `name`.
