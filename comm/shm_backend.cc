@@ -53,7 +53,7 @@ ShmBackend::ShmBackend(const GroupOptions& options,
   channels.gone = [group = group_.get()](int peer) {
     return group->EndOf(peer);
   };
-  ShmGroup::Memory& memory = group_->memory();
+  ShmMemory& memory = group_->memory();
   channels_ = std::make_unique<shm::Channels>(
       &memory.team, memory.host->heap_bytes(), std::move(channels));
 }

@@ -45,7 +45,7 @@ class ShmGroup : public HostCommunicator {
         memory_(std::move(memory)) {}
 
   absl::string_view backend() const override { return "shm"; }
-  Memory& memory() { return *memory_; }
+  ShmMemory& memory() { return *memory_; }
 
   // Any operation; `record` says what it is. `done` is told how it ended.
   // COLLECTIVE, ASYNC.
