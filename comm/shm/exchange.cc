@@ -161,7 +161,10 @@ absl::Status Exchange::Run(Collective* call) {
   }
   if (longest == 0) return absl::OkStatus();
   Window first = window;
-  if (all_direct) first.bytes = longest;
+  // Sums are read while they are in the caches.
+  if (all_direct) {
+    first.bytes = call->results ? std::min(longest, kSlotBytes) : longest;
+  }
   TESSERA_RETURN_IF_ERROR(RunWindows(*call, first, longest));
   // The others still read what is the caller's.
   if (!staged) TESSERA_RETURN_IF_ERROR(WaitForAll(&Control::taken, base_));
@@ -176,8 +179,11 @@ absl::Status Exchange::RunWindows(const Collective& call, Window window,
   (staged ? staged_windows_ : direct_windows_) += num_windows;
   Control& mine = team_->mine();
   team_->SetEnd(sequence_, base_ + num_windows * halves);
+  // Results are read one window late: by then the others have theirs too.
+  Window before;
   for (int64_t k = 0; k < num_windows; ++k) {
     if (k > 0) {
+      before = window;
       window.begin += window.bytes;
       window.slot = static_cast<int>((windows_ + k) % kSlots);
       window.first = false;
@@ -191,16 +197,23 @@ absl::Status Exchange::RunWindows(const Collective& call, Window window,
     if (call.results) TESSERA_RETURN_IF_ERROR(WaitForSlot(window));
     slot_free_[window.slot] = window.number + halves;
     if (call.read) TESSERA_RETURN_IF_ERROR(call.read(window));
-    if (call.results) {
-      team_->Publish(&mine.ready, window.number + 2);
-      if (call.read_results) {
-        TESSERA_RETURN_IF_ERROR(call.read_results(window));
-      }
+    if (!call.results) {
+      team_->Publish(&mine.taken, window.number + 1);
+      continue;
     }
-    team_->Publish(&mine.taken, window.number + halves);
+    team_->Publish(&mine.ready, window.number + 2);
+    if (k > 0) TESSERA_RETURN_IF_ERROR(TakeResults(call, before));
   }
+  if (call.results) TESSERA_RETURN_IF_ERROR(TakeResults(call, window));
   base_ += num_windows * halves;
   windows_ += num_windows;
+  return absl::OkStatus();
+}
+
+absl::Status Exchange::TakeResults(const Collective& call,
+                                   const Window& window) {
+  if (call.read_results) TESSERA_RETURN_IF_ERROR(call.read_results(window));
+  team_->Publish(&team_->mine().taken, window.number + 2);
   return absl::OkStatus();
 }
 

@@ -123,6 +123,7 @@ class Exchange {
   Window FirstWindow(const Collective& call) const;
   absl::Status RunWindows(const Collective& call, Window window,
                           int64_t row_bytes);
+  absl::Status TakeResults(const Collective& call, const Window& window);
   absl::Status WaitForSlot(const Window& window);
   absl::Status Stage(const Collective& call, const Window& window);
 
