@@ -18,29 +18,6 @@ namespace tessera {
 
 using c10d::OpType;
 
-void CheckArgument(bool ok, const char* op, const std::string& what) {
-  TORCH_CHECK(ok, "shm ", op, ": ", what);
-}
-
-void CheckTensor(const char* op, const at::Tensor& t) {
-  CheckArgument(t.defined(), op, "a tensor is undefined");
-  CheckArgument(
-      t.is_cpu() && t.layout() == at::kStrided, op,
-      absl::StrCat("expected dense CPU tensors, got one of ", t.toString()));
-}
-
-void CheckTensors(const char* op, const char* name, const Tensors& tensors,
-                  size_t count) {
-  CheckArgument(
-      tensors.size() == count, op,
-      absl::StrCat("expected ", count, " ", name, ", got ", tensors.size()));
-  for (const at::Tensor& t : tensors) {
-    CheckTensor(op, t);
-    CheckArgument(t.scalar_type() == tensors[0].scalar_type(), op,
-                  absl::StrCat(name, " differ in dtype"));
-  }
-}
-
 ShmBackend::ShmBackend(const GroupOptions& options,
                        std::unique_ptr<CommThread> thread,
                        std::shared_ptr<ShmGroup> group)

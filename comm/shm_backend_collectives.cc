@@ -3,162 +3,14 @@
 #include <utility>
 #include <vector>
 
-#include "ATen/ops/cat.h"
-#include "ATen/ops/empty.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "comm/element_type.h"
 #include "comm/shm_backend_impl.h"
 
 namespace tessera {
 
 using c10d::OpType;
 using shm::Collectives;
-
-namespace {
-
-void CheckAlike(const char* op, const at::Tensor& a, const at::Tensor& b,
-                int64_t times = 1) {
-  CheckArgument(
-      a.scalar_type() == b.scalar_type() && a.numel() == times * b.numel(), op,
-      absl::StrCat("expected ", times * b.numel(), " elements of ",
-                   c10::toString(b.scalar_type()), ", got ", a.numel(), " of ",
-                   c10::toString(a.scalar_type())));
-}
-
-void CheckRoot(const char* op, int64_t root, int size) {
-  CheckArgument(
-      root >= 0 && root < size, op,
-      absl::StrCat("expected a root of 0 to ", size - 1, ", got ", root));
-}
-
-// How a reduction is done on real elements.
-struct Reduction {
-  shm::ElementType type;
-  shm::ReduceOp op;
-  const char* name;
-  int64_t parts = 1;  // of an element: 2 for complex ones
-};
-
-Reduction ReductionOf(const char* op, const c10d::ReduceOp& reduce,
-                      at::ScalarType type) {
-  Reduction result;
-  switch (reduce) {
-    case c10d::ReduceOp::SUM:
-      result.op = shm::ReduceOp::kSum;
-      break;
-    case c10d::ReduceOp::AVG:
-      result.op = shm::ReduceOp::kAverage;
-      break;
-    case c10d::ReduceOp::MIN:
-      result.op = shm::ReduceOp::kMin;
-      break;
-    case c10d::ReduceOp::MAX:
-      result.op = shm::ReduceOp::kMax;
-      break;
-    case c10d::ReduceOp::PRODUCT:
-      result.op = shm::ReduceOp::kProduct;
-      break;
-    default:
-      CheckArgument(false, op, "expected SUM, AVG, MIN, MAX or PRODUCT");
-  }
-  result.name = shm::ReduceOpName(result.op);
-  if (c10::isComplexType(type) && (result.op == shm::ReduceOp::kSum ||
-                                   result.op == shm::ReduceOp::kAverage)) {
-    type = c10::toRealValueType(type);
-    result.parts = 2;
-  }
-  const auto element = ElementTypeOf(type);
-  CheckArgument(element.ok(), op, std::string(element.status().message()));
-  result.type = *element;
-  return result;
-}
-
-// `t`, contiguous, in as many equal parts.
-Tensors PartsOf(const at::Tensor& t, int count) {
-  Tensors parts;
-  const at::Tensor flat = t.view({-1});
-  const int64_t each = flat.numel() / count;
-  for (int i = 0; i < count; ++i)
-    parts.push_back(flat.narrow(0, i * each, each));
-  return parts;
-}
-
-Tensors SplitsOf(const char* name, const at::Tensor& t,
-                 const std::vector<int64_t>& splits, int count) {
-  CheckArgument(t.dim() > 0, "all-to-all", "expected tensors with a dimension");
-  std::vector<int64_t> lengths = splits;
-  if (lengths.empty()) {
-    CheckArgument(t.size(0) % count == 0, "all-to-all",
-                  absl::StrCat("expected a first dimension that ", count,
-                               " divides for ", name, ", got ", t.size(0)));
-    lengths.assign(count, t.size(0) / count);
-  }
-  CheckArgument(lengths.size() == static_cast<size_t>(count), "all-to-all",
-                absl::StrCat("expected ", count, " splits of ", name, ", got ",
-                             lengths.size()));
-  Tensors parts;
-  int64_t at = 0;
-  for (int64_t length : lengths) {
-    CheckArgument(
-        length >= 0 && at + length <= t.size(0), "all-to-all",
-        absl::StrCat("the splits of ", name, " do not fit ", t.size(0)));
-    parts.push_back(t.narrow(0, at, length));
-    at += length;
-  }
-  CheckArgument(at == t.size(0), "all-to-all",
-                absl::StrCat("the splits of ", name, " are ", at,
-                             " in all, expected ", t.size(0)));
-  return parts;
-}
-
-// ---- tensors as plain memory
-
-int64_t Bytes(const at::Tensor& t) { return static_cast<int64_t>(t.nbytes()); }
-
-// The first of some that lie one after the other, else a copy of all that does.
-at::Tensor Joined(const Tensors& tensors) {
-  bool apart = false;
-  const char* end = static_cast<const char*>(tensors[0].const_data_ptr());
-  for (const at::Tensor& t : tensors) {
-    apart |= !t.is_contiguous() || (t.numel() > 0 && t.const_data_ptr() != end);
-    end += t.nbytes();
-  }
-  if (!apart) return tensors[0];
-  Tensors flat;
-  for (const at::Tensor& t : tensors) flat.push_back(t.reshape({-1}));
-  return at::cat(flat);
-}
-
-// Contiguous memory for results, which Home brings to tensors of any stride.
-class Results {
- public:
-  explicit Results(const Tensors& tensors, bool with_content = false)
-      : tensors_(tensors) {
-    for (const at::Tensor& t : tensors) {
-      flat_.push_back(t.is_contiguous() ? t
-                      : with_content    ? t.contiguous()
-                                        : at::empty(t.sizes(), t.options()));
-    }
-  }
-  void* at(int i) const { return flat_[i].mutable_data_ptr(); }
-  std::vector<void*> places() const {
-    std::vector<void*> places;
-    for (const at::Tensor& t : flat_) places.push_back(t.mutable_data_ptr());
-    return places;
-  }
-  void Home() const {
-    for (size_t i = 0; i < flat_.size(); ++i) {
-      if (!flat_[i].is_same(tensors_[i])) tensors_[i].copy_(flat_[i]);
-    }
-  }
-
- private:
-  const Tensors& tensors_;
-  Tensors flat_;
-};
-
-}  // namespace
 
 WorkPtr ShmBackend::broadcast(Tensors& tensors,
                               const c10d::BroadcastOptions& options) {
@@ -424,7 +276,6 @@ WorkPtr ShmBackend::alltoall(Tensors& outputs, Tensors& inputs,
   return AllToAll(OpType::ALLTOALL, outputs, inputs);
 }
 
-// The part of each rank along the first dimension; empty `splits`: even ones.
 WorkPtr ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
                                   std::vector<int64_t>& output_splits,
                                   std::vector<int64_t>& input_splits,

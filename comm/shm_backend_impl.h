@@ -16,22 +16,14 @@
 #include "comm/group_options.h"
 #include "comm/shm/channels.h"
 #include "comm/shm/collectives.h"
+#include "comm/shm_backend_arguments.h"
 #include "comm/shm_group.h"
 #include "comm/shm_work.h"
 #include "torch/csrc/distributed/c10d/Backend.hpp"
 
 namespace tessera {
 
-using Tensors = std::vector<at::Tensor>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-
-// Throws "shm <op>: <what>" unless `ok`.
-void CheckArgument(bool ok, const char* op, const std::string& what);
-// A dense CPU tensor.
-void CheckTensor(const char* op, const at::Tensor& t);
-// Those of one dtype, `count` of them.
-void CheckTensors(const char* op, const char* name, const Tensors& tensors,
-                  size_t count);
 
 class ShmBackend : public c10d::Backend {
  public:
