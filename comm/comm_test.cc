@@ -1,4 +1,5 @@
 // The communication thread, the world of one, and what needs no second rank.
+#include <chrono>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -9,9 +10,12 @@
 #include "comm/communicator.h"
 #include "comm/rendezvous.h"
 #include "comm/self_communicator.h"
+#include "comm/shm_communicator.h"
 #include "comm/world.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "torch/csrc/distributed/c10d/HashStore.hpp"
+#include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 #include "torch/torch.h"
 
 namespace tessera {
@@ -190,6 +194,30 @@ TEST(RunAbandonableTest, ReturnsResultOrStops) {
                   [] { return absl::DeadlineExceededError("late"); }),
               StatusIs(absl::StatusCode::kDeadlineExceeded));
   release->Notify();
+}
+
+// Blocking in it fails; clones of it are plain.
+class NonBlockingStore : public c10d::PrefixStore {
+ public:
+  using PrefixStore::PrefixStore;
+  void wait(const std::vector<std::string>& keys,
+            const std::chrono::milliseconds& timeout) override {
+    throw std::runtime_error("blocks in the caller's store");
+  }
+  std::vector<uint8_t> get(const std::string& key) override {
+    throw std::runtime_error("blocks in the caller's store");
+  }
+};
+
+// Init asks the store meanwhile why the start has failed. Rank 1 is played.
+TEST(ShmCommunicatorTest, RanksMeetInAClientOfTheirOwn) {
+  auto store = c10::make_intrusive<NonBlockingStore>(
+      "job", c10::make_intrusive<c10d::HashStore>());
+  store->set("shm/name/1", "");
+  store->set("shm/verdict/1", "no memory");
+  EXPECT_THAT(MakeShmCommunicator(store, {}).status(),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       HasSubstr("[rank 1] no memory")));
 }
 
 TEST(InitTest, AWorldOfOneAndAgain) {
