@@ -42,7 +42,9 @@ class ShmGroup : public HostCommunicator {
             options, std::move(board),
             [memory] { memory->team.Abort(absl::CancelledError("aborted")); },
             thread),
-        memory_(std::move(memory)) {}
+        memory_(std::move(memory)) {
+    memory_->team.SetOnSleep([this](int peer) { monitor().SetAwaited(peer); });
+  }
 
   absl::string_view backend() const override { return "shm"; }
   ShmMemory& memory() { return *memory_; }

@@ -26,6 +26,7 @@ constexpr absl::Duration kEndedGrace = absl::Milliseconds(300);
 constexpr absl::Duration kNewsTime = absl::Milliseconds(200);
 // A beat comes every second; a rank whose stands still for longer is silent.
 constexpr absl::Duration kSilence = absl::Seconds(3);
+constexpr char kStopped[] = ": it is stopped, or cannot be reached";
 
 // The longest between two looks: many ranks ask the one store.
 absl::Duration LongestInterval(int world_size) {
@@ -278,6 +279,12 @@ void WaitMonitor::Learn(const Board& board) {
   }
 }
 
+std::string WaitMonitor::Silence(int rank) const {
+  const absl::Duration silent = MonotonicNow() - known_[rank].since;
+  if (silent < kSilence) return "";
+  return absl::StrCat("last heard of ", Rounded(silent), " ago");
+}
+
 std::string WaitMonitor::WhyAbsent(int rank, const WaitingIn& wait) const {
   const Known& known = known_[rank];
   std::string words = absl::StrCat("rank ", rank, " has not come");
@@ -289,11 +296,11 @@ std::string WaitMonitor::WhyAbsent(int rank, const WaitingIn& wait) const {
   }
   if (known.last->sequence >= wait.sequence) return "";
   const std::string name = known.last->Name();
-  const absl::Duration silent = MonotonicNow() - known.since;
-  if (silent >= kSilence) {
-    return absl::StrCat(words, " (last heard of ", Rounded(silent), " ago, ",
+  const std::string silence = Silence(rank);
+  if (!silence.empty()) {
+    return absl::StrCat(words, " (", silence, ", ",
                         known.last->finished ? "out of " : "in ", name,
-                        ": it is stopped, or cannot be reached)");
+                        kStopped, ")");
   }
   return absl::StrCat(words, known.last->finished
                                  ? absl::StrCat(" (it finished ", name,
@@ -323,15 +330,24 @@ std::vector<std::string> WaitMonitor::WhereAllAre(
   for (int r = 0; r < board_->world_size(); ++r) {
     if (r == board_->rank()) continue;
     const std::string absent = WhyAbsent(r, wait);
+    const std::string silence = Silence(r);
     if (!absent.empty()) {
       words.push_back(absent);
-    } else if (known_[r].last->signature == wait.signature) {
-      here->push_back(r);
-    } else {
+    } else if (known_[r].last->signature != wait.signature) {
       words.push_back(absl::StrCat(
           "rank ", r, known_[r].last->finished ? " has finished " : " is in ",
           known_[r].last->Name()));
+    } else if (!silence.empty()) {
+      words.push_back(
+          absl::StrCat("rank ", r, " has come, but was ", silence, kStopped));
+    } else {
+      here->push_back(r);
     }
+  }
+  const int awaited = awaited_;
+  if (words.empty() && awaited >= 0) {
+    words.push_back(
+        absl::StrCat("rank ", board_->rank(), " waits for rank ", awaited));
   }
   return words;
 }

@@ -64,7 +64,7 @@ class WaitMonitor {
 
   void Begin(WaitingIn wait);
   // For transports that know: it is this rank whose message is waited for now.
-  // Said where the store cannot tell who has not come.
+  // Said where the store cannot tell who has not come, or all have.
   void SetAwaited(int rank) { awaited_ = rank; }
   // Ends the wait. OK if `outcome` is. Otherwise the reason, best known first:
   // the verdict, what a peer announced, that a rank has ended, `outcome`
@@ -100,6 +100,8 @@ class WaitMonitor {
                                        std::vector<int>* here) const;
   // Why another rank has not come, "" if it has.
   std::string WhyAbsent(int rank, const WaitingIn& wait) const;
+  // "last heard of 5s ago", "" if its beat goes on.
+  std::string Silence(int rank) const;
   void Learn(const Board& board);
   // For a rank that the others have given up waiting for.
   void DumpIfGivenUp(const Board& board);

@@ -95,6 +95,7 @@ class MonitorTest : public BoardTest {
     WaitMonitor monitor(a_.get(), {timeout, grace}, [&] { aborted.Notify(); });
     monitor.Begin(
         {7, 1234, "all-gather of unit x", "all-gather, 64 bytes of float32"});
+    monitor.SetAwaited(1);
     aborted.WaitForNotification();
     return monitor.End(absl::CancelledError("aborted"));
   }
@@ -171,6 +172,25 @@ TEST_F(MonitorTest, ARankThatWasNeverHeardOfAfterItsStartIsSilent) {
                ContainsRegex("rank 1 has not come \\(last heard of "
                              "3.[0-9]*s ago, out of start-up #0 \\(before its "
                              "first collective\\): it is stopped")));
+}
+
+TEST_F(MonitorTest, ARankThatCameMayBeSilentSince) {
+  b_->SetWaiting({7, 1234, "all-gather of unit x"});
+  EXPECT_THAT(
+      WaitUntilAborted(absl::Seconds(4), absl::Seconds(60)),
+      StatusIs(absl::StatusCode::kDeadlineExceeded,
+               ContainsRegex("rank 1 has come, but was last heard of 3.[0-9]*s "
+                             "ago: it is stopped, or cannot be reached; rank "
+                             "0 has waited in it for 4")));
+}
+
+TEST_F(MonitorTest, WhereAllHaveComeTheAwaitedRankIsNamed) {
+  b_->SetWaiting({7, 1234, "all-gather of unit x"});
+  EXPECT_THAT(
+      WaitUntilAborted(absl::Milliseconds(200), absl::Seconds(60)),
+      StatusIs(absl::StatusCode::kDeadlineExceeded,
+               ContainsRegex("has not ended within 200ms: rank 0 waits for "
+                             "rank 1; ranks 0, 1 have waited in it for ")));
 }
 
 TEST_F(MonitorTest, ARankPublishesWhatItIsInAndWasIn) {

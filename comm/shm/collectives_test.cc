@@ -3,6 +3,7 @@
 #include "comm/shm/collectives.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -14,6 +15,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/check.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
@@ -364,6 +367,22 @@ TEST(CollectivesMismatch, OfExchangedLengths) {
                                  HasSubstr("rank 1 sends 10 bytes to rank 0, "
                                            "which expects 9")));
   }
+}
+
+// Rank 2 comes when rank 0 has said that it sleeps for it.
+TEST(TeamTest, SaysForWhomItSleeps) {
+  Host host(3);
+  std::atomic<int> awaited{-1};
+  host.team(0).SetOnSleep([&](int peer) { awaited = peer; });
+  const absl::Time deadline = absl::Now() + absl::Seconds(20);
+  const auto results = host.Run([&](int r, Collectives& c) {
+    while (r == 2 && awaited != 2 && absl::Now() < deadline) {
+      std::this_thread::yield();
+    }
+    return c.Barrier("last");
+  });
+  EXPECT_EQ(awaited, 2);
+  for (const absl::Status& status : results) TESSERA_EXPECT_OK(status);
 }
 
 // ---- ranks that go

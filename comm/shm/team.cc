@@ -55,6 +55,10 @@ Team::Team(int rank, std::vector<Member> members)
       spins_(size() <= CoresOfThisProcess() ? kSpins : kSpinsOnBusyCores),
       waits_(members_.size()) {}
 
+void Team::SetOnSleep(std::function<void(int peer)> on_sleep) {
+  on_sleep_ = std::move(on_sleep);
+}
+
 std::vector<absl::Duration> Team::TakeWaits() {
   std::vector<absl::Duration> waits(members_.size());
   waits.swap(waits_);
@@ -75,6 +79,7 @@ absl::Status Team::WaitFor(int peer, Control::Counter Control::*counter,
     if (word.load(std::memory_order_acquire) >= value) return absl::OkStatus();
     __builtin_ia32_pause();
   }
+  on_sleep_(peer);
   Door& door = mine().door;
   absl::Status status;
   const absl::Time begin = absl::Now();

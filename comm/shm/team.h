@@ -16,6 +16,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -128,6 +129,10 @@ class Team {
     end_taken_ = taken;
   }
 
+  // Called by WaitFor with the rank that it is about to sleep for. Set before
+  // the first collective.
+  void SetOnSleep(std::function<void(int peer)> on_sleep);
+
   // How long this rank has slept for each other rank since the last call.
   // LOCAL.
   std::vector<absl::Duration> TakeWaits();
@@ -148,6 +153,7 @@ class Team {
   const int rank_;
   const std::vector<Member> members_;
   const int spins_;
+  std::function<void(int)> on_sleep_ = [](int) {};
   uint64_t end_posted_ = 0, end_taken_ = 0;
   std::vector<absl::Duration> waits_;  // by rank
 
