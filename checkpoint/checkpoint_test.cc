@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <torch/torch.h>
 
-#include <cstring>
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -29,7 +29,7 @@ using ::testing::HasSubstr;
 at::Tensor BytesOf(const std::string& text) {
   at::Tensor bytes =
       torch::empty({static_cast<int64_t>(text.size())}, torch::kByte);
-  std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
+  std::copy(text.begin(), text.end(), bytes.mutable_data_ptr<uint8_t>());
   return bytes;
 }
 
