@@ -218,6 +218,8 @@ TEST(ShmCommunicatorTest, RanksMeetInAClientOfTheirOwn) {
   EXPECT_THAT(MakeShmCommunicator(store, {}).status(),
               StatusIs(absl::StatusCode::kUnavailable,
                        HasSubstr("[rank 1] no memory")));
+  // There before the ranks meet: who reads it blocks in the caller's store.
+  EXPECT_TRUE(store->check({"said/0", "waiting/0"}));
 }
 
 TEST(InitTest, AWorldOfOneAndAgain) {

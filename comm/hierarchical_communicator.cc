@@ -65,6 +65,8 @@ class HierarchicalCommunicator : public HostCommunicator {
         group_{&placement_, options.rank, &memory_->collectives.exchange(),
                &messages_, &buffers_} {
     group_.exchange->SetNames(LocalRanks());
+    memory_->team.SetOnSleep(
+        [this](int peer) { monitor().SetAwaited(LocalRanks()[peer]); });
     for (int h = 0; h < placement_.num_hosts(); ++h) {
       leaders_.push_back(placement_.ranks_of(h).front());
     }

@@ -12,14 +12,15 @@ namespace tessera {
 absl::StatusOr<std::shared_ptr<ShmGroup>> ShmGroup::Make(
     c10::intrusive_ptr<c10d::Store> store, const GroupOptions& options,
     CommThread* thread) {
-  TESSERA_ASSIGN_OR_RETURN(
-      std::shared_ptr<ShmMemory> memory,
-      MeetInMemory(c10::make_intrusive<c10d::PrefixStore>("shm", store),
-                   options.rank, options.world_size, options.connect_timeout));
+  // First: when all have met, what each has put there can be read.
   TESSERA_ASSIGN_OR_RETURN(
       std::unique_ptr<Announcements> board,
       Announcements::Create(store, options.rank, options.world_size,
                             /*same_host=*/true));
+  TESSERA_ASSIGN_OR_RETURN(
+      std::shared_ptr<ShmMemory> memory,
+      MeetInMemory(c10::make_intrusive<c10d::PrefixStore>("shm", store),
+                   options.rank, options.world_size, options.connect_timeout));
   return std::make_shared<ShmGroup>(options, std::move(board),
                                     std::move(memory), thread);
 }
