@@ -117,7 +117,8 @@ at::Tensor SumInOrder(const std::vector<int>& ranks, int64_t begin,
 }
 
 bool SameBits(const at::Tensor& a, const at::Tensor& b) {
-  return a.nbytes() == b.nbytes() &&
+  if (a.nbytes() != b.nbytes()) return false;
+  return a.nbytes() == 0 ||
          std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
 }
 
