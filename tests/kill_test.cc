@@ -402,6 +402,7 @@ TEST_P(StopTest, TheOthersNameItTheCollectiveAndTheUnit) {
   spec.timeout = kTimeout;
   spec.folder = folder.path();
   Ranks ranks(3, victim, spec, rank0_hosts);
+  ASSERT_TRUE(ranks.WaitForPhase(victim, 'F', 1));
   // It tells the others about once a second what it does.
   const absl::Time begin = absl::Now();
   do {
