@@ -226,6 +226,9 @@ std::string DumpPath(int rank) {
 }
 
 TEST_F(MonitorTest, TimeoutLeavesTheLastCollectivesAndAllStacks) {
+#if __has_feature(thread_sanitizer)
+  GTEST_SKIP() << "a thread that waits gets signals after its wait";
+#endif
   FlightRecorder ring;
   CollectiveRecord record;
   record.what = "gradient of unit q";

@@ -55,7 +55,9 @@ def tessera_cc_test(
     """cc_test with our warnings; add //third_party/gtest:gtest_main to deps.
 
     Tests of several processes carry tags = ["cpu:2"], tests that need a GPU
-    tags = ["gpu"], slow ones tags = ["slow"] (see .bazelrc for both).
+    tags = ["gpu"], slow ones tags = ["slow"] (see .bazelrc for both). Tests that
+    AddressSanitizer does not fit carry "noasan" and why; those that
+    ThreadSanitizer does, "tsan".
     """
     kwargs["name"] = name
     kwargs["size"] = size

@@ -1,11 +1,12 @@
-"""Prints how many test cases passed and failed in a run of bazel test.
+"""Prints how many test cases passed and failed in runs of bazel test.
 
-usage: test_summary.py EVENTS CODE
+usage: test_summary.py EVENTS CODE [EVENTS CODE ...]
 
 EVENTS is what --build_event_json_file wrote, CODE is bazel's exit code. Every
 <testcase> of the test.xml files counts once, those of cached results too. A
 target that failed without a failed case (it crashed, timed out, or could not be
-built) counts as one failure. Exits with 1 if anything failed or nothing ran.
+built) counts as one failure. Exits with 1 if anything failed, or if a run found
+nothing to run.
 """
 
 import json
@@ -85,13 +86,18 @@ def count(events):
     return total
 
 
-def main(path, code):
-    passed, failed, skipped = count(read_events(path))
+def count_run(path, code):
+    """Returns [passed, failed, skipped] with what its exit code says."""
+    counts = count(read_events(path))
     # 1: something that is no test did not build; 4: there was no test at all.
-    if code != 0 and not failed:
-        failed = 1
-    if passed + failed + skipped == 0:
-        failed = 1
+    if not counts[1] and (code != 0 or sum(counts) == 0):
+        counts[1] = 1
+    return counts
+
+
+def main(runs):
+    """Takes [(path, code)]."""
+    passed, failed, skipped = map(sum, zip(*(count_run(*run) for run in runs)))
     line = "%d passed, %d failed" % (passed, failed)
     if skipped:
         line += ", %d skipped" % skipped
@@ -100,4 +106,5 @@ def main(path, code):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2])))
+    sys.exit(main([(path, int(code)) for path, code in
+                   zip(sys.argv[1::2], sys.argv[2::2])]))

@@ -47,7 +47,8 @@ class Run:
         self.events.append({"id": {"testSummary": {"label": label}},
                             "testSummary": {"overallStatus": status}})
 
-    def end(self, code):
+    def end(self, *codes):
+        """As if bazel had run as often as there are codes, each time so."""
         path = os.path.join(self.folder, "events.json")
         with open(path, "w", encoding="utf-8") as file:
             for event in self.events:
@@ -55,7 +56,7 @@ class Run:
             file.write('{"id": {"cut o')  # as if bazel had been killed
         output = io.StringIO()
         with contextlib.redirect_stdout(output):
-            code = test_summary.main(path, code)
+            code = test_summary.main([(path, code) for code in codes])
         return code, output.getvalue()
 
 
@@ -65,8 +66,8 @@ class SummaryTest(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.bazel = Run(folder.name)
 
-    def expect(self, code, line, bazel_code):
-        self.assertEqual((code, line + "\n"), self.bazel.end(bazel_code))
+    def expect(self, code, line, *bazel_codes):
+        self.assertEqual((code, line + "\n"), self.bazel.end(*bazel_codes))
 
     def test_all_good(self):
         self.bazel.result("//a", "PASSED", GOOD)
@@ -114,6 +115,16 @@ class SummaryTest(unittest.TestCase):
         self.bazel.result("//a", "PASSED", PLAIN, attempt=2)
         self.bazel.summary("//a", "FLAKY")
         self.expect(0, "1 passed, 0 failed", 0)
+
+    def test_runs_are_added(self):
+        self.bazel.result("//a", "PASSED", GOOD)
+        self.bazel.summary("//a", "PASSED")
+        self.expect(0, "2 passed, 0 failed, 2 skipped", 0, 0)
+
+    def test_a_run_that_failed_among_others(self):
+        self.bazel.result("//a", "PASSED", GOOD)
+        self.bazel.summary("//a", "PASSED")
+        self.expect(1, "2 passed, 1 failed, 2 skipped", 0, 1)
 
 
 if __name__ == "__main__":
