@@ -196,6 +196,18 @@ TEST(RunAbandonableTest, ReturnsResultOrStops) {
   release->Notify();
 }
 
+TEST(StartFailureTest, IsAddedToWhatATransportSays) {
+  auto hash = c10::make_intrusive<c10d::HashStore>();
+  c10d::Store& store = *hash;
+  const absl::Status internal = absl::InternalError("cannot connect");
+  EXPECT_EQ(WithStartFailure(internal, store), internal);
+  store.set("failure", "14 rank 1 was killed");
+  EXPECT_EQ(WithStartFailure(internal, store),
+            absl::UnavailableError("rank 1 was killed; here: cannot connect"));
+  const absl::Status ours = absl::InvalidArgumentError("ours");
+  EXPECT_EQ(WithStartFailure(ours, store), ours);
+}
+
 // Blocking in it fails; clones of it are plain.
 class NonBlockingStore : public c10d::PrefixStore {
  public:

@@ -189,7 +189,8 @@ absl::StatusOr<std::shared_ptr<Communicator>> Connect(Group group,
         group.job.world_size, " ranks within the start-up timeout of ",
         absl::FormatDuration(group.options.startup_timeout)));
   };
-  TESSERA_RETURN_IF_ERROR(RunAbandonable(work, stop));
+  const absl::Status status = RunAbandonable(work, stop);
+  if (!status.ok()) return WithStartFailure(status, *store);
   return *made;
 }
 
@@ -223,6 +224,7 @@ absl::StatusOr<World*> WorldBuilder::Build(const Job& job,
     if (!place.host.empty()) own.address = AddressToward(place.host);
     return own.Encode();
   };
+  MuteTorch(true);  // for good if this fails
   TESSERA_ASSIGN_OR_RETURN(
       Meeting meeting, Meet(place, job.rank, job.world_size, card, deadline));
   Group group{job, options, {}, {}};
@@ -235,6 +237,7 @@ absl::StatusOr<World*> WorldBuilder::Build(const Job& job,
   world->local_world_size_ = neighbours.local_world_size;
   TESSERA_ASSIGN_OR_RETURN(world->comm_,
                            Connect(std::move(group), meeting.store, deadline));
+  MuteTorch(false);
   SetLogRank(job.rank, job.world_size);
   return world.release();
 }

@@ -44,6 +44,8 @@ constexpr absl::Duration kPoll = absl::Milliseconds(5);
 constexpr absl::Duration kMaxPoll = absl::Milliseconds(100);
 // Long enough for a rank that polls.
 constexpr absl::Duration kFarewell = absl::Milliseconds(300);
+// A launcher sees the end of its process at once.
+constexpr absl::Duration kNewsTime = absl::Milliseconds(300);
 
 std::string CameKey(int rank) { return absl::StrCat("came/", rank); }
 std::string CardKey(int rank) { return absl::StrCat("card/", rank); }
@@ -88,14 +90,6 @@ StorePtr OpenTcp(const RendezvousPlace& place, bool host, absl::Time deadline) {
   return c10::make_intrusive<c10d::TCPStore>(place.host, options);
 }
 
-// Libtorch logs every try of a connection, with a backtrace, and that would
-// bury the one line that says what is wrong. While ranks meet only fatal words
-// are let through, unless the user has set a level.
-void MuteTorch(bool mute) {
-  static const bool told = EnvString("TORCH_CPP_LOG_LEVEL").has_value();
-  if (!told) FLAGS_caffe2_log_level = mute ? kLogFatal : kLogError;
-}
-
 class Meeter {
  public:
   Meeter(const RendezvousPlace& place, int rank, int world_size,
@@ -131,7 +125,6 @@ class Meeter {
 
 absl::StatusOr<Meeting> Meeter::Run() {
   Meeting meeting;
-  MuteTorch(true);  // for good if this fails
   TESSERA_RETURN_IF_ERROR(Open());
   absl::Status status = CatchTorch(kStoreError, [&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(Register());
@@ -141,7 +134,6 @@ absl::StatusOr<Meeting> Meeter::Run() {
   });
   if (status.ok()) {
     meeting.store = store_;
-    MuteTorch(false);
     return meeting;
   }
   if (Hosting()) {
@@ -308,6 +300,30 @@ absl::Status StartFailure(c10d::Store& store) {
     return absl::Status(static_cast<absl::StatusCode>(code),
                         text.substr(space + 1));
   });
+}
+
+absl::Status WithStartFailure(const absl::Status& status, c10d::Store& store) {
+  // Others are told in words of our own, and alike on all ranks.
+  if (!absl::IsInternal(status)) return status;
+  const absl::Time until = absl::Now() + kNewsTime;
+  do {
+    const absl::Status cause = StartFailure(store);
+    if (!cause.ok()) {
+      return absl::Status(
+          cause.code(),
+          absl::StrCat(cause.message(), "; here: ", status.message()));
+    }
+    absl::SleepFor(kPoll);
+  } while (absl::Now() < until);
+  return status;
+}
+
+// Libtorch logs every try of a connection, with a backtrace, and that would
+// bury the one line that says what is wrong. While ranks meet only fatal words
+// are let through, unless the user has set a level.
+void MuteTorch(bool mute) {
+  static const bool told = EnvString("TORCH_CPP_LOG_LEVEL").has_value();
+  if (!told) FLAGS_caffe2_log_level = mute ? kLogFatal : kLogError;
 }
 
 absl::Status RunAbandonable(std::function<absl::Status()> work,

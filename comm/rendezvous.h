@@ -62,6 +62,14 @@ absl::StatusOr<Meeting> Meet(const RendezvousPlace& place, int rank,
 // hosts the store has put it there. LOCAL.
 absl::Status StartFailure(c10d::Store& store);
 
+// What to say of a start that ended here with `status`, an error. A transport
+// that cannot connect does not know that a rank has ended; the launcher soon
+// does, and is waited for, a fraction of a second. LOCAL.
+absl::Status WithStartFailure(const absl::Status& status, c10d::Store& store);
+
+// While ranks connect, only libtorch's fatal words are let through.
+void MuteTorch(bool mute);
+
 // Runs `work`, which may block for ever, on a thread of its own, until it
 // returns or `stop` (called every few milliseconds) gives an error; then the
 // thread is left to itself and that error returned. So `work` must own, or

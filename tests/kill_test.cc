@@ -206,10 +206,14 @@ struct Rank {
   absl::Time ended = absl::InfinitePast();
   int code = 0;
 
-  // Without that of the log, whose lines begin with the severity and the time.
+  // The last that is our own: threads of libtorch may go on writing after it,
+  // in lines that begin with a bracket.
   std::string LastLine() const {
-    const std::vector<std::string> lines =
+    std::vector<std::string> lines =
         absl::StrSplit(absl::StripSuffix(words, "\n"), '\n');
+    while (lines.size() > 1 && absl::StartsWith(lines.back(), "[")) {
+      lines.pop_back();
+    }
     return lines.back();
   }
 };
