@@ -92,6 +92,7 @@ void Lifeline::Listen(c10d::Store& store, bool same_host) {
   // Empty: the others go without, too.
   const absl::Status told =
       CatchTorch("store", [&] { store.set(kKey, where); });
+  absl::MutexLock lock(&mutex_);
   if (told.ok() && listen_fd_ >= 0) StartThread();
 }
 
@@ -142,6 +143,7 @@ bool Lifeline::Handshake(int fd, const std::string& token) {
 void Lifeline::StartThread() {
   stop_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (stop_fd_ < 0) return;
+  connected_ = true;
   thread_ = std::thread([this] { Run(); });
 }
 
@@ -206,7 +208,6 @@ void Lifeline::Run() {
     fds = {{stop_fd_, POLLIN, 0}, {listen_fd_, POLLIN, 0}};
     {
       absl::MutexLock lock(&mutex_);
-      connected_ = true;
       for (const Peer& peer : peers_) fds.push_back({peer.fd, POLLIN, 0});
     }
     if (poll(fds.data(), fds.size(), -1) < 0) continue;

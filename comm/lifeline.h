@@ -73,7 +73,7 @@ class Lifeline {
   void Listen(c10d::Store& store, bool same_host);
   void Connect(c10d::Store& store);
   bool Handshake(int fd, const std::string& token);
-  void StartThread();
+  void StartThread() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   void Run();
   void Accept() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
