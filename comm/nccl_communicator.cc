@@ -259,28 +259,45 @@ std::vector<std::string> VisibleGpus() {
   return gpus;
 }
 
-absl::StatusOr<std::shared_ptr<Communicator>> MakeNcclCommunicator(
-    c10::intrusive_ptr<c10d::Store> store,
+namespace {
+
+absl::StatusOr<c10::intrusive_ptr<c10d::ProcessGroupNCCL>> MakeGroup(
+    const c10::intrusive_ptr<c10d::Store>& store,
     const NcclCommunicatorOptions& options) {
   // c10d's own watchdog ends the process when a collective fails; our monitor
   // returns a Status instead.
   setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/0);
   setenv("TORCH_NCCL_ENABLE_MONITORING", "0", /*overwrite=*/0);
+  return CatchTorch("nccl", [&] {
+    c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(options.device));
+    auto group_options = c10d::ProcessGroupNCCL::Options::create();
+    group_options->timeout = kNever;
+    return c10::make_intrusive<c10d::ProcessGroupNCCL>(
+        store->clone(), options.rank, options.world_size, group_options);
+  });
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<Communicator>> MakeNcclCommunicator(
+    c10::intrusive_ptr<c10d::Store> store,
+    const NcclCommunicatorOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(
       std::unique_ptr<Announcements> board,
       Announcements::Create(store, options.rank, options.world_size));
-  TESSERA_ASSIGN_OR_RETURN(
-      c10::intrusive_ptr<c10d::ProcessGroupNCCL> group, CatchTorch("nccl", [&] {
-        c10::cuda::CUDAGuard guard(
-            static_cast<c10::DeviceIndex>(options.device));
-        auto group_options = c10d::ProcessGroupNCCL::Options::create();
-        group_options->timeout = kNever;
-        return c10::make_intrusive<c10d::ProcessGroupNCCL>(
-            store->clone(), options.rank, options.world_size, group_options);
-      }));
+  TESSERA_ASSIGN_OR_RETURN(c10::intrusive_ptr<c10d::ProcessGroupNCCL> group,
+                           MakeGroup(store, options));
   return std::shared_ptr<Communicator>(std::make_shared<NcclCommunicator>(
       options, std::move(board), std::move(group),
       std::make_shared<std::atomic<bool>>(false)));
+}
+
+absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> MakeNcclBackend(
+    c10::intrusive_ptr<c10d::Store> store,
+    const NcclCommunicatorOptions& options) {
+  TESSERA_ASSIGN_OR_RETURN(c10::intrusive_ptr<c10d::ProcessGroupNCCL> group,
+                           MakeGroup(store, options));
+  return c10::intrusive_ptr<c10d::Backend>(std::move(group));
 }
 
 }  // namespace tessera

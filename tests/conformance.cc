@@ -104,7 +104,7 @@ at::Tensor Reduced(const Case& one, const Tensors& in) {
 // ---- tensors of the layout that is asked for
 
 at::Tensor Empty(const Case& one, int64_t numel) {
-  const auto options = at::TensorOptions().dtype(one.dtype);
+  const auto options = at::TensorOptions().dtype(one.dtype).device(one.device);
   return one.contiguous ? torch::zeros({numel}, options)
                         : torch::zeros({numel, 2}, options).select(1, 1);
 }
@@ -117,7 +117,7 @@ at::Tensor Place(const Case& one, const at::Tensor& values) {
 
 std::string Compare(const at::Tensor& got, const at::Tensor& want,
                     const std::string& where) {
-  const at::Tensor a = got.contiguous(), b = want.contiguous();
+  const at::Tensor a = got.cpu().contiguous(), b = want.contiguous();
   if (a.numel() != b.numel() || a.scalar_type() != b.scalar_type()) {
     return absl::StrCat(where, ": another shape or dtype");
   }
@@ -486,7 +486,8 @@ std::vector<ConformanceCase> ConformanceCells(ConformanceValues values,
     for (ReduceOp::RedOpType reduce : kReduces) {
       for (const Op& op : kOps) {
         for (bool contiguous : {true, false}) {
-          const Case cell = {op.name, dtype, reduce, contiguous, 0, values};
+          const Case cell = {op.name, dtype,  reduce,       contiguous,
+                             0,       values, limits.device};
           if (Exists(op, cell) && (contiguous || limits.strided)) {
             cells.push_back(cell);
           }

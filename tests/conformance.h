@@ -26,8 +26,9 @@ enum class ConformanceValues {
 
 // What a backend is not asked at all, for it would hang or end the process.
 struct ConformanceLimits {
-  bool strided = true;         // tensors that are not contiguous
-  bool empty_from_any = true;  // empty messages from any rank
+  c10::Device device = at::kCPU;  // where its tensors are
+  bool strided = true;            // tensors that are not contiguous
+  bool empty_from_any = true;     // empty messages from any rank
 };
 
 struct ConformanceCase {
@@ -37,6 +38,7 @@ struct ConformanceCase {
   bool contiguous = true;
   int64_t numel = 0;
   ConformanceValues values = ConformanceValues::kExact;
+  c10::Device device = at::kCPU;
   // "all_reduce float32 sum strided"
   std::string Cell() const;
 };

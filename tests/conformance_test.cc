@@ -13,6 +13,7 @@
 #include "base/status.h"
 #include "base/status_matchers.h"
 #include "base/torch_guard.h"
+#include "comm/nccl_communicator.h"
 #include "comm/shm_backend.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -26,8 +27,8 @@ namespace {
 
 // It writes into strided tensors as if they were dense, or refuses them on some
 // ranks only; and who sends nothing to a receive from any rank waits for ever.
-constexpr ConformanceLimits kGlooLimits = {.strided = false,
-                                           .empty_from_any = false};
+const ConformanceLimits kGlooLimits = {.strided = false,
+                                       .empty_from_any = false};
 
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
@@ -49,14 +50,16 @@ absl::StatusOr<BackendPtr> BackendOf(const std::string& name,
   BackendPtr& backend = (*made)[name];
   if (backend != nullptr) return backend;
   auto store = c10::make_intrusive<c10d::FileStore>(path, world.world_size());
+  NcclCommunicatorOptions options;
+  options.rank = options.device = world.rank();
+  options.world_size = world.world_size();
+  options.collective_timeout = absl::Seconds(60);
   if (name == "gloo") {
     TESSERA_ASSIGN_OR_RETURN(backend, MakeGloo(store, world));
-  } else {
-    GroupOptions options;
-    options.rank = world.rank();
-    options.world_size = world.world_size();
-    options.collective_timeout = absl::Seconds(60);
+  } else if (name == "shm") {
     TESSERA_ASSIGN_OR_RETURN(backend, MakeShmBackend(store, options));
+  } else {
+    TESSERA_ASSIGN_OR_RETURN(backend, MakeNcclBackend(store, options));
   }
   return backend;
 }
@@ -72,8 +75,13 @@ TESSERA_RANK_FUNCTION(Conformance) {
   const std::vector<std::string> words = absl::StrSplit(args, ' ');
   TESSERA_ASSIGN_OR_RETURN(BackendPtr backend,
                            BackendOf(words[0], words[1], world));
-  const ConformanceLimits limits =
-      words[0] == "gloo" ? kGlooLimits : ConformanceLimits();
+  ConformanceLimits limits;
+  if (words[0] == "gloo") limits = kGlooLimits;
+  if (words[0] == "nccl") {
+    limits.strided = limits.empty_from_any = false;
+    limits.device =
+        c10::Device(at::kCUDA, static_cast<c10::DeviceIndex>(world.rank()));
+  }
   ConformanceReport report =
       RunConformance(*backend, ConformanceValues::kExact, limits);
   if (words[0] == "shm") {
@@ -184,6 +192,17 @@ TEST_P(ConformanceTest, Gloo) {
           << report.failures;
     }
     EXPECT_GT(report.passed, 800);
+  }
+}
+
+// What NCCL refuses is its own business; what it does must be right.
+TEST_P(ConformanceTest, Nccl) {
+  if (static_cast<int>(VisibleGpus().size()) < size()) {
+    GTEST_SKIP() << "needs " << size() << " GPUs";
+  }
+  for (const Report& report : Run("Conformance", "nccl")) {
+    EXPECT_EQ(report.failures, "");
+    EXPECT_GT(report.passed, 0);
   }
 }
 
