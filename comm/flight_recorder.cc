@@ -80,7 +80,10 @@ std::string CollectiveRecord::Describe() const {
     absl::StrAppend(&text, from ? " from rank " : " to rank ", root);
   }
   if (*dtype != '\0') {
-    absl::StrAppend(&text, ", ", bytes, " bytes of ", dtype);
+    absl::StrAppend(
+        &text, ", ",
+        op == CollectiveOp::kAllToAll ? "" : absl::StrCat(bytes, " bytes of "),
+        dtype);
   }
   return text;
 }

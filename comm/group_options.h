@@ -9,7 +9,7 @@ namespace tessera {
 
 struct GroupOptions {
   int rank = 0;
-  int world_size = 2;  // at least 2
+  int world_size = 2;
   absl::Duration connect_timeout = absl::Seconds(60);
   absl::Duration collective_timeout = absl::Minutes(5);
   // How long a peer's announcement must stand before it ends a wait.

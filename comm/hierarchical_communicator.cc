@@ -67,6 +67,8 @@ class HierarchicalCommunicator : public HostCommunicator {
     group_.exchange->SetNames(LocalRanks());
     memory_->team.SetOnSleep(
         [this](int peer) { monitor().SetAwaited(LocalRanks()[peer]); });
+    memory_->team.SetGone(
+        [this](int peer) { return EndOf(LocalRanks()[peer]); });
     for (int h = 0; h < placement_.num_hosts(); ++h) {
       leaders_.push_back(placement_.ranks_of(h).front());
     }

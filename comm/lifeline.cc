@@ -21,6 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
 #include "base/log.h"
 #include "base/torch_guard.h"
 #include "comm/flight_recorder.h"
@@ -233,7 +234,13 @@ void Lifeline::Run() {
 void Lifeline::Accept() {
   const int fd =
       accept4(listen_fd_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
-  if (fd < 0) return;
+  if (fd < 0) {
+    // Out of descriptors: not at once again.
+    if (errno == EMFILE || errno == ENFILE) {
+      absl::SleepFor(absl::Milliseconds(10));
+    }
+    return;
+  }
   KeepAlive(fd);
   Peer peer;
   peer.fd = fd;

@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "ATen/ops/empty.h"
 #include "ATen/ops/from_blob.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "base/memory.h"
 #include "base/status.h"
 #include "c10/core/GradMode.h"
@@ -17,6 +19,13 @@
 namespace tessera {
 
 using c10d::OpType;
+
+namespace {
+
+// How long a backend that is closed waits for others in what it has begun.
+constexpr absl::Duration kCloseGrace = absl::Seconds(5);
+
+}  // namespace
 
 ShmBackend::ShmBackend(const GroupOptions& options,
                        std::unique_ptr<CommThread> thread,
@@ -35,17 +44,46 @@ ShmBackend::ShmBackend(const GroupOptions& options,
       &memory.team, memory.host->heap_bytes(), std::move(channels));
 }
 
-ShmBackend::~ShmBackend() { shutdown(); }
+ShmBackend::~ShmBackend() {
+  if (!CommThread::IsCurrent() && !shm::Channels::IsCurrent()) {
+    shutdown();
+    return;
+  }
+  // On a thread that is to end, by a callback that held the last reference.
+  std::thread([thread = std::move(thread_), group = std::move(group_),
+               channels = std::move(channels_)]() mutable {
+    Close(thread.get(), group.get(), channels.get(),
+          absl::CancelledError("the group was closed"));
+    channels = nullptr;
+    group = nullptr;
+  }).detach();
+}
+
+void ShmBackend::Close(CommThread* thread, ShmGroup* group,
+                       shm::Channels* channels, const absl::Status& why) {
+  channels->Abort(why);
+  // What others have come to ends well.
+  absl::Notification ended;
+  thread->Post([&ended] {
+    ended.Notify();
+    return absl::OkStatus();
+  });
+  if (!ended.WaitForNotificationWithTimeout(kCloseGrace)) {
+    group->memory().team.Abort(why);
+    ended.WaitForNotification();
+  }
+  thread->Stop();
+}
 
 void ShmBackend::abort() {
-  const absl::Status why = absl::CancelledError("the group was aborted");
-  channels_->Abort(why);
-  group_->memory().team.Abort(why);
+  closed_ = absl::CancelledError("the group was aborted");
+  channels_->Abort(closed_);
+  group_->memory().team.Abort(closed_);
 }
 
 void ShmBackend::shutdown() {
-  channels_->Abort(absl::CancelledError("the group was shut down"));
-  thread_->Stop();
+  if (closed_.ok()) closed_ = absl::CancelledError("the group was shut down");
+  Close(thread_.get(), group_.get(), channels_.get(), closed_);
 }
 
 c10::intrusive_ptr<ShmWork> ShmBackend::NewWork(OpType type, Tensors outputs) {
@@ -58,6 +96,10 @@ c10::intrusive_ptr<ShmWork> ShmBackend::NewWork(OpType type, Tensors outputs) {
 WorkPtr ShmBackend::Submit(OpType type, CollectiveRecord record,
                            Tensors outputs, Operation operation) {
   auto work = NewWork(type, std::move(outputs));
+  if (!closed_.ok()) {
+    work->End(closed_);
+    return work;
+  }
   group_->Submit(std::move(record), CommTag(""), std::move(operation),
                  [work](const absl::Status& status) { work->End(status); });
   return work;
@@ -83,8 +125,14 @@ WorkPtr ShmBackend::endCoalescing() {
 }
 
 at::Tensor ShmBackend::allocateTensor(long size, at::TensorOptions options) {
-  CheckArgument(size >= 0, "allocateTensor", "expected a size of 0 or more");
-  const int64_t bytes = size * static_cast<int64_t>(options.dtype().itemsize());
+  int64_t bytes = 0;
+  CheckArgument(
+      size >= 0 &&
+          !__builtin_mul_overflow(
+              int64_t{size}, static_cast<int64_t>(options.dtype().itemsize()),
+              &bytes),
+      "allocateTensor",
+      absl::StrCat("expected a size of 0 or more, got ", size));
   // From this size on a buffer lies in memory that all ranks map.
   auto buffer = AllocateCounted(std::max(bytes, kMappedFromBytes),
                                 MemoryKind::kCommunication);
@@ -104,7 +152,7 @@ WorkPtr ShmBackend::send(Tensors& tensors, int to, int tag) {
       to >= 0 && to < getSize(), "send",
       absl::StrCat("expected a rank of 0 to ", getSize() - 1, ", got ", to));
   auto work = NewWork(OpType::SEND, tensors);
-  const at::Tensor flat = tensors[0].contiguous();
+  const at::Tensor flat = Plain(tensors[0]);
   channels_->Send(
       to, tag, flat.const_data_ptr(), static_cast<int64_t>(flat.nbytes()),
       [work, flat](const absl::Status& status, int) { work->End(status); });
@@ -117,7 +165,7 @@ WorkPtr ShmBackend::Receive(const char* op, OpType type, Tensors& tensors,
   auto work = NewWork(type, tensors);
   const at::Tensor home = tensors[0];
   const at::Tensor flat =
-      home.is_contiguous() ? home : at::empty(home.sizes(), home.options());
+      IsPlain(home) ? home : at::empty(home.sizes(), home.options());
   channels_->Receive(from, tag, flat.mutable_data_ptr(),
                      static_cast<int64_t>(flat.nbytes()),
                      [work, home, flat](const absl::Status& status, int peer) {

@@ -14,6 +14,9 @@
 // bits at every size and on every rank. Averages are sums divided at the end;
 // those of integers are truncated toward zero.
 //
+// Inputs and outputs lie apart, but for a rank's own part of an all-gather,
+// gather, scatter or reduce-scatter, which may be in place.
+//
 // Collectives of one backend run one after the other, on a thread of its own,
 // in the order of the calls, which must be the same on all ranks: ranks in
 // different collectives get an error at once. Messages go their own way; send
@@ -26,7 +29,13 @@
 // Errors: a bad argument throws at the call. A Work fails with
 // c10::DistBackendError where a rank has ended, has not come within the timeout
 // (per-call timeouts are not used), or is in another collective; its message
-// names the rank and the collective. After the first failure all work fails.
+// names the rank and the collective. After a collective has failed all later
+// ones fail, and after a message has timed out all later messages. A receive of
+// another size than its message fails alone.
+//
+// monitoredBarrier is a barrier: the group's timeout tells who has not come.
+// The destructor and shutdown end messages at once, and wait 5 s at most for
+// others in collectives that were begun; abort does not wait.
 #ifndef COMM_SHM_BACKEND_H_
 #define COMM_SHM_BACKEND_H_
 

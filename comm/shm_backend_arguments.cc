@@ -78,6 +78,30 @@ Reduction ReductionOf(const char* op, const c10d::ReduceOp& reduce,
   return result;
 }
 
+void CheckApart(const char* op, const Tensors& parts, const at::Tensor& t,
+                int own) {
+  if (!IsPlain(t)) return;
+  const auto begin = reinterpret_cast<uintptr_t>(t.const_data_ptr());
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (!IsPlain(parts[i]) || parts[i].numel() == 0 || t.numel() == 0) continue;
+    const auto part = reinterpret_cast<uintptr_t>(parts[i].const_data_ptr());
+    const bool apart =
+        part + parts[i].nbytes() <= begin || begin + t.nbytes() <= part;
+    const bool is_own = static_cast<int>(i) == own && part == begin;
+    CheckArgument(apart || is_own, op,
+                  "an input and an output overlap, other than as this rank's "
+                  "own part");
+  }
+}
+
+bool IsPlain(const at::Tensor& t) {
+  return t.is_contiguous() && !t.is_conj() && !t.is_neg();
+}
+
+at::Tensor Plain(const at::Tensor& t) {
+  return t.resolve_conj().resolve_neg().contiguous();
+}
+
 Tensors PartsOf(const at::Tensor& t, int count) {
   Tensors parts;
   const at::Tensor flat = t.view({-1});
@@ -121,12 +145,12 @@ at::Tensor Joined(const Tensors& tensors) {
   bool apart = false;
   const char* end = static_cast<const char*>(tensors[0].const_data_ptr());
   for (const at::Tensor& t : tensors) {
-    apart |= !t.is_contiguous() || (t.numel() > 0 && t.const_data_ptr() != end);
+    apart |= !IsPlain(t) || (t.numel() > 0 && t.const_data_ptr() != end);
     end += t.nbytes();
   }
   if (!apart) return tensors[0];
   Tensors flat;
-  for (const at::Tensor& t : tensors) flat.push_back(t.reshape({-1}));
+  for (const at::Tensor& t : tensors) flat.push_back(Plain(t).view({-1}));
   return at::cat(flat);
 }
 

@@ -37,6 +37,15 @@ struct Reduction {
 Reduction ReductionOf(const char* op, const c10d::ReduceOp& reduce,
                       at::ScalarType type);
 
+// `t` and each of `parts` but parts[own] must lie apart, and it must lie apart
+// from that or be the same; -1: all apart. Strided ones are copied anyway.
+void CheckApart(const char* op, const Tensors& parts, const at::Tensor& t,
+                int own);
+
+// Contiguous, neither conjugate nor negative but in its bits.
+at::Tensor Plain(const at::Tensor& t);
+bool IsPlain(const at::Tensor& t);
+
 // `t`, contiguous, in as many equal parts.
 Tensors PartsOf(const at::Tensor& t, int count);
 // The part of each rank along the first dimension; empty `splits`: even ones.
@@ -53,9 +62,9 @@ class Results {
   explicit Results(const Tensors& tensors, bool with_content = false)
       : tensors_(tensors) {
     for (const at::Tensor& t : tensors) {
-      flat_.push_back(t.is_contiguous() ? t
-                      : with_content    ? t.contiguous()
-                                        : at::empty(t.sizes(), t.options()));
+      flat_.push_back(IsPlain(t)     ? t
+                      : with_content ? Plain(t)
+                                     : at::empty(t.sizes(), t.options()));
     }
   }
   void* at(int i) const { return flat_[i].mutable_data_ptr(); }

@@ -12,6 +12,26 @@ namespace tessera {
 using c10d::OpType;
 using shm::Collectives;
 
+namespace {
+
+void CheckAllGatherBase(const at::Tensor& output, const at::Tensor& input,
+                        int size) {
+  CheckTensor("all-gather", output);
+  CheckTensor("all-gather", input);
+  CheckAlike("all-gather", output, input, size);
+  CheckArgument(IsPlain(output), "all-gather", "expected a contiguous output");
+}
+
+void CheckReduceScatterBase(const at::Tensor& output, const at::Tensor& input,
+                            const c10d::ReduceOp& reduce, int size) {
+  CheckTensor("reduce-scatter", output);
+  CheckTensor("reduce-scatter", input);
+  CheckAlike("reduce-scatter", input, output, size);
+  ReductionOf("reduce-scatter", reduce, output.scalar_type());
+}
+
+}  // namespace
+
 WorkPtr ShmBackend::broadcast(Tensors& tensors,
                               const c10d::BroadcastOptions& options) {
   CheckTensors("broadcast", "tensors", tensors, 1);
@@ -48,6 +68,10 @@ WorkPtr ShmBackend::allreduce(Tensors& tensors,
 
 WorkPtr ShmBackend::allreduce_coalesced(
     Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
+  for (const at::Tensor& t : tensors) {
+    CheckTensor("all-reduce", t);
+    ReductionOf("all-reduce", options.reduceOp, t.scalar_type());
+  }
   return Together(tensors.size(), [&](size_t i) {
     Tensors one{tensors[i]};
     return allreduce(one, options);
@@ -79,11 +103,12 @@ WorkPtr ShmBackend::AllGather(OpType type, Tensors outputs, at::Tensor input) {
   CheckTensor("all-gather", input);
   CheckTensors("all-gather", "outputs", outputs, getSize());
   for (const at::Tensor& t : outputs) CheckAlike("all-gather", t, input);
+  CheckApart("all-gather", outputs, input, getRank());
   CollectiveRecord record = RecordOf(CollectiveOp::kAllGather, input);
   record.bytes *= getSize();
   return Submit(type, record, outputs,
                 [outputs, input](Collectives& all, const std::string& what) {
-                  const at::Tensor in = input.contiguous();
+                  const at::Tensor in = Plain(input);
                   const Results out(outputs);
                   TESSERA_RETURN_IF_ERROR(all.AllGather(
                       what, in.const_data_ptr(), out.places(), Bytes(in)));
@@ -102,11 +127,7 @@ WorkPtr ShmBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
 
 WorkPtr ShmBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                     const c10d::AllgatherOptions&) {
-  CheckTensor("all-gather", output);
-  CheckTensor("all-gather", input);
-  CheckAlike("all-gather", output, input, getSize());
-  CheckArgument(output.is_contiguous(), "all-gather",
-                "expected a contiguous output");
+  CheckAllGatherBase(output, input, getSize());
   return AllGather(OpType::_ALLGATHER_BASE, PartsOf(output, getSize()), input);
 }
 
@@ -131,6 +152,9 @@ WorkPtr ShmBackend::allgather_into_tensor_coalesced(
   CheckArgument(
       outputs.size() == inputs.size(), "all-gather",
       absl::StrCat(outputs.size(), " outputs, ", inputs.size(), " inputs"));
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    CheckAllGatherBase(outputs[i], inputs[i], getSize());
+  }
   return Together(inputs.size(), [&](size_t i) {
     return _allgather_base(outputs[i], inputs[i], options);
   });
@@ -148,6 +172,7 @@ WorkPtr ShmBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
     out = outputs[0];
     CheckTensors("gather", "outputs", out, getSize());
     for (const at::Tensor& t : out) CheckAlike("gather", t, inputs[0]);
+    CheckApart("gather", out, inputs[0], root);
   } else {
     CheckArgument(outputs.empty(), "gather", "outputs belong to the root only");
   }
@@ -157,7 +182,7 @@ WorkPtr ShmBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
       OpType::GATHER, record, out,
       [out, input = inputs[0], root](Collectives& all,
                                      const std::string& what) {
-        const at::Tensor in = input.contiguous();
+        const at::Tensor in = Plain(input);
         const Results results(out);
         TESSERA_RETURN_IF_ERROR(all.Gather(what, in.const_data_ptr(),
                                            results.places(), Bytes(in), root));
@@ -177,6 +202,7 @@ WorkPtr ShmBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
     in = inputs[0];
     CheckTensors("scatter", "inputs", in, getSize());
     for (const at::Tensor& t : in) CheckAlike("scatter", t, outputs[0]);
+    CheckApart("scatter", in, outputs[0], root);
   } else {
     CheckArgument(inputs.empty(), "scatter", "inputs belong to the root only");
   }
@@ -200,6 +226,11 @@ WorkPtr ShmBackend::ReduceScatter(OpType type, at::Tensor output,
                                   const c10d::ReduceOp& reduce) {
   const Reduction how =
       ReductionOf("reduce-scatter", reduce, output.scalar_type());
+  CheckApart("reduce-scatter",
+             inputs.size() > 1 || !IsPlain(inputs[0])
+                 ? inputs
+                 : PartsOf(inputs[0], getSize()),
+             output, getRank());
   CollectiveRecord record = RecordOf(CollectiveOp::kReduceScatter, output);
   record.bytes *= getSize();
   record.reduce = how.name;
@@ -234,9 +265,7 @@ WorkPtr ShmBackend::reduce_scatter(Tensors& outputs,
 WorkPtr ShmBackend::_reduce_scatter_base(
     at::Tensor& output, at::Tensor& input,
     const c10d::ReduceScatterOptions& options) {
-  CheckTensor("reduce-scatter", output);
-  CheckTensor("reduce-scatter", input);
-  CheckAlike("reduce-scatter", input, output, getSize());
+  CheckReduceScatterBase(output, input, options.reduceOp, getSize());
   return ReduceScatter(OpType::_REDUCE_SCATTER_BASE, output, {input},
                        options.reduceOp);
 }
@@ -247,14 +276,20 @@ WorkPtr ShmBackend::reduce_scatter_tensor_coalesced(
   CheckArgument(
       outputs.size() == inputs.size(), "reduce-scatter",
       absl::StrCat(outputs.size(), " outputs, ", inputs.size(), " inputs"));
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    CheckReduceScatterBase(outputs[i], inputs[i], options.reduceOp, getSize());
+  }
   return Together(inputs.size(), [&](size_t i) {
     return _reduce_scatter_base(outputs[i], inputs[i], options);
   });
 }
 
 WorkPtr ShmBackend::AllToAll(OpType type, Tensors outputs, Tensors inputs) {
-  CollectiveRecord record;
-  record.op = CollectiveOp::kAllToAll;
+  CheckArgument(outputs[0].scalar_type() == inputs[0].scalar_type(),
+                "all-to-all", "outputs and inputs differ in dtype");
+  for (const at::Tensor& t : outputs) CheckApart("all-to-all", inputs, t, -1);
+  CollectiveRecord record = RecordOf(CollectiveOp::kAllToAll, inputs[0]);
+  record.bytes = 0;  // they differ between ranks
   std::vector<int64_t> sends, receives;
   for (const at::Tensor& t : inputs) sends.push_back(Bytes(t));
   for (const at::Tensor& t : outputs) receives.push_back(Bytes(t));
@@ -282,8 +317,6 @@ WorkPtr ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
                                   const c10d::AllToAllOptions&) {
   CheckTensor("all-to-all", output);
   CheckTensor("all-to-all", input);
-  CheckArgument(output.scalar_type() == input.scalar_type(), "all-to-all",
-                "output and input differ in dtype");
   return AllToAll(OpType::ALLTOALL_BASE,
                   SplitsOf("outputs", output, output_splits, getSize()),
                   SplitsOf("inputs", input, input_splits, getSize()));

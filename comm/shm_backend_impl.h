@@ -106,8 +106,12 @@ class ShmBackend : public c10d::Backend {
   WorkPtr Receive(const char* op, c10d::OpType type, Tensors& tensors, int from,
                   int tag);
 
+  static void Close(CommThread* thread, ShmGroup* group,
+                    shm::Channels* channels, const absl::Status& why);
+
   const GroupOptions options_;
-  const std::unique_ptr<CommThread> thread_;
+  absl::Status closed_;  // of the user's thread
+  std::unique_ptr<CommThread> thread_;
   std::shared_ptr<ShmGroup> group_;
   std::unique_ptr<shm::Channels> channels_;
   uint64_t sequence_ = 0;

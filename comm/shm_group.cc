@@ -1,5 +1,6 @@
 #include "comm/shm_group.h"
 
+#include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "comm/announcements.h"
 #include "comm/element_type.h"
@@ -43,7 +44,9 @@ CommFuture ShmGroup::Submit(CollectiveRecord record, CommTag tag,
 absl::Status ShmGroup::RunWatched(const Call& call,
                                   const Operation& operation) {
   return Watched(call, [&] {
-    const absl::Status status = operation(memory_->collectives, call.what);
+    // The details too: ranks whose dtypes differ are in different collectives.
+    const absl::Status status = operation(
+        memory_->collectives, absl::StrCat(call.what, " (", call.details, ")"));
     const std::vector<absl::Duration> waits = memory_->team.TakeWaits();
     for (int peer = 0; peer < world_size(); ++peer) {
       if (waits[peer] > absl::ZeroDuration()) NoteWait(peer, waits[peer]);

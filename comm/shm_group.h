@@ -44,6 +44,7 @@ class ShmGroup : public HostCommunicator {
             thread),
         memory_(std::move(memory)) {
     memory_->team.SetOnSleep([this](int peer) { monitor().SetAwaited(peer); });
+    memory_->team.SetGone([this](int peer) { return EndOf(peer); });
   }
 
   absl::string_view backend() const override { return "shm"; }

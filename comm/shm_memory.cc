@@ -15,14 +15,16 @@ absl::StatusOr<std::shared_ptr<ShmMemory>> MeetInMemory(
                                                shm::kMaxRanks, " ranks, there ",
                                                "are ", world_size));
   }
-  std::unique_ptr<shm::HostMemory> host;
-  TESSERA_RETURN_IF_ERROR(CatchTorch("store", [&]() -> absl::Status {
-    // Its own client: it blocks in the store, where others must get through.
-    TESSERA_ASSIGN_OR_RETURN(
-        host, shm::MeetOnHost(*store->clone(), rank, world_size, timeout));
-    return absl::OkStatus();
-  }));
-  return std::make_shared<ShmMemory>(rank, std::move(host));
+  absl::StatusOr<std::unique_ptr<shm::HostMemory>> host =
+      absl::UnknownError("");
+  // Its own client: it blocks in the store, where others must get through.
+  const absl::Status store_status = CatchTorch("store", [&] {
+    host = shm::MeetOnHost(*store->clone(), rank, world_size, timeout);
+  });
+  // Not Unavailable, which all ranks see alike.
+  if (!store_status.ok()) return absl::AbortedError(store_status.message());
+  TESSERA_RETURN_IF_ERROR(host.status());
+  return std::make_shared<ShmMemory>(rank, *std::move(host));
 }
 
 }  // namespace tessera

@@ -29,7 +29,8 @@ struct ShmMemory {
   shm::Collectives collectives;
 };
 
-// As shm::MeetOnHost; for at most shm::kMaxRanks ranks, Unavailable for more.
+// As shm::MeetOnHost, but Aborted if the store fails; for at most
+// shm::kMaxRanks ranks, Unavailable for more.
 absl::StatusOr<std::shared_ptr<ShmMemory>> MeetInMemory(
     c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
     absl::Duration timeout);

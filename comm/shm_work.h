@@ -2,7 +2,9 @@
 #ifndef COMM_SHM_WORK_H_
 #define COMM_SHM_WORK_H_
 
+#include <atomic>
 #include <cstdint>
+#include <exception>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
@@ -20,6 +22,7 @@ class ShmWork : public c10d::Work {
 
   // Once. `source` is the rank that sent, for receives.
   void End(const absl::Status& status, int source = -1);
+  void EndWith(const std::exception_ptr& error);  // null: well
 
   std::vector<at::Tensor> result() override { return outputs_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {

@@ -289,7 +289,7 @@ std::string WaitMonitor::WhyAbsent(int rank, const WaitingIn& wait) const {
   const Known& known = known_[rank];
   std::string words = absl::StrCat("rank ", rank, " has not come");
   for (const EndedRank& ended : board_->lifeline().Ended()) {
-    if (ended.rank == rank) absl::StrAppend(&words, " (it has ended)");
+    if (ended.rank == rank) return absl::StrCat(words, " (it has ended)");
   }
   if (!known.last.has_value()) {
     return absl::StrCat(words, " (nothing is known of it)");

@@ -30,10 +30,10 @@ WatchedCommunicator::WatchedCommunicator(const GroupOptions& options,
 absl::Status WatchedCommunicator::EndOf(int peer) const {
   for (const EndedRank& ended : board_->lifeline().Ended()) {
     if (ended.rank != peer) continue;
-    return absl::UnavailableError(
-        absl::StrCat("rank ", peer, " has ended (",
-                     ended.left ? "it left the job" : "its process is gone",
-                     "); look at that rank's own last words"));
+    return absl::UnavailableError(absl::StrCat(
+        "rank ", peer, " has ended (",
+        ended.left ? "it has left this group" : "its process is gone",
+        "); look at that rank's own last words"));
   }
   return absl::OkStatus();
 }

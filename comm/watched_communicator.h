@@ -26,7 +26,8 @@ class WatchedCommunicator : public QueuedCommunicator {
   }
   void ClearAnnouncement() final { board_->TakeBack(); }
 
-  // Unavailable if the process of `peer` has ended or has left the job. LOCAL.
+  // Unavailable if the process of `peer` has ended, or has closed its end of
+  // this group. LOCAL.
   absl::Status EndOf(int peer) const;
 
  protected:

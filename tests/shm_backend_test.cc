@@ -3,6 +3,9 @@
 
 #include <unistd.h>
 
+#include <functional>
+#include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -174,6 +177,10 @@ TESSERA_RANK_FUNCTION(BadArguments) {
   expect_throw([&] { backend->allgather(lists, one); });
   expect_throw([&] { backend->send(one, 2, 0); });
   expect_throw([&] { backend->_allgather_base(other[0], one[0]); });
+  at::Tensor whole = at::ones({10});
+  at::Tensor overlapping = whole.narrow(0, 2, 5);
+  expect_throw([&] { backend->_allgather_base(whole, overlapping); });
+  expect_throw([&] { backend->allocateTensor(int64_t{1} << 62, at::kFloat); });
   // And it goes on.
   backend->allreduce(one)->wait();
   return words + absl::StrCat(one[0].sum().item<double>());
@@ -187,7 +194,101 @@ TEST(ShmBackend, BadArguments) {
             "shm all-gather: expected 5 elements of Float, got 4 of Float\n"
             "shm send: expected a rank of 0 to 1, got 2\n"
             "shm all-gather: expected 10 elements of Float, got 4 of Float\n"
+            "shm all-gather: an input and an output overlap, other than as "
+            "this rank's own part\n"
+            "shm allocateTensor: expected a size of 0 or more, got "
+            "4611686018427387904\n"
             "10");
+}
+
+TESSERA_RANK_FUNCTION(OtherDtypes) {
+  TESSERA_ASSIGN_OR_RETURN(BackendPtr backend, Make(world, args));
+  Tensors t{world.rank() == 0 ? at::ones({5}, at::kInt) : at::ones({5})};
+  return WordsOf(backend->broadcast(t));
+}
+
+TEST(ShmBackend, SoAreRanksWithOtherDtypes) {
+  for (const auto& answer :
+       RankPool::Get(2)->Run("OtherDtypes", Path("OtherDtypes"))) {
+    TESSERA_ASSERT_OK(answer.status());
+    EXPECT_THAT(*answer,
+                AllOf(HasSubstr("int32"), HasSubstr("float32"),
+                      HasSubstr("the ranks are in different collectives")));
+  }
+}
+
+// Lazily conjugated and negated tensors are what they say.
+TESSERA_RANK_FUNCTION(LazyTensors) {
+  TESSERA_ASSIGN_OR_RETURN(BackendPtr backend, Make(world, args));
+  const at::Tensor one =
+      at::complex(at::ones({3}), at::full({3}, 1.0 + world.rank()));
+  Tensors in{at::conj(one)};
+  std::vector<Tensors> out{{at::empty_like(one), at::conj(one.clone())}};
+  backend->allgather(out, in)->wait();
+  std::string sums;
+  for (const at::Tensor& t : out[0]) {
+    absl::StrAppend(&sums, at::imag(t.resolve_conj()).sum().item<int64_t>(),
+                    " ");
+  }
+  return sums;
+}
+
+TEST(ShmBackend, LazyTensors) {
+  ExpectAll(RankPool::Get(2), "LazyTensors", "-3 -6 ");
+}
+
+// What was begun by all ends well when one closes its backend; what this one
+// does not come to any more ends soon.
+TESSERA_RANK_FUNCTION(OneCloses) {
+  TESSERA_ASSIGN_OR_RETURN(BackendPtr backend,
+                           Make(world, args, absl::Seconds(600)));
+  Tensors t{at::ones({100'000})};
+  auto begun = backend->allreduce(t);
+  if (world.rank() == 0) {
+    backend->shutdown();
+    const std::string words = WordsOf(backend->barrier());
+    backend = nullptr;
+    return absl::StrCat(begun->isSuccess(), " ", words);
+  }
+  const std::string words = WordsOf(begun);
+  return absl::StrCat(words.empty(), " ", WordsOf(backend->barrier()));
+}
+
+TEST(ShmBackend, ARankThatClosesIt) {
+  const auto answers = RankPool::Get(2)->Run("OneCloses", Path("OneCloses"));
+  EXPECT_THAT(answers[0], IsOkAndHolds("1 the group was shut down"));
+  EXPECT_THAT(answers[1],
+              IsOkAndHolds(AllOf(HasSubstr("1 "), HasSubstr("rank 0 has ended "
+                                                            "(it has left"))));
+}
+
+// A callback may hold the last reference, and may throw.
+TESSERA_RANK_FUNCTION(CallbacksOfAllKinds) {
+  for (bool message : {false, true}) {
+    TESSERA_ASSIGN_OR_RETURN(BackendPtr backend,
+                             Make(world, absl::StrCat(args, ".", message)));
+    Tensors t{at::ones({5})};
+    const int other = 1 - world.rank();
+    auto work = message ? backend->recv(t, other, 0) : backend->allreduce(t);
+    auto holder = std::make_shared<BackendPtr>(backend);
+    work->getFuture()->addCallback([holder](c10::ivalue::Future&) {
+      *holder = nullptr;
+      throw std::runtime_error("of the user");
+    });
+    if (message) {
+      Tensors out{at::ones({5})};
+      backend->send(out, other, 0)->wait();
+    }
+    backend = nullptr;
+    work->wait();
+    if (!work->getFuture()->completed()) return "not complete";
+    TESSERA_RETURN_IF_ERROR(world.communicator()->Barrier("both are through"));
+  }
+  return "alive";
+}
+
+TEST(ShmBackend, CallbacksMayDropItAndThrow) {
+  ExpectAll(RankPool::Get(2), "CallbacksOfAllKinds", "alive");
 }
 
 // Rank 1 ends while rank 0 waits for its message.

@@ -14,6 +14,8 @@
 namespace tessera::shm {
 namespace {
 
+thread_local bool on_message_thread = false;
+
 constexpr absl::Duration kLook = absl::Milliseconds(100);
 
 absl::Duration Now() {
@@ -110,6 +112,7 @@ void Channels::Send(int to, int64_t tag, const void* data, int64_t bytes,
         long_sends_.push_back(std::move(send));
       } else {
         out.done = std::move(done);
+        out.deadline = Now() + options_.timeout;
       }
       outbound_[to].push_back(std::move(out));
       Progress(&endings);
@@ -162,6 +165,7 @@ void Channels::Receive(int from, int64_t tag, void* data, int64_t bytes,
         found = true;
         const Arrived arrived = std::move(*match);
         there.erase(match);
+        CountArrived(arrived, -1);
         Deliver(r, arrived, std::move(wanted), &endings);
       }
       if (!found) wanted_.push_back(std::move(wanted));
@@ -205,7 +209,7 @@ bool Channels::WriteTo(int to, Endings* endings) {
     const int64_t needed =
         Aligned(static_cast<int64_t>(sizeof(Record))) + Aligned(payload);
     const auto used = static_cast<int64_t>(
-        written - pipe.read.value.load(std::memory_order_acquire));
+        written - pipe.read.value.load(std::memory_order_seq_cst));
     if (used + needed > kPipeBytes) break;
     CopyIn(&pipe, written, &next.record, sizeof(Record));
     CopyIn(&pipe, written + Aligned(sizeof(Record)), next.data, payload);
@@ -226,7 +230,7 @@ bool Channels::ReadFrom(int from, Endings* endings) {
   Pipe& pipe = PipeOf(from, team_->rank());
   uint64_t read = pipe.read.value.load(std::memory_order_relaxed);
   const uint64_t begin = read;
-  const uint64_t written = pipe.written.value.load(std::memory_order_acquire);
+  const uint64_t written = pipe.written.value.load(std::memory_order_seq_cst);
   while (read < written) {
     Arrived arrived;
     CopyOut(pipe, read, &arrived.record, sizeof(Record));
@@ -255,12 +259,23 @@ void Channels::Take(int from, Arrived arrived, Endings* endings) {
                (w.from == from || w.from == kAnyPeer);
       });
   if (match == wanted_.end()) {
+    CountArrived(arrived, 1);
     arrived_[from].push_back(std::move(arrived));
     return;
   }
   Wanted wanted = std::move(*match);
   wanted_.erase(match);
   Deliver(from, arrived, std::move(wanted), endings);
+}
+
+void Channels::CountArrived(const Arrived& arrived, int sign) const {
+  const auto bytes = static_cast<int64_t>(arrived.data.size());
+  MemoryLedger& ledger = MemoryLedger::Global();
+  if (sign > 0) {
+    ledger.Add(MemoryKind::kCommunication, bytes);
+  } else {
+    ledger.Remove(MemoryKind::kCommunication, bytes);
+  }
 }
 
 void Channels::Deliver(int from, const Arrived& arrived, Wanted wanted,
@@ -306,47 +321,70 @@ void Channels::WasRead(int from, uint64_t id, Endings* endings) {
 
 // ---- the end of hope
 
+absl::Status Channels::Lost(int peer) const {
+  const Pipe& pipe = PipeOf(peer, team_->rank());
+  if (pipe.broken.value.load(std::memory_order_seq_cst) != 0) {
+    return absl::UnavailableError(
+        absl::StrCat("rank ", peer, " has given up its messages"));
+  }
+  return options_.gone ? options_.gone(peer) : absl::OkStatus();
+}
+
 void Channels::EndHopeless(Endings* endings) {
   const absl::Duration now = Now();
+  auto too_late = [&](const char* what, int peer, int64_t tag)
+                      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+                        FailAll(absl::DeadlineExceededError(absl::StrCat(
+                                    Name(what, peer, tag),
+                                    ": nothing has come of it "
+                                    "within ",
+                                    absl::FormatDuration(options_.timeout))),
+                                endings);
+                      };
   for (const Wanted& wanted : wanted_) {
     if (wanted.deadline > now) continue;
-    return FailAll(absl::DeadlineExceededError(absl::StrCat(
-                       Name("receive from ", wanted.from, wanted.tag),
-                       ": nothing has come within ",
-                       absl::FormatDuration(options_.timeout))),
-                   endings);
+    return too_late("receive from ", wanted.from, wanted.tag);
   }
   for (const LongSend& send : long_sends_) {
     if (send.deadline > now) continue;
-    return FailAll(absl::DeadlineExceededError(
-                       absl::StrCat(Name("send to ", send.to, send.tag),
-                                    ": it has not received within ",
-                                    absl::FormatDuration(options_.timeout))),
-                   endings);
+    return too_late("send to ", send.to, send.tag);
   }
-  if (!options_.gone) return;
+  for (int r = 0; r < team_->size(); ++r) {
+    for (const Outbound& out : outbound_[r]) {
+      if (!out.done || out.deadline > now) continue;
+      return too_late("send to ", r, out.record.tag);
+    }
+  }
+  absl::Status lost;
+  int num_lost = 0;
   for (int r = 0; r < team_->size(); ++r) {
     if (r == team_->rank()) continue;
-    const absl::Status gone = options_.gone(r);
-    if (gone.ok()) continue;
+    const absl::Status why = Lost(r);
+    if (why.ok()) continue;
+    ++num_lost;
+    lost = why;
     ReadFrom(r, endings);  // what it left
     const bool waits =
         !outbound_[r].empty() ||
         std::any_of(long_sends_.begin(), long_sends_.end(),
                     [r](const LongSend& s) { return s.to == r; }) ||
-        std::any_of(wanted_.begin(), wanted_.end(), [this, r](const Wanted& w) {
-          return w.from == r || (w.from == kAnyPeer && team_->size() == 2);
-        });
-    if (waits) return FailAll(gone, endings);
+        std::any_of(wanted_.begin(), wanted_.end(),
+                    [r](const Wanted& w) { return w.from == r; });
+    if (waits) return FailAll(why, endings);
+  }
+  const bool waits_for_any =
+      std::any_of(wanted_.begin(), wanted_.end(),
+                  [](const Wanted& w) { return w.from == kAnyPeer; });
+  if (waits_for_any && num_lost > 0 && num_lost == team_->size() - 1) {
+    FailAll(lost, endings);
   }
 }
 
 void Channels::FailAll(const absl::Status& why, Endings* endings) {
   if (failed_.ok()) failed_ = why;
   for (int r = 0; r < team_->size(); ++r) {
-    if (!long_sends_.empty()) {
-      PipeOf(team_->rank(), r).broken.value.store(1, std::memory_order_seq_cst);
-    }
+    PipeOf(team_->rank(), r).broken.value.store(1, std::memory_order_seq_cst);
+    team_->of(r).message_door.RingIfSleeping();
     for (Outbound& out : outbound_[r]) {
       if (!out.done) continue;
       endings->push_back(
@@ -383,7 +421,10 @@ void Channels::StartThread() {
   }
 }
 
+bool Channels::IsCurrent() { return on_message_thread; }
+
 void Channels::Run() {
+  on_message_thread = true;
   pthread_setname_np(pthread_self(), "tessera-message");
   Door& door = team_->mine().message_door;
   absl::Duration look_at = Now() + kLook;

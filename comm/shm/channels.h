@@ -10,7 +10,8 @@
 //
 // Between two ranks, messages of one tag are received in the order in which
 // they were sent; receives of one tag, in the order in which they were posted.
-// What nobody has posted a receive for yet waits.
+// What nobody has posted a receive for yet waits with the receiver, short ones
+// in its memory (the ledger's kCommunication).
 //
 // A thread of each rank that has ever sent or received moves what waits; it
 // sleeps otherwise (futex).
@@ -19,8 +20,9 @@
 //   InvalidArgument    the message and its receive differ in size (the receive)
 //   DeadlineExceeded   the other rank has not come within the timeout
 //   Unavailable, ...   what `gone` said of the other rank, or Abort was given
-// After DeadlineExceeded or Abort all that is under way, and to come, fails:
-// who still reads a message that its sender has given up gets an error too.
+// After DeadlineExceeded or Abort all that is under way, and to come, fails,
+// and so does what others wait for from this rank: who still reads a message
+// that its sender has given up gets an error too.
 //
 // Threads: any.
 #ifndef COMM_SHM_CHANNELS_H_
@@ -86,6 +88,9 @@ class Channels {
 
   void Abort(const absl::Status& why);
 
+  // True on the message thread of any.
+  static bool IsCurrent();
+
  private:
   enum class Kind : uint32_t { kInline, kLong, kWasRead };
   struct Record {
@@ -97,8 +102,10 @@ class Channels {
   };
   struct Outbound {
     Record record;
-    const void* data = nullptr;  // of kInline
-    Done done;                   // of kInline
+    // Of kInline:
+    const void* data = nullptr;
+    Done done;
+    absl::Duration deadline;
   };
   struct LongSend {
     int to;
@@ -139,9 +146,12 @@ class Channels {
                        int64_t* offset) const;
   // Ends what waits for ranks that are gone, or for too long.
   void EndHopeless(Endings* endings) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Why the rest of what a rank has to say will not come; OK if it may.
+  absl::Status Lost(int peer) const;
   void FailAll(const absl::Status& why, Endings* endings)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Idle() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CountArrived(const Arrived& arrived, int sign) const;
   void StartThread() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Run();
   static void Call(const Endings& endings);

@@ -236,9 +236,39 @@ TEST_F(ChannelsTest, NobodyComesWithinTheTimeout) {
   EXPECT_THAT(receive.Wait(),
               StatusIs(absl::StatusCode::kDeadlineExceeded,
                        HasSubstr("receive from rank 0, tag 5: nothing has come "
-                                 "within 300ms")));
+                                 "of it within 300ms")));
   channels_[1]->Send(0, 5, &byte, 1, later.Done());
   EXPECT_THAT(later.Wait(), StatusIs(absl::StatusCode::kDeadlineExceeded));
+}
+
+TEST_F(ChannelsTest, ShortMessagesThatNobodyReadsTimeOut) {
+  Channels::Options options;
+  options.timeout = absl::Milliseconds(300);
+  Make(2, options);
+  std::string data(kInlineBytes, 'a');
+  End sends[20];
+  for (End& send : sends) {
+    channels_[0]->Send(1, 3, data.data(), kInlineBytes, send.Done());
+  }
+  TESSERA_EXPECT_OK(sends[0].Wait());
+  EXPECT_THAT(sends[19].Wait(),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       HasSubstr("send to rank 1, tag 3: nothing has come of "
+                                 "it within 300ms")));
+}
+
+TEST_F(ChannelsTest, WhoWaitsForARankThatGaveUpIsTold) {
+  Make(3);
+  char byte;
+  End receive, any;
+  channels_[1]->Receive(0, 0, &byte, 1, receive.Done());
+  channels_[0]->Abort(absl::UnavailableError("rank 0 has had enough"));
+  EXPECT_THAT(receive.Wait(),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       HasSubstr("rank 0 has given up its messages")));
+  channels_[2]->Receive(Channels::kAnyPeer, 0, &byte, 1, any.Done());
+  EXPECT_THAT(any.Wait(), StatusIs(absl::StatusCode::kUnavailable,
+                                   HasSubstr("has given up its messages")));
 }
 
 TEST_F(ChannelsTest, AMessageThatItsSenderGaveUpIsNotReceived) {

@@ -387,37 +387,72 @@ TEST(TeamTest, SaysForWhomItSleeps) {
 
 // ---- ranks that go
 
+// Asked of each rank that is slept for.
+void SetGone(Host* host, int rank, const std::atomic<bool>* gone) {
+  for (int p = 0; p < host->size(); ++p) {
+    host->team(p).SetGone([rank, gone](int peer) -> absl::Status {
+      if (peer != rank || !*gone) return absl::OkStatus();
+      return absl::UnavailableError("rank 1 has ended");
+    });
+  }
+}
+
 TEST(CollectivesGone, EndTheWaitsOfTheOthers) {
-  Host host(3);
-  const absl::Status how = absl::UnavailableError("rank 1 has ended");
+  Host host(2);
+  std::atomic<bool> gone{false};
+  SetGone(&host, 1, &gone);
   const auto results = host.Run([&](int r, Collectives& c) -> absl::Status {
     TESSERA_RETURN_IF_ERROR(c.Barrier("first"));
-    if (r == 1) {
-      for (int p : {0, 2}) host.team(p).MarkGone(1, how);
-      return absl::OkStatus();
-    }
-    return c.Barrier("second");
+    if (r == 1) gone = true;
+    return r == 1 ? absl::OkStatus() : c.Barrier("second");
   });
-  EXPECT_EQ(results[0], how);
-  EXPECT_EQ(results[2], how);
+  EXPECT_EQ(results[0], absl::UnavailableError("rank 1 has ended"));
 }
 
 // Rank 1 has done its part: the others finish theirs, whatever became of it.
 TEST(CollectivesGone, AfterTheLastCollectiveHarmNobody) {
   for (int round = 0; round < 50; ++round) {
     Host host(3);
+    std::atomic<bool> gone{false};
+    SetGone(&host, 1, &gone);
     const auto results = host.Run([&](int r, Collectives& c) {
       std::vector<std::string> texts;
       const absl::Status status = c.AllGatherTexts("last", "text", &texts);
-      if (r == 1) {
-        for (int p : {0, 2}) {
-          host.team(p).MarkGone(1, absl::UnavailableError("rank 1 has ended"));
-        }
-      }
+      if (r == 1) gone = true;
       return status;
     });
     for (const absl::Status& status : results) TESSERA_EXPECT_OK(status);
   }
+}
+
+// Rank 0 gives up while rank 1 reads its memory, which rank 0's caller may then
+// write to.
+TEST(CollectivesGone, WhatItsOwnerGaveUpIsNotAResult) {
+  Host host(2);
+  std::atomic<bool> reads{false}, gave_up{false};
+  const auto results = host.Run([&](int r, Collectives& c) {
+    Exchange& exchange = c.exchange();
+    Collective call =
+        Exchange::New(Op::kAllGather, "", ElementType::kUInt8, 64);
+    exchange.SetRows(&call, host.heap(r), {64});
+    call.read = [&, r](const Window&) {
+      if (r == 1) {
+        reads = true;
+        while (!gave_up) std::this_thread::yield();
+      } else {
+        while (!reads) std::this_thread::yield();
+        host.team(0).Abort(absl::CancelledError("enough"));
+      }
+      return absl::OkStatus();
+    };
+    const absl::Status status = exchange.Run(&call);
+    if (r == 0) gave_up = true;
+    return status;
+  });
+  EXPECT_EQ(results[0], absl::CancelledError("enough"));
+  EXPECT_THAT(results[1],
+              StatusIs(absl::StatusCode::kUnavailable,
+                       HasSubstr("rank 0 has given this collective up")));
 }
 
 TEST(CollectivesGone, AnAbortEndsAWait) {

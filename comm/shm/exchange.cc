@@ -141,10 +141,32 @@ Window Exchange::FirstWindow(const Collective& call) const {
 
 absl::Status Exchange::Run(Collective* call) {
   ++sequence_;
+  absl::Status status = team_->aborted();
+  if (status.ok()) status = RunToTheEnd(call);
+  if (status.ok()) status = CheckNobodyGaveUp();
+  // Before the caller may write to what others still read.
+  auto& broken = team_->mine().broken.value;
+  if (!status.ok() && broken.load() == 0) broken.store(sequence_);
+  return status;
+}
+
+absl::Status Exchange::CheckNobodyGaveUp() const {
+  // What was read of a rank before its flag was up was what it meant.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (int r = 0; r < size(); ++r) {
+    const uint64_t broken = team_->of(r).broken.value.load();
+    if (broken == 0 || broken > sequence_) continue;
+    return absl::UnavailableError(absl::StrCat(
+        "rank ", names_.empty() ? r : names_[r],
+        " has given this collective up, so its result may be wrong"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Exchange::RunToTheEnd(Collective* call) {
   const Post& post = call->post;
   const Window window = FirstWindow(*call);
   const bool staged = post.direct_offset < 0;
-  team_->SetEnd(sequence_, base_);
   if (staged) TESSERA_RETURN_IF_ERROR(Stage(*call, window));
   CopyPost(post, &team_->mine().posts[sequence_ % 2]);
   team_->Publish(&team_->mine().posted, sequence_);
@@ -178,7 +200,6 @@ absl::Status Exchange::RunWindows(const Collective& call, Window window,
   const bool staged = call.post.direct_offset < 0;
   (staged ? staged_windows_ : direct_windows_) += num_windows;
   Control& mine = team_->mine();
-  team_->SetEnd(sequence_, base_ + num_windows * halves);
   // Results are read one window late: by then the others have theirs too.
   Window before;
   for (int64_t k = 0; k < num_windows; ++k) {

@@ -14,12 +14,14 @@
 //             compare them: ranks in different collectives get an error at once
 //   ready     window k may be read
 //   taken     window k has been read by this rank, of all others
-// A rank leaves when nobody reads its own memory any more. If the windows' sums
+// A rank leaves when nobody reads its own memory any more; on an error at once,
+// and whoever still reads it then gets an error too. If the windows' sums
 // are to go to several ranks (all-reduce, reduce), each window has a second
 // half: the rank that summed its row lets the others read the sum.
 //
 // Errors, all final for the team: FailedPrecondition (ranks in different
-// collectives; says both), and what Team::WaitFor returns.
+// collectives; says both), Unavailable (another rank has given it up), and what
+// Team::WaitFor returns.
 //
 // Threads: one at a time.
 #ifndef COMM_SHM_EXCHANGE_H_
@@ -118,6 +120,8 @@ class Exchange {
   int64_t staged_windows() const { return staged_windows_; }
 
  private:
+  absl::Status RunToTheEnd(Collective* call);
+  absl::Status CheckNobodyGaveUp() const;
   absl::Status CheckPosts() const;
   absl::Status WaitForAll(Control::Counter Control::*counter, uint64_t value);
   Window FirstWindow(const Collective& call) const;

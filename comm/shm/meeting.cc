@@ -203,8 +203,7 @@ absl::Status Meeting::Take(int peer) {
   const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return Failed("socket");
   const absl::Cleanup close_fd = [fd] { close(fd); };
-  const timeval patience = {static_cast<time_t>(absl::ToInt64Seconds(timeout_)),
-                            0};
+  const timeval patience = absl::ToTimeval(timeout_);
   setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
   if (connect(fd, reinterpret_cast<sockaddr*>(&address), bytes) != 0) {
     return Failed("connecting to its local socket");

@@ -2,6 +2,7 @@
 
 #include <cpuid.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
@@ -42,11 +43,21 @@ bool Has(Isa isa) {
 
 Isa ChooseIsa() {
   const char* const wanted = std::getenv("TESSERA_ISA");
-  for (Isa isa : {Isa::kAvx512, Isa::kAvx2}) {
-    if (!Has(isa)) continue;
-    if (wanted == nullptr || std::strcmp(wanted, IsaName(isa)) == 0) return isa;
+  for (Isa isa : {Isa::kAvx512, Isa::kAvx2, Isa::kPortable}) {
+    if (wanted != nullptr && std::strcmp(wanted, IsaName(isa)) == 0) {
+      if (Has(isa)) return isa;
+    }
   }
-  return Isa::kPortable;
+  const Isa best = Has(Isa::kAvx512) ? Isa::kAvx512
+                   : Has(Isa::kAvx2) ? Isa::kAvx2
+                                     : Isa::kPortable;
+  if (wanted != nullptr) {
+    std::fprintf(stderr,
+                 "TESSERA_ISA=%s: expected avx512, avx2 or portable, and a "
+                 "processor that has it; taking %s\n",
+                 wanted, IsaName(best));
+  }
+  return best;
 }
 
 }  // namespace

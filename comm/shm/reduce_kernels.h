@@ -314,7 +314,7 @@ void Reduce(ElementType type, ReduceOp op, void* out,
             const void* const* sources, int num_sources, int64_t numel) {
   switch (type) {
     case ElementType::kBool:
-      // The average of bools is refused above; "or" keeps this total.
+      // "or", and "and" for kProduct and kMin.
       if (op == ReduceOp::kAverage) op = ReduceOp::kSum;
       if (op == ReduceOp::kMin) op = ReduceOp::kProduct;
       if (op == ReduceOp::kMax) op = ReduceOp::kSum;

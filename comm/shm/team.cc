@@ -59,6 +59,10 @@ void Team::SetOnSleep(std::function<void(int peer)> on_sleep) {
   on_sleep_ = std::move(on_sleep);
 }
 
+void Team::SetGone(std::function<absl::Status(int peer)> gone) {
+  gone_ = std::move(gone);
+}
+
 std::vector<absl::Duration> Team::TakeWaits() {
   std::vector<absl::Duration> waits(members_.size());
   waits.swap(waits_);
@@ -83,14 +87,21 @@ absl::Status Team::WaitFor(int peer, Control::Counter Control::*counter,
   Door& door = mine().door;
   absl::Status status;
   const absl::Time begin = absl::Now();
+  absl::Time ask_at = begin + kLook;
   door.sleeping.store(1, std::memory_order_seq_cst);
   while (true) {
     const uint32_t seen = door.bell.load(std::memory_order_seq_cst);
     if (word.load(std::memory_order_seq_cst) >= value) break;
-    if (trouble_.load()) {
-      status = Trouble();
-      if (!status.ok()) break;
+    status = aborted();
+    if (status.ok() && gone_ && absl::Now() >= ask_at) {
+      status = gone_(peer);
+      ask_at = absl::Now() + kLook;
+      // It may have gone right after.
+      if (!status.ok() && word.load(std::memory_order_seq_cst) >= value) {
+        status = absl::OkStatus();
+      }
     }
+    if (!status.ok()) break;
     door.Sleep(seen, kLook);
   }
   door.sleeping.store(0, std::memory_order_seq_cst);
@@ -98,33 +109,10 @@ absl::Status Team::WaitFor(int peer, Control::Counter Control::*counter,
   return status;
 }
 
-absl::Status Team::Trouble() {
+absl::Status Team::aborted() {
+  if (!trouble_.load()) return absl::OkStatus();
   MutexLock lock(&mutex_);
-  if (!aborted_.ok()) return aborted_;
-  for (const Gone& gone : gone_) {
-    const Control& control = of(gone.rank);
-    if (control.posted.value.load() < end_posted_ ||
-        control.taken.value.load() < end_taken_) {
-      return gone.how;
-    }
-  }
-  return absl::OkStatus();
-}
-
-void Team::RingOwnBell() {
-  trouble_ = true;
-  mine().door.Ring();
-}
-
-void Team::MarkGone(int peer, const absl::Status& how) {
-  {
-    MutexLock lock(&mutex_);
-    const bool known =
-        std::any_of(gone_.begin(), gone_.end(),
-                    [peer](const Gone& gone) { return gone.rank == peer; });
-    if (!known) gone_.push_back({peer, how});
-  }
-  RingOwnBell();
+  return aborted_;
 }
 
 void Team::Abort(const absl::Status& why) {
@@ -132,7 +120,8 @@ void Team::Abort(const absl::Status& why) {
     MutexLock lock(&mutex_);
     if (aborted_.ok()) aborted_ = why;
   }
-  RingOwnBell();
+  trouble_ = true;
+  mine().door.Ring();
 }
 
 }  // namespace tessera::shm

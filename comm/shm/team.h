@@ -9,8 +9,8 @@
 // spins for a moment and then sleeps on its own doorbell, which whoever
 // publishes rings: a waiting rank burns no core.
 //
-// Threads: one thread issues collectives (Publish, WaitFor); MarkGone and Abort
-// may come from any.
+// Threads: one thread issues collectives (Publish, WaitFor); Abort may come
+// from any.
 #ifndef COMM_SHM_TEAM_H_
 #define COMM_SHM_TEAM_H_
 
@@ -86,6 +86,7 @@ struct Control {
   Counter posted;     // collectives entered
   Counter ready;      // windows that the others may read
   Counter taken;      // windows that this rank has read of all others
+  Counter broken;     // the first collective that this rank has given up
   Door door;          // of who waits in a collective
   Door message_door;  // of who moves messages, see channels.h
   // Of collective n in posts[n % 2]: nobody enters n + 2 before all have read
@@ -117,49 +118,37 @@ class Team {
   void Publish(Control::Counter* counter, uint64_t value);
 
   // Blocks until the counter of rank `peer` is at least `value`. Returns what
-  // Abort was given, or the reason of a rank that is gone before SetEnd's
-  // counters.
+  // Abort was given, or what is said of `peer` if it is gone and will never
+  // raise it.
   absl::Status WaitFor(int peer, Control::Counter Control::*counter,
                        uint64_t value);
-
-  // A rank has done its part of the current collective when its counters have
-  // reached these.
-  void SetEnd(uint64_t posted, uint64_t taken) {
-    end_posted_ = posted;
-    end_taken_ = taken;
-  }
 
   // Called by WaitFor with the rank that it is about to sleep for. Set before
   // the first collective.
   void SetOnSleep(std::function<void(int peer)> on_sleep);
+  // Says whether a rank is gone, and how; asked now and then of one that is
+  // slept for. Set before the first collective.
+  void SetGone(std::function<absl::Status(int peer)> gone);
 
   // How long this rank has slept for each other rank since the last call.
   // LOCAL.
   std::vector<absl::Duration> TakeWaits();
 
-  // `peer` is not there any more, and why. LOCAL.
-  void MarkGone(int peer, const absl::Status& how);
-  // Makes each WaitFor, under way or to come, return `why`. LOCAL.
+  // Makes each WaitFor that sleeps, now or later, return `why`. LOCAL.
   void Abort(const absl::Status& why);
+  // What Abort was given first; OK before.
+  absl::Status aborted();
 
  private:
-  struct Gone {
-    int rank;
-    absl::Status how;
-  };
-  absl::Status Trouble();
-  void RingOwnBell();
-
   const int rank_;
   const std::vector<Member> members_;
   const int spins_;
   std::function<void(int)> on_sleep_ = [](int) {};
-  uint64_t end_posted_ = 0, end_taken_ = 0;
+  std::function<absl::Status(int)> gone_;
   std::vector<absl::Duration> waits_;  // by rank
 
-  std::atomic<bool> trouble_{false};  // there is something in the two below
+  std::atomic<bool> trouble_{false};  // there is something below
   Mutex mutex_;
-  std::vector<Gone> gone_ ABSL_GUARDED_BY(mutex_);  // first to go first
   absl::Status aborted_ ABSL_GUARDED_BY(mutex_);
 };
 
