@@ -1,8 +1,9 @@
 // Watchdog: the one thread of a process ("tessera-watch") that looks after
 // waits. Each communicator registers a function that looks at its own; it is
 // called now and then, and may take about a second (it asks the store), which
-// delays the others' by as much. That is no loss: the one communication thread
-// waits in one collective at a time.
+// delays the others' by as much. That is no loss where the one communication
+// thread waits in one collective at a time; a c10d backend has its own thread,
+// and may be told up to a second late.
 //
 // The thread starts with the first registration and ends with the last.
 //
