@@ -100,7 +100,7 @@ class HierarchicalCommunicator : public HostCommunicator {
   absl::Status GatherTexts(const Call& call, const std::string& mine,
                            std::vector<std::string>* texts);
 
-  const Placement placement_;
+  const HostPlacement placement_;
   const std::shared_ptr<ShmMemory> memory_;
   GlooMessages messages_;
   PieceBuffers buffers_;
@@ -244,7 +244,7 @@ absl::Status AgreeOnMeetings(c10d::Store& store,
 
 absl::StatusOr<std::shared_ptr<ShmMemory>> MeetOnHosts(
     c10::intrusive_ptr<c10d::Store> store, const HierarchicalOptions& options) {
-  const Placement placement(options.hosts);
+  const HostPlacement placement(options.hosts);
   const int host = placement.host_of(options.rank);
   auto memory = MeetInMemory(c10::make_intrusive<c10d::PrefixStore>(
                                  absl::StrCat("host/", host), store),

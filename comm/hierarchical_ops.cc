@@ -98,7 +98,7 @@ class Operation {
   }
 
   const HostGroup& group_;
-  const Placement& placement_;
+  const HostPlacement& placement_;
   shm::Exchange& exchange_;
   const PartsCall& call_;
   const int host_;

@@ -34,7 +34,7 @@ namespace tessera {
 // What an operation works with; `exchange` is of the ranks of this host, in the
 // placement's order. Borrowed.
 struct HostGroup {
-  const Placement* placement;
+  const HostPlacement* placement;
   int rank;
   shm::Exchange* exchange;
   GlooMessages* messages;

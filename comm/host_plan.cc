@@ -9,7 +9,7 @@ namespace tessera {
 namespace {
 
 // The longest sequences of ranks of one host.
-std::vector<Stop> RunsOf(const Placement& placement) {
+std::vector<Stop> RunsOf(const HostPlacement& placement) {
   std::vector<Stop> runs;
   for (int r = 0; r < placement.num_ranks(); ++r) {
     const int host = placement.host_of(r);
@@ -21,7 +21,7 @@ std::vector<Stop> RunsOf(const Placement& placement) {
 
 }  // namespace
 
-Placement::Placement(const std::vector<int>& hosts) {
+HostPlacement::HostPlacement(const std::vector<int>& hosts) {
   std::map<int, int> index;
   for (int host : hosts) {
     const int h =
@@ -33,7 +33,7 @@ Placement::Placement(const std::vector<int>& hosts) {
   }
 }
 
-std::vector<Stop> PlanSum(const Placement& placement, int owner,
+std::vector<Stop> PlanSum(const HostPlacement& placement, int owner,
                           int partial_bytes) {
   const std::vector<Stop> runs = RunsOf(placement);
   const int hosts = placement.num_hosts();

@@ -16,10 +16,10 @@
 namespace tessera {
 
 // Which ranks share a host.
-class Placement {
+class HostPlacement {
  public:
   // By rank: any number that the ranks of its host alone have.
-  explicit Placement(const std::vector<int>& hosts);
+  explicit HostPlacement(const std::vector<int>& hosts);
 
   int num_ranks() const { return static_cast<int>(host_of_.size()); }
   int num_hosts() const { return static_cast<int>(ranks_of_.size()); }
@@ -49,7 +49,7 @@ struct Stop {
 // with the fewest bytes between hosts, then with the fewest from one. An
 // element of a sum that is not complete takes `partial_bytes` times the bytes
 // of another.
-std::vector<Stop> PlanSum(const Placement& placement, int owner,
+std::vector<Stop> PlanSum(const HostPlacement& placement, int owner,
                           int partial_bytes);
 
 // Bytes [begin, begin + bytes) of a tensor, which are rank `owner`'s.
@@ -66,7 +66,7 @@ struct Piece {
   int part = 0;
   int row = 0;
   int64_t place = 0;  // in the row's window
-  int64_t turn = 0;   // whose turn it is, see Placement::Lane
+  int64_t turn = 0;   // whose turn it is, see HostPlacement::Lane
 };
 
 // The parts of a tensor as rows (comm/shm/exchange.h), so that all owners are

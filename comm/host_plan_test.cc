@@ -22,7 +22,7 @@ std::string Text(const std::vector<Stop>& stops) {
 }
 
 // By host: how often it sends an element of a contribution's size.
-std::vector<int> SentBy(const Placement& placement,
+std::vector<int> SentBy(const HostPlacement& placement,
                         const std::vector<Stop>& stops, int owner,
                         int partial_bytes) {
   std::vector<int> sent(placement.num_hosts());
@@ -40,7 +40,7 @@ std::vector<int> SentBy(const Placement& placement,
 }
 
 TEST(PlacementTest, HostsAreNumberedByTheirFirstRank) {
-  const Placement placement({7, 3, 7, 3, 3});
+  const HostPlacement placement({7, 3, 7, 3, 3});
   EXPECT_EQ(placement.num_hosts(), 2);
   EXPECT_THAT(placement.ranks_of(0), ElementsAre(0, 2));
   EXPECT_THAT(placement.ranks_of(1), ElementsAre(1, 3, 4));
@@ -50,18 +50,18 @@ TEST(PlacementTest, HostsAreNumberedByTheirFirstRank) {
 }
 
 TEST(PlanSumTest, PartialSumsTravelWhereHostsHaveManyRanks) {
-  const Placement placement({0, 0, 0, 1, 1, 1});
+  const HostPlacement placement({0, 0, 0, 1, 1, 1});
   EXPECT_EQ(Text(PlanSum(placement, 1, 1)), "0:[0,3) 1:[3,6)");
   EXPECT_EQ(Text(PlanSum(placement, 0, 1)), "0:[0,3) 1:[3,6)");
   // In float32 they are larger than what they are sums of.
-  EXPECT_EQ(Text(PlanSum(Placement({0, 0, 1, 1}), 0, 2)), "0:[0,4)");
+  EXPECT_EQ(Text(PlanSum(HostPlacement({0, 0, 1, 1}), 0, 2)), "0:[0,4)");
 }
 
 TEST(PlanSumTest, ContributionsTravelWhereRanksAlternate) {
-  const Placement placement({0, 1, 0, 1});
+  const HostPlacement placement({0, 1, 0, 1});
   EXPECT_EQ(Text(PlanSum(placement, 0, 1)), "0:[0,4)");
   EXPECT_EQ(Text(PlanSum(placement, 1, 1)), "1:[0,4)");
-  EXPECT_EQ(Text(PlanSum(Placement({0, 0, 0, 1}), 0, 1)), "0:[0,4)");
+  EXPECT_EQ(Text(PlanSum(HostPlacement({0, 0, 0, 1}), 0, 1)), "0:[0,4)");
 }
 
 TEST(PlanSumTest, EveryRankIsAddedOnceAndInOrder) {
@@ -70,7 +70,7 @@ TEST(PlanSumTest, EveryRankIsAddedOnceAndInOrder) {
     for (int rest = code, r = 0; r < 6; ++r, rest /= 3) {
       hosts.push_back(rest % 3);
     }
-    const Placement placement(hosts);
+    const HostPlacement placement(hosts);
     for (int owner = 0; owner < placement.num_hosts(); ++owner) {
       for (int partial_bytes : {1, 2}) {
         int next = 0, before = -1;
@@ -93,7 +93,7 @@ TEST(PlanSumTest, WhatAHostSendsDoesNotGrowWithItsRanks) {
     for (int each = 2; each <= 16; ++each) {
       std::vector<int> hosts;
       for (int r = 0; r < num_hosts * each; ++r) hosts.push_back(r / each);
-      const Placement placement(hosts);
+      const HostPlacement placement(hosts);
       for (int partial_bytes : {1, 2}) {
         std::vector<double> sent(num_hosts);
         for (int owner = 0; owner < num_hosts; ++owner) {
