@@ -31,6 +31,7 @@ int64_t Aligned(int64_t bytes) {
 }
 
 void CopyIn(Pipe* pipe, uint64_t at, const void* from, int64_t bytes) {
+  if (bytes == 0) return;
   const int64_t begin = static_cast<int64_t>(at % kPipeBytes);
   const int64_t first = std::min(bytes, kPipeBytes - begin);
   std::memcpy(pipe->ring + begin, from, first);
@@ -39,6 +40,7 @@ void CopyIn(Pipe* pipe, uint64_t at, const void* from, int64_t bytes) {
 }
 
 void CopyOut(const Pipe& pipe, uint64_t at, void* to, int64_t bytes) {
+  if (bytes == 0) return;
   const int64_t begin = static_cast<int64_t>(at % kPipeBytes);
   const int64_t first = std::min(bytes, kPipeBytes - begin);
   std::memcpy(to, pipe.ring + begin, first);
@@ -288,7 +290,9 @@ void Channels::Deliver(int from, const Arrived& arrived, Wanted wanted,
         Name("receive from ", from, record.tag), ": expected ", wanted.bytes,
         " bytes, rank ", from, " sends ", record.bytes));
   } else if (record.kind == Kind::kInline) {
-    std::memcpy(wanted.data, arrived.data.data(), record.bytes);
+    if (record.bytes > 0) {
+      std::memcpy(wanted.data, arrived.data.data(), record.bytes);
+    }
   } else {
     std::memcpy(wanted.data, team_->heap_of(from) + record.offset,
                 record.bytes);
