@@ -1,7 +1,6 @@
 #include "comm/flight_recorder.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -65,10 +64,6 @@ absl::string_view CollectiveName(CollectiveOp op) {
       "all-gather", "reduce-scatter", "all-reduce", "broadcast", "reduce",
       "gather",     "scatter",        "all-to-all", "barrier",   "agreement"};
   return kNames[static_cast<int>(op)];
-}
-
-absl::Duration MonotonicNow() {
-  return absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
 }
 
 std::string CollectiveRecord::Describe() const {

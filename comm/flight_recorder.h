@@ -22,6 +22,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "base/monotonic.h"
 #include "comm/call_site.h"
 
 namespace tessera {
@@ -42,10 +43,6 @@ inline constexpr int kNumCollectiveOps = 10;
 
 // "all-gather", "reduce-scatter", ..., "agreement".
 absl::string_view CollectiveName(CollectiveOp op);
-
-// Since some fixed moment of this host, the same for its processes; unlike
-// absl::Now() nobody can set it.
-absl::Duration MonotonicNow();
 
 struct CollectiveRecord {
   CollectiveOp op = CollectiveOp::kText;

@@ -5,6 +5,7 @@
 #include "ATen/ops/from_blob.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "base/bits.h"
 #include "base/log.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
@@ -14,10 +15,10 @@
 namespace tessera {
 namespace {
 
-// FNV-1a: the same on every rank, unlike absl::Hash.
+// The same on every rank, unlike absl::Hash.
 uint32_t Hash31(absl::string_view text) {
-  uint64_t hash = 14695981039346656037u;
-  for (unsigned char c : text) hash = (hash ^ c) * 1099511628211u;
+  const uint64_t hash =
+      Fingerprint(text.data(), static_cast<int64_t>(text.size()));
   return static_cast<uint32_t>(hash ^ (hash >> 32)) & 0x7fffffff;
 }
 

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/check.h"
+#include "base/monotonic.h"
 #include "base/status.h"
 
 namespace tessera::shm {
@@ -17,35 +17,6 @@ namespace {
 thread_local bool on_message_thread = false;
 
 constexpr absl::Duration kLook = absl::Milliseconds(100);
-
-absl::Duration Now() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return absl::DurationFromTimespec(now);
-}
-
-// Records lie at multiples of this; the ring's length is one.
-constexpr int64_t kRecordAlign = 16;
-int64_t Aligned(int64_t bytes) {
-  return (bytes + kRecordAlign - 1) / kRecordAlign * kRecordAlign;
-}
-
-void CopyIn(Pipe* pipe, uint64_t at, const void* from, int64_t bytes) {
-  if (bytes == 0) return;
-  const int64_t begin = static_cast<int64_t>(at % kPipeBytes);
-  const int64_t first = std::min(bytes, kPipeBytes - begin);
-  std::memcpy(pipe->ring + begin, from, first);
-  std::memcpy(pipe->ring, static_cast<const char*>(from) + first,
-              bytes - first);
-}
-
-void CopyOut(const Pipe& pipe, uint64_t at, void* to, int64_t bytes) {
-  if (bytes == 0) return;
-  const int64_t begin = static_cast<int64_t>(at % kPipeBytes);
-  const int64_t first = std::min(bytes, kPipeBytes - begin);
-  std::memcpy(to, pipe.ring + begin, first);
-  std::memcpy(static_cast<char*>(to) + first, pipe.ring, bytes - first);
-}
 
 std::string Name(const char* what, int peer, int64_t tag) {
   return absl::StrCat(
@@ -79,6 +50,12 @@ Pipe& Channels::PipeOf(int from, int to) const {
   return reinterpret_cast<Pipe*>(team_->head_of(from) + kPipesOffset)[to];
 }
 
+void Channels::AddEnding(Done done, const absl::Status& status, int peer,
+                         Endings* endings) {
+  endings->push_back(
+      [done = std::move(done), status, peer] { done(status, peer); });
+}
+
 void Channels::Call(const Endings& endings) {
   for (const auto& ending : endings) ending();
 }
@@ -93,7 +70,7 @@ void Channels::Send(int to, int64_t tag, const void* data, int64_t bytes,
   absl::Status ready;
   LongSend send;
   if (bytes > kInlineBytes) {
-    out.record.kind = Kind::kLong;
+    out.record.kind = Record::Kind::kLong;
     ready = Prepare(data, bytes, &send, &out.record.offset);
   } else {
     out.data = data;
@@ -103,18 +80,18 @@ void Channels::Send(int to, int64_t tag, const void* data, int64_t bytes,
     MutexLock lock(&mutex_);
     if (ready.ok()) ready = failed_;
     if (!ready.ok()) {
-      endings.push_back([&] { done(ready, to); });
+      AddEnding(std::move(done), ready, to, &endings);
     } else {
-      if (out.record.kind == Kind::kLong) {
+      if (out.record.kind == Record::Kind::kLong) {
         out.record.id = send.id = next_id_++;
         send.to = to;
         send.tag = tag;
         send.done = std::move(done);
-        send.deadline = Now() + options_.timeout;
+        send.deadline = MonotonicNow() + options_.timeout;
         long_sends_.push_back(std::move(send));
       } else {
         out.done = std::move(done);
-        out.deadline = Now() + options_.timeout;
+        out.deadline = MonotonicNow() + options_.timeout;
       }
       outbound_[to].push_back(std::move(out));
       Progress(&endings);
@@ -146,15 +123,18 @@ absl::Status Channels::Prepare(const void* data, int64_t bytes, LongSend* send,
 
 void Channels::Receive(int from, int64_t tag, void* data, int64_t bytes,
                        Done done) {
-  Wanted wanted{
-      from, tag, data, bytes, std::move(done), Now() + options_.timeout};
+  Wanted wanted{from,
+                tag,
+                data,
+                bytes,
+                std::move(done),
+                MonotonicNow() + options_.timeout};
   Endings endings;
   {
     MutexLock lock(&mutex_);
     Progress(&endings);
     if (!failed_.ok()) {
-      endings.push_back(
-          [wanted, why = failed_] { wanted.done(why, wanted.from); });
+      AddEnding(std::move(wanted.done), failed_, from, &endings);
     } else {
       bool found = false;
       for (int r = 0; r < team_->size() && !found; ++r) {
@@ -167,7 +147,6 @@ void Channels::Receive(int from, int64_t tag, void* data, int64_t bytes,
         found = true;
         const Arrived arrived = std::move(*match);
         there.erase(match);
-        CountArrived(arrived, -1);
         Deliver(r, arrived, std::move(wanted), &endings);
       }
       if (!found) wanted_.push_back(std::move(wanted));
@@ -200,58 +179,42 @@ bool Channels::Progress(Endings* endings) {
 
 bool Channels::WriteTo(int to, Endings* endings) {
   auto& waiting = outbound_[to];
-  if (waiting.empty()) return false;
   Pipe& pipe = PipeOf(team_->rank(), to);
-  uint64_t written = pipe.written.value.load(std::memory_order_relaxed);
-  const uint64_t begin = written;
-  while (!waiting.empty()) {
-    Outbound& next = waiting.front();
-    const int64_t payload =
-        next.record.kind == Kind::kInline ? next.record.bytes : 0;
-    const int64_t needed =
-        Aligned(static_cast<int64_t>(sizeof(Record))) + Aligned(payload);
-    const auto used = static_cast<int64_t>(
-        written - pipe.read.value.load(std::memory_order_seq_cst));
-    if (used + needed > kPipeBytes) break;
-    CopyIn(&pipe, written, &next.record, sizeof(Record));
-    CopyIn(&pipe, written + Aligned(sizeof(Record)), next.data, payload);
-    written += needed;
-    if (next.done) {
-      endings->push_back(
-          [done = std::move(next.done), to] { done(absl::OkStatus(), to); });
+  bool moved = false;
+  while (!waiting.empty() &&
+         pipe.Write(waiting.front().record, waiting.front().data)) {
+    moved = true;
+    if (waiting.front().done) {
+      AddEnding(std::move(waiting.front().done), absl::OkStatus(), to, endings);
     }
     waiting.pop_front();
   }
-  if (written == begin) return false;
-  pipe.written.value.store(written, std::memory_order_seq_cst);
-  team_->of(to).message_door.RingIfSleeping();
-  return true;
+  if (moved) team_->of(to).message_door.RingIfSleeping();
+  return moved;
 }
 
 bool Channels::ReadFrom(int from, Endings* endings) {
   Pipe& pipe = PipeOf(from, team_->rank());
-  uint64_t read = pipe.read.value.load(std::memory_order_relaxed);
-  const uint64_t begin = read;
-  const uint64_t written = pipe.written.value.load(std::memory_order_seq_cst);
-  while (read < written) {
-    Arrived arrived;
-    CopyOut(pipe, read, &arrived.record, sizeof(Record));
-    read += Aligned(sizeof(Record));
-    if (arrived.record.kind == Kind::kInline) {
-      arrived.data.resize(arrived.record.bytes);
-      CopyOut(pipe, read, arrived.data.data(), arrived.record.bytes);
-      read += Aligned(arrived.record.bytes);
+  bool moved = false;
+  Arrived arrived;
+  while (pipe.Read(&arrived.record)) {
+    auto data = AllocateCounted(arrived.record.payload_bytes(),
+                                MemoryKind::kCommunication);
+    if (!data.ok()) {
+      FailAll(data.status(), endings);
+      return true;
     }
-    if (arrived.record.kind == Kind::kWasRead) {
+    arrived.data = *std::move(data);
+    pipe.ReadPayload(arrived.record, arrived.data.data());
+    moved = true;
+    if (arrived.record.kind == Record::Kind::kWasRead) {
       WasRead(from, arrived.record.id, endings);
     } else {
       Take(from, std::move(arrived), endings);
     }
   }
-  if (read == begin) return false;
-  pipe.read.value.store(read, std::memory_order_seq_cst);
-  team_->of(from).message_door.RingIfSleeping();
-  return true;
+  if (moved) team_->of(from).message_door.RingIfSleeping();
+  return moved;
 }
 
 void Channels::Take(int from, Arrived arrived, Endings* endings) {
@@ -261,23 +224,12 @@ void Channels::Take(int from, Arrived arrived, Endings* endings) {
                (w.from == from || w.from == kAnyPeer);
       });
   if (match == wanted_.end()) {
-    CountArrived(arrived, 1);
     arrived_[from].push_back(std::move(arrived));
     return;
   }
   Wanted wanted = std::move(*match);
   wanted_.erase(match);
   Deliver(from, arrived, std::move(wanted), endings);
-}
-
-void Channels::CountArrived(const Arrived& arrived, int sign) const {
-  const auto bytes = static_cast<int64_t>(arrived.data.size());
-  MemoryLedger& ledger = MemoryLedger::Global();
-  if (sign > 0) {
-    ledger.Add(MemoryKind::kCommunication, bytes);
-  } else {
-    ledger.Remove(MemoryKind::kCommunication, bytes);
-  }
 }
 
 void Channels::Deliver(int from, const Arrived& arrived, Wanted wanted,
@@ -289,7 +241,7 @@ void Channels::Deliver(int from, const Arrived& arrived, Wanted wanted,
     status = absl::InvalidArgumentError(absl::StrCat(
         Name("receive from ", from, record.tag), ": expected ", wanted.bytes,
         " bytes, rank ", from, " sends ", record.bytes));
-  } else if (record.kind == Kind::kInline) {
+  } else if (record.kind == Record::Kind::kInline) {
     if (record.bytes > 0) {
       std::memcpy(wanted.data, arrived.data.data(), record.bytes);
     }
@@ -298,19 +250,18 @@ void Channels::Deliver(int from, const Arrived& arrived, Wanted wanted,
                 record.bytes);
     // What was read before that flag was up was the message.
     std::atomic_thread_fence(std::memory_order_seq_cst);
-    if (pipe.broken.value.load(std::memory_order_seq_cst) != 0) {
+    if (pipe.broken()) {
       status = absl::UnavailableError(absl::StrCat(
           Name("receive from ", from, record.tag), ": its sender gave it up"));
     }
   }
-  if (record.kind == Kind::kLong) {
+  if (record.kind == Record::Kind::kLong) {
     Outbound answer;
-    answer.record.kind = Kind::kWasRead;
+    answer.record.kind = Record::Kind::kWasRead;
     answer.record.id = record.id;
     outbound_[from].push_back(std::move(answer));
   }
-  endings->push_back(
-      [done = std::move(wanted.done), status, from] { done(status, from); });
+  AddEnding(std::move(wanted.done), status, from, endings);
 }
 
 void Channels::WasRead(int from, uint64_t id, Endings* endings) {
@@ -318,68 +269,68 @@ void Channels::WasRead(int from, uint64_t id, Endings* endings) {
       long_sends_.begin(), long_sends_.end(),
       [&](const LongSend& send) { return send.to == from && send.id == id; });
   if (it == long_sends_.end()) return;
-  endings->push_back(
-      [done = std::move(it->done), from] { done(absl::OkStatus(), from); });
+  AddEnding(std::move(it->done), absl::OkStatus(), from, endings);
   long_sends_.erase(it);
 }
 
 // ---- the end of hope
 
 absl::Status Channels::Lost(int peer) const {
-  const Pipe& pipe = PipeOf(peer, team_->rank());
-  if (pipe.broken.value.load(std::memory_order_seq_cst) != 0) {
+  if (PipeOf(peer, team_->rank()).broken()) {
     return absl::UnavailableError(
         absl::StrCat("rank ", peer, " has given up its messages"));
   }
   return options_.gone ? options_.gone(peer) : absl::OkStatus();
 }
 
-void Channels::EndHopeless(Endings* endings) {
-  const absl::Duration now = Now();
-  auto too_late = [&](const char* what, int peer, int64_t tag)
-                      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-                        FailAll(absl::DeadlineExceededError(absl::StrCat(
-                                    Name(what, peer, tag),
-                                    ": nothing has come of it "
-                                    "within ",
-                                    absl::FormatDuration(options_.timeout))),
-                                endings);
-                      };
+std::string Channels::Overdue() const {
+  const absl::Duration now = MonotonicNow();
   for (const Wanted& wanted : wanted_) {
-    if (wanted.deadline > now) continue;
-    return too_late("receive from ", wanted.from, wanted.tag);
+    if (wanted.deadline <= now) {
+      return Name("receive from ", wanted.from, wanted.tag);
+    }
   }
   for (const LongSend& send : long_sends_) {
-    if (send.deadline > now) continue;
-    return too_late("send to ", send.to, send.tag);
+    if (send.deadline <= now) return Name("send to ", send.to, send.tag);
   }
   for (int r = 0; r < team_->size(); ++r) {
     for (const Outbound& out : outbound_[r]) {
-      if (!out.done || out.deadline > now) continue;
-      return too_late("send to ", r, out.record.tag);
+      if (out.done && out.deadline <= now) {
+        return Name("send to ", r, out.record.tag);
+      }
     }
   }
+  return "";
+}
+
+bool Channels::WaitsFor(int peer) const {
+  return (peer != kAnyPeer && !outbound_[peer].empty()) ||
+         std::any_of(long_sends_.begin(), long_sends_.end(),
+                     [peer](const LongSend& s) { return s.to == peer; }) ||
+         std::any_of(wanted_.begin(), wanted_.end(),
+                     [peer](const Wanted& w) { return w.from == peer; });
+}
+
+void Channels::EndHopeless(Endings* endings) {
+  const std::string overdue = Overdue();
+  if (!overdue.empty()) {
+    return FailAll(absl::DeadlineExceededError(
+                       absl::StrCat(overdue, ": nothing has come of it within ",
+                                    absl::FormatDuration(options_.timeout))),
+                   endings);
+  }
   absl::Status lost;
-  int num_lost = 0;
+  int num_others = team_->size() - 1;
   for (int r = 0; r < team_->size(); ++r) {
     if (r == team_->rank()) continue;
     const absl::Status why = Lost(r);
     if (why.ok()) continue;
-    ++num_lost;
+    --num_others;
     lost = why;
     ReadFrom(r, endings);  // what it left
-    const bool waits =
-        !outbound_[r].empty() ||
-        std::any_of(long_sends_.begin(), long_sends_.end(),
-                    [r](const LongSend& s) { return s.to == r; }) ||
-        std::any_of(wanted_.begin(), wanted_.end(),
-                    [r](const Wanted& w) { return w.from == r; });
-    if (waits) return FailAll(why, endings);
+    if (WaitsFor(r)) return FailAll(why, endings);
   }
-  const bool waits_for_any =
-      std::any_of(wanted_.begin(), wanted_.end(),
-                  [](const Wanted& w) { return w.from == kAnyPeer; });
-  if (waits_for_any && num_lost > 0 && num_lost == team_->size() - 1) {
+  if (num_others == 0 && !lost.ok() && WaitsFor(kAnyPeer)) {
     FailAll(lost, endings);
   }
 }
@@ -387,23 +338,19 @@ void Channels::EndHopeless(Endings* endings) {
 void Channels::FailAll(const absl::Status& why, Endings* endings) {
   if (failed_.ok()) failed_ = why;
   for (int r = 0; r < team_->size(); ++r) {
-    PipeOf(team_->rank(), r).broken.value.store(1, std::memory_order_seq_cst);
+    PipeOf(team_->rank(), r).Break();
     team_->of(r).message_door.RingIfSleeping();
     for (Outbound& out : outbound_[r]) {
-      if (!out.done) continue;
-      endings->push_back(
-          [done = std::move(out.done), why, r] { done(why, r); });
+      if (out.done) AddEnding(std::move(out.done), why, r, endings);
     }
     outbound_[r].clear();
   }
   for (LongSend& send : long_sends_) {
-    endings->push_back(
-        [done = std::move(send.done), why, to = send.to] { done(why, to); });
+    AddEnding(std::move(send.done), why, send.to, endings);
   }
   long_sends_.clear();
   for (Wanted& wanted : wanted_) {
-    endings->push_back([done = std::move(wanted.done), why,
-                        from = wanted.from] { done(why, from); });
+    AddEnding(std::move(wanted.done), why, wanted.from, endings);
   }
   wanted_.clear();
 }
@@ -427,31 +374,36 @@ void Channels::StartThread() {
 
 bool Channels::IsCurrent() { return on_message_thread; }
 
+absl::Duration Channels::Step() {
+  Endings endings;
+  absl::Duration rest;
+  {
+    MutexLock lock(&mutex_);
+    const bool moved = Progress(&endings);
+    if (!Idle() && MonotonicNow() >= look_at_) {
+      EndHopeless(&endings);
+      look_at_ = MonotonicNow() + kLook;
+    }
+    rest = moved    ? absl::ZeroDuration()
+           : Idle() ? absl::InfiniteDuration()
+                    : kLook;
+  }
+  Call(endings);
+  return rest;
+}
+
 void Channels::Run() {
   on_message_thread = true;
   pthread_setname_np(pthread_self(), "tessera-message");
   Door& door = team_->mine().message_door;
-  absl::Duration look_at = Now() + kLook;
   while (!stop_) {
+    if (Step() == absl::ZeroDuration()) continue;
     door.sleeping.store(1, std::memory_order_seq_cst);
     const uint32_t seen = door.bell.load(std::memory_order_seq_cst);
-    Endings endings;
-    bool idle;
-    bool moved;
-    {
-      MutexLock lock(&mutex_);
-      moved = Progress(&endings);
-      if (!Idle() && Now() >= look_at) {
-        EndHopeless(&endings);
-        look_at = Now() + kLook;
-      }
-      idle = Idle();
-    }
-    Call(endings);
-    if (!moved && !stop_)
-      door.Sleep(seen, idle ? absl::InfiniteDuration() : kLook);
+    const absl::Duration rest = Step();
+    if (rest > absl::ZeroDuration() && !stop_) door.Sleep(seen, rest);
+    door.sleeping.store(0, std::memory_order_seq_cst);
   }
-  door.sleeping.store(0);
 }
 
 }  // namespace tessera::shm

@@ -32,7 +32,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -42,23 +42,11 @@
 #include "base/memory.h"
 #include "comm/shm/exchange.h"
 #include "comm/shm/mutex.h"
+#include "comm/shm/pipe.h"
 #include "comm/shm/team.h"
 
 namespace tessera::shm {
 
-inline constexpr int64_t kPipeBytes = 32 << 10;
-// Messages up to here travel in the pipe.
-inline constexpr int64_t kInlineBytes = 4 << 10;
-
-struct Pipe {
-  struct alignas(64) Counter {
-    std::atomic<uint64_t> value;  // bytes, ever
-  };
-  Counter written;  // by the rank in whose head it is
-  Counter read;     // by the other one
-  Counter broken;   // 1: that rank has given its messages up
-  alignas(64) char ring[kPipeBytes];
-};
 // Of all pipes, after the staging area.
 inline constexpr int64_t kPipesOffset = kControlBytes + kStagingBytes;
 inline constexpr int64_t kPipesBytes =
@@ -92,17 +80,9 @@ class Channels {
   static bool IsCurrent();
 
  private:
-  enum class Kind : uint32_t { kInline, kLong, kWasRead };
-  struct Record {
-    Kind kind = Kind::kInline;
-    int64_t tag = 0;
-    uint64_t id = 0;  // counts the sender's long messages
-    int64_t bytes = 0;
-    int64_t offset = 0;  // of a long one, in the sender's heap
-  };
   struct Outbound {
     Record record;
-    // Of kInline:
+    // Of a short message:
     const void* data = nullptr;
     Done done;
     absl::Duration deadline;
@@ -117,7 +97,7 @@ class Channels {
   };
   struct Arrived {  // and not yet asked for
     Record record;
-    std::vector<char> data;
+    CountedBuffer data;
   };
   struct Wanted {
     int from;
@@ -144,16 +124,23 @@ class Channels {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Prepare(const void* data, int64_t bytes, LongSend* send,
                        int64_t* offset) const;
-  // Ends what waits for ranks that are gone, or for too long.
+  // Ends what waits for too long, or for ranks that are gone.
   void EndHopeless(Endings* endings) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The first message that should be through by now, for words; "" if none.
+  std::string Overdue() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool WaitsFor(int peer) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Why the rest of what a rank has to say will not come; OK if it may.
   absl::Status Lost(int peer) const;
   void FailAll(const absl::Status& why, Endings* endings)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Idle() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void CountArrived(const Arrived& arrived, int sign) const;
   void StartThread() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Progress, and EndHopeless when it is time. For how long nothing is to be
+  // done unless the door rings; zero if anything moved.
+  absl::Duration Step();
   void Run();
+  static void AddEnding(Done done, const absl::Status& status, int peer,
+                        Endings* endings);
   static void Call(const Endings& endings);
 
   Team* const team_;
@@ -163,6 +150,7 @@ class Channels {
   Mutex mutex_;
   absl::Status failed_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
+  absl::Duration look_at_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::deque<Outbound>> outbound_
       ABSL_GUARDED_BY(mutex_);                                        // by rank
   std::vector<std::deque<Arrived>> arrived_ ABSL_GUARDED_BY(mutex_);  // by rank

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "base/bits.h"
 #include "base/check.h"
 #include "base/status.h"
 
@@ -14,13 +15,6 @@ namespace {
 
 // Windows begin at multiples of a cache line.
 constexpr int64_t kLineBytes = 64;
-
-// FNV-1a.
-uint64_t Hash(absl::string_view text) {
-  uint64_t hash = 14695981039346656037u;
-  for (unsigned char c : text) hash = (hash ^ c) * 1099511628211u;
-  return hash;
-}
 
 // What a rank is in, for a message: "all-reduce of unit a: 12 float32, sum".
 std::string Describe(const Post& post) {
@@ -78,7 +72,8 @@ Collective Exchange::New(Op op, absl::string_view what, ElementType type,
   call.post.op = op;
   call.post.type = type;
   call.post.numel = numel;
-  call.post.what_hash = Hash(what);
+  call.post.what_hash =
+      Fingerprint(what.data(), static_cast<int64_t>(what.size()));
   const size_t shown = std::min(what.size(), sizeof(call.post.what) - 1);
   std::memcpy(call.post.what, what.data(), shown);
   return call;

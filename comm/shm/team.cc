@@ -10,7 +10,7 @@
 #include <climits>
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "base/monotonic.h"
 
 namespace tessera::shm {
 namespace {
@@ -86,16 +86,16 @@ absl::Status Team::WaitFor(int peer, Control::Counter Control::*counter,
   on_sleep_(peer);
   Door& door = mine().door;
   absl::Status status;
-  const absl::Time begin = absl::Now();
-  absl::Time ask_at = begin + kLook;
+  const absl::Duration begin = MonotonicNow();
+  absl::Duration ask_at = begin + kLook;
   door.sleeping.store(1, std::memory_order_seq_cst);
   while (true) {
     const uint32_t seen = door.bell.load(std::memory_order_seq_cst);
     if (word.load(std::memory_order_seq_cst) >= value) break;
     status = aborted();
-    if (status.ok() && gone_ && absl::Now() >= ask_at) {
+    if (status.ok() && gone_ && MonotonicNow() >= ask_at) {
       status = gone_(peer);
-      ask_at = absl::Now() + kLook;
+      ask_at = MonotonicNow() + kLook;
       // It may have gone right after.
       if (!status.ok() && word.load(std::memory_order_seq_cst) >= value) {
         status = absl::OkStatus();
@@ -105,7 +105,7 @@ absl::Status Team::WaitFor(int peer, Control::Counter Control::*counter,
     door.Sleep(seen, kLook);
   }
   door.sleeping.store(0, std::memory_order_seq_cst);
-  waits_[peer] += absl::Now() - begin;
+  waits_[peer] += MonotonicNow() - begin;
   return status;
 }
 
