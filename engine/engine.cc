@@ -16,8 +16,8 @@
 #include "sharding/gradients.h"
 #include "sharding/partition.h"
 #include "sharding/registry.h"
-#include "sharding/residency.h"
 #include "sharding/saved_tensors.h"
+#include "sharding/schedule.h"
 #include "sharding/storage_access.h"
 #include "sharding/tag.h"
 #include "sharding/torch_scope.h"
@@ -36,6 +36,12 @@ AdamWOptions OptionsOf(const proto::AdamParams& params) {
   options.eps = params.eps();
   options.weight_decay = params.weight_decay();
   return options;
+}
+
+ScheduleOptions ScheduleOf(const EngineOptions& options) {
+  ScheduleOptions schedule;
+  if (options.live_units == 0) schedule.max_live = 0;
+  return schedule;
 }
 
 absl::Status CheckLoss(const at::Tensor& loss) {
@@ -65,7 +71,7 @@ class Engine::Impl {
         config_(std::move(config)),
         comm_(std::move(comm)),
         stage_(Stage::Of(config_.zero_optimization().stage())),
-        residency_(std::make_shared<Residency>(options.live_units)) {}
+        schedule_(std::make_shared<Schedule>(ScheduleOf(options))) {}
   ~Impl();
 
   absl::Status Build(const EngineOptions& options);
@@ -101,7 +107,7 @@ class Engine::Impl {
   proto::Config config_;
   std::shared_ptr<Communicator> comm_;
   Stage stage_;
-  std::shared_ptr<Residency> residency_;
+  std::shared_ptr<Schedule> schedule_;
   std::vector<std::shared_ptr<Unit>> units_;
   std::unique_ptr<Gradients> gradients_;
   std::unique_ptr<AdamW> optimizer_;
@@ -153,7 +159,13 @@ absl::Status Engine::Impl::Build(const EngineOptions& options) {
   mine = TakeOver(*std::move(plans));
   if (!mine.ok()) return GiveBack(mine);
   InstallSavedTensorHooks();
-  gradients_ = std::make_unique<Gradients>(units_, comm_, std::move(expected));
+  gradients_ = std::make_unique<Gradients>(units_, comm_, GradientOptions(),
+                                           std::move(expected));
+  std::vector<Unit*> sharded;
+  for (const auto& unit : units_) {
+    if (unit->stage().sharded_parameters) sharded.push_back(unit.get());
+  }
+  schedule_->Start(std::move(sharded));
   return absl::OkStatus();
 }
 
@@ -162,8 +174,10 @@ absl::Status Engine::Impl::TakeOver(std::vector<UnitPlan> plans) {
   int index = 0;
   for (auto& plan : plans) {
     const int count = static_cast<int>(plan.parameters.size());
+    UnitOptions options;
+    options.stage = stage_;
     auto unit = Unit::Prepare(plan.name, std::move(plan.parameters), index,
-                              stage_, comm_, residency_);
+                              options, comm_, schedule_);
     TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(unit.status(), "Engine::Create"));
     (*unit)->Adopt();
     Registry::Global().Add(*unit);
@@ -211,19 +225,20 @@ absl::Status Engine::Impl::Backward(const at::Tensor& loss) {
     loss.backward(seed);
     ThrowIfError(gradients_->CheckAttached());
   };
-  absl::Status status = gradients_->Reduce(
-      backward,
-      absl::StrCat("optimizer step ", step_, ", micro-batch ", micro_steps_));
-  residency_->FreeAll();
+  MicroBatch micro_batch;
+  micro_batch.position =
+      absl::StrCat("optimizer step ", step_, ", micro-batch ", micro_steps_);
+  absl::Status status = gradients_->Run(backward, micro_batch);
+  schedule_->Border();
   if (status.ok()) has_backward_ = true;
   return status;
 }
 
 absl::Status Engine::Impl::MakeUpdatable() {
   ReleaseNodePins();
-  residency_->FreeAll();
+  schedule_->Border();
   for (const auto& unit : units_) {
-    TESSERA_RETURN_IF_ERROR(unit->CheckUpdatable());
+    TESSERA_RETURN_IF_ERROR(unit->PrepareUpdate());
   }
   return absl::OkStatus();
 }
@@ -379,7 +394,7 @@ StateBytes Engine::Impl::state_bytes() const {
 StateBytes Engine::Impl::replicated_state_bytes() const {
   StateBytes bytes;
   for (const auto& unit : units_) {
-    bytes.parameters += unit->layout().payload_bytes();
+    bytes.parameters += unit->layout().payload_numel() * 4;
   }
   bytes.gradients = bytes.parameters;
   if (optimizer_ != nullptr) bytes.optimizer = 2 * bytes.parameters;

@@ -24,15 +24,19 @@ std::vector<CheckpointPart> PartsOf(const TrainingState& state) {
   std::vector<CheckpointPart> parts;
   for (size_t u = 0; u < state.units.size(); ++u) {
     Unit& unit = *state.units[u];
-    auto add = [&](absl::string_view what, char* data) {
+    auto add = [&](absl::string_view what, const at::Tensor& values) {
       // Names of units need not differ, their numbers do.
-      parts.push_back({absl::StrCat(what, "/", u, "/", unit.name()),
-                       BytesOver(data, unit.owned().bytes(), unit.device())});
+      parts.push_back(
+          {absl::StrCat(what, "/", u, "/", unit.name()),
+           BytesOver(static_cast<char*>(values.data_ptr()),
+                     static_cast<int64_t>(values.nbytes()), unit.device())});
     };
-    add("parameters", unit.owned_data());
+    add("parameters", unit.masters());
     if (state.optimizer == nullptr) continue;
-    add("exp_avg", state.optimizer->exp_avg(static_cast<int>(u)).data());
-    add("exp_avg_sq", state.optimizer->exp_avg_sq(static_cast<int>(u)).data());
+    const int i = static_cast<int>(u);
+    if (!state.optimizer->exp_avg(i).defined()) continue;
+    add("exp_avg", state.optimizer->exp_avg(i).View());
+    add("exp_avg_sq", state.optimizer->exp_avg_sq(i).View());
   }
   if (state.optimizer != nullptr) {
     auto& steps = state.optimizer->parameter_steps();

@@ -45,18 +45,26 @@ absl::StatusOr<std::unique_ptr<AdamW>> AdamW::Create(
     std::vector<std::shared_ptr<Unit>> units, AdamWOptions options) {
   auto adamw = std::make_unique<AdamW>();
   adamw->options_ = options;
-  for (const auto& unit : units) {
-    State state;
-    for (FlatBuffer* buffer : {&state.exp_avg, &state.exp_avg_sq}) {
-      TESSERA_ASSIGN_OR_RETURN(
-          *buffer, FlatBuffer::Allocate(unit->owned().bytes(), unit->device(),
-                                        MemoryKind::kOptimizer));
-    }
-    adamw->states_.push_back(std::move(state));
-    adamw->steps_.resize(adamw->steps_.size() + unit->parameters().size());
-  }
   adamw->units_ = std::move(units);
+  adamw->states_.resize(adamw->units_.size());
+  for (size_t u = 0; u < adamw->units_.size(); ++u) {
+    const Unit& unit = *adamw->units_[u];
+    if (unit.trainable()) TESSERA_RETURN_IF_ERROR(adamw->EnsureState(u));
+    adamw->steps_.resize(adamw->steps_.size() + unit.parameters().size());
+  }
   return adamw;
+}
+
+absl::Status AdamW::EnsureState(size_t u) {
+  Unit& unit = *units_[u];
+  if (states_[u].exp_avg.defined()) return absl::OkStatus();
+  TESSERA_RETURN_IF_ERROR(unit.MakeMasters());
+  for (FlatBuffer* buffer : {&states_[u].exp_avg, &states_[u].exp_avg_sq}) {
+    TESSERA_ASSIGN_OR_RETURN(
+        *buffer, FlatBuffer::Allocate(unit.owned().numel(), unit.master_dtype(),
+                                      unit.device(), MemoryKind::kOptimizer));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status AdamW::Step(const Gradients& gradients) {
@@ -67,29 +75,28 @@ absl::Status AdamW::Step(const Gradients& gradients) {
     for (size_t u = 0; u < units_.size(); ++u) {
       Unit& unit = *units_[u];
       const UnitGradient& gradient = gradients.of(u);
+      if (!gradient.owned().defined()) continue;
+      ThrowIfError(EnsureState(u));
       for (size_t i = 0; i < unit.parameters().size(); ++i) {
         if (gradient.has_gradient(i)) ++steps_[unit.parameters()[i].index];
       }
       for (const auto& segment : unit.segments()) {
         const auto& p = unit.parameters()[segment.parameter];
         if (!gradient.has_gradient(segment.parameter)) continue;
-        const int64_t offset = segment.flat.begin - unit.owned().begin;
-        const int64_t item = unit.item_bytes();
-        const int64_t begin = (segment.flat.begin - p.flat.begin) / item;
-        const int64_t end = begin + segment.flat.bytes() / item;
+        const int64_t begin = segment.flat.begin - p.flat.begin;
+        const int64_t end = segment.flat.end - p.flat.begin;
         const bool aligned =
             begin % kGroup == 0 &&
             (end % kGroup == 0 || segment.flat.end == p.flat.end);
-        auto view = [&](char* owned) {
-          at::Tensor t = TensorOver(owned + offset, {end - begin}, {1},
-                                    unit.dtype(), unit.device());
-          return aligned ? t
-                         : Realign(t, begin, end, p.flat.bytes() / item, &undo);
+        auto view = [&](const at::Tensor& owned) {
+          const at::Tensor t = owned.narrow(
+              0, segment.flat.begin - unit.owned().begin, end - begin);
+          return aligned ? t : Realign(t, begin, end, p.flat.numel(), &undo);
         };
-        lists.params.push_back(view(unit.owned_data()));
-        lists.grads.push_back(view(gradient.owned_data()));
-        lists.exp_avgs.push_back(view(states_[u].exp_avg.data()));
-        lists.exp_avg_sqs.push_back(view(states_[u].exp_avg_sq.data()));
+        lists.params.push_back(view(unit.masters()));
+        lists.grads.push_back(view(gradient.owned()));
+        lists.exp_avgs.push_back(view(states_[u].exp_avg.View()));
+        lists.exp_avg_sqs.push_back(view(states_[u].exp_avg_sq.View()));
         lists.steps.push_back(
             at::full({}, static_cast<double>(steps_[p.index]),
                      at::TensorOptions(at::kFloat).device(unit.device())));

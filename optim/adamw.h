@@ -30,8 +30,9 @@ struct AdamWOptions {
 
 class AdamW {
  public:
-  // Allocates the states of this rank's part of every unit: 2 * owned bytes.
-  // LOCAL. ResourceExhausted.
+  // Allocates the states of this rank's part of every trainable unit, 2 * owned
+  // elements of the master dtype; another unit's when it first has a gradient
+  // (it was unfrozen). LOCAL. ResourceExhausted.
   static absl::StatusOr<std::unique_ptr<AdamW>> Create(
       std::vector<std::shared_ptr<Unit>> units, AdamWOptions options);
 
@@ -39,7 +40,7 @@ class AdamW {
   // caller publishes (Unit::PublishOwned). REQUIRES: CheckUpdatable of all.
   absl::Status Step(const Gradients& gradients);
 
-  // States of a unit, for checkpoints: [owned bytes] each.
+  // States of a unit, for checkpoints: [owned] each, or undefined.
   FlatBuffer& exp_avg(int unit) { return states_[unit].exp_avg; }
   FlatBuffer& exp_avg_sq(int unit) { return states_[unit].exp_avg_sq; }
   // Steps done per parameter of the model, the same on all ranks.
@@ -50,6 +51,7 @@ class AdamW {
   struct State {
     FlatBuffer exp_avg, exp_avg_sq;  // [owned]
   };
+  absl::Status EnsureState(size_t unit);
   std::vector<std::shared_ptr<Unit>> units_;
   std::vector<State> states_;
   std::vector<int64_t> steps_;

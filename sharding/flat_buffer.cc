@@ -27,22 +27,25 @@ void CopyBytes(at::Device device, char* to, const char* from, int64_t bytes) {
   TensorOver(to, {bytes}, {1}, at::kByte, device).copy_(source);
 }
 
-absl::StatusOr<FlatBuffer> FlatBuffer::Allocate(int64_t bytes,
+absl::StatusOr<FlatBuffer> FlatBuffer::Allocate(int64_t numel,
+                                                at::ScalarType dtype,
                                                 at::Device device,
-                                                MemoryKind kind) {
+                                                MemoryKind kind, Fill fill) {
   FlatBuffer buffer;
-  buffer.bytes_ = bytes;
+  buffer.item_bytes_ = static_cast<int64_t>(c10::elementSize(dtype));
   buffer.kind_ = kind;
+  const int64_t bytes = numel * buffer.item_bytes_;
   if (device.is_cpu()) {
     TESSERA_ASSIGN_OR_RETURN(buffer.cpu_,
-                             AllocateCounted(bytes, kind, /*zeroed=*/true));
+                             AllocateCounted(bytes, kind, fill == Fill::kZero));
     buffer.data_ = static_cast<char*>(buffer.cpu_.data());
-    buffer.tensor_ = TensorOver(buffer.data_, {bytes}, {1}, at::kByte, device);
+    buffer.tensor_ = TensorOver(buffer.data_, {numel}, {1}, dtype, device);
     return buffer;
   }
   TESSERA_RETURN_IF_ERROR(CatchTorch("allocate", [&] {
-    buffer.tensor_ =
-        at::zeros({bytes}, at::TensorOptions(at::kByte).device(device));
+    const auto options = at::TensorOptions(dtype).device(device);
+    buffer.tensor_ = fill == Fill::kZero ? at::zeros({numel}, options)
+                                         : at::empty({numel}, options);
   }));
   buffer.data_ = static_cast<char*>(buffer.tensor_.mutable_data_ptr());
   MemoryLedger::Global().Add(kind, bytes);
@@ -51,12 +54,11 @@ absl::StatusOr<FlatBuffer> FlatBuffer::Allocate(int64_t bytes,
 
 void FlatBuffer::Reset() {
   if (tensor_.defined() && !tensor_.is_cpu()) {
-    MemoryLedger::Global().Remove(kind_, bytes_);
+    MemoryLedger::Global().Remove(kind_, bytes());
   }
   tensor_.reset();
   cpu_ = CountedBuffer();
   data_ = nullptr;
-  bytes_ = 0;
 }
 
 FlatBuffer::~FlatBuffer() { Reset(); }
@@ -71,15 +73,19 @@ FlatBuffer& FlatBuffer::operator=(FlatBuffer&& other) noexcept {
   tensor_ = std::move(other.tensor_);
   cpu_ = std::move(other.cpu_);
   data_ = std::exchange(other.data_, nullptr);
-  bytes_ = std::exchange(other.bytes_, 0);
+  item_bytes_ = other.item_bytes_;
   kind_ = other.kind_;
   return *this;
 }
 
-at::Tensor FlatBuffer::View(at::ScalarType dtype, ByteRange range) const {
-  const int64_t numel =
-      range.bytes() / static_cast<int64_t>(c10::elementSize(dtype));
-  return TensorOver(data_ + range.begin, {numel}, {1}, dtype, tensor_.device());
+at::Tensor FlatBuffer::View(Range range) const {
+  return TensorOver(data(range.begin), {range.numel()}, {1}, dtype(),
+                    tensor_.device());
+}
+
+at::Tensor FlatBuffer::Bytes(Range range) const {
+  return TensorOver(data(range.begin), {range.numel() * item_bytes_}, {1},
+                    at::kByte, tensor_.device());
 }
 
 }  // namespace tessera

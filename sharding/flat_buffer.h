@@ -1,6 +1,6 @@
-// FlatBuffer: one counted piece of memory on a device, as a tensor of bytes.
-// CPU memory comes from base/memory.h; CUDA memory from libtorch's allocator
-// and is entered in the same ledger.
+// FlatBuffer: one counted piece of memory on a device, as a one-dimensional
+// tensor. CPU memory comes from base/memory.h; CUDA memory from libtorch's
+// allocator and is entered in the same ledger.
 #ifndef SHARDING_FLAT_BUFFER_H_
 #define SHARDING_FLAT_BUFFER_H_
 
@@ -13,6 +13,10 @@
 
 namespace tessera {
 
+// What a new buffer holds: zeros, or whatever the memory held (for one that is
+// written whole at once; saves a pass over it).
+enum class Fill { kZero, kNone };
+
 class FlatBuffer {
  public:
   FlatBuffer() = default;
@@ -20,25 +24,31 @@ class FlatBuffer {
   FlatBuffer& operator=(FlatBuffer&& other) noexcept;
   ~FlatBuffer();
 
-  // `bytes` zero bytes on `device`. ResourceExhausted names kind and size.
-  static absl::StatusOr<FlatBuffer> Allocate(int64_t bytes, at::Device device,
-                                             MemoryKind kind);
+  // ResourceExhausted names kind and size.
+  static absl::StatusOr<FlatBuffer> Allocate(int64_t numel,
+                                             at::ScalarType dtype,
+                                             at::Device device, MemoryKind kind,
+                                             Fill fill = Fill::kZero);
   void Reset();
 
   bool defined() const { return tensor_.defined(); }
-  int64_t bytes() const { return bytes_; }
-  char* data() const { return data_; }
+  int64_t numel() const { return tensor_.defined() ? tensor_.numel() : 0; }
+  int64_t bytes() const { return numel() * item_bytes_; }
+  at::ScalarType dtype() const { return tensor_.scalar_type(); }
+  // Where element `begin` lies.
+  char* data(int64_t begin = 0) const { return data_ + begin * item_bytes_; }
   // The whole buffer, and a range of it, as tensors that do not own memory.
-  at::Tensor View(at::ScalarType dtype) const {
-    return View(dtype, {0, bytes_});
-  }
-  at::Tensor View(at::ScalarType dtype, ByteRange range) const;
+  const at::Tensor& View() const { return tensor_; }
+  at::Tensor View(Range range) const;
+  // The same memory, read as bytes.
+  at::Tensor Bytes() const { return Bytes({0, numel()}); }
+  at::Tensor Bytes(Range range) const;
 
  private:
-  at::Tensor tensor_;  // uint8 [bytes]; does not own CPU memory
+  at::Tensor tensor_;  // [numel]; does not own CPU memory
   CountedBuffer cpu_;  // CPU memory, else empty
   char* data_ = nullptr;
-  int64_t bytes_ = 0;
+  int64_t item_bytes_ = 1;
   MemoryKind kind_ = MemoryKind::kOther;
 };
 
@@ -49,6 +59,15 @@ void CopyBytes(at::Device device, char* to, const char* from, int64_t bytes);
 at::Tensor TensorOver(char* data, at::IntArrayRef sizes,
                       at::IntArrayRef strides, at::ScalarType dtype,
                       at::Device device);
+
+// The dtype of the elements that a tensor's numbers count as in a flat buffer:
+// that of a complex number's parts, otherwise its own. And how many these are.
+inline at::ScalarType ElementType(at::ScalarType dtype) {
+  return c10::toRealValueType(dtype);
+}
+inline int64_t ElementsPerNumber(at::ScalarType dtype) {
+  return c10::isComplexType(dtype) ? 2 : 1;
+}
 
 }  // namespace tessera
 #endif  // SHARDING_FLAT_BUFFER_H_

@@ -1,5 +1,8 @@
 #include "sharding/gradients.h"
 
+#include <cmath>
+#include <cstring>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -19,8 +22,6 @@ namespace {
 
 namespace autograd = torch::autograd;
 
-// How many reductions may be on their way while backward goes on.
-constexpr size_t kInFlight = 2;
 // How long a rank that failed waits for the others to say that they did too.
 constexpr absl::Duration kAllFailedWait = absl::Seconds(4);
 
@@ -71,8 +72,8 @@ class Gradients::ArrivalHook : public autograd::PostAccumulateGradHook {
 
 Gradients::Gradients(const std::vector<std::shared_ptr<Unit>>& units,
                      std::shared_ptr<Communicator> comm,
-                     std::vector<bool> expected)
-    : comm_(std::move(comm)) {
+                     GradientOptions options, std::vector<bool> expected)
+    : comm_(std::move(comm)), options_(options) {
   auto next = expected.begin();
   for (size_t u = 0; u < units.size(); ++u) {
     const auto& params = units[u]->parameters();
@@ -88,6 +89,29 @@ Gradients::Gradients(const std::vector<std::shared_ptr<Unit>>& units,
                       std::move(autograd::impl::post_acc_grad_hooks(tensor))));
     }
   }
+  MakeBuckets();
+}
+
+void Gradients::MakeBuckets() {
+  int64_t numel = 0;
+  const Unit* last = nullptr;
+  for (auto it = units_.rbegin(); it != units_.rend(); ++it) {
+    const Unit& unit = (*it)->unit();
+    const int64_t more = unit.layout().whole_numel();
+    const Stage stage = unit.stage();
+    const bool fits =
+        last != nullptr && numel + more <= options_.bucket_numel &&
+        unit.reduce_dtype() == last->reduce_dtype() &&
+        unit.device() == last->device() &&
+        stage.sharded_gradients == last->stage().sharded_gradients;
+    if (!fits) {
+      buckets_.emplace_back();
+      numel = 0;
+    }
+    buckets_.back().push_back(it->get());
+    numel += more;
+    last = &unit;
+  }
 }
 
 Gradients::~Gradients() {
@@ -98,7 +122,7 @@ Gradients::~Gradients() {
       }
     }
   }
-  (void)FinishAll();  // a collective may still write into our buffers
+  (void)FinishUntil(0);  // a collective may still write into our buffers
 }
 
 void Gradients::Arrived(int unit_index, int parameter,
@@ -108,56 +132,94 @@ void Gradients::Arrived(int unit_index, int parameter,
   UnitGradient& unit = *units_[unit_index];
   at::Tensor gradient = tensor.grad();
   if (!gradient.defined()) return;
-  if (gradient.layout() != at::kStrided) gradient = gradient.to_dense();
-  ThrowIfError(unit.Add(parameter, gradient));
+  if (gradient.layout() != at::kStrided && !gradient.is_sparse()) {
+    gradient = gradient.to_dense();
+  }
+  using How = UnitGradient::Arrival;
+  const bool ours = running_ != nullptr;
+  const How how = !ours                                   ? How::kAdd
+                  : running_->weight.value_or(1.0) == 0.0 ? How::kZero
+                  : running_->reduce                      ? How::kAdd
+                                                          : How::kGather;
+  ThrowIfError(unit.Add(parameter, gradient, how));
   tensor.mutable_grad().reset();
-  if (!running_) return;
+  if (!ours || !running_->reduce) return;
   if (autograd::get_current_graph_task_id() != OutermostTask::id()) {
     unit.SetLate();
   }
   ThrowIfError(LaunchReady(/*all=*/false));
 }
 
-// Launches units from the last to the first, as far as they are complete.
+MeanOptions Gradients::mean() const {
+  const bool sums = running_->weight.has_value() || !options_.mean;
+  const double base = sums ? 1 : comm_->world_size();
+  return {options_.predivide, base / options_.predivide};
+}
+
+// Launches buckets from the last units to the first, as far as they are
+// complete.
 absl::Status Gradients::LaunchReady(bool all) {
-  for (; cursor_ < units_.size(); ++cursor_) {
-    UnitGradient& unit = *units_[units_.size() - 1 - cursor_];
-    if (!unit.AnyExpected()) continue;
-    if (!all && !unit.Complete()) return absl::OkStatus();
-    TESSERA_RETURN_IF_ERROR(unit.Launch());
-    in_flight_.push_back(&unit);
-    while (in_flight_.size() > kInFlight) {
-      UnitGradient* oldest = in_flight_.front();
-      in_flight_.pop_front();
-      TESSERA_RETURN_IF_ERROR(oldest->Finish());
+  for (; cursor_ < buckets_.size(); ++cursor_) {
+    std::vector<UnitGradient*> ready;
+    for (UnitGradient* unit : buckets_[cursor_]) {
+      if (!unit->AnyExpected()) continue;
+      if (!all && !unit->Complete()) return absl::OkStatus();
+      ready.push_back(unit);
     }
+    if (ready.empty()) continue;
+    TESSERA_RETURN_IF_ERROR(FinishUntil(options_.overlap ? 1 : 0));
+    TESSERA_ASSIGN_OR_RETURN(auto reduction,
+                             Reduction::Start(std::move(ready), mean()));
+    in_flight_.push_back(std::move(reduction));
+    if (!options_.overlap) TESSERA_RETURN_IF_ERROR(FinishUntil(0));
   }
   return absl::OkStatus();
 }
 
-absl::Status Gradients::FinishAll() {
+absl::Status Gradients::FinishUntil(size_t in_flight) {
   absl::Status first;
-  for (UnitGradient* unit : in_flight_) first.Update(unit->Finish());
-  in_flight_.clear();
+  while (in_flight_.size() > in_flight) {
+    first.Update(in_flight_.front()->Finish());
+    in_flight_.pop_front();
+  }
   return first;
 }
 
-absl::Status Gradients::Reduce(const std::function<void()>& backward,
-                               absl::string_view position) {
+absl::Status Gradients::Run(const std::function<void()>& backward,
+                            const MicroBatch& micro_batch) {
   cursor_ = 0;
   for (auto& unit : units_) unit->Begin();
+  running_ = &micro_batch;
   absl::Status mine;
   {
-    running_ = true;
     OutermostTask outermost;
     mine = CatchTorch("backward", backward);
-    running_ = false;
   }
   ReleaseNodePins();
   TorchScope scope;
-  if (!mine.ok()) TESSERA_RETURN_IF_ERROR(AgreeOnFailing(mine));
+  absl::Status status;
+  if (!micro_batch.reduce) {
+    status = EndLocal(mine);
+  } else {
+    mine.Update(local_failure_);
+    status = AgreeOnFailing(mine);
+    if (status.ok()) status = ReduceRest(mine);
+  }
+  running_ = nullptr;
+  return status;
+}
+
+// What a failed local micro-batch left cannot be told from the others' part: it
+// fails the next one that is reduced, on all ranks.
+absl::Status Gradients::EndLocal(const absl::Status& backward) {
+  local_failure_.Update(backward);
+  local_weight_ += running_->weight.value_or(0);
+  return backward;
+}
+
+absl::Status Gradients::ReduceRest(absl::Status mine) {
   absl::Status reduced = LaunchReady(/*all=*/true);
-  reduced.Update(FinishAll());
+  reduced.Update(FinishUntil(0));
   if (!reduced.ok()) {
     // The others wait in a reduction, not in the agreement.
     mine.Update(reduced);
@@ -165,7 +227,6 @@ absl::Status Gradients::Reduce(const std::function<void()>& backward,
     Discard();
     return mine;
   }
-
   std::vector<bool> arrived, held;
   for (const auto& unit : units_) {
     for (size_t i = 0; i < unit->num_parameters(); ++i) {
@@ -173,7 +234,7 @@ absl::Status Gradients::Reduce(const std::function<void()>& backward,
       held.push_back(unit->held(i));
     }
   }
-  absl::Status agreed = Agree(mine, position, &arrived, &held);
+  absl::Status agreed = Agree(mine, &arrived, &held);
   comm_->ClearAnnouncement();
   if (agreed.ok()) {
     agreed = Commit(arrived, held);
@@ -190,31 +251,43 @@ absl::Status Gradients::Reduce(const std::function<void()>& backward,
 // will not join: they learn it from the announcement. Only if all failed alike
 // can the engine go on.
 absl::Status Gradients::AgreeOnFailing(const absl::Status& mine) {
+  if (mine.ok()) return mine;
   if (!units_.empty() && !units_[0]->unit().stage().sharded_parameters) {
     return absl::OkStatus();  // the others wait for the reductions only
   }
   comm_->Announce(mine);
   if (comm_->AllAnnounced(kAllFailedWait)) return absl::OkStatus();
-  (void)FinishAll();
+  (void)FinishUntil(0);
   Discard();
   return mine;
 }
 
-// One message per rank: status, and which parameters arrived or are held.
+double Gradients::unsent_weight() const {
+  return running_->weight.has_value()
+             ? *running_->weight + local_weight_
+             : std::numeric_limits<double>::quiet_NaN();
+}
+
+// One message per rank: which parameters arrived or are held, the rank's
+// weight, its status.
 absl::Status Gradients::Agree(const absl::Status& mine,
-                              absl::string_view position,
                               std::vector<bool>* arrived,
                               std::vector<bool>* held) {
   const size_t bytes = (arrived->size() + 7) / 8;
+  const double weight = unsent_weight();
   std::string message = absl::StrCat(PackBits(*arrived), PackBits(*held));
+  message.append(reinterpret_cast<const char*>(&weight), sizeof(weight));
   message.push_back(static_cast<char>(mine.code()));
-  absl::StrAppend(&message, mine.ok() ? position : mine.message());
+  absl::StrAppend(&message, mine.ok() ? running_->position : mine.message());
+  const size_t head = 2 * bytes + sizeof(weight);
   TESSERA_ASSIGN_OR_RETURN(
       auto all, comm_->AllGatherStrings(
                     message, CommTag{"agreement at the end of backward"}));
+  std::vector<double> weights(all.size());
   for (size_t rank = 0; rank < all.size(); ++rank) {
     const absl::string_view theirs = all[rank];
-    const auto code = static_cast<absl::StatusCode>(theirs[2 * bytes]);
+    std::memcpy(&weights[rank], theirs.data() + 2 * bytes, sizeof(weight));
+    const auto code = static_cast<absl::StatusCode>(theirs[head]);
     if (code == absl::StatusCode::kOk) {
       OrBits(theirs, arrived);
       OrBits(theirs.substr(bytes), held);
@@ -223,16 +296,32 @@ absl::Status Gradients::Agree(const absl::Status& mine,
     if (static_cast<int>(rank) == comm_->rank()) return mine;
     return absl::Status(
         code,
-        absl::StrCat("rank ", rank, " failed: ", theirs.substr(2 * bytes + 1)));
+        absl::StrCat("rank ", rank, " failed: ", theirs.substr(head + 1)));
   }
   for (size_t rank = 1; rank < all.size(); ++rank) {
-    const auto first = absl::string_view(all[0]).substr(2 * bytes + 1);
-    const auto theirs = absl::string_view(all[rank]).substr(2 * bytes + 1);
+    const auto first = absl::string_view(all[0]).substr(head + 1);
+    const auto theirs = absl::string_view(all[rank]).substr(head + 1);
     if (theirs == first) continue;
     return absl::FailedPreconditionError(
         absl::StrCat("Backward: rank ", rank, " is at ", theirs, ", rank 0 at ",
                      first, "; all ranks must call Step and ZeroGrad alike"));
   }
+  return AddWeights(weights);
+}
+
+// In rank order, so that all ranks come to the same bits.
+absl::Status Gradients::AddWeights(const std::vector<double>& weights) {
+  double sum = 0;
+  for (size_t rank = 0; rank < weights.size(); ++rank) {
+    if (std::isnan(weights[rank]) != std::isnan(weights[0])) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "Backward: rank ", std::isnan(weights[0]) ? rank : 0,
+          " gave a weight and rank ", std::isnan(weights[0]) ? 0 : rank,
+          " gave none; all ranks must do alike"));
+    }
+    sum += weights[rank];
+  }
+  if (!std::isnan(sum)) total_weight_ += sum;
   return absl::OkStatus();
 }
 
@@ -247,7 +336,8 @@ absl::Status Gradients::Commit(const std::vector<bool>& arrived,
     std::vector<bool> late(held.begin() + first, held.begin() + first + n);
     first += n;
     TESSERA_RETURN_IF_ERROR(unit->Commit(came));
-    TESSERA_RETURN_IF_ERROR(unit->ReduceHeld(late));
+    TESSERA_RETURN_IF_ERROR(
+        unit->ReduceHeld(late, mean().predivide, mean().divisor));
     for (size_t i = 0; i < n; ++i) came[i] = came[i] || late[i];
     unit->set_expected(std::move(came));
   }
@@ -255,6 +345,8 @@ absl::Status Gradients::Commit(const std::vector<bool>& arrived,
 }
 
 void Gradients::Discard() {
+  local_weight_ = 0;
+  local_failure_ = absl::OkStatus();
   for (auto& unit : units_) {
     unit->DropMicroBatch();
     for (const auto& p : unit->unit().parameters()) {
@@ -265,6 +357,7 @@ void Gradients::Discard() {
 
 void Gradients::Zero() {
   Discard();
+  total_weight_ = 0;
   for (auto& unit : units_) unit->Zero();
 }
 

@@ -1,19 +1,22 @@
 // Gradients: the way of all gradients from autograd to the owners' shards.
 //
 //   hook on a parameter -> its place in the unit's local flat gradient [P]
-//   unit complete       -> sum over ranks, in rank order; the owner keeps [S]
-//   end of backward     -> agreement of all ranks; division by W; added to the
-//                          gradients of the step's earlier micro-batches
+//   bucket complete     -> sum over ranks, in rank order; the owner keeps [S]
+//   end of backward     -> agreement of all ranks; added to the gradients of
+//   the
+//                          step's earlier micro-batches
+//
+// A bucket is a unit, or neighbouring small units together.
 //
 // A hook's call is not "the last gradient": a parameter used in two reentrant
-// checkpoints fires twice. So a unit is complete early only if each expected
+// checkpoints fires twice. So a bucket is complete early only if each expected
 // parameter has arrived in the outermost graph task and nothing hints at a
 // reentrant checkpoint (the unit was used outside of any graph); otherwise at
 // the end of backward.
 //
 // Collectives of one backward, the same on all ranks whatever their graphs
 // were:
-//   1. every unit with expected parameters, in reverse order of registration;
+//   1. every bucket with expected parameters, in reverse order of registration;
 //   2. the agreement (error, which parameters got a gradient anywhere);
 //   3. units with held gradients: of parameters that were not expected, or that
 //      came after their unit was launched.
@@ -28,17 +31,43 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
-#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "comm/communicator.h"
+#include "sharding/reduction.h"
 #include "sharding/unit.h"
 #include "sharding/unit_gradient.h"
 
 namespace tessera {
+
+struct GradientOptions {
+  // false: a reduction is waited for at once, so only one unit's gradients are
+  // held besides the shards; true: one more is on its way.
+  bool overlap = true;
+  // Neighbouring units are reduced together while they have at most so many
+  // elements in all.
+  int64_t bucket_numel = 1 << 18;
+  bool mean = true;      // false: the sum over ranks
+  double predivide = 1;  // DeepSpeed's gradient_predivide_factor
+};
+
+// One call of Backward.
+struct MicroBatch {
+  // Where in the training this rank is; the same on all ranks.
+  std::string position;
+  // This rank's number of samples, 0 if it has none (its gradients then count
+  // as zero): the sum over ranks is not divided, and the weights are added up
+  // (Gradients::total_weight). Absent: the mean over ranks.
+  std::optional<double> weight;
+  // Gradients stay on this rank, added up in the master dtype, until the next
+  // call with reduce. Nothing is COLLECTIVE then.
+  bool reduce = true;
+};
 
 class Gradients {
  public:
@@ -46,21 +75,26 @@ class Gradients {
   // hooks found there are chained. `expected[i]`: parameter i of the model
   // requires a gradient on some rank, the same on all ranks. LOCAL.
   Gradients(const std::vector<std::shared_ptr<Unit>>& units,
-            std::shared_ptr<Communicator> comm, std::vector<bool> expected);
+            std::shared_ptr<Communicator> comm, GradientOptions options,
+            std::vector<bool> expected);
   ~Gradients();  // takes the hooks away. LOCAL
   Gradients(const Gradients&) = delete;
   Gradients& operator=(const Gradients&) = delete;
 
   // Runs `backward` and reduces what it and any bare backward before it left.
-  // `position` says where in the training this rank is: FailedPrecondition if
-  // the others are elsewhere.
-  // On an error of any rank every rank returns it, the micro-batch's gradients
-  // are dropped, and those of earlier micro-batches stay. COLLECTIVE.
-  absl::Status Reduce(const std::function<void()>& backward,
-                      absl::string_view position);
+  // FailedPrecondition if other ranks are elsewhere in the training.
+  // On an error of any rank every rank returns it, and the gradients not yet
+  // reduced are dropped; those reduced in earlier micro-batches stay.
+  // COLLECTIVE.
+  absl::Status Run(const std::function<void()>& backward,
+                   const MicroBatch& micro_batch);
 
   // Drops everything. LOCAL.
   void Zero();
+
+  // Of all ranks and micro-batches since Zero; 0 without weights. The step's
+  // gradient is the sum that it divides.
+  double total_weight() const { return total_weight_; }
 
   // By unit, in the model's order.
   const UnitGradient& of(size_t unit) const { return *units_[unit]; }
@@ -79,22 +113,35 @@ class Gradients {
  private:
   class ArrivalHook;
 
+  void MakeBuckets();
   void Arrived(int unit, int parameter, const at::Tensor& tensor);
   absl::Status LaunchReady(bool all);
-  absl::Status FinishAll();
+  absl::Status FinishUntil(size_t in_flight);
+  absl::Status EndLocal(const absl::Status& backward);
+  absl::Status ReduceRest(absl::Status mine);
   absl::Status AgreeOnFailing(const absl::Status& mine);
-  absl::Status Agree(const absl::Status& mine, absl::string_view position,
-                     std::vector<bool>* arrived, std::vector<bool>* held);
+  absl::Status Agree(const absl::Status& mine, std::vector<bool>* arrived,
+                     std::vector<bool>* held);
+  absl::Status AddWeights(const std::vector<double>& weights);
+  double unsent_weight() const;
   absl::Status Commit(const std::vector<bool>& arrived,
                       const std::vector<bool>& held);
   void Discard();
+  MeanOptions mean() const;
 
   std::shared_ptr<Communicator> comm_;
   std::vector<std::unique_ptr<UnitGradient>> units_;
-  absl::Mutex mutex_;     // hooks against each other
-  bool running_ = false;  // within Reduce
-  size_t cursor_ = 0;     // units launched, from the last backwards
-  std::deque<UnitGradient*> in_flight_;
+  absl::Mutex mutex_;  // hooks against each other
+  const GradientOptions options_;
+  // In the order in which they are launched.
+  std::vector<std::vector<UnitGradient*>> buckets_;
+  const MicroBatch* running_ = nullptr;  // within Run
+  size_t cursor_ = 0;                    // buckets launched
+  std::deque<std::unique_ptr<Reduction>> in_flight_;
+  double total_weight_ = 0;
+  // Of Runs that did not reduce: their weights, and what went wrong.
+  double local_weight_ = 0;
+  absl::Status local_failure_;
 };
 
 }  // namespace tessera

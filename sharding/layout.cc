@@ -2,15 +2,15 @@
 
 namespace tessera {
 
-FlatLayout::FlatLayout(absl::Span<const int64_t> slot_bytes, int world_size)
+FlatLayout::FlatLayout(absl::Span<const int64_t> slot_numel, int world_size)
     : world_size_(world_size) {
   int64_t end = 0;
-  for (int64_t bytes : slot_bytes) {
-    slots_.push_back({end, end + bytes});
-    payload_bytes_ += bytes;
-    end = AlignUp(end + bytes);
+  for (int64_t numel : slot_numel) {
+    slots_.push_back({end, end + numel});
+    payload_numel_ += numel;
+    end = AlignUp(end + numel);
   }
-  shard_bytes_ = AlignUp((end + world_size - 1) / world_size);
+  shard_numel_ = AlignUp((end + world_size - 1) / world_size);
 }
 
 }  // namespace tessera

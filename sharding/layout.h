@@ -1,15 +1,19 @@
 // FlatLayout: where the storages of a unit lie in its flat buffer, and which
 // part of each parameter a rank owns. Arithmetic only; knows no torch.
 //
-//   flat   [ w1 ..| b1 .| w2 ....|....]   P bytes; every storage starts at a
-//            slot0  slot1 slot2           multiple of kAlignBytes, gaps are
-//            zero
-//   shard  flat[r*S, (r+1)*S)             S = P / W, a multiple of kAlignBytes
+// Counted in elements, since a flat buffer exists in several dtypes: working
+// copy, master, gradient. Complex numbers count as two real elements.
 //
-// Why kAlignBytes is four cache lines: a cut between two ranks then falls at a
-// multiple of 64 fp32 elements from a parameter's start, so vectorised
-// optimizer kernels group the elements alike whatever W is, and the bits do not
-// depend on W. The same holds for 8-byte elements (32 of them).
+//   flat   [ w1 ..| b1 .| w2 ....|....]   P elements; every storage starts at a
+//            slot0  slot1 slot2           multiple of kAlignElements, gaps are
+//                                         zero
+//   shard  flat[r*S, (r+1)*S)             S = P / W, a multiple of it too
+//
+// So a cut between two ranks falls at a multiple of 64 elements from a
+// storage's start: vectorised optimizer kernels group the elements alike
+// whatever W is, blocks of the gradient norm are never parted, and the bits do
+// not depend on W. In bytes it is two cache lines or more in every dtype that
+// trains.
 #ifndef SHARDING_LAYOUT_H_
 #define SHARDING_LAYOUT_H_
 
@@ -20,48 +24,47 @@
 
 namespace tessera {
 
-inline constexpr int64_t kAlignBytes = 256;
+inline constexpr int64_t kAlignElements = 64;
 
-// Half-open range of bytes.
-struct ByteRange {
+// Half-open range of elements.
+struct Range {
   int64_t begin = 0;
   int64_t end = 0;
-  int64_t bytes() const { return end - begin; }
+  int64_t numel() const { return end - begin; }
   bool empty() const { return end <= begin; }
 };
 
-inline ByteRange Intersect(ByteRange a, ByteRange b) {
-  ByteRange r{a.begin > b.begin ? a.begin : b.begin,
-              a.end < b.end ? a.end : b.end};
-  return r.empty() ? ByteRange{r.begin, r.begin} : r;
+inline Range Intersect(Range a, Range b) {
+  Range r{a.begin > b.begin ? a.begin : b.begin, a.end < b.end ? a.end : b.end};
+  return r.empty() ? Range{r.begin, r.begin} : r;
 }
 
 class FlatLayout {
  public:
   FlatLayout() = default;
-  // `slot_bytes`: sizes of the unit's storages, in order. world_size >= 1.
-  FlatLayout(absl::Span<const int64_t> slot_bytes, int world_size);
+  // `slot_numel`: sizes of the unit's storages, in order. world_size >= 1.
+  FlatLayout(absl::Span<const int64_t> slot_numel, int world_size);
 
   int world_size() const { return world_size_; }
-  int64_t payload_bytes() const { return payload_bytes_; }            // N
-  int64_t whole_bytes() const { return shard_bytes_ * world_size_; }  // P
-  int64_t shard_bytes() const { return shard_bytes_; }                // S
+  int64_t payload_numel() const { return payload_numel_; }            // N
+  int64_t whole_numel() const { return shard_numel_ * world_size_; }  // P
+  int64_t shard_numel() const { return shard_numel_; }                // S
 
   int num_slots() const { return static_cast<int>(slots_.size()); }
-  ByteRange slot(int i) const { return slots_[i]; }  // in the flat buffer
-  ByteRange shard(int rank) const {
-    return {rank * shard_bytes_, (rank + 1) * shard_bytes_};
+  Range slot(int i) const { return slots_[i]; }  // in the flat buffer
+  Range shard(int rank) const {
+    return {rank * shard_numel_, (rank + 1) * shard_numel_};
   }
 
  private:
-  std::vector<ByteRange> slots_;
-  int64_t payload_bytes_ = 0;
-  int64_t shard_bytes_ = 0;
+  std::vector<Range> slots_;
+  int64_t payload_numel_ = 0;
+  int64_t shard_numel_ = 0;
   int world_size_ = 1;
 };
 
-inline int64_t AlignUp(int64_t bytes) {
-  return (bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
+inline int64_t AlignUp(int64_t numel) {
+  return (numel + kAlignElements - 1) / kAlignElements * kAlignElements;
 }
 
 }  // namespace tessera

@@ -11,18 +11,17 @@ namespace {
 
 using Sizes = std::vector<int64_t>;
 
-// Lists of storages, in bytes, that lie around what W and the alignment divide.
+// Lists of storages, in elements, that lie around what W and the alignment
+// divide.
 std::vector<Sizes> Cases(int64_t world_size) {
   const int64_t w = world_size;
-  std::vector<Sizes> cases = {{}, {0}, {1}, {kAlignBytes}};
-  for (int64_t item : {int64_t{4}, int64_t{8}}) {
-    for (int64_t numel :
-         {w - 1, w, w + 1, int64_t{7}, int64_t{61}, int64_t{64}, int64_t{67},
-          int64_t{1009}, 64 * w - 1, 64 * w, 64 * w + 1, int64_t{65537}}) {
-      cases.push_back({numel * item});
-      cases.push_back({numel * item, 4, 0, (numel + 2) * item});
-      cases.push_back({4, numel * item, numel * item});
-    }
+  std::vector<Sizes> cases = {{}, {0}, {1}, {kAlignElements}};
+  for (int64_t numel :
+       {w - 1, w, w + 1, int64_t{7}, int64_t{61}, int64_t{64}, int64_t{67},
+        int64_t{1009}, 64 * w - 1, 64 * w, 64 * w + 1, int64_t{65537}}) {
+    cases.push_back({numel});
+    cases.push_back({numel, 1, 0, numel + 2});
+    cases.push_back({1, numel, numel});
   }
   return cases;
 }
@@ -44,14 +43,14 @@ TEST_P(FlatLayoutTest, SlotsAreAlignedDisjointAndInOrder) {
     ASSERT_EQ(layout.num_slots(), static_cast<int>(sizes.size()));
     int64_t end = 0, payload = 0;
     for (int i = 0; i < layout.num_slots(); ++i) {
-      EXPECT_EQ(layout.slot(i).begin % kAlignBytes, 0);
-      EXPECT_EQ(layout.slot(i).bytes(), sizes[i]);
+      EXPECT_EQ(layout.slot(i).begin % kAlignElements, 0);
+      EXPECT_EQ(layout.slot(i).numel(), sizes[i]);
       EXPECT_GE(layout.slot(i).begin, end);
       end = layout.slot(i).end;
       payload += sizes[i];
     }
-    EXPECT_LE(end, layout.whole_bytes());
-    EXPECT_EQ(layout.payload_bytes(), payload);
+    EXPECT_LE(end, layout.whole_numel());
+    EXPECT_EQ(layout.payload_numel(), payload);
   });
 }
 
@@ -60,11 +59,11 @@ TEST_P(FlatLayoutTest, ShardsCoverTheFlatBufferOnce) {
     int64_t end = 0;
     for (int r = 0; r < layout.world_size(); ++r) {
       EXPECT_EQ(layout.shard(r).begin, end);
-      EXPECT_EQ(layout.shard(r).bytes(), layout.shard_bytes());
+      EXPECT_EQ(layout.shard(r).numel(), layout.shard_numel());
       end = layout.shard(r).end;
     }
-    EXPECT_EQ(end, layout.whole_bytes());
-    EXPECT_EQ(layout.shard_bytes() % kAlignBytes, 0);
+    EXPECT_EQ(end, layout.whole_numel());
+    EXPECT_EQ(layout.shard_numel() % kAlignElements, 0);
   });
 }
 
@@ -73,22 +72,22 @@ TEST_P(FlatLayoutTest, SlotsAreCutAtMultiplesOfTheAlignment) {
     for (int i = 0; i < layout.num_slots(); ++i) {
       int64_t covered = 0;
       for (int r = 0; r < layout.world_size(); ++r) {
-        const ByteRange part = Intersect(layout.slot(i), layout.shard(r));
+        const Range part = Intersect(layout.slot(i), layout.shard(r));
         if (part.empty()) continue;
-        EXPECT_EQ((part.begin - layout.slot(i).begin) % kAlignBytes, 0);
-        covered += part.bytes();
+        EXPECT_EQ((part.begin - layout.slot(i).begin) % kAlignElements, 0);
+        covered += part.numel();
       }
-      EXPECT_EQ(covered, layout.slot(i).bytes());
+      EXPECT_EQ(covered, layout.slot(i).numel());
     }
   });
 }
 
 TEST_P(FlatLayoutTest, PaddingIsLessThanOneAlignmentPerSlotAndRank) {
   ForEachCase([](const FlatLayout& layout, const Sizes&) {
-    const int64_t padding = layout.whole_bytes() - layout.payload_bytes();
+    const int64_t padding = layout.whole_numel() - layout.payload_numel();
     EXPECT_GE(padding, 0);
     EXPECT_LE(padding,
-              kAlignBytes * (layout.num_slots() + layout.world_size()));
+              kAlignElements * (layout.num_slots() + layout.world_size()));
   });
 }
 
@@ -100,7 +99,7 @@ INSTANTIATE_TEST_SUITE_P(All, FlatLayoutTest,
 
 TEST(FlatLayout, IsEmptyWithoutSlots) {
   const FlatLayout layout({}, 3);
-  EXPECT_EQ(layout.whole_bytes(), 0);
+  EXPECT_EQ(layout.whole_numel(), 0);
   EXPECT_TRUE(layout.shard(2).empty());
 }
 
@@ -108,26 +107,26 @@ TEST(FlatLayout, PlacesAnExampleAsTheHeaderDrawsIt) {
   const FlatLayout layout({1000, 40, 600}, 2);
   EXPECT_EQ(layout.slot(0).begin, 0);
   EXPECT_EQ(layout.slot(1).begin, 1024);
-  EXPECT_EQ(layout.slot(2).begin, 1280);
-  EXPECT_EQ(layout.slot(2).end, 1880);
-  EXPECT_EQ(layout.shard_bytes(), 1024);  // 2048 / 2, a multiple already
-  EXPECT_EQ(layout.whole_bytes(), 2048);
+  EXPECT_EQ(layout.slot(2).begin, 1088);
+  EXPECT_EQ(layout.slot(2).end, 1688);
+  EXPECT_EQ(layout.shard_numel(), 896);  // 1728 / 2 = 864, aligned up
+  EXPECT_EQ(layout.whole_numel(), 1792);
 }
 
-TEST(ByteRange, IntersectsToWhatBothHold) {
-  const ByteRange part = Intersect({0, 10}, {4, 20});
+TEST(Range, IntersectsToWhatBothHold) {
+  const Range part = Intersect({0, 10}, {4, 20});
   EXPECT_EQ(part.begin, 4);
   EXPECT_EQ(part.end, 10);
   EXPECT_TRUE(Intersect({0, 4}, {4, 8}).empty());
   EXPECT_TRUE(Intersect({9, 12}, {0, 3}).empty());
-  EXPECT_EQ(Intersect({9, 12}, {0, 3}).bytes(), 0);
+  EXPECT_EQ(Intersect({9, 12}, {0, 3}).numel(), 0);
 }
 
 TEST(AlignUp, GivesTheNextMultiple) {
   EXPECT_EQ(AlignUp(0), 0);
-  EXPECT_EQ(AlignUp(1), kAlignBytes);
-  EXPECT_EQ(AlignUp(kAlignBytes), kAlignBytes);
-  EXPECT_EQ(AlignUp(kAlignBytes + 1), 2 * kAlignBytes);
+  EXPECT_EQ(AlignUp(1), kAlignElements);
+  EXPECT_EQ(AlignUp(kAlignElements), kAlignElements);
+  EXPECT_EQ(AlignUp(kAlignElements + 1), 2 * kAlignElements);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include "c10/core/StorageImpl.h"
 #include "c10/core/TensorImpl.h"
 #include "sharding/torch_scope.h"
+#include "torch/csrc/autograd/variable.h"
 
 namespace tessera {
 namespace {
@@ -49,6 +50,17 @@ void RemoveTag(const at::Tensor& tensor) {
 }
 
 bool HasTag(const at::Tensor& tensor) { return tensor.key_set().has(kTagKey); }
+
+void SetStorage(const at::Tensor& tensor,
+                const c10::intrusive_ptr<c10::StorageImpl>& storage,
+                at::ScalarType dtype) {
+  c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  impl->set_allow_tensor_metadata_change(true);
+  impl->set_storage_and_dtype(c10::Storage(storage),
+                              c10::scalarTypeToTypeMeta(dtype));
+  // One that was made before would cast gradients to the old dtype.
+  torch::autograd::impl::set_grad_accumulator(tensor, {});
+}
 
 void PointStorage(c10::StorageImpl* storage, void* data, at::Device device) {
   storage->*Member(ThrowFlag()) = false;

@@ -15,6 +15,12 @@ void AddTag(const at::Tensor& tensor);
 void RemoveTag(const at::Tensor& tensor);
 bool HasTag(const at::Tensor& tensor);
 
+// Puts a leaf over another storage, with another dtype; sizes, strides and
+// history stay.
+void SetStorage(const at::Tensor& tensor,
+                const c10::intrusive_ptr<c10::StorageImpl>& storage,
+                at::ScalarType dtype);
+
 // Points the storage at `data`, which it does not own. Its nbytes stay.
 void PointStorage(c10::StorageImpl* storage, void* data, at::Device device);
 

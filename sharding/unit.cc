@@ -3,37 +3,42 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "base/bits.h"
 #include "base/check.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "c10/core/StorageImpl.h"
-#include "sharding/residency.h"
+#include "sharding/schedule.h"
 #include "sharding/storage_access.h"
 #include "sharding/torch_scope.h"
 
 namespace tessera {
 namespace {
 
-std::string FreedError(const std::string& parameter, const std::string& unit) {
+std::string FreedError(const std::string& parameter, const std::string& unit,
+                       bool sharded) {
   return absl::StrCat(
       "[", unit, "] parameter '", parameter,
-      "' is sharded and freed between uses, and its memory was asked for "
-      "outside of an operator (a raw data pointer, torch::save, or an alias "
-      "that the engine does not know). Hold `auto pin = tessera::Use(w);` "
-      "around the access.");
+      sharded ? "' is sharded and freed between uses"
+              : "' is being brought up to date after a step",
+      ", and its memory was asked for outside of an operator (a raw data "
+      "pointer, torch::save, or an alias that the engine does not know). Hold "
+      "`auto pin = tessera::Use(w);` around the access.");
 }
 
 // Storages of `params` in order of first appearance.
 std::vector<c10::intrusive_ptr<c10::StorageImpl>> DistinctStorages(
     const std::vector<NamedParameter>& params, std::vector<int>* slot_of) {
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> storages;
+  absl::flat_hash_map<c10::StorageImpl*, int> slots;
   for (const auto& p : params) {
     c10::StorageImpl* impl = p.tensor.storage().unsafeGetStorageImpl();
-    auto it = std::find_if(storages.begin(), storages.end(),
-                           [&](const auto& s) { return s.get() == impl; });
-    slot_of->push_back(static_cast<int>(it - storages.begin()));
-    if (it == storages.end()) {
+    const auto [it, first] =
+        slots.try_emplace(impl, static_cast<int>(storages.size()));
+    slot_of->push_back(it->second);
+    if (first) {
       storages.push_back(
           c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(impl));
     }
@@ -45,93 +50,89 @@ std::vector<c10::intrusive_ptr<c10::StorageImpl>> DistinctStorages(
 
 absl::StatusOr<std::shared_ptr<Unit>> Unit::Prepare(
     std::string name, std::vector<NamedParameter> params, int first_index,
-    Stage stage, std::shared_ptr<Communicator> comm,
-    std::shared_ptr<Residency> residency) {
+    const UnitOptions& options, std::shared_ptr<Communicator> comm,
+    std::shared_ptr<Schedule> schedule) {
   TESSERA_CHECK(!params.empty()) << "unit " << name;
-  auto unit = std::shared_ptr<Unit>(new Unit());
-  Unit& u = *unit;
-  u.name_ = std::move(name);
-  u.stage_ = stage;
-  u.comm_ = std::move(comm);
-  u.residency_ = std::move(residency);
-  u.dtype_ = params[0].tensor.scalar_type();
-  u.item_bytes_ = static_cast<int64_t>(c10::elementSize(u.dtype_));
-  u.device_ = params[0].tensor.device();
+  auto unit = std::shared_ptr<Unit>(new Unit(options));
+  unit->name_ = std::move(name);
+  unit->comm_ = std::move(comm);
+  unit->schedule_ = std::move(schedule);
+  unit->LayOut(std::move(params), first_index);
+  TESSERA_RETURN_IF_ERROR(unit->Allocate());
+  return unit;
+}
+
+void Unit::LayOut(std::vector<NamedParameter> params, int first_index) {
+  const at::ScalarType original = ElementType(params[0].tensor.scalar_type());
+  dtype_ = options_.dtype.value_or(original);
+  master_dtype_ = at::isReducedFloatingType(original) ? at::kFloat : original;
+  reduce_dtype_ = options_.reduce_dtype.value_or(dtype_);
+  device_ = params[0].tensor.device();
 
   std::vector<int> slot_of;
-  u.storages_ = DistinctStorages(params, &slot_of);
-  std::vector<int64_t> slot_bytes;
-  for (const auto& s : u.storages_) {
-    slot_bytes.push_back(static_cast<int64_t>(s->nbytes()));
+  storages_ = DistinctStorages(params, &slot_of);
+  original_dtypes_.resize(storages_.size());
+  for (size_t i = 0; i < params.size(); ++i) {
+    original_dtypes_[slot_of[i]] = params[i].tensor.scalar_type();
   }
-  u.layout_ = FlatLayout(slot_bytes, u.comm_->world_size());
-  u.owned_ = stage.sharded_optimizer ? u.layout_.shard(u.comm_->rank())
-                                     : ByteRange{0, u.layout_.whole_bytes()};
-  u.freed_errors_.resize(u.storages_.size());
+  std::vector<int64_t> slot_numel;
+  for (size_t s = 0; s < storages_.size(); ++s) {
+    const auto item = c10::elementSize(ElementType(original_dtypes_[s]));
+    slot_numel.push_back(static_cast<int64_t>(storages_[s]->nbytes() / item));
+  }
+  layout_ = FlatLayout(slot_numel, comm_->world_size());
+  owned_ = options_.stage.sharded_optimizer ? layout_.shard(comm_->rank())
+                                            : Range{0, layout_.whole_numel()};
+  freed_errors_.resize(storages_.size());
   for (size_t i = 0; i < params.size(); ++i) {
     Parameter p;
     p.tensor = params[i].tensor;
     p.name = std::move(params[i].name);
     p.index = first_index + static_cast<int>(i);
     p.slot = slot_of[i];
-    p.flat.begin = u.layout_.slot(p.slot).begin +
-                   p.tensor.storage_offset() * u.item_bytes_;
-    p.flat.end = p.flat.begin + p.tensor.numel() * u.item_bytes_;
-    if (u.freed_errors_[p.slot].empty()) {
-      u.freed_errors_[p.slot] = FreedError(p.name, u.name_);
+    const int64_t per = ElementsPerNumber(p.tensor.scalar_type());
+    p.storage_offset = p.tensor.storage_offset() * per;
+    p.flat.begin = layout_.slot(p.slot).begin + p.storage_offset;
+    p.flat.end = p.flat.begin + p.tensor.numel() * per;
+    if (freed_errors_[p.slot].empty()) {
+      freed_errors_[p.slot] =
+          FreedError(p.name, name_, options_.stage.sharded_parameters);
     }
-    const ByteRange mine = Intersect(p.flat, u.owned_);
-    if (!mine.empty()) u.segments_.push_back({static_cast<int>(i), mine});
-    u.params_.push_back(std::move(p));
+    const Range mine = Intersect(p.flat, owned_);
+    if (!mine.empty()) segments_.push_back({static_cast<int>(i), mine});
+    params_.push_back(std::move(p));
   }
+}
 
+absl::Status Unit::Allocate() {
   TorchScope scope;
-  absl::MutexLock lock(&u.mutex_);
+  const bool sharded = options_.stage.sharded_parameters;
+  absl::MutexLock lock(&mutex_);
   TESSERA_ASSIGN_OR_RETURN(
-      u.whole_,
-      FlatBuffer::Allocate(u.layout_.whole_bytes(), u.device_,
-                           stage.sharded_parameters ? MemoryKind::kWorking
-                                                    : MemoryKind::kParameters));
-  if (stage.sharded_parameters) {
+      whole_, FlatBuffer::Allocate(
+                  layout_.whole_numel(), dtype_, device_,
+                  sharded ? MemoryKind::kWorking : MemoryKind::kParameters));
+  if (sharded) {
     TESSERA_ASSIGN_OR_RETURN(
-        u.shard_, FlatBuffer::Allocate(u.layout_.shard_bytes(), u.device_,
-                                       MemoryKind::kParameters));
+        shard_, FlatBuffer::Allocate(layout_.shard_numel(), dtype_, device_,
+                                     MemoryKind::kParameters));
   }
-  return unit;
+  if (!options_.trainable || !needs_masters()) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(
+      master_, FlatBuffer::Allocate(owned_.numel(), master_dtype_, device_,
+                                    MemoryKind::kParameters));
+  return absl::OkStatus();
 }
 
-void Unit::Adopt() {
+absl::Status Unit::MakeMasters() {
   TorchScope scope;
   absl::MutexLock lock(&mutex_);
-  life_ = Life::kOwned;
-  for (size_t i = 0; i < storages_.size(); ++i) {
-    CopyBytes(device_, whole_.data() + layout_.slot(i).begin,
-              static_cast<const char*>(storages_[i]->data()),
-              layout_.slot(i).bytes());
-    storages_[i]->set_resizable(false);
-  }
-  PointAll();
-  for (const auto& p : params_) AddTag(p.tensor);
-  if (stage_.sharded_parameters) {
-    dirty_ = true;  // so that Free copies the slice into the shard
-    Free();
-  }
-}
-
-void Unit::Abandon() {
-  absl::MutexLock lock(&mutex_);
-  if (life_ != Life::kOwned) return;
-  life_ = Life::kAbandoned;
-  residency_->Forget(this);
-  for (size_t i = 0; i < storages_.size(); ++i) {
-    UnpointStorage(storages_[i].get(),
-                   absl::StrCat("parameter '", ParameterOfSlot(i).name,
-                                "': its tessera::Engine was destroyed without "
-                                "Close(), which gives the parameters back"),
-                   device_);
-  }
-  whole_.Reset();
-  shard_.Reset();
+  if (!needs_masters() || master_.defined()) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(
+      master_, FlatBuffer::Allocate(owned_.numel(), master_dtype_, device_,
+                                    MemoryKind::kParameters));
+  master_.View().copy_(OwnedWorking());
+  return absl::OkStatus();
 }
 
 const Unit::Parameter& Unit::ParameterOfSlot(int slot) const {
@@ -143,58 +144,118 @@ const Unit::Parameter& Unit::ParameterOfSlot(int slot) const {
 
 void Unit::PointAll() {
   for (size_t i = 0; i < storages_.size(); ++i) {
-    PointStorage(storages_[i].get(), whole_.data() + layout_.slot(i).begin,
-                 device_);
+    PointStorage(storages_[i].get(),
+                 whole_.data(layout_.slot(static_cast<int>(i)).begin), device_);
   }
 }
 
-absl::Status Unit::Gather() {
+void Unit::HideAll() {
+  for (const auto& storage : storages_) HideStorage(storage.get());
+}
+
+void Unit::ShowAll() {
+  for (const auto& storage : storages_) ShowStorage(storage.get());
+}
+
+// Starts the all-gather; Settle waits for it.
+absl::Status Unit::Launch() {
   TorchScope scope;
-  auto whole = FlatBuffer::Allocate(layout_.whole_bytes(), device_,
-                                    MemoryKind::kWorking);
+  auto whole = FlatBuffer::Allocate(layout_.whole_numel(), dtype_, device_,
+                                    MemoryKind::kWorking, Fill::kNone);
   if (!whole.ok()) {
     comm_->Announce(whole.status());  // the others wait for our part
     return whole.status();
   }
-  TESSERA_RETURN_IF_ERROR(
-      comm_
-          ->AllGather(shard_.View(dtype_), whole->View(dtype_),
-                      CommTag{absl::StrCat("all-gather of unit ", name_)})
-          .Wait());
   whole_ = *std::move(whole);
-  PointAll();
+  schedule_->AddLive(layout_.whole_numel());
+  arriving_ =
+      comm_->AllGather(shard_.Bytes(), whole_.Bytes(),
+                       CommTag{absl::StrCat("all-gather of unit ", name_)});
   return absl::OkStatus();
 }
 
-void Unit::Free() {
-  if (dirty_.exchange(false)) {
-    CopyBytes(device_, shard_.data(), whole_.data() + owned_.begin,
-              owned_.bytes());
+// What is on its way has come.
+absl::Status Unit::Settle() {
+  if (!arriving_.valid()) return absl::OkStatus();
+  const CommFuture arriving = std::exchange(arriving_, CommFuture());
+  absl::Status status = arriving.Wait();
+  if (!options_.stage.sharded_parameters) {
+    ShowAll();
+  } else if (status.ok()) {
+    PointAll();
+  } else {
+    whole_.Reset();
+    schedule_->AddLive(-layout_.whole_numel());
   }
+  return status;
+}
+
+absl::Status Unit::Gather() {
+  TESSERA_RETURN_IF_ERROR(std::exchange(failed_, absl::OkStatus()));
+  if (!whole_.defined()) TESSERA_RETURN_IF_ERROR(Launch());
+  return Settle();
+}
+
+void Unit::StartGather() {
+  absl::MutexLock lock(&mutex_);
+  if (life_ == Life::kOwned && !whole_.defined()) failed_ = Launch();
+}
+
+void Unit::Free() {
+  if (dirty_.exchange(false)) WriteBack();
   for (size_t i = 0; i < storages_.size(); ++i) {
     UnpointStorage(storages_[i].get(), freed_errors_[i], device_);
   }
   whole_.Reset();
+  schedule_->AddLive(-layout_.whole_numel());
+  free_when_unpinned_ = false;
+}
+
+// What the user wrote into the working copy goes to its owner's shard, and into
+// the master where the working copy is no longer the master rounded: a master
+// keeps the bits that the working copy cannot hold.
+void Unit::WriteBack() {
+  constexpr int64_t kChunk = 1 << 20;
+  TorchScope scope;
+  if (options_.check_writes) {
+    const at::Tensor bytes = whole_.Bytes().cpu();
+    written_ =
+        written_ * 31 + Fingerprint(bytes.const_data_ptr(),
+                                    static_cast<int64_t>(bytes.nbytes()));
+  }
+  const at::Tensor mine = whole_.View(owned_);
+  for (int64_t at = 0; master_.defined() && at < owned_.numel(); at += kChunk) {
+    const int64_t n = std::min(kChunk, owned_.numel() - at);
+    const at::Tensor working = mine.narrow(0, at, n);
+    const at::Tensor master = master_.View().narrow(0, at, n);
+    const at::Tensor changed =
+        master.to(dtype_).view(at::kShort).ne(working.view(at::kShort));
+    master.copy_(at::where(changed, working.to(master_dtype_), master));
+  }
+  if (options_.stage.sharded_parameters) shard_.View().copy_(mine);
+}
+
+uint64_t Unit::TakeWritten() {
+  absl::MutexLock lock(&mutex_);
+  return std::exchange(written_, 0);
 }
 
 absl::Status Unit::Pin() {
-  {
-    absl::MutexLock lock(&mutex_);
-    if (life_ == Life::kReleased) {  // by a graph that outlived the engine
-      ++pins_;
-      return absl::OkStatus();
-    }
-  }
-  residency_->WillUse(this);
+  const bool sharded = options_.stage.sharded_parameters;
+  if (sharded) schedule_->Touch(this);
   absl::MutexLock lock(&mutex_);
   if (life_ == Life::kAbandoned) {
     return absl::FailedPreconditionError(absl::StrCat(
         "[", name_, "] its tessera::Engine was destroyed without Close()"));
   }
-  if (life_ == Life::kOwned && !whole_.defined()) {
-    TESSERA_RETURN_IF_ERROR(Gather());
-  } else if (pins_ == 0 && stage_.sharded_parameters && whole_.defined()) {
-    for (const auto& storage : storages_) ShowStorage(storage.get());
+  // kReleased: by a graph that outlived the engine.
+  if (life_ == Life::kOwned) {
+    if (!whole_.defined() || arriving_.valid() || !failed_.ok()) {
+      TESSERA_RETURN_IF_ERROR(Gather());
+    } else if (sharded && pins_ == 0) {
+      ShowAll();
+    }
+    free_when_unpinned_ = false;
   }
   ++pins_;
   return absl::OkStatus();
@@ -203,28 +264,41 @@ absl::Status Unit::Pin() {
 void Unit::Unpin() {
   absl::MutexLock lock(&mutex_);
   --pins_;
-  if (pins_ > 0 || !stage_.sharded_parameters || !whole_.defined()) return;
-  if (residency_->free_after_use()) {
+  if (pins_ > 0 || !options_.stage.sharded_parameters || !whole_.defined()) {
+    return;
+  }
+  if (free_when_unpinned_ || schedule_->free_after_use()) {
     Free();
     return;
   }
   // Whether the unit happens to be whole must not decide what an access outside
   // of an operator does: a write would be lost without a word.
-  for (const auto& storage : storages_) HideStorage(storage.get());
+  HideAll();
 }
 
 bool Unit::TryFree() {
   absl::MutexLock lock(&mutex_);
-  if (!stage_.sharded_parameters || !whole_.defined()) return true;
+  if (!options_.stage.sharded_parameters || !whole_.defined()) return true;
   if (pins_ > 0) return false;
-  Free();
+  failed_.Update(Settle());
+  if (whole_.defined()) Free();
   return true;
 }
 
-absl::Status Unit::CheckUpdatable() {
-  if (!stage_.sharded_parameters) return absl::OkStatus();
-  TryFree();
+void Unit::FreeWhenUnpinned() {
+  if (TryFree()) return;
   absl::MutexLock lock(&mutex_);
+  free_when_unpinned_ = pins_ > 0;
+}
+
+absl::Status Unit::PrepareUpdate() {
+  if (options_.stage.sharded_parameters) TryFree();
+  absl::MutexLock lock(&mutex_);
+  TESSERA_RETURN_IF_ERROR(Settle());
+  if (!options_.stage.sharded_parameters) {
+    if (dirty_.exchange(false)) WriteBack();
+    return absl::OkStatus();
+  }
   if (!whole_.defined()) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "[", name_, "] the unit is held whole by a tessera::Use (", pins_,
@@ -232,50 +306,35 @@ absl::Status Unit::CheckUpdatable() {
 }
 
 absl::Status Unit::PublishOwned() {
-  if (stage_.sharded_parameters || !stage_.sharded_optimizer) {
-    return absl::OkStatus();
-  }
-  return comm_
-      ->AllGather(
-          whole_.View(dtype_, owned_), whole_.View(dtype_),
-          CommTag{absl::StrCat("all-gather after the step of unit ", name_)})
-      .Wait();
-}
-
-absl::Status Unit::Release() {
-  TESSERA_RETURN_IF_ERROR(CheckUpdatable());
   TorchScope scope;
   absl::MutexLock lock(&mutex_);
-  if (!whole_.defined()) TESSERA_RETURN_IF_ERROR(Gather());
-  TESSERA_RETURN_IF_ERROR(CatchTorch("Close", [&] {
-    for (size_t i = 0; i < storages_.size(); ++i) {
-      c10::StorageImpl* storage = storages_[i].get();
-      at::Allocator* allocator = c10::GetAllocator(device_.type());
-      auto memory = allocator->allocate(storage->nbytes());
-      CopyBytes(device_, static_cast<char*>(memory.get()),
-                whole_.data() + layout_.slot(i).begin, layout_.slot(i).bytes());
-      ShowStorage(storage);
-      storage->set_data_ptr_noswap(std::move(memory));
-      storage->set_allocator(allocator);
-      storage->set_resizable(true);
-    }
-    for (const auto& p : params_) RemoveTag(p.tensor);
-    whole_.Reset();
-    shard_.Reset();
-  }));
-  life_ = Life::kReleased;
-  residency_->Forget(this);
-  return absl::OkStatus();
+  if (master_.defined()) OwnedWorking().copy_(master_.View());
+  if (options_.stage.sharded_parameters || !options_.stage.sharded_optimizer ||
+      comm_->world_size() == 1) {
+    return absl::OkStatus();
+  }
+  HideAll();
+  arriving_ = comm_->AllGather(
+      whole_.Bytes(owned_), whole_.Bytes(),
+      CommTag{absl::StrCat("all-gather after the step of unit ", name_)});
+  return options_.overlap ? absl::OkStatus() : Settle();
 }
 
-char* Unit::owned_data() {
-  return stage_.sharded_parameters ? shard_.data()
-                                   : whole_.data() + owned_.begin;
+at::Tensor Unit::OwnedWorking() {
+  return options_.stage.sharded_parameters ? shard_.View()
+                                           : whole_.View(owned_);
+}
+
+at::Tensor Unit::masters() {
+  return master_.defined() ? master_.View() : OwnedWorking();
 }
 
 int64_t Unit::resident_bytes() const {
-  return stage_.sharded_parameters ? layout_.shard_bytes()
-                                   : layout_.whole_bytes();
+  const int64_t working = options_.stage.sharded_parameters
+                              ? layout_.shard_numel()
+                              : layout_.whole_numel();
+  return working * static_cast<int64_t>(c10::elementSize(dtype_)) +
+         master_.bytes();
 }
 
 bool Unit::whole() {

@@ -1,21 +1,30 @@
-// Unit: parameters that are gathered, freed and reduced together.
+// Unit: parameters that are gathered, freed and reduced together: one flat
+// buffer of one dtype.
 //
-//   flat   [ w1 ..| b1 .| w2 ....|....]   P bytes (sharding/layout.h)
-//   owned  flat[r*S, (r+1)*S)             what this rank's optimizer updates
-//                                         (all of flat where states are whole)
+//   flat     [ w1 ..| b1 .| w2 ....|....]   P elements (sharding/layout.h)
+//   owned    flat[r*S, (r+1)*S)             what this rank's optimizer updates
+//                                           (all of flat where states are
+//                                           whole)
+//   working  the values that operators compute with
+//   master   the values that the optimizer updates: the owned elements in
+//            float32 where the working dtype has 16 bits, or whatever the
+//            parameters were made in; otherwise the working copy itself
 //
 // Every parameter keeps its own TensorImpl, sizes, strides and StorageImpl;
 // only the StorageImpl's pointer is moved into the flat buffer while the unit
 // is whole, and taken away while it is freed. Parameters that share a storage
-// go on sharing it.
+// go on sharing it. Where the working dtype is another than the parameters'
+// was, they get new StorageImpls until Release, and an alias of the old ones
+// throws.
 //
 // A pin keeps the unit whole: every operator pins all its units before it runs.
-// What is not pinned may be freed at any time (sharding/residency.h decides);
+// What is not pinned may be freed at any time (sharding/schedule.h decides);
 // until then its memory is hidden: an access throws as if it were freed.
 //
 // Invariants: gaps of flat and shard are zero; while freed, the shards of all
-// ranks are the only copy; a dirty unit's own slice goes back to its shard when
-// it is freed.
+// ranks are the only copy; a dirty unit's own slice goes back to its shard and
+// its master when it is freed, an element of the master only where the working
+// copy is no longer its rounded value.
 //
 // Threads: all methods may be called from any thread.
 #ifndef SHARDING_UNIT_H_
@@ -24,6 +33,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,7 +48,7 @@
 
 namespace tessera {
 
-class Residency;  // sharding/residency.h
+class Schedule;  // sharding/schedule.h
 
 struct NamedParameter {
   std::string name;
@@ -53,19 +63,39 @@ struct Stage {
   static Stage Of(int stage) { return {stage >= 1, stage >= 2, stage >= 3}; }
 };
 
+struct UnitOptions {
+  Stage stage;
+  // Working dtype; the parameters' own if absent. Not for complex ones.
+  std::optional<at::ScalarType> dtype;
+  // Of sums over ranks; the working one if absent.
+  std::optional<at::ScalarType> reduce_dtype;
+  // Has a master and an optimizer state from the start.
+  bool trainable = true;
+  // What the optimizer changed reaches the other ranks while the program goes
+  // on (stages 1 and 2); the first use waits.
+  bool overlap = true;
+  // Operators cast other tensors to the parameters' dtype
+  // (sharding/cast_inputs.h).
+  bool cast_inputs = false;
+  // Debugging: keeps a fingerprint of what was written (TakeWritten).
+  bool check_writes = false;
+};
+
 class Unit {
  public:
   struct Parameter {
     at::Tensor tensor;  // the module's own
     std::string name;
-    int index = 0;   // in the model, over all units
-    int slot = 0;    // its storage in the unit
-    ByteRange flat;  // its elements in the flat buffer, dense
+    int index = 0;  // in the model, over all units
+    int slot = 0;   // its storage in the unit
+    Range flat;     // its elements in the flat buffer, dense
+    // Where its first element lies in its storage, in elements.
+    int64_t storage_offset = 0;
   };
   // The part of a parameter that this rank owns; never empty.
   struct Segment {
     int parameter = 0;  // in parameters()
-    ByteRange flat;     // in the flat buffer
+    Range flat;         // in the flat buffer
   };
 
   // A unit with memory for the parameters, which it leaves alone until Adopt.
@@ -74,19 +104,24 @@ class Unit {
   // Returns ResourceExhausted.
   static absl::StatusOr<std::shared_ptr<Unit>> Prepare(
       std::string name, std::vector<NamedParameter> params, int first_index,
-      Stage stage, std::shared_ptr<Communicator> comm,
-      std::shared_ptr<Residency> residency);
+      const UnitOptions& options, std::shared_ptr<Communicator> comm,
+      std::shared_ptr<Schedule> schedule);
   // Takes the parameters' storages over; whole afterwards where parameters are
   // not sharded, freed otherwise. LOCAL: every rank must hold the same values.
   void Adopt();
 
   // Makes the unit whole and keeps it so until Unpin. COLLECTIVE where it was
-  // freed: an all-gather of S bytes. On an error nothing is pinned.
+  // freed: an all-gather of S elements. On an error nothing is pinned.
   absl::Status Pin();
   void Unpin();
+  // Starts the gather of a freed unit, for Pin to wait for. COLLECTIVE, ASYNC;
+  // nothing if it is whole. An error is Pin's.
+  void StartGather();
   // Frees the unit; false if it is pinned. Units whose parameters are not
   // sharded are never freed (true). LOCAL.
   bool TryFree();
+  // The same, now or when the last pin goes.
+  void FreeWhenUnpinned();
 
   // Says that values may have been changed through the whole copy. LOCAL.
   void MarkDirty() { dirty_.store(true, std::memory_order_relaxed); }
@@ -98,13 +133,17 @@ class Unit {
   void ClearUsedWithoutGrad() { used_without_grad_ = false; }
   bool used_without_grad() const { return used_without_grad_; }
 
-  // After an owner changed its slice (optimizer, load): the others' copies
-  // become it. REQUIRES: freed where parameters are sharded. COLLECTIVE where
-  // the unit is whole and its optimizer sharded.
+  // Before an owner changes its slice: frees what is sharded, takes writes of
+  // the user into the masters. FailedPrecondition names a unit that is held by
+  // a tessera::Use. LOCAL.
+  absl::Status PrepareUpdate();
+  // After an owner changed its masters (optimizer, load): the working copies of
+  // all ranks become them. REQUIRES: PrepareUpdate. COLLECTIVE where the unit
+  // is whole and its optimizer sharded; ASYNC with UnitOptions::overlap.
   absl::Status PublishOwned();
-  // REQUIRES of PublishOwned and of the optimizer: a unit that is held by a
-  // tessera::Use cannot be stepped. FailedPrecondition names the unit.
-  absl::Status CheckUpdatable();
+  // With check_writes: a fingerprint of the values written since the last call,
+  // 0 if none; the same on ranks that wrote the same. LOCAL.
+  uint64_t TakeWritten();
 
   // Gives every parameter plain memory of its own and forgets it. COLLECTIVE.
   absl::Status Release();
@@ -116,16 +155,23 @@ class Unit {
   const std::vector<Parameter>& parameters() const { return params_; }
   const std::vector<Segment>& segments() const { return segments_; }
   const FlatLayout& layout() const { return layout_; }
-  ByteRange owned() const { return owned_; }
-  Stage stage() const { return stage_; }
-  at::ScalarType dtype() const { return dtype_; }
+  Range owned() const { return owned_; }
+  Stage stage() const { return options_.stage; }
+  bool trainable() const { return options_.trainable; }
+  bool cast_inputs() const { return options_.cast_inputs; }
+  at::ScalarType dtype() const { return dtype_; }  // of elements: never complex
+  at::ScalarType master_dtype() const { return master_dtype_; }
+  at::ScalarType reduce_dtype() const { return reduce_dtype_; }
   at::Device device() const { return device_; }
-  int64_t item_bytes() const { return item_bytes_; }
   Communicator* communicator() const { return comm_.get(); }
-  // This rank's own bytes of the parameters, [owned().bytes()].
-  char* owned_data();
-  // Bytes of parameters held between uses.
+  // This rank's masters, [owned().numel()]; of master_dtype() where the unit is
+  // trainable or has had MakeMasters, else of dtype().
+  at::Tensor masters();
+  // For a unit whose parameters were unfrozen. LOCAL. ResourceExhausted.
+  absl::Status MakeMasters();
+  // Bytes of parameters, masters included, held between uses.
   int64_t resident_bytes() const;
+  // Whole, or on its way to be.
   bool whole();
   int pins();
 
@@ -137,34 +183,61 @@ class Unit {
   const Parameter& ParameterOfSlot(int slot) const;
 
  private:
-  Unit() = default;
+  // kReleased: the parameters have memory of their own.
+  enum class Life { kOwned, kReleased, kAbandoned };
+
+  explicit Unit(const UnitOptions& options) : options_(options) {}
+  void LayOut(std::vector<NamedParameter> params, int first_index);
+  absl::Status Allocate();
+  bool needs_masters() const { return master_dtype_ != dtype_; }
+  void Convert() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Launch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Settle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Gather() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void WriteBack() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Free() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void PointAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void HideAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ShowAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status GiveBack();
+  absl::StatusOr<at::Tensor> WholeMasters(FlatBuffer* memory)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void GiveMemory(const at::Tensor& values);
+  void DropMemory(Life life) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  at::Tensor OwnedWorking();
+  bool converted() const { return !originals_.empty(); }
 
+  const UnitOptions options_;
   std::string name_;
   std::vector<Parameter> params_;
   std::vector<c10::intrusive_ptr<c10::StorageImpl>> storages_;
-  std::vector<std::string> freed_errors_;  // one per slot
+  // What the parameters lay in before, where their dtype was changed.
+  std::vector<c10::intrusive_ptr<c10::StorageImpl>> originals_;
+  std::vector<at::ScalarType> original_dtypes_;  // one per slot
+  std::vector<std::string> freed_errors_;        // one per slot
   std::vector<Segment> segments_;
   FlatLayout layout_;
-  ByteRange owned_;
-  Stage stage_;
+  Range owned_;
   at::ScalarType dtype_ = at::kFloat;
-  int64_t item_bytes_ = 4;
+  at::ScalarType master_dtype_ = at::kFloat;
+  at::ScalarType reduce_dtype_ = at::kFloat;
   at::Device device_{at::kCPU};
   std::shared_ptr<Communicator> comm_;
-  std::shared_ptr<Residency> residency_;
+  std::shared_ptr<Schedule> schedule_;
 
   std::atomic<bool> dirty_{false};
   std::atomic<bool> used_without_grad_{false};
   absl::Mutex mutex_;
   int pins_ ABSL_GUARDED_BY(mutex_) = 0;
-  // kReleased: the parameters have memory of their own.
-  enum class Life { kOwned, kReleased, kAbandoned };
+  bool free_when_unpinned_ ABSL_GUARDED_BY(mutex_) = false;
   Life life_ ABSL_GUARDED_BY(mutex_) = Life::kReleased;
-  FlatBuffer shard_;  // [S], where parameters are sharded
-  FlatBuffer whole_;  // [P], undefined while freed
+  // A gather or a publication on its way; the parameters are hidden till then.
+  CommFuture arriving_ ABSL_GUARDED_BY(mutex_);
+  absl::Status failed_ ABSL_GUARDED_BY(mutex_);  // to be launched
+  uint64_t written_ ABSL_GUARDED_BY(mutex_) = 0;
+  FlatBuffer master_;  // [owned], where it is not the working copy
+  FlatBuffer shard_;   // [S] working, where parameters are sharded
+  FlatBuffer whole_;   // [P] working, undefined while freed
 };
 
 // Pins of one scope, released at its end.

@@ -24,143 +24,168 @@ UnitGradient::UnitGradient(std::shared_ptr<Unit> unit,
 }
 
 at::Tensor UnitGradient::PlaceIn(const FlatBuffer& flat, int parameter) const {
-  const auto& p = unit_->parameters()[parameter];
-  return TensorOver(flat.data() + p.flat.begin, p.tensor.sizes(),
-                    p.tensor.strides(), unit_->dtype(), unit_->device());
+  const auto& p = unit_->parameters()[static_cast<size_t>(parameter)];
+  const at::ScalarType dtype =
+      p.tensor.is_complex() ? c10::toComplexType(flat.dtype()) : flat.dtype();
+  return TensorOver(flat.data(p.flat.begin), p.tensor.sizes(),
+                    p.tensor.strides(), dtype, unit_->device());
 }
 
-absl::Status UnitGradient::Add(int parameter, const at::Tensor& gradient) {
-  if (launched_ || !expected_[parameter]) {
-    at::Tensor& held = held_[parameter];
-    held = held.defined() ? held + gradient : gradient;
+absl::Status UnitGradient::Add(int parameter, const at::Tensor& gradient,
+                               Arrival how) {
+  const auto i = static_cast<size_t>(parameter);
+  const at::ScalarType dtype =
+      how == Arrival::kGather ? unit_->master_dtype() : unit_->reduce_dtype();
+  seen_[i] = true;
+  if (sent_ || !expected_[i]) {
+    at::Tensor one = gradient.is_sparse() ? gradient.to_dense() : gradient;
+    if (!one.is_complex()) one = one.to(dtype);
+    if (how == Arrival::kZero) one = at::zeros_like(one);
+    held_[i] = held_[i].defined() ? held_[i] + one : one;
     return absl::OkStatus();
   }
-  TESSERA_RETURN_IF_ERROR(EnsureLocal());
+  TESSERA_RETURN_IF_ERROR(EnsureLocal(dtype));
   at::Tensor place = PlaceIn(local_, parameter);
-  if (arrived_[parameter]) {
-    place.add_(gradient);
-  } else {
-    place.copy_(gradient);
+  if (!arrived_[i] && (how == Arrival::kZero || gradient.is_sparse())) {
+    place.zero_();
   }
-  arrived_[parameter] = true;
+  const bool first = !arrived_[i] && !gradient.is_sparse();
+  arrived_[i] = true;
+  if (how == Arrival::kZero) return absl::OkStatus();
+  if (first) {
+    place.copy_(gradient);
+  } else {
+    place.add_(gradient.is_sparse() ? gradient.to(place.scalar_type())
+                                    : gradient);
+  }
   return absl::OkStatus();
 }
 
-void UnitGradient::Begin() { late_ = late_ || Any(arrived_); }
+void UnitGradient::Begin() { seen_.assign(expected_.size(), false); }
 
 bool UnitGradient::AnyExpected() const { return Any(expected_); }
 
 bool UnitGradient::accumulating() const { return Any(has_); }
 
+bool UnitGradient::reduces_in_place() const {
+  return !unit_->stage().sharded_gradients && local_.defined() &&
+         local_.dtype() == unit_->master_dtype() &&
+         unit_->reduce_dtype() == unit_->master_dtype();
+}
+
 bool UnitGradient::Complete() const {
   if (late_ || unit_->used_without_grad()) return false;
   for (size_t i = 0; i < expected_.size(); ++i) {
-    if (expected_[i] && !arrived_[i]) return false;
+    if (expected_[i] && !seen_[i]) return false;
   }
   return true;
 }
 
 // local_ ready to take this micro-batch's gradients. Where it holds the step's
-// gradient so far, that moves out first.
-absl::Status UnitGradient::EnsureLocal() {
+// gradient so far, that moves out first; where it is of another dtype, what has
+// arrived is converted.
+absl::Status UnitGradient::EnsureLocal(at::ScalarType dtype) {
   if (in_place_) {
-    FlatBuffer moved;
-    const ByteRange owned = unit_->owned();
-    TESSERA_ASSIGN_OR_RETURN(
-        moved, FlatBuffer::Allocate(owned.bytes(), unit_->device(),
-                                    MemoryKind::kGradients));
-    CopyBytes(unit_->device(), moved.data(), local_.data() + owned.begin,
-              owned.bytes());
-    reduced_ = std::move(moved);
     in_place_ = false;
+    TESSERA_RETURN_IF_ERROR(EnsureReduced());
+    reduced_.View().copy_(local_.View(unit_->owned()));
   }
-  if (local_.defined()) return absl::OkStatus();
+  const bool holds = local_.defined() && Any(arrived_);
+  if (local_.defined() &&
+      (local_.dtype() == dtype ||
+       (holds && local_.dtype() == unit_->master_dtype()))) {
+    return absl::OkStatus();
+  }
+  FlatBuffer before = std::move(local_);
   TESSERA_ASSIGN_OR_RETURN(
-      local_, FlatBuffer::Allocate(unit_->layout().whole_bytes(),
+      local_, FlatBuffer::Allocate(unit_->layout().whole_numel(), dtype,
                                    unit_->device(), MemoryKind::kGradients));
+  if (holds) local_.View().copy_(before.View());
   return absl::OkStatus();
 }
 
 absl::Status UnitGradient::EnsureReduced() {
   if (in_place_ || reduced_.defined()) return absl::OkStatus();
   TESSERA_ASSIGN_OR_RETURN(
-      reduced_, FlatBuffer::Allocate(unit_->owned().bytes(), unit_->device(),
-                                     MemoryKind::kGradients));
+      reduced_,
+      FlatBuffer::Allocate(unit_->owned().numel(), unit_->master_dtype(),
+                           unit_->device(), MemoryKind::kGradients));
   return absl::OkStatus();
 }
 
-absl::Status UnitGradient::Launch() {
-  const Stage stage = unit_->stage();
-  TESSERA_RETURN_IF_ERROR(EnsureLocal());
+absl::StatusOr<at::Tensor> UnitGradient::Outgoing(double predivide) {
+  const at::ScalarType dtype = unit_->reduce_dtype();
+  TESSERA_RETURN_IF_ERROR(EnsureLocal(dtype));
   // What did not arrive counts as zero here: another rank may have it.
   for (size_t i = 0; i < arrived_.size(); ++i) {
-    if (arrived_[i]) continue;
-    local_.View(at::kByte, unit_->parameters()[i].flat).zero_();
+    if (!arrived_[i]) local_.View(unit_->parameters()[i].flat).zero_();
   }
-  const CommTag tag{
-      absl::StrCat("reduction of the gradients of unit ", unit_->name())};
-  Communicator* comm = unit_->communicator();
-  const at::Tensor whole = local_.View(unit_->dtype());
-  if (!stage.sharded_optimizer) {
-    pending_ = comm->AllReduceSum(whole, tag);
-  } else if (!stage.sharded_gradients) {
-    pending_ = comm->ReduceScatterSum(
-        whole, local_.View(unit_->dtype(), unit_->owned()), tag);
-  } else if (accumulating()) {
+  sent_ = true;
+  at::Tensor whole = local_.View();
+  if (local_.dtype() != dtype) {
     TESSERA_ASSIGN_OR_RETURN(
-        scratch_, FlatBuffer::Allocate(unit_->owned().bytes(), unit_->device(),
-                                       MemoryKind::kGradients));
-    pending_ =
-        comm->ReduceScatterSum(whole, scratch_.View(unit_->dtype()), tag);
-  } else {
-    TESSERA_RETURN_IF_ERROR(EnsureReduced());
-    pending_ =
-        comm->ReduceScatterSum(whole, reduced_.View(unit_->dtype()), tag);
+        outgoing_, FlatBuffer::Allocate(unit_->layout().whole_numel(), dtype,
+                                        unit_->device(), MemoryKind::kGradients,
+                                        Fill::kNone));
+    outgoing_.View().copy_(whole);
+    whole = outgoing_.View();
+    if (unit_->stage().sharded_gradients) local_.Reset();
   }
-  launched_ = true;
-  return absl::OkStatus();
+  if (predivide != 1) whole.div_(predivide);
+  return whole;
 }
 
-absl::Status UnitGradient::Finish() {
-  TESSERA_RETURN_IF_ERROR(pending_.Wait());
+at::Tensor UnitGradient::Mean(const at::Tensor& sums, double divisor) const {
+  const at::Tensor wide = sums.to(unit_->master_dtype());
+  return divisor == 1 ? wide : wide.div(divisor);
+}
+
+absl::Status UnitGradient::TakeSums(const at::Tensor& sums, double divisor,
+                                    std::shared_ptr<void> memory) {
+  if (accumulating()) {
+    sums_ = sums;
+    divisor_ = divisor;
+    sums_memory_ = std::move(memory);
+  } else {
+    at::Tensor to;
+    if (reduces_in_place()) {
+      to = local_.View(unit_->owned());
+    } else {
+      TESSERA_RETURN_IF_ERROR(EnsureReduced());
+      to = reduced_.View();
+    }
+    if (to.data_ptr() != sums.data_ptr()) to.copy_(sums);
+    if (divisor != 1) to.div_(divisor);
+    outgoing_.Reset();
+  }
   if (unit_->stage().sharded_gradients) local_.Reset();
   return absl::OkStatus();
 }
 
-void UnitGradient::Accumulate(int parameter, const char* owned_from) {
-  char* to = owned_data();
+void UnitGradient::Accumulate(int parameter, const at::Tensor& mean) {
+  const at::Tensor step = owned();
   for (const auto& segment : unit_->segments()) {
     if (segment.parameter != parameter) continue;
-    const int64_t offset = segment.flat.begin - unit_->owned().begin;
-    const int64_t numel = segment.flat.bytes() / unit_->item_bytes();
-    auto dst =
-        TensorOver(to + offset, {numel}, {1}, unit_->dtype(), unit_->device());
-    auto src = TensorOver(const_cast<char*>(owned_from) + offset, {numel}, {1},
-                          unit_->dtype(), unit_->device());
-    if (has_[parameter]) {
-      dst.add_(src);
+    const int64_t begin = segment.flat.begin - unit_->owned().begin;
+    const at::Tensor to = step.narrow(0, begin, segment.flat.numel());
+    const at::Tensor from = mean.narrow(0, begin, segment.flat.numel());
+    if (has_[static_cast<size_t>(parameter)]) {
+      to.add_(from);
     } else {
-      dst.copy_(src);
+      to.copy_(from);
     }
   }
 }
 
 absl::Status UnitGradient::Commit(const std::vector<bool>& arrived) {
-  if (!launched_) return absl::OkStatus();
-  const bool sharded = unit_->stage().sharded_gradients;
-  const bool adds = accumulating();
-  FlatBuffer& sums = !sharded ? local_ : adds ? scratch_ : reduced_;
-  const ByteRange range = sharded ? ByteRange{0, sums.bytes()} : unit_->owned();
-  const int world_size = unit_->communicator()->world_size();
-  if (world_size > 1) sums.View(unit_->dtype(), range).div_(world_size);
-  if (adds) {
+  if (!sent_) return absl::OkStatus();
+  if (sums_.defined()) {
     TESSERA_RETURN_IF_ERROR(EnsureReduced());
+    const at::Tensor mean = Mean(sums_, divisor_);
     for (size_t i = 0; i < arrived.size(); ++i) {
-      if (arrived[i]) {
-        Accumulate(static_cast<int>(i), sums.data() + range.begin);
-      }
+      if (arrived[i]) Accumulate(static_cast<int>(i), mean);
     }
-  } else if (!sharded) {
+  } else if (reduces_in_place()) {
     in_place_ = true;
     reduced_.Reset();
   }
@@ -170,31 +195,34 @@ absl::Status UnitGradient::Commit(const std::vector<bool>& arrived) {
   return absl::OkStatus();
 }
 
-absl::Status UnitGradient::ReduceHeld(const std::vector<bool>& held) {
+absl::Status UnitGradient::ReduceHeld(const std::vector<bool>& held,
+                                      double predivide, double divisor) {
   if (!Any(held)) return absl::OkStatus();
   FlatBuffer whole;
   TESSERA_ASSIGN_OR_RETURN(
-      whole, FlatBuffer::Allocate(unit_->layout().whole_bytes(),
-                                  unit_->device(), MemoryKind::kGradients));
+      whole,
+      FlatBuffer::Allocate(unit_->layout().whole_numel(), unit_->reduce_dtype(),
+                           unit_->device(), MemoryKind::kGradients));
   for (size_t i = 0; i < held_.size(); ++i) {
     if (held_[i].defined()) {
       PlaceIn(whole, static_cast<int>(i)).copy_(held_[i]);
     }
   }
+  const at::Tensor all = whole.View();
+  if (predivide != 1) all.div_(predivide);
   const CommTag tag{
       absl::StrCat("reduction of late gradients of unit ", unit_->name())};
   Communicator* comm = unit_->communicator();
-  const at::Tensor all = whole.View(unit_->dtype());
-  at::Tensor mine = whole.View(unit_->dtype(), unit_->owned());
+  const at::Tensor mine = whole.View(unit_->owned());
   CommFuture done = unit_->stage().sharded_optimizer
                         ? comm->ReduceScatterSum(all, mine, tag)
                         : comm->AllReduceSum(all, tag);
   TESSERA_RETURN_IF_ERROR(done.Wait());
-  if (comm->world_size() > 1) mine.div_(comm->world_size());
   TESSERA_RETURN_IF_ERROR(EnsureReduced());
+  const at::Tensor mean = Mean(mine, divisor);
   for (size_t i = 0; i < held.size(); ++i) {
     if (!held[i]) continue;
-    Accumulate(static_cast<int>(i), whole.data() + unit_->owned().begin);
+    Accumulate(static_cast<int>(i), mean);
     has_[i] = true;
   }
   return absl::OkStatus();
@@ -202,9 +230,12 @@ absl::Status UnitGradient::ReduceHeld(const std::vector<bool>& held) {
 
 void UnitGradient::DropMicroBatch() {
   arrived_.assign(expected_.size(), false);
+  seen_.assign(expected_.size(), false);
   held_.assign(expected_.size(), at::Tensor());
-  launched_ = late_ = false;
-  scratch_.Reset();
+  sent_ = late_ = false;
+  sums_.reset();
+  sums_memory_.reset();
+  outgoing_.Reset();
   if (unit_->stage().sharded_gradients) local_.Reset();
 }
 
@@ -216,25 +247,24 @@ void UnitGradient::Zero() {
   if (!unit_->stage().sharded_gradients) reduced_.Reset();
 }
 
-char* UnitGradient::owned_data() const {
-  if (in_place_) return local_.data() + unit_->owned().begin;
-  return reduced_.defined() ? reduced_.data() : nullptr;
+at::Tensor UnitGradient::owned() const {
+  if (in_place_) return local_.View(unit_->owned());
+  return reduced_.defined() ? reduced_.View() : at::Tensor();
 }
 
 absl::StatusOr<at::Tensor> UnitGradient::Whole(int parameter) const {
-  if (!has_[parameter]) return at::Tensor();
+  if (!has_[static_cast<size_t>(parameter)]) return at::Tensor();
   FlatBuffer whole;
   TESSERA_ASSIGN_OR_RETURN(
-      whole, FlatBuffer::Allocate(unit_->layout().whole_bytes(),
-                                  unit_->device(), MemoryKind::kWorking));
-  CopyBytes(unit_->device(), whole.data() + unit_->owned().begin, owned_data(),
-            unit_->owned().bytes());
+      whole,
+      FlatBuffer::Allocate(unit_->layout().whole_numel(), unit_->master_dtype(),
+                           unit_->device(), MemoryKind::kWorking));
+  whole.View(unit_->owned()).copy_(owned());
   if (unit_->stage().sharded_optimizer) {
     TESSERA_RETURN_IF_ERROR(
         unit_->communicator()
             ->AllGather(
-                whole.View(unit_->dtype(), unit_->owned()),
-                whole.View(unit_->dtype()),
+                whole.View(unit_->owned()), whole.View(),
                 CommTag{absl::StrCat("gradient of unit ", unit_->name())})
             .Wait());
   }
@@ -242,8 +272,16 @@ absl::StatusOr<at::Tensor> UnitGradient::Whole(int parameter) const {
 }
 
 int64_t UnitGradient::resident_bytes() const {
-  return unit_->stage().sharded_gradients ? unit_->owned().bytes()
-                                          : unit_->layout().whole_bytes();
+  if (!unit_->trainable()) return local_.bytes() + reduced_.bytes();
+  const auto bytes = [](int64_t numel, at::ScalarType dtype) {
+    return numel * static_cast<int64_t>(c10::elementSize(dtype));
+  };
+  const int64_t reduced = bytes(unit_->owned().numel(), unit_->master_dtype());
+  if (unit_->stage().sharded_gradients) return reduced;
+  const int64_t local =
+      bytes(unit_->layout().whole_numel(), unit_->reduce_dtype());
+  return unit_->reduce_dtype() == unit_->master_dtype() ? local
+                                                        : local + reduced;
 }
 
 }  // namespace tessera

@@ -6,9 +6,14 @@
 //   reduced           in local      own slice of it [S] kept
 //   accumulating      + [P]         + [S]           + [S] during backward
 //
-// A micro-batch goes Store/Hold*, Launch, Finish, Commit, ReduceHeld, and ends
-// with DropMicroBatch; until Commit nothing of it has touched the step's
-// gradient, so it can be dropped at any point.
+// The local flat is of the reduce dtype, or of the master dtype (float32) while
+// micro-batches are added up in it before they are reduced. The reduced one is
+// of the master dtype; where that is not the reduce dtype it has memory of its
+// own at every stage.
+//
+// A micro-batch goes Add*, Outgoing, TakeSums (sharding/reduction.h), Commit,
+// ReduceHeld, and ends with DropMicroBatch; until Commit nothing of it has
+// touched the step's gradient, so it can be dropped at any point.
 //
 // Threads: none of its own; the caller orders the calls.
 #ifndef SHARDING_UNIT_GRADIENT_H_
@@ -21,7 +26,6 @@
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "comm/communicator.h"
 #include "sharding/flat_buffer.h"
 #include "sharding/unit.h"
 
@@ -33,36 +37,45 @@ class UnitGradient {
   // same on all ranks.
   UnitGradient(std::shared_ptr<Unit> unit, std::vector<bool> expected);
 
+  // What to do with a gradient that arrives.
+  enum class Arrival {
+    kAdd,     // to the local flat gradient, in the reduce dtype
+    kGather,  // the same, in the master dtype
+    kZero,    // counts as arrived, with zeros
+  };
   // Adds a gradient of this micro-batch to the local flat gradient (the first
   // one is copied), or keeps it for ReduceHeld where the parameter was not
-  // expected or the unit is on its way. LOCAL.
-  absl::Status Add(int parameter, const at::Tensor& gradient);
-  // What a bare backward has left is no arrival of the backward that begins:
-  // the unit is complete only at its end.
+  // expected or the unit is on its way. Dense or sparse, any dtype. LOCAL.
+  absl::Status Add(int parameter, const at::Tensor& gradient, Arrival how);
+  // A backward begins: what came before is no arrival of it.
   void Begin();
   // More may come after every parameter has arrived: complete only at the end.
   void SetLate() { late_ = true; }
 
   bool AnyExpected() const;
-  // Every expected parameter has arrived, and nothing hints at more to come.
+  // Every expected parameter has arrived in this backward, and nothing hints at
+  // more to come.
   bool Complete() const;
 
-  // Starts the sum over ranks; what did not arrive counts as zero. COLLECTIVE,
-  // ASYNC.
-  absl::Status Launch();
-  // Waits for it. LOCAL.
-  absl::Status Finish();
-  // Divides by W and adds to the step's gradient those parameters that arrived
-  // on some rank (the agreement of all). LOCAL.
+  // The local flat gradient [P] in the reduce dtype, divided by `predivide`;
+  // what did not arrive is zero. Gradients that come from now on are held.
+  absl::StatusOr<at::Tensor> Outgoing(double predivide);
+  // The sums over ranks of the owned part, [owned] of the reduce dtype, which
+  // `memory` keeps alive; the mean is sums / divisor.
+  absl::Status TakeSums(const at::Tensor& sums, double divisor,
+                        std::shared_ptr<void> memory);
+  // Adds to the step's gradient those parameters that arrived on some rank (the
+  // agreement of all). LOCAL.
   absl::Status Commit(const std::vector<bool>& arrived);
   // Reduces and adds what some rank held back. COLLECTIVE if any did.
-  absl::Status ReduceHeld(const std::vector<bool>& held);
+  absl::Status ReduceHeld(const std::vector<bool>& held, double predivide,
+                          double divisor);
   // Forgets the micro-batch, whatever came of it.
   void DropMicroBatch();
   // Forgets the step's gradient too.
   void Zero();
 
-  const Unit& unit() const { return *unit_; }
+  Unit& unit() const { return *unit_; }
   size_t num_parameters() const { return expected_.size(); }
   bool arrived(size_t parameter) const { return arrived_[parameter]; }
   bool held(size_t parameter) const { return held_[parameter].defined(); }
@@ -71,37 +84,44 @@ class UnitGradient {
   }
   // Some rank had a gradient for it since Zero; the same on all ranks.
   bool has_gradient(size_t parameter) const { return has_[parameter]; }
-  // This rank's part of the averaged gradient, [owned bytes]; only ranges of
-  // parameters with has_gradient hold one. Null if there is none.
-  char* owned_data() const;
-  // The whole averaged gradient of a parameter, in its shape; undefined without
-  // one. COLLECTIVE.
+  // This rank's part of the step's gradient, [owned] of the master dtype; only
+  // ranges of parameters with has_gradient hold one. Undefined if there is
+  // none.
+  at::Tensor owned() const;
+  // The whole gradient of a parameter, in its shape and the master dtype;
+  // undefined without one. COLLECTIVE.
   absl::StatusOr<at::Tensor> Whole(int parameter) const;
   // Bytes that stay allocated between uses.
   int64_t resident_bytes() const;
 
  private:
   bool accumulating() const;
-  absl::Status EnsureLocal();
+  bool reduces_in_place() const;
+  absl::Status EnsureLocal(at::ScalarType dtype);
   absl::Status EnsureReduced();
   // The parameter's place in a flat buffer [P], in its own shape.
   at::Tensor PlaceIn(const FlatBuffer& flat, int parameter) const;
-  // step's gradient (+)= the owned part of a parameter in `owned_from`.
-  void Accumulate(int parameter, const char* owned_from);
+  // step's gradient (+)= the parameter's part of `mean`, [owned].
+  void Accumulate(int parameter, const at::Tensor& mean);
+  at::Tensor Mean(const at::Tensor& sums, double divisor) const;
 
   std::shared_ptr<Unit> unit_;
   std::vector<bool> expected_;
   std::vector<bool> has_;
 
   std::vector<bool> arrived_;     // in local_, not yet reduced
+  std::vector<bool> seen_;        // in the backward that runs
   std::vector<at::Tensor> held_;  // to be reduced after the agreement
-  bool launched_ = false;
+  bool sent_ = false;
   bool late_ = false;
-  CommFuture pending_;
+  // Sums of a micro-batch that is to be added to earlier ones.
+  at::Tensor sums_;
+  double divisor_ = 1;
+  std::shared_ptr<void> sums_memory_;
 
-  FlatBuffer local_;    // [P]
-  FlatBuffer reduced_;  // [owned], unless in_place_
-  FlatBuffer scratch_;  // [owned], a micro-batch's sum while accumulating
+  FlatBuffer local_;     // [P]
+  FlatBuffer outgoing_;  // [P], where local_ is of another dtype
+  FlatBuffer reduced_;   // [owned], unless in_place_
   // The step's gradient is the owned range of local_ itself.
   bool in_place_ = false;
 };

@@ -1,0 +1,94 @@
+#include "sharding/reduction.h"
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+
+namespace tessera {
+
+absl::StatusOr<std::unique_ptr<Reduction>> Reduction::Start(
+    std::vector<UnitGradient*> units, MeanOptions mean) {
+  std::unique_ptr<Reduction> reduction(new Reduction(std::move(units), mean));
+  TESSERA_RETURN_IF_ERROR(reduction->units_.size() == 1
+                              ? reduction->StartAlone()
+                              : reduction->StartPacked());
+  return reduction;
+}
+
+absl::Status Reduction::StartAlone() {
+  const Unit& unit = units_[0]->unit();
+  Communicator* comm = unit.communicator();
+  const CommTag tag{
+      absl::StrCat("reduction of the gradients of unit ", unit.name())};
+  TESSERA_ASSIGN_OR_RETURN(const at::Tensor whole,
+                           units_[0]->Outgoing(mean_.predivide));
+  at::Tensor mine = whole.narrow(0, unit.owned().begin, unit.owned().numel());
+  if (!unit.stage().sharded_optimizer) {
+    done_ = comm->AllReduceSum(whole, tag);
+  } else {
+    if (unit.stage().sharded_gradients) {
+      TESSERA_ASSIGN_OR_RETURN(
+          memory_->sums,
+          FlatBuffer::Allocate(unit.owned().numel(), unit.reduce_dtype(),
+                               unit.device(), MemoryKind::kGradients,
+                               Fill::kNone));
+      mine = memory_->sums.View();
+    }
+    done_ = comm->ReduceScatterSum(whole, mine, tag);
+  }
+  sums_.push_back(mine);
+  return absl::OkStatus();
+}
+
+// By rank, then by unit: each rank's shards lie together.
+absl::Status Reduction::StartPacked() {
+  const Unit& first = units_[0]->unit();
+  Communicator* comm = first.communicator();
+  const bool sharded = first.stage().sharded_optimizer;
+  const int64_t parts = sharded ? comm->world_size() : 1;
+  int64_t part = 0;  // elements of one rank
+  for (UnitGradient* u : units_) part += u->unit().owned().numel();
+  TESSERA_ASSIGN_OR_RETURN(
+      memory_->packed,
+      FlatBuffer::Allocate(part * parts, first.reduce_dtype(), first.device(),
+                           MemoryKind::kGradients, Fill::kNone));
+  const at::Tensor packed = memory_->packed.View().view({parts, part});
+  int64_t at = 0;
+  for (UnitGradient* u : units_) {
+    const int64_t n = u->unit().owned().numel();
+    TESSERA_ASSIGN_OR_RETURN(const at::Tensor whole,
+                             u->Outgoing(mean_.predivide));
+    packed.narrow(1, at, n).copy_(whole.view({parts, n}));
+    at += n;
+  }
+  const CommTag tag{absl::StrCat("reduction of the gradients of ",
+                                 units_.size(), " units, ", first.name(),
+                                 " to ", units_.back()->unit().name())};
+  at::Tensor mine = memory_->packed.View();
+  if (sharded) {
+    mine = packed.select(0, comm->rank());
+    done_ = comm->ReduceScatterSum(memory_->packed.View(), mine, tag);
+  } else {
+    done_ = comm->AllReduceSum(mine, tag);
+  }
+  at = 0;
+  for (UnitGradient* u : units_) {
+    const int64_t n = u->unit().owned().numel();
+    sums_.push_back(mine.narrow(0, at, n));
+    at += n;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Reduction::Finish() {
+  TESSERA_RETURN_IF_ERROR(done_.Wait());
+  for (size_t i = 0; i < units_.size(); ++i) {
+    TESSERA_RETURN_IF_ERROR(
+        units_[i]->TakeSums(sums_[i], mean_.divisor, memory_));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tessera

@@ -1,0 +1,54 @@
+// Reduction: one collective that sums the gradients of one unit, or of several
+// small ones packed together, over ranks.
+//
+// Source: buckets as in PyTorch's DDP (Li et al., 2020) and DeepSpeed's
+// reduce_bucket_size.
+//
+// Threads: none of its own; the caller orders the calls.
+#ifndef SHARDING_REDUCTION_H_
+#define SHARDING_REDUCTION_H_
+
+#include <memory>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "absl/status/status.h"
+#include "comm/communicator.h"
+#include "sharding/flat_buffer.h"
+#include "sharding/unit_gradient.h"
+
+namespace tessera {
+
+// How the sum over ranks becomes the step's gradient.
+struct MeanOptions {
+  double predivide = 1;  // what each rank divides by before the sum
+  double divisor = 1;    // what the sum is divided by
+};
+
+class Reduction {
+ public:
+  // `units` are of one device, reduce dtype and stage; not empty. What they
+  // hold starts on its way. COLLECTIVE, ASYNC.
+  static absl::StatusOr<std::unique_ptr<Reduction>> Start(
+      std::vector<UnitGradient*> units, MeanOptions mean);
+  // Waits, and gives every unit its part. LOCAL. Call it once.
+  absl::Status Finish();
+
+ private:
+  struct Memory {
+    FlatBuffer packed, sums;
+  };
+  Reduction(std::vector<UnitGradient*> units, MeanOptions mean)
+      : units_(std::move(units)), mean_(mean) {}
+  absl::Status StartAlone();
+  absl::Status StartPacked();
+
+  std::vector<UnitGradient*> units_;
+  MeanOptions mean_;
+  std::shared_ptr<Memory> memory_ = std::make_shared<Memory>();
+  std::vector<at::Tensor> sums_;  // by unit, [owned]
+  CommFuture done_;
+};
+
+}  // namespace tessera
+#endif  // SHARDING_REDUCTION_H_

@@ -1,0 +1,107 @@
+// Schedule: which units are whole, where parameters are sharded: gathered ahead
+// of their use, freed right after their last one.
+//
+// Every unit's use is recorded (sharding/touch_history.h); the record says what
+// comes next. When the use moves from one unit to another,
+//   - the one before is freed, unless it is used again within
+//     max_reuse_distance elements;
+//   - others are freed, the longest unused first, until the next one fits
+//     within max_live elements;
+//   - units expected within the next `prefetch` elements are gathered ahead.
+// Where the record does not know (a first step, a path never taken), nothing is
+// gathered ahead, and a unit is kept only while all that are whole stay within
+// both limits. A pinned unit is never freed.
+//
+// Ranks that run the same operators gather and free alike, since everything
+// depends on the order of uses alone.
+//
+// Sources: DeepSpeed's stage3_prefetch_bucket_size, stage3_max_live_parameters,
+// stage3_max_reuse_distance; FSDP2's reshard_after_forward and
+// set_modules_to_{forward,backward}_prefetch.
+//
+// Threads: any.
+#ifndef SHARDING_SCHEDULE_H_
+#define SHARDING_SCHEDULE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/synchronization/mutex.h"
+#include "sharding/touch_history.h"
+
+namespace tessera {
+
+class Unit;
+
+// In elements, over all units of one engine.
+struct ScheduleOptions {
+  bool overlap = true;  // false: gathers wait at once, nothing is prefetched
+  int64_t prefetch = 50'000'000;
+  // 0: a unit is freed as soon as no operator uses it, and nothing is recorded
+  // (slow; shows reads of what was freed).
+  int64_t max_live = 1'000'000'000;
+  int64_t max_reuse_distance = 1'000'000'000;
+  // false: what the forward gathered stays whole for the backward.
+  bool reshard_after_forward = true;
+};
+
+enum class Phase { kForward, kBackward };
+
+class Schedule {
+ public:
+  explicit Schedule(ScheduleOptions options) : options_(options) {}
+
+  // The units with sharded parameters, in order. Before the first use.
+  void Start(std::vector<Unit*> units);
+
+  // `unit` is about to be pinned.
+  void Touch(Unit* unit);
+  // `unit` will not be used again; it may be destroyed.
+  void Forget(Unit* unit);
+  // The end of a backward, a step: frees every unit that is not pinned.
+  void Border();
+  // Gathers ahead what is expected to come first after a border.
+  void PrefetchFirst();
+
+  // When `unit` is touched in `phase`, gathers `next` ahead, in that order,
+  // instead of what the record says; nothing if empty.
+  void SetPrefetch(Unit* unit, Phase phase, std::vector<Unit*> next);
+  // Overrides ScheduleOptions::reshard_after_forward for one unit.
+  void SetReshardAfterForward(Unit* unit, bool reshard);
+
+  bool free_after_use() const { return options_.max_live == 0; }
+  // Elements that are whole, or on their way to be.
+  void AddLive(int64_t elements) { live_ += elements; }
+  int64_t live() const { return live_; }
+
+ private:
+  struct Entry {
+    int index = 0;
+    bool reshard_after_forward = true;
+    // By phase; null: as recorded.
+    std::unique_ptr<std::vector<Unit*>> prefetch[2];
+  };
+
+  bool Keeps(Unit* unit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void MakeRoom(Unit* unit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Prefetch(Unit* current) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void GatherAhead(Unit* unit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void MarkTouched(Unit* unit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const ScheduleOptions options_;
+  std::atomic<int64_t> live_{0};
+  std::atomic<Unit*> newest_{nullptr};
+  absl::Mutex mutex_;                                 // before any unit's own
+  std::vector<Unit*> units_ ABSL_GUARDED_BY(mutex_);  // null: forgotten
+  absl::flat_hash_map<Unit*, Entry> entries_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<TouchHistory> history_ ABSL_GUARDED_BY(mutex_);
+  // Whole or being gathered, the longest unused first.
+  std::vector<Unit*> whole_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace tessera
+#endif  // SHARDING_SCHEDULE_H_

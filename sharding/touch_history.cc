@@ -1,0 +1,75 @@
+#include "sharding/touch_history.h"
+
+#include <algorithm>
+
+namespace tessera {
+
+TouchHistory::TouchHistory(std::vector<int64_t> numel, size_t capacity)
+    : numel_(std::move(numel)),
+      capacity_(capacity > 0 ? capacity
+                             : std::max<size_t>(4096, 16 * numel_.size())) {
+  Append(kBorder);
+}
+
+void TouchHistory::Append(int unit) {
+  if (touches_.size() >= capacity_) Forget();
+  const bool as_expected = Expected(0) == unit;
+  touches_.push_back(unit);
+  if (as_expected) {
+    ++place_;
+  } else {
+    FindPlace();
+  }
+  Index(touches_.size() - 1);
+}
+
+int TouchHistory::Expected(size_t k) const {
+  if (place_ == kNone || place_ + 1 + k >= touches_.size()) return kUnknown;
+  return touches_[place_ + 1 + k];
+}
+
+bool TouchHistory::ReusedWithin(int unit, int64_t elements) const {
+  for (size_t k = 0;; ++k) {
+    const int next = Expected(k);
+    if (next == unit) return true;
+    if (next < 0) return false;
+    elements -= numel_[static_cast<size_t>(next)];
+    if (elements < 0) return false;
+  }
+}
+
+uint64_t TouchHistory::Context(size_t end, size_t length) const {
+  uint64_t hash = 14695981039346656037u;  // FNV-1a
+  for (size_t i = end + 1 - length; i <= end; ++i) {
+    hash = (hash ^ static_cast<uint64_t>(touches_[i] + 2)) * 1099511628211u;
+  }
+  return hash;
+}
+
+void TouchHistory::Index(size_t end) {
+  for (size_t c = 0; c < std::size(kContexts); ++c) {
+    if (end + 1 >= kContexts[c]) index_[c][Context(end, kContexts[c])] = end;
+  }
+}
+
+void TouchHistory::FindPlace() {
+  const size_t now = touches_.size() - 1;
+  place_ = kNone;
+  for (size_t c = 0; c < std::size(kContexts) && place_ == kNone; ++c) {
+    if (now + 1 < kContexts[c]) continue;
+    const auto it = index_[c].find(Context(now, kContexts[c]));
+    if (it != index_[c].end()) place_ = it->second;
+  }
+}
+
+// Keeps the newer half.
+void TouchHistory::Forget() {
+  const auto half = static_cast<std::ptrdiff_t>(capacity_ / 2);
+  const std::vector<int> kept(touches_.end() - half, touches_.end());
+  touches_.clear();
+  for (auto& index : index_) index.clear();
+  place_ = kNone;
+  for (int unit : kept) Append(unit);
+}
+
+}  // namespace tessera
