@@ -1,0 +1,111 @@
+#include "optim/grad_norm.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "ATen/ops/view_as_real.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/bits.h"
+#include "base/check.h"
+#include "base/status.h"
+#include "optim/block_powers.h"
+#include "sharding/torch_scope.h"
+
+namespace tessera {
+namespace {
+
+// Elements that are turned into block sums at once.
+constexpr int64_t kChunk = int64_t{1} << 22;
+static_assert(kChunk % kNormBlock == 0, "chunks are whole blocks");
+
+// NaN beats all; there is but one NaN, so that equal sums have equal texts.
+double Greater(double a, double b) {
+  if (std::isnan(a) || std::isnan(b)) {
+    return std::numeric_limits<double>::quiet_NaN();
+  }
+  return std::max(a, b);
+}
+
+std::string HexFingerprint(absl::string_view text) {
+  return absl::StrCat(
+      absl::Hex(Fingerprint(text.data(), static_cast<int64_t>(text.size())),
+                absl::kZeroPad16));
+}
+
+absl::Status Damaged(absl::string_view text) {
+  return absl::DataLossError(absl::StrCat(
+      "gradient norm: expected what NormSum::Serialize of the same build gives,"
+      " got '",
+      text, "'; see that all ranks run one build"));
+}
+
+}  // namespace
+
+NormSum::NormSum(double p) : p_(p) { TESSERA_CHECK(p > 0) << p; }
+
+void NormSum::Add(const at::Tensor& segment, int64_t first) {
+  TESSERA_CHECK(segment.dim() == 1 && segment.is_contiguous() && first >= 0)
+      << segment.sizes() << " at " << first;
+  TorchScope scope;
+  if (segment.is_complex() && p_ == 2) {
+    return Add(at::view_as_real(segment).flatten(), 2 * first);
+  }
+  const int64_t numel = segment.numel();
+  for (int64_t begin = 0, end; begin < numel; begin = end) {
+    end = std::min(numel, ((first + begin) / kChunk + 1) * kChunk - first);
+    for (const double block : BlockPowers(segment.narrow(0, begin, end - begin),
+                                          first + begin, p_)) {
+      if (std::isinf(p_) || !std::isfinite(block)) {
+        extreme_ = Greater(extreme_, block);
+      } else {
+        sum_.Add(block);
+      }
+    }
+  }
+}
+
+std::string NormSum::Serialize() const {
+  const std::string text = absl::StrCat(HexFloat(p_), " ", HexFloat(extreme_),
+                                        " ", sum_.Text(), " ");
+  return absl::StrCat(text, HexFingerprint(text));
+}
+
+absl::Status NormSum::Merge(absl::string_view text) {
+  const std::vector<absl::string_view> fields = absl::StrSplit(text, ' ');
+  if (fields.size() != 4 ||
+      fields[3] != HexFingerprint(text.substr(0, text.size() - 16))) {
+    return Damaged(text);
+  }
+  if (fields[0] != HexFloat(p_)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "gradient norm: expected a sum of p = ", p_, " (", HexFloat(p_),
+        "), got p = ", fields[0], "; let all ranks take the same p"));
+  }
+  const absl::StatusOr<double> extreme = ParseHexDouble(fields[1]);
+  const absl::StatusOr<ExactSum> sum = ExactSum::Parse(fields[2]);
+  if (!extreme.ok() || *extreme < 0 || !sum.ok()) return Damaged(text);
+  extreme_ = Greater(extreme_, *extreme);
+  sum_.Add(*sum);
+  return absl::OkStatus();
+}
+
+double NormSum::Norm() const {
+  if (std::isinf(p_) || extreme_ != 0) return extreme_;
+  const double sum = sum_.Round();
+  if (p_ == 1) return sum;
+  if (p_ == 2) return std::sqrt(sum);
+  // In long double, 1/p is exact enough for the last bit of a double.
+  return static_cast<double>(std::pow(static_cast<long double>(sum),
+                                      1 / static_cast<long double>(p_)));
+}
+
+double ClipCoefficient(double norm, double max_norm) {
+  const double divisor = norm + 1e-6;
+  return max_norm > 0 && divisor > max_norm ? max_norm / divisor : 1;
+}
+
+}  // namespace tessera

@@ -1,0 +1,75 @@
+// Gradient norms over all ranks, and the factor of clipping.
+//
+//   (sum of |x|^p)^(1/p)   over the elements of all parameters, each once
+//
+// The bits depend on the gradients alone, not on sharding, world size, threads
+// or order: elements are summed in blocks of 64 on a grid that starts with each
+// parameter's storage (optim/block_powers.h, which also says for which p the
+// kind of processor matters), and shards are cut on that grid; the block sums
+// are added exactly (optim/exact_sum.h), and their sum is rounded once.
+#ifndef OPTIM_GRAD_NORM_H_
+#define OPTIM_GRAD_NORM_H_
+
+#include <cstdint>
+#include <string>
+
+#include "ATen/core/Tensor.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "optim/exact_sum.h"
+
+namespace tessera {
+
+// Each rank adds what it owns, then merges the others' texts:
+//
+//   NormSum sum(2);
+//   for (segments of this rank) sum.Add(gradient, first);
+//   for (texts of the other ranks) TESSERA_RETURN_IF_ERROR(sum.Merge(text));
+//   const double norm = sum.Norm();
+//
+// An element that is infinite makes the norm infinite, a NaN makes it NaN, even
+// beside infinities. So do (infinite) powers beyond double's range: float64
+// elements above 1e154 for p = 2.
+// Threads: const methods may run concurrently; the others need outside order.
+class NormSum {
+ public:
+  // REQUIRES: p > 0; infinity is the norm max |x|.
+  explicit NormSum(double p);
+
+  // Adds a parameter's elements [first, first + n), counted from its storage's
+  // element 0. No two calls on any rank may cover parts of one block of the
+  // grid: 64 elements, 32 if complex. With p = 2 complex numbers may as well
+  // come as pairs of real ones: the bits are the same. LOCAL. Memory of 3 MB,
+  // on CUDA some 130 MB. Throws c10::Error as libtorch does, see CatchTorch.
+  // REQUIRES: `segment` is contiguous, [n], on CPU or CUDA, of float16,
+  // bfloat16, float32, float64, complex64 or complex128; first >= 0.
+  void Add(const at::Tensor& segment, int64_t first);
+
+  // This sum as text: equal sums have equal texts. Below 700 bytes.
+  std::string Serialize() const;
+
+  // Adds a sum that another Serialize gave. On error this sum stays as it is:
+  // DataLoss if the text is damaged, InvalidArgument if it is of another p.
+  absl::Status Merge(absl::string_view text);
+
+  // The norm of all that was added, 0 if nothing was.
+  double Norm() const;
+
+ private:
+  double p_;
+  // The greatest block if p is infinity; else 0, or the infinity or NaN that
+  // was among the block sums.
+  double extreme_ = 0;
+  ExactSum sum_;  // of the other block sums
+};
+
+// What gradients are multiplied with to clip them to `max_norm` (DeepSpeed's
+// gradient_clipping, where 0 means no clipping, as does any max_norm <= 0):
+//   max_norm / (norm + 1e-6)   if norm + 1e-6 > max_norm, else 1
+// DeepSpeed and libtorch add the 1e-6 too, which keeps the clipped norm below
+// max_norm: a clipped gradient's is max_norm * norm / (norm + 1e-6). Both norms
+// are those of unscaled gradients. 0 if `norm` is infinite, 1 if it is NaN.
+double ClipCoefficient(double norm, double max_norm);
+
+}  // namespace tessera
+#endif  // OPTIM_GRAD_NORM_H_
