@@ -11,7 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "sharding/residency.h"
+#include "sharding/schedule.h"
 
 namespace tessera {
 namespace {
@@ -127,13 +127,15 @@ class RankOptimizer {
       params_[i].requires_grad_();
       named.push_back({absl::StrCat("p", i), params_[i]});
     }
-    unit_ = Unit::Prepare("unit", std::move(named), 0, Stage::Of(stage), comm_,
-                          std::make_shared<Residency>(1))
+    UnitOptions options;
+    options.stage = Stage::Of(stage);
+    unit_ = Unit::Prepare("unit", std::move(named), 0, options, comm_,
+                          std::make_shared<Schedule>(ScheduleOptions()))
                 .value();
     unit_->Adopt();
     adamw_ = AdamW::Create({unit_}, kOptions).value();
     gradients_ = std::make_unique<Gradients>(
-        std::vector<std::shared_ptr<Unit>>{unit_}, comm_,
+        std::vector<std::shared_ptr<Unit>>{unit_}, comm_, GradientOptions(),
         std::vector<bool>(params_.size(), true));
   }
   ~RankOptimizer() {
@@ -151,8 +153,8 @@ class RankOptimizer {
       }
       loss.backward();
     };
-    TESSERA_RETURN_IF_ERROR(gradients_->Reduce(backward, "a step"));
-    TESSERA_RETURN_IF_ERROR(unit_->CheckUpdatable());
+    TESSERA_RETURN_IF_ERROR(gradients_->Run(backward, {"a step"}));
+    TESSERA_RETURN_IF_ERROR(unit_->PrepareUpdate());
     TESSERA_RETURN_IF_ERROR(adamw_->Step(*gradients_));
     gradients_->Zero();
     return absl::OkStatus();
@@ -164,20 +166,24 @@ class RankOptimizer {
       const auto& p = unit_->parameters()[segment.parameter];
       const int64_t from = segment.flat.begin - p.flat.begin;
       const int64_t place = segment.flat.begin - unit_->owned().begin;
-      auto same = [&](const Tensors& whole, const char* owned) {
+      auto same = [&](const Tensors& whole, const at::Tensor& owned) {
         const at::Tensor t = whole[segment.parameter];
-        return std::memcmp(static_cast<const char*>(t.const_data_ptr()) + from,
-                           owned + place, segment.flat.bytes()) == 0;
+        const auto item = static_cast<int64_t>(t.element_size());
+        return std::memcmp(
+                   static_cast<const char*>(t.const_data_ptr()) + from * item,
+                   static_cast<const char*>(owned.const_data_ptr()) +
+                       place * item,
+                   static_cast<size_t>(segment.flat.numel() * item)) == 0;
       };
       const char* what =
-          !same(reference.params, unit_->owned_data())           ? "values"
-          : !same(reference.exp_avgs, adamw_->exp_avg(0).data()) ? "exp_avg"
-          : !same(reference.exp_avg_sqs, adamw_->exp_avg_sq(0).data())
+          !same(reference.params, unit_->masters())           ? "values"
+          : !same(reference.exp_avgs, adamw_->exp_avg(0).View()) ? "exp_avg"
+          : !same(reference.exp_avg_sqs, adamw_->exp_avg_sq(0).View())
               ? "exp_avg_sq"
               : nullptr;
       if (what != nullptr) {
-        return absl::StrCat(what, " of ", p.name, " from byte ", from, ", ",
-                            segment.flat.bytes(), " bytes");
+        return absl::StrCat(what, " of ", p.name, " from element ", from,
+                            ", ", segment.flat.numel(), " elements");
       }
     }
     return "";

@@ -1,0 +1,90 @@
+#include "optim/sharded_step.h"
+
+#include <cmath>
+#include <string>
+
+#include "ATen/ops/view_as_complex.h"
+#include "base/status.h"
+#include "base/torch_guard.h"
+#include "optim/grad_norm.h"
+#include "sharding/torch_scope.h"
+
+namespace tessera {
+namespace {
+
+// Adds this rank's shard of a unit's gradients, also where it owns more: so
+// each element counts on one rank.
+void AddUnit(const Unit& unit, const UnitGradient& gradient, NormSum* sum) {
+  const at::Tensor owned = gradient.owned();
+  if (!owned.defined()) return;
+  const Range shard = unit.layout().shard(unit.communicator()->rank());
+  for (size_t i = 0; i < unit.parameters().size(); ++i) {
+    const Unit::Parameter& p = unit.parameters()[i];
+    const Range mine = Intersect(p.flat, shard);
+    if (!gradient.has_gradient(i) || mine.empty()) continue;
+    at::Tensor part =
+        owned.narrow(0, mine.begin - unit.owned().begin, mine.numel());
+    int64_t first = p.storage_offset + mine.begin - p.flat.begin;
+    if (p.tensor.is_complex()) {  // their parts stay together
+      part = at::view_as_complex(part.view({-1, 2}));
+      first /= 2;
+    }
+    sum->Add(part, first);
+  }
+}
+
+// The norm of the undivided gradients, the same on all ranks.
+absl::StatusOr<double> GlobalNorm(
+    const std::vector<std::shared_ptr<Unit>>& units, const Gradients& gradients,
+    double norm_type, Communicator* comm) {
+  NormSum mine(norm_type);
+  TESSERA_RETURN_IF_ERROR(CatchTorch("gradient norm", [&] {
+    TorchScope scope;
+    for (size_t u = 0; u < units.size(); ++u) {
+      AddUnit(*units[u], gradients.of(u), &mine);
+    }
+  }));
+  TESSERA_ASSIGN_OR_RETURN(
+      const auto all,
+      comm->AllGatherStrings(mine.Serialize(), CommTag{"gradient norm"}));
+  NormSum sum(norm_type);
+  for (const std::string& theirs : all) {
+    TESSERA_RETURN_IF_ERROR(sum.Merge(theirs));
+  }
+  return sum.Norm();
+}
+
+}  // namespace
+
+absl::StatusOr<ShardedStepResult> StepShards(
+    const std::vector<std::shared_ptr<Unit>>& units, const Gradients& gradients,
+    double divisor, const ShardedStepOptions& options, AdamW* optimizer,
+    Communicator* comm) {
+  ShardedStepResult result;
+  const double inverse = 1 / divisor;
+  double factor = inverse;
+  if (options.max_norm > 0 || options.skip_on_overflow) {
+    TESSERA_ASSIGN_OR_RETURN(
+        const double raw,
+        GlobalNorm(units, gradients, options.norm_type, comm));
+    result.grad_norm = raw * inverse;
+    result.skipped = options.skip_on_overflow && !std::isfinite(raw);
+    if (result.skipped) return result;
+    const double clip = ClipCoefficient(result.grad_norm, options.max_norm);
+    result.clipped_norm = result.grad_norm * clip;
+    factor = inverse * clip;
+  }
+  if (factor != 1) {
+    TESSERA_RETURN_IF_ERROR(CatchTorch("gradient scaling", [&] {
+      TorchScope scope;
+      for (size_t u = 0; u < units.size(); ++u) {
+        const at::Tensor owned = gradients.of(u).owned();
+        if (owned.defined()) owned.mul_(factor);
+      }
+    }));
+  }
+  TESSERA_RETURN_IF_ERROR(optimizer->Step(gradients));
+  return result;
+}
+
+}  // namespace tessera
