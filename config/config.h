@@ -7,17 +7,20 @@
 //     "gradient_clipping": 0,          W=4   gradient_clipping: 0
 //     "optimizer": {"type": "Adam"},   --->  optimizer { type: "Adam" params {
 //     "zero_optimization": {                   lr: 0.001 betas: 0.9 ... } }
-//       "stage": 3 }                         zero_optimization { stage: 3 }
-//   }
+//       "stage": 3 }                         zero_optimization { stage: 3 ... }
+//   }                                        ...
 //
 // config.proto is the only schema. Every fault is InvalidArgument with all
 // faults of the file, joined by "; ", each as
 //   file:line:column: path.of.key: what is wrong
 // (no line and column for a key that is absent, no file for a proto).
 //
+// Paths are as written: of keys with several names, with the one that was used.
+//
 // Where DeepSpeed ignores or defaults silently, this refuses: unknown keys (the
-// message offers the nearest name), "auto", numbers in quotes, batch sizes that
-// do not divide.
+// message offers the nearest name), "auto" (but as stage), numbers in quotes,
+// batch sizes that do not divide, numbers outside of their range, both names of
+// one key.
 #ifndef CONFIG_CONFIG_H_
 #define CONFIG_CONFIG_H_
 
@@ -52,7 +55,13 @@ absl::StatusOr<proto::Communication> LoadCommunication(const std::string& path);
 //                          gradient_accumulation_steps * world_size;
 //     of absent ones gradient_accumulation_steps is 1 unless the other two are
 //     given, as in DeepSpeed;
-//   - zero_optimization.stage, 0 to 3;
+//   - every other field that has a default in config.proto, in all sections but
+//     the two below. So zero_optimization has either stage, 0 to 3, or
+//     auto_stage, which is true then; and sharding either reshard_after_forward
+//     or reshard_group_size, a divisor of the world size;
+//   - at most one of bf16, fp16 and torch_autocast enabled;
+//   - dtypes in lower case; communication_data_type and precision.buffer_dtype
+//     absent if they were;
 //   - all fields of optimizer.params, if there is an optimizer; its type is
 //     spelled Adam or AdamW. Both decay weights directly (as AdamW does) unless
 //     adam_w_mode is false, which needs weight_decay 0 here;

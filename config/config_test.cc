@@ -1,11 +1,13 @@
 #include "config/config.h"
 
+#include <cmath>
 #include <fstream>
 #include <string>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
+#include "config/config_test_util.h"
 #include "gmock/gmock.h"
 #include "google/protobuf/text_format.h"
 #include "google/protobuf/util/message_differencer.h"
@@ -18,22 +20,6 @@ using ::absl::StatusCode;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-
-// A JSON object with these members and what every config must have.
-std::string Json(absl::string_view members) {
-  return absl::StrCat("{\"gradient_clipping\": 0, ", members, "}");
-}
-
-// The one fault of a JSON config without position: "path: what".
-std::string FaultOf(absl::string_view json, int world_size = 1) {
-  const absl::StatusOr<proto::Config> config =
-      ParseConfig(json, "f.json", world_size);
-  if (config.ok()) return "OK";
-  std::string message(config.status().message());
-  if (!absl::StartsWith(message, "f.json:")) return message;
-  // "f.json:1:2: what" or "f.json: what"
-  return message.substr(message.find(": ") + 2);
-}
 
 // ---------------------------------------------------------------- batch sizes
 
@@ -150,126 +136,6 @@ TEST(Config, WorldSizeMustBePositive) {
             "world_size: expected at least 1, got 0");
 }
 
-// ------------------------------------------------------- clipping, zero stage
-
-TEST(Clipping, MustBeWrittenAsZero) {
-  EXPECT_EQ(FaultOf("{\"train_batch_size\": 1}"),
-            "gradient_clipping: missing; DeepSpeed's default is 1.0, and this "
-            "version cannot clip: write \"gradient_clipping\": 0");
-  EXPECT_EQ(FaultOf("{\"train_batch_size\": 1, \"gradient_clipping\": 1.0}"),
-            "gradient_clipping: expected 0, got 1, and this version cannot "
-            "clip: write \"gradient_clipping\": 0");
-  EXPECT_EQ(FaultOf("{\"train_batch_size\": 1, \"gradient_clipping\": 0.0}"),
-            "OK");
-}
-
-TEST(Zero, StageIsZeroToThree) {
-  const auto with_stage = [](absl::string_view stage) {
-    return Json(absl::StrCat(
-        "\"train_batch_size\": 1, \"zero_optimization\": {\"stage\": ", stage,
-        "}"));
-  };
-  for (const char* stage : {"0", "1", "2", "3"}) {
-    EXPECT_EQ(FaultOf(with_stage(stage)), "OK") << stage;
-  }
-  EXPECT_EQ(FaultOf(with_stage("7")),
-            "zero_optimization.stage: expected 0, 1, 2 or 3, got 7");
-  EXPECT_EQ(FaultOf(with_stage("4")),
-            "zero_optimization.stage: expected 0, 1, 2 or 3, got 4");
-  EXPECT_EQ(FaultOf(with_stage("-1")),
-            "zero_optimization.stage: expected 0, 1, 2 or 3, got -1");
-}
-
-TEST(Zero, AbsentIsStage0) {
-  TESSERA_ASSERT_OK_AND_ASSIGN(
-      const proto::Config config,
-      ParseConfig(Json("\"train_batch_size\": 1"), "f.json", 1));
-  EXPECT_TRUE(config.zero_optimization().has_stage());
-  EXPECT_EQ(config.zero_optimization().stage(), 0);
-}
-
-// ------------------------------------------------------------------ optimizer
-
-std::string OptimizerJson(absl::string_view optimizer) {
-  return Json(
-      absl::StrCat("\"train_batch_size\": 1, \"optimizer\": ", optimizer));
-}
-std::string ParamsJson(absl::string_view params) {
-  return OptimizerJson(
-      absl::StrCat("{\"type\": \"Adam\", \"params\": {", params, "}}"));
-}
-
-TEST(Optimizer, AbsentStaysAbsent) {
-  TESSERA_ASSERT_OK_AND_ASSIGN(
-      const proto::Config config,
-      ParseConfig(Json("\"train_batch_size\": 1"), "f.json", 1));
-  EXPECT_FALSE(config.has_optimizer());
-}
-
-TEST(Optimizer, DefaultsAreWrittenOut) {
-  TESSERA_ASSERT_OK_AND_ASSIGN(
-      const proto::Config config,
-      ParseConfig(OptimizerJson("{\"type\": \"adamw\"}"), "f.json", 1));
-  EXPECT_EQ(config.optimizer().ShortDebugString(),
-            "type: \"AdamW\" params { lr: 0.001 betas: 0.9 betas: 0.999 "
-            "eps: 1e-08 weight_decay: 0 adam_w_mode: true }");
-}
-
-TEST(Optimizer, TypeInAnyCase) {
-  for (const char* type : {"Adam", "adam", "ADAM", "AdamW", "adamw", "ADAMW"}) {
-    EXPECT_EQ(
-        FaultOf(OptimizerJson(absl::StrCat("{\"type\": \"", type, "\"}"))),
-        "OK")
-        << type;
-  }
-  EXPECT_EQ(FaultOf(OptimizerJson("{\"type\": \"Lamb\"}")),
-            "optimizer.type: expected Adam or AdamW, got 'Lamb'");
-  EXPECT_EQ(FaultOf(OptimizerJson("{}")),
-            "optimizer.type: missing: expected Adam or AdamW");
-}
-
-TEST(Optimizer, ParamsHaveRanges) {
-  const std::pair<const char*, const char*> cases[] = {
-      {"\"lr\": 0", "OK"},
-      {"\"lr\": -1e-3",
-       "optimizer.params.lr: expected a finite number of at least 0, got "
-       "-0.001"},
-      {"\"weight_decay\": 0.1", "OK"},
-      {"\"weight_decay\": -1",
-       "optimizer.params.weight_decay: expected a finite number of at least "
-       "0, got -1"},
-      {"\"eps\": 1e-12", "OK"},
-      {"\"eps\": 0",
-       "optimizer.params.eps: expected a finite number above 0, got 0"},
-      {"\"betas\": [0, 0.5]", "OK"},
-      {"\"betas\": [0.9, 1]",
-       "optimizer.params.betas[1]: expected at least 0 and less than 1, got "
-       "1"},
-      {"\"betas\": [-0.1, 0.5]",
-       "optimizer.params.betas[0]: expected at least 0 and less than 1, got "
-       "-0.1"},
-      {"\"betas\": [0.9]",
-       "optimizer.params.betas: expected two numbers, got 1"},
-      {"\"betas\": [0.9, 0.9, 0.9]",
-       "optimizer.params.betas: expected two numbers, got 3"},
-      {"\"adam_w_mode\": false", "OK"},
-      {"\"adam_w_mode\": false, \"weight_decay\": 0.0", "OK"},
-      {"\"adam_w_mode\": true, \"weight_decay\": 0.1", "OK"},
-      {"\"adam_w_mode\": false, \"weight_decay\": 0.1",
-       "optimizer.params.adam_w_mode: false adds weight decay to the gradient "
-       "(L2), which is not available in this version: write true, or "
-       "\"weight_decay\": 0"},
-  };
-  for (const auto& [params, fault] : cases) {
-    EXPECT_EQ(FaultOf(ParamsJson(params)), fault) << params;
-  }
-}
-
-TEST(Optimizer, EmptyBetasAreNotTwoNumbers) {
-  EXPECT_EQ(FaultOf(ParamsJson("\"betas\": []")),
-            "optimizer.params.betas: expected two numbers, got 0");
-}
-
 // --------------------------------------------------------------------- faults
 
 TEST(Faults, AllAreReportedWithPositions) {
@@ -293,8 +159,6 @@ TEST(Faults, AllAreReportedWithPositions) {
           "run/ds.json:2:23: train_batch_size: expected "
           "train_micro_batch_size_per_gpu 4 * gradient_accumulation_steps "
           "(absent) * world size 8, got 33; "
-          "run/ds.json: gradient_clipping: missing; DeepSpeed's default is "
-          "1.0, and this version cannot clip: write \"gradient_clipping\": 0; "
           "run/ds.json:4:25: optimizer.type: expected Adam or AdamW, got "
           "'SGD'; "
           "run/ds.json:5:45: optimizer.params.betas[1]: expected at least 0 "
@@ -330,23 +194,64 @@ TEST(Faults, SyntaxErrorsHaveThePosition) {
 TEST(ResolveConfig, ChecksAndCompletesAProto) {
   proto::Config config;
   config.set_train_batch_size(8);
+  config.set_gradient_clipping(-1);
   EXPECT_THAT(ResolveConfig(config, 4),
               StatusIs(StatusCode::kInvalidArgument,
-                       AllOf(HasSubstr("gradient_clipping: missing"),
+                       AllOf(HasSubstr("gradient_clipping: expected a finite"),
                              Not(HasSubstr("; train")))));
-  config.set_gradient_clipping(0);
+  config.clear_gradient_clipping();
   TESSERA_ASSERT_OK_AND_ASSIGN(const proto::Config resolved,
                                ResolveConfig(config, 4));
   EXPECT_EQ(resolved.train_micro_batch_size_per_gpu(), 2);
 }
 
-TEST(ResolveConfig, IsIdempotent) {
+// The least that a file can say, and what it comes to.
+TEST(ResolveConfig, WritesAllDefaultsOut) {
   TESSERA_ASSERT_OK_AND_ASSIGN(
-      const proto::Config once,
-      ParseConfig(ParamsJson("\"lr\": 0.5"), "f.json", 1));
-  TESSERA_ASSERT_OK_AND_ASSIGN(const proto::Config twice,
-                               ResolveConfig(once, 1));
-  EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(once, twice));
+      const proto::Config config,
+      ParseConfig("{\"train_batch_size\": 8}", "f.json", 2));
+  EXPECT_EQ(
+      config.ShortDebugString(),
+      "train_batch_size: 8 train_micro_batch_size_per_gpu: 4 "
+      "gradient_accumulation_steps: 1 gradient_clipping: 1 "
+      "zero_optimization { stage: 0 overlap_comm: true "
+      "reduce_bucket_size: 500000000 stage3_prefetch_bucket_size: 50000000 "
+      "stage3_param_persistence_threshold: 100000 "
+      "stage3_model_persistence_threshold: 9223372036854775807 "
+      "stage3_max_live_parameters: 1000000000 "
+      "stage3_max_reuse_distance: 1000000000 } "
+      "gradient_clipping_norm: 2 "
+      "bf16 { enabled: false check_grad_overflow: true } "
+      "fp16 { enabled: false auto_cast: false loss_scale: 0 "
+      "initial_scale_power: 16 loss_scale_window: 1000 hysteresis: 2 "
+      "consecutive_hysteresis: false min_loss_scale: 1 } "
+      "torch_autocast { enabled: false dtype: \"bfloat16\" } "
+      "data_types { grad_accum_dtype: \"fp32\" } "
+      "prescale_gradients: false gradient_predivide_factor: 1 "
+      "sharding { max_unit_numel: 50000000 reshard_after_forward: true "
+      "accumulation: \"each\" gradient_reduction: \"mean\" "
+      "memory_limit_bytes: 0 check_writes: false } "
+      "precision { fp32_norms: false cast_inputs: true }");
+}
+
+TEST(ResolveConfig, IsIdempotent) {
+  const std::string texts[] = {
+      Json("\"train_batch_size\": 4, \"optimizer\": {\"type\": \"adam\"}"),
+      "{\"train_batch_size\": 4, \"gradient_clipping_norm\": \"inf\","
+      "\"communication_data_type\": \"BF16\", \"fp16\": {\"enabled\": true,"
+      "\"auto_cast\": true}, \"precision\": {\"buffer_dtype\": \"FP32\"},"
+      "\"data_types\": {\"grad_accum_dtype\": \"FP32\"},"
+      "\"zero_optimization\": {\"stage\": \"auto\", \"leaf_module\": "
+      "{\"names\": [\"moe\"]}}, \"sharding\": {\"reshard_after_forward\": 2,"
+      "\"unit_classes\": [\"Block\"]}}"};
+  for (const std::string& text : texts) {
+    TESSERA_ASSERT_OK_AND_ASSIGN(const proto::Config once,
+                                 ParseConfig(text, "f.json", 2));
+    TESSERA_ASSERT_OK_AND_ASSIGN(const proto::Config twice,
+                                 ResolveConfig(once, 2));
+    EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(once, twice))
+        << twice.DebugString();
+  }
 }
 
 TEST(ResolveConfig, RefusesNumbersThatAreNotFinite) {

@@ -23,6 +23,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   TESSERA_CHECK_EQ(config->train_batch_size(),
                    config->train_micro_batch_size_per_gpu() *
                        config->gradient_accumulation_steps() * kWorldSize);
+  TESSERA_CHECK(config->zero_optimization().has_stage() ||
+                config->zero_optimization().auto_stage());
   TESSERA_CHECK_GE(config->zero_optimization().stage(), 0);
   TESSERA_CHECK_LE(config->zero_optimization().stage(), 3);
   const absl::StatusOr<Config> again =

@@ -1,13 +1,13 @@
 #include "config/proto_reader.h"
 
-#include <algorithm>
 #include <cstdint>
-#include <limits>
-#include <numeric>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "config/json_keys.h"
+#include "config/json_options.pb.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/io/tokenizer.h"
 #include "google/protobuf/text_format.h"
@@ -29,25 +29,83 @@ std::string AtIndex(absl::string_view path, size_t index) {
   return absl::StrCat(path, "[", index, "]");
 }
 
+// The string that the field takes beside, or instead of, its own kind; or "".
+const std::string& Word(const FieldDescriptor& field) {
+  return field.options().GetExtension(proto::json_word);
+}
+
+bool IsWord(const FieldDescriptor& field, const JsonValue& value) {
+  return value.kind == JsonKind::kString && !Word(field).empty() &&
+         value.text == Word(field);
+}
+
+// The kind of JSON value that one value of the field is.
+JsonKind KindOf(const FieldDescriptor& field) {
+  switch (field.cpp_type()) {
+    case FieldDescriptor::CPPTYPE_INT32:
+    case FieldDescriptor::CPPTYPE_INT64:
+    case FieldDescriptor::CPPTYPE_DOUBLE:
+      return JsonKind::kNumber;
+    case FieldDescriptor::CPPTYPE_BOOL:
+      return JsonKind::kBool;
+    case FieldDescriptor::CPPTYPE_STRING:
+      return JsonKind::kString;
+    case FieldDescriptor::CPPTYPE_MESSAGE:
+      return JsonKind::kObject;
+    default:
+      TESSERA_LOG(FATAL) << "config.proto: no JSON form for the type of "
+                         << field.full_name();
+      return JsonKind::kNull;
+  }
+}
+
+bool Fits(const FieldDescriptor& field, const JsonValue& value) {
+  const bool only_word =
+      field.cpp_type() == FieldDescriptor::CPPTYPE_BOOL && !Word(field).empty();
+  return IsWord(field, value) || (value.kind == KindOf(field) && !only_word);
+}
+
 // What a JSON value must be to fit one value of the field.
-absl::string_view Expected(const FieldDescriptor& field) {
+std::string ExpectedBy(const FieldDescriptor& field) {
+  const std::string word =
+      Word(field).empty() ? "" : absl::StrCat("\"", Word(field), "\"");
   switch (field.cpp_type()) {
     case FieldDescriptor::CPPTYPE_INT32:
     case FieldDescriptor::CPPTYPE_INT64:
       return "an integer";
-    case FieldDescriptor::CPPTYPE_DOUBLE:
-      return "a number";
     case FieldDescriptor::CPPTYPE_BOOL:
-      return "true or false";
-    case FieldDescriptor::CPPTYPE_STRING:
-      return "a string";
-    case FieldDescriptor::CPPTYPE_MESSAGE:
-      return "an object";
+      return word.empty() ? "true or false" : word;
     default:
-      TESSERA_LOG(FATAL) << "config.proto: no JSON form for the type of "
-                         << field.full_name();
-      return "";
+      return absl::StrCat(JsonKindName(KindOf(field)),
+                          word.empty() ? "" : " or ", word);
   }
+}
+
+// The same for all fields that share its key.
+std::string Expected(const FieldDescriptor& field) {
+  std::string expected = ExpectedBy(field);
+  const std::string key = JsonKeys(field)[0];
+  const Descriptor& level = *field.containing_type();
+  for (int i = 0; i < level.field_count(); ++i) {
+    const FieldDescriptor& other = *level.field(i);
+    if (&other == &field || !HasJsonKey(other, key)) continue;
+    absl::StrAppend(&expected, " or ", ExpectedBy(other));
+  }
+  return expected;
+}
+
+// The field that has this key; of several, the first that fits the value, or
+// the first.
+const FieldDescriptor* FieldOf(const Descriptor& level,
+                               const JsonMember& member) {
+  const FieldDescriptor* first = nullptr;
+  for (int i = 0; i < level.field_count(); ++i) {
+    const FieldDescriptor& field = *level.field(i);
+    if (!HasJsonKey(field, member.key)) continue;
+    if (Fits(field, member.value)) return &field;
+    if (first == nullptr) first = &field;
+  }
+  return first;
 }
 
 // A value as a message shows it: strings quoted and cut, numbers as written.
@@ -69,38 +127,6 @@ std::string Got(const JsonValue& value) {
   }
 }
 
-// The path of a field named `name` anywhere in the schema, "" if there is none.
-std::string FindAnywhere(const Descriptor& schema, absl::string_view name,
-                         const std::string& path) {
-  for (int i = 0; i < schema.field_count(); ++i) {
-    const FieldDescriptor& field = *schema.field(i);
-    const std::string field_path = Join(path, field.name());
-    if (field.name() == name) return field_path;
-    if (field.message_type() == nullptr || field.is_map()) continue;
-    std::string found = FindAnywhere(*field.message_type(), name, field_path);
-    if (!found.empty()) return found;
-  }
-  return "";
-}
-
-// The nearest name among the fields of `schema`, "" if none is near: at most
-// one character in three may differ.
-std::string FindNearest(const Descriptor& schema, absl::string_view name) {
-  std::string best;
-  int best_distance = std::numeric_limits<int>::max();
-  for (int i = 0; i < schema.field_count(); ++i) {
-    const std::string& candidate = schema.field(i)->name();
-    const int longest =
-        static_cast<int>(std::max(candidate.size(), name.size()));
-    const int distance = EditDistance(name, candidate);
-    if (distance < best_distance && 3 * distance <= longest) {
-      best = candidate;
-      best_distance = distance;
-    }
-  }
-  return best;
-}
-
 class JsonToProto {
  public:
   JsonToProto(const Descriptor& schema, ReadRecord* record)
@@ -113,28 +139,48 @@ class JsonToProto {
       return;
     }
     for (const JsonMember& member : value.members) {
-      const FieldDescriptor* field =
-          message->GetDescriptor()->FindFieldByName(member.key);
+      const FieldDescriptor* field = FieldOf(*message->GetDescriptor(), member);
       if (field == nullptr) {
         Unknown(*message->GetDescriptor(), path, member);
-        continue;
-      }
-      const std::string field_path = Join(path, member.key);
-      record_.positions[field_path] = member.value.position;
-      if (field->is_map()) {
-        ReadMap(member.value, field_path, *field, message);
-      } else if (field->is_repeated()) {
-        ReadRepeated(member.value, field_path, *field, message);
       } else {
-        ReadOne(member.value, field_path, *field, message);
+        ReadMember(member, path, *field, message);
       }
     }
   }
 
  private:
   void Fault(const std::string& path, JsonPosition position, std::string what) {
-    record_.faults.push_back({path, std::move(what), position});
+    record_.faults.push_back(
+        {record_.AsWritten(path), std::move(what), position});
     record_.doubtful_paths.push_back(path);
+  }
+
+  void ReadMember(const JsonMember& member, const std::string& path,
+                  const FieldDescriptor& field, Message* message) {
+    const JsonValue& value = member.value;
+    const std::string field_path = Join(path, field.name());
+    const auto other = record_.positions.find(field_path);
+    if (other != record_.positions.end()) {
+      std::string what =
+          absl::StrCat("the same key as '", record_.AsWritten(field_path),
+                       "', whose value is at ", other->second.line, ":",
+                       other->second.column, ": write one of them");
+      record_.spellings[field_path] = Join(record_.AsWritten(path), member.key);
+      return Fault(field_path, member.key_position, std::move(what));
+    }
+    record_.positions[field_path] = value.position;
+    if (member.key != field.name()) {
+      record_.spellings[field_path] = Join(record_.AsWritten(path), member.key);
+    }
+    if (value.kind == JsonKind::kNull &&
+        field.options().GetExtension(proto::json_null)) {
+      return;
+    }
+    if (field.is_map()) return ReadMap(value, field_path, field, message);
+    if (field.is_repeated()) {
+      return ReadRepeated(value, field_path, field, message);
+    }
+    ReadOne(value, field_path, field, message);
   }
 
   void Misfit(const std::string& path, const JsonValue& value,
@@ -154,8 +200,8 @@ class JsonToProto {
     const std::string key = absl::Utf8SafeCEscape(member.key);
     // A name that exists elsewhere was put in the wrong place; otherwise it is
     // misspelt.
-    const std::string elsewhere = FindAnywhere(schema_, member.key, "");
-    const std::string nearest = FindNearest(level, member.key);
+    const std::string elsewhere = FindKeyElsewhere(schema_, member.key);
+    const std::string nearest = FindNearestKey(level, member.key);
     std::string what = "unknown key";
     std::string meant;
     if (!elsewhere.empty()) {
@@ -208,22 +254,23 @@ class JsonToProto {
   // Sets a single field, or adds to a repeated one.
   void ReadOne(const JsonValue& value, const std::string& path,
                const FieldDescriptor& field, Message* message) {
+    if (!Fits(field, value)) return Misfit(path, value, Expected(field));
     const Reflection& reflection = *message->GetReflection();
     const bool add = field.is_repeated();
+    const bool is_word = IsWord(field, value);
     switch (field.cpp_type()) {
-      case FieldDescriptor::CPPTYPE_INT32:
-      case FieldDescriptor::CPPTYPE_INT64:
-        return ReadInteger(value, path, field, message);
-      case FieldDescriptor::CPPTYPE_DOUBLE:
-        if (value.kind != JsonKind::kNumber) break;
-        return add ? reflection.AddDouble(message, &field, value.number)
-                   : reflection.SetDouble(message, &field, value.number);
-      case FieldDescriptor::CPPTYPE_BOOL:
-        if (value.kind != JsonKind::kBool) break;
-        return add ? reflection.AddBool(message, &field, value.boolean)
-                   : reflection.SetBool(message, &field, value.boolean);
+      case FieldDescriptor::CPPTYPE_DOUBLE: {
+        double number = value.number;
+        if (is_word) TESSERA_CHECK(absl::SimpleAtod(value.text, &number));
+        return add ? reflection.AddDouble(message, &field, number)
+                   : reflection.SetDouble(message, &field, number);
+      }
+      case FieldDescriptor::CPPTYPE_BOOL: {
+        const bool boolean = is_word || value.boolean;
+        return add ? reflection.AddBool(message, &field, boolean)
+                   : reflection.SetBool(message, &field, boolean);
+      }
       case FieldDescriptor::CPPTYPE_STRING:
-        if (value.kind != JsonKind::kString) break;
         return add ? reflection.AddString(message, &field, value.text)
                    : reflection.SetString(message, &field, value.text);
       case FieldDescriptor::CPPTYPE_MESSAGE:
@@ -231,9 +278,8 @@ class JsonToProto {
                            add ? reflection.AddMessage(message, &field)
                                : reflection.MutableMessage(message, &field));
       default:
-        break;  // Expected() refuses the schema
+        return ReadInteger(value, path, field, message);
     }
-    Misfit(path, value, Expected(field));
   }
 
   void ReadInteger(const JsonValue& value, const std::string& path,
@@ -321,20 +367,12 @@ void ReadProtoFromText(absl::string_view text, Message* message,
   RecordPositions(*message, tree, "", *record);
 }
 
-int EditDistance(absl::string_view a, absl::string_view b) {
-  // row[j]: the distance of the part of `a` read so far to b[0, j).
-  std::vector<int> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), 0);
-  for (size_t i = 0; i < a.size(); ++i) {
-    int diagonal = row[0];
-    row[0] = static_cast<int>(i) + 1;
-    for (size_t j = 0; j < b.size(); ++j) {
-      const int replaced = diagonal + (a[i] == b[j] ? 0 : 1);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({replaced, row[j] + 1, row[j + 1] + 1});
-    }
-  }
-  return row[b.size()];
+std::string ReadRecord::AsWritten(const std::string& path) const {
+  const auto found = spellings.find(path);
+  if (found != spellings.end()) return found->second;
+  const size_t last = path.find_last_of(".[");
+  if (last == path.npos) return path;
+  return AsWritten(path.substr(0, last)) + path.substr(last);
 }
 
 }  // namespace tessera

@@ -1,8 +1,8 @@
 // Text -> protobuf message, through reflection, with positions and all faults.
 //
-// The message type is the schema: a JSON key is a field's name, an object a
-// message, an array a repeated field; a map's keys are free. The same for
-// protobuf text format.
+// The message type is the schema: a JSON key is a field's name (or what its
+// options say, config/json_options.proto), an object a message, an array a
+// repeated field; a map's keys are free. Protobuf text format has names only.
 #ifndef CONFIG_PROTO_READER_H_
 #define CONFIG_PROTO_READER_H_
 
@@ -19,12 +19,13 @@ namespace tessera {
 
 // One thing that is wrong.
 struct ConfigFault {
-  std::string path;  // "zero_optimization.stage", "optimizer.params.betas[1]"
+  std::string path;  // as written: "optimizer.params.betas[1]"
   std::string what;
   std::optional<JsonPosition> position;  // if it comes from a file
 };
 
-// What reading gave, besides the message.
+// What reading gave, besides the message. Paths are of fields' names:
+// "zero_optimization.stage".
 struct ReadRecord {
   // Where the value of each path is.
   absl::btree_map<std::string, JsonPosition> positions;
@@ -32,6 +33,11 @@ struct ReadRecord {
   // Paths about which nothing further should be said, since what the user meant
   // there is not known: faulty ones and those offered for an unknown key.
   std::vector<std::string> doubtful_paths;
+  // The path with the key that the file has, where that is not the name.
+  absl::btree_map<std::string, std::string> spellings;
+
+  // The path of a field, or of something inside of one, as the file has it.
+  std::string AsWritten(const std::string& path) const;
 };
 
 // Sets the fields of `message` from `root`. Faulty parts are left unset and
@@ -43,9 +49,6 @@ void ReadProtoFromJson(const JsonValue& root,
 // recorded with an empty path; then `message` holds only part.
 void ReadProtoFromText(absl::string_view text,
                        google::protobuf::Message* message, ReadRecord* record);
-
-// Single-character insertions, deletions and replacements that turn a into b.
-int EditDistance(absl::string_view a, absl::string_view b);
 
 }  // namespace tessera
 #endif  // CONFIG_PROTO_READER_H_

@@ -11,6 +11,7 @@
 #include "config/config.h"
 #include "engine/replicas.h"
 #include "engine/training_state.h"
+#include "engine/unimplemented.h"
 #include "engine/world_options.h"
 #include "optim/adamw.h"
 #include "sharding/gradients.h"
@@ -441,6 +442,10 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(
     EngineOptions options) {
   TESSERA_ASSIGN_OR_RETURN(auto comm, GroupOf(options));
   auto resolved = ResolveConfig(config, comm->world_size());
+  if (resolved.ok()) {
+    const absl::Status done = CheckImplemented(*resolved);
+    if (!done.ok()) resolved = done;
+  }
   if (resolved.ok() && module == nullptr) {
     resolved = absl::InvalidArgumentError("Engine::Create: module is null");
   }

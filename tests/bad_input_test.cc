@@ -109,6 +109,15 @@ TEST_P(BadInputTest, AnUnknownKeyIsNamedWithTheNearestOne) {
                           HasSubstr("gradient_clipping")));
 }
 
+TEST_P(BadInputTest, AKeyThatThisVersionDoesNotHonourIsNamed) {
+  const std::string path = File("debug.json", R"({
+  "train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0,
+  "sharding": {"check_writes": true}
+})");
+  ExpectError(path, AllOf(StartsWith("UNIMPLEMENTED"),
+                          HasSubstr("sharding.check_writes")));
+}
+
 TEST_P(BadInputTest, ABatchThatTheWorldDoesNotDivideIsNamed) {
   const int batch = 5 * world_size() + 1;
   if (world_size() == 1) return;  // divides everything

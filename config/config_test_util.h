@@ -1,0 +1,41 @@
+// What the tests of configurations share.
+#ifndef CONFIG_CONFIG_TEST_UTIL_H_
+#define CONFIG_CONFIG_TEST_UTIL_H_
+
+#include <string>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "config/config.h"
+
+namespace tessera {
+
+// A JSON object with these members, and a clipping that every engine can do.
+inline std::string Json(absl::string_view members) {
+  return absl::StrCat("{\"gradient_clipping\": 0, ", members, "}");
+}
+
+// The one fault of a JSON config without position: "path: what".
+inline std::string FaultOf(absl::string_view json, int world_size = 1) {
+  const absl::StatusOr<proto::Config> config =
+      ParseConfig(json, "f.json", world_size);
+  if (config.ok()) return "OK";
+  std::string message(config.status().message());
+  if (!absl::StartsWith(message, "f.json:")) return message;
+  // "f.json:1:2: what" or "f.json: what"
+  return message.substr(message.find(": ") + 2);
+}
+
+inline std::string OptimizerJson(absl::string_view optimizer) {
+  return Json(
+      absl::StrCat("\"train_batch_size\": 1, \"optimizer\": ", optimizer));
+}
+
+inline std::string ParamsJson(absl::string_view params) {
+  return OptimizerJson(
+      absl::StrCat("{\"type\": \"Adam\", \"params\": {", params, "}}"));
+}
+
+}  // namespace tessera
+#endif  // CONFIG_CONFIG_TEST_UTIL_H_

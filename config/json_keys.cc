@@ -1,0 +1,81 @@
+#include "config/json_keys.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "config/json_options.pb.h"
+
+namespace tessera {
+namespace {
+
+using google::protobuf::Descriptor;
+using google::protobuf::FieldDescriptor;
+
+// Adds the path of each key `key` in `schema`.
+void Collect(const Descriptor& schema, absl::string_view key,
+             const std::string& prefix, std::set<std::string>& found) {
+  for (int i = 0; i < schema.field_count(); ++i) {
+    const FieldDescriptor& field = *schema.field(i);
+    if (HasJsonKey(field, key)) found.insert(absl::StrCat(prefix, key));
+    if (field.message_type() == nullptr || field.is_map()) continue;
+    Collect(*field.message_type(), key,
+            absl::StrCat(prefix, JsonKeys(field)[0], "."), found);
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> JsonKeys(const FieldDescriptor& field) {
+  const auto& keys = field.options().GetRepeatedExtension(proto::json_key);
+  if (keys.empty()) return {field.name()};
+  return {keys.begin(), keys.end()};
+}
+
+bool HasJsonKey(const FieldDescriptor& field, absl::string_view key) {
+  const std::vector<std::string> keys = JsonKeys(field);
+  return std::find(keys.begin(), keys.end(), key) != keys.end();
+}
+
+std::string FindKeyElsewhere(const Descriptor& schema, absl::string_view key) {
+  std::set<std::string> found;  // two fields may have one key
+  Collect(schema, key, "", found);
+  return found.size() == 1 ? *found.begin() : "";
+}
+
+std::string FindNearestKey(const Descriptor& level, absl::string_view key) {
+  std::string best;
+  int best_distance = std::numeric_limits<int>::max();
+  for (int i = 0; i < level.field_count(); ++i) {
+    for (const std::string& candidate : JsonKeys(*level.field(i))) {
+      const int longest =
+          static_cast<int>(std::max(candidate.size(), key.size()));
+      const int distance = EditDistance(key, candidate);
+      if (distance < best_distance && 3 * distance <= longest) {
+        best = candidate;
+        best_distance = distance;
+      }
+    }
+  }
+  return best;
+}
+
+int EditDistance(absl::string_view a, absl::string_view b) {
+  // row[j]: the distance of the part of `a` read so far to b[0, j).
+  std::vector<int> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), 0);
+  for (size_t i = 0; i < a.size(); ++i) {
+    int diagonal = row[0];
+    row[0] = static_cast<int>(i) + 1;
+    for (size_t j = 0; j < b.size(); ++j) {
+      const int replaced = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({replaced, row[j] + 1, row[j + 1] + 1});
+    }
+  }
+  return row[b.size()];
+}
+
+}  // namespace tessera

@@ -1,0 +1,59 @@
+#include "config/json_keys.h"
+
+#include "config/config.pb.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::ElementsAre;
+
+const google::protobuf::FieldDescriptor& ZeroField(const char* name) {
+  return *proto::ZeroOptimization::descriptor()->FindFieldByName(name);
+}
+
+TEST(JsonKeys, AreTheNameUnlessOptionsSayMore) {
+  EXPECT_THAT(JsonKeys(ZeroField("overlap_comm")), ElementsAre("overlap_comm"));
+  EXPECT_THAT(JsonKeys(ZeroField("stage3_max_live_parameters")),
+              ElementsAre("stage3_max_live_parameters", "max_live_parameters"));
+  EXPECT_THAT(JsonKeys(ZeroField("auto_stage")), ElementsAre("stage"));
+  EXPECT_TRUE(HasJsonKey(ZeroField("auto_stage"), "stage"));
+  EXPECT_FALSE(HasJsonKey(ZeroField("auto_stage"), "auto_stage"));
+}
+
+TEST(FindKeyElsewhere, FindsTheOnlyOne) {
+  const auto find = [](absl::string_view key) {
+    return FindKeyElsewhere(*proto::Config::descriptor(), key);
+  };
+  EXPECT_EQ(find("lr"), "optimizer.params.lr");
+  EXPECT_EQ(find("stage"), "zero_optimization.stage");  // of two fields
+  EXPECT_EQ(find("max_live_parameters"),
+            "zero_optimization.max_live_parameters");
+  EXPECT_EQ(find("enabled"), "");  // bf16's, fp16's or torch_autocast's?
+  EXPECT_EQ(find("auto_stage"), "");
+  EXPECT_EQ(find("key"), "");  // half of a map's entry
+}
+
+TEST(FindNearestKey, OffersAllNames) {
+  const auto find = [](absl::string_view key) {
+    return FindNearestKey(*proto::ZeroOptimization::descriptor(), key);
+  };
+  EXPECT_EQ(find("max_live_parameter"), "max_live_parameters");
+  EXPECT_EQ(find("stage3_max_live_parameter"), "stage3_max_live_parameters");
+  EXPECT_EQ(find("stages"), "stage");
+  EXPECT_EQ(find("zzz"), "");
+}
+
+TEST(EditDistance, KnownValues) {
+  EXPECT_EQ(EditDistance("", ""), 0);
+  EXPECT_EQ(EditDistance("abc", ""), 3);
+  EXPECT_EQ(EditDistance("", "abc"), 3);
+  EXPECT_EQ(EditDistance("kitten", "sitting"), 3);
+  EXPECT_EQ(EditDistance("stage", "stage"), 0);
+  EXPECT_EQ(EditDistance("stagee", "stage"), 1);
+  EXPECT_EQ(EditDistance("satge", "stage"), 2);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,150 @@
+// The optimizer section, clipping and scaling.
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "config/config.h"
+#include "config/config_test_util.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera {
+namespace {
+
+using ::absl::StatusCode;
+using ::testing::HasSubstr;
+
+TEST(Optimizer, AbsentStaysAbsent) {
+  TESSERA_ASSERT_OK_AND_ASSIGN(
+      const proto::Config config,
+      ParseConfig(Json("\"train_batch_size\": 1"), "f.json", 1));
+  EXPECT_FALSE(config.has_optimizer());
+}
+
+TEST(Optimizer, DefaultsAreWrittenOut) {
+  TESSERA_ASSERT_OK_AND_ASSIGN(
+      const proto::Config config,
+      ParseConfig(OptimizerJson("{\"type\": \"adamw\"}"), "f.json", 1));
+  EXPECT_EQ(config.optimizer().ShortDebugString(),
+            "type: \"AdamW\" params { lr: 0.001 betas: 0.9 betas: 0.999 "
+            "eps: 1e-08 weight_decay: 0 adam_w_mode: true }");
+}
+
+TEST(Optimizer, TypeInAnyCase) {
+  for (const char* type : {"Adam", "adam", "ADAM", "AdamW", "adamw", "ADAMW"}) {
+    EXPECT_EQ(
+        FaultOf(OptimizerJson(absl::StrCat("{\"type\": \"", type, "\"}"))),
+        "OK")
+        << type;
+  }
+  EXPECT_EQ(FaultOf(OptimizerJson("{\"type\": \"Lamb\"}")),
+            "optimizer.type: expected Adam or AdamW, got 'Lamb'");
+  EXPECT_EQ(FaultOf(OptimizerJson("{}")),
+            "optimizer.type: missing: expected Adam or AdamW");
+}
+
+TEST(Optimizer, ParamsHaveRanges) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"\"lr\": 0", "OK"},
+      {"\"lr\": -1e-3",
+       "optimizer.params.lr: expected a finite number of at least 0, got "
+       "-0.001"},
+      {"\"weight_decay\": 0.1", "OK"},
+      {"\"weight_decay\": -1",
+       "optimizer.params.weight_decay: expected a finite number of at least "
+       "0, got -1"},
+      {"\"eps\": 1e-12", "OK"},
+      {"\"eps\": 0",
+       "optimizer.params.eps: expected a finite number above 0, got 0"},
+      {"\"betas\": [0, 0.5]", "OK"},
+      {"\"betas\": [0.9, 1]",
+       "optimizer.params.betas[1]: expected at least 0 and less than 1, got "
+       "1"},
+      {"\"betas\": [-0.1, 0.5]",
+       "optimizer.params.betas[0]: expected at least 0 and less than 1, got "
+       "-0.1"},
+      {"\"betas\": [0.9]",
+       "optimizer.params.betas: expected two numbers, got 1"},
+      {"\"betas\": [0.9, 0.9, 0.9]",
+       "optimizer.params.betas: expected two numbers, got 3"},
+      {"\"adam_w_mode\": false", "OK"},
+      {"\"adam_w_mode\": false, \"weight_decay\": 0.0", "OK"},
+      {"\"adam_w_mode\": true, \"weight_decay\": 0.1", "OK"},
+      {"\"adam_w_mode\": false, \"weight_decay\": 0.1",
+       "optimizer.params.adam_w_mode: false adds weight decay to the gradient "
+       "(L2), which is not available in this version: write true, or "
+       "\"weight_decay\": 0"},
+  };
+  for (const auto& [params, fault] : cases) {
+    EXPECT_EQ(FaultOf(ParamsJson(params)), fault) << params;
+  }
+}
+
+TEST(Optimizer, EmptyBetasAreNotTwoNumbers) {
+  EXPECT_EQ(FaultOf(ParamsJson("\"betas\": []")),
+            "optimizer.params.betas: expected two numbers, got 0");
+}
+
+TEST(Gradients, HaveRanges) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"\"gradient_clipping\": 0.0", "OK"},
+      {"\"gradient_clipping\": 5", "OK"},
+      {"\"gradient_clipping\": -1",
+       "gradient_clipping: expected a finite number of at least 0, got -1"},
+      {"\"gradient_clipping\": \"inf\"",
+       "gradient_clipping: expected a number, got the string \"inf\""},
+      {"\"gradient_clipping_norm\": 0.5", "OK"},
+      {"\"gradient_clipping_norm\": \"inf\"", "OK"},
+      {"\"gradient_clipping_norm\": 0",
+       "gradient_clipping_norm: expected a number above 0, or inf, got 0"},
+      {"\"gradient_clipping_norm\": -2",
+       "gradient_clipping_norm: expected a number above 0, or inf, got -2"},
+      {"\"gradient_clipping_norm\": \"max\"",
+       "gradient_clipping_norm: expected a number or \"inf\", got the string "
+       "\"max\""},
+      {"\"prescale_gradients\": true", "OK"},
+      {"\"gradient_predivide_factor\": 8", "OK"},
+      {"\"gradient_predivide_factor\": 0",
+       "gradient_predivide_factor: expected a finite number above 0, got 0"},
+  };
+  for (const auto& [members, fault] : cases) {
+    EXPECT_EQ(FaultOf(absl::StrCat("{\"train_batch_size\": 1, ", members, "}")),
+              fault);
+  }
+}
+
+TEST(Gradients, HaveDeepSpeedsDefaults) {
+  TESSERA_ASSERT_OK_AND_ASSIGN(
+      const proto::Config config,
+      ParseConfig("{\"train_batch_size\": 1}", "f.json", 1));
+  EXPECT_TRUE(config.has_gradient_clipping());
+  EXPECT_EQ(config.gradient_clipping(), 1.0);
+  EXPECT_TRUE(config.has_gradient_clipping_norm());
+  EXPECT_EQ(config.gradient_clipping_norm(), 2);
+  EXPECT_TRUE(config.has_prescale_gradients());
+  EXPECT_FALSE(config.prescale_gradients());
+  EXPECT_EQ(config.gradient_predivide_factor(), 1);
+}
+
+TEST(Gradients, TheNormMayBeInfinite) {
+  for (const auto& [text, file] :
+       {std::pair("{\"train_batch_size\": 1, \"gradient_clipping_norm\": "
+                  "\"inf\"}",
+                  "f.json"),
+        std::pair("train_batch_size: 1 gradient_clipping_norm: inf",
+                  "f.textproto")}) {
+    TESSERA_ASSERT_OK_AND_ASSIGN(const proto::Config config,
+                                 ParseConfig(text, file, 1));
+    EXPECT_TRUE(std::isinf(config.gradient_clipping_norm())) << file;
+  }
+  EXPECT_THAT(
+      ParseConfig("train_batch_size: 1 gradient_clipping_norm: nan", "f.pbtxt",
+                  1),
+      StatusIs(StatusCode::kInvalidArgument,
+               HasSubstr("gradient_clipping_norm: expected a number above 0")));
+}
+
+}  // namespace
+}  // namespace tessera

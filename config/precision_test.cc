@@ -1,0 +1,191 @@
+// 16-bit computing, and the dtypes of gradients and buffers.
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "config/config.h"
+#include "config/config_test_util.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera {
+namespace {
+
+using ::absl::StatusCode;
+using ::testing::HasSubstr;
+
+std::string With(absl::string_view members) {
+  return Json(absl::StrCat("\"train_batch_size\": 1, ", members));
+}
+
+TEST(Fp16, AllKeys) {
+  TESSERA_ASSERT_OK_AND_ASSIGN(
+      const proto::Config config,
+      ParseConfig(With(R"("fp16": {"enabled": true, "auto_cast": true,
+        "loss_scale": 1024, "initial_scale_power": 12, "hysteresis": 3,
+        "loss_scale_window": 1e2, "consecutive_hysteresis": true,
+        "min_loss_scale": 2})"),
+                  "f.json", 1));
+  EXPECT_EQ(config.fp16().ShortDebugString(),
+            "enabled: true auto_cast: true loss_scale: 1024 "
+            "initial_scale_power: 12 loss_scale_window: 100 hysteresis: 3 "
+            "consecutive_hysteresis: true min_loss_scale: 2");
+  EXPECT_TRUE(config.precision().cast_inputs());
+}
+
+TEST(Fp16, HasRanges) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"\"loss_scale\": 0.5", "OK"},
+      {"\"loss_scale\": -1",
+       "loss_scale: expected a finite number of at least 0, got -1"},
+      {"\"loss_scale\": \"dynamic\"",
+       "loss_scale: expected a number, got the string \"dynamic\""},
+      {"\"initial_scale_power\": 0", "OK"},
+      {"\"initial_scale_power\": 127", "OK"},
+      {"\"initial_scale_power\": -1",
+       "initial_scale_power: expected 0 to 127, got -1"},
+      {"\"initial_scale_power\": 128",
+       "initial_scale_power: expected 0 to 127, got 128"},
+      {"\"loss_scale_window\": 1", "OK"},
+      {"\"loss_scale_window\": 0",
+       "loss_scale_window: expected at least 1, got 0"},
+      {"\"hysteresis\": 1", "OK"},
+      {"\"hysteresis\": 0", "hysteresis: expected at least 1, got 0"},
+      {"\"min_loss_scale\": 1", "OK"},
+      {"\"min_loss_scale\": 0", "min_loss_scale: expected at least 1, got 0"},
+      {"\"min_loss_scale\": 0.5",
+       "min_loss_scale: expected an integer, got 0.5"},
+      {"\"opt_level\": \"O2\"", "opt_level: unknown key"},
+  };
+  for (const auto& [member, fault] : cases) {
+    const std::string expected =
+        fault == std::string("OK") ? fault : absl::StrCat("fp16.", fault);
+    EXPECT_EQ(FaultOf(With(absl::StrCat("\"fp16\": {", member, "}"))),
+              expected);
+  }
+  EXPECT_THAT(
+      ParseConfig("train_batch_size: 1 fp16 { loss_scale: inf }", "f.pbtxt", 1),
+      StatusIs(StatusCode::kInvalidArgument, HasSubstr("fp16.loss_scale")));
+}
+
+TEST(Bf16, HasTwoNames) {
+  for (const char* name : {"bf16", "bfloat16"}) {
+    const std::string json =
+        With(absl::StrCat("\"", name,
+                          "\": {\"enabled\": true, "
+                          "\"check_grad_overflow\": false}"));
+    TESSERA_ASSERT_OK_AND_ASSIGN(const proto::Config config,
+                                 ParseConfig(json, "f.json", 1));
+    EXPECT_TRUE(config.bf16().enabled());
+    EXPECT_FALSE(config.bf16().check_grad_overflow());
+  }
+  // Faults inside have the name that was written.
+  EXPECT_EQ(FaultOf(With("\"bfloat16\": {\"enabled\": 1}")),
+            "bfloat16.enabled: expected true or false, got 1");
+  EXPECT_EQ(FaultOf(With("\"bfloat16\": {\"enabled\": true}, "
+                         "\"bf16\": {\"enabled\": true}")),
+            "bf16: the same key as 'bfloat16', whose value is at 1:61: write "
+            "one of them");
+}
+
+TEST(Bf16, KeysOfFp16AreSentThere) {
+  EXPECT_EQ(FaultOf(With("\"bf16\": {\"hysteresis\": 2}")),
+            "bf16.hysteresis: unknown key, did you mean 'fp16.hysteresis'?");
+}
+
+TEST(Precision, OneOfThreeIsEnabled) {
+  const auto fault = [](const char* bf16, const char* fp16,
+                        const char* autocast) {
+    return FaultOf(With(absl::StrCat(
+        "\"bf16\": {\"enabled\": ", bf16, "}, \"fp16\": {\"enabled\": ", fp16,
+        "}, \"torch_autocast\": {\"enabled\": ", autocast, "}")));
+  };
+  EXPECT_EQ(fault("false", "false", "false"), "OK");
+  EXPECT_EQ(fault("true", "false", "false"), "OK");
+  EXPECT_EQ(fault("false", "true", "false"), "OK");
+  EXPECT_EQ(fault("false", "false", "true"), "OK");
+  EXPECT_EQ(fault("true", "true", "false"),
+            "fp16.enabled: bf16.enabled is true too: enable one of the two");
+  EXPECT_EQ(fault("true", "false", "true"),
+            "torch_autocast.enabled: bf16.enabled is true too: enable one of "
+            "the two");
+  EXPECT_EQ(fault("false", "true", "true"),
+            "torch_autocast.enabled: fp16.enabled is true too: enable one of "
+            "the two");
+}
+
+TEST(TorchAutocast, HasTwoKeys) {
+  const auto fault = [](absl::string_view member) {
+    return FaultOf(With(absl::StrCat("\"torch_autocast\": {", member, "}")));
+  };
+  EXPECT_EQ(fault("\"dtype\": \"bfloat16\""), "OK");
+  EXPECT_EQ(fault("\"dtype\": \"float16\""), "OK");
+  EXPECT_EQ(fault("\"dtype\": \"fp16\""),
+            "torch_autocast.dtype: expected bfloat16 or float16, got 'fp16'");
+  EXPECT_EQ(fault("\"lower_precision_safe_modules\": []"),
+            "torch_autocast.lower_precision_safe_modules: unknown key");
+}
+
+TEST(GradientDtypes, OfCommunication) {
+  const auto parse = [](absl::string_view value) {
+    return ParseConfig(
+        With(absl::StrCat("\"communication_data_type\": ", value)), "f.json",
+        1);
+  };
+  for (const auto& [written, dtype] :
+       {std::pair("\"fp16\"", "fp16"), std::pair("\"BF16\"", "bf16"),
+        std::pair("\"Fp32\"", "fp32")}) {
+    TESSERA_ASSERT_OK_AND_ASSIGN(const proto::Config config, parse(written));
+    EXPECT_EQ(config.communication_data_type(), dtype);
+  }
+  TESSERA_ASSERT_OK_AND_ASSIGN(const proto::Config absent, parse("null"));
+  EXPECT_FALSE(absent.has_communication_data_type());
+  EXPECT_THAT(parse("\"float32\""),
+              StatusIs(StatusCode::kInvalidArgument,
+                       HasSubstr("communication_data_type: expected fp16, bf16 "
+                                 "or fp32, got 'float32'")));
+  EXPECT_THAT(parse("\"\""), StatusIs(StatusCode::kInvalidArgument));
+}
+
+TEST(GradientDtypes, OfAccumulation) {
+  const auto fault = [](absl::string_view value) {
+    return FaultOf(With(
+        absl::StrCat("\"data_types\": {\"grad_accum_dtype\": ", value, "}")));
+  };
+  EXPECT_EQ(fault("null"), "OK");
+  EXPECT_EQ(fault("\"fp32\""), "OK");
+  EXPECT_EQ(fault("\"FP32\""), "OK");
+  EXPECT_EQ(fault("\"bf16\""),
+            "data_types.grad_accum_dtype: expected fp32, got 'bf16': "
+            "micro-batches are always added in float32 here");
+}
+
+TEST(Precision, AllKeys) {
+  TESSERA_ASSERT_OK_AND_ASSIGN(
+      const proto::Config config,
+      ParseConfig(With(R"("precision": {"buffer_dtype": "BF16",
+        "fp32_norms": true, "fp32_classes": ["Router"],
+        "cast_inputs": false})"),
+                  "f.json", 1));
+  EXPECT_EQ(config.precision().ShortDebugString(),
+            "buffer_dtype: \"bf16\" fp32_norms: true "
+            "fp32_classes: \"Router\" cast_inputs: false");
+}
+
+TEST(Precision, FaultsAreNamed) {
+  const auto fault = [](absl::string_view member) {
+    return FaultOf(With(absl::StrCat("\"precision\": {", member, "}")));
+  };
+  EXPECT_EQ(fault("\"buffer_dtype\": \"fp64\""),
+            "precision.buffer_dtype: expected fp16, bf16 or fp32, got 'fp64'");
+  EXPECT_EQ(fault("\"fp32_classes\": [\"\"]"),
+            "precision.fp32_classes[0]: expected a name, got ''");
+  EXPECT_EQ(FaultOf(With("\"fp16\": {\"auto_cast\": true}, "
+                         "\"precision\": {\"cast_inputs\": false}")),
+            "precision.cast_inputs: false contradicts fp16.auto_cast, which is "
+            "true");
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,26 @@
+// The parts of a configuration: each function completes one in place and adds
+// what is wrong with it to `faults`. ResolveConfig (config/config.h) says what
+// comes out.
+#ifndef CONFIG_VALIDATE_H_
+#define CONFIG_VALIDATE_H_
+
+#include "config/config.pb.h"
+#include "config/faults.h"
+
+namespace tessera {
+
+// The three batch sizes.
+void ResolveBatch(int world_size, proto::Config* config, Faults* faults);
+// Clipping and scaling.
+void ResolveGradients(proto::Config* config, Faults* faults);
+// optimizer, if there is one.
+void ResolveOptimizer(proto::Config* config, Faults* faults);
+// zero_optimization and sharding.
+void ResolveSharding(int world_size, proto::Config* config, Faults* faults);
+// bf16, fp16, torch_autocast, precision, and the dtypes of gradients.
+void ResolvePrecision(proto::Config* config, Faults* faults);
+// Leaves it as it is.
+void CheckCommunication(const proto::Communication& section, Faults* faults);
+
+}  // namespace tessera
+#endif  // CONFIG_VALIDATE_H_

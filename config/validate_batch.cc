@@ -1,0 +1,111 @@
+#include <cstdint>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "config/validate.h"
+
+namespace tessera {
+namespace {
+
+constexpr char kTrain[] = "train_batch_size";
+constexpr char kMicro[] = "train_micro_batch_size_per_gpu";
+constexpr char kSteps[] = "gradient_accumulation_steps";
+
+class Batch {
+ public:
+  Batch(int world_size, proto::Config* config, Faults* faults)
+      : world_size_(world_size), config_(*config), faults_(*faults) {}
+
+  void Resolve() {
+    for (const char* key : {kTrain, kMicro, kSteps}) {
+      if (faults_.IsDoubtful(key)) return;
+    }
+    const size_t before = faults_.count();
+    CheckPositive(kTrain, config_.has_train_batch_size(),
+                  config_.train_batch_size());
+    CheckPositive(kMicro, config_.has_train_micro_batch_size_per_gpu(),
+                  config_.train_micro_batch_size_per_gpu());
+    CheckPositive(kSteps, config_.has_gradient_accumulation_steps(),
+                  config_.gradient_accumulation_steps());
+    if (faults_.count() != before) return;
+    const bool has_train = config_.has_train_batch_size();
+    const bool has_micro = config_.has_train_micro_batch_size_per_gpu();
+    if (!has_train && !has_micro) {
+      faults_.Add(kTrain, "missing: give it or ", kMicro);
+    } else if (!has_train) {
+      ResolveTrain();
+    } else {
+      ResolveFromTrain();
+    }
+  }
+
+ private:
+  void CheckPositive(const char* path, bool present, int64_t value) {
+    if (present) faults_.CheckAtLeast(path, value, 1);
+  }
+
+  // T = M * G * W. Accumulation is 1 unless given.
+  void ResolveTrain() {
+    const int64_t micro = config_.train_micro_batch_size_per_gpu();
+    const int64_t steps = config_.has_gradient_accumulation_steps()
+                              ? config_.gradient_accumulation_steps()
+                              : 1;
+    int64_t train = 0;
+    if (__builtin_mul_overflow(micro, steps, &train) ||
+        __builtin_mul_overflow(train, int64_t{world_size_}, &train)) {
+      faults_.Add(kMicro, micro, " * ", kSteps, " ", steps, " * world size ",
+                  world_size_, " is too large");
+      return;
+    }
+    config_.set_gradient_accumulation_steps(steps);
+    config_.set_train_batch_size(train);
+  }
+
+  // M or G, whichever is absent, or neither.
+  void ResolveFromTrain() {
+    const bool has_micro = config_.has_train_micro_batch_size_per_gpu();
+    if (!has_micro && !config_.has_gradient_accumulation_steps()) {
+      config_.set_gradient_accumulation_steps(1);
+    }
+    const bool has_steps = config_.has_gradient_accumulation_steps();
+    const int64_t train = config_.train_batch_size();
+    const int64_t micro = config_.train_micro_batch_size_per_gpu();
+    const int64_t steps = config_.gradient_accumulation_steps();
+    // Divided step by step, since the product might overflow.
+    int64_t rest = train;
+    bool divides = Divide(rest, world_size_);
+    if (has_micro) divides = divides && Divide(rest, micro);
+    if (has_steps) divides = divides && Divide(rest, steps);
+    if (has_micro && has_steps) divides = divides && rest == 1;
+    if (!divides) {
+      const auto shown = [](const char* name, bool present, int64_t value) {
+        return present ? absl::StrCat(name, " ", value)
+                       : absl::StrCat(name, " (absent)");
+      };
+      faults_.Add(kTrain, "expected ", shown(kMicro, has_micro, micro), " * ",
+                  shown(kSteps, has_steps, steps), " * world size ",
+                  world_size_, ", got ", train);
+      return;
+    }
+    if (!has_micro) config_.set_train_micro_batch_size_per_gpu(rest);
+    if (!has_steps) config_.set_gradient_accumulation_steps(rest);
+  }
+
+  static bool Divide(int64_t& value, int64_t divisor) {
+    const bool exact = value % divisor == 0;
+    value /= divisor;
+    return exact;
+  }
+
+  const int world_size_;
+  proto::Config& config_;
+  Faults& faults_;
+};
+
+}  // namespace
+
+void ResolveBatch(int world_size, proto::Config* config, Faults* faults) {
+  Batch(world_size, config, faults).Resolve();
+}
+
+}  // namespace tessera

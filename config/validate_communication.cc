@@ -1,0 +1,52 @@
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <string>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "config/validate.h"
+
+namespace tessera {
+namespace {
+
+void CheckSeconds(const char* path, double value, Faults* faults) {
+  if (value > 0 && std::isfinite(value)) return;
+  faults->Add(path, "expected a finite number of seconds above 0, got ", value);
+}
+
+void CheckNccl(const std::string& name, const std::string& value,
+               Faults* faults) {
+  const std::string path =
+      absl::StrCat("communication.nccl.", absl::Utf8SafeCEscape(name));
+  absl::string_view rest = name;
+  if (!absl::ConsumePrefix(&rest, "NCCL_") || rest.empty() ||
+      !std::all_of(rest.begin(), rest.end(),
+                   [](char c) { return absl::ascii_isalnum(c) || c == '_'; })) {
+    faults->Add(path, "expected the name of a variable that begins with NCCL_");
+  }
+  if (value.find('\0') != std::string::npos) {
+    faults->Add(path, "its value has a null byte");
+  }
+}
+
+}  // namespace
+
+void CheckCommunication(const proto::Communication& section, Faults* faults) {
+  faults->CheckOneOf("communication.backend", section.backend(),
+                     {"auto", "shm", "hierarchical", "gloo", "nccl"});
+  CheckSeconds("communication.timeout_seconds", section.timeout_seconds(),
+               faults);
+  CheckSeconds("communication.startup_timeout_seconds",
+               section.startup_timeout_seconds(), faults);
+  // In the order of their names; a map has none.
+  const std::map<std::string, std::string> settings(section.nccl().begin(),
+                                                    section.nccl().end());
+  for (const auto& setting : settings) {
+    CheckNccl(setting.first, setting.second, faults);
+  }
+}
+
+}  // namespace tessera
