@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <limits>
-#include <numeric>
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "base/edit_distance.h"
 #include "config/json_options.pb.h"
 
 namespace tessera {
@@ -60,22 +60,6 @@ std::string FindNearestKey(const Descriptor& level, absl::string_view key) {
     }
   }
   return best;
-}
-
-int EditDistance(absl::string_view a, absl::string_view b) {
-  // row[j]: the distance of the part of `a` read so far to b[0, j).
-  std::vector<int> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), 0);
-  for (size_t i = 0; i < a.size(); ++i) {
-    int diagonal = row[0];
-    row[0] = static_cast<int>(i) + 1;
-    for (size_t j = 0; j < b.size(); ++j) {
-      const int replaced = diagonal + (a[i] == b[j] ? 0 : 1);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({replaced, row[j] + 1, row[j + 1] + 1});
-    }
-  }
-  return row[b.size()];
 }
 
 }  // namespace tessera

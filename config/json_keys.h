@@ -28,8 +28,5 @@ std::string FindKeyElsewhere(const google::protobuf::Descriptor& schema,
 std::string FindNearestKey(const google::protobuf::Descriptor& level,
                            absl::string_view key);
 
-// Single-character insertions, deletions and replacements that turn a into b.
-int EditDistance(absl::string_view a, absl::string_view b);
-
 }  // namespace tessera
 #endif  // CONFIG_JSON_KEYS_H_
