@@ -75,11 +75,11 @@ absl::StatusOr<std::vector<bool>> CheckEqual(absl::Span<const UnitPlan> plans,
                                              Communicator* comm) {
   TorchScope scope;
   std::vector<Print> prints;
-  std::vector<const std::string*> names;
+  std::vector<const NamedParameter*> parameters;
   for (const auto& plan : plans) {
     for (const auto& p : plan.parameters) {
       prints.push_back(PrintOf(p));
-      names.push_back(&p.name);
+      parameters.push_back(&p);
     }
   }
   TESSERA_ASSIGN_OR_RETURN(
@@ -103,14 +103,14 @@ absl::StatusOr<std::vector<bool>> CheckEqual(absl::Span<const UnitPlan> plans,
       Print theirs, first;
       std::memcpy(&theirs, all[rank].data() + i * sizeof(Print), sizeof(Print));
       std::memcpy(&first, all[0].data() + i * sizeof(Print), sizeof(Print));
-      if (theirs.requires_grad) requires_grad[i] = true;
+      if (theirs.requires_grad) requires_grad[parameters[i]->index] = true;
       const char* what = theirs.name != first.name           ? "name"
                          : theirs.geometry != first.geometry ? "shape or dtype"
                          : theirs.values != first.values     ? "values"
                                                              : nullptr;
       if (what == nullptr) continue;
       return absl::InvalidArgumentError(absl::StrCat(
-          "the ", what, " of parameter '", *names[i], "' (number ", i,
+          "the ", what, " of parameter '", parameters[i]->name, "' (number ", i,
           ") differ between rank 0 and rank ", rank,
           "; seed all ranks alike before building the module, or set "
           "EngineOptions::sync_from_rank0"));

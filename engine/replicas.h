@@ -24,7 +24,8 @@ absl::Status BroadcastFromRank0(const torch::nn::Module& module,
 
 // Checks that names, sizes and values of all parameters are the same on all
 // ranks; InvalidArgument names the first that differs and the rank. Returns,
-// per parameter, whether some rank requires its gradient. COLLECTIVE.
+// by NamedParameter::index, whether some rank requires its gradient.
+// COLLECTIVE.
 absl::StatusOr<std::vector<bool>> CheckEqual(absl::Span<const UnitPlan> plans,
                                              Communicator* comm);
 

@@ -1,7 +1,6 @@
 #include "sharding/partition.h"
 
 #include <algorithm>
-#include <map>
 #include <sstream>
 #include <utility>
 
@@ -9,86 +8,183 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "base/status.h"
+#include "sharding/module_walk.h"
+#include "sharding/names.h"
+#include "sharding/storage_groups.h"
 #include "torch/nn/module.h"
+#include "torch/nn/modules/batchnorm.h"
+#include "torch/nn/modules/instancenorm.h"
+#include "torch/nn/modules/normalization.h"
 
 namespace tessera {
 namespace {
 
-using torch::nn::Module;
+namespace nn = torch::nn;
 
-// A parameter and the module whose unit it belongs to ("" for none).
-struct Item {
-  std::string unit;
-  NamedParameter parameter;
+// What the options say of a module and so of all that is below it; but `wanted`
+// is of itself only.
+struct Role {
+  bool ignored = false;
+  bool keep_fp32 = false;
+  bool below_leaf = false;
+  bool leaf = false;  // it, or one above it
+  bool wanted = false;
 };
 
-struct Found {
-  std::string path;
-  const Module* module;
-  int depth;
-};
-
-void Walk(const Module& module, const std::string& path, int depth,
-          std::vector<Found>* out) {
-  out->push_back({path, &module, depth});
-  for (const auto& child : module.named_children()) {
-    Walk(*child.value(),
-         path.empty() ? child.key() : absl::StrCat(path, ".", child.key()),
-         depth + 1, out);
-  }
+template <typename... Types>
+bool IsAnyOf(const nn::Module& module) {
+  return ((dynamic_cast<const Types*>(&module) != nullptr) || ...);
 }
 
-bool IsTorchs(const Module& module) {
+bool IsNorm(const nn::Module& module) {
+  return IsAnyOf<nn::LayerNormImpl, nn::GroupNormImpl, nn::BatchNorm1dImpl,
+                 nn::BatchNorm2dImpl, nn::BatchNorm3dImpl,
+                 nn::InstanceNorm1dImpl, nn::InstanceNorm2dImpl,
+                 nn::InstanceNorm3dImpl>(module);
+}
+
+absl::StatusOr<std::vector<Role>> FindRoles(const ModuleWalk& walk,
+                                            const PartitionOptions& options,
+                                            PathPatterns* ignored) {
+  ClassNames units("unit_classes", options.unit_classes);
+  ClassNames leaves("leaf_classes", options.leaf_classes);
+  ClassNames fp32("fp32_classes", options.fp32_classes);
+  absl::flat_hash_set<std::string> classes;
+  std::vector<Role> roles;
+  roles.reserve(walk.modules.size());
+  for (const auto& m : walk.modules) {
+    Role role = m.parent < 0 ? Role{} : roles[m.parent];
+    const std::string& name = m.module->name();
+    classes.insert(name);
+    if (m.parent >= 0 && ignored->Match(m.path)) role.ignored = true;
+    if (fp32.Match(name)) role.keep_fp32 = true;
+    if (options.keep_norms_fp32 && IsNorm(*m.module)) role.keep_fp32 = true;
+    role.below_leaf = role.leaf;
+    if (leaves.Match(name)) role.leaf = true;
+    if (options.is_leaf && options.is_leaf(*m.module, m.path)) role.leaf = true;
+    role.wanted = units.Match(name);
+    if (options.is_unit && options.is_unit(*m.module, m.path)) {
+      role.wanted = true;
+    }
+    roles.push_back(role);
+  }
+  TESSERA_RETURN_IF_ERROR(units.CheckMatched(classes));
+  TESSERA_RETURN_IF_ERROR(leaves.CheckMatched(classes));
+  TESSERA_RETURN_IF_ERROR(fp32.CheckMatched(classes));
+  return roles;
+}
+
+// Each parameter once.
+struct Parameters {
+  std::vector<NamedParameter> planned;
+  std::vector<int> module_of;  // of each planned one, in the walk
+  std::vector<NamedParameter> ignored;
+  std::vector<bool> has_planned;  // of each module, in it or below it
+};
+
+Parameters Collect(const ModuleWalk& walk, const std::vector<Role>& roles,
+                   PathPatterns* patterns) {
+  std::vector<int> place_of;  // of each name, its tensor's first
+  std::vector<bool> ignored(walk.parameters.size(), false);
+  std::vector<bool> keep_fp32(walk.parameters.size(), false);
+  absl::flat_hash_map<const void*, int> first_name;
+  for (size_t i = 0; i < walk.parameters.size(); ++i) {
+    const auto& p = walk.parameters[i];
+    const int place =
+        first_name.try_emplace(p.tensor.unsafeGetTensorImpl(), i).first->second;
+    place_of.push_back(place);
+    if (patterns->Match(p.name)) ignored[place] = true;
+    if (roles[p.module].ignored) ignored[place] = true;
+    if (roles[p.module].keep_fp32) keep_fp32[place] = true;
+  }
+  Parameters out;
+  out.has_planned.resize(walk.modules.size(), false);
+  for (size_t i = 0; i < walk.parameters.size(); ++i) {
+    const auto& p = walk.parameters[i];
+    const size_t place = place_of[i];
+    if (p.tensor.numel() == 0) continue;
+    if (!ignored[place]) out.has_planned[p.module] = true;
+    if (place != i) continue;
+    auto& list = ignored[i] ? out.ignored : out.planned;
+    list.push_back(
+        {p.name, p.tensor, static_cast<int>(list.size()), keep_fp32[i]});
+    if (!ignored[i]) out.module_of.push_back(p.module);
+  }
+  for (size_t m = walk.modules.size(); m-- > 1;) {
+    if (out.has_planned[m]) out.has_planned[walk.modules[m].parent] = true;
+  }
+  return out;
+}
+
+bool IsTorchs(const nn::Module& module) {
   return absl::StartsWith(module.name(), "torch::nn::");
 }
 
-// Names of the type whose instances are units, or "".
-std::string RepeatedType(const std::vector<Found>& modules, bool torchs) {
+// Name of the type whose instances are units, or "".
+std::string RepeatedType(const ModuleWalk& walk, const std::vector<Role>& roles,
+                         const std::vector<bool>& has_planned, bool torchs) {
   struct Seen {
-    absl::flat_hash_set<const Module*> instances;
-    int depth = 0;
-    size_t order = 0;
+    absl::flat_hash_set<const nn::Module*> instances;
+    std::pair<int, size_t> outermost;  // depth, place
   };
-  std::map<std::string, Seen> types;
-  for (size_t i = 0; i < modules.size(); ++i) {
-    const Found& f = modules[i];
-    if (f.depth == 0 || IsTorchs(*f.module) != torchs) continue;
-    if (f.module->parameters().empty()) continue;
-    Seen& seen = types[f.module->name()];
-    if (seen.instances.empty()) {
-      seen.depth = f.depth;
-      seen.order = i;
-    }
-    seen.depth = std::min(seen.depth, f.depth);
-    seen.instances.insert(f.module);
+  absl::flat_hash_map<std::string, Seen> types;
+  for (size_t i = 1; i < walk.modules.size(); ++i) {
+    const auto& m = walk.modules[i];
+    if (roles[i].below_leaf || !has_planned[i]) continue;
+    if (IsTorchs(*m.module) != torchs) continue;
+    const auto [it, is_new] = types.try_emplace(m.module->name());
+    Seen& seen = it->second;
+    seen.instances.insert(m.module);
+    const auto here = std::make_pair(m.depth, i);
+    if (is_new || here < seen.outermost) seen.outermost = here;
   }
   const std::pair<const std::string, Seen>* best = nullptr;
   for (const auto& type : types) {
     if (type.second.instances.size() < 2) continue;
-    if (best == nullptr ||
-        std::make_pair(type.second.depth, type.second.order) <
-            std::make_pair(best->second.depth, best->second.order)) {
+    if (best == nullptr || type.second.outermost < best->second.outermost) {
       best = &type;
     }
   }
   return best == nullptr ? "" : best->first;
 }
 
-// Paths of the outermost instances of the type.
-std::vector<std::string> UnitPaths(const std::vector<Found>& modules,
-                                   const std::string& type) {
-  std::vector<std::string> paths;
-  for (const Found& f : modules) {
-    if (type.empty() || f.depth == 0 || f.module->name() != type) continue;
-    const bool nested =
-        std::any_of(paths.begin(), paths.end(), [&](const std::string& p) {
-          return absl::StartsWith(f.path, absl::StrCat(p, "."));
-        });
-    if (!nested) paths.push_back(f.path);
+// Of each module, the nearest at or above it that is a unit; -1 for none.
+std::vector<int> FindUnits(const ModuleWalk& walk,
+                           const std::vector<Role>& roles,
+                           const std::vector<bool>& has_planned,
+                           const PartitionOptions& options) {
+  std::string type;
+  if (options.unit_classes.empty() && !options.is_unit) {
+    type = RepeatedType(walk, roles, has_planned, /*torchs=*/false);
+    if (type.empty()) {
+      type = RepeatedType(walk, roles, has_planned, /*torchs=*/true);
+    }
   }
-  return paths;
+  std::vector<int> unit_of(walk.modules.size(), -1);
+  for (size_t i = 0; i < walk.modules.size(); ++i) {
+    const auto& m = walk.modules[i];
+    const int above = m.parent < 0 ? -1 : unit_of[m.parent];
+    const bool automatic =
+        m.parent >= 0 && above < 0 && m.module->name() == type;
+    const bool is_unit = roles[i].leaf || roles[i].wanted || automatic;
+    unit_of[i] = is_unit && !roles[i].below_leaf ? static_cast<int>(i) : above;
+  }
+  return unit_of;
+}
+
+bool IsTrainableDtype(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kHalf:
+    case at::kBFloat16:
+    case at::kFloat:
+    case at::kDouble:
+    case at::kComplexFloat:
+    case at::kComplexDouble:
+      return true;
+    default:
+      return false;
+  }
 }
 
 absl::Status CheckSupported(const NamedParameter& p, at::Device device) {
@@ -96,8 +192,10 @@ absl::Status CheckSupported(const NamedParameter& p, at::Device device) {
   const at::Tensor& t = p.tensor;
   if (t.layout() != at::kStrided) {
     what << "layout " << t.layout() << "; expected strided";
-  } else if (t.scalar_type() != at::kFloat && t.scalar_type() != at::kDouble) {
-    what << "dtype " << t.scalar_type() << "; expected float32 or float64";
+  } else if (t.requires_grad() && !IsTrainableDtype(t.scalar_type())) {
+    what << "dtype " << t.scalar_type()
+         << " and requires a gradient; expected float16, bfloat16, float32, "
+            "float64, complex64 or complex128, or requires_grad_(false)";
   } else if (!t.is_non_overlapping_and_dense()) {
     what << "strides " << t.strides() << " for sizes " << t.sizes()
          << "; expected dense memory";
@@ -115,105 +213,105 @@ absl::Status CheckSupported(const NamedParameter& p, at::Device device) {
   } else {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "parameter '", p.name, "' cannot be sharded: it has ", what.str()));
+  return absl::InvalidArgumentError(
+      absl::StrCat("parameter '", p.name, "' cannot be sharded: it has ",
+                   what.str(), "; or name it in `ignored`"));
 }
 
-absl::Status CheckOverlaps(const std::vector<Item>& items) {
-  absl::flat_hash_map<const void*, std::vector<const NamedParameter*>> by;
-  for (const auto& item : items) {
-    const NamedParameter& p = item.parameter;
-    auto& others = by[p.tensor.storage().unsafeGetStorageImpl()];
-    for (const NamedParameter* o : others) {
-      const int64_t a = p.tensor.storage_offset();
-      const int64_t b = o->tensor.storage_offset();
-      if (a < b + o->tensor.numel() && b < a + p.tensor.numel()) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "parameters '", o->name, "' and '", p.name,
-            "' overlap in memory but are not the same tensor; register one "
-            "tensor under both names to tie them"));
-      }
-    }
-    others.push_back(&p);
+// One of a storage cannot be left outside alone: its memory goes too.
+absl::Status CheckIgnored(const Parameters& parameters) {
+  absl::flat_hash_map<const void*, const NamedParameter*> planned;
+  for (const auto& p : parameters.planned) {
+    planned.try_emplace(p.tensor.storage().unsafeGetStorageImpl(), &p);
+  }
+  for (const auto& p : parameters.ignored) {
+    if (!p.tensor.has_storage()) continue;
+    const auto it = planned.find(p.tensor.storage().unsafeGetStorageImpl());
+    if (it == planned.end()) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "ignored: '", p.name, "' lies in one storage with '", it->second->name,
+        "', which is not ignored; ignore both, or give one of them memory of "
+        "its own (clone)"));
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<Item>> Collect(
-    const Module& module, const std::vector<std::string>& unit_paths) {
-  std::vector<Item> items;
-  absl::flat_hash_set<const void*> seen;
-  absl::flat_hash_map<const void*, std::string> unit_of_storage;
-  for (const auto& entry : module.named_parameters(/*recurse=*/true)) {
-    const at::Tensor& t = entry.value();
-    if (!t.defined() || t.numel() == 0) continue;
-    if (!seen.insert(t.unsafeGetTensorImpl()).second) continue;  // tied
-    Item item{"", {entry.key(), t}};
-    for (const auto& path : unit_paths) {
-      if (absl::StartsWith(entry.key(), absl::StrCat(path, "."))) {
-        item.unit = path;
-      }
-    }
-    TESSERA_RETURN_IF_ERROR(CheckSupported(
-        item.parameter,
-        items.empty() ? t.device() : items[0].parameter.tensor.device()));
-    // One storage, one unit: the first parameter over it decides.
-    auto [it, first] = unit_of_storage.try_emplace(
-        t.storage().unsafeGetStorageImpl(), item.unit);
-    if (!first) item.unit = it->second;
-    items.push_back(std::move(item));
-  }
-  TESSERA_RETURN_IF_ERROR(CheckOverlaps(items));
-  return items;
-}
+// Opens units and says into which one parameters go, as they come in order of
+// registration.
+class UnitBuilder {
+ public:
+  UnitBuilder(const ModuleWalk& walk, const std::vector<Role>& roles,
+              int64_t max_numel)
+      : walk_(walk),
+        roles_(roles),
+        max_numel_(max_numel),
+        open_(walk.modules.size(), -1) {}
 
-// True if a cut before `next` would part two parameters of one storage.
-bool SharesStorage(const UnitPlan& unit, const NamedParameter& next) {
-  return std::any_of(unit.parameters.begin(), unit.parameters.end(),
-                     [&](const NamedParameter& p) {
-                       return p.tensor.storage().unsafeGetStorageImpl() ==
-                              next.tensor.storage().unsafeGetStorageImpl();
-                     });
-}
+  // The place in units() of `numel` elements of module `owner`'s unit (-1: of
+  // none), the first of them in parameter `first`.
+  int Place(int owner, int64_t numel, const std::string& first) {
+    int& open = owner < 0 ? open_run_ : open_[owner];
+    if (owner >= 0) open_run_ = -1;
+    const bool leaf = owner >= 0 && roles_[owner].leaf;
+    if (open >= 0 && (leaf || numel_[open] + numel <= max_numel_)) {
+      numel_[open] += numel;
+      return open;
+    }
+    const bool named = owner > 0 && open < 0;
+    open = static_cast<int>(units_.size());
+    units_.push_back(
+        {names_.Take(named ? walk_.modules[owner].path : first), {}});
+    numel_.push_back(numel);
+    return open;
+  }
+
+  std::vector<UnitPlan>& units() { return units_; }
+
+ private:
+  const ModuleWalk& walk_;
+  const std::vector<Role>& roles_;
+  const int64_t max_numel_;
+  std::vector<int> open_;  // the last unit of each module
+  int open_run_ = -1;
+  std::vector<UnitPlan> units_;
+  std::vector<int64_t> numel_;  // of each unit
+  DistinctNames names_;
+};
 
 }  // namespace
 
-absl::StatusOr<std::vector<UnitPlan>> PlanUnits(const Module& module,
-                                                int64_t max_unit_numel) {
-  std::vector<Found> modules;
-  Walk(module, "", 0, &modules);
-  std::string type = RepeatedType(modules, /*torchs=*/false);
-  if (type.empty()) type = RepeatedType(modules, /*torchs=*/true);
-  TESSERA_ASSIGN_OR_RETURN(std::vector<Item> items,
-                           Collect(module, UnitPaths(modules, type)));
-  std::vector<UnitPlan> plans;
-  std::string open_unit;
-  int64_t numel = 0;
-  for (auto& item : items) {
-    const NamedParameter& p = item.parameter;
-    UnitPlan* open = plans.empty() ? nullptr : &plans.back();
-    // A storage met before stays with its unit, wherever that is.
-    auto home = std::find_if(
-        plans.begin(), plans.end(),
-        [&](const UnitPlan& plan) { return SharesStorage(plan, p); });
-    if (home != plans.end()) {
-      home->parameters.push_back(std::move(item.parameter));
-      continue;
-    }
-    const bool cut =
-        open == nullptr || item.unit != open_unit ||
-        p.tensor.scalar_type() != open->parameters[0].tensor.scalar_type() ||
-        numel + p.tensor.numel() > max_unit_numel;
-    if (cut) {
-      const bool again = open != nullptr && item.unit == open_unit;
-      plans.push_back({item.unit.empty() || again ? p.name : item.unit, {}});
-      open_unit = item.unit;
-      numel = 0;
-    }
-    numel += p.tensor.numel();
-    plans.back().parameters.push_back(std::move(item.parameter));
+absl::StatusOr<Partition> PlanUnits(const nn::Module& module,
+                                    const PartitionOptions& options) {
+  const ModuleWalk walk = WalkModule(module);
+  PathPatterns patterns("ignored", options.ignored);
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<Role> roles,
+                           FindRoles(walk, options, &patterns));
+  Parameters parameters = Collect(walk, roles, &patterns);
+  TESSERA_RETURN_IF_ERROR(patterns.CheckMatched(
+      walk.parameters.empty() ? "" : walk.parameters[0].name));
+  for (const auto& p : parameters.planned) {
+    TESSERA_RETURN_IF_ERROR(
+        CheckSupported(p, parameters.planned[0].tensor.device()));
   }
-  return plans;
+  TESSERA_RETURN_IF_ERROR(CheckIgnored(parameters));
+  const StorageGroups storages = GroupByStorage(parameters.planned);
+  TESSERA_RETURN_IF_ERROR(CheckStorages(storages, parameters.planned));
+
+  const std::vector<int> unit_of =
+      FindUnits(walk, roles, parameters.has_planned, options);
+  UnitBuilder builder(walk, roles, options.max_unit_numel);
+  std::vector<int> place_of(storages.groups.size(), -1);
+  for (size_t i = 0; i < parameters.planned.size(); ++i) {
+    const int storage = storages.of[i];
+    if (place_of[storage] < 0) {
+      place_of[storage] = builder.Place(unit_of[parameters.module_of[i]],
+                                        storages.groups[storage].numel,
+                                        parameters.planned[i].name);
+    }
+    builder.units()[place_of[storage]].parameters.push_back(
+        std::move(parameters.planned[i]));
+  }
+  return Partition{std::move(builder.units()), std::move(parameters.ignored)};
 }
 
 }  // namespace tessera

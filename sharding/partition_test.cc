@@ -2,6 +2,7 @@
 
 #include <torch/torch.h>
 
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_matchers.h"
+#include "sharding/free_module.h"
 
 namespace tessera {
 namespace {
@@ -19,78 +21,82 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-constexpr int64_t kNoLimit = 1'000'000'000;
+struct Inner : FreeModule {
+  Inner() { Add("w", torch::zeros({4})); }
+};
 
-struct Block : nn::Module {
+struct TailImpl : FreeModule {
+  TailImpl() { Add("w", torch::zeros({1})); }
+};
+
+struct Block : FreeModule {
   Block() {
-    register_module("a", nn::Linear(nn::LinearOptions(3, 2).bias(false)));
-    register_module("b", nn::Linear(2, 3));
+    Add("p", torch::zeros({2}));
+    Add("inner", std::make_shared<Inner>());
+    Add("tail", std::make_shared<TailImpl>());
   }
 };
 
-struct Outer : nn::Module {
-  Outer() {
-    register_module("left", std::make_shared<Block>());
-    register_module("right", std::make_shared<Block>());
-  }
-};
-
-// A module made up as it goes along.
-struct Free : nn::Module {
-  void Add(const std::string& name, at::Tensor tensor) {
-    register_parameter(name, std::move(tensor));
-  }
-  void Add(const std::string& name, std::shared_ptr<nn::Module> module) {
-    register_module(name, std::move(module));
+struct Model : FreeModule {
+  Model() {
+    Add("before", torch::zeros({1}));
+    Add("x", std::make_shared<Block>());
+    Add("y", std::make_shared<Block>());
+    Add("after", std::make_shared<TailImpl>());
   }
 };
 
 // "unit: parameter parameter", one for each unit.
 std::vector<std::string> Plan(const nn::Module& module,
-                              int64_t max_unit_numel = kNoLimit) {
-  auto plans = PlanUnits(module, max_unit_numel);
-  if (!plans.ok()) return {plans.status().ToString()};
+                              const PartitionOptions& options = {}) {
+  auto partition = PlanUnits(module, options);
+  if (!partition.ok()) return {partition.status().ToString()};
   std::vector<std::string> units;
-  for (const UnitPlan& plan : *plans) {
-    units.push_back(absl::StrCat(
-        plan.name, ": ",
-        absl::StrJoin(plan.parameters, " ",
-                      [](std::string* out, const NamedParameter& p) {
-                        absl::StrAppend(out, p.name);
-                      })));
+  for (const UnitPlan& unit : partition->units) {
+    units.push_back(absl::StrCat(unit.name, ": ", Names(unit.parameters)));
   }
   return units;
 }
 
-TEST(PlanUnits, TakesInstancesOfARepeatedTypeAndRunsBetweenThem) {
-  Free module;
-  module.Add("embedding", torch::zeros({4}));
-  module.Add("places", torch::zeros({4}));
+PartitionOptions Limit(int64_t max_unit_numel) {
+  PartitionOptions options;
+  options.max_unit_numel = max_unit_numel;
+  return options;
+}
+
+// Matches an InvalidArgument that says all of `what`.
+template <typename... Strings>
+auto Refused(const Strings&... what) {
+  return StatusIs(absl::StatusCode::kInvalidArgument,
+                  AllOf(HasSubstr(what)...));
+}
+
+// ---- automatic choice
+
+TEST(PlanUnits, TakesInstancesOfTheOutermostRepeatedTypeAndRunsBetweenThem) {
+  Model model;
+  model.Add("y2", std::make_shared<Block>());
+  model.Add("head", nn::Linear(1, 1).ptr());
   // Own parameters come before those of children, whatever was added first.
-  module.Add("block0", std::make_shared<Block>());
-  module.Add("norm", nn::LayerNorm(nn::LayerNormOptions({2})).ptr());
-  module.Add("block1", std::make_shared<Block>());
-  module.Add("head", nn::Linear(2, 2).ptr());
-  EXPECT_THAT(Plan(module),
-              ElementsAre("embedding: embedding places",
-                          "block0: block0.a.weight block0.b.weight "
-                          "block0.b.bias",
-                          "norm.weight: norm.weight norm.bias",
-                          "block1: block1.a.weight block1.b.weight "
-                          "block1.b.bias",
+  model.Add("places", torch::zeros({4}));
+  EXPECT_THAT(Plan(model),
+              ElementsAre("before: before places", "x: x.p x.inner.w x.tail.w",
+                          "y: y.p y.inner.w y.tail.w", "after.w: after.w",
+                          "y2: y2.p y2.inner.w y2.tail.w",
                           "head.weight: head.weight head.bias"));
 }
 
-TEST(PlanUnits, TakesTheOutermostRepeatedType) {
-  Free module;
-  module.Add("x", std::make_shared<Outer>());
-  module.Add("y", std::make_shared<Outer>());
-  EXPECT_THAT(Plan(module), ElementsAre(HasSubstr("x: x.left.a.weight"),
-                                        HasSubstr("y: y.left.a.weight")));
+TEST(PlanUnits, TakesOnlyTheOutermostInstances) {
+  auto nested = std::make_shared<Inner>();
+  nested->Add("again", std::make_shared<Inner>());
+  FreeModule module;
+  module.Add("a", nested);
+  module.Add("b", std::make_shared<Inner>());
+  EXPECT_THAT(Plan(module), ElementsAre("a: a.w a.again.w", "b: b.w"));
 }
 
 TEST(PlanUnits, TakesTorchsTypesIfNoOtherIsRepeated) {
-  Free module;
+  FreeModule module;
   module.Add("first", nn::Linear(3, 3).ptr());
   module.Add("second", nn::Linear(3, 3).ptr());
   module.Add("norm", nn::LayerNorm(nn::LayerNormOptions({3})).ptr());
@@ -99,115 +105,190 @@ TEST(PlanUnits, TakesTorchsTypesIfNoOtherIsRepeated) {
                                         "norm.weight: norm.weight norm.bias"));
 }
 
+TEST(PlanUnits, CountsOnlyInstancesWithParameters) {
+  FreeModule module;
+  module.Add("act0", std::make_shared<FreeModule>());
+  module.Add("act1", std::make_shared<FreeModule>());
+  module.Add("inner0", std::make_shared<Inner>());
+  module.Add("inner1", std::make_shared<Inner>());
+  EXPECT_THAT(Plan(module),
+              ElementsAre("inner0: inner0.w", "inner1: inner1.w"));
+}
+
 TEST(PlanUnits, MakesOneUnitOfAModuleWithoutRepetition) {
-  Free module;
+  FreeModule module;
   module.Add("w", torch::zeros({2, 3}));
   module.Add("layer", nn::Linear(3, 3).ptr());
   EXPECT_THAT(Plan(module), ElementsAre("w: w layer.weight layer.bias"));
 }
 
+TEST(PlanUnits, PutsAllDtypesOfAModuleIntoOneUnit) {
+  FreeModule module;
+  module.Add("a", torch::zeros({2}));
+  module.Add("b", torch::zeros({2}, torch::kDouble));
+  module.Add("c", torch::zeros({2}, torch::kBFloat16));
+  module.Add("d", torch::zeros({2}, torch::kLong), /*trainable=*/false);
+  EXPECT_THAT(Plan(module), ElementsAre("a: a b c d"));
+}
+
+// ---- limit
+
 TEST(PlanUnits, CutsLargeUnitsBetweenParameters) {
-  Free module;
+  FreeModule module;
   for (const char* name : {"a", "b", "c", "d"}) {
     module.Add(name, torch::zeros({10}));
   }
   module.Add("large", torch::zeros({100}));
   module.Add("last", torch::zeros({1}));
-  EXPECT_THAT(Plan(module, 20),
+  EXPECT_THAT(Plan(module, Limit(20)),
               ElementsAre("a: a b", "c: c d", "large: large", "last: last"));
 }
 
-TEST(PlanUnits, CutsALargeBlockToo) {
-  Free module;
-  module.Add("block0", std::make_shared<Block>());
-  module.Add("block1", std::make_shared<Block>());
-  EXPECT_THAT(Plan(module, 12),
-              ElementsAre("block0: block0.a.weight block0.b.weight",
-                          "block0.b.bias: block0.b.bias",
-                          "block1: block1.a.weight block1.b.weight",
-                          "block1.b.bias: block1.b.bias"));
+TEST(PlanUnits, CutsAModulesUnitToo) {
+  EXPECT_THAT(Plan(Model(), Limit(6)),
+              ElementsAre("before: before", "x: x.p x.inner.w",
+                          "x.tail.w: x.tail.w", "y: y.p y.inner.w",
+                          "y.tail.w: y.tail.w", "after.w: after.w"));
 }
 
-TEST(PlanUnits, KeepsOneDtypePerUnit) {
-  Free module;
-  module.Add("a", torch::zeros({2}));
-  module.Add("b", torch::zeros({2}, torch::kDouble));
-  module.Add("c", torch::zeros({2}, torch::kDouble));
-  module.Add("d", torch::zeros({2}));
-  EXPECT_THAT(Plan(module), ElementsAre("a: a", "b: b c", "d: d"));
+TEST(PlanUnits, NamesUnitsApart) {
+  FreeModule module;
+  module.Add("x", torch::zeros({1}));  // as a child may be called, too
+  module.Add("x", std::make_shared<Inner>());
+  module.Add("y", std::make_shared<Inner>());
+  EXPECT_THAT(Plan(module), ElementsAre("x: x", "x (2): x.w", "y: y.w"));
 }
 
-TEST(PlanUnits, NamesATiedParameterOnce) {
-  Free module;
-  const at::Tensor tied = torch::zeros({2, 2});
-  module.Add("head", tied);
-  module.Add("between", torch::zeros({3}));
-  module.Add("embedding", module.named_parameters()["head"]);
-  EXPECT_THAT(Plan(module), ElementsAre("head: head between"));
+// ---- classes and predicates
+
+TEST(PlanUnits, TakesClassesByName) {
+  for (const char* name : {"Tail", "TailImpl"}) {
+    PartitionOptions options;
+    options.unit_classes = {name};
+    EXPECT_THAT(Plan(Model(), options),
+                ElementsAre("before: before x.p x.inner.w", "x.tail: x.tail.w",
+                            "y.p: y.p y.inner.w", "y.tail: y.tail.w",
+                            "after: after.w"));
+  }
 }
 
-TEST(PlanUnits, KeepsParametersOfOneStorageTogether) {
-  const at::Tensor all = torch::zeros({100});
-  auto block = [&](int64_t offset) {
-    auto module = std::make_shared<Free>();
-    module->Add("own", torch::zeros({3}));
-    module->Add("shared", all.narrow(0, offset, 10));
-    return module;
+TEST(PlanUnits, NestedClassesAreUnitsAndTheOuterHoldsTheRest) {
+  PartitionOptions options;
+  options.unit_classes = {"Block", "Inner"};
+  EXPECT_THAT(
+      Plan(Model(), options),
+      ElementsAre("before: before", "x: x.p x.tail.w", "x.inner: x.inner.w",
+                  "y: y.p y.tail.w", "y.inner: y.inner.w", "after.w: after.w"));
+  // The rest is cut where it is too large.
+  options.max_unit_numel = 2;
+  EXPECT_THAT(Plan(Model(), options),
+              ElementsAre("before: before", "x: x.p", "x.inner: x.inner.w",
+                          "x.tail.w: x.tail.w", "y: y.p", "y.inner: y.inner.w",
+                          "y.tail.w: y.tail.w", "after.w: after.w"));
+}
+
+TEST(PlanUnits, TakesWhatAPredicateSays) {
+  PartitionOptions options;
+  options.is_unit = [](const nn::Module& module, absl::string_view path) {
+    return path == "y.inner" || (path == "x" && module.children().size() == 2);
   };
-  Free module;
-  module.Add("block0", block(0));
-  module.Add("between", nn::Linear(1, 1).ptr());
-  module.Add("block1", block(30));
-  EXPECT_THAT(Plan(module),
-              ElementsAre("block0: block0.own block0.shared block1.shared",
-                          "between.weight: between.weight between.bias",
-                          "block1: block1.own"));
+  EXPECT_THAT(
+      Plan(Model(), options),
+      ElementsAre("before: before", "x: x.p x.inner.w x.tail.w", "y.p: y.p",
+                  "y.inner: y.inner.w", "y.tail.w: y.tail.w after.w"));
+  options.unit_classes = {"Inner"};  // these as well
+  EXPECT_THAT(Plan(Model(), options),
+              ElementsAre("before: before", "x: x.p x.tail.w",
+                          "x.inner: x.inner.w", "y.p: y.p",
+                          "y.inner: y.inner.w", "y.tail.w: y.tail.w after.w"));
+}
+
+TEST(PlanUnits, TheRootMayHoldTheRest) {
+  PartitionOptions options;
+  options.is_unit = [](const nn::Module&, absl::string_view path) {
+    return path.empty() || path == "x";
+  };
+  EXPECT_THAT(Plan(Model(), options),
+              ElementsAre("before: before y.p y.inner.w y.tail.w after.w",
+                          "x: x.p x.inner.w x.tail.w"));
+}
+
+TEST(PlanUnits, ALeafIsOneUnitWhateverItsSizeAndItsContents) {
+  PartitionOptions options = Limit(2);
+  options.unit_classes = {"Inner"};
+  options.leaf_classes = {"Block"};
+  EXPECT_THAT(Plan(Model(), options),
+              ElementsAre("before: before", "x: x.p x.inner.w x.tail.w",
+                          "y: y.p y.inner.w y.tail.w", "after.w: after.w"));
+  options.leaf_classes.clear();
+  options.is_leaf = [](const nn::Module&, absl::string_view path) {
+    return path == "y" || path == "y.inner";
+  };
+  EXPECT_THAT(Plan(Model(), options),
+              ElementsAre("before: before", "x.p: x.p", "x.inner: x.inner.w",
+                          "x.tail.w: x.tail.w", "y: y.p y.inner.w y.tail.w",
+                          "after.w: after.w"));
+}
+
+TEST(PlanUnits, LeavesGoWithTheAutomaticChoice) {
+  PartitionOptions options;
+  options.leaf_classes = {"Inner"};
+  EXPECT_THAT(
+      Plan(Model(), options),
+      ElementsAre("before: before", "x: x.p x.tail.w", "x.inner: x.inner.w",
+                  "y: y.p y.tail.w", "y.inner: y.inner.w", "after.w: after.w"));
+  // What is in a leaf does not count as repeated: `inner` is but a run.
+  options.leaf_classes = {"Block"};
+  FreeModule one;
+  one.Add("x", std::make_shared<Block>());
+  one.Add("inner", std::make_shared<Inner>());
+  EXPECT_THAT(Plan(one, options),
+              ElementsAre("x: x.p x.inner.w x.tail.w", "inner.w: inner.w"));
+}
+
+TEST(PlanUnits, AClassThatIsNotThereIsAnError) {
+  for (auto list :
+       {&PartitionOptions::unit_classes, &PartitionOptions::leaf_classes,
+        &PartitionOptions::fp32_classes}) {
+    PartitionOptions options;
+    options.*list = {"Block", "Iner"};
+    EXPECT_THAT(PlanUnits(Model(), options),
+                Refused("_classes: ", "'Iner'",
+                        "first: tessera::(anonymous namespace)::Inner, ",
+                        "::TailImpl", "::Model"));
+  }
+}
+
+// ---- what stays outside
+
+TEST(PlanUnits, IgnoredParametersStayOutside) {
+  PartitionOptions options;
+  options.ignored = {"?.inner", "before", "*tail.w"};
+  auto partition = PlanUnits(Model(), options);
+  ASSERT_TRUE(partition.ok()) << partition.status();
+  EXPECT_EQ(Names(partition->ignored),
+            "before x.inner.w x.tail.w y.inner.w y.tail.w");
+  EXPECT_THAT(Plan(Model(), options),
+              ElementsAre("x: x.p", "y: y.p", "after.w: after.w"));
+  EXPECT_EQ(partition->units[2].parameters[0].index, 2);
+}
+
+TEST(PlanUnits, AnIgnoredNameThatIsNotThereIsAnError) {
+  PartitionOptions options;
+  for (const char* pattern : {"z*", "x.q", "", "inner"}) {
+    options.ignored = {"x", "x.p", pattern};
+    EXPECT_THAT(PlanUnits(Model(), options),
+                Refused(absl::StrCat("ignored: '", pattern, "'"), "'before'"));
+  }
 }
 
 TEST(PlanUnits, LeavesParametersWithoutElementsOutside) {
-  Free module;
+  FreeModule module;
   module.Add("empty", torch::zeros({0, 3}));
   module.Add("w", torch::zeros({1}));
   EXPECT_THAT(Plan(module), ElementsAre("w: w"));
-  Free nothing;
+  FreeModule nothing;
   EXPECT_THAT(Plan(nothing), IsEmpty());
-}
-
-TEST(PlanUnits, RefusesAParameterByName) {
-  auto refused = [](const char* name, at::Tensor tensor) {
-    auto child = std::make_shared<Free>();
-    child->Add("good", torch::zeros({2}));
-    child->Add(name, std::move(tensor));
-    Free module;
-    module.Add("child", child);
-    return PlanUnits(module, kNoLimit).status();
-  };
-  auto names = [](const char* name, const char* what) {
-    return StatusIs(
-        absl::StatusCode::kInvalidArgument,
-        AllOf(HasSubstr(absl::StrCat("'child.", name, "'")), HasSubstr(what)));
-  };
-  EXPECT_THAT(refused("half", torch::zeros({2}, torch::kHalf)),
-              names("half", "dtype"));
-  EXPECT_THAT(refused("far", torch::zeros({2}, torch::kMeta)),
-              names("far", "device meta"));
-  EXPECT_THAT(refused("wide", torch::zeros({2, 1}).expand({2, 5})),
-              names("wide", "strides"));
-  EXPECT_THAT(refused("holes", torch::zeros({4, 4}).narrow(1, 0, 2)),
-              names("holes", "strides"));
-  EXPECT_THAT(refused("sparse", torch::zeros({2, 2}).to_sparse()),
-              names("sparse", "layout"));
-}
-
-TEST(PlanUnits, RefusesParametersThatOverlap) {
-  const at::Tensor all = torch::zeros({100});
-  Free module;
-  module.Add("a", all.narrow(0, 0, 10));
-  module.Add("b", all.narrow(0, 9, 10));
-  EXPECT_THAT(PlanUnits(module, kNoLimit),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       AllOf(HasSubstr("'a'"), HasSubstr("'b'"),
-                             HasSubstr("overlap"))));
 }
 
 }  // namespace

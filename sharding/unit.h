@@ -45,15 +45,11 @@
 #include "comm/communicator.h"
 #include "sharding/flat_buffer.h"
 #include "sharding/layout.h"
+#include "sharding/named_parameter.h"
 
 namespace tessera {
 
 class Schedule;  // sharding/schedule.h
-
-struct NamedParameter {
-  std::string name;
-  at::Tensor tensor;
-};
 
 // The three booleans that a ZeRO stage is.
 struct Stage {

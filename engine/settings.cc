@@ -1,0 +1,174 @@
+#include "engine/settings.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/string_view.h"
+#include "torch/nn/module.h"
+
+namespace tessera {
+namespace {
+
+// Units below this are reduced together: then a collective's own cost, some
+// microseconds, no longer counts beside what it carries.
+constexpr int64_t kSmallBucketNumel = 1 << 18;
+
+at::ScalarType DtypeOf(absl::string_view name) {
+  const std::string lower = absl::AsciiStrToLower(name);
+  return lower == "fp16" || lower == "float16" ? at::kHalf
+         : lower == "fp32"                     ? at::kFloat
+                                               : at::kBFloat16;
+}
+
+template <typename Strings>
+std::vector<std::string> List(const Strings& strings) {
+  return {strings.begin(), strings.end()};
+}
+
+// Leaves by path, besides those by class.
+ModulePredicate LeafPredicate(const proto::LeafModule& leaf,
+                              ModulePredicate users) {
+  return [names = List(leaf.names()), suffixes = List(leaf.name_suffixes()),
+          users = std::move(users)](const torch::nn::Module& module,
+                                    absl::string_view path) {
+    if (users != nullptr && users(module, path)) return true;
+    return std::find(names.begin(), names.end(), path) != names.end() ||
+           std::any_of(suffixes.begin(), suffixes.end(),
+                       [&](const std::string& suffix) {
+                         return absl::EndsWith(path, suffix);
+                       });
+  };
+}
+
+AdamWOptions AdamWOf(const proto::AdamParams& params) {
+  AdamWOptions options;
+  options.lr = params.lr();
+  options.beta1 = params.betas(0);
+  options.beta2 = params.betas(1);
+  options.eps = params.eps();
+  options.weight_decay = params.weight_decay();
+  return options;
+}
+
+LossScalerOptions LossScalerOf(const proto::Fp16& fp16) {
+  LossScalerOptions options;
+  options.static_scale = fp16.loss_scale();
+  options.initial_scale_power = fp16.initial_scale_power();
+  options.window = fp16.loss_scale_window();
+  options.hysteresis = fp16.hysteresis();
+  options.consecutive_hysteresis = fp16.consecutive_hysteresis();
+  options.min_scale = static_cast<double>(fp16.min_loss_scale());
+  return options;
+}
+
+PartitionOptions PartitionOf(const proto::Config& config,
+                             const EngineOptions& options) {
+  const proto::Sharding& sharding = config.sharding();
+  const proto::LeafModule& leaf = config.zero_optimization().leaf_module();
+  PartitionOptions partition;
+  partition.max_unit_numel = sharding.max_unit_numel();
+  partition.unit_classes = List(sharding.unit_classes());
+  partition.is_unit = options.is_unit;
+  partition.leaf_classes = List(leaf.classes());
+  partition.is_leaf = LeafPredicate(leaf, options.is_leaf);
+  partition.ignored = List(sharding.ignored_parameters());
+  partition.keep_norms_fp32 = config.precision().fp32_norms();
+  partition.fp32_classes = List(config.precision().fp32_classes());
+  return partition;
+}
+
+ScheduleOptions ScheduleOf(const proto::Config& config) {
+  const proto::ZeroOptimization& zero = config.zero_optimization();
+  ScheduleOptions schedule;
+  schedule.overlap = zero.overlap_comm();
+  schedule.prefetch = zero.stage3_prefetch_bucket_size();
+  schedule.max_live = zero.stage3_max_live_parameters();
+  schedule.max_reuse_distance = zero.stage3_max_reuse_distance();
+  schedule.reshard_after_forward =
+      config.sharding().has_reshard_group_size() ||
+      config.sharding().reshard_after_forward();
+  return schedule;
+}
+
+GradientOptions GradientsOf(const proto::Config& config, int world_size) {
+  GradientOptions gradients;
+  gradients.overlap = config.zero_optimization().overlap_comm();
+  gradients.bucket_numel = std::min<int64_t>(
+      config.zero_optimization().reduce_bucket_size(), kSmallBucketNumel);
+  gradients.mean = config.sharding().gradient_reduction() == "mean";
+  gradients.predivide = config.prescale_gradients()
+                            ? world_size
+                            : config.gradient_predivide_factor();
+  return gradients;
+}
+
+}  // namespace
+
+Settings SettingsOf(const proto::Config& config, const EngineOptions& options,
+                    int world_size) {
+  Settings s;
+  s.partition = PartitionOf(config, options);
+  s.schedule = ScheduleOf(config);
+  s.gradients = GradientsOf(config, world_size);
+  const proto::ZeroOptimization& zero = config.zero_optimization();
+  s.flats.persistence_threshold = zero.stage3_param_persistence_threshold();
+  s.flats.model_persistence_threshold =
+      zero.stage3_model_persistence_threshold();
+  s.step.max_norm = config.gradient_clipping();
+  s.step.norm_type = config.gradient_clipping_norm();
+  s.step.skip_on_overflow =
+      config.fp16().enabled() ||
+      (config.bf16().enabled() && config.bf16().check_grad_overflow());
+  if (config.has_optimizer()) s.adamw = AdamWOf(config.optimizer().params());
+  if (config.fp16().enabled()) s.loss_scaler = LossScalerOf(config.fp16());
+  if (config.fp16().enabled()) s.param_dtype = at::kHalf;
+  if (config.bf16().enabled()) s.param_dtype = at::kBFloat16;
+  if (config.precision().has_buffer_dtype()) {
+    s.buffer_dtype = DtypeOf(config.precision().buffer_dtype());
+  }
+  if (config.has_communication_data_type()) {
+    s.reduce_dtype = DtypeOf(config.communication_data_type());
+  }
+  if (config.torch_autocast().enabled()) {
+    s.autocast_dtype = DtypeOf(config.torch_autocast().dtype());
+  }
+  s.cast_inputs = s.param_dtype.has_value() && config.precision().cast_inputs();
+  s.accumulate_locally = config.sharding().accumulation() == "local";
+  s.check_writes = config.sharding().check_writes();
+  if (config.sharding().has_reshard_group_size()) {
+    s.reshard_group_size = config.sharding().reshard_group_size();
+  }
+  return s;
+}
+
+at::ScalarType WorkingDtype(const Settings& settings,
+                            const NamedParameter& parameter) {
+  const at::ScalarType own = parameter.tensor.scalar_type();
+  const bool kept = !settings.param_dtype.has_value() ||
+                    !c10::isFloatingType(own);
+  if (kept) return own;
+  return parameter.keep_fp32 ? at::kFloat : *settings.param_dtype;
+}
+
+UnitOptions UnitOptionsOf(const Settings& settings, const FlatPlan& flat,
+                          int stage) {
+  UnitOptions options;
+  options.stage = Stage::Of(stage);
+  if (flat.persistent) options.stage.sharded_parameters = false;
+  if (flat.working_dtype != flat.dtype) options.dtype = flat.working_dtype;
+  if (c10::isFloatingType(flat.working_dtype) &&
+      flat.working_dtype != at::kDouble) {
+    options.reduce_dtype = settings.reduce_dtype;
+  }
+  options.trainable = flat.trainable;
+  options.overlap = settings.schedule.overlap;
+  options.cast_inputs = settings.cast_inputs;
+  options.check_writes = settings.check_writes;
+  return options;
+}
+
+}  // namespace tessera

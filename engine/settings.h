@@ -1,0 +1,55 @@
+// What a configuration and EngineOptions mean for the layers below.
+#ifndef ENGINE_SETTINGS_H_
+#define ENGINE_SETTINGS_H_
+
+#include <optional>
+
+#include "ATen/core/Tensor.h"
+#include "config/config.pb.h"
+#include "engine/engine.h"
+#include "optim/adamw.h"
+#include "optim/loss_scaler.h"
+#include "optim/sharded_step.h"
+#include "sharding/flat_plan.h"
+#include "sharding/gradients.h"
+#include "sharding/partition.h"
+#include "sharding/schedule.h"
+#include "sharding/unit.h"
+
+namespace tessera {
+
+struct Settings {
+  PartitionOptions partition;
+  FlatOptions flats;  // sharded_parameters as the stage says
+  ScheduleOptions schedule;
+  GradientOptions gradients;
+  ShardedStepOptions step;
+  std::optional<AdamWOptions> adamw;
+  std::optional<LossScalerOptions> loss_scaler;  // with fp16
+  // Absent: parameters and buffers stay as they are.
+  std::optional<at::ScalarType> param_dtype;
+  std::optional<at::ScalarType> buffer_dtype;
+  // Of sums over ranks, for parameters of float32 and less.
+  std::optional<at::ScalarType> reduce_dtype;
+  // Of autocast scopes (Engine::Autocast).
+  std::optional<at::ScalarType> autocast_dtype;
+  bool cast_inputs = false;
+  bool accumulate_locally = false;
+  bool check_writes = false;
+  int reshard_group_size = 0;  // 0: as schedule.reshard_after_forward says
+};
+
+// REQUIRES: `config` is resolved (config/config.h). LOCAL.
+Settings SettingsOf(const proto::Config& config, const EngineOptions& options,
+                    int world_size);
+
+// What operators compute with, for a parameter of that dtype.
+at::ScalarType WorkingDtype(const Settings& settings,
+                            const NamedParameter& parameter);
+
+// For the unit of a flat, at a stage.
+UnitOptions UnitOptionsOf(const Settings& settings, const FlatPlan& flat,
+                          int stage);
+
+}  // namespace tessera
+#endif  // ENGINE_SETTINGS_H_
