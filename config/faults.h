@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -37,7 +38,7 @@ class Faults {
       const std::string& path,
       const google::protobuf::RepeatedPtrField<std::string>& values);
 
-  // True if a fault, or a doubt, is about the path or something inside of it.
+  // True if the record doubts the path, something inside or what it is in.
   bool IsDoubtful(absl::string_view path) const;
   // True if a file has the key, whatever its value.
   bool IsWritten(const std::string& path) const;
