@@ -21,7 +21,9 @@
 #define ENGINE_ENGINE_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -47,11 +49,36 @@ struct EngineOptions {
   // parameters must be equal on all ranks (checked; InvalidArgument names the
   // first that differs).
   bool sync_from_rank0 = false;
-  // Units with more elements are cut between parameters.
-  int64_t max_unit_numel = 50'000'000;
-  // Units kept whole at stage 3 besides those in use, the last touched ones.
-  // 0 frees each unit as soon as no operator uses it (slow; shows stale reads).
-  int live_units = 2;
+  // Modules that are units of their own, and modules that are never parted,
+  // besides those that the configuration names (sharding.unit_classes,
+  // zero_optimization.leaf_module). `path` is that of named_modules(). The same
+  // on all ranks.
+  using ModulePredicate = std::function<bool(const torch::nn::Module& module,
+                                             absl::string_view path)>;
+  ModulePredicate is_unit;
+  ModulePredicate is_leaf;
+};
+
+struct BackwardOptions {
+  // How many samples the loss is the mean of, where ranks have unequal numbers:
+  // the step's gradient is then the mean over all samples of all ranks and
+  // micro-batches. 0: this rank has no data left; it takes part with any batch
+  // (gathers need it) and its gradients count as zero, whatever they are. All
+  // ranks give a weight, in all micro-batches of a step, or none does.
+  std::optional<double> weight;
+};
+
+// What became of the last optimizer step.
+struct StepReport {
+  // A gradient was not finite (fp16, bf16.check_grad_overflow): nothing was
+  // changed.
+  bool skipped = false;
+  int64_t skipped_steps = 0;  // so far
+  double loss_scale = 1;      // that its losses were multiplied with
+  // Global norm of the gradients before clipping and after; NaN where nothing
+  // asks for it (gradient_clipping 0, and neither fp16 nor bf16's check).
+  double grad_norm = 0;
+  double clipped_norm = 0;
 };
 
 // Bytes of model states; between uses, on this rank.
@@ -99,13 +126,53 @@ class Engine {
   // failed rank had to leave the others inside of a collective (out of memory
   // there; at stage 3, a failure that not all ranks share). FailedPrecondition
   // if a rank called Step or ZeroGrad that another did not. COLLECTIVE.
-  absl::Status Backward(const at::Tensor& loss);
+  //
+  // Within a NoSyncScope, and with sharding.accumulation "local" before the
+  // last micro-batch of a step, gradients stay on this rank, added up in
+  // float32, and nothing is COLLECTIVE but stage 3's gathers; an error is then
+  // returned here at once and on all ranks by the next Backward that reduces.
+  absl::Status Backward(const at::Tensor& loss, BackwardOptions options = {});
 
-  // At an accumulation boundary: steps the optimizer and zeroes the gradients.
-  // Elsewhere: counts and does nothing. FailedPrecondition without a Backward
-  // of this engine since the last Step, and with gradients that did not come
-  // through Backward. COLLECTIVE.
+  // While it lives, Backward reduces nothing: PyTorch's no_sync().
+  class [[nodiscard]] NoSyncScope {
+   public:
+    explicit NoSyncScope(Engine* engine);
+    ~NoSyncScope();
+    NoSyncScope(const NoSyncScope&) = delete;
+    NoSyncScope& operator=(const NoSyncScope&) = delete;
+
+   private:
+    Engine* engine_;
+  };
+
+  // With torch_autocast.enabled, libtorch's autocast in that dtype while it
+  // lives: hold one around forward (not around Backward). Otherwise nothing, so
+  // a program may always hold it.
+  class [[nodiscard]] AutocastScope {
+   public:
+    explicit AutocastScope(Engine* engine);
+    ~AutocastScope();
+    AutocastScope(const AutocastScope&) = delete;
+    AutocastScope& operator=(const AutocastScope&) = delete;
+
+   private:
+    struct State;
+    std::unique_ptr<State> state_;
+  };
+
+  // True while some rank has data, for loops over uneven input (PyTorch's
+  // join): `while (*engine->AnyRankHasData(has_data))` with weight 0 on ranks
+  // that have none. COLLECTIVE.
+  absl::StatusOr<bool> AnyRankHasData(bool this_rank);
+
+  // At an accumulation boundary: clips, steps the optimizer and zeroes the
+  // gradients. Elsewhere: counts and does nothing. FailedPrecondition without a
+  // Backward of this engine since the last Step, with gradients that did not
+  // come through Backward or were not reduced, with parameters registered after
+  // Create. OutOfRange if fp16's dynamic scale cannot be halved any more.
+  // COLLECTIVE.
   absl::Status Step();
+  const StepReport& last_step() const;
 
   // Drops all gradients, whoever made them, and the micro-batches counted since
   // the last optimizer step. LOCAL, but make it on all ranks alike.
@@ -114,8 +181,24 @@ class Engine {
   // The step's averaged gradient of a parameter so far, whole, in the
   // parameter's shape; undefined if it got none. COLLECTIVE.
   absl::StatusOr<at::Tensor> Gradient(absl::string_view name);
-  // A whole copy of a parameter. COLLECTIVE.
+  // A whole copy of a parameter as operators see it. COLLECTIVE.
   absl::StatusOr<at::Tensor> Parameter(absl::string_view name);
+  // A whole copy of what the optimizer keeps of it: float32 where the parameter
+  // has 16 bits. COLLECTIVE.
+  absl::StatusOr<at::Tensor> Master(absl::string_view name);
+
+  // ---- the schedule at stage 3; names as in DescribeUnits. NotFound. LOCAL,
+  // but make the same calls on all ranks. ----
+
+  enum class Pass { kForward, kBackward };
+  // When `unit` is used in that pass, gathers `next` ahead, in this order,
+  // instead of what the record of earlier steps says.
+  absl::Status SetPrefetch(absl::string_view unit, Pass pass,
+                           const std::vector<std::string>& next);
+  // Whether `unit` is freed after its forward, instead of what the
+  // configuration says (sharding.reshard_after_forward). To keep parameters
+  // whole for a while, hold a tessera::Use on them.
+  absl::Status SetReshardAfterForward(absl::string_view unit, bool reshard);
 
   // Writes parameters, optimizer states, step counts and this rank's RNG state
   // into folder `dir` (made, or replaced whole); `client_state` is this rank's
@@ -137,6 +220,8 @@ class Engine {
   StateBytes state_bytes() const;
   StateBytes replicated_state_bytes() const;
   int stage() const;
+  // Why: "" unless the configuration says "auto".
+  const std::string& stage_reason() const;
   int64_t step() const;  // optimizer steps done
   // One line per unit: name, parameters, elements; for logs.
   std::vector<std::string> DescribeUnits() const;

@@ -88,9 +88,8 @@ ScheduleOptions ScheduleOf(const proto::Config& config) {
   schedule.prefetch = zero.stage3_prefetch_bucket_size();
   schedule.max_live = zero.stage3_max_live_parameters();
   schedule.max_reuse_distance = zero.stage3_max_reuse_distance();
-  schedule.reshard_after_forward =
-      config.sharding().has_reshard_group_size() ||
-      config.sharding().reshard_after_forward();
+  schedule.reshard_after_forward = config.sharding().has_reshard_group_size() ||
+                                   config.sharding().reshard_after_forward();
   return schedule;
 }
 
@@ -148,8 +147,8 @@ Settings SettingsOf(const proto::Config& config, const EngineOptions& options,
 at::ScalarType WorkingDtype(const Settings& settings,
                             const NamedParameter& parameter) {
   const at::ScalarType own = parameter.tensor.scalar_type();
-  const bool kept = !settings.param_dtype.has_value() ||
-                    !c10::isFloatingType(own);
+  const bool kept =
+      !settings.param_dtype.has_value() || !c10::isFloatingType(own);
   if (kept) return own;
   return parameter.keep_fp32 ? at::kFloat : *settings.param_dtype;
 }

@@ -62,15 +62,15 @@ absl::StatusOr<StageChoice> ChooseStage(absl::Span<const FlatSize> flats,
       absl::StrCat("model states on each of ", world_size, " ranks: ", needs,
                    "; memory: ", Mib(memory_bytes));
   if (choice.stage < 0) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "no stage fits: ", figures,
-        "; use more ranks, a 16-bit dtype, or a higher "
-        "sharding.memory_limit_bytes"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no stage fits: ", figures,
+                     "; use more ranks, a 16-bit dtype, or a higher "
+                     "sharding.memory_limit_bytes"));
   }
-  choice.reason = absl::StrCat(
-      "stage ", choice.stage,
-      choice.stage == 0 ? " (plain replication, DDP)" : "", ", the lowest that ",
-      "fits: ", figures);
+  choice.reason =
+      absl::StrCat("stage ", choice.stage,
+                   choice.stage == 0 ? " (plain replication, DDP)" : "",
+                   ", the lowest that ", "fits: ", figures);
   return choice;
 }
 

@@ -48,8 +48,7 @@ TEST(ModelStateBytes, BFloat16) {
 TEST(ModelStateBytes, FrozenAndPersistentPartsCostLess) {
   std::vector<FlatSize> flats = Fp32();
   flats[0].trainable = false;
-  EXPECT_EQ(ModelStateBytes(flats, 0, 2, true).total(),
-            4 * 600 + 16 * 400);
+  EXPECT_EQ(ModelStateBytes(flats, 0, 2, true).total(), 4 * 600 + 16 * 400);
   flats = Fp32();
   flats[0].persistent = true;
   EXPECT_EQ(ModelStateBytes(flats, 3, 2, true).parameters,

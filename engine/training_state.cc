@@ -49,6 +49,11 @@ std::vector<CheckpointPart> PartsOf(const TrainingState& state) {
   return parts;
 }
 
+CheckpointPart ScalerPart(LossScalerState* scaler) {
+  return {"loss_scaler", BytesOver(reinterpret_cast<char*>(scaler),
+                                   sizeof(LossScalerState), at::kCPU)};
+}
+
 proto::CheckpointManifest ManifestHead(const TrainingState& state) {
   std::string model;
   int num_parameters = 0;
@@ -58,8 +63,10 @@ proto::CheckpointManifest ManifestHead(const TrainingState& state) {
                       p.flat.end, "|", p.slot, "|", GeometryOf(p.tensor), ";");
       ++num_parameters;
     }
+    absl::StrAppend(&model, static_cast<int>(unit->master_dtype()), ";");
   }
-  absl::StrAppend(&model, state.optimizer == nullptr ? "none" : "adamw");
+  absl::StrAppend(&model, state.optimizer == nullptr ? "none" : "adamw",
+                  state.scaler == nullptr ? "" : " scaled");
   proto::CheckpointManifest head;
   head.set_world_size(state.comm->world_size());
   head.set_stage(state.stage);
@@ -78,6 +85,9 @@ absl::Status SaveState(const std::string& dir, const TrainingState& state,
   TorchScope scope;
   std::vector<CheckpointPart> parts = PartsOf(state);
   parts.push_back({"rng", at::detail::getDefaultCPUGenerator().get_state()});
+  LossScalerState scaler;
+  if (state.scaler != nullptr) scaler = state.scaler->state();
+  parts.push_back(ScalerPart(&scaler));
   std::string client(client_state);
   parts.push_back({"client_state",
                    BytesOver(client.data(), static_cast<int64_t>(client.size()),
@@ -108,6 +118,12 @@ absl::StatusOr<LoadedState> LoadState(const std::string& dir,
     at::Generator generator = at::detail::getDefaultCPUGenerator();
     CheckpointPart rng{"rng", generator.get_state()};
     TESSERA_RETURN_IF_ERROR(ReadPart(dir, file, &rng));
+    LossScalerState scaler;
+    CheckpointPart scaler_part = ScalerPart(&scaler);
+    TESSERA_RETURN_IF_ERROR(ReadPart(dir, file, &scaler_part));
+    if (state.scaler != nullptr) {
+      TESSERA_RETURN_IF_ERROR(state.scaler->Restore(scaler));
+    }
     generator.set_state(rng.bytes);
     TESSERA_ASSIGN_OR_RETURN(loaded.client_state,
                              ReadText(dir, file, "client_state"));

@@ -13,6 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "comm/communicator.h"
 #include "optim/adamw.h"
+#include "optim/loss_scaler.h"
 #include "sharding/unit.h"
 
 namespace tessera {
@@ -20,14 +21,16 @@ namespace tessera {
 // Borrowed for one call. REQUIRES: units can be updated (Unit::CheckUpdatable).
 struct TrainingState {
   const std::vector<std::shared_ptr<Unit>>& units;
-  AdamW* optimizer;  // may be null
+  AdamW* optimizer;    // may be null
+  LossScaler* scaler;  // may be null
   Communicator* comm;
   int stage;
   int64_t step;
 };
 
-// Owned parts of parameters and optimizer states, steps per parameter, this
-// rank's default CPU generator, `client_state`. COLLECTIVE.
+// Owned parts of masters and optimizer states, steps per parameter, the loss
+// scaler's state, this rank's default CPU generator, `client_state`.
+// COLLECTIVE.
 absl::Status SaveState(const std::string& dir, const TrainingState& state,
                        absl::string_view client_state);
 

@@ -129,7 +129,7 @@ class RankOptimizer {
     }
     UnitOptions options;
     options.stage = Stage::Of(stage);
-    unit_ = Unit::Prepare("unit", std::move(named), 0, options, comm_,
+    unit_ = Unit::Prepare("unit", std::move(named), options, comm_,
                           std::make_shared<Schedule>(ScheduleOptions()))
                 .value();
     unit_->Adopt();

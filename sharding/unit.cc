@@ -49,7 +49,7 @@ std::vector<c10::intrusive_ptr<c10::StorageImpl>> DistinctStorages(
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<Unit>> Unit::Prepare(
-    std::string name, std::vector<NamedParameter> params, int first_index,
+    std::string name, std::vector<NamedParameter> params,
     const UnitOptions& options, std::shared_ptr<Communicator> comm,
     std::shared_ptr<Schedule> schedule) {
   TESSERA_CHECK(!params.empty()) << "unit " << name;
@@ -57,12 +57,12 @@ absl::StatusOr<std::shared_ptr<Unit>> Unit::Prepare(
   unit->name_ = std::move(name);
   unit->comm_ = std::move(comm);
   unit->schedule_ = std::move(schedule);
-  unit->LayOut(std::move(params), first_index);
+  unit->LayOut(std::move(params));
   TESSERA_RETURN_IF_ERROR(unit->Allocate());
   return unit;
 }
 
-void Unit::LayOut(std::vector<NamedParameter> params, int first_index) {
+void Unit::LayOut(std::vector<NamedParameter> params) {
   const at::ScalarType original = ElementType(params[0].tensor.scalar_type());
   dtype_ = options_.dtype.value_or(original);
   master_dtype_ = at::isReducedFloatingType(original) ? at::kFloat : original;
@@ -88,7 +88,7 @@ void Unit::LayOut(std::vector<NamedParameter> params, int first_index) {
     Parameter p;
     p.tensor = params[i].tensor;
     p.name = std::move(params[i].name);
-    p.index = first_index + static_cast<int>(i);
+    p.index = params[i].index;
     p.slot = slot_of[i];
     const int64_t per = ElementsPerNumber(p.tensor.scalar_type());
     p.storage_offset = p.tensor.storage_offset() * per;

@@ -96,10 +96,9 @@ class Unit {
 
   // A unit with memory for the parameters, which it leaves alone until Adopt.
   // All of one dtype and device, dense, not overlapping (sharding/partition.h
-  // sees to that). `first_index` is the index of the first in the model. LOCAL.
-  // Returns ResourceExhausted.
+  // sees to that). LOCAL. Returns ResourceExhausted.
   static absl::StatusOr<std::shared_ptr<Unit>> Prepare(
-      std::string name, std::vector<NamedParameter> params, int first_index,
+      std::string name, std::vector<NamedParameter> params,
       const UnitOptions& options, std::shared_ptr<Communicator> comm,
       std::shared_ptr<Schedule> schedule);
   // Takes the parameters' storages over; whole afterwards where parameters are
@@ -165,6 +164,8 @@ class Unit {
   at::Tensor masters();
   // For a unit whose parameters were unfrozen. LOCAL. ResourceExhausted.
   absl::Status MakeMasters();
+  // A whole copy of a parameter's masters, in its shape. COLLECTIVE.
+  absl::StatusOr<at::Tensor> WholeMaster(int parameter);
   // Bytes of parameters, masters included, held between uses.
   int64_t resident_bytes() const;
   // Whole, or on its way to be.
@@ -183,7 +184,7 @@ class Unit {
   enum class Life { kOwned, kReleased, kAbandoned };
 
   explicit Unit(const UnitOptions& options) : options_(options) {}
-  void LayOut(std::vector<NamedParameter> params, int first_index);
+  void LayOut(std::vector<NamedParameter> params);
   absl::Status Allocate();
   bool needs_masters() const { return master_dtype_ != dtype_; }
   void Convert() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -196,7 +197,7 @@ class Unit {
   void HideAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ShowAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status GiveBack();
-  absl::StatusOr<at::Tensor> WholeMasters(FlatBuffer* memory)
+  absl::StatusOr<FlatBuffer> GatherMasters()
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void GiveMemory(const at::Tensor& values);
   void DropMemory(Life life) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

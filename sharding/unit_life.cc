@@ -93,9 +93,16 @@ absl::Status Unit::Release() {
 absl::Status Unit::GiveBack() {
   TorchScope scope;
   absl::MutexLock lock(&mutex_);
-  FlatBuffer memory;
-  TESSERA_ASSIGN_OR_RETURN(const at::Tensor values, WholeMasters(&memory));
-  TESSERA_RETURN_IF_ERROR(CatchTorch("Close", [&] { GiveMemory(values); }));
+  TESSERA_RETURN_IF_ERROR(Settle());
+  FlatBuffer masters;  // where the parameters get their old dtype back
+  if (whole_.defined() && !converted()) {
+    TESSERA_RETURN_IF_ERROR(
+        CatchTorch("Close", [&] { GiveMemory(whole_.View()); }));
+  } else {
+    TESSERA_ASSIGN_OR_RETURN(masters, GatherMasters());
+    TESSERA_RETURN_IF_ERROR(
+        CatchTorch("Close", [&] { GiveMemory(masters.View()); }));
+  }
   DropMemory(Life::kReleased);
   return absl::OkStatus();
 }
@@ -110,22 +117,36 @@ void Unit::DropMemory(Life life) {
   life_ = life;
 }
 
-// What the parameters get back, [P]: the masters where their dtype was changed.
-absl::StatusOr<at::Tensor> Unit::WholeMasters(FlatBuffer* memory) {
-  if (!converted() || !master_.defined()) {
-    TESSERA_RETURN_IF_ERROR(Gather());
-    return whole_.View();
-  }
-  if (!options_.stage.sharded_optimizer) return master_.View();
+// The masters of all ranks, [P].
+absl::StatusOr<FlatBuffer> Unit::GatherMasters() {
+  const at::Tensor mine = master_.defined() ? master_.View() : OwnedWorking();
+  FlatBuffer whole;
   TESSERA_ASSIGN_OR_RETURN(
-      *memory, FlatBuffer::Allocate(layout_.whole_numel(), master_dtype_,
-                                    device_, MemoryKind::kWorking));
-  TESSERA_RETURN_IF_ERROR(
-      comm_
-          ->AllGather(master_.Bytes(), memory->Bytes(),
-                      CommTag{absl::StrCat("masters of unit ", name_)})
-          .Wait());
-  return memory->View();
+      whole, FlatBuffer::Allocate(layout_.whole_numel(), mine.scalar_type(),
+                                  device_, MemoryKind::kWorking, Fill::kNone));
+  whole.View(owned_).copy_(mine);
+  if (options_.stage.sharded_optimizer) {
+    TESSERA_RETURN_IF_ERROR(
+        comm_
+            ->AllGather(whole.Bytes(owned_), whole.Bytes(),
+                        CommTag{absl::StrCat("masters of unit ", name_)})
+            .Wait());
+  }
+  return whole;
+}
+
+absl::StatusOr<at::Tensor> Unit::WholeMaster(int parameter) {
+  TESSERA_RETURN_IF_ERROR(PrepareUpdate());
+  TorchScope scope;
+  absl::MutexLock lock(&mutex_);
+  FlatBuffer whole;
+  TESSERA_ASSIGN_OR_RETURN(whole, GatherMasters());
+  const Parameter& p = params_[static_cast<size_t>(parameter)];
+  const at::ScalarType dtype =
+      p.tensor.is_complex() ? c10::toComplexType(whole.dtype()) : whole.dtype();
+  return TensorOver(whole.data(p.flat.begin), p.tensor.sizes(),
+                    p.tensor.strides(), dtype, device_)
+      .clone();
 }
 
 void Unit::GiveMemory(const at::Tensor& values) {

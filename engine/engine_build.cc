@@ -1,0 +1,249 @@
+// How an engine takes a module over, and gives it back.
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/available_memory.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "base/status.h"
+#include "base/torch_guard.h"
+#include "comm/world.h"
+#include "engine/engine_impl.h"
+#include "engine/replicas.h"
+#include "engine/stage_choice.h"
+#include "sharding/registry.h"
+#include "sharding/saved_tensors.h"
+#include "sharding/tag.h"
+#include "sharding/torch_scope.h"
+#include "torch/nn/module.h"
+
+namespace tessera {
+namespace {
+
+absl::Status CheckNotOwned(const Partition& partition) {
+  for (const auto& unit : partition.units) {
+    for (const auto& p : unit.parameters) {
+      if (!Registry::Global().Find(p.tensor)) continue;
+      return absl::FailedPreconditionError(absl::StrCat(
+          "parameter '", p.name,
+          "' belongs to another tessera::Engine; Close() that one first"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+FlatSize SizeOf(const Settings& settings, const FlatPlan& flat) {
+  const UnitOptions options = UnitOptionsOf(settings, flat, /*stage=*/3);
+  const auto bytes = [](at::ScalarType dtype) {
+    return static_cast<int>(c10::elementSize(dtype));
+  };
+  const at::ScalarType working = ElementType(flat.working_dtype);
+  const at::ScalarType own = ElementType(flat.dtype);
+  const at::ScalarType master =
+      at::isReducedFloatingType(own) ? at::kFloat : own;
+  FlatSize size;
+  for (const auto& p : flat.parameters) {
+    size.numel += p.tensor.numel() * ElementsPerNumber(flat.dtype);
+  }
+  size.working_bytes = bytes(working);
+  size.master_bytes = working == master ? 0 : bytes(master);
+  size.reduce_bytes = bytes(options.reduce_dtype.value_or(working));
+  size.state_bytes = bytes(master);
+  size.trainable = flat.trainable;
+  size.persistent = flat.persistent;
+  return size;
+}
+
+// Bytes that one rank may use for model states: nine tenths of what is there,
+// and there the ranks of a host share its memory.
+absl::StatusOr<int64_t> MemoryOfRank(at::Device device) {
+  if (!device.is_cpu()) {
+    const auto [free, total] =
+        at::getDeviceAllocator(device.type())->getMemoryInfo(device.index());
+    return static_cast<int64_t>(free / 10 * 9);
+  }
+  const World* world = World::Current();
+  const int ranks = world == nullptr ? 1 : world->local_world_size();
+  TESSERA_ASSIGN_OR_RETURN(const int64_t bytes, AvailableHostMemory());
+  return bytes / 10 * 9 / ranks;
+}
+
+}  // namespace
+
+absl::StatusOr<Partition> Engine::Impl::Plan() {
+  TESSERA_RETURN_IF_ERROR(CheckTagFallback());
+  TESSERA_ASSIGN_OR_RETURN(Partition partition,
+                           PlanUnits(*module_, settings_.partition));
+  if (partition.units.empty()) {
+    return absl::InvalidArgumentError("the module has no parameters");
+  }
+  TESSERA_RETURN_IF_ERROR(CheckNotOwned(partition));
+  return partition;
+}
+
+absl::Status Engine::Impl::Build(bool sync_from_rank0) {
+  TESSERA_RETURN_IF_ERROR(
+      CheckSame(config_.ShortDebugString(), "configuration", comm_.get()));
+  absl::StatusOr<Partition> partition = Plan();
+  TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(partition.status(), "Engine::Create"));
+  if (sync_from_rank0) {
+    TESSERA_RETURN_IF_ERROR(
+        BroadcastFromRank0(*module_, partition->units, comm_.get()));
+  }
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<bool> trainable,
+                           CheckEqual(partition->units, comm_.get()));
+  num_parameters_ = module_->parameters().size();
+  settings_.flats.working_dtype = [this](const NamedParameter& p) {
+    return WorkingDtype(settings_, p);
+  };
+  // Which parameters persist does not hang on the stage, and the stage hangs on
+  // the flats.
+  settings_.flats.sharded_parameters = true;
+  TESSERA_ASSIGN_OR_RETURN(
+      std::vector<FlatPlan> flats,
+      SplitFlats(partition->units, trainable, settings_.flats));
+  TESSERA_RETURN_IF_ERROR(ChooseStage(flats));
+  if (stage_ < 3) {
+    settings_.flats.sharded_parameters = false;
+    TESSERA_ASSIGN_OR_RETURN(
+        flats, SplitFlats(partition->units, trainable, settings_.flats));
+  }
+  std::string names;
+  for (const auto& flat : flats) absl::StrAppend(&names, flat.name, "; ");
+  TESSERA_RETURN_IF_ERROR(CheckSame(names, "list of units", comm_.get()));
+  std::vector<bool> expected;  // in the flats' order
+  for (const auto& flat : flats) {
+    for (const auto& p : flat.parameters) {
+      expected.push_back(trainable[static_cast<size_t>(p.index)]);
+    }
+  }
+  absl::Status taken = TakeOver(std::move(flats));
+  if (taken.ok()) taken = ConvertBuffers();
+  if (!taken.ok()) return GiveBack(taken);
+  InstallSavedTensorHooks();
+  gradients_ = std::make_unique<Gradients>(units_, comm_, settings_.gradients,
+                                           std::move(expected));
+  return absl::OkStatus();
+}
+
+absl::Status Engine::Impl::ChooseStage(absl::Span<const FlatPlan> flats) {
+  if (!config_.zero_optimization().auto_stage()) {
+    stage_ = config_.zero_optimization().stage();
+    return absl::OkStatus();
+  }
+  int64_t memory = config_.sharding().memory_limit_bytes();
+  absl::Status mine;
+  if (memory == 0) {
+    auto found = MemoryOfRank(flats[0].parameters[0].tensor.device());
+    mine = found.status();
+    if (found.ok()) memory = *found;
+  }
+  TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(mine, "zero_optimization.stage auto"));
+  // The rank with the least decides for all.
+  TESSERA_ASSIGN_OR_RETURN(
+      const auto all, comm_->AllGatherStrings(absl::StrCat(memory),
+                                              CommTag{"memory of the ranks"}));
+  for (const std::string& theirs : all) {
+    memory = std::min<int64_t>(memory, std::stoll(theirs));
+  }
+  std::vector<FlatSize> sizes;
+  for (const auto& flat : flats) sizes.push_back(SizeOf(settings_, flat));
+  TESSERA_ASSIGN_OR_RETURN(
+      StageChoice choice,
+      tessera::ChooseStage(sizes, comm_->world_size(),
+                           settings_.adamw.has_value(), memory));
+  stage_ = choice.stage;
+  stage_reason_ = std::move(choice.reason);
+  if (comm_->rank() == 0) {
+    TESSERA_LOG(INFO) << "zero_optimization.stage auto: " << stage_reason_;
+  }
+  return absl::OkStatus();
+}
+
+// Unit by unit on all ranks, so that all know what has been taken over.
+absl::Status Engine::Impl::TakeOver(std::vector<FlatPlan> flats) {
+  std::vector<Unit*> sharded;
+  for (auto& flat : flats) {
+    const UnitOptions options = UnitOptionsOf(settings_, flat, stage_);
+    auto unit = Unit::Prepare(flat.name, std::move(flat.parameters), options,
+                              comm_, schedule_);
+    TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(unit.status(), "Engine::Create"));
+    (*unit)->Adopt();
+    Registry::Global().Add(*unit);
+    const auto& params = (*unit)->parameters();
+    for (size_t i = 0; i < params.size(); ++i) {
+      places_[params[i].name] = {static_cast<int>(units_.size()),
+                                 static_cast<int>(i)};
+    }
+    if (options.stage.sharded_parameters) sharded.push_back(unit->get());
+    units_.push_back(*std::move(unit));
+  }
+  schedule_->Start(std::move(sharded));
+  absl::Status mine;
+  if (settings_.loss_scaler.has_value()) {
+    auto scaler = LossScaler::Create(*settings_.loss_scaler);
+    mine.Update(scaler.status());
+    if (scaler.ok()) scaler_ = *scaler;
+  }
+  if (settings_.adamw.has_value()) {
+    auto optimizer = AdamW::Create(units_, *settings_.adamw);
+    mine.Update(optimizer.status());
+    if (optimizer.ok()) optimizer_ = *std::move(optimizer);
+  }
+  return comm_->AgreeOk(mine, "Engine::Create");
+}
+
+absl::Status Engine::Impl::ConvertBuffers() {
+  if (!settings_.buffer_dtype.has_value()) return absl::OkStatus();
+  return CatchTorch("buffer_dtype", [&] {
+    TorchScope scope;
+    for (const auto& buffer : module_->named_buffers(/*recurse=*/true)) {
+      const at::Tensor& t = buffer.value();
+      if (!t.defined() || !c10::isFloatingType(t.scalar_type())) continue;
+      converted_buffers_.emplace_back(t, t.scalar_type());
+      t.set_data(t.to(*settings_.buffer_dtype));
+    }
+  });
+}
+
+void Engine::Impl::GiveBuffersBack() {
+  TorchScope scope;
+  for (const auto& [buffer, dtype] : converted_buffers_) {
+    buffer.set_data(buffer.to(dtype));
+  }
+  converted_buffers_.clear();
+}
+
+// The module is again what it was before Create.
+absl::Status Engine::Impl::GiveBack(const absl::Status& why) {
+  // What is asked for here is what the module held before.
+  MemoryLedger& ledger = MemoryLedger::Global();
+  const int64_t limit = ledger.limit_bytes();
+  ledger.SetLimit(MemoryLedger::kNoLimit);
+  absl::Status given = Close();
+  ledger.SetLimit(limit);
+  if (given.ok()) return why;
+  return absl::Status(
+      why.code(),
+      absl::StrCat(why.message(), "; and the module's parameters could not be ",
+                   "given back: ", given.message()));
+}
+
+absl::Status Engine::Impl::Close() {
+  TESSERA_RETURN_IF_ERROR(CheckOpen());
+  TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(MakeUpdatable(), "Engine::Close"));
+  absl::Status status;
+  for (const auto& unit : units_) {
+    status.Update(unit->Release());
+    if (status.ok()) Registry::Global().Remove(*unit);
+  }
+  status.Update(CatchTorch("Close", [&] { GiveBuffersBack(); }));
+  TESSERA_RETURN_IF_ERROR(status);
+  gradients_.reset();
+  optimizer_.reset();
+  units_.clear();
+  closed_ = true;
+  return absl::OkStatus();
+}
+
+}  // namespace tessera

@@ -1,0 +1,181 @@
+#include "engine/engine_impl.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "base/torch_guard.h"
+#include "sharding/registry.h"
+#include "sharding/storage_access.h"
+#include "sharding/torch_scope.h"
+
+namespace tessera {
+
+Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> module,
+                   proto::Config config, std::shared_ptr<Communicator> comm,
+                   const EngineOptions& options)
+    : module_(std::move(module)),
+      config_(std::move(config)),
+      comm_(std::move(comm)),
+      settings_(SettingsOf(config_, options, comm_->world_size())),
+      schedule_(std::make_shared<Schedule>(settings_.schedule)) {}
+
+Engine::Impl::~Impl() {
+  gradients_.reset();
+  for (const auto& unit : units_) {
+    Registry::Global().Remove(*unit);
+    unit->Abandon();
+  }
+}
+
+absl::Status Engine::Impl::CheckOpen() const {
+  return closed_ ? absl::FailedPreconditionError("the engine was closed")
+                 : absl::OkStatus();
+}
+
+absl::StatusOr<Engine::Impl::Place> Engine::Impl::Find(
+    absl::string_view name) const {
+  TESSERA_RETURN_IF_ERROR(CheckOpen());
+  const auto place = places_.find(std::string(name));
+  if (place != places_.end()) return place->second;
+  return absl::NotFoundError(
+      absl::StrCat("the module has no parameter '", name,
+                   "' (names are those of named_parameters(); a tied one goes "
+                   "by its first)"));
+}
+
+absl::StatusOr<at::Tensor> Engine::Impl::Gradient(absl::string_view name) {
+  TESSERA_ASSIGN_OR_RETURN(const Place place, Find(name));
+  return CatchTorch("Gradient", [&]() -> absl::StatusOr<at::Tensor> {
+    TorchScope scope;
+    TESSERA_ASSIGN_OR_RETURN(at::Tensor gradient,
+                             gradients_->of(place.unit).Whole(place.parameter));
+    const double inverse = 1 / divisor();
+    if (gradient.defined() && inverse != 1) gradient.mul_(inverse);
+    return gradient;
+  });
+}
+
+absl::StatusOr<at::Tensor> Engine::Impl::Parameter(absl::string_view name) {
+  TESSERA_ASSIGN_OR_RETURN(const Place place, Find(name));
+  const auto& unit = units_[static_cast<size_t>(place.unit)];
+  return CatchTorch("Parameter", [&] {
+    PinSet pins;
+    pins.Add(unit);
+    TorchScope scope;
+    at::Tensor copy =
+        unit->parameters()[static_cast<size_t>(place.parameter)].tensor.clone();
+    RemoveTag(copy);
+    return copy;
+  });
+}
+
+absl::StatusOr<at::Tensor> Engine::Impl::Master(absl::string_view name) {
+  TESSERA_ASSIGN_OR_RETURN(const Place place, Find(name));
+  const auto& unit = units_[static_cast<size_t>(place.unit)];
+  return CatchTorch("Master",
+                    [&] { return unit->WholeMaster(place.parameter); });
+}
+
+absl::StatusOr<Unit*> Engine::Impl::FindUnit(absl::string_view name) const {
+  TESSERA_RETURN_IF_ERROR(CheckOpen());
+  for (const auto& unit : units_) {
+    if (unit->name() == name) return unit.get();
+  }
+  return absl::NotFoundError(absl::StrCat(
+      "there is no unit '", name, "'; Engine::DescribeUnits lists them"));
+}
+
+absl::Status Engine::Impl::SetPrefetch(absl::string_view unit, Phase phase,
+                                       const std::vector<std::string>& next) {
+  TESSERA_ASSIGN_OR_RETURN(Unit* const of, FindUnit(unit));
+  std::vector<Unit*> units;
+  for (const std::string& name : next) {
+    TESSERA_ASSIGN_OR_RETURN(Unit* const one, FindUnit(name));
+    units.push_back(one);
+  }
+  if (stage_ == 3) schedule_->SetPrefetch(of, phase, std::move(units));
+  return absl::OkStatus();
+}
+
+absl::Status Engine::Impl::SetReshardAfterForward(absl::string_view unit,
+                                                  bool reshard) {
+  TESSERA_ASSIGN_OR_RETURN(Unit* const of, FindUnit(unit));
+  if (stage_ == 3) schedule_->SetReshardAfterForward(of, reshard);
+  return absl::OkStatus();
+}
+
+TrainingState Engine::Impl::State() {
+  return {units_,      optimizer_.get(), scaler_ ? &*scaler_ : nullptr,
+          comm_.get(), stage(),          step_};
+}
+
+absl::Status Engine::Impl::Save(const std::string& dir,
+                                absl::string_view client_state) {
+  TESSERA_RETURN_IF_ERROR(CheckOpen());
+  absl::Status mine;
+  if (has_backward_ || micro_steps_ > 0) {
+    mine = absl::FailedPreconditionError(
+        "in the middle of a step; save after Step at an accumulation boundary");
+  }
+  if (mine.ok()) mine = MakeUpdatable();
+  TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(mine, "SaveCheckpoint"));
+  return CatchTorch("SaveCheckpoint",
+                    [&] { return SaveState(dir, State(), client_state); });
+}
+
+absl::StatusOr<std::string> Engine::Impl::Load(const std::string& dir) {
+  TESSERA_RETURN_IF_ERROR(CheckOpen());
+  TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(MakeUpdatable(), "LoadCheckpoint"));
+  TESSERA_ASSIGN_OR_RETURN(
+      LoadedState loaded,
+      CatchTorch("LoadCheckpoint", [&] { return LoadState(dir, State()); }));
+  TESSERA_RETURN_IF_ERROR(Publish(/*only_with_gradient=*/false));
+  TESSERA_RETURN_IF_ERROR(ZeroGrad());
+  step_ = loaded.step;
+  return loaded.client_state;
+}
+
+StateBytes Engine::Impl::state_bytes() const {
+  StateBytes bytes;
+  if (closed_) return bytes;
+  for (const auto& unit : units_) bytes.parameters += unit->resident_bytes();
+  bytes.gradients = gradients_->resident_bytes();
+  if (optimizer_ != nullptr) bytes.optimizer = optimizer_->resident_bytes();
+  return bytes;
+}
+
+StateBytes Engine::Impl::replicated_state_bytes() const {
+  StateBytes bytes;
+  for (const auto& unit : units_) {
+    const auto size = [&](at::ScalarType dtype) {
+      return unit->layout().payload_numel() *
+             static_cast<int64_t>(c10::elementSize(dtype));
+    };
+    bytes.parameters += size(unit->dtype());
+    if (!unit->trainable()) continue;
+    const bool masters = unit->master_dtype() != unit->dtype();
+    if (masters) bytes.parameters += size(unit->master_dtype());
+    bytes.gradients += size(unit->reduce_dtype());
+    if (unit->reduce_dtype() != unit->master_dtype()) {
+      bytes.gradients += size(unit->master_dtype());
+    }
+    if (optimizer_ != nullptr) {
+      bytes.optimizer += 2 * size(unit->master_dtype());
+    }
+  }
+  return bytes;
+}
+
+std::vector<std::string> Engine::Impl::DescribeUnits() const {
+  std::vector<std::string> lines;
+  for (const auto& unit : units_) {
+    int64_t numel = 0;
+    for (const auto& p : unit->parameters()) numel += p.tensor.numel();
+    lines.push_back(absl::StrCat(unit->name(), ": ", unit->parameters().size(),
+                                 " parameters, ", numel, " elements"));
+  }
+  return lines;
+}
+
+}  // namespace tessera

@@ -1,0 +1,118 @@
+// What Engine does, behind its public header.
+#ifndef ENGINE_ENGINE_IMPL_H_
+#define ENGINE_ENGINE_IMPL_H_
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "engine/engine.h"
+#include "engine/settings.h"
+#include "engine/training_state.h"
+#include "optim/adamw.h"
+#include "optim/loss_scaler.h"
+#include "sharding/flat_plan.h"
+#include "sharding/gradients.h"
+#include "sharding/schedule.h"
+#include "sharding/unit.h"
+
+namespace tessera {
+
+class Engine::Impl {
+ public:
+  Impl(std::shared_ptr<torch::nn::Module> module, proto::Config config,
+       std::shared_ptr<Communicator> comm, const EngineOptions& options);
+  ~Impl();
+
+  // engine_build.cc
+  absl::Status Build(bool sync_from_rank0);
+  absl::Status Close();
+
+  // engine_training.cc
+  absl::Status Backward(const at::Tensor& loss, const BackwardOptions& options);
+  absl::Status Step();
+  absl::Status ZeroGrad();
+  absl::StatusOr<bool> AnyRankHasData(bool this_rank);
+  void ChangeNoSync(int by) { no_sync_ += by; }
+
+  // engine_impl.cc
+  absl::StatusOr<at::Tensor> Gradient(absl::string_view name);
+  absl::StatusOr<at::Tensor> Parameter(absl::string_view name);
+  absl::StatusOr<at::Tensor> Master(absl::string_view name);
+  absl::Status SetPrefetch(absl::string_view unit, Phase phase,
+                           const std::vector<std::string>& next);
+  absl::Status SetReshardAfterForward(absl::string_view unit, bool reshard);
+  absl::Status Save(const std::string& dir, absl::string_view client_state);
+  absl::StatusOr<std::string> Load(const std::string& dir);
+  StateBytes state_bytes() const;
+  StateBytes replicated_state_bytes() const;
+  std::vector<std::string> DescribeUnits() const;
+
+  int stage() const { return stage_; }
+  const std::string& stage_reason() const { return stage_reason_; }
+  int64_t step() const { return step_; }
+  const StepReport& last_step() const { return report_; }
+  const Settings& settings() const { return settings_; }
+  void NoteAutocast() { autocast_seen_ = true; }
+  at::Device device() const {
+    return units_.empty() ? at::Device(at::kCPU) : units_[0]->device();
+  }
+
+ private:
+  struct Place {
+    int unit, parameter;
+  };
+  absl::Status CheckOpen() const;
+  absl::StatusOr<Place> Find(absl::string_view name) const;
+  absl::StatusOr<Unit*> FindUnit(absl::string_view name) const;
+  TrainingState State();
+
+  absl::StatusOr<Partition> Plan();
+  absl::Status ChooseStage(absl::Span<const FlatPlan> flats);
+  absl::Status TakeOver(std::vector<FlatPlan> flats);
+  absl::Status ConvertBuffers();
+  void GiveBuffersBack();
+  absl::Status GiveBack(const absl::Status& why);
+
+  absl::Status CheckBackward(const at::Tensor& loss,
+                             const BackwardOptions& options);
+  bool ReducesNow() const;
+  absl::Status CheckStep();
+  absl::Status CheckParametersKnown() const;
+  absl::Status CheckWrites();
+  absl::Status MakeUpdatable();
+  absl::Status OptimizerStep();
+  absl::Status Publish(bool only_with_gradient);
+  // What the step's gradients are divided by at last.
+  double divisor() const;
+  void EndStep();
+
+  std::shared_ptr<torch::nn::Module> module_;
+  proto::Config config_;
+  std::shared_ptr<Communicator> comm_;
+  Settings settings_;
+  int stage_ = 0;
+  std::string stage_reason_;
+  std::shared_ptr<Schedule> schedule_;
+  std::vector<std::shared_ptr<Unit>> units_;
+  absl::flat_hash_map<std::string, Place> places_;
+  size_t num_parameters_ = 0;  // that the module had at Create
+  std::vector<std::pair<at::Tensor, at::ScalarType>> converted_buffers_;
+  std::unique_ptr<Gradients> gradients_;
+  std::unique_ptr<AdamW> optimizer_;
+  std::optional<LossScaler> scaler_;
+  StepReport report_;
+  bool closed_ = false;
+  int no_sync_ = 0;               // NoSyncScopes
+  bool autocast_seen_ = false;    // since the last Backward
+  bool has_backward_ = false;     // since the last Step
+  std::optional<bool> weighted_;  // this step's Backwards
+  int64_t micro_steps_ = 0;       // Steps since the last optimizer step
+  int64_t step_ = 0;
+};
+
+}  // namespace tessera
+#endif  // ENGINE_ENGINE_IMPL_H_

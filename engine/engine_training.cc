@@ -1,0 +1,276 @@
+// Backward and Step.
+#include <cmath>
+#include <utility>
+
+#include "ATen/ops/full_like.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "base/torch_guard.h"
+#include "engine/engine_impl.h"
+#include "optim/sharded_step.h"
+#include "sharding/saved_tensors.h"
+#include "sharding/torch_scope.h"
+#include "torch/csrc/autograd/variable.h"
+#include "torch/nn/module.h"
+
+namespace tessera {
+namespace {
+
+absl::Status CheckLoss(const at::Tensor& loss) {
+  if (!loss.defined()) {
+    return absl::InvalidArgumentError("Backward: the loss is undefined");
+  }
+  if (loss.numel() != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Backward: expected a loss of one element, got ",
+                     loss.numel(), "; take its mean or sum"));
+  }
+  if (!loss.requires_grad()) {
+    return absl::InvalidArgumentError(
+        "Backward: the loss does not require a gradient (was the forward run "
+        "under NoGradGuard, or are all parameters frozen?)");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status Engine::Impl::CheckBackward(const at::Tensor& loss,
+                                         const BackwardOptions& options) {
+  TESSERA_RETURN_IF_ERROR(CheckLoss(loss));
+  if (options.weight.has_value() &&
+      !(std::isfinite(*options.weight) && *options.weight >= 0)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Backward: expected a finite weight of at least 0, got ",
+                     *options.weight));
+  }
+  if (weighted_.has_value() && *weighted_ != options.weight.has_value()) {
+    return absl::FailedPreconditionError(
+        "Backward: some micro-batches of this step have a weight and some have "
+        "none");
+  }
+  if (settings_.autocast_dtype.has_value() && !autocast_seen_) {
+    return absl::FailedPreconditionError(
+        "Backward: the configuration enables torch_autocast, but forward did "
+        "not run within an Engine::AutocastScope");
+  }
+  return absl::OkStatus();
+}
+
+bool Engine::Impl::ReducesNow() const {
+  const bool last = micro_steps_ + 1 >= config_.gradient_accumulation_steps();
+  return no_sync_ == 0 && (last || !settings_.accumulate_locally);
+}
+
+absl::Status Engine::Impl::Backward(const at::Tensor& loss,
+                                    const BackwardOptions& options) {
+  TESSERA_RETURN_IF_ERROR(CheckOpen());
+  auto backward = [&] {
+    ThrowIfError(CheckBackward(loss, options));
+    const double share = options.weight.value_or(
+        1.0 / static_cast<double>(config_.gradient_accumulation_steps()));
+    const double seed_value =
+        (scaler_.has_value() ? scaler_->scale() : 1.0) * share;
+    at::Tensor seed;
+    if (seed_value != 1) {
+      TorchScope scope;
+      seed = at::full_like(loss, seed_value);
+    }
+    loss.backward(seed);
+    ThrowIfError(gradients_->CheckAttached());
+  };
+  MicroBatch micro_batch;
+  micro_batch.position =
+      absl::StrCat("optimizer step ", step_, ", micro-batch ", micro_steps_);
+  micro_batch.weight = options.weight;
+  micro_batch.reduce = ReducesNow();
+  absl::Status status = gradients_->Run(backward, micro_batch);
+  schedule_->Border();
+  autocast_seen_ = false;
+  if (status.ok()) {
+    has_backward_ = true;
+    weighted_ = options.weight.has_value();
+  }
+  return status;
+}
+
+absl::StatusOr<bool> Engine::Impl::AnyRankHasData(bool this_rank) {
+  TESSERA_RETURN_IF_ERROR(CheckOpen());
+  TESSERA_ASSIGN_OR_RETURN(
+      const auto all,
+      comm_->AllGatherStrings(this_rank ? "1" : "0", CommTag{"data left"}));
+  for (const std::string& theirs : all) {
+    if (theirs == "1") return true;
+  }
+  return false;
+}
+
+// A parameter registered since would be trained by nobody.
+absl::Status Engine::Impl::CheckParametersKnown() const {
+  if (module_->parameters().size() == num_parameters_) return absl::OkStatus();
+  for (const auto& p : module_->named_parameters()) {
+    if (places_.contains(p.key()) || p.value().numel() == 0) continue;
+    bool known = false;  // a tied one, under another name; or ignored
+    for (const auto& unit : units_) {
+      for (const auto& mine : unit->parameters()) {
+        known = known || mine.tensor.is_same(p.value());
+      }
+    }
+    if (known) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "parameter '", p.key(),
+        "' was registered after Engine::Create, which does not see it; Close() "
+        "the engine and Create another, or name it in "
+        "sharding.ignored_parameters"));
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat("the module has ", module_->parameters().size(),
+                   " parameters, and had ", num_parameters_,
+                   " at Engine::Create; Close() the engine and Create "
+                   "another"));
+}
+
+absl::Status Engine::Impl::MakeUpdatable() {
+  ReleaseNodePins();
+  schedule_->Border();
+  for (const auto& unit : units_) {
+    TESSERA_RETURN_IF_ERROR(unit->PrepareUpdate());
+  }
+  return absl::OkStatus();
+}
+
+// Owners' new values reach the others, and libtorch learns of the change: a
+// graph that saved the old values fails in backward, as in plain libtorch.
+absl::Status Engine::Impl::Publish(bool only_with_gradient) {
+  for (size_t u = 0; u < units_.size(); ++u) {
+    const UnitGradient& gradient = gradients_->of(u);
+    if (only_with_gradient && !gradient.owned().defined()) continue;
+    TESSERA_RETURN_IF_ERROR(units_[u]->PublishOwned());
+    const auto& params = units_[u]->parameters();
+    for (size_t i = 0; i < params.size(); ++i) {
+      if (!only_with_gradient || gradient.has_gradient(i)) {
+        torch::autograd::impl::bump_version(params[i].tensor);
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Engine::Impl::CheckStep() {
+  TESSERA_RETURN_IF_ERROR(CheckOpen());
+  if (optimizer_ == nullptr) {
+    return absl::FailedPreconditionError(
+        "Step: the configuration has no optimizer");
+  }
+  if (!has_backward_) {
+    return absl::FailedPreconditionError(
+        "Step: no Engine::Backward since the last Step (a bare "
+        "loss.backward() leaves gradients that are not reduced)");
+  }
+  return absl::OkStatus();
+}
+
+double Engine::Impl::divisor() const {
+  const double scale = scaler_.has_value() ? scaler_->scale() : 1;
+  return weighted_.value_or(false) ? scale * gradients_->total_weight() : scale;
+}
+
+// With sharding.check_writes. COLLECTIVE.
+absl::Status Engine::Impl::CheckWrites() {
+  if (!settings_.check_writes) return absl::OkStatus();
+  std::vector<uint64_t> written;
+  for (const auto& unit : units_) written.push_back(unit->TakeWritten());
+  TESSERA_ASSIGN_OR_RETURN(
+      const auto all,
+      comm_->AllGatherStrings(
+          absl::string_view(reinterpret_cast<const char*>(written.data()),
+                            written.size() * sizeof(uint64_t)),
+          CommTag{"comparison of what was written"}));
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    for (size_t u = 0; u < units_.size(); ++u) {
+      const size_t at = u * sizeof(uint64_t);
+      if (all[rank].compare(at, sizeof(uint64_t), all[0], at,
+                            sizeof(uint64_t)) == 0) {
+        continue;
+      }
+      return absl::FailedPreconditionError(absl::StrCat(
+          "[", units_[u]->name(),
+          "] what was written into parameters of the "
+          "unit (the first is '",
+          units_[u]->parameters()[0].name,
+          "') since the last Step differs between rank 0 and rank ", rank,
+          "; make the same writes on all ranks"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Engine::Impl::OptimizerStep() {
+  absl::Status status = gradients_->CheckNothingPending();
+  if (status.ok()) status = CheckParametersKnown();
+  if (status.ok()) status = MakeUpdatable();
+  if (!status.ok()) {
+    comm_->Announce(status);  // the others may wait for our part
+    return status;
+  }
+  TESSERA_RETURN_IF_ERROR(CheckWrites());
+  if (weighted_.value_or(false) && gradients_->total_weight() == 0) {
+    return absl::FailedPreconditionError(
+        "Step: no rank had data (every weight of the step is 0)");
+  }
+  auto stepped = StepShards(units_, *gradients_, divisor(), settings_.step,
+                            optimizer_.get(), comm_.get());
+  if (!stepped.ok()) {
+    comm_->Announce(stepped.status());
+    return stepped.status();
+  }
+  report_.skipped = stepped->skipped;
+  report_.grad_norm = stepped->grad_norm;
+  report_.clipped_norm = stepped->clipped_norm;
+  report_.loss_scale = scaler_.has_value() ? scaler_->scale() : 1;
+  if (stepped->skipped) {
+    ++report_.skipped_steps;
+  } else {
+    TESSERA_RETURN_IF_ERROR(Publish(/*only_with_gradient=*/true));
+    ++step_;
+  }
+  EndStep();
+  return scaler_.has_value() ? scaler_->Update(stepped->skipped)
+                             : absl::OkStatus();
+}
+
+void Engine::Impl::EndStep() {
+  gradients_->Zero();
+  has_backward_ = false;
+  weighted_.reset();
+  micro_steps_ = 0;
+  schedule_->PrefetchFirst();
+}
+
+absl::Status Engine::Impl::Step() {
+  TESSERA_RETURN_IF_ERROR(CheckStep());
+  if (micro_steps_ + 1 < config_.gradient_accumulation_steps()) {
+    ++micro_steps_;
+    has_backward_ = false;
+    return absl::OkStatus();
+  }
+  if (no_sync_ > 0) {
+    return absl::FailedPreconditionError(
+        "Step: within an Engine::NoSyncScope the gradients are not reduced; "
+        "end it before the last Backward of the step");
+  }
+  return OptimizerStep();
+}
+
+absl::Status Engine::Impl::ZeroGrad() {
+  TESSERA_RETURN_IF_ERROR(CheckOpen());
+  ReleaseNodePins();
+  gradients_->Zero();
+  has_backward_ = false;
+  weighted_.reset();
+  micro_steps_ = 0;
+  return absl::OkStatus();
+}
+
+}  // namespace tessera
