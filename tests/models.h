@@ -20,8 +20,10 @@ namespace tessera {
 class TestModel : public torch::nn::Module {
  public:
   using torch::nn::Module::Module;
-  // Forward of a rank's micro-batch, with gradients: a scalar.
+  // Forward of a rank's micro-batch, with gradients: a scalar, in float32.
   virtual at::Tensor Loss(int rank, int64_t micro_batch) = 0;
+  // Of the first real floating parameter; the model casts its inputs to it.
+  at::ScalarType dtype() const;
 };
 
 // By name:
@@ -33,14 +35,25 @@ class TestModel : public torch::nn::Module {
 //   Views           chunk, view, slice, expand, index of weights
 //   SharedStorage   parameters that lie at odd places of one storage
 //   UsedTwice       a layer applied twice in one forward
+//   TwoForwards     two forwards and one without gradients before one backward
 //   Frozen          layers that require no gradient, between some that do
 //   Thawed          the same, until the second micro-batch
 //   Embedding       padding_idx, sparse = false, and a table read twice
+//   SparseEmbedding sparse = true
 //   OneRank         a layer whose output enters the loss of rank 1 alone
 //   ChangingRank    the same, of another rank at each micro-batch, and a layer
 //                   that no rank uses at first
 //   OneRankForward  a layer that only rank 1 runs at all (not for stage 3)
+//   LargeNorm       gradients far above a norm of 1 at even micro-batches, far
+//                   below at odd ones
+//   Overflows       a loss that overflows float16 at micro-batch 1 of rank 0
+//   and
+//                   at 4 and 5 of rank 1
 //   MixedDtype      float64 parameters among float32 ones
+//   Complex         complex64 parameters among float32 ones
+//
+// All run in bfloat16 and float16 too; ConvNorm only if the parameters of its
+// norms are left in float32, or its buffers are not.
 std::shared_ptr<TestModel> MakeTestModel(absl::string_view name);
 std::vector<std::string> TestModelNames();
 

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "tests/oracle_norm.h"
+
 namespace tessera {
 namespace {
 
@@ -22,6 +24,77 @@ class KeepGenerator {
   at::Tensor state_;
 };
 
+LossScaling ScalingOf(const OracleOptions& options) {
+  LossScaling none;
+  none.scale = 1;
+  none.dynamic = false;
+  return options.loss_scaling.value_or(none);
+}
+
+// Parameters of `module` that have elements, each once.
+std::vector<std::pair<std::string, at::Tensor>> DistinctParameters(
+    const torch::nn::Module& module) {
+  std::vector<std::pair<std::string, at::Tensor>> distinct;
+  for (const auto& entry : module.named_parameters()) {
+    const at::Tensor& t = entry.value();
+    if (t.numel() == 0) continue;
+    if (std::any_of(distinct.begin(), distinct.end(),
+                    [&](const auto& p) { return p.second.is_same(t); })) {
+      continue;
+    }
+    distinct.emplace_back(entry.key(), t);
+  }
+  return distinct;
+}
+
+bool Is16Bit(at::ScalarType type) {
+  return type == at::kBFloat16 || type == at::kHalf;
+}
+
+at::Tensor Reals(const at::Tensor& t) {
+  return t.is_complex() ? at::view_as_real(t.resolve_conj()) : t;
+}
+
+bool IsNorm(torch::nn::Module& module) {
+  namespace nn = torch::nn;
+  return module.as<nn::LayerNorm>() != nullptr ||
+         module.as<nn::GroupNorm>() != nullptr ||
+         module.as<nn::BatchNorm1d>() != nullptr ||
+         module.as<nn::BatchNorm2d>() != nullptr ||
+         module.as<nn::BatchNorm3d>() != nullptr ||
+         module.as<nn::InstanceNorm1d>() != nullptr ||
+         module.as<nn::InstanceNorm2d>() != nullptr ||
+         module.as<nn::InstanceNorm3d>() != nullptr;
+}
+
+// The tensor stays the one it is and, in its storage, where it is.
+void Convert(at::Tensor* t, at::ScalarType dtype) {
+  if (!t->defined() || !t->is_floating_point()) return;
+  if (t->scalar_type() == dtype) return;
+  const auto numel =
+      static_cast<int64_t>(t->storage().nbytes() / t->element_size());
+  at::Tensor converted =
+      torch::zeros({numel}, t->options().dtype(dtype).requires_grad(false))
+          .as_strided(t->sizes(), t->strides(), t->storage_offset());
+  converted.copy_(*t);
+  t->set_data(converted);
+}
+
+void ConvertModule(torch::nn::Module& module, const OracleOptions& options) {
+  torch::NoGradGuard no_grad;
+  for (const auto& m : module.modules()) {
+    if (options.dtype && !(options.keep_norms && IsNorm(*m))) {
+      for (at::Tensor& p : m->parameters(/*recurse=*/false)) {
+        Convert(&p, *options.dtype);
+      }
+    }
+    if (!options.buffer_dtype) continue;
+    for (at::Tensor& b : m->buffers(/*recurse=*/false)) {
+      Convert(&b, *options.buffer_dtype);
+    }
+  }
+}
+
 }  // namespace
 
 struct Oracle::Rank {
@@ -29,17 +102,22 @@ struct Oracle::Rank {
   at::Tensor generator_state;
 };
 
-// One parameter on all ranks. The optimizer works on rank 0's.
+// One parameter on all ranks; all but the replicas real.
 struct Oracle::Parameter {
   std::string name;
+  bool complex = false;
+  PlacedGradient place;              // in its storage at the start
   std::vector<at::Tensor> replicas;  // by rank
+  std::vector<at::Tensor> waiting;   // by rank: not yet reduced
   at::Tensor gradient;               // of the step; undefined: skipped
-  at::Tensor exp_avg, exp_avg_sq;
+  at::Tensor master, exp_avg, exp_avg_sq;
   int64_t steps = 0;
 };
 
 Oracle::Oracle(const MakeModule& make_module, OracleOptions options)
-    : options_(options) {
+    : options_(std::move(options)), scale_(ScalingOf(options_)) {
+  TORCH_CHECK(options_.predivide == 1 || !(options_.sum || options_.weight),
+              "predivide is of means");
   at::set_num_threads(1);
   KeepGenerator keep;
   for (int r = 0; r < options_.world_size; ++r) {
@@ -48,23 +126,11 @@ Oracle::Oracle(const MakeModule& make_module, OracleOptions options)
     rank.module = make_module();
     torch::manual_seed(options_.rank_seed + static_cast<uint64_t>(r));
     rank.generator_state = DefaultGenerator().get_state();
-    size_t distinct = 0;
-    std::vector<at::Tensor> seen;
-    for (const auto& entry : rank.module->named_parameters()) {
-      const at::Tensor& t = entry.value();
-      if (t.numel() == 0) continue;
-      if (std::any_of(seen.begin(), seen.end(),
-                      [&](const at::Tensor& s) { return s.is_same(t); })) {
-        continue;
-      }
-      seen.push_back(t);
-      if (r == 0) {
-        parameters_.emplace_back();
-        parameters_.back().name = entry.key();
-        parameters_.back().exp_avg = torch::zeros_like(t);
-        parameters_.back().exp_avg_sq = torch::zeros_like(t);
-      }
-      parameters_[distinct++].replicas.push_back(t);
+    if (r == 0) AddParameters(*rank.module);
+    ConvertModule(*rank.module, options_);
+    const auto replicas = DistinctParameters(*rank.module);
+    for (size_t i = 0; i < replicas.size(); ++i) {
+      parameters_[i].replicas.push_back(replicas[i].second);
     }
     ranks_.push_back(std::move(rank));
   }
@@ -72,70 +138,155 @@ Oracle::Oracle(const MakeModule& make_module, OracleOptions options)
 
 Oracle::~Oracle() = default;
 
-void Oracle::AddMicroBatch(const Loss& loss,
-                           std::vector<std::vector<at::Tensor>>* losses) {
-  for (int r = 0; r < options_.world_size; ++r) {
-    Rank& rank = ranks_[r];
-    DefaultGenerator().set_state(rank.generator_state);
-    at::Tensor value = loss(*rank.module, r, micro_batches_);
-    if (options_.accumulation > 1) {
-      value.backward(torch::full_like(value, 1.0 / options_.accumulation));
-    } else {
-      value.backward();
-    }
-    (*losses)[r].push_back(value.detach());
-    rank.generator_state = DefaultGenerator().get_state();
-  }
-  ++micro_batches_;
+void Oracle::AddParameters(const torch::nn::Module& module) {
   torch::NoGradGuard no_grad;
-  for (Parameter& p : parameters_) {
-    const bool any =
-        std::any_of(p.replicas.begin(), p.replicas.end(),
-                    [](const at::Tensor& t) { return t.grad().defined(); });
-    if (!any) continue;
-    at::Tensor sum;
-    for (at::Tensor& replica : p.replicas) {
-      at::Tensor mine = replica.grad().defined()
-                            ? replica.grad().to_dense().clone()
-                            : torch::zeros_like(replica);
-      sum = sum.defined() ? sum + mine : mine;
-      replica.mutable_grad().reset();
-    }
-    const at::Tensor mean = sum.div(options_.world_size);
-    p.gradient = p.gradient.defined() ? p.gradient + mean : mean;
+  for (const auto& [name, t] : DistinctParameters(module)) {
+    Parameter p;
+    p.name = name;
+    p.complex = t.is_complex();
+    const at::Tensor reals = Reals(t.detach());
+    p.place.strides = reals.strides().vec();
+    p.place.offset = reals.storage_offset();
+    p.master = reals.clone();
+    if (Is16Bit(t.scalar_type())) p.master = p.master.to(at::kFloat);
+    p.exp_avg = torch::zeros_like(p.master);
+    p.exp_avg_sq = torch::zeros_like(p.master);
+    p.waiting.resize(static_cast<size_t>(options_.world_size));
+    parameters_.push_back(std::move(p));
   }
 }
 
-void Oracle::StepOptimizer() {
+at::Tensor Oracle::RunRank(const Loss& loss, int r, double scale) {
+  Rank& rank = ranks_[r];
+  DefaultGenerator().set_state(rank.generator_state);
+  at::Tensor value = loss(*rank.module, r, micro_batches_);
+  const double weight =
+      options_.weight ? options_.weight(r, micro_batches_) : 1;
+  total_weight_ += weight;
+  if (value.defined()) {
+    const double seed =
+        options_.weight ? scale * weight : scale / options_.accumulation;
+    if (seed == 1) {
+      value.backward();
+    } else {
+      value.backward(torch::full_like(value, seed));
+    }
+    value = value.detach();
+  } else {
+    TORCH_CHECK(options_.weight && weight == 0, "no loss, but a weight");
+  }
+  rank.generator_state = DefaultGenerator().get_state();
+  TakeGradients(r, weight);
+  return value;
+}
+
+void Oracle::TakeGradients(int r, double weight) {
   torch::NoGradGuard no_grad;
-  std::vector<at::Tensor> params, gradients, exp_avgs, exp_avg_sqs, steps;
+  for (Parameter& p : parameters_) {
+    at::Tensor& grad = p.replicas[r].mutable_grad();
+    if (!grad.defined()) continue;
+    at::Tensor mine = torch::empty_like(p.master).copy_(Reals(grad.to_dense()));
+    if (weight == 0) mine.zero_();
+    at::Tensor& waiting = p.waiting[r];
+    waiting = waiting.defined() ? waiting + mine : mine;
+    grad.reset();
+  }
+}
+
+void Oracle::Reduce(Parameter* p) const {
+  torch::NoGradGuard no_grad;
+  if (std::none_of(p->waiting.begin(), p->waiting.end(),
+                   [](const at::Tensor& t) { return t.defined(); })) {
+    return;
+  }
+  const at::ScalarType own = c10::toRealValueType(p->replicas[0].scalar_type());
+  const bool chosen = !p->complex && (own == at::kFloat || Is16Bit(own));
+  const at::ScalarType dtype =
+      chosen ? options_.reduce_dtype.value_or(own) : own;
+  at::Tensor sum;
+  for (at::Tensor& waiting : p->waiting) {
+    if (!waiting.defined()) waiting = torch::zeros_like(p->master);
+    at::Tensor send = waiting.to(dtype);
+    if (options_.predivide != 1) send = send.div(options_.predivide);
+    if (Is16Bit(dtype)) send = send.to(at::kFloat);
+    sum = sum.defined() ? sum + send : send;
+    waiting.reset();
+  }
+  at::Tensor mean = sum.to(dtype).to(p->master.scalar_type());
+  if (!options_.sum && !options_.weight) {
+    mean = mean.div(options_.world_size / options_.predivide);
+  }
+  p->gradient = p->gradient.defined() ? p->gradient + mean : mean;
+}
+
+double Oracle::Norm() const {
+  std::vector<PlacedGradient> gradients;
+  for (const Parameter& p : parameters_) {
+    if (!p.gradient.defined()) continue;
+    gradients.push_back(p.place);
+    gradients.back().gradient = p.gradient;
+  }
+  return OracleNorm(gradients, options_.norm_p);
+}
+
+bool Oracle::GradientsAreFinite() const {
+  return std::all_of(parameters_.begin(), parameters_.end(),
+                     [](const Parameter& p) {
+                       return !p.gradient.defined() ||
+                              at::isfinite(p.gradient).all().item<bool>();
+                     });
+}
+
+void Oracle::StepOptimizer(double factor) {
+  torch::NoGradGuard no_grad;
+  std::vector<at::Tensor> masters, gradients, exp_avgs, exp_avg_sqs, steps;
   for (Parameter& p : parameters_) {
     if (!p.gradient.defined()) continue;
     ++p.steps;
-    params.push_back(p.replicas[0]);
-    gradients.push_back(p.gradient);
+    masters.push_back(p.master);
+    gradients.push_back(factor == 1 ? p.gradient : p.gradient.mul(factor));
     exp_avgs.push_back(p.exp_avg);
     exp_avg_sqs.push_back(p.exp_avg_sq);
     steps.push_back(torch::full({}, static_cast<double>(p.steps)));
   }
-  if (params.empty()) return;
-  at::_fused_adamw_(params, gradients, exp_avgs, exp_avg_sqs,
+  if (masters.empty()) return;
+  at::_fused_adamw_(masters, gradients, exp_avgs, exp_avg_sqs,
                     /*max_exp_avg_sqs=*/{}, steps, options_.lr, options_.beta1,
                     options_.beta2, options_.weight_decay, options_.eps,
                     /*amsgrad=*/false, /*maximize=*/false);
   for (Parameter& p : parameters_) {
-    for (size_t r = 1; r < p.replicas.size(); ++r) {
-      p.replicas[r].copy_(p.replicas[0]);
-    }
+    if (!p.gradient.defined()) continue;
+    for (at::Tensor& replica : p.replicas) Reals(replica).copy_(p.master);
   }
 }
 
 std::vector<std::vector<at::Tensor>> Oracle::TrainStep(const Loss& loss) {
   KeepGenerator keep;
   for (Parameter& p : parameters_) p.gradient.reset();
+  total_weight_ = 0;
+  outcome_ = Outcome();
+  outcome_.scale = scale_.scale();
   std::vector<std::vector<at::Tensor>> losses(ranks_.size());
-  for (int i = 0; i < options_.accumulation; ++i) AddMicroBatch(loss, &losses);
-  StepOptimizer();
+  for (int i = 0; i < options_.accumulation; ++i) {
+    for (int r = 0; r < options_.world_size; ++r) {
+      losses[r].push_back(RunRank(loss, r, outcome_.scale));
+    }
+    ++micro_batches_;
+    if (options_.accumulate_locally && i + 1 < options_.accumulation) continue;
+    for (Parameter& p : parameters_) Reduce(&p);
+  }
+  const double samples = options_.weight ? total_weight_ : 1;
+  const double inverse = 1 / (outcome_.scale * samples);
+  outcome_.norm = Norm() * inverse;
+  outcome_.skipped = (options_.skip_overflows || options_.loss_scaling) &&
+                     !GradientsAreFinite();
+  scale_.Update(outcome_.skipped);
+  if (outcome_.skipped) return losses;
+  double clipping = 1;
+  if (options_.max_norm > 0 && outcome_.norm + 1e-6 > options_.max_norm) {
+    clipping = options_.max_norm / (outcome_.norm + 1e-6);
+  }
+  StepOptimizer(inverse * clipping);
   return losses;
 }
 
@@ -156,8 +307,15 @@ at::Tensor Oracle::parameter(absl::string_view name) const {
   return Find(name).replicas[0].detach();
 }
 
+at::Tensor Oracle::master(absl::string_view name) const {
+  const Parameter& p = Find(name);
+  return p.complex ? at::view_as_complex(p.master) : p.master;
+}
+
 at::Tensor Oracle::gradient(absl::string_view name) const {
-  return Find(name).gradient;
+  const Parameter& p = Find(name);
+  return p.complex && p.gradient.defined() ? at::view_as_complex(p.gradient)
+                                           : p.gradient;
 }
 
 torch::nn::Module& Oracle::module(int rank) const {

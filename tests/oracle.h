@@ -1,12 +1,24 @@
 // Oracle: what W ranks must compute, worked out in one process with plain
 // libtorch. It includes nothing of sharding, optim or engine, so that it cannot
-// share their mistakes.
+// share their mistakes. Slow and obvious.
 //
+//   start         masters are the module's parameters, in float32 where those
+//                 are 16-bit; parameters are rounded to `dtype`
 //   micro-batch   for each rank in turn, with that rank's own module (buffers)
-//                 and RNG: loss.backward(1 / accumulation)
-//                 per parameter: (g0 + g1 + ... in rank order) / W
-//   step          micro-batches added up, the first one copied;
-//                 one at::_fused_adamw_ over whole parameters
+//                 and RNG: loss.backward(scale / accumulation)
+//   reduction     send = gradient, in the reduce dtype, / predivide
+//                 mean = (send0 + send1 + ... in rank order), in the reduce
+//                 dtype (16-bit ones in float32 and rounded once); in the
+//                 master's dtype / (W / predivide). Means are added up over the
+//                 micro-batches, the first one copied; or each rank's own
+//                 gradients are, in the master's dtype, and reduced once a step
+//   step          nothing where an element is not finite, if so asked; else
+//                 gradient * (1 / scale / total weight * clipping), one
+//                 at::_fused_adamw_ over whole masters, parameters rounded
+//
+// With weights: loss.backward(scale * weight), sums instead of means.
+//
+// Complex parameters are pairs of reals, in sums, norm and optimizer.
 //
 // A rank without a gradient counts as zeros if another rank has one. Where no
 // rank has one in the whole step, the parameter is skipped: no decay, and its
@@ -23,11 +35,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
 #include "absl/strings/string_view.h"
+#include "tests/oracle_scale.h"
 
 namespace torch::nn {
 class Module;
@@ -42,19 +56,53 @@ struct OracleOptions {
   uint64_t model_seed = 0;
   // Seeds the default generator of rank r with rank_seed + r thereafter.
   uint64_t rank_seed = 0;
+
   double lr = 1e-3;
   double beta1 = 0.9;
   double beta2 = 0.999;
   double eps = 1e-8;
   double weight_decay = 0;
+
+  // Of real floating parameters, but for those of norm layers if these are
+  // kept. Unset: what the module has.
+  std::optional<at::ScalarType> dtype;
+  bool keep_norms = false;
+  // Of real floating buffers. Unset: what the module has.
+  std::optional<at::ScalarType> buffer_dtype;
+  // Where the parameter's dtype is float32 or 16-bit. Unset, or elsewhere: the
+  // parameter's.
+  std::optional<at::ScalarType> reduce_dtype;
+
+  // Reduces once a step, not each micro-batch.
+  bool accumulate_locally = false;
+  // Gradients are sums over ranks, not means.
+  bool sum = false;
+  // Not with sums or weights.
+  double predivide = 1;
+  // A rank's number of samples in a micro-batch. Where it is 0 gradients are
+  // zeros.
+  std::function<double(int rank, int64_t micro_batch)> weight;
+
+  std::optional<LossScaling> loss_scaling;  // skips overflows too
+  bool skip_overflows = false;
+
+  double max_norm = 0;  // 0: no clipping
+  double norm_p = 2;    // > 0, or infinite
 };
 
 class Oracle {
  public:
   using MakeModule = std::function<std::shared_ptr<torch::nn::Module>()>;
-  // The loss of a rank's micro-batch; these are numbered from 0.
+  // The loss of a rank's micro-batch; these are numbered from 0. Undefined
+  // where the rank has no data; its weight is 0 then.
   using Loss = std::function<at::Tensor(torch::nn::Module& module, int rank,
                                         int64_t micro_batch)>;
+  // What became of a step.
+  struct Outcome {
+    bool skipped = false;
+    double scale = 1;  // its losses were multiplied with
+    double norm = 0;   // of the unscaled gradients, before clipping
+  };
 
   Oracle(const MakeModule& make_module, OracleOptions options);
   ~Oracle();
@@ -62,12 +110,17 @@ class Oracle {
   // One optimizer step of `accumulation` micro-batches. Returns the losses,
   // [rank][micro-batch of the step].
   std::vector<std::vector<at::Tensor>> TrainStep(const Loss& loss);
+  // Of the last step.
+  const Outcome& outcome() const { return outcome_; }
 
   // Names of distinct parameters, tied ones under their first name, in order of
   // registration.
   std::vector<std::string> parameter_names() const;
   at::Tensor parameter(absl::string_view name) const;
-  // The last step's averaged gradient; undefined if no rank had one.
+  // What the optimizer works on.
+  at::Tensor master(absl::string_view name) const;
+  // The last step's averaged gradient, scaled and not clipped, in the master's
+  // dtype; undefined if no rank had one.
   at::Tensor gradient(absl::string_view name) const;
   // The module of a rank: its buffers are that rank's.
   torch::nn::Module& module(int rank) const;
@@ -77,14 +130,23 @@ class Oracle {
  private:
   struct Rank;
   struct Parameter;
-  void AddMicroBatch(const Loss& loss, std::vector<std::vector<at::Tensor>>*);
-  void StepOptimizer();
+  void AddRank();
+  void AddParameters(const torch::nn::Module& module);
+  at::Tensor RunRank(const Loss& loss, int r, double scale);
+  void TakeGradients(int r, double weight);
+  void Reduce(Parameter* p) const;
+  double Norm() const;
+  bool GradientsAreFinite() const;
+  void StepOptimizer(double factor);
   const Parameter& Find(absl::string_view name) const;
 
-  OracleOptions options_;
+  const OracleOptions options_;
   std::vector<Rank> ranks_;
   std::vector<Parameter> parameters_;
+  OracleScale scale_;
   int64_t micro_batches_ = 0;  // done by each rank
+  double total_weight_ = 0;    // of the step
+  Outcome outcome_;
 };
 
 }  // namespace tessera

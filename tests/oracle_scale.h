@@ -1,0 +1,44 @@
+// The loss scale as the oracle works it out, by DeepSpeed's rules (0.19.8,
+// runtime/fp16/loss_scaler.py).
+#ifndef TESTS_ORACLE_SCALE_H_
+#define TESTS_ORACLE_SCALE_H_
+
+#include <cstdint>
+
+namespace tessera {
+
+struct LossScaling {
+  double scale = 65536;  // the first, or the only one
+  bool dynamic = true;
+  // The scale doubles after a step without overflow if those before it, since
+  // the last overflow or the start, are 1, 2, ... times so many.
+  int64_t window = 1000;
+  // The scale halves from the n-th overflow on that follows the start or a
+  // doubling. 0: never.
+  int64_t hysteresis = 2;
+  // Every step without an overflow starts the count of overflows anew.
+  bool consecutive_hysteresis = false;
+  double min_scale = 1;
+};
+
+class OracleScale {
+ public:
+  explicit OracleScale(const LossScaling& options)
+      : options_(options),
+        scale_(options.scale),
+        overflows_left_(options.hysteresis) {}
+
+  double scale() const { return scale_; }
+  // After each step. Throws c10::Error where DeepSpeed raises: an overflow that
+  // would halve the smallest scale.
+  void Update(bool overflow);
+
+ private:
+  const LossScaling options_;
+  double scale_;
+  int64_t overflows_left_;  // 1: the next one halves
+  int64_t good_steps_ = 0;  // since the last overflow
+};
+
+}  // namespace tessera
+#endif  // TESTS_ORACLE_SCALE_H_
