@@ -21,8 +21,7 @@ using ::testing::ElementsAre;
 
 // One parameter w; the gradient is what the test says.
 struct LineImpl : torch::nn::Module {
-  explicit LineImpl(const Tensor& value)
-      : w(register_parameter("w", value.clone())) {}
+  explicit LineImpl(const Tensor& value) : w(register_parameter("w", value)) {}
   Tensor w;
 };
 
@@ -37,7 +36,8 @@ Oracle::Loss LossOf(const Gradient& gradient) {
 }
 
 Oracle Line(const Tensor& value, const OracleOptions& options) {
-  return Oracle([value] { return std::make_shared<LineImpl>(value); }, options);
+  return Oracle([value] { return std::make_shared<LineImpl>(value.clone()); },
+                options);
 }
 
 // w -= lr * g / (|g| + eps)
@@ -160,6 +160,23 @@ TEST(Clipping, IsOfUnscaledGradientsAndOfAnyNorm) {
               ElementsAre(a / (a + 1), -b / (b + 1)));
 }
 
+// A block of 64 ends after the fourth element: 2^53 with 1 and 1 in one block
+// would be 2^53.
+TEST(Clipping, BlocksOfTheNormAreThoseOfTheStorage) {
+  OracleOptions options;
+  options.norm_p = 1;
+  Oracle oracle(
+      [] {
+        return std::make_shared<LineImpl>(torch::zeros({80}).narrow(0, 60, 17));
+      },
+      options);
+  Tensor gradient = torch::zeros({17});
+  gradient[0] = Pow2(53);
+  gradient[8] = gradient[16] = 1;
+  oracle.TrainStep(LossOf([&](int, int64_t) { return gradient; }));
+  EXPECT_EQ(oracle.outcome().norm, Pow2(53) + 2);
+}
+
 // Integers, so that all but the last division is exact: the mean over all
 // samples, wherever these were.
 TEST(Weights, OfUnevenBatchesMakeTheMeanOfAllSamples) {
@@ -205,10 +222,7 @@ TEST(Weights, OfZeroMakeZeros) {
 
 // ---- 16-bit parameters
 
-TEST(Bfloat16, MastersKeepWhatItWouldLose) {
-  OracleOptions options = ByHand(Pow2(-12), 0);
-  options.dtype = torch::kBFloat16;
-  Oracle oracle = Line(torch::ones({1}), options);
+void ExpectMastersToKeepSmallSteps(Oracle oracle) {
   auto loss = LossOf([](int, int64_t) { return torch::ones({1}); });
   for (int step = 0; step < 7; ++step) oracle.TrainStep(loss);
   // 2^-12 is a sixteenth of the distance to 1's neighbour below.
@@ -218,6 +232,14 @@ TEST(Bfloat16, MastersKeepWhatItWouldLose) {
   for (int step = 7; step < 16; ++step) oracle.TrainStep(loss);
   EXPECT_THAT(Values(oracle.parameter("w")), ElementsAre(1 - Pow2(-8)));
   EXPECT_THAT(Values(oracle.master("w")), ElementsAre(1 - Pow2(-8)));
+}
+
+TEST(Bfloat16, MastersKeepWhatItWouldLose) {
+  OracleOptions options = ByHand(Pow2(-12), 0);
+  ExpectMastersToKeepSmallSteps(
+      Line(torch::ones({1}, torch::kBFloat16), options));
+  options.dtype = torch::kBFloat16;
+  ExpectMastersToKeepSmallSteps(Line(torch::ones({1}), options));
 }
 
 TEST(Bfloat16, SkipsWhatIsNotFiniteIfAsked) {

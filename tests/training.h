@@ -4,12 +4,15 @@
 //
 //   step 2, micro-batch 0: loss 0x1.8p+0
 //   step 2: gradient of out.bias 5 float 0123456789abcdef
+//   step 2: scale 0x1p+16, norm 0x1.8p+0
+//   step 3: skipped, scale 0x1p+16
 //   parameter out.bias 5 float fedcba9876543210
 //   buffer norm1.running_mean ...
 //   generator ...
 #ifndef TESTS_TRAINING_H_
 #define TESTS_TRAINING_H_
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -26,15 +29,40 @@
 namespace tessera {
 
 struct TrainingSpec {
+  // What is computed. Dtypes are "fp32", "bf16" or "fp16".
   std::string model = "Mlp";
-  int stage = 0;
   int steps = 3;
   int accumulation = 1;
-  int live_units = 2;      // EngineOptions
-  bool poison = false;     // SetPoisonOnFree
+  std::string dtype = "fp32";              // of parameters; fp32: as they are
+  bool fp32_norms = false;                 // but for those of norms
+  std::string buffer_dtype;                // of buffers; "": as they are
+  std::string reduce_dtype;                // communication_data_type, or ""
+  std::string accumulation_mode = "each";  // or "local"
+  std::string reduction = "mean";          // or "sum"
+  double predivide = 1;                    // gradient_predivide_factor
+  double clipping = 0;                     // 0: none
+  bool check_overflow = true;              // with bf16
+  double loss_scale = 0;                   // with fp16; 0: dynamic, that is:
+  int initial_scale_power = 16;
+  int loss_scale_window = 1000;
+  int hysteresis = 2;
+  int min_loss_scale = 1;
   bool gradients = false;  // every step's gradients go into the record
+  bool outcomes = false;   // and so do its scale and norm
 
-  // "Mlp 0 3 1 2 0 0", and back.
+  // How; the result is the same. -1: the configuration's default.
+  int stage = 0;
+  bool overlap = true;  // overlap_comm
+  std::string reshard;  // reshard_after_forward: "true", "false", a number
+  int64_t prefetch_bucket_size = -1;
+  int64_t param_persistence_threshold = -1;
+  int64_t max_live_parameters = -1;
+  int64_t max_reuse_distance = -1;
+  int live_units = 2;   // EngineOptions
+  bool poison = false;  // SetPoisonOnFree
+
+  // "model=Mlp steps=3 ...", one line, and back. Fields may be left
+  // out; of two of a name the first one counts.
   std::string ToText() const;
   static TrainingSpec FromText(absl::string_view text);
 };
@@ -63,8 +91,8 @@ absl::Status AddFinalState(Engine& engine, const TestModel& model,
 // Both, from the start. COLLECTIVE. The model is closed and plain at the end.
 absl::StatusOr<Record> TrainWithEngine(const TrainingSpec& spec,
                                        std::shared_ptr<Communicator> comm);
-// The records of all ranks. The same spec is trained once per process, whatever
-// stage, live_units and poison are.
+// The records of all ranks. What gives the same result is trained once per
+// process.
 const std::vector<Record>& TrainWithOracle(const TrainingSpec& spec,
                                            int world_size);
 // Trains `spec` on ranks of RankPool::Get(world_size) and here, and expects the
