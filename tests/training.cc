@@ -118,24 +118,6 @@ std::optional<at::ScalarType> DtypeOf(const std::string& name) {
   return at::kHalf;
 }
 
-std::string LossLine(int step, int micro_batch, const at::Tensor& loss) {
-  return absl::StrCat("step ", step, ", micro-batch ", micro_batch, ": loss ",
-                      HexFloat(loss.item<float>()));
-}
-
-std::string ParameterLine(const std::string& name, const at::Tensor& value) {
-  return absl::StrCat("parameter ", name, " ", PrintOf(value));
-}
-
-void AddState(const torch::nn::Module& module, const at::Tensor& generator,
-              Record* record) {
-  for (const auto& buffer : module.named_buffers()) {
-    record->push_back(
-        absl::StrCat("buffer ", buffer.key(), " ", PrintOf(buffer.value())));
-  }
-  record->push_back(absl::StrCat("generator ", PrintOf(generator)));
-}
-
 std::string OutcomeLine(int step, const Oracle::Outcome& outcome) {
   const std::string scale = HexFloat(outcome.scale);
   if (outcome.skipped) {
@@ -367,6 +349,24 @@ void ExpectEqualsOracle(const TrainingSpec& spec, int world_size) {
               "")
         << "rank " << rank;
   }
+}
+
+std::string LossLine(int step, int micro_batch, const at::Tensor& loss) {
+  return absl::StrCat("step ", step, ", micro-batch ", micro_batch, ": loss ",
+                      HexFloat(loss.item<float>()));
+}
+
+std::string ParameterLine(const std::string& name, const at::Tensor& value) {
+  return absl::StrCat("parameter ", name, " ", PrintOf(value));
+}
+
+void AddState(const torch::nn::Module& module, const at::Tensor& generator,
+              Record* record) {
+  for (const auto& buffer : module.named_buffers()) {
+    record->push_back(
+        absl::StrCat("buffer ", buffer.key(), " ", PrintOf(buffer.value())));
+  }
+  record->push_back(absl::StrCat("generator ", PrintOf(generator)));
 }
 
 std::string ToText(const Record& record) { return absl::StrJoin(record, "\n"); }

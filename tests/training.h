@@ -104,6 +104,12 @@ absl::StatusOr<Record> ParametersOf(Engine& engine,
                                     const torch::nn::Module& model);
 Record ParametersOf(const Oracle& oracle);
 
+// Of a record: a loss; a parameter; buffers and the generator's state.
+std::string LossLine(int step, int micro_batch, const at::Tensor& loss);
+std::string ParameterLine(const std::string& name, const at::Tensor& value);
+void AddState(const torch::nn::Module& module, const at::Tensor& generator,
+              Record* record);
+
 // "" if equal; else the first line that differs, both ways.
 std::string FirstDifference(const Record& expected, const Record& got);
 std::string ToText(const Record& record);
