@@ -160,21 +160,26 @@ TEST(Clipping, IsOfUnscaledGradientsAndOfAnyNorm) {
               ElementsAre(a / (a + 1), -b / (b + 1)));
 }
 
-// A block of 64 ends after the fourth element: 2^53 with 1 and 1 in one block
-// would be 2^53.
+// w[i][0] lies at 60 + i of its storage. 2^53 takes in a 1 that is added in its
+// lane, but not one of another block.
 TEST(Clipping, BlocksOfTheNormAreThoseOfTheStorage) {
   OracleOptions options;
   options.norm_p = 1;
-  Oracle oracle(
-      [] {
-        return std::make_shared<LineImpl>(torch::zeros({80}).narrow(0, 60, 17));
-      },
-      options);
-  Tensor gradient = torch::zeros({17});
-  gradient[0] = Pow2(53);
-  gradient[8] = gradient[16] = 1;
-  oracle.TrainStep(LossOf([&](int, int64_t) { return gradient; }));
-  EXPECT_EQ(oracle.outcome().norm, Pow2(53) + 2);
+  auto norm = [&](int64_t large, int64_t one, int64_t other_one) {
+    Oracle oracle(
+        [] {
+          return std::make_shared<LineImpl>(
+              torch::zeros({2, 128}).t().narrow(0, 60, 50));
+        },
+        options);
+    Tensor gradient = torch::zeros({50, 2});
+    gradient[large][0] = Pow2(53);
+    gradient[one][0] = gradient[other_one][0] = 1;
+    oracle.TrainStep(LossOf([&](int, int64_t) { return gradient; }));
+    return oracle.outcome().norm;
+  };
+  EXPECT_EQ(norm(0, 8, 16), Pow2(53) + 2);
+  EXPECT_EQ(norm(8, 40, 48), Pow2(53));
 }
 
 // Integers, so that all but the last division is exact: the mean over all

@@ -181,10 +181,16 @@ std::vector<std::string> ParameterNames(const torch::nn::Module& module) {
 }  // namespace
 
 std::string TrainingSpec::ToText() const {
-  std::vector<std::string> fields;
+  const TrainingSpec defaults;
+  std::vector<std::string> fields, same, changed;
   VisitResult(*this, AddField{&fields});
   VisitWay(*this, AddField{&fields});
-  return absl::StrJoin(fields, " ");
+  VisitResult(defaults, AddField{&same});
+  VisitWay(defaults, AddField{&same});
+  for (size_t i = 0; i < fields.size(); ++i) {
+    if (fields[i] != same[i]) changed.push_back(fields[i]);
+  }
+  return absl::StrJoin(changed, " ");
 }
 
 TrainingSpec TrainingSpec::FromText(absl::string_view text) {

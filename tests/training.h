@@ -61,8 +61,8 @@ struct TrainingSpec {
   int live_units = 2;   // EngineOptions
   bool poison = false;  // SetPoisonOnFree
 
-  // "model=Mlp steps=3 ...", one line, and back. Fields may be left
-  // out; of two of a name the first one counts.
+  // "model=Gpt stage=3", what is not as above, and back. Of two fields of a
+  // name the first one counts.
   std::string ToText() const;
   static TrainingSpec FromText(absl::string_view text);
 };

@@ -34,14 +34,11 @@ TEST(TrainingSpec, IsWhatItsTextSays) {
   EXPECT_THAT(spec.ToText(), Not(HasSubstr("\n")));
 }
 
-TEST(TrainingSpec, TextMayLeaveFieldsOut) {
-  const TrainingSpec spec = TrainingSpec::FromText("stage=2 reduce_dtype=");
-  EXPECT_EQ(spec.stage, 2);
-  EXPECT_EQ(spec.ToText(), [] {
-    TrainingSpec expected;
-    expected.stage = 2;
-    return expected.ToText();
-  }());
+TEST(TrainingSpec, TextHasWhatIsNotTheDefault) {
+  EXPECT_EQ(TrainingSpec().ToText(), "");
+  const TrainingSpec spec =
+      TrainingSpec::FromText("stage=2 reduce_dtype= steps=3 clipping=.5");
+  EXPECT_EQ(spec.ToText(), "clipping=0x1p-1 stage=2");
 }
 
 TEST(TrainingSpec, TextMustBeOfItsFields) {
