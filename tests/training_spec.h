@@ -1,0 +1,62 @@
+// TrainingSpec: what a run of a test model is, for the engine and the oracle.
+#ifndef TESTS_TRAINING_SPEC_H_
+#define TESTS_TRAINING_SPEC_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/strings/string_view.h"
+#include "config/config.pb.h"
+#include "tests/oracle.h"
+
+namespace tessera {
+
+struct TrainingSpec {
+  static constexpr uint64_t kModelSeed = 20;
+  static constexpr uint64_t kRankSeed = 7000;  // of rank 0
+
+  // What is computed. Dtypes are "fp32", "bf16" or "fp16".
+  std::string model = "Mlp";
+  int steps = 3;
+  int accumulation = 1;
+  std::string dtype = "fp32";              // of parameters; fp32: as they are
+  bool fp32_norms = false;                 // but for those of norms
+  std::string buffer_dtype;                // of buffers; "": as they are
+  std::string reduce_dtype;                // communication_data_type, or ""
+  std::string accumulation_mode = "each";  // or "local"
+  std::string reduction = "mean";          // or "sum"
+  double predivide = 1;                    // gradient_predivide_factor
+  double clipping = 0;                     // 0: none
+  bool check_overflow = true;              // with bf16
+  double loss_scale = 0;                   // with fp16; 0: dynamic, that is:
+  int initial_scale_power = 16;
+  int loss_scale_window = 1000;
+  int hysteresis = 2;
+  int min_loss_scale = 1;
+  bool gradients = false;  // every step's gradients go into the record
+  bool outcomes = false;   // and so do its scale and norm
+
+  // How; the result is the same. -1: the configuration's default.
+  int stage = 0;
+  bool overlap = true;  // overlap_comm
+  std::string reshard;  // reshard_after_forward: "true", "false", a number
+  int64_t prefetch_bucket_size = -1;
+  int64_t param_persistence_threshold = -1;
+  int64_t max_live_parameters = -1;
+  int64_t max_reuse_distance = -1;
+  int live_units = 2;   // EngineOptions
+  bool poison = false;  // SetPoisonOnFree
+
+  // "model=Gpt stage=3", what is not as above, and back. Of two fields of a
+  // name the first one counts.
+  std::string ToText() const;
+  static TrainingSpec FromText(absl::string_view text);
+  // Text that is equal if the result is.
+  std::string ResultText() const;
+};
+
+proto::Config ConfigOf(const TrainingSpec& spec);
+OracleOptions OracleOptionsOf(const TrainingSpec& spec, int world_size);
+
+}  // namespace tessera
+#endif  // TESTS_TRAINING_SPEC_H_
