@@ -225,21 +225,12 @@ TESSERA_RANK_FUNCTION(CreateWithOptions) {
   EngineOptions options;
   options.communicator = world.communicator();
   proto::Config config = ConfigOf(TrainingSpec());
-  if (last && args == "live_units") options.live_units = -1;
-  if (last && args == "max_unit_numel") options.max_unit_numel = 0;
   if (last && args == "lr")
     config.mutable_optimizer()->mutable_params()->set_lr(0.5);
   auto engine = Engine::Create(std::make_shared<OneParameter>(torch::ones({7})),
                                config, options);
   TESSERA_RETURN_IF_ERROR(world.communicator()->Barrier("afterwards"));
   return engine.status().ToString();
-}
-
-TEST_P(BadInputTest, OptionsThatCannotBeAreNamed) {
-  for (const char* name : {"live_units", "max_unit_numel"}) {
-    EXPECT_THAT(Run("CreateWithOptions", name),
-                Each(AllOf(StartsWith("INVALID_ARGUMENT"), HasSubstr(name))));
-  }
 }
 
 TEST_P(BadInputTest, ConfigurationsThatDifferAreNamed) {

@@ -38,7 +38,7 @@ class ModelTest
     spec_.stage = std::get<1>(GetParam());
     spec_.gradients = true;
     spec_.poison = true;
-    spec_.live_units = 0;
+    spec_.max_live_parameters = 0;
   }
   int world_size() const { return std::get<2>(GetParam()); }
   TrainingSpec spec_;
@@ -77,14 +77,14 @@ INSTANTIATE_TEST_SUITE_P(
     ModelStageAndWorld);
 
 // What comes before the result must not matter.
-TEST(LiveUnits, GiveTheSameBitsWhateverTheirNumber) {
-  for (int live_units : {0, 1, 2, 100}) {
+TEST(LiveParameters, GiveTheSameBitsWhateverTheirNumber) {
+  for (int64_t max_live : {0, 1, 5000, 1000000}) {
     TrainingSpec spec;
     spec.model = "Gpt";
     spec.stage = 3;
-    spec.live_units = live_units;
+    spec.max_live_parameters = max_live;
     spec.poison = true;
-    SCOPED_TRACE(live_units);
+    SCOPED_TRACE(max_live);
     ExpectEqualsOracle(spec, 2);
   }
 }

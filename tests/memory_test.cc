@@ -113,7 +113,8 @@ TESSERA_RANK_FUNCTION(TrainWideModel) {
   auto model = std::make_shared<WideModel>();
   TrainingSpec spec;
   spec.stage = 3;
-  spec.live_units = kLiveUnits;
+  spec.max_live_parameters = kLiveUnits * BlockShardBytes(world.world_size()) *
+                             world.world_size() / sizeof(float);
   TESSERA_ASSIGN_OR_RETURN(auto engine,
                            MakeEngine(model, spec, world.communicator()));
   TESSERA_RETURN_IF_ERROR(note());

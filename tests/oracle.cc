@@ -276,7 +276,8 @@ std::vector<std::vector<at::Tensor>> Oracle::TrainStep(const Loss& loss) {
     for (Parameter& p : parameters_) Reduce(&p);
   }
   const double samples = options_.weight ? total_weight_ : 1;
-  const double inverse = 1 / (outcome_.scale * samples);
+  outcome_.divisor = outcome_.scale * samples;
+  const double inverse = 1 / outcome_.divisor;
   outcome_.norm = Norm() * inverse;
   outcome_.skipped = (options_.skip_overflows || options_.loss_scaling) &&
                      !GradientsAreFinite();

@@ -102,6 +102,8 @@ class Oracle {
     bool skipped = false;
     double scale = 1;  // its losses were multiplied with
     double norm = 0;   // of the unscaled gradients, before clipping
+    // What gradient() is to be divided by: the scale, times all weights.
+    double divisor = 1;
   };
 
   Oracle(const MakeModule& make_module, OracleOptions options);

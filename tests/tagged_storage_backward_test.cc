@@ -271,14 +271,14 @@ TEST_P(ReentrantCheckpoint, UsedTwice) {
 
 class LateUse : public TaggedStorageTest,
                 public ::testing::WithParamInterface<int> {};
-INSTANTIATE_TEST_SUITE_P(TaggedStorageTest, LateUse, Values(0, 1, 2),
+INSTANTIATE_TEST_SUITE_P(TaggedStorageTest, LateUse, Values(0, 1, 1000000),
                          ::testing::PrintToStringParamName());
 
-// `live_units` stay whole while backward runs; at its end, none does.
+// Units stay whole while backward runs; at its end, none does.
 TEST_P(LateUse, InBackwardIsFreedAtItsEnd) {
   auto t = PairTwins();
   TwinOptions options;
-  options.live_units = GetParam();
+  options.max_live = GetParam();
   t.Create(options);
   // The weight of `a` is needed by value after its last gradient came.
   std::vector<at::Tensor> inputs;
@@ -296,7 +296,7 @@ TEST_P(LateUse, InBackwardIsFreedAtItsEnd) {
 TEST_P(LateUse, UnitWithAnUnusedParameterIsFreedToo) {
   auto t = LinearTwins();
   TwinOptions options;
-  options.live_units = GetParam();
+  options.max_live = GetParam();
   t.Create(options);
   const at::Tensor x = torch::randn({4, 8});
   t.Train([&](auto& m) { return MeanSquare(x.mm(m->weight.t())); });
@@ -489,7 +489,7 @@ TEST_F(TaggedStorageTest, HookThatTakesThePlaceOfTheEnginesIsFound) {
 TEST_F(TaggedStorageTest, GraphThatOutlivesTheEngineIsRunAsInPlainTorch) {
   auto t = PairTwins();
   TwinOptions options;
-  options.live_units = 2;
+  options.max_live = 1000000;
   t.Create(options);
   const at::Tensor x = torch::randn({4, 8});
   const at::Tensor plain = MeanSquare(t.plain(x));

@@ -40,7 +40,7 @@ TEST_P(PinsOf, UnderThreads) {
   const absl::Time deadline = absl::Now() + absl::Seconds(60);
   auto t = PairTwins();
   TwinOptions options;
-  options.live_units = GetParam();
+  options.max_live = GetParam();
   t.Create(options);
   const at::Tensor x = torch::randn({4, 8});
   at::Tensor expected;
@@ -85,7 +85,7 @@ TEST_P(PinsOf, UnderThreads) {
 TEST_P(PinsOf, TwoHoldersOfAUnit) {
   auto t = PairTwins();
   TwinOptions options;
-  options.live_units = GetParam();
+  options.max_live = GetParam();
   t.Create(options);
   const at::Tensor& w = t.tagged->a->weight;
   const auto unit = Registry::Global().Find(w).unit;
@@ -103,7 +103,7 @@ TEST_P(PinsOf, TwoHoldersOfAUnit) {
 TEST_P(PinsOf, AllUnitsOfAnOperator) {
   auto t = PairTwins();
   TwinOptions options;
-  options.live_units = GetParam();
+  options.max_live = GetParam();
   t.Create(options);
   const at::Tensor x = torch::randn({4, 8});
   for (int i = 0; i < 2; ++i) {

@@ -83,7 +83,7 @@ TEST_F(TaggedStorageTest, UntaggedAliasOfAFreedStorageCannotBeResizedOrRead) {
 TEST_F(TaggedStorageTest, WholeButUnusedParameterCannotBeReadOrWritten) {
   auto t = LinearTwins();
   TwinOptions options;
-  options.live_units = 1;
+  options.max_live = 1000000;
   t.Create(options);
   const at::Tensor w = t.tagged->weight;
   for (int i = 0; i < 2; ++i) {

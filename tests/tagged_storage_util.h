@@ -223,7 +223,7 @@ class PlainTraining {
 
 struct TwinOptions {
   int stage = 3;
-  int live_units = 0;
+  int64_t max_live = 0;  // stage3_max_live_parameters
   int accumulation = 1;
 };
 
@@ -245,14 +245,17 @@ class Twins {
     config.set_train_micro_batch_size_per_gpu(1);
     config.set_gradient_accumulation_steps(options.accumulation);
     config.set_gradient_clipping(0);
-    config.mutable_zero_optimization()->set_stage(options.stage);
+    auto* zero = config.mutable_zero_optimization();
+    zero->set_stage(options.stage);
+    zero->set_stage3_max_live_parameters(options.max_live);
+    zero->set_stage3_param_persistence_threshold(0);
+    zero->set_reduce_bucket_size(1);
     config.mutable_optimizer()->set_type("AdamW");
     auto* params = config.mutable_optimizer()->mutable_params();
     params->set_lr(PlainTraining::kLr);
     params->set_weight_decay(PlainTraining::kWeightDecay);
     EngineOptions engine_options;
     engine_options.communicator = comm;
-    engine_options.live_units = options.live_units;
     TESSERA_ASSERT_OK_AND_ASSIGN(
         engine, Engine::Create(tagged, config, engine_options));
   }

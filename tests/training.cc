@@ -19,13 +19,20 @@
 namespace tessera {
 namespace {
 
-std::string OutcomeLine(int step, const Oracle::Outcome& outcome) {
-  const std::string scale = HexFloat(outcome.scale);
-  if (outcome.skipped) {
-    return absl::StrCat("step ", step, ": skipped, scale ", scale);
+std::string OutcomeLine(int step, bool skipped, double scale, double norm) {
+  if (skipped) {
+    return absl::StrCat("step ", step, ": skipped, scale ", HexFloat(scale));
   }
-  return absl::StrCat("step ", step, ": scale ", scale, ", norm ",
-                      HexFloat(outcome.norm));
+  return absl::StrCat("step ", step, ": scale ", HexFloat(scale), ", norm ",
+                      HexFloat(norm));
+}
+
+std::string OutcomeLine(int step, const Oracle::Outcome& outcome) {
+  return OutcomeLine(step, outcome.skipped, outcome.scale, outcome.norm);
+}
+
+std::string OutcomeLine(int step, const StepReport& report) {
+  return OutcomeLine(step, report.skipped, report.loss_scale, report.grad_norm);
 }
 
 std::vector<Record> RecordOracle(const TrainingSpec& spec, int world_size) {
@@ -47,8 +54,11 @@ std::vector<Record> RecordOracle(const TrainingSpec& spec, int world_size) {
     }
     for (const std::string& name : oracle.parameter_names()) {
       if (!spec.gradients) break;
+      at::Tensor gradient = oracle.gradient(name);
+      const double inverse = 1 / oracle.outcome().divisor;
+      if (gradient.defined() && inverse != 1) gradient = gradient.mul(inverse);
       add_to_all(absl::StrCat("step ", step, ": gradient of ", name, " ",
-                              PrintOf(oracle.gradient(name))));
+                              PrintOf(gradient)));
     }
     if (spec.outcomes) add_to_all(OutcomeLine(step, oracle.outcome()));
   }
@@ -94,7 +104,6 @@ absl::StatusOr<std::unique_ptr<Engine>> MakeEngine(
     std::shared_ptr<Communicator> comm) {
   EngineOptions options;
   options.communicator = std::move(comm);
-  options.live_units = spec.live_units;
   return Engine::Create(std::move(model), ConfigOf(spec), options);
 }
 
@@ -104,7 +113,11 @@ absl::Status TrainSteps(Engine& engine, TestModel& model,
   for (int step = first; step < spec.steps; ++step) {
     for (int i = 0; i < spec.accumulation; ++i) {
       at::Tensor loss = model.Loss(rank, step * spec.accumulation + i);
-      TESSERA_RETURN_IF_ERROR(engine.Backward(loss));
+      BackwardOptions options;
+      if (spec.weights) {
+        options.weight = WeightOf(rank, step * spec.accumulation + i);
+      }
+      TESSERA_RETURN_IF_ERROR(engine.Backward(loss, options));
       record->push_back(LossLine(step, i, loss));
       if (i + 1 < spec.accumulation) TESSERA_RETURN_IF_ERROR(engine.Step());
     }
@@ -115,6 +128,7 @@ absl::Status TrainSteps(Engine& engine, TestModel& model,
                                      PrintOf(gradient)));
     }
     TESSERA_RETURN_IF_ERROR(engine.Step());
+    if (spec.outcomes) record->push_back(OutcomeLine(step, engine.last_step()));
   }
   return absl::OkStatus();
 }
@@ -138,13 +152,18 @@ absl::StatusOr<Record> TrainWithEngine(const TrainingSpec& spec,
   TESSERA_RETURN_IF_ERROR(
       TrainSteps(*engine, *model, spec, rank, /*first=*/0, &record));
   TESSERA_RETURN_IF_ERROR(AddFinalState(*engine, *model, &record));
-  TESSERA_ASSIGN_OR_RETURN(Record parameters, ParametersOf(*engine, *model));
+  Record masters;  // of the dtype that the module had
+  for (const std::string& name : ParameterNames(*model)) {
+    TESSERA_ASSIGN_OR_RETURN(const at::Tensor master, engine->Master(name));
+    masters.push_back(ParameterLine(name, master.to(at::kFloat)));
+  }
   TESSERA_RETURN_IF_ERROR(engine->Close());
   Record closed;
   for (const std::string& name : ParameterNames(*model)) {
-    closed.push_back(ParameterLine(name, model->named_parameters()[name]));
+    closed.push_back(ParameterLine(
+        name, model->named_parameters()[name].detach().to(at::kFloat)));
   }
-  const std::string difference = FirstDifference(parameters, closed);
+  const std::string difference = FirstDifference(masters, closed);
   if (difference.empty()) return record;
   return absl::InternalError(absl::StrCat("after Close\n", difference));
 }

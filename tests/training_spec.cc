@@ -32,6 +32,8 @@ void VisitResult(Spec& spec, const Visit& visit) {
   visit("reduction", &spec.reduction);
   visit("predivide", &spec.predivide);
   visit("clipping", &spec.clipping);
+  visit("clipping_norm", &spec.clipping_norm);
+  visit("weights", &spec.weights);
   visit("check_overflow", &spec.check_overflow);
   visit("loss_scale", &spec.loss_scale);
   visit("initial_scale_power", &spec.initial_scale_power);
@@ -51,7 +53,7 @@ void VisitWay(Spec& spec, const Visit& visit) {
   visit("param_persistence_threshold", &spec.param_persistence_threshold);
   visit("max_live_parameters", &spec.max_live_parameters);
   visit("max_reuse_distance", &spec.max_reuse_distance);
-  visit("live_units", &spec.live_units);
+  visit("reduce_bucket_size", &spec.reduce_bucket_size);
   visit("poison", &spec.poison);
 }
 
@@ -101,6 +103,50 @@ struct TakeField {
   }
 };
 
+void SetPrecision(const TrainingSpec& spec, proto::Config* config) {
+  config->mutable_precision()->set_fp32_norms(spec.fp32_norms);
+  if (!spec.buffer_dtype.empty()) {
+    config->mutable_precision()->set_buffer_dtype(spec.buffer_dtype);
+  }
+  if (spec.dtype == "bf16") {
+    config->mutable_bf16()->set_enabled(true);
+    config->mutable_bf16()->set_check_grad_overflow(spec.check_overflow);
+  }
+  if (spec.dtype != "fp16") return;
+  proto::Fp16* fp16 = config->mutable_fp16();
+  fp16->set_enabled(true);
+  fp16->set_loss_scale(spec.loss_scale);
+  fp16->set_initial_scale_power(spec.initial_scale_power);
+  fp16->set_loss_scale_window(spec.loss_scale_window);
+  fp16->set_hysteresis(spec.hysteresis);
+  fp16->set_min_loss_scale(spec.min_loss_scale);
+}
+
+void SetSharding(const TrainingSpec& spec, proto::Config* config) {
+  proto::Sharding* sharding = config->mutable_sharding();
+  sharding->set_accumulation(spec.accumulation_mode);
+  sharding->set_gradient_reduction(spec.reduction);
+  int group = 0;
+  if (spec.reshard == "true" || spec.reshard == "false") {
+    sharding->set_reshard_after_forward(spec.reshard == "true");
+  } else if (absl::SimpleAtoi(spec.reshard, &group)) {
+    sharding->set_reshard_group_size(group);
+  }
+  proto::ZeroOptimization* zero = config->mutable_zero_optimization();
+  zero->set_stage(spec.stage);
+  zero->set_overlap_comm(spec.overlap);
+  const auto set = [&](int64_t value, auto setter) {
+    if (value >= 0) (zero->*setter)(value);
+  };
+  using Zero = proto::ZeroOptimization;
+  set(spec.prefetch_bucket_size, &Zero::set_stage3_prefetch_bucket_size);
+  set(spec.param_persistence_threshold,
+      &Zero::set_stage3_param_persistence_threshold);
+  set(spec.max_live_parameters, &Zero::set_stage3_max_live_parameters);
+  set(spec.max_reuse_distance, &Zero::set_stage3_max_reuse_distance);
+  set(spec.reduce_bucket_size, &Zero::set_reduce_bucket_size);
+}
+
 std::optional<at::ScalarType> DtypeOf(const std::string& name) {
   if (name.empty()) return std::nullopt;
   if (name == "fp32") return at::kFloat;
@@ -144,15 +190,25 @@ std::string TrainingSpec::ResultText() const {
   return absl::StrJoin(fields, " ");
 }
 
+double WeightOf(int rank, int64_t micro_batch) {
+  return static_cast<double>((micro_batch + 2 * rank) % 3);
+}
+
 proto::Config ConfigOf(const TrainingSpec& spec) {
   proto::Config config;
   config.set_train_micro_batch_size_per_gpu(1);
   config.set_gradient_accumulation_steps(spec.accumulation);
   config.set_gradient_clipping(spec.clipping);
-  config.mutable_zero_optimization()->set_stage(spec.stage);
+  config.set_gradient_clipping_norm(spec.clipping_norm);
+  config.set_gradient_predivide_factor(spec.predivide);
+  if (!spec.reduce_dtype.empty()) {
+    config.set_communication_data_type(spec.reduce_dtype);
+  }
   config.mutable_optimizer()->set_type("AdamW");
   config.mutable_optimizer()->mutable_params()->set_lr(kLr);
   config.mutable_optimizer()->mutable_params()->set_weight_decay(kWeightDecay);
+  SetPrecision(spec, &config);
+  SetSharding(spec, &config);
   return config;
 }
 
@@ -172,6 +228,8 @@ OracleOptions OracleOptionsOf(const TrainingSpec& spec, int world_size) {
   options.sum = spec.reduction == "sum";
   options.predivide = spec.predivide;
   options.max_norm = spec.clipping;
+  options.norm_p = spec.clipping_norm;
+  if (spec.weights) options.weight = WeightOf;
   if (spec.dtype == "bf16") options.skip_overflows = spec.check_overflow;
   if (spec.dtype == "fp16") {
     LossScaling& scaling = options.loss_scaling.emplace();

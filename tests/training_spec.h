@@ -27,8 +27,11 @@ struct TrainingSpec {
   std::string reduction = "mean";          // or "sum"
   double predivide = 1;                    // gradient_predivide_factor
   double clipping = 0;                     // 0: none
-  bool check_overflow = true;              // with bf16
-  double loss_scale = 0;                   // with fp16; 0: dynamic, that is:
+  double clipping_norm = 2;
+  // Ranks have unequal numbers of samples, some none.
+  bool weights = false;
+  bool check_overflow = true;  // with bf16
+  double loss_scale = 0;       // with fp16; 0: dynamic, that is:
   int initial_scale_power = 16;
   int loss_scale_window = 1000;
   int hysteresis = 2;
@@ -41,10 +44,10 @@ struct TrainingSpec {
   bool overlap = true;  // overlap_comm
   std::string reshard;  // reshard_after_forward: "true", "false", a number
   int64_t prefetch_bucket_size = -1;
-  int64_t param_persistence_threshold = -1;
+  int64_t param_persistence_threshold = 0;
   int64_t max_live_parameters = -1;
   int64_t max_reuse_distance = -1;
-  int live_units = 2;   // EngineOptions
+  int64_t reduce_bucket_size = -1;
   bool poison = false;  // SetPoisonOnFree
 
   // "model=Gpt stage=3", what is not as above, and back. Of two fields of a
@@ -54,6 +57,9 @@ struct TrainingSpec {
   // Text that is equal if the result is.
   std::string ResultText() const;
 };
+
+// A rank's number of samples in a micro-batch, with `weights`.
+double WeightOf(int rank, int64_t micro_batch);
 
 proto::Config ConfigOf(const TrainingSpec& spec);
 OracleOptions OracleOptionsOf(const TrainingSpec& spec, int world_size);

@@ -54,7 +54,7 @@ TEST(TrainWithOracle, TrainsOnceWhatGivesTheSame) {
   other.stage = 3;
   other.overlap = false;
   other.reshard = "false";
-  other.live_units = 0;
+  other.max_live_parameters = 0;
   other.poison = true;
   EXPECT_EQ(&TrainWithOracle(other, 2), &first);
   EXPECT_NE(&TrainWithOracle(spec, 1), &first);
