@@ -13,7 +13,7 @@ namespace tessera {
 namespace {
 
 absl::string_view StripImpl(absl::string_view name) {
-  return name == "Impl" ? name : absl::StripSuffix(name, "Impl");
+  return absl::StripSuffix(name, "Impl");
 }
 
 // What follows the last "::" that is outside of all brackets:

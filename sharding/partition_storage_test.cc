@@ -238,8 +238,8 @@ TEST(PlanUnits, RefusesParametersThatOverlap) {
   module.Add("b", all.narrow(0, 0, 10));
   module.Add("c", all.narrow(0, 30, 10));
   EXPECT_THAT(Plan(module), ElementsAre("a: a b c"));
-  module.Add("d", all.narrow(0, 39, 1));
-  EXPECT_THAT(PlanUnits(module, {}), Refused("'c'", "'d'", "overlap"));
+  module.Add("d", all.narrow(0, 29, 2));
+  EXPECT_THAT(PlanUnits(module, {}), Refused("'c' and 'd' overlap"));
 }
 
 TEST(PlanUnits, RefusesTwoDtypesInOneStorage) {
