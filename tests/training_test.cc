@@ -77,6 +77,19 @@ TEST(TrainWithOracle, RecordsWhatBecameOfSteps) {
               Contains(MatchesRegex("step 2: scale 0x1p\\+5, norm 0x1.*")));
 }
 
+TEST(TrainWithOracle, KeepsAFixedScale) {
+  TrainingSpec spec;
+  spec.model = "Overflows";
+  spec.dtype = "fp16";
+  spec.loss_scale = 48;
+  spec.hysteresis = 1;
+  spec.outcomes = true;
+  const Record record = TrainWithOracle(spec, 2)[1];
+  EXPECT_THAT(record, Contains("step 1: skipped, scale 0x1.8p+5"));
+  EXPECT_THAT(record,
+              Contains(MatchesRegex("step 2: scale 0x1.8p\\+5, norm 0x1.*")));
+}
+
 TEST(TrainWithOracle, DependsOnAllThatIsComputed) {
   const std::string text =
       "model=LargeNorm steps=2 accumulation=2 dtype=bf16 gradients=1";
