@@ -245,7 +245,6 @@ void Engine::Impl::EndStep() {
   has_backward_ = false;
   weighted_.reset();
   micro_steps_ = 0;
-  schedule_->PrefetchFirst();
 }
 
 absl::Status Engine::Impl::Step() {

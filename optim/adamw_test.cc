@@ -125,7 +125,8 @@ class RankOptimizer {
     std::vector<NamedParameter> named;
     for (size_t i = 0; i < params_.size(); ++i) {
       params_[i].requires_grad_();
-      named.push_back({absl::StrCat("p", i), params_[i]});
+      named.push_back(
+          {absl::StrCat("p", i), params_[i], static_cast<int>(i)});
     }
     UnitOptions options;
     options.stage = Stage::Of(stage);

@@ -85,12 +85,10 @@ void Schedule::GatherAhead(Unit* unit) {
 
 void Schedule::Prefetch(Unit* current) {
   if (!options_.overlap) return;
-  if (current != nullptr) {
-    const auto phase = static_cast<size_t>(CurrentPhase());
-    if (const auto& chosen = entries_[current].prefetch[phase]) {
-      for (Unit* unit : *chosen) GatherAhead(unit);
-      return;
-    }
+  const auto phase = static_cast<size_t>(CurrentPhase());
+  if (const auto& chosen = entries_[current].prefetch[phase]) {
+    for (Unit* unit : *chosen) GatherAhead(unit);
+    return;
   }
   int64_t ahead = 0;
   for (size_t k = 0; k < kLookAhead && ahead < options_.prefetch; ++k) {
@@ -104,11 +102,6 @@ void Schedule::Prefetch(Unit* current) {
     if (!unit->whole() && live() + numel > options_.max_live) return;
     GatherAhead(unit);
   }
-}
-
-void Schedule::PrefetchFirst() {
-  absl::MutexLock lock(&mutex_);
-  if (!free_after_use() && history_ != nullptr) Prefetch(nullptr);
 }
 
 void Schedule::Forget(Unit* unit) {

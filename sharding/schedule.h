@@ -64,8 +64,6 @@ class Schedule {
   void Forget(Unit* unit);
   // The end of a backward, a step: frees every unit that is not pinned.
   void Border();
-  // Gathers ahead what is expected to come first after a border.
-  void PrefetchFirst();
 
   // When `unit` is touched in `phase`, gathers `next` ahead, in that order,
   // instead of what the record says; nothing if empty.

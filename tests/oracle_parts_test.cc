@@ -153,14 +153,14 @@ LossScaling Scaling(double scale, int64_t window, int64_t hysteresis) {
 
 TEST(OracleScale, DoublesAfterWindowsWithoutOverflow) {
   EXPECT_THAT(ScalesAfter(OracleScale(Scaling(16, 2, 1)), "......"),
-              ElementsAre(16, 16, 32, 32, 64, 64));
+              ElementsAre(16, 32, 32, 64, 64, 128));
   EXPECT_THAT(ScalesAfter(OracleScale(Scaling(16, 2, 1)), "..x...."),
-              ElementsAre(16, 16, 8, 8, 8, 16, 16));
+              ElementsAre(16, 32, 16, 16, 32, 32, 64));
 }
 
 TEST(OracleScale, HalvesAfterAsManyOverflowsAsHysteresisSays) {
   EXPECT_THAT(ScalesAfter(OracleScale(Scaling(16, 2, 2)), "x.xx...xx"),
-              ElementsAre(16, 16, 8, 4, 4, 4, 8, 8, 4));
+              ElementsAre(16, 16, 8, 4, 4, 8, 8, 8, 4));
   EXPECT_THAT(ScalesAfter(OracleScale(Scaling(16, 2, 0)), "xxxx"),
               ElementsAre(16, 16, 16, 16));
   LossScaling consecutive = Scaling(16, 9, 2);

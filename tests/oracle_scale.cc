@@ -20,11 +20,10 @@ void OracleScale::Update(bool overflow) {
     return;
   }
   if (options_.consecutive_hysteresis) overflows_left_ = options_.hysteresis;
-  if (good_steps_ > 0 && good_steps_ % options_.window == 0) {
+  if (++good_steps_ % options_.window == 0) {
     overflows_left_ = options_.hysteresis;
     scale_ *= 2;
   }
-  ++good_steps_;
 }
 
 }  // namespace tessera

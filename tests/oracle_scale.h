@@ -1,5 +1,5 @@
-// The loss scale as the oracle works it out, by DeepSpeed's rules (0.19.8,
-// runtime/fp16/loss_scaler.py).
+// The loss scale as the oracle works it out, by DeepSpeed's rules
+// (DynamicLossScaler).
 #ifndef TESTS_ORACLE_SCALE_H_
 #define TESTS_ORACLE_SCALE_H_
 
@@ -10,8 +10,8 @@ namespace tessera {
 struct LossScaling {
   double scale = 65536;  // the first, or the only one
   bool dynamic = true;
-  // The scale doubles after a step without overflow if those before it, since
-  // the last overflow or the start, are 1, 2, ... times so many.
+  // The scale doubles after so many steps without overflow since the last
+  // overflow, doubling or the start.
   int64_t window = 1000;
   // The scale halves from the n-th overflow on that follows the start or a
   // doubling. 0: never.
