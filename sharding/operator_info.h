@@ -28,6 +28,8 @@ struct OperatorInfo {
   // User code cannot run inside of aten operators, so the tag is excluded below
   // them (cost); everywhere else it must be seen (captured weights).
   bool aten = false;
+  // aten::_to_copy: makes the copy of a cast.
+  bool copies = false;
   // Operators of c10d return before they have finished.
   bool c10d = false;
   // Per argument: its schema says that it is written, or it might be (operators

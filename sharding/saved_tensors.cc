@@ -2,16 +2,16 @@
 
 #include <atomic>
 #include <memory>
-#include <sstream>
 #include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "sharding/registry.h"
+#include "sharding/saved_casts.h"
 #include "sharding/storage_access.h"
 #include "sharding/unit.h"
-#include "torch/csrc/autograd/anomaly_mode.h"
+#include "sharding/version_error.h"
 #include "torch/csrc/autograd/engine.h"
 #include "torch/csrc/autograd/function.h"
 #include "torch/csrc/autograd/graph_task.h"
@@ -71,30 +71,14 @@ NodePins& NodePins::OfThread() {
   return *mine;
 }
 
-// libtorch's words, which users search for.
-std::string VersionError(const at::Tensor& tensor, int64_t saved) {
-  std::ostringstream out;
-  out << "one of the variables needed for gradient computation has been "
-         "modified by an inplace operation: ["
-      << tensor.toString() << " " << tensor.sizes() << "] is at version "
-      << tensor._version() << "; expected version " << saved << " instead.";
-  if (autograd::AnomalyMode::is_enabled()) {
-    out << " Hint: the backtrace further above shows the operation that failed "
-           "to compute its gradient. The variable in question was changed in "
-           "there or anywhere later. Good luck!";
-  } else {
-    out << " Hint: enable anomaly detection to find the operation that failed "
-           "to compute its gradient, with "
-           "torch.autograd.set_detect_anomaly(True, check_nan=False).";
-  }
-  return out.str();
-}
-
 // One saved tensor. Keeps an alias without history (no cycle through an
-// output's grad_fn) that shares the version counter.
+// output's grad_fn) that shares the version counter; nothing of a parameter's
+// cast.
 class SavedTensor : public autograd::SavedVariableHooks {
  public:
   void call_pack_hook(const at::Tensor& tensor) override {
+    cast_ = SavedCast::Of(tensor);
+    if (cast_ != nullptr) return;
     alias_ = at::Tensor(tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(
         autograd::impl::version_counter(tensor),
         /*allow_tensor_metadata_change=*/true));
@@ -106,12 +90,20 @@ class SavedTensor : public autograd::SavedVariableHooks {
   }
 
   at::Tensor call_unpack_hook() override {
-    TORCH_CHECK(alias_._version() == version_, VersionError(alias_, version_));
+    if (cast_ != nullptr) {
+      cast_->CheckVersions();
+      NodePins::OfThread().Add(cast_->unit());
+      return cast_->Make();
+    }
+    TORCH_CHECK(alias_._version() == version_,
+                VersionError(alias_.toString(), alias_.sizes(), version_,
+                             alias_._version()));
     if (unit_ != nullptr) NodePins::OfThread().Add(unit_);
     return alias_;
   }
 
  private:
+  std::unique_ptr<SavedCast> cast_;  // null: all that follows is set
   at::Tensor alias_;
   int64_t version_ = 0;
   std::shared_ptr<Unit> unit_;  // null: an ordinary tensor

@@ -1,7 +1,8 @@
 // Saved tensors that alias a unit: autograd keeps only "which view of which
 // parameter, at which version", and the unit is gathered when backward unpacks
 // it, pinned until the node that asked for it is done (its code may use raw
-// pointers). So backward gathers exactly the units whose values it needs.
+// pointers). So backward gathers exactly the units whose values it needs. Of a
+// parameter's cast to another dtype it keeps no more (sharding/saved_casts.h).
 //
 // Reached through libtorch's default saved-variable hooks, which a subclass of
 // autograd's Engine gives out. With hooks libtorch does not check versions, so

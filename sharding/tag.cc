@@ -1,5 +1,6 @@
 #include "sharding/tag.h"
 
+#include <optional>
 #include <utility>
 
 #include "ATen/core/dispatch/Dispatcher.h"
@@ -7,9 +8,11 @@
 #include "ATen/core/stack.h"
 #include "base/torch_guard.h"
 #include "c10/core/impl/LocalDispatchKeySet.h"
+#include "sharding/autocast.h"
 #include "sharding/operator_info.h"
 #include "sharding/rebind.h"
 #include "sharding/registry.h"
+#include "sharding/saved_casts.h"
 #include "sharding/storage_access.h"
 #include "sharding/torch_scope.h"
 #include "sharding/unit.h"
@@ -83,10 +86,47 @@ void Redispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   }
 }
 
+// As Redispatch, while autocast is on. Its casts must be seen: nothing is
+// excluded.
+void RedispatchUnderAutocast(const c10::OperatorHandle& op,
+                             c10::DispatchKeySet keys,
+                             torch::jit::Stack* stack) {
+  std::optional<NoAutocastCache> no_cache;
+  if (AutocastTakes(keys)) no_cache.emplace();
+  Redispatch(op, keys, stack, /*exclude=*/false);
+}
+
+// aten::_to_copy: what it casts is not kept for backward.
+void RedispatchCopy(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                    torch::jit::Stack* stack) {
+  const at::Tensor source =
+      torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
+  Redispatch(op, keys, stack, /*exclude=*/true);
+  c10::IValue& cast = stack->back();
+  cast = WithCachedHistory(source, cast.toTensor());
+  RememberCast(source, cast.toTensor());
+}
+
+void Compute(const c10::OperatorHandle& op, const OperatorInfo& info,
+             c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const size_t num_returns = op.schema().returns().size();
+  PinSet pins;
+  PinArguments(info, *stack, &pins);
+  if (info.copies) {
+    RedispatchCopy(op, keys, stack);
+  } else if (AutocastIsOn()) {
+    RedispatchUnderAutocast(op, keys, stack);
+  } else {
+    Redispatch(op, keys, stack, /*exclude=*/info.aten);
+  }
+  if (pins.empty()) return;
+  TagAliases(num_returns, *stack);
+  if (info.c10d) WaitForWork(num_returns, *stack);
+}
+
 void Fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
               torch::jit::Stack* stack) {
   const OperatorInfo& info = OperatorInfo::Of(op);
-  const size_t num_returns = op.schema().returns().size();
   switch (info.kind) {
     case OperatorInfo::Kind::kSet:
       if (SetBecomesWrite(op, stack)) return;
@@ -96,17 +136,12 @@ void Fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
       [[fallthrough]];
     case OperatorInfo::Kind::kTransparent:
       Redispatch(op, keys, stack, /*exclude=*/false);
-      TagAliases(num_returns, *stack);
+      TagAliases(op.schema().returns().size(), *stack);
       return;
     case OperatorInfo::Kind::kCompute:
       break;
   }
-  PinSet pins;
-  PinArguments(info, *stack, &pins);
-  Redispatch(op, keys, stack, /*exclude=*/info.aten);
-  if (pins.empty()) return;
-  TagAliases(num_returns, *stack);
-  if (info.c10d) WaitForWork(num_returns, *stack);
+  Compute(op, info, keys, stack);
 }
 
 TORCH_LIBRARY_IMPL(_, DeferredInit, m) {
