@@ -50,6 +50,7 @@ OperatorInfo Classify(const c10::FunctionSchema& schema) {
   info.aten = name.compare(0, 6, "aten::") == 0;
   info.c10d = name.compare(0, 6, "c10d::") == 0;
   info.copies = name == "aten::_to_copy";
+  info.input_casts = InputCastsOf(name);
   if (name == "aten::set_") {
     info.kind = OperatorInfo::Kind::kSet;
   } else if (name == "aten::_has_compatible_shallow_copy_type") {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ATen/core/dispatch/Dispatcher.h"
+#include "sharding/cast_inputs.h"
 
 namespace tessera {
 
@@ -30,6 +31,8 @@ struct OperatorInfo {
   bool aten = false;
   // aten::_to_copy: makes the copy of a cast.
   bool copies = false;
+  // What is done where its unit wants its inputs cast.
+  InputCasts input_casts = InputCasts::kNone;
   // Operators of c10d return before they have finished.
   bool c10d = false;
   // Per argument: its schema says that it is written, or it might be (operators

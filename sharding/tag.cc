@@ -9,6 +9,7 @@
 #include "base/torch_guard.h"
 #include "c10/core/impl/LocalDispatchKeySet.h"
 #include "sharding/autocast.h"
+#include "sharding/cast_inputs.h"
 #include "sharding/operator_info.h"
 #include "sharding/rebind.h"
 #include "sharding/registry.h"
@@ -45,9 +46,11 @@ bool OutsideOfGraph() {
          torch::autograd::get_current_graph_task_id() == -1;
 }
 
-void PinArguments(const OperatorInfo& info, const torch::jit::Stack& stack,
+// Returns whether one of the units wants its inputs cast.
+bool PinArguments(const OperatorInfo& info, const torch::jit::Stack& stack,
                   PinSet* pins) {
   const bool outside = OutsideOfGraph();
+  bool casts_inputs = false;
   ForEachTensor(stack, info.writes.size(), [&](const at::Tensor& t, size_t i) {
     if (!t.defined() || !HasTag(t)) return;
     Owned owned = Registry::Global().Find(t);
@@ -55,7 +58,9 @@ void PinArguments(const OperatorInfo& info, const torch::jit::Stack& stack,
     pins->Add(owned.unit);
     if (info.writes[i]) owned.unit->MarkDirty();
     if (outside) owned.unit->MarkUsedWithoutGrad();
+    casts_inputs |= owned.unit->cast_inputs();
   });
+  return casts_inputs;
 }
 
 void TagAliases(size_t num_returns, const torch::jit::Stack& stack) {
@@ -111,7 +116,12 @@ void Compute(const c10::OperatorHandle& op, const OperatorInfo& info,
              c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const size_t num_returns = op.schema().returns().size();
   PinSet pins;
-  PinArguments(info, *stack, &pins);
+  const bool casts_inputs = PinArguments(info, *stack, &pins);
+  std::optional<at::ScalarType> result_dtype;
+  if (casts_inputs && info.input_casts != InputCasts::kNone &&
+      !AutocastTakes(keys)) {
+    result_dtype = CastInputs(op, info.input_casts, stack);
+  }
   if (info.copies) {
     RedispatchCopy(op, keys, stack);
   } else if (AutocastIsOn()) {
@@ -119,6 +129,7 @@ void Compute(const c10::OperatorHandle& op, const OperatorInfo& info,
   } else {
     Redispatch(op, keys, stack, /*exclude=*/info.aten);
   }
+  if (result_dtype) CastFirstResult(num_returns, *result_dtype, stack);
   if (pins.empty()) return;
   TagAliases(num_returns, *stack);
   if (info.c10d) WaitForWork(num_returns, *stack);
