@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "sharding/residency.h"
 #include "sharding/saved_tensors.h"
+#include "sharding/schedule.h"
 #include "tests/tagged_storage_util.h"
 
 namespace tessera {
@@ -27,10 +27,11 @@ class Owner {
   explicit Owner(const Tensors& tensors, bool cast_inputs = true) {
     InstallSavedTensorHooks();
     for (const at::Tensor& t : tensors) {
-      auto unit = Unit::Prepare("unit", {{"p", t}}, /*first_index=*/0,
-                                Stage::Of(3), comm_, residency_);
+      UnitOptions options;
+      options.stage = Stage::Of(3);
+      options.cast_inputs = cast_inputs;
+      auto unit = Unit::Prepare("unit", {{"p", t}}, options, comm_, schedule_);
       TESSERA_EXPECT_OK(unit);
-      unit.value()->set_cast_inputs(cast_inputs);
       unit.value()->Adopt();
       Registry::Global().Add(unit.value());
       units_.push_back(*std::move(unit));
@@ -49,8 +50,11 @@ class Owner {
 
  private:
   std::shared_ptr<SpyCommunicator> comm_ = std::make_shared<SpyCommunicator>();
-  std::shared_ptr<Residency> residency_ =
-      std::make_shared<Residency>(/*live_units=*/0);
+  std::shared_ptr<Schedule> schedule_ = [] {
+    ScheduleOptions options;
+    options.max_live = 0;
+    return std::make_shared<Schedule>(options);
+  }();
   std::vector<std::shared_ptr<Unit>> units_;
 };
 
