@@ -122,7 +122,7 @@ Gradients::~Gradients() {
       }
     }
   }
-  (void)FinishUntil(0);  // a collective may still write into our buffers
+  (void)FinishAll();  // a collective may still write into our buffers
 }
 
 void Gradients::Arrived(int unit_index, int parameter,
@@ -167,22 +167,18 @@ absl::Status Gradients::LaunchReady(bool all) {
       ready.push_back(unit);
     }
     if (ready.empty()) continue;
-    TESSERA_RETURN_IF_ERROR(FinishUntil(options_.overlap ? 1 : 0));
+    TESSERA_RETURN_IF_ERROR(FinishAll());
     TESSERA_ASSIGN_OR_RETURN(auto reduction,
                              Reduction::Start(std::move(ready), mean()));
-    in_flight_.push_back(std::move(reduction));
-    if (!options_.overlap) TESSERA_RETURN_IF_ERROR(FinishUntil(0));
+    in_flight_ = std::move(reduction);
+    if (!options_.overlap) TESSERA_RETURN_IF_ERROR(FinishAll());
   }
   return absl::OkStatus();
 }
 
-absl::Status Gradients::FinishUntil(size_t in_flight) {
-  absl::Status first;
-  while (in_flight_.size() > in_flight) {
-    first.Update(in_flight_.front()->Finish());
-    in_flight_.pop_front();
-  }
-  return first;
+absl::Status Gradients::FinishAll() {
+  if (in_flight_ == nullptr) return absl::OkStatus();
+  return std::exchange(in_flight_, nullptr)->Finish();
 }
 
 absl::Status Gradients::Run(const std::function<void()>& backward,
@@ -219,7 +215,7 @@ absl::Status Gradients::EndLocal(const absl::Status& backward) {
 
 absl::Status Gradients::ReduceRest(absl::Status mine) {
   absl::Status reduced = LaunchReady(/*all=*/true);
-  reduced.Update(FinishUntil(0));
+  reduced.Update(FinishAll());
   if (!reduced.ok()) {
     // The others wait in a reduction, not in the agreement.
     mine.Update(reduced);
@@ -257,7 +253,7 @@ absl::Status Gradients::AgreeOnFailing(const absl::Status& mine) {
   }
   comm_->Announce(mine);
   if (comm_->AllAnnounced(kAllFailedWait)) return absl::OkStatus();
-  (void)FinishUntil(0);
+  (void)FinishAll();
   Discard();
   return mine;
 }

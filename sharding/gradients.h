@@ -28,7 +28,6 @@
 #define SHARDING_GRADIENTS_H_
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -116,7 +115,7 @@ class Gradients {
   void MakeBuckets();
   void Arrived(int unit, int parameter, const at::Tensor& tensor);
   absl::Status LaunchReady(bool all);
-  absl::Status FinishUntil(size_t in_flight);
+  absl::Status FinishAll();
   absl::Status EndLocal(const absl::Status& backward);
   absl::Status ReduceRest(absl::Status mine);
   absl::Status AgreeOnFailing(const absl::Status& mine);
@@ -135,9 +134,9 @@ class Gradients {
   const GradientOptions options_;
   // In the order in which they are launched.
   std::vector<std::vector<UnitGradient*>> buckets_;
-  const MicroBatch* running_ = nullptr;  // within Run
-  size_t cursor_ = 0;                    // buckets launched
-  std::deque<std::unique_ptr<Reduction>> in_flight_;
+  const MicroBatch* running_ = nullptr;   // within Run
+  size_t cursor_ = 0;                     // buckets launched
+  std::unique_ptr<Reduction> in_flight_;  // one at most
   double total_weight_ = 0;
   // Of Runs that did not reduce: their weights, and what went wrong.
   double local_weight_ = 0;

@@ -24,20 +24,11 @@ absl::Status Reduction::StartAlone() {
       absl::StrCat("reduction of the gradients of unit ", unit.name())};
   TESSERA_ASSIGN_OR_RETURN(const at::Tensor whole,
                            units_[0]->Outgoing(mean_.predivide));
-  at::Tensor mine = whole.narrow(0, unit.owned().begin, unit.owned().numel());
-  if (!unit.stage().sharded_optimizer) {
-    done_ = comm->AllReduceSum(whole, tag);
-  } else {
-    if (unit.stage().sharded_gradients) {
-      TESSERA_ASSIGN_OR_RETURN(
-          memory_->sums,
-          FlatBuffer::Allocate(unit.owned().numel(), unit.reduce_dtype(),
-                               unit.device(), MemoryKind::kGradients,
-                               Fill::kNone));
-      mine = memory_->sums.View();
-    }
-    done_ = comm->ReduceScatterSum(whole, mine, tag);
-  }
+  const at::Tensor mine =
+      whole.narrow(0, unit.owned().begin, unit.owned().numel());
+  done_ = unit.stage().sharded_optimizer
+              ? comm->ReduceScatterSum(whole, mine, tag)
+              : comm->AllReduceSum(whole, tag);
   sums_.push_back(mine);
   return absl::OkStatus();
 }
@@ -51,10 +42,10 @@ absl::Status Reduction::StartPacked() {
   int64_t part = 0;  // elements of one rank
   for (UnitGradient* u : units_) part += u->unit().owned().numel();
   TESSERA_ASSIGN_OR_RETURN(
-      memory_->packed,
+      packed_,
       FlatBuffer::Allocate(part * parts, first.reduce_dtype(), first.device(),
                            MemoryKind::kGradients, Fill::kNone));
-  const at::Tensor packed = memory_->packed.View().view({parts, part});
+  const at::Tensor packed = packed_.View().view({parts, part});
   int64_t at = 0;
   for (UnitGradient* u : units_) {
     const int64_t n = u->unit().owned().numel();
@@ -66,10 +57,10 @@ absl::Status Reduction::StartPacked() {
   const CommTag tag{absl::StrCat("reduction of the gradients of ",
                                  units_.size(), " units, ", first.name(),
                                  " to ", units_.back()->unit().name())};
-  at::Tensor mine = memory_->packed.View();
+  at::Tensor mine = packed_.View();
   if (sharded) {
     mine = packed.select(0, comm->rank());
-    done_ = comm->ReduceScatterSum(memory_->packed.View(), mine, tag);
+    done_ = comm->ReduceScatterSum(packed_.View(), mine, tag);
   } else {
     done_ = comm->AllReduceSum(mine, tag);
   }
@@ -85,8 +76,7 @@ absl::Status Reduction::StartPacked() {
 absl::Status Reduction::Finish() {
   TESSERA_RETURN_IF_ERROR(done_.Wait());
   for (size_t i = 0; i < units_.size(); ++i) {
-    TESSERA_RETURN_IF_ERROR(
-        units_[i]->TakeSums(sums_[i], mean_.divisor, memory_));
+    TESSERA_RETURN_IF_ERROR(units_[i]->TakeSums(sums_[i], mean_.divisor));
   }
   return absl::OkStatus();
 }

@@ -35,9 +35,6 @@ class Reduction {
   absl::Status Finish();
 
  private:
-  struct Memory {
-    FlatBuffer packed, sums;
-  };
   Reduction(std::vector<UnitGradient*> units, MeanOptions mean)
       : units_(std::move(units)), mean_(mean) {}
   absl::Status StartAlone();
@@ -45,7 +42,7 @@ class Reduction {
 
   std::vector<UnitGradient*> units_;
   MeanOptions mean_;
-  std::shared_ptr<Memory> memory_ = std::make_shared<Memory>();
+  FlatBuffer packed_;             // of several units
   std::vector<at::Tensor> sums_;  // by unit, [owned]
   CommFuture done_;
 };

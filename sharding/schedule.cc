@@ -40,12 +40,13 @@ void Schedule::Touch(Unit* unit) {
   const auto entry = entries_.find(unit);
   if (entry == entries_.end()) return;
   Unit* const previous = newest_.exchange(unit, std::memory_order_relaxed);
-  history_->Append(entry->second.index);
+  const bool expected =
+      history_->Append(entry->second.index, CurrentPhase() == Phase::kBackward);
   MarkTouched(unit);
-  if (previous != nullptr && !Keeps(previous)) {
-    previous->FreeWhenUnpinned();
-    whole_.erase(std::remove(whole_.begin(), whole_.end(), previous),
-                 whole_.end());
+  if (!expected) {
+    Reconsider(unit);
+  } else if (previous != nullptr) {
+    FreeUnlessKept(previous);
   }
   MakeRoom(unit);
   Prefetch(unit);
@@ -54,6 +55,20 @@ void Schedule::Touch(Unit* unit) {
 void Schedule::MarkTouched(Unit* unit) {
   whole_.erase(std::remove(whole_.begin(), whole_.end(), unit), whole_.end());
   whole_.push_back(unit);
+}
+
+void Schedule::FreeUnlessKept(Unit* unit) {
+  if (Keeps(unit)) return;
+  unit->FreeWhenUnpinned();
+  whole_.erase(std::remove(whole_.begin(), whole_.end(), unit), whole_.end());
+}
+
+// What was kept or gathered for another path goes.
+void Schedule::Reconsider(Unit* current) {
+  const std::vector<Unit*> units = whole_;
+  for (Unit* unit : units) {
+    if (unit != current) FreeUnlessKept(unit);
+  }
 }
 
 bool Schedule::Keeps(Unit* unit) {

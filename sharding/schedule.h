@@ -84,6 +84,8 @@ class Schedule {
     std::unique_ptr<std::vector<Unit*>> prefetch[2];
   };
 
+  void FreeUnlessKept(Unit* unit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Reconsider(Unit* current) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Keeps(Unit* unit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void MakeRoom(Unit* unit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Prefetch(Unit* current) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -11,21 +11,27 @@ TouchHistory::TouchHistory(std::vector<int64_t> numel, size_t capacity)
   Append(kBorder);
 }
 
-void TouchHistory::Append(int unit) {
+bool TouchHistory::Append(int unit, bool backward) {
   if (touches_.size() >= capacity_) Forget();
-  const bool as_expected = Expected(0) == unit;
-  touches_.push_back(unit);
+  return AppendTouch(unit < 0 ? unit : unit * 2 + (backward ? 1 : 0));
+}
+
+bool TouchHistory::AppendTouch(int touch) {
+  const bool as_expected = place_ != kNone && place_ + 1 < touches_.size() &&
+                           touches_[place_ + 1] == touch;
+  touches_.push_back(touch);
   if (as_expected) {
     ++place_;
   } else {
     FindPlace();
   }
   Index(touches_.size() - 1);
+  return as_expected;
 }
 
 int TouchHistory::Expected(size_t k) const {
   if (place_ == kNone || place_ + 1 + k >= touches_.size()) return kUnknown;
-  return touches_[place_ + 1 + k];
+  return UnitOf(touches_[place_ + 1 + k]);
 }
 
 bool TouchHistory::ReusedWithin(int unit, int64_t elements) const {
@@ -69,7 +75,7 @@ void TouchHistory::Forget() {
   touches_.clear();
   for (auto& index : index_) index.clear();
   place_ = kNone;
-  for (int unit : kept) Append(unit);
+  for (int touch : kept) AppendTouch(touch);
 }
 
 }  // namespace tessera

@@ -1,4 +1,5 @@
-// TouchHistory: in which order units were used, and from that what comes next.
+// TouchHistory: in which order units were used, forward and backward, and from
+// that what comes next.
 //
 // There is no recorded "step" to replay: evaluation, sampling, two forwards or
 // a checkpoint's recomputation may come at any time. Instead every touch is
@@ -34,8 +35,9 @@ class TouchHistory {
   // remembered; some steps of every model by default.
   explicit TouchHistory(std::vector<int64_t> numel, size_t capacity = 0);
 
-  // `unit` (or kBorder) is touched now.
-  void Append(int unit);
+  // `unit` (or kBorder) is touched now, in a backward or not. Returns whether
+  // that was expected.
+  bool Append(int unit, bool backward = false);
 
   // The k-th touch after now, k = 0 the next: a unit, kBorder, or kUnknown
   // where the past does not tell.
@@ -51,6 +53,7 @@ class TouchHistory {
   static constexpr size_t kContexts[] = {8, 4, 2, 1};
   static constexpr size_t kNone = SIZE_MAX;
 
+  bool AppendTouch(int touch);
   uint64_t Context(size_t end, size_t length) const;
   void Index(size_t end);
   void FindPlace();
@@ -58,7 +61,9 @@ class TouchHistory {
 
   std::vector<int64_t> numel_;
   const size_t capacity_;
-  std::vector<int> touches_;
+  static int UnitOf(int touch) { return touch < 0 ? touch : touch / 2; }
+
+  std::vector<int> touches_;  // unit * 2 + backward, or kBorder
   // By context: where it ended last.
   std::unordered_map<uint64_t, size_t> index_[4];
   size_t place_ = kNone;  // looks like the last touch

@@ -63,6 +63,23 @@ TEST(TouchHistory, FindsItsWayBackAfterAnotherPath) {
   EXPECT_THAT(Next(history, 2), ElementsAre(1, 0));
 }
 
+// The first backward goes another way than the forward before it.
+TEST(TouchHistory, ForwardSaysNothingOfBackward) {
+  TouchHistory history({1, 1, 1});
+  Touch(&history, {0, 1, 2});
+  history.Append(2, /*backward=*/true);
+  EXPECT_FALSE(history.KnowsNext());
+  history.Append(1, /*backward=*/true);
+  EXPECT_FALSE(history.KnowsNext());
+}
+
+TEST(TouchHistory, SaysWhetherATouchWasExpected) {
+  TouchHistory history({1, 1, 1});
+  Touch(&history, kStep);
+  EXPECT_TRUE(history.Append(0));
+  EXPECT_FALSE(history.Append(2));
+}
+
 TEST(TouchHistory, EvaluationHasARecordOfItsOwn) {
   TouchHistory history({1, 1, 1, 1});
   const std::vector<int> evaluation = {0, 1, 3, kBorder};

@@ -140,12 +140,19 @@ at::Tensor UnitGradient::Mean(const at::Tensor& sums, double divisor) const {
   return divisor == 1 ? wide : wide.div(divisor);
 }
 
-absl::Status UnitGradient::TakeSums(const at::Tensor& sums, double divisor,
-                                    std::shared_ptr<void> memory) {
+absl::Status UnitGradient::TakeSums(const at::Tensor& sums, double divisor) {
   if (accumulating()) {
-    sums_ = sums;
     divisor_ = divisor;
-    sums_memory_ = std::move(memory);
+    sums_ = sums;
+    const bool stays = !unit_->stage().sharded_gradients &&
+                       sums.data_ptr() == local_.data(unit_->owned().begin);
+    if (!stays) {
+      TESSERA_ASSIGN_OR_RETURN(
+          sums_memory_, FlatBuffer::Allocate(
+                            sums.numel(), sums.scalar_type(), unit_->device(),
+                            MemoryKind::kGradients, Fill::kNone));
+      sums_ = sums_memory_.View().copy_(sums);
+    }
   } else {
     at::Tensor to;
     if (reduces_in_place()) {
@@ -156,8 +163,8 @@ absl::Status UnitGradient::TakeSums(const at::Tensor& sums, double divisor,
     }
     if (to.data_ptr() != sums.data_ptr()) to.copy_(sums);
     if (divisor != 1) to.div_(divisor);
-    outgoing_.Reset();
   }
+  outgoing_.Reset();
   if (unit_->stage().sharded_gradients) local_.Reset();
   return absl::OkStatus();
 }
@@ -234,7 +241,7 @@ void UnitGradient::DropMicroBatch() {
   held_.assign(expected_.size(), at::Tensor());
   sent_ = late_ = false;
   sums_.reset();
-  sums_memory_.reset();
+  sums_memory_.Reset();
   outgoing_.Reset();
   if (unit_->stage().sharded_gradients) local_.Reset();
 }

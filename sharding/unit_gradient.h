@@ -60,10 +60,9 @@ class UnitGradient {
   // The local flat gradient [P] in the reduce dtype, divided by `predivide`;
   // what did not arrive is zero. Gradients that come from now on are held.
   absl::StatusOr<at::Tensor> Outgoing(double predivide);
-  // The sums over ranks of the owned part, [owned] of the reduce dtype, which
-  // `memory` keeps alive; the mean is sums / divisor.
-  absl::Status TakeSums(const at::Tensor& sums, double divisor,
-                        std::shared_ptr<void> memory);
+  // The sums over ranks of the owned part, [owned] of the reduce dtype, copied
+  // or in place; the mean is sums / divisor.
+  absl::Status TakeSums(const at::Tensor& sums, double divisor);
   // Adds to the step's gradient those parameters that arrived on some rank (the
   // agreement of all). LOCAL.
   absl::Status Commit(const std::vector<bool>& arrived);
@@ -115,9 +114,9 @@ class UnitGradient {
   bool sent_ = false;
   bool late_ = false;
   // Sums of a micro-batch that is to be added to earlier ones.
-  at::Tensor sums_;
+  at::Tensor sums_;  // [owned], in local_ or in
+  FlatBuffer sums_memory_;
   double divisor_ = 1;
-  std::shared_ptr<void> sums_memory_;
 
   FlatBuffer local_;     // [P]
   FlatBuffer outgoing_;  // [P], where local_ is of another dtype
