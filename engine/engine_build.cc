@@ -160,11 +160,20 @@ absl::Status Engine::Impl::ChooseStage(absl::Span<const FlatPlan> flats) {
   return absl::OkStatus();
 }
 
+// Null if what a forward leaves is sharded over all ranks.
+absl::StatusOr<std::shared_ptr<Communicator>> Engine::Impl::ReshardGroup() {
+  const int n = settings_.reshard_group_size;
+  if (n == 0 || n == comm_->world_size() || stage_ < 3) return nullptr;
+  return comm_->Split(comm_->rank() / n, CommTag{"groups to reshard to"});
+}
+
 // Unit by unit on all ranks, so that all know what has been taken over.
 absl::Status Engine::Impl::TakeOver(std::vector<FlatPlan> flats) {
+  TESSERA_ASSIGN_OR_RETURN(const auto group, ReshardGroup());
   std::vector<Unit*> sharded;
   for (auto& flat : flats) {
-    const UnitOptions options = UnitOptionsOf(settings_, flat, stage_);
+    UnitOptions options = UnitOptionsOf(settings_, flat, stage_);
+    if (options.stage.sharded_parameters) options.reshard_group = group;
     auto unit = Unit::Prepare(flat.name, std::move(flat.parameters), options,
                               comm_, schedule_);
     TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(unit.status(), "Engine::Create"));

@@ -72,6 +72,7 @@ class Engine::Impl {
 
   absl::StatusOr<Partition> Plan();
   absl::Status ChooseStage(absl::Span<const FlatPlan> flats);
+  absl::StatusOr<std::shared_ptr<Communicator>> ReshardGroup();
   absl::Status TakeOver(std::vector<FlatPlan> flats);
   absl::Status ConvertBuffers();
   void GiveBuffersBack();

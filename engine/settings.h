@@ -47,7 +47,7 @@ Settings SettingsOf(const proto::Config& config, const EngineOptions& options,
 at::ScalarType WorkingDtype(const Settings& settings,
                             const NamedParameter& parameter);
 
-// For the unit of a flat, at a stage.
+// For the unit of a flat, at a stage; without the reshard group.
 UnitOptions UnitOptionsOf(const Settings& settings, const FlatPlan& flat,
                           int stage);
 

@@ -134,6 +134,9 @@ void Schedule::Border() {
   std::vector<Unit*> units;
   units.swap(whole_);
   for (Unit* unit : units) unit->FreeWhenUnpinned();
+  for (Unit* unit : units_) {
+    if (unit != nullptr) unit->DropSecondary();
+  }
 }
 
 void Schedule::SetPrefetch(Unit* unit, Phase phase, std::vector<Unit*> next) {

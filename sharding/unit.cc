@@ -157,52 +157,9 @@ void Unit::ShowAll() {
   for (const auto& storage : storages_) ShowStorage(storage.get());
 }
 
-// Starts the all-gather; Settle waits for it.
-absl::Status Unit::Launch() {
-  TorchScope scope;
-  auto whole = FlatBuffer::Allocate(layout_.whole_numel(), dtype_, device_,
-                                    MemoryKind::kWorking, Fill::kNone);
-  if (!whole.ok()) {
-    comm_->Announce(whole.status());  // the others wait for our part
-    return whole.status();
-  }
-  whole_ = *std::move(whole);
-  schedule_->AddLive(layout_.whole_numel());
-  arriving_ =
-      comm_->AllGather(shard_.Bytes(), whole_.Bytes(),
-                       CommTag{absl::StrCat("all-gather of unit ", name_)});
-  return absl::OkStatus();
-}
-
-// What is on its way has come.
-absl::Status Unit::Settle() {
-  if (!arriving_.valid()) return absl::OkStatus();
-  const CommFuture arriving = std::exchange(arriving_, CommFuture());
-  absl::Status status = arriving.Wait();
-  if (!options_.stage.sharded_parameters) {
-    ShowAll();
-  } else if (status.ok()) {
-    PointAll();
-  } else {
-    whole_.Reset();
-    schedule_->AddLive(-layout_.whole_numel());
-  }
-  return status;
-}
-
-absl::Status Unit::Gather() {
-  TESSERA_RETURN_IF_ERROR(std::exchange(failed_, absl::OkStatus()));
-  if (!whole_.defined()) TESSERA_RETURN_IF_ERROR(Launch());
-  return Settle();
-}
-
-void Unit::StartGather() {
-  absl::MutexLock lock(&mutex_);
-  if (life_ == Life::kOwned && !whole_.defined()) failed_ = Launch();
-}
-
 void Unit::Free() {
   if (dirty_.exchange(false)) WriteBack();
+  KeepSecondary();
   for (size_t i = 0; i < storages_.size(); ++i) {
     UnpointStorage(storages_[i].get(), freed_errors_[i], device_);
   }
@@ -250,7 +207,7 @@ absl::Status Unit::Pin() {
   }
   // kReleased: by a graph that outlived the engine.
   if (life_ == Life::kOwned) {
-    if (!whole_.defined() || arriving_.valid() || !failed_.ok()) {
+    if (!whole_.defined() || arriving_.has_value() || !failed_.ok()) {
       TESSERA_RETURN_IF_ERROR(Gather());
     } else if (sharded && pins_ == 0) {
       ShowAll();

@@ -75,6 +75,11 @@ struct UnitOptions {
   bool cast_inputs = false;
   // Debugging: keeps a fingerprint of what was written (TakeWritten).
   bool check_writes = false;
+  // A group of n neighbouring ranks, n a divisor of the world size: a unit that
+  // is freed after its forward leaves P / n elements with each of them, from
+  // which its backward gathers. FSDP2's reshard_after_forward = n, DeepSpeed's
+  // hpZ.
+  std::shared_ptr<Communicator> reshard_group;
 };
 
 class Unit {
@@ -117,6 +122,8 @@ class Unit {
   bool TryFree();
   // The same, now or when the last pin goes.
   void FreeWhenUnpinned();
+  // Forgets what reshard_group holds. LOCAL.
+  void DropSecondary();
 
   // Says that values may have been changed through the whole copy. LOCAL.
   void MarkDirty() { dirty_.store(true, std::memory_order_relaxed); }
@@ -188,9 +195,11 @@ class Unit {
   absl::Status Allocate();
   bool needs_masters() const { return master_dtype_ != dtype_; }
   void Convert() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status AllocateWhole() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Launch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Settle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Gather() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void KeepSecondary() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WriteBack() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Free() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void PointAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -229,12 +238,15 @@ class Unit {
   bool free_when_unpinned_ ABSL_GUARDED_BY(mutex_) = false;
   Life life_ ABSL_GUARDED_BY(mutex_) = Life::kReleased;
   // A gather or a publication on its way; the parameters are hidden till then.
-  CommFuture arriving_ ABSL_GUARDED_BY(mutex_);
+  std::optional<CommFuture> arriving_ ABSL_GUARDED_BY(mutex_);
   absl::Status failed_ ABSL_GUARDED_BY(mutex_);  // to be launched
   uint64_t written_ ABSL_GUARDED_BY(mutex_) = 0;
   FlatBuffer master_;  // [owned], where it is not the working copy
   FlatBuffer shard_;   // [S] working, where parameters are sharded
-  FlatBuffer whole_;   // [P] working, undefined while freed
+  // [P / n] working; holds values from the end of a forward to the next border.
+  FlatBuffer secondary_;
+  bool secondary_holds_ = false;
+  FlatBuffer whole_;  // [P] working, undefined while freed
 };
 
 // Pins of one scope, released at its end.

@@ -113,6 +113,7 @@ void Unit::DropMemory(Life life) {
   }
   whole_.Reset();
   shard_.Reset();
+  secondary_.Reset();
   master_.Reset();
   life_ = life;
 }

@@ -19,6 +19,7 @@ const char kTrainUsage[] = R"(Trains a byte-level GPT on a file, in shards.
   --world=N        start N ranks on this machine (or use torchrun)
   --config FILE    DeepSpeed-style JSON (examples/gpt/zero3.json)
   --stage N        0 to 3, instead of the config's
+  --dtype X        fp32, bf16 or fp16, instead of the config's
   --steps N        steps to train (100)
   --seed N         of the initial values, the data's order, the sample (1)
   --save DIR       write the sharded state after these steps
@@ -97,6 +98,13 @@ std::map<std::string, Setter> ValueFlags(TrainFlags* flags) {
   setters["--prompt"] = Text(&flags->prompt, /*may_be_empty=*/true);
   setters["--stage"] =
       WholeNumber(0, 3, [flags](int64_t v) { flags->stage = v; });
+  setters["--dtype"] = [flags](absl::string_view text) -> absl::Status {
+    if (text != "fp32" && text != "bf16" && text != "fp16") {
+      return Expected("fp32, bf16 or fp16", text);
+    }
+    flags->dtype = std::string(text);
+    return absl::OkStatus();
+  };
   setters["--steps"] = whole(0, &flags->steps);
   setters["--after"] = whole(0, &flags->after);
   setters["--seed"] = whole(0, &flags->seed);

@@ -12,6 +12,7 @@
 struct TrainFlags {
   std::string config = "examples/gpt/zero3.json";
   int64_t stage = -1;   // -1: the config's
+  std::string dtype;    // fp32, bf16, fp16; "": the config's
   int64_t steps = 100;  // trained first; then the state is saved
   int64_t after = 0;    // trained after that; their losses are reported one by
                         // one

@@ -45,6 +45,7 @@ TEST(FlagsTest, NamesWhatIsWrong) {
   refuses({"--steps"}, "--steps: no value");
   refuses({"--steps", "x"}, "--steps: expected a whole number from 0, got 'x'");
   refuses({"--steps=-1"}, "got '-1'");
+  refuses({"--dtype=int8"}, "--dtype: expected fp32, bf16 or fp16, got 'int8'");
   refuses({"--stage=4"}, "--stage: expected a whole number, 0 to 3, got '4'");
   refuses({"--temperature=nan"}, "--temperature: expected a number");
   refuses({"--data=x", "--dim=7"}, "--dim 7 is not a multiple of --heads 6");

@@ -43,6 +43,10 @@ absl::Status Trainer::PrepareData() {
     config_.mutable_zero_optimization()->set_stage(
         static_cast<int32_t>(flags_.stage));
   }
+  if (!flags_.dtype.empty()) {
+    config_.mutable_bf16()->set_enabled(flags_.dtype == "bf16");
+    config_.mutable_fp16()->set_enabled(flags_.dtype == "fp16");
+  }
   if (flags_.data.empty()) return absl::OkStatus();
   const int64_t seq = flags_.model.seq();
   TESSERA_ASSIGN_OR_RETURN(corpus_,

@@ -1,0 +1,102 @@
+// How a unit becomes whole.
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "sharding/schedule.h"
+#include "sharding/storage_access.h"
+#include "sharding/torch_scope.h"
+#include "sharding/unit.h"
+#include "torch/csrc/autograd/graph_task.h"
+
+namespace tessera {
+namespace {
+
+bool InForward() { return torch::autograd::get_current_graph_task_id() == -1; }
+
+}  // namespace
+
+// Starts the all-gather; Settle waits for it.
+absl::Status Unit::Launch() {
+  TorchScope scope;
+  const absl::Status allocated = AllocateWhole();
+  if (!allocated.ok()) {
+    comm_->Announce(allocated);  // the others wait for our part
+    return allocated;
+  }
+  schedule_->AddLive(layout_.whole_numel());
+  const bool near = secondary_holds_;
+  const CommTag tag{absl::StrCat(
+      near ? "all-gather within a group of unit " : "all-gather of unit ",
+      name_)};
+  arriving_ = near ? options_.reshard_group->AllGather(secondary_.Bytes(),
+                                                       whole_.Bytes(), tag)
+                   : comm_->AllGather(shard_.Bytes(), whole_.Bytes(), tag);
+  return absl::OkStatus();
+}
+
+// The whole copy, and what will be left of it: a rank to which that was refused
+// later would gather from another place than the others.
+absl::Status Unit::AllocateWhole() {
+  FlatBuffer whole, secondary;
+  TESSERA_ASSIGN_OR_RETURN(
+      whole, FlatBuffer::Allocate(layout_.whole_numel(), dtype_, device_,
+                                  MemoryKind::kWorking, Fill::kNone));
+  if (options_.reshard_group != nullptr && !secondary_.defined() &&
+      InForward()) {
+    TESSERA_ASSIGN_OR_RETURN(
+        secondary,
+        FlatBuffer::Allocate(
+            layout_.whole_numel() / options_.reshard_group->world_size(),
+            dtype_, device_, MemoryKind::kParameters, Fill::kNone));
+    secondary_ = std::move(secondary);
+  }
+  whole_ = std::move(whole);
+  return absl::OkStatus();
+}
+
+// What is on its way has come.
+absl::Status Unit::Settle() {
+  if (!arriving_.has_value()) return absl::OkStatus();
+  absl::Status status = std::exchange(arriving_, std::nullopt)->Wait();
+  if (!options_.stage.sharded_parameters) {
+    ShowAll();
+  } else if (status.ok()) {
+    PointAll();
+  } else {
+    whole_.Reset();
+    schedule_->AddLive(-layout_.whole_numel());
+  }
+  return status;
+}
+
+absl::Status Unit::Gather() {
+  TESSERA_RETURN_IF_ERROR(std::exchange(failed_, absl::OkStatus()));
+  if (!whole_.defined()) TESSERA_RETURN_IF_ERROR(Launch());
+  return Settle();
+}
+
+void Unit::StartGather() {
+  absl::MutexLock lock(&mutex_);
+  if (life_ == Life::kOwned && !whole_.defined()) failed_ = Launch();
+}
+
+// After a forward: what the backward will gather from.
+void Unit::KeepSecondary() {
+  if (!secondary_.defined() || !InForward()) return;
+  const Communicator& group = *options_.reshard_group;
+  const int64_t part = layout_.whole_numel() / group.world_size();
+  TorchScope scope;
+  secondary_.View().copy_(
+      whole_.View({group.rank() * part, (group.rank() + 1) * part}));
+  secondary_holds_ = true;
+}
+
+void Unit::DropSecondary() {
+  if (options_.reshard_group == nullptr) return;
+  absl::MutexLock lock(&mutex_);
+  secondary_.Reset();
+  secondary_holds_ = false;
+}
+
+}  // namespace tessera
