@@ -126,6 +126,16 @@ TEST_F(TaggedStorageTest, RunningStatisticsAreNeverCast) {
   }
 }
 
+TEST_F(TaggedStorageTest, StatisticsOfTwoDtypesAreAnError) {
+  const Tensors w = Random({{4}, {4}}, at::kBFloat16);
+  at::Tensor mean = torch::zeros({4}), var = torch::ones({4}, at::kDouble);
+  Owner owner(w);
+  EXPECT_FALSE(CatchTorch("batch_norm", [&] {
+                 torch::batch_norm(torch::randn({2, 4, 8}), w[0], w[1], mean,
+                                   var, true, 0.1, 1e-5, false);
+               }).ok());
+}
+
 // A network with casts by hand, or without.
 struct MixedImpl : torch::nn::Module {
   explicit MixedImpl(bool casts)
