@@ -18,17 +18,15 @@
 #include "comm/comm_log.h"
 #include "comm/comm_thread.h"
 #include "comm/cpus.h"
-#include "comm/gloo_communicator.h"
 #include "comm/hang_dump.h"
-#include "comm/hierarchical_communicator.h"
 #include "comm/job.h"
 #include "comm/launcher.h"
 #include "comm/local_address.h"
+#include "comm/make_group.h"
 #include "comm/nccl_communicator.h"
 #include "comm/nccl_environment.h"
 #include "comm/rendezvous.h"
 #include "comm/self_communicator.h"
-#include "comm/shm_communicator.h"
 #include "comm/world.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 
@@ -109,74 +107,34 @@ absl::Status SetThreads(const std::vector<RankCard>& cards, int rank) {
       });
 }
 
-struct Group {
-  Job job;
-  WorldOptions options;
-  std::vector<RankCard> cards;
-  absl::Duration connect_timeout;
-};
-
-absl::StatusOr<std::shared_ptr<Communicator>> MakeCommunicator(
-    const Group& group, StorePtr store) {
-  const Job& job = group.job;
-  TESSERA_ASSIGN_OR_RETURN(
-      const std::string backend,
-      ChooseBackend(group.cards, group.options.backend, BuiltWithNccl()));
-  GroupOptions base;
-  base.rank = job.rank;
-  base.world_size = job.world_size;
-  base.connect_timeout = group.connect_timeout;
-  base.collective_timeout = group.options.collective_timeout;
-  base.announce_grace = group.options.announce_grace;
-  if (backend == "nccl") {
-    NcclCommunicatorOptions nccl{base};
-    nccl.device = DeviceOf(group.cards, job.rank);
-    nccl.ordered_sums = group.options.ordered_sums;
-    return MakeNcclCommunicator(std::move(store), nccl);
+GroupPlan PlanOf(const Job& job, const WorldOptions& options,
+                 const std::vector<std::string>& cards) {
+  GroupPlan plan;
+  plan.options.rank = job.rank;
+  plan.options.world_size = job.world_size;
+  plan.options.collective_timeout = options.collective_timeout;
+  plan.options.announce_grace = options.announce_grace;
+  for (const std::string& text : cards) {
+    plan.cards.push_back(RankCard::Decode(text));
   }
-  // Where memory cannot be shared, which all ranks see alike.
-  const auto falls_back = [&](const absl::Status& status) {
-    if (!absl::IsUnavailable(status) || group.options.backend != "auto") {
-      return false;
-    }
-    TESSERA_LOG(WARNING) << status.message() << "; taking gloo";
-    store = c10::make_intrusive<c10d::PrefixStore>("gloo", store);
-    return true;
-  };
-  if (backend == "shm") {
-    auto made = MakeShmCommunicator(store, base);
-    if (made.ok() || !falls_back(made.status())) return made;
-  }
-  HierarchicalOptions gloo{{base}, MemoryGroups(group.cards)};
-  gloo.same_host = FindNeighbours(group.cards, job.rank).same_host;
-  if (!gloo.same_host) {
-    gloo.address = ChooseAddress(group.cards, job.rank, [](const auto& host) {
-      return AddressToward(host);
-    });
-    TESSERA_VLOG(comm, 1) << "gloo listens at '" << gloo.address << "'";
-  }
-  if (backend == "hierarchical") {
-    auto memory = MeetOnHosts(store, gloo);
-    if (memory.ok()) {
-      return MakeHierarchicalCommunicator(std::move(store), gloo,
-                                          *std::move(memory));
-    }
-    if (!falls_back(memory.status())) return memory.status();
-  }
-  return MakeGlooCommunicator(std::move(store), gloo);
+  plan.backend = options.backend;
+  plan.device = DeviceOf(plan.cards, job.rank);
+  plan.ordered_sums = options.ordered_sums;
+  return plan;
 }
 
 // Connects all ranks; ends at `deadline`, or when the launcher says that a rank
 // has ended.
-absl::StatusOr<std::shared_ptr<Communicator>> Connect(Group group,
-                                                      const StorePtr& store,
-                                                      absl::Time deadline) {
-  group.connect_timeout = std::max(deadline - absl::Now(), absl::Seconds(1));
+absl::StatusOr<std::shared_ptr<Communicator>> Connect(
+    GroupPlan plan, absl::Duration startup_timeout, const StorePtr& store,
+    absl::Time deadline) {
+  plan.options.connect_timeout =
+      std::max(deadline - absl::Now(), absl::Seconds(1));
   auto made = std::make_shared<std::shared_ptr<Communicator>>();
-  auto work = [made, group, store]() -> absl::Status {
+  auto work = [made, plan, store]() -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(
-        *made, MakeCommunicator(group, c10::make_intrusive<c10d::PrefixStore>(
-                                           "comm/0", store)));
+        *made, MakeGroup(plan, c10::make_intrusive<c10d::PrefixStore>("comm/0",
+                                                                      store)));
     // Nobody goes on (and perhaps ends, and with it the store) before all are
     // connected.
     return (*made)->Barrier("start-up");
@@ -185,9 +143,9 @@ absl::StatusOr<std::shared_ptr<Communicator>> Connect(Group group,
     TESSERA_RETURN_IF_ERROR(StartFailure(*store));
     if (absl::Now() < deadline) return absl::OkStatus();
     return absl::DeadlineExceededError(absl::StrCat(
-        "rank ", group.job.rank, " is not connected with all of the ",
-        group.job.world_size, " ranks within the start-up timeout of ",
-        absl::FormatDuration(group.options.startup_timeout)));
+        "rank ", plan.options.rank, " is not connected with all of the ",
+        plan.options.world_size, " ranks within the start-up timeout of ",
+        absl::FormatDuration(startup_timeout)));
   };
   const absl::Status status = RunAbandonable(work, stop);
   if (!status.ok()) return WithStartFailure(status, *store);
@@ -227,16 +185,13 @@ absl::StatusOr<World*> WorldBuilder::Build(const Job& job,
   MuteTorch(true);  // for good if this fails
   TESSERA_ASSIGN_OR_RETURN(
       Meeting meeting, Meet(place, job.rank, job.world_size, card, deadline));
-  Group group{job, options, {}, {}};
-  for (const std::string& text : meeting.cards) {
-    group.cards.push_back(RankCard::Decode(text));
-  }
-  TESSERA_RETURN_IF_ERROR(SetThreads(group.cards, job.rank));
-  const Neighbours neighbours = FindNeighbours(group.cards, job.rank);
+  const GroupPlan plan = PlanOf(job, options, meeting.cards);
+  TESSERA_RETURN_IF_ERROR(SetThreads(plan.cards, job.rank));
+  const Neighbours neighbours = FindNeighbours(plan.cards, job.rank);
   world->local_rank_ = neighbours.local_rank;
   world->local_world_size_ = neighbours.local_world_size;
-  TESSERA_ASSIGN_OR_RETURN(world->comm_,
-                           Connect(std::move(group), meeting.store, deadline));
+  TESSERA_ASSIGN_OR_RETURN(world->comm_, Connect(plan, options.startup_timeout,
+                                                 meeting.store, deadline));
   MuteTorch(false);
   SetLogRank(job.rank, job.world_size);
   return world.release();
