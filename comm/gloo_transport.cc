@@ -107,7 +107,8 @@ absl::Status GlooTransport::Wait(Message& message) {
   bool arrived = false;
   absl::Status status = message.start;
   if (status.ok()) {
-    status = CatchTorch("gloo", [&] { arrived = message.work->wait(); });
+    // By itself it would wait as long as connecting may take.
+    status = CatchTorch("gloo", [&] { arrived = message.work->wait(kNever); });
   }
   if (!status.ok()) {
     return absl::UnavailableError(absl::StrCat(
