@@ -46,11 +46,31 @@ std::optional<WaitingIn> ParseWaiting(const std::string& text) {
     return std::nullopt;
   }
   result.finished = parts[3] == "out";
-  const std::pair<std::string, std::string> rest =
-      absl::StrSplit(parts[4], absl::MaxSplits('\x1f', 1));
-  result.what = rest.first;
-  result.details = rest.second;
+  const std::vector<std::string> rest = absl::StrSplit(parts[4], '\x1f');
+  if (rest.size() < 3) return std::nullopt;
+  result.what = rest[0];
+  result.details = rest[1];
+  result.group = rest[2];
+  for (size_t i = 3; i < rest.size(); ++i) {
+    const std::pair<std::string, std::string> last =
+        absl::StrSplit(rest[i], absl::MaxSplits(' ', 1));
+    if (!absl::SimpleAtoi(last.first, &result.begun[last.second])) {
+      return std::nullopt;
+    }
+  }
   return result;
+}
+
+std::string TextOf(const WaitingIn& waiting, int64_t beat) {
+  std::string text =
+      absl::StrCat(beat, " ", waiting.sequence, " ", waiting.signature,
+                   waiting.finished ? " out " : " in ");
+  absl::StrAppend(&text, waiting.what, "\x1f", waiting.details, "\x1f",
+                  waiting.group);
+  for (const auto& [group, sequence] : waiting.begun) {
+    absl::StrAppend(&text, "\x1f", sequence, " ", group);
+  }
+  return text;
 }
 
 }  // namespace
@@ -58,6 +78,12 @@ std::optional<WaitingIn> ParseWaiting(const std::string& text) {
 std::string WaitingIn::Name() const {
   return absl::StrCat(what, " #", sequence, details.empty() ? "" : " (",
                       details, details.empty() ? "" : ")");
+}
+
+bool WaitingIn::HasBegun(const WaitingIn& other) const {
+  if (group == other.group && sequence >= other.sequence) return true;
+  const auto last = begun.find(other.group);
+  return last != begun.end() && last->second >= other.sequence;
 }
 
 Announcements::Announcements(c10::intrusive_ptr<c10d::Store> store, int rank,
@@ -140,7 +166,8 @@ std::vector<Announcement> Announcements::Read() {
   return standing;
 }
 
-bool Announcements::AllSaid(absl::Duration timeout) {
+bool Announcements::AllSaid(absl::Duration timeout,
+                            const std::vector<int>& ranks) {
   const absl::Time deadline = absl::Now() + timeout;
   std::vector<Announcement> before;
   {
@@ -149,7 +176,9 @@ bool Announcements::AllSaid(absl::Duration timeout) {
     before = before_;
   }
   auto has_said = [&](const Announcement& now, int r) {
-    return r == rank_ || now.standing || before[r].standing ||
+    const bool asked = ranks.empty() ||
+                       std::find(ranks.begin(), ranks.end(), r) != ranks.end();
+    return r == rank_ || !asked || now.standing || before[r].standing ||
            now.count > before[r].count;
   };
   while (true) {
@@ -169,11 +198,7 @@ bool Announcements::AllSaid(absl::Duration timeout) {
 }
 
 bool Announcements::SetWaiting(const WaitingIn& waiting) {
-  return store_.Set(
-      WaitingKey(rank_),
-      absl::StrCat(++beat_, " ", waiting.sequence, " ", waiting.signature,
-                   waiting.finished ? " out " : " in ", waiting.what, "\x1f",
-                   waiting.details));
+  return store_.Set(WaitingKey(rank_), TextOf(waiting, ++beat_));
 }
 
 std::optional<Board> Announcements::ReadBoard() {

@@ -2,10 +2,11 @@
 // store where they met.
 //
 //   said/<rank>     "<count> <kind> <code> <message>", kind: now, final, past
-//   waiting/<rank>  "<beat> <sequence> <signature> <in|out>
-//   <what>\x1f<details>":
-//                   the last collective that it is known to have begun; <beat>
-//                   grows with every writing, about once a second
+//   waiting/<rank>  "<beat> <sequence> <signature> <in|out> <what>", <details>,
+//                   <group>, and for each group "<sequence> <group>", with \x1f
+//                   between them: the last collective that it is known to have
+//                   begun, and the last of each group; <beat> grows with every
+//                   writing, about once a second
 //
 // Each rank writes its own keys only. <count> grows with every announcement, so
 // a reader can tell a new one from one that it saw before; a taken back one is
@@ -21,6 +22,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -58,7 +60,12 @@ struct WaitingIn {
   std::string details;    // "all-reduce sum, 4000 bytes of float32"
   bool finished = false;  // the rank is out of it
   int64_t beat = 0;       // as read; a rank whose beat stands still is silent
+  std::string group;      // whose collective it is; "" is that of all ranks
+  // By group: the number of the last collective that was begun.
+  std::map<std::string, int64_t> begun;
 
+  // Has whoever is here also begun `other`, or one after it?
+  bool HasBegun(const WaitingIn& other) const;
   // "unit a #41 (all-reduce sum, 4000 bytes of float32)"
   std::string Name() const;
 };
@@ -98,8 +105,9 @@ class Announcements {
 
   // Since this rank's last Say: has every other rank announced something, or
   // had it then? Also if it was taken back since. Waits for that, `timeout` at
-  // most, and not for a rank that has ended and said nothing. LOCAL.
-  bool AllSaid(absl::Duration timeout);
+  // most, and not for a rank that has ended and said nothing. Of `ranks` only,
+  // unless that is empty. LOCAL.
+  bool AllSaid(absl::Duration timeout, const std::vector<int>& ranks = {});
 
   // False if the store is gone.
   bool SetWaiting(const WaitingIn& waiting);

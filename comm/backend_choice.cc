@@ -37,6 +37,14 @@ absl::Status CheckGpus(const std::vector<RankCard>& cards) {
   return absl::OkStatus();
 }
 
+// What fits ranks without GPUs.
+std::string ByMemory(const std::vector<RankCard>& cards) {
+  const std::vector<int> groups = MemoryGroups(cards);
+  const size_t num_groups = *std::max_element(groups.begin(), groups.end()) + 1;
+  if (num_groups == 1) return "shm";
+  return num_groups < cards.size() ? "hierarchical" : "gloo";
+}
+
 }  // namespace
 
 std::string RankCard::Encode() const {
@@ -94,6 +102,13 @@ std::vector<int> MemoryGroups(const std::vector<RankCard>& cards) {
   return groups;
 }
 
+std::string BackendOfPart(absl::string_view whole,
+                          const std::vector<RankCard>& cards) {
+  if (cards.size() == 1) return "self";
+  if (whole == "hierarchical") return ByMemory(cards);
+  return std::string(whole);
+}
+
 absl::Status CheckBackendName(absl::string_view name) {
   for (absl::string_view known :
        {"auto", "shm", "hierarchical", "gloo", "nccl"}) {
@@ -108,15 +123,12 @@ absl::StatusOr<std::string> ChooseBackend(const std::vector<RankCard>& cards,
                                           bool built_with_nccl) {
   TESSERA_RETURN_IF_ERROR(CheckBackendName(wanted));
   if (wanted == "gloo" || wanted == "hierarchical") return std::string(wanted);
-  const std::vector<int> groups = MemoryGroups(cards);
-  const size_t num_groups = *std::max_element(groups.begin(), groups.end()) + 1;
   if (wanted == "auto") {
     if (built_with_nccl && CheckGpus(cards).ok()) return "nccl";
-    if (num_groups == 1) return "shm";
-    return num_groups < cards.size() ? "hierarchical" : "gloo";
+    return ByMemory(cards);
   }
   if (wanted == "shm") {
-    if (num_groups == 1) return "shm";
+    if (ByMemory(cards) == "shm") return "shm";
     return absl::InvalidArgumentError(
         "backend shm: the ranks are not all on one host and in one network "
         "namespace; take hierarchical or gloo");

@@ -52,6 +52,12 @@ absl::StatusOr<std::string> ChooseBackend(const std::vector<RankCard>& cards,
                                           absl::string_view wanted,
                                           bool built_with_nccl);
 
+// The backend of `cards`, some of the ranks of a group whose backend is
+// `whole`: the same, but of hierarchical what fits them, and "self" for one
+// rank.
+std::string BackendOfPart(absl::string_view whole,
+                          const std::vector<RankCard>& cards);
+
 // The device index that `rank` uses: its local rank among those it sees, -1
 // without a GPU.
 int DeviceOf(const std::vector<RankCard>& cards, int rank);

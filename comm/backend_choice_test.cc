@@ -91,6 +91,18 @@ TEST(ChooseBackendTest, HierarchicalWhereSomeRanksShareAHost) {
               IsOkAndHolds("hierarchical"));
 }
 
+TEST(BackendOfPartTest, IsTheWholesOrWhatFitsTheHosts) {
+  const RankCard a{"a", {}}, b{"b", {}};
+  EXPECT_EQ(BackendOfPart("gloo", {a, a}), "gloo");
+  EXPECT_EQ(BackendOfPart("shm", {a, a}), "shm");
+  EXPECT_EQ(BackendOfPart("nccl", {a, b}), "nccl");
+  EXPECT_EQ(BackendOfPart("nccl", {a}), "self");
+  EXPECT_EQ(BackendOfPart("hierarchical", {a, a}), "shm");
+  EXPECT_EQ(BackendOfPart("hierarchical", {a, b}), "gloo");
+  EXPECT_EQ(BackendOfPart("hierarchical", {a, b, b}), "hierarchical");
+  EXPECT_EQ(BackendOfPart("hierarchical", {b}), "self");
+}
+
 TEST(ChooseBackendTest, SharedGpuIsRefusedWithTheMend) {
   const std::vector<RankCard> shared = {
       {"a", {"g0", "g1"}}, {"a", {"g0", "g1"}}, {"a", {"g0", "g1"}}};

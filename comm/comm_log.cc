@@ -121,10 +121,11 @@ std::string CommLog::ToText(absl::string_view backend) const {
   std::stable_sort(
       longest_first.begin(), longest_first.end(),
       [](const auto& a, const auto& b) { return a.first < b.first; });
-  std::string text =
-      absl::StrFormat("collectives of rank %d of %d, %s, in %.3f s\n%s",
-                      options_.rank, options_.world_size, backend,
-                      absl::ToDoubleSeconds(MonotonicNow() - begin_), kHeader);
+  std::string text = absl::StrFormat(
+      "collectives of rank %d of %d%s%s, %s, in %.3f s\n%s", options_.rank,
+      options_.world_size, options_.group.empty() ? "" : " of group ",
+      options_.group, backend, absl::ToDoubleSeconds(MonotonicNow() - begin_),
+      kHeader);
   for (const auto& [op, sum] : ops) AddRow("all", op, sum, &text);
   absl::StrAppend(&text, "by unit\n", kHeader);
   for (const auto& [total, it] : longest_first) {

@@ -142,6 +142,13 @@ TEST_F(SelfTest, StringsAndAgreement) {
   comm_->ClearAnnouncement();
 }
 
+TEST_F(SelfTest, SplitsIntoItself) {
+  TESSERA_ASSERT_OK_AND_ASSIGN(const auto part, comm_->Split(7, {"part"}));
+  EXPECT_EQ(part->world_size(), 1);
+  EXPECT_EQ(part->backend(), "self");
+  EXPECT_THAT(part->AgreeOk(absl::OkStatus(), "here"), IsOk());
+}
+
 TEST_F(SelfTest, RefusesWrongArgumentsAndStaysUsable) {
   const auto refused = [](const CommFuture& future, const char* words) {
     EXPECT_THAT(future.Wait(),

@@ -54,6 +54,12 @@ absl::Status Communicator::Barrier(absl::string_view where, CallSite site) {
   return AllGatherStrings("", CommTag(std::string(where), site)).status();
 }
 
+absl::StatusOr<std::shared_ptr<Communicator>> Communicator::Split(
+    int /*color*/, CommTag name) {
+  return absl::UnimplementedError(absl::StrCat(
+      name.what, ": a group of backend ", backend(), " cannot be split"));
+}
+
 absl::StatusOr<std::vector<absl::Duration>> Communicator::WaitedForByAll(
     CallSite site) {
   std::vector<int64_t> mine;

@@ -120,6 +120,21 @@ class Communicator {
   absl::Status Barrier(absl::string_view where,
                        CallSite site = CallSite::Here());
 
+  // The ranks that give the same `color` become a group, ranked as here; it has
+  // a backend of the same kind. `name` is for messages, which call ranks as
+  // those of the group that was split first ("gradient of unit a of group
+  // nodes 1.0: rank 3 has ended"). May be split again, and outlive this one.
+  //
+  // A group and what is split off it fail together: what a rank announces, it
+  // announces to all of them, and the first failure of any is that of all.
+  //
+  // COLLECTIVE over this group, blocking. REQUIRES: no collective of these
+  // ranks is in flight. Returns the same error on all ranks: of the first rank
+  // whose new group could not be connected; Unimplemented if this group cannot
+  // be split.
+  virtual absl::StatusOr<std::shared_ptr<Communicator>> Split(int color,
+                                                              CommTag name);
+
   // ---- what the collectives cost; see docs/communication.md ----
 
   // Tables by operation and by unit, and for whom this rank has waited: text

@@ -49,8 +49,8 @@ std::string TextOf(const std::vector<CollectiveRecord>& records, int last) {
         StateOf(r), Ms((entered ? r.entered : now) - r.enqueued),
         Ms(entered ? end - r.entered : absl::ZeroDuration()),
         absl::ToDoubleSeconds(now - (entered ? r.entered : r.enqueued)));
-    absl::StrAppend(&text, r.Describe(), "  ", r.what, "  ", r.site.file, ":",
-                    r.site.line);
+    absl::StrAppend(&text, r.Describe(), "  ", r.Title(), "  ", r.site.file,
+                    ":", r.site.line);
     if (!r.status.ok()) absl::StrAppend(&text, "  ", r.status.message());
     absl::StrAppend(&text, "\n");
   }
@@ -64,6 +64,10 @@ absl::string_view CollectiveName(CollectiveOp op) {
       "all-gather", "reduce-scatter", "all-reduce", "broadcast", "reduce",
       "gather",     "scatter",        "all-to-all", "barrier",   "agreement"};
   return kNames[static_cast<int>(op)];
+}
+
+std::string CollectiveRecord::Title() const {
+  return group.empty() ? what : absl::StrCat(what, " of group ", group);
 }
 
 std::string CollectiveRecord::Describe() const {

@@ -46,7 +46,8 @@ absl::string_view CollectiveName(CollectiveOp op);
 
 struct CollectiveRecord {
   CollectiveOp op = CollectiveOp::kText;
-  std::string what;  // what it is for: the CommTag's text
+  std::string what;   // what it is for: the CommTag's text
+  std::string group;  // whose collective it is; "" but for parts of groups
   // Of the whole tensor; of the own string for kText (not alike on all ranks).
   int64_t bytes = 0;
   const char* dtype = "";   // "float32"; "" where there is no tensor
@@ -61,6 +62,8 @@ struct CollectiveRecord {
   absl::Duration enqueued, entered, left;
   absl::Status status;
 
+  // "gradient of unit a of group nodes 1.0": what and group.
+  std::string Title() const;
   // "all-reduce sum, 4000 bytes of float32"; what ranks must agree on.
   std::string Describe() const;
 };

@@ -12,7 +12,6 @@
 #include "base/memory.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
-#include "comm/announcements.h"
 #include "comm/element_type.h"
 #include "comm/gloo_messages.h"
 #include "comm/gloo_transport.h"
@@ -35,13 +34,13 @@ constexpr int64_t kSingleExchangeBytes = 64 << 10;
 class GlooCommunicator : public HostCommunicator {
  public:
   GlooCommunicator(const GlooCommunicatorOptions& options,
-                   std::unique_ptr<Announcements> board,
+                   std::shared_ptr<Family> family,
                    std::shared_ptr<GlooTransport> transport)
-      : HostCommunicator(options, std::move(board),
+      : HostCommunicator(options, std::move(family),
                          [transport] { transport->Abort(); }),
         messages_(std::move(transport),
                   {options.rank, options.world_size,
-                   [this](int peer) { monitor().SetAwaited(peer); },
+                   [this](int peer) { SetAwaited(peer); },
                    [this](int peer, absl::Duration waited) {
                      NoteWait(peer, waited);
                    }}),
@@ -303,6 +302,7 @@ absl::StatusOr<std::shared_ptr<GlooTransport>> ConnectGloo(
   transport_options.world_size = options.world_size;
   transport_options.same_host = options.same_host;
   transport_options.address = options.address;
+  transport_options.names = options.first_ranks;
   transport_options.connect_timeout = options.connect_timeout;
   // Its own client: Gloo may block in the store, announcements must not.
   TESSERA_ASSIGN_OR_RETURN(c10::intrusive_ptr<c10d::Store> own_client,
@@ -313,14 +313,12 @@ absl::StatusOr<std::shared_ptr<GlooTransport>> ConnectGloo(
 absl::StatusOr<std::shared_ptr<Communicator>> MakeGlooCommunicator(
     c10::intrusive_ptr<c10d::Store> store,
     const GlooCommunicatorOptions& options) {
-  TESSERA_ASSIGN_OR_RETURN(
-      std::unique_ptr<Announcements> board,
-      Announcements::Create(store, options.rank, options.world_size,
-                            options.same_host));
+  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Family> family,
+                           Family::Join(store, options, options.same_host));
   TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<GlooTransport> transport,
                            ConnectGloo(store, options));
   return std::shared_ptr<Communicator>(std::make_shared<GlooCommunicator>(
-      options, std::move(board), std::move(transport)));
+      options, std::move(family), std::move(transport)));
 }
 
 }  // namespace tessera

@@ -67,6 +67,7 @@ absl::StatusOr<std::shared_ptr<GlooTransport>> GlooTransport::Connect(
     transport->group_ = c10::make_intrusive<Group>(
         std::move(store), options.rank, options.world_size, group_options);
     transport->group_->setTimeout(kNever);
+    transport->names_ = options.names;
     return transport;
   });
 }
@@ -112,8 +113,9 @@ absl::Status GlooTransport::Wait(Message& message) {
   }
   if (!status.ok()) {
     return absl::UnavailableError(absl::StrCat(
-        "rank ", message.peer, " has ended or cannot be reached (gloo: ",
-        GlooWords(status.message()), ")"));
+        "rank ", names_.empty() ? message.peer : names_[message.peer],
+        " has ended or cannot be reached (gloo: ", GlooWords(status.message()),
+        ")"));
   }
   if (!arrived) return absl::CancelledError("the wait was aborted");
   absl::MutexLock lock(&mutex_);

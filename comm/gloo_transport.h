@@ -41,6 +41,8 @@ class GlooTransport {
     bool same_host = true;  // all ranks: then only the loopback is listened on
     std::string address;    // otherwise: this host's, "" if not known
     absl::Duration connect_timeout;
+    // What the ranks are called in messages, instead of 0, 1, ...
+    std::vector<int> names;
   };
 
   // Connects all ranks with all. On several hosts it listens at the interface
@@ -80,6 +82,7 @@ class GlooTransport {
                                  const std::function<Work(Tensors&)>& start);
 
   c10::intrusive_ptr<c10d::ProcessGroupGloo> group_;
+  std::vector<int> names_;
   absl::Mutex mutex_;
   bool aborted_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::shared_ptr<Message>> pending_ ABSL_GUARDED_BY(mutex_);

@@ -2,10 +2,23 @@
 #ifndef COMM_GROUP_OPTIONS_H_
 #define COMM_GROUP_OPTIONS_H_
 
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "comm/communicator.h"
 
 namespace tessera {
+
+class Family;
+struct GroupPart;
+
+// Makes a part of a group. COLLECTIVE over the part's ranks, blocking.
+using PartMaker = std::function<absl::StatusOr<std::shared_ptr<Communicator>>(
+    const GroupPart&)>;
 
 struct GroupOptions {
   int rank = 0;
@@ -14,6 +27,27 @@ struct GroupOptions {
   absl::Duration collective_timeout = absl::Minutes(5);
   // How long a peer's announcement must stand before it ends a wait.
   absl::Duration announce_grace = kAnnounceGrace;
+
+  // For Communicator::Split; a group without this cannot be split.
+  PartMaker make_part;
+
+  // ---- of a group that was split off another ----
+
+  std::shared_ptr<Family> family;  // null: the group begins one
+  std::string name;                // in messages, and unique in the family
+  // By rank, ascending: its rank in the family's first group. Empty: the same.
+  std::vector<int> first_ranks;
+
+  int first_rank(int r) const {
+    return first_ranks.empty() ? r : first_ranks[r];
+  }
+};
+
+// Some of a group's ranks, this one among them.
+struct GroupPart {
+  std::string whole_backend;  // the whole group's
+  std::vector<int> ranks;     // of the whole, ascending
+  GroupOptions options;       // but for make_part
 };
 
 }  // namespace tessera

@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
-#include "comm/announcements.h"
 #include "comm/element_type.h"
 #include "comm/gloo_messages.h"
 #include "comm/hierarchical_ops.h"
@@ -46,10 +45,10 @@ std::vector<std::string> Unpack(absl::string_view packed) {
 class HierarchicalCommunicator : public HostCommunicator {
  public:
   HierarchicalCommunicator(const HierarchicalOptions& options,
-                           std::unique_ptr<Announcements> board,
+                           std::shared_ptr<Family> family,
                            std::shared_ptr<ShmMemory> memory,
                            std::shared_ptr<GlooTransport> transport)
-      : HostCommunicator(options, std::move(board),
+      : HostCommunicator(options, std::move(family),
                          [memory, transport] {
                            memory->team.Abort(absl::CancelledError("aborted"));
                            transport->Abort();
@@ -58,17 +57,21 @@ class HierarchicalCommunicator : public HostCommunicator {
         memory_(std::move(memory)),
         messages_(std::move(transport),
                   {options.rank, options.world_size,
-                   [this](int peer) { monitor().SetAwaited(peer); },
+                   [this](int peer) { SetAwaited(peer); },
                    [this](int peer, absl::Duration waited) {
                      NoteWait(peer, waited);
                    }}),
         group_{&placement_, options.rank, &memory_->collectives.exchange(),
                &messages_, &buffers_} {
-    group_.exchange->SetNames(LocalRanks());
+    std::vector<int> local_names;
+    for (int r : LocalRanks()) local_names.push_back(names()[r]);
+    group_.exchange->SetNames(local_names);
     memory_->team.SetOnSleep(
-        [this](int peer) { monitor().SetAwaited(LocalRanks()[peer]); });
-    memory_->team.SetGone(
-        [this](int peer) { return EndOf(LocalRanks()[peer]); });
+        [this](int peer) { SetAwaited(LocalRanks()[peer]); });
+    memory_->team.SetGone([this, local_names](int peer) {
+      return memory_->team.HasLeft(peer) ? HasEnded(local_names[peer], true)
+                                         : EndOf(LocalRanks()[peer]);
+    });
     for (int h = 0; h < placement_.num_hosts(); ++h) {
       leaders_.push_back(placement_.ranks_of(h).front());
     }
@@ -234,7 +237,7 @@ absl::Status AgreeOnMeetings(c10d::Store& store,
     const std::vector<uint8_t> word = store.get(key);
     if (word.empty() || !all.ok()) continue;
     all = absl::UnavailableError(
-        absl::StrCat("on the host of rank ", r, ": ",
+        absl::StrCat("on the host of rank ", options.first_rank(r), ": ",
                      std::string(word.begin(), word.end())));
   }
   return all;
@@ -246,11 +249,13 @@ absl::StatusOr<std::shared_ptr<ShmMemory>> MeetOnHosts(
     c10::intrusive_ptr<c10d::Store> store, const HierarchicalOptions& options) {
   const HostPlacement placement(options.hosts);
   const int host = placement.host_of(options.rank);
+  std::vector<int> names;
+  for (int r : placement.ranks_of(host)) names.push_back(options.first_rank(r));
   auto memory = MeetInMemory(c10::make_intrusive<c10d::PrefixStore>(
                                  absl::StrCat("host/", host), store),
                              placement.local_rank_of(options.rank),
-                             static_cast<int>(placement.ranks_of(host).size()),
-                             options.connect_timeout);
+                             static_cast<int>(names.size()),
+                             options.connect_timeout, names);
   TESSERA_RETURN_IF_ERROR(CatchTorch("store", [&] {
     // Its own client, as MeetInMemory's.
     return AgreeOnMeetings(*store->clone(), options, memory.status());
@@ -261,15 +266,13 @@ absl::StatusOr<std::shared_ptr<ShmMemory>> MeetOnHosts(
 absl::StatusOr<std::shared_ptr<Communicator>> MakeHierarchicalCommunicator(
     c10::intrusive_ptr<c10d::Store> store, const HierarchicalOptions& options,
     std::shared_ptr<ShmMemory> memory) {
-  TESSERA_ASSIGN_OR_RETURN(
-      std::unique_ptr<Announcements> board,
-      Announcements::Create(store, options.rank, options.world_size,
-                            options.same_host));
+  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Family> family,
+                           Family::Join(store, options, options.same_host));
   TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<GlooTransport> transport,
                            ConnectGloo(store, options));
   return std::shared_ptr<Communicator>(
       std::make_shared<HierarchicalCommunicator>(
-          options, std::move(board), std::move(memory), std::move(transport)));
+          options, std::move(family), std::move(memory), std::move(transport)));
 }
 
 }  // namespace tessera

@@ -16,7 +16,6 @@
 #include "base/torch_guard.h"
 #include "c10/cuda/CUDAGuard.h"
 #include "c10/cuda/CUDAStream.h"
-#include "comm/announcements.h"
 #include "comm/ordered_sum.h"
 #include "comm/watched_communicator.h"
 
@@ -35,10 +34,10 @@ constexpr absl::Duration kPoll = absl::Microseconds(20);
 class NcclCommunicator : public WatchedCommunicator {
  public:
   NcclCommunicator(const NcclCommunicatorOptions& options,
-                   std::unique_ptr<Announcements> board,
+                   std::shared_ptr<Family> family,
                    c10::intrusive_ptr<c10d::ProcessGroupNCCL> group,
                    std::shared_ptr<std::atomic<bool>> aborted)
-      : WatchedCommunicator(options, std::move(board),
+      : WatchedCommunicator(options, std::move(family),
                             [aborted] { *aborted = true; }),
         device_(at::kCUDA, static_cast<c10::DeviceIndex>(options.device)),
         ordered_sums_(options.ordered_sums),
@@ -282,13 +281,12 @@ absl::StatusOr<c10::intrusive_ptr<c10d::ProcessGroupNCCL>> MakeGroup(
 absl::StatusOr<std::shared_ptr<Communicator>> MakeNcclCommunicator(
     c10::intrusive_ptr<c10d::Store> store,
     const NcclCommunicatorOptions& options) {
-  TESSERA_ASSIGN_OR_RETURN(
-      std::unique_ptr<Announcements> board,
-      Announcements::Create(store, options.rank, options.world_size));
+  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Family> family,
+                           Family::Join(store, options, /*same_host=*/false));
   TESSERA_ASSIGN_OR_RETURN(c10::intrusive_ptr<c10d::ProcessGroupNCCL> group,
                            MakeGroup(store, options));
   return std::shared_ptr<Communicator>(std::make_shared<NcclCommunicator>(
-      options, std::move(board), std::move(group),
+      options, std::move(family), std::move(group),
       std::make_shared<std::atomic<bool>>(false)));
 }
 

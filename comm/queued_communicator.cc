@@ -87,6 +87,15 @@ absl::Status CheckShardOfWhole(const at::Tensor& shard, const at::Tensor& whole,
   return absl::OkStatus();
 }
 
+// `place` with what was left out.
+template <typename Place>
+Place Completed(Place place) {
+  if (place.failure == nullptr)
+    place.failure = std::make_shared<FirstFailure>();
+  if (place.thread == nullptr) place.thread = &CommThread::Get();
+  return place;
+}
+
 CommFuture Refused(const absl::Status& status, const CommTag& tag) {
   return DoneFuture(Annotate(status, tag.what));
 }
@@ -117,17 +126,9 @@ void SynchronizeCurrentStream(const at::Tensor& t) {
       .synchronize();
 }
 
-QueuedCommunicator::QueuedCommunicator(int rank, int world_size,
-                                       CommThread* thread)
-    : rank_(rank),
-      world_size_(world_size),
-      thread_(thread == nullptr ? &CommThread::Get() : thread),
-      log_({rank, world_size, CommTraceWanted()}) {}
-
-absl::Status QueuedCommunicator::failure() const {
-  absl::MutexLock lock(&mutex_);
-  return failure_;
-}
+QueuedCommunicator::QueuedCommunicator(Place place)
+    : place_(Completed(std::move(place))),
+      log_({rank(), world_size(), CommTraceWanted(), place_.group}) {}
 
 absl::Status QueuedCommunicator::RunCall(CollectiveRecord record,
                                          const Body& body) {
@@ -138,7 +139,7 @@ absl::Status QueuedCommunicator::RunCall(CollectiveRecord record,
   }
   Call call;
   call.op = record.op;
-  call.what = record.what;
+  call.what = record.Title();
   call.sequence = record.sequence = ++sequence_;
   call.details = record.Describe();
   // What it is for too: two units may have the same size.
@@ -152,8 +153,8 @@ absl::Status QueuedCommunicator::RunCall(CollectiveRecord record,
   recorder_.Leave(record.ticket, record.status);
   log_.Add(record);
   if (!record.status.ok()) {
-    absl::MutexLock lock(&mutex_);
-    failure_ = record.status;
+    place_.failure->Set(record.status);
+    TellFailure(record.status);
   }
   return record.status;
 }
@@ -162,11 +163,13 @@ CommFuture QueuedCommunicator::Enqueue(CollectiveRecord record, CommTag tag,
                                        Body body, Done done) {
   record.what = tag.what.empty() ? std::string(CollectiveName(record.op))
                                  : std::move(tag.what);
+  record.group = place_.group;
   record.site = tag.site;
   record.enqueued = MonotonicNow();
   record.ticket = recorder_.Enqueue(record);
-  return thread_->Post([self = shared_from_this(), record = std::move(record),
-                        body = std::move(body), done = std::move(done)] {
+  return place_.thread->Post([self = shared_from_this(),
+                              record = std::move(record),
+                              body = std::move(body), done = std::move(done)] {
     const absl::Status status = self->RunCall(record, body);
     if (done) done(status);
     return status;
@@ -211,9 +214,9 @@ CommFuture QueuedCommunicator::AllReduceSum(at::Tensor tensor, CommTag tag) {
 CommFuture QueuedCommunicator::Broadcast(at::Tensor tensor, int root,
                                          CommTag tag) {
   absl::Status valid = CheckTensor(tensor, "tensor");
-  if (valid.ok() && (root < 0 || root >= world_size_)) {
+  if (valid.ok() && (root < 0 || root >= world_size())) {
     valid = absl::InvalidArgumentError(
-        absl::StrCat("root is ", root, ", expected 0 to ", world_size_ - 1));
+        absl::StrCat("root is ", root, ", expected 0 to ", world_size() - 1));
   }
   if (!valid.ok()) return Refused(valid, tag);
   if (tensor.numel() == 0) return DoneFuture(failure());

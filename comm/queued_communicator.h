@@ -15,11 +15,11 @@
 #include <string>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "comm/comm_log.h"
 #include "comm/communicator.h"
+#include "comm/first_failure.h"
 #include "comm/flight_recorder.h"
 
 namespace tessera {
@@ -42,8 +42,8 @@ class QueuedCommunicator
     : public Communicator,
       public std::enable_shared_from_this<QueuedCommunicator> {
  public:
-  int rank() const final { return rank_; }
-  int world_size() const final { return world_size_; }
+  int rank() const final { return place_.rank; }
+  int world_size() const final { return place_.world_size; }
 
   CommFuture AllGather(at::Tensor shard, at::Tensor whole, CommTag tag) final;
   CommFuture ReduceScatterSum(at::Tensor whole, at::Tensor shard,
@@ -59,8 +59,9 @@ class QueuedCommunicator
     return log_.waits();
   }
 
-  // The first failure; OK while there was none. LOCAL.
-  absl::Status failure() const;
+  // The first failure, of any of those that fail together; OK while there was
+  // none. LOCAL.
+  absl::Status failure() const { return place_.failure->Get(); }
 
   // The last collectives of this rank, and what all of them cost.
   const FlightRecorder& recorder() const { return recorder_; }
@@ -71,22 +72,31 @@ class QueuedCommunicator
   struct Call {
     using Op = CollectiveOp;
     Op op = Op::kText;
-    std::string what;        // the tag's, or the op's name
+    std::string what;        // the tag's, or the op's name; and which group's
     int64_t sequence = 0;    // counts this communicator's collectives from 1
     uint32_t signature = 0;  // of all the ranks must agree on; 31 bits
     // "all-reduce sum, 4000 bytes of float32".
     std::string details;
   };
 
-  // Its collectives run on `thread`, which outlives them; null: the process's.
-  QueuedCommunicator(int rank, int world_size, CommThread* thread = nullptr);
+  // What a communicator is a rank of.
+  struct Place {
+    int rank = 0;
+    int world_size = 1;
+    std::string group;                      // as GroupOptions::name
+    std::shared_ptr<FirstFailure> failure;  // null: one of its own
+    // Runs its collectives, and outlives them; null: the process's.
+    CommThread* thread = nullptr;
+  };
+  explicit QueuedCommunicator(Place place);
 
   // For backends that can tell: the collective under way was blocked for
   // `waited` until the first bytes of `peer` came.
   void NoteWait(int peer, absl::Duration waited) { log_.AddWait(peer, waited); }
 
   // The backend's part of each collective: blocks until its result may be read
-  // by any thread and on any stream. An error makes this communicator failed.
+  // by any thread and on any stream. An error makes this communicator failed,
+  // and those that share its failure.
   virtual absl::Status DoAllGather(const Call& call, const at::Tensor& shard,
                                    const at::Tensor& whole) = 0;
   virtual absl::Status DoReduceScatterSum(const Call& call,
@@ -98,6 +108,8 @@ class QueuedCommunicator
                                    int root) = 0;
   virtual absl::StatusOr<std::vector<std::string>> DoAllGatherStrings(
       const Call& call, const std::string& mine) = 0;
+  // Tells the others of an error of these, unless they have been told.
+  virtual void TellFailure(const absl::Status&) {}
 
   // Queues a collective that `record` describes. `done` is told how it ended,
   // before the future ends, on the thread.
@@ -109,14 +121,10 @@ class QueuedCommunicator
  private:
   absl::Status RunCall(CollectiveRecord record, const Body& body);
 
-  const int rank_;
-  const int world_size_;
-  CommThread* const thread_;
+  const Place place_;
   FlightRecorder recorder_;
   CommLog log_;
   int64_t sequence_ = 0;  // of the communication thread alone
-  mutable absl::Mutex mutex_;
-  absl::Status failure_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace tessera

@@ -1,5 +1,6 @@
 #include "comm/self_communicator.h"
 
+#include "comm/family.h"
 #include "comm/queued_communicator.h"
 
 namespace tessera {
@@ -16,11 +17,22 @@ absl::Status Copy(const at::Tensor& from, const at::Tensor& to) {
 
 class SelfCommunicator : public QueuedCommunicator {
  public:
-  SelfCommunicator() : QueuedCommunicator(/*rank=*/0, /*world_size=*/1) {}
+  explicit SelfCommunicator(const GroupOptions& options)
+      : QueuedCommunicator(
+            {/*rank=*/0, /*world_size=*/1, options.name,
+             options.family != nullptr ? options.family->failure() : nullptr}),
+        options_(options) {}
   absl::string_view backend() const override { return "self"; }
-  void Announce(const absl::Status&) override {}
+  absl::StatusOr<std::shared_ptr<Communicator>> Split(int, CommTag) override {
+    return MakeSelfCommunicator(options_);
+  }
+  void Announce(const absl::Status& status) override {
+    if (options_.family != nullptr) options_.family->Announce(status);
+  }
   bool AllAnnounced(absl::Duration) override { return true; }
-  void ClearAnnouncement() override {}
+  void ClearAnnouncement() override {
+    if (options_.family != nullptr) options_.family->board().TakeBack();
+  }
 
  protected:
   absl::Status DoAllGather(const Call&, const at::Tensor& shard,
@@ -41,12 +53,20 @@ class SelfCommunicator : public QueuedCommunicator {
       const Call&, const std::string& mine) override {
     return std::vector<std::string>{mine};
   }
+
+  void TellFailure(const absl::Status& status) override {
+    if (options_.family != nullptr) options_.family->Announce(status, true);
+  }
+
+ private:
+  const GroupOptions options_;
 };
 
 }  // namespace
 
-std::shared_ptr<Communicator> MakeSelfCommunicator() {
-  return std::make_shared<SelfCommunicator>();
+std::shared_ptr<Communicator> MakeSelfCommunicator(
+    const GroupOptions& options) {
+  return std::make_shared<SelfCommunicator>(options);
 }
 
 }  // namespace tessera

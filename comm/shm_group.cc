@@ -2,7 +2,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "comm/announcements.h"
 #include "comm/element_type.h"
 #include "comm/shm_communicator.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
@@ -14,15 +13,14 @@ absl::StatusOr<std::shared_ptr<ShmGroup>> ShmGroup::Make(
     c10::intrusive_ptr<c10d::Store> store, const GroupOptions& options,
     CommThread* thread) {
   // First: when all have met, what each has put there can be read.
-  TESSERA_ASSIGN_OR_RETURN(
-      std::unique_ptr<Announcements> board,
-      Announcements::Create(store, options.rank, options.world_size,
-                            /*same_host=*/true));
+  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Family> family,
+                           Family::Join(store, options, /*same_host=*/true));
   TESSERA_ASSIGN_OR_RETURN(
       std::shared_ptr<ShmMemory> memory,
       MeetInMemory(c10::make_intrusive<c10d::PrefixStore>("shm", store),
-                   options.rank, options.world_size, options.connect_timeout));
-  return std::make_shared<ShmGroup>(options, std::move(board),
+                   options.rank, options.world_size, options.connect_timeout,
+                   options.first_ranks));
+  return std::make_shared<ShmGroup>(options, std::move(family),
                                     std::move(memory), thread);
 }
 

@@ -36,15 +36,19 @@ class ShmGroup : public HostCommunicator {
       c10::intrusive_ptr<c10d::Store> store, const GroupOptions& options,
       CommThread* thread = nullptr);
 
-  ShmGroup(const GroupOptions& options, std::unique_ptr<Announcements> board,
+  ShmGroup(const GroupOptions& options, std::shared_ptr<Family> family,
            std::shared_ptr<ShmMemory> memory, CommThread* thread)
       : HostCommunicator(
-            options, std::move(board),
+            options, std::move(family),
             [memory] { memory->team.Abort(absl::CancelledError("aborted")); },
             thread),
         memory_(std::move(memory)) {
-    memory_->team.SetOnSleep([this](int peer) { monitor().SetAwaited(peer); });
-    memory_->team.SetGone([this](int peer) { return EndOf(peer); });
+    memory_->collectives.exchange().SetNames(names());
+    memory_->team.SetOnSleep([this](int peer) { SetAwaited(peer); });
+    memory_->team.SetGone([this](int peer) {
+      return memory_->team.HasLeft(peer) ? HasEnded(names()[peer], true)
+                                         : EndOf(peer);
+    });
   }
 
   absl::string_view backend() const override { return "shm"; }

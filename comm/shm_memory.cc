@@ -9,7 +9,7 @@ namespace tessera {
 
 absl::StatusOr<std::shared_ptr<ShmMemory>> MeetInMemory(
     c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
-    absl::Duration timeout) {
+    absl::Duration timeout, const std::vector<int>& names) {
   if (world_size > shm::kMaxRanks) {
     return absl::UnavailableError(absl::StrCat("shm carries at most ",
                                                shm::kMaxRanks, " ranks, there ",
@@ -19,7 +19,7 @@ absl::StatusOr<std::shared_ptr<ShmMemory>> MeetInMemory(
       absl::UnknownError("");
   // Its own client: it blocks in the store, where others must get through.
   const absl::Status store_status = CatchTorch("store", [&] {
-    host = shm::MeetOnHost(*store->clone(), rank, world_size, timeout);
+    host = shm::MeetOnHost(*store->clone(), rank, world_size, timeout, names);
   });
   // Not Unavailable, which all ranks see alike.
   if (!store_status.ok()) return absl::AbortedError(store_status.message());

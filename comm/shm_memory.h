@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -24,6 +25,10 @@ struct ShmMemory {
       : host(std::move(memory)),
         team(rank, host->members()),
         collectives(&team, host->heap_bytes()) {}
+  ~ShmMemory() { team.Leave(); }
+  ShmMemory(const ShmMemory&) = delete;
+  ShmMemory& operator=(const ShmMemory&) = delete;
+
   const std::unique_ptr<shm::HostMemory> host;
   shm::Team team;
   shm::Collectives collectives;
@@ -33,7 +38,7 @@ struct ShmMemory {
 // shm::kMaxRanks ranks, Unavailable for more.
 absl::StatusOr<std::shared_ptr<ShmMemory>> MeetInMemory(
     c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
-    absl::Duration timeout);
+    absl::Duration timeout, const std::vector<int>& names = {});
 
 }  // namespace tessera
 #endif  // COMM_SHM_MEMORY_H_

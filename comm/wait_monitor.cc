@@ -7,7 +7,6 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/log.h"
 #include "base/status.h"
 #include "comm/flight_recorder.h"
@@ -24,9 +23,6 @@ constexpr absl::Duration kEndedGrace = absl::Milliseconds(300);
 // A broken connection may be noticed before the lifeline tells whose fault it
 // is.
 constexpr absl::Duration kNewsTime = absl::Milliseconds(200);
-// A beat comes every second; a rank whose stands still for longer is silent.
-constexpr absl::Duration kSilence = absl::Seconds(3);
-constexpr char kStopped[] = ": it is stopped, or cannot be reached";
 
 // The longest between two looks: many ranks ask the one store.
 absl::Duration LongestInterval(int world_size) {
@@ -49,16 +45,6 @@ bool IsLocal(const absl::Status& status) {
          !absl::IsDeadlineExceeded(status);
 }
 
-std::string Rounded(absl::Duration d) {
-  return absl::FormatDuration(absl::Trunc(
-      d, d < absl::Seconds(10) ? absl::Milliseconds(100) : absl::Seconds(1)));
-}
-
-std::string Ranks(const std::vector<int>& ranks) {
-  return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ",
-                      absl::StrJoin(ranks, ", "));
-}
-
 absl::Status EndedStatus(const EndedRank& ended, const WaitingIn& wait) {
   return absl::UnavailableError(absl::StrCat(
       wait.what, " #", wait.sequence, ": rank ", ended.rank,
@@ -79,29 +65,42 @@ absl::Status WithDump(int rank, const absl::Status& status) {
 
 }  // namespace
 
-WaitMonitor::WaitMonitor(Announcements* board, Options options,
-                         std::function<void()> abort)
+WaitMonitor::WaitMonitor(Announcements* board, Options options)
     : board_(board),
       options_(options),
       tick_(Tick(options.timeout, options.grace)),
-      abort_(std::move(abort)),
-      known_(board->world_size()) {
+      whereabouts_(board) {
   watch_ = Watchdog::Get().Add(tick_, [this] { Look(); });
 }
 
 WaitMonitor::~WaitMonitor() { Watchdog::Get().Remove(watch_); }
 
-void WaitMonitor::Begin(WaitingIn wait) {
+void WaitMonitor::Begin(WaitingIn wait,
+                        std::shared_ptr<const WatchedGroup> group) {
   awaited_ = -1;
+  const bool speaking = board_->speaking();
+  WaitingIn said;
+  {
+    absl::MutexLock lock(&mutex_);
+    wait.group = group->name;
+    wait.begun = std::move(current_.wait.begun);
+    wait.begun[wait.group] = wait.sequence;
+    current_.active = true;
+    current_.judged = false;
+    ++current_.id;
+    current_.wait = std::move(wait);
+    current_.group = std::move(group);
+    current_.begin = MonotonicNow();
+    verdict_ = absl::OkStatus();
+    if (speaking) said = current_.wait;
+  }
   // Who waits for this rank sees that it has come, see JudgeAnnouncements.
-  if (board_->speaking()) board_->SetWaiting(wait);
+  if (speaking) board_->SetWaiting(said);
+}
+
+void WaitMonitor::Forget(const std::string& group) {
   absl::MutexLock lock(&mutex_);
-  current_.active = true;
-  current_.judged = false;
-  ++current_.id;
-  current_.wait = std::move(wait);
-  current_.begin = MonotonicNow();
-  verdict_ = absl::OkStatus();
+  current_.wait.begun.erase(group);
 }
 
 absl::Status WaitMonitor::End(const absl::Status& outcome) {
@@ -111,6 +110,7 @@ absl::Status WaitMonitor::End(const absl::Status& outcome) {
     absl::MutexLock lock(&mutex_);
     current_.active = false;
     current_.wait.finished = true;
+    current_.group = nullptr;
     // With a verdict the transport is aborted, even if this wait won the race.
     reason = verdict_;
     if (reason.ok() && outcome.ok()) return outcome;
@@ -161,7 +161,7 @@ void WaitMonitor::Look() {
   verdict_ = std::move(verdict);
   current_.judged = true;
   current_.judged_at = MonotonicNow();
-  abort_();
+  current_.group->abort();
 }
 
 void WaitMonitor::Publish(const Current& current) {
@@ -175,7 +175,7 @@ void WaitMonitor::Publish(const Current& current) {
   publish_at_ = now + BeatInterval(board_->world_size());
   const std::optional<Board> board = board_->ReadBoard();
   if (!board.has_value()) return;
-  Learn(*board);
+  whereabouts_.Learn(*board);
   if (!current.active) DumpIfGivenUp(*board);
 }
 
@@ -198,7 +198,7 @@ bool WaitMonitor::IsDue(const Current& current) {
 absl::Status WaitMonitor::Judge(const Current& current) {
   const std::optional<Board> board = board_->ReadBoard();
   if (board.has_value()) {
-    Learn(*board);
+    whereabouts_.Learn(*board);
     TESSERA_RETURN_IF_ERROR(JudgeAnnouncements(current, *board));
     // A rank that announced something may be on its way to another collective
     // for that reason; its words say more.
@@ -231,8 +231,8 @@ absl::Status WaitMonitor::JudgeMismatch(const WaitingIn& wait,
                                         const Board& board) const {
   for (size_t r = 0; r < board.waiting.size(); ++r) {
     const std::optional<WaitingIn>& at = board.waiting[r];
-    if (!at.has_value() || at->sequence != wait.sequence ||
-        at->signature == wait.signature) {
+    if (!at.has_value() || at->group != wait.group ||
+        at->sequence != wait.sequence || at->signature == wait.signature) {
       continue;
     }
     return absl::FailedPreconditionError(absl::StrCat(
@@ -246,9 +246,16 @@ absl::Status WaitMonitor::JudgeMismatch(const WaitingIn& wait,
 absl::Status WaitMonitor::JudgeAnnouncements(const Current& current,
                                              const Board& board) {
   const absl::Duration now = MonotonicNow();
-  auto is_in_same = [&](int rank) {
+  const std::vector<int>& ranks = current.group->ranks;
+  auto will_tell = [&](int rank) {
     const std::optional<WaitingIn>& at = board.waiting[rank];
-    return at.has_value() && at->sequence == current.wait.sequence &&
+    if (!at.has_value()) return false;
+    // Those it waits for in another group may be those that this one waits for.
+    if (!std::binary_search(ranks.begin(), ranks.end(), rank)) {
+      return !at->finished;
+    }
+    return at->group == current.wait.group &&
+           at->sequence == current.wait.sequence &&
            at->signature == current.wait.signature;
   };
   std::map<std::pair<int, int64_t>, absl::Duration> standing;
@@ -257,7 +264,7 @@ absl::Status WaitMonitor::JudgeAnnouncements(const Current& current,
     const auto seen = seen_.find(key);
     const absl::Duration since = seen == seen_.end() ? now : seen->second;
     if (said.final ||
-        (now - since >= options_.grace && !is_in_same(said.rank))) {
+        (now - since >= options_.grace && !will_tell(said.rank))) {
       return said.status;
     }
     standing.emplace(key, since);
@@ -266,103 +273,12 @@ absl::Status WaitMonitor::JudgeAnnouncements(const Current& current,
   return absl::OkStatus();
 }
 
-void WaitMonitor::Learn(const Board& board) {
-  const absl::Duration now = MonotonicNow();
-  for (size_t r = 0; r < board.waiting.size(); ++r) {
-    const std::optional<WaitingIn>& at = board.waiting[r];
-    Known& known = known_[r];
-    if (!at.has_value()) continue;
-    if (!known.last.has_value() || known.last->beat != at->beat) {
-      known.since = now;
-    }
-    known.last = at;
-  }
-}
-
-std::string WaitMonitor::Silence(int rank) const {
-  const absl::Duration silent = MonotonicNow() - known_[rank].since;
-  if (silent < kSilence) return "";
-  return absl::StrCat("last heard of ", Rounded(silent), " ago");
-}
-
-std::string WaitMonitor::WhyAbsent(int rank, const WaitingIn& wait) const {
-  const Known& known = known_[rank];
-  std::string words = absl::StrCat("rank ", rank, " has not come");
-  for (const EndedRank& ended : board_->lifeline().Ended()) {
-    if (ended.rank == rank) return absl::StrCat(words, " (it has ended)");
-  }
-  if (!known.last.has_value()) {
-    return absl::StrCat(words, " (nothing is known of it)");
-  }
-  if (known.last->sequence >= wait.sequence) return "";
-  const std::string name = known.last->Name();
-  const std::string silence = Silence(rank);
-  if (!silence.empty()) {
-    return absl::StrCat(words, " (", silence, ", ",
-                        known.last->finished ? "out of " : "in ", name,
-                        kStopped, ")");
-  }
-  return absl::StrCat(words, known.last->finished
-                                 ? absl::StrCat(" (it finished ", name,
-                                                " and is in its own code)")
-                                 : absl::StrCat(" (it is in ", name, ")"));
-}
-
-// Who waits, who has not come, and who is elsewhere; `here` are those who wait.
-std::vector<std::string> WaitMonitor::WhereAllAre(
-    const WaitingIn& wait, std::vector<int>* here) const {
-  std::vector<std::string> words;
-  if (board_->store_silent()) {
-    // What is known of the others is old. The lifeline tells of rank 0, which
-    // often hosts the store, and the transport whose bytes are missing.
-    const int awaited = awaited_;
-    if (!board_->lifeline().Rank0Answers(kNewsTime)) {
-      words.push_back(WhyAbsent(0, wait));
-      if (words[0].empty()) words[0] = "rank 0 does not answer";
-    }
-    if (awaited > 0 || (awaited == 0 && words.empty())) {
-      words.push_back(absl::StrCat("bytes of rank ", awaited, " are missing"));
-    }
-    words.push_back(
-        "the store does not answer, so where the other ranks are is not known");
-    return words;
-  }
-  for (int r = 0; r < board_->world_size(); ++r) {
-    if (r == board_->rank()) continue;
-    const std::string absent = WhyAbsent(r, wait);
-    const std::string silence = Silence(r);
-    if (!absent.empty()) {
-      words.push_back(absent);
-    } else if (known_[r].last->signature != wait.signature) {
-      words.push_back(absl::StrCat(
-          "rank ", r, known_[r].last->finished ? " has finished " : " is in ",
-          known_[r].last->Name()));
-    } else if (!silence.empty()) {
-      words.push_back(
-          absl::StrCat("rank ", r, " has come, but was ", silence, kStopped));
-    } else {
-      here->push_back(r);
-    }
-  }
-  const int awaited = awaited_;
-  if (words.empty() && awaited >= 0) {
-    words.push_back(
-        absl::StrCat("rank ", board_->rank(), " waits for rank ", awaited));
-  }
-  return words;
-}
-
 absl::Status WaitMonitor::TooLong(const Current& current) const {
-  std::vector<int> here = {board_->rank()};
-  std::vector<std::string> words = WhereAllAre(current.wait, &here);
-  std::sort(here.begin(), here.end());
-  words.push_back(absl::StrCat(Ranks(here), here.size() == 1 ? " has" : " have",
-                               " waited in it for ",
-                               Rounded(MonotonicNow() - current.begin)));
-  return absl::DeadlineExceededError(
-      absl::StrCat(current.wait.Name(), " has not ended within ",
-                   absl::FormatDuration(options_.timeout), ": ",
-                   absl::StrJoin(words, "; ")));
+  return absl::DeadlineExceededError(absl::StrCat(
+      current.wait.Name(), " has not ended within ",
+      absl::FormatDuration(options_.timeout), ": ",
+      whereabouts_.Describe(current.wait, current.group->ranks, awaited_,
+                            MonotonicNow() - current.begin)));
 }
 
 void WaitMonitor::DumpIfGivenUp(const Board& board) {

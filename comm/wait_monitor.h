@@ -13,7 +13,9 @@
 //                  during that wait, if the peer is not in the same collective
 //                  itself: a peer that announces usually comes to the next
 //                  agreement of all ranks, where its error is told to all in an
-//                  orderly way, however late the last rank is
+//                  orderly way, however late the last rank is. Of a rank that
+//                  is not in the group whose collective this is: if it is in no
+//                  collective
 //   after the timeout  naming the ranks that have not come and what they did
 //                  last; this rank, and those that did not come if they can,
 //                  then leave a file behind (comm/hang_dump.h)
@@ -25,6 +27,9 @@
 // store (and soon after it begins to wait long), and reads what the others have
 // written; so it can tell what a rank did last that does not come.
 //
+// One monitor serves all groups of a family (comm/family.h): each wait is in a
+// collective of one of them. The ranks here are those of the first group.
+//
 // Threads: Begin and End come from one thread.
 #ifndef COMM_WAIT_MONITOR_H_
 #define COMM_WAIT_MONITOR_H_
@@ -33,7 +38,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <optional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -43,10 +48,20 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "comm/announcements.h"
+#include "comm/whereabouts.h"
 
 namespace tessera {
 
 inline constexpr absl::Duration kAbortGrace = absl::Seconds(30);
+
+// A group whose collectives are waited in.
+struct WatchedGroup {
+  std::string name;        // "" is the family's first
+  std::vector<int> ranks;  // of the board, ascending
+  // Makes the blocked wait return soon; owns what it uses. Called on the
+  // watching thread, at most once per wait.
+  std::function<void()> abort;
+};
 
 class WaitMonitor {
  public:
@@ -56,13 +71,12 @@ class WaitMonitor {
     absl::Duration abort_grace = kAbortGrace;
   };
 
-  // `board` is borrowed and outlives this. `abort` makes the blocked wait
-  // return soon; it is called on the watching thread, at most once per wait.
-  WaitMonitor(Announcements* board, Options options,
-              std::function<void()> abort);
+  // `board` is borrowed and outlives this.
+  WaitMonitor(Announcements* board, Options options);
   ~WaitMonitor();
 
-  void Begin(WaitingIn wait);
+  // `wait` tells what is waited in, and `group` where.
+  void Begin(WaitingIn wait, std::shared_ptr<const WatchedGroup> group);
   // For transports that know: it is this rank whose message is waited for now.
   // Said where the store cannot tell who has not come, or all have.
   void SetAwaited(int rank) { awaited_ = rank; }
@@ -71,15 +85,13 @@ class WaitMonitor {
   // itself; and that reason is announced to the others as final. May ask the
   // store.
   absl::Status End(const absl::Status& outcome);
+  // There are no more collectives of this group. Any thread.
+  void Forget(const std::string& group);
 
  private:
-  // What this rank knows of another.
-  struct Known {
-    std::optional<WaitingIn> last;
-    absl::Duration since;  // MonotonicNow() when its beat was seen to change
-  };
   struct Current {
-    WaitingIn wait;  // or the last one
+    WaitingIn wait;                             // or the last one
+    std::shared_ptr<const WatchedGroup> group;  // while active
     int64_t id = 0;
     bool active = false;
     bool judged = false;
@@ -96,13 +108,6 @@ class WaitMonitor {
   absl::Status JudgeAnnouncements(const Current& current, const Board& board);
   absl::Status JudgeMismatch(const WaitingIn& wait, const Board& board) const;
   absl::Status TooLong(const Current& current) const;
-  std::vector<std::string> WhereAllAre(const WaitingIn& wait,
-                                       std::vector<int>* here) const;
-  // Why another rank has not come, "" if it has.
-  std::string WhyAbsent(int rank, const WaitingIn& wait) const;
-  // "last heard of 5s ago", "" if its beat goes on.
-  std::string Silence(int rank) const;
-  void Learn(const Board& board);
   // For a rank that the others have given up waiting for.
   void DumpIfGivenUp(const Board& board);
   void EndIfStuck(const Current& current);
@@ -110,7 +115,6 @@ class WaitMonitor {
   Announcements* const board_;
   const Options options_;
   const absl::Duration tick_;
-  const std::function<void()> abort_;
 
   // Of the watching thread alone. Times are of the monotonic clock.
   absl::Duration publish_at_, look_at_, interval_;
@@ -118,7 +122,7 @@ class WaitMonitor {
   int64_t seen_in_ = 0;    // the wait that `seen_` and `look_at_` are of
   bool dumped_ = false;
   std::map<std::pair<int, int64_t>, absl::Duration> seen_;  // rank, count
-  std::vector<Known> known_;                                // by rank
+  Whereabouts whereabouts_;
 
   std::atomic<int> awaited_{-1};
   absl::Mutex mutex_;

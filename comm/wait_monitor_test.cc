@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -85,6 +86,12 @@ TEST_F(BoardTest, AllSaid) {
   EXPECT_FALSE(b_->AllSaid(absl::Milliseconds(20)));
 }
 
+// The group of both.
+std::shared_ptr<const WatchedGroup> Both(std::function<void()> abort = [] {}) {
+  return std::make_shared<WatchedGroup>(
+      WatchedGroup{"", {0, 1}, std::move(abort)});
+}
+
 class MonitorTest : public BoardTest {
  protected:
   MonitorTest() { SetHangDumpFolder(testing::TempDir()); }
@@ -92,9 +99,10 @@ class MonitorTest : public BoardTest {
   // Waits, as a transport would, until the monitor aborts.
   absl::Status WaitUntilAborted(absl::Duration timeout, absl::Duration grace) {
     absl::Notification aborted;
-    WaitMonitor monitor(a_.get(), {timeout, grace}, [&] { aborted.Notify(); });
+    WaitMonitor monitor(a_.get(), {timeout, grace});
     monitor.Begin(
-        {7, 1234, "all-gather of unit x", "all-gather, 64 bytes of float32"});
+        {7, 1234, "all-gather of unit x", "all-gather, 64 bytes of float32"},
+        Both([&] { aborted.Notify(); }));
     monitor.SetAwaited(1);
     aborted.WaitForNotification();
     return monitor.End(absl::CancelledError("aborted"));
@@ -133,15 +141,89 @@ TEST_F(MonitorTest, DifferentCollectivesOfOneNumberAreNamedLongBefore) {
 // Rank 0 has waited for long, and looks rarely by now.
 TEST_F(MonitorTest, ARankThatComesLateToAnotherCollectiveIsNoticedSoon) {
   absl::Notification aborted;
-  WaitMonitor monitor(a_.get(), {absl::Seconds(600), absl::Seconds(300)},
-                      [&] { aborted.Notify(); });
-  monitor.Begin({7, 1234, "all-gather of unit x"});
+  WaitMonitor monitor(a_.get(), {absl::Seconds(600), absl::Seconds(300)});
+  monitor.Begin({7, 1234, "all-gather of unit x"},
+                Both([&] { aborted.Notify(); }));
   EXPECT_FALSE(aborted.WaitForNotificationWithTimeout(absl::Seconds(2)));
   b_->SetWaiting({7, 99, "reduce-scatter of unit y"});
   EXPECT_TRUE(aborted.WaitForNotificationWithTimeout(absl::Seconds(1)));
   EXPECT_THAT(monitor.End(absl::CancelledError("aborted")),
               StatusIs(absl::StatusCode::kFailedPrecondition));
 }
+
+// ---- several groups ----
+
+TEST_F(MonitorTest, EqualNumbersOfTwoGroupsAreNoMismatch) {
+  WaitingIn elsewhere{7, 99, "reduce-scatter of unit y"};
+  elsewhere.group = "halves 1.0";
+  b_->SetWaiting(elsewhere);
+  EXPECT_THAT(
+      WaitUntilAborted(absl::Milliseconds(500), absl::Seconds(60)),
+      StatusIs(absl::StatusCode::kDeadlineExceeded,
+               HasSubstr("rank 1 has not come (it is in reduce-scatter of unit "
+                         "y #7)")));
+}
+
+TEST_F(MonitorTest, ARankThatHasComeMayBeInAnotherGroupByNow) {
+  WaitingIn elsewhere{2, 99, "reduce-scatter of unit y"};
+  elsewhere.group = "halves 1.0";
+  elsewhere.begun = {{"", 7}, {"halves 1.0", 2}};
+  b_->SetWaiting(elsewhere);
+  EXPECT_THAT(WaitUntilAborted(absl::Milliseconds(200), absl::Seconds(60)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       HasSubstr("within 200ms: rank 1 is in reduce-scatter of "
+                                 "unit y #2; rank 0 has waited")));
+}
+
+TEST_F(MonitorTest, PublishesTheLastCollectiveOfEachGroupThatIsLeft) {
+  WaitMonitor monitor(b_.get(), {absl::Seconds(60), absl::Seconds(5)});
+  auto half = std::make_shared<WatchedGroup>(WatchedGroup{"half", {1}, [] {}});
+  b_->Say(absl::InternalError("so that it is published at once"), false);
+  const WaitingIn in_half{4, 1, "x", "", false, 0, "half"};
+  const WaitingIn in_both{9, 1, "y"};
+  monitor.Begin({4, 1, "x"}, half);
+  TESSERA_EXPECT_OK(monitor.End(absl::OkStatus()));
+  monitor.Begin({9, 1, "y"}, Both());
+  EXPECT_TRUE(a_->ReadBoard()->waiting[1]->HasBegun(in_half));
+  EXPECT_TRUE(a_->ReadBoard()->waiting[1]->HasBegun(in_both));
+  TESSERA_EXPECT_OK(monitor.End(absl::OkStatus()));
+  monitor.Forget("half");
+  monitor.Begin({10, 1, "z"}, Both());
+  EXPECT_FALSE(a_->ReadBoard()->waiting[1]->HasBegun(in_half));
+  EXPECT_TRUE(a_->ReadBoard()->waiting[1]->HasBegun(in_both));
+  TESSERA_EXPECT_OK(monitor.End(absl::OkStatus()));
+}
+
+// Rank 1 is not in the group; it has announced something, and is in a
+// collective, or in its own code.
+TEST_F(MonitorTest, WhoIsNotInTheGroupEndsAWaitFromItsOwnCodeOnly) {
+  b_->Say(b_->FailedHere(absl::InternalError("no memory")), false);
+  for (bool finished : {false, true}) {
+    b_->SetWaiting({3, 5, "agreement", "", finished});
+    absl::Notification aborted;
+    WaitMonitor monitor(a_.get(), {absl::Seconds(60), absl::Milliseconds(100)});
+    auto alone = std::make_shared<WatchedGroup>(
+        WatchedGroup{"alone", {0}, [&] { aborted.Notify(); }});
+    monitor.Begin({1, 1, "x"}, alone);
+    EXPECT_EQ(aborted.WaitForNotificationWithTimeout(absl::Milliseconds(1500)),
+              finished);
+    EXPECT_EQ(monitor.End(absl::OkStatus()).ok(), !finished);
+  }
+}
+
+TEST(AllSaidTest, OfSomeRanks) {
+  auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<std::unique_ptr<Announcements>> boards;
+  for (int r = 0; r < 3; ++r) {
+    boards.push_back(std::move(Announcements::Create(store, r, 3)).value());
+  }
+  for (int r : {0, 2}) boards[r]->Say(absl::InternalError("alike"), false);
+  EXPECT_TRUE(boards[0]->AllSaid(absl::ZeroDuration(), {0, 2}));
+  EXPECT_FALSE(boards[0]->AllSaid(absl::ZeroDuration(), {0, 1}));
+  EXPECT_FALSE(boards[0]->AllSaid(absl::ZeroDuration()));
+}
+
+// ---- what an absent rank did ----
 
 TEST_F(MonitorTest, TimeoutSaysWhatAnAbsentRankDidLast) {
   b_->SetWaiting({6, 5, "all-gather of unit w", "all-gather, 8 bytes of int64",
@@ -194,7 +276,7 @@ TEST_F(MonitorTest, WhereAllHaveComeTheAwaitedRankIsNamed) {
 }
 
 TEST_F(MonitorTest, ARankPublishesWhatItIsInAndWasIn) {
-  WaitMonitor monitor(b_.get(), {absl::Seconds(60), absl::Seconds(5)}, [] {});
+  WaitMonitor monitor(b_.get(), {absl::Seconds(60), absl::Seconds(5)});
   auto until = [&](bool finished) {
     for (int i = 0; i < 500; ++i) {
       const auto at = a_->ReadBoard()->waiting[1];
@@ -203,7 +285,7 @@ TEST_F(MonitorTest, ARankPublishesWhatItIsInAndWasIn) {
     }
     return WaitingIn();
   };
-  monitor.Begin({3, 9, "unit z", "broadcast"});
+  monitor.Begin({3, 9, "unit z", "broadcast"}, Both());
   EXPECT_EQ(until(false).Name(), "unit z #3 (broadcast)");
   TESSERA_EXPECT_OK(monitor.End(absl::OkStatus()));
   const WaitingIn after = until(true);
@@ -260,8 +342,8 @@ TEST_F(MonitorTest, NothingIsLeftIfSwitchedOff) {
 // Rank 1 never waits; the others gave up because of it.
 TEST_F(MonitorTest, ARankThatIsGivenUpLeavesItsStacksToo) {
   unlink(DumpPath(1).c_str());
-  WaitMonitor monitor(b_.get(), {absl::Seconds(60), absl::Seconds(5)}, [] {});
-  monitor.Begin({1, 1, "x"});
+  WaitMonitor monitor(b_.get(), {absl::Seconds(60), absl::Seconds(5)});
+  monitor.Begin({1, 1, "x"}, Both());
   TESSERA_EXPECT_OK(monitor.End(absl::OkStatus()));
   a_->Say(absl::DeadlineExceededError("rank 1 has not come"), true);
   std::string dump;
@@ -283,9 +365,8 @@ TEST_F(MonitorDeathTest, AWaitThatCannotBeEndedEndsTheProcess) {
       {
         WaitMonitor monitor(a_.get(),
                             {absl::Milliseconds(200), absl::Seconds(60),
-                             /*abort_grace=*/absl::Milliseconds(300)},
-                            [] {});
-        monitor.Begin({7, 1234, "all-gather of unit x"});
+                             /*abort_grace=*/absl::Milliseconds(300)});
+        monitor.Begin({7, 1234, "all-gather of unit x"}, Both());
         absl::SleepFor(absl::Seconds(30));
       },
       testing::ExitedWithCode(1),
@@ -351,9 +432,9 @@ TEST(SilentStoreTest, TheTimeoutComesAllTheSame) {
   auto b = std::move(Announcements::Create(store, 1, 2)).value();
   absl::Notification aborted;
   {
-    WaitMonitor monitor(a.get(), {absl::Seconds(2), absl::Seconds(60)},
-                        [&] { aborted.Notify(); });
-    monitor.Begin({7, 1234, "all-gather of unit x"});
+    WaitMonitor monitor(a.get(), {absl::Seconds(2), absl::Seconds(60)});
+    monitor.Begin({7, 1234, "all-gather of unit x"},
+                  Both([&] { aborted.Notify(); }));
     monitor.SetAwaited(1);
     frozen->Lock();
     const absl::Time begin = absl::Now();
@@ -459,8 +540,8 @@ TEST_F(MonitorTest, WhatWasTakenBackIsNeverSeen) {
 }
 
 TEST_F(MonitorTest, AnOwnErrorIsToldToTheOthersAsThisRanks) {
-  WaitMonitor monitor(a_.get(), {absl::Seconds(60), absl::Seconds(5)}, [] {});
-  monitor.Begin({1, 1, "x"});
+  WaitMonitor monitor(a_.get(), {absl::Seconds(60), absl::Seconds(5)});
+  monitor.Begin({1, 1, "x"}, Both());
   EXPECT_THAT(monitor.End(absl::ResourceExhaustedError("no memory")),
               StatusIs(absl::StatusCode::kResourceExhausted, "no memory"));
   ASSERT_THAT(b_->Read(), SizeIs(1));

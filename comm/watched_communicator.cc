@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
@@ -15,47 +16,95 @@ namespace {
 // How long ranks in different collectives wait for one to say why.
 constexpr absl::Duration kCauseWait = absl::Milliseconds(300);
 
+std::vector<int> FirstRanks(const GroupOptions& options) {
+  std::vector<int> ranks;
+  for (int r = 0; r < options.world_size; ++r) {
+    ranks.push_back(options.first_rank(r));
+  }
+  return ranks;
+}
+
 }  // namespace
 
 WatchedCommunicator::WatchedCommunicator(const GroupOptions& options,
-                                         std::unique_ptr<Announcements> board,
+                                         std::shared_ptr<Family> family,
                                          std::function<void()> abort,
                                          CommThread* thread)
-    : QueuedCommunicator(options.rank, options.world_size, thread),
-      board_(std::move(board)),
-      monitor_(board_.get(),
-               {options.collective_timeout, options.announce_grace},
-               std::move(abort)) {}
+    : QueuedCommunicator({options.rank, options.world_size, options.name,
+                          family->failure(), thread}),
+      options_(options),
+      family_(std::move(family)),
+      watched_(std::make_shared<WatchedGroup>(
+          WatchedGroup{options.name, FirstRanks(options), std::move(abort)})) {}
 
-absl::Status WatchedCommunicator::EndOf(int peer) const {
-  for (const EndedRank& ended : board_->lifeline().Ended()) {
-    if (ended.rank != peer) continue;
-    return absl::UnavailableError(absl::StrCat(
-        "rank ", peer, " has ended (",
-        ended.left ? "it has left this group" : "its process is gone",
-        "); look at that rank's own last words"));
+WatchedCommunicator::~WatchedCommunicator() {
+  family_->monitor().Forget(options_.name);
+}
+
+absl::StatusOr<std::shared_ptr<Communicator>> WatchedCommunicator::Split(
+    int color, CommTag name) {
+  if (options_.make_part == nullptr) return Communicator::Split(color, name);
+  if (name.what.empty()) name.what = "part";
+  absl::StrAppend(&name.what, " ", ++splits_);
+  const std::string where = absl::StrCat("split into ", name.what);
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::vector<std::string> colors,
+      AllGatherStrings(absl::StrCat(color), CommTag(where, name.site)));
+  const GroupPart part = PartOf(name.what, colors);
+  absl::StatusOr<std::shared_ptr<Communicator>> made = options_.make_part(part);
+  const absl::Status mine = Annotate(
+      made.status(),
+      absl::StrCat("group ", part.options.name, " (ranks ",
+                   absl::StrJoin(part.options.first_ranks, ", "), ")"));
+  // For those of this part that wait to be connected with this rank.
+  if (!mine.ok()) Announce(made.status());
+  // Nobody goes on before all are connected, or none has a part.
+  const absl::Status agreed = AgreeOk(mine, where, name.site);
+  if (!mine.ok()) ClearAnnouncement();
+  TESSERA_RETURN_IF_ERROR(agreed);
+  return made;
+}
+
+GroupPart WatchedCommunicator::PartOf(
+    const std::string& name, const std::vector<std::string>& colors) const {
+  GroupPart part;
+  part.whole_backend = std::string(backend());
+  part.options = options_;
+  part.options.make_part = nullptr;
+  part.options.family = family_;
+  part.options.name =
+      absl::StrCat(options_.name, options_.name.empty() ? "" : "/", name, ".",
+                   colors[rank()]);
+  part.options.first_ranks.clear();
+  for (int r = 0; r < world_size(); ++r) {
+    if (colors[r] != colors[rank()]) continue;
+    if (r == rank()) part.options.rank = static_cast<int>(part.ranks.size());
+    part.ranks.push_back(r);
+    part.options.first_ranks.push_back(options_.first_rank(r));
   }
-  return absl::OkStatus();
+  part.options.world_size = static_cast<int>(part.ranks.size());
+  return part;
 }
 
 absl::Status WatchedCommunicator::Watched(
     const Call& call, const std::function<absl::Status()>& body) {
-  monitor_.Begin({call.sequence, call.signature, call.what, call.details});
+  family_->monitor().Begin(
+      {call.sequence, call.signature, call.what, call.details}, watched_);
   absl::Status status = CatchTorch(std::string(backend()).c_str(), body);
   if (absl::IsFailedPrecondition(status)) {
     status = WithTheCause(status);
   } else if (!status.ok()) {
     status = Annotate(status, call.what);
   }
-  return monitor_.End(status);
+  return family_->monitor().End(status);
 }
 
 absl::Status WatchedCommunicator::WithTheCause(const absl::Status& mismatch) {
   const absl::Time until = absl::Now() + kCauseWait;
   do {
-    const std::vector<Announcement> said = board_->Read();
+    const std::vector<Announcement> said = family_->board().Read();
     if (!said.empty()) return said.front().status;
-    if (board_->speaking()) return board_->words();
+    if (family_->board().speaking()) return family_->board().words();
     absl::SleepFor(absl::Milliseconds(10));
   } while (absl::Now() < until);
   return mismatch;

@@ -1,40 +1,47 @@
 // WatchedCommunicator: what the backends of several ranks share. Each of their
-// collectives runs under a monitor (comm/wait_monitor.h), and the ranks tell
-// each other of failures (comm/announcements.h).
+// collectives runs under a monitor (comm/wait_monitor.h), the ranks tell each
+// other of failures (comm/announcements.h), and they can be split.
 #ifndef COMM_WATCHED_COMMUNICATOR_H_
 #define COMM_WATCHED_COMMUNICATOR_H_
 
+#include <atomic>
 #include <functional>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "comm/announcements.h"
+#include "comm/family.h"
 #include "comm/group_options.h"
 #include "comm/queued_communicator.h"
-#include "comm/wait_monitor.h"
 
 namespace tessera {
 
 class WatchedCommunicator : public QueuedCommunicator {
  public:
-  void Announce(const absl::Status& status) final {
-    board_->Say(board_->FailedHere(status), /*final=*/false);
-  }
-  bool AllAnnounced(absl::Duration timeout) final {
-    return board_->AllSaid(timeout);
-  }
-  void ClearAnnouncement() final { board_->TakeBack(); }
+  ~WatchedCommunicator() override;
 
-  // Unavailable if the process of `peer` has ended, or has closed its end of
-  // this group. LOCAL.
-  absl::Status EndOf(int peer) const;
+  absl::StatusOr<std::shared_ptr<Communicator>> Split(int color,
+                                                      CommTag name) final;
+
+  void Announce(const absl::Status& status) final { family_->Announce(status); }
+  bool AllAnnounced(absl::Duration timeout) final {
+    return family_->board().AllSaid(timeout, watched_->ranks);
+  }
+  void ClearAnnouncement() final { family_->board().TakeBack(); }
+
+  // Unavailable if the process of `peer` has ended, or has left. LOCAL.
+  absl::Status EndOf(int peer) const {
+    return family_->EndOf(options_.first_rank(peer));
+  }
 
  protected:
-  // `abort` makes the wait under way return soon; called on another thread,
-  // until the end of this object: it owns what it uses.
+  // `family` is that of Family::Join. `abort` makes the wait under way return
+  // soon; called on another thread: it owns what it uses.
   WatchedCommunicator(const GroupOptions& options,
-                      std::unique_ptr<Announcements> board,
+                      std::shared_ptr<Family> family,
                       std::function<void()> abort,
                       CommThread* thread = nullptr);
 
@@ -43,15 +50,29 @@ class WatchedCommunicator : public QueuedCommunicator {
   // means that the ranks are in different collectives.
   absl::Status Watched(const Call& call,
                        const std::function<absl::Status()>& body);
-  WaitMonitor& monitor() { return monitor_; }
+  // It is rank `peer` whose message is waited for now.
+  void SetAwaited(int peer) {
+    family_->monitor().SetAwaited(options_.first_rank(peer));
+  }
+  // What the ranks are called in messages.
+  const std::vector<int>& names() const { return watched_->ranks; }
 
  private:
+  void TellFailure(const absl::Status& status) final {
+    family_->Announce(status, /*final=*/true);
+  }
   // A rank that failed is soon in another collective than the others: what it
   // announces says more than that.
   absl::Status WithTheCause(const absl::Status& mismatch);
 
-  const std::unique_ptr<Announcements> board_;
-  WaitMonitor monitor_;
+  // This rank's part, by the colors of all ranks.
+  GroupPart PartOf(const std::string& name,
+                   const std::vector<std::string>& colors) const;
+
+  const GroupOptions options_;
+  const std::shared_ptr<Family> family_;
+  const std::shared_ptr<const WatchedGroup> watched_;
+  std::atomic<int> splits_{0};
 };
 
 }  // namespace tessera

@@ -102,11 +102,13 @@ HostMemory::~HostMemory() {
 
 class Meeting {
  public:
-  Meeting(c10d::Store& store, int rank, int world_size, absl::Duration timeout)
+  Meeting(c10d::Store& store, int rank, int world_size, absl::Duration timeout,
+          std::vector<int> names)
       : store_(store),
         rank_(rank),
         world_size_(world_size),
         timeout_(timeout),
+        names_(std::move(names)),
         memory_(new HostMemory) {}
   ~Meeting();
 
@@ -118,11 +120,15 @@ class Meeting {
   void Serve();
   absl::StatusOr<char*> Map(int fd, int64_t bytes, bool writable);
   std::string Read(const std::string& key);
+  std::string NameOf(int peer) const {
+    return absl::StrCat("rank ", names_.empty() ? peer : names_[peer]);
+  }
 
   c10d::Store& store_;
   const int rank_;
   const int world_size_;
   const absl::Duration timeout_;
+  const std::vector<int> names_;
   std::unique_ptr<HostMemory> memory_;
   int head_fd_ = -1;
   int listener_ = -1;
@@ -236,7 +242,7 @@ absl::StatusOr<std::unique_ptr<HostMemory>> Meeting::Run() {
   store_.set(absl::StrCat("name/", rank_), BytesOf(mine.ok() ? name_ : ""));
   for (int peer = 0; peer < world_size_ && mine.ok(); ++peer) {
     if (peer == rank_) continue;
-    mine = Annotate(Take(peer), absl::StrCat("rank ", peer));
+    mine = Annotate(Take(peer), NameOf(peer));
   }
   store_.set(absl::StrCat("verdict/", rank_),
              BytesOf(mine.ok() ? "" : std::string(mine.message())));
@@ -245,7 +251,7 @@ absl::StatusOr<std::unique_ptr<HostMemory>> Meeting::Run() {
     const std::string verdict = Read(absl::StrCat("verdict/", peer));
     if (verdict.empty() || !all.ok()) continue;
     all = absl::UnavailableError(absl::StrCat(
-        "the ranks cannot share memory: [rank ", peer, "] ", verdict));
+        "the ranks cannot share memory: [", NameOf(peer), "] ", verdict));
   }
   // Nobody writes where the proofs stand before all have looked.
   TESSERA_RETURN_IF_ERROR(all);
@@ -254,8 +260,9 @@ absl::StatusOr<std::unique_ptr<HostMemory>> Meeting::Run() {
 
 absl::StatusOr<std::unique_ptr<HostMemory>> MeetOnHost(c10d::Store& store,
                                                        int rank, int world_size,
-                                                       absl::Duration timeout) {
-  return Meeting(store, rank, world_size, timeout).Run();
+                                                       absl::Duration timeout,
+                                                       std::vector<int> names) {
+  return Meeting(store, rank, world_size, timeout, std::move(names)).Run();
 }
 
 }  // namespace tessera::shm

@@ -50,10 +50,11 @@ class HostMemory {
 // COLLECTIVE over the `world_size` ranks, blocking. `store` must hold keys of
 // this meeting only. Returns, on all ranks alike, Unavailable naming the rank
 // and what it could not do if they cannot share memory (other hosts, users or
-// network namespaces, limits); throws what the store throws.
-absl::StatusOr<std::unique_ptr<HostMemory>> MeetOnHost(c10d::Store& store,
-                                                       int rank, int world_size,
-                                                       absl::Duration timeout);
+// network namespaces, limits); throws what the store throws. `names`: what the
+// ranks are called in messages, instead of 0, 1, ...
+absl::StatusOr<std::unique_ptr<HostMemory>> MeetOnHost(
+    c10d::Store& store, int rank, int world_size, absl::Duration timeout,
+    std::vector<int> names = {});
 
 }  // namespace tessera::shm
 #endif  // COMM_SHM_MEETING_H_

@@ -87,6 +87,7 @@ struct Control {
   Counter ready;      // windows that the others may read
   Counter taken;      // windows that this rank has read of all others
   Counter broken;     // the first collective that this rank has given up
+  Counter left;       // 1: this rank will enter no more collectives
   Door door;          // of who waits in a collective
   Door message_door;  // of who moves messages, see channels.h
   // Of collective n in posts[n % 2]: nobody enters n + 2 before all have read
@@ -129,6 +130,10 @@ class Team {
   // Says whether a rank is gone, and how; asked now and then of one that is
   // slept for. Set before the first collective.
   void SetGone(std::function<absl::Status(int peer)> gone);
+
+  // Tells who asks that this rank enters no more collectives. LOCAL.
+  void Leave() { mine().left.value.store(1); }
+  bool HasLeft(int peer) const { return of(peer).left.value.load() != 0; }
 
   // How long this rank has slept for each other rank since the last call.
   // LOCAL.

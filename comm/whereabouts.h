@@ -1,0 +1,52 @@
+// Whereabouts: what this rank knows of where the others are, from what they
+// write about once a second (comm/announcements.h).
+//
+// Threads: one at a time.
+#ifndef COMM_WHEREABOUTS_H_
+#define COMM_WHEREABOUTS_H_
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "comm/announcements.h"
+
+namespace tessera {
+
+class Whereabouts {
+ public:
+  // `board` is borrowed and outlives this.
+  explicit Whereabouts(const Announcements* board)
+      : board_(board), known_(board->world_size()) {}
+
+  void Learn(const Board& board);
+
+  // Of a wait that has lasted for `waited`, in a collective of `ranks`: which
+  // of them have not come, or are elsewhere, and which wait. `awaited`: whose
+  // message this rank waits for, or -1.
+  std::string Describe(const WaitingIn& wait, const std::vector<int>& ranks,
+                       int awaited, absl::Duration waited) const;
+
+ private:
+  struct Known {
+    std::optional<WaitingIn> last;
+    absl::Duration since;  // MonotonicNow() when its beat was seen to change
+  };
+
+  // "last heard of 5s ago", "" if its beat goes on.
+  std::string Silence(int rank) const;
+  // Why another rank has not come, "" if it has.
+  std::string WhyAbsent(int rank, const WaitingIn& wait) const;
+  // Where another rank is that does not wait in it, "" if it does.
+  std::string WhyElsewhere(int rank, const WaitingIn& wait) const;
+  std::vector<std::string> WithoutStore(const WaitingIn& wait,
+                                        const std::vector<int>& ranks,
+                                        int awaited) const;
+
+  const Announcements* const board_;
+  std::vector<Known> known_;  // by rank
+};
+
+}  // namespace tessera
+#endif  // COMM_WHEREABOUTS_H_
