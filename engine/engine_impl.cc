@@ -94,14 +94,14 @@ absl::Status Engine::Impl::SetPrefetch(absl::string_view unit, Phase phase,
     TESSERA_ASSIGN_OR_RETURN(Unit* const one, FindUnit(name));
     units.push_back(one);
   }
-  if (stage_ == 3) schedule_->SetPrefetch(of, phase, std::move(units));
+  schedule_->SetPrefetch(of, phase, std::move(units));
   return absl::OkStatus();
 }
 
 absl::Status Engine::Impl::SetReshardAfterForward(absl::string_view unit,
                                                   bool reshard) {
   TESSERA_ASSIGN_OR_RETURN(Unit* const of, FindUnit(unit));
-  if (stage_ == 3) schedule_->SetReshardAfterForward(of, reshard);
+  schedule_->SetReshardAfterForward(of, reshard);
   return absl::OkStatus();
 }
 

@@ -17,7 +17,21 @@ Phase CurrentPhase() {
                                                             : Phase::kBackward;
 }
 
+int64_t NumelOf(const Unit* unit) { return unit->layout().whole_numel(); }
+
+bool Contains(const std::vector<Unit*>& units, const Unit* unit) {
+  return std::find(units.begin(), units.end(), unit) != units.end();
+}
+
 }  // namespace
+
+Schedule::Mark Schedule::MarkOf(Unit* unit, Phase phase) {
+  return reinterpret_cast<Mark>(unit) | static_cast<Mark>(phase);
+}
+
+Unit* Schedule::UnitOf(Mark mark) {
+  return reinterpret_cast<Unit*>(mark & ~static_cast<Mark>(1));
+}
 
 void Schedule::Start(std::vector<Unit*> units) {
   absl::MutexLock lock(&mutex_);
@@ -26,30 +40,48 @@ void Schedule::Start(std::vector<Unit*> units) {
     Entry& entry = entries_[unit];
     entry.index = static_cast<int>(numel.size());
     entry.reshard_after_forward = options_.reshard_after_forward;
-    numel.push_back(unit->layout().whole_numel());
+    numel.push_back(NumelOf(unit));
   }
   units_ = std::move(units);
   history_ = std::make_unique<TouchHistory>(std::move(numel));
 }
 
 void Schedule::Touch(Unit* unit) {
-  if (free_after_use() || newest_.load(std::memory_order_relaxed) == unit) {
+  const Phase phase = CurrentPhase();
+  const Mark mark = MarkOf(unit, phase);
+  if (free_after_use() || newest_.load(std::memory_order_relaxed) == mark) {
     return;
   }
   absl::MutexLock lock(&mutex_);
-  const auto entry = entries_.find(unit);
-  if (entry == entries_.end()) return;
-  Unit* const previous = newest_.exchange(unit, std::memory_order_relaxed);
+  const auto it = entries_.find(unit);
+  if (it == entries_.end()) return;
+  Entry& entry = it->second;
+  Unit* const previous = UnitOf(newest_.exchange(mark));
   const bool expected =
-      history_->Append(entry->second.index, CurrentPhase() == Phase::kBackward);
-  MarkTouched(unit);
-  if (!expected) {
-    Reconsider(unit);
-  } else if (previous != nullptr) {
-    FreeUnlessKept(previous);
+      history_->Append(entry.index, phase == Phase::kBackward);
+  entry.stays = !entry.reshard_after_forward && phase == Phase::kForward;
+  const std::vector<Unit*> wanted = Wanted(unit);
+  // Off the record, what was kept or gathered for another path goes, too.
+  const std::vector<Unit*> leavers =
+      expected ? std::vector<Unit*>{previous} : whole_;
+  for (Unit* leaver : leavers) {
+    if (leaver == nullptr || Contains(wanted, leaver)) continue;
+    if (!Keeps(leaver, unit)) Free(leaver);
   }
-  MakeRoom(unit);
-  Prefetch(unit);
+  MarkTouched(unit);
+  const bool chosen = entry.prefetch[static_cast<size_t>(phase)] != nullptr;
+  for (Unit* next : wanted) {
+    if (chosen && next != unit) entries_[next].stays = true;
+    if (next->whole()) continue;
+    if (!MakeRoom(next, wanted) && next != unit) return;
+    next->StartGather();
+    MarkTouched(next);
+  }
+}
+
+void Schedule::Free(Unit* unit) {
+  unit->FreeWhenUnpinned();
+  whole_.erase(std::remove(whole_.begin(), whole_.end(), unit), whole_.end());
 }
 
 void Schedule::MarkTouched(Unit* unit) {
@@ -57,66 +89,54 @@ void Schedule::MarkTouched(Unit* unit) {
   whole_.push_back(unit);
 }
 
-void Schedule::FreeUnlessKept(Unit* unit) {
-  if (Keeps(unit)) return;
-  unit->FreeWhenUnpinned();
-  whole_.erase(std::remove(whole_.begin(), whole_.end(), unit), whole_.end());
-}
-
-// What was kept or gathered for another path goes.
-void Schedule::Reconsider(Unit* current) {
-  const std::vector<Unit*> units = whole_;
-  for (Unit* unit : units) {
-    if (unit != current) FreeUnlessKept(unit);
-  }
-}
-
-bool Schedule::Keeps(Unit* unit) {
+// Whether `unit` stays whole now that `current` is used.
+bool Schedule::Keeps(Unit* unit, Unit* current) {
   const Entry& entry = entries_[unit];
-  if (!entry.reshard_after_forward && CurrentPhase() == Phase::kForward) {
-    return true;
+  if (entry.stays) return true;
+  if (!history_->KnowsNext()) {
+    return live() <= std::min(options_.max_live, options_.max_reuse_distance);
   }
-  if (history_->KnowsNext()) {
-    return history_->ReusedWithin(entry.index, options_.max_reuse_distance);
-  }
-  return live() <= std::min(options_.max_live, options_.max_reuse_distance);
+  return history_->ReusedWithin(
+      entry.index, options_.max_reuse_distance - NumelOf(current) - 1);
 }
 
-void Schedule::MakeRoom(Unit* unit) {
-  const int64_t needed = unit->whole() ? 0 : unit->layout().whole_numel();
-  for (auto it = whole_.begin();
-       live() + needed > options_.max_live && it != whole_.end();) {
-    Unit* const victim = *it;
-    const bool gone = victim != unit && victim->TryFree();
+// Frees others than those that are wanted; false if that is not enough.
+bool Schedule::MakeRoom(Unit* unit, const std::vector<Unit*>& wanted) {
+  const int64_t limit = options_.max_live - NumelOf(unit);
+  for (auto it = whole_.begin(); live() > limit && it != whole_.end();) {
+    const bool gone = !Contains(wanted, *it) && (*it)->TryFree();
     it = gone ? whole_.erase(it) : it + 1;
   }
+  return live() <= limit;
 }
 
-void Schedule::GatherAhead(Unit* unit) {
-  if (unit->whole()) return;
-  unit->StartGather();
-  MarkTouched(unit);
-}
-
-void Schedule::Prefetch(Unit* current) {
-  if (!options_.overlap) return;
+// `current`, and what is to be gathered ahead meanwhile, in this order.
+std::vector<Unit*> Schedule::Wanted(Unit* current) {
+  std::vector<Unit*> wanted = {current};
+  if (!options_.overlap) return wanted;
+  int64_t numel = NumelOf(current);
+  const auto add = [&](Unit* unit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    // A list may name units that are never freed, or were forgotten.
+    if (Contains(wanted, unit) || !entries_.contains(unit)) return true;
+    numel += NumelOf(unit);
+    if (numel > options_.max_live) return false;
+    wanted.push_back(unit);
+    return true;
+  };
   const auto phase = static_cast<size_t>(CurrentPhase());
   if (const auto& chosen = entries_[current].prefetch[phase]) {
-    for (Unit* unit : *chosen) GatherAhead(unit);
-    return;
+    for (Unit* unit : *chosen) {
+      if (!add(unit)) break;
+    }
+    return wanted;
   }
-  int64_t ahead = 0;
-  for (size_t k = 0; k < kLookAhead && ahead < options_.prefetch; ++k) {
+  const int64_t enough = numel + options_.prefetch;
+  for (size_t k = 0; k < kLookAhead && numel < enough; ++k) {
     const int index = history_->Expected(k);
-    if (index < 0) return;
-    Unit* const unit = units_[static_cast<size_t>(index)];
-    if (unit == nullptr) return;
-    if (unit == current) continue;
-    const int64_t numel = unit->layout().whole_numel();
-    ahead += numel;
-    if (!unit->whole() && live() + numel > options_.max_live) return;
-    GatherAhead(unit);
+    Unit* const unit = index < 0 ? nullptr : units_[static_cast<size_t>(index)];
+    if (unit == nullptr || !add(unit)) break;
   }
+  return wanted;
 }
 
 void Schedule::Forget(Unit* unit) {
@@ -124,30 +144,34 @@ void Schedule::Forget(Unit* unit) {
   whole_.erase(std::remove(whole_.begin(), whole_.end(), unit), whole_.end());
   std::replace(units_.begin(), units_.end(), unit, static_cast<Unit*>(nullptr));
   entries_.erase(unit);
-  newest_ = nullptr;
+  newest_ = kNone;
 }
 
 void Schedule::Border() {
   absl::MutexLock lock(&mutex_);
-  newest_ = nullptr;
+  newest_ = kNone;
   if (history_ != nullptr) history_->Append(TouchHistory::kBorder);
   std::vector<Unit*> units;
   units.swap(whole_);
   for (Unit* unit : units) unit->FreeWhenUnpinned();
-  for (Unit* unit : units_) {
-    if (unit != nullptr) unit->DropSecondary();
+  for (auto& [unit, entry] : entries_) {
+    entry.stays = false;
+    unit->DropSecondary();
   }
 }
 
 void Schedule::SetPrefetch(Unit* unit, Phase phase, std::vector<Unit*> next) {
   absl::MutexLock lock(&mutex_);
-  entries_[unit].prefetch[static_cast<size_t>(phase)] =
+  const auto it = entries_.find(unit);
+  if (it == entries_.end()) return;  // never freed
+  it->second.prefetch[static_cast<size_t>(phase)] =
       std::make_unique<std::vector<Unit*>>(std::move(next));
 }
 
 void Schedule::SetReshardAfterForward(Unit* unit, bool reshard) {
   absl::MutexLock lock(&mutex_);
-  entries_[unit].reshard_after_forward = reshard;
+  const auto it = entries_.find(unit);
+  if (it != entries_.end()) it->second.reshard_after_forward = reshard;
 }
 
 }  // namespace tessera

@@ -3,13 +3,14 @@
 //
 // Every unit's use is recorded (sharding/touch_history.h); the record says what
 // comes next. When the use moves from one unit to another,
-//   - the one before is freed, unless it is used again within
-//     max_reuse_distance elements;
-//   - others are freed, the longest unused first, until the next one fits
-//     within max_live elements;
-//   - units expected within the next `prefetch` elements are gathered ahead.
+//   - units expected within the next `prefetch` elements are wanted, too, while
+//     all wanted ones fit within max_live;
+//   - the one before is freed, unless it is wanted or fewer than
+//     max_reuse_distance elements are used until it is used again;
+//   - wanted ones are gathered, the one in use first; others are freed for
+//     them, the longest unused first, where max_live asks for it.
 // Where the record does not know (a first step, a path never taken), nothing is
-// gathered ahead, and a unit is kept only while all that are whole stay within
+// gathered ahead, and units are kept only while all that are whole stay within
 // both limits. A pinned unit is never freed.
 //
 // Ranks that run the same operators gather and free alike, since everything
@@ -65,7 +66,7 @@ class Schedule {
   // The end of a backward, a step: frees every unit that is not pinned.
   void Border();
 
-  // When `unit` is touched in `phase`, gathers `next` ahead, in that order,
+  // When `unit` is touched in `phase`, `next` are wanted, in that order,
   // instead of what the record says; nothing if empty.
   void SetPrefetch(Unit* unit, Phase phase, std::vector<Unit*> next);
   // Overrides ScheduleOptions::reshard_after_forward for one unit.
@@ -80,21 +81,30 @@ class Schedule {
   struct Entry {
     int index = 0;
     bool reshard_after_forward = true;
+    // Until it is used or a border comes, whatever the record says: for its
+    // backward, or since a list asked for it.
+    bool stays = false;
     // By phase; null: as recorded.
     std::unique_ptr<std::vector<Unit*>> prefetch[2];
   };
 
-  void FreeUnlessKept(Unit* unit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Reconsider(Unit* current) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool Keeps(Unit* unit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void MakeRoom(Unit* unit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Prefetch(Unit* current) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void GatherAhead(Unit* unit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // A unit and, as the lowest bit, the phase in which it is used.
+  using Mark = uintptr_t;
+  static constexpr Mark kNone = 0;
+  static Mark MarkOf(Unit* unit, Phase phase);
+  static Unit* UnitOf(Mark mark);
+
+  void Free(Unit* unit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Keeps(Unit* unit, Unit* current) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::vector<Unit*> Wanted(Unit* current)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool MakeRoom(Unit* unit, const std::vector<Unit*>& wanted)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void MarkTouched(Unit* unit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const ScheduleOptions options_;
   std::atomic<int64_t> live_{0};
-  std::atomic<Unit*> newest_{nullptr};
+  std::atomic<Mark> newest_{kNone};
   absl::Mutex mutex_;                                 // before any unit's own
   std::vector<Unit*> units_ ABSL_GUARDED_BY(mutex_);  // null: forgotten
   absl::flat_hash_map<Unit*, Entry> entries_ ABSL_GUARDED_BY(mutex_);

@@ -35,13 +35,13 @@ int TouchHistory::Expected(size_t k) const {
 }
 
 bool TouchHistory::ReusedWithin(int unit, int64_t elements) const {
-  for (size_t k = 0;; ++k) {
+  for (size_t k = 0; elements >= 0; ++k) {
     const int next = Expected(k);
     if (next == unit) return true;
     if (next < 0) return false;
     elements -= numel_[static_cast<size_t>(next)];
-    if (elements < 0) return false;
   }
+  return false;
 }
 
 uint64_t TouchHistory::Context(size_t end, size_t length) const {
