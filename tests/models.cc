@@ -12,6 +12,7 @@ const ModelMakers& Makers() {
     auto* all = new ModelMakers(NetworkModels());
     all->merge(ParameterModels());
     all->merge(BatchModels());
+    all->merge(LoopModels());
     return all;
   }();
   return *makers;

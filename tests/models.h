@@ -46,9 +46,14 @@ class TestModel : public torch::nn::Module {
 //   OneRankForward  a layer that only rank 1 runs at all (not for stage 3)
 //   LargeNorm       gradients far above a norm of 1 at even micro-batches, far
 //                   below at odd ones
-//   Overflows       a loss that overflows float16 at micro-batch 1 of rank 0
-//   and
-//                   at 4 and 5 of rank 1
+//   Overflows       a loss that overflows float16 at micro-batch 1 of rank 0,
+//                   and at 4 and 5 of rank 1
+//   Recomputing     blocks computed again in backward (a reentrant checkpoint),
+//                   one of them twice
+//   GradientPenalty autograd::grad of inputs and of a weight, part of the loss
+//   Evaluating      forwards without gradients between micro-batches, by
+//                   another path
+//   ChangingPath    blocks that micro-batches use in different orders
 //   MixedDtype      float64 parameters among float32 ones
 //   Complex         complex64 parameters among float32 ones
 //

@@ -63,6 +63,7 @@ std::shared_ptr<TestModel> MakeModel() {
 ModelMakers NetworkModels();    // models_networks.cc
 ModelMakers ParameterModels();  // models_parameters.cc
 ModelMakers BatchModels();      // models_batches.cc
+ModelMakers LoopModels();       // models_loops.cc
 
 }  // namespace tessera
 #endif  // TESTS_MODELS_INTERNAL_H_
