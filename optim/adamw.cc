@@ -5,6 +5,7 @@
 #include "ATen/ops/_fused_adamw.h"
 #include "ATen/ops/full.h"
 #include "ATen/ops/zeros.h"
+#include "absl/container/flat_hash_map.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "sharding/torch_scope.h"
@@ -28,15 +29,54 @@ struct Realigned {
   int64_t offset;
 };
 
-at::Tensor Realign(const at::Tensor& segment, int64_t begin, int64_t end,
+at::Tensor Realign(const at::Tensor& segment, Range in_parameter,
                    int64_t param_numel, std::vector<Realigned>* undo) {
-  const int64_t from = begin / kGroup * kGroup;
+  const int64_t from = in_parameter.begin / kGroup * kGroup;
   const int64_t to =
-      std::min((end + kGroup - 1) / kGroup * kGroup, param_numel);
+      std::min((in_parameter.end + kGroup - 1) / kGroup * kGroup, param_numel);
   at::Tensor copy = at::zeros({to - from}, segment.options());
-  copy.narrow(0, begin - from, end - begin).copy_(segment);
-  undo->push_back({segment, copy, begin - from});
+  const int64_t offset = in_parameter.begin - from;
+  copy.narrow(0, offset, in_parameter.numel()).copy_(segment);
+  undo->push_back({segment, copy, offset});
   return copy;
+}
+
+// What the kernel takes as one tensor: segments that follow each other without
+// a gap, of equal step counts, and such that its groups are each segment's.
+struct Run {
+  Range flat;          // in the flat buffer
+  Range in_parameter;  // of the first segment
+  int64_t param_numel;
+  int64_t step;
+
+  bool aligned() const {
+    return in_parameter.begin % kGroup == 0 &&
+           (in_parameter.end % kGroup == 0 || in_parameter.end == param_numel);
+  }
+  bool Extend(const Run& next) {
+    if (next.flat.begin != flat.end || next.step != step || !aligned() ||
+        !next.aligned() || flat.numel() % kGroup != 0) {
+      return false;
+    }
+    flat.end = next.flat.end;
+    return true;
+  }
+};
+
+std::vector<Run> RunsOf(const Unit& unit, const UnitGradient& gradient,
+                        const std::vector<int64_t>& steps) {
+  std::vector<Run> runs;
+  for (const auto& segment : unit.segments()) {
+    if (!gradient.has_gradient(segment.parameter)) continue;
+    const auto& p = unit.parameters()[segment.parameter];
+    const Run run{
+        segment.flat,
+        {segment.flat.begin - p.flat.begin, segment.flat.end - p.flat.begin},
+        p.flat.numel(),
+        steps[p.index]};
+    if (runs.empty() || !runs.back().Extend(run)) runs.push_back(run);
+  }
+  return runs;
 }
 
 }  // namespace
@@ -72,34 +112,35 @@ absl::Status AdamW::Step(const Gradients& gradients) {
     TorchScope scope;
     Lists lists;
     std::vector<Realigned> undo;
+    absl::flat_hash_map<int64_t, at::Tensor> counts;  // that the kernel reads
     for (size_t u = 0; u < units_.size(); ++u) {
       Unit& unit = *units_[u];
       const UnitGradient& gradient = gradients.of(u);
-      if (!gradient.owned().defined()) continue;
+      const at::Tensor owned = gradient.owned();
+      if (!owned.defined()) continue;
       ThrowIfError(EnsureState(u));
       for (size_t i = 0; i < unit.parameters().size(); ++i) {
         if (gradient.has_gradient(i)) ++steps_[unit.parameters()[i].index];
       }
-      for (const auto& segment : unit.segments()) {
-        const auto& p = unit.parameters()[segment.parameter];
-        if (!gradient.has_gradient(segment.parameter)) continue;
-        const int64_t begin = segment.flat.begin - p.flat.begin;
-        const int64_t end = segment.flat.end - p.flat.begin;
-        const bool aligned =
-            begin % kGroup == 0 &&
-            (end % kGroup == 0 || segment.flat.end == p.flat.end);
-        auto view = [&](const at::Tensor& owned) {
-          const at::Tensor t = owned.narrow(
-              0, segment.flat.begin - unit.owned().begin, end - begin);
-          return aligned ? t : Realign(t, begin, end, p.flat.numel(), &undo);
+      const at::Tensor masters = unit.masters();
+      for (const Run& run : RunsOf(unit, gradient, steps_)) {
+        auto view = [&](const at::Tensor& of) {
+          const at::Tensor t = Part(of, {run.flat.begin - unit.owned().begin,
+                                         run.flat.end - unit.owned().begin});
+          return run.aligned()
+                     ? t
+                     : Realign(t, run.in_parameter, run.param_numel, &undo);
         };
-        lists.params.push_back(view(unit.masters()));
-        lists.grads.push_back(view(gradient.owned()));
+        lists.params.push_back(view(masters));
+        lists.grads.push_back(view(owned));
         lists.exp_avgs.push_back(view(states_[u].exp_avg.View()));
         lists.exp_avg_sqs.push_back(view(states_[u].exp_avg_sq.View()));
-        lists.steps.push_back(
-            at::full({}, static_cast<double>(steps_[p.index]),
-                     at::TensorOptions(at::kFloat).device(unit.device())));
+        at::Tensor& count = counts[run.step];
+        if (!count.defined()) {
+          count = at::full({}, static_cast<double>(run.step),
+                           at::TensorOptions(at::kFloat).device(unit.device()));
+        }
+        lists.steps.push_back(count);
       }
     }
     if (lists.params.empty()) return;

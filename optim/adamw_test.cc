@@ -125,8 +125,7 @@ class RankOptimizer {
     std::vector<NamedParameter> named;
     for (size_t i = 0; i < params_.size(); ++i) {
       params_[i].requires_grad_();
-      named.push_back(
-          {absl::StrCat("p", i), params_[i], static_cast<int>(i)});
+      named.push_back({absl::StrCat("p", i), params_[i], static_cast<int>(i)});
     }
     UnitOptions options;
     options.stage = Stage::Of(stage);
@@ -177,14 +176,14 @@ class RankOptimizer {
                    static_cast<size_t>(segment.flat.numel() * item)) == 0;
       };
       const char* what =
-          !same(reference.params, unit_->masters())           ? "values"
+          !same(reference.params, unit_->masters())              ? "values"
           : !same(reference.exp_avgs, adamw_->exp_avg(0).View()) ? "exp_avg"
           : !same(reference.exp_avg_sqs, adamw_->exp_avg_sq(0).View())
               ? "exp_avg_sq"
               : nullptr;
       if (what != nullptr) {
-        return absl::StrCat(what, " of ", p.name, " from element ", from,
-                            ", ", segment.flat.numel(), " elements");
+        return absl::StrCat(what, " of ", p.name, " from element ", from, ", ",
+                            segment.flat.numel(), " elements");
       }
     }
     return "";
@@ -268,6 +267,20 @@ TEST_P(AdamWTest, GivesTheSameBitsAtOddPlacesOfASharedStorage) {
                           Random({70})};
   for (int world_size : {1, 2, 3, 4, 6, 23}) {
     ExpectSegmentsEqualWhole(values, stage(), world_size, Never);
+  }
+}
+
+TEST_P(AdamWTest, GivesTheSameBitsForParametersWithoutGaps) {
+  const at::Tensor all = Random({65 + 640});
+  const Tensors values = {Random({128}),        Random({64}),
+                          Random({64, 3}),      Random({63}),
+                          all.narrow(0, 0, 65), all.narrow(0, 65, 640)};
+  for (int world_size : {1, 2, 3}) {
+    ExpectSegmentsEqualWhole(values, stage(), world_size, Never);
+    // The second has other step counts than its neighbours.
+    ExpectSegmentsEqualWhole(
+        values, stage(), world_size,
+        [](int step, size_t i) { return i == 1 && step == 0; });
   }
 }
 

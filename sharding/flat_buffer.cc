@@ -16,6 +16,17 @@ at::Tensor TensorOver(char* data, at::IntArrayRef sizes,
       at::TensorOptions(dtype).device(device), device);
 }
 
+at::Tensor Part(const at::Tensor& flat, Range range) {
+  c10::TensorImpl* const impl = flat.unsafeGetTensorImpl();
+  at::Tensor part(impl->shallow_copy_and_detach(
+      impl->version_counter(), /*allow_tensor_metadata_change=*/true));
+  const int64_t numel = range.numel(), stride = 1;
+  part.unsafeGetTensorImpl()->set_sizes_and_strides(
+      at::IntArrayRef(numel), at::IntArrayRef(stride),
+      flat.storage_offset() + range.begin);
+  return part;
+}
+
 void CopyBytes(at::Device device, char* to, const char* from, int64_t bytes) {
   if (bytes == 0) return;
   if (device.is_cpu()) {
@@ -76,11 +87,6 @@ FlatBuffer& FlatBuffer::operator=(FlatBuffer&& other) noexcept {
   item_bytes_ = other.item_bytes_;
   kind_ = other.kind_;
   return *this;
-}
-
-at::Tensor FlatBuffer::View(Range range) const {
-  return TensorOver(data(range.begin), {range.numel()}, {1}, dtype(),
-                    tensor_.device());
 }
 
 at::Tensor FlatBuffer::Bytes(Range range) const {

@@ -17,6 +17,10 @@ namespace tessera {
 // written whole at once; saves a pass over it).
 enum class Fill { kZero, kNone };
 
+// A range of a one-dimensional contiguous tensor: narrow(), without a walk
+// through the dispatcher. What is written to one is a new version of both.
+at::Tensor Part(const at::Tensor& flat, Range range);
+
 class FlatBuffer {
  public:
   FlatBuffer() = default;
@@ -39,7 +43,7 @@ class FlatBuffer {
   char* data(int64_t begin = 0) const { return data_ + begin * item_bytes_; }
   // The whole buffer, and a range of it, as tensors that do not own memory.
   const at::Tensor& View() const { return tensor_; }
-  at::Tensor View(Range range) const;
+  at::Tensor View(Range range) const { return Part(tensor_, range); }
   // The same memory, read as bytes.
   at::Tensor Bytes() const { return Bytes({0, numel()}); }
   at::Tensor Bytes(Range range) const;
