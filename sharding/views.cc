@@ -10,7 +10,7 @@ namespace {
 
 constexpr const char* kViews[] = {"alias",
                                   "as_strided",
-                                  "chunk", 
+                                  "chunk",
                                   "detach",
                                   "expand",
                                   "narrow",
