@@ -244,7 +244,8 @@ TEST_P(MoreTest, WeightsOfUnevenInput) {
 TEST_P(MoreTest, NormsOfClipping) {
   spec_.gradients = spec_.outcomes = true;
   spec_.steps = 4;
-  for (const char* model : {"LargeNorm", "Gpt", "SharedStorage", "Frozen"}) {
+  for (const char* model :
+       {"LargeNorm", "Gpt", "SharedStorage", "Tied", "Frozen"}) {
     spec_.model = model;
     for (double p : {1.0, 2.0, std::numeric_limits<double>::infinity()}) {
       spec_.clipping_norm = p;
@@ -276,6 +277,18 @@ TEST_P(MoreTest, NormsStayInFloat32) {
   spec_.gradients = true;
   for (const char* model : {"Mlp", "Gpt", "ConvNorm"}) {
     spec_.model = model;
+    ExpectEqualsOracle(spec_, 2);
+  }
+}
+
+// Masters keep the bits that the working copy cannot hold.
+TEST_P(MoreTest, WritesThatChangeNothing) {
+  spec_.model = "Clamped";
+  spec_.steps = 5;
+  spec_.gradients = true;
+  spec_.initial_scale_power = 8;
+  for (const char* dtype : {"bf16", "fp16"}) {
+    spec_.dtype = dtype;
     ExpectEqualsOracle(spec_, 2);
   }
 }

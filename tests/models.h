@@ -34,6 +34,8 @@ class TestModel : public torch::nn::Module {
 //   ConvNorm        channels_last convolution, BatchNorm (buffers), GroupNorm
 //   Views           chunk, view, slice, expand, index of weights
 //   SharedStorage   parameters that lie at odd places of one storage
+//   Tied            a parameter that two modules have, under two names
+//   Clamped         parameters written before each forward, their values kept
 //   UsedTwice       a layer applied twice in one forward
 //   TwoForwards     two forwards and one without gradients before one backward
 //   Frozen          layers that require no gradient, between some that do
@@ -47,7 +49,7 @@ class TestModel : public torch::nn::Module {
 //   LargeNorm       gradients far above a norm of 1 at even micro-batches, far
 //                   below at odd ones
 //   Overflows       a loss that overflows float16 at micro-batch 1 of rank 0,
-//                   and at 4 and 5 of rank 1
+//                   one element of a gradient at 4 and 5 of rank 1
 //   Recomputing     blocks computed again in backward (a reentrant checkpoint),
 //                   one of them twice
 //   GradientPenalty autograd::grad of inputs and of a weight, part of the loss

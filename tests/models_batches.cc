@@ -94,7 +94,8 @@ class LargeNorm : public TestModel {
   nn::Linear in_{nullptr}, out_{nullptr};
 };
 
-// At micro-batch 1 of rank 0, and at 4 and 5 of rank 1.
+// At micro-batch 1 of rank 0 the loss, and with it all; at 4 and 5 of rank 1
+// one element of a gradient, which only one rank may own.
 class Overflows : public TestModel {
  public:
   Overflows() {
@@ -104,10 +105,11 @@ class Overflows : public TestModel {
   Tensor Loss(int rank, int64_t micro_batch) override {
     Inputs inputs(*this, rank, micro_batch);
     Tensor h = out_(torch::tanh(in_(inputs.Normal({4, 9}))));
-    const bool overflows =
-        rank == 0 ? micro_batch == 1 : rank == 1 && micro_batch / 2 == 2;
-    if (overflows) h = h * 1e6;  // float16 ends at 65504
-    return MseLoss(h, inputs.Target({4, 4}));
+    constexpr double kLarge = 1e6;  // float16 ends at 65504
+    if (rank == 0 && micro_batch == 1) h = h * kLarge;
+    const double one = rank == 1 && micro_batch / 2 == 2 ? kLarge : 0;
+    return MseLoss(h, inputs.Target({4, 4})) +
+           out_->bias.select(0, 0).to(torch::kFloat) * one;
   }
 
  private:

@@ -58,6 +58,54 @@ class SharedStorage : public TestModel {
   Tensor weight_, bias_, head_;
 };
 
+// The transpose of a linear layer with its weight, under a name of its own.
+struct TiedDecoderImpl : nn::Module {
+  explicit TiedDecoderImpl(const Tensor& of)
+      : weight(register_parameter("weight", of)),
+        bias(register_parameter("bias", torch::zeros({of.size(1)}))) {}
+  Tensor forward(const Tensor& x) { return torch::linear(x, weight.t(), bias); }
+  Tensor weight, bias;
+};
+TORCH_MODULE(TiedDecoder);
+
+class Tied : public TestModel {
+ public:
+  Tied() {
+    encoder_ = register_module("encoder", nn::Linear(11, 7));
+    middle_ = register_module("middle", nn::Linear(7, 7));
+    decoder_ = register_module("decoder", TiedDecoder(encoder_->weight));
+  }
+  Tensor Loss(int rank, int64_t micro_batch) override {
+    Inputs inputs(*this, rank, micro_batch);
+    Tensor h = torch::tanh(encoder_(inputs.Normal({5, 11})));
+    return MseLoss(decoder_(torch::tanh(middle_(h))), inputs.Target({5, 11}));
+  }
+
+ private:
+  nn::Linear encoder_{nullptr}, middle_{nullptr};
+  TiedDecoder decoder_{nullptr};
+};
+
+class Clamped : public TestModel {
+ public:
+  Clamped() {
+    up_ = register_module("up", nn::Linear(9, 13));
+    down_ = register_module("down", nn::Linear(13, 5));
+  }
+  Tensor Loss(int rank, int64_t micro_batch) override {
+    {
+      torch::NoGradGuard no_grad;
+      for (Tensor& p : parameters()) p.clamp_(-8, 8);  // all are within
+    }
+    Inputs inputs(*this, rank, micro_batch);
+    return MseLoss(down_(torch::tanh(up_(inputs.Normal({4, 9})))),
+                   inputs.Target({4, 5}));
+  }
+
+ private:
+  nn::Linear up_{nullptr}, down_{nullptr};
+};
+
 class UsedTwice : public TestModel {
  public:
   UsedTwice() {
@@ -220,6 +268,8 @@ ModelMakers ParameterModels() {
   return {
       {"Views", MakeModel<Views>},
       {"SharedStorage", MakeModel<SharedStorage>},
+      {"Tied", MakeModel<Tied>},
+      {"Clamped", MakeModel<Clamped>},
       {"UsedTwice", MakeModel<UsedTwice>},
       {"TwoForwards", MakeModel<TwoForwards>},
       {"Frozen", [] { return std::make_shared<Frozen>(false); }},
