@@ -197,8 +197,8 @@ absl::Status Gradients::Run(const std::function<void()>& backward,
   if (!micro_batch.reduce) {
     status = EndLocal(mine);
   } else {
-    mine.Update(local_failure_);
     status = AgreeOnFailing(mine);
+    mine.Update(local_failure_);  // of a backward that others are not in
     if (status.ok()) status = ReduceRest(mine);
   }
   running_ = nullptr;
@@ -208,6 +208,7 @@ absl::Status Gradients::Run(const std::function<void()>& backward,
 // What a failed local micro-batch left cannot be told from the others' part: it
 // fails the next one that is reduced, on all ranks.
 absl::Status Gradients::EndLocal(const absl::Status& backward) {
+  (void)AgreeOnFailing(backward);
   local_failure_.Update(backward);
   local_weight_ += running_->weight.value_or(0);
   return backward;
@@ -367,9 +368,9 @@ absl::Status Gradients::CheckNothingPending() const {
       }
       return absl::FailedPreconditionError(absl::StrCat(
           "parameter '", params[i].name,
-          "' has a gradient that did not come through Engine::Backward (a bare "
-          "loss.backward(), or .grad() was set); call Backward once more, or "
-          "ZeroGrad to drop it"));
+          "' has a gradient that is not reduced (of a bare loss.backward(), of "
+          "a Backward within a NoSyncScope, or .grad() was set); call Backward "
+          "once more, or ZeroGrad to drop it"));
     }
   }
   return absl::OkStatus();

@@ -46,17 +46,17 @@ absl::Status UnitGradient::Add(int parameter, const at::Tensor& gradient,
   }
   TESSERA_RETURN_IF_ERROR(EnsureLocal(dtype));
   at::Tensor place = PlaceIn(local_, parameter);
-  if (!arrived_[i] && (how == Arrival::kZero || gradient.is_sparse())) {
-    place.zero_();
-  }
-  const bool first = !arrived_[i] && !gradient.is_sparse();
+  const bool first = !arrived_[i];
   arrived_[i] = true;
-  if (how == Arrival::kZero) return absl::OkStatus();
-  if (first) {
-    place.copy_(gradient);
+  if (how == Arrival::kZero) {
+    if (first) place.zero_();
+  } else if (first && gradient.is_sparse() &&
+             gradient.scalar_type() == place.scalar_type()) {
+    place.zero_().add_(gradient);  // as to_dense, in place
   } else {
-    place.add_(gradient.is_sparse() ? gradient.to(place.scalar_type())
-                                    : gradient);
+    const at::Tensor dense =
+        gradient.is_sparse() ? gradient.to_dense() : gradient;
+    first ? place.copy_(dense) : place.add_(dense);
   }
   return absl::OkStatus();
 }
