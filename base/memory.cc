@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/numbers.h"
@@ -12,6 +13,7 @@
 #include "absl/strings/str_split.h"
 #include "base/check.h"
 #include "base/file.h"
+#include "base/kept_buffers.h"
 #include "base/status.h"
 
 namespace tessera {
@@ -25,36 +27,74 @@ int64_t RoundUp(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
+// Under AddressSanitizer nothing is kept, so that it sees stale reads.
+#if __has_feature(address_sanitizer)
+constexpr int64_t kKeptBytes = 0;
+#else
+constexpr int64_t kKeptBytes = 8 << 20;
+#endif
+
+KeptBuffers& Kept() {
+  static KeptBuffers* const kept = new KeptBuffers(kKeptBytes);
+  return *kept;
+}
+
+bool FromSource(const void* data) {
+  MemorySource* const source = g_source.load();
+  return source != nullptr && source->Owns(data);
+}
+
+void Unmap(const std::vector<KeptBuffers::Buffer>& buffers) {
+  for (const auto& [data, bytes] : buffers) {
+    if (FromSource(data)) {
+      g_source.load()->Free(data, bytes);
+    } else {
+      TESSERA_CHECK_EQ(munmap(data, static_cast<size_t>(bytes)), 0);
+    }
+  }
+}
+
+// Zeros; null on failure.
+void* Map(int64_t bytes) {
+  if (MemorySource* const source = g_source.load()) {
+    errno = ENOMEM;
+    return source->Allocate(bytes);
+  }
+  // Fresh anonymous pages are zero already.
+  void* mapped =
+      mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
+           MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return mapped == MAP_FAILED ? nullptr : mapped;
+}
+
 // Null on failure. `bytes` > 0.
 void* AllocateRaw(int64_t bytes, bool zeroed) {
-  if (bytes >= kMappedFromBytes) {
-    if (MemorySource* source = g_source.load()) {
-      errno = ENOMEM;
-      return source->Allocate(bytes);
-    }
-    // Fresh anonymous pages are zero already.
-    void* mapped =
-        mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
-             MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    return mapped == MAP_FAILED ? nullptr : mapped;
+  if (bytes < kMappedFromBytes) {
+    void* data =
+        std::aligned_alloc(kBufferAlignment, RoundUp(bytes, kBufferAlignment));
+    if (data != nullptr && zeroed) std::memset(data, 0, bytes);
+    return data;
   }
-  void* data =
-      std::aligned_alloc(kBufferAlignment, RoundUp(bytes, kBufferAlignment));
-  if (data != nullptr && zeroed) std::memset(data, 0, bytes);
-  return data;
+  if (void* data = Kept().Take(bytes)) {
+    if (zeroed) std::memset(data, 0, bytes);
+    return data;
+  }
+  void* data = Map(bytes);
+  if (data != nullptr) return data;
+  Unmap(Kept().Drop());
+  return Map(bytes);
 }
 
 void FreeRaw(void* data, int64_t bytes) {
   if (g_poison_on_free.load(std::memory_order_relaxed)) {
     std::memset(data, 0xFF, bytes);
   }
-  MemorySource* const source = g_source.load();
-  if (source != nullptr && source->Owns(data)) {
-    source->Free(data, bytes);
-  } else if (bytes >= kMappedFromBytes) {
-    TESSERA_CHECK_EQ(munmap(data, static_cast<size_t>(bytes)), 0);
-  } else {
+  if (bytes < kMappedFromBytes) {
     std::free(data);
+  } else if (g_source.load() != nullptr && !FromSource(data)) {
+    Unmap({{data, bytes}});  // of before the source: not to be given out again
+  } else {
+    Unmap(Kept().Keep({data, bytes}));
   }
 }
 
@@ -205,6 +245,7 @@ absl::StatusOr<CountedBuffer> AllocateCounted(int64_t bytes, MemoryKind kind,
 void SetMemorySource(MemorySource* source) {
   MemorySource* none = nullptr;
   TESSERA_CHECK(g_source.compare_exchange_strong(none, source));
+  Unmap(Kept().Drop());
 }
 
 void SetPoisonOnFree(bool poison) { g_poison_on_free = poison; }

@@ -6,8 +6,9 @@
 //                      MemoryLedger <-- device allocators: Add/Remove
 //
 // From 128 KiB on a buffer is its own anonymous mapping: freeing it gives the
-// pages back to the system at once, fresh pages are zero, and a page counts in
-// the resident size only when touched. Huge pages are not asked for, since one
+// pages back to the system at once (but for 8 MiB of small ones, see
+// base/kept_buffers.h), fresh pages are zero, and a page counts in the resident
+// size only when touched. Huge pages are not asked for, since one
 // touched byte would then hold 2 MiB. Smaller buffers come from the heap.
 //
 // A MemorySource may give the large buffers instead of the system, for memory
