@@ -11,6 +11,7 @@
 #include "engine/engine_impl.h"
 #include "engine/replicas.h"
 #include "engine/stage_choice.h"
+#include "sharding/module_walk.h"
 #include "sharding/registry.h"
 #include "sharding/saved_tensors.h"
 #include "sharding/tag.h"
@@ -92,7 +93,7 @@ absl::Status Engine::Impl::Build(bool sync_from_rank0) {
   }
   TESSERA_ASSIGN_OR_RETURN(const std::vector<bool> trainable,
                            CheckEqual(partition->units, comm_.get()));
-  num_parameters_ = module_->parameters().size();
+  num_parameters_ = CountParameters(*module_);
   settings_.flats.working_dtype = [this](const NamedParameter& p) {
     return WorkingDtype(settings_, p);
   };

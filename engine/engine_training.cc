@@ -9,6 +9,7 @@
 #include "base/torch_guard.h"
 #include "engine/engine_impl.h"
 #include "optim/sharded_step.h"
+#include "sharding/module_walk.h"
 #include "sharding/saved_tensors.h"
 #include "sharding/torch_scope.h"
 #include "torch/csrc/autograd/variable.h"
@@ -108,7 +109,7 @@ absl::StatusOr<bool> Engine::Impl::AnyRankHasData(bool this_rank) {
 
 // A parameter registered since would be trained by nobody.
 absl::Status Engine::Impl::CheckParametersKnown() const {
-  if (module_->parameters().size() == num_parameters_) return absl::OkStatus();
+  if (CountParameters(*module_) == num_parameters_) return absl::OkStatus();
   for (const auto& p : module_->named_parameters()) {
     if (places_.contains(p.key()) || p.value().numel() == 0) continue;
     bool known = false;  // a tied one, under another name; or ignored
@@ -125,7 +126,7 @@ absl::Status Engine::Impl::CheckParametersKnown() const {
         "sharding.ignored_parameters"));
   }
   return absl::FailedPreconditionError(
-      absl::StrCat("the module has ", module_->parameters().size(),
+      absl::StrCat("the module has ", CountParameters(*module_),
                    " parameters, and had ", num_parameters_,
                    " at Engine::Create; Close() the engine and Create "
                    "another"));

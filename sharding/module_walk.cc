@@ -22,12 +22,26 @@ void Walk(const torch::nn::Module& module, std::string path, int parent,
   }
 }
 
+// Parameters by name are copies of all names; the member is protected.
+struct ParameterAccess : torch::nn::Module {
+  static const auto& Of(const torch::nn::Module& module) {
+    return module.*(&ParameterAccess::parameters_);
+  }
+};
+
 }  // namespace
 
 ModuleWalk WalkModule(const torch::nn::Module& root) {
   ModuleWalk walk;
   Walk(root, "", -1, 0, &walk);
   return walk;
+}
+
+size_t CountParameters(const torch::nn::Module& root) {
+  size_t count = 0;
+  for (const auto& p : ParameterAccess::Of(root)) count += p.value().defined();
+  for (const auto& child : root.children()) count += CountParameters(*child);
+  return count;
 }
 
 }  // namespace tessera

@@ -2,6 +2,7 @@
 #ifndef SHARDING_MODULE_WALK_H_
 #define SHARDING_MODULE_WALK_H_
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -34,6 +35,9 @@ struct ModuleWalk {
 
 // LOCAL, O(names). The root must outlive the result.
 ModuleWalk WalkModule(const torch::nn::Module& root);
+
+// How many parameters that is, without their names. LOCAL, O(modules).
+size_t CountParameters(const torch::nn::Module& root);
 
 }  // namespace tessera
 #endif  // SHARDING_MODULE_WALK_H_
