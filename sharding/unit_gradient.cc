@@ -17,10 +17,15 @@ bool Any(const std::vector<bool>& bits) {
 
 UnitGradient::UnitGradient(std::shared_ptr<Unit> unit,
                            std::vector<bool> expected)
-    : unit_(std::move(unit)),
-      expected_(std::move(expected)),
-      has_(expected_.size(), false) {
+    : unit_(std::move(unit)), has_(expected.size(), false) {
+  set_expected(std::move(expected));
   DropMicroBatch();
+}
+
+void UnitGradient::set_expected(std::vector<bool> expected) {
+  expected_ = std::move(expected);
+  num_expected_ =
+      static_cast<int>(std::count(expected_.begin(), expected_.end(), true));
 }
 
 at::Tensor UnitGradient::PlaceIn(const FlatBuffer& flat, int parameter) const {
@@ -31,11 +36,30 @@ at::Tensor UnitGradient::PlaceIn(const FlatBuffer& flat, int parameter) const {
                     p.tensor.strides(), dtype, unit_->device());
 }
 
+// Copies a gradient that lies in memory as the parameter does, which libtorch
+// sees to, without a walk through the dispatcher. False if it does not.
+bool UnitGradient::CopyDense(int parameter, const at::Tensor& gradient) {
+  const auto& p = unit_->parameters()[static_cast<size_t>(parameter)];
+  const bool alike = gradient.is_cpu() && gradient.layout() == at::kStrided &&
+                     ElementType(gradient.scalar_type()) == local_.dtype() &&
+                     gradient.is_complex() == p.tensor.is_complex() &&
+                     gradient.sizes() == p.tensor.sizes() &&
+                     gradient.strides() == p.tensor.strides() &&
+                     !gradient.is_conj() && !gradient.is_neg() &&
+                     !gradient._is_zerotensor();
+  if (!alike) return false;
+  CopyBytes(at::kCPU, local_.data(p.flat.begin),
+            static_cast<const char*>(gradient.const_data_ptr()),
+            static_cast<int64_t>(gradient.nbytes()));
+  return true;
+}
+
 absl::Status UnitGradient::Add(int parameter, const at::Tensor& gradient,
                                Arrival how) {
   const auto i = static_cast<size_t>(parameter);
   const at::ScalarType dtype =
       how == Arrival::kGather ? unit_->master_dtype() : unit_->reduce_dtype();
+  if (expected_[i] && !seen_[i]) --num_missing_;
   seen_[i] = true;
   if (sent_ || !expected_[i]) {
     at::Tensor one = gradient.is_sparse() ? gradient.to_dense() : gradient;
@@ -45,6 +69,10 @@ absl::Status UnitGradient::Add(int parameter, const at::Tensor& gradient,
     return absl::OkStatus();
   }
   TESSERA_RETURN_IF_ERROR(EnsureLocal(dtype));
+  if (!arrived_[i] && how != Arrival::kZero && CopyDense(parameter, gradient)) {
+    arrived_[i] = true;
+    return absl::OkStatus();
+  }
   at::Tensor place = PlaceIn(local_, parameter);
   const bool first = !arrived_[i];
   arrived_[i] = true;
@@ -61,9 +89,10 @@ absl::Status UnitGradient::Add(int parameter, const at::Tensor& gradient,
   return absl::OkStatus();
 }
 
-void UnitGradient::Begin() { seen_.assign(expected_.size(), false); }
-
-bool UnitGradient::AnyExpected() const { return Any(expected_); }
+void UnitGradient::Begin() {
+  seen_.assign(expected_.size(), false);
+  num_missing_ = num_expected_;
+}
 
 bool UnitGradient::accumulating() const { return Any(has_); }
 
@@ -71,14 +100,6 @@ bool UnitGradient::reduces_in_place() const {
   return !unit_->stage().sharded_gradients && local_.defined() &&
          local_.dtype() == unit_->master_dtype() &&
          unit_->reduce_dtype() == unit_->master_dtype();
-}
-
-bool UnitGradient::Complete() const {
-  if (late_ || unit_->used_without_grad()) return false;
-  for (size_t i = 0; i < expected_.size(); ++i) {
-    if (expected_[i] && !seen_[i]) return false;
-  }
-  return true;
 }
 
 // local_ ready to take this micro-batch's gradients. Where it holds the step's

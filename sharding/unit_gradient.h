@@ -52,10 +52,12 @@ class UnitGradient {
   // More may come after every parameter has arrived: complete only at the end.
   void SetLate() { late_ = true; }
 
-  bool AnyExpected() const;
+  bool AnyExpected() const { return num_expected_ > 0; }
   // Every expected parameter has arrived in this backward, and nothing hints at
   // more to come.
-  bool Complete() const;
+  bool Complete() const {
+    return num_missing_ == 0 && !late_ && !unit_->used_without_grad();
+  }
 
   // The local flat gradient [P] in the reduce dtype, divided by `predivide`;
   // what did not arrive is zero. Gradients that come from now on are held.
@@ -78,9 +80,7 @@ class UnitGradient {
   size_t num_parameters() const { return expected_.size(); }
   bool arrived(size_t parameter) const { return arrived_[parameter]; }
   bool held(size_t parameter) const { return held_[parameter].defined(); }
-  void set_expected(std::vector<bool> expected) {
-    expected_ = std::move(expected);
-  }
+  void set_expected(std::vector<bool> expected);
   // Some rank had a gradient for it since Zero; the same on all ranks.
   bool has_gradient(size_t parameter) const { return has_[parameter]; }
   // This rank's part of the step's gradient, [owned] of the master dtype; only
@@ -98,6 +98,7 @@ class UnitGradient {
   bool reduces_in_place() const;
   absl::Status EnsureLocal(at::ScalarType dtype);
   absl::Status EnsureReduced();
+  bool CopyDense(int parameter, const at::Tensor& gradient);
   // The parameter's place in a flat buffer [P], in its own shape.
   at::Tensor PlaceIn(const FlatBuffer& flat, int parameter) const;
   // step's gradient (+)= the parameter's part of `mean`, [owned].
@@ -106,6 +107,8 @@ class UnitGradient {
 
   std::shared_ptr<Unit> unit_;
   std::vector<bool> expected_;
+  int num_expected_ = 0;
+  int num_missing_ = 0;  // of these, in the backward that runs
   std::vector<bool> has_;
 
   std::vector<bool> arrived_;     // in local_, not yet reduced
