@@ -4,7 +4,6 @@
 
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/numbers.h"
@@ -15,6 +14,7 @@
 #include "comm/world.h"
 #include "engine/engine.h"
 #include "tests/rank_pool.h"
+#include "tests/trainee.h"
 #include "tests/training.h"
 
 namespace tessera {
@@ -37,50 +37,6 @@ TrainingSpec SpecOf(absl::string_view stage, int accumulation = 1) {
   return spec;
 }
 
-// A model and its engine on this rank.
-struct Trainee {
-  static absl::StatusOr<Trainee> Make(const TrainingSpec& spec,
-                                      const World& world) {
-    Trainee t;
-    t.rank = world.rank();
-    t.model = BuildModel(spec.model, t.rank);
-    TESSERA_ASSIGN_OR_RETURN(t.engine,
-                             MakeEngine(t.model, spec, world.communicator()));
-    return t;
-  }
-  absl::Status Backward(int64_t micro_batch) {
-    return engine->Backward(model->Loss(rank, micro_batch));
-  }
-  absl::Status TrainStep(int64_t micro_batch) {
-    TESSERA_RETURN_IF_ERROR(Backward(micro_batch));
-    return engine->Step();
-  }
-  at::Tensor parameter(const std::string& name) {
-    return model->named_parameters()[name];
-  }
-  // The end of a scenario: what the parameters are.
-  absl::StatusOr<std::string> Finish() {
-    TESSERA_ASSIGN_OR_RETURN(Record record, ParametersOf(*engine, *model));
-    TESSERA_RETURN_IF_ERROR(engine->Close());
-    return ToText(record);
-  }
-
-  int rank = 0;
-  std::shared_ptr<TestModel> model;
-  std::unique_ptr<Engine> engine;
-};
-
-// What was expected to fail did so; an error that says otherwise.
-absl::Status ExpectCode(absl::StatusCode code, const absl::Status& got) {
-  if (got.code() == code) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat(
-      "expected ", absl::StatusCodeToString(code), ", got ", got.ToString()));
-}
-
-at::Tensor ModelLoss(torch::nn::Module& module, int rank, int64_t micro_batch) {
-  return dynamic_cast<TestModel&>(module).Loss(rank, micro_batch);
-}
-
 class EngineTest : public ::testing::TestWithParam<int> {
  protected:
   std::string stage() const { return absl::StrCat(GetParam()); }
@@ -88,47 +44,29 @@ class EngineTest : public ::testing::TestWithParam<int> {
   // The answers of all ranks, errors as text.
   std::vector<std::string> Run(absl::string_view function,
                                absl::string_view more_args = "") {
-    std::vector<std::string> texts;
-    for (auto& answer : RankPool::Get(kWorldSize)
-                            ->Run(function, absl::StrCat(stage(), more_args),
-                                  absl::Seconds(40))) {
-      texts.push_back(answer.ok() ? *answer : answer.status().ToString());
-    }
-    return texts;
+    return RunOnRanks(kWorldSize, function, absl::StrCat(stage(), more_args));
   }
   // Both ranks have the parameters that the oracle has after these steps.
   void ExpectParameters(const std::vector<std::string>& answers,
                         const std::vector<Oracle::Loss>& steps,
                         int accumulation = 1) {
-    Oracle oracle([] { return MakeTestModel("Mlp"); },
-                  OracleOptionsOf(SpecOf(stage(), accumulation), kWorldSize));
-    for (const Oracle::Loss& loss : steps) oracle.TrainStep(loss);
-    for (const std::string& answer : answers) {
-      EXPECT_EQ(FirstDifference(ParametersOf(oracle), RecordFromText(answer)),
-                "");
-    }
+    tessera::ExpectParameters(answers, SpecOf(stage(), accumulation),
+                              kWorldSize, steps);
   }
 };
-
-// The loss of a given micro-batch, whatever its turn.
-Oracle::Loss LossOf(int64_t micro_batch) {
-  return [micro_batch](torch::nn::Module& module, int rank, int64_t) {
-    return ModelLoss(module, rank, micro_batch);
-  };
-}
 
 // ---- Step and ZeroGrad
 
 TESSERA_RANK_FUNCTION(StepWithoutBackward) {
-  TESSERA_ASSIGN_OR_RETURN(Trainee t, Trainee::Make(SpecOf(args), world));
+  TESSERA_ASSIGN_OR_RETURN(Trainee t,
+                           Trainee::Make(SpecOf(args), world.communicator()));
   constexpr auto kCode = absl::StatusCode::kFailedPrecondition;
   TESSERA_RETURN_IF_ERROR(ExpectCode(kCode, t.engine->Step()));
   TESSERA_RETURN_IF_ERROR(t.TrainStep(0));
   const absl::Status again = t.engine->Step();
   TESSERA_RETURN_IF_ERROR(ExpectCode(kCode, again));
   if (t.engine->step() != 1) return absl::InternalError("step() is not 1");
-  TESSERA_ASSIGN_OR_RETURN(std::string parameters, t.Finish());
-  return parameters;
+  return t.Finish();
 }
 
 TEST_P(EngineTest, StepWithoutBackwardIsAnErrorAndChangesNothing) {
@@ -136,7 +74,8 @@ TEST_P(EngineTest, StepWithoutBackwardIsAnErrorAndChangesNothing) {
 }
 
 TESSERA_RANK_FUNCTION(StepOffTheBoundary) {
-  TESSERA_ASSIGN_OR_RETURN(Trainee t, Trainee::Make(SpecOf(args, 2), world));
+  TESSERA_ASSIGN_OR_RETURN(
+      Trainee t, Trainee::Make(SpecOf(args, 2), world.communicator()));
   TESSERA_ASSIGN_OR_RETURN(Record before, ParametersOf(*t.engine, *t.model));
   TESSERA_RETURN_IF_ERROR(t.TrainStep(0));
   TESSERA_ASSIGN_OR_RETURN(Record after, ParametersOf(*t.engine, *t.model));
@@ -151,11 +90,12 @@ TESSERA_RANK_FUNCTION(StepOffTheBoundary) {
 }
 
 TEST_P(EngineTest, StepOffTheBoundaryOnlyCounts) {
-  ExpectParameters(Run("StepOffTheBoundary"), {ModelLoss}, 2);
+  ExpectParameters(Run("StepOffTheBoundary"), {OwnLoss()}, 2);
 }
 
 TESSERA_RANK_FUNCTION(ZeroGrad) {
-  TESSERA_ASSIGN_OR_RETURN(Trainee t, Trainee::Make(SpecOf(args, 2), world));
+  TESSERA_ASSIGN_OR_RETURN(
+      Trainee t, Trainee::Make(SpecOf(args, 2), world.communicator()));
   TESSERA_RETURN_IF_ERROR(t.TrainStep(7));
   TESSERA_RETURN_IF_ERROR(t.Backward(8));
   TESSERA_RETURN_IF_ERROR(t.engine->ZeroGrad());
@@ -171,12 +111,13 @@ TESSERA_RANK_FUNCTION(ZeroGrad) {
 }
 
 TEST_P(EngineTest, ZeroGradDropsGradientsAndCountedMicroBatches) {
-  ExpectParameters(Run("ZeroGrad"), {ModelLoss}, 2);
+  ExpectParameters(Run("ZeroGrad"), {OwnLoss()}, 2);
 }
 
 // Rank 1 alone drops its gradients; the next Backward tells both.
 TESSERA_RANK_FUNCTION(ZeroGradOnOneRank) {
-  TESSERA_ASSIGN_OR_RETURN(Trainee t, Trainee::Make(SpecOf(args, 2), world));
+  TESSERA_ASSIGN_OR_RETURN(
+      Trainee t, Trainee::Make(SpecOf(args, 2), world.communicator()));
   TESSERA_RETURN_IF_ERROR(t.TrainStep(0));
   if (world.rank() == 1) TESSERA_RETURN_IF_ERROR(t.engine->ZeroGrad());
   return t.Backward(1).ToString();
@@ -191,7 +132,8 @@ TEST_P(EngineTest, AZeroGradOfOneRankIsNoticed) {
 }
 
 TESSERA_RANK_FUNCTION(StepWithAStrayGradient) {
-  TESSERA_ASSIGN_OR_RETURN(Trainee t, Trainee::Make(SpecOf(args), world));
+  TESSERA_ASSIGN_OR_RETURN(Trainee t,
+                           Trainee::Make(SpecOf(args), world.communicator()));
   TESSERA_RETURN_IF_ERROR(t.Backward(0));
   t.model->Loss(t.rank, 1).backward();
   const absl::Status bare = t.engine->Step();
@@ -230,227 +172,11 @@ TEST_P(EngineTest, WithoutAnOptimizerThereAreGradientsAndNoStep) {
   TrainingSpec spec = SpecOf(stage());
   Oracle oracle([] { return MakeTestModel("Mlp"); },
                 OracleOptionsOf(spec, kWorldSize));
-  oracle.TrainStep(ModelLoss);
+  oracle.TrainStep(OwnLoss());
   EXPECT_THAT(
       Run("NoOptimizer"),
       Each(AllOf(StartsWith(PrintOf(oracle.gradient(kSomeParameter))),
                  HasSubstr("FAILED_PRECONDITION"), HasSubstr("optimizer"))));
-}
-
-// ---- Several backwards
-
-TESSERA_RANK_FUNCTION(BareBackward) {
-  TESSERA_ASSIGN_OR_RETURN(Trainee t, Trainee::Make(SpecOf(args), world));
-  t.model->Loss(t.rank, 5).backward();
-  TESSERA_RETURN_IF_ERROR(
-      ExpectCode(absl::StatusCode::kFailedPrecondition, t.engine->Step()));
-  TESSERA_RETURN_IF_ERROR(t.TrainStep(0));
-  // This one's are dropped.
-  t.model->Loss(t.rank, 6).backward();
-  TESSERA_RETURN_IF_ERROR(t.engine->ZeroGrad());
-  if (t.parameter(kSomeParameter).grad().defined()) {
-    return absl::InternalError(".grad is left");
-  }
-  TESSERA_RETURN_IF_ERROR(t.TrainStep(1));
-  // By now the engine knows which parameters to expect.
-  t.model->Loss(t.rank, 7).backward();
-  TESSERA_RETURN_IF_ERROR(t.TrainStep(2));
-  return t.Finish();
-}
-
-TEST_P(EngineTest, ABareBackwardIsReducedByTheNextOwnOne) {
-  auto with_bare = [](int64_t bare, int64_t own) {
-    return [=](torch::nn::Module& module, int rank, int64_t) {
-      ModelLoss(module, rank, bare).backward();
-      return ModelLoss(module, rank, own);
-    };
-  };
-  ExpectParameters(Run("BareBackward"),
-                   {with_bare(5, 0), LossOf(1), with_bare(7, 2)});
-}
-
-TESSERA_RANK_FUNCTION(BareBackwardOnRank1) {
-  TESSERA_ASSIGN_OR_RETURN(Trainee t, Trainee::Make(SpecOf(args), world));
-  at::Tensor loss = t.model->Loss(t.rank, 5);
-  if (t.rank == 1) loss.backward();
-  TESSERA_RETURN_IF_ERROR(t.TrainStep(0));
-  return t.Finish();
-}
-
-TEST_P(EngineTest, ABareBackwardOfOneRankIsReducedToo) {
-  if (GetParam() == 3) return;  // there a backward gathers: all ranks make it
-  ExpectParameters(Run("BareBackwardOnRank1"),
-                   {[](torch::nn::Module& module, int rank, int64_t) {
-                     if (rank == 1) ModelLoss(module, rank, 5).backward();
-                     return ModelLoss(module, rank, 0);
-                   }});
-}
-
-TESSERA_RANK_FUNCTION(TwoBackwards) {
-  TESSERA_ASSIGN_OR_RETURN(Trainee t, Trainee::Make(SpecOf(args), world));
-  for (int step = 0; step < 2; ++step) {
-    TESSERA_RETURN_IF_ERROR(t.Backward(2 * step));
-    TESSERA_RETURN_IF_ERROR(t.TrainStep(2 * step + 1));
-  }
-  return t.Finish();
-}
-
-TEST_P(EngineTest, TwoBackwardsOfOneStepAddUp) {
-  // The oracle halves each of two; doubling first is exact.
-  const Oracle::Loss twice = [](torch::nn::Module& module, int rank,
-                                int64_t micro_batch) {
-    return ModelLoss(module, rank, micro_batch) * 2;
-  };
-  ExpectParameters(Run("TwoBackwards"), {twice, twice}, 2);
-}
-
-// Two networks, each a module with an engine of its own, against each other.
-class Gan {
- public:
-  static at::Tensor Noise(int rank, int64_t n) {
-    return torch::randn({5, 4}, at::detail::createCPUGenerator(
-                                    static_cast<uint64_t>(100 * n + rank)));
-  }
-  static std::shared_ptr<torch::nn::Module> Net(int64_t in, int64_t out) {
-    auto net = std::make_shared<torch::nn::SequentialImpl>(
-        torch::nn::Linear(in, 9), torch::nn::Tanh(), torch::nn::Linear(9, out));
-    return net;
-  }
-  static std::shared_ptr<torch::nn::Module> MakeGenerator() {
-    return Net(4, 6);
-  }
-  static std::shared_ptr<torch::nn::Module> MakeCritic() { return Net(6, 1); }
-
-  static at::Tensor CriticLoss(torch::nn::Module& generator,
-                               torch::nn::Module& critic, int rank,
-                               int64_t step) {
-    at::Tensor fake = Of(generator, Noise(rank, 3 * step)).detach();
-    at::Tensor real = Noise(rank, 3 * step + 1).repeat({1, 2}).narrow(1, 0, 6);
-    return Of(critic, fake).sigmoid().mean() -
-           Of(critic, real).sigmoid().mean();
-  }
-  static at::Tensor GeneratorLoss(torch::nn::Module& generator,
-                                  torch::nn::Module& critic, int rank,
-                                  int64_t step) {
-    return -Of(critic, Of(generator, Noise(rank, 3 * step + 2)))
-                .sigmoid()
-                .mean();
-  }
-
- private:
-  static at::Tensor Of(torch::nn::Module& net, const at::Tensor& x) {
-    return net.as<torch::nn::SequentialImpl>()->forward(x);
-  }
-};
-
-// args: stage, and "z" if the critic's gradients are zeroed before its turn.
-TESSERA_RANK_FUNCTION(TwoEngines) {
-  const TrainingSpec spec = SpecOf(args.substr(0, 1));
-  at::set_num_threads(1);
-  torch::manual_seed(3);
-  auto generator = Gan::MakeGenerator();
-  torch::manual_seed(3);
-  auto critic = Gan::MakeCritic();
-  const auto& comm = world.communicator();
-  TESSERA_ASSIGN_OR_RETURN(auto g, MakeEngine(generator, spec, comm));
-  TESSERA_ASSIGN_OR_RETURN(auto c, MakeEngine(critic, spec, comm));
-  for (int step = 0; step < 3; ++step) {
-    if (args.size() > 1) TESSERA_RETURN_IF_ERROR(c->ZeroGrad());
-    TESSERA_RETURN_IF_ERROR(
-        c->Backward(Gan::CriticLoss(*generator, *critic, world.rank(), step)));
-    TESSERA_RETURN_IF_ERROR(c->Step());
-    TESSERA_RETURN_IF_ERROR(g->Backward(
-        Gan::GeneratorLoss(*generator, *critic, world.rank(), step)));
-    TESSERA_RETURN_IF_ERROR(g->Step());
-  }
-  TESSERA_ASSIGN_OR_RETURN(Record parameters, ParametersOf(*g, *generator));
-  TESSERA_ASSIGN_OR_RETURN(Record more, ParametersOf(*c, *critic));
-  parameters.insert(parameters.end(), more.begin(), more.end());
-  TESSERA_RETURN_IF_ERROR(g->Close());
-  TESSERA_RETURN_IF_ERROR(c->Close());
-  return ToText(parameters);
-}
-
-Record TwoOracles(const TrainingSpec& spec, bool zero_grad) {
-  OracleOptions options = OracleOptionsOf(spec, kWorldSize);
-  options.model_seed = 3;
-  Oracle g(Gan::MakeGenerator, options), c(Gan::MakeCritic, options);
-  for (int step = 0; step < 3; ++step) {
-    c.TrainStep([&](torch::nn::Module& critic, int rank, int64_t) {
-      if (zero_grad) critic.zero_grad();
-      return Gan::CriticLoss(g.module(rank), critic, rank, step);
-    });
-    g.TrainStep([&](torch::nn::Module& generator, int rank, int64_t) {
-      return Gan::GeneratorLoss(generator, c.module(rank), rank, step);
-    });
-  }
-  Record parameters = ParametersOf(g);
-  for (std::string& line : ParametersOf(c)) parameters.push_back(line);
-  return parameters;
-}
-
-TEST_P(EngineTest, AnEngineReducesInItsOwnBackwardOnly) {
-  for (bool zero_grad : {false, true}) {
-    SCOPED_TRACE(zero_grad);
-    const Record expected = TwoOracles(SpecOf(stage()), zero_grad);
-    for (const std::string& answer : Run("TwoEngines", zero_grad ? "z" : "")) {
-      EXPECT_EQ(FirstDifference(expected, RecordFromText(answer)), "");
-    }
-  }
-}
-
-// ---- Hooks
-
-class CountingHook : public torch::autograd::PostAccumulateGradHook {
- public:
-  explicit CountingHook(int* calls) : calls_(calls) {}
-  void operator()(const at::Tensor& tensor) override {
-    if (tensor.grad().defined()) ++*calls_;
-  }
-
- private:
-  int* calls_;
-};
-
-void SetHook(const at::Tensor& tensor, int* calls) {
-  torch::autograd::impl::set_post_acc_grad_hooks(
-      tensor, std::make_unique<CountingHook>(calls));
-}
-
-TESSERA_RANK_FUNCTION(HookBeforeCreate) {
-  int calls = 0;
-  auto model = BuildModel("Mlp", world.rank());
-  const at::Tensor parameter = model->named_parameters()[kSomeParameter];
-  SetHook(parameter, &calls);
-  TESSERA_ASSIGN_OR_RETURN(
-      auto engine, MakeEngine(model, SpecOf(args), world.communicator()));
-  TESSERA_RETURN_IF_ERROR(engine->Backward(model->Loss(world.rank(), 0)));
-  const int with_engine = calls;
-  TESSERA_RETURN_IF_ERROR(engine->Close());
-  model->Loss(world.rank(), 0).backward();
-  return absl::StrCat(with_engine, " ", calls, " ", parameter.grad().defined());
-}
-
-TEST_P(EngineTest, AHookFoundAtCreateIsCalledAndGivenBack) {
-  EXPECT_THAT(Run("HookBeforeCreate"), Each("1 2 1"));
-}
-
-TESSERA_RANK_FUNCTION(HookAfterCreate) {
-  int calls = 0;
-  TESSERA_ASSIGN_OR_RETURN(Trainee t, Trainee::Make(SpecOf(args), world));
-  if (t.rank == 1) SetHook(t.parameter(kSomeParameter), &calls);
-  const absl::Status status = t.Backward(0);
-  t.engine.reset();  // the model is of no use any more
-  return status.ToString();
-}
-
-TEST_P(EngineTest, AHookSetAfterCreateIsAnErrorThatNamesTheParameter) {
-  const std::vector<std::string> answers = Run("HookAfterCreate");
-  for (int rank = 0; rank < kWorldSize; ++rank) {
-    EXPECT_THAT(answers[rank],
-                AllOf(HasSubstr(kSomeParameter), HasSubstr("hook")));
-  }
-  EXPECT_THAT(answers[0], HasSubstr("rank 1"));
 }
 
 // ---- Errors
@@ -472,8 +198,9 @@ absl::Status FailingBackward(Trainee& t, bool fails) {
 // args: stage, and which rank fails, or "a" for all.
 TESSERA_RANK_FUNCTION(ErrorInBackward) {
   const bool fails = args[1] == 'a' || args[1] - '0' == world.rank();
-  TESSERA_ASSIGN_OR_RETURN(Trainee t,
-                           Trainee::Make(SpecOf(args.substr(0, 1), 2), world));
+  TESSERA_ASSIGN_OR_RETURN(
+      Trainee t,
+      Trainee::Make(SpecOf(args.substr(0, 1), 2), world.communicator()));
   TESSERA_RETURN_IF_ERROR(t.TrainStep(0));
   const absl::Status status = FailingBackward(t, fails);
   if (status.ok()) return absl::InternalError("no error");
@@ -484,23 +211,12 @@ TESSERA_RANK_FUNCTION(ErrorInBackward) {
   return absl::StrCat(status.ToString(), "\n", parameters);
 }
 
-// The first lines, and what follows them.
-std::vector<std::string> TakeFirstLines(std::vector<std::string>* texts) {
-  std::vector<std::string> first;
-  for (std::string& text : *texts) {
-    const size_t end = text.find('\n');
-    first.push_back(text.substr(0, end));
-    text = end == std::string::npos ? "" : text.substr(end + 1);
-  }
-  return first;
-}
-
 TEST_P(EngineTest, AnErrorOfOneRankEndsBackwardOnAll) {
   if (GetParam() == 3) return;  // below
   for (const char* failing : {"0", "1"}) {
     std::vector<std::string> answers = Run("ErrorInBackward", failing);
     EXPECT_THAT(TakeFirstLines(&answers), Each(HasSubstr("out of paper")));
-    ExpectParameters(answers, {ModelLoss}, 2);
+    ExpectParameters(answers, {OwnLoss()}, 2);
   }
 }
 
@@ -515,24 +231,21 @@ TEST_P(EngineTest, TheOtherRanksLearnWhichRankFailed) {
 TEST_P(EngineTest, AnErrorOfAllRanksLeavesTheEngineUsable) {
   std::vector<std::string> answers = Run("ErrorInBackward", "a");
   EXPECT_THAT(TakeFirstLines(&answers), Each(HasSubstr("out of paper")));
-  ExpectParameters(answers, {ModelLoss}, 2);
+  ExpectParameters(answers, {OwnLoss()}, 2);
 }
 
 // Rank 0 may then wait in a gather that rank 1 will not join.
 TEST(EngineStage3Test, AnErrorOfOneRankEndsBothInTime) {
-  auto answers = RankPool::Get(kWorldSize)
-                     ->Run("ErrorInBackward", "31", absl::Seconds(15));
-  std::vector<std::string> texts;
-  for (auto& answer : answers) {
-    texts.push_back(answer.ok() ? *answer : answer.status().ToString());
-  }
+  const std::vector<std::string> texts =
+      RunOnRanks(kWorldSize, "ErrorInBackward", "31", absl::Seconds(15));
   EXPECT_THAT(texts, Each(AllOf(HasSubstr("out of paper"),
                                 Not(HasSubstr("DEADLINE")))));
   EXPECT_THAT(texts[0], HasSubstr("rank 1"));
 }
 
 TESSERA_RANK_FUNCTION(BadLosses) {
-  TESSERA_ASSIGN_OR_RETURN(Trainee t, Trainee::Make(SpecOf(args), world));
+  TESSERA_ASSIGN_OR_RETURN(Trainee t,
+                           Trainee::Make(SpecOf(args), world.communicator()));
   std::vector<std::string> errors = {
       t.engine->Backward(at::Tensor()).ToString(),
       t.engine->Backward(torch::ones({3}, torch::requires_grad())).ToString(),
@@ -552,7 +265,8 @@ TEST_P(EngineTest, ALossThatIsNoneIsRefused) {
 }
 
 TESSERA_RANK_FUNCTION(WrongNames) {
-  TESSERA_ASSIGN_OR_RETURN(Trainee t, Trainee::Make(SpecOf(args), world));
+  TESSERA_ASSIGN_OR_RETURN(Trainee t,
+                           Trainee::Make(SpecOf(args), world.communicator()));
   std::string text =
       absl::StrCat(t.engine->Parameter("blcks.1").status().ToString(), " ",
                    t.engine->Gradient("").status().ToString());
@@ -574,7 +288,8 @@ TEST_P(EngineTest, NamesAndEnginesThatAreNotThereAreRefused) {
 // ---- Create and Close
 
 TESSERA_RANK_FUNCTION(CloseAndTrainOn) {
-  TESSERA_ASSIGN_OR_RETURN(Trainee t, Trainee::Make(SpecOf(args), world));
+  TESSERA_ASSIGN_OR_RETURN(Trainee t,
+                           Trainee::Make(SpecOf(args), world.communicator()));
   TESSERA_RETURN_IF_ERROR(t.TrainStep(0));
   TESSERA_RETURN_IF_ERROR(t.engine->Close());
   // As in plain libtorch: pointers, gradients, saving, a change of dtype.

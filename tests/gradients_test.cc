@@ -10,7 +10,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
@@ -180,12 +179,10 @@ TEST_P(GradientsTest, AnErrorWithinNoSyncFailsTheNextReductionOnAllRanks) {
 TEST(GradientsStage3Test, AnErrorWithinNoSyncEndsBothInTime) {
   TrainingSpec spec;
   spec.stage = 3;
-  const absl::Time start = absl::Now();
   const std::vector<std::string> errors =
-      RunOnRanks(2, "ErrorWithinNoSync", spec.ToText());
+      RunOnRanks(2, "ErrorWithinNoSync", spec.ToText(), absl::Seconds(15));
   EXPECT_THAT(errors[0], AllOf(HasSubstr("rank 1"), HasSubstr("out of paper")));
   EXPECT_THAT(errors[1], HasSubstr("out of paper"));
-  EXPECT_LT(absl::Now() - start, absl::Seconds(15));
 }
 
 // ---- ranks with unequal data
@@ -287,11 +284,11 @@ TEST_P(GradientsTest, SparseAndComplexOnes) {
     spec_.model = model;
     for (const char* dtype : {"fp32", "bf16"}) {
       spec_.dtype = dtype;
-      for (const char* reduce : {"", "fp32", "bf16"}) {
+      for (const char* reduce : {"", "bf16"}) {
         spec_.reduce_dtype = reduce;
         for (const char* mode : {"each", "local"}) {
           spec_.accumulation_mode = mode;
-          for (int world_size : {1, 2, 3}) {
+          for (int world_size : {2, 3}) {
             ExpectEqualsOracle(spec_, world_size);
           }
         }

@@ -39,20 +39,13 @@ class LoopTest : public ::testing::TestWithParam<std::string> {
     spec_.steps = 8;
     spec_.poison = true;
   }
-  // In worlds of 1 to 3 ranks.
-  void ExpectSameBits() {
-    for (int world_size : {1, 2, 3}) ExpectEqualsOracle(spec_, world_size);
-  }
   TrainingSpec spec_;
 };
 
 TEST_P(LoopTest, AtEveryStage) {
   for (int stage : {0, 1, 2, 3}) {
     spec_.stage = stage;
-    for (bool overlap : {true, false}) {
-      spec_.overlap = overlap;
-      ExpectSameBits();
-    }
+    for (int world_size : {1, 2, 3}) ExpectEqualsOracle(spec_, world_size);
   }
 }
 
@@ -61,7 +54,8 @@ TEST_P(LoopTest, WhateverIsGatheredAhead) {
   spec_.max_reuse_distance = 0;
   for (int64_t prefetch : {0, 1, 700, 100000}) {
     spec_.prefetch_bucket_size = prefetch;
-    ExpectSameBits();
+    spec_.overlap = prefetch > 0;
+    ExpectEqualsOracle(spec_, 2);
   }
 }
 
@@ -70,7 +64,7 @@ TEST_P(LoopTest, WhateverStaysWhole) {
   spec_.accumulation = 2;
   for (int64_t max_live : {0, 1, 700, 2000}) {
     spec_.max_live_parameters = max_live;
-    for (int64_t reuse : {0, 700, 100000}) {
+    for (int64_t reuse : {0, 100000}) {
       spec_.max_reuse_distance = reuse;
       ExpectEqualsOracle(spec_, 2);
     }
@@ -82,7 +76,7 @@ TEST_P(LoopTest, WhateverIsKeptForBackward) {
   spec_.reshard = "false";
   for (int64_t max_live : {700, 100000}) {
     spec_.max_live_parameters = max_live;
-    ExpectSameBits();
+    for (int world_size : {2, 3}) ExpectEqualsOracle(spec_, world_size);
   }
 }
 

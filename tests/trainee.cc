@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
 #include "base/memory.h"
 #include "base/status.h"
 #include "gtest/gtest.h"
@@ -58,10 +57,11 @@ absl::Status ExpectCode(absl::StatusCode code, const absl::Status& got) {
 }
 
 std::vector<std::string> RunOnRanks(int world_size, absl::string_view function,
-                                    absl::string_view args) {
+                                    absl::string_view args,
+                                    absl::Duration deadline) {
   std::vector<std::string> texts;
   for (auto& answer :
-       RankPool::Get(world_size)->Run(function, args, absl::Seconds(40))) {
+       RankPool::Get(world_size)->Run(function, args, deadline)) {
     texts.push_back(answer.ok() ? *answer : answer.status().ToString());
   }
   return texts;

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "comm/communicator.h"
 #include "engine/engine.h"
 #include "tests/models.h"
@@ -48,9 +49,10 @@ struct Trainee {
 absl::Status ExpectCode(absl::StatusCode code, const absl::Status& got);
 
 // Runs a rank function on RankPool::Get(world_size): the answers of all ranks,
-// errors as text. A hang is an error after 40 s.
-std::vector<std::string> RunOnRanks(int world_size, absl::string_view function,
-                                    absl::string_view args);
+// errors as text. A hang is an error after the deadline.
+std::vector<std::string> RunOnRanks(
+    int world_size, absl::string_view function, absl::string_view args,
+    absl::Duration deadline = absl::Seconds(40));
 
 // Splits the first line off each text.
 std::vector<std::string> TakeFirstLines(std::vector<std::string>* texts);
