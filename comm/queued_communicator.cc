@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
+#include "c10/core/GradMode.h"
 #include "c10/core/impl/VirtualGuardImpl.h"
 #include "comm/comm_thread.h"
 
@@ -159,6 +160,13 @@ absl::Status QueuedCommunicator::RunCall(CollectiveRecord record,
   return record.status;
 }
 
+absl::Status QueuedCommunicator::RunInCall(CollectiveRecord record,
+                                           const Body& body) {
+  c10::AutoGradMode no_grad(false);  // as on the communication thread
+  absl::MutexLock lock(&in_call_mutex_);
+  return RunCall(std::move(record), body);
+}
+
 CommFuture QueuedCommunicator::Enqueue(CollectiveRecord record, CommTag tag,
                                        Body body, Done done) {
   record.what = tag.what.empty() ? std::string(CollectiveName(record.op))
@@ -167,6 +175,11 @@ CommFuture QueuedCommunicator::Enqueue(CollectiveRecord record, CommTag tag,
   record.site = tag.site;
   record.enqueued = MonotonicNow();
   record.ticket = recorder_.Enqueue(record);
+  if (place_.in_call) {
+    const absl::Status status = RunInCall(std::move(record), body);
+    if (done) done(status);
+    return DoneFuture(status);
+  }
   return place_.thread->Post([self = shared_from_this(),
                               record = std::move(record),
                               body = std::move(body), done = std::move(done)] {

@@ -1,5 +1,7 @@
 #include "comm/self_communicator.h"
 
+#include <cstring>
+
 #include "comm/family.h"
 #include "comm/queued_communicator.h"
 
@@ -9,6 +11,11 @@ namespace {
 // Copies unless both are the same memory already.
 absl::Status Copy(const at::Tensor& from, const at::Tensor& to) {
   if (from.const_data_ptr() == to.const_data_ptr()) return absl::OkStatus();
+  constexpr size_t kParallelFromBytes = 1 << 20;
+  if (to.is_cpu() && to.nbytes() < kParallelFromBytes) {
+    std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), to.nbytes());
+    return absl::OkStatus();
+  }
   BorrowElements(to, 0, to.numel())
       .copy_(BorrowElements(from, 0, from.numel()));
   SynchronizeCurrentStream(to);
@@ -18,10 +25,7 @@ absl::Status Copy(const at::Tensor& from, const at::Tensor& to) {
 class SelfCommunicator : public QueuedCommunicator {
  public:
   explicit SelfCommunicator(const GroupOptions& options)
-      : QueuedCommunicator(
-            {/*rank=*/0, /*world_size=*/1, options.name,
-             options.family != nullptr ? options.family->failure() : nullptr}),
-        options_(options) {}
+      : QueuedCommunicator(PlaceOf(options)), options_(options) {}
   absl::string_view backend() const override { return "self"; }
   absl::StatusOr<std::shared_ptr<Communicator>> Split(int, CommTag) override {
     return MakeSelfCommunicator(options_);
@@ -59,6 +63,13 @@ class SelfCommunicator : public QueuedCommunicator {
   }
 
  private:
+  static Place PlaceOf(const GroupOptions& options) {
+    Place place;
+    place.group = options.name;
+    place.in_call = options.family == nullptr;
+    if (!place.in_call) place.failure = options.family->failure();
+    return place;
+  }
   const GroupOptions options_;
 };
 
