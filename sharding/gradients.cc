@@ -99,8 +99,10 @@ void Gradients::MakeBuckets() {
     const Unit& unit = (*it)->unit();
     const int64_t more = unit.layout().whole_numel();
     const Stage stage = unit.stage();
+    // Alone there is no cost to share.
     const bool fits =
-        last != nullptr && numel + more <= options_.bucket_numel &&
+        comm_->world_size() > 1 && last != nullptr &&
+        numel + more <= options_.bucket_numel &&
         unit.reduce_dtype() == last->reduce_dtype() &&
         unit.device() == last->device() &&
         stage.sharded_gradients == last->stage().sharded_gradients;

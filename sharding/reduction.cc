@@ -24,8 +24,7 @@ absl::Status Reduction::StartAlone() {
       absl::StrCat("reduction of the gradients of unit ", unit.name())};
   TESSERA_ASSIGN_OR_RETURN(const at::Tensor whole,
                            units_[0]->Outgoing(mean_.predivide));
-  const at::Tensor mine =
-      whole.narrow(0, unit.owned().begin, unit.owned().numel());
+  const at::Tensor mine = Part(whole, unit.owned());
   done_ = unit.stage().sharded_optimizer
               ? comm->ReduceScatterSum(whole, mine, tag)
               : comm->AllReduceSum(whole, tag);

@@ -109,9 +109,11 @@ absl::Status Unit::Allocate() {
   const bool sharded = options_.stage.sharded_parameters;
   absl::MutexLock lock(&mutex_);
   TESSERA_ASSIGN_OR_RETURN(
-      whole_, FlatBuffer::Allocate(
-                  layout_.whole_numel(), dtype_, device_,
-                  sharded ? MemoryKind::kWorking : MemoryKind::kParameters));
+      FlatBuffer whole,
+      FlatBuffer::Allocate(
+          layout_.whole_numel(), dtype_, device_,
+          sharded ? MemoryKind::kWorking : MemoryKind::kParameters));
+  SetWhole(std::move(whole));
   if (sharded) {
     TESSERA_ASSIGN_OR_RETURN(
         shard_, FlatBuffer::Allocate(layout_.shard_numel(), dtype_, device_,
@@ -157,13 +159,18 @@ void Unit::ShowAll() {
   for (const auto& storage : storages_) ShowStorage(storage.get());
 }
 
+void Unit::SetWhole(FlatBuffer whole) {
+  whole_ = std::move(whole);
+  is_whole_ = whole_.defined();
+}
+
 void Unit::Free() {
   if (dirty_.exchange(false)) WriteBack();
   KeepSecondary();
   for (size_t i = 0; i < storages_.size(); ++i) {
     UnpointStorage(storages_[i].get(), freed_errors_[i], device_);
   }
-  whole_.Reset();
+  SetWhole({});
   schedule_->AddLive(-layout_.whole_numel());
   free_when_unpinned_ = false;
 }
@@ -198,6 +205,10 @@ uint64_t Unit::TakeWritten() {
 }
 
 absl::Status Unit::Pin() {
+  if (ready_) {
+    ++pins_;
+    return absl::OkStatus();
+  }
   const bool sharded = options_.stage.sharded_parameters;
   if (sharded) schedule_->Touch(this);
   absl::MutexLock lock(&mutex_);
@@ -219,11 +230,13 @@ absl::Status Unit::Pin() {
 }
 
 void Unit::Unpin() {
-  absl::MutexLock lock(&mutex_);
-  --pins_;
-  if (pins_ > 0 || !options_.stage.sharded_parameters || !whole_.defined()) {
+  if (!options_.stage.sharded_parameters) {
+    --pins_;
     return;
   }
+  absl::MutexLock lock(&mutex_);
+  --pins_;
+  if (pins_ > 0 || !whole_.defined()) return;
   if (free_when_unpinned_ || schedule_->free_after_use()) {
     Free();
     return;
@@ -258,7 +271,7 @@ absl::Status Unit::PrepareUpdate() {
   }
   if (!whole_.defined()) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
-      "[", name_, "] the unit is held whole by a tessera::Use (", pins_,
+      "[", name_, "] the unit is held whole by a tessera::Use (", pins(),
       " pins); end its scope before Step, LoadCheckpoint or Close"));
 }
 
@@ -271,6 +284,7 @@ absl::Status Unit::PublishOwned() {
     return absl::OkStatus();
   }
   HideAll();
+  ready_ = false;
   arriving_ = comm_->AllGather(
       whole_.Bytes(owned_), whole_.Bytes(),
       CommTag{absl::StrCat("all-gather after the step of unit ", name_)});
@@ -292,16 +306,6 @@ int64_t Unit::resident_bytes() const {
                               : layout_.whole_numel();
   return working * static_cast<int64_t>(c10::elementSize(dtype_)) +
          master_.bytes();
-}
-
-bool Unit::whole() {
-  absl::MutexLock lock(&mutex_);
-  return whole_.defined();
-}
-
-int Unit::pins() {
-  absl::MutexLock lock(&mutex_);
-  return pins_;
 }
 
 void PinSet::Add(const std::shared_ptr<Unit>& unit) {

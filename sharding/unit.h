@@ -176,8 +176,8 @@ class Unit {
   // Bytes of parameters, masters included, held between uses.
   int64_t resident_bytes() const;
   // Whole, or on its way to be.
-  bool whole();
-  int pins();
+  bool whole() const { return is_whole_; }
+  int pins() const { return pins_; }
 
   // The storages, in slot order, for the registry.
   const std::vector<c10::intrusive_ptr<c10::StorageImpl>>& storages() const {
@@ -202,6 +202,7 @@ class Unit {
   void KeepSecondary() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WriteBack() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Free() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SetWhole(FlatBuffer whole) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void PointAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void HideAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ShowAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -233,8 +234,13 @@ class Unit {
 
   std::atomic<bool> dirty_{false};
   std::atomic<bool> used_without_grad_{false};
+  // Read without the lock, changed with it; but pins_, where parameters are
+  // not sharded, without.
+  std::atomic<bool> is_whole_{false};
+  std::atomic<int> pins_{0};
+  // Parameters are not sharded, and nothing is on its way: a pin only counts.
+  std::atomic<bool> ready_{false};
   absl::Mutex mutex_;
-  int pins_ ABSL_GUARDED_BY(mutex_) = 0;
   bool free_when_unpinned_ ABSL_GUARDED_BY(mutex_) = false;
   Life life_ ABSL_GUARDED_BY(mutex_) = Life::kReleased;
   // A gather or a publication on its way; the parameters are hidden till then.

@@ -51,7 +51,7 @@ absl::Status Unit::AllocateWhole() {
             dtype_, device_, MemoryKind::kParameters, Fill::kNone));
     secondary_ = std::move(secondary);
   }
-  whole_ = std::move(whole);
+  SetWhole(std::move(whole));
   return absl::OkStatus();
 }
 
@@ -61,10 +61,11 @@ absl::Status Unit::Settle() {
   absl::Status status = std::exchange(arriving_, std::nullopt)->Wait();
   if (!options_.stage.sharded_parameters) {
     ShowAll();
+    ready_ = true;
   } else if (status.ok()) {
     PointAll();
   } else {
-    whole_.Reset();
+    SetWhole({});
     schedule_->AddLive(-layout_.whole_numel());
   }
   return status;

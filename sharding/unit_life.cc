@@ -51,7 +51,8 @@ void Unit::Adopt() {
   }
   PointAll();
   for (const auto& p : params_) AddTag(p.tensor);
-  if (!options_.stage.sharded_parameters) return;
+  ready_ = !options_.stage.sharded_parameters;
+  if (ready_) return;
   shard_.View().copy_(whole_.View(owned_));
   schedule_->AddLive(layout_.whole_numel());
   Free();
@@ -111,7 +112,8 @@ void Unit::DropMemory(Life life) {
   if (options_.stage.sharded_parameters && whole_.defined()) {
     schedule_->AddLive(-layout_.whole_numel());
   }
-  whole_.Reset();
+  SetWhole({});
+  ready_ = false;
   shard_.Reset();
   secondary_.Reset();
   master_.Reset();
