@@ -191,8 +191,8 @@ class Engine {
   // but make the same calls on all ranks. ----
 
   enum class Pass { kForward, kBackward };
-  // When `unit` is used in that pass, gathers `next` ahead, in this order and as
-  // far as stage3_max_live_parameters allows, instead of what the record of
+  // When `unit` is used in that pass, gathers `next` ahead, in this order and
+  // as far as stage3_max_live_parameters allows, instead of what the record of
   // earlier steps says.
   absl::Status SetPrefetch(absl::string_view unit, Pass pass,
                            const std::vector<std::string>& next);

@@ -119,7 +119,7 @@ absl::Status Engine::Impl::Build(bool sync_from_rank0) {
     }
   }
   absl::Status taken = TakeOver(std::move(flats));
-  if (taken.ok()) taken = ConvertBuffers();
+  if (taken.ok()) taken = comm_->AgreeOk(ConvertBuffers(), "buffer_dtype");
   if (!taken.ok()) return GiveBack(taken);
   InstallSavedTensorHooks();
   gradients_ = std::make_unique<Gradients>(units_, comm_, settings_.gradients,
@@ -147,12 +147,15 @@ absl::Status Engine::Impl::ChooseStage(absl::Span<const FlatPlan> flats) {
   for (const std::string& theirs : all) {
     memory = std::min<int64_t>(memory, std::stoll(theirs));
   }
+  StateOptions options;
+  options.has_optimizer = settings_.adamw.has_value();
+  options.accumulates = config_.gradient_accumulation_steps() > 1;
+  options.accumulates_locally = settings_.accumulate_locally;
   std::vector<FlatSize> sizes;
   for (const auto& flat : flats) sizes.push_back(SizeOf(settings_, flat));
   TESSERA_ASSIGN_OR_RETURN(
       StageChoice choice,
-      tessera::ChooseStage(sizes, comm_->world_size(),
-                           settings_.adamw.has_value(), memory));
+      tessera::ChooseStage(sizes, comm_->world_size(), options, memory));
   stage_ = choice.stage;
   stage_reason_ = std::move(choice.reason);
   if (comm_->rank() == 0) {
@@ -210,6 +213,7 @@ absl::Status Engine::Impl::ConvertBuffers() {
     for (const auto& buffer : module_->named_buffers(/*recurse=*/true)) {
       const at::Tensor& t = buffer.value();
       if (!t.defined() || !c10::isFloatingType(t.scalar_type())) continue;
+      if (t.scalar_type() == *settings_.buffer_dtype) continue;  // or tied
       converted_buffers_.emplace_back(t, t.scalar_type());
       t.set_data(t.to(*settings_.buffer_dtype));
     }
@@ -244,11 +248,14 @@ absl::Status Engine::Impl::Close() {
   TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(MakeUpdatable(), "Engine::Close"));
   absl::Status status;
   for (const auto& unit : units_) {
-    status.Update(unit->Release());
-    if (status.ok()) Registry::Global().Remove(*unit);
+    status = CatchTorch("Close", [&] { return unit->Release(); });
+    if (!status.ok()) {  // to be tried again
+      comm_->Announce(status);
+      return status;
+    }
+    Registry::Global().Remove(*unit);
   }
-  status.Update(CatchTorch("Close", [&] { GiveBuffersBack(); }));
-  TESSERA_RETURN_IF_ERROR(status);
+  TESSERA_RETURN_IF_ERROR(CatchTorch("Close", [&] { GiveBuffersBack(); }));
   gradients_.reset();
   optimizer_.reset();
   units_.clear();

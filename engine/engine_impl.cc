@@ -6,6 +6,7 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "sharding/registry.h"
+#include "sharding/saved_tensors.h"
 #include "sharding/storage_access.h"
 #include "sharding/torch_scope.h"
 
@@ -44,16 +45,23 @@ absl::StatusOr<Engine::Impl::Place> Engine::Impl::Find(
                    "by its first)"));
 }
 
+// The others may be in the collective that this rank did not come to.
+absl::StatusOr<at::Tensor> Engine::Impl::Announced(
+    absl::StatusOr<at::Tensor> result) {
+  if (!result.ok()) comm_->Announce(result.status());
+  return result;
+}
+
 absl::StatusOr<at::Tensor> Engine::Impl::Gradient(absl::string_view name) {
   TESSERA_ASSIGN_OR_RETURN(const Place place, Find(name));
-  return CatchTorch("Gradient", [&]() -> absl::StatusOr<at::Tensor> {
+  return Announced(CatchTorch("Gradient", [&]() -> absl::StatusOr<at::Tensor> {
     TorchScope scope;
     TESSERA_ASSIGN_OR_RETURN(at::Tensor gradient,
                              gradients_->of(place.unit).Whole(place.parameter));
     const double inverse = 1 / divisor();
     if (gradient.defined() && inverse != 1) gradient.mul_(inverse);
     return gradient;
-  });
+  }));
 }
 
 absl::StatusOr<at::Tensor> Engine::Impl::Parameter(absl::string_view name) {
@@ -73,8 +81,9 @@ absl::StatusOr<at::Tensor> Engine::Impl::Parameter(absl::string_view name) {
 absl::StatusOr<at::Tensor> Engine::Impl::Master(absl::string_view name) {
   TESSERA_ASSIGN_OR_RETURN(const Place place, Find(name));
   const auto& unit = units_[static_cast<size_t>(place.unit)];
-  return CatchTorch("Master",
-                    [&] { return unit->WholeMaster(place.parameter); });
+  ReleaseNodePins();
+  return Announced(
+      CatchTorch("Master", [&] { return unit->WholeMaster(place.parameter); }));
 }
 
 absl::StatusOr<Unit*> Engine::Impl::FindUnit(absl::string_view name) const {
@@ -133,6 +142,7 @@ absl::StatusOr<std::string> Engine::Impl::Load(const std::string& dir) {
   TESSERA_RETURN_IF_ERROR(Publish(/*only_with_gradient=*/false));
   TESSERA_RETURN_IF_ERROR(ZeroGrad());
   step_ = loaded.step;
+  if (scaler_.has_value()) report_.skipped_steps = scaler_->skipped_steps();
   return loaded.client_state;
 }
 

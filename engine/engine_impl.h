@@ -69,6 +69,7 @@ class Engine::Impl {
   absl::StatusOr<Place> Find(absl::string_view name) const;
   absl::StatusOr<Unit*> FindUnit(absl::string_view name) const;
   TrainingState State();
+  absl::StatusOr<at::Tensor> Announced(absl::StatusOr<at::Tensor> result);
 
   absl::StatusOr<Partition> Plan();
   absl::Status ChooseStage(absl::Span<const FlatPlan> flats);
@@ -81,6 +82,8 @@ class Engine::Impl {
   absl::Status CheckBackward(const at::Tensor& loss,
                              const BackwardOptions& options);
   bool ReducesNow() const;
+  at::Tensor Seed(const at::Tensor& loss, std::optional<double> weight,
+                  MicroBatch* micro_batch) const;
   absl::Status CheckStep();
   absl::Status CheckParametersKnown() const;
   absl::Status CheckWrites();
@@ -108,7 +111,7 @@ class Engine::Impl {
   StepReport report_;
   bool closed_ = false;
   int no_sync_ = 0;               // NoSyncScopes
-  bool autocast_seen_ = false;    // since the last Backward
+  bool autocast_seen_ = false;    // an AutocastScope
   bool has_backward_ = false;     // since the last Step
   std::optional<bool> weighted_;  // this step's Backwards
   int64_t micro_steps_ = 0;       // Steps since the last optimizer step

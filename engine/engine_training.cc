@@ -2,7 +2,7 @@
 #include <cmath>
 #include <utility>
 
-#include "ATen/ops/full_like.h"
+#include "ATen/ops/full.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -64,31 +64,42 @@ bool Engine::Impl::ReducesNow() const {
   return no_sync_ == 0 && (last || !settings_.accumulate_locally);
 }
 
+// What autograd starts from, in the loss's dtype: undefined for 1. One that a
+// half loss cannot hold is infinite there, and the step an overflow. A weight
+// counts as what it is in that dtype.
+at::Tensor Engine::Impl::Seed(const at::Tensor& loss,
+                              std::optional<double> weight,
+                              MicroBatch* micro_batch) const {
+  TorchScope scope;
+  const double scale = scaler_.has_value() ? scaler_->scale() : 1;
+  const double share = weight.value_or(
+      1.0 / static_cast<double>(config_.gradient_accumulation_steps()));
+  if (scale * share == 1) return at::Tensor();
+  const at::Tensor seed =
+      at::full(loss.sizes(), scale * share,
+               at::TensorOptions(at::kDouble).device(loss.device()))
+          .to(loss.scalar_type());
+  const double used = seed.item().toDouble() / scale;
+  if (weight.has_value() && std::isfinite(used)) micro_batch->weight = used;
+  return seed;
+}
+
 absl::Status Engine::Impl::Backward(const at::Tensor& loss,
                                     const BackwardOptions& options) {
   TESSERA_RETURN_IF_ERROR(CheckOpen());
+  MicroBatch micro_batch;
   auto backward = [&] {
     ThrowIfError(CheckBackward(loss, options));
-    const double share = options.weight.value_or(
-        1.0 / static_cast<double>(config_.gradient_accumulation_steps()));
-    const double seed_value =
-        (scaler_.has_value() ? scaler_->scale() : 1.0) * share;
-    at::Tensor seed;
-    if (seed_value != 1) {
-      TorchScope scope;
-      seed = at::full_like(loss, seed_value);
-    }
-    loss.backward(seed);
+    loss.backward(Seed(loss, options.weight, &micro_batch));
     ThrowIfError(gradients_->CheckAttached());
   };
-  MicroBatch micro_batch;
   micro_batch.position =
-      absl::StrCat("optimizer step ", step_, ", micro-batch ", micro_steps_);
+      absl::StrCat("optimizer step ", step_, ", micro-batch ", micro_steps_,
+                   ", Backward ", gradients_->num_runs(), " of the step");
   micro_batch.weight = options.weight;
   micro_batch.reduce = ReducesNow();
   absl::Status status = gradients_->Run(backward, micro_batch);
   schedule_->Border();
-  autocast_seen_ = false;
   if (status.ok()) {
     has_backward_ = true;
     weighted_ = options.weight.has_value();
@@ -260,16 +271,13 @@ absl::Status Engine::Impl::Step() {
         "Step: within an Engine::NoSyncScope the gradients are not reduced; "
         "end it before the last Backward of the step");
   }
-  return OptimizerStep();
+  return CatchTorch("Step", [&] { return OptimizerStep(); });
 }
 
 absl::Status Engine::Impl::ZeroGrad() {
   TESSERA_RETURN_IF_ERROR(CheckOpen());
   ReleaseNodePins();
-  gradients_->Zero();
-  has_backward_ = false;
-  weighted_.reset();
-  micro_steps_ = 0;
+  EndStep();
   return absl::OkStatus();
 }
 

@@ -15,7 +15,7 @@ std::string Mib(int64_t bytes) {
 }  // namespace
 
 StageBytes ModelStateBytes(absl::Span<const FlatSize> flats, int stage,
-                           int world_size, bool has_optimizer) {
+                           int world_size, const StateOptions& options) {
   StageBytes bytes;
   int64_t largest_whole = 0, largest_gradient = 0;
   for (const FlatSize& f : flats) {
@@ -28,7 +28,11 @@ StageBytes ModelStateBytes(absl::Span<const FlatSize> flats, int stage,
     }
     if (!f.trainable) continue;
     bytes.parameters += owned * f.master_bytes;
-    if (has_optimizer) bytes.optimizer += 2 * owned * f.state_bytes;
+    if (options.has_optimizer) bytes.optimizer += 2 * owned * f.state_bytes;
+    if (options.accumulates) {
+      bytes.gradients +=
+          (options.accumulates_locally ? f.numel : owned) * f.state_bytes;
+    }
     if (stage >= 2) {
       bytes.gradients += owned * f.state_bytes;
       largest_gradient = std::max(largest_gradient, f.numel * f.reduce_bytes);
@@ -46,14 +50,15 @@ StageBytes ModelStateBytes(absl::Span<const FlatSize> flats, int stage,
 }
 
 absl::StatusOr<StageChoice> ChooseStage(absl::Span<const FlatSize> flats,
-                                        int world_size, bool has_optimizer,
+                                        int world_size,
+                                        const StateOptions& options,
                                         int64_t memory_bytes) {
   StageChoice choice;
   choice.stage = -1;
   std::string needs;
   for (int stage = 0; stage <= 3; ++stage) {
     const int64_t total =
-        ModelStateBytes(flats, stage, world_size, has_optimizer).total();
+        ModelStateBytes(flats, stage, world_size, options).total();
     absl::StrAppend(&needs, stage == 0 ? "" : ", ", "stage ", stage, " ",
                     Mib(total));
     if (choice.stage < 0 && total <= memory_bytes) choice.stage = stage;

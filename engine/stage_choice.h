@@ -11,6 +11,7 @@
 //   2      P                 P/W      P/W + 2B            2P/W
 //   3      P/W + 3B          P/W      P/W + 2B            2P/W
 //
+// Accumulation adds P or P/W of gradients, accumulation on each rank P.
 // Masters have memory of their own only where the working copy has 16 bits.
 // Activations are the user's and not in it.
 #ifndef ENGINE_STAGE_CHOICE_H_
@@ -43,9 +44,17 @@ struct StageBytes {
   int64_t total() const { return parameters + gradients + optimizer; }
 };
 
+// What besides the model decides.
+struct StateOptions {
+  bool has_optimizer = true;
+  // Micro-batches are added up: reduced each time, or on each rank first.
+  bool accumulates = false;
+  bool accumulates_locally = false;
+};
+
 // Bytes of one rank. Padding, below 256 bytes a parameter, is not in it.
 StageBytes ModelStateBytes(absl::Span<const FlatSize> flats, int stage,
-                           int world_size, bool has_optimizer);
+                           int world_size, const StateOptions& options);
 
 struct StageChoice {
   int stage = 0;
@@ -55,7 +64,8 @@ struct StageChoice {
 // The lowest stage with at most `memory_bytes`. ResourceExhausted, with the
 // figures, if stage 3 needs more.
 absl::StatusOr<StageChoice> ChooseStage(absl::Span<const FlatSize> flats,
-                                        int world_size, bool has_optimizer,
+                                        int world_size,
+                                        const StateOptions& options,
                                         int64_t memory_bytes);
 
 }  // namespace tessera

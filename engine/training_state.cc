@@ -49,6 +49,13 @@ std::vector<CheckpointPart> PartsOf(const TrainingState& state) {
   return parts;
 }
 
+// Which units have optimizer states; what comes after hangs on it.
+CheckpointPart HasStatePart(std::vector<uint8_t>* has_state) {
+  return {"has_state",
+          BytesOver(reinterpret_cast<char*>(has_state->data()),
+                    static_cast<int64_t>(has_state->size()), at::kCPU)};
+}
+
 CheckpointPart ScalerPart(LossScalerState* scaler) {
   return {"loss_scaler", BytesOver(reinterpret_cast<char*>(scaler),
                                    sizeof(LossScalerState), at::kCPU)};
@@ -84,6 +91,9 @@ absl::Status SaveState(const std::string& dir, const TrainingState& state,
                        absl::string_view client_state) {
   TorchScope scope;
   std::vector<CheckpointPart> parts = PartsOf(state);
+  std::vector<uint8_t> has_state;
+  if (state.optimizer != nullptr) has_state = state.optimizer->has_state();
+  parts.push_back(HasStatePart(&has_state));
   parts.push_back({"rng", at::detail::getDefaultCPUGenerator().get_state()});
   LossScalerState scaler;
   if (state.scaler != nullptr) scaler = state.scaler->state();
@@ -112,6 +122,12 @@ absl::StatusOr<LoadedState> LoadState(const std::string& dir,
   LoadedState loaded;
   loaded.step = manifest->step();
   mine = CatchTorch("LoadCheckpoint", [&]() -> absl::Status {
+    if (state.optimizer != nullptr) {
+      std::vector<uint8_t> has_state(state.units.size());
+      CheckpointPart part = HasStatePart(&has_state);
+      TESSERA_RETURN_IF_ERROR(ReadPart(dir, file, &part));
+      TESSERA_RETURN_IF_ERROR(state.optimizer->MatchStates(has_state));
+    }
     for (CheckpointPart& part : PartsOf(state)) {
       TESSERA_RETURN_IF_ERROR(ReadPart(dir, file, &part));
     }

@@ -18,7 +18,7 @@
 
 namespace tessera {
 
-// Borrowed for one call. REQUIRES: units can be updated (Unit::CheckUpdatable).
+// Borrowed for one call. REQUIRES: units can be updated (Unit::PrepareUpdate).
 struct TrainingState {
   const std::vector<std::shared_ptr<Unit>>& units;
   AdamW* optimizer;    // may be null

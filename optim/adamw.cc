@@ -97,12 +97,38 @@ absl::StatusOr<std::unique_ptr<AdamW>> AdamW::Create(
 
 absl::Status AdamW::EnsureState(size_t u) {
   Unit& unit = *units_[u];
-  if (states_[u].exp_avg.defined()) return absl::OkStatus();
+  if (states_[u].exp_avg_sq.defined()) return absl::OkStatus();
   TESSERA_RETURN_IF_ERROR(unit.MakeMasters());
   for (FlatBuffer* buffer : {&states_[u].exp_avg, &states_[u].exp_avg_sq}) {
     TESSERA_ASSIGN_OR_RETURN(
         *buffer, FlatBuffer::Allocate(unit.owned().numel(), unit.master_dtype(),
                                       unit.device(), MemoryKind::kOptimizer));
+  }
+  return absl::OkStatus();
+}
+
+std::vector<uint8_t> AdamW::has_state() const {
+  std::vector<uint8_t> has;
+  for (const State& state : states_) has.push_back(state.exp_avg_sq.defined());
+  return has;
+}
+
+absl::Status AdamW::MatchStates(const std::vector<uint8_t>& has_state) {
+  for (size_t u = 0; u < units_.size(); ++u) {
+    if (has_state[u] != 0) {
+      TESSERA_RETURN_IF_ERROR(EnsureState(u));
+    } else {
+      states_[u] = State();
+      units_[u]->DropMasters();
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AdamW::Prepare(const Gradients& gradients) {
+  for (size_t u = 0; u < units_.size(); ++u) {
+    if (!gradients.of(u).owned().defined()) continue;
+    TESSERA_RETURN_IF_ERROR(EnsureState(u));
   }
   return absl::OkStatus();
 }
@@ -118,7 +144,6 @@ absl::Status AdamW::Step(const Gradients& gradients) {
       const UnitGradient& gradient = gradients.of(u);
       const at::Tensor owned = gradient.owned();
       if (!owned.defined()) continue;
-      ThrowIfError(EnsureState(u));
       for (size_t i = 0; i < unit.parameters().size(); ++i) {
         if (gradient.has_gradient(i)) ++steps_[unit.parameters()[i].index];
       }

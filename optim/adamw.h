@@ -36,13 +36,22 @@ class AdamW {
   static absl::StatusOr<std::unique_ptr<AdamW>> Create(
       std::vector<std::shared_ptr<Unit>> units, AdamWOptions options);
 
+  // Memory for what Step needs: of units that were unfrozen. LOCAL.
+  // ResourceExhausted; nothing has been stepped then.
+  absl::Status Prepare(const Gradients& gradients);
   // Updates the owned part of every parameter that has a gradient. LOCAL; the
-  // caller publishes (Unit::PublishOwned). REQUIRES: CheckUpdatable of all.
+  // caller publishes (Unit::PublishOwned). REQUIRES: Prepare, and
+  // Unit::PrepareUpdate of all.
   absl::Status Step(const Gradients& gradients);
 
   // States of a unit, for checkpoints: [owned] each, or undefined.
   FlatBuffer& exp_avg(int unit) { return states_[unit].exp_avg; }
   FlatBuffer& exp_avg_sq(int unit) { return states_[unit].exp_avg_sq; }
+  // Which units have states, 1 or 0 each: those of trainable units and of such
+  // as were unfrozen. And makes or drops states so that these have, for what a
+  // checkpoint brings. LOCAL. ResourceExhausted.
+  std::vector<uint8_t> has_state() const;
+  absl::Status MatchStates(const std::vector<uint8_t>& has_state);
   // Steps done per parameter of the model, the same on all ranks.
   std::vector<int64_t>& parameter_steps() { return steps_; }
   int64_t resident_bytes() const;

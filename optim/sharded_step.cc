@@ -60,6 +60,7 @@ absl::StatusOr<ShardedStepResult> StepShards(
     const std::vector<std::shared_ptr<Unit>>& units, const Gradients& gradients,
     double divisor, const ShardedStepOptions& options, AdamW* optimizer,
     Communicator* comm) {
+  TESSERA_RETURN_IF_ERROR(optimizer->Prepare(gradients));
   ShardedStepResult result;
   const double inverse = 1 / divisor;
   double factor = inverse;

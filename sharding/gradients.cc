@@ -1,5 +1,6 @@
 #include "sharding/gradients.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -195,13 +196,18 @@ absl::Status Gradients::Run(const std::function<void()>& backward,
   }
   ReleaseNodePins();
   TorchScope scope;
-  absl::Status status;
-  if (!micro_batch.reduce) {
-    status = EndLocal(mine);
-  } else {
-    status = AgreeOnFailing(mine);
+  absl::Status status = CatchTorch("reduction of gradients", [&] {
+    if (!micro_batch.reduce) return EndLocal(mine);
+    TESSERA_RETURN_IF_ERROR(AgreeOnFailing(mine));
     mine.Update(local_failure_);  // of a backward that others are not in
-    if (status.ok()) status = ReduceRest(mine);
+    return ReduceRest(mine);
+  });
+  if (status.ok()) {
+    ++num_runs_;
+  } else if (in_flight_ != nullptr) {  // thrown on the way
+    comm_->Announce(status);
+    (void)FinishAll();
+    Discard();
   }
   running_ = nullptr;
   return status;
@@ -246,12 +252,18 @@ absl::Status Gradients::ReduceRest(absl::Status mine) {
   return agreed;
 }
 
+bool Gradients::AnyParametersSharded() const {
+  return std::any_of(units_.begin(), units_.end(), [](const auto& gradient) {
+    return gradient->unit().stage().sharded_parameters;
+  });
+}
+
 // A rank that failed at stage 3 may have left others inside a gather that it
 // will not join: they learn it from the announcement. Only if all failed alike
 // can the engine go on.
 absl::Status Gradients::AgreeOnFailing(const absl::Status& mine) {
   if (mine.ok()) return mine;
-  if (!units_.empty() && !units_[0]->unit().stage().sharded_parameters) {
+  if (!AnyParametersSharded()) {
     return absl::OkStatus();  // the others wait for the reductions only
   }
   comm_->Announce(mine);
@@ -356,6 +368,7 @@ void Gradients::Discard() {
 
 void Gradients::Zero() {
   Discard();
+  num_runs_ = 0;
   total_weight_ = 0;
   for (auto& unit : units_) unit->Zero();
 }

@@ -95,6 +95,9 @@ class Gradients {
   // gradient is the sum that it divides.
   double total_weight() const { return total_weight_; }
 
+  // Runs since Zero that did not fail.
+  int64_t num_runs() const { return num_runs_; }
+
   // By unit, in the model's order.
   const UnitGradient& of(size_t unit) const { return *units_[unit]; }
 
@@ -118,6 +121,7 @@ class Gradients {
   absl::Status FinishAll();
   absl::Status EndLocal(const absl::Status& backward);
   absl::Status ReduceRest(absl::Status mine);
+  bool AnyParametersSharded() const;
   absl::Status AgreeOnFailing(const absl::Status& mine);
   absl::Status Agree(const absl::Status& mine, std::vector<bool>* arrived,
                      std::vector<bool>* held);
@@ -138,6 +142,7 @@ class Gradients {
   size_t cursor_ = 0;                     // buckets launched
   std::unique_ptr<Reduction> in_flight_;  // one at most
   double total_weight_ = 0;
+  int64_t num_runs_ = 0;
   // Of Runs that did not reduce: their weights, and what went wrong.
   double local_weight_ = 0;
   absl::Status local_failure_;

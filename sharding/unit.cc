@@ -137,6 +137,11 @@ absl::Status Unit::MakeMasters() {
   return absl::OkStatus();
 }
 
+void Unit::DropMasters() {
+  absl::MutexLock lock(&mutex_);
+  if (!options_.trainable) master_.Reset();
+}
+
 const Unit::Parameter& Unit::ParameterOfSlot(int slot) const {
   for (const auto& p : params_) {
     if (p.slot == slot) return p;
@@ -188,12 +193,14 @@ void Unit::WriteBack() {
                                     static_cast<int64_t>(bytes.nbytes()));
   }
   const at::Tensor mine = whole_.View(owned_);
+  const at::ScalarType bits =
+      c10::elementSize(dtype_) == 2 ? at::kShort : at::kInt;
   for (int64_t at = 0; master_.defined() && at < owned_.numel(); at += kChunk) {
     const int64_t n = std::min(kChunk, owned_.numel() - at);
     const at::Tensor working = mine.narrow(0, at, n);
     const at::Tensor master = master_.View().narrow(0, at, n);
     const at::Tensor changed =
-        master.to(dtype_).view(at::kShort).ne(working.view(at::kShort));
+        master.to(dtype_).view(bits).ne(working.view(bits));
     master.copy_(at::where(changed, working.to(master_dtype_), master));
   }
   if (options_.stage.sharded_parameters) shard_.View().copy_(mine);

@@ -171,6 +171,8 @@ class Unit {
   at::Tensor masters();
   // For a unit whose parameters were unfrozen. LOCAL. ResourceExhausted.
   absl::Status MakeMasters();
+  // Back to the state before that. LOCAL.
+  void DropMasters();
   // A whole copy of a parameter's masters, in its shape. COLLECTIVE.
   absl::StatusOr<at::Tensor> WholeMaster(int parameter);
   // Bytes of parameters, masters included, held between uses.

@@ -107,9 +107,10 @@ bool UnitGradient::reduces_in_place() const {
 // arrived is converted.
 absl::Status UnitGradient::EnsureLocal(at::ScalarType dtype) {
   if (in_place_) {
+    TESSERA_ASSIGN_OR_RETURN(FlatBuffer moved, AllocateReduced());
+    moved.View().copy_(local_.View(unit_->owned()));
+    reduced_ = std::move(moved);
     in_place_ = false;
-    TESSERA_RETURN_IF_ERROR(EnsureReduced());
-    reduced_.View().copy_(local_.View(unit_->owned()));
   }
   const bool holds = local_.defined() && Any(arrived_);
   if (local_.defined() &&
@@ -125,12 +126,14 @@ absl::Status UnitGradient::EnsureLocal(at::ScalarType dtype) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<FlatBuffer> UnitGradient::AllocateReduced() const {
+  return FlatBuffer::Allocate(unit_->owned().numel(), unit_->master_dtype(),
+                              unit_->device(), MemoryKind::kGradients);
+}
+
 absl::Status UnitGradient::EnsureReduced() {
   if (in_place_ || reduced_.defined()) return absl::OkStatus();
-  TESSERA_ASSIGN_OR_RETURN(
-      reduced_,
-      FlatBuffer::Allocate(unit_->owned().numel(), unit_->master_dtype(),
-                           unit_->device(), MemoryKind::kGradients));
+  TESSERA_ASSIGN_OR_RETURN(reduced_, AllocateReduced());
   return absl::OkStatus();
 }
 

@@ -97,6 +97,7 @@ class UnitGradient {
   bool accumulating() const;
   bool reduces_in_place() const;
   absl::Status EnsureLocal(at::ScalarType dtype);
+  absl::StatusOr<FlatBuffer> AllocateReduced() const;
   absl::Status EnsureReduced();
   bool CopyDense(int parameter, const at::Tensor& gradient);
   // The parameter's place in a flat buffer [P], in its own shape.

@@ -94,6 +94,7 @@ absl::Status Unit::Release() {
 absl::Status Unit::GiveBack() {
   TorchScope scope;
   absl::MutexLock lock(&mutex_);
+  if (life_ != Life::kOwned) return absl::OkStatus();  // given back already
   TESSERA_RETURN_IF_ERROR(Settle());
   FlatBuffer masters;  // where the parameters get their old dtype back
   if (whole_.defined() && !converted()) {
