@@ -93,7 +93,10 @@ absl::Status Engine::Impl::Build(bool sync_from_rank0) {
   }
   TESSERA_ASSIGN_OR_RETURN(const std::vector<bool> trainable,
                            CheckEqual(partition->units, comm_.get()));
-  num_parameters_ = CountParameters(*module_);
+  for (const at::Tensor& p : module_->parameters()) {
+    known_parameters_.insert(p.unsafeGetTensorImpl());
+  }
+  parameters_print_ = PrintOfParameters(*module_);
   settings_.flats.working_dtype = [this](const NamedParameter& p) {
     return WorkingDtype(settings_, p);
   };

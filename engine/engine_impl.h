@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "engine/engine.h"
 #include "engine/settings.h"
 #include "engine/training_state.h"
@@ -103,7 +104,9 @@ class Engine::Impl {
   std::shared_ptr<Schedule> schedule_;
   std::vector<std::shared_ptr<Unit>> units_;
   absl::flat_hash_map<std::string, Place> places_;
-  size_t num_parameters_ = 0;  // that the module had at Create
+  // The module's parameters at Create, and PrintOfParameters of them.
+  absl::flat_hash_set<const void*> known_parameters_;
+  uint64_t parameters_print_ = 0;
   std::vector<std::pair<at::Tensor, at::ScalarType>> converted_buffers_;
   std::unique_ptr<Gradients> gradients_;
   std::unique_ptr<AdamW> optimizer_;
@@ -111,7 +114,7 @@ class Engine::Impl {
   StepReport report_;
   bool closed_ = false;
   int no_sync_ = 0;               // NoSyncScopes
-  bool autocast_seen_ = false;    // an AutocastScope
+  bool autocast_seen_ = false;    // since the last Step
   bool has_backward_ = false;     // since the last Step
   std::optional<bool> weighted_;  // this step's Backwards
   int64_t micro_steps_ = 0;       // Steps since the last optimizer step

@@ -120,27 +120,17 @@ absl::StatusOr<bool> Engine::Impl::AnyRankHasData(bool this_rank) {
 
 // A parameter registered since would be trained by nobody.
 absl::Status Engine::Impl::CheckParametersKnown() const {
-  if (CountParameters(*module_) == num_parameters_) return absl::OkStatus();
+  if (PrintOfParameters(*module_) == parameters_print_) return absl::OkStatus();
   for (const auto& p : module_->named_parameters()) {
-    if (places_.contains(p.key()) || p.value().numel() == 0) continue;
-    bool known = false;  // a tied one, under another name; or ignored
-    for (const auto& unit : units_) {
-      for (const auto& mine : unit->parameters()) {
-        known = known || mine.tensor.is_same(p.value());
-      }
-    }
-    if (known) continue;
+    if (known_parameters_.contains(p.value().unsafeGetTensorImpl())) continue;
     return absl::FailedPreconditionError(absl::StrCat(
         "parameter '", p.key(),
         "' was registered after Engine::Create, which does not see it; Close() "
-        "the engine and Create another, or name it in "
-        "sharding.ignored_parameters"));
+        "the engine and Create another"));
   }
   return absl::FailedPreconditionError(
-      absl::StrCat("the module has ", CountParameters(*module_),
-                   " parameters, and had ", num_parameters_,
-                   " at Engine::Create; Close() the engine and Create "
-                   "another"));
+      "some of the module's parameters were unregistered after Engine::Create; "
+      "Close() the engine and Create another");
 }
 
 absl::Status Engine::Impl::MakeUpdatable() {
@@ -229,7 +219,8 @@ absl::Status Engine::Impl::OptimizerStep() {
   TESSERA_RETURN_IF_ERROR(CheckWrites());
   if (weighted_.value_or(false) && gradients_->total_weight() == 0) {
     return absl::FailedPreconditionError(
-        "Step: no rank had data (every weight of the step is 0)");
+        "Step: no rank had data (every weight of the step is 0); ask "
+        "Engine::AnyRankHasData before a forward, and call ZeroGrad to go on");
   }
   auto stepped = StepShards(units_, *gradients_, divisor(), settings_.step,
                             optimizer_.get(), comm_.get());
@@ -254,7 +245,7 @@ absl::Status Engine::Impl::OptimizerStep() {
 
 void Engine::Impl::EndStep() {
   gradients_->Zero();
-  has_backward_ = false;
+  has_backward_ = autocast_seen_ = false;
   weighted_.reset();
   micro_steps_ = 0;
 }
@@ -263,7 +254,7 @@ absl::Status Engine::Impl::Step() {
   TESSERA_RETURN_IF_ERROR(CheckStep());
   if (micro_steps_ + 1 < config_.gradient_accumulation_steps()) {
     ++micro_steps_;
-    has_backward_ = false;
+    has_backward_ = autocast_seen_ = false;
     return absl::OkStatus();
   }
   if (no_sync_ > 0) {

@@ -37,11 +37,17 @@ ModuleWalk WalkModule(const torch::nn::Module& root) {
   return walk;
 }
 
-size_t CountParameters(const torch::nn::Module& root) {
-  size_t count = 0;
-  for (const auto& p : ParameterAccess::Of(root)) count += p.value().defined();
-  for (const auto& child : root.children()) count += CountParameters(*child);
-  return count;
+uint64_t PrintOfParameters(const torch::nn::Module& root) {
+  uint64_t sum = 0;
+  for (const auto& p : ParameterAccess::Of(root)) {
+    if (!p.value().defined()) continue;
+    const auto address =
+        reinterpret_cast<uintptr_t>(p.value().unsafeGetTensorImpl());
+    const uint64_t mixed = (address >> 4) * 0x9e3779b97f4a7c15u;
+    sum += (mixed ^ (mixed >> 32)) * 0x9e3779b97f4a7c15u;
+  }
+  for (const auto& child : root.children()) sum += PrintOfParameters(*child);
+  return sum;
 }
 
 }  // namespace tessera

@@ -2,7 +2,7 @@
 #ifndef SHARDING_MODULE_WALK_H_
 #define SHARDING_MODULE_WALK_H_
 
-#include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -36,8 +36,9 @@ struct ModuleWalk {
 // LOCAL, O(names). The root must outlive the result.
 ModuleWalk WalkModule(const torch::nn::Module& root);
 
-// How many parameters that is, without their names. LOCAL, O(modules).
-size_t CountParameters(const torch::nn::Module& root);
+// A number that is the same as long as these are the same tensors (not: the
+// same values); cheaper than their names. LOCAL, O(modules and parameters).
+uint64_t PrintOfParameters(const torch::nn::Module& root);
 
 }  // namespace tessera
 #endif  // SHARDING_MODULE_WALK_H_
