@@ -95,7 +95,7 @@ absl::Status Engine::Impl::Backward(const at::Tensor& loss,
   };
   micro_batch.position =
       absl::StrCat("optimizer step ", step_, ", micro-batch ", micro_steps_,
-                   ", Backward ", gradients_->num_runs(), " of the step");
+                   ", Backward ", gradients_->num_reductions(), " of the step");
   micro_batch.weight = options.weight;
   micro_batch.reduce = ReducesNow();
   absl::Status status = gradients_->Run(backward, micro_batch);

@@ -203,7 +203,7 @@ absl::Status Gradients::Run(const std::function<void()>& backward,
     return ReduceRest(mine);
   });
   if (status.ok()) {
-    ++num_runs_;
+    if (micro_batch.reduce) ++num_reductions_;
   } else if (in_flight_ != nullptr) {  // thrown on the way
     comm_->Announce(status);
     (void)FinishAll();
@@ -368,7 +368,7 @@ void Gradients::Discard() {
 
 void Gradients::Zero() {
   Discard();
-  num_runs_ = 0;
+  num_reductions_ = 0;
   total_weight_ = 0;
   for (auto& unit : units_) unit->Zero();
 }

@@ -95,8 +95,8 @@ class Gradients {
   // gradient is the sum that it divides.
   double total_weight() const { return total_weight_; }
 
-  // Runs since Zero that did not fail.
-  int64_t num_runs() const { return num_runs_; }
+  // Runs since Zero that reduced, and did not fail: the same on all ranks.
+  int64_t num_reductions() const { return num_reductions_; }
 
   // By unit, in the model's order.
   const UnitGradient& of(size_t unit) const { return *units_[unit]; }
@@ -142,7 +142,7 @@ class Gradients {
   size_t cursor_ = 0;                     // buckets launched
   std::unique_ptr<Reduction> in_flight_;  // one at most
   double total_weight_ = 0;
-  int64_t num_runs_ = 0;
+  int64_t num_reductions_ = 0;
   // Of Runs that did not reduce: their weights, and what went wrong.
   double local_weight_ = 0;
   absl::Status local_failure_;

@@ -127,8 +127,9 @@ TEST_P(EngineTest, AZeroGradOfOneRankIsNoticed) {
   EXPECT_THAT(Run("ZeroGradOnOneRank"),
               Each(AllOf(StartsWith("FAILED_PRECONDITION"),
                          HasSubstr("rank 1 is at optimizer step 0, "
-                                   "micro-batch 0, rank 0 at optimizer step 0, "
-                                   "micro-batch 1"))));
+                                   "micro-batch 0, Backward 0 of the step, "
+                                   "rank 0 at optimizer step 0, micro-batch 1, "
+                                   "Backward 1 of the step"))));
 }
 
 TESSERA_RANK_FUNCTION(StepWithAStrayGradient) {
