@@ -89,10 +89,13 @@ absl::Status Engine::Impl::Build(bool sync_from_rank0) {
   TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(partition.status(), "Engine::Create"));
   if (sync_from_rank0) {
     TESSERA_RETURN_IF_ERROR(
+        CheckEqual(partition->units, comm_.get(), /*values=*/false).status());
+    TESSERA_RETURN_IF_ERROR(
         BroadcastFromRank0(*module_, partition->units, comm_.get()));
   }
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<bool> trainable,
-                           CheckEqual(partition->units, comm_.get()));
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::vector<bool> trainable,
+      CheckEqual(partition->units, comm_.get(), /*values=*/true));
   for (const at::Tensor& p : module_->parameters()) {
     known_parameters_.insert(p.unsafeGetTensorImpl());
   }

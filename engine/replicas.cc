@@ -32,12 +32,23 @@ uint64_t PrintOf(absl::string_view text) {
   return Fingerprint(text.data(), static_cast<int64_t>(text.size()));
 }
 
-Print PrintOf(const NamedParameter& p) {
-  const at::Tensor host = p.tensor.detach().cpu();
-  return {
-      PrintOf(p.name), PrintOf(GeometryOf(host)),
-      Fingerprint(host.const_data_ptr(), static_cast<int64_t>(host.nbytes())),
-      p.tensor.requires_grad()};
+Print PrintOf(const NamedParameter& p, bool values) {
+  Print print{PrintOf(p.name), PrintOf(GeometryOf(p.tensor)), 0,
+              p.tensor.requires_grad()};
+  if (values) {
+    const at::Tensor host = p.tensor.detach().cpu();
+    print.values =
+        Fingerprint(host.const_data_ptr(), static_cast<int64_t>(host.nbytes()));
+  }
+  return print;
+}
+
+// What differs of one parameter; "" if nothing does.
+std::string DifferenceOf(const Print& first, const Print& theirs) {
+  return theirs.name != first.name           ? "name"
+         : theirs.geometry != first.geometry ? "shape or dtype"
+         : theirs.values != first.values     ? "values"
+                                             : "";
 }
 
 }  // namespace
@@ -72,13 +83,13 @@ absl::Status BroadcastFromRank0(const torch::nn::Module& module,
 }
 
 absl::StatusOr<std::vector<bool>> CheckEqual(absl::Span<const UnitPlan> plans,
-                                             Communicator* comm) {
+                                             Communicator* comm, bool values) {
   TorchScope scope;
   std::vector<Print> prints;
   std::vector<const NamedParameter*> parameters;
   for (const auto& plan : plans) {
     for (const auto& p : plan.parameters) {
-      prints.push_back(PrintOf(p));
+      prints.push_back(PrintOf(p, values));
       parameters.push_back(&p);
     }
   }
@@ -104,16 +115,15 @@ absl::StatusOr<std::vector<bool>> CheckEqual(absl::Span<const UnitPlan> plans,
       std::memcpy(&theirs, all[rank].data() + i * sizeof(Print), sizeof(Print));
       std::memcpy(&first, all[0].data() + i * sizeof(Print), sizeof(Print));
       if (theirs.requires_grad) requires_grad[parameters[i]->index] = true;
-      const char* what = theirs.name != first.name           ? "name"
-                         : theirs.geometry != first.geometry ? "shape or dtype"
-                         : theirs.values != first.values     ? "values"
-                                                             : nullptr;
-      if (what == nullptr) continue;
+      const std::string what = DifferenceOf(first, theirs);
+      if (what.empty()) continue;
       return absl::InvalidArgumentError(absl::StrCat(
           "the ", what, " of parameter '", parameters[i]->name, "' (number ", i,
-          ") differ between rank 0 and rank ", rank,
-          "; seed all ranks alike before building the module, or set "
-          "EngineOptions::sync_from_rank0"));
+          what == "values" ? ") differ" : ") differs",
+          " between rank 0 and rank ", rank,
+          what == "values" ? "; seed all ranks alike before building the "
+                             "module, or set EngineOptions::sync_from_rank0"
+                           : "; build the same module on every rank"));
     }
   }
   return requires_grad;

@@ -22,12 +22,12 @@ absl::Status BroadcastFromRank0(const torch::nn::Module& module,
                                 absl::Span<const UnitPlan> plans,
                                 Communicator* comm);
 
-// Checks that names, sizes and values of all parameters are the same on all
-// ranks; InvalidArgument names the first that differs and the rank. Returns,
-// by NamedParameter::index, whether some rank requires its gradient.
+// Checks that names, sizes and, if asked for, values of all parameters are the
+// same on all ranks; InvalidArgument names the first that differs and the rank.
+// Returns, by NamedParameter::index, whether some rank requires its gradient.
 // COLLECTIVE.
 absl::StatusOr<std::vector<bool>> CheckEqual(absl::Span<const UnitPlan> plans,
-                                             Communicator* comm);
+                                             Communicator* comm, bool values);
 
 // Checks that `mine` is the same text on all ranks. InvalidArgument, on all:
 // "<what> differs between rank 0 (...) and rank 2 (...)". COLLECTIVE.

@@ -202,6 +202,8 @@ absl::Status CheckSupported(const NamedParameter& p, at::Device device) {
   } else if (t.device() != device) {
     what << "device " << t.device() << "; expected " << device
          << ", where the first parameter is";
+  } else if (t.is_meta()) {
+    what << "device meta and so no memory; build the module on another";
   } else if (!t.is_leaf()) {
     what << "a history; expected a leaf";
   } else if (t.is_inference()) {

@@ -75,9 +75,10 @@ struct Partition {
 // InvalidArgument names
 // - a class or an `ignored` name that matches nothing, with what there is;
 // - a parameter that cannot be sharded: it is not strided and dense, is on
-//   another device than the first, is no leaf of autograd, an inference tensor,
-//   has a negative or conjugate bit, or requires a gradient in another dtype
-//   than float16, bfloat16, float32, float64, complex64 and complex128;
+//   another device than the first or on meta, is no leaf of autograd, an
+//   inference tensor, has a negative or conjugate bit, or requires a gradient
+//   in another dtype than float16, bfloat16, float32, float64, complex64 and
+//   complex128;
 // - two parameters of one storage that overlap, differ in dtype, or of which
 //   one is ignored.
 absl::StatusOr<Partition> PlanUnits(const torch::nn::Module& module,
