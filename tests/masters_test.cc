@@ -86,6 +86,11 @@ const std::map<std::string, Write>& Writes() {
   return *all;
 }
 
+// Parameters that are looked at, written and not.
+const std::vector<std::string> kNoted = {"blocks.1.up.weight",
+                                         "blocks.1.up.bias", "blocks.2.up.bias",
+                                         "blocks.1.norm.weight", "out.bias"};
+
 void AddMasters(const std::string& when, const std::string& name,
                 const at::Tensor& master, Record* record) {
   record->push_back(absl::StrCat(when, " ", name, " ", PrintOf(master)));
@@ -102,11 +107,11 @@ TESSERA_RANK_FUNCTION(WriteAndTrain) {
                            Trainee::Make(spec, world.communicator()));
   Record record;
   const auto note = [&](const std::string& when) -> absl::Status {
-    for (const auto& p : t.model->named_parameters()) {
-      TESSERA_ASSIGN_OR_RETURN(at::Tensor master, t.engine->Master(p.key()));
-      AddMasters(when, p.key(), master, &record);
-      TESSERA_ASSIGN_OR_RETURN(at::Tensor value, t.engine->Parameter(p.key()));
-      record.push_back(ParameterLine(p.key(), value));
+    for (const std::string& name : kNoted) {
+      TESSERA_ASSIGN_OR_RETURN(at::Tensor master, t.engine->Master(name));
+      AddMasters(when, name, master, &record);
+      TESSERA_ASSIGN_OR_RETURN(at::Tensor value, t.engine->Parameter(name));
+      record.push_back(ParameterLine(name, value));
     }
     return absl::OkStatus();
   };
@@ -145,7 +150,7 @@ Record WriteAndTrainWithOracle(const Write& write, const TrainingSpec& spec,
                 OracleOptionsOf(spec, world_size));
   Record record;
   const auto note = [&](const std::string& when) {
-    for (const std::string& name : oracle.parameter_names()) {
+    for (const std::string& name : kNoted) {
       AddMasters(when, name, oracle.master(name), &record);
       record.push_back(ParameterLine(name, oracle.parameter(name)));
     }
@@ -177,7 +182,7 @@ class MastersTest
 
 TEST_P(MastersTest, WritesOfTheUserChangeWhatTheyWriteAlone) {
   for (const auto& [name, write] : Writes()) {
-    for (int world_size : {1, 2, 3}) {
+    for (int world_size : {2, 3}) {
       SCOPED_TRACE(absl::StrCat(name, " on ", world_size, " ranks"));
       const Record expected = WriteAndTrainWithOracle(write, spec_, world_size);
       for (const std::string& answer :
