@@ -13,18 +13,9 @@
 namespace tessera {
 namespace {
 
-// Without those that the engine refuses.
-std::vector<std::string> Models() {
-  std::vector<std::string> names = TestModelNames();
-  for (const char* refused : {"Complex", "SparseEmbedding"}) {
-    names.erase(std::find(names.begin(), names.end(), refused));
-  }
-  return names;
-}
-
 // At stage 3 all ranks run the same operators.
 std::vector<std::string> ModelsForStage3() {
-  std::vector<std::string> names = Models();
+  std::vector<std::string> names = TestModelNames();
   names.erase(std::find(names.begin(), names.end(), "OneRankForward"));
   return names;
 }
@@ -63,11 +54,11 @@ INSTANTIATE_TEST_SUITE_P(
                        ::testing::Values(3), ::testing::Values(1, 2)),
     ModelStageAndWorld);
 
-INSTANTIATE_TEST_SUITE_P(Replicated, ModelTest,
-                         ::testing::Combine(::testing::ValuesIn(Models()),
-                                            ::testing::Values(0, 1, 2),
-                                            ::testing::Values(2)),
-                         ModelStageAndWorld);
+INSTANTIATE_TEST_SUITE_P(
+    Replicated, ModelTest,
+    ::testing::Combine(::testing::ValuesIn(TestModelNames()),
+                       ::testing::Values(0, 1, 2), ::testing::Values(2)),
+    ModelStageAndWorld);
 
 // Whose parameters have no gradient on some rank.
 INSTANTIATE_TEST_SUITE_P(
