@@ -27,7 +27,7 @@ using ::testing::Each;
 constexpr int kUnits = 5;
 constexpr int64_t kDim = 64;
 constexpr int64_t kUnitNumel = kDim * kDim;  // without gaps
-constexpr int kSteps = 3;
+constexpr int kSteps = 2;
 
 struct LinkImpl : torch::nn::Module {
   LinkImpl() {
