@@ -8,7 +8,7 @@ Registry& Registry::Global() {
 }
 
 void Registry::Add(const std::shared_ptr<Unit>& unit) {
-  absl::MutexLock lock(&mutex_);
+  SharedMutexLock lock(&mutex_);
   int slot = 0;
   for (const auto& storage : unit->storages()) {
     owned_[storage.get()] = Owned{unit, slot++};
@@ -17,13 +17,13 @@ void Registry::Add(const std::shared_ptr<Unit>& unit) {
 }
 
 void Registry::Remove(const Unit& unit) {
-  absl::MutexLock lock(&mutex_);
+  SharedMutexLock lock(&mutex_);
   for (const auto& storage : unit.storages()) owned_.erase(storage.get());
   size_ = owned_.size();
 }
 
 Owned Registry::Find(const c10::StorageImpl* storage) const {
-  absl::ReaderMutexLock lock(&mutex_);
+  SharedMutexReaderLock lock(&mutex_);
   auto it = owned_.find(storage);
   return it == owned_.end() ? Owned{} : it->second;
 }

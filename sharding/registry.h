@@ -9,7 +9,7 @@
 #include "ATen/core/Tensor.h"
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
-#include "absl/synchronization/mutex.h"
+#include "base/shared_mutex.h"
 #include "sharding/unit.h"
 
 namespace tessera {
@@ -36,7 +36,7 @@ class Registry {
   bool empty() const { return size_.load(std::memory_order_relaxed) == 0; }
 
  private:
-  mutable absl::Mutex mutex_;
+  mutable SharedMutex mutex_;
   absl::flat_hash_map<const c10::StorageImpl*, Owned> owned_
       ABSL_GUARDED_BY(mutex_);
   std::atomic<size_t> size_{0};

@@ -39,6 +39,7 @@
 
 #include "ATen/core/Tensor.h"
 #include "absl/base/thread_annotations.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
@@ -270,7 +271,7 @@ class PinSet {
   bool empty() const { return units_.empty(); }
 
  private:
-  std::vector<std::shared_ptr<Unit>> units_;
+  absl::InlinedVector<std::shared_ptr<Unit>, 2> units_;
 };
 
 }  // namespace tessera
