@@ -13,12 +13,15 @@
 //            after each operator
 //
 // Rounds of plain and engine are interleaved. Printed is, per figure, one line
-// of JSON: medians over rounds in us, the median of the rounds' ratios, and the
-// median of their differences by units. benchmarks/host_instructions counts
-// instructions instead of time, by --count, which runs every figure once.
+// of JSON: medians over rounds in us, of the rounds' ratios, and of their
+// differences divided by the number of units; by the wall and, cpu_, of the
+// process. benchmarks/host_instructions counts instructions instead, by
+// --count, which runs every figure once.
+#include <time.h>
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <functional>
 #include <memory>
@@ -30,20 +33,15 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
+#include "benchmarks/plain_training.h"
 #include "comm/self_communicator.h"
 #include "config/config.pb.h"
 #include "engine/engine.h"
-#include "torch/csrc/autograd/engine.h"
 
 namespace tessera {
 namespace {
-
-constexpr double kLr = 1e-3, kWeightDecay = 0.1;
-constexpr int64_t kTokens = 8;
 
 struct Flags {
   int rounds = 31;
@@ -86,101 +84,7 @@ absl::StatusOr<Flags> ParseFlags(int argc, char** argv) {
   return flags;
 }
 
-// ---- what is run
-
-// A block of a transformer: 12 parameters.
-struct Block : torch::nn::Module {
-  explicit Block(int64_t dim)
-      : norm1(register_module("norm1", Norm(dim))),
-        qkv(register_module("qkv", torch::nn::Linear(dim, 3 * dim))),
-        proj(register_module("proj", torch::nn::Linear(dim, dim))),
-        norm2(register_module("norm2", Norm(dim))),
-        up(register_module("up", torch::nn::Linear(dim, 4 * dim))),
-        down(register_module("down", torch::nn::Linear(4 * dim, dim))) {}
-  at::Tensor forward(const at::Tensor& x) {
-    const auto qkv_of_x = qkv(norm1(x)).chunk(3, -1);
-    const at::Tensor attention =
-        torch::softmax(qkv_of_x[0].matmul(qkv_of_x[1].t()), -1);
-    const at::Tensor y = x + proj(attention.matmul(qkv_of_x[2]));
-    return y + down(torch::gelu(up(norm2(y))));
-  }
-  static torch::nn::LayerNorm Norm(int64_t dim) {
-    return torch::nn::LayerNorm(torch::nn::LayerNormOptions({dim}));
-  }
-  torch::nn::LayerNorm norm1;
-  torch::nn::Linear qkv, proj;
-  torch::nn::LayerNorm norm2;
-  torch::nn::Linear up, down;
-};
-
-struct Blocks : torch::nn::Module {
-  explicit Blocks(const Flags& flags) {
-    torch::manual_seed(1);
-    for (int64_t i = 0; i < flags.blocks; ++i) {
-      blocks.push_back(register_module(absl::StrCat("block", i),
-                                       std::make_shared<Block>(flags.dim)));
-    }
-    input = torch::randn({kTokens, flags.dim});
-  }
-  at::Tensor Loss() {
-    at::Tensor x = input;
-    for (const auto& block : blocks) x = block->forward(x);
-    return x.square().mean();
-  }
-  std::vector<std::shared_ptr<Block>> blocks;
-  at::Tensor input;
-};
-
-// While it lives, libtorch's own autograd engine, without the hooks of ours.
-class PlainAutograd {
- public:
-  PlainAutograd() {
-    Ours() = &torch::autograd::Engine::get_default_engine();
-    torch::autograd::set_default_engine_stub(
-        &torch::autograd::Engine::get_base_engine);
-  }
-  ~PlainAutograd() {
-    torch::autograd::set_default_engine_stub(
-        []() -> torch::autograd::Engine& { return *Ours(); });
-  }
-  PlainAutograd(const PlainAutograd&) = delete;
-  PlainAutograd& operator=(const PlainAutograd&) = delete;
-
- private:
-  static torch::autograd::Engine*& Ours() {
-    static torch::autograd::Engine* engine = nullptr;
-    return engine;
-  }
-};
-
-// Plain libtorch's training, as torch.optim.AdamW(fused=True) does it.
-class PlainTraining {
- public:
-  explicit PlainTraining(std::shared_ptr<Blocks> model)
-      : model_(std::move(model)), parameters_(model_->parameters()) {
-    for (const at::Tensor& p : parameters_) {
-      exp_avgs_.push_back(torch::zeros_like(p));
-      exp_avg_sqs_.push_back(torch::zeros_like(p));
-      steps_.push_back(torch::zeros({}));
-    }
-  }
-
-  void Step() {
-    model_->Loss().backward();
-    torch::NoGradGuard no_grad;
-    std::vector<at::Tensor> gradients;
-    for (const at::Tensor& p : parameters_) gradients.push_back(p.grad());
-    at::_foreach_add_(steps_, 1);
-    at::_fused_adamw_(parameters_, gradients, exp_avgs_, exp_avg_sqs_, {},
-                      steps_, kLr, 0.9, 0.999, kWeightDecay, 1e-8,
-                      /*amsgrad=*/false, /*maximize=*/false);
-    for (at::Tensor& p : parameters_) p.mutable_grad().reset();
-  }
-
- private:
-  std::shared_ptr<Blocks> model_;
-  std::vector<at::Tensor> parameters_, exp_avgs_, exp_avg_sqs_, steps_;
-};
+// ---- what is measured
 
 absl::StatusOr<std::unique_ptr<Engine>> MakeEngine(
     std::shared_ptr<torch::nn::Module> module, proto::Config config) {
@@ -194,8 +98,6 @@ absl::StatusOr<std::unique_ptr<Engine>> MakeEngine(
   options.communicator = MakeSelfCommunicator();
   return Engine::Create(std::move(module), config, options);
 }
-
-// ---- what is measured
 
 using Body = std::function<absl::Status()>;
 
@@ -240,13 +142,13 @@ absl::Status AddLinears(const Flags& flags, std::vector<Figure>* figures) {
 absl::Status AddStep(const Flags& flags, const std::string& name,
                      const proto::Config& config,
                      std::vector<Figure>* figures) {
-  const auto model = std::make_shared<Blocks>(flags);
+  const auto model = std::make_shared<Blocks>(flags.blocks, flags.dim);
   TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Engine> engine,
                            MakeEngine(model, config));
   Figure figure;
   figure.name = name;
-  const auto plain =
-      std::make_shared<PlainTraining>(std::make_shared<Blocks>(flags));
+  const auto plain = std::make_shared<PlainTraining>(
+      std::make_shared<Blocks>(flags.blocks, flags.dim));
   figure.plain = [plain] {
     plain->Step();
     return absl::OkStatus();
@@ -275,52 +177,89 @@ absl::Status AddSteps(const Flags& flags, std::vector<Figure>* figures) {
                  figures);
 }
 
-absl::StatusOr<double> Microseconds(const Body& body) {
-  const absl::Time begin = absl::Now();
-  TESSERA_RETURN_IF_ERROR(body());
-  return absl::ToDoubleMicroseconds(absl::Now() - begin);
+// By the clock on the wall, and of all threads of the process on processors: on
+// a machine that others use too, the second means more; waits are in the first.
+enum Clock { kWall, kCpu, kNumClocks };
+using Times = std::array<double, kNumClocks>;  // microseconds
+
+Times Now() {
+  const auto now = [](clockid_t clock) {
+    timespec time;
+    clock_gettime(clock, &time);
+    return static_cast<double>(time.tv_sec) * 1e6 +
+           static_cast<double>(time.tv_nsec) * 1e-3;
+  };
+  return {now(CLOCK_MONOTONIC), now(CLOCK_PROCESS_CPUTIME_ID)};
 }
 
-double Median(std::vector<double> values) {
+absl::StatusOr<Times> TimesOf(const Body& body) {
+  const Times begin = Now();
+  TESSERA_RETURN_IF_ERROR(body());
+  const Times end = Now();
+  return Times{end[kWall] - begin[kWall], end[kCpu] - begin[kCpu]};
+}
+
+struct Round {
+  Times plain, engine;
+};
+
+absl::StatusOr<Round> RunRound(const Figure& figure, bool plain_first) {
+  Round round;
+  for (const bool plain : {plain_first, !plain_first}) {
+    if (plain) {
+      PlainAutograd plain_autograd;
+      TESSERA_ASSIGN_OR_RETURN(round.plain, TimesOf(figure.plain));
+    } else {
+      TESSERA_ASSIGN_OR_RETURN(round.engine, TimesOf(figure.engine));
+    }
+  }
+  return round;
+}
+
+// The median over rounds of f(round).
+template <typename F>
+double Median(const std::vector<Round>& rounds, F&& f) {
+  std::vector<double> values;
+  for (const Round& round : rounds) values.push_back(f(round));
   std::sort(values.begin(), values.end());
   return values[values.size() / 2];
 }
 
+void Print(const Figure& figure, const std::vector<Round>& rounds) {
+  const auto calls = static_cast<double>(figure.calls);
+  const auto units = static_cast<double>(figure.units);
+  std::printf("{\"figure\": \"%s\"", figure.name.c_str());
+  for (const Clock clock : {kWall, kCpu}) {
+    const char* const prefix = clock == kWall ? "" : "cpu_";
+    std::printf(
+        ", \"%splain_us\": %.3f, \"%sengine_us\": %.3f, \"%sratio\": %.3f",
+        prefix,
+        Median(rounds, [&](const Round& r) { return r.plain[clock] / calls; }),
+        prefix,
+        Median(rounds, [&](const Round& r) { return r.engine[clock] / calls; }),
+        prefix, Median(rounds, [&](const Round& r) {
+          return r.engine[clock] / r.plain[clock];
+        }));
+    if (figure.units == 0) continue;
+    std::printf(", \"%sus_per_unit\": %.1f", prefix,
+                Median(rounds, [&](const Round& r) {
+                  return (r.engine[clock] - r.plain[clock]) / units;
+                }));
+  }
+  std::printf("}\n");
+}
+
 absl::Status Measure(const Flags& flags, const std::vector<Figure>& figures) {
-  struct Times {
-    std::vector<double> plain, engine, ratio, difference;
-  };
-  std::vector<Times> times(figures.size());
+  std::vector<std::vector<Round>> rounds(figures.size());
   for (int round = 0; round < flags.rounds + 3; ++round) {
     for (size_t i = 0; i < figures.size(); ++i) {
-      const auto calls = static_cast<double>(figures[i].calls);
-      double plain = 0, engine = 0;
-      {
-        PlainAutograd plain_autograd;
-        TESSERA_ASSIGN_OR_RETURN(plain, Microseconds(figures[i].plain));
-      }
-      TESSERA_ASSIGN_OR_RETURN(engine, Microseconds(figures[i].engine));
-      if (round < 3) continue;  // the first touch memory, fill records
-      times[i].plain.push_back(plain / calls);
-      times[i].engine.push_back(engine / calls);
-      times[i].ratio.push_back(engine / plain);
-      times[i].difference.push_back((engine - plain) / calls);
+      TESSERA_ASSIGN_OR_RETURN(const Round times,
+                               RunRound(figures[i], round % 2 == 0));
+      // The first ones touch memory and fill records.
+      if (round >= 3) rounds[i].push_back(times);
     }
   }
-  for (size_t i = 0; i < figures.size(); ++i) {
-    std::printf(
-        "{\"figure\": \"%s\", \"plain_us\": %.3f, \"engine_us\": %.3f, "
-        "\"ratio\": %.3f",
-        figures[i].name.c_str(), Median(times[i].plain),
-        Median(times[i].engine), Median(times[i].ratio));
-    if (figures[i].units > 0) {
-      std::printf(
-          ", \"units\": %lld, \"us_per_unit\": %.1f",
-          static_cast<long long>(figures[i].units),
-          Median(times[i].difference) / static_cast<double>(figures[i].units));
-    }
-    std::printf("}\n");
-  }
+  for (size_t i = 0; i < figures.size(); ++i) Print(figures[i], rounds[i]);
   return absl::OkStatus();
 }
 
