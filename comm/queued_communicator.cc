@@ -142,10 +142,12 @@ absl::Status QueuedCommunicator::RunCall(CollectiveRecord record,
   call.op = record.op;
   call.what = record.Title();
   call.sequence = record.sequence = ++sequence_;
-  call.details = record.Describe();
-  // What it is for too: two units may have the same size.
-  call.signature =
-      Hash31(absl::StrCat(call.sequence, " ", call.details, " ", call.what));
+  if (!place_.in_call) {  // alone there is nobody to agree with
+    call.details = record.Describe();
+    // What it is for too: two units may have the same size.
+    call.signature =
+        Hash31(absl::StrCat(call.sequence, " ", call.details, " ", call.what));
+  }
   TESSERA_VLOG(comm, 2) << call.what << " #" << call.sequence;
   recorder_.Enter(record.ticket, record.sequence);
   record.entered = MonotonicNow();
@@ -160,13 +162,6 @@ absl::Status QueuedCommunicator::RunCall(CollectiveRecord record,
   return record.status;
 }
 
-absl::Status QueuedCommunicator::RunInCall(CollectiveRecord record,
-                                           const Body& body) {
-  c10::AutoGradMode no_grad(false);  // as on the communication thread
-  absl::MutexLock lock(&in_call_mutex_);
-  return RunCall(std::move(record), body);
-}
-
 CommFuture QueuedCommunicator::Enqueue(CollectiveRecord record, CommTag tag,
                                        Body body, Done done) {
   record.what = tag.what.empty() ? std::string(CollectiveName(record.op))
@@ -176,9 +171,10 @@ CommFuture QueuedCommunicator::Enqueue(CollectiveRecord record, CommTag tag,
   record.enqueued = MonotonicNow();
   record.ticket = recorder_.Enqueue(record);
   if (place_.in_call) {
-    const absl::Status status = RunInCall(std::move(record), body);
+    c10::AutoGradMode no_grad(false);  // as on the communication thread
+    const absl::Status status = RunCall(std::move(record), body);
     if (done) done(status);
-    return DoneFuture(status);
+    return status.ok() ? CommFuture() : DoneFuture(status);
   }
   return place_.thread->Post([self = shared_from_this(),
                               record = std::move(record),

@@ -9,6 +9,7 @@
 #ifndef COMM_QUEUED_COMMUNICATOR_H_
 #define COMM_QUEUED_COMMUNICATOR_H_
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -16,7 +17,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "comm/comm_log.h"
 #include "comm/communicator.h"
@@ -88,9 +88,9 @@ class QueuedCommunicator
     std::shared_ptr<FirstFailure> failure;  // null: one of its own
     // Runs its collectives, and outlives them; null: the process's.
     CommThread* thread = nullptr;
-    // Collectives run in the call instead, on the caller's thread: for a group
-    // of one, which waits for nobody, and whose collectives need not stay in
-    // order with those of other groups.
+    // Collectives run in the call instead, on the caller's thread, several at a
+    // time: for a group of one, which waits for nobody, and whose collectives
+    // need not stay in order with those of other groups.
     bool in_call = false;
   };
   explicit QueuedCommunicator(Place place);
@@ -125,13 +125,11 @@ class QueuedCommunicator
 
  private:
   absl::Status RunCall(CollectiveRecord record, const Body& body);
-  absl::Status RunInCall(CollectiveRecord record, const Body& body);
 
   const Place place_;
   FlightRecorder recorder_;
   CommLog log_;
-  int64_t sequence_ = 0;       // of the thread that runs the collectives alone
-  absl::Mutex in_call_mutex_;  // RunInCall's, which many threads make
+  std::atomic<int64_t> sequence_{0};
 };
 
 }  // namespace tessera

@@ -16,15 +16,30 @@ at::Tensor TensorOver(char* data, at::IntArrayRef sizes,
       at::TensorOptions(dtype).device(device), device);
 }
 
+namespace {
+
+// A dense view of `numel` numbers of `dtype`, from number `begin` of them on.
+at::Tensor ViewOf(const at::Tensor& flat, at::ScalarType dtype, int64_t begin,
+                  int64_t numel) {
+  c10::TensorImpl* const from = flat.unsafeGetTensorImpl();
+  at::Tensor view(from->shallow_copy_and_detach(
+      from->version_counter(), /*allow_tensor_metadata_change=*/true));
+  c10::TensorImpl* const impl = view.unsafeGetTensorImpl();
+  if (dtype != flat.scalar_type()) {
+    impl->set_storage_and_dtype(flat.storage(),
+                                c10::scalarTypeToTypeMeta(dtype));
+  }
+  const int64_t stride = 1;
+  impl->set_sizes_and_strides(at::IntArrayRef(numel), at::IntArrayRef(stride),
+                              begin);
+  return view;
+}
+
+}  // namespace
+
 at::Tensor Part(const at::Tensor& flat, Range range) {
-  c10::TensorImpl* const impl = flat.unsafeGetTensorImpl();
-  at::Tensor part(impl->shallow_copy_and_detach(
-      impl->version_counter(), /*allow_tensor_metadata_change=*/true));
-  const int64_t numel = range.numel(), stride = 1;
-  part.unsafeGetTensorImpl()->set_sizes_and_strides(
-      at::IntArrayRef(numel), at::IntArrayRef(stride),
-      flat.storage_offset() + range.begin);
-  return part;
+  return ViewOf(flat, flat.scalar_type(), flat.storage_offset() + range.begin,
+                range.numel());
 }
 
 void CopyBytes(at::Device device, char* to, const char* from, int64_t bytes) {
@@ -90,8 +105,8 @@ FlatBuffer& FlatBuffer::operator=(FlatBuffer&& other) noexcept {
 }
 
 at::Tensor FlatBuffer::Bytes(Range range) const {
-  return TensorOver(data(range.begin), {range.numel() * item_bytes_}, {1},
-                    at::kByte, tensor_.device());
+  return ViewOf(tensor_, at::kByte, range.begin * item_bytes_,
+                range.numel() * item_bytes_);
 }
 
 }  // namespace tessera

@@ -75,6 +75,11 @@ void UnpointStorage(c10::StorageImpl* storage, std::string error,
       std::move(error));
 }
 
+void UnpointStorageAgain(c10::StorageImpl* storage, at::Device device) {
+  storage->set_data_ptr_noswap(c10::DataPtr(nullptr, device));
+  HideStorage(storage);
+}
+
 void HideStorage(c10::StorageImpl* storage) {
   storage->*Member(ThrowFlag()) = true;
   storage->*Member(CheckFlag()) = true;

@@ -29,6 +29,9 @@ void PointStorage(c10::StorageImpl* storage, void* data, at::Device device);
 void UnpointStorage(c10::StorageImpl* storage, std::string error,
                     at::Device device);
 
+// The same again, with the error of last time; costs no allocation.
+void UnpointStorageAgain(c10::StorageImpl* storage, at::Device device);
+
 // While hidden a storage keeps its memory, but an access throws what the last
 // UnpointStorage was given. Costs two stores. PointStorage shows it too.
 void HideStorage(c10::StorageImpl* storage);

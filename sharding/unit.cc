@@ -172,8 +172,9 @@ void Unit::SetWhole(FlatBuffer whole) {
 void Unit::Free() {
   if (dirty_.exchange(false)) WriteBack();
   KeepSecondary();
-  for (size_t i = 0; i < storages_.size(); ++i) {
-    UnpointStorage(storages_[i].get(), freed_errors_[i], device_);
+  // Adopt has told them what to say.
+  for (const auto& storage : storages_) {
+    UnpointStorageAgain(storage.get(), device_);
   }
   SetWhole({});
   schedule_->AddLive(-layout_.whole_numel());
