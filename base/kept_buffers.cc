@@ -2,40 +2,64 @@
 
 #include <algorithm>
 #include <iterator>
-#include <utility>
 
 namespace tessera {
 
-std::vector<KeptBuffers::Buffer> KeptBuffers::Keep(Buffer buffer) {
-  if (buffer.bytes > max_bytes_ / 4) return {buffer};
-  std::vector<Buffer> out;
-  absl::MutexLock lock(&mutex_);
-  kept_.push_back(buffer);
-  bytes_ += buffer.bytes;
-  while (bytes_ > max_bytes_) {
-    out.push_back(kept_.front());
-    bytes_ -= kept_.front().bytes;
-    kept_.erase(kept_.begin());
+std::vector<KeptBuffers::Buffer> KeptBuffers::Keep(Buffer buffer,
+                                                   int64_t max_bytes) {
+  {
+    absl::MutexLock lock(&mutex_);
+    kept_.push_back({buffer, period_});
+    bytes_ += buffer.bytes;
   }
-  return out;
+  return Shrink(max_bytes);
 }
 
 void* KeptBuffers::Take(int64_t bytes) {
   absl::MutexLock lock(&mutex_);
   const auto found =
       std::find_if(kept_.rbegin(), kept_.rend(),
-                   [&](const Buffer& b) { return b.bytes == bytes; });
+                   [&](const Kept& k) { return k.buffer.bytes == bytes; });
   if (found == kept_.rend()) return nullptr;
-  void* const data = found->data;
+  void* const data = found->buffer.data;
   kept_.erase(std::prev(found.base()));
   bytes_ -= bytes;
   return data;
 }
 
-std::vector<KeptBuffers::Buffer> KeptBuffers::Drop() {
+std::vector<KeptBuffers::Buffer> KeptBuffers::Shrink(int64_t max_bytes) {
   absl::MutexLock lock(&mutex_);
-  bytes_ = 0;
-  return std::exchange(kept_, {});
+  size_t count = 0;
+  for (int64_t left = bytes_; left > max_bytes && count < kept_.size();
+       ++count) {
+    left -= kept_[count].buffer.bytes;
+  }
+  return TakeOldest(count);
+}
+
+std::vector<KeptBuffers::Buffer> KeptBuffers::EndPeriod() {
+  absl::MutexLock lock(&mutex_);
+  ++period_;
+  size_t count = 0;
+  while (count < kept_.size() && kept_[count].period + kPeriods <= period_) {
+    ++count;
+  }
+  return TakeOldest(count);
+}
+
+std::vector<KeptBuffers::Buffer> KeptBuffers::TakeOldest(size_t count) {
+  std::vector<Buffer> out;
+  for (size_t i = 0; i < count; ++i) {
+    out.push_back(kept_[i].buffer);
+    bytes_ -= kept_[i].buffer.bytes;
+  }
+  kept_.erase(kept_.begin(), kept_.begin() + static_cast<int64_t>(count));
+  return out;
+}
+
+int64_t KeptBuffers::bytes() const {
+  absl::MutexLock lock(&mutex_);
+  return bytes_;
 }
 
 }  // namespace tessera

@@ -1,9 +1,9 @@
 // KeptBuffers: large buffers that were freed, for the next ones of their size.
 //
 // A fresh page costs the kernel more than a pass over it (0.3 us, 1.6 us in a
-// virtual machine), and an engine of small units allocates the same sizes over
-// and over. So a few MiB stay with the process; what is larger goes back to the
-// system at once.
+// virtual machine), and an engine allocates the same sizes in every step. How
+// much may be kept is the caller's matter; what was not taken again for
+// kPeriods periods (steps) is of no use and goes back to the system.
 //
 // Threads: any.
 #ifndef BASE_KEPT_BUFFERS_H_
@@ -19,26 +19,39 @@ namespace tessera {
 
 class KeptBuffers {
  public:
+  // Two engines that take turns end a period each.
+  static constexpr int64_t kPeriods = 4;
+
   struct Buffer {
     void* data;
     int64_t bytes;
   };
-  // Keeps at most so many bytes in all, and none of more than a quarter.
-  explicit KeptBuffers(int64_t max_bytes) : max_bytes_(max_bytes) {}
 
-  // Takes a buffer over. Returns what no longer has room, the longest kept
-  // first: the caller frees it.
-  std::vector<Buffer> Keep(Buffer buffer);
+  // Takes a buffer over, while no more than `max_bytes` are kept in all.
+  // Returns what no longer has room, the longest kept first: the caller frees
+  // it.
+  std::vector<Buffer> Keep(Buffer buffer, int64_t max_bytes);
   // One of exactly so many bytes, the last one kept; null if there is none.
   void* Take(int64_t bytes);
-  // All of them.
-  std::vector<Buffer> Drop();
+  // Gives up the longest kept until no more than `max_bytes` are.
+  std::vector<Buffer> Shrink(int64_t max_bytes);
+  // A period ends. Returns what was kept kPeriods ago.
+  std::vector<Buffer> EndPeriod();
+
+  int64_t bytes() const;
 
  private:
-  const int64_t max_bytes_;
-  absl::Mutex mutex_;
-  std::vector<Buffer> kept_ ABSL_GUARDED_BY(mutex_);  // the oldest first
+  struct Kept {
+    Buffer buffer;
+    int64_t period;
+  };
+  std::vector<Buffer> TakeOldest(size_t count)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  mutable absl::Mutex mutex_;
+  std::vector<Kept> kept_ ABSL_GUARDED_BY(mutex_);  // the oldest first
   int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t period_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace tessera

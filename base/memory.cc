@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <vector>
@@ -29,14 +30,21 @@ int64_t RoundUp(int64_t value, int64_t multiple) {
 
 // Under AddressSanitizer nothing is kept, so that it sees stale reads.
 #if __has_feature(address_sanitizer)
-constexpr int64_t kKeptBytes = 0;
+constexpr bool kKeep = false;
 #else
-constexpr int64_t kKeptBytes = 8 << 20;
+constexpr bool kKeep = true;
 #endif
 
 KeptBuffers& Kept() {
-  static KeptBuffers* const kept = new KeptBuffers(kKeptBytes);
+  static KeptBuffers* const kept = new KeptBuffers;
   return *kept;
+}
+
+// How much may be kept besides what is held now.
+int64_t RoomToKeep() {
+  const MemoryUse total = MemoryLedger::Global().total();
+  return kKeep ? std::max<int64_t>(0, total.peak_bytes - total.current_bytes)
+               : 0;
 }
 
 bool FromSource(const void* data) {
@@ -67,7 +75,7 @@ void* Map(int64_t bytes) {
   return mapped == MAP_FAILED ? nullptr : mapped;
 }
 
-// Null on failure. `bytes` > 0.
+// Null on failure. `bytes` > 0, in the ledger already.
 void* AllocateRaw(int64_t bytes, bool zeroed) {
   if (bytes < kMappedFromBytes) {
     void* data =
@@ -79,12 +87,14 @@ void* AllocateRaw(int64_t bytes, bool zeroed) {
     if (zeroed) std::memset(data, 0, bytes);
     return data;
   }
+  Unmap(Kept().Shrink(RoomToKeep()));
   void* data = Map(bytes);
   if (data != nullptr) return data;
-  Unmap(Kept().Drop());
+  ReturnKept();
   return Map(bytes);
 }
 
+// No longer in the ledger.
 void FreeRaw(void* data, int64_t bytes) {
   if (g_poison_on_free.load(std::memory_order_relaxed)) {
     std::memset(data, 0xFF, bytes);
@@ -94,7 +104,7 @@ void FreeRaw(void* data, int64_t bytes) {
   } else if (g_source.load() != nullptr && !FromSource(data)) {
     Unmap({{data, bytes}});  // of before the source: not to be given out again
   } else {
-    Unmap(Kept().Keep({data, bytes}));
+    Unmap(Kept().Keep({data, bytes}, RoomToKeep()));
   }
 }
 
@@ -187,8 +197,13 @@ MemoryReport MemoryLedger::Report() const {
   for (int i = 0; i < kNumMemoryKinds; ++i) {
     report.by_kind[i] = {by_kind_[i].current.load(), by_kind_[i].peak.load()};
   }
-  report.total = {total_.current.load(), total_.peak.load()};
+  report.total = total();
+  report.kept_bytes = Kept().bytes();
   return report;
+}
+
+MemoryUse MemoryLedger::total() const {
+  return {total_.current.load(), total_.peak.load()};
 }
 
 void MemoryLedger::ResetPeak() {
@@ -215,8 +230,8 @@ CountedBuffer& CountedBuffer::operator=(CountedBuffer&& other) noexcept {
 
 void CountedBuffer::Free() {
   if (data_ == nullptr) return;
-  FreeRaw(data_, bytes_);
   MemoryLedger::Global().Remove(kind_, bytes_);
+  FreeRaw(data_, bytes_);
   data_ = nullptr;
   bytes_ = 0;
 }
@@ -245,8 +260,11 @@ absl::StatusOr<CountedBuffer> AllocateCounted(int64_t bytes, MemoryKind kind,
 void SetMemorySource(MemorySource* source) {
   MemorySource* none = nullptr;
   TESSERA_CHECK(g_source.compare_exchange_strong(none, source));
-  Unmap(Kept().Drop());
+  ReturnKept();
 }
+
+void EndKeptPeriod() { Unmap(Kept().EndPeriod()); }
+void ReturnKept() { Unmap(Kept().Shrink(0)); }
 
 void SetPoisonOnFree(bool poison) { g_poison_on_free = poison; }
 

@@ -5,11 +5,15 @@
 //                     \  Add/Remove
 //                      MemoryLedger <-- device allocators: Add/Remove
 //
-// From 128 KiB on a buffer is its own anonymous mapping: freeing it gives the
-// pages back to the system at once (but for 8 MiB of small ones, see
-// base/kept_buffers.h), fresh pages are zero, and a page counts in the resident
-// size only when touched. Huge pages are not asked for, since one
-// touched byte would then hold 2 MiB. Smaller buffers come from the heap.
+// From 128 KiB on a buffer is its own anonymous mapping: fresh pages are zero,
+// and a page counts in the resident size only when touched. Huge pages are not
+// asked for, since one touched byte would then hold 2 MiB. Smaller buffers come
+// from the heap.
+//
+// A mapping that is freed stays with the process for the next buffer of its
+// size (base/kept_buffers.h), as long as what is held and kept together is at
+// most the ledger's peak: keeping does not raise what the process ever held.
+// EndKeptPeriod gives back what is no longer asked for.
 //
 // A MemorySource may give the large buffers instead of the system, for memory
 // that other processes can map.
@@ -57,12 +61,14 @@ struct MemoryUse {
 struct MemoryReport {
   std::array<MemoryUse, kNumMemoryKinds> by_kind;
   MemoryUse total;
+  // Freed, and still with the process; in none of the others.
+  int64_t kept_bytes = 0;
 
   const MemoryUse& operator[](MemoryKind kind) const {
     return by_kind[static_cast<int>(kind)];
   }
   // "parameters 1048576 (peak 2097152), ..., total ...", in bytes; kinds that
-  // were never used are left out.
+  // were never used are left out, and kept_bytes.
   std::string ToString() const;
 };
 
@@ -83,6 +89,7 @@ class MemoryLedger {
   void Remove(MemoryKind kind, int64_t bytes);
 
   MemoryReport Report() const;
+  MemoryUse total() const;
   // Lowers all peaks to the current figures.
   void ResetPeak();
 
@@ -162,6 +169,12 @@ class MemorySource {
 };
 // For all buffers to come. At most once in a process; lives to its end.
 void SetMemorySource(MemorySource* source);
+
+// A step ends: what was freed some steps ago and not asked for since goes back
+// to the system.
+void EndKeptPeriod();
+// Everything that is kept goes back to the system.
+void ReturnKept();
 
 // On: every buffer is filled with 0xFF bytes (NaN, as floating point) before it
 // is freed, so that tests see reads through stale pointers. Off at first.

@@ -202,8 +202,50 @@ TEST_F(MemoryTest, MappedBuffersCountWhenTouchedAndGoBackWhenFreed) {
   std::memset(buffer.data(), 1, kBytes);
   EXPECT_GE(anonymous_bytes(), before + kBytes - kSlack);
   buffer.Free();
+  ReturnKept();
   EXPECT_LT(anonymous_bytes(), before + kSlack);
 }
+
+#if !__has_feature(address_sanitizer)
+TEST_F(MemoryTest, WhatIsKeptIsGivenOutAgain) {
+  ReturnKept();
+  CountedBuffer first = Allocate(1 << 20);
+  void* const data = first.data();
+  first.Free();
+  EXPECT_EQ(Ledger().Report().kept_bytes, 1 << 20);
+  first = Allocate(1 << 20);
+  EXPECT_EQ(first.data(), data);
+  EXPECT_EQ(Ledger().Report().kept_bytes, 0);
+  first.Free();
+  ReturnKept();
+  EXPECT_EQ(Ledger().Report().kept_bytes, 0);
+}
+
+TEST_F(MemoryTest, HeldAndKeptAreNeverMoreThanThePeak) {
+  ReturnKept();
+  CountedBuffer large = Allocate(3 << 20), small = Allocate(1 << 20);
+  large.Free();
+  EXPECT_EQ(Ledger().Report().kept_bytes, 3 << 20);
+  // 1 held + 3 kept + 2 wanted are more than the peak of 4.
+  const CountedBuffer other = Allocate(2 << 20);
+  EXPECT_EQ(Ledger().Report().kept_bytes, 0);
+  small.Free();
+  EXPECT_EQ(Ledger().Report().kept_bytes, 1 << 20);
+  Ledger().ResetPeak();
+  Allocate(1 << 20).Free();
+  EXPECT_EQ(Ledger().Report().kept_bytes, 1 << 20);
+  ReturnKept();
+}
+
+TEST_F(MemoryTest, WhatNobodyAsksForGoesBack) {
+  ReturnKept();
+  Allocate(1 << 20).Free();
+  for (int i = 0; i < 3; ++i) EndKeptPeriod();
+  EXPECT_EQ(Ledger().Report().kept_bytes, 1 << 20);
+  EndKeptPeriod();
+  EXPECT_EQ(Ledger().Report().kept_bytes, 0);
+}
+#endif
 
 TEST(ResidentMemory, FiguresAreOrdered) {
   const absl::StatusOr<ResidentMemory> memory = ReadResidentMemory();

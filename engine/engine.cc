@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "ATen/autocast_mode.h"
+#include "base/memory.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "comm/world.h"
@@ -58,7 +59,10 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(
 }
 
 Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-Engine::~Engine() = default;
+Engine::~Engine() {
+  impl_.reset();
+  ReturnKept();
+}
 
 Engine::NoSyncScope::NoSyncScope(Engine* engine) : engine_(engine) {
   engine_->impl_->ChangeNoSync(1);

@@ -5,6 +5,7 @@
 #include "ATen/ops/full.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
+#include "base/memory.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "engine/engine_impl.h"
@@ -248,6 +249,7 @@ void Engine::Impl::EndStep() {
   has_backward_ = autocast_seen_ = false;
   weighted_.reset();
   micro_steps_ = 0;
+  EndKeptPeriod();
 }
 
 absl::Status Engine::Impl::Step() {

@@ -20,6 +20,16 @@ UnitGradient::UnitGradient(std::shared_ptr<Unit> unit,
     : unit_(std::move(unit)), has_(expected.size(), false) {
   set_expected(std::move(expected));
   DropMicroBatch();
+  std::vector<Range> ranges;
+  for (const auto& p : unit_->parameters()) ranges.push_back(p.flat);
+  std::sort(ranges.begin(), ranges.end(),
+            [](Range a, Range b) { return a.begin < b.begin; });
+  ranges.push_back({unit_->layout().whole_numel(), 0});
+  int64_t end = 0;
+  for (Range range : ranges) {
+    if (end < range.begin) gaps_.push_back({end, range.begin});
+    end = range.end;
+  }
 }
 
 void UnitGradient::set_expected(std::vector<bool> expected) {
@@ -121,7 +131,9 @@ absl::Status UnitGradient::EnsureLocal(at::ScalarType dtype) {
   FlatBuffer before = std::move(local_);
   TESSERA_ASSIGN_OR_RETURN(
       local_, FlatBuffer::Allocate(unit_->layout().whole_numel(), dtype,
-                                   unit_->device(), MemoryKind::kGradients));
+                                   unit_->device(), MemoryKind::kGradients,
+                                   Fill::kNone));
+  for (Range gap : gaps_) local_.View(gap).zero_();
   if (holds) local_.View().copy_(before.View());
   return absl::OkStatus();
 }
@@ -181,6 +193,11 @@ absl::Status UnitGradient::TakeSums(const at::Tensor& sums, double divisor) {
     at::Tensor to;
     if (reduces_in_place()) {
       to = local_.View(unit_->owned());
+    } else if (local_.defined() && sums.numel() == local_.numel() &&
+               sums.data_ptr() == local_.data() &&
+               local_.dtype() == unit_->master_dtype()) {
+      reduced_ = std::move(local_);  // alone, all of it is ours
+      to = reduced_.View();
     } else {
       TESSERA_RETURN_IF_ERROR(EnsureReduced());
       to = reduced_.View();

@@ -107,6 +107,7 @@ class UnitGradient {
   at::Tensor Mean(const at::Tensor& sums, double divisor) const;
 
   std::shared_ptr<Unit> unit_;
+  std::vector<Range> gaps_;  // between the parameters, in the flat buffer
   std::vector<bool> expected_;
   int num_expected_ = 0;
   int num_missing_ = 0;  // of these, in the backward that runs

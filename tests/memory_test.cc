@@ -69,7 +69,7 @@ int64_t BlockShardBytes(int world_size) {
 struct Figures {
   int64_t parameters = 0, gradients = 0, optimizer = 0, working = 0, total = 0;
   int64_t working_peak = 0;
-  int64_t anonymous = 0;
+  int64_t anonymous = 0;  // but for what is kept for the next allocation
 
   static absl::StatusOr<Figures> Now() {
     malloc_trim(0);
@@ -82,7 +82,7 @@ struct Figures {
     f.working = report[MemoryKind::kWorking].current_bytes;
     f.working_peak = report[MemoryKind::kWorking].peak_bytes;
     f.total = report.total.current_bytes;
-    f.anonymous = memory.anonymous_bytes;
+    f.anonymous = memory.anonymous_bytes - report.kept_bytes;
     return f;
   }
   std::string ToText() const {
