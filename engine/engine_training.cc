@@ -11,6 +11,7 @@
 #include "engine/engine_impl.h"
 #include "optim/sharded_step.h"
 #include "sharding/module_walk.h"
+#include "sharding/nested_graphs.h"
 #include "sharding/saved_tensors.h"
 #include "sharding/torch_scope.h"
 #include "torch/csrc/autograd/variable.h"
@@ -99,6 +100,8 @@ absl::Status Engine::Impl::Backward(const at::Tensor& loss,
                    ", Backward ", gradients_->num_reductions(), " of the step");
   micro_batch.weight = options.weight;
   micro_batch.reduce = ReducesNow();
+  micro_batch.may_nest =
+      gradients_->AnyUsedWithoutGrad() && loss.defined() && GraphMayNest(loss);
   absl::Status status = gradients_->Run(backward, micro_batch);
   schedule_->Border();
   if (status.ok()) {

@@ -144,12 +144,13 @@ void Gradients::Arrived(int unit_index, int parameter,
                   : running_->weight.value_or(1.0) == 0.0 ? How::kZero
                   : running_->reduce                      ? How::kAdd
                                                           : How::kGather;
-  ThrowIfError(unit.Add(parameter, gradient, how));
-  tensor.mutable_grad().reset();
-  if (!ours || !running_->reduce) return;
-  if (autograd::get_current_graph_task_id() != OutermostTask::id()) {
+  if (ours && autograd::get_current_graph_task_id() != OutermostTask::id()) {
     unit.SetLate();
   }
+  const bool part = !ours || unit.late();
+  ThrowIfError(unit.Add(parameter, gradient, how, part));
+  tensor.mutable_grad().reset();
+  if (!ours || !running_->reduce) return;
   ThrowIfError(LaunchReady(/*all=*/false));
 }
 
@@ -187,7 +188,7 @@ absl::Status Gradients::FinishAll() {
 absl::Status Gradients::Run(const std::function<void()>& backward,
                             const MicroBatch& micro_batch) {
   cursor_ = 0;
-  for (auto& unit : units_) unit->Begin();
+  for (auto& unit : units_) unit->Begin(micro_batch.may_nest);
   running_ = &micro_batch;
   absl::Status mine;
   {
@@ -216,8 +217,14 @@ absl::Status Gradients::Run(const std::function<void()>& backward,
 // What a failed local micro-batch left cannot be told from the others' part: it
 // fails the next one that is reduced, on all ranks.
 absl::Status Gradients::EndLocal(const absl::Status& backward) {
-  (void)AgreeOnFailing(backward);
+  if (!backward.ok() && AnyParametersSharded() &&
+      AgreeOnFailing(backward).ok()) {
+    // Nobody waits for the announcement any more once all are here.
+    (void)comm_->AllGatherStrings("", CommTag{"agreement on failing"});
+    comm_->ClearAnnouncement();
+  }
   local_failure_.Update(backward);
+  for (auto& unit : units_) local_failure_.Update(unit->Fold());
   local_weight_ += running_->weight.value_or(0);
   return backward;
 }
@@ -250,6 +257,12 @@ absl::Status Gradients::ReduceRest(absl::Status mine) {
   }
   Discard();
   return agreed;
+}
+
+bool Gradients::AnyUsedWithoutGrad() const {
+  return std::any_of(units_.begin(), units_.end(), [](const auto& gradient) {
+    return gradient->unit().used_without_grad();
+  });
 }
 
 bool Gradients::AnyParametersSharded() const {

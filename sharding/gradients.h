@@ -1,18 +1,19 @@
 // Gradients: the way of all gradients from autograd to the owners' shards.
 //
-//   hook on a parameter -> its place in the unit's local flat gradient [P]
-//   bucket complete     -> sum over ranks, in rank order; the owner keeps [S]
-//   end of backward     -> agreement of all ranks; added to the gradients of
-//   the
-//                          step's earlier micro-batches
+//   hook on a parameter  its gradient goes to its place in the unit's local
+//                        flat gradient [P]
+//   bucket complete      summed over ranks, in rank order; the owner keeps [S]
+//   end of backward      agreement of all ranks; added to the gradients of the
+//                        step's earlier micro-batches
 //
 // A bucket is a unit, or neighbouring small units together.
 //
 // A hook's call is not "the last gradient": a parameter used in two reentrant
 // checkpoints fires twice. So a bucket is complete early only if each expected
-// parameter has arrived in the outermost graph task and nothing hints at a
-// reentrant checkpoint (the unit was used outside of any graph); otherwise at
-// the end of backward.
+// parameter has arrived in the outermost graph task, and no reentrant
+// checkpoint can bring more: either the graph has no node of the user's, or the
+// unit was not used outside of any graph. Otherwise it is complete at the end
+// of backward.
 //
 // Collectives of one backward, the same on all ranks whatever their graphs
 // were:
@@ -63,6 +64,8 @@ struct MicroBatch {
   // as zero): the sum over ranks is not divided, and the weights are added up
   // (Gradients::total_weight). Absent: the mean over ranks.
   std::optional<double> weight;
+  // The backward may start others within itself (sharding/nested_graphs.h).
+  bool may_nest = true;
   // Gradients stay on this rank, added up in the master dtype, until the next
   // call with reduce. Nothing is COLLECTIVE then.
   bool reduce = true;
@@ -94,6 +97,9 @@ class Gradients {
   // Of all ranks and micro-batches since Zero; 0 without weights. The step's
   // gradient is the sum that it divides.
   double total_weight() const { return total_weight_; }
+
+  // Some unit was used outside of any graph since Zero.
+  bool AnyUsedWithoutGrad() const;
 
   // Runs since Zero that reduced, and did not fail: the same on all ranks.
   int64_t num_reductions() const { return num_reductions_; }

@@ -7,6 +7,7 @@
 #include "ATen/core/grad_mode.h"
 #include "ATen/core/stack.h"
 #include "base/torch_guard.h"
+#include "c10/core/InferenceMode.h"
 #include "c10/core/impl/LocalDispatchKeySet.h"
 #include "sharding/autocast.h"
 #include "sharding/cast_inputs.h"
@@ -41,8 +42,9 @@ void ForEachTensor(const torch::jit::Stack& stack, size_t n, F&& f) {
   }
 }
 
+// Where a checkpoint may run what it will compute again in backward.
 bool OutsideOfGraph() {
-  return !at::GradMode::is_enabled() &&
+  return !at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled() &&
          torch::autograd::get_current_graph_task_id() == -1;
 }
 

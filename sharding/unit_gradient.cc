@@ -38,6 +38,11 @@ void UnitGradient::set_expected(std::vector<bool> expected) {
       static_cast<int>(std::count(expected_.begin(), expected_.end(), true));
 }
 
+at::ScalarType UnitGradient::DtypeOf(Arrival how) const {
+  return how == Arrival::kGather ? unit_->master_dtype()
+                                 : unit_->reduce_dtype();
+}
+
 at::Tensor UnitGradient::PlaceIn(const FlatBuffer& flat, int parameter) const {
   const auto& p = unit_->parameters()[static_cast<size_t>(parameter)];
   const at::ScalarType dtype =
@@ -65,41 +70,68 @@ bool UnitGradient::CopyDense(int parameter, const at::Tensor& gradient) {
 }
 
 absl::Status UnitGradient::Add(int parameter, const at::Tensor& gradient,
-                               Arrival how) {
+                               Arrival how, bool part) {
   const auto i = static_cast<size_t>(parameter);
-  const at::ScalarType dtype =
-      how == Arrival::kGather ? unit_->master_dtype() : unit_->reduce_dtype();
+  const at::ScalarType dtype = DtypeOf(how);
   if (expected_[i] && !seen_[i]) --num_missing_;
   seen_[i] = true;
   if (sent_ || !expected_[i]) {
     at::Tensor one = gradient.is_sparse() ? gradient.to_dense() : gradient;
-    if (!one.is_complex()) one = one.to(dtype);
+    if (how == Arrival::kGather && !one.is_complex()) one = one.to(dtype);
     if (how == Arrival::kZero) one = at::zeros_like(one);
     held_[i] = held_[i].defined() ? held_[i] + one : one;
     return absl::OkStatus();
   }
-  TESSERA_RETURN_IF_ERROR(EnsureLocal(dtype));
-  if (!arrived_[i] && how != Arrival::kZero && CopyDense(parameter, gradient)) {
-    arrived_[i] = true;
-    return absl::OkStatus();
-  }
-  at::Tensor place = PlaceIn(local_, parameter);
   const bool first = !arrived_[i];
   arrived_[i] = true;
   if (how == Arrival::kZero) {
-    if (first) place.zero_();
-  } else if (first && gradient.is_sparse() &&
-             gradient.scalar_type() == place.scalar_type()) {
+    TESSERA_RETURN_IF_ERROR(EnsureLocal(dtype));
+    if (first) PlaceIn(local_, parameter).zero_();
+    return absl::OkStatus();
+  }
+  Parts& parts = parts_[i];
+  if (parts.sum.defined()) {
+    // As libtorch: a dense one comes first.
+    parts.sum = parts.sum.is_sparse() && !gradient.is_sparse()
+                    ? gradient + parts.sum
+                    : parts.sum + gradient;
+    return absl::OkStatus();
+  }
+  if (part) {
+    parts = {gradient, how, !first};
+    return absl::OkStatus();
+  }
+  return AddToLocal(parameter, gradient, how, first);
+}
+
+absl::Status UnitGradient::AddToLocal(int parameter, const at::Tensor& gradient,
+                                      Arrival how, bool first) {
+  TESSERA_RETURN_IF_ERROR(EnsureLocal(DtypeOf(how)));
+  if (first && CopyDense(parameter, gradient)) return absl::OkStatus();
+  at::Tensor place = PlaceIn(local_, parameter);
+  if (first && gradient.is_sparse() &&
+      gradient.scalar_type() == place.scalar_type()) {
     place.zero_().add_(gradient);  // as to_dense, in place
-  } else {
-    const at::Tensor dense =
-        gradient.is_sparse() ? gradient.to_dense() : gradient;
-    first ? place.copy_(dense) : place.add_(dense);
+    return absl::OkStatus();
+  }
+  const at::Tensor dense =
+      gradient.is_sparse() ? gradient.to_dense() : gradient;
+  first ? place.copy_(dense) : place.add_(dense);
+  return absl::OkStatus();
+}
+
+absl::Status UnitGradient::Fold() {
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    if (!parts_[i].sum.defined()) continue;
+    const Parts parts = std::exchange(parts_[i], Parts());
+    TESSERA_RETURN_IF_ERROR(
+        AddToLocal(static_cast<int>(i), parts.sum, parts.how, !parts.add));
   }
   return absl::OkStatus();
 }
 
-void UnitGradient::Begin() {
+void UnitGradient::Begin(bool may_nest) {
+  if (may_nest && unit_->used_without_grad()) SetLate();
   seen_.assign(expected_.size(), false);
   num_missing_ = num_expected_;
 }
@@ -151,6 +183,7 @@ absl::Status UnitGradient::EnsureReduced() {
 
 absl::StatusOr<at::Tensor> UnitGradient::Outgoing(double predivide) {
   const at::ScalarType dtype = unit_->reduce_dtype();
+  TESSERA_RETURN_IF_ERROR(Fold());
   TESSERA_RETURN_IF_ERROR(EnsureLocal(dtype));
   // What did not arrive counts as zero here: another rank may have it.
   for (size_t i = 0; i < arrived_.size(); ++i) {
@@ -280,6 +313,7 @@ void UnitGradient::DropMicroBatch() {
   arrived_.assign(expected_.size(), false);
   seen_.assign(expected_.size(), false);
   held_.assign(expected_.size(), at::Tensor());
+  parts_.assign(expected_.size(), Parts());
   sent_ = late_ = false;
   sums_.reset();
   sums_memory_.Reset();

@@ -45,19 +45,24 @@ class UnitGradient {
   };
   // Adds a gradient of this micro-batch to the local flat gradient (the first
   // one is copied), or keeps it for ReduceHeld where the parameter was not
-  // expected or the unit is on its way. Dense or sparse, any dtype. LOCAL.
-  absl::Status Add(int parameter, const at::Tensor& gradient, Arrival how);
-  // A backward begins: what came before is no arrival of it.
-  void Begin();
+  // expected or the unit is on its way. Where it may be one of several of the
+  // micro-batch (`part`), these are first added up in their own dtype, as
+  // libtorch does, until Fold. Dense or sparse, any dtype. LOCAL.
+  absl::Status Add(int parameter, const at::Tensor& gradient, Arrival how,
+                   bool part);
+  // The backward of a micro-batch that stays on this rank is over. LOCAL.
+  absl::Status Fold();
+  // A backward begins: what came before is no arrival of it. `may_nest`: it may
+  // start others within itself.
+  void Begin(bool may_nest);
   // More may come after every parameter has arrived: complete only at the end.
   void SetLate() { late_ = true; }
+  bool late() const { return late_; }
 
   bool AnyExpected() const { return num_expected_ > 0; }
   // Every expected parameter has arrived in this backward, and nothing hints at
   // more to come.
-  bool Complete() const {
-    return num_missing_ == 0 && !late_ && !unit_->used_without_grad();
-  }
+  bool Complete() const { return num_missing_ == 0 && !late_; }
 
   // The local flat gradient [P] in the reduce dtype, divided by `predivide`;
   // what did not arrive is zero. Gradients that come from now on are held.
@@ -99,6 +104,9 @@ class UnitGradient {
   absl::Status EnsureLocal(at::ScalarType dtype);
   absl::StatusOr<FlatBuffer> AllocateReduced() const;
   absl::Status EnsureReduced();
+  at::ScalarType DtypeOf(Arrival how) const;
+  absl::Status AddToLocal(int parameter, const at::Tensor& gradient,
+                          Arrival how, bool first);
   bool CopyDense(int parameter, const at::Tensor& gradient);
   // The parameter's place in a flat buffer [P], in its own shape.
   at::Tensor PlaceIn(const FlatBuffer& flat, int parameter) const;
@@ -116,6 +124,14 @@ class UnitGradient {
   std::vector<bool> arrived_;     // in local_, not yet reduced
   std::vector<bool> seen_;        // in the backward that runs
   std::vector<at::Tensor> held_;  // to be reduced after the agreement
+  // Sums of parts, in the gradients' own dtype, and whether they are to be
+  // added to what local_ holds.
+  struct Parts {
+    at::Tensor sum;
+    Arrival how = Arrival::kAdd;
+    bool add = false;
+  };
+  std::vector<Parts> parts_;
   bool sent_ = false;
   bool late_ = false;
   // Sums of a micro-batch that is to be added to earlier ones.

@@ -17,6 +17,7 @@
 #include "engine/engine.h"
 #include "gmock/gmock.h"
 #include "tests/rank_pool.h"
+#include "tests/recomputed.h"
 #include "tests/recording_communicator.h"
 #include "tests/trainee.h"
 #include "tests/training.h"
@@ -49,27 +50,38 @@ TORCH_MODULE(NotingBlock);
 
 class NotingModel : public TestModel {
  public:
-  explicit NotingModel(RecordingCommunicator* notes) : notes_(notes) {
+  // `recompute`: the second block is used in a reentrant checkpoint, too,
+  // before the others.
+  NotingModel(RecordingCommunicator* notes, bool recompute)
+      : notes_(notes), recompute_(recompute) {
     for (int i = 0; i < 3; ++i) blocks_->push_back(NotingBlock());
     register_module("blocks", blocks_);
   }
   at::Tensor Loss(int rank, int64_t micro_batch) override {
     // With a gradient, so that the first block's weight is used in backward.
-    const at::Tensor x = torch::full(
+    at::Tensor x = torch::full(
         {2, kDim}, 0.1 * (rank + 1) + static_cast<double>(micro_batch),
         torch::requires_grad());
+    if (recompute_) {
+      x = Recomputed::apply(x, Recomputed::Segment([this](const at::Tensor& h) {
+                              return Block(1, h);
+                            }));
+    }
     return Forward(x).square().mean();
   }
   at::Tensor Forward(at::Tensor h) {
-    for (int i = 0; i < 3; ++i) {
-      h = blocks_->ptr<NotingBlockImpl>(static_cast<size_t>(i))
-              ->forward(h, i, notes_);
-    }
+    for (int i = 0; i < 3; ++i) h = Block(i, h);
     return h;
   }
 
  private:
+  at::Tensor Block(int i, const at::Tensor& h) {
+    return blocks_->ptr<NotingBlockImpl>(static_cast<size_t>(i))
+        ->forward(h, i, notes_);
+  }
+
   RecordingCommunicator* notes_;
+  const bool recompute_;
   torch::nn::ModuleList blocks_;
 };
 
@@ -88,16 +100,18 @@ std::string Short(const RecordingCommunicator::Call& call) {
 
 // What is called in each of spec.steps steps, a line each. args: the spec, and
 // before it "evaluate " for a forward without gradients before every other
-// step, "lists " for prefetch lists.
+// step, "lists " for prefetch lists, "recompute " for a checkpoint.
 TESSERA_RANK_FUNCTION(Trace) {
   const bool evaluate = absl::ConsumePrefix(&args, "evaluate ");
   const bool lists = absl::ConsumePrefix(&args, "lists ");
+  const bool recompute = absl::ConsumePrefix(&args, "recompute ");
   const TrainingSpec spec = TrainingSpec::FromText(args);
   auto comm = std::make_shared<RecordingCommunicator>(world.communicator());
   torch::manual_seed(1);
   TESSERA_ASSIGN_OR_RETURN(
-      Trainee t, Trainee::Make(std::make_shared<NotingModel>(comm.get()),
-                               ConfigOf(spec), comm));
+      Trainee t,
+      Trainee::Make(std::make_shared<NotingModel>(comm.get(), recompute),
+                    ConfigOf(spec), comm));
   if (lists) {
     TESSERA_RETURN_IF_ERROR(t.engine->SetPrefetch(
         "blocks.0", Engine::Pass::kForward, {"blocks.2", "blocks.1"}));
@@ -237,6 +251,17 @@ TEST_F(CollectiveOrderTest, ExplicitListsGoBeforeTheRecord) {
 // An evaluation before every other step is gathered ahead as well, and the
 // steps after it are as ever; but what was used without gradients since the
 // last step is reduced at the end of backward.
+// All of a block's gradient goes at once, when a checkpoint may have brought
+// the last part of it.
+TEST_F(CollectiveOrderTest, CheckpointOfABlockThatIsUsedOutsideOfItToo) {
+  spec_.steps = 2;
+  spec_.max_reuse_distance = 1 << 30;
+  EXPECT_EQ(Steps("recompute ")[1],
+            "forward 1, gather 1, forward 0, gather 0, forward 1, forward 2, "
+            "gather 2, backward 2, reduce 2, backward 1, backward 0, "
+            "forward 1, backward 1, reduce 1, reduce 0, agree");
+}
+
 TEST_F(CollectiveOrderTest, EvaluationsBetweenSteps) {
   spec_.steps = 5;
   spec_.prefetch_bucket_size = 6 * kDim * kDim;
@@ -246,7 +271,7 @@ TEST_F(CollectiveOrderTest, EvaluationsBetweenSteps) {
   const std::string with_evaluation =
       "evaluate, forward 0, gather 0, gather 1, gather 2, forward 1, "
       "forward 2, forward 0, forward 1, forward 2, "
-      "backward 2, backward 1, backward 0, reduce 2, reduce 1, reduce 0, agree";
+      "backward 2, reduce 2, backward 1, reduce 1, backward 0, reduce 0, agree";
   EXPECT_THAT(Steps("evaluate "), ElementsAre(kOneByOne, with_evaluation, step,
                                               with_evaluation, step));
 }

@@ -216,6 +216,24 @@ TEST_P(MoreTest, DtypesOfReductions) {
   }
 }
 
+// A block is used in two reentrant checkpoints: its gradient comes in two
+// parts, which are added up in the working dtype.
+TEST_P(MoreTest, GradientsInParts) {
+  spec_.model = "Recomputing";
+  spec_.gradients = true;
+  spec_.accumulation = 2;
+  for (const char* dtype : {"fp32", "bf16"}) {
+    for (const char* reduce : {"fp32", "bf16"}) {
+      for (const char* mode : {"each", "local"}) {
+        spec_.dtype = dtype;
+        spec_.reduce_dtype = reduce;
+        spec_.accumulation_mode = mode;
+        ExpectEqualsOracle(spec_, 2);
+      }
+    }
+  }
+}
+
 TEST_P(MoreTest, SumsAndPredivision) {
   spec_.model = "Mlp";
   spec_.gradients = true;
