@@ -267,6 +267,7 @@ void EndKeptPeriod() { Unmap(Kept().EndPeriod()); }
 void ReturnKept() { Unmap(Kept().Shrink(0)); }
 
 void SetPoisonOnFree(bool poison) { g_poison_on_free = poison; }
+bool PoisonsOnFree() { return g_poison_on_free; }
 
 absl::StatusOr<ResidentMemory> ReadResidentMemory() {
   constexpr char kPath[] = "/proc/self/smaps_rollup";

@@ -179,6 +179,7 @@ void ReturnKept();
 // On: every buffer is filled with 0xFF bytes (NaN, as floating point) before it
 // is freed, so that tests see reads through stale pointers. Off at first.
 void SetPoisonOnFree(bool poison);
+bool PoisonsOnFree();
 
 // What the kernel says about this process (/proc/self/smaps_rollup), in bytes.
 struct ResidentMemory {

@@ -60,6 +60,12 @@ absl::StatusOr<std::shared_ptr<Communicator>> Communicator::Split(
       name.what, ": a group of backend ", backend(), " cannot be split"));
 }
 
+absl::StatusOr<std::unique_ptr<SharedMemory>> Communicator::ShareMemory(
+    int64_t /*bytes*/, CommTag tag) {
+  return absl::UnimplementedError(absl::StrCat(
+      tag.what, ": the ranks of backend ", backend(), " share no memory"));
+}
+
 absl::StatusOr<std::vector<absl::Duration>> Communicator::WaitedForByAll(
     CallSite site) {
   std::vector<int64_t> mine;

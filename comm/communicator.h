@@ -20,6 +20,7 @@
 #ifndef COMM_COMMUNICATOR_H_
 #define COMM_COMMUNICATOR_H_
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -31,6 +32,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "comm/call_site.h"
+#include "comm/shared_memory.h"
 
 namespace tessera {
 
@@ -134,6 +136,12 @@ class Communicator {
   // be split.
   virtual absl::StatusOr<std::shared_ptr<Communicator>> Split(int color,
                                                               CommTag name);
+
+  // Memory of `bytes` that all ranks of the group see. COLLECTIVE, blocking.
+  // Returns the same error on all ranks: Unimplemented where they do not share
+  // a host and its memory, Unavailable where the system refuses it.
+  virtual absl::StatusOr<std::unique_ptr<SharedMemory>> ShareMemory(
+      int64_t bytes, CommTag tag);
 
   // ---- what the collectives cost; see docs/communication.md ----
 

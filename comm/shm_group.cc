@@ -1,8 +1,13 @@
 #include "comm/shm_group.h"
 
+#include <unistd.h>
+
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "comm/element_type.h"
+#include "comm/shm/arena.h"
+#include "comm/shm/descriptors.h"
 #include "comm/shm_communicator.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 #include "torch/csrc/distributed/c10d/Store.hpp"
@@ -27,6 +32,42 @@ absl::StatusOr<std::shared_ptr<ShmGroup>> ShmGroup::Make(
 absl::StatusOr<std::shared_ptr<Communicator>> MakeShmCommunicator(
     c10::intrusive_ptr<c10d::Store> store, const GroupOptions& options) {
   return ShmGroup::Make(std::move(store), options);
+}
+
+// Rank 0 makes it, and gives the others its descriptor.
+absl::StatusOr<std::unique_ptr<SharedMemory>> ShmGroup::ShareMemory(
+    int64_t bytes, CommTag tag) {
+  int fd = -1;
+  const absl::Cleanup close_fd = [&fd] {
+    if (fd >= 0) close(fd);
+  };
+  std::unique_ptr<shm::DescriptorOffer> offer;
+  auto make = [&]() -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(fd, shm::MakeMemory("tessera-shared", bytes));
+    TESSERA_ASSIGN_OR_RETURN(
+        offer, shm::DescriptorOffer::Start({fd}, "m", world_size()));
+    return absl::OkStatus();
+  };
+  absl::Status mine;
+  if (rank() == 0) mine = make();
+  TESSERA_ASSIGN_OR_RETURN(
+      const auto names,
+      AllGatherStrings(offer == nullptr ? "" : offer->name(), tag));
+  if (rank() != 0 && !names[0].empty()) {
+    std::string message(1, 0);
+    std::vector<int> descriptors(1);
+    mine = shm::TakeDescriptors(names[0], connect_timeout_, &message,
+                                &descriptors);
+    if (mine.ok()) fd = descriptors[0];
+  }
+  std::unique_ptr<SharedMemory> memory;
+  if (mine.ok() && fd >= 0) {
+    auto mapped = SharedMemory::Map(fd, bytes);
+    mine = mapped.status();
+    if (mapped.ok()) memory = *std::move(mapped);
+  }
+  TESSERA_RETURN_IF_ERROR(AgreeOk(mine, tag.what));
+  return memory;
 }
 
 CommFuture ShmGroup::Submit(CollectiveRecord record, CommTag tag,

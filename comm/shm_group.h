@@ -42,7 +42,8 @@ class ShmGroup : public HostCommunicator {
             options, std::move(family),
             [memory] { memory->team.Abort(absl::CancelledError("aborted")); },
             thread),
-        memory_(std::move(memory)) {
+        memory_(std::move(memory)),
+        connect_timeout_(options.connect_timeout) {
     memory_->collectives.exchange().SetNames(names());
     memory_->team.SetOnSleep([this](int peer) { SetAwaited(peer); });
     memory_->team.SetGone([this](int peer) {
@@ -53,6 +54,8 @@ class ShmGroup : public HostCommunicator {
 
   absl::string_view backend() const override { return "shm"; }
   ShmMemory& memory() { return *memory_; }
+  absl::StatusOr<std::unique_ptr<SharedMemory>> ShareMemory(
+      int64_t bytes, CommTag tag) override;
 
   // Any operation; `record` says what it is. `done` is told how it ended.
   // COLLECTIVE, ASYNC.
@@ -75,6 +78,7 @@ class ShmGroup : public HostCommunicator {
   absl::Status RunWatched(const Call& call, const Operation& operation);
 
   const std::shared_ptr<ShmMemory> memory_;
+  const absl::Duration connect_timeout_;
 };
 
 }  // namespace tessera

@@ -230,7 +230,8 @@ TEST(ResolveConfig, WritesAllDefaultsOut) {
       "prescale_gradients: false gradient_predivide_factor: 1 "
       "sharding { max_unit_numel: 50000000 reshard_after_forward: true "
       "accumulation: \"each\" gradient_reduction: \"mean\" "
-      "memory_limit_bytes: 0 check_writes: false } "
+      "memory_limit_bytes: 0 check_writes: false "
+      "shared_working_copy: \"auto\" } "
       "precision { fp32_norms: false cast_inputs: true }");
 }
 

@@ -186,14 +186,14 @@ TEST(Sharding, AllKeys) {
         "max_unit_numel": 1e6, "ignored_parameters": ["*.frozen", "w?"],
         "reshard_after_forward": false, "accumulation": "local",
         "gradient_reduction": "sum", "memory_limit_bytes": 2e9,
-        "check_writes": true)"),
+        "check_writes": true, "shared_working_copy": "off")"),
                   "f.json", 1));
   EXPECT_EQ(config.sharding().ShortDebugString(),
             "unit_classes: \"Block\" max_unit_numel: 1000000 "
             "ignored_parameters: \"*.frozen\" ignored_parameters: \"w?\" "
             "reshard_after_forward: false accumulation: \"local\" "
             "gradient_reduction: \"sum\" memory_limit_bytes: 2000000000 "
-            "check_writes: true");
+            "check_writes: true shared_working_copy: \"off\"");
 }
 
 TEST(Sharding, HasRanges) {
@@ -209,6 +209,9 @@ TEST(Sharding, HasRanges) {
       {"\"gradient_reduction\": \"mean\"", "OK"},
       {"\"gradient_reduction\": \"max\"",
        "sharding.gradient_reduction: expected mean or sum, got 'max'"},
+      {"\"shared_working_copy\": \"on\"", "OK"},
+      {"\"shared_working_copy\": \"true\"",
+       "sharding.shared_working_copy: expected auto, on or off, got 'true'"},
       {"\"unit_classes\": [\"\"]",
        "sharding.unit_classes[0]: expected a name, got ''"},
       {"\"ignored_parameters\": [\"\"]",

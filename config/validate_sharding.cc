@@ -55,6 +55,8 @@ void ResolveSharding(int world_size, proto::Config* config, Faults* faults) {
                      {"each", "local"});
   faults->CheckOneOf("sharding.gradient_reduction",
                      sharding.gradient_reduction(), {"mean", "sum"});
+  faults->CheckOneOf("sharding.shared_working_copy",
+                     sharding.shared_working_copy(), {"auto", "on", "off"});
   faults->CheckAtLeast("sharding.memory_limit_bytes",
                        sharding.memory_limit_bytes(), 0);
 }

@@ -177,13 +177,70 @@ absl::StatusOr<std::shared_ptr<Communicator>> Engine::Impl::ReshardGroup() {
   return comm_->Split(comm_->rank() / n, CommTag{"groups to reshard to"});
 }
 
+// One working copy for all ranks, where that is wanted and they share memory.
+absl::Status Engine::Impl::ShareWorkingCopy(absl::Span<const FlatPlan> flats,
+                                            std::vector<UnitOptions>* options) {
+  const bool must = settings_.shared_working_copy == "on";
+  const bool debugging = settings_.schedule.max_live == 0 || PoisonsOnFree();
+  if (stage_ < 3 || comm_->world_size() == 1 ||
+      settings_.shared_working_copy == "off" || (debugging && !must)) {
+    return absl::OkStatus();
+  }
+  constexpr int64_t kPageBytes = 4096;
+  int64_t bytes = 0;
+  bool on_host = true;
+  for (size_t i = 0; i < flats.size(); ++i) {
+    const auto& parameters = flats[i].parameters;
+    on_host &= parameters[0].tensor.is_cpu();
+    (*options)[i].shared_offset = bytes;
+    bytes += LayoutOf(parameters, comm_->world_size()).whole_numel() *
+             static_cast<int64_t>(
+                 c10::elementSize(WorkingDtypeOf(parameters, (*options)[i])));
+    bytes = (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+  }
+  absl::StatusOr<std::shared_ptr<SharedMemory>> memory =
+      absl::UnimplementedError("parameters are not on the CPU");
+  if (on_host) {
+    memory = comm_->ShareMemory(bytes, CommTag{"shared working copy"});
+  }
+  if (!memory.ok()) {
+    const bool no_way = absl::IsUnimplemented(memory.status()) ||
+                        absl::IsUnavailable(memory.status());
+    if (!must && no_way) return absl::OkStatus();
+    return absl::Status(memory.status().code(),
+                        absl::StrCat("sharding.shared_working_copy: ",
+                                     memory.status().message()));
+  }
+  shares_working_copy_ = true;
+  for (UnitOptions& each : *options) {
+    each.stage.sharded_parameters = false;
+    each.shared = *memory;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<UnitOptions>> Engine::Impl::UnitOptionsOfAll(
+    absl::Span<const FlatPlan> flats) {
+  std::vector<UnitOptions> options;
+  for (const auto& flat : flats) {
+    options.push_back(UnitOptionsOf(settings_, flat, stage_));
+  }
+  TESSERA_RETURN_IF_ERROR(ShareWorkingCopy(flats, &options));
+  if (shares_working_copy_) return options;
+  TESSERA_ASSIGN_OR_RETURN(const auto group, ReshardGroup());
+  for (UnitOptions& each : options) {
+    if (each.stage.sharded_parameters) each.reshard_group = group;
+  }
+  return options;
+}
+
 // Unit by unit on all ranks, so that all know what has been taken over.
 absl::Status Engine::Impl::TakeOver(std::vector<FlatPlan> flats) {
-  TESSERA_ASSIGN_OR_RETURN(const auto group, ReshardGroup());
+  TESSERA_ASSIGN_OR_RETURN(const auto all_options, UnitOptionsOfAll(flats));
   std::vector<Unit*> sharded;
-  for (auto& flat : flats) {
-    UnitOptions options = UnitOptionsOf(settings_, flat, stage_);
-    if (options.stage.sharded_parameters) options.reshard_group = group;
+  for (size_t i = 0; i < flats.size(); ++i) {
+    FlatPlan& flat = flats[i];
+    const UnitOptions& options = all_options[i];
     auto unit = Unit::Prepare(flat.name, std::move(flat.parameters), options,
                               comm_, schedule_);
     TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(unit.status(), "Engine::Create"));
@@ -251,6 +308,7 @@ absl::Status Engine::Impl::GiveBack(const absl::Status& why) {
 
 absl::Status Engine::Impl::Close() {
   TESSERA_RETURN_IF_ERROR(CheckOpen());
+  TESSERA_RETURN_IF_ERROR(EnterUpdate(absl::OkStatus(), "Engine::Close"));
   TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(MakeUpdatable(), "Engine::Close"));
   absl::Status status;
   for (const auto& unit : units_) {

@@ -127,6 +127,7 @@ absl::Status Engine::Impl::Save(const std::string& dir,
     mine = absl::FailedPreconditionError(
         "in the middle of a step; save after Step at an accumulation boundary");
   }
+  TESSERA_RETURN_IF_ERROR(EnterUpdate(mine, "SaveCheckpoint"));
   if (mine.ok()) mine = MakeUpdatable();
   TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(mine, "SaveCheckpoint"));
   return CatchTorch("SaveCheckpoint",
@@ -135,11 +136,13 @@ absl::Status Engine::Impl::Save(const std::string& dir,
 
 absl::StatusOr<std::string> Engine::Impl::Load(const std::string& dir) {
   TESSERA_RETURN_IF_ERROR(CheckOpen());
+  TESSERA_RETURN_IF_ERROR(EnterUpdate(absl::OkStatus(), "LoadCheckpoint"));
   TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(MakeUpdatable(), "LoadCheckpoint"));
   TESSERA_ASSIGN_OR_RETURN(
       LoadedState loaded,
       CatchTorch("LoadCheckpoint", [&] { return LoadState(dir, State()); }));
   TESSERA_RETURN_IF_ERROR(Publish(/*only_with_gradient=*/false));
+  TESSERA_RETURN_IF_ERROR(EndUpdate());
   TESSERA_RETURN_IF_ERROR(ZeroGrad());
   step_ = loaded.step;
   if (scaler_.has_value()) report_.skipped_steps = scaler_->skipped_steps();

@@ -75,6 +75,10 @@ class Engine::Impl {
   absl::StatusOr<Partition> Plan();
   absl::Status ChooseStage(absl::Span<const FlatPlan> flats);
   absl::StatusOr<std::shared_ptr<Communicator>> ReshardGroup();
+  absl::StatusOr<std::vector<UnitOptions>> UnitOptionsOfAll(
+      absl::Span<const FlatPlan> flats);
+  absl::Status ShareWorkingCopy(absl::Span<const FlatPlan> flats,
+                                std::vector<UnitOptions>* options);
   absl::Status TakeOver(std::vector<FlatPlan> flats);
   absl::Status ConvertBuffers();
   void GiveBuffersBack();
@@ -88,7 +92,9 @@ class Engine::Impl {
   absl::Status CheckStep();
   absl::Status CheckParametersKnown() const;
   absl::Status CheckWrites();
+  absl::Status EnterUpdate(const absl::Status& mine, absl::string_view where);
   absl::Status MakeUpdatable();
+  absl::Status EndUpdate();
   absl::Status OptimizerStep();
   absl::Status Publish(bool only_with_gradient);
   // What the step's gradients are divided by at last.
@@ -112,6 +118,7 @@ class Engine::Impl {
   std::unique_ptr<AdamW> optimizer_;
   std::optional<LossScaler> scaler_;
   StepReport report_;
+  bool shares_working_copy_ = false;
   bool closed_ = false;
   int no_sync_ = 0;               // NoSyncScopes
   bool autocast_seen_ = false;    // since the last Step

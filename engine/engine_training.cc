@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "ATen/ops/full.h"
+#include "ATen/ops/zeros.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "base/memory.h"
@@ -137,11 +138,30 @@ absl::Status Engine::Impl::CheckParametersKnown() const {
       "Close() the engine and Create another");
 }
 
+// With a shared working copy: till now any rank may have read what is written
+// from now on. `mine`: what is wrong here. COLLECTIVE.
+absl::Status Engine::Impl::EnterUpdate(const absl::Status& mine,
+                                       absl::string_view where) {
+  return shares_working_copy_ ? comm_->AgreeOk(mine, where) : absl::OkStatus();
+}
+
 absl::Status Engine::Impl::MakeUpdatable() {
   ReleaseNodePins();
   schedule_->Border();
   for (const auto& unit : units_) {
     TESSERA_RETURN_IF_ERROR(unit->PrepareUpdate());
+  }
+  return absl::OkStatus();
+}
+
+// With a shared working copy: from the next use on a unit is what all owners
+// have made of it. COLLECTIVE, ASYNC with overlap.
+absl::Status Engine::Impl::EndUpdate() {
+  if (!shares_working_copy_) return absl::OkStatus();
+  const CommFuture written =
+      comm_->AllReduceSum(at::zeros({1}), CommTag{"end of an update"});
+  for (const auto& unit : units_) {
+    TESSERA_RETURN_IF_ERROR(unit->AwaitOthers(written));
   }
   return absl::OkStatus();
 }
@@ -215,6 +235,8 @@ absl::Status Engine::Impl::CheckWrites() {
 absl::Status Engine::Impl::OptimizerStep() {
   absl::Status status = gradients_->CheckNothingPending();
   if (status.ok()) status = CheckParametersKnown();
+  const absl::Status entered = EnterUpdate(status, "Step");
+  if (!entered.ok()) return status.ok() ? entered : status;
   if (status.ok()) status = MakeUpdatable();
   if (!status.ok()) {
     comm_->Announce(status);  // the others may wait for our part
@@ -242,6 +264,7 @@ absl::Status Engine::Impl::OptimizerStep() {
     TESSERA_RETURN_IF_ERROR(Publish(/*only_with_gradient=*/true));
     ++step_;
   }
+  TESSERA_RETURN_IF_ERROR(EndUpdate());
   EndStep();
   return scaler_.has_value() ? scaler_->Update(stepped->skipped)
                              : absl::OkStatus();

@@ -138,6 +138,7 @@ Settings SettingsOf(const proto::Config& config, const EngineOptions& options,
   s.cast_inputs = s.param_dtype.has_value() && config.precision().cast_inputs();
   s.accumulate_locally = config.sharding().accumulation() == "local";
   s.check_writes = config.sharding().check_writes();
+  s.shared_working_copy = config.sharding().shared_working_copy();
   if (config.sharding().has_reshard_group_size()) {
     s.reshard_group_size = config.sharding().reshard_group_size();
   }

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
 
@@ -75,13 +76,33 @@ absl::StatusOr<FlatBuffer> FlatBuffer::Allocate(int64_t numel,
   }));
   buffer.data_ = static_cast<char*>(buffer.tensor_.mutable_data_ptr());
   MemoryLedger::Global().Add(kind, bytes);
+  buffer.entered_bytes_ = bytes;
+  return buffer;
+}
+
+absl::StatusOr<FlatBuffer> FlatBuffer::Over(char* data, int64_t numel,
+                                            at::ScalarType dtype,
+                                            std::optional<MemoryKind> counted) {
+  FlatBuffer buffer;
+  buffer.item_bytes_ = static_cast<int64_t>(c10::elementSize(dtype));
+  if (counted.has_value()) {
+    const int64_t bytes = numel * buffer.item_bytes_;
+    if (!MemoryLedger::Global().TryAdd(*counted, bytes)) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "cannot allocate ", bytes, " bytes for ", MemoryKindName(*counted),
+          ": the limit is ", MemoryLedger::Global().limit_bytes()));
+    }
+    buffer.kind_ = *counted;
+    buffer.entered_bytes_ = bytes;
+  }
+  buffer.data_ = data;
+  buffer.tensor_ = TensorOver(data, {numel}, {1}, dtype, at::kCPU);
   return buffer;
 }
 
 void FlatBuffer::Reset() {
-  if (tensor_.defined() && !tensor_.is_cpu()) {
-    MemoryLedger::Global().Remove(kind_, bytes());
-  }
+  if (entered_bytes_ > 0) MemoryLedger::Global().Remove(kind_, entered_bytes_);
+  entered_bytes_ = 0;
   tensor_.reset();
   cpu_ = CountedBuffer();
   data_ = nullptr;
@@ -98,6 +119,7 @@ FlatBuffer& FlatBuffer::operator=(FlatBuffer&& other) noexcept {
   Reset();
   tensor_ = std::move(other.tensor_);
   cpu_ = std::move(other.cpu_);
+  entered_bytes_ = std::exchange(other.entered_bytes_, 0);
   data_ = std::exchange(other.data_, nullptr);
   item_bytes_ = other.item_bytes_;
   kind_ = other.kind_;

@@ -5,6 +5,7 @@
 #define SHARDING_FLAT_BUFFER_H_
 
 #include <cstdint>
+#include <optional>
 
 #include "ATen/core/Tensor.h"
 #include "absl/status/statusor.h"
@@ -33,6 +34,11 @@ class FlatBuffer {
                                              at::ScalarType dtype,
                                              at::Device device, MemoryKind kind,
                                              Fill fill = Fill::kZero);
+  // CPU memory of others, which outlives it. `counted`: as what the ledger
+  // counts it, if it does. ResourceExhausted.
+  static absl::StatusOr<FlatBuffer> Over(char* data, int64_t numel,
+                                         at::ScalarType dtype,
+                                         std::optional<MemoryKind> counted);
   void Reset();
 
   bool defined() const { return tensor_.defined(); }
@@ -49,8 +55,9 @@ class FlatBuffer {
   at::Tensor Bytes(Range range) const;
 
  private:
-  at::Tensor tensor_;  // [numel]; does not own CPU memory
-  CountedBuffer cpu_;  // CPU memory, else empty
+  at::Tensor tensor_;          // [numel]; does not own CPU memory
+  CountedBuffer cpu_;          // CPU memory of its own, else empty
+  int64_t entered_bytes_ = 0;  // in the ledger, by hand
   char* data_ = nullptr;
   int64_t item_bytes_ = 1;
   MemoryKind kind_ = MemoryKind::kOther;

@@ -42,10 +42,10 @@ void CopyIn(const Owned& owned, const at::Tensor& parameter,
   pins.Add(owned.unit);
   Owned from = Registry::Global().Find(source);
   if (from) pins.Add(from.unit);
+  ThrowIfError(owned.unit->PrepareWrite());
   TorchScope scope;
   parameter.copy_(source);
   torch::autograd::impl::bump_version(parameter);
-  owned.unit->MarkDirty();
 }
 
 }  // namespace

@@ -58,7 +58,7 @@ bool PinArguments(const OperatorInfo& info, const torch::jit::Stack& stack,
     Owned owned = Registry::Global().Find(t);
     if (!owned) return;
     pins->Add(owned.unit);
-    if (info.writes[i]) owned.unit->MarkDirty();
+    if (info.writes[i]) ThrowIfError(owned.unit->PrepareWrite());
     if (outside) owned.unit->MarkUsedWithoutGrad();
     casts_inputs |= owned.unit->cast_inputs();
   });

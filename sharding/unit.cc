@@ -48,6 +48,26 @@ std::vector<c10::intrusive_ptr<c10::StorageImpl>> DistinctStorages(
 
 }  // namespace
 
+FlatLayout LayoutOf(const std::vector<NamedParameter>& parameters,
+                    int world_size) {
+  std::vector<int> slot_of;
+  const auto storages = DistinctStorages(parameters, &slot_of);
+  std::vector<int64_t> numel(storages.size());
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const auto slot = static_cast<size_t>(slot_of[i]);
+    const auto item =
+        c10::elementSize(ElementType(parameters[i].tensor.scalar_type()));
+    numel[slot] = static_cast<int64_t>(storages[slot]->nbytes() / item);
+  }
+  return FlatLayout(numel, world_size);
+}
+
+at::ScalarType WorkingDtypeOf(const std::vector<NamedParameter>& parameters,
+                              const UnitOptions& options) {
+  return options.dtype.value_or(
+      ElementType(parameters[0].tensor.scalar_type()));
+}
+
 absl::StatusOr<std::shared_ptr<Unit>> Unit::Prepare(
     std::string name, std::vector<NamedParameter> params,
     const UnitOptions& options, std::shared_ptr<Communicator> comm,
@@ -64,7 +84,7 @@ absl::StatusOr<std::shared_ptr<Unit>> Unit::Prepare(
 
 void Unit::LayOut(std::vector<NamedParameter> params) {
   const at::ScalarType original = ElementType(params[0].tensor.scalar_type());
-  dtype_ = options_.dtype.value_or(original);
+  dtype_ = WorkingDtypeOf(params, options_);
   master_dtype_ = at::isReducedFloatingType(original) ? at::kFloat : original;
   reduce_dtype_ = options_.reduce_dtype.value_or(dtype_);
   device_ = params[0].tensor.device();
@@ -75,12 +95,7 @@ void Unit::LayOut(std::vector<NamedParameter> params) {
   for (size_t i = 0; i < params.size(); ++i) {
     original_dtypes_[slot_of[i]] = params[i].tensor.scalar_type();
   }
-  std::vector<int64_t> slot_numel;
-  for (size_t s = 0; s < storages_.size(); ++s) {
-    const auto item = c10::elementSize(ElementType(original_dtypes_[s]));
-    slot_numel.push_back(static_cast<int64_t>(storages_[s]->nbytes() / item));
-  }
-  layout_ = FlatLayout(slot_numel, comm_->world_size());
+  layout_ = LayoutOf(params, comm_->world_size());
   owned_ = options_.stage.sharded_optimizer ? layout_.shard(comm_->rank())
                                             : Range{0, layout_.whole_numel()};
   freed_errors_.resize(storages_.size());
@@ -108,12 +123,16 @@ absl::Status Unit::Allocate() {
   TorchScope scope;
   const bool sharded = options_.stage.sharded_parameters;
   absl::MutexLock lock(&mutex_);
-  TESSERA_ASSIGN_OR_RETURN(
-      FlatBuffer whole,
-      FlatBuffer::Allocate(
-          layout_.whole_numel(), dtype_, device_,
-          sharded ? MemoryKind::kWorking : MemoryKind::kParameters));
-  SetWhole(std::move(whole));
+  if (shared()) {
+    TESSERA_RETURN_IF_ERROR(AllocateShared());
+  } else {
+    TESSERA_ASSIGN_OR_RETURN(
+        FlatBuffer whole,
+        FlatBuffer::Allocate(
+            layout_.whole_numel(), dtype_, device_,
+            sharded ? MemoryKind::kWorking : MemoryKind::kParameters));
+    SetWhole(std::move(whole));
+  }
   if (sharded) {
     TESSERA_ASSIGN_OR_RETURN(
         shard_, FlatBuffer::Allocate(layout_.shard_numel(), dtype_, device_,
@@ -204,7 +223,7 @@ void Unit::WriteBack() {
         master.to(dtype_).view(bits).ne(working.view(bits));
     master.copy_(at::where(changed, working.to(master_dtype_), master));
   }
-  if (options_.stage.sharded_parameters) shard_.View().copy_(mine);
+  if (shard_.defined()) shard_.View().copy_(mine);
 }
 
 uint64_t Unit::TakeWritten() {
@@ -274,10 +293,15 @@ absl::Status Unit::PrepareUpdate() {
   absl::MutexLock lock(&mutex_);
   TESSERA_RETURN_IF_ERROR(Settle());
   if (!options_.stage.sharded_parameters) {
+    if (private_ && pins_ > 0) return HeldByUse();
     if (dirty_.exchange(false)) WriteBack();
+    if (private_) DropPrivate();
     return absl::OkStatus();
   }
-  if (!whole_.defined()) return absl::OkStatus();
+  return whole_.defined() ? HeldByUse() : absl::OkStatus();
+}
+
+absl::Status Unit::HeldByUse() const {
   return absl::FailedPreconditionError(absl::StrCat(
       "[", name_, "] the unit is held whole by a tessera::Use (", pins(),
       " pins); end its scope before Step, LoadCheckpoint or Close"));
@@ -287,7 +311,7 @@ absl::Status Unit::PublishOwned() {
   TorchScope scope;
   absl::MutexLock lock(&mutex_);
   if (master_.defined()) OwnedWorking().copy_(master_.View());
-  if (options_.stage.sharded_parameters || !options_.stage.sharded_optimizer ||
+  if (shard_.defined() || !options_.stage.sharded_optimizer ||
       comm_->world_size() == 1) {
     return absl::OkStatus();
   }
@@ -300,8 +324,7 @@ absl::Status Unit::PublishOwned() {
 }
 
 at::Tensor Unit::OwnedWorking() {
-  return options_.stage.sharded_parameters ? shard_.View()
-                                           : whole_.View(owned_);
+  return shard_.defined() ? shard_.View() : whole_.View(owned_);
 }
 
 at::Tensor Unit::masters() {
@@ -309,9 +332,9 @@ at::Tensor Unit::masters() {
 }
 
 int64_t Unit::resident_bytes() const {
-  const int64_t working = options_.stage.sharded_parameters
-                              ? layout_.shard_numel()
-                              : layout_.whole_numel();
+  const bool sharded = options_.stage.sharded_parameters || shared();
+  const int64_t working =
+      sharded ? layout_.shard_numel() : layout_.whole_numel();
   return working * static_cast<int64_t>(c10::elementSize(dtype_)) +
          master_.bytes();
 }

@@ -21,6 +21,13 @@
 // What is not pinned may be freed at any time (sharding/schedule.h decides);
 // until then its memory is hidden: an access throws as if it were freed.
 //
+// Where the ranks share a host's memory, the working copy may be one for all of
+// them (UnitOptions::shared): operators read it through a mapping that cannot
+// be written to, the engine writes its owned part through another. Owners write
+// between two points that all ranks come to: after every rank has entered the
+// update, and before any rank uses a unit again. A user's write goes to a copy
+// of this rank's own, whose owned part is taken over at the next update.
+//
 // Invariants: gaps of flat and shard are zero; while freed, the shards of all
 // ranks are the only copy; a dirty unit's own slice goes back to its shard and
 // its master when it is freed, an element of the master only where the working
@@ -47,6 +54,7 @@
 #include "sharding/flat_buffer.h"
 #include "sharding/layout.h"
 #include "sharding/named_parameter.h"
+#include "sharding/write_faults.h"
 
 namespace tessera {
 
@@ -81,7 +89,19 @@ struct UnitOptions {
   // which its backward gathers. FSDP2's reshard_after_forward = n, DeepSpeed's
   // hpZ.
   std::shared_ptr<Communicator> reshard_group;
+  // Memory for the working copy that all ranks see, each owner writing its part
+  // of it, and where it begins there: the unit is never gathered, and `stage`
+  // does not shard parameters. Null: memory of its own.
+  std::shared_ptr<SharedMemory> shared;
+  int64_t shared_offset = 0;  // bytes
 };
+
+// Where the storages of these parameters lie in the flat buffer of a unit.
+FlatLayout LayoutOf(const std::vector<NamedParameter>& parameters,
+                    int world_size);
+// What its operators compute with; of elements, never complex.
+at::ScalarType WorkingDtypeOf(const std::vector<NamedParameter>& parameters,
+                              const UnitOptions& options);
 
 class Unit {
  public:
@@ -126,8 +146,10 @@ class Unit {
   // Forgets what reshard_group holds. LOCAL.
   void DropSecondary();
 
-  // Says that values may have been changed through the whole copy. LOCAL.
-  void MarkDirty() { dirty_.store(true, std::memory_order_relaxed); }
+  // Values are about to be changed through the whole copy: where it is shared,
+  // the unit gets one of its own until the next update. REQUIRES: pinned.
+  // LOCAL. Returns ResourceExhausted.
+  absl::Status PrepareWrite();
   // Says that the unit was used without a graph outside of backward: a
   // reentrant checkpoint may bring its gradients late (sharding/gradients.h).
   void MarkUsedWithoutGrad() {
@@ -143,7 +165,12 @@ class Unit {
   // After an owner changed its masters (optimizer, load): the working copies of
   // all ranks become them. REQUIRES: PrepareUpdate. COLLECTIVE where the unit
   // is whole and its optimizer sharded; ASYNC with UnitOptions::overlap.
+  // Where the working copy is shared, the caller says when all have written:
+  // AwaitOthers.
   absl::Status PublishOwned();
+  // The unit is not used before `written`: every rank has changed its part of
+  // the shared working copy. LOCAL; nothing where it is not shared.
+  absl::Status AwaitOthers(const CommFuture& written);
   // With check_writes: a fingerprint of the values written since the last call,
   // 0 if none; the same on ranks that wrote the same. LOCAL.
   uint64_t TakeWritten();
@@ -213,6 +240,10 @@ class Unit {
   absl::StatusOr<FlatBuffer> GatherMasters()
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void GiveMemory(const at::Tensor& values);
+  bool shared() const { return options_.shared != nullptr; }
+  absl::Status AllocateShared() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void DropPrivate() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status HeldByUse() const;
   void DropMemory(Life life) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   at::Tensor OwnedWorking();
   bool converted() const { return !originals_.empty(); }
@@ -251,11 +282,16 @@ class Unit {
   absl::Status failed_ ABSL_GUARDED_BY(mutex_);  // to be launched
   uint64_t written_ ABSL_GUARDED_BY(mutex_) = 0;
   FlatBuffer master_;  // [owned], where it is not the working copy
-  FlatBuffer shard_;   // [S] working, where parameters are sharded
+  // [S] working, where parameters are sharded or the working copy is shared:
+  // then the owned part of that, to be written.
+  FlatBuffer shard_;
   // [P / n] working; holds values from the end of a forward to the next border.
   FlatBuffer secondary_;
   bool secondary_holds_ = false;
   FlatBuffer whole_;  // [P] working, undefined while freed
+  // A shared unit has been written to: whole_ is memory of its own.
+  bool private_ ABSL_GUARDED_BY(mutex_) = false;
+  std::unique_ptr<WriteFaults> write_faults_;
 };
 
 // Pins of one scope, released at its end.

@@ -34,11 +34,15 @@ void Unit::Adopt() {
     const Range slot = layout_.slot(static_cast<int>(i));
     const at::Tensor values = ElementsOf(
         storages_[i].get(), original_dtypes_[i], slot.numel(), device_);
-    whole_.View(slot).copy_(values);
+    if (!shared()) whole_.View(slot).copy_(values);
     const Range mine = Intersect(slot, owned_);
-    if (master_.defined() && !mine.empty()) {
-      master_.View(Moved(mine, -owned_.begin))
-          .copy_(values.narrow(0, mine.begin - slot.begin, mine.numel()));
+    if (mine.empty()) continue;
+    const at::Tensor part =
+        values.narrow(0, mine.begin - slot.begin, mine.numel());
+    for (const FlatBuffer* owned : {&master_, &shard_}) {
+      if (owned->defined()) {
+        owned->View(Moved(mine, -owned_.begin)).copy_(part);
+      }
     }
   }
   if (options_.dtype.has_value() &&
@@ -53,7 +57,6 @@ void Unit::Adopt() {
   for (const auto& p : params_) AddTag(p.tensor);
   ready_ = !options_.stage.sharded_parameters;
   if (ready_) return;
-  shard_.View().copy_(whole_.View(owned_));
   schedule_->AddLive(layout_.whole_numel());
   Free();
 }
@@ -114,7 +117,8 @@ void Unit::DropMemory(Life life) {
     schedule_->AddLive(-layout_.whole_numel());
   }
   SetWhole({});
-  ready_ = false;
+  private_ = ready_ = false;
+  write_faults_ = nullptr;
   shard_.Reset();
   secondary_.Reset();
   master_.Reset();
@@ -140,6 +144,10 @@ absl::StatusOr<FlatBuffer> Unit::GatherMasters() {
 }
 
 absl::StatusOr<at::Tensor> Unit::WholeMaster(int parameter) {
+  if (shared()) {  // till now others may read what an update changes
+    TESSERA_RETURN_IF_ERROR(
+        comm_->Barrier(absl::StrCat("masters of unit ", name_)));
+  }
   TESSERA_RETURN_IF_ERROR(PrepareUpdate());
   TorchScope scope;
   absl::MutexLock lock(&mutex_);

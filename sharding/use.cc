@@ -1,5 +1,6 @@
 #include "sharding/use.h"
 
+#include "base/torch_guard.h"
 #include "sharding/registry.h"
 #include "sharding/unit.h"
 
@@ -11,7 +12,7 @@ struct Use::Pins {
     Owned owned = Registry::Global().Find(tensor);
     if (!owned) return;
     set.Add(owned.unit);
-    owned.unit->MarkDirty();  // the pointer may be written through
+    ThrowIfError(owned.unit->PrepareWrite());  // through the pointer
   }
 };
 

@@ -3,7 +3,8 @@
 //
 //   W {1, 2, 3, 4} x stage {0, 1, 2, 3} x dtype {fp32, bf16, fp16}
 //   x accumulation {1, 3} x overlap {on, off} x clipping {off, on}
-//   x reshard_after_forward {true, false, a smaller group}
+//   x reshard_after_forward {true, false, a smaller group}, or one working copy
+//   for all ranks
 //
 // Whole over shared memory; over Gloo 60 cells in which every pair of values
 // occurs. One set of ranks per W serves all its cells.
@@ -29,11 +30,17 @@ struct Cell {
 using Choice = std::vector<size_t>;
 
 const std::vector<std::string> kDtypes = {"fp32", "bf16", "fp16"};
-const std::vector<std::string> kReshard = {"true", "false", "group"};
-const Choice kAxes = {4, 4, 3, 2, 2, 2, 3};
+// The last: one working copy for all ranks, where they share memory.
+const std::vector<std::string> kReshard = {"true", "false", "group", "shared"};
+const Choice kAxes = {4, 4, 3, 2, 2, 2, 4};
 
 // Clips where it matters: the norm of a Gpt is about 1.
 constexpr double kClipping = 0.5;
+
+bool OverSharedMemory() {
+  const char* backend = std::getenv("TESSERA_TEST_BACKEND");
+  return backend != nullptr && std::string(backend) == "shm";
+}
 
 Cell CellOf(const Choice& choice) {
   Cell cell;
@@ -50,6 +57,11 @@ Cell CellOf(const Choice& choice) {
   if (spec.reshard == "group") {
     const bool divides = cell.world_size % 2 == 0;
     spec.reshard = divides ? "2" : "true";
+  }
+  spec.shared = "off";
+  if (spec.reshard == "shared") {
+    spec.reshard = "true";
+    spec.shared = OverSharedMemory() ? "on" : "auto";
   }
   spec.initial_scale_power = 12;
   spec.gradients = true;
@@ -123,11 +135,6 @@ std::vector<Choice> Pairwise(size_t count) {
   return chosen;
 }
 
-bool OverSharedMemory() {
-  const char* backend = std::getenv("TESSERA_TEST_BACKEND");
-  return backend != nullptr && std::string(backend) == "shm";
-}
-
 std::vector<Choice> Cells() {
   return OverSharedMemory() ? AllChoices() : Pairwise(60);
 }
@@ -147,7 +154,7 @@ TEST_P(MatrixTest, IsTheOracles) {
     if (HasFailure()) return;  // one difference is enough to read
   }
   RecordProperty("cells", run);
-  EXPECT_EQ(run, OverSharedMemory() ? 72 : run);
+  EXPECT_EQ(run, OverSharedMemory() ? 96 : run);
   EXPECT_GT(run, 0);
 }
 

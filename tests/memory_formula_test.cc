@@ -157,8 +157,7 @@ TEST_P(PeakTest, IsWithinTheFormula) {
       const int64_t bound = parameters + optimizer + gradients + backward;
       EXPECT_LE(peak, bound + kSlack) << "rest of step " << step;
       // The formula says what is held, not only what is enough.
-      EXPECT_GE(peak, bound - 2 * in_flight - unit)
-          << "rest of step " << step;
+      EXPECT_GE(peak, bound - 2 * in_flight - unit) << "rest of step " << step;
     }
   }
 }

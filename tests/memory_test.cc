@@ -113,6 +113,7 @@ TESSERA_RANK_FUNCTION(TrainWideModel) {
   auto model = std::make_shared<WideModel>();
   TrainingSpec spec;
   spec.stage = 3;
+  spec.shared = "off";  // the kernel does not say whose shared pages are
   spec.max_live_parameters = kLiveUnits * BlockShardBytes(world.world_size()) *
                              world.world_size() / sizeof(float);
   TESSERA_ASSIGN_OR_RETURN(auto engine,

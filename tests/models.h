@@ -56,6 +56,10 @@ class TestModel : public torch::nn::Module {
 //   Evaluating      forwards without gradients between micro-batches, by
 //                   another path
 //   ChangingPath    blocks that micro-batches use in different orders
+//   Wandering       blocks in an order and number of every rank's own, other
+//   ones
+//                   at each micro-batch (not for stage 3 with collective
+//                   gathers)
 //   MixedDtype      float64 parameters among float32 ones
 //   Complex         complex64 parameters among float32 ones
 //

@@ -1,6 +1,9 @@
 // Test models: what a training loop does besides one forward and one backward.
 #include <torch/torch.h>
 
+#include <random>
+#include <vector>
+
 #include "tests/models_internal.h"
 #include "tests/recomputed.h"
 
@@ -106,6 +109,18 @@ class ChangingPath : public Blocks {
   }
 };
 
+// Every rank and micro-batch takes a path of its own, of another length.
+class Wandering : public Blocks {
+ public:
+  Tensor Loss(int rank, int64_t micro_batch) override {
+    Inputs inputs(*this, rank, micro_batch);
+    std::mt19937 random(static_cast<unsigned>(1000 * micro_batch + rank));
+    std::vector<size_t> path(random() % 6);
+    for (size_t& block : path) block = random() % 3;
+    return MseLoss(Forward(inputs.Normal({5, 7}), path), inputs.Target({5, 3}));
+  }
+};
+
 }  // namespace
 
 ModelMakers LoopModels() {
@@ -114,6 +129,7 @@ ModelMakers LoopModels() {
       {"GradientPenalty", MakeModel<GradientPenalty>},
       {"Evaluating", MakeModel<Evaluating>},
       {"ChangingPath", MakeModel<ChangingPath>},
+      {"Wandering", MakeModel<Wandering>},
   };
 }
 

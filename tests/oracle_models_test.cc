@@ -185,8 +185,7 @@ TEST(Ranks, StepsThatOverflowOnOneAreSkipped) {
         << "step " << step;
   }
   EXPECT_EQ(skipped, ".x..xx...");
-  EXPECT_THAT(scales,
-              ElementsAre(256, 256, 128, 128, 256, 128, 64, 64, 128));
+  EXPECT_THAT(scales, ElementsAre(256, 256, 128, 128, 256, 128, 64, 64, 128));
   oracle.TrainStep(ModelLoss);
   EXPECT_EQ(oracle.outcome().scale, 128);
 }

@@ -37,7 +37,7 @@ namespace {
 constexpr char kWorkerMark[] =
     "TESSERA_TEST_RANK";  // "<timeout> <grace> <backend> <group>"
 constexpr int kWorkerSocket = 3;
-constexpr absl::Duration kStartTimeout = absl::Seconds(60);
+constexpr absl::Duration kStartTimeout = absl::Seconds(180);
 constexpr absl::Duration kEndTimeout = absl::Seconds(5);
 constexpr size_t kMaxErrBytes = 8 << 10;
 

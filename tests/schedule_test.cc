@@ -298,6 +298,7 @@ TEST(MaxLiveTest, NoMoreIsWholeAtATime) {
   TrainingSpec spec;
   spec.model = "Gpt";
   spec.stage = 3;
+  spec.shared = "off";
   const std::vector<int64_t> all = MostGathered(spec);
   ASSERT_EQ(all[2], all[1]) << "nothing limits it";
   for (int64_t max_live : {int64_t{0}, all[0], all[0] + 1000, all[1] - 1}) {
@@ -320,6 +321,7 @@ TEST(MaxLiveTest, ItIsMadeUseOf) {
   TrainingSpec spec;
   spec.model = "Gpt";
   spec.stage = 3;
+  spec.shared = "off";
   const std::vector<int64_t> all = MostGathered(spec);
   spec.max_live_parameters = all[0] + 1000;
   EXPECT_GT(MostGathered(spec)[2], all[0]);

@@ -43,6 +43,7 @@ struct TrainingSpec {
   int stage = 0;
   bool overlap = true;  // overlap_comm
   std::string reshard;  // reshard_after_forward: "true", "false", a number
+  std::string shared;   // shared_working_copy; "": the default
   int64_t prefetch_bucket_size = -1;
   int64_t param_persistence_threshold = 0;
   int64_t max_live_parameters = -1;

@@ -1,0 +1,52 @@
+// File descriptors that go from one rank of a host to the others.
+//
+// Who offers them listens on a socket without a name in the file system, whose
+// name is random; who has been told the name connects, and gets them with some
+// bytes. Only processes of the same user do, and nothing stays behind.
+#ifndef COMM_SHM_DESCRIPTORS_H_
+#define COMM_SHM_DESCRIPTORS_H_
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace tessera::shm {
+
+// Gives its descriptors to whoever asks, on a thread of its own, until it ends.
+class DescriptorOffer {
+ public:
+  // The descriptors stay the caller's, and open as long as this lives. At most
+  // four. `takers`: how many may ask at a time. Unavailable.
+  static absl::StatusOr<std::unique_ptr<DescriptorOffer>> Start(
+      std::vector<int> descriptors, std::string bytes, int takers);
+  ~DescriptorOffer();
+  DescriptorOffer(const DescriptorOffer&) = delete;
+  DescriptorOffer& operator=(const DescriptorOffer&) = delete;
+
+  const std::string& name() const { return name_; }
+
+ private:
+  DescriptorOffer(std::vector<int> descriptors, std::string bytes)
+      : descriptors_(std::move(descriptors)), bytes_(std::move(bytes)) {}
+  void Serve();
+
+  const std::vector<int> descriptors_;
+  const std::string bytes_;
+  std::string name_;
+  int listener_ = -1;
+  std::atomic<bool> done_{false};
+  std::thread thread_;
+};
+
+// Fills `bytes` and `descriptors`, whose sizes say what is expected; the
+// descriptors are the caller's then, closed on exec. Unavailable.
+absl::Status TakeDescriptors(const std::string& name, absl::Duration timeout,
+                             std::string* bytes, std::vector<int>* descriptors);
+
+}  // namespace tessera::shm
+#endif  // COMM_SHM_DESCRIPTORS_H_
