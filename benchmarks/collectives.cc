@@ -150,8 +150,8 @@ class Copy {
  public:
   Copy(std::unique_ptr<shm::HostMemory> memory, int rank)
       : memory_(std::move(memory)),
-        team_(rank, memory_->members()),
-        collectives_(&team_, memory_->heap_bytes()) {}
+        team_(rank, memory_->members(), memory_->heap_bytes()),
+        collectives_(&team_) {}
 
   absl::Status Run(const std::string& op, Tensors& t) {
     TESSERA_RETURN_IF_ERROR(collectives_.Barrier("before"));

@@ -39,9 +39,8 @@ ShmBackend::ShmBackend(const GroupOptions& options,
   channels.gone = [group = group_.get()](int peer) {
     return group->EndOf(peer);
   };
-  ShmMemory& memory = group_->memory();
-  channels_ = std::make_unique<shm::Channels>(
-      &memory.team, memory.host->heap_bytes(), std::move(channels));
+  channels_ = std::make_unique<shm::Channels>(&group_->memory().team,
+                                              std::move(channels));
 }
 
 ShmBackend::~ShmBackend() {

@@ -23,8 +23,8 @@ namespace tessera {
 struct ShmMemory {
   ShmMemory(int rank, std::unique_ptr<shm::HostMemory> memory)
       : host(std::move(memory)),
-        team(rank, host->members()),
-        collectives(&team, host->heap_bytes()) {}
+        team(rank, host->members(), host->heap_bytes()),
+        collectives(&team) {}
   ~ShmMemory() { team.Leave(); }
   ShmMemory(const ShmMemory&) = delete;
   ShmMemory& operator=(const ShmMemory&) = delete;

@@ -27,9 +27,8 @@ std::string Name(const char* what, int peer, int64_t tag) {
 
 }  // namespace
 
-Channels::Channels(Team* team, int64_t heap_bytes, Options options)
+Channels::Channels(Team* team, Options options)
     : team_(team),
-      heap_bytes_(heap_bytes),
       options_(std::move(options)),
       outbound_(team->size()),
       arrived_(team->size()) {}
@@ -103,17 +102,13 @@ void Channels::Send(int to, int64_t tag, const void* data, int64_t bytes,
 
 absl::Status Channels::Prepare(const void* data, int64_t bytes, LongSend* send,
                                int64_t* offset) const {
-  const char* const heap = team_->heap_of(team_->rank());
-  auto lies_in_heap = [&](const void* place) {
-    *offset =
-        reinterpret_cast<intptr_t>(place) - reinterpret_cast<intptr_t>(heap);
-    return *offset >= 0 && *offset + bytes <= heap_bytes_;
-  };
-  if (lies_in_heap(data)) return absl::OkStatus();
+  *offset = team_->OffsetInHeap(data, bytes);
+  if (*offset >= 0) return absl::OkStatus();
   TESSERA_ASSIGN_OR_RETURN(send->copy,
                            AllocateCounted(std::max(bytes, kMappedFromBytes),
                                            MemoryKind::kCommunication));
-  if (!lies_in_heap(send->copy.data())) {
+  *offset = team_->OffsetInHeap(send->copy.data(), bytes);
+  if (*offset < 0) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "send: no room for ", bytes, " bytes in the memory of all ranks"));
   }

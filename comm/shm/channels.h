@@ -65,8 +65,8 @@ class Channels {
   };
   static constexpr int kAnyPeer = -1;
 
-  // `heap_bytes` as Exchange's. The team outlives this.
-  Channels(Team* team, int64_t heap_bytes, Options options);
+  // The team outlives this.
+  Channels(Team* team, Options options);
   ~Channels();  // what is under way fails
 
   // `data` stays alive and as it is until `done`. LOCAL, ASYNC.
@@ -144,7 +144,6 @@ class Channels {
   static void Call(const Endings& endings);
 
   Team* const team_;
-  const int64_t heap_bytes_;
   const Options options_;
   std::atomic<bool> stop_{false};
   Mutex mutex_;

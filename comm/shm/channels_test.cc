@@ -22,8 +22,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr int64_t kHeap = kMemoryBytes - kHeadBytes;
-
 // A message's end, to wait for.
 class End {
  public:
@@ -50,8 +48,7 @@ class ChannelsTest : public testing::Test {
   void Make(int size, Channels::Options options = {}) {
     host_ = std::make_unique<Host>(size);
     for (int r = 0; r < size; ++r) {
-      channels_.push_back(
-          std::make_unique<Channels>(&host_->team(r), kHeap, options));
+      channels_.push_back(std::make_unique<Channels>(&host_->team(r), options));
     }
   }
   // All at once: each waits for its thread.

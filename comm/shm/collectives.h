@@ -23,7 +23,7 @@ namespace tessera::shm {
 class Collectives {
  public:
   // As of Exchange.
-  Collectives(Team* team, int64_t heap_bytes) : exchange_(team, heap_bytes) {}
+  explicit Collectives(Team* team) : exchange_(team) {}
 
   // out[p] = rank p's `in`, `bytes` each. `in` may be the own part of `out`.
   absl::Status AllGather(absl::string_view what, const void* in, void* out,

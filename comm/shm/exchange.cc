@@ -61,8 +61,7 @@ void CopyPost(const Post& from, Post* to) {
 
 }  // namespace
 
-Exchange::Exchange(Team* team, int64_t heap_bytes)
-    : team_(team), heap_bytes_(heap_bytes) {
+Exchange::Exchange(Team* team) : team_(team) {
   TESSERA_CHECK_LE(team->size(), kMaxRanks);
 }
 
@@ -88,11 +87,9 @@ void Exchange::SetRows(Collective* call, const void* rows,
   for (size_t i = 0; i < lengths.size(); ++i) {
     post.row_begin[i + 1] = post.row_begin[i] + lengths[i];
   }
-  const int64_t offset = reinterpret_cast<intptr_t>(rows) -
-                         reinterpret_cast<intptr_t>(team_->heap_of(rank()));
-  if (may_be_direct && offset >= 0 &&
-      offset + post.row_begin[post.num_rows] <= heap_bytes_) {
-    post.direct_offset = offset;
+  if (may_be_direct) {
+    post.direct_offset =
+        team_->OffsetInHeap(rows, post.row_begin[post.num_rows]);
   }
 }
 

@@ -71,9 +71,8 @@ struct Collective {
 
 class Exchange {
  public:
-  // `heap_bytes`: how much of each rank's heap the others can read; own
-  // pointers into it are direct. The team outlives this.
-  Exchange(Team* team, int64_t heap_bytes);
+  // Own pointers into the heap are direct. The team outlives this.
+  explicit Exchange(Team* team);
 
   int rank() const { return team_->rank(); }
   int size() const { return team_->size(); }
@@ -132,7 +131,6 @@ class Exchange {
   absl::Status Stage(const Collective& call, const Window& window);
 
   Team* const team_;
-  const int64_t heap_bytes_;
   std::vector<int> names_;
   int64_t number_ = 0;     // 0: sequence_
   uint64_t sequence_ = 0;  // of the current collective

@@ -49,11 +49,18 @@ const char* OpName(Op op) {
   return kNames[static_cast<int>(op)];
 }
 
-Team::Team(int rank, std::vector<Member> members)
+Team::Team(int rank, std::vector<Member> members, int64_t heap_bytes)
     : rank_(rank),
       members_(std::move(members)),
+      heap_bytes_(heap_bytes),
       spins_(size() <= CoresOfThisProcess() ? kSpins : kSpinsOnBusyCores),
       waits_(members_.size()) {}
+
+int64_t Team::OffsetInHeap(const void* place, int64_t bytes) const {
+  const int64_t offset = reinterpret_cast<intptr_t>(place) -
+                         reinterpret_cast<intptr_t>(heap_of(rank_));
+  return offset >= 0 && offset + bytes <= heap_bytes_ ? offset : -1;
+}
 
 void Team::SetOnSleep(std::function<void(int peer)> on_sleep) {
   on_sleep_ = std::move(on_sleep);

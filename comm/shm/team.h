@@ -103,8 +103,9 @@ struct Member {
 
 class Team {
  public:
-  // `members` by rank; their memory outlives this.
-  Team(int rank, std::vector<Member> members);
+  // `members` by rank; their memory outlives this. `heap_bytes`: how much of
+  // each rank's heap the others can read.
+  Team(int rank, std::vector<Member> members, int64_t heap_bytes);
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(members_.size()); }
@@ -114,6 +115,9 @@ class Team {
   }
   char* head_of(int rank) const { return members_[rank].head; }
   const char* heap_of(int rank) const { return members_[rank].heap; }
+  // Of [place, place + bytes) in this rank's heap; -1 if the others cannot read
+  // all of it there.
+  int64_t OffsetInHeap(const void* place, int64_t bytes) const;
 
   // Raises a counter of mine() and wakes who sleeps. LOCAL.
   void Publish(Control::Counter* counter, uint64_t value);
@@ -147,6 +151,7 @@ class Team {
  private:
   const int rank_;
   const std::vector<Member> members_;
+  const int64_t heap_bytes_;
   const int spins_;
   std::function<void(int)> on_sleep_ = [](int) {};
   std::function<absl::Status(int)> gone_;

@@ -33,9 +33,9 @@ class Host {
       members_.push_back({memory_[r], memory_[r] + kHeadBytes});
     }
     for (int r = 0; r < size; ++r) {
-      teams_.push_back(std::make_unique<Team>(r, members_));
-      ranks_.push_back(std::make_unique<Collectives>(
-          teams_[r].get(), kMemoryBytes - kHeadBytes));
+      teams_.push_back(
+          std::make_unique<Team>(r, members_, kMemoryBytes - kHeadBytes));
+      ranks_.push_back(std::make_unique<Collectives>(teams_[r].get()));
     }
   }
   ~Host() {
