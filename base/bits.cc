@@ -9,16 +9,6 @@
 #include "base/status.h"
 
 namespace tessera {
-namespace {
-
-// A bijection in which each bit of the input flips about half of the output.
-uint64_t Mix(uint64_t h) {
-  h = (h ^ (h >> 30)) * 0xBF58476D1CE4E5B9u;
-  h = (h ^ (h >> 27)) * 0x94D049BB133111EBu;
-  return h ^ (h >> 31);
-}
-
-}  // namespace
 
 std::string HexFloat(float value) {
   return HexFloat(static_cast<double>(value));
@@ -48,16 +38,16 @@ absl::StatusOr<float> ParseHexFloat(absl::string_view text) {
 
 uint64_t Fingerprint(const void* data, int64_t bytes) {
   const char* p = static_cast<const char*>(data);
-  uint64_t h = static_cast<uint64_t>(bytes) * 0x9E3779B97F4A7C15u;
+  uint64_t h = static_cast<uint64_t>(bytes) * kMixStep;
   uint64_t word = 0;
   for (; bytes >= 8; bytes -= 8, p += 8) {
     std::memcpy(&word, p, 8);
-    h = Mix(h ^ word);
+    h = MixBits(h ^ word);
   }
   if (bytes > 0) {
     word = 0;
     std::memcpy(&word, p, static_cast<size_t>(bytes));
-    h = Mix(h ^ word);
+    h = MixBits(h ^ word);
   }
   return h;
 }

@@ -5,22 +5,17 @@
 
 #include "absl/numeric/int128.h"
 #include "absl/strings/str_cat.h"
+#include "base/bits.h"
 #include "base/check.h"
 
 namespace tessera {
 namespace {
 
-uint64_t Mix(uint64_t z) {
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-  return z ^ (z >> 31);
-}
-
 class Splitmix64 {
  public:
   explicit Splitmix64(uint64_t state) : state_(state) {}
 
-  uint64_t Next() { return Mix(state_ += 0x9E3779B97F4A7C15u); }
+  uint64_t Next() { return MixBits(state_ += kMixStep); }
 
   // Uniform in [0, bound): the upper word of draw * bound, where draws whose
   // lower word is below 2^64 mod bound are thrown away.
@@ -44,8 +39,8 @@ std::vector<int64_t> EpochOrder(const DistributedSamplerOptions& options,
   std::iota(order.begin(), order.end(), int64_t{0});
   if (!options.shuffle) return order;
   // Seeds and epochs are small numbers: mixing keeps (0, 1) and (1, 0) apart.
-  Splitmix64 random(Mix(options.seed) ^
-                    static_cast<uint64_t>(epoch) * 0x9E3779B97F4A7C15u);
+  Splitmix64 random(MixBits(options.seed) ^
+                    static_cast<uint64_t>(epoch) * kMixStep);
   for (size_t i = order.size() - 1; i > 0; --i) {
     std::swap(order[i], order[random.Below(i + 1)]);
   }

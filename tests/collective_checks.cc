@@ -8,6 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/bits.h"
 #include "base/status.h"
 #include "tests/rank_pool.h"
 #include "torch/torch.h"
@@ -33,17 +34,11 @@ CaseArgs ParseArgs(absl::string_view args) {
   return result;
 }
 
-uint64_t Mix(uint64_t x) {  // splitmix64
-  x += 0x9e3779b97f4a7c15u;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
-
 // Of mixed magnitude and sign, so that the order of a sum shows in its bits;
 // one in eight is a zero, most of those negative.
 double ValueAt(int rank, int64_t i) {
-  const uint64_t hash = Mix(static_cast<uint64_t>(rank) * 1000003 + i);
+  const uint64_t hash =
+      MixBits(static_cast<uint64_t>(rank) * 1000003 + i + kMixStep);
   if (hash % 8 == 0) return (hash >> 8) % 4 == 0 ? 0.0 : -0.0;
   static constexpr double kScales[] = {1e-4, 1e-3, 1e-2, 0.1, 1,
                                        10,   100,  1e3,  1e4};

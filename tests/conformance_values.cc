@@ -5,25 +5,20 @@
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
+#include "base/bits.h"
 #include "tests/conformance_internal.h"
 #include "torch/torch.h"
 
 namespace tessera::conformance {
 namespace {
 
-uint64_t Mix(uint64_t x) {  // splitmix64
-  x += 0x9e3779b97f4a7c15u;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
-
 at::Tensor MakeValues(const Case& one, int rank, int64_t numel, int salt) {
   std::vector<float> values(numel);
-  const uint64_t seed = Mix(static_cast<uint64_t>(rank) * 64 + salt);
+  const uint64_t seed =
+      MixBits(static_cast<uint64_t>(rank) * 64 + salt + kMixStep) + kMixStep;
   static constexpr float kFactors[] = {1, 2, 1, 0.5};
   for (int64_t i = 0; i < numel; ++i) {
-    const uint64_t hash = Mix(seed + i);
+    const uint64_t hash = MixBits(seed + i);
     if (one.values == ConformanceValues::kRounding) {
       values[i] = (static_cast<float>(hash % 20011) - 10005.0f) *
                   (1.0f / static_cast<float>(1 << (hash >> 32) % 20));
