@@ -3,14 +3,13 @@
 
 #include <cmath>
 #include <cstdlib>
-#include <fstream>
-#include <sstream>
 #include <string>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "base/check.h"
+#include "base/file.h"
 #include "base/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/flight_recorder.h"
@@ -192,12 +191,6 @@ TEST(CommLogTest, TheTraceIsBoundedAndEscaped) {
   EXPECT_THAT(off.ToChromeTrace(), Not(HasSubstr("\"X\"")));
 }
 
-std::string Contents(const std::string& path) {
-  std::stringstream text;
-  text << std::ifstream(path).rdbuf();
-  return text.str();
-}
-
 TEST(CommLogTest, FilesAreWrittenWhereTheEnvironmentSays) {
   const std::string dir = testing::TempDir();
   TESSERA_EXPECT_OK(WriteCommLogs("report", "trace", 0));  // nothing wanted
@@ -206,9 +199,9 @@ TEST(CommLogTest, FilesAreWrittenWhereTheEnvironmentSays) {
   EXPECT_TRUE(CommTraceWanted());
   TESSERA_EXPECT_OK(WriteCommLogs("of rank 0", "t0", 0));
   TESSERA_EXPECT_OK(WriteCommLogs("of rank 1", "t1", 1));
-  EXPECT_EQ(Contents(dir + "/log.txt"), "of rank 0");
-  EXPECT_EQ(Contents(dir + "/trace.0.json"), "t0");
-  EXPECT_EQ(Contents(dir + "/trace.1.json"), "t1");
+  EXPECT_THAT(ReadWholeFile(dir + "/log.txt"), IsOkAndHolds("of rank 0"));
+  EXPECT_THAT(ReadWholeFile(dir + "/trace.0.json"), IsOkAndHolds("t0"));
+  EXPECT_THAT(ReadWholeFile(dir + "/trace.1.json"), IsOkAndHolds("t1"));
   setenv("TESSERA_COMM_LOG", "/nonexistent/folder/log", 1);
   EXPECT_THAT(WriteCommLogs("x", "y", 0),
               StatusIs(absl::StatusCode::kUnavailable,

@@ -4,10 +4,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <fstream>
 #include <functional>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +15,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/file.h"
 #include "base/status_matchers.h"
 #include "comm/announcements.h"
 #include "comm/bounded_store.h"
@@ -296,12 +295,6 @@ TEST_F(MonitorTest, ARankPublishesWhatItIsInAndWasIn) {
 
 // ---- what is left behind ----
 
-std::string Contents(const std::string& path) {
-  std::stringstream text;
-  text << std::ifstream(path).rdbuf();
-  return text.str();
-}
-
 std::string DumpPath(int rank) {
   return absl::StrCat(absl::StripSuffix(testing::TempDir(), "/"),
                       "/tessera-hang-rank", rank, "-pid", getpid(), ".txt");
@@ -319,7 +312,8 @@ TEST_F(MonitorTest, TimeoutLeavesTheLastCollectivesAndAllStacks) {
       WaitUntilAborted(absl::Milliseconds(200), absl::Seconds(60));
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kDeadlineExceeded,
                                HasSubstr(DumpPath(0))));
-  const std::string dump = Contents(DumpPath(0));
+  TESSERA_ASSERT_OK_AND_ASSIGN(const std::string dump,
+                               ReadWholeFile(DumpPath(0)));
   EXPECT_THAT(dump, ContainsRegex("#7 +RUNNING.*gradient of unit q"));
   EXPECT_THAT(dump, HasSubstr("all-gather of unit x #7"));
   EXPECT_THAT(dump, HasSubstr("\"tessera-watch\" "));
@@ -349,7 +343,7 @@ TEST_F(MonitorTest, ARankThatIsGivenUpLeavesItsStacksToo) {
   std::string dump;
   for (int i = 0; i < 1000 && dump.empty(); ++i) {
     absl::SleepFor(absl::Milliseconds(10));
-    dump = Contents(DumpPath(1));
+    dump = ReadWholeFile(DumpPath(1)).value_or("");
   }
   EXPECT_THAT(dump, AllOf(HasSubstr("rank 1 has not come"),
                           HasSubstr("ARankThatIsGivenUpLeaves")));

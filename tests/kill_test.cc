@@ -17,7 +17,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <memory>
 #include <optional>
 #include <random>
@@ -35,7 +34,9 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/env.h"
+#include "base/file.h"
 #include "base/status.h"
+#include "base/status_matchers.h"
 #include "base/torch_guard.h"
 #include "comm/launcher.h"
 #include "comm/rendezvous.h"
@@ -45,6 +46,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/models.h"
+#include "tests/process.h"
 #include "tests/rank_pool.h"
 #include "tests/training.h"
 #include "torch/torch.h"
@@ -170,21 +172,6 @@ class Folder {
   std::string path_;
 };
 
-// A port that nobody listens on.
-uint16_t FreePort() {
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof(address);
-  if (bind(fd, reinterpret_cast<sockaddr*>(&address), length) != 0 ||
-      getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) {
-    abort();
-  }
-  close(fd);
-  return ntohs(address.sin_port);
-}
-
 // Is anybody listening there?
 bool IsListening(uint16_t port) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -225,7 +212,7 @@ class Ranks {
   Ranks(int world_size, int victim, RankSpec spec, bool rank0_hosts = false)
       : ranks_(world_size) {
     if (!rank0_hosts) store_ = HostedStore::Start().value();
-    port_ = rank0_hosts ? FreePort() : store_->port();
+    port_ = rank0_hosts ? static_cast<uint16_t>(FreePort()) : store_->port();
     for (int r = 0; r < world_size; ++r) {
       spec.marks = r == victim;
       Start(r, spec);
@@ -446,11 +433,10 @@ TEST_P(StopTest, TheOthersNameItTheCollectiveAndTheUnit) {
   for (const std::string& name : folder.Names()) {
     if (!absl::StartsWith(name, "tessera-hang-rank")) continue;
     ++dumps;
-    std::stringstream text;
-    text << std::ifstream(folder.path() + "/" + name).rdbuf();
-    EXPECT_THAT(text.str(),
-                AllOf(HasSubstr("RUNNING"), HasSubstr("\"tessera-comm\""),
-                      HasSubstr(" main (")));
+    EXPECT_THAT(
+        ReadWholeFile(folder.path() + "/" + name),
+        IsOkAndHolds(AllOf(HasSubstr("RUNNING"), HasSubstr("\"tessera-comm\""),
+                           HasSubstr(" main ("))));
   }
   EXPECT_EQ(dumps, 2);
 }

@@ -1,7 +1,6 @@
 // What ranks can tell about the cost of their collectives: for whom they
 // waited, and the files that are written at the end.
 #include <cstdlib>
-#include <fstream>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -11,6 +10,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/file.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"
@@ -71,12 +71,6 @@ TESSERA_RANK_FUNCTION(SomeCollectives) {
   return world.communicator()->Report();
 }
 
-std::string Contents(const std::string& path) {
-  std::stringstream text;
-  text << std::ifstream(path).rdbuf();
-  return text.str();
-}
-
 TEST(CommLogTest, IsWrittenAtTheEnd) {
   const std::string dir = testing::TempDir();
   setenv("TESSERA_COMM_LOG", (dir + "/comm.txt").c_str(), 1);
@@ -95,15 +89,17 @@ TEST(CommLogTest, IsWrittenAtTheEnd) {
   }
   unsetenv("TESSERA_COMM_LOG");
   unsetenv("TESSERA_COMM_TRACE");
-  const std::string log = Contents(dir + "/comm.txt");
+  TESSERA_ASSERT_OK_AND_ASSIGN(const std::string log,
+                               ReadWholeFile(dir + "/comm.txt"));
   EXPECT_THAT(log, HasSubstr("collectives of rank 0 of 3, gloo"));
   EXPECT_THAT(log, ContainsRegex(row));
   EXPECT_THAT(log, ContainsRegex("waited for rank 2: [0-9.]+ ms\n"));
   for (int r = 0; r < 3; ++r) {
+    TESSERA_ASSERT_OK_AND_ASSIGN(
+        const std::string json,
+        ReadWholeFile(absl::StrCat(dir, "/comm.", r, ".json")));
     google::protobuf::Struct trace;
-    ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(
-                    Contents(absl::StrCat(dir, "/comm.", r, ".json")), &trace)
-                    .ok());
+    ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(json, &trace).ok());
     int reduces = 0;
     for (const auto& event :
          trace.fields().at("traceEvents").list_value().values()) {
