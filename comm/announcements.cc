@@ -103,15 +103,16 @@ absl::StatusOr<std::unique_ptr<Announcements>> Announcements::Create(
   auto result = std::unique_ptr<Announcements>(
       new Announcements(std::move(store), rank, world_size));
   result->lifeline_ = std::move(lifeline);
-  const bool written = result->store_.Set(SaidKey(rank), "");
   // So that something is known of a rank that is never heard of again.
   WaitingIn start;
   start.what = "start-up";
   start.details = "before its first collective";
   start.finished = true;
-  if (!written || !result->SetWaiting(start)) {
-    return absl::UnavailableError("the store of the rendezvous is gone");
-  }
+  // Nobody waits for this rank's words yet: a busy host may take its time.
+  TESSERA_RETURN_IF_ERROR(CatchTorch("store of the rendezvous", [&] {
+    own_client->set(SaidKey(rank), std::string());
+    own_client->set(WaitingKey(rank), TextOf(start, /*beat=*/0));
+  }));
   return result;
 }
 
