@@ -86,6 +86,11 @@ bool WaitingIn::HasBegun(const WaitingIn& other) const {
   return last != begun.end() && last->second >= other.sequence;
 }
 
+bool IsOwnError(const absl::Status& status) {
+  return !absl::IsUnavailable(status) && !absl::IsCancelled(status) &&
+         !absl::IsDeadlineExceeded(status);
+}
+
 Announcements::Announcements(c10::intrusive_ptr<c10d::Store> store, int rank,
                              int world_size)
     : store_(std::move(store), kPatience),
@@ -131,6 +136,10 @@ void Announcements::Say(const absl::Status& status, bool final) {
   store_.Set(SaidKey(rank_), absl::StrCat(++count_, final ? " final " : " now ",
                                           static_cast<int>(status.code()), " ",
                                           status.message()));
+}
+
+void Announcements::SayFailed(const absl::Status& status) {
+  Say(IsOwnError(status) ? FailedHere(status) : status, /*final=*/true);
 }
 
 void Announcements::TakeBack() {

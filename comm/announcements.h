@@ -70,6 +70,9 @@ struct WaitingIn {
   std::string Name() const;
 };
 
+// True for an error of a rank itself, not of a peer or the network.
+bool IsOwnError(const absl::Status& status);
+
 // What all ranks have written, as of one time where the store can do that.
 struct Board {
   std::vector<Announcement> said;  // what stands, lowest rank first
@@ -95,6 +98,9 @@ class Announcements {
   // Announces `status`, in the place of what this rank said before. A final
   // one stays: later calls do nothing. LOCAL.
   void Say(const absl::Status& status, bool final);
+  // Announces for good that this rank's groups have failed: an error of its own
+  // as FailedHere, what it has of others in their words. LOCAL.
+  void SayFailed(const absl::Status& status);
   void TakeBack();
   // This rank's announcement stands.
   bool speaking() const { return !words().ok(); }

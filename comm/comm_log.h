@@ -9,6 +9,9 @@
 //           alg * 2 (W-1)/W for all-reduce, * (W-1)/W for all-gather and
 //           reduce-scatter, * 1 for broadcast. GB are 10^9 bytes.
 //
+// Pulls (comm/shard_server.h) stand among them: bytes are those that came from
+// others, and several may have been under way at a time.
+//
 // Always on: one short lock and a look-up for each collective. Events are kept
 // only if asked for.
 //

@@ -14,13 +14,13 @@ namespace {
 
 thread_local bool on_comm_thread = false;
 
-void End(CommFuture::State& state, absl::Status status) {
+}  // namespace
+
+void EndFuture(CommFuture::State& state, absl::Status status) {
   absl::MutexLock lock(&state.mutex);
   state.status = std::move(status);
   state.done = true;
 }
-
-}  // namespace
 
 absl::Status CommFuture::Wait() const {
   if (state_ == nullptr) return absl::OkStatus();
@@ -34,7 +34,7 @@ absl::Status CommFuture::Wait() const {
 
 CommFuture DoneFuture(absl::Status status) {
   auto state = std::make_shared<CommFuture::State>();
-  End(*state, std::move(status));
+  EndFuture(*state, std::move(status));
   return CommFuture(std::move(state));
 }
 
@@ -83,7 +83,7 @@ void CommThread::Run() {
   while (Next(&item)) {
     absl::Status status = CatchTorch("communication", item.work);
     item.work = nullptr;  // frees the tensors before anybody is told
-    End(*item.state, std::move(status));
+    EndFuture(*item.state, std::move(status));
     item.state = nullptr;
   }
 }

@@ -32,6 +32,9 @@ struct CommFuture::State {
   absl::Status status ABSL_GUARDED_BY(mutex);
 };
 
+// Ends the future that has this state; once.
+void EndFuture(CommFuture::State& state, absl::Status status);
+
 // A future that has ended already, with `status`.
 CommFuture DoneFuture(absl::Status status);
 

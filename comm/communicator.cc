@@ -6,6 +6,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/status.h"
+#include "comm/shard_server.h"
 
 namespace tessera {
 namespace {
@@ -64,6 +65,12 @@ absl::StatusOr<std::unique_ptr<SharedMemory>> Communicator::ShareMemory(
     int64_t /*bytes*/, CommTag tag) {
   return absl::UnimplementedError(absl::StrCat(
       tag.what, ": the ranks of backend ", backend(), " share no memory"));
+}
+
+absl::StatusOr<std::unique_ptr<ShardServer>> Communicator::ServeShards(
+    CommTag tag) {
+  return absl::UnimplementedError(absl::StrCat(
+      tag.what, ": a group of backend ", backend(), " serves no shards"));
 }
 
 absl::StatusOr<std::vector<absl::Duration>> Communicator::WaitedForByAll(

@@ -66,6 +66,8 @@ struct CommTag {
   CallSite site;
 };
 
+class ShardServer;  // comm/shard_server.h
+
 // How long an announcement stands before it ends the waits of others.
 inline constexpr absl::Duration kAnnounceGrace = absl::Seconds(5);
 
@@ -142,6 +144,13 @@ class Communicator {
   // a host and its memory, Unavailable where the system refuses it.
   virtual absl::StatusOr<std::unique_ptr<SharedMemory>> ShareMemory(
       int64_t bytes, CommTag tag);
+
+  // Connects the ranks with each other, so that each can read the others'
+  // shards when it likes, see comm/shard_server.h. The server keeps this group
+  // alive; its pulls fail with the group, and the group with them. `tag` is for
+  // messages. COLLECTIVE, blocking. Returns the same error on all ranks:
+  // Unavailable if some cannot be connected; Unimplemented in a group of one.
+  virtual absl::StatusOr<std::unique_ptr<ShardServer>> ServeShards(CommTag tag);
 
   // ---- what the collectives cost; see docs/communication.md ----
 

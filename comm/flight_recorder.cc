@@ -61,8 +61,9 @@ std::string TextOf(const std::vector<CollectiveRecord>& records, int last) {
 
 absl::string_view CollectiveName(CollectiveOp op) {
   static constexpr absl::string_view kNames[kNumCollectiveOps] = {
-      "all-gather", "reduce-scatter", "all-reduce", "broadcast", "reduce",
-      "gather",     "scatter",        "all-to-all", "barrier",   "agreement"};
+      "all-gather", "reduce-scatter", "all-reduce", "broadcast",
+      "reduce",     "gather",         "scatter",    "all-to-all",
+      "barrier",    "agreement",      "pull"};
   return kNames[static_cast<int>(op)];
 }
 

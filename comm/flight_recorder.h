@@ -38,17 +38,19 @@ enum class CollectiveOp {
   kAllToAll,
   kBarrier,
   kText,  // an agreement: strings of any length
+  kPull,  // no collective: comm/shard_server.h
 };
-inline constexpr int kNumCollectiveOps = 10;
+inline constexpr int kNumCollectiveOps = 11;
 
-// "all-gather", "reduce-scatter", ..., "agreement".
+// "all-gather", "reduce-scatter", ..., "agreement", "pull".
 absl::string_view CollectiveName(CollectiveOp op);
 
 struct CollectiveRecord {
   CollectiveOp op = CollectiveOp::kText;
   std::string what;   // what it is for: the CommTag's text
   std::string group;  // whose collective it is; "" but for parts of groups
-  // Of the whole tensor; of the own string for kText (not alike on all ranks).
+  // Of the whole tensor; of the own string for kText (not alike on all ranks);
+  // what comes from others for kPull.
   int64_t bytes = 0;
   const char* dtype = "";   // "float32"; "" where there is no tensor
   const char* reduce = "";  // "sum", ...; "" where nothing is reduced

@@ -71,4 +71,13 @@ std::string WriteHangDump(int rank, absl::string_view reason) {
   return "";
 }
 
+absl::Status WithHangDump(int rank, const absl::Status& status) {
+  const std::string path = WriteHangDump(rank, status.message());
+  if (path.empty()) return status;
+  return absl::Status(
+      status.code(),
+      absl::StrCat(status.message(), "; rank ", rank,
+                   "'s last collectives and all its stacks: ", path));
+}
+
 }  // namespace tessera

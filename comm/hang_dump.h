@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 
 namespace tessera {
@@ -17,6 +18,9 @@ void SetHangDumpFolder(const std::string& folder);
 // there. Returns its path; "" if dumps are off, or the file cannot be written
 // (logged). Takes a second or two where there are many threads. LOCAL.
 std::string WriteHangDump(int rank, absl::string_view reason);
+
+// Writes one, and adds to the message where it is.
+absl::Status WithHangDump(int rank, const absl::Status& status);
 
 }  // namespace tessera
 #endif  // COMM_HANG_DUMP_H_

@@ -8,7 +8,6 @@
 #include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -33,7 +32,7 @@ namespace tessera {
 namespace {
 
 constexpr char kKey[] = "lifeline";
-constexpr size_t kTokenBytes = 32;  // 16 random ones, in hex
+constexpr size_t kTokenBytes = 32;  // of RandomToken
 constexpr int kHandshakeMs = 5000;
 constexpr int kFrameBytes = 5;
 
@@ -45,12 +44,6 @@ std::vector<Lifeline*>& All() ABSL_EXCLUSIVE_LOCKS_REQUIRED(g_all_mutex) {
 
 // HostId() without spaces.
 std::string HostName() { return absl::BytesToHexString(HostId()); }
-
-std::string Token() {
-  char bytes[kTokenBytes / 2] = {};
-  if (getrandom(bytes, sizeof(bytes), 0) < 0) return "";
-  return absl::BytesToHexString(absl::string_view(bytes, sizeof(bytes)));
-}
 
 std::string Frame(char kind, int32_t rank) {
   std::string frame(1, kind);
@@ -82,7 +75,7 @@ std::unique_ptr<Lifeline> Lifeline::Create(c10d::Store& store, int rank,
 }
 
 void Lifeline::Listen(c10d::Store& store, bool same_host) {
-  token_ = Token();
+  token_ = RandomToken();
   uint16_t port = 0;
   if (!token_.empty()) listen_fd_ = OpenListener(same_host, world_size_, &port);
   std::string where;

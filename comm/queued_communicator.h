@@ -99,6 +99,10 @@ class QueuedCommunicator
   // `waited` until the first bytes of `peer` came.
   void NoteWait(int peer, absl::Duration waited) { log_.AddWait(peer, waited); }
 
+  // For what is no collective, but is recorded and counted with them.
+  FlightRecorder* records() { return &recorder_; }
+  CommLog* costs() { return &log_; }
+
   // The backend's part of each collective: blocks until its result may be read
   // by any thread and on any stream. An error makes this communicator failed,
   // and those that share its failure.

@@ -8,8 +8,12 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/string_view.h"
 
 namespace tessera {
 namespace {
@@ -21,6 +25,12 @@ void SetOption(int fd, int level, int name, int value) {
 }
 
 }  // namespace
+
+std::string RandomToken() {
+  char bytes[16] = {};
+  if (getrandom(bytes, sizeof(bytes), 0) < 0) return "";
+  return absl::BytesToHexString(absl::string_view(bytes, sizeof(bytes)));
+}
 
 void KeepAlive(int fd) {
   SetOption(fd, SOL_SOCKET, SO_KEEPALIVE, 1);

@@ -8,6 +8,10 @@
 
 namespace tessera {
 
+// 32 random hex digits, by which a rank knows those that were told; "" if the
+// system has none.
+std::string RandomToken();
+
 // A listening socket and its port, which the system chose, or -1. On the
 // loopback, or wherever this host is reached.
 int OpenListener(bool loopback, int backlog, uint16_t* port);

@@ -39,28 +39,12 @@ absl::Duration Tick(absl::Duration timeout, absl::Duration grace) {
       {kFirstLook, timeout / 8, std::max(grace / 4, absl::Milliseconds(20))});
 }
 
-// True for an error of this rank itself, not of a peer or the network.
-bool IsLocal(const absl::Status& status) {
-  return !absl::IsUnavailable(status) && !absl::IsCancelled(status) &&
-         !absl::IsDeadlineExceeded(status);
-}
-
 absl::Status EndedStatus(const EndedRank& ended, const WaitingIn& wait) {
   return absl::UnavailableError(absl::StrCat(
       wait.what, " #", wait.sequence, ": rank ", ended.rank,
       ended.left ? " has ended (it left the job)"
                  : " has ended (its process is gone)",
       ", so this cannot complete; look at that rank's own last words"));
-}
-
-// Adds where this rank's dump is.
-absl::Status WithDump(int rank, const absl::Status& status) {
-  const std::string path = WriteHangDump(rank, status.message());
-  if (path.empty()) return status;
-  return absl::Status(
-      status.code(),
-      absl::StrCat(status.message(), "; rank ", rank,
-                   "'s last collectives and all its stacks: ", path));
 }
 
 }  // namespace
@@ -121,7 +105,7 @@ absl::Status WaitMonitor::End(const absl::Status& outcome) {
     return reason;
   }
   reason = outcome;
-  if (!IsLocal(outcome)) {
+  if (!IsOwnError(outcome)) {
     // A peer that failed announced it before its connection broke. Of several
     // ranks that end one after the other the first is the cause.
     const bool ended = board_->lifeline().WaitForEnd(kNewsTime);
@@ -135,8 +119,7 @@ absl::Status WaitMonitor::End(const absl::Status& outcome) {
       if (!named) reason = EndedStatus(first, wait);
     }
   }
-  board_->Say(IsLocal(reason) ? board_->FailedHere(reason) : reason,
-              /*final=*/true);
+  board_->SayFailed(reason);
   return reason;
 }
 
@@ -153,7 +136,7 @@ void WaitMonitor::Look() {
   if (verdict.ok() && IsDue(current)) verdict = Judge(current);
   if (verdict.ok()) return;
   if (absl::IsDeadlineExceeded(verdict)) {
-    verdict = WithDump(board_->rank(), verdict);
+    verdict = WithHangDump(board_->rank(), verdict);
     dumped_ = true;
   }
   absl::MutexLock lock(&mutex_);
@@ -287,7 +270,7 @@ void WaitMonitor::DumpIfGivenUp(const Board& board) {
       continue;
     }
     dumped_ = true;
-    TESSERA_LOG(WARNING) << WithDump(board_->rank(), said.status).message();
+    TESSERA_LOG(WARNING) << WithHangDump(board_->rank(), said.status).message();
   }
 }
 

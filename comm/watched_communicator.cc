@@ -1,5 +1,6 @@
 #include "comm/watched_communicator.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -9,6 +10,8 @@
 #include "absl/time/clock.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
+#include "comm/shard_mesh.h"
+#include "comm/tcp_shard_server.h"
 
 namespace tessera {
 namespace {
@@ -63,6 +66,24 @@ absl::StatusOr<std::shared_ptr<Communicator>> WatchedCommunicator::Split(
   if (!mine.ok()) ClearAnnouncement();
   TESSERA_RETURN_IF_ERROR(agreed);
   return made;
+}
+
+absl::StatusOr<std::unique_ptr<ShardServer>> WatchedCommunicator::ServeShards(
+    CommTag tag) {
+  if (tag.what.empty()) tag.what = "shard server";
+  ShardMeshOptions mesh_options;
+  // Before the ranks that are done give up waiting for this one.
+  mesh_options.timeout =
+      std::min(options_.connect_timeout, options_.collective_timeout / 2);
+  mesh_options.trouble = [this] { return family_->TroubleOf(names()); };
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<ShardMesh> mesh,
+                           ConnectShardMesh(*this, mesh_options, tag));
+  absl::StatusOr<std::unique_ptr<ShardServer>> server = TcpShardServer::Create(
+      {options_, family_, records(), costs(),
+       std::static_pointer_cast<Communicator>(shared_from_this())},
+      std::move(mesh));
+  TESSERA_RETURN_IF_ERROR(AgreeOk(server.status(), tag.what, tag.site));
+  return server;
 }
 
 GroupPart WatchedCommunicator::PartOf(

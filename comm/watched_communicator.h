@@ -26,6 +26,8 @@ class WatchedCommunicator : public QueuedCommunicator {
   absl::StatusOr<std::shared_ptr<Communicator>> Split(int color,
                                                       CommTag name) final;
 
+  absl::StatusOr<std::unique_ptr<ShardServer>> ServeShards(CommTag tag) final;
+
   void Announce(const absl::Status& status) final { family_->Announce(status); }
   bool AllAnnounced(absl::Duration timeout) final {
     return family_->board().AllSaid(timeout, watched_->ranks);

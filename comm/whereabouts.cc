@@ -48,25 +48,32 @@ std::string Whereabouts::Silence(int rank) const {
 
 std::string Whereabouts::WhyAbsent(int rank, const WaitingIn& wait) const {
   const Known& known = known_[rank];
-  std::string words = absl::StrCat("rank ", rank, " has not come");
+  const std::string words = absl::StrCat("rank ", rank, " has not come");
+  const bool begun = known.last.has_value() && known.last->HasBegun(wait);
+  if (begun && !HasEnded(rank)) return "";
+  return absl::StrCat(words, " (", Of(rank), ")");
+}
+
+bool Whereabouts::HasEnded(int rank) const {
   for (const EndedRank& ended : board_->lifeline().Ended()) {
-    if (ended.rank == rank) return absl::StrCat(words, " (it has ended)");
+    if (ended.rank == rank) return true;
   }
-  if (!known.last.has_value()) {
-    return absl::StrCat(words, " (nothing is known of it)");
-  }
-  if (known.last->HasBegun(wait)) return "";
+  return false;
+}
+
+std::string Whereabouts::Of(int rank) const {
+  if (HasEnded(rank)) return "it has ended";
+  const Known& known = known_[rank];
+  if (!known.last.has_value()) return "nothing is known of it";
   const std::string name = known.last->Name();
   const std::string silence = Silence(rank);
   if (!silence.empty()) {
-    return absl::StrCat(words, " (", silence, ", ",
-                        known.last->finished ? "out of " : "in ", name,
-                        kStopped, ")");
+    return absl::StrCat(silence, ", ", known.last->finished ? "out of " : "in ",
+                        name, kStopped);
   }
-  return absl::StrCat(words, known.last->finished
-                                 ? absl::StrCat(" (it finished ", name,
-                                                " and is in its own code)")
-                                 : absl::StrCat(" (it is in ", name, ")"));
+  return known.last->finished
+             ? absl::StrCat("it finished ", name, " and is in its own code")
+             : absl::StrCat("it is in ", name);
 }
 
 std::string Whereabouts::WhyElsewhere(int rank, const WaitingIn& wait) const {

@@ -27,6 +27,9 @@ class Whereabouts {
   // message this rank waits for, or -1.
   std::string Describe(const WaitingIn& wait, const std::vector<int>& ranks,
                        int awaited, absl::Duration waited) const;
+  // Where `rank` is, as far as is known: "it is in unit a #41 (all-reduce
+  // ...)".
+  std::string Of(int rank) const;
 
  private:
   struct Known {
@@ -36,6 +39,7 @@ class Whereabouts {
 
   // "last heard of 5s ago", "" if its beat goes on.
   std::string Silence(int rank) const;
+  bool HasEnded(int rank) const;
   // Why another rank has not come, "" if it has.
   std::string WhyAbsent(int rank, const WaitingIn& wait) const;
   // Where another rank is that does not wait in it, "" if it does.
