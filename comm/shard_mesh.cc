@@ -3,6 +3,7 @@
 #include "comm/shard_mesh.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sys/socket.h>
@@ -41,6 +42,8 @@ void CloseOnce(int* fd) {
   *fd = -1;
 }
 
+bool OutOfDescriptors(int error) { return error == EMFILE || error == ENFILE; }
+
 std::string Hello(const std::string& token, int32_t rank) {
   return absl::StrCat(
       token,
@@ -61,6 +64,8 @@ class Acceptor {
   ~Acceptor() { Stop(); }
 
   bool complete() const { return missing_ == 0; }
+  // It cannot go on: there are no descriptors.
+  bool starved() const { return starved_; }
   // `serve` may be read then.
   void Stop() {
     stop_ = true;
@@ -70,7 +75,7 @@ class Acceptor {
  private:
   void Run() {
     pthread_setname_np(pthread_self(), "tessera-accept");
-    while (!stop_ && !complete()) {
+    while (!stop_ && !starved_ && !complete()) {
       if (poll(fds_.data(), fds_.size(), kTickMs) <= 0) continue;
       for (size_t i = fds_.size(); i-- > 1;) {
         if (fds_[i].revents != 0) Read(i);
@@ -83,8 +88,8 @@ class Acceptor {
   void Accept() {
     const int fd =
         accept4(fds_[0].fd, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (fd < 0) {  // out of descriptors, say: not at once again
-      absl::SleepFor(absl::Milliseconds(10));
+    if (fd < 0) {
+      if (OutOfDescriptors(errno)) starved_ = true;
       return;
     }
     fds_.push_back({fd, POLLIN, 0});
@@ -129,7 +134,7 @@ class Acceptor {
   std::vector<pollfd> fds_;
   std::vector<std::string> hellos_;
   std::atomic<int> missing_{static_cast<int>(serve_->size()) - 1};
-  std::atomic<bool> stop_{false};
+  std::atomic<bool> stop_{false}, starved_{false};
   std::thread thread_;  // last: it uses the others
 };
 
@@ -172,12 +177,23 @@ int TryConnect(const Place& place, int rank) {
   return -1;
 }
 
+// Are there none left? (`fd` is any open one.)
+bool NoDescriptors(int fd) {
+  int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+  const bool none = copy < 0 && OutOfDescriptors(errno);
+  CloseOnce(&copy);
+  return none;
+}
+
 // Waits until `done`, which is asked every few milliseconds.
 absl::Status Await(const ShardMeshOptions& options, absl::Time deadline,
-                   const std::function<bool()>& done, absl::string_view what) {
+                   const std::function<absl::StatusOr<bool>()>& done,
+                   absl::string_view what) {
   absl::Time ask = absl::Now() + kPatience;
   absl::Duration nap = absl::Microseconds(100);
-  while (!done()) {
+  while (true) {
+    TESSERA_ASSIGN_OR_RETURN(const bool is_done, done());
+    if (is_done) return absl::OkStatus();
     if (absl::Now() >= deadline) {
       return absl::UnavailableError(absl::StrCat(
           what, " within ", absl::FormatDuration(options.timeout)));
@@ -189,29 +205,35 @@ absl::Status Await(const ShardMeshOptions& options, absl::Time deadline,
     absl::SleepFor(nap);
     nap = std::min(2 * nap, absl::Milliseconds(20));
   }
-  return absl::OkStatus();
 }
 
 absl::Status ConnectAll(const std::vector<Place>& places, int listen_fd,
                         int rank, const ShardMeshOptions& options,
                         ShardMesh* mesh) {
   const absl::Time deadline = absl::Now() + options.timeout;
+  const absl::Status starved =
+      absl::ResourceExhaustedError("no descriptors are left");
   const int world_size = static_cast<int>(places.size());
   Acceptor acceptor(listen_fd, places[rank].token, rank, &mesh->serve);
   for (int i = 1; i < world_size; ++i) {
     const int peer = (rank + i) % world_size;
-    TESSERA_RETURN_IF_ERROR(Await(
-        options, deadline,
-        [&] {
-          mesh->ask[peer] = TryConnect(places[peer], rank);
-          return mesh->ask[peer] >= 0;
-        },
-        absl::StrCat("cannot connect to rank ", peer, " at any of ",
-                     absl::StrJoin(places[peer].addresses, ", "))));
+    const auto connect = [&]() -> absl::StatusOr<bool> {
+      mesh->ask[peer] = TryConnect(places[peer], rank);
+      if (mesh->ask[peer] >= 0) return true;
+      if (acceptor.starved() || NoDescriptors(listen_fd)) return starved;
+      return false;
+    };
+    TESSERA_RETURN_IF_ERROR(
+        Await(options, deadline, connect,
+              absl::StrCat("cannot connect to rank ", peer, " at any of ",
+                           absl::StrJoin(places[peer].addresses, ", "))));
   }
-  return Await(
-      options, deadline, [&] { return acceptor.complete(); },
-      "some rank has not connected to this one");
+  const auto accept = [&]() -> absl::StatusOr<bool> {
+    if (acceptor.starved()) return starved;
+    return acceptor.complete();
+  };
+  return Await(options, deadline, accept,
+               "some rank has not connected to this one");
 }
 
 }  // namespace
@@ -256,6 +278,7 @@ absl::StatusOr<std::unique_ptr<ShardMesh>> ConnectShardMesh(
     if (mine.ok()) {
       mine = ConnectAll(places, listen_fd, rank, options, mesh.get());
       // For those that wait to be connected with this rank.
+      CloseOnce(&listen_fd);
       if (!mine.ok()) group.Announce(mine);
       const absl::Status agreed = group.AgreeOk(mine, tag.what, tag.site);
       if (!mine.ok()) group.ClearAnnouncement();
