@@ -37,6 +37,7 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "comm/gloo_communicator.h"
+#include "comm/shard_server.h"
 #include "comm/shm/meeting.h"
 #include "comm/shm/team.h"
 #include "comm/shm_communicator.h"
@@ -221,6 +222,22 @@ class Copy {
   shm::Collectives collectives_;
 };
 
+// All-gather as pulls of every rank at once.
+absl::StatusOr<Body> OverPulls(const World& world) {
+  TESSERA_ASSIGN_OR_RETURN(auto made,
+                           world.communicator()->ServeShards({"pulls"}));
+  std::shared_ptr<ShardServer> server = std::move(made);
+  server->SetVersion(0);
+  return Body([server, offered = false](const std::string& op,
+                                        Tensors& t) mutable -> absl::Status {
+    if (op != "all_gather") {
+      return absl::UnimplementedError("pull does all_gather only");
+    }
+    if (!std::exchange(offered, true)) server->Offer(0, t.shard);
+    return server->Pull(0, 0, t.whole, {op}).Wait();
+  });
+}
+
 absl::StatusOr<Backend> MakeBackend(const std::string& name, StorePtr store,
                                     const World& world) {
   Backend backend;
@@ -242,6 +259,8 @@ absl::StatusOr<Backend> MakeBackend(const std::string& name, StorePtr store,
     backend.run = OverCommunicator(comm);
   } else if (name == "gloo") {
     backend.run = OverGloo(store, rank, size);
+  } else if (name == "pull") {
+    TESSERA_ASSIGN_OR_RETURN(backend.run, OverPulls(world));
   } else if (name == "copy") {
     TESSERA_ASSIGN_OR_RETURN(
         auto memory, shm::MeetOnHost(*store, rank, size, absl::Seconds(30)));
@@ -251,8 +270,8 @@ absl::StatusOr<Backend> MakeBackend(const std::string& name, StorePtr store,
     };
   } else {
     return absl::InvalidArgumentError(absl::StrCat(
-        "--backends: expected shm, shm_staged, gloo, gloo_ordered or copy, got "
-        "'",
+        "--backends: expected shm, shm_staged, gloo, gloo_ordered, pull or "
+        "copy, got '",
         name, "'"));
   }
   return backend;
