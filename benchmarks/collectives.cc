@@ -7,7 +7,8 @@
 // that the ranks share: plain copies of all shards, or plain sums of them, with
 // a barrier before and after. `shm` has its tensors in counted memory, as the
 // engine has; `shm_staged` has them in libtorch's own. `gloo` is c10d's Gloo as
-// it comes, `gloo_ordered` the engine's use of it.
+// it comes, `gloo_ordered` the engine's use of it. `pull` is no collective: all
+// ranks read each other's shards at once (all_gather only).
 //
 // Rounds of all backends are interleaved. Printed is, per operation and
 // backend, the median over rounds of the slowest rank's time, as one line of

@@ -149,11 +149,12 @@ std::string CommLog::ToChromeTrace() const {
     absl::StrAppendFormat(
         &json,
         ",\n{\"name\":%s,\"cat\":\"%s\",\"ph\":\"X\",\"ts\":%.3f,"
-        "\"dur\":%.3f,\"pid\":%d,\"tid\":0,\"args\":{\"sequence\":%d,"
+        "\"dur\":%.3f,\"pid\":%d,\"tid\":%d,\"args\":{\"sequence\":%d,"
         "\"what\":%s,\"queued_us\":%.3f,\"site\":%s,\"status\":%s}}",
         JsonString(e.what), CollectiveName(e.op),
         absl::ToDoubleMicroseconds(e.entered),
         absl::ToDoubleMicroseconds(e.left - e.entered), options_.rank,
+        e.op == CollectiveOp::kPull ? 1 : 0,  // beside collectives
         e.sequence, JsonString(e.Describe()),
         absl::ToDoubleMicroseconds(e.entered - e.enqueued),
         JsonString(absl::StrCat(e.site.file, ":", e.site.line)),

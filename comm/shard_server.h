@@ -57,6 +57,8 @@ class ShardServer {
   // whole.numel() / W. Waits where `key` is not offered yet, or `version` not
   // reached. LOCAL, ASYNC; receives S elements from each of W-1 ranks. `whole`
   // is contiguous, and its own slice may be what is offered here.
+  // InvalidArgument, which fails no group, if that is not so or `version` is
+  // negative.
   virtual CommFuture Pull(int64_t key, int64_t version, at::Tensor whole,
                           CommTag tag) = 0;
 };

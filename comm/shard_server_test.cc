@@ -159,6 +159,8 @@ TEST(ShardServerTest, BadWholesAreRefusedAndFailNothing) {
         ranks[0].server->Pull(0, 0, whole, {"unit a"}).Wait(),
         StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("unit a")));
   }
+  EXPECT_THAT(ranks[0].server->Pull(0, -1, torch::zeros({2}), {"unit"}).Wait(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("-1")));
   TESSERA_EXPECT_OK(ranks[0].failure());
 }
 

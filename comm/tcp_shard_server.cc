@@ -18,7 +18,12 @@
 namespace tessera {
 namespace {
 
-absl::Status CheckWhole(const at::Tensor& whole, int world_size) {
+absl::Status CheckPull(int64_t version, const at::Tensor& whole,
+                       int world_size) {
+  if (version < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("version is ", version, ", expected 0 or more"));
+  }
   if (!whole.defined() || !whole.is_contiguous()) {
     return absl::InvalidArgumentError("whole is undefined or not contiguous");
   }
@@ -165,7 +170,7 @@ absl::Status TcpShardServer::CopyOwn(PullState& pull,
 
 CommFuture TcpShardServer::Pull(int64_t key, int64_t version, at::Tensor whole,
                                 CommTag tag) {
-  absl::Status status = CheckWhole(whole, world_size_);
+  absl::Status status = CheckPull(version, whole, world_size_);
   if (!status.ok()) return DoneFuture(Annotate(status, tag.what));
   status = group_.family->failure()->Get();
   if (!status.ok()) return DoneFuture(std::move(status));

@@ -57,19 +57,21 @@ at::Tensor WholeOf(int world_size, int64_t key) {
   return torch::cat(shards);
 }
 
-// One that offers keys 0 to `keys` - 1 at version 0.
+constexpr int64_t kVersion = 1;
+
+// One that offers keys 0 to `keys` - 1.
 absl::StatusOr<ServerPtr> Serve(Communicator& comm, int64_t keys) {
   TESSERA_ASSIGN_OR_RETURN(ServerPtr server, comm.ServeShards({"shards"}));
   for (int64_t key = 0; key < keys; ++key) {
     server->Offer(key, ShardOf(comm.rank(), key));
   }
-  server->SetVersion(0);
+  server->SetVersion(kVersion);
   return server;
 }
 
 absl::Status PullAndCheck(ShardServer& server, int world_size, int64_t key) {
   at::Tensor whole = torch::zeros({world_size * Numel(key)});
-  TESSERA_RETURN_IF_ERROR(server.Pull(key, 0, whole, {"unit a"}).Wait());
+  TESSERA_RETURN_IF_ERROR(server.Pull(key, kVersion, whole, {"unit a"}).Wait());
   return ExpectBits(whole, WholeOf(world_size, key), absl::StrCat(key));
 }
 
@@ -114,7 +116,7 @@ absl::Status PullMany(const World& world) {
   for (int64_t i = 0; i < kPulls; ++i) {
     keys.push_back(static_cast<int64_t>(random() % kKeys));
     wholes.push_back(torch::zeros({w * Numel(keys[i])}));
-    futures.push_back(server->Pull(keys[i], 0, wholes[i], {"unit"}));
+    futures.push_back(server->Pull(keys[i], kVersion, wholes[i], {"unit"}));
   }
   for (int64_t i = 0; i < kPulls; ++i) {
     TESSERA_RETURN_IF_ERROR(futures[i].Wait());
@@ -176,7 +178,7 @@ TESSERA_RANK_FUNCTION(ServesInParts) {
   }
   TESSERA_RETURN_IF_ERROR(world.communicator()->Barrier("all pulled"));
   if (world.rank() == 2) {
-    return server->Pull(3, -1, torch::zeros({4}), {"unit a"}).Wait();
+    return server->Pull(3, kVersion - 1, torch::zeros({4}), {"unit a"}).Wait();
   }
   absl::SleepFor(kSoon);
   return "served";
@@ -187,7 +189,7 @@ TEST(ServeShardsTest, PartsServeTheirRanksAndMessagesNameBoth) {
   EXPECT_THAT(pool.Run("ServesInParts", "")[2],
               StatusIs(absl::StatusCode::kInternal,
                        AllOf(HasSubstr("unit a of group halves 1.1 #"),
-                             HasSubstr("is at version 0"))));
+                             HasSubstr("is at version 1"))));
 }
 
 TESSERA_RANK_FUNCTION(ServesAlone) {
@@ -209,7 +211,7 @@ TESSERA_RANK_FUNCTION(KilledInPulls) {
   TESSERA_ASSIGN_OR_RETURN(const ServerPtr server,
                            comm.ServeShards({"shards"}));
   server->Offer(0, torch::ones({2 << 20}));
-  server->SetVersion(0);
+  server->SetVersion(kVersion);
   TESSERA_RETURN_IF_ERROR(comm.Barrier("all here"));
   std::thread killer;
   if (world.rank() == 2) {
@@ -223,7 +225,8 @@ TESSERA_RANK_FUNCTION(KilledInPulls) {
   while (status.ok()) {  // until it is dead
     begin = absl::Now();
     status =
-        server->Pull(0, 0, torch::zeros({3 * (2 << 20)}), {"unit k"}).Wait();
+        server->Pull(0, kVersion, torch::zeros({3 * (2 << 20)}), {"unit k"})
+            .Wait();
   }
   if (absl::Now() - begin > kSoon) {
     return absl::InternalError(absl::StrCat("late: ", status.message()));
@@ -335,7 +338,7 @@ TESSERA_RANK_FUNCTION(Rank2IsStopped) {
   }
   absl::SleepFor(absl::Milliseconds(100));
   const absl::Status status =
-      server->Pull(0, 0, torch::zeros({0}), {"unit s"}).Wait();
+      server->Pull(0, kVersion, torch::zeros({0}), {"unit s"}).Wait();
   kill(pid, SIGCONT);
   return status;
 }
@@ -349,7 +352,7 @@ TEST(ServeShardsTest, ATimeoutNamesTheRankThatIsStopped) {
       StatusIs(absl::StatusCode::kDeadlineExceeded,
                AllOf(HasSubstr("unit s #1 (pull, 0 bytes of float32) has not "
                                "ended within 5s: rank 2 has not sent its "
-                               "shard 0 of version 0 (last heard of "),
+                               "shard 0 of version 1 (last heard of "),
                      HasSubstr("it is stopped, or cannot be reached"),
                      HasSubstr("all its stacks: "))));
 }
@@ -374,7 +377,7 @@ TESSERA_RANK_FUNCTION(PullOfThePast) {
   Communicator& comm = *world.communicator();
   TESSERA_ASSIGN_OR_RETURN(const ServerPtr server, Serve(comm, 1));
   if (world.rank() == 0) {
-    return server->Pull(0, -1, torch::zeros({3}), {"unit p"}).Wait();
+    return server->Pull(0, kVersion - 1, torch::zeros({3}), {"unit p"}).Wait();
   }
   return comm.Barrier("others");
 }
@@ -383,11 +386,11 @@ TEST(ServeShardsTest, AFailedPullFailsTheGroupOnAllRanks) {
   RankPool pool(Options(3));
   const RankPool::Answers answers = pool.Run("PullOfThePast", "");
   EXPECT_THAT(answers[0], StatusIs(absl::StatusCode::kInternal,
-                                   HasSubstr("asked for version -1")));
+                                   HasSubstr("asked for version 0")));
   for (int r : {1, 2}) {
     EXPECT_THAT(answers[r],
                 StatusIs(kUnavailable, AllOf(HasSubstr("rank 0 failed: unit p"),
-                                             HasSubstr("version -1"))));
+                                             HasSubstr("version 0"))));
   }
 }
 
