@@ -32,7 +32,7 @@ struct Rank {
 
 class Ranks {
  public:
-  explicit Ranks(int world_size, absl::Duration timeout = absl::Seconds(60),
+  explicit Ranks(int world_size, absl::Duration timeout = absl::Seconds(20),
                  absl::Duration grace = absl::Seconds(5))
       : world_size_(world_size) {
     SetHangDumpFolder("off");

@@ -37,6 +37,8 @@ void ExpectFailed(Ranks& ranks, const absl::Status& status) {
 TEST(ShardServerTest, APastVersionIsAnErrorOfWhoAsks) {
   Ranks ranks(2);
   ranks.StartAll();
+  for (int r : {0, 1}) ranks[r].server->Offer(3, torch::zeros({1}));
+  ranks[0].server->SetVersion(8);
   ranks[1].server->SetVersion(9);
   const absl::Status status =
       ranks[0].server->Pull(3, 8, torch::zeros({2}), {"unit a"}).Wait();

@@ -193,7 +193,6 @@ CommFuture TcpShardServer::Pull(int64_t key, int64_t version, at::Tensor whole,
     absl::MutexLock lock(&mutex_);
     pull->request.ticket = pull->record.sequence = ++tickets_;
     pull->record.ticket = group_.records->Enqueue(pull->record);
-    group_.records->Enter(pull->record.ticket, pull->record.sequence);
     asks_.push_back(pull->request);
     pulls_.emplace(tickets_, std::move(pull));
   }
