@@ -316,7 +316,9 @@ TEST(ServeShardsTest, ServersThatCannotBeMadeAreToldToAllAlike) {
         answers,
         Each(IsOkAndHolds(AllOf(HasSubstr("shards"), HasSubstr("rank 1")))))
         << spare;
-    for (const auto& answer : answers) EXPECT_EQ(*answer, *answers[0]);
+    for (const auto& answer : answers) {
+      EXPECT_EQ(answer.value_or(""), answers[0].value_or("none"));
+    }
   }
 }
 
