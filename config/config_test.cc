@@ -231,7 +231,7 @@ TEST(ResolveConfig, WritesAllDefaultsOut) {
       "sharding { max_unit_numel: 50000000 reshard_after_forward: true "
       "accumulation: \"each\" gradient_reduction: \"mean\" "
       "memory_limit_bytes: 0 check_writes: false "
-      "shared_working_copy: \"auto\" } "
+      "shared_working_copy: \"auto\" served_gathers: \"auto\" } "
       "precision { fp32_norms: false cast_inputs: true }");
 }
 

@@ -186,14 +186,16 @@ TEST(Sharding, AllKeys) {
         "max_unit_numel": 1e6, "ignored_parameters": ["*.frozen", "w?"],
         "reshard_after_forward": false, "accumulation": "local",
         "gradient_reduction": "sum", "memory_limit_bytes": 2e9,
-        "check_writes": true, "shared_working_copy": "off")"),
+        "check_writes": true, "shared_working_copy": "off",
+        "served_gathers": "on")"),
                   "f.json", 1));
-  EXPECT_EQ(config.sharding().ShortDebugString(),
-            "unit_classes: \"Block\" max_unit_numel: 1000000 "
-            "ignored_parameters: \"*.frozen\" ignored_parameters: \"w?\" "
-            "reshard_after_forward: false accumulation: \"local\" "
-            "gradient_reduction: \"sum\" memory_limit_bytes: 2000000000 "
-            "check_writes: true shared_working_copy: \"off\"");
+  EXPECT_EQ(
+      config.sharding().ShortDebugString(),
+      "unit_classes: \"Block\" max_unit_numel: 1000000 "
+      "ignored_parameters: \"*.frozen\" ignored_parameters: \"w?\" "
+      "reshard_after_forward: false accumulation: \"local\" "
+      "gradient_reduction: \"sum\" memory_limit_bytes: 2000000000 "
+      "check_writes: true shared_working_copy: \"off\" served_gathers: \"on\"");
 }
 
 TEST(Sharding, HasRanges) {
@@ -212,6 +214,9 @@ TEST(Sharding, HasRanges) {
       {"\"shared_working_copy\": \"on\"", "OK"},
       {"\"shared_working_copy\": \"true\"",
        "sharding.shared_working_copy: expected auto, on or off, got 'true'"},
+      {"\"served_gathers\": \"on\"", "OK"},
+      {"\"served_gathers\": \"\"",
+       "sharding.served_gathers: expected auto, on or off, got ''"},
       {"\"unit_classes\": [\"\"]",
        "sharding.unit_classes[0]: expected a name, got ''"},
       {"\"ignored_parameters\": [\"\"]",

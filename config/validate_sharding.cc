@@ -57,6 +57,13 @@ void ResolveSharding(int world_size, proto::Config* config, Faults* faults) {
                      sharding.gradient_reduction(), {"mean", "sum"});
   faults->CheckOneOf("sharding.shared_working_copy",
                      sharding.shared_working_copy(), {"auto", "on", "off"});
+  faults->CheckOneOf("sharding.served_gathers", sharding.served_gathers(),
+                     {"auto", "on", "off"});
+  if (sharding.served_gathers() == "on" && sharding.has_reshard_group_size()) {
+    faults->Add("sharding.served_gathers",
+                "expected auto or off, since sharding.reshard_after_forward is "
+                "a number, got 'on'");
+  }
   faults->CheckAtLeast("sharding.memory_limit_bytes",
                        sharding.memory_limit_bytes(), 0);
 }

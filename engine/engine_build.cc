@@ -219,6 +219,28 @@ absl::Status Engine::Impl::ShareWorkingCopy(absl::Span<const FlatPlan> flats,
   return absl::OkStatus();
 }
 
+absl::Status Engine::Impl::ServeGathers(std::vector<UnitOptions>* options) {
+  const std::string& wanted = settings_.served_gathers;
+  const bool by_default =
+      comm_->backend() == "gloo" && settings_.reshard_group_size == 0;
+  if (stage_ < 3 || comm_->world_size() == 1 || wanted == "off" ||
+      (wanted == "auto" && !by_default)) {
+    return absl::OkStatus();
+  }
+  auto server = comm_->ServeShards(CommTag{"served gathers"});
+  if (absl::IsUnimplemented(server.status()) && wanted == "auto") {
+    return absl::OkStatus();
+  }
+  TESSERA_RETURN_IF_ERROR(server.status());
+  served_ = std::make_shared<ServedGathers>(*std::move(server));
+  for (size_t i = 0; i < options->size(); ++i) {
+    if (!(*options)[i].stage.sharded_parameters) continue;
+    (*options)[i].served = served_;
+    (*options)[i].served_key = static_cast<int64_t>(i);
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::vector<UnitOptions>> Engine::Impl::UnitOptionsOfAll(
     absl::Span<const FlatPlan> flats) {
   std::vector<UnitOptions> options;
@@ -227,6 +249,8 @@ absl::StatusOr<std::vector<UnitOptions>> Engine::Impl::UnitOptionsOfAll(
   }
   TESSERA_RETURN_IF_ERROR(ShareWorkingCopy(flats, &options));
   if (shares_working_copy_) return options;
+  TESSERA_RETURN_IF_ERROR(ServeGathers(&options));
+  if (served_ != nullptr) return options;
   TESSERA_ASSIGN_OR_RETURN(const auto group, ReshardGroup());
   for (UnitOptions& each : options) {
     if (each.stage.sharded_parameters) each.reshard_group = group;
@@ -255,6 +279,7 @@ absl::Status Engine::Impl::TakeOver(std::vector<FlatPlan> flats) {
     units_.push_back(*std::move(unit));
   }
   schedule_->Start(std::move(sharded));
+  if (served_ != nullptr) served_->EndUpdate();
   absl::Status mine;
   if (settings_.loss_scaler.has_value()) {
     auto scaler = LossScaler::Create(*settings_.loss_scaler);
@@ -310,6 +335,7 @@ absl::Status Engine::Impl::Close() {
   TESSERA_RETURN_IF_ERROR(CheckOpen());
   TESSERA_RETURN_IF_ERROR(EnterUpdate(absl::OkStatus(), "Engine::Close"));
   TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(MakeUpdatable(), "Engine::Close"));
+  if (served_ != nullptr) served_->Stop();
   absl::Status status;
   for (const auto& unit : units_) {
     status = CatchTorch("Close", [&] { return unit->Release(); });

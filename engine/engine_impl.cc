@@ -23,6 +23,7 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> module,
 
 Engine::Impl::~Impl() {
   gradients_.reset();
+  if (served_ != nullptr) served_->Stop();
   for (const auto& unit : units_) {
     Registry::Global().Remove(*unit);
     unit->Abandon();
@@ -82,8 +83,13 @@ absl::StatusOr<at::Tensor> Engine::Impl::Master(absl::string_view name) {
   TESSERA_ASSIGN_OR_RETURN(const Place place, Find(name));
   const auto& unit = units_[static_cast<size_t>(place.unit)];
   ReleaseNodePins();
-  return Announced(
-      CatchTorch("Master", [&] { return unit->WholeMaster(place.parameter); }));
+  TESSERA_RETURN_IF_ERROR(EnterUpdate(absl::OkStatus(), "Engine::Master"));
+  TESSERA_ASSIGN_OR_RETURN(at::Tensor master,
+                           Announced(CatchTorch("Master", [&] {
+                             return unit->WholeMaster(place.parameter);
+                           })));
+  TESSERA_RETURN_IF_ERROR(EndUpdate());
+  return master;
 }
 
 absl::StatusOr<Unit*> Engine::Impl::FindUnit(absl::string_view name) const {
@@ -130,6 +136,7 @@ absl::Status Engine::Impl::Save(const std::string& dir,
   TESSERA_RETURN_IF_ERROR(EnterUpdate(mine, "SaveCheckpoint"));
   if (mine.ok()) mine = MakeUpdatable();
   TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(mine, "SaveCheckpoint"));
+  TESSERA_RETURN_IF_ERROR(EndUpdate());
   return CatchTorch("SaveCheckpoint",
                     [&] { return SaveState(dir, State(), client_state); });
 }

@@ -79,6 +79,7 @@ class Engine::Impl {
       absl::Span<const FlatPlan> flats);
   absl::Status ShareWorkingCopy(absl::Span<const FlatPlan> flats,
                                 std::vector<UnitOptions>* options);
+  absl::Status ServeGathers(std::vector<UnitOptions>* options);
   absl::Status TakeOver(std::vector<FlatPlan> flats);
   absl::Status ConvertBuffers();
   void GiveBuffersBack();
@@ -96,6 +97,7 @@ class Engine::Impl {
   absl::Status MakeUpdatable();
   absl::Status EndUpdate();
   absl::Status OptimizerStep();
+  absl::Status UpdateParameters();
   absl::Status Publish(bool only_with_gradient);
   // What the step's gradients are divided by at last.
   double divisor() const;
@@ -119,6 +121,7 @@ class Engine::Impl {
   std::optional<LossScaler> scaler_;
   StepReport report_;
   bool shares_working_copy_ = false;
+  std::shared_ptr<ServedGathers> served_;  // null: gathers are collectives
   bool closed_ = false;
   int no_sync_ = 0;               // NoSyncScopes
   bool autocast_seen_ = false;    // since the last Step

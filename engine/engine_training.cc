@@ -138,11 +138,15 @@ absl::Status Engine::Impl::CheckParametersKnown() const {
       "Close() the engine and Create another");
 }
 
-// With a shared working copy: till now any rank may have read what is written
-// from now on. `mine`: what is wrong here. COLLECTIVE.
+// Where ranks read the working copy or the shards of others whenever they like:
+// from now on none does, until EndUpdate. `mine`: what is wrong here.
+// COLLECTIVE.
 absl::Status Engine::Impl::EnterUpdate(const absl::Status& mine,
                                        absl::string_view where) {
-  return shares_working_copy_ ? comm_->AgreeOk(mine, where) : absl::OkStatus();
+  if (!shares_working_copy_ && served_ == nullptr) return absl::OkStatus();
+  ReleaseNodePins();
+  schedule_->Border();  // waits for what is on its way
+  return comm_->AgreeOk(mine, where);
 }
 
 absl::Status Engine::Impl::MakeUpdatable() {
@@ -154,9 +158,10 @@ absl::Status Engine::Impl::MakeUpdatable() {
   return absl::OkStatus();
 }
 
-// With a shared working copy: from the next use on a unit is what all owners
-// have made of it. COLLECTIVE, ASYNC with overlap.
+// From the next use on a unit is what all owners have made of it. COLLECTIVE,
+// ASYNC with overlap, with a shared working copy; else LOCAL.
 absl::Status Engine::Impl::EndUpdate() {
+  if (served_ != nullptr) served_->EndUpdate();
   if (!shares_working_copy_) return absl::OkStatus();
   const CommFuture written =
       comm_->AllReduceSum(at::zeros({1}), CommTag{"end of an update"});
@@ -232,16 +237,7 @@ absl::Status Engine::Impl::CheckWrites() {
   return absl::OkStatus();
 }
 
-absl::Status Engine::Impl::OptimizerStep() {
-  absl::Status status = gradients_->CheckNothingPending();
-  if (status.ok()) status = CheckParametersKnown();
-  const absl::Status entered = EnterUpdate(status, "Step");
-  if (!entered.ok()) return status.ok() ? entered : status;
-  if (status.ok()) status = MakeUpdatable();
-  if (!status.ok()) {
-    comm_->Announce(status);  // the others may wait for our part
-    return status;
-  }
+absl::Status Engine::Impl::UpdateParameters() {
   TESSERA_RETURN_IF_ERROR(CheckWrites());
   if (weighted_.value_or(false) && gradients_->total_weight() == 0) {
     return absl::FailedPreconditionError(
@@ -264,9 +260,24 @@ absl::Status Engine::Impl::OptimizerStep() {
     TESSERA_RETURN_IF_ERROR(Publish(/*only_with_gradient=*/true));
     ++step_;
   }
-  TESSERA_RETURN_IF_ERROR(EndUpdate());
+  return absl::OkStatus();
+}
+
+absl::Status Engine::Impl::OptimizerStep() {
+  absl::Status status = gradients_->CheckNothingPending();
+  if (status.ok()) status = CheckParametersKnown();
+  const absl::Status entered = EnterUpdate(status, "Step");
+  if (!entered.ok()) return status.ok() ? entered : status;
+  if (status.ok()) status = MakeUpdatable();
+  if (!status.ok()) {
+    comm_->Announce(status);  // the others may wait for our part
+    return status;
+  }
+  status = UpdateParameters();
+  const absl::Status ended = EndUpdate();
+  if (!status.ok() || !ended.ok()) return status.ok() ? ended : status;
   EndStep();
-  return scaler_.has_value() ? scaler_->Update(stepped->skipped)
+  return scaler_.has_value() ? scaler_->Update(report_.skipped)
                              : absl::OkStatus();
 }
 

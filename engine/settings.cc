@@ -139,6 +139,7 @@ Settings SettingsOf(const proto::Config& config, const EngineOptions& options,
   s.accumulate_locally = config.sharding().accumulation() == "local";
   s.check_writes = config.sharding().check_writes();
   s.shared_working_copy = config.sharding().shared_working_copy();
+  s.served_gathers = config.sharding().served_gathers();
   if (config.sharding().has_reshard_group_size()) {
     s.reshard_group_size = config.sharding().reshard_group_size();
   }

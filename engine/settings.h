@@ -36,8 +36,8 @@ struct Settings {
   bool cast_inputs = false;
   bool accumulate_locally = false;
   bool check_writes = false;
-  std::string shared_working_copy;  // auto, on, off
-  int reshard_group_size = 0;       // 0: as schedule.reshard_after_forward says
+  std::string shared_working_copy, served_gathers;  // auto, on, off
+  int reshard_group_size = 0;  // 0: as schedule.reshard_after_forward says
 };
 
 // REQUIRES: `config` is resolved (config/config.h). LOCAL.

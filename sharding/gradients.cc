@@ -217,8 +217,7 @@ absl::Status Gradients::Run(const std::function<void()>& backward,
 // What a failed local micro-batch left cannot be told from the others' part: it
 // fails the next one that is reduced, on all ranks.
 absl::Status Gradients::EndLocal(const absl::Status& backward) {
-  if (!backward.ok() && AnyParametersSharded() &&
-      AgreeOnFailing(backward).ok()) {
+  if (!backward.ok() && AnyGathersTogether() && AgreeOnFailing(backward).ok()) {
     // Nobody waits for the announcement any more once all are here.
     (void)comm_->AllGatherStrings("", CommTag{"agreement on failing"});
     comm_->ClearAnnouncement();
@@ -265,9 +264,9 @@ bool Gradients::AnyUsedWithoutGrad() const {
   });
 }
 
-bool Gradients::AnyParametersSharded() const {
+bool Gradients::AnyGathersTogether() const {
   return std::any_of(units_.begin(), units_.end(), [](const auto& gradient) {
-    return gradient->unit().stage().sharded_parameters;
+    return gradient->unit().gathers_together();
   });
 }
 
@@ -276,7 +275,7 @@ bool Gradients::AnyParametersSharded() const {
 // can the engine go on.
 absl::Status Gradients::AgreeOnFailing(const absl::Status& mine) {
   if (mine.ok()) return mine;
-  if (!AnyParametersSharded()) {
+  if (!AnyGathersTogether()) {
     return absl::OkStatus();  // the others wait for the reductions only
   }
   comm_->Announce(mine);

@@ -127,7 +127,7 @@ class Gradients {
   absl::Status FinishAll();
   absl::Status EndLocal(const absl::Status& backward);
   absl::Status ReduceRest(absl::Status mine);
-  bool AnyParametersSharded() const;
+  bool AnyGathersTogether() const;
   absl::Status AgreeOnFailing(const absl::Status& mine);
   absl::Status Agree(const absl::Status& mine, std::vector<bool>* arrived,
                      std::vector<bool>* held);

@@ -264,7 +264,7 @@ void Unit::Unpin() {
   absl::MutexLock lock(&mutex_);
   --pins_;
   if (pins_ > 0 || !whole_.defined()) return;
-  if (free_when_unpinned_ || schedule_->free_after_use()) {
+  if ((free_when_unpinned_ || schedule_->free_after_use()) && !must_stay()) {
     Free();
     return;
   }
@@ -276,7 +276,7 @@ void Unit::Unpin() {
 bool Unit::TryFree() {
   absl::MutexLock lock(&mutex_);
   if (!options_.stage.sharded_parameters || !whole_.defined()) return true;
-  if (pins_ > 0) return false;
+  if (pins_ > 0 || must_stay()) return false;
   failed_.Update(Settle());
   if (whole_.defined()) Free();
   return true;
@@ -289,7 +289,6 @@ void Unit::FreeWhenUnpinned() {
 }
 
 absl::Status Unit::PrepareUpdate() {
-  if (options_.stage.sharded_parameters) TryFree();
   absl::MutexLock lock(&mutex_);
   TESSERA_RETURN_IF_ERROR(Settle());
   if (!options_.stage.sharded_parameters) {
@@ -298,7 +297,9 @@ absl::Status Unit::PrepareUpdate() {
     if (private_) DropPrivate();
     return absl::OkStatus();
   }
-  return whole_.defined() ? HeldByUse() : absl::OkStatus();
+  if (whole_.defined() && pins_ > 0) return HeldByUse();
+  if (whole_.defined()) Free();
+  return absl::OkStatus();
 }
 
 absl::Status Unit::HeldByUse() const {

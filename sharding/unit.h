@@ -54,6 +54,7 @@
 #include "sharding/flat_buffer.h"
 #include "sharding/layout.h"
 #include "sharding/named_parameter.h"
+#include "sharding/served_gathers.h"
 #include "sharding/write_faults.h"
 
 namespace tessera {
@@ -94,6 +95,10 @@ struct UnitOptions {
   // does not shard parameters. Null: memory of its own.
   std::shared_ptr<SharedMemory> shared;
   int64_t shared_offset = 0;  // bytes
+  // Gathers are no collectives: each rank reads the others' shards; this unit's
+  // are `served_key`. Null: they are. Not with reshard_group.
+  std::shared_ptr<ServedGathers> served;
+  int64_t served_key = 0;
 };
 
 // Where the storages of these parameters lie in the flat buffer of a unit.
@@ -132,14 +137,16 @@ class Unit {
   void Adopt();
 
   // Makes the unit whole and keeps it so until Unpin. COLLECTIVE where it was
-  // freed: an all-gather of S elements. On an error nothing is pinned.
+  // freed and gathers are not served: an all-gather of S elements. On an error
+  // nothing is pinned.
   absl::Status Pin();
   void Unpin();
-  // Starts the gather of a freed unit, for Pin to wait for. COLLECTIVE, ASYNC;
-  // nothing if it is whole. An error is Pin's.
+  // Starts the gather of a freed unit, for Pin to wait for. COLLECTIVE as Pin,
+  // ASYNC; nothing if it is whole. An error is Pin's.
   void StartGather();
-  // Frees the unit; false if it is pinned. Units whose parameters are not
-  // sharded are never freed (true). LOCAL.
+  // Frees the unit; false if it is pinned, or if it was written to and gathers
+  // are served: until the next update others may read the shard. Units whose
+  // parameters are not sharded are never freed (true). LOCAL.
   bool TryFree();
   // The same, now or when the last pin goes.
   void FreeWhenUnpinned();
@@ -193,6 +200,10 @@ class Unit {
   at::ScalarType master_dtype() const { return master_dtype_; }
   at::ScalarType reduce_dtype() const { return reduce_dtype_; }
   at::Device device() const { return device_; }
+  // Ranks wait for each other in its gathers.
+  bool gathers_together() const {
+    return options_.stage.sharded_parameters && options_.served == nullptr;
+  }
   Communicator* communicator() const { return comm_.get(); }
   // This rank's masters, [owned().numel()]; of master_dtype() where the unit is
   // trainable or has had MakeMasters, else of dtype().
@@ -241,6 +252,7 @@ class Unit {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void GiveMemory(const at::Tensor& values);
   bool shared() const { return options_.shared != nullptr; }
+  bool must_stay() const { return options_.served != nullptr && dirty_; }
   absl::Status AllocateShared() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropPrivate() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status HeldByUse() const;

@@ -25,6 +25,13 @@ absl::Status Unit::Launch() {
     return allocated;
   }
   schedule_->AddLive(layout_.whole_numel());
+  if (options_.served != nullptr) {
+    TESSERA_ASSIGN_OR_RETURN(
+        arriving_,
+        options_.served->Pull(options_.served_key, whole_.Bytes(),
+                              CommTag{absl::StrCat("gather of unit ", name_)}));
+    return absl::OkStatus();
+  }
   const bool near = secondary_holds_;
   const CommTag tag{absl::StrCat(
       near ? "all-gather within a group of unit " : "all-gather of unit ",

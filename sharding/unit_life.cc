@@ -59,6 +59,9 @@ void Unit::Adopt() {
   if (ready_) return;
   schedule_->AddLive(layout_.whole_numel());
   Free();
+  if (options_.served != nullptr) {
+    options_.served->Offer(options_.served_key, shard_.Bytes());
+  }
 }
 
 // Gives the parameters storages of the working dtype.
@@ -144,10 +147,6 @@ absl::StatusOr<FlatBuffer> Unit::GatherMasters() {
 }
 
 absl::StatusOr<at::Tensor> Unit::WholeMaster(int parameter) {
-  if (shared()) {  // till now others may read what an update changes
-    TESSERA_RETURN_IF_ERROR(
-        comm_->Barrier(absl::StrCat("masters of unit ", name_)));
-  }
   TESSERA_RETURN_IF_ERROR(PrepareUpdate());
   TorchScope scope;
   absl::MutexLock lock(&mutex_);

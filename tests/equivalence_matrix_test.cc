@@ -3,8 +3,8 @@
 //
 //   W {1, 2, 3, 4} x stage {0, 1, 2, 3} x dtype {fp32, bf16, fp16}
 //   x accumulation {1, 3} x overlap {on, off} x clipping {off, on}
-//   x reshard_after_forward {true, false, a smaller group}, or one working copy
-//   for all ranks
+//   x reshard_after_forward {true, false, a smaller group}, or gathers that are
+//   no collectives
 //
 // Whole over shared memory; over Gloo 60 cells in which every pair of values
 // occurs. One set of ranks per W serves all its cells.
@@ -30,8 +30,9 @@ struct Cell {
 using Choice = std::vector<size_t>;
 
 const std::vector<std::string> kDtypes = {"fp32", "bf16", "fp16"};
-// The last: one working copy for all ranks, where they share memory.
-const std::vector<std::string> kReshard = {"true", "false", "group", "shared"};
+// "alone": no rank waits for another in a gather. One working copy for all
+// ranks, where they share memory; else shards that are served.
+const std::vector<std::string> kReshard = {"true", "false", "group", "alone"};
 const Choice kAxes = {4, 4, 3, 2, 2, 2, 4};
 
 // Clips where it matters: the norm of a Gpt is about 1.
@@ -58,10 +59,10 @@ Cell CellOf(const Choice& choice) {
     const bool divides = cell.world_size % 2 == 0;
     spec.reshard = divides ? "2" : "true";
   }
-  spec.shared = "off";
-  if (spec.reshard == "shared") {
+  spec.shared = spec.served = "off";
+  if (spec.reshard == "alone") {
     spec.reshard = "true";
-    spec.shared = OverSharedMemory() ? "on" : "auto";
+    (OverSharedMemory() ? spec.shared : spec.served) = "on";
   }
   spec.initial_scale_power = 12;
   spec.gradients = true;

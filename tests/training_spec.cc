@@ -50,6 +50,7 @@ void VisitWay(Spec& spec, const Visit& visit) {
   visit("overlap", &spec.overlap);
   visit("reshard", &spec.reshard);
   visit("shared", &spec.shared);
+  visit("served", &spec.served);
   visit("prefetch_bucket_size", &spec.prefetch_bucket_size);
   visit("param_persistence_threshold", &spec.param_persistence_threshold);
   visit("max_live_parameters", &spec.max_live_parameters);
@@ -134,6 +135,7 @@ void SetSharding(const TrainingSpec& spec, proto::Config* config) {
     sharding->set_reshard_group_size(group);
   }
   if (!spec.shared.empty()) sharding->set_shared_working_copy(spec.shared);
+  if (!spec.served.empty()) sharding->set_served_gathers(spec.served);
   proto::ZeroOptimization* zero = config->mutable_zero_optimization();
   zero->set_stage(spec.stage);
   zero->set_overlap_comm(spec.overlap);

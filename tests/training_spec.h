@@ -44,6 +44,7 @@ struct TrainingSpec {
   bool overlap = true;  // overlap_comm
   std::string reshard;  // reshard_after_forward: "true", "false", a number
   std::string shared;   // shared_working_copy; "": the default
+  std::string served;   // served_gathers; "": the default
   int64_t prefetch_bucket_size = -1;
   int64_t param_persistence_threshold = 0;
   int64_t max_live_parameters = -1;

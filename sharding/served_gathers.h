@@ -1,0 +1,48 @@
+// ServedGathers: how the units of an engine are gathered where a gather is no
+// collective: each rank reads the others' shards when it needs them
+// (comm/shard_server.h), whatever those do meanwhile.
+//
+// A version is an update of all ranks: between two EndUpdates an owner changes
+// its shards only after every rank has entered the update (engine/engine_impl.h
+// sees to that).
+//
+// Threads: any.
+#ifndef SHARDING_SERVED_GATHERS_H_
+#define SHARDING_SERVED_GATHERS_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "ATen/core/Tensor.h"
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "comm/communicator.h"
+#include "comm/shard_server.h"
+
+namespace tessera {
+
+class ServedGathers {
+ public:
+  explicit ServedGathers(std::unique_ptr<ShardServer> server)
+      : server_(std::move(server)) {}
+
+  // `key` means the same unit on all ranks; `shard` is valid until Stop. LOCAL.
+  void Offer(int64_t key, at::Tensor shard);
+  // This rank's shards have what the update made of them. LOCAL, once an update
+  // on every rank; the first time before any Pull.
+  void EndUpdate();
+  // whole = all ranks' shards as of the last update. LOCAL, ASYNC.
+  // FailedPrecondition after Stop.
+  absl::StatusOr<CommFuture> Pull(int64_t key, at::Tensor whole, CommTag tag);
+  // Nobody may read this rank's shards any more. LOCAL.
+  void Stop();
+
+ private:
+  absl::Mutex mutex_;
+  std::unique_ptr<ShardServer> server_ ABSL_GUARDED_BY(mutex_);
+  int64_t version_ ABSL_GUARDED_BY(mutex_) = -1;
+};
+
+}  // namespace tessera
+#endif  // SHARDING_SERVED_GATHERS_H_
