@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "ATen/Parallel.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/check.h"
 #include "comm/announcements.h"
@@ -36,6 +38,9 @@ class Ranks {
                  absl::Duration grace = absl::Seconds(5))
       : world_size_(world_size) {
     SetHangDumpFolder("off");
+    // ThreadSanitizer does not know the locks in these.
+    at::set_num_threads(1);
+    absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
     const auto store = c10::make_intrusive<c10d::HashStore>();
     for (int r = 0; r < world_size; ++r) {
       meshes_.push_back(std::make_unique<ShardMesh>(world_size));
