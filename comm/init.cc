@@ -26,12 +26,17 @@
 #include "comm/nccl_communicator.h"
 #include "comm/nccl_environment.h"
 #include "comm/rendezvous.h"
+#include "comm/retired_servers.h"
 #include "comm/self_communicator.h"
 #include "comm/world.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 
 namespace tessera {
 namespace {
+
+// How long a rank that leaves goes on serving shards to others: not so long
+// that these wait for it in vain in a collective.
+constexpr absl::Duration kRetiredGrace = absl::Seconds(5);
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
@@ -242,6 +247,7 @@ void Shutdown() {
     std::swap(world, g_world);
   }
   if (world == nullptr) return;
+  WaitForRetiredServers(kRetiredGrace);
   CommThread::Get().Stop();
   const Communicator& comm = *world->communicator();
   const absl::Status written =

@@ -61,6 +61,12 @@ class ShardServer {
   // negative.
   virtual CommFuture Pull(int64_t key, int64_t version, at::Tensor whole,
                           CommTag tag) = 0;
+
+  // This rank pulls no more: what is under way here ends with Cancelled. It
+  // goes on serving; the future ends when nobody can ask any more, since all
+  // others have retired, were destroyed or ended, or when the group has failed.
+  // LOCAL, ASYNC. Call it once.
+  virtual CommFuture Retire() = 0;
 };
 
 }  // namespace tessera

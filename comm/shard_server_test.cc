@@ -67,6 +67,28 @@ class Ending {
   std::thread thread_;
 };
 
+// ---- ends ----
+
+TEST(ShardServerTest, ARetiredServerAnswersUntilAllHaveRetired) {
+  Ranks ranks(3);
+  ranks.StartAll();
+  for (int r = 0; r < 3; ++r) {
+    ranks[r].server->Offer(0, ShardOf(r, 0, 0, 100));
+    ranks[r].server->SetVersion(0);
+  }
+  Ending first(ranks[0].server->Retire());
+  Ending second(ranks[1].server->Retire());
+  at::Tensor whole = torch::zeros({300});
+  TESSERA_ASSERT_OK(ranks[2].server->Pull(0, 0, whole, {"unit"}).Wait());
+  EXPECT_TRUE(whole.equal(WholeOf(3, 0, 0, 100)));
+  EXPECT_FALSE(first.Within(absl::Milliseconds(50)));
+  EXPECT_THAT(ranks[0].server->Pull(0, 0, whole, {"unit"}).Wait(),
+              StatusIs(absl::StatusCode::kCancelled));
+  ranks[2].server = nullptr;
+  EXPECT_TRUE(first.Within(absl::Seconds(20)));
+  EXPECT_TRUE(second.Within(absl::Seconds(20)));
+}
+
 // ---- bits ----
 
 TEST(ShardServerTest, WholesHaveTheOwnersBits) {

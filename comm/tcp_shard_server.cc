@@ -191,6 +191,7 @@ CommFuture TcpShardServer::Pull(int64_t key, int64_t version, at::Tensor whole,
   CommFuture future(pull->future);
   {
     absl::MutexLock lock(&mutex_);
+    if (retired_) return DoneFuture(absl::CancelledError("retired"));
     pull->request.ticket = pull->record.sequence = ++tickets_;
     pull->record.ticket = group_.records->Enqueue(pull->record);
     asks_.push_back(pull->request);
@@ -198,6 +199,17 @@ CommFuture TcpShardServer::Pull(int64_t key, int64_t version, at::Tensor whole,
   }
   Wake();
   return future;
+}
+
+CommFuture TcpShardServer::Retire() {
+  auto future = std::make_shared<CommFuture::State>();
+  {
+    absl::MutexLock lock(&mutex_);
+    retirement_ = future;
+    retires_ = retired_ = true;
+  }
+  Wake();
+  return CommFuture(std::move(future));
 }
 
 }  // namespace tessera

@@ -59,6 +59,7 @@ class TcpShardServer final : public ShardServer, private AskingEnd::Receiver {
   void SetVersion(int64_t version) override;
   CommFuture Pull(int64_t key, int64_t version, at::Tensor whole,
                   CommTag tag) override;
+  CommFuture Retire() override;
 
  private:
   // One that is under way.
@@ -105,6 +106,9 @@ class TcpShardServer final : public ShardServer, private AskingEnd::Receiver {
   char* PlaceFor(int peer, const ShardAnswer& answer) override;
   void Answered(int peer, int64_t ticket, const absl::Status& error) override;
   void CloseAsking(int peer);
+  void StopAsking();
+  bool AnyMayAsk() const;
+  void EndRetirement();
   PullState* FindPull(int64_t ticket);
   void End(PullPtr pull, const absl::Status& status);
   // Ends all pulls.
@@ -138,6 +142,10 @@ class TcpShardServer final : public ShardServer, private AskingEnd::Receiver {
   std::vector<std::optional<absl::Duration>> closed_ ABSL_GUARDED_BY(mutex_);
   absl::Status verdict_ ABSL_GUARDED_BY(mutex_);
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  // Of Retire, until it has ended.
+  std::shared_ptr<CommFuture::State> retirement_ ABSL_GUARDED_BY(mutex_);
+  bool retires_ ABSL_GUARDED_BY(mutex_) = false;  // not yet taken note of
+  bool retired_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

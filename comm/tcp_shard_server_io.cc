@@ -41,6 +41,7 @@ void TcpShardServer::Run() {
     }
   }
   EndAll(absl::CancelledError("the shard server was destroyed"));
+  EndRetirement();
   peers_.clear();
 }
 
@@ -70,17 +71,22 @@ void TcpShardServer::Turn(int peer, short asking, short serving) {
   good = (serving & POLLOUT) == 0 || p.serving.Send();
   std::vector<ShardRequest> requests;
   if (good && (serving & ~POLLOUT) != 0) good = p.serving.Receive(&requests);
-  if (!good) return p.serving.Close();
+  if (!good) {
+    p.serving.Close();
+    if (!AnyMayAsk()) EndRetirement();
+    return;
+  }
   for (const ShardRequest& request : requests) Serve(peer, request);
 }
 
 bool TcpShardServer::TakeNews() {
   std::vector<ShardRequest> asks, own;
-  bool changed = false;
+  bool changed = false, retires = false;
   absl::Status verdict;
   {
     absl::MutexLock lock(&mutex_);
     if (stop_) return false;
+    retires = std::exchange(retires_, false);
     asks.swap(asks_);
     changed = std::exchange(changed_, false);
     verdict = std::exchange(verdict_, absl::OkStatus());
@@ -92,6 +98,7 @@ bool TcpShardServer::TakeNews() {
     }
   }
   if (!verdict.ok()) Fail(verdict);
+  if (retires) StopAsking();
   for (const ShardRequest& request : asks) {
     for (const auto& peer : peers_) {
       if (peer != nullptr) peer->asking.Ask(request);
@@ -185,6 +192,30 @@ void TcpShardServer::CloseAsking(int peer) {
   closed_[peer] = MonotonicNow();
 }
 
+// The others see that this rank will ask no more.
+void TcpShardServer::StopAsking() {
+  EndAll(absl::CancelledError("the shard server was retired"));
+  for (const auto& peer : peers_) {
+    if (peer != nullptr) peer->asking.Close();
+  }
+  if (!AnyMayAsk()) EndRetirement();
+}
+
+bool TcpShardServer::AnyMayAsk() const {
+  return std::any_of(peers_.begin(), peers_.end(), [](const auto& peer) {
+    return peer != nullptr && peer->serving.fd() >= 0;
+  });
+}
+
+void TcpShardServer::EndRetirement() {
+  std::shared_ptr<CommFuture::State> retirement;
+  {
+    absl::MutexLock lock(&mutex_);
+    retirement.swap(retirement_);
+  }
+  if (retirement != nullptr) EndFuture(*retirement, absl::OkStatus());
+}
+
 void TcpShardServer::End(PullPtr pull, const absl::Status& status) {
   CollectiveRecord& record = pull->record;
   record.status = status;
@@ -218,6 +249,7 @@ void TcpShardServer::Fail(const absl::Status& status) {
 // ---- on tessera-watch ----
 
 void TcpShardServer::Look() {
+  if (!group_.family->failure()->Get().ok()) EndRetirement();
   std::vector<std::optional<AwaitedShard>> awaited(world_size_);
   {
     absl::MutexLock lock(&mutex_);

@@ -99,9 +99,10 @@ class World {
 absl::StatusOr<const World*> Init(int* argc, char** argv,
                                   WorldOptions options = {});
 
-// Leaves the job: waits for this rank's pending collectives, then writes the
-// communication log and trace where TESSERA_COMM_LOG and TESSERA_COMM_TRACE say
-// (docs/communication.md). LOCAL.
+// Leaves the job: waits for this rank's pending collectives, and 5 s at most
+// for others that still read its shards (of an engine that was destroyed
+// without Close), then writes the communication log and trace where
+// TESSERA_COMM_LOG and TESSERA_COMM_TRACE say (docs/communication.md). LOCAL.
 void Shutdown();
 
 }  // namespace tessera

@@ -335,7 +335,7 @@ absl::Status Engine::Impl::Close() {
   TESSERA_RETURN_IF_ERROR(CheckOpen());
   TESSERA_RETURN_IF_ERROR(EnterUpdate(absl::OkStatus(), "Engine::Close"));
   TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(MakeUpdatable(), "Engine::Close"));
-  if (served_ != nullptr) served_->Stop();
+  if (served_ != nullptr) served_->End();
   absl::Status status;
   for (const auto& unit : units_) {
     status = CatchTorch("Close", [&] { return unit->Release(); });

@@ -2,7 +2,16 @@
 
 #include <utility>
 
+#include "absl/time/time.h"
+#include "comm/retired_servers.h"
+
 namespace tessera {
+namespace {
+
+// Ranks mostly end together.
+constexpr absl::Duration kPatience = absl::Milliseconds(200);
+
+}  // namespace
 
 void ServedGathers::Offer(int64_t key, at::Tensor shard) {
   absl::MutexLock lock(&mutex_);
@@ -30,6 +39,19 @@ void ServedGathers::Stop() {
     absl::MutexLock lock(&mutex_);
     server = std::move(server_);
   }
+  if (server == nullptr) return;
+  RetireServer(std::move(server), shared_from_this(), kPatience);
+}
+
+void ServedGathers::End() {
+  absl::MutexLock lock(&mutex_);
+  server_ = nullptr;
+  ended_ = true;
+}
+
+void ServedGathers::Keep(FlatBuffer shard) {
+  absl::MutexLock lock(&mutex_);
+  if (!ended_) kept_.push_back(std::move(shard));
 }
 
 }  // namespace tessera

@@ -12,6 +12,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "ATen/core/Tensor.h"
 #include "absl/base/thread_annotations.h"
@@ -19,15 +21,16 @@
 #include "absl/synchronization/mutex.h"
 #include "comm/communicator.h"
 #include "comm/shard_server.h"
+#include "sharding/flat_buffer.h"
 
 namespace tessera {
 
-class ServedGathers {
+class ServedGathers : public std::enable_shared_from_this<ServedGathers> {
  public:
   explicit ServedGathers(std::unique_ptr<ShardServer> server)
       : server_(std::move(server)) {}
 
-  // `key` means the same unit on all ranks; `shard` is valid until Stop. LOCAL.
+  // `key` means the same unit on all ranks; `shard` is valid until Keep. LOCAL.
   void Offer(int64_t key, at::Tensor shard);
   // This rank's shards have what the update made of them. LOCAL, once an update
   // on every rank; the first time before any Pull.
@@ -35,13 +38,20 @@ class ServedGathers {
   // whole = all ranks' shards as of the last update. LOCAL, ASYNC.
   // FailedPrecondition after Stop.
   absl::StatusOr<CommFuture> Pull(int64_t key, at::Tensor whole, CommTag tag);
-  // Nobody may read this rank's shards any more. LOCAL.
+  // This rank pulls no more. Others may still read what it offered, until they
+  // have stopped, too. LOCAL; waits a moment for them.
   void Stop();
+  // All ranks have agreed to pull no more. LOCAL.
+  void End();
+  // Takes memory that was offered over, for as long as it may be read. LOCAL.
+  void Keep(FlatBuffer shard);
 
  private:
   absl::Mutex mutex_;
   std::unique_ptr<ShardServer> server_ ABSL_GUARDED_BY(mutex_);
   int64_t version_ ABSL_GUARDED_BY(mutex_) = -1;
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<FlatBuffer> kept_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace tessera

@@ -122,6 +122,7 @@ void Unit::DropMemory(Life life) {
   SetWhole({});
   private_ = ready_ = false;
   write_faults_ = nullptr;
+  if (options_.served != nullptr) options_.served->Keep(std::move(shard_));
   shard_.Reset();
   secondary_.Reset();
   master_.Reset();

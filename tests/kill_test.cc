@@ -415,19 +415,22 @@ TEST_P(StopTest, TheOthersNameItTheCollectiveAndTheUnit) {
     const std::string line = ranks[r].LastLine();
     EXPECT_THAT(
         line,
-        AllOf(HasSubstr("DEADLINE_EXCEEDED: "),
-              ContainsRegex("(unit|agreement|broadcast|parameters|checkpoint)"),
-              ContainsRegex(" #[0-9]+ \\((all-gather|reduce-scatter sum|"
-                            "all-reduce sum|broadcast from rank 0|agreement)"),
-              HasSubstr("has not ended within 5s: "),
-              HasSubstr(absl::StrCat("rank ", victim, " has not come (")),
-              ContainsRegex(
-                  rank0_hosts
-                      ? "ago, (in|out of) .*it is stopped.*the store does not "
-                        "answer"
-                      : "last heard of [3-9].*s ago, (in|out of) [^;]* #[0-9]+ "
-                        "\\([^;]*: it is stopped"),
-              HasSubstr(absl::StrCat("tessera-hang-rank", r))));
+        AllOf(
+            HasSubstr("DEADLINE_EXCEEDED: "),
+            ContainsRegex("(unit|agreement|broadcast|parameters|checkpoint)"),
+            ContainsRegex(" #[0-9]+ \\((pull|all-gather|reduce-scatter sum|"
+                          "all-reduce sum|broadcast from rank 0|agreement)"),
+            HasSubstr("has not ended within 5s: "),
+            ContainsRegex(absl::StrCat(
+                "rank ", victim,
+                " has not (come|sent its shard [0-9]+ of version [0-9]+) \\(")),
+            ContainsRegex(
+                rank0_hosts
+                    ? "ago, (in|out of) .*it is stopped.*the store does not "
+                      "answer"
+                    : "last heard of [3-9].*s ago, (in|out of) [^;]* #[0-9]+ "
+                      "\\([^;]*: it is stopped"),
+            HasSubstr(absl::StrCat("tessera-hang-rank", r))));
   }
   int dumps = 0;
   for (const std::string& name : folder.Names()) {

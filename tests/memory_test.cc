@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
+#include "comm/retired_servers.h"
 #include "comm/world.h"
 #include "engine/engine.h"
 #include "tests/rank_pool.h"
@@ -129,6 +130,7 @@ TESSERA_RANK_FUNCTION(TrainWideModel) {
   TESSERA_RETURN_IF_ERROR(note());
   engine.reset();
   model.reset();
+  WaitForRetiredServers(absl::Seconds(30));  // that other ranks still read from
   TESSERA_RETURN_IF_ERROR(note());
   return ToText(lines);
 }

@@ -254,6 +254,7 @@ TESSERA_RANK_FUNCTION(RawPointers) {
     return absl::InternalError("the write is lost");
   }
   if (args == "write" && world.rank() == 0) {  // the end of the process
+    (void)weight.sum();  // waits for the end of the update
     weight.data_ptr<float>()[7] = 1;
   }
   TESSERA_RETURN_IF_ERROR(engine->Close());
