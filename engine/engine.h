@@ -16,7 +16,11 @@
 // configuration keys are DeepSpeed's.
 //
 // Threads: calls come from one thread at a time. COLLECTIVE calls must be made
-// by all ranks, in the same order.
+// by all ranks, in the same order. A forward is COLLECTIVE where gathers at
+// stage 3 are (nccl, several hosts with several ranks each,
+// reshard_after_forward = a number); on one host and over gloo each rank may
+// run what it likes, when it likes (docs/design.md, "Gathers in which nobody
+// waits").
 #ifndef ENGINE_ENGINE_H_
 #define ENGINE_ENGINE_H_
 
@@ -112,8 +116,9 @@ class Engine {
                   std::move(options));
   }
 
-  // Local: leaves freed parameters as they are (an access names the parameter).
-  // Close() first to get a whole, plain module back.
+  // LOCAL: takes the parameters' memory away (an access names the parameter);
+  // ranks that still gather are served in the background. Close() first to get
+  // a whole, plain module back.
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -181,7 +186,7 @@ class Engine {
   // The step's averaged gradient of a parameter so far, whole, in the
   // parameter's shape; undefined if it got none. COLLECTIVE.
   absl::StatusOr<at::Tensor> Gradient(absl::string_view name);
-  // A whole copy of a parameter as operators see it. COLLECTIVE.
+  // A whole copy of a parameter as operators see it. COLLECTIVE as a forward.
   absl::StatusOr<at::Tensor> Parameter(absl::string_view name);
   // A whole copy of what the optimizer keeps of it: float32 where the parameter
   // has 16 bits. COLLECTIVE.
@@ -213,7 +218,9 @@ class Engine {
   absl::StatusOr<std::string> LoadCheckpoint(const std::string& dir);
 
   // Makes every parameter whole and plain again and takes all hooks away. The
-  // module is then as if the engine had never been. COLLECTIVE.
+  // module is then as if the engine had never been, but that frozen parameters
+  // have the values that their working dtype could hold: they have no masters.
+  // COLLECTIVE.
   absl::Status Close();
 
   // Model states held by this rank between uses, and what one replica of all

@@ -7,10 +7,12 @@
 //   auto pin = tessera::Use(w);
 //   Kernel(x.data_ptr<float>(), w.data_ptr<float>());
 //
-// A write through the pointer is kept: make the same one on all ranks.
-// COLLECTIVE where the unit is not whole (one all-gather): all ranks must make
-// the same uses in the same order. Throws what a gather throws. Tensors that no
-// engine owns cost nothing.
+// A write through the pointer is kept: make the same one on all ranks. Where
+// the ranks of a host share one working copy a Use costs a copy of the unit,
+// which stays until the next update. COLLECTIVE where the unit is not whole and
+// gathers are collectives (one all-gather): all ranks must make the same uses
+// in the same order. Throws what a gather throws. Tensors that no engine owns
+// cost nothing.
 #ifndef SHARDING_USE_H_
 #define SHARDING_USE_H_
 
