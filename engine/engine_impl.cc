@@ -148,7 +148,9 @@ absl::StatusOr<std::string> Engine::Impl::Load(const std::string& dir) {
   TESSERA_ASSIGN_OR_RETURN(
       LoadedState loaded,
       CatchTorch("LoadCheckpoint", [&] { return LoadState(dir, State()); }));
-  TESSERA_RETURN_IF_ERROR(Publish(/*only_with_gradient=*/false));
+  for (size_t u = 0; u < units_.size(); ++u) {
+    TESSERA_RETURN_IF_ERROR(Publish(u, /*only_with_gradient=*/false));
+  }
   TESSERA_RETURN_IF_ERROR(EndUpdate());
   TESSERA_RETURN_IF_ERROR(ZeroGrad());
   step_ = loaded.step;

@@ -98,7 +98,7 @@ class Engine::Impl {
   absl::Status EndUpdate();
   absl::Status OptimizerStep();
   absl::Status UpdateParameters();
-  absl::Status Publish(bool only_with_gradient);
+  absl::Status Publish(size_t u, bool only_with_gradient);
   // What the step's gradients are divided by at last.
   double divisor() const;
   void EndStep();

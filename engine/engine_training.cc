@@ -173,16 +173,13 @@ absl::Status Engine::Impl::EndUpdate() {
 
 // Owners' new values reach the others, and libtorch learns of the change: a
 // graph that saved the old values fails in backward, as in plain libtorch.
-absl::Status Engine::Impl::Publish(bool only_with_gradient) {
-  for (size_t u = 0; u < units_.size(); ++u) {
-    const UnitGradient& gradient = gradients_->of(u);
-    if (only_with_gradient && !gradient.owned().defined()) continue;
-    TESSERA_RETURN_IF_ERROR(units_[u]->PublishOwned());
-    const auto& params = units_[u]->parameters();
-    for (size_t i = 0; i < params.size(); ++i) {
-      if (!only_with_gradient || gradient.has_gradient(i)) {
-        torch::autograd::impl::bump_version(params[i].tensor);
-      }
+absl::Status Engine::Impl::Publish(size_t u, bool only_with_gradient) {
+  const UnitGradient& gradient = gradients_->of(u);
+  TESSERA_RETURN_IF_ERROR(units_[u]->PublishOwned());
+  const auto& params = units_[u]->parameters();
+  for (size_t i = 0; i < params.size(); ++i) {
+    if (!only_with_gradient || gradient.has_gradient(i)) {
+      torch::autograd::impl::bump_version(params[i].tensor);
     }
   }
   return absl::OkStatus();
@@ -244,8 +241,10 @@ absl::Status Engine::Impl::UpdateParameters() {
         "Step: no rank had data (every weight of the step is 0); ask "
         "Engine::AnyRankHasData before a forward, and call ZeroGrad to go on");
   }
-  auto stepped = StepShards(units_, *gradients_, divisor(), settings_.step,
-                            optimizer_.get(), comm_.get());
+  auto stepped = StepShards(
+      units_, *gradients_, divisor(), settings_.step, optimizer_.get(),
+      [this](size_t u) { return Publish(u, /*only_with_gradient=*/true); },
+      comm_.get());
   if (!stepped.ok()) {
     comm_->Announce(stepped.status());
     return stepped.status();
@@ -257,7 +256,6 @@ absl::Status Engine::Impl::UpdateParameters() {
   if (stepped->skipped) {
     ++report_.skipped_steps;
   } else {
-    TESSERA_RETURN_IF_ERROR(Publish(/*only_with_gradient=*/true));
     ++step_;
   }
   return absl::OkStatus();

@@ -133,51 +133,55 @@ absl::Status AdamW::Prepare(const Gradients& gradients) {
   return absl::OkStatus();
 }
 
-absl::Status AdamW::Step(const Gradients& gradients) {
-  return CatchTorch("optimizer step", [&] {
+absl::Status AdamW::Step(const Gradients& gradients, const AfterUnit& after) {
+  return CatchTorch("optimizer step", [&]() -> absl::Status {
     TorchScope scope;
-    Lists lists;
-    std::vector<Realigned> undo;
-    absl::flat_hash_map<int64_t, at::Tensor> counts;  // that the kernel reads
+    Counts counts;
     for (size_t u = 0; u < units_.size(); ++u) {
-      Unit& unit = *units_[u];
-      const UnitGradient& gradient = gradients.of(u);
-      const at::Tensor owned = gradient.owned();
-      if (!owned.defined()) continue;
-      for (size_t i = 0; i < unit.parameters().size(); ++i) {
-        if (gradient.has_gradient(i)) ++steps_[unit.parameters()[i].index];
-      }
-      const at::Tensor masters = unit.masters();
-      for (const Run& run : RunsOf(unit, gradient, steps_)) {
-        auto view = [&](const at::Tensor& of) {
-          const at::Tensor t = Part(of, {run.flat.begin - unit.owned().begin,
-                                         run.flat.end - unit.owned().begin});
-          return run.aligned()
-                     ? t
-                     : Realign(t, run.in_parameter, run.param_numel, &undo);
-        };
-        lists.params.push_back(view(masters));
-        lists.grads.push_back(view(owned));
-        lists.exp_avgs.push_back(view(states_[u].exp_avg.View()));
-        lists.exp_avg_sqs.push_back(view(states_[u].exp_avg_sq.View()));
-        at::Tensor& count = counts[run.step];
-        if (!count.defined()) {
-          count = at::full({}, static_cast<double>(run.step),
-                           at::TensorOptions(at::kFloat).device(unit.device()));
-        }
-        lists.steps.push_back(count);
-      }
+      if (!gradients.of(u).owned().defined()) continue;
+      StepUnit(u, gradients.of(u), &counts);
+      if (after) TESSERA_RETURN_IF_ERROR(after(u));
     }
-    if (lists.params.empty()) return;
-    at::_fused_adamw_(lists.params, lists.grads, lists.exp_avgs,
-                      lists.exp_avg_sqs, /*max_exp_avg_sqs=*/{}, lists.steps,
-                      options_.lr, options_.beta1, options_.beta2,
-                      options_.weight_decay, options_.eps, /*amsgrad=*/false,
-                      /*maximize=*/false);
-    for (auto& r : undo) {
-      r.original.copy_(r.copy.narrow(0, r.offset, r.original.numel()));
-    }
+    return absl::OkStatus();
   });
+}
+
+void AdamW::StepUnit(size_t u, const UnitGradient& gradient, Counts* counts) {
+  Unit& unit = *units_[u];
+  Lists lists;
+  std::vector<Realigned> undo;
+  for (size_t i = 0; i < unit.parameters().size(); ++i) {
+    if (gradient.has_gradient(i)) ++steps_[unit.parameters()[i].index];
+  }
+  const at::Tensor masters = unit.masters(), owned = gradient.owned();
+  for (const Run& run : RunsOf(unit, gradient, steps_)) {
+    auto view = [&](const at::Tensor& of) {
+      const at::Tensor t = Part(of, {run.flat.begin - unit.owned().begin,
+                                     run.flat.end - unit.owned().begin});
+      return run.aligned()
+                 ? t
+                 : Realign(t, run.in_parameter, run.param_numel, &undo);
+    };
+    lists.params.push_back(view(masters));
+    lists.grads.push_back(view(owned));
+    lists.exp_avgs.push_back(view(states_[u].exp_avg.View()));
+    lists.exp_avg_sqs.push_back(view(states_[u].exp_avg_sq.View()));
+    at::Tensor& count = (*counts)[run.step];
+    if (!count.defined()) {
+      count = at::full({}, static_cast<double>(run.step),
+                       at::TensorOptions(at::kFloat).device(unit.device()));
+    }
+    lists.steps.push_back(count);
+  }
+  if (lists.params.empty()) return;
+  at::_fused_adamw_(lists.params, lists.grads, lists.exp_avgs,
+                    lists.exp_avg_sqs, /*max_exp_avg_sqs=*/{}, lists.steps,
+                    options_.lr, options_.beta1, options_.beta2,
+                    options_.weight_decay, options_.eps, /*amsgrad=*/false,
+                    /*maximize=*/false);
+  for (auto& r : undo) {
+    r.original.copy_(r.copy.narrow(0, r.offset, r.original.numel()));
+  }
 }
 
 int64_t AdamW::resident_bytes() const {

@@ -9,9 +9,11 @@
 #define OPTIM_ADAMW_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "sharding/flat_buffer.h"
@@ -39,10 +41,13 @@ class AdamW {
   // Memory for what Step needs: of units that were unfrozen. LOCAL.
   // ResourceExhausted; nothing has been stepped then.
   absl::Status Prepare(const Gradients& gradients);
-  // Updates the owned part of every parameter that has a gradient. LOCAL; the
-  // caller publishes (Unit::PublishOwned). REQUIRES: Prepare, and
-  // Unit::PrepareUpdate of all.
-  absl::Status Step(const Gradients& gradients);
+  // Updates the owned part of every parameter that has a gradient, unit by
+  // unit. LOCAL. REQUIRES: Prepare, and Unit::PrepareUpdate of all.
+  // `after` is called when a unit is done, while it is in the caches: to
+  // publish it (Unit::PublishOwned). An error of it ends the step there.
+  using AfterUnit = std::function<absl::Status(size_t unit)>;
+  absl::Status Step(const Gradients& gradients,
+                    const AfterUnit& after = nullptr);
 
   // States of a unit, for checkpoints: [owned] each, or undefined.
   FlatBuffer& exp_avg(int unit) { return states_[unit].exp_avg; }
@@ -60,6 +65,9 @@ class AdamW {
   struct State {
     FlatBuffer exp_avg, exp_avg_sq;  // [owned]
   };
+  // Tensors that hold a number of steps, by that number.
+  using Counts = absl::flat_hash_map<int64_t, at::Tensor>;
+  void StepUnit(size_t u, const UnitGradient& gradient, Counts* counts);
   absl::Status EnsureState(size_t unit);
   std::vector<std::shared_ptr<Unit>> units_;
   std::vector<State> states_;

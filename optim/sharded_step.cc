@@ -59,7 +59,7 @@ absl::StatusOr<double> GlobalNorm(
 absl::StatusOr<ShardedStepResult> StepShards(
     const std::vector<std::shared_ptr<Unit>>& units, const Gradients& gradients,
     double divisor, const ShardedStepOptions& options, AdamW* optimizer,
-    Communicator* comm) {
+    const AdamW::AfterUnit& publish, Communicator* comm) {
   TESSERA_RETURN_IF_ERROR(optimizer->Prepare(gradients));
   ShardedStepResult result;
   const double inverse = 1 / divisor;
@@ -84,7 +84,7 @@ absl::StatusOr<ShardedStepResult> StepShards(
       }
     }));
   }
-  TESSERA_RETURN_IF_ERROR(optimizer->Step(gradients));
+  TESSERA_RETURN_IF_ERROR(optimizer->Step(gradients, publish));
   return result;
 }
 

@@ -40,12 +40,13 @@ struct ShardedStepResult {
 };
 
 // Steps `optimizer` with the step's gradients / divisor. Gradients are changed.
-// REQUIRES: Unit::PrepareUpdate of all; the caller publishes. COLLECTIVE where
-// a norm is asked for (one small exchange), otherwise LOCAL.
+// REQUIRES: Unit::PrepareUpdate of all. `publish` is called of each unit that
+// was stepped. COLLECTIVE where a norm is asked for (one small exchange), and
+// as `publish` is.
 absl::StatusOr<ShardedStepResult> StepShards(
     const std::vector<std::shared_ptr<Unit>>& units, const Gradients& gradients,
     double divisor, const ShardedStepOptions& options, AdamW* optimizer,
-    Communicator* comm);
+    const AdamW::AfterUnit& publish, Communicator* comm);
 
 }  // namespace tessera
 #endif  // OPTIM_SHARDED_STEP_H_
