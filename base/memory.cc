@@ -211,7 +211,10 @@ void MemoryLedger::ResetPeak() {
   total_.peak = total_.current.load();
 }
 
-void MemoryLedger::SetLimit(int64_t bytes) { limit_bytes_ = bytes; }
+void MemoryLedger::SetLimit(int64_t bytes) {
+  limit_bytes_ = bytes;
+  if (this == &Global()) ReturnKept();  // which is not in the ledger
+}
 int64_t MemoryLedger::limit_bytes() const { return limit_bytes_; }
 
 CountedBuffer::CountedBuffer(CountedBuffer&& other) noexcept

@@ -18,23 +18,24 @@ int g_count ABSL_GUARDED_BY(g_mutex) = 0;
 }  // namespace
 
 void RetireServer(std::unique_ptr<ShardServer> server,
-                  std::shared_ptr<void> memory, absl::Duration patience) {
+                  std::function<void()> ended, absl::Duration patience) {
   {
     absl::MutexLock lock(&g_mutex);
     ++g_count;
   }
-  auto ended = std::make_shared<absl::Notification>();
-  std::thread([server = std::move(server), memory = std::move(memory),
-               ended]() mutable {
+  auto through = std::make_shared<absl::Notification>();
+  std::thread([server = std::move(server), ended = std::move(ended),
+               through]() mutable {
     pthread_setname_np(pthread_self(), "tessera-retired");
     (void)server->Retire().Wait();
     server = nullptr;
-    memory = nullptr;
-    ended->Notify();
+    ended();
+    ended = nullptr;
+    through->Notify();
     absl::MutexLock lock(&g_mutex);
     --g_count;
   }).detach();
-  ended->WaitForNotificationWithTimeout(patience);
+  through->WaitForNotificationWithTimeout(patience);
 }
 
 bool WaitForRetiredServers(absl::Duration timeout) {

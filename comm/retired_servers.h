@@ -3,6 +3,7 @@
 #ifndef COMM_RETIRED_SERVERS_H_
 #define COMM_RETIRED_SERVERS_H_
 
+#include <functional>
 #include <memory>
 
 #include "absl/time/time.h"
@@ -10,11 +11,11 @@
 
 namespace tessera {
 
-// Keeps `server`, and `memory` that it serves, until nobody can ask for it any
-// more (ShardServer::Retire). Returns as soon as that is so, or after
-// `patience`. LOCAL.
+// Keeps `server` until nobody can ask for anything any more
+// (ShardServer::Retire); then calls `ended`, which may free what was served, on
+// a thread of its own. Returns after that, or after `patience`. LOCAL.
 void RetireServer(std::unique_ptr<ShardServer> server,
-                  std::shared_ptr<void> memory, absl::Duration patience);
+                  std::function<void()> ended, absl::Duration patience);
 
 // Waits until there are none of this process, `timeout` at most; false if there
 // still are some. LOCAL.

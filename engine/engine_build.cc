@@ -335,7 +335,6 @@ absl::Status Engine::Impl::Close() {
   TESSERA_RETURN_IF_ERROR(CheckOpen());
   TESSERA_RETURN_IF_ERROR(EnterUpdate(absl::OkStatus(), "Engine::Close"));
   TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(MakeUpdatable(), "Engine::Close"));
-  if (served_ != nullptr) served_->End();
   absl::Status status;
   for (const auto& unit : units_) {
     status = CatchTorch("Close", [&] { return unit->Release(); });
@@ -346,6 +345,7 @@ absl::Status Engine::Impl::Close() {
     Registry::Global().Remove(*unit);
   }
   TESSERA_RETURN_IF_ERROR(CatchTorch("Close", [&] { GiveBuffersBack(); }));
+  if (served_ != nullptr) served_->End();
   gradients_.reset();
   optimizer_.reset();
   units_.clear();

@@ -83,7 +83,8 @@ absl::StatusOr<at::Tensor> Engine::Impl::Master(absl::string_view name) {
   TESSERA_ASSIGN_OR_RETURN(const Place place, Find(name));
   const auto& unit = units_[static_cast<size_t>(place.unit)];
   ReleaseNodePins();
-  TESSERA_RETURN_IF_ERROR(EnterUpdate(absl::OkStatus(), "Engine::Master"));
+  TESSERA_RETURN_IF_ERROR(
+      EnterUpdate(absl::OkStatus(), "Engine::Master", unit.get()));
   TESSERA_ASSIGN_OR_RETURN(at::Tensor master,
                            Announced(CatchTorch("Master", [&] {
                              return unit->WholeMaster(place.parameter);

@@ -93,10 +93,14 @@ class Engine::Impl {
   absl::Status CheckStep();
   absl::Status CheckParametersKnown() const;
   absl::Status CheckWrites();
-  absl::Status EnterUpdate(const absl::Status& mine, absl::string_view where);
+  absl::Status EnterUpdate(absl::Status mine, absl::string_view where,
+                           Unit* unit = nullptr);
   absl::Status MakeUpdatable();
   absl::Status EndUpdate();
+  absl::Status AwaitOthers(const CommFuture& written);
+  absl::Status FailUpdate(const absl::Status& status);
   absl::Status OptimizerStep();
+  absl::Status CheckUpdate();
   absl::Status UpdateParameters();
   absl::Status Publish(size_t u, bool only_with_gradient);
   // What the step's gradients are divided by at last.

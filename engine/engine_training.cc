@@ -9,6 +9,7 @@
 #include "base/memory.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
+#include "comm/comm_thread.h"
 #include "engine/engine_impl.h"
 #include "optim/sharded_step.h"
 #include "sharding/module_walk.h"
@@ -139,23 +140,30 @@ absl::Status Engine::Impl::CheckParametersKnown() const {
 }
 
 // Where ranks read the working copy or the shards of others whenever they like:
-// from now on none does, until EndUpdate. `mine`: what is wrong here.
-// COLLECTIVE.
-absl::Status Engine::Impl::EnterUpdate(const absl::Status& mine,
-                                       absl::string_view where) {
+// from now on none does, until EndUpdate. `mine`: what is wrong here, besides
+// units that are held (`unit`: this one alone counts). Nothing has changed
+// then. COLLECTIVE.
+absl::Status Engine::Impl::EnterUpdate(absl::Status mine,
+                                       absl::string_view where, Unit* unit) {
   if (!shares_working_copy_ && served_ == nullptr) return absl::OkStatus();
   ReleaseNodePins();
   schedule_->Border();  // waits for what is on its way
+  for (const auto& each : units_) {
+    if (unit != nullptr && each.get() != unit) continue;
+    mine.Update(each->CheckUpdatable());
+  }
   return comm_->AgreeOk(mine, where);
 }
 
 absl::Status Engine::Impl::MakeUpdatable() {
   ReleaseNodePins();
   schedule_->Border();
-  for (const auto& unit : units_) {
-    TESSERA_RETURN_IF_ERROR(unit->PrepareUpdate());
-  }
-  return absl::OkStatus();
+  return CatchTorch("update", [&]() -> absl::Status {
+    for (const auto& unit : units_) {
+      TESSERA_RETURN_IF_ERROR(unit->PrepareUpdate());
+    }
+    return absl::OkStatus();
+  });
 }
 
 // From the next use on a unit is what all owners have made of it. COLLECTIVE,
@@ -163,12 +171,22 @@ absl::Status Engine::Impl::MakeUpdatable() {
 absl::Status Engine::Impl::EndUpdate() {
   if (served_ != nullptr) served_->EndUpdate();
   if (!shares_working_copy_) return absl::OkStatus();
-  const CommFuture written =
-      comm_->AllReduceSum(at::zeros({1}), CommTag{"end of an update"});
-  for (const auto& unit : units_) {
-    TESSERA_RETURN_IF_ERROR(unit->AwaitOthers(written));
-  }
-  return absl::OkStatus();
+  return AwaitOthers(
+      comm_->AllReduceSum(at::zeros({1}), CommTag{"end of an update"}));
+}
+
+absl::Status Engine::Impl::AwaitOthers(const CommFuture& written) {
+  absl::Status status;
+  for (const auto& unit : units_) status.Update(unit->AwaitOthers(written));
+  return status;
+}
+
+// This rank could not do its part of an update: what the others made of theirs
+// is used by nobody.
+absl::Status Engine::Impl::FailUpdate(const absl::Status& status) {
+  comm_->Announce(status);
+  (void)AwaitOthers(DoneFuture(status));
+  return status;
 }
 
 // Owners' new values reach the others, and libtorch learns of the change: a
@@ -234,30 +252,29 @@ absl::Status Engine::Impl::CheckWrites() {
   return absl::OkStatus();
 }
 
-absl::Status Engine::Impl::UpdateParameters() {
+// The same on all ranks.
+absl::Status Engine::Impl::CheckUpdate() {
   TESSERA_RETURN_IF_ERROR(CheckWrites());
-  if (weighted_.value_or(false) && gradients_->total_weight() == 0) {
-    return absl::FailedPreconditionError(
-        "Step: no rank had data (every weight of the step is 0); ask "
-        "Engine::AnyRankHasData before a forward, and call ZeroGrad to go on");
+  if (!weighted_.value_or(false) || gradients_->total_weight() != 0) {
+    return absl::OkStatus();
   }
-  auto stepped = StepShards(
-      units_, *gradients_, divisor(), settings_.step, optimizer_.get(),
-      [this](size_t u) { return Publish(u, /*only_with_gradient=*/true); },
-      comm_.get());
-  if (!stepped.ok()) {
-    comm_->Announce(stepped.status());
-    return stepped.status();
-  }
-  report_.skipped = stepped->skipped;
-  report_.grad_norm = stepped->grad_norm;
-  report_.clipped_norm = stepped->clipped_norm;
+  return absl::FailedPreconditionError(
+      "Step: no rank had data (every weight of the step is 0); ask "
+      "Engine::AnyRankHasData before a forward, and call ZeroGrad to go on");
+}
+
+absl::Status Engine::Impl::UpdateParameters() {
+  TESSERA_ASSIGN_OR_RETURN(
+      const ShardedStepResult stepped,
+      StepShards(
+          units_, *gradients_, divisor(), settings_.step, optimizer_.get(),
+          [this](size_t u) { return Publish(u, /*only_with_gradient=*/true); },
+          comm_.get()));
+  report_.skipped = stepped.skipped;
+  report_.grad_norm = stepped.grad_norm;
+  report_.clipped_norm = stepped.clipped_norm;
   report_.loss_scale = scaler_.has_value() ? scaler_->scale() : 1;
-  if (stepped->skipped) {
-    ++report_.skipped_steps;
-  } else {
-    ++step_;
-  }
+  ++(stepped.skipped ? report_.skipped_steps : step_);
   return absl::OkStatus();
 }
 
@@ -267,11 +284,12 @@ absl::Status Engine::Impl::OptimizerStep() {
   const absl::Status entered = EnterUpdate(status, "Step");
   if (!entered.ok()) return status.ok() ? entered : status;
   if (status.ok()) status = MakeUpdatable();
-  if (!status.ok()) {
-    comm_->Announce(status);  // the others may wait for our part
-    return status;
+  if (!status.ok()) return FailUpdate(status);  // the others may wait for us
+  status = CheckUpdate();
+  if (status.ok()) {
+    status = UpdateParameters();
+    if (!status.ok()) return FailUpdate(status);
   }
-  status = UpdateParameters();
   const absl::Status ended = EndUpdate();
   if (!status.ok() || !ended.ok()) return status.ok() ? ended : status;
   EndStep();

@@ -128,6 +128,11 @@ absl::StatusOr<LoadedState> LoadState(const std::string& dir,
       TESSERA_RETURN_IF_ERROR(ReadPart(dir, file, &part));
       TESSERA_RETURN_IF_ERROR(state.optimizer->MatchStates(has_state));
     }
+    return absl::OkStatus();
+  });
+  // Before any rank has changed its parameters.
+  TESSERA_RETURN_IF_ERROR(state.comm->AgreeOk(mine, "LoadCheckpoint"));
+  mine = CatchTorch("LoadCheckpoint", [&]() -> absl::Status {
     for (CheckpointPart& part : PartsOf(state)) {
       TESSERA_RETURN_IF_ERROR(ReadPart(dir, file, &part));
     }

@@ -60,7 +60,8 @@ absl::StatusOr<ShardedStepResult> StepShards(
     const std::vector<std::shared_ptr<Unit>>& units, const Gradients& gradients,
     double divisor, const ShardedStepOptions& options, AdamW* optimizer,
     const AdamW::AfterUnit& publish, Communicator* comm) {
-  TESSERA_RETURN_IF_ERROR(optimizer->Prepare(gradients));
+  TESSERA_RETURN_IF_ERROR(CatchTorch(
+      "optimizer states", [&] { return optimizer->Prepare(gradients); }));
   ShardedStepResult result;
   const double inverse = 1 / divisor;
   double factor = inverse;

@@ -40,12 +40,15 @@ void ServedGathers::Stop() {
     server = std::move(server_);
   }
   if (server == nullptr) return;
-  RetireServer(std::move(server), shared_from_this(), kPatience);
+  RetireServer(
+      std::move(server), [self = shared_from_this()] { self->End(); },
+      kPatience);
 }
 
 void ServedGathers::End() {
   absl::MutexLock lock(&mutex_);
   server_ = nullptr;
+  kept_.clear();
   ended_ = true;
 }
 

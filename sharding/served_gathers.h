@@ -41,7 +41,8 @@ class ServedGathers : public std::enable_shared_from_this<ServedGathers> {
   // This rank pulls no more. Others may still read what it offered, until they
   // have stopped, too. LOCAL; waits a moment for them.
   void Stop();
-  // All ranks have agreed to pull no more. LOCAL.
+  // Nobody reads any more: all ranks have agreed on that, or have stopped.
+  // LOCAL.
   void End();
   // Takes memory that was offered over, for as long as it may be read. LOCAL.
   void Keep(FlatBuffer shard);

@@ -288,24 +288,32 @@ void Unit::FreeWhenUnpinned() {
   free_when_unpinned_ = pins_ > 0;
 }
 
-absl::Status Unit::PrepareUpdate() {
+absl::Status Unit::CheckUpdatable() {
   absl::MutexLock lock(&mutex_);
-  TESSERA_RETURN_IF_ERROR(Settle());
-  if (!options_.stage.sharded_parameters) {
-    if (private_ && pins_ > 0) return HeldByUse();
-    if (dirty_.exchange(false)) WriteBack();
-    if (private_) DropPrivate();
-    return absl::OkStatus();
-  }
-  if (whole_.defined() && pins_ > 0) return HeldByUse();
-  if (whole_.defined()) Free();
-  return absl::OkStatus();
+  return CheckNotHeld();
 }
 
-absl::Status Unit::HeldByUse() const {
+// Who holds a Use may write at any time: the write would be lost.
+absl::Status Unit::CheckNotHeld() {
+  const bool may_be_written =
+      options_.stage.sharded_parameters ? whole_.defined() : dirty_.load();
+  if (pins_ == 0 || !may_be_written) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "[", name_, "] the unit is held whole by a tessera::Use (", pins(),
       " pins); end its scope before Step, LoadCheckpoint or Close"));
+}
+
+absl::Status Unit::PrepareUpdate() {
+  absl::MutexLock lock(&mutex_);
+  TESSERA_RETURN_IF_ERROR(Settle());
+  TESSERA_RETURN_IF_ERROR(CheckNotHeld());
+  if (!options_.stage.sharded_parameters) {
+    if (dirty_.exchange(false)) WriteBack();
+    if (private_) DropPrivate();
+  } else if (whole_.defined()) {
+    Free();
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Unit::PublishOwned() {

@@ -165,9 +165,10 @@ class Unit {
   void ClearUsedWithoutGrad() { used_without_grad_ = false; }
   bool used_without_grad() const { return used_without_grad_; }
 
+  // FailedPrecondition if a tessera::Use holds the unit. LOCAL.
+  absl::Status CheckUpdatable();
   // Before an owner changes its slice: frees what is sharded, takes writes of
-  // the user into the masters. FailedPrecondition names a unit that is held by
-  // a tessera::Use. LOCAL.
+  // the user into the masters. Errors as CheckUpdatable. LOCAL.
   absl::Status PrepareUpdate();
   // After an owner changed its masters (optimizer, load): the working copies of
   // all ranks become them. REQUIRES: PrepareUpdate. COLLECTIVE where the unit
@@ -255,7 +256,7 @@ class Unit {
   bool must_stay() const { return options_.served != nullptr && dirty_; }
   absl::Status AllocateShared() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropPrivate() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status HeldByUse() const;
+  absl::Status CheckNotHeld() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropMemory(Life life) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   at::Tensor OwnedWorking();
   bool converted() const { return !originals_.empty(); }

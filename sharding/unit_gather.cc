@@ -21,16 +21,22 @@ absl::Status Unit::Launch() {
   TorchScope scope;
   const absl::Status allocated = AllocateWhole();
   if (!allocated.ok()) {
-    comm_->Announce(allocated);  // the others wait for our part
+    // The others wait for our part.
+    if (options_.served == nullptr) comm_->Announce(allocated);
     return allocated;
   }
   schedule_->AddLive(layout_.whole_numel());
   if (options_.served != nullptr) {
-    TESSERA_ASSIGN_OR_RETURN(
-        arriving_,
+    auto pull =
         options_.served->Pull(options_.served_key, whole_.Bytes(),
-                              CommTag{absl::StrCat("gather of unit ", name_)}));
-    return absl::OkStatus();
+                              CommTag{absl::StrCat("gather of unit ", name_)});
+    if (pull.ok()) {
+      arriving_ = *std::move(pull);
+    } else {
+      SetWhole({});
+      schedule_->AddLive(-layout_.whole_numel());
+    }
+    return pull.status();
   }
   const bool near = secondary_holds_;
   const CommTag tag{absl::StrCat(
@@ -65,7 +71,10 @@ absl::Status Unit::AllocateWhole() {
 // What is on its way has come.
 absl::Status Unit::Settle() {
   if (!arriving_.has_value()) return absl::OkStatus();
-  absl::Status status = std::exchange(arriving_, std::nullopt)->Wait();
+  const absl::Status status = arriving_->Wait();
+  // Half of the owners' new values may be there: hidden for good.
+  if (!status.ok() && !options_.stage.sharded_parameters) return status;
+  arriving_.reset();
   if (!options_.stage.sharded_parameters) {
     ShowAll();
     ready_ = true;

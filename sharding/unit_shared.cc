@@ -72,6 +72,7 @@ absl::Status Unit::PrepareWrite() {
 absl::Status Unit::AwaitOthers(const CommFuture& written) {
   if (!shared()) return absl::OkStatus();
   absl::MutexLock lock(&mutex_);
+  if (private_) return absl::OkStatus();  // reads nothing that is shared
   HideAll();
   ready_ = false;
   arriving_ = written;

@@ -41,8 +41,9 @@ void Write(const char* text, size_t length) {
 }  // namespace
 
 void WriteFaults::Table::Handle(int signal, siginfo_t* info, void* context) {
+  const bool sent = info->si_code <= 0;  // by a process: of no address
   const char* const where = static_cast<const char*>(info->si_addr);
-  for (Table* table = first; table != nullptr; table = table->next) {
+  for (Table* table = first; !sent && table != nullptr; table = table->next) {
     const std::vector<Piece>* const pieces = table->pieces;
     if (pieces == nullptr) continue;
     for (const Piece& piece : *pieces) {
@@ -60,6 +61,7 @@ void WriteFaults::Table::Handle(int signal, siginfo_t* info, void* context) {
     struct sigaction none {};
     none.sa_handler = SIG_DFL;
     sigaction(SIGSEGV, &none, nullptr);
+    if (sent) raise(SIGSEGV);
   }
 }
 
