@@ -21,8 +21,8 @@ absl::Status Unit::Launch() {
   TorchScope scope;
   const absl::Status allocated = AllocateWhole();
   if (!allocated.ok()) {
-    // The others wait for our part.
-    if (options_.served == nullptr) comm_->Announce(allocated);
+    // The others wait for our part, here or in what comes after.
+    comm_->Announce(allocated);
     return allocated;
   }
   schedule_->AddLive(layout_.whole_numel());
