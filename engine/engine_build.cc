@@ -333,8 +333,7 @@ absl::Status Engine::Impl::GiveBack(const absl::Status& why) {
 
 absl::Status Engine::Impl::Close() {
   TESSERA_RETURN_IF_ERROR(CheckOpen());
-  TESSERA_RETURN_IF_ERROR(EnterUpdate(absl::OkStatus(), "Engine::Close"));
-  TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(MakeUpdatable(), "Engine::Close"));
+  TESSERA_RETURN_IF_ERROR(AgreeOnUpdate(absl::OkStatus(), "Engine::Close"));
   absl::Status status;
   for (const auto& unit : units_) {
     status = CatchTorch("Close", [&] { return unit->Release(); });

@@ -134,9 +134,7 @@ absl::Status Engine::Impl::Save(const std::string& dir,
     mine = absl::FailedPreconditionError(
         "in the middle of a step; save after Step at an accumulation boundary");
   }
-  TESSERA_RETURN_IF_ERROR(EnterUpdate(mine, "SaveCheckpoint"));
-  if (mine.ok()) mine = MakeUpdatable();
-  TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(mine, "SaveCheckpoint"));
+  TESSERA_RETURN_IF_ERROR(AgreeOnUpdate(mine, "SaveCheckpoint"));
   TESSERA_RETURN_IF_ERROR(EndUpdate());
   return CatchTorch("SaveCheckpoint",
                     [&] { return SaveState(dir, State(), client_state); });
@@ -144,8 +142,7 @@ absl::Status Engine::Impl::Save(const std::string& dir,
 
 absl::StatusOr<std::string> Engine::Impl::Load(const std::string& dir) {
   TESSERA_RETURN_IF_ERROR(CheckOpen());
-  TESSERA_RETURN_IF_ERROR(EnterUpdate(absl::OkStatus(), "LoadCheckpoint"));
-  TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(MakeUpdatable(), "LoadCheckpoint"));
+  TESSERA_RETURN_IF_ERROR(AgreeOnUpdate(absl::OkStatus(), "LoadCheckpoint"));
   TESSERA_ASSIGN_OR_RETURN(
       LoadedState loaded,
       CatchTorch("LoadCheckpoint", [&] { return LoadState(dir, State()); }));

@@ -88,6 +88,7 @@ class Engine::Impl {
   absl::Status CheckBackward(const at::Tensor& loss,
                              const BackwardOptions& options);
   bool ReducesNow() const;
+  bool MayNest(const at::Tensor& loss) const;
   at::Tensor Seed(const at::Tensor& loss, std::optional<double> weight,
                   MicroBatch* micro_batch) const;
   absl::Status CheckStep();
@@ -95,6 +96,7 @@ class Engine::Impl {
   absl::Status CheckWrites();
   absl::Status EnterUpdate(absl::Status mine, absl::string_view where,
                            Unit* unit = nullptr);
+  absl::Status AgreeOnUpdate(absl::Status mine, absl::string_view where);
   absl::Status MakeUpdatable();
   absl::Status EndUpdate();
   absl::Status AwaitOthers(const CommFuture& written);

@@ -88,6 +88,12 @@ at::Tensor Engine::Impl::Seed(const at::Tensor& loss,
   return seed;
 }
 
+// To ask a tensor for its graph may throw: the backward will say why.
+bool Engine::Impl::MayNest(const at::Tensor& loss) const {
+  if (!gradients_->AnyUsedWithoutGrad() || !loss.defined()) return false;
+  return CatchTorch("graph", [&] { return GraphMayNest(loss); }).value_or(true);
+}
+
 absl::Status Engine::Impl::Backward(const at::Tensor& loss,
                                     const BackwardOptions& options) {
   TESSERA_RETURN_IF_ERROR(CheckOpen());
@@ -102,8 +108,7 @@ absl::Status Engine::Impl::Backward(const at::Tensor& loss,
                    ", Backward ", gradients_->num_reductions(), " of the step");
   micro_batch.weight = options.weight;
   micro_batch.reduce = ReducesNow();
-  micro_batch.may_nest =
-      gradients_->AnyUsedWithoutGrad() && loss.defined() && GraphMayNest(loss);
+  micro_batch.may_nest = MayNest(loss);
   absl::Status status = gradients_->Run(backward, micro_batch);
   schedule_->Border();
   if (status.ok()) {
@@ -152,6 +157,14 @@ absl::Status Engine::Impl::EnterUpdate(absl::Status mine,
     if (unit != nullptr && each.get() != unit) continue;
     mine.Update(each->CheckUpdatable());
   }
+  return comm_->AgreeOk(mine, where);
+}
+
+// All of what comes before an update; then all ranks have done it.
+absl::Status Engine::Impl::AgreeOnUpdate(absl::Status mine,
+                                         absl::string_view where) {
+  TESSERA_RETURN_IF_ERROR(EnterUpdate(mine, where));
+  if (mine.ok()) mine = MakeUpdatable();
   return comm_->AgreeOk(mine, where);
 }
 

@@ -51,10 +51,10 @@ absl::Status Unit::PrepareWrite() {
     dirty_.store(true, std::memory_order_relaxed);
     return absl::OkStatus();
   }
-  TorchScope scope;
   absl::MutexLock lock(&mutex_);
   if (life_ != Life::kOwned) return absl::OkStatus();
   if (!private_) {
+    TorchScope scope;
     TESSERA_RETURN_IF_ERROR(Settle());
     TESSERA_ASSIGN_OR_RETURN(
         FlatBuffer mine,

@@ -7,7 +7,8 @@
 //   auto pin = tessera::Use(w);
 //   Kernel(x.data_ptr<float>(), w.data_ptr<float>());
 //
-// A write through the pointer is kept: make the same one on all ranks. Where
+// A write through the pointer is kept: make the same one on all ranks. End the
+// scope before Step, LoadCheckpoint or Close, which refuse otherwise. Where
 // the ranks of a host share one working copy a Use costs a copy of the unit,
 // which stays until the next update. COLLECTIVE where the unit is not whole and
 // gathers are collectives (one all-gather): all ranks must make the same uses
