@@ -198,6 +198,7 @@ absl::Status Engine::Impl::AwaitOthers(const CommFuture& written) {
 // is used by nobody.
 absl::Status Engine::Impl::FailUpdate(const absl::Status& status) {
   comm_->Announce(status);
+  if (served_ != nullptr) served_->FailUpdate(status);
   (void)AwaitOthers(DoneFuture(status));
   return status;
 }

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/time/time.h"
+#include "base/status.h"
 #include "comm/retired_servers.h"
 
 namespace tessera {
@@ -26,11 +27,17 @@ void ServedGathers::EndUpdate() {
 absl::StatusOr<CommFuture> ServedGathers::Pull(int64_t key, at::Tensor whole,
                                                CommTag tag) {
   absl::MutexLock lock(&mutex_);
+  TESSERA_RETURN_IF_ERROR(failed_);
   if (server_ != nullptr) {
     return server_->Pull(key, version_, std::move(whole), std::move(tag));
   }
   return absl::FailedPreconditionError(
       "the engine is being closed: its parameters are not gathered any more");
+}
+
+void ServedGathers::FailUpdate(const absl::Status& why) {
+  absl::MutexLock lock(&mutex_);
+  failed_.Update(why);
 }
 
 void ServedGathers::Stop() {

@@ -36,8 +36,11 @@ class ServedGathers : public std::enable_shared_from_this<ServedGathers> {
   // on every rank; the first time before any Pull.
   void EndUpdate();
   // whole = all ranks' shards as of the last update. LOCAL, ASYNC.
-  // FailedPrecondition after Stop.
+  // FailedPrecondition after Stop, and what FailUpdate was given.
   absl::StatusOr<CommFuture> Pull(int64_t key, at::Tensor whole, CommTag tag);
+  // This rank could not do its part of an update, and pulls no more: `why` is
+  // what Pull returns. LOCAL.
+  void FailUpdate(const absl::Status& why);
   // This rank pulls no more. Others may still read what it offered, until they
   // have stopped, too. LOCAL; waits a moment for them.
   void Stop();
@@ -51,6 +54,7 @@ class ServedGathers : public std::enable_shared_from_this<ServedGathers> {
   absl::Mutex mutex_;
   std::unique_ptr<ShardServer> server_ ABSL_GUARDED_BY(mutex_);
   int64_t version_ ABSL_GUARDED_BY(mutex_) = -1;
+  absl::Status failed_ ABSL_GUARDED_BY(mutex_);
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<FlatBuffer> kept_ ABSL_GUARDED_BY(mutex_);
 };

@@ -14,6 +14,7 @@
 #include "base/memory.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
+#include "base/torch_guard.h"
 #include "comm/world.h"
 #include "engine/engine.h"
 #include "gmock/gmock.h"
@@ -116,6 +117,42 @@ TEST(SharedCopyTest, ARankThatEvaluatesAloneNeverSeesHalfAStep) {
                                     absl::Seconds(300));
     EXPECT_THAT(answers, Each(Not(HasSubstr("INTERNAL"))));
     EXPECT_THAT(answers, Each(answers[0]));
+  }
+}
+
+// The last rank cannot step: it has no memory for the states of a block that
+// was unfrozen. What the others see then.
+TESSERA_RANK_FUNCTION(StepFailsOnOneRank) {
+  auto model = std::make_shared<EvenModel>();
+  at::Tensor& late = model->blocks[3]->weight;
+  late.requires_grad_(false);
+  TESSERA_ASSIGN_OR_RETURN(
+      auto engine, MakeEngine(model, SharedSpec(), world.communicator()));
+  late.requires_grad_(true);
+  TESSERA_RETURN_IF_ERROR(engine->Backward(model->Loss()));
+  MemoryLedger& ledger = MemoryLedger::Global();
+  if (world.rank() + 1 == world.world_size()) {
+    ledger.SetLimit(ledger.Report().total.current_bytes);
+  }
+  absl::Status status = engine->Step();
+  ledger.SetLimit(MemoryLedger::kNoLimit);
+  if (status.ok()) {
+    status = CatchTorch("evaluation", [&] { return model->CheckEven(); });
+  }
+  const absl::Status again =
+      CatchTorch("evaluation", [&] { return model->CheckEven(); });
+  return absl::StrCat(status.ToString(), "\n", again.ToString());
+}
+
+TEST(SharedCopyTest, NobodyUsesAStepThatOneRankCouldNotMake) {
+  const auto answers = RunOnRanks(3, "StepFailsOnOneRank", "");
+  for (const std::string& answer : answers) {
+    const std::vector<std::string> lines = absl::StrSplit(answer, '\n');
+    ASSERT_EQ(lines.size(), 2) << answer;
+    for (const std::string& line : lines) {
+      EXPECT_THAT(line, AllOf(HasSubstr("cannot allocate"),
+                              Not(HasSubstr("INTERNAL"))));
+    }
   }
 }
 
