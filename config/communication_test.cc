@@ -55,11 +55,11 @@ TEST(Communication, FaultsAreNamed) {
        "or nccl, got "
        "'mpi'"},
       {R"({"timeout_seconds": 0})",
-       "communication.timeout_seconds: expected a finite number of seconds "
+       "communication.timeout_seconds: expected a finite number "
        "above 0, got 0"},
       {R"({"startup_timeout_seconds": -1})",
-       "communication.startup_timeout_seconds: expected a finite number of "
-       "seconds above 0, got -1"},
+       "communication.startup_timeout_seconds: expected a finite number "
+       "above 0, got -1"},
       {R"({"timeout_seconds": "5"})",
        "communication.timeout_seconds: expected a number, got the string"},
       {R"({"nccl": {"DEBUG": "INFO"}})",

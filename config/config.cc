@@ -1,6 +1,9 @@
 #include "config/config.h"
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -9,11 +12,15 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/synchronization/mutex.h"
 #include "base/file.h"
+#include "base/log.h"
 #include "base/status.h"
 #include "config/faults.h"
+#include "config/field_rules.h"
 #include "config/json_reader.h"
 #include "config/proto_reader.h"
+#include "config/resolve_autos.h"
 #include "config/validate.h"
 
 namespace tessera {
@@ -21,31 +28,46 @@ namespace {
 
 constexpr int64_t kMaxFileBytes = 16 << 20;
 
-std::vector<ConfigFault> Resolve(int world_size, const ReadRecord& record,
-                                 proto::Config* config) {
-  Faults faults(&record);
+void Resolve(int world_size, const AutoValues& values, ConfigReport* report) {
+  Faults faults(&report->record);
+  proto::Config* config = &report->config;
   if (world_size < 1) {
     faults.Add("world_size", "expected at least 1, got ", world_size);
-    return faults.Take();
+    report->faults = faults.Take();
+    return;
   }
+  NoteFates(*config, &faults);
+  CheckFields(config, &faults);
+  ResolveAutos(report->record, values, world_size, config, &faults);
+  CheckFields(config, &faults);
   ResolveBatch(world_size, config, &faults);
   ResolveGradients(config, &faults);
   ResolveOptimizer(config, &faults);
   ResolveSharding(world_size, config, &faults);
   ResolvePrecision(config, &faults);
   CheckCommunication(config->communication(), &faults);
-  return faults.Take();
+  report->faults = faults.Take();
+  report->notes = faults.TakeNotes();
 }
 
-std::string Format(const ConfigFault& fault, absl::string_view file_name) {
-  std::string text;
-  if (fault.position) {
-    absl::StrAppend(&text, FormatPosition(file_name, *fault.position), ": ");
-  } else if (!file_name.empty()) {
-    absl::StrAppend(&text, file_name, ": ");
-  }
-  if (!fault.path.empty()) absl::StrAppend(&text, fault.path, ": ");
-  return absl::StrCat(text, fault.what);
+// In the order of the file; what has no place in it comes last.
+void Sort(std::vector<ConfigFault>* faults) {
+  const auto place = [](const ConfigFault& fault) {
+    constexpr int kLast = std::numeric_limits<int>::max();
+    return fault.position
+               ? std::pair(fault.position->line, fault.position->column)
+               : std::pair(kLast, kLast);
+  };
+  std::stable_sort(faults->begin(), faults->end(),
+                   [&](const ConfigFault& a, const ConfigFault& b) {
+                     return place(a) < place(b);
+                   });
+}
+
+void Prepend(const std::vector<ConfigFault>& first,
+             std::vector<ConfigFault>* faults) {
+  faults->insert(faults->begin(), first.begin(), first.end());
+  Sort(faults);
 }
 
 // One line with all faults.
@@ -53,19 +75,27 @@ absl::Status ErrorOf(const std::vector<ConfigFault>& faults,
                      absl::string_view file_name) {
   return absl::InvalidArgumentError(absl::StrJoin(
       faults, "; ", [&](std::string* out, const ConfigFault& fault) {
-        absl::StrAppend(out, Format(fault, file_name));
+        absl::StrAppend(out, FormatFault(fault, file_name));
       }));
 }
 
-absl::StatusOr<proto::Config> Finish(proto::Config config, ReadRecord record,
-                                     absl::string_view file_name,
-                                     int world_size) {
-  std::vector<ConfigFault> faults = std::move(record.faults);
-  for (ConfigFault& fault : Resolve(world_size, record, &config)) {
-    faults.push_back(std::move(fault));
+absl::StatusOr<proto::Config> ConfigOf(const ConfigReport& report,
+                                       absl::string_view file_name) {
+  if (!report.faults.empty()) return ErrorOf(report.faults, file_name);
+  return report.config;
+}
+
+// Each once in a process, however often its file is read.
+void LogNotes(const std::vector<ConfigFault>& notes,
+              absl::string_view file_name) {
+  static absl::Mutex mutex(absl::kConstInit);
+  static auto* const logged = new std::set<std::string>;
+  absl::MutexLock lock(&mutex);
+  for (const ConfigFault& note : notes) {
+    std::string text = FormatFault(note, file_name);
+    if (!logged->insert(text).second) continue;
+    TESSERA_LOG_RANK0(WARNING) << text;
   }
-  if (faults.empty()) return config;
-  return ErrorOf(faults, file_name);
 }
 
 bool IsTextProto(absl::string_view file_name) {
@@ -88,6 +118,17 @@ absl::Status Read(absl::string_view text, absl::string_view file_name,
 
 }  // namespace
 
+std::string FormatFault(const ConfigFault& fault, absl::string_view file_name) {
+  std::string text;
+  if (fault.position) {
+    absl::StrAppend(&text, FormatPosition(file_name, *fault.position), ": ");
+  } else if (!file_name.empty()) {
+    absl::StrAppend(&text, file_name, ": ");
+  }
+  if (!fault.path.empty()) absl::StrAppend(&text, fault.path, ": ");
+  return absl::StrCat(text, fault.what);
+}
+
 absl::StatusOr<proto::Communication> LoadCommunication(
     const std::string& path) {
   TESSERA_ASSIGN_OR_RETURN(const std::string text,
@@ -100,35 +141,88 @@ absl::StatusOr<proto::Communication> LoadCommunication(
     // Text that is no message at all has the empty path.
     if (PathsOverlap(fault.path, "communication")) faults.push_back(fault);
   }
+  proto::Config section;
+  *section.mutable_communication() = config.communication();
   Faults found(&record);
-  CheckCommunication(config.communication(), &found);
+  CheckFields(&section, &found);
+  CheckCommunication(section.communication(), &found);
   for (ConfigFault& fault : found.Take()) faults.push_back(std::move(fault));
   if (!faults.empty()) return ErrorOf(faults, path);
-  return config.communication();
+  return section.communication();
 }
 
-absl::StatusOr<proto::Config> LoadConfig(const std::string& path,
-                                         int world_size) {
+absl::StatusOr<ConfigReport> ReadConfig(absl::string_view text,
+                                        absl::string_view file_name,
+                                        int world_size,
+                                        const AutoValues& values) {
+  ConfigReport report;
+  TESSERA_RETURN_IF_ERROR(
+      Read(text, file_name, &report.config, &report.record));
+  report.written = report.config;
+  Resolve(world_size, values, &report);
+  Prepend(report.record.faults, &report.faults);
+  Prepend(report.record.notes, &report.notes);
+  return report;
+}
+
+absl::StatusOr<std::string> ReadConfigFile(const std::string& path) {
   if (path.empty()) {
     return absl::InvalidArgumentError("the configuration's path is empty");
   }
-  TESSERA_ASSIGN_OR_RETURN(const std::string text,
-                           ReadWholeFile(path, kMaxFileBytes));
-  return ParseConfig(text, path, world_size);
+  return ReadWholeFile(path, kMaxFileBytes);
+}
+
+absl::StatusOr<proto::Config> LoadConfig(const std::string& path,
+                                         int world_size,
+                                         const AutoValues& values) {
+  TESSERA_ASSIGN_OR_RETURN(const std::string text, ReadConfigFile(path));
+  TESSERA_ASSIGN_OR_RETURN(const ConfigReport report,
+                           ReadConfig(text, path, world_size, values));
+  if (report.faults.empty()) LogNotes(report.notes, path);
+  return ConfigOf(report, path);
 }
 
 absl::StatusOr<proto::Config> ParseConfig(absl::string_view text,
                                           absl::string_view file_name,
-                                          int world_size) {
-  proto::Config config;
-  ReadRecord record;
-  TESSERA_RETURN_IF_ERROR(Read(text, file_name, &config, &record));
-  return Finish(std::move(config), std::move(record), file_name, world_size);
+                                          int world_size,
+                                          const AutoValues& values) {
+  TESSERA_ASSIGN_OR_RETURN(const ConfigReport report,
+                           ReadConfig(text, file_name, world_size, values));
+  return ConfigOf(report, file_name);
 }
 
 absl::StatusOr<proto::Config> ResolveConfig(const proto::Config& config,
                                             int world_size) {
-  return Finish(config, ReadRecord(), "", world_size);
+  ConfigReport report;
+  report.config = config;
+  Resolve(world_size, AutoValues(), &report);
+  return ConfigOf(report, "");
+}
+
+absl::Status CheckRunnable(const proto::Config& config) {
+  std::vector<std::string> missing = MissingFeatures(config);
+  const proto::Optimizer& optimizer = config.optimizer();
+  const bool is_adam =
+      optimizer.type() == "Adam" || optimizer.type() == "AdamW";
+  if (config.has_optimizer() && !is_adam) {
+    missing.push_back(absl::StrCat("optimizer.type: ", optimizer.type(),
+                                   ": there is Adam and AdamW"));
+  }
+  if (config.has_optimizer() && is_adam && !optimizer.params().adam_w_mode() &&
+      optimizer.params().weight_decay() != 0) {
+    missing.push_back(
+        "optimizer.params.adam_w_mode: false: weight decay that is added to "
+        "the gradient (L2): write true, or \"weight_decay\": 0");
+  }
+  const std::string& accumulate = config.data_types().grad_accum_dtype();
+  if (!accumulate.empty() && accumulate != "fp32") {
+    missing.push_back(absl::StrCat(
+        "data_types.grad_accum_dtype: ", accumulate,
+        ": micro-batches are added in float32: write fp32, or leave it out"));
+  }
+  if (missing.empty()) return absl::OkStatus();
+  return absl::UnimplementedError(absl::StrCat(
+      "not available in this version: ", absl::StrJoin(missing, "; ")));
 }
 
 }  // namespace tessera

@@ -68,19 +68,22 @@ TEST(BatchTriangle, RefusesWhatDoesNotDivide) {
   } cases[] = {
       {{32, 2, 1, 8},
        "train_batch_size: expected train_micro_batch_size_per_gpu 2 * "
-       "gradient_accumulation_steps 1 * world size 8, got 32"},
+       "gradient_accumulation_steps 1 * world size 8, got 32; 16 would work"},
       {{33, 4, 0, 8},
        "train_batch_size: expected train_micro_batch_size_per_gpu 4 * "
-       "gradient_accumulation_steps (absent) * world size 8, got 33"},
+       "gradient_accumulation_steps (absent) * world size 8, got 33; 32 and 64 "
+       "would work"},
       {{33, 0, 2, 8},
        "train_batch_size: expected train_micro_batch_size_per_gpu (absent) * "
-       "gradient_accumulation_steps 2 * world size 8, got 33"},
+       "gradient_accumulation_steps 2 * world size 8, got 33; 32 and 48 would "
+       "work"},
       {{7, 0, 0, 8},
        "train_batch_size: expected train_micro_batch_size_per_gpu (absent) * "
-       "gradient_accumulation_steps 1 * world size 8, got 7"},
+       "gradient_accumulation_steps 1 * world size 8, got 7; 8 would work"},
       {{16, 32, 0, 1},
        "train_batch_size: expected train_micro_batch_size_per_gpu 32 * "
-       "gradient_accumulation_steps (absent) * world size 1, got 16"},
+       "gradient_accumulation_steps (absent) * world size 1, got 16; 32 would "
+       "work"},
       {{0, 0, 4, 2},
        "train_batch_size: missing: give it or train_micro_batch_size_per_gpu"},
       {{0, 0, 0, 2},
@@ -143,8 +146,8 @@ TEST(Faults, AllAreReportedWithPositions) {
       "{\n"
       "  \"train_batch_size\": 33,\n"
       "  \"train_micro_batch_size_per_gpu\": 4,\n"
-      "  \"optimizer\": {\"type\": \"SGD\",\n"
-      "    \"params\": {\"lr\": \"auto\", \"betas\": [0.9, 2]}},\n"
+      "  \"optimizer\": {\"type\": \"Sdg\",\n"
+      "    \"params\": {\"lr\": \"1e-3\", \"betas\": [0.9, 2]}},\n"
       "  \"zero_optimization\": {\"stagee\": 3}\n"
       "}\n",
       "run/ds.json", 8);
@@ -152,17 +155,17 @@ TEST(Faults, AllAreReportedWithPositions) {
       config,
       StatusIs(
           StatusCode::kInvalidArgument,
-          "run/ds.json:5:22: optimizer.params.lr: expected a number, got the "
-          "string \"auto\", which is not resolved here: write the value; "
-          "run/ds.json:6:25: zero_optimization.stagee: unknown key, did you "
-          "mean 'stage'?; "
           "run/ds.json:2:23: train_batch_size: expected "
           "train_micro_batch_size_per_gpu 4 * gradient_accumulation_steps "
-          "(absent) * world size 8, got 33; "
-          "run/ds.json:4:25: optimizer.type: expected Adam or AdamW, got "
-          "'SGD'; "
+          "(absent) * world size 8, got 33; 32 and 64 would work; "
+          "run/ds.json:4:25: optimizer.type: expected Adam, AdamW, or another "
+          "optimizer of DeepSpeed or torch.optim, got 'Sdg'; "
+          "run/ds.json:5:22: optimizer.params.lr: expected a number, got the "
+          "string \"1e-3\"; "
           "run/ds.json:5:45: optimizer.params.betas[1]: expected at least 0 "
-          "and less than 1, got 2"));
+          "and less than 1, got 2; "
+          "run/ds.json:6:25: zero_optimization.stagee: unknown key, did you "
+          "mean 'stage'?"));
 }
 
 TEST(Faults, OneMistakeIsReportedOnce) {
@@ -214,7 +217,7 @@ TEST(ResolveConfig, WritesAllDefaultsOut) {
       config.ShortDebugString(),
       "train_batch_size: 8 train_micro_batch_size_per_gpu: 4 "
       "gradient_accumulation_steps: 1 gradient_clipping: 1 "
-      "zero_optimization { stage: 0 overlap_comm: true "
+      "zero_optimization { stage: 0 overlap_comm: false "
       "reduce_bucket_size: 500000000 stage3_prefetch_bucket_size: 50000000 "
       "stage3_param_persistence_threshold: 100000 "
       "stage3_model_persistence_threshold: 9223372036854775807 "
@@ -226,13 +229,13 @@ TEST(ResolveConfig, WritesAllDefaultsOut) {
       "initial_scale_power: 16 loss_scale_window: 1000 hysteresis: 2 "
       "consecutive_hysteresis: false min_loss_scale: 1 } "
       "torch_autocast { enabled: false dtype: \"bfloat16\" } "
-      "data_types { grad_accum_dtype: \"fp32\" } "
       "prescale_gradients: false gradient_predivide_factor: 1 "
       "sharding { max_unit_numel: 50000000 reshard_after_forward: true "
-      "accumulation: \"each\" gradient_reduction: \"mean\" "
+      "accumulation: \"each\" "
       "memory_limit_bytes: 0 check_writes: false "
       "shared_working_copy: \"auto\" served_gathers: \"auto\" } "
-      "precision { fp32_norms: false cast_inputs: true }");
+      "precision { fp32_norms: false cast_inputs: true } "
+      "gradient_allreduce_op: \"mean\"");
 }
 
 TEST(ResolveConfig, IsIdempotent) {
@@ -240,8 +243,8 @@ TEST(ResolveConfig, IsIdempotent) {
       Json("\"train_batch_size\": 4, \"optimizer\": {\"type\": \"adam\"}"),
       "{\"train_batch_size\": 4, \"gradient_clipping_norm\": \"inf\","
       "\"communication_data_type\": \"BF16\", \"fp16\": {\"enabled\": true,"
-      "\"auto_cast\": true}, \"precision\": {\"buffer_dtype\": \"FP32\"},"
-      "\"data_types\": {\"grad_accum_dtype\": \"FP32\"},"
+      "\"auto_cast\": true}, \"data_types\": {\"buffer_dtype\": \"FP32\","
+      "\"grad_accum_dtype\": \"FP32\"},"
       "\"zero_optimization\": {\"stage\": \"auto\", \"leaf_module\": "
       "{\"names\": [\"moe\"]}}, \"sharding\": {\"reshard_after_forward\": 2,"
       "\"unit_classes\": [\"Block\"]}}"};

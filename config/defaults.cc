@@ -1,6 +1,7 @@
 #include "config/defaults.h"
 
 #include "base/check.h"
+#include "config/json_options.pb.h"
 #include "google/protobuf/descriptor.h"
 
 namespace tessera {
@@ -31,13 +32,19 @@ void SetDefault(const FieldDescriptor& field, Message* message) {
   }
 }
 
+bool IsHonoured(const FieldDescriptor& field) {
+  const auto& options = field.options();
+  return !options.HasExtension(proto::no_effect) &&
+         !options.HasExtension(proto::not_yet);
+}
+
 }  // namespace
 
 void FillDefaults(Message* message) {
   const Reflection& reflection = *message->GetReflection();
   for (int i = 0; i < message->GetDescriptor()->field_count(); ++i) {
     const FieldDescriptor& field = *message->GetDescriptor()->field(i);
-    if (!field.has_default_value()) continue;
+    if (!field.has_default_value() || !IsHonoured(field)) continue;
     const auto* const oneof = field.containing_oneof();
     const bool present = oneof != nullptr
                              ? reflection.HasOneof(*message, oneof)

@@ -6,9 +6,9 @@
 
 namespace tessera {
 
-// Sets each absent field of `message` that has a default in its .proto to that
-// default, but for those of a oneof that has a value. Looks into no message
-// inside.
+// Sets each absent field of `message` that is honoured and has a default in its
+// .proto to that default, but for those of a oneof that has a value. Looks into
+// no message inside.
 void FillDefaults(google::protobuf::Message* message);
 
 }  // namespace tessera

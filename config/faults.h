@@ -2,8 +2,7 @@
 #ifndef CONFIG_FAULTS_H_
 #define CONFIG_FAULTS_H_
 
-#include <cstdint>
-#include <initializer_list>
+#include <cstddef>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,7 +16,7 @@ namespace tessera {
 
 // Paths are of fields' names, as in ReadRecord; faults come out as written and
 // with positions, where the record has them. Of paths that the record calls
-// doubtful none comes out.
+// doubtful, or that have a fault, none comes out.
 class Faults {
  public:
   // `record` is borrowed.
@@ -28,28 +27,36 @@ class Faults {
     AddText(path, absl::StrCat(what...));
   }
 
-  // Each adds a fault if the value is not as it says.
-  void CheckAtLeast(const std::string& path, int64_t value, int64_t least);
-  void CheckAtLeast0(const std::string& path, double value);  // and finite
-  void CheckAbove0(const std::string& path, double value);    // and finite
-  void CheckOneOf(const std::string& path, const std::string& value,
-                  std::initializer_list<absl::string_view> words);
+  // What is no fault, and should be known.
+  template <typename... Args>
+  void Note(const std::string& path, const Args&... what) {
+    if (!IsDoubtful(path)) notes_.push_back(At(path, absl::StrCat(what...)));
+  }
+
+  // Adds a fault for each that is "".
   void CheckNoneEmpty(
       const std::string& path,
       const google::protobuf::RepeatedPtrField<std::string>& values);
 
-  // True if the record doubts the path, something inside or what it is in.
+  // True if the record doubts the path, something inside or what it is in, or
+  // one of these has a fault.
   bool IsDoubtful(absl::string_view path) const;
   // True if a file has the key, whatever its value.
   bool IsWritten(const std::string& path) const;
+  // False of a message that was made in code.
+  bool is_of_file() const { return !record_.positions.empty(); }
   size_t count() const { return faults_.size(); }
   std::vector<ConfigFault> Take() { return std::move(faults_); }
+  std::vector<ConfigFault> TakeNotes() { return std::move(notes_); }
 
  private:
   void AddText(const std::string& path, std::string what);
+  ConfigFault At(const std::string& path, std::string what) const;
 
   const ReadRecord& record_;
+  std::vector<std::string> faulty_;  // paths
   std::vector<ConfigFault> faults_;
+  std::vector<ConfigFault> notes_;
 };
 
 // True if one path is the other or lies inside of it.

@@ -2,16 +2,48 @@
 // that holds what config.h promises, or with a message; never with a crash.
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
 #include "base/check.h"
 #include "config/config.h"
+#include "config/config_text.h"
+#include "config/json_reader.h"
+#include "google/protobuf/struct.pb.h"
+#include "google/protobuf/util/json_util.h"
 #include "google/protobuf/util/message_differencer.h"
+
+namespace {
+
+constexpr int kWorldSize = 2;
+
+// What is printed of a configuration comes to the same.
+void CheckReadsBack(const tessera::proto::Config& config) {
+  const std::string json = tessera::ConfigToJson(config);
+  const auto from_json = tessera::ParseConfig(json, "json", kWorldSize);
+  TESSERA_CHECK_OK(from_json);
+  TESSERA_CHECK(tessera::ConfigToJson(*from_json) == json);
+  const auto from_text = tessera::ParseConfig(
+      tessera::ConfigToText(config, config), "t.textproto", kWorldSize);
+  TESSERA_CHECK_OK(from_text);
+  TESSERA_CHECK(tessera::ConfigToJson(*from_text) == json);
+}
+
+// Without comments and commas at the end it is JSON for a strict parser, too.
+void CheckIsJson(absl::string_view text) {
+  const auto value = tessera::ReadJson(text, "f.json");
+  TESSERA_CHECK_OK(value);
+  google::protobuf::Value strict;
+  const auto status = google::protobuf::util::JsonStringToMessage(
+      tessera::ToJsonText(*value), &strict);
+  TESSERA_CHECK(status.ok()) << status.ToString();
+}
+
+}  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using tessera::proto::Config;
-  constexpr int kWorldSize = 2;
   const absl::string_view text(reinterpret_cast<const char*>(data), size);
   const absl::StatusOr<Config> config =
       tessera::ParseConfig(text, "f.json", kWorldSize);
@@ -32,5 +64,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   TESSERA_CHECK_OK(again);
   TESSERA_CHECK(
       google::protobuf::util::MessageDifferencer::Equals(*config, *again));
+  CheckReadsBack(*config);
+  CheckIsJson(text);
   return 0;
 }

@@ -9,6 +9,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "base/status.h"
 
 namespace tessera {
@@ -411,6 +412,53 @@ absl::string_view JsonKindName(JsonKind kind) {
       return "an object";
   }
   return "?";
+}
+
+std::string QuoteJson(absl::string_view text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (byte < 0x20 || byte == 0x7F) {
+      absl::StrAppendFormat(&out, "\\u%04x", byte);
+    } else {
+      out += c;
+    }
+  }
+  return out + '"';
+}
+
+std::string ToJsonText(const JsonValue& value) {
+  switch (value.kind) {
+    case JsonKind::kNull:
+      return "null";
+    case JsonKind::kBool:
+      return value.boolean ? "true" : "false";
+    case JsonKind::kNumber:
+      return value.text;
+    case JsonKind::kString:
+      return QuoteJson(value.text);
+    case JsonKind::kArray:
+      return absl::StrCat(
+          "[",
+          absl::StrJoin(value.elements, ", ",
+                        [](std::string* out, const JsonValue& element) {
+                          absl::StrAppend(out, ToJsonText(element));
+                        }),
+          "]");
+    case JsonKind::kObject:
+      return absl::StrCat(
+          "{",
+          absl::StrJoin(value.members, ", ",
+                        [](std::string* out, const JsonMember& member) {
+                          absl::StrAppend(out, QuoteJson(member.key), ": ",
+                                          ToJsonText(member.value));
+                        }),
+          "}");
+  }
+  return "";
 }
 
 std::string FormatPosition(absl::string_view file_name, JsonPosition position) {

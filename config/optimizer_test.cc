@@ -39,10 +39,35 @@ TEST(Optimizer, TypeInAnyCase) {
         "OK")
         << type;
   }
-  EXPECT_EQ(FaultOf(OptimizerJson("{\"type\": \"Lamb\"}")),
-            "optimizer.type: expected Adam or AdamW, got 'Lamb'");
+  // Others are known, and refused where they would have to run.
+  for (const char* type : {"Lamb", "zerooneadam", "SGD"}) {
+    const std::string json =
+        OptimizerJson(absl::StrCat("{\"type\": \"", type, "\"}"));
+    TESSERA_ASSERT_OK_AND_ASSIGN(const proto::Config config,
+                                 ParseConfig(json, "f.json", 1));
+    EXPECT_THAT(CheckRunnable(config),
+                StatusIs(StatusCode::kUnimplemented,
+                         absl::StrCat("not available in this version: "
+                                      "optimizer.type: ",
+                                      config.optimizer().type(),
+                                      ": there is Adam and AdamW")));
+  }
+  EXPECT_EQ(FaultOf(OptimizerJson("{\"type\": \"AdanW\"}")),
+            "optimizer.type: expected Adam, AdamW, or another optimizer of "
+            "DeepSpeed or torch.optim, got 'AdanW', did you mean 'AdamW'?");
   EXPECT_EQ(FaultOf(OptimizerJson("{}")),
-            "optimizer.type: missing: expected Adam or AdamW");
+            "optimizer.type: missing: expected Adam, AdamW or another");
+}
+
+TEST(Optimizer, ParamsOfOthersAreNoneOfAdams) {
+  EXPECT_EQ(FaultOf(ParamsJson("\"momentum\": 0.9")),
+            "optimizer.params.momentum: 'Adam' has no such parameter");
+  EXPECT_EQ(FaultOf(OptimizerJson("{\"type\": \"SGD\", \"params\": "
+                                  "{\"momentum\": 0.9}}")),
+            "OK");
+  EXPECT_EQ(FaultOf(ParamsJson("\"max_grad_norm\": 1")),
+            "optimizer.params.max_grad_norm: refused: the norm is clipped "
+            "before the optimizer: use gradient_clipping");
 }
 
 TEST(Optimizer, ParamsHaveRanges) {
@@ -72,14 +97,21 @@ TEST(Optimizer, ParamsHaveRanges) {
       {"\"adam_w_mode\": false", "OK"},
       {"\"adam_w_mode\": false, \"weight_decay\": 0.0", "OK"},
       {"\"adam_w_mode\": true, \"weight_decay\": 0.1", "OK"},
-      {"\"adam_w_mode\": false, \"weight_decay\": 0.1",
-       "optimizer.params.adam_w_mode: false adds weight decay to the gradient "
-       "(L2), which is not available in this version: write true, or "
-       "\"weight_decay\": 0"},
   };
   for (const auto& [params, fault] : cases) {
     EXPECT_EQ(FaultOf(ParamsJson(params)), fault) << params;
   }
+}
+
+TEST(Optimizer, L2DecayIsNotRun) {
+  TESSERA_ASSERT_OK_AND_ASSIGN(
+      const proto::Config config,
+      ParseConfig(ParamsJson("\"adam_w_mode\": false, \"weight_decay\": 0.1"),
+                  "f.json", 1));
+  EXPECT_THAT(CheckRunnable(config),
+              StatusIs(StatusCode::kUnimplemented,
+                       HasSubstr("optimizer.params.adam_w_mode: false: weight "
+                                 "decay that is added to the gradient")));
 }
 
 TEST(Optimizer, EmptyBetasAreNotTwoNumbers) {

@@ -123,8 +123,8 @@ TEST(TorchAutocast, HasTwoKeys) {
   EXPECT_EQ(fault("\"dtype\": \"float16\""), "OK");
   EXPECT_EQ(fault("\"dtype\": \"fp16\""),
             "torch_autocast.dtype: expected bfloat16 or float16, got 'fp16'");
-  EXPECT_EQ(fault("\"lower_precision_safe_modules\": []"),
-            "torch_autocast.lower_precision_safe_modules: unknown key");
+  EXPECT_EQ(fault("\"safe_modules\": []"),
+            "torch_autocast.safe_modules: unknown key");
 }
 
 TEST(GradientDtypes, OfCommunication) {
@@ -156,20 +156,39 @@ TEST(GradientDtypes, OfAccumulation) {
   EXPECT_EQ(fault("null"), "OK");
   EXPECT_EQ(fault("\"fp32\""), "OK");
   EXPECT_EQ(fault("\"FP32\""), "OK");
-  EXPECT_EQ(fault("\"bf16\""),
-            "data_types.grad_accum_dtype: expected fp32, got 'bf16': "
-            "micro-batches are always added in float32 here");
+  EXPECT_EQ(fault("\"fp64\""),
+            "data_types.grad_accum_dtype: expected fp32, bf16 or fp16, got "
+            "'fp64'");
+  TESSERA_ASSERT_OK_AND_ASSIGN(
+      const proto::Config config,
+      ParseConfig(With("\"data_types\": {\"grad_accum_dtype\": \"bf16\"}"),
+                  "f.json", 1));
+  EXPECT_THAT(CheckRunnable(config),
+              StatusIs(StatusCode::kUnimplemented,
+                       HasSubstr("data_types.grad_accum_dtype: bf16: "
+                                 "micro-batches are added in float32")));
+}
+
+TEST(GradientDtypes, ParametersHaveTheEnabledOne) {
+  const auto fault = [](absl::string_view dtype, absl::string_view more) {
+    return FaultOf(With(absl::StrCat("\"data_types\": {\"param_dtype\": \"",
+                                     dtype, "\"}", more)));
+  };
+  EXPECT_EQ(fault("fp32", ""), "OK");
+  EXPECT_EQ(fault("BF16", ", \"bf16\": {\"enabled\": true}"), "OK");
+  EXPECT_EQ(fault("bf16", ""),
+            "data_types.param_dtype: expected fp32, which bf16.enabled and "
+            "fp16.enabled say, got 'bf16'");
 }
 
 TEST(Precision, AllKeys) {
-  TESSERA_ASSERT_OK_AND_ASSIGN(
-      const proto::Config config,
-      ParseConfig(With(R"("precision": {"buffer_dtype": "BF16",
+  TESSERA_ASSERT_OK_AND_ASSIGN(const proto::Config config,
+                               ParseConfig(With(R"("precision": {
         "fp32_norms": true, "fp32_classes": ["Router"],
         "cast_inputs": false})"),
-                  "f.json", 1));
+                                           "f.json", 1));
   EXPECT_EQ(config.precision().ShortDebugString(),
-            "buffer_dtype: \"bf16\" fp32_norms: true "
+            "fp32_norms: true "
             "fp32_classes: \"Router\" cast_inputs: false");
 }
 
@@ -177,8 +196,9 @@ TEST(Precision, FaultsAreNamed) {
   const auto fault = [](absl::string_view member) {
     return FaultOf(With(absl::StrCat("\"precision\": {", member, "}")));
   };
-  EXPECT_EQ(fault("\"buffer_dtype\": \"fp64\""),
-            "precision.buffer_dtype: expected fp16, bf16 or fp32, got 'fp64'");
+  EXPECT_EQ(FaultOf(With("\"data_types\": {\"buffer_dtype\": \"fp64\"}")),
+            "data_types.buffer_dtype: expected fp32, bf16 or fp16, got "
+            "'fp64'");
   EXPECT_EQ(fault("\"fp32_classes\": [\"\"]"),
             "precision.fp32_classes[0]: expected a name, got ''");
   EXPECT_EQ(FaultOf(With("\"fp16\": {\"auto_cast\": true}, "

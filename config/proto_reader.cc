@@ -1,5 +1,6 @@
 #include "config/proto_reader.h"
 
+#include <algorithm>
 #include <cstdint>
 
 #include "absl/strings/escaping.h"
@@ -39,6 +40,18 @@ bool IsWord(const FieldDescriptor& field, const JsonValue& value) {
          value.text == Word(field);
 }
 
+bool IsFreeForm(const FieldDescriptor& field) {
+  return field.message_type() == proto::FreeForm::descriptor();
+}
+
+// "auto" stands for a value that the program knows, unless it is itself one.
+bool IsAuto(const FieldDescriptor& field, const JsonValue& value) {
+  if (value.kind != JsonKind::kString || value.text != "auto") return false;
+  const auto& words = field.options().GetRepeatedExtension(proto::one_of);
+  return !IsWord(field, value) && !IsFreeForm(field) &&
+         std::find(words.begin(), words.end(), "auto") == words.end();
+}
+
 // The kind of JSON value that one value of the field is.
 JsonKind KindOf(const FieldDescriptor& field) {
   switch (field.cpp_type()) {
@@ -60,6 +73,7 @@ JsonKind KindOf(const FieldDescriptor& field) {
 }
 
 bool Fits(const FieldDescriptor& field, const JsonValue& value) {
+  if (IsFreeForm(field)) return true;
   const bool only_word =
       field.cpp_type() == FieldDescriptor::CPPTYPE_BOOL && !Word(field).empty();
   return IsWord(field, value) || (value.kind == KindOf(field) && !only_word);
@@ -172,9 +186,23 @@ class JsonToProto {
     if (member.key != field.name()) {
       record_.spellings[field_path] = Join(record_.AsWritten(path), member.key);
     }
+    const auto& options = field.options();
+    if (options.HasExtension(proto::refused)) {
+      return Fault(
+          field_path, member.key_position,
+          absl::StrCat("refused: ", options.GetExtension(proto::refused)));
+    }
     if (value.kind == JsonKind::kNull &&
-        field.options().GetExtension(proto::json_null)) {
+        options.GetExtension(proto::json_null)) {
       return;
+    }
+    if (IsAuto(field, value)) {
+      record_.autos.push_back(field_path);
+      return;
+    }
+    if (value.kind == JsonKind::kBool &&
+        options.HasExtension(proto::json_bool)) {
+      return ReadBoolOf(value, field_path, field, message);
     }
     if (field.is_map()) return ReadMap(value, field_path, field, message);
     if (field.is_repeated()) {
@@ -183,13 +211,26 @@ class JsonToProto {
     ReadOne(value, field_path, field, message);
   }
 
+  // "zero_optimization": true
+  void ReadBoolOf(const JsonValue& value, const std::string& path,
+                  const FieldDescriptor& field, Message* message) {
+    const std::string& name = field.options().GetExtension(proto::json_bool);
+    Message* inner = message->GetReflection()->MutableMessage(message, &field);
+    const FieldDescriptor* number =
+        inner->GetDescriptor()->FindFieldByName(name);
+    inner->GetReflection()->SetInt32(inner, number, value.boolean ? 1 : 0);
+    record_.positions[Join(path, name)] = value.position;
+    record_.notes.push_back({record_.AsWritten(path),
+                             absl::StrCat("deprecated: write {\"", name,
+                                          "\": ", value.boolean ? 1 : 0, "}"),
+                             value.position});
+  }
+
   void Misfit(const std::string& path, const JsonValue& value,
               absl::string_view expected) {
     std::string what =
         absl::StrCat("expected ", expected, ", got ", Got(value));
-    if (value.kind == JsonKind::kString && value.text == "auto") {
-      absl::StrAppend(&what, ", which is not resolved here: write the value");
-    } else if (value.kind == JsonKind::kNull) {
+    if (value.kind == JsonKind::kNull) {
       absl::StrAppend(&what, ": leave the key out for its default");
     }
     Fault(path, value.position, std::move(what));
@@ -257,6 +298,11 @@ class JsonToProto {
     if (!Fits(field, value)) return Misfit(path, value, Expected(field));
     const Reflection& reflection = *message->GetReflection();
     const bool add = field.is_repeated();
+    if (IsFreeForm(field)) {
+      auto* free = static_cast<proto::FreeForm*>(
+          reflection.MutableMessage(message, &field));
+      return free->set_json(ToJsonText(value));
+    }
     const bool is_word = IsWord(field, value);
     switch (field.cpp_type()) {
       case FieldDescriptor::CPPTYPE_DOUBLE: {

@@ -2,7 +2,8 @@
 //
 // The message type is the schema: a JSON key is a field's name (or what its
 // options say, config/json_options.proto), an object a message, an array a
-// repeated field; a map's keys are free. Protobuf text format has names only.
+// repeated field; a map's keys are free, and a FreeForm takes anything.
+// Protobuf text format has names only.
 #ifndef CONFIG_PROTO_READER_H_
 #define CONFIG_PROTO_READER_H_
 
@@ -33,6 +34,10 @@ struct ReadRecord {
   // Paths about which nothing further should be said, since what the user meant
   // there is not known: faulty ones and those offered for an unknown key.
   std::vector<std::string> doubtful_paths;
+  // Fields that are written as "auto", and left unset.
+  std::vector<std::string> autos;
+  // What the user should know, of what is no fault.
+  std::vector<ConfigFault> notes;
   // The path with the key that the file has, where that is not the name.
   absl::btree_map<std::string, std::string> spellings;
 

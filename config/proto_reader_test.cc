@@ -97,9 +97,7 @@ TEST(ReadProtoFromJson, KeysInTheWrongPlaceAreSentToTheRightOne) {
 
 TEST(ReadProtoFromJson, FarNamesAreNotOffered) {
   for (const char* key :
-       {"scheduler", "steps_per_print", "wall_clock_breakdown", "max_grad_norm",
-        "amp", "zero_allow_untested_optimizer", "activation", "enabled", "",
-        "x"}) {
+       {"monitor", "printing", "untested", "activation", "enabled", "", "x"}) {
     EXPECT_THAT(JsonFaults(absl::StrCat("{\"", key, "\": 1}")),
                 ElementsAre(absl::StrCat("1:2 ", key, ": unknown key")));
   }
@@ -124,9 +122,6 @@ TEST(ReadProtoFromJson, WrongTypesSayExpectedAndGot) {
   EXPECT_EQ(fault("train_batch_size", "1e30"), "expected an integer, got 1e30");
   EXPECT_EQ(fault("train_batch_size", "null"),
             "expected an integer, got null: leave the key out for its default");
-  EXPECT_EQ(fault("train_batch_size", "\"auto\""),
-            "expected an integer, got the string \"auto\", which is not "
-            "resolved here: write the value");
   EXPECT_EQ(fault("gradient_clipping", "false"),
             "expected a number, got false");
   EXPECT_EQ(fault("gradient_clipping", "[1]"),
@@ -141,9 +136,6 @@ TEST(ReadProtoFromJson, WrongTypesSayExpectedAndGot) {
             "expected true or false, got 1");
   EXPECT_EQ(fault("optimizer", "{\"params\": {\"betas\": 0.9}}"),
             "expected an array, got 0.9");
-  EXPECT_EQ(fault("optimizer", "{\"params\": {\"betas\": \"auto\"}}"),
-            "expected an array, got the string \"auto\", which is not resolved "
-            "here: write the value");
   EXPECT_EQ(fault("optimizer", "{\"params\": {\"betas\": [0.9, {}]}}"),
             "expected a number, got an object");
   EXPECT_EQ(fault("train_batch_size",

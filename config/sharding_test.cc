@@ -185,7 +185,7 @@ TEST(Sharding, AllKeys) {
       ParseConfig(ShardingJson(R"("unit_classes": ["Block"],
         "max_unit_numel": 1e6, "ignored_parameters": ["*.frozen", "w?"],
         "reshard_after_forward": false, "accumulation": "local",
-        "gradient_reduction": "sum", "memory_limit_bytes": 2e9,
+        "memory_limit_bytes": 2e9,
         "check_writes": true, "shared_working_copy": "off",
         "served_gathers": "on")"),
                   "f.json", 1));
@@ -194,7 +194,7 @@ TEST(Sharding, AllKeys) {
       "unit_classes: \"Block\" max_unit_numel: 1000000 "
       "ignored_parameters: \"*.frozen\" ignored_parameters: \"w?\" "
       "reshard_after_forward: false accumulation: \"local\" "
-      "gradient_reduction: \"sum\" memory_limit_bytes: 2000000000 "
+      "memory_limit_bytes: 2000000000 "
       "check_writes: true shared_working_copy: \"off\" served_gathers: \"on\"");
 }
 
@@ -208,9 +208,6 @@ TEST(Sharding, HasRanges) {
       {"\"accumulation\": \"each\"", "OK"},
       {"\"accumulation\": \"none\"",
        "sharding.accumulation: expected each or local, got 'none'"},
-      {"\"gradient_reduction\": \"mean\"", "OK"},
-      {"\"gradient_reduction\": \"max\"",
-       "sharding.gradient_reduction: expected mean or sum, got 'max'"},
       {"\"shared_working_copy\": \"on\"", "OK"},
       {"\"shared_working_copy\": \"true\"",
        "sharding.shared_working_copy: expected auto, on or off, got 'true'"},

@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -20,14 +22,6 @@ class Batch {
     for (const char* key : {kTrain, kMicro, kSteps}) {
       if (faults_.IsDoubtful(key)) return;
     }
-    const size_t before = faults_.count();
-    CheckPositive(kTrain, config_.has_train_batch_size(),
-                  config_.train_batch_size());
-    CheckPositive(kMicro, config_.has_train_micro_batch_size_per_gpu(),
-                  config_.train_micro_batch_size_per_gpu());
-    CheckPositive(kSteps, config_.has_gradient_accumulation_steps(),
-                  config_.gradient_accumulation_steps());
-    if (faults_.count() != before) return;
     const bool has_train = config_.has_train_batch_size();
     const bool has_micro = config_.has_train_micro_batch_size_per_gpu();
     if (!has_train && !has_micro) {
@@ -40,10 +34,6 @@ class Batch {
   }
 
  private:
-  void CheckPositive(const char* path, bool present, int64_t value) {
-    if (present) faults_.CheckAtLeast(path, value, 1);
-  }
-
   // T = M * G * W. Accumulation is 1 unless given.
   void ResolveTrain() {
     const int64_t micro = config_.train_micro_batch_size_per_gpu();
@@ -84,11 +74,31 @@ class Batch {
       };
       faults_.Add(kTrain, "expected ", shown(kMicro, has_micro, micro), " * ",
                   shown(kSteps, has_steps, steps), " * world size ",
-                  world_size_, ", got ", train);
+                  world_size_, ", got ", train, Nearest());
       return;
     }
     if (!has_micro) config_.set_train_micro_batch_size_per_gpu(rest);
     if (!has_steps) config_.set_gradient_accumulation_steps(rest);
+  }
+
+  // "; 32 and 40 would work"
+  std::string Nearest() const {
+    const bool all = config_.has_train_micro_batch_size_per_gpu() &&
+                     config_.has_gradient_accumulation_steps();
+    const int64_t micro =
+        std::max<int64_t>(config_.train_micro_batch_size_per_gpu(), 1);
+    const int64_t steps =
+        std::max<int64_t>(config_.gradient_accumulation_steps(), 1);
+    int64_t unit = 0;
+    if (__builtin_mul_overflow(micro, steps, &unit) ||
+        __builtin_mul_overflow(unit, int64_t{world_size_}, &unit)) {
+      return "";
+    }
+    const int64_t train = config_.train_batch_size();
+    const int64_t below = train / unit * unit;
+    if (all || below == 0) return absl::StrCat("; ", unit, " would work");
+    if (below > std::numeric_limits<int64_t>::max() - unit) return "";
+    return absl::StrCat("; ", below, " and ", below + unit, " would work");
   }
 
   static bool Divide(int64_t& value, int64_t divisor) {

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <string>
 
@@ -11,11 +10,6 @@
 
 namespace tessera {
 namespace {
-
-void CheckSeconds(const char* path, double value, Faults* faults) {
-  if (value > 0 && std::isfinite(value)) return;
-  faults->Add(path, "expected a finite number of seconds above 0, got ", value);
-}
 
 void CheckNccl(const std::string& name, const std::string& value,
                Faults* faults) {
@@ -35,12 +29,6 @@ void CheckNccl(const std::string& name, const std::string& value,
 }  // namespace
 
 void CheckCommunication(const proto::Communication& section, Faults* faults) {
-  faults->CheckOneOf("communication.backend", section.backend(),
-                     {"auto", "shm", "hierarchical", "gloo", "nccl"});
-  CheckSeconds("communication.timeout_seconds", section.timeout_seconds(),
-               faults);
-  CheckSeconds("communication.startup_timeout_seconds",
-               section.startup_timeout_seconds(), faults);
   // In the order of their names; a map has none.
   const std::map<std::string, std::string> settings(section.nccl().begin(),
                                                     section.nccl().end());

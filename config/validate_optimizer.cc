@@ -1,29 +1,89 @@
-#include <cmath>
+#include <algorithm>
+#include <limits>
 #include <string>
+#include <vector>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/edit_distance.h"
 #include "config/defaults.h"
 #include "config/validate.h"
+#include "google/protobuf/descriptor.h"
 
 namespace tessera {
 namespace {
 
-void CheckBetas(const proto::AdamParams& params, Faults* faults) {
-  constexpr char kPath[] = "optimizer.params.betas";
-  if (params.betas_size() != 2) {
-    faults->Add(kPath, "expected two numbers, got ", params.betas_size());
-    return;
+using google::protobuf::FieldDescriptor;
+
+// In any case, as DeepSpeed reads them.
+constexpr const char* kDeepSpeed[] = {
+    "Adam",   "AdamW",   "Adagrad", "Lamb",       "Lion",       "Muon",
+    "MuAdam", "MuAdamW", "MuSGD",   "OneBitAdam", "OneBitLamb", "ZeroOneAdam"};
+constexpr const char* kTorch[] = {
+    "Adadelta", "Adafactor", "Adamax", "ASGD", "LBFGS",     "NAdam",
+    "RAdam",    "RMSprop",   "Rprop",  "SGD",  "SparseAdam"};
+constexpr const char* kSchedules[] = {"LRRangeTest", "OneCycle", "WarmupLR",
+                                      "WarmupDecayLR", "WarmupCosineLR"};
+constexpr const char* kTorchSchedules[] = {"ChainedScheduler",
+                                           "ConstantLR",
+                                           "CosineAnnealingLR",
+                                           "CosineAnnealingWarmRestarts",
+                                           "CyclicLR",
+                                           "ExponentialLR",
+                                           "LambdaLR",
+                                           "LinearLR",
+                                           "MultiplicativeLR",
+                                           "MultiStepLR",
+                                           "OneCycleLR",
+                                           "PolynomialLR",
+                                           "ReduceLROnPlateau",
+                                           "SequentialLR",
+                                           "StepLR"};
+constexpr int kLastOfAdam = 10;  // OptimizerParams' fields of Adam and AdamW
+
+// The name as it is spelled; "" if there is none such.
+template <typename Names, typename Equal>
+std::string Find(const Names& names, const std::string& name, Equal equal) {
+  for (const char* known : names) {
+    if (equal(known, name)) return known;
   }
-  for (int i = 0; i < 2; ++i) {
-    const double beta = params.betas(i);
-    if (beta >= 0 && beta < 1) continue;
-    faults->Add(absl::StrCat(kPath, "[", i, "]"),
-                "expected at least 0 and less than 1, got ", beta);
+  return "";
+}
+
+bool SameInAnyCase(const char* a, const std::string& b) {
+  return absl::EqualsIgnoreCase(a, b);
+}
+bool Same(const char* a, const std::string& b) { return a == b; }
+
+template <typename Names>
+void AddUnknown(const char* path, const std::string& name, const char* expected,
+                const Names& names, Faults* faults) {
+  std::string nearest;
+  int best = std::numeric_limits<int>::max();
+  for (const char* known : names) {
+    const int distance = EditDistance(name, known);
+    if (distance < best) nearest = known;
+    best = std::min(best, distance);
+  }
+  const bool near = 3 * best <= static_cast<int>(name.size());
+  faults->Add(path, "expected ", expected, ", got '",
+              absl::Utf8SafeCEscape(name), "'",
+              near ? absl::StrCat(", did you mean '", nearest, "'?") : "");
+}
+
+void CheckOnlyAdams(const proto::OptimizerParams& params,
+                    const std::string& type, Faults* faults) {
+  std::vector<const FieldDescriptor*> fields;
+  params.GetReflection()->ListFields(params, &fields);
+  for (const FieldDescriptor* field : fields) {
+    if (field->number() <= kLastOfAdam) continue;
+    faults->Add(absl::StrCat("optimizer.params.", field->name()), "'", type,
+                "' has no such parameter");
   }
 }
 
-void ResolveAdam(proto::AdamParams* params, Faults* faults) {
+void ResolveAdam(proto::OptimizerParams* params, Faults* faults) {
   FillDefaults(params);
   // An empty list in a file is no request for the defaults.
   if (params->betas_size() == 0 &&
@@ -31,47 +91,55 @@ void ResolveAdam(proto::AdamParams* params, Faults* faults) {
     params->add_betas(0.9);
     params->add_betas(0.999);
   }
-  faults->CheckAtLeast0("optimizer.params.lr", params->lr());
-  faults->CheckAtLeast0("optimizer.params.weight_decay",
-                        params->weight_decay());
-  faults->CheckAbove0("optimizer.params.eps", params->eps());
-  CheckBetas(*params, faults);
-  if (!params->adam_w_mode() && params->weight_decay() != 0) {
-    faults->Add("optimizer.params.adam_w_mode",
-                "false adds weight decay to the gradient (L2), which is not "
-                "available in this version: write true, or \"weight_decay\": "
-                "0");
+  if (params->betas_size() != 2) {
+    faults->Add("optimizer.params.betas", "expected two numbers, got ",
+                params->betas_size());
+  }
+}
+
+void ResolveScheduler(const proto::Scheduler& scheduler, Faults* faults) {
+  const std::string& type = scheduler.type();
+  if (!scheduler.has_type()) {
+    faults->Add("scheduler.type", "missing: expected WarmupLR or another");
+  } else if (Find(kSchedules, type, Same).empty() &&
+             Find(kTorchSchedules, type, Same).empty()) {
+    AddUnknown("scheduler.type", type,
+               "LRRangeTest, OneCycle, WarmupLR, WarmupDecayLR, "
+               "WarmupCosineLR or a class of torch.optim.lr_scheduler",
+               kSchedules, faults);
   }
 }
 
 }  // namespace
 
 void ResolveOptimizer(proto::Config* config, Faults* faults) {
+  if (config->has_scheduler()) ResolveScheduler(config->scheduler(), faults);
   if (!config->has_optimizer()) return;
   proto::Optimizer& optimizer = *config->mutable_optimizer();
-  const std::string type = optimizer.type();
-  if (absl::EqualsIgnoreCase(type, "adam")) {
-    optimizer.set_type("Adam");
-  } else if (absl::EqualsIgnoreCase(type, "adamw")) {
-    optimizer.set_type("AdamW");
-  } else if (optimizer.has_type()) {
-    faults->Add("optimizer.type", "expected Adam or AdamW, got '", type, "'");
+  FillDefaults(&optimizer);
+  std::string type = Find(kDeepSpeed, optimizer.type(), SameInAnyCase);
+  if (type.empty()) type = Find(kTorch, optimizer.type(), Same);
+  if (!optimizer.has_type()) {
+    faults->Add("optimizer.type", "missing: expected Adam, AdamW or another");
+  } else if (type.empty()) {
+    AddUnknown("optimizer.type", optimizer.type(),
+               "Adam, AdamW, or another optimizer of DeepSpeed or torch.optim",
+               kDeepSpeed, faults);
   } else {
-    faults->Add("optimizer.type", "missing: expected Adam or AdamW");
+    optimizer.set_type(type);
+    if (type != "Adam" && type != "AdamW") return;
+    CheckOnlyAdams(optimizer.params(), type, faults);
   }
   ResolveAdam(optimizer.mutable_params(), faults);
 }
 
 void ResolveGradients(proto::Config* config, Faults* faults) {
   FillDefaults(config);
-  faults->CheckAtLeast0("gradient_clipping", config->gradient_clipping());
   const double p = config->gradient_clipping_norm();
   if (!(p > 0)) {
     faults->Add("gradient_clipping_norm",
                 "expected a number above 0, or inf, got ", p);
   }
-  faults->CheckAbove0("gradient_predivide_factor",
-                      config->gradient_predivide_factor());
 }
 
 }  // namespace tessera

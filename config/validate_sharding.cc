@@ -6,25 +6,96 @@
 namespace tessera {
 namespace {
 
-void ResolveZero(proto::ZeroOptimization* zero, Faults* faults) {
+// A key that only says what another one says now.
+void ResolveDeprecated(proto::Config* config, Faults* faults) {
+  proto::ZeroOptimization* zero = config->mutable_zero_optimization();
+  const auto both = [&](const char* key, const char* other) {
+    faults->Add(key, "says the same as ", other, ": write that alone");
+  };
+  if (zero->has_cpu_offload() && zero->has_offload_optimizer()) {
+    both("zero_optimization.cpu_offload", "offload_optimizer");
+  } else if (zero->cpu_offload()) {
+    zero->mutable_offload_optimizer()->set_device("cpu");
+  }
+  if (zero->has_cpu_offload_param() && zero->has_offload_param()) {
+    both("zero_optimization.cpu_offload_param", "offload_param");
+  } else if (zero->cpu_offload_param()) {
+    zero->mutable_offload_param()->set_device("cpu");
+  }
+  if (zero->has_stage3_gather_fp16_weights_on_model_save()) {
+    if (zero->has_gather_16bit_weights_on_model_save()) {
+      both("zero_optimization.stage3_gather_fp16_weights_on_model_save",
+           "stage3_gather_16bit_weights_on_model_save");
+    }
+    zero->set_gather_16bit_weights_on_model_save(
+        zero->stage3_gather_fp16_weights_on_model_save());
+  }
+  if (config->has_allgather_size()) {
+    if (zero->has_allgather_bucket_size()) {
+      both("allgather_size", "zero_optimization.allgather_bucket_size");
+    }
+    zero->set_allgather_bucket_size(config->allgather_size());
+  }
+  zero->clear_cpu_offload();
+  zero->clear_cpu_offload_param();
+  zero->clear_stage3_gather_fp16_weights_on_model_save();
+  config->clear_allgather_size();
+}
+
+void ResolveOffload(proto::ZeroOptimization* zero, Faults* faults) {
+  const bool below_3 = zero->has_stage() && zero->stage() < 3;
+  const auto check_path = [&](const char* path, const auto& offload) {
+    if (offload.device() == "nvme" && offload.nvme_path().empty()) {
+      faults->Add(path, "missing: device nvme needs a folder");
+    }
+  };
+  if (zero->has_offload_optimizer()) {
+    proto::OffloadOptimizer& offload = *zero->mutable_offload_optimizer();
+    FillDefaults(&offload);
+    check_path("zero_optimization.offload_optimizer.nvme_path", offload);
+    if (below_3 && offload.device() == "nvme") {
+      faults->Add("zero_optimization.offload_optimizer.device",
+                  "expected none or cpu at stage ", zero->stage(),
+                  ", got 'nvme', which needs stage 3");
+    }
+    if (below_3 && offload.ratio() < 1) {
+      faults->Add("zero_optimization.offload_optimizer.ratio",
+                  "expected 1 at stage ", zero->stage(), ", got ",
+                  offload.ratio(), ": less needs stage 3");
+    }
+  }
+  if (zero->has_offload_param()) {
+    proto::OffloadParam& offload = *zero->mutable_offload_param();
+    FillDefaults(&offload);
+    check_path("zero_optimization.offload_param.nvme_path", offload);
+    if (below_3 && offload.device() != "none") {
+      faults->Add("zero_optimization.offload_param.device",
+                  "expected none at stage ", zero->stage(), ", got '",
+                  offload.device(),
+                  "': parameters are offloaded at stage 3 only");
+    }
+  }
+}
+
+void ResolveZero(int world_size, proto::ZeroOptimization* zero,
+                 Faults* faults) {
   if (zero->has_auto_stage() && !zero->auto_stage()) zero->clear_auto_stage();
   FillDefaults(zero);
   if (zero->stage() < 0 || zero->stage() > 3) {
     faults->Add("zero_optimization.stage", "expected 0, 1, 2 or 3, got ",
                 zero->stage());
   }
-  faults->CheckAtLeast("zero_optimization.reduce_bucket_size",
-                       zero->reduce_bucket_size(), 1);
-  faults->CheckAtLeast("zero_optimization.stage3_prefetch_bucket_size",
-                       zero->stage3_prefetch_bucket_size(), 0);
-  faults->CheckAtLeast("zero_optimization.stage3_param_persistence_threshold",
-                       zero->stage3_param_persistence_threshold(), 0);
-  faults->CheckAtLeast("zero_optimization.stage3_model_persistence_threshold",
-                       zero->stage3_model_persistence_threshold(), 0);
-  faults->CheckAtLeast("zero_optimization.stage3_max_live_parameters",
-                       zero->stage3_max_live_parameters(), 0);
-  faults->CheckAtLeast("zero_optimization.stage3_max_reuse_distance",
-                       zero->stage3_max_reuse_distance(), 0);
+  if (!zero->has_overlap_comm() && zero->has_stage()) {
+    zero->set_overlap_comm(zero->stage() == 3);
+  }
+  ResolveOffload(zero, faults);
+  if (zero->has_zenflow()) FillDefaults(zero->mutable_zenflow());
+  const int64_t hpz = zero->zero_hpz_partition_size();
+  if (hpz > 0 && world_size % hpz != 0) {
+    faults->Add("zero_optimization.zero_hpz_partition_size",
+                "expected a divisor of the world size ", world_size, ", got ",
+                hpz);
+  }
   const proto::LeafModule& leaf = zero->leaf_module();
   faults->CheckNoneEmpty("zero_optimization.leaf_module.classes",
                          leaf.classes());
@@ -33,14 +104,23 @@ void ResolveZero(proto::ZeroOptimization* zero, Faults* faults) {
                          leaf.name_suffixes());
 }
 
+// DeepSpeed refuses it without CUDA.
+void CheckAio(const proto::Aio& aio, Faults* faults) {
+  if (!aio.use_gds()) return;
+  faults->Add("aio.use_gds",
+              "expected false, got true: there is no GPUDirect Storage in this "
+              "version");
+}
+
 }  // namespace
 
 void ResolveSharding(int world_size, proto::Config* config, Faults* faults) {
-  ResolveZero(config->mutable_zero_optimization(), faults);
+  ResolveDeprecated(config, faults);
+  CheckAio(config->aio(), faults);
+  ResolveZero(world_size, config->mutable_zero_optimization(), faults);
   proto::Sharding& sharding = *config->mutable_sharding();
   FillDefaults(&sharding);
   faults->CheckNoneEmpty("sharding.unit_classes", sharding.unit_classes());
-  faults->CheckAtLeast("sharding.max_unit_numel", sharding.max_unit_numel(), 1);
   faults->CheckNoneEmpty("sharding.ignored_parameters",
                          sharding.ignored_parameters());
   const int32_t group = sharding.reshard_group_size();
@@ -51,21 +131,11 @@ void ResolveSharding(int world_size, proto::Config* config, Faults* faults) {
                 "the world size ",
                 world_size, ", got ", group);
   }
-  faults->CheckOneOf("sharding.accumulation", sharding.accumulation(),
-                     {"each", "local"});
-  faults->CheckOneOf("sharding.gradient_reduction",
-                     sharding.gradient_reduction(), {"mean", "sum"});
-  faults->CheckOneOf("sharding.shared_working_copy",
-                     sharding.shared_working_copy(), {"auto", "on", "off"});
-  faults->CheckOneOf("sharding.served_gathers", sharding.served_gathers(),
-                     {"auto", "on", "off"});
   if (sharding.served_gathers() == "on" && sharding.has_reshard_group_size()) {
     faults->Add("sharding.served_gathers",
                 "expected auto or off, since sharding.reshard_after_forward is "
                 "a number, got 'on'");
   }
-  faults->CheckAtLeast("sharding.memory_limit_bytes",
-                       sharding.memory_limit_bytes(), 0);
 }
 
 }  // namespace tessera

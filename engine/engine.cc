@@ -30,7 +30,8 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(
     EngineOptions options) {
   TESSERA_ASSIGN_OR_RETURN(options.communicator, GroupOf(options));
   auto config =
-      LoadConfig(std::string(config_path), options.communicator->world_size());
+      LoadConfig(std::string(config_path), options.communicator->world_size(),
+                 options.auto_values);
   TESSERA_RETURN_IF_ERROR(
       options.communicator->AgreeOk(config.status(), "configuration"));
   return Create(std::move(module), *config, std::move(options));
@@ -43,6 +44,10 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(
   auto resolved = ResolveConfig(config, comm->world_size());
   if (resolved.ok() && module == nullptr) {
     resolved = absl::InvalidArgumentError("Engine::Create: module is null");
+  }
+  if (resolved.ok()) {
+    const absl::Status runnable = CheckRunnable(*resolved);
+    if (!runnable.ok()) resolved = runnable;
   }
   const World* const world = World::Current();
   if (resolved.ok() && world != nullptr && world->communicator() == comm) {

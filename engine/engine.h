@@ -36,6 +36,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "comm/communicator.h"
+#include "config/auto_values.h"
 #include "config/config.pb.h"
 
 namespace torch::nn {
@@ -61,6 +62,8 @@ struct EngineOptions {
                                              absl::string_view path)>;
   ModulePredicate is_unit;
   ModulePredicate is_leaf;
+  // For what a configuration's file leaves "auto".
+  AutoValues auto_values;
 };
 
 struct BackwardOptions {

@@ -110,6 +110,7 @@ absl::Status Engine::Impl::Build(bool sync_from_rank0) {
       std::vector<FlatPlan> flats,
       SplitFlats(partition->units, trainable, settings_.flats));
   TESSERA_RETURN_IF_ERROR(ChooseStage(flats));
+  SetOverlap(config_.zero_optimization(), stage_, &settings_);
   if (stage_ < 3) {
     settings_.flats.sharded_parameters = false;
     TESSERA_ASSIGN_OR_RETURN(

@@ -44,7 +44,7 @@ ModulePredicate LeafPredicate(const proto::LeafModule& leaf,
   };
 }
 
-AdamWOptions AdamWOf(const proto::AdamParams& params) {
+AdamWOptions AdamWOf(const proto::OptimizerParams& params) {
   AdamWOptions options;
   options.lr = params.lr();
   options.beta1 = params.betas(0);
@@ -84,7 +84,6 @@ PartitionOptions PartitionOf(const proto::Config& config,
 ScheduleOptions ScheduleOf(const proto::Config& config) {
   const proto::ZeroOptimization& zero = config.zero_optimization();
   ScheduleOptions schedule;
-  schedule.overlap = zero.overlap_comm();
   schedule.prefetch = zero.stage3_prefetch_bucket_size();
   schedule.max_live = zero.stage3_max_live_parameters();
   schedule.max_reuse_distance = zero.stage3_max_reuse_distance();
@@ -95,10 +94,9 @@ ScheduleOptions ScheduleOf(const proto::Config& config) {
 
 GradientOptions GradientsOf(const proto::Config& config, int world_size) {
   GradientOptions gradients;
-  gradients.overlap = config.zero_optimization().overlap_comm();
   gradients.bucket_numel = std::min<int64_t>(
       config.zero_optimization().reduce_bucket_size(), kSmallBucketNumel);
-  gradients.mean = config.sharding().gradient_reduction() == "mean";
+  gradients.mean = config.gradient_allreduce_op() == "mean";
   gradients.predivide = config.prescale_gradients()
                             ? world_size
                             : config.gradient_predivide_factor();
@@ -126,8 +124,8 @@ Settings SettingsOf(const proto::Config& config, const EngineOptions& options,
   if (config.fp16().enabled()) s.loss_scaler = LossScalerOf(config.fp16());
   if (config.fp16().enabled()) s.param_dtype = at::kHalf;
   if (config.bf16().enabled()) s.param_dtype = at::kBFloat16;
-  if (config.precision().has_buffer_dtype()) {
-    s.buffer_dtype = DtypeOf(config.precision().buffer_dtype());
+  if (config.data_types().has_buffer_dtype()) {
+    s.buffer_dtype = DtypeOf(config.data_types().buffer_dtype());
   }
   if (config.has_communication_data_type()) {
     s.reduce_dtype = DtypeOf(config.communication_data_type());
@@ -144,6 +142,14 @@ Settings SettingsOf(const proto::Config& config, const EngineOptions& options,
     s.reshard_group_size = config.sharding().reshard_group_size();
   }
   return s;
+}
+
+void SetOverlap(const proto::ZeroOptimization& zero, int stage,
+                Settings* settings) {
+  const bool wanted =
+      zero.has_overlap_comm() ? zero.overlap_comm() : stage == 3;
+  settings->schedule.overlap = wanted;
+  settings->gradients.overlap = wanted || stage == 0;
 }
 
 at::ScalarType WorkingDtype(const Settings& settings,

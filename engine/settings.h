@@ -41,8 +41,13 @@ struct Settings {
 };
 
 // REQUIRES: `config` is resolved (config/config.h). LOCAL.
+// Without what SetOverlap sets.
 Settings SettingsOf(const proto::Config& config, const EngineOptions& options,
                     int world_size);
+
+// What runs while the model computes; the stage may be known late.
+void SetOverlap(const proto::ZeroOptimization& zero, int stage,
+                Settings* settings);
 
 // What operators compute with, for a parameter of that dtype.
 at::ScalarType WorkingDtype(const Settings& settings,

@@ -108,7 +108,7 @@ struct TakeField {
 void SetPrecision(const TrainingSpec& spec, proto::Config* config) {
   config->mutable_precision()->set_fp32_norms(spec.fp32_norms);
   if (!spec.buffer_dtype.empty()) {
-    config->mutable_precision()->set_buffer_dtype(spec.buffer_dtype);
+    config->mutable_data_types()->set_buffer_dtype(spec.buffer_dtype);
   }
   if (spec.dtype == "bf16") {
     config->mutable_bf16()->set_enabled(true);
@@ -127,7 +127,7 @@ void SetPrecision(const TrainingSpec& spec, proto::Config* config) {
 void SetSharding(const TrainingSpec& spec, proto::Config* config) {
   proto::Sharding* sharding = config->mutable_sharding();
   sharding->set_accumulation(spec.accumulation_mode);
-  sharding->set_gradient_reduction(spec.reduction);
+  config->set_gradient_allreduce_op(spec.reduction);
   int group = 0;
   if (spec.reshard == "true" || spec.reshard == "false") {
     sharding->set_reshard_after_forward(spec.reshard == "true");

@@ -1,0 +1,21 @@
+// A completed configuration as text, with every default.
+#ifndef CONFIG_CONFIG_TEXT_H_
+#define CONFIG_CONFIG_TEXT_H_
+
+#include <string>
+
+#include "config/config.pb.h"
+
+namespace tessera {
+
+// One JSON object in DeepSpeed's shape: the first of each field's keys, null
+// where that is the default. Read again it gives the same text.
+std::string ConfigToJson(const proto::Config& config);
+
+// Protobuf text format; after each value that `written` does not have stands
+// "# default", or "# resolved" where it is another.
+std::string ConfigToText(const proto::Config& config,
+                         const proto::Config& written);
+
+}  // namespace tessera
+#endif  // CONFIG_CONFIG_TEXT_H_

@@ -1,0 +1,255 @@
+// What DeepSpeed's files hold besides plain values: forms it deprecated, keys
+// that do nothing here, are not there yet, or were removed.
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "config/config.h"
+#include "config/config_test_util.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera {
+namespace {
+
+using ::absl::StatusCode;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+std::string With(absl::string_view members) {
+  return Json(absl::StrCat("\"train_batch_size\": 8, ", members));
+}
+
+ConfigReport ReportOf(absl::string_view members, int world_size = 1) {
+  const absl::StatusOr<ConfigReport> report =
+      ReadConfig(With(members), "f.json", world_size);
+  EXPECT_TRUE(report.ok()) << report.status();
+  return report.ok() ? *report : ConfigReport();
+}
+
+std::vector<std::string> NotesOf(absl::string_view members) {
+  const ConfigReport report = ReportOf(members);
+  EXPECT_THAT(report.faults, IsEmpty()) << members;
+  std::vector<std::string> notes;
+  for (const ConfigFault& note : report.notes) {
+    notes.push_back(absl::StrCat(note.path, ": ", note.what));
+  }
+  return notes;
+}
+
+std::string ZeroFault(absl::string_view members, int world_size = 1) {
+  return FaultOf(With(absl::StrCat("\"zero_optimization\": {", members, "}")),
+                 world_size);
+}
+
+TEST(DeepSpeed, ABooleanIsStageOneOrZero) {
+  for (const auto& [written, stage] :
+       {std::pair("true", 1), std::pair("false", 0)}) {
+    const std::string members =
+        absl::StrCat("\"zero_optimization\": ", written);
+    EXPECT_EQ(ReportOf(members).config.zero_optimization().stage(), stage);
+    EXPECT_THAT(NotesOf(members),
+                ElementsAre(absl::StrCat("zero_optimization: deprecated: write "
+                                         "{\"stage\": ",
+                                         stage, "}")));
+  }
+}
+
+TEST(DeepSpeed, FormerOffloadKeysSetTheNewOnes) {
+  const ConfigReport report = ReportOf(
+      "\"zero_optimization\": {\"stage\": 3, \"cpu_offload\": true, "
+      "\"cpu_offload_param\": true, "
+      "\"stage3_gather_fp16_weights_on_model_save\": true}");
+  const proto::ZeroOptimization& zero = report.config.zero_optimization();
+  EXPECT_EQ(zero.offload_optimizer().device(), "cpu");
+  EXPECT_EQ(zero.offload_param().device(), "cpu");
+  EXPECT_TRUE(zero.gather_16bit_weights_on_model_save());
+  EXPECT_FALSE(zero.has_cpu_offload());
+  ASSERT_EQ(report.notes.size(), 3);
+  EXPECT_EQ(report.notes[0].what,
+            "deprecated: write \"offload_optimizer\": {\"device\": \"cpu\"}");
+  EXPECT_THAT(NotesOf("\"zero_optimization\": {\"cpu_offload\": false}"),
+              ElementsAre(HasSubstr("cpu_offload: deprecated")));
+  EXPECT_EQ(ZeroFault("\"cpu_offload\": true, \"offload_optimizer\": {}"),
+            "zero_optimization.cpu_offload: says the same as "
+            "offload_optimizer: write that alone");
+}
+
+TEST(DeepSpeed, KeysWithoutEffectAreNoted) {
+  EXPECT_THAT(
+      NotesOf("\"wall_clock_breakdown\": true, \"zero_optimization\": "
+              "{\"stage\": 1, \"sub_group_size\": 1e9}, "
+              "\"flops_profiler\": {\"enabled\": true}"),
+      ElementsAre("wall_clock_breakdown: has no effect: use a profiler",
+                  "zero_optimization.sub_group_size: has no effect: the "
+                  "optimizer works unit by unit, in place",
+                  "flops_profiler: has no effect: use a profiler"));
+  EXPECT_THAT(NotesOf("\"flops_profiler\": {\"enabled\": false}"), IsEmpty());
+  EXPECT_THAT(NotesOf("\"autotuning\": {\"anything\": [1, {\"x\": null}]}"),
+              ElementsAre(HasSubstr("autotuning: has no effect")));
+}
+
+TEST(DeepSpeed, UnknownKeysOfBlocksAreRefused) {
+  EXPECT_EQ(FaultOf(With("\"flops_profiler\": {\"enable\": true}")),
+            "flops_profiler.enable: unknown key, did you mean 'enabled'?");
+  EXPECT_EQ(FaultOf(With("\"compile\": {\"backend\": \"inductor\"}")),
+            "compile.backend: unknown key, did you mean "
+            "'communication.backend'?");
+  EXPECT_EQ(FaultOf(With("\"wandb\": {\"host\": \"h\"}")),
+            "wandb.host: unknown key");
+  EXPECT_EQ(FaultOf(With("\"zero_optimisation\": {\"stage\": 3}")),
+            "zero_optimisation: unknown key, did you mean "
+            "'zero_optimization'?");
+}
+
+TEST(DeepSpeed, RemovedKeysSayWhatToUse) {
+  EXPECT_EQ(FaultOf(With("\"amp\": {\"enabled\": false}")),
+            "amp: refused: DeepSpeed 0.19.8 removed Apex: use bf16, fp16 or "
+            "torch_autocast");
+  EXPECT_EQ(ZeroFault("\"mics_shard_size\": -1"),
+            "zero_optimization.mics_shard_size: refused: DeepSpeed 0.19.8 "
+            "removed MiCS: use sharding.reshard_after_forward with a number of "
+            "ranks");
+  for (const char* key :
+       {"nebula", "compression_training", "quantize_training",
+        "sparse_gradients", "eigenvalue", "sparse_attention", "elasticity",
+        "graph_harvesting", "curriculum_learning", "progressive_layer_drop"}) {
+    EXPECT_THAT(FaultOf(With(absl::StrCat("\"", key, "\": {}"))),
+                HasSubstr(": refused: DeepSpeed 0.19.8 removed "));
+  }
+  // In a proto, too.
+  proto::Config config;
+  config.set_train_batch_size(1);
+  config.mutable_amp();
+  EXPECT_THAT(ResolveConfig(config, 1), StatusIs(StatusCode::kInvalidArgument,
+                                                 HasSubstr("amp: refused")));
+}
+
+TEST(DeepSpeed, OffloadHasRules) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"\"stage\": 2, \"offload_param\": {\"device\": \"cpu\"}",
+       "zero_optimization.offload_param.device: expected none at stage 2, got "
+       "'cpu': parameters are offloaded at stage 3 only"},
+      {"\"stage\": 2, \"offload_param\": {\"device\": \"none\"}", "OK"},
+      {"\"stage\": 3, \"offload_param\": {\"device\": \"nvme\"}",
+       "zero_optimization.offload_param.nvme_path: missing: device nvme needs "
+       "a folder"},
+      {"\"stage\": 3, \"offload_param\": {\"device\": \"nvme\", "
+       "\"nvme_path\": \"/tmp\"}",
+       "OK"},
+      {"\"stage\": 2, \"offload_optimizer\": {\"device\": \"nvme\", "
+       "\"nvme_path\": \"/tmp\"}",
+       "zero_optimization.offload_optimizer.device: expected none or cpu at "
+       "stage 2, got 'nvme', which needs stage 3"},
+      {"\"stage\": 2, \"offload_optimizer\": {\"ratio\": 0.5}",
+       "zero_optimization.offload_optimizer.ratio: expected 1 at stage 2, got "
+       "0.5: less needs stage 3"},
+      {"\"offload_optimizer\": {\"device\": \"CPU\"}",
+       "zero_optimization.offload_optimizer.device: expected none, cpu or "
+       "nvme, got 'CPU'"},
+      {"\"offload_optimizer\": true",
+       "zero_optimization.offload_optimizer: expected an object, got true"},
+      {"\"offload_optimizer\": null, \"offload_param\": null", "OK"},
+      {"\"offload_optimizer\": {\"ratio\": 1.5}",
+       "zero_optimization.offload_optimizer.ratio: expected 0 to 1, got 1.5"},
+  };
+  for (const auto& [members, fault] : cases) {
+    EXPECT_EQ(ZeroFault(members), fault) << members;
+  }
+  EXPECT_EQ(FaultOf(With("\"aio\": {\"use_gds\": true}")),
+            "aio.use_gds: expected false, got true: there is no GPUDirect "
+            "Storage in this version");
+}
+
+TEST(DeepSpeed, SecondShardsDivideTheWorld) {
+  EXPECT_EQ(ZeroFault("\"zero_hpz_partition_size\": 4", 8), "OK");
+  EXPECT_EQ(ZeroFault("\"zero_hpz_partition_size\": 3", 8),
+            "zero_optimization.zero_hpz_partition_size: expected a divisor of "
+            "the world size 8, got 3");
+}
+
+TEST(DeepSpeed, OverlapIsTrueAtStage3Only) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (const char* more : {"", ", \"overlap_comm\": null"}) {
+      const ConfigReport report = ReportOf(absl::StrCat(
+          "\"zero_optimization\": {\"stage\": ", stage, more, "}"));
+      EXPECT_EQ(report.config.zero_optimization().overlap_comm(), stage == 3);
+    }
+  }
+}
+
+// What parses may still be more than this version does.
+TEST(DeepSpeed, MissingFeaturesAreRefusedWhereTheyWouldRun) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"\"zero_optimization\": {\"offload_optimizer\": {\"device\": \"cpu\"}}",
+       "zero_optimization.offload_optimizer: offload of optimizer states"},
+      {"\"zero_optimization\": {\"zenflow\": {}}",
+       "zero_optimization.zenflow: ZenFlow"},
+      {"\"zero_optimization\": {\"zero_quantized_weights\": true}",
+       "zero_optimization.zero_quantized_weights: true: quantized gathers "
+       "(ZeRO++)"},
+      {"\"scheduler\": {\"type\": \"WarmupLR\"}",
+       "scheduler: learning-rate schedules"},
+      {"\"sequence_parallel_size\": 2",
+       "sequence_parallel_size: 2: sequence parallelism"},
+      {"\"tensor_parallel\": {\"autotp_size\": 4}",
+       "tensor_parallel: tensor parallelism"},
+      {"\"data_efficiency\": {\"enabled\": true}",
+       "data_efficiency: DeepSpeed's data efficiency library"},
+      {"\"hybrid_engine\": {\"enabled\": true}",
+       "hybrid_engine: DeepSpeed's hybrid engine"},
+      {"\"bf16\": {\"enabled\": true, \"bf16_optimizer_states\": true}",
+       "bf16.bf16_optimizer_states: true: optimizer states of 16 bits"},
+  };
+  for (const auto& [members, missing] : cases) {
+    const ConfigReport report = ReportOf(members, 2);
+    EXPECT_THAT(report.faults, IsEmpty()) << members;
+    EXPECT_THAT(
+        CheckRunnable(report.config),
+        StatusIs(StatusCode::kUnimplemented,
+                 absl::StrCat("not available in this version: ", missing)));
+  }
+  for (const char* members :
+       {"\"zero_optimization\": {\"zenflow\": null, \"offload_param\": {}}",
+        "\"scheduler\": null", "\"data_efficiency\": {\"enabled\": false}",
+        "\"hybrid_engine\": {}", "\"sequence_parallel_size\": null",
+        "\"tensor_parallel\": {\"autotp_size\": 0}"}) {
+    TESSERA_EXPECT_OK(CheckRunnable(ReportOf(members).config)) << members;
+  }
+}
+
+// What DeepSpeed takes for granted.
+TEST(DeepSpeed, NonsenseThatItAcceptsIsRefused) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"{\"train_batch_size\": 2.5}",
+       "train_batch_size: expected an integer, got 2.5"},
+      {"{\"train_batch_size\": true}",
+       "train_batch_size: expected an integer, got true"},
+      {"{\"train_batch_size\": 8, \"gradient_clipping\": -1}",
+       "gradient_clipping: expected a finite number of at least 0, got -1"},
+      {"{\"train_batch_size\": 8, \"gradient_clipping\": null}",
+       "gradient_clipping: expected a number, got null: leave the key out for "
+       "its default"},
+      {"{\"train_batch_size\": 8, \"fp16\": {\"hysteresis\": 0}}",
+       "fp16.hysteresis: expected at least 1, got 0"},
+      {"{\"train_batch_size\": 8, \"fp16\": {\"initial_scale_power\": -3}}",
+       "fp16.initial_scale_power: expected 0 to 127, got -3"},
+      {"{\"train_batch_size\": 8, \"gradient_predivide_factor\": 0}",
+       "gradient_predivide_factor: expected a finite number above 0, got 0"},
+      {"{\"train_batch_size\": 8, \"zero_optimization\": {\"stage\": true}}",
+       "zero_optimization.stage: expected an integer or \"auto\", got true"},
+      {"{\"train_batch_size\": 8, \"scheduler\": {\"type\": \"WarmupRL\"}}",
+       "scheduler.type: expected LRRangeTest, OneCycle, WarmupLR, "
+       "WarmupDecayLR, WarmupCosineLR or a class of torch.optim.lr_scheduler, "
+       "got 'WarmupRL', did you mean 'WarmupLR'?"},
+      {"{\"train_batch_size\": 8, \"train_batch_size\": 8}",
+       "duplicate key 'train_batch_size', first at 1:2"},
+  };
+  for (const auto& [json, fault] : cases) EXPECT_EQ(FaultOf(json), fault);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,18 @@
+// Puts what the program knows in the place of "auto" (config/auto_values.h).
+#ifndef CONFIG_RESOLVE_AUTOS_H_
+#define CONFIG_RESOLVE_AUTOS_H_
+
+#include "config/auto_values.h"
+#include "config/config.pb.h"
+#include "config/faults.h"
+#include "config/proto_reader.h"
+
+namespace tessera {
+
+// Of `record`, what was written as "auto". REQUIRES: config is not completed
+// yet.
+void ResolveAutos(const ReadRecord& record, const AutoValues& values,
+                  int world_size, proto::Config* config, Faults* faults);
+
+}  // namespace tessera
+#endif  // CONFIG_RESOLVE_AUTOS_H_
