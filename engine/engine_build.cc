@@ -111,6 +111,7 @@ absl::Status Engine::Impl::Build(bool sync_from_rank0) {
       SplitFlats(partition->units, trainable, settings_.flats));
   TESSERA_RETURN_IF_ERROR(ChooseStage(flats));
   SetOverlap(config_.zero_optimization(), stage_, &settings_);
+  schedule_ = std::make_shared<Schedule>(settings_.schedule);
   if (stage_ < 3) {
     settings_.flats.sharded_parameters = false;
     TESSERA_ASSIGN_OR_RETURN(

@@ -18,8 +18,7 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> module,
     : module_(std::move(module)),
       config_(std::move(config)),
       comm_(std::move(comm)),
-      settings_(SettingsOf(config_, options, comm_->world_size())),
-      schedule_(std::make_shared<Schedule>(settings_.schedule)) {}
+      settings_(SettingsOf(config_, options, comm_->world_size())) {}
 
 Engine::Impl::~Impl() {
   gradients_.reset();
