@@ -63,16 +63,17 @@ def tessera_cc_test(
     kwargs["size"] = size
     _cc(native.cc_test, torch_pch, copts, deps, kwargs)
 
-def tessera_rank_test(name, backends = ["shm"], **kwargs):
+def tessera_rank_test(name, backends = ["shm"], cpus = 2, **kwargs):
     """tessera_cc_test of ranks (tests/rank_pool.h), over gloo and others.
 
     Args:
-      name: the target over gloo; that over shm is called `name`_shm. All hold
-        two CPUs.
+      name: the target over gloo; that over shm is called `name`_shm.
       backends: the others.
+      cpus: how many each holds; 1 where ranks mostly wait for each other to
+        fail, so that two such tests run side by side.
       **kwargs: as of tessera_cc_test.
     """
-    tags = kwargs.pop("tags", []) + ["cpu:2"]
+    tags = kwargs.pop("tags", []) + ["cpu:%d" % cpus]
     tessera_cc_test(name = name, tags = tags, **kwargs)
     for backend in backends:
         tessera_cc_test(
