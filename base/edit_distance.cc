@@ -1,8 +1,10 @@
 #include "base/edit_distance.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
-#include <vector>
+
+#include "absl/strings/ascii.h"
 
 namespace tessera {
 
@@ -20,6 +22,29 @@ int EditDistance(absl::string_view a, absl::string_view b) {
     }
   }
   return row[b.size()];
+}
+
+std::string NearestName(absl::string_view name,
+                        const std::vector<std::string>& names) {
+  constexpr size_t kLeastPrefix = 6;
+  const std::string wanted = absl::AsciiStrToLower(name);
+  std::string nearest;
+  int best = std::numeric_limits<int>::max();
+  for (const std::string& known : names) {
+    const std::string lower = absl::AsciiStrToLower(known);
+    int distance = EditDistance(wanted, lower);
+    const size_t common = std::min(wanted.size(), lower.size());
+    const bool begins = common >= kLeastPrefix &&
+                        wanted.substr(0, common) == lower.substr(0, common);
+    if (begins) distance = std::min(distance, 1);
+    const auto longest =
+        static_cast<int>(std::max(wanted.size(), lower.size()));
+    if (distance < best && 3 * distance <= longest) {
+      nearest = known;
+      best = distance;
+    }
+  }
+  return nearest;
 }
 
 }  // namespace tessera

@@ -1,7 +1,5 @@
 #include "config/auto_values.h"
 
-#include <algorithm>
-#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -60,21 +58,15 @@ void ForEach(Values& values, const Visit& visit) {
 }
 
 absl::Status UnknownName(absl::string_view name) {
-  std::string nearest;
-  int best = std::numeric_limits<int>::max();
   std::vector<std::string> names;
   AutoValues values;
-  ForEach(values, [&](const char* known, const auto&) {
-    names.push_back(known);
-    const int distance = EditDistance(name, known);
-    if (distance < best) nearest = known;
-    best = std::min(best, distance);
-  });
-  const bool near = 3 * best <= static_cast<int>(name.size());
+  ForEach(values,
+          [&](const char* known, const auto&) { names.push_back(known); });
+  const std::string nearest = NearestName(name, names);
   return absl::InvalidArgumentError(absl::StrCat(
       "auto value '", name, "': unknown; ",
-      near ? absl::StrCat("did you mean '", nearest, "'?")
-           : absl::StrCat("there are ", absl::StrJoin(names, ", "))));
+      nearest.empty() ? absl::StrCat("there are ", absl::StrJoin(names, ", "))
+                      : absl::StrCat("did you mean '", nearest, "'?")));
 }
 
 absl::Status Set(absl::string_view name, absl::string_view text,

@@ -28,6 +28,19 @@ namespace {
 
 constexpr int64_t kMaxFileBytes = 16 << 20;
 
+// Ranks that see data of their own.
+int DataParallelRanks(int world_size, const proto::Config& config,
+                      Faults* faults) {
+  const int64_t sequence =
+      std::max<int64_t>(config.sequence_parallel_size(), 1);
+  if (world_size % sequence == 0) {
+    return world_size / static_cast<int>(sequence);
+  }
+  faults->Add("sequence_parallel_size", "expected a divisor of the world size ",
+              world_size, ", got ", sequence);
+  return world_size;
+}
+
 void Resolve(int world_size, const AutoValues& values, ConfigReport* report) {
   Faults faults(&report->record);
   proto::Config* config = &report->config;
@@ -37,10 +50,12 @@ void Resolve(int world_size, const AutoValues& values, ConfigReport* report) {
     return;
   }
   NoteFates(*config, &faults);
+  NameDtypes(config);
   CheckFields(config, &faults);
   ResolveAutos(report->record, values, world_size, config, &faults);
   CheckFields(config, &faults);
-  ResolveBatch(world_size, config, &faults);
+  ResolveBatch(DataParallelRanks(world_size, *config, &faults), config,
+               &faults);
   ResolveGradients(config, &faults);
   ResolveOptimizer(config, &faults);
   ResolveSharding(world_size, config, &faults);
@@ -111,8 +126,18 @@ absl::Status Read(absl::string_view text, absl::string_view file_name,
     if (!record->faults.empty()) record->doubtful_paths.push_back("");
     return absl::OkStatus();
   }
-  TESSERA_ASSIGN_OR_RETURN(const JsonValue root, ReadJson(text, file_name));
+  std::vector<JsonDuplicate> duplicates;
+  TESSERA_ASSIGN_OR_RETURN(
+      const JsonValue root,
+      ReadJson(text, file_name, JsonLimits(), &duplicates));
   ReadProtoFromJson(root, config, record);
+  for (const JsonDuplicate& each : duplicates) {
+    record->faults.push_back(
+        {each.path,
+         absl::StrCat("duplicate key, first at ", each.first.line, ":",
+                      each.first.column),
+         each.position});
+  }
   return absl::OkStatus();
 }
 

@@ -20,10 +20,6 @@ namespace {
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 
-bool IsFreeForm(const FieldDescriptor& field) {
-  return field.message_type() == proto::FreeForm::descriptor();
-}
-
 bool MayBeNull(const FieldDescriptor& field) {
   return field.options().GetExtension(proto::json_null);
 }
@@ -32,6 +28,11 @@ bool IsSet(const Message& message, const FieldDescriptor& field) {
   const auto& reflection = *message.GetReflection();
   return field.is_repeated() ? reflection.FieldSize(message, &field) > 0
                              : reflection.HasField(message, &field);
+}
+
+// A section that is something else than one of defaults.
+bool IsAbsentByDefault(const FieldDescriptor& field) {
+  return field.options().GetExtension(proto::absent_by_default);
 }
 
 // Whether a completed configuration has a value there, by itself or by default.
@@ -51,7 +52,7 @@ bool HasValue(const Message& message, const FieldDescriptor& field) {
   }
   if (field.has_default_value()) return true;
   return field.message_type() != nullptr && !field.is_repeated() &&
-         !IsFreeForm(field) && !MayBeNull(field);
+         !IsFreeForm(field) && !IsAbsentByDefault(field);
 }
 
 std::vector<const FieldDescriptor*> FieldsOf(const Message& message) {
@@ -63,6 +64,12 @@ std::vector<const FieldDescriptor*> FieldsOf(const Message& message) {
 }
 
 // --------------------------------------------------------------------- JSON
+
+// DeepSpeed cannot read a null there.
+bool IsSectionOfTop(const FieldDescriptor& field) {
+  return field.containing_type() == proto::Config::descriptor() &&
+         field.message_type() != nullptr;
+}
 
 std::string JsonScalar(const Message& message, const FieldDescriptor& field,
                        int index) {
@@ -128,7 +135,7 @@ std::string JsonObject(const Message& message, const std::string& indent) {
         field->is_repeated();
     if (HasValue(message, *field) || (empty_words && !MayBeNull(*field))) {
       members.push_back(key + JsonValueOf(message, *field, inner));
-    } else if (MayBeNull(*field) &&
+    } else if (MayBeNull(*field) && !IsSectionOfTop(*field) &&
                !field->options().HasExtension(proto::deprecated_for)) {
       members.push_back(key + "null");
     }

@@ -88,6 +88,12 @@ TEST(DeepSpeed, KeysWithoutEffectAreNoted) {
                   "optimizer works unit by unit, in place",
                   "flops_profiler: has no effect: use a profiler"));
   EXPECT_THAT(NotesOf("\"flops_profiler\": {\"enabled\": false}"), IsEmpty());
+  EXPECT_THAT(
+      NotesOf("\"aio\": {\"thread_count\": 4}"),
+      ElementsAre("aio: has no effect: nothing is offloaded to NVMe in "
+                  "this version",
+                  HasSubstr("aio.thread_count: has no effect: DeepSpeed "
+                            "renamed it")));
   EXPECT_THAT(NotesOf("\"autotuning\": {\"anything\": [1, {\"x\": null}]}"),
               ElementsAre(HasSubstr("autotuning: has no effect")));
 }
@@ -164,6 +170,90 @@ TEST(DeepSpeed, OffloadHasRules) {
             "Storage in this version");
 }
 
+TEST(DeepSpeed, NullIsAbsentWhereItIsThere) {
+  const ConfigReport report = ReportOf(
+      "\"train_micro_batch_size_per_gpu\": null, "
+      "\"gradient_accumulation_steps\": null, \"bf16\": null, \"aio\": null, "
+      "\"optimizer\": {\"type\": \"Adam\", \"params\": null}, "
+      "\"zero_optimization\": {\"leaf_module\": null}");
+  EXPECT_THAT(report.faults, IsEmpty());
+  EXPECT_EQ(report.config.train_micro_batch_size_per_gpu(), 8);
+  EXPECT_EQ(report.config.optimizer().params().lr(), 1e-3);
+}
+
+TEST(DeepSpeed, DtypesHaveItsNames) {
+  const ConfigReport report = ReportOf(
+      "\"torch_autocast\": {\"dtype\": \"torch.bfloat16\"}, \"data_types\": "
+      "{\"param_dtype\": \"float32\", \"buffer_dtype\": \"bfloat16\"}, "
+      "\"gradient_allreduce_op\": \"SUM\"");
+  EXPECT_THAT(report.faults, IsEmpty());
+  EXPECT_EQ(report.config.torch_autocast().dtype(), "bfloat16");
+  EXPECT_EQ(report.config.data_types().param_dtype(), "fp32");
+  EXPECT_EQ(report.config.data_types().buffer_dtype(), "bf16");
+  EXPECT_EQ(report.config.gradient_allreduce_op(), "sum");
+  EXPECT_THAT(NotesOf("\"torch_autocast\": {\"enabled\": true, \"dtype\": "
+                      "\"fp16\"}"),
+              ElementsAre(HasSubstr("the loss is not scaled here")));
+}
+
+TEST(DeepSpeed, SequencesTakeRanksFromTheBatch) {
+  const ConfigReport report = ReportOf("\"sequence_parallel_size\": 2", 4);
+  EXPECT_EQ(report.config.train_micro_batch_size_per_gpu(), 4);
+  EXPECT_EQ(FaultOf(With("\"sequence_parallel_size\": 3"), 4),
+            "sequence_parallel_size: expected a divisor of the world size 4, "
+            "got 3");
+}
+
+TEST(DeepSpeed, AllFaultsComeAtOnceBehindDuplicates) {
+  const ConfigReport report = ReportOf(
+      "\"zero_optimization\": {\"stage\": 1, \"stage\": 2}, \"bf16\": "
+      "{\"enabld\": true}, \"fp16\": 3");
+  std::vector<std::string> lines;
+  for (const ConfigFault& fault : report.faults) {
+    lines.push_back(absl::StrCat(fault.path, ": ", fault.what));
+  }
+  EXPECT_THAT(lines,
+              ElementsAre("zero_optimization.stage: duplicate key, first at "
+                          "1:71",
+                          "bf16.enabld: unknown key, did you mean 'enabled'?",
+                          "fp16: expected an object, got 3"));
+  const absl::StatusOr<proto::Config> text = ParseConfig(
+      "train_batch_size: 8\nstag: 1\nzero_optimization { stagee: 2 stage: 9 }",
+      "t.textproto", 1);
+  EXPECT_THAT(text, StatusIs(StatusCode::kInvalidArgument,
+                             ::testing::AllOf(HasSubstr("t.textproto:2:"),
+                                              HasSubstr("\"stag\""),
+                                              HasSubstr("\"stagee\""))));
+}
+
+// What cannot be said in JSON.
+TEST(DeepSpeed, TextIsCheckedToo) {
+  const auto fault = [](absl::string_view text) {
+    return std::string(ParseConfig(absl::StrCat("train_batch_size: 8 ", text),
+                                   "t.textproto", 1)
+                           .status()
+                           .message());
+  };
+  EXPECT_THAT(fault("pipeline { json: \"{bad\" }"),
+              HasSubstr("pipeline: expected a JSON object"));
+  EXPECT_THAT(fault("pipeline { }"), HasSubstr("expected a JSON object"));
+  EXPECT_THAT(fault("flops_profiler { recompute_fwd_factor: nan }"),
+              HasSubstr("recompute_fwd_factor: expected a finite number"));
+  EXPECT_THAT(fault("wandb { group: \"\\377\" }"),
+              HasSubstr("wandb.group: expected UTF-8"));
+}
+
+// A fault of what is absent stands where it would be.
+TEST(DeepSpeed, MissingKeysHaveTheirSectionsPosition) {
+  EXPECT_THAT(
+      ParseConfig("{\"train_batch_size\": 8,\n \"optimizer\": {\"params\": "
+                  "{\"lr\": 1}}}",
+                  "f.json", 1),
+      StatusIs(StatusCode::kInvalidArgument,
+               "f.json:2:15: optimizer.type: missing: expected Adam, AdamW or "
+               "another"));
+}
+
 TEST(DeepSpeed, SecondShardsDivideTheWorld) {
   EXPECT_EQ(ZeroFault("\"zero_hpz_partition_size\": 4", 8), "OK");
   EXPECT_EQ(ZeroFault("\"zero_hpz_partition_size\": 3", 8),
@@ -216,7 +306,11 @@ TEST(DeepSpeed, MissingFeaturesAreRefusedWhereTheyWouldRun) {
        {"\"zero_optimization\": {\"zenflow\": null, \"offload_param\": {}}",
         "\"scheduler\": null", "\"data_efficiency\": {\"enabled\": false}",
         "\"hybrid_engine\": {}", "\"sequence_parallel_size\": null",
-        "\"tensor_parallel\": {\"autotp_size\": 0}"}) {
+        "\"tensor_parallel\": {\"autotp_size\": 1}",
+        "\"data_efficiency\": {\"seed\": 1}",
+        "\"zero_optimization\": {\"zero_hpz_partition_size\": 0}",
+        "\"bf16\": {\"enabled\": false, \"bf16_optimizer_states\": true}",
+        "\"optimizer\": {}, \"scheduler\": {}"}) {
     TESSERA_EXPECT_OK(CheckRunnable(ReportOf(members).config)) << members;
   }
 }
@@ -246,7 +340,7 @@ TEST(DeepSpeed, NonsenseThatItAcceptsIsRefused) {
        "WarmupDecayLR, WarmupCosineLR or a class of torch.optim.lr_scheduler, "
        "got 'WarmupRL', did you mean 'WarmupLR'?"},
       {"{\"train_batch_size\": 8, \"train_batch_size\": 8}",
-       "duplicate key 'train_batch_size', first at 1:2"},
+       "train_batch_size: duplicate key, first at 1:2"},
   };
   for (const auto& [json, fault] : cases) EXPECT_EQ(FaultOf(json), fault);
 }

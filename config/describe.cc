@@ -58,18 +58,13 @@ std::string CommentOf(const FieldDescriptor& field) {
     text = OneParagraph(absl::StrCat(location.leading_comments, " ",
                                      location.trailing_comments));
   }
-  if (!text.empty() || field.message_type() == nullptr ||
-      field.message_type() == proto::FreeForm::descriptor()) {
+  if (!text.empty() || field.message_type() == nullptr || IsFreeForm(field)) {
     return text;
   }
   if (commented->message_type()->GetSourceLocation(&location)) {
     text = OneParagraph(location.leading_comments);
   }
   return text;
-}
-
-bool IsFreeForm(const FieldDescriptor& field) {
-  return field.message_type() == proto::FreeForm::descriptor();
 }
 
 bool IsSection(const FieldDescriptor& field) {
@@ -89,7 +84,7 @@ std::string KindOfOne(const FieldDescriptor& field) {
     case FieldDescriptor::CPPTYPE_STRING:
       return "string";
     default:
-      return IsFreeForm(field) ? "any" : "section";
+      return IsFreeForm(field) ? "object of any keys" : "section";
   }
 }
 
@@ -249,9 +244,14 @@ std::string SchemaOfKey(const std::vector<const FieldDescriptor*>& fields,
     boolean = boolean || field->options().HasExtension(proto::json_bool);
     choices.push_back(SchemaOfValue(*field, indent + "  "));
   }
-  std::string text =
-      absl::StrCat("\"description\": ", QuoteJson(CommentOf(*fields[0])));
-  if (any) return text;
+  KeyDescription key;
+  SetFate(fields[0]->options(), &key);
+  std::string words = CommentOf(*fields[0]);
+  if (!key.fate.empty()) {
+    absl::StrAppend(&words, words.empty() ? "" : " ", "(", FateCell(key), ")");
+  }
+  std::string text = absl::StrCat("\"description\": ", QuoteJson(words));
+  if (any) return absl::StrCat(text, ", \"type\": \"object\"");
   choices.push_back("\"const\": \"auto\"");
   if (null) choices.push_back("\"type\": \"null\"");
   if (boolean) choices.push_back("\"type\": \"boolean\"");

@@ -23,8 +23,16 @@ void Faults::AddText(const std::string& path, std::string what) {
 
 ConfigFault Faults::At(const std::string& path, std::string what) const {
   ConfigFault fault{record_.AsWritten(path), std::move(what), std::nullopt};
-  const auto found = record_.positions.find(path);
-  if (found != record_.positions.end()) fault.position = found->second;
+  // Of what is not in the file, where that is which it would be in.
+  for (std::string at = path; !at.empty();) {
+    const auto found = record_.positions.find(at);
+    if (found != record_.positions.end()) {
+      fault.position = found->second;
+      break;
+    }
+    const size_t last = at.find_last_of(".[");
+    at = last == at.npos ? "" : at.substr(0, last);
+  }
   return fault;
 }
 

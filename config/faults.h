@@ -2,7 +2,6 @@
 #ifndef CONFIG_FAULTS_H_
 #define CONFIG_FAULTS_H_
 
-#include <cstddef>
 #include <string>
 #include <utility>
 #include <vector>
@@ -45,7 +44,6 @@ class Faults {
   bool IsWritten(const std::string& path) const;
   // False of a message that was made in code.
   bool is_of_file() const { return !record_.positions.empty(); }
-  size_t count() const { return faults_.size(); }
   std::vector<ConfigFault> Take() { return std::move(faults_); }
   std::vector<ConfigFault> TakeNotes() { return std::move(notes_); }
 

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
+#include "config/json_keys.h"
 #include "config/json_options.pb.h"
 #include "config/json_reader.h"
 #include "google/protobuf/text_format.h"
@@ -26,7 +27,7 @@ std::string Join(const std::string& path, const FieldDescriptor& field) {
 
 bool HasInside(const FieldDescriptor& field) {
   return field.message_type() != nullptr && !field.is_repeated() &&
-         field.message_type() != proto::FreeForm::descriptor();
+         !IsFreeForm(field);
 }
 
 std::vector<const FieldDescriptor*> SetFields(const Message& message) {
@@ -72,8 +73,15 @@ bool InRange(double value, const FieldOptions& options) {
 // `path` of one value: of a list's with its index.
 void CheckNumber(const std::string& path, const Message& message,
                  const FieldDescriptor& field, int index, Faults* faults) {
-  const std::string range = RangeOf(field);
-  if (range.empty()) return;
+  std::string range = RangeOf(field);
+  if (range.empty()) {
+    const bool may_be_infinite = field.options().HasExtension(proto::json_word);
+    if (field.cpp_type() != FieldDescriptor::CPPTYPE_DOUBLE ||
+        may_be_infinite) {
+      return;
+    }
+    range = "a finite number";
+  }
   const double value = NumberOf(message, field, index);
   if (InRange(value, field.options())) return;
   faults->Add(path, "expected ", range, ", got ",
@@ -83,13 +91,17 @@ void CheckNumber(const std::string& path, const Message& message,
 void CheckWord(const std::string& path, const FieldDescriptor& field, int index,
                Message* message, Faults* faults) {
   const FieldOptions& options = field.options();
-  const auto& extension = options.GetRepeatedExtension(proto::one_of);
-  if (extension.empty()) return;
-  const std::vector<std::string> words(extension.begin(), extension.end());
   const Reflection& reflection = *message->GetReflection();
   const std::string value =
       index < 0 ? reflection.GetString(*message, &field)
                 : reflection.GetRepeatedString(*message, &field, index);
+  if (!ReadJson(QuoteJson(value), "").ok()) {
+    faults->Add(path, "expected UTF-8");
+    return;
+  }
+  const auto& extension = options.GetRepeatedExtension(proto::one_of);
+  if (extension.empty()) return;
+  const std::vector<std::string> words(extension.begin(), extension.end());
   for (const std::string& word : words) {
     if (value == word) return;
     if (!options.GetExtension(proto::any_case) ||
@@ -121,12 +133,32 @@ void CheckValue(const std::string& path, const FieldDescriptor& field,
   }
 }
 
+void CheckFreeForm(const std::string& path, const Message& block,
+                   Faults* faults) {
+  const auto json =
+      ReadJson(static_cast<const proto::FreeForm&>(block).json(), "");
+  if (!json.ok() || json->kind != JsonKind::kObject) {
+    faults->Add(path, "expected a JSON object");
+  }
+}
+
+// Of a boolean that stands for a word: false is as if absent.
+bool IsUnsetWord(const Message& message, const FieldDescriptor& field) {
+  return field.cpp_type() == FieldDescriptor::CPPTYPE_BOOL &&
+         field.options().HasExtension(proto::json_word) &&
+         !message.GetReflection()->GetBool(message, &field);
+}
+
 void CheckFieldsAt(const std::string& path, Message* message, Faults* faults) {
   for (const FieldDescriptor* field : SetFields(*message)) {
     const std::string here = Join(path, *field);
     const FieldOptions& options = field->options();
     if (options.HasExtension(proto::refused)) {
       faults->Add(here, "refused: ", options.GetExtension(proto::refused));
+    } else if (IsFreeForm(*field)) {
+      CheckFreeForm(here, Inside(*message, *field), faults);
+    } else if (IsUnsetWord(*message, *field)) {
+      message->GetReflection()->ClearField(message, field);
     } else if (HasInside(*field)) {
       CheckFieldsAt(here,
                     message->GetReflection()->MutableMessage(message, field),
@@ -153,27 +185,33 @@ bool IsDefault(const Message& message, const FieldDescriptor& field) {
   return ValueText(message, field) == ValueText(*other, field);
 }
 
-bool IsOffFreeForm(const proto::FreeForm& block) {
-  const auto json = ReadJson(block.json(), "");
-  if (!json.ok() || json->kind != JsonKind::kObject) {
-    return json.ok() && json->kind == JsonKind::kNull;
-  }
-  const JsonValue* enabled = json->Find("enabled");
-  return enabled != nullptr && enabled->kind == JsonKind::kBool &&
-         !enabled->boolean;
-}
-
-// Whether a block says itself that it is off: {"enabled": false}. `field` is
-// the block's in `message`.
+// Whether a block says itself that it is off: {"enabled": false}; one that is
+// not read is on only if it says so. `field` is the block's in `message`.
 bool IsOff(const Message& message, const FieldDescriptor& field) {
   const Message& block = Inside(message, field);
-  if (field.message_type() == proto::FreeForm::descriptor()) {
-    return IsOffFreeForm(static_cast<const proto::FreeForm&>(block));
+  if (IsFreeForm(field)) {
+    const auto json =
+        ReadJson(static_cast<const proto::FreeForm&>(block).json(), "");
+    if (!json.ok() || json->kind != JsonKind::kObject) return false;
+    const JsonValue* enabled = json->Find("enabled");
+    return enabled == nullptr || ToJsonText(*enabled) == "false";
   }
   const std::string& by = field.options().GetExtension(proto::off_by);
   const FieldDescriptor* off_by =
       block.GetDescriptor()->FindFieldByName(by.empty() ? "enabled" : by);
-  return off_by != nullptr && IsDefault(block, *off_by);
+  if (off_by == nullptr) return false;
+  return off_by->cpp_type() == FieldDescriptor::CPPTYPE_INT64
+             ? NumberOf(block, *off_by, -1) <= 1
+             : IsDefault(block, *off_by);
+}
+
+// Whether a value asks for nothing: a count that is none, or the default.
+bool IsInert(const Message& message, const FieldDescriptor& field) {
+  if (IsDefault(message, field)) return true;
+  return field.has_default_value() &&
+         field.cpp_type() == FieldDescriptor::CPPTYPE_INT64 &&
+         NumberOf(message, field, -1) <=
+             static_cast<double>(field.default_value_int64());
 }
 
 void NoteFatesAt(const std::string& path, const Message& message,
@@ -188,9 +226,12 @@ void NoteFatesAt(const std::string& path, const Message& message,
       continue;
     }
     if (options.HasExtension(proto::no_effect)) {
-      if (is_block && IsOff(message, *field)) continue;
+      if (is_block && !IsFreeForm(*field) && IsOff(message, *field)) continue;
       faults->Note(here,
                    "has no effect: ", options.GetExtension(proto::no_effect));
+      if (HasInside(*field)) {
+        NoteFatesAt(here, Inside(message, *field), faults);
+      }
     } else if (options.HasExtension(proto::deprecated_for)) {
       faults->Note(here, "deprecated: write ",
                    options.GetExtension(proto::deprecated_for));
@@ -207,7 +248,8 @@ void MissingFeaturesAt(const std::string& path, const Message& message,
     const FieldOptions& options = field->options();
     const std::string& what = options.GetExtension(proto::not_yet);
     if (what.empty()) {
-      if (HasInside(*field) && !options.HasExtension(proto::no_effect)) {
+      if (HasInside(*field) && !options.HasExtension(proto::no_effect) &&
+          !IsOff(message, *field)) {
         MissingFeaturesAt(here, Inside(message, *field), missing);
       }
     } else if (field->is_repeated()) {
@@ -215,7 +257,7 @@ void MissingFeaturesAt(const std::string& path, const Message& message,
     } else if (field->message_type() != nullptr) {
       if (IsOff(message, *field)) continue;
       missing->push_back(absl::StrCat(here, ": ", what));
-    } else if (!IsDefault(message, *field)) {
+    } else if (!IsInert(message, *field)) {
       missing->push_back(
           absl::StrCat(here, ": ", ValueText(message, *field), ": ", what));
     }

@@ -1,8 +1,8 @@
 #include "config/json_keys.h"
 
 #include <algorithm>
-#include <limits>
 #include <set>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/edit_distance.h"
@@ -19,6 +19,11 @@ void Collect(const Descriptor& schema, absl::string_view key,
              const std::string& prefix, std::set<std::string>& found) {
   for (int i = 0; i < schema.field_count(); ++i) {
     const FieldDescriptor& field = *schema.field(i);
+    const auto& options = field.options();
+    if (options.HasExtension(proto::no_effect) ||
+        options.HasExtension(proto::refused)) {
+      continue;
+    }
     if (HasJsonKey(field, key)) found.insert(absl::StrCat(prefix, key));
     if (field.message_type() == nullptr || field.is_map()) continue;
     Collect(*field.message_type(), key,
@@ -46,20 +51,17 @@ std::string FindKeyElsewhere(const Descriptor& schema, absl::string_view key) {
 }
 
 std::string FindNearestKey(const Descriptor& level, absl::string_view key) {
-  std::string best;
-  int best_distance = std::numeric_limits<int>::max();
+  std::vector<std::string> keys;
   for (int i = 0; i < level.field_count(); ++i) {
-    for (const std::string& candidate : JsonKeys(*level.field(i))) {
-      const int longest =
-          static_cast<int>(std::max(candidate.size(), key.size()));
-      const int distance = EditDistance(key, candidate);
-      if (distance < best_distance && 3 * distance <= longest) {
-        best = candidate;
-        best_distance = distance;
-      }
+    for (std::string& candidate : JsonKeys(*level.field(i))) {
+      keys.push_back(std::move(candidate));
     }
   }
-  return best;
+  return NearestName(key, keys);
+}
+
+bool IsFreeForm(const FieldDescriptor& field) {
+  return field.message_type() == proto::FreeForm::descriptor();
 }
 
 }  // namespace tessera

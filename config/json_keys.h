@@ -19,14 +19,17 @@ bool HasJsonKey(const google::protobuf::FieldDescriptor& field,
                 absl::string_view key);
 
 // Where `key` belongs: the path of the one field that has it, among those of
-// `schema` and of all messages inside. "" if there is none, or several.
+// `schema` and of all messages inside that have an effect. "" if there is none,
+// or several.
 std::string FindKeyElsewhere(const google::protobuf::Descriptor& schema,
                              absl::string_view key);
 
-// The nearest of the keys of `level`'s own fields, "" if none is near: at most
-// one character in three may differ.
+// The nearest of the keys of `level`'s own fields, "" if none is near.
 std::string FindNearestKey(const google::protobuf::Descriptor& level,
                            absl::string_view key);
+
+// Whether the field takes any JSON object, unread.
+bool IsFreeForm(const google::protobuf::FieldDescriptor& field);
 
 }  // namespace tessera
 #endif  // CONFIG_JSON_KEYS_H_

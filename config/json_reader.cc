@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
@@ -10,6 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "base/status.h"
 
 namespace tessera {
@@ -69,8 +72,11 @@ bool IsLowSurrogate(uint32_t code) { return code >= 0xDC00 && code < 0xE000; }
 class Parser {
  public:
   Parser(absl::string_view text, absl::string_view file_name,
-         const JsonLimits& limits)
-      : text_(text), file_name_(file_name), limits_(limits) {}
+         const JsonLimits& limits, std::vector<JsonDuplicate>* duplicates)
+      : text_(text),
+        file_name_(file_name),
+        limits_(limits),
+        duplicates_(duplicates) {}
 
   absl::StatusOr<JsonValue> Parse() {
     if (static_cast<int64_t>(text_.size()) > limits_.max_bytes) {
@@ -347,12 +353,20 @@ class Parser {
   absl::Status ReadObject(JsonValue& value) {
     value.kind = JsonKind::kObject;
     TESSERA_RETURN_IF_ERROR(Enter());
+    absl::flat_hash_map<std::string, JsonPosition> seen;
     while (Peek() != '}') {
       JsonMember member;
-      TESSERA_RETURN_IF_ERROR(ReadKey(value, member));
+      TESSERA_RETURN_IF_ERROR(ReadKey(member));
+      path_.push_back(member.key);
+      const auto [first, is_new] =
+          seen.emplace(member.key, member.key_position);
+      if (!is_new) {
+        TESSERA_RETURN_IF_ERROR(Repeated(member, first->second));
+      }
       TESSERA_RETURN_IF_ERROR(SkipBlank());
       TESSERA_RETURN_IF_ERROR(ReadValue(member.value));
-      value.members.push_back(std::move(member));
+      path_.pop_back();
+      if (is_new) value.members.push_back(std::move(member));
       TESSERA_RETURN_IF_ERROR(EndElement('}'));
     }
     Advance();
@@ -360,22 +374,26 @@ class Parser {
     return absl::OkStatus();
   }
 
+  absl::Status Repeated(const JsonMember& member, JsonPosition first) {
+    if (duplicates_ == nullptr) {
+      return Fault(
+          member.key_position,
+          absl::StrCat("duplicate key '", absl::Utf8SafeCEscape(member.key),
+                       "', first at ", first.line, ":", first.column));
+    }
+    duplicates_->push_back({absl::Utf8SafeCEscape(absl::StrJoin(path_, ".")),
+                            member.key_position, first});
+    return absl::OkStatus();
+  }
+
   // Reads `"key":`. REQUIRES: the cursor is not at blank.
-  absl::Status ReadKey(const JsonValue& object, JsonMember& member) {
+  absl::Status ReadKey(JsonMember& member) {
     member.key_position = position_;
     if (Peek() != '"') {
       return FaultHere(
           absl::StrCat("expected a key in double quotes, got ", Seen()));
     }
     TESSERA_RETURN_IF_ERROR(ReadString(member.key));
-    for (const JsonMember& other : object.members) {
-      if (other.key != member.key) continue;
-      return Fault(
-          member.key_position,
-          absl::StrCat("duplicate key '", absl::Utf8SafeCEscape(member.key),
-                       "', first at ", other.key_position.line, ":",
-                       other.key_position.column));
-    }
     TESSERA_RETURN_IF_ERROR(SkipBlank());
     if (Peek() != ':') {
       return FaultHere(absl::StrCat("expected ':' after the key '",
@@ -389,6 +407,8 @@ class Parser {
   absl::string_view text_;
   absl::string_view file_name_;
   const JsonLimits& limits_;
+  std::vector<JsonDuplicate>* const duplicates_;
+  std::vector<std::string> path_;  // keys
   size_t offset_ = 0;
   JsonPosition position_;
   int depth_ = 0;
@@ -467,16 +487,33 @@ std::string FormatPosition(absl::string_view file_name, JsonPosition position) {
 
 std::optional<int64_t> JsonValue::AsInt64() const {
   if (kind != JsonKind::kNumber) return std::nullopt;
-  if (text.find_first_of(".eE") == std::string::npos) {
-    int64_t exact = 0;
-    if (absl::SimpleAtoi(text, &exact)) return exact;
+  // digits * 10^exponent, zeros at the end of the digits left out.
+  const std::pair<absl::string_view, absl::string_view> parts =
+      absl::StrSplit(text, absl::MaxSplits(absl::ByAnyChar("eE"), 1));
+  absl::string_view power = parts.second;
+  absl::ConsumePrefix(&power, "+");
+  int64_t exponent = 0;
+  if (!power.empty() && !absl::SimpleAtoi(power, &exponent)) {
     return std::nullopt;
   }
-  constexpr double kExactUpTo = 9007199254740992.0;  // 2^53
-  if (std::fabs(number) > kExactUpTo || std::trunc(number) != number) {
-    return std::nullopt;
+  std::string digits(parts.first);
+  const size_t point = digits.find('.');
+  if (point != digits.npos) {
+    exponent -= static_cast<int64_t>(digits.size() - point - 1);
+    digits.erase(point, 1);
   }
-  return static_cast<int64_t>(number);
+  while (digits.size() > 1 && digits.back() == '0' && exponent < 0) {
+    digits.pop_back();
+    ++exponent;
+  }
+  int64_t exact = 0;
+  if (!absl::SimpleAtoi(digits, &exact)) return std::nullopt;
+  if (exact == 0) return 0;
+  if (exponent < 0 || exponent > 18) return std::nullopt;
+  for (; exponent > 0; --exponent) {
+    if (__builtin_mul_overflow(exact, int64_t{10}, &exact)) return std::nullopt;
+  }
+  return exact;
 }
 
 const JsonValue* JsonValue::Find(absl::string_view key) const {
@@ -488,8 +525,9 @@ const JsonValue* JsonValue::Find(absl::string_view key) const {
 
 absl::StatusOr<JsonValue> ReadJson(absl::string_view text,
                                    absl::string_view file_name,
-                                   const JsonLimits& limits) {
-  return Parser(text, file_name, limits).Parse();
+                                   const JsonLimits& limits,
+                                   std::vector<JsonDuplicate>* duplicates) {
+  return Parser(text, file_name, limits, duplicates).Parse();
 }
 
 }  // namespace tessera

@@ -45,9 +45,8 @@ struct JsonValue {
   std::vector<JsonValue> elements;  // kArray
   std::vector<JsonMember> members;  // kObject, in the order of the file
 
-  // The exact integer, if this is a number that is one: 50000000, 5e7, 2.0.
-  // Digits beyond 2^53 are exact only when written without point or exponent;
-  // otherwise such numbers give nullopt.
+  // The exact integer, if this is a number that is one of 64 bits: 50000000,
+  // 5e7, 2.0, 1e18.
   std::optional<int64_t> AsInt64() const;
 
   // The member of that key, or nullptr. REQUIRES: kind == kObject.
@@ -65,11 +64,19 @@ struct JsonLimits {
   int64_t max_bytes = 16 << 20;  // of the whole text
 };
 
+// A key that its object has already; what it holds is read, and left out.
+struct JsonDuplicate {
+  std::string path;  // "zero_optimization.stage"
+  JsonPosition position, first;
+};
+
 // Returns the one value that `text` holds, or InvalidArgument with
-// "file_name:line:column: what is wrong" for the first fault.
-absl::StatusOr<JsonValue> ReadJson(absl::string_view text,
-                                   absl::string_view file_name,
-                                   const JsonLimits& limits = {});
+// "file_name:line:column: what is wrong" for the first fault. With `duplicates`
+// keys that an object has twice are no fault but added to it.
+absl::StatusOr<JsonValue> ReadJson(
+    absl::string_view text, absl::string_view file_name,
+    const JsonLimits& limits = {},
+    std::vector<JsonDuplicate>* duplicates = nullptr);
 
 // The value as strict JSON on one line, numbers as they were written.
 std::string ToJsonText(const JsonValue& value);

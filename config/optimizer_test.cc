@@ -55,7 +55,7 @@ TEST(Optimizer, TypeInAnyCase) {
   EXPECT_EQ(FaultOf(OptimizerJson("{\"type\": \"AdanW\"}")),
             "optimizer.type: expected Adam, AdamW, or another optimizer of "
             "DeepSpeed or torch.optim, got 'AdanW', did you mean 'AdamW'?");
-  EXPECT_EQ(FaultOf(OptimizerJson("{}")),
+  EXPECT_EQ(FaultOf(OptimizerJson("{\"params\": {\"lr\": 1}}")),
             "optimizer.type: missing: expected Adam, AdamW or another");
 }
 

@@ -121,8 +121,8 @@ TEST(TorchAutocast, HasTwoKeys) {
   };
   EXPECT_EQ(fault("\"dtype\": \"bfloat16\""), "OK");
   EXPECT_EQ(fault("\"dtype\": \"float16\""), "OK");
-  EXPECT_EQ(fault("\"dtype\": \"fp16\""),
-            "torch_autocast.dtype: expected bfloat16 or float16, got 'fp16'");
+  EXPECT_EQ(fault("\"dtype\": \"fp8\""),
+            "torch_autocast.dtype: expected bfloat16 or float16, got 'fp8'");
   EXPECT_EQ(fault("\"safe_modules\": []"),
             "torch_autocast.safe_modules: unknown key");
 }

@@ -40,10 +40,6 @@ bool IsWord(const FieldDescriptor& field, const JsonValue& value) {
          value.text == Word(field);
 }
 
-bool IsFreeForm(const FieldDescriptor& field) {
-  return field.message_type() == proto::FreeForm::descriptor();
-}
-
 // "auto" stands for a value that the program knows, unless it is itself one.
 bool IsAuto(const FieldDescriptor& field, const JsonValue& value) {
   if (value.kind != JsonKind::kString || value.text != "auto") return false;
@@ -354,6 +350,11 @@ class JsonToProto {
 class FaultCollector : public google::protobuf::io::ErrorCollector {
  public:
   explicit FaultCollector(ReadRecord* record) : record_(*record) {}
+  // An unknown field.
+  void AddWarning(int line, google::protobuf::io::ColumnNumber column,
+                  const std::string& message) override {
+    AddError(line, column, message);
+  }
   // protobuf counts from 0.
   void AddError(int line, google::protobuf::io::ColumnNumber column,
                 const std::string& message) override {
@@ -409,6 +410,7 @@ void ReadProtoFromText(absl::string_view text, Message* message,
   TextFormat::Parser parser;
   parser.RecordErrorsTo(&collector);
   parser.WriteLocationsTo(&tree);
+  parser.AllowUnknownField(true);  // it goes on behind one, with a warning
   if (!parser.ParseFromString(std::string(text), message)) return;
   RecordPositions(*message, tree, "", *record);
 }

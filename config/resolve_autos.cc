@@ -88,12 +88,16 @@ proto::Config Filled(const AutoValues& values, const proto::Config& file,
     c.mutable_bf16()->set_enabled(values.bf16.value_or(false));
     c.mutable_fp16()->set_enabled(values.fp16.value_or(false));
   }
-  if (values.hidden_size) {
+  // Larger ones would be no counts.
+  constexpr int64_t kMostHidden = int64_t{1} << 30;
+  if (values.hidden_size && *values.hidden_size <= kMostHidden &&
+      *values.hidden_size > 0) {
     proto::ZeroOptimization* zero = c.mutable_zero_optimization();
-    const auto h = static_cast<double>(*values.hidden_size);
-    zero->set_reduce_bucket_size(static_cast<int64_t>(h * h));
-    zero->set_stage3_prefetch_bucket_size(static_cast<int64_t>(0.9 * h * h));
-    zero->set_stage3_param_persistence_threshold(static_cast<int64_t>(10 * h));
+    const int64_t h = *values.hidden_size;
+    zero->set_reduce_bucket_size(h * h);
+    zero->set_stage3_prefetch_bucket_size(
+        static_cast<int64_t>(0.9 * static_cast<double>(h * h)));
+    zero->set_stage3_param_persistence_threshold(10 * h);
   }
   return c;
 }

@@ -11,12 +11,14 @@ namespace tessera {
 
 // The three batch sizes.
 void ResolveBatch(int world_size, proto::Config* config, Faults* faults);
-// Clipping and scaling.
+// Clipping and scaling, and the other defaults of the top level.
 void ResolveGradients(proto::Config* config, Faults* faults);
-// optimizer, if there is one.
+// optimizer and scheduler, if there are any.
 void ResolveOptimizer(proto::Config* config, Faults* faults);
-// zero_optimization and sharding.
+// zero_optimization, deprecated forms included, sharding, and aio.
 void ResolveSharding(int world_size, proto::Config* config, Faults* faults);
+// Gives dtypes the names that config.proto has of DeepSpeed's others.
+void NameDtypes(proto::Config* config);
 // bf16, fp16, torch_autocast, precision, and the dtypes of gradients.
 void ResolvePrecision(proto::Config* config, Faults* faults);
 // Leaves it as it is.

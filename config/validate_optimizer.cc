@@ -1,5 +1,4 @@
-#include <algorithm>
-#include <limits>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -8,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/edit_distance.h"
 #include "config/defaults.h"
+#include "config/json_options.pb.h"
 #include "config/validate.h"
 #include "google/protobuf/descriptor.h"
 
@@ -43,33 +43,31 @@ constexpr const char* kTorchSchedules[] = {"ChainedScheduler",
 constexpr int kLastOfAdam = 10;  // OptimizerParams' fields of Adam and AdamW
 
 // The name as it is spelled; "" if there is none such.
-template <typename Names, typename Equal>
-std::string Find(const Names& names, const std::string& name, Equal equal) {
-  for (const char* known : names) {
+template <typename Equal>
+std::string Find(const std::vector<std::string>& names, const std::string& name,
+                 Equal equal) {
+  for (const std::string& known : names) {
     if (equal(known, name)) return known;
   }
   return "";
 }
 
-bool SameInAnyCase(const char* a, const std::string& b) {
+bool SameInAnyCase(const std::string& a, const std::string& b) {
   return absl::EqualsIgnoreCase(a, b);
 }
-bool Same(const char* a, const std::string& b) { return a == b; }
+bool Same(const std::string& a, const std::string& b) { return a == b; }
 
 template <typename Names>
+void Append(const Names& names, std::vector<std::string>* all) {
+  all->insert(all->end(), std::begin(names), std::end(names));
+}
+
 void AddUnknown(const char* path, const std::string& name, const char* expected,
-                const Names& names, Faults* faults) {
-  std::string nearest;
-  int best = std::numeric_limits<int>::max();
-  for (const char* known : names) {
-    const int distance = EditDistance(name, known);
-    if (distance < best) nearest = known;
-    best = std::min(best, distance);
-  }
-  const bool near = 3 * best <= static_cast<int>(name.size());
-  faults->Add(path, "expected ", expected, ", got '",
-              absl::Utf8SafeCEscape(name), "'",
-              near ? absl::StrCat(", did you mean '", nearest, "'?") : "");
+                const std::vector<std::string>& names, Faults* faults) {
+  const std::string nearest = NearestName(name, names);
+  faults->Add(
+      path, "expected ", expected, ", got '", absl::Utf8SafeCEscape(name), "'",
+      nearest.empty() ? "" : absl::StrCat(", did you mean '", nearest, "'?"));
 }
 
 void CheckOnlyAdams(const proto::OptimizerParams& params,
@@ -77,7 +75,10 @@ void CheckOnlyAdams(const proto::OptimizerParams& params,
   std::vector<const FieldDescriptor*> fields;
   params.GetReflection()->ListFields(params, &fields);
   for (const FieldDescriptor* field : fields) {
-    if (field->number() <= kLastOfAdam) continue;
+    if (field->number() <= kLastOfAdam ||
+        field->options().HasExtension(proto::no_effect)) {
+      continue;
+    }
     faults->Add(absl::StrCat("optimizer.params.", field->name()), "'", type,
                 "' has no such parameter");
   }
@@ -97,34 +98,41 @@ void ResolveAdam(proto::OptimizerParams* params, Faults* faults) {
   }
 }
 
-void ResolveScheduler(const proto::Scheduler& scheduler, Faults* faults) {
+void CheckScheduler(const proto::Scheduler& scheduler, Faults* faults) {
+  std::vector<std::string> known;
+  Append(kSchedules, &known);
+  Append(kTorchSchedules, &known);
   const std::string& type = scheduler.type();
   if (!scheduler.has_type()) {
     faults->Add("scheduler.type", "missing: expected WarmupLR or another");
-  } else if (Find(kSchedules, type, Same).empty() &&
-             Find(kTorchSchedules, type, Same).empty()) {
+  } else if (Find(known, type, Same).empty()) {
     AddUnknown("scheduler.type", type,
                "LRRangeTest, OneCycle, WarmupLR, WarmupDecayLR, "
                "WarmupCosineLR or a class of torch.optim.lr_scheduler",
-               kSchedules, faults);
+               known, faults);
   }
 }
 
 }  // namespace
 
 void ResolveOptimizer(proto::Config* config, Faults* faults) {
-  if (config->has_scheduler()) ResolveScheduler(config->scheduler(), faults);
+  // {} is as if absent, as in DeepSpeed.
+  if (config->scheduler().ByteSizeLong() == 0) config->clear_scheduler();
+  if (config->optimizer().ByteSizeLong() == 0) config->clear_optimizer();
+  if (config->has_scheduler()) CheckScheduler(config->scheduler(), faults);
   if (!config->has_optimizer()) return;
   proto::Optimizer& optimizer = *config->mutable_optimizer();
-  FillDefaults(&optimizer);
-  std::string type = Find(kDeepSpeed, optimizer.type(), SameInAnyCase);
-  if (type.empty()) type = Find(kTorch, optimizer.type(), Same);
+  std::vector<std::string> known;
+  Append(kDeepSpeed, &known);
+  std::string type = Find(known, optimizer.type(), SameInAnyCase);
+  Append(kTorch, &known);
+  if (type.empty()) type = Find(known, optimizer.type(), Same);
   if (!optimizer.has_type()) {
     faults->Add("optimizer.type", "missing: expected Adam, AdamW or another");
   } else if (type.empty()) {
     AddUnknown("optimizer.type", optimizer.type(),
                "Adam, AdamW, or another optimizer of DeepSpeed or torch.optim",
-               kDeepSpeed, faults);
+               known, faults);
   } else {
     optimizer.set_type(type);
     if (type != "Adam" && type != "AdamW") return;

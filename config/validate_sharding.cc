@@ -7,8 +7,7 @@ namespace tessera {
 namespace {
 
 // A key that only says what another one says now.
-void ResolveDeprecated(proto::Config* config, Faults* faults) {
-  proto::ZeroOptimization* zero = config->mutable_zero_optimization();
+void ResolveDeprecated(proto::ZeroOptimization* zero, Faults* faults) {
   const auto both = [&](const char* key, const char* other) {
     faults->Add(key, "says the same as ", other, ": write that alone");
   };
@@ -30,16 +29,9 @@ void ResolveDeprecated(proto::Config* config, Faults* faults) {
     zero->set_gather_16bit_weights_on_model_save(
         zero->stage3_gather_fp16_weights_on_model_save());
   }
-  if (config->has_allgather_size()) {
-    if (zero->has_allgather_bucket_size()) {
-      both("allgather_size", "zero_optimization.allgather_bucket_size");
-    }
-    zero->set_allgather_bucket_size(config->allgather_size());
-  }
   zero->clear_cpu_offload();
   zero->clear_cpu_offload_param();
   zero->clear_stage3_gather_fp16_weights_on_model_save();
-  config->clear_allgather_size();
 }
 
 void ResolveOffload(proto::ZeroOptimization* zero, Faults* faults) {
@@ -79,7 +71,6 @@ void ResolveOffload(proto::ZeroOptimization* zero, Faults* faults) {
 
 void ResolveZero(int world_size, proto::ZeroOptimization* zero,
                  Faults* faults) {
-  if (zero->has_auto_stage() && !zero->auto_stage()) zero->clear_auto_stage();
   FillDefaults(zero);
   if (zero->stage() < 0 || zero->stage() > 3) {
     faults->Add("zero_optimization.stage", "expected 0, 1, 2 or 3, got ",
@@ -115,7 +106,7 @@ void CheckAio(const proto::Aio& aio, Faults* faults) {
 }  // namespace
 
 void ResolveSharding(int world_size, proto::Config* config, Faults* faults) {
-  ResolveDeprecated(config, faults);
+  ResolveDeprecated(config->mutable_zero_optimization(), faults);
   CheckAio(config->aio(), faults);
   ResolveZero(world_size, config->mutable_zero_optimization(), faults);
   proto::Sharding& sharding = *config->mutable_sharding();
