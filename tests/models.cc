@@ -13,6 +13,7 @@ const ModelMakers& Makers() {
     all->merge(ParameterModels());
     all->merge(BatchModels());
     all->merge(LoopModels());
+    all->merge(ZooModels());
     return all;
   }();
   return *makers;
@@ -35,7 +36,10 @@ std::shared_ptr<TestModel> MakeTestModel(absl::string_view name) {
 
 std::vector<std::string> TestModelNames() {
   std::vector<std::string> names;
-  for (const auto& maker : Makers()) names.push_back(maker.first);
+  const ModelMakers zoo = ZooModels();
+  for (const auto& maker : Makers()) {
+    if (zoo.count(maker.first) == 0) names.push_back(maker.first);
+  }
   return names;
 }
 

@@ -63,7 +63,13 @@ class TestModel : public torch::nn::Module {
 //   MixedDtype      float64 parameters among float32 ones
 //   Complex         complex64 parameters among float32 ones
 //
-// All run in bfloat16 and float16 too; ConvNorm only if the parameters of its
+// Architectures of the field (zoo_test.cc), not among TestModelNames:
+//   Resnet, Seq2Seq, Unet, Lora, PackedGru, Vit, Autoencoder
+//   Experts         a mixture of which each rank runs other experts (not for
+//                   stage 3 with collective gathers)
+//   GraphNet        neighbours summed by a sparse matrix
+//
+// All but these run in bfloat16 and float16 too; ConvNorm only if the parameters of its
 // norms are left in float32, or its buffers are not.
 std::shared_ptr<TestModel> MakeTestModel(absl::string_view name);
 std::vector<std::string> TestModelNames();

@@ -64,6 +64,7 @@ ModelMakers NetworkModels();    // models_networks.cc
 ModelMakers ParameterModels();  // models_parameters.cc
 ModelMakers BatchModels();      // models_batches.cc
 ModelMakers LoopModels();       // models_loops.cc
+ModelMakers ZooModels();        // models_zoo.cc
 
 }  // namespace tessera
 #endif  // TESTS_MODELS_INTERNAL_H_
