@@ -1,6 +1,7 @@
 #include "config/config.h"
 
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <string>
 
@@ -298,6 +299,19 @@ TEST(LoadConfig, ReadsAFile) {
   std::ofstream(path) << Json("\"train_batch_size\": 4");
   TESSERA_ASSERT_OK_AND_ASSIGN(const proto::Config config, LoadConfig(path, 2));
   EXPECT_EQ(config.train_micro_batch_size_per_gpu(), 2);
+}
+
+TEST(LoadConfig, LargeFilesAreNotRead) {
+  const std::string path = absl::StrCat(::testing::TempDir(), "large.json");
+  std::ofstream(path).put('{');
+  std::filesystem::resize_file(path, 100 << 20);  // mostly a hole
+  EXPECT_EQ(LoadConfig(path, 1).status().message(),
+            absl::StrCat(path, ": more than 16777216 bytes"));
+  EXPECT_THAT(
+      ParseConfig(absl::StrCat("{\"autotuning\": ", std::string(10000, '[')),
+                  "f.json", 1),
+      StatusIs(StatusCode::kInvalidArgument,
+               HasSubstr("f.json:1:79: nested deeper than 64 levels")));
 }
 
 TEST(LoadConfig, MissingFileIsNotFound) {

@@ -94,6 +94,9 @@ TEST(DeepSpeed, KeysWithoutEffectAreNoted) {
                   "this version",
                   HasSubstr("aio.thread_count: has no effect: DeepSpeed "
                             "renamed it")));
+  EXPECT_THAT(NotesOf("\"optimizer\": {\"type\": \"zerooneadam\"}"),
+              ElementsAre("optimizer.type: ZeroOneAdam: DeepSpeed 0.19.8 has "
+                          "removed it: use AdamW"));
   EXPECT_THAT(NotesOf("\"autotuning\": {\"anything\": [1, {\"x\": null}]}"),
               ElementsAre(HasSubstr("autotuning: has no effect")));
 }

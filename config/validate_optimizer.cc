@@ -135,6 +135,10 @@ void ResolveOptimizer(proto::Config* config, Faults* faults) {
                known, faults);
   } else {
     optimizer.set_type(type);
+    if (type == "OneBitAdam" || type == "OneBitLamb" || type == "ZeroOneAdam") {
+      faults->Note("optimizer.type", type,
+                   ": DeepSpeed 0.19.8 has removed it: use AdamW");
+    }
     if (type != "Adam" && type != "AdamW") return;
     CheckOnlyAdams(optimizer.params(), type, faults);
   }
