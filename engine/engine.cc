@@ -119,6 +119,26 @@ absl::StatusOr<at::Tensor> Engine::Parameter(absl::string_view name) {
 absl::StatusOr<at::Tensor> Engine::Master(absl::string_view name) {
   return impl_->Master(name);
 }
+absl::StatusOr<at::Tensor> Engine::OptimizerStateOf(absl::string_view name,
+                                                    OptimizerState which) {
+  return impl_->GetState(name, which);
+}
+absl::Status Engine::SetMaster(absl::string_view name,
+                               const at::Tensor& value) {
+  return impl_->SetMaster(name, value);
+}
+absl::Status Engine::SetGradient(absl::string_view name,
+                                 const at::Tensor& value) {
+  return impl_->SetGradient(name, value);
+}
+absl::Status Engine::SetOptimizerState(absl::string_view name,
+                                       OptimizerState which,
+                                       const at::Tensor& value) {
+  return impl_->SetState(name, which, value);
+}
+absl::StatusOr<StateDict> Engine::FullStateDict(StateDictOptions options) {
+  return impl_->FullStateDict(options);
+}
 absl::Status Engine::SetPrefetch(absl::string_view unit, Pass pass,
                                  const std::vector<std::string>& next) {
   return impl_->SetPrefetch(

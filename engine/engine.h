@@ -29,6 +29,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
@@ -86,6 +87,17 @@ struct StepReport {
   // asks for it (gradient_clipping 0, and neither fp16 nor bf16's check).
   double grad_norm = 0;
   double clipped_norm = 0;
+};
+
+// What AdamW keeps of each element.
+enum class OptimizerState { kExpAvg, kExpAvgSq };
+
+// Parameters, then buffers, by the names of named_parameters() and
+// named_buffers().
+using StateDict = std::vector<std::pair<std::string, at::Tensor>>;
+struct StateDictOptions {
+  // The other ranks get an empty one.
+  bool rank0_only = false;
 };
 
 // Bytes of model states; between uses, on this rank.
@@ -194,6 +206,26 @@ class Engine {
   // A whole copy of what the optimizer keeps of it: float32 where the parameter
   // has 16 bits. COLLECTIVE.
   absl::StatusOr<at::Tensor> Master(absl::string_view name);
+
+  // A whole copy of an optimizer state, in the parameter's shape and its
+  // master's dtype. FailedPrecondition of a frozen parameter. COLLECTIVE.
+  absl::StatusOr<at::Tensor> OptimizerStateOf(absl::string_view name,
+                                              OptimizerState which);
+
+  // Puts `value`, whole and the same on all ranks (checked), in the place of
+  // what Master, Gradient or OptimizerStateOf give; of any dtype. A master's
+  // reaches the working copies of all ranks; a gradient must be there already.
+  // InvalidArgument if the sizes are others, or the ranks' values differ;
+  // FailedPrecondition. COLLECTIVE. DeepSpeed: safe_set_full_fp32_param,
+  // safe_set_full_grad, safe_set_full_optimizer_state.
+  absl::Status SetMaster(absl::string_view name, const at::Tensor& value);
+  absl::Status SetGradient(absl::string_view name, const at::Tensor& value);
+  absl::Status SetOptimizerState(absl::string_view name, OptimizerState which,
+                                 const at::Tensor& value);
+
+  // Whole copies of all masters and buffers, on the CPU. COLLECTIVE; gathers
+  // one unit at a time.
+  absl::StatusOr<StateDict> FullStateDict(StateDictOptions options = {});
 
   // ---- the schedule at stage 3; names as in DescribeUnits. NotFound. LOCAL,
   // but make the same calls on all ranks. ----

@@ -45,53 +45,6 @@ absl::StatusOr<Engine::Impl::Place> Engine::Impl::Find(
                    "by its first)"));
 }
 
-// The others may be in the collective that this rank did not come to.
-absl::StatusOr<at::Tensor> Engine::Impl::Announced(
-    absl::StatusOr<at::Tensor> result) {
-  if (!result.ok()) comm_->Announce(result.status());
-  return result;
-}
-
-absl::StatusOr<at::Tensor> Engine::Impl::Gradient(absl::string_view name) {
-  TESSERA_ASSIGN_OR_RETURN(const Place place, Find(name));
-  return Announced(CatchTorch("Gradient", [&]() -> absl::StatusOr<at::Tensor> {
-    TorchScope scope;
-    TESSERA_ASSIGN_OR_RETURN(at::Tensor gradient,
-                             gradients_->of(place.unit).Whole(place.parameter));
-    const double inverse = 1 / divisor();
-    if (gradient.defined() && inverse != 1) gradient.mul_(inverse);
-    return gradient;
-  }));
-}
-
-absl::StatusOr<at::Tensor> Engine::Impl::Parameter(absl::string_view name) {
-  TESSERA_ASSIGN_OR_RETURN(const Place place, Find(name));
-  const auto& unit = units_[static_cast<size_t>(place.unit)];
-  return CatchTorch("Parameter", [&] {
-    PinSet pins;
-    pins.Add(unit);
-    TorchScope scope;
-    at::Tensor copy =
-        unit->parameters()[static_cast<size_t>(place.parameter)].tensor.clone();
-    RemoveTag(copy);
-    return copy;
-  });
-}
-
-absl::StatusOr<at::Tensor> Engine::Impl::Master(absl::string_view name) {
-  TESSERA_ASSIGN_OR_RETURN(const Place place, Find(name));
-  const auto& unit = units_[static_cast<size_t>(place.unit)];
-  ReleaseNodePins();
-  TESSERA_RETURN_IF_ERROR(
-      EnterUpdate(absl::OkStatus(), "Engine::Master", unit.get()));
-  TESSERA_ASSIGN_OR_RETURN(at::Tensor master,
-                           Announced(CatchTorch("Master", [&] {
-                             return unit->WholeMaster(place.parameter);
-                           })));
-  TESSERA_RETURN_IF_ERROR(EndUpdate());
-  return master;
-}
-
 absl::StatusOr<Unit*> Engine::Impl::FindUnit(absl::string_view name) const {
   TESSERA_RETURN_IF_ERROR(CheckOpen());
   for (const auto& unit : units_) {

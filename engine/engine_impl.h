@@ -39,10 +39,19 @@ class Engine::Impl {
   absl::StatusOr<bool> AnyRankHasData(bool this_rank);
   void ChangeNoSync(int by) { no_sync_ += by; }
 
-  // engine_impl.cc
+  // engine_access.cc
   absl::StatusOr<at::Tensor> Gradient(absl::string_view name);
   absl::StatusOr<at::Tensor> Parameter(absl::string_view name);
   absl::StatusOr<at::Tensor> Master(absl::string_view name);
+  absl::StatusOr<at::Tensor> GetState(absl::string_view name,
+                                      OptimizerState which);
+  absl::Status SetMaster(absl::string_view name, const at::Tensor& value);
+  absl::Status SetGradient(absl::string_view name, const at::Tensor& value);
+  absl::Status SetState(absl::string_view name, OptimizerState which,
+                        const at::Tensor& value);
+  absl::StatusOr<StateDict> FullStateDict(const StateDictOptions& options);
+
+  // engine_impl.cc
   absl::Status SetPrefetch(absl::string_view unit, Phase phase,
                            const std::vector<std::string>& next);
   absl::Status SetReshardAfterForward(absl::string_view unit, bool reshard);
@@ -71,6 +80,14 @@ class Engine::Impl {
   absl::StatusOr<Unit*> FindUnit(absl::string_view name) const;
   TrainingState State();
   absl::StatusOr<at::Tensor> Announced(absl::StatusOr<at::Tensor> result);
+  absl::StatusOr<at::Tensor> WholeCopy(const Place& place,
+                                       const at::Tensor& owned,
+                                       absl::string_view what) const;
+  absl::Status AgreeOnValue(absl::string_view name, const Place& place,
+                            const at::Tensor& value, absl::string_view where);
+  absl::StatusOr<at::Tensor> OwnedState(absl::string_view name,
+                                        const Place& place,
+                                        OptimizerState which);
 
   absl::StatusOr<Partition> Plan();
   absl::Status ChooseStage(absl::Span<const FlatPlan> flats);

@@ -213,8 +213,6 @@ class Unit {
   absl::Status MakeMasters();
   // Back to the state before that. LOCAL.
   void DropMasters();
-  // A whole copy of a parameter's masters, in its shape. COLLECTIVE.
-  absl::StatusOr<at::Tensor> WholeMaster(int parameter);
   // Bytes of parameters, masters included, held between uses.
   int64_t resident_bytes() const;
   // Whole, or on its way to be.

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "sharding/whole_values.h"
 
 namespace tessera {
 namespace {
@@ -44,11 +45,7 @@ at::ScalarType UnitGradient::DtypeOf(Arrival how) const {
 }
 
 at::Tensor UnitGradient::PlaceIn(const FlatBuffer& flat, int parameter) const {
-  const auto& p = unit_->parameters()[static_cast<size_t>(parameter)];
-  const at::ScalarType dtype =
-      p.tensor.is_complex() ? c10::toComplexType(flat.dtype()) : flat.dtype();
-  return TensorOver(flat.data(p.flat.begin), p.tensor.sizes(),
-                    p.tensor.strides(), dtype, unit_->device());
+  return tessera::PlaceIn(flat, *unit_, parameter);
 }
 
 // Copies a gradient that lies in memory as the parameter does, which libtorch
@@ -336,20 +333,8 @@ at::Tensor UnitGradient::owned() const {
 
 absl::StatusOr<at::Tensor> UnitGradient::Whole(int parameter) const {
   if (!has_[static_cast<size_t>(parameter)]) return at::Tensor();
-  FlatBuffer whole;
-  TESSERA_ASSIGN_OR_RETURN(
-      whole,
-      FlatBuffer::Allocate(unit_->layout().whole_numel(), unit_->master_dtype(),
-                           unit_->device(), MemoryKind::kWorking));
-  whole.View(unit_->owned()).copy_(owned());
-  if (unit_->stage().sharded_optimizer) {
-    TESSERA_RETURN_IF_ERROR(
-        unit_->communicator()
-            ->AllGather(
-                whole.View(unit_->owned()), whole.View(),
-                CommTag{absl::StrCat("gradient of unit ", unit_->name())})
-            .Wait());
-  }
+  TESSERA_ASSIGN_OR_RETURN(const FlatBuffer whole,
+                           GatherWhole(*unit_, owned(), "gradient"));
   return PlaceIn(whole, parameter).clone();
 }
 

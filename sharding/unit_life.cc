@@ -147,20 +147,6 @@ absl::StatusOr<FlatBuffer> Unit::GatherMasters() {
   return whole;
 }
 
-absl::StatusOr<at::Tensor> Unit::WholeMaster(int parameter) {
-  TESSERA_RETURN_IF_ERROR(PrepareUpdate());
-  TorchScope scope;
-  absl::MutexLock lock(&mutex_);
-  FlatBuffer whole;
-  TESSERA_ASSIGN_OR_RETURN(whole, GatherMasters());
-  const Parameter& p = params_[static_cast<size_t>(parameter)];
-  const at::ScalarType dtype =
-      p.tensor.is_complex() ? c10::toComplexType(whole.dtype()) : whole.dtype();
-  return TensorOver(whole.data(p.flat.begin), p.tensor.sizes(),
-                    p.tensor.strides(), dtype, device_)
-      .clone();
-}
-
 void Unit::GiveMemory(const at::Tensor& values) {
   at::Allocator* allocator = c10::GetAllocator(device_.type());
   for (size_t i = 0; i < storages_.size(); ++i) {

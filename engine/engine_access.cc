@@ -1,0 +1,238 @@
+// Access by name: parameters, masters, gradients and optimizer states, whole.
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/bits.h"
+#include "base/status.h"
+#include "base/torch_guard.h"
+#include "engine/engine_impl.h"
+#include "engine/replicas.h"
+#include "sharding/storage_access.h"
+#include "sharding/torch_scope.h"
+#include "sharding/whole_values.h"
+#include "torch/csrc/autograd/variable.h"
+
+namespace tessera {
+
+// The others may be in the collective that this rank did not come to.
+absl::StatusOr<at::Tensor> Engine::Impl::Announced(
+    absl::StatusOr<at::Tensor> result) {
+  if (!result.ok()) comm_->Announce(result.status());
+  return result;
+}
+
+absl::StatusOr<at::Tensor> Engine::Impl::Gradient(absl::string_view name) {
+  TESSERA_ASSIGN_OR_RETURN(const Place place, Find(name));
+  return Announced(CatchTorch("Gradient", [&]() -> absl::StatusOr<at::Tensor> {
+    TorchScope scope;
+    TESSERA_ASSIGN_OR_RETURN(at::Tensor gradient,
+                             gradients_->of(place.unit).Whole(place.parameter));
+    const double inverse = 1 / divisor();
+    if (gradient.defined() && inverse != 1) gradient.mul_(inverse);
+    return gradient;
+  }));
+}
+
+absl::StatusOr<at::Tensor> Engine::Impl::Parameter(absl::string_view name) {
+  TESSERA_ASSIGN_OR_RETURN(const Place place, Find(name));
+  const auto& unit = units_[static_cast<size_t>(place.unit)];
+  return CatchTorch("Parameter", [&] {
+    PinSet pins;
+    pins.Add(unit);
+    TorchScope scope;
+    at::Tensor copy =
+        unit->parameters()[static_cast<size_t>(place.parameter)].tensor.clone();
+    RemoveTag(copy);
+    return copy;
+  });
+}
+
+absl::StatusOr<at::Tensor> Engine::Impl::Master(absl::string_view name) {
+  TESSERA_ASSIGN_OR_RETURN(const Place place, Find(name));
+  const auto& unit = units_[static_cast<size_t>(place.unit)];
+  TESSERA_RETURN_IF_ERROR(
+      EnterUpdate(absl::OkStatus(), "Engine::Master", unit.get()));
+  TESSERA_ASSIGN_OR_RETURN(
+      at::Tensor master,
+      Announced(CatchTorch("Master", [&]() -> absl::StatusOr<at::Tensor> {
+        TESSERA_RETURN_IF_ERROR(unit->PrepareUpdate());
+        return WholeCopy(place, unit->masters(), "masters");
+      })));
+  TESSERA_RETURN_IF_ERROR(EndUpdate());
+  return master;
+}
+
+absl::StatusOr<at::Tensor> Engine::Impl::WholeCopy(
+    const Place& place, const at::Tensor& owned, absl::string_view what) const {
+  const Unit& unit = *units_[static_cast<size_t>(place.unit)];
+  TESSERA_ASSIGN_OR_RETURN(const FlatBuffer whole,
+                           GatherWhole(unit, owned, what));
+  TorchScope scope;
+  return PlaceIn(whole, unit, place.parameter).clone();
+}
+
+// That `value` fits the parameter, and is the same on all ranks. COLLECTIVE.
+absl::Status Engine::Impl::AgreeOnValue(absl::string_view name,
+                                        const Place& place,
+                                        const at::Tensor& value,
+                                        absl::string_view where) {
+  const auto& parameters =
+      units_[static_cast<size_t>(place.unit)]->parameters();
+  const at::Tensor& parameter =
+      parameters[static_cast<size_t>(place.parameter)].tensor;
+  absl::Status mine;
+  std::string print;
+  if (!value.defined() || value.sizes() != parameter.sizes() ||
+      value.is_complex() != parameter.is_complex()) {
+    mine = absl::InvalidArgumentError(
+        absl::StrCat(where, ": parameter '", name, "' is ",
+                     GeometryOf(parameter), ", and the value is ",
+                     value.defined() ? GeometryOf(value) : "undefined"));
+  } else {
+    mine = CatchTorch(where, [&] {
+      TorchScope scope;
+      const at::Tensor bytes = value.detach().cpu().contiguous();
+      print = absl::StrCat(
+          name, " ", GeometryOf(bytes), " ",
+          absl::Hex(Fingerprint(bytes.const_data_ptr(),
+                                static_cast<int64_t>(bytes.nbytes()))));
+    });
+  }
+  TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(mine, where));
+  return CheckSame(print, absl::StrCat(where, ": the value"), comm_.get());
+}
+
+absl::Status Engine::Impl::SetMaster(absl::string_view name,
+                                     const at::Tensor& value) {
+  TESSERA_ASSIGN_OR_RETURN(const Place place, Find(name));
+  TESSERA_RETURN_IF_ERROR(
+      AgreeOnValue(name, place, value, "Engine::SetMaster"));
+  TESSERA_RETURN_IF_ERROR(AgreeOnUpdate(absl::OkStatus(), "Engine::SetMaster"));
+  Unit& unit = *units_[static_cast<size_t>(place.unit)];
+  const absl::Status written =
+      CatchTorch("Engine::SetMaster", [&]() -> absl::Status {
+        TESSERA_RETURN_IF_ERROR(
+            WriteOwned(unit, place.parameter, value, unit.masters()));
+        return unit.PublishOwned();
+      });
+  if (!written.ok()) return FailUpdate(written);
+  const auto& parameters = unit.parameters();
+  torch::autograd::impl::bump_version(
+      parameters[static_cast<size_t>(place.parameter)].tensor);
+  return EndUpdate();
+}
+
+absl::Status Engine::Impl::SetGradient(absl::string_view name,
+                                       const at::Tensor& value) {
+  TESSERA_ASSIGN_OR_RETURN(const Place place, Find(name));
+  TESSERA_RETURN_IF_ERROR(
+      AgreeOnValue(name, place, value, "Engine::SetGradient"));
+  const UnitGradient& gradient = gradients_->of(place.unit);
+  if (!gradient.has_gradient(static_cast<size_t>(place.parameter))) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "Engine::SetGradient: parameter '", name,
+        "' has no gradient in this step; there must have been a Backward that "
+        "gave it one"));
+  }
+  // As Gradient divides. All ranks do the same, so their errors agree.
+  return comm_->AgreeOk(
+      CatchTorch("Engine::SetGradient",
+                 [&] {
+                   TorchScope scope;
+                   return WriteOwned(
+                       gradient.unit(), place.parameter,
+                       divisor() == 1
+                           ? value
+                           : value.to(gradient.owned().dtype()) * divisor(),
+                       gradient.owned());
+                 }),
+      "Engine::SetGradient");
+}
+
+// This rank's part of one state, [owned]; the others have theirs.
+absl::StatusOr<at::Tensor> Engine::Impl::OwnedState(absl::string_view name,
+                                                    const Place& place,
+                                                    OptimizerState which) {
+  if (optimizer_ == nullptr) {
+    return absl::FailedPreconditionError(
+        "the engine has no optimizer: the configuration names none");
+  }
+  FlatBuffer& state = which == OptimizerState::kExpAvg
+                          ? optimizer_->exp_avg(place.unit)
+                          : optimizer_->exp_avg_sq(place.unit);
+  if (!state.defined()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "parameter '", name, "' has no optimizer state: it is frozen"));
+  }
+  return state.View();
+}
+
+absl::StatusOr<at::Tensor> Engine::Impl::GetState(absl::string_view name,
+                                                  OptimizerState which) {
+  TESSERA_ASSIGN_OR_RETURN(const Place place, Find(name));
+  TESSERA_ASSIGN_OR_RETURN(const at::Tensor owned,
+                           OwnedState(name, place, which));
+  return Announced(CatchTorch("OptimizerStateOf", [&] {
+    return WholeCopy(place, owned, "optimizer states");
+  }));
+}
+
+absl::Status Engine::Impl::SetState(absl::string_view name,
+                                    OptimizerState which,
+                                    const at::Tensor& value) {
+  TESSERA_ASSIGN_OR_RETURN(const Place place, Find(name));
+  TESSERA_ASSIGN_OR_RETURN(const at::Tensor owned,
+                           OwnedState(name, place, which));
+  TESSERA_RETURN_IF_ERROR(
+      AgreeOnValue(name, place, value, "Engine::SetOptimizerState"));
+  return comm_->AgreeOk(
+      CatchTorch("Engine::SetOptimizerState",
+                 [&] {
+                   return WriteOwned(*units_[static_cast<size_t>(place.unit)],
+                                     place.parameter, value, owned);
+                 }),
+      "Engine::SetOptimizerState");
+}
+
+absl::StatusOr<StateDict> Engine::Impl::FullStateDict(
+    const StateDictOptions& options) {
+  TESSERA_RETURN_IF_ERROR(
+      AgreeOnUpdate(absl::OkStatus(), "Engine::FullStateDict"));
+  const bool keeps = !options.rank0_only || comm_->rank() == 0;
+  absl::flat_hash_map<std::string, at::Tensor> values;
+  const absl::Status gathered =
+      CatchTorch("Engine::FullStateDict", [&]() -> absl::Status {
+        for (const auto& unit : units_) {
+          TESSERA_ASSIGN_OR_RETURN(
+              const FlatBuffer whole,
+              GatherWhole(*unit, unit->masters(), "masters"));
+          TorchScope scope;
+          const auto& parameters = unit->parameters();
+          for (size_t i = 0; keeps && i < parameters.size(); ++i) {
+            values[parameters[i].name] =
+                PlaceIn(whole, *unit, static_cast<int>(i)).cpu().clone();
+          }
+        }
+        return absl::OkStatus();
+      });
+  if (!gathered.ok()) return FailUpdate(gathered);
+  TESSERA_RETURN_IF_ERROR(EndUpdate());
+  StateDict dict;
+  if (!keeps) return dict;
+  TorchScope scope;
+  for (const auto& p : module_->named_parameters()) {
+    const auto found = values.find(p.key());
+    // Ignored parameters, and tied ones by their other names.
+    dict.emplace_back(p.key(), found != values.end()
+                                   ? found->second
+                                   : p.value().detach().cpu().clone());
+  }
+  for (const auto& b : module_->named_buffers()) {
+    dict.emplace_back(b.key(), b.value().detach().cpu().clone());
+  }
+  return dict;
+}
+
+}  // namespace tessera
