@@ -58,6 +58,7 @@ void Resolve(int world_size, const AutoValues& values, ConfigReport* report) {
                &faults);
   ResolveGradients(config, &faults);
   ResolveOptimizer(config, &faults);
+  ResolveScheduler(config, &faults);
   ResolveSharding(world_size, config, &faults);
   ResolvePrecision(config, &faults);
   CheckCommunication(config->communication(), &faults);
@@ -238,6 +239,11 @@ absl::Status CheckRunnable(const proto::Config& config) {
     missing.push_back(
         "optimizer.params.adam_w_mode: false: weight decay that is added to "
         "the gradient (L2): write true, or \"weight_decay\": 0");
+  }
+  if (config.has_scheduler() && !IsSchedule(config.scheduler().type())) {
+    missing.push_back(
+        absl::StrCat("scheduler.type: ", config.scheduler().type(),
+                     ": there is ", JoinWords(ScheduleNames())));
   }
   const std::string& accumulate = config.data_types().grad_accum_dtype();
   if (!accumulate.empty() && accumulate != "fp32") {

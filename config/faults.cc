@@ -4,7 +4,9 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
+#include "base/edit_distance.h"
 
 namespace tessera {
 
@@ -47,6 +49,14 @@ bool Faults::IsDoubtful(absl::string_view path) const {
 
 bool Faults::IsWritten(const std::string& path) const {
   return record_.positions.count(path) != 0;
+}
+
+void Faults::AddUnknown(const std::string& path, const std::string& name,
+                        const char* expected,
+                        const std::vector<std::string>& names) {
+  const std::string nearest = NearestName(name, names);
+  Add(path, "expected ", expected, ", got '", absl::Utf8SafeCEscape(name), "'",
+      nearest.empty() ? "" : absl::StrCat(", did you mean '", nearest, "'?"));
 }
 
 void Faults::CheckNoneEmpty(

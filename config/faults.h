@@ -32,6 +32,9 @@ class Faults {
     if (!IsDoubtful(path)) notes_.push_back(At(path, absl::StrCat(what...)));
   }
 
+  // Adds that `name` is none of `names`, with the nearest of them.
+  void AddUnknown(const std::string& path, const std::string& name,
+                  const char* expected, const std::vector<std::string>& names);
   // Adds a fault for each that is "".
   void CheckNoneEmpty(
       const std::string& path,

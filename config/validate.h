@@ -4,6 +4,10 @@
 #ifndef CONFIG_VALIDATE_H_
 #define CONFIG_VALIDATE_H_
 
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
 #include "config/config.pb.h"
 #include "config/faults.h"
 
@@ -13,8 +17,14 @@ namespace tessera {
 void ResolveBatch(int world_size, proto::Config* config, Faults* faults);
 // Clipping and scaling, and the other defaults of the top level.
 void ResolveGradients(proto::Config* config, Faults* faults);
-// optimizer and scheduler, if there are any.
+// optimizer, if there is one.
 void ResolveOptimizer(proto::Config* config, Faults* faults);
+// scheduler, if there is one: its type's parameters get their defaults.
+// REQUIRES: ResolveOptimizer.
+void ResolveScheduler(proto::Config* config, Faults* faults);
+// Whether it is one of ours (DeepSpeed's); their names.
+bool IsSchedule(absl::string_view type);
+const std::vector<std::string>& ScheduleNames();
 // zero_optimization, deprecated forms included, sharding, and aio.
 void ResolveSharding(int world_size, proto::Config* config, Faults* faults);
 // Gives dtypes the names that config.proto has of DeepSpeed's others.

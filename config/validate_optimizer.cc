@@ -2,10 +2,8 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "base/edit_distance.h"
 #include "config/defaults.h"
 #include "config/json_options.pb.h"
 #include "config/validate.h"
@@ -23,23 +21,6 @@ constexpr const char* kDeepSpeed[] = {
 constexpr const char* kTorch[] = {
     "Adadelta", "Adafactor", "Adamax", "ASGD", "LBFGS",     "NAdam",
     "RAdam",    "RMSprop",   "Rprop",  "SGD",  "SparseAdam"};
-constexpr const char* kSchedules[] = {"LRRangeTest", "OneCycle", "WarmupLR",
-                                      "WarmupDecayLR", "WarmupCosineLR"};
-constexpr const char* kTorchSchedules[] = {"ChainedScheduler",
-                                           "ConstantLR",
-                                           "CosineAnnealingLR",
-                                           "CosineAnnealingWarmRestarts",
-                                           "CyclicLR",
-                                           "ExponentialLR",
-                                           "LambdaLR",
-                                           "LinearLR",
-                                           "MultiplicativeLR",
-                                           "MultiStepLR",
-                                           "OneCycleLR",
-                                           "PolynomialLR",
-                                           "ReduceLROnPlateau",
-                                           "SequentialLR",
-                                           "StepLR"};
 constexpr int kLastOfAdam = 10;  // OptimizerParams' fields of Adam and AdamW
 
 // The name as it is spelled; "" if there is none such.
@@ -60,14 +41,6 @@ bool Same(const std::string& a, const std::string& b) { return a == b; }
 template <typename Names>
 void Append(const Names& names, std::vector<std::string>* all) {
   all->insert(all->end(), std::begin(names), std::end(names));
-}
-
-void AddUnknown(const char* path, const std::string& name, const char* expected,
-                const std::vector<std::string>& names, Faults* faults) {
-  const std::string nearest = NearestName(name, names);
-  faults->Add(
-      path, "expected ", expected, ", got '", absl::Utf8SafeCEscape(name), "'",
-      nearest.empty() ? "" : absl::StrCat(", did you mean '", nearest, "'?"));
 }
 
 void CheckOnlyAdams(const proto::OptimizerParams& params,
@@ -98,28 +71,11 @@ void ResolveAdam(proto::OptimizerParams* params, Faults* faults) {
   }
 }
 
-void CheckScheduler(const proto::Scheduler& scheduler, Faults* faults) {
-  std::vector<std::string> known;
-  Append(kSchedules, &known);
-  Append(kTorchSchedules, &known);
-  const std::string& type = scheduler.type();
-  if (!scheduler.has_type()) {
-    faults->Add("scheduler.type", "missing: expected WarmupLR or another");
-  } else if (Find(known, type, Same).empty()) {
-    AddUnknown("scheduler.type", type,
-               "LRRangeTest, OneCycle, WarmupLR, WarmupDecayLR, "
-               "WarmupCosineLR or a class of torch.optim.lr_scheduler",
-               known, faults);
-  }
-}
-
 }  // namespace
 
 void ResolveOptimizer(proto::Config* config, Faults* faults) {
   // {} is as if absent, as in DeepSpeed.
-  if (config->scheduler().ByteSizeLong() == 0) config->clear_scheduler();
   if (config->optimizer().ByteSizeLong() == 0) config->clear_optimizer();
-  if (config->has_scheduler()) CheckScheduler(config->scheduler(), faults);
   if (!config->has_optimizer()) return;
   proto::Optimizer& optimizer = *config->mutable_optimizer();
   std::vector<std::string> known;
@@ -130,9 +86,9 @@ void ResolveOptimizer(proto::Config* config, Faults* faults) {
   if (!optimizer.has_type()) {
     faults->Add("optimizer.type", "missing: expected Adam, AdamW or another");
   } else if (type.empty()) {
-    AddUnknown("optimizer.type", optimizer.type(),
-               "Adam, AdamW, or another optimizer of DeepSpeed or torch.optim",
-               known, faults);
+    faults->AddUnknown(
+        "optimizer.type", optimizer.type(),
+        "Adam, AdamW, or another optimizer of DeepSpeed or torch.optim", known);
   } else {
     optimizer.set_type(type);
     if (type == "OneBitAdam" || type == "OneBitLamb" || type == "ZeroOneAdam") {

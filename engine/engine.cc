@@ -109,6 +109,9 @@ absl::StatusOr<bool> Engine::AnyRankHasData(bool this_rank) {
 }
 absl::Status Engine::Step() { return impl_->Step(); }
 const StepReport& Engine::last_step() const { return impl_->last_step(); }
+absl::Status Engine::SetLearningRate(double rate) {
+  return impl_->SetLearningRate(rate);
+}
 absl::Status Engine::ZeroGrad() { return impl_->ZeroGrad(); }
 absl::StatusOr<at::Tensor> Engine::Gradient(absl::string_view name) {
   return impl_->Gradient(name);

@@ -83,6 +83,7 @@ struct StepReport {
   bool skipped = false;
   int64_t skipped_steps = 0;  // so far
   double loss_scale = 1;      // that its losses were multiplied with
+  double learning_rate = 0;   // of this step; 0 without an optimizer
   // Global norm of the gradients before clipping and after; NaN where nothing
   // asks for it (gradient_clipping 0, and neither fp16 nor bf16's check).
   double grad_norm = 0;
@@ -193,6 +194,12 @@ class Engine {
   // COLLECTIVE.
   absl::Status Step();
   const StepReport& last_step() const;
+
+  // The rate of the steps from now on, for a schedule of the program's own: set
+  // it before each Step, also after LoadCheckpoint, which does not bring it.
+  // The same on all ranks (checked: InvalidArgument). FailedPrecondition
+  // without an optimizer, or if the configuration has a scheduler. COLLECTIVE.
+  absl::Status SetLearningRate(double rate);
 
   // Drops all gradients, whoever made them, and the micro-batches counted since
   // the last optimizer step. LOCAL, but make it on all ranks alike.

@@ -87,8 +87,8 @@ absl::Status Engine::Impl::AgreeOnValue(absl::string_view name,
   if (!value.defined() || value.sizes() != parameter.sizes() ||
       value.is_complex() != parameter.is_complex()) {
     mine = absl::InvalidArgumentError(
-        absl::StrCat(where, ": parameter '", name, "' is ",
-                     GeometryOf(parameter), ", and the value is ",
+        absl::StrCat("parameter '", name, "' is ", GeometryOf(parameter),
+                     ", and the value is ",
                      value.defined() ? GeometryOf(value) : "undefined"));
   } else {
     mine = CatchTorch(where, [&] {
@@ -101,7 +101,7 @@ absl::Status Engine::Impl::AgreeOnValue(absl::string_view name,
     });
   }
   TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(mine, where));
-  return CheckSame(print, absl::StrCat(where, ": the value"), comm_.get());
+  return CheckSame(print, absl::StrCat("value of ", where), comm_.get());
 }
 
 absl::Status Engine::Impl::SetMaster(absl::string_view name,

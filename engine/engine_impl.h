@@ -36,6 +36,7 @@ class Engine::Impl {
   absl::Status Backward(const at::Tensor& loss, const BackwardOptions& options);
   absl::Status Step();
   absl::Status ZeroGrad();
+  absl::Status SetLearningRate(double rate);
   absl::StatusOr<bool> AnyRankHasData(bool this_rank);
   void ChangeNoSync(int by) { no_sync_ += by; }
 
@@ -120,6 +121,7 @@ class Engine::Impl {
   absl::Status FailUpdate(const absl::Status& status);
   absl::Status OptimizerStep();
   absl::Status CheckUpdate();
+  void SetScheduledRate();
   absl::Status UpdateParameters();
   absl::Status Publish(size_t u, bool only_with_gradient);
   // What the step's gradients are divided by at last.

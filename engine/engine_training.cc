@@ -6,11 +6,14 @@
 #include "ATen/ops/zeros.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "base/memory.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "comm/comm_thread.h"
 #include "engine/engine_impl.h"
+#include "engine/replicas.h"
+#include "optim/lr_schedule.h"
 #include "optim/sharded_step.h"
 #include "sharding/module_walk.h"
 #include "sharding/nested_graphs.h"
@@ -277,7 +280,38 @@ absl::Status Engine::Impl::CheckUpdate() {
       "Engine::AnyRankHasData before a forward, and call ZeroGrad to go on");
 }
 
+void Engine::Impl::SetScheduledRate() {
+  if (optimizer_ == nullptr) return;
+  if (settings_.lr_schedule.has_value()) {
+    const LrSchedule schedule(*settings_.lr_schedule);
+    optimizer_->SetRate(schedule.Rate(step_));
+    const auto betas = schedule.BetasAt(step_);
+    if (betas.has_value()) optimizer_->SetBetas(betas->beta1, betas->beta2);
+  }
+  report_.learning_rate = optimizer_->rate();
+}
+
+absl::Status Engine::Impl::SetLearningRate(double rate) {
+  TESSERA_RETURN_IF_ERROR(CheckOpen());
+  absl::Status mine;
+  if (optimizer_ == nullptr || settings_.lr_schedule.has_value()) {
+    mine = absl::FailedPreconditionError(absl::StrCat(
+        "the configuration has ",
+        optimizer_ == nullptr ? "no optimizer"
+                              : "a scheduler, which sets the rate itself"));
+  } else if (!std::isfinite(rate) || rate < 0) {
+    mine = absl::InvalidArgumentError(
+        absl::StrCat("expected a finite number of at least 0, got ", rate));
+  }
+  TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(mine, "SetLearningRate"));
+  TESSERA_RETURN_IF_ERROR(CheckSame(absl::StrFormat("%.17g", rate),
+                                    "rate of SetLearningRate", comm_.get()));
+  optimizer_->SetRate(rate);
+  return absl::OkStatus();
+}
+
 absl::Status Engine::Impl::UpdateParameters() {
+  SetScheduledRate();
   TESSERA_ASSIGN_OR_RETURN(
       const ShardedStepResult stepped,
       StepShards(

@@ -9,6 +9,7 @@
 #include "engine/engine.h"
 #include "optim/adamw.h"
 #include "optim/loss_scaler.h"
+#include "optim/lr_schedule.h"
 #include "optim/sharded_step.h"
 #include "sharding/flat_plan.h"
 #include "sharding/gradients.h"
@@ -25,6 +26,7 @@ struct Settings {
   GradientOptions gradients;
   ShardedStepOptions step;
   std::optional<AdamWOptions> adamw;
+  std::optional<LrScheduleOptions> lr_schedule;  // of adamw
   std::optional<LossScalerOptions> loss_scaler;  // with fp16
   // Absent: parameters and buffers stay as they are.
   std::optional<at::ScalarType> param_dtype;

@@ -49,6 +49,14 @@ class AdamW {
   absl::Status Step(const Gradients& gradients,
                     const AfterUnit& after = nullptr);
 
+  // Of the steps from now on.
+  void SetRate(double lr) { options_.lr = lr; }
+  void SetBetas(double beta1, double beta2) {
+    options_.beta1 = beta1;
+    options_.beta2 = beta2;
+  }
+  double rate() const { return options_.lr; }
+
   // States of a unit, for checkpoints: [owned] each, or undefined.
   FlatBuffer& exp_avg(int unit) { return states_[unit].exp_avg; }
   FlatBuffer& exp_avg_sq(int unit) { return states_[unit].exp_avg_sq; }

@@ -78,6 +78,11 @@ TESSERA_RANK_FUNCTION(CopyByName) {
     TESSERA_ASSIGN_OR_RETURN(const at::Tensor master,
                              from.engine->Master(name));
     TESSERA_RETURN_IF_ERROR(to.engine->SetMaster(name, master));
+    // Operators see it at once.
+    TESSERA_ASSIGN_OR_RETURN(const at::Tensor theirs,
+                             from.engine->Parameter(name));
+    TESSERA_ASSIGN_OR_RETURN(const at::Tensor ours, to.engine->Parameter(name));
+    if (!ours.equal(theirs)) return absl::StrCat(name, " was not published");
     TESSERA_ASSIGN_OR_RETURN(const at::Tensor gradient,
                              from.engine->Gradient(name));
     if (gradient.defined()) {
@@ -179,12 +184,13 @@ TEST(AccessMisuseTest, IsNamedOnAllRanks) {
       said,
       Each(AllOf(
           HasSubstr("NOT_FOUND: the module has no parameter 'head.bais'"),
-          HasSubstr("Engine::SetMaster: parameter 'head.bias' is "),
+          HasSubstr("[Engine::SetMaster] rank 0: parameter 'head.bias' is "),
           HasSubstr("and the value is undefined"),
-          HasSubstr("Engine::SetMaster: the value differs between rank 0"),
+          HasSubstr("the value of Engine::SetMaster differs between rank 0"),
           HasSubstr("Engine::SetGradient: parameter 'head.bias' has no "
                     "gradient"),
-          HasSubstr("Engine::SetOptimizerState: parameter 'head.bias' is "),
+          HasSubstr("[Engine::SetOptimizerState] rank 0: parameter "
+                    "'head.bias' is "),
           HasSubstr("unchanged"))));
   // 9 parameters, 3 buffers.
   EXPECT_THAT(said[0], ::testing::EndsWith(" 12"));
