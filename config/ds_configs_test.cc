@@ -104,10 +104,12 @@ class DsConfigs : public ::testing::Test {
     if (!accepted && ours) {
       differences_.push_back("DeepSpeed rejects it");
     } else if (accepted && !ours) {
+      ++refused_cases_;
       for (const ConfigFault& fault : report->faults) {
         refused_[file].insert(fault.path);
       }
     } else if (accepted) {
+      ++same_cases_;
       CompareAll(theirs, report->config);
     }
     for (const std::string& difference : differences_) {
@@ -119,7 +121,7 @@ class DsConfigs : public ::testing::Test {
 
   std::string folder_;
   std::vector<std::string> differences_;
-  int cases_ = 0;
+  int cases_ = 0, same_cases_ = 0, refused_cases_ = 0;
   std::set<std::string> accepted_;  // by DeepSpeed
   std::map<std::string, std::set<std::string>>
       refused_;  // of these, our faults
@@ -161,10 +163,12 @@ TEST_F(DsConfigs, ComeToWhatDeepSpeedMakesOfThem) {
     for (const std::string& key : keys) named(absl::StrCat("`", key, "`"));
   }
   named(absl::StrCat("Of ", files, " config"));
-  named(absl::StrCat("(", cases_, " cases)"));
-  named(absl::StrCat("accepts ", accepted_.size(), " files"));
-  named(absl::StrCat("accepts ", accepted_.size() - refused_.size(),
-                     " of these"));
+  named(absl::StrCat("the same | ", accepted_.size() - refused_.size(),
+                     " files, ", same_cases_, " cases |"));
+  named(absl::StrCat("refused here | ", refused_.size(), " files, ",
+                     refused_cases_, " cases | ", files - accepted_.size(),
+                     " files, ", cases_ - same_cases_ - refused_cases_,
+                     " cases |"));
 }
 
 }  // namespace
