@@ -51,7 +51,6 @@ void Resolve(int world_size, const AutoValues& values, ConfigReport* report) {
   }
   NoteFates(*config, &faults);
   NameDtypes(config);
-  CheckFields(config, &faults);
   ResolveAutos(report->record, values, world_size, config, &faults);
   CheckFields(config, &faults);
   ResolveBatch(DataParallelRanks(world_size, *config, &faults), config,

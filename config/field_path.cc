@@ -1,12 +1,12 @@
 #include "config/field_path.h"
 
-#include <utility>
-
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/check.h"
 #include "config/field_rules.h"
 #include "google/protobuf/descriptor.h"
+#include "google/protobuf/field_mask.pb.h"
+#include "google/protobuf/util/field_mask_util.h"
 
 namespace tessera {
 namespace {
@@ -59,27 +59,10 @@ std::string FieldText(const Message& message, absl::string_view path) {
 }
 
 void CopyField(const Message& from, absl::string_view path, Message* to) {
-  absl::string_view name = path;
-  const Message* holder = Holder(from, &name);
-  TESSERA_CHECK(holder != nullptr) << path;
-  // All of the message but this field cleared, and merged.
-  const std::unique_ptr<Message> only(from.New());
-  Message* target = only.get();
-  for (size_t dot; (dot = path.find('.')) != path.npos;) {
-    const FieldDescriptor& field = Find(*target, path.substr(0, dot));
-    target = target->GetReflection()->MutableMessage(target, &field);
-    path = path.substr(dot + 1);
-  }
-  const FieldDescriptor& field = Find(*target, path);
-  const std::unique_ptr<Message> copy(holder->New());
-  copy->CopyFrom(*holder);
-  std::vector<const FieldDescriptor*> all;
-  copy->GetReflection()->ListFields(*copy, &all);
-  for (const FieldDescriptor* other : all) {
-    if (other != &field) copy->GetReflection()->ClearField(copy.get(), other);
-  }
-  target->MergeFrom(*copy);
-  to->MergeFrom(*only);
+  google::protobuf::FieldMask mask;
+  mask.add_paths(std::string(path));
+  google::protobuf::util::FieldMaskUtil::MergeMessageTo(
+      from, mask, google::protobuf::util::FieldMaskUtil::MergeOptions(), to);
 }
 
 }  // namespace tessera

@@ -11,6 +11,7 @@
 #include "config/json_keys.h"
 #include "config/json_options.pb.h"
 #include "config/json_reader.h"
+#include "config/utf8.h"
 #include "google/protobuf/text_format.h"
 
 namespace tessera {
@@ -95,7 +96,7 @@ void CheckWord(const std::string& path, const FieldDescriptor& field, int index,
   const std::string value =
       index < 0 ? reflection.GetString(*message, &field)
                 : reflection.GetRepeatedString(*message, &field, index);
-  if (!ReadJson(QuoteJson(value), "").ok()) {
+  if (!IsUtf8(value)) {
     faults->Add(path, "expected UTF-8");
     return;
   }

@@ -3,7 +3,6 @@
 #ifndef CONFIG_FIELD_RULES_H_
 #define CONFIG_FIELD_RULES_H_
 
-#include <functional>
 #include <string>
 #include <vector>
 

@@ -73,42 +73,43 @@ absl::StatusOr<at::Tensor> Engine::Impl::WholeCopy(
   return PlaceIn(whole, unit, place.parameter).clone();
 }
 
-// That `value` fits the parameter, and is the same on all ranks. COLLECTIVE.
-absl::Status Engine::Impl::AgreeOnValue(absl::string_view name,
-                                        const Place& place,
-                                        const at::Tensor& value,
-                                        absl::string_view where) {
-  const auto& parameters =
-      units_[static_cast<size_t>(place.unit)]->parameters();
-  const at::Tensor& parameter =
-      parameters[static_cast<size_t>(place.parameter)].tensor;
-  absl::Status mine;
+// Where the parameter is: that all ranks know it, that `value` fits it, and is
+// the same on all. COLLECTIVE.
+absl::StatusOr<Engine::Impl::Place> Engine::Impl::AgreeOnValue(
+    absl::string_view name, const at::Tensor& value, absl::string_view where) {
+  const absl::StatusOr<Place> place = Find(name);
   std::string print;
-  if (!value.defined() || value.sizes() != parameter.sizes() ||
-      value.is_complex() != parameter.is_complex()) {
-    mine = absl::InvalidArgumentError(
-        absl::StrCat("parameter '", name, "' is ", GeometryOf(parameter),
-                     ", and the value is ",
-                     value.defined() ? GeometryOf(value) : "undefined"));
-  } else {
-    mine = CatchTorch(where, [&] {
-      TorchScope scope;
-      const at::Tensor bytes = value.detach().cpu().contiguous();
-      print = absl::StrCat(
-          name, " ", GeometryOf(bytes), " ",
-          absl::Hex(Fingerprint(bytes.const_data_ptr(),
-                                static_cast<int64_t>(bytes.nbytes()))));
-    });
-  }
+  const absl::Status mine = CatchTorch(where, [&]() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(place.status());
+    const auto& parameters =
+        units_[static_cast<size_t>(place->unit)]->parameters();
+    const at::Tensor& parameter =
+        parameters[static_cast<size_t>(place->parameter)].tensor;
+    if (!value.defined() || value.sizes() != parameter.sizes() ||
+        value.is_complex() != parameter.is_complex()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("parameter '", name, "' is ", GeometryOf(parameter),
+                       ", and the value is ",
+                       value.defined() ? GeometryOf(value) : "undefined"));
+    }
+    TorchScope scope;
+    const at::Tensor bytes = value.detach().cpu().contiguous();
+    print = absl::StrCat(
+        name, " ", GeometryOf(bytes), " ",
+        absl::Hex(Fingerprint(bytes.const_data_ptr(),
+                              static_cast<int64_t>(bytes.nbytes()))));
+    return absl::OkStatus();
+  });
   TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(mine, where));
-  return CheckSame(print, absl::StrCat("value of ", where), comm_.get());
+  TESSERA_RETURN_IF_ERROR(
+      CheckSame(print, absl::StrCat("value of ", where), comm_.get()));
+  return place;
 }
 
 absl::Status Engine::Impl::SetMaster(absl::string_view name,
                                      const at::Tensor& value) {
-  TESSERA_ASSIGN_OR_RETURN(const Place place, Find(name));
-  TESSERA_RETURN_IF_ERROR(
-      AgreeOnValue(name, place, value, "Engine::SetMaster"));
+  TESSERA_ASSIGN_OR_RETURN(const Place place,
+                           AgreeOnValue(name, value, "Engine::SetMaster"));
   TESSERA_RETURN_IF_ERROR(AgreeOnUpdate(absl::OkStatus(), "Engine::SetMaster"));
   Unit& unit = *units_[static_cast<size_t>(place.unit)];
   const absl::Status written =
@@ -126,9 +127,8 @@ absl::Status Engine::Impl::SetMaster(absl::string_view name,
 
 absl::Status Engine::Impl::SetGradient(absl::string_view name,
                                        const at::Tensor& value) {
-  TESSERA_ASSIGN_OR_RETURN(const Place place, Find(name));
-  TESSERA_RETURN_IF_ERROR(
-      AgreeOnValue(name, place, value, "Engine::SetGradient"));
+  TESSERA_ASSIGN_OR_RETURN(const Place place,
+                           AgreeOnValue(name, value, "Engine::SetGradient"));
   const UnitGradient& gradient = gradients_->of(place.unit);
   if (!gradient.has_gradient(static_cast<size_t>(place.parameter))) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -182,11 +182,11 @@ absl::StatusOr<at::Tensor> Engine::Impl::GetState(absl::string_view name,
 absl::Status Engine::Impl::SetState(absl::string_view name,
                                     OptimizerState which,
                                     const at::Tensor& value) {
-  TESSERA_ASSIGN_OR_RETURN(const Place place, Find(name));
+  TESSERA_ASSIGN_OR_RETURN(
+      const Place place,
+      AgreeOnValue(name, value, "Engine::SetOptimizerState"));
   TESSERA_ASSIGN_OR_RETURN(const at::Tensor owned,
                            OwnedState(name, place, which));
-  TESSERA_RETURN_IF_ERROR(
-      AgreeOnValue(name, place, value, "Engine::SetOptimizerState"));
   return comm_->AgreeOk(
       CatchTorch("Engine::SetOptimizerState",
                  [&] {
@@ -196,12 +196,20 @@ absl::Status Engine::Impl::SetState(absl::string_view name,
       "Engine::SetOptimizerState");
 }
 
+// One copy, wherever it was.
+static at::Tensor CopyOnHost(const at::Tensor& value) {
+  return value.detach().to(at::kCPU, value.scalar_type(),
+                           /*non_blocking=*/false, /*copy=*/true);
+}
+
 absl::StatusOr<StateDict> Engine::Impl::FullStateDict(
     const StateDictOptions& options) {
+  TESSERA_RETURN_IF_ERROR(CheckOpen());
   TESSERA_RETURN_IF_ERROR(
       AgreeOnUpdate(absl::OkStatus(), "Engine::FullStateDict"));
   const bool keeps = !options.rank0_only || comm_->rank() == 0;
-  absl::flat_hash_map<std::string, at::Tensor> values;
+  // By parameter: a tied one has several names.
+  absl::flat_hash_map<const void*, at::Tensor> values;
   const absl::Status gathered =
       CatchTorch("Engine::FullStateDict", [&]() -> absl::Status {
         for (const auto& unit : units_) {
@@ -211,8 +219,8 @@ absl::StatusOr<StateDict> Engine::Impl::FullStateDict(
           TorchScope scope;
           const auto& parameters = unit->parameters();
           for (size_t i = 0; keeps && i < parameters.size(); ++i) {
-            values[parameters[i].name] =
-                PlaceIn(whole, *unit, static_cast<int>(i)).cpu().clone();
+            values[parameters[i].tensor.unsafeGetTensorImpl()] =
+                CopyOnHost(PlaceIn(whole, *unit, static_cast<int>(i)));
           }
         }
         return absl::OkStatus();
@@ -223,14 +231,13 @@ absl::StatusOr<StateDict> Engine::Impl::FullStateDict(
   if (!keeps) return dict;
   TorchScope scope;
   for (const auto& p : module_->named_parameters()) {
-    const auto found = values.find(p.key());
-    // Ignored parameters, and tied ones by their other names.
-    dict.emplace_back(p.key(), found != values.end()
-                                   ? found->second
-                                   : p.value().detach().cpu().clone());
+    const auto found = values.find(p.value().unsafeGetTensorImpl());
+    // Ignored parameters are the module's own.
+    dict.emplace_back(
+        p.key(), found != values.end() ? found->second : CopyOnHost(p.value()));
   }
   for (const auto& b : module_->named_buffers()) {
-    dict.emplace_back(b.key(), b.value().detach().cpu().clone());
+    dict.emplace_back(b.key(), CopyOnHost(b.value()));
   }
   return dict;
 }

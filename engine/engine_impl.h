@@ -84,8 +84,9 @@ class Engine::Impl {
   absl::StatusOr<at::Tensor> WholeCopy(const Place& place,
                                        const at::Tensor& owned,
                                        absl::string_view what) const;
-  absl::Status AgreeOnValue(absl::string_view name, const Place& place,
-                            const at::Tensor& value, absl::string_view where);
+  absl::StatusOr<Place> AgreeOnValue(absl::string_view name,
+                                     const at::Tensor& value,
+                                     absl::string_view where);
   absl::StatusOr<at::Tensor> OwnedState(absl::string_view name,
                                         const Place& place,
                                         OptimizerState which);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
 #include "comm/world.h"
@@ -174,6 +175,58 @@ TESSERA_RANK_FUNCTION(MisuseAccess) {
   return said;
 }
 
+// args: "<stage> <served_gathers>". A full state dict of tied 16-bit
+// parameters, on rank 0 alone; whether all of their names have the masters'
+// values.
+TESSERA_RANK_FUNCTION(TiedStateDict) {
+  TrainingSpec spec;
+  spec.model = "Tied";
+  spec.dtype = "bf16";
+  const std::vector<std::string> words = absl::StrSplit(args, ' ');
+  spec.stage = std::stoi(words[0]);
+  spec.served = words[1];
+  spec.shared = "off";
+  TESSERA_ASSIGN_OR_RETURN(Trainee t,
+                           Trainee::Make(spec, world.communicator()));
+  TESSERA_RETURN_IF_ERROR(t.TrainStep(0));
+  StateDictOptions options;
+  options.rank0_only = true;
+  TESSERA_ASSIGN_OR_RETURN(const StateDict dict,
+                           t.engine->FullStateDict(options));
+  TESSERA_RETURN_IF_ERROR(t.engine->Close());
+  if (world.rank() != 0) return std::string("0");
+  int64_t of_16_bits = 0;
+  for (const auto& [name, value] : dict) {
+    of_16_bits += value.scalar_type() == torch::kBFloat16 ? 1 : 0;
+  }
+  const size_t names = t.model->named_parameters().size();
+  return absl::StrCat(dict.size() - names, " ", of_16_bits);
+}
+
+TEST(AccessTiedTest, AStateDictOfRank0IsCollectiveAndOfMasters) {
+  for (const char* how : {"3 off", "3 on", "1 auto"}) {
+    EXPECT_EQ(RunOnRanks(2, "TiedStateDict", how)[0], "0 0") << how;
+  }
+}
+
+// Only the last rank has another name: nobody waits for it.
+TESSERA_RANK_FUNCTION(OneRankMisspells) {
+  TrainingSpec spec;
+  spec.stage = 3;
+  TESSERA_ASSIGN_OR_RETURN(Trainee t,
+                           Trainee::Make(spec, world.communicator()));
+  TESSERA_ASSIGN_OR_RETURN(const at::Tensor value,
+                           t.engine->Master("out.bias"));
+  const char* name = world.rank() == 0 ? "out.bias" : "out.bais";
+  return t.engine->SetMaster(name, value).ToString();
+}
+
+TEST(AccessMisuseTest, AMistakeOfOneRankIsToldOnAll) {
+  EXPECT_THAT(RunOnRanks(2, "OneRankMisspells", ""),
+              Each(AllOf(HasSubstr("[Engine::SetMaster] rank 1"),
+                         HasSubstr("no parameter 'out.bais'"))));
+}
+
 TEST(AccessMisuseTest, IsNamedOnAllRanks) {
   TrainingSpec spec;
   spec.model = "ConvNorm";
@@ -183,7 +236,8 @@ TEST(AccessMisuseTest, IsNamedOnAllRanks) {
   EXPECT_THAT(
       said,
       Each(AllOf(
-          HasSubstr("NOT_FOUND: the module has no parameter 'head.bais'"),
+          HasSubstr("NOT_FOUND: [Engine::SetMaster] rank 0: the module has no "
+                    "parameter 'head.bais'"),
           HasSubstr("[Engine::SetMaster] rank 0: parameter 'head.bias' is "),
           HasSubstr("and the value is undefined"),
           HasSubstr("the value of Engine::SetMaster differs between rank 0"),

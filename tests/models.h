@@ -56,8 +56,7 @@ class TestModel : public torch::nn::Module {
 //   Evaluating      forwards without gradients between micro-batches, by
 //                   another path
 //   ChangingPath    blocks that micro-batches use in different orders
-//   Wandering       blocks in an order and number of every rank's own, other
-//   ones
+//   Wandering       blocks in an order and number of every rank's own, others
 //                   at each micro-batch (not for stage 3 with collective
 //                   gathers)
 //   MixedDtype      float64 parameters among float32 ones
@@ -69,8 +68,8 @@ class TestModel : public torch::nn::Module {
 //                   stage 3 with collective gathers)
 //   GraphNet        neighbours summed by a sparse matrix
 //
-// All but these run in bfloat16 and float16 too; ConvNorm only if the parameters of its
-// norms are left in float32, or its buffers are not.
+// All but these run in bfloat16 and float16 too; ConvNorm only if the
+// parameters of its norms are left in float32, or its buffers are not.
 std::shared_ptr<TestModel> MakeTestModel(absl::string_view name);
 std::vector<std::string> TestModelNames();
 

@@ -1,7 +1,6 @@
 // Test models: architectures of the field, small.
 #include <torch/torch.h>
 
-#include <cmath>
 #include <tuple>
 #include <vector>
 
