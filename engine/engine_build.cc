@@ -11,6 +11,7 @@
 #include "engine/engine_impl.h"
 #include "engine/replicas.h"
 #include "engine/stage_choice.h"
+#include "sharding/construction.h"
 #include "sharding/module_walk.h"
 #include "sharding/registry.h"
 #include "sharding/saved_tensors.h"
@@ -98,6 +99,7 @@ absl::Status Engine::Impl::Build(bool sync_from_rank0) {
       CheckEqual(partition->units, comm_.get(), /*values=*/true));
   for (const at::Tensor& p : module_->parameters()) {
     known_parameters_.insert(p.unsafeGetTensorImpl());
+    constructed_ |= IsEvictable(p);
   }
   parameters_print_ = PrintOfParameters(*module_);
   settings_.flats.working_dtype = [this](const NamedParameter& p) {
@@ -270,15 +272,19 @@ absl::Status Engine::Impl::TakeOver(std::vector<FlatPlan> flats) {
     auto unit = Unit::Prepare(flat.name, std::move(flat.parameters), options,
                               comm_, schedule_);
     TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(unit.status(), "Engine::Create"));
-    (*unit)->Adopt();
+    units_.push_back(*unit);
+    const absl::Status adopted = (*unit)->Adopt();
+    if (!adopted.ok()) {
+      comm_->Announce(adopted);
+      return adopted;
+    }
     Registry::Global().Add(*unit);
     const auto& params = (*unit)->parameters();
     for (size_t i = 0; i < params.size(); ++i) {
-      places_[params[i].name] = {static_cast<int>(units_.size()),
+      places_[params[i].name] = {static_cast<int>(units_.size()) - 1,
                                  static_cast<int>(i)};
     }
     if (options.stage.sharded_parameters) sharded.push_back(unit->get());
-    units_.push_back(*std::move(unit));
   }
   schedule_->Start(std::move(sharded));
   if (served_ != nullptr) served_->EndUpdate();
@@ -318,8 +324,15 @@ void Engine::Impl::GiveBuffersBack() {
   converted_buffers_.clear();
 }
 
-// The module is again what it was before Create.
+// The module is again what it was before Create; one that ConstructSharded made
+// was never whole, and cannot be.
 absl::Status Engine::Impl::GiveBack(const absl::Status& why) {
+  if (constructed_) {
+    return absl::Status(
+        why.code(), absl::StrCat(why.message(),
+                                 "; the module, which ConstructSharded made, "
+                                 "is lost: construct it again"));
+  }
   // What is asked for here is what the module held before.
   MemoryLedger& ledger = MemoryLedger::Global();
   const int64_t limit = ledger.limit_bytes();

@@ -148,6 +148,7 @@ class Engine::Impl {
   StepReport report_;
   bool shares_working_copy_ = false;
   std::shared_ptr<ServedGathers> served_;  // null: gathers are collectives
+  bool constructed_ = false;               // by ConstructSharded
   bool closed_ = false;
   int no_sync_ = 0;               // NoSyncScopes
   bool autocast_seen_ = false;    // since the last Step

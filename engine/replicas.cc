@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/bits.h"
 #include "base/status.h"
+#include "sharding/construction.h"
 #include "sharding/flat_buffer.h"
 #include "sharding/torch_scope.h"
 #include "torch/nn/module.h"
@@ -35,7 +36,9 @@ uint64_t PrintOf(absl::string_view text) {
 Print PrintOf(const NamedParameter& p, bool values) {
   Print print{PrintOf(p.name), PrintOf(GeometryOf(p.tensor)), 0,
               p.tensor.requires_grad()};
-  if (values) {
+  if (const auto all = values ? PrintOfEvictable(p.tensor) : std::nullopt) {
+    print.values = *all;
+  } else if (values) {
     const at::Tensor host = p.tensor.detach().cpu();
     print.values =
         Fingerprint(host.const_data_ptr(), static_cast<int64_t>(host.nbytes()));
@@ -66,6 +69,8 @@ absl::Status BroadcastFromRank0(const torch::nn::Module& module,
   TorchScope scope;
   for (const auto& plan : plans) {
     for (const auto& p : plan.parameters) {
+      // Of which rank 0 has a part only; constructions must be the same.
+      if (IsEvictable(p.tensor)) continue;
       TESSERA_RETURN_IF_ERROR(
           comm->Broadcast(StorageBytes(p.tensor), 0,
                           CommTag{absl::StrCat("broadcast of ", p.name)})

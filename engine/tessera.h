@@ -6,6 +6,7 @@
 #include "base/torch_guard.h"      // IWYU pragma: export
 #include "comm/world.h"            // IWYU pragma: export
 #include "config/config.h"         // IWYU pragma: export
+#include "engine/construct_sharded.h"
 #include "engine/engine.h"         // IWYU pragma: export
 #include "engine/world_options.h"  // IWYU pragma: export
 #include "sharding/use.h"          // IWYU pragma: export

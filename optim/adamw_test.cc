@@ -132,7 +132,7 @@ class RankOptimizer {
     unit_ = Unit::Prepare("unit", std::move(named), options, comm_,
                           std::make_shared<Schedule>(ScheduleOptions()))
                 .value();
-    unit_->Adopt();
+    TESSERA_EXPECT_OK(unit_->Adopt());
     adamw_ = AdamW::Create({unit_}, kOptions).value();
     gradients_ = std::make_unique<Gradients>(
         std::vector<std::shared_ptr<Unit>>{unit_}, comm_, GradientOptions(),

@@ -35,6 +35,15 @@ bool LooksAtSizesOnly(const std::string& name) {
   return names->contains(name);
 }
 
+bool OverwritesFirst(const std::string& name) {
+  static const auto* names = new absl::flat_hash_set<std::string>{
+      "aten::zero_",        "aten::fill_",      "aten::uniform_",
+      "aten::normal_",      "aten::random_",    "aten::copy_",
+      "aten::exponential_", "aten::geometric_", "aten::log_normal_",
+      "aten::cauchy_"};
+  return names->contains(name);
+}
+
 bool ReturnsView(const c10::FunctionSchema& schema) {
   for (const auto& ret : schema.returns()) {
     if (ret.alias_info() != nullptr && !ret.alias_info()->isWrite()) {
@@ -50,6 +59,7 @@ OperatorInfo Classify(const c10::FunctionSchema& schema) {
   info.aten = name.compare(0, 6, "aten::") == 0;
   info.c10d = name.compare(0, 6, "c10d::") == 0;
   info.copies = name == "aten::_to_copy";
+  info.overwrites = OverwritesFirst(name);
   info.input_casts = InputCastsOf(name);
   if (name == "aten::set_") {
     info.kind = OperatorInfo::Kind::kSet;

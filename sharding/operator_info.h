@@ -33,6 +33,8 @@ struct OperatorInfo {
   bool copies = false;
   // What is done where its unit wants its inputs cast.
   InputCasts input_casts = InputCasts::kNone;
+  // Its first argument is written whole, without a look at what was there.
+  bool overwrites = false;
   // Operators of c10d return before they have finished.
   bool c10d = false;
   // Per argument: its schema says that it is written, or it might be (operators

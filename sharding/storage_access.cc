@@ -85,6 +85,12 @@ void HideStorage(c10::StorageImpl* storage) {
   storage->*Member(CheckFlag()) = true;
 }
 
+void HideStorageSaying(c10::StorageImpl* storage, std::string error) {
+  // Releases nothing, despite its name.
+  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(
+      std::move(error));
+}
+
 void ShowStorage(c10::StorageImpl* storage) {
   storage->*Member(ThrowFlag()) = false;
   storage->*Member(CheckFlag()) = false;

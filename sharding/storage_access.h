@@ -35,6 +35,7 @@ void UnpointStorageAgain(c10::StorageImpl* storage, at::Device device);
 // While hidden a storage keeps its memory, but an access throws what the last
 // UnpointStorage was given. Costs two stores. PointStorage shows it too.
 void HideStorage(c10::StorageImpl* storage);
+void HideStorageSaying(c10::StorageImpl* storage, std::string error);
 void ShowStorage(c10::StorageImpl* storage);
 
 }  // namespace tessera

@@ -11,6 +11,7 @@
 #include "c10/core/impl/LocalDispatchKeySet.h"
 #include "sharding/autocast.h"
 #include "sharding/cast_inputs.h"
+#include "sharding/construction.h"
 #include "sharding/operator_info.h"
 #include "sharding/rebind.h"
 #include "sharding/registry.h"
@@ -48,15 +49,37 @@ bool OutsideOfGraph() {
          torch::autograd::get_current_graph_task_id() == -1;
 }
 
+// Whether the operator writes all of its first argument's storage and reads
+// nothing of it.
+bool OverwritesFirst(const OperatorInfo& info, const torch::jit::Stack& stack) {
+  if (!info.overwrites) return false;
+  const at::Tensor& first = stack[stack.size() - info.writes.size()].toTensor();
+  const c10::StorageImpl* const storage =
+      first.storage().unsafeGetStorageImpl();
+  bool read = !first.is_non_overlapping_and_dense() ||
+              first.nbytes() != storage->nbytes();
+  ForEachTensor(stack, info.writes.size(), [&](const at::Tensor& t, size_t i) {
+    read |= i > 0 && t.defined() && t.has_storage() &&
+            t.storage().unsafeGetStorageImpl() == storage;
+  });
+  return !read;
+}
+
 // Returns whether one of the units wants its inputs cast.
 bool PinArguments(const OperatorInfo& info, const torch::jit::Stack& stack,
-                  PinSet* pins) {
+                  PinSet* pins, EvictablePins* evictables) {
   const bool outside = OutsideOfGraph();
+  const bool constructs = Construction::Current() != nullptr;
   bool casts_inputs = false;
   ForEachTensor(stack, info.writes.size(), [&](const at::Tensor& t, size_t i) {
-    if (!t.defined() || !HasTag(t)) return;
+    if (!t.defined() || !(HasTag(t) || constructs)) return;
     Owned owned = Registry::Global().Find(t);
-    if (!owned) return;
+    if (!owned) {
+      if (IsEvictable(t)) {
+        evictables->Add(t, i == 0 && OverwritesFirst(info, stack));
+      }
+      return;
+    }
     pins->Add(owned.unit);
     if (info.writes[i]) ThrowIfError(owned.unit->PrepareWrite());
     if (outside) owned.unit->MarkUsedWithoutGrad();
@@ -66,8 +89,11 @@ bool PinArguments(const OperatorInfo& info, const torch::jit::Stack& stack,
 }
 
 void TagAliases(size_t num_returns, const torch::jit::Stack& stack) {
-  ForEachTensor(stack, num_returns, [](const at::Tensor& t, size_t) {
-    if (t.defined() && !HasTag(t) && Registry::Global().Find(t)) AddTag(t);
+  Construction* const construction = Construction::Current();
+  ForEachTensor(stack, num_returns, [&](const at::Tensor& t, size_t) {
+    if (construction != nullptr) construction->Note(t);
+    if (!t.defined() || HasTag(t)) return;
+    if (Registry::Global().Find(t) || IsEvictable(t)) AddTag(t);
   });
 }
 
@@ -118,7 +144,8 @@ void Compute(const c10::OperatorHandle& op, const OperatorInfo& info,
              c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const size_t num_returns = op.schema().returns().size();
   PinSet pins;
-  const bool casts_inputs = PinArguments(info, *stack, &pins);
+  EvictablePins evictables;
+  const bool casts_inputs = PinArguments(info, *stack, &pins, &evictables);
   std::optional<at::ScalarType> result_dtype;
   if (casts_inputs && info.input_casts != InputCasts::kNone &&
       !AutocastTakes(keys)) {
@@ -132,9 +159,12 @@ void Compute(const c10::OperatorHandle& op, const OperatorInfo& info,
     Redispatch(op, keys, stack, /*exclude=*/info.aten);
   }
   if (result_dtype) CastFirstResult(num_returns, *result_dtype, stack);
-  if (pins.empty()) return;
+  const bool constructs =
+      !evictables.empty() || Construction::Current() != nullptr;
+  if (pins.empty() && !constructs) return;
   TagAliases(num_returns, *stack);
   if (info.c10d) WaitForWork(num_returns, *stack);
+  if (constructs) evictables.ClearAndTrim();
 }
 
 void Fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys,

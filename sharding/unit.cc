@@ -125,12 +125,11 @@ absl::Status Unit::Allocate() {
   absl::MutexLock lock(&mutex_);
   if (shared()) {
     TESSERA_RETURN_IF_ERROR(AllocateShared());
-  } else {
+  } else if (!sharded) {
     TESSERA_ASSIGN_OR_RETURN(
         FlatBuffer whole,
-        FlatBuffer::Allocate(
-            layout_.whole_numel(), dtype_, device_,
-            sharded ? MemoryKind::kWorking : MemoryKind::kParameters));
+        FlatBuffer::Allocate(layout_.whole_numel(), dtype_, device_,
+                             MemoryKind::kParameters));
     SetWhole(std::move(whole));
   }
   if (sharded) {

@@ -133,8 +133,10 @@ class Unit {
       const UnitOptions& options, std::shared_ptr<Communicator> comm,
       std::shared_ptr<Schedule> schedule);
   // Takes the parameters' storages over; whole afterwards where parameters are
-  // not sharded, freed otherwise. LOCAL: every rank must hold the same values.
-  void Adopt();
+  // not sharded, freed otherwise. Every rank must hold the same values. LOCAL,
+  // and OK, but for parameters under construction (sharding/construction.h):
+  // these are gathered one by one, COLLECTIVE, and after an error are lost.
+  absl::Status Adopt();
 
   // Makes the unit whole and keeps it so until Unpin. COLLECTIVE where it was
   // freed and gathers are not served: an all-gather of S elements. On an error
@@ -232,6 +234,7 @@ class Unit {
 
   explicit Unit(const UnitOptions& options) : options_(options) {}
   void LayOut(std::vector<NamedParameter> params);
+  void TakeValues(int slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Allocate();
   bool needs_masters() const { return master_dtype_ != dtype_; }
   void Convert() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -5,6 +5,7 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "c10/core/StorageImpl.h"
+#include "sharding/construction.h"
 #include "sharding/schedule.h"
 #include "sharding/storage_access.h"
 #include "sharding/torch_scope.h"
@@ -26,24 +27,19 @@ Range Moved(Range range, int64_t by) {
 
 }  // namespace
 
-void Unit::Adopt() {
+absl::Status Unit::Adopt() {
   TorchScope scope;
   absl::MutexLock lock(&mutex_);
   life_ = Life::kOwned;
   for (size_t i = 0; i < storages_.size(); ++i) {
-    const Range slot = layout_.slot(static_cast<int>(i));
-    const at::Tensor values = ElementsOf(
-        storages_[i].get(), original_dtypes_[i], slot.numel(), device_);
-    if (!shared()) whole_.View(slot).copy_(values);
-    const Range mine = Intersect(slot, owned_);
-    if (mine.empty()) continue;
-    const at::Tensor part =
-        values.narrow(0, mine.begin - slot.begin, mine.numel());
-    for (const FlatBuffer* owned : {&master_, &shard_}) {
-      if (owned->defined()) {
-        owned->View(Moved(mine, -owned_.begin)).copy_(part);
-      }
+    {
+      EvictablePins pins;
+      TESSERA_RETURN_IF_ERROR(CatchTorch("Engine::Create", [&] {
+        pins.Add(ParameterOfSlot(static_cast<int>(i)).tensor);
+      }));
+      TakeValues(static_cast<int>(i));
     }
+    storages_[i]->set_data_ptr_noswap(c10::DataPtr(nullptr, device_));
   }
   if (options_.dtype.has_value() &&
       *options_.dtype != ElementType(original_dtypes_[0])) {
@@ -53,14 +49,30 @@ void Unit::Adopt() {
     storages_[i]->set_resizable(false);
     UnpointStorage(storages_[i].get(), freed_errors_[i], device_);
   }
-  PointAll();
+  if (whole_.defined()) PointAll();
   for (const auto& p : params_) AddTag(p.tensor);
   ready_ = !options_.stage.sharded_parameters;
-  if (ready_) return;
-  schedule_->AddLive(layout_.whole_numel());
-  Free();
   if (options_.served != nullptr) {
     options_.served->Offer(options_.served_key, shard_.Bytes());
+  }
+  return absl::OkStatus();
+}
+
+// What is kept of one storage's numbers goes where it is kept.
+void Unit::TakeValues(int i) {
+  const Range slot = layout_.slot(i);
+  const auto index = static_cast<size_t>(i);
+  const at::Tensor values = ElementsOf(
+      storages_[index].get(), original_dtypes_[index], slot.numel(), device_);
+  if (whole_.defined() && !shared()) whole_.View(slot).copy_(values);
+  const Range mine = Intersect(slot, owned_);
+  if (mine.empty()) return;
+  const at::Tensor part =
+      values.narrow(0, mine.begin - slot.begin, mine.numel());
+  for (const FlatBuffer* owned : {&master_, &shard_}) {
+    if (owned->defined()) {
+      owned->View(Moved(mine, -owned_.begin)).copy_(part);
+    }
   }
 }
 

@@ -1,6 +1,7 @@
 #include "sharding/use.h"
 
 #include "base/torch_guard.h"
+#include "sharding/construction.h"
 #include "sharding/registry.h"
 #include "sharding/unit.h"
 
@@ -8,9 +9,13 @@ namespace tessera {
 
 struct Use::Pins {
   PinSet set;
+  EvictablePins evictables;
   void Add(const at::Tensor& tensor) {
     Owned owned = Registry::Global().Find(tensor);
-    if (!owned) return;
+    if (!owned) {
+      evictables.Add(tensor);
+      return;
+    }
     set.Add(owned.unit);
     ThrowIfError(owned.unit->PrepareWrite());  // through the pointer
   }

@@ -7,6 +7,9 @@
 //   auto pin = tessera::Use(w);
 //   Kernel(x.data_ptr<float>(), w.data_ptr<float>());
 //
+// So in a module's constructor under ConstructSharded, around an accessor that
+// is used while operators run, or after some of them.
+//
 // A write through the pointer is kept: make the same one on all ranks. End the
 // scope before Step, LoadCheckpoint or Close, which refuse otherwise. Where
 // the ranks of a host share one working copy a Use costs a copy of the unit,

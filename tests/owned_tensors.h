@@ -32,7 +32,7 @@ class Owner {
       options.cast_inputs = cast_inputs;
       auto unit = Unit::Prepare("unit", {{"p", t}}, options, comm_, schedule_);
       TESSERA_EXPECT_OK(unit);
-      unit.value()->Adopt();
+      TESSERA_EXPECT_OK(unit.value()->Adopt());
       Registry::Global().Add(unit.value());
       units_.push_back(*std::move(unit));
     }

@@ -13,6 +13,7 @@
 #include "base/bits.h"
 #include "base/memory.h"
 #include "base/status.h"
+#include "engine/construct_sharded.h"
 #include "gtest/gtest.h"
 #include "tests/rank_pool.h"
 
@@ -99,6 +100,20 @@ std::shared_ptr<TestModel> BuildModel(absl::string_view name, int rank) {
   return model;
 }
 
+absl::StatusOr<std::shared_ptr<TestModel>> ConstructModel(
+    absl::string_view name, int64_t budget,
+    std::shared_ptr<Communicator> comm) {
+  at::set_num_threads(1);  // as the oracle
+  torch::manual_seed(TrainingSpec::kModelSeed);
+  ConstructOptions options;
+  options.communicator = comm;
+  auto model = ConstructSharded(
+      budget, [&] { return MakeTestModel(name); }, options);
+  torch::manual_seed(TrainingSpec::kRankSeed +
+                     static_cast<uint64_t>(comm->rank()));
+  return model;
+}
+
 absl::StatusOr<std::unique_ptr<Engine>> MakeEngine(
     std::shared_ptr<torch::nn::Module> model, const TrainingSpec& spec,
     std::shared_ptr<Communicator> comm) {
@@ -145,7 +160,13 @@ absl::StatusOr<Record> TrainWithEngine(const TrainingSpec& spec,
                                        std::shared_ptr<Communicator> comm) {
   const int rank = comm->rank();
   SetPoisonOnFree(spec.poison);
-  auto model = BuildModel(spec.model, rank);
+  std::shared_ptr<TestModel> model;
+  if (spec.construct_budget > 0) {
+    TESSERA_ASSIGN_OR_RETURN(
+        model, ConstructModel(spec.model, spec.construct_budget, comm));
+  } else {
+    model = BuildModel(spec.model, rank);
+  }
   TESSERA_ASSIGN_OR_RETURN(auto engine,
                            MakeEngine(model, spec, std::move(comm)));
   Record record;

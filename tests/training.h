@@ -33,6 +33,10 @@ using Record = std::vector<std::string>;
 // rank.
 std::shared_ptr<TestModel> BuildModel(absl::string_view name, int rank);
 
+// The same by ConstructSharded. COLLECTIVE.
+absl::StatusOr<std::shared_ptr<TestModel>> ConstructModel(
+    absl::string_view name, int64_t budget, std::shared_ptr<Communicator> comm);
+
 // COLLECTIVE.
 absl::StatusOr<std::unique_ptr<Engine>> MakeEngine(
     std::shared_ptr<torch::nn::Module> model, const TrainingSpec& spec,

@@ -57,6 +57,7 @@ void VisitWay(Spec& spec, const Visit& visit) {
   visit("max_reuse_distance", &spec.max_reuse_distance);
   visit("reduce_bucket_size", &spec.reduce_bucket_size);
   visit("poison", &spec.poison);
+  visit("construct_budget", &spec.construct_budget);
 }
 
 // Adds "name=value".

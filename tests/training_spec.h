@@ -51,6 +51,8 @@ struct TrainingSpec {
   int64_t max_reuse_distance = -1;
   int64_t reduce_bucket_size = -1;
   bool poison = false;  // SetPoisonOnFree
+  // Built by ConstructSharded with so many bytes; 0: plainly.
+  int64_t construct_budget = 0;
 
   // "model=Gpt stage=3", what is not as above, and back. Of two fields of a
   // name the first one counts.

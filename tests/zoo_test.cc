@@ -54,6 +54,15 @@ TEST_P(ZooTest, EqualsTheOracleByDefault) {
   ExpectEqualsOracle(spec, 2);
 }
 
+TEST_P(ZooTest, ConstructedShardedEqualsTheOracle) {
+  TrainingSpec spec;
+  spec.model = GetParam();
+  spec.stage = 3;
+  spec.accumulation = 2;
+  spec.construct_budget = 2048;
+  ExpectEqualsOracle(spec, 2);
+}
+
 // ---- the fifteenth: two networks against each other, an engine each
 
 nn::Sequential Network(int64_t in, int64_t out) {
