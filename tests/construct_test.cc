@@ -68,6 +68,7 @@ struct Odd : nn::Module {
     nn::init::orthogonal_(layers[1]->weight);
     layers[2]->weight.copy_(layers[3]->weight.t());
     layers[4]->weight.set_data(torch::rand({32, 32}));
+    embedding->weight.select(0, 1).fill_(3);  // a part of one of long ago
     layers[5]->weight.normal_().mul_(frequencies.mean());
     drawn = register_buffer("drawn", torch::rand({3}));
   }
