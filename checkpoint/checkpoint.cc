@@ -233,6 +233,11 @@ absl::Status Differs(const std::string& dir, absl::string_view what,
                    ", this run has ", here));
 }
 
+int GroupSizeOf(const proto::CheckpointManifest& manifest) {
+  return manifest.has_shard_group_size() ? manifest.shard_group_size()
+                                         : manifest.world_size();
+}
+
 }  // namespace
 
 absl::Status WriteCheckpoint(const std::string& dir_name,
@@ -291,6 +296,11 @@ absl::StatusOr<proto::CheckpointManifest> ReadManifest(
   if (manifest.world_size() != expected.world_size()) {
     return Differs(dir, "world size", absl::StrCat(manifest.world_size()),
                    absl::StrCat(expected.world_size()));
+  }
+  if (GroupSizeOf(manifest) != GroupSizeOf(expected)) {
+    return Differs(dir, "sharding.shard_group_size",
+                   absl::StrCat(GroupSizeOf(manifest)),
+                   absl::StrCat(GroupSizeOf(expected)));
   }
   if (manifest.stage() != expected.stage()) {
     return Differs(dir, "ZeRO stage", absl::StrCat(manifest.stage()),

@@ -30,7 +30,8 @@ struct CheckpointPart {
   at::Tensor bytes;  // uint8, contiguous, any device
 };
 
-// Writes this rank's parts. `head` holds stage, step and model; the rest is
+// Writes this rank's parts. `head` holds stage, step, model and the size of
+// shard groups; the rest is
 // filled in. Any rank's error (disk full, no permission) is returned on all,
 // and what was under `dir` before stays. COLLECTIVE.
 absl::Status WriteCheckpoint(const std::string& dir,
@@ -40,7 +41,7 @@ absl::Status WriteCheckpoint(const std::string& dir,
 
 // Reads and checks the manifest of `dir` against what is expected of it.
 // NotFound, DataLoss (not a manifest, a file missing), FailedPrecondition
-// naming what differs (world size, stage, model, format). LOCAL.
+// naming what differs (world size, shard group, stage, model, format). LOCAL.
 absl::StatusOr<proto::CheckpointManifest> ReadManifest(
     const std::string& dir, const proto::CheckpointManifest& expected);
 

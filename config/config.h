@@ -90,7 +90,8 @@ absl::StatusOr<proto::Communication> LoadCommunication(const std::string& path);
 //   - every other field that has a default in config.proto, in the sections
 //     that are honoured. So zero_optimization has either stage, 0 to 3, or
 //     auto_stage, which is true then; and sharding either reshard_after_forward
-//     or reshard_group_size, a divisor of the world size;
+//     or reshard_group_size, a divisor of the world size, which is
+//     zero_hpz_partition_size too where that is above 1;
 //   - zero_optimization.overlap_comm, unless auto_stage: true at stage 3;
 //   - at most one of bf16, fp16 and torch_autocast enabled;
 //   - words in the case in which config.proto has them;

@@ -223,7 +223,8 @@ TEST(ResolveConfig, WritesAllDefaultsOut) {
       "stage3_param_persistence_threshold: 100000 "
       "stage3_model_persistence_threshold: 9223372036854775807 "
       "stage3_max_live_parameters: 1000000000 "
-      "stage3_max_reuse_distance: 1000000000 } "
+      "stage3_max_reuse_distance: 1000000000 "
+      "zero_hpz_partition_size: 1 } "
       "gradient_clipping_norm: 2 "
       "bf16 { enabled: false check_grad_overflow: true } "
       "fp16 { enabled: false auto_cast: false loss_scale: 0 "
@@ -234,7 +235,8 @@ TEST(ResolveConfig, WritesAllDefaultsOut) {
       "sharding { max_unit_numel: 50000000 reshard_after_forward: true "
       "accumulation: \"each\" "
       "memory_limit_bytes: 0 check_writes: false "
-      "shared_working_copy: \"auto\" served_gathers: \"auto\" } "
+      "shared_working_copy: \"auto\" served_gathers: \"auto\" "
+      "shard_group_size: 0 } "
       "precision { fp32_norms: false cast_inputs: true } "
       "gradient_allreduce_op: \"mean\"");
 }
@@ -248,7 +250,9 @@ TEST(ResolveConfig, IsIdempotent) {
       "\"grad_accum_dtype\": \"FP32\"},"
       "\"zero_optimization\": {\"stage\": \"auto\", \"leaf_module\": "
       "{\"names\": [\"moe\"]}}, \"sharding\": {\"reshard_after_forward\": 2,"
-      "\"unit_classes\": [\"Block\"]}}"};
+      "\"unit_classes\": [\"Block\"]}}",
+      Json("\"train_batch_size\": 4, \"zero_optimization\": "
+           "{\"zero_hpz_partition_size\": 2}")};
   for (const std::string& text : texts) {
     TESSERA_ASSERT_OK_AND_ASSIGN(const proto::Config once,
                                  ParseConfig(text, "f.json", 2));

@@ -120,8 +120,7 @@ TEST(DeepSpeed, RemovedKeysSayWhatToUse) {
             "torch_autocast");
   EXPECT_EQ(ZeroFault("\"mics_shard_size\": -1"),
             "zero_optimization.mics_shard_size: refused: DeepSpeed 0.19.8 "
-            "removed MiCS: use sharding.reshard_after_forward with a number of "
-            "ranks");
+            "removed MiCS: use sharding.shard_group_size");
   for (const char* key :
        {"nebula", "compression_training", "quantize_training",
         "sparse_gradients", "eigenvalue", "sparse_attention", "elasticity",

@@ -187,7 +187,7 @@ TEST(Sharding, AllKeys) {
         "reshard_after_forward": false, "accumulation": "local",
         "memory_limit_bytes": 2e9,
         "check_writes": true, "shared_working_copy": "off",
-        "served_gathers": "on")"),
+        "served_gathers": "on", "shard_group_size": 1)"),
                   "f.json", 1));
   EXPECT_EQ(
       config.sharding().ShortDebugString(),
@@ -195,7 +195,8 @@ TEST(Sharding, AllKeys) {
       "ignored_parameters: \"*.frozen\" ignored_parameters: \"w?\" "
       "reshard_after_forward: false accumulation: \"local\" "
       "memory_limit_bytes: 2000000000 "
-      "check_writes: true shared_working_copy: \"off\" served_gathers: \"on\"");
+      "check_writes: true shared_working_copy: \"off\" served_gathers: \"on\" "
+      "shard_group_size: 1");
 }
 
 TEST(Sharding, HasRanges) {
@@ -264,6 +265,88 @@ TEST(Sharding, ReshardKeepsWhatWasWritten) {
                   4));
   EXPECT_FALSE(no.sharding().reshard_after_forward());
   EXPECT_FALSE(no.sharding().has_reshard_group_size());
+}
+
+TEST(Sharding, GroupsAreDivisors) {
+  const auto fault = [](absl::string_view members) {
+    return FaultOf(ShardingJson(members), 6);
+  };
+  for (int size : {0, 1, 2, 3, 6}) {
+    EXPECT_EQ(fault(absl::StrCat("\"shard_group_size\": ", size)), "OK");
+  }
+  EXPECT_EQ(fault("\"shard_group_size\": 4"),
+            "sharding.shard_group_size: expected the ranks of a group, a "
+            "divisor of the world size 6, or 0 for all, got 4");
+  EXPECT_EQ(fault("\"shard_group_size\": -1"),
+            "sharding.shard_group_size: expected at least 0, got -1");
+  EXPECT_EQ(fault("\"shard_group_size\": 2, \"reshard_after_forward\": 2"),
+            "OK");
+  EXPECT_EQ(fault("\"shard_group_size\": 3, \"reshard_after_forward\": 2"),
+            "sharding.reshard_after_forward: expected a divisor of "
+            "sharding.shard_group_size 3, got 2");
+}
+
+TEST(Sharding, GroupsMeanNothingAtStage0) {
+  const auto notes = [](int stage, int group) {
+    const auto report = ReadConfig(
+        Json(absl::StrCat(
+            "\"train_batch_size\": 4, \"zero_optimization\": "
+            "{\"stage\": ",
+            stage, "}, \"sharding\": {\"shard_group_size\": ", group, "}")),
+        "f.json", 4);
+    std::string text;
+    for (const ConfigFault& note : report->notes) {
+      absl::StrAppend(&text, note.path, ": ", note.what);
+    }
+    return text;
+  };
+  EXPECT_EQ(notes(0, 2),
+            "sharding.shard_group_size: means nothing at stage 0, where "
+            "nothing is sharded");
+  EXPECT_EQ(notes(0, 4), "");
+  EXPECT_EQ(notes(1, 2), "");
+}
+
+// hpZ.
+TEST(Sharding, SecondShardsAreANumberForReshard) {
+  const auto config = [](absl::string_view zero, absl::string_view sharding) {
+    return ParseConfig(
+        Json(absl::StrCat("\"train_batch_size\": 8, \"zero_optimization\": {",
+                          zero, "}, \"sharding\": {", sharding, "}")),
+        "f.json", 8);
+  };
+  const auto fault = [&](absl::string_view zero, absl::string_view sharding) {
+    return std::string(config(zero, sharding).status().message());
+  };
+  const char* const hpz = "\"zero_hpz_partition_size\": 4";
+  for (const char* sharding :
+       {"", "\"reshard_after_forward\": 4", "\"shard_group_size\": 4"}) {
+    TESSERA_ASSERT_OK_AND_ASSIGN(const proto::Config c, config(hpz, sharding));
+    EXPECT_EQ(c.sharding().reshard_group_size(), 4) << sharding;
+    TESSERA_EXPECT_OK(CheckRunnable(c));
+  }
+  for (const char* none :
+       {"\"zero_hpz_partition_size\": 0", "\"zero_hpz_partition_size\": 1"}) {
+    TESSERA_ASSERT_OK_AND_ASSIGN(const proto::Config c,
+                                 config(none, "\"reshard_after_forward\": 2"));
+    EXPECT_EQ(c.sharding().reshard_group_size(), 2);
+  }
+  for (const char* value : {"2", "true", "false"}) {
+    EXPECT_THAT(
+        fault(hpz, absl::StrCat("\"reshard_after_forward\": ", value)),
+        HasSubstr(absl::StrCat("zero_optimization.zero_hpz_partition_size: "
+                               "says what becomes of parameters after their "
+                               "forward, got 4, and so does "
+                               "sharding.reshard_after_forward, which is ",
+                               value, ": write one of them")));
+  }
+  EXPECT_THAT(fault(hpz, "\"shard_group_size\": 2"),
+              HasSubstr("zero_optimization.zero_hpz_partition_size: expected a "
+                        "divisor of sharding.shard_group_size 2, got 4"));
+  EXPECT_THAT(fault(hpz, "\"served_gathers\": \"on\""),
+              HasSubstr("sharding.served_gathers: expected auto or off, since "
+                        "zero_optimization.zero_hpz_partition_size is a "
+                        "number, got 'on'"));
 }
 
 TEST(Sharding, ReshardInText) {

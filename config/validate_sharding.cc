@@ -1,4 +1,5 @@
 #include <cstdint>
+#include <string>
 
 #include "config/defaults.h"
 #include "config/validate.h"
@@ -95,6 +96,67 @@ void ResolveZero(int world_size, proto::ZeroOptimization* zero,
                          leaf.name_suffixes());
 }
 
+bool HasSecondShards(const proto::ZeroOptimization& zero) {
+  return zero.zero_hpz_partition_size() > 1;
+}
+
+// hpZ is a number for reshard_after_forward. REQUIRES: `sharding` has no
+// defaults yet, so what it says was given.
+void ResolveSecondShards(int world_size, const proto::ZeroOptimization& zero,
+                         proto::Sharding* sharding, Faults* faults) {
+  const int64_t ranks = zero.zero_hpz_partition_size();
+  if (!HasSecondShards(zero) || world_size % ranks != 0) return;
+  std::string other;
+  if (sharding->has_reshard_group_size()) {
+    if (sharding->reshard_group_size() == ranks) return;
+    other = std::to_string(sharding->reshard_group_size());
+  } else if (sharding->has_reshard_after_forward()) {
+    other = sharding->reshard_after_forward() ? "true" : "false";
+  } else {
+    sharding->set_reshard_group_size(static_cast<int32_t>(ranks));
+    return;
+  }
+  faults->Add("zero_optimization.zero_hpz_partition_size",
+              "says what becomes of parameters after their forward, got ",
+              ranks, ", and so does sharding.reshard_after_forward, which is ",
+              other, ": write one of them");
+}
+
+void CheckGroups(int world_size, const proto::ZeroOptimization& zero,
+                 const proto::Sharding& sharding, Faults* faults) {
+  const int32_t shards = sharding.shard_group_size();
+  if (shards > 0 && world_size % shards != 0) {
+    faults->Add("sharding.shard_group_size",
+                "expected the ranks of a group, a divisor of the world size ",
+                world_size, ", or 0 for all, got ", shards);
+  } else if (shards > 0 && shards < world_size && zero.has_stage() &&
+             zero.stage() == 0) {
+    faults->Note("sharding.shard_group_size",
+                 "means nothing at stage 0, where nothing is sharded");
+  }
+  if (!sharding.has_reshard_group_size()) return;
+  const char* const key = HasSecondShards(zero)
+                              ? "zero_optimization.zero_hpz_partition_size"
+                              : "sharding.reshard_group_size";
+  const int32_t group = sharding.reshard_group_size();
+  if (group < 2 || world_size % group != 0) {
+    faults->Add(key,
+                "expected the ranks of a group, at least 2 and a divisor of "
+                "the world size ",
+                world_size, ", got ", group);
+  } else if (shards > 0 && shards % group != 0) {
+    faults->Add(key, "expected a divisor of sharding.shard_group_size ", shards,
+                ", got ", group);
+  }
+  if (sharding.served_gathers() == "on") {
+    faults->Add("sharding.served_gathers", "expected auto or off, since ",
+                HasSecondShards(zero)
+                    ? "zero_optimization.zero_hpz_partition_size"
+                    : "sharding.reshard_after_forward",
+                " is a number, got 'on'");
+  }
+}
+
 // DeepSpeed refuses it without CUDA.
 void CheckAio(const proto::Aio& aio, Faults* faults) {
   if (!aio.use_gds()) return;
@@ -110,23 +172,13 @@ void ResolveSharding(int world_size, proto::Config* config, Faults* faults) {
   CheckAio(config->aio(), faults);
   ResolveZero(world_size, config->mutable_zero_optimization(), faults);
   proto::Sharding& sharding = *config->mutable_sharding();
+  const proto::ZeroOptimization& zero = config->zero_optimization();
+  ResolveSecondShards(world_size, zero, &sharding, faults);
   FillDefaults(&sharding);
   faults->CheckNoneEmpty("sharding.unit_classes", sharding.unit_classes());
   faults->CheckNoneEmpty("sharding.ignored_parameters",
                          sharding.ignored_parameters());
-  const int32_t group = sharding.reshard_group_size();
-  if (sharding.has_reshard_group_size() &&
-      (group < 2 || world_size % group != 0)) {
-    faults->Add("sharding.reshard_group_size",
-                "expected the ranks of a group, at least 2 and a divisor of "
-                "the world size ",
-                world_size, ", got ", group);
-  }
-  if (sharding.served_gathers() == "on" && sharding.has_reshard_group_size()) {
-    faults->Add("sharding.served_gathers",
-                "expected auto or off, since sharding.reshard_after_forward is "
-                "a number, got 'on'");
-  }
+  CheckGroups(world_size, zero, sharding, faults);
 }
 
 }  // namespace tessera

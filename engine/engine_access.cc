@@ -207,6 +207,11 @@ absl::StatusOr<StateDict> Engine::Impl::FullStateDict(
   TESSERA_RETURN_IF_ERROR(CheckOpen());
   TESSERA_RETURN_IF_ERROR(
       AgreeOnUpdate(absl::OkStatus(), "Engine::FullStateDict"));
+  const absl::Status equal = CheckReplicas();
+  if (!equal.ok()) {
+    TESSERA_RETURN_IF_ERROR(EndUpdate());
+    return equal;
+  }
   const bool keeps = !options.rank0_only || comm_->rank() == 0;
   // By parameter: a tied one has several names.
   absl::flat_hash_map<const void*, at::Tensor> values;

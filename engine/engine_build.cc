@@ -112,6 +112,7 @@ absl::Status Engine::Impl::Build(bool sync_from_rank0) {
       std::vector<FlatPlan> flats,
       SplitFlats(partition->units, trainable, settings_.flats));
   TESSERA_RETURN_IF_ERROR(ChooseStage(flats));
+  TESSERA_RETURN_IF_ERROR(MakeGroups());
   SetOverlap(config_.zero_optimization(), stage_, &settings_);
   schedule_ = std::make_shared<Schedule>(settings_.schedule);
   if (stage_ < 3) {
@@ -165,7 +166,7 @@ absl::Status Engine::Impl::ChooseStage(absl::Span<const FlatPlan> flats) {
   for (const auto& flat : flats) sizes.push_back(SizeOf(settings_, flat));
   TESSERA_ASSIGN_OR_RETURN(
       StageChoice choice,
-      tessera::ChooseStage(sizes, comm_->world_size(), options, memory));
+      tessera::ChooseStage(sizes, settings_.shard_group_size, options, memory));
   stage_ = choice.stage;
   stage_reason_ = std::move(choice.reason);
   if (comm_->rank() == 0) {
@@ -174,11 +175,33 @@ absl::Status Engine::Impl::ChooseStage(absl::Span<const FlatPlan> flats) {
   return absl::OkStatus();
 }
 
-// Null if what a forward leaves is sharded over all ranks.
+// Neighbours shard; where nothing is sharded all ranks are one group.
+absl::Status Engine::Impl::MakeGroups() {
+  const int n = settings_.shard_group_size;
+  shard_group_ = comm_;
+  if (stage_ == 0 || n == comm_->world_size()) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(
+      shard_group_, comm_->Split(comm_->rank() / n, CommTag{"shard groups"}));
+  TESSERA_ASSIGN_OR_RETURN(
+      replicas_, comm_->Split(comm_->rank() % n, CommTag{"replicas"}));
+  return absl::OkStatus();
+}
+
+// What all ranks of a shard group have come to is agreed on over the groups.
+absl::Status Engine::Impl::AgreeOverGroups(const absl::Status& mine,
+                                           absl::string_view where) {
+  return replicas_ == nullptr ? mine : comm_->AgreeOk(mine, where);
+}
+
+// Null if what a forward leaves is sharded over all ranks of a shard group.
 absl::StatusOr<std::shared_ptr<Communicator>> Engine::Impl::ReshardGroup() {
   const int n = settings_.reshard_group_size;
-  if (n == 0 || n == comm_->world_size() || stage_ < 3) return nullptr;
-  return comm_->Split(comm_->rank() / n, CommTag{"groups to reshard to"});
+  if (n == 0 || n == shard_group_->world_size() || stage_ < 3) return nullptr;
+  auto group = shard_group_->Split(shard_group_->rank() / n,
+                                   CommTag{"groups to reshard to"});
+  TESSERA_RETURN_IF_ERROR(
+      AgreeOverGroups(group.status(), "sharding.reshard_after_forward"));
+  return group;
 }
 
 // One working copy for all ranks, where that is wanted and they share memory.
@@ -186,7 +209,7 @@ absl::Status Engine::Impl::ShareWorkingCopy(absl::Span<const FlatPlan> flats,
                                             std::vector<UnitOptions>* options) {
   const bool must = settings_.shared_working_copy == "on";
   const bool debugging = settings_.schedule.max_live == 0 || PoisonsOnFree();
-  if (stage_ < 3 || comm_->world_size() == 1 ||
+  if (stage_ < 3 || shard_group_->world_size() == 1 ||
       settings_.shared_working_copy == "off" || (debugging && !must)) {
     return absl::OkStatus();
   }
@@ -197,7 +220,7 @@ absl::Status Engine::Impl::ShareWorkingCopy(absl::Span<const FlatPlan> flats,
     const auto& parameters = flats[i].parameters;
     on_host &= parameters[0].tensor.is_cpu();
     (*options)[i].shared_offset = bytes;
-    bytes += LayoutOf(parameters, comm_->world_size()).whole_numel() *
+    bytes += LayoutOf(parameters, shard_group_->world_size()).whole_numel() *
              static_cast<int64_t>(
                  c10::elementSize(WorkingDtypeOf(parameters, (*options)[i])));
     bytes = (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
@@ -205,8 +228,11 @@ absl::Status Engine::Impl::ShareWorkingCopy(absl::Span<const FlatPlan> flats,
   absl::StatusOr<std::shared_ptr<SharedMemory>> memory =
       absl::UnimplementedError("parameters are not on the CPU");
   if (on_host) {
-    memory = comm_->ShareMemory(bytes, CommTag{"shared working copy"});
+    memory = shard_group_->ShareMemory(bytes, CommTag{"shared working copy"});
   }
+  const absl::Status agreed =
+      AgreeOverGroups(memory.status(), "sharding.shared_working_copy");
+  if (!agreed.ok()) memory = agreed;
   if (!memory.ok()) {
     const bool no_way = absl::IsUnimplemented(memory.status()) ||
                         absl::IsUnavailable(memory.status());
@@ -227,11 +253,14 @@ absl::Status Engine::Impl::ServeGathers(std::vector<UnitOptions>* options) {
   const std::string& wanted = settings_.served_gathers;
   const bool by_default =
       comm_->backend() == "gloo" && settings_.reshard_group_size == 0;
-  if (stage_ < 3 || comm_->world_size() == 1 || wanted == "off" ||
+  if (stage_ < 3 || shard_group_->world_size() == 1 || wanted == "off" ||
       (wanted == "auto" && !by_default)) {
     return absl::OkStatus();
   }
-  auto server = comm_->ServeShards(CommTag{"served gathers"});
+  auto server = shard_group_->ServeShards(CommTag{"served gathers"});
+  const absl::Status agreed =
+      AgreeOverGroups(server.status(), "sharding.served_gathers");
+  if (!agreed.ok()) server = agreed;
   if (absl::IsUnimplemented(server.status()) && wanted == "auto") {
     return absl::OkStatus();
   }
@@ -250,6 +279,7 @@ absl::StatusOr<std::vector<UnitOptions>> Engine::Impl::UnitOptionsOfAll(
   std::vector<UnitOptions> options;
   for (const auto& flat : flats) {
     options.push_back(UnitOptionsOf(settings_, flat, stage_));
+    options.back().replicas = replicas_;
   }
   TESSERA_RETURN_IF_ERROR(ShareWorkingCopy(flats, &options));
   if (shares_working_copy_) return options;
@@ -270,7 +300,7 @@ absl::Status Engine::Impl::TakeOver(std::vector<FlatPlan> flats) {
     FlatPlan& flat = flats[i];
     const UnitOptions& options = all_options[i];
     auto unit = Unit::Prepare(flat.name, std::move(flat.parameters), options,
-                              comm_, schedule_);
+                              shard_group_, schedule_);
     TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(unit.status(), "Engine::Create"));
     units_.push_back(*unit);
     const absl::Status adopted = (*unit)->Adopt();

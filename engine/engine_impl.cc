@@ -74,8 +74,10 @@ absl::Status Engine::Impl::SetReshardAfterForward(absl::string_view unit,
 }
 
 TrainingState Engine::Impl::State() {
-  return {units_,      optimizer_.get(), scaler_ ? &*scaler_ : nullptr,
-          comm_.get(), stage(),          step_};
+  return {
+      units_,      optimizer_.get(),           scaler_ ? &*scaler_ : nullptr,
+      comm_.get(), shard_group_->world_size(), stage(),
+      step_};
 }
 
 absl::Status Engine::Impl::Save(const std::string& dir,
@@ -87,7 +89,9 @@ absl::Status Engine::Impl::Save(const std::string& dir,
         "in the middle of a step; save after Step at an accumulation boundary");
   }
   TESSERA_RETURN_IF_ERROR(AgreeOnUpdate(mine, "SaveCheckpoint"));
+  const absl::Status equal = CheckReplicas();
   TESSERA_RETURN_IF_ERROR(EndUpdate());
+  TESSERA_RETURN_IF_ERROR(equal);
   return CatchTorch("SaveCheckpoint",
                     [&] { return SaveState(dir, State(), client_state); });
 }

@@ -93,6 +93,9 @@ class Engine::Impl {
 
   absl::StatusOr<Partition> Plan();
   absl::Status ChooseStage(absl::Span<const FlatPlan> flats);
+  absl::Status MakeGroups();
+  absl::Status AgreeOverGroups(const absl::Status& mine,
+                               absl::string_view where);
   absl::StatusOr<std::shared_ptr<Communicator>> ReshardGroup();
   absl::StatusOr<std::vector<UnitOptions>> UnitOptionsOfAll(
       absl::Span<const FlatPlan> flats);
@@ -113,6 +116,7 @@ class Engine::Impl {
   absl::Status CheckStep();
   absl::Status CheckParametersKnown() const;
   absl::Status CheckWrites();
+  absl::Status CheckReplicas();
   absl::Status EnterUpdate(absl::Status mine, absl::string_view where,
                            Unit* unit = nullptr);
   absl::Status AgreeOnUpdate(absl::Status mine, absl::string_view where);
@@ -131,7 +135,10 @@ class Engine::Impl {
 
   std::shared_ptr<torch::nn::Module> module_;
   proto::Config config_;
-  std::shared_ptr<Communicator> comm_;
+  std::shared_ptr<Communicator> comm_;  // all ranks
+  // Those that the units are sharded over, comm_ itself or neighbours of it;
+  // and those that hold the same part as this rank, null if none does.
+  std::shared_ptr<Communicator> shard_group_, replicas_;
   Settings settings_;
   int stage_ = 0;
   std::string stage_reason_;
@@ -146,6 +153,8 @@ class Engine::Impl {
   std::unique_ptr<AdamW> optimizer_;
   std::optional<LossScaler> scaler_;
   StepReport report_;
+  // By unit: written to since replicas were last seen to be equal, somewhere.
+  std::vector<bool> doubtful_;
   bool shares_working_copy_ = false;
   std::shared_ptr<ServedGathers> served_;  // null: gathers are collectives
   bool constructed_ = false;               // by ConstructSharded

@@ -272,6 +272,7 @@ absl::Status Engine::Impl::CheckWrites() {
 // The same on all ranks.
 absl::Status Engine::Impl::CheckUpdate() {
   TESSERA_RETURN_IF_ERROR(CheckWrites());
+  TESSERA_RETURN_IF_ERROR(CheckReplicas());
   if (!weighted_.value_or(false) || gradients_->total_weight() != 0) {
     return absl::OkStatus();
   }

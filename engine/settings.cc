@@ -181,6 +181,8 @@ Settings SettingsOf(const proto::Config& config, const EngineOptions& options,
   if (config.sharding().has_reshard_group_size()) {
     s.reshard_group_size = config.sharding().reshard_group_size();
   }
+  s.shard_group_size = config.sharding().shard_group_size();
+  if (s.shard_group_size == 0) s.shard_group_size = world_size;
   return s;
 }
 

@@ -40,6 +40,7 @@ struct Settings {
   bool check_writes = false;
   std::string shared_working_copy, served_gathers;  // auto, on, off
   int reshard_group_size = 0;  // 0: as schedule.reshard_after_forward says
+  int shard_group_size = 1;    // the world size where there are no replicas
 };
 
 // REQUIRES: `config` is resolved (config/config.h). LOCAL.

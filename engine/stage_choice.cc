@@ -15,11 +15,11 @@ std::string Mib(int64_t bytes) {
 }  // namespace
 
 StageBytes ModelStateBytes(absl::Span<const FlatSize> flats, int stage,
-                           int world_size, const StateOptions& options) {
+                           int group_size, const StateOptions& options) {
   StageBytes bytes;
   int64_t largest_whole = 0, largest_gradient = 0;
   for (const FlatSize& f : flats) {
-    const int64_t shard = (f.numel + world_size - 1) / world_size;
+    const int64_t shard = (f.numel + group_size - 1) / group_size;
     const int64_t owned = stage >= 1 ? shard : f.numel;
     const bool sharded = stage >= 3 && !f.persistent;
     bytes.parameters += (sharded ? shard : f.numel) * f.working_bytes;
@@ -50,7 +50,7 @@ StageBytes ModelStateBytes(absl::Span<const FlatSize> flats, int stage,
 }
 
 absl::StatusOr<StageChoice> ChooseStage(absl::Span<const FlatSize> flats,
-                                        int world_size,
+                                        int group_size,
                                         const StateOptions& options,
                                         int64_t memory_bytes) {
   StageChoice choice;
@@ -58,19 +58,19 @@ absl::StatusOr<StageChoice> ChooseStage(absl::Span<const FlatSize> flats,
   std::string needs;
   for (int stage = 0; stage <= 3; ++stage) {
     const int64_t total =
-        ModelStateBytes(flats, stage, world_size, options).total();
+        ModelStateBytes(flats, stage, group_size, options).total();
     absl::StrAppend(&needs, stage == 0 ? "" : ", ", "stage ", stage, " ",
                     Mib(total));
     if (choice.stage < 0 && total <= memory_bytes) choice.stage = stage;
   }
   const std::string figures =
-      absl::StrCat("model states on each of ", world_size, " ranks: ", needs,
+      absl::StrCat("model states on each of ", group_size, " ranks: ", needs,
                    "; memory: ", Mib(memory_bytes));
   if (choice.stage < 0) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("no stage fits: ", figures,
-                     "; use more ranks, a 16-bit dtype, or a higher "
-                     "sharding.memory_limit_bytes"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "no stage fits: ", figures,
+        "; use more ranks (of a shard group), a 16-bit dtype, or a higher "
+        "sharding.memory_limit_bytes"));
   }
   choice.reason =
       absl::StrCat("stage ", choice.stage,

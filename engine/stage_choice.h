@@ -3,7 +3,7 @@
 // Models" (2020), with this engine's own extra memory; and the lowest stage
 // that fits.
 //
-// Of P elements over W ranks, B the largest unit:
+// Of P elements over W ranks (of a shard group), B the largest unit:
 //
 //   stage  working copy      masters  gradients           optimizer
 //   0      P                 P        P                   2P
@@ -52,9 +52,10 @@ struct StateOptions {
   bool accumulates_locally = false;
 };
 
-// Bytes of one rank. Padding, below 256 bytes a parameter, is not in it.
+// Bytes of one rank of a shard group of `group_size`. Padding, below 256 bytes
+// a parameter, is not in it.
 StageBytes ModelStateBytes(absl::Span<const FlatSize> flats, int stage,
-                           int world_size, const StateOptions& options);
+                           int group_size, const StateOptions& options);
 
 struct StageChoice {
   int stage = 0;
@@ -64,7 +65,7 @@ struct StageChoice {
 // The lowest stage with at most `memory_bytes`. ResourceExhausted, with the
 // figures, if stage 3 needs more.
 absl::StatusOr<StageChoice> ChooseStage(absl::Span<const FlatSize> flats,
-                                        int world_size,
+                                        int group_size,
                                         const StateOptions& options,
                                         int64_t memory_bytes);
 

@@ -49,6 +49,12 @@ std::vector<CheckpointPart> PartsOf(const TrainingState& state) {
   return parts;
 }
 
+// The rank whose file has this rank's part of the state: the first that holds
+// it.
+int StateRank(const TrainingState& state) {
+  return state.comm->rank() % state.shard_group_size;
+}
+
 // Which units have optimizer states; what comes after hangs on it.
 CheckpointPart HasStatePart(std::vector<uint8_t>* has_state) {
   return {"has_state",
@@ -76,6 +82,7 @@ proto::CheckpointManifest ManifestHead(const TrainingState& state) {
                   state.scaler == nullptr ? "" : " scaled");
   proto::CheckpointManifest head;
   head.set_world_size(state.comm->world_size());
+  head.set_shard_group_size(state.shard_group_size);
   head.set_stage(state.stage);
   head.set_step(state.step);
   head.set_model(absl::StrFormat(
@@ -90,14 +97,17 @@ proto::CheckpointManifest ManifestHead(const TrainingState& state) {
 absl::Status SaveState(const std::string& dir, const TrainingState& state,
                        absl::string_view client_state) {
   TorchScope scope;
-  std::vector<CheckpointPart> parts = PartsOf(state);
+  std::vector<CheckpointPart> parts;
   std::vector<uint8_t> has_state;
-  if (state.optimizer != nullptr) has_state = state.optimizer->has_state();
-  parts.push_back(HasStatePart(&has_state));
-  parts.push_back({"rng", at::detail::getDefaultCPUGenerator().get_state()});
   LossScalerState scaler;
-  if (state.scaler != nullptr) scaler = state.scaler->state();
-  parts.push_back(ScalerPart(&scaler));
+  if (StateRank(state) == state.comm->rank()) {
+    parts = PartsOf(state);
+    if (state.optimizer != nullptr) has_state = state.optimizer->has_state();
+    parts.push_back(HasStatePart(&has_state));
+    if (state.scaler != nullptr) scaler = state.scaler->state();
+    parts.push_back(ScalerPart(&scaler));
+  }
+  parts.push_back({"rng", at::detail::getDefaultCPUGenerator().get_state()});
   std::string client(client_state);
   parts.push_back({"client_state",
                    BytesOver(client.data(), static_cast<int64_t>(client.size()),
@@ -113,12 +123,16 @@ absl::StatusOr<LoadedState> LoadState(const std::string& dir,
   if (mine.ok()) {
     mine = VerifyRankFile(dir, manifest->files(state.comm->rank()));
   }
+  if (mine.ok() && StateRank(state) != state.comm->rank()) {
+    mine = VerifyRankFile(dir, manifest->files(StateRank(state)));
+  }
   TESSERA_RETURN_IF_ERROR(state.comm->AgreeOk(mine, "LoadCheckpoint"));
   TESSERA_RETURN_IF_ERROR(
       CheckSame(absl::StrFormat("%s, step %d, fingerprint %016x", dir,
                                 manifest->step(), manifest->fingerprint()),
                 "checkpoint", state.comm));
-  const proto::CheckpointFile& file = manifest->files(state.comm->rank());
+  const proto::CheckpointFile& file = manifest->files(StateRank(state));
+  const proto::CheckpointFile& own = manifest->files(state.comm->rank());
   LoadedState loaded;
   loaded.step = manifest->step();
   mine = CatchTorch("LoadCheckpoint", [&]() -> absl::Status {
@@ -138,7 +152,7 @@ absl::StatusOr<LoadedState> LoadState(const std::string& dir,
     }
     at::Generator generator = at::detail::getDefaultCPUGenerator();
     CheckpointPart rng{"rng", generator.get_state()};
-    TESSERA_RETURN_IF_ERROR(ReadPart(dir, file, &rng));
+    TESSERA_RETURN_IF_ERROR(ReadPart(dir, own, &rng));
     LossScalerState scaler;
     CheckpointPart scaler_part = ScalerPart(&scaler);
     TESSERA_RETURN_IF_ERROR(ReadPart(dir, file, &scaler_part));
@@ -147,7 +161,7 @@ absl::StatusOr<LoadedState> LoadState(const std::string& dir,
     }
     generator.set_state(rng.bytes);
     TESSERA_ASSIGN_OR_RETURN(loaded.client_state,
-                             ReadText(dir, file, "client_state"));
+                             ReadText(dir, own, "client_state"));
     return absl::OkStatus();
   });
   TESSERA_RETURN_IF_ERROR(state.comm->AgreeOk(mine, "LoadCheckpoint"));

@@ -23,14 +23,16 @@ struct TrainingState {
   const std::vector<std::shared_ptr<Unit>>& units;
   AdamW* optimizer;    // may be null
   LossScaler* scaler;  // may be null
-  Communicator* comm;
+  Communicator* comm;  // all ranks
+  // These and the next so many hold replicas of the same parts, and so on.
+  int shard_group_size;
   int stage;
   int64_t step;
 };
 
 // Owned parts of masters and optimizer states, steps per parameter, the loss
-// scaler's state, this rank's default CPU generator, `client_state`.
-// COLLECTIVE.
+// scaler's state, in the files of the first shard group; and this rank's
+// default CPU generator and `client_state`. COLLECTIVE.
 absl::Status SaveState(const std::string& dir, const TrainingState& state,
                        absl::string_view client_state);
 

@@ -1,9 +1,11 @@
 #include "optim/sharded_step.h"
 
 #include <cmath>
+#include <optional>
 #include <string>
 
 #include "ATen/ops/view_as_complex.h"
+#include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "optim/grad_norm.h"
@@ -33,6 +35,33 @@ void AddUnit(const Unit& unit, const UnitGradient& gradient, NormSum* sum) {
   }
 }
 
+std::string Ranks(size_t begin, size_t end) {
+  return end - begin == 1 ? absl::StrCat("rank ", begin)
+                          : absl::StrCat("ranks ", begin, " to ", end - 1);
+}
+
+// The sum over the first `group_size` ranks, a shard group, which the others
+// must be replicas of.
+absl::StatusOr<NormSum> SumOfGroup(const std::vector<std::string>& all,
+                                   size_t group_size, double norm_type) {
+  std::optional<NormSum> first;
+  for (size_t begin = 0; begin < all.size(); begin += group_size) {
+    NormSum sum(norm_type);
+    for (size_t rank = begin; rank < begin + group_size; ++rank) {
+      TESSERA_RETURN_IF_ERROR(sum.Merge(all[rank]));
+    }
+    if (!first.has_value()) first = sum;
+    if (sum.Serialize() == first->Serialize()) continue;
+    return absl::InternalError(absl::StrCat(
+        "Step: the reduced gradients of ", Ranks(begin, begin + group_size),
+        " are not those of ", Ranks(0, group_size),
+        ", whose replicas they are (sharding.shard_group_size ", group_size,
+        "): a collective gave other bits on other ranks; go on from a "
+        "checkpoint"));
+  }
+  return *first;
+}
+
 // The norm of the undivided gradients, the same on all ranks.
 absl::StatusOr<double> GlobalNorm(
     const std::vector<std::shared_ptr<Unit>>& units, const Gradients& gradients,
@@ -47,10 +76,10 @@ absl::StatusOr<double> GlobalNorm(
   TESSERA_ASSIGN_OR_RETURN(
       const auto all,
       comm->AllGatherStrings(mine.Serialize(), CommTag{"gradient norm"}));
-  NormSum sum(norm_type);
-  for (const std::string& theirs : all) {
-    TESSERA_RETURN_IF_ERROR(sum.Merge(theirs));
-  }
+  const int group_size = units[0]->communicator()->world_size();
+  TESSERA_ASSIGN_OR_RETURN(
+      const NormSum sum,
+      SumOfGroup(all, static_cast<size_t>(group_size), norm_type));
   return sum.Norm();
 }
 

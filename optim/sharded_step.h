@@ -40,6 +40,8 @@ struct ShardedStepResult {
 };
 
 // Steps `optimizer` with the step's gradients / divisor. Gradients are changed.
+// `comm`: all ranks, those of the units' shard group and its replicas, in this
+// order. Internal where a norm is asked for and differs between replicas.
 // REQUIRES: Unit::PrepareUpdate of all. `publish` is called of each unit that
 // was stepped. COLLECTIVE where a norm is asked for (one small exchange), and
 // as `publish` is.

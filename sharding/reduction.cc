@@ -19,15 +19,12 @@ absl::StatusOr<std::unique_ptr<Reduction>> Reduction::Start(
 
 absl::Status Reduction::StartAlone() {
   const Unit& unit = units_[0]->unit();
-  Communicator* comm = unit.communicator();
   const CommTag tag{
       absl::StrCat("reduction of the gradients of unit ", unit.name())};
   TESSERA_ASSIGN_OR_RETURN(const at::Tensor whole,
                            units_[0]->Outgoing(mean_.predivide));
   const at::Tensor mine = Part(whole, unit.owned());
-  done_ = unit.stage().sharded_optimizer
-              ? comm->ReduceScatterSum(whole, mine, tag)
-              : comm->AllReduceSum(whole, tag);
+  done_ = StartSum(unit, whole, mine, tag);
   sums_.push_back(mine);
   return absl::OkStatus();
 }
@@ -57,12 +54,8 @@ absl::Status Reduction::StartPacked() {
                                  units_.size(), " units, ", first.name(),
                                  " to ", units_.back()->unit().name())};
   at::Tensor mine = packed_.View();
-  if (sharded) {
-    mine = packed.select(0, comm->rank());
-    done_ = comm->ReduceScatterSum(packed_.View(), mine, tag);
-  } else {
-    done_ = comm->AllReduceSum(mine, tag);
-  }
+  if (sharded) mine = packed.select(0, comm->rank());
+  done_ = StartSum(first, packed_.View(), mine, tag);
   at = 0;
   for (UnitGradient* u : units_) {
     const int64_t n = u->unit().owned().numel();

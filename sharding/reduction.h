@@ -1,5 +1,5 @@
-// Reduction: one collective that sums the gradients of one unit, or of several
-// small ones packed together, over ranks.
+// Reduction: one sum over ranks (sharding/sum_over_ranks.h) of the gradients of
+// one unit, or of several small ones packed together.
 //
 // Source: buckets as in PyTorch's DDP (Li et al., 2020) and DeepSpeed's
 // reduce_bucket_size.
@@ -13,8 +13,8 @@
 
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
-#include "comm/communicator.h"
 #include "sharding/flat_buffer.h"
+#include "sharding/sum_over_ranks.h"
 #include "sharding/unit_gradient.h"
 
 namespace tessera {
@@ -44,7 +44,7 @@ class Reduction {
   MeanOptions mean_;
   FlatBuffer packed_;             // of several units
   std::vector<at::Tensor> sums_;  // by unit, [owned]
-  CommFuture done_;
+  SumOverRanks done_;
 };
 
 }  // namespace tessera

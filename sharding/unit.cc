@@ -205,6 +205,7 @@ void Unit::Free() {
 void Unit::WriteBack() {
   constexpr int64_t kChunk = 1 << 20;
   TorchScope scope;
+  written_to_ = true;
   if (options_.check_writes) {
     const at::Tensor bytes = whole_.Bytes().cpu();
     written_ =

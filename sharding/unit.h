@@ -33,6 +33,11 @@
 // its master when it is freed, an element of the master only where the working
 // copy is no longer its rounded value.
 //
+// W, r and "all ranks" are those of the unit's communicator, the shard group:
+// all ranks, or a part of them, of which there are replicas then
+// (UnitOptions::replicas). A unit's own collectives stay within the shard
+// group; SumOverRanks goes over the replicas too.
+//
 // Threads: all methods may be called from any thread.
 #ifndef SHARDING_UNIT_H_
 #define SHARDING_UNIT_H_
@@ -85,6 +90,9 @@ struct UnitOptions {
   bool cast_inputs = false;
   // Debugging: keeps a fingerprint of what was written (TakeWritten).
   bool check_writes = false;
+  // The ranks that own the same part of the unit in other shard groups, in the
+  // order of these: PyTorch's HSDP. Null: there is one shard group.
+  std::shared_ptr<Communicator> replicas;
   // A group of n neighbouring ranks, n a divisor of the world size: a unit that
   // is freed after its forward leaves P / n elements with each of them, from
   // which its backward gathers. FSDP2's reshard_after_forward = n, DeepSpeed's
@@ -127,7 +135,7 @@ class Unit {
 
   // A unit with memory for the parameters, which it leaves alone until Adopt.
   // All of one dtype and device, dense, not overlapping (sharding/partition.h
-  // sees to that). LOCAL. Returns ResourceExhausted.
+  // sees to that). `comm` is the shard group. LOCAL. Returns ResourceExhausted.
   static absl::StatusOr<std::shared_ptr<Unit>> Prepare(
       std::string name, std::vector<NamedParameter> params,
       const UnitOptions& options, std::shared_ptr<Communicator> comm,
@@ -184,6 +192,8 @@ class Unit {
   // With check_writes: a fingerprint of the values written since the last call,
   // 0 if none; the same on ranks that wrote the same. LOCAL.
   uint64_t TakeWritten();
+  // A write of the user's has been taken over since the last call. LOCAL.
+  bool TakeWrittenTo() { return written_to_.exchange(false); }
 
   // Gives every parameter plain memory of its own and forgets it. COLLECTIVE.
   absl::Status Release();
@@ -207,7 +217,8 @@ class Unit {
   bool gathers_together() const {
     return options_.stage.sharded_parameters && options_.served == nullptr;
   }
-  Communicator* communicator() const { return comm_.get(); }
+  Communicator* communicator() const { return comm_.get(); }  // shard group
+  Communicator* replicas() const { return options_.replicas.get(); }
   // This rank's masters, [owned().numel()]; of master_dtype() where the unit is
   // trainable or has had MakeMasters, else of dtype().
   at::Tensor masters();
@@ -281,6 +292,7 @@ class Unit {
   std::shared_ptr<Schedule> schedule_;
 
   std::atomic<bool> dirty_{false};
+  std::atomic<bool> written_to_{false};
   std::atomic<bool> used_without_grad_{false};
   // Read without the lock, changed with it; but pins_, where parameters are
   // not sharded, without.

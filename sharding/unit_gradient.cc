@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "sharding/sum_over_ranks.h"
 #include "sharding/whole_values.h"
 
 namespace tessera {
@@ -290,12 +291,8 @@ absl::Status UnitGradient::ReduceHeld(const std::vector<bool>& held,
   if (predivide != 1) all.div_(predivide);
   const CommTag tag{
       absl::StrCat("reduction of late gradients of unit ", unit_->name())};
-  Communicator* comm = unit_->communicator();
   const at::Tensor mine = whole.View(unit_->owned());
-  CommFuture done = unit_->stage().sharded_optimizer
-                        ? comm->ReduceScatterSum(all, mine, tag)
-                        : comm->AllReduceSum(all, tag);
-  TESSERA_RETURN_IF_ERROR(done.Wait());
+  TESSERA_RETURN_IF_ERROR(StartSum(*unit_, all, mine, tag).Wait());
   TESSERA_RETURN_IF_ERROR(EnsureReduced());
   const at::Tensor mean = Mean(mine, divisor);
   for (size_t i = 0; i < held.size(); ++i) {

@@ -9,13 +9,12 @@
 // Whole over shared memory; over Gloo 60 cells in which every pair of values
 // occurs. One set of ranks per W serves all its cells.
 #include <cstdlib>
-#include <map>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
+#include "tests/pairwise.h"
 #include "tests/training.h"
 
 namespace tessera {
@@ -26,9 +25,7 @@ struct Cell {
   TrainingSpec spec;
 };
 
-// Values of each axis, in the order of the header, and what they change.
-using Choice = std::vector<size_t>;
-
+// Axes in the order of the header, and what their values change.
 const std::vector<std::string> kDtypes = {"fp32", "bf16", "fp16"};
 // "alone": no rank waits for another in a gather. One working copy for all
 // ranks, where they share memory; else shards that are served.
@@ -74,70 +71,8 @@ Cell CellOf(const Choice& choice) {
   return cell;
 }
 
-std::vector<Choice> AllChoices() {
-  std::vector<Choice> all = {{}};
-  for (size_t size : kAxes) {
-    std::vector<Choice> longer;
-    for (const Choice& choice : all) {
-      for (size_t value = 0; value < size; ++value) {
-        longer.push_back(choice);
-        longer.back().push_back(value);
-      }
-    }
-    all = std::move(longer);
-  }
-  return all;
-}
-
-// Pairs of values (axis, value, other axis, other value) of a cell.
-std::set<std::vector<size_t>> PairsOf(const Choice& choice) {
-  std::set<std::vector<size_t>> pairs;
-  for (size_t a = 0; a < choice.size(); ++a) {
-    for (size_t b = a + 1; b < choice.size(); ++b) {
-      pairs.insert({a, choice[a], b, choice[b]});
-    }
-  }
-  return pairs;
-}
-
-// `count` cells that hold every pair: each time the one with most pairs that
-// were not yet held, then with fewest cells of its kind.
-std::vector<Choice> Pairwise(size_t count) {
-  const std::vector<Choice> all = AllChoices();
-  std::set<std::vector<size_t>> missing;
-  for (const Choice& choice : all) missing.merge(PairsOf(choice));
-  std::map<std::vector<size_t>, int> held;
-  std::vector<Choice> chosen;
-  std::set<Choice> taken;
-  while (chosen.size() < count) {
-    const Choice* best = nullptr;
-    std::pair<int, int> best_score;
-    for (const Choice& choice : all) {
-      if (taken.count(choice) > 0) continue;
-      int fresh = 0, seen = 0;
-      for (const auto& pair : PairsOf(choice)) {
-        fresh += static_cast<int>(missing.count(pair));
-        seen += held[pair];
-      }
-      const std::pair<int, int> score = {fresh, -seen};
-      if (best == nullptr || score > best_score) {
-        best = &choice;
-        best_score = score;
-      }
-    }
-    for (const auto& pair : PairsOf(*best)) {
-      missing.erase(pair);
-      ++held[pair];
-    }
-    taken.insert(*best);
-    chosen.push_back(*best);
-  }
-  EXPECT_TRUE(missing.empty()) << missing.size() << " pairs are in no cell";
-  return chosen;
-}
-
 std::vector<Choice> Cells() {
-  return OverSharedMemory() ? AllChoices() : Pairwise(60);
+  return OverSharedMemory() ? AllChoices(kAxes) : Pairwise(kAxes, 60);
 }
 
 // World size and stage: a test each, so that a failure says where.

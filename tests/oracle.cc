@@ -55,6 +55,17 @@ at::Tensor Reals(const at::Tensor& t) {
   return t.is_complex() ? at::view_as_real(t.resolve_conj()) : t;
 }
 
+// In their dtype; 16-bit ones in float32, rounded once.
+at::Tensor SumInOrder(const std::vector<at::Tensor>& tensors) {
+  const at::ScalarType dtype = tensors[0].scalar_type();
+  at::Tensor sum;
+  for (const at::Tensor& t : tensors) {
+    const at::Tensor term = Is16Bit(dtype) ? t.to(at::kFloat) : t;
+    sum = sum.defined() ? sum + term : term;
+  }
+  return sum.to(dtype);
+}
+
 bool IsNorm(torch::nn::Module& module) {
   namespace nn = torch::nn;
   return module.as<nn::LayerNorm>() != nullptr ||
@@ -203,16 +214,22 @@ void Oracle::Reduce(Parameter* p) const {
   const bool chosen = !p->complex && (own == at::kFloat || Is16Bit(own));
   const at::ScalarType dtype =
       chosen ? options_.reduce_dtype.value_or(own) : own;
-  at::Tensor sum;
+  std::vector<at::Tensor> sends;
   for (at::Tensor& waiting : p->waiting) {
     if (!waiting.defined()) waiting = torch::zeros_like(p->master);
     at::Tensor send = waiting.to(dtype);
     if (options_.predivide != 1) send = send.div(options_.predivide);
-    if (Is16Bit(dtype)) send = send.to(at::kFloat);
-    sum = sum.defined() ? sum + send : send;
+    sends.push_back(send);
     waiting.reset();
   }
-  at::Tensor mean = sum.to(dtype).to(p->master.scalar_type());
+  const size_t group = options_.shard_group_size > 0
+                           ? static_cast<size_t>(options_.shard_group_size)
+                           : sends.size();
+  std::vector<at::Tensor> sums;  // by group
+  for (size_t i = 0; i < sends.size(); i += group) {
+    sums.push_back(SumInOrder({sends.begin() + i, sends.begin() + i + group}));
+  }
+  at::Tensor mean = SumInOrder(sums).to(p->master.scalar_type());
   if (!options_.sum && !options_.weight) {
     mean = mean.div(options_.world_size / options_.predivide);
   }

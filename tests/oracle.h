@@ -51,6 +51,10 @@ namespace tessera {
 
 struct OracleOptions {
   int world_size = 1;
+  // Ranks that follow each other shard, the groups are replicas: sums are
+  // (send0 + send1) + (send2 + send3), each + of one kind as above. 0: all
+  // ranks are one group.
+  int shard_group_size = 0;
   int accumulation = 1;
   // Seeds the default generator before each rank's module is built.
   uint64_t model_seed = 0;

@@ -20,18 +20,20 @@ class RecordingCommunicator : public Communicator {
     // "all-gather", "reduce-scatter", "all-reduce", "broadcast", "exchange", or
     // "" for a word of the test's.
     std::string operation;
-    std::string what;  // the tag's
+    std::string what;   // the tag's
+    std::string group;  // "", or the name of the part that it was called of
   };
 
   explicit RecordingCommunicator(std::shared_ptr<Communicator> inner)
-      : inner_(std::move(inner)) {}
+      : RecordingCommunicator(std::move(inner), "", std::make_shared<Calls>()) {
+  }
 
   // Puts a word of the test's behind what was called so far.
   void Note(std::string word) { Add("", std::move(word)); }
   // What was called since the last time.
   std::vector<Call> Take() {
-    absl::MutexLock lock(&mutex_);
-    return std::exchange(calls_, {});
+    absl::MutexLock lock(&calls_->mutex);
+    return std::exchange(calls_->list, {});
   }
 
   int rank() const override { return inner_->rank(); }
@@ -60,10 +62,13 @@ class RecordingCommunicator : public Communicator {
     Add("exchange", tag.what);
     return inner_->AllGatherStrings(mine, tag);
   }
-  // Calls of the parts are not kept.
+  // Calls of the parts are kept with those of the whole.
   absl::StatusOr<std::shared_ptr<Communicator>> Split(int color,
                                                       CommTag name) override {
-    return inner_->Split(color, name);
+    auto part = inner_->Split(color, name);
+    if (!part.ok()) return part;
+    return std::shared_ptr<Communicator>(
+        new RecordingCommunicator(*std::move(part), name.what, calls_));
   }
   void Announce(const absl::Status& status) override {
     inner_->Announce(status);
@@ -74,14 +79,24 @@ class RecordingCommunicator : public Communicator {
   void ClearAnnouncement() override { inner_->ClearAnnouncement(); }
 
  private:
+  struct Calls {
+    absl::Mutex mutex;
+    std::vector<Call> list ABSL_GUARDED_BY(mutex);
+  };
+
+  RecordingCommunicator(std::shared_ptr<Communicator> inner, std::string group,
+                        std::shared_ptr<Calls> calls)
+      : inner_(std::move(inner)),
+        group_(std::move(group)),
+        calls_(std::move(calls)) {}
   void Add(std::string operation, std::string what) {
-    absl::MutexLock lock(&mutex_);
-    calls_.push_back({std::move(operation), std::move(what)});
+    absl::MutexLock lock(&calls_->mutex);
+    calls_->list.push_back({std::move(operation), std::move(what), group_});
   }
 
   const std::shared_ptr<Communicator> inner_;
-  absl::Mutex mutex_;
-  std::vector<Call> calls_ ABSL_GUARDED_BY(mutex_);
+  const std::string group_;
+  const std::shared_ptr<Calls> calls_;
 };
 
 }  // namespace tessera

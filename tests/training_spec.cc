@@ -40,6 +40,7 @@ void VisitResult(Spec& spec, const Visit& visit) {
   visit("loss_scale_window", &spec.loss_scale_window);
   visit("hysteresis", &spec.hysteresis);
   visit("min_loss_scale", &spec.min_loss_scale);
+  visit("shard_group", &spec.shard_group);
   visit("gradients", &spec.gradients);
   visit("outcomes", &spec.outcomes);
 }
@@ -49,6 +50,7 @@ void VisitWay(Spec& spec, const Visit& visit) {
   visit("stage", &spec.stage);
   visit("overlap", &spec.overlap);
   visit("reshard", &spec.reshard);
+  visit("hpz", &spec.hpz);
   visit("shared", &spec.shared);
   visit("served", &spec.served);
   visit("prefetch_bucket_size", &spec.prefetch_bucket_size);
@@ -135,11 +137,13 @@ void SetSharding(const TrainingSpec& spec, proto::Config* config) {
   } else if (absl::SimpleAtoi(spec.reshard, &group)) {
     sharding->set_reshard_group_size(group);
   }
+  if (spec.shard_group > 0) sharding->set_shard_group_size(spec.shard_group);
   if (!spec.shared.empty()) sharding->set_shared_working_copy(spec.shared);
   if (!spec.served.empty()) sharding->set_served_gathers(spec.served);
   proto::ZeroOptimization* zero = config->mutable_zero_optimization();
   zero->set_stage(spec.stage);
   zero->set_overlap_comm(spec.overlap);
+  if (spec.hpz != 1) zero->set_zero_hpz_partition_size(spec.hpz);
   const auto set = [&](int64_t value, auto setter) {
     if (value >= 0) (zero->*setter)(value);
   };
@@ -190,8 +194,10 @@ TrainingSpec TrainingSpec::FromText(absl::string_view text) {
 }
 
 std::string TrainingSpec::ResultText() const {
+  TrainingSpec same = *this;
+  if (stage == 0) same.shard_group = 0;
   std::vector<std::string> fields;
-  VisitResult(*this, AddField{&fields});
+  VisitResult(same, AddField{&fields});
   return absl::StrJoin(fields, " ");
 }
 
@@ -220,6 +226,7 @@ proto::Config ConfigOf(const TrainingSpec& spec) {
 OracleOptions OracleOptionsOf(const TrainingSpec& spec, int world_size) {
   OracleOptions options;
   options.world_size = world_size;
+  if (spec.stage > 0) options.shard_group_size = spec.shard_group;
   options.accumulation = spec.accumulation;
   options.model_seed = TrainingSpec::kModelSeed;
   options.rank_seed = TrainingSpec::kRankSeed;

@@ -36,6 +36,9 @@ struct TrainingSpec {
   int loss_scale_window = 1000;
   int hysteresis = 2;
   int min_loss_scale = 1;
+  // Of sharding.shard_group_size: decides in which order sums run, but at stage
+  // 0. 0: all ranks.
+  int shard_group = 0;
   bool gradients = false;  // every step's gradients go into the record
   bool outcomes = false;   // and so do its scale and norm
 
@@ -43,6 +46,7 @@ struct TrainingSpec {
   int stage = 0;
   bool overlap = true;  // overlap_comm
   std::string reshard;  // reshard_after_forward: "true", "false", a number
+  int hpz = 1;          // zero_hpz_partition_size
   std::string shared;   // shared_working_copy; "": the default
   std::string served;   // served_gathers; "": the default
   int64_t prefetch_bucket_size = -1;

@@ -1,0 +1,88 @@
+// Replicas of shard groups stay equal (sharding.shard_group_size).
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "base/bits.h"
+#include "base/status.h"
+#include "base/torch_guard.h"
+#include "engine/engine_impl.h"
+#include "sharding/torch_scope.h"
+
+namespace tessera {
+namespace {
+
+// Of this rank's masters of each of these units, one after another.
+std::string PrintsOf(const std::vector<std::shared_ptr<Unit>>& units,
+                     const std::vector<bool>& which) {
+  TorchScope scope;
+  std::string prints;
+  for (size_t u = 0; u < units.size(); ++u) {
+    if (!which[u]) continue;
+    const at::Tensor bytes = units[u]->masters().cpu();
+    const uint64_t print = Fingerprint(bytes.const_data_ptr(),
+                                       static_cast<int64_t>(bytes.nbytes()));
+    prints.append(reinterpret_cast<const char*>(&print), sizeof(print));
+  }
+  return prints;
+}
+
+}  // namespace
+
+// All that could part replicas is a write of the user's: gradients have the
+// same bits on all of them, and so have the steps. So units that some rank has
+// written to are compared, until they are equal. REQUIRES: PrepareUpdate of
+// all. The same on all ranks. COLLECTIVE: one small exchange, two if anything
+// was written.
+absl::Status Engine::Impl::CheckReplicas() {
+  if (replicas_ == nullptr) return absl::OkStatus();
+  std::string written;
+  for (const auto& unit : units_) {
+    written.push_back(unit->TakeWrittenTo() ? '1' : '0');
+  }
+  TESSERA_ASSIGN_OR_RETURN(
+      auto all,
+      comm_->AllGatherStrings(written, CommTag{"which units were written to"}));
+  bool any = false;
+  doubtful_.resize(units_.size());
+  for (size_t u = 0; u < units_.size(); ++u) {
+    for (const std::string& theirs : all) {
+      if (theirs[u] == '1') doubtful_[u] = true;
+    }
+    any |= doubtful_[u];
+  }
+  if (!any) return absl::OkStatus();
+  std::string prints;
+  const absl::Status printed = CatchTorch(
+      "comparison of replicas", [&] { prints = PrintsOf(units_, doubtful_); });
+  if (!printed.ok()) {
+    comm_->Announce(printed);
+    return printed;
+  }
+  TESSERA_ASSIGN_OR_RETURN(
+      all, comm_->AllGatherStrings(prints, CommTag{"comparison of replicas"}));
+  const auto n = static_cast<size_t>(shard_group_->world_size());
+  for (size_t rank = n; rank < all.size(); ++rank) {
+    size_t at = 0;
+    for (size_t u = 0; u < units_.size(); ++u) {
+      if (!doubtful_[u]) continue;
+      const bool equal = all[rank].compare(at, sizeof(uint64_t), all[rank % n],
+                                           at, sizeof(uint64_t)) == 0;
+      at += sizeof(uint64_t);
+      if (equal) continue;
+      return absl::FailedPreconditionError(absl::StrCat(
+          "[", units_[u]->name(),
+          "] what was written into parameters of the unit (the first is '",
+          units_[u]->parameters()[0].name, "') differs between rank ", rank % n,
+          " and rank ", rank,
+          ", which hold replicas of one shard "
+          "(sharding.shard_group_size ",
+          n,
+          "); make the same writes on all ranks, or call Engine::SetMaster or "
+          "LoadCheckpoint to make them equal again"));
+    }
+  }
+  doubtful_.assign(units_.size(), false);
+  return absl::OkStatus();
+}
+
+}  // namespace tessera
