@@ -297,14 +297,14 @@ absl::StatusOr<proto::CheckpointManifest> ReadManifest(
     return Differs(dir, "world size", absl::StrCat(manifest.world_size()),
                    absl::StrCat(expected.world_size()));
   }
+  if (manifest.stage() != expected.stage()) {
+    return Differs(dir, "ZeRO stage", absl::StrCat(manifest.stage()),
+                   absl::StrCat(expected.stage()));
+  }
   if (GroupSizeOf(manifest) != GroupSizeOf(expected)) {
     return Differs(dir, "sharding.shard_group_size",
                    absl::StrCat(GroupSizeOf(manifest)),
                    absl::StrCat(GroupSizeOf(expected)));
-  }
-  if (manifest.stage() != expected.stage()) {
-    return Differs(dir, "ZeRO stage", absl::StrCat(manifest.stage()),
-                   absl::StrCat(expected.stage()));
   }
   if (manifest.model() != expected.model()) {
     return Differs(dir, "the model", manifest.model(), expected.model());

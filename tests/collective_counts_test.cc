@@ -1,5 +1,6 @@
 // How many collectives a training step makes, against a formula of units,
-// buckets, passes and micro-batches: a chain of blocks, two ranks.
+// buckets, passes and micro-batches: a chain of blocks, two ranks; and of shard
+// groups of two, four ranks.
 #include <torch/torch.h>
 
 #include <map>
@@ -57,7 +58,7 @@ class Chain : public TestModel {
   torch::nn::ModuleList links_;
 };
 
-// Calls of a step, by operation.
+// Calls of a step, by operation and, but for all ranks, group.
 using Counts = std::map<std::string, int>;
 
 std::string ToText(const Counts& counts) {
@@ -81,7 +82,10 @@ TESSERA_RANK_FUNCTION(Count) {
   TESSERA_RETURN_IF_ERROR(
       TrainSteps(*t.engine, *t.model, spec, t.rank, /*first=*/0, &record));
   Counts counts;
-  for (const auto& call : comm->Take()) ++counts[call.operation];
+  for (const auto& call : comm->Take()) {
+    ++counts[absl::StrCat(call.operation, call.group.empty() ? "" : " of ",
+                          call.group)];
+  }
   TESSERA_RETURN_IF_ERROR(t.engine->Close());
   return ToText(counts);
 }
@@ -118,11 +122,57 @@ class CollectiveCountsTest
   void ExpectCounts(Counts of_step, absl::string_view more = "") {
     for (auto& [operation, count] : of_step) count *= kSteps;
     SCOPED_TRACE(spec_.ToText());
-    EXPECT_THAT(RunOnRanks(2, "Count", absl::StrCat(more, spec_.ToText())),
-                Each(ToText(of_step)));
+    EXPECT_THAT(
+        RunOnRanks(world_size_, "Count", absl::StrCat(more, spec_.ToText())),
+        Each(ToText(of_step)));
+  }
+  // Of shard groups of two on four ranks: what `expected` says of parameters
+  // and gradients stays within a group; each reduction has a sum over replicas;
+  // one more message says what was written.
+  void ExpectCountsInGroups(const Counts& expected, int buckets) {
+    Counts counts;
+    for (const auto& [operation, count] : expected) {
+      counts[operation == "exchange" ? operation
+                                     : operation + " of shard groups"] = count;
+    }
+    counts["all-reduce of replicas"] = reducing() * buckets;
+    counts["exchange"] += 1;
+    spec_.shard_group = 2;
+    world_size_ = 4;
+    ExpectCounts(counts);
+    spec_.shard_group = 0;
+    world_size_ = 2;
   }
   TrainingSpec spec_;
+  int world_size_ = 2;
 };
+
+TEST_P(CollectiveCountsTest, NothingOfParametersGoesOverGroups) {
+  if (spec_.stage == 0) return;  // nothing is sharded
+  for (bool overlap : {true, false}) {
+    spec_.overlap = overlap;
+    ExpectCountsInGroups(Expected(kUnits, kUnits, 0), kUnits);
+    spec_.max_reuse_distance = 0;
+    spec_.prefetch_bucket_size = 0;
+    ExpectCountsInGroups(Expected(2 * kUnits - 1, kUnits, 0), kUnits);
+    spec_.max_reuse_distance = spec_.prefetch_bucket_size = -1;
+  }
+  spec_.reduce_bucket_size = 2 * kUnitNumel;
+  ExpectCountsInGroups(Expected(kUnits, (kUnits + 1) / 2, 0), (kUnits + 1) / 2);
+}
+
+// The backward gathers from the neighbours alone.
+TEST_P(CollectiveCountsTest, SecondShardsAreGatheredWithinTheirGroups) {
+  if (spec_.stage < 3) return;
+  spec_.max_reuse_distance = 0;
+  spec_.prefetch_bucket_size = 0;
+  spec_.hpz = 2;
+  Counts counts = Expected(kUnits, kUnits, 0);
+  counts["all-gather of groups to reshard to"] =
+      spec_.accumulation * (kUnits - 1);
+  world_size_ = 4;
+  ExpectCounts(counts);
+}
 
 TEST_P(CollectiveCountsTest, UnitsAreGatheredOnceWhereTheyMayStay) {
   for (bool overlap : {true, false}) {

@@ -117,20 +117,24 @@ class PeakTest
     spec_.stage = std::get<0>(GetParam());
     spec_.overlap = std::get<2>(GetParam());
     spec_.dtype = std::get<3>(GetParam());
+    if (world_size() == 4) spec_.shard_group = 2;
     spec_.max_reuse_distance = 0;
     spec_.reduce_bucket_size = 1;
     // The next unit, whichever it is.
     spec_.prefetch_bucket_size = 1;
   }
   int world_size() const { return std::get<1>(GetParam()); }
+  int shards() const {
+    return spec_.shard_group > 0 ? spec_.shard_group : world_size();
+  }
   TrainingSpec spec_;
 };
 
 TEST_P(PeakTest, IsWithinTheFormula) {
-  const auto [whole, largest] = NumelOf(world_size());
+  const auto [whole, largest] = NumelOf(shards());
   const bool narrow = spec_.dtype != "fp32";
   const int64_t item = narrow ? 2 : 4;  // of working copies and sums
-  const int64_t shard = whole / world_size();
+  const int64_t shard = whole / shards();
   const int64_t owned = spec_.stage >= 1 ? shard : whole;
   // Between uses.
   const int64_t parameters =
@@ -165,18 +169,28 @@ TEST_P(PeakTest, IsWithinTheFormula) {
   }
 }
 
+std::string NameOf(
+    const ::testing::TestParamInfo<std::tuple<int, int, bool, std::string>>&
+        info) {
+  return absl::StrCat(
+      "Stage", std::get<0>(info.param), "World", std::get<1>(info.param),
+      std::get<2>(info.param) ? "Overlap" : "InTurn", std::get<3>(info.param));
+}
+
 INSTANTIATE_TEST_SUITE_P(All, PeakTest,
                          ::testing::Combine(::testing::Values(0, 1, 2, 3),
                                             ::testing::Values(1, 2, 3),
                                             ::testing::Bool(),
                                             ::testing::Values("fp32", "bf16")),
-                         [](const auto& info) {
-                           return absl::StrCat(
-                               "Stage", std::get<0>(info.param), "World",
-                               std::get<1>(info.param),
-                               std::get<2>(info.param) ? "Overlap" : "InTurn",
-                               std::get<3>(info.param));
-                         });
+                         NameOf);
+
+// Two shard groups of two.
+INSTANTIATE_TEST_SUITE_P(Groups, PeakTest,
+                         ::testing::Combine(::testing::Values(1, 2, 3),
+                                            ::testing::Values(4),
+                                            ::testing::Bool(),
+                                            ::testing::Values("fp32", "bf16")),
+                         NameOf);
 
 }  // namespace
 }  // namespace tessera
