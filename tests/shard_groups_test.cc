@@ -42,10 +42,11 @@ RankPoolOptions ImpatientRanks() {
   return options;
 }
 
-// On ranks of their own, since they end in a failure that stays.
-std::vector<std::string> RunAndEnd(absl::string_view function,
-                                   absl::string_view args) {
-  RankPool pool(ImpatientRanks());
+// On ranks of their own.
+std::vector<std::string> RunAndEnd(
+    absl::string_view function, absl::string_view args,
+    const RankPoolOptions& options = ImpatientRanks()) {
+  RankPool pool(options);
   std::vector<std::string> texts;
   for (const auto& answer : pool.Run(function, args)) {
     texts.push_back(answer.ok() ? *answer : answer.status().ToString());
@@ -90,6 +91,22 @@ TEST_P(ShardGroupsTest, HoldWhatAGroupShards) {
   EXPECT_THAT(in_groups, Each(of_two[0]));
   EXPECT_THAT(RunOnRanks(kWorldSize, "Bytes", spec_.ToText()),
               Each(::testing::Ne(of_two[0])));
+}
+
+// Ranks 0 and 1 are on one host, 2 and 3 are not.
+TEST(ShardGroups, AllShareWorkingCopiesOrNone) {
+  RankPoolOptions options = ImpatientRanks();
+  options.backend = "hierarchical";
+  options.hosts = {0, 0, 1, 2};
+  TrainingSpec spec;
+  spec.stage = 3;
+  spec.shard_group = 2;
+  EXPECT_THAT(RunAndEnd("Bytes", spec.ToText(), options),
+              Each(::testing::MatchesRegex("[0-9]+ [0-9]+ [0-9]+")));
+  spec.shared = "on";
+  EXPECT_THAT(RunAndEnd("Bytes", spec.ToText(), options),
+              Each(AllOf(HasSubstr("sharding.shared_working_copy"),
+                         HasSubstr("rank 2"))));
 }
 
 // args: bytes that a rank may use.
