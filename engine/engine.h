@@ -254,9 +254,9 @@ class Engine {
   // complete. COLLECTIVE.
   absl::Status SaveCheckpoint(const std::string& dir,
                               absl::string_view client_state = "");
-  // Same model, stage and world size as it was saved with. Returns the rank's
-  // client_state. COLLECTIVE. Errors: NotFound, DataLoss, FailedPrecondition
-  // naming what differs.
+  // Same model, stage, world size and shard groups as it was saved with.
+  // Returns the rank's client_state. COLLECTIVE. Errors: NotFound, DataLoss,
+  // FailedPrecondition naming what differs.
   absl::StatusOr<std::string> LoadCheckpoint(const std::string& dir);
 
   // Makes every parameter whole and plain again and takes all hooks away. The
