@@ -168,6 +168,9 @@ const std::string& Engine::stage_reason() const {
   return impl_->stage_reason();
 }
 int64_t Engine::step() const { return impl_->step(); }
+absl::StatusOr<std::string> Engine::UnitOf(absl::string_view parameter) const {
+  return impl_->UnitOf(parameter);
+}
 std::vector<std::string> Engine::DescribeUnits() const {
   return impl_->DescribeUnits();
 }

@@ -273,6 +273,8 @@ class Engine {
   // Why: "" unless the configuration says "auto".
   const std::string& stage_reason() const;
   int64_t step() const;  // optimizer steps done
+  // The unit that a parameter is in. NotFound. LOCAL.
+  absl::StatusOr<std::string> UnitOf(absl::string_view parameter) const;
   // One line per unit: name, parameters, elements; for logs.
   std::vector<std::string> DescribeUnits() const;
 

@@ -54,6 +54,12 @@ absl::StatusOr<Unit*> Engine::Impl::FindUnit(absl::string_view name) const {
       "there is no unit '", name, "'; Engine::DescribeUnits lists them"));
 }
 
+absl::StatusOr<std::string> Engine::Impl::UnitOf(
+    absl::string_view parameter) const {
+  TESSERA_ASSIGN_OR_RETURN(const Place place, Find(parameter));
+  return units_[static_cast<size_t>(place.unit)]->name();
+}
+
 absl::Status Engine::Impl::SetPrefetch(absl::string_view unit, Phase phase,
                                        const std::vector<std::string>& next) {
   TESSERA_ASSIGN_OR_RETURN(Unit* const of, FindUnit(unit));

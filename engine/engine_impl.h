@@ -56,6 +56,7 @@ class Engine::Impl {
   absl::Status SetPrefetch(absl::string_view unit, Phase phase,
                            const std::vector<std::string>& next);
   absl::Status SetReshardAfterForward(absl::string_view unit, bool reshard);
+  absl::StatusOr<std::string> UnitOf(absl::string_view parameter) const;
   absl::Status Save(const std::string& dir, absl::string_view client_state);
   absl::StatusOr<std::string> Load(const std::string& dir);
   StateBytes state_bytes() const;

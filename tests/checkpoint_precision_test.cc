@@ -18,7 +18,7 @@
 #include "engine/engine.h"
 #include "gmock/gmock.h"
 #include "tests/models.h"
-#include "tests/oracle.h"
+#include "verify/oracle.h"
 #include "tests/rank_pool.h"
 #include "tests/trainee.h"
 #include "tests/training.h"

@@ -19,7 +19,7 @@
 #include "gmock/gmock.h"
 #include "sharding/use.h"
 #include "tests/models.h"
-#include "tests/oracle.h"
+#include "verify/oracle.h"
 #include "tests/rank_pool.h"
 #include "tests/trainee.h"
 #include "tests/training.h"

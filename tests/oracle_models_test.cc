@@ -13,7 +13,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/models.h"
-#include "tests/oracle.h"
+#include "verify/oracle.h"
 
 namespace tessera {
 namespace {

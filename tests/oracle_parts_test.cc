@@ -12,8 +12,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/oracle_norm.h"
-#include "tests/oracle_scale.h"
+#include "verify/oracle_norm.h"
+#include "verify/oracle_scale.h"
 
 namespace tessera {
 namespace {

@@ -1,5 +1,5 @@
 // The oracle against cases of one parameter, worked out by hand.
-#include "tests/oracle.h"
+#include "verify/oracle.h"
 
 #include <torch/torch.h>
 

@@ -16,7 +16,7 @@
 #include "comm/communicator.h"
 #include "engine/engine.h"
 #include "tests/models.h"
-#include "tests/oracle.h"
+#include "verify/oracle.h"
 #include "tests/training.h"
 #include "tests/training_spec.h"
 

@@ -22,7 +22,7 @@
 #include "comm/communicator.h"
 #include "engine/engine.h"
 #include "tests/models.h"
-#include "tests/oracle.h"
+#include "verify/oracle.h"
 #include "tests/training_spec.h"
 
 namespace tessera {

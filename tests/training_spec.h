@@ -7,7 +7,7 @@
 
 #include "absl/strings/string_view.h"
 #include "config/config.pb.h"
-#include "tests/oracle.h"
+#include "verify/oracle.h"
 
 namespace tessera {
 

@@ -14,10 +14,11 @@ LAYERS = {
     "optim": ["base", "comm", "sharding"],
     "checkpoint": ["base", "config", "comm", "sharding"],
     "engine": ["base", "config", "comm", "data", "sharding", "optim", "checkpoint"],
+    "verify": ["base", "config", "comm", "sharding", "engine"],
     "examples": ["base", "config", "comm", "data", "sharding", "optim", "checkpoint", "engine"],
     "benchmarks": ["base", "config", "comm", "data", "sharding", "optim", "checkpoint", "engine"],
     "tools": ["base", "config", "comm", "data", "sharding", "optim", "checkpoint", "engine"],
-    "tests": ["base", "config", "comm", "data", "sharding", "optim", "checkpoint", "engine", "examples", "tools"],
+    "tests": ["base", "config", "comm", "data", "sharding", "optim", "checkpoint", "engine", "verify", "examples", "tools"],
 }
 
 def layer_groups():

@@ -1,7 +1,7 @@
 // The loss scale as the oracle works it out, by DeepSpeed's rules
 // (DynamicLossScaler).
-#ifndef TESTS_ORACLE_SCALE_H_
-#define TESTS_ORACLE_SCALE_H_
+#ifndef VERIFY_ORACLE_SCALE_H_
+#define VERIFY_ORACLE_SCALE_H_
 
 #include <cstdint>
 
@@ -41,4 +41,4 @@ class OracleScale {
 };
 
 }  // namespace tessera
-#endif  // TESTS_ORACLE_SCALE_H_
+#endif  // VERIFY_ORACLE_SCALE_H_

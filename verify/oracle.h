@@ -29,8 +29,8 @@
 //
 // Threads: calls come from one thread. The default generator's state is that of
 // before after every call.
-#ifndef TESTS_ORACLE_H_
-#define TESTS_ORACLE_H_
+#ifndef VERIFY_ORACLE_H_
+#define VERIFY_ORACLE_H_
 
 #include <cstdint>
 #include <functional>
@@ -41,7 +41,7 @@
 
 #include "ATen/core/Tensor.h"
 #include "absl/strings/string_view.h"
-#include "tests/oracle_scale.h"
+#include "verify/oracle_scale.h"
 
 namespace torch::nn {
 class Module;
@@ -92,6 +92,8 @@ struct OracleOptions {
 
   double max_norm = 0;  // 0: no clipping
   double norm_p = 2;    // > 0, or infinite
+
+  bool roundings = false;  // for rounding()
 };
 
 class Oracle {
@@ -128,6 +130,15 @@ class Oracle {
   // The last step's averaged gradient, scaled and not clipped, in the master's
   // dtype; undefined if no rank had one.
   at::Tensor gradient(absl::string_view name) const;
+  // What one rounding of an element of gradient() may be: the absolute values
+  // of all that was added, times the epsilon of the dtype in which it was.
+  at::Tensor rounding(absl::string_view name) const;
+
+  // Of the steps from now on.
+  void set_learning_rate(double rate) { lr_ = rate; }
+  // Another master, and on all ranks the parameters that it gives.
+  void SetMaster(absl::string_view name, const at::Tensor& value);
+
   // The module of a rank: its buffers are that rank's.
   torch::nn::Module& module(int rank) const;
   // What the default generator's state is on that rank.
@@ -141,12 +152,14 @@ class Oracle {
   at::Tensor RunRank(const Loss& loss, int r, double scale);
   void TakeGradients(int r, double weight);
   void Reduce(Parameter* p) const;
+  void AddRounding(Parameter* p, const std::vector<at::Tensor>& sends) const;
   double Norm() const;
   bool GradientsAreFinite() const;
   void StepOptimizer(double factor);
   const Parameter& Find(absl::string_view name) const;
 
   const OracleOptions options_;
+  double lr_;
   std::vector<Rank> ranks_;
   std::vector<Parameter> parameters_;
   OracleScale scale_;
@@ -156,4 +169,4 @@ class Oracle {
 };
 
 }  // namespace tessera
-#endif  // TESTS_ORACLE_H_
+#endif  // VERIFY_ORACLE_H_

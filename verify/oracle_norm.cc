@@ -1,4 +1,4 @@
-#include "tests/oracle_norm.h"
+#include "verify/oracle_norm.h"
 
 #include <torch/torch.h>
 

@@ -1,4 +1,4 @@
-#include "tests/oracle_scale.h"
+#include "verify/oracle_scale.h"
 
 #include <algorithm>
 

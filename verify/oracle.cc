@@ -1,11 +1,11 @@
-#include "tests/oracle.h"
+#include "verify/oracle.h"
 
 #include <torch/torch.h>
 
 #include <algorithm>
 #include <utility>
 
-#include "tests/oracle_norm.h"
+#include "verify/oracle_norm.h"
 
 namespace tessera {
 namespace {
@@ -66,6 +66,13 @@ at::Tensor SumInOrder(const std::vector<at::Tensor>& tensors) {
   return sum.to(dtype);
 }
 
+double EpsilonOf(at::ScalarType type) {
+  return type == at::kBFloat16 ? 0x1p-7
+         : type == at::kHalf   ? 0x1p-10
+         : type == at::kDouble ? 0x1p-52
+                               : 0x1p-23;
+}
+
 bool IsNorm(torch::nn::Module& module) {
   namespace nn = torch::nn;
   return module.as<nn::LayerNorm>() != nullptr ||
@@ -121,12 +128,15 @@ struct Oracle::Parameter {
   std::vector<at::Tensor> replicas;  // by rank
   std::vector<at::Tensor> waiting;   // by rank: not yet reduced
   at::Tensor gradient;               // of the step; undefined: skipped
+  at::Tensor rounding;               // of it
   at::Tensor master, exp_avg, exp_avg_sq;
   int64_t steps = 0;
 };
 
 Oracle::Oracle(const MakeModule& make_module, OracleOptions options)
-    : options_(std::move(options)), scale_(ScalingOf(options_)) {
+    : options_(std::move(options)),
+      lr_(options_.lr),
+      scale_(ScalingOf(options_)) {
   TORCH_CHECK(options_.predivide == 1 || !(options_.sum || options_.weight),
               "predivide is of means");
   at::set_num_threads(1);
@@ -222,6 +232,7 @@ void Oracle::Reduce(Parameter* p) const {
     sends.push_back(send);
     waiting.reset();
   }
+  AddRounding(p, sends);
   const size_t group = options_.shard_group_size > 0
                            ? static_cast<size_t>(options_.shard_group_size)
                            : sends.size();
@@ -234,6 +245,18 @@ void Oracle::Reduce(Parameter* p) const {
     mean = mean.div(options_.world_size / options_.predivide);
   }
   p->gradient = p->gradient.defined() ? p->gradient + mean : mean;
+}
+
+void Oracle::AddRounding(Parameter* p,
+                         const std::vector<at::Tensor>& sends) const {
+  if (!options_.roundings) return;
+  const bool mean = !options_.sum && !options_.weight;
+  const double factor = EpsilonOf(sends[0].scalar_type()) /
+                        (mean ? options_.world_size / options_.predivide : 1);
+  for (const at::Tensor& send : sends) {
+    const at::Tensor one = send.abs().to(at::kDouble).mul(factor);
+    p->rounding = p->rounding.defined() ? p->rounding + one : one;
+  }
 }
 
 double Oracle::Norm() const {
@@ -268,7 +291,7 @@ void Oracle::StepOptimizer(double factor) {
   }
   if (masters.empty()) return;
   at::_fused_adamw_(masters, gradients, exp_avgs, exp_avg_sqs,
-                    /*max_exp_avg_sqs=*/{}, steps, options_.lr, options_.beta1,
+                    /*max_exp_avg_sqs=*/{}, steps, lr_, options_.beta1,
                     options_.beta2, options_.weight_decay, options_.eps,
                     /*amsgrad=*/false, /*maximize=*/false);
   for (Parameter& p : parameters_) {
@@ -279,7 +302,10 @@ void Oracle::StepOptimizer(double factor) {
 
 std::vector<std::vector<at::Tensor>> Oracle::TrainStep(const Loss& loss) {
   KeepGenerator keep;
-  for (Parameter& p : parameters_) p.gradient.reset();
+  for (Parameter& p : parameters_) {
+    p.gradient.reset();
+    p.rounding.reset();
+  }
   total_weight_ = 0;
   outcome_ = Outcome();
   outcome_.scale = scale_.scale();
@@ -334,6 +360,21 @@ at::Tensor Oracle::gradient(absl::string_view name) const {
   const Parameter& p = Find(name);
   return p.complex && p.gradient.defined() ? at::view_as_complex(p.gradient)
                                            : p.gradient;
+}
+
+at::Tensor Oracle::rounding(absl::string_view name) const {
+  const Parameter& p = Find(name);
+  return p.complex && p.rounding.defined() ? at::view_as_complex(p.rounding)
+                                           : p.rounding;
+}
+
+void Oracle::SetMaster(absl::string_view name, const at::Tensor& value) {
+  torch::NoGradGuard no_grad;
+  const Parameter& p = Find(name);
+  p.master.copy_(Reals(value));
+  for (const at::Tensor& replica : p.replicas) {
+    Reals(replica.detach()).copy_(p.master);
+  }
 }
 
 torch::nn::Module& Oracle::module(int rank) const {

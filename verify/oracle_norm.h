@@ -6,8 +6,8 @@
 // Within a block eight sums in double, of elements j, j + 8, ...; these added
 // as ((0+1)+(2+3))+((4+5)+(6+7)). All blocks of all parameters exactly, rounded
 // once, whatever their order.
-#ifndef TESTS_ORACLE_NORM_H_
-#define TESTS_ORACLE_NORM_H_
+#ifndef VERIFY_ORACLE_NORM_H_
+#define VERIFY_ORACLE_NORM_H_
 
 #include <cstdint>
 #include <vector>
@@ -32,4 +32,4 @@ struct PlacedGradient {
 double OracleNorm(const std::vector<PlacedGradient>& gradients, double p);
 
 }  // namespace tessera
-#endif  // TESTS_ORACLE_NORM_H_
+#endif  // VERIFY_ORACLE_NORM_H_

@@ -1,0 +1,18 @@
+// What the oracle is told of a configuration.
+#ifndef VERIFY_ORACLE_OPTIONS_H_
+#define VERIFY_ORACLE_OPTIONS_H_
+
+#include "absl/status/statusor.h"
+#include "config/config.pb.h"
+#include "verify/oracle.h"
+
+namespace tessera {
+
+// Of a resolved configuration (config/config.h). Seeds and weights are the
+// caller's. Unimplemented names a key that changes results in a way that the
+// oracle does not know; FailedPrecondition without an optimizer.
+absl::StatusOr<OracleOptions> OracleOptionsOf(const proto::Config& config,
+                                              int world_size, int stage);
+
+}  // namespace tessera
+#endif  // VERIFY_ORACLE_OPTIONS_H_

@@ -1,0 +1,376 @@
+#include "verify/verify.h"
+
+#include <torch/torch.h>
+
+#include <cmath>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "ATen/autocast_mode.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "base/bits.h"
+#include "base/status.h"
+#include "base/torch_guard.h"
+#include "comm/world.h"
+#include "config/config.h"
+#include "verify/difference.h"
+#include "verify/oracle_options.h"
+
+namespace tessera {
+namespace {
+
+at::Generator DefaultGenerator() {
+  return at::detail::getDefaultCPUGenerator();
+}
+
+// The thread count and the generator are the caller's again at the end.
+class KeepTorchState {
+ public:
+  KeepTorchState()
+      : threads_(at::get_num_threads()),
+        generator_(DefaultGenerator().get_state()) {
+    at::set_num_threads(1);  // as the oracle
+  }
+  ~KeepTorchState() {
+    at::set_num_threads(threads_);
+    DefaultGenerator().set_state(generator_);
+  }
+
+ private:
+  const int threads_;
+  const at::Tensor generator_;
+};
+
+using Tensors = absl::flat_hash_map<std::string, at::Tensor>;
+
+class Verifier {
+ public:
+  Verifier(proto::Config config, const Oracle::Loss& loss,
+           const VerifyOptions& options, std::shared_ptr<Communicator> comm)
+      : config_(std::move(config)),
+        loss_(loss),
+        options_(options),
+        comm_(std::move(comm)),
+        exact_(comm_->backend() != "nccl" || comm_->world_size() <= 2) {}
+
+  absl::StatusOr<VerifyReport> Run(const Oracle::MakeModule& make) {
+    TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(
+        CatchTorch("Verify", [&] { return Start(make); }), "Verify"));
+    TESSERA_ASSIGN_OR_RETURN(engine_,
+                             Engine::Create(module_, config_, options_.engine));
+    TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(
+        CatchTorch("Verify", [&] { return MakeOracle(make); }), "Verify"));
+    for (step_ = 0; step_ < options_.steps; ++step_) {
+      TESSERA_RETURN_IF_ERROR(Step());
+    }
+    TESSERA_RETURN_IF_ERROR(engine_->Close());
+    TESSERA_ASSIGN_OR_RETURN(
+        const auto values, comm_->AllGatherStrings(absl::StrCat(report_.values),
+                                                   CommTag{"Verify"}));
+    report_.values = std::stoll(values[0]);
+    report_.steps = options_.steps;
+    report_.exact = exact_;
+    return report_;
+  }
+
+ private:
+  absl::Status Start(const Oracle::MakeModule& make);
+  absl::Status MakeOracle(const Oracle::MakeModule& make);
+  absl::Status Step();
+  absl::Status TrainStep();
+  absl::Status CompareOnRank0(const std::vector<std::string>& lines);
+  absl::Status CompareGradient(const std::string& name);
+  absl::Status CompareMaster(const std::string& name);
+  absl::Status CompareOutcome() const;
+  absl::StatusOr<std::string> LinesOf(const torch::nn::Module& module,
+                                      const std::vector<at::Tensor>& losses,
+                                      const at::Tensor& generator) const;
+  at::Tensor LossUnderAutocast(torch::nn::Module& module, int rank,
+                               int64_t micro_batch) const;
+  std::string Where() const {
+    return absl::StrCat("step ", step_, " of ", options_.steps);
+  }
+
+  const proto::Config config_;
+  const Oracle::Loss& loss_;
+  const VerifyOptions& options_;
+  const std::shared_ptr<Communicator> comm_;
+  const bool exact_;
+  std::shared_ptr<torch::nn::Module> module_;
+  std::unique_ptr<Engine> engine_;
+  std::vector<std::string> names_;  // of distinct parameters
+  std::optional<Oracle> oracle_;    // on rank 0
+  VerifyReport report_;
+  // Of the step, on this rank; whole tensors are kept on rank 0 only.
+  int step_ = 0;
+  std::vector<at::Tensor> losses_;
+  Tensors gradients_, masters_;
+};
+
+absl::Status Verifier::Start(const Oracle::MakeModule& make) {
+  TESSERA_RETURN_IF_ERROR(
+      OracleOptionsOf(config_, comm_->world_size(), /*stage=*/0).status());
+  torch::manual_seed(options_.seed);
+  module_ = make();
+  torch::manual_seed(options_.seed + 1 + static_cast<uint64_t>(comm_->rank()));
+  if (module_ == nullptr) {
+    return absl::InvalidArgumentError("Verify: `make` returned no module");
+  }
+  absl::flat_hash_map<const void*, std::string> seen;
+  for (const auto& p : module_->named_parameters()) {
+    const bool first =
+        seen.try_emplace(p.value().unsafeGetTensorImpl(), p.key()).second;
+    if (first && p.value().numel() > 0) names_.push_back(p.key());
+  }
+  report_.parameters = static_cast<int64_t>(names_.size());
+  return absl::OkStatus();
+}
+
+absl::Status Verifier::MakeOracle(const Oracle::MakeModule& make) {
+  if (comm_->rank() != 0) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(
+      OracleOptions oracle,
+      OracleOptionsOf(config_, comm_->world_size(), engine_->stage()));
+  oracle.model_seed = options_.seed;
+  oracle.rank_seed = options_.seed + 1;
+  oracle.weight = options_.weight;
+  oracle.roundings = !exact_;
+  oracle_.emplace(make, oracle);
+  return absl::OkStatus();
+}
+
+absl::Status Verifier::TrainStep() {
+  losses_.clear();
+  const auto micro_batches =
+      static_cast<int>(config_.gradient_accumulation_steps());
+  for (int i = 0; i < micro_batches; ++i) {
+    const int64_t number = static_cast<int64_t>(step_) * micro_batches + i;
+    BackwardOptions backward;
+    if (options_.weight) {
+      backward.weight = options_.weight(comm_->rank(), number);
+    }
+    at::Tensor loss;
+    {
+      const Engine::AutocastScope autocast(engine_.get());
+      loss = loss_(*module_, comm_->rank(), number);
+    }
+    TESSERA_RETURN_IF_ERROR(engine_->Backward(loss, backward));
+    losses_.push_back(loss.detach());
+    if (i + 1 < micro_batches) TESSERA_RETURN_IF_ERROR(engine_->Step());
+  }
+  for (const std::string& name : names_) {
+    TESSERA_ASSIGN_OR_RETURN(at::Tensor gradient, engine_->Gradient(name));
+    if (comm_->rank() == 0) gradients_[name] = std::move(gradient);
+  }
+  TESSERA_RETURN_IF_ERROR(engine_->Step());
+  for (const std::string& name : names_) {
+    TESSERA_ASSIGN_OR_RETURN(at::Tensor master, engine_->Master(name));
+    if (comm_->rank() == 0) masters_[name] = std::move(master);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Verifier::Step() {
+  absl::Status trained = CatchTorch("Verify", [&] { return TrainStep(); });
+  if (!trained.ok()) comm_->Announce(trained);
+  TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(trained, "Verify"));
+  const auto mine = CatchTorch("Verify", [&] {
+    return LinesOf(*module_, losses_, DefaultGenerator().get_state());
+  });
+  TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(mine.status(), "Verify"));
+  TESSERA_ASSIGN_OR_RETURN(const auto all,
+                           comm_->AllGatherStrings(*mine, CommTag{"Verify"}));
+  absl::Status equal;
+  if (comm_->rank() == 0) {
+    equal = CatchTorch("Verify", [&] { return CompareOnRank0(all); });
+  }
+  return comm_->AgreeOk(equal, "Verify");
+}
+
+absl::Status Verifier::CompareOnRank0(const std::vector<std::string>& lines) {
+  const double rate = engine_->last_step().learning_rate;
+  oracle_->set_learning_rate(rate);
+  const auto losses = oracle_->TrainStep(
+      [this](torch::nn::Module& module, int rank, int64_t micro_batch) {
+        return LossUnderAutocast(module, rank, micro_batch);
+      });
+  for (const std::string& name : names_) {
+    TESSERA_RETURN_IF_ERROR(CompareGradient(name));
+  }
+  TESSERA_RETURN_IF_ERROR(CompareOutcome());
+  for (const std::string& name : names_) {
+    TESSERA_RETURN_IF_ERROR(CompareMaster(name));
+  }
+  for (int r = 0; r < comm_->world_size(); ++r) {
+    TESSERA_ASSIGN_OR_RETURN(
+        const std::string expected,
+        LinesOf(oracle_->module(r), losses[static_cast<size_t>(r)],
+                oracle_->generator_state(r)));
+    const std::string difference =
+        FirstLineThatDiffers(expected, lines[static_cast<size_t>(r)]);
+    if (difference.empty()) continue;
+    return absl::DataLossError(
+        absl::StrCat(Where(), ", on rank ", r, ": ", difference));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Verifier::CompareGradient(const std::string& name) {
+  at::Tensor expected = oracle_->gradient(name);
+  const double inverse = 1 / oracle_->outcome().divisor;
+  if (expected.defined() && inverse != 1) expected = expected.mul(inverse);
+  const at::Tensor& got = gradients_[name];
+  std::string difference;
+  if (exact_ || !expected.defined() || !got.defined()) {
+    difference = DifferenceOf(expected, got);
+  } else {
+    difference = DifferenceBeyond(
+        expected, got, oracle_->rounding(name).mul(inverse),
+        comm_->world_size() + config_.gradient_accumulation_steps());
+  }
+  if (expected.defined()) report_.values += expected.numel();
+  if (difference.empty()) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(const std::string unit, engine_->UnitOf(name));
+  return absl::DataLossError(absl::StrCat(Where(), ": gradient of parameter '",
+                                          name, "' (unit ", unit,
+                                          "): ", difference));
+}
+
+absl::Status Verifier::CompareMaster(const std::string& name) {
+  // A frozen one keeps what its working dtype can hold: see the lines.
+  if (!module_->named_parameters()[name].requires_grad()) {
+    return absl::OkStatus();
+  }
+  if (!exact_) {
+    oracle_->SetMaster(name, masters_[name]);
+    return absl::OkStatus();
+  }
+  const at::Tensor expected = oracle_->master(name);
+  report_.values += expected.numel();
+  const std::string difference =
+      DifferenceOf(expected, masters_[name].to(expected.scalar_type()));
+  if (difference.empty()) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(const std::string unit, engine_->UnitOf(name));
+  return absl::DataLossError(absl::StrCat(Where(), ": master of parameter '",
+                                          name, "' (unit ", unit,
+                                          ") after the step: ", difference));
+}
+
+absl::Status Verifier::CompareOutcome() const {
+  const StepReport& got = engine_->last_step();
+  const Oracle::Outcome& expected = oracle_->outcome();
+  if (got.skipped != expected.skipped || got.loss_scale != expected.scale) {
+    return absl::DataLossError(
+        absl::StrCat(Where(), ": ", got.skipped ? "skipped" : "made",
+                     ", loss scale ", got.loss_scale, "; plain training ",
+                     expected.skipped ? "skips it" : "makes it",
+                     ", loss scale ", expected.scale));
+  }
+  const bool has_norm = !std::isnan(got.grad_norm) && !got.skipped;
+  if (!exact_ || !has_norm || got.grad_norm == expected.norm) {
+    return absl::OkStatus();
+  }
+  return absl::DataLossError(
+      absl::StrCat(Where(), ": norm of the gradients ", HexFloat(got.grad_norm),
+                   ", plain training has ", HexFloat(expected.norm),
+                   ", although all gradients are equal"));
+}
+
+// What a rank's own is: losses, what operators compute with, buffers,
+// generator.
+absl::StatusOr<std::string> Verifier::LinesOf(
+    const torch::nn::Module& module, const std::vector<at::Tensor>& losses,
+    const at::Tensor& generator) const {
+  torch::NoGradGuard no_grad;
+  std::string lines;
+  for (size_t i = 0; i < losses.size(); ++i) {
+    absl::StrAppend(&lines, "loss of micro-batch ", i, ": ",
+                    losses[i].defined()
+                        ? HexFloat(losses[i].to(at::kDouble).item<double>())
+                        : "none",
+                    "\n");
+  }
+  const auto parameters = module.named_parameters();
+  for (const std::string& name : names_) {
+    at::Tensor value = parameters[name];
+    if (&module == module_.get()) {
+      TESSERA_ASSIGN_OR_RETURN(value, engine_->Parameter(name));
+    }
+    absl::StrAppend(&lines, "working copy of parameter '", name,
+                    "': ", PrintOfValues(value), "\n");
+  }
+  for (const auto& b : module.named_buffers()) {
+    absl::StrAppend(&lines, "buffer '", b.key(),
+                    "': ", PrintOfValues(b.value()), "\n");
+  }
+  absl::StrAppend(&lines, "generator: ", PrintOfValues(generator), "\n");
+  return lines;
+}
+
+// Plain libtorch's own autocast, as Engine::AutocastScope sets it.
+at::Tensor Verifier::LossUnderAutocast(torch::nn::Module& module, int rank,
+                                       int64_t micro_batch) const {
+  if (!config_.torch_autocast().enabled()) {
+    return loss_(module, rank, micro_batch);
+  }
+  const bool was = at::autocast::is_autocast_enabled(at::kCPU);
+  const auto dtype = at::autocast::get_autocast_dtype(at::kCPU);
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  at::autocast::set_autocast_dtype(
+      at::kCPU, config_.torch_autocast().dtype() == "float16" ? at::kHalf
+                                                              : at::kBFloat16);
+  at::autocast::increment_nesting();
+  const at::Tensor loss = loss_(module, rank, micro_batch);
+  if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+  at::autocast::set_autocast_enabled(at::kCPU, was);
+  at::autocast::set_autocast_dtype(at::kCPU, dtype);
+  return loss;
+}
+
+absl::StatusOr<std::shared_ptr<Communicator>> GroupOf(
+    const VerifyOptions& options) {
+  if (options.engine.communicator != nullptr) {
+    return options.engine.communicator;
+  }
+  if (World::Current() != nullptr) return World::Current()->communicator();
+  return absl::FailedPreconditionError(
+      "Verify: call tessera::Init first, or set EngineOptions::communicator");
+}
+
+}  // namespace
+
+std::string VerifyReport::ToString() const {
+  return absl::StrCat(steps, " steps, ", parameters, " parameters, ", values,
+                      " values: ",
+                      exact ? "the same bits"
+                            : "gradients within the bound of sums in another "
+                              "order");
+}
+
+absl::StatusOr<VerifyReport> Verify(const Oracle::MakeModule& make,
+                                    absl::string_view config_path,
+                                    const Oracle::Loss& loss,
+                                    const VerifyOptions& options) {
+  TESSERA_ASSIGN_OR_RETURN(const auto comm, GroupOf(options));
+  const auto config = LoadConfig(std::string(config_path), comm->world_size(),
+                                 options.engine.auto_values);
+  TESSERA_RETURN_IF_ERROR(comm->AgreeOk(config.status(), "configuration"));
+  return Verify(make, *config, loss, options);
+}
+
+absl::StatusOr<VerifyReport> Verify(const Oracle::MakeModule& make,
+                                    const proto::Config& config,
+                                    const Oracle::Loss& loss,
+                                    const VerifyOptions& options) {
+  TESSERA_ASSIGN_OR_RETURN(const auto comm, GroupOf(options));
+  auto resolved = ResolveConfig(config, comm->world_size());
+  TESSERA_RETURN_IF_ERROR(comm->AgreeOk(resolved.status(), "configuration"));
+  const KeepTorchState keep;
+  return Verifier(*std::move(resolved), loss, options, comm).Run(make);
+}
+
+}  // namespace tessera
