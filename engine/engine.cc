@@ -59,7 +59,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(
   auto impl = std::make_unique<Impl>(std::move(module), *std::move(resolved),
                                      std::move(comm), options);
   TESSERA_RETURN_IF_ERROR(CatchTorch(
-      "Engine::Create", [&] { return impl->Build(options.sync_from_rank0); }));
+      "Engine::Create", [&] { return impl->Build(options); }));
   return std::unique_ptr<Engine>(new Engine(std::move(impl)));
 }
 

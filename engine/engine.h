@@ -55,6 +55,9 @@ struct EngineOptions {
   // parameters must be equal on all ranks (checked; InvalidArgument names the
   // first that differs).
   bool sync_from_rank0 = false;
+  // Where the module is moved to (Module::to) before it is taken over; where it
+  // is if unset. Not for modules of ConstructSharded, which are on the CPU.
+  std::optional<at::Device> device;
   // Modules that are units of their own, and modules that are never parted,
   // besides those that the configuration names (sharding.unit_classes,
   // zero_optimization.leaf_module). `path` is that of named_modules(). The same

@@ -83,12 +83,27 @@ absl::StatusOr<Partition> Engine::Impl::Plan() {
   return partition;
 }
 
-absl::Status Engine::Impl::Build(bool sync_from_rank0) {
+absl::Status Engine::Impl::MoveTo(std::optional<at::Device> device) {
+  for (const at::Tensor& p : module_->parameters()) {
+    constructed_ |= IsEvictable(p);
+  }
+  if (!device.has_value()) return absl::OkStatus();
+  if (constructed_ && !device->is_cpu()) {
+    return absl::UnimplementedError(absl::StrCat(
+        "EngineOptions::device is ", device->str(),
+        ", and ConstructSharded made the module, on the CPU, where it stays"));
+  }
+  return CatchTorch("EngineOptions::device", [&] { module_->to(*device); });
+}
+
+absl::Status Engine::Impl::Build(const EngineOptions& options) {
   TESSERA_RETURN_IF_ERROR(
       CheckSame(config_.ShortDebugString(), "configuration", comm_.get()));
+  TESSERA_RETURN_IF_ERROR(
+      comm_->AgreeOk(MoveTo(options.device), "Engine::Create"));
   absl::StatusOr<Partition> partition = Plan();
   TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(partition.status(), "Engine::Create"));
-  if (sync_from_rank0) {
+  if (options.sync_from_rank0) {
     TESSERA_RETURN_IF_ERROR(
         CheckEqual(partition->units, comm_.get(), /*values=*/false).status());
     TESSERA_RETURN_IF_ERROR(
@@ -99,7 +114,6 @@ absl::Status Engine::Impl::Build(bool sync_from_rank0) {
       CheckEqual(partition->units, comm_.get(), /*values=*/true));
   for (const at::Tensor& p : module_->parameters()) {
     known_parameters_.insert(p.unsafeGetTensorImpl());
-    constructed_ |= IsEvictable(p);
   }
   parameters_print_ = PrintOfParameters(*module_);
   settings_.flats.working_dtype = [this](const NamedParameter& p) {

@@ -29,7 +29,7 @@ class Engine::Impl {
   ~Impl();
 
   // engine_build.cc
-  absl::Status Build(bool sync_from_rank0);
+  absl::Status Build(const EngineOptions& options);
   absl::Status Close();
 
   // engine_training.cc
@@ -92,6 +92,7 @@ class Engine::Impl {
                                         const Place& place,
                                         OptimizerState which);
 
+  absl::Status MoveTo(std::optional<at::Device> device);
   absl::StatusOr<Partition> Plan();
   absl::Status ChooseStage(absl::Span<const FlatPlan> flats);
   absl::Status MakeGroups();

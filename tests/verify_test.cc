@@ -66,8 +66,8 @@ void ExpectSame(const TrainingSpec& spec, int world_size = 2) {
 TEST(VerifyTest, ModelsAtStage3) {
   for (const std::string model :
        {"Mlp", "Gpt", "Lstm", "ConvNorm", "Views", "SharedStorage", "Tied",
-        "Clamped", "UsedTwice", "TwoForwards", "Thawed", "Embedding", "OneRank",
-        "Recomputing", "GradientPenalty", "Complex"}) {
+        "Clamped", "ChangingRank", "UsedTwice", "TwoForwards", "Thawed",
+        "Embedding", "OneRank", "Recomputing", "GradientPenalty", "Complex"}) {
     TrainingSpec spec;
     spec.model = model;
     spec.stage = 3;
