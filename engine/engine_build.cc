@@ -183,39 +183,15 @@ absl::Status Engine::Impl::ChooseStage(absl::Span<const FlatPlan> flats) {
       tessera::ChooseStage(sizes, settings_.shard_group_size, options, memory));
   stage_ = choice.stage;
   stage_reason_ = std::move(choice.reason);
+  if (settings_.shard_group_size < comm_->world_size()) {
+    absl::StrAppend(&stage_reason_, "; shard groups of ",
+                    settings_.shard_group_size, " of ", comm_->world_size(),
+                    " ranks");
+  }
   if (comm_->rank() == 0) {
     TESSERA_LOG(INFO) << "zero_optimization.stage auto: " << stage_reason_;
   }
   return absl::OkStatus();
-}
-
-// Neighbours shard; where nothing is sharded all ranks are one group.
-absl::Status Engine::Impl::MakeGroups() {
-  const int n = settings_.shard_group_size;
-  shard_group_ = comm_;
-  if (stage_ == 0 || n == comm_->world_size()) return absl::OkStatus();
-  TESSERA_ASSIGN_OR_RETURN(
-      shard_group_, comm_->Split(comm_->rank() / n, CommTag{"shard groups"}));
-  TESSERA_ASSIGN_OR_RETURN(
-      replicas_, comm_->Split(comm_->rank() % n, CommTag{"replicas"}));
-  return absl::OkStatus();
-}
-
-// What all ranks of a shard group have come to is agreed on over the groups.
-absl::Status Engine::Impl::AgreeOverGroups(const absl::Status& mine,
-                                           absl::string_view where) {
-  return replicas_ == nullptr ? mine : comm_->AgreeOk(mine, where);
-}
-
-// Null if what a forward leaves is sharded over all ranks of a shard group.
-absl::StatusOr<std::shared_ptr<Communicator>> Engine::Impl::ReshardGroup() {
-  const int n = settings_.reshard_group_size;
-  if (n == 0 || n == shard_group_->world_size() || stage_ < 3) return nullptr;
-  auto group = shard_group_->Split(shard_group_->rank() / n,
-                                   CommTag{"groups to reshard to"});
-  TESSERA_RETURN_IF_ERROR(
-      AgreeOverGroups(group.status(), "sharding.reshard_after_forward"));
-  return group;
 }
 
 // One working copy for all ranks, where that is wanted and they share memory.

@@ -95,10 +95,6 @@ class Engine::Impl {
   absl::Status MoveTo(std::optional<at::Device> device);
   absl::StatusOr<Partition> Plan();
   absl::Status ChooseStage(absl::Span<const FlatPlan> flats);
-  absl::Status MakeGroups();
-  absl::Status AgreeOverGroups(const absl::Status& mine,
-                               absl::string_view where);
-  absl::StatusOr<std::shared_ptr<Communicator>> ReshardGroup();
   absl::StatusOr<std::vector<UnitOptions>> UnitOptionsOfAll(
       absl::Span<const FlatPlan> flats);
   absl::Status ShareWorkingCopy(absl::Span<const FlatPlan> flats,
@@ -109,6 +105,13 @@ class Engine::Impl {
   void GiveBuffersBack();
   absl::Status GiveBack(const absl::Status& why);
 
+  // engine_groups.cc
+  absl::Status MakeGroups();
+  absl::Status AgreeOverGroups(const absl::Status& mine,
+                               absl::string_view where);
+  absl::StatusOr<std::shared_ptr<Communicator>> ReshardGroup();
+  absl::Status CheckReplicas();
+
   absl::Status CheckBackward(const at::Tensor& loss,
                              const BackwardOptions& options);
   bool ReducesNow() const;
@@ -118,7 +121,6 @@ class Engine::Impl {
   absl::Status CheckStep();
   absl::Status CheckParametersKnown() const;
   absl::Status CheckWrites();
-  absl::Status CheckReplicas();
   absl::Status EnterUpdate(absl::Status mine, absl::string_view where,
                            Unit* unit = nullptr);
   absl::Status AgreeOnUpdate(absl::Status mine, absl::string_view where);

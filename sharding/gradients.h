@@ -17,7 +17,9 @@
 //
 // Collectives of one backward, the same on all ranks whatever their graphs
 // were:
-//   1. every bucket with expected parameters, in reverse order of registration;
+//   1. every bucket with expected parameters, in reverse order of registration,
+//      each within its shard group and then over the replicas, if there are
+//      any;
 //   2. the agreement (error, which parameters got a gradient anywhere);
 //   3. units with held gradients: of parameters that were not expected, or that
 //      came after their unit was launched.

@@ -96,6 +96,21 @@ TEST(Reduction, In16BitsRoundsOnce) {
   EXPECT_EQ(GradientOf(options, gradients), (1 + 3 * small) / 4);
 }
 
+TEST(Reduction, OfShardGroupsAddsTheirSums) {
+  OracleOptions options;
+  const std::vector<std::vector<double>> odd = {{1}, {Pow2(24)}, {1}, {1}};
+  EXPECT_EQ(GradientOf(options, odd), Pow2(22));
+  options.shard_group_size = 2;
+  EXPECT_EQ(GradientOf(options, odd), Pow2(22) + 0.5);
+  options.shard_group_size = 1;
+  EXPECT_EQ(GradientOf(options, odd), Pow2(22));
+  // Each group's sum is rounded.
+  const double small = Pow2(-9);
+  options.shard_group_size = 2;
+  options.reduce_dtype = torch::kBFloat16;
+  EXPECT_EQ(GradientOf(options, {{1}, {small}, {small}, {small}}), 0.25);
+}
+
 TEST(Reduction, PredivideKeepsSumsInRange) {
   OracleOptions options;
   options.dtype = torch::kHalf;

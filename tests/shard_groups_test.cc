@@ -133,9 +133,10 @@ TEST(ShardGroups, AutoStageCountsTheRanksOfAGroup) {
   int64_t numel = 0;
   for (const auto& p : BuildModel("Gpt", 0)->parameters()) numel += p.numel();
   const int64_t half = 8 * numel + 8 * (numel + 1) / 2;
-  EXPECT_THAT(RunOnRanks(kWorldSize, "AutoStage", absl::StrCat(half + 1000)),
-              Each(AllOf(::testing::StartsWith("1 "),
-                         HasSubstr("on each of 2 ranks"))));
+  EXPECT_THAT(
+      RunOnRanks(kWorldSize, "AutoStage", absl::StrCat(half + 1000)),
+      Each(AllOf(::testing::StartsWith("1 "), HasSubstr("on each of 2 ranks"),
+                 HasSubstr("; shard groups of 2 of 4 ranks"))));
   EXPECT_THAT(RunOnRanks(kWorldSize, "AutoStage", absl::StrCat(half - 1000)),
               Each(::testing::Not(::testing::StartsWith("1 "))));
 }

@@ -1,5 +1,8 @@
-// Replicas of shard groups stay equal (sharding.shard_group_size).
+// Which ranks shard, which hold replicas of each other, and that these stay
+// equal (sharding.shard_group_size).
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/bits.h"
@@ -27,6 +30,35 @@ std::string PrintsOf(const std::vector<std::shared_ptr<Unit>>& units,
 }
 
 }  // namespace
+
+// Neighbours shard; where nothing is sharded all ranks are one group.
+absl::Status Engine::Impl::MakeGroups() {
+  const int n = settings_.shard_group_size;
+  shard_group_ = comm_;
+  if (stage_ == 0 || n == comm_->world_size()) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(
+      shard_group_, comm_->Split(comm_->rank() / n, CommTag{"shard groups"}));
+  TESSERA_ASSIGN_OR_RETURN(
+      replicas_, comm_->Split(comm_->rank() % n, CommTag{"replicas"}));
+  return absl::OkStatus();
+}
+
+// What all ranks of a shard group have come to is agreed on over the groups.
+absl::Status Engine::Impl::AgreeOverGroups(const absl::Status& mine,
+                                           absl::string_view where) {
+  return replicas_ == nullptr ? mine : comm_->AgreeOk(mine, where);
+}
+
+// Null if what a forward leaves is sharded over all ranks of a shard group.
+absl::StatusOr<std::shared_ptr<Communicator>> Engine::Impl::ReshardGroup() {
+  const int n = settings_.reshard_group_size;
+  if (n == 0 || n == shard_group_->world_size() || stage_ < 3) return nullptr;
+  auto group = shard_group_->Split(shard_group_->rank() / n,
+                                   CommTag{"groups to reshard to"});
+  TESSERA_RETURN_IF_ERROR(
+      AgreeOverGroups(group.status(), "sharding.reshard_after_forward"));
+  return group;
+}
 
 // All that could part replicas is a write of the user's: gradients have the
 // same bits on all of them, and so have the steps. So units that some rank has
