@@ -1,0 +1,255 @@
+#include "checkpoint/safetensors_header.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status.h"
+#include "config/json_reader.h"
+#include "config/utf8.h"
+
+namespace tessera {
+namespace {
+
+struct NamedDtype {
+  absl::string_view name;
+  at::ScalarType dtype;
+};
+constexpr NamedDtype kDtypes[] = {
+    {"BOOL", at::ScalarType::Bool},
+    {"U8", at::ScalarType::Byte},
+    {"I8", at::ScalarType::Char},
+    {"F8_E4M3", at::ScalarType::Float8_e4m3fn},
+    {"F8_E5M2", at::ScalarType::Float8_e5m2},
+    {"F8_E8M0", at::ScalarType::Float8_e8m0fnu},
+    {"F8_E4M3FNUZ", at::ScalarType::Float8_e4m3fnuz},
+    {"F8_E5M2FNUZ", at::ScalarType::Float8_e5m2fnuz},
+    {"I16", at::ScalarType::Short},
+    {"U16", at::ScalarType::UInt16},
+    {"F16", at::ScalarType::Half},
+    {"BF16", at::ScalarType::BFloat16},
+    {"I32", at::ScalarType::Int},
+    {"U32", at::ScalarType::UInt32},
+    {"F32", at::ScalarType::Float},
+    {"I64", at::ScalarType::Long},
+    {"U64", at::ScalarType::UInt64},
+    {"F64", at::ScalarType::Double},
+    {"C64", at::ScalarType::ComplexFloat},
+};
+
+constexpr char kMetadata[] = "__metadata__";
+// {"name": {"shape": [2]}}, and something to spare for keys of later versions.
+constexpr int kMaxDepth = 8;
+
+at::ScalarType DtypeOf(absl::string_view name) {
+  for (const NamedDtype& each : kDtypes) {
+    if (each.name == name) return each.dtype;
+  }
+  return at::ScalarType::Undefined;
+}
+
+// 12, and neither -12 nor 1.2e1.
+std::optional<int64_t> CountOf(const JsonValue& value) {
+  if (value.kind != JsonKind::kNumber ||
+      !std::all_of(value.text.begin(), value.text.end(),
+                   [](unsigned char c) { return absl::ascii_isdigit(c); })) {
+    return std::nullopt;
+  }
+  return value.AsInt64();
+}
+
+// One member of the header.
+class TensorReader {
+ public:
+  TensorReader(const JsonMember& member, int64_t data_bytes,
+               const std::string& path)
+      : member_(member), data_bytes_(data_bytes), path_(path) {}
+
+  absl::StatusOr<SafetensorsTensor> Read() {
+    if (member_.value.kind != JsonKind::kObject) {
+      return Fault(absl::StrCat("expected an object, got ",
+                                JsonKindName(member_.value.kind)));
+    }
+    SafetensorsTensor tensor;
+    tensor.name = member_.key;
+    TESSERA_RETURN_IF_ERROR(ReadDtype(&tensor));
+    TESSERA_RETURN_IF_ERROR(ReadShape(&tensor));
+    TESSERA_RETURN_IF_ERROR(ReadOffsets(&tensor));
+    TESSERA_RETURN_IF_ERROR(CheckBytes(tensor));
+    return tensor;
+  }
+
+ private:
+  absl::Status Fault(absl::string_view what) const {
+    return absl::DataLossError(
+        absl::StrCat(path_, ": tensor ", QuotedName(member_.key), ": ", what));
+  }
+  absl::StatusOr<const JsonValue*> Find(absl::string_view key,
+                                        JsonKind kind) const {
+    const JsonValue* value = member_.value.Find(key);
+    if (value == nullptr) return Fault(absl::StrCat("has no ", key));
+    if (value->kind == kind) return value;
+    return Fault(absl::StrCat(key, ": expected ", JsonKindName(kind), ", got ",
+                              JsonKindName(value->kind)));
+  }
+  absl::StatusOr<std::vector<int64_t>> ReadCounts(absl::string_view key) const {
+    TESSERA_ASSIGN_OR_RETURN(const JsonValue* const list,
+                             Find(key, JsonKind::kArray));
+    std::vector<int64_t> counts;
+    for (const JsonValue& element : list->elements) {
+      const std::optional<int64_t> count = CountOf(element);
+      if (!count.has_value()) {
+        return Fault(absl::StrCat(
+            key, ": expected whole numbers from 0 below 2^63, got ",
+            element.kind == JsonKind::kNumber ? element.text
+                                              : JsonKindName(element.kind)));
+      }
+      counts.push_back(*count);
+    }
+    return counts;
+  }
+
+  absl::Status ReadDtype(SafetensorsTensor* tensor) const {
+    TESSERA_ASSIGN_OR_RETURN(const JsonValue* const name,
+                             Find("dtype", JsonKind::kString));
+    tensor->dtype_name = name->text;
+    tensor->dtype = DtypeOf(name->text);
+    return absl::OkStatus();
+  }
+  absl::Status ReadShape(SafetensorsTensor* tensor) const {
+    TESSERA_ASSIGN_OR_RETURN(tensor->sizes, ReadCounts("shape"));
+    tensor->numel = 1;
+    for (const int64_t size : tensor->sizes) {
+      if (__builtin_mul_overflow(tensor->numel, size, &tensor->numel)) {
+        return Fault(absl::StrCat("shape [", absl::StrJoin(tensor->sizes, ", "),
+                                  "]: expected fewer than 2^63 elements"));
+      }
+    }
+    return absl::OkStatus();
+  }
+  absl::Status ReadOffsets(SafetensorsTensor* tensor) const {
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<int64_t> offsets,
+                             ReadCounts("data_offsets"));
+    if (offsets.size() != 2 || offsets[0] > offsets[1] ||
+        offsets[1] > data_bytes_) {
+      return Fault(absl::StrCat(
+          "data_offsets: expected two, [first byte, end), within the file's ",
+          data_bytes_, " bytes of elements, got [",
+          absl::StrJoin(offsets, ", "), "]; is the file truncated?"));
+    }
+    tensor->offset = offsets[0];  // from where elements begin; see below
+    tensor->bytes = offsets[1] - offsets[0];
+    return absl::OkStatus();
+  }
+  // Of a dtype that we do not know we know no size.
+  absl::Status CheckBytes(const SafetensorsTensor& tensor) const {
+    if (tensor.dtype == at::ScalarType::Undefined) return absl::OkStatus();
+    const auto item = static_cast<int64_t>(c10::elementSize(tensor.dtype));
+    int64_t expected = 0;
+    if (!__builtin_mul_overflow(tensor.numel, item, &expected) &&
+        expected == tensor.bytes) {
+      return absl::OkStatus();
+    }
+    return Fault(absl::StrCat("expected ", tensor.numel, " * ", item,
+                              " bytes for shape [",
+                              absl::StrJoin(tensor.sizes, ", "), "] of ",
+                              tensor.dtype_name, ", got ", tensor.bytes));
+  }
+
+  const JsonMember& member_;
+  const int64_t data_bytes_;
+  const std::string& path_;
+};
+
+absl::Status ReadMetadata(const JsonValue& value, const std::string& path,
+                          SafetensorsHeader* header) {
+  if (value.kind != JsonKind::kObject) {
+    return absl::DataLossError(absl::StrCat(path, ": ", kMetadata,
+                                            ": expected an object, got ",
+                                            JsonKindName(value.kind)));
+  }
+  for (const JsonMember& member : value.members) {
+    if (member.value.kind != JsonKind::kString) {
+      return absl::DataLossError(absl::StrCat(
+          path, ": ", kMetadata, ": ", QuotedName(member.key),
+          ": expected a string, got ", JsonKindName(member.value.kind)));
+    }
+    header->metadata.emplace_back(member.key, member.value.text);
+  }
+  return absl::OkStatus();
+}
+
+// Each tensor begins where the one before it ends. REQUIRES: sorted.
+absl::Status CheckCovered(const std::vector<SafetensorsTensor>& tensors,
+                          int64_t data_bytes, const std::string& path) {
+  int64_t end = 0;
+  std::string after = "the header";
+  for (const SafetensorsTensor& t : tensors) {
+    if (t.offset != end) {
+      return absl::DataLossError(absl::StrCat(
+          path, ": tensor ", QuotedName(t.name), ": data_offsets: expected to ",
+          "begin at ", end, ", where ", after, " ends, got ", t.offset,
+          t.offset < end ? " (they overlap)" : " (a hole)"));
+    }
+    end = t.offset + t.bytes;
+    after = QuotedName(t.name);
+  }
+  if (end == data_bytes) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(
+      path, ": expected ", end, " bytes of elements, got ", data_bytes,
+      " (what lies behind ", after, " belongs to no tensor)"));
+}
+
+}  // namespace
+
+absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(
+    absl::string_view json, int64_t file_bytes, const std::string& path) {
+  if (json.empty() || json[0] != '{') {
+    return absl::DataLossError(absl::StrCat(
+        path, ": is no safetensors file: its header does not begin with '{'"));
+  }
+  JsonLimits limits;
+  limits.max_depth = kMaxDepth;
+  limits.max_bytes = kMaxSafetensorsHeaderBytes;
+  const auto root = ReadJson(json, absl::StrCat(path, ": header"), limits);
+  if (!root.ok()) return absl::DataLossError(root.status().message());
+  const int64_t data_begin =
+      kSafetensorsLengthBytes + static_cast<int64_t>(json.size());
+  const int64_t data_bytes = file_bytes - data_begin;
+  SafetensorsHeader header;
+  for (const JsonMember& member : root->members) {
+    if (member.key == kMetadata) {
+      TESSERA_RETURN_IF_ERROR(ReadMetadata(member.value, path, &header));
+      continue;
+    }
+    TESSERA_ASSIGN_OR_RETURN(SafetensorsTensor tensor,
+                             TensorReader(member, data_bytes, path).Read());
+    header.tensors.push_back(std::move(tensor));
+  }
+  std::stable_sort(header.tensors.begin(), header.tensors.end(),
+                   [](const SafetensorsTensor& a, const SafetensorsTensor& b) {
+                     return std::pair(a.offset, a.bytes) <
+                            std::pair(b.offset, b.bytes);
+                   });
+  TESSERA_RETURN_IF_ERROR(CheckCovered(header.tensors, data_bytes, path));
+  for (SafetensorsTensor& t : header.tensors) t.offset += data_begin;
+  return header;
+}
+
+std::string SafetensorsDtypeName(at::ScalarType dtype) {
+  for (const NamedDtype& each : kDtypes) {
+    if (each.dtype == dtype) return std::string(each.name);
+  }
+  return "";
+}
+
+std::string QuotedName(absl::string_view name) {
+  return absl::StrCat(
+      "'", IsUtf8(name) ? absl::Utf8SafeCEscape(name) : absl::CEscape(name),
+      "'");
+}
+
+}  // namespace tessera
