@@ -152,7 +152,7 @@ absl::StatusOr<WeightMap> ReadWeightMap(const std::string& path) {
 
 absl::StatusOr<std::unique_ptr<Safetensors>> Safetensors::Open(
     const std::string& path) {
-  std::unique_ptr<Safetensors> set(new Safetensors);
+  std::unique_ptr<Safetensors> set(new Safetensors(path));
   std::string file = path;
   std::error_code error;
   if (std::filesystem::is_directory(path, error)) {

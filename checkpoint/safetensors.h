@@ -50,6 +50,8 @@ class Safetensors {
   Safetensors(const Safetensors&) = delete;
   Safetensors& operator=(const Safetensors&) = delete;
 
+  // As it was opened.
+  const std::string& path() const { return path_; }
   // Sorted by name.
   const std::vector<SafetensorsTensor>& tensors() const { return tensors_; }
   // Null if there is none of that name.
@@ -76,11 +78,12 @@ class Safetensors {
     std::string path;
     int fd;
   };
-  Safetensors() = default;
+  explicit Safetensors(std::string path) : path_(std::move(path)) {}
   absl::Status OpenIndex(const std::string& path);
   absl::Status AddFile(const std::string& path);
   void Index();
 
+  const std::string path_;
   std::vector<File> files_;
   std::vector<SafetensorsTensor> tensors_;
   absl::flat_hash_map<std::string, size_t> places_;  // in tensors_

@@ -142,6 +142,10 @@ absl::Status Engine::SetOptimizerState(absl::string_view name,
 absl::StatusOr<StateDict> Engine::FullStateDict(StateDictOptions options) {
   return impl_->FullStateDict(options);
 }
+absl::StatusOr<LoadSafetensorsReport> Engine::LoadSafetensors(
+    const std::string& path, LoadSafetensorsOptions options) {
+  return impl_->LoadSafetensors(path, options);
+}
 absl::Status Engine::SetPrefetch(absl::string_view unit, Pass pass,
                                  const std::vector<std::string>& next) {
   return impl_->SetPrefetch(

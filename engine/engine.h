@@ -104,6 +104,24 @@ struct StateDictOptions {
   bool rank0_only = false;
 };
 
+struct LoadSafetensorsOptions {
+  // Every parameter and buffer of the module must be in the file, and the file
+  // must have no others. false: what only one of the two has is left alone, and
+  // named in the report.
+  bool strict = true;
+  // The file's names are this and then the module's ("model."); what begins
+  // otherwise is not looked at.
+  std::string prefix;
+  // What the file calls a parameter or buffer of the module, without the
+  // prefix; "" for one that is not to be loaded. Null: the module's name.
+  std::function<std::string(absl::string_view name)> file_name;
+};
+struct LoadSafetensorsReport {
+  std::vector<std::string> missing;     // names of the module; not in the file
+  std::vector<std::string> unexpected;  // the other way round
+  int64_t bytes_read = 0;               // of elements, by this rank
+};
+
 // Bytes of model states; between uses, on this rank.
 struct StateBytes {
   int64_t parameters = 0;
@@ -236,6 +254,21 @@ class Engine {
   // Whole copies of all masters and buffers, on the CPU. COLLECTIVE; gathers
   // one unit at a time.
   absl::StatusOr<StateDict> FullStateDict(StateDictOptions options = {});
+
+  // Parameters and buffers of a safetensors file, or of several in a folder
+  // (Hugging Face's; `path` as of checkpoint/safetensors.h), become the
+  // module's. Each rank reads its own part of the masters, and buffers whole;
+  // values are cast to the masters' and buffers' dtypes. Optimizer states stay.
+  // A tied parameter is looked for under all its names; the first that the file
+  // has counts. The same file, and options, on all ranks.
+  //
+  // Names, sizes and dtypes are checked on all ranks before anything changes:
+  // InvalidArgument lists what is missing, unexpected or does not fit; NotFound
+  // and so on, DataLoss (a damaged file). A file that cannot be read to its end
+  // later is an error, too, which says which units are loaded already; the
+  // engine stays usable. COLLECTIVE.
+  absl::StatusOr<LoadSafetensorsReport> LoadSafetensors(
+      const std::string& path, LoadSafetensorsOptions options = {});
 
   // ---- the schedule at stage 3; names as in DescribeUnits. NotFound. LOCAL,
   // but make the same calls on all ranks. ----

@@ -52,6 +52,10 @@ class Engine::Impl {
                         const at::Tensor& value);
   absl::StatusOr<StateDict> FullStateDict(const StateDictOptions& options);
 
+  // engine_safetensors.cc
+  absl::StatusOr<LoadSafetensorsReport> LoadSafetensors(
+      const std::string& path, const LoadSafetensorsOptions& options);
+
   // engine_impl.cc
   absl::Status SetPrefetch(absl::string_view unit, Phase phase,
                            const std::vector<std::string>& next);
@@ -93,6 +97,11 @@ class Engine::Impl {
                                         OptimizerState which);
 
   absl::Status MoveTo(std::optional<at::Device> device);
+  struct Loading;
+  absl::StatusOr<Loading> PlanLoading(const std::string& path,
+                                      const LoadSafetensorsOptions& options);
+  absl::Status LoadUnit(const Loading& loading, size_t u, bool* could_read);
+
   absl::StatusOr<Partition> Plan();
   absl::Status ChooseStage(absl::Span<const FlatPlan> flats);
   absl::StatusOr<std::vector<UnitOptions>> UnitOptionsOfAll(

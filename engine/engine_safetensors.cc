@@ -1,0 +1,229 @@
+// Loads parameters and buffers from safetensors files, each rank its own part.
+#include <algorithm>
+#include <utility>
+
+#include "ATen/ops/empty.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "base/torch_guard.h"
+#include "checkpoint/safetensors.h"
+#include "engine/engine_impl.h"
+#include "engine/replicas.h"
+#include "engine/safetensors_plan.h"
+#include "sharding/torch_scope.h"
+#include "torch/csrc/autograd/variable.h"
+
+namespace tessera {
+namespace {
+
+constexpr char kWhere[] = "Engine::LoadSafetensors";
+constexpr int64_t kPieceNumel = 1 << 18;
+
+at::ScalarType AsComplexAs(const at::Tensor& like, at::ScalarType dtype) {
+  return like.is_complex() ? c10::toComplexType(dtype) : dtype;
+}
+
+// The same memory of a contiguous tensor on the host, [elements], real.
+at::Tensor ElementsOf(const at::Tensor& t) {
+  return TensorOver(static_cast<char*>(t.mutable_data_ptr()),
+                    {t.numel() * ElementsPerNumber(t.scalar_type())}, {1},
+                    ElementType(t.scalar_type()), at::kCPU);
+}
+
+// Whole, in the tensor's dtype and sizes, on the host.
+absl::StatusOr<at::Tensor> ReadWhole(const Safetensors& file,
+                                     const SafetensorsMatch& match) {
+  const at::ScalarType dtype = match.tensor.scalar_type();
+  const at::Tensor values =
+      at::empty(match.tensor.sizes(), at::TensorOptions(dtype));
+  const at::Tensor elements = ElementsOf(values);
+  TESSERA_RETURN_IF_ERROR(
+      file.Read(*match.source, {0, elements.numel()}, elements));
+  return values;
+}
+
+// Rows [first, last) of the file into `rows`, which has them in another order
+// of its elements. `row`: elements of each.
+absl::Status ReadRows(const Safetensors& file, const SafetensorsTensor& source,
+                      Range which, int64_t row, const at::Tensor& rows) {
+  const int64_t at_once = std::max<int64_t>(1, kPieceNumel / row);
+  std::vector<int64_t> sizes = rows.sizes().vec();
+  for (int64_t r = which.begin; r < which.end; r += at_once) {
+    sizes[0] = std::min(at_once, which.end - r);
+    const at::Tensor piece = at::empty(sizes, rows.options().device(at::kCPU));
+    TESSERA_RETURN_IF_ERROR(
+        file.Read(source, {r * row, (r + sizes[0]) * row}, ElementsOf(piece)));
+    rows.narrow(0, r - which.begin, sizes[0]).copy_(piece);
+  }
+  return absl::OkStatus();
+}
+
+// The part of a parameter that this rank owns. Elements lie in `owned` as in
+// the parameter's memory, in the file in row-major order: where these differ,
+// all rows that the part touches are read, and all rows there are where rows do
+// not lie one behind the other in memory.
+absl::Status ReadSegment(const Safetensors& file,
+                         const SafetensorsTensor& source, const Unit& unit,
+                         const Unit::Segment& segment,
+                         const at::Tensor& owned) {
+  const Unit::Parameter& p =
+      unit.parameters()[static_cast<size_t>(segment.parameter)];
+  const at::Tensor& t = p.tensor;
+  const Range mine{segment.flat.begin - p.flat.begin,
+                   segment.flat.end - p.flat.begin};
+  const at::Tensor to = Part(owned, {segment.flat.begin - unit.owned().begin,
+                                     segment.flat.end - unit.owned().begin});
+  if (t.is_contiguous()) return file.Read(source, mine, to);
+  const int64_t row = p.flat.numel() / t.size(0);
+  Range rows{0, t.size(0)};
+  if (t.stride(0) * t.size(0) == t.numel()) {
+    rows = {mine.begin / row, (mine.end + row - 1) / row};
+  }
+  TESSERA_ASSIGN_OR_RETURN(
+      const FlatBuffer dense,
+      FlatBuffer::Allocate(rows.numel() * row, owned.scalar_type(),
+                           unit.device(), MemoryKind::kWorking));
+  std::vector<int64_t> sizes = t.sizes().vec();
+  sizes[0] = rows.numel();
+  TESSERA_RETURN_IF_ERROR(
+      ReadRows(file, source, rows, row,
+               TensorOver(dense.data(), sizes, t.strides(),
+                          AsComplexAs(t, owned.scalar_type()), unit.device())));
+  to.copy_(
+      dense.View({mine.begin - rows.begin * row, mine.end - rows.begin * row}));
+  return absl::OkStatus();
+}
+
+// By number of the parameter in the unit; null: not in the file.
+using Sources = std::vector<const SafetensorsTensor*>;
+
+// What this rank's masters will be.
+absl::StatusOr<FlatBuffer> ReadOwned(const Safetensors& file,
+                                     const Sources& sources, Unit* unit) {
+  TorchScope scope;
+  const at::Tensor masters = unit->masters();
+  TESSERA_ASSIGN_OR_RETURN(
+      FlatBuffer values,
+      FlatBuffer::Allocate(masters.numel(), masters.scalar_type(),
+                           unit->device(), MemoryKind::kWorking, Fill::kNone));
+  values.View().copy_(masters);
+  for (const Unit::Segment& segment : unit->segments()) {
+    const auto* source = sources[static_cast<size_t>(segment.parameter)];
+    if (source == nullptr) continue;
+    TESSERA_RETURN_IF_ERROR(
+        ReadSegment(file, *source, *unit, segment, values.View()));
+  }
+  return values;
+}
+
+}  // namespace
+
+// What this rank needs to load: matched names, and whole values of what is not
+// sharded. Nothing of the module is changed.
+struct Engine::Impl::Loading {
+  std::unique_ptr<Safetensors> file;
+  SafetensorsPlan plan;
+  std::vector<Sources> sources;                          // by unit
+  std::vector<std::pair<at::Tensor, at::Tensor>> plain;  // to, values
+};
+
+absl::StatusOr<Engine::Impl::Loading> Engine::Impl::PlanLoading(
+    const std::string& path, const LoadSafetensorsOptions& options) {
+  Loading loading;
+  TESSERA_ASSIGN_OR_RETURN(loading.file, Safetensors::Open(path));
+  TESSERA_ASSIGN_OR_RETURN(loading.plan,
+                           PlanSafetensors(*module_, *loading.file, options));
+  for (const auto& unit : units_) {
+    loading.sources.emplace_back(unit->parameters().size(), nullptr);
+  }
+  absl::flat_hash_map<const void*, const SafetensorsTensor**> sharded;
+  for (size_t u = 0; u < units_.size(); ++u) {
+    for (size_t i = 0; i < loading.sources[u].size(); ++i) {
+      sharded[units_[u]->parameters()[i].tensor.unsafeGetTensorImpl()] =
+          &loading.sources[u][i];
+    }
+  }
+  TorchScope scope;
+  for (const SafetensorsMatch& match : loading.plan.matches) {
+    const auto place = sharded.find(match.tensor.unsafeGetTensorImpl());
+    if (place != sharded.end()) {
+      *place->second = match.source;
+      continue;
+    }
+    TESSERA_ASSIGN_OR_RETURN(at::Tensor values,
+                             ReadWhole(*loading.file, match));
+    loading.plain.emplace_back(match.tensor, std::move(values));
+  }
+  return loading;
+}
+
+// Reads what this rank owns of a unit; where all ranks could, it becomes the
+// unit's. Otherwise the unit is what it was. COLLECTIVE.
+absl::Status Engine::Impl::LoadUnit(const Loading& loading, size_t u,
+                                    bool* could_read) {
+  const Sources& sources = loading.sources[u];
+  if (std::all_of(sources.begin(), sources.end(),
+                  [](const auto* source) { return source == nullptr; })) {
+    return absl::OkStatus();
+  }
+  Unit& unit = *units_[u];
+  const absl::StatusOr<FlatBuffer> values = CatchTorch(
+      kWhere, [&] { return ReadOwned(*loading.file, sources, &unit); });
+  const absl::Status agreed = comm_->AgreeOk(values.status(), kWhere);
+  *could_read = agreed.ok();
+  TESSERA_RETURN_IF_ERROR(agreed);
+  return CatchTorch(kWhere, [&]() -> absl::Status {
+    {
+      TorchScope scope;
+      unit.masters().copy_(values->View());
+    }
+    TESSERA_RETURN_IF_ERROR(unit.PublishOwned());
+    for (size_t i = 0; i < sources.size(); ++i) {
+      if (sources[i] == nullptr) continue;
+      torch::autograd::impl::bump_version(unit.parameters()[i].tensor);
+    }
+    return absl::OkStatus();
+  });
+}
+
+absl::StatusOr<LoadSafetensorsReport> Engine::Impl::LoadSafetensors(
+    const std::string& path, const LoadSafetensorsOptions& options) {
+  TESSERA_RETURN_IF_ERROR(CheckOpen());
+  const absl::StatusOr<Loading> loading =
+      CatchTorch(kWhere, [&] { return PlanLoading(path, options); });
+  TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(loading.status(), kWhere));
+  TESSERA_RETURN_IF_ERROR(CheckSame(PrintOf(loading->plan),
+                                    "safetensors file, or its options,",
+                                    comm_.get()));
+  TESSERA_RETURN_IF_ERROR(AgreeOnUpdate(absl::OkStatus(), kWhere));
+  absl::Status status;
+  bool could_read = true;
+  for (size_t u = 0; u < units_.size() && status.ok(); ++u) {
+    status = LoadUnit(*loading, u, &could_read);
+    if (status.ok()) continue;
+    if (could_read) return FailUpdate(status);
+    if (u > 0) {
+      status = absl::Status(
+          status.code(),
+          absl::StrCat(status.message(), "; units before [", units_[u]->name(),
+                       "] have the file's values already"));
+    }
+  }
+  if (status.ok()) {
+    const absl::Status written = CatchTorch(kWhere, [&] {
+      TorchScope scope;
+      for (const auto& [to, values] : loading->plain) to.copy_(values);
+    });
+    if (!written.ok()) return FailUpdate(written);
+  }
+  const absl::Status ended = EndUpdate();
+  if (!status.ok() || !ended.ok()) return status.ok() ? ended : status;
+  LoadSafetensorsReport report;
+  report.missing = loading->plan.missing;
+  report.unexpected = loading->plan.unexpected;
+  report.bytes_read = loading->file->bytes_read();
+  return report;
+}
+
+}  // namespace tessera

@@ -1,0 +1,188 @@
+#include "engine/safetensors_plan.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "base/bits.h"
+#include "base/edit_distance.h"
+#include "torch/nn/module.h"
+
+namespace tessera {
+namespace {
+
+constexpr size_t kMaxNamesTold = 8;
+
+// Tied tensors are one, with all its names.
+struct Named {
+  at::Tensor tensor;
+  std::vector<std::string> names;
+};
+
+template <typename Dict>
+void AddAll(const Dict& dict, std::vector<Named>* all) {
+  absl::flat_hash_map<const void*, size_t> seen;
+  for (const auto& entry : dict) {
+    const at::Tensor& tensor = entry.value();
+    if (!tensor.defined()) continue;
+    const auto [place, first] =
+        seen.try_emplace(tensor.unsafeGetTensorImpl(), all->size());
+    if (first) all->push_back({tensor, {}});
+    (*all)[place->second].names.push_back(entry.key());
+  }
+}
+
+std::string SizesText(at::IntArrayRef sizes) {
+  return absl::StrCat("[", absl::StrJoin(sizes, ", "), "]");
+}
+
+// Values go over without a change of what kind of number they are.
+absl::string_view KindOf(at::ScalarType dtype) {
+  return c10::isComplexType(dtype)       ? "complex numbers"
+         : c10::isFloatingType(dtype)    ? "floating-point numbers"
+         : dtype == at::ScalarType::Bool ? "booleans"
+                                         : "integers";
+}
+
+// What of the file does not fit the tensor; "" if it does.
+std::string MisfitOf(const SafetensorsMatch& match, const std::string& where) {
+  const SafetensorsTensor& source = *match.source;
+  const at::ScalarType dtype = match.tensor.scalar_type();
+  if (source.dtype == at::ScalarType::Undefined) {
+    return absl::StrCat(where, ": dtype ", source.dtype_name,
+                        " is none that libtorch has");
+  }
+  if (match.tensor.sizes() != source.sizes) {
+    return absl::StrCat(where, ": expected sizes ",
+                        SizesText(match.tensor.sizes()), " for '", match.name,
+                        "', got ", SizesText(source.sizes));
+  }
+  if (KindOf(dtype) != KindOf(source.dtype)) {
+    return absl::StrCat(where, ": expected ", KindOf(dtype), " for '",
+                        match.name, "' (", c10::toString(dtype), "), got ",
+                        source.dtype_name);
+  }
+  return "";
+}
+
+std::string Listed(const std::vector<std::string>& names) {
+  std::vector<std::string> told;
+  for (size_t i = 0; i < std::min(names.size(), kMaxNamesTold); ++i) {
+    told.push_back(QuotedName(names[i]));
+  }
+  if (names.size() > told.size()) {
+    told.push_back(absl::StrCat(names.size() - told.size(), " more"));
+  }
+  return absl::StrJoin(told, ", ");
+}
+
+class Planner {
+ public:
+  Planner(const Safetensors& file, const LoadSafetensorsOptions& options)
+      : file_(file), options_(options) {}
+
+  // Finds it under the first of its names that the file has.
+  void Add(const Named& named) {
+    bool expected = false;
+    const SafetensorsTensor* source = nullptr;
+    for (const std::string& name : named.names) {
+      std::string theirs =
+          options_.file_name == nullptr ? name : options_.file_name(name);
+      if (theirs.empty()) continue;
+      expected = true;
+      theirs = absl::StrCat(options_.prefix, theirs);
+      const SafetensorsTensor* const found = file_.Find(theirs);
+      if (found == nullptr) continue;
+      used_.insert(found);
+      if (source == nullptr) source = found;
+    }
+    if (source == nullptr) {
+      if (expected) plan_.missing.push_back(named.names[0]);
+      return;
+    }
+    plan_.matches.push_back({named.names[0], named.tensor, source});
+    std::string misfit =
+        MisfitOf(plan_.matches.back(), file_.Describe(*source));
+    if (!misfit.empty()) faults_.push_back(std::move(misfit));
+  }
+
+  absl::StatusOr<SafetensorsPlan> Finish(const std::string& path) {
+    for (const SafetensorsTensor& tensor : file_.tensors()) {
+      if (absl::StartsWith(tensor.name, options_.prefix) &&
+          !used_.contains(&tensor)) {
+        plan_.unexpected.push_back(tensor.name);
+      }
+    }
+    if (options_.strict) AddNameFaults(path);
+    if (faults_.empty()) return std::move(plan_);
+    if (faults_.size() > kMaxNamesTold) {
+      const size_t more = faults_.size() - kMaxNamesTold;
+      faults_.resize(kMaxNamesTold);
+      faults_.push_back(absl::StrCat(more, " more"));
+    }
+    return absl::InvalidArgumentError(absl::StrJoin(faults_, "; "));
+  }
+
+ private:
+  void AddNameFaults(const std::string& path) {
+    constexpr char kHint[] =
+        "map names by LoadSafetensorsOptions::prefix and file_name, or set "
+        "strict = false";
+    if (!plan_.missing.empty()) {
+      const std::string near = NearestName(
+          absl::StrCat(options_.prefix, plan_.missing[0]), plan_.unexpected);
+      faults_.push_back(absl::StrCat(
+          path, ": has no ", Listed(plan_.missing), " of the module",
+          near.empty() ? "" : absl::StrCat(" (is it ", QuotedName(near), "?)"),
+          "; ", kHint));
+    }
+    if (!plan_.unexpected.empty()) {
+      faults_.push_back(absl::StrCat(path, ": the module has no ",
+                                     Listed(plan_.unexpected), " of the file",
+                                     plan_.missing.empty() ? "; " : "",
+                                     plan_.missing.empty() ? kHint : ""));
+    }
+  }
+
+  const Safetensors& file_;
+  const LoadSafetensorsOptions& options_;
+  absl::flat_hash_set<const SafetensorsTensor*> used_;
+  std::vector<std::string> faults_;
+  SafetensorsPlan plan_;
+};
+
+}  // namespace
+
+absl::StatusOr<SafetensorsPlan> PlanSafetensors(
+    const torch::nn::Module& module, const Safetensors& file,
+    const LoadSafetensorsOptions& options) {
+  std::vector<Named> all;
+  AddAll(module.named_parameters(), &all);
+  AddAll(module.named_buffers(), &all);
+  Planner planner(file, options);
+  for (const Named& named : all) planner.Add(named);
+  return planner.Finish(file.path());
+}
+
+std::string PrintOf(const SafetensorsPlan& plan) {
+  std::string text;
+  for (const SafetensorsMatch& match : plan.matches) {
+    const SafetensorsTensor& source = *match.source;
+    absl::StrAppend(&text, match.name, "|", source.name, "|", source.dtype_name,
+                    "|", SizesText(source.sizes), ";");
+  }
+  return absl::StrFormat(
+      "%d tensors to load, %d missing, %d unexpected, fingerprint %016x",
+      static_cast<int>(plan.matches.size()),
+      static_cast<int>(plan.missing.size()),
+      static_cast<int>(plan.unexpected.size()),
+      Fingerprint(text.data(), static_cast<int64_t>(text.size())));
+}
+
+}  // namespace tessera

@@ -1,0 +1,41 @@
+// Which tensor of a safetensors file is which parameter or buffer of a module.
+#ifndef ENGINE_SAFETENSORS_PLAN_H_
+#define ENGINE_SAFETENSORS_PLAN_H_
+
+#include <string>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "checkpoint/safetensors.h"
+#include "engine/engine.h"
+
+namespace tessera {
+
+// A parameter or buffer that the file has.
+struct SafetensorsMatch {
+  std::string name;  // the module's first
+  at::Tensor tensor;
+  const SafetensorsTensor* source;  // the file's
+};
+
+struct SafetensorsPlan {
+  std::vector<SafetensorsMatch> matches;  // parameters, then buffers
+  // First names of what the file lacks; names of the file that are nobody's.
+  std::vector<std::string> missing, unexpected;
+};
+
+// Matches names; checks sizes and kinds of dtypes. InvalidArgument names all
+// that is missing or unexpected (where `options` are strict) or does not fit.
+// LOCAL.
+absl::StatusOr<SafetensorsPlan> PlanSafetensors(
+    const torch::nn::Module& module, const Safetensors& file,
+    const LoadSafetensorsOptions& options);
+
+// Text that is equal where plans are: counts, and a fingerprint of names, sizes
+// and dtypes.
+std::string PrintOf(const SafetensorsPlan& plan);
+
+}  // namespace tessera
+#endif  // ENGINE_SAFETENSORS_PLAN_H_
