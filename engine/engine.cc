@@ -142,6 +142,9 @@ absl::Status Engine::SetOptimizerState(absl::string_view name,
 absl::StatusOr<StateDict> Engine::FullStateDict(StateDictOptions options) {
   return impl_->FullStateDict(options);
 }
+absl::StatusOr<std::vector<ParameterShard>> Engine::ShardedStateDict() {
+  return impl_->ShardedStateDict();
+}
 absl::StatusOr<LoadSafetensorsReport> Engine::LoadSafetensors(
     const std::string& path, LoadSafetensorsOptions options) {
   return impl_->LoadSafetensors(path, options);

@@ -104,6 +104,22 @@ struct StateDictOptions {
   bool rank0_only = false;
 };
 
+// A rank's part of a master: at::empty_strided(sizes, strides) has `values` in
+// its memory from element `begin` on (row-major, unless the parameter is not).
+struct ParameterShard {
+  std::string name;                     // the first of a tied one's
+  std::vector<int64_t> sizes, strides;  // of the whole
+  int64_t begin = 0;
+  at::Tensor values;  // [n], n >= 1; on the CPU, in the master's dtype
+};
+
+struct SummonOptions {
+  // Rank 0 alone holds the parameters whole; what it writes becomes all ranks'.
+  bool rank0_only = false;
+  // false: what was written is taken back.
+  bool writeback = true;
+};
+
 struct LoadSafetensorsOptions {
   // Every parameter and buffer of the module must be in the file, and the file
   // must have no others. false: what only one of the two has is left alone, and
@@ -254,6 +270,47 @@ class Engine {
   // Whole copies of all masters and buffers, on the CPU. COLLECTIVE; gathers
   // one unit at a time.
   absl::StatusOr<StateDict> FullStateDict(StateDictOptions options = {});
+
+  // This rank's parts of all masters, in the engine's order; nothing of what it
+  // does not own (below stage 1 a rank owns all). Nothing is sent. COLLECTIVE.
+  absl::StatusOr<std::vector<ParameterShard>> ShardedStateDict();
+
+  // While it is open parameters are whole, in place; see Summon.
+  class [[nodiscard]] SummonScope {
+   public:
+    struct State;
+    explicit SummonScope(std::unique_ptr<State> state);  // for Engine
+    SummonScope(SummonScope&&) noexcept;
+    SummonScope& operator=(SummonScope&&) noexcept;
+    // Without Close: what was written is taken back, with an error in the log
+    // if it was to be kept. LOCAL, but end it on all ranks alike.
+    ~SummonScope();
+    // Ends the scope: what was written reaches the masters, and the working
+    // copies of all ranks; or nobody. Nothing afterwards. FailedPrecondition if
+    // a tessera::Use holds the units, too; the scope stays open then.
+    // COLLECTIVE.
+    absl::Status Close();
+
+   private:
+    std::unique_ptr<State> state_;
+  };
+  // Makes the units of these parameters (the module's own tensors) whole until
+  // Close; they may be read and written, also through raw pointers, by all
+  // ranks alike, or by rank 0 alone: there a parameter that is freed between
+  // uses is so on the other ranks. PyTorch's summon_full_params, DeepSpeed's
+  // GatheredParameters. Units that are never freed cost a copy of them, those
+  // of a shared working copy another.
+  //
+  // Within, Backward, Step, and whatever reads or writes masters, are refused
+  // (FailedPrecondition); no rank may use the units where gathers are
+  // collectives and rank 0 holds them. InvalidArgument: a tensor that the
+  // engine does not shard, another list on another rank; FailedPrecondition: a
+  // unit that a Use or another scope holds; NotFound; ResourceExhausted.
+  // COLLECTIVE.
+  absl::StatusOr<SummonScope> Summon(const std::vector<at::Tensor>& parameters,
+                                     SummonOptions options = {});
+  absl::StatusOr<SummonScope> SummonByName(
+      const std::vector<std::string>& names, SummonOptions options = {});
 
   // Parameters and buffers of a safetensors file, or of several in a folder
   // (Hugging Face's; `path` as of checkpoint/safetensors.h), become the

@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "ATen/ops/view_as_complex.h"
 #include "absl/strings/str_cat.h"
 #include "base/bits.h"
 #include "base/status.h"
@@ -51,6 +52,7 @@ absl::StatusOr<at::Tensor> Engine::Impl::Parameter(absl::string_view name) {
 
 absl::StatusOr<at::Tensor> Engine::Impl::Master(absl::string_view name) {
   TESSERA_ASSIGN_OR_RETURN(const Place place, Find(name));
+  TESSERA_RETURN_IF_ERROR(CheckNotSummoned());
   const auto& unit = units_[static_cast<size_t>(place.unit)];
   TESSERA_RETURN_IF_ERROR(
       EnterUpdate(absl::OkStatus(), "Engine::Master", unit.get()));
@@ -245,6 +247,35 @@ absl::StatusOr<StateDict> Engine::Impl::FullStateDict(
     dict.emplace_back(b.key(), CopyOnHost(b.value()));
   }
   return dict;
+}
+
+absl::StatusOr<std::vector<ParameterShard>> Engine::Impl::ShardedStateDict() {
+  constexpr char kWhere[] = "Engine::ShardedStateDict";
+  TESSERA_RETURN_IF_ERROR(CheckOpen());
+  TESSERA_RETURN_IF_ERROR(AgreeOnUpdate(absl::OkStatus(), kWhere));
+  std::vector<ParameterShard> shards;
+  const absl::Status copied = CatchTorch(kWhere, [&] {
+    TorchScope scope;
+    for (const auto& unit : units_) {
+      const at::Tensor masters = unit->masters();
+      for (const Unit::Segment& segment : unit->segments()) {
+        const Unit::Parameter& p =
+            unit->parameters()[static_cast<size_t>(segment.parameter)];
+        const int64_t per = ElementsPerNumber(p.tensor.scalar_type());
+        at::Tensor values =
+            CopyOnHost(Part(masters, {segment.flat.begin - unit->owned().begin,
+                                      segment.flat.end - unit->owned().begin}));
+        if (per == 2) values = at::view_as_complex(values.view({-1, 2}));
+        shards.push_back({p.name, p.tensor.sizes().vec(),
+                          p.tensor.strides().vec(),
+                          (segment.flat.begin - p.flat.begin) / per, values});
+      }
+    }
+  });
+  // Nothing has changed, so an error of one rank ends nothing.
+  TESSERA_RETURN_IF_ERROR(EndUpdate());
+  TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(copied, kWhere));
+  return shards;
 }
 
 }  // namespace tessera

@@ -21,6 +21,7 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> module,
       settings_(SettingsOf(config_, options, comm_->world_size())) {}
 
 Engine::Impl::~Impl() {
+  *alive_ = false;
   gradients_.reset();
   if (served_ != nullptr) served_->Stop();
   for (const auto& unit : units_) {

@@ -51,10 +51,20 @@ class Engine::Impl {
   absl::Status SetState(absl::string_view name, OptimizerState which,
                         const at::Tensor& value);
   absl::StatusOr<StateDict> FullStateDict(const StateDictOptions& options);
+  absl::StatusOr<std::vector<ParameterShard>> ShardedStateDict();
 
   // engine_safetensors.cc
   absl::StatusOr<LoadSafetensorsReport> LoadSafetensors(
       const std::string& path, const LoadSafetensorsOptions& options);
+
+  // engine_summon.cc
+  absl::StatusOr<std::vector<at::Tensor>> Named(
+      const std::vector<std::string>& names) const;
+  absl::StatusOr<std::unique_ptr<SummonScope::State>> Summon(
+      absl::StatusOr<std::vector<at::Tensor>> parameters,
+      const SummonOptions& options);
+  absl::Status CloseSummoned(SummonScope::State* state);
+  static void DropSummoned(SummonScope::State* state);
 
   // engine_impl.cc
   absl::Status SetPrefetch(absl::string_view unit, Phase phase,
@@ -97,6 +107,12 @@ class Engine::Impl {
                                         OptimizerState which);
 
   absl::Status MoveTo(std::optional<at::Device> device);
+  absl::StatusOr<std::vector<size_t>> UnitsOf(
+      const std::vector<at::Tensor>& parameters) const;
+  absl::Status CheckNotSummoned() const;
+  absl::Status UpdateUnit(Unit* unit, absl::string_view where);
+  absl::Status CloseUnit(const SummonScope::State& state, Unit* unit);
+
   struct Loading;
   absl::StatusOr<Loading> PlanLoading(const std::string& path,
                                       const LoadSafetensorsOptions& options);
@@ -172,6 +188,9 @@ class Engine::Impl {
   std::shared_ptr<ServedGathers> served_;  // null: gathers are collectives
   bool constructed_ = false;               // by ConstructSharded
   bool closed_ = false;
+  // Units in open scopes of Summon; what tells these that this is there.
+  absl::flat_hash_set<const Unit*> summoned_;
+  const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   int no_sync_ = 0;               // NoSyncScopes
   bool autocast_seen_ = false;    // since the last Step
   bool has_backward_ = false;     // since the last Step

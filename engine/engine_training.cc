@@ -102,6 +102,7 @@ absl::Status Engine::Impl::Backward(const at::Tensor& loss,
   TESSERA_RETURN_IF_ERROR(CheckOpen());
   MicroBatch micro_batch;
   auto backward = [&] {
+    ThrowIfError(CheckNotSummoned());
     ThrowIfError(CheckBackward(loss, options));
     loss.backward(Seed(loss, options.weight, &micro_batch));
     ThrowIfError(gradients_->CheckAttached());
@@ -166,6 +167,7 @@ absl::Status Engine::Impl::EnterUpdate(absl::Status mine,
 // All of what comes before an update; then all ranks have done it.
 absl::Status Engine::Impl::AgreeOnUpdate(absl::Status mine,
                                          absl::string_view where) {
+  mine.Update(CheckNotSummoned());
   TESSERA_RETURN_IF_ERROR(EnterUpdate(mine, where));
   if (mine.ok()) mine = MakeUpdatable();
   return comm_->AgreeOk(mine, where);
@@ -222,6 +224,7 @@ absl::Status Engine::Impl::Publish(size_t u, bool only_with_gradient) {
 
 absl::Status Engine::Impl::CheckStep() {
   TESSERA_RETURN_IF_ERROR(CheckOpen());
+  TESSERA_RETURN_IF_ERROR(CheckNotSummoned());
   if (optimizer_ == nullptr) {
     return absl::FailedPreconditionError(
         "Step: the configuration has no optimizer");

@@ -237,12 +237,13 @@ absl::Status Unit::Pin() {
     return absl::OkStatus();
   }
   const bool sharded = options_.stage.sharded_parameters;
-  if (sharded) schedule_->Touch(this);
+  if (sharded && !summoned_) schedule_->Touch(this);
   absl::MutexLock lock(&mutex_);
   if (life_ == Life::kAbandoned) {
     return absl::FailedPreconditionError(absl::StrCat(
         "[", name_, "] its tessera::Engine was destroyed without Close()"));
   }
+  TESSERA_RETURN_IF_ERROR(blocked_);
   // kReleased: by a graph that outlived the engine.
   if (life_ == Life::kOwned) {
     if (!whole_.defined() || arriving_.has_value() || !failed_.ok()) {

@@ -195,6 +195,32 @@ class Unit {
   // A write of the user's has been taken over since the last call. LOCAL.
   bool TakeWrittenTo() { return written_to_.exchange(false); }
 
+  // ---- for Engine::Summon (engine/engine_summon.cc): units that are held
+  // whole, written to by any means, and written back or not. REQUIRES:
+  // PrepareUpdate before, so that nothing else was written. ----
+
+  // Pins the unit and lets it be written to. COLLECTIVE as Pin. On an error
+  // nothing is held.
+  absl::Status BeginSummon();
+  // `rank` alone will hold it: takes part in the gather that it needs, if it
+  // needs others; the unit cannot be pinned here then. COLLECTIVE as Pin.
+  absl::Status SummonElsewhere(int rank);
+  // FailedPrecondition if somebody else holds it, too. LOCAL.
+  absl::Status CheckSummonedOnly();
+  // Where another rank held it: memory for BroadcastWritten, and that nobody
+  // holds the unit. LOCAL. ResourceExhausted, FailedPrecondition.
+  absl::Status PrepareReceive();
+  // After PrepareReceive, if BroadcastWritten is not to be. LOCAL.
+  void DropReceived();
+  // `root`'s values become those of all ranks, as if all had written them: for
+  // the next update to take. COLLECTIVE. An error is the group's end.
+  absl::Status BroadcastWritten(int root);
+  // Ends what BeginSummon began; the next update takes what was written, or the
+  // values are those of before. LOCAL.
+  void EndSummon(bool keep_writes);
+  // The same for SummonElsewhere.
+  void EndSummonElsewhere();
+
   // Gives every parameter plain memory of its own and forgets it. COLLECTIVE.
   absl::Status Release();
   // Takes the parameters' memory away for good: an access names the parameter.
@@ -268,6 +294,8 @@ class Unit {
   bool must_stay() const { return options_.served != nullptr && dirty_; }
   absl::Status AllocateShared() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropPrivate() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status PrepareSummoned();
+  void TakeBack() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckNotHeld() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropMemory(Life life) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   at::Tensor OwnedWorking();
@@ -294,6 +322,9 @@ class Unit {
   std::atomic<bool> dirty_{false};
   std::atomic<bool> written_to_{false};
   std::atomic<bool> used_without_grad_{false};
+  // Held by BeginSummon: on rank 0 alone perhaps, so its uses are not recorded,
+  // as ranks must gather alike.
+  std::atomic<bool> summoned_{false};
   // Read without the lock, changed with it; but pins_, where parameters are
   // not sharded, without.
   std::atomic<bool> is_whole_{false};
@@ -305,7 +336,8 @@ class Unit {
   Life life_ ABSL_GUARDED_BY(mutex_) = Life::kReleased;
   // A gather or a publication on its way; the parameters are hidden till then.
   std::optional<CommFuture> arriving_ ABSL_GUARDED_BY(mutex_);
-  absl::Status failed_ ABSL_GUARDED_BY(mutex_);  // to be launched
+  absl::Status failed_ ABSL_GUARDED_BY(mutex_);   // to be launched
+  absl::Status blocked_ ABSL_GUARDED_BY(mutex_);  // SummonElsewhere
   uint64_t written_ ABSL_GUARDED_BY(mutex_) = 0;
   FlatBuffer master_;  // [owned], where it is not the working copy
   // [S] working, where parameters are sharded or the working copy is shared:
@@ -315,6 +347,7 @@ class Unit {
   FlatBuffer secondary_;
   bool secondary_holds_ = false;
   FlatBuffer whole_;  // [P] working, undefined while freed
+  FlatBuffer saved_;  // [P] working: what EndSummon gives back
   // A shared unit has been written to: whole_ is memory of its own.
   bool private_ ABSL_GUARDED_BY(mutex_) = false;
   std::unique_ptr<WriteFaults> write_faults_;

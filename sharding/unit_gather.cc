@@ -95,6 +95,7 @@ absl::Status Unit::Gather() {
 
 void Unit::StartGather() {
   absl::MutexLock lock(&mutex_);
+  if (!blocked_.ok()) return;  // the others do not gather it either
   if (life_ == Life::kOwned && !whole_.defined()) failed_ = Launch();
 }
 

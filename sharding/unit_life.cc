@@ -133,6 +133,7 @@ void Unit::DropMemory(Life life) {
   }
   SetWhole({});
   private_ = ready_ = false;
+  saved_.Reset();
   write_faults_ = nullptr;
   if (options_.served != nullptr) options_.served->Keep(std::move(shard_));
   shard_.Reset();

@@ -146,6 +146,63 @@ TEST_P(AccessTest, WhatIsWrittenTrainsOn) {
   EXPECT_THAT(RunOnRanks(2, "CopyByName", spec_.ToText()), Each(""));
 }
 
+// args: a TrainingSpec. Puts the ranks' parts of the masters together; "" if
+// that is the full state dict, every element there as often as it should be.
+TESSERA_RANK_FUNCTION(JoinShards) {
+  const TrainingSpec spec = TrainingSpec::FromText(args);
+  TESSERA_ASSIGN_OR_RETURN(Trainee t,
+                           Trainee::Make(spec, world.communicator()));
+  TESSERA_RETURN_IF_ERROR(t.TrainStep(0));
+  TESSERA_ASSIGN_OR_RETURN(const StateDict dict, t.engine->FullStateDict());
+  TESSERA_ASSIGN_OR_RETURN(const auto shards, t.engine->ShardedStateDict());
+  const int64_t copies = spec.stage == 0 ? world.world_size() : 1;
+  std::vector<std::string> seen;
+  for (const auto& p : t.model->named_parameters()) {
+    if (!t.engine->Parameter(p.key()).ok()) continue;  // a second name
+    at::Tensor expected;
+    for (const auto& [name, value] : dict) {
+      if (name == p.key()) expected = value;
+    }
+    // In memory order, with a count of each element.
+    at::Tensor joined = torch::zeros({expected.numel()}, expected.dtype());
+    at::Tensor count = torch::zeros({expected.numel()}, torch::kLong);
+    for (const ParameterShard& shard : shards) {
+      if (shard.name != p.key()) continue;
+      if (at::IntArrayRef(shard.sizes) != p.value().sizes() ||
+          at::IntArrayRef(shard.strides) != p.value().strides() ||
+          shard.values.scalar_type() != expected.scalar_type()) {
+        return absl::StrCat(p.key(), " is described otherwise");
+      }
+      const int64_t end = shard.begin + shard.values.numel();
+      joined.slice(0, shard.begin, end).copy_(shard.values);
+      count.slice(0, shard.begin, end).add_(1);
+    }
+    const at::Tensor numbers =
+        joined.is_complex() ? at::view_as_real(joined) : joined;
+    for (const at::Tensor& each : {numbers, count}) {
+      TESSERA_RETURN_IF_ERROR(
+          world.communicator()->AllReduceSum(each, {"parts"}).Wait());
+    }
+    if (!count.eq(copies).all().item<bool>()) {
+      return absl::StrCat(p.key(), " is not covered");
+    }
+    if (copies != 1) joined.div_(copies);
+    if (!joined.as_strided(p.value().sizes(), p.value().strides())
+             .equal(expected)) {
+      return absl::StrCat(p.key(), " differs");
+    }
+  }
+  return "";
+}
+
+TEST_P(AccessTest, ShardsAreTheParts) {
+  for (const char* model : {"ConvNorm", "Complex", "Tied", "SharedStorage"}) {
+    spec_.model = model;
+    if (spec_.model == "Complex" && spec_.dtype != "fp32") continue;
+    EXPECT_THAT(RunOnRanks(2, "JoinShards", spec_.ToText()), Each("")) << model;
+  }
+}
+
 // args: a TrainingSpec. What each misuse says.
 TESSERA_RANK_FUNCTION(MisuseAccess) {
   const TrainingSpec spec = TrainingSpec::FromText(args);
