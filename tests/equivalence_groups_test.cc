@@ -154,6 +154,17 @@ TEST_P(GroupsTest, SmallParametersPersist) {
   }
 }
 
+// Construction is sharded over all ranks, and handed over to the groups.
+TEST_P(GroupsTest, OfAModuleThatWasConstructedSharded) {
+  spec_.shard_group = 2;
+  spec_.model = "Gpt";
+  spec_.construct_budget = 1 << 14;
+  for (const char* dtype : {"fp32", "bf16"}) {
+    spec_.dtype = dtype;
+    ExpectEqualsOracle(spec_, kWorldSize);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(All, GroupsTest, ::testing::Values(1, 2, 3),
                          [](const auto& info) {
                            return absl::StrCat("Stage", info.param);
