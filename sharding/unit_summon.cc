@@ -71,12 +71,17 @@ absl::Status Unit::PrepareReceive() {
 absl::Status Unit::BroadcastWritten(int root) {
   TorchScope scope;
   absl::MutexLock lock(&mutex_);
+  const CommTag tag{absl::StrCat("what was written into unit ", name_)};
+  const int in_group = root % comm_->world_size();
+  // To one rank of each shard group, and to the others of these.
+  if (options_.replicas != nullptr && comm_->rank() == in_group) {
+    TESSERA_RETURN_IF_ERROR(
+        options_.replicas
+            ->Broadcast(whole_.Bytes(), root / comm_->world_size(), tag)
+            .Wait());
+  }
   TESSERA_RETURN_IF_ERROR(
-      comm_
-          ->Broadcast(
-              whole_.Bytes(), root,
-              CommTag{absl::StrCat("what was written into unit ", name_)})
-          .Wait());
+      comm_->Broadcast(whole_.Bytes(), in_group, tag).Wait());
   dirty_ = true;
   blocked_ = absl::OkStatus();
   return absl::OkStatus();

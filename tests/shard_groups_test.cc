@@ -196,6 +196,36 @@ TEST_P(ShardGroupsTest, AWriteOfOneGroupAloneIsNamedAtStep) {
   }
 }
 
+// args: "0 " or "1 " for rank0_only, and the spec.
+TESSERA_RANK_FUNCTION(WriteSummoned) {
+  const TrainingSpec spec = TrainingSpec::FromText(args.substr(2));
+  TESSERA_ASSIGN_OR_RETURN(Trainee t,
+                           Trainee::Make(spec, world.communicator()));
+  TESSERA_RETURN_IF_ERROR(t.TrainStep(0));
+  SummonOptions options;
+  options.rank0_only = args[0] == '1';
+  TESSERA_ASSIGN_OR_RETURN(auto scope,
+                           t.engine->SummonByName({kParameter}, options));
+  if (t.rank == 0 || !options.rank0_only) {
+    torch::NoGradGuard no_grad;
+    t.parameter(kParameter).fill_(0.5);
+  }
+  TESSERA_RETURN_IF_ERROR(scope.Close());
+  TESSERA_RETURN_IF_ERROR(t.TrainStep(1));
+  return t.Finish();
+}
+
+TEST_P(ShardGroupsTest, WhatRank0WritesSummonedReachesAllGroups) {
+  for (const char* shared : {"auto", "off"}) {
+    spec_.shared = shared;
+    const std::vector<std::string> by_all =
+        RunOnRanks(kWorldSize, "WriteSummoned", "0 " + spec_.ToText());
+    EXPECT_THAT(by_all, Each(HasSubstr(kParameter)));
+    EXPECT_THAT(RunOnRanks(kWorldSize, "WriteSummoned", "1 " + spec_.ToText()),
+                Each(by_all[0]));
+  }
+}
+
 // An all-reduce over replicas that gives rank 3 other bits.
 class Damaged : public RecordingCommunicator {
  public:
