@@ -63,6 +63,15 @@ void ExpectSame(const TrainingSpec& spec, int world_size = 2) {
 
 // ---- what is right passes; and each fault of the core makes one of these fail
 
+TEST(VerifyTest, ManySteps) {
+  for (const int stage : {1, 3}) {
+    TrainingSpec spec;
+    spec.stage = stage;
+    spec.steps = 20;
+    ExpectSame(spec);
+  }
+}
+
 TEST(VerifyTest, ModelsAtStage3) {
   for (const std::string model :
        {"Mlp", "Gpt", "Lstm", "ConvNorm", "Views", "SharedStorage", "Tied",
@@ -75,7 +84,7 @@ TEST(VerifyTest, ModelsAtStage3) {
     ExpectSame(spec);
     spec.poison = true;
     spec.max_live_parameters = 0;
-    ExpectSame(spec);
+    ExpectSame(spec, 3);
   }
 }
 
@@ -103,6 +112,19 @@ TEST(VerifyTest, PrecisionClippingAndWeights) {
   spec.model = "SharedStorage";
   spec.clipping = 0.01;
   ExpectSame(spec, 3);
+  spec.model = "ChangingRank";
+  spec.accumulation = 3;
+  spec.clipping = 0;
+  ExpectSame(spec);
+  TrainingSpec written;
+  written.stage = 3;
+  written.dtype = "bf16";
+  written.model = "Clamped";
+  ExpectSame(written);
+  TrainingSpec clipped;
+  clipped.model = "LargeNorm";
+  clipped.clipping = 1;
+  ExpectSame(clipped);
   TrainingSpec weighted;
   weighted.stage = 2;
   weighted.weights = true;
