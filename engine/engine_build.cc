@@ -145,6 +145,7 @@ absl::Status Engine::Impl::Build(const EngineOptions& options) {
   }
   absl::Status taken = TakeOver(std::move(flats));
   if (taken.ok()) taken = comm_->AgreeOk(ConvertBuffers(), "buffer_dtype");
+  if (taken.ok()) taken = MakeBufferSync();
   if (!taken.ok()) return GiveBack(taken);
   InstallSavedTensorHooks();
   gradients_ = std::make_unique<Gradients>(units_, comm_, settings_.gradients,
@@ -334,6 +335,14 @@ absl::Status Engine::Impl::ConvertBuffers() {
       t.set_data(t.to(*settings_.buffer_dtype));
     }
   });
+}
+
+absl::Status Engine::Impl::MakeBufferSync() {
+  if (!settings_.buffer_sync.has_value()) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(
+      buffer_sync_, BufferSync::Create(module_.get(), *settings_.buffer_sync,
+                                       device(), comm_.get()));
+  return absl::OkStatus();
 }
 
 void Engine::Impl::GiveBuffersBack() {

@@ -10,6 +10,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
+#include "engine/buffer_sync.h"
 #include "engine/engine.h"
 #include "engine/settings.h"
 #include "engine/training_state.h"
@@ -127,6 +128,7 @@ class Engine::Impl {
   absl::Status ServeGathers(std::vector<UnitOptions>* options);
   absl::Status TakeOver(std::vector<FlatPlan> flats);
   absl::Status ConvertBuffers();
+  absl::Status MakeBufferSync();
   void GiveBuffersBack();
   absl::Status GiveBack(const absl::Status& why);
 
@@ -178,6 +180,8 @@ class Engine::Impl {
   absl::flat_hash_set<const void*> known_parameters_;
   uint64_t parameters_print_ = 0;
   std::vector<std::pair<at::Tensor, at::ScalarType>> converted_buffers_;
+  std::unique_ptr<BufferSync>
+      buffer_sync_;  // null: buffers are each rank's own
   std::unique_ptr<Gradients> gradients_;
   std::unique_ptr<AdamW> optimizer_;
   std::optional<LossScaler> scaler_;

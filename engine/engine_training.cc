@@ -345,8 +345,10 @@ absl::Status Engine::Impl::OptimizerStep() {
   const absl::Status ended = EndUpdate();
   if (!status.ok() || !ended.ok()) return status.ok() ? ended : status;
   EndStep();
-  return scaler_.has_value() ? scaler_->Update(report_.skipped)
-                             : absl::OkStatus();
+  // The step is made, and the same on all ranks, whatever becomes of these.
+  if (scaler_.has_value()) status = scaler_->Update(report_.skipped);
+  if (buffer_sync_ != nullptr) status.Update(buffer_sync_->Sync());
+  return status;
 }
 
 void Engine::Impl::EndStep() {

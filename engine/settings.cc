@@ -178,6 +178,11 @@ Settings SettingsOf(const proto::Config& config, const EngineOptions& options,
   s.check_writes = config.sharding().check_writes();
   s.shared_working_copy = config.sharding().shared_working_copy();
   s.served_gathers = config.sharding().served_gathers();
+  if (config.sharding().buffer_sync() != "local") {
+    s.buffer_sync = config.sharding().buffer_sync() == "mean"
+                        ? BufferSync::Values::kMean
+                        : BufferSync::Values::kRank0;
+  }
   if (config.sharding().has_reshard_group_size()) {
     s.reshard_group_size = config.sharding().reshard_group_size();
   }

@@ -6,6 +6,7 @@
 
 #include "ATen/core/Tensor.h"
 #include "config/config.pb.h"
+#include "engine/buffer_sync.h"
 #include "engine/engine.h"
 #include "optim/adamw.h"
 #include "optim/loss_scaler.h"
@@ -39,6 +40,7 @@ struct Settings {
   bool accumulate_locally = false;
   bool check_writes = false;
   std::string shared_working_copy, served_gathers;  // auto, on, off
+  std::optional<BufferSync::Values> buffer_sync;    // absent: local
   int reshard_group_size = 0;  // 0: as schedule.reshard_after_forward says
   int shard_group_size = 1;    // the world size where there are no replicas
 };
