@@ -187,7 +187,8 @@ TEST(Sharding, AllKeys) {
         "reshard_after_forward": false, "accumulation": "local",
         "memory_limit_bytes": 2e9,
         "check_writes": true, "shared_working_copy": "off",
-        "served_gathers": "on", "shard_group_size": 1)"),
+        "served_gathers": "on", "shard_group_size": 1,
+        "buffer_sync": "mean")"),
                   "f.json", 1));
   EXPECT_EQ(
       config.sharding().ShortDebugString(),
@@ -196,7 +197,7 @@ TEST(Sharding, AllKeys) {
       "reshard_after_forward: false accumulation: \"local\" "
       "memory_limit_bytes: 2000000000 "
       "check_writes: true shared_working_copy: \"off\" served_gathers: \"on\" "
-      "shard_group_size: 1");
+      "shard_group_size: 1 buffer_sync: \"mean\"");
 }
 
 TEST(Sharding, HasRanges) {
@@ -215,6 +216,9 @@ TEST(Sharding, HasRanges) {
       {"\"served_gathers\": \"on\"", "OK"},
       {"\"served_gathers\": \"\"",
        "sharding.served_gathers: expected auto, on or off, got ''"},
+      {"\"buffer_sync\": \"rank0\"", "OK"},
+      {"\"buffer_sync\": \"sum\"",
+       "sharding.buffer_sync: expected local, rank0 or mean, got 'sum'"},
       {"\"unit_classes\": [\"\"]",
        "sharding.unit_classes[0]: expected a name, got ''"},
       {"\"ignored_parameters\": [\"\"]",
