@@ -121,6 +121,11 @@ TEST(VerifyTest, PrecisionClippingAndWeights) {
   written.dtype = "bf16";
   written.model = "Clamped";
   ExpectSame(written);
+  TrainingSpec parts;  // of one gradient, at different times
+  parts.stage = 3;
+  parts.model = "Recomputing";
+  parts.reduce_dtype = "bf16";
+  ExpectSame(parts);
   TrainingSpec clipped;
   clipped.model = "LargeNorm";
   clipped.clipping = 1;
