@@ -45,6 +45,12 @@ class KeepTorchState {
   const at::Tensor generator_;
 };
 
+bool SumsInRankOrder(const Communicator& comm) {
+  const World* const world = World::Current();
+  return comm.backend() != "nccl" ||
+         (world != nullptr && world->options().ordered_sums);
+}
+
 using Tensors = absl::flat_hash_map<std::string, at::Tensor>;
 
 class Verifier {
@@ -55,7 +61,7 @@ class Verifier {
         loss_(loss),
         options_(options),
         comm_(std::move(comm)),
-        exact_(comm_->backend() != "nccl" || comm_->world_size() <= 2) {}
+        exact_(options.exact.value_or(SumsInRankOrder(*comm_))) {}
 
   absl::StatusOr<VerifyReport> Run(const Oracle::MakeModule& make) {
     TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(

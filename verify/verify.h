@@ -14,15 +14,16 @@
 // working copies must be the same bits; at the end buffers and the state of the
 // generators. Freed memory is filled with NaN meanwhile.
 //
-// Where a backend does not add in the order of the ranks (nccl), gradients must
-// lie within the bound of sums in another order, and the updates that follow
-// from the engine's gradients must be the same bits.
+// Where a backend adds in an order of its own, gradients must lie within the
+// bound of that; the steps that follow are the engine's, and the next forward
+// starts from the same bits again.
 #ifndef VERIFY_VERIFY_H_
 #define VERIFY_VERIFY_H_
 
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "ATen/core/Tensor.h"
@@ -41,6 +42,10 @@ struct VerifyOptions {
   uint64_t seed = 0;
   // As for Engine::Create, but that communicator and sync_from_rank0 are so.
   EngineOptions engine;
+  // Gradients must be the same bits, not only within the bound of sums in
+  // another order. Unset: where sums are in the order of the ranks, that is,
+  // but over nccl with WorldOptions::ordered_sums off.
+  std::optional<bool> exact;
   // BackwardOptions::weight of a rank's micro-batch, if set.
   std::function<double(int rank, int64_t micro_batch)> weight;
 };

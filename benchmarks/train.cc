@@ -1,0 +1,287 @@
+// Trains the peers' GPT on the peers' batches (peer_gpt.h), and says how long a
+// step takes, in one line of JSON.
+//
+//   train --world=2 --data kjv.txt --stage 3
+//   train --world=2 --data kjv.txt --engine none     without communication
+//
+// The public API alone, the default configuration but for what the flags say.
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ATen/autocast_mode.h"
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/memory.h"
+#include "benchmarks/peer_gpt.h"
+#include "data/byte_corpus.h"
+#include "engine/tessera.h"
+#include "torch/csrc/autograd/engine.h"
+
+ABSL_FLAG(std::string, data, "", "The text: any file.");
+ABSL_FLAG(std::string, engine, "tessera",
+          "tessera, or none: each process trains alone, with libtorch's fused "
+          "AdamW, and does not communicate.");
+ABSL_FLAG(int, stage, 3, "ZeRO stage, 0 to 3.");
+ABSL_FLAG(int64_t, dim, 512, "Width of the model.");
+ABSL_FLAG(int64_t, layers, 8, "Blocks.");
+ABSL_FLAG(int64_t, heads, 8, "Heads of attention.");
+ABSL_FLAG(int64_t, seq, 256, "Bytes of context.");
+ABSL_FLAG(int64_t, micro_batch, 2, "Sequences of a rank's step.");
+ABSL_FLAG(std::string, dtype, "fp32", "fp32 or bf16.");
+ABSL_FLAG(double, clip, 0, "Norm that gradients are clipped to; 0: none.");
+ABSL_FLAG(int, steps, 8, "Steps; the first two are not timed.");
+ABSL_FLAG(std::string, backend, "auto", "auto, shm, gloo, hierarchical, nccl.");
+ABSL_FLAG(std::string, init, "",
+          "safetensors file of the initial weights; else those of seed 0.");
+
+namespace tessera {
+namespace {
+
+constexpr double kLr = 1e-3;
+constexpr int kWarmUp = 2;  // steps
+
+struct Batch {
+  at::Tensor inputs, targets;
+};
+
+// The peers' generator gives the peers' indices.
+Batch BatchOf(const ByteCorpus& corpus, int step, int rank) {
+  const int64_t seq = absl::GetFlag(FLAGS_seq);
+  const int64_t rows = absl::GetFlag(FLAGS_micro_batch);
+  const auto size = static_cast<int64_t>(corpus.bytes().size());
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(
+      static_cast<uint64_t>(1000 * step + rank));
+  const at::Tensor starts =
+      torch::randint(0, size - seq - 1, {rows}, generator);
+  const at::Tensor samples = torch::empty({rows, seq + 1}, torch::kLong);
+  for (int64_t i = 0; i < rows; ++i) {
+    const uint8_t* const from =
+        corpus.bytes().data() + starts[i].item<int64_t>();
+    std::copy(from, from + seq + 1, samples[i].data_ptr<int64_t>());
+  }
+  return {samples.slice(1, 0, seq), samples.slice(1, 1, seq + 1)};
+}
+
+// One way of training.
+class Trainer {
+ public:
+  virtual ~Trainer() = default;
+  // Returns the loss.
+  virtual absl::StatusOr<double> Step(const Batch& batch) = 0;
+};
+
+proto::Config ConfigOfFlags() {
+  proto::Config config;
+  config.set_train_micro_batch_size_per_gpu(
+      static_cast<int32_t>(absl::GetFlag(FLAGS_micro_batch)));
+  config.set_gradient_clipping(absl::GetFlag(FLAGS_clip));
+  config.mutable_optimizer()->set_type("AdamW");
+  config.mutable_optimizer()->mutable_params()->set_lr(kLr);
+  config.mutable_optimizer()->mutable_params()->set_weight_decay(0.01);
+  config.mutable_zero_optimization()->set_stage(absl::GetFlag(FLAGS_stage));
+  if (absl::GetFlag(FLAGS_dtype) == "bf16") {
+    config.mutable_bf16()->set_enabled(true);
+    config.set_communication_data_type("fp32");  // as the peers'
+  }
+  return config;
+}
+
+class Sharded : public Trainer {
+ public:
+  static absl::StatusOr<std::unique_ptr<Trainer>> Create(
+      std::shared_ptr<PeerGpt> model) {
+    auto trainer = std::make_unique<Sharded>();
+    trainer->model_ = std::move(model);
+    TESSERA_ASSIGN_OR_RETURN(trainer->engine_,
+                             Engine::Create(trainer->model_, ConfigOfFlags()));
+    const std::string init = absl::GetFlag(FLAGS_init);
+    if (!init.empty()) {
+      TESSERA_RETURN_IF_ERROR(trainer->engine_->LoadSafetensors(init).status());
+    }
+    return trainer;
+  }
+  absl::StatusOr<double> Step(const Batch& batch) override {
+    const at::Tensor loss = model_->Loss(batch.inputs, batch.targets);
+    TESSERA_RETURN_IF_ERROR(engine_->Backward(loss));
+    TESSERA_RETURN_IF_ERROR(engine_->Step());
+    return loss.item<double>();
+  }
+
+ private:
+  std::shared_ptr<PeerGpt> model_;
+  std::unique_ptr<Engine> engine_;
+};
+
+// Plain libtorch, as the peers' "single": torch.optim.AdamW(fused=True), and
+// autocast for bf16.
+class Alone : public Trainer {
+ public:
+  explicit Alone(std::shared_ptr<PeerGpt> model)
+      : model_(std::move(model)), parameters_(model_->parameters()) {
+    // Without the hooks of ours.
+    torch::autograd::set_default_engine_stub(
+        &torch::autograd::Engine::get_base_engine);
+    for (const at::Tensor& p : parameters_) {
+      exp_avgs_.push_back(torch::zeros_like(p));
+      exp_avg_sqs_.push_back(torch::zeros_like(p));
+      steps_.push_back(torch::zeros({}));
+    }
+  }
+
+  absl::StatusOr<double> Step(const Batch& batch) override {
+    const bool bf16 = absl::GetFlag(FLAGS_dtype) == "bf16";
+    at::autocast::set_autocast_enabled(at::kCPU, bf16);
+    const at::Tensor loss = model_->Loss(batch.inputs, batch.targets);
+    at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+    loss.backward();
+    if (absl::GetFlag(FLAGS_clip) > 0) {
+      torch::nn::utils::clip_grad_norm_(parameters_, absl::GetFlag(FLAGS_clip));
+    }
+    torch::NoGradGuard no_grad;
+    std::vector<at::Tensor> gradients;
+    for (const at::Tensor& p : parameters_) gradients.push_back(p.grad());
+    at::_foreach_add_(steps_, 1);
+    at::_fused_adamw_(parameters_, gradients, exp_avgs_, exp_avg_sqs_, {},
+                      steps_, kLr, 0.9, 0.999, /*weight_decay=*/0.01, 1e-8,
+                      /*amsgrad=*/false, /*maximize=*/false);
+    for (at::Tensor& p : parameters_) p.mutable_grad().reset();
+    return loss.item<double>();
+  }
+
+ private:
+  std::shared_ptr<PeerGpt> model_;
+  std::vector<at::Tensor> parameters_, exp_avgs_, exp_avg_sqs_, steps_;
+};
+
+absl::StatusOr<std::unique_ptr<Trainer>> MakeTrainer(
+    std::shared_ptr<PeerGpt> model) {
+  const std::string engine = absl::GetFlag(FLAGS_engine);
+  if (engine == "tessera") return Sharded::Create(std::move(model));
+  if (engine != "none") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--engine: expected tessera or none, got '", engine, "'"));
+  }
+  if (!absl::GetFlag(FLAGS_init).empty()) {
+    return absl::InvalidArgumentError("--init is not for --engine none");
+  }
+  return std::unique_ptr<Trainer>(std::make_unique<Alone>(std::move(model)));
+}
+
+struct Figures {
+  std::vector<double> milliseconds;  // of the timed steps, sorted
+  std::vector<double> losses;
+  int64_t pss_bytes = 0;  // the most seen between steps
+};
+
+absl::Status Train(const World& world, const ByteCorpus& corpus,
+                   Trainer& trainer, Figures* figures) {
+  const int steps = absl::GetFlag(FLAGS_steps);
+  for (int i = 0; i < steps; ++i) {
+    const Batch batch = BatchOf(corpus, i, world.rank());
+    const absl::Time start = absl::Now();
+    TESSERA_ASSIGN_OR_RETURN(const double loss, trainer.Step(batch));
+    if (i >= kWarmUp) {
+      figures->milliseconds.push_back(
+          absl::ToDoubleMilliseconds(absl::Now() - start));
+    }
+    figures->losses.push_back(loss);
+    if (i + 1 < steps) continue;
+    TESSERA_ASSIGN_OR_RETURN(figures->pss_bytes, ResidentBytes());
+  }
+  std::sort(figures->milliseconds.begin(), figures->milliseconds.end());
+  return absl::OkStatus();
+}
+
+void Print(const World& world, int64_t parameters, const Figures& figures) {
+  const bool alone = absl::GetFlag(FLAGS_engine) == "none";
+  const auto& ms = figures.milliseconds;
+  const double median = ms.empty() ? 0 : ms[ms.size() / 2];
+  const double tokens =
+      static_cast<double>(absl::GetFlag(FLAGS_micro_batch) *
+                          absl::GetFlag(FLAGS_seq) * world.world_size());
+  std::string losses;
+  for (const double loss : figures.losses) {
+    absl::StrAppendFormat(&losses, "%s%.6f", losses.empty() ? "" : ", ", loss);
+  }
+  const MemoryReport memory = MemoryLedger::Global().Report();
+  absl::PrintF(
+      R"({"engine": "%s", "stage": %d, "dtype": "%s", "backend": "%s", )"
+      R"("world": %d, "params": %d, "step_ms": %.2f, "min_ms": %.2f, )"
+      R"("tok_s": %.0f, "loss": [%s], "bytes_at_peak": {"parameters": %d, )"
+      R"("gradients": %d, "optimizer": %d, "working": %d}, "pss_mb": %d})"
+      "\n",
+      absl::GetFlag(FLAGS_engine), alone ? 0 : absl::GetFlag(FLAGS_stage),
+      absl::GetFlag(FLAGS_dtype), std::string(world.communicator()->backend()),
+      world.world_size(), parameters, median, ms.empty() ? 0 : ms[0],
+      median > 0 ? tokens / median * 1e3 : 0, losses,
+      memory[MemoryKind::kParameters].peak_bytes,
+      memory[MemoryKind::kGradients].peak_bytes,
+      memory[MemoryKind::kOptimizer].peak_bytes,
+      memory[MemoryKind::kWorking].peak_bytes, figures.pss_bytes >> 20);
+}
+
+absl::Status CheckFlags() {
+  const std::string dtype = absl::GetFlag(FLAGS_dtype);
+  if (dtype != "fp32" && dtype != "bf16") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--dtype: expected fp32 or bf16, got '", dtype, "'"));
+  }
+  if (absl::GetFlag(FLAGS_data).empty()) {
+    return absl::InvalidArgumentError("--data FILE is missing");
+  }
+  if (absl::GetFlag(FLAGS_heads) < 1 ||
+      absl::GetFlag(FLAGS_dim) % absl::GetFlag(FLAGS_heads) != 0) {
+    return absl::InvalidArgumentError("--dim is no multiple of --heads");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Run(int argc, char** argv) {
+  // Before Init, which re-executes with the same flags.
+  WorldOptions options;
+  for (int i = 1; i + 1 < argc; ++i) {
+    if (std::string(argv[i]) == "--backend") options.backend = argv[i + 1];
+  }
+  TESSERA_ASSIGN_OR_RETURN(const World* world, Init(&argc, argv, options));
+  absl::SetProgramUsageMessage("trains the peers' GPT; see --helpfull");
+  absl::ParseCommandLine(argc, argv);
+  TESSERA_RETURN_IF_ERROR(CheckFlags());
+  TESSERA_ASSIGN_OR_RETURN(const ByteCorpus corpus,
+                           ByteCorpus::Open(absl::GetFlag(FLAGS_data),
+                                            absl::GetFlag(FLAGS_seq) + 2));
+  torch::manual_seed(0);
+  auto model = std::make_shared<PeerGpt>(
+      PeerGptOptions{absl::GetFlag(FLAGS_dim), absl::GetFlag(FLAGS_layers),
+                     absl::GetFlag(FLAGS_heads), absl::GetFlag(FLAGS_seq)});
+  int64_t parameters = 0;
+  for (const at::Tensor& p : model->parameters()) parameters += p.numel();
+  TESSERA_ASSIGN_OR_RETURN(const auto trainer, MakeTrainer(std::move(model)));
+  Figures figures;
+  TESSERA_RETURN_IF_ERROR(Train(*world, corpus, *trainer, &figures));
+  if (world->rank() == 0) Print(*world, parameters, figures);
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace tessera
+
+int main(int argc, char** argv) {
+  const absl::Status status =
+      tessera::CatchTorch("libtorch", [&] { return tessera::Run(argc, argv); });
+  if (!status.ok())
+    std::fprintf(stderr, "train: %s\n", status.ToString().c_str());
+  tessera::Shutdown();
+  return status.ok() ? 0 : 1;
+}
