@@ -58,8 +58,8 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(
   TESSERA_RETURN_IF_ERROR(comm->AgreeOk(resolved.status(), "configuration"));
   auto impl = std::make_unique<Impl>(std::move(module), *std::move(resolved),
                                      std::move(comm), options);
-  TESSERA_RETURN_IF_ERROR(CatchTorch(
-      "Engine::Create", [&] { return impl->Build(options); }));
+  TESSERA_RETURN_IF_ERROR(
+      CatchTorch("Engine::Create", [&] { return impl->Build(options); }));
   return std::unique_ptr<Engine>(new Engine(std::move(impl)));
 }
 

@@ -52,9 +52,10 @@ struct EngineOptions {
   // The group over which to shard; the world's (comm/world.h) if null.
   std::shared_ptr<Communicator> communicator;
   // Rank 0's parameters and buffers replace the others' at Create. Otherwise
-  // parameters must be equal on all ranks (checked; InvalidArgument names the
-  // first that differs).
+  // both must be equal on all ranks (checked; InvalidArgument names the first
+  // that differs), or parameters alone.
   bool sync_from_rank0 = false;
+  bool buffers_may_differ = false;
   // Where the module is moved to (Module::to) before it is taken over; where it
   // is if unset. Not for modules of ConstructSharded, which are on the CPU.
   std::optional<at::Device> device;

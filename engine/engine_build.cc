@@ -112,6 +112,9 @@ absl::Status Engine::Impl::Build(const EngineOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(
       const std::vector<bool> trainable,
       CheckEqual(partition->units, comm_.get(), /*values=*/true));
+  if (!options.buffers_may_differ) {
+    TESSERA_RETURN_IF_ERROR(CheckBuffersEqual(*module_, comm_.get()));
+  }
   for (const at::Tensor& p : module_->parameters()) {
     known_parameters_.insert(p.unsafeGetTensorImpl());
   }

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/bits.h"
 #include "base/status.h"
+#include "base/torch_guard.h"
 #include "sharding/construction.h"
 #include "sharding/flat_buffer.h"
 #include "sharding/torch_scope.h"
@@ -54,6 +55,45 @@ std::string DifferenceOf(const Print& first, const Print& theirs) {
                                              : "";
 }
 
+// The prints of all ranks. InvalidArgument names the first thing that differs
+// from rank 0's, so that every rank comes to the same verdict. COLLECTIVE.
+absl::StatusOr<std::vector<std::vector<Print>>> ComparePrints(
+    const std::vector<Print>& mine, const std::vector<NamedParameter>& names,
+    absl::string_view kind, Communicator* comm) {
+  TESSERA_ASSIGN_OR_RETURN(
+      const auto texts,
+      comm->AllGatherStrings(
+          absl::string_view(reinterpret_cast<const char*>(mine.data()),
+                            mine.size() * sizeof(Print)),
+          CommTag{absl::StrCat("comparison of ", kind, "s")}));
+  std::vector<std::vector<Print>> all;
+  for (const std::string& text : texts) {
+    all.emplace_back(text.size() / sizeof(Print));
+    std::memcpy(all.back().data(), text.data(), text.size());
+    if (all.back().size() == all[0].size()) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("the module has ", all.back().size(), " ", kind,
+                     "s on rank ", all.size() - 1, " and ", all[0].size(),
+                     " on rank 0; build the same module on every rank"));
+  }
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    for (size_t i = 0; i < mine.size(); ++i) {
+      const std::string what = DifferenceOf(all[0][i], all[rank][i]);
+      if (what.empty()) continue;
+      const bool values = what == "values";
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the ", what, " of ", kind, " '", names[i].name, "' (number ", i,
+          values ? ") differ" : ") differs", " between rank 0 and rank ", rank,
+          values ? "; seed all ranks alike before building the module, or set "
+                   "EngineOptions::sync_from_rank0"
+                 : "; build the same module on every rank",
+          values && kind == "buffer" ? ", or EngineOptions::buffers_may_differ"
+                                     : ""));
+    }
+  }
+  return all;
+}
+
 }  // namespace
 
 std::string GeometryOf(const at::Tensor& t) {
@@ -90,48 +130,41 @@ absl::Status BroadcastFromRank0(const torch::nn::Module& module,
 absl::StatusOr<std::vector<bool>> CheckEqual(absl::Span<const UnitPlan> plans,
                                              Communicator* comm, bool values) {
   TorchScope scope;
+  std::vector<NamedParameter> parameters;
   std::vector<Print> prints;
-  std::vector<const NamedParameter*> parameters;
   for (const auto& plan : plans) {
     for (const auto& p : plan.parameters) {
       prints.push_back(PrintOf(p, values));
-      parameters.push_back(&p);
+      parameters.push_back(p);
     }
   }
   TESSERA_ASSIGN_OR_RETURN(
-      auto all,
-      comm->AllGatherStrings(
-          absl::string_view(reinterpret_cast<const char*>(prints.data()),
-                            prints.size() * sizeof(Print)),
-          CommTag{"comparison of parameters"}));
+      const auto all, ComparePrints(prints, parameters, "parameter", comm));
   std::vector<bool> requires_grad(prints.size(), false);
-  // Against rank 0, so that every rank comes to the same verdict.
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank].size() != all[0].size()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "the module has ", all[rank].size() / sizeof(Print),
-          " parameters on rank ", rank, " and ", all[0].size() / sizeof(Print),
-          " on rank 0; build the same module on every rank"));
-    }
-  }
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    for (size_t i = 0; i < prints.size(); ++i) {
-      Print theirs, first;
-      std::memcpy(&theirs, all[rank].data() + i * sizeof(Print), sizeof(Print));
-      std::memcpy(&first, all[0].data() + i * sizeof(Print), sizeof(Print));
-      if (theirs.requires_grad) requires_grad[parameters[i]->index] = true;
-      const std::string what = DifferenceOf(first, theirs);
-      if (what.empty()) continue;
-      return absl::InvalidArgumentError(absl::StrCat(
-          "the ", what, " of parameter '", parameters[i]->name, "' (number ", i,
-          what == "values" ? ") differ" : ") differs",
-          " between rank 0 and rank ", rank,
-          what == "values" ? "; seed all ranks alike before building the "
-                             "module, or set EngineOptions::sync_from_rank0"
-                           : "; build the same module on every rank"));
+  for (const auto& theirs : all) {
+    for (size_t i = 0; i < theirs.size(); ++i) {
+      if (!theirs[i].requires_grad) continue;
+      requires_grad[static_cast<size_t>(parameters[i].index)] = true;
     }
   }
   return requires_grad;
+}
+
+absl::Status CheckBuffersEqual(const torch::nn::Module& module,
+                               Communicator* comm) {
+  TorchScope scope;
+  std::vector<NamedParameter> buffers;
+  std::vector<Print> prints;
+  const absl::Status printed = CatchTorch("comparison of buffers", [&] {
+    for (const auto& b : module.named_buffers(/*recurse=*/true)) {
+      const at::Tensor& t = b.value();
+      if (!t.defined() || t.layout() != at::kStrided) continue;
+      buffers.push_back({b.key(), t});
+      prints.push_back(PrintOf(buffers.back(), /*values=*/true));
+    }
+  });
+  TESSERA_RETURN_IF_ERROR(comm->AgreeOk(printed, "Engine::Create"));
+  return ComparePrints(prints, buffers, "buffer", comm).status();
 }
 
 absl::Status CheckSame(absl::string_view mine, absl::string_view what,

@@ -29,6 +29,10 @@ absl::Status BroadcastFromRank0(const torch::nn::Module& module,
 absl::StatusOr<std::vector<bool>> CheckEqual(absl::Span<const UnitPlan> plans,
                                              Communicator* comm, bool values);
 
+// The same for the module's strided buffers, values too. COLLECTIVE.
+absl::Status CheckBuffersEqual(const torch::nn::Module& module,
+                               Communicator* comm);
+
 // Checks that `mine` is the same text on all ranks. InvalidArgument, on all:
 // "<what> differs between rank 0 (...) and rank 2 (...)". COLLECTIVE.
 absl::Status CheckSame(absl::string_view mine, absl::string_view what,

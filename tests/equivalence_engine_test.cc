@@ -375,6 +375,27 @@ TESSERA_RANK_FUNCTION(Different) {
   return engine.status().ToString();
 }
 
+// args: stage, and whether buffers may differ.
+TESSERA_RANK_FUNCTION(DifferentBuffers) {
+  auto model = BuildModel("ConvNorm", world.rank());
+  if (world.rank() == 1) {
+    model->named_buffers()["norm1.running_var"].add_(1);
+  }
+  EngineOptions options;
+  options.buffers_may_differ = args.substr(1) == "may";
+  auto engine =
+      Engine::Create(model, ConfigOf(SpecOf(args.substr(0, 1))), options);
+  return engine.status().ToString();
+}
+
+TEST_P(EngineTest, BuffersThatDifferBetweenRanksAreRefusedByName) {
+  EXPECT_THAT(Run("DifferentBuffers", ""),
+              Each(AllOf(HasSubstr("INVALID_ARGUMENT"),
+                         HasSubstr("values of buffer 'norm1.running_var'"),
+                         HasSubstr("rank 1"))));
+  EXPECT_THAT(Run("DifferentBuffers", "may"), Each("OK"));
+}
+
 TEST_P(EngineTest, ParametersThatDifferBetweenRanksAreRefusedByName) {
   EXPECT_THAT(Run("Different", "element"),
               Each(AllOf(HasSubstr("INVALID_ARGUMENT"),

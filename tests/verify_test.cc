@@ -126,6 +126,9 @@ TEST(VerifyTest, PrecisionClippingAndWeights) {
   parts.model = "Recomputing";
   parts.reduce_dtype = "bf16";
   ExpectSame(parts);
+  parts.reduce_dtype = "";
+  parts.reduce_bucket_size = 1;  // each unit as soon as it is complete
+  ExpectSame(parts, 3);
   TrainingSpec clipped;
   clipped.model = "LargeNorm";
   clipped.clipping = 1;
@@ -243,6 +246,8 @@ TESSERA_RANK_FUNCTION(VerifyRefused) {
   proto::Config config = ConfigOf(spec);
   if (args == "ignored") {
     config.mutable_sharding()->add_ignored_parameters("head");
+  } else if (args == "buffers") {
+    config.mutable_sharding()->set_buffer_sync("mean");
   } else if (args == "optimizer") {
     config.clear_optimizer();
   }
@@ -258,6 +263,8 @@ TESSERA_RANK_FUNCTION(VerifyRefused) {
 TEST(VerifyTest, ErrorsAreThoseOfAllRanks) {
   EXPECT_THAT(RunOnRanks(2, "VerifyRefused", "ignored"),
               Each(HasSubstr("does not know sharding.ignored_parameters")));
+  EXPECT_THAT(RunOnRanks(2, "VerifyRefused", "buffers"),
+              Each(HasSubstr("does not know sharding.buffer_sync")));
   EXPECT_THAT(RunOnRanks(2, "VerifyRefused", "optimizer"),
               Each(HasSubstr("names no optimizer")));
   EXPECT_THAT(RunOnRanks(2, "VerifyRefused", "throws"),

@@ -27,6 +27,9 @@ absl::Status CheckKnown(const proto::Config& config) {
   if (config.precision().fp32_classes_size() > 0) {
     return Unknown("precision.fp32_classes");
   }
+  if (config.sharding().buffer_sync() != "local") {
+    return Unknown("sharding.buffer_sync");
+  }
   if (config.has_scheduler() && config.scheduler().type() == "OneCycle") {
     return Unknown("the scheduler OneCycle, which changes betas");
   }
