@@ -318,23 +318,35 @@ absl::StatusOr<std::string> Verifier::LinesOf(
 }
 
 // Plain libtorch's own autocast, as Engine::AutocastScope sets it.
+class PlainAutocast {
+ public:
+  explicit PlainAutocast(at::ScalarType dtype)
+      : was_(at::autocast::is_autocast_enabled(at::kCPU)),
+        was_dtype_(at::autocast::get_autocast_dtype(at::kCPU)) {
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    at::autocast::set_autocast_dtype(at::kCPU, dtype);
+    at::autocast::increment_nesting();
+  }
+  ~PlainAutocast() {
+    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(at::kCPU, was_);
+    at::autocast::set_autocast_dtype(at::kCPU, was_dtype_);
+  }
+
+ private:
+  const bool was_;
+  const at::ScalarType was_dtype_;
+};
+
 at::Tensor Verifier::LossUnderAutocast(torch::nn::Module& module, int rank,
                                        int64_t micro_batch) const {
-  if (!config_.torch_autocast().enabled()) {
-    return loss_(module, rank, micro_batch);
+  std::optional<PlainAutocast> autocast;
+  if (config_.torch_autocast().enabled()) {
+    autocast.emplace(config_.torch_autocast().dtype() == "float16"
+                         ? at::kHalf
+                         : at::kBFloat16);
   }
-  const bool was = at::autocast::is_autocast_enabled(at::kCPU);
-  const auto dtype = at::autocast::get_autocast_dtype(at::kCPU);
-  at::autocast::set_autocast_enabled(at::kCPU, true);
-  at::autocast::set_autocast_dtype(
-      at::kCPU, config_.torch_autocast().dtype() == "float16" ? at::kHalf
-                                                              : at::kBFloat16);
-  at::autocast::increment_nesting();
-  const at::Tensor loss = loss_(module, rank, micro_batch);
-  if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
-  at::autocast::set_autocast_enabled(at::kCPU, was);
-  at::autocast::set_autocast_dtype(at::kCPU, dtype);
-  return loss;
+  return loss_(module, rank, micro_batch);
 }
 
 absl::StatusOr<std::shared_ptr<Communicator>> GroupOf(

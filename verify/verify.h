@@ -12,7 +12,7 @@
 // again with plain libtorch, all ranks' micro-batches one after the other
 // (verify/oracle.h). After each step losses, gradients, norm, masters and
 // working copies must be the same bits; at the end buffers and the state of the
-// generators. Freed memory is filled with NaN meanwhile.
+// generators.
 //
 // Where a backend adds in an order of its own, gradients must lie within the
 // bound of that; the steps that follow are the engine's, and the next forward
@@ -59,7 +59,8 @@ struct VerifyReport {
   std::string ToString() const;
 };
 
-// `make` builds the model, the same whenever it is called after the same seed.
+// `make` builds the model, the same whenever it is called after the same seed;
+// rank 0 calls it alone, too, so it is plain (no ConstructSharded).
 // `loss` is a rank's loss of its micro-batch, numbered from 0, and depends on
 // nothing else: rank 0 asks for those of all ranks. With torch_autocast it runs
 // under autocast. Rank 0 holds W whole models besides. COLLECTIVE.
