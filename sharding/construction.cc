@@ -45,23 +45,18 @@ at::Tensor BytesAt(char* data, int64_t bytes) {
 
 }  // namespace
 
-// Stands before libtorch's as long as a Scope lives, and for good in what it
-// allocated.
+// Stands before libtorch's from the first Scope on, for good: what it gave, and
+// what was there before, may be freed at any time, also by raw_deallocate
+// (oneDNN's scratch memory).
 class Construction::Allocator final : public c10::Allocator {
  public:
-  static Allocator& Global() {
-    static auto* const allocator = new Allocator;
-    return *allocator;
-  }
-  void Enter() {
-    absl::MutexLock lock(&mutex_);
-    if (scopes_++ > 0) return;
-    base_ = c10::GetCPUAllocator();
-    c10::SetCPUAllocator(this);
-  }
-  void Leave() {
-    absl::MutexLock lock(&mutex_);
-    if (--scopes_ == 0) c10::SetCPUAllocator(base_);
+  static void Install() {
+    static const bool installed = [] {
+      base_ = c10::GetCPUAllocator();
+      c10::SetCPUAllocator(new Allocator);
+      return true;
+    }();
+    (void)installed;
   }
 
   c10::DataPtr allocate(size_t n) override {
@@ -73,27 +68,33 @@ class Construction::Allocator final : public c10::Allocator {
     ThrowIfError(memory.status());
     return *std::move(memory);
   }
+  c10::DeleterFnPtr raw_deleter() const override { return &FreeRaw; }
+  bool is_simple_data_ptr(const c10::DataPtr& memory) const override {
+    return Evictable::Of(memory) == nullptr &&
+           base_->is_simple_data_ptr(memory);
+  }
   void copy_data(void* to, const void* from, size_t n) const override {
     default_copy_data(to, from, n);
   }
 
  private:
-  absl::Mutex mutex_;
-  int scopes_ ABSL_GUARDED_BY(mutex_) = 0;
-  c10::Allocator* base_ = nullptr;
+  static void FreeRaw(void* data) {
+    if (!Evictable::Free(data)) base_->raw_deallocate(data);
+  }
+
+  static c10::Allocator* base_;
 };
+
+c10::Allocator* Construction::Allocator::base_ = nullptr;
 
 Construction::Scope::Scope(Construction* construction)
     : seen_(c10::DispatchKeySet(kTagKey)) {
   TESSERA_CHECK(t_current == nullptr) << "constructions are not nested";
+  Allocator::Install();
   t_current = construction;
-  Allocator::Global().Enter();
 }
 
-Construction::Scope::~Scope() {
-  Allocator::Global().Leave();
-  t_current = nullptr;
-}
+Construction::Scope::~Scope() { t_current = nullptr; }
 
 Construction* Construction::Current() { return t_current; }
 
@@ -174,7 +175,7 @@ absl::Status Construction::Evict(Evictable* memory, const Storage& storage) {
   std::memcpy(node.shard.data(), memory->data() + begin,
               static_cast<size_t>(end - begin));
   node.print = Fingerprint(memory->data(), memory->bytes());
-  history_.emplace_back(node.print, node.what);
+  if (!finished_) history_.emplace_back(node.print, node.what);
   memory->Take(storage.get(), AwayError(node.what, node.is_parameter));
   by_use_.erase({node.used, node.number});
   whole_bytes_ -= memory->bytes();
@@ -203,13 +204,24 @@ absl::Status Construction::Restore(Evictable* memory, const Storage& storage,
                 BytesAt(memory->data(), piece * comm_->world_size()),
                 CommTag{absl::StrCat("construction: gather of ", node.what)})
             .Wait();
+    if (status.ok() &&
+        Fingerprint(memory->data(), memory->bytes()) != node.print) {
+      status = absl::InvalidArgumentError(absl::StrCat(
+          "ConstructSharded: the ranks construct different values, first seen "
+          "in ",
+          node.what,
+          ", of which each keeps a part; seed all ranks alike before, and let "
+          "nothing that is written there depend on the rank"));
+      comm_->Announce(status);  // on some ranks it may be as it was
+    }
   }
   if (!status.ok()) {
     memory->Take(storage.get(), AwayError(node.what, node.is_parameter));
     return status;
   }
   memory->Show(storage.get());
-  node.shard.Free();
+  node.overwritten = overwritten;
+  if (!overwritten) node.shard.Free();
   whole_bytes_ += memory->bytes();
   return absl::OkStatus();
 }
@@ -227,14 +239,27 @@ absl::Status Construction::Pin(const Storage& storage, bool overwritten) {
   return absl::OkStatus();
 }
 
-void Construction::Unpin(const Storage& storage) {
+void Construction::Unpin(const Storage& storage, bool done) {
   absl::MutexLock lock(&mutex_);
   // The operator may have given it other memory.
   const auto found = nodes_.find(Evictable::Of(storage.get()));
   if (found == nodes_.end()) return;
   Node& node = found->second;
+  Evictable* const memory = found->first;
   if (node.pins > 0) --node.pins;
-  if (found->first->whole()) Use(found->first, &node);
+  if (node.overwritten && !done && node.pins == 0) {
+    // Nothing was written: the values are those of the shard.
+    node.overwritten = false;
+    memory->Take(storage.get(), AwayError(node.what, node.is_parameter));
+    by_use_.erase({node.used, node.number});
+    whole_bytes_ -= memory->bytes();
+    return;
+  }
+  if (node.overwritten && done) {
+    node.overwritten = false;
+    node.shard.Free();
+  }
+  if (memory->whole()) Use(memory, &node);
 }
 
 // In order of appearance.
@@ -284,30 +309,40 @@ absl::Status Construction::CheckSameOnAllRanks() {
   return absl::OkStatus();
 }
 
-absl::Status Construction::Finish(const torch::nn::Module& module) {
-  TESSERA_RETURN_IF_ERROR(CheckSameOnAllRanks());
-  const ModuleWalk walk = WalkModule(module);
+absl::Status Construction::ShardParameters(const torch::nn::Module& module) {
   absl::flat_hash_map<const c10::StorageImpl*, std::string> names;
-  for (const auto& p : walk.parameters) {
+  for (const auto& p : WalkModule(module).parameters) {
     if (!p.tensor.has_storage()) continue;
     names.try_emplace(p.tensor.storage().unsafeGetStorageImpl(), p.name);
   }
   for (const Storage& storage : All()) {
     Evictable* const memory = Evictable::Of(storage.get());
+    const auto name = names.find(storage.get());
+    if (memory == nullptr || name == names.end()) continue;
+    absl::MutexLock lock(&mutex_);
+    Node& node = nodes_.at(memory);
+    node.what = name->second;
+    node.is_parameter = true;
+    if (memory->whole()) {
+      TESSERA_RETURN_IF_ERROR(Evict(memory, storage));
+    } else {
+      memory->Say(storage.get(), AwayError(node.what, true));
+    }
+  }
+  absl::MutexLock lock(&mutex_);
+  finished_ = true;
+  return absl::OkStatus();
+}
+
+absl::Status Construction::Finish(const torch::nn::Module& module) {
+  TESSERA_RETURN_IF_ERROR(ShardParameters(module));
+  TESSERA_RETURN_IF_ERROR(CheckSameOnAllRanks());
+  for (const Storage& storage : All()) {
+    Evictable* const memory = Evictable::Of(storage.get());
     if (memory == nullptr) continue;
     absl::MutexLock lock(&mutex_);
     Node& node = nodes_.at(memory);
-    const auto name = names.find(storage.get());
-    if (name != names.end()) {
-      node.what = name->second;
-      node.is_parameter = true;
-      if (memory->whole()) {
-        TESSERA_RETURN_IF_ERROR(Evict(memory, storage));
-      } else {
-        memory->Say(storage.get(), AwayError(node.what, true));
-      }
-      continue;
-    }
+    if (node.is_parameter) continue;
     if (!memory->whole()) {
       TESSERA_RETURN_IF_ERROR(Restore(memory, storage, false));
     }
@@ -318,57 +353,12 @@ absl::Status Construction::Finish(const torch::nn::Module& module) {
     memory->Retire();
   }
   for (const auto& buffer : module.named_buffers()) {
-    if (buffer.value().defined()) RemoveTag(buffer.value());
+    // One that is a view of a parameter is sharded with it.
+    if (buffer.value().defined() && !IsEvictable(buffer.value())) {
+      RemoveTag(buffer.value());
+    }
   }
   return absl::OkStatus();
-}
-
-void EvictablePins::Add(const at::Tensor& tensor, bool overwritten) {
-  if (!IsEvictable(tensor)) return;
-  auto storage = Construction::Storage::reclaim_copy(
-      tensor.storage().unsafeGetStorageImpl());
-  const auto owner = Evictable::Of(storage.get())->owner();
-  ThrowIfError(owner->Pin(storage, overwritten));
-  pinned_.emplace_back(owner, std::move(storage));
-}
-
-void EvictablePins::Clear() {
-  for (const auto& [construction, storage] : pinned_) {
-    construction->Unpin(storage);
-  }
-  pinned_.clear();
-}
-
-void EvictablePins::ClearAndTrim() {
-  const auto pinned = pinned_;
-  Clear();
-  if (Construction::Current() != nullptr) {
-    ThrowIfError(Construction::Current()->Trim());
-  }
-  for (const auto& [construction, storage] : pinned) {
-    if (construction.get() == Construction::Current()) continue;
-    ThrowIfError(construction->Trim());
-  }
-}
-
-bool IsEvictable(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.has_storage()) return false;
-  Evictable* const memory =
-      Evictable::Of(tensor.storage().unsafeGetStorageImpl());
-  return memory != nullptr && memory->owner() != nullptr;
-}
-
-std::optional<uint64_t> PrintOfEvictable(const at::Tensor& tensor) {
-  if (!IsEvictable(tensor)) return std::nullopt;
-  Evictable* const memory =
-      Evictable::Of(tensor.storage().unsafeGetStorageImpl());
-  Construction& owner = *memory->owner();
-  absl::MutexLock lock(&owner.mutex_);
-  const auto found = owner.nodes_.find(memory);
-  if (found == owner.nodes_.end() || memory->whole()) {
-    return Fingerprint(memory->data(), memory->bytes());
-  }
-  return found->second.print;
 }
 
 }  // namespace tessera

@@ -101,6 +101,8 @@ class Construction : public std::enable_shared_from_this<Construction> {
     std::string what;  // dtype and sizes, then the parameter's name
     bool is_parameter = false;
     int pins = 0;
+    // Being overwritten: until that is done it has its shard, too.
+    bool overwritten = false;
     CountedBuffer shard{};  // while evicted
     uint64_t print = 0;     // of the bytes, while evicted
   };
@@ -110,12 +112,13 @@ class Construction : public std::enable_shared_from_this<Construction> {
   absl::StatusOr<c10::DataPtr> Allocate(int64_t bytes);
   void Forget(Evictable* memory);
   absl::Status Pin(const Storage& storage, bool overwritten);
-  void Unpin(const Storage& storage);
+  void Unpin(const Storage& storage, bool done);
   absl::Status Evict(Evictable* memory, const Storage& storage)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Restore(Evictable* memory, const Storage& storage,
                        bool overwritten) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Use(Evictable* memory, Node* node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status ShardParameters(const torch::nn::Module& module);
   absl::Status CheckSameOnAllRanks();
   std::vector<Storage> All();
 
@@ -130,7 +133,8 @@ class Construction : public std::enable_shared_from_this<Construction> {
   int64_t now_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t next_number_ ABSL_GUARDED_BY(mutex_) = 0;
   Counts counts_ ABSL_GUARDED_BY(mutex_);
-  // Of everything that was evicted so far.
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+  // Of everything that was evicted until then.
   std::vector<std::pair<uint64_t, std::string>> history_
       ABSL_GUARDED_BY(mutex_);
 
@@ -143,12 +147,13 @@ class EvictablePins {
   EvictablePins() = default;
   EvictablePins(const EvictablePins&) = delete;
   EvictablePins& operator=(const EvictablePins&) = delete;
-  ~EvictablePins() { Clear(); }
+  ~EvictablePins() { Clear(/*done=*/false); }
   // COLLECTIVE where it was evicted, but if all of it is `overwritten` next.
   // Throws StatusException.
   void Add(const at::Tensor& tensor, bool overwritten = false);
-  void Clear();
-  // And evicts what is too much. Throws StatusException.
+  // Not done: what was to be overwritten is what it was.
+  void Clear(bool done);
+  // The operator is done. And evicts what is too much. Throws StatusException.
   void ClearAndTrim();
   bool empty() const { return pinned_.empty(); }
 

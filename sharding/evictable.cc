@@ -6,7 +6,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "base/check.h"
 #include "base/memory.h"
 #include "sharding/construction.h"
@@ -27,6 +30,23 @@ absl::Status Count(int64_t bytes) {
       ledger.limit_bytes(), "; held now: ", ledger.Report().ToString()));
 }
 
+// By address: libtorch's raw_allocate wants it to be all that a deleter needs.
+struct Addresses {
+  static Addresses& Global() {
+    static auto* const addresses = new Addresses;
+    return *addresses;
+  }
+  absl::Mutex mutex;
+  absl::flat_hash_map<const void*, Evictable*> at ABSL_GUARDED_BY(mutex);
+};
+
+Evictable* At(const void* data) {
+  Addresses& addresses = Addresses::Global();
+  absl::MutexLock lock(&addresses.mutex);
+  const auto found = addresses.at.find(data);
+  return found == addresses.at.end() ? nullptr : found->second;
+}
+
 }  // namespace
 
 absl::StatusOr<c10::DataPtr> Evictable::Allocate(
@@ -45,7 +65,12 @@ absl::StatusOr<c10::DataPtr> Evictable::Allocate(
   }
   auto* const made =
       new Evictable(static_cast<char*>(data), bytes, room, std::move(owner));
-  return c10::DataPtr(data, made, &Delete, at::kCPU);
+  {
+    Addresses& addresses = Addresses::Global();
+    absl::MutexLock lock(&addresses.mutex);
+    addresses.at[data] = made;
+  }
+  return c10::DataPtr(data, data, &Delete, at::kCPU);
 }
 
 Evictable::Evictable(char* data, int64_t bytes, int64_t room,
@@ -61,15 +86,26 @@ Evictable::~Evictable() {
   TESSERA_CHECK_EQ(munmap(data_, static_cast<size_t>(room_)), 0);
 }
 
-void Evictable::Delete(void* context) {
-  delete static_cast<Evictable*>(context);
+void Evictable::Delete(void* data) { TESSERA_CHECK(Free(data)); }
+
+bool Evictable::Free(void* data) {
+  Evictable* const memory = At(data);
+  if (memory == nullptr) return false;
+  {
+    Addresses& addresses = Addresses::Global();
+    absl::MutexLock lock(&addresses.mutex);
+    addresses.at.erase(data);
+  }
+  delete memory;
+  return true;
+}
+
+Evictable* Evictable::Of(const c10::DataPtr& memory) {
+  return memory.get_deleter() == &Delete ? At(memory.get_context()) : nullptr;
 }
 
 Evictable* Evictable::Of(c10::StorageImpl* storage) {
-  const c10::DataPtr& memory = storage->_mutable_data_ptr_no_checks();
-  return memory.get_deleter() == &Delete
-             ? static_cast<Evictable*>(memory.get_context())
-             : nullptr;
+  return Of(storage->_mutable_data_ptr_no_checks());
 }
 
 void Evictable::Take(c10::StorageImpl* storage, const std::string& error) {

@@ -3,7 +3,7 @@
 // one through a raw pointer from before ends the program with a message: it is
 // never read or written by mistake.
 //
-//   c10::DataPtr  -- context, deleter -->  Evictable  -- pages of its own
+//   c10::DataPtr  -- address, deleter -->  Evictable  -- pages of its own
 //
 // The storage owns it as it owns any memory; who decides what is taken away is
 // sharding/construction.h.
@@ -32,8 +32,11 @@ class Evictable {
   // other memory. ResourceExhausted.
   static absl::StatusOr<c10::DataPtr> Allocate(
       int64_t bytes, int64_t room, std::shared_ptr<Construction> owner);
-  // Null: the storage's memory is another's.
+  // Null: the memory is another's.
+  static Evictable* Of(const c10::DataPtr& memory);
   static Evictable* Of(c10::StorageImpl* storage);
+  // Frees what Allocate gave for `data`. False: that is another's.
+  static bool Free(void* data);
 
   ~Evictable();
   Evictable(const Evictable&) = delete;
@@ -60,7 +63,7 @@ class Evictable {
  private:
   Evictable(char* data, int64_t bytes, int64_t room,
             std::shared_ptr<Construction> owner);
-  static void Delete(void* context);
+  static void Delete(void* data);
 
   char* const data_;
   const int64_t bytes_;
