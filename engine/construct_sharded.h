@@ -1,7 +1,8 @@
 // ConstructSharded: builds a module that is larger than a rank's memory.
 //
-//   auto gpt = tessera::ConstructSharded(256 << 20, [&] { return Gpt(options);
-//   }); auto engine = tessera::Engine::Create(*gpt, "zero3.json");
+//   auto make = [&] { return Gpt(options); };
+//   auto gpt = tessera::ConstructSharded(256 << 20, make);
+//   auto engine = tessera::Engine::Create(*gpt, "zero3.json");
 //
 // The constructor runs as it is, on the CPU, on every rank. Of the tensors that
 // it makes only as many are whole as the budget allows; what was used longest
@@ -10,15 +11,16 @@
 // and the generator's state are those of plain construction, whatever the
 // constructor does: torch::tensor, item(), a second pass over the weights.
 //
-// Parameters of at least 512 bytes are then sharded until Engine::Create takes
-// them over, unit by unit; operators may use them before, which gathers them.
-// Buffers, and tensors that are no parameters, are whole. Peak: this rank's
-// shard, and the budget.
+// Parameters of at least 512 bytes are then sharded, and so are views of them,
+// until Engine::Create takes them over, unit by unit, or makes them plain where
+// they are ignored. Operators may use them before: COLLECTIVE, a gather; writes
+// must be the same on all ranks (InvalidArgument at the next gather). Other
+// buffers and tensors are whole. Peak: this rank's shard, and the budget.
 //
 // An accessor or raw pointer is good until the next operators: while some run,
 // or for a tensor of long ago, hold a tessera::Use on it. Without one the
-// access throws, or ends the program, with a message that says so. Tensors that
-// other threads or CUDA make are not sharded.
+// access throws, or ends the program, with a message that says so; torch::save
+// is such an access. Tensors that other threads or CUDA make are not sharded.
 #ifndef ENGINE_CONSTRUCT_SHARDED_H_
 #define ENGINE_CONSTRUCT_SHARDED_H_
 
@@ -66,7 +68,8 @@ const torch::nn::Module* ModuleOf(const M& made) {
 // `budget_bytes` is of whole tensors at a time; at least twice what an operator
 // of the constructor uses together, which is whole in any case. COLLECTIVE.
 //
-// Errors, on all ranks: what `make` throws; InvalidArgument if ranks construct
+// Errors, on all ranks: what `make` throws (on one rank alone: the group is of no
+// use after that, as others may wait for it in a gather); InvalidArgument if ranks construct
 // different values (they must be seeded alike), for a budget below 1, for null;
 // ResourceExhausted; FailedPrecondition within another ConstructSharded, or
 // without a world.

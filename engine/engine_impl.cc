@@ -40,10 +40,11 @@ absl::StatusOr<Engine::Impl::Place> Engine::Impl::Find(
   TESSERA_RETURN_IF_ERROR(CheckOpen());
   const auto place = places_.find(std::string(name));
   if (place != places_.end()) return place->second;
-  return absl::NotFoundError(
-      absl::StrCat("the module has no parameter '", name,
-                   "' (names are those of named_parameters(); a tied one goes "
-                   "by its first)"));
+  return absl::NotFoundError(absl::StrCat(
+      "the engine has no parameter '", name,
+      "' (ignored ones, and those without elements, are the "
+      "module's own; names are those of named_parameters(); a tied one goes "
+      "by its first)"));
 }
 
 absl::StatusOr<Unit*> Engine::Impl::FindUnit(absl::string_view name) const {

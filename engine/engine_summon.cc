@@ -44,7 +44,7 @@ absl::StatusOr<std::vector<at::Tensor>> Engine::Impl::Named(
     const at::Tensor* const found = all.find(name);
     if (found == nullptr) {
       return absl::NotFoundError(
-          absl::StrCat("the module has no parameter '", name,
+          absl::StrCat("the engine has no parameter '", name,
                        "' (names are those of named_parameters())"));
     }
     parameters.push_back(*found);

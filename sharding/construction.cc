@@ -334,23 +334,34 @@ absl::Status Construction::ShardParameters(const torch::nn::Module& module) {
   return absl::OkStatus();
 }
 
+absl::Status Construction::GiveBack(const Storage& storage) {
+  Evictable* const memory = Evictable::Of(storage.get());
+  const auto self = memory->owner();  // which may go with it
+  absl::MutexLock lock(&mutex_);
+  const auto found = nodes_.find(memory);
+  if (found == nodes_.end()) return absl::OkStatus();  // was never seen
+  const Node& node = found->second;
+  if (!memory->whole()) {
+    TESSERA_RETURN_IF_ERROR(Restore(memory, storage, /*overwritten=*/false));
+  }
+  whole_bytes_ -= memory->bytes();
+  by_use_.erase({node.used, node.number});
+  nodes_.erase(found);
+  memory->Retire();
+  return absl::OkStatus();
+}
+
 absl::Status Construction::Finish(const torch::nn::Module& module) {
   TESSERA_RETURN_IF_ERROR(ShardParameters(module));
   TESSERA_RETURN_IF_ERROR(CheckSameOnAllRanks());
   for (const Storage& storage : All()) {
     Evictable* const memory = Evictable::Of(storage.get());
     if (memory == nullptr) continue;
-    absl::MutexLock lock(&mutex_);
-    Node& node = nodes_.at(memory);
-    if (node.is_parameter) continue;
-    if (!memory->whole()) {
-      TESSERA_RETURN_IF_ERROR(Restore(memory, storage, false));
+    {
+      absl::MutexLock lock(&mutex_);
+      if (nodes_.at(memory).is_parameter) continue;
     }
-    whole_bytes_ -= memory->bytes();
-    by_use_.erase({node.used, node.number});
-    nodes_.erase(memory);
-    const auto self = memory->owner();  // which may go with it
-    memory->Retire();
+    TESSERA_RETURN_IF_ERROR(GiveBack(storage));
   }
   for (const auto& buffer : module.named_buffers()) {
     // One that is a view of a parameter is sharded with it.

@@ -93,6 +93,9 @@ class Construction : public std::enable_shared_from_this<Construction> {
   friend class Evictable;
   friend class EvictablePins;
   friend std::optional<uint64_t> PrintOfEvictable(const at::Tensor& tensor);
+  friend absl::Status GiveBackEvictable(const at::Tensor& tensor);
+  friend absl::Status CheckGroupOfEvictable(const at::Tensor& tensor,
+                                            const Communicator& comm);
 
   struct Node {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
@@ -112,6 +115,8 @@ class Construction : public std::enable_shared_from_this<Construction> {
   absl::StatusOr<c10::DataPtr> Allocate(int64_t bytes);
   void Forget(Evictable* memory);
   absl::Status Pin(const Storage& storage, bool overwritten);
+  // Whole and plain from now on. COLLECTIVE where it was evicted.
+  absl::Status GiveBack(const Storage& storage);
   void Unpin(const Storage& storage, bool done);
   absl::Status Evict(Evictable* memory, const Storage& storage)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -164,6 +169,13 @@ class EvictablePins {
 
 // Whether a construction may take the tensor's memory away.
 bool IsEvictable(const at::Tensor& tensor);
+// Makes it plain and whole. COLLECTIVE where it was evicted; nothing if it is
+// not IsEvictable.
+absl::Status GiveBackEvictable(const at::Tensor& tensor);
+// InvalidArgument if the tensor's construction was over other ranks than
+// `comm`'s, or they are in another order. LOCAL.
+absl::Status CheckGroupOfEvictable(const at::Tensor& tensor,
+                                   const Communicator& comm);
 // A fingerprint of all bytes of its storage, without a gather: of when they
 // were evicted. Nothing if it is not IsEvictable. LOCAL.
 std::optional<uint64_t> PrintOfEvictable(const at::Tensor& tensor);

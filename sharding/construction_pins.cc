@@ -3,9 +3,12 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/bits.h"
+#include "base/status.h"
 #include "base/torch_guard.h"
 #include "sharding/construction.h"
+#include "sharding/storage_access.h"
 
 namespace tessera {
 
@@ -42,6 +45,31 @@ bool IsEvictable(const at::Tensor& tensor) {
   Evictable* const memory =
       Evictable::Of(tensor.storage().unsafeGetStorageImpl());
   return memory != nullptr && memory->owner() != nullptr;
+}
+
+absl::Status GiveBackEvictable(const at::Tensor& tensor) {
+  if (!IsEvictable(tensor)) return absl::OkStatus();
+  auto storage = Construction::Storage::reclaim_copy(
+      tensor.storage().unsafeGetStorageImpl());
+  const auto owner = Evictable::Of(storage.get())->owner();
+  TESSERA_RETURN_IF_ERROR(owner->GiveBack(storage));
+  RemoveTag(tensor);
+  return absl::OkStatus();
+}
+
+absl::Status CheckGroupOfEvictable(const at::Tensor& tensor,
+                                   const Communicator& comm) {
+  if (!IsEvictable(tensor)) return absl::OkStatus();
+  const Communicator& made =
+      *Evictable::Of(tensor.storage().unsafeGetStorageImpl())->owner()->comm_;
+  if (made.rank() == comm.rank() && made.world_size() == comm.world_size()) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "ConstructSharded made the module over ", made.world_size(),
+      " ranks, where this is rank ", made.rank(), "; the engine's group has ",
+      comm.world_size(), ", where this is rank ", comm.rank(),
+      "; give both the same group"));
 }
 
 std::optional<uint64_t> PrintOfEvictable(const at::Tensor& tensor) {

@@ -59,9 +59,10 @@ absl::StatusOr<c10::DataPtr> Evictable::Allocate(
            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) {
     MemoryLedger::Global().Remove(MemoryKind::kWorking, bytes);
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the system has no ", bytes,
-                     " bytes for a tensor of a module under construction"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "the system has no ", bytes,
+        " bytes for a tensor of a module under construction, or no more "
+        "mappings (vm.max_map_count)"));
   }
   auto* const made =
       new Evictable(static_cast<char*>(data), bytes, room, std::move(owner));

@@ -299,7 +299,48 @@ TEST(ConstructTest, UseKeepsATensorWhole) {
   EXPECT_THAT(RunOnRanks(2, "ConstructPointers", "used"), Each("7"));
 }
 
+// Ignored parameters are the module's own, whole, and operators use them on any
+// rank alone.
+TESSERA_RANK_FUNCTION(ConstructIgnored) {
+  torch::manual_seed(5);
+  Odd plain;
+  TESSERA_ASSIGN_OR_RETURN(const auto odd, Construct(world));
+  proto::Config config = ConfigOf(TrainingSpec::FromText("stage=3"));
+  config.mutable_sharding()->add_ignored_parameters("layer*.weight");
+  TESSERA_ASSIGN_OR_RETURN(auto engine, Engine::Create(odd, config));
+  std::string different;
+  for (int i = 0; i < 6 && world.rank() == 1; ++i) {
+    const Tensor& weight = odd->layers[i]->weight;
+    const float* const data = weight.data_ptr<float>();
+    if (!torch::equal(weight, plain.layers[i]->weight) || data == nullptr) {
+      absl::StrAppend(&different, i, " ");
+    }
+  }
+  TESSERA_RETURN_IF_ERROR(engine->Close());
+  return different;
+}
+
+TEST(ConstructTest, IgnoredParametersBecomePlain) {
+  EXPECT_THAT(RunOnRanks(2, "ConstructIgnored", ""), Each(""));
+}
+
 // ---- errors
+
+TESSERA_RANK_FUNCTION(CreateOverAnotherGroup) {
+  TESSERA_ASSIGN_OR_RETURN(const auto odd, Construct(world));
+  EngineOptions options;
+  TESSERA_ASSIGN_OR_RETURN(
+      options.communicator,
+      world.communicator()->Split(world.rank() / 2, CommTag{"halves"}));
+  return Engine::Create(odd, ConfigOf(TrainingSpec()), options)
+      .status()
+      .ToString();
+}
+
+TEST(ConstructTest, TheEngineHasTheSameGroup) {
+  EXPECT_THAT(RunOnRanks(4, "CreateOverAnotherGroup", ""),
+              Each(HasSubstr("over 4 ranks")));
+}
 
 TESSERA_RANK_FUNCTION(ConstructFails) {
   const bool last = world.rank() == world.world_size() - 1;

@@ -281,7 +281,7 @@ TESSERA_RANK_FUNCTION(WrongNames) {
 TEST_P(EngineTest, NamesAndEnginesThatAreNotThereAreRefused) {
   EXPECT_THAT(
       Run("WrongNames"),
-      Each(AllOf(HasSubstr("NOT_FOUND: the module has no parameter 'blcks.1'"),
+      Each(AllOf(HasSubstr("NOT_FOUND: the engine has no parameter 'blcks.1'"),
                  HasSubstr("belongs to another tessera::Engine"),
                  HasSubstr("the engine was closed"))));
 }

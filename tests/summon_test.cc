@@ -280,7 +280,7 @@ TEST(SummonMisuseTest, IsNamedOnAllRanks) {
       EXPECT_THAT(
           said,
           Each(AllOf(
-              HasSubstr("NOT_FOUND: [Engine::Summon] rank 1: the module has "
+              HasSubstr("NOT_FOUND: [Engine::Summon] rank 1: the engine has "
                         "no parameter 'out.bais'"),
               HasSubstr("the list of units, or the options, of "
                         "Engine::Summon differs between rank 0 ("),

@@ -260,9 +260,18 @@ TESSERA_RANK_FUNCTION(VerifyRefused) {
                         OptionsOf(spec, world)));
 }
 
+TESSERA_RANK_FUNCTION(VerifyNothing) {
+  TrainingSpec spec;
+  spec.steps = std::stoi(std::string(args));
+  return Outcome(Verify([] { return MakeTestModel("Mlp"); }, ConfigOf(spec),
+                        LossOfModel, OptionsOf(spec, world)));
+}
+
 TEST(VerifyTest, ErrorsAreThoseOfAllRanks) {
   EXPECT_THAT(RunOnRanks(2, "VerifyRefused", "ignored"),
               Each(HasSubstr("does not know sharding.ignored_parameters")));
+  EXPECT_THAT(RunOnRanks(2, "VerifyNothing", "0"),
+              Each(HasSubstr("steps is 0; expected 1 or more")));
   EXPECT_THAT(RunOnRanks(2, "VerifyRefused", "buffers"),
               Each(HasSubstr("does not know sharding.buffer_sync")));
   EXPECT_THAT(RunOnRanks(2, "VerifyRefused", "optimizer"),

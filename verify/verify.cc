@@ -387,6 +387,12 @@ absl::StatusOr<VerifyReport> Verify(const Oracle::MakeModule& make,
   TESSERA_ASSIGN_OR_RETURN(const auto comm, GroupOf(options));
   auto resolved = ResolveConfig(config, comm->world_size());
   TESSERA_RETURN_IF_ERROR(comm->AgreeOk(resolved.status(), "configuration"));
+  TESSERA_RETURN_IF_ERROR(comm->AgreeOk(
+      options.steps > 0
+          ? absl::OkStatus()
+          : absl::InvalidArgumentError(absl::StrCat(
+                "Verify: steps is ", options.steps, "; expected 1 or more")),
+      "Verify"));
   const KeepTorchState keep;
   return Verifier(*std::move(resolved), loss, options, comm).Run(make);
 }
