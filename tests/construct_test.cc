@@ -86,9 +86,7 @@ Record StateOf(Odd& odd) {
   return record;
 }
 
-absl::StatusOr<std::shared_ptr<Odd>> Construct(const World& world,
-                                               int64_t budget = kBudget) {
-  (void)world;
+absl::StatusOr<std::shared_ptr<Odd>> Construct(int64_t budget = kBudget) {
   torch::manual_seed(5);
   return ConstructSharded(budget, [] { return std::make_shared<Odd>(); });
 }
@@ -99,7 +97,7 @@ TESSERA_RANK_FUNCTION(ConstructAndTakeOver) {
   torch::manual_seed(5);
   Odd plain;
   const Record expected = StateOf(plain);
-  TESSERA_ASSIGN_OR_RETURN(const auto odd, Construct(world));
+  TESSERA_ASSIGN_OR_RETURN(const auto odd, Construct());
   // Buffers, the generator, a plain member.
   Record got = StateOf(*odd);
   TESSERA_ASSIGN_OR_RETURN(
@@ -137,7 +135,7 @@ TEST(ConstructTest, GivesWhatPlainConstructionGives) {
 TESSERA_RANK_FUNCTION(UseBeforeTheEngine) {
   torch::manual_seed(5);
   Odd plain;
-  TESSERA_ASSIGN_OR_RETURN(const auto odd, Construct(world));
+  TESSERA_ASSIGN_OR_RETURN(const auto odd, Construct());
   {
     torch::NoGradGuard no_grad;
     for (Odd* each : {&plain, odd.get()}) {
@@ -304,7 +302,7 @@ TEST(ConstructTest, UseKeepsATensorWhole) {
 TESSERA_RANK_FUNCTION(ConstructIgnored) {
   torch::manual_seed(5);
   Odd plain;
-  TESSERA_ASSIGN_OR_RETURN(const auto odd, Construct(world));
+  TESSERA_ASSIGN_OR_RETURN(const auto odd, Construct());
   proto::Config config = ConfigOf(TrainingSpec::FromText("stage=3"));
   config.mutable_sharding()->add_ignored_parameters("layer*.weight");
   TESSERA_ASSIGN_OR_RETURN(auto engine, Engine::Create(odd, config));
@@ -327,7 +325,7 @@ TEST(ConstructTest, IgnoredParametersBecomePlain) {
 // ---- errors
 
 TESSERA_RANK_FUNCTION(CreateOverAnotherGroup) {
-  TESSERA_ASSIGN_OR_RETURN(const auto odd, Construct(world));
+  TESSERA_ASSIGN_OR_RETURN(const auto odd, Construct());
   EngineOptions options;
   TESSERA_ASSIGN_OR_RETURN(
       options.communicator,
@@ -335,6 +333,22 @@ TESSERA_RANK_FUNCTION(CreateOverAnotherGroup) {
   return Engine::Create(odd, ConfigOf(TrainingSpec()), options)
       .status()
       .ToString();
+}
+
+TESSERA_RANK_FUNCTION(MoveConstructed) {
+  TESSERA_ASSIGN_OR_RETURN(const auto odd, Construct());
+  EngineOptions options;
+  options.device = at::Device(std::string(args));
+  return Engine::Create(odd, ConfigOf(TrainingSpec()), options)
+      .status()
+      .ToString();
+}
+
+TEST(ConstructTest, TheModuleStaysOnTheCpu) {
+  EXPECT_THAT(RunOnRanks(2, "MoveConstructed", "cuda:0"),
+              Each(AllOf(HasSubstr("UNIMPLEMENTED"),
+                         HasSubstr("EngineOptions::device is cuda:0"))));
+  EXPECT_THAT(RunOnRanks(2, "MoveConstructed", "cpu"), Each("OK"));
 }
 
 TEST(ConstructTest, TheEngineHasTheSameGroup) {
@@ -351,7 +365,7 @@ TESSERA_RANK_FUNCTION(ConstructFails) {
         if (args == "throws" && last) throw std::runtime_error("no such file");
         if (args == "null") return nullptr;
         if (args == "nested") {
-          const auto inner = Construct(world);
+          const auto inner = Construct();
           if (!inner.ok()) ThrowIfError(inner.status());
         }
         return odd;
