@@ -293,7 +293,7 @@ TEST(AccessMisuseTest, IsNamedOnAllRanks) {
   EXPECT_THAT(
       said,
       Each(AllOf(
-          HasSubstr("NOT_FOUND: [Engine::SetMaster] rank 0: the module has no "
+          HasSubstr("NOT_FOUND: [Engine::SetMaster] rank 0: the engine has no "
                     "parameter 'head.bais'"),
           HasSubstr("[Engine::SetMaster] rank 0: parameter 'head.bias' is "),
           HasSubstr("and the value is undefined"),
