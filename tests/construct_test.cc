@@ -358,22 +358,26 @@ TEST(ConstructTest, TheEngineHasTheSameGroup) {
 
 TESSERA_RANK_FUNCTION(ConstructFails) {
   const bool last = world.rank() == world.world_size() - 1;
-  torch::manual_seed(args == "seed" && last ? 6 : 5);
-  const auto made = ConstructSharded(
-      args == "budget" ? 0 : kBudget, [&]() -> std::shared_ptr<Odd> {
-        auto odd = std::make_shared<Odd>();
-        if (args == "throws" && last) throw std::runtime_error("no such file");
-        if (args == "null") return nullptr;
-        if (args == "nested") {
-          const auto inner = Construct();
-          if (!inner.ok()) ThrowIfError(inner.status());
-        }
-        return odd;
-      });
+  const bool all_fits = args == "seed, and all fits";
+  torch::manual_seed((args == "seed" || all_fits) && last ? 6 : 5);
+  const int64_t budget = args == "budget" ? 0 : all_fits ? 1 << 30 : kBudget;
+  const auto made = ConstructSharded(budget, [&]() -> std::shared_ptr<Odd> {
+    auto odd = std::make_shared<Odd>();
+    if (args == "throws" && last) throw std::runtime_error("no such file");
+    if (args == "null") return nullptr;
+    if (args == "nested") {
+      const auto inner = Construct();
+      if (!inner.ok()) ThrowIfError(inner.status());
+    }
+    return odd;
+  });
   return made.status().ToString();
 }
 
 TEST(ConstructTest, ErrorsAreThoseOfAllRanks) {
+  EXPECT_THAT(RunOnRanks(3, "ConstructFails", "seed, and all fits"),
+              Each(AllOf(HasSubstr("ranks 0 and 2 construct different values"),
+                         HasSubstr("seed all ranks alike"))));
   EXPECT_THAT(RunOnRanks(2, "ConstructFails", "budget"),
               Each(HasSubstr("rank 0: ConstructSharded: the "
                              "budget is 0 bytes")));
