@@ -68,11 +68,11 @@ const torch::nn::Module* ModuleOf(const M& made) {
 // `budget_bytes` is of whole tensors at a time; at least twice what an operator
 // of the constructor uses together, which is whole in any case. COLLECTIVE.
 //
-// Errors, on all ranks: what `make` throws (on one rank alone: the group is of no
-// use after that, as others may wait for it in a gather); InvalidArgument if ranks construct
-// different values (they must be seeded alike), for a budget below 1, for null;
-// ResourceExhausted; FailedPrecondition within another ConstructSharded, or
-// without a world.
+// Errors, on all ranks: what `make` throws (on one rank alone: the group is of
+// no use after that, as others may wait for it in a gather); InvalidArgument if
+// ranks construct different values (they must be seeded alike), for a budget
+// below 1, for null; ResourceExhausted; FailedPrecondition within another
+// ConstructSharded, or without a world.
 template <typename Make>
 absl::StatusOr<std::invoke_result_t<Make&>> ConstructSharded(
     int64_t budget_bytes, Make&& make, const ConstructOptions& options = {}) {

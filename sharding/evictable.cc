@@ -90,14 +90,13 @@ Evictable::~Evictable() {
 void Evictable::Delete(void* data) { TESSERA_CHECK(Free(data)); }
 
 bool Evictable::Free(void* data) {
-  Evictable* const memory = At(data);
-  if (memory == nullptr) return false;
-  {
-    Addresses& addresses = Addresses::Global();
-    absl::MutexLock lock(&addresses.mutex);
-    addresses.at.erase(data);
-  }
-  delete memory;
+  std::unique_ptr<Evictable> memory;  // destroyed without the lock
+  Addresses& addresses = Addresses::Global();
+  absl::MutexLock lock(&addresses.mutex);
+  const auto found = addresses.at.find(data);
+  if (found == addresses.at.end()) return false;
+  memory.reset(found->second);
+  addresses.at.erase(found);
   return true;
 }
 

@@ -213,8 +213,8 @@ class Unit {
   // After PrepareReceive, if BroadcastWritten is not to be. LOCAL.
   void DropReceived();
   // `root`'s values become those of all ranks of all shard groups, by which
-  // `root` is numbered, as if all had written them: for the next update to take.
-  // COLLECTIVE. An error is the group's end.
+  // `root` is numbered, as if all had written them: for the next update to
+  // take. COLLECTIVE. An error is the group's end.
   absl::Status BroadcastWritten(int root);
   // Ends what BeginSummon began; the next update takes what was written, or the
   // values are those of before. LOCAL.

@@ -1,10 +1,8 @@
 // What a user can get wrong about the configuration, the module or the memory:
 // the same one-line error on every rank, even if only one rank meets it, and
 // the ranks stay usable.
-#include <stdlib.h>
 #include <torch/torch.h>
 
-#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <string>
@@ -19,12 +17,12 @@
 #include "comm/world.h"
 #include "engine/engine.h"
 #include "tests/rank_pool.h"
+#include "tests/temp_folder.h"
 #include "tests/training.h"
 
 namespace tessera {
 namespace {
 
-namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
@@ -54,16 +52,10 @@ std::vector<std::string> TextsOf(const RankPool::Answers& answers) {
 
 class BadInputTest : public ::testing::TestWithParam<int> {
  protected:
-  BadInputTest() {
-    std::string pattern = ::testing::TempDir() + "/bad_input_XXXXXX";
-    TORCH_CHECK(mkdtemp(pattern.data()) != nullptr);
-    folder_ = pattern;
-  }
-  ~BadInputTest() override { fs::remove_all(folder_); }
   int world_size() const { return GetParam(); }
 
   std::string File(const std::string& name, const std::string& text) {
-    const std::string path = absl::StrCat(folder_, "/", name);
+    const std::string path = folder_ / name;
     std::ofstream(path) << text;
     return path;
   }
@@ -78,11 +70,11 @@ class BadInputTest : public ::testing::TestWithParam<int> {
     EXPECT_THAT(Run("CreateFromFile", path),
                 Each(AllOf(matcher, Not(HasSubstr("\n")))));
   }
-  std::string folder_;
+  const TempFolder folder_;
 };
 
 TEST_P(BadInputTest, AMissingFileIsNamed) {
-  const std::string path = folder_ + "/none.json";
+  const std::string path = folder_ / "none.json";
   ExpectError(path, AllOf(StartsWith("NOT_FOUND"), HasSubstr(path)));
 }
 
@@ -132,7 +124,7 @@ constexpr char kGood[] = R"({"train_micro_batch_size_per_gpu": 1,
 TEST_P(BadInputTest, AFileThatOneRankLacksIsAnErrorOfAllRanks) {
   if (world_size() == 1) return;
   const std::string good = File("good.json", kGood);
-  const std::string missing = folder_ + "/none.json";
+  const std::string missing = folder_ / "none.json";
   ExpectError(
       absl::StrCat(good, "\n", missing),
       AllOf(HasSubstr("NOT_FOUND"), HasSubstr("rank 1"), HasSubstr(missing)));

@@ -1,10 +1,8 @@
 // Checkpoints of 16-bit runs: masters, the loss scaler's state and what it has
 // skipped, parameters that were unfrozen. A resumed run is the one that did not
 // stop, to the bit.
-#include <stdlib.h>
 #include <torch/torch.h>
 
-#include <filesystem>
 #include <memory>
 #include <string>
 #include <utility>
@@ -18,15 +16,14 @@
 #include "engine/engine.h"
 #include "gmock/gmock.h"
 #include "tests/models.h"
-#include "verify/oracle.h"
 #include "tests/rank_pool.h"
+#include "tests/temp_folder.h"
 #include "tests/trainee.h"
 #include "tests/training.h"
+#include "verify/oracle.h"
 
 namespace tessera {
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr int kWorldSize = 2;
 
@@ -121,17 +118,13 @@ TESSERA_RANK_FUNCTION(TrainAndResume) {
 class CheckpointPrecisionTest : public ::testing::TestWithParam<int> {
  protected:
   CheckpointPrecisionTest() {
-    std::string pattern = ::testing::TempDir() + "/precision_XXXXXX";
-    TORCH_CHECK(mkdtemp(pattern.data()) != nullptr);
-    folder_ = pattern;
     spec_.stage = GetParam();
     spec_.outcomes = true;
   }
-  ~CheckpointPrecisionTest() override { fs::remove_all(folder_); }
 
   void ExpectResumed(int before, int other = 2) {
-    const std::string args = absl::StrCat(spec_.ToText(), "\n", folder_,
-                                          "/ckpt\n", before, "\n", other);
+    const std::string args = absl::StrCat(
+        spec_.ToText(), "\n", folder_ / "ckpt", "\n", before, "\n", other);
     SCOPED_TRACE(args);
     const std::vector<std::string> through =
         RunOnRanks(kWorldSize, "TrainThrough", args);
@@ -144,7 +137,7 @@ class CheckpointPrecisionTest : public ::testing::TestWithParam<int> {
                 "");
     }
   }
-  std::string folder_;
+  const TempFolder folder_;
   TrainingSpec spec_;
 };
 INSTANTIATE_TEST_SUITE_P(All, CheckpointPrecisionTest,

@@ -22,6 +22,7 @@
 #include "engine/engine.h"
 #include "google/protobuf/text_format.h"
 #include "tests/rank_pool.h"
+#include "tests/temp_folder.h"
 #include "tests/training.h"
 
 namespace tessera {
@@ -91,14 +92,9 @@ TESSERA_RANK_FUNCTION(LoadAndTrain) {
 class CheckpointTest : public ::testing::TestWithParam<int> {
  protected:
   CheckpointTest() {
-    std::string pattern = ::testing::TempDir() + "/checkpoint_XXXXXX";
-    TORCH_CHECK(mkdtemp(pattern.data()) != nullptr);
-    folder_ = pattern;
-    dir_ = folder_ + "/ckpt";
     spec_.model = "Attention";  // dropout: the generator's state matters
     spec_.stage = GetParam();
   }
-  ~CheckpointTest() override { fs::remove_all(folder_); }
 
   std::vector<std::string> RunOn(int world_size, absl::string_view function,
                                  const TrainingSpec& spec,
@@ -167,7 +163,8 @@ class CheckpointTest : public ::testing::TestWithParam<int> {
     ExpectOracle(answers, spec_, 2, 0);
   }
 
-  std::string folder_, dir_;
+  const TempFolder folder_;
+  std::string dir_ = folder_ / "ckpt";
   TrainingSpec spec_;
 };
 
@@ -425,13 +422,13 @@ TEST_P(CheckpointTest, ASaveThatFailsOnOneRankLeavesTheOldCheckpoint) {
 }
 
 TEST_P(CheckpointTest, AFolderThatCannotBeMadeIsNamed) {
-  std::ofstream(folder_ + "/file") << "not a folder";
-  dir_ = folder_ + "/file/ckpt";
+  std::ofstream(folder_ / "file") << "not a folder";
+  dir_ = folder_ / "file/ckpt";
   EXPECT_THAT(Run("TrainAndSave", 1), Each(HasSubstr(dir_)));
-  dir_ = folder_ + "/file";
+  dir_ = folder_ / "file";
   EXPECT_THAT(Run("TrainAndSave", 1),
               Each(AllOf(HasSubstr("ALREADY_EXISTS"), HasSubstr(dir_))));
-  EXPECT_EQ(ReadWholeFile(folder_ + "/file").value(), "not a folder");
+  EXPECT_EQ(ReadWholeFile(folder_ / "file").value(), "not a folder");
 }
 
 TESSERA_RANK_FUNCTION(SaveInTheMiddleOfAStep) {

@@ -13,12 +13,12 @@
 #include "engine/engine.h"
 #include "gmock/gmock.h"
 #include "tests/models.h"
-#include "verify/oracle.h"
 #include "tests/rank_pool.h"
 #include "tests/trainee.h"
 #include "tests/training.h"
 #include "torch/csrc/autograd/function_hook.h"
 #include "torch/csrc/autograd/variable.h"
+#include "verify/oracle.h"
 
 namespace tessera {
 namespace {

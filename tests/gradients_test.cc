@@ -18,10 +18,10 @@
 #include "engine/engine.h"
 #include "gmock/gmock.h"
 #include "tests/models.h"
-#include "verify/oracle.h"
 #include "tests/rank_pool.h"
 #include "tests/trainee.h"
 #include "tests/training.h"
+#include "verify/oracle.h"
 
 namespace tessera {
 namespace {

@@ -48,6 +48,7 @@
 #include "tests/models.h"
 #include "tests/process.h"
 #include "tests/rank_pool.h"
+#include "tests/temp_folder.h"
 #include "tests/training.h"
 #include "torch/torch.h"
 
@@ -144,21 +145,11 @@ int RunRank(const std::string& text, int argc, char** argv) {
 // ---- the test's side of it ----
 
 // A folder that must hold nothing but checkpoints at the end.
-class Folder {
+class Folder : public TempFolder {
  public:
-  Folder() {
-    std::string path = testing::TempDir() + "/kill-XXXXXX";
-    if (mkdtemp(path.data()) == nullptr) abort();
-    path_ = path;
-  }
-  ~Folder() {
-    const std::string command = absl::StrCat("rm -rf '", path_, "'");
-    if (std::system(command.c_str()) != 0) abort();
-  }
-  const std::string& path() const { return path_; }
   std::vector<std::string> Names() const {
     std::vector<std::string> names;
-    DIR* const dir = opendir(path_.c_str());
+    DIR* const dir = opendir(path().c_str());
     while (const dirent* entry = readdir(dir)) {
       const std::string name = entry->d_name;
       if (name != "." && name != "..") names.push_back(name);
@@ -167,9 +158,6 @@ class Folder {
     std::sort(names.begin(), names.end());
     return names;
   }
-
- private:
-  std::string path_;
 };
 
 // Is anybody listening there?

@@ -19,10 +19,10 @@
 #include "gmock/gmock.h"
 #include "sharding/use.h"
 #include "tests/models.h"
-#include "verify/oracle.h"
 #include "tests/rank_pool.h"
 #include "tests/trainee.h"
 #include "tests/training.h"
+#include "verify/oracle.h"
 
 namespace tessera {
 namespace {

@@ -1,6 +1,5 @@
 // Parameters of a safetensors file, read by each rank in part: the bits of the
 // file, and training goes on as if the model had been made with them.
-#include <stdlib.h>
 #include <torch/torch.h>
 
 #include <filesystem>
@@ -21,6 +20,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/rank_pool.h"
+#include "tests/temp_folder.h"
 #include "tests/trainee.h"
 #include "tests/training.h"
 
@@ -48,22 +48,6 @@ StateDict DictOf(const std::string& model) {
   }
   return dict;
 }
-
-class Folder {
- public:
-  Folder() {
-    std::string pattern = ::testing::TempDir() + "/load_XXXXXX";
-    TORCH_CHECK(mkdtemp(pattern.data()) != nullptr);
-    path_ = pattern;
-  }
-  ~Folder() { fs::remove_all(path_); }
-  std::string operator/(const std::string& name) const {
-    return path_ + "/" + name;
-  }
-
- private:
-  std::string path_;
-};
 
 // "path|spec", as rank functions get it.
 std::pair<std::string, TrainingSpec> Split(absl::string_view args) {
@@ -129,7 +113,7 @@ INSTANTIATE_TEST_SUITE_P(Collective, LoadTest,
 
 TEST_P(LoadTest, TrainsAsIfItHadBeenMadeSo) {
   const auto& [world_size, stage, dtype, gathers] = GetParam();
-  const Folder folder;
+  const TempFolder folder;
   // channels_last and buffers; complex; two names; places in one storage;
   // parameters that require no gradient; two dtypes; persistent ones.
   for (const char* model : {"ConvNorm", "Complex", "Tied", "SharedStorage",
@@ -172,7 +156,7 @@ TESSERA_RANK_FUNCTION(CountBytes) {
 }
 
 TEST(LoadBytesTest, EachRankReadsItsPart) {
-  const Folder folder;
+  const TempFolder folder;
   TESSERA_ASSERT_OK(WriteSafetensors(folder / "m.safetensors", DictOf("Mlp")));
   int64_t total = 0;
   for (const auto& [name, value] : DictOf("Mlp")) {
@@ -246,7 +230,7 @@ TESSERA_RANK_FUNCTION(LoadBadly) {
 }
 
 TEST(LoadMisuseTest, IsNamedOnAllRanksAndChangesNothing) {
-  const Folder folder;
+  const TempFolder folder;
   const auto write = [&](const std::string& name, const StateDict& dict) {
     TESSERA_EXPECT_OK(WriteSafetensors(folder / name, dict));
   };
@@ -326,7 +310,7 @@ TESSERA_RANK_FUNCTION(LoadMapped) {
 }
 
 TEST(LoadNamesTest, PrefixesMapsAndSecondNames) {
-  const Folder folder;
+  const TempFolder folder;
   torch::manual_seed(kFileSeed);
   const auto module = MakeTestModel("Tied");
   const auto parameters = module->named_parameters();

@@ -2,7 +2,6 @@
 // they hold, that replicas never part without a word, checkpoints, and how all
 // ranks end when one of another group fails.
 #include <signal.h>
-#include <stdlib.h>
 #include <torch/torch.h>
 
 #include <filesystem>
@@ -21,6 +20,7 @@
 #include "gmock/gmock.h"
 #include "tests/rank_pool.h"
 #include "tests/recording_communicator.h"
+#include "tests/temp_folder.h"
 #include "tests/trainee.h"
 #include "tests/training.h"
 
@@ -311,34 +311,20 @@ TESSERA_RANK_FUNCTION(LoadAndTrain) {
   return ToText(record);
 }
 
-class Folder {
- public:
-  Folder() {
-    std::string pattern = ::testing::TempDir() + "/groups_XXXXXX";
-    TORCH_CHECK(mkdtemp(pattern.data()) != nullptr);
-    path_ = pattern;
-  }
-  ~Folder() { fs::remove_all(path_); }
-  std::string checkpoint() const { return path_ + "/state"; }
-
- private:
-  std::string path_;
-};
-
 TEST_P(ShardGroupsTest, AResumedRunIsTheOneThatDidNotStop) {
-  const Folder folder;
+  const TempFolder folder;
   spec_.model = "Attention";  // dropout: each rank's generator matters
   for (const char* dtype : {"fp32", "bf16"}) {
     spec_.dtype = dtype;
     spec_.steps = 2;
     const auto run = [&](absl::string_view function) {
       return RunOnRanks(kWorldSize, function,
-                        absl::StrCat(folder.checkpoint(), " ", spec_.ToText()));
+                        absl::StrCat(folder / "state", " ", spec_.ToText()));
     };
     EXPECT_THAT(run("TrainAndSave"), Each(""));
     // Replicas are written once.
-    EXPECT_LT(3 * fs::file_size(folder.checkpoint() + "/rank-00002.bin"),
-              fs::file_size(folder.checkpoint() + "/rank-00000.bin"));
+    EXPECT_LT(3 * fs::file_size(folder / "state/rank-00002.bin"),
+              fs::file_size(folder / "state/rank-00000.bin"));
     spec_.steps = 4;
     const std::vector<std::string> resumed = run("LoadAndTrain");
     for (int rank = 0; rank < kWorldSize; ++rank) {
@@ -351,10 +337,10 @@ TEST_P(ShardGroupsTest, AResumedRunIsTheOneThatDidNotStop) {
 }
 
 TEST_P(ShardGroupsTest, CheckpointsOfOtherGroupsAreRefused) {
-  const Folder folder;
+  const TempFolder folder;
   const auto run = [&](absl::string_view function) {
     return RunOnRanks(kWorldSize, function,
-                      absl::StrCat(folder.checkpoint(), " ", spec_.ToText()));
+                      absl::StrCat(folder / "state", " ", spec_.ToText()));
   };
   for (const auto& [saved, loaded] : {std::pair(2, 0), std::pair(0, 1)}) {
     spec_.shard_group = saved;

@@ -16,9 +16,9 @@
 #include "comm/communicator.h"
 #include "engine/engine.h"
 #include "tests/models.h"
-#include "verify/oracle.h"
 #include "tests/training.h"
 #include "tests/training_spec.h"
+#include "verify/oracle.h"
 
 namespace tessera {
 

@@ -22,8 +22,8 @@
 #include "comm/communicator.h"
 #include "engine/engine.h"
 #include "tests/models.h"
-#include "verify/oracle.h"
 #include "tests/training_spec.h"
+#include "verify/oracle.h"
 
 namespace tessera {
 
