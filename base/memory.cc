@@ -35,16 +35,21 @@ constexpr bool kKeep = false;
 constexpr bool kKeep = true;
 #endif
 
+// Of the peak.
+constexpr int64_t kKeepSlack = 32;
+
 KeptBuffers& Kept() {
   static KeptBuffers* const kept = new KeptBuffers;
   return *kept;
 }
 
-// How much may be kept besides what is held now.
+// How much may be kept besides what is held now. Without the slack, buffers of
+// other sizes that were not held at the peak's moment would push out what the
+// next step takes again.
 int64_t RoomToKeep() {
   const MemoryUse total = MemoryLedger::Global().total();
-  return kKeep ? std::max<int64_t>(0, total.peak_bytes - total.current_bytes)
-               : 0;
+  const int64_t most = total.peak_bytes + total.peak_bytes / kKeepSlack;
+  return kKeep ? std::max<int64_t>(0, most - total.current_bytes) : 0;
 }
 
 bool FromSource(const void* data) {

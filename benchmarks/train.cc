@@ -1,15 +1,21 @@
 // Trains the peers' GPT on the peers' batches (peer_gpt.h), and says how long a
 // step takes, in one line of JSON.
 //
-//   train --world=2 --data kjv.txt --stage 3
-//   train --world=2 --data kjv.txt --engine none     without communication
+//   train --world 2 --data kjv.txt --stage 3
+//   train --world 2 --data kjv.txt --engine none     without communication
+//
+// With --turns it takes turns with other programs (benchmarks/peers): every
+// rank reads lines from its standard input, one to begin, then the number of
+// steps of each turn; rank 0 prints a line of JSON after each.
 //
 // The public API alone, the default configuration but for what the flags say.
 #include <torch/torch.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <iostream>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,8 +24,10 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/memory.h"
@@ -41,6 +49,7 @@ ABSL_FLAG(int64_t, micro_batch, 2, "Sequences of a rank's step.");
 ABSL_FLAG(std::string, dtype, "fp32", "fp32 or bf16.");
 ABSL_FLAG(double, clip, 0, "Norm that gradients are clipped to; 0: none.");
 ABSL_FLAG(int, steps, 8, "Steps; the first two are not timed.");
+ABSL_FLAG(bool, turns, false, "Take turns: see the top of train.cc.");
 ABSL_FLAG(std::string, backend, "auto", "auto, shm, gloo, hierarchical, nccl.");
 ABSL_FLAG(std::string, init, "",
           "safetensors file of the initial weights; else those of seed 0.");
@@ -180,16 +189,15 @@ absl::StatusOr<std::unique_ptr<Trainer>> MakeTrainer(
 }
 
 struct Figures {
-  std::vector<double> milliseconds;  // of the timed steps, sorted
+  std::vector<double> milliseconds;  // of the timed steps
   std::vector<double> losses;
-  int64_t pss_bytes = 0;  // the most seen between steps
 };
 
-absl::Status Train(const World& world, const ByteCorpus& corpus,
+// Steps `begin` to `end` of the training.
+absl::Status Train(int rank, const ByteCorpus& corpus, int begin, int end,
                    Trainer& trainer, Figures* figures) {
-  const int steps = absl::GetFlag(FLAGS_steps);
-  for (int i = 0; i < steps; ++i) {
-    const Batch batch = BatchOf(corpus, i, world.rank());
+  for (int i = begin; i < end; ++i) {
+    const Batch batch = BatchOf(corpus, i, rank);
     const absl::Time start = absl::Now();
     TESSERA_ASSIGN_OR_RETURN(const double loss, trainer.Step(batch));
     if (i >= kWarmUp) {
@@ -197,24 +205,43 @@ absl::Status Train(const World& world, const ByteCorpus& corpus,
           absl::ToDoubleMilliseconds(absl::Now() - start));
     }
     figures->losses.push_back(loss);
-    if (i + 1 < steps) continue;
-    TESSERA_ASSIGN_OR_RETURN(figures->pss_bytes, ResidentBytes());
   }
-  std::sort(figures->milliseconds.begin(), figures->milliseconds.end());
   return absl::OkStatus();
 }
 
-void Print(const World& world, int64_t parameters, const Figures& figures) {
+// The number in the next line of standard input; absent at its end.
+std::optional<int> NextTurn() {
+  std::string line;
+  int steps = 0;
+  if (!std::getline(std::cin, line) || !absl::SimpleAtoi(line, &steps)) {
+    return std::nullopt;
+  }
+  return steps;
+}
+
+// "1.5, 2.25": a loss comes back from it as the same bits.
+std::string Listed(const std::vector<double>& values) {
+  return absl::StrJoin(values, ", ", [](std::string* out, double value) {
+    absl::StrAppendFormat(out, "%.9g", value);
+  });
+}
+
+void PrintTurn(const Figures& figures) {
+  absl::PrintF(R"({"ms": [%s], "loss": [%s]})"
+               "\n",
+               Listed(figures.milliseconds), Listed(figures.losses));
+  std::fflush(stdout);
+}
+
+void PrintAll(const World& world, int64_t parameters, const Figures& figures,
+              int64_t pss_bytes) {
   const bool alone = absl::GetFlag(FLAGS_engine) == "none";
-  const auto& ms = figures.milliseconds;
+  std::vector<double> ms = figures.milliseconds;
+  std::sort(ms.begin(), ms.end());
   const double median = ms.empty() ? 0 : ms[ms.size() / 2];
   const double tokens =
       static_cast<double>(absl::GetFlag(FLAGS_micro_batch) *
                           absl::GetFlag(FLAGS_seq) * world.world_size());
-  std::string losses;
-  for (const double loss : figures.losses) {
-    absl::StrAppendFormat(&losses, "%s%.6f", losses.empty() ? "" : ", ", loss);
-  }
   const MemoryReport memory = MemoryLedger::Global().Report();
   absl::PrintF(
       R"({"engine": "%s", "stage": %d, "dtype": "%s", "backend": "%s", )"
@@ -225,11 +252,11 @@ void Print(const World& world, int64_t parameters, const Figures& figures) {
       absl::GetFlag(FLAGS_engine), alone ? 0 : absl::GetFlag(FLAGS_stage),
       absl::GetFlag(FLAGS_dtype), std::string(world.communicator()->backend()),
       world.world_size(), parameters, median, ms.empty() ? 0 : ms[0],
-      median > 0 ? tokens / median * 1e3 : 0, losses,
+      median > 0 ? tokens / median * 1e3 : 0, Listed(figures.losses),
       memory[MemoryKind::kParameters].peak_bytes,
       memory[MemoryKind::kGradients].peak_bytes,
       memory[MemoryKind::kOptimizer].peak_bytes,
-      memory[MemoryKind::kWorking].peak_bytes, figures.pss_bytes >> 20);
+      memory[MemoryKind::kWorking].peak_bytes, pss_bytes >> 20);
 }
 
 absl::Status CheckFlags() {
@@ -261,6 +288,10 @@ absl::Status Run(int argc, char** argv) {
   TESSERA_ASSIGN_OR_RETURN(const ByteCorpus corpus,
                            ByteCorpus::Open(absl::GetFlag(FLAGS_data),
                                             absl::GetFlag(FLAGS_seq) + 2));
+  if (absl::GetFlag(FLAGS_turns)) {
+    if (world->rank() == 0) PrintTurn({});  // libtorch is loaded, nothing more
+    NextTurn();
+  }
   torch::manual_seed(0);
   auto model = std::make_shared<PeerGpt>(
       PeerGptOptions{absl::GetFlag(FLAGS_dim), absl::GetFlag(FLAGS_layers),
@@ -268,9 +299,28 @@ absl::Status Run(int argc, char** argv) {
   int64_t parameters = 0;
   for (const at::Tensor& p : model->parameters()) parameters += p.numel();
   TESSERA_ASSIGN_OR_RETURN(const auto trainer, MakeTrainer(std::move(model)));
-  Figures figures;
-  TESSERA_RETURN_IF_ERROR(Train(*world, corpus, *trainer, &figures));
-  if (world->rank() == 0) Print(*world, parameters, figures);
+  const bool first = world->rank() == 0;
+  Figures all;
+  int done = 0;
+  auto train = [&](int steps) {
+    Figures turn;
+    const absl::Status status =
+        Train(world->rank(), corpus, done, done + steps, *trainer, &turn);
+    done += steps;
+    if (status.ok() && first && absl::GetFlag(FLAGS_turns)) PrintTurn(turn);
+    for (const double ms : turn.milliseconds) all.milliseconds.push_back(ms);
+    for (const double loss : turn.losses) all.losses.push_back(loss);
+    return status;
+  };
+  if (absl::GetFlag(FLAGS_turns)) {
+    while (const auto steps = NextTurn()) {
+      TESSERA_RETURN_IF_ERROR(train(*steps));
+    }
+  } else {
+    TESSERA_RETURN_IF_ERROR(train(absl::GetFlag(FLAGS_steps)));
+  }
+  TESSERA_ASSIGN_OR_RETURN(const int64_t pss, ResidentBytes());
+  if (first) PrintAll(*world, parameters, all, pss);
   return absl::OkStatus();
 }
 

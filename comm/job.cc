@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <fstream>
 #include <limits>
@@ -41,14 +42,19 @@ absl::StatusOr<PrefixOutput> ParsePrefix(absl::string_view flag,
   return FlagError(flag, "auto, on or off", value);
 }
 
-// True if `arg` is one of ours, whose value is then in `flags`.
-absl::StatusOr<bool> ReadFlag(absl::string_view arg, JobFlags* flags) {
-  if (!absl::ConsumePrefix(&arg, "--")) return false;
+// How many arguments are one of our flags, whose value is then in `flags`:
+// --name=value, or --name and `next`.
+absl::StatusOr<int> ReadFlag(absl::string_view arg, absl::string_view next,
+                             JobFlags* flags) {
+  if (!absl::ConsumePrefix(&arg, "--")) return 0;
   const size_t equals = arg.find('=');
   const absl::string_view name = arg.substr(0, equals);
-  const absl::string_view value = equals == absl::string_view::npos
-                                      ? absl::string_view()
-                                      : arg.substr(equals + 1);
+  const bool apart = equals == absl::string_view::npos &&
+                     !absl::StartsWith(next, "--") && !next.empty();
+  const absl::string_view value = equals != absl::string_view::npos
+                                      ? arg.substr(equals + 1)
+                                  : apart ? next
+                                          : absl::string_view();
   if (name == "world") {
     TESSERA_ASSIGN_OR_RETURN(flags->world, ParseInt(name, value, 1));
   } else if (name == "rank") {
@@ -69,9 +75,9 @@ absl::StatusOr<bool> ReadFlag(absl::string_view arg, JobFlags* flags) {
   } else if (name == "prefix_output") {
     TESSERA_ASSIGN_OR_RETURN(flags->prefix_output, ParsePrefix(name, value));
   } else {
-    return false;
+    return 0;
   }
-  return true;
+  return apart ? 2 : 1;
 }
 
 // The flag's value, or the launcher's.
@@ -144,9 +150,11 @@ absl::StatusOr<JobFlags> TakeJobFlags(int* argc, char** argv) {
   std::vector<char*> rest;
   int i = 0;
   if (*argc > 0) rest.push_back(argv[i++]);
-  for (; i < *argc && absl::string_view(argv[i]) != "--"; ++i) {
-    TESSERA_ASSIGN_OR_RETURN(const bool ours, ReadFlag(argv[i], &flags));
-    if (!ours) rest.push_back(argv[i]);
+  while (i < *argc && absl::string_view(argv[i]) != "--") {
+    const char* const next = i + 1 < *argc ? argv[i + 1] : "";
+    TESSERA_ASSIGN_OR_RETURN(const int taken, ReadFlag(argv[i], next, &flags));
+    if (taken == 0) rest.push_back(argv[i]);
+    i += std::max(taken, 1);
   }
   for (; i < *argc; ++i) rest.push_back(argv[i]);
   *argc = static_cast<int>(rest.size());

@@ -49,6 +49,16 @@ TEST(TakeJobFlagsTest, TakesOursAndLeavesTheRest) {
   EXPECT_EQ(args.argv[args.argc], nullptr);
 }
 
+TEST(TakeJobFlagsTest, TakesAValueThatStandsApart) {
+  Args args({"prog", "--world", "4", "--stage", "3", "--rendezvous",
+             "tcp://h:1", "x"});
+  TESSERA_ASSERT_OK_AND_ASSIGN(const JobFlags flags,
+                               TakeJobFlags(&args.argc, args.argv));
+  EXPECT_EQ(flags.world, 4);
+  EXPECT_EQ(flags.rendezvous, "tcp://h:1");
+  EXPECT_THAT(args.Rest(), ElementsAre("prog", "--stage", "3", "x"));
+}
+
 TEST(TakeJobFlagsTest, RefusesByName) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"--world=0", "--world: expected an integer from 1 on, got '0'"},

@@ -86,7 +86,8 @@ class World {
 //
 // --prefix_output=auto|on|off: which lines of --world's ranks get "[rank] "
 // before them (comm/launcher.h). --startup_timeout=SECONDS goes before
-// options.startup_timeout. All flags read here are removed from argv.
+// options.startup_timeout. All flags read here are removed from argv; each may
+// also be written --world N.
 //
 // Sets libtorch's threads to this rank's share of the host's processors and
 // cgroup limit (comm/cpus.h), never above libtorch's own number, unless

@@ -1,0 +1,49 @@
+"""Ratios of paired measurements, and the interval of their median."""
+import math
+import statistics
+
+COVERAGE = 0.95
+
+
+def median_interval(values):
+    """(low, high): the order statistics that hold the median of what the values
+    are drawn from, with a probability of COVERAGE at least, whatever the
+    distribution. Infinite for fewer than six values."""
+    ordered = sorted(values)
+    n = len(ordered)
+    tail = 0.0  # probability that at most k of n lie below the median
+    k = -1
+    while True:
+        tail += math.comb(n, k + 1) / 2 ** n
+        if 2 * tail > 1 - COVERAGE:
+            break
+        k += 1
+    if k < 0:
+        return -math.inf, math.inf
+    return ordered[k], ordered[n - 1 - k]
+
+
+def of_turns(numerator, denominator):
+    """Round by round, the ratio of the medians of two turns."""
+    return [statistics.median(a) / statistics.median(b)
+            for a, b in zip(numerator, denominator)]
+
+
+class Ratio:
+    """Against a goal: at_least or at_most."""
+
+    def __init__(self, values, at_least=None, at_most=None):
+        self.median = statistics.median(values)
+        self.low, self.high = median_interval(values)
+        self.at_least, self.at_most = at_least, at_most
+
+    @property
+    def met(self):
+        if self.at_least is not None:
+            return self.low >= self.at_least
+        return self.high <= self.at_most
+
+    @property
+    def goal(self):
+        return (f'>= {self.at_least}' if self.at_least is not None
+                else f'<= {self.at_most}')

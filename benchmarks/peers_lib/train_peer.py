@@ -1,0 +1,224 @@
+"""Trains the GPT of benchmarks/peer_gpt.h by another engine: one rank of it.
+
+RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say which. It takes turns as
+benchmarks/train does: rank 0 prints a line when its libraries are loaded; each
+rank then reads lines, one to begin and the number of steps of each turn, and
+rank 0 prints {"ms": [...], "loss": [...]} after each.
+"""
+import argparse
+import json
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+WARM_UP = 2  # steps that are not timed
+LR = 1e-3
+WEIGHT_DECAY = 0.01
+VOCABULARY = 256
+
+
+class Block(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads = heads
+        self.n1 = nn.LayerNorm(dim)
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.o = nn.Linear(dim, dim)
+        self.n2 = nn.LayerNorm(dim)
+        self.f1 = nn.Linear(dim, 4 * dim)
+        self.f2 = nn.Linear(4 * dim, dim)
+
+    def forward(self, x):
+        batch, length, dim = x.shape
+        heads = self.qkv(self.n1(x)).view(
+            batch, length, 3, self.heads, dim // self.heads)
+        q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.o(mixed.transpose(1, 2).reshape(batch, length, dim))
+        return x + self.f2(F.gelu(self.f1(self.n2(x))))
+
+
+class Gpt(nn.Module):
+    def __init__(self, dim, layers, heads, length):
+        super().__init__()
+        self.te = nn.Embedding(VOCABULARY, dim)
+        self.pe = nn.Embedding(length, dim)
+        self.b = nn.ModuleList([Block(dim, heads) for _ in range(layers)])
+        self.n = nn.LayerNorm(dim)
+        self.head = nn.Linear(dim, VOCABULARY, bias=False)
+
+    def forward(self, inputs, targets):
+        h = self.te(inputs) + self.pe.weight[:inputs.shape[1]]
+        for block in self.b:
+            h = block(h)
+        logits = self.head(self.n(h)).flatten(0, 1).float()
+        return F.cross_entropy(logits, targets.flatten())
+
+
+def adamw(parameters):
+    return torch.optim.AdamW(
+        parameters, lr=LR, weight_decay=WEIGHT_DECAY, fused=True)
+
+
+class Torch:
+    """no communication ("single"), DDP, FSDP1, FSDP2."""
+
+    def __init__(self, model, options):
+        self.options = options
+        self.model = getattr(self, options.engine)(model)
+        self.optimizer = adamw(self.model.parameters())
+        # FSDP2 has a policy of its own; the others' users take autocast.
+        self.autocast = options.bf16 and options.engine != 'fsdp2'
+
+    def single(self, model):
+        return model
+
+    def ddp(self, model):
+        from torch.nn.parallel import DistributedDataParallel
+        return DistributedDataParallel(model, gradient_as_bucket_view=True)
+
+    def fsdp1(self, model):
+        from torch.distributed.fsdp import FullyShardedDataParallel
+        return FullyShardedDataParallel(
+            model, device_id=torch.device('cpu'),
+            auto_wrap_policy=lambda module, recurse, nonwrapped_numel:
+            recurse or isinstance(module, Block))
+
+    def fsdp2(self, model):
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard, MixedPrecisionPolicy
+        options = {'mesh': init_device_mesh('cpu', (dist.get_world_size(),))}
+        if self.options.bf16:
+            options['mp_policy'] = MixedPrecisionPolicy(
+                param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        for block in model.b:
+            fully_shard(block, **options)
+        return fully_shard(model, **options)
+
+    def step(self, inputs, targets):
+        with torch.autocast('cpu', dtype=torch.bfloat16, enabled=self.autocast):
+            loss = self.model(inputs, targets)
+        loss.backward()
+        if self.options.clip:
+            torch.nn.utils.clip_grad_norm_(
+                self.model.parameters(), self.options.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss
+
+
+class DeepSpeed:
+    """ds1, ds2, ds3: ZeRO stages, with torch's fused AdamW."""
+
+    def __init__(self, model, options):
+        import deepspeed
+        config = {
+            'train_micro_batch_size_per_gpu': options.micro_batch,
+            'zero_optimization': {
+                'stage': int(options.engine[2:]),
+                'overlap_comm': True,
+                'contiguous_gradients': True,
+            },
+            'bf16': {'enabled': options.bf16},
+            'zero_allow_untested_optimizer': True,
+            'gradient_clipping': options.clip,
+        }
+        self.engine = deepspeed.initialize(
+            model=model, optimizer=adamw(model.parameters()), config=config)[0]
+
+    def step(self, inputs, targets):
+        loss = self.engine(inputs, targets)
+        self.engine.backward(loss)
+        self.engine.step()
+        return loss
+
+
+class Batches:
+    def __init__(self, options, rank):
+        with open(options.data, 'rb') as file:
+            self.text = torch.frombuffer(
+                bytearray(file.read()), dtype=torch.uint8)
+        self.options, self.rank = options, rank
+
+    def of(self, step):
+        generator = torch.Generator().manual_seed(1000 * step + self.rank)
+        length = self.options.seq
+        starts = torch.randint(0, len(self.text) - length - 1,
+                               (self.options.micro_batch,),
+                               generator=generator)
+        rows = torch.stack([self.text[start:start + length + 1].long()
+                            for start in starts.tolist()])
+        return rows[:, :-1], rows[:, 1:]
+
+
+def parse():
+    parser = argparse.ArgumentParser()
+    parser.add_argument('--engine', required=True)
+    parser.add_argument('--data', required=True)
+    parser.add_argument('--dim', type=int, default=512)
+    parser.add_argument('--layers', type=int, default=8)
+    parser.add_argument('--heads', type=int, default=8)
+    parser.add_argument('--seq', type=int, default=256)
+    parser.add_argument('--micro_batch', type=int, default=2)
+    parser.add_argument('--bf16', action='store_true')
+    parser.add_argument('--clip', type=float, default=0)
+    parser.add_argument('--save_init', default='',
+                        help='write the initial weights there, and end')
+    return parser.parse_args()
+
+
+def load_libraries(options):
+    """What any training by this engine holds, before its model."""
+    if options.engine.startswith('ds'):
+        import deepspeed  # noqa: F401
+    if options.engine.startswith('fsdp'):
+        import torch.distributed.fsdp  # noqa: F401
+    if not options.save_init:
+        dist.init_process_group('gloo')
+
+
+def main():
+    options = parse()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    load_libraries(options)
+    if options.save_init:
+        from safetensors.torch import save_file
+        model = Gpt(options.dim, options.layers, options.heads, options.seq)
+        save_file(dict(model.state_dict()), options.save_init)
+        return
+    # DeepSpeed logs to standard output: only our lines go there.
+    out, sys.stdout = sys.stdout, sys.stderr
+    rank = dist.get_rank()
+
+    def say(**line):
+        if rank == 0:
+            print(json.dumps(line), file=out, flush=True)
+
+    say(ms=[], loss=[])
+    sys.stdin.readline()
+    torch.manual_seed(0)
+    model = Gpt(options.dim, options.layers, options.heads, options.seq)
+    kind = DeepSpeed if options.engine.startswith('ds') else Torch
+    trainer = kind(model, options)
+    batches = Batches(options, rank)
+    done = 0
+    for line in sys.stdin:
+        milliseconds, losses = [], []
+        for _ in range(int(line)):
+            inputs, targets = batches.of(done)
+            start = time.perf_counter()
+            loss = trainer.step(inputs, targets).item()
+            if done >= WARM_UP:
+                milliseconds.append(1e3 * (time.perf_counter() - start))
+            losses.append(loss)
+            done += 1
+        say(ms=milliseconds, loss=losses)
+    dist.destroy_process_group()
+
+
+main()
