@@ -6,13 +6,13 @@
 // are "or", kProduct and kMin are "and". kMin and kMax give NaN where any
 // source is.
 //
-// The code is compiled for AVX-512, AVX2 and plain x86-64 and chosen when first
-// called; TESSERA_ISA=avx512|avx2|portable in the environment overrides the
-// choice.
+// The code is compiled for the instruction sets of base/isa.h.
 #ifndef COMM_SHM_REDUCE_H_
 #define COMM_SHM_REDUCE_H_
 
 #include <cstdint>
+
+#include "base/isa.h"
 
 namespace tessera::shm {
 
@@ -36,11 +36,6 @@ inline constexpr int kNumReduceOps = 5;
 int64_t ElementBytes(ElementType type);
 const char* ElementTypeName(ElementType type);  // "float32"
 const char* ReduceOpName(ReduceOp op);          // "sum"
-
-enum class Isa { kPortable, kAvx2, kAvx512 };
-// What this processor has, or what TESSERA_ISA says if it has that.
-Isa BestIsa();
-const char* IsaName(Isa isa);
 
 // `out` is apart from each source or is that source. 1 <= num_sources. LOCAL.
 void ReduceInOrder(ElementType type, ReduceOp op, void* out,
