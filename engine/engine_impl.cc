@@ -111,7 +111,8 @@ absl::StatusOr<std::string> Engine::Impl::Load(const std::string& dir) {
       LoadedState loaded,
       CatchTorch("LoadCheckpoint", [&] { return LoadState(dir, State()); }));
   for (size_t u = 0; u < units_.size(); ++u) {
-    TESSERA_RETURN_IF_ERROR(Publish(u, /*only_with_gradient=*/false));
+    TESSERA_RETURN_IF_ERROR(Publish(u, /*only_with_gradient=*/false,
+                                    /*working_written=*/false));
   }
   TESSERA_RETURN_IF_ERROR(EndUpdate());
   TESSERA_RETURN_IF_ERROR(ZeroGrad());

@@ -159,7 +159,7 @@ class Engine::Impl {
   absl::Status CheckUpdate();
   void SetScheduledRate();
   absl::Status UpdateParameters();
-  absl::Status Publish(size_t u, bool only_with_gradient);
+  absl::Status Publish(size_t u, bool only_with_gradient, bool working_written);
   // What the step's gradients are divided by at last.
   double divisor() const;
   void EndStep();

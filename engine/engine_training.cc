@@ -210,9 +210,10 @@ absl::Status Engine::Impl::FailUpdate(const absl::Status& status) {
 
 // Owners' new values reach the others, and libtorch learns of the change: a
 // graph that saved the old values fails in backward, as in plain libtorch.
-absl::Status Engine::Impl::Publish(size_t u, bool only_with_gradient) {
+absl::Status Engine::Impl::Publish(size_t u, bool only_with_gradient,
+                                   bool working_written) {
   const UnitGradient& gradient = gradients_->of(u);
-  TESSERA_RETURN_IF_ERROR(units_[u]->PublishOwned());
+  TESSERA_RETURN_IF_ERROR(units_[u]->PublishOwned(working_written));
   const auto& params = units_[u]->parameters();
   for (size_t i = 0; i < params.size(); ++i) {
     if (!only_with_gradient || gradient.has_gradient(i)) {
@@ -320,7 +321,9 @@ absl::Status Engine::Impl::UpdateParameters() {
       const ShardedStepResult stepped,
       StepShards(
           units_, *gradients_, divisor(), settings_.step, optimizer_.get(),
-          [this](size_t u) { return Publish(u, /*only_with_gradient=*/true); },
+          [this](size_t u, bool working_written) {
+            return Publish(u, /*only_with_gradient=*/true, working_written);
+          },
           comm_.get()));
   report_.skipped = stepped.skipped;
   report_.grad_norm = stepped.grad_norm;

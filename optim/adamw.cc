@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "ATen/Parallel.h"
+#include "ATen/TensorIterator.h"
 #include "ATen/ops/_fused_adamw.h"
 #include "ATen/ops/full.h"
 #include "ATen/ops/zeros.h"
@@ -16,7 +18,7 @@ namespace {
 // Elements that vectorised kernels may treat as one group.
 constexpr int64_t kGroup = 64;
 
-// What the kernel works on: lists of equal length.
+// What libtorch's kernel works on: lists of equal length.
 struct Lists {
   std::vector<at::Tensor> params, grads, exp_avgs, exp_avg_sqs, steps;
 };
@@ -41,8 +43,9 @@ at::Tensor Realign(const at::Tensor& segment, Range in_parameter,
   return copy;
 }
 
-// What the kernel takes as one tensor: segments that follow each other without
-// a gap, of equal step counts, and such that its groups are each segment's.
+// What libtorch's kernel takes as one tensor: segments that follow each other
+// without a gap, of equal step counts, and such that its groups are each
+// segment's.
 struct Run {
   Range flat;          // in the flat buffer
   Range in_parameter;  // of the first segment
@@ -77,6 +80,71 @@ std::vector<Run> RunsOf(const Unit& unit, const UnitGradient& gradient,
     if (runs.empty() || !runs.back().Extend(run)) runs.push_back(run);
   }
   return runs;
+}
+
+// What AdamWUpdate takes at once: segments that follow each other without a
+// gap, of equal step counts.
+struct Stretch {
+  Range flat;  // in the flat buffer
+  int64_t step;
+};
+
+std::vector<Stretch> StretchesOf(const Unit& unit, const UnitGradient& gradient,
+                                 const std::vector<int64_t>& steps) {
+  std::vector<Stretch> stretches;
+  for (const auto& segment : unit.segments()) {
+    if (!gradient.has_gradient(segment.parameter)) continue;
+    const int64_t step = steps[unit.parameters()[segment.parameter].index];
+    if (!stretches.empty() && stretches.back().step == step &&
+        stretches.back().flat.end == segment.flat.begin) {
+      stretches.back().flat.end = segment.flat.end;
+    } else {
+      stretches.push_back({segment.flat, step});
+    }
+  }
+  return stretches;
+}
+
+bool IsForKernel(const Unit& unit) {
+  return unit.device().is_cpu() && unit.master_dtype() == at::kFloat;
+}
+
+// All of a unit's owned elements. A working copy of another type than the
+// kernel's stays to be written.
+AdamWRange RangeOf(const at::Tensor& masters, const at::Tensor& exp_avg,
+                   const at::Tensor& exp_avg_sq, const at::Tensor& gradient,
+                   const at::Tensor& working) {
+  AdamWRange range;
+  range.master = masters.mutable_data_ptr<float>();
+  range.exp_avg = exp_avg.mutable_data_ptr<float>();
+  range.exp_avg_sq = exp_avg_sq.mutable_data_ptr<float>();
+  range.gradient = gradient.const_data_ptr<float>();
+  range.numel = masters.numel();
+  if (!working.defined()) return range;
+  if (working.scalar_type() == at::kBFloat16) {
+    range.working_type = WorkingCopy::kBFloat16;
+  } else if (working.scalar_type() == at::kHalf) {
+    range.working_type = WorkingCopy::kFloat16;
+  }
+  if (range.working_type != WorkingCopy::kNone) {
+    range.working = working.mutable_data_ptr();
+  }
+  return range;
+}
+
+// In libtorch's threads, which only its own code can use: at::parallel_for is a
+// plain loop where it is compiled without OpenMP, as here. `masters` are those
+// of `range`.
+void UpdateInThreads(const AdamWRange& range, at::Tensor masters,
+                     const AdamWCoefficients& coefficients) {
+  if (range.numel < at::internal::GRAIN_SIZE || at::get_num_threads() == 1) {
+    return AdamWUpdate(range, coefficients);
+  }
+  auto iterator = at::TensorIterator::nullary_op(masters);
+  iterator.for_each([&](char** data, const int64_t*, int64_t numel) {
+    const int64_t begin = reinterpret_cast<float*>(data[0]) - range.master;
+    AdamWUpdate(Part(range, begin, begin + numel), coefficients);
+  });
 }
 
 }  // namespace
@@ -133,26 +201,57 @@ absl::Status AdamW::Prepare(const Gradients& gradients) {
   return absl::OkStatus();
 }
 
-absl::Status AdamW::Step(const Gradients& gradients, const AfterUnit& after) {
+absl::Status AdamW::Step(const Gradients& gradients, double factor,
+                         const AfterUnit& after) {
   return CatchTorch("optimizer step", [&]() -> absl::Status {
     TorchScope scope;
     Counts counts;
     for (size_t u = 0; u < units_.size(); ++u) {
-      if (!gradients.of(u).owned().defined()) continue;
-      StepUnit(u, gradients.of(u), &counts);
-      if (after) TESSERA_RETURN_IF_ERROR(after(u));
+      const UnitGradient& gradient = gradients.of(u);
+      if (!gradient.owned().defined()) continue;
+      CountStep(*units_[u], gradient);
+      bool working_written = false;
+      if (IsForKernel(*units_[u])) {
+        working_written = StepInKernel(u, gradient, factor);
+      } else {
+        if (factor != 1) gradient.owned().mul_(factor);
+        StepInLibtorch(u, gradient, &counts);
+      }
+      if (after) TESSERA_RETURN_IF_ERROR(after(u, working_written));
     }
     return absl::OkStatus();
   });
 }
 
-void AdamW::StepUnit(size_t u, const UnitGradient& gradient, Counts* counts) {
-  Unit& unit = *units_[u];
-  Lists lists;
-  std::vector<Realigned> undo;
+void AdamW::CountStep(const Unit& unit, const UnitGradient& gradient) {
   for (size_t i = 0; i < unit.parameters().size(); ++i) {
     if (gradient.has_gradient(i)) ++steps_[unit.parameters()[i].index];
   }
+}
+
+// True if the working copy was written, too: that of what was not stepped is
+// its masters rounded already.
+bool AdamW::StepInKernel(size_t u, const UnitGradient& gradient,
+                         double factor) {
+  Unit& unit = *units_[u];
+  const at::Tensor masters = unit.masters();
+  const AdamWRange all =
+      RangeOf(masters, states_[u].exp_avg.View(), states_[u].exp_avg_sq.View(),
+              gradient.owned(), unit.separate_working());
+  for (const Stretch& stretch : StretchesOf(unit, gradient, steps_)) {
+    const Range mine = {stretch.flat.begin - unit.owned().begin,
+                        stretch.flat.end - unit.owned().begin};
+    UpdateInThreads(Part(all, mine.begin, mine.end), Part(masters, mine),
+                    CoefficientsOf(options_, stretch.step, factor));
+  }
+  return all.working_type != WorkingCopy::kNone;
+}
+
+void AdamW::StepInLibtorch(size_t u, const UnitGradient& gradient,
+                           Counts* counts) {
+  Unit& unit = *units_[u];
+  Lists lists;
+  std::vector<Realigned> undo;
   const at::Tensor masters = unit.masters(), owned = gradient.owned();
   for (const Run& run : RunsOf(unit, gradient, steps_)) {
     auto view = [&](const at::Tensor& of) {

@@ -1,8 +1,14 @@
-// AdamW on the segments of flat shards: one call of libtorch's fused kernel
-// over every segment that this rank owns, so the bits are those of the same
-// kernel on whole parameters, whatever the shards (sharding/layout.h says why).
+// AdamW on the segments of flat shards, with the bits of the same kernel on
+// whole parameters, whatever the shards.
 //
-// Source: Loshchilov & Hutter, "Decoupled Weight Decay Regularization", 2019.
+//   float32 on the CPU   AdamWUpdate (optim/adamw_kernel.h), in which an
+//   element
+//                        has the same bits wherever it lies; the working copy
+//                        is written in the same pass
+//   others               libtorch's fused kernel over every segment that this
+//                        rank owns; it groups elements alike at every cut
+//                        (sharding/layout.h)
+//
 // A parameter without a gradient is skipped: no decay, no momentum, and its own
 // step count stays (bias correction), as in libtorch.
 #ifndef OPTIM_ADAMW_H_
@@ -16,19 +22,12 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "optim/adamw_kernel.h"
 #include "sharding/flat_buffer.h"
 #include "sharding/gradients.h"
 #include "sharding/unit.h"
 
 namespace tessera {
-
-struct AdamWOptions {
-  double lr = 1e-3;
-  double beta1 = 0.9;
-  double beta2 = 0.999;
-  double eps = 1e-8;
-  double weight_decay = 0;
-};
 
 class AdamW {
  public:
@@ -42,11 +41,14 @@ class AdamW {
   // ResourceExhausted; nothing has been stepped then.
   absl::Status Prepare(const Gradients& gradients);
   // Updates the owned part of every parameter that has a gradient, unit by
-  // unit. LOCAL. REQUIRES: Prepare, and Unit::PrepareUpdate of all.
+  // unit, with gradients * factor; the gradients may hold that afterwards.
+  // LOCAL. REQUIRES: Prepare, and Unit::PrepareUpdate of all.
   // `after` is called when a unit is done, while it is in the caches: to
-  // publish it (Unit::PublishOwned). An error of it ends the step there.
-  using AfterUnit = std::function<absl::Status(size_t unit)>;
-  absl::Status Step(const Gradients& gradients,
+  // publish it (Unit::PublishOwned; `working_written` is for that). An error of
+  // it ends the step there.
+  using AfterUnit =
+      std::function<absl::Status(size_t unit, bool working_written)>;
+  absl::Status Step(const Gradients& gradients, double factor = 1,
                     const AfterUnit& after = nullptr);
 
   // Of the steps from now on.
@@ -75,7 +77,9 @@ class AdamW {
   };
   // Tensors that hold a number of steps, by that number.
   using Counts = absl::flat_hash_map<int64_t, at::Tensor>;
-  void StepUnit(size_t u, const UnitGradient& gradient, Counts* counts);
+  void CountStep(const Unit& unit, const UnitGradient& gradient);
+  bool StepInKernel(size_t u, const UnitGradient& gradient, double factor);
+  void StepInLibtorch(size_t u, const UnitGradient& gradient, Counts* counts);
   absl::Status EnsureState(size_t unit);
   std::vector<std::shared_ptr<Unit>> units_;
   std::vector<State> states_;

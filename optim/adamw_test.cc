@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -92,7 +93,8 @@ Tensors CopyWithStorages(const Tensors& tensors) {
   return copies;
 }
 
-// The plain formula: libtorch's kernel on whole parameters.
+// The kernels on whole parameters; adamw_kernel_test holds that of float32
+// against libtorch's.
 struct Reference {
   explicit Reference(const Tensors& values) : params(CopyWithStorages(values)) {
     for (const at::Tensor& p : params) {
@@ -102,15 +104,30 @@ struct Reference {
     steps.resize(params.size());
   }
   // Undefined gradients are skipped.
-  void Step(const Tensors& gradients) {
+  void Step(const Tensors& gradients, double factor = 1) {
     for (size_t i = 0; i < params.size(); ++i) {
       if (!gradients[i].defined()) continue;
-      at::_fused_adamw_({params[i]}, {gradients[i]}, {exp_avgs[i]},
+      if (params[i].scalar_type() == at::kFloat) {
+        StepInKernel(i, gradients[i], factor);
+        continue;
+      }
+      at::_fused_adamw_({params[i]}, {gradients[i].mul(factor)}, {exp_avgs[i]},
                         {exp_avg_sqs[i]}, {},
                         {torch::full({}, static_cast<double>(++steps[i]))},
                         kOptions.lr, kOptions.beta1, kOptions.beta2,
                         kOptions.weight_decay, kOptions.eps, false, false);
     }
+  }
+  // Element by element in memory, so the gradient must lie as the parameter.
+  void StepInKernel(size_t i, const at::Tensor& gradient, double factor) {
+    const at::Tensor laid_out = torch::empty_like(params[i]).copy_(gradient);
+    AdamWRange range;
+    range.master = params[i].data_ptr<float>();
+    range.exp_avg = exp_avgs[i].data_ptr<float>();
+    range.exp_avg_sq = exp_avg_sqs[i].data_ptr<float>();
+    range.gradient = laid_out.data_ptr<float>();
+    range.numel = params[i].numel();
+    AdamWUpdate(range, CoefficientsOf(kOptions, ++steps[i], factor));
   }
   Tensors params, exp_avgs, exp_avg_sqs;
   std::vector<int64_t> steps;
@@ -119,7 +136,9 @@ struct Reference {
 // AdamW of one rank over one unit.
 class RankOptimizer {
  public:
-  RankOptimizer(const Tensors& values, int stage, int rank, int world_size)
+  // `dtype`: the working one, if not that of the values.
+  RankOptimizer(const Tensors& values, int stage, int rank, int world_size,
+                std::optional<at::ScalarType> dtype = std::nullopt)
       : comm_(std::make_shared<AloneCommunicator>(rank, world_size)),
         params_(CopyWithStorages(values)) {
     std::vector<NamedParameter> named;
@@ -129,6 +148,7 @@ class RankOptimizer {
     }
     UnitOptions options;
     options.stage = Stage::Of(stage);
+    options.dtype = dtype;
     unit_ = Unit::Prepare("unit", std::move(named), options, comm_,
                           std::make_shared<Schedule>(ScheduleOptions()))
                 .value();
@@ -144,18 +164,23 @@ class RankOptimizer {
   }
 
   // As if autograd had found these gradients.
-  absl::Status Step(const Tensors& gradients) {
+  absl::Status Step(const Tensors& gradients, double factor = 1) {
     auto backward = [&] {
-      at::Tensor loss = torch::zeros({}, params_[0].options());
+      at::Tensor loss = torch::zeros({});
       for (size_t i = 0; i < params_.size(); ++i) {
         if (!gradients[i].defined()) continue;
-        loss = loss + WithGradient::apply(params_[i], gradients[i]);
+        loss = loss + WithGradient::apply(params_[i], gradients[i]).to(loss);
       }
       loss.backward();
     };
     TESSERA_RETURN_IF_ERROR(gradients_->Run(backward, {"a step"}));
     TESSERA_RETURN_IF_ERROR(unit_->PrepareUpdate());
-    TESSERA_RETURN_IF_ERROR(adamw_->Step(*gradients_));
+    TESSERA_RETURN_IF_ERROR(
+        adamw_->Step(*gradients_, factor, [&](size_t u, bool working_written) {
+          EXPECT_EQ(u, 0u);
+          working_written_ = working_written;
+          return absl::OkStatus();
+        }));
     gradients_->Zero();
     return absl::OkStatus();
   }
@@ -189,8 +214,12 @@ class RankOptimizer {
     return "";
   }
   AdamW& adamw() { return *adamw_; }
+  Unit& unit() { return *unit_; }
+  // What the last step said.
+  bool working_written() const { return working_written_; }
 
  private:
+  bool working_written_ = false;
   std::shared_ptr<Communicator> comm_;
   Tensors params_;
   std::shared_ptr<Unit> unit_;
@@ -298,15 +327,63 @@ TEST_P(AdamWTest, DoesNotDependOnTheNumberOfThreads) {
   // More elements than libtorch gives to one thread.
   const Tensors values = {Random({140'003})};
   const int threads = at::get_num_threads();
-  at::set_num_threads(3);
-  Reference three(values);
   const at::Tensor gradient = torch::randn_like(values[0]);
-  three.Step({gradient});
   at::set_num_threads(1);
-  RankOptimizer one(values, stage(), 0, 1);
-  TESSERA_ASSERT_OK(one.Step({gradient}));
+  Reference one(values);
+  one.Step({gradient});
+  at::set_num_threads(3);
+  RankOptimizer three(values, stage(), 0, 1);
+  TESSERA_ASSERT_OK(three.Step({gradient}));
   at::set_num_threads(threads);
-  EXPECT_EQ(one.Difference(three), "");
+  EXPECT_EQ(three.Difference(one), "");
+}
+
+TEST_P(AdamWTest, MultipliesGradients) {
+  const Tensors values = {Random({300}), Random({77})};
+  const Tensors gradients = {torch::randn_like(values[0]),
+                             torch::randn_like(values[1])};
+  Reference reference(values);
+  RankOptimizer optimizer(values, stage(), 0, 1);
+  for (double factor : {0.3, 1.0, 1.0 / 3}) {
+    reference.Step(gradients, factor);
+    TESSERA_ASSERT_OK(optimizer.Step(gradients, factor));
+    EXPECT_EQ(optimizer.Difference(reference), "") << factor;
+  }
+}
+
+// That of what is skipped, too, although nothing writes it.
+TEST_P(AdamWTest, WritesA16BitWorkingCopy) {
+  if (std::get<1>(GetParam()) != at::kFloat) GTEST_SKIP() << "masters in float";
+  const Tensors values = {Random({40'000}), Random({20}), Random({301})};
+  for (at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+    for (int rank : {0, 1}) {
+      RankOptimizer optimizer(values, stage(), rank, 2, dtype);
+      for (int step = 0; step < 2; ++step) {
+        TESSERA_ASSERT_OK(optimizer.Step(
+            {torch::randn({40'000}, dtype), torch::randn({20}, dtype),
+             step == 0 ? torch::randn({301}, dtype) : at::Tensor()}));
+        EXPECT_TRUE(optimizer.working_written());
+        Unit& unit = optimizer.unit();
+        EXPECT_TRUE(
+            at::equal(unit.separate_working(), unit.masters().to(dtype)));
+        // A unit that is told so publishes what it has been given.
+        const at::Tensor mine = unit.separate_working().clone();
+        unit.masters().fill_(7);
+        TESSERA_ASSERT_OK(unit.PublishOwned(/*working_written=*/true));
+        EXPECT_TRUE(at::equal(unit.separate_working(), mine));
+        TESSERA_ASSERT_OK(unit.PublishOwned());
+        EXPECT_EQ(unit.separate_working().ne(7).sum().item<int64_t>(), 0);
+      }
+    }
+  }
+}
+
+TEST_P(AdamWTest, HasNoWorkingCopyToWriteWhereTheMastersAreIt) {
+  const Tensors values = {Random({300})};
+  RankOptimizer optimizer(values, stage(), 0, 1);
+  TESSERA_ASSERT_OK(optimizer.Step({torch::randn_like(values[0])}));
+  EXPECT_FALSE(optimizer.working_written());
+  EXPECT_FALSE(optimizer.unit().separate_working().defined());
 }
 
 TEST_P(AdamWTest, CountsItsBytes) {

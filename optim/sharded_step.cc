@@ -105,16 +105,7 @@ absl::StatusOr<ShardedStepResult> StepShards(
     result.clipped_norm = result.grad_norm * clip;
     factor = inverse * clip;
   }
-  if (factor != 1) {
-    TESSERA_RETURN_IF_ERROR(CatchTorch("gradient scaling", [&] {
-      TorchScope scope;
-      for (size_t u = 0; u < units.size(); ++u) {
-        const at::Tensor owned = gradients.of(u).owned();
-        if (owned.defined()) owned.mul_(factor);
-      }
-    }));
-  }
-  TESSERA_RETURN_IF_ERROR(optimizer->Step(gradients, publish));
+  TESSERA_RETURN_IF_ERROR(optimizer->Step(gradients, factor, publish));
   return result;
 }
 

@@ -39,7 +39,8 @@ struct ShardedStepResult {
   double clipped_norm = std::numeric_limits<double>::quiet_NaN();
 };
 
-// Steps `optimizer` with the step's gradients / divisor. Gradients are changed.
+// Steps `optimizer` with the step's gradients / divisor. Gradients may be
+// changed.
 // `comm`: all ranks, those of the units' shard group and its replicas, in this
 // order. Internal where a norm is asked for and differs between replicas.
 // REQUIRES: Unit::PrepareUpdate of all. `publish` is called of each unit that

@@ -317,10 +317,12 @@ absl::Status Unit::PrepareUpdate() {
   return absl::OkStatus();
 }
 
-absl::Status Unit::PublishOwned() {
+absl::Status Unit::PublishOwned(bool working_written) {
   TorchScope scope;
   absl::MutexLock lock(&mutex_);
-  if (master_.defined()) OwnedWorking().copy_(master_.View());
+  if (master_.defined() && !working_written) {
+    OwnedWorking().copy_(master_.View());
+  }
   if (shard_.defined() || !options_.stage.sharded_optimizer ||
       comm_->world_size() == 1) {
     return absl::OkStatus();
@@ -339,6 +341,10 @@ at::Tensor Unit::OwnedWorking() {
 
 at::Tensor Unit::masters() {
   return master_.defined() ? master_.View() : OwnedWorking();
+}
+
+at::Tensor Unit::separate_working() {
+  return master_.defined() ? OwnedWorking() : at::Tensor();
 }
 
 int64_t Unit::resident_bytes() const {

@@ -184,8 +184,9 @@ class Unit {
   // all ranks become them. REQUIRES: PrepareUpdate. COLLECTIVE where the unit
   // is whole and its optimizer sharded; ASYNC with UnitOptions::overlap.
   // Where the working copy is shared, the caller says when all have written:
-  // AwaitOthers.
-  absl::Status PublishOwned();
+  // AwaitOthers. `working_written`: this rank's separate_working() holds the
+  // masters already.
+  absl::Status PublishOwned(bool working_written = false);
   // The unit is not used before `written`: every rank has changed its part of
   // the shared working copy. LOCAL; nothing where it is not shared.
   absl::Status AwaitOthers(const CommFuture& written);
@@ -249,6 +250,10 @@ class Unit {
   // This rank's masters, [owned().numel()]; of master_dtype() where the unit is
   // trainable or has had MakeMasters, else of dtype().
   at::Tensor masters();
+  // This rank's part of the working copy, of dtype(), where masters() is
+  // another; else undefined. For who changes the masters and writes both at
+  // once. REQUIRES: PrepareUpdate, before writing.
+  at::Tensor separate_working();
   // For a unit whose parameters were unfrozen. LOCAL. ResourceExhausted.
   absl::Status MakeMasters();
   // Back to the state before that. LOCAL.
