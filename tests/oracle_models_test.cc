@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/libtorch_adamw.h"
 #include "tests/models.h"
 #include "verify/oracle.h"
 
@@ -40,8 +41,8 @@ struct PlainLoop {
     for (const auto& p : module->named_parameters()) {
       names.push_back(p.key());
       parameters.push_back(p.value());
-      states.push_back({torch::zeros_like(p.value()),
-                        torch::zeros_like(p.value()), torch::zeros({})});
+      states.push_back(
+          {torch::zeros_like(p.value()), torch::zeros_like(p.value())});
     }
   }
   void Backward() {
@@ -52,17 +53,17 @@ struct PlainLoop {
     torch::NoGradGuard no_grad;
     for (size_t i = 0; i < parameters.size(); ++i) {
       if (!parameters[i].grad().defined()) continue;
-      auto& [exp_avg, exp_avg_sq, step] = states[i];
-      step += 1;
-      at::_fused_adamw_(parameters[i], parameters[i].grad(), exp_avg,
-                        exp_avg_sq, {}, step, options.lr, options.beta1,
-                        options.beta2, options.weight_decay, options.eps, false,
-                        false);
+      auto& [exp_avg, exp_avg_sq, steps] = states[i];
+      LibtorchAdamW(parameters[i], exp_avg, exp_avg_sq, parameters[i].grad(),
+                    ++steps,
+                    {options.lr, options.beta1, options.beta2, options.eps,
+                     options.weight_decay});
       parameters[i].mutable_grad().reset();
     }
   }
   struct State {
-    Tensor exp_avg, exp_avg_sq, step;
+    Tensor exp_avg, exp_avg_sq;
+    int64_t steps = 0;
   };
   const OracleOptions options;
   std::shared_ptr<TestModel> module;

@@ -18,6 +18,7 @@
 #include "comm/shm_backend.h"
 #include "comm/world.h"
 #include "gtest/gtest.h"
+#include "tests/libtorch_adamw.h"
 #include "tests/rank_pool.h"
 #include "tests/training.h"
 #include "torch/csrc/distributed/c10d/FileStore.hpp"
@@ -95,12 +96,12 @@ struct AdamW {
   void Step(at::Tensor p, const OracleOptions& o) {
     torch::NoGradGuard no_grad;
     if (!p.grad().defined()) return;
-    step += 1;
-    at::_fused_adamw_(p, p.grad(), exp_avg, exp_avg_sq, {}, step, o.lr, o.beta1,
-                      o.beta2, o.weight_decay, o.eps, false, false);
+    LibtorchAdamW(p, exp_avg, exp_avg_sq, p.grad(), ++steps,
+                  {o.lr, o.beta1, o.beta2, o.eps, o.weight_decay});
     p.mutable_grad().reset();
   }
-  at::Tensor exp_avg, exp_avg_sq, step = torch::zeros({});
+  at::Tensor exp_avg, exp_avg_sq;
+  int64_t steps = 0;
 };
 
 Record TrainWithReducer(const TrainingSpec& spec, const Group& group,

@@ -19,6 +19,7 @@
 #include "engine/engine.h"
 #include "gmock/gmock.h"
 #include "sharding/use.h"
+#include "tests/libtorch_adamw.h"
 #include "tests/rank_pool.h"
 #include "tests/trainee.h"
 #include "tests/training.h"
@@ -229,16 +230,12 @@ TESSERA_RANK_FUNCTION(Renormalise) {
     TESSERA_RETURN_IF_ERROR(engine->Backward(out.square().sum()));
     TESSERA_RETURN_IF_ERROR(engine->Step());
     expected.square().sum().backward();
-    // The engine's own kernel, which torch::optim does not use in C++.
+    // The fused kernel, which torch::optim does not use in C++.
     static at::Tensor first = torch::zeros_like(plain->weight),
-                      second = torch::zeros_like(plain->weight),
-                      count = torch::zeros({});
-    torch::NoGradGuard no_grad;
-    count.add_(1);
-    std::vector<at::Tensor> p = {plain->weight}, g = {plain->weight.grad()},
-                            m = {first}, v = {second}, s = {count};
-    at::_fused_adamw_(p, g, m, v, {}, s, 1e-2, 0.9, 0.999, 0.1, 1e-8, false,
-                      false);
+                      second = torch::zeros_like(plain->weight);
+    static int64_t count = 0;
+    LibtorchAdamW(plain->weight, first, second, plain->weight.grad(), ++count,
+                  {1e-2, 0.9, 0.999, 1e-8, 0.1});
     plain->weight.mutable_grad().reset();
   }
   TESSERA_RETURN_IF_ERROR(engine->Close());

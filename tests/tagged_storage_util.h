@@ -31,6 +31,7 @@
 #include "sharding/torch_scope.h"
 #include "sharding/unit.h"
 #include "sharding/use.h"
+#include "tests/libtorch_adamw.h"
 #include "tests/recomputed.h"
 #include "torch/csrc/autograd/engine.h"
 
@@ -190,24 +191,17 @@ class PlainTraining {
 
   void Step() {
     torch::NoGradGuard no_grad;
-    std::vector<at::Tensor> params, grads, exp_avgs, exp_avg_sqs, steps;
     for (size_t i = 0; i < parameters_.size(); ++i) {
       State& s = states_[i];
       if (!s.gradient.defined()) continue;
-      if (s.steps++ == 0) {
+      if (s.steps == 0) {
         s.exp_avg = torch::zeros_like(parameters_[i]);
         s.exp_avg_sq = torch::zeros_like(parameters_[i]);
       }
-      params.push_back(parameters_[i]);
-      grads.push_back(std::exchange(s.gradient, at::Tensor()));
-      exp_avgs.push_back(s.exp_avg);
-      exp_avg_sqs.push_back(s.exp_avg_sq);
-      steps.push_back(torch::full({}, static_cast<double>(s.steps),
-                                  torch::TensorOptions(at::kFloat)));
+      LibtorchAdamW(parameters_[i], s.exp_avg, s.exp_avg_sq,
+                    std::exchange(s.gradient, at::Tensor()), ++s.steps,
+                    {kLr, 0.9, 0.999, 1e-8, kWeightDecay});
     }
-    if (params.empty()) return;
-    at::_fused_adamw_(params, grads, exp_avgs, exp_avg_sqs, {}, steps, kLr, 0.9,
-                      0.999, kWeightDecay, 1e-8, false, false);
   }
 
   // The step's gradient so far of parameter `i`; undefined if it got none.

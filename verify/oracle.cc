@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "verify/oracle_adamw.h"
 #include "verify/oracle_norm.h"
 
 namespace tessera {
@@ -279,23 +280,13 @@ bool Oracle::GradientsAreFinite() const {
 
 void Oracle::StepOptimizer(double factor) {
   torch::NoGradGuard no_grad;
-  std::vector<at::Tensor> masters, gradients, exp_avgs, exp_avg_sqs, steps;
+  const OracleAdamWOptions adamw = {lr_, options_.beta1, options_.beta2,
+                                    options_.eps, options_.weight_decay};
   for (Parameter& p : parameters_) {
     if (!p.gradient.defined()) continue;
-    ++p.steps;
-    masters.push_back(p.master);
-    gradients.push_back(factor == 1 ? p.gradient : p.gradient.mul(factor));
-    exp_avgs.push_back(p.exp_avg);
-    exp_avg_sqs.push_back(p.exp_avg_sq);
-    steps.push_back(torch::full({}, static_cast<double>(p.steps)));
-  }
-  if (masters.empty()) return;
-  at::_fused_adamw_(masters, gradients, exp_avgs, exp_avg_sqs,
-                    /*max_exp_avg_sqs=*/{}, steps, lr_, options_.beta1,
-                    options_.beta2, options_.weight_decay, options_.eps,
-                    /*amsgrad=*/false, /*maximize=*/false);
-  for (Parameter& p : parameters_) {
-    if (!p.gradient.defined()) continue;
+    OracleAdamW(p.master, p.exp_avg, p.exp_avg_sq,
+                factor == 1 ? p.gradient : p.gradient.mul(factor), ++p.steps,
+                adamw);
     for (at::Tensor& replica : p.replicas) Reals(replica).copy_(p.master);
   }
 }

@@ -13,8 +13,8 @@
 //                 micro-batches, the first one copied; or each rank's own
 //                 gradients are, in the master's dtype, and reduced once a step
 //   step          nothing where an element is not finite, if so asked; else
-//                 gradient * (1 / scale / total weight * clipping), one
-//                 at::_fused_adamw_ over whole masters, parameters rounded
+//                 gradient * (1 / scale / total weight * clipping), AdamW of
+//                 whole masters (verify/oracle_adamw.h), parameters rounded
 //
 // With weights: loss.backward(scale * weight), sums instead of means.
 //

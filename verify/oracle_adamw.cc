@@ -1,0 +1,68 @@
+#include "verify/oracle_adamw.h"
+
+#include <torch/torch.h>
+
+#include <cmath>
+#include <limits>
+
+namespace tessera {
+namespace {
+
+float Rounded(double x) { return static_cast<float>(x); }
+
+float OneNan(float x) {
+  return std::isnan(x) ? std::numeric_limits<float>::quiet_NaN() : x;
+}
+
+// start + weight * (end - start), from the nearer of the two.
+float Lerp(float start, float end, float weight) {
+  const float way = end - start;
+  return weight < 0.5f ? std::fma(weight, way, start)
+                       : std::fma(weight - 1, way, end);
+}
+
+// One intermediate result to a line: none may be fused with another.
+void StepElement(float* master, float* exp_avg, float* exp_avg_sq,
+                 float gradient, int64_t step, const OracleAdamWOptions& o) {
+  const auto steps = static_cast<double>(step);
+  if (o.weight_decay != 0) *master *= Rounded(1 - o.lr * o.weight_decay);
+  *exp_avg = OneNan(Lerp(*exp_avg, gradient, Rounded(1 - o.beta1)));
+  const float decayed = *exp_avg_sq * Rounded(o.beta2);
+  const float weighted = gradient * Rounded(1 - o.beta2);
+  *exp_avg_sq = OneNan(std::fma(gradient, weighted, decayed));
+  const float root = std::sqrt(*exp_avg_sq);
+  float denominator = root / Rounded(std::sqrt(1 - std::pow(o.beta2, steps)));
+  denominator += Rounded(o.eps);
+  float change = Rounded(-(o.lr / (1 - std::pow(o.beta1, steps)))) * *exp_avg;
+  change /= denominator;
+  *master = OneNan(*master + change);
+}
+
+}  // namespace
+
+void OracleAdamW(const at::Tensor& master, const at::Tensor& exp_avg,
+                 const at::Tensor& exp_avg_sq, const at::Tensor& gradient,
+                 int64_t step, const OracleAdamWOptions& o) {
+  torch::NoGradGuard no_grad;
+  if (!master.is_cpu() || master.scalar_type() != at::kFloat) {
+    at::_fused_adamw_({master}, {gradient}, {exp_avg}, {exp_avg_sq},
+                      /*max_exp_avg_sqs=*/{},
+                      {torch::full({}, static_cast<double>(step),
+                                   at::TensorOptions(master.device()))},
+                      o.lr, o.beta1, o.beta2, o.weight_decay, o.eps,
+                      /*amsgrad=*/false, /*maximize=*/false);
+    return;
+  }
+  // In one order, whatever their strides.
+  const at::Tensor p = master.contiguous(), m = exp_avg.contiguous(),
+                   v = exp_avg_sq.contiguous(), g = gradient.contiguous();
+  for (int64_t i = 0; i < p.numel(); ++i) {
+    StepElement(p.data_ptr<float>() + i, m.data_ptr<float>() + i,
+                v.data_ptr<float>() + i, g.const_data_ptr<float>()[i], step, o);
+  }
+  if (!p.is_same(master)) master.copy_(p);
+  if (!m.is_same(exp_avg)) exp_avg.copy_(m);
+  if (!v.is_same(exp_avg_sq)) exp_avg_sq.copy_(v);
+}
+
+}  // namespace tessera
