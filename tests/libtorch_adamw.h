@@ -44,7 +44,8 @@ inline void LibtorchAdamW(const at::Tensor& param, const at::Tensor& exp_avg,
                     o.lr, o.beta1, o.beta2, o.weight_decay, o.eps,
                     /*amsgrad=*/false, /*maximize=*/false);
   if (body) at::set_num_threads(threads);
-  param.copy_(p.narrow(0, 0, numel).view(param.sizes()));
+  // As the kernel itself: autograd hears nothing of it.
+  param.data().copy_(p.narrow(0, 0, numel).view(param.sizes()));
   exp_avg.copy_(m.narrow(0, 0, numel).view(param.sizes()));
   exp_avg_sq.copy_(v.narrow(0, 0, numel).view(param.sizes()));
 }

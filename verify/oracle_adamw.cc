@@ -21,19 +21,33 @@ float Lerp(float start, float end, float weight) {
                        : std::fma(weight - 1, way, end);
 }
 
-// One intermediate result to a line: none may be fused with another.
+// What the elements of a step have in common.
+struct Coefficients {
+  Coefficients(int64_t step, const OracleAdamWOptions& o) {
+    const auto steps = static_cast<double>(step);
+    decay = o.weight_decay == 0 ? 1 : Rounded(1 - o.lr * o.weight_decay);
+    weight = Rounded(1 - o.beta1);
+    beta2 = Rounded(o.beta2);
+    square_weight = Rounded(1 - o.beta2);
+    correction = Rounded(std::sqrt(1 - std::pow(o.beta2, steps)));
+    eps = Rounded(o.eps);
+    minus_step_size = Rounded(-(o.lr / (1 - std::pow(o.beta1, steps))));
+  }
+  float decay, weight, beta2, square_weight, correction, eps, minus_step_size;
+};
+
+// One operation to a line: none may be fused with another.
 void StepElement(float* master, float* exp_avg, float* exp_avg_sq,
-                 float gradient, int64_t step, const OracleAdamWOptions& o) {
-  const auto steps = static_cast<double>(step);
-  if (o.weight_decay != 0) *master *= Rounded(1 - o.lr * o.weight_decay);
-  *exp_avg = OneNan(Lerp(*exp_avg, gradient, Rounded(1 - o.beta1)));
-  const float decayed = *exp_avg_sq * Rounded(o.beta2);
-  const float weighted = gradient * Rounded(1 - o.beta2);
+                 float gradient, const Coefficients& c) {
+  *master *= c.decay;
+  *exp_avg = OneNan(Lerp(*exp_avg, gradient, c.weight));
+  const float decayed = *exp_avg_sq * c.beta2;
+  const float weighted = gradient * c.square_weight;
   *exp_avg_sq = OneNan(std::fma(gradient, weighted, decayed));
-  const float root = std::sqrt(*exp_avg_sq);
-  float denominator = root / Rounded(std::sqrt(1 - std::pow(o.beta2, steps)));
-  denominator += Rounded(o.eps);
-  float change = Rounded(-(o.lr / (1 - std::pow(o.beta1, steps)))) * *exp_avg;
+  float denominator = std::sqrt(*exp_avg_sq);
+  denominator /= c.correction;
+  denominator += c.eps;
+  float change = c.minus_step_size * *exp_avg;
   change /= denominator;
   *master = OneNan(*master + change);
 }
@@ -56,9 +70,13 @@ void OracleAdamW(const at::Tensor& master, const at::Tensor& exp_avg,
   // In one order, whatever their strides.
   const at::Tensor p = master.contiguous(), m = exp_avg.contiguous(),
                    v = exp_avg_sq.contiguous(), g = gradient.contiguous();
+  float* const masters = p.data_ptr<float>();
+  float* const exp_avgs = m.data_ptr<float>();
+  float* const exp_avg_sqs = v.data_ptr<float>();
+  const float* const gradients = g.const_data_ptr<float>();
+  const Coefficients c(step, o);
   for (int64_t i = 0; i < p.numel(); ++i) {
-    StepElement(p.data_ptr<float>() + i, m.data_ptr<float>() + i,
-                v.data_ptr<float>() + i, g.const_data_ptr<float>()[i], step, o);
+    StepElement(masters + i, exp_avgs + i, exp_avg_sqs + i, gradients[i], c);
   }
   if (!p.is_same(master)) master.copy_(p);
   if (!m.is_same(exp_avg)) exp_avg.copy_(m);

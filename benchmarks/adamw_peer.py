@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""AdamW of one tensor on the CPU: ours, torch's and DeepSpeed's, in turn.
+
+    bazel build //benchmarks:libtessera_adamw.so
+    benchmarks/adamw_peer.py bazel-bin/benchmarks/libtessera_adamw.so \\
+        --numel 67108864 --threads 2 --rounds 15
+
+All work on the same buffers, round by round in turn, with a STREAM triad (a = b
++ s * c) between them. A step moves 28 bytes a parameter. Prints one JSON line:
+medians, GB/s (28 bytes; the triad's 12 as STREAM counts them, and 16 with what
+the processor reads before it writes), and ratios of a round's times to ours:
+median and 95 % interval (order statistics). Needs torch, and deepspeed unless
+--no-deepspeed.
+"""
+
+import argparse
+import ctypes
+import json
+import math
+import os
+import statistics
+import time
+
+LR, BETAS, EPS, DECAY = 1e-3, (0.9, 0.999), 1e-8, 0.01
+
+
+def load(path):
+    library = ctypes.CDLL(os.path.abspath(path))
+    pointer, number = ctypes.c_void_p, ctypes.c_double
+    library.tessera_adamw.argtypes = (
+        [pointer] * 4
+        + [ctypes.c_int, pointer, ctypes.c_int64]
+        + [number] * 5
+        + [ctypes.c_int64, ctypes.c_int]
+    )
+    library.tessera_triad.argtypes = [pointer] * 3 + [
+        ctypes.c_float,
+        ctypes.c_int64,
+        ctypes.c_int,
+    ]
+    library.tessera_isa.restype = ctypes.c_char_p
+    return library
+
+
+def interval(values):
+    """Median, and the order statistics that hold the median with 95 %."""
+    values, n = sorted(values), len(values)
+    below, rank = 0.0, 0
+    for k in range(n // 2):
+        below += math.comb(n, k) / 2**n
+        if below > 0.025:
+            rank = max(0, k - 1)
+            break
+    return [
+        round(x, 3) for x in (values[rank], statistics.median(values), values[n - 1 - rank])
+    ]
+
+
+def contestants(torch, library, options):
+    master, exp_avg, exp_avg_sq, gradient = (
+        torch.randn(options.numel) for _ in range(4)
+    )
+    exp_avg.mul_(0.1)
+    exp_avg_sq.abs_().mul_(0.01)
+    parameter = torch.nn.Parameter(master)
+    parameter.grad = gradient
+
+    def ours(step):
+        library.tessera_adamw(
+            master.data_ptr(), exp_avg.data_ptr(), exp_avg_sq.data_ptr(),
+            gradient.data_ptr(), 0, None, options.numel, LR, *BETAS, EPS, DECAY,
+            step, options.threads,
+        )  # fmt: skip
+
+    def optimizer(kind, step, **more):
+        made = kind([parameter], lr=LR, betas=BETAS, eps=EPS, weight_decay=DECAY, **more)
+        made.state[parameter] = {
+            "step": step,
+            "exp_avg": exp_avg,
+            "exp_avg_sq": exp_avg_sq,
+        }
+        return made
+
+    all_of_them = {"ours": ours}
+    fused = optimizer(torch.optim.AdamW, torch.zeros(()), fused=True)
+    all_of_them["torch"] = lambda step: fused.step()
+    if not options.no_deepspeed:
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+        cpu_adam = optimizer(DeepSpeedCPUAdam, 0, adamw_mode=True)
+        all_of_them["deepspeed"] = lambda step: cpu_adam.step()
+    all_of_them["triad"] = lambda step: library.tessera_triad(
+        master.data_ptr(), exp_avg.data_ptr(), gradient.data_ptr(), 0.5,
+        options.numel, options.threads,
+    )  # fmt: skip
+    return all_of_them
+
+
+def measure(all_of_them, rounds):
+    seconds = {name: [] for name in all_of_them}
+    step = 0
+    for number in range(rounds + 1):
+        for name, run in all_of_them.items():
+            step += 1
+            begin = time.perf_counter()
+            run(step)
+            if number > 0:  # the first is not measured
+                seconds[name].append(time.perf_counter() - begin)
+    return seconds
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("library")
+    parser.add_argument("--numel", type=int, default=1 << 26)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--no-deepspeed", action="store_true")
+    options = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = str(options.threads)
+    import torch
+
+    torch.set_num_threads(options.threads)
+    library = load(options.library)
+    seconds = measure(contestants(torch, library, options), options.rounds)
+    medians = {name: statistics.median(times) for name, times in seconds.items()}
+    bytes_of = {name: 12 if name == "triad" else 28 for name in seconds}
+    rates = {n: bytes_of[n] * options.numel / t * 1e-9 for n, t in medians.items()}
+    rates["triad_16"] = rates["triad"] * 16 / 12
+    over = {
+        name: interval([t / o for t, o in zip(times, seconds["ours"])])
+        for name, times in seconds.items()
+        if name not in ("ours", "triad")
+    }
+    for name, item in (("triad", 12), ("triad_16", 16)):
+        over[name] = interval(
+            [28 / o / (item / t) for t, o in zip(seconds["triad"], seconds["ours"])]
+        )
+    print(
+        json.dumps(
+            {
+                "benchmark": "adamw_peer",
+                "numel": options.numel,
+                "threads": options.threads,
+                "rounds": options.rounds,
+                "isa": library.tessera_isa().decode(),
+                "median_ms": {n: round(t * 1e3, 3) for n, t in medians.items()},
+                "gb_per_s": {n: round(r, 2) for n, r in rates.items()},
+                "rate_of_ours_over": over,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
