@@ -1,6 +1,7 @@
 // AdamW over one range of float32 masters in memory: ours by instruction set,
 // libtorch's fused kernel and STREAM's triad on the same buffers, round by
-// round in turn.
+// round in turn, in another order each time: what one leaves in the caches is
+// the next one's to write back.
 //
 //   bazel run //benchmarks:adamw -- --numel=67108864 --threads=2 --rounds=15
 //
@@ -19,6 +20,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <functional>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -142,8 +144,13 @@ std::vector<Contestant> Contestants(const Buffers& b, Workers* workers) {
 
 void Measure(std::vector<Contestant>* all, int rounds) {
   int64_t step = 0;
+  std::mt19937 random(1);
+  std::vector<Contestant*> order;
+  for (Contestant& c : *all) order.push_back(&c);
   for (int round = -1; round < rounds; ++round) {
-    for (Contestant& c : *all) {
+    std::shuffle(order.begin(), order.end(), random);
+    for (Contestant* contestant : order) {
+      Contestant& c = *contestant;
       const auto begin = std::chrono::steady_clock::now();
       c.run(++step);
       const std::chrono::duration<double> took =

@@ -5,8 +5,9 @@
     benchmarks/adamw_peer.py bazel-bin/benchmarks/libtessera_adamw.so \\
         --numel 67108864 --threads 2 --rounds 15
 
-All work on the same buffers, round by round in turn, with a STREAM triad (a = b
-+ s * c) between them. A step moves 28 bytes a parameter. Prints one JSON line:
+All work on the same buffers, round by round in turn, a STREAM triad (a = b + s *
+c) too, in another order each time: what one leaves in the caches is the next
+one's to write back. A step moves 28 bytes a parameter. Prints one JSON line:
 medians, GB/s (28 bytes; the triad's 12 as STREAM counts them, and 16 with what
 the processor reads before it writes), and ratios of a round's times to ours:
 median and 95 % interval (order statistics). Needs torch, and deepspeed unless
@@ -18,6 +19,7 @@ import ctypes
 import json
 import math
 import os
+import random
 import statistics
 import time
 
@@ -99,11 +101,13 @@ def contestants(torch, library, options):
 def measure(all_of_them, rounds):
     seconds = {name: [] for name in all_of_them}
     step = 0
+    order, shuffled = list(all_of_them), random.Random(1)
     for number in range(rounds + 1):
-        for name, run in all_of_them.items():
+        shuffled.shuffle(order)
+        for name in order:
             step += 1
             begin = time.perf_counter()
-            run(step)
+            all_of_them[name](step)
             if number > 0:  # the first is not measured
                 seconds[name].append(time.perf_counter() - begin)
     return seconds
