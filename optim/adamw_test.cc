@@ -93,8 +93,7 @@ Tensors CopyWithStorages(const Tensors& tensors) {
   return copies;
 }
 
-// The kernels on whole parameters; adamw_kernel_test holds that of float32
-// against libtorch's.
+// The kernels on whole parameters; adamw_kernel_test is of that of float32.
 struct Reference {
   explicit Reference(const Tensors& values) : params(CopyWithStorages(values)) {
     for (const at::Tensor& p : params) {
@@ -349,6 +348,9 @@ TEST_P(AdamWTest, MultipliesGradients) {
     TESSERA_ASSERT_OK(optimizer.Step(gradients, factor));
     EXPECT_EQ(optimizer.Difference(reference), "") << factor;
   }
+  // The masters are the working copy.
+  EXPECT_FALSE(optimizer.working_written());
+  EXPECT_FALSE(optimizer.unit().separate_working().defined());
 }
 
 // That of what is skipped, too, although nothing writes it.
@@ -366,7 +368,7 @@ TEST_P(AdamWTest, WritesA16BitWorkingCopy) {
         Unit& unit = optimizer.unit();
         EXPECT_TRUE(
             at::equal(unit.separate_working(), unit.masters().to(dtype)));
-        // A unit that is told so publishes what it has been given.
+        // Publishes what it has been given, if told so.
         const at::Tensor mine = unit.separate_working().clone();
         unit.masters().fill_(7);
         TESSERA_ASSERT_OK(unit.PublishOwned(/*working_written=*/true));
@@ -376,14 +378,6 @@ TEST_P(AdamWTest, WritesA16BitWorkingCopy) {
       }
     }
   }
-}
-
-TEST_P(AdamWTest, HasNoWorkingCopyToWriteWhereTheMastersAreIt) {
-  const Tensors values = {Random({300})};
-  RankOptimizer optimizer(values, stage(), 0, 1);
-  TESSERA_ASSERT_OK(optimizer.Step({torch::randn_like(values[0])}));
-  EXPECT_FALSE(optimizer.working_written());
-  EXPECT_FALSE(optimizer.unit().separate_working().defined());
 }
 
 TEST_P(AdamWTest, CountsItsBytes) {
