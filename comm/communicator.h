@@ -87,9 +87,14 @@ class Communicator {
 
   // shard = sum over ranks, in rank order, of their whole[rank*S, (rank+1)*S).
   // `whole` is [W*S] and is left as it was, unless `shard` is the own slice of
-  // it (allowed). COLLECTIVE, ASYNC; each rank sends (W-1)*S elements.
+  // it (allowed). Each element is then divided by `divisor`, and rounded again.
+  // COLLECTIVE, ASYNC; each rank sends (W-1)*S elements.
   virtual CommFuture ReduceScatterSum(at::Tensor whole, at::Tensor shard,
-                                      CommTag tag) = 0;
+                                      CommTag tag, double divisor) = 0;
+  CommFuture ReduceScatterSum(at::Tensor whole, at::Tensor shard, CommTag tag) {
+    return ReduceScatterSum(std::move(whole), std::move(shard), std::move(tag),
+                            /*divisor=*/1);
+  }
 
   // tensor = sum over ranks in rank order, the same bits on every rank and as
   // ReduceScatterSum gives. Contiguous, any numel. COLLECTIVE, ASYNC.

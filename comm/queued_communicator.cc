@@ -198,15 +198,28 @@ CommFuture QueuedCommunicator::AllGather(at::Tensor shard, at::Tensor whole,
 }
 
 CommFuture QueuedCommunicator::ReduceScatterSum(at::Tensor whole,
-                                                at::Tensor shard, CommTag tag) {
+                                                at::Tensor shard, CommTag tag,
+                                                double divisor) {
   absl::Status valid = CheckShardOfWhole(shard, whole, *this);
   if (!valid.ok()) return Refused(valid, tag);
   if (shard.numel() == 0) return DoneFuture(failure());
   SynchronizeCurrentStream(whole);
   return Enqueue(RecordOf(CollectiveOp::kReduceScatter, whole), std::move(tag),
-                 [this, shard, whole](const Call& call) {
-                   return DoReduceScatterSum(call, whole, shard);
+                 [this, shard, whole, divisor](const Call& call) {
+                   return divisor == 1
+                              ? DoReduceScatterSum(call, whole, shard)
+                              : DoReduceScatter(call, whole, shard, divisor);
                  });
+}
+
+absl::Status QueuedCommunicator::DoReduceScatter(const Call& call,
+                                                 const at::Tensor& whole,
+                                                 const at::Tensor& shard,
+                                                 double divisor) {
+  TESSERA_RETURN_IF_ERROR(DoReduceScatterSum(call, whole, shard));
+  shard.div_(divisor);
+  SynchronizeCurrentStream(shard);  // this thread's: others use their own
+  return absl::OkStatus();
 }
 
 CommFuture QueuedCommunicator::AllReduceSum(at::Tensor tensor, CommTag tag) {

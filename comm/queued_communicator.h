@@ -47,8 +47,9 @@ class QueuedCommunicator
   int world_size() const final { return place_.world_size; }
 
   CommFuture AllGather(at::Tensor shard, at::Tensor whole, CommTag tag) final;
-  CommFuture ReduceScatterSum(at::Tensor whole, at::Tensor shard,
-                              CommTag tag) final;
+  using Communicator::ReduceScatterSum;
+  CommFuture ReduceScatterSum(at::Tensor whole, at::Tensor shard, CommTag tag,
+                              double divisor) final;
   CommFuture AllReduceSum(at::Tensor tensor, CommTag tag) final;
   CommFuture Broadcast(at::Tensor tensor, int root, CommTag tag) final;
   absl::StatusOr<std::vector<std::string>> AllGatherStrings(
@@ -111,6 +112,10 @@ class QueuedCommunicator
   virtual absl::Status DoReduceScatterSum(const Call& call,
                                           const at::Tensor& whole,
                                           const at::Tensor& shard) = 0;
+  // The same, divided.
+  virtual absl::Status DoReduceScatter(const Call& call,
+                                       const at::Tensor& whole,
+                                       const at::Tensor& shard, double divisor);
   virtual absl::Status DoAllReduceSum(const Call& call,
                                       const at::Tensor& tensor) = 0;
   virtual absl::Status DoBroadcast(const Call& call, const at::Tensor& tensor,

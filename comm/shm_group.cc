@@ -102,15 +102,33 @@ absl::Status ShmGroup::HostAllGather(const Call& call, const at::Tensor& shard,
   });
 }
 
+absl::Status ShmGroup::ReduceScatter(const Call& call, shm::ReduceOp op,
+                                     const at::Tensor& whole,
+                                     const at::Tensor& shard) {
+  TESSERA_ASSIGN_OR_RETURN(const auto type, ElementTypeOf(whole.scalar_type()));
+  return RunWatched(call, [&](shm::Collectives& all, const std::string& what) {
+    return all.ReduceScatter(what, type, op, whole.const_data_ptr(),
+                             shard.mutable_data_ptr(), shard.numel());
+  });
+}
+
 absl::Status ShmGroup::HostReduceScatterSum(const Call& call,
                                             const at::Tensor& whole,
                                             const at::Tensor& shard) {
-  TESSERA_ASSIGN_OR_RETURN(const auto type, ElementTypeOf(whole.scalar_type()));
-  return RunWatched(call, [&](shm::Collectives& all, const std::string& what) {
-    return all.ReduceScatter(what, type, shm::ReduceOp::kSum,
-                             whole.const_data_ptr(), shard.mutable_data_ptr(),
-                             shard.numel());
-  });
+  return ReduceScatter(call, shm::ReduceOp::kSum, whole, shard);
+}
+
+absl::Status ShmGroup::DoReduceScatter(const Call& call,
+                                       const at::Tensor& whole,
+                                       const at::Tensor& shard,
+                                       double divisor) {
+  // In one pass; of 16-bit elements an average would be rounded only once.
+  const bool averages =
+      whole.is_cpu() && divisor == world_size() &&
+      (whole.scalar_type() == at::kFloat || whole.scalar_type() == at::kDouble);
+  return averages
+             ? ReduceScatter(call, shm::ReduceOp::kAverage, whole, shard)
+             : HostCommunicator::DoReduceScatter(call, whole, shard, divisor);
 }
 
 absl::Status ShmGroup::HostAllReduceSum(const Call& call,

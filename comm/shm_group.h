@@ -67,6 +67,9 @@ class ShmGroup : public HostCommunicator {
                              const at::Tensor& whole) override;
   absl::Status HostReduceScatterSum(const Call& call, const at::Tensor& whole,
                                     const at::Tensor& shard) override;
+  absl::Status DoReduceScatter(const Call& call, const at::Tensor& whole,
+                               const at::Tensor& shard,
+                               double divisor) override;
   absl::Status HostAllReduceSum(const Call& call,
                                 const at::Tensor& tensor) override;
   absl::Status HostBroadcast(const Call& call, const at::Tensor& tensor,
@@ -75,6 +78,8 @@ class ShmGroup : public HostCommunicator {
       const Call& call, const std::string& mine) override;
 
  private:
+  absl::Status ReduceScatter(const Call& call, shm::ReduceOp op,
+                             const at::Tensor& whole, const at::Tensor& shard);
   absl::Status RunWatched(const Call& call, const Operation& operation);
 
   const std::shared_ptr<ShmMemory> memory_;

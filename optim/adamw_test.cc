@@ -33,10 +33,10 @@ class AloneCommunicator : public Communicator {
     whole.narrow(0, rank_ * numel, numel).copy_(shard);
     return CommFuture();
   }
-  CommFuture ReduceScatterSum(at::Tensor whole, at::Tensor shard,
-                              CommTag) override {
+  CommFuture ReduceScatterSum(at::Tensor whole, at::Tensor shard, CommTag,
+                              double divisor) override {
     const int64_t numel = whole.numel() / world_size_;
-    shard.copy_(whole.narrow(0, rank_ * numel, numel));
+    shard.copy_(whole.narrow(0, rank_ * numel, numel)).div_(divisor);
     return CommFuture();
   }
   CommFuture AllReduceSum(at::Tensor, CommTag) override { return CommFuture(); }

@@ -23,8 +23,9 @@ absl::Status Reduction::StartAlone() {
       absl::StrCat("reduction of the gradients of unit ", unit.name())};
   TESSERA_ASSIGN_OR_RETURN(const at::Tensor whole,
                            units_[0]->Outgoing(mean_.predivide));
-  const at::Tensor mine = Part(whole, unit.owned());
-  done_ = StartSum(unit, whole, mine, tag);
+  TESSERA_ASSIGN_OR_RETURN(const at::Tensor mine,
+                           units_[0]->PlaceOfSums(whole));
+  done_ = StartSum(unit, whole, mine, tag, mean_.divisor);
   sums_.push_back(mine);
   return absl::OkStatus();
 }
@@ -55,7 +56,7 @@ absl::Status Reduction::StartPacked() {
                                  " to ", units_.back()->unit().name())};
   at::Tensor mine = packed_.View();
   if (sharded) mine = packed.select(0, comm->rank());
-  done_ = StartSum(first, packed_.View(), mine, tag);
+  done_ = StartSum(first, packed_.View(), mine, tag, mean_.divisor);
   at = 0;
   for (UnitGradient* u : units_) {
     const int64_t n = u->unit().owned().numel();
@@ -68,7 +69,8 @@ absl::Status Reduction::StartPacked() {
 absl::Status Reduction::Finish() {
   TESSERA_RETURN_IF_ERROR(done_.Wait());
   for (size_t i = 0; i < units_.size(); ++i) {
-    TESSERA_RETURN_IF_ERROR(units_[i]->TakeSums(sums_[i], mean_.divisor));
+    TESSERA_RETURN_IF_ERROR(
+        units_[i]->TakeSums(sums_[i], mean_.divisor / done_.divided_by));
   }
   return absl::OkStatus();
 }

@@ -11,12 +11,21 @@ absl::Status SumOverRanks::Wait() const {
 }
 
 SumOverRanks StartSum(const Unit& unit, const at::Tensor& whole,
-                      const at::Tensor& mine, const CommTag& tag) {
+                      const at::Tensor& mine, const CommTag& tag,
+                      double divisor) {
   SumOverRanks sum;
   Communicator* const group = unit.communicator();
-  sum.within_group = unit.stage().sharded_optimizer
-                         ? group->ReduceScatterSum(whole, mine, tag)
-                         : group->AllReduceSum(mine, tag);
+  if (unit.stage().sharded_optimizer) {
+    // A sum of another dtype is rounded to that first, and divided in this one.
+    if (unit.replicas() == nullptr &&
+        whole.scalar_type() == unit.master_dtype()) {
+      sum.divided_by = divisor;
+    }
+    sum.within_group =
+        group->ReduceScatterSum(whole, mine, tag, sum.divided_by);
+  } else {
+    sum.within_group = group->AllReduceSum(mine, tag);
+  }
   // In the order of the calls, so after it.
   if (unit.replicas() != nullptr) {
     sum.over_replicas = unit.replicas()->AllReduceSum(

@@ -21,15 +21,18 @@ namespace tessera {
 // The end of a sum. A default-constructed one is done.
 struct SumOverRanks {
   CommFuture within_group, over_replicas;
+  double divided_by = 1;  // already, of what was asked for
   absl::Status Wait() const;
 };
 
 // mine = the sum over all ranks of this rank's part of `whole`: [W * S] and
 // [S], W the shard group of `unit`; where its optimizer is not sharded, both
 // are all of it. `mine` may be the own part of `whole`, which is left in any
-// state. COLLECTIVE, ASYNC.
+// state. A sum that is to be divided by `divisor` may come back divided
+// already: see divided_by. COLLECTIVE, ASYNC.
 SumOverRanks StartSum(const Unit& unit, const at::Tensor& whole,
-                      const at::Tensor& mine, const CommTag& tag);
+                      const at::Tensor& mine, const CommTag& tag,
+                      double divisor = 1);
 
 }  // namespace tessera
 #endif  // SHARDING_SUM_OVER_RANKS_H_

@@ -202,6 +202,15 @@ absl::StatusOr<at::Tensor> UnitGradient::Outgoing(double predivide) {
   return whole;
 }
 
+absl::StatusOr<at::Tensor> UnitGradient::PlaceOfSums(const at::Tensor& whole) {
+  const bool to_stay = unit_->stage().sharded_gradients && !accumulating() &&
+                       unit_->owned().numel() < whole.numel() &&
+                       whole.scalar_type() == unit_->master_dtype();
+  if (!to_stay) return Part(whole, unit_->owned());
+  TESSERA_RETURN_IF_ERROR(EnsureReduced());
+  return reduced_.View();
+}
+
 at::Tensor UnitGradient::Mean(const at::Tensor& sums, double divisor) const {
   const at::Tensor wide = sums.to(unit_->master_dtype());
   return divisor == 1 ? wide : wide.div(divisor);

@@ -67,8 +67,11 @@ class UnitGradient {
   // The local flat gradient [P] in the reduce dtype, divided by `predivide`;
   // what did not arrive is zero. Gradients that come from now on are held.
   absl::StatusOr<at::Tensor> Outgoing(double predivide);
-  // The sums over ranks of the owned part, [owned] of the reduce dtype, copied
-  // or in place; the mean is sums / divisor.
+  // Where the sums over ranks of the owned part of `whole`, which Outgoing
+  // gave, had best be written, [owned] of the reduce dtype: for TakeSums.
+  // LOCAL. ResourceExhausted.
+  absl::StatusOr<at::Tensor> PlaceOfSums(const at::Tensor& whole);
+  // These sums, copied or in place; the mean is sums / divisor.
   absl::Status TakeSums(const at::Tensor& sums, double divisor);
   // Adds to the step's gradient those parameters that arrived on some rank (the
   // agreement of all). LOCAL.

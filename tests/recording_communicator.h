@@ -44,10 +44,10 @@ class RecordingCommunicator : public Communicator {
     Add("all-gather", tag.what);
     return inner_->AllGather(shard, whole, tag);
   }
-  CommFuture ReduceScatterSum(at::Tensor whole, at::Tensor shard,
-                              CommTag tag) override {
+  CommFuture ReduceScatterSum(at::Tensor whole, at::Tensor shard, CommTag tag,
+                              double divisor) override {
     Add("reduce-scatter", tag.what);
-    return inner_->ReduceScatterSum(whole, shard, tag);
+    return inner_->ReduceScatterSum(whole, shard, tag, divisor);
   }
   CommFuture AllReduceSum(at::Tensor tensor, CommTag tag) override {
     Add("all-reduce", tag.what);

@@ -94,12 +94,12 @@ class SpyCommunicator : public Communicator {
     }
     return self_->AllGather(shard, whole, tag);
   }
-  CommFuture ReduceScatterSum(at::Tensor whole, at::Tensor shard,
-                              CommTag tag) override {
+  CommFuture ReduceScatterSum(at::Tensor whole, at::Tensor shard, CommTag tag,
+                              double divisor) override {
     ++reductions_;
     Look(whole);
     Look(shard);
-    return self_->ReduceScatterSum(whole, shard, tag);
+    return self_->ReduceScatterSum(whole, shard, tag, divisor);
   }
   CommFuture AllReduceSum(at::Tensor tensor, CommTag tag) override {
     ++reductions_;

@@ -169,9 +169,10 @@ class FaultyCommunicator : public RecordingCommunicator {
  public:
   FaultyCommunicator(std::shared_ptr<Communicator> inner, int nth, double error)
       : RecordingCommunicator(std::move(inner)), nth_(nth), error_(error) {}
-  CommFuture ReduceScatterSum(Tensor whole, Tensor shard,
-                              CommTag tag) override {
-    CommFuture sum = RecordingCommunicator::ReduceScatterSum(whole, shard, tag);
+  CommFuture ReduceScatterSum(Tensor whole, Tensor shard, CommTag tag,
+                              double divisor) override {
+    CommFuture sum =
+        RecordingCommunicator::ReduceScatterSum(whole, shard, tag, divisor);
     if (nth_-- != 0 || rank() != 1 || !sum.Wait().ok()) return sum;
     torch::NoGradGuard no_grad;
     shard[5] += error_;

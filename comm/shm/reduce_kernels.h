@@ -3,6 +3,7 @@
 // set's flags. Nothing here may come from a shared template or inline function:
 // the linker could take its AVX-512 copy for all.
 #include <cstdint>
+#include <type_traits>
 
 #if defined(__F16C__)
 #include <immintrin.h>
@@ -126,6 +127,13 @@ struct Sum {
   }
   static bool Of(bool a, bool b) { return a | b; }
 };
+// The average of two.
+struct HalfOfSum {
+  template <typename T>
+  static T Of(T a, T b) {
+    return (a + b) / 2;
+  }
+};
 struct Product {
   template <typename T>
   static T Of(T a, T b) {
@@ -248,6 +256,12 @@ void Fold(void* out_bytes, const void* const* sources, int num_sources,
   if constexpr (sizeof(T) == sizeof(A) && !kAverage && sizeof(T) > 1) {
     if (num_sources >= 2) {
       return FoldSame<Op>(out, sources, num_sources, numel);
+    }
+  }
+  if constexpr (std::is_floating_point_v<T> && kAverage) {
+    if (num_sources == 2) {
+      return FoldTwo<HalfOfSum>(out, static_cast<const T*>(sources[0]),
+                                static_cast<const T*>(sources[1]), numel);
     }
   }
   const A divisor = static_cast<A>(num_sources);
