@@ -236,7 +236,8 @@ TEST(ResolveConfig, WritesAllDefaultsOut) {
       "accumulation: \"each\" "
       "memory_limit_bytes: 0 check_writes: false "
       "shared_working_copy: \"auto\" served_gathers: \"auto\" "
-      "shard_group_size: 0 buffer_sync: \"local\" } "
+      "shard_group_size: 0 buffer_sync: \"local\" "
+      "keep_freed_heap: true } "
       "precision { fp32_norms: false cast_inputs: true } "
       "gradient_allreduce_op: \"mean\"");
 }

@@ -186,7 +186,8 @@ TEST(Sharding, AllKeys) {
         "max_unit_numel": 1e6, "ignored_parameters": ["*.frozen", "w?"],
         "reshard_after_forward": false, "accumulation": "local",
         "memory_limit_bytes": 2e9,
-        "check_writes": true, "shared_working_copy": "off",
+        "check_writes": true, "keep_freed_heap": false,
+        "shared_working_copy": "off",
         "served_gathers": "on", "shard_group_size": 1,
         "buffer_sync": "mean")"),
                   "f.json", 1));
@@ -197,7 +198,8 @@ TEST(Sharding, AllKeys) {
       "reshard_after_forward: false accumulation: \"local\" "
       "memory_limit_bytes: 2000000000 "
       "check_writes: true shared_working_copy: \"off\" served_gathers: \"on\" "
-      "shard_group_size: 1 buffer_sync: \"mean\"");
+      "shard_group_size: 1 buffer_sync: \"mean\" "
+      "keep_freed_heap: false");
 }
 
 TEST(Sharding, HasRanges) {

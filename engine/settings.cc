@@ -176,6 +176,7 @@ Settings SettingsOf(const proto::Config& config, const EngineOptions& options,
   s.cast_inputs = s.param_dtype.has_value() && config.precision().cast_inputs();
   s.accumulate_locally = config.sharding().accumulation() == "local";
   s.check_writes = config.sharding().check_writes();
+  s.keep_freed_heap = config.sharding().keep_freed_heap();
   s.shared_working_copy = config.sharding().shared_working_copy();
   s.served_gathers = config.sharding().served_gathers();
   if (config.sharding().buffer_sync() != "local") {

@@ -39,6 +39,7 @@ struct Settings {
   bool cast_inputs = false;
   bool accumulate_locally = false;
   bool check_writes = false;
+  bool keep_freed_heap = true;
   std::string shared_working_copy, served_gathers;  // auto, on, off
   std::optional<BufferSync::Values> buffer_sync;    // absent: local
   int reshard_group_size = 0;  // 0: as schedule.reshard_after_forward says
