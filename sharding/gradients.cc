@@ -107,7 +107,7 @@ Gradients::~Gradients() {
       }
     }
   }
-  (void)FinishAll();  // a collective may still write into our buffers
+  (void)FinishAllBut(0);  // a collective may still write into our buffers
 }
 
 void Gradients::Arrived(int unit_index, int parameter,
@@ -153,18 +153,25 @@ absl::Status Gradients::LaunchReady(bool all) {
       ready.push_back(unit);
     }
     if (ready.empty()) continue;
-    TESSERA_RETURN_IF_ERROR(FinishAll());
+    TESSERA_RETURN_IF_ERROR(FinishAllBut(kInFlight - 1));
     TESSERA_ASSIGN_OR_RETURN(auto reduction,
                              Reduction::Start(std::move(ready), mean()));
-    in_flight_ = std::move(reduction);
-    if (!options_.overlap) TESSERA_RETURN_IF_ERROR(FinishAll());
+    in_flight_.push_back(std::move(reduction));
+    if (!options_.overlap) TESSERA_RETURN_IF_ERROR(FinishAllBut(0));
   }
   return absl::OkStatus();
 }
 
-absl::Status Gradients::FinishAll() {
-  if (in_flight_ == nullptr) return absl::OkStatus();
-  return std::exchange(in_flight_, nullptr)->Finish();
+// Waits for the oldest reductions until no more than `most` are on their way.
+absl::Status Gradients::FinishAllBut(size_t most) {
+  absl::Status status;
+  while (in_flight_.size() > most) {
+    const auto oldest = std::move(in_flight_.front());
+    in_flight_.pop_front();
+    status.Update(oldest->Finish());
+    if (!status.ok()) most = 0;  // nothing may be on its way then
+  }
+  return status;
 }
 
 absl::Status Gradients::Run(const std::function<void()>& backward,
@@ -187,9 +194,9 @@ absl::Status Gradients::Run(const std::function<void()>& backward,
   });
   if (status.ok()) {
     if (micro_batch.reduce) ++num_reductions_;
-  } else if (in_flight_ != nullptr) {  // thrown on the way
+  } else if (!in_flight_.empty()) {  // thrown on the way
     comm_->Announce(status);
-    (void)FinishAll();
+    (void)FinishAllBut(0);
     Discard();
   }
   running_ = nullptr;
@@ -212,7 +219,7 @@ absl::Status Gradients::EndLocal(const absl::Status& backward) {
 
 absl::Status Gradients::ReduceRest(absl::Status mine) {
   absl::Status reduced = LaunchReady(/*all=*/true);
-  reduced.Update(FinishAll());
+  reduced.Update(FinishAllBut(0));
   if (!reduced.ok()) {
     // The others wait in a reduction, not in the agreement.
     mine.Update(reduced);
@@ -262,7 +269,7 @@ absl::Status Gradients::AgreeOnFailing(const absl::Status& mine) {
   }
   comm_->Announce(mine);
   if (comm_->AllAnnounced(kAllFailedWait)) return absl::OkStatus();
-  (void)FinishAll();
+  (void)FinishAllBut(0);
   Discard();
   return mine;
 }

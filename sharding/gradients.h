@@ -31,6 +31,7 @@
 #define SHARDING_GRADIENTS_H_
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -47,9 +48,13 @@
 
 namespace tessera {
 
+// Reductions on their way at once. With two, a rank that is ahead of another by
+// less than a unit's backward does not wait for it.
+inline constexpr size_t kInFlight = 2;
+
 struct GradientOptions {
   // false: a reduction is waited for at once, so only one unit's gradients are
-  // held besides the shards; true: one more is on its way.
+  // held besides the shards; true: kInFlight more are on their way.
   bool overlap = true;
   // Neighbouring units are reduced together while they have at most so many
   // elements in all.
@@ -126,7 +131,7 @@ class Gradients {
   void MakeBuckets();
   void Arrived(int unit, int parameter, const at::Tensor& tensor);
   absl::Status LaunchReady(bool all);
-  absl::Status FinishAll();
+  absl::Status FinishAllBut(size_t most);
   absl::Status EndLocal(const absl::Status& backward);
   absl::Status ReduceRest(absl::Status mine);
   bool AnyGathersTogether() const;
@@ -146,9 +151,9 @@ class Gradients {
   const GradientOptions options_;
   // In the order in which they are launched.
   std::vector<std::vector<UnitGradient*>> buckets_;
-  const MicroBatch* running_ = nullptr;   // within Run
-  size_t cursor_ = 0;                     // buckets launched
-  std::unique_ptr<Reduction> in_flight_;  // one at most
+  const MicroBatch* running_ = nullptr;               // within Run
+  size_t cursor_ = 0;                                 // buckets launched
+  std::deque<std::unique_ptr<Reduction>> in_flight_;  // the oldest first
   double total_weight_ = 0;
   int64_t num_reductions_ = 0;
   // Of Runs that did not reduce: their weights, and what went wrong.
