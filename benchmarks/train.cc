@@ -28,6 +28,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/memory.h"
@@ -278,8 +279,11 @@ absl::Status CheckFlags() {
 absl::Status Run(int argc, char** argv) {
   // Before Init, which re-executes with the same flags.
   WorldOptions options;
-  for (int i = 1; i + 1 < argc; ++i) {
-    if (std::string(argv[i]) == "--backend") options.backend = argv[i + 1];
+  for (int i = 1; i < argc; ++i) {
+    absl::string_view arg = argv[i];
+    if (arg == "--backend" && i + 1 < argc) options.backend = argv[i + 1];
+    if (absl::ConsumePrefix(&arg, "--backend="))
+      options.backend = std::string(arg);
   }
   TESSERA_ASSIGN_OR_RETURN(const World* world, Init(&argc, argv, options));
   absl::SetProgramUsageMessage("trains the peers' GPT; see --helpfull");
