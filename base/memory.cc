@@ -35,8 +35,7 @@ constexpr bool kKeep = false;
 constexpr bool kKeep = true;
 #endif
 
-// Of the peak.
-constexpr int64_t kKeepSlack = 32;
+constexpr int64_t kKeepSlackBytes = 4 << 20;
 
 KeptBuffers& Kept() {
   static KeptBuffers* const kept = new KeptBuffers;
@@ -48,7 +47,8 @@ KeptBuffers& Kept() {
 // next step takes again.
 int64_t RoomToKeep() {
   const MemoryUse total = MemoryLedger::Global().total();
-  const int64_t most = total.peak_bytes + total.peak_bytes / kKeepSlack;
+  const int64_t most =
+      total.peak_bytes + std::max(total.peak_bytes / 32, kKeepSlackBytes);
   return kKeep ? std::max<int64_t>(0, most - total.current_bytes) : 0;
 }
 
