@@ -30,11 +30,14 @@ def of_turns(numerator, denominator):
 
 
 class Ratio:
-    """Against a goal: at_least or at_most."""
+    """Against a goal, at_least or at_most, that holds of the whole interval."""
 
     def __init__(self, values, at_least=None, at_most=None):
+        self.set(values, *median_interval(values), at_least, at_most)
+
+    def set(self, values, low, high, at_least, at_most):
         self.median = statistics.median(values)
-        self.low, self.high = median_interval(values)
+        self.low, self.high = low, high
         self.at_least, self.at_most = at_least, at_most
 
     @property
@@ -47,3 +50,10 @@ class Ratio:
     def goal(self):
         return (f'>= {self.at_least}' if self.at_least is not None
                 else f'<= {self.at_most}')
+
+
+class Spread(Ratio):
+    """Of few values that hardly change: the interval holds all of them."""
+
+    def __init__(self, values, at_least=None, at_most=None):
+        self.set(values, min(values), max(values), at_least, at_most)

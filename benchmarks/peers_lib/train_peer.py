@@ -168,7 +168,29 @@ def parse():
     parser.add_argument('--clip', type=float, default=0)
     parser.add_argument('--save_init', default='',
                         help='write the initial weights there, and end')
+    parser.add_argument('--save_nudged', default='',
+                        help='with --save_init: the same, each weight moved by '
+                        'one unit in its last place (of bfloat16 with --bf16)')
     return parser.parse_args()
+
+
+def nudged(weights, dtype):
+    """Each weight one step of `dtype` up or down, at random."""
+    of_dtype = weights.to(dtype)
+    up = torch.rand(weights.shape) < 0.5
+    ends = torch.where(up, torch.inf, -torch.inf).to(dtype)
+    return weights + (torch.nextafter(of_dtype, ends) - of_dtype).float()
+
+
+def save_weights(options):
+    from safetensors.torch import save_file
+    model = Gpt(options.dim, options.layers, options.heads, options.seq)
+    weights = dict(model.state_dict())
+    save_file(weights, options.save_init)
+    if options.save_nudged:
+        dtype = torch.bfloat16 if options.bf16 else torch.float32
+        save_file({name: nudged(weight, dtype)
+                   for name, weight in weights.items()}, options.save_nudged)
 
 
 def load_libraries(options):
@@ -187,9 +209,7 @@ def main():
     torch.manual_seed(0)
     load_libraries(options)
     if options.save_init:
-        from safetensors.torch import save_file
-        model = Gpt(options.dim, options.layers, options.heads, options.seq)
-        save_file(dict(model.state_dict()), options.save_init)
+        save_weights(options)
         return
     # DeepSpeed logs to standard output: only our lines go there.
     out, sys.stdout = sys.stdout, sys.stderr

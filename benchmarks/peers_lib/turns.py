@@ -6,6 +6,8 @@ machine does meanwhile meets both.
 import contextlib
 import json
 import os
+import select
+import signal
 import socket
 import subprocess
 import tempfile
@@ -13,7 +15,10 @@ import threading
 import time
 
 TURN_LIMIT = 600  # seconds that one turn, or the start, may take
+END_LIMIT = 60  # seconds that the ranks may take to end
 SAMPLE_EVERY = 0.05  # seconds between samples of memory
+LOOK_EVERY = 0.2  # seconds between looks at the other ranks
+LAST_LINES = 15  # of what a failed training wrote
 
 
 def free_port():
@@ -24,7 +29,7 @@ def free_port():
 
 def pss_bytes(pid):
     """Proportional set size: shared pages count in equal parts."""
-    with open(f'/proc/{pid}/smaps_rollup') as rollup:
+    with open(f'/proc/{pid}/smaps_rollup', encoding='ascii') as rollup:
         for line in rollup:
             if line.startswith('Pss:'):
                 return int(line.split()[1]) << 10
@@ -36,20 +41,28 @@ class Training:
 
     def __init__(self, name, command, world, environment):
         self.name, self.world = name, world
+        self.command, self.environment = command, environment
         self.log = tempfile.TemporaryFile()
-        port = str(free_port())
         self.ranks = []
-        for rank in range(world):
-            self.ranks.append(subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=self.log, text=True, env={
-                    **environment, 'OMP_NUM_THREADS': '1', 'RANK': str(rank),
-                    'LOCAL_RANK': str(rank), 'WORLD_SIZE': str(world),
-                    'LOCAL_WORLD_SIZE': str(world),
-                    'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': port}))
+        self.unread = b''  # of rank 0's output
         self.baseline = self.peak = 0  # bytes of memory, all ranks
         self.losses = []
-        self.answer()  # loaded
+
+    def begin(self):
+        """Starts it, waits for its libraries, lets it build its model."""
+        port = str(free_port())
+        for rank in range(self.world):
+            # A session of its own: what it starts can be ended with it.
+            self.ranks.append(subprocess.Popen(
+                self.command, stdin=subprocess.PIPE,
+                stdout=self.log if rank else subprocess.PIPE, stderr=self.log,
+                start_new_session=True, env={
+                    **self.environment, 'OMP_NUM_THREADS': '1',
+                    'RANK': str(rank), 'LOCAL_RANK': str(rank),
+                    'WORLD_SIZE': str(self.world),
+                    'LOCAL_WORLD_SIZE': str(self.world),
+                    'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': port}))
+        self.answer()
         self.baseline = self.memory()
         self.tell('')
 
@@ -59,19 +72,37 @@ class Training:
     def tell(self, line):
         try:
             for rank in self.ranks:
-                rank.stdin.write(f'{line}\n')
+                rank.stdin.write(f'{line}\n'.encode())
                 rank.stdin.flush()
         except BrokenPipeError:
             self.fail('ended early')
 
     def answer(self):
-        timer = threading.Timer(TURN_LIMIT, self.kill)
-        timer.start()
-        line = self.ranks[0].stdout.readline()
-        timer.cancel()
-        if not line.startswith('{'):
+        line = self.next_line()
+        try:
+            return json.loads(line)
+        except ValueError:
             self.fail(f'said {line!r} instead of a line of JSON')
-        return json.loads(line)
+
+    def next_line(self):
+        out = self.ranks[0].stdout.fileno()
+        deadline = time.monotonic() + TURN_LIMIT
+        while b'\n' not in self.unread:
+            # Before the look at rank 0: what it says then has not been missed.
+            dead = [i for i, rank in enumerate(self.ranks[1:], 1)
+                    if rank.poll() is not None]
+            if select.select([out], [], [], LOOK_EVERY)[0]:
+                said = os.read(out, 1 << 16)
+                if not said:
+                    self.fail('ended early')
+                self.unread += said
+            elif dead:
+                self.fail(f'lost rank {dead[0]}, which ended with '
+                          f'{self.ranks[dead[0]].returncode}')
+            elif time.monotonic() > deadline:
+                self.fail(f'did not answer for {TURN_LIMIT} seconds')
+        line, _, self.unread = self.unread.partition(b'\n')
+        return line.decode(errors='replace')
 
     def turn(self, steps):
         """The milliseconds of `steps` steps, without those of the warm-up."""
@@ -86,7 +117,8 @@ class Training:
 
         def sample():
             while not done.wait(SAMPLE_EVERY):
-                self.peak = max(self.peak, self.memory())
+                with contextlib.suppress(OSError):  # a rank has ended
+                    self.peak = max(self.peak, self.memory())
         sampler = threading.Thread(target=sample)
         sampler.start()
         try:
@@ -100,23 +132,40 @@ class Training:
         for rank in self.ranks:
             with contextlib.suppress(BrokenPipeError):
                 rank.stdin.close()
-        text = self.ranks[0].stdout.read()
+        timer = threading.Timer(END_LIMIT, self.signal)
+        timer.start()
+        text = self.unread + self.ranks[0].stdout.read()
+        codes = [rank.wait() for rank in self.ranks]
+        timer.cancel()
+        for rank, code in enumerate(codes):
+            if code != 0:
+                self.fail(f'had a rank {rank} that ended with {code}')
+        self.kill()
+        return json.loads(text) if text.startswith(b'{') else {}
+
+    def signal(self):
         for rank in self.ranks:
-            rank.wait(60)
-            if rank.returncode != 0:
-                self.fail(f'a rank ended with {rank.returncode}')
-        return json.loads(text) if text.startswith('{') else {}
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(rank.pid, signal.SIGKILL)
 
     def kill(self):
+        """All ranks, and all that they started."""
+        self.signal()
         for rank in self.ranks:
-            rank.kill()
+            rank.wait()
+            with contextlib.suppress(BrokenPipeError):
+                rank.stdin.close()
+        if self.ranks:
+            self.ranks[0].stdout.close()
+        self.ranks = []
 
     def fail(self, what):
         self.kill()
-        time.sleep(0.1)
         self.log.seek(0)
-        last = self.log.read().decode(errors='replace').splitlines()[-15:]
-        raise SystemExit('\n'.join([f'peers: {self.name} {what}', *last]))
+        last = self.log.read().decode(errors='replace').splitlines()
+        raise SystemExit('\n'.join(
+            [f'peers: {self.name} {what}; its last lines:',
+             *(last[-LAST_LINES:] or ['(none)'])]))
 
 
 @contextlib.contextmanager
@@ -127,18 +176,15 @@ def trainings(commands, environment):
         for name, command, world, more in commands:
             started.append(
                 Training(name, command, world, {**environment, **more}))
+            started[-1].begin()
         yield started
     finally:
         for training in started:
             training.kill()
-            for rank in training.ranks:
-                rank.wait()
 
 
-def interleave(started, warm_up, steps, rounds):
+def interleave(started, steps, rounds):
     """By name, the milliseconds of each turn: [rounds][steps]."""
-    for training in started:
-        training.turn(warm_up)
     turns = {training.name: [] for training in started}
     for i in range(rounds):
         # There and back, so that nobody always follows the same one.
