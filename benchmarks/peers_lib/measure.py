@@ -1,0 +1,303 @@
+"""Runs the rows of rows.py; each gives a Result."""
+import dataclasses
+import json
+import os
+import subprocess
+
+import losses
+import peer_env
+import ratios
+import rows
+import turns
+
+WORLD = 2
+REPETITIONS = 3  # of a measurement of memory
+
+
+@dataclasses.dataclass
+class Bench:
+    """What a run has at hand. `folder` is for its files, and goes with it."""
+    train: str
+    adamw: str
+    collectives: str
+    data: str
+    peers: str  # folder of the environment
+    folder: str
+    rounds: int
+    small: bool
+
+
+@dataclasses.dataclass
+class Line:
+    """One ratio, and the milliseconds (or MB) of both."""
+    goal: rows.Goal
+    ratio: ratios.Ratio
+    ours: list
+    theirs: list
+
+
+@dataclasses.dataclass
+class Result:
+    row: rows.Row
+    lines: list = dataclasses.field(default_factory=list)
+    notes: list = dataclasses.field(default_factory=list)
+    raw: dict = dataclasses.field(default_factory=dict)
+    failed: bool = False  # its losses are wrong
+
+    @property
+    def met(self):
+        return not self.failed and all(line.ratio.met for line in self.lines)
+
+
+def run(row, bench):
+    if bench.small and row.model is not None:
+        row = dataclasses.replace(row, model=rows.SMALL, loss_steps=10)
+    kinds = {'speed': speed, 'memory': memory, 'adamw': adamw,
+             'collectives': collectives}
+    return kinds[row.kind](row, bench)
+
+
+def command(side, row, bench, init):
+    """(name, command, world, additions to the environment) of a training."""
+    options = [*row.model.options(), '--data', bench.data]
+    if row.clip:
+        options += ['--clip', str(row.clip)]
+    world = 4 if side.endswith('_of_4') else WORLD
+    if side.startswith('stage') or side == 'none':
+        options += ['--dtype', 'bf16' if row.bf16 else 'fp32', '--turns']
+        if side == 'none':
+            options += ['--engine', 'none']
+        else:
+            options += ['--stage', side[5], '--init', init]
+        return side, [bench.train, *options], world, {}
+    options += ['--engine', side] + ['--bf16'] * row.bf16
+    return (side, [*trainer(), *options], world, peer_env.variables(bench.peers))
+
+
+def trainer():
+    here = os.path.dirname(os.path.abspath(__file__))
+    return [peer_env.PYTHON, os.path.join(here, 'train_peer.py')]
+
+
+def said_by(words, more):
+    """Its output, while nothing else runs."""
+    done = subprocess.run(
+        words, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        check=False, env={**turns.environment(), **more})
+    if done.returncode != 0:
+        last = (done.stderr or done.stdout).splitlines()[-turns.LAST_LINES:]
+        raise SystemExit('\n'.join(
+            [f'peers: {os.path.basename(words[0])} ended with '
+             f'{done.returncode}; its last lines:', *last]))
+    return done.stdout
+
+
+# ---- speed
+
+
+def initial_weights(row, bench):
+    """Two files: the weights that all begin with, and those nudged."""
+    init, nudged = (os.path.join(bench.folder, f'{row.name}.{kind}')
+                    for kind in ('init', 'nudged'))
+    said_by([*trainer(), '--engine', 'single', '--data', bench.data,
+             *row.model.options(), *['--bf16'] * row.bf16,
+             '--save_init', init, '--save_nudged', nudged],
+            peer_env.variables(bench.peers))
+    return init, nudged
+
+
+def nudged_losses(row, bench, nudged):
+    one = command('stage3', row, bench, nudged)
+    with turns.trainings([one], turns.environment()) as (training,):
+        training.turn(row.loss_steps)
+        return training.losses
+
+
+def memory_available():
+    with open('/proc/meminfo', encoding='ascii') as file:
+        for line in file:
+            if line.startswith('MemAvailable:'):
+                return int(line.split()[1]) << 10
+    return 0
+
+
+def groups_of(row):
+    """The goals of each run: all in one, or one each where memory is short."""
+    need = sum((rows.BYTES_PER_PARAMETER[side.removesuffix('_of_4')]
+                * row.model.numel + rows.BYTES_OF_LIBRARIES)
+               * (4 if side.endswith('_of_4') else WORLD) for side in row.sides)
+    if need <= 0.9 * memory_available():
+        return [row.goals]
+    return [(goal,) for goal in row.goals]
+
+
+def comparable(side):
+    """Whether its losses are those of the reference: the same batches, summed
+    over the same ranks."""
+    return side != 'none' and not side.endswith('_of_4')
+
+
+def compare_losses(started, reference, limits, result):
+    """Ours must have the same bits at any stage, the others may differ."""
+    for training in started:
+        if not comparable(training.name) or training.losses is reference:
+            continue
+        ours = training.name.startswith('stage')
+        verdict = losses.Verdict(reference, training.losses,
+                                 None if ours else limits)
+        result.notes.append(f'Losses of {rows.TITLES[training.name]} and of '
+                            f'ours: {verdict.text}.')
+        result.failed |= not verdict.ok
+
+
+def speed(row, bench):
+    result = Result(row)
+    init, nudged = initial_weights(row, bench)
+    compared = [side for side in row.sides if comparable(side)]
+    off = nudged_losses(row, bench, nudged) if len(compared) > 1 else None
+    groups = groups_of(row)
+    if len(groups) > 1:
+        result.notes.append('In pairs, since memory is short for all at once.')
+    for goals in groups:
+        group = dataclasses.replace(row, goals=tuple(goals))
+        commands = [command(side, row, bench, init) for side in group.sides]
+        with turns.trainings(commands, turns.environment()) as started:
+            speed_of(group, bench, started, off, result)
+        if result.failed:
+            break
+    for file in (init, nudged):
+        os.remove(file)
+    return result
+
+
+def speed_of(row, bench, started, off, result):
+    for training in started:
+        training.turn(row.loss_steps)
+    if off is not None:
+        reference = next(t for t in started if t.name == 'stage3').losses
+        compare_losses(started, reference, losses.bounds(reference, off), result)
+        if result.failed:
+            return
+    measured = turns.interleave(started, row.steps, bench.rounds)
+    for goal in row.goals:
+        result.lines.append(line_of(goal, measured))
+    key = 'turns' if 'turns' not in result.raw else f'turns {row.sides[-1]}'
+    result.raw[key] = {side: [[round(ms, 3) for ms in turn] for turn in taken]
+                       for side, taken in measured.items()}
+    for training in started:
+        end = training.end()
+        if training.name == 'stage3' and 'bytes_at_peak' not in result.raw:
+            note_memory(row, end, result)
+
+
+def line_of(goal, measured):
+    ours, theirs = measured[goal.ours], measured[goal.against]
+    if goal.what == 'step time':
+        values = ratios.of_turns(ours, theirs)
+    else:
+        ranks = 2 if goal.ours.endswith('_of_4') else 1  # tokens of a step
+        values = [ranks * value for value in ratios.of_turns(theirs, ours)]
+    return Line(goal, ratios.Ratio(values, goal.at_least, goal.at_most),
+                sum(ours, []), sum(theirs, []))
+
+
+def note_memory(row, end, result):
+    """What `end` says a rank held, and the bound of its gradients."""
+    if end['params'] != row.model.numel:
+        raise SystemExit(f'peers: row {row.name}: the model has {end["params"]} '
+                         f'parameters, expected {row.model.numel}')
+    held = result.raw['bytes_at_peak'] = end['bytes_at_peak']
+    bound = 4 * (row.model.numel // WORLD + 3 * row.model.block_numel)
+    inside = held['gradients'] <= bound
+    words = ', '.join(f'{kind} {held[kind]:,}'
+                      for kind in ('parameters', 'gradients', 'optimizer'))
+    result.notes.append(
+        f'Bytes of a rank of ours at their peak: {words}; gradients '
+        f'{"<=" if inside else "EXCEED"} a share and three blocks, {bound:,}.')
+    result.failed |= not inside
+
+
+# ---- memory
+
+
+def peak_of(side, row, bench, init):
+    """Bytes of a rank beyond those of its libraries."""
+    one = command(side, row, bench, init)
+    with turns.trainings([one], turns.environment()) as (training,):
+        training.watched_turn(row.steps)
+        return (training.peak - training.baseline) / training.world
+
+
+def memory(row, bench):
+    result = Result(row)
+    init, nudged = initial_weights(row, bench)
+    os.remove(nudged)
+    goal, = row.goals
+    peaks = {side: [] for side in row.sides}
+    for _ in range(REPETITIONS):
+        for side, taken in peaks.items():
+            taken.append(peak_of(side, row, bench, init))
+    os.remove(init)
+    values = [a / b for a, b in zip(peaks[goal.ours], peaks[goal.against])]
+    megabytes = {side: [peak / 1e6 for peak in taken]
+                 for side, taken in peaks.items()}
+    result.raw['peak_mb'] = megabytes
+    result.lines.append(Line(
+        goal, ratios.Spread(values, goal.at_least, goal.at_most),
+        megabytes[goal.ours], megabytes[goal.against]))
+    result.notes.append(
+        f'Peak of the proportional set size, looked at every '
+        f'{turns.SAMPLE_EVERY * 1e3:.0f} ms, mean of the ranks, from the '
+        f"model's construction to the end of step {row.steps}: parameters, "
+        'gradients, optimizer, activations, buffers of communication. Without '
+        'what a rank held before, with its libraries loaded and its ranks '
+        f'joined. {REPETITIONS} times, one after the other; the interval is '
+        'from the least to the largest.')
+    return result
+
+
+# ---- programs that measure by themselves
+
+
+def adamw(row, bench):
+    result = Result(row)
+    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    words = [peer_env.PYTHON, os.path.join(here, 'adamw_peer.py'), bench.adamw,
+             '--rounds', str(bench.rounds)]
+    if bench.small:
+        words += ['--numel', str(1 << 16)]
+    figures = json.loads(said_by(
+        words, peer_env.variables(bench.peers)).splitlines()[-1])
+    result.raw = figures
+    for name, least in (('torch', 1.0), ('deepspeed', 1.0), ('triad_16', 0.85)):
+        low, median, high = figures['rate_of_ours_over'][name]
+        ratio = ratios.Spread([low, median, high], at_least=least)
+        result.lines.append(Line(
+            rows.Goal('adamw', name, 'GB/s', at_least=least), ratio,
+            [figures['median_ms']['ours']],
+            [figures['median_ms'][name.split('_')[0]]]))
+    result.notes.append('triad_16: bytes a second of a = b + s * c, with what '
+                        'the processor reads before it writes.')
+    return result
+
+
+def collectives(row, bench):
+    result = Result(row)
+    size = 1 << 16 if bench.small else 1 << 26
+    said = []
+    for world in (2, 4):
+        text = said_by(
+            [bench.collectives, '--world', str(world), '--bytes', str(size),
+             '--dtype', 'fp32', '--ops', 'all_gather,reduce_scatter,all_reduce',
+             '--backends', 'shm,gloo,copy', '--rounds', str(bench.rounds)], {})
+        said += [json.loads(line) for line in text.splitlines()
+                 if line.startswith('{')]
+    result.raw['collectives'] = said
+    for line in said:
+        result.notes.append(
+            f'W = {line["world"]}, {line["op"]}, {line["backend"]}: '
+            f'{line["ms"]:.2f} ms (least {line["ms_min"]:.2f}), '
+            f'{line["gb_s"]:.2f} GB/s of the bus.')
+    if not said:
+        raise SystemExit('peers: benchmarks/collectives said nothing')
+    return result

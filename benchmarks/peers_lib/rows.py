@@ -1,0 +1,118 @@
+"""What is compared: models, sides, goals. Plain data; see measure.py."""
+import dataclasses
+
+# Bytes that a rank needs at most, for each parameter (MemAvailable is compared
+# with them, so that what does not fit is run in pairs).
+BYTES_PER_PARAMETER = {'stage0': 20, 'stage3': 12, 'none': 18, 'ddp': 20,
+                       'fsdp2': 14, 'ds3': 32}
+BYTES_OF_LIBRARIES = 500 << 20  # of a rank
+TITLES = {'stage0': 'Tessera, stage 0', 'stage3': 'Tessera, stage 3',
+          'none': 'no communication', 'ddp': 'PyTorch DDP',
+          'fsdp2': 'PyTorch FSDP2', 'ds3': 'DeepSpeed 3',
+          'stage3_of_4': 'Tessera, stage 3, 4 ranks'}
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    dim: int
+    layers: int
+    heads: int
+    seq: int
+    micro_batch: int
+
+    @property
+    def block_numel(self):
+        return 12 * self.dim ** 2 + 13 * self.dim
+
+    @property
+    def numel(self):
+        embeddings = (256 + self.seq) * self.dim
+        return (embeddings + self.layers * self.block_numel + 2 * self.dim
+                + 256 * self.dim)
+
+    def options(self):
+        return [word for field in dataclasses.fields(self)
+                for word in (f'--{field.name}', str(getattr(self, field.name)))]
+
+    def __str__(self):
+        return (f'dim {self.dim}, {self.layers} layers, {self.heads} heads, '
+                f'seq {self.seq}, micro-batch {self.micro_batch}: '
+                f'{self.numel / 1e6:.1f} M parameters')
+
+
+@dataclasses.dataclass(frozen=True)
+class Goal:
+    """The ratio of `ours` to `against`, of `what` they have of it."""
+    ours: str
+    against: str
+    what: str  # 'tokens/s', 'step time' or 'memory'
+    at_least: float = None
+    at_most: float = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    name: str
+    kind: str  # 'speed', 'memory', 'adamw' or 'collectives'
+    model: Model = None
+    goals: tuple = ()
+    steps: int = 3  # of a turn
+    loss_steps: int = 20  # that are compared, before anything is timed
+    bf16: bool = False
+    clip: float = 0
+    note: str = ''
+
+    @property
+    def title(self):
+        if self.model is None:
+            return self.note
+        words = [str(self.model), 'bf16' if self.bf16 else 'fp32']
+        if self.clip:
+            words.append(f'gradients clipped to {self.clip}')
+        if self.note:
+            words.append(self.note)
+        return ', '.join(words)
+
+    @property
+    def sides(self):
+        """The trainings, each once, in the order of the goals."""
+        return list(dict.fromkeys(
+            side for goal in self.goals for side in (goal.ours, goal.against)))
+
+
+MIDDLE = Model(dim=512, layers=8, heads=8, seq=256, micro_batch=2)
+LARGE = Model(dim=1024, layers=12, heads=8, seq=64, micro_batch=1)
+NARROW = Model(dim=64, layers=24, heads=8, seq=16, micro_batch=1)
+SMALL = Model(dim=64, layers=2, heads=8, seq=32, micro_batch=2)  # for --small
+
+
+def faster(against, by, ours='stage3'):
+    return Goal(ours, against, 'tokens/s', at_least=by)
+
+
+def step_time(limit):
+    return Goal('stage3', 'none', 'step time', at_most=limit)
+
+
+ROWS = (
+    Row('A', 'speed', MIDDLE, (
+        faster('fsdp2', 2.0), faster('ds3', 1.8), step_time(1.00),
+        faster('ddp', 1.1), faster('ddp', 1.05, ours='stage0'))),
+    Row('B', 'speed', MIDDLE, (faster('fsdp2', 2.0), faster('ds3', 1.8)),
+        clip=1.0),
+    Row('C', 'speed', MIDDLE, (faster('fsdp2', 1.7), faster('ds3', 1.7)),
+        bf16=True),
+    Row('D', 'speed', LARGE, (
+        faster('fsdp2', 4.5), faster('ds3', 4.0), step_time(0.94)),
+        steps=2, loss_steps=10),
+    Row('E', 'speed', NARROW, (faster('fsdp2', 8.0), step_time(1.3)), steps=20),
+    Row('F', 'memory', LARGE,
+        (Goal('stage3', 'fsdp2', 'memory', at_most=0.7),), steps=4,
+        note='memory'),
+    Row('G', 'speed', MIDDLE, (
+        Goal('stage3_of_4', 'stage3', 'tokens/s', at_least=0.9),),
+        loss_steps=3, note='4 ranks against 2 on the same CPUs'),
+    Row('H', 'adamw', note='AdamW of one tensor of 2^26 fp32 parameters, '
+        '2 threads: bytes a second'),
+    Row('I', 'collectives', note='collectives of 64 MiB fp32'),
+)
