@@ -10,11 +10,15 @@ import struct
 FACTOR = 8
 
 
+def float32(value):
+    """A loss as it was: programs print it with more or fewer digits."""
+    return struct.unpack('<f', struct.pack('<f', value))[0]
+
+
 def float32_ulp(value):
-    """The distance of the two float32 around it."""
+    """From its float32 to the next."""
     bits = struct.unpack('<i', struct.pack('<f', abs(value)))[0]
-    after = struct.unpack('<f', struct.pack('<i', bits + 1))[0]
-    return after - struct.unpack('<f', struct.pack('<f', abs(value)))[0]
+    return struct.unpack('<f', struct.pack('<i', bits + 1))[0] - float32(abs(value))
 
 
 def bounds(ours, nudged):
@@ -23,7 +27,8 @@ def bounds(ours, nudged):
     largest = 0.0
     limits = []
     for loss, other in zip(ours, nudged, strict=True):
-        largest = max(largest, abs(loss - other), float32_ulp(loss))
+        largest = max(largest, abs(float32(loss) - float32(other)),
+                      float32_ulp(loss))
         limits.append(FACTOR * largest)
     return limits
 
@@ -38,7 +43,7 @@ class Verdict:
         if not self.ok:
             self.text = f'FAILED: {steps} and {len(theirs)} losses, or not finite'
             return
-        distances = [abs(a - b) for a, b in zip(ours, theirs)]
+        distances = [abs(float32(a) - float32(b)) for a, b in zip(ours, theirs)]
         first = next((i for i, d in enumerate(distances) if d), None)
         if first is None:
             self.text = f'equal bits over {steps} steps'

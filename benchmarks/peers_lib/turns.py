@@ -75,7 +75,7 @@ class Training:
                 rank.stdin.write(f'{line}\n'.encode())
                 rank.stdin.flush()
         except BrokenPipeError:
-            self.fail('ended early')
+            self.fail(f'lost rank {self.ranks.index(rank)}')
 
     def answer(self):
         line = self.next_line()
@@ -88,18 +88,17 @@ class Training:
         out = self.ranks[0].stdout.fileno()
         deadline = time.monotonic() + TURN_LIMIT
         while b'\n' not in self.unread:
-            # Before the look at rank 0: what it says then has not been missed.
-            dead = [i for i, rank in enumerate(self.ranks[1:], 1)
+            # Before the look at the output: nothing comes after it then. The
+            # output's end is no sign, since what a rank started has it too.
+            dead = [(i, rank.returncode) for i, rank in enumerate(self.ranks)
                     if rank.poll() is not None]
-            if select.select([out], [], [], LOOK_EVERY)[0]:
+            said = b''
+            if select.select([out], [], [], 0 if dead else LOOK_EVERY)[0]:
                 said = os.read(out, 1 << 16)
-                if not said:
-                    self.fail('ended early')
-                self.unread += said
-            elif dead:
-                self.fail(f'lost rank {dead[0]}, which ended with '
-                          f'{self.ranks[dead[0]].returncode}')
-            elif time.monotonic() > deadline:
+            self.unread += said
+            if dead and not said:
+                self.fail('lost rank %d, which ended with %d' % dead[0])
+            if time.monotonic() > deadline:
                 self.fail(f'did not answer for {TURN_LIMIT} seconds')
         line, _, self.unread = self.unread.partition(b'\n')
         return line.decode(errors='replace')
@@ -181,6 +180,7 @@ def trainings(commands, environment):
     finally:
         for training in started:
             training.kill()
+            training.log.close()
 
 
 def interleave(started, steps, rounds):
