@@ -21,7 +21,7 @@ class Bench:
     adamw: str
     collectives: str
     data: str
-    peers: str  # folder of the environment
+    peers: dict  # variables of the peers' environment
     folder: str
     rounds: int
     small: bool
@@ -71,7 +71,7 @@ def command(side, row, bench, init):
             options += ['--stage', side[5], '--init', init]
         return side, [bench.train, *options], world, {}
     options += ['--engine', side] + ['--bf16'] * row.bf16
-    return (side, [*trainer(), *options], world, peer_env.variables(bench.peers))
+    return (side, [*trainer(), *options], world, bench.peers)
 
 
 def trainer():
@@ -101,8 +101,7 @@ def initial_weights(row, bench):
                     for kind in ('init', 'nudged'))
     said_by([*trainer(), '--engine', 'single', '--data', bench.data,
              *row.model.options(), *['--bf16'] * row.bf16,
-             '--save_init', init, '--save_nudged', nudged],
-            peer_env.variables(bench.peers))
+             '--save_init', init, '--save_nudged', nudged], bench.peers)
     return init, nudged
 
 
@@ -266,8 +265,7 @@ def adamw(row, bench):
              '--rounds', str(bench.rounds)]
     if bench.small:
         words += ['--numel', str(1 << 16)]
-    figures = json.loads(said_by(
-        words, peer_env.variables(bench.peers)).splitlines()[-1])
+    figures = json.loads(said_by(words, bench.peers).splitlines()[-1])
     result.raw = figures
     for name, least in (('torch', 1.0), ('deepspeed', 1.0), ('triad_16', 0.85)):
         low, median, high = figures['rate_of_ours_over'][name]

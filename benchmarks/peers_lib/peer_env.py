@@ -49,7 +49,6 @@ def variables(folder):
         'PATH': f'{folder}/bin:{os.environ.get("PATH", os.defpath)}',
         'LD_LIBRARY_PATH': library_path(),
         'DS_ACCELERATOR': 'cpu',
-        'TORCH_EXTENSIONS_DIR': f'{folder}/torch_extensions',
     }
 
 
