@@ -1,7 +1,9 @@
 """Runs the rows of rows.py; each gives a Result."""
+import contextlib
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 
 import losses
@@ -81,15 +83,22 @@ def trainer():
 
 def said_by(words, more):
     """Its output, while nothing else runs."""
-    done = subprocess.run(
-        words, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        check=False, env={**turns.environment(), **more})
-    if done.returncode != 0:
-        last = (done.stderr or done.stdout).splitlines()[-turns.LAST_LINES:]
+    process = subprocess.Popen(
+        words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env={**turns.environment(), **more})
+    try:
+        out, errors = process.communicate()
+    finally:  # its compilers too
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if process.returncode != 0:
+        last = (errors or out).splitlines()[-turns.LAST_LINES:]
         raise SystemExit('\n'.join(
             [f'peers: {os.path.basename(words[0])} ended with '
-             f'{done.returncode}; its last lines:', *last]))
-    return done.stdout
+             f'{process.returncode}; its last lines:', *last]))
+    return out
 
 
 # ---- speed
