@@ -32,7 +32,7 @@ struct PeerBlock : torch::nn::Module {
   at::Tensor forward(const at::Tensor& input) {
     const int64_t batch = input.size(0), length = input.size(1),
                   dim = input.size(2);
-    const auto parts = qkv(n1(input))
+    const auto parts = Apply(qkv, n1(input))
                            .view({batch, length, 3, heads, dim / heads})
                            .permute({2, 0, 3, 1, 4})
                            .unbind(0);
@@ -42,8 +42,15 @@ struct PeerBlock : torch::nn::Module {
                                          /*is_causal=*/true)
             .transpose(1, 2)
             .reshape({batch, length, dim});
-    const at::Tensor x = input + o(mixed);
-    return x + f2(at::gelu(f1(n2(x))));
+    const at::Tensor x = input + Apply(o, mixed);
+    return x + Apply(f2, at::gelu(Apply(f1, n2(x))));
+  }
+
+  // As Python's nn.Linear. That of libtorch's C++ adds the bias to the product
+  // of a batch of sequences in a pass of its own, and rounds twice.
+  static at::Tensor Apply(const torch::nn::Linear& linear,
+                          const at::Tensor& input) {
+    return at::linear(input, linear->weight, linear->bias);
   }
 
   static torch::nn::LayerNorm Norm(int64_t dim) {
