@@ -87,7 +87,8 @@ class Communicator {
 
   // shard = sum over ranks, in rank order, of their whole[rank*S, (rank+1)*S).
   // `whole` is [W*S] and is left as it was, unless `shard` is the own slice of
-  // it (allowed). Each element is then divided by `divisor`, and rounded again.
+  // it (allowed). Each element is then divided by `divisor`, and rounded again;
+  // that is each rank's own matter.
   // COLLECTIVE, ASYNC; each rank sends (W-1)*S elements.
   virtual CommFuture ReduceScatterSum(at::Tensor whole, at::Tensor shard,
                                       CommTag tag, double divisor) = 0;

@@ -102,20 +102,20 @@ absl::Status ShmGroup::HostAllGather(const Call& call, const at::Tensor& shard,
   });
 }
 
-absl::Status ShmGroup::ReduceScatter(const Call& call, shm::ReduceOp op,
-                                     const at::Tensor& whole,
-                                     const at::Tensor& shard) {
+absl::Status ShmGroup::ReduceScatter(const Call& call, const at::Tensor& whole,
+                                     const at::Tensor& shard, bool averages) {
   TESSERA_ASSIGN_OR_RETURN(const auto type, ElementTypeOf(whole.scalar_type()));
   return RunWatched(call, [&](shm::Collectives& all, const std::string& what) {
-    return all.ReduceScatter(what, type, op, whole.const_data_ptr(),
-                             shard.mutable_data_ptr(), shard.numel());
+    return all.ReduceScatter(what, type, shm::ReduceOp::kSum,
+                             whole.const_data_ptr(), shard.mutable_data_ptr(),
+                             shard.numel(), averages);
   });
 }
 
 absl::Status ShmGroup::HostReduceScatterSum(const Call& call,
                                             const at::Tensor& whole,
                                             const at::Tensor& shard) {
-  return ReduceScatter(call, shm::ReduceOp::kSum, whole, shard);
+  return ReduceScatter(call, whole, shard, /*averages=*/false);
 }
 
 absl::Status ShmGroup::DoReduceScatter(const Call& call,
@@ -127,7 +127,7 @@ absl::Status ShmGroup::DoReduceScatter(const Call& call,
       whole.is_cpu() && divisor == world_size() &&
       (whole.scalar_type() == at::kFloat || whole.scalar_type() == at::kDouble);
   return averages
-             ? ReduceScatter(call, shm::ReduceOp::kAverage, whole, shard)
+             ? ReduceScatter(call, whole, shard, averages)
              : HostCommunicator::DoReduceScatter(call, whole, shard, divisor);
 }
 

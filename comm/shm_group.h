@@ -78,8 +78,8 @@ class ShmGroup : public HostCommunicator {
       const Call& call, const std::string& mine) override;
 
  private:
-  absl::Status ReduceScatter(const Call& call, shm::ReduceOp op,
-                             const at::Tensor& whole, const at::Tensor& shard);
+  absl::Status ReduceScatter(const Call& call, const at::Tensor& whole,
+                             const at::Tensor& shard, bool averages);
   absl::Status RunWatched(const Call& call, const Operation& operation);
 
   const std::shared_ptr<ShmMemory> memory_;

@@ -54,15 +54,16 @@ absl::Status Collectives::AllGather(absl::string_view what, const void* in,
 absl::Status Collectives::ReduceScatter(absl::string_view what,
                                         ElementType type, ReduceOp op,
                                         const void* in, void* out,
-                                        int64_t numel) {
+                                        int64_t numel, bool averages) {
   Collective call = Exchange::New(Op::kReduceScatter, what, type, numel);
+  const ReduceOp mine = averages ? ReduceOp::kAverage : op;
   call.post.reduce = op;
   exchange_.SetRows(
       &call, in,
       std::vector<int64_t>(exchange_.size(), numel * ElementBytes(type)));
   call.read = [&](const Window& window) {
     int64_t n;
-    return exchange_.Fold(exchange_.rank(), window,
+    return exchange_.Fold(exchange_.rank(), window, mine,
                           static_cast<char*>(out) + window.begin, &n);
   };
   return exchange_.Run(&call);

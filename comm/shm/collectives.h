@@ -32,10 +32,11 @@ class Collectives {
   absl::Status AllGather(absl::string_view what, const void* in,
                          absl::Span<void* const> places, int64_t bytes);
   // out = fold over ranks p of p's in[rank * numel ...]. `out` may be the own
-  // part of `in`.
+  // part of `in`. `averages`: of a sum, this rank, whatever the others do,
+  // makes the average.
   absl::Status ReduceScatter(absl::string_view what, ElementType type,
                              ReduceOp op, const void* in, void* out,
-                             int64_t numel);
+                             int64_t numel, bool averages = false);
   absl::Status AllReduce(absl::string_view what, ElementType type, ReduceOp op,
                          void* data, int64_t numel);
   // `data` of the root only is written.

@@ -281,15 +281,19 @@ char* Exchange::ResultSlot(int peer, const Window& window) const {
 
 absl::Status Exchange::Fold(int row, const Window& window, char* out,
                             int64_t* bytes) {
+  return Fold(row, window, PostOf(rank()).reduce, out, bytes);
+}
+
+absl::Status Exchange::Fold(int row, const Window& window, ReduceOp op,
+                            char* out, int64_t* bytes) {
   const void* sources[kMaxRanks];
   for (int r = 0; r < size(); ++r) {
     const char* data;
     TESSERA_RETURN_IF_ERROR(Row(r, row, window, &data, bytes));
     sources[r] = data;
   }
-  const Post& post = PostOf(rank());
-  ReduceInOrder(post.type, post.reduce, out, sources, size(),
-                *bytes / ElementBytes(post.type));
+  const ElementType type = PostOf(rank()).type;
+  ReduceInOrder(type, op, out, sources, size(), *bytes / ElementBytes(type));
   return absl::OkStatus();
 }
 
