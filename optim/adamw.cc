@@ -43,9 +43,8 @@ at::Tensor Realign(const at::Tensor& segment, Range in_parameter,
   return copy;
 }
 
-// What libtorch's kernel takes as one tensor: segments that follow each other
-// without a gap, of equal step counts, and such that its groups are each
-// segment's.
+// Segments that follow each other without a gap, of equal step counts: what a
+// kernel takes at once.
 struct Run {
   Range flat;          // in the flat buffer
   Range in_parameter;  // of the first segment
@@ -56,9 +55,11 @@ struct Run {
     return in_parameter.begin % kGroup == 0 &&
            (in_parameter.end % kGroup == 0 || in_parameter.end == param_numel);
   }
-  bool Extend(const Run& next) {
-    if (next.flat.begin != flat.end || next.step != step || !aligned() ||
-        !next.aligned() || flat.numel() % kGroup != 0) {
+  // `in_groups`: only if the kernel's groups are each segment's.
+  bool Extend(const Run& next, bool in_groups) {
+    if (next.flat.begin != flat.end || next.step != step) return false;
+    if (in_groups &&
+        (!aligned() || !next.aligned() || flat.numel() % kGroup != 0)) {
       return false;
     }
     flat.end = next.flat.end;
@@ -67,7 +68,7 @@ struct Run {
 };
 
 std::vector<Run> RunsOf(const Unit& unit, const UnitGradient& gradient,
-                        const std::vector<int64_t>& steps) {
+                        const std::vector<int64_t>& steps, bool in_groups) {
   std::vector<Run> runs;
   for (const auto& segment : unit.segments()) {
     if (!gradient.has_gradient(segment.parameter)) continue;
@@ -77,32 +78,11 @@ std::vector<Run> RunsOf(const Unit& unit, const UnitGradient& gradient,
         {segment.flat.begin - p.flat.begin, segment.flat.end - p.flat.begin},
         p.flat.numel(),
         steps[p.index]};
-    if (runs.empty() || !runs.back().Extend(run)) runs.push_back(run);
-  }
-  return runs;
-}
-
-// What AdamWUpdate takes at once: segments that follow each other without a
-// gap, of equal step counts.
-struct Stretch {
-  Range flat;  // in the flat buffer
-  int64_t step;
-};
-
-std::vector<Stretch> StretchesOf(const Unit& unit, const UnitGradient& gradient,
-                                 const std::vector<int64_t>& steps) {
-  std::vector<Stretch> stretches;
-  for (const auto& segment : unit.segments()) {
-    if (!gradient.has_gradient(segment.parameter)) continue;
-    const int64_t step = steps[unit.parameters()[segment.parameter].index];
-    if (!stretches.empty() && stretches.back().step == step &&
-        stretches.back().flat.end == segment.flat.begin) {
-      stretches.back().flat.end = segment.flat.end;
-    } else {
-      stretches.push_back({segment.flat, step});
+    if (runs.empty() || !runs.back().Extend(run, in_groups)) {
+      runs.push_back(run);
     }
   }
-  return stretches;
+  return runs;
 }
 
 bool IsForKernel(const Unit& unit) {
@@ -238,11 +218,11 @@ bool AdamW::StepInKernel(size_t u, const UnitGradient& gradient,
   const AdamWRange all =
       RangeOf(masters, states_[u].exp_avg.View(), states_[u].exp_avg_sq.View(),
               gradient.owned(), unit.separate_working());
-  for (const Stretch& stretch : StretchesOf(unit, gradient, steps_)) {
-    const Range mine = {stretch.flat.begin - unit.owned().begin,
-                        stretch.flat.end - unit.owned().begin};
+  for (const Run& run : RunsOf(unit, gradient, steps_, /*in_groups=*/false)) {
+    const Range mine = {run.flat.begin - unit.owned().begin,
+                        run.flat.end - unit.owned().begin};
     UpdateInThreads(Part(all, mine.begin, mine.end), Part(masters, mine),
-                    CoefficientsOf(options_, stretch.step, factor));
+                    CoefficientsOf(options_, run.step, factor));
   }
   return all.working_type != WorkingCopy::kNone;
 }
@@ -253,7 +233,7 @@ void AdamW::StepInLibtorch(size_t u, const UnitGradient& gradient,
   Lists lists;
   std::vector<Realigned> undo;
   const at::Tensor masters = unit.masters(), owned = gradient.owned();
-  for (const Run& run : RunsOf(unit, gradient, steps_)) {
+  for (const Run& run : RunsOf(unit, gradient, steps_, /*in_groups=*/true)) {
     auto view = [&](const at::Tensor& of) {
       const at::Tensor t = Part(of, {run.flat.begin - unit.owned().begin,
                                      run.flat.end - unit.owned().begin});

@@ -1,13 +1,10 @@
 // AdamW on the segments of flat shards, with the bits of the same kernel on
 // whole parameters, whatever the shards.
 //
-//   float32 on the CPU   AdamWUpdate (optim/adamw_kernel.h), in which an
-//   element
-//                        has the same bits wherever it lies; the working copy
-//                        is written in the same pass
-//   others               libtorch's fused kernel over every segment that this
-//                        rank owns; it groups elements alike at every cut
-//                        (sharding/layout.h)
+// Float32 on the CPU goes to AdamWUpdate (optim/adamw_kernel.h), where an
+// element has the same bits wherever it lies; a 16-bit working copy is written
+// in the same pass. Others go to libtorch's fused kernel, which groups elements
+// alike at every cut (sharding/layout.h).
 //
 // A parameter without a gradient is skipped: no decay, no momentum, and its own
 // step count stays (bias correction), as in libtorch.

@@ -348,8 +348,7 @@ TEST_P(AdamWTest, MultipliesGradients) {
     TESSERA_ASSERT_OK(optimizer.Step(gradients, factor));
     EXPECT_EQ(optimizer.Difference(reference), "") << factor;
   }
-  // The masters are the working copy.
-  EXPECT_FALSE(optimizer.working_written());
+  EXPECT_FALSE(optimizer.working_written());  // the masters are the copy
   EXPECT_FALSE(optimizer.unit().separate_working().defined());
 }
 

@@ -147,7 +147,8 @@ TEST_P(PeakTest, IsWithinTheFormula) {
   // What is whole, or local, while a unit is at work.
   const bool shared = DefaultBackend() == "shm" && world_size() > 1;
   const int64_t forward = spec_.stage >= 3 && !shared ? unit + in_flight : 0;
-  const int64_t backward = forward + (spec_.stage >= 2 ? unit + 2 * in_flight : 0);
+  const int64_t backward =
+      forward + (spec_.stage >= 2 ? unit + 2 * in_flight : 0);
 
   auto answers =
       RankPool::Get(world_size())->Run("PeaksOfSteps", spec_.ToText());

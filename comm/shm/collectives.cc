@@ -90,7 +90,7 @@ absl::Status Collectives::ReduceInTwoHalves(Collective* call, char* data,
   call->fine = !in_place;
   call->read = [this, data, rank, in_place, &post](const Window& window) {
     int64_t n;
-    return exchange_.Fold(rank, window,
+    return exchange_.Fold(rank, window, post.reduce,
                           in_place && post.direct_offset >= 0
                               ? data + post.row_begin[rank] + window.begin
                               : exchange_.ResultSlot(rank, window),
@@ -128,7 +128,7 @@ absl::Status Collectives::AllReduce(absl::string_view what, ElementType type,
   exchange_.SetRows(&call, data, {bytes}, /*may_be_direct=*/false);
   call.read = [&](const Window& window) {
     int64_t n;
-    return exchange_.Fold(0, window, all + window.begin, &n);
+    return exchange_.Fold(0, window, op, all + window.begin, &n);
   };
   return exchange_.Run(&call);
 }

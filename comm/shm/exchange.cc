@@ -279,11 +279,6 @@ char* Exchange::ResultSlot(int peer, const Window& window) const {
          (kSlots + window.slot) * kSlotBytes;
 }
 
-absl::Status Exchange::Fold(int row, const Window& window, char* out,
-                            int64_t* bytes) {
-  return Fold(row, window, PostOf(rank()).reduce, out, bytes);
-}
-
 absl::Status Exchange::Fold(int row, const Window& window, ReduceOp op,
                             char* out, int64_t* bytes) {
   const void* sources[kMaxRanks];

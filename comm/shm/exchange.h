@@ -103,9 +103,7 @@ class Exchange {
   // Row `row` of rank `peer` in a window; waits until it may be read.
   absl::Status Row(int peer, int row, const Window& window, const char** data,
                    int64_t* bytes);
-  // Folds row `row` of all ranks into `out`, by the operation of this rank's
-  // post, or by `op`: what it does is no other rank's matter.
-  absl::Status Fold(int row, const Window& window, char* out, int64_t* bytes);
+  // Folds row `row` of all ranks into `out`.
   absl::Status Fold(int row, const Window& window, ReduceOp op, char* out,
                     int64_t* bytes);
   // Where rank `peer` has its results of a window, which begin as a row does:
