@@ -9,7 +9,6 @@
 #include "base/check.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
-#include "c10/core/CPUAllocator.h"
 #include "sharding/flat_buffer.h"
 #include "sharding/module_walk.h"
 #include "sharding/storage_access.h"
@@ -45,52 +44,9 @@ at::Tensor BytesAt(char* data, int64_t bytes) {
 
 }  // namespace
 
-// Stands before libtorch's from the first Scope on, for good: what it gave, and
-// what was there before, may be freed at any time, also by raw_deallocate
-// (oneDNN's scratch memory).
-class Construction::Allocator final : public c10::Allocator {
- public:
-  static void Install() {
-    static const bool installed = [] {
-      base_ = c10::GetCPUAllocator();
-      c10::SetCPUAllocator(new Allocator);
-      return true;
-    }();
-    (void)installed;
-  }
-
-  c10::DataPtr allocate(size_t n) override {
-    const auto bytes = static_cast<int64_t>(n);
-    if (t_current == nullptr || bytes < kEvictableFromBytes) {
-      return base_->allocate(n);
-    }
-    auto memory = t_current->Allocate(bytes);
-    ThrowIfError(memory.status());
-    return *std::move(memory);
-  }
-  c10::DeleterFnPtr raw_deleter() const override { return &FreeRaw; }
-  bool is_simple_data_ptr(const c10::DataPtr& memory) const override {
-    return Evictable::Of(memory) == nullptr &&
-           base_->is_simple_data_ptr(memory);
-  }
-  void copy_data(void* to, const void* from, size_t n) const override {
-    default_copy_data(to, from, n);
-  }
-
- private:
-  static void FreeRaw(void* data) {
-    if (!Evictable::Free(data)) base_->raw_deallocate(data);
-  }
-
-  static c10::Allocator* base_;
-};
-
-c10::Allocator* Construction::Allocator::base_ = nullptr;
-
 Construction::Scope::Scope(Construction* construction)
-    : seen_(c10::DispatchKeySet(kTagKey)) {
+    : seen_(c10::DispatchKeySet(kTagKey)), memory_(construction) {
   TESSERA_CHECK(t_current == nullptr) << "constructions are not nested";
-  Allocator::Install();
   t_current = construction;
 }
 
@@ -109,9 +65,12 @@ int64_t Construction::PieceBytes(int64_t bytes) const {
   return (bytes + parts - 1) / parts * kPart;
 }
 
-absl::StatusOr<c10::DataPtr> Construction::Allocate(int64_t bytes) {
-  return Evictable::Allocate(bytes, PieceBytes(bytes) * comm_->world_size(),
-                             shared_from_this());
+c10::DataPtr Construction::Allocate(int64_t bytes, c10::Allocator& base) {
+  if (bytes < kEvictableFromBytes) return base.allocate(bytes);
+  auto memory = Evictable::Allocate(
+      bytes, PieceBytes(bytes) * comm_->world_size(), shared_from_this());
+  ThrowIfError(memory.status());
+  return *std::move(memory);
 }
 
 void Construction::Forget(Evictable* memory) {

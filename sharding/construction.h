@@ -39,6 +39,7 @@
 #include "c10/core/impl/LocalDispatchKeySet.h"
 #include "comm/communicator.h"
 #include "sharding/evictable.h"
+#include "sharding/tensor_memory.h"
 
 namespace torch::nn {
 class Module;
@@ -50,7 +51,8 @@ namespace tessera {
 // memory.
 inline constexpr int64_t kEvictableFromBytes = 512;
 
-class Construction : public std::enable_shared_from_this<Construction> {
+class Construction final : public TensorMemorySource,
+                           public std::enable_shared_from_this<Construction> {
  public:
   struct Counts {
     int64_t evictions = 0;
@@ -71,6 +73,7 @@ class Construction : public std::enable_shared_from_this<Construction> {
 
    private:
     c10::impl::IncludeDispatchKeyGuard seen_;
+    TensorMemoryScope memory_;
   };
   // That of the Scope that this thread is in, or null.
   static Construction* Current();
@@ -112,7 +115,7 @@ class Construction : public std::enable_shared_from_this<Construction> {
   using Storage = c10::intrusive_ptr<c10::StorageImpl>;
 
   int64_t PieceBytes(int64_t bytes) const;
-  absl::StatusOr<c10::DataPtr> Allocate(int64_t bytes);
+  c10::DataPtr Allocate(int64_t bytes, c10::Allocator& base) override;
   void Forget(Evictable* memory);
   absl::Status Pin(const Storage& storage, bool overwritten);
   // Whole and plain from now on. COLLECTIVE where it was evicted.
@@ -142,8 +145,6 @@ class Construction : public std::enable_shared_from_this<Construction> {
   // Of everything that was evicted until then.
   std::vector<std::pair<uint64_t, std::string>> history_
       ABSL_GUARDED_BY(mutex_);
-
-  class Allocator;
 };
 
 // Keeps tensors of constructions whole. Other tensors cost a comparison.

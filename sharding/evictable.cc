@@ -6,10 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "base/check.h"
 #include "base/memory.h"
 #include "sharding/construction.h"
@@ -30,23 +27,6 @@ absl::Status Count(int64_t bytes) {
       ledger.limit_bytes(), "; held now: ", ledger.Report().ToString()));
 }
 
-// By address: libtorch's raw_allocate wants it to be all that a deleter needs.
-struct Addresses {
-  static Addresses& Global() {
-    static auto* const addresses = new Addresses;
-    return *addresses;
-  }
-  absl::Mutex mutex;
-  absl::flat_hash_map<const void*, Evictable*> at ABSL_GUARDED_BY(mutex);
-};
-
-Evictable* At(const void* data) {
-  Addresses& addresses = Addresses::Global();
-  absl::MutexLock lock(&addresses.mutex);
-  const auto found = addresses.at.find(data);
-  return found == addresses.at.end() ? nullptr : found->second;
-}
-
 }  // namespace
 
 absl::StatusOr<c10::DataPtr> Evictable::Allocate(
@@ -64,14 +44,9 @@ absl::StatusOr<c10::DataPtr> Evictable::Allocate(
         " bytes for a tensor of a module under construction, or no more "
         "mappings (vm.max_map_count)"));
   }
-  auto* const made =
-      new Evictable(static_cast<char*>(data), bytes, room, std::move(owner));
-  {
-    Addresses& addresses = Addresses::Global();
-    absl::MutexLock lock(&addresses.mutex);
-    addresses.at[data] = made;
-  }
-  return c10::DataPtr(data, data, &Delete, at::kCPU);
+  return DataPtrOf(
+      data, std::unique_ptr<TensorMemory>(new Evictable(
+                static_cast<char*>(data), bytes, room, std::move(owner))));
 }
 
 Evictable::Evictable(char* data, int64_t bytes, int64_t room,
@@ -87,21 +62,8 @@ Evictable::~Evictable() {
   TESSERA_CHECK_EQ(munmap(data_, static_cast<size_t>(room_)), 0);
 }
 
-void Evictable::Delete(void* data) { TESSERA_CHECK(Free(data)); }
-
-bool Evictable::Free(void* data) {
-  std::unique_ptr<Evictable> memory;  // destroyed without the lock
-  Addresses& addresses = Addresses::Global();
-  absl::MutexLock lock(&addresses.mutex);
-  const auto found = addresses.at.find(data);
-  if (found == addresses.at.end()) return false;
-  memory.reset(found->second);
-  addresses.at.erase(found);
-  return true;
-}
-
 Evictable* Evictable::Of(const c10::DataPtr& memory) {
-  return memory.get_deleter() == &Delete ? At(memory.get_context()) : nullptr;
+  return dynamic_cast<Evictable*>(TensorMemoryOf(memory));
 }
 
 Evictable* Evictable::Of(c10::StorageImpl* storage) {

@@ -19,13 +19,14 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "c10/core/StorageImpl.h"
+#include "sharding/tensor_memory.h"
 #include "sharding/write_faults.h"
 
 namespace tessera {
 
 class Construction;
 
-class Evictable {
+class Evictable final : public TensorMemory {
  public:
   // Of `bytes` > 0, zeros, with room for `room` bytes at least; in the ledger
   // as working memory. Tells the owner when the storage is destroyed or takes
@@ -35,10 +36,8 @@ class Evictable {
   // Null: the memory is another's.
   static Evictable* Of(const c10::DataPtr& memory);
   static Evictable* Of(c10::StorageImpl* storage);
-  // Frees what Allocate gave for `data`. False: that is another's.
-  static bool Free(void* data);
 
-  ~Evictable();
+  ~Evictable() override;
   Evictable(const Evictable&) = delete;
   Evictable& operator=(const Evictable&) = delete;
 
@@ -63,7 +62,6 @@ class Evictable {
  private:
   Evictable(char* data, int64_t bytes, int64_t room,
             std::shared_ptr<Construction> owner);
-  static void Delete(void* data);
 
   char* const data_;
   const int64_t bytes_;

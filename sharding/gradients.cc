@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "sharding/saved_tensors.h"
+#include "sharding/tensor_memory.h"
 #include "sharding/torch_scope.h"
 #include "torch/csrc/autograd/function_hook.h"
 #include "torch/csrc/autograd/graph_task.h"
@@ -73,6 +74,8 @@ Gradients::Gradients(const std::vector<std::shared_ptr<Unit>>& units,
     }
   }
   MakeBuckets();
+  places_ = std::make_unique<GradientPlaces>(units_, &mutex_,
+                                             [this] { return HowNow(); });
 }
 
 void Gradients::MakeBuckets() {
@@ -110,28 +113,32 @@ Gradients::~Gradients() {
   (void)FinishAllBut(0);  // a collective may still write into our buffers
 }
 
+UnitGradient::Arrival Gradients::HowNow() const {
+  using How = UnitGradient::Arrival;
+  if (running_ == nullptr) return How::kAdd;
+  if (running_->weight.value_or(1.0) == 0.0) return How::kZero;
+  return running_->reduce ? How::kAdd : How::kGather;
+}
+
 void Gradients::Arrived(int unit_index, int parameter,
                         const at::Tensor& tensor) {
   TorchScope scope;
   absl::MutexLock lock(&mutex_);
-  UnitGradient& unit = *units_[unit_index];
-  at::Tensor gradient = tensor.grad();
+  UnitGradient& unit = *units_[static_cast<size_t>(unit_index)];
+  at::Tensor gradient = std::move(tensor.mutable_grad());
+  tensor.mutable_grad().reset();
   if (!gradient.defined()) return;
   if (gradient.layout() != at::kStrided && !gradient.is_sparse()) {
     gradient = gradient.to_dense();
   }
-  using How = UnitGradient::Arrival;
   const bool ours = running_ != nullptr;
-  const How how = !ours                                   ? How::kAdd
-                  : running_->weight.value_or(1.0) == 0.0 ? How::kZero
-                  : running_->reduce                      ? How::kAdd
-                                                          : How::kGather;
   if (ours && autograd::get_current_graph_task_id() != OutermostTask::id()) {
     unit.SetLate();
   }
   const bool part = !ours || unit.late();
-  ThrowIfError(unit.Add(parameter, gradient, how, part));
-  tensor.mutable_grad().reset();
+  if (ours) places_->Arrived(unit_index, parameter, gradient);
+  ThrowIfError(unit.Add(parameter, gradient, HowNow(), part));
+  gradient.reset();  // it may lie in what is sent now
   if (!ours || !running_->reduce) return;
   ThrowIfError(LaunchReady(/*all=*/false));
 }
@@ -180,10 +187,13 @@ absl::Status Gradients::Run(const std::function<void()>& backward,
   for (auto& unit : units_) unit->Begin(micro_batch.may_nest);
   running_ = &micro_batch;
   absl::Status mine;
+  places_->Begin();
   {
     OutermostTask outermost;
+    TensorMemoryScope places(places_.get());
     mine = CatchTorch("backward", backward);
   }
+  places_->End();
   ReleaseNodePins();
   TorchScope scope;
   absl::Status status = CatchTorch("reduction of gradients", [&] {

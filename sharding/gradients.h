@@ -26,6 +26,9 @@
 // Expected are the parameters that got a gradient on any rank in the last
 // backward (at first: those that require one), which all ranks know.
 //
+// Large gradients on the CPU are in their places already
+// (sharding/gradient_places.h).
+//
 // Threads: hooks may run on any thread; the other calls come from one.
 #ifndef SHARDING_GRADIENTS_H_
 #define SHARDING_GRADIENTS_H_
@@ -42,6 +45,7 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "comm/communicator.h"
+#include "sharding/gradient_places.h"
 #include "sharding/reduction.h"
 #include "sharding/unit.h"
 #include "sharding/unit_gradient.h"
@@ -129,6 +133,7 @@ class Gradients {
   class ArrivalHook;
 
   void MakeBuckets();
+  UnitGradient::Arrival HowNow() const;
   void Arrived(int unit, int parameter, const at::Tensor& tensor);
   absl::Status LaunchReady(bool all);
   absl::Status FinishAllBut(size_t most);
@@ -149,6 +154,7 @@ class Gradients {
   std::vector<std::unique_ptr<UnitGradient>> units_;
   absl::Mutex mutex_;  // hooks against each other
   const GradientOptions options_;
+  std::unique_ptr<GradientPlaces> places_;
   // In the order in which they are launched.
   std::vector<std::vector<UnitGradient*>> buckets_;
   const MicroBatch* running_ = nullptr;               // within Run

@@ -19,7 +19,7 @@ bool Any(const std::vector<bool>& bits) {
 
 UnitGradient::UnitGradient(std::shared_ptr<Unit> unit,
                            std::vector<bool> expected)
-    : unit_(std::move(unit)), has_(expected.size(), false) {
+    : unit_(std::move(unit)), has_(expected.size(), false), local_(*unit_) {
   set_expected(std::move(expected));
   DropMicroBatch();
   std::vector<Range> ranges;
@@ -49,22 +49,17 @@ at::Tensor UnitGradient::PlaceIn(const FlatBuffer& flat, int parameter) const {
   return tessera::PlaceIn(flat, *unit_, parameter);
 }
 
-// Copies a gradient that lies in memory as the parameter does, which libtorch
-// sees to, without a walk through the dispatcher. False if it does not.
-bool UnitGradient::CopyDense(int parameter, const at::Tensor& gradient) {
+// Whether it lies in memory as the parameter does, which libtorch sees to, and
+// has the elements of the local flat gradient.
+bool UnitGradient::LiesLikeItsPlace(int parameter,
+                                    const at::Tensor& gradient) const {
   const auto& p = unit_->parameters()[static_cast<size_t>(parameter)];
-  const bool alike = gradient.is_cpu() && gradient.layout() == at::kStrided &&
-                     ElementType(gradient.scalar_type()) == local_.dtype() &&
-                     gradient.is_complex() == p.tensor.is_complex() &&
-                     gradient.sizes() == p.tensor.sizes() &&
-                     gradient.strides() == p.tensor.strides() &&
-                     !gradient.is_conj() && !gradient.is_neg() &&
-                     !gradient._is_zerotensor();
-  if (!alike) return false;
-  CopyBytes(at::kCPU, local_.data(p.flat.begin),
-            static_cast<const char*>(gradient.const_data_ptr()),
-            static_cast<int64_t>(gradient.nbytes()));
-  return true;
+  return gradient.is_cpu() && gradient.layout() == at::kStrided &&
+         ElementType(gradient.scalar_type()) == local_->dtype() &&
+         gradient.is_complex() == p.tensor.is_complex() &&
+         gradient.sizes() == p.tensor.sizes() &&
+         gradient.strides() == p.tensor.strides() && !gradient.is_conj() &&
+         !gradient.is_neg() && !gradient._is_zerotensor();
 }
 
 absl::Status UnitGradient::Add(int parameter, const at::Tensor& gradient,
@@ -84,7 +79,8 @@ absl::Status UnitGradient::Add(int parameter, const at::Tensor& gradient,
   arrived_[i] = true;
   if (how == Arrival::kZero) {
     TESSERA_RETURN_IF_ERROR(EnsureLocal(dtype));
-    if (first) PlaceIn(local_, parameter).zero_();
+    TESSERA_RETURN_IF_ERROR(local_.Free(parameter));
+    if (first) PlaceIn(*local_, parameter).zero_();
     return absl::OkStatus();
   }
   Parts& parts = parts_[i];
@@ -105,8 +101,17 @@ absl::Status UnitGradient::Add(int parameter, const at::Tensor& gradient,
 absl::Status UnitGradient::AddToLocal(int parameter, const at::Tensor& gradient,
                                       Arrival how, bool first) {
   TESSERA_RETURN_IF_ERROR(EnsureLocal(DtypeOf(how)));
-  if (first && CopyDense(parameter, gradient)) return absl::OkStatus();
-  at::Tensor place = PlaceIn(local_, parameter);
+  const bool alike = first && LiesLikeItsPlace(parameter, gradient);
+  if (alike && local_.TakeBack(parameter, gradient)) return absl::OkStatus();
+  TESSERA_RETURN_IF_ERROR(local_.Free(parameter));
+  if (alike) {  // without a walk through the dispatcher
+    const auto& p = unit_->parameters()[static_cast<size_t>(parameter)];
+    CopyBytes(at::kCPU, local_->data(p.flat.begin),
+              static_cast<const char*>(gradient.const_data_ptr()),
+              static_cast<int64_t>(gradient.nbytes()));
+    return absl::OkStatus();
+  }
+  at::Tensor place = PlaceIn(*local_, parameter);
   if (first && gradient.is_sparse() &&
       gradient.scalar_type() == place.scalar_type()) {
     place.zero_().add_(gradient);  // as to_dense, in place
@@ -116,6 +121,19 @@ absl::Status UnitGradient::AddToLocal(int parameter, const at::Tensor& gradient,
       gradient.is_sparse() ? gradient.to_dense() : gradient;
   first ? place.copy_(dense) : place.add_(dense);
   return absl::OkStatus();
+}
+
+c10::DataPtr UnitGradient::Lend(int parameter, Arrival how) {
+  const auto i = static_cast<size_t>(parameter);
+  const auto& p = unit_->parameters()[i];
+  const at::ScalarType dtype = DtypeOf(how);
+  const bool awaited = how != Arrival::kZero && expected_[i] && !seen_[i] &&
+                       !arrived_[i] && !sent_ && !late_;
+  if (!awaited || ElementType(p.tensor.scalar_type()) != dtype ||
+      !EnsureLocal(dtype).ok() || local_->dtype() != dtype) {
+    return {};
+  }
+  return local_.Lend(parameter);
 }
 
 absl::Status UnitGradient::Fold() {
@@ -138,7 +156,7 @@ bool UnitGradient::accumulating() const { return Any(has_); }
 
 bool UnitGradient::reduces_in_place() const {
   return !unit_->stage().sharded_gradients && local_.defined() &&
-         local_.dtype() == unit_->master_dtype() &&
+         local_->dtype() == unit_->master_dtype() &&
          unit_->reduce_dtype() == unit_->master_dtype();
 }
 
@@ -148,23 +166,24 @@ bool UnitGradient::reduces_in_place() const {
 absl::Status UnitGradient::EnsureLocal(at::ScalarType dtype) {
   if (in_place_) {
     TESSERA_ASSIGN_OR_RETURN(FlatBuffer moved, AllocateReduced());
-    moved.View().copy_(local_.View(unit_->owned()));
+    moved.View().copy_(local_->View(unit_->owned()));
     reduced_ = std::move(moved);
     in_place_ = false;
   }
   const bool holds = local_.defined() && Any(arrived_);
   if (local_.defined() &&
-      (local_.dtype() == dtype ||
-       (holds && local_.dtype() == unit_->master_dtype()))) {
+      (local_->dtype() == dtype ||
+       (holds && local_->dtype() == unit_->master_dtype()))) {
     return absl::OkStatus();
   }
-  FlatBuffer before = std::move(local_);
+  const LendableFlat before = local_;
+  local_.Reset();
   TESSERA_ASSIGN_OR_RETURN(
       local_, FlatBuffer::Allocate(unit_->layout().whole_numel(), dtype,
                                    unit_->device(), MemoryKind::kGradients,
                                    Fill::kNone));
-  for (Range gap : gaps_) local_.View(gap).zero_();
-  if (holds) local_.View().copy_(before.View());
+  for (Range gap : gaps_) local_->View(gap).zero_();
+  if (holds) local_->View().copy_(before->View());
   return absl::OkStatus();
 }
 
@@ -183,13 +202,15 @@ absl::StatusOr<at::Tensor> UnitGradient::Outgoing(double predivide) {
   const at::ScalarType dtype = unit_->reduce_dtype();
   TESSERA_RETURN_IF_ERROR(Fold());
   TESSERA_RETURN_IF_ERROR(EnsureLocal(dtype));
+  // What others still have must not change under them from here on.
+  TESSERA_RETURN_IF_ERROR(local_.FreeAll());
   // What did not arrive counts as zero here: another rank may have it.
   for (size_t i = 0; i < arrived_.size(); ++i) {
-    if (!arrived_[i]) local_.View(unit_->parameters()[i].flat).zero_();
+    if (!arrived_[i]) local_->View(unit_->parameters()[i].flat).zero_();
   }
   sent_ = true;
-  at::Tensor whole = local_.View();
-  if (local_.dtype() != dtype) {
+  at::Tensor whole = local_->View();
+  if (local_->dtype() != dtype) {
     TESSERA_ASSIGN_OR_RETURN(
         outgoing_, FlatBuffer::Allocate(unit_->layout().whole_numel(), dtype,
                                         unit_->device(), MemoryKind::kGradients,
@@ -221,7 +242,7 @@ absl::Status UnitGradient::TakeSums(const at::Tensor& sums, double divisor) {
     divisor_ = divisor;
     sums_ = sums;
     const bool stays = !unit_->stage().sharded_gradients &&
-                       sums.data_ptr() == local_.data(unit_->owned().begin);
+                       sums.data_ptr() == local_->data(unit_->owned().begin);
     if (!stays) {
       TESSERA_ASSIGN_OR_RETURN(
           sums_memory_, FlatBuffer::Allocate(
@@ -232,11 +253,11 @@ absl::Status UnitGradient::TakeSums(const at::Tensor& sums, double divisor) {
   } else {
     at::Tensor to;
     if (reduces_in_place()) {
-      to = local_.View(unit_->owned());
-    } else if (local_.defined() && sums.numel() == local_.numel() &&
-               sums.data_ptr() == local_.data() &&
-               local_.dtype() == unit_->master_dtype()) {
-      reduced_ = std::move(local_);  // alone, all of it is ours
+      to = local_->View(unit_->owned());
+    } else if (local_.defined() && sums.numel() == local_->numel() &&
+               sums.data_ptr() == local_->data() &&
+               local_->dtype() == unit_->master_dtype()) {
+      reduced_ = local_.Take();  // alone, all of it is ours
       to = reduced_.View();
     } else {
       TESSERA_RETURN_IF_ERROR(EnsureReduced());
@@ -333,7 +354,7 @@ void UnitGradient::Zero() {
 }
 
 at::Tensor UnitGradient::owned() const {
-  if (in_place_) return local_.View(unit_->owned());
+  if (in_place_) return local_->View(unit_->owned());
   return reduced_.defined() ? reduced_.View() : at::Tensor();
 }
 
@@ -345,7 +366,9 @@ absl::StatusOr<at::Tensor> UnitGradient::Whole(int parameter) const {
 }
 
 int64_t UnitGradient::resident_bytes() const {
-  if (!unit_->trainable()) return local_.bytes() + reduced_.bytes();
+  if (!unit_->trainable()) {
+    return (local_.defined() ? local_->bytes() : 0) + reduced_.bytes();
+  }
   const auto bytes = [](int64_t numel, at::ScalarType dtype) {
     return numel * static_cast<int64_t>(c10::elementSize(dtype));
   };

@@ -26,7 +26,9 @@
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "c10/core/Allocator.h"
 #include "sharding/flat_buffer.h"
+#include "sharding/lendable_flat.h"
 #include "sharding/unit.h"
 
 namespace tessera {
@@ -50,6 +52,10 @@ class UnitGradient {
   // libtorch does, until Fold. Dense or sparse, any dtype. LOCAL.
   absl::Status Add(int parameter, const at::Tensor& gradient, Arrival how,
                    bool part);
+  // Memory for what may become the gradient of a parameter, of LendableBytes:
+  // its place in the local flat gradient, so that Add need not copy it
+  // (sharding/lendable_flat.h). Null where it is not to be had now. LOCAL.
+  c10::DataPtr Lend(int parameter, Arrival how);
   // The backward of a micro-batch that stays on this rank is over. LOCAL.
   absl::Status Fold();
   // A backward begins: what came before is no arrival of it. `may_nest`: it may
@@ -86,6 +92,10 @@ class UnitGradient {
 
   Unit& unit() const { return *unit_; }
   size_t num_parameters() const { return expected_.size(); }
+  // Of a gradient whose place Lend may give; 0 where it never does.
+  int64_t LendableBytes(int parameter) const {
+    return local_.LendableBytes(parameter);
+  }
   bool arrived(size_t parameter) const { return arrived_[parameter]; }
   bool held(size_t parameter) const { return held_[parameter].defined(); }
   void set_expected(std::vector<bool> expected);
@@ -110,7 +120,7 @@ class UnitGradient {
   at::ScalarType DtypeOf(Arrival how) const;
   absl::Status AddToLocal(int parameter, const at::Tensor& gradient,
                           Arrival how, bool first);
-  bool CopyDense(int parameter, const at::Tensor& gradient);
+  bool LiesLikeItsPlace(int parameter, const at::Tensor& gradient) const;
   // The parameter's place in a flat buffer [P], in its own shape.
   at::Tensor PlaceIn(const FlatBuffer& flat, int parameter) const;
   // step's gradient (+)= the parameter's part of `mean`, [owned].
@@ -142,7 +152,7 @@ class UnitGradient {
   FlatBuffer sums_memory_;
   double divisor_ = 1;
 
-  FlatBuffer local_;     // [P]
+  LendableFlat local_;   // [P]
   FlatBuffer outgoing_;  // [P], where local_ is of another dtype
   FlatBuffer reduced_;   // [owned], unless in_place_
   // The step's gradient is the owned range of local_ itself.

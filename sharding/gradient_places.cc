@@ -1,0 +1,64 @@
+#include "sharding/gradient_places.h"
+
+#include "absl/container/flat_hash_set.h"
+
+namespace tessera {
+namespace {
+
+absl::flat_hash_set<int64_t> SizesOf(const GradientPlaces::Units& units) {
+  absl::flat_hash_set<int64_t> sizes;
+  for (const auto& unit : units) {
+    for (size_t i = 0; i < unit->num_parameters(); ++i) {
+      sizes.insert(unit->LendableBytes(static_cast<int>(i)));
+    }
+  }
+  sizes.erase(0);
+  return sizes;
+}
+
+}  // namespace
+
+GradientPlaces::GradientPlaces(const Units& units, absl::Mutex* mutex,
+                               std::function<UnitGradient::Arrival()> arrival)
+    : mutex_(mutex), arrival_(std::move(arrival)), forecast_(SizesOf(units)) {
+  for (const auto& unit : units) {
+    begins_.push_back(static_cast<int>(parameters_.size()));
+    for (size_t i = 0; i < unit->num_parameters(); ++i) {
+      parameters_.emplace_back(unit.get(), static_cast<int>(i));
+    }
+  }
+}
+
+c10::DataPtr GradientPlaces::Allocate(int64_t bytes, c10::Allocator& base) {
+  const auto size = static_cast<size_t>(bytes);
+  // Within work on gradients, ours, the lock is taken: that is not followed.
+  if (!forecast_.Follows(bytes) || !mutex_->TryLock()) {
+    return base.allocate(size);
+  }
+  const int parameter = forecast_.Next(bytes);
+  c10::DataPtr data;
+  if (parameter != GradientForecast::kNone) {
+    const auto [unit, i] = parameters_[static_cast<size_t>(parameter)];
+    data = unit->Lend(i, arrival_());
+  }
+  mutex_->Unlock();
+  if (data.get() == nullptr) data = base.allocate(size);  // may throw
+  absl::MutexLock lock(mutex_);
+  forecast_.Lies(bytes, data.get());
+  return data;
+}
+
+void GradientPlaces::Arrived(int unit, int parameter,
+                             const at::Tensor& gradient) {
+  const int index = begins_[static_cast<size_t>(unit)] + parameter;
+  const int64_t bytes =
+      parameters_[static_cast<size_t>(index)].first->LendableBytes(parameter);
+  // Of what others have, too, a copy is needed.
+  if (bytes > 0 && gradient.layout() == at::kStrided &&
+      static_cast<int64_t>(gradient.storage().nbytes()) == bytes &&
+      HasOneOwner(gradient)) {
+    forecast_.Became(gradient.const_data_ptr(), index);
+  }
+}
+
+}  // namespace tessera

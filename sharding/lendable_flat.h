@@ -1,0 +1,68 @@
+// LendableFlat: a flat buffer of a unit whose places may be lent as the memory
+// of tensors, so that what belongs there need not be copied.
+//
+// What is lent may become anything and live as long as it likes: it keeps the
+// memory, and the flat moves away from it before anything else is written
+// there.
+//
+// Threads: none of its own; what was lent may be freed on any thread.
+#ifndef SHARDING_LENDABLE_FLAT_H_
+#define SHARDING_LENDABLE_FLAT_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "absl/status/status.h"
+#include "c10/core/Allocator.h"
+#include "sharding/flat_buffer.h"
+#include "sharding/unit.h"
+
+namespace tessera {
+
+// Nothing but this tensor refers to its memory.
+bool HasOneOwner(const at::Tensor& tensor);
+
+class LendableFlat {
+ public:
+  explicit LendableFlat(const Unit& unit);
+
+  // New memory; what is lent keeps the old one.
+  void operator=(FlatBuffer flat);
+  void Reset();
+  bool defined() const { return flat_ != nullptr; }
+  // REQUIRES of all below: defined.
+  const FlatBuffer& operator*() const { return *flat_; }
+  const FlatBuffer* operator->() const { return flat_.get(); }
+  // The memory, for another owner. REQUIRES: nothing is lent that lives on.
+  FlatBuffer Take();
+
+  // Bytes that the parameter's place has and Lend would give, if the flat is of
+  // the parameter's own dtype; 0 where it never does.
+  int64_t LendableBytes(int parameter) const {
+    return lendable_[Index(parameter)];
+  }
+  // Null while the place is lent already.
+  c10::DataPtr Lend(int parameter);
+  // Whether `tensor`, of the parameter's sizes and strides, is what was lent
+  // and has one owner, the caller: then it counts as written to its place.
+  bool TakeBack(int parameter, const at::Tensor& tensor) const;
+  // The place may be written to. ResourceExhausted.
+  absl::Status Free(int parameter);
+  // So may all places.
+  absl::Status FreeAll();
+
+ private:
+  static size_t Index(int parameter) { return static_cast<size_t>(parameter); }
+  char* PlaceOf(int parameter) const;
+  bool IsLent(int parameter) const;
+  absl::Status MoveAway();
+
+  const Unit* unit_;
+  std::vector<int64_t> lendable_;
+  std::shared_ptr<FlatBuffer> flat_;  // of what is lent, too
+};
+
+}  // namespace tessera
+#endif  // SHARDING_LENDABLE_FLAT_H_
