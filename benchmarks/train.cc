@@ -24,6 +24,7 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -89,6 +90,8 @@ class Trainer {
   virtual ~Trainer() = default;
   // Returns the loss.
   virtual absl::StatusOr<double> Step(const Batch& batch) = 0;
+  // Engine::DescribeUnits.
+  virtual std::vector<std::string> Units() const { return {}; }
 };
 
 proto::Config ConfigOfFlags() {
@@ -126,6 +129,9 @@ class Sharded : public Trainer {
     TESSERA_RETURN_IF_ERROR(engine_->Backward(loss));
     TESSERA_RETURN_IF_ERROR(engine_->Step());
     return loss.item<double>();
+  }
+  std::vector<std::string> Units() const override {
+    return engine_->DescribeUnits();
   }
 
  private:
@@ -234,8 +240,8 @@ void PrintTurn(const Figures& figures) {
   std::fflush(stdout);
 }
 
-void PrintAll(const World& world, int64_t parameters, const Figures& figures,
-              int64_t pss_bytes) {
+void PrintAll(const World& world, int64_t parameters, const Trainer& trainer,
+              const Figures& figures, int64_t pss_bytes) {
   const bool alone = absl::GetFlag(FLAGS_engine) == "none";
   std::vector<double> ms = figures.milliseconds;
   std::sort(ms.begin(), ms.end());
@@ -248,7 +254,8 @@ void PrintAll(const World& world, int64_t parameters, const Figures& figures,
       R"({"engine": "%s", "stage": %d, "dtype": "%s", "backend": "%s", )"
       R"("world": %d, "params": %d, "step_ms": %.2f, "min_ms": %.2f, )"
       R"("tok_s": %.0f, "loss": [%s], "bytes_at_peak": {"parameters": %d, )"
-      R"("gradients": %d, "optimizer": %d, "working": %d}, "pss_mb": %d})"
+      R"("gradients": %d, "optimizer": %d, "working": %d}, "pss_mb": %d, )"
+      R"("units": [%s]})"
       "\n",
       absl::GetFlag(FLAGS_engine), alone ? 0 : absl::GetFlag(FLAGS_stage),
       absl::GetFlag(FLAGS_dtype), std::string(world.communicator()->backend()),
@@ -257,7 +264,10 @@ void PrintAll(const World& world, int64_t parameters, const Figures& figures,
       memory[MemoryKind::kParameters].peak_bytes,
       memory[MemoryKind::kGradients].peak_bytes,
       memory[MemoryKind::kOptimizer].peak_bytes,
-      memory[MemoryKind::kWorking].peak_bytes, pss_bytes >> 20);
+      memory[MemoryKind::kWorking].peak_bytes, pss_bytes >> 20,
+      absl::StrJoin(trainer.Units(), ", ", [](std::string* out, const auto& u) {
+        absl::StrAppend(out, "\"", absl::CEscape(u), "\"");
+      }));
 }
 
 absl::Status CheckFlags() {
@@ -324,7 +334,7 @@ absl::Status Run(int argc, char** argv) {
     TESSERA_RETURN_IF_ERROR(train(absl::GetFlag(FLAGS_steps)));
   }
   TESSERA_ASSIGN_OR_RETURN(const int64_t pss, ResidentBytes());
-  if (first) PrintAll(*world, parameters, all, pss);
+  if (first) PrintAll(*world, parameters, *trainer, all, pss);
   return absl::OkStatus();
 }
 

@@ -187,6 +187,7 @@ TEST(Sharding, AllKeys) {
         "reshard_after_forward": false, "accumulation": "local",
         "memory_limit_bytes": 2e9,
         "check_writes": true, "keep_freed_heap": false,
+        "in_place_gradient_bytes": 0,
         "shared_working_copy": "off",
         "served_gathers": "on", "shard_group_size": 1,
         "buffer_sync": "mean")"),
@@ -199,7 +200,7 @@ TEST(Sharding, AllKeys) {
       "memory_limit_bytes: 2000000000 "
       "check_writes: true shared_working_copy: \"off\" served_gathers: \"on\" "
       "shard_group_size: 1 buffer_sync: \"mean\" "
-      "keep_freed_heap: false");
+      "keep_freed_heap: false in_place_gradient_bytes: 0");
 }
 
 TEST(Sharding, HasRanges) {

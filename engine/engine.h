@@ -139,7 +139,8 @@ struct LoadSafetensorsReport {
   int64_t bytes_read = 0;               // of elements, by this rank
 };
 
-// Bytes of model states; between uses, on this rank.
+// Bytes of model states; between uses, on this rank. Gradients: of a step, from
+// its Backward on; where they are sharded Step and ZeroGrad free them.
 struct StateBytes {
   int64_t parameters = 0;
   int64_t gradients = 0;

@@ -62,8 +62,8 @@ Gradients::Gradients(const std::vector<std::shared_ptr<Unit>>& units,
   for (size_t u = 0; u < units.size(); ++u) {
     const auto& params = units[u]->parameters();
     const auto end = next + static_cast<int64_t>(params.size());
-    units_.push_back(
-        std::make_unique<UnitGradient>(units[u], std::vector<bool>(next, end)));
+    units_.push_back(std::make_unique<UnitGradient>(
+        units[u], std::vector<bool>(next, end), options.in_place_bytes));
     next = end;
     for (size_t i = 0; i < params.size(); ++i) {
       const at::Tensor& tensor = params[i].tensor;

@@ -26,7 +26,7 @@
 // Expected are the parameters that got a gradient on any rank in the last
 // backward (at first: those that require one), which all ranks know.
 //
-// Large gradients on the CPU are in their places already
+// Large gradients on the CPU lie in their places already when they arrive
 // (sharding/gradient_places.h).
 //
 // Threads: hooks may run on any thread; the other calls come from one.
@@ -63,6 +63,8 @@ struct GradientOptions {
   // Neighbouring units are reduced together while they have at most so many
   // elements in all.
   int64_t bucket_numel = 1 << 18;
+  // Gradients of so many bytes are written in their places; 0: none are.
+  int64_t in_place_bytes = 128 << 10;
   bool mean = true;      // false: the sum over ranks
   double predivide = 1;  // DeepSpeed's gradient_predivide_factor
 };
@@ -126,7 +128,7 @@ class Gradients {
   // whose storage is no longer the unit's. LOCAL.
   absl::Status CheckAttached() const;
 
-  // Bytes of gradients that stay allocated between uses.
+  // Bytes that the step's gradients take, between uses.
   int64_t resident_bytes() const;
 
  private:

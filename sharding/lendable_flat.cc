@@ -9,10 +9,8 @@
 namespace tessera {
 namespace {
 
-// A smaller gradient is copied sooner than a place is found for it.
-constexpr int64_t kLentFromBytes = 128 << 10;
-
-int64_t BytesOf(const Unit& unit, const Unit::Parameter& parameter) {
+int64_t BytesOf(const Unit& unit, const Unit::Parameter& parameter,
+                int64_t least_bytes) {
   const at::Tensor& tensor = parameter.tensor;
   const auto in_storage = std::count_if(
       unit.parameters().begin(), unit.parameters().end(),
@@ -20,7 +18,7 @@ int64_t BytesOf(const Unit& unit, const Unit::Parameter& parameter) {
   const auto bytes = static_cast<int64_t>(tensor.nbytes());
   const bool lendable = unit.device().is_cpu() && in_storage == 1 &&
                         tensor.is_non_overlapping_and_dense() &&
-                        bytes >= kLentFromBytes;
+                        bytes >= least_bytes && least_bytes > 0;
   return lendable ? bytes : 0;
 }
 
@@ -38,8 +36,10 @@ bool HasOneOwner(const at::Tensor& tensor) {
   return tensor.use_count() == 1 && tensor.storage().use_count() == 1;
 }
 
-LendableFlat::LendableFlat(const Unit& unit) : unit_(&unit) {
-  for (const auto& p : unit.parameters()) lendable_.push_back(BytesOf(unit, p));
+LendableFlat::LendableFlat(const Unit& unit, int64_t least_bytes)
+    : unit_(&unit) {
+  for (const auto& p : unit.parameters())
+    lendable_.push_back(BytesOf(unit, p, least_bytes));
 }
 
 void LendableFlat::operator=(FlatBuffer flat) {

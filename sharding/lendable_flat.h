@@ -26,7 +26,8 @@ bool HasOneOwner(const at::Tensor& tensor);
 
 class LendableFlat {
  public:
-  explicit LendableFlat(const Unit& unit);
+  // Lends places of `least_bytes` or more; 0: none.
+  LendableFlat(const Unit& unit, int64_t least_bytes);
 
   // New memory; what is lent keeps the old one.
   void operator=(FlatBuffer flat);

@@ -49,6 +49,7 @@ absl::Status Reduction::StartPacked() {
     TESSERA_ASSIGN_OR_RETURN(const at::Tensor whole,
                              u->Outgoing(mean_.predivide));
     packed.narrow(1, at, n).copy_(whole.view({parts, n}));
+    u->DropOutgoing();
     at += n;
   }
   const CommTag tag{absl::StrCat("reduction of the gradients of ",

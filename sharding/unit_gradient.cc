@@ -18,8 +18,10 @@ bool Any(const std::vector<bool>& bits) {
 }  // namespace
 
 UnitGradient::UnitGradient(std::shared_ptr<Unit> unit,
-                           std::vector<bool> expected)
-    : unit_(std::move(unit)), has_(expected.size(), false), local_(*unit_) {
+                           std::vector<bool> expected, int64_t lendable_bytes)
+    : unit_(std::move(unit)),
+      has_(expected.size(), false),
+      local_(*unit_, lendable_bytes) {
   set_expected(std::move(expected));
   DropMicroBatch();
   std::vector<Range> ranges;
@@ -266,9 +268,13 @@ absl::Status UnitGradient::TakeSums(const at::Tensor& sums, double divisor) {
     if (to.data_ptr() != sums.data_ptr()) to.copy_(sums);
     if (divisor != 1) to.div_(divisor);
   }
+  DropOutgoing();
+  return absl::OkStatus();
+}
+
+void UnitGradient::DropOutgoing() {
   outgoing_.Reset();
   if (unit_->stage().sharded_gradients) local_.Reset();
-  return absl::OkStatus();
 }
 
 void UnitGradient::Accumulate(int parameter, const at::Tensor& mean) {
@@ -341,8 +347,7 @@ void UnitGradient::DropMicroBatch() {
   sent_ = late_ = false;
   sums_.reset();
   sums_memory_.Reset();
-  outgoing_.Reset();
-  if (unit_->stage().sharded_gradients) local_.Reset();
+  DropOutgoing();
 }
 
 void UnitGradient::Zero() {
@@ -350,7 +355,7 @@ void UnitGradient::Zero() {
   unit_->ClearUsedWithoutGrad();
   in_place_ = false;
   has_.assign(has_.size(), false);
-  if (!unit_->stage().sharded_gradients) reduced_.Reset();
+  reduced_.Reset();
 }
 
 at::Tensor UnitGradient::owned() const {

@@ -3,7 +3,7 @@
 //
 //                     stage 0       stage 1         stages 2, 3
 //   local flat        [P] kept      [P] kept        [P] until it is reduced
-//   reduced           in local      own slice of it [S] kept
+//   reduced           in local      own slice of it [S] from there to Zero
 //   accumulating      + [P]         + [S]           + [S] during backward
 //
 // The local flat is of the reduce dtype, or of the master dtype (float32) while
@@ -36,8 +36,9 @@ namespace tessera {
 class UnitGradient {
  public:
   // `expected[i]`: parameter i of the unit is expected to get a gradient; the
-  // same on all ranks.
-  UnitGradient(std::shared_ptr<Unit> unit, std::vector<bool> expected);
+  // same on all ranks. `lendable_bytes`: of the least that Lend gives; 0: none.
+  UnitGradient(std::shared_ptr<Unit> unit, std::vector<bool> expected,
+               int64_t lendable_bytes);
 
   // What to do with a gradient that arrives.
   enum class Arrival {
@@ -73,6 +74,8 @@ class UnitGradient {
   // The local flat gradient [P] in the reduce dtype, divided by `predivide`;
   // what did not arrive is zero. Gradients that come from now on are held.
   absl::StatusOr<at::Tensor> Outgoing(double predivide);
+  // What Outgoing gave was copied and is not read any more. LOCAL.
+  void DropOutgoing();
   // Where the sums over ranks of the owned part of `whole`, which Outgoing
   // gave, had best be written, [owned] of the reduce dtype: for TakeSums.
   // LOCAL. ResourceExhausted.
@@ -108,7 +111,7 @@ class UnitGradient {
   // The whole gradient of a parameter, in its shape and the master dtype;
   // undefined without one. COLLECTIVE.
   absl::StatusOr<at::Tensor> Whole(int parameter) const;
-  // Bytes that stay allocated between uses.
+  // Bytes that the step's gradient takes, between uses.
   int64_t resident_bytes() const;
 
  private:

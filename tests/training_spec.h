@@ -54,6 +54,9 @@ struct TrainingSpec {
   int64_t max_live_parameters = -1;
   int64_t max_reuse_distance = -1;
   int64_t reduce_bucket_size = -1;
+  // Of the smallest gradients that are written in their places: of these models
+  // all. 0: none.
+  int64_t in_place_gradient_bytes = 1;
   bool poison = false;  // SetPoisonOnFree
   // Built by ConstructSharded with so many bytes; 0: plainly.
   int64_t construct_budget = 0;

@@ -3,6 +3,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 
@@ -14,6 +15,7 @@ import turns
 
 WORLD = 2
 REPETITIONS = 3  # of a measurement of memory
+PEERS = ('ddp', 'fsdp2', 'ds3')
 
 
 @dataclasses.dataclass
@@ -193,6 +195,7 @@ def speed_of(row, bench, started, off, result):
     measured = turns.interleave(started, row.steps, bench.rounds)
     for goal in row.goals:
         result.lines.append(line_of(goal, measured))
+    note_bounds(measured, result)
     key = 'turns' if 'turns' not in result.raw else f'turns {row.sides[-1]}'
     result.raw[key] = {side: [[round(ms, 3) for ms in turn] for turn in taken]
                        for side, taken in measured.items()}
@@ -213,19 +216,37 @@ def line_of(goal, measured):
                 sum(ours, []), sum(theirs, []))
 
 
+def note_bounds(measured, result):
+    """How far ahead of the peers one is who does not communicate at all."""
+    if 'none' not in measured:
+        return
+    said = []
+    for side in measured:
+        if side in PEERS:
+            ratio = ratios.Ratio(ratios.of_turns(measured[side],
+                                                 measured['none']))
+            said.append(f'{ratio.median:.3f} ({ratio.low:.3f} to '
+                        f'{ratio.high:.3f}) of {rows.TITLES[side]}')
+    if said:
+        result.notes.append('No communication has, in tokens/s, '
+                            + ', '.join(said) + '.')
+
+
 def note_memory(row, end, result):
     """What `end` says a rank held, and the bound of its gradients."""
     if end['params'] != row.model.numel:
         raise SystemExit(f'peers: row {row.name}: the model has {end["params"]} '
                          f'parameters, expected {row.model.numel}')
     held = result.raw['bytes_at_peak'] = end['bytes_at_peak']
-    bound = 4 * (row.model.numel // WORLD + 3 * row.model.block_numel)
+    largest = max(int(re.search(r'(\d+) elements$', unit)[1])
+                  for unit in end['units'])
+    bound = 4 * (row.model.numel // WORLD + 3 * largest)
     inside = held['gradients'] <= bound
     words = ', '.join(f'{kind} {held[kind]:,}'
                       for kind in ('parameters', 'gradients', 'optimizer'))
     result.notes.append(
         f'Bytes of a rank of ours at their peak: {words}; gradients '
-        f'{"<=" if inside else "EXCEED"} a share and three blocks, {bound:,}.')
+        f'{"<=" if inside else "EXCEED"} a share and three units, {bound:,}.')
     result.failed |= not inside
 
 

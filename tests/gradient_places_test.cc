@@ -1,0 +1,285 @@
+// Gradients that libtorch writes in their places (sharding/gradient_places.h),
+// and what becomes of places that turn out to be another tensor's: the same
+// bits as of gradients that are copied, and tensors of a user's stay what they
+// are.
+#include <torch/torch.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/memory.h"
+#include "base/status.h"
+#include "base/status_matchers.h"
+#include "comm/world.h"
+#include "engine/engine.h"
+#include "gmock/gmock.h"
+#include "sharding/tensor_memory.h"
+#include "tests/rank_pool.h"
+#include "tests/training.h"
+
+namespace tessera {
+namespace {
+
+constexpr int kSteps = 7;
+constexpr int kKnown = 3;  // steps, after which all allocations are known
+constexpr int64_t kDim = 24;
+
+// Three matrices of one size, and one of another.
+struct Matrices : torch::nn::Module {
+  Matrices() {
+    for (const char* name : {"a", "b", "c"}) {
+      square.push_back(register_parameter(name, torch::randn({kDim, kDim})));
+    }
+    wide = register_parameter("wide", torch::randn({kDim, 2 * kDim}));
+  }
+  // x -> x * w of these in turn.
+  at::Tensor Loss(int rank, int step, const std::vector<int>& order) {
+    at::Tensor x = torch::full({kDim, kDim}, 0.1 * (rank + 1) + 0.01 * step);
+    for (int i : order) x = torch::tanh(x.mm(square[i]) / kDim);
+    return x.mm(wide).square().mean();
+  }
+  std::vector<at::Tensor> square;
+  at::Tensor wide;
+};
+
+struct Run {
+  std::shared_ptr<Matrices> model;
+  std::unique_ptr<Engine> engine;
+  int rank = 0;
+  std::vector<int> lent;  // gradients that lay in their places, by step
+
+  // What each step does besides, before its Backward.
+  using Extra = std::function<void(Run& run, int step, at::Tensor& loss)>;
+
+  static absl::StatusOr<Run> Make(const World& world, absl::string_view args) {
+    SetPoisonOnFree(true);
+    torch::manual_seed(5);
+    Run run;
+    run.rank = world.rank();
+    run.model = std::make_shared<Matrices>();
+    TESSERA_ASSIGN_OR_RETURN(run.engine,
+                             MakeEngine(run.model, TrainingSpec::FromText(args),
+                                        world.communicator()));
+    return run;
+  }
+
+  absl::Status Train(const std::function<std::vector<int>(int step)>& order,
+                     const Extra& extra = nullptr) {
+    for (const at::Tensor& p : model->parameters()) {
+      p.register_hook([this](const at::Tensor& gradient) {
+        lent.back() += TensorMemoryAt(gradient.const_data_ptr()) != nullptr;
+      });
+    }
+    for (int step = 0; step < kSteps; ++step) {
+      lent.push_back(0);
+      at::Tensor loss = model->Loss(rank, step, order(step));
+      if (extra != nullptr) extra(*this, step, loss);
+      TESSERA_RETURN_IF_ERROR(engine->Backward(loss));
+      TESSERA_RETURN_IF_ERROR(engine->Step());
+    }
+    return absl::OkStatus();
+  }
+
+  // The parameters, and after " lent " how many gradients lay in their places.
+  absl::StatusOr<std::string> Finish() {
+    TESSERA_ASSIGN_OR_RETURN(const Record record,
+                             ParametersOf(*engine, *model));
+    TESSERA_RETURN_IF_ERROR(engine->Close());
+    std::string text = absl::StrCat(ToText(record), " lent ");
+    for (int n : lent) absl::StrAppend(&text, n);
+    SetPoisonOnFree(false);
+    return text;
+  }
+};
+
+std::vector<int> InOrder(int) { return {0, 1, 2}; }
+
+class GradientPlacesTest : public ::testing::TestWithParam<int> {
+ protected:
+  // Runs it with copies and with places; expects the same parameters. Returns
+  // what was lent on each rank, "0004444".
+  std::vector<std::string> LentBy(absl::string_view function) {
+    TrainingSpec spec;
+    spec.stage = GetParam();
+    std::vector<std::string> parameters, lent;
+    for (const int64_t bytes : {0, 1}) {
+      spec.in_place_gradient_bytes = bytes;
+      for (const auto& answer :
+           RankPool::Get(2)->Run(function, spec.ToText())) {
+        TESSERA_EXPECT_OK(answer.status());
+        if (!answer.ok()) return {};
+        const size_t end = answer->rfind(" lent ");
+        parameters.push_back(answer->substr(0, end));
+        (bytes == 0 ? none_ : lent).push_back(answer->substr(end + 6));
+      }
+    }
+    EXPECT_THAT(parameters, ::testing::Each(parameters[0]));
+    EXPECT_THAT(none_, ::testing::Each(std::string(kSteps, '0')));
+    return lent;
+  }
+  std::vector<std::string> none_;
+};
+INSTANTIATE_TEST_SUITE_P(All, GradientPlacesTest, ::testing::Values(0, 1, 2, 3),
+                         [](const auto& info) {
+                           return absl::StrCat("Stage", info.param);
+                         });
+
+TESSERA_RANK_FUNCTION(TheSameEachStep) {
+  TESSERA_ASSIGN_OR_RETURN(Run run, Run::Make(world, args));
+  TESSERA_RETURN_IF_ERROR(run.Train(&InOrder));
+  return run.Finish();
+}
+
+TEST_P(GradientPlacesTest, AreKnownFromTheThirdBackwardOn) {
+  EXPECT_THAT(LentBy("TheSameEachStep"), ::testing::Each("0044444"));
+}
+
+// The places of a and c are then each other's.
+TESSERA_RANK_FUNCTION(AnotherOrder) {
+  TESSERA_ASSIGN_OR_RETURN(Run run, Run::Make(world, args));
+  TESSERA_RETURN_IF_ERROR(run.Train([](int step) {
+    return step < kKnown ? std::vector<int>{0, 1, 2}
+                         : std::vector<int>{2, 1, 0};
+  }));
+  return run.Finish();
+}
+
+TEST_P(GradientPlacesTest, MayBeThoseOfOtherParameters) {
+  EXPECT_EQ(LentBy("AnotherOrder").size(), 2u);
+}
+
+// One matrix has no gradient from then on, another one two.
+TESSERA_RANK_FUNCTION(OneTwice) {
+  TESSERA_ASSIGN_OR_RETURN(Run run, Run::Make(world, args));
+  TESSERA_RETURN_IF_ERROR(run.Train([](int step) {
+    return step < kKnown ? std::vector<int>{0, 1, 2}
+                         : std::vector<int>{0, 2, 2};
+  }));
+  return run.Finish();
+}
+
+TEST_P(GradientPlacesTest, MayStayEmpty) {
+  EXPECT_EQ(LentBy("OneTwice").size(), 2u);
+}
+
+absl::Status ExpectUnchanged(const std::vector<at::Tensor>& kept,
+                             const std::vector<at::Tensor>& copies) {
+  for (size_t i = 0; i < kept.size(); ++i) {
+    if (!kept[i].equal(copies[i])) {
+      return absl::InternalError(absl::StrCat("tensor ", i, " has changed"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// A user keeps gradients.
+TESSERA_RANK_FUNCTION(KeepGradients) {
+  TESSERA_ASSIGN_OR_RETURN(Run run, Run::Make(world, args));
+  std::vector<at::Tensor> kept, copies;
+  bool keeps = false;
+  for (const at::Tensor& p : run.model->parameters()) {
+    p.register_hook([&](const at::Tensor& gradient) {
+      if (!keeps) return;
+      kept.push_back(gradient);
+      copies.push_back(gradient.clone());
+    });
+  }
+  TESSERA_RETURN_IF_ERROR(run.Train(&InOrder, [&](Run&, int step, at::Tensor&) {
+    keeps = step == kKnown || step == kKnown + 1;
+  }));
+  if (kept.size() != 8) return absl::InternalError("no gradients came");
+  TESSERA_ASSIGN_OR_RETURN(std::string answer, run.Finish());
+  run.engine.reset();
+  TESSERA_RETURN_IF_ERROR(ExpectUnchanged(kept, copies));
+  return answer;
+}
+
+TEST_P(GradientPlacesTest, StayWithAUserWhoKeepsThem) {
+  EXPECT_EQ(LentBy("KeepGradients").size(), 2u);
+}
+
+// The same of a view: libtorch does not see it.
+TESSERA_RANK_FUNCTION(KeepViews) {
+  TESSERA_ASSIGN_OR_RETURN(Run run, Run::Make(world, args));
+  std::vector<at::Tensor> kept, copies;
+  bool keeps = false;
+  for (const at::Tensor& p : run.model->parameters()) {
+    p.register_hook([&](const at::Tensor& gradient) {
+      if (!keeps) return;
+      kept.push_back(gradient.narrow(0, 1, 2).detach());
+      copies.push_back(kept.back().clone());
+    });
+  }
+  TESSERA_RETURN_IF_ERROR(run.Train(
+      &InOrder, [&](Run&, int step, at::Tensor&) { keeps = step >= kKnown; }));
+  TESSERA_ASSIGN_OR_RETURN(std::string answer, run.Finish());
+  run.engine.reset();
+  TESSERA_RETURN_IF_ERROR(ExpectUnchanged(kept, copies));
+  return answer;
+}
+
+TEST_P(GradientPlacesTest, StayWithAViewOfThem) {
+  EXPECT_EQ(LentBy("KeepViews").size(), 2u);
+}
+
+// Tensors of the same size that a user makes in the backward, and keeps.
+TESSERA_RANK_FUNCTION(KeepOthers) {
+  TESSERA_ASSIGN_OR_RETURN(Run run, Run::Make(world, args));
+  std::vector<at::Tensor> kept, copies;
+  int in_places = 0;
+  TESSERA_RETURN_IF_ERROR(run.Train(&InOrder, [&](Run&, int step,
+                                                  at::Tensor& loss) {
+    if (step < kKnown) return;
+    loss.register_hook([&](const at::Tensor&) {
+      for (int i = 0; i < 2; ++i) {
+        kept.push_back(torch::full({kDim, kDim}, 7.0 + i));
+        copies.push_back(torch::full({kDim, kDim}, 7.0 + i).clone());
+        in_places += TensorMemoryAt(kept.back().const_data_ptr()) != nullptr;
+      }
+    });
+  }));
+  const bool places = TrainingSpec::FromText(args).in_place_gradient_bytes > 0;
+  if ((in_places > 0) != places) {
+    return absl::InternalError(absl::StrCat(in_places, " took a place"));
+  }
+  TESSERA_ASSIGN_OR_RETURN(std::string answer, run.Finish());
+  run.engine.reset();
+  TESSERA_RETURN_IF_ERROR(ExpectUnchanged(kept, copies));
+  return answer;
+}
+
+TEST_P(GradientPlacesTest, MayBeTakenByOthersForGood) {
+  EXPECT_EQ(LentBy("KeepOthers").size(), 2u);
+}
+
+// A backward fails when some places are lent.
+TESSERA_RANK_FUNCTION(FailOnce) {
+  TESSERA_ASSIGN_OR_RETURN(Run run, Run::Make(world, args));
+  bool fails = false;
+  at::Tensor kept;
+  run.model->square[1].register_hook([&](const at::Tensor& gradient) {
+    if (!fails) return;
+    kept = gradient;
+    throw std::runtime_error("as asked");
+  });
+  absl::Status failed;
+  TESSERA_RETURN_IF_ERROR(
+      run.Train(&InOrder, [&](Run& r, int step, at::Tensor&) {
+        if (step != kKnown) return;
+        fails = true;
+        failed = r.engine->Backward(r.model->Loss(r.rank, 0, InOrder(0)));
+        fails = false;
+      }));
+  if (failed.ok()) return absl::InternalError("did not fail");
+  return run.Finish();
+}
+
+TEST_P(GradientPlacesTest, OutliveABackwardThatFailed) {
+  EXPECT_EQ(LentBy("FailOnce").size(), 2u);
+}
+
+}  // namespace
+}  // namespace tessera
