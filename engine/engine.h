@@ -140,7 +140,7 @@ struct LoadSafetensorsReport {
 };
 
 // Bytes of model states; between uses, on this rank. Gradients: of a step, from
-// its Backward on; where they are sharded Step and ZeroGrad free them.
+// its Backward on; where they are sharded, Step and ZeroGrad free them.
 struct StateBytes {
   int64_t parameters = 0;
   int64_t gradients = 0;

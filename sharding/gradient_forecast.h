@@ -29,6 +29,7 @@ class GradientForecast {
   explicit GradientForecast(const absl::flat_hash_set<int64_t>& sizes);
 
   bool Follows(int64_t bytes) const { return sizes_.contains(bytes); }
+  bool empty() const { return sizes_.empty(); }  // follows none
 
   void Begin();  // a backward
   // The parameter whose gradient the next allocation of `bytes` will be, or

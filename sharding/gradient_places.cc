@@ -1,6 +1,9 @@
 #include "sharding/gradient_places.h"
 
+#include "absl/base/thread_annotations.h"
+#include "absl/cleanup/cleanup.h"
 #include "absl/container/flat_hash_set.h"
+#include "sharding/torch_scope.h"
 
 namespace tessera {
 namespace {
@@ -19,7 +22,7 @@ absl::flat_hash_set<int64_t> SizesOf(const GradientPlaces::Units& units) {
 }  // namespace
 
 GradientPlaces::GradientPlaces(const Units& units, absl::Mutex* mutex,
-                               std::function<UnitGradient::Arrival()> arrival)
+                               Arrival arrival)
     : mutex_(mutex), arrival_(std::move(arrival)), forecast_(SizesOf(units)) {
   for (const auto& unit : units) {
     begins_.push_back(static_cast<int>(parameters_.size()));
@@ -29,21 +32,35 @@ GradientPlaces::GradientPlaces(const Units& units, absl::Mutex* mutex,
   }
 }
 
-c10::DataPtr GradientPlaces::Allocate(int64_t bytes, c10::Allocator& base) {
+GradientPlaces::Backward::Backward(GradientPlaces* places) : places_(places) {
+  places->forecast_.Begin();
+  if (!places->forecast_.empty()) scope_.emplace(places);
+}
+
+GradientPlaces::Backward::~Backward() {
+  scope_.reset();
+  places_->forecast_.End();
+}
+
+// What the analysis does not follow is the release by `unlock`.
+c10::DataPtr GradientPlaces::Allocate(int64_t bytes, c10::Allocator& base)
+    ABSL_NO_THREAD_SAFETY_ANALYSIS {
   const auto size = static_cast<size_t>(bytes);
   // Within work on gradients, ours, the lock is taken: that is not followed.
   if (!forecast_.Follows(bytes) || !mutex_->TryLock()) {
     return base.allocate(size);
   }
+  const auto unlock = absl::MakeCleanup(
+      [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { mutex_->Unlock(); });
   const int parameter = forecast_.Next(bytes);
   c10::DataPtr data;
   if (parameter != GradientForecast::kNone) {
+    TorchScope scope;  // the user's state is that of an operator
     const auto [unit, i] = parameters_[static_cast<size_t>(parameter)];
-    data = unit->Lend(i, arrival_());
+    const auto arrival = arrival_(*unit);
+    if (arrival.has_value()) data = unit->Lend(i, *arrival);
   }
-  mutex_->Unlock();
-  if (data.get() == nullptr) data = base.allocate(size);  // may throw
-  absl::MutexLock lock(mutex_);
+  if (data.get() == nullptr) data = base.allocate(size);
   forecast_.Lies(bytes, data.get());
   return data;
 }

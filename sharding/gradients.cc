@@ -74,8 +74,9 @@ Gradients::Gradients(const std::vector<std::shared_ptr<Unit>>& units,
     }
   }
   MakeBuckets();
-  places_ = std::make_unique<GradientPlaces>(units_, &mutex_,
-                                             [this] { return HowNow(); });
+  places_ = std::make_unique<GradientPlaces>(
+      units_, &mutex_,
+      [this](const UnitGradient& unit) { return HowInPlace(unit); });
 }
 
 void Gradients::MakeBuckets() {
@@ -120,13 +121,25 @@ UnitGradient::Arrival Gradients::HowNow() const {
   return running_->reduce ? How::kAdd : How::kGather;
 }
 
+// Not where the forecast is wrong and others are at work: the memory of more
+// units than these is not to be held.
+std::optional<UnitGradient::Arrival> Gradients::HowInPlace(
+    const UnitGradient& unit) const {
+  bool at_work = !running_->reduce || unit.HasLocal();
+  for (size_t i = cursor_; i < std::min(cursor_ + 2, buckets_.size()); ++i) {
+    const auto& bucket = buckets_[i];
+    at_work |= std::find(bucket.begin(), bucket.end(), &unit) != bucket.end();
+  }
+  if (!at_work) return std::nullopt;
+  return HowNow();
+}
+
 void Gradients::Arrived(int unit_index, int parameter,
                         const at::Tensor& tensor) {
   TorchScope scope;
   absl::MutexLock lock(&mutex_);
   UnitGradient& unit = *units_[static_cast<size_t>(unit_index)];
   at::Tensor gradient = std::move(tensor.mutable_grad());
-  tensor.mutable_grad().reset();
   if (!gradient.defined()) return;
   if (gradient.layout() != at::kStrided && !gradient.is_sparse()) {
     gradient = gradient.to_dense();
@@ -187,13 +200,11 @@ absl::Status Gradients::Run(const std::function<void()>& backward,
   for (auto& unit : units_) unit->Begin(micro_batch.may_nest);
   running_ = &micro_batch;
   absl::Status mine;
-  places_->Begin();
   {
     OutermostTask outermost;
-    TensorMemoryScope places(places_.get());
+    const GradientPlaces::Backward places(places_.get());
     mine = CatchTorch("backward", backward);
   }
-  places_->End();
   ReleaseNodePins();
   TorchScope scope;
   absl::Status status = CatchTorch("reduction of gradients", [&] {

@@ -63,7 +63,8 @@ struct GradientOptions {
   // Neighbouring units are reduced together while they have at most so many
   // elements in all.
   int64_t bucket_numel = 1 << 18;
-  // Gradients of so many bytes are written in their places; 0: none are.
+  // Gradients of so many bytes or more are written in their places; 0: none
+  // are.
   int64_t in_place_bytes = 128 << 10;
   bool mean = true;      // false: the sum over ranks
   double predivide = 1;  // DeepSpeed's gradient_predivide_factor
@@ -128,7 +129,7 @@ class Gradients {
   // whose storage is no longer the unit's. LOCAL.
   absl::Status CheckAttached() const;
 
-  // Bytes that the step's gradients take, between uses.
+  // Bytes that the step's gradients take, from Backward to Step.
   int64_t resident_bytes() const;
 
  private:
@@ -136,6 +137,8 @@ class Gradients {
 
   void MakeBuckets();
   UnitGradient::Arrival HowNow() const;
+  std::optional<UnitGradient::Arrival> HowInPlace(
+      const UnitGradient& unit) const;
   void Arrived(int unit, int parameter, const at::Tensor& tensor);
   absl::Status LaunchReady(bool all);
   absl::Status FinishAllBut(size_t most);

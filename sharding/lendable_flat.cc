@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/check.h"
 #include "base/status.h"
 #include "sharding/tensor_memory.h"
 
@@ -12,13 +13,14 @@ namespace {
 int64_t BytesOf(const Unit& unit, const Unit::Parameter& parameter,
                 int64_t least_bytes) {
   const at::Tensor& tensor = parameter.tensor;
+  const auto bytes = static_cast<int64_t>(tensor.nbytes());
+  if (least_bytes == 0 || bytes < least_bytes) return 0;
   const auto in_storage = std::count_if(
       unit.parameters().begin(), unit.parameters().end(),
       [&](const auto& other) { return other.slot == parameter.slot; });
-  const auto bytes = static_cast<int64_t>(tensor.nbytes());
   const bool lendable = unit.device().is_cpu() && in_storage == 1 &&
-                        tensor.is_non_overlapping_and_dense() &&
-                        bytes >= least_bytes && least_bytes > 0;
+                        tensor.storage_offset() == 0 &&
+                        tensor.is_non_overlapping_and_dense();
   return lendable ? bytes : 0;
 }
 
@@ -42,13 +44,14 @@ LendableFlat::LendableFlat(const Unit& unit, int64_t least_bytes)
     lendable_.push_back(BytesOf(unit, p, least_bytes));
 }
 
-void LendableFlat::operator=(FlatBuffer flat) {
+void LendableFlat::Hold(FlatBuffer flat) {
   flat_ = std::make_shared<FlatBuffer>(std::move(flat));
 }
 
 void LendableFlat::Reset() { flat_ = nullptr; }
 
 FlatBuffer LendableFlat::Take() {
+  TESSERA_CHECK_EQ(flat_.use_count(), 1);
   FlatBuffer taken = std::move(*flat_);
   Reset();
   return taken;
@@ -64,7 +67,9 @@ bool LendableFlat::IsLent(int parameter) const {
 }
 
 c10::DataPtr LendableFlat::Lend(int parameter) {
-  if (lendable_[Index(parameter)] == 0 || IsLent(parameter)) return {};
+  if (lendable_[Index(parameter)] == 0 || moved_ || IsLent(parameter)) {
+    return {};
+  }
   return DataPtrOf(PlaceOf(parameter), std::make_unique<Loan>(flat_));
 }
 
@@ -73,13 +78,13 @@ bool LendableFlat::TakeBack(int parameter, const at::Tensor& tensor) const {
          IsLent(parameter);
 }
 
-absl::Status LendableFlat::Free(int parameter) {
+absl::Status LendableFlat::Vacate(int parameter) {
   return IsLent(parameter) ? MoveAway() : absl::OkStatus();
 }
 
-absl::Status LendableFlat::FreeAll() {
+absl::Status LendableFlat::VacateAll() {
   for (size_t i = 0; i < lendable_.size(); ++i) {
-    TESSERA_RETURN_IF_ERROR(Free(static_cast<int>(i)));
+    TESSERA_RETURN_IF_ERROR(Vacate(static_cast<int>(i)));
   }
   return absl::OkStatus();
 }
@@ -90,7 +95,8 @@ absl::Status LendableFlat::MoveAway() {
       FlatBuffer::Allocate(flat_->numel(), flat_->dtype(), unit_->device(),
                            MemoryKind::kGradients, Fill::kNone));
   CopyBytes(unit_->device(), moved.data(), flat_->data(), flat_->bytes());
-  *this = std::move(moved);
+  Hold(std::move(moved));
+  moved_ = true;
   return absl::OkStatus();
 }
 

@@ -2,8 +2,9 @@
 // of tensors, so that what belongs there need not be copied.
 //
 // What is lent may become anything and live as long as it likes: it keeps the
-// memory, and the flat moves away from it before anything else is written
-// there.
+// memory, all of the flat's, and the flat moves away from it before anything
+// else is written there. From then on, until Begin, nothing more is lent: no
+// more than that one flat is kept.
 //
 // Threads: none of its own; what was lent may be freed on any thread.
 #ifndef SHARDING_LENDABLE_FLAT_H_
@@ -28,10 +29,13 @@ class LendableFlat {
  public:
   // Lends places of `least_bytes` or more; 0: none.
   LendableFlat(const Unit& unit, int64_t least_bytes);
+  LendableFlat(const LendableFlat&) = delete;
+  LendableFlat& operator=(const LendableFlat&) = delete;
 
   // New memory; what is lent keeps the old one.
-  void operator=(FlatBuffer flat);
+  void Hold(FlatBuffer flat);
   void Reset();
+  void Begin() { moved_ = false; }  // a backward
   bool defined() const { return flat_ != nullptr; }
   // REQUIRES of all below: defined.
   const FlatBuffer& operator*() const { return *flat_; }
@@ -44,15 +48,15 @@ class LendableFlat {
   int64_t LendableBytes(int parameter) const {
     return lendable_[Index(parameter)];
   }
-  // Null while the place is lent already.
+  // Null while the place is lent already, or since the flat moved away.
   c10::DataPtr Lend(int parameter);
   // Whether `tensor`, of the parameter's sizes and strides, is what was lent
   // and has one owner, the caller: then it counts as written to its place.
   bool TakeBack(int parameter, const at::Tensor& tensor) const;
-  // The place may be written to. ResourceExhausted.
-  absl::Status Free(int parameter);
-  // So may all places.
-  absl::Status FreeAll();
+  // So that the place may be written to. ResourceExhausted.
+  absl::Status Vacate(int parameter);
+  // And all places.
+  absl::Status VacateAll();
 
  private:
   static size_t Index(int parameter) { return static_cast<size_t>(parameter); }
@@ -63,6 +67,7 @@ class LendableFlat {
   const Unit* unit_;
   std::vector<int64_t> lendable_;
   std::shared_ptr<FlatBuffer> flat_;  // of what is lent, too
+  bool moved_ = false;
 };
 
 }  // namespace tessera

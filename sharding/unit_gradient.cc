@@ -81,7 +81,7 @@ absl::Status UnitGradient::Add(int parameter, const at::Tensor& gradient,
   arrived_[i] = true;
   if (how == Arrival::kZero) {
     TESSERA_RETURN_IF_ERROR(EnsureLocal(dtype));
-    TESSERA_RETURN_IF_ERROR(local_.Free(parameter));
+    TESSERA_RETURN_IF_ERROR(local_.Vacate(parameter));
     if (first) PlaceIn(*local_, parameter).zero_();
     return absl::OkStatus();
   }
@@ -105,7 +105,7 @@ absl::Status UnitGradient::AddToLocal(int parameter, const at::Tensor& gradient,
   TESSERA_RETURN_IF_ERROR(EnsureLocal(DtypeOf(how)));
   const bool alike = first && LiesLikeItsPlace(parameter, gradient);
   if (alike && local_.TakeBack(parameter, gradient)) return absl::OkStatus();
-  TESSERA_RETURN_IF_ERROR(local_.Free(parameter));
+  TESSERA_RETURN_IF_ERROR(local_.Vacate(parameter));
   if (alike) {  // without a walk through the dispatcher
     const auto& p = unit_->parameters()[static_cast<size_t>(parameter)];
     CopyBytes(at::kCPU, local_->data(p.flat.begin),
@@ -123,6 +123,14 @@ absl::Status UnitGradient::AddToLocal(int parameter, const at::Tensor& gradient,
       gradient.is_sparse() ? gradient.to_dense() : gradient;
   first ? place.copy_(dense) : place.add_(dense);
   return absl::OkStatus();
+}
+
+int64_t UnitGradient::LendableBytes(int parameter) const {
+  const auto& p = unit_->parameters()[static_cast<size_t>(parameter)];
+  const at::ScalarType dtype = ElementType(p.tensor.scalar_type());
+  const bool may =
+      dtype == DtypeOf(Arrival::kAdd) || dtype == DtypeOf(Arrival::kGather);
+  return may ? local_.LendableBytes(parameter) : 0;
 }
 
 c10::DataPtr UnitGradient::Lend(int parameter, Arrival how) {
@@ -150,6 +158,7 @@ absl::Status UnitGradient::Fold() {
 
 void UnitGradient::Begin(bool may_nest) {
   if (may_nest && unit_->used_without_grad()) SetLate();
+  local_.Begin();
   seen_.assign(expected_.size(), false);
   num_missing_ = num_expected_;
 }
@@ -167,7 +176,7 @@ bool UnitGradient::reduces_in_place() const {
 // arrived is converted.
 absl::Status UnitGradient::EnsureLocal(at::ScalarType dtype) {
   if (in_place_) {
-    TESSERA_ASSIGN_OR_RETURN(FlatBuffer moved, AllocateReduced());
+    TESSERA_ASSIGN_OR_RETURN(FlatBuffer moved, AllocateReduced(Fill::kNone));
     moved.View().copy_(local_->View(unit_->owned()));
     reduced_ = std::move(moved);
     in_place_ = false;
@@ -178,25 +187,26 @@ absl::Status UnitGradient::EnsureLocal(at::ScalarType dtype) {
        (holds && local_->dtype() == unit_->master_dtype()))) {
     return absl::OkStatus();
   }
-  const LendableFlat before = local_;
-  local_.Reset();
+  if (!holds) local_.Reset();
   TESSERA_ASSIGN_OR_RETURN(
-      local_, FlatBuffer::Allocate(unit_->layout().whole_numel(), dtype,
-                                   unit_->device(), MemoryKind::kGradients,
-                                   Fill::kNone));
-  for (Range gap : gaps_) local_->View(gap).zero_();
-  if (holds) local_->View().copy_(before->View());
+      FlatBuffer fresh,
+      FlatBuffer::Allocate(unit_->layout().whole_numel(), dtype,
+                           unit_->device(), MemoryKind::kGradients,
+                           Fill::kNone));
+  for (Range gap : gaps_) fresh.View(gap).zero_();
+  if (holds) fresh.View().copy_(local_->View());
+  local_.Hold(std::move(fresh));
   return absl::OkStatus();
 }
 
-absl::StatusOr<FlatBuffer> UnitGradient::AllocateReduced() const {
+absl::StatusOr<FlatBuffer> UnitGradient::AllocateReduced(Fill fill) const {
   return FlatBuffer::Allocate(unit_->owned().numel(), unit_->master_dtype(),
-                              unit_->device(), MemoryKind::kGradients);
+                              unit_->device(), MemoryKind::kGradients, fill);
 }
 
-absl::Status UnitGradient::EnsureReduced() {
+absl::Status UnitGradient::EnsureReduced(Fill fill) {
   if (in_place_ || reduced_.defined()) return absl::OkStatus();
-  TESSERA_ASSIGN_OR_RETURN(reduced_, AllocateReduced());
+  TESSERA_ASSIGN_OR_RETURN(reduced_, AllocateReduced(fill));
   return absl::OkStatus();
 }
 
@@ -205,7 +215,7 @@ absl::StatusOr<at::Tensor> UnitGradient::Outgoing(double predivide) {
   TESSERA_RETURN_IF_ERROR(Fold());
   TESSERA_RETURN_IF_ERROR(EnsureLocal(dtype));
   // What others still have must not change under them from here on.
-  TESSERA_RETURN_IF_ERROR(local_.FreeAll());
+  TESSERA_RETURN_IF_ERROR(local_.VacateAll());
   // What did not arrive counts as zero here: another rank may have it.
   for (size_t i = 0; i < arrived_.size(); ++i) {
     if (!arrived_[i]) local_->View(unit_->parameters()[i].flat).zero_();
@@ -230,7 +240,7 @@ absl::StatusOr<at::Tensor> UnitGradient::PlaceOfSums(const at::Tensor& whole) {
                        unit_->owned().numel() < whole.numel() &&
                        whole.scalar_type() == unit_->master_dtype();
   if (!to_stay) return Part(whole, unit_->owned());
-  TESSERA_RETURN_IF_ERROR(EnsureReduced());
+  TESSERA_RETURN_IF_ERROR(EnsureReduced(Fill::kNone));
   return reduced_.View();
 }
 
@@ -262,7 +272,7 @@ absl::Status UnitGradient::TakeSums(const at::Tensor& sums, double divisor) {
       reduced_ = local_.Take();  // alone, all of it is ours
       to = reduced_.View();
     } else {
-      TESSERA_RETURN_IF_ERROR(EnsureReduced());
+      TESSERA_RETURN_IF_ERROR(EnsureReduced(Fill::kNone));
       to = reduced_.View();
     }
     if (to.data_ptr() != sums.data_ptr()) to.copy_(sums);
@@ -295,7 +305,7 @@ void UnitGradient::Accumulate(int parameter, const at::Tensor& mean) {
 absl::Status UnitGradient::Commit(const std::vector<bool>& arrived) {
   if (!sent_) return absl::OkStatus();
   if (sums_.defined()) {
-    TESSERA_RETURN_IF_ERROR(EnsureReduced());
+    TESSERA_RETURN_IF_ERROR(EnsureReduced(Fill::kZero));
     const at::Tensor mean = Mean(sums_, divisor_);
     for (size_t i = 0; i < arrived.size(); ++i) {
       if (arrived[i]) Accumulate(static_cast<int>(i), mean);
@@ -329,7 +339,7 @@ absl::Status UnitGradient::ReduceHeld(const std::vector<bool>& held,
       absl::StrCat("reduction of late gradients of unit ", unit_->name())};
   const at::Tensor mine = whole.View(unit_->owned());
   TESSERA_RETURN_IF_ERROR(StartSum(*unit_, all, mine, tag).Wait());
-  TESSERA_RETURN_IF_ERROR(EnsureReduced());
+  TESSERA_RETURN_IF_ERROR(EnsureReduced(Fill::kZero));
   const at::Tensor mean = Mean(mine, divisor);
   for (size_t i = 0; i < held.size(); ++i) {
     if (!held[i]) continue;

@@ -96,9 +96,9 @@ class UnitGradient {
   Unit& unit() const { return *unit_; }
   size_t num_parameters() const { return expected_.size(); }
   // Of a gradient whose place Lend may give; 0 where it never does.
-  int64_t LendableBytes(int parameter) const {
-    return local_.LendableBytes(parameter);
-  }
+  int64_t LendableBytes(int parameter) const;
+  // Some of its gradients have arrived, or are awaited in their places.
+  bool HasLocal() const { return local_.defined(); }
   bool arrived(size_t parameter) const { return arrived_[parameter]; }
   bool held(size_t parameter) const { return held_[parameter].defined(); }
   void set_expected(std::vector<bool> expected);
@@ -111,15 +111,15 @@ class UnitGradient {
   // The whole gradient of a parameter, in its shape and the master dtype;
   // undefined without one. COLLECTIVE.
   absl::StatusOr<at::Tensor> Whole(int parameter) const;
-  // Bytes that the step's gradient takes, between uses.
+  // Bytes that the step's gradient takes, from Backward to Step.
   int64_t resident_bytes() const;
 
  private:
   bool accumulating() const;
   bool reduces_in_place() const;
   absl::Status EnsureLocal(at::ScalarType dtype);
-  absl::StatusOr<FlatBuffer> AllocateReduced() const;
-  absl::Status EnsureReduced();
+  absl::StatusOr<FlatBuffer> AllocateReduced(Fill fill) const;
+  absl::Status EnsureReduced(Fill fill);
   at::ScalarType DtypeOf(Arrival how) const;
   absl::Status AddToLocal(int parameter, const at::Tensor& gradient,
                           Arrival how, bool first);
