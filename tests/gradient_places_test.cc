@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -97,18 +98,21 @@ struct Run {
 
 std::vector<int> InOrder(int) { return {0, 1, 2}; }
 
-class GradientPlacesTest : public ::testing::TestWithParam<int> {
+// Stage, world size.
+class GradientPlacesTest
+    : public ::testing::TestWithParam<std::tuple<int, int>> {
  protected:
   // Runs it with copies and with places; expects the same parameters. Returns
   // what was lent on each rank, "0004444".
   std::vector<std::string> LentBy(absl::string_view function) {
     TrainingSpec spec;
-    spec.stage = GetParam();
+    spec.stage = std::get<0>(GetParam());
+    const int world_size = std::get<1>(GetParam());
     std::vector<std::string> parameters, lent;
     for (const int64_t bytes : {0, 1}) {
       spec.in_place_gradient_bytes = bytes;
       for (const auto& answer :
-           RankPool::Get(2)->Run(function, spec.ToText())) {
+           RankPool::Get(world_size)->Run(function, spec.ToText())) {
         TESSERA_EXPECT_OK(answer.status());
         if (!answer.ok()) return {};
         const size_t end = answer->rfind(" lent ");
@@ -122,9 +126,13 @@ class GradientPlacesTest : public ::testing::TestWithParam<int> {
   }
   std::vector<std::string> none_;
 };
-INSTANTIATE_TEST_SUITE_P(All, GradientPlacesTest, ::testing::Values(0, 1, 2, 3),
+INSTANTIATE_TEST_SUITE_P(All, GradientPlacesTest,
+                         ::testing::Combine(::testing::Values(0, 1, 2, 3),
+                                            ::testing::Values(1, 2)),
                          [](const auto& info) {
-                           return absl::StrCat("Stage", info.param);
+                           return absl::StrCat("Stage", std::get<0>(info.param),
+                                               "World",
+                                               std::get<1>(info.param));
                          });
 
 TESSERA_RANK_FUNCTION(TheSameEachStep) {
@@ -148,7 +156,7 @@ TESSERA_RANK_FUNCTION(AnotherOrder) {
 }
 
 TEST_P(GradientPlacesTest, MayBeThoseOfOtherParameters) {
-  EXPECT_EQ(LentBy("AnotherOrder").size(), 2u);
+  EXPECT_FALSE(LentBy("AnotherOrder").empty());
 }
 
 // One matrix has no gradient from then on, another one two.
@@ -162,7 +170,7 @@ TESSERA_RANK_FUNCTION(OneTwice) {
 }
 
 TEST_P(GradientPlacesTest, MayStayEmpty) {
-  EXPECT_EQ(LentBy("OneTwice").size(), 2u);
+  EXPECT_FALSE(LentBy("OneTwice").empty());
 }
 
 absl::Status ExpectUnchanged(const std::vector<at::Tensor>& kept,
@@ -187,10 +195,19 @@ TESSERA_RANK_FUNCTION(KeepGradients) {
       copies.push_back(gradient.clone());
     });
   }
+  MemoryLedger& ledger = MemoryLedger::Global();
   TESSERA_RETURN_IF_ERROR(run.Train(&InOrder, [&](Run&, int step, at::Tensor&) {
     keeps = step == kKnown || step == kKnown + 1;
+    if (step == kKnown) ledger.ResetPeak();
   }));
   if (kept.size() != 8) return absl::InternalError("no gradients came");
+  // What each of the two backwards kept is all in one flat.
+  constexpr int64_t kFlatBytes = 5 * kDim * kDim * sizeof(float);
+  const int64_t peak = ledger.Report()[MemoryKind::kGradients].peak_bytes;
+  if (peak > 4 * kFlatBytes + 4096) {
+    return absl::InternalError(
+        absl::StrCat(peak, " bytes of gradients, a flat has ", kFlatBytes));
+  }
   TESSERA_ASSIGN_OR_RETURN(std::string answer, run.Finish());
   run.engine.reset();
   TESSERA_RETURN_IF_ERROR(ExpectUnchanged(kept, copies));
@@ -198,7 +215,7 @@ TESSERA_RANK_FUNCTION(KeepGradients) {
 }
 
 TEST_P(GradientPlacesTest, StayWithAUserWhoKeepsThem) {
-  EXPECT_EQ(LentBy("KeepGradients").size(), 2u);
+  EXPECT_FALSE(LentBy("KeepGradients").empty());
 }
 
 // The same of a view: libtorch does not see it.
@@ -222,7 +239,7 @@ TESSERA_RANK_FUNCTION(KeepViews) {
 }
 
 TEST_P(GradientPlacesTest, StayWithAViewOfThem) {
-  EXPECT_EQ(LentBy("KeepViews").size(), 2u);
+  EXPECT_FALSE(LentBy("KeepViews").empty());
 }
 
 // Tensors of the same size that a user makes in the backward, and keeps.
@@ -252,7 +269,7 @@ TESSERA_RANK_FUNCTION(KeepOthers) {
 }
 
 TEST_P(GradientPlacesTest, MayBeTakenByOthersForGood) {
-  EXPECT_EQ(LentBy("KeepOthers").size(), 2u);
+  EXPECT_FALSE(LentBy("KeepOthers").empty());
 }
 
 // A backward fails when some places are lent.
@@ -278,7 +295,7 @@ TESSERA_RANK_FUNCTION(FailOnce) {
 }
 
 TEST_P(GradientPlacesTest, OutliveABackwardThatFailed) {
-  EXPECT_EQ(LentBy("FailOnce").size(), 2u);
+  EXPECT_FALSE(LentBy("FailOnce").empty());
 }
 
 }  // namespace
