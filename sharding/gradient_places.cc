@@ -19,6 +19,10 @@ absl::flat_hash_set<int64_t> SizesOf(const GradientPlaces::Units& units) {
   return sizes;
 }
 
+bool HasOneOwner(const at::Tensor& tensor) {
+  return tensor.use_count() == 1 && tensor.storage().use_count() == 1;
+}
+
 }  // namespace
 
 GradientPlaces::GradientPlaces(const Units& units, absl::Mutex* mutex,
@@ -70,7 +74,7 @@ void GradientPlaces::Arrived(int unit, int parameter,
   const int index = begins_[static_cast<size_t>(unit)] + parameter;
   const int64_t bytes =
       parameters_[static_cast<size_t>(index)].first->LendableBytes(parameter);
-  // Of what others have, too, a copy is needed.
+  // What others have, too, had better lie elsewhere the next time.
   if (bytes > 0 && gradient.layout() == at::kStrided &&
       static_cast<int64_t>(gradient.storage().nbytes()) == bytes &&
       HasOneOwner(gradient)) {

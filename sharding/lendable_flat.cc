@@ -34,10 +34,6 @@ class Loan final : public TensorMemory {
 
 }  // namespace
 
-bool HasOneOwner(const at::Tensor& tensor) {
-  return tensor.use_count() == 1 && tensor.storage().use_count() == 1;
-}
-
 LendableFlat::LendableFlat(const Unit& unit, int64_t least_bytes)
     : unit_(&unit) {
   for (const auto& p : unit.parameters())
@@ -73,9 +69,8 @@ c10::DataPtr LendableFlat::Lend(int parameter) {
   return DataPtrOf(PlaceOf(parameter), std::make_unique<Loan>(flat_));
 }
 
-bool LendableFlat::TakeBack(int parameter, const at::Tensor& tensor) const {
-  return HasOneOwner(tensor) && tensor.const_data_ptr() == PlaceOf(parameter) &&
-         IsLent(parameter);
+bool LendableFlat::LiesInPlace(int parameter, const at::Tensor& tensor) const {
+  return tensor.const_data_ptr() == PlaceOf(parameter) && IsLent(parameter);
 }
 
 absl::Status LendableFlat::Vacate(int parameter) {

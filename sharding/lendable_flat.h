@@ -22,9 +22,6 @@
 
 namespace tessera {
 
-// Nothing but this tensor refers to its memory.
-bool HasOneOwner(const at::Tensor& tensor);
-
 class LendableFlat {
  public:
   // Lends places of `least_bytes` or more; 0: none.
@@ -50,9 +47,9 @@ class LendableFlat {
   }
   // Null while the place is lent already, or since the flat moved away.
   c10::DataPtr Lend(int parameter);
-  // Whether `tensor`, of the parameter's sizes and strides, is what was lent
-  // and has one owner, the caller: then it counts as written to its place.
-  bool TakeBack(int parameter, const at::Tensor& tensor) const;
+  // Whether `tensor`, of the parameter's sizes and strides, is what was lent:
+  // then its values are in their place.
+  bool LiesInPlace(int parameter, const at::Tensor& tensor) const;
   // So that the place may be written to. ResourceExhausted.
   absl::Status Vacate(int parameter);
   // And all places.

@@ -104,7 +104,7 @@ absl::Status UnitGradient::AddToLocal(int parameter, const at::Tensor& gradient,
                                       Arrival how, bool first) {
   TESSERA_RETURN_IF_ERROR(EnsureLocal(DtypeOf(how)));
   const bool alike = first && LiesLikeItsPlace(parameter, gradient);
-  if (alike && local_.TakeBack(parameter, gradient)) return absl::OkStatus();
+  if (alike && local_.LiesInPlace(parameter, gradient)) return absl::OkStatus();
   TESSERA_RETURN_IF_ERROR(local_.Vacate(parameter));
   if (alike) {  // without a walk through the dispatcher
     const auto& p = unit_->parameters()[static_cast<size_t>(parameter)];
