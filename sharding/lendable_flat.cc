@@ -36,8 +36,9 @@ class Loan final : public TensorMemory {
 
 LendableFlat::LendableFlat(const Unit& unit, int64_t least_bytes)
     : unit_(&unit) {
-  for (const auto& p : unit.parameters())
+  for (const auto& p : unit.parameters()) {
     lendable_.push_back(BytesOf(unit, p, least_bytes));
+  }
 }
 
 void LendableFlat::Hold(FlatBuffer flat) {

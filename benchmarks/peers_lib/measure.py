@@ -240,7 +240,9 @@ def note_memory(row, end, result):
     held = result.raw['bytes_at_peak'] = end['bytes_at_peak']
     largest = max(int(re.search(r'(\d+) elements$', unit)[1])
                   for unit in end['units'])
-    bound = 4 * (row.model.numel // WORLD + 3 * largest)
+    # Small parameters may all be one unit: a bound by that would say nothing.
+    unit = min(largest, row.model.block_numel)
+    bound = 4 * (row.model.numel // WORLD + 3 * unit)
     inside = held['gradients'] <= bound
     words = ', '.join(f'{kind} {held[kind]:,}'
                       for kind in ('parameters', 'gradients', 'optimizer'))

@@ -21,10 +21,13 @@ class Model:
     micro_batch: int
 
     @property
+    def block_numel(self):
+        return 12 * self.dim ** 2 + 13 * self.dim
+
+    @property
     def numel(self):
         embeddings = (256 + self.seq) * self.dim
-        block = 12 * self.dim ** 2 + 13 * self.dim
-        return (embeddings + self.layers * block + 2 * self.dim
+        return (embeddings + self.layers * self.block_numel + 2 * self.dim
                 + 256 * self.dim)
 
     def options(self):
