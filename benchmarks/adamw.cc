@@ -29,13 +29,18 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "base/status.h"
+#include "base/torch_guard.h"
 #include "benchmarks/triad.h"
 #include "benchmarks/workers.h"
 #include "optim/adamw_kernel.h"
 
 ABSL_FLAG(int64_t, numel, int64_t{1} << 26, "parameters");
 ABSL_FLAG(int, threads, 2, "threads of all");
-ABSL_FLAG(int, rounds, 15, "rounds that are measured, after one that is not");
+ABSL_FLAG(int, rounds, 15,
+          "rounds that are measured, after one that is not; 6 or more, for the "
+          "interval");
 
 namespace tessera {
 namespace {
@@ -184,16 +189,27 @@ void Print(const std::vector<Contestant>& all, int64_t numel, int threads) {
       absl::StrJoin(rates, ", ").c_str(), absl::StrJoin(ratios, ", ").c_str());
 }
 
-void Run() {
+absl::Status AtLeast(absl::string_view flag, int64_t least, int64_t value) {
+  if (value >= least) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", flag, ": expected ", least, " or more, got ", value));
+}
+
+absl::Status Run() {
   const int64_t numel = absl::GetFlag(FLAGS_numel);
-  const int threads = std::max(1, absl::GetFlag(FLAGS_threads));
+  const int threads = absl::GetFlag(FLAGS_threads);
+  const int rounds = absl::GetFlag(FLAGS_rounds);
+  TESSERA_RETURN_IF_ERROR(AtLeast("numel", 1, numel));
+  TESSERA_RETURN_IF_ERROR(AtLeast("threads", 1, threads));
+  TESSERA_RETURN_IF_ERROR(AtLeast("rounds", 6, rounds));
   torch::NoGradGuard no_grad;
   at::set_num_threads(threads);
   const Buffers buffers(numel);
   Workers workers(threads);
   std::vector<Contestant> all = Contestants(buffers, &workers);
-  Measure(&all, std::max(1, absl::GetFlag(FLAGS_rounds)));
+  Measure(&all, rounds);
   Print(all, numel, threads);
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -201,6 +217,10 @@ void Run() {
 
 int main(int argc, char** argv) {
   absl::ParseCommandLine(argc, argv);
-  tessera::Run();
-  return 0;
+  const absl::Status status =
+      tessera::CatchTorch("libtorch", [] { return tessera::Run(); });
+  if (!status.ok()) {
+    std::fprintf(stderr, "adamw: %s\n", status.ToString().c_str());
+  }
+  return status.ok() ? 0 : 1;
 }

@@ -9,19 +9,24 @@ All work on the same buffers, round by round in turn, a STREAM triad (a = b + s 
 c) too, in another order each time: what one leaves in the caches is the next
 one's to write back. A step moves 28 bytes a parameter. Prints one JSON line:
 medians, GB/s (28 bytes; the triad's 12 as STREAM counts them, and 16 with what
-the processor reads before it writes), and ratios of a round's times to ours:
-median and 95 % interval (order statistics). Needs torch, and deepspeed unless
---no-deepspeed.
+the processor reads before it writes), and ratios of a round's times to ours with
+their median and its 95 % interval (peers_lib/ratios.py; from six rounds on). Needs
+torch, and deepspeed unless --no-deepspeed.
 """
 
 import argparse
 import ctypes
 import json
-import math
 import os
 import random
 import statistics
+import sys
 import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "peers_lib"))
+sys.dont_write_bytecode = True
+
+import ratios  # pylint: disable=wrong-import-position
 
 LR, BETAS, EPS, DECAY = 1e-3, (0.9, 0.999), 1e-8, 0.01
 
@@ -44,18 +49,13 @@ def load(path):
     return library
 
 
-def interval(values):
-    """Median, and the order statistics that hold the median with 95 %."""
-    values, n = sorted(values), len(values)
-    below, rank = 0.0, 0
-    for k in range(n // 2):
-        below += math.comb(n, k) / 2**n
-        if below > 0.025:
-            rank = max(0, k - 1)
-            break
-    return [
-        round(x, 3) for x in (values[rank], statistics.median(values), values[n - 1 - rank])
-    ]
+def summary(values):
+    low, high = ratios.median_interval(values)
+    return {
+        "median": round(statistics.median(values), 3),
+        "interval": [round(low, 3), round(high, 3)] if len(values) >= 6 else None,
+        "rounds": [round(value, 4) for value in values],
+    }
 
 
 def contestants(torch, library, options):
@@ -132,12 +132,12 @@ def main():
     rates = {n: bytes_of[n] * options.numel / t * 1e-9 for n, t in medians.items()}
     rates["triad_16"] = rates["triad"] * 16 / 12
     over = {
-        name: interval([t / o for t, o in zip(times, seconds["ours"])])
+        name: summary([t / o for t, o in zip(times, seconds["ours"])])
         for name, times in seconds.items()
         if name not in ("ours", "triad")
     }
     for name, item in (("triad", 12), ("triad_16", 16)):
-        over[name] = interval(
+        over[name] = summary(
             [28 / o / (item / t) for t, o in zip(seconds["triad"], seconds["ours"])]
         )
     print(
@@ -149,6 +149,10 @@ def main():
                 "rounds": options.rounds,
                 "isa": library.tessera_isa().decode(),
                 "median_ms": {n: round(t * 1e3, 3) for n, t in medians.items()},
+                "ms": {
+                    n: [round(t * 1e3, 3) for t in times]
+                    for n, times in seconds.items()
+                },
                 "gb_per_s": {n: round(r, 2) for n, r in rates.items()},
                 "rate_of_ours_over": over,
             }

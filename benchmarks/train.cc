@@ -5,13 +5,15 @@
 //   train --world 2 --data kjv.txt --engine none     without communication
 //
 // With --turns it takes turns with other programs (benchmarks/peers): every
-// rank reads lines from its standard input, one to begin, then the number of
-// steps of each turn; rank 0 prints a line of JSON after each.
+// rank prints a line of JSON when libtorch is loaded, then reads lines from its
+// standard input, one to begin, then the number of steps of each turn, and
+// prints a line after each. Each rank is started by itself then.
 //
 // The public API alone, the default configuration but for what the flags say.
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <iostream>
 #include <memory>
@@ -25,6 +27,7 @@
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -217,19 +220,29 @@ absl::Status Train(int rank, const ByteCorpus& corpus, int begin, int end,
 }
 
 // The number in the next line of standard input; absent at its end.
-std::optional<int> NextTurn() {
+absl::StatusOr<std::optional<int>> NextTurn() {
   std::string line;
+  if (!std::getline(std::cin, line)) return std::nullopt;
   int steps = 0;
-  if (!std::getline(std::cin, line) || !absl::SimpleAtoi(line, &steps)) {
-    return std::nullopt;
+  if (!absl::SimpleAtoi(line, &steps) || steps < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--turns: expected a number of steps on standard input, got '",
+        absl::CEscape(line), "'"));
   }
   return steps;
 }
 
-// "1.5, 2.25": a loss comes back from it as the same bits.
+// "1.5, 2.25": a loss comes back from it as the same bits. Python reads what is
+// not finite, too.
 std::string Listed(const std::vector<double>& values) {
   return absl::StrJoin(values, ", ", [](std::string* out, double value) {
-    absl::StrAppendFormat(out, "%.9g", value);
+    if (std::isfinite(value)) {
+      absl::StrAppendFormat(out, "%.9g", value);
+    } else {
+      absl::StrAppend(out, std::isnan(value) ? "NaN"
+                           : value < 0       ? "-Infinity"
+                                             : "Infinity");
+    }
   });
 }
 
@@ -270,7 +283,25 @@ void PrintAll(const World& world, int64_t parameters, const Trainer& trainer,
       }));
 }
 
-absl::Status CheckFlags() {
+// `words`: what is left of the command line.
+absl::Status CheckFlags(const std::vector<char*>& words) {
+  if (words.size() > 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("expected flags alone, got '", words[1], "'"));
+  }
+  constexpr int64_t kMost = 1 << 20;  // beyond it sizes would overflow
+  const std::pair<const char*, int64_t> sizes[] = {
+      {"dim", absl::GetFlag(FLAGS_dim)},
+      {"layers", absl::GetFlag(FLAGS_layers)},
+      {"heads", absl::GetFlag(FLAGS_heads)},
+      {"seq", absl::GetFlag(FLAGS_seq)},
+      {"micro_batch", absl::GetFlag(FLAGS_micro_batch)},
+      {"steps", absl::GetFlag(FLAGS_steps)}};
+  for (const auto& [name, value] : sizes) {
+    if (value >= 1 && value <= kMost) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("--", name, ": expected 1 to ", kMost, ", got ", value));
+  }
   const std::string dtype = absl::GetFlag(FLAGS_dtype);
   if (dtype != "fp32" && dtype != "bf16") {
     return absl::InvalidArgumentError(
@@ -279,32 +310,48 @@ absl::Status CheckFlags() {
   if (absl::GetFlag(FLAGS_data).empty()) {
     return absl::InvalidArgumentError("--data FILE is missing");
   }
-  if (absl::GetFlag(FLAGS_heads) < 1 ||
-      absl::GetFlag(FLAGS_dim) % absl::GetFlag(FLAGS_heads) != 0) {
-    return absl::InvalidArgumentError("--dim is no multiple of --heads");
+  if (absl::GetFlag(FLAGS_dim) % absl::GetFlag(FLAGS_heads) != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--dim: expected a multiple of --heads ", absl::GetFlag(FLAGS_heads),
+        ", got ", absl::GetFlag(FLAGS_dim)));
   }
   return absl::OkStatus();
 }
 
-absl::Status Run(int argc, char** argv) {
-  // Before Init, which re-executes with the same flags.
+// Before Init, which takes its flags away.
+absl::StatusOr<WorldOptions> OptionsOf(int argc, char** argv) {
   WorldOptions options;
+  bool world_flag = false, turns = false;
   for (int i = 1; i < argc; ++i) {
     absl::string_view arg = argv[i];
     if (arg == "--backend" && i + 1 < argc) options.backend = argv[i + 1];
     if (absl::ConsumePrefix(&arg, "--backend="))
       options.backend = std::string(arg);
+    world_flag =
+        world_flag || arg == "--world" || absl::StartsWith(arg, "--world=");
+    turns = turns || arg == "--turns";
   }
+  if (turns && world_flag) {
+    return absl::InvalidArgumentError(
+        "--turns: the ranks that --world starts have one standard input; start "
+        "each by itself, with RANK and WORLD_SIZE set");
+  }
+  return options;
+}
+
+absl::Status Run(int argc, char** argv) {
+  TESSERA_ASSIGN_OR_RETURN(const WorldOptions options, OptionsOf(argc, argv));
   TESSERA_ASSIGN_OR_RETURN(const World* world, Init(&argc, argv, options));
   absl::SetProgramUsageMessage("trains the peers' GPT; see --helpfull");
-  absl::ParseCommandLine(argc, argv);
-  TESSERA_RETURN_IF_ERROR(CheckFlags());
+  TESSERA_RETURN_IF_ERROR(CheckFlags(absl::ParseCommandLine(argc, argv)));
   TESSERA_ASSIGN_OR_RETURN(const ByteCorpus corpus,
                            ByteCorpus::Open(absl::GetFlag(FLAGS_data),
                                             absl::GetFlag(FLAGS_seq) + 2));
-  if (absl::GetFlag(FLAGS_turns)) {
-    if (world->rank() == 0) PrintTurn({});  // libtorch is loaded, nothing more
-    NextTurn();
+  const bool turns = absl::GetFlag(FLAGS_turns);
+  if (turns) {
+    PrintTurn({});  // libtorch is loaded, nothing more
+    std::string begin;
+    std::getline(std::cin, begin);
   }
   torch::manual_seed(0);
   auto model = std::make_shared<PeerGpt>(
@@ -321,16 +368,17 @@ absl::Status Run(int argc, char** argv) {
     const absl::Status status =
         Train(world->rank(), corpus, done, done + steps, *trainer, &turn);
     done += steps;
-    if (status.ok() && first && absl::GetFlag(FLAGS_turns)) PrintTurn(turn);
+    if (status.ok() && turns) PrintTurn(turn);
     for (const double ms : turn.milliseconds) all.milliseconds.push_back(ms);
     for (const double loss : turn.losses) all.losses.push_back(loss);
     return status;
   };
-  if (absl::GetFlag(FLAGS_turns)) {
-    while (const auto steps = NextTurn()) {
-      TESSERA_RETURN_IF_ERROR(train(*steps));
-    }
-  } else {
+  while (turns) {
+    TESSERA_ASSIGN_OR_RETURN(const std::optional<int> steps, NextTurn());
+    if (!steps.has_value()) break;
+    TESSERA_RETURN_IF_ERROR(train(*steps));
+  }
+  if (!turns) {
     TESSERA_RETURN_IF_ERROR(train(absl::GetFlag(FLAGS_steps)));
   }
   TESSERA_ASSIGN_OR_RETURN(const int64_t pss, ResidentBytes());

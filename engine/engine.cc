@@ -60,6 +60,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(
                                      std::move(comm), options);
   TESSERA_RETURN_IF_ERROR(
       CatchTorch("Engine::Create", [&] { return impl->Build(options); }));
+  ReturnKept();  // training has other sizes; so after a load
   return std::unique_ptr<Engine>(new Engine(std::move(impl)));
 }
 
@@ -147,7 +148,9 @@ absl::StatusOr<std::vector<ParameterShard>> Engine::ShardedStateDict() {
 }
 absl::StatusOr<LoadSafetensorsReport> Engine::LoadSafetensors(
     const std::string& path, LoadSafetensorsOptions options) {
-  return impl_->LoadSafetensors(path, options);
+  auto report = impl_->LoadSafetensors(path, options);
+  ReturnKept();
+  return report;
 }
 absl::Status Engine::SetPrefetch(absl::string_view unit, Pass pass,
                                  const std::vector<std::string>& next) {
@@ -163,7 +166,9 @@ absl::Status Engine::SaveCheckpoint(const std::string& dir,
   return impl_->Save(dir, client_state);
 }
 absl::StatusOr<std::string> Engine::LoadCheckpoint(const std::string& dir) {
-  return impl_->Load(dir);
+  auto client_state = impl_->Load(dir);
+  ReturnKept();
+  return client_state;
 }
 absl::Status Engine::Close() { return impl_->Close(); }
 StateBytes Engine::state_bytes() const { return impl_->state_bytes(); }

@@ -25,8 +25,9 @@
 namespace tessera {
 
 // Persistent parameters of consecutive units share flats of at most so many
-// elements (or of one larger parameter).
-inline constexpr int64_t kMaxPersistentFlatNumel = 1 << 20;
+// elements (or of one larger parameter): where all parameters are small, their
+// gradients are reduced in parts, while the backward goes on.
+inline constexpr int64_t kMaxPersistentFlatNumel = 1 << 18;
 
 struct FlatOptions {
   bool sharded_parameters = false;  // stage 3; else nothing persists

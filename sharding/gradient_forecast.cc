@@ -24,11 +24,12 @@ void GradientForecast::Lies(int64_t bytes, const void* data) {
   at_[data] = {bytes, sizes_.find(bytes)->second.now.size() - 1};
 }
 
-void GradientForecast::Became(const void* data, int parameter) {
+void GradientForecast::Became(const void* data, int64_t bytes, int parameter) {
   const auto found = at_.find(data);
   if (found == at_.end()) return;
-  const auto [bytes, k] = found->second;
-  sizes_.find(bytes)->second.now[k] = parameter;
+  // What lay there may be gone, and this an allocation that was not followed.
+  const auto [bytes_there, k] = found->second;
+  if (bytes_there == bytes) sizes_.find(bytes)->second.now[k] = parameter;
 }
 
 void GradientForecast::End() {

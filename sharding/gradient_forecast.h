@@ -37,8 +37,8 @@ class GradientForecast {
   int Next(int64_t bytes);
   // That it lies at `data`.
   void Lies(int64_t bytes, const void* data);
-  // The gradient of `parameter` lies at `data`.
-  void Became(const void* data, int parameter);
+  // The gradient of `parameter`, of `bytes`, lies at `data`.
+  void Became(const void* data, int64_t bytes, int parameter);
   void End();
 
  private:

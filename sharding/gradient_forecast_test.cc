@@ -21,7 +21,8 @@ class GradientForecastTest : public ::testing::Test {
       forecast_.Lies(kBytes, &places_[k]);
     }
     for (size_t k = 0; k < parameters.size(); ++k) {
-      if (parameters[k] != kNone) forecast_.Became(&places_[k], parameters[k]);
+      if (parameters[k] != kNone)
+        forecast_.Became(&places_[k], kBytes, parameters[k]);
     }
     forecast_.End();
     return forecast;
@@ -62,10 +63,21 @@ TEST_F(GradientForecastTest, AnAddressIsThatOfTheLastAllocation) {
     forecast_.Lies(kBytes, &places_[0]);  // and is freed
     const int second = forecast_.Next(kBytes);
     forecast_.Lies(kBytes, &places_[0]);
-    forecast_.Became(&places_[0], 7);
+    forecast_.Became(&places_[0], kBytes, 7);
     forecast_.End();
     EXPECT_EQ(first, kNone);
     EXPECT_EQ(second, i < 2 ? kNone : 7);
+  }
+}
+
+TEST_F(GradientForecastTest, AnotherSizeIsAnotherAllocation) {
+  for (int i = 0; i < 3; ++i) {
+    forecast_.Begin();
+    EXPECT_EQ(forecast_.Next(2 * kBytes), kNone);
+    forecast_.Lies(2 * kBytes, &places_[0]);  // and is freed
+    // What lies there now was allocated without being followed.
+    forecast_.Became(&places_[0], kBytes, 7);
+    forecast_.End();
   }
 }
 
@@ -78,8 +90,9 @@ TEST_F(GradientForecastTest, CountsEachSizeByItself) {
     }
     EXPECT_EQ(forecast_.Next(kBytes), i < 2 ? kNone : 5);
     forecast_.Lies(kBytes, &places_[0]);
-    forecast_.Became(&places_[0], 5);
-    forecast_.Became(&places_[2], 6);  // of no allocation that was followed
+    forecast_.Became(&places_[0], kBytes, 5);
+    forecast_.Became(&places_[2], kBytes,
+                     6);  // of no allocation that was followed
     forecast_.End();
   }
 }

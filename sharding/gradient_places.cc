@@ -19,10 +19,6 @@ absl::flat_hash_set<int64_t> SizesOf(const GradientPlaces::Units& units) {
   return sizes;
 }
 
-bool HasOneOwner(const at::Tensor& tensor) {
-  return tensor.use_count() == 1 && tensor.storage().use_count() == 1;
-}
-
 }  // namespace
 
 GradientPlaces::GradientPlaces(const Units& units, absl::Mutex* mutex,
@@ -78,7 +74,7 @@ void GradientPlaces::Arrived(int unit, int parameter,
   if (bytes > 0 && gradient.layout() == at::kStrided &&
       static_cast<int64_t>(gradient.storage().nbytes()) == bytes &&
       HasOneOwner(gradient)) {
-    forecast_.Became(gradient.const_data_ptr(), index);
+    forecast_.Became(gradient.const_data_ptr(), bytes, index);
   }
 }
 

@@ -65,7 +65,7 @@ struct GradientOptions {
   int64_t bucket_numel = 1 << 18;
   // Gradients of so many bytes or more are written in their places; 0: none
   // are.
-  int64_t in_place_bytes = 128 << 10;
+  int64_t in_place_bytes = 0;
   bool mean = true;      // false: the sum over ranks
   double predivide = 1;  // DeepSpeed's gradient_predivide_factor
 };

@@ -34,6 +34,10 @@ class Loan final : public TensorMemory {
 
 }  // namespace
 
+bool HasOneOwner(const at::Tensor& tensor) {
+  return tensor.use_count() == 1 && tensor.storage().use_count() == 1;
+}
+
 LendableFlat::LendableFlat(const Unit& unit, int64_t least_bytes)
     : unit_(&unit) {
   for (const auto& p : unit.parameters()) {
@@ -48,7 +52,7 @@ void LendableFlat::Hold(FlatBuffer flat) {
 void LendableFlat::Reset() { flat_ = nullptr; }
 
 FlatBuffer LendableFlat::Take() {
-  TESSERA_CHECK_EQ(flat_.use_count(), 1);
+  TESSERA_CHECK(has_one_owner());
   FlatBuffer taken = std::move(*flat_);
   Reset();
   return taken;
@@ -71,7 +75,8 @@ c10::DataPtr LendableFlat::Lend(int parameter) {
 }
 
 bool LendableFlat::LiesInPlace(int parameter, const at::Tensor& tensor) const {
-  return tensor.const_data_ptr() == PlaceOf(parameter) && IsLent(parameter);
+  return tensor.const_data_ptr() == PlaceOf(parameter) && IsLent(parameter) &&
+         HasOneOwner(tensor);
 }
 
 absl::Status LendableFlat::Vacate(int parameter) {

@@ -22,6 +22,10 @@
 
 namespace tessera {
 
+// Whether the caller's is the only reference to its memory: else others may
+// write there yet, as libtorch does where it adds gradients up.
+bool HasOneOwner(const at::Tensor& tensor);
+
 class LendableFlat {
  public:
   // Lends places of `least_bytes` or more; 0: none.
@@ -37,7 +41,9 @@ class LendableFlat {
   // REQUIRES of all below: defined.
   const FlatBuffer& operator*() const { return *flat_; }
   const FlatBuffer* operator->() const { return flat_.get(); }
-  // The memory, for another owner. REQUIRES: nothing is lent that lives on.
+  // Whether nobody else holds the memory, and Take may give it away.
+  bool has_one_owner() const { return flat_.use_count() == 1; }
+  // The memory, for another owner. REQUIRES: has_one_owner.
   FlatBuffer Take();
 
   // Bytes that the parameter's place has and Lend would give, if the flat is of
@@ -47,8 +53,8 @@ class LendableFlat {
   }
   // Null while the place is lent already, or since the flat moved away.
   c10::DataPtr Lend(int parameter);
-  // Whether `tensor`, of the parameter's sizes and strides, is what was lent:
-  // then its values are in their place.
+  // Whether `tensor`, of the parameter's sizes and strides, is what was lent,
+  // and the caller's alone: then its values are in their place, and stay.
   bool LiesInPlace(int parameter, const at::Tensor& tensor) const;
   // So that the place may be written to. ResourceExhausted.
   absl::Status Vacate(int parameter);

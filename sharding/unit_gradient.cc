@@ -267,7 +267,7 @@ absl::Status UnitGradient::TakeSums(const at::Tensor& sums, double divisor) {
     if (reduces_in_place()) {
       to = local_->View(unit_->owned());
     } else if (local_.defined() && sums.numel() == local_->numel() &&
-               sums.data_ptr() == local_->data() &&
+               sums.data_ptr() == local_->data() && local_.has_one_owner() &&
                local_->dtype() == unit_->master_dtype()) {
       reduced_ = local_.Take();  // alone, all of it is ours
       to = reduced_.View();

@@ -55,8 +55,7 @@ class Verdict:
                  for d, limit in zip(distances, limits)]
         worst = max(range(steps), key=parts.__getitem__)
         self.ok = parts[worst] <= 1
-        alike = f'{first} of'
         self.text = (
             f'{"within" if self.ok else "FAILED: beyond"} bound: equal bits in '
-            f'the first {alike} {steps} steps, at most {parts[worst]:.2f} of the '
-            f'bound (step {worst}: {distances[worst]:.2g} of {limits[worst]:.2g})')
+            f'the first {first} of {steps} steps, at most {parts[worst]:.2f} of '
+            f'the bound (step {worst}: {distances[worst]:.2g} of {limits[worst]:.2g})')

@@ -15,7 +15,8 @@ import turns
 
 WORLD = 2
 REPETITIONS = 3  # of a measurement of memory
-PEERS = ('ddp', 'fsdp2', 'ds3')
+PEERS = ('ddp', 'fsdp1', 'fsdp2', 'ds1', 'ds2', 'ds3')
+EXACT_PEERS = ('ddp', 'fsdp2')
 
 
 @dataclasses.dataclass
@@ -148,18 +149,19 @@ def comparable(side):
 
 
 def compare_losses(started, reference, limits, result):
-    """Bits must be equal at any stage of ours, and those of DDP and FSDP2, which
-    run the same operations; but for clipping, whose norm they sum up in another
-    order, and bf16, where they keep other masters."""
+    """Bits must be equal at any stage of ours, and those of EXACT_PEERS, which
+    run the same operations, but for the norm that they clip by: that they sum up
+    in another order."""
     for training in started:
-        if not comparable(training.name) or training.losses is reference:
+        name, theirs, ours = training.name, training.losses, reference
+        if theirs is ours:
             continue
-        exact = training.name.startswith('stage') or (
-            training.name in ('ddp', 'fsdp2') and not result.row.clip
-            and not result.row.bf16)
-        verdict = losses.Verdict(reference, training.losses,
-                                 None if exact else limits)
-        result.notes.append(f'Losses of {rows.TITLES[training.name]} and of '
+        if not comparable(name):  # no more than the first batch is the same
+            theirs, ours = theirs[:1], ours[:1]
+        exact = not comparable(name) or name.startswith('stage') or (
+            name in EXACT_PEERS and not result.row.clip)
+        verdict = losses.Verdict(ours, theirs, None if exact else limits)
+        result.notes.append(f'Losses of {rows.TITLES[name]} and of '
                             f'ours: {verdict.text}.')
         result.failed |= not verdict.ok
 
@@ -167,8 +169,9 @@ def compare_losses(started, reference, limits, result):
 def speed(row, bench):
     result = Result(row)
     init, nudged = initial_weights(row, bench)
-    compared = [side for side in row.sides if comparable(side)]
-    off = nudged_losses(row, bench, nudged) if len(compared) > 1 else None
+    # Of rows with peers that may differ.
+    inexact = any(side in PEERS for side in row.sides)
+    off = nudged_losses(row, bench, nudged) if inexact else None
     groups = groups_of(row)
     if len(groups) > 1:
         result.notes.append('In pairs, since memory is short for all at once.')
@@ -187,11 +190,11 @@ def speed(row, bench):
 def speed_of(row, bench, started, off, result):
     for training in started:
         training.turn(row.loss_steps)
-    if off is not None:
-        reference = next(t for t in started if t.name == 'stage3').losses
-        compare_losses(started, reference, losses.bounds(reference, off), result)
-        if result.failed:
-            return
+    reference = next(t for t in started if t.name in ('stage3', 'stage0')).losses
+    limits = losses.bounds(reference, off) if off is not None else None
+    compare_losses(started, reference, limits, result)
+    if result.failed:
+        return
     measured = turns.interleave(started, row.steps, bench.rounds)
     for goal in row.goals:
         result.lines.append(line_of(goal, measured))
@@ -238,10 +241,8 @@ def note_memory(row, end, result):
         raise SystemExit(f'peers: row {row.name}: the model has {end["params"]} '
                          f'parameters, expected {row.model.numel}')
     held = result.raw['bytes_at_peak'] = end['bytes_at_peak']
-    largest = max(int(re.search(r'(\d+) elements$', unit)[1])
-                  for unit in end['units'])
-    # Small parameters may all be one unit: a bound by that would say nothing.
-    unit = min(largest, row.model.block_numel)
+    unit = max(int(re.search(r'(\d+) elements$', unit)[1])
+               for unit in end['units'])
     bound = 4 * (row.model.numel // WORLD + 3 * unit)
     inside = held['gradients'] <= bound
     words = ', '.join(f'{kind} {held[kind]:,}'
@@ -304,12 +305,11 @@ def adamw(row, bench):
     figures = json.loads(said_by(words, bench.peers).splitlines()[-1])
     result.raw = figures
     for name, least in (('torch', 1.0), ('deepspeed', 1.0), ('triad_16', 0.85)):
-        low, median, high = figures['rate_of_ours_over'][name]
-        ratio = ratios.Spread([low, median, high], at_least=least)
+        ratio = ratios.Ratio(figures['rate_of_ours_over'][name]['rounds'],
+                             at_least=least)
         result.lines.append(Line(
             rows.Goal('adamw', name, 'GB/s', at_least=least), ratio,
-            [figures['median_ms']['ours']],
-            [figures['median_ms'][name.split('_')[0]]]))
+            figures['ms']['ours'], figures['ms'][name.split('_')[0]]))
     result.notes.append('triad_16: bytes a second of a = b + s * c, with what '
                         'the processor reads before it writes.')
     return result

@@ -7,8 +7,8 @@ COVERAGE = 0.95
 
 def median_interval(values):
     """(low, high): the order statistics that hold the median of what the values
-    are drawn from, with a probability of COVERAGE at least, whatever the
-    distribution. Infinite for fewer than six values."""
+    are drawn from, each by itself, with a probability of COVERAGE at least,
+    whatever the distribution. Infinite for fewer than six values."""
     ordered = sorted(values)
     n = len(ordered)
     tail = 0.0  # probability that at most k of n lie below the median

@@ -10,7 +10,6 @@ import statistics
 
 import rows
 
-RAW_LIMIT = 200_000  # bytes of the JSON file
 ISAS = (('amx_tile', 'amx'), ('avx512f', 'avx512'), ('avx2', 'avx2'))
 HEAD = ('ours', 'against', 'measured', 'goal', 'median', 'interval', '',
         'ours, median (least)', 'theirs')
@@ -99,8 +98,7 @@ def keep(folder, words, results, stamp):
     write(path + '.md', text)
     packed = '{\n' + ',\n'.join(f'{json.dumps(name)}: {json.dumps(raw[name])}'
                                 for name in sorted(raw)) + '\n}\n'
-    if len(packed) <= RAW_LIMIT:
-        write(path + '.json', packed)
+    write(path + '.json', packed)
     return path + '.md'
 
 

@@ -100,8 +100,41 @@ class RowsTest(unittest.TestCase):
 
     def test_ours_alone_or_of_four_is_not_compared(self):
         self.assertEqual(
-            [side for side in rows.TITLES if measure.comparable(side)],
-            ['stage0', 'stage3', 'ddp', 'fsdp2', 'ds3'])
+            [side for side in rows.TITLES if not measure.comparable(side)],
+            ['none', 'stage3_of_4'])
+
+
+class CompareTest(unittest.TestCase):
+
+    def fails(self, limits=None, clip=0, **of_sides):
+        """Whether a row fails with these losses."""
+        class Training:
+            def __init__(self, name, values):
+                self.name, self.losses = name, values
+        started = [Training(*item) for item in of_sides.items()]
+        row = rows.Row('X', 'speed', rows.SMALL, clip=clip)
+        result = measure.Result(row)
+        reference = next(t for t in started if t.name == 'stage3').losses
+        measure.compare_losses(started, reference, limits, result)
+        self.assertEqual(len(result.notes), len(started) - 1)
+        return result.failed
+
+    def test_bits(self):
+        ours = [4.0, 3.0]
+        far = [9.0, 9.0]
+        for side in ('stage0', 'ddp', 'fsdp2'):
+            self.assertFalse(self.fails(stage3=ours, **{side: [4.0, 3.0]}))
+            self.assertTrue(
+                self.fails(far, stage3=ours, **{side: [4.0, 3.0000005]}))
+        self.assertFalse(self.fails(far, stage3=ours, ds3=[4.5, 3.5]))
+        self.assertTrue(self.fails([0.25, 0.5], stage3=ours, ds3=[4.5, 3.5]))
+        self.assertFalse(self.fails(far, 1.0, stage3=ours, fsdp2=[4.5, 3.5]))
+
+    def test_those_who_train_otherwise_begin_alike(self):
+        for side in ('none', 'stage3_of_4'):
+            self.assertFalse(self.fails(stage3=[4.0, 3.0], **{side: [4.0, 2.0]}))
+            self.assertTrue(self.fails(stage3=[4.0, 3.0], **{side: [4.5, 3.0]}))
+            self.assertTrue(self.fails(stage3=[4.0, 3.0], **{side: [math.nan]}))
 
 
 def result_of(row, values, failed=False):

@@ -3,12 +3,15 @@ import dataclasses
 
 # Bytes that a rank needs at most, for each parameter (MemAvailable is compared
 # with them, so that what does not fit is run in pairs).
-BYTES_PER_PARAMETER = {'stage0': 20, 'stage3': 12, 'none': 18, 'ddp': 20,
-                       'fsdp2': 14, 'ds3': 32}
+BYTES_PER_PARAMETER = {'stage0': 20, 'stage1': 16, 'stage2': 14, 'stage3': 12,
+                       'none': 18, 'ddp': 20, 'fsdp1': 20, 'fsdp2': 14,
+                       'ds1': 32, 'ds2': 32, 'ds3': 32}
 BYTES_OF_LIBRARIES = 500 << 20  # of a rank
-TITLES = {'stage0': 'Tessera, stage 0', 'stage3': 'Tessera, stage 3',
+TITLES = {'stage0': 'Tessera, stage 0', 'stage1': 'Tessera, stage 1',
+          'stage2': 'Tessera, stage 2', 'stage3': 'Tessera, stage 3',
           'none': 'no communication', 'ddp': 'PyTorch DDP',
-          'fsdp2': 'PyTorch FSDP2', 'ds3': 'DeepSpeed 3',
+          'fsdp1': 'PyTorch FSDP1', 'fsdp2': 'PyTorch FSDP2',
+          'ds1': 'DeepSpeed 1', 'ds2': 'DeepSpeed 2', 'ds3': 'DeepSpeed 3',
           'stage3_of_4': 'Tessera, stage 3, 4 ranks'}
 
 
@@ -115,4 +118,7 @@ ROWS = (
     Row('H', 'adamw', note='AdamW of one tensor of 2^26 fp32 parameters, '
         '2 threads: bytes a second'),
     Row('I', 'collectives', note='collectives of 64 MiB fp32'),
+    Row('J', 'speed', MIDDLE, (
+        faster('fsdp1', 1.0), faster('ds1', 1.0, ours='stage1'),
+        faster('ds2', 1.0, ours='stage2')), note='the other peers'),
 )

@@ -1,9 +1,9 @@
 """Trains the GPT of benchmarks/peer_gpt.h by another engine: one rank of it.
 
 RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say which. It takes turns as
-benchmarks/train does: rank 0 prints a line when its libraries are loaded; each
-rank then reads lines, one to begin and the number of steps of each turn, and
-rank 0 prints {"ms": [...], "loss": [...]} after each.
+benchmarks/train does: each rank prints a line when its libraries are loaded, then
+reads lines, one to begin and the number of steps of each turn, and prints
+{"ms": [...], "loss": [...]} after each.
 """
 import argparse
 import json
@@ -71,7 +71,7 @@ class Torch:
         self.options = options
         self.model = getattr(self, options.engine)(model)
         self.optimizer = adamw(self.model.parameters())
-        # FSDP2 has a policy of its own; the others' users take autocast.
+        # FSDP2 has a policy of its own; users of the others take autocast.
         self.autocast = options.bf16 and options.engine != 'fsdp2'
 
     def single(self, model):
@@ -216,8 +216,7 @@ def main():
     rank = dist.get_rank()
 
     def say(**line):
-        if rank == 0:
-            print(json.dumps(line), file=out, flush=True)
+        print(json.dumps(line), file=out, flush=True)
 
     say(ms=[], loss=[])
     sys.stdin.readline()

@@ -6,6 +6,7 @@ machine does meanwhile meets both.
 import contextlib
 import json
 import os
+import random
 import select
 import signal
 import socket
@@ -44,7 +45,7 @@ class Training:
         self.command, self.environment = command, environment
         self.log = tempfile.TemporaryFile()
         self.ranks = []
-        self.unread = b''  # of rank 0's output
+        self.unread = []  # of each rank's output
         self.baseline = self.peak = 0  # bytes of memory, all ranks
         self.losses = []
 
@@ -54,14 +55,14 @@ class Training:
         for rank in range(self.world):
             # A session of its own: what it starts can be ended with it.
             self.ranks.append(subprocess.Popen(
-                self.command, stdin=subprocess.PIPE,
-                stdout=self.log if rank else subprocess.PIPE, stderr=self.log,
-                start_new_session=True, env={
+                self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=self.log, start_new_session=True, env={
                     **self.environment, 'OMP_NUM_THREADS': '1',
                     'RANK': str(rank), 'LOCAL_RANK': str(rank),
                     'WORLD_SIZE': str(self.world),
                     'LOCAL_WORLD_SIZE': str(self.world),
                     'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': port}))
+        self.unread = [b''] * self.world
         self.answer()
         self.baseline = self.memory()
         self.tell('')
@@ -78,29 +79,31 @@ class Training:
             self.fail(f'lost rank {self.ranks.index(rank)}')
 
     def answer(self):
-        line = self.next_line()
-        try:
-            return json.loads(line)
-        except ValueError:
-            self.fail(f'said {line!r} instead of a line of JSON')
-
-    def next_line(self):
-        out = self.ranks[0].stdout.fileno()
+        """Rank 0's, when all ranks have answered: nobody still works then."""
         deadline = time.monotonic() + TURN_LIMIT
-        while b'\n' not in self.unread:
+        lines = [self.next_line(rank, deadline) for rank in range(self.world)]
+        try:
+            return [json.loads(line) for line in lines][0]
+        except ValueError:
+            self.fail(f'said {lines!r} instead of lines of JSON')
+
+    def next_line(self, rank, deadline):
+        out = self.ranks[rank].stdout.fileno()
+        while b'\n' not in self.unread[rank]:
             # Before the look at the output: nothing comes after it then. The
             # output's end is no sign, since what a rank started has it too.
-            dead = [(i, rank.returncode) for i, rank in enumerate(self.ranks)
-                    if rank.poll() is not None]
+            dead = [(i, process.returncode)
+                    for i, process in enumerate(self.ranks)
+                    if process.poll() is not None]
             said = b''
             if select.select([out], [], [], 0 if dead else LOOK_EVERY)[0]:
                 said = os.read(out, 1 << 16)
-            self.unread += said
+            self.unread[rank] += said
             if dead and not said:
                 self.fail('lost rank %d, which ended with %d' % dead[0])
             if time.monotonic() > deadline:
                 self.fail(f'did not answer for {TURN_LIMIT} seconds')
-        line, _, self.unread = self.unread.partition(b'\n')
+        line, _, self.unread[rank] = self.unread[rank].partition(b'\n')
         return line.decode(errors='replace')
 
     def turn(self, steps):
@@ -133,14 +136,15 @@ class Training:
                 rank.stdin.close()
         timer = threading.Timer(END_LIMIT, self.signal)
         timer.start()
-        text = self.unread + self.ranks[0].stdout.read()
+        texts = [unread + rank.stdout.read()
+                 for unread, rank in zip(self.unread, self.ranks)]
         codes = [rank.wait() for rank in self.ranks]
         timer.cancel()
         for rank, code in enumerate(codes):
             if code != 0:
                 self.fail(f'had a rank {rank} that ended with {code}')
         self.kill()
-        return json.loads(text) if text.startswith(b'{') else {}
+        return json.loads(texts[0]) if texts[0].startswith(b'{') else {}
 
     def signal(self):
         for rank in self.ranks:
@@ -154,8 +158,7 @@ class Training:
             rank.wait()
             with contextlib.suppress(BrokenPipeError):
                 rank.stdin.close()
-        if self.ranks:
-            self.ranks[0].stdout.close()
+            rank.stdout.close()
         self.ranks = []
 
     def fail(self, what):
@@ -186,9 +189,11 @@ def trainings(commands, environment):
 def interleave(started, steps, rounds):
     """By name, the milliseconds of each turn: [rounds][steps]."""
     turns = {training.name: [] for training in started}
-    for i in range(rounds):
-        # There and back, so that nobody always follows the same one.
-        for training in started if i % 2 == 0 else reversed(started):
+    # In another order each time, so that nobody always follows the same one.
+    order, shuffled = list(started), random.Random(1)
+    for _ in range(rounds):
+        shuffled.shuffle(order)
+        for training in order:
             turns[training.name].append(training.turn(steps))
     return turns
 

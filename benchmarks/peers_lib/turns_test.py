@@ -14,8 +14,7 @@ FAKE = '''
 import json, os, subprocess, sys
 mode, rank = sys.argv[1], int(os.environ['RANK'])
 def say(**line):
-    if rank == 0:
-        print(json.dumps(line), flush=True)
+    print(json.dumps(line), flush=True)
 if mode == 'dies first':
     sys.exit('rank %d has no libraries' % rank)
 say(ms=[], loss=[])
@@ -28,8 +27,11 @@ for line in sys.stdin:
         sys.exit('only rank 1 is ill')
     if mode == 'is silent' or mode == 'rank 1 dies':
         continue
-    if mode == 'rubbish':
+    if mode == 'rubbish' and rank == 1:
         print('no JSON', flush=True)
+    if mode == 'rank 1 lags' and rank == 1:
+        subprocess.run(['sleep', '0.3'])
+        open(sys.argv[2], 'a').close()
     say(ms=[1.5] * int(line), loss=[child.pid])
 child.kill()
 if rank == 0:
@@ -45,12 +47,13 @@ class TurnsTest(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.program = os.path.join(folder.name, 'fake.py')
+        self.mark = os.path.join(folder.name, 'mark')
         with open(self.program, 'w', encoding='utf-8') as file:
             file.write(FAKE)
 
     def of(self, *modes):
         return turns.trainings(
-            [(mode, ['/usr/bin/python3', self.program, mode], 2, {})
+            [(mode, ['/usr/bin/python3', self.program, mode, self.mark], 2, {})
              for mode in modes], turns.environment())
 
     def test_interleaves_and_ends(self):
@@ -59,7 +62,12 @@ class TurnsTest(unittest.TestCase):
             self.assertEqual(taken, {'a': [[1.5] * 3] * 2, 'b': [[1.5] * 3] * 2})
             self.assertEqual([t.end() for t in started], [{'world': 2}] * 2)
 
-    def test_goes_there_and_back(self):
+    def test_waits_for_all_ranks(self):
+        with self.of('rank 1 lags') as (training,):
+            training.turn(1)
+            self.assertTrue(os.path.exists(self.mark))
+
+    def test_orders_differ(self):
         order = []
 
         class Stub:
@@ -68,8 +76,11 @@ class TurnsTest(unittest.TestCase):
 
             def turn(self, steps):
                 order.append(self.name + str(steps))
-        turns.interleave([Stub('a'), Stub('b')], 5, 3)
-        self.assertEqual(order, ['a5', 'b5', 'b5', 'a5', 'a5', 'b5'])
+        turns.interleave([Stub('a'), Stub('b'), Stub('c')], 5, 8)
+        rounds = [tuple(order[i:i + 3]) for i in range(0, 24, 3)]
+        for one in rounds:
+            self.assertEqual(sorted(one), ['a5', 'b5', 'c5'])
+        self.assertGreater(len(set(rounds)), 3)
 
     def test_watches_memory(self):
         with self.of('a') as (training,):
@@ -97,7 +108,7 @@ class TurnsTest(unittest.TestCase):
                    'only rank 1 is ill')
 
     def test_rubbish(self):
-        self.fails('rubbish', "said 'no JSON' instead of")
+        self.fails('rubbish', "'no JSON'] instead of")
 
     def test_silence(self):
         with self.assertRaises(SystemExit) as caught:

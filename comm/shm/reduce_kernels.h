@@ -10,169 +10,10 @@
 #endif
 
 #include "comm/shm/reduce.h"
+#include "comm/shm/reduce_elements.h"
 
 namespace tessera::shm::TESSERA_SHM_ISA {
 namespace {
-
-struct Half {
-  uint16_t bits;
-};
-struct BFloat16 {
-  uint16_t bits;
-};
-struct Bool {
-  uint8_t bits;
-};
-
-inline uint32_t BitsOf(float x) {
-  uint32_t bits;
-  __builtin_memcpy(&bits, &x, sizeof(bits));
-  return bits;
-}
-inline float FloatOf(uint32_t bits) {
-  float x;
-  __builtin_memcpy(&x, &bits, sizeof(x));
-  return x;
-}
-
-// ---- an element and what it is folded in
-
-inline float Load(BFloat16 x) {
-  return FloatOf(static_cast<uint32_t>(x.bits) << 16);
-}
-inline void Store(float x, BFloat16* out) {
-  const uint32_t bits = BitsOf(x);
-  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  out->bits = x != x ? 0x7fc0 : static_cast<uint16_t>(rounded);
-}
-
-#if defined(__F16C__)
-// The hardware's conversions, which a compiler does not vectorise by itself:
-// see LoadBlock and StoreBlock.
-inline float Load(Half x) { return _cvtsh_ss(x.bits); }
-inline void Store(float x, Half* out) {
-  out->bits = _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
-}
-#else
-inline float Load(Half x) {
-  const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000) << 16;
-  const uint32_t rest = x.bits & 0x7fff;
-  if (rest > 0x7c00) return FloatOf(sign | 0x7fc00000 | rest << 13);  // NaN
-  // Exponent and mantissa in place, the exponent's bias off by 112: subnormals
-  // become right too, since the product is exact.
-  const float magnitude = rest == 0x7c00
-                              ? FloatOf(0x7f800000)
-                              : FloatOf(rest << 13) * FloatOf((254 - 15) << 23);
-  return FloatOf(sign | BitsOf(magnitude));
-}
-inline void Store(float x, Half* out) {
-  const uint32_t bits = BitsOf(x);
-  const uint32_t sign = bits >> 16 & 0x8000;
-  const uint32_t rest = bits & 0x7fffffff;
-  uint32_t half;
-  if (rest > 0x7f800000) {
-    half = 0x7e00 | (rest >> 13 & 0x3ff);  // NaN, as the hardware does it
-  } else if (rest >= 0x477ff000) {
-    half = 0x7c00;  // rounds to infinity
-  } else if (rest >= 0x38800000) {
-    half = (rest + 0xfff + (rest >> 13 & 1) - 0x38000000) >> 13;
-  } else {
-    // Adding 0.5 makes the sum's last bit that of the smallest subnormal.
-    half = BitsOf(FloatOf(rest) + 0.5f) - BitsOf(0.5f);
-  }
-  out->bits = static_cast<uint16_t>(sign | half);
-}
-#endif
-
-inline bool Load(Bool x) { return x.bits != 0; }
-inline void Store(bool x, Bool* out) { out->bits = x; }
-template <typename T>
-inline T Load(T x) {
-  return x;
-}
-template <typename T>
-inline void Store(T x, T* out) {
-  *out = x;
-}
-
-// ---- operations
-
-// Integers wrap: they are computed without a sign.
-template <typename T>
-struct Unsigned {
-  using Type = T;
-};
-template <>
-struct Unsigned<int8_t> {
-  using Type = uint8_t;
-};
-template <>
-struct Unsigned<int16_t> {
-  using Type = uint32_t;  // uint16_t would be promoted to int
-};
-template <>
-struct Unsigned<int32_t> {
-  using Type = uint32_t;
-};
-template <>
-struct Unsigned<int64_t> {
-  using Type = uint64_t;
-};
-
-struct Sum {
-  template <typename T>
-  static T Of(T a, T b) {
-    using U = typename Unsigned<T>::Type;
-    return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
-  }
-  static bool Of(bool a, bool b) { return a | b; }
-};
-// The average of two.
-struct HalfOfSum {
-  template <typename T>
-  static T Of(T a, T b) {
-    return (a + b) / 2;
-  }
-};
-struct Product {
-  template <typename T>
-  static T Of(T a, T b) {
-    using U = typename Unsigned<T>::Type;
-    return static_cast<T>(static_cast<U>(a) * static_cast<U>(b));
-  }
-  static bool Of(bool a, bool b) { return a & b; }
-};
-struct Min {
-  template <typename T>
-  static T Of(T a, T b) {
-    return b < a || b != b ? b : a;
-  }
-};
-struct Max {
-  template <typename T>
-  static T Of(T a, T b) {
-    return b > a || b != b ? b : a;
-  }
-};
-
-// ---- loops
-
-template <typename T>
-struct AccumulatorOf {
-  using Type = T;
-};
-template <>
-struct AccumulatorOf<Half> {
-  using Type = float;
-};
-template <>
-struct AccumulatorOf<BFloat16> {
-  using Type = float;
-};
-template <>
-struct AccumulatorOf<Bool> {
-  using Type = bool;
-};
 
 constexpr int64_t kBlock = 1024;  // elements; stays in the first cache
 
@@ -210,6 +51,48 @@ inline void FoldTwo(T* out, const T* a, const T* b, int64_t numel) {
 #pragma clang loop vectorize(assume_safety)
   for (int64_t i = 0; i < numel; ++i) out[i] = Op::Of(a[i], b[i]);
 }
+
+#if defined(__x86_64__)
+// From so many elements on, sums that go elsewhere are written past the caches:
+// what lay there is not read first, and what lies there is not displaced.
+constexpr int64_t kLarge = 1 << 18;
+
+using Line = float __attribute__((vector_size(64)));
+constexpr int64_t kLineNumel = 16;
+
+// `out` is no source.
+template <typename Op>
+void FoldTwoPastCaches(float* out, const float* a, const float* b,
+                       int64_t numel) {
+  // Elements before the first full line.
+  auto i = static_cast<int64_t>(-reinterpret_cast<uint64_t>(out) / 4 % 16);
+  FoldTwo<Op>(out, a, b, i);
+  for (; i + kLineNumel <= numel; i += kLineNumel) {
+    Line folded;
+    for (int64_t j = 0; j < kLineNumel; ++j) {
+      folded[j] = Op::Of(a[i + j], b[i + j]);
+    }
+    __builtin_nontemporal_store(folded, reinterpret_cast<Line*>(out + i));
+  }
+  FoldTwo<Op>(out + i, a + i, b + i, numel - i);
+  __builtin_ia32_sfence();  // before another rank is told
+}
+#endif
+
+// All elements there are.
+template <typename Op, typename T>
+inline void FoldAllOfTwo(T* out, const T* a, const T* b, int64_t numel) {
+#if defined(__x86_64__)
+  if constexpr (std::is_same_v<T, float>) {
+    const bool aligned = reinterpret_cast<uint64_t>(out) % sizeof(T) == 0;
+    if (numel >= kLarge && out != a && out != b && aligned) {
+      return FoldTwoPastCaches<Op>(out, a, b, numel);
+    }
+  }
+#endif
+  FoldTwo<Op>(out, a, b, numel);
+}
+
 template <typename Op, typename T>
 inline void FoldThree(T* out, const T* a, const T* b, const T* c,
                       int64_t numel) {
@@ -227,7 +110,7 @@ void FoldSame(T* out, const void* const* sources, int num_sources,
     return static_cast<const T*>(sources[s]) + begin;
   };
   if (num_sources == 2) {
-    return FoldTwo<Op>(out, source(0, 0), source(1, 0), numel);
+    return FoldAllOfTwo<Op>(out, source(0, 0), source(1, 0), numel);
   }
   T sum[kBlock];
   for (int64_t begin = 0; begin < numel; begin += kBlock) {
@@ -260,8 +143,8 @@ void Fold(void* out_bytes, const void* const* sources, int num_sources,
   }
   if constexpr (std::is_floating_point_v<T> && kAverage) {
     if (num_sources == 2) {
-      return FoldTwo<HalfOfSum>(out, static_cast<const T*>(sources[0]),
-                                static_cast<const T*>(sources[1]), numel);
+      return FoldAllOfTwo<HalfOfSum>(out, static_cast<const T*>(sources[0]),
+                                     static_cast<const T*>(sources[1]), numel);
     }
   }
   const A divisor = static_cast<A>(num_sources);

@@ -188,6 +188,36 @@ TEST(ReduceTest, IntegersWrapAndBoolsAreLogical) {
   }
 }
 
+// Large sums are written past the caches, from the first full line on.
+TEST(ReduceTest, LargeSumsAreRightAtEveryOffset) {
+  constexpr int64_t kNumel = (1 << 18) + 21;
+  std::vector<float> many(kNumel + 18);
+  for (size_t i = 0; i < many.size(); ++i) {
+    many[i] = 0.1f * static_cast<float>(i);
+  }
+  const float* const a = many.data();  // on a line's boundary or not
+  const float* const b = a + 17;
+  const void* sources[] = {a, b};
+  for (Isa isa : Isas()) {
+    for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage}) {
+      for (int64_t offset = 0; offset < 17; ++offset) {
+        std::vector<float> out(kNumel + 34, -7.f);
+        ReduceInOrder(ElementType::kFloat32, op, out.data() + offset, sources,
+                      2, kNumel, isa);
+        int64_t wrong = 0;
+        for (int64_t i = -offset; i < kNumel + 34 - offset; ++i) {
+          const float sum = i < 0 || i >= kNumel   ? -7.f
+                            : op == ReduceOp::kSum ? a[i] + b[i]
+                                                   : (a[i] + b[i]) / 2;
+          wrong += out[i + offset] != sum;
+        }
+        EXPECT_EQ(wrong, 0)
+            << IsaName(isa) << " " << ReduceOpName(op) << " +" << offset;
+      }
+    }
+  }
+}
+
 TEST(ReduceTest, OutMayBeASource) {
   for (Isa isa : Isas()) {
     for (int own : {0, 1, 2}) {
