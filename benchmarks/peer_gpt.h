@@ -29,6 +29,7 @@ struct PeerBlock : torch::nn::Module {
         f1(register_module("f1", torch::nn::Linear(dim, 4 * dim))),
         f2(register_module("f2", torch::nn::Linear(4 * dim, dim))) {}
 
+  // [batch, length, dim] to the same.
   at::Tensor forward(const at::Tensor& input) {
     const int64_t batch = input.size(0), length = input.size(1),
                   dim = input.size(2);

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "torch/csrc/autograd/engine.h"
+#include "benchmarks/plain_libtorch.h"
 
 namespace tessera {
 
@@ -58,55 +58,21 @@ struct Blocks : torch::nn::Module {
   at::Tensor input;
 };
 
-// While it lives, libtorch's own autograd engine, without the hooks of ours.
-class PlainAutograd {
- public:
-  PlainAutograd() {
-    Ours() = &torch::autograd::Engine::get_default_engine();
-    torch::autograd::set_default_engine_stub(
-        &torch::autograd::Engine::get_base_engine);
-  }
-  ~PlainAutograd() {
-    torch::autograd::set_default_engine_stub(
-        []() -> torch::autograd::Engine& { return *Ours(); });
-  }
-  PlainAutograd(const PlainAutograd&) = delete;
-  PlainAutograd& operator=(const PlainAutograd&) = delete;
-
- private:
-  static torch::autograd::Engine*& Ours() {
-    static torch::autograd::Engine* engine = nullptr;
-    return engine;
-  }
-};
-
-// Plain libtorch's training, as torch.optim.AdamW(fused=True) does it.
+// Plain libtorch's training of them.
 class PlainTraining {
  public:
   explicit PlainTraining(std::shared_ptr<Blocks> model)
-      : model_(std::move(model)), parameters_(model_->parameters()) {
-    for (const at::Tensor& p : parameters_) {
-      exp_avgs_.push_back(torch::zeros_like(p));
-      exp_avg_sqs_.push_back(torch::zeros_like(p));
-      steps_.push_back(torch::zeros({}));
-    }
-  }
+      : model_(std::move(model)),
+        optimizer_(model_->parameters(), kLr, kWeightDecay) {}
 
   void Step() {
     model_->Loss().backward();
-    torch::NoGradGuard no_grad;
-    std::vector<at::Tensor> gradients;
-    for (const at::Tensor& p : parameters_) gradients.push_back(p.grad());
-    at::_foreach_add_(steps_, 1);
-    at::_fused_adamw_(parameters_, gradients, exp_avgs_, exp_avg_sqs_, {},
-                      steps_, kLr, 0.9, 0.999, kWeightDecay, 1e-8,
-                      /*amsgrad=*/false, /*maximize=*/false);
-    for (at::Tensor& p : parameters_) p.mutable_grad().reset();
+    optimizer_.Step();
   }
 
  private:
   std::shared_ptr<Blocks> model_;
-  std::vector<at::Tensor> parameters_, exp_avgs_, exp_avg_sqs_, steps_;
+  PlainAdamW optimizer_;
 };
 
 }  // namespace tessera

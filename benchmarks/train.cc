@@ -37,9 +37,9 @@
 #include "absl/time/time.h"
 #include "base/memory.h"
 #include "benchmarks/peer_gpt.h"
+#include "benchmarks/plain_libtorch.h"
 #include "data/byte_corpus.h"
 #include "engine/tessera.h"
-#include "torch/csrc/autograd/engine.h"
 
 ABSL_FLAG(std::string, data, "", "The text: any file.");
 ABSL_FLAG(std::string, engine, "tessera",
@@ -62,7 +62,7 @@ ABSL_FLAG(std::string, init, "",
 namespace tessera {
 namespace {
 
-constexpr double kLr = 1e-3;
+constexpr double kLr = 1e-3, kWeightDecay = 0.01;
 constexpr int kWarmUp = 2;  // steps
 
 struct Batch {
@@ -104,7 +104,7 @@ proto::Config ConfigOfFlags() {
   config.set_gradient_clipping(absl::GetFlag(FLAGS_clip));
   config.mutable_optimizer()->set_type("AdamW");
   config.mutable_optimizer()->mutable_params()->set_lr(kLr);
-  config.mutable_optimizer()->mutable_params()->set_weight_decay(0.01);
+  config.mutable_optimizer()->mutable_params()->set_weight_decay(kWeightDecay);
   config.mutable_zero_optimization()->set_stage(absl::GetFlag(FLAGS_stage));
   if (absl::GetFlag(FLAGS_dtype) == "bf16") {
     config.mutable_bf16()->set_enabled(true);
@@ -142,21 +142,12 @@ class Sharded : public Trainer {
   std::unique_ptr<Engine> engine_;
 };
 
-// Plain libtorch, as the peers' "single": torch.optim.AdamW(fused=True), and
-// autocast for bf16.
+// Plain libtorch, as the peers' "single"; autocast for bf16.
 class Alone : public Trainer {
  public:
   explicit Alone(std::shared_ptr<PeerGpt> model)
-      : model_(std::move(model)), parameters_(model_->parameters()) {
-    // Without the hooks of ours.
-    torch::autograd::set_default_engine_stub(
-        &torch::autograd::Engine::get_base_engine);
-    for (const at::Tensor& p : parameters_) {
-      exp_avgs_.push_back(torch::zeros_like(p));
-      exp_avg_sqs_.push_back(torch::zeros_like(p));
-      steps_.push_back(torch::zeros({}));
-    }
-  }
+      : model_(std::move(model)),
+        optimizer_(model_->parameters(), kLr, kWeightDecay) {}
 
   absl::StatusOr<double> Step(const Batch& batch) override {
     const bool bf16 = absl::GetFlag(FLAGS_dtype) == "bf16";
@@ -166,22 +157,17 @@ class Alone : public Trainer {
     at::autocast::set_autocast_enabled(at::kCPU, false);
     loss.backward();
     if (absl::GetFlag(FLAGS_clip) > 0) {
-      torch::nn::utils::clip_grad_norm_(parameters_, absl::GetFlag(FLAGS_clip));
+      torch::nn::utils::clip_grad_norm_(optimizer_.parameters(),
+                                        absl::GetFlag(FLAGS_clip));
     }
-    torch::NoGradGuard no_grad;
-    std::vector<at::Tensor> gradients;
-    for (const at::Tensor& p : parameters_) gradients.push_back(p.grad());
-    at::_foreach_add_(steps_, 1);
-    at::_fused_adamw_(parameters_, gradients, exp_avgs_, exp_avg_sqs_, {},
-                      steps_, kLr, 0.9, 0.999, /*weight_decay=*/0.01, 1e-8,
-                      /*amsgrad=*/false, /*maximize=*/false);
-    for (at::Tensor& p : parameters_) p.mutable_grad().reset();
+    optimizer_.Step();
     return loss.item<double>();
   }
 
  private:
+  const PlainAutograd plain_autograd_;
   std::shared_ptr<PeerGpt> model_;
-  std::vector<at::Tensor> parameters_, exp_avgs_, exp_avg_sqs_, steps_;
+  PlainAdamW optimizer_;
 };
 
 absl::StatusOr<std::unique_ptr<Trainer>> MakeTrainer(

@@ -1,5 +1,6 @@
 #include "optim/adamw.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "ATen/Parallel.h"
@@ -7,7 +8,6 @@
 #include "ATen/ops/_fused_adamw.h"
 #include "ATen/ops/full.h"
 #include "ATen/ops/zeros.h"
-#include "absl/container/flat_hash_map.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "sharding/torch_scope.h"

@@ -2,7 +2,8 @@
 
 Where bits differ, because sums are taken in another order, the bound is how far
 our own training goes astray from weights that differ by one unit in the last
-place: FACTOR times the largest distance seen up to that step.
+place: FACTOR times the largest distance seen up to that step, of several such
+trainings.
 """
 import math
 import struct
@@ -23,12 +24,13 @@ def float32_ulp(value):
 
 def bounds(ours, nudged):
     """Of each step, how far a loss may be from ours. None is below FACTOR ulp
-    of a loss, which is what its own rounding may come to."""
+    of a loss, which is what its own rounding may come to. `nudged`: the losses
+    of each training from other weights."""
     largest = 0.0
     limits = []
-    for loss, other in zip(ours, nudged, strict=True):
-        largest = max(largest, abs(float32(loss) - float32(other)),
-                      float32_ulp(loss))
+    for loss, *others in zip(ours, *nudged, strict=True):
+        largest = max(largest, float32_ulp(loss), *(
+            abs(float32(loss) - float32(other)) for other in others))
         limits.append(FACTOR * largest)
     return limits
 

@@ -15,6 +15,7 @@ import turns
 
 WORLD = 2
 REPETITIONS = 3  # of a measurement of memory
+NUDGES = 3  # trainings from nudged weights
 PEERS = ('ddp', 'fsdp1', 'fsdp2', 'ds1', 'ds2', 'ds3')
 EXACT_PEERS = ('ddp', 'fsdp2')
 
@@ -107,21 +108,24 @@ def said_by(words, more):
 # ---- speed
 
 
-def initial_weights(row, bench):
-    """Two files: the weights that all begin with, and those nudged."""
-    init, nudged = (os.path.join(bench.folder, f'{row.name}.{kind}')
-                    for kind in ('init', 'nudged'))
+def initial_weights(row, bench, nudges=0):
+    """A file of the weights that all begin with, and a list of those nudged."""
+    init = os.path.join(bench.folder, f'{row.name}.init')
+    nudged = [os.path.join(bench.folder, f'{row.name}.nudged{i}')
+              for i in range(nudges)]
     said_by([*trainer(), '--engine', 'single', '--data', bench.data,
              *row.model.options(), *['--bf16'] * row.bf16,
-             '--save_init', init, '--save_nudged', nudged], bench.peers)
+             '--save_init', init, '--save_nudged', *nudged], bench.peers)
     return init, nudged
 
 
-def nudged_losses(row, bench, nudged):
-    one = command('stage3', row, bench, nudged)
+def losses_from(file, row, bench):
+    """Our own, from those weights, which are removed."""
+    one = command('stage3', row, bench, file)
     with turns.trainings([one], turns.environment()) as (training,):
         training.turn(row.loss_steps)
-        return training.losses
+    os.remove(file)
+    return training.losses
 
 
 def memory_available():
@@ -168,10 +172,10 @@ def compare_losses(started, reference, limits, result):
 
 def speed(row, bench):
     result = Result(row)
-    init, nudged = initial_weights(row, bench)
-    # Of rows with peers that may differ.
+    # Peers may differ from ours.
     inexact = any(side in PEERS for side in row.sides)
-    off = nudged_losses(row, bench, nudged) if inexact else None
+    init, nudged = initial_weights(row, bench, NUDGES if inexact else 0)
+    off = [losses_from(file, row, bench) for file in nudged]
     groups = groups_of(row)
     if len(groups) > 1:
         result.notes.append('In pairs, since memory is short for all at once.')
@@ -182,8 +186,7 @@ def speed(row, bench):
             speed_of(group, bench, started, off, result)
         if result.failed:
             break
-    for file in (init, nudged):
-        os.remove(file)
+    os.remove(init)
     return result
 
 
@@ -191,8 +194,7 @@ def speed_of(row, bench, started, off, result):
     for training in started:
         training.turn(row.loss_steps)
     reference = next(t for t in started if t.name in ('stage3', 'stage0')).losses
-    limits = losses.bounds(reference, off) if off is not None else None
-    compare_losses(started, reference, limits, result)
+    compare_losses(started, reference, losses.bounds(reference, off), result)
     if result.failed:
         return
     measured = turns.interleave(started, row.steps, bench.rounds)
@@ -266,8 +268,7 @@ def peak_of(side, row, bench, init):
 
 def memory(row, bench):
     result = Result(row)
-    init, nudged = initial_weights(row, bench)
-    os.remove(nudged)
+    init, _ = initial_weights(row, bench)
     goal, = row.goals
     peaks = {side: [] for side in row.sides}
     for _ in range(REPETITIONS):

@@ -69,8 +69,11 @@ class LossesTest(unittest.TestCase):
         ulp = 2.0 ** -21
         self.assertEqual(losses.float32_ulp(-5.0), ulp)
         self.assertEqual(
-            losses.bounds([5.0, 5.0, 4.0], [5.0, 5.0 + 4 * ulp, 4.0]),
+            losses.bounds([5.0, 5.0, 4.0], [[5.0, 5.0 + 4 * ulp, 4.0]]),
             [8 * ulp, 32 * ulp, 32 * ulp])
+        self.assertEqual(
+            losses.bounds([5.0, 5.0], [[5.0, 5.0], [5.0 - 2 * ulp, 5.0]]),
+            [16 * ulp, 16 * ulp])
 
     def test_bound(self):
         limits = [0.0, 0.25, 0.5]

@@ -168,9 +168,10 @@ def parse():
     parser.add_argument('--clip', type=float, default=0)
     parser.add_argument('--save_init', default='',
                         help='write the initial weights there, and end')
-    parser.add_argument('--save_nudged', default='',
+    parser.add_argument('--save_nudged', default=[], nargs='*', metavar='FILE',
                         help='with --save_init: the same, each weight moved by '
-                        'one unit in its last place (of bfloat16 with --bf16)')
+                        'one unit in its last place (of bfloat16 with --bf16), '
+                        'at random')
     return parser.parse_args()
 
 
@@ -187,10 +188,10 @@ def save_weights(options):
     model = Gpt(options.dim, options.layers, options.heads, options.seq)
     weights = dict(model.state_dict())
     save_file(weights, options.save_init)
-    if options.save_nudged:
-        dtype = torch.bfloat16 if options.bf16 else torch.float32
+    dtype = torch.bfloat16 if options.bf16 else torch.float32
+    for file in options.save_nudged:
         save_file({name: nudged(weight, dtype)
-                   for name, weight in weights.items()}, options.save_nudged)
+                   for name, weight in weights.items()}, file)
 
 
 def load_libraries(options):
