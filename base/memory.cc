@@ -48,7 +48,7 @@ KeptBuffers& Kept() {
 int64_t RoomToKeep() {
   const MemoryUse total = MemoryLedger::Global().total();
   const int64_t most =
-      total.peak_bytes + std::max(total.peak_bytes / 32, kKeepSlackBytes);
+      total.peak_bytes + std::max(total.peak_bytes / 16, kKeepSlackBytes);
   return kKeep ? std::max<int64_t>(0, most - total.current_bytes) : 0;
 }
 

@@ -12,7 +12,7 @@
 //
 // A mapping that is freed stays with the process for the next buffer of its
 // size (base/kept_buffers.h), as long as what is held and kept together is at
-// most 1/32 or 4 MiB above the ledger's peak: keeping hardly raises what the
+// most 1/16 or 4 MiB above the ledger's peak: keeping hardly raises what the
 // process ever held. EndKeptPeriod gives back what is no longer asked for.
 //
 // A MemorySource may give the large buffers instead of the system, for memory

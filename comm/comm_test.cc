@@ -1,4 +1,6 @@
 // The communication thread, the world of one, and what needs no second rank.
+#include <sched.h>
+
 #include <chrono>
 #include <stdexcept>
 #include <string>
@@ -49,6 +51,32 @@ TEST(CommThreadTest, RunsInOrderWithoutAutograd) {
   EXPECT_THAT(futures[50].Wait(), StatusIs(absl::StatusCode::kDataLoss));
   EXPECT_THAT(futures[50].Wait(), StatusIs(absl::StatusCode::kDataLoss));
   EXPECT_FALSE(CommThread::IsCurrent());
+  thread.Stop();
+}
+
+TEST(CommThreadTest, FollowsItsCallers) {
+  cpu_set_t all;
+  ASSERT_EQ(sched_getaffinity(0, sizeof(all), &all), 0);
+  CommThread thread;
+  thread.FollowCallers();
+  for (int round = 0; round < 2; ++round) {
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+      if (!CPU_ISSET(cpu, &all)) continue;
+      cpu_set_t one;
+      CPU_ZERO(&one);
+      CPU_SET(cpu, &one);
+      ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
+      int there = -1;
+      TESSERA_EXPECT_OK(thread
+                            .Post([&there] {
+                              there = sched_getcpu();
+                              return absl::OkStatus();
+                            })
+                            .Wait());
+      EXPECT_EQ(there, cpu);
+    }
+  }
+  ASSERT_EQ(sched_setaffinity(0, sizeof(all), &all), 0);
   thread.Stop();
 }
 

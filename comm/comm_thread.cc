@@ -1,6 +1,7 @@
 #include "comm/comm_thread.h"
 
 #include <pthread.h>
+#include <sched.h>
 
 #include <utility>
 
@@ -13,6 +14,14 @@ namespace tessera {
 namespace {
 
 thread_local bool on_comm_thread = false;
+
+void MoveTo(int cpu) {
+  if (cpu < 0 || cpu == sched_getcpu()) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(cpu, &set);
+  sched_setaffinity(0, sizeof(set), &set);  // if it fails: slower, no more
+}
 
 }  // namespace
 
@@ -54,7 +63,7 @@ CommFuture CommThread::Post(Work work) {
     return !stopping_;
   };
   if (!IsCurrent()) mutex_.Await(absl::Condition(&running));
-  queue_.push_back({std::move(work), state});
+  queue_.push_back({std::move(work), state, follows_ ? sched_getcpu() : -1});
   if (!thread_.joinable() && !stopping_)
     thread_ = std::thread([this] { Run(); });
   return CommFuture(std::move(state));
@@ -81,6 +90,7 @@ void CommThread::Run() {
   c10::AutoGradMode no_grad(false);
   Item item;
   while (Next(&item)) {
+    MoveTo(item.cpu);
     absl::Status status = CatchTorch("communication", item.work);
     item.work = nullptr;  // frees the tensors before anybody is told
     EndFuture(*item.state, std::move(status));

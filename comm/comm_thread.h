@@ -13,6 +13,7 @@
 #ifndef COMM_COMM_THREAD_H_
 #define COMM_COMM_THREAD_H_
 
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -54,6 +55,12 @@ class CommThread {
   // ends, on the communication thread. LOCAL, ASYNC.
   CommFuture Post(Work work);
 
+  // Work posted from now on runs on the processor that its caller is on. For
+  // ranks that have one each: the kernel leaves a thread where it ran last, and
+  // the communication threads of all ranks may end up on the processor of one.
+  // LOCAL.
+  void FollowCallers() { follows_ = true; }
+
   // Runs all that is queued, then ends the thread. A later Post starts another.
   // LOCAL, blocking. REQUIRES: not on the communication thread.
   void Stop();
@@ -65,10 +72,12 @@ class CommThread {
   struct Item {
     Work work;
     std::shared_ptr<CommFuture::State> state;
+    int cpu = -1;  // to run on; negative: any
   };
   void Run();
   bool Next(Item* item);
 
+  std::atomic<bool> follows_ = false;
   absl::Mutex mutex_;
   std::deque<Item> queue_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

@@ -91,15 +91,16 @@ RankCard OwnCard(const WorldOptions& options) {
 // libtorch's threads: this rank's share of the host, never more than libtorch
 // takes by itself. OMP_NUM_THREADS goes before (torchrun sets it, to 1).
 absl::Status SetThreads(const std::vector<RankCard>& cards, int rank) {
-  if (const auto told = EnvString("OMP_NUM_THREADS")) {
-    TESSERA_VLOG(comm, 1) << "threads: as OMP_NUM_THREADS=" << *told << " says";
-    return absl::OkStatus();
-  }
   const Neighbours neighbours = FindNeighbours(cards, rank);
   std::vector<std::string> cpus;
   for (int r : neighbours.local_ranks) cpus.push_back(cards[r].cpus);
   const std::optional<double> limit = CgroupCpus();
   const int share = ThreadsOf(cpus, neighbours.local_rank, limit);
+  if (share == 1) CommThread::Get().FollowCallers();
+  if (const auto told = EnvString("OMP_NUM_THREADS")) {
+    TESSERA_VLOG(comm, 1) << "threads: as OMP_NUM_THREADS=" << *told << " says";
+    return absl::OkStatus();
+  }
   return CatchTorch(
       "threads", [&] {
         const int threads = std::min(at::get_num_threads(), share);
