@@ -31,8 +31,13 @@ Engine::Impl::~Impl() {
 }
 
 absl::Status Engine::Impl::CheckOpen() const {
-  return closed_ ? absl::FailedPreconditionError("the engine was closed")
-                 : absl::OkStatus();
+  if (closed_) return absl::FailedPreconditionError("the engine was closed");
+  if (gradients_ != nullptr && gradients_->runs()) {
+    return absl::FailedPreconditionError(
+        "called within an Engine::Backward, by a hook or another thread: call "
+        "it when that has returned");
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<Engine::Impl::Place> Engine::Impl::Find(

@@ -7,7 +7,6 @@ GradientForecast::GradientForecast(const absl::flat_hash_set<int64_t>& sizes) {
 }
 
 void GradientForecast::Begin() {
-  at_.clear();
   for (auto& [bytes, size] : sizes_) size.now.clear();
 }
 
@@ -37,6 +36,7 @@ void GradientForecast::End() {
     size.before.swap(size.last);
     size.last.swap(size.now);
   }
+  at_.clear();
 }
 
 }  // namespace tessera

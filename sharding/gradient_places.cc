@@ -33,12 +33,16 @@ GradientPlaces::GradientPlaces(const Units& units, absl::Mutex* mutex,
 }
 
 GradientPlaces::Backward::Backward(GradientPlaces* places) : places_(places) {
-  places->forecast_.Begin();
+  {
+    absl::MutexLock lock(places->mutex_);
+    places->forecast_.Begin();
+  }
   if (!places->forecast_.empty()) scope_.emplace(places);
 }
 
 GradientPlaces::Backward::~Backward() {
   scope_.reset();
+  absl::MutexLock lock(places_->mutex_);
   places_->forecast_.End();
 }
 

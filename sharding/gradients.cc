@@ -22,6 +22,7 @@ namespace autograd = torch::autograd;
 
 // How long a rank that failed waits for the others to say that they did too.
 constexpr absl::Duration kAllFailedWait = absl::Seconds(4);
+constexpr char kReduction[] = "reduction of gradients";
 
 }  // namespace
 
@@ -188,7 +189,7 @@ absl::Status Gradients::FinishAllBut(size_t most) {
   while (in_flight_.size() > most) {
     const auto oldest = std::move(in_flight_.front());
     in_flight_.pop_front();
-    status.Update(oldest->Finish());
+    status.Update(CatchTorch(kReduction, [&] { return oldest->Finish(); }));
     if (!status.ok()) most = 0;  // nothing may be on its way then
   }
   return status;
@@ -199,6 +200,7 @@ absl::Status Gradients::Run(const std::function<void()>& backward,
   cursor_ = 0;
   for (auto& unit : units_) unit->Begin(micro_batch.may_nest);
   running_ = &micro_batch;
+  runs_ = true;
   absl::Status mine;
   {
     OutermostTask outermost;
@@ -207,7 +209,7 @@ absl::Status Gradients::Run(const std::function<void()>& backward,
   }
   ReleaseNodePins();
   TorchScope scope;
-  absl::Status status = CatchTorch("reduction of gradients", [&] {
+  absl::Status status = CatchTorch(kReduction, [&] {
     if (!micro_batch.reduce) return EndLocal(mine);
     TESSERA_RETURN_IF_ERROR(AgreeOnFailing(mine));
     mine.Update(local_failure_);  // of a backward that others are not in
@@ -221,6 +223,7 @@ absl::Status Gradients::Run(const std::function<void()>& backward,
     Discard();
   }
   running_ = nullptr;
+  runs_ = false;
   return status;
 }
 
@@ -232,14 +235,18 @@ absl::Status Gradients::EndLocal(const absl::Status& backward) {
     (void)comm_->AllGatherStrings("", CommTag{"agreement on failing"});
     comm_->ClearAnnouncement();
   }
-  local_failure_.Update(backward);
-  for (auto& unit : units_) local_failure_.Update(unit->Fold());
+  absl::Status status = backward;
+  for (auto& unit : units_) {
+    status.Update(CatchTorch(kReduction, [&] { return unit->Fold(); }));
+  }
+  local_failure_.Update(status);
   local_weight_ += running_->weight.value_or(0);
-  return backward;
+  return status;
 }
 
 absl::Status Gradients::ReduceRest(absl::Status mine) {
-  absl::Status reduced = LaunchReady(/*all=*/true);
+  absl::Status reduced =
+      CatchTorch(kReduction, [&] { return LaunchReady(/*all=*/true); });
   reduced.Update(FinishAllBut(0));
   if (!reduced.ok()) {
     // The others wait in a reduction, not in the agreement.
@@ -258,7 +265,7 @@ absl::Status Gradients::ReduceRest(absl::Status mine) {
   absl::Status agreed = Agree(mine, &arrived, &held);
   comm_->ClearAnnouncement();
   if (agreed.ok()) {
-    agreed = Commit(arrived, held);
+    agreed = CatchTorch(kReduction, [&] { return Commit(arrived, held); });
     if (!agreed.ok()) {  // halfway: no part of the step can be kept
       comm_->Announce(agreed);
       Zero();

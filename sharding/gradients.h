@@ -33,6 +33,7 @@
 #ifndef SHARDING_GRADIENTS_H_
 #define SHARDING_GRADIENTS_H_
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -112,6 +113,9 @@ class Gradients {
   // gradient is the sum that it divides.
   double total_weight() const { return total_weight_; }
 
+  // Within Run. LOCAL.
+  bool runs() const { return runs_; }
+
   // Some unit was used outside of any graph since Zero.
   bool AnyUsedWithoutGrad() const;
 
@@ -163,6 +167,7 @@ class Gradients {
   // In the order in which they are launched.
   std::vector<std::vector<UnitGradient*>> buckets_;
   const MicroBatch* running_ = nullptr;               // within Run
+  std::atomic<bool> runs_ = false;                    // the same, for others
   size_t cursor_ = 0;                                 // buckets launched
   std::deque<std::unique_ptr<Reduction>> in_flight_;  // the oldest first
   double total_weight_ = 0;

@@ -87,6 +87,7 @@ absl::Status UnitGradient::Add(int parameter, const at::Tensor& gradient,
   }
   Parts& parts = parts_[i];
   if (parts.sum.defined()) {
+    if (how == Arrival::kGather) parts.how = how;  // in the wider dtype
     // As libtorch: a dense one comes first.
     parts.sum = parts.sum.is_sparse() && !gradient.is_sparse()
                     ? gradient + parts.sum

@@ -68,6 +68,18 @@ absl::Status NoDataAnywhere(Trainee& t) {
   return status;
 }
 
+// What a hook meets that calls the engine in the middle of a Backward.
+absl::Status InBackward(
+    Trainee& t,
+    const std::function<absl::Status(Trainee& t, const at::Tensor& loss)>& f) {
+  absl::Status met;
+  const at::Tensor loss = t.Loss(9);
+  loss.register_hook([&](const at::Tensor&) { met = f(t, loss); });
+  TESSERA_RETURN_IF_ERROR(t.engine->Backward(loss));
+  TESSERA_RETURN_IF_ERROR(t.engine->ZeroGrad());
+  return met;
+}
+
 const std::map<std::string, Misuse>& Misuses() {
   static const auto* all = new std::map<std::string, Misuse>{
       {"to",
@@ -91,6 +103,24 @@ const std::map<std::string, Misuse>& Misuses() {
          return WithWeight(t, t.rank == 1 ? std::nan("") : 2);
        }},
       {"no_data", NoDataAnywhere},
+      {"zero_grad_in_backward",
+       [](Trainee& t) {
+         return InBackward(t, [](Trainee& trainee, const at::Tensor&) {
+           return trainee.engine->ZeroGrad();
+         });
+       }},
+      {"step_in_backward",
+       [](Trainee& t) {
+         return InBackward(t, [](Trainee& trainee, const at::Tensor&) {
+           return trainee.engine->Step();
+         });
+       }},
+      {"backward_in_backward",
+       [](Trainee& t) {
+         return InBackward(t, [](Trainee& trainee, const at::Tensor& loss) {
+           return trainee.engine->Backward(loss);
+         });
+       }},
       {"raw_pointer",
        [](Trainee& t) {
          const at::Tensor p = t.parameter(kSomeParameter);
@@ -184,6 +214,14 @@ TEST_P(MisuseTest, AStepWithoutAnyDataIsRefused) {
   ExpectRefused("no_data", AllOf(HasSubstr("FAILED_PRECONDITION"),
                                  HasSubstr("no rank had data"),
                                  HasSubstr("AnyRankHasData")));
+}
+
+TEST_P(MisuseTest, CallsWithinABackwardAreRefused) {
+  for (const char* call : {"zero_grad", "step", "backward"}) {
+    ExpectRefused(absl::StrCat(call, "_in_backward"),
+                  AllOf(HasSubstr("FAILED_PRECONDITION"),
+                        HasSubstr("within an Engine::Backward")));
+  }
 }
 
 TEST_P(MisuseTest, ARawPointerToAFreedParameterNamesIt) {
