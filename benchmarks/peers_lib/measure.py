@@ -31,6 +31,7 @@ class Bench:
     folder: str
     rounds: int
     small: bool
+    loss_steps: int | None = None  # at most
 
 
 @dataclasses.dataclass
@@ -58,6 +59,9 @@ class Result:
 def run(row, bench):
     if bench.small and row.model is not None:
         row = dataclasses.replace(row, model=rows.SMALL, loss_steps=10)
+    if bench.loss_steps:
+        row = dataclasses.replace(
+            row, loss_steps=min(row.loss_steps, bench.loss_steps))
     kinds = {'speed': speed, 'memory': memory, 'adamw': adamw,
              'collectives': collectives}
     return kinds[row.kind](row, bench)
