@@ -5,6 +5,7 @@
 #include <climits>
 #include <cstdlib>
 
+#include "absl/base/call_once.h"
 #include "absl/strings/match.h"
 
 namespace tessera {
@@ -18,19 +19,29 @@ bool SetByUser() {
          (tunables != nullptr && absl::StrContains(tunables, "glibc.malloc."));
 }
 
-bool Keep() {
-  if (SetByUser()) return false;
+// `mapped`: bytes from which on a block is mapped by itself, and unmapped when
+// it is freed. `top`: bytes that may stay free at the heap's end.
+void SetThresholds(int mapped, int top) {
+  if (SetByUser()) return;
   malloc_trim(0);
-  constexpr int kMost = 32 << 20;  // glibc takes no more
-  return mallopt(M_MMAP_THRESHOLD, kMost) == 1 &&
-         mallopt(M_TRIM_THRESHOLD, INT_MAX) == 1;
+  mallopt(M_MMAP_THRESHOLD, mapped);
+  mallopt(M_TRIM_THRESHOLD, top);
 }
+
+absl::once_flag returns, keeps;
 
 }  // namespace
 
+void ReturnFreedHeap() {
+  absl::call_once(returns, [] { SetThresholds(128 << 10, 128 << 10); });
+}
+
 void KeepFreedHeap() {
-  static const bool kept = Keep();
-  (void)kept;
+  absl::call_once(returns, [] {});  // too late for that
+  absl::call_once(keeps, [] {
+    constexpr int kMost = 32 << 20;  // glibc takes no more
+    SetThresholds(kMost, INT_MAX);
+  });
 }
 
 }  // namespace tessera

@@ -1,5 +1,6 @@
 #include "base/heap.h"
 
+#include <malloc.h>
 #include <sys/resource.h>
 
 #include <cstdlib>
@@ -16,23 +17,46 @@ int64_t PageFaults() {
   return usage.ru_minflt;
 }
 
+constexpr size_t kBytes = 4 << 20;
+
+// All written to. What nobody sees the compiler would leave out.
+void* Allocate() {
+  void* volatile block = std::malloc(kBytes);
+  std::memset(block, 1, kBytes);
+  return block;
+}
+
 // As a step's activations: all allocated, all freed.
 void Step() {
-  constexpr size_t kBytes = 4 << 20;
   void* blocks[4];
-  for (void*& block : blocks) {
-    block = std::malloc(kBytes);
-    std::memset(block, 1, kBytes);
-  }
+  for (void*& block : blocks) block = Allocate();
   for (void* block : blocks) std::free(block);
 }
 
-TEST(HeapTest, FreedBlocksStayForTheNextStep) {
+// Whether a block of a step is mapped by itself, to be unmapped when it is
+// freed.
+bool IsMapped() {
+  const size_t before = mallinfo2().hblks;
+  void* block = Allocate();
+  const size_t with = mallinfo2().hblks;
+  std::free(block);
+  return with > before;
+}
+
+TEST(HeapTest, FreedBlocksGoBackAndLaterStay) {
 #if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
   GTEST_SKIP() << "a sanitizer's malloc";
 #endif
+  Step();  // glibc learns
+  EXPECT_FALSE(IsMapped());
+  ReturnFreedHeap();
+  EXPECT_TRUE(IsMapped());
+  Step();
+  EXPECT_TRUE(IsMapped());
   KeepFreedHeap();
   KeepFreedHeap();
+  EXPECT_FALSE(IsMapped());
+  ReturnFreedHeap();  // too late
   Step();
   const int64_t before = PageFaults();
   Step();

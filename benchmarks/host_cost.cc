@@ -33,6 +33,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/plain_autograd.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "benchmarks/plain_training.h"

@@ -7,31 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "torch/csrc/autograd/engine.h"
-
 namespace tessera {
-
-// While it lives, libtorch's own autograd engine, without the hooks of ours.
-class PlainAutograd {
- public:
-  PlainAutograd() {
-    Ours() = &torch::autograd::Engine::get_default_engine();
-    torch::autograd::set_default_engine_stub(
-        &torch::autograd::Engine::get_base_engine);
-  }
-  ~PlainAutograd() {
-    torch::autograd::set_default_engine_stub(
-        []() -> torch::autograd::Engine& { return *Ours(); });
-  }
-  PlainAutograd(const PlainAutograd&) = delete;
-  PlainAutograd& operator=(const PlainAutograd&) = delete;
-
- private:
-  static torch::autograd::Engine*& Ours() {
-    static torch::autograd::Engine* engine = nullptr;
-    return engine;
-  }
-};
 
 // torch.optim.AdamW(fused=True) and its zero_grad(set_to_none=True).
 class PlainAdamW {

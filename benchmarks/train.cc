@@ -36,6 +36,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/memory.h"
+#include "base/plain_autograd.h"
 #include "benchmarks/peer_gpt.h"
 #include "benchmarks/plain_libtorch.h"
 #include "data/byte_corpus.h"

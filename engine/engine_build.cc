@@ -2,7 +2,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/heap.h"
 #include "base/memory.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
@@ -121,7 +120,6 @@ absl::Status Engine::Impl::Build(const EngineOptions& options) {
   InstallSavedTensorHooks();
   gradients_ = std::make_unique<Gradients>(units_, comm_, settings_.gradients,
                                            std::move(expected));
-  if (settings_.keep_freed_heap && device().is_cpu()) KeepFreedHeap();
   return absl::OkStatus();
 }
 

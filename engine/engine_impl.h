@@ -199,6 +199,7 @@ class Engine::Impl {
   bool autocast_seen_ = false;    // since the last Step
   bool has_backward_ = false;     // since the last Step
   std::optional<bool> weighted_;  // this step's Backwards
+  int64_t backwards_ = 0;         // since Create
   int64_t micro_steps_ = 0;       // Steps since the last optimizer step
   int64_t step_ = 0;
 };

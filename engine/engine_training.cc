@@ -7,6 +7,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/heap.h"
 #include "base/memory.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
@@ -113,8 +114,13 @@ absl::Status Engine::Impl::Backward(const at::Tensor& loss,
   micro_batch.weight = options.weight;
   micro_batch.reduce = ReducesNow();
   micro_batch.may_nest = MayNest(loss);
+  // The first backwards have large gradients on the heap, too.
+  const bool keeps_heap = settings_.keep_freed_heap && device().is_cpu();
+  if (keeps_heap) ReturnFreedHeap();
   absl::Status status = gradients_->Run(backward, micro_batch);
+  ++backwards_;
   schedule_->Border();
+  if (keeps_heap && backwards_ >= Gradients::kToLearnPlaces) KeepFreedHeap();
   if (status.ok()) {
     has_backward_ = true;
     weighted_ = options.weight.has_value();

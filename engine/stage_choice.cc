@@ -45,7 +45,7 @@ StageBytes ModelStateBytes(absl::Span<const FlatSize> flats, int stage,
     }
   }
   bytes.parameters += 3 * largest_whole;
-  bytes.gradients += 3 * largest_gradient;
+  bytes.gradients += 2 * largest_gradient;
   return bytes;
 }
 

@@ -8,8 +8,8 @@
 //   stage  working copy      masters  gradients           optimizer
 //   0      P                 P        P                   2P
 //   1      P                 P/W      P (+ P/W, 16 bit)   2P/W
-//   2      P                 P/W      P/W + 3B            2P/W
-//   3      P/W + 3B          P/W      P/W + 3B            2P/W
+//   2      P                 P/W      P/W + 2B            2P/W
+//   3      P/W + 3B          P/W      P/W + 2B            2P/W
 //
 // Accumulation adds P or P/W of gradients, accumulation on each rank P.
 // Masters have memory of their own only where the working copy has 16 bits.

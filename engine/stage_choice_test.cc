@@ -28,8 +28,8 @@ TEST(ModelStateBytes, Float32) {
   };
   EXPECT_EQ(total(0, 4), 16 * 1000);
   EXPECT_EQ(total(1, 4), 8 * 1000 + 8 * 250);
-  EXPECT_EQ(total(2, 4), 4 * 1000 + 12 * 250 + 3 * 4 * 600);
-  EXPECT_EQ(total(3, 4), 16 * 250 + 6 * 4 * 600);
+  EXPECT_EQ(total(2, 4), 4 * 1000 + 12 * 250 + 2 * 4 * 600);
+  EXPECT_EQ(total(3, 4), 16 * 250 + 5 * 4 * 600);
 }
 
 // ZeRO's figures: 2 + 2 + 12 bytes of an element, of which here the gradient
@@ -41,7 +41,7 @@ TEST(ModelStateBytes, BFloat16) {
   EXPECT_EQ(replicated.optimizer, 8 * 1000);
   const StageBytes sharded = ModelStateBytes(Bf16(), 3, 4, {});
   EXPECT_EQ(sharded.parameters, (2 + 4) * 250 + 3 * 2 * 600);
-  EXPECT_EQ(sharded.gradients, 4 * 250 + 3 * 2 * 600);
+  EXPECT_EQ(sharded.gradients, 4 * 250 + 2 * 2 * 600);
   EXPECT_EQ(sharded.optimizer, 8 * 250);
 }
 

@@ -112,7 +112,7 @@ Gradients::~Gradients() {
       }
     }
   }
-  (void)FinishAllBut(0);  // a collective may still write into our buffers
+  (void)FinishInFlight();  // a collective may still write into our buffers
 }
 
 UnitGradient::Arrival Gradients::HowNow() const {
@@ -174,25 +174,18 @@ absl::Status Gradients::LaunchReady(bool all) {
       ready.push_back(unit);
     }
     if (ready.empty()) continue;
-    TESSERA_RETURN_IF_ERROR(FinishAllBut(kInFlight - 1));
-    TESSERA_ASSIGN_OR_RETURN(auto reduction,
+    TESSERA_RETURN_IF_ERROR(FinishInFlight());
+    TESSERA_ASSIGN_OR_RETURN(in_flight_,
                              Reduction::Start(std::move(ready), mean()));
-    in_flight_.push_back(std::move(reduction));
-    if (!options_.overlap) TESSERA_RETURN_IF_ERROR(FinishAllBut(0));
+    if (!options_.overlap) TESSERA_RETURN_IF_ERROR(FinishInFlight());
   }
   return absl::OkStatus();
 }
 
-// Waits for the oldest reductions until no more than `most` are on their way.
-absl::Status Gradients::FinishAllBut(size_t most) {
-  absl::Status status;
-  while (in_flight_.size() > most) {
-    const auto oldest = std::move(in_flight_.front());
-    in_flight_.pop_front();
-    status.Update(CatchTorch(kReduction, [&] { return oldest->Finish(); }));
-    if (!status.ok()) most = 0;  // nothing may be on its way then
-  }
-  return status;
+absl::Status Gradients::FinishInFlight() {
+  if (in_flight_ == nullptr) return absl::OkStatus();
+  const auto reduction = std::move(in_flight_);
+  return CatchTorch(kReduction, [&] { return reduction->Finish(); });
 }
 
 absl::Status Gradients::Run(const std::function<void()>& backward,
@@ -217,9 +210,9 @@ absl::Status Gradients::Run(const std::function<void()>& backward,
   });
   if (status.ok()) {
     if (micro_batch.reduce) ++num_reductions_;
-  } else if (!in_flight_.empty()) {  // thrown on the way
+  } else if (in_flight_ != nullptr) {  // thrown on the way
     comm_->Announce(status);
-    (void)FinishAllBut(0);
+    (void)FinishInFlight();
     Discard();
   }
   running_ = nullptr;
@@ -247,7 +240,7 @@ absl::Status Gradients::EndLocal(const absl::Status& backward) {
 absl::Status Gradients::ReduceRest(absl::Status mine) {
   absl::Status reduced =
       CatchTorch(kReduction, [&] { return LaunchReady(/*all=*/true); });
-  reduced.Update(FinishAllBut(0));
+  reduced.Update(FinishInFlight());
   if (!reduced.ok()) {
     // The others wait in a reduction, not in the agreement.
     mine.Update(reduced);
@@ -297,7 +290,7 @@ absl::Status Gradients::AgreeOnFailing(const absl::Status& mine) {
   }
   comm_->Announce(mine);
   if (comm_->AllAnnounced(kAllFailedWait)) return absl::OkStatus();
-  (void)FinishAllBut(0);
+  (void)FinishInFlight();
   Discard();
   return mine;
 }

@@ -35,7 +35,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -46,6 +45,7 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "comm/communicator.h"
+#include "sharding/gradient_forecast.h"
 #include "sharding/gradient_places.h"
 #include "sharding/reduction.h"
 #include "sharding/unit.h"
@@ -53,13 +53,10 @@
 
 namespace tessera {
 
-// Reductions on their way at once. With two, a rank that is ahead of another by
-// less than a unit's backward does not wait for it.
-inline constexpr size_t kInFlight = 2;
-
 struct GradientOptions {
   // false: a reduction is waited for at once, so only one unit's gradients are
-  // held besides the shards; true: kInFlight more are on their way.
+  // held besides the shards; true: it is on its way while the next unit's
+  // gradients arrive, and waited for when they are complete.
   bool overlap = true;
   // Neighbouring units are reduced together while they have at most so many
   // elements in all.
@@ -88,6 +85,9 @@ struct MicroBatch {
 
 class Gradients {
  public:
+  // Backwards before large gradients lie in their places.
+  static constexpr int kToLearnPlaces = GradientForecast::kBackwards;
+
   // Installs a hook on every parameter, frozen ones too (they may be unfrozen);
   // hooks found there are chained. `expected[i]`: parameter i of the model
   // requires a gradient on some rank, the same on all ranks. LOCAL.
@@ -145,7 +145,7 @@ class Gradients {
       const UnitGradient& unit) const;
   void Arrived(int unit, int parameter, const at::Tensor& tensor);
   absl::Status LaunchReady(bool all);
-  absl::Status FinishAllBut(size_t most);
+  absl::Status FinishInFlight();
   absl::Status EndLocal(const absl::Status& backward);
   absl::Status ReduceRest(absl::Status mine);
   bool AnyGathersTogether() const;
@@ -166,10 +166,10 @@ class Gradients {
   std::unique_ptr<GradientPlaces> places_;
   // In the order in which they are launched.
   std::vector<std::vector<UnitGradient*>> buckets_;
-  const MicroBatch* running_ = nullptr;               // within Run
-  std::atomic<bool> runs_ = false;                    // the same, for others
-  size_t cursor_ = 0;                                 // buckets launched
-  std::deque<std::unique_ptr<Reduction>> in_flight_;  // the oldest first
+  const MicroBatch* running_ = nullptr;   // within Run
+  std::atomic<bool> runs_ = false;        // the same, for others
+  size_t cursor_ = 0;                     // buckets launched
+  std::unique_ptr<Reduction> in_flight_;  // null: none
   double total_weight_ = 0;
   int64_t num_reductions_ = 0;
   // Of Runs that did not reduce: their weights, and what went wrong.

@@ -18,6 +18,7 @@
 
 #include "absl/status/status.h"
 #include "base/memory.h"
+#include "base/plain_autograd.h"
 #include "base/status_matchers.h"
 #include "base/torch_guard.h"
 #include "comm/comm_thread.h"
@@ -136,30 +137,6 @@ class SpyCommunicator : public Communicator {
   std::atomic<int64_t> reductions_{0};
   std::atomic<int64_t> failing_{0};
   std::atomic<int64_t> leaks_{0};
-};
-
-// For its life, libtorch's own autograd engine instead of the one that gives
-// out our saved-variable hooks: what is computed is plain libtorch's. Not to be
-// nested, not to be used while another thread computes.
-class PlainAutograd {
- public:
-  PlainAutograd() {
-    Kept() = &torch::autograd::Engine::get_default_engine();
-    torch::autograd::set_default_engine_stub(
-        &torch::autograd::Engine::get_base_engine);
-  }
-  ~PlainAutograd() {
-    torch::autograd::set_default_engine_stub(
-        []() -> torch::autograd::Engine& { return *Kept(); });
-  }
-  PlainAutograd(const PlainAutograd&) = delete;
-  PlainAutograd& operator=(const PlainAutograd&) = delete;
-
- private:
-  static torch::autograd::Engine*& Kept() {
-    static torch::autograd::Engine* kept = nullptr;
-    return kept;
-  }
 };
 
 // Backward and optimizer step of plain libtorch that the engine must equal.

@@ -63,6 +63,37 @@ def tessera_cc_test(
     kwargs["size"] = size
     _cc(native.cc_test, torch_pch, copts, deps, kwargs)
 
+def _run_again_test_impl(ctx):
+    executable = ctx.actions.declare_file(ctx.label.name)
+    ctx.actions.symlink(
+        output = executable,
+        target_file = ctx.executable.binary,
+        is_executable = True,
+    )
+    return [
+        DefaultInfo(
+            executable = executable,
+            runfiles = ctx.attr.binary[DefaultInfo].default_runfiles,
+        ),
+        testing.TestEnvironment(ctx.attr.env),
+    ]
+
+_OF_A_RUN = ["args", "flaky", "local", "shard_count", "size", "timeout"]
+
+# Another test's program with `env` in its environment, not built once more.
+_run_again_test = rule(
+    implementation = _run_again_test_impl,
+    attrs = {
+        "binary": attr.label(
+            mandatory = True,
+            executable = True,
+            cfg = "target",
+        ),
+        "env": attr.string_dict(),
+    },
+    test = True,
+)
+
 def tessera_rank_test(name, backends = ["shm"], cpus = 2, **kwargs):
     """tessera_cc_test of ranks (tests/rank_pool.h), over gloo and others.
 
@@ -74,13 +105,17 @@ def tessera_rank_test(name, backends = ["shm"], cpus = 2, **kwargs):
       **kwargs: as of tessera_cc_test.
     """
     tags = kwargs.pop("tags", []) + ["cpu:%d" % cpus]
+    if backends and "env" in kwargs:
+        fail("tessera_rank_test: env is for tests of one backend")
+    kwargs.setdefault("size", "small")
     tessera_cc_test(name = name, tags = tags, **kwargs)
     for backend in backends:
-        tessera_cc_test(
+        _run_again_test(
             name = name + "_" + backend,
+            binary = name,
             env = {"TESSERA_TEST_BACKEND": backend},
             tags = tags,
-            **kwargs
+            **{key: kwargs[key] for key in _OF_A_RUN if key in kwargs}
         )
 
 def tessera_proto_library(name, srcs, deps = [], visibility = None, testonly = False):

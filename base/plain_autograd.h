@@ -1,0 +1,34 @@
+// libtorch's own autograd engine, for what is set beside ours.
+#ifndef BASE_PLAIN_AUTOGRAD_H_
+#define BASE_PLAIN_AUTOGRAD_H_
+
+#include "torch/csrc/autograd/engine.h"
+
+namespace tessera {
+
+// While it lives, the process has libtorch's own engine, and not the one that
+// installed itself (sharding/saved_tensors.h): what is computed is plain
+// libtorch's. Not to be nested, not to be used while another thread computes.
+class PlainAutograd {
+ public:
+  PlainAutograd() {
+    Ours() = &torch::autograd::Engine::get_default_engine();
+    torch::autograd::set_default_engine_stub(
+        &torch::autograd::Engine::get_base_engine);
+  }
+  ~PlainAutograd() {
+    torch::autograd::set_default_engine_stub(
+        []() -> torch::autograd::Engine& { return *Ours(); });
+  }
+  PlainAutograd(const PlainAutograd&) = delete;
+  PlainAutograd& operator=(const PlainAutograd&) = delete;
+
+ private:
+  static torch::autograd::Engine*& Ours() {
+    static torch::autograd::Engine* engine = nullptr;
+    return engine;
+  }
+};
+
+}  // namespace tessera
+#endif  // BASE_PLAIN_AUTOGRAD_H_
