@@ -24,7 +24,6 @@ namespace tessera {
 class GradientForecast {
  public:
   static constexpr int kNone = -1;
-  static constexpr int kBackwards = 2;  // before the first forecast
 
   // Only allocations of these sizes, in bytes, are followed.
   explicit GradientForecast(const absl::flat_hash_set<int64_t>& sizes);

@@ -166,17 +166,21 @@ MeanOptions Gradients::mean() const {
 // Launches buckets from the last units to the first, as far as they are
 // complete.
 absl::Status Gradients::LaunchReady(bool all) {
-  for (; cursor_ < buckets_.size(); ++cursor_) {
+  while (cursor_ < buckets_.size()) {
     std::vector<UnitGradient*> ready;
     for (UnitGradient* unit : buckets_[cursor_]) {
       if (!unit->AnyExpected()) continue;
       if (!all && !unit->Complete()) return absl::OkStatus();
       ready.push_back(unit);
     }
-    if (ready.empty()) continue;
+    if (ready.empty()) {
+      ++cursor_;
+      continue;
+    }
     TESSERA_RETURN_IF_ERROR(FinishInFlight());
     TESSERA_ASSIGN_OR_RETURN(in_flight_,
                              Reduction::Start(std::move(ready), mean()));
+    ++cursor_;  // whatever becomes of it
     if (!options_.overlap) TESSERA_RETURN_IF_ERROR(FinishInFlight());
   }
   return absl::OkStatus();

@@ -45,7 +45,6 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "comm/communicator.h"
-#include "sharding/gradient_forecast.h"
 #include "sharding/gradient_places.h"
 #include "sharding/reduction.h"
 #include "sharding/unit.h"
@@ -85,8 +84,8 @@ struct MicroBatch {
 
 class Gradients {
  public:
-  // Backwards before large gradients lie in their places.
-  static constexpr int kToLearnPlaces = GradientForecast::kBackwards;
+  // Backwards before large gradients lie in their places: two that agree.
+  static constexpr int kToLearnPlaces = 2;
 
   // Installs a hook on every parameter, frozen ones too (they may be unfrozen);
   // hooks found there are chained. `expected[i]`: parameter i of the model

@@ -9,7 +9,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "base/status_matchers.h"
 #include "gtest/gtest.h"
 #include "tests/rank_pool.h"
 #include "tests/training.h"

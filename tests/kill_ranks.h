@@ -3,7 +3,6 @@
 #ifndef TESTS_KILL_RANKS_H_
 #define TESTS_KILL_RANKS_H_
 
-#include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -12,11 +11,9 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <memory>
 #include <optional>
 #include <sstream>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"

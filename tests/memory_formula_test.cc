@@ -166,8 +166,12 @@ TEST_P(PeakTest, IsWithinTheFormula) {
       }
       const int64_t bound = parameters + optimizer + gradients + backward;
       EXPECT_LE(peak, bound + kSlack) << "rest of step " << step;
-      // The formula says what is held, not only what is enough.
-      EXPECT_GE(peak, bound - 2 * in_flight - unit) << "rest of step " << step;
+      // The formula says what is held, not only what is enough. The last unit
+      // is small, and has no shard before its reduction; alone a rank's sums
+      // are the gradients themselves, and it gathers nothing ahead for it.
+      const int64_t less = unit + (forward > 0 ? in_flight : 0) +
+                           (shards() == 1 ? 2 * in_flight : 0);
+      EXPECT_GE(peak, bound - less) << "rest of step " << step;
     }
   }
 }

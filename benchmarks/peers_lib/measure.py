@@ -31,7 +31,7 @@ class Bench:
     folder: str
     rounds: int
     small: bool
-    loss_steps: int | None = None  # at most
+    loss_steps: int | None  # at most
 
 
 @dataclasses.dataclass
@@ -249,13 +249,13 @@ def note_memory(row, end, result):
     held = result.raw['bytes_at_peak'] = end['bytes_at_peak']
     unit = max(int(re.search(r'(\d+) elements$', unit)[1])
                for unit in end['units'])
-    bound = 4 * (row.model.numel // WORLD + 3 * unit)
+    bound = 4 * (row.model.numel // WORLD + 2 * unit)
     inside = held['gradients'] <= bound
     words = ', '.join(f'{kind} {held[kind]:,}'
                       for kind in ('parameters', 'gradients', 'optimizer'))
     result.notes.append(
         f'Bytes of a rank of ours at their peak: {words}; gradients '
-        f'{"<=" if inside else "EXCEED"} a share and three units, {bound:,}.')
+        f'{"<=" if inside else "EXCEED"} a share and two units, {bound:,}.')
     result.failed |= not inside
 
 
