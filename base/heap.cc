@@ -19,8 +19,9 @@ bool SetByUser() {
          (tunables != nullptr && absl::StrContains(tunables, "glibc.malloc."));
 }
 
-// `mapped`: bytes from which on a block is mapped by itself, and unmapped when
-// it is freed. `top`: bytes that may stay free at the heap's end.
+// Gives back what is free, first. `mapped`: bytes from which on a block is
+// mapped by itself, and unmapped when it is freed. `top`: bytes that may stay
+// free at the heap's end.
 void SetThresholds(int mapped, int top) {
   if (SetByUser()) return;
   malloc_trim(0);

@@ -103,7 +103,7 @@ ROWS = (
         faster('ddp', 1.1), faster('ddp', 1.05, ours='stage0'))),
     Row('B', 'speed', MIDDLE, (faster('fsdp2', 2.0), faster('ds3', 1.8)),
         clip=1.0),
-    # Without bfloat16 instructions a step takes a minute.
+    # Without bfloat16 instructions a step takes 40 seconds.
     Row('C', 'speed', MIDDLE, (faster('fsdp2', 1.7), faster('ds3', 1.7)),
         bf16=True, steps=1),
     Row('D', 'speed', LARGE, (
