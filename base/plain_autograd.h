@@ -7,8 +7,9 @@
 namespace tessera {
 
 // While it lives, the process has libtorch's own engine, and not the one that
-// installed itself (sharding/saved_tensors.h): what is computed is plain
-// libtorch's. Not to be nested, not to be used while another thread computes.
+// installed itself (sharding/dispatch/saved_tensors.h): what is computed is
+// plain libtorch's. Not to be nested, not to be used while another thread
+// computes.
 class PlainAutograd {
  public:
   PlainAutograd() {

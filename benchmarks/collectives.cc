@@ -34,15 +34,15 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "base/memory.h"
+#include "base/memory/memory.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
-#include "comm/gloo_communicator.h"
+#include "comm/gloo/gloo_communicator.h"
 #include "comm/shard_server.h"
 #include "comm/shm/meeting.h"
+#include "comm/shm/shm_communicator.h"
 #include "comm/shm/team.h"
-#include "comm/shm_communicator.h"
-#include "comm/world.h"
+#include "comm/world/world.h"
 #include "torch/csrc/distributed/c10d/FileStore.hpp"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 #include "torch/csrc/distributed/c10d/ProcessGroupGloo.hpp"
@@ -264,7 +264,7 @@ absl::StatusOr<Backend> MakeBackend(const std::string& name, StorePtr store,
     TESSERA_ASSIGN_OR_RETURN(backend.run, OverPulls(world));
   } else if (name == "copy") {
     TESSERA_ASSIGN_OR_RETURN(
-        auto memory, shm::MeetOnHost(*store, rank, size, absl::Seconds(30)));
+        auto memory, shm::MapPeers(*store, rank, size, absl::Seconds(30)));
     auto copy = std::make_shared<Copy>(std::move(memory), rank);
     backend.run = [copy](const std::string& op, Tensors& t) {
       return copy->Run(op, t);

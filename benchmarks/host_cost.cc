@@ -37,7 +37,7 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "benchmarks/plain_training.h"
-#include "comm/self_communicator.h"
+#include "comm/group/self_communicator.h"
 #include "config/config.pb.h"
 #include "engine/engine.h"
 

@@ -35,7 +35,7 @@
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "base/memory.h"
+#include "base/memory/memory.h"
 #include "base/plain_autograd.h"
 #include "benchmarks/peer_gpt.h"
 #include "benchmarks/plain_libtorch.h"

@@ -18,7 +18,7 @@
 #include "base/bits.h"
 #include "base/file.h"
 #include "base/status.h"
-#include "config/proto_reader.h"
+#include "config/reader/proto_reader.h"
 #include "google/protobuf/text_format.h"
 
 namespace tessera {

@@ -16,7 +16,7 @@
 #include "base/file.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
-#include "comm/self_communicator.h"
+#include "comm/group/self_communicator.h"
 #include "google/protobuf/text_format.h"
 
 namespace tessera {

@@ -17,9 +17,9 @@
 #include "base/check.h"
 #include "base/file.h"
 #include "base/status.h"
-#include "config/json_reader.h"
-#include "sharding/flat_buffer.h"
-#include "sharding/torch_scope.h"
+#include "config/reader/json_reader.h"
+#include "sharding/layout/flat_buffer.h"
+#include "sharding/torch/torch_scope.h"
 
 namespace tessera {
 namespace {

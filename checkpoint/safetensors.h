@@ -30,7 +30,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "checkpoint/safetensors_header.h"
-#include "sharding/layout.h"
+#include "sharding/layout/layout.h"
 
 namespace tessera {
 

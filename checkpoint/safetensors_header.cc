@@ -8,8 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
-#include "config/json_reader.h"
-#include "config/utf8.h"
+#include "config/reader/json_reader.h"
+#include "config/reader/utf8.h"
 
 namespace tessera {
 namespace {

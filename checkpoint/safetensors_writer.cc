@@ -14,9 +14,9 @@
 #include "base/file.h"
 #include "base/status.h"
 #include "checkpoint/safetensors.h"
-#include "config/json_reader.h"
-#include "config/utf8.h"
-#include "sharding/torch_scope.h"
+#include "config/reader/json_reader.h"
+#include "config/reader/utf8.h"
+#include "sharding/torch/torch_scope.h"
 
 namespace tessera {
 namespace {

@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/sigpipe.h"
 #include "base/torch_guard.h"
 #include "c10/core/GradMode.h"
-#include "comm/sigpipe.h"
 
 namespace tessera {
 namespace {

@@ -13,12 +13,21 @@
 
 namespace tessera {
 
-class Family;
-struct GroupPart;
+class FailureDomain;
+class ShardServer;
+class WatchedCommunicator;
+struct Subgroup;
 
 // Makes a part of a group. COLLECTIVE over the part's ranks, blocking.
-using PartMaker = std::function<absl::StatusOr<std::shared_ptr<Communicator>>(
-    const GroupPart&)>;
+using SubgroupMaker =
+    std::function<absl::StatusOr<std::shared_ptr<Communicator>>(
+        const Subgroup&)>;
+
+// Connects the ranks of `group` for Communicator::ServeShards. COLLECTIVE,
+// blocking. A function, so that groups need not know of servers.
+using ShardServerMaker =
+    std::function<absl::StatusOr<std::unique_ptr<ShardServer>>(
+        WatchedCommunicator* group, const CommTag& tag)>;
 
 struct GroupOptions {
   int rank = 0;
@@ -29,13 +38,15 @@ struct GroupOptions {
   absl::Duration announce_grace = kAnnounceGrace;
 
   // For Communicator::Split; a group without this cannot be split.
-  PartMaker make_part;
+  SubgroupMaker make_subgroup;
+  // For Communicator::ServeShards; a group without this cannot serve.
+  ShardServerMaker make_shard_server;
 
   // ---- of a group that was split off another ----
 
-  std::shared_ptr<Family> family;  // null: the group begins one
-  std::string name;                // in messages, and unique in the family
-  // By rank, ascending: its rank in the family's first group. Empty: the same.
+  std::shared_ptr<FailureDomain> domain;  // null: the group begins one
+  std::string name;  // in messages, and unique in the domain
+  // By rank, ascending: its rank in the domain's first group. Empty: the same.
   std::vector<int> first_ranks;
 
   int first_rank(int r) const {
@@ -44,10 +55,10 @@ struct GroupOptions {
 };
 
 // Some of a group's ranks, this one among them.
-struct GroupPart {
-  std::string whole_backend;  // the whole group's
-  std::vector<int> ranks;     // of the whole, ascending
-  GroupOptions options;       // but for make_part
+struct Subgroup {
+  std::string parent_backend;  // the whole group's
+  std::vector<int> ranks;      // of the whole, ascending
+  GroupOptions options;        // but for make_subgroup
 };
 
 }  // namespace tessera

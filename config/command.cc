@@ -14,7 +14,7 @@
 #include "config/config.h"
 #include "config/config_text.h"
 #include "config/describe.h"
-#include "config/json_reader.h"
+#include "config/reader/json_reader.h"
 
 namespace tessera {
 namespace {

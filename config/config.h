@@ -34,7 +34,7 @@
 #include "absl/strings/string_view.h"
 #include "config/auto_values.h"
 #include "config/config.pb.h"
-#include "config/proto_reader.h"
+#include "config/reader/proto_reader.h"
 
 namespace tessera {
 

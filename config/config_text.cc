@@ -8,10 +8,10 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "config/field_rules.h"
-#include "config/json_keys.h"
-#include "config/json_options.pb.h"
-#include "config/json_reader.h"
+#include "config/reader/field_rules.h"
+#include "config/reader/json_keys.h"
+#include "config/reader/json_options.pb.h"
+#include "config/reader/json_reader.h"
 #include "google/protobuf/descriptor.h"
 
 namespace tessera {

@@ -1,7 +1,7 @@
 #include "config/defaults.h"
 
 #include "base/check.h"
-#include "config/json_options.pb.h"
+#include "config/reader/json_options.pb.h"
 #include "google/protobuf/descriptor.h"
 
 namespace tessera {

@@ -17,7 +17,7 @@
 #include "base/status_matchers.h"
 #include "config/config.h"
 #include "config/config_text.h"
-#include "config/json_reader.h"
+#include "config/reader/json_reader.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -9,7 +9,7 @@
 #include "base/check.h"
 #include "config/config.h"
 #include "config/config_text.h"
-#include "config/json_reader.h"
+#include "config/reader/json_reader.h"
 #include "google/protobuf/struct.pb.h"
 #include "google/protobuf/util/json_util.h"
 #include "google/protobuf/util/message_differencer.h"

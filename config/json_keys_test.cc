@@ -1,4 +1,4 @@
-#include "config/json_keys.h"
+#include "config/reader/json_keys.h"
 
 #include "config/config.pb.h"
 #include "gmock/gmock.h"

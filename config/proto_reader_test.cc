@@ -1,4 +1,4 @@
-#include "config/proto_reader.h"
+#include "config/reader/proto_reader.h"
 
 #include <string>
 #include <vector>

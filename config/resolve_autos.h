@@ -4,8 +4,8 @@
 
 #include "config/auto_values.h"
 #include "config/config.pb.h"
-#include "config/faults.h"
-#include "config/proto_reader.h"
+#include "config/reader/faults.h"
+#include "config/reader/proto_reader.h"
 
 namespace tessera {
 

@@ -9,7 +9,7 @@
 
 #include "absl/strings/string_view.h"
 #include "config/config.pb.h"
-#include "config/faults.h"
+#include "config/reader/faults.h"
 
 namespace tessera {
 

@@ -5,7 +5,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "config/defaults.h"
-#include "config/json_options.pb.h"
+#include "config/reader/json_options.pb.h"
 #include "config/validate.h"
 #include "google/protobuf/descriptor.h"
 

@@ -5,9 +5,9 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
-#include "comm/world.h"
-#include "sharding/construction.h"
-#include "sharding/tag.h"
+#include "comm/world/world.h"
+#include "sharding/construct/construction.h"
+#include "sharding/dispatch/tag.h"
 #include "torch/nn/module.h"
 
 namespace tessera::construct_internal {

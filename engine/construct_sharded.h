@@ -43,7 +43,7 @@ namespace tessera {
 
 struct ConstructOptions {
   // The group over which to shard, which the engine must have too; the world's
-  // (comm/world.h) if null. With one rank construction is plain.
+  // (comm/world/world.h) if null. With one rank construction is plain.
   std::shared_ptr<Communicator> communicator;
 };
 

@@ -3,10 +3,10 @@
 #include <utility>
 
 #include "ATen/autocast_mode.h"
-#include "base/memory.h"
+#include "base/memory/memory.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
-#include "comm/world.h"
+#include "comm/world/world.h"
 #include "config/config.h"
 #include "engine/engine_impl.h"
 #include "engine/world_options.h"

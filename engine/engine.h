@@ -49,7 +49,7 @@ class ModuleHolder;
 namespace tessera {
 
 struct EngineOptions {
-  // The group over which to shard; the world's (comm/world.h) if null.
+  // The group over which to shard; the world's (comm/world/world.h) if null.
   std::shared_ptr<Communicator> communicator;
   // Rank 0's parameters and buffers replace the others' at Create. Otherwise
   // both must be equal on all ranks (checked; InvalidArgument names the first

@@ -9,10 +9,10 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "engine/engine_impl.h"
-#include "engine/replicas.h"
-#include "sharding/storage_access.h"
-#include "sharding/torch_scope.h"
-#include "sharding/whole_values.h"
+#include "engine/setup/initial_sync.h"
+#include "sharding/flat/whole_values.h"
+#include "sharding/torch/storage_access.h"
+#include "sharding/torch/torch_scope.h"
 #include "torch/csrc/autograd/variable.h"
 
 namespace tessera {
@@ -25,11 +25,11 @@ absl::StatusOr<at::Tensor> Engine::Impl::Announced(
 }
 
 absl::StatusOr<at::Tensor> Engine::Impl::Gradient(absl::string_view name) {
-  TESSERA_ASSIGN_OR_RETURN(const Place place, Find(name));
+  TESSERA_ASSIGN_OR_RETURN(const ParameterRef place, Find(name));
   return Announced(CatchTorch("Gradient", [&]() -> absl::StatusOr<at::Tensor> {
     TorchScope scope;
     TESSERA_ASSIGN_OR_RETURN(at::Tensor gradient,
-                             gradients_->of(place.unit).Whole(place.parameter));
+                             gradients_->of(place.flat).Whole(place.parameter));
     const double inverse = 1 / divisor();
     if (gradient.defined() && inverse != 1) gradient.mul_(inverse);
     return gradient;
@@ -37,54 +37,55 @@ absl::StatusOr<at::Tensor> Engine::Impl::Gradient(absl::string_view name) {
 }
 
 absl::StatusOr<at::Tensor> Engine::Impl::Parameter(absl::string_view name) {
-  TESSERA_ASSIGN_OR_RETURN(const Place place, Find(name));
-  const auto& unit = units_[static_cast<size_t>(place.unit)];
+  TESSERA_ASSIGN_OR_RETURN(const ParameterRef place, Find(name));
+  const auto& flat = flats_[static_cast<size_t>(place.flat)];
   return CatchTorch("Parameter", [&] {
     PinSet pins;
-    pins.Add(unit);
+    pins.Add(flat);
     TorchScope scope;
     at::Tensor copy =
-        unit->parameters()[static_cast<size_t>(place.parameter)].tensor.clone();
+        flat->parameters()[static_cast<size_t>(place.parameter)].tensor.clone();
     RemoveTag(copy);
     return copy;
   });
 }
 
 absl::StatusOr<at::Tensor> Engine::Impl::Master(absl::string_view name) {
-  TESSERA_ASSIGN_OR_RETURN(const Place place, Find(name));
+  TESSERA_ASSIGN_OR_RETURN(const ParameterRef place, Find(name));
   TESSERA_RETURN_IF_ERROR(CheckNotSummoned());
-  const auto& unit = units_[static_cast<size_t>(place.unit)];
+  const auto& flat = flats_[static_cast<size_t>(place.flat)];
   TESSERA_RETURN_IF_ERROR(
-      EnterUpdate(absl::OkStatus(), "Engine::Master", unit.get()));
+      EnterUpdate(absl::OkStatus(), "Engine::Master", flat.get()));
   TESSERA_ASSIGN_OR_RETURN(
       at::Tensor master,
       Announced(CatchTorch("Master", [&]() -> absl::StatusOr<at::Tensor> {
-        TESSERA_RETURN_IF_ERROR(unit->PrepareUpdate());
-        return WholeCopy(place, unit->masters(), "masters");
+        TESSERA_RETURN_IF_ERROR(flat->PrepareUpdate());
+        return WholeCopy(place, flat->masters(), "masters");
       })));
   TESSERA_RETURN_IF_ERROR(EndUpdate());
   return master;
 }
 
 absl::StatusOr<at::Tensor> Engine::Impl::WholeCopy(
-    const Place& place, const at::Tensor& owned, absl::string_view what) const {
-  const Unit& unit = *units_[static_cast<size_t>(place.unit)];
+    const ParameterRef& place, const at::Tensor& owned,
+    absl::string_view what) const {
+  const FlatParameter& flat = *flats_[static_cast<size_t>(place.flat)];
   TESSERA_ASSIGN_OR_RETURN(const FlatBuffer whole,
-                           GatherWhole(unit, owned, what));
+                           GatherWhole(flat, owned, what));
   TorchScope scope;
-  return PlaceIn(whole, unit, place.parameter).clone();
+  return PlaceIn(whole, flat, place.parameter).clone();
 }
 
 // Where the parameter is: that all ranks know it, that `value` fits it, and is
 // the same on all. COLLECTIVE.
-absl::StatusOr<Engine::Impl::Place> Engine::Impl::AgreeOnValue(
+absl::StatusOr<Engine::Impl::ParameterRef> Engine::Impl::AgreeOnValue(
     absl::string_view name, const at::Tensor& value, absl::string_view where) {
-  const absl::StatusOr<Place> place = Find(name);
+  const absl::StatusOr<ParameterRef> place = Find(name);
   std::string print;
   const absl::Status mine = CatchTorch(where, [&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(place.status());
     const auto& parameters =
-        units_[static_cast<size_t>(place->unit)]->parameters();
+        flats_[static_cast<size_t>(place->flat)]->parameters();
     const at::Tensor& parameter =
         parameters[static_cast<size_t>(place->parameter)].tensor;
     if (!value.defined() || value.sizes() != parameter.sizes() ||
@@ -110,18 +111,18 @@ absl::StatusOr<Engine::Impl::Place> Engine::Impl::AgreeOnValue(
 
 absl::Status Engine::Impl::SetMaster(absl::string_view name,
                                      const at::Tensor& value) {
-  TESSERA_ASSIGN_OR_RETURN(const Place place,
+  TESSERA_ASSIGN_OR_RETURN(const ParameterRef place,
                            AgreeOnValue(name, value, "Engine::SetMaster"));
   TESSERA_RETURN_IF_ERROR(AgreeOnUpdate(absl::OkStatus(), "Engine::SetMaster"));
-  Unit& unit = *units_[static_cast<size_t>(place.unit)];
+  FlatParameter& flat = *flats_[static_cast<size_t>(place.flat)];
   const absl::Status written =
       CatchTorch("Engine::SetMaster", [&]() -> absl::Status {
         TESSERA_RETURN_IF_ERROR(
-            WriteOwned(unit, place.parameter, value, unit.masters()));
-        return unit.PublishOwned();
+            WriteOwned(flat, place.parameter, value, flat.masters()));
+        return flat.PublishOwned();
       });
   if (!written.ok()) return FailUpdate(written);
-  const auto& parameters = unit.parameters();
+  const auto& parameters = flat.parameters();
   torch::autograd::impl::bump_version(
       parameters[static_cast<size_t>(place.parameter)].tensor);
   return EndUpdate();
@@ -129,9 +130,9 @@ absl::Status Engine::Impl::SetMaster(absl::string_view name,
 
 absl::Status Engine::Impl::SetGradient(absl::string_view name,
                                        const at::Tensor& value) {
-  TESSERA_ASSIGN_OR_RETURN(const Place place,
+  TESSERA_ASSIGN_OR_RETURN(const ParameterRef place,
                            AgreeOnValue(name, value, "Engine::SetGradient"));
-  const UnitGradient& gradient = gradients_->of(place.unit);
+  const FlatGradient& gradient = gradients_->of(place.flat);
   if (!gradient.has_gradient(static_cast<size_t>(place.parameter))) {
     return absl::FailedPreconditionError(absl::StrCat(
         "Engine::SetGradient: parameter '", name,
@@ -144,7 +145,7 @@ absl::Status Engine::Impl::SetGradient(absl::string_view name,
                  [&] {
                    TorchScope scope;
                    return WriteOwned(
-                       gradient.unit(), place.parameter,
+                       gradient.flat(), place.parameter,
                        divisor() == 1
                            ? value
                            : value.to(gradient.owned().dtype()) * divisor(),
@@ -155,15 +156,15 @@ absl::Status Engine::Impl::SetGradient(absl::string_view name,
 
 // This rank's part of one state, [owned]; the others have theirs.
 absl::StatusOr<at::Tensor> Engine::Impl::OwnedState(absl::string_view name,
-                                                    const Place& place,
+                                                    const ParameterRef& place,
                                                     OptimizerState which) {
   if (optimizer_ == nullptr) {
     return absl::FailedPreconditionError(
         "the engine has no optimizer: the configuration names none");
   }
   FlatBuffer& state = which == OptimizerState::kExpAvg
-                          ? optimizer_->exp_avg(place.unit)
-                          : optimizer_->exp_avg_sq(place.unit);
+                          ? optimizer_->exp_avg(place.flat)
+                          : optimizer_->exp_avg_sq(place.flat);
   if (!state.defined()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "parameter '", name, "' has no optimizer state: it is frozen"));
@@ -173,7 +174,7 @@ absl::StatusOr<at::Tensor> Engine::Impl::OwnedState(absl::string_view name,
 
 absl::StatusOr<at::Tensor> Engine::Impl::GetState(absl::string_view name,
                                                   OptimizerState which) {
-  TESSERA_ASSIGN_OR_RETURN(const Place place, Find(name));
+  TESSERA_ASSIGN_OR_RETURN(const ParameterRef place, Find(name));
   TESSERA_ASSIGN_OR_RETURN(const at::Tensor owned,
                            OwnedState(name, place, which));
   return Announced(CatchTorch("OptimizerStateOf", [&] {
@@ -185,14 +186,14 @@ absl::Status Engine::Impl::SetState(absl::string_view name,
                                     OptimizerState which,
                                     const at::Tensor& value) {
   TESSERA_ASSIGN_OR_RETURN(
-      const Place place,
+      const ParameterRef place,
       AgreeOnValue(name, value, "Engine::SetOptimizerState"));
   TESSERA_ASSIGN_OR_RETURN(const at::Tensor owned,
                            OwnedState(name, place, which));
   return comm_->AgreeOk(
       CatchTorch("Engine::SetOptimizerState",
                  [&] {
-                   return WriteOwned(*units_[static_cast<size_t>(place.unit)],
+                   return WriteOwned(*flats_[static_cast<size_t>(place.flat)],
                                      place.parameter, value, owned);
                  }),
       "Engine::SetOptimizerState");
@@ -219,15 +220,15 @@ absl::StatusOr<StateDict> Engine::Impl::FullStateDict(
   absl::flat_hash_map<const void*, at::Tensor> values;
   const absl::Status gathered =
       CatchTorch("Engine::FullStateDict", [&]() -> absl::Status {
-        for (const auto& unit : units_) {
+        for (const auto& flat : flats_) {
           TESSERA_ASSIGN_OR_RETURN(
               const FlatBuffer whole,
-              GatherWhole(*unit, unit->masters(), "masters"));
+              GatherWhole(*flat, flat->masters(), "masters"));
           TorchScope scope;
-          const auto& parameters = unit->parameters();
+          const auto& parameters = flat->parameters();
           for (size_t i = 0; keeps && i < parameters.size(); ++i) {
             values[parameters[i].tensor.unsafeGetTensorImpl()] =
-                CopyOnHost(PlaceIn(whole, *unit, static_cast<int>(i)));
+                CopyOnHost(PlaceIn(whole, *flat, static_cast<int>(i)));
           }
         }
         return absl::OkStatus();
@@ -256,19 +257,19 @@ absl::StatusOr<std::vector<ParameterShard>> Engine::Impl::ShardedStateDict() {
   std::vector<ParameterShard> shards;
   const absl::Status copied = CatchTorch(kWhere, [&] {
     TorchScope scope;
-    for (const auto& unit : units_) {
-      const at::Tensor masters = unit->masters();
-      for (const Unit::Segment& segment : unit->segments()) {
-        const Unit::Parameter& p =
-            unit->parameters()[static_cast<size_t>(segment.parameter)];
+    for (const auto& flat : flats_) {
+      const at::Tensor masters = flat->masters();
+      for (const FlatParameter::Segment& segment : flat->segments()) {
+        const FlatParameter::Parameter& p =
+            flat->parameters()[static_cast<size_t>(segment.parameter)];
         const int64_t per = ElementsPerNumber(p.tensor.scalar_type());
-        at::Tensor values =
-            CopyOnHost(Part(masters, {segment.flat.begin - unit->owned().begin,
-                                      segment.flat.end - unit->owned().begin}));
+        at::Tensor values = CopyOnHost(
+            Part(masters, {segment.range.begin - flat->owned().begin,
+                           segment.range.end - flat->owned().begin}));
         if (per == 2) values = at::view_as_complex(values.view({-1, 2}));
         shards.push_back({p.name, p.tensor.sizes().vec(),
                           p.tensor.strides().vec(),
-                          (segment.flat.begin - p.flat.begin) / per, values});
+                          (segment.range.begin - p.range.begin) / per, values});
       }
     }
   });

@@ -2,17 +2,17 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/memory.h"
+#include "base/memory/memory.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "engine/engine_impl.h"
-#include "engine/replicas.h"
-#include "sharding/construction.h"
-#include "sharding/module_walk.h"
-#include "sharding/registry.h"
-#include "sharding/saved_tensors.h"
-#include "sharding/tag.h"
-#include "sharding/torch_scope.h"
+#include "engine/setup/initial_sync.h"
+#include "sharding/construct/construction.h"
+#include "sharding/dispatch/saved_tensors.h"
+#include "sharding/dispatch/tag.h"
+#include "sharding/flat/registry.h"
+#include "sharding/layout/module_walk.h"
+#include "sharding/torch/torch_scope.h"
 #include "torch/nn/module.h"
 
 namespace tessera {
@@ -85,7 +85,7 @@ absl::Status Engine::Impl::Build(const EngineOptions& options) {
   for (const at::Tensor& p : module_->parameters()) {
     known_parameters_.insert(p.unsafeGetTensorImpl());
   }
-  parameters_print_ = PrintOfParameters(*module_);
+  parameters_fingerprint_ = FingerprintOfParameters(*module_);
   settings_.flats.working_dtype = [this](const NamedParameter& p) {
     return WorkingDtype(settings_, p);
   };
@@ -118,14 +118,15 @@ absl::Status Engine::Impl::Build(const EngineOptions& options) {
   if (taken.ok()) taken = MakeBufferSync();
   if (!taken.ok()) return GiveBack(taken);
   InstallSavedTensorHooks();
-  gradients_ = std::make_unique<Gradients>(units_, comm_, settings_.gradients,
+  gradients_ = std::make_unique<Gradients>(flats_, comm_, settings_.gradients,
                                            std::move(expected));
   return absl::OkStatus();
 }
 
 // One working copy for all ranks, where that is wanted and they share memory.
-absl::Status Engine::Impl::ShareWorkingCopy(absl::Span<const FlatPlan> flats,
-                                            std::vector<UnitOptions>* options) {
+absl::Status Engine::Impl::ShareWorkingCopy(
+    absl::Span<const FlatPlan> flats,
+    std::vector<FlatParameterOptions>* options) {
   const bool must = settings_.shared_working_copy == "on";
   const bool debugging = settings_.schedule.max_live == 0 || PoisonsOnFree();
   if (stage_ < 3 || shard_group_->world_size() == 1 ||
@@ -161,14 +162,15 @@ absl::Status Engine::Impl::ShareWorkingCopy(absl::Span<const FlatPlan> flats,
                                      memory.status().message()));
   }
   shares_working_copy_ = true;
-  for (UnitOptions& each : *options) {
+  for (FlatParameterOptions& each : *options) {
     each.stage.sharded_parameters = false;
     each.shared = *memory;
   }
   return absl::OkStatus();
 }
 
-absl::Status Engine::Impl::ServeGathers(std::vector<UnitOptions>* options) {
+absl::Status Engine::Impl::ServeGathers(
+    std::vector<FlatParameterOptions>* options) {
   const std::string& wanted = settings_.served_gathers;
   const bool by_default =
       comm_->backend() == "gloo" && settings_.reshard_group_size == 0;
@@ -193,11 +195,11 @@ absl::Status Engine::Impl::ServeGathers(std::vector<UnitOptions>* options) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<UnitOptions>> Engine::Impl::UnitOptionsOfAll(
-    absl::Span<const FlatPlan> flats) {
-  std::vector<UnitOptions> options;
+absl::StatusOr<std::vector<FlatParameterOptions>>
+Engine::Impl::FlatParameterOptionsOfAll(absl::Span<const FlatPlan> flats) {
+  std::vector<FlatParameterOptions> options;
   for (const auto& flat : flats) {
-    options.push_back(UnitOptionsOf(settings_, flat, stage_));
+    options.push_back(FlatParameterOptionsOf(settings_, flat, stage_));
     options.back().replicas = replicas_;
   }
   TESSERA_RETURN_IF_ERROR(ShareWorkingCopy(flats, &options));
@@ -205,35 +207,37 @@ absl::StatusOr<std::vector<UnitOptions>> Engine::Impl::UnitOptionsOfAll(
   TESSERA_RETURN_IF_ERROR(ServeGathers(&options));
   if (served_ != nullptr) return options;
   TESSERA_ASSIGN_OR_RETURN(const auto group, ReshardGroup());
-  for (UnitOptions& each : options) {
+  for (FlatParameterOptions& each : options) {
     if (each.stage.sharded_parameters) each.reshard_group = group;
   }
   return options;
 }
 
-// Unit by unit on all ranks, so that all know what has been taken over.
+// FlatParameter by unit on all ranks, so that all know what has been taken
+// over.
 absl::Status Engine::Impl::TakeOver(std::vector<FlatPlan> flats) {
-  TESSERA_ASSIGN_OR_RETURN(const auto all_options, UnitOptionsOfAll(flats));
-  std::vector<Unit*> sharded;
+  TESSERA_ASSIGN_OR_RETURN(const auto all_options,
+                           FlatParameterOptionsOfAll(flats));
+  std::vector<FlatParameter*> sharded;
   for (size_t i = 0; i < flats.size(); ++i) {
-    FlatPlan& flat = flats[i];
-    const UnitOptions& options = all_options[i];
-    auto unit = Unit::Prepare(flat.name, std::move(flat.parameters), options,
-                              shard_group_, schedule_);
-    TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(unit.status(), "Engine::Create"));
-    units_.push_back(*unit);
-    const absl::Status adopted = (*unit)->Adopt();
+    FlatPlan& plan = flats[i];
+    const FlatParameterOptions& options = all_options[i];
+    auto flat = FlatParameter::Prepare(plan.name, std::move(plan.parameters),
+                                       options, shard_group_, schedule_);
+    TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(flat.status(), "Engine::Create"));
+    flats_.push_back(*flat);
+    const absl::Status adopted = (*flat)->Adopt();
     if (!adopted.ok()) {
       comm_->Announce(adopted);
       return adopted;
     }
-    Registry::Global().Add(*unit);
-    const auto& params = (*unit)->parameters();
+    Registry::Global().Add(*flat);
+    const auto& params = (*flat)->parameters();
     for (size_t i = 0; i < params.size(); ++i) {
-      places_[params[i].name] = {static_cast<int>(units_.size()) - 1,
+      places_[params[i].name] = {static_cast<int>(flats_.size()) - 1,
                                  static_cast<int>(i)};
     }
-    if (options.stage.sharded_parameters) sharded.push_back(unit->get());
+    if (options.stage.sharded_parameters) sharded.push_back(flat->get());
   }
   schedule_->Start(std::move(sharded));
   if (served_ != nullptr) served_->EndUpdate();
@@ -244,7 +248,7 @@ absl::Status Engine::Impl::TakeOver(std::vector<FlatPlan> flats) {
     if (scaler.ok()) scaler_ = *scaler;
   }
   if (settings_.adamw.has_value()) {
-    auto optimizer = AdamW::Create(units_, *settings_.adamw);
+    auto optimizer = AdamW::Create(flats_, *settings_.adamw);
     mine.Update(optimizer.status());
     if (optimizer.ok()) optimizer_ = *std::move(optimizer);
   }
@@ -307,19 +311,19 @@ absl::Status Engine::Impl::Close() {
   TESSERA_RETURN_IF_ERROR(CheckOpen());
   TESSERA_RETURN_IF_ERROR(AgreeOnUpdate(absl::OkStatus(), "Engine::Close"));
   absl::Status status;
-  for (const auto& unit : units_) {
-    status = CatchTorch("Close", [&] { return unit->Release(); });
+  for (const auto& flat : flats_) {
+    status = CatchTorch("Close", [&] { return flat->Release(); });
     if (!status.ok()) {  // to be tried again
       comm_->Announce(status);
       return status;
     }
-    Registry::Global().Remove(*unit);
+    Registry::Global().Remove(*flat);
   }
   TESSERA_RETURN_IF_ERROR(CatchTorch("Close", [&] { GiveBuffersBack(); }));
   if (served_ != nullptr) served_->End();
   gradients_.reset();
   optimizer_.reset();
-  units_.clear();
+  flats_.clear();
   closed_ = true;
   return absl::OkStatus();
 }

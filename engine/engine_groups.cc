@@ -9,19 +9,20 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "engine/engine_impl.h"
-#include "sharding/torch_scope.h"
+#include "sharding/torch/torch_scope.h"
 
 namespace tessera {
 namespace {
 
 // Of this rank's masters of each of these units, one after another.
-std::string PrintsOf(const std::vector<std::shared_ptr<Unit>>& units,
-                     const std::vector<bool>& which) {
+std::string FingerprintsOf(
+    const std::vector<std::shared_ptr<FlatParameter>>& flats,
+    const std::vector<bool>& which) {
   TorchScope scope;
   std::string prints;
-  for (size_t u = 0; u < units.size(); ++u) {
+  for (size_t u = 0; u < flats.size(); ++u) {
     if (!which[u]) continue;
-    const at::Tensor bytes = units[u]->masters().cpu();
+    const at::Tensor bytes = flats[u]->masters().cpu();
     const uint64_t print = Fingerprint(bytes.const_data_ptr(),
                                        static_cast<int64_t>(bytes.nbytes()));
     prints.append(reinterpret_cast<const char*>(&print), sizeof(print));
@@ -68,24 +69,25 @@ absl::StatusOr<std::shared_ptr<Communicator>> Engine::Impl::ReshardGroup() {
 absl::Status Engine::Impl::CheckReplicas() {
   if (replicas_ == nullptr) return absl::OkStatus();
   std::string written;
-  for (const auto& unit : units_) {
-    written.push_back(unit->TakeWrittenTo() ? '1' : '0');
+  for (const auto& flat : flats_) {
+    written.push_back(flat->TakeWrittenTo() ? '1' : '0');
   }
   TESSERA_ASSIGN_OR_RETURN(
       auto all,
       comm_->AllGatherStrings(written, CommTag{"which units were written to"}));
   bool any = false;
-  doubtful_.resize(units_.size());
-  for (size_t u = 0; u < units_.size(); ++u) {
+  unverified_replicas_.resize(flats_.size());
+  for (size_t u = 0; u < flats_.size(); ++u) {
     for (const std::string& theirs : all) {
-      if (theirs[u] == '1') doubtful_[u] = true;
+      if (theirs[u] == '1') unverified_replicas_[u] = true;
     }
-    any |= doubtful_[u];
+    any |= unverified_replicas_[u];
   }
   if (!any) return absl::OkStatus();
   std::string prints;
-  const absl::Status printed = CatchTorch(
-      "comparison of replicas", [&] { prints = PrintsOf(units_, doubtful_); });
+  const absl::Status printed = CatchTorch("comparison of replicas", [&] {
+    prints = FingerprintsOf(flats_, unverified_replicas_);
+  });
   if (!printed.ok()) {
     comm_->Announce(printed);
     return printed;
@@ -95,16 +97,16 @@ absl::Status Engine::Impl::CheckReplicas() {
   const auto n = static_cast<size_t>(shard_group_->world_size());
   for (size_t rank = n; rank < all.size(); ++rank) {
     size_t at = 0;
-    for (size_t u = 0; u < units_.size(); ++u) {
-      if (!doubtful_[u]) continue;
+    for (size_t u = 0; u < flats_.size(); ++u) {
+      if (!unverified_replicas_[u]) continue;
       const bool equal = all[rank].compare(at, sizeof(uint64_t), all[rank % n],
                                            at, sizeof(uint64_t)) == 0;
       at += sizeof(uint64_t);
       if (equal) continue;
       return absl::FailedPreconditionError(absl::StrCat(
-          "[", units_[u]->name(),
+          "[", flats_[u]->name(),
           "] what was written into parameters of the unit (the first is '",
-          units_[u]->parameters()[0].name, "') differs between rank ", rank % n,
+          flats_[u]->parameters()[0].name, "') differs between rank ", rank % n,
           " and rank ", rank,
           ", which hold replicas of one shard "
           "(sharding.shard_group_size ",
@@ -113,7 +115,7 @@ absl::Status Engine::Impl::CheckReplicas() {
           "LoadCheckpoint to make them equal again"));
     }
   }
-  doubtful_.assign(units_.size(), false);
+  unverified_replicas_.assign(flats_.size(), false);
   return absl::OkStatus();
 }
 

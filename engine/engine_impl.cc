@@ -5,10 +5,10 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
-#include "sharding/registry.h"
-#include "sharding/saved_tensors.h"
-#include "sharding/storage_access.h"
-#include "sharding/torch_scope.h"
+#include "sharding/dispatch/saved_tensors.h"
+#include "sharding/flat/registry.h"
+#include "sharding/torch/storage_access.h"
+#include "sharding/torch/torch_scope.h"
 
 namespace tessera {
 
@@ -24,9 +24,9 @@ Engine::Impl::~Impl() {
   *alive_ = false;
   gradients_.reset();
   if (served_ != nullptr) served_->Stop();
-  for (const auto& unit : units_) {
-    Registry::Global().Remove(*unit);
-    unit->Abandon();
+  for (const auto& flat : flats_) {
+    Registry::Global().Remove(*flat);
+    flat->Abandon();
   }
 }
 
@@ -40,7 +40,7 @@ absl::Status Engine::Impl::CheckOpen() const {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Engine::Impl::Place> Engine::Impl::Find(
+absl::StatusOr<Engine::Impl::ParameterRef> Engine::Impl::Find(
     absl::string_view name) const {
   TESSERA_RETURN_IF_ERROR(CheckOpen());
   const auto place = places_.find(std::string(name));
@@ -52,10 +52,11 @@ absl::StatusOr<Engine::Impl::Place> Engine::Impl::Find(
       "by its first)"));
 }
 
-absl::StatusOr<Unit*> Engine::Impl::FindUnit(absl::string_view name) const {
+absl::StatusOr<FlatParameter*> Engine::Impl::FindUnit(
+    absl::string_view name) const {
   TESSERA_RETURN_IF_ERROR(CheckOpen());
-  for (const auto& unit : units_) {
-    if (unit->name() == name) return unit.get();
+  for (const auto& flat : flats_) {
+    if (flat->name() == name) return flat.get();
   }
   return absl::NotFoundError(absl::StrCat(
       "there is no unit '", name, "'; Engine::DescribeUnits lists them"));
@@ -63,32 +64,32 @@ absl::StatusOr<Unit*> Engine::Impl::FindUnit(absl::string_view name) const {
 
 absl::StatusOr<std::string> Engine::Impl::UnitOf(
     absl::string_view parameter) const {
-  TESSERA_ASSIGN_OR_RETURN(const Place place, Find(parameter));
-  return units_[static_cast<size_t>(place.unit)]->name();
+  TESSERA_ASSIGN_OR_RETURN(const ParameterRef place, Find(parameter));
+  return flats_[static_cast<size_t>(place.flat)]->name();
 }
 
-absl::Status Engine::Impl::SetPrefetch(absl::string_view unit, Phase phase,
+absl::Status Engine::Impl::SetPrefetch(absl::string_view flat, Phase phase,
                                        const std::vector<std::string>& next) {
-  TESSERA_ASSIGN_OR_RETURN(Unit* const of, FindUnit(unit));
-  std::vector<Unit*> units;
+  TESSERA_ASSIGN_OR_RETURN(FlatParameter* const of, FindUnit(flat));
+  std::vector<FlatParameter*> flats;
   for (const std::string& name : next) {
-    TESSERA_ASSIGN_OR_RETURN(Unit* const one, FindUnit(name));
-    units.push_back(one);
+    TESSERA_ASSIGN_OR_RETURN(FlatParameter* const one, FindUnit(name));
+    flats.push_back(one);
   }
-  schedule_->SetPrefetch(of, phase, std::move(units));
+  schedule_->SetPrefetch(of, phase, std::move(flats));
   return absl::OkStatus();
 }
 
-absl::Status Engine::Impl::SetReshardAfterForward(absl::string_view unit,
+absl::Status Engine::Impl::SetReshardAfterForward(absl::string_view flat,
                                                   bool reshard) {
-  TESSERA_ASSIGN_OR_RETURN(Unit* const of, FindUnit(unit));
+  TESSERA_ASSIGN_OR_RETURN(FlatParameter* const of, FindUnit(flat));
   schedule_->SetReshardAfterForward(of, reshard);
   return absl::OkStatus();
 }
 
 TrainingState Engine::Impl::State() {
   return {
-      units_,      optimizer_.get(),           scaler_ ? &*scaler_ : nullptr,
+      flats_,      optimizer_.get(),           scaler_ ? &*scaler_ : nullptr,
       comm_.get(), shard_group_->world_size(), stage(),
       step_};
 }
@@ -115,7 +116,7 @@ absl::StatusOr<std::string> Engine::Impl::Load(const std::string& dir) {
   TESSERA_ASSIGN_OR_RETURN(
       LoadedState loaded,
       CatchTorch("LoadCheckpoint", [&] { return LoadState(dir, State()); }));
-  for (size_t u = 0; u < units_.size(); ++u) {
+  for (size_t u = 0; u < flats_.size(); ++u) {
     TESSERA_RETURN_IF_ERROR(Publish(u, /*only_with_gradient=*/false,
                                     /*working_written=*/false));
   }
@@ -129,7 +130,7 @@ absl::StatusOr<std::string> Engine::Impl::Load(const std::string& dir) {
 StateBytes Engine::Impl::state_bytes() const {
   StateBytes bytes;
   if (closed_) return bytes;
-  for (const auto& unit : units_) bytes.parameters += unit->resident_bytes();
+  for (const auto& flat : flats_) bytes.parameters += flat->resident_bytes();
   bytes.gradients = gradients_->resident_bytes();
   if (optimizer_ != nullptr) bytes.optimizer = optimizer_->resident_bytes();
   return bytes;
@@ -137,21 +138,21 @@ StateBytes Engine::Impl::state_bytes() const {
 
 StateBytes Engine::Impl::replicated_state_bytes() const {
   StateBytes bytes;
-  for (const auto& unit : units_) {
+  for (const auto& flat : flats_) {
     const auto size = [&](at::ScalarType dtype) {
-      return unit->layout().payload_numel() *
+      return flat->layout().payload_numel() *
              static_cast<int64_t>(c10::elementSize(dtype));
     };
-    bytes.parameters += size(unit->dtype());
-    if (!unit->trainable()) continue;
-    const bool masters = unit->master_dtype() != unit->dtype();
-    if (masters) bytes.parameters += size(unit->master_dtype());
-    bytes.gradients += size(unit->reduce_dtype());
-    if (unit->reduce_dtype() != unit->master_dtype()) {
-      bytes.gradients += size(unit->master_dtype());
+    bytes.parameters += size(flat->dtype());
+    if (!flat->trainable()) continue;
+    const bool masters = flat->master_dtype() != flat->dtype();
+    if (masters) bytes.parameters += size(flat->master_dtype());
+    bytes.gradients += size(flat->reduce_dtype());
+    if (flat->reduce_dtype() != flat->master_dtype()) {
+      bytes.gradients += size(flat->master_dtype());
     }
     if (optimizer_ != nullptr) {
-      bytes.optimizer += 2 * size(unit->master_dtype());
+      bytes.optimizer += 2 * size(flat->master_dtype());
     }
   }
   return bytes;
@@ -159,10 +160,10 @@ StateBytes Engine::Impl::replicated_state_bytes() const {
 
 std::vector<std::string> Engine::Impl::DescribeUnits() const {
   std::vector<std::string> lines;
-  for (const auto& unit : units_) {
+  for (const auto& flat : flats_) {
     int64_t numel = 0;
-    for (const auto& p : unit->parameters()) numel += p.tensor.numel();
-    lines.push_back(absl::StrCat(unit->name(), ": ", unit->parameters().size(),
+    for (const auto& p : flat->parameters()) numel += p.tensor.numel();
+    lines.push_back(absl::StrCat(flat->name(), ": ", flat->parameters().size(),
                                  " parameters, ", numel, " elements"));
   }
   return lines;

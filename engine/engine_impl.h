@@ -10,16 +10,16 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
-#include "engine/buffer_sync.h"
 #include "engine/engine.h"
 #include "engine/settings.h"
+#include "engine/setup/buffer_sync.h"
 #include "engine/training_state.h"
 #include "optim/adamw.h"
 #include "optim/loss_scaler.h"
-#include "sharding/flat_plan.h"
-#include "sharding/gradients.h"
-#include "sharding/schedule.h"
-#include "sharding/unit.h"
+#include "sharding/flat/flat_parameter.h"
+#include "sharding/flat/schedule.h"
+#include "sharding/gradient/gradients.h"
+#include "sharding/layout/flat_plan.h"
 
 namespace tessera {
 
@@ -68,9 +68,9 @@ class Engine::Impl {
   static void DropSummoned(SummonScope::State* state);
 
   // engine_impl.cc
-  absl::Status SetPrefetch(absl::string_view unit, Phase phase,
+  absl::Status SetPrefetch(absl::string_view flat, Phase phase,
                            const std::vector<std::string>& next);
-  absl::Status SetReshardAfterForward(absl::string_view unit, bool reshard);
+  absl::Status SetReshardAfterForward(absl::string_view flat, bool reshard);
   absl::StatusOr<std::string> UnitOf(absl::string_view parameter) const;
   absl::Status Save(const std::string& dir, absl::string_view client_state);
   absl::StatusOr<std::string> Load(const std::string& dir);
@@ -85,34 +85,34 @@ class Engine::Impl {
   const Settings& settings() const { return settings_; }
   void NoteAutocast() { autocast_seen_ = true; }
   at::Device device() const {
-    return units_.empty() ? at::Device(at::kCPU) : units_[0]->device();
+    return flats_.empty() ? at::Device(at::kCPU) : flats_[0]->device();
   }
 
  private:
-  struct Place {
-    int unit, parameter;
+  struct ParameterRef {
+    int flat, parameter;
   };
   absl::Status CheckOpen() const;
-  absl::StatusOr<Place> Find(absl::string_view name) const;
-  absl::StatusOr<Unit*> FindUnit(absl::string_view name) const;
+  absl::StatusOr<ParameterRef> Find(absl::string_view name) const;
+  absl::StatusOr<FlatParameter*> FindUnit(absl::string_view name) const;
   TrainingState State();
   absl::StatusOr<at::Tensor> Announced(absl::StatusOr<at::Tensor> result);
-  absl::StatusOr<at::Tensor> WholeCopy(const Place& place,
+  absl::StatusOr<at::Tensor> WholeCopy(const ParameterRef& place,
                                        const at::Tensor& owned,
                                        absl::string_view what) const;
-  absl::StatusOr<Place> AgreeOnValue(absl::string_view name,
-                                     const at::Tensor& value,
-                                     absl::string_view where);
+  absl::StatusOr<ParameterRef> AgreeOnValue(absl::string_view name,
+                                            const at::Tensor& value,
+                                            absl::string_view where);
   absl::StatusOr<at::Tensor> OwnedState(absl::string_view name,
-                                        const Place& place,
+                                        const ParameterRef& place,
                                         OptimizerState which);
 
   absl::Status MoveTo(std::optional<at::Device> device);
   absl::StatusOr<std::vector<size_t>> UnitsOf(
       const std::vector<at::Tensor>& parameters) const;
   absl::Status CheckNotSummoned() const;
-  absl::Status UpdateUnit(Unit* unit, absl::string_view where);
-  absl::Status CloseUnit(const SummonScope::State& state, Unit* unit);
+  absl::Status UpdateUnit(FlatParameter* flat, absl::string_view where);
+  absl::Status CloseUnit(const SummonScope::State& state, FlatParameter* flat);
 
   struct Loading;
   absl::StatusOr<Loading> PlanLoading(const std::string& path,
@@ -121,11 +121,11 @@ class Engine::Impl {
 
   absl::StatusOr<Partition> Plan();
   absl::Status ChooseStage(absl::Span<const FlatPlan> flats);
-  absl::StatusOr<std::vector<UnitOptions>> UnitOptionsOfAll(
+  absl::StatusOr<std::vector<FlatParameterOptions>> FlatParameterOptionsOfAll(
       absl::Span<const FlatPlan> flats);
   absl::Status ShareWorkingCopy(absl::Span<const FlatPlan> flats,
-                                std::vector<UnitOptions>* options);
-  absl::Status ServeGathers(std::vector<UnitOptions>* options);
+                                std::vector<FlatParameterOptions>* options);
+  absl::Status ServeGathers(std::vector<FlatParameterOptions>* options);
   absl::Status TakeOver(std::vector<FlatPlan> flats);
   absl::Status ConvertBuffers();
   absl::Status MakeBufferSync();
@@ -149,7 +149,7 @@ class Engine::Impl {
   absl::Status CheckParametersKnown() const;
   absl::Status CheckWrites();
   absl::Status EnterUpdate(absl::Status mine, absl::string_view where,
-                           Unit* unit = nullptr);
+                           FlatParameter* flat = nullptr);
   absl::Status AgreeOnUpdate(absl::Status mine, absl::string_view where);
   absl::Status MakeUpdatable();
   absl::Status EndUpdate();
@@ -174,11 +174,11 @@ class Engine::Impl {
   int stage_ = 0;
   std::string stage_reason_;
   std::shared_ptr<Schedule> schedule_;
-  std::vector<std::shared_ptr<Unit>> units_;
-  absl::flat_hash_map<std::string, Place> places_;
-  // The module's parameters at Create, and PrintOfParameters of them.
+  std::vector<std::shared_ptr<FlatParameter>> flats_;
+  absl::flat_hash_map<std::string, ParameterRef> places_;
+  // The module's parameters at Create, and FingerprintOfParameters of them.
   absl::flat_hash_set<const void*> known_parameters_;
-  uint64_t parameters_print_ = 0;
+  uint64_t parameters_fingerprint_ = 0;
   std::vector<std::pair<at::Tensor, at::ScalarType>> converted_buffers_;
   std::unique_ptr<BufferSync>
       buffer_sync_;  // null: buffers are each rank's own
@@ -187,13 +187,13 @@ class Engine::Impl {
   std::optional<LossScaler> scaler_;
   StepReport report_;
   // By unit: written to since replicas were last seen to be equal, somewhere.
-  std::vector<bool> doubtful_;
+  std::vector<bool> unverified_replicas_;
   bool shares_working_copy_ = false;
   std::shared_ptr<ServedGathers> served_;  // null: gathers are collectives
   bool constructed_ = false;               // by ConstructSharded
   bool closed_ = false;
   // Units in open scopes of Summon; what tells these that this is there.
-  absl::flat_hash_set<const Unit*> summoned_;
+  absl::flat_hash_set<const FlatParameter*> summoned_;
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   int no_sync_ = 0;               // NoSyncScopes
   bool autocast_seen_ = false;    // since the last Step

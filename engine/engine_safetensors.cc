@@ -9,9 +9,9 @@
 #include "base/torch_guard.h"
 #include "checkpoint/safetensors.h"
 #include "engine/engine_impl.h"
-#include "engine/replicas.h"
 #include "engine/safetensors_plan.h"
-#include "sharding/torch_scope.h"
+#include "engine/setup/initial_sync.h"
+#include "sharding/torch/torch_scope.h"
 #include "torch/csrc/autograd/variable.h"
 
 namespace tessera {
@@ -64,18 +64,19 @@ absl::Status ReadRows(const Safetensors& file, const SafetensorsTensor& source,
 // all rows that the part touches are read, and all rows there are where rows do
 // not lie one behind the other in memory.
 absl::Status ReadSegment(const Safetensors& file,
-                         const SafetensorsTensor& source, const Unit& unit,
-                         const Unit::Segment& segment,
+                         const SafetensorsTensor& source,
+                         const FlatParameter& flat,
+                         const FlatParameter::Segment& segment,
                          const at::Tensor& owned) {
-  const Unit::Parameter& p =
-      unit.parameters()[static_cast<size_t>(segment.parameter)];
+  const FlatParameter::Parameter& p =
+      flat.parameters()[static_cast<size_t>(segment.parameter)];
   const at::Tensor& t = p.tensor;
-  const Range mine{segment.flat.begin - p.flat.begin,
-                   segment.flat.end - p.flat.begin};
-  const at::Tensor to = Part(owned, {segment.flat.begin - unit.owned().begin,
-                                     segment.flat.end - unit.owned().begin});
+  const Range mine{segment.range.begin - p.range.begin,
+                   segment.range.end - p.range.begin};
+  const at::Tensor to = Part(owned, {segment.range.begin - flat.owned().begin,
+                                     segment.range.end - flat.owned().begin});
   if (t.is_contiguous()) return file.Read(source, mine, to);
-  const int64_t row = p.flat.numel() / t.size(0);
+  const int64_t row = p.range.numel() / t.size(0);
   Range rows{0, t.size(0)};
   if (t.stride(0) * t.size(0) == t.numel()) {
     rows = {mine.begin / row, (mine.end + row - 1) / row};
@@ -83,13 +84,13 @@ absl::Status ReadSegment(const Safetensors& file,
   TESSERA_ASSIGN_OR_RETURN(
       const FlatBuffer dense,
       FlatBuffer::Allocate(rows.numel() * row, owned.scalar_type(),
-                           unit.device(), MemoryKind::kWorking));
+                           flat.device(), MemoryKind::kWorking));
   std::vector<int64_t> sizes = t.sizes().vec();
   sizes[0] = rows.numel();
   TESSERA_RETURN_IF_ERROR(
       ReadRows(file, source, rows, row,
                TensorOver(dense.data(), sizes, t.strides(),
-                          AsComplexAs(t, owned.scalar_type()), unit.device())));
+                          AsComplexAs(t, owned.scalar_type()), flat.device())));
   to.copy_(
       dense.View({mine.begin - rows.begin * row, mine.end - rows.begin * row}));
   return absl::OkStatus();
@@ -100,19 +101,20 @@ using Sources = std::vector<const SafetensorsTensor*>;
 
 // What this rank's masters will be.
 absl::StatusOr<FlatBuffer> ReadOwned(const Safetensors& file,
-                                     const Sources& sources, Unit* unit) {
+                                     const Sources& sources,
+                                     FlatParameter* flat) {
   TorchScope scope;
-  const at::Tensor masters = unit->masters();
+  const at::Tensor masters = flat->masters();
   TESSERA_ASSIGN_OR_RETURN(
       FlatBuffer values,
       FlatBuffer::Allocate(masters.numel(), masters.scalar_type(),
-                           unit->device(), MemoryKind::kWorking, Fill::kNone));
+                           flat->device(), MemoryKind::kWorking, Fill::kNone));
   values.View().copy_(masters);
-  for (const Unit::Segment& segment : unit->segments()) {
+  for (const FlatParameter::Segment& segment : flat->segments()) {
     const auto* source = sources[static_cast<size_t>(segment.parameter)];
     if (source == nullptr) continue;
     TESSERA_RETURN_IF_ERROR(
-        ReadSegment(file, *source, *unit, segment, values.View()));
+        ReadSegment(file, *source, *flat, segment, values.View()));
   }
   return values;
 }
@@ -134,13 +136,13 @@ absl::StatusOr<Engine::Impl::Loading> Engine::Impl::PlanLoading(
   TESSERA_ASSIGN_OR_RETURN(loading.file, Safetensors::Open(path));
   TESSERA_ASSIGN_OR_RETURN(loading.plan,
                            PlanSafetensors(*module_, *loading.file, options));
-  for (const auto& unit : units_) {
-    loading.sources.emplace_back(unit->parameters().size(), nullptr);
+  for (const auto& flat : flats_) {
+    loading.sources.emplace_back(flat->parameters().size(), nullptr);
   }
   absl::flat_hash_map<const void*, const SafetensorsTensor**> sharded;
-  for (size_t u = 0; u < units_.size(); ++u) {
+  for (size_t u = 0; u < flats_.size(); ++u) {
     for (size_t i = 0; i < loading.sources[u].size(); ++i) {
-      sharded[units_[u]->parameters()[i].tensor.unsafeGetTensorImpl()] =
+      sharded[flats_[u]->parameters()[i].tensor.unsafeGetTensorImpl()] =
           &loading.sources[u][i];
     }
   }
@@ -167,21 +169,21 @@ absl::Status Engine::Impl::LoadUnit(const Loading& loading, size_t u,
                   [](const auto* source) { return source == nullptr; })) {
     return absl::OkStatus();
   }
-  Unit& unit = *units_[u];
+  FlatParameter& flat = *flats_[u];
   const absl::StatusOr<FlatBuffer> values = CatchTorch(
-      kWhere, [&] { return ReadOwned(*loading.file, sources, &unit); });
+      kWhere, [&] { return ReadOwned(*loading.file, sources, &flat); });
   const absl::Status agreed = comm_->AgreeOk(values.status(), kWhere);
   *could_read = agreed.ok();
   TESSERA_RETURN_IF_ERROR(agreed);
   return CatchTorch(kWhere, [&]() -> absl::Status {
     {
       TorchScope scope;
-      unit.masters().copy_(values->View());
+      flat.masters().copy_(values->View());
     }
-    TESSERA_RETURN_IF_ERROR(unit.PublishOwned());
+    TESSERA_RETURN_IF_ERROR(flat.PublishOwned());
     for (size_t i = 0; i < sources.size(); ++i) {
       if (sources[i] == nullptr) continue;
-      torch::autograd::impl::bump_version(unit.parameters()[i].tensor);
+      torch::autograd::impl::bump_version(flat.parameters()[i].tensor);
     }
     return absl::OkStatus();
   });
@@ -199,14 +201,14 @@ absl::StatusOr<LoadSafetensorsReport> Engine::Impl::LoadSafetensors(
   TESSERA_RETURN_IF_ERROR(AgreeOnUpdate(absl::OkStatus(), kWhere));
   absl::Status status;
   bool could_read = true;
-  for (size_t u = 0; u < units_.size() && status.ok(); ++u) {
+  for (size_t u = 0; u < flats_.size() && status.ok(); ++u) {
     status = LoadUnit(*loading, u, &could_read);
     if (status.ok()) continue;
     if (could_read) return FailUpdate(status);
     if (u > 0) {
       status = absl::Status(
           status.code(),
-          absl::StrCat(status.message(), "; units before [", units_[u]->name(),
+          absl::StrCat(status.message(), "; units before [", flats_[u]->name(),
                        "] have the file's values already"));
     }
   }

@@ -4,18 +4,19 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/available_memory.h"
 #include "base/log.h"
+#include "base/memory/available_memory.h"
 #include "base/status.h"
-#include "comm/world.h"
+#include "comm/world/world.h"
 #include "engine/engine_impl.h"
-#include "engine/stage_choice.h"
+#include "engine/setup/stage_choice.h"
 
 namespace tessera {
 namespace {
 
 FlatSize SizeOf(const Settings& settings, const FlatPlan& flat) {
-  const UnitOptions options = UnitOptionsOf(settings, flat, /*stage=*/3);
+  const FlatParameterOptions options =
+      FlatParameterOptionsOf(settings, flat, /*stage=*/3);
   const auto bytes = [](at::ScalarType dtype) {
     return static_cast<int>(c10::elementSize(dtype));
   };

@@ -9,8 +9,8 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "engine/engine_impl.h"
-#include "engine/replicas.h"
-#include "sharding/saved_tensors.h"
+#include "engine/setup/initial_sync.h"
+#include "sharding/dispatch/saved_tensors.h"
 #include "torch/csrc/autograd/variable.h"
 #include "torch/nn/module.h"
 
@@ -25,7 +25,8 @@ struct Engine::SummonScope::State {
   SummonOptions options;
   bool holds = false;  // this rank does
   std::vector<at::Tensor> parameters;
-  std::vector<std::shared_ptr<Unit>> units;  // not closed yet, in order
+  std::vector<std::shared_ptr<FlatParameter>>
+      flats;  // not closed yet, in order
 };
 
 namespace {
@@ -56,12 +57,12 @@ absl::StatusOr<std::vector<at::Tensor>> Engine::Impl::Named(
 absl::StatusOr<std::vector<size_t>> Engine::Impl::UnitsOf(
     const std::vector<at::Tensor>& parameters) const {
   absl::flat_hash_map<const void*, size_t> unit_of;
-  for (size_t u = 0; u < units_.size(); ++u) {
-    for (const auto& p : units_[u]->parameters()) {
+  for (size_t u = 0; u < flats_.size(); ++u) {
+    for (const auto& p : flats_[u]->parameters()) {
       unit_of[p.tensor.unsafeGetTensorImpl()] = u;
     }
   }
-  std::vector<size_t> units;
+  std::vector<size_t> flats;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const auto found = unit_of.find(parameters[i].unsafeGetTensorImpl());
     if (found == unit_of.end()) {
@@ -70,17 +71,17 @@ absl::StatusOr<std::vector<size_t>> Engine::Impl::UnitsOf(
           " is no parameter that this engine shards: expected "
           "the module's own tensors, not views or copies of them"));
     }
-    if (summoned_.contains(units_[found->second].get())) {
+    if (summoned_.contains(flats_[found->second].get())) {
       return absl::FailedPreconditionError(absl::StrCat(
-          "[", units_[found->second]->name(),
+          "[", flats_[found->second]->name(),
           "] the unit is in another scope of Engine::Summon; Close() that one "
           "before"));
     }
-    units.push_back(found->second);
+    flats.push_back(found->second);
   }
-  std::sort(units.begin(), units.end());
-  units.erase(std::unique(units.begin(), units.end()), units.end());
-  return units;
+  std::sort(flats.begin(), flats.end());
+  flats.erase(std::unique(flats.begin(), flats.end()), flats.end());
+  return flats;
 }
 
 absl::Status Engine::Impl::CheckNotSummoned() const {
@@ -91,14 +92,15 @@ absl::Status Engine::Impl::CheckNotSummoned() const {
 }
 
 // What was written into a unit is taken. COLLECTIVE. On an error nothing is.
-absl::Status Engine::Impl::UpdateUnit(Unit* unit, absl::string_view where) {
-  TESSERA_RETURN_IF_ERROR(EnterUpdate(absl::OkStatus(), where, unit));
+absl::Status Engine::Impl::UpdateUnit(FlatParameter* flat,
+                                      absl::string_view where) {
+  TESSERA_RETURN_IF_ERROR(EnterUpdate(absl::OkStatus(), where, flat));
   ReleaseNodePins();
-  schedule_->Border();
+  schedule_->EndPass();
   TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(
-      CatchTorch(where, [&] { return unit->PrepareUpdate(); }), where));
+      CatchTorch(where, [&] { return flat->PrepareUpdate(); }), where));
   // Not all ranks had it whole in the same way.
-  unit->DropSecondary();
+  flat->DropSecondary();
   return EndUpdate();
 }
 
@@ -106,18 +108,18 @@ absl::StatusOr<std::unique_ptr<SummonState>> Engine::Impl::Summon(
     absl::StatusOr<std::vector<at::Tensor>> parameters,
     const SummonOptions& options) {
   TESSERA_RETURN_IF_ERROR(CheckOpen());
-  absl::StatusOr<std::vector<size_t>> units =
+  absl::StatusOr<std::vector<size_t>> flats =
       parameters.ok() ? UnitsOf(*parameters) : parameters.status();
-  TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(units.status(), kWhere));
+  TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(flats.status(), kWhere));
   std::vector<std::string> names;
-  for (const size_t u : *units) names.push_back(units_[u]->name());
+  for (const size_t u : *flats) names.push_back(flats_[u]->name());
   TESSERA_RETURN_IF_ERROR(CheckSame(
       absl::StrCat(absl::StrJoin(names, ", "), "; rank0_only ",
                    options.rank0_only, ", writeback ", options.writeback),
       "list of units, or the options, of Engine::Summon", comm_.get()));
   // What was written before is not taken back.
-  for (const size_t u : *units) {
-    TESSERA_RETURN_IF_ERROR(UpdateUnit(units_[u].get(), kWhere));
+  for (const size_t u : *flats) {
+    TESSERA_RETURN_IF_ERROR(UpdateUnit(flats_[u].get(), kWhere));
   }
   auto state = std::make_unique<SummonState>();
   *state = {this,
@@ -127,17 +129,17 @@ absl::StatusOr<std::unique_ptr<SummonState>> Engine::Impl::Summon(
             *std::move(parameters),
             {}};
   absl::Status mine;
-  for (const size_t u : *units) {
-    Unit& unit = *units_[u];
+  for (const size_t u : *flats) {
+    FlatParameter& flat = *flats_[u];
     const absl::Status held = CatchTorch(kWhere, [&] {
-      return state->holds ? unit.BeginSummon() : unit.SummonElsewhere(0);
+      return state->holds ? flat.BeginSummon() : flat.SummonElsewhere(0);
     });
     mine.Update(held);
     if (held.ok()) {
-      state->units.push_back(units_[u]);
-      summoned_.insert(&unit);
+      state->flats.push_back(flats_[u]);
+      summoned_.insert(&flat);
     }
-    schedule_->Border();  // frees it again where it is not held
+    schedule_->EndPass();  // frees it again where it is not held
   }
   const absl::Status agreed = comm_->AgreeOk(mine, kWhere);
   if (agreed.ok()) return state;
@@ -148,41 +150,42 @@ absl::StatusOr<std::unique_ptr<SummonState>> Engine::Impl::Summon(
 absl::Status Engine::Impl::CloseSummoned(SummonState* state) {
   TESSERA_RETURN_IF_ERROR(CheckOpen());
   ReleaseNodePins();
-  schedule_->Border();
-  while (!state->units.empty()) {
-    Unit* const unit = state->units.front().get();
+  schedule_->EndPass();
+  while (!state->flats.empty()) {
+    FlatParameter* const flat = state->flats.front().get();
     TESSERA_RETURN_IF_ERROR(
-        CatchTorch(kClose, [&] { return CloseUnit(*state, unit); }));
-    summoned_.erase(unit);
-    state->units.erase(state->units.begin());
+        CatchTorch(kClose, [&] { return CloseUnit(*state, flat); }));
+    summoned_.erase(flat);
+    state->flats.erase(state->flats.begin());
   }
   return absl::OkStatus();
 }
 
-absl::Status Engine::Impl::CloseUnit(const SummonState& state, Unit* unit) {
+absl::Status Engine::Impl::CloseUnit(const SummonState& state,
+                                     FlatParameter* flat) {
   const bool keeps = state.options.writeback;
   const bool receives = keeps && !state.holds;
   const absl::Status mine =
-      state.holds ? unit->CheckSummonedOnly()
-      : receives  ? CatchTorch(kClose, [&] { return unit->PrepareReceive(); })
+      state.holds ? flat->CheckSummonedOnly()
+      : receives  ? CatchTorch(kClose, [&] { return flat->PrepareReceive(); })
                   : absl::OkStatus();
   const absl::Status agreed = comm_->AgreeOk(mine, kClose);
   if (!agreed.ok()) {
-    if (receives && mine.ok()) unit->DropReceived();
+    if (receives && mine.ok()) flat->DropReceived();
     return agreed;
   }
   if (keeps && state.options.rank0_only) {
-    const absl::Status sent = unit->BroadcastWritten(0);
+    const absl::Status sent = flat->BroadcastWritten(0);
     if (!sent.ok()) return FailUpdate(sent);
   }
   if (state.holds) {
-    unit->EndSummon(keeps);
+    flat->EndSummon(keeps);
   } else {
-    unit->EndSummonElsewhere();
+    flat->EndSummonElsewhere();
   }
   if (!keeps) return absl::OkStatus();
-  TESSERA_RETURN_IF_ERROR(UpdateUnit(unit, kClose));
-  for (const auto& p : unit->parameters()) {
+  TESSERA_RETURN_IF_ERROR(UpdateUnit(flat, kClose));
+  for (const auto& p : flat->parameters()) {
     const bool given =
         std::any_of(state.parameters.begin(), state.parameters.end(),
                     [&](const at::Tensor& t) { return t.is_same(p.tensor); });
@@ -193,18 +196,18 @@ absl::Status Engine::Impl::CloseUnit(const SummonState& state, Unit* unit) {
 
 // The end of a scope without Close, also of one that outlived the engine.
 void Engine::Impl::DropSummoned(SummonState* state) {
-  for (const auto& unit : state->units) {
+  for (const auto& flat : state->flats) {
     const absl::Status dropped = CatchTorch(kWhere, [&] {
       if (state->holds) {
-        unit->EndSummon(/*keep_writes=*/false);
+        flat->EndSummon(/*keep_writes=*/false);
       } else {
-        unit->EndSummonElsewhere();
+        flat->EndSummonElsewhere();
       }
     });
     if (!dropped.ok()) TESSERA_LOG(ERROR) << dropped.ToString();
-    if (*state->alive) state->impl->summoned_.erase(unit.get());
+    if (*state->alive) state->impl->summoned_.erase(flat.get());
   }
-  state->units.clear();
+  state->flats.clear();
 }
 
 Engine::SummonScope::SummonScope(std::unique_ptr<State> state)
@@ -217,10 +220,10 @@ Engine::SummonScope& Engine::SummonScope::operator=(
 }
 
 Engine::SummonScope::~SummonScope() {
-  if (state_ == nullptr || state_->units.empty()) return;
+  if (state_ == nullptr || state_->flats.empty()) return;
   if (state_->options.writeback && state_->holds) {
     TESSERA_LOG(ERROR)
-        << "[" << state_->units[0]->name()
+        << "[" << state_->flats[0]->name()
         << "] a scope of Engine::Summon ended without Close(): what was "
            "written into its parameters is taken back";
   }
@@ -228,7 +231,7 @@ Engine::SummonScope::~SummonScope() {
 }
 
 absl::Status Engine::SummonScope::Close() {
-  if (state_ == nullptr || state_->units.empty()) return absl::OkStatus();
+  if (state_ == nullptr || state_->flats.empty()) return absl::OkStatus();
   if (!*state_->alive) {
     return absl::FailedPreconditionError(
         "SummonScope::Close: its engine was destroyed");

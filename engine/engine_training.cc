@@ -7,19 +7,19 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "base/heap.h"
-#include "base/memory.h"
+#include "base/memory/heap.h"
+#include "base/memory/memory.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "comm/comm_thread.h"
 #include "engine/engine_impl.h"
-#include "engine/replicas.h"
+#include "engine/setup/initial_sync.h"
 #include "optim/lr_schedule.h"
 #include "optim/sharded_step.h"
-#include "sharding/module_walk.h"
-#include "sharding/nested_graphs.h"
-#include "sharding/saved_tensors.h"
-#include "sharding/torch_scope.h"
+#include "sharding/dispatch/saved_tensors.h"
+#include "sharding/gradient/nested_graphs.h"
+#include "sharding/layout/module_walk.h"
+#include "sharding/torch/torch_scope.h"
 #include "torch/csrc/autograd/variable.h"
 #include "torch/nn/module.h"
 
@@ -119,7 +119,7 @@ absl::Status Engine::Impl::Backward(const at::Tensor& loss,
   if (keeps_heap) ReturnFreedHeap();
   absl::Status status = gradients_->Run(backward, micro_batch);
   ++backwards_;
-  schedule_->Border();
+  schedule_->EndPass();
   if (keeps_heap && backwards_ >= Gradients::kToLearnPlaces) KeepFreedHeap();
   if (status.ok()) {
     has_backward_ = true;
@@ -141,7 +141,8 @@ absl::StatusOr<bool> Engine::Impl::AnyRankHasData(bool this_rank) {
 
 // A parameter registered since would be trained by nobody.
 absl::Status Engine::Impl::CheckParametersKnown() const {
-  if (PrintOfParameters(*module_) == parameters_print_) return absl::OkStatus();
+  if (FingerprintOfParameters(*module_) == parameters_fingerprint_)
+    return absl::OkStatus();
   for (const auto& p : module_->named_parameters()) {
     if (known_parameters_.contains(p.value().unsafeGetTensorImpl())) continue;
     return absl::FailedPreconditionError(absl::StrCat(
@@ -159,12 +160,13 @@ absl::Status Engine::Impl::CheckParametersKnown() const {
 // units that are held (`unit`: this one alone counts). Nothing has changed
 // then. COLLECTIVE.
 absl::Status Engine::Impl::EnterUpdate(absl::Status mine,
-                                       absl::string_view where, Unit* unit) {
+                                       absl::string_view where,
+                                       FlatParameter* flat) {
   if (!shares_working_copy_ && served_ == nullptr) return absl::OkStatus();
   ReleaseNodePins();
-  schedule_->Border();  // waits for what is on its way
-  for (const auto& each : units_) {
-    if (unit != nullptr && each.get() != unit) continue;
+  schedule_->EndPass();  // waits for what is on its way
+  for (const auto& each : flats_) {
+    if (flat != nullptr && each.get() != flat) continue;
     mine.Update(each->CheckUpdatable());
   }
   return comm_->AgreeOk(mine, where);
@@ -181,10 +183,10 @@ absl::Status Engine::Impl::AgreeOnUpdate(absl::Status mine,
 
 absl::Status Engine::Impl::MakeUpdatable() {
   ReleaseNodePins();
-  schedule_->Border();
+  schedule_->EndPass();
   return CatchTorch("update", [&]() -> absl::Status {
-    for (const auto& unit : units_) {
-      TESSERA_RETURN_IF_ERROR(unit->PrepareUpdate());
+    for (const auto& flat : flats_) {
+      TESSERA_RETURN_IF_ERROR(flat->PrepareUpdate());
     }
     return absl::OkStatus();
   });
@@ -201,7 +203,7 @@ absl::Status Engine::Impl::EndUpdate() {
 
 absl::Status Engine::Impl::AwaitOthers(const CommFuture& written) {
   absl::Status status;
-  for (const auto& unit : units_) status.Update(unit->AwaitOthers(written));
+  for (const auto& flat : flats_) status.Update(flat->AwaitOthers(written));
   return status;
 }
 
@@ -218,9 +220,9 @@ absl::Status Engine::Impl::FailUpdate(const absl::Status& status) {
 // graph that saved the old values fails in backward, as in plain libtorch.
 absl::Status Engine::Impl::Publish(size_t u, bool only_with_gradient,
                                    bool working_written) {
-  const UnitGradient& gradient = gradients_->of(u);
-  TESSERA_RETURN_IF_ERROR(units_[u]->PublishOwned(working_written));
-  const auto& params = units_[u]->parameters();
+  const FlatGradient& gradient = gradients_->of(u);
+  TESSERA_RETURN_IF_ERROR(flats_[u]->PublishOwned(working_written));
+  const auto& params = flats_[u]->parameters();
   for (size_t i = 0; i < params.size(); ++i) {
     if (!only_with_gradient || gradient.has_gradient(i)) {
       torch::autograd::impl::bump_version(params[i].tensor);
@@ -253,7 +255,7 @@ double Engine::Impl::divisor() const {
 absl::Status Engine::Impl::CheckWrites() {
   if (!settings_.check_writes) return absl::OkStatus();
   std::vector<uint64_t> written;
-  for (const auto& unit : units_) written.push_back(unit->TakeWritten());
+  for (const auto& flat : flats_) written.push_back(flat->TakeWritten());
   TESSERA_ASSIGN_OR_RETURN(
       const auto all,
       comm_->AllGatherStrings(
@@ -261,17 +263,17 @@ absl::Status Engine::Impl::CheckWrites() {
                             written.size() * sizeof(uint64_t)),
           CommTag{"comparison of what was written"}));
   for (size_t rank = 1; rank < all.size(); ++rank) {
-    for (size_t u = 0; u < units_.size(); ++u) {
+    for (size_t u = 0; u < flats_.size(); ++u) {
       const size_t at = u * sizeof(uint64_t);
       if (all[rank].compare(at, sizeof(uint64_t), all[0], at,
                             sizeof(uint64_t)) == 0) {
         continue;
       }
       return absl::FailedPreconditionError(absl::StrCat(
-          "[", units_[u]->name(),
+          "[", flats_[u]->name(),
           "] what was written into parameters of the "
           "unit (the first is '",
-          units_[u]->parameters()[0].name,
+          flats_[u]->parameters()[0].name,
           "') since the last Step differs between rank 0 and rank ", rank,
           "; make the same writes on all ranks"));
     }
@@ -326,7 +328,7 @@ absl::Status Engine::Impl::UpdateParameters() {
   TESSERA_ASSIGN_OR_RETURN(
       const ShardedStepResult stepped,
       StepShards(
-          units_, *gradients_, divisor(), settings_.step, optimizer_.get(),
+          flats_, *gradients_, divisor(), settings_.step, optimizer_.get(),
           [this](size_t u, bool working_written) {
             return Publish(u, /*only_with_gradient=*/true, working_written);
           },

@@ -210,9 +210,9 @@ at::ScalarType WorkingDtype(const Settings& settings,
   return parameter.keep_fp32 ? at::kFloat : *settings.param_dtype;
 }
 
-UnitOptions UnitOptionsOf(const Settings& settings, const FlatPlan& flat,
-                          int stage) {
-  UnitOptions options;
+FlatParameterOptions FlatParameterOptionsOf(const Settings& settings,
+                                            const FlatPlan& flat, int stage) {
+  FlatParameterOptions options;
   options.stage = Stage::Of(stage);
   if (flat.persistent) options.stage.sharded_parameters = false;
   if (flat.working_dtype != flat.dtype) options.dtype = flat.working_dtype;

@@ -6,17 +6,17 @@
 
 #include "ATen/core/Tensor.h"
 #include "config/config.pb.h"
-#include "engine/buffer_sync.h"
 #include "engine/engine.h"
+#include "engine/setup/buffer_sync.h"
 #include "optim/adamw.h"
 #include "optim/loss_scaler.h"
 #include "optim/lr_schedule.h"
 #include "optim/sharded_step.h"
-#include "sharding/flat_plan.h"
-#include "sharding/gradients.h"
-#include "sharding/partition.h"
-#include "sharding/schedule.h"
-#include "sharding/unit.h"
+#include "sharding/flat/flat_parameter.h"
+#include "sharding/flat/schedule.h"
+#include "sharding/gradient/gradients.h"
+#include "sharding/layout/flat_plan.h"
+#include "sharding/layout/partition.h"
 
 namespace tessera {
 
@@ -60,8 +60,8 @@ at::ScalarType WorkingDtype(const Settings& settings,
                             const NamedParameter& parameter);
 
 // For the unit of a flat, at a stage; without the reshard group.
-UnitOptions UnitOptionsOf(const Settings& settings, const FlatPlan& flat,
-                          int stage);
+FlatParameterOptions FlatParameterOptionsOf(const Settings& settings,
+                                            const FlatPlan& flat, int stage);
 
 }  // namespace tessera
 #endif  // ENGINE_SETTINGS_H_

@@ -5,11 +5,11 @@
 #include "base/status.h"               // IWYU pragma: export
 #include "base/torch_guard.h"          // IWYU pragma: export
 #include "checkpoint/safetensors.h"    // IWYU pragma: export
-#include "comm/world.h"                // IWYU pragma: export
+#include "comm/world/world.h"          // IWYU pragma: export
 #include "config/config.h"             // IWYU pragma: export
 #include "engine/construct_sharded.h"  // IWYU pragma: export
 #include "engine/engine.h"             // IWYU pragma: export
 #include "engine/world_options.h"      // IWYU pragma: export
-#include "sharding/use.h"              // IWYU pragma: export
+#include "sharding/flat/use.h"         // IWYU pragma: export
 
 #endif  // ENGINE_TESSERA_H_

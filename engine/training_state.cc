@@ -9,8 +9,8 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "checkpoint/checkpoint.h"
-#include "engine/replicas.h"
-#include "sharding/torch_scope.h"
+#include "engine/setup/initial_sync.h"
+#include "sharding/torch/torch_scope.h"
 
 namespace tessera {
 namespace {
@@ -22,16 +22,16 @@ at::Tensor BytesOver(char* data, int64_t bytes, at::Device device) {
 // What is saved and loaded in place.
 std::vector<CheckpointPart> PartsOf(const TrainingState& state) {
   std::vector<CheckpointPart> parts;
-  for (size_t u = 0; u < state.units.size(); ++u) {
-    Unit& unit = *state.units[u];
+  for (size_t u = 0; u < state.flats.size(); ++u) {
+    FlatParameter& flat = *state.flats[u];
     auto add = [&](absl::string_view what, const at::Tensor& values) {
       // Names of units need not differ, their numbers do.
       parts.push_back(
-          {absl::StrCat(what, "/", u, "/", unit.name()),
+          {absl::StrCat(what, "/", u, "/", flat.name()),
            BytesOver(static_cast<char*>(values.data_ptr()),
-                     static_cast<int64_t>(values.nbytes()), unit.device())});
+                     static_cast<int64_t>(values.nbytes()), flat.device())});
     };
-    add("parameters", unit.masters());
+    add("parameters", flat.masters());
     if (state.optimizer == nullptr) continue;
     const int i = static_cast<int>(u);
     if (!state.optimizer->exp_avg(i).defined()) continue;
@@ -70,13 +70,14 @@ CheckpointPart ScalerPart(LossScalerState* scaler) {
 proto::CheckpointManifest ManifestHead(const TrainingState& state) {
   std::string model;
   int num_parameters = 0;
-  for (const auto& unit : state.units) {
-    for (const auto& p : unit->parameters()) {
-      absl::StrAppend(&model, unit->name(), "|", p.name, "|", p.flat.begin, "|",
-                      p.flat.end, "|", p.slot, "|", GeometryOf(p.tensor), ";");
+  for (const auto& flat : state.flats) {
+    for (const auto& p : flat->parameters()) {
+      absl::StrAppend(&model, flat->name(), "|", p.name, "|", p.range.begin,
+                      "|", p.range.end, "|", p.slot, "|", GeometryOf(p.tensor),
+                      ";");
       ++num_parameters;
     }
-    absl::StrAppend(&model, static_cast<int>(unit->master_dtype()), ";");
+    absl::StrAppend(&model, static_cast<int>(flat->master_dtype()), ";");
   }
   absl::StrAppend(&model, state.optimizer == nullptr ? "none" : "adamw",
                   state.scaler == nullptr ? "" : " scaled");
@@ -87,7 +88,7 @@ proto::CheckpointManifest ManifestHead(const TrainingState& state) {
   head.set_step(state.step);
   head.set_model(absl::StrFormat(
       "%d parameters in %d units, fingerprint %016x", num_parameters,
-      static_cast<int>(state.units.size()),
+      static_cast<int>(state.flats.size()),
       Fingerprint(model.data(), static_cast<int64_t>(model.size()))));
   return head;
 }
@@ -137,7 +138,7 @@ absl::StatusOr<LoadedState> LoadState(const std::string& dir,
   loaded.step = manifest->step();
   mine = CatchTorch("LoadCheckpoint", [&]() -> absl::Status {
     if (state.optimizer != nullptr) {
-      std::vector<uint8_t> has_state(state.units.size());
+      std::vector<uint8_t> has_state(state.flats.size());
       CheckpointPart part = HasStatePart(&has_state);
       TESSERA_RETURN_IF_ERROR(ReadPart(dir, file, &part));
       TESSERA_RETURN_IF_ERROR(state.optimizer->MatchStates(has_state));

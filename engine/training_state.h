@@ -14,13 +14,14 @@
 #include "comm/communicator.h"
 #include "optim/adamw.h"
 #include "optim/loss_scaler.h"
-#include "sharding/unit.h"
+#include "sharding/flat/flat_parameter.h"
 
 namespace tessera {
 
-// Borrowed for one call. REQUIRES: units can be updated (Unit::PrepareUpdate).
+// Borrowed for one call. REQUIRES: units can be updated
+// (FlatParameter::PrepareUpdate).
 struct TrainingState {
-  const std::vector<std::shared_ptr<Unit>>& units;
+  const std::vector<std::shared_ptr<FlatParameter>>& flats;
   AdamW* optimizer;    // may be null
   LossScaler* scaler;  // may be null
   Communicator* comm;  // all ranks

@@ -15,7 +15,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "comm/world.h"
+#include "comm/world/world.h"
 #include "config/config.pb.h"
 
 namespace tessera {

@@ -10,7 +10,7 @@
 #include "ATen/ops/zeros.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
-#include "sharding/torch_scope.h"
+#include "sharding/torch/torch_scope.h"
 
 namespace tessera {
 namespace {
@@ -46,7 +46,7 @@ at::Tensor Realign(const at::Tensor& segment, Range in_parameter,
 // Segments that follow each other without a gap, of equal step counts: what a
 // kernel takes at once.
 struct Run {
-  Range flat;          // in the flat buffer
+  Range range;         // in the flat buffer
   Range in_parameter;  // of the first segment
   int64_t param_numel;
   int64_t step;
@@ -57,27 +57,27 @@ struct Run {
   }
   // `in_groups`: only if the kernel's groups are each segment's.
   bool Extend(const Run& next, bool in_groups) {
-    if (next.flat.begin != flat.end || next.step != step) return false;
+    if (next.range.begin != range.end || next.step != step) return false;
     if (in_groups &&
-        (!aligned() || !next.aligned() || flat.numel() % kGroup != 0)) {
+        (!aligned() || !next.aligned() || range.numel() % kGroup != 0)) {
       return false;
     }
-    flat.end = next.flat.end;
+    range.end = next.range.end;
     return true;
   }
 };
 
-std::vector<Run> RunsOf(const Unit& unit, const UnitGradient& gradient,
+std::vector<Run> RunsOf(const FlatParameter& flat, const FlatGradient& gradient,
                         const std::vector<int64_t>& steps, bool in_groups) {
   std::vector<Run> runs;
-  for (const auto& segment : unit.segments()) {
+  for (const auto& segment : flat.segments()) {
     if (!gradient.has_gradient(segment.parameter)) continue;
-    const auto& p = unit.parameters()[segment.parameter];
-    const Run run{
-        segment.flat,
-        {segment.flat.begin - p.flat.begin, segment.flat.end - p.flat.begin},
-        p.flat.numel(),
-        steps[p.index]};
+    const auto& p = flat.parameters()[segment.parameter];
+    const Run run{segment.range,
+                  {segment.range.begin - p.range.begin,
+                   segment.range.end - p.range.begin},
+                  p.range.numel(),
+                  steps[p.index]};
     if (runs.empty() || !runs.back().Extend(run, in_groups)) {
       runs.push_back(run);
     }
@@ -85,8 +85,8 @@ std::vector<Run> RunsOf(const Unit& unit, const UnitGradient& gradient,
   return runs;
 }
 
-bool IsForKernel(const Unit& unit) {
-  return unit.device().is_cpu() && unit.master_dtype() == at::kFloat;
+bool IsForKernel(const FlatParameter& flat) {
+  return flat.device().is_cpu() && flat.master_dtype() == at::kFloat;
 }
 
 // All of a unit's owned elements. A working copy of another type than the
@@ -130,27 +130,27 @@ void UpdateInThreads(const AdamWRange& range, at::Tensor masters,
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<AdamW>> AdamW::Create(
-    std::vector<std::shared_ptr<Unit>> units, AdamWOptions options) {
+    std::vector<std::shared_ptr<FlatParameter>> flats, AdamWOptions options) {
   auto adamw = std::make_unique<AdamW>();
   adamw->options_ = options;
-  adamw->units_ = std::move(units);
-  adamw->states_.resize(adamw->units_.size());
-  for (size_t u = 0; u < adamw->units_.size(); ++u) {
-    const Unit& unit = *adamw->units_[u];
-    if (unit.trainable()) TESSERA_RETURN_IF_ERROR(adamw->EnsureState(u));
-    adamw->steps_.resize(adamw->steps_.size() + unit.parameters().size());
+  adamw->flats_ = std::move(flats);
+  adamw->states_.resize(adamw->flats_.size());
+  for (size_t u = 0; u < adamw->flats_.size(); ++u) {
+    const FlatParameter& flat = *adamw->flats_[u];
+    if (flat.trainable()) TESSERA_RETURN_IF_ERROR(adamw->EnsureState(u));
+    adamw->steps_.resize(adamw->steps_.size() + flat.parameters().size());
   }
   return adamw;
 }
 
 absl::Status AdamW::EnsureState(size_t u) {
-  Unit& unit = *units_[u];
+  FlatParameter& flat = *flats_[u];
   if (states_[u].exp_avg_sq.defined()) return absl::OkStatus();
-  TESSERA_RETURN_IF_ERROR(unit.MakeMasters());
+  TESSERA_RETURN_IF_ERROR(flat.MakeMasters());
   for (FlatBuffer* buffer : {&states_[u].exp_avg, &states_[u].exp_avg_sq}) {
     TESSERA_ASSIGN_OR_RETURN(
-        *buffer, FlatBuffer::Allocate(unit.owned().numel(), unit.master_dtype(),
-                                      unit.device(), MemoryKind::kOptimizer));
+        *buffer, FlatBuffer::Allocate(flat.owned().numel(), flat.master_dtype(),
+                                      flat.device(), MemoryKind::kOptimizer));
   }
   return absl::OkStatus();
 }
@@ -162,19 +162,19 @@ std::vector<uint8_t> AdamW::has_state() const {
 }
 
 absl::Status AdamW::MatchStates(const std::vector<uint8_t>& has_state) {
-  for (size_t u = 0; u < units_.size(); ++u) {
+  for (size_t u = 0; u < flats_.size(); ++u) {
     if (has_state[u] != 0) {
       TESSERA_RETURN_IF_ERROR(EnsureState(u));
     } else {
       states_[u] = State();
-      units_[u]->DropMasters();
+      flats_[u]->DropMasters();
     }
   }
   return absl::OkStatus();
 }
 
 absl::Status AdamW::Prepare(const Gradients& gradients) {
-  for (size_t u = 0; u < units_.size(); ++u) {
+  for (size_t u = 0; u < flats_.size(); ++u) {
     if (!gradients.of(u).owned().defined()) continue;
     TESSERA_RETURN_IF_ERROR(EnsureState(u));
   }
@@ -186,12 +186,12 @@ absl::Status AdamW::Step(const Gradients& gradients, double factor,
   return CatchTorch("optimizer step", [&]() -> absl::Status {
     TorchScope scope;
     Counts counts;
-    for (size_t u = 0; u < units_.size(); ++u) {
-      const UnitGradient& gradient = gradients.of(u);
+    for (size_t u = 0; u < flats_.size(); ++u) {
+      const FlatGradient& gradient = gradients.of(u);
       if (!gradient.owned().defined()) continue;
-      CountStep(*units_[u], gradient);
+      CountStep(*flats_[u], gradient);
       bool working_written = false;
-      if (IsForKernel(*units_[u])) {
+      if (IsForKernel(*flats_[u])) {
         working_written = StepInKernel(u, gradient, factor);
       } else {
         if (factor != 1) gradient.owned().mul_(factor);
@@ -203,40 +203,40 @@ absl::Status AdamW::Step(const Gradients& gradients, double factor,
   });
 }
 
-void AdamW::CountStep(const Unit& unit, const UnitGradient& gradient) {
-  for (size_t i = 0; i < unit.parameters().size(); ++i) {
-    if (gradient.has_gradient(i)) ++steps_[unit.parameters()[i].index];
+void AdamW::CountStep(const FlatParameter& flat, const FlatGradient& gradient) {
+  for (size_t i = 0; i < flat.parameters().size(); ++i) {
+    if (gradient.has_gradient(i)) ++steps_[flat.parameters()[i].index];
   }
 }
 
 // True if the working copy was written, too: that of what was not stepped is
 // its masters rounded already.
-bool AdamW::StepInKernel(size_t u, const UnitGradient& gradient,
+bool AdamW::StepInKernel(size_t u, const FlatGradient& gradient,
                          double factor) {
-  Unit& unit = *units_[u];
-  const at::Tensor masters = unit.masters();
+  FlatParameter& flat = *flats_[u];
+  const at::Tensor masters = flat.masters();
   const AdamWRange all =
       RangeOf(masters, states_[u].exp_avg.View(), states_[u].exp_avg_sq.View(),
-              gradient.owned(), unit.separate_working());
-  for (const Run& run : RunsOf(unit, gradient, steps_, /*in_groups=*/false)) {
-    const Range mine = {run.flat.begin - unit.owned().begin,
-                        run.flat.end - unit.owned().begin};
+              gradient.owned(), flat.separate_working());
+  for (const Run& run : RunsOf(flat, gradient, steps_, /*in_groups=*/false)) {
+    const Range mine = {run.range.begin - flat.owned().begin,
+                        run.range.end - flat.owned().begin};
     UpdateInThreads(Part(all, mine.begin, mine.end), Part(masters, mine),
                     CoefficientsOf(options_, run.step, factor));
   }
   return all.working_type != WorkingCopy::kNone;
 }
 
-void AdamW::StepInLibtorch(size_t u, const UnitGradient& gradient,
+void AdamW::StepInLibtorch(size_t u, const FlatGradient& gradient,
                            Counts* counts) {
-  Unit& unit = *units_[u];
+  FlatParameter& flat = *flats_[u];
   Lists lists;
   std::vector<Realigned> undo;
-  const at::Tensor masters = unit.masters(), owned = gradient.owned();
-  for (const Run& run : RunsOf(unit, gradient, steps_, /*in_groups=*/true)) {
+  const at::Tensor masters = flat.masters(), owned = gradient.owned();
+  for (const Run& run : RunsOf(flat, gradient, steps_, /*in_groups=*/true)) {
     auto view = [&](const at::Tensor& of) {
-      const at::Tensor t = Part(of, {run.flat.begin - unit.owned().begin,
-                                     run.flat.end - unit.owned().begin});
+      const at::Tensor t = Part(of, {run.range.begin - flat.owned().begin,
+                                     run.range.end - flat.owned().begin});
       return run.aligned()
                  ? t
                  : Realign(t, run.in_parameter, run.param_numel, &undo);
@@ -248,7 +248,7 @@ void AdamW::StepInLibtorch(size_t u, const UnitGradient& gradient,
     at::Tensor& count = (*counts)[run.step];
     if (!count.defined()) {
       count = at::full({}, static_cast<double>(run.step),
-                       at::TensorOptions(at::kFloat).device(unit.device()));
+                       at::TensorOptions(at::kFloat).device(flat.device()));
     }
     lists.steps.push_back(count);
   }

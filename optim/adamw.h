@@ -4,7 +4,7 @@
 // Float32 on the CPU goes to AdamWUpdate (optim/adamw_kernel.h), where an
 // element has the same bits wherever it lies; a 16-bit working copy is written
 // in the same pass. Others go to libtorch's fused kernel, which groups elements
-// alike at every cut (sharding/layout.h).
+// alike at every cut (sharding/layout/layout.h).
 //
 // A parameter without a gradient is skipped: no decay, no momentum, and its own
 // step count stays (bias correction), as in libtorch.
@@ -20,9 +20,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "optim/adamw_kernel.h"
-#include "sharding/flat_buffer.h"
-#include "sharding/gradients.h"
-#include "sharding/unit.h"
+#include "sharding/flat/flat_parameter.h"
+#include "sharding/gradient/gradients.h"
+#include "sharding/layout/flat_buffer.h"
 
 namespace tessera {
 
@@ -32,19 +32,19 @@ class AdamW {
   // elements of the master dtype; another unit's when it first has a gradient
   // (it was unfrozen). LOCAL. ResourceExhausted.
   static absl::StatusOr<std::unique_ptr<AdamW>> Create(
-      std::vector<std::shared_ptr<Unit>> units, AdamWOptions options);
+      std::vector<std::shared_ptr<FlatParameter>> flats, AdamWOptions options);
 
   // Memory for what Step needs: of units that were unfrozen. LOCAL.
   // ResourceExhausted; nothing has been stepped then.
   absl::Status Prepare(const Gradients& gradients);
   // Updates the owned part of every parameter that has a gradient, unit by
   // unit, with gradients * factor; the gradients may hold that afterwards.
-  // LOCAL. REQUIRES: Prepare, and Unit::PrepareUpdate of all.
+  // LOCAL. REQUIRES: Prepare, and FlatParameter::PrepareUpdate of all.
   // `after` is called when a unit is done, while it is in the caches: to
-  // publish it (Unit::PublishOwned; `working_written` is for that). An error of
-  // it ends the step there.
+  // publish it (FlatParameter::PublishOwned; `working_written` is for that). An
+  // error of it ends the step there.
   using AfterUnit =
-      std::function<absl::Status(size_t unit, bool working_written)>;
+      std::function<absl::Status(size_t flat, bool working_written)>;
   absl::Status Step(const Gradients& gradients, double factor = 1,
                     const AfterUnit& after = nullptr);
 
@@ -57,8 +57,8 @@ class AdamW {
   double rate() const { return options_.lr; }
 
   // States of a unit, for checkpoints: [owned] each, or undefined.
-  FlatBuffer& exp_avg(int unit) { return states_[unit].exp_avg; }
-  FlatBuffer& exp_avg_sq(int unit) { return states_[unit].exp_avg_sq; }
+  FlatBuffer& exp_avg(int flat) { return states_[flat].exp_avg; }
+  FlatBuffer& exp_avg_sq(int flat) { return states_[flat].exp_avg_sq; }
   // Which units have states, 1 or 0 each: those of trainable units and of such
   // as were unfrozen. And makes or drops states so that these have, for what a
   // checkpoint brings. LOCAL. ResourceExhausted.
@@ -74,11 +74,11 @@ class AdamW {
   };
   // Tensors that hold a number of steps, by that number.
   using Counts = absl::flat_hash_map<int64_t, at::Tensor>;
-  void CountStep(const Unit& unit, const UnitGradient& gradient);
-  bool StepInKernel(size_t u, const UnitGradient& gradient, double factor);
-  void StepInLibtorch(size_t u, const UnitGradient& gradient, Counts* counts);
-  absl::Status EnsureState(size_t unit);
-  std::vector<std::shared_ptr<Unit>> units_;
+  void CountStep(const FlatParameter& flat, const FlatGradient& gradient);
+  bool StepInKernel(size_t u, const FlatGradient& gradient, double factor);
+  void StepInLibtorch(size_t u, const FlatGradient& gradient, Counts* counts);
+  absl::Status EnsureState(size_t flat);
+  std::vector<std::shared_ptr<FlatParameter>> flats_;
   std::vector<State> states_;
   std::vector<int64_t> steps_;
   AdamWOptions options_;

@@ -12,7 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "sharding/schedule.h"
+#include "sharding/flat/schedule.h"
 
 namespace tessera {
 namespace {
@@ -145,21 +145,22 @@ class RankOptimizer {
       params_[i].requires_grad_();
       named.push_back({absl::StrCat("p", i), params_[i], static_cast<int>(i)});
     }
-    UnitOptions options;
+    FlatParameterOptions options;
     options.stage = Stage::Of(stage);
     options.dtype = dtype;
-    unit_ = Unit::Prepare("unit", std::move(named), options, comm_,
-                          std::make_shared<Schedule>(ScheduleOptions()))
-                .value();
-    TESSERA_EXPECT_OK(unit_->Adopt());
-    adamw_ = AdamW::Create({unit_}, kOptions).value();
+    flat_ =
+        FlatParameter::Prepare("unit", std::move(named), options, comm_,
+                               std::make_shared<Schedule>(ScheduleOptions()))
+            .value();
+    TESSERA_EXPECT_OK(flat_->Adopt());
+    adamw_ = AdamW::Create({flat_}, kOptions).value();
     gradients_ = std::make_unique<Gradients>(
-        std::vector<std::shared_ptr<Unit>>{unit_}, comm_, GradientOptions(),
-        std::vector<bool>(params_.size(), true));
+        std::vector<std::shared_ptr<FlatParameter>>{flat_}, comm_,
+        GradientOptions(), std::vector<bool>(params_.size(), true));
   }
   ~RankOptimizer() {
     gradients_.reset();
-    unit_->Abandon();
+    flat_->Abandon();
   }
 
   // As if autograd had found these gradients.
@@ -173,7 +174,7 @@ class RankOptimizer {
       loss.backward();
     };
     TESSERA_RETURN_IF_ERROR(gradients_->Run(backward, {"a step"}));
-    TESSERA_RETURN_IF_ERROR(unit_->PrepareUpdate());
+    TESSERA_RETURN_IF_ERROR(flat_->PrepareUpdate());
     TESSERA_RETURN_IF_ERROR(
         adamw_->Step(*gradients_, factor, [&](size_t u, bool working_written) {
           EXPECT_EQ(u, 0u);
@@ -186,10 +187,10 @@ class RankOptimizer {
 
   // "" if the owned parts are those of the reference.
   std::string Difference(const Reference& reference) {
-    for (const auto& segment : unit_->segments()) {
-      const auto& p = unit_->parameters()[segment.parameter];
-      const int64_t from = segment.flat.begin - p.flat.begin;
-      const int64_t place = segment.flat.begin - unit_->owned().begin;
+    for (const auto& segment : flat_->segments()) {
+      const auto& p = flat_->parameters()[segment.parameter];
+      const int64_t from = segment.range.begin - p.range.begin;
+      const int64_t place = segment.range.begin - flat_->owned().begin;
       auto same = [&](const Tensors& whole, const at::Tensor& owned) {
         const at::Tensor t = whole[segment.parameter];
         const auto item = static_cast<int64_t>(t.element_size());
@@ -197,23 +198,23 @@ class RankOptimizer {
                    static_cast<const char*>(t.const_data_ptr()) + from * item,
                    static_cast<const char*>(owned.const_data_ptr()) +
                        place * item,
-                   static_cast<size_t>(segment.flat.numel() * item)) == 0;
+                   static_cast<size_t>(segment.range.numel() * item)) == 0;
       };
       const char* what =
-          !same(reference.params, unit_->masters())              ? "values"
+          !same(reference.params, flat_->masters())              ? "values"
           : !same(reference.exp_avgs, adamw_->exp_avg(0).View()) ? "exp_avg"
           : !same(reference.exp_avg_sqs, adamw_->exp_avg_sq(0).View())
               ? "exp_avg_sq"
               : nullptr;
       if (what != nullptr) {
         return absl::StrCat(what, " of ", p.name, " from element ", from, ", ",
-                            segment.flat.numel(), " elements");
+                            segment.range.numel(), " elements");
       }
     }
     return "";
   }
   AdamW& adamw() { return *adamw_; }
-  Unit& unit() { return *unit_; }
+  FlatParameter& flat() { return *flat_; }
   // What the last step said.
   bool working_written() const { return working_written_; }
 
@@ -221,7 +222,7 @@ class RankOptimizer {
   bool working_written_ = false;
   std::shared_ptr<Communicator> comm_;
   Tensors params_;
-  std::shared_ptr<Unit> unit_;
+  std::shared_ptr<FlatParameter> flat_;
   std::unique_ptr<AdamW> adamw_;
   std::unique_ptr<Gradients> gradients_;
 };
@@ -349,7 +350,7 @@ TEST_P(AdamWTest, MultipliesGradients) {
     EXPECT_EQ(optimizer.Difference(reference), "") << factor;
   }
   EXPECT_FALSE(optimizer.working_written());  // the masters are the copy
-  EXPECT_FALSE(optimizer.unit().separate_working().defined());
+  EXPECT_FALSE(optimizer.flat().separate_working().defined());
 }
 
 // That of what is skipped, too, although nothing writes it.
@@ -364,16 +365,16 @@ TEST_P(AdamWTest, WritesA16BitWorkingCopy) {
             {torch::randn({40'000}, dtype), torch::randn({20}, dtype),
              step == 0 ? torch::randn({301}, dtype) : at::Tensor()}));
         EXPECT_TRUE(optimizer.working_written());
-        Unit& unit = optimizer.unit();
+        FlatParameter& flat = optimizer.flat();
         EXPECT_TRUE(
-            at::equal(unit.separate_working(), unit.masters().to(dtype)));
+            at::equal(flat.separate_working(), flat.masters().to(dtype)));
         // Publishes what it has been given, if told so.
-        const at::Tensor mine = unit.separate_working().clone();
-        unit.masters().fill_(7);
-        TESSERA_ASSERT_OK(unit.PublishOwned(/*working_written=*/true));
-        EXPECT_TRUE(at::equal(unit.separate_working(), mine));
-        TESSERA_ASSERT_OK(unit.PublishOwned());
-        EXPECT_EQ(unit.separate_working().ne(7).sum().item<int64_t>(), 0);
+        const at::Tensor mine = flat.separate_working().clone();
+        flat.masters().fill_(7);
+        TESSERA_ASSERT_OK(flat.PublishOwned(/*working_written=*/true));
+        EXPECT_TRUE(at::equal(flat.separate_working(), mine));
+        TESSERA_ASSERT_OK(flat.PublishOwned());
+        EXPECT_EQ(flat.separate_working().ne(7).sum().item<int64_t>(), 0);
       }
     }
   }

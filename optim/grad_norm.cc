@@ -13,7 +13,7 @@
 #include "base/check.h"
 #include "base/status.h"
 #include "optim/block_powers.h"
-#include "sharding/torch_scope.h"
+#include "sharding/torch/torch_scope.h"
 
 namespace tessera {
 namespace {

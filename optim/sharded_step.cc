@@ -9,24 +9,25 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "optim/grad_norm.h"
-#include "sharding/torch_scope.h"
+#include "sharding/torch/torch_scope.h"
 
 namespace tessera {
 namespace {
 
 // Adds this rank's shard of a unit's gradients, also where it owns more: so
 // each element counts on one rank.
-void AddUnit(const Unit& unit, const UnitGradient& gradient, NormSum* sum) {
+void AddUnit(const FlatParameter& flat, const FlatGradient& gradient,
+             NormSum* sum) {
   const at::Tensor owned = gradient.owned();
   if (!owned.defined()) return;
-  const Range shard = unit.layout().shard(unit.communicator()->rank());
-  for (size_t i = 0; i < unit.parameters().size(); ++i) {
-    const Unit::Parameter& p = unit.parameters()[i];
-    const Range mine = Intersect(p.flat, shard);
+  const Range shard = flat.layout().shard(flat.communicator()->rank());
+  for (size_t i = 0; i < flat.parameters().size(); ++i) {
+    const FlatParameter::Parameter& p = flat.parameters()[i];
+    const Range mine = Intersect(p.range, shard);
     if (!gradient.has_gradient(i) || mine.empty()) continue;
     at::Tensor part =
-        owned.narrow(0, mine.begin - unit.owned().begin, mine.numel());
-    int64_t first = p.storage_offset + mine.begin - p.flat.begin;
+        owned.narrow(0, mine.begin - flat.owned().begin, mine.numel());
+    int64_t first = p.storage_offset + mine.begin - p.range.begin;
     if (p.tensor.is_complex()) {  // their parts stay together
       part = at::view_as_complex(part.view({-1, 2}));
       first /= 2;
@@ -64,19 +65,19 @@ absl::StatusOr<NormSum> SumOfGroup(const std::vector<std::string>& all,
 
 // The norm of the undivided gradients, the same on all ranks.
 absl::StatusOr<double> GlobalNorm(
-    const std::vector<std::shared_ptr<Unit>>& units, const Gradients& gradients,
-    double norm_type, Communicator* comm) {
+    const std::vector<std::shared_ptr<FlatParameter>>& flats,
+    const Gradients& gradients, double norm_type, Communicator* comm) {
   NormSum mine(norm_type);
   TESSERA_RETURN_IF_ERROR(CatchTorch("gradient norm", [&] {
     TorchScope scope;
-    for (size_t u = 0; u < units.size(); ++u) {
-      AddUnit(*units[u], gradients.of(u), &mine);
+    for (size_t u = 0; u < flats.size(); ++u) {
+      AddUnit(*flats[u], gradients.of(u), &mine);
     }
   }));
   TESSERA_ASSIGN_OR_RETURN(
       const auto all,
       comm->AllGatherStrings(mine.Serialize(), CommTag{"gradient norm"}));
-  const int group_size = units[0]->communicator()->world_size();
+  const int group_size = flats[0]->communicator()->world_size();
   TESSERA_ASSIGN_OR_RETURN(
       const NormSum sum,
       SumOfGroup(all, static_cast<size_t>(group_size), norm_type));
@@ -86,8 +87,9 @@ absl::StatusOr<double> GlobalNorm(
 }  // namespace
 
 absl::StatusOr<ShardedStepResult> StepShards(
-    const std::vector<std::shared_ptr<Unit>>& units, const Gradients& gradients,
-    double divisor, const ShardedStepOptions& options, AdamW* optimizer,
+    const std::vector<std::shared_ptr<FlatParameter>>& flats,
+    const Gradients& gradients, double divisor,
+    const ShardedStepOptions& options, AdamW* optimizer,
     const AdamW::AfterUnit& publish, Communicator* comm) {
   TESSERA_RETURN_IF_ERROR(CatchTorch(
       "optimizer states", [&] { return optimizer->Prepare(gradients); }));
@@ -97,7 +99,7 @@ absl::StatusOr<ShardedStepResult> StepShards(
   if (options.max_norm > 0 || options.skip_on_overflow) {
     TESSERA_ASSIGN_OR_RETURN(
         const double raw,
-        GlobalNorm(units, gradients, options.norm_type, comm));
+        GlobalNorm(flats, gradients, options.norm_type, comm));
     result.grad_norm = raw * inverse;
     result.skipped = options.skip_on_overflow && !std::isfinite(raw);
     if (result.skipped) return result;

@@ -19,8 +19,8 @@
 #include "absl/status/statusor.h"
 #include "comm/communicator.h"
 #include "optim/adamw.h"
-#include "sharding/gradients.h"
-#include "sharding/unit.h"
+#include "sharding/flat/flat_parameter.h"
+#include "sharding/gradient/gradients.h"
 
 namespace tessera {
 
@@ -43,12 +43,13 @@ struct ShardedStepResult {
 // changed.
 // `comm`: all ranks, those of the units' shard group and its replicas, in this
 // order. Internal where a norm is asked for and differs between replicas.
-// REQUIRES: Unit::PrepareUpdate of all. `publish` is called of each unit that
-// was stepped. COLLECTIVE where a norm is asked for (one small exchange), and
-// as `publish` is.
+// REQUIRES: FlatParameter::PrepareUpdate of all. `publish` is called of each
+// unit that was stepped. COLLECTIVE where a norm is asked for (one small
+// exchange), and as `publish` is.
 absl::StatusOr<ShardedStepResult> StepShards(
-    const std::vector<std::shared_ptr<Unit>>& units, const Gradients& gradients,
-    double divisor, const ShardedStepOptions& options, AdamW* optimizer,
+    const std::vector<std::shared_ptr<FlatParameter>>& flats,
+    const Gradients& gradients, double divisor,
+    const ShardedStepOptions& options, AdamW* optimizer,
     const AdamW::AfterUnit& publish, Communicator* comm);
 
 }  // namespace tessera

@@ -95,7 +95,7 @@ _run_again_test = rule(
 )
 
 def tessera_rank_test(name, backends = ["shm"], cpus = 2, **kwargs):
-    """tessera_cc_test of ranks (tests/rank_pool.h), over gloo and others.
+    """tessera_cc_test of ranks (tests/support/rank_pool.h), over gloo and others.
 
     Args:
       name: the target over gloo; that over shm is called `name`_shm.

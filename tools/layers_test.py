@@ -1,8 +1,9 @@
 #!/usr/bin/python3
-"""Does every #include obey tools/layers.txt?
+"""Does every #include obey tools/layers.txt, and does every room stay a room?
 
-A folder is a layer; it may include its own headers and those of the layers that
-its line names. Reads all .h, .cc, .cu and .cuh files of the workspace.
+A folder that the file lists may include its own headers, those of its folders
+that are not listed themselves, and those of the folders that its line names.
+Reads all .h, .cc, .cu and .cuh files of the workspace.
 """
 
 import ast
@@ -16,10 +17,12 @@ SOURCES = (".h", ".cc", ".cu", ".cuh")
 INCLUDE = re.compile(r'\s*#\s*include\s*([<"])([^">]+)[">]')
 # Folders of the workspace that are no layers.
 OTHER = ("third_party", "docs", "shared")
+# Of code in one folder, tests aside.
+MAX_FILES = 25
 
 
 def read_layers(path):
-    """Returns {layer: list of the layers it may include}."""
+    """Returns {folder: list of what its line allows}, in the file's order."""
     layers = {}
     with open(path, encoding="utf-8") as file:
         for line in file:
@@ -28,6 +31,30 @@ def read_layers(path):
                 name, _, allowed = line.partition(":")
                 layers[name.strip()] = allowed.split()
     return layers
+
+
+def expand(word, layers):
+    """Returns the folders that a word of a line stands for."""
+    if not word.endswith("/..."):
+        return [word]
+    top = word[:-len("/...")]
+    return [name for name in layers if name == top or name.startswith(top + "/")]
+
+
+def room_of(path, layers):
+    """Returns the listed folder that a file belongs to, or None.
+
+    Where rooms of a folder are listed, each of its folders has to be.
+    """
+    folder = os.path.dirname(path)
+    if folder in layers:
+        return folder
+    while folder:
+        folder = os.path.dirname(folder)
+        if folder in layers and not any(
+                name.startswith(folder + "/") for name in layers):
+            return folder
+    return None
 
 
 def read_bazel_layers(path):
@@ -54,11 +81,13 @@ def sources(root):
 
 def check_file(root, path, layers):
     """Yields a line for each fault of one file."""
-    layer = path.split("/")[0] if "/" in path else ""
-    if layer not in layers:
-        yield "%s: %s/ is not in tools/layers.txt" % (path, layer or ".")
+    room = room_of(path, layers)
+    if room is None:
+        yield "%s: %s/ is not in tools/layers.txt" % (
+            path, os.path.dirname(path) or ".")
         return
-    allowed = [layer] + layers[layer]
+    allowed = {room}.union(*(expand(word, layers) for word in layers[room]))
+    tops = {name.split("/")[0] for name in layers}
     with open(os.path.join(root, path), encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             match = INCLUDE.match(line)
@@ -66,10 +95,9 @@ def check_file(root, path, layers):
                 continue
             quote, header = match.groups()
             where = "%s:%d: " % (path, number)
-            target = header.split("/")[0]
-            if target in layers and "/" in header:
-                if target not in allowed:
-                    yield where + "%s/ may not include %s" % (layer, header)
+            if header.split("/")[0] in tops and "/" in header:
+                if room_of(header, layers) not in allowed:
+                    yield where + "%s/ may not include %s" % (room, header)
                 elif quote == "<":
                     yield where + 'write #include "%s"' % header
             elif quote == '"' and (header.startswith("../") or os.path.exists(
@@ -77,12 +105,33 @@ def check_file(root, path, layers):
                 yield where + "write %s from the workspace's root" % header
 
 
+def check_order(layers):
+    """Yields a line for each folder that is allowed before it is listed."""
+    above = set()
+    for name, words in layers.items():
+        for word in words:
+            others = expand(word, layers)
+            if not others or not set(others) <= layers.keys():
+                yield "layers.txt: %s: there is no %s" % (name, word)
+            elif not set(others) - {name} <= above:
+                yield "layers.txt: %s: %s is not below it" % (name, word)
+        above.add(name)
+
+
+def check_sizes(root, layers):
+    """Yields a line for each room with too many files."""
+    files = {}
+    for path in sources(root):
+        if not re.search(r"_(test|fuzz)\.", path):
+            files.setdefault(os.path.dirname(path), []).append(path)
+    for folder, paths in sorted(files.items()):
+        if len(paths) > MAX_FILES:
+            yield "%s: %d files are more than one room (%d)" % (
+                folder, len(paths), MAX_FILES)
+
+
 def check_tree(root, layers):
-    faults = []
-    for layer, allowed in layers.items():
-        for other in allowed:
-            if other not in layers:
-                faults.append("layers.txt: %s: there is no %s" % (layer, other))
+    faults = list(check_order(layers)) + list(check_sizes(root, layers))
     for path in sources(root):
         faults.extend(check_file(root, path, layers))
     return faults
@@ -98,7 +147,9 @@ class OnMadeUpTree(unittest.TestCase):
                 os.makedirs(os.path.dirname(path), exist_ok=True)
                 with open(path, "w", encoding="utf-8") as file:
                     file.write(text)
-            return check_tree(root, {"low": [], "high": ["low"]})
+            return check_tree(root, {
+                "low": [], "rooms": ["low"], "rooms/a": [], "rooms/b": ["rooms"],
+                "high": ["low", "rooms/..."]})
 
     def test_good(self):
         self.assertEqual([], self.faults({
@@ -124,6 +175,34 @@ class OnMadeUpTree(unittest.TestCase):
     def test_unknown_folder(self):
         self.assertEqual(["new/a.cc: new/ is not in tools/layers.txt"],
                          self.faults({"new/a.cc": ""}))
+
+    def test_rooms(self):
+        self.assertEqual([], self.faults({
+            "rooms/b/x.cc": '#include "rooms/y.h"\n',
+            "high/sub/x.cc": '#include "rooms/a/x.h"\n'}))
+        self.assertEqual(
+            ["rooms/b/x.cc:1: rooms/b/ may not include rooms/a/x.h"],
+            self.faults({"rooms/b/x.cc": '#include "rooms/a/x.h"\n'}))
+        self.assertEqual(
+            ["rooms/y.cc:1: rooms/ may not include rooms/a/x.h"],
+            self.faults({"rooms/y.cc": '#include "rooms/a/x.h"\n'}))
+
+    def test_room_that_is_not_listed(self):
+        self.assertEqual(["rooms/new/x.cc: rooms/new/ is not in tools/layers.txt"],
+                         self.faults({"rooms/new/x.cc": ""}))
+
+    def test_order(self):
+        self.assertEqual(
+            ["layers.txt: a: b is not below it", "layers.txt: b: there is no c"],
+            list(check_order({"a": ["b"], "b": ["a", "c"]})))
+
+    def test_too_many_files(self):
+        files = {"low/f%d.h" % i: "" for i in range(MAX_FILES)}
+        files["low/f_test.cc"] = ""
+        self.assertEqual([], self.faults(files))
+        files["low/more.cc"] = ""
+        self.assertEqual(["low: 26 files are more than one room (25)"],
+                         self.faults(files))
 
 
 class OnThisTree(unittest.TestCase):

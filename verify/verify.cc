@@ -15,7 +15,7 @@
 #include "base/bits.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
-#include "comm/world.h"
+#include "comm/world/world.h"
 #include "config/config.h"
 #include "verify/difference.h"
 #include "verify/oracle_options.h"

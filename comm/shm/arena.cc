@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/memory/memfd.h"
 #include "base/status.h"
 
 namespace tessera::shm {
@@ -22,31 +23,7 @@ int64_t WholePages(int64_t bytes) {
   return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
 }
 
-absl::Status Refused(const char* what) {
-  return absl::UnavailableError(
-      absl::StrCat("shared memory: ", what, ": ", std::strerror(errno)));
-}
-
 }  // namespace
-
-absl::StatusOr<int> MakeMemory(const char* name, int64_t bytes) {
-  const int fd = memfd_create(name, MFD_CLOEXEC);
-  if (fd < 0) return Refused("memfd_create");
-  if (ftruncate(fd, bytes) != 0) {
-    const absl::Status status = Refused("ftruncate");
-    close(fd);
-    return status;
-  }
-  return fd;
-}
-
-absl::StatusOr<char*> MapMemory(int fd, int64_t bytes, bool writable) {
-  void* data = mmap(nullptr, static_cast<size_t>(bytes),
-                    writable ? PROT_READ | PROT_WRITE : PROT_READ,
-                    MAP_SHARED | MAP_NORESERVE, fd, 0);
-  if (data == MAP_FAILED) return Refused("mmap");
-  return static_cast<char*>(data);
-}
 
 Arena::Arena(int fd, char* data, int64_t bytes)
     : fd_(fd), data_(data), bytes_(bytes) {
@@ -56,8 +33,8 @@ Arena::Arena(int fd, char* data, int64_t bytes)
 absl::StatusOr<Arena*> Arena::Make() {
   const int64_t bytes =
       int64_t{sysconf(_SC_PHYS_PAGES)} * int64_t{sysconf(_SC_PAGESIZE)};
-  TESSERA_ASSIGN_OR_RETURN(const int fd, MakeMemory("tessera-heap", bytes));
-  auto data = MapMemory(fd, bytes, /*writable=*/true);
+  TESSERA_ASSIGN_OR_RETURN(const int fd, MakeMemfd("tessera-heap", bytes));
+  auto data = MapMemfd(fd, bytes, /*writable=*/true);
   if (!data.ok()) {
     close(fd);
     return data.status();

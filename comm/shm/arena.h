@@ -7,8 +7,8 @@
 // has ended, however it ended. Freed ranges give their pages back at once and
 // are zero when used again.
 //
-// Installed as the source of large buffers (base/memory.h), so that what a
-// collective works on lies where the others can read it.
+// Installed as the source of large buffers (base/memory/memory.h), so that what
+// a collective works on lies where the others can read it.
 //
 // Threads: any.
 #ifndef COMM_SHM_ARENA_H_
@@ -20,7 +20,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "base/memory.h"
+#include "base/memory/memory.h"
 
 namespace tessera::shm {
 
@@ -49,11 +49,6 @@ class Arena : public MemorySource {
   absl::Mutex mutex_;
   std::map<int64_t, int64_t> free_ ABSL_GUARDED_BY(mutex_);  // begin -> bytes
 };
-
-// A memfd of `bytes`, closed on exec. Unavailable.
-absl::StatusOr<int> MakeMemory(const char* name, int64_t bytes);
-// Maps all of it. Unavailable.
-absl::StatusOr<char*> MapMemory(int fd, int64_t bytes, bool writable);
 
 }  // namespace tessera::shm
 #endif  // COMM_SHM_ARENA_H_

@@ -39,7 +39,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "base/memory.h"
+#include "base/memory/memory.h"
 #include "comm/shm/exchange.h"
 #include "comm/shm/mutex.h"
 #include "comm/shm/pipe.h"

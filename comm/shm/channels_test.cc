@@ -14,7 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "comm/shm/test_host.h"
+#include "comm/shm/shm_testing.h"
 
 namespace tessera::shm {
 namespace {

@@ -14,8 +14,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "comm/reduce/reduce.h"
 #include "comm/shm/exchange.h"
-#include "comm/shm/reduce.h"
 #include "comm/shm/team.h"
 
 namespace tessera::shm {

@@ -20,9 +20,9 @@
 #include "base/check.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
-#include "comm/shm/reduce.h"
+#include "comm/reduce/reduce.h"
+#include "comm/shm/shm_testing.h"
 #include "comm/shm/team.h"
-#include "comm/shm/test_host.h"
 
 namespace tessera::shm {
 namespace {

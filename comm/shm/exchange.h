@@ -35,7 +35,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "comm/shm/reduce.h"
+#include "comm/reduce/reduce.h"
 #include "comm/shm/team.h"
 
 namespace tessera::shm {

@@ -11,6 +11,7 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "base/memory/memfd.h"
 #include "base/status.h"
 #include "comm/shm/arena.h"
 #include "comm/shm/channels.h"
@@ -76,7 +77,7 @@ Meeting::~Meeting() {
 }
 
 absl::StatusOr<char*> Meeting::Map(int fd, int64_t bytes, bool writable) {
-  TESSERA_ASSIGN_OR_RETURN(char* const data, MapMemory(fd, bytes, writable));
+  TESSERA_ASSIGN_OR_RETURN(char* const data, MapMemfd(fd, bytes, writable));
   memory_->mappings_.push_back({data, bytes});
   return data;
 }
@@ -90,7 +91,7 @@ std::string Meeting::Read(const std::string& key) {
 // Makes this rank's memory, and listens.
 absl::Status Meeting::Offer() {
   TESSERA_ASSIGN_OR_RETURN(Arena* const arena, Arena::Get());
-  TESSERA_ASSIGN_OR_RETURN(head_fd_, MakeMemory("tessera-head", kHeadBytes));
+  TESSERA_ASSIGN_OR_RETURN(head_fd_, MakeMemfd("tessera-head", kHeadBytes));
   TESSERA_ASSIGN_OR_RETURN(char* const head, Map(head_fd_, kHeadBytes, true));
   memory_->members_[rank_] = {head, arena->data()};
   memory_->heap_bytes_ = arena->bytes();
@@ -162,10 +163,10 @@ absl::StatusOr<std::unique_ptr<HostMemory>> Meeting::Run() {
   return std::move(memory_);
 }
 
-absl::StatusOr<std::unique_ptr<HostMemory>> MeetOnHost(c10d::Store& store,
-                                                       int rank, int world_size,
-                                                       absl::Duration timeout,
-                                                       std::vector<int> names) {
+absl::StatusOr<std::unique_ptr<HostMemory>> MapPeers(c10d::Store& store,
+                                                     int rank, int world_size,
+                                                     absl::Duration timeout,
+                                                     std::vector<int> names) {
   return Meeting(store, rank, world_size, timeout, std::move(names)).Run();
 }
 

@@ -1,4 +1,4 @@
-// MeetOnHost: the ranks of one host map each other's memory.
+// MapPeers: the ranks of one host map each other's memory.
 //
 //   rank p listens on a socket without a name in the file system, whose name is
 //   random; the store tells it to the others; each of them connects, and gets
@@ -52,7 +52,7 @@ class HostMemory {
 // and what it could not do if they cannot share memory (other hosts, users or
 // network namespaces, limits); throws what the store throws. `names`: what the
 // ranks are called in messages, instead of 0, 1, ...
-absl::StatusOr<std::unique_ptr<HostMemory>> MeetOnHost(
+absl::StatusOr<std::unique_ptr<HostMemory>> MapPeers(
     c10d::Store& store, int rank, int world_size, absl::Duration timeout,
     std::vector<int> names = {});
 

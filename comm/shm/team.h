@@ -22,8 +22,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "comm/reduce/reduce.h"
 #include "comm/shm/mutex.h"
-#include "comm/shm/reduce.h"
 
 namespace tessera::shm {
 

@@ -12,7 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "base/memory.h"
+#include "base/memory/memory.h"
 #include "base/status.h"
 
 namespace {

@@ -15,7 +15,7 @@
 #include "absl/time/time.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
-#include "comm/world.h"
+#include "comm/world/world.h"
 #include "examples/gpt/flags.h"
 #include "examples/gpt/progress.h"
 #include "examples/gpt/report.h"

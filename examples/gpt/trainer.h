@@ -10,7 +10,7 @@
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "comm/world.h"
+#include "comm/world/world.h"
 #include "config/config.h"
 #include "data/byte_corpus.h"
 #include "data/distributed_sampler.h"

@@ -4,28 +4,60 @@ BUILD files cannot read a text file, so the table is here a second time;
 //tools:layers_test compares the two.
 """
 
-# A layer, and those whose headers it may include besides its own.
+# A folder, and those whose headers it may include besides its own; FOLDER/... is
+# a folder and all of its rooms.
 LAYERS = {
     "base": [],
-    "config": ["base"],
-    "comm": ["base"],
-    "data": ["base"],
-    "sharding": ["base", "comm"],
-    "optim": ["base", "comm", "sharding"],
-    "checkpoint": ["base", "config", "comm", "sharding"],
-    "engine": ["base", "config", "comm", "data", "sharding", "optim", "checkpoint"],
-    "verify": ["base", "config", "comm", "sharding", "engine"],
-    "examples": ["base", "config", "comm", "data", "sharding", "optim", "checkpoint", "engine"],
-    "benchmarks": ["base", "config", "comm", "data", "sharding", "optim", "checkpoint", "engine"],
-    "tools": ["base", "config", "comm", "data", "sharding", "optim", "checkpoint", "engine"],
-    "tests": ["base", "config", "comm", "data", "sharding", "optim", "checkpoint", "engine", "verify", "examples", "tools"],
+    "base/memory": ["base"],
+    "config/reader": ["base/..."],
+    "config": ["base/...", "config/reader"],
+    "comm": ["base/..."],
+    "comm/launch": ["base/..."],
+    "comm/rendezvous": ["base/...", "comm"],
+    "comm/reduce": ["base/..."],
+    "comm/record": ["base/...", "comm"],
+    "comm/watch": ["base/...", "comm", "comm/record", "comm/rendezvous"],
+    "comm/group": ["base/...", "comm", "comm/record", "comm/rendezvous", "comm/watch"],
+    "comm/shm": ["base/...", "comm", "comm/reduce", "comm/record", "comm/watch", "comm/group"],
+    "comm/gloo": ["base/...", "comm", "comm/reduce", "comm/record", "comm/watch", "comm/group"],
+    "comm/nccl": ["base/...", "comm", "comm/reduce", "comm/watch", "comm/group"],
+    "comm/hierarchical": ["base/...", "comm", "comm/reduce", "comm/watch", "comm/group", "comm/shm", "comm/gloo"],
+    "comm/serve": ["base/...", "comm", "comm/rendezvous", "comm/record", "comm/watch", "comm/group"],
+    "comm/world": ["base/...", "comm/..."],
+    "data": ["base/..."],
+    "sharding/layout": ["base/..."],
+    "sharding/torch": ["base/..."],
+    "sharding/construct": ["base/...", "comm", "sharding/layout", "sharding/torch"],
+    "sharding/flat": ["base/...", "comm", "comm/serve", "sharding/layout", "sharding/torch", "sharding/construct"],
+    "sharding/dispatch": ["base/...", "comm", "sharding/layout", "sharding/torch", "sharding/construct", "sharding/flat"],
+    "sharding/gradient": ["base/...", "comm", "sharding/layout", "sharding/torch", "sharding/flat", "sharding/dispatch"],
+    "optim": ["base/...", "comm", "sharding/layout", "sharding/torch", "sharding/flat", "sharding/gradient"],
+    "checkpoint": ["base/...", "config/reader", "comm", "comm/group", "sharding/layout", "sharding/torch", "sharding/flat"],
+    "engine/setup": ["base/...", "comm", "sharding/..."],
+    "engine": ["base/...", "config", "comm", "comm/world", "data", "engine/setup", "sharding/...", "optim", "checkpoint"],
+    "verify": ["base/...", "config", "comm", "comm/world", "sharding/...", "engine/..."],
+    "examples": ["base/...", "config", "comm", "comm/world", "data", "sharding/...", "optim", "checkpoint", "engine/..."],
+    "benchmarks": ["base/...", "config/...", "comm/...", "data", "sharding/...", "optim", "checkpoint", "engine/..."],
+    "tools": ["base/...", "config/...", "comm/...", "data", "sharding/...", "optim", "checkpoint", "engine/..."],
+    "tests": ["base/...", "config/...", "comm/...", "data", "sharding/...", "optim", "checkpoint", "engine/...", "verify", "examples", "tools"],
 }
 
+def _allows(words, layer):
+    for word in words:
+        if word == layer:
+            return True
+        if word.endswith("/...") and (layer + "/").startswith(word[:-3]):
+            return True
+    return False
+
 def layer_groups():
-    """Makes NAME_users for every layer: itself and those that may include it."""
+    """Makes NAME_users for every folder: itself and those that may include it.
+
+    The "/" in a folder's name become "_".
+    """
     for layer in LAYERS:
-        users = [other for other in LAYERS if layer in LAYERS[other]]
+        users = [other for other in LAYERS if _allows(LAYERS[other], layer)]
         native.package_group(
-            name = layer + "_users",
+            name = layer.replace("/", "_") + "_users",
             packages = ["//%s/..." % user for user in [layer] + users],
         )

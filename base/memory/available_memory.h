@@ -1,0 +1,19 @@
+// How much memory a program on this host may still take.
+#ifndef BASE_MEMORY_AVAILABLE_MEMORY_H_
+#define BASE_MEMORY_AVAILABLE_MEMORY_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace tessera {
+
+// Bytes of host memory that can be had without swapping: the kernel's
+// MemAvailable, or what the cgroup (v2, and those above it) leaves, whichever
+// is less. Shared by all processes of the host. `root` stands before /proc and
+// /sys, for tests. Unavailable where the kernel does not say. LOCAL.
+absl::StatusOr<int64_t> AvailableHostMemory(const std::string& root = "");
+
+}  // namespace tessera
+#endif  // BASE_MEMORY_AVAILABLE_MEMORY_H_

@@ -1,0 +1,314 @@
+#include "base/memory/memory.h"
+
+#include <errno.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/check.h"
+#include "base/file.h"
+#include "base/memory/kept_buffers.h"
+#include "base/status.h"
+
+namespace tessera {
+namespace {
+
+std::atomic<bool> g_poison_on_free{false};
+
+std::atomic<MemorySource*> g_source{nullptr};
+
+int64_t RoundUp(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+// Under AddressSanitizer nothing is kept, so that it sees stale reads.
+#if __has_feature(address_sanitizer)
+constexpr bool kKeep = false;
+#else
+constexpr bool kKeep = true;
+#endif
+
+constexpr int64_t kKeepSlackBytes = 4 << 20;
+
+KeptBuffers& Kept() {
+  static KeptBuffers* const kept = new KeptBuffers;
+  return *kept;
+}
+
+// How much may be kept besides what is held now. Without the slack, buffers of
+// other sizes that were not held at the peak's moment would push out what the
+// next step takes again.
+int64_t RoomToKeep() {
+  const MemoryUse total = MemoryLedger::Global().total();
+  const int64_t most =
+      total.peak_bytes + std::max(total.peak_bytes / 16, kKeepSlackBytes);
+  return kKeep ? std::max<int64_t>(0, most - total.current_bytes) : 0;
+}
+
+bool FromSource(const void* data) {
+  MemorySource* const source = g_source.load();
+  return source != nullptr && source->Owns(data);
+}
+
+void Unmap(const std::vector<KeptBuffers::Buffer>& buffers) {
+  for (const auto& [data, bytes] : buffers) {
+    if (FromSource(data)) {
+      g_source.load()->Free(data, bytes);
+    } else {
+      TESSERA_CHECK_EQ(munmap(data, static_cast<size_t>(bytes)), 0);
+    }
+  }
+}
+
+// Zeros; null on failure.
+void* Map(int64_t bytes) {
+  if (MemorySource* const source = g_source.load()) {
+    errno = ENOMEM;
+    return source->Allocate(bytes);
+  }
+  // Fresh anonymous pages are zero already.
+  void* mapped =
+      mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
+           MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return mapped == MAP_FAILED ? nullptr : mapped;
+}
+
+// Null on failure. `bytes` > 0, in the ledger already.
+void* AllocateRaw(int64_t bytes, bool zeroed) {
+  if (bytes < kMappedFromBytes) {
+    void* data =
+        std::aligned_alloc(kBufferAlignment, RoundUp(bytes, kBufferAlignment));
+    if (data != nullptr && zeroed) std::memset(data, 0, bytes);
+    return data;
+  }
+  if (void* data = Kept().Take(bytes)) {
+    if (zeroed) std::memset(data, 0, bytes);
+    return data;
+  }
+  Unmap(Kept().Shrink(RoomToKeep()));
+  void* data = Map(bytes);
+  if (data != nullptr) return data;
+  ReturnKept();
+  return Map(bytes);
+}
+
+// No longer in the ledger.
+void FreeRaw(void* data, int64_t bytes) {
+  if (g_poison_on_free.load(std::memory_order_relaxed)) {
+    std::memset(data, 0xFF, bytes);
+  }
+  if (bytes < kMappedFromBytes) {
+    std::free(data);
+  } else if (g_source.load() != nullptr && !FromSource(data)) {
+    Unmap({{data, bytes}});  // of before the source: not to be given out again
+  } else {
+    Unmap(Kept().Keep({data, bytes}, RoomToKeep()));
+  }
+}
+
+absl::Status Refused(int64_t bytes, MemoryKind kind, absl::string_view why) {
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "cannot allocate ", bytes, " bytes for ", MemoryKindName(kind), ": ", why,
+      "; held now: ", MemoryLedger::Global().Report().ToString()));
+}
+
+}  // namespace
+
+absl::string_view MemoryKindName(MemoryKind kind) {
+  switch (kind) {
+    case MemoryKind::kParameters:
+      return "parameters";
+    case MemoryKind::kGradients:
+      return "gradients";
+    case MemoryKind::kOptimizer:
+      return "optimizer";
+    case MemoryKind::kWorking:
+      return "working";
+    case MemoryKind::kCommunication:
+      return "communication";
+    case MemoryKind::kOther:
+      return "other";
+  }
+  return "?";
+}
+
+std::string MemoryReport::ToString() const {
+  std::string text;
+  for (int i = 0; i < kNumMemoryKinds; ++i) {
+    if (by_kind[i].peak_bytes == 0) continue;
+    absl::StrAppend(&text, MemoryKindName(static_cast<MemoryKind>(i)), " ",
+                    by_kind[i].current_bytes, " (peak ", by_kind[i].peak_bytes,
+                    "), ");
+  }
+  absl::StrAppend(&text, "total ", total.current_bytes, " (peak ",
+                  total.peak_bytes, ")");
+  return text;
+}
+
+MemoryLedger& MemoryLedger::Global() {
+  static MemoryLedger* const ledger = new MemoryLedger;
+  return *ledger;
+}
+
+void MemoryLedger::Raise(Counter& counter, int64_t current_bytes) {
+  int64_t peak = counter.peak.load(std::memory_order_relaxed);
+  while (peak < current_bytes &&
+         !counter.peak.compare_exchange_weak(peak, current_bytes,
+                                             std::memory_order_relaxed)) {
+  }
+}
+
+void MemoryLedger::AddToKind(MemoryKind kind, int64_t bytes) {
+  TESSERA_CHECK_GE(bytes, 0);
+  Counter& counter = by_kind_[static_cast<int>(kind)];
+  Raise(counter, counter.current.fetch_add(bytes) + bytes);
+}
+
+void MemoryLedger::Add(MemoryKind kind, int64_t bytes) {
+  AddToKind(kind, bytes);
+  Raise(total_, total_.current.fetch_add(bytes) + bytes);
+}
+
+bool MemoryLedger::TryAdd(MemoryKind kind, int64_t bytes) {
+  // Reserved by compare-exchange: a refused request must not show in the peak,
+  // nor make a smaller one of another thread fail.
+  int64_t current = total_.current.load();
+  do {
+    if (bytes > limit_bytes_.load(std::memory_order_relaxed) - current) {
+      return false;
+    }
+  } while (!total_.current.compare_exchange_weak(current, current + bytes));
+  Raise(total_, current + bytes);
+  AddToKind(kind, bytes);
+  return true;
+}
+
+void MemoryLedger::Remove(MemoryKind kind, int64_t bytes) {
+  Counter& counter = by_kind_[static_cast<int>(kind)];
+  const int64_t before = counter.current.fetch_sub(bytes);
+  TESSERA_CHECK_GE(before, bytes) << MemoryKindName(kind);
+  total_.current.fetch_sub(bytes);
+}
+
+MemoryReport MemoryLedger::Report() const {
+  MemoryReport report;
+  for (int i = 0; i < kNumMemoryKinds; ++i) {
+    report.by_kind[i] = {by_kind_[i].current.load(), by_kind_[i].peak.load()};
+  }
+  report.total = total();
+  report.kept_bytes = Kept().bytes();
+  return report;
+}
+
+MemoryUse MemoryLedger::total() const {
+  return {total_.current.load(), total_.peak.load()};
+}
+
+void MemoryLedger::ResetPeak() {
+  for (Counter& counter : by_kind_) counter.peak = counter.current.load();
+  total_.peak = total_.current.load();
+}
+
+void MemoryLedger::SetLimit(int64_t bytes) {
+  limit_bytes_ = bytes;
+  if (this == &Global()) ReturnKept();  // which is not in the ledger
+}
+int64_t MemoryLedger::limit_bytes() const { return limit_bytes_; }
+
+CountedBuffer::CountedBuffer(CountedBuffer&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)),
+      bytes_(std::exchange(other.bytes_, 0)),
+      kind_(other.kind_) {}
+
+CountedBuffer& CountedBuffer::operator=(CountedBuffer&& other) noexcept {
+  if (this == &other) return *this;
+  Free();
+  data_ = std::exchange(other.data_, nullptr);
+  bytes_ = std::exchange(other.bytes_, 0);
+  kind_ = other.kind_;
+  return *this;
+}
+
+void CountedBuffer::Free() {
+  if (data_ == nullptr) return;
+  MemoryLedger::Global().Remove(kind_, bytes_);
+  FreeRaw(data_, bytes_);
+  data_ = nullptr;
+  bytes_ = 0;
+}
+
+absl::StatusOr<CountedBuffer> AllocateCounted(int64_t bytes, MemoryKind kind,
+                                              bool zeroed) {
+  if (bytes < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cannot allocate ", bytes, " bytes"));
+  }
+  if (bytes == 0) return CountedBuffer(nullptr, 0, kind);
+  MemoryLedger& ledger = MemoryLedger::Global();
+  if (!ledger.TryAdd(kind, bytes)) {
+    return Refused(bytes, kind,
+                   absl::StrCat("the limit is ", ledger.limit_bytes()));
+  }
+  void* data = AllocateRaw(bytes, zeroed);
+  if (data == nullptr) {
+    const int error = errno;
+    ledger.Remove(kind, bytes);
+    return Refused(bytes, kind, std::strerror(error));
+  }
+  return CountedBuffer(data, bytes, kind);
+}
+
+void SetMemorySource(MemorySource* source) {
+  MemorySource* none = nullptr;
+  TESSERA_CHECK(g_source.compare_exchange_strong(none, source));
+  ReturnKept();
+}
+
+void EndKeptPeriod() { Unmap(Kept().EndPeriod()); }
+void ReturnKept() { Unmap(Kept().Shrink(0)); }
+
+void SetPoisonOnFree(bool poison) { g_poison_on_free = poison; }
+bool PoisonsOnFree() { return g_poison_on_free; }
+
+absl::StatusOr<ResidentMemory> ReadResidentMemory() {
+  constexpr char kPath[] = "/proc/self/smaps_rollup";
+  const absl::StatusOr<std::string> text = ReadWholeFile(kPath);
+  if (!text.ok()) return absl::UnavailableError(text.status().message());
+  ResidentMemory memory;
+  const std::pair<absl::string_view, int64_t*> fields[] = {
+      {"Rss:", &memory.rss_bytes},
+      {"Pss:", &memory.pss_bytes},
+      {"Anonymous:", &memory.anonymous_bytes},
+      {"Private_Dirty:", &memory.private_dirty_bytes}};
+  for (absl::string_view line : absl::StrSplit(*text, '\n')) {
+    // "Rss:                1664 kB"
+    const std::vector<absl::string_view> words =
+        absl::StrSplit(line, ' ', absl::SkipEmpty());
+    int64_t kibibytes = 0;
+    if (words.size() != 3 || !absl::SimpleAtoi(words[1], &kibibytes)) continue;
+    for (const auto& [name, bytes] : fields) {
+      if (words[0] == name) *bytes = kibibytes * 1024;
+    }
+  }
+  if (memory.rss_bytes == 0) {
+    return absl::UnavailableError(absl::StrCat(kPath, " has no line Rss:"));
+  }
+  if (MemorySource* source = g_source.load()) {
+    memory.anonymous_bytes += source->resident_bytes();
+  }
+  return memory;
+}
+
+absl::StatusOr<int64_t> ResidentBytes() {
+  TESSERA_ASSIGN_OR_RETURN(const ResidentMemory memory, ReadResidentMemory());
+  return memory.pss_bytes;
+}
+
+}  // namespace tessera

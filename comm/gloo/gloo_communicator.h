@@ -1,0 +1,48 @@
+// The communicator of CPU ranks (and, through host memory, of GPU ranks that
+// have nothing better): c10d's Gloo carries the bytes, the sums are ours.
+//
+// reduce-scatter: every rank sends each peer its slice, pieces are summed in
+//   rank order as they arrive. all-reduce: that, then an all-gather of slices;
+//   small ones in a single exchange. Same bits either way.
+//
+// Receive buffers are kept, and hold 4 MiB at most, whatever the size of the
+// tensors (with more than 33 ranks 128 KiB for each peer).
+#ifndef COMM_GLOO_GLOO_COMMUNICATOR_H_
+#define COMM_GLOO_GLOO_COMMUNICATOR_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "c10/util/intrusive_ptr.h"
+#include "comm/communicator.h"
+#include "comm/group_options.h"
+
+namespace c10d {
+class Store;
+}
+
+namespace tessera {
+
+struct GlooCommunicatorOptions : GroupOptions {
+  bool same_host = true;  // all ranks run on this host
+  // Of this host, at which the others reach it; "" leaves it to Gloo, which
+  // asks the name service. Not used on the same host.
+  std::string address;
+};
+
+class GlooTransport;
+
+// Connects the ranks. COLLECTIVE, blocking. Errors as below.
+absl::StatusOr<std::shared_ptr<GlooTransport>> ConnectGloo(
+    const c10::intrusive_ptr<c10d::Store>& store,
+    const GlooCommunicatorOptions& options);
+
+// COLLECTIVE, blocking. `store` must hold keys of this communicator only (wrap
+// it in a c10d::PrefixStore). Returns Unavailable or DeadlineExceeded.
+absl::StatusOr<std::shared_ptr<Communicator>> MakeGlooCommunicator(
+    c10::intrusive_ptr<c10d::Store> store,
+    const GlooCommunicatorOptions& options);
+
+}  // namespace tessera
+#endif  // COMM_GLOO_GLOO_COMMUNICATOR_H_

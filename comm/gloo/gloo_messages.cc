@@ -1,0 +1,133 @@
+#include "comm/gloo/gloo_messages.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "ATen/ops/from_blob.h"
+#include "ATen/ops/zeros.h"
+#include "base/status.h"
+#include "comm/group/queued_communicator.h"
+#include "comm/record/flight_recorder.h"
+
+namespace tessera {
+namespace {
+
+// Strings up to here travel with their length.
+constexpr int64_t kInlineTextBytes = 248;
+constexpr int64_t kTextRecordBytes = 8 + kInlineTextBytes;
+
+}  // namespace
+
+at::Tensor BorrowBytes(void* data, int64_t bytes) {
+  return at::from_blob(data, {bytes}, at::TensorOptions().dtype(at::kByte));
+}
+
+GlooMessages::GlooMessages(std::shared_ptr<GlooTransport> transport,
+                           Options options)
+    : transport_(std::move(transport)), options_(std::move(options)) {}
+
+absl::Status GlooMessages::Run(
+    std::vector<at::Tensor> memory,
+    const std::function<absl::Status()>& collective) {
+  met_.assign(options_.world_size, false);
+  absl::Status status = collective();
+  if (!status.ok()) {
+    Keep(std::make_shared<std::vector<at::Tensor>>(std::move(memory)));
+    GlooTransport::Abandon(
+        transport_,
+        std::make_shared<std::vector<std::shared_ptr<void>>>(std::move(kept_)));
+  }
+  kept_.clear();
+  return status;
+}
+
+void GlooMessages::Keep(std::shared_ptr<void> memory) {
+  kept_.push_back(std::move(memory));
+}
+
+absl::Status GlooMessages::WaitAll(const std::vector<Message>& messages) {
+  for (const Message& message : messages) {
+    const int peer = GlooTransport::PeerOf(*message);
+    const absl::Duration begin = MonotonicNow();
+    options_.awaited(peer);
+    TESSERA_RETURN_IF_ERROR(transport_->Wait(*message));
+    if (met_[peer]) continue;
+    met_[peer] = true;
+    options_.waited(peer, MonotonicNow() - begin);
+  }
+  return absl::OkStatus();
+}
+
+std::vector<int> GlooMessages::OtherPlaces(const std::vector<int>& ranks,
+                                           int* own) const {
+  const int size = static_cast<int>(ranks.size());
+  *own = static_cast<int>(std::find(ranks.begin(), ranks.end(), options_.rank) -
+                          ranks.begin());
+  std::vector<int> places;
+  for (int i = 1; i < size; ++i) places.push_back((*own + i) % size);
+  return places;
+}
+
+absl::Status GlooMessages::GatherSlices(uint32_t tag,
+                                        const std::vector<int>& ranks,
+                                        const at::Tensor& whole,
+                                        const std::vector<Slice>& slices) {
+  auto slice_at = [&](int place) {
+    return BorrowElements(whole, slices[place].begin, slices[place].numel);
+  };
+  std::vector<Message> messages;
+  int own;
+  for (int place : OtherPlaces(ranks, &own)) {
+    if (slices[place].numel > 0) {
+      messages.push_back(Receive(slice_at(place), ranks[place], tag));
+    }
+    if (slices[own].numel > 0) {
+      messages.push_back(Send(slice_at(own), ranks[place], tag));
+    }
+  }
+  return WaitAll(messages);
+}
+
+absl::StatusOr<std::vector<std::string>> GlooMessages::GatherTexts(
+    uint32_t tag, const std::vector<int>& ranks, const std::string& mine) {
+  const int size = static_cast<int>(ranks.size());
+  auto texts = std::make_shared<std::vector<std::string>>(size);
+  at::Tensor records = at::zeros({size * kTextRecordBytes}, at::kByte);
+  Keep(texts);
+  Keep(std::make_shared<at::Tensor>(records));
+  auto record_at = [&](int place) {
+    return static_cast<char*>(records.mutable_data_ptr()) +
+           place * kTextRecordBytes;
+  };
+  int own;
+  const std::vector<int> others = OtherPlaces(ranks, &own);
+  const int64_t own_bytes = static_cast<int64_t>(mine.size());
+  (*texts)[own] = mine;
+  std::memcpy(record_at(own), &own_bytes, sizeof(own_bytes));
+  std::memcpy(record_at(own) + sizeof(own_bytes), mine.data(),
+              std::min(own_bytes, kInlineTextBytes));
+  TESSERA_RETURN_IF_ERROR(
+      GatherSlices(tag, ranks, records, Slices(records.numel(), size)));
+  std::vector<Message> messages;
+  for (int place : others) {
+    int64_t bytes = 0;
+    std::memcpy(&bytes, record_at(place), sizeof(bytes));
+    std::string& text = (*texts)[place];
+    text.assign(record_at(place) + sizeof(bytes),
+                std::min(bytes, kInlineTextBytes));
+    if (bytes > kInlineTextBytes) {
+      text.resize(bytes);
+      messages.push_back(
+          Receive(BorrowBytes(text.data(), bytes), ranks[place], tag));
+    }
+    if (own_bytes > kInlineTextBytes) {
+      messages.push_back(Send(BorrowBytes((*texts)[own].data(), own_bytes),
+                              ranks[place], tag));
+    }
+  }
+  TESSERA_RETURN_IF_ERROR(WaitAll(messages));
+  return *texts;
+}
+
+}  // namespace tessera

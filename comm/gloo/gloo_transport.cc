@@ -1,0 +1,147 @@
+#include "comm/gloo/gloo_transport.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "base/env.h"
+#include "base/sigpipe.h"
+#include "base/torch_guard.h"
+
+// The only file that sees c10d's Gloo header. It never makes a GlooStore.
+#include "torch/csrc/distributed/c10d/ProcessGroupGloo.hpp"
+
+namespace tessera {
+namespace {
+
+// Waits are ended by our own monitor; Gloo's timeout must never come first.
+constexpr std::chrono::milliseconds kNever = std::chrono::hours(24 * 365);
+
+// "call: [/pytorch/.../pair.cc:547] Connection closed by peer [10.0.0.1]:41"
+// without the place in the source.
+std::string GlooWords(absl::string_view message) {
+  const size_t bracket = message.find("[/");
+  if (bracket != absl::string_view::npos) {
+    const size_t end = message.find("] ", bracket);
+    if (end != absl::string_view::npos) message.remove_prefix(end + 2);
+  }
+  return std::string(message);
+}
+
+std::shared_ptr<gloo::transport::Device> MakeDevice(
+    const GlooTransport::Options& options) {
+  using Group = c10d::ProcessGroupGloo;
+  const bool lazy = false;
+  if (options.same_host)
+    return Group::createDeviceForHostname("127.0.0.1", lazy);
+  if (const auto name = EnvString("GLOO_SOCKET_IFNAME")) {
+    return Group::createDeviceForInterface(*name, lazy);
+  }
+  if (options.address.empty()) return Group::createDefaultDevice(lazy);
+  return Group::createDeviceForHostname(options.address, lazy);
+}
+
+}  // namespace
+
+struct GlooTransport::Message {
+  int peer = 0;
+  at::Tensor tensor;
+  c10::intrusive_ptr<c10d::Work> work;  // null if it could not be started
+  absl::Status start;
+};
+
+GlooTransport::GlooTransport() = default;
+GlooTransport::~GlooTransport() = default;
+
+absl::StatusOr<std::shared_ptr<GlooTransport>> GlooTransport::Connect(
+    c10::intrusive_ptr<c10d::Store> store, const Options& options) {
+  using Group = c10d::ProcessGroupGloo;
+  return CatchTorch("gloo", [&]() -> std::shared_ptr<GlooTransport> {
+    const SigpipeBlock no_sigpipe;  // for Gloo's threads
+    auto group_options = Group::Options::create(
+        absl::ToChronoMilliseconds(options.connect_timeout));
+    group_options->threads = 1;  // none of its queued collectives are used
+    group_options->devices.push_back(MakeDevice(options));
+    auto transport = std::shared_ptr<GlooTransport>(new GlooTransport);
+    transport->group_ = c10::make_intrusive<Group>(
+        std::move(store), options.rank, options.world_size, group_options);
+    transport->group_->setTimeout(kNever);
+    transport->names_ = options.names;
+    return transport;
+  });
+}
+
+std::shared_ptr<GlooTransport::Message> GlooTransport::Start(
+    at::Tensor t, int peer, const std::function<Work(Tensors&)>& start) {
+  auto message = std::make_shared<Message>();
+  message->peer = peer;
+  message->tensor = std::move(t);
+  // Gloo throws here if the connection is known to be broken.
+  message->start = CatchTorch("gloo", [&] {
+    Tensors tensors{message->tensor};
+    message->work = start(tensors);
+  });
+  absl::MutexLock lock(&mutex_);
+  if (aborted_ && message->work != nullptr) message->work->abort();
+  pending_.push_back(message);
+  return message;
+}
+
+std::shared_ptr<GlooTransport::Message> GlooTransport::Send(at::Tensor t,
+                                                            int peer,
+                                                            uint32_t tag) {
+  return Start(std::move(t), peer, [&](Tensors& tensors) {
+    return group_->send(tensors, peer, static_cast<int>(tag));
+  });
+}
+
+std::shared_ptr<GlooTransport::Message> GlooTransport::Receive(at::Tensor t,
+                                                               int peer,
+                                                               uint32_t tag) {
+  return Start(std::move(t), peer, [&](Tensors& tensors) {
+    return group_->recv(tensors, peer, static_cast<int>(tag));
+  });
+}
+
+absl::Status GlooTransport::Wait(Message& message) {
+  bool arrived = false;
+  absl::Status status = message.start;
+  if (status.ok()) {
+    // By itself it would wait as long as connecting may take.
+    status = CatchTorch("gloo", [&] { arrived = message.work->wait(kNever); });
+  }
+  if (!status.ok()) {
+    return absl::UnavailableError(absl::StrCat(
+        "rank ", names_.empty() ? message.peer : names_[message.peer],
+        " has ended or cannot be reached (gloo: ", GlooWords(status.message()),
+        ")"));
+  }
+  if (!arrived) return absl::CancelledError("the wait was aborted");
+  absl::MutexLock lock(&mutex_);
+  pending_.erase(
+      std::find_if(pending_.begin(), pending_.end(),
+                   [&](const auto& m) { return m.get() == &message; }));
+  return absl::OkStatus();
+}
+
+int GlooTransport::PeerOf(const Message& message) { return message.peer; }
+
+void GlooTransport::Abort() {
+  absl::MutexLock lock(&mutex_);
+  aborted_ = true;
+  for (const auto& message : pending_) {
+    if (message->work != nullptr) message->work->abort();
+  }
+}
+
+void GlooTransport::Abandon(std::shared_ptr<GlooTransport> transport,
+                            std::shared_ptr<void> memory) {
+  static auto* const kept = new std::vector<
+      std::pair<std::shared_ptr<GlooTransport>, std::shared_ptr<void>>>;
+  static auto* const mutex = new absl::Mutex;
+  absl::MutexLock lock(mutex);
+  kept->emplace_back(std::move(transport), std::move(memory));
+}
+
+}  // namespace tessera

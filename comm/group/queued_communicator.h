@@ -1,0 +1,145 @@
+// QueuedCommunicator: what all backends share. It checks arguments, queues each
+// collective on the communication thread, keeps the first failure, and records
+// what each collective was and took (recorder, log).
+//
+//   AllGather(...) --check--> CommThread --> DoAllGather(...) of the backend
+//
+// Backends see valid, non-empty arguments only, on one thread, one call at a
+// time, and with world_size() > 1 (but SelfCommunicator).
+#ifndef COMM_GROUP_QUEUED_COMMUNICATOR_H_
+#define COMM_GROUP_QUEUED_COMMUNICATOR_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "comm/communicator.h"
+#include "comm/record/comm_log.h"
+#include "comm/record/flight_recorder.h"
+#include "comm/watch/first_failure.h"
+
+namespace tessera {
+
+class CommThread;
+
+// A plain tensor over elements [begin, begin + numel) of contiguous `t`. It
+// shares memory, but neither ownership, version counter nor dispatch keys: `t`
+// must outlive it.
+at::Tensor BorrowElements(const at::Tensor& t, int64_t begin, int64_t numel);
+
+// Blocks until all that the caller's current stream holds for `t` is done, so
+// that another thread may read and write `t`. Nothing for CPU tensors.
+void SynchronizeCurrentStream(const at::Tensor& t);
+
+// What the recorder is told of a collective on `tensor`, the whole one.
+CollectiveRecord RecordOf(CollectiveOp op, const at::Tensor& tensor);
+
+class QueuedCommunicator
+    : public Communicator,
+      public std::enable_shared_from_this<QueuedCommunicator> {
+ public:
+  int rank() const final { return membership_.rank; }
+  int world_size() const final { return membership_.world_size; }
+
+  CommFuture AllGather(at::Tensor shard, at::Tensor whole, CommTag tag) final;
+  using Communicator::ReduceScatterSum;
+  CommFuture ReduceScatterSum(at::Tensor whole, at::Tensor shard, CommTag tag,
+                              double divisor) final;
+  CommFuture AllReduceSum(at::Tensor tensor, CommTag tag) final;
+  CommFuture Broadcast(at::Tensor tensor, int root, CommTag tag) final;
+  absl::StatusOr<std::vector<std::string>> AllGatherStrings(
+      absl::string_view mine, CommTag tag) final;
+
+  std::string Report() const override { return log_.ToText(backend()); }
+  std::string ChromeTrace() const override { return log_.ToChromeTrace(); }
+  std::vector<absl::Duration> WaitedFor() const override {
+    return log_.waits();
+  }
+
+  // The first failure, of any of those that fail together; OK while there was
+  // none. LOCAL.
+  absl::Status failure() const { return membership_.failure->Get(); }
+
+  // The last collectives of this rank, and what all of them cost.
+  const FlightRecorder& recorder() const { return recorder_; }
+  const CommLog& log() const { return log_; }
+
+ protected:
+  // One call of a collective. Ranks whose calls match have the same.
+  struct Call {
+    using Op = CollectiveOp;
+    Op op = Op::kText;
+    std::string what;        // the tag's, or the op's name; and which group's
+    int64_t sequence = 0;    // counts this communicator's collectives from 1
+    uint32_t signature = 0;  // of all the ranks must agree on; 31 bits
+    // "all-reduce sum, 4000 bytes of float32".
+    std::string details;
+  };
+
+  // What a communicator is a rank of.
+  struct Membership {
+    int rank = 0;
+    int world_size = 1;
+    std::string group;                      // as GroupOptions::name
+    std::shared_ptr<FirstFailure> failure;  // null: one of its own
+    // Runs its collectives, and outlives them; null: the process's.
+    CommThread* thread = nullptr;
+    // Collectives run in the call instead, on the caller's thread, several at a
+    // time: for a group of one, which waits for nobody, and whose collectives
+    // need not stay in order with those of other groups.
+    bool in_call = false;
+  };
+  explicit QueuedCommunicator(Membership membership);
+
+  // For backends that can tell: the collective under way was blocked for
+  // `waited` until the first bytes of `peer` came.
+  void NoteWait(int peer, absl::Duration waited) { log_.AddWait(peer, waited); }
+
+  // For what is no collective, but is recorded and counted with them.
+  FlightRecorder* records() { return &recorder_; }
+  CommLog* costs() { return &log_; }
+
+  // The backend's part of each collective: blocks until its result may be read
+  // by any thread and on any stream. An error makes this communicator failed,
+  // and those that share its failure.
+  virtual absl::Status DoAllGather(const Call& call, const at::Tensor& shard,
+                                   const at::Tensor& whole) = 0;
+  virtual absl::Status DoReduceScatterSum(const Call& call,
+                                          const at::Tensor& whole,
+                                          const at::Tensor& shard) = 0;
+  // The same, divided.
+  virtual absl::Status DoReduceScatter(const Call& call,
+                                       const at::Tensor& whole,
+                                       const at::Tensor& shard, double divisor);
+  virtual absl::Status DoAllReduceSum(const Call& call,
+                                      const at::Tensor& tensor) = 0;
+  virtual absl::Status DoBroadcast(const Call& call, const at::Tensor& tensor,
+                                   int root) = 0;
+  virtual absl::StatusOr<std::vector<std::string>> DoAllGatherStrings(
+      const Call& call, const std::string& mine) = 0;
+  // Tells the others of an error of these, unless they have been told.
+  virtual void TellFailure(const absl::Status&) {}
+
+  // Queues a collective that `record` describes. `done` is told how it ended,
+  // before the future ends, on the thread.
+  using Body = std::function<absl::Status(const Call&)>;
+  using Done = std::function<void(const absl::Status&)>;
+  CommFuture Enqueue(CollectiveRecord record, CommTag tag, Body body,
+                     Done done = nullptr);
+
+ private:
+  absl::Status RunCall(CollectiveRecord record, const Body& body);
+
+  const Membership membership_;
+  FlightRecorder recorder_;
+  CommLog log_;
+  std::atomic<int64_t> sequence_{0};
+};
+
+}  // namespace tessera
+#endif  // COMM_GROUP_QUEUED_COMMUNICATOR_H_

@@ -1,0 +1,63 @@
+// The operations of ranks on several hosts, on plain memory: shared memory
+// (comm/shm) within a host, messages between hosts. Who does what:
+// comm/hierarchical/host_plan.h.
+//
+//   window k    its messages are started kAhead windows before it is worked on,
+//               and waited for when kBehind windows have been worked on after
+//               it
+//
+// Messages between two ranks have one tag for each kind, so that those of a
+// kind are received in the order in which they are sent: by window, stop,
+// piece.
+//
+// All ranks work through windows, and the stops of a window, in the same order,
+// and each step needs earlier ones only: so no circle of ranks waits.
+//
+// Errors, all final: those of shm::Exchange and GlooMessages::WaitAll.
+// Threads: one at a time. All calls are COLLECTIVE and blocking.
+#ifndef COMM_HIERARCHICAL_HIERARCHICAL_OPS_H_
+#define COMM_HIERARCHICAL_HIERARCHICAL_OPS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "comm/gloo/gloo_messages.h"
+#include "comm/hierarchical/host_plan.h"
+#include "comm/hierarchical/piece_buffers.h"
+#include "comm/reduce/reduce.h"
+#include "comm/shm/exchange.h"
+
+namespace tessera {
+
+// What an operation works with; `exchange` is of the ranks of this host, in the
+// placement's order. Borrowed.
+struct HostGroup {
+  const HostPlacement* placement;
+  int rank;
+  shm::Exchange* exchange;
+  GlooMessages* messages;
+  PieceBuffers* buffers;
+};
+
+struct PartsCall {
+  std::string what;
+  uint32_t signature = 0;  // of Call
+  shm::Op op = shm::Op::kAllReduce;
+  int root = 0;
+  shm::ElementType type = shm::ElementType::kUInt8;
+  char* data = nullptr;  // the whole tensor
+  std::vector<Part> parts;
+};
+
+// out = sum over ranks, in rank order, of this rank's part of `call.data`; only
+// `out` is written. It may be the part itself.
+absl::Status SumParts(const HostGroup& group, const PartsCall& call, char* out);
+
+// Writes every part that is not this rank's own to `call.data`, from its owner.
+// Each crosses to each other host once.
+absl::Status GatherParts(const HostGroup& group, const PartsCall& call);
+
+}  // namespace tessera
+#endif  // COMM_HIERARCHICAL_HIERARCHICAL_OPS_H_

@@ -1,0 +1,64 @@
+// Job: which rank this process is and where it meets the others, read from
+// argv and the environment. No torch, no network.
+#ifndef COMM_LAUNCH_JOB_H_
+#define COMM_LAUNCH_JOB_H_
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "comm/launch/launch_variables.h"
+#include "comm/launch/launcher.h"
+
+namespace tessera {
+
+// The flags of Init; see comm/world/world.h.
+struct JobFlags {
+  std::optional<int> world;
+  std::optional<std::string> rendezvous;
+  std::optional<int> rank;
+  std::optional<int> world_size;
+  std::optional<absl::Duration> startup_timeout;
+  PrefixOutput prefix_output = PrefixOutput::kAuto;
+};
+
+// Takes them out of argv; what stands after "--" is left alone. Returns
+// InvalidArgument naming the flag whose value does not fit; then argv is left
+// as it was.
+absl::StatusOr<JobFlags> TakeJobFlags(int* argc, char** argv);
+
+// What FindJob looks at, besides the flags.
+struct JobSources {
+  Variables variables;
+  std::string hydra_proxy;  // see comm/launch/launch_variables.h
+  // By --world, whose environment always holds torchrun's variables.
+  bool launched = false;
+};
+JobSources SourcesOfThisProcess(bool launched);
+
+struct Job {
+  int rank = 0;
+  int world_size = 1;
+  std::string rendezvous;  // tcp:// or file://, empty in a world of one
+  // A launcher hosts the store that tcp:// leads to.
+  bool store_hosted = false;
+  // Tells apart the runs of a job that its launcher restarts, and jobs that
+  // were given the same port.
+  std::string attempt;
+  // Who started this rank: "--world", "torchrun", "Open MPI", "MPICH", "Slurm",
+  // "flags", or "nobody".
+  std::string launcher = "nobody";
+};
+
+// The first that says something: --world=1 (a world of one); --rank,
+// --world_size and --rendezvous, each before the launcher's word for it;
+// torchrun, Open MPI, MPICH, Slurm (see comm/launch/launch_variables.h). Where
+// ranks meet: --rendezvous; MASTER_ADDR and MASTER_PORT; what the launcher
+// tells or allows to derive. Pure. Returns InvalidArgument naming the flag or
+// variable.
+absl::StatusOr<Job> FindJob(const JobFlags& flags, const JobSources& sources);
+
+}  // namespace tessera
+#endif  // COMM_LAUNCH_JOB_H_

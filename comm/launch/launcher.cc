@@ -1,0 +1,219 @@
+#include "comm/launch/launcher.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/env.h"
+#include "base/status.h"
+#include "comm/launch/output_relay.h"
+#include "comm/launch/subprocess.h"
+
+namespace tessera {
+namespace {
+
+constexpr char kMark[] = "TESSERA_LAUNCHED_BY";  // the parent's process id
+
+int g_signal_pipe[2] = {-1, -1};
+
+// One byte, the signal's number, for the loop that waits at the other end.
+void NoteSignal(int sig) {
+  const int saved = errno;
+  const unsigned char byte = static_cast<unsigned char>(sig);
+  // A full pipe is no harm: the loop is awake and looks at everything.
+  if (write(g_signal_pipe[1], &byte, 1) < 0) errno = 0;
+  errno = saved;
+}
+
+absl::Status CatchSignals() {
+  if (pipe2(g_signal_pipe, O_CLOEXEC | O_NONBLOCK) != 0) {
+    return absl::UnavailableError(absl::StrCat("pipe: ", strerror(errno)));
+  }
+  struct sigaction act;
+  memset(&act, 0, sizeof(act));
+  act.sa_handler = NoteSignal;
+  act.sa_flags = SA_RESTART;
+  for (int sig : {SIGCHLD, SIGINT, SIGTERM, SIGHUP}) {
+    sigaction(sig, &act, nullptr);
+  }
+  return absl::OkStatus();
+}
+
+// From here on signals do what they do by default: all ranks have ended, and
+// only whoever reads their words is waited for.
+void LetSignalsGo() {
+  for (int sig : {SIGINT, SIGTERM, SIGHUP}) signal(sig, SIG_DFL);
+}
+
+class Supervisor {
+ public:
+  // Both outlive this.
+  Supervisor(const LaunchOptions& options, OutputRelay* relay)
+      : options_(options), relay_(*relay), pids_(options.world_size, 0) {}
+
+  absl::Status Start();
+  int Wait();
+  // Ends what has been started, at once.
+  void KillAll();
+
+ private:
+  bool AnyAlive() const {
+    return std::any_of(pids_.begin(), pids_.end(),
+                       [](pid_t pid) { return pid != 0; });
+  }
+  void Signal(int sig) {
+    for (pid_t pid : pids_) {
+      if (pid != 0) kill(pid, sig);
+    }
+  }
+  void WaitForSignals();
+  void Reap();
+  void Ended(int rank, int wait_status);
+  // SIGTERM, then SIGKILL, when their times have come.
+  void Press();
+
+  const LaunchOptions& options_;
+  OutputRelay& relay_;
+  std::vector<pid_t> pids_;  // by rank; 0 once reaped
+  std::optional<int> first_failure_;
+  absl::Time term_at_ = absl::InfiniteFuture();
+  absl::Time kill_at_ = absl::InfiniteFuture();
+};
+
+absl::Status Supervisor::Start() {
+  for (int r = 0; r < options_.world_size; ++r) {
+    SelfExecOptions child;
+    child.argv = options_.argv;
+    child.env =
+        LocalRankEnvironment(r, options_.world_size, options_.store_port);
+    child.fds = relay_.ChildFds(r);
+    TESSERA_ASSIGN_OR_RETURN(pids_[r], SpawnSelf(child));
+    relay_.Started(r);
+  }
+  return absl::OkStatus();
+}
+
+void Supervisor::KillAll() {
+  Signal(SIGKILL);
+  for (pid_t& pid : pids_) {
+    if (pid != 0) waitpid(pid, nullptr, 0);
+    pid = 0;
+  }
+}
+
+int Supervisor::Wait() {
+  while (AnyAlive()) {
+    WaitForSignals();
+    Reap();
+    Press();
+  }
+  return first_failure_.value_or(0);
+}
+
+void Supervisor::WaitForSignals() {
+  const absl::Duration left = std::min(term_at_, kill_at_) - absl::Now();
+  const int64_t left_ms = absl::ToInt64Milliseconds(std::clamp(
+      left + absl::Milliseconds(1), absl::ZeroDuration(), absl::Hours(1)));
+  pollfd fd = {g_signal_pipe[0], POLLIN, 0};
+  poll(&fd, 1, static_cast<int>(left_ms));
+  unsigned char sig = 0;
+  while (read(g_signal_pipe[0], &sig, 1) == 1) {
+    if (sig == SIGCHLD) continue;
+    Signal(sig);
+    kill_at_ = std::min(kill_at_, absl::Now() + options_.end_grace);
+  }
+}
+
+void Supervisor::Reap() {
+  for (int r = 0; r < options_.world_size; ++r) {
+    int wait_status = 0;
+    if (pids_[r] == 0 || waitpid(pids_[r], &wait_status, WNOHANG) <= 0)
+      continue;
+    pids_[r] = 0;
+    Ended(r, wait_status);
+  }
+}
+
+void Supervisor::Ended(int rank, int wait_status) {
+  const int code = ShellExitCode(wait_status);
+  const std::string how = DescribeExit(wait_status);
+  std::string line;
+  if (code != 0 && !first_failure_.has_value()) {
+    first_failure_ = code;
+    term_at_ = absl::Now() + options_.end_grace;
+    line = absl::StrCat("tessera: rank ", rank, " ", how, "\n");
+  }
+  relay_.Ended(rank, std::move(line));
+  if (options_.on_end) options_.on_end(rank, code == 0, how);
+}
+
+void Supervisor::Press() {
+  const absl::Time now = absl::Now();
+  if (now >= kill_at_) {
+    Signal(SIGKILL);
+    kill_at_ = term_at_ = absl::InfiniteFuture();
+  } else if (now >= term_at_) {
+    Signal(SIGTERM);
+    term_at_ = absl::InfiniteFuture();
+    kill_at_ = std::min(kill_at_, now + options_.term_grace);
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<int> LaunchAndWait(const LaunchOptions& options) {
+  TESSERA_RETURN_IF_ERROR(CatchSignals());
+  OutputRelay::Options streams;
+  streams.num_ranks = options.world_size;
+  streams.out = options.prefix_output == PrefixOutput::kOn;
+  streams.err = options.prefix_output != PrefixOutput::kOff;
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<OutputRelay> relay,
+                           OutputRelay::Start(streams));
+  Supervisor supervisor(options, relay.get());
+  absl::Status started = supervisor.Start();
+  if (!started.ok()) {
+    supervisor.KillAll();
+    return started;
+  }
+  const int code = supervisor.Wait();
+  LetSignalsGo();
+  relay->Finish();
+  return code;
+}
+
+std::vector<std::pair<std::string, std::string>> LocalRankEnvironment(
+    int rank, int world_size, uint16_t store_port) {
+  return {
+      {"RANK", absl::StrCat(rank)},
+      {"WORLD_SIZE", absl::StrCat(world_size)},
+      {"LOCAL_RANK", absl::StrCat(rank)},
+      {"LOCAL_WORLD_SIZE", absl::StrCat(world_size)},
+      {"MASTER_ADDR", "127.0.0.1"},
+      {"MASTER_PORT", absl::StrCat(store_port)},
+      {kMark, absl::StrCat(getpid())},
+  };
+}
+
+bool IsLaunchedRank() {
+  static const bool launched = [] {
+    const std::optional<std::string> parent = EnvString(kMark);
+    unsetenv(kMark);
+    return parent.has_value() && *parent == absl::StrCat(getppid());
+  }();
+  return launched;
+}
+
+}  // namespace tessera

@@ -1,0 +1,67 @@
+// The launcher of local ranks (--world=N): starts this program N times and
+// supervises it. Knows processes and signals, but neither torch nor stores.
+//
+//   parent ----fork+exec----> rank 0 .. rank N-1   same argv; RANK, WORLD_SIZE,
+//     |  hosts the store         |                 LOCAL_*, MASTER_* set
+//     +--- waits for all <-------+
+//
+// The first rank that fails is named on stderr, and ends the job: the others
+// get kEndGrace to end by themselves (they are told through the store or see
+// the broken connection), then SIGTERM, then SIGKILL. SIGINT, SIGTERM and
+// SIGHUP are passed on to all ranks. Nothing stays behind: every rank is reaped
+// before the parent ends, and the ranks die with the parent.
+#ifndef COMM_LAUNCH_LAUNCHER_H_
+#define COMM_LAUNCH_LAUNCHER_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace tessera {
+
+inline constexpr absl::Duration kEndGrace = absl::Seconds(10);
+inline constexpr absl::Duration kTermGrace = absl::Seconds(5);
+
+// Which lines of the ranks the parent passes on with "[rank] " before them (see
+// comm/launch/output_relay.h).
+//   kAuto  those of stderr, where all ranks complain at once. stdout is left
+//          alone: it is what the program makes, read by other programs (a JSON
+//          line, a list of losses) or a bar that draws itself on a terminal,
+//          and mostly rank 0's alone.
+//   kOn    those of stdout too
+//   kOff   none; the ranks have the parent's own stdout and stderr
+enum class PrefixOutput { kAuto, kOn, kOff };
+
+struct LaunchOptions {
+  int world_size = 1;
+  PrefixOutput prefix_output = PrefixOutput::kAuto;
+  std::vector<std::string> argv;
+  uint16_t store_port = 0;               // on 127.0.0.1, hosted by this process
+  absl::Duration end_grace = kEndGrace;  // from a failure to SIGTERM
+  absl::Duration term_grace = kTermGrace;  // from SIGTERM to SIGKILL
+  // Called when a rank has ended: how ("ended (exit code 3)"), and if well.
+  std::function<void(int rank, bool ok, const std::string& how)> on_end;
+};
+
+// Runs the ranks to their end; returns the exit code for this process: the
+// first failure's, or 0. Takes over SIGCHLD, SIGINT, SIGTERM and SIGHUP for
+// good. LOCAL, blocking. Returns Unavailable if a rank cannot be started.
+absl::StatusOr<int> LaunchAndWait(const LaunchOptions& options);
+
+// The environment that tells a process that it is rank `rank` of `world_size`
+// local ranks, whose store this process hosts at 127.0.0.1:`store_port`.
+std::vector<std::pair<std::string, std::string>> LocalRankEnvironment(
+    int rank, int world_size, uint16_t store_port);
+
+// True in a process started with LocalRankEnvironment by its parent. Takes the
+// private mark out of the environment, so that programs started from here are
+// not taken for ranks; later calls return the first one's answer.
+bool IsLaunchedRank();
+
+}  // namespace tessera
+#endif  // COMM_LAUNCH_LAUNCHER_H_

@@ -1,0 +1,52 @@
+// The communicator of GPU ranks, each with a GPU of its own: c10d's NCCL.
+// Simple and right, not fast: a collective starts when the caller's stream is
+// done, and the communication thread waits for its end.
+//
+// Sums: in rank order by default, through an all-to-all and a kernel of ours,
+// so that they have the bits that gloo gives. With ordered_sums off NCCL sums
+// while it moves, in an order of its own, which depends on the world's shape.
+#ifndef COMM_NCCL_NCCL_COMMUNICATOR_H_
+#define COMM_NCCL_NCCL_COMMUNICATOR_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "c10/util/intrusive_ptr.h"
+#include "comm/communicator.h"
+#include "comm/group_options.h"
+
+namespace c10d {
+class Backend;
+class Store;
+}  // namespace c10d
+
+namespace tessera {
+
+struct NcclCommunicatorOptions : GroupOptions {
+  int device = 0;  // this rank's GPU, which no other rank uses
+  bool ordered_sums = true;
+};
+
+// True if this build has CUDA and NCCL.
+bool BuiltWithNccl();
+
+// A name for each GPU that this process sees, by device index; the same GPU has
+// the same name in every process of its host. Empty without CUDA. LOCAL.
+std::vector<std::string> VisibleGpus();
+
+// COLLECTIVE, blocking. `store` must hold keys of this communicator only.
+// Returns Unimplemented in a build without CUDA.
+absl::StatusOr<std::shared_ptr<Communicator>> MakeNcclCommunicator(
+    c10::intrusive_ptr<c10d::Store> store,
+    const NcclCommunicatorOptions& options);
+
+// c10d's own backend, as MakeNcclCommunicator makes it. COLLECTIVE; the same
+// errors.
+absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> MakeNcclBackend(
+    c10::intrusive_ptr<c10d::Store> store,
+    const NcclCommunicatorOptions& options);
+
+}  // namespace tessera
+#endif  // COMM_NCCL_NCCL_COMMUNICATOR_H_

@@ -1,0 +1,187 @@
+#include "comm/record/comm_log.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/env.h"
+#include "base/log.h"
+#include "base/status.h"
+
+namespace tessera {
+namespace {
+
+constexpr char kHeader[] =
+    "operation           calls            bytes    total ms     mean ms      "
+    "max ms  alg GB/s  bus GB/s  for\n";
+
+absl::Status WriteFile(const std::string& path, const std::string& text) {
+  FILE* const file = std::fopen(path.c_str(), "we");
+  bool ok = file != nullptr;
+  if (ok) ok = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  if (file != nullptr) ok = std::fclose(file) == 0 && ok;
+  if (ok) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat("cannot write ", path, ": ", std::strerror(errno)));
+}
+
+}  // namespace
+
+double BusFactor(CollectiveOp op, int world_size) {
+  const double others = static_cast<double>(world_size - 1) / world_size;
+  switch (op) {
+    case CollectiveOp::kAllReduce:
+      return 2 * others;
+    case CollectiveOp::kAllGather:
+    case CollectiveOp::kReduceScatter:
+    case CollectiveOp::kAllToAll:
+      return others;
+    default:
+      return 1;
+  }
+}
+
+std::string JsonString(absl::string_view text) {
+  std::string json = "\"";
+  for (unsigned char c : text) {
+    if (c == '"' || c == '\\') json.push_back('\\');
+    if (c < 0x20) {
+      absl::StrAppendFormat(&json, "\\u%04x", c);
+    } else {
+      json.push_back(static_cast<char>(c));
+    }
+  }
+  json.push_back('"');
+  return json;
+}
+
+CommLog::CommLog(Options options) : options_(options), begin_(MonotonicNow()) {}
+
+void CommLog::Add(const CollectiveRecord& record) {
+  const absl::Duration took = record.left - record.entered;
+  absl::MutexLock lock(&mutex_);
+  auto sum = units_.find({record.what, record.op});
+  if (sum == units_.end()) {
+    const std::string name =
+        units_.size() < kMaxUnits ? record.what : "(others)";
+    sum = units_.emplace(std::make_pair(name, record.op), Sum()).first;
+  }
+  Sum& s = sum->second;
+  ++s.calls;
+  s.failed += !record.status.ok();
+  s.bytes += record.bytes;
+  s.total += took;
+  s.longest = std::max(s.longest, took);
+  if (!options_.keep_events) return;
+  if (events_.size() == kMaxEvents) events_.pop_front();
+  events_.push_back(record);
+}
+
+void CommLog::AddWait(int peer, absl::Duration waited) {
+  absl::MutexLock lock(&mutex_);
+  waits_.resize(options_.world_size);
+  waits_[peer] += waited;
+}
+
+std::vector<absl::Duration> CommLog::waits() const {
+  absl::MutexLock lock(&mutex_);
+  return waits_;
+}
+
+void CommLog::AddRow(absl::string_view name, CollectiveOp op, const Sum& sum,
+                     std::string* text) const {
+  const double seconds = absl::ToDoubleSeconds(sum.total);
+  const double rate = seconds > 0 ? sum.bytes / seconds / 1e9 : 0;
+  absl::StrAppendFormat(
+      text, "%-15s %9d %16d %11.1f %11.3f %11.3f  %8.3f  %8.3f  %s",
+      CollectiveName(op), sum.calls, sum.bytes, seconds * 1e3,
+      seconds * 1e3 / sum.calls, absl::ToDoubleMilliseconds(sum.longest), rate,
+      rate * BusFactor(op, options_.world_size), name);
+  if (sum.failed > 0) absl::StrAppend(text, " (", sum.failed, " failed)");
+  absl::StrAppend(text, "\n");
+}
+
+std::string CommLog::ToText(absl::string_view backend) const {
+  absl::MutexLock lock(&mutex_);
+  std::map<CollectiveOp, Sum> ops;
+  std::vector<std::pair<absl::Duration, Sums::const_iterator>> longest_first;
+  for (auto it = units_.begin(); it != units_.end(); ++it) {
+    Sum& s = ops[it->first.second];
+    s.calls += it->second.calls;
+    s.failed += it->second.failed;
+    s.bytes += it->second.bytes;
+    s.total += it->second.total;
+    s.longest = std::max(s.longest, it->second.longest);
+    longest_first.emplace_back(-it->second.total, it);
+  }
+  std::stable_sort(
+      longest_first.begin(), longest_first.end(),
+      [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::string text = absl::StrFormat(
+      "collectives of rank %d of %d%s%s, %s, in %.3f s\n%s", options_.rank,
+      options_.world_size, options_.group.empty() ? "" : " of group ",
+      options_.group, backend, absl::ToDoubleSeconds(MonotonicNow() - begin_),
+      kHeader);
+  for (const auto& [op, sum] : ops) AddRow("all", op, sum, &text);
+  absl::StrAppend(&text, "by unit\n", kHeader);
+  for (const auto& [total, it] : longest_first) {
+    AddRow(it->first.first, it->first.second, it->second, &text);
+  }
+  for (size_t r = 0; r < waits_.size(); ++r) {
+    if (static_cast<int>(r) == options_.rank) continue;
+    absl::StrAppendFormat(&text, "waited for rank %d: %.3f ms\n", r,
+                          absl::ToDoubleMilliseconds(waits_[r]));
+  }
+  return text;
+}
+
+std::string CommLog::ToChromeTrace() const {
+  absl::MutexLock lock(&mutex_);
+  std::string json = absl::StrFormat(
+      "{\"traceEvents\":[\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,"
+      "\"tid\":0,\"args\":{\"name\":\"rank %d\"}}",
+      options_.rank, options_.rank);
+  for (const CollectiveRecord& e : events_) {
+    absl::StrAppendFormat(
+        &json,
+        ",\n{\"name\":%s,\"cat\":\"%s\",\"ph\":\"X\",\"ts\":%.3f,"
+        "\"dur\":%.3f,\"pid\":%d,\"tid\":%d,\"args\":{\"sequence\":%d,"
+        "\"what\":%s,\"queued_us\":%.3f,\"site\":%s,\"status\":%s}}",
+        JsonString(e.what), CollectiveName(e.op),
+        absl::ToDoubleMicroseconds(e.entered),
+        absl::ToDoubleMicroseconds(e.left - e.entered), options_.rank,
+        e.op == CollectiveOp::kPull ? 1 : 0,  // beside collectives
+        e.sequence, JsonString(e.Describe()),
+        absl::ToDoubleMicroseconds(e.entered - e.enqueued),
+        JsonString(absl::StrCat(e.site.file, ":", e.site.line)),
+        JsonString(e.status.ok() ? "ok" : e.status.message()));
+  }
+  absl::StrAppend(&json, "\n]}\n");
+  return json;
+}
+
+bool CommTraceWanted() { return EnvString("TESSERA_COMM_TRACE").has_value(); }
+
+absl::Status WriteCommLogs(const std::string& report, const std::string& trace,
+                           int rank) {
+  absl::Status status;
+  const std::optional<std::string> log = EnvString("TESSERA_COMM_LOG");
+  if (log.has_value() && rank == 0) {
+    if (*log == "-") {
+      log_internal::WriteToStderr(report);
+    } else {
+      status.Update(WriteFile(*log, report));
+    }
+  }
+  const std::optional<std::string> prefix = EnvString("TESSERA_COMM_TRACE");
+  if (prefix.has_value()) {
+    status.Update(WriteFile(absl::StrCat(*prefix, rank, ".json"), trace));
+  }
+  return status;
+}
+
+}  // namespace tessera

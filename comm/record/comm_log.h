@@ -1,0 +1,101 @@
+// CommLog: what the collectives of one communicator cost, by operation and by
+// unit, and what each of the last 65,536 took.
+//
+// time      from the begin of a collective on the communication thread to its
+//           end there; the wait for slower ranks is in it.
+// alg GB/s  bytes / time, bytes being the whole tensor's.
+// bus GB/s  what the busiest link carries, as nccl-tests define it, so that it
+//           may be compared between operations and world sizes W:
+//           alg * 2 (W-1)/W for all-reduce, * (W-1)/W for all-gather and
+//           reduce-scatter, * 1 for broadcast. GB are 10^9 bytes.
+//
+// Pulls (comm/shard_server.h) stand among them: bytes are those that came from
+// others, and several may have been under way at a time.
+//
+// Always on: one short lock and a look-up for each collective. Events are kept
+// only if asked for.
+//
+// Threads: all calls may come from any thread.
+#ifndef COMM_RECORD_COMM_LOG_H_
+#define COMM_RECORD_COMM_LOG_H_
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "comm/record/flight_recorder.h"
+
+namespace tessera {
+
+class CommLog {
+ public:
+  // More units than these are counted together, as "(others)".
+  static constexpr size_t kMaxUnits = 1000;
+  static constexpr size_t kMaxEvents = 65536;
+
+  struct Options {
+    int rank = 0;
+    int world_size = 1;
+    bool keep_events = false;  // for ToChromeTrace
+    std::string group;         // its name; "" but for parts of groups
+  };
+  explicit CommLog(Options options);
+
+  // A collective that has ended.
+  void Add(const CollectiveRecord& record);
+  // A collective was blocked for `waited` until the first bytes of `peer` came.
+  void AddWait(int peer, absl::Duration waited);
+
+  // By rank; empty if AddWait was never called.
+  std::vector<absl::Duration> waits() const;
+
+  // The tables, for people.
+  std::string ToText(absl::string_view backend) const;
+  // A JSON object for chrome://tracing or Perfetto: one complete event for each
+  // of the last kMaxEvents collectives; microseconds of MonotonicNow(), so the
+  // files of ranks of one host lie over each other.
+  std::string ToChromeTrace() const;
+
+ private:
+  struct Sum {
+    int64_t calls = 0;
+    int64_t failed = 0;
+    int64_t bytes = 0;
+    absl::Duration total, longest;
+  };
+  using Sums = std::map<std::pair<std::string, CollectiveOp>, Sum>;
+
+  void AddRow(absl::string_view name, CollectiveOp op, const Sum& sum,
+              std::string* text) const;
+
+  const Options options_;
+  const absl::Duration begin_;
+  mutable absl::Mutex mutex_;
+  Sums units_ ABSL_GUARDED_BY(mutex_);
+  std::vector<absl::Duration> waits_ ABSL_GUARDED_BY(mutex_);
+  std::deque<CollectiveRecord> events_ ABSL_GUARDED_BY(mutex_);
+};
+
+// The factor from algorithm to bus bandwidth.
+double BusFactor(CollectiveOp op, int world_size);
+
+// Text as a JSON string, quotes included.
+std::string JsonString(absl::string_view text);
+
+// The environment's wishes. TESSERA_COMM_LOG=path, or - for stderr: the tables
+// of rank 0. TESSERA_COMM_TRACE=prefix: prefix<rank>.json of every rank.
+bool CommTraceWanted();
+// Writes what is wanted. LOCAL. Returns the first error, naming the file.
+absl::Status WriteCommLogs(const std::string& report, const std::string& trace,
+                           int rank);
+
+}  // namespace tessera
+#endif  // COMM_RECORD_COMM_LOG_H_

@@ -1,0 +1,70 @@
+#include "comm/reduce/reduce.h"
+
+#include "base/check.h"
+
+namespace tessera::shm {
+
+#define TESSERA_SHM_DECLARE(isa)                                               \
+  namespace isa {                                                              \
+  void Reduce(ElementType, ReduceOp, void*, const void* const*, int, int64_t); \
+  void SumPart(ElementType, const float*, const void* const*, int, bool,       \
+               void*, int64_t);                                                \
+  }
+TESSERA_SHM_DECLARE(portable)
+TESSERA_SHM_DECLARE(avx2)
+TESSERA_SHM_DECLARE(avx512)
+#undef TESSERA_SHM_DECLARE
+
+int64_t ElementBytes(ElementType type) {
+  static constexpr int64_t kBytes[kNumElementTypes] = {1, 1, 1, 2, 4,
+                                                       8, 2, 2, 4, 8};
+  return kBytes[static_cast<int>(type)];
+}
+
+const char* ElementTypeName(ElementType type) {
+  static constexpr const char* kNames[kNumElementTypes] = {
+      "bool",  "uint8",   "int8",     "int16",   "int32",
+      "int64", "float16", "bfloat16", "float32", "float64"};
+  return kNames[static_cast<int>(type)];
+}
+
+const char* ReduceOpName(ReduceOp op) {
+  static constexpr const char* kNames[kNumReduceOps] = {"sum", "average", "min",
+                                                        "max", "product"};
+  return kNames[static_cast<int>(op)];
+}
+
+void ReduceInOrder(ElementType type, ReduceOp op, void* out,
+                   const void* const* sources, int num_sources, int64_t numel,
+                   Isa isa) {
+  TESSERA_CHECK_GE(num_sources, 1);
+  switch (isa) {
+    case Isa::kPortable:
+      return portable::Reduce(type, op, out, sources, num_sources, numel);
+    case Isa::kAvx2:
+      return avx2::Reduce(type, op, out, sources, num_sources, numel);
+    case Isa::kAvx512:
+      return avx512::Reduce(type, op, out, sources, num_sources, numel);
+  }
+}
+
+void SumPartInOrder(ElementType type, const float* before,
+                    const void* const* sources, int num_sources, bool last,
+                    void* out, int64_t numel, Isa isa) {
+  TESSERA_CHECK_GE(num_sources, 1);
+  TESSERA_CHECK(type == ElementType::kFloat16 ||
+                type == ElementType::kBFloat16);
+  switch (isa) {
+    case Isa::kPortable:
+      return portable::SumPart(type, before, sources, num_sources, last, out,
+                               numel);
+    case Isa::kAvx2:
+      return avx2::SumPart(type, before, sources, num_sources, last, out,
+                           numel);
+    case Isa::kAvx512:
+      return avx512::SumPart(type, before, sources, num_sources, last, out,
+                             numel);
+  }
+}
+
+}  // namespace tessera::shm

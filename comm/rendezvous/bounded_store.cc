@@ -1,0 +1,126 @@
+#include "comm/rendezvous/bounded_store.h"
+
+#include <pthread.h>
+
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "base/sigpipe.h"
+#include "base/torch_guard.h"
+#include "torch/csrc/distributed/c10d/Store.hpp"
+
+namespace tessera {
+
+struct BoundedStore::Job {
+  std::function<void()> work;
+  bool done = false;
+  bool ok = false;
+};
+
+struct BoundedStore::Shared {
+  absl::Mutex mutex;
+  std::deque<std::shared_ptr<Job>> queue ABSL_GUARDED_BY(mutex);
+  bool stopping ABSL_GUARDED_BY(mutex) = false;
+  bool ended ABSL_GUARDED_BY(mutex) = false;
+  int overdue ABSL_GUARDED_BY(mutex) = 0;  // jobs nobody waits for any more
+
+  void Run();
+};
+
+void BoundedStore::Shared::Run() {
+  pthread_setname_np(pthread_self(), "tessera-board");
+  const SigpipeBlock no_sigpipe;
+  auto ready = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    return stopping || !queue.empty();
+  };
+  absl::MutexLock lock(&mutex);
+  while (true) {
+    mutex.Await(absl::Condition(&ready));
+    if (queue.empty()) break;
+    const std::shared_ptr<Job> job = std::move(queue.front());
+    queue.pop_front();
+    mutex.Unlock();
+    const bool ok = CatchTorch("store", job->work).ok();
+    job->work = nullptr;
+    mutex.Lock();
+    job->ok = ok;
+    job->done = true;
+    if (queue.empty()) overdue = 0;
+  }
+  ended = true;
+}
+
+BoundedStore::BoundedStore(c10::intrusive_ptr<c10d::Store> store,
+                           absl::Duration patience)
+    : store_(std::move(store)),
+      patience_(patience),
+      shared_(std::make_shared<Shared>()),
+      thread_([shared = shared_] { shared->Run(); }) {}
+
+BoundedStore::~BoundedStore() {
+  bool ended = false;
+  {
+    absl::MutexLock lock(&shared_->mutex);
+    shared_->stopping = true;
+    ended = shared_->mutex.AwaitWithTimeout(absl::Condition(&shared_->ended),
+                                            patience_);
+  }
+  if (ended) {
+    thread_.join();
+  } else {
+    thread_.detach();
+  }
+}
+
+bool BoundedStore::Do(std::function<void()> work, bool even_if_silent) {
+  auto job = std::make_shared<Job>();
+  job->work = std::move(work);
+  absl::MutexLock lock(&shared_->mutex);
+  const bool silent = shared_->overdue > 0;
+  if (silent && !even_if_silent) return false;
+  shared_->queue.push_back(job);
+  if (silent) return false;
+  if (!shared_->mutex.AwaitWithTimeout(absl::Condition(&job->done),
+                                       patience_)) {
+    ++shared_->overdue;
+    return false;
+  }
+  return job->ok;
+}
+
+bool BoundedStore::Set(const std::string& key, const std::string& value) {
+  return Do(
+      [store = store_, key, value] {
+        store->set(key, value);
+        // set() does not wait for the store; a question behind it does.
+        store->check({key});
+      },
+      /*even_if_silent=*/true);
+}
+
+std::optional<std::vector<std::string>> BoundedStore::Get(
+    const std::vector<std::string>& keys) {
+  auto values = std::make_shared<std::vector<std::string>>();
+  auto work = [store = store_, keys, values] {
+    if (store->hasExtendedApi()) {
+      for (const std::vector<uint8_t>& value : store->multiGet(keys)) {
+        values->emplace_back(value.begin(), value.end());
+      }
+      return;
+    }
+    for (const std::string& key : keys) {
+      values->push_back(store->get_to_str(key));
+    }
+  };
+  if (!Do(std::move(work), /*even_if_silent=*/false)) return std::nullopt;
+  return *std::move(values);
+}
+
+bool BoundedStore::silent() const {
+  absl::MutexLock lock(&shared_->mutex);
+  return shared_->overdue > 0;
+}
+
+}  // namespace tessera

@@ -1,0 +1,86 @@
+#include "comm/rendezvous/local_address.h"
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <memory>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+
+namespace tessera {
+namespace {
+
+// A datagram socket that is connected has an address and sends nothing.
+std::string AddressToward(const addrinfo& to) {
+  const int fd = socket(to.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return "";
+  sockaddr_storage own = {};
+  socklen_t length = sizeof(own);
+  char text[NI_MAXHOST] = {};
+  auto* const plain = reinterpret_cast<sockaddr*>(&own);
+  const bool ok = connect(fd, to.ai_addr, to.ai_addrlen) == 0 &&
+                  getsockname(fd, plain, &length) == 0 &&
+                  getnameinfo(plain, length, text, sizeof(text), nullptr, 0,
+                              NI_NUMERICHOST) == 0;
+  close(fd);
+  return ok ? text : "";
+}
+
+}  // namespace
+
+std::string AddressToward(const std::string& host) {
+  for (int family : {AF_INET, AF_INET6}) {
+    addrinfo hints = {};
+    hints.ai_family = family;
+    hints.ai_socktype = SOCK_DGRAM;
+    addrinfo* found = nullptr;
+    // Any port does.
+    if (getaddrinfo(host.c_str(), "9", &hints, &found) != 0) continue;
+    const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(
+        found, &freeaddrinfo);
+    for (const addrinfo* to = found; to != nullptr; to = to->ai_next) {
+      const std::string address = AddressToward(*to);
+      if (!address.empty()) return address;
+    }
+  }
+  return "";
+}
+
+bool IsLoopback(const std::string& address) {
+  return absl::StartsWith(address, "127.") || address == "::1";
+}
+
+std::string ChooseAddress(
+    const std::vector<RankInfo>& cards, int rank,
+    const std::function<std::string(const std::string&)>& toward) {
+  const std::string& mine = cards[rank].address;
+  if (!mine.empty() && !IsLoopback(mine)) return mine;
+  for (const RankInfo& card : cards) {
+    const bool here =
+        card.host == cards[rank].host && card.network == cards[rank].network;
+    if (here || card.address.empty() || IsLoopback(card.address)) continue;
+    const std::string address = toward(card.address);
+    if (!address.empty() && !IsLoopback(address)) return address;
+  }
+  return "";
+}
+
+std::string HostId() {
+  std::string boot_id;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
+  char name[256] = {};
+  gethostname(name, sizeof(name) - 1);
+  return absl::StrCat(boot_id, " ", name);
+}
+
+std::string NetworkId() {
+  char name[64] = {};
+  const ssize_t length = readlink("/proc/self/ns/net", name, sizeof(name) - 1);
+  return length > 0 ? std::string(name, static_cast<size_t>(length)) : "";
+}
+
+}  // namespace tessera

@@ -1,0 +1,383 @@
+#include "comm/rendezvous/rendezvous.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "base/env.h"
+#include "base/sigpipe.h"
+#include "base/status.h"
+#include "base/torch_guard.h"
+#include "c10/util/Logging.h"
+#include "comm/rendezvous/local_address.h"
+#include "torch/csrc/distributed/c10d/FileStore.hpp"
+#include "torch/csrc/distributed/c10d/PrefixStore.hpp"
+#include "torch/csrc/distributed/c10d/TCPStore.hpp"
+
+namespace tessera {
+namespace {
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+constexpr char kPrefix[] = "tessera";
+constexpr char kFailure[] = "failure";
+constexpr char kCame[] = "came";
+constexpr char kWorldSize[] = "world_size";
+// libtorch's levels.
+constexpr int kLogError = 2;
+constexpr int kLogFatal = 3;
+constexpr char kStoreError[] = "the store, or rank 0 that hosts it, has gone";
+constexpr absl::Duration kPoll = absl::Milliseconds(5);
+constexpr absl::Duration kMaxPoll = absl::Milliseconds(100);
+// Long enough for a rank that polls.
+constexpr absl::Duration kFarewell = absl::Milliseconds(300);
+// A launcher sees the end of its process at once.
+constexpr absl::Duration kNewsTime = absl::Milliseconds(300);
+
+std::string CameKey(int rank) { return absl::StrCat("came/", rank); }
+std::string CardKey(int rank) { return absl::StrCat("card/", rank); }
+
+absl::Status Describe(absl::StatusCode code, const RendezvousPlace& place,
+                      absl::string_view message) {
+  return absl::Status(
+      code, absl::StrCat("rendezvous ", place.address, ": ", message));
+}
+
+// To a tenth: what was left of a round figure when this code came to it.
+std::string Seconds(absl::Duration d) {
+  const absl::Duration tenth = absl::Milliseconds(100);
+  return absl::StrCat(absl::ToDoubleSeconds(absl::Floor(d + tenth / 2, tenth)),
+                      " s");
+}
+
+// "rank 1 of 4 has", "ranks 1, 3 of 4 have"
+std::string Missing(const std::vector<int>& ranks, int world_size) {
+  return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ",
+                      absl::StrJoin(ranks, ", "), " of ", world_size,
+                      ranks.size() == 1 ? " has" : " have");
+}
+
+// The first one holds. An error here means that nobody can be told; then they
+// will see that somebody is gone.
+void PutFailure(c10d::Store& store, const absl::Status& status) {
+  (void)CatchTorch("store", [&] {
+    store.compareSet(
+        kFailure, "",
+        absl::StrCat(static_cast<int>(status.code()), " ", status.message()));
+  });
+}
+
+StorePtr OpenTcp(const RendezvousPlace& place, bool host, absl::Time deadline) {
+  c10d::TCPStoreOptions options;
+  options.port = place.port;
+  options.isServer = host;
+  options.waitWorkers = false;
+  options.timeout = absl::ToChronoMilliseconds(
+      std::max(deadline - absl::Now(), absl::Milliseconds(1)));
+  return c10::make_intrusive<c10d::TCPStore>(place.host, options);
+}
+
+class Meeter {
+ public:
+  Meeter(const RendezvousPlace& place, int rank, int world_size,
+         const std::function<std::string()>& card, absl::Time deadline)
+      : place_(place),
+        rank_(rank),
+        world_size_(world_size),
+        card_(card),
+        deadline_(deadline),
+        allowed_(deadline - absl::Now()) {}
+
+  absl::StatusOr<Meeting> Run();
+
+ private:
+  absl::Status Open();
+  absl::Status OpenError(const absl::Status& status) const;
+  absl::Status Register();
+  absl::Status WaitForAll();
+  absl::Status TooLate();
+  absl::StatusOr<std::vector<std::string>> Cards();
+  bool Hosting() const {
+    return rank_ == 0 && place_.path.empty() && !place_.hosted_by_launcher;
+  }
+
+  const RendezvousPlace& place_;
+  const int rank_;
+  const int world_size_;
+  const std::function<std::string()>& card_;
+  const absl::Time deadline_;
+  const absl::Duration allowed_;
+  StorePtr store_;
+};
+
+absl::StatusOr<Meeting> Meeter::Run() {
+  Meeting meeting;
+  TESSERA_RETURN_IF_ERROR(Open());
+  absl::Status status = CatchTorch(kStoreError, [&]() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(Register());
+    TESSERA_RETURN_IF_ERROR(WaitForAll());
+    TESSERA_ASSIGN_OR_RETURN(meeting.cards, Cards());
+    return absl::OkStatus();
+  });
+  if (status.ok()) {
+    meeting.store = store_;
+    return meeting;
+  }
+  if (Hosting()) {
+    // The store goes with this process. Let the others hear why.
+    PutFailure(*store_, status);
+    absl::SleepFor(kFarewell);
+  }
+  return Describe(status.code(), place_, status.message());
+}
+
+absl::Status Meeter::Open() {
+  if (!place_.path.empty()) {
+    // FileStore would try to open it for minutes.
+    const std::string folder =
+        std::filesystem::absolute(place_.path).parent_path();
+    if (access(folder.c_str(), W_OK | X_OK) != 0) {
+      return Describe(absl::StatusCode::kUnavailable, place_,
+                      absl::StrCat("cannot write to folder ", folder, ": ",
+                                   std::strerror(errno)));
+    }
+    return CatchTorch(absl::StrCat("rendezvous ", place_.address), [&] {
+      store_ = c10::make_intrusive<c10d::PrefixStore>(
+          place_.key_prefix,
+          c10::make_intrusive<c10d::FileStore>(place_.path, world_size_));
+    });
+  }
+  // Whoever listens at that port may never answer, so not on this thread.
+  auto opened = std::make_shared<StorePtr>();
+  auto work = [opened, place = place_, host = Hosting(),
+               deadline = deadline_]() -> absl::Status {
+    return CatchTorch("store",
+                      [&] { *opened = OpenTcp(place, host, deadline); });
+  };
+  auto stop = [&]() -> absl::Status {
+    if (absl::Now() < deadline_) return absl::OkStatus();
+    return absl::DeadlineExceededError(
+        absl::StrCat("no success within ", absl::FormatDuration(allowed_)));
+  };
+  absl::Status status = RunAbandonable(work, stop);
+  if (!status.ok()) return OpenError(status);
+  store_ = c10::make_intrusive<c10d::PrefixStore>(place_.key_prefix, *opened);
+  return absl::OkStatus();
+}
+
+absl::Status Meeter::OpenError(const absl::Status& status) const {
+  if (AddressToward(place_.host).empty()) {
+    return Describe(
+        absl::StatusCode::kUnavailable, place_,
+        absl::StrCat("this host does not know '", place_.host,
+                     "', or has no route to it; give rank 0's host as "
+                     "MASTER_ADDR or --rendezvous"));
+  }
+  if (Hosting()) {
+    if (absl::StrContains(status.message(), "EADDRINUSE") ||
+        absl::StrContains(status.message(), "ddress already in use")) {
+      return Describe(absl::StatusCode::kUnavailable, place_,
+                      absl::StrCat("port ", place_.port,
+                                   " is in use (rank 0 cannot listen)"));
+    }
+    return Describe(absl::StatusCode::kUnavailable, place_,
+                    absl::StrCat("rank 0 cannot listen: ", status.message()));
+  }
+  const std::string host =
+      place_.hosted_by_launcher ? "the launcher" : "rank 0";
+  if (absl::Now() + absl::Milliseconds(50) < deadline_) {
+    return Describe(
+        absl::StatusCode::kUnavailable, place_,
+        absl::StrCat("cannot reach ", host, ": ", status.message()));
+  }
+  return Describe(absl::StatusCode::kDeadlineExceeded, place_,
+                  absl::StrCat(host, " has not come within ", Seconds(allowed_),
+                               " (no store answers there)"));
+}
+
+absl::Status Meeter::Register() {
+  // Another's value, if one was there first.
+  const std::string mine = absl::StrCat(world_size_);
+  const std::string first = store_->compareSet(kWorldSize, "", mine);
+  if (first != mine) {
+    return absl::InvalidArgumentError(absl::StrCat("WORLD_SIZE is ", mine,
+                                                   " at rank ", rank_, ", and ",
+                                                   first, " at another rank"));
+  }
+  if (store_->add(CameKey(rank_), 1) != 1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "rank ", rank_, " has come twice: two processes have the same RANK",
+        place_.path.empty() ? "" : ", or the file is left from another job"));
+  }
+  store_->set(CardKey(rank_), card_());
+  store_->add(kCame, 1);
+  return absl::OkStatus();
+}
+
+absl::Status Meeter::WaitForAll() {
+  absl::Duration poll = kPoll;
+  while (store_->add(kCame, 0) < world_size_) {
+    TESSERA_RETURN_IF_ERROR(StartFailure(*store_));
+    if (absl::Now() >= deadline_) return TooLate();
+    absl::SleepFor(poll);
+    poll = std::min(poll * 2, kMaxPoll);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Meeter::TooLate() {
+  std::vector<int> missing;
+  for (int r = 0; r < world_size_; ++r) {
+    if (!store_->check({CameKey(r)})) missing.push_back(r);
+  }
+  return absl::DeadlineExceededError(absl::StrCat(
+      Missing(missing, world_size_), " not come within ", Seconds(allowed_)));
+}
+
+absl::StatusOr<std::vector<std::string>> Meeter::Cards() {
+  std::vector<std::string> cards;
+  for (int r = 0; r < world_size_; ++r) {
+    cards.push_back(store_->get_to_str(CardKey(r)));
+  }
+  return cards;
+}
+
+}  // namespace
+
+absl::StatusOr<RendezvousPlace> ParseRendezvous(absl::string_view address) {
+  RendezvousPlace place;
+  place.address = std::string(address);
+  place.key_prefix = kPrefix;
+  absl::string_view rest = address;
+  if (absl::ConsumePrefix(&rest, "file://") && absl::StartsWith(rest, "/")) {
+    place.path = std::string(rest);
+    return place;
+  }
+  rest = address;
+  const size_t colon = rest.rfind(':');
+  uint32_t port = 0;
+  if (absl::ConsumePrefix(&rest, "tcp://") && colon > 6 &&
+      absl::SimpleAtoi(address.substr(colon + 1), &port) && port > 0 &&
+      port <= 65535) {
+    place.host = std::string(address.substr(6, colon - 6));
+    place.port = static_cast<uint16_t>(port);
+    return place;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("rendezvous '", address,
+                   "': expected env://, tcp://host:port or file:///path"));
+}
+
+absl::StatusOr<Meeting> Meet(const RendezvousPlace& place, int rank,
+                             int world_size,
+                             const std::function<std::string()>& card,
+                             absl::Time deadline) {
+  return Meeter(place, rank, world_size, card, deadline).Run();
+}
+
+absl::Status StartFailure(c10d::Store& store) {
+  return CatchTorch(kStoreError, [&]() -> absl::Status {
+    if (!store.check({kFailure})) return absl::OkStatus();
+    const std::string text = store.get_to_str(kFailure);
+    const size_t space = text.find(' ');
+    int code = 0;
+    if (!absl::SimpleAtoi(text.substr(0, space), &code)) {
+      return absl::UnavailableError(text);
+    }
+    return absl::Status(static_cast<absl::StatusCode>(code),
+                        text.substr(space + 1));
+  });
+}
+
+absl::Status WithStartFailure(const absl::Status& status, c10d::Store& store) {
+  // Others are told in words of our own, and alike on all ranks.
+  if (!absl::IsInternal(status)) return status;
+  const absl::Time until = absl::Now() + kNewsTime;
+  do {
+    const absl::Status cause = StartFailure(store);
+    if (!cause.ok()) {
+      return absl::Status(
+          cause.code(),
+          absl::StrCat(cause.message(), "; here: ", status.message()));
+    }
+    absl::SleepFor(kPoll);
+  } while (absl::Now() < until);
+  return status;
+}
+
+// Libtorch logs every try of a connection, with a backtrace, and that would
+// bury the one line that says what is wrong. While ranks meet only fatal words
+// are let through, unless the user has set a level.
+void MuteTorch(bool mute) {
+  static const bool told = EnvString("TORCH_CPP_LOG_LEVEL").has_value();
+  if (!told) FLAGS_caffe2_log_level = mute ? kLogFatal : kLogError;
+}
+
+absl::Status RunAbandonable(std::function<absl::Status()> work,
+                            const std::function<absl::Status()>& stop) {
+  struct Shared {
+    absl::Mutex mutex;
+    bool done = false;
+    absl::Status status;
+  };
+  auto shared = std::make_shared<Shared>();
+  std::thread([shared, work = std::move(work)]() mutable {
+    const SigpipeBlock no_sigpipe;  // for the threads that `work` starts
+    absl::Status status = work();
+    work = nullptr;
+    absl::MutexLock lock(&shared->mutex);
+    shared->status = std::move(status);
+    shared->done = true;
+  }).detach();
+  while (true) {
+    {
+      absl::MutexLock lock(&shared->mutex);
+      if (shared->mutex.AwaitWithTimeout(absl::Condition(&shared->done),
+                                         4 * kPoll)) {
+        return shared->status;
+      }
+    }
+    TESSERA_RETURN_IF_ERROR(stop());
+  }
+}
+
+absl::StatusOr<HostedStore> HostedStore::Start() {
+  return CatchTorch("the launcher's store", [] {
+    const SigpipeBlock no_sigpipe;  // for the store's thread
+    c10d::TCPStoreOptions options;
+    options.port = 0;  // the system picks a free one
+    options.isServer = true;
+    options.waitWorkers = false;
+    auto store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+    HostedStore result;
+    result.port_ = store->getPort();
+    result.store_ =
+        c10::make_intrusive<c10d::PrefixStore>(kPrefix, std::move(store));
+    return result;
+  });
+}
+
+void HostedStore::Fail(const std::string& message) {
+  PutFailure(*store_, absl::UnavailableError(message));
+}
+
+bool HostedStore::HasCome(int rank) const {
+  absl::StatusOr<bool> has_come = CatchTorch(
+      "store", [&]() -> bool { return store_->check({CameKey(rank)}); });
+  return has_come.ok() && *has_come;
+}
+
+}  // namespace tessera

@@ -1,0 +1,96 @@
+// Rendezvous: where the ranks of a job meet, and the store they meet in.
+//
+//   tcp://host:port   rank 0 hosts the store there (unless it is hosted by the
+//                     job's launcher), the others connect
+//   file:///path      a file that all ranks see; must not exist before
+//
+// Keys in the store, all under "tessera/": world_size, came, came/<rank>,
+// card/<rank>, failure ("<code> <message>"), comm/... (the communicator).
+#ifndef COMM_RENDEZVOUS_RENDEZVOUS_H_
+#define COMM_RENDEZVOUS_RENDEZVOUS_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "c10/util/intrusive_ptr.h"
+
+namespace c10d {
+class Store;
+}
+
+namespace tessera {
+
+struct RendezvousPlace {
+  std::string address;  // as given, for messages
+  std::string host;     // tcp://
+  uint16_t port = 0;
+  std::string path;  // file://, empty otherwise
+  // The launcher hosts the store (tcp://), so rank 0 must not.
+  bool hosted_by_launcher = false;
+  // Goes before every key; keeps a restarted job apart from what it left.
+  std::string key_prefix;
+};
+
+// Returns InvalidArgument for anything but the two forms above.
+absl::StatusOr<RendezvousPlace> ParseRendezvous(absl::string_view address);
+
+struct Meeting {
+  c10::intrusive_ptr<c10d::Store> store;
+  std::vector<std::string> cards;  // by rank, what each has brought
+};
+
+// Comes to `place` as `rank` and waits for the other ranks until `deadline`;
+// each brings a card, some text about itself for all; `card` is called once the
+// store has been reached. COLLECTIVE, blocking.
+// Returns
+//   InvalidArgument   a rank that came twice, or with another world size
+//   Unavailable       the host is not known; the port is in use; or the
+//   launcher saw a rank end DeadlineExceeded  naming the ranks that have not
+//   come
+absl::StatusOr<Meeting> Meet(const RendezvousPlace& place, int rank,
+                             int world_size,
+                             const std::function<std::string()>& card,
+                             absl::Time deadline);
+
+// OK, or why the start of the job has failed, as the launcher or the rank that
+// hosts the store has put it there. LOCAL.
+absl::Status StartFailure(c10d::Store& store);
+
+// What to say of a start that ended here with `status`, an error. A transport
+// that cannot connect does not know that a rank has ended; the launcher soon
+// does, and is waited for, a fraction of a second. LOCAL.
+absl::Status WithStartFailure(const absl::Status& status, c10d::Store& store);
+
+// While ranks connect, only libtorch's fatal words are let through.
+void MuteTorch(bool mute);
+
+// Runs `work`, which may block for ever, on a thread of its own, until it
+// returns or `stop` (called every few milliseconds) gives an error; then the
+// thread is left to itself and that error returned. So `work` must own, or
+// share, all that it uses.
+absl::Status RunAbandonable(std::function<absl::Status()> work,
+                            const std::function<absl::Status()>& stop);
+
+// The launcher's side: a store on a free port of this host.
+class HostedStore {
+ public:
+  static absl::StatusOr<HostedStore> Start();
+  uint16_t port() const { return port_; }
+  // Makes every rank that is still waiting in Meet, or connecting to its peers,
+  // fail with Unavailable and `message`. The first message holds.
+  void Fail(const std::string& message);
+  bool HasCome(int rank) const;
+
+ private:
+  uint16_t port_ = 0;
+  c10::intrusive_ptr<c10d::Store> store_;
+};
+
+}  // namespace tessera
+#endif  // COMM_RENDEZVOUS_RENDEZVOUS_H_

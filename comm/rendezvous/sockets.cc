@@ -1,0 +1,126 @@
+#include "comm/rendezvous/sockets.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/string_view.h"
+
+namespace tessera {
+namespace {
+
+constexpr int kConnectMs = 1000;
+
+void SetOption(int fd, int level, int name, int value) {
+  setsockopt(fd, level, name, &value, sizeof(value));
+}
+
+}  // namespace
+
+std::string RandomToken() {
+  char bytes[16] = {};
+  if (getrandom(bytes, sizeof(bytes), 0) < 0) return "";
+  return absl::BytesToHexString(absl::string_view(bytes, sizeof(bytes)));
+}
+
+void KeepAlive(int fd) {
+  SetOption(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+  SetOption(fd, IPPROTO_TCP, TCP_KEEPIDLE, 10);
+  SetOption(fd, IPPROTO_TCP, TCP_KEEPINTVL, 2);
+  SetOption(fd, IPPROTO_TCP, TCP_KEEPCNT, 5);
+  SetOption(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+}
+
+int OpenListener(bool loopback, int backlog, uint16_t* port) {
+  sockaddr_in6 any = {};
+  any.sin6_family = AF_INET6;
+  any.sin6_addr = in6addr_any;
+  sockaddr_in v4 = {};
+  v4.sin_family = AF_INET;
+  v4.sin_addr.s_addr = htonl(loopback ? INADDR_LOOPBACK : INADDR_ANY);
+  for (bool v6 : {true, false}) {
+    if (v6 && loopback) continue;
+    const int fd =
+        socket(v6 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0) continue;
+    if (v6) SetOption(fd, IPPROTO_IPV6, IPV6_V6ONLY, 0);
+    const auto* address = v6 ? reinterpret_cast<const sockaddr*>(&any)
+                             : reinterpret_cast<const sockaddr*>(&v4);
+    sockaddr_in6 bound = {};
+    socklen_t length = sizeof(bound);
+    if (bind(fd, address, v6 ? sizeof(any) : sizeof(v4)) == 0 &&
+        listen(fd, backlog) == 0 &&
+        getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &length) == 0) {
+      // Ports are at the same place in both kinds of address.
+      *port = ntohs(bound.sin6_port);
+      return fd;
+    }
+    close(fd);
+  }
+  return -1;
+}
+
+std::vector<std::string> Addresses() {
+  std::vector<std::string> addresses;
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) return addresses;
+  for (const ifaddrs* it = list; it != nullptr; it = it->ifa_next) {
+    if (it->ifa_addr == nullptr || (it->ifa_flags & IFF_UP) == 0 ||
+        (it->ifa_flags & IFF_LOOPBACK) != 0) {
+      continue;
+    }
+    const int family = it->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    char host[NI_MAXHOST] = {};
+    if (getnameinfo(
+            it->ifa_addr,
+            family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6),
+            host, sizeof(host), nullptr, 0, NI_NUMERICHOST) == 0) {
+      addresses.emplace_back(host);
+    }
+  }
+  freeifaddrs(list);
+  return addresses;
+}
+
+bool WaitForSocket(int fd, short events, int timeout_ms) {
+  pollfd item = {fd, events, 0};
+  int ready = 0;
+  do {
+    ready = poll(&item, 1, timeout_ms);
+  } while (ready < 0 && errno == EINTR);
+  return ready > 0;
+}
+
+int ConnectTo(const std::string& host, const std::string& port) {
+  addrinfo hints = {};
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(host.c_str(), port.c_str(), &hints, &found) != 0) return -1;
+  const int fd =
+      socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  int error = fd < 0 ? errno : 0;
+  if (fd >= 0 && connect(fd, found->ai_addr, found->ai_addrlen) != 0) {
+    error = errno;
+    socklen_t length = sizeof(error);
+    if (error == EINPROGRESS && WaitForSocket(fd, POLLOUT, kConnectMs)) {
+      getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length);
+    }
+  }
+  freeaddrinfo(found);
+  if (error == 0) return fd;
+  if (fd >= 0) close(fd);
+  return -1;
+}
+
+}  // namespace tessera

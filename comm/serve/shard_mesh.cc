@@ -1,0 +1,292 @@
+// A connection begins with the token of the rank that listens and the rank (4
+// bytes, little-endian) of who connects, answered by 'k'.
+#include "comm/serve/shard_mesh.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "base/status.h"
+#include "comm/rendezvous/local_address.h"
+#include "comm/rendezvous/sockets.h"
+
+namespace tessera {
+namespace {
+
+constexpr size_t kTokenBytes = 32;
+constexpr size_t kHelloBytes = kTokenBytes + sizeof(int32_t);
+constexpr int kTickMs = 50;
+constexpr int kHandshakeMs = 5000;
+// How long a rank is waited for before the store is asked about it.
+constexpr absl::Duration kPatience = absl::Milliseconds(300);
+
+void CloseOnce(int* fd) {
+  if (*fd >= 0) close(*fd);
+  *fd = -1;
+}
+
+bool OutOfDescriptors(int error) { return error == EMFILE || error == ENFILE; }
+
+std::string Hello(const std::string& token, int32_t rank) {
+  return absl::StrCat(
+      token,
+      absl::string_view(reinterpret_cast<const char*>(&rank), sizeof(rank)));
+}
+
+// Takes the connections of all other ranks, on a thread of its own: they wait
+// to be greeted.
+class Acceptor {
+ public:
+  Acceptor(int listen_fd, std::string token, int rank, std::vector<int>* serve)
+      : token_(std::move(token)),
+        rank_(rank),
+        serve_(serve),
+        fds_{pollfd{listen_fd, POLLIN, 0}},
+        hellos_(1),
+        thread_([this] { Run(); }) {}
+  ~Acceptor() { Stop(); }
+
+  bool complete() const { return missing_ == 0; }
+  // It cannot go on: there are no descriptors.
+  bool starved() const { return starved_; }
+  // `serve` may be read then.
+  void Stop() {
+    stop_ = true;
+    if (thread_.joinable()) thread_.join();
+  }
+
+ private:
+  void Run() {
+    pthread_setname_np(pthread_self(), "tessera-accept");
+    while (!stop_ && !starved_ && !complete()) {
+      if (poll(fds_.data(), fds_.size(), kTickMs) <= 0) continue;
+      for (size_t i = fds_.size(); i-- > 1;) {
+        if (fds_[i].revents != 0) Read(i);
+      }
+      if (fds_[0].revents != 0) Accept();
+    }
+    for (size_t i = 1; i < fds_.size(); ++i) close(fds_[i].fd);
+  }
+
+  void Accept() {
+    const int fd =
+        accept4(fds_[0].fd, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd < 0) {
+      if (OutOfDescriptors(errno)) starved_ = true;
+      return;
+    }
+    fds_.push_back({fd, POLLIN, 0});
+    hellos_.emplace_back();
+  }
+
+  void Read(size_t i) {
+    const int fd = fds_[i].fd;
+    std::string& hello = hellos_[i];
+    char buffer[kHelloBytes];
+    const ssize_t got =
+        recv(fd, buffer, kHelloBytes - hello.size(), MSG_DONTWAIT);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (got > 0) {
+      hello.append(buffer, got);
+      if (hello.size() < kHelloBytes) return;
+    }
+    if (got <= 0 || !Greet(fd, hello)) close(fd);
+    fds_.erase(fds_.begin() + static_cast<std::ptrdiff_t>(i));
+    hellos_.erase(hellos_.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+
+  bool Greet(int fd, const std::string& hello) {
+    int32_t peer = 0;
+    memcpy(&peer, hello.data() + kTokenBytes, sizeof(peer));
+    if (hello.compare(0, kTokenBytes, token_) != 0 || peer < 0 ||
+        peer >= static_cast<int>(serve_->size()) || peer == rank_ ||
+        send(fd, "k", 1, MSG_NOSIGNAL | MSG_DONTWAIT) != 1) {
+      return false;
+    }
+    KeepAlive(fd);
+    int& endpoint = (*serve_)[peer];
+    if (endpoint < 0) --missing_;
+    CloseOnce(&endpoint);  // it gave that one up
+    endpoint = fd;
+    return true;
+  }
+
+  const std::string token_;
+  const int rank_;
+  std::vector<int>* const serve_;  // of `thread_` while it runs
+  std::vector<pollfd> fds_;
+  std::vector<std::string> hellos_;
+  std::atomic<int> missing_{static_cast<int>(serve_->size()) - 1};
+  std::atomic<bool> stop_{false}, starved_{false};
+  std::thread thread_;  // last: it uses the others
+};
+
+// Where a rank listens: "<token> <port> <network> <address>...".
+struct Endpoint {
+  std::string token, port;
+  std::vector<std::string> addresses;
+};
+
+Endpoint ParseEndpoint(const std::string& text, const std::string& network) {
+  const std::vector<std::string> parts =
+      absl::StrSplit(text, ' ', absl::SkipEmpty());
+  Endpoint endpoint;
+  if (parts.size() < 3) return endpoint;
+  endpoint.token = parts[0];
+  endpoint.port = parts[1];
+  endpoint.addresses.assign(parts.begin() + 3, parts.end());
+  if (parts[2] == network) {
+    endpoint.addresses.insert(endpoint.addresses.begin(), "127.0.0.1");
+  }
+  return endpoint;
+}
+
+// A connection to `endpoint`, or -1.
+int TryConnect(const Endpoint& endpoint, int rank) {
+  for (const std::string& address : endpoint.addresses) {
+    const int fd = ConnectTo(address, endpoint.port);
+    if (fd < 0) continue;
+    KeepAlive(fd);
+    const std::string hello = Hello(endpoint.token, rank);
+    char answer = 0;
+    if (send(fd, hello.data(), hello.size(), MSG_NOSIGNAL) ==
+            static_cast<ssize_t>(hello.size()) &&
+        WaitForSocket(fd, POLLIN, kHandshakeMs) &&
+        recv(fd, &answer, 1, 0) == 1 && answer == 'k') {
+      return fd;
+    }
+    close(fd);
+  }
+  return -1;
+}
+
+// Are there none left? (`fd` is any open one.)
+bool NoDescriptors(int fd) {
+  int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+  const bool none = copy < 0 && OutOfDescriptors(errno);
+  CloseOnce(&copy);
+  return none;
+}
+
+// Waits until `done`, which is asked every few milliseconds.
+absl::Status Await(const ShardMeshOptions& options, absl::Time deadline,
+                   const std::function<absl::StatusOr<bool>()>& done,
+                   absl::string_view what) {
+  absl::Time ask = absl::Now() + kPatience;
+  absl::Duration nap = absl::Microseconds(100);
+  while (true) {
+    TESSERA_ASSIGN_OR_RETURN(const bool is_done, done());
+    if (is_done) return absl::OkStatus();
+    if (absl::Now() >= deadline) {
+      return absl::UnavailableError(absl::StrCat(
+          what, " within ", absl::FormatDuration(options.timeout)));
+    }
+    if (absl::Now() >= ask) {
+      TESSERA_RETURN_IF_ERROR(options.trouble());
+      ask = absl::Now() + kPatience;
+    }
+    absl::SleepFor(nap);
+    nap = std::min(2 * nap, absl::Milliseconds(20));
+  }
+}
+
+absl::Status ConnectAll(const std::vector<Endpoint>& endpoints, int listen_fd,
+                        int rank, const ShardMeshOptions& options,
+                        ShardMesh* mesh) {
+  const absl::Time deadline = absl::Now() + options.timeout;
+  const absl::Status starved =
+      absl::ResourceExhaustedError("no descriptors are left");
+  const int world_size = static_cast<int>(endpoints.size());
+  Acceptor acceptor(listen_fd, endpoints[rank].token, rank, &mesh->serve);
+  for (int i = 1; i < world_size; ++i) {
+    const int peer = (rank + i) % world_size;
+    const auto connect = [&]() -> absl::StatusOr<bool> {
+      mesh->ask[peer] = TryConnect(endpoints[peer], rank);
+      if (mesh->ask[peer] >= 0) return true;
+      if (acceptor.starved() || NoDescriptors(listen_fd)) return starved;
+      return false;
+    };
+    TESSERA_RETURN_IF_ERROR(
+        Await(options, deadline, connect,
+              absl::StrCat("cannot connect to rank ", peer, " at any of ",
+                           absl::StrJoin(endpoints[peer].addresses, ", "))));
+  }
+  const auto accept = [&]() -> absl::StatusOr<bool> {
+    if (acceptor.starved()) return starved;
+    return acceptor.complete();
+  };
+  return Await(options, deadline, accept,
+               "some rank has not connected to this one");
+}
+
+}  // namespace
+
+ShardMesh::~ShardMesh() {
+  for (int& fd : ask) CloseOnce(&fd);
+  for (int& fd : serve) CloseOnce(&fd);
+}
+
+absl::StatusOr<std::unique_ptr<ShardMesh>> ConnectShardMesh(
+    Communicator& group, const ShardMeshOptions& options, const CommTag& tag) {
+  const int world_size = group.world_size(), rank = group.rank();
+  // Without spaces.
+  const std::string network =
+      absl::BytesToHexString(absl::StrCat(HostId(), " ", NetworkId()));
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> networks,
+                           group.AllGatherStrings(network, tag));
+  const bool same_host =
+      std::count(networks.begin(), networks.end(), network) == world_size;
+  const std::string token = RandomToken();
+  uint16_t port = 0;
+  int listen_fd =
+      token.empty() ? -1 : OpenListener(same_host, world_size, &port);
+  std::string where;
+  if (listen_fd >= 0) {
+    where = absl::StrCat(token, " ", port, " ", network, " ",
+                         same_host ? "" : absl::StrJoin(Addresses(), " "));
+  }
+  const absl::StatusOr<std::vector<std::string>> all =
+      group.AllGatherStrings(where, tag);
+  auto mesh = std::make_unique<ShardMesh>(world_size);
+  absl::Status mine = all.status();
+  if (mine.ok()) {
+    std::vector<Endpoint> endpoints;
+    for (int r = 0; r < world_size; ++r) {
+      endpoints.push_back(ParseEndpoint((*all)[r], network));
+      if (endpoints[r].token.empty() && mine.ok()) {
+        mine = absl::UnavailableError(
+            absl::StrCat(tag.what, ": rank ", r, " cannot listen"));
+      }
+    }
+    if (mine.ok()) {
+      mine = ConnectAll(endpoints, listen_fd, rank, options, mesh.get());
+      // For those that wait to be connected with this rank.
+      CloseOnce(&listen_fd);
+      if (!mine.ok()) group.Announce(mine);
+      const absl::Status agreed = group.AgreeOk(mine, tag.what, tag.site);
+      if (!mine.ok()) group.ClearAnnouncement();
+      mine = agreed;
+    }
+  }
+  CloseOnce(&listen_fd);
+  if (!mine.ok()) return mine;
+  return mesh;
+}
+
+}  // namespace tessera

@@ -1,0 +1,238 @@
+#include "comm/serve/tcp_shard_server.h"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "ATen/ops/empty.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "base/check.h"
+#include "base/monotonic.h"
+#include "base/status.h"
+#include "base/torch_guard.h"
+#include "comm/group/watched_communicator.h"
+#include "comm/watch/watchdog.h"
+
+namespace tessera {
+namespace {
+
+absl::Status CheckPull(int64_t version, const at::Tensor& whole,
+                       int world_size) {
+  if (version < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("version is ", version, ", expected 0 or more"));
+  }
+  if (!whole.defined() || !whole.is_contiguous()) {
+    return absl::InvalidArgumentError("whole is undefined or not contiguous");
+  }
+  if (whole.numel() % world_size != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("whole has ", whole.numel(),
+                     " elements, expected a multiple of ", world_size));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ShardServer>> MakeTcpShardServer(
+    WatchedCommunicator* group, const CommTag& tag) {
+  const GroupOptions& options = group->options();
+  const std::shared_ptr<FailureDomain>& domain = group->domain();
+  std::vector<int> ranks;  // as the domain calls them
+  for (int r = 0; r < options.world_size; ++r) {
+    ranks.push_back(options.first_rank(r));
+  }
+  ShardMeshOptions mesh_options;
+  // Before the ranks that are done give up waiting for this one.
+  mesh_options.timeout =
+      std::min(options.connect_timeout, options.collective_timeout / 2);
+  mesh_options.trouble = [&] { return domain->TroubleOf(ranks); };
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<ShardMesh> mesh,
+                           ConnectShardMesh(*group, mesh_options, tag));
+  absl::StatusOr<std::unique_ptr<ShardServer>> server =
+      TcpShardServer::Create({options, domain, group->records(), group->costs(),
+                              group->shared_from_this()},
+                             std::move(mesh));
+  TESSERA_RETURN_IF_ERROR(group->AgreeOk(server.status(), tag.what, tag.site));
+  return server;
+}
+
+absl::StatusOr<std::unique_ptr<ShardServer>> TcpShardServer::Create(
+    ServedGroup group, std::unique_ptr<ShardMesh> mesh) {
+  const int wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (wake_fd < 0) {
+    return absl::ResourceExhaustedError("no descriptor for a shard server");
+  }
+  return std::unique_ptr<ShardServer>(
+      new TcpShardServer(std::move(group), mesh.get(), wake_fd));
+}
+
+TcpShardServer::TcpShardServer(ServedGroup group, ShardMesh* mesh, int wake_fd)
+    : group_(std::move(group)),
+      rank_(group_.options.rank),
+      world_size_(group_.options.world_size),
+      wake_fd_(wake_fd),
+      peers_(world_size_),
+      watch_(group_.options, group_.domain),
+      closed_(world_size_) {
+  AskingEnd::Receiver* const receiver = this;
+  for (int r = 0; r < world_size_; ++r) {
+    if (r == rank_) continue;
+    peers_[r] =
+        std::make_unique<Peer>(std::exchange(mesh->ask[r], -1),
+                               std::exchange(mesh->serve[r], -1), r, receiver);
+  }
+  thread_ = std::thread([this] { Run(); });
+  look_ = Watchdog::Get().Add(watch_.tick(), [this] { Look(); });
+}
+
+TcpShardServer::~TcpShardServer() {
+  Watchdog::Get().Remove(look_);
+  {
+    absl::MutexLock lock(&mutex_);
+    stop_ = true;
+  }
+  Wake();
+  thread_.join();
+  close(wake_fd_);
+}
+
+void TcpShardServer::Wake() const { eventfd_write(wake_fd_, 1); }
+
+void TcpShardServer::Offer(int64_t key, at::Tensor shard) {
+  TESSERA_CHECK(shard.defined() && shard.is_contiguous())
+      << "shard " << key << " is undefined or not contiguous";
+  SynchronizeCurrentStream(shard);
+  {
+    absl::MutexLock lock(&mutex_);
+    offers_[key] = std::move(shard);
+    changed_ = true;
+  }
+  Wake();
+}
+
+void TcpShardServer::SetVersion(int64_t version) {
+  std::vector<at::Tensor> on_devices;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const auto& [key, shard] : offers_) {
+      if (!shard.is_cpu()) on_devices.push_back(shard);
+    }
+  }
+  for (const at::Tensor& shard : on_devices) SynchronizeCurrentStream(shard);
+  {
+    absl::MutexLock lock(&mutex_);
+    TESSERA_CHECK(version >= version_)
+        << "version " << version << " after " << version_;
+    version_ = version;
+    changed_ = true;
+  }
+  Wake();
+}
+
+absl::StatusOr<at::Tensor> TcpShardServer::Find(const ShardRequest& request) {
+  absl::MutexLock lock(&mutex_);
+  const int own = group_.options.first_rank(rank_);
+  if (version_ > request.version) {
+    return absl::InternalError(absl::StrCat(
+        "rank ", own, " is at version ", version_, " of shard ", request.key,
+        ", and was asked for version ", request.version));
+  }
+  const auto offer = offers_.find(request.key);
+  if (version_ < request.version || offer == offers_.end()) {
+    return at::Tensor();
+  }
+  const auto bytes = static_cast<int64_t>(offer->second.nbytes());
+  if (bytes != request.bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("shard ", request.key, " of rank ", own, " has ", bytes,
+                     " bytes, and was expected to have ", request.bytes));
+  }
+  return offer->second;
+}
+
+absl::StatusOr<TcpShardServer::PullPtr> TcpShardServer::MakePull(
+    const ShardRequest& request, const at::Tensor& whole,
+    const CommTag& tag) const {
+  auto pull = std::make_unique<PullState>();
+  pull->request = request;
+  pull->whole = pull->host = whole;
+  if (!whole.is_cpu()) {
+    TESSERA_ASSIGN_OR_RETURN(pull->host, CatchTorch(tag.what, [&] {
+                               return at::empty(whole.sizes(), whole.dtype());
+                             }));
+  }
+  pull->missing.assign(world_size_, true);
+  pull->num_missing = world_size_;
+  pull->future = std::make_shared<CommFuture::State>();
+  CollectiveRecord& record = pull->record;
+  record = RecordOf(CollectiveOp::kPull, whole);
+  record.what = tag.what.empty() ? "pull" : tag.what;
+  record.group = group_.options.name;
+  record.bytes = (world_size_ - 1) * request.bytes;
+  record.site = tag.site;
+  record.enqueued = record.entered = MonotonicNow();
+  return pull;
+}
+
+absl::Status TcpShardServer::CopyOwn(PullState& pull,
+                                     const at::Tensor& shard) const {
+  return CatchTorch("own shard", [&] {
+    const at::Tensor host = shard.is_cpu() ? shard : shard.cpu();
+    const char* const from = static_cast<const char*>(host.const_data_ptr());
+    char* const to = static_cast<char*>(pull.host.mutable_data_ptr()) +
+                     rank_ * pull.request.bytes;
+    if (from != to && pull.request.bytes > 0) {
+      memcpy(to, from, pull.request.bytes);
+    }
+  });
+}
+
+CommFuture TcpShardServer::Pull(int64_t key, int64_t version, at::Tensor whole,
+                                CommTag tag) {
+  absl::Status status = CheckPull(version, whole, world_size_);
+  if (!status.ok()) return DoneFuture(Annotate(status, tag.what));
+  status = group_.domain->failure()->Get();
+  if (!status.ok()) return DoneFuture(std::move(status));
+  SynchronizeCurrentStream(whole);
+  ShardRequest request;
+  request.key = key;
+  request.version = version;
+  request.bytes = static_cast<int64_t>(whole.nbytes()) / world_size_;
+  absl::StatusOr<PullPtr> made = MakePull(request, whole, tag);
+  if (!made.ok()) return DoneFuture(made.status());
+  PullPtr pull = *std::move(made);
+  // Here, so that it keeps nobody waiting; if it cannot be, over there.
+  const absl::StatusOr<at::Tensor> own = Find(request);
+  if (own.ok() && own->defined() && CopyOwn(*pull, *own).ok()) {
+    pull->missing[rank_] = false;
+    --pull->num_missing;
+  }
+  CommFuture future(pull->future);
+  {
+    absl::MutexLock lock(&mutex_);
+    if (retired_) return DoneFuture(absl::CancelledError("retired"));
+    pull->request.ticket = pull->record.sequence = ++tickets_;
+    pull->record.ticket = group_.records->Enqueue(pull->record);
+    asks_.push_back(pull->request);
+    pulls_.emplace(tickets_, std::move(pull));
+  }
+  Wake();
+  return future;
+}
+
+CommFuture TcpShardServer::Retire() {
+  auto future = std::make_shared<CommFuture::State>();
+  {
+    absl::MutexLock lock(&mutex_);
+    retirement_ = future;
+    retires_ = retired_ = true;
+  }
+  Wake();
+  return CommFuture(std::move(future));
+}
+
+}  // namespace tessera

@@ -1,0 +1,276 @@
+// What runs on the threads "tessera-shards" and "tessera-watch".
+#include <pthread.h>
+#include <sys/eventfd.h>
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/monotonic.h"
+#include "base/status.h"
+#include "base/torch_guard.h"
+#include "c10/core/GradMode.h"
+#include "comm/serve/tcp_shard_server.h"
+
+namespace tessera {
+namespace {
+
+// "unit a #7 (pull, 64 bytes of float32)"
+std::string NameOf(const CollectiveRecord& record) {
+  return absl::StrCat(record.Title(), " #", record.sequence, " (",
+                      record.Describe(), ")");
+}
+
+}  // namespace
+
+// ---- on tessera-shards ----
+
+void TcpShardServer::Run() {
+  pthread_setname_np(pthread_self(), "tessera-shards");
+  c10::AutoGradMode no_grad(false);
+  std::vector<pollfd> fds;
+  while (true) {
+    FillPoll(&fds);
+    if (poll(fds.data(), fds.size(), -1) < 0) continue;
+    if (fds[0].revents != 0) {
+      eventfd_t count = 0;
+      (void)eventfd_read(wake_fd_, &count);
+      if (!TakeNews()) break;
+    }
+    for (int r = 0; r < world_size_; ++r) {
+      if (r != rank_) Turn(r, fds[1 + 2 * r].revents, fds[2 + 2 * r].revents);
+    }
+  }
+  EndAll(absl::CancelledError("the shard server was destroyed"));
+  EndRetirement();
+  peers_.clear();
+}
+
+void TcpShardServer::FillPoll(std::vector<pollfd>* fds) const {
+  fds->assign({{wake_fd_, POLLIN, 0}});
+  for (const auto& peer : peers_) {
+    if (peer == nullptr) {
+      fds->insert(fds->end(), 2, {-1, 0, 0});
+      continue;
+    }
+    const auto events = [](bool sends) -> short {
+      return sends ? POLLIN | POLLOUT : POLLIN;
+    };
+    fds->push_back(
+        {peer->asking.fd(), events(peer->asking.wants_to_send()), 0});
+    fds->push_back(
+        {peer->serving.fd(), events(peer->serving.wants_to_send()), 0});
+  }
+}
+
+void TcpShardServer::Turn(int peer, short asking, short serving) {
+  Peer& p = *peers_[peer];
+  bool good = (asking & POLLOUT) == 0 || p.asking.Send();
+  if (good && (asking & ~POLLOUT) != 0) good = p.asking.Receive();
+  if (!good) CloseAsking(peer);
+
+  good = (serving & POLLOUT) == 0 || p.serving.Send();
+  std::vector<ShardRequest> requests;
+  if (good && (serving & ~POLLOUT) != 0) good = p.serving.Receive(&requests);
+  if (!good) {
+    p.serving.Close();
+    if (!AnyMayAsk()) EndRetirement();
+    return;
+  }
+  for (const ShardRequest& request : requests) Serve(peer, request);
+}
+
+bool TcpShardServer::TakeNews() {
+  std::vector<ShardRequest> asks, own;
+  bool changed = false, retires = false;
+  absl::Status verdict;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (stop_) return false;
+    retires = std::exchange(retires_, false);
+    asks.swap(asks_);
+    changed = std::exchange(changed_, false);
+    verdict = std::exchange(verdict_, absl::OkStatus());
+    for (const ShardRequest& request : asks) {
+      const auto pull = pulls_.find(request.ticket);
+      if (pull != pulls_.end() && pull->second->missing[rank_]) {
+        own.push_back(request);
+      }
+    }
+  }
+  if (!verdict.ok()) Fail(verdict);
+  if (retires) StopAsking();
+  for (const ShardRequest& request : asks) {
+    for (const auto& peer : peers_) {
+      if (peer != nullptr) peer->asking.Ask(request);
+    }
+  }
+  for (const ShardRequest& request : own) Serve(rank_, request);
+  if (changed) {
+    for (const Early& early : std::exchange(early_, {})) {
+      Serve(early.peer, early.request);
+    }
+  }
+  return true;
+}
+
+void TcpShardServer::Serve(int peer, const ShardRequest& request) {
+  absl::StatusOr<at::Tensor> shard = Find(request);
+  if (shard.ok() && !shard->defined()) {
+    early_.push_back({peer, request});
+    return;
+  }
+  if (peer == rank_) {
+    PullState* const pull = FindPull(request.ticket);
+    if (pull == nullptr) return;
+    Answered(rank_, request.ticket,
+             shard.ok() ? CopyOwn(*pull, *shard) : shard.status());
+    return;
+  }
+  if (shard.ok() && !shard->is_cpu()) {
+    shard = CatchTorch("shard", [&] { return shard->cpu(); });
+  }
+  if (shard.ok()) {
+    peers_[peer]->serving.Answer(request.ticket, *std::move(shard));
+  } else {
+    peers_[peer]->serving.Refuse(request.ticket, shard.status());
+  }
+}
+
+TcpShardServer::PullState* TcpShardServer::FindPull(int64_t ticket) {
+  absl::MutexLock lock(&mutex_);
+  const auto pull = pulls_.find(ticket);
+  return pull == pulls_.end() ? nullptr : pull->second.get();
+}
+
+char* TcpShardServer::PlaceFor(int peer, const ShardAnswer& answer) {
+  PullState* const pull = FindPull(answer.ticket);
+  if (pull == nullptr) return nullptr;  // it has failed meanwhile
+  if (answer.bytes != pull->request.bytes) {
+    Fail(absl::InternalError(
+        absl::StrCat(NameOf(pull->record), ": ", answer.bytes,
+                     " bytes came, expected ", pull->request.bytes)));
+    return nullptr;
+  }
+  const absl::Duration now = MonotonicNow();
+  group_.costs->AddWait(peer, now - std::max(pull->record.entered, charged_));
+  charged_ = now;
+  return static_cast<char*>(pull->host.mutable_data_ptr()) +
+         peer * answer.bytes;
+}
+
+void TcpShardServer::Answered(int peer, int64_t ticket,
+                              const absl::Status& error) {
+  PullPtr done;
+  std::string name;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto found = pulls_.find(ticket);
+    if (found == pulls_.end()) return;
+    PullState& pull = *found->second;
+    if (error.ok()) {
+      pull.missing[peer] = false;
+      if (--pull.num_missing > 0) return;
+      done = std::move(found->second);
+      pulls_.erase(found);
+    } else {
+      name = NameOf(pull.record);
+    }
+  }
+  if (!error.ok()) return Fail(Annotate(error, name));
+  absl::Status copied;
+  if (!done->host.is_same(done->whole)) {
+    copied =
+        CatchTorch(done->record.what, [&] { done->whole.copy_(done->host); });
+  }
+  End(std::move(done), copied);
+  if (!copied.ok()) Fail(copied);
+}
+
+void TcpShardServer::CloseAsking(int peer) {
+  peers_[peer]->asking.Close();
+  absl::MutexLock lock(&mutex_);
+  closed_[peer] = MonotonicNow();
+}
+
+// The others see that this rank will ask no more.
+void TcpShardServer::StopAsking() {
+  EndAll(absl::CancelledError("the shard server was retired"));
+  for (const auto& peer : peers_) {
+    if (peer != nullptr) peer->asking.Close();
+  }
+  if (!AnyMayAsk()) EndRetirement();
+}
+
+bool TcpShardServer::AnyMayAsk() const {
+  return std::any_of(peers_.begin(), peers_.end(), [](const auto& peer) {
+    return peer != nullptr && peer->serving.fd() >= 0;
+  });
+}
+
+void TcpShardServer::EndRetirement() {
+  std::shared_ptr<CommFuture::State> retirement;
+  {
+    absl::MutexLock lock(&mutex_);
+    retirement.swap(retirement_);
+  }
+  if (retirement != nullptr) EndFuture(*retirement, absl::OkStatus());
+}
+
+void TcpShardServer::End(PullPtr pull, const absl::Status& status) {
+  CollectiveRecord& record = pull->record;
+  record.status = status;
+  record.left = MonotonicNow();
+  group_.records->Leave(record.ticket, status);
+  group_.costs->Add(record);
+  const std::shared_ptr<CommFuture::State> future = std::move(pull->future);
+  pull = nullptr;  // frees the tensors before anybody is told
+  EndFuture(*future, status);
+}
+
+void TcpShardServer::EndAll(const absl::Status& status) {
+  std::map<int64_t, PullPtr> pulls;
+  {
+    absl::MutexLock lock(&mutex_);
+    pulls.swap(pulls_);
+  }
+  for (const auto& peer : peers_) {
+    if (peer != nullptr) peer->asking.DropPlace();
+  }
+  for (auto& [ticket, pull] : pulls) End(std::move(pull), status);
+}
+
+void TcpShardServer::Fail(const absl::Status& status) {
+  group_.domain->failure()->Set(status);
+  const absl::Status first = group_.domain->failure()->Get();
+  group_.domain->board().PostFailure(first);
+  EndAll(first);
+}
+
+// ---- on tessera-watch ----
+
+void TcpShardServer::Look() {
+  if (!group_.domain->failure()->Get().ok()) EndRetirement();
+  std::vector<std::optional<AwaitedShard>> awaited(world_size_);
+  {
+    absl::MutexLock lock(&mutex_);
+    int left = world_size_;
+    for (const auto& [ticket, pull] : pulls_) {
+      for (int r = 0; r < world_size_ && left > 0; ++r) {
+        if (!pull->missing[r] || awaited[r].has_value()) continue;
+        awaited[r] = {NameOf(pull->record), pull->request.key,
+                      pull->request.version, pull->record.entered, closed_[r]};
+        --left;
+      }
+    }
+  }
+  const absl::Status verdict = watch_.Judge(awaited);
+  if (verdict.ok()) return;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (pulls_.empty()) return;  // they have ended meanwhile
+    verdict_ = verdict;
+  }
+  Wake();
+}
+
+}  // namespace tessera

@@ -1,2 +1,0 @@
-#define TESSERA_SHM_ISA portable
-#include "comm/shm/reduce_kernels.h"

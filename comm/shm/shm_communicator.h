@@ -1,0 +1,29 @@
+// The communicator of CPU ranks on one host: collectives in memory that all of
+// them map (comm/shm/collectives.h). What lies in counted memory
+// (base/memory/memory.h) is read where it is; anything else is staged.
+//
+// Tensors of other devices go through host memory.
+#ifndef COMM_SHM_SHM_COMMUNICATOR_H_
+#define COMM_SHM_SHM_COMMUNICATOR_H_
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "c10/util/intrusive_ptr.h"
+#include "comm/communicator.h"
+#include "comm/group_options.h"
+
+namespace c10d {
+class Store;
+}
+
+namespace tessera {
+
+// COLLECTIVE, blocking, for at most shm::kMaxRanks ranks. `store` must hold
+// keys of this communicator only. Returns Unavailable, on all ranks alike, if
+// they cannot share memory.
+absl::StatusOr<std::shared_ptr<Communicator>> MakeShmCommunicator(
+    c10::intrusive_ptr<c10d::Store> store, const GroupOptions& options);
+
+}  // namespace tessera
+#endif  // COMM_SHM_SHM_COMMUNICATOR_H_

@@ -1,0 +1,236 @@
+#include "comm/watch/announcements.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "base/status.h"
+#include "base/torch_guard.h"
+#include "torch/csrc/distributed/c10d/Store.hpp"
+
+namespace tessera {
+namespace {
+
+constexpr absl::Duration kPatience = absl::Seconds(1);
+
+std::string SaidKey(int rank) { return absl::StrCat("said/", rank); }
+std::string WaitingKey(int rank) { return absl::StrCat("waiting/", rank); }
+
+std::optional<Announcement> ParseAnnouncement(int rank,
+                                              const std::string& text) {
+  const std::vector<absl::string_view> parts =
+      absl::StrSplit(text, absl::MaxSplits(' ', 3));
+  Announcement result;
+  int code = 0;
+  if (parts.size() != 4 || !absl::SimpleAtoi(parts[0], &result.count) ||
+      !absl::SimpleAtoi(parts[2], &code)) {
+    return std::nullopt;
+  }
+  result.rank = rank;
+  result.standing = parts[1] != "past";
+  result.final = parts[1] == "final";
+  result.status = absl::Status(static_cast<absl::StatusCode>(code), parts[3]);
+  return result;
+}
+
+std::optional<WaitingIn> ParseWaiting(const std::string& text) {
+  const std::vector<absl::string_view> parts =
+      absl::StrSplit(text, absl::MaxSplits(' ', 4));
+  WaitingIn result;
+  if (parts.size() != 5 || !absl::SimpleAtoi(parts[0], &result.beat) ||
+      !absl::SimpleAtoi(parts[1], &result.sequence) ||
+      !absl::SimpleAtoi(parts[2], &result.signature)) {
+    return std::nullopt;
+  }
+  result.finished = parts[3] == "out";
+  const std::vector<std::string> rest = absl::StrSplit(parts[4], '\x1f');
+  if (rest.size() < 3) return std::nullopt;
+  result.what = rest[0];
+  result.details = rest[1];
+  result.group = rest[2];
+  for (size_t i = 3; i < rest.size(); ++i) {
+    const std::pair<std::string, std::string> last =
+        absl::StrSplit(rest[i], absl::MaxSplits(' ', 1));
+    if (!absl::SimpleAtoi(last.first, &result.begun[last.second])) {
+      return std::nullopt;
+    }
+  }
+  return result;
+}
+
+std::string TextOf(const WaitingIn& waiting, int64_t beat) {
+  std::string text =
+      absl::StrCat(beat, " ", waiting.sequence, " ", waiting.signature,
+                   waiting.finished ? " out " : " in ");
+  absl::StrAppend(&text, waiting.what, "\x1f", waiting.details, "\x1f",
+                  waiting.group);
+  for (const auto& [group, sequence] : waiting.begun) {
+    absl::StrAppend(&text, "\x1f", sequence, " ", group);
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string WaitingIn::Name() const {
+  return absl::StrCat(what, " #", sequence, details.empty() ? "" : " (",
+                      details, details.empty() ? "" : ")");
+}
+
+bool WaitingIn::HasBegun(const WaitingIn& other) const {
+  if (group == other.group && sequence >= other.sequence) return true;
+  const auto last = begun.find(other.group);
+  return last != begun.end() && last->second >= other.sequence;
+}
+
+bool IsOwnError(const absl::Status& status) {
+  return !absl::IsUnavailable(status) && !absl::IsCancelled(status) &&
+         !absl::IsDeadlineExceeded(status);
+}
+
+Announcements::Announcements(c10::intrusive_ptr<c10d::Store> store, int rank,
+                             int world_size)
+    : store_(std::move(store), kPatience),
+      rank_(rank),
+      world_size_(world_size) {}
+
+absl::StatusOr<std::unique_ptr<Announcements>> Announcements::Create(
+    c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
+    bool same_host) {
+  // With a client of its own: it may block in the store.
+  TESSERA_ASSIGN_OR_RETURN(const c10::intrusive_ptr<c10d::Store> own_client,
+                           CatchTorch("store", [&] { return store->clone(); }));
+  std::unique_ptr<LivenessMonitor> liveness =
+      LivenessMonitor::Create(*own_client, rank, world_size, same_host);
+  auto result = std::unique_ptr<Announcements>(
+      new Announcements(std::move(store), rank, world_size));
+  result->liveness_ = std::move(liveness);
+  // So that something is known of a rank that is never heard of again.
+  WaitingIn start;
+  start.what = "start-up";
+  start.details = "before its first collective";
+  start.finished = true;
+  // Nobody waits for this rank's words yet: a busy host may take its time.
+  TESSERA_RETURN_IF_ERROR(CatchTorch("store of the rendezvous", [&] {
+    own_client->set(SaidKey(rank), std::string());
+    own_client->set(WaitingKey(rank), TextOf(start, /*beat=*/0));
+  }));
+  return result;
+}
+
+absl::Status Announcements::FailedHere(const absl::Status& status) const {
+  return absl::UnavailableError(
+      absl::StrCat("rank ", rank_, " failed: ", status.message()));
+}
+
+void Announcements::Post(const absl::Status& status, bool final) {
+  absl::MutexLock lock(&mutex_);
+  if (final_) return;
+  final_ = final;
+  posted_ = status;
+  // Before the own words are out: whoever sees them may take his own back.
+  before_ = ReadAll();
+  store_.Set(SaidKey(rank_), absl::StrCat(++count_, final ? " final " : " now ",
+                                          static_cast<int>(status.code()), " ",
+                                          status.message()));
+}
+
+void Announcements::PostFailure(const absl::Status& status) {
+  Post(IsOwnError(status) ? FailedHere(status) : status, /*final=*/true);
+}
+
+void Announcements::Retract() {
+  absl::MutexLock lock(&mutex_);
+  if (!final_ && !posted_.ok()) {
+    posted_ = absl::OkStatus();
+    store_.Set(SaidKey(rank_), absl::StrCat(count_, " past 0 "));
+  }
+}
+
+absl::Status Announcements::words() const {
+  absl::MutexLock lock(&mutex_);
+  return posted_;
+}
+
+std::vector<Announcement> Announcements::ReadAll() {
+  std::vector<Announcement> all(world_size_);
+  std::vector<std::string> keys;
+  for (int r = 0; r < world_size_; ++r) keys.push_back(SaidKey(r));
+  const std::optional<std::vector<std::string>> texts = store_.Get(keys);
+  if (!texts.has_value()) return all;
+  for (int r = 0; r < world_size_; ++r) {
+    if (r == rank_) continue;
+    all[r] = ParseAnnouncement(r, (*texts)[r]).value_or(Announcement());
+  }
+  return all;
+}
+
+std::vector<Announcement> Announcements::Read() {
+  std::vector<Announcement> standing;
+  for (Announcement& said : ReadAll()) {
+    if (said.standing) standing.push_back(std::move(said));
+  }
+  return standing;
+}
+
+bool Announcements::AllPosted(absl::Duration timeout,
+                              const std::vector<int>& ranks) {
+  const absl::Time deadline = absl::Now() + timeout;
+  std::vector<Announcement> before;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (count_ == 0) return false;
+    before = before_;
+  }
+  auto has_said = [&](const Announcement& now, int r) {
+    const bool asked = ranks.empty() ||
+                       std::find(ranks.begin(), ranks.end(), r) != ranks.end();
+    return r == rank_ || !asked || now.standing || before[r].standing ||
+           now.count > before[r].count;
+  };
+  while (true) {
+    const std::vector<Announcement> all = ReadAll();
+    int said = 0;
+    for (int r = 0; r < world_size_; ++r) said += has_said(all[r], r);
+    if (said == world_size_) return true;
+    const std::vector<EndedRank> ended = liveness_->Ended();
+    if (absl::Now() >= deadline ||
+        std::any_of(ended.begin(), ended.end(), [&](const EndedRank& e) {
+          return !has_said(all[e.rank], e.rank);
+        })) {
+      return false;
+    }
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+}
+
+bool Announcements::SetWaiting(const WaitingIn& waiting) {
+  return store_.Set(WaitingKey(rank_), TextOf(waiting, ++beat_));
+}
+
+std::optional<AnnouncementSnapshot> Announcements::ReadSnapshot() {
+  // Waits first: a rank announces before it goes to another collective for
+  // that reason, so who sees it there sees its announcement too.
+  std::vector<std::string> keys;
+  for (int r = 0; r < world_size_; ++r) keys.push_back(WaitingKey(r));
+  for (int r = 0; r < world_size_; ++r) keys.push_back(SaidKey(r));
+  const std::optional<std::vector<std::string>> texts = store_.Get(keys);
+  if (!texts.has_value()) return std::nullopt;
+  AnnouncementSnapshot board;
+  board.waiting.resize(world_size_);
+  for (int r = 0; r < world_size_; ++r) {
+    if (r == rank_) continue;
+    board.waiting[r] = ParseWaiting((*texts)[r]);
+    std::optional<Announcement> said =
+        ParseAnnouncement(r, (*texts)[world_size_ + r]);
+    if (said.has_value() && said->standing) {
+      board.said.push_back(*std::move(said));
+    }
+  }
+  return board;
+}
+
+}  // namespace tessera

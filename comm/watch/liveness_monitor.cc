@@ -1,0 +1,307 @@
+// A connection begins with the token and the rank (4 bytes) of who connects,
+// answered by 'k'. After that frames of 5 bytes, both ways: 'b' (bye: left),
+// 'g' (gone), 'p' (are you there? Sent back as it is), and a rank.
+// Little-endian.
+#include "comm/watch/liveness_monitor.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "base/log.h"
+#include "base/torch_guard.h"
+#include "comm/record/flight_recorder.h"
+#include "comm/rendezvous/local_address.h"
+#include "comm/rendezvous/sockets.h"
+#include "torch/csrc/distributed/c10d/Store.hpp"
+
+namespace tessera {
+namespace {
+
+constexpr char kKey[] = "liveness";
+constexpr size_t kTokenBytes = 32;  // of RandomToken
+constexpr int kHandshakeMs = 5000;
+constexpr int kFrameBytes = 5;
+
+ABSL_CONST_INIT absl::Mutex g_all_mutex(absl::kConstInit);
+std::vector<LivenessMonitor*>& All()
+    ABSL_EXCLUSIVE_LOCKS_REQUIRED(g_all_mutex) {
+  static auto* const all = new std::vector<LivenessMonitor*>;
+  return *all;
+}
+
+// HostId() without spaces.
+std::string HostName() { return absl::BytesToHexString(HostId()); }
+
+std::string Frame(char kind, int32_t rank) {
+  std::string frame(1, kind);
+  frame.append(reinterpret_cast<const char*>(&rank), sizeof(rank));
+  return frame;
+}
+
+int32_t IntAt(const std::string& bytes, size_t at) {
+  int32_t value = 0;
+  memcpy(&value, bytes.data() + at, sizeof(value));
+  return value;
+}
+
+}  // namespace
+
+std::unique_ptr<LivenessMonitor> LivenessMonitor::Create(c10d::Store& store,
+                                                         int rank,
+                                                         int world_size,
+                                                         bool same_host) {
+  auto liveness =
+      std::unique_ptr<LivenessMonitor>(new LivenessMonitor(rank, world_size));
+  if (rank == 0) {
+    liveness->Listen(store, same_host);
+  } else {
+    liveness->Connect(store);
+  }
+  absl::MutexLock lock(&g_all_mutex);
+  static const int registered = std::atexit(&LivenessMonitor::AllSayBye);
+  (void)registered;
+  All().push_back(liveness.get());
+  return liveness;
+}
+
+void LivenessMonitor::Listen(c10d::Store& store, bool same_host) {
+  token_ = RandomToken();
+  uint16_t port = 0;
+  if (!token_.empty()) listen_fd_ = OpenListener(same_host, world_size_, &port);
+  std::string where;
+  if (listen_fd_ >= 0) {
+    where = absl::StrCat(token_, " ", port, " ", HostName(), " ",
+                         same_host ? "" : absl::StrJoin(Addresses(), " "));
+  }
+  // Empty: the others go without, too.
+  const absl::Status told =
+      CatchTorch("store", [&] { store.set(kKey, where); });
+  absl::MutexLock lock(&mutex_);
+  if (told.ok() && listen_fd_ >= 0) StartThread();
+}
+
+void LivenessMonitor::Connect(c10d::Store& store) {
+  const absl::StatusOr<std::string> where = CatchTorch(
+      "store", [&]() -> std::string { return store.get_to_str(kKey); });
+  if (!where.ok() || where->empty()) return;
+  std::vector<std::string> parts =
+      absl::StrSplit(*where, ' ', absl::SkipEmpty());
+  if (parts.size() < 3) return;
+  std::vector<std::string> addresses(parts.begin() + 3, parts.end());
+  if (parts[2] == HostName()) addresses.insert(addresses.begin(), "127.0.0.1");
+  for (const std::string& address : addresses) {
+    const int fd = ConnectTo(address, parts[1]);
+    if (fd < 0) continue;
+    if (Handshake(fd, parts[0])) {
+      Peer peer;
+      peer.fd = fd;
+      peer.rank = 0;
+      absl::MutexLock lock(&mutex_);
+      peers_.push_back(peer);
+      break;
+    }
+    close(fd);
+  }
+  absl::MutexLock lock(&mutex_);
+  if (peers_.empty()) {
+    TESSERA_LOG(WARNING) << "cannot connect to rank 0 at any of "
+                         << absl::StrJoin(addresses, ", ")
+                         << ": the end of a rank may be noticed late";
+    return;
+  }
+  StartThread();
+}
+
+bool LivenessMonitor::Handshake(int fd, const std::string& token) {
+  KeepAlive(fd);
+  std::string hello = token;
+  const int32_t rank = rank_;
+  hello.append(reinterpret_cast<const char*>(&rank), sizeof(rank));
+  char answer = 0;
+  return send(fd, hello.data(), hello.size(), MSG_NOSIGNAL) ==
+             static_cast<ssize_t>(hello.size()) &&
+         WaitForSocket(fd, POLLIN, kHandshakeMs) &&
+         recv(fd, &answer, 1, 0) == 1 && answer == 'k';
+}
+
+void LivenessMonitor::StartThread() {
+  stop_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (stop_fd_ < 0) return;
+  connected_ = true;
+  thread_ = std::thread([this] { Run(); });
+}
+
+LivenessMonitor::~LivenessMonitor() {
+  {
+    absl::MutexLock lock(&g_all_mutex);
+    All().erase(std::find(All().begin(), All().end(), this));
+  }
+  SayBye();
+  if (thread_.joinable()) {
+    eventfd_write(stop_fd_, 1);
+    thread_.join();
+  }
+  absl::MutexLock lock(&mutex_);
+  for (const Peer& peer : peers_) close(peer.fd);
+  if (stop_fd_ >= 0) close(stop_fd_);
+  if (listen_fd_ >= 0) close(listen_fd_);
+}
+
+void LivenessMonitor::SayBye() {
+  absl::MutexLock lock(&mutex_);
+  for (const Peer& peer : peers_) Tell(peer.fd, 'b', rank_);
+}
+
+void LivenessMonitor::AllSayBye() {
+  absl::MutexLock lock(&g_all_mutex);
+  for (LivenessMonitor* liveness : All()) liveness->SayBye();
+}
+
+void LivenessMonitor::Tell(int fd, char kind, int rank) {
+  const std::string frame = Frame(kind, rank);
+  // A few bytes into an empty connection: whole, or it is broken.
+  (void)send(fd, frame.data(), frame.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+std::vector<EndedRank> LivenessMonitor::Ended() const {
+  absl::MutexLock lock(&mutex_);
+  return ended_;
+}
+
+bool LivenessMonitor::WaitForEnd(absl::Duration timeout) const {
+  auto known = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return !ended_.empty() || !connected_;
+  };
+  absl::MutexLock lock(&mutex_);
+  mutex_.AwaitWithTimeout(absl::Condition(&known), timeout);
+  return !ended_.empty();
+}
+
+bool LivenessMonitor::Rank0Answers(absl::Duration timeout) const {
+  absl::MutexLock lock(&mutex_);
+  if (rank_ == 0 || !connected_) return true;
+  answered_ = false;
+  for (const Peer& peer : peers_) Tell(peer.fd, 'p', rank_);
+  return mutex_.AwaitWithTimeout(absl::Condition(&answered_), timeout);
+}
+
+void LivenessMonitor::Run() {
+  pthread_setname_np(pthread_self(), "tessera-life");
+  std::vector<pollfd> fds;
+  while (true) {
+    fds = {{stop_fd_, POLLIN, 0}, {listen_fd_, POLLIN, 0}};
+    {
+      absl::MutexLock lock(&mutex_);
+      for (const Peer& peer : peers_) fds.push_back({peer.fd, POLLIN, 0});
+    }
+    if (poll(fds.data(), fds.size(), -1) < 0) continue;
+    if (fds[0].revents != 0) return;
+    absl::MutexLock lock(&mutex_);
+    // Only this thread changes peers_ once it runs.
+    for (size_t i = fds.size(); i-- > 2;) {
+      Peer& peer = peers_[i - 2];
+      if (fds[i].revents == 0 || Read(&peer)) continue;
+      const Peer lost = std::move(peer);
+      peers_.erase(peers_.begin() + static_cast<std::ptrdiff_t>(i - 2));
+      close(lost.fd);
+      Lost(lost);
+    }
+    if (fds[1].revents != 0) Accept();
+    if (listen_fd_ < 0 && peers_.empty()) {
+      connected_ = false;
+      return;
+    }
+  }
+}
+
+void LivenessMonitor::Accept() {
+  const int fd =
+      accept4(listen_fd_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+  if (fd < 0) {
+    // Out of descriptors: not at once again.
+    if (errno == EMFILE || errno == ENFILE) {
+      absl::SleepFor(absl::Milliseconds(10));
+    }
+    return;
+  }
+  KeepAlive(fd);
+  Peer peer;
+  peer.fd = fd;
+  peers_.push_back(peer);
+}
+
+bool LivenessMonitor::Read(Peer* peer) {
+  char buffer[256];
+  const ssize_t got = recv(peer->fd, buffer, sizeof(buffer), MSG_DONTWAIT);
+  if (got < 0) return errno == EAGAIN || errno == EINTR;
+  if (got == 0) return false;
+  peer->in.append(buffer, got);
+  return Understand(peer);
+}
+
+bool LivenessMonitor::Understand(Peer* peer) {
+  if (peer->rank < 0) {
+    if (peer->in.size() < kTokenBytes + sizeof(int32_t)) return true;
+    const int rank = IntAt(peer->in, kTokenBytes);
+    if (peer->in.compare(0, kTokenBytes, token_) != 0 || rank <= 0 ||
+        rank >= world_size_) {
+      return false;
+    }
+    peer->rank = rank;
+    peer->in.erase(0, kTokenBytes + sizeof(int32_t));
+    (void)send(peer->fd, "k", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+    for (const EndedRank& ended : ended_) {
+      Tell(peer->fd, ended.left ? 'b' : 'g', ended.rank);
+    }
+  }
+  while (peer->in.size() >= kFrameBytes) {
+    const char kind = peer->in[0];
+    const int rank = IntAt(peer->in, 1);
+    peer->in.erase(0, kFrameBytes);
+    if (kind == 'p') {
+      answered_ = true;
+      if (rank_ == 0) Tell(peer->fd, 'p', rank);
+      continue;
+    }
+    if ((kind != 'b' && kind != 'g') || rank < 0 || rank >= world_size_) {
+      return false;
+    }
+    if (kind == 'b' && rank == peer->rank) peer->left = true;
+    Note(rank, kind == 'b');
+  }
+  return true;
+}
+
+void LivenessMonitor::Lost(const Peer& peer) {
+  if (peer.rank >= 0 && !peer.left) Note(peer.rank, /*left=*/false);
+}
+
+void LivenessMonitor::Note(int rank, bool left) {
+  const bool known =
+      std::any_of(ended_.begin(), ended_.end(),
+                  [&](const EndedRank& e) { return e.rank == rank; });
+  if (known) return;
+  ended_.push_back({rank, left, MonotonicNow()});
+  if (rank_ != 0) return;
+  for (const Peer& peer : peers_) {
+    if (peer.rank > 0 && peer.rank != rank) {
+      Tell(peer.fd, left ? 'b' : 'g', rank);
+    }
+  }
+}
+
+}  // namespace tessera

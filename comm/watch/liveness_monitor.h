@@ -1,0 +1,106 @@
+// LivenessMonitor: tells, within moments, that the process of a rank has ended.
+//
+//   rank 1 ---- TCP ----.
+//   rank 2 ---- TCP ----+- rank 0      nothing is sent while all is well
+//   rank 3 ---- TCP ----'
+//
+// The kernel closes a dead process's connection, so rank 0 sees it at once and
+// tells the others; that rank 0 is gone each sees itself. A stopped process
+// keeps its connections: it is not gone. Of a host that vanishes keep-alive
+// tells, after about 20 seconds. Once rank 0 has left in an orderly way nobody
+// is told any more.
+//
+// A rank that leaves in an orderly way (the destructor, or exit()) says so.
+//
+// Threads: all calls may come from any thread.
+#ifndef COMM_WATCH_LIVENESS_MONITOR_H_
+#define COMM_WATCH_LIVENESS_MONITOR_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+
+namespace c10d {
+class Store;
+}
+
+namespace tessera {
+
+// A rank whose process takes no part any more.
+struct EndedRank {
+  int rank = 0;
+  bool left = false;     // in an orderly way
+  absl::Duration since;  // MonotonicNow() when it was heard of
+};
+
+class LivenessMonitor {
+ public:
+  // Connects with rank 0; waits for its address in `store` (key "liveness").
+  // `same_host`: all ranks run here, so rank 0 listens on the loopback only.
+  // Where there is no way to connect the result knows of nobody's end. LOCAL
+  // but for the store.
+  static std::unique_ptr<LivenessMonitor> Create(c10d::Store& store, int rank,
+                                                 int world_size,
+                                                 bool same_host);
+  ~LivenessMonitor();
+  LivenessMonitor(const LivenessMonitor&) = delete;
+  LivenessMonitor& operator=(const LivenessMonitor&) = delete;
+
+  // In the order in which it was heard.
+  std::vector<EndedRank> Ended() const;
+  // Waits until there is one, `timeout` at most. False at once if this liveness
+  // is not connected.
+  bool WaitForEnd(absl::Duration timeout) const;
+  // Asks rank 0; false if it is stopped, or cannot be reached, or slower than
+  // `timeout`. True on rank 0, and if this liveness is not connected.
+  bool Rank0Answers(absl::Duration timeout) const;
+
+ private:
+  struct Peer {
+    int fd = -1;
+    int rank = -1;  // unknown until it has said its name
+    bool left = false;
+    std::string in;
+  };
+
+  LivenessMonitor(int rank, int world_size)
+      : rank_(rank), world_size_(world_size) {}
+  void Listen(c10d::Store& store, bool same_host);
+  void Connect(c10d::Store& store);
+  bool Handshake(int fd, const std::string& token);
+  void StartThread() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  void Run();
+  void Accept() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // False once the connection is of no more use.
+  bool Read(Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Understand(Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Lost(const Peer& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Note(int rank, bool left) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static void Tell(int fd, char kind, int rank);
+  void SayBye();
+  static void AllSayBye();
+
+  const int rank_;
+  const int world_size_;
+  std::string token_;  // that ranks of this job know
+  int listen_fd_ = -1;
+  int stop_fd_ = -1;  // an eventfd
+
+  mutable absl::Mutex mutex_;
+  mutable bool answered_ ABSL_GUARDED_BY(mutex_) = false;  // the last question
+  bool connected_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<EndedRank> ended_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Peer> peers_ ABSL_GUARDED_BY(mutex_);
+  std::thread thread_;
+};
+
+}  // namespace tessera
+#endif  // COMM_WATCH_LIVENESS_MONITOR_H_

@@ -1,0 +1,56 @@
+// PeerProgress: what this rank knows of where the others are, from what they
+// write about once a second (comm/watch/announcements.h).
+//
+// Threads: one at a time.
+#ifndef COMM_WATCH_PEER_PROGRESS_H_
+#define COMM_WATCH_PEER_PROGRESS_H_
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "comm/watch/announcements.h"
+
+namespace tessera {
+
+class PeerProgress {
+ public:
+  // `board` is borrowed and outlives this.
+  explicit PeerProgress(const Announcements* board)
+      : board_(board), known_(board->world_size()) {}
+
+  void Learn(const AnnouncementSnapshot& board);
+
+  // Of a wait that has lasted for `waited`, in a collective of `ranks`: which
+  // of them have not come, or are elsewhere, and which wait. `awaited`: whose
+  // message this rank waits for, or -1.
+  std::string Describe(const WaitingIn& wait, const std::vector<int>& ranks,
+                       int awaited, absl::Duration waited) const;
+  // Where `rank` is, as far as is known: "it is in unit a #41 (all-reduce
+  // ...)".
+  std::string Of(int rank) const;
+
+ private:
+  struct Known {
+    std::optional<WaitingIn> last;
+    absl::Duration since;  // MonotonicNow() when its beat was seen to change
+  };
+
+  // "last heard of 5s ago", "" if its beat goes on.
+  std::string Silence(int rank) const;
+  bool HasEnded(int rank) const;
+  // Why another rank has not come, "" if it has.
+  std::string WhyAbsent(int rank, const WaitingIn& wait) const;
+  // Where another rank is that does not wait in it, "" if it does.
+  std::string WhyElsewhere(int rank, const WaitingIn& wait) const;
+  std::vector<std::string> WithoutStore(const WaitingIn& wait,
+                                        const std::vector<int>& ranks,
+                                        int awaited) const;
+
+  const Announcements* const board_;
+  std::vector<Known> known_;  // by rank
+};
+
+}  // namespace tessera
+#endif  // COMM_WATCH_PEER_PROGRESS_H_

@@ -1,0 +1,77 @@
+#include "comm/watch/watchdog.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "base/sigpipe.h"
+#include "comm/record/flight_recorder.h"
+
+namespace tessera {
+
+Watchdog& Watchdog::Get() {
+  static Watchdog* const watchdog = new Watchdog;
+  return *watchdog;
+}
+
+int64_t Watchdog::Add(absl::Duration period, std::function<void()> look) {
+  absl::MutexLock lock(&mutex_);
+  const int64_t id = ++ids_;
+  items_[id] = {period, MonotonicNow() + period, std::move(look)};
+  changed_ = true;
+  if (!thread_.joinable()) thread_ = std::thread([this] { Run(); });
+  return id;
+}
+
+void Watchdog::Remove(int64_t id) {
+  std::thread thread;
+  {
+    absl::MutexLock lock(&mutex_);
+    auto idle = [this, id]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return looking_ != id;
+    };
+    mutex_.Await(absl::Condition(&idle));
+    items_.erase(id);
+    changed_ = true;
+    if (items_.empty()) thread = std::move(thread_);
+  }
+  if (thread.joinable()) thread.join();
+}
+
+absl::Duration Watchdog::UntilDue() const {
+  absl::Duration due = absl::InfiniteDuration();
+  for (const auto& [id, item] : items_) due = std::min(due, item.due);
+  return due - MonotonicNow();
+}
+
+void Watchdog::Run() {
+  pthread_setname_np(pthread_self(), "tessera-watch");
+  const SigpipeBlock no_sigpipe;
+  absl::MutexLock lock(&mutex_);
+  const std::thread::id self = std::this_thread::get_id();
+  // Remove takes the thread out when it is to end; another may run by then.
+  while (thread_.get_id() == self) {
+    changed_ = false;
+    mutex_.AwaitWithTimeout(absl::Condition(&changed_), UntilDue());
+    std::vector<int64_t> due;
+    const absl::Duration now = MonotonicNow();
+    for (const auto& [id, item] : items_) {
+      if (item.due <= now) due.push_back(id);
+    }
+    for (int64_t id : due) {
+      const auto item = items_.find(id);
+      if (item == items_.end()) continue;
+      item->second.due = now + item->second.period;
+      const std::function<void()> look = item->second.look;
+      looking_ = id;
+      mutex_.Unlock();
+      look();
+      mutex_.Lock();
+      looking_ = 0;
+    }
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,125 @@
+#include "comm/world/backend_choice.h"
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "base/status.h"
+
+namespace tessera {
+namespace {
+
+constexpr absl::string_view kGlooMend =
+    "; take backend gloo, which carries GPU tensors through host memory";
+
+absl::Status CheckGpus(const std::vector<RankInfo>& cards) {
+  std::map<std::pair<std::string, std::string>, size_t> user_of;
+  for (size_t r = 0; r < cards.size(); ++r) {
+    const int device = DeviceOf(cards, static_cast<int>(r));
+    if (device < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("backend nccl: rank ", r, " sees no GPU", kGlooMend));
+    }
+    const auto [other, alone] = user_of.emplace(
+        std::make_pair(cards[r].host, cards[r].gpus[device]), r);
+    if (!alone) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("backend nccl: ranks ", other->second, " and ", r,
+                       " would use the same GPU (", cards[r].gpus[device],
+                       "), which NCCL refuses", kGlooMend));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// What fits ranks without GPUs.
+std::string ByMemory(const std::vector<RankInfo>& cards) {
+  const std::vector<int> groups = MemoryGroups(cards);
+  const size_t num_groups = *std::max_element(groups.begin(), groups.end()) + 1;
+  if (num_groups == 1) return "shm";
+  return num_groups < cards.size() ? "hierarchical" : "gloo";
+}
+
+}  // namespace
+
+Neighbours FindNeighbours(const std::vector<RankInfo>& cards, int rank) {
+  Neighbours result;
+  result.local_world_size = 0;
+  bool same_network = true;
+  for (int r = 0; r < static_cast<int>(cards.size()); ++r) {
+    if (cards[r].host != cards[rank].host) continue;
+    ++result.local_world_size;
+    result.local_ranks.push_back(r);
+    same_network &= cards[r].network == cards[rank].network;
+    if (r < rank) ++result.local_rank;
+  }
+  result.same_host =
+      same_network && result.local_world_size == static_cast<int>(cards.size());
+  return result;
+}
+
+int DeviceOf(const std::vector<RankInfo>& cards, int rank) {
+  const int num_gpus = static_cast<int>(cards[rank].gpus.size());
+  if (num_gpus == 0) return -1;
+  return FindNeighbours(cards, rank).local_rank % num_gpus;
+}
+
+std::vector<int> MemoryGroups(const std::vector<RankInfo>& cards) {
+  std::map<std::tuple<std::string, std::string, std::string>, int> index;
+  std::vector<int> groups;
+  for (const RankInfo& card : cards) {
+    groups.push_back(index
+                         .emplace(std::make_tuple(card.host, card.network,
+                                                  card.memory_group),
+                                  static_cast<int>(index.size()))
+                         .first->second);
+  }
+  return groups;
+}
+
+std::string BackendOfSubgroup(absl::string_view whole,
+                              const std::vector<RankInfo>& cards) {
+  if (cards.size() == 1) return "self";
+  if (whole == "hierarchical") return ByMemory(cards);
+  return std::string(whole);
+}
+
+absl::Status CheckBackendName(absl::string_view name) {
+  for (absl::string_view known :
+       {"auto", "shm", "hierarchical", "gloo", "nccl"}) {
+    if (name == known) return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "backend '", name, "': expected auto, shm, hierarchical, gloo or nccl"));
+}
+
+absl::StatusOr<std::string> ChooseBackend(const std::vector<RankInfo>& cards,
+                                          absl::string_view wanted,
+                                          bool built_with_nccl) {
+  TESSERA_RETURN_IF_ERROR(CheckBackendName(wanted));
+  if (wanted == "gloo" || wanted == "hierarchical") return std::string(wanted);
+  if (wanted == "auto") {
+    if (built_with_nccl && CheckGpus(cards).ok()) return "nccl";
+    return ByMemory(cards);
+  }
+  if (wanted == "shm") {
+    if (ByMemory(cards) == "shm") return "shm";
+    return absl::InvalidArgumentError(
+        "backend shm: the ranks are not all on one host and in one network "
+        "namespace; take hierarchical or gloo");
+  }
+  if (!built_with_nccl) {
+    return absl::InvalidArgumentError(
+        "backend nccl: this program was built without CUDA; take gloo");
+  }
+  absl::Status gpus = CheckGpus(cards);
+  if (!gpus.ok()) return gpus;
+  return std::string(wanted);
+}
+
+}  // namespace tessera

@@ -1,0 +1,54 @@
+// Which rank shares its host, and its GPU, with which; and the backend that
+// follows. Every rank computes the same from the cards of all ranks, so no
+// further agreement is needed. No torch.
+#ifndef COMM_WORLD_BACKEND_CHOICE_H_
+#define COMM_WORLD_BACKEND_CHOICE_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "comm/rendezvous/rank_info.h"
+
+namespace tessera {
+
+struct Neighbours {
+  int local_rank = 0;
+  int local_world_size = 1;
+  std::vector<int> local_ranks;  // the ranks of this host
+  // All ranks, and they reach each other over the loopback.
+  bool same_host = true;
+};
+Neighbours FindNeighbours(const std::vector<RankInfo>& cards, int rank);
+
+// By rank: a number of those that may share memory, which are on one host, in
+// one network and of one memory group; by first rank, from 0.
+std::vector<int> MemoryGroups(const std::vector<RankInfo>& cards);
+
+// InvalidArgument for anything but "auto", "shm", "hierarchical", "gloo" and
+// "nccl".
+absl::Status CheckBackendName(absl::string_view name);
+
+// "shm", "hierarchical", "gloo" or "nccl". `wanted` is one of those or "auto":
+// nccl where each rank has a GPU of its own, shm where all ranks seem to be
+// able to share memory (whether they are shows when they try), hierarchical
+// where some are, else gloo. Returns InvalidArgument for another name, for shm
+// with ranks on several hosts, and for nccl where a rank has no GPU or two have
+// the same: it names them, and gloo as the mend.
+absl::StatusOr<std::string> ChooseBackend(const std::vector<RankInfo>& cards,
+                                          absl::string_view wanted,
+                                          bool built_with_nccl);
+
+// The backend of `cards`, some of the ranks of a group whose backend is
+// `whole`: the same, but of hierarchical what fits them, and "self" for one
+// rank.
+std::string BackendOfSubgroup(absl::string_view whole,
+                              const std::vector<RankInfo>& cards);
+
+// The device index that `rank` uses: its local rank among those it sees, -1
+// without a GPU.
+int DeviceOf(const std::vector<RankInfo>& cards, int rank);
+
+}  // namespace tessera
+#endif  // COMM_WORLD_BACKEND_CHOICE_H_

@@ -1,0 +1,132 @@
+#include "comm/world/backend_choice.h"
+
+#include "base/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+TEST(RankCardTest, RoundTrip) {
+  const RankInfo card =
+      RankInfo::Decode(RankInfo{"boot host", {"g0", "g1"}}.Encode());
+  EXPECT_EQ(card.host, "boot host");
+  EXPECT_THAT(card.gpus, ElementsAre("g0", "g1"));
+  EXPECT_THAT(RankInfo::Decode(RankInfo{"h", {}}.Encode()).gpus, IsEmpty());
+  const RankInfo all = RankInfo::Decode(
+      RankInfo{"h", {"g"}, "net:[1]", "10.0.0.1", "0-3,8", "m"}.Encode());
+  EXPECT_EQ(all.network, "net:[1]");
+  EXPECT_EQ(all.address, "10.0.0.1");
+  EXPECT_EQ(all.cpus, "0-3,8");
+  EXPECT_EQ(all.memory_group, "m");
+  EXPECT_THAT(all.gpus, ElementsAre("g"));
+}
+
+TEST(FindNeighboursTest, CountsRanksOfTheSameHost) {
+  const std::vector<RankInfo> cards = {
+      {"a", {}}, {"b", {}}, {"a", {}}, {"b", {}}, {"b", {}}};
+  EXPECT_EQ(FindNeighbours(cards, 2).local_rank, 1);
+  EXPECT_EQ(FindNeighbours(cards, 2).local_world_size, 2);
+  EXPECT_EQ(FindNeighbours(cards, 4).local_rank, 2);
+  EXPECT_EQ(FindNeighbours(cards, 4).local_world_size, 3);
+  EXPECT_FALSE(FindNeighbours(cards, 0).same_host);
+  EXPECT_TRUE(FindNeighbours({{"a", {}}, {"a", {}}}, 1).same_host);
+  EXPECT_THAT(FindNeighbours(cards, 4).local_ranks, ElementsAre(1, 3, 4));
+}
+
+TEST(FindNeighboursTest, NetworksOfOneHostHaveNoCommonLoopback) {
+  const Neighbours two =
+      FindNeighbours({{"a", {}, "net1"}, {"a", {}, "net2"}}, 1);
+  EXPECT_FALSE(two.same_host);
+  // They share its processors and GPUs nevertheless.
+  EXPECT_EQ(two.local_world_size, 2);
+  EXPECT_EQ(two.local_rank, 1);
+}
+
+TEST(ChooseBackendTest, NcclWhereEveryRankHasItsOwnGpu) {
+  const std::vector<RankInfo> own = {
+      {"a", {"g0", "g1"}}, {"a", {"g0", "g1"}}, {"b", {"g0"}}};
+  EXPECT_EQ(DeviceOf(own, 1), 1);
+  EXPECT_EQ(DeviceOf(own, 2), 0);
+  EXPECT_THAT(ChooseBackend(own, "auto", true), IsOkAndHolds("nccl"));
+  EXPECT_THAT(ChooseBackend(own, "nccl", true), IsOkAndHolds("nccl"));
+  EXPECT_THAT(ChooseBackend(own, "gloo", true), IsOkAndHolds("gloo"));
+  EXPECT_THAT(ChooseBackend(own, "auto", false), IsOkAndHolds("hierarchical"));
+}
+
+TEST(ChooseBackendTest, RanksThatSeeOneGpuEach) {
+  const std::vector<RankInfo> own = {{"a", {"g0"}}, {"a", {"g1"}}};
+  EXPECT_EQ(DeviceOf(own, 1), 0);
+  EXPECT_THAT(ChooseBackend(own, "auto", true), IsOkAndHolds("nccl"));
+}
+
+TEST(ChooseBackendTest, ShmOnOneHostAndInOneNetworkNamespaceOnly) {
+  std::vector<RankInfo> cards(2);
+  cards[0].host = cards[1].host = "a";
+  cards[0].network = cards[1].network = "n";
+  EXPECT_THAT(ChooseBackend(cards, "auto", false), IsOkAndHolds("shm"));
+  EXPECT_THAT(ChooseBackend(cards, "shm", false), IsOkAndHolds("shm"));
+  cards[1].network = "other";
+  EXPECT_THAT(ChooseBackend(cards, "auto", false), IsOkAndHolds("gloo"));
+  EXPECT_THAT(
+      ChooseBackend(cards, "shm", false),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("or gloo")));
+}
+
+TEST(ChooseBackendTest, HierarchicalWhereSomeRanksShareAHost) {
+  std::vector<RankInfo> cards = {{"a", {}}, {"b", {}}, {"a", {}}};
+  EXPECT_THAT(MemoryGroups(cards), ElementsAre(0, 1, 0));
+  EXPECT_THAT(ChooseBackend(cards, "auto", false),
+              IsOkAndHolds("hierarchical"));
+  EXPECT_THAT(ChooseBackend(cards, "gloo", false), IsOkAndHolds("gloo"));
+  cards[0].memory_group = "other";
+  EXPECT_THAT(MemoryGroups(cards), ElementsAre(0, 1, 2));
+  EXPECT_THAT(ChooseBackend(cards, "auto", false), IsOkAndHolds("gloo"));
+  EXPECT_THAT(ChooseBackend(cards, "hierarchical", false),
+              IsOkAndHolds("hierarchical"));
+}
+
+TEST(BackendOfPartTest, IsTheWholesOrWhatFitsTheHosts) {
+  const RankInfo a{"a", {}}, b{"b", {}};
+  EXPECT_EQ(BackendOfSubgroup("gloo", {a, a}), "gloo");
+  EXPECT_EQ(BackendOfSubgroup("shm", {a, a}), "shm");
+  EXPECT_EQ(BackendOfSubgroup("nccl", {a, b}), "nccl");
+  EXPECT_EQ(BackendOfSubgroup("nccl", {a}), "self");
+  EXPECT_EQ(BackendOfSubgroup("hierarchical", {a, a}), "shm");
+  EXPECT_EQ(BackendOfSubgroup("hierarchical", {a, b}), "gloo");
+  EXPECT_EQ(BackendOfSubgroup("hierarchical", {a, b, b}), "hierarchical");
+  EXPECT_EQ(BackendOfSubgroup("hierarchical", {b}), "self");
+}
+
+TEST(ChooseBackendTest, SharedGpuIsRefusedWithTheMend) {
+  const std::vector<RankInfo> shared = {
+      {"a", {"g0", "g1"}}, {"a", {"g0", "g1"}}, {"a", {"g0", "g1"}}};
+  EXPECT_THAT(ChooseBackend(shared, "auto", true), IsOkAndHolds("shm"));
+  EXPECT_THAT(ChooseBackend(shared, "nccl", true),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("ranks 0 and 2 would use the same GPU"),
+                             HasSubstr("take backend gloo"))));
+}
+
+TEST(ChooseBackendTest, RefusesByName) {
+  const std::vector<RankInfo> none = {{"a", {"g0"}}, {"a", {}}};
+  EXPECT_EQ(DeviceOf(none, 1), -1);
+  EXPECT_THAT(ChooseBackend(none, "auto", true), IsOkAndHolds("shm"));
+  EXPECT_THAT(ChooseBackend(none, "nccl", true),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("rank 1 sees no GPU")));
+  EXPECT_THAT(
+      ChooseBackend(none, "nccl", false),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("without CUDA")));
+  EXPECT_THAT(
+      ChooseBackend(none, "mpi", true),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("backend 'mpi'")));
+}
+
+}  // namespace
+}  // namespace tessera

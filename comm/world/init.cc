@@ -1,0 +1,260 @@
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "ATen/Parallel.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "base/env.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "base/torch_guard.h"
+#include "comm/comm_thread.h"
+#include "comm/group/self_communicator.h"
+#include "comm/launch/cpus.h"
+#include "comm/launch/job.h"
+#include "comm/launch/launcher.h"
+#include "comm/nccl/nccl_communicator.h"
+#include "comm/nccl/nccl_environment.h"
+#include "comm/record/comm_log.h"
+#include "comm/record/hang_dump.h"
+#include "comm/rendezvous/local_address.h"
+#include "comm/rendezvous/rendezvous.h"
+#include "comm/serve/retired_servers.h"
+#include "comm/world/backend_choice.h"
+#include "comm/world/make_group.h"
+#include "comm/world/world.h"
+#include "torch/csrc/distributed/c10d/PrefixStore.hpp"
+
+namespace tessera {
+namespace {
+
+// How long a rank that leaves goes on serving shards to others: not so long
+// that these wait for it in vain in a collective.
+constexpr absl::Duration kRetiredGrace = absl::Seconds(5);
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+ABSL_CONST_INIT absl::Mutex g_mutex(absl::kConstInit);
+World* g_world ABSL_GUARDED_BY(g_mutex) = nullptr;
+
+// Hosts the store, runs the ranks, and ends this process.
+absl::Status Launch(const std::vector<std::string>& argv,
+                    const JobFlags& flags) {
+  TESSERA_ASSIGN_OR_RETURN(HostedStore store, HostedStore::Start());
+  LaunchOptions launch;
+  launch.world_size = *flags.world;
+  launch.prefix_output = flags.prefix_output;
+  launch.argv = argv;
+  launch.store_port = store.port();
+  launch.on_end = [&](int rank, bool ok, const std::string& how) {
+    // A rank that came and ended well has no part in others' start-up.
+    if (ok && store.HasCome(rank)) return;
+    store.Fail(
+        absl::StrCat("rank ", rank, " ", how, " before the job had started"));
+  };
+  TESSERA_ASSIGN_OR_RETURN(const int code, LaunchAndWait(launch));
+  // Not exit(): the store's threads are running, and what the program would do
+  // at its end is the ranks' business.
+  fflush(nullptr);
+  _exit(code);
+}
+
+absl::Status CheckOptions(const WorldOptions& options) {
+  TESSERA_RETURN_IF_ERROR(CheckBackendName(options.backend));
+  if (!(options.startup_timeout > absl::ZeroDuration()) ||
+      !(options.collective_timeout > absl::ZeroDuration())) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "WorldOptions: expected timeouts above 0, got startup_timeout ",
+        absl::FormatDuration(options.startup_timeout), ", collective_timeout ",
+        absl::FormatDuration(options.collective_timeout)));
+  }
+  return CheckNcclEnvironment(options.nccl_environment);
+}
+
+// What this rank tells the others, but for its address.
+RankInfo OwnCard(const WorldOptions& options) {
+  RankInfo card;
+  card.host = HostId();
+  card.gpus = VisibleGpus();
+  card.network = NetworkId();
+  card.cpus = AllowedCpus();
+  card.memory_group = options.memory_group;
+  return card;
+}
+
+// libtorch's threads: this rank's share of the host, never more than libtorch
+// takes by itself. OMP_NUM_THREADS goes before (torchrun sets it, to 1).
+absl::Status SetThreads(const std::vector<RankInfo>& cards, int rank) {
+  const Neighbours neighbours = FindNeighbours(cards, rank);
+  std::vector<std::string> cpus;
+  for (int r : neighbours.local_ranks) cpus.push_back(cards[r].cpus);
+  const std::optional<double> limit = CgroupCpus();
+  const int share = ThreadsOf(cpus, neighbours.local_rank, limit);
+  if (share == 1) CommThread::Get().FollowCallers();
+  if (const auto told = EnvString("OMP_NUM_THREADS")) {
+    TESSERA_VLOG(comm, 1) << "threads: as OMP_NUM_THREADS=" << *told << " says";
+    return absl::OkStatus();
+  }
+  return CatchTorch(
+      "threads", [&] {
+        const int threads = std::min(at::get_num_threads(), share);
+        at::set_num_threads(threads);
+        TESSERA_VLOG(comm, 1)
+            << "threads: " << threads << ", for rank " << neighbours.local_rank
+            << " of " << neighbours.local_world_size
+            << " on this host, processors " << cards[rank].cpus
+            << (limit ? absl::StrCat(", cgroup limit ", *limit) : "");
+      });
+}
+
+GroupPlan PlanOf(const Job& job, const WorldOptions& options,
+                 const std::vector<std::string>& cards) {
+  GroupPlan plan;
+  plan.options.rank = job.rank;
+  plan.options.world_size = job.world_size;
+  plan.options.collective_timeout = options.collective_timeout;
+  plan.options.announce_grace = options.announce_grace;
+  for (const std::string& text : cards) {
+    plan.cards.push_back(RankInfo::Decode(text));
+  }
+  plan.backend = options.backend;
+  plan.device = DeviceOf(plan.cards, job.rank);
+  plan.ordered_sums = options.ordered_sums;
+  return plan;
+}
+
+// Connects all ranks; ends at `deadline`, or when the launcher says that a rank
+// has ended.
+absl::StatusOr<std::shared_ptr<Communicator>> Connect(
+    GroupPlan plan, absl::Duration startup_timeout, const StorePtr& store,
+    absl::Time deadline) {
+  plan.options.connect_timeout =
+      std::max(deadline - absl::Now(), absl::Seconds(1));
+  auto made = std::make_shared<std::shared_ptr<Communicator>>();
+  auto work = [made, plan, store]() -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(
+        *made, MakeGroup(plan, c10::make_intrusive<c10d::PrefixStore>("comm/0",
+                                                                      store)));
+    // Nobody goes on (and perhaps ends, and with it the store) before all are
+    // connected.
+    return (*made)->Barrier("start-up");
+  };
+  auto stop = [&]() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(StartFailure(*store));
+    if (absl::Now() < deadline) return absl::OkStatus();
+    return absl::DeadlineExceededError(absl::StrCat(
+        "rank ", plan.options.rank, " is not connected with all of the ",
+        plan.options.world_size, " ranks within the start-up timeout of ",
+        absl::FormatDuration(startup_timeout)));
+  };
+  const absl::Status status = RunAbandonable(work, stop);
+  if (!status.ok()) return WithStartFailure(status, *store);
+  return *made;
+}
+
+}  // namespace
+
+class WorldBuilder {
+ public:
+  static absl::StatusOr<World*> Build(const Job& job,
+                                      const WorldOptions& options);
+};
+
+absl::StatusOr<World*> WorldBuilder::Build(const Job& job,
+                                           const WorldOptions& options) {
+  auto world = std::make_unique<World>();
+  world->options_ = options;
+  world->rank_ = job.rank;
+  world->world_size_ = job.world_size;
+  if (job.world_size == 1) {
+    world->comm_ = MakeSelfCommunicator();
+    TESSERA_RETURN_IF_ERROR(SetThreads({OwnCard(options)}, 0));
+    return world.release();
+  }
+  const absl::Time deadline = absl::Now() + options.startup_timeout;
+  TESSERA_ASSIGN_OR_RETURN(RendezvousPlace place,
+                           ParseRendezvous(job.rendezvous));
+  place.hosted_by_launcher = job.store_hosted;
+  if (!job.attempt.empty())
+    absl::StrAppend(&place.key_prefix, "/", job.attempt);
+  const auto card = [&] {
+    RankInfo own = OwnCard(options);
+    if (!place.host.empty()) own.address = AddressToward(place.host);
+    return own.Encode();
+  };
+  MuteTorch(true);  // for good if this fails
+  TESSERA_ASSIGN_OR_RETURN(
+      Meeting meeting, Meet(place, job.rank, job.world_size, card, deadline));
+  const GroupPlan plan = PlanOf(job, options, meeting.cards);
+  TESSERA_RETURN_IF_ERROR(SetThreads(plan.cards, job.rank));
+  const Neighbours neighbours = FindNeighbours(plan.cards, job.rank);
+  world->local_rank_ = neighbours.local_rank;
+  world->local_world_size_ = neighbours.local_world_size;
+  TESSERA_ASSIGN_OR_RETURN(world->comm_, Connect(plan, options.startup_timeout,
+                                                 meeting.store, deadline));
+  MuteTorch(false);
+  SetLogRank(job.rank, job.world_size);
+  return world.release();
+}
+
+const World* World::Current() {
+  absl::MutexLock lock(&g_mutex);
+  return g_world;
+}
+
+absl::StatusOr<const World*> Init(int* argc, char** argv,
+                                  WorldOptions options) {
+  if (World::Current() != nullptr) {
+    return absl::FailedPreconditionError("Init was called before");
+  }
+  TESSERA_RETURN_IF_ERROR(CheckOptions(options));
+  const std::vector<std::string> whole_argv(argv, argv + *argc);
+  TESSERA_ASSIGN_OR_RETURN(const JobFlags flags, TakeJobFlags(argc, argv));
+  const bool launched = IsLaunchedRank();
+  if (!launched && flags.world.value_or(1) > 1) {
+    TESSERA_RETURN_IF_ERROR(Launch(whole_argv, flags));
+  }
+  SetHangDumpFolder(options.dump_folder);
+  options.startup_timeout =
+      flags.startup_timeout.value_or(options.startup_timeout);
+  TESSERA_ASSIGN_OR_RETURN(const Job job,
+                           FindJob(flags, SourcesOfThisProcess(launched)));
+  TESSERA_VLOG(comm, 1) << "rank " << job.rank << " of " << job.world_size
+                        << ", started by " << job.launcher << ", meets at '"
+                        << job.rendezvous << "'";
+  // Before other threads are there, which may read the environment.
+  if (options.backend == "auto" || options.backend == "nccl") {
+    for (const std::string& set :
+         SetNcclEnvironment(options.nccl_environment)) {
+      if (job.rank == 0) TESSERA_LOG(INFO) << set << " is set, as configured";
+    }
+  }
+  TESSERA_ASSIGN_OR_RETURN(World * world, WorldBuilder::Build(job, options));
+  absl::MutexLock lock(&g_mutex);
+  g_world = world;
+  return world;
+}
+
+void Shutdown() {
+  World* world = nullptr;
+  {
+    absl::MutexLock lock(&g_mutex);
+    std::swap(world, g_world);
+  }
+  if (world == nullptr) return;
+  WaitForRetiredServers(kRetiredGrace);
+  CommThread::Get().Stop();
+  const Communicator& comm = *world->communicator();
+  const absl::Status written =
+      WriteCommLogs(comm.Report(), comm.ChromeTrace(), comm.rank());
+  if (!written.ok()) TESSERA_LOG(WARNING) << written.message();
+  delete world;
+}
+
+}  // namespace tessera

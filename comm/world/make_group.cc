@@ -1,0 +1,156 @@
+#include "comm/world/make_group.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "base/torch_guard.h"
+#include "comm/gloo/gloo_communicator.h"
+#include "comm/group/self_communicator.h"
+#include "comm/hierarchical/hierarchical_communicator.h"
+#include "comm/nccl/nccl_communicator.h"
+#include "comm/rendezvous/local_address.h"
+#include "comm/rendezvous/rendezvous.h"
+#include "comm/serve/tcp_shard_server.h"
+#include "comm/shm/shm_communicator.h"
+#include "comm/watch/failure_domain.h"
+#include "torch/csrc/distributed/c10d/PrefixStore.hpp"
+
+namespace tessera {
+namespace {
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+// How soon the end of a rank is known after what it breaks.
+constexpr absl::Duration kNewsTime = absl::Milliseconds(200);
+
+// Where parts are made, one after the other: clones are the same client. A new
+// one would be a connection more for each part, and the store's host looks up
+// the name of whoever connects, which takes seconds where names are not served.
+class SubgroupStore : public c10d::PrefixStore {
+ public:
+  explicit SubgroupStore(StorePtr client)
+      : PrefixStore("parts", std::move(client)) {}
+  StorePtr clone() override {
+    return c10::make_intrusive<SubgroupStore>(store_);
+  }
+};
+
+HierarchicalOptions OverGloo(const GroupPlan& plan) {
+  const int rank = plan.options.rank;
+  HierarchicalOptions options{{plan.options}, MemoryGroups(plan.cards)};
+  options.same_host = FindNeighbours(plan.cards, rank).same_host;
+  if (!options.same_host) {
+    options.address = ChooseAddress(
+        plan.cards, rank, [](const auto& host) { return AddressToward(host); });
+    TESSERA_VLOG(comm, 1) << "gloo listens at '" << options.address << "'";
+  }
+  return options;
+}
+
+absl::StatusOr<std::shared_ptr<Communicator>> MakeWith(
+    absl::string_view backend, const GroupPlan& plan, StorePtr store) {
+  if (backend == "self") return MakeSelfCommunicator(plan.options);
+  if (backend == "nccl") {
+    NcclCommunicatorOptions nccl{plan.options};
+    nccl.device = plan.device;
+    nccl.ordered_sums = plan.ordered_sums;
+    return MakeNcclCommunicator(std::move(store), nccl);
+  }
+  // Where memory cannot be shared, which all ranks see alike.
+  const auto falls_back = [&](const absl::Status& status) {
+    if (!absl::IsUnavailable(status) || plan.backend != "auto") return false;
+    TESSERA_LOG(WARNING) << status.message() << "; taking gloo";
+    store = c10::make_intrusive<c10d::PrefixStore>("gloo", store);
+    return true;
+  };
+  if (backend == "shm") {
+    auto made = MakeShmCommunicator(store, plan.options);
+    if (made.ok() || !falls_back(made.status())) return made;
+  }
+  const HierarchicalOptions gloo = OverGloo(plan);
+  if (backend == "hierarchical") {
+    auto memory = ConnectHosts(store, gloo);
+    if (memory.ok()) {
+      return MakeHierarchicalCommunicator(std::move(store), gloo,
+                                          *std::move(memory));
+    }
+    if (!falls_back(memory.status())) return memory.status();
+  }
+  return MakeGlooCommunicator(std::move(store), gloo);
+}
+
+// `plan`, able to make the parts of its group, whose keys are in `store`.
+GroupPlan WithSubgroups(const GroupPlan& plan, const StorePtr& store);
+
+// Ends when a rank of the part does, too.
+absl::StatusOr<std::shared_ptr<Communicator>> MakeSubgroup(
+    const GroupPlan& whole, const StorePtr& store, const Subgroup& part) {
+  GroupPlan plan = whole;
+  plan.options = part.options;
+  plan.cards.clear();
+  for (int r : part.ranks) plan.cards.push_back(whole.cards[r]);
+  plan.backend = BackendOfSubgroup(part.parent_backend, plan.cards);
+  // Before the ranks of other parts give up waiting for this one.
+  const absl::Duration patience = std::min(plan.options.connect_timeout,
+                                           plan.options.collective_timeout / 2);
+  plan.options.connect_timeout = patience;
+  plan = WithSubgroups(plan, store);
+  TESSERA_VLOG(comm, 1) << "group " << plan.options.name << " of ranks "
+                        << absl::StrJoin(plan.options.first_ranks, ", ") << ", "
+                        << plan.backend;
+  auto made = std::make_shared<std::shared_ptr<Communicator>>();
+  auto work = [made, plan, store]() -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(*made,
+                             MakeWith(plan.backend, plan,
+                                      c10::make_intrusive<c10d::PrefixStore>(
+                                          plan.options.name, store)));
+    return absl::OkStatus();
+  };
+  const absl::Time deadline = absl::Now() + patience;
+  const auto stop = [&]() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(
+        plan.options.domain->TroubleOf(plan.options.first_ranks));
+    if (absl::Now() < deadline) return absl::OkStatus();
+    return absl::DeadlineExceededError(
+        absl::StrCat("not connected within ", absl::FormatDuration(patience)));
+  };
+  const absl::Status status = RunAbandonable(work, stop);
+  if (status.ok()) return *made;
+  // A transport that cannot connect does not know that a rank has ended.
+  (void)plan.options.domain->board().liveness().WaitForEnd(kNewsTime);
+  TESSERA_RETURN_IF_ERROR(
+      plan.options.domain->TroubleOf(plan.options.first_ranks));
+  return status;
+}
+
+GroupPlan WithSubgroups(const GroupPlan& plan, const StorePtr& store) {
+  GroupPlan result = plan;
+  result.options.make_shard_server = MakeTcpShardServer;
+  result.options.make_subgroup = [plan, store](const Subgroup& part) {
+    return MakeSubgroup(plan, store, part);
+  };
+  return result;
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<Communicator>> MakeGroup(const GroupPlan& plan,
+                                                        StorePtr store) {
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::string backend,
+      ChooseBackend(plan.cards, plan.backend, BuiltWithNccl()));
+  TESSERA_ASSIGN_OR_RETURN(StorePtr client,
+                           CatchTorch("store", [&] { return store->clone(); }));
+  const auto parts = c10::make_intrusive<SubgroupStore>(std::move(client));
+  return MakeWith(backend, WithSubgroups(plan, parts), std::move(store));
+}
+
+}  // namespace tessera

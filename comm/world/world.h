@@ -1,0 +1,110 @@
+// World: what this process is among the processes of the job, and the default
+// group of all of them.
+#ifndef COMM_WORLD_WORLD_H_
+#define COMM_WORLD_WORLD_H_
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "comm/communicator.h"
+
+namespace tessera {
+
+// A program takes them from its configuration by WorldOptionsFrom
+// (engine/world_options.h).
+struct WorldOptions {
+  // "auto": nccl where this build has CUDA and every rank has a GPU of its own;
+  // shm where all ranks are on one host and can share memory; hierarchical
+  // where some can; gloo otherwise. Or "shm", "hierarchical", "gloo", "nccl".
+  std::string backend = "auto";
+  absl::Duration startup_timeout = absl::Seconds(60);
+  absl::Duration collective_timeout = absl::Minutes(5);
+  // NCCL's environment variables, by name. Set in this process at Init, unless
+  // the environment holds them or the backend is "gloo", "shm" or
+  // "hierarchical".
+  std::map<std::string, std::string> nccl_environment;
+  // How long a peer's announcement stands before it ends a collective.
+  absl::Duration announce_grace = kAnnounceGrace;
+  // Where a rank writes its last collectives and the stacks of its threads when
+  // it gives up waiting for others (comm/record/hang_dump.h). Empty: what
+  // TESSERA_DUMP_FOLDER says, or TMPDIR, or /tmp. "off": nowhere.
+  std::string dump_folder;
+  // Ranks of one host share memory only if they are given the same word here.
+  std::string memory_group;
+  // nccl: sum in rank order, as gloo does, by an all-to-all and a kernel of our
+  // own. Off: NCCL's own reduce-scatter, faster, in an order of its own.
+  bool ordered_sums = true;
+};
+
+class World {
+ public:
+  // The world that Init made, or nullptr before.
+  static const World* Current();
+
+  int rank() const { return rank_; }
+  int world_size() const { return world_size_; }
+  int local_rank() const { return local_rank_; }
+  int local_world_size() const { return local_world_size_; }
+  // As given to Init, with what flags have changed.
+  const WorldOptions& options() const { return options_; }
+  // The group of all ranks. Borrowed users keep their own reference.
+  const std::shared_ptr<Communicator>& communicator() const { return comm_; }
+
+ private:
+  friend class WorldBuilder;  // comm/world/init.cc
+  int rank_ = 0, world_size_ = 1, local_rank_ = 0, local_world_size_ = 1;
+  WorldOptions options_;
+  std::shared_ptr<Communicator> comm_;
+};
+
+// Joins the job. Which rank this is, by the first of these that says so (all
+// variables: comm/launch/launch_variables.h):
+//   --world=N in argv   starts N local ranks: this process re-executes itself N
+//                       times, only supervises them, and exits with the first
+//                       failure's code; it never returns from here. The
+//                       children see the same argv. With N = 1 this process
+//                       itself is the world. Goes before any launcher, so it
+//                       works inside salloc or a step of one task.
+//   --rank, --world_size, --rendezvous
+//                       each goes before the launcher's word for it
+//   torchrun            RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
+//   Open MPI            OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE
+//   MPICH               PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS
+//   Slurm's srun        SLURM_PROCID, SLURM_NTASKS, SLURM_STEP_NODELIST, ...
+//   none                a world of one
+//
+// Where ranks meet: --rendezvous=tcp://host:port or file:///path; otherwise
+// (env://) MASTER_ADDR and MASTER_PORT. If these are absent, the host is the
+// first of Slurm's list, or 127.0.0.1 if mpirun has all ranks on this host, and
+// the port is derived from the job's id; mpirun on several hosts needs
+// MASTER_ADDR, MPICH there MASTER_PORT too. On several hosts Gloo listens at
+// the address from which this host reaches the rendezvous, or at the interface
+// in GLOO_SOCKET_IFNAME.
+//
+// --prefix_output=auto|on|off: which lines of --world's ranks get "[rank] "
+// before them (comm/launch/launcher.h). --startup_timeout=SECONDS goes before
+// options.startup_timeout. All flags read here are removed from argv; each may
+// also be written --world N.
+//
+// Sets libtorch's threads to this rank's share of the host's processors and
+// cgroup limit (comm/launch/cpus.h), never above libtorch's own number, unless
+// OMP_NUM_THREADS is set. TESSERA_VERBOSE=comm says what was chosen.
+//
+// COLLECTIVE over the ranks of the job; ends within the start-up timeout.
+// Errors: InvalidArgument naming the flag, variable or option; Unavailable
+// naming the address in use or the rank that ended; DeadlineExceeded naming the
+// ranks that did not come.
+absl::StatusOr<const World*> Init(int* argc, char** argv,
+                                  WorldOptions options = {});
+
+// Leaves the job: waits for this rank's pending collectives, and 5 s at most
+// for others that still read its shards (of an engine that was destroyed
+// without Close), then writes the communication log and trace where
+// TESSERA_COMM_LOG and TESSERA_COMM_TRACE say (docs/communication.md). LOCAL.
+void Shutdown();
+
+}  // namespace tessera
+#endif  // COMM_WORLD_WORLD_H_

@@ -1,0 +1,67 @@
+#include "config/reader/json_keys.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/edit_distance.h"
+#include "config/reader/json_options.pb.h"
+
+namespace tessera {
+namespace {
+
+using google::protobuf::Descriptor;
+using google::protobuf::FieldDescriptor;
+
+// Adds the path of each key `key` in `schema`.
+void Collect(const Descriptor& schema, absl::string_view key,
+             const std::string& prefix, std::set<std::string>& found) {
+  for (int i = 0; i < schema.field_count(); ++i) {
+    const FieldDescriptor& field = *schema.field(i);
+    const auto& options = field.options();
+    if (options.HasExtension(proto::no_effect) ||
+        options.HasExtension(proto::refused)) {
+      continue;
+    }
+    if (HasJsonKey(field, key)) found.insert(absl::StrCat(prefix, key));
+    if (field.message_type() == nullptr || field.is_map()) continue;
+    Collect(*field.message_type(), key,
+            absl::StrCat(prefix, JsonKeys(field)[0], "."), found);
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> JsonKeys(const FieldDescriptor& field) {
+  const auto& keys = field.options().GetRepeatedExtension(proto::json_key);
+  if (keys.empty()) return {field.name()};
+  return {keys.begin(), keys.end()};
+}
+
+bool HasJsonKey(const FieldDescriptor& field, absl::string_view key) {
+  const std::vector<std::string> keys = JsonKeys(field);
+  return std::find(keys.begin(), keys.end(), key) != keys.end();
+}
+
+std::string FindKeyElsewhere(const Descriptor& schema, absl::string_view key) {
+  std::set<std::string> found;  // two fields may have one key
+  Collect(schema, key, "", found);
+  return found.size() == 1 ? *found.begin() : "";
+}
+
+std::string FindNearestKey(const Descriptor& level, absl::string_view key) {
+  std::vector<std::string> keys;
+  for (int i = 0; i < level.field_count(); ++i) {
+    for (std::string& candidate : JsonKeys(*level.field(i))) {
+      keys.push_back(std::move(candidate));
+    }
+  }
+  return NearestName(key, keys);
+}
+
+bool IsFreeForm(const FieldDescriptor& field) {
+  return field.message_type() == proto::FreeForm::descriptor();
+}
+
+}  // namespace tessera

@@ -1,0 +1,91 @@
+// JSON with positions: text -> a small tree in which every value and every key
+// knows its line and column.
+//
+// Reads strict JSON (RFC 8259) and what people write in DeepSpeed files:
+// comments (// and # to the end of the line, /* */), a comma after the last
+// element, and a UTF-8 byte order mark. Refuses duplicate keys, lone
+// surrogates, text that is not UTF-8, unquoted or single-quoted strings, NaN,
+// Infinity, and whatever exceeds JsonLimits.
+//
+// Threads: functions without state; a JsonValue is plain data.
+#ifndef CONFIG_READER_JSON_READER_H_
+#define CONFIG_READER_JSON_READER_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace tessera {
+
+// Both from 1; the column counts characters, not bytes.
+struct JsonPosition {
+  int line = 1;
+  int column = 1;
+};
+
+enum class JsonKind { kNull, kBool, kNumber, kString, kArray, kObject };
+
+// "null", "a boolean", "a number", "a string", "an array", "an object"
+absl::string_view JsonKindName(JsonKind kind);
+
+struct JsonMember;
+
+struct JsonValue {
+  JsonKind kind = JsonKind::kNull;
+  JsonPosition position;  // of the first character
+
+  bool boolean = false;             // kBool
+  double number = 0;                // kNumber: the nearest double
+  std::string text;                 // kString: its content (UTF-8);
+                                    // kNumber: as written
+  std::vector<JsonValue> elements;  // kArray
+  std::vector<JsonMember> members;  // kObject, in the order of the file
+
+  // The exact integer, if this is a number that is one of 64 bits: 50000000,
+  // 5e7, 2.0, 1e18.
+  std::optional<int64_t> AsInt64() const;
+
+  // The member of that key, or nullptr. REQUIRES: kind == kObject.
+  const JsonValue* Find(absl::string_view key) const;
+};
+
+struct JsonMember {
+  std::string key;
+  JsonPosition key_position;
+  JsonValue value;
+};
+
+struct JsonLimits {
+  int max_depth = 64;            // nested arrays and objects
+  int64_t max_bytes = 16 << 20;  // of the whole text
+};
+
+// A key that its object has already; what it holds is read, and left out.
+struct JsonDuplicate {
+  std::string path;  // "zero_optimization.stage"
+  JsonPosition position, first;
+};
+
+// Returns the one value that `text` holds, or InvalidArgument with
+// "file_name:line:column: what is wrong" for the first fault. With `duplicates`
+// keys that an object has twice are no fault but added to it.
+absl::StatusOr<JsonValue> ReadJson(
+    absl::string_view text, absl::string_view file_name,
+    const JsonLimits& limits = {},
+    std::vector<JsonDuplicate>* duplicates = nullptr);
+
+// The value as strict JSON on one line, numbers as they were written.
+std::string ToJsonText(const JsonValue& value);
+
+// `text` as a JSON string, quotes included. REQUIRES: UTF-8.
+std::string QuoteJson(absl::string_view text);
+
+// "file_name:line:column"
+std::string FormatPosition(absl::string_view file_name, JsonPosition position);
+
+}  // namespace tessera
+#endif  // CONFIG_READER_JSON_READER_H_

@@ -1,0 +1,59 @@
+// Text -> protobuf message, through reflection, with positions and all faults.
+//
+// The message type is the schema: a JSON key is a field's name (or what its
+// options say, config/reader/json_options.proto), an object a message, an array
+// a repeated field; a map's keys are free, and a FreeForm takes anything.
+// Protobuf text format has names only.
+#ifndef CONFIG_READER_PROTO_READER_H_
+#define CONFIG_READER_PROTO_READER_H_
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/container/btree_map.h"
+#include "absl/strings/string_view.h"
+#include "config/reader/json_reader.h"
+#include "google/protobuf/message.h"
+
+namespace tessera {
+
+// One thing that is wrong.
+struct ConfigFault {
+  std::string path;  // as written: "optimizer.params.betas[1]"
+  std::string what;
+  std::optional<JsonPosition> position;  // if it comes from a file
+};
+
+// What reading gave, besides the message. Paths are of fields' names:
+// "zero_optimization.stage".
+struct ReadRecord {
+  // Where the value of each path is.
+  absl::btree_map<std::string, JsonPosition> positions;
+  std::vector<ConfigFault> faults;
+  // Paths about which nothing further should be said, since what the user meant
+  // there is not known: faulty ones and those offered for an unknown key.
+  std::vector<std::string> doubtful_paths;
+  // Fields that are written as "auto", and left unset.
+  std::vector<std::string> autos;
+  // What the user should know, of what is no fault.
+  std::vector<ConfigFault> notes;
+  // The path with the key that the file has, where that is not the name.
+  absl::btree_map<std::string, std::string> spellings;
+
+  // The path of a field, or of something inside of one, as the file has it.
+  std::string AsWritten(const std::string& path) const;
+};
+
+// Sets the fields of `message` from `root`. Faulty parts are left unset and
+// recorded.
+void ReadProtoFromJson(const JsonValue& root,
+                       google::protobuf::Message* message, ReadRecord* record);
+
+// Sets `message` from protobuf text. A syntax error, or an unknown field, is
+// recorded with an empty path; then `message` holds only part.
+void ReadProtoFromText(absl::string_view text,
+                       google::protobuf::Message* message, ReadRecord* record);
+
+}  // namespace tessera
+#endif  // CONFIG_READER_PROTO_READER_H_

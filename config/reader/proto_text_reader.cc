@@ -1,0 +1,89 @@
+// Protobuf text -> message, with positions.
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "config/reader/proto_reader.h"
+#include "google/protobuf/descriptor.h"
+#include "google/protobuf/io/tokenizer.h"
+#include "google/protobuf/text_format.h"
+
+namespace tessera {
+namespace {
+
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+using google::protobuf::TextFormat;
+
+std::string Join(absl::string_view path, absl::string_view key) {
+  return path.empty() ? std::string(key) : absl::StrCat(path, ".", key);
+}
+
+std::string AtIndex(absl::string_view path, size_t index) {
+  return absl::StrCat(path, "[", index, "]");
+}
+
+class FaultCollector : public google::protobuf::io::ErrorCollector {
+ public:
+  explicit FaultCollector(ReadRecord* record) : record_(*record) {}
+  // An unknown field.
+  void AddWarning(int line, google::protobuf::io::ColumnNumber column,
+                  const std::string& message) override {
+    AddError(line, column, message);
+  }
+  // protobuf counts from 0.
+  void AddError(int line, google::protobuf::io::ColumnNumber column,
+                const std::string& message) override {
+    record_.faults.push_back({"", message, JsonPosition{line + 1, column + 1}});
+  }
+
+ private:
+  ReadRecord& record_;
+};
+
+// Notes where the fields of `message` were in the text.
+void RecordPositions(const Message& message, TextFormat::ParseInfoTree& tree,
+                     const std::string& path, ReadRecord& record) {
+  std::vector<const FieldDescriptor*> fields;
+  message.GetReflection()->ListFields(message, &fields);
+  for (const FieldDescriptor* field : fields) {
+    const std::string field_path = Join(path, field->name());
+    const auto note = [&](const std::string& at, int index) {
+      const TextFormat::ParseLocation location = tree.GetLocation(field, index);
+      // Of "betas: [1, 2]" protobuf notes one place: element 0 stands for all.
+      if (location.line < 0) return;
+      record.positions[at] = {location.line + 1, location.column + 1};
+    };
+    if (field->is_repeated()) {
+      const int count = message.GetReflection()->FieldSize(message, field);
+      note(field_path, 0);
+      for (int i = 0; i < count; ++i) {
+        note(AtIndex(field_path, i), 0);
+        note(AtIndex(field_path, i), i);
+      }
+    } else {
+      note(field_path, -1);
+    }
+    if (field->message_type() == nullptr || field->is_repeated()) continue;
+    TextFormat::ParseInfoTree* nested = tree.GetTreeForNested(field, -1);
+    if (nested == nullptr) continue;
+    RecordPositions(message.GetReflection()->GetMessage(message, field),
+                    *nested, field_path, record);
+  }
+}
+
+}  // namespace
+
+void ReadProtoFromText(absl::string_view text, Message* message,
+                       ReadRecord* record) {
+  FaultCollector collector(record);
+  TextFormat::ParseInfoTree tree;
+  TextFormat::Parser parser;
+  parser.RecordErrorsTo(&collector);
+  parser.WriteLocationsTo(&tree);
+  parser.AllowUnknownField(true);  // it goes on behind one, with a warning
+  if (!parser.ParseFromString(std::string(text), message)) return;
+  RecordPositions(*message, tree, "", *record);
+}
+
+}  // namespace tessera

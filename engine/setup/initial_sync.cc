@@ -1,0 +1,185 @@
+#include "engine/setup/initial_sync.h"
+
+#include <cstring>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "base/bits.h"
+#include "base/status.h"
+#include "base/torch_guard.h"
+#include "sharding/construct/construction.h"
+#include "sharding/layout/flat_buffer.h"
+#include "sharding/torch/torch_scope.h"
+#include "torch/nn/module.h"
+
+namespace tessera {
+namespace {
+
+// All bytes of the tensor's storage, as a tensor.
+at::Tensor StorageBytes(const at::Tensor& t) {
+  const auto bytes = static_cast<int64_t>(t.storage().nbytes());
+  return TensorOver(static_cast<char*>(t.storage().mutable_data()), {bytes},
+                    {1}, at::kByte, t.device());
+}
+
+// What must be equal of one parameter.
+struct Print {
+  uint64_t name;
+  uint64_t geometry;
+  uint64_t values;
+  uint64_t requires_grad;
+};
+
+uint64_t PrintOf(absl::string_view text) {
+  return Fingerprint(text.data(), static_cast<int64_t>(text.size()));
+}
+
+Print PrintOf(const NamedParameter& p, bool values) {
+  Print print{PrintOf(p.name), PrintOf(GeometryOf(p.tensor)), 0,
+              p.tensor.requires_grad()};
+  if (const auto all = values ? PrintOfEvictable(p.tensor) : std::nullopt) {
+    print.values = *all;
+  } else if (values) {
+    const at::Tensor host = p.tensor.detach().cpu();
+    print.values =
+        Fingerprint(host.const_data_ptr(), static_cast<int64_t>(host.nbytes()));
+  }
+  return print;
+}
+
+// What differs of one parameter; "" if nothing does.
+std::string DifferenceOf(const Print& first, const Print& theirs) {
+  return theirs.name != first.name           ? "name"
+         : theirs.geometry != first.geometry ? "shape or dtype"
+         : theirs.values != first.values     ? "values"
+                                             : "";
+}
+
+// The prints of all ranks. InvalidArgument names the first thing that differs
+// from rank 0's, so that every rank comes to the same verdict. COLLECTIVE.
+absl::StatusOr<std::vector<std::vector<Print>>> ComparePrints(
+    const std::vector<Print>& mine, const std::vector<NamedParameter>& names,
+    absl::string_view kind, Communicator* comm) {
+  TESSERA_ASSIGN_OR_RETURN(
+      const auto texts,
+      comm->AllGatherStrings(
+          absl::string_view(reinterpret_cast<const char*>(mine.data()),
+                            mine.size() * sizeof(Print)),
+          CommTag{absl::StrCat("comparison of ", kind, "s")}));
+  std::vector<std::vector<Print>> all;
+  for (const std::string& text : texts) {
+    all.emplace_back(text.size() / sizeof(Print));
+    std::memcpy(all.back().data(), text.data(), text.size());
+    if (all.back().size() == all[0].size()) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("the module has ", all.back().size(), " ", kind,
+                     "s on rank ", all.size() - 1, " and ", all[0].size(),
+                     " on rank 0; build the same module on every rank"));
+  }
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    for (size_t i = 0; i < mine.size(); ++i) {
+      const std::string what = DifferenceOf(all[0][i], all[rank][i]);
+      if (what.empty()) continue;
+      const bool values = what == "values";
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the ", what, " of ", kind, " '", names[i].name, "' (number ", i,
+          values ? ") differ" : ") differs", " between rank 0 and rank ", rank,
+          values ? "; seed all ranks alike before building the module, or set "
+                   "EngineOptions::sync_from_rank0"
+                 : "; build the same module on every rank",
+          values && kind == "buffer" ? ", or EngineOptions::buffers_may_differ"
+                                     : ""));
+    }
+  }
+  return all;
+}
+
+}  // namespace
+
+std::string GeometryOf(const at::Tensor& t) {
+  std::string text = absl::StrCat(static_cast<int>(t.scalar_type()), "|");
+  for (int64_t s : t.sizes()) absl::StrAppend(&text, s, ",");
+  for (int64_t s : t.strides()) absl::StrAppend(&text, "/", s);
+  return text;
+}
+
+absl::Status BroadcastFromRank0(const torch::nn::Module& module,
+                                absl::Span<const UnitPlan> plans,
+                                Communicator* comm) {
+  TorchScope scope;
+  for (const auto& plan : plans) {
+    for (const auto& p : plan.parameters) {
+      // Of which rank 0 has a part only; constructions must be the same.
+      if (IsEvictable(p.tensor)) continue;
+      TESSERA_RETURN_IF_ERROR(
+          comm->Broadcast(StorageBytes(p.tensor), 0,
+                          CommTag{absl::StrCat("broadcast of ", p.name)})
+              .Wait());
+    }
+  }
+  for (const auto& entry : module.named_buffers(/*recurse=*/true)) {
+    if (!entry.value().defined() || entry.value().numel() == 0) continue;
+    TESSERA_RETURN_IF_ERROR(
+        comm->Broadcast(StorageBytes(entry.value()), 0,
+                        CommTag{absl::StrCat("broadcast of ", entry.key())})
+            .Wait());
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<bool>> CheckEqual(absl::Span<const UnitPlan> plans,
+                                             Communicator* comm, bool values) {
+  TorchScope scope;
+  std::vector<NamedParameter> parameters;
+  std::vector<Print> prints;
+  for (const auto& plan : plans) {
+    for (const auto& p : plan.parameters) {
+      prints.push_back(PrintOf(p, values));
+      parameters.push_back(p);
+    }
+  }
+  TESSERA_ASSIGN_OR_RETURN(
+      const auto all, ComparePrints(prints, parameters, "parameter", comm));
+  std::vector<bool> requires_grad(prints.size(), false);
+  for (const auto& theirs : all) {
+    for (size_t i = 0; i < theirs.size(); ++i) {
+      if (!theirs[i].requires_grad) continue;
+      requires_grad[static_cast<size_t>(parameters[i].index)] = true;
+    }
+  }
+  return requires_grad;
+}
+
+absl::Status CheckBuffersEqual(const torch::nn::Module& module,
+                               Communicator* comm) {
+  TorchScope scope;
+  std::vector<NamedParameter> buffers;
+  std::vector<Print> prints;
+  const absl::Status printed = CatchTorch("comparison of buffers", [&] {
+    for (const auto& b : module.named_buffers(/*recurse=*/true)) {
+      const at::Tensor& t = b.value();
+      if (!t.defined() || t.layout() != at::kStrided) continue;
+      buffers.push_back({b.key(), t});
+      prints.push_back(PrintOf(buffers.back(), /*values=*/true));
+    }
+  });
+  TESSERA_RETURN_IF_ERROR(comm->AgreeOk(printed, "Engine::Create"));
+  return ComparePrints(prints, buffers, "buffer", comm).status();
+}
+
+absl::Status CheckSame(absl::string_view mine, absl::string_view what,
+                       Communicator* comm) {
+  TESSERA_ASSIGN_OR_RETURN(
+      const auto all,
+      comm->AllGatherStrings(
+          mine, CommTag{absl::StrCat("comparison of the ", what)}));
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("the ", what, " differs between rank 0 (", all[0],
+                     ") and rank ", rank, " (", all[rank], ")"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tessera

@@ -1,0 +1,82 @@
+#include "engine/setup/stage_choice.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace tessera {
+namespace {
+
+std::string Mib(int64_t bytes) {
+  return absl::StrFormat("%.1f MiB", static_cast<double>(bytes) / (1 << 20));
+}
+
+}  // namespace
+
+StageBytes ModelStateBytes(absl::Span<const FlatSize> flats, int stage,
+                           int group_size, const StateOptions& options) {
+  StageBytes bytes;
+  int64_t largest_whole = 0, largest_gradient = 0;
+  for (const FlatSize& f : flats) {
+    const int64_t shard = (f.numel + group_size - 1) / group_size;
+    const int64_t owned = stage >= 1 ? shard : f.numel;
+    const bool sharded = stage >= 3 && !f.persistent;
+    bytes.parameters += (sharded ? shard : f.numel) * f.working_bytes;
+    if (sharded) {
+      largest_whole = std::max(largest_whole, f.numel * f.working_bytes);
+    }
+    if (!f.trainable) continue;
+    bytes.parameters += owned * f.master_bytes;
+    if (options.has_optimizer) bytes.optimizer += 2 * owned * f.state_bytes;
+    if (options.accumulates) {
+      bytes.gradients +=
+          (options.accumulates_locally ? f.numel : owned) * f.state_bytes;
+    }
+    if (stage >= 2) {
+      bytes.gradients += owned * f.state_bytes;
+      largest_gradient = std::max(largest_gradient, f.numel * f.reduce_bytes);
+    } else {
+      bytes.gradients += f.numel * f.reduce_bytes;
+      // In place where both are of one dtype.
+      if (f.reduce_bytes != f.state_bytes) {
+        bytes.gradients += owned * f.state_bytes;
+      }
+    }
+  }
+  bytes.parameters += 3 * largest_whole;
+  bytes.gradients += 2 * largest_gradient;
+  return bytes;
+}
+
+absl::StatusOr<StageChoice> ChooseStage(absl::Span<const FlatSize> flats,
+                                        int group_size,
+                                        const StateOptions& options,
+                                        int64_t memory_bytes) {
+  StageChoice choice;
+  choice.stage = -1;
+  std::string needs;
+  for (int stage = 0; stage <= 3; ++stage) {
+    const int64_t total =
+        ModelStateBytes(flats, stage, group_size, options).total();
+    absl::StrAppend(&needs, stage == 0 ? "" : ", ", "stage ", stage, " ",
+                    Mib(total));
+    if (choice.stage < 0 && total <= memory_bytes) choice.stage = stage;
+  }
+  const std::string figures =
+      absl::StrCat("model states on each of ", group_size, " ranks: ", needs,
+                   "; memory: ", Mib(memory_bytes));
+  if (choice.stage < 0) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "no stage fits: ", figures,
+        "; use more ranks (of a shard group), a 16-bit dtype, or a higher "
+        "sharding.memory_limit_bytes"));
+  }
+  choice.reason =
+      absl::StrCat("stage ", choice.stage,
+                   choice.stage == 0 ? " (plain replication, DDP)" : "",
+                   ", the lowest that ", "fits: ", figures);
+  return choice;
+}
+
+}  // namespace tessera

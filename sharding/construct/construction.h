@@ -1,0 +1,187 @@
+// Construction: the tensors of a module that is being built, of which only so
+// much is whole at a time.
+//
+//   Scope   operators of its thread reach the fallback
+//   (sharding/dispatch/tag.h); the
+//           memory of new CPU tensors can be taken away
+//           (sharding/construct/evictable.h)
+//   Trim    after each operator, what was used longest ago goes to the shards
+//           of all ranks, until half of the budget is left for the next one
+//   pins    before an operator, what it is given comes back from the shards;
+//           but what it overwrites
+//   Finish  parameters are sharded, until an engine takes them over; the others
+//           are plain tensors
+//
+// Constructors run as they are, so bits and random numbers are those of plain
+// construction; and all ranks run the same, so they evict and gather the same,
+// in the same order: what is evicted hangs on nothing but the operators.
+//
+// A rank keeps the same piece of each tensor: bytes [r * n, (r+1) * n), where n
+// is a W-th of them, rounded up to 64.
+//
+// Threads: any, but tensors that other threads make are plain. The order of
+// collectives is the thread's.
+#ifndef SHARDING_CONSTRUCT_CONSTRUCTION_H_
+#define SHARDING_CONSTRUCT_CONSTRUCTION_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "base/memory/memory.h"
+#include "c10/core/impl/LocalDispatchKeySet.h"
+#include "comm/communicator.h"
+#include "sharding/construct/evictable.h"
+#include "sharding/torch/tensor_memory.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace tessera {
+
+// Smaller tensors, and what operators need for themselves below that, are plain
+// memory.
+inline constexpr int64_t kEvictableFromBytes = 512;
+
+class Construction final : public TensorMemorySource,
+                           public std::enable_shared_from_this<Construction> {
+ public:
+  struct Counts {
+    int64_t evictions = 0;
+    int64_t gathers = 0;
+    int64_t overwrites = 0;  // that needed no gather
+  };
+
+  Construction(std::shared_ptr<Communicator> comm, int64_t budget_bytes)
+      : comm_(std::move(comm)), budget_(budget_bytes) {}
+
+  // For its life, this thread's tensors are of `construction`. Not nested.
+  class Scope {
+   public:
+    explicit Scope(Construction* construction);
+    ~Scope();
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    c10::impl::IncludeDispatchKeyGuard seen_;
+    TensorMemoryScope memory_;
+  };
+  // That of the Scope that this thread is in, or null.
+  static Construction* Current();
+
+  // The ranks made the same so far: InvalidArgument says which tensor differs.
+  // Then everything but parameters becomes plain, and all of these are evicted;
+  // who asks for their memory is told their names. COLLECTIVE.
+  absl::Status Finish(const torch::nn::Module& module);
+  Counts counts() const;
+
+  // ---- for the fallback
+
+  // A result of an operator in the scope: it may be evicted from now on. LOCAL.
+  void Note(const at::Tensor& result);
+  // Evicts down to half of the budget, but not what the last operator used.
+  // LOCAL. ResourceExhausted.
+  absl::Status Trim();
+
+ private:
+  friend class Evictable;
+  friend class EvictablePins;
+  friend std::optional<uint64_t> PrintOfEvictable(const at::Tensor& tensor);
+  friend absl::Status GiveBackEvictable(const at::Tensor& tensor);
+  friend absl::Status CheckGroupOfEvictable(const at::Tensor& tensor,
+                                            const Communicator& comm);
+
+  struct Node {
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    int64_t number;    // in order of appearance
+    int64_t used;      // when
+    std::string what;  // dtype and sizes, then the parameter's name
+    bool is_parameter = false;
+    int pins = 0;
+    // Being overwritten: until that is done it has its shard, too.
+    bool overwritten = false;
+    CountedBuffer shard{};  // while evicted
+    uint64_t print = 0;     // of the bytes, while evicted
+  };
+  using Storage = c10::intrusive_ptr<c10::StorageImpl>;
+
+  int64_t PieceBytes(int64_t bytes) const;
+  c10::DataPtr Allocate(int64_t bytes, c10::Allocator& base) override;
+  void Forget(Evictable* memory);
+  absl::Status Pin(const Storage& storage, bool overwritten);
+  // Whole and plain from now on. COLLECTIVE where it was evicted.
+  absl::Status GiveBack(const Storage& storage);
+  void Unpin(const Storage& storage, bool done);
+  absl::Status Evict(Evictable* memory, const Storage& storage)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Restore(Evictable* memory, const Storage& storage,
+                       bool overwritten) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Use(Evictable* memory, Node* node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status ShardParameters(const torch::nn::Module& module);
+  absl::Status CheckSameOnAllRanks();
+  std::vector<Storage> All();
+
+  const std::shared_ptr<Communicator> comm_;
+  const int64_t budget_;
+  mutable absl::Mutex mutex_;
+  absl::flat_hash_map<Evictable*, Node> nodes_ ABSL_GUARDED_BY(mutex_);
+  // Whole ones, by when they were used and their number.
+  std::map<std::pair<int64_t, int64_t>, Evictable*> by_use_
+      ABSL_GUARDED_BY(mutex_);
+  int64_t whole_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t now_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t next_number_ ABSL_GUARDED_BY(mutex_) = 0;
+  Counts counts_ ABSL_GUARDED_BY(mutex_);
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+  // Of everything that was evicted until then.
+  std::vector<std::pair<uint64_t, std::string>> history_
+      ABSL_GUARDED_BY(mutex_);
+};
+
+// Keeps tensors of constructions whole. Other tensors cost a comparison.
+class EvictablePins {
+ public:
+  EvictablePins() = default;
+  EvictablePins(const EvictablePins&) = delete;
+  EvictablePins& operator=(const EvictablePins&) = delete;
+  ~EvictablePins() { Clear(/*done=*/false); }
+  // COLLECTIVE where it was evicted, but if all of it is `overwritten` next.
+  // Throws StatusException.
+  void Add(const at::Tensor& tensor, bool overwritten = false);
+  // Not done: what was to be overwritten is what it was.
+  void Clear(bool done);
+  // The operator is done. And evicts what is too much. Throws StatusException.
+  void ClearAndTrim();
+  bool empty() const { return pinned_.empty(); }
+
+ private:
+  std::vector<std::pair<std::shared_ptr<Construction>, Construction::Storage>>
+      pinned_;
+};
+
+// Whether a construction may take the tensor's memory away.
+bool IsEvictable(const at::Tensor& tensor);
+// Makes it plain and whole. COLLECTIVE where it was evicted; nothing if it is
+// not IsEvictable.
+absl::Status GiveBackEvictable(const at::Tensor& tensor);
+// InvalidArgument if the tensor's construction was over other ranks than
+// `comm`'s, or they are in another order. LOCAL.
+absl::Status CheckGroupOfEvictable(const at::Tensor& tensor,
+                                   const Communicator& comm);
+// A fingerprint of all bytes of its storage, without a gather: of when they
+// were evicted. Nothing if it is not IsEvictable. LOCAL.
+std::optional<uint64_t> PrintOfEvictable(const at::Tensor& tensor);
+
+}  // namespace tessera
+#endif  // SHARDING_CONSTRUCT_CONSTRUCTION_H_

@@ -1,0 +1,107 @@
+#include "sharding/construct/evictable.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/memory/memory.h"
+#include "sharding/construct/construction.h"
+#include "sharding/torch/storage_access.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kPageBytes = 4096;
+
+absl::Status Count(int64_t bytes) {
+  MemoryLedger& ledger = MemoryLedger::Global();
+  if (ledger.TryAdd(MemoryKind::kWorking, bytes)) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "cannot allocate ", bytes,
+      " bytes for a tensor of a module under construction: the "
+      "limit is ",
+      ledger.limit_bytes(), "; held now: ", ledger.Report().ToString()));
+}
+
+}  // namespace
+
+absl::StatusOr<c10::DataPtr> Evictable::Allocate(
+    int64_t bytes, int64_t room, std::shared_ptr<Construction> owner) {
+  room = (std::max(bytes, room) + kPageBytes - 1) / kPageBytes * kPageBytes;
+  absl::Status counted = Count(bytes);
+  if (!counted.ok()) return counted;
+  void* const data =
+      mmap(nullptr, static_cast<size_t>(room), PROT_READ | PROT_WRITE,
+           MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED) {
+    MemoryLedger::Global().Remove(MemoryKind::kWorking, bytes);
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "the system has no ", bytes,
+        " bytes for a tensor of a module under construction, or no more "
+        "mappings (vm.max_map_count)"));
+  }
+  return DataPtrOf(
+      data, std::unique_ptr<TensorMemory>(new Evictable(
+                static_cast<char*>(data), bytes, room, std::move(owner))));
+}
+
+Evictable::Evictable(char* data, int64_t bytes, int64_t room,
+                     std::shared_ptr<Construction> owner)
+    : data_(data), bytes_(bytes), room_(room), owner_(std::move(owner)) {}
+
+Evictable::~Evictable() {
+  if (owner_ != nullptr) {
+    if (whole_) MemoryLedger::Global().Remove(MemoryKind::kWorking, bytes_);
+    owner_->Forget(this);
+  }
+  faults_ = nullptr;  // before the addresses can be another's
+  TESSERA_CHECK_EQ(munmap(data_, static_cast<size_t>(room_)), 0);
+}
+
+Evictable* Evictable::Of(const c10::DataPtr& memory) {
+  return dynamic_cast<Evictable*>(TensorMemoryOf(memory));
+}
+
+Evictable* Evictable::Of(c10::StorageImpl* storage) {
+  return Of(storage->_mutable_data_ptr_no_checks());
+}
+
+void Evictable::Take(c10::StorageImpl* storage, const std::string& error) {
+  // In place: new pages, which nobody may touch.
+  TESSERA_CHECK_EQ(mmap(data_, static_cast<size_t>(room_), PROT_NONE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0),
+                   static_cast<void*>(data_));
+  whole_ = false;
+  MemoryLedger::Global().Remove(MemoryKind::kWorking, bytes_);
+  Say(storage, error);
+}
+
+void Evictable::Say(c10::StorageImpl* storage, const std::string& error) {
+  HideStorageSaying(storage, error);
+  faults_ = std::make_unique<WriteFaults>(
+      std::vector<WriteFaults::Piece>{{data_, data_ + room_, error}});
+}
+
+absl::Status Evictable::Return() {
+  const absl::Status counted = Count(bytes_);
+  if (!counted.ok()) return counted;
+  faults_ = nullptr;
+  TESSERA_CHECK_EQ(
+      mprotect(data_, static_cast<size_t>(room_), PROT_READ | PROT_WRITE), 0);
+  whole_ = true;
+  return absl::OkStatus();
+}
+
+void Evictable::Show(c10::StorageImpl* storage) { ShowStorage(storage); }
+
+void Evictable::Retire() {
+  if (owner_ == nullptr) return;
+  MemoryLedger::Global().Remove(MemoryKind::kWorking, bytes_);
+  owner_ = nullptr;
+}
+
+}  // namespace tessera

@@ -1,0 +1,100 @@
+#include "sharding/dispatch/operator_info.h"
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+
+#include "absl/container/flat_hash_set.h"
+
+namespace tessera {
+namespace {
+
+// Operators that return no alias of their arguments and still read no values
+// of them, or none of a particular argument (type_as reads its first through an
+// inner operator, which is seen).
+bool LooksAtSizesOnly(const std::string& name) {
+  static const auto* names = new absl::flat_hash_set<std::string>{
+      "aten::empty_like",     "aten::zeros_like",
+      "aten::ones_like",      "aten::full_like",
+      "aten::rand_like",      "aten::randn_like",
+      "aten::randint_like",   "aten::new_empty",
+      "aten::new_zeros",      "aten::new_ones",
+      "aten::new_full",       "aten::new_empty_strided",
+      "aten::requires_grad_", "aten::retain_grad",
+      "aten::is_same_size",   "aten::type_as",
+      "aten::result_type",    "aten::can_cast",
+      "aten::is_complex",     "aten::is_floating_point",
+      "aten::is_signed",      "aten::is_neg",
+      "aten::is_conj",        "aten::is_inference",
+      "aten::size",           "aten::stride",
+      "aten::sym_size",       "aten::sym_stride",
+      "aten::sym_numel",      "aten::sym_storage_offset",
+      "aten::_version",       "aten::is_leaf",
+      "aten::set_data",       "aten::data",
+      "aten::is_pinned"};
+  return names->contains(name);
+}
+
+bool OverwritesFirst(const std::string& name) {
+  static const auto* names = new absl::flat_hash_set<std::string>{
+      "aten::zero_",        "aten::fill_",      "aten::uniform_",
+      "aten::normal_",      "aten::random_",    "aten::copy_",
+      "aten::exponential_", "aten::geometric_", "aten::log_normal_",
+      "aten::cauchy_"};
+  return names->contains(name);
+}
+
+bool ReturnsView(const c10::FunctionSchema& schema) {
+  for (const auto& ret : schema.returns()) {
+    if (ret.alias_info() != nullptr && !ret.alias_info()->isWrite()) {
+      return true;
+    }
+  }
+  return false;
+}
+
+OperatorInfo Classify(const c10::FunctionSchema& schema) {
+  OperatorInfo info;
+  const std::string& name = schema.name();
+  info.aten = name.compare(0, 6, "aten::") == 0;
+  info.c10d = name.compare(0, 6, "c10d::") == 0;
+  info.copies = name == "aten::_to_copy";
+  info.overwrites = OverwritesFirst(name);
+  info.input_casts = InputCastsOf(name);
+  if (name == "aten::set_") {
+    info.kind = OperatorInfo::Kind::kSet;
+  } else if (name == "aten::_has_compatible_shallow_copy_type") {
+    info.kind = OperatorInfo::Kind::kSetData;
+  } else if (info.aten && (ReturnsView(schema) || LooksAtSizesOnly(name))) {
+    info.kind = OperatorInfo::Kind::kTransparent;
+  }
+  for (const auto& arg : schema.arguments()) {
+    const auto* alias = arg.alias_info();
+    info.writes.push_back(!info.aten || (alias != nullptr && alias->isWrite()));
+  }
+  return info;
+}
+
+}  // namespace
+
+const OperatorInfo& OperatorInfo::Of(const c10::OperatorHandle& op) {
+  // Keyed by the schema's address; the name guards against one that was
+  // unloaded and another that took its place.
+  struct Entry {
+    std::string name, overload;
+    OperatorInfo info;
+  };
+  thread_local std::unordered_map<const c10::FunctionSchema*,
+                                  std::unique_ptr<Entry>>
+      cache;
+  const c10::FunctionSchema& schema = op.schema();
+  auto& entry = cache[&schema];
+  if (entry == nullptr || entry->name != schema.name() ||
+      entry->overload != schema.overload_name()) {
+    entry = std::make_unique<Entry>(
+        Entry{schema.name(), schema.overload_name(), Classify(schema)});
+  }
+  return entry->info;
+}
+
+}  // namespace tessera

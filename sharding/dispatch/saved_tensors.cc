@@ -1,0 +1,170 @@
+#include "sharding/dispatch/saved_tensors.h"
+
+#include <atomic>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "sharding/dispatch/saved_casts.h"
+#include "sharding/flat/flat_parameter.h"
+#include "sharding/flat/registry.h"
+#include "sharding/torch/storage_access.h"
+#include "sharding/torch/version_error.h"
+#include "torch/csrc/autograd/engine.h"
+#include "torch/csrc/autograd/function.h"
+#include "torch/csrc/autograd/graph_task.h"
+#include "torch/csrc/autograd/saved_variable_hooks.h"
+#include "torch/csrc/autograd/variable.h"
+
+namespace tessera {
+namespace {
+
+namespace autograd = torch::autograd;
+
+// Pins of the node that a thread is running.
+class NodePins {
+ public:
+  static NodePins& OfThread();
+
+  void Add(const std::shared_ptr<FlatParameter>& flat) {
+    auto node = autograd::get_current_node();
+    absl::MutexLock lock(&mutex_);
+    if (node != node_) {
+      pins_.Clear();
+      node_ = std::move(node);  // held, so that its address is not reused
+    }
+    pins_.Add(flat);
+  }
+  void Clear() {
+    absl::MutexLock lock(&mutex_);
+    pins_.Clear();
+    node_.reset();
+  }
+
+ private:
+  absl::Mutex mutex_;
+  PinSet pins_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<autograd::Node> node_ ABSL_GUARDED_BY(mutex_);
+};
+
+// All threads' NodePins; kept for the life of the process, as device threads
+// are.
+struct AllNodePins {
+  absl::Mutex mutex;
+  std::vector<std::shared_ptr<NodePins>> all ABSL_GUARDED_BY(mutex);
+  static AllNodePins& Global() {
+    static AllNodePins* pins = new AllNodePins();
+    return *pins;
+  }
+};
+
+NodePins& NodePins::OfThread() {
+  thread_local std::shared_ptr<NodePins> mine = [] {
+    auto pins = std::make_shared<NodePins>();
+    auto& global = AllNodePins::Global();
+    absl::MutexLock lock(&global.mutex);
+    global.all.push_back(pins);
+    return pins;
+  }();
+  return *mine;
+}
+
+// One saved tensor. Keeps an alias without history (no cycle through an
+// output's grad_fn) that shares the version counter; nothing of a parameter's
+// cast.
+class SavedTensor : public autograd::SavedVariableHooks {
+ public:
+  void call_pack_hook(const at::Tensor& tensor) override {
+    cast_ = SavedCast::Of(tensor);
+    if (cast_ != nullptr) return;
+    alias_ = at::Tensor(tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(
+        autograd::impl::version_counter(tensor),
+        /*allow_tensor_metadata_change=*/true));
+    version_ = tensor._version();
+    if (StorageOwner owned = Registry::Global().Find(alias_)) {
+      AddTag(alias_);
+      flat_ = owned.flat;
+    }
+  }
+
+  at::Tensor call_unpack_hook() override {
+    if (cast_ != nullptr) {
+      cast_->CheckVersions();
+      NodePins::OfThread().Add(cast_->flat());
+      return cast_->Make();
+    }
+    TORCH_CHECK(alias_._version() == version_,
+                VersionError(alias_.toString(), alias_.sizes(), version_,
+                             alias_._version()));
+    if (flat_ != nullptr) NodePins::OfThread().Add(flat_);
+    return alias_;
+  }
+
+ private:
+  std::unique_ptr<SavedCast> cast_;  // null: all that follows is set
+  at::Tensor alias_;
+  int64_t version_ = 0;
+  std::shared_ptr<FlatParameter> flat_;  // null: an ordinary tensor
+};
+
+// Set by OutermostTask; -2: armed, the next graph task is the outermost.
+constexpr int64_t kNone = -1, kArmed = -2;
+std::atomic<int64_t> outermost_task{kNone};
+
+class TaggingEngine final : public autograd::Engine {
+ public:
+  // libtorch starts worker threads (for devices, and for backwards nested too
+  // deep) once per process, for the engine that runs first; a backward before
+  // the first tessera::Engine has taken that. Ours then starts its own.
+  TaggingEngine() {
+    initialize_device_threads_pool();
+    if (thread_pool_shared_ == nullptr) start_device_threads();
+  }
+  ~TaggingEngine() override { stop(); }
+
+  std::unique_ptr<autograd::SavedVariableHooks>
+  get_default_saved_variable_hooks() override {
+    if (Registry::Global().empty()) return nullptr;
+    return std::make_unique<SavedTensor>();
+  }
+
+  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
+      const std::shared_ptr<autograd::GraphTask>& graph_task,
+      std::shared_ptr<autograd::Node> graph_root,
+      autograd::InputBuffer&& input_buffer) override {
+    int64_t armed = kArmed;
+    outermost_task.compare_exchange_strong(
+        armed, static_cast<int64_t>(graph_task->id_));
+    return autograd::Engine::execute_with_graph_task(
+        graph_task, std::move(graph_root), std::move(input_buffer));
+  }
+};
+
+autograd::Engine& TheEngine() {
+  static TaggingEngine* engine = new TaggingEngine();  // its threads never end
+  return *engine;
+}
+
+}  // namespace
+
+void InstallSavedTensorHooks() {
+  static const bool done = [] {
+    autograd::set_default_engine_stub(&TheEngine);
+    return true;
+  }();
+  (void)done;
+}
+
+void ReleaseNodePins() {
+  auto& global = AllNodePins::Global();
+  absl::MutexLock lock(&global.mutex);
+  for (auto& pins : global.all) pins->Clear();
+}
+
+OutermostTask::OutermostTask() { outermost_task = kArmed; }
+OutermostTask::~OutermostTask() { outermost_task = kNone; }
+int64_t OutermostTask::id() { return outermost_task; }
+
+}  // namespace tessera

@@ -1,0 +1,207 @@
+#include "sharding/dispatch/tag.h"
+
+#include <optional>
+#include <utility>
+
+#include "ATen/core/dispatch/Dispatcher.h"
+#include "ATen/core/grad_mode.h"
+#include "ATen/core/stack.h"
+#include "base/torch_guard.h"
+#include "c10/core/InferenceMode.h"
+#include "c10/core/impl/LocalDispatchKeySet.h"
+#include "sharding/construct/construction.h"
+#include "sharding/dispatch/autocast.h"
+#include "sharding/dispatch/cast_inputs.h"
+#include "sharding/dispatch/operator_info.h"
+#include "sharding/dispatch/rebind.h"
+#include "sharding/dispatch/saved_casts.h"
+#include "sharding/flat/flat_parameter.h"
+#include "sharding/flat/registry.h"
+#include "sharding/torch/storage_access.h"
+#include "sharding/torch/torch_scope.h"
+#include "torch/csrc/autograd/graph_task.h"
+#include "torch/csrc/distributed/c10d/Work.hpp"
+#include "torch/library.h"
+
+namespace tessera {
+namespace {
+
+// Calls f(tensor, argument index) for each tensor among the top `n` values.
+template <typename F>
+void ForEachTensor(const torch::jit::Stack& stack, size_t n, F&& f) {
+  for (size_t i = 0; i < n; ++i) {
+    const c10::IValue& value = stack[stack.size() - n + i];
+    if (value.isTensor()) {
+      f(value.toTensor(), i);
+    } else if (value.isTensorList()) {
+      for (const at::Tensor& t : value.toTensorVector()) f(t, i);
+    } else if (value.isList()) {
+      for (const c10::IValue& e : value.toListRef()) {
+        if (e.isTensor()) f(e.toTensor(), i);
+      }
+    }
+  }
+}
+
+// Where a checkpoint may run what it will compute again in backward.
+bool OutsideOfGraph() {
+  return !at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled() &&
+         torch::autograd::get_current_graph_task_id() == -1;
+}
+
+// Whether the operator writes all of its first argument's storage and reads
+// nothing of it.
+bool OverwritesFirst(const OperatorInfo& info, const torch::jit::Stack& stack) {
+  if (!info.overwrites) return false;
+  const at::Tensor& first = stack[stack.size() - info.writes.size()].toTensor();
+  const c10::StorageImpl* const storage =
+      first.storage().unsafeGetStorageImpl();
+  bool read = !first.is_non_overlapping_and_dense() ||
+              first.nbytes() != storage->nbytes();
+  ForEachTensor(stack, info.writes.size(), [&](const at::Tensor& t, size_t i) {
+    read |= i > 0 && t.defined() && t.has_storage() &&
+            t.storage().unsafeGetStorageImpl() == storage;
+  });
+  return !read;
+}
+
+// Returns whether one of the units wants its inputs cast.
+bool PinArguments(const OperatorInfo& info, const torch::jit::Stack& stack,
+                  PinSet* pins, EvictablePins* evictables) {
+  const bool outside = OutsideOfGraph();
+  const bool constructs = Construction::Current() != nullptr;
+  bool casts_inputs = false;
+  ForEachTensor(stack, info.writes.size(), [&](const at::Tensor& t, size_t i) {
+    if (!t.defined() || !(HasTag(t) || constructs)) return;
+    StorageOwner owned = Registry::Global().Find(t);
+    if (!owned) {
+      if (IsEvictable(t)) {
+        evictables->Add(t, i == 0 && OverwritesFirst(info, stack));
+      }
+      return;
+    }
+    pins->Add(owned.flat);
+    if (info.writes[i]) ThrowIfError(owned.flat->PrepareWrite());
+    if (outside) owned.flat->MarkUsedWithoutGrad();
+    casts_inputs |= owned.flat->cast_inputs();
+  });
+  return casts_inputs;
+}
+
+void TagAliases(size_t num_returns, const torch::jit::Stack& stack) {
+  Construction* const construction = Construction::Current();
+  ForEachTensor(stack, num_returns, [&](const at::Tensor& t, size_t) {
+    if (construction != nullptr) construction->Note(t);
+    if (!t.defined() || HasTag(t)) return;
+    if (Registry::Global().Find(t) || IsEvictable(t)) AddTag(t);
+  });
+}
+
+// A collective of the user's own on parameters goes on after its operator has
+// returned: it is over before the pins go.
+void WaitForWork(size_t num_returns, const torch::jit::Stack& stack) {
+  for (size_t i = stack.size() - num_returns; i < stack.size(); ++i) {
+    if (!stack[i].isCustomClass()) continue;
+    auto work = stack[i].toCustomClass<c10d::Work>();
+    if (work) work->wait();
+  }
+}
+
+void Redispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                torch::jit::Stack* stack, bool exclude) {
+  const auto below =
+      keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kTagKey);
+  if (exclude) {
+    c10::impl::ExcludeDispatchKeyGuard guard{c10::DispatchKeySet(kTagKey)};
+    op.redispatchBoxed(below, stack);
+  } else {
+    op.redispatchBoxed(below, stack);
+  }
+}
+
+// As Redispatch, while autocast is on. Its casts must be seen: nothing is
+// excluded.
+void RedispatchUnderAutocast(const c10::OperatorHandle& op,
+                             c10::DispatchKeySet keys,
+                             torch::jit::Stack* stack) {
+  std::optional<NoAutocastCache> no_cache;
+  if (AutocastTakes(keys)) no_cache.emplace();
+  Redispatch(op, keys, stack, /*exclude=*/false);
+}
+
+// aten::_to_copy: what it casts is not kept for backward.
+void RedispatchCopy(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                    torch::jit::Stack* stack) {
+  const at::Tensor source =
+      torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
+  Redispatch(op, keys, stack, /*exclude=*/true);
+  c10::IValue& cast = stack->back();
+  cast = WithCachedHistory(source, cast.toTensor());
+  RememberCast(source, cast.toTensor());
+}
+
+void Compute(const c10::OperatorHandle& op, const OperatorInfo& info,
+             c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const size_t num_returns = op.schema().returns().size();
+  PinSet pins;
+  EvictablePins evictables;
+  const bool casts_inputs = PinArguments(info, *stack, &pins, &evictables);
+  std::optional<at::ScalarType> result_dtype;
+  if (casts_inputs && info.input_casts != InputCasts::kNone &&
+      !AutocastTakes(keys)) {
+    result_dtype = CastInputs(op, info.input_casts, stack);
+  }
+  if (info.copies) {
+    RedispatchCopy(op, keys, stack);
+  } else if (AutocastIsOn()) {
+    RedispatchUnderAutocast(op, keys, stack);
+  } else {
+    Redispatch(op, keys, stack, /*exclude=*/info.aten);
+  }
+  if (result_dtype) CastFirstResult(num_returns, *result_dtype, stack);
+  const bool constructs =
+      !evictables.empty() || Construction::Current() != nullptr;
+  if (pins.empty() && !constructs) return;
+  TagAliases(num_returns, *stack);
+  if (info.c10d) WaitForWork(num_returns, *stack);
+  if (constructs) evictables.ClearAndTrim();
+}
+
+void Fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+              torch::jit::Stack* stack) {
+  const OperatorInfo& info = OperatorInfo::Of(op);
+  switch (info.kind) {
+    case OperatorInfo::Kind::kSet:
+      if (SetBecomesWrite(op, stack)) return;
+      break;
+    case OperatorInfo::Kind::kSetData:
+      SetDataBecomesWrite(stack);
+      [[fallthrough]];
+    case OperatorInfo::Kind::kTransparent:
+      Redispatch(op, keys, stack, /*exclude=*/false);
+      TagAliases(op.schema().returns().size(), *stack);
+      return;
+    case OperatorInfo::Kind::kCompute:
+      break;
+  }
+  Compute(op, info, keys, stack);
+}
+
+TORCH_LIBRARY_IMPL(_, DeferredInit, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&Fallback>());
+}
+
+}  // namespace
+
+absl::Status CheckTagFallback() {
+  if (c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(kTagKey)) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(
+      "libtorch's dispatch key DeferredInit has no fallback: "
+      "//sharding/dispatch:tag "
+      "was "
+      "not linked whole (it needs alwayslink)");
+}
+
+}  // namespace tessera

@@ -1,0 +1,38 @@
+// Views of tagged tensors: libtorch's own operators that always make a view
+// pass the tag by. There is nothing to pin, and the result is tagged already,
+// since it gets its source's keys. (Those that may copy instead, such as
+// reshape, go to the fallback like any other:
+// sharding/dispatch/operator_info.h.)
+#include "sharding/torch/torch_scope.h"
+#include "torch/library.h"
+
+namespace tessera {
+namespace {
+
+constexpr const char* kViews[] = {"alias",
+                                  "as_strided",
+                                  "chunk",
+                                  "detach",
+                                  "expand",
+                                  "narrow",
+                                  "permute",
+                                  "select.int",
+                                  "slice.Tensor",
+                                  "split.Tensor",
+                                  "split_with_sizes",
+                                  "squeeze.dim",
+                                  "t",
+                                  "transpose.int",
+                                  "unbind.int",
+                                  "unsqueeze",
+                                  "view"};
+
+TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
+  static_assert(kTagKey == c10::DispatchKey::DeferredInit);
+  for (const char* name : kViews) {
+    m.impl(name, torch::CppFunction::makeFallthrough());
+  }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,46 @@
+// Registry: which unit a storage belongs to, over all engines of the process.
+//
+// Threads: any; lookups take a shared lock.
+#ifndef SHARDING_FLAT_REGISTRY_H_
+#define SHARDING_FLAT_REGISTRY_H_
+
+#include <memory>
+
+#include "ATen/core/Tensor.h"
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "base/shared_mutex.h"
+#include "sharding/flat/flat_parameter.h"
+
+namespace tessera {
+
+struct StorageOwner {
+  std::shared_ptr<FlatParameter> flat;  // null: the storage is nobody's
+  int slot = 0;
+  explicit operator bool() const { return flat != nullptr; }
+  // First parameter over the storage; for messages.
+  const std::string& parameter() const {
+    return flat->ParameterOfSlot(slot).name;
+  }
+};
+
+class Registry {
+ public:
+  static Registry& Global();
+
+  void Add(const std::shared_ptr<FlatParameter>& flat);
+  void Remove(const FlatParameter& flat);
+  StorageOwner Find(const c10::StorageImpl* storage) const;
+  // Of a tensor that may be undefined or without storage.
+  StorageOwner Find(const at::Tensor& tensor) const;
+  bool empty() const { return size_.load(std::memory_order_relaxed) == 0; }
+
+ private:
+  mutable SharedMutex mutex_;
+  absl::flat_hash_map<const c10::StorageImpl*, StorageOwner> owned_
+      ABSL_GUARDED_BY(mutex_);
+  std::atomic<size_t> size_{0};
+};
+
+}  // namespace tessera
+#endif  // SHARDING_FLAT_REGISTRY_H_

@@ -1,0 +1,120 @@
+// Schedule: which units are whole, where parameters are sharded: gathered ahead
+// of their use, freed right after their last one.
+//
+// Every unit's use is recorded (sharding/flat/touch_history.h); the record says
+// what comes next. When the use moves from one unit to another,
+//   - units expected within the next `prefetch` elements are wanted, too, while
+//     all wanted ones fit within max_live;
+//   - the one before is freed, unless it is wanted or fewer than
+//     max_reuse_distance elements are used until it is used again;
+//   - wanted ones are gathered, the one in use first; others are freed for
+//     them, the longest unused first, where max_live asks for it.
+// Where the record does not know (a first step, a path never taken), nothing is
+// gathered ahead, and units are kept only while all that are whole stay within
+// both limits. A pinned unit is never freed.
+//
+// Ranks that run the same operators gather and free alike, since everything
+// depends on the order of uses alone.
+//
+// Sources: DeepSpeed's stage3_prefetch_bucket_size, stage3_max_live_parameters,
+// stage3_max_reuse_distance; FSDP2's reshard_after_forward and
+// set_modules_to_{forward,backward}_prefetch.
+//
+// Threads: any.
+#ifndef SHARDING_FLAT_SCHEDULE_H_
+#define SHARDING_FLAT_SCHEDULE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/synchronization/mutex.h"
+#include "sharding/flat/touch_history.h"
+
+namespace tessera {
+
+class FlatParameter;
+
+// In elements, over all units of one engine.
+struct ScheduleOptions {
+  bool overlap = true;  // false: gathers wait at once, nothing is prefetched
+  int64_t prefetch = 50'000'000;
+  // 0: a unit is freed as soon as no operator uses it, and nothing is recorded
+  // (slow; shows reads of what was freed).
+  int64_t max_live = 1'000'000'000;
+  int64_t max_reuse_distance = 1'000'000'000;
+  // false: what the forward gathered stays whole for the backward.
+  bool reshard_after_forward = true;
+};
+
+enum class Phase { kForward, kBackward };
+
+class Schedule {
+ public:
+  explicit Schedule(ScheduleOptions options) : options_(options) {}
+
+  // The units with sharded parameters, in order. Before the first use.
+  void Start(std::vector<FlatParameter*> flats);
+
+  // `unit` is about to be pinned.
+  void Touch(FlatParameter* flat);
+  // `unit` will not be used again; it may be destroyed.
+  void Forget(FlatParameter* flat);
+  // The end of a backward, a step: frees every unit that is not pinned.
+  void EndPass();
+
+  // When `unit` is touched in `phase`, `next` are wanted, in that order,
+  // instead of what the record says; nothing if empty.
+  void SetPrefetch(FlatParameter* flat, Phase phase,
+                   std::vector<FlatParameter*> next);
+  // Overrides ScheduleOptions::reshard_after_forward for one unit.
+  void SetReshardAfterForward(FlatParameter* flat, bool reshard);
+
+  bool free_after_use() const { return options_.max_live == 0; }
+  // Elements that are whole, or on their way to be.
+  void AddLive(int64_t elements) { live_ += elements; }
+  int64_t live() const { return live_; }
+
+ private:
+  struct Entry {
+    int index = 0;
+    bool reshard_after_forward = true;
+    // Until it is used or a border comes, whatever the record says: for its
+    // backward, or since a list asked for it.
+    bool stays = false;
+    // By phase; null: as recorded.
+    std::unique_ptr<std::vector<FlatParameter*>> prefetch[2];
+  };
+
+  // A unit and, as the lowest bit, the phase in which it is used.
+  using Mark = uintptr_t;
+  static constexpr Mark kNone = 0;
+  static Mark MarkOf(FlatParameter* flat, Phase phase);
+  static FlatParameter* UnitOf(Mark mark);
+
+  void Free(FlatParameter* flat) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Keeps(FlatParameter* flat, FlatParameter* current)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::vector<FlatParameter*> Wanted(FlatParameter* current)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool MakeRoom(FlatParameter* flat, const std::vector<FlatParameter*>& wanted)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void MarkTouched(FlatParameter* flat) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const ScheduleOptions options_;
+  std::atomic<int64_t> live_{0};
+  std::atomic<Mark> newest_{kNone};
+  absl::Mutex mutex_;  // before any unit's own
+  std::vector<FlatParameter*> flats_
+      ABSL_GUARDED_BY(mutex_);  // null: forgotten
+  absl::flat_hash_map<FlatParameter*, Entry> entries_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<TouchHistory> history_ ABSL_GUARDED_BY(mutex_);
+  // Whole or being gathered, the longest unused first.
+  std::vector<FlatParameter*> whole_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace tessera
+#endif  // SHARDING_FLAT_SCHEDULE_H_

@@ -1,0 +1,167 @@
+// FlatGradient: the gradient of one unit, from what hooks bring to the owner's
+// averaged part of it.
+//
+//                     stage 0       stage 1         stages 2, 3
+//   local flat        [P] kept      [P] kept        [P] until it is reduced
+//   reduced           in local      own slice of it [S] from there to Zero
+//   accumulating      + [P]         + [S]           + [S] during backward
+//
+// The local flat is of the reduce dtype, or of the master dtype (float32) while
+// micro-batches are added up in it before they are reduced. The reduced one is
+// of the master dtype; where that is not the reduce dtype it has memory of its
+// own at every stage.
+//
+// A micro-batch goes Add*, Outgoing, TakeSums (sharding/gradient/reduction.h),
+// Commit, ReduceHeld, and ends with DropMicroBatch; until Commit nothing of it
+// has touched the step's gradient, so it can be dropped at any point.
+//
+// Threads: none of its own; the caller orders the calls.
+#ifndef SHARDING_GRADIENT_FLAT_GRADIENT_H_
+#define SHARDING_GRADIENT_FLAT_GRADIENT_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "c10/core/Allocator.h"
+#include "sharding/flat/flat_parameter.h"
+#include "sharding/gradient/lendable_flat.h"
+#include "sharding/layout/flat_buffer.h"
+
+namespace tessera {
+
+class FlatGradient {
+ public:
+  // `expected[i]`: parameter i of the unit is expected to get a gradient; the
+  // same on all ranks. `lendable_bytes`: of the least that Lend gives; 0: none.
+  FlatGradient(std::shared_ptr<FlatParameter> flat, std::vector<bool> expected,
+               int64_t lendable_bytes);
+
+  // What to do with a gradient that arrives.
+  enum class Arrival {
+    kAdd,                // to the local flat gradient, in the reduce dtype
+    kAccumulateLocally,  // the same, in the master dtype
+    kZero,               // counts as arrived, with zeros
+  };
+  // Adds a gradient of this micro-batch to the local flat gradient (the first
+  // one is copied), or keeps it for ReduceHeld where the parameter was not
+  // expected or the unit is on its way. Where it may be one of several of the
+  // micro-batch (`part`), these are first added up in their own dtype, as
+  // libtorch does, until Fold. Dense or sparse, any dtype. LOCAL.
+  absl::Status Add(int parameter, const at::Tensor& gradient, Arrival how,
+                   bool part);
+  // Memory for what may become the gradient of a parameter, of LendableBytes:
+  // its place in the local flat gradient, so that Add need not copy it
+  // (sharding/gradient/lendable_flat.h). Null where it is not to be had now.
+  // LOCAL.
+  c10::DataPtr Lend(int parameter, Arrival how);
+  // The backward of a micro-batch that stays on this rank is over. LOCAL.
+  absl::Status Fold();
+  // A backward begins: what came before is no arrival of it. `may_nest`: it may
+  // start others within itself.
+  void Begin(bool may_nest);
+  // More may come after every parameter has arrived: complete only at the end.
+  void SetLate() { late_ = true; }
+  bool late() const { return late_; }
+
+  bool AnyExpected() const { return num_expected_ > 0; }
+  // Every expected parameter has arrived in this backward, and nothing hints at
+  // more to come.
+  bool Complete() const { return num_missing_ == 0 && !late_; }
+
+  // The local flat gradient [P] in the reduce dtype, divided by `predivide`;
+  // what did not arrive is zero. Gradients that come from now on are held.
+  absl::StatusOr<at::Tensor> Outgoing(double predivide);
+  // What Outgoing gave was copied and is not read any more. LOCAL.
+  void DropOutgoing();
+  // Where the sums over ranks of the owned part of `whole`, which Outgoing
+  // gave, had best be written, [owned] of the reduce dtype: for TakeSums.
+  // LOCAL. ResourceExhausted.
+  absl::StatusOr<at::Tensor> PlaceOfSums(const at::Tensor& whole);
+  // These sums, copied or in place; the mean is sums / divisor.
+  absl::Status TakeSums(const at::Tensor& sums, double divisor);
+  // Adds to the step's gradient those parameters that arrived on some rank (the
+  // agreement of all). LOCAL.
+  absl::Status Commit(const std::vector<bool>& arrived);
+  // Reduces and adds what some rank held back. COLLECTIVE if any did.
+  absl::Status ReduceHeld(const std::vector<bool>& held, double predivide,
+                          double divisor);
+  // Forgets the micro-batch, whatever came of it.
+  void DropMicroBatch();
+  // Forgets the step's gradient too.
+  void Zero();
+
+  FlatParameter& flat() const { return *flat_; }
+  size_t num_parameters() const { return expected_.size(); }
+  // Of a gradient whose place Lend may give; 0 where it never does.
+  int64_t LendableBytes(int parameter) const;
+  // Some of its gradients have arrived, or are awaited in their places.
+  bool HasLocal() const { return local_.defined(); }
+  bool arrived(size_t parameter) const { return arrived_[parameter]; }
+  bool held(size_t parameter) const { return held_[parameter].defined(); }
+  void set_expected(std::vector<bool> expected);
+  // Some rank had a gradient for it since Zero; the same on all ranks.
+  bool has_gradient(size_t parameter) const { return has_[parameter]; }
+  // This rank's part of the step's gradient, [owned] of the master dtype; only
+  // ranges of parameters with has_gradient hold one. Undefined if there is
+  // none.
+  at::Tensor owned() const;
+  // The whole gradient of a parameter, in its shape and the master dtype;
+  // undefined without one. COLLECTIVE.
+  absl::StatusOr<at::Tensor> Whole(int parameter) const;
+  // Bytes that the step's gradient takes, from Backward to Step.
+  int64_t resident_bytes() const;
+
+ private:
+  bool accumulating() const;
+  bool reduces_in_place() const;
+  absl::Status EnsureLocal(at::ScalarType dtype);
+  absl::StatusOr<FlatBuffer> AllocateReduced(Fill fill) const;
+  absl::Status EnsureReduced(Fill fill);
+  at::ScalarType DtypeOf(Arrival how) const;
+  absl::Status AddToLocal(int parameter, const at::Tensor& gradient,
+                          Arrival how, bool first);
+  bool LiesLikeItsPlace(int parameter, const at::Tensor& gradient) const;
+  // The parameter's place in a flat buffer [P], in its own shape.
+  at::Tensor PlaceIn(const FlatBuffer& buffer, int parameter) const;
+  // step's gradient (+)= the parameter's part of `mean`, [owned].
+  void Accumulate(int parameter, const at::Tensor& mean);
+  at::Tensor Mean(const at::Tensor& sums, double divisor) const;
+
+  std::shared_ptr<FlatParameter> flat_;
+  std::vector<Range> gaps_;  // between the parameters, in the flat buffer
+  std::vector<bool> expected_;
+  int num_expected_ = 0;
+  int num_missing_ = 0;  // of these, in the backward that runs
+  std::vector<bool> has_;
+
+  std::vector<bool> arrived_;     // in local_, not yet reduced
+  std::vector<bool> seen_;        // in the backward that runs
+  std::vector<at::Tensor> held_;  // to be reduced after the agreement
+  // Sums of parts, in the gradients' own dtype, and whether they are to be
+  // added to what local_ holds.
+  struct Parts {
+    at::Tensor sum;
+    Arrival how = Arrival::kAdd;
+    bool add = false;
+  };
+  std::vector<Parts> parts_;
+  bool sent_ = false;
+  bool late_ = false;
+  // Sums of a micro-batch that is to be added to earlier ones.
+  at::Tensor sums_;  // [owned], in local_ or in
+  FlatBuffer sums_memory_;
+  double divisor_ = 1;
+
+  LendableFlat local_;   // [P]
+  FlatBuffer outgoing_;  // [P], where local_ is of another dtype
+  FlatBuffer reduced_;   // [owned], unless in_place_
+  // The step's gradient is the owned range of local_ itself.
+  bool in_place_ = false;
+};
+
+}  // namespace tessera
+#endif  // SHARDING_GRADIENT_FLAT_GRADIENT_H_

@@ -1,0 +1,386 @@
+#include "sharding/gradient/gradients.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/status.h"
+#include "base/torch_guard.h"
+#include "sharding/dispatch/saved_tensors.h"
+#include "sharding/torch/tensor_memory.h"
+#include "sharding/torch/torch_scope.h"
+#include "torch/csrc/autograd/function_hook.h"
+#include "torch/csrc/autograd/graph_task.h"
+#include "torch/csrc/autograd/variable.h"
+
+namespace tessera {
+namespace {
+
+namespace autograd = torch::autograd;
+
+// How long a rank that failed waits for the others to say that they did too.
+constexpr absl::Duration kAllFailedWait = absl::Seconds(4);
+constexpr char kReduction[] = "reduction of gradients";
+
+}  // namespace
+
+class Gradients::ArrivalHook : public autograd::PostAccumulateGradHook {
+ public:
+  ArrivalHook(Gradients* owner, int flat, int parameter,
+              std::unique_ptr<autograd::PostAccumulateGradHook> previous)
+      : owner_(owner),
+        flat_(flat),
+        parameter_(parameter),
+        previous_(std::move(previous)) {}
+
+  void operator()(const at::Tensor& tensor) override {
+    if (previous_ != nullptr) (*previous_)(tensor);
+    owner_->Arrived(flat_, parameter_, tensor);
+  }
+  std::unique_ptr<autograd::PostAccumulateGradHook> TakePrevious() {
+    return std::move(previous_);
+  }
+  // The hook of `owner` on `tensor`, or null.
+  static ArrivalHook* On(const at::Tensor& tensor, const Gradients* owner) {
+    auto* hook = dynamic_cast<ArrivalHook*>(
+        autograd::impl::post_acc_grad_hooks(tensor).get());
+    return hook != nullptr && hook->owner_ == owner ? hook : nullptr;
+  }
+
+ private:
+  Gradients* owner_;
+  int flat_, parameter_;
+  std::unique_ptr<autograd::PostAccumulateGradHook> previous_;
+};
+
+Gradients::Gradients(const std::vector<std::shared_ptr<FlatParameter>>& flats,
+                     std::shared_ptr<Communicator> comm,
+                     GradientOptions options, std::vector<bool> expected)
+    : comm_(std::move(comm)), options_(options) {
+  auto next = expected.begin();
+  for (size_t u = 0; u < flats.size(); ++u) {
+    const auto& params = flats[u]->parameters();
+    const auto end = next + static_cast<int64_t>(params.size());
+    flats_.push_back(std::make_unique<FlatGradient>(
+        flats[u], std::vector<bool>(next, end), options.in_place_bytes));
+    next = end;
+    for (size_t i = 0; i < params.size(); ++i) {
+      const at::Tensor& tensor = params[i].tensor;
+      autograd::impl::set_post_acc_grad_hooks(
+          tensor, std::make_unique<ArrivalHook>(
+                      this, static_cast<int>(u), static_cast<int>(i),
+                      std::move(autograd::impl::post_acc_grad_hooks(tensor))));
+    }
+  }
+  MakeBuckets();
+  places_ = std::make_unique<GradientPlaces>(
+      flats_, &mutex_,
+      [this](const FlatGradient& flat) { return HowInPlace(flat); });
+}
+
+void Gradients::MakeBuckets() {
+  int64_t numel = 0;
+  const FlatParameter* last = nullptr;
+  for (auto it = flats_.rbegin(); it != flats_.rend(); ++it) {
+    const FlatParameter& flat = (*it)->flat();
+    const int64_t more = flat.layout().whole_numel();
+    const Stage stage = flat.stage();
+    // Alone there is no cost to share.
+    const bool fits =
+        comm_->world_size() > 1 && last != nullptr &&
+        numel + more <= options_.bucket_numel &&
+        flat.reduce_dtype() == last->reduce_dtype() &&
+        flat.device() == last->device() &&
+        stage.sharded_gradients == last->stage().sharded_gradients;
+    if (!fits) {
+      buckets_.emplace_back();
+      numel = 0;
+    }
+    buckets_.back().push_back(it->get());
+    numel += more;
+    last = &flat;
+  }
+}
+
+Gradients::~Gradients() {
+  for (const auto& flat : flats_) {
+    for (const auto& p : flat->flat().parameters()) {
+      if (auto* hook = ArrivalHook::On(p.tensor, this)) {
+        autograd::impl::set_post_acc_grad_hooks(p.tensor, hook->TakePrevious());
+      }
+    }
+  }
+  (void)FinishInFlight();  // a collective may still write into our buffers
+}
+
+FlatGradient::Arrival Gradients::HowNow() const {
+  using How = FlatGradient::Arrival;
+  if (running_ == nullptr) return How::kAdd;
+  if (running_->weight.value_or(1.0) == 0.0) return How::kZero;
+  return running_->reduce ? How::kAdd : How::kAccumulateLocally;
+}
+
+// Not where the forecast is wrong and others are at work: the memory of more
+// units than these is not to be held.
+std::optional<FlatGradient::Arrival> Gradients::HowInPlace(
+    const FlatGradient& flat) const {
+  bool at_work = !running_->reduce || flat.HasLocal();
+  for (size_t i = cursor_; i < std::min(cursor_ + 2, buckets_.size()); ++i) {
+    const auto& bucket = buckets_[i];
+    at_work |= std::find(bucket.begin(), bucket.end(), &flat) != bucket.end();
+  }
+  if (!at_work) return std::nullopt;
+  return HowNow();
+}
+
+void Gradients::Arrived(int unit_index, int parameter,
+                        const at::Tensor& tensor) {
+  TorchScope scope;
+  absl::MutexLock lock(&mutex_);
+  FlatGradient& flat = *flats_[static_cast<size_t>(unit_index)];
+  at::Tensor gradient = std::move(tensor.mutable_grad());
+  if (!gradient.defined()) return;
+  if (gradient.layout() != at::kStrided && !gradient.is_sparse()) {
+    gradient = gradient.to_dense();
+  }
+  const bool ours = running_ != nullptr;
+  if (ours && autograd::get_current_graph_task_id() != OutermostTask::id()) {
+    flat.SetLate();
+  }
+  const bool part = !ours || flat.late();
+  if (ours) places_->Arrived(unit_index, parameter, gradient);
+  ThrowIfError(flat.Add(parameter, gradient, HowNow(), part));
+  gradient.reset();  // it may lie in what is sent now
+  if (!ours || !running_->reduce) return;
+  ThrowIfError(LaunchReady(/*all=*/false));
+}
+
+MeanOptions Gradients::mean() const {
+  const bool sums = running_->weight.has_value() || !options_.mean;
+  const double base = sums ? 1 : comm_->world_size();
+  return {options_.predivide, base / options_.predivide};
+}
+
+// Launches buckets from the last units to the first, as far as they are
+// complete.
+absl::Status Gradients::LaunchReady(bool all) {
+  while (cursor_ < buckets_.size()) {
+    std::vector<FlatGradient*> ready;
+    for (FlatGradient* flat : buckets_[cursor_]) {
+      if (!flat->AnyExpected()) continue;
+      if (!all && !flat->Complete()) return absl::OkStatus();
+      ready.push_back(flat);
+    }
+    if (ready.empty()) {
+      ++cursor_;
+      continue;
+    }
+    TESSERA_RETURN_IF_ERROR(FinishInFlight());
+    TESSERA_ASSIGN_OR_RETURN(in_flight_,
+                             Reduction::Start(std::move(ready), mean()));
+    ++cursor_;  // whatever becomes of it
+    if (!options_.overlap) TESSERA_RETURN_IF_ERROR(FinishInFlight());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Gradients::FinishInFlight() {
+  if (in_flight_ == nullptr) return absl::OkStatus();
+  const auto reduction = std::move(in_flight_);
+  return CatchTorch(kReduction, [&] { return reduction->Finish(); });
+}
+
+absl::Status Gradients::Run(const std::function<void()>& backward,
+                            const MicroBatch& micro_batch) {
+  cursor_ = 0;
+  for (auto& flat : flats_) flat->Begin(micro_batch.may_nest);
+  running_ = &micro_batch;
+  runs_ = true;
+  absl::Status mine;
+  {
+    OutermostTask outermost;
+    const GradientPlaces::Backward places(places_.get());
+    mine = CatchTorch("backward", backward);
+  }
+  ReleaseNodePins();
+  TorchScope scope;
+  absl::Status status = CatchTorch(kReduction, [&] {
+    if (!micro_batch.reduce) return EndLocal(mine);
+    TESSERA_RETURN_IF_ERROR(AgreeOnFailing(mine));
+    mine.Update(local_failure_);  // of a backward that others are not in
+    return ReduceRest(mine);
+  });
+  if (status.ok()) {
+    if (micro_batch.reduce) ++num_reductions_;
+  } else if (in_flight_ != nullptr) {  // thrown on the way
+    comm_->Announce(status);
+    (void)FinishInFlight();
+    Discard();
+  }
+  running_ = nullptr;
+  runs_ = false;
+  return status;
+}
+
+// What a failed local micro-batch left cannot be told from the others' part: it
+// fails the next one that is reduced, on all ranks.
+absl::Status Gradients::EndLocal(const absl::Status& backward) {
+  if (!backward.ok() && AnyGathersTogether() && AgreeOnFailing(backward).ok()) {
+    // Nobody waits for the announcement any more once all are here.
+    (void)comm_->AllGatherStrings("", CommTag{"agreement on failing"});
+    comm_->ClearAnnouncement();
+  }
+  absl::Status status = backward;
+  for (auto& flat : flats_) {
+    status.Update(CatchTorch(kReduction, [&] { return flat->Fold(); }));
+  }
+  local_failure_.Update(status);
+  local_weight_ += running_->weight.value_or(0);
+  return status;
+}
+
+absl::Status Gradients::ReduceRest(absl::Status mine) {
+  absl::Status reduced =
+      CatchTorch(kReduction, [&] { return LaunchReady(/*all=*/true); });
+  reduced.Update(FinishInFlight());
+  if (!reduced.ok()) {
+    // The others wait in a reduction, not in the agreement.
+    mine.Update(reduced);
+    comm_->Announce(mine);
+    Discard();
+    return mine;
+  }
+  std::vector<bool> arrived, held;
+  for (const auto& flat : flats_) {
+    for (size_t i = 0; i < flat->num_parameters(); ++i) {
+      arrived.push_back(flat->arrived(i));
+      held.push_back(flat->held(i));
+    }
+  }
+  absl::Status agreed = Agree(mine, &arrived, &held);
+  comm_->ClearAnnouncement();
+  if (agreed.ok()) {
+    agreed = CatchTorch(kReduction, [&] { return Commit(arrived, held); });
+    if (!agreed.ok()) {  // halfway: no part of the step can be kept
+      comm_->Announce(agreed);
+      Zero();
+    }
+  }
+  Discard();
+  return agreed;
+}
+
+bool Gradients::AnyUsedWithoutGrad() const {
+  return std::any_of(flats_.begin(), flats_.end(), [](const auto& gradient) {
+    return gradient->flat().used_without_grad();
+  });
+}
+
+bool Gradients::AnyGathersTogether() const {
+  return std::any_of(flats_.begin(), flats_.end(), [](const auto& gradient) {
+    return gradient->flat().gathers_together();
+  });
+}
+
+// A rank that failed at stage 3 may have left others inside a gather that it
+// will not join: they learn it from the announcement. Only if all failed alike
+// can the engine go on.
+absl::Status Gradients::AgreeOnFailing(const absl::Status& mine) {
+  if (mine.ok()) return mine;
+  if (!AnyGathersTogether()) {
+    return absl::OkStatus();  // the others wait for the reductions only
+  }
+  comm_->Announce(mine);
+  if (comm_->AllAnnounced(kAllFailedWait)) return absl::OkStatus();
+  (void)FinishInFlight();
+  Discard();
+  return mine;
+}
+
+// The micro-batch becomes part of the step's gradients.
+absl::Status Gradients::Commit(const std::vector<bool>& arrived,
+                               const std::vector<bool>& held) {
+  size_t first = 0;
+  for (auto& flat : flats_) {
+    const size_t n = flat->num_parameters();
+    std::vector<bool> came(arrived.begin() + first,
+                           arrived.begin() + first + n);
+    std::vector<bool> late(held.begin() + first, held.begin() + first + n);
+    first += n;
+    TESSERA_RETURN_IF_ERROR(flat->Commit(came));
+    TESSERA_RETURN_IF_ERROR(
+        flat->ReduceHeld(late, mean().predivide, mean().divisor));
+    for (size_t i = 0; i < n; ++i) came[i] = came[i] || late[i];
+    flat->set_expected(std::move(came));
+  }
+  return absl::OkStatus();
+}
+
+void Gradients::Discard() {
+  local_weight_ = 0;
+  local_failure_ = absl::OkStatus();
+  for (auto& flat : flats_) {
+    flat->DropMicroBatch();
+    for (const auto& p : flat->flat().parameters()) {
+      p.tensor.mutable_grad().reset();
+    }
+  }
+}
+
+void Gradients::Zero() {
+  Discard();
+  num_reductions_ = 0;
+  total_weight_ = 0;
+  for (auto& flat : flats_) flat->Zero();
+}
+
+absl::Status Gradients::CheckNothingPending() const {
+  for (const auto& gradient : flats_) {
+    const auto& params = gradient->flat().parameters();
+    for (size_t i = 0; i < params.size(); ++i) {
+      if (!gradient->arrived(i) && !gradient->held(i) &&
+          !params[i].tensor.grad().defined()) {
+        continue;
+      }
+      return absl::FailedPreconditionError(absl::StrCat(
+          "parameter '", params[i].name,
+          "' has a gradient that is not reduced (of a bare loss.backward(), of "
+          "a Backward within a NoSyncScope, or .grad() was set); call Backward "
+          "once more, or ZeroGrad to drop it"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Gradients::CheckAttached() const {
+  for (const auto& gradient : flats_) {
+    const FlatParameter& flat = gradient->flat();
+    for (const auto& p : flat.parameters()) {
+      if (ArrivalHook::On(p.tensor, this) == nullptr) {
+        return absl::FailedPreconditionError(absl::StrCat(
+            "[", flat.name(), "] the post-accumulate-gradient hook of '",
+            p.name,
+            "' was replaced after Engine::Create; set hooks before Create "
+            "(they are kept), or use tensor.register_hook"));
+      }
+      if (p.tensor.storage().unsafeGetStorageImpl() !=
+          flat.storages()[p.slot].get()) {
+        return absl::FailedPreconditionError(absl::StrCat(
+            "[", flat.name(), "] parameter '", p.name,
+            "' no longer has the storage that the engine gave it (its data "
+            "was replaced behind libtorch's dispatcher)"));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+int64_t Gradients::resident_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& flat : flats_) bytes += flat->resident_bytes();
+  return bytes;
+}
+
+}  // namespace tessera

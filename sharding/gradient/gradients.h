@@ -1,0 +1,181 @@
+// Gradients: the way of all gradients from autograd to the owners' shards.
+//
+//   hook on a parameter  its gradient goes to its place in the unit's local
+//                        flat gradient [P]
+//   bucket complete      summed over ranks, in rank order; the owner keeps [S]
+//   end of backward      agreement of all ranks; added to the gradients of the
+//                        step's earlier micro-batches
+//
+// A bucket is a unit, or neighbouring small units together.
+//
+// A hook's call is not "the last gradient": a parameter used in two reentrant
+// checkpoints fires twice. So a bucket is complete early only if each expected
+// parameter has arrived in the outermost graph task, and no reentrant
+// checkpoint can bring more: either the graph has no node of the user's, or the
+// unit was not used outside of any graph. Otherwise it is complete at the end
+// of backward.
+//
+// Collectives of one backward, the same on all ranks whatever their graphs
+// were:
+//   1. every bucket with expected parameters, in reverse order of registration,
+//      each within its shard group and then over the replicas, if there are
+//      any;
+//   2. the agreement (error, which parameters got a gradient anywhere);
+//   3. units with held gradients: of parameters that were not expected, or that
+//      came after their unit was launched.
+// Expected are the parameters that got a gradient on any rank in the last
+// backward (at first: those that require one), which all ranks know.
+//
+// Large gradients on the CPU lie in their places already when they arrive
+// (sharding/gradient/gradient_places.h).
+//
+// Threads: hooks may run on any thread; the other calls come from one.
+#ifndef SHARDING_GRADIENT_GRADIENTS_H_
+#define SHARDING_GRADIENT_GRADIENTS_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "comm/communicator.h"
+#include "sharding/flat/flat_parameter.h"
+#include "sharding/gradient/flat_gradient.h"
+#include "sharding/gradient/gradient_places.h"
+#include "sharding/gradient/reduction.h"
+
+namespace tessera {
+
+struct GradientOptions {
+  // false: a reduction is waited for at once, so only one unit's gradients are
+  // held besides the shards; true: it is on its way while the next unit's
+  // gradients arrive, and waited for when they are complete.
+  bool overlap = true;
+  // Neighbouring units are reduced together while they have at most so many
+  // elements in all.
+  int64_t bucket_numel = 1 << 18;
+  // Gradients of so many bytes or more are written in their places; 0: none
+  // are.
+  int64_t in_place_bytes = 0;
+  bool mean = true;      // false: the sum over ranks
+  double predivide = 1;  // DeepSpeed's gradient_predivide_factor
+};
+
+// One call of Backward.
+struct MicroBatch {
+  // Where in the training this rank is; the same on all ranks.
+  std::string position;
+  // This rank's number of samples, 0 if it has none (its gradients then count
+  // as zero): the sum over ranks is not divided, and the weights are added up
+  // (Gradients::total_weight). Absent: the mean over ranks.
+  std::optional<double> weight;
+  // The backward may start others within itself
+  // (sharding/gradient/nested_graphs.h).
+  bool may_nest = true;
+  // Gradients stay on this rank, added up in the master dtype, until the next
+  // call with reduce. Nothing is COLLECTIVE then.
+  bool reduce = true;
+};
+
+class Gradients {
+ public:
+  // Backwards before large gradients lie in their places: two that agree.
+  static constexpr int kToLearnPlaces = 2;
+
+  // Installs a hook on every parameter, frozen ones too (they may be unfrozen);
+  // hooks found there are chained. `expected[i]`: parameter i of the model
+  // requires a gradient on some rank, the same on all ranks. LOCAL.
+  Gradients(const std::vector<std::shared_ptr<FlatParameter>>& flats,
+            std::shared_ptr<Communicator> comm, GradientOptions options,
+            std::vector<bool> expected);
+  ~Gradients();  // takes the hooks away. LOCAL
+  Gradients(const Gradients&) = delete;
+  Gradients& operator=(const Gradients&) = delete;
+
+  // Runs `backward` and reduces what it and any bare backward before it left.
+  // FailedPrecondition if other ranks are elsewhere in the training.
+  // On an error of any rank every rank returns it, and the gradients not yet
+  // reduced are dropped; those reduced in earlier micro-batches stay.
+  // COLLECTIVE.
+  absl::Status Run(const std::function<void()>& backward,
+                   const MicroBatch& micro_batch);
+
+  // Drops everything. LOCAL.
+  void Zero();
+
+  // Of all ranks and micro-batches since Zero; 0 without weights. The step's
+  // gradient is the sum that it divides.
+  double total_weight() const { return total_weight_; }
+
+  // Within Run. LOCAL.
+  bool runs() const { return runs_; }
+
+  // Some unit was used outside of any graph since Zero.
+  bool AnyUsedWithoutGrad() const;
+
+  // Runs since Zero that reduced, and did not fail: the same on all ranks.
+  int64_t num_reductions() const { return num_reductions_; }
+
+  // By unit, in the model's order.
+  const FlatGradient& of(size_t flat) const { return *flats_[flat]; }
+
+  // FailedPrecondition naming a parameter with a gradient that Reduce has not
+  // seen: of a bare loss.backward(), or put there by hand. LOCAL.
+  absl::Status CheckNothingPending() const;
+
+  // FailedPrecondition naming the parameter whose hook was replaced since, or
+  // whose storage is no longer the unit's. LOCAL.
+  absl::Status CheckAttached() const;
+
+  // Bytes that the step's gradients take, from Backward to Step.
+  int64_t resident_bytes() const;
+
+ private:
+  class ArrivalHook;
+
+  void MakeBuckets();
+  FlatGradient::Arrival HowNow() const;
+  std::optional<FlatGradient::Arrival> HowInPlace(
+      const FlatGradient& flat) const;
+  void Arrived(int flat, int parameter, const at::Tensor& tensor);
+  absl::Status LaunchReady(bool all);
+  absl::Status FinishInFlight();
+  absl::Status EndLocal(const absl::Status& backward);
+  absl::Status ReduceRest(absl::Status mine);
+  bool AnyGathersTogether() const;
+  absl::Status AgreeOnFailing(const absl::Status& mine);
+  absl::Status Agree(const absl::Status& mine, std::vector<bool>* arrived,
+                     std::vector<bool>* held);
+  absl::Status AddWeights(const std::vector<double>& weights);
+  double unsent_weight() const;
+  absl::Status Commit(const std::vector<bool>& arrived,
+                      const std::vector<bool>& held);
+  void Discard();
+  MeanOptions mean() const;
+
+  std::shared_ptr<Communicator> comm_;
+  std::vector<std::unique_ptr<FlatGradient>> flats_;
+  absl::Mutex mutex_;  // hooks against each other
+  const GradientOptions options_;
+  std::unique_ptr<GradientPlaces> places_;
+  // In the order in which they are launched.
+  std::vector<std::vector<FlatGradient*>> buckets_;
+  const MicroBatch* running_ = nullptr;   // within Run
+  std::atomic<bool> runs_ = false;        // the same, for others
+  size_t cursor_ = 0;                     // buckets launched
+  std::unique_ptr<Reduction> in_flight_;  // null: none
+  double total_weight_ = 0;
+  int64_t num_reductions_ = 0;
+  // Of Runs that did not reduce: their weights, and what went wrong.
+  double local_weight_ = 0;
+  absl::Status local_failure_;
+};
+
+}  // namespace tessera
+#endif  // SHARDING_GRADIENT_GRADIENTS_H_

@@ -1,0 +1,95 @@
+// The agreement of all ranks at the end of a backward.
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "base/status.h"
+#include "sharding/gradient/gradients.h"
+
+namespace tessera {
+namespace {
+
+std::string PackBits(const std::vector<bool>& bits) {
+  std::string bytes((bits.size() + 7) / 8, '\0');
+  for (size_t i = 0; i < bits.size(); ++i) {
+    if (bits[i]) bytes[i / 8] |= static_cast<char>(1 << (i % 8));
+  }
+  return bytes;
+}
+
+void OrBits(absl::string_view bytes, std::vector<bool>* bits) {
+  for (size_t i = 0; i < bits->size(); ++i) {
+    if (bytes[i / 8] & (1 << (i % 8))) (*bits)[i] = true;
+  }
+}
+
+}  // namespace
+
+double Gradients::unsent_weight() const {
+  return running_->weight.has_value()
+             ? *running_->weight + local_weight_
+             : std::numeric_limits<double>::quiet_NaN();
+}
+
+// One message per rank: which parameters arrived or are held, the rank's
+// weight, its status.
+absl::Status Gradients::Agree(const absl::Status& mine,
+                              std::vector<bool>* arrived,
+                              std::vector<bool>* held) {
+  const size_t bytes = (arrived->size() + 7) / 8;
+  const double weight = unsent_weight();
+  std::string message = absl::StrCat(PackBits(*arrived), PackBits(*held));
+  message.append(reinterpret_cast<const char*>(&weight), sizeof(weight));
+  message.push_back(static_cast<char>(mine.code()));
+  absl::StrAppend(&message, mine.ok() ? running_->position : mine.message());
+  const size_t head = 2 * bytes + sizeof(weight);
+  TESSERA_ASSIGN_OR_RETURN(
+      auto all, comm_->AllGatherStrings(
+                    message, CommTag{"agreement at the end of backward"}));
+  std::vector<double> weights(all.size());
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    const absl::string_view theirs = all[rank];
+    std::memcpy(&weights[rank], theirs.data() + 2 * bytes, sizeof(weight));
+    const auto code = static_cast<absl::StatusCode>(theirs[head]);
+    if (code == absl::StatusCode::kOk) {
+      OrBits(theirs, arrived);
+      OrBits(theirs.substr(bytes), held);
+      continue;
+    }
+    if (static_cast<int>(rank) == comm_->rank()) return mine;
+    return absl::Status(
+        code,
+        absl::StrCat("rank ", rank, " failed: ", theirs.substr(head + 1)));
+  }
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    const auto first = absl::string_view(all[0]).substr(head + 1);
+    const auto theirs = absl::string_view(all[rank]).substr(head + 1);
+    if (theirs == first) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("Backward: rank ", rank, " is at ", theirs, ", rank 0 at ",
+                     first, "; all ranks must call Step and ZeroGrad alike"));
+  }
+  return AddWeights(weights);
+}
+
+// In rank order, so that all ranks come to the same bits.
+absl::Status Gradients::AddWeights(const std::vector<double>& weights) {
+  double sum = 0;
+  for (size_t rank = 0; rank < weights.size(); ++rank) {
+    if (std::isnan(weights[rank]) != std::isnan(weights[0])) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "Backward: rank ", std::isnan(weights[0]) ? rank : 0,
+          " gave a weight and rank ", std::isnan(weights[0]) ? 0 : rank,
+          " gave none; all ranks must do alike"));
+    }
+    sum += weights[rank];
+  }
+  if (!std::isnan(sum)) total_weight_ += sum;
+  return absl::OkStatus();
+}
+
+}  // namespace tessera

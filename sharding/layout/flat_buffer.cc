@@ -1,0 +1,134 @@
+#include "sharding/layout/flat_buffer.h"
+
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "base/torch_guard.h"
+
+namespace tessera {
+
+at::Tensor TensorOver(char* data, at::IntArrayRef sizes,
+                      at::IntArrayRef strides, at::ScalarType dtype,
+                      at::Device device) {
+  return at::from_blob(
+      data, sizes, strides, /*storage_offset=*/0, [](void*) {},
+      at::TensorOptions(dtype).device(device), device);
+}
+
+namespace {
+
+// A dense view of `numel` numbers of `dtype`, from number `begin` of them on.
+at::Tensor ViewOf(const at::Tensor& flat, at::ScalarType dtype, int64_t begin,
+                  int64_t numel) {
+  c10::TensorImpl* const from = flat.unsafeGetTensorImpl();
+  at::Tensor view(from->shallow_copy_and_detach(
+      from->version_counter(), /*allow_tensor_metadata_change=*/true));
+  c10::TensorImpl* const impl = view.unsafeGetTensorImpl();
+  if (dtype != flat.scalar_type()) {
+    impl->set_storage_and_dtype(flat.storage(),
+                                c10::scalarTypeToTypeMeta(dtype));
+  }
+  const int64_t stride = 1;
+  impl->set_sizes_and_strides(at::IntArrayRef(numel), at::IntArrayRef(stride),
+                              begin);
+  return view;
+}
+
+}  // namespace
+
+at::Tensor Part(const at::Tensor& flat, Range range) {
+  return ViewOf(flat, flat.scalar_type(), flat.storage_offset() + range.begin,
+                range.numel());
+}
+
+void CopyBytes(at::Device device, char* to, const char* from, int64_t bytes) {
+  if (bytes == 0) return;
+  if (device.is_cpu()) {
+    std::memcpy(to, from, static_cast<size_t>(bytes));
+    return;
+  }
+  auto source =
+      TensorOver(const_cast<char*>(from), {bytes}, {1}, at::kByte, device);
+  TensorOver(to, {bytes}, {1}, at::kByte, device).copy_(source);
+}
+
+absl::StatusOr<FlatBuffer> FlatBuffer::Allocate(int64_t numel,
+                                                at::ScalarType dtype,
+                                                at::Device device,
+                                                MemoryKind kind, Fill fill) {
+  FlatBuffer buffer;
+  buffer.item_bytes_ = static_cast<int64_t>(c10::elementSize(dtype));
+  buffer.kind_ = kind;
+  const int64_t bytes = numel * buffer.item_bytes_;
+  if (device.is_cpu()) {
+    TESSERA_ASSIGN_OR_RETURN(buffer.cpu_,
+                             AllocateCounted(bytes, kind, fill == Fill::kZero));
+    buffer.data_ = static_cast<char*>(buffer.cpu_.data());
+    buffer.tensor_ = TensorOver(buffer.data_, {numel}, {1}, dtype, device);
+    return buffer;
+  }
+  TESSERA_RETURN_IF_ERROR(CatchTorch("allocate", [&] {
+    const auto options = at::TensorOptions(dtype).device(device);
+    buffer.tensor_ = fill == Fill::kZero ? at::zeros({numel}, options)
+                                         : at::empty({numel}, options);
+  }));
+  buffer.data_ = static_cast<char*>(buffer.tensor_.mutable_data_ptr());
+  MemoryLedger::Global().Add(kind, bytes);
+  buffer.entered_bytes_ = bytes;
+  return buffer;
+}
+
+absl::StatusOr<FlatBuffer> FlatBuffer::Over(char* data, int64_t numel,
+                                            at::ScalarType dtype,
+                                            std::optional<MemoryKind> counted) {
+  FlatBuffer buffer;
+  buffer.item_bytes_ = static_cast<int64_t>(c10::elementSize(dtype));
+  if (counted.has_value()) {
+    const int64_t bytes = numel * buffer.item_bytes_;
+    if (!MemoryLedger::Global().TryAdd(*counted, bytes)) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "cannot allocate ", bytes, " bytes for ", MemoryKindName(*counted),
+          ": the limit is ", MemoryLedger::Global().limit_bytes()));
+    }
+    buffer.kind_ = *counted;
+    buffer.entered_bytes_ = bytes;
+  }
+  buffer.data_ = data;
+  buffer.tensor_ = TensorOver(data, {numel}, {1}, dtype, at::kCPU);
+  return buffer;
+}
+
+void FlatBuffer::Reset() {
+  if (entered_bytes_ > 0) MemoryLedger::Global().Remove(kind_, entered_bytes_);
+  entered_bytes_ = 0;
+  tensor_.reset();
+  cpu_ = CountedBuffer();
+  data_ = nullptr;
+}
+
+FlatBuffer::~FlatBuffer() { Reset(); }
+
+FlatBuffer::FlatBuffer(FlatBuffer&& other) noexcept {
+  *this = std::move(other);
+}
+
+FlatBuffer& FlatBuffer::operator=(FlatBuffer&& other) noexcept {
+  if (this == &other) return *this;
+  Reset();
+  tensor_ = std::move(other.tensor_);
+  cpu_ = std::move(other.cpu_);
+  entered_bytes_ = std::exchange(other.entered_bytes_, 0);
+  data_ = std::exchange(other.data_, nullptr);
+  item_bytes_ = other.item_bytes_;
+  kind_ = other.kind_;
+  return *this;
+}
+
+at::Tensor FlatBuffer::Bytes(Range range) const {
+  return ViewOf(tensor_, at::kByte, range.begin * item_bytes_,
+                range.numel() * item_bytes_);
+}
+
+}  // namespace tessera

@@ -1,0 +1,145 @@
+#include "sharding/layout/names.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+#include "base/edit_distance.h"
+
+namespace tessera {
+namespace {
+
+absl::string_view StripImpl(absl::string_view name) {
+  return absl::StripSuffix(name, "Impl");
+}
+
+// What follows the last "::" that is outside of all brackets:
+// "a::(anonymous namespace)::List<b::C>" -> "List<b::C>".
+absl::string_view LastComponent(absl::string_view name) {
+  int depth = 0;
+  for (size_t i = name.size(); i > 0; --i) {
+    const char c = name[i - 1];
+    if (c == '>' || c == ')') ++depth;
+    if (c == '<' || c == '(') --depth;
+    if (c == ':' && depth == 0) return name.substr(i);
+  }
+  return name;
+}
+
+int Distance(absl::string_view wanted, absl::string_view class_name) {
+  wanted = StripImpl(wanted);
+  return std::min(EditDistance(wanted, StripImpl(class_name)),
+                  EditDistance(wanted, StripImpl(LastComponent(class_name))));
+}
+
+bool GlobMatches(absl::string_view pattern, absl::string_view text) {
+  size_t p = 0, t = 0;
+  // Where to go on if what follows the last '*' does not fit.
+  size_t star = absl::string_view::npos, retry = 0;
+  while (t < text.size()) {
+    if (p < pattern.size() && pattern[p] == '*') {
+      star = p++;
+      retry = t;
+    } else if (p < pattern.size() &&
+               (pattern[p] == '?' || pattern[p] == text[t])) {
+      ++p;
+      ++t;
+    } else if (star != absl::string_view::npos) {
+      p = star + 1;
+      t = ++retry;
+    } else {
+      return false;
+    }
+  }
+  return pattern.find_first_not_of('*', p) == absl::string_view::npos;
+}
+
+}  // namespace
+
+ClassNames::ClassNames(absl::string_view option,
+                       const std::vector<std::string>& wanted)
+    : option_(option), wanted_(wanted) {
+  for (const auto& name : wanted) matched_[StripImpl(name)] = false;
+}
+
+bool ClassNames::Match(absl::string_view class_name) {
+  bool any = false;
+  for (absl::string_view name : {class_name, LastComponent(class_name)}) {
+    const auto it = matched_.find(StripImpl(name));
+    if (it == matched_.end()) continue;
+    it->second = true;
+    any = true;
+  }
+  return any;
+}
+
+absl::Status ClassNames::CheckMatched(
+    const absl::flat_hash_set<std::string>& present) const {
+  for (const auto& wanted : wanted_) {
+    if (matched_.at(StripImpl(wanted))) continue;
+    std::vector<std::pair<int, std::string>> classes;
+    for (const auto& name : present) {
+      classes.push_back({Distance(wanted, name), name});
+    }
+    std::sort(classes.begin(), classes.end());
+    return absl::InvalidArgumentError(absl::StrCat(
+        option_, ": no module is of class '", wanted,
+        "'; expected one of these, nearest first: ",
+        absl::StrJoin(classes, ", ", [](std::string* out, const auto& c) {
+          absl::StrAppend(out, c.second);
+        })));
+  }
+  return absl::OkStatus();
+}
+
+PathPatterns::PathPatterns(absl::string_view option,
+                           const std::vector<std::string>& patterns)
+    : option_(option), patterns_(patterns) {
+  for (const auto& pattern : patterns) {
+    matched_[pattern] = false;
+    if (absl::StrContains(pattern, '*') || absl::StrContains(pattern, '?')) {
+      wild_.push_back(pattern);
+    }
+  }
+}
+
+bool PathPatterns::Match(absl::string_view path) {
+  bool any = false;
+  if (const auto it = matched_.find(path); it != matched_.end()) {
+    it->second = true;
+    any = true;
+  }
+  for (const auto& pattern : wild_) {
+    bool& matched = matched_.at(pattern);
+    if (any && matched) continue;
+    if (!GlobMatches(pattern, path)) continue;
+    matched = true;
+    any = true;
+  }
+  return any;
+}
+
+absl::Status PathPatterns::CheckMatched(absl::string_view example) const {
+  for (const auto& pattern : patterns_) {
+    if (matched_.at(pattern)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(option_, ": '", pattern,
+                     "' is no parameter and no module; expected names as of "
+                     "named_parameters() and named_modules(), such as '",
+                     example, "'; '*' stands for any characters, '?' for one"));
+  }
+  return absl::OkStatus();
+}
+
+std::string DistinctNames::Take(const std::string& name) {
+  std::string distinct = name;
+  while (!taken_.try_emplace(distinct, 1).second) {
+    distinct = absl::StrCat(name, " (", ++taken_[name], ")");
+  }
+  return distinct;
+}
+
+}  // namespace tessera

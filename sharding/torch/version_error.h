@@ -1,0 +1,18 @@
+// The error of a saved tensor that was changed between forward and backward.
+#ifndef SHARDING_TORCH_VERSION_ERROR_H_
+#define SHARDING_TORCH_VERSION_ERROR_H_
+
+#include <cstdint>
+#include <string>
+
+#include "ATen/core/Tensor.h"
+
+namespace tessera {
+
+// libtorch's words, which users search for. `tensor` is described by its type
+// and `sizes`; `saved` and `now` are its versions.
+std::string VersionError(const std::string& type, at::IntArrayRef sizes,
+                         int64_t saved, int64_t now);
+
+}  // namespace tessera
+#endif  // SHARDING_TORCH_VERSION_ERROR_H_

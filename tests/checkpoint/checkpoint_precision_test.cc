@@ -1,0 +1,195 @@
+// Checkpoints of 16-bit runs: masters, the loss scaler's state and what it has
+// skipped, parameters that were unfrozen. A resumed run is the one that did not
+// stop, to the bit.
+#include <torch/torch.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/status.h"
+#include "comm/world/world.h"
+#include "engine/engine.h"
+#include "gmock/gmock.h"
+#include "tests/models/models.h"
+#include "tests/support/rank_pool.h"
+#include "tests/support/temp_folder.h"
+#include "tests/support/trainee.h"
+#include "tests/support/training.h"
+#include "verify/oracle.h"
+
+namespace tessera {
+namespace {
+
+constexpr int kWorldSize = 2;
+
+// "<spec>\n<folder>\n<steps before the checkpoint>\n<steps of the engine that
+// loads it, before>".
+struct Args {
+  explicit Args(absl::string_view text) {
+    const std::vector<std::string> lines = absl::StrSplit(text, '\n');
+    spec = TrainingSpec::FromText(lines.at(0));
+    dir = lines.at(1);
+    TORCH_CHECK(absl::SimpleAtoi(lines.at(2), &before));
+    TORCH_CHECK(absl::SimpleAtoi(lines.at(3), &other));
+  }
+  TrainingSpec spec;
+  std::string dir;
+  int before = 0, other = 0;
+};
+
+// The model's values at Create are ones that 16 bits hold: what is frozen then
+// has no master.
+std::shared_ptr<TestModel> MakeRounded(const std::string& name) {
+  auto model = MakeTestModel(name);
+  torch::NoGradGuard no_grad;
+  for (at::Tensor& p : model->parameters()) p.copy_(p.to(torch::kBFloat16));
+  return model;
+}
+
+absl::StatusOr<Trainee> MakeTrainee(const TrainingSpec& spec, uint64_t seed,
+                                    const World& world) {
+  at::set_num_threads(1);
+  torch::manual_seed(seed);
+  auto model = MakeRounded(spec.model);
+  torch::manual_seed(TrainingSpec::kRankSeed +
+                     static_cast<uint64_t>(world.rank()));
+  return Trainee::Make(model, ConfigOf(spec), world.communicator());
+}
+
+absl::Status AddState(Trainee& t, Record* record) {
+  TESSERA_RETURN_IF_ERROR(AddFinalState(*t.engine, *t.model, record));
+  for (const auto& p : t.model->named_parameters()) {
+    TESSERA_ASSIGN_OR_RETURN(at::Tensor master, t.engine->Master(p.key()));
+    record->push_back(ParameterLine(p.key(), master));
+  }
+  record->push_back(
+      absl::StrCat("skipped ", t.engine->last_step().skipped_steps));
+  return t.engine->Close();
+}
+
+// All steps at once.
+TESSERA_RANK_FUNCTION(TrainThrough) {
+  const Args a(args);
+  TESSERA_ASSIGN_OR_RETURN(
+      Trainee t, MakeTrainee(a.spec, TrainingSpec::kModelSeed, world));
+  Record record;
+  TESSERA_RETURN_IF_ERROR(
+      TrainSteps(*t.engine, *t.model, a.spec, t.rank, 0, &record));
+  TESSERA_RETURN_IF_ERROR(AddState(t, &record));
+  return ToText(record);
+}
+
+// Some steps; then another model, of other values, that has trained with other
+// data, continues from the checkpoint.
+TESSERA_RANK_FUNCTION(TrainAndResume) {
+  const Args a(args);
+  Record record;
+  {
+    TESSERA_ASSIGN_OR_RETURN(
+        Trainee t, MakeTrainee(a.spec, TrainingSpec::kModelSeed, world));
+    TrainingSpec before = a.spec;
+    before.steps = a.before;
+    TESSERA_RETURN_IF_ERROR(
+        TrainSteps(*t.engine, *t.model, before, t.rank, 0, &record));
+    TESSERA_RETURN_IF_ERROR(t.engine->SaveCheckpoint(a.dir));
+    TESSERA_RETURN_IF_ERROR(t.engine->Close());
+  }
+  TESSERA_ASSIGN_OR_RETURN(Trainee t, MakeTrainee(a.spec, 99, world));
+  TrainingSpec other = a.spec;
+  other.steps = a.other;
+  Record unused;
+  TESSERA_RETURN_IF_ERROR(
+      TrainSteps(*t.engine, *t.model, other, 5 + t.rank, 0, &unused));
+  TESSERA_ASSIGN_OR_RETURN(std::string client, t.engine->LoadCheckpoint(a.dir));
+  if (a.spec.model == "Thawed") {  // whether it is frozen is the user's affair
+    t.parameter("frozen.weight").requires_grad_(a.before > 1);
+  }
+  TESSERA_RETURN_IF_ERROR(
+      TrainSteps(*t.engine, *t.model, a.spec, t.rank, a.before, &record));
+  TESSERA_RETURN_IF_ERROR(AddState(t, &record));
+  return ToText(record);
+}
+
+class CheckpointPrecisionTest : public ::testing::TestWithParam<int> {
+ protected:
+  CheckpointPrecisionTest() {
+    spec_.stage = GetParam();
+    spec_.outcomes = true;
+  }
+
+  void ExpectResumed(int before, int other = 2) {
+    const std::string args = absl::StrCat(
+        spec_.ToText(), "\n", folder_ / "ckpt", "\n", before, "\n", other);
+    SCOPED_TRACE(args);
+    const std::vector<std::string> through =
+        RunOnRanks(kWorldSize, "TrainThrough", args);
+    const std::vector<std::string> resumed =
+        RunOnRanks(kWorldSize, "TrainAndResume", args);
+    for (int rank = 0; rank < kWorldSize; ++rank) {
+      EXPECT_GT(RecordFromText(through[rank]).size(), 10u) << through[rank];
+      EXPECT_EQ(FirstDifference(RecordFromText(through[rank]),
+                                RecordFromText(resumed[rank])),
+                "");
+    }
+  }
+  const TempFolder folder_;
+  TrainingSpec spec_;
+};
+INSTANTIATE_TEST_SUITE_P(All, CheckpointPrecisionTest,
+                         ::testing::Values(0, 1, 2, 3), [](const auto& info) {
+                           return absl::StrCat("Stage", info.param);
+                         });
+
+TEST_P(CheckpointPrecisionTest, MastersGoOn) {
+  spec_.model = "Attention";  // dropout
+  spec_.steps = 5;
+  spec_.initial_scale_power = 8;
+  spec_.clipping = 0.5;
+  for (const char* dtype : {"bf16", "fp16"}) {
+    spec_.dtype = dtype;
+    for (bool fp32_norms : {false, true}) {
+      spec_.fp32_norms = fp32_norms;
+      ExpectResumed(3);
+    }
+  }
+}
+
+// Before each of the steps in which the scale falls, waits and rises. A step
+// that is skipped does not count as one: micro-batches go on.
+TEST_P(CheckpointPrecisionTest, TheLossScaleGoesOn) {
+  spec_.model = "Overflows";
+  spec_.steps = 9;
+  spec_.dtype = "fp16";
+  spec_.initial_scale_power = 8;
+  spec_.loss_scale_window = 2;
+  spec_.hysteresis = 2;
+  for (int before : {2, 3, 5, 6, 7}) ExpectResumed(before);
+}
+
+TEST_P(CheckpointPrecisionTest, SkippedStepsOfBf16GoOn) {
+  spec_.model = "Overflows";
+  spec_.steps = 4;
+  spec_.dtype = "bf16";
+  ExpectResumed(2);
+}
+
+// Unfrozen before the checkpoint, or not yet; the other engine had it frozen,
+// or not any more.
+TEST_P(CheckpointPrecisionTest, UnfrozenParametersGoOn) {
+  spec_.model = "Thawed";
+  spec_.steps = 5;
+  for (const char* dtype : {"fp32", "bf16"}) {
+    spec_.dtype = dtype;
+    for (int before : {1, 3}) {
+      for (int other : {0, 1, 3}) ExpectResumed(before, other);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera

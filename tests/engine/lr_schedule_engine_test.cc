@@ -1,0 +1,183 @@
+// The learning rate of each step: by the configuration's schedule, or the
+// program's; also after a checkpoint, and where steps are skipped.
+#include <torch/torch.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/status.h"
+#include "base/status_matchers.h"
+#include "comm/world/world.h"
+#include "engine/engine.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "optim/lr_schedule.h"
+#include "tests/support/rank_pool.h"
+#include "tests/support/trainee.h"
+#include "tests/support/training.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+constexpr int kSteps = 6;
+
+// A cycle of 2 + 2 steps: rate and momentum change at each.
+void SetSchedule(proto::Config* config) {
+  proto::Scheduler* scheduler = config->mutable_scheduler();
+  scheduler->set_type("OneCycle");
+  scheduler->mutable_params()->set_cycle_min_lr(0.01);
+  scheduler->mutable_params()->set_cycle_max_lr(0.1);
+  scheduler->mutable_params()->set_cycle_first_step_size(2);
+}
+
+// "<stage> <a folder that all ranks have>", or no folder. Steps by the
+// schedule, the last two in another engine if there is a folder; the rates, and
+// the parameters at the end.
+TESSERA_RANK_FUNCTION(TrainByCycle) {
+  const std::vector<std::string> words = absl::StrSplit(args, ' ');
+  TrainingSpec spec;
+  spec.stage = std::stoi(words[0]);
+  proto::Config config = ConfigOf(spec);
+  SetSchedule(&config);
+  const std::string& folder = words[1];
+  TESSERA_ASSIGN_OR_RETURN(
+      Trainee t, Trainee::Make(BuildModel(spec.model, world.rank()), config,
+                               world.communicator()));
+  std::string record;
+  for (int step = 0; step < kSteps; ++step) {
+    if (step == 4 && !folder.empty()) {
+      TESSERA_RETURN_IF_ERROR(t.engine->SaveCheckpoint(folder));
+      TESSERA_RETURN_IF_ERROR(t.engine->Close());
+      TESSERA_ASSIGN_OR_RETURN(
+          t, Trainee::Make(BuildModel(spec.model, world.rank()), config,
+                           world.communicator()));
+      TESSERA_RETURN_IF_ERROR(t.engine->LoadCheckpoint(folder).status());
+    }
+    TESSERA_RETURN_IF_ERROR(t.TrainStep(step));
+    absl::StrAppend(&record, t.engine->last_step().learning_rate, "\n");
+  }
+  TESSERA_ASSIGN_OR_RETURN(const std::string parameters, t.Finish());
+  return record + parameters;
+}
+
+TEST(LrScheduleTest, IsTheSameAtEveryStageAndAfterACheckpoint) {
+  const std::vector<std::string> replicated =
+      RunOnRanks(2, "TrainByCycle", "0 ");
+  EXPECT_THAT(replicated,
+              Each(HasSubstr("0.01\n0.055\n0.1\n0.055\n0.01\n0.01\n")));
+  for (int stage = 1; stage <= 3; ++stage) {
+    EXPECT_EQ(RunOnRanks(2, "TrainByCycle", absl::StrCat(stage, " ")),
+              replicated)
+        << "stage " << stage;
+  }
+  const std::string folder =
+      absl::StrCat(::testing::TempDir(), "lr_schedule_checkpoint");
+  EXPECT_EQ(RunOnRanks(2, "TrainByCycle", absl::StrCat("3 ", folder)),
+            replicated);
+}
+
+// args: "" or "by hand". Steps by a linear warmup, of the configuration or set
+// before each step; the parameters at the end.
+TESSERA_RANK_FUNCTION(TrainByWarmup) {
+  TrainingSpec spec;
+  spec.stage = 3;
+  proto::Config config = ConfigOf(spec);
+  const bool by_hand = !args.empty();
+  LrScheduleOptions options;
+  options.warmup_max_lr = 0.05;
+  options.warmup_num_steps = 4;
+  options.warmup_linear = true;
+  if (!by_hand) {
+    config.mutable_scheduler()->set_type("WarmupLR");
+    proto::SchedulerParams* params =
+        config.mutable_scheduler()->mutable_params();
+    params->set_warmup_max_lr(options.warmup_max_lr);
+    params->set_warmup_num_steps(options.warmup_num_steps);
+    params->set_warmup_type("linear");
+  }
+  TESSERA_ASSIGN_OR_RETURN(
+      Trainee t, Trainee::Make(BuildModel(spec.model, world.rank()), config,
+                               world.communicator()));
+  for (int step = 0; step < kSteps; ++step) {
+    if (by_hand) {
+      TESSERA_RETURN_IF_ERROR(
+          t.engine->SetLearningRate(LrSchedule(options).Rate(step)));
+    }
+    TESSERA_RETURN_IF_ERROR(t.TrainStep(step));
+  }
+  return t.Finish();
+}
+
+TEST(LrScheduleTest, TheProgramMaySetTheRateItself) {
+  EXPECT_EQ(RunOnRanks(2, "TrainByWarmup", "by hand"),
+            RunOnRanks(2, "TrainByWarmup", ""));
+}
+
+// What each misuse says, and the rates of steps of which one is skipped.
+TESSERA_RANK_FUNCTION(MisuseRates) {
+  TrainingSpec spec;
+  spec.stage = 2;
+  proto::Config config = ConfigOf(spec);
+  TESSERA_ASSIGN_OR_RETURN(
+      Trainee t, Trainee::Make(BuildModel(spec.model, world.rank()), config,
+                               world.communicator()));
+  std::string said;
+  const auto say = [&](const absl::Status& status) {
+    absl::StrAppend(&said, status.ToString(), "\n");
+  };
+  say(t.engine->SetLearningRate(-1));
+  say(t.engine->SetLearningRate(0.1 * (1 + world.rank())));
+  TESSERA_RETURN_IF_ERROR(t.engine->Close());
+  SetSchedule(&config);
+  TESSERA_ASSIGN_OR_RETURN(
+      t, Trainee::Make(BuildModel(spec.model, world.rank()), config,
+                       world.communicator()));
+  say(t.engine->SetLearningRate(0.1));
+  return said;
+}
+
+TEST(LrScheduleTest, MisuseIsNamedOnAllRanks) {
+  EXPECT_THAT(
+      RunOnRanks(2, "MisuseRates", ""),
+      Each(::testing::AllOf(
+          HasSubstr("[SetLearningRate] rank 0: expected a finite number of "
+                    "at least 0, got -1"),
+          HasSubstr("INVALID_ARGUMENT: the rate of SetLearningRate differs "
+                    "between rank 0"),
+          HasSubstr("FAILED_PRECONDITION: [SetLearningRate] rank 0: the "
+                    "configuration has a scheduler"))));
+}
+
+TESSERA_RANK_FUNCTION(SkipOne) {
+  TrainingSpec spec;
+  spec.model = "Overflows";
+  spec.dtype = "fp16";
+  spec.initial_scale_power = 8;
+  spec.stage = 3;
+  proto::Config config = ConfigOf(spec);
+  SetSchedule(&config);
+  TESSERA_ASSIGN_OR_RETURN(
+      Trainee t, Trainee::Make(BuildModel(spec.model, world.rank()), config,
+                               world.communicator()));
+  std::string rates;
+  for (int step = 0; step < 4; ++step) {
+    TESSERA_RETURN_IF_ERROR(t.TrainStep(step));
+    const StepReport& report = t.engine->last_step();
+    absl::StrAppend(&rates, report.learning_rate,
+                    report.skipped ? " skipped, " : ", ");
+  }
+  return rates;
+}
+
+TEST(LrScheduleTest, SkippedStepsDoNotCount) {
+  EXPECT_THAT(RunOnRanks(2, "SkipOne", ""),
+              Each("0.01, 0.055 skipped, 0.055, 0.1, "));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,270 @@
+// The equivalence matrix: whatever the way, the bits are the oracle's: losses
+// at each step on each rank, gradients, norms, scales, parameters, generators.
+//
+//   W {1, 2, 3, 4} x stage {0, 1, 2, 3} x dtype {fp32, bf16, fp16}
+//   x accumulation {1, 3} x overlap {on, off} x clipping {off, on}
+//   x reshard_after_forward {true, false, a smaller group}, or gathers that are
+//   no collectives
+//
+// Whole over shared memory; over Gloo 60 cells in which every pair of values
+// occurs. One set of ranks per W serves all its cells.
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "tests/support/pairwise.h"
+#include "tests/support/training.h"
+
+namespace tessera {
+namespace {
+
+struct Cell {
+  int world_size = 1;
+  TrainingSpec spec;
+};
+
+// Axes in the order of the header, and what their values change.
+const std::vector<std::string> kDtypes = {"fp32", "bf16", "fp16"};
+// "alone": no rank waits for another in a gather. One working copy for all
+// ranks, where they share memory; else shards that are served.
+const std::vector<std::string> kReshard = {"true", "false", "group", "alone"};
+const Choice kAxes = {4, 4, 3, 2, 2, 2, 4};
+
+// Clips where it matters: the norm of a Gpt is about 1.
+constexpr double kClipping = 0.5;
+
+bool OverSharedMemory() {
+  const char* backend = std::getenv("TESSERA_TEST_BACKEND");
+  return backend != nullptr && std::string(backend) == "shm";
+}
+
+Cell CellOf(const Choice& choice) {
+  Cell cell;
+  cell.world_size = static_cast<int>(choice[0]) + 1;
+  TrainingSpec& spec = cell.spec;
+  spec.model = "Gpt";
+  spec.steps = 2;
+  spec.stage = static_cast<int>(choice[1]);
+  spec.dtype = kDtypes[choice[2]];
+  spec.accumulation = choice[3] == 0 ? 1 : 3;
+  spec.overlap = choice[4] == 0;
+  spec.clipping = choice[5] == 0 ? 0 : kClipping;
+  spec.reshard = kReshard[choice[6]];
+  if (spec.reshard == "group") {
+    const bool divides = cell.world_size % 2 == 0;
+    spec.reshard = divides ? "2" : "true";
+  }
+  spec.shared = spec.served = "off";
+  if (spec.reshard == "alone") {
+    spec.reshard = "true";
+    (OverSharedMemory() ? spec.shared : spec.served) = "on";
+  }
+  spec.initial_scale_power = 12;
+  spec.gradients = true;
+  spec.outcomes = spec.clipping > 0 || spec.dtype != "fp32";
+  // Units come and go, some in small buckets.
+  spec.max_reuse_distance = 0;
+  spec.reduce_bucket_size = 2000;
+  spec.poison = true;
+  return cell;
+}
+
+std::vector<Choice> Cells() {
+  return OverSharedMemory() ? AllChoices(kAxes) : Pairwise(kAxes, 60);
+}
+
+// World size and stage: a test each, so that a failure says where.
+class MatrixTest : public ::testing::TestWithParam<std::tuple<int, int>> {};
+
+TEST_P(MatrixTest, IsTheOracles) {
+  const auto [world_size, stage] = GetParam();
+  static const std::vector<Choice> cells = Cells();
+  int run = 0;
+  for (const Choice& choice : cells) {
+    const Cell cell = CellOf(choice);
+    if (cell.world_size != world_size || cell.spec.stage != stage) continue;
+    ExpectEqualsOracle(cell.spec, world_size);
+    ++run;
+    if (HasFailure()) return;  // one difference is enough to read
+  }
+  RecordProperty("cells", run);
+  EXPECT_EQ(run, OverSharedMemory() ? 96 : run);
+  EXPECT_GT(run, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, MatrixTest,
+                         ::testing::Combine(::testing::Values(1, 2, 3, 4),
+                                            ::testing::Values(0, 1, 2, 3)),
+                         [](const auto& info) {
+                           return absl::StrCat("World", std::get<0>(info.param),
+                                               "Stage",
+                                               std::get<1>(info.param));
+                         });
+
+// ---- more of one axis, at every stage
+
+class MoreTest : public ::testing::TestWithParam<int> {
+ protected:
+  MoreTest() { spec_.stage = GetParam(); }
+  TrainingSpec spec_;
+};
+INSTANTIATE_TEST_SUITE_P(All, MoreTest, ::testing::Values(0, 1, 2, 3),
+                         [](const auto& info) {
+                           return absl::StrCat("Stage", info.param);
+                         });
+
+// With a layer that is never used: skipped, not decayed.
+TEST_P(MoreTest, TwentySteps) {
+  spec_.model = "Mlp";
+  spec_.steps = 20;
+  for (int world_size : {1, 2, 3, 4}) ExpectEqualsOracle(spec_, world_size);
+}
+
+TEST_P(MoreTest, MicroBatchesOfRanksThatDiffer) {
+  spec_.model = "ChangingRank";
+  spec_.steps = 4;
+  spec_.accumulation = 3;
+  spec_.gradients = true;
+  for (int world_size : {2, 3}) ExpectEqualsOracle(spec_, world_size);
+}
+
+TEST_P(MoreTest, AddedUpOnEachRank) {
+  spec_.accumulation = 3;
+  spec_.accumulation_mode = "local";
+  spec_.gradients = true;
+  for (const char* model : {"Gpt", "ChangingRank", "SharedStorage"}) {
+    spec_.model = model;
+    for (const char* dtype : {"fp32", "bf16"}) {
+      spec_.dtype = dtype;
+      ExpectEqualsOracle(spec_, 2);
+    }
+  }
+}
+
+TEST_P(MoreTest, DtypesOfReductions) {
+  spec_.model = "Gpt";
+  spec_.gradients = true;
+  spec_.accumulation = 2;
+  for (const char* dtype : {"fp32", "bf16"}) {
+    for (const char* reduce : {"fp32", "bf16", "fp16"}) {
+      for (const char* mode : {"each", "local"}) {
+        spec_.dtype = dtype;
+        spec_.reduce_dtype = reduce;
+        spec_.accumulation_mode = mode;
+        ExpectEqualsOracle(spec_, 3);
+      }
+    }
+  }
+}
+
+// A block is used in two reentrant checkpoints: its gradient comes in two
+// parts, which are added up in the working dtype.
+TEST_P(MoreTest, GradientsInParts) {
+  spec_.model = "Recomputing";
+  spec_.gradients = true;
+  spec_.accumulation = 2;
+  for (const char* dtype : {"fp32", "bf16"}) {
+    for (const char* reduce : {"fp32", "bf16"}) {
+      for (const char* mode : {"each", "local"}) {
+        spec_.dtype = dtype;
+        spec_.reduce_dtype = reduce;
+        spec_.accumulation_mode = mode;
+        ExpectEqualsOracle(spec_, 2);
+      }
+    }
+  }
+}
+
+TEST_P(MoreTest, SumsAndPredivision) {
+  spec_.model = "Mlp";
+  spec_.gradients = true;
+  spec_.predivide = 4;
+  ExpectEqualsOracle(spec_, 3);
+  spec_.predivide = 1;
+  spec_.reduction = "sum";
+  ExpectEqualsOracle(spec_, 3);
+}
+
+TEST_P(MoreTest, WeightsOfUnevenInput) {
+  spec_.model = "Gpt";
+  spec_.gradients = true;
+  spec_.weights = true;
+  spec_.clipping = kClipping;
+  spec_.outcomes = true;
+  for (int accumulation : {1, 3}) {
+    spec_.accumulation = accumulation;
+    for (const char* mode : {"each", "local"}) {
+      spec_.accumulation_mode = mode;
+      for (int world_size : {2, 3}) ExpectEqualsOracle(spec_, world_size);
+    }
+  }
+}
+
+TEST_P(MoreTest, NormsOfClipping) {
+  spec_.gradients = spec_.outcomes = true;
+  spec_.steps = 4;
+  for (const char* model :
+       {"LargeNorm", "Gpt", "SharedStorage", "Tied", "Frozen"}) {
+    spec_.model = model;
+    for (double p : {1.0, 2.0, std::numeric_limits<double>::infinity()}) {
+      spec_.clipping_norm = p;
+      spec_.clipping = kClipping;
+      for (int world_size : {1, 3}) ExpectEqualsOracle(spec_, world_size);
+    }
+  }
+}
+
+// On one rank only; the loss scale goes down and up again.
+TEST_P(MoreTest, StepsThatOverflow) {
+  spec_.model = "Overflows";
+  spec_.steps = 9;
+  spec_.outcomes = true;
+  spec_.dtype = "fp16";
+  spec_.initial_scale_power = 8;
+  spec_.loss_scale_window = 2;
+  spec_.hysteresis = 1;
+  ExpectEqualsOracle(spec_, 2);
+  spec_.loss_scale = 24;
+  ExpectEqualsOracle(spec_, 3);
+  spec_.dtype = "bf16";
+  ExpectEqualsOracle(spec_, 2);
+}
+
+TEST_P(MoreTest, NormsStayInFloat32) {
+  spec_.dtype = "bf16";
+  spec_.fp32_norms = true;
+  spec_.gradients = true;
+  for (const char* model : {"Mlp", "Gpt", "ConvNorm"}) {
+    spec_.model = model;
+    ExpectEqualsOracle(spec_, 2);
+  }
+}
+
+// Masters keep the bits that the working copy cannot hold.
+TEST_P(MoreTest, WritesThatChangeNothing) {
+  spec_.model = "Clamped";
+  spec_.steps = 5;
+  spec_.gradients = true;
+  spec_.initial_scale_power = 8;
+  for (const char* dtype : {"bf16", "fp16"}) {
+    spec_.dtype = dtype;
+    ExpectEqualsOracle(spec_, 2);
+  }
+}
+
+TEST_P(MoreTest, SmallParametersPersist) {
+  spec_.model = "Gpt";
+  spec_.gradients = true;
+  for (int64_t threshold : {10, 100, 100000}) {
+    spec_.param_persistence_threshold = threshold;
+    for (const char* dtype : {"fp32", "bf16"}) {
+      spec_.dtype = dtype;
+      ExpectEqualsOracle(spec_, 2);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera

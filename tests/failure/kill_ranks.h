@@ -1,0 +1,236 @@
+// Ranks that train until they are ended, in processes of their own, and their
+// launcher, for kill_test.cc.
+#ifndef TESTS_FAILURE_KILL_RANKS_H_
+#define TESTS_FAILURE_KILL_RANKS_H_
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/env.h"
+#include "base/status.h"
+#include "base/torch_guard.h"
+#include "comm/launch/launcher.h"
+#include "comm/launch/subprocess.h"
+#include "comm/rendezvous/rendezvous.h"
+#include "comm/world/world.h"
+#include "engine/engine.h"
+#include "tests/models/models.h"
+#include "tests/support/process.h"
+#include "tests/support/rank_pool.h"
+#include "tests/support/training.h"
+#include "torch/torch.h"
+
+namespace tessera {
+
+// Set in the environment of a program that is to be a rank: its RankSpec.
+inline constexpr char kProgram[] = "TESSERA_KILL_TEST_RANK";
+
+// The phases, by the byte that the victim writes to stdout as it enters one.
+inline constexpr char kPhases[] = "ICFBSK";
+//   I  start-up     C  making the engine   F  forward
+//   B  reduction    S  step                K  checkpoint
+
+struct RankSpec {
+  int stage = 0;
+  bool marks = false;  // writes its phases
+  absl::Duration timeout = absl::Minutes(5);
+  std::string folder;
+
+  std::string ToText() const {
+    return absl::StrCat(stage, " ", marks ? 1 : 0, " ",
+                        absl::FormatDuration(timeout), " ", folder);
+  }
+  static RankSpec FromText(const std::string& text) {
+    std::string timeout;
+    RankSpec spec;
+    std::istringstream(text) >> spec.stage >> spec.marks >> timeout >>
+        spec.folder;
+    absl::ParseDuration(timeout, &spec.timeout);
+    return spec;
+  }
+};
+
+// Trains until it is ended.
+inline absl::Status TrainForEver(const RankSpec& spec, int argc, char** argv) {
+  auto enter = [&](char phase) {
+    if (spec.marks && write(STDOUT_FILENO, &phase, 1) != 1) _exit(99);
+  };
+  enter('I');
+  WorldOptions options;
+  options.backend = DefaultBackend();
+  int rank = 0;
+  if (absl::SimpleAtoi(EnvString("RANK").value_or(""), &rank)) {
+    options.memory_group = DefaultMemoryGroup(rank);
+  }
+  options.collective_timeout = spec.timeout;
+  options.dump_folder = spec.folder;
+  TESSERA_ASSIGN_OR_RETURN(const World* world, Init(&argc, argv, options));
+  enter('C');
+  auto model = BuildModel("Mlp", world->rank());
+  TrainingSpec training;
+  training.stage = spec.stage;
+  TESSERA_ASSIGN_OR_RETURN(auto engine,
+                           MakeEngine(model, training, world->communicator()));
+  for (int64_t step = 0;; ++step) {
+    enter('F');
+    TESSERA_ASSIGN_OR_RETURN(at::Tensor loss, CatchTorch("forward", [&] {
+                               return model->Loss(world->rank(), step);
+                             }));
+    enter('B');
+    TESSERA_RETURN_IF_ERROR(engine->Backward(loss));
+    enter('S');
+    TESSERA_RETURN_IF_ERROR(engine->Step());
+    if (step % 3 != 2) continue;
+    enter('K');
+    TESSERA_RETURN_IF_ERROR(engine->SaveCheckpoint(spec.folder + "/state"));
+  }
+}
+
+inline int RunRank(const std::string& text, int argc, char** argv) {
+  const absl::Status status =
+      TrainForEver(RankSpec::FromText(text), argc, argv);
+  Shutdown();
+  std::fprintf(stderr, "%s\n", status.ToString().c_str());
+  return 1;
+}
+
+struct Rank {
+  pid_t pid = 0;
+  int out = -1;
+  int err = -1;
+  std::string words;  // stderr
+  absl::Time ended = absl::InfinitePast();
+  int code = 0;
+
+  // The last that is our own: threads of libtorch may go on writing after it,
+  // in lines that begin with a bracket.
+  std::string LastLine() const {
+    std::vector<std::string> lines =
+        absl::StrSplit(absl::StripSuffix(words, "\n"), '\n');
+    while (lines.size() > 1 && absl::StartsWith(lines.back(), "[")) {
+      lines.pop_back();
+    }
+    return lines.back();
+  }
+};
+
+// Ranks, and this process as their launcher: it hosts the store, unless rank 0
+// is to, and tells the store who has ended.
+class Ranks {
+ public:
+  Ranks(int world_size, int victim, RankSpec spec, bool rank0_hosts = false)
+      : ranks_(world_size) {
+    if (!rank0_hosts) store_ = HostedStore::Start().value();
+    port_ = rank0_hosts ? static_cast<uint16_t>(FreePort()) : store_->port();
+    for (int r = 0; r < world_size; ++r) {
+      spec.marks = r == victim;
+      Start(r, spec);
+    }
+  }
+  ~Ranks() {
+    for (Rank& rank : ranks_) {
+      if (rank.pid != 0) kill(rank.pid, SIGKILL);
+    }
+    WaitUntilEnded(absl::Now() + absl::Seconds(20), -1);
+    for (Rank& rank : ranks_) {
+      close(rank.out);
+      close(rank.err);
+    }
+  }
+
+  Rank& operator[](int r) { return ranks_[r]; }
+  uint16_t port() const { return port_; }
+
+  // Until `rank` has entered `phase` `times` times; false if it ends before.
+  bool WaitForPhase(int rank, char phase, int times) {
+    char entered = 0;
+    while (times > 0) {
+      pollfd fd = {ranks_[rank].out, POLLIN, 0};
+      if (poll(&fd, 1, 60000) <= 0 ||
+          read(ranks_[rank].out, &entered, 1) != 1) {
+        return false;
+      }
+      times -= entered == phase;
+    }
+    return true;
+  }
+
+  // Until all but `except` have ended; false if they have not at `deadline`.
+  bool WaitUntilEnded(absl::Time deadline, int except) {
+    while (true) {
+      bool all = true;
+      for (size_t r = 0; r < ranks_.size(); ++r) {
+        Reap(static_cast<int>(r));
+        all &= ranks_[r].pid == 0 || static_cast<int>(r) == except;
+      }
+      if (all || absl::Now() >= deadline) return all;
+      absl::SleepFor(absl::Milliseconds(2));
+    }
+  }
+
+ private:
+  void Start(int r, const RankSpec& spec) {
+    int out[2];
+    int err[2];
+    if (pipe2(out, O_CLOEXEC) != 0 || pipe2(err, O_CLOEXEC) != 0) abort();
+    fcntl(err[0], F_SETFL, O_NONBLOCK);
+    SelfExecOptions child;
+    child.argv = {"rank"};
+    child.env = LocalRankEnvironment(r, static_cast<int>(ranks_.size()), port_);
+    // Where the launcher hosts no store the ranks must not think so.
+    if (!store_.has_value()) child.env.resize(6);
+    child.env.emplace_back("OMP_NUM_THREADS", "1");
+    child.env.emplace_back("TMPDIR", spec.folder);
+    child.env.emplace_back(kProgram, spec.ToText());
+    child.fds = {{out[1], STDOUT_FILENO}, {err[1], STDERR_FILENO}};
+    ranks_[r].pid = SpawnSelf(child).value();
+    close(out[1]);
+    close(err[1]);
+    ranks_[r].out = out[0];
+    ranks_[r].err = err[0];
+  }
+
+  void Reap(int r) {
+    Rank& rank = ranks_[r];
+    if (rank.pid == 0) return;
+    int wait_status = 0;
+    const bool ended = waitpid(rank.pid, &wait_status, WNOHANG) == rank.pid;
+    char buffer[4096];
+    ssize_t got = 0;
+    while ((got = read(rank.err, buffer, sizeof(buffer))) > 0) {
+      rank.words.append(buffer, got);
+    }
+    if (!ended) return;
+    rank.pid = 0;
+    rank.ended = absl::Now();
+    rank.code = ShellExitCode(wait_status);
+    if (store_.has_value()) {
+      store_->Fail(absl::StrCat("rank ", r, " ", DescribeExit(wait_status),
+                                " before the job had started"));
+    }
+  }
+
+  std::optional<HostedStore> store_;
+  uint16_t port_ = 0;
+  std::vector<Rank> ranks_;
+};
+
+}  // namespace tessera
+#endif  // TESTS_FAILURE_KILL_RANKS_H_

@@ -1,0 +1,398 @@
+// Init, as users meet it: this test program, run again as a program that calls
+// Init (see kProgram), alone, under --world or with a launcher's variables.
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status.h"
+#include "base/status_matchers.h"
+#include "comm/launch/cpus.h"
+#include "comm/launch/launcher.h"
+#include "comm/rendezvous/rendezvous.h"
+#include "comm/world/world.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/support/process.h"
+#include "torch/torch.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr char kProgram[] = "TESSERA_LAUNCH_TEST_PROGRAM";
+
+// ---- the program ----
+
+absl::Status AfterInit(const World& world, const std::string& program, int argc,
+                       char** argv) {
+  if (program == "kill1" && world.rank() == 1) raise(SIGKILL);
+  if (program == "fail1" && world.rank() == 1) _exit(5);
+  at::Tensor t = torch::ones({1000});
+  TESSERA_RETURN_IF_ERROR(
+      world.communicator()->AllReduceSum(t, {"the sum"}).Wait());
+  const std::string args = absl::StrJoin(argv + 1, argv + argc, ",");
+  // One write each, so that lines do not mix.
+  const std::string line =
+      absl::StrCat("rank ", world.rank(), "/", world.world_size(), " local ",
+                   world.local_rank(), "/", world.local_world_size(), " sum ",
+                   t[0].item<float>(), " args [", args, "] threads ",
+                   at::get_num_threads(), "\n");
+  if (write(STDOUT_FILENO, line.data(), line.size()) < 0) _exit(99);
+  return absl::OkStatus();
+}
+
+int RunProgram(const std::string& program, int argc, char** argv) {
+  // Only in a rank.
+  const char* const rank = getenv("RANK");
+  if (program == "die1" && rank != nullptr && rank[0] == '1') _exit(3);
+  if (program == "help1" && rank != nullptr && rank[0] == '1') _exit(0);
+  if (program == "wait" && rank != nullptr) {
+    if (write(STDOUT_FILENO, "here\n", 5) < 0) _exit(99);
+    while (true) pause();
+  }
+  absl::StatusOr<const World*> world = Init(&argc, argv);
+  const absl::Status status =
+      world.ok() ? AfterInit(**world, program, argc, argv) : world.status();
+  if (!status.ok()) {
+    const std::string line = absl::StrCat(status.ToString(), "\n");
+    if (write(STDERR_FILENO, line.data(), line.size()) < 0) _exit(99);
+  }
+  Shutdown();
+  return status.ok() ? 0 : 1;
+}
+
+// A launcher with little patience, and ranks that do not want to end.
+int RunStubborn(const std::string& program, int argc, char** argv) {
+  if (IsLaunchedRank()) {
+    if (getenv("RANK")[0] == '0') _exit(6);
+    if (program == "stubborn") signal(SIGTERM, SIG_IGN);
+    if (write(STDOUT_FILENO, "here\n", 5) < 0) _exit(99);
+    while (true) pause();
+  }
+  LaunchOptions options;
+  options.world_size = 3;
+  options.argv = {argv, argv + argc};
+  options.end_grace = absl::Milliseconds(200);
+  options.term_grace = absl::Milliseconds(200);
+  return LaunchAndWait(options).value_or(98);
+}
+
+// ---- running it ----
+
+Env Named(const std::string& program, Env env) {
+  env.emplace_back(kProgram, program);
+  return env;
+}
+
+Finished RunOne(const std::string& program, std::vector<std::string> args,
+                Env env = {}) {
+  return Process(std::move(args), Named(program, std::move(env))).Finish();
+}
+
+// Ranks 0 to n-1, all started before the first is waited for. args(r) and
+// env(r) may differ.
+template <typename ArgsOf, typename EnvOf>
+std::vector<Finished> RunRanks(const std::vector<int>& ranks, ArgsOf args_of,
+                               EnvOf env_of) {
+  std::vector<std::unique_ptr<Process>> processes;
+  for (int r : ranks) {
+    processes.push_back(
+        std::make_unique<Process>(args_of(r), Named("plain", env_of(r))));
+  }
+  std::vector<Finished> results;
+  for (auto& process : processes) results.push_back(process->Finish());
+  return results;
+}
+
+Env Variables(int rank, int world_size, int port) {
+  return {{"RANK", absl::StrCat(rank)},
+          {"WORLD_SIZE", absl::StrCat(world_size)},
+          {"LOCAL_RANK", absl::StrCat(rank)},
+          {"LOCAL_WORLD_SIZE", absl::StrCat(world_size)},
+          {"MASTER_ADDR", "127.0.0.1"},
+          {"MASTER_PORT", absl::StrCat(port)}};
+}
+
+std::vector<std::string> NoArgs(int) { return {}; }
+Env NoEnv(int) { return {}; }
+
+// ---- --world=N ----
+
+TEST(WorldFlagTest, RunsTheRanks) {
+  const Finished run = RunOne("plain", {"a", "--world=3", "--b=c"});
+  EXPECT_EQ(run.code, 0) << run.err;
+  for (int r = 0; r < 3; ++r) {
+    EXPECT_THAT(run.out, HasSubstr(absl::StrCat("rank ", r, "/3 local ", r,
+                                                "/3 sum 3 args [a,--b=c] ")));
+  }
+  EXPECT_EQ(run.err, "");
+}
+
+// Threads of one of `num_ranks` ranks of this host.
+int ShareOf(int num_ranks) {
+  return std::min(at::get_num_threads(),
+                  ThreadsOf(std::vector<std::string>(num_ranks, AllowedCpus()),
+                            0, CgroupCpus()));
+}
+
+TEST(WorldFlagTest, SharesTheCoresUnlessTold) {
+  const int share = ShareOf(2);
+  EXPECT_THAT(RunOne("plain", {"--world=2"}).out,
+              HasSubstr(absl::StrCat("threads ", share, "\n")));
+  const std::string other = share == 1 ? "2" : "1";
+  EXPECT_THAT(RunOne("plain", {"--world=2"}, {{"OMP_NUM_THREADS", other}}).out,
+              HasSubstr(absl::StrCat("threads ", other, "\n")));
+}
+
+TEST(WorldFlagTest, OneIsThisProcess) {
+  const Finished run = RunOne("plain", {"--world=1", "x"});
+  EXPECT_EQ(run.code, 0) << run.err;
+  EXPECT_THAT(run.out, HasSubstr("rank 0/1 local 0/1 sum 1 args [x]"));
+  EXPECT_THAT(RunOne("plain", {}).out, HasSubstr("rank 0/1"));
+}
+
+TEST(WorldFlagTest, RefusesNonsense) {
+  for (const char* flag : {"--world=0", "--world=abc", "--world", "--world="}) {
+    const Finished run = RunOne("plain", {flag});
+    EXPECT_EQ(run.code, 1);
+    EXPECT_THAT(run.err, AllOf(HasSubstr("INVALID_ARGUMENT: --world: expected"),
+                               Not(HasSubstr("\n\n"))));
+  }
+}
+
+TEST(WorldFlagTest, ARankThatDiesAtStartUpEndsTheOthers) {
+  const Finished run = RunOne("die1", {"--world=3"});
+  EXPECT_EQ(run.code, 3);
+  EXPECT_LT(run.took, absl::Seconds(9));
+  EXPECT_THAT(run.err, HasSubstr("tessera: rank 1 ended (exit code 3)\n"));
+  EXPECT_THAT(run.err,
+              HasSubstr("rank 1 ended (exit code 3) before the job had "
+                        "started\n"));
+  EXPECT_THAT(run.err, HasSubstr("UNAVAILABLE"));
+  EXPECT_EQ(run.out, "");
+}
+
+TEST(WorldFlagTest, ARankThatNeverCallsInitEndsTheOthers) {
+  const Finished run = RunOne("help1", {"--world=2"});
+  EXPECT_EQ(run.code, 1);
+  EXPECT_LT(run.took, absl::Seconds(9));
+  EXPECT_THAT(run.err, HasSubstr("rank 1 ended (exit code 0) before the job"));
+}
+
+TEST(WorldFlagTest, ARankThatIsKilledLaterEndsTheOthers) {
+  const Finished run = RunOne("kill1", {"--world=3"});
+  EXPECT_EQ(run.code, 128 + SIGKILL);
+  EXPECT_LT(run.took, absl::Seconds(9));
+  EXPECT_THAT(run.err,
+              HasSubstr("tessera: rank 1 was ended by signal 9 (Killed)\n"));
+  EXPECT_THAT(run.err, ContainsRegex("UNAVAILABLE: the sum( #[0-9]+)?: rank 1 "
+                                     "has ended"));
+}
+
+TEST(WorldFlagTest, TheFirstFailuresCodeCounts) {
+  EXPECT_EQ(RunOne("fail1", {"--world=2"}).code, 5);
+}
+
+TEST(WorldFlagTest, TheRanksDieWithTheParent) {
+  Process parent({"--world=3"}, Named("wait", {}));
+  ASSERT_TRUE(parent.WaitForLines(3));
+  kill(parent.pid(), SIGKILL);
+  EXPECT_EQ(parent.Finish(absl::Seconds(20)).code, 128 + SIGKILL);
+}
+
+TEST(WorldFlagTest, SignalsReachTheRanks) {
+  for (int sig : {SIGTERM, SIGINT}) {
+    Process parent({"--world=2"}, Named("wait", {}));
+    ASSERT_TRUE(parent.WaitForLines(2));
+    kill(parent.pid(), sig);
+    const Finished run = parent.Finish(absl::Seconds(20));
+    EXPECT_EQ(run.code, 128 + sig);
+    EXPECT_LT(run.took, absl::Seconds(15));
+  }
+}
+
+TEST(WorldFlagTest, StubbornRanksAreEnded) {
+  for (const char* program : {"unaware", "stubborn"}) {
+    const Finished run =
+        Process({}, Named(program, {})).Finish(absl::Seconds(30));
+    EXPECT_EQ(run.code, 6);
+    EXPECT_THAT(run.err, HasSubstr("rank 0 ended (exit code 6)"));
+  }
+}
+
+// ---- a launcher's variables, and --rendezvous ----
+
+void ExpectWorldOf(const std::vector<Finished>& runs) {
+  for (size_t r = 0; r < runs.size(); ++r) {
+    EXPECT_EQ(runs[r].code, 0) << runs[r].err;
+    EXPECT_THAT(runs[r].out, HasSubstr(absl::StrCat(
+                                 "rank ", r, "/", runs.size(), " local ", r,
+                                 "/", runs.size(), " sum ", runs.size())));
+    EXPECT_EQ(runs[r].err, "");
+  }
+}
+
+TEST(RendezvousTest, Variables) {
+  const int port = FreePort();
+  ExpectWorldOf(RunRanks({0, 1, 2}, NoArgs,
+                         [&](int r) { return Variables(r, 3, port); }));
+}
+
+TEST(RendezvousTest, VariablesWithTheAgentsStore) {
+  TESSERA_ASSERT_OK_AND_ASSIGN(HostedStore store, HostedStore::Start());
+  for (const char* attempt : {"0", "1"}) {  // restarted, in the same store
+    ExpectWorldOf(RunRanks({0, 1}, NoArgs, [&](int r) {
+      Env env = Variables(r, 2, store.port());
+      env.emplace_back("TORCHELASTIC_USE_AGENT_STORE", "True");
+      env.emplace_back("TORCHELASTIC_RESTART_COUNT", attempt);
+      return env;
+    }));
+  }
+}
+
+TEST(RendezvousTest, TcpByFlags) {
+  const std::string where =
+      absl::StrCat("--rendezvous=tcp://127.0.0.1:", FreePort());
+  ExpectWorldOf(RunRanks(
+      {0, 1},
+      [&](int r) -> std::vector<std::string> {
+        return {where, absl::StrCat("--rank=", r), "--world_size=2"};
+      },
+      NoEnv));
+}
+
+std::string TempFile(const char* name) {
+  const char* const dir = getenv("TEST_TMPDIR");
+  return absl::StrCat(dir != nullptr ? dir : "/tmp", "/", name, ".", getpid());
+}
+
+TEST(RendezvousTest, FileIsGoneAfterwards) {
+  const std::string path = TempFile("meet");
+  ExpectWorldOf(RunRanks(
+      {0, 1, 2},
+      [&](int r) -> std::vector<std::string> {
+        return {absl::StrCat("--rendezvous=file://", path),
+                absl::StrCat("--rank=", r), "--world_size=3"};
+      },
+      NoEnv));
+  EXPECT_NE(access(path.c_str(), F_OK), 0);
+}
+
+TEST(RendezvousTest, NamesTheRanksThatHaveNotCome) {
+  const std::string where = absl::StrCat("tcp://127.0.0.1:", FreePort());
+  const auto args = [&](int r) -> std::vector<std::string> {
+    return {absl::StrCat("--rendezvous=", where), absl::StrCat("--rank=", r),
+            "--world_size=4", "--startup_timeout=3"};
+  };
+  for (const Finished& run : RunRanks({0, 2}, args, NoEnv)) {
+    EXPECT_EQ(run.code, 1);
+    EXPECT_LT(run.took, absl::Seconds(15));
+    EXPECT_EQ(run.err, absl::StrCat("DEADLINE_EXCEEDED: rendezvous ", where,
+                                    ": ranks 1, 3 of 4 have not come within 3 "
+                                    "s\n"));
+  }
+}
+
+TEST(RendezvousTest, NamesRank0IfItIsTheOne) {
+  const std::string where = absl::StrCat("tcp://127.0.0.1:", FreePort());
+  const Finished run =
+      RunOne("plain", {absl::StrCat("--rendezvous=", where), "--rank=1",
+                       "--world_size=2", "--startup_timeout=2"});
+  EXPECT_EQ(run.code, 1);
+  EXPECT_LT(run.took, absl::Seconds(15));
+  EXPECT_EQ(run.err, absl::StrCat("DEADLINE_EXCEEDED: rendezvous ", where,
+                                  ": rank 0 has not come within 2 s (no store "
+                                  "answers there)\n"));
+}
+
+TEST(RendezvousTest, PortInUse) {
+  Listener foreign;  // accepts connections and never says a word
+  const std::string where = absl::StrCat("tcp://127.0.0.1:", foreign.port());
+  const std::vector<Finished> runs = RunRanks(
+      {0, 1},
+      [](int) -> std::vector<std::string> { return {"--startup_timeout=3"}; },
+      [&](int r) { return Variables(r, 2, foreign.port()); });
+  EXPECT_EQ(runs[0].code, 1);
+  EXPECT_EQ(runs[0].err, absl::StrCat("UNAVAILABLE: rendezvous ", where,
+                                      ": port ", foreign.port(),
+                                      " is in use (rank 0 cannot listen)\n"));
+  EXPECT_EQ(runs[1].code, 1);
+  EXPECT_LT(runs[1].took, absl::Seconds(15));
+  EXPECT_EQ(runs[1].err,
+            absl::StrCat("DEADLINE_EXCEEDED: rendezvous ", where,
+                         ": rank 0 has not come within 3 s (no store answers "
+                         "there)\n"));
+}
+
+TEST(RendezvousTest, ARankThatComesTwice) {
+  const std::string path = TempFile("twice");
+  const std::vector<std::string> args = {
+      absl::StrCat("--rendezvous=file://", path), "--rank=0", "--world_size=2",
+      "--startup_timeout=2"};
+  Process first(args, Named("plain", {}));
+  const Finished second = RunOne("plain", args);
+  const Finished other = first.Finish();
+  unlink(path.c_str());
+  EXPECT_THAT(absl::StrCat(second.err, other.err),
+              AllOf(HasSubstr("rank 0 has come twice"),
+                    HasSubstr("rank 1 of 2 has not come within 2 s")));
+}
+
+TEST(RendezvousTest, WorldSizesThatDiffer) {
+  const std::string path = TempFile("sizes");
+  const std::vector<Finished> runs = RunRanks(
+      {0, 1},
+      [&](int r) -> std::vector<std::string> {
+        return {absl::StrCat("--rendezvous=file://", path),
+                absl::StrCat("--rank=", r),
+                absl::StrCat("--world_size=", 2 + r), "--startup_timeout=2"};
+      },
+      NoEnv);
+  unlink(path.c_str());
+  EXPECT_EQ(runs[0].code, 1);
+  EXPECT_EQ(runs[1].code, 1);
+  EXPECT_THAT(absl::StrCat(runs[0].err, runs[1].err),
+              AllOf(HasSubstr("WORLD_SIZE is "), HasSubstr("another rank")));
+}
+
+TEST(RendezvousTest, RefusesWhatDoesNotFit) {
+  EXPECT_THAT(RunOne("plain", {}, {{"RANK", "2"}, {"WORLD_SIZE", "2"}}).err,
+              HasSubstr("RANK is 2, expected 0 to 1"));
+  EXPECT_THAT(RunOne("plain", {}, {{"RANK", "0"}}).err,
+              HasSubstr("WORLD_SIZE is missing"));
+  EXPECT_THAT(
+      RunOne("plain", {"--rendezvous=udp://x", "--rank=0", "--world_size=2"})
+          .err,
+      HasSubstr("expected env://, tcp://host:port or file:///path"));
+}
+
+}  // namespace
+}  // namespace tessera
+
+int main(int argc, char** argv) {
+  const char* const program = getenv(tessera::kProgram);
+  if (program != nullptr) {
+    const std::string name = program;
+    if (name == "unaware" || name == "stubborn") {
+      return tessera::RunStubborn(name, argc, argv);
+    }
+    return tessera::RunProgram(name, argc, argv);
+  }
+  unsetenv("OMP_NUM_THREADS");  // ranks find their own number
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

@@ -1,0 +1,70 @@
+// What the files of test models share.
+#ifndef TESTS_MODELS_MODELS_INTERNAL_H_
+#define TESTS_MODELS_MODELS_INTERNAL_H_
+
+#include <torch/torch.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "tests/models/models.h"
+
+namespace tessera {
+
+// Random inputs of one micro-batch of one rank.
+class Inputs {
+ public:
+  Inputs(const TestModel& model, int rank, int64_t micro_batch)
+      : dtype_(model.dtype()),
+        generator_(at::detail::createCPUGenerator(
+            1000003 * static_cast<uint64_t>(micro_batch) +
+            static_cast<uint64_t>(rank) + 17)) {}
+
+  // In the model's dtype.
+  at::Tensor Normal(at::IntArrayRef sizes) { return Target(sizes).to(dtype_); }
+  at::Tensor Target(at::IntArrayRef sizes) {
+    return torch::randn(sizes, generator_);
+  }
+  at::Tensor Tokens(int64_t below, at::IntArrayRef sizes) {
+    return torch::randint(below, sizes, generator_, torch::kLong);
+  }
+
+ private:
+  const at::ScalarType dtype_;
+  at::Generator generator_;
+};
+
+// layer(x), in the dtype of the layer.
+template <typename Layer>
+at::Tensor In(Layer& layer, const at::Tensor& x) {
+  return layer(x.to(layer->weight.dtype()));
+}
+
+// Losses are float32, and so is all after the network: a loss scale is more
+// than float16 holds.
+inline at::Tensor MseLoss(const at::Tensor& out, const at::Tensor& target) {
+  return torch::mse_loss(out.to(torch::kFloat), target);
+}
+inline at::Tensor CrossEntropy(const at::Tensor& logits,
+                               const at::Tensor& classes) {
+  return torch::cross_entropy_loss(logits.to(torch::kFloat), classes);
+}
+
+using ModelMakers =
+    std::map<std::string, std::function<std::shared_ptr<TestModel>()>>;
+
+template <typename T>
+std::shared_ptr<TestModel> MakeModel() {
+  return std::make_shared<T>();
+}
+
+ModelMakers NetworkModels();    // models_networks.cc
+ModelMakers ParameterModels();  // models_parameters.cc
+ModelMakers BatchModels();      // models_batches.cc
+ModelMakers LoopModels();       // models_loops.cc
+ModelMakers ZooModels();        // models_zoo.cc
+
+}  // namespace tessera
+#endif  // TESTS_MODELS_MODELS_INTERNAL_H_

@@ -1,0 +1,54 @@
+// libtorch's own fused AdamW, for tests that hold the engine or the oracle
+// against plain training.
+#ifndef TESTS_SUPPORT_LIBTORCH_ADAMW_H_
+#define TESTS_SUPPORT_LIBTORCH_ADAMW_H_
+
+#include <ATen/Version.h>
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <string>
+
+#include "verify/oracle_adamw.h"
+
+namespace tessera {
+
+// Arguments as of OracleAdamW. A float32 parameter on the CPU gets zeros at its
+// end until all elements go through the kernel's vectorised body, in one
+// thread: the scalar code for what is left over rounds otherwise, and
+// training here has the bits of the body (optim/adamw_kernel.h). Where libtorch
+// finds no FMA, it rounds otherwise everywhere: there this is OracleAdamW.
+inline void LibtorchAdamW(const at::Tensor& param, const at::Tensor& exp_avg,
+                          const at::Tensor& exp_avg_sq,
+                          const at::Tensor& gradient, int64_t step,
+                          const OracleAdamWOptions& o) {
+  constexpr int64_t kVector = 64;  // elements, or a divisor of it
+  torch::NoGradGuard no_grad;
+  const std::string capability = at::get_cpu_capability();
+  const bool body = param.is_cpu() && param.scalar_type() == at::kFloat;
+  if (body && capability != "AVX2" && capability != "AVX512") {
+    return OracleAdamW(param, exp_avg, exp_avg_sq, gradient, step, o);
+  }
+  const int64_t numel = param.numel();
+  const int64_t pad = body ? (kVector - numel % kVector) % kVector : 0;
+  const auto padded = [&](const at::Tensor& t) {
+    return at::constant_pad_nd(t.reshape({-1}), {0, pad}).clone();
+  };
+  const at::Tensor p = padded(param), m = padded(exp_avg),
+                   v = padded(exp_avg_sq);
+  const int threads = at::get_num_threads();
+  if (body) at::set_num_threads(1);
+  at::_fused_adamw_({p}, {padded(gradient)}, {m}, {v}, /*max_exp_avg_sqs=*/{},
+                    {torch::full({}, static_cast<double>(step),
+                                 at::TensorOptions(param.device()))},
+                    o.lr, o.beta1, o.beta2, o.weight_decay, o.eps,
+                    /*amsgrad=*/false, /*maximize=*/false);
+  if (body) at::set_num_threads(threads);
+  // As the kernel itself: autograd hears nothing of it.
+  param.data().copy_(p.narrow(0, 0, numel).view(param.sizes()));
+  exp_avg.copy_(m.narrow(0, 0, numel).view(param.sizes()));
+  exp_avg_sq.copy_(v.narrow(0, 0, numel).view(param.sizes()));
+}
+
+}  // namespace tessera
+#endif  // TESTS_SUPPORT_LIBTORCH_ADAMW_H_

@@ -1,0 +1,276 @@
+#include "tests/support/training.h"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "base/bits.h"
+#include "base/memory/memory.h"
+#include "base/status.h"
+#include "engine/construct_sharded.h"
+#include "gtest/gtest.h"
+#include "tests/support/rank_pool.h"
+
+namespace tessera {
+namespace {
+
+std::string OutcomeLine(int step, bool skipped, double scale, double norm) {
+  if (skipped) {
+    return absl::StrCat("step ", step, ": skipped, scale ", HexFloat(scale));
+  }
+  return absl::StrCat("step ", step, ": scale ", HexFloat(scale), ", norm ",
+                      HexFloat(norm));
+}
+
+std::string OutcomeLine(int step, const Oracle::Outcome& outcome) {
+  return OutcomeLine(step, outcome.skipped, outcome.scale, outcome.norm);
+}
+
+std::string OutcomeLine(int step, const StepReport& report) {
+  return OutcomeLine(step, report.skipped, report.loss_scale, report.grad_norm);
+}
+
+std::vector<Record> RecordOracle(const TrainingSpec& spec, int world_size) {
+  Oracle oracle([&] { return MakeTestModel(spec.model); },
+                OracleOptionsOf(spec, world_size));
+  std::vector<Record> records(static_cast<size_t>(world_size));
+  auto add_to_all = [&](const std::string& line) {
+    for (Record& record : records) record.push_back(line);
+  };
+  for (int step = 0; step < spec.steps; ++step) {
+    auto losses = oracle.TrainStep(
+        [](torch::nn::Module& module, int rank, int64_t micro_batch) {
+          return dynamic_cast<TestModel&>(module).Loss(rank, micro_batch);
+        });
+    for (size_t r = 0; r < records.size(); ++r) {
+      for (int i = 0; i < spec.accumulation; ++i) {
+        records[r].push_back(LossLine(step, i, losses[r][i]));
+      }
+    }
+    for (const std::string& name : oracle.parameter_names()) {
+      if (!spec.gradients) break;
+      at::Tensor gradient = oracle.gradient(name);
+      const double inverse = 1 / oracle.outcome().divisor;
+      if (gradient.defined() && inverse != 1) gradient = gradient.mul(inverse);
+      add_to_all(absl::StrCat("step ", step, ": gradient of ", name, " ",
+                              PrintOf(gradient)));
+    }
+    if (spec.outcomes) add_to_all(OutcomeLine(step, oracle.outcome()));
+  }
+  for (const std::string& line : ParametersOf(oracle)) add_to_all(line);
+  for (int r = 0; r < world_size; ++r) {
+    AddState(oracle.module(r), oracle.generator_state(r), &records[r]);
+  }
+  return records;
+}
+
+TESSERA_RANK_FUNCTION(Train) {
+  TESSERA_ASSIGN_OR_RETURN(
+      Record record,
+      TrainWithEngine(TrainingSpec::FromText(args), world.communicator()));
+  return ToText(record);
+}
+
+// Names of distinct parameters, as the oracle has them.
+std::vector<std::string> ParameterNames(const torch::nn::Module& module) {
+  std::vector<std::string> names;
+  std::vector<const void*> seen;
+  for (const auto& p : module.named_parameters()) {
+    const void* impl = p.value().unsafeGetTensorImpl();
+    if (std::find(seen.begin(), seen.end(), impl) != seen.end()) continue;
+    seen.push_back(impl);
+    names.push_back(p.key());
+  }
+  return names;
+}
+
+}  // namespace
+
+std::shared_ptr<TestModel> BuildModel(absl::string_view name, int rank) {
+  at::set_num_threads(1);  // as the oracle
+  torch::manual_seed(TrainingSpec::kModelSeed);
+  auto model = MakeTestModel(name);
+  torch::manual_seed(TrainingSpec::kRankSeed + static_cast<uint64_t>(rank));
+  return model;
+}
+
+absl::StatusOr<std::shared_ptr<TestModel>> ConstructModel(
+    absl::string_view name, int64_t budget,
+    std::shared_ptr<Communicator> comm) {
+  at::set_num_threads(1);  // as the oracle
+  torch::manual_seed(TrainingSpec::kModelSeed);
+  ConstructOptions options;
+  options.communicator = comm;
+  auto model = ConstructSharded(
+      budget, [&] { return MakeTestModel(name); }, options);
+  torch::manual_seed(TrainingSpec::kRankSeed +
+                     static_cast<uint64_t>(comm->rank()));
+  return model;
+}
+
+absl::StatusOr<std::unique_ptr<Engine>> MakeEngine(
+    std::shared_ptr<torch::nn::Module> model, const TrainingSpec& spec,
+    std::shared_ptr<Communicator> comm) {
+  EngineOptions options;
+  options.communicator = std::move(comm);
+  return Engine::Create(std::move(model), ConfigOf(spec), options);
+}
+
+absl::Status TrainSteps(Engine& engine, TestModel& model,
+                        const TrainingSpec& spec, int rank, int first,
+                        Record* record) {
+  for (int step = first; step < spec.steps; ++step) {
+    for (int i = 0; i < spec.accumulation; ++i) {
+      at::Tensor loss = model.Loss(rank, step * spec.accumulation + i);
+      BackwardOptions options;
+      if (spec.weights) {
+        options.weight = WeightOf(rank, step * spec.accumulation + i);
+      }
+      TESSERA_RETURN_IF_ERROR(engine.Backward(loss, options));
+      record->push_back(LossLine(step, i, loss));
+      if (i + 1 < spec.accumulation) TESSERA_RETURN_IF_ERROR(engine.Step());
+    }
+    for (const std::string& name : ParameterNames(model)) {
+      if (!spec.gradients) break;
+      TESSERA_ASSIGN_OR_RETURN(at::Tensor gradient, engine.Gradient(name));
+      record->push_back(absl::StrCat("step ", step, ": gradient of ", name, " ",
+                                     PrintOf(gradient)));
+    }
+    TESSERA_RETURN_IF_ERROR(engine.Step());
+    if (spec.outcomes) record->push_back(OutcomeLine(step, engine.last_step()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AddFinalState(Engine& engine, const TestModel& model,
+                           Record* record) {
+  TESSERA_ASSIGN_OR_RETURN(Record parameters, ParametersOf(engine, model));
+  record->insert(record->end(), parameters.begin(), parameters.end());
+  AddState(model, at::detail::getDefaultCPUGenerator().get_state(), record);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Record> TrainWithEngine(const TrainingSpec& spec,
+                                       std::shared_ptr<Communicator> comm) {
+  const int rank = comm->rank();
+  SetPoisonOnFree(spec.poison);
+  std::shared_ptr<TestModel> model;
+  if (spec.construct_budget > 0) {
+    TESSERA_ASSIGN_OR_RETURN(
+        model, ConstructModel(spec.model, spec.construct_budget, comm));
+  } else {
+    model = BuildModel(spec.model, rank);
+  }
+  TESSERA_ASSIGN_OR_RETURN(auto engine,
+                           MakeEngine(model, spec, std::move(comm)));
+  Record record;
+  TESSERA_RETURN_IF_ERROR(
+      TrainSteps(*engine, *model, spec, rank, /*first=*/0, &record));
+  TESSERA_RETURN_IF_ERROR(AddFinalState(*engine, *model, &record));
+  Record masters;  // of the dtype that the module had
+  for (const std::string& name : ParameterNames(*model)) {
+    TESSERA_ASSIGN_OR_RETURN(const at::Tensor master, engine->Master(name));
+    masters.push_back(ParameterLine(name, master.to(at::kFloat)));
+  }
+  TESSERA_RETURN_IF_ERROR(engine->Close());
+  Record closed;
+  for (const std::string& name : ParameterNames(*model)) {
+    closed.push_back(ParameterLine(
+        name, model->named_parameters()[name].detach().to(at::kFloat)));
+  }
+  const std::string difference = FirstDifference(masters, closed);
+  if (difference.empty()) return record;
+  return absl::InternalError(absl::StrCat("after Close\n", difference));
+}
+
+absl::StatusOr<Record> ParametersOf(Engine& engine,
+                                    const torch::nn::Module& model) {
+  Record record;
+  for (const std::string& name : ParameterNames(model)) {
+    TESSERA_ASSIGN_OR_RETURN(at::Tensor parameter, engine.Parameter(name));
+    record.push_back(ParameterLine(name, parameter));
+  }
+  return record;
+}
+
+Record ParametersOf(const Oracle& oracle) {
+  Record record;
+  for (const std::string& name : oracle.parameter_names()) {
+    record.push_back(ParameterLine(name, oracle.parameter(name)));
+  }
+  return record;
+}
+
+const std::vector<Record>& TrainWithOracle(const TrainingSpec& spec,
+                                           int world_size) {
+  static auto* records = new std::map<std::string, std::vector<Record>>();
+  auto [it, absent] =
+      records->try_emplace(absl::StrCat(spec.ResultText(), " W", world_size));
+  if (absent) it->second = RecordOracle(spec, world_size);
+  return it->second;
+}
+
+void ExpectEqualsOracle(const TrainingSpec& spec, int world_size) {
+  SCOPED_TRACE(spec.ToText());
+  const std::vector<Record>& expected = TrainWithOracle(spec, world_size);
+  auto answers = RankPool::Get(world_size)->Run("Train", spec.ToText());
+  for (int rank = 0; rank < world_size; ++rank) {
+    ASSERT_TRUE(answers[rank].ok())
+        << "rank " << rank << ": " << answers[rank].status();
+    EXPECT_EQ(FirstDifference(expected[rank], RecordFromText(*answers[rank])),
+              "")
+        << "rank " << rank;
+  }
+}
+
+std::string LossLine(int step, int micro_batch, const at::Tensor& loss) {
+  return absl::StrCat("step ", step, ", micro-batch ", micro_batch, ": loss ",
+                      HexFloat(loss.item<float>()));
+}
+
+std::string ParameterLine(const std::string& name, const at::Tensor& value) {
+  return absl::StrCat("parameter ", name, " ", PrintOf(value));
+}
+
+void AddState(const torch::nn::Module& module, const at::Tensor& generator,
+              Record* record) {
+  for (const auto& buffer : module.named_buffers()) {
+    record->push_back(
+        absl::StrCat("buffer ", buffer.key(), " ", PrintOf(buffer.value())));
+  }
+  record->push_back(absl::StrCat("generator ", PrintOf(generator)));
+}
+
+std::string ToText(const Record& record) { return absl::StrJoin(record, "\n"); }
+
+Record RecordFromText(absl::string_view text) {
+  return absl::StrSplit(text, '\n');
+}
+
+std::string FirstDifference(const Record& expected, const Record& got) {
+  for (size_t i = 0; i < std::max(expected.size(), got.size()); ++i) {
+    const std::string want = i < expected.size() ? expected[i] : "nothing";
+    const std::string have = i < got.size() ? got[i] : "nothing";
+    if (want != have) {
+      return absl::StrCat("expected: ", want, "\n     got: ", have);
+    }
+  }
+  return "";
+}
+
+std::string PrintOf(const at::Tensor& tensor) {
+  if (!tensor.defined()) return "none";
+  const at::Tensor dense = tensor.detach().contiguous();
+  return absl::StrFormat("[%s] %s %016x", absl::StrJoin(dense.sizes(), ", "),
+                         c10::toString(dense.scalar_type()),
+                         Fingerprint(dense.const_data_ptr(),
+                                     static_cast<int64_t>(dense.nbytes())));
+}
+
+}  // namespace tessera

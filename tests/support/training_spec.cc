@@ -1,0 +1,260 @@
+#include "tests/support/training_spec.h"
+
+#include <cmath>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "base/bits.h"
+#include "c10/util/Exception.h"
+
+namespace tessera {
+namespace {
+
+constexpr double kLr = 1e-2;
+constexpr double kWeightDecay = 0.1;
+
+// Calls visit("name", &field) for each field; first those of what is computed.
+template <typename Spec, typename Visit>
+void VisitResult(Spec& spec, const Visit& visit) {
+  visit("model", &spec.model);
+  visit("steps", &spec.steps);
+  visit("accumulation", &spec.accumulation);
+  visit("dtype", &spec.dtype);
+  visit("fp32_norms", &spec.fp32_norms);
+  visit("buffer_dtype", &spec.buffer_dtype);
+  visit("reduce_dtype", &spec.reduce_dtype);
+  visit("accumulation_mode", &spec.accumulation_mode);
+  visit("reduction", &spec.reduction);
+  visit("predivide", &spec.predivide);
+  visit("clipping", &spec.clipping);
+  visit("clipping_norm", &spec.clipping_norm);
+  visit("weights", &spec.weights);
+  visit("check_overflow", &spec.check_overflow);
+  visit("loss_scale", &spec.loss_scale);
+  visit("initial_scale_power", &spec.initial_scale_power);
+  visit("loss_scale_window", &spec.loss_scale_window);
+  visit("hysteresis", &spec.hysteresis);
+  visit("min_loss_scale", &spec.min_loss_scale);
+  visit("shard_group", &spec.shard_group);
+  visit("gradients", &spec.gradients);
+  visit("outcomes", &spec.outcomes);
+}
+
+template <typename Spec, typename Visit>
+void VisitWay(Spec& spec, const Visit& visit) {
+  visit("stage", &spec.stage);
+  visit("overlap", &spec.overlap);
+  visit("reshard", &spec.reshard);
+  visit("hpz", &spec.hpz);
+  visit("shared", &spec.shared);
+  visit("served", &spec.served);
+  visit("prefetch_bucket_size", &spec.prefetch_bucket_size);
+  visit("param_persistence_threshold", &spec.param_persistence_threshold);
+  visit("max_live_parameters", &spec.max_live_parameters);
+  visit("max_reuse_distance", &spec.max_reuse_distance);
+  visit("reduce_bucket_size", &spec.reduce_bucket_size);
+  visit("in_place_gradient_bytes", &spec.in_place_gradient_bytes);
+  visit("poison", &spec.poison);
+  visit("construct_budget", &spec.construct_budget);
+}
+
+// Adds "name=value".
+struct AddField {
+  std::vector<std::string>* fields;
+  void operator()(const char* name, const std::string* value) const {
+    fields->push_back(absl::StrCat(name, "=", *value));
+  }
+  void operator()(const char* name, const double* value) const {
+    fields->push_back(absl::StrCat(name, "=", HexFloat(*value)));
+  }
+  template <typename T>
+  void operator()(const char* name, const T* value) const {
+    fields->push_back(absl::StrCat(name, "=", int64_t{*value}));
+  }
+};
+
+// Sets a field to its value, if it has one, and takes that away.
+struct TakeField {
+  std::map<std::string, std::string>* fields;
+  template <typename T>
+  void operator()(const char* name, T* value) const {
+    auto field = fields->find(name);
+    if (field == fields->end()) return;
+    TORCH_CHECK(Parse(field->second, value), "TrainingSpec: ", name, "=",
+                field->second);
+    fields->erase(field);
+  }
+
+ private:
+  static bool Parse(const std::string& text, std::string* value) {
+    *value = text;
+    return true;
+  }
+  static bool Parse(const std::string& text, bool* value) {
+    return absl::SimpleAtob(text, value);
+  }
+  static bool Parse(const std::string& text, double* value) {
+    const absl::StatusOr<double> parsed = ParseHexDouble(text);
+    if (parsed.ok()) *value = *parsed;
+    return parsed.ok();
+  }
+  template <typename T>
+  static bool Parse(const std::string& text, T* value) {
+    return absl::SimpleAtoi(text, value);
+  }
+};
+
+void SetPrecision(const TrainingSpec& spec, proto::Config* config) {
+  config->mutable_precision()->set_fp32_norms(spec.fp32_norms);
+  if (!spec.buffer_dtype.empty()) {
+    config->mutable_data_types()->set_buffer_dtype(spec.buffer_dtype);
+  }
+  if (spec.dtype == "bf16") {
+    config->mutable_bf16()->set_enabled(true);
+    config->mutable_bf16()->set_check_grad_overflow(spec.check_overflow);
+  }
+  if (spec.dtype != "fp16") return;
+  proto::Fp16* fp16 = config->mutable_fp16();
+  fp16->set_enabled(true);
+  fp16->set_loss_scale(spec.loss_scale);
+  fp16->set_initial_scale_power(spec.initial_scale_power);
+  fp16->set_loss_scale_window(spec.loss_scale_window);
+  fp16->set_hysteresis(spec.hysteresis);
+  fp16->set_min_loss_scale(spec.min_loss_scale);
+}
+
+void SetSharding(const TrainingSpec& spec, proto::Config* config) {
+  proto::Sharding* sharding = config->mutable_sharding();
+  sharding->set_accumulation(spec.accumulation_mode);
+  sharding->set_in_place_gradient_bytes(spec.in_place_gradient_bytes);
+  config->set_gradient_allreduce_op(spec.reduction);
+  int group = 0;
+  if (spec.reshard == "true" || spec.reshard == "false") {
+    sharding->set_reshard_after_forward(spec.reshard == "true");
+  } else if (absl::SimpleAtoi(spec.reshard, &group)) {
+    sharding->set_reshard_group_size(group);
+  }
+  if (spec.shard_group > 0) sharding->set_shard_group_size(spec.shard_group);
+  if (!spec.shared.empty()) sharding->set_shared_working_copy(spec.shared);
+  if (!spec.served.empty()) sharding->set_served_gathers(spec.served);
+  proto::ZeroOptimization* zero = config->mutable_zero_optimization();
+  zero->set_stage(spec.stage);
+  zero->set_overlap_comm(spec.overlap);
+  if (spec.hpz != 1) zero->set_zero_hpz_partition_size(spec.hpz);
+  const auto set = [&](int64_t value, auto setter) {
+    if (value >= 0) (zero->*setter)(value);
+  };
+  using Zero = proto::ZeroOptimization;
+  set(spec.prefetch_bucket_size, &Zero::set_stage3_prefetch_bucket_size);
+  set(spec.param_persistence_threshold,
+      &Zero::set_stage3_param_persistence_threshold);
+  set(spec.max_live_parameters, &Zero::set_stage3_max_live_parameters);
+  set(spec.max_reuse_distance, &Zero::set_stage3_max_reuse_distance);
+  set(spec.reduce_bucket_size, &Zero::set_reduce_bucket_size);
+}
+
+std::optional<at::ScalarType> DtypeOf(const std::string& name) {
+  if (name.empty()) return std::nullopt;
+  if (name == "fp32") return at::kFloat;
+  if (name == "bf16") return at::kBFloat16;
+  TORCH_CHECK(name == "fp16", "no dtype ", name);
+  return at::kHalf;
+}
+
+}  // namespace
+
+std::string TrainingSpec::ToText() const {
+  const TrainingSpec defaults;
+  std::vector<std::string> fields, same, changed;
+  VisitResult(*this, AddField{&fields});
+  VisitWay(*this, AddField{&fields});
+  VisitResult(defaults, AddField{&same});
+  VisitWay(defaults, AddField{&same});
+  for (size_t i = 0; i < fields.size(); ++i) {
+    if (fields[i] != same[i]) changed.push_back(fields[i]);
+  }
+  return absl::StrJoin(changed, " ");
+}
+
+TrainingSpec TrainingSpec::FromText(absl::string_view text) {
+  std::map<std::string, std::string> fields;
+  for (absl::string_view field :
+       absl::StrSplit(text, ' ', absl::SkipWhitespace())) {
+    fields.insert(absl::StrSplit(field, absl::MaxSplits('=', 1)));
+  }
+  TrainingSpec spec;
+  VisitResult(spec, TakeField{&fields});
+  VisitWay(spec, TakeField{&fields});
+  TORCH_CHECK(fields.empty(), "not a field of TrainingSpec: ",
+              fields.empty() ? "" : fields.begin()->first);
+  return spec;
+}
+
+std::string TrainingSpec::ResultText() const {
+  TrainingSpec same = *this;
+  if (stage == 0) same.shard_group = 0;
+  std::vector<std::string> fields;
+  VisitResult(same, AddField{&fields});
+  return absl::StrJoin(fields, " ");
+}
+
+double WeightOf(int rank, int64_t micro_batch) {
+  return static_cast<double>((micro_batch + 2 * rank) % 3);
+}
+
+proto::Config ConfigOf(const TrainingSpec& spec) {
+  proto::Config config;
+  config.set_train_micro_batch_size_per_gpu(1);
+  config.set_gradient_accumulation_steps(spec.accumulation);
+  config.set_gradient_clipping(spec.clipping);
+  config.set_gradient_clipping_norm(spec.clipping_norm);
+  config.set_gradient_predivide_factor(spec.predivide);
+  if (!spec.reduce_dtype.empty()) {
+    config.set_communication_data_type(spec.reduce_dtype);
+  }
+  config.mutable_optimizer()->set_type("AdamW");
+  config.mutable_optimizer()->mutable_params()->set_lr(kLr);
+  config.mutable_optimizer()->mutable_params()->set_weight_decay(kWeightDecay);
+  SetPrecision(spec, &config);
+  SetSharding(spec, &config);
+  return config;
+}
+
+OracleOptions OracleOptionsOf(const TrainingSpec& spec, int world_size) {
+  OracleOptions options;
+  options.world_size = world_size;
+  if (spec.stage > 0) options.shard_group_size = spec.shard_group;
+  options.accumulation = spec.accumulation;
+  options.model_seed = TrainingSpec::kModelSeed;
+  options.rank_seed = TrainingSpec::kRankSeed;
+  options.lr = kLr;
+  options.weight_decay = kWeightDecay;
+  if (spec.dtype != "fp32") options.dtype = DtypeOf(spec.dtype);
+  options.keep_norms = spec.fp32_norms;
+  options.buffer_dtype = DtypeOf(spec.buffer_dtype);
+  options.reduce_dtype = DtypeOf(spec.reduce_dtype);
+  options.accumulate_locally = spec.accumulation_mode == "local";
+  options.sum = spec.reduction == "sum";
+  options.predivide = spec.predivide;
+  options.max_norm = spec.clipping;
+  options.norm_p = spec.clipping_norm;
+  if (spec.weights) options.weight = WeightOf;
+  if (spec.dtype == "bf16") options.skip_overflows = spec.check_overflow;
+  if (spec.dtype == "fp16") {
+    LossScaling& scaling = options.loss_scaling.emplace();
+    scaling.dynamic = spec.loss_scale == 0;
+    scaling.scale = scaling.dynamic ? std::ldexp(1, spec.initial_scale_power)
+                                    : spec.loss_scale;
+    scaling.window = spec.loss_scale_window;
+    scaling.hysteresis = spec.hysteresis;
+    scaling.min_scale = spec.min_loss_scale;
+  }
+  return options;
+}
+
+}  // namespace tessera

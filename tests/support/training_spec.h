@@ -1,0 +1,79 @@
+// TrainingSpec: what a run of a test model is, for the engine and the oracle.
+#ifndef TESTS_SUPPORT_TRAINING_SPEC_H_
+#define TESTS_SUPPORT_TRAINING_SPEC_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/strings/string_view.h"
+#include "config/config.pb.h"
+#include "verify/oracle.h"
+
+namespace tessera {
+
+struct TrainingSpec {
+  static constexpr uint64_t kModelSeed = 20;
+  static constexpr uint64_t kRankSeed = 7000;  // of rank 0
+
+  // What is computed. Dtypes are "fp32", "bf16" or "fp16".
+  std::string model = "Mlp";
+  int steps = 3;
+  int accumulation = 1;
+  std::string dtype = "fp32";              // of parameters; fp32: as they are
+  bool fp32_norms = false;                 // but for those of norms
+  std::string buffer_dtype;                // of buffers; "": as they are
+  std::string reduce_dtype;                // communication_data_type, or ""
+  std::string accumulation_mode = "each";  // or "local"
+  std::string reduction = "mean";          // or "sum"
+  double predivide = 1;                    // gradient_predivide_factor
+  double clipping = 0;                     // 0: none
+  double clipping_norm = 2;
+  // Ranks have unequal numbers of samples, some none.
+  bool weights = false;
+  bool check_overflow = true;  // with bf16
+  double loss_scale = 0;       // with fp16; 0: dynamic, that is:
+  int initial_scale_power = 16;
+  int loss_scale_window = 1000;
+  int hysteresis = 2;
+  int min_loss_scale = 1;
+  // Of sharding.shard_group_size: decides in which order sums run, but at stage
+  // 0. 0: all ranks.
+  int shard_group = 0;
+  bool gradients = false;  // every step's gradients go into the record
+  bool outcomes = false;   // and so do its scale and norm
+
+  // How; the result is the same. -1: the configuration's default.
+  int stage = 0;
+  bool overlap = true;  // overlap_comm
+  std::string reshard;  // reshard_after_forward: "true", "false", a number
+  int hpz = 1;          // zero_hpz_partition_size
+  std::string shared;   // shared_working_copy; "": the default
+  std::string served;   // served_gathers; "": the default
+  int64_t prefetch_bucket_size = -1;
+  int64_t param_persistence_threshold = 0;
+  int64_t max_live_parameters = -1;
+  int64_t max_reuse_distance = -1;
+  int64_t reduce_bucket_size = -1;
+  // Of the smallest gradients that are written in their places: of these models
+  // all. 0: none.
+  int64_t in_place_gradient_bytes = 1;
+  bool poison = false;  // SetPoisonOnFree
+  // Built by ConstructSharded with so many bytes; 0: plainly.
+  int64_t construct_budget = 0;
+
+  // "model=Gpt stage=3", what is not as above, and back. Of two fields of a
+  // name the first one counts.
+  std::string ToText() const;
+  static TrainingSpec FromText(absl::string_view text);
+  // Text that is equal if the result is.
+  std::string ResultText() const;
+};
+
+// A rank's number of samples in a micro-batch, with `weights`.
+double WeightOf(int rank, int64_t micro_batch);
+
+proto::Config ConfigOf(const TrainingSpec& spec);
+OracleOptions OracleOptionsOf(const TrainingSpec& spec, int world_size);
+
+}  // namespace tessera
+#endif  // TESTS_SUPPORT_TRAINING_SPEC_H_
