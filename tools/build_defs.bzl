@@ -54,8 +54,8 @@ def tessera_cc_test(
         **kwargs):
     """cc_test with our warnings; add //third_party/gtest:gtest_main to deps.
 
-    Tests of several processes carry tags = ["cpu:2"], tests that need a GPU
-    tags = ["gpu"], slow ones tags = ["slow"] (see .bazelrc for both). Tests that
+    Tests that need a GPU carry tags = ["gpu"], slow ones tags = ["slow"] (see
+    .bazelrc for both), those that must run alone "cpu:2". Tests that
     AddressSanitizer does not fit carry "noasan" and why; those that
     ThreadSanitizer does, "tsan".
     """
@@ -94,28 +94,39 @@ _run_again_test = rule(
     test = True,
 )
 
-def tessera_rank_test(name, backends = ["shm"], cpus = 2, **kwargs):
-    """tessera_cc_test of ranks (tests/support/rank_pool.h), over gloo and others.
+def tessera_rank_test(
+        name,
+        backends = [],
+        args_over = {},
+        cpus = 1,
+        env = {},
+        **kwargs):
+    """tessera_cc_test of ranks (tests/support/rank_pool.h), over shm.
 
     Args:
-      name: the target over gloo; that over shm is called `name`_shm.
-      backends: the others.
-      cpus: how many each holds; 1 where ranks mostly wait for each other to
-        fail, so that two such tests run side by side.
+      name: the target over shm.
+      backends: others over which the same program runs, where what is tested
+        depends on them: "gloo" makes the target `name`_gloo.
+      args_over: by backend, the program's arguments, for a part of the cases or
+        fewer rounds; `args` where there are none.
+      cpus: 2 where it is the subject how soon something happens, so that no
+        other test runs beside it. Ranks mostly wait for each other.
+      env: as of tessera_cc_test.
       **kwargs: as of tessera_cc_test.
     """
     tags = kwargs.pop("tags", []) + ["cpu:%d" % cpus]
-    if backends and "env" in kwargs:
-        fail("tessera_rank_test: env is for tests of one backend")
     kwargs.setdefault("size", "small")
-    tessera_cc_test(name = name, tags = tags, **kwargs)
+    tessera_cc_test(name = name, env = env, tags = tags, **kwargs)
     for backend in backends:
+        own = {key: kwargs[key] for key in _OF_A_RUN if key in kwargs}
+        if backend in args_over:
+            own["args"] = args_over[backend]
         _run_again_test(
             name = name + "_" + backend,
             binary = name,
-            env = {"TESSERA_TEST_BACKEND": backend},
+            env = dict(env, TESSERA_TEST_BACKEND = backend),
             tags = tags,
-            **{key: kwargs[key] for key in _OF_A_RUN if key in kwargs}
+            **own
         )
 
 def tessera_proto_library(name, srcs, deps = [], visibility = None, testonly = False):

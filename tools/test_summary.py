@@ -1,8 +1,9 @@
 """Prints how many test cases passed and failed in runs of bazel test.
 
-usage: test_summary.py EVENTS CODE [EVENTS CODE ...]
+usage: test_summary.py EVENTS CODE PROFILE [EVENTS CODE PROFILE ...]
 
-EVENTS is what --build_event_json_file wrote, CODE is bazel's exit code. Every
+EVENTS is what --build_event_json_file wrote, CODE is bazel's exit code, PROFILE
+what --profile wrote, from which a table says where the time went. Every
 <testcase> of the test.xml files counts once, those of cached results too. A
 target that failed without a failed case (it crashed, timed out, or could not be
 built) counts as one failure. Exits with 1 if anything failed, or if a run found
@@ -10,9 +11,13 @@ nothing to run.
 """
 
 import json
+import os
 import sys
 import urllib.parse
 import xml.etree.ElementTree
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import build_times  # pylint: disable=wrong-import-position
 
 
 def read_events(path):
@@ -69,9 +74,8 @@ def count_cases(path):
     return counts
 
 
-def count(events):
-    """Returns [passed, failed, skipped] of a whole run."""
-    results, summaries = final_results(events)
+def count(results, summaries):
+    """Returns [passed, failed, skipped] of a whole run's final_results."""
     total = [0, 0, 0]
     for label in sorted(set(results) | set(summaries)):
         counts = [0, 0, 0]
@@ -86,9 +90,14 @@ def count(events):
     return total
 
 
-def count_run(path, code):
-    """Returns [passed, failed, skipped] with what its exit code says."""
-    counts = count(read_events(path))
+def count_run(path, code, profile):
+    """Prints where the time went; returns [passed, failed, skipped]."""
+    results, summaries = final_results(read_events(path))
+    reports = {label: [xml for _, xml in runs if xml]
+               for label, runs in results.items()}
+    for line in build_times.table(build_times.read_actions(profile), reports):
+        print(line)
+    counts = count(results, summaries)
     # 1: something that is no test did not build; 4: there was no test at all.
     if not counts[1] and (code != 0 or sum(counts) == 0):
         counts[1] = 1
@@ -96,7 +105,7 @@ def count_run(path, code):
 
 
 def main(runs):
-    """Takes [(path, code)]."""
+    """Takes [(path, code, profile)]."""
     passed, failed, skipped = map(sum, zip(*(count_run(*run) for run in runs)))
     line = "%d passed, %d failed" % (passed, failed)
     if skipped:
@@ -106,5 +115,5 @@ def main(runs):
 
 
 if __name__ == "__main__":
-    sys.exit(main([(path, int(code)) for path, code in
-                   zip(sys.argv[1::2], sys.argv[2::2])]))
+    sys.exit(main([(path, int(code), profile) for path, code, profile in
+                   zip(sys.argv[1::3], sys.argv[2::3], sys.argv[3::3])]))

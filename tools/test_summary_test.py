@@ -2,6 +2,7 @@
 """Does tools/test_summary.py count what happened?"""
 
 import contextlib
+import gzip
 import io
 import json
 import os
@@ -30,6 +31,7 @@ class Run:
     def __init__(self, folder):
         self.folder = folder
         self.events = []
+        self.profile = os.path.join(folder, "profile.gz")
 
     def result(self, label, status, xml=None, attempt=1):
         outputs = []
@@ -47,6 +49,14 @@ class Run:
         self.events.append({"id": {"testSummary": {"label": label}},
                             "testSummary": {"overallStatus": status}})
 
+    def trace(self, *events):
+        """Of (category, name, begin, seconds) each, all on one thread."""
+        with gzip.open(self.profile, "wt", encoding="utf-8") as file:
+            json.dump({"traceEvents": [
+                {"ph": "X", "tid": 1, "cat": category, "name": name,
+                 "ts": begin * 1e6, "dur": seconds * 1e6}
+                for category, name, begin, seconds in events]}, file)
+
     def end(self, *codes):
         """As if bazel had run as often as there are codes, each time so."""
         path = os.path.join(self.folder, "events.json")
@@ -56,7 +66,8 @@ class Run:
             file.write('{"id": {"cut o')  # as if bazel had been killed
         output = io.StringIO()
         with contextlib.redirect_stdout(output):
-            code = test_summary.main([(path, code) for code in codes])
+            code = test_summary.main(
+                [(path, code, self.profile) for code in codes])
         return code, output.getvalue()
 
 
@@ -125,6 +136,30 @@ class SummaryTest(unittest.TestCase):
         self.bazel.result("//a", "PASSED", GOOD)
         self.bazel.summary("//a", "PASSED")
         self.expect(1, "2 passed, 1 failed, 2 skipped", 0, 1)
+
+    def test_where_the_time_went(self):
+        starts = GOOD.replace("<testsuites>", "<testsuites rank_pool_starts="
+                              '"3" rank_pool_start_ms="4500">')
+        self.bazel.result("//a", "PASSED", starts)
+        self.bazel.summary("//a", "PASSED")
+        self.bazel.result("//cached", "PASSED", starts)
+        self.bazel.summary("//cached", "PASSED")
+        self.bazel.trace(
+            ("action processing", "Compiling a.cc", 0, 5),
+            ("action resource lock", "Compiling a.cc", 1, 2),
+            ("action processing", "Testing //a", 5, 7),
+            ("action resource lock", "of another thread", 20, 9))
+        _, output = self.bazel.end(0)
+        self.assertEqual("""\
+                          actions  seconds   queued
+compiling                       1        3        2
+linking                         0        0        0
+testing                         1        7        0
+  starting ranks                3        4
+slowest tests, seconds:
+     7.0  //a
+2 passed, 0 failed, 2 skipped
+""", output)
 
 
 if __name__ == "__main__":

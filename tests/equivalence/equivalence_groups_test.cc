@@ -8,13 +8,13 @@
 //   x buckets {of a unit, of several}
 //
 // 40 cells in which every pair of values occurs; four ranks.
-#include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "tests/support/pairwise.h"
+#include "tests/support/rank_pool.h"
 #include "tests/support/training.h"
 
 namespace tessera {
@@ -28,10 +28,7 @@ const std::vector<std::string> kDtypes = {"fp32", "bf16", "fp16"};
 // Clips where it matters: the norm of a Gpt is about 1.
 constexpr double kClipping = 0.5;
 
-bool OverSharedMemory() {
-  const char* backend = std::getenv("TESSERA_TEST_BACKEND");
-  return backend != nullptr && std::string(backend) == "shm";
-}
+bool OverSharedMemory() { return DefaultBackend() == "shm"; }
 
 // "alone": one working copy for a group, where ranks share memory, else shards
 // that are served; hpZ needs gathers, and has none with the former.

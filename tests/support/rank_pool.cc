@@ -51,6 +51,11 @@ std::map<int, std::unique_ptr<RankPool>>& Pools() {
   return *pools;
 }
 
+RankPool::Starts& AllStarts() {
+  static auto* const starts = new RankPool::Starts;
+  return *starts;
+}
+
 std::string Frame(absl::string_view bytes) {
   const uint64_t length = bytes.size();
   std::string frame(reinterpret_cast<const char*>(&length), sizeof(length));
@@ -199,7 +204,7 @@ void ServeIfRank(int* argc, char** argv) {
 }
 
 std::string DefaultBackend() {
-  return EnvString("TESSERA_TEST_BACKEND").value_or("gloo");
+  return EnvString("TESSERA_TEST_BACKEND").value_or("shm");
 }
 
 std::string DefaultMemoryGroup(int rank) {
@@ -217,6 +222,8 @@ RankPool* RankPool::Get(int world_size) {
 }
 
 void RankPool::EndAll() { Pools().clear(); }
+
+const RankPool::Starts& RankPool::starts() { return AllStarts(); }
 
 RankPool::RankPool(RankPoolOptions options)
     : options_(options), ranks_(options.world_size) {}
@@ -270,7 +277,10 @@ RankPool::Answers RankPool::Run(absl::string_view function,
                                 absl::string_view args,
                                 absl::Duration deadline) {
   if (!running_) {
+    const absl::Time begin = absl::Now();
     absl::Status started = Start();
+    ++AllStarts().count;
+    AllStarts().time += absl::Now() - begin;
     if (!started.ok()) {
       KillAll();
       return Answers(options_.world_size, Annotate(started, "start of ranks"));

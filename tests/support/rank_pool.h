@@ -59,7 +59,7 @@ using RankFunction = absl::StatusOr<std::string> (*)(const World& world,
 
 bool RegisterRankFunction(const char* name, RankFunction function);
 
-// What TESSERA_TEST_BACKEND says, or gloo.
+// What TESSERA_TEST_BACKEND says, or shm.
 std::string DefaultBackend();
 // Where that is hierarchical ranks 0 and 1 are told that they are on one host,
 // 2 and 3 on the next, and so on: the memory group (WorldOptions) of `rank`.
@@ -87,6 +87,12 @@ class RankPool {
   ~RankPool();
   // Ends the ranks of all pools that Get has made.
   static void EndAll();
+  // How often ranks were started, by all pools, and what that took.
+  struct Starts {
+    int count = 0;
+    absl::Duration time;
+  };
+  static const Starts& starts();
 
   // Runs the function on every rank at once, with the same `args`. An answer is
   // what the function returned, or
