@@ -98,6 +98,7 @@ def tessera_rank_test(
         name,
         backends = [],
         args_over = {},
+        slow = None,
         cpus = 1,
         env = {},
         **kwargs):
@@ -109,6 +110,8 @@ def tessera_rank_test(
         depends on them: "gloo" makes the target `name`_gloo.
       args_over: by backend, the program's arguments, for a part of the cases or
         fewer rounds; `args` where there are none.
+      slow: attributes (args, env) of the same program's run with the tag "slow",
+        `name`_slow: what takes minutes, of which the others are a part.
       cpus: 2 where it is the subject how soon something happens, so that no
         other test runs beside it. Ranks mostly wait for each other.
       env: as of tessera_cc_test.
@@ -117,6 +120,14 @@ def tessera_rank_test(
     tags = kwargs.pop("tags", []) + ["cpu:%d" % cpus]
     kwargs.setdefault("size", "small")
     tessera_cc_test(name = name, env = env, tags = tags, **kwargs)
+    if slow:
+        _run_again_test(
+            name = name + "_slow",
+            size = "large",
+            binary = name,
+            tags = tags + ["slow"],
+            **slow
+        )
     for backend in backends:
         own = {key: kwargs[key] for key in _OF_A_RUN if key in kwargs}
         if backend in args_over:

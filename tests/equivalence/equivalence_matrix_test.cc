@@ -7,7 +7,7 @@
 //   no collectives
 //
 // 60 cells in which every pair of values occurs; all 1,536 in
-// :equivalence_matrix_slow_test. One set of ranks per W serves all its cells.
+// :equivalence_matrix_test_slow. One set of ranks per W serves all its cells.
 #include <string>
 #include <vector>
 
