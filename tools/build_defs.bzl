@@ -112,13 +112,14 @@ def tessera_rank_test(
         fewer rounds; `args` where there are none.
       slow: attributes (args, env) of the same program's run with the tag "slow",
         `name`_slow: what takes minutes, of which the others are a part.
-      cpus: 2 where it is the subject how soon something happens, so that no
-        other test runs beside it. Ranks mostly wait for each other.
+      cpus: 3 where it is the subject how soon something happens: with two
+        processors no other test runs beside it (.bazelrc). Ranks mostly wait for
+        each other.
       env: as of tessera_cc_test.
       **kwargs: as of tessera_cc_test.
     """
     tags = kwargs.pop("tags", []) + ["cpu:%d" % cpus]
-    kwargs.setdefault("size", "small")
+    kwargs.setdefault("size", "medium")
     tessera_cc_test(name = name, env = env, tags = tags, **kwargs)
     if slow:
         _run_again_test(

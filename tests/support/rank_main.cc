@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
+#include "tests/support/fork_server.h"
 #include "tests/support/rank_pool.h"
 
 namespace tessera {
@@ -27,6 +28,7 @@ class EndOfRanks : public testing::Environment {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
+  tessera::ServeForks();
   tessera::ServeIfRank(&argc, argv);
   testing::InitGoogleTest(&argc, argv);
   testing::AddGlobalTestEnvironment(new tessera::EndOfRanks);

@@ -36,7 +36,7 @@ namespace {
 
 constexpr char kWorkerMark[] =
     "TESSERA_TEST_RANK";  // "<timeout> <grace> <backend> <group>"
-constexpr int kWorkerSocket = 3;
+constexpr int kWorkerSocket = ForkServer::kSocket;
 constexpr absl::Duration kStartTimeout = absl::Seconds(180);
 constexpr absl::Duration kEndTimeout = absl::Seconds(5);
 constexpr size_t kMaxErrBytes = 8 << 10;
@@ -98,17 +98,6 @@ bool ReadSome(int fd, std::string* to) {
 void Close(int* fd) {
   if (*fd >= 0) close(*fd);
   *fd = -1;
-}
-
-std::vector<std::string> OwnArgv() {
-  std::vector<std::string> argv;
-  std::string all;
-  const int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
-  while (ReadSome(fd, &all)) {
-  }
-  close(fd);
-  if (!all.empty()) all.pop_back();
-  return absl::StrSplit(all, '\0');
 }
 
 std::string WithStderr(const std::string& err) {
@@ -244,6 +233,22 @@ absl::Status RankPool::Start() {
   return absl::OkStatus();
 }
 
+// By exec where libraries must be loaded anew: for another number of OpenMP's
+// threads, and for CUDA, which does not survive a fork.
+absl::StatusOr<pid_t> RankPool::StartProcess(const Environment& env,
+                                             int stderr_fd,
+                                             int socket_fd) const {
+  if (options_.threads_per_rank == 1 && options_.backend != "nccl") {
+    TESSERA_ASSIGN_OR_RETURN(ForkServer * server, ForkServer::Get());
+    return server->Fork(env, stderr_fd, socket_fd);
+  }
+  SelfExecOptions child;
+  child.argv = OwnArgv();
+  child.env = env;
+  child.fds = {{stderr_fd, STDERR_FILENO}, {socket_fd, kWorkerSocket}};
+  return SpawnSelf(child);
+}
+
 absl::Status RankPool::StartRank(int r) {
   int sockets[2];
   int err_pipe[2];
@@ -251,20 +256,17 @@ absl::Status RankPool::StartRank(int r) {
       pipe2(err_pipe, O_CLOEXEC) != 0) {
     return absl::UnavailableError(absl::StrCat("pipe: ", strerror(errno)));
   }
-  SelfExecOptions child;
-  child.argv = OwnArgv();
-  child.env = LocalRankEnvironment(r, options_.world_size, store_->port());
-  child.env.emplace_back("OMP_NUM_THREADS",
-                         absl::StrCat(options_.threads_per_rank));
-  child.env.emplace_back(
+  Environment env =
+      LocalRankEnvironment(r, options_.world_size, store_->port());
+  env.emplace_back("OMP_NUM_THREADS", absl::StrCat(options_.threads_per_rank));
+  env.emplace_back(
       kWorkerMark,
       absl::StrCat(absl::FormatDuration(options_.collective_timeout), " ",
                    absl::FormatDuration(options_.announce_grace), " ",
                    options_.backend, " ",
                    options_.hosts.empty() ? DefaultMemoryGroup(r)
                                           : absl::StrCat(options_.hosts[r])));
-  child.fds = {{err_pipe[1], STDERR_FILENO}, {sockets[1], kWorkerSocket}};
-  absl::StatusOr<pid_t> pid = SpawnSelf(child);
+  absl::StatusOr<pid_t> pid = StartProcess(env, err_pipe[1], sockets[1]);
   close(sockets[1]);
   close(err_pipe[1]);
   ranks_[r].socket = sockets[0];

@@ -13,9 +13,10 @@
 //     }
 //   }
 //
-// The ranks are this test program, run again W times; they join one world as
-// the ranks of --world=W do, and then wait for work, so that one start serves
-// all cases. The program's main() must be that of tests/support/rank_main.cc.
+// The ranks are this test program, run again W times
+// (tests/support/fork_server.h makes that cheap); they join one world as the
+// ranks of --world=W do, and then wait for work, so that one start serves all
+// cases. The program's main() must be that of tests/support/rank_main.cc.
 //
 //   test process ==socketpair==> rank r      name and args; binary-safe
 //                <==socketpair==             Status or string
@@ -40,6 +41,7 @@
 #include "absl/time/time.h"
 #include "comm/rendezvous/rendezvous.h"
 #include "comm/world/world.h"
+#include "tests/support/fork_server.h"
 
 namespace tessera {
 
@@ -120,6 +122,8 @@ class RankPool {
 
   absl::Status Start();
   absl::Status StartRank(int r);
+  absl::StatusOr<pid_t> StartProcess(const Environment& env, int stderr_fd,
+                                     int socket_fd) const;
   void End();  // kindly, then not
   void KillAll();
   // Asks all; reads until all have answered or died, or `allowed` is over.
