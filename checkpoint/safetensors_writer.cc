@@ -12,9 +12,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "base/status.h"
 #include "checkpoint/safetensors.h"
-#include "config/reader/json_reader.h"
 #include "config/reader/utf8.h"
 #include "sharding/torch/torch_scope.h"
 

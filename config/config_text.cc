@@ -5,13 +5,12 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/json.h"
 #include "config/reader/field_rules.h"
 #include "config/reader/json_keys.h"
 #include "config/reader/json_options.pb.h"
-#include "config/reader/json_reader.h"
 #include "google/protobuf/descriptor.h"
 
 namespace tessera {

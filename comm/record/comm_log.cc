@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/env.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "base/status.h"
 
@@ -43,20 +44,6 @@ double BusFactor(CollectiveOp op, int world_size) {
     default:
       return 1;
   }
-}
-
-std::string JsonString(absl::string_view text) {
-  std::string json = "\"";
-  for (unsigned char c : text) {
-    if (c == '"' || c == '\\') json.push_back('\\');
-    if (c < 0x20) {
-      absl::StrAppendFormat(&json, "\\u%04x", c);
-    } else {
-      json.push_back(static_cast<char>(c));
-    }
-  }
-  json.push_back('"');
-  return json;
 }
 
 CommLog::CommLog(Options options) : options_(options), begin_(MonotonicNow()) {}
@@ -151,14 +138,14 @@ std::string CommLog::ToChromeTrace() const {
         ",\n{\"name\":%s,\"cat\":\"%s\",\"ph\":\"X\",\"ts\":%.3f,"
         "\"dur\":%.3f,\"pid\":%d,\"tid\":%d,\"args\":{\"sequence\":%d,"
         "\"what\":%s,\"queued_us\":%.3f,\"site\":%s,\"status\":%s}}",
-        JsonString(e.what), CollectiveName(e.op),
+        QuoteJson(e.what), CollectiveName(e.op),
         absl::ToDoubleMicroseconds(e.entered),
         absl::ToDoubleMicroseconds(e.left - e.entered), options_.rank,
         e.op == CollectiveOp::kPull ? 1 : 0,  // beside collectives
-        e.sequence, JsonString(e.Describe()),
+        e.sequence, QuoteJson(e.Describe()),
         absl::ToDoubleMicroseconds(e.entered - e.enqueued),
-        JsonString(absl::StrCat(e.site.file, ":", e.site.line)),
-        JsonString(e.status.ok() ? "ok" : e.status.message()));
+        QuoteJson(absl::StrCat(e.site.file, ":", e.site.line)),
+        QuoteJson(e.status.ok() ? "ok" : e.status.message()));
   }
   absl::StrAppend(&json, "\n]}\n");
   return json;

@@ -87,9 +87,6 @@ class CommLog {
 // The factor from algorithm to bus bandwidth.
 double BusFactor(CollectiveOp op, int world_size);
 
-// Text as a JSON string, quotes included.
-std::string JsonString(absl::string_view text);
-
 // The environment's wishes. TESSERA_COMM_LOG=path, or - for stderr: the tables
 // of rank 0. TESSERA_COMM_TRACE=prefix: prefix<rank>.json of every rank.
 bool CommTraceWanted();

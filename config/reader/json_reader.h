@@ -81,9 +81,6 @@ absl::StatusOr<JsonValue> ReadJson(
 // The value as strict JSON on one line, numbers as they were written.
 std::string ToJsonText(const JsonValue& value);
 
-// `text` as a JSON string, quotes included. REQUIRES: UTF-8.
-std::string QuoteJson(absl::string_view text);
-
 // "file_name:line:column"
 std::string FormatPosition(absl::string_view file_name, JsonPosition position);
 

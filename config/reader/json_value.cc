@@ -5,10 +5,10 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "base/json.h"
 #include "config/reader/json_reader.h"
 
 namespace tessera {
@@ -29,22 +29,6 @@ absl::string_view JsonKindName(JsonKind kind) {
       return "an object";
   }
   return "?";
-}
-
-std::string QuoteJson(absl::string_view text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += c;
-    } else if (byte < 0x20 || byte == 0x7F) {
-      absl::StrAppendFormat(&out, "\\u%04x", byte);
-    } else {
-      out += c;
-    }
-  }
-  return out + '"';
 }
 
 std::string ToJsonText(const JsonValue& value) {

@@ -6,24 +6,9 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/bits.h"
+#include "base/json.h"
 
 namespace {
-
-std::string JsonString(const std::string& text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += c;
-    } else if (byte < 0x20 || byte >= 0x7f) {
-      absl::StrAppendFormat(&out, "\\u%04x", static_cast<unsigned>(byte));
-    } else {
-      out += c;
-    }
-  }
-  return out + "\"";
-}
 
 std::string JsonNumber(double value) {
   return std::isfinite(value) ? absl::StrFormat("%.9g", value) : "null";
@@ -36,14 +21,14 @@ std::string JsonBytes(const tessera::StateBytes& bytes) {
 }
 
 std::string JsonHexList(const std::vector<float>& values) {
-  return absl::StrCat("[",
-                      absl::StrJoin(values, ", ",
-                                    [](std::string* out, float value) {
-                                      absl::StrAppend(
-                                          out,
-                                          JsonString(tessera::HexFloat(value)));
-                                    }),
-                      "]");
+  return absl::StrCat(
+      "[",
+      absl::StrJoin(values, ", ",
+                    [](std::string* out, float value) {
+                      absl::StrAppend(
+                          out, tessera::QuoteJson(tessera::HexFloat(value)));
+                    }),
+      "]");
 }
 
 std::string Row(const char* name, int64_t held, int64_t replicated) {
@@ -80,5 +65,5 @@ std::string ToJson(const RunReport& report) {
       ", \"world\": ", report.world_size, ", \"stage\": ", report.stage,
       ", \"bytes_per_rank\": ", JsonBytes(report.held),
       ", \"replicated_bytes\": ", JsonBytes(report.replicated),
-      ", \"sample\": ", JsonString(report.sample), "}");
+      ", \"sample\": ", tessera::QuoteJsonBytes(report.sample), "}");
 }
