@@ -1,177 +1,148 @@
 #include "examples/gpt/flags.h"
 
-#include <functional>
 #include <limits>
-#include <map>
-#include <utility>
+#include <vector>
 
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/flags/usage_config.h"
 #include "absl/status/status.h"
-#include "absl/strings/numbers.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/status.h"
 
-const char kTrainUsage[] = R"(Trains a byte-level GPT on a file, in shards.
-
-  train --data FILE [--world=N] [options]
-
-  --data FILE      the text; any file
-  --world=N        start N ranks on this machine (or use torchrun)
-  --config FILE    DeepSpeed-style JSON (examples/gpt/zero3.json)
-  --stage N        0 to 3, instead of the config's
-  --dtype X        fp32, bf16 or fp16, instead of the config's
-  --steps N        steps to train (100)
-  --seed N         of the initial values, the data's order, the sample (1)
-  --save DIR       write the sharded state after these steps
-  --after N        then train N more, and report each one's loss (0)
-  --resume DIR     start from what --save wrote
-  --sample N       at the end, let the model write N bytes (0)
-  --prompt TEXT    ... after this text
-  --temperature X  ... 0 takes the likeliest byte each time (0.8)
-  --dim N, --layers N, --heads N, --seq N, --dropout X
-                   sizes of the model (384, 6, 6, 128, 0)
-  --json           end with one line of JSON on stdout, the rest on stderr
-  --quiet          no progress
-)";
+ABSL_FLAG(std::string, data, "", "The text: any file.");
+ABSL_FLAG(std::string, config, TrainFlags().config, "DeepSpeed-style JSON.");
+ABSL_FLAG(int64_t, stage, -1, "ZeRO stage, 0 to 3; -1: the config's.");
+ABSL_FLAG(std::string, dtype, "",
+          "fp32, bf16 or fp16, instead of the config's.");
+ABSL_FLAG(int64_t, steps, TrainFlags().steps, "Steps to train.");
+ABSL_FLAG(uint64_t, seed, TrainFlags().seed,
+          "Of the initial values, the data's order, the sample.");
+ABSL_FLAG(std::string, save, "",
+          "A folder: write the sharded state there after --steps.");
+ABSL_FLAG(int64_t, after, TrainFlags().after,
+          "Steps to train after --save; each one's loss is reported.");
+ABSL_FLAG(std::string, resume, "", "A folder: start from what --save wrote.");
+ABSL_FLAG(int64_t, sample, TrainFlags().sample.bytes,
+          "Bytes that the model writes at the end.");
+ABSL_FLAG(std::string, prompt, TrainFlags().prompt,
+          "Text that --sample continues.");
+ABSL_FLAG(double, temperature, TrainFlags().sample.temperature,
+          "Of --sample; 0 takes the likeliest byte each time.");
+ABSL_FLAG(int64_t, dim, GptOptions().dim(), "Width of the model.");
+ABSL_FLAG(int64_t, layers, GptOptions().layers(), "Blocks.");
+ABSL_FLAG(int64_t, heads, GptOptions().heads(), "Heads of attention.");
+ABSL_FLAG(int64_t, seq, GptOptions().seq(), "Bytes of context.");
+ABSL_FLAG(double, dropout, GptOptions().dropout(), "Share that is dropped.");
+ABSL_FLAG(bool, json, false,
+          "End with one line of JSON on stdout, the rest on stderr.");
+ABSL_FLAG(bool, quiet, false, "No progress.");
 
 namespace {
 
 constexpr int64_t kMany = std::numeric_limits<int32_t>::max();
 
-// Stores a flag's text; the error says what was expected.
-using Setter = std::function<absl::Status(absl::string_view)>;
-
-absl::Status Expected(absl::string_view what, absl::string_view text) {
+template <typename Got>
+absl::Status Expected(absl::string_view flag, absl::string_view what,
+                      const Got& got) {
   return absl::InvalidArgumentError(
-      absl::StrCat("expected ", what, ", got '", text, "'"));
+      absl::StrCat("--", flag, ": expected ", what, ", got ", got));
 }
 
-// `store` takes an int64_t; both bounds are allowed.
-template <typename Store>
-Setter WholeNumber(int64_t min, int64_t max, Store store) {
-  return [=](absl::string_view text) -> absl::Status {
-    int64_t value = 0;
-    if (!absl::SimpleAtoi(text, &value) || value < min || value > max) {
-      return Expected(max == kMany
-                          ? absl::StrCat("a whole number from ", min)
-                          : absl::StrCat("a whole number, ", min, " to ", max),
-                      text);
-    }
-    store(value);
-    return absl::OkStatus();
+absl::Status CheckSizes(const TrainFlags& flags) {
+  const struct {
+    const char* name;
+    int64_t value, least;
+  } kSizes[] = {
+      {"steps", flags.steps, 0},           {"after", flags.after, 0},
+      {"sample", flags.sample.bytes, 0},   {"dim", flags.model.dim(), 1},
+      {"layers", flags.model.layers(), 1}, {"heads", flags.model.heads(), 1},
+      {"seq", flags.model.seq(), 1},
   };
-}
-
-// `store` takes a double.
-template <typename Store>
-Setter Number(double min, double max, Store store) {
-  return [=](absl::string_view text) -> absl::Status {
-    double value = 0;
-    if (!absl::SimpleAtod(text, &value) || !(value >= min && value <= max)) {
-      return Expected(absl::StrCat("a number, ", min, " to ", max), text);
-    }
-    store(value);
-    return absl::OkStatus();
-  };
-}
-
-Setter Text(std::string* out, bool may_be_empty = false) {
-  return [=](absl::string_view text) -> absl::Status {
-    if (text.empty() && !may_be_empty) return Expected("a name", text);
-    *out = std::string(text);
-    return absl::OkStatus();
-  };
-}
-
-// Every flag that takes a value. `flags` must outlive the result.
-std::map<std::string, Setter> ValueFlags(TrainFlags* flags) {
-  auto whole = [](int64_t min, auto* out) {
-    return WholeNumber(min, kMany, [out](int64_t v) { *out = v; });
-  };
-  GptOptions* model = &flags->model;
-  SampleOptions* sample = &flags->sample;
-  std::map<std::string, Setter> setters;
-  setters["--config"] = Text(&flags->config);
-  setters["--data"] = Text(&flags->data);
-  setters["--save"] = Text(&flags->save);
-  setters["--resume"] = Text(&flags->resume);
-  setters["--prompt"] = Text(&flags->prompt, /*may_be_empty=*/true);
-  setters["--stage"] =
-      WholeNumber(0, 3, [flags](int64_t v) { flags->stage = v; });
-  setters["--dtype"] = [flags](absl::string_view text) -> absl::Status {
-    if (text != "fp32" && text != "bf16" && text != "fp16") {
-      return Expected("fp32, bf16 or fp16", text);
-    }
-    flags->dtype = std::string(text);
-    return absl::OkStatus();
-  };
-  setters["--steps"] = whole(0, &flags->steps);
-  setters["--after"] = whole(0, &flags->after);
-  setters["--seed"] = whole(0, &flags->seed);
-  setters["--sample"] = whole(0, &sample->bytes);
-  setters["--temperature"] =
-      Number(0, 100, [sample](double v) { sample->temperature = v; });
-  setters["--dim"] =
-      WholeNumber(1, kMany, [model](int64_t v) { model->dim(v); });
-  setters["--layers"] =
-      WholeNumber(1, kMany, [model](int64_t v) { model->layers(v); });
-  setters["--heads"] =
-      WholeNumber(1, kMany, [model](int64_t v) { model->heads(v); });
-  setters["--seq"] =
-      WholeNumber(1, kMany, [model](int64_t v) { model->seq(v); });
-  setters["--dropout"] =
-      Number(0, 0.99, [model](double v) { model->dropout(v); });
-  return setters;
-}
-
-std::map<std::string, bool*> SwitchFlags(TrainFlags* flags) {
-  return {{"--json", &flags->json},
-          {"--quiet", &flags->quiet},
-          {"--help", &flags->help},
-          {"-h", &flags->help}};
-}
-
-absl::Status CheckTogether(const TrainFlags& flags) {
-  if (flags.help) return absl::OkStatus();
-  if (flags.data.empty() && flags.steps + flags.after > 0) {
-    return absl::InvalidArgumentError("--data FILE is missing; see --help");
+  for (const auto& size : kSizes) {
+    if (size.value >= size.least && size.value <= kMany) continue;
+    return Expected(size.name,
+                    absl::StrCat("a whole number, ", size.least, " to ", kMany),
+                    size.value);
   }
   if (flags.model.dim() % flags.model.heads() != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--dim ", flags.model.dim(),
-                     " is not a multiple of --heads ", flags.model.heads()));
+    return Expected("dim",
+                    absl::StrCat("a multiple of --heads ", flags.model.heads()),
+                    flags.model.dim());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Check(const TrainFlags& flags) {
+  TESSERA_RETURN_IF_ERROR(CheckSizes(flags));
+  if (flags.stage < -1 || flags.stage > 3) {
+    return Expected("stage", "0 to 3, or -1 for the config's", flags.stage);
+  }
+  const std::string& dtype = flags.dtype;
+  if (!dtype.empty() && dtype != "fp32" && dtype != "bf16" && dtype != "fp16") {
+    return Expected("dtype", "fp32, bf16 or fp16", dtype);
+  }
+  const double temperature = flags.sample.temperature;
+  if (!(temperature >= 0 &&
+        temperature <= 100)) {  // so written, NaN is refused
+    return Expected("temperature", "0 to 100", temperature);
+  }
+  const double dropout = flags.model.dropout();
+  if (!(dropout >= 0 && dropout <= 0.99)) {
+    return Expected("dropout", "0 to 0.99", dropout);
+  }
+  if (flags.data.empty() && flags.steps + flags.after > 0) {
+    return absl::InvalidArgumentError("--data FILE is missing; see --help");
   }
   return absl::OkStatus();
 }
 
 }  // namespace
 
+void SetTrainUsage() {
+  absl::SetProgramUsageMessage(
+      "trains a byte-level GPT on a file, in shards.\n\n"
+      "  train --data FILE [--world=N] [options]\n\n"
+      "--world=N starts N ranks on this machine; launchers such as torchrun "
+      "start them too.");
+  // absl shows the flags of train.cc otherwise, which has none.
+  absl::FlagsUsageConfig usage;
+  usage.contains_help_flags = [](absl::string_view file) {
+    return absl::EndsWith(file, "examples/gpt/flags.cc");
+  };
+  absl::SetFlagsUsageConfig(usage);
+}
+
 absl::StatusOr<TrainFlags> ParseTrainFlags(int argc, char** argv) {
-  TrainFlags flags;
-  const auto setters = ValueFlags(&flags);
-  const auto switches = SwitchFlags(&flags);
-  for (int i = 1; i < argc; ++i) {
-    const std::string argument = argv[i];
-    const size_t equals = argument.find('=');
-    const std::string name = argument.substr(0, equals);
-    if (auto it = switches.find(argument); it != switches.end()) {
-      *it->second = true;
-      continue;
-    }
-    auto setter = setters.find(name);
-    if (setter == setters.end()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("unknown flag '", argument, "'; see --help"));
-    }
-    if (equals == std::string::npos && ++i >= argc) {
-      return absl::InvalidArgumentError(absl::StrCat(name, ": no value"));
-    }
-    const std::string value = equals == std::string::npos
-                                  ? std::string(argv[i])
-                                  : argument.substr(equals + 1);
-    TESSERA_RETURN_IF_ERROR(tessera::Annotate(setter->second(value), name));
+  const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
+  if (rest.size() > 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("unknown argument '", rest[1], "'; see --help"));
   }
-  TESSERA_RETURN_IF_ERROR(CheckTogether(flags));
+  TrainFlags flags;
+  flags.config = absl::GetFlag(FLAGS_config);
+  flags.stage = absl::GetFlag(FLAGS_stage);
+  flags.dtype = absl::GetFlag(FLAGS_dtype);
+  flags.steps = absl::GetFlag(FLAGS_steps);
+  flags.after = absl::GetFlag(FLAGS_after);
+  flags.data = absl::GetFlag(FLAGS_data);
+  flags.seed = absl::GetFlag(FLAGS_seed);
+  flags.save = absl::GetFlag(FLAGS_save);
+  flags.resume = absl::GetFlag(FLAGS_resume);
+  flags.prompt = absl::GetFlag(FLAGS_prompt);
+  flags.sample.bytes = absl::GetFlag(FLAGS_sample);
+  flags.sample.temperature = absl::GetFlag(FLAGS_temperature);
   flags.sample.seed = flags.seed;
+  flags.model.dim(absl::GetFlag(FLAGS_dim))
+      .layers(absl::GetFlag(FLAGS_layers))
+      .heads(absl::GetFlag(FLAGS_heads))
+      .seq(absl::GetFlag(FLAGS_seq))
+      .dropout(absl::GetFlag(FLAGS_dropout));
+  flags.json = absl::GetFlag(FLAGS_json);
+  flags.quiet = absl::GetFlag(FLAGS_quiet);
+  TESSERA_RETURN_IF_ERROR(Check(flags));
   return flags;
 }

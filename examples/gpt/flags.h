@@ -1,4 +1,4 @@
-// The command line of examples/gpt:train.
+// The command line of examples/gpt:train, read by absl's flags.
 #ifndef EXAMPLES_GPT_FLAGS_H_
 #define EXAMPLES_GPT_FLAGS_H_
 
@@ -25,15 +25,15 @@ struct TrainFlags {
   GptOptions model;
   bool json = false;
   bool quiet = false;
-  bool help = false;
 };
 
-// What --help prints.
-extern const char kTrainUsage[];
+// Tells absl what --help prints. Once in a process, before ParseTrainFlags.
+void SetTrainUsage();
 
-// Reads --name=value, --name value, and --name for what is on or off. Returns
-// InvalidArgument with one line that names the flag: unknown, without a value,
-// or with one that does not fit.
+// Reads what Init has left of the command line. A flag that is unknown, or
+// whose value is not of its type, ends the process with absl's message, as
+// --help does. Returns InvalidArgument with one line that names the flag whose
+// value does not fit.
 absl::StatusOr<TrainFlags> ParseTrainFlags(int argc, char** argv);
 
 #endif  // EXAMPLES_GPT_FLAGS_H_

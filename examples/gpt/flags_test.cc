@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/flags/reflection.h"
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -11,10 +12,11 @@ namespace {
 
 using ::tessera::IsOk;
 using ::tessera::StatusIs;
-using ::testing::AllOf;
+using ::testing::ExitedWithCode;
 using ::testing::HasSubstr;
 
 absl::StatusOr<TrainFlags> Parse(std::vector<std::string> arguments) {
+  const absl::FlagSaver defaults;
   arguments.insert(arguments.begin(), "train");
   std::vector<char*> argv;
   for (std::string& argument : arguments) argv.push_back(argument.data());
@@ -22,16 +24,29 @@ absl::StatusOr<TrainFlags> Parse(std::vector<std::string> arguments) {
 }
 
 TEST(FlagsTest, ReadsBothSpellingsAndSwitches) {
-  const auto flags = Parse({"--data=a=b", "--steps", "7", "--stage=2", "--json",
-                            "--dim", "64", "--heads=4", "--prompt="});
+  const auto flags =
+      Parse({"--data=a=b", "--steps", "7", "--stage=2", "--json", "--dim", "64",
+             "--heads=4", "--prompt=", "--seed=5"});
   ASSERT_THAT(flags.status(), IsOk());
   EXPECT_EQ(flags->data, "a=b");
   EXPECT_EQ(flags->steps, 7);
   EXPECT_EQ(flags->stage, 2);
   EXPECT_EQ(flags->model.dim(), 64);
   EXPECT_EQ(flags->prompt, "");
+  EXPECT_EQ(flags->sample.seed, 5);
   EXPECT_TRUE(flags->json);
   EXPECT_FALSE(flags->quiet);
+}
+
+TEST(FlagsTest, DefaultsAreThoseOfTheStructs) {
+  const auto flags = Parse({"--data=x"});
+  ASSERT_THAT(flags.status(), IsOk());
+  EXPECT_EQ(flags->config, "examples/gpt/zero3.json");
+  EXPECT_EQ(flags->stage, -1);
+  EXPECT_EQ(flags->steps, 100);
+  EXPECT_EQ(flags->model.dim(), 384);
+  EXPECT_EQ(flags->sample.bytes, 0);
+  EXPECT_EQ(flags->sample.temperature, 0.8);
 }
 
 TEST(FlagsTest, NamesWhatIsWrong) {
@@ -40,22 +55,30 @@ TEST(FlagsTest, NamesWhatIsWrong) {
     EXPECT_THAT(Parse(arguments).status(),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(words)));
   };
-  refuses({"--stepz", "7"}, "unknown flag '--stepz'");
-  refuses({"seven"}, "unknown flag 'seven'");
-  refuses({"--steps"}, "--steps: no value");
-  refuses({"--steps", "x"}, "--steps: expected a whole number from 0, got 'x'");
-  refuses({"--steps=-1"}, "got '-1'");
-  refuses({"--dtype=int8"}, "--dtype: expected fp32, bf16 or fp16, got 'int8'");
-  refuses({"--stage=4"}, "--stage: expected a whole number, 0 to 3, got '4'");
-  refuses({"--temperature=nan"}, "--temperature: expected a number");
-  refuses({"--data=x", "--dim=7"}, "--dim 7 is not a multiple of --heads 6");
+  refuses({"seven"}, "unknown argument 'seven'");
+  refuses({"--steps=-1"},
+          "--steps: expected a whole number, 0 to 2147483647, got -1");
+  refuses({"--layers=0"}, "--layers: expected a whole number, 1 to");
+  refuses({"--dtype=int8"}, "--dtype: expected fp32, bf16 or fp16, got int8");
+  refuses({"--stage=4"}, "--stage: expected 0 to 3, or -1");
+  refuses({"--temperature=nan"}, "--temperature: expected 0 to 100, got nan");
+  refuses({"--dropout=1"}, "--dropout: expected 0 to 0.99, got 1");
+  refuses({"--data=x", "--dim=7"},
+          "--dim: expected a multiple of --heads 6, got 7");
   refuses({}, "--data FILE is missing");
-  refuses({"--data="}, "--data: expected a name, got ''");
-  refuses({"--json=yes"}, "unknown flag '--json=yes'");
+  refuses({"--data="}, "--data FILE is missing");
 }
 
-TEST(FlagsTest, HelpAndSamplingNeedNoData) {
-  EXPECT_TRUE(Parse({"--help"})->help);
+TEST(FlagsDeathTest, AbslNamesWhatItCannotRead) {
+  EXPECT_EXIT(Parse({"--stepz", "7"}).IgnoreError(), ExitedWithCode(1),
+              "Unknown command line flag 'stepz'");
+  EXPECT_EXIT(Parse({"--steps"}).IgnoreError(), ExitedWithCode(1),
+              "Missing the value for the flag 'steps'");
+  EXPECT_EXIT(Parse({"--steps", "x"}).IgnoreError(), ExitedWithCode(1),
+              "Illegal value 'x' specified for flag 'steps'");
+}
+
+TEST(FlagsTest, SamplingNeedsNoData) {
   EXPECT_THAT(Parse({"--resume=x", "--steps=0", "--sample=9"}).status(),
               IsOk());
 }

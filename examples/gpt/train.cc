@@ -110,12 +110,9 @@ void SayResults(const TrainFlags& flags, const RunReport& report, FILE* out) {
 absl::Status Run(int argc, char** argv) {
   TESSERA_ASSIGN_OR_RETURN(const tessera::World* world,
                            tessera::Init(&argc, argv));
+  // After Init, which takes its own flags (--world, ...) out of argv.
   TESSERA_ASSIGN_OR_RETURN(const TrainFlags flags, ParseTrainFlags(argc, argv));
   const bool speaks = world->rank() == 0;
-  if (flags.help) {
-    if (speaks) std::fputs(kTrainUsage, stdout);
-    return absl::OkStatus();
-  }
   FILE* human = flags.json ? stderr : stdout;
   FILE* out = speaks && !flags.quiet ? human : nullptr;
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,
@@ -136,6 +133,7 @@ absl::Status Run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  SetTrainUsage();
   const absl::Status status =
       tessera::CatchTorch("libtorch", [&] { return Run(argc, argv); });
   if (!status.ok()) {
