@@ -26,12 +26,14 @@
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
+#include "benchmarks/flag_checks.h"
 #include "benchmarks/triad.h"
 #include "benchmarks/workers.h"
 #include "optim/adamw_kernel.h"
@@ -189,13 +191,8 @@ void Print(const std::vector<Contestant>& all, int64_t numel, int threads) {
       absl::StrJoin(rates, ", ").c_str(), absl::StrJoin(ratios, ", ").c_str());
 }
 
-absl::Status AtLeast(absl::string_view flag, int64_t least, int64_t value) {
-  if (value >= least) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("--", flag, ": expected ", least, " or more, got ", value));
-}
-
-absl::Status Run() {
+absl::Status Run(const std::vector<char*>& words) {
+  TESSERA_RETURN_IF_ERROR(FlagsAlone(words));
   const int64_t numel = absl::GetFlag(FLAGS_numel);
   const int threads = absl::GetFlag(FLAGS_threads);
   const int rounds = absl::GetFlag(FLAGS_rounds);
@@ -216,9 +213,10 @@ absl::Status Run() {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  absl::ParseCommandLine(argc, argv);
+  absl::SetProgramUsageMessage("measures AdamW against libtorch and STREAM");
+  const std::vector<char*> words = absl::ParseCommandLine(argc, argv);
   const absl::Status status =
-      tessera::CatchTorch("libtorch", [] { return tessera::Run(); });
+      tessera::CatchTorch("libtorch", [&] { return tessera::Run(words); });
   if (!status.ok()) {
     std::fprintf(stderr, "adamw: %s\n", status.ToString().c_str());
   }

@@ -14,14 +14,11 @@
 // backend, the median over rounds of the slowest rank's time, as one line of
 // JSON; gb_s is the bus bandwidth of nccl-tests: bytes * (W - 1) / W / time,
 // twice that for all_reduce. Results are checked in the first round.
-#include "comm/shm/collectives.h"
-
 #include <stdlib.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
@@ -29,42 +26,42 @@
 #include <vector>
 
 #include "ATen/Functions.h"
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/memory/memory.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
+#include "benchmarks/bare_copy.h"
+#include "benchmarks/flag_checks.h"
 #include "comm/gloo/gloo_communicator.h"
 #include "comm/shard_server.h"
 #include "comm/shm/meeting.h"
 #include "comm/shm/shm_communicator.h"
-#include "comm/shm/team.h"
 #include "comm/world/world.h"
 #include "torch/csrc/distributed/c10d/FileStore.hpp"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 #include "torch/csrc/distributed/c10d/ProcessGroupGloo.hpp"
 
+ABSL_FLAG(int64_t, bytes, 64 << 20, "Of the whole tensor, W shards.");
+ABSL_FLAG(std::string, dtype, "fp32", "fp32, fp64, bf16 or fp16.");
+ABSL_FLAG(std::vector<std::string>, ops,
+          (std::vector<std::string>{"all_gather", "reduce_scatter",
+                                    "all_reduce"}),
+          "Of all_gather, reduce_scatter, all_reduce.");
+ABSL_FLAG(std::vector<std::string>, backends,
+          (std::vector<std::string>{"shm", "gloo", "copy"}),
+          "Of shm, shm_staged, gloo, gloo_ordered, pull, copy.");
+ABSL_FLAG(int, rounds, 21, "Rounds that are measured.");
+
 namespace tessera {
 namespace {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
-
-struct Flags {
-  int64_t bytes = 64 << 20;
-  std::string dtype = "fp32";
-  std::vector<std::string> ops = {"all_gather", "reduce_scatter", "all_reduce"};
-  std::vector<std::string> backends = {"shm", "gloo", "copy"};
-  int rounds = 21;
-};
-
-// One rank's tensors of a backend: own shard in `whole`'s own slice.
-struct Tensors {
-  CountedBuffer memory[2];
-  at::Tensor whole, shard;
-};
 
 using Body = std::function<absl::Status(const std::string& op, Tensors&)>;
 
@@ -84,34 +81,19 @@ absl::StatusOr<at::ScalarType> DtypeOf(const std::string& name) {
       "--dtype: expected fp32, fp64, bf16 or fp16, got '", name, "'"));
 }
 
-absl::StatusOr<Flags> ParseFlags(int argc, char** argv) {
-  Flags flags;
-  for (int i = 1; i < argc; ++i) {
-    std::vector<std::string> parts =
-        absl::StrSplit(argv[i], absl::MaxSplits('=', 1));
-    if (parts.size() < 2 && i + 1 < argc) parts.push_back(argv[++i]);
-    parts.resize(2);
-    const std::string& value = parts[1];
-    bool good = !value.empty();
-    if (parts[0] == "--bytes") {
-      good = absl::SimpleAtoi(value, &flags.bytes) && flags.bytes > 0;
-    } else if (parts[0] == "--rounds") {
-      good = absl::SimpleAtoi(value, &flags.rounds) && flags.rounds > 0;
-    } else if (parts[0] == "--dtype") {
-      flags.dtype = value;
-    } else if (parts[0] == "--ops") {
-      flags.ops = absl::StrSplit(value, ',');
-    } else if (parts[0] == "--backends") {
-      flags.backends = absl::StrSplit(value, ',');
-    } else {
-      good = false;
+absl::Status CheckFlags(const std::vector<char*>& words) {
+  TESSERA_RETURN_IF_ERROR(FlagsAlone(words));
+  TESSERA_RETURN_IF_ERROR(AtLeast("bytes", 1, absl::GetFlag(FLAGS_bytes)));
+  TESSERA_RETURN_IF_ERROR(AtLeast("rounds", 1, absl::GetFlag(FLAGS_rounds)));
+  for (const std::string& op : absl::GetFlag(FLAGS_ops)) {
+    if (op == "all_gather" || op == "reduce_scatter" || op == "all_reduce") {
+      continue;
     }
-    if (!good) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("cannot read '", parts[0], " ", value, "'"));
-    }
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--ops: expected all_gather, reduce_scatter or all_reduce, got '", op,
+        "'"));
   }
-  return flags;
+  return absl::OkStatus();
 }
 
 // ---- backends
@@ -146,82 +128,6 @@ Body OverGloo(const StorePtr& store, int rank, int size) {
     return absl::OkStatus();
   };
 }
-
-// The bare loop. Sums are of fp32 or fp64, others are refused.
-class Copy {
- public:
-  Copy(std::unique_ptr<shm::HostMemory> memory, int rank)
-      : memory_(std::move(memory)),
-        team_(rank, memory_->members(), memory_->heap_bytes()),
-        collectives_(&team_) {}
-
-  absl::Status Run(const std::string& op, Tensors& t) {
-    TESSERA_RETURN_IF_ERROR(collectives_.Barrier("before"));
-    const int64_t shard_bytes = static_cast<int64_t>(t.shard.nbytes());
-    if (op == "all_gather") {
-      for (int i = 0; i < team_.size(); ++i) {
-        const int peer = (team_.rank() + i) % team_.size();
-        std::memcpy(At(t.whole) + peer * shard_bytes, Of(peer, t.shard),
-                    shard_bytes);
-      }
-    } else {
-      TESSERA_RETURN_IF_ERROR(Sum(t, shard_bytes));
-      if (op == "all_reduce") {
-        std::memcpy(At(t.whole) + team_.rank() * shard_bytes, At(t.shard),
-                    shard_bytes);
-        TESSERA_RETURN_IF_ERROR(collectives_.Barrier("between"));
-        Gather(t, shard_bytes);
-      }
-    }
-    return collectives_.Barrier("after");
-  }
-
- private:
-  static char* At(const at::Tensor& t) {
-    return static_cast<char*>(t.mutable_data_ptr());
-  }
-  // The same tensor of another rank: all ranks allocate alike.
-  const char* Of(int peer, const at::Tensor& t) const {
-    return team_.heap_of(peer) + (At(t) - team_.heap_of(team_.rank()));
-  }
-  void Gather(Tensors& t, int64_t bytes) {
-    for (int i = 1; i < team_.size(); ++i) {
-      const int peer = (team_.rank() + i) % team_.size();
-      std::memcpy(At(t.whole) + peer * bytes, Of(peer, t.whole) + peer * bytes,
-                  bytes);
-    }
-  }
-  template <typename T>
-  void SumOf(Tensors& t) {
-    const int64_t numel = t.shard.numel();
-    T* const out = reinterpret_cast<T*>(At(t.shard));
-    const auto row = [&](int peer) {
-      return reinterpret_cast<const T*>(Of(peer, t.whole)) +
-             team_.rank() * numel;
-    };
-    const T* const a = row(0);
-    const T* const b = row(1);
-    for (int64_t i = 0; i < numel; ++i) out[i] = a[i] + b[i];
-    for (int r = 2; r < team_.size(); ++r) {
-      const T* const next = row(r);
-      for (int64_t i = 0; i < numel; ++i) out[i] += next[i];
-    }
-  }
-  absl::Status Sum(Tensors& t, int64_t bytes) {
-    if (t.whole.scalar_type() == at::kFloat) {
-      SumOf<float>(t);
-    } else if (t.whole.scalar_type() == at::kDouble) {
-      SumOf<double>(t);
-    } else {
-      return absl::UnimplementedError("copy sums fp32 and fp64 only");
-    }
-    return absl::OkStatus();
-  }
-
-  std::unique_ptr<shm::HostMemory> memory_;
-  shm::Team team_;
-  shm::Collectives collectives_;
-};
 
 // All-gather as pulls of every rank at once.
 absl::StatusOr<Body> OverPulls(const World& world) {
@@ -265,7 +171,7 @@ absl::StatusOr<Backend> MakeBackend(const std::string& name, StorePtr store,
   } else if (name == "copy") {
     TESSERA_ASSIGN_OR_RETURN(
         auto memory, shm::MapPeers(*store, rank, size, absl::Seconds(30)));
-    auto copy = std::make_shared<Copy>(std::move(memory), rank);
+    auto copy = std::make_shared<BareCopy>(std::move(memory), rank);
     backend.run = [copy](const std::string& op, Tensors& t) {
       return copy->Run(op, t);
     };
@@ -317,12 +223,14 @@ bool Right(const std::string& op, int size, const Tensors& t) {
   return sum.eq(size * (size + 1) / 2).all().item<bool>();
 }
 
-absl::Status Measure(const Flags& flags, const std::string& op,
-                     std::vector<Backend>& backends, const World& world) {
+absl::Status Measure(const std::string& op, std::vector<Backend>& backends,
+                     const World& world) {
   Communicator& comm = *world.communicator();
   const int size = world.world_size();
+  const int rounds = absl::GetFlag(FLAGS_rounds);
+  const int64_t bytes = absl::GetFlag(FLAGS_bytes);
   std::vector<std::vector<double>> ms(backends.size());
-  for (int round = 0; round < flags.rounds + 2; ++round) {
+  for (int round = 0; round < rounds + 2; ++round) {
     for (size_t b = 0; b < backends.size(); ++b) {
       Tensors& t = backends[b].tensors;
       if (round == 0) Fill(op, world.rank(), t);
@@ -356,9 +264,9 @@ absl::Status Measure(const Flags& flags, const std::string& op,
         "%lld, \"dtype\": \"%s\", \"ms\": %.4f, \"ms_min\": %.4f, "
         "\"gb_s\": %.3f}\n",
         op.c_str(), backends[b].name.c_str(), size,
-        static_cast<long long>(flags.bytes), flags.dtype.c_str(), median,
-        ms[b].front(),
-        factor * static_cast<double>(flags.bytes) / median / 1e6);
+        static_cast<long long>(bytes), absl::GetFlag(FLAGS_dtype).c_str(),
+        median, ms[b].front(),
+        factor * static_cast<double>(bytes) / median / 1e6);
   }
   return absl::OkStatus();
 }
@@ -378,17 +286,19 @@ absl::StatusOr<StorePtr> MakeStore(const World& world) {
 
 absl::Status Run(int argc, char** argv) {
   TESSERA_ASSIGN_OR_RETURN(const World* world, Init(&argc, argv));
-  TESSERA_ASSIGN_OR_RETURN(const Flags flags, ParseFlags(argc, argv));
-  TESSERA_ASSIGN_OR_RETURN(const at::ScalarType dtype, DtypeOf(flags.dtype));
+  absl::SetProgramUsageMessage("measures collectives of local ranks");
+  TESSERA_RETURN_IF_ERROR(CheckFlags(absl::ParseCommandLine(argc, argv)));
+  TESSERA_ASSIGN_OR_RETURN(const at::ScalarType dtype,
+                           DtypeOf(absl::GetFlag(FLAGS_dtype)));
   if (world->world_size() < 2) {
     return absl::InvalidArgumentError("expected --world=2 or more");
   }
   TESSERA_ASSIGN_OR_RETURN(const StorePtr store, MakeStore(*world));
-  const int64_t shard_numel = flags.bytes /
+  const int64_t shard_numel = absl::GetFlag(FLAGS_bytes) /
                               static_cast<int64_t>(c10::elementSize(dtype)) /
                               world->world_size();
   std::vector<Backend> backends;
-  for (const std::string& name : flags.backends) {
+  for (const std::string& name : absl::GetFlag(FLAGS_backends)) {
     TESSERA_ASSIGN_OR_RETURN(Backend backend, MakeBackend(name, store, *world));
     Tensors& t = backend.tensors;
     TESSERA_ASSIGN_OR_RETURN(
@@ -400,13 +310,8 @@ absl::Status Run(int argc, char** argv) {
         MakeTensor(backend.counted_memory, shard_numel, dtype, &t.memory[1]));
     backends.push_back(std::move(backend));
   }
-  for (const std::string& op : flags.ops) {
-    if (op != "all_gather" && op != "reduce_scatter" && op != "all_reduce") {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "--ops: expected all_gather, reduce_scatter or all_reduce, got '", op,
-          "'"));
-    }
-    TESSERA_RETURN_IF_ERROR(Measure(flags, op, backends, *world));
+  for (const std::string& op : absl::GetFlag(FLAGS_ops)) {
+    TESSERA_RETURN_IF_ERROR(Measure(op, backends, *world));
   }
   return world->communicator()->Barrier("end");
 }

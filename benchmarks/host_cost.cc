@@ -29,60 +29,37 @@
 #include <utility>
 #include <vector>
 
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
-#include "base/plain_autograd.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
+#include "benchmarks/flag_checks.h"
 #include "benchmarks/plain_training.h"
 #include "comm/group/self_communicator.h"
 #include "config/config.pb.h"
 #include "engine/engine.h"
+#include "verify/plain_autograd.h"
+
+ABSL_FLAG(int, rounds, 31, "Rounds that are measured.");
+ABSL_FLAG(int64_t, blocks, 24, "Blocks of the model that is stepped.");
+ABSL_FLAG(int64_t, dim, 64, "Their width.");
+ABSL_FLAG(int64_t, linears, 2000, "Calls of the linear in a round.");
+ABSL_FLAG(std::string, only, "", "Figures whose names contain this.");
+ABSL_FLAG(bool, count, false,
+          "Run every figure once, for benchmarks/host_instructions.");
 
 namespace tessera {
 namespace {
 
-struct Flags {
-  int rounds = 31;
-  int64_t blocks = 24, dim = 64;
-  int64_t linears = 2000;  // in a round
-  std::string only;        // figures whose names contain it
-  bool count = false;
-};
-
-absl::StatusOr<Flags> ParseFlags(int argc, char** argv) {
-  Flags flags;
-  for (int i = 1; i < argc; ++i) {
-    std::vector<std::string> parts =
-        absl::StrSplit(argv[i], absl::MaxSplits('=', 1));
-    if (parts[0] == "--count") {
-      flags.count = true;
-      continue;
-    }
-    if (parts.size() < 2 && i + 1 < argc) parts.push_back(argv[++i]);
-    parts.resize(2);
-    if (parts[0] == "--only") {
-      flags.only = parts[1];
-      continue;
-    }
-    int64_t value = 0;
-    const bool good = absl::SimpleAtoi(parts[1], &value) && value > 0;
-    if (good && parts[0] == "--rounds") {
-      flags.rounds = static_cast<int>(value);
-    } else if (good && parts[0] == "--blocks") {
-      flags.blocks = value;
-    } else if (good && parts[0] == "--dim") {
-      flags.dim = value;
-    } else if (good && parts[0] == "--linears") {
-      flags.linears = value;
-    } else {
-      return absl::InvalidArgumentError(
-          absl::StrCat("cannot read '", parts[0], " ", parts[1], "'"));
-    }
-  }
-  return flags;
+absl::Status CheckFlags(const std::vector<char*>& words) {
+  TESSERA_RETURN_IF_ERROR(FlagsAlone(words));
+  TESSERA_RETURN_IF_ERROR(AtLeast("rounds", 1, absl::GetFlag(FLAGS_rounds)));
+  TESSERA_RETURN_IF_ERROR(AtLeast("blocks", 1, absl::GetFlag(FLAGS_blocks)));
+  TESSERA_RETURN_IF_ERROR(AtLeast("dim", 1, absl::GetFlag(FLAGS_dim)));
+  return AtLeast("linears", 1, absl::GetFlag(FLAGS_linears));
 }
 
 // ---- what is measured
@@ -120,7 +97,7 @@ Body Linears(std::shared_ptr<torch::nn::LinearImpl> linear, bool graph,
   };
 }
 
-absl::Status AddLinears(const Flags& flags, std::vector<Figure>* figures) {
+absl::Status AddLinears(std::vector<Figure>* figures) {
   const auto plain = std::make_shared<torch::nn::LinearImpl>(8, 8);
   const auto owned = std::make_shared<torch::nn::LinearImpl>(8, 8);
   proto::Config config;
@@ -130,26 +107,27 @@ absl::Status AddLinears(const Flags& flags, std::vector<Figure>* figures) {
   for (const bool graph : {false, true}) {
     Figure figure;
     figure.name = graph ? "linear, graph" : "linear, no graph";
-    figure.plain = Linears(plain, graph, flags.linears);
-    figure.engine = [engine, body = Linears(owned, graph, flags.linears)] {
-      return body();
-    };
-    figure.calls = flags.linears;
+    figure.plain = Linears(plain, graph, absl::GetFlag(FLAGS_linears));
+    figure.engine =
+        [engine, body = Linears(owned, graph, absl::GetFlag(FLAGS_linears))] {
+          return body();
+        };
+    figure.calls = absl::GetFlag(FLAGS_linears);
     figures->push_back(std::move(figure));
   }
   return absl::OkStatus();
 }
 
-absl::Status AddStep(const Flags& flags, const std::string& name,
-                     const proto::Config& config,
+absl::Status AddStep(const std::string& name, const proto::Config& config,
                      std::vector<Figure>* figures) {
-  const auto model = std::make_shared<Blocks>(flags.blocks, flags.dim);
+  const auto model = std::make_shared<Blocks>(absl::GetFlag(FLAGS_blocks),
+                                              absl::GetFlag(FLAGS_dim));
   TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Engine> engine,
                            MakeEngine(model, config));
   Figure figure;
   figure.name = name;
-  const auto plain = std::make_shared<PlainTraining>(
-      std::make_shared<Blocks>(flags.blocks, flags.dim));
+  const auto plain = std::make_shared<PlainTraining>(std::make_shared<Blocks>(
+      absl::GetFlag(FLAGS_blocks), absl::GetFlag(FLAGS_dim)));
   figure.plain = [plain] {
     plain->Step();
     return absl::OkStatus();
@@ -163,19 +141,18 @@ absl::Status AddStep(const Flags& flags, const std::string& name,
   return absl::OkStatus();
 }
 
-absl::Status AddSteps(const Flags& flags, std::vector<Figure>* figures) {
+absl::Status AddSteps(std::vector<Figure>* figures) {
   proto::Config config;
   auto* zero = config.mutable_zero_optimization();
   zero->set_stage(0);
-  TESSERA_RETURN_IF_ERROR(AddStep(flags, "step, stage 0", config, figures));
+  TESSERA_RETURN_IF_ERROR(AddStep("step, stage 0", config, figures));
   zero->set_stage(3);
-  TESSERA_RETURN_IF_ERROR(AddStep(flags, "step, stage 3", config, figures));
+  TESSERA_RETURN_IF_ERROR(AddStep("step, stage 3", config, figures));
   zero->set_stage3_max_reuse_distance(0);
   TESSERA_RETURN_IF_ERROR(
-      AddStep(flags, "step, stage 3, freed after forward", config, figures));
+      AddStep("step, stage 3, freed after forward", config, figures));
   zero->set_stage3_max_live_parameters(0);
-  return AddStep(flags, "step, stage 3, freed after each operator", config,
-                 figures);
+  return AddStep("step, stage 3, freed after each operator", config, figures);
 }
 
 // By the clock on the wall, and of all threads of the process on processors: on
@@ -250,9 +227,9 @@ void Print(const Figure& figure, const std::vector<Round>& rounds) {
   std::printf("}\n");
 }
 
-absl::Status Measure(const Flags& flags, const std::vector<Figure>& figures) {
+absl::Status Measure(const std::vector<Figure>& figures) {
   std::vector<std::vector<Round>> rounds(figures.size());
-  for (int round = 0; round < flags.rounds + 3; ++round) {
+  for (int round = 0; round < absl::GetFlag(FLAGS_rounds) + 3; ++round) {
     for (size_t i = 0; i < figures.size(); ++i) {
       TESSERA_ASSIGN_OR_RETURN(const Round times,
                                RunRound(figures[i], round % 2 == 0));
@@ -293,18 +270,19 @@ absl::Status Count(const std::vector<Figure>& figures) {
 }
 
 absl::Status Run(int argc, char** argv) {
-  TESSERA_ASSIGN_OR_RETURN(const Flags flags, ParseFlags(argc, argv));
+  absl::SetProgramUsageMessage("measures what the engine costs on the host");
+  TESSERA_RETURN_IF_ERROR(CheckFlags(absl::ParseCommandLine(argc, argv)));
   at::set_num_threads(1);
   std::vector<Figure> figures;
-  TESSERA_RETURN_IF_ERROR(AddLinears(flags, &figures));
-  TESSERA_RETURN_IF_ERROR(AddSteps(flags, &figures));
+  TESSERA_RETURN_IF_ERROR(AddLinears(&figures));
+  TESSERA_RETURN_IF_ERROR(AddSteps(&figures));
+  const std::string only = absl::GetFlag(FLAGS_only);
   figures.erase(std::remove_if(figures.begin(), figures.end(),
                                [&](const Figure& figure) {
-                                 return !absl::StrContains(figure.name,
-                                                           flags.only);
+                                 return !absl::StrContains(figure.name, only);
                                }),
                 figures.end());
-  return flags.count ? Count(figures) : Measure(flags, figures);
+  return absl::GetFlag(FLAGS_count) ? Count(figures) : Measure(figures);
 }
 
 }  // namespace

@@ -9,7 +9,8 @@
 // standard input, one to begin, then the number of steps of each turn, and
 // prints a line after each. Each rank is started by itself then.
 //
-// The public API alone, the default configuration but for what the flags say.
+// The public API alone (and comm/launch/job.h, to read the flags), with the
+// default configuration except what the flags say.
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -36,11 +37,13 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/memory/memory.h"
-#include "base/plain_autograd.h"
+#include "benchmarks/flag_checks.h"
 #include "benchmarks/peer_gpt.h"
 #include "benchmarks/plain_libtorch.h"
+#include "comm/launch/job.h"
 #include "data/byte_corpus.h"
 #include "engine/tessera.h"
+#include "verify/plain_autograd.h"
 
 ABSL_FLAG(std::string, data, "", "The text: any file.");
 ABSL_FLAG(std::string, engine, "tessera",
@@ -272,10 +275,7 @@ void PrintAll(const World& world, int64_t parameters, const Trainer& trainer,
 
 // `words`: what is left of the command line.
 absl::Status CheckFlags(const std::vector<char*>& words) {
-  if (words.size() > 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("expected flags alone, got '", words[1], "'"));
-  }
+  TESSERA_RETURN_IF_ERROR(FlagsAlone(words));
   constexpr int64_t kMost = 1 << 20;  // beyond it sizes would overflow
   const std::pair<const char*, int64_t> sizes[] = {
       {"dim", absl::GetFlag(FLAGS_dim)},
@@ -305,32 +305,28 @@ absl::Status CheckFlags(const std::vector<char*>& words) {
   return absl::OkStatus();
 }
 
-// Before Init, which takes its flags away.
-absl::StatusOr<WorldOptions> OptionsOf(int argc, char** argv) {
-  WorldOptions options;
-  bool world_flag = false, turns = false;
-  for (int i = 1; i < argc; ++i) {
-    absl::string_view arg = argv[i];
-    if (arg == "--backend" && i + 1 < argc) options.backend = argv[i + 1];
-    if (absl::ConsumePrefix(&arg, "--backend="))
-      options.backend = std::string(arg);
-    world_flag =
-        world_flag || arg == "--world" || absl::StartsWith(arg, "--world=");
-    turns = turns || arg == "--turns";
-  }
-  if (turns && world_flag) {
+// Reads the flags, before Init needs the one of the backend. absl does not know
+// Init's flags, so it gets a copy without them; Init finds them in argv.
+absl::StatusOr<WorldOptions> ReadFlags(int argc, char** argv) {
+  std::vector<char*> rest(argv, argv + argc + 1);
+  TESSERA_ASSIGN_OR_RETURN(const JobFlags job,
+                           TakeJobFlags(&argc, rest.data()));
+  TESSERA_RETURN_IF_ERROR(
+      CheckFlags(absl::ParseCommandLine(argc, rest.data())));
+  if (absl::GetFlag(FLAGS_turns) && job.world.has_value()) {
     return absl::InvalidArgumentError(
         "--turns: the ranks that --world starts have one standard input; start "
         "each by itself, with RANK and WORLD_SIZE set");
   }
+  WorldOptions options;
+  options.backend = absl::GetFlag(FLAGS_backend);
   return options;
 }
 
 absl::Status Run(int argc, char** argv) {
-  TESSERA_ASSIGN_OR_RETURN(const WorldOptions options, OptionsOf(argc, argv));
-  TESSERA_ASSIGN_OR_RETURN(const World* world, Init(&argc, argv, options));
   absl::SetProgramUsageMessage("trains the peers' GPT; see --helpfull");
-  TESSERA_RETURN_IF_ERROR(CheckFlags(absl::ParseCommandLine(argc, argv)));
+  TESSERA_ASSIGN_OR_RETURN(const WorldOptions options, ReadFlags(argc, argv));
+  TESSERA_ASSIGN_OR_RETURN(const World* world, Init(&argc, argv, options));
   TESSERA_ASSIGN_OR_RETURN(const ByteCorpus corpus,
                            ByteCorpus::Open(absl::GetFlag(FLAGS_data),
                                             absl::GetFlag(FLAGS_seq) + 2));

@@ -1,6 +1,6 @@
 // libtorch's own autograd engine, for what is set beside ours.
-#ifndef BASE_PLAIN_AUTOGRAD_H_
-#define BASE_PLAIN_AUTOGRAD_H_
+#ifndef VERIFY_PLAIN_AUTOGRAD_H_
+#define VERIFY_PLAIN_AUTOGRAD_H_
 
 #include "torch/csrc/autograd/engine.h"
 
@@ -32,4 +32,4 @@ class PlainAutograd {
 };
 
 }  // namespace tessera
-#endif  // BASE_PLAIN_AUTOGRAD_H_
+#endif  // VERIFY_PLAIN_AUTOGRAD_H_

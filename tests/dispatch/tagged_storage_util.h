@@ -18,7 +18,6 @@
 
 #include "absl/status/status.h"
 #include "base/memory/memory.h"
-#include "base/plain_autograd.h"
 #include "base/status_matchers.h"
 #include "base/torch_guard.h"
 #include "comm/comm_thread.h"
@@ -35,6 +34,7 @@
 #include "tests/models/recomputed.h"
 #include "tests/support/libtorch_adamw.h"
 #include "torch/csrc/autograd/engine.h"
+#include "verify/plain_autograd.h"
 
 namespace tessera {
 

@@ -37,7 +37,7 @@ LAYERS = {
     "engine": ["base/...", "config", "comm", "comm/world", "data", "engine/setup", "sharding/...", "optim", "checkpoint"],
     "verify": ["base/...", "config", "comm", "comm/world", "sharding/...", "engine/..."],
     "examples": ["base/...", "config", "comm", "comm/world", "data", "sharding/...", "optim", "checkpoint", "engine/..."],
-    "benchmarks": ["base/...", "config/...", "comm/...", "data", "sharding/...", "optim", "checkpoint", "engine/..."],
+    "benchmarks": ["base/...", "config/...", "comm/...", "data", "sharding/...", "optim", "checkpoint", "engine/...", "verify"],
     "tools": ["base/...", "config/...", "comm/...", "data", "sharding/...", "optim", "checkpoint", "engine/..."],
     "tests": ["base/...", "config/...", "comm/...", "data", "sharding/...", "optim", "checkpoint", "engine/...", "verify", "examples", "tools"],
 }
