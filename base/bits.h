@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-// C's %a: 0.1f is "0x1.99999ap-4". Reading it back gives the same bits, but for
+// C's %a: 0.1f is "0x1.99999ap-4". Reading it back gives the same bits, except
 // the payload of a NaN ("nan" or "-nan").
 std::string HexFloat(float value);
 std::string HexFloat(double value);

@@ -137,7 +137,8 @@ absl::StatusOr<proto::CheckpointFile> WriteRankFile(
 }
 
 // Whether `dir` may be replaced: it is not there, or a folder with nothing in
-// it but a checkpoint, whole or not.
+// it but a checkpoint, whole or not. Saving removes all of it in the end, and a
+// mistyped path must not cost a user's other files.
 absl::Status CheckReplaceable(const std::string& dir) {
   std::error_code error;
   const auto kind = std::filesystem::symlink_status(dir, error).type();
@@ -170,7 +171,20 @@ absl::Status MakeTemporary(const std::string& dir, const std::string& tmp) {
   return error ? FileError(error.value(), tmp) : absl::OkStatus();
 }
 
-// The manifest, and then the name.
+// Why in this order. A rank, or the machine, may stop at any point, and what is
+// then found under `dir` must be a whole checkpoint, the old or the new one.
+//  - All ranks agree that their files are written and synced before rank 0
+//    writes the manifest: it would otherwise name a file that is cut off.
+//  - Files, manifest and the folder's entries are synced before the rename: a
+//    file system may keep a rename and lose what was written before it, which
+//    leaves empty files under the final name after a power failure.
+//  - The old folder is exchanged, not removed first: between a removal and a
+//    rename there would be no checkpoint at all.
+//  - All ranks wait for the rename: one that went on would tell its caller that
+//    the state is saved, or begin the next save in the same DIR.tmp.
+// The name becomes durable when the parent folder is synced, at the very end.
+
+// The manifest, and then the name. By rank 0 alone.
 absl::Status Commit(const std::string& dir, const std::string& tmp,
                     const proto::CheckpointManifest& manifest) {
   std::string text;

@@ -31,9 +31,9 @@ struct CheckpointPart {
 };
 
 // Writes this rank's parts. `head` holds stage, step, model and the size of
-// shard groups; the rest is
-// filled in. Any rank's error (disk full, no permission) is returned on all,
-// and what was under `dir` before stays. COLLECTIVE.
+// shard groups; the rest is filled in. Any rank's error (disk full, no
+// permission) is returned on all, and what was under `dir` before stays.
+// COLLECTIVE.
 absl::Status WriteCheckpoint(const std::string& dir,
                              const proto::CheckpointManifest& head,
                              absl::Span<const CheckpointPart> parts,

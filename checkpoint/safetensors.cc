@@ -85,7 +85,7 @@ absl::StatusOr<SafetensorsHeader> ReadHeader(int fd, const std::string& path) {
   return ParseSafetensorsHeader(json, file_bytes, path);
 }
 
-// Which file of the folder speaks for it.
+// The file that stands for the folder: the index, or its only file.
 absl::StatusOr<std::string> FindInFolder(const std::string& folder) {
   std::vector<std::string> found;
   std::error_code error;

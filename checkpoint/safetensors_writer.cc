@@ -143,6 +143,8 @@ absl::Status WriteSafetensors(
                      " bytes, expected at most ", kMaxSafetensorsHeaderBytes));
   }
   TorchScope scope;
+  // Under another name until it is whole and on the disk: a reader never sees
+  // half a file, and a failure leaves the file that was there.
   const std::string temporary = absl::StrCat(path, ".tmp");
   absl::Status status = WriteFile(temporary, header, sorted);
   if (status.ok() && rename(temporary.c_str(), path.c_str()) != 0) {

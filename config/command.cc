@@ -51,6 +51,8 @@ absl::Status SetFlag(absl::string_view name, const std::string& value,
       absl::StrCat("--world: expected at least 1, got '", value, "'"));
 }
 
+// By hand: absl's flags end the process with 1 at a fault, which says of `diff`
+// that two configurations differ.
 absl::StatusOr<Flags> ParseFlags(const std::vector<std::string>& args) {
   Flags flags;
   for (size_t i = 1; i < args.size(); ++i) {

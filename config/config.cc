@@ -41,6 +41,14 @@ int DataParallelRanks(int world_size, const proto::Config& config,
   return world_size;
 }
 
+// Why in this order. Each part may look only at what is complete:
+//  - fates first: they are about what was written, and what follows removes
+//    deprecated keys and adds defaults.
+//  - dtype names and autos before CheckFields: another name of a dtype is no
+//    fault, and what "auto" becomes is checked as if it had been written.
+//  - the scheduler after the optimizer, whose rate it takes where it has none.
+// No part ends at its first fault: a user gets all faults of a file at once,
+// and Faults drops those about a path that has one already.
 void Resolve(int world_size, const AutoValues& values, ConfigReport* report) {
   Faults faults(&report->record);
   proto::Config* config = &report->config;

@@ -34,8 +34,11 @@ bool IsAbsentByDefault(const FieldDescriptor& field) {
   return field.options().GetExtension(proto::absent_by_default);
 }
 
-// Whether a completed configuration has a value there, by itself or by default.
-bool HasValue(const Message& message, const FieldDescriptor& field) {
+// Whether a completed configuration is shown with this field: it is set, or it
+// is absent and its default in the schema says what holds. The latter are
+// sections that nobody wrote and fields that FillDefaults (config/defaults.h)
+// leaves absent because they are not honoured.
+bool IsShown(const Message& message, const FieldDescriptor& field) {
   const auto& options = field.options();
   if (options.HasExtension(proto::refused) ||
       options.HasExtension(proto::deprecated_for)) {
@@ -132,7 +135,7 @@ std::string JsonObject(const Message& message, const std::string& indent) {
     const bool empty_words =
         field->cpp_type() == FieldDescriptor::CPPTYPE_STRING &&
         field->is_repeated();
-    if (HasValue(message, *field) || (empty_words && !MayBeNull(*field))) {
+    if (IsShown(message, *field) || (empty_words && !MayBeNull(*field))) {
       members.push_back(key + JsonValueOf(message, *field, inner));
     } else if (MayBeNull(*field) && !IsSectionOfTop(*field) &&
                !field->options().HasExtension(proto::deprecated_for)) {
@@ -156,7 +159,7 @@ class TextWriter {
   void WriteFields(const Message& message, const Message* written,
                    const std::string& indent) {
     for (const FieldDescriptor* field : FieldsOf(message)) {
-      if (!HasValue(message, *field)) continue;
+      if (!IsShown(message, *field)) continue;
       const bool is_written = written != nullptr && IsSet(*written, *field);
       if (field->is_repeated()) {
         WriteRepeated(message, *field, is_written, indent);

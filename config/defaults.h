@@ -7,8 +7,14 @@
 namespace tessera {
 
 // Sets each absent field of `message` that is honoured and has a default in its
-// .proto to that default, but for those of a oneof that has a value. Looks into
+// .proto to that default, except those of a oneof that has a value. Looks into
 // no message inside.
+//
+// What is not honoured (no_effect, not_yet) stays absent: being set is what
+// NoteFates and CheckRunnable tell the user about, and a completed
+// configuration resolves to itself. So config_text.cc, which shows those
+// defaults too, takes them from the schema (IsShown there) and not from the
+// message.
 void FillDefaults(google::protobuf::Message* message);
 
 }  // namespace tessera

@@ -57,7 +57,7 @@ void FillRangeTest(proto::SchedulerParams* params) {
   TESSERA_DEFAULT(lr_range_test_staircase, false);
 }
 
-// DeepSpeed's defaults, but for what is needed.
+// DeepSpeed's defaults, except for what must be given.
 void Fill(const std::string& type, double optimizer_lr,
           proto::SchedulerParams* params) {
   TESSERA_DEFAULT(last_batch_iteration, -1);

@@ -4,7 +4,7 @@
 // Float32 on the CPU goes to AdamWUpdate (optim/adamw_kernel.h), where an
 // element has the same bits wherever it lies; a 16-bit working copy is written
 // in the same pass. Others go to libtorch's fused kernel, which groups elements
-// alike at every cut (sharding/layout/layout.h).
+// the same way at every cut (sharding/layout/layout.h).
 //
 // A parameter without a gradient is skipped: no decay, no momentum, and its own
 // step count stays (bias correction), as in libtorch.

@@ -12,8 +12,8 @@
 // Each operation but the FMAs is rounded to float32; coefficients are computed
 // in float64 and rounded once. These are the operations of the vectorised body
 // of libtorch's fused AdamW where it is compiled for AVX2, so the bits are
-// those of torch.optim.AdamW(fused=True), but for elements that libtorch does
-// in its scalar tail, which rounds otherwise (Note [Bits of AdamW]).
+// those of torch.optim.AdamW(fused=True), except for elements that libtorch
+// does in its scalar tail, which rounds otherwise (Note [Bits of AdamW]).
 //
 // Note [Bits of AdamW]
 // An element's bits depend on that element's inputs alone: not on instruction

@@ -204,8 +204,8 @@ TEST(AdamWKernelTest, HasTheBitsOfTheFormula) {
   }
 }
 
-// exp_avg is odd in its last bit, and what is added is half of that bit but for
-// 2^-30 of it: it stays. A sum rounded to float64 lies in the middle, from
+// exp_avg is odd in its last bit, and what is added is half of that bit except
+// for 2^-30 of it: it stays. A sum rounded to float64 lies in the middle, from
 // where it would go to the even neighbour.
 TEST(AdamWKernelTest, FusesWithOneRounding) {
   const Case c = {"", {.beta1 = 1 - 0x1p-16 * (1 + 0x1p-15)}, 1, 1};

@@ -11,10 +11,10 @@
 // is "take the greater", and a NaN is the greatest. Complex numbers count as
 // two elements (32 are a block), and |x| is their modulus.
 //
-// A whole p of at most 16 takes products from left to right, exact but for each
-// product's rounding (squares of float32 are exact). Any other p calls pow, and
-// complex numbers hypot: those bits may differ between kinds of processors and
-// devices; all others are the same on all.
+// A whole p of at most 16 takes products from left to right, exact except for
+// each product's rounding (squares of float32 are exact). Any other p calls
+// pow, and complex numbers hypot: those bits may differ between kinds of
+// processors and devices; all others are the same on all.
 #ifndef OPTIM_BLOCK_POWERS_H_
 #define OPTIM_BLOCK_POWERS_H_
 

@@ -53,7 +53,7 @@ double ShewchukSum(const std::vector<double>& values) {
     high = x + y;
     low = y - (high - x);
   }
-  // Halfway between two doubles, but for a rest of low's sign.
+  // Halfway between two doubles, plus a rest of low's sign.
   if (!partials.empty() && (low > 0) == (partials.back() > 0)) {
     const double doubled = 2 * low, next = high + doubled;
     if (next - high == doubled) high = next;

@@ -47,6 +47,12 @@ absl::Status Damaged(absl::string_view text) {
 
 NormSum::NormSum(double p) : p_(p) { TESSERA_CHECK(p > 0) << p; }
 
+// Why blocks. Adding every element exactly would be slow, and adding them in
+// floating point gives other bits for each way of cutting the parameters into
+// shards. So 64 neighbours are added in floating point, always
+// the same ones (shards are cut between blocks, never within), and only the
+// sums of blocks are added exactly. An infinity or a NaN has no place in an
+// exact sum: it is kept apart, and wins.
 void NormSum::Add(const at::Tensor& segment, int64_t first) {
   TESSERA_CHECK(segment.dim() == 1 && segment.is_contiguous() && first >= 0)
       << segment.sizes() << " at " << first;

@@ -73,6 +73,15 @@ LossScaler::LossScaler(const LossScalerOptions& options) : options_(options) {
   state_.hysteresis_left = options.hysteresis;
 }
 
+// Why so. A scale that is too high costs a step each time it overflows, one
+// that is too low silently turns small gradients into zeros, so it is raised
+// until it overflows and then lowered. Three rules keep that from going wrong:
+//  - hysteresis: one batch with an outlier costs a step, not half of the scale
+//    for the next `window` steps.
+//  - clean_steps starts again at an overflow: the scale would otherwise double
+//    although every few steps overflow.
+//  - an overflow at min_scale is an error. No scale helps then, and a run that
+//    went on would skip all further steps and look alive.
 absl::Status LossScaler::Update(bool overflow) {
   if (overflow) ++state_.skipped_steps;
   if (!dynamic()) return absl::OkStatus();
@@ -109,6 +118,7 @@ void LossScaler::CleanStep() {
 }
 
 absl::Status LossScaler::Restore(const LossScalerState& state) {
+  // All checks come first: a state that is half taken over belongs to no run.
   if (!IsScale(state.scale)) {
     return BadState("scale", "a positive number of at most 2^127", state.scale);
   }

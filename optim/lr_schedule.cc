@@ -15,6 +15,10 @@ double Steps(int64_t warmup_num_steps) {
 
 }  // namespace
 
+// Each operation below is DeepSpeed's, in its order and in double, with its
+// quirks (a first rate that is not f(0), warm-ups of less than 2 steps that
+// count as 2): a run that moves here must go on with the same bits. So nothing
+// is simplified, not even what is equal in exact arithmetic.
 double LrSchedule::Rate(int64_t steps_done) const {
   const double iteration =
       static_cast<double>(o_.last_batch_iteration + steps_done);

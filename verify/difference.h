@@ -10,8 +10,9 @@
 
 namespace tessera {
 
-// "" if both are the same bits (or undefined; NaNs are alike). Else the first
-// element that differs, in order of indices, both values, and how many do.
+// "" if both are the same bits (or undefined; all NaNs count as equal). Else
+// the first element that differs, in order of indices, both values, and how
+// many do.
 std::string DifferenceOf(const at::Tensor& expected, const at::Tensor& got);
 
 // "" if each element is within `additions` times its `rounding`: two orders of

@@ -67,7 +67,7 @@ struct OracleOptions {
   double eps = 1e-8;
   double weight_decay = 0;
 
-  // Of real floating parameters, but for those of norm layers if these are
+  // Of real floating parameters, except those of norm layers if these are
   // kept. Unset: what the module has.
   std::optional<at::ScalarType> dtype;
   bool keep_norms = false;

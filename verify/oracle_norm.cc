@@ -86,7 +86,7 @@ double ExactSum(const std::vector<double>& values) {
     parts = std::move(grown);
   }
   if (!std::isfinite(plain)) return plain;
-  // From the largest part down; the first remainder decides, but for a tie,
+  // From the largest part down; the first remainder decides, except in a tie,
   // where the sign of the next part does.
   double sum = 0;
   while (!parts.empty()) {

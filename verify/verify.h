@@ -40,11 +40,11 @@ struct VerifyOptions {
   // Seeds the default generator before each module is made, and that of rank r
   // with seed + 1 + r thereafter.
   uint64_t seed = 0;
-  // As for Engine::Create, but that communicator and sync_from_rank0 are so.
+  // As for Engine::Create; communicator and sync_from_rank0 mean the same here.
   EngineOptions engine;
   // Gradients must be the same bits, not only within the bound of sums in
   // another order. Unset: where sums are in the order of the ranks, that is,
-  // but over nccl with WorldOptions::ordered_sums off.
+  // except over nccl with WorldOptions::ordered_sums off.
   std::optional<bool> exact;
   // BackwardOptions::weight of a rank's micro-batch, if set.
   std::function<double(int rank, int64_t micro_batch)> weight;

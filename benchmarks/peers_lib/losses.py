@@ -1,4 +1,4 @@
-"""Are two losses of the same training alike?
+"""Do two losses of the same training agree?
 
 Where bits differ, because sums are taken in another order, the bound is how far
 our own training goes astray from weights that differ by one unit in the last

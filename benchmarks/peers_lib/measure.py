@@ -158,7 +158,7 @@ def comparable(side):
 
 def compare_losses(started, reference, limits, result):
     """Bits must be equal at any stage of ours, and those of EXACT_PEERS, which
-    run the same operations, but for the norm that they clip by: that they sum up
+    run the same operations, except for the norm that they clip by: that they sum up
     in another order."""
     for training in started:
         name, theirs, ours = training.name, training.losses, reference

@@ -1,5 +1,9 @@
 // Text -> protobuf message, through reflection, with positions and all faults.
 //
+// Why not protobuf's own reader of JSON: it ends at the first fault, keeps no
+// positions, and knows neither DeepSpeed's second names of keys nor "auto". Its
+// reader of text format keeps positions, and is used.
+//
 // The message type is the schema: a JSON key is a field's name (or what its
 // options say, config/reader/json_options.proto), an object a message, an array
 // a repeated field; a map's keys are free, and a FreeForm takes anything.

@@ -17,7 +17,7 @@ struct SampleOptions {
 // Returns what the model writes after `prompt`, without the prompt; an empty
 // prompt stands for a line's end. The model sees the last seq bytes. Gradients
 // and dropout are off meanwhile. Where the model is sharded over ranks, call
-// this on all of them alike: each byte is one forward.
+// this on all of them with the same arguments: each byte is one forward.
 std::string Sample(Gpt model, const std::string& prompt,
                    const SampleOptions& options = {});
 

@@ -112,9 +112,9 @@ absl::Status Run(int argc, char** argv) {
                            tessera::Init(&argc, argv));
   // After Init, which takes its own flags (--world, ...) out of argv.
   TESSERA_ASSIGN_OR_RETURN(const TrainFlags flags, ParseTrainFlags(argc, argv));
-  const bool speaks = world->rank() == 0;
+  const bool reports = world->rank() == 0;
   FILE* human = flags.json ? stderr : stdout;
-  FILE* out = speaks && !flags.quiet ? human : nullptr;
+  FILE* out = reports && !flags.quiet ? human : nullptr;
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,
                            Trainer::Create(flags, *world));
   RunReport report;
@@ -126,7 +126,7 @@ absl::Status Run(int argc, char** argv) {
       absl::StrCat(trainer->Describe(), "\n", StateTable(report)));
   TESSERA_RETURN_IF_ERROR(Work(flags, *trainer, out, &report));
   if (out != nullptr) SayResults(flags, report, out);
-  if (speaks && flags.json) std::printf("%s\n", ToJson(report).c_str());
+  if (reports && flags.json) std::printf("%s\n", ToJson(report).c_str());
   return absl::OkStatus();
 }
 

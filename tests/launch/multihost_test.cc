@@ -87,7 +87,7 @@ absl::StatusOr<std::string> Train(const World& world) {
   return line;
 }
 
-// Bytes that have left this network but for the loopback.
+// Bytes that have left this network, the loopback not counted.
 int64_t BytesSent() {
   std::ifstream devices("/proc/self/net/dev");
   int64_t sent = 0;

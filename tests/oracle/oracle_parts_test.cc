@@ -69,7 +69,7 @@ PlacedGradient Placed(const std::vector<double>& values, int64_t offset = 0) {
   return {torch::tensor(values, torch::kDouble), {1}, offset};
 }
 
-// Zeros at storage places 0 to `end`, but for what is given.
+// Zeros at storage places 0 to `end`, except for what is given.
 PlacedGradient Sparse(int64_t end, const std::map<int64_t, double>& values) {
   std::vector<double> all(static_cast<size_t>(end));
   for (const auto& [at, value] : values) all[at] = value;

@@ -20,7 +20,7 @@ struct TrainingSpec {
   int steps = 3;
   int accumulation = 1;
   std::string dtype = "fp32";              // of parameters; fp32: as they are
-  bool fp32_norms = false;                 // but for those of norms
+  bool fp32_norms = false;                 // except those of norms
   std::string buffer_dtype;                // of buffers; "": as they are
   std::string reduce_dtype;                // communication_data_type, or ""
   std::string accumulation_mode = "each";  // or "local"
