@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <filesystem>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
@@ -35,6 +36,48 @@ absl::StatusOr<std::string> ReadWholeFile(const std::string& path,
           absl::StrCat(path, ": more than ", max_bytes, " bytes"));
     }
   }
+}
+
+absl::Status WriteAt(int fd, absl::string_view what, int64_t offset,
+                     const char* from, int64_t bytes) {
+  while (bytes > 0) {
+    const ssize_t n = pwrite(fd, from, static_cast<size_t>(bytes), offset);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return FileError(n < 0 ? errno : EIO, what);
+    from += n;
+    bytes -= n;
+    offset += n;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadAt(int fd, absl::string_view what, int64_t offset, char* to,
+                    int64_t bytes) {
+  while (bytes > 0) {
+    const ssize_t n = pread(fd, to, static_cast<size_t>(bytes), offset);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return FileError(errno, what);
+    if (n == 0) {
+      return absl::DataLossError(
+          absl::StrCat(what, ": the file ends at byte ", offset, ", expected ",
+                       bytes, " more; it was cut off while it was read"));
+    }
+    to += n;
+    offset += n;
+    bytes -= n;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SyncPath(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return FileError(errno, path);
+  const auto closer = absl::MakeCleanup([fd] { close(fd); });
+  return fsync(fd) == 0 ? absl::OkStatus() : FileError(errno, path);
+}
+
+absl::Status SyncFolderOf(const std::string& path) {
+  return SyncPath(std::filesystem::absolute(path).parent_path().string());
 }
 
 }  // namespace tessera

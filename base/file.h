@@ -1,4 +1,4 @@
-// Small files, read whole.
+// Small files, read whole; pieces of large ones; what makes them durable.
 #ifndef BASE_FILE_H_
 #define BASE_FILE_H_
 
@@ -16,6 +16,19 @@ namespace tessera {
 // InvalidArgument if there are more than `max_bytes`.
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path,
                                           int64_t max_bytes = 64 << 20);
+
+// All `bytes` from `offset` on, in as many calls as that takes. `what` names
+// the file in an error: FileError's, or for ReadAt DataLoss where the file ends
+// before.
+absl::Status WriteAt(int fd, absl::string_view what, int64_t offset,
+                     const char* from, int64_t bytes);
+absl::Status ReadAt(int fd, absl::string_view what, int64_t offset, char* to,
+                    int64_t bytes);
+
+// Waits until a file's bytes, or a folder's entries, are on the disk.
+absl::Status SyncPath(const std::string& path);
+// The same for the folder that a file or folder lies in.
+absl::Status SyncFolderOf(const std::string& path);
 
 // "path: the system's words", with the code that fits `error` (an errno).
 absl::Status FileError(int error, absl::string_view path);

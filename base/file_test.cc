@@ -2,6 +2,7 @@
 
 #include <errno.h>
 
+#include <cstdio>
 #include <fstream>
 #include <string>
 
@@ -49,6 +50,31 @@ TEST(ReadWholeFile, LimitIsInclusive) {
   EXPECT_THAT(ReadWholeFile(path, 4),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        absl::StrCat(path, ": more than 4 bytes")));
+}
+
+TEST(PiecesOfAFile, AreWrittenAndReadWhereTheyLie) {
+  FILE* const file = std::tmpfile();
+  ASSERT_NE(file, nullptr);
+  const int fd = fileno(file);
+  TESSERA_EXPECT_OK(WriteAt(fd, "f", 3, "defgh", 5));
+  TESSERA_EXPECT_OK(WriteAt(fd, "f", 0, "abc", 3));
+  char text[8] = {};
+  TESSERA_EXPECT_OK(ReadAt(fd, "f", 2, text, 4));
+  EXPECT_STREQ(text, "cdef");
+  EXPECT_THAT(
+      ReadAt(fd, "f", 6, text, 5),
+      StatusIs(absl::StatusCode::kDataLoss,
+               ::testing::HasSubstr("ends at byte 8, expected 3 more")));
+  std::fclose(file);
+  EXPECT_THAT(WriteAt(-1, "f", 0, "a", 1),
+              StatusIs(::testing::_, ::testing::HasSubstr("f: ")));
+}
+
+TEST(SyncFolderOf, NamesTheFolderThatIsMissing) {
+  TESSERA_EXPECT_OK(SyncFolderOf(WriteFile("synced", "")));
+  EXPECT_THAT(SyncFolderOf("/nowhere/at/all"),
+              StatusIs(absl::StatusCode::kNotFound,
+                       ::testing::HasSubstr("/nowhere/at: ")));
 }
 
 TEST(FileError, CodeFollowsErrno) {

@@ -36,19 +36,6 @@ bool IsRankFileName(const std::string& name) {
   return std::regex_match(name, std::regex("rank-[0-9]{5,}\\.bin"));
 }
 
-absl::Status WriteAll(int fd, const std::string& path, const char* data,
-                      int64_t bytes, int64_t offset) {
-  while (bytes > 0) {
-    const ssize_t n = pwrite(fd, data, static_cast<size_t>(bytes), offset);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return FileError(n < 0 ? errno : EIO, path);
-    data += n;
-    bytes -= n;
-    offset += n;
-  }
-  return absl::OkStatus();
-}
-
 // A rank's file, open for reading.
 struct RankFile {
   std::string path;
@@ -68,23 +55,15 @@ struct RankFile {
   }
   // A chunk's bytes; its place comes from a manifest, so it may be anything.
   absl::StatusOr<std::string> Read(const proto::CheckpointChunk& chunk) const {
-    int64_t offset = chunk.offset_bytes();
-    int64_t left = chunk.bytes();
-    if (left < 0 || left > bytes || offset < 0 || offset > bytes - left) {
+    const int64_t offset = chunk.offset_bytes();
+    const int64_t size = chunk.bytes();
+    if (size < 0 || size > bytes || offset < 0 || offset > bytes - size) {
       return absl::DataLossError(absl::StrCat(
-          path, ": chunk '", chunk.name(), "' of ", left, " bytes at byte ",
+          path, ": chunk '", chunk.name(), "' of ", size, " bytes at byte ",
           offset, " ends beyond the file's ", bytes, " bytes"));
     }
-    std::string text(static_cast<size_t>(left), '\0');
-    char* to = text.data();
-    while (left > 0) {
-      const ssize_t n = pread(fd, to, static_cast<size_t>(left), offset);
-      if (n < 0 && errno == EINTR) continue;
-      if (n <= 0) return FileError(n < 0 ? errno : EIO, path);
-      to += n;
-      left -= n;
-      offset += n;
-    }
+    std::string text(static_cast<size_t>(size), '\0');
+    TESSERA_RETURN_IF_ERROR(ReadAt(fd, path, offset, text.data(), size));
     return text;
   }
 };
@@ -97,14 +76,6 @@ uint64_t FingerprintOf(const std::string& bytes) {
 uint64_t FingerprintOf(proto::CheckpointManifest manifest) {
   manifest.clear_fingerprint();
   return FingerprintOf(manifest.SerializeAsString());
-}
-
-absl::Status SyncPath(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return FileError(errno, path);
-  absl::Cleanup close_fd = [fd] { close(fd); };
-  if (fsync(fd) != 0) return FileError(errno, path);
-  return absl::OkStatus();
 }
 
 // Writes the parts one after another; returns what the manifest says of them.
@@ -126,7 +97,7 @@ absl::StatusOr<proto::CheckpointFile> WriteRankFile(
     chunk->set_offset_bytes(offset);
     chunk->set_bytes(bytes.numel());
     chunk->set_fingerprint(Fingerprint(data, bytes.numel()));
-    TESSERA_RETURN_IF_ERROR(WriteAll(fd, path, data, bytes.numel(), offset));
+    TESSERA_RETURN_IF_ERROR(WriteAt(fd, path, offset, data, bytes.numel()));
     offset += (bytes.numel() + kChunkAlign - 1) / kChunkAlign * kChunkAlign;
   }
   if (ftruncate(fd, offset) != 0 || fsync(fd) != 0) {
@@ -195,7 +166,7 @@ absl::Status Commit(const std::string& dir, const std::string& tmp,
   if (fd < 0) return FileError(errno, path);
   absl::Cleanup close_fd = [fd] { close(fd); };
   TESSERA_RETURN_IF_ERROR(
-      WriteAll(fd, path, text.data(), static_cast<int64_t>(text.size()), 0));
+      WriteAt(fd, path, 0, text.data(), static_cast<int64_t>(text.size())));
   if (fsync(fd) != 0) return FileError(errno, path);
   TESSERA_RETURN_IF_ERROR(SyncPath(tmp));
   if (rename(tmp.c_str(), dir.c_str()) != 0) {
@@ -207,9 +178,7 @@ absl::Status Commit(const std::string& dir, const std::string& tmp,
     std::error_code ignored;
     std::filesystem::remove_all(tmp, ignored);
   }
-  const std::string parent =
-      std::filesystem::absolute(dir).parent_path().string();
-  return SyncPath(parent);
+  return SyncFolderOf(dir);
 }
 
 absl::Status WriteFiles(const std::string& dir, const std::string& tmp,

@@ -32,25 +32,6 @@ constexpr int64_t kPieceBytes = 1 << 20;
 // The header's length and the elements are used as they lie in the file.
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
 
-// `bytes` from `offset` on; `what` names them.
-absl::Status ReadAt(int fd, absl::string_view what, int64_t offset, char* to,
-                    int64_t bytes) {
-  while (bytes > 0) {
-    const ssize_t n = pread(fd, to, static_cast<size_t>(bytes), offset);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return FileError(errno, what);
-    if (n == 0) {
-      return absl::DataLossError(
-          absl::StrCat(what, ": the file ends at byte ", offset, ", expected ",
-                       bytes, " more; it was cut off while it was read"));
-    }
-    to += n;
-    offset += n;
-    bytes -= n;
-  }
-  return absl::OkStatus();
-}
-
 absl::StatusOr<SafetensorsHeader> ReadHeader(int fd, const std::string& path) {
   struct stat info;
   if (fstat(fd, &info) != 0) return FileError(errno, path);

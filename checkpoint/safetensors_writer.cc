@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <filesystem>
 #include <set>
 
 #include "absl/cleanup/cleanup.h"
@@ -25,27 +24,6 @@ constexpr char kMetadata[] = "__metadata__";
 constexpr size_t kHeaderAlign = 8;  // as the format's own writer does
 
 using NamedTensor = std::pair<std::string, at::Tensor>;
-
-absl::Status WriteAll(int fd, const std::string& path, const char* data,
-                      size_t bytes) {
-  while (bytes > 0) {
-    const ssize_t n = write(fd, data, bytes);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return FileError(n < 0 ? errno : EIO, path);
-    data += n;
-    bytes -= static_cast<size_t>(n);
-  }
-  return absl::OkStatus();
-}
-
-absl::Status SyncFolderOf(const std::string& path) {
-  const std::string folder =
-      std::filesystem::absolute(path).parent_path().string();
-  const int fd = open(folder.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return FileError(errno, folder);
-  const auto closer = absl::MakeCleanup([fd] { close(fd); });
-  return fsync(fd) == 0 ? absl::OkStatus() : FileError(errno, folder);
-}
 
 absl::Status Check(const std::string& path,
                    const std::vector<NamedTensor>& tensors) {
@@ -105,13 +83,16 @@ absl::Status WriteFile(const std::string& path, const std::string& header,
       open(path.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0644);
   if (fd < 0) return FileError(errno, path);
   const auto closer = absl::MakeCleanup([fd] { close(fd); });
-  TESSERA_RETURN_IF_ERROR(WriteAll(fd, path, header.data(), header.size()));
+  int64_t offset = static_cast<int64_t>(header.size());
+  TESSERA_RETURN_IF_ERROR(WriteAt(fd, path, 0, header.data(), offset));
   for (const NamedTensor* each : tensors) {
     const at::Tensor host =
         each->second.detach().resolve_conj().resolve_neg().cpu().contiguous();
+    const int64_t bytes = static_cast<int64_t>(host.nbytes());
     TESSERA_RETURN_IF_ERROR(
-        WriteAll(fd, path, static_cast<const char*>(host.const_data_ptr()),
-                 host.nbytes()));
+        WriteAt(fd, path, offset,
+                static_cast<const char*>(host.const_data_ptr()), bytes));
+    offset += bytes;
   }
   return fsync(fd) == 0 ? absl::OkStatus() : FileError(errno, path);
 }
