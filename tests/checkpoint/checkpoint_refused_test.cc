@@ -1,0 +1,197 @@
+// Checkpoints that are damaged, of another run, or not the same on all ranks:
+// whatever is wrong with a folder is found on all ranks before anything
+// changes.
+#include <torch/torch.h>
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "checkpoint/manifest.pb.h"
+#include "comm/world/world.h"
+#include "engine/engine.h"
+#include "tests/checkpoint/checkpoint_test_util.h"
+#include "tests/support/rank_pool.h"
+#include "tests/support/training.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+TESSERA_RANK_FUNCTION(LoadFails) {
+  CheckpointArgs a(args);
+  auto model = BuildModel(a.spec.model, world.rank());
+  TESSERA_ASSIGN_OR_RETURN(auto engine,
+                           MakeEngine(model, a.spec, world.communicator()));
+  Record record;
+  a.spec.steps = 1;
+  TESSERA_RETURN_IF_ERROR(
+      TrainSteps(*engine, *model, a.spec, world.rank(), 0, &record));
+  const absl::Status status = engine->LoadCheckpoint(a.dir).status();
+  a.spec.steps = 2;
+  TESSERA_RETURN_IF_ERROR(
+      TrainSteps(*engine, *model, a.spec, world.rank(), 1, &record));
+  TESSERA_RETURN_IF_ERROR(AddFinalState(*engine, *model, &record));
+  TESSERA_RETURN_IF_ERROR(engine->Close());
+  return absl::StrCat(status.ToString(), "\n", ToText(record));
+}
+
+TEST_P(CheckpointTest, ACorruptedByteOfAnyChunkIsDataLossThatNamesIt) {
+  Run("TrainAndSave", 2);
+  const proto::CheckpointManifest manifest = ReadManifest();
+  ASSERT_EQ(manifest.files_size(), kWorldSize);
+  const proto::CheckpointFile& file = manifest.files(1);
+  std::vector<std::string> kinds;
+  for (const auto& chunk : file.chunks()) {
+    const std::string kind = chunk.name().substr(0, chunk.name().find('/'));
+    if (!kinds.empty() && kinds.back() == kind) continue;
+    kinds.push_back(kind);
+    const int64_t at = chunk.offset_bytes() + chunk.bytes() - 1;
+    FlipByte(file.name(), at);
+    ExpectRefused(AllOf(HasSubstr("DATA_LOSS"), HasSubstr("rank 1"),
+                        HasSubstr(absl::StrCat("'", chunk.name(), "'")),
+                        HasSubstr(file.name())));
+    FlipByte(file.name(), at);
+  }
+  EXPECT_THAT(kinds, ::testing::IsSupersetOf({"parameters", "exp_avg",
+                                              "exp_avg_sq", "parameter_steps",
+                                              "rng", "client_state"}));
+  // And as it was written, it loads.
+  ExpectOracle(Run("LoadAndTrain", 4), spec_, 4, 2);
+}
+
+TEST_P(CheckpointTest, WhatIsCutOffOrMissingIsNamed) {
+  Run("TrainAndSave", 2);
+  const proto::CheckpointManifest manifest = ReadManifest();
+  const std::string file = dir_ + "/" + manifest.files(1).name();
+  const std::string text = dir_ + "/manifest.textproto";
+
+  fs::resize_file(file, 100);
+  ExpectRefused(AllOf(HasSubstr("DATA_LOSS"), HasSubstr("rank 1"),
+                      HasSubstr(manifest.files(1).name())));
+  fs::remove(file);
+  ExpectRefused(AllOf(HasSubstr("rank 1"), HasSubstr("No such file"),
+                      HasSubstr(manifest.files(1).name())));
+  std::ofstream(text) << "format_version: 0 wrld_size";
+  ExpectRefused(AllOf(HasSubstr("DATA_LOSS"), HasSubstr(text)));
+  fs::remove(text);
+  ExpectRefused(AllOf(HasSubstr("NOT_FOUND"), HasSubstr(text)));
+  fs::remove_all(dir_);
+  ExpectRefused(AllOf(HasSubstr("NOT_FOUND"), HasSubstr(dir_)));
+}
+
+TEST_P(CheckpointTest, AnotherStageModelOrWorldSizeIsRefusedByName) {
+  Run("TrainAndSave", 2);
+  auto refused_by = [&](const TrainingSpec& spec, int world_size) {
+    return RunOn(world_size, "LoadFails", spec, dir_);
+  };
+  TrainingSpec other = spec_;
+  other.stage = (spec_.stage + 1) % 4;
+  EXPECT_THAT(
+      refused_by(other, 2),
+      Each(AllOf(HasSubstr("FAILED_PRECONDITION"),
+                 HasSubstr(absl::StrCat("ZeRO stage ", spec_.stage,
+                                        ", this run has ", other.stage)))));
+  other = spec_;
+  other.model = "Mlp";
+  EXPECT_THAT(refused_by(other, 2), Each(AllOf(HasSubstr("FAILED_PRECONDITION"),
+                                               HasSubstr("the model"))));
+  EXPECT_THAT(refused_by(spec_, 3),
+              Each(AllOf(HasSubstr("FAILED_PRECONDITION"),
+                         HasSubstr("world size 2, this run has 3"))));
+}
+
+// Two layers, of 5 to 7 features or of 7 to 5: as many bytes either way.
+struct TwoWays : torch::nn::Module {
+  TwoWays(int in, int out) {
+    register_module(
+        "layer",
+        torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(false)));
+  }
+};
+
+TESSERA_RANK_FUNCTION(LoadAnotherShape) {
+  const CheckpointArgs a(args);
+  torch::manual_seed(1);
+  TESSERA_ASSIGN_OR_RETURN(auto saver,
+                           MakeEngine(std::make_shared<TwoWays>(5, 7), a.spec,
+                                      world.communicator()));
+  TESSERA_RETURN_IF_ERROR(saver->SaveCheckpoint(a.dir));
+  TESSERA_ASSIGN_OR_RETURN(auto loader,
+                           MakeEngine(std::make_shared<TwoWays>(7, 5), a.spec,
+                                      world.communicator()));
+  return loader->LoadCheckpoint(a.dir).status().ToString();
+}
+
+TEST_P(CheckpointTest, AnotherShapeOfAsManyBytesIsRefused) {
+  EXPECT_THAT(
+      Run("LoadAnotherShape", 1),
+      Each(AllOf(HasSubstr("FAILED_PRECONDITION"), HasSubstr("the model"))));
+}
+
+// A parameter beside a module of its name: two units are called "a".
+struct TwoOfAName : torch::nn::Module {
+  explicit TwoOfAName(float value) {
+    register_parameter("a", torch::full({16}, value));
+    for (const char* name : {"a", "b"}) {
+      auto child = register_module(name, std::make_shared<TwoWays>(4, 4));
+      torch::NoGradGuard no_grad;
+      for (const at::Tensor& p : child->parameters()) p.fill_(-value);
+    }
+  }
+};
+
+TESSERA_RANK_FUNCTION(LoadTwoOfAName) {
+  const CheckpointArgs a(args);
+  auto saved = std::make_shared<TwoOfAName>(3.f);
+  TESSERA_ASSIGN_OR_RETURN(auto saver,
+                           MakeEngine(saved, a.spec, world.communicator()));
+  TESSERA_RETURN_IF_ERROR(saver->SaveCheckpoint(a.dir));
+  auto loaded = std::make_shared<TwoOfAName>(5.f);
+  TESSERA_ASSIGN_OR_RETURN(auto loader,
+                           MakeEngine(loaded, a.spec, world.communicator()));
+  TESSERA_RETURN_IF_ERROR(loader->LoadCheckpoint(a.dir).status());
+  TESSERA_RETURN_IF_ERROR(loader->Close());
+  std::string sums;
+  for (const at::Tensor& p : loaded->parameters()) {
+    absl::StrAppend(&sums, p.sum().item<float>(), " ");
+  }
+  return sums;
+}
+
+TEST_P(CheckpointTest, UnitsOfOneNameKeepTheirValues) {
+  EXPECT_THAT(Run("LoadTwoOfAName", 1), Each("48 -48 -48 "));
+}
+
+TESSERA_RANK_FUNCTION(LoadOneEach) {
+  const CheckpointArgs a(args);
+  auto model = BuildModel(a.spec.model, world.rank());
+  TESSERA_ASSIGN_OR_RETURN(auto engine,
+                           MakeEngine(model, a.spec, world.communicator()));
+  TESSERA_RETURN_IF_ERROR(engine->SaveCheckpoint(a.dir + "0"));
+  Record record;
+  TESSERA_RETURN_IF_ERROR(
+      TrainSteps(*engine, *model, a.spec, world.rank(), 0, &record));
+  TESSERA_RETURN_IF_ERROR(engine->SaveCheckpoint(a.dir + "1"));
+  return engine->LoadCheckpoint(absl::StrCat(a.dir, world.rank()))
+      .status()
+      .ToString();
+}
+
+TEST_P(CheckpointTest, RanksThatLoadDifferentOnesAreTold) {
+  EXPECT_THAT(Run("LoadOneEach", 1),
+              Each(AllOf(HasSubstr("INVALID_ARGUMENT"),
+                         HasSubstr(absl::StrCat("rank 0 (", dir_, "0")),
+                         HasSubstr(absl::StrCat("rank 1 (", dir_, "1")))));
+}
+
+}  // namespace
+}  // namespace tessera

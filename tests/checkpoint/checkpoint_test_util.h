@@ -1,0 +1,122 @@
+// CheckpointTest: saves and loads checkpoints on two ranks, and compares with
+// the oracle. Its rank functions are in the tests that use it.
+#ifndef TESTS_CHECKPOINT_CHECKPOINT_TEST_UTIL_H_
+#define TESTS_CHECKPOINT_CHECKPOINT_TEST_UTIL_H_
+
+#include <cstdint>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "base/file.h"
+#include "base/status_matchers.h"
+#include "checkpoint/manifest.pb.h"
+#include "gmock/gmock.h"
+#include "google/protobuf/text_format.h"
+#include "gtest/gtest.h"
+#include "tests/support/rank_pool.h"
+#include "tests/support/temp_folder.h"
+#include "tests/support/training.h"
+
+namespace tessera {
+
+inline constexpr int kWorldSize = 2;
+
+// Of a rank function: "<spec>\n<folder>".
+struct CheckpointArgs {
+  explicit CheckpointArgs(absl::string_view text) {
+    const std::vector<std::string> lines = absl::StrSplit(text, '\n');
+    spec = TrainingSpec::FromText(lines.at(0));
+    dir = lines.at(1);
+  }
+  TrainingSpec spec;
+  std::string dir;
+};
+
+// The parameter is the stage.
+class CheckpointTest : public ::testing::TestWithParam<int> {
+ protected:
+  CheckpointTest() {
+    spec_.model = "Attention";  // dropout: the generator's state matters
+    spec_.stage = GetParam();
+  }
+
+  std::vector<std::string> RunOn(int world_size, absl::string_view function,
+                                 const TrainingSpec& spec,
+                                 const std::string& dir) {
+    std::vector<std::string> texts;
+    for (auto& answer :
+         RankPool::Get(world_size)
+             ->Run(function, absl::StrCat(spec.ToText(), "\n", dir),
+                   absl::Seconds(40))) {
+      texts.push_back(answer.ok() ? *answer : answer.status().ToString());
+    }
+    return texts;
+  }
+  std::vector<std::string> Run(absl::string_view function, int steps) {
+    spec_.steps = steps;
+    return RunOn(kWorldSize, function, spec_, dir_);
+  }
+
+  // The oracle's record of `steps` steps, from step `first` on.
+  static Record Expected(TrainingSpec spec, int steps, int first, int rank) {
+    spec.steps = steps;
+    Record record;
+    for (const std::string& line : TrainWithOracle(spec, kWorldSize)[rank]) {
+      bool before = false;
+      for (int step = 0; step < first; ++step) {
+        before |= absl::StartsWith(line, absl::StrCat("step ", step, ","));
+      }
+      if (!before) record.push_back(line);
+    }
+    return record;
+  }
+  static void ExpectOracle(const std::vector<std::string>& answers,
+                           const TrainingSpec& spec, int steps, int first) {
+    for (int rank = 0; rank < kWorldSize; ++rank) {
+      EXPECT_EQ(FirstDifference(Expected(spec, steps, first, rank),
+                                RecordFromText(answers[rank])),
+                "")
+          << "rank " << rank;
+    }
+  }
+
+  proto::CheckpointManifest ReadManifest() {
+    proto::CheckpointManifest manifest;
+    EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(
+        ReadWholeFile(dir_ + "/manifest.textproto").value(), &manifest));
+    return manifest;
+  }
+  void FlipByte(const std::string& file, int64_t at) {
+    std::fstream stream(dir_ + "/" + file,
+                        std::ios::in | std::ios::out | std::ios::binary);
+    stream.seekg(at);
+    const char byte = static_cast<char>(stream.get());
+    stream.seekp(at);
+    stream.put(static_cast<char>(byte ^ 1));
+    ASSERT_TRUE(stream.good());
+  }
+  // Loading is refused on all ranks with these words, and nothing changes.
+  template <typename Matcher>
+  void ExpectRefused(const Matcher& matcher) {
+    std::vector<std::string> answers = Run("LoadFails", 2);
+    for (std::string& answer : answers) {
+      const size_t end = answer.find('\n');
+      EXPECT_THAT(answer.substr(0, end), matcher);
+      answer = end == std::string::npos ? "" : answer.substr(end + 1);
+    }
+    ExpectOracle(answers, spec_, 2, 0);
+  }
+
+  const TempFolder folder_;
+  std::string dir_ = folder_ / "ckpt";
+  TrainingSpec spec_;
+};
+
+}  // namespace tessera
+#endif  // TESTS_CHECKPOINT_CHECKPOINT_TEST_UTIL_H_
