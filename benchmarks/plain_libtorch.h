@@ -1,4 +1,4 @@
-// Training by libtorch alone, beside which ours is measured.
+// Training by libtorch alone, with which ours is compared.
 #ifndef BENCHMARKS_PLAIN_LIBTORCH_H_
 #define BENCHMARKS_PLAIN_LIBTORCH_H_
 

@@ -42,8 +42,8 @@ int DataParallelRanks(int world_size, const proto::Config& config,
 }
 
 // Why in this order. Each part may look only at what is complete:
-//  - fates first: they are about what was written, and what follows removes
-//    deprecated keys and adds defaults.
+//  - notes on keys without effect first: they are about what was written, and
+//    what follows removes deprecated keys and adds defaults.
 //  - dtype names and autos before CheckFields: another name of a dtype is no
 //    fault, and what "auto" becomes is checked as if it had been written.
 //  - the scheduler after the optimizer, whose rate it takes where it has none.
@@ -57,7 +57,7 @@ void Resolve(int world_size, const AutoValues& values, ConfigReport* report) {
     report->faults = faults.Take();
     return;
   }
-  NoteFates(*config, &faults);
+  NoteIneffectiveKeys(*config, &faults);
   NameDtypes(config);
   ResolveAutos(report->record, values, world_size, config, &faults);
   CheckFields(config, &faults);

@@ -45,7 +45,7 @@ absl::StatusOr<proto::Config> LoadConfig(const std::string& path,
                                          int world_size,
                                          const AutoValues& values = {});
 
-// The same for text at hand, without a log; `file_name` is used in messages,
+// The same for text in memory, without a log; `file_name` is used in messages,
 // and its ending decides on the format as above.
 absl::StatusOr<proto::Config> ParseConfig(absl::string_view text,
                                           absl::string_view file_name,

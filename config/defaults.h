@@ -11,7 +11,7 @@ namespace tessera {
 // no message inside.
 //
 // What is not honoured (no_effect, not_yet) stays absent: being set is what
-// NoteFates and CheckRunnable tell the user about, and a completed
+// NoteIneffectiveKeys and CheckRunnable tell the user about, and a completed
 // configuration resolves to itself. So config_text.cc, which shows those
 // defaults too, takes them from the schema (IsShown there) and not from the
 // message.

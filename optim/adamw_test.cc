@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
+#include "optim/adamw_reference.h"
 #include "sharding/flat/schedule.h"
 
 namespace tessera {
@@ -56,8 +57,6 @@ class AloneCommunicator : public Communicator {
   int rank_, world_size_;
 };
 
-using Tensors = std::vector<at::Tensor>;
-
 // A function of a parameter with a given gradient; its values are not read.
 struct WithGradient : torch::autograd::Function<WithGradient> {
   static at::Tensor forward(torch::autograd::AutogradContext* context,
@@ -69,67 +68,6 @@ struct WithGradient : torch::autograd::Function<WithGradient> {
                           const Tensors&) {
     return {context->get_saved_variables()[0], at::Tensor()};
   }
-};
-
-// Copies that share storages as the originals do.
-Tensors CopyWithStorages(const Tensors& tensors) {
-  Tensors copies;
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const at::Tensor& t = tensors[i];
-    at::Tensor base;
-    for (size_t j = 0; j < i && !base.defined(); ++j) {
-      if (tensors[j].is_alias_of(t)) base = copies[j];
-    }
-    if (!base.defined()) {
-      base = torch::empty(
-          {static_cast<int64_t>(t.storage().nbytes()) / t.element_size()},
-          t.options());
-    }
-    copies.push_back(
-        torch::empty({0}, t.options())
-            .set_(base.storage(), t.storage_offset(), t.sizes(), t.strides()));
-    copies.back().copy_(t.detach());
-  }
-  return copies;
-}
-
-// The kernels on whole parameters; adamw_kernel_test is of that of float32.
-struct Reference {
-  explicit Reference(const Tensors& values) : params(CopyWithStorages(values)) {
-    for (const at::Tensor& p : params) {
-      exp_avgs.push_back(torch::zeros_like(p));
-      exp_avg_sqs.push_back(torch::zeros_like(p));
-    }
-    steps.resize(params.size());
-  }
-  // Undefined gradients are skipped.
-  void Step(const Tensors& gradients, double factor = 1) {
-    for (size_t i = 0; i < params.size(); ++i) {
-      if (!gradients[i].defined()) continue;
-      if (params[i].scalar_type() == at::kFloat) {
-        StepInKernel(i, gradients[i], factor);
-        continue;
-      }
-      at::_fused_adamw_({params[i]}, {gradients[i].mul(factor)}, {exp_avgs[i]},
-                        {exp_avg_sqs[i]}, {},
-                        {torch::full({}, static_cast<double>(++steps[i]))},
-                        kOptions.lr, kOptions.beta1, kOptions.beta2,
-                        kOptions.weight_decay, kOptions.eps, false, false);
-    }
-  }
-  // Element by element in memory, so the gradient must lie as the parameter.
-  void StepInKernel(size_t i, const at::Tensor& gradient, double factor) {
-    const at::Tensor laid_out = torch::empty_like(params[i]).copy_(gradient);
-    AdamWRange range;
-    range.master = params[i].data_ptr<float>();
-    range.exp_avg = exp_avgs[i].data_ptr<float>();
-    range.exp_avg_sq = exp_avg_sqs[i].data_ptr<float>();
-    range.gradient = laid_out.data_ptr<float>();
-    range.numel = params[i].numel();
-    AdamWUpdate(range, CoefficientsOf(kOptions, ++steps[i], factor));
-  }
-  Tensors params, exp_avgs, exp_avg_sqs;
-  std::vector<int64_t> steps;
 };
 
 // AdamW of one rank over one unit.
@@ -186,7 +124,7 @@ class RankOptimizer {
   }
 
   // "" if the owned parts are those of the reference.
-  std::string Difference(const Reference& reference) {
+  std::string Difference(const AdamWReference& reference) {
     for (const auto& segment : flat_->segments()) {
       const auto& p = flat_->parameters()[segment.parameter];
       const int64_t from = segment.range.begin - p.range.begin;
@@ -244,7 +182,7 @@ void ExpectSegmentsEqualWhole(const Tensors& values, int stage, int world_size,
     sums.push_back(sum);
     means.push_back(mean);
   }
-  Reference reference(values);
+  AdamWReference reference(kOptions, values);
   for (const Tensors& gradients : means) reference.Step(gradients);
   for (int rank = 0; rank < world_size; ++rank) {
     RankOptimizer optimizer(values, stage, rank, world_size);
@@ -329,7 +267,7 @@ TEST_P(AdamWTest, DoesNotDependOnTheNumberOfThreads) {
   const int threads = at::get_num_threads();
   const at::Tensor gradient = torch::randn_like(values[0]);
   at::set_num_threads(1);
-  Reference one(values);
+  AdamWReference one(kOptions, values);
   one.Step({gradient});
   at::set_num_threads(3);
   RankOptimizer three(values, stage(), 0, 1);
@@ -342,7 +280,7 @@ TEST_P(AdamWTest, MultipliesGradients) {
   const Tensors values = {Random({300}), Random({77})};
   const Tensors gradients = {torch::randn_like(values[0]),
                              torch::randn_like(values[1])};
-  Reference reference(values);
+  AdamWReference reference(kOptions, values);
   RankOptimizer optimizer(values, stage(), 0, 1);
   for (double factor : {0.3, 1.0, 1.0 / 3}) {
     reference.Step(gradients, factor);

@@ -22,7 +22,7 @@ namespace {
 constexpr int64_t kChunk = int64_t{1} << 22;
 static_assert(kChunk % kNormBlock == 0, "chunks are whole blocks");
 
-// NaN beats all; there is but one NaN, so that equal sums have equal texts.
+// NaN beats all; there is only one NaN, so that equal sums have equal texts.
 double Greater(double a, double b) {
   if (std::isnan(a) || std::isnan(b)) {
     return std::numeric_limits<double>::quiet_NaN();

@@ -58,7 +58,7 @@ class LrSchedule {
   struct Betas {
     double beta1, beta2;
   };
-  // Where the schedule has a say in it (OneCycle).
+  // Where the schedule sets them (OneCycle).
   std::optional<Betas> BetasAt(int64_t steps_done) const;
 
  private:

@@ -1,4 +1,4 @@
-// What the oracle is told of a configuration.
+// A configuration as the oracle's options.
 #ifndef VERIFY_ORACLE_OPTIONS_H_
 #define VERIFY_ORACLE_OPTIONS_H_
 

@@ -1,4 +1,5 @@
-// libtorch's own autograd engine, for what is set beside ours.
+// libtorch's own autograd engine, for plain training that ours is compared
+// with.
 #ifndef VERIFY_PLAIN_AUTOGRAD_H_
 #define VERIFY_PLAIN_AUTOGRAD_H_
 

@@ -175,7 +175,7 @@ void CheckFieldsAt(const std::string& path, Message* message, Faults* faults) {
   }
 }
 
-// -------------------------------------------------------------------- fates
+// --------------------------------------------------------- ineffective keys
 
 bool IsDefault(const Message& message, const FieldDescriptor& field) {
   if (field.is_repeated() || field.message_type() != nullptr ||
@@ -215,8 +215,8 @@ bool IsInert(const Message& message, const FieldDescriptor& field) {
              static_cast<double>(field.default_value_int64());
 }
 
-void NoteFatesAt(const std::string& path, const Message& message,
-                 Faults* faults) {
+void NoteIneffectiveKeysAt(const std::string& path, const Message& message,
+                           Faults* faults) {
   for (const FieldDescriptor* field : SetFields(message)) {
     const std::string here = Join(path, *field);
     const FieldOptions& options = field->options();
@@ -231,13 +231,13 @@ void NoteFatesAt(const std::string& path, const Message& message,
       faults->Note(here,
                    "has no effect: ", options.GetExtension(proto::no_effect));
       if (HasInside(*field)) {
-        NoteFatesAt(here, Inside(message, *field), faults);
+        NoteIneffectiveKeysAt(here, Inside(message, *field), faults);
       }
     } else if (options.HasExtension(proto::deprecated_for)) {
       faults->Note(here, "deprecated: write ",
                    options.GetExtension(proto::deprecated_for));
     } else if (HasInside(*field)) {
-      NoteFatesAt(here, Inside(message, *field), faults);
+      NoteIneffectiveKeysAt(here, Inside(message, *field), faults);
     }
   }
 }
@@ -271,8 +271,8 @@ void CheckFields(Message* message, Faults* faults) {
   CheckFieldsAt("", message, faults);
 }
 
-void NoteFates(const Message& message, Faults* faults) {
-  NoteFatesAt("", message, faults);
+void NoteIneffectiveKeys(const Message& message, Faults* faults) {
+  NoteIneffectiveKeysAt("", message, faults);
 }
 
 std::vector<std::string> MissingFeatures(const Message& message) {

@@ -20,7 +20,8 @@ void CheckFields(google::protobuf::Message* message, Faults* faults);
 // Adds a note for each field that is written and has no effect, or is
 // deprecated. Of a message that was made in code, whatever differs from its
 // default is written.
-void NoteFates(const google::protobuf::Message& message, Faults* faults);
+void NoteIneffectiveKeys(const google::protobuf::Message& message,
+                         Faults* faults);
 
 // A line for each field with a value that needs what is missing in this
 // version: "path: value: what is missing".

@@ -21,7 +21,7 @@ struct RunReport {
   std::string sample;
 };
 
-// What each rank holds, beside what it would hold were everything replicated.
+// What each rank holds, and what it would hold if everything were replicated.
 std::string StateTable(const RunReport& report);
 
 // One line: first_loss, last_loss, uninterrupted_losses, resumed_losses, tok_s,
