@@ -240,7 +240,7 @@ absl::Status Safetensors::Read(const SafetensorsTensor& tensor, Range elements,
                tensor.offset + (elements.begin + at) * item, to, n * item));
     bytes_read_ += n * item;
     if (!in_place) {
-      Part(out, {at, at + n}).copy_(TensorOver(to, {n}, {1}, dtype, at::kCPU));
+      Slice(out, {at, at + n}).copy_(TensorOver(to, {n}, {1}, dtype, at::kCPU));
     }
   }
   return absl::OkStatus();

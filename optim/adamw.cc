@@ -221,7 +221,7 @@ bool AdamW::StepInKernel(size_t u, const FlatGradient& gradient,
   for (const Run& run : RunsOf(flat, gradient, steps_, /*in_groups=*/false)) {
     const Range mine = {run.range.begin - flat.owned().begin,
                         run.range.end - flat.owned().begin};
-    UpdateInThreads(Part(all, mine.begin, mine.end), Part(masters, mine),
+    UpdateInThreads(Part(all, mine.begin, mine.end), Slice(masters, mine),
                     CoefficientsOf(options_, run.step, factor));
   }
   return all.working_type != WorkingCopy::kNone;
@@ -235,7 +235,7 @@ void AdamW::StepInLibtorch(size_t u, const FlatGradient& gradient,
   const at::Tensor masters = flat.masters(), owned = gradient.owned();
   for (const Run& run : RunsOf(flat, gradient, steps_, /*in_groups=*/true)) {
     auto view = [&](const at::Tensor& of) {
-      const at::Tensor t = Part(of, {run.range.begin - flat.owned().begin,
+      const at::Tensor t = Slice(of, {run.range.begin - flat.owned().begin,
                                      run.range.end - flat.owned().begin});
       return run.aligned()
                  ? t

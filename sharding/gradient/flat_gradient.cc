@@ -243,7 +243,7 @@ absl::StatusOr<at::Tensor> FlatGradient::PlaceOfSums(const at::Tensor& whole) {
   const bool to_stay = flat_->stage().sharded_gradients && !accumulating() &&
                        flat_->owned().numel() < whole.numel() &&
                        whole.scalar_type() == flat_->master_dtype();
-  if (!to_stay) return Part(whole, flat_->owned());
+  if (!to_stay) return Slice(whole, flat_->owned());
   TESSERA_RETURN_IF_ERROR(EnsureReduced(Fill::kNone));
   return reduced_.View();
 }

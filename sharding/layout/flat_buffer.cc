@@ -38,7 +38,7 @@ at::Tensor ViewOf(const at::Tensor& flat, at::ScalarType dtype, int64_t begin,
 
 }  // namespace
 
-at::Tensor Part(const at::Tensor& flat, Range range) {
+at::Tensor Slice(const at::Tensor& flat, Range range) {
   return ViewOf(flat, flat.scalar_type(), flat.storage_offset() + range.begin,
                 range.numel());
 }

@@ -20,7 +20,7 @@ enum class Fill { kZero, kNone };
 
 // A range of a one-dimensional contiguous tensor: narrow(), without a walk
 // through the dispatcher. What is written to one is a new version of both.
-at::Tensor Part(const at::Tensor& flat, Range range);
+at::Tensor Slice(const at::Tensor& flat, Range range);
 
 class FlatBuffer {
  public:
@@ -49,7 +49,7 @@ class FlatBuffer {
   char* data(int64_t begin = 0) const { return data_ + begin * item_bytes_; }
   // The whole buffer, and a range of it, as tensors that do not own memory.
   const at::Tensor& View() const { return tensor_; }
-  at::Tensor View(Range range) const { return Part(tensor_, range); }
+  at::Tensor View(Range range) const { return Slice(tensor_, range); }
   // The same memory, read as bytes.
   at::Tensor Bytes() const { return Bytes({0, numel()}); }
   at::Tensor Bytes(Range range) const;
@@ -72,7 +72,8 @@ at::Tensor TensorOver(char* data, at::IntArrayRef sizes,
                       at::Device device);
 
 // The dtype of the elements that a tensor's numbers count as in a flat buffer:
-// that of a complex number's parts, otherwise its own. And how many these are.
+// that of a complex number's real and imaginary part, otherwise its own. And
+// how many elements one number is.
 inline at::ScalarType ElementType(at::ScalarType dtype) {
   return c10::toRealValueType(dtype);
 }
