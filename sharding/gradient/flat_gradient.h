@@ -1,5 +1,5 @@
-// FlatGradient: the gradient of one unit, from what hooks bring to the owner's
-// averaged part of it.
+// FlatGradient: the gradient of one flat parameter, from what hooks bring to
+// the owner's slice of the mean over ranks.
 //
 //                     stage 0       stage 1         stages 2, 3
 //   local flat        [P] kept      [P] kept        [P] until it is reduced
@@ -11,9 +11,25 @@
 // of the master dtype; where that is not the reduce dtype it has memory of its
 // own at every stage.
 //
-// A micro-batch goes Add*, Outgoing, TakeSums (sharding/gradient/reduction.h),
-// Commit, ReduceHeld, and ends with DropMicroBatch; until Commit nothing of it
-// has touched the step's gradient, so it can be dropped at any point.
+// A micro-batch goes
+//
+//   Add*  Outgoing  TakeSums  Commit       what arrived in time
+//     OutgoingHeld  TakeSums  Commit       what was held, if any rank held some
+//   DropMicroBatch
+//
+// (sharding/gradient/reduction.h makes the calls between Add and Commit). Until
+// Commit nothing of it has touched the step's gradient, so it can be dropped at
+// any point.
+//
+// What becomes of one parameter's gradient within a micro-batch:
+//
+//             Add                     Add, partial
+//   kAbsent -----------> kPlaced ------------------> kPlacedAndPartial
+//      |                    ^                              |
+//      | Add, partial       | Fold, Outgoing               |
+//      +------> kPartial ---+------------------------------+
+//
+// and DropMicroBatch leads from everywhere to kAbsent.
 //
 // Threads: none of its own; the caller orders the calls.
 #ifndef SHARDING_GRADIENT_FLAT_GRADIENT_H_
@@ -35,24 +51,24 @@ namespace tessera {
 
 class FlatGradient {
  public:
-  // `expected[i]`: parameter i of the unit is expected to get a gradient; the
+  // `expected[i]`: parameter i of the flat is expected to get a gradient; the
   // same on all ranks. `lendable_bytes`: of the least that Lend gives; 0: none.
-  FlatGradient(std::shared_ptr<FlatParameter> flat, std::vector<bool> expected,
-               int64_t lendable_bytes);
+  FlatGradient(std::shared_ptr<FlatParameter> flat,
+               const std::vector<bool>& expected, int64_t lendable_bytes);
 
   // What to do with a gradient that arrives.
-  enum class Arrival {
+  enum class Arrival : uint8_t {
     kAdd,                // to the local flat gradient, in the reduce dtype
     kAccumulateLocally,  // the same, in the master dtype
     kZero,               // counts as arrived, with zeros
   };
   // Adds a gradient of this micro-batch to the local flat gradient (the first
-  // one is copied), or keeps it for ReduceHeld where the parameter was not
-  // expected or the unit is on its way. Where it may be one of several of the
-  // micro-batch (`part`), these are first added up in their own dtype, as
+  // one is copied), or holds it for OutgoingHeld where the parameter was not
+  // expected or Outgoing has been called. Where it may be one of several of the
+  // micro-batch (`partial`), these are first added up in their own dtype, as
   // libtorch does, until Fold. Dense or sparse, any dtype. LOCAL.
   absl::Status Add(int parameter, const at::Tensor& gradient, Arrival how,
-                   bool part);
+                   bool partial);
   // Memory for what may become the gradient of a parameter, of LendableBytes:
   // its place in the local flat gradient, so that Add need not copy it
   // (sharding/gradient/lendable_flat.h). Null where it is not to be had now.
@@ -75,37 +91,44 @@ class FlatGradient {
   // The local flat gradient [P] in the reduce dtype, divided by `predivide`;
   // what did not arrive is zero. Gradients that come from now on are held.
   absl::StatusOr<at::Tensor> Outgoing(double predivide);
-  // What Outgoing gave was copied and is not read any more. LOCAL.
+  // The same of what was held, after Commit: what the agreement found on some
+  // rank, zero where this one held nothing. Forgets the sums of before. LOCAL.
+  // ResourceExhausted.
+  absl::StatusOr<at::Tensor> OutgoingHeld(double predivide);
+  // What either gave was copied and is not read any more. LOCAL.
   void DropOutgoing();
-  // Where the sums over ranks of the owned part of `whole`, which Outgoing
-  // gave, had best be written, [owned] of the reduce dtype: for TakeSums.
+  // Where the sums over ranks of the owned slice of `whole`, which either gave,
+  // had best be written, [owned] of the reduce dtype: for TakeSums.
   // LOCAL. ResourceExhausted.
   absl::StatusOr<at::Tensor> PlaceOfSums(const at::Tensor& whole);
   // These sums, copied or in place; the mean is sums / divisor.
   absl::Status TakeSums(const at::Tensor& sums, double divisor);
-  // Adds to the step's gradient those parameters that arrived on some rank (the
-  // agreement of all). LOCAL.
-  absl::Status Commit(const std::vector<bool>& arrived);
-  // Reduces and adds what some rank held back. COLLECTIVE if any did.
-  absl::Status ReduceHeld(const std::vector<bool>& held, double predivide,
-                          double divisor);
+  // Adds the sums to the step's gradient, of those parameters that some rank
+  // had (the agreement of all): that arrived, or that were held. LOCAL.
+  absl::Status Commit(const std::vector<bool>& had);
   // Forgets the micro-batch, whatever came of it.
   void DropMicroBatch();
   // Forgets the step's gradient too.
   void Zero();
 
   FlatParameter& flat() const { return *flat_; }
-  size_t num_parameters() const { return expected_.size(); }
+  size_t num_parameters() const { return parameters_.size(); }
   // Of a gradient whose place Lend may give; 0 where it never does.
   int64_t LendableBytes(int parameter) const;
   // Some of its gradients have arrived, or are awaited in their places.
   bool HasLocal() const { return local_.defined(); }
-  bool arrived(size_t parameter) const { return arrived_[parameter]; }
-  bool held(size_t parameter) const { return held_[parameter].defined(); }
-  void set_expected(std::vector<bool> expected);
+  bool arrived(size_t parameter) const {
+    return parameters_[parameter].state != State::kAbsent;
+  }
+  bool held(size_t parameter) const {
+    return parameters_[parameter].held.defined();
+  }
+  void set_expected(const std::vector<bool>& expected);
   // Some rank had a gradient for it since Zero; the same on all ranks.
-  bool has_gradient(size_t parameter) const { return has_[parameter]; }
-  // This rank's part of the step's gradient, [owned] of the master dtype; only
+  bool has_gradient(size_t parameter) const {
+    return parameters_[parameter].in_step;
+  }
+  // This rank's slice of the step's gradient, [owned] of the master dtype; only
   // ranges of parameters with has_gradient hold one. Undefined if there is
   // none.
   at::Tensor owned() const;
@@ -116,40 +139,64 @@ class FlatGradient {
   int64_t resident_bytes() const;
 
  private:
+  // Where this micro-batch's gradient of a parameter is: see above.
+  enum class State : uint8_t {
+    kAbsent,            // has not arrived
+    kPartial,           // in `partial` alone
+    kPlaced,            // in its place in local_, not in `partial`
+    kPlacedAndPartial,  // in its place, and `partial` is to be added
+  };
+  struct ParameterGradient {
+    // From one micro-batch to the next.
+    bool expected = false;  // as the constructor was told
+    bool in_step = false;   // the step's gradient has one
+    // In the backward that runs (a micro-batch may have several).
+    bool seen = false;
+    // In this micro-batch.
+    State state = State::kAbsent;
+    Arrival partial_how = Arrival::kAdd;
+    at::Tensor partial;  // sum so far, in the gradients' own dtype
+    at::Tensor held;     // sum so far: to be reduced after the agreement
+
+    bool placed() const {
+      return state == State::kPlaced || state == State::kPlacedAndPartial;
+    }
+  };
+
+  static size_t Index(int parameter) { return static_cast<size_t>(parameter); }
+  ParameterGradient& At(int parameter) { return parameters_[Index(parameter)]; }
+  // What Add does, by what it finds.
+  void AddHeld(ParameterGradient* p, const at::Tensor& gradient, Arrival how);
+  void AddPartial(ParameterGradient* p, const at::Tensor& gradient,
+                  Arrival how);
+  absl::Status AddZero(int parameter, Arrival how);
+  absl::Status AddToPlace(int parameter, const at::Tensor& gradient,
+                          Arrival how);
+  absl::Status WritePlace(int parameter, const at::Tensor& gradient,
+                          bool first);
+
+  bool AnyArrived() const;
+  // Some of the step's gradient is there: sums are added to it.
   bool accumulating() const;
   bool reduces_in_place() const;
   absl::Status EnsureLocal(at::ScalarType dtype);
   absl::StatusOr<FlatBuffer> AllocateReduced(Fill fill) const;
   absl::Status EnsureReduced(Fill fill);
   at::ScalarType DtypeOf(Arrival how) const;
-  absl::Status AddToLocal(int parameter, const at::Tensor& gradient,
-                          Arrival how, bool first);
   bool LiesLikeItsPlace(int parameter, const at::Tensor& gradient) const;
   // The parameter's place in a flat buffer [P], in its own shape.
   at::Tensor PlaceIn(const FlatBuffer& buffer, int parameter) const;
-  // step's gradient (+)= the parameter's part of `mean`, [owned].
+  // step's gradient (+)= the parameter's slice of `mean`, [owned].
   void Accumulate(int parameter, const at::Tensor& mean);
   at::Tensor Mean(const at::Tensor& sums, double divisor) const;
 
   std::shared_ptr<FlatParameter> flat_;
   std::vector<Range> gaps_;  // between the parameters, in the flat buffer
-  std::vector<bool> expected_;
+  std::vector<ParameterGradient> parameters_;
   int num_expected_ = 0;
   int num_missing_ = 0;  // of these, in the backward that runs
-  std::vector<bool> has_;
 
-  std::vector<bool> arrived_;     // in local_, not yet reduced
-  std::vector<bool> seen_;        // in the backward that runs
-  std::vector<at::Tensor> held_;  // to be reduced after the agreement
-  // Sums of parts, in the gradients' own dtype, and whether they are to be
-  // added to what local_ holds.
-  struct Parts {
-    at::Tensor sum;
-    Arrival how = Arrival::kAdd;
-    bool add = false;
-  };
-  std::vector<Parts> parts_;
-  bool sent_ = false;
+  bool sent_ = false;  // Outgoing was called in this micro-batch
   bool late_ = false;
   // Sums of a micro-batch that is to be added to earlier ones.
   at::Tensor sums_;  // [owned], in local_ or in

@@ -1,3 +1,10 @@
+// Why a place may be given to a tensor of which nobody knows yet what it will
+// be: the forecast may be wrong, but a wrong place costs memory and a copy,
+// never a value. Nothing is written to a lent place (LendableFlat moves away
+// first), and a gradient counts as lying in its place only if it is where it
+// should be and nobody else has its memory. Were one of the two not so, a
+// tensor that a user keeps would change under him, or a later write of his
+// would change a gradient.
 #include "sharding/gradient/gradient_places.h"
 
 #include "absl/base/thread_annotations.h"
@@ -8,7 +15,7 @@
 namespace tessera {
 namespace {
 
-absl::flat_hash_set<int64_t> SizesOf(const GradientPlaces::Units& flats) {
+absl::flat_hash_set<int64_t> SizesOf(const GradientPlaces::Flats& flats) {
   absl::flat_hash_set<int64_t> sizes;
   for (const auto& flat : flats) {
     for (size_t i = 0; i < flat->num_parameters(); ++i) {
@@ -21,7 +28,7 @@ absl::flat_hash_set<int64_t> SizesOf(const GradientPlaces::Units& flats) {
 
 }  // namespace
 
-GradientPlaces::GradientPlaces(const Units& flats, absl::Mutex* mutex,
+GradientPlaces::GradientPlaces(const Flats& flats, absl::Mutex* mutex,
                                Arrival arrival)
     : mutex_(mutex), arrival_(std::move(arrival)), forecast_(SizesOf(flats)) {
   for (const auto& flat : flats) {
@@ -50,7 +57,8 @@ GradientPlaces::Backward::~Backward() {
 c10::DataPtr GradientPlaces::Allocate(int64_t bytes, c10::Allocator& base)
     ABSL_NO_THREAD_SAFETY_ANALYSIS {
   const auto size = static_cast<size_t>(bytes);
-  // Within work on gradients, ours, the lock is taken: that is not followed.
+  // TryLock, since our own work on gradients allocates while it holds the lock:
+  // such memory is never a gradient, and waiting would be a deadlock.
   if (!forecast_.Follows(bytes) || !mutex_->TryLock()) {
     return base.allocate(size);
   }

@@ -30,14 +30,14 @@ namespace tessera {
 
 class GradientPlaces final : public TensorMemorySource {
  public:
-  using Units = std::vector<std::unique_ptr<FlatGradient>>;
+  using Flats = std::vector<std::unique_ptr<FlatGradient>>;
 
-  // `units`, `mutex`, which orders their calls, and what `arrival` uses outlive
-  // this. `arrival`: how gradients of a unit arrive in the backward that runs;
+  // `flats`, `mutex`, which orders their calls, and what `arrival` uses outlive
+  // this. `arrival`: how gradients of a flat arrive in the backward that runs;
   // nothing: no place is to be given for them.
   using Arrival = std::function<std::optional<FlatGradient::Arrival>(
       const FlatGradient& flat)>;
-  GradientPlaces(const Units& flats, absl::Mutex* mutex, Arrival arrival);
+  GradientPlaces(const Flats& flats, absl::Mutex* mutex, Arrival arrival);
 
   // For its life, this thread's tensors come from Allocate.
   class Backward {
@@ -61,7 +61,7 @@ class GradientPlaces final : public TensorMemorySource {
   absl::Mutex* const mutex_;
   const Arrival arrival_;
   std::vector<std::pair<FlatGradient*, int>> parameters_;  // of the model
-  std::vector<int> begins_;  // of a unit's, in parameters_
+  std::vector<int> begins_;  // of a flat's, in parameters_
   GradientForecast forecast_;
 };
 

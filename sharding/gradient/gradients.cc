@@ -1,3 +1,17 @@
+// Run, and what it does in the order in which it does it: hooks (Arrived), sums
+// (LaunchReady), the agreement (gradients_agreement.cc), Commit.
+//
+// Why sums are launched in one order that is fixed at Create, whatever order
+// gradients arrive in: collectives match by their order. Ranks whose graphs
+// differ would otherwise sum one rank's gradients of one flat with another's of
+// another. So a bucket that is complete waits for those before it, and one in
+// which this rank has nothing is summed with zeros.
+//
+// Why nothing becomes part of the step's gradients before the agreement: the
+// sums do not tell that a rank failed in its backward, since it takes part in
+// them all the same. Without the agreement the others would step, with samples
+// missing, while that rank does not: from there on the ranks' values would
+// differ.
 #include "sharding/gradient/gradients.h"
 
 #include <algorithm>
@@ -5,7 +19,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "sharding/dispatch/saved_tensors.h"
@@ -20,8 +33,6 @@ namespace {
 
 namespace autograd = torch::autograd;
 
-// How long a rank that failed waits for the others to say that they did too.
-constexpr absl::Duration kAllFailedWait = absl::Seconds(4);
 constexpr char kReduction[] = "reduction of gradients";
 
 }  // namespace
@@ -122,8 +133,9 @@ FlatGradient::Arrival Gradients::HowNow() const {
   return running_->reduce ? How::kAdd : How::kAccumulateLocally;
 }
 
-// Not where the forecast is wrong and others are at work: the memory of more
-// units than these is not to be held.
+// Only for flats whose turn it is: where the forecast is wrong, a place would
+// make the local flat gradient of another one exist early, and the memory of
+// more flats than the two at work would be held.
 std::optional<FlatGradient::Arrival> Gradients::HowInPlace(
     const FlatGradient& flat) const {
   bool at_work = !running_->reduce || flat.HasLocal();
@@ -135,11 +147,11 @@ std::optional<FlatGradient::Arrival> Gradients::HowInPlace(
   return HowNow();
 }
 
-void Gradients::Arrived(int unit_index, int parameter,
+void Gradients::Arrived(int flat_index, int parameter,
                         const at::Tensor& tensor) {
   TorchScope scope;
   absl::MutexLock lock(&mutex_);
-  FlatGradient& flat = *flats_[static_cast<size_t>(unit_index)];
+  FlatGradient& flat = *flats_[static_cast<size_t>(flat_index)];
   at::Tensor gradient = std::move(tensor.mutable_grad());
   if (!gradient.defined()) return;
   if (gradient.layout() != at::kStrided && !gradient.is_sparse()) {
@@ -149,9 +161,9 @@ void Gradients::Arrived(int unit_index, int parameter,
   if (ours && autograd::get_current_graph_task_id() != OutermostTask::id()) {
     flat.SetLate();
   }
-  const bool part = !ours || flat.late();
-  if (ours) places_->Arrived(unit_index, parameter, gradient);
-  ThrowIfError(flat.Add(parameter, gradient, HowNow(), part));
+  const bool partial = !ours || flat.late();
+  if (ours) places_->Arrived(flat_index, parameter, gradient);
+  ThrowIfError(flat.Add(parameter, gradient, HowNow(), partial));
   gradient.reset();  // it may lie in what is sent now
   if (!ours || !running_->reduce) return;
   ThrowIfError(LaunchReady(/*all=*/false));
@@ -163,7 +175,7 @@ MeanOptions Gradients::mean() const {
   return {options_.predivide, base / options_.predivide};
 }
 
-// Launches buckets from the last units to the first, as far as they are
+// Launches buckets from the last flats to the first, as far as they are
 // complete.
 absl::Status Gradients::LaunchReady(bool all) {
   while (cursor_ < buckets_.size()) {
@@ -278,28 +290,9 @@ bool Gradients::AnyUsedWithoutGrad() const {
   });
 }
 
-bool Gradients::AnyGathersTogether() const {
-  return std::any_of(flats_.begin(), flats_.end(), [](const auto& gradient) {
-    return gradient->flat().gathers_together();
-  });
-}
-
-// A rank that failed at stage 3 may have left others inside a gather that it
-// will not join: they learn it from the announcement. Only if all failed alike
-// can the engine go on.
-absl::Status Gradients::AgreeOnFailing(const absl::Status& mine) {
-  if (mine.ok()) return mine;
-  if (!AnyGathersTogether()) {
-    return absl::OkStatus();  // the others wait for the reductions only
-  }
-  comm_->Announce(mine);
-  if (comm_->AllAnnounced(kAllFailedWait)) return absl::OkStatus();
-  (void)FinishInFlight();
-  Discard();
-  return mine;
-}
-
-// The micro-batch becomes part of the step's gradients.
+// The micro-batch becomes part of the step's gradients. All ranks know from the
+// agreement what any of them held, so all launch the sums of that, in this
+// order.
 absl::Status Gradients::Commit(const std::vector<bool>& arrived,
                                const std::vector<bool>& held) {
   size_t first = 0;
@@ -307,13 +300,18 @@ absl::Status Gradients::Commit(const std::vector<bool>& arrived,
     const size_t n = flat->num_parameters();
     std::vector<bool> came(arrived.begin() + first,
                            arrived.begin() + first + n);
-    std::vector<bool> late(held.begin() + first, held.begin() + first + n);
+    const std::vector<bool> late(held.begin() + first,
+                                 held.begin() + first + n);
     first += n;
     TESSERA_RETURN_IF_ERROR(flat->Commit(came));
-    TESSERA_RETURN_IF_ERROR(
-        flat->ReduceHeld(late, mean().predivide, mean().divisor));
+    if (std::find(late.begin(), late.end(), true) != late.end()) {
+      TESSERA_ASSIGN_OR_RETURN(const auto reduction,
+                               Reduction::StartHeld(flat.get(), mean()));
+      TESSERA_RETURN_IF_ERROR(reduction->Finish());
+      TESSERA_RETURN_IF_ERROR(flat->Commit(late));
+    }
     for (size_t i = 0; i < n; ++i) came[i] = came[i] || late[i];
-    flat->set_expected(std::move(came));
+    flat->set_expected(came);
   }
   return absl::OkStatus();
 }

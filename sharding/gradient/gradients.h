@@ -1,18 +1,18 @@
 // Gradients: the way of all gradients from autograd to the owners' shards.
 //
-//   hook on a parameter  its gradient goes to its place in the unit's local
-//                        flat gradient [P]
+//   hook on a parameter  its gradient goes to its place in the local flat
+//                        gradient [P] of its flat parameter (flat, for short)
 //   bucket complete      summed over ranks, in rank order; the owner keeps [S]
 //   end of backward      agreement of all ranks; added to the gradients of the
 //                        step's earlier micro-batches
 //
-// A bucket is a unit, or neighbouring small units together.
+// A bucket is a flat, or neighbouring small flats together.
 //
 // A hook's call is not "the last gradient": a parameter used in two reentrant
 // checkpoints fires twice. So a bucket is complete early only if each expected
 // parameter has arrived in the outermost graph task, and no reentrant
 // checkpoint can bring more: either the graph has no node of the user's, or the
-// unit was not used outside of any graph. Otherwise it is complete at the end
+// flat was not used outside of any graph. Otherwise it is complete at the end
 // of backward.
 //
 // Collectives of one backward, the same on all ranks whatever their graphs
@@ -21,8 +21,8 @@
 //      each within its shard group and then over the replicas, if there are
 //      any;
 //   2. the agreement (error, which parameters got a gradient anywhere);
-//   3. units with held gradients: of parameters that were not expected, or that
-//      came after their unit was launched.
+//   3. flats with held gradients: of parameters that were not expected, or that
+//      came after their flat was launched.
 // Expected are the parameters that got a gradient on any rank in the last
 // backward (at first: those that require one), which all ranks know.
 //
@@ -53,11 +53,11 @@
 namespace tessera {
 
 struct GradientOptions {
-  // false: a reduction is waited for at once, so only one unit's gradients are
-  // held besides the shards; true: it is on its way while the next unit's
+  // false: a reduction is waited for at once, so only one flat's gradients are
+  // held besides the shards; true: it is on its way while the next flat's
   // gradients arrive, and waited for when they are complete.
   bool overlap = true;
-  // Neighbouring units are reduced together while they have at most so many
+  // Neighbouring flats are reduced together while they have at most so many
   // elements in all.
   int64_t bucket_numel = 1 << 18;
   // Gradients of so many bytes or more are written in their places; 0: none
@@ -116,13 +116,13 @@ class Gradients {
   // Within Run. LOCAL.
   bool runs() const { return runs_; }
 
-  // Some unit was used outside of any graph since Zero.
+  // Some flat was used outside of any graph since Zero.
   bool AnyUsedWithoutGrad() const;
 
   // Runs since Zero that reduced, and did not fail: the same on all ranks.
   int64_t num_reductions() const { return num_reductions_; }
 
-  // By unit, in the model's order.
+  // By flat, in the model's order.
   const FlatGradient& of(size_t flat) const { return *flats_[flat]; }
 
   // FailedPrecondition naming a parameter with a gradient that Reduce has not
@@ -130,7 +130,7 @@ class Gradients {
   absl::Status CheckNothingPending() const;
 
   // FailedPrecondition naming the parameter whose hook was replaced since, or
-  // whose storage is no longer the unit's. LOCAL.
+  // whose storage is no longer the flat's. LOCAL.
   absl::Status CheckAttached() const;
 
   // Bytes that the step's gradients take, from Backward to Step.

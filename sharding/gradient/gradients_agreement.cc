@@ -1,4 +1,12 @@
-// The agreement of all ranks at the end of a backward.
+// The agreement of all ranks at the end of a backward: one message of each rank
+// to all.
+//
+// Why at the end of every backward: ranks may differ in which parameters got a
+// gradient, in whether they failed and (by a mistake of the program) in the
+// step that they are at. Each of these decides which collectives come next and
+// what is added to the step's gradients. Ranks that decided it by themselves
+// would wait for each other in different collectives, or go on with different
+// values and say nothing. After the message all decide from the same facts.
 #include <cmath>
 #include <cstring>
 #include <limits>

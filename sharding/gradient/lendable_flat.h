@@ -1,5 +1,5 @@
-// LendableFlat: a flat buffer of a unit whose places may be lent as the memory
-// of tensors, so that what belongs there need not be copied.
+// LendableFlat: a flat buffer whose places may be lent as the memory of
+// tensors, so that what belongs there need not be copied.
 //
 // What is lent may become anything and live as long as it likes: it keeps the
 // memory, all of the flat's, and the flat moves away from it before anything

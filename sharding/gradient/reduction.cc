@@ -11,18 +11,30 @@ namespace tessera {
 absl::StatusOr<std::unique_ptr<Reduction>> Reduction::Start(
     std::vector<FlatGradient*> flats, MeanOptions mean) {
   std::unique_ptr<Reduction> reduction(new Reduction(std::move(flats), mean));
-  TESSERA_RETURN_IF_ERROR(reduction->flats_.size() == 1
-                              ? reduction->StartAlone()
-                              : reduction->StartPacked());
+  if (reduction->flats_.size() > 1) {
+    TESSERA_RETURN_IF_ERROR(reduction->StartPacked());
+    return reduction;
+  }
+  TESSERA_ASSIGN_OR_RETURN(const at::Tensor whole,
+                           reduction->flats_[0]->Outgoing(mean.predivide));
+  TESSERA_RETURN_IF_ERROR(reduction->StartAlone(whole, "the gradients"));
   return reduction;
 }
 
-absl::Status Reduction::StartAlone() {
+absl::StatusOr<std::unique_ptr<Reduction>> Reduction::StartHeld(
+    FlatGradient* flat, MeanOptions mean) {
+  std::unique_ptr<Reduction> reduction(new Reduction({flat}, mean));
+  TESSERA_ASSIGN_OR_RETURN(const at::Tensor whole,
+                           flat->OutgoingHeld(mean.predivide));
+  TESSERA_RETURN_IF_ERROR(reduction->StartAlone(whole, "late gradients"));
+  return reduction;
+}
+
+absl::Status Reduction::StartAlone(const at::Tensor& whole,
+                                   absl::string_view what) {
   const FlatParameter& flat = flats_[0]->flat();
   const CommTag tag{
-      absl::StrCat("reduction of the gradients of unit ", flat.name())};
-  TESSERA_ASSIGN_OR_RETURN(const at::Tensor whole,
-                           flats_[0]->Outgoing(mean_.predivide));
+      absl::StrCat("reduction of ", what, " of unit ", flat.name())};
   TESSERA_ASSIGN_OR_RETURN(const at::Tensor mine,
                            flats_[0]->PlaceOfSums(whole));
   done_ = StartSum(flat, whole, mine, tag, mean_.divisor);
@@ -30,26 +42,28 @@ absl::Status Reduction::StartAlone() {
   return absl::OkStatus();
 }
 
-// By rank, then by unit: each rank's shards lie together.
+// By rank, then by flat: each rank's shards lie together, so that one
+// reduce-scatter brings every rank its own of all flats. Sums are taken element
+// by element, so packing changes no bits.
 absl::Status Reduction::StartPacked() {
   const FlatParameter& first = flats_[0]->flat();
   Communicator* comm = first.communicator();
   const bool sharded = first.stage().sharded_optimizer;
-  const int64_t parts = sharded ? comm->world_size() : 1;
-  int64_t part = 0;  // elements of one rank
-  for (FlatGradient* u : flats_) part += u->flat().owned().numel();
+  const int64_t shards = sharded ? comm->world_size() : 1;
+  int64_t shard_numel = 0;  // of one rank, in all flats
+  for (FlatGradient* flat : flats_) shard_numel += flat->flat().owned().numel();
   TESSERA_ASSIGN_OR_RETURN(
-      packed_,
-      FlatBuffer::Allocate(part * parts, first.reduce_dtype(), first.device(),
-                           MemoryKind::kGradients, Fill::kNone));
-  const at::Tensor packed = packed_.View().view({parts, part});
+      packed_, FlatBuffer::Allocate(shard_numel * shards, first.reduce_dtype(),
+                                    first.device(), MemoryKind::kGradients,
+                                    Fill::kNone));
+  const at::Tensor packed = packed_.View().view({shards, shard_numel});
   int64_t at = 0;
-  for (FlatGradient* u : flats_) {
-    const int64_t n = u->flat().owned().numel();
+  for (FlatGradient* flat : flats_) {
+    const int64_t n = flat->flat().owned().numel();
     TESSERA_ASSIGN_OR_RETURN(const at::Tensor whole,
-                             u->Outgoing(mean_.predivide));
-    packed.narrow(1, at, n).copy_(whole.view({parts, n}));
-    u->DropOutgoing();
+                             flat->Outgoing(mean_.predivide));
+    packed.narrow(1, at, n).copy_(whole.view({shards, n}));
+    flat->DropOutgoing();
     at += n;
   }
   const CommTag tag{absl::StrCat("reduction of the gradients of ",
@@ -59,8 +73,8 @@ absl::Status Reduction::StartPacked() {
   if (sharded) mine = packed.select(0, comm->rank());
   done_ = StartSum(first, packed_.View(), mine, tag, mean_.divisor);
   at = 0;
-  for (FlatGradient* u : flats_) {
-    const int64_t n = u->flat().owned().numel();
+  for (FlatGradient* flat : flats_) {
+    const int64_t n = flat->flat().owned().numel();
     sums_.push_back(mine.narrow(0, at, n));
     at += n;
   }

@@ -1,5 +1,5 @@
 // Reduction: one sum over ranks (sharding/flat/sum_over_ranks.h) of the
-// gradients of one unit, or of several small ones packed together.
+// gradients of one flat parameter, or of several small ones packed together.
 //
 // Source: buckets as in PyTorch's DDP (Li et al., 2020) and DeepSpeed's
 // reduce_bucket_size.
@@ -13,6 +13,8 @@
 
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "sharding/flat/sum_over_ranks.h"
 #include "sharding/gradient/flat_gradient.h"
 #include "sharding/layout/flat_buffer.h"
@@ -27,23 +29,27 @@ struct MeanOptions {
 
 class Reduction {
  public:
-  // `units` are of one device, reduce dtype and stage; not empty. What they
-  // hold starts on its way. COLLECTIVE, ASYNC.
+  // `flats` are of one device, reduce dtype and stage; not empty. What has
+  // arrived there starts on its way. COLLECTIVE, ASYNC.
   static absl::StatusOr<std::unique_ptr<Reduction>> Start(
       std::vector<FlatGradient*> flats, MeanOptions mean);
-  // Waits, and gives every unit its part. LOCAL. Call it once.
+  // The same with what `flat` held, after its Commit. COLLECTIVE, ASYNC.
+  static absl::StatusOr<std::unique_ptr<Reduction>> StartHeld(
+      FlatGradient* flat, MeanOptions mean);
+  // Waits, and gives every flat its sums. LOCAL. Call it once.
   absl::Status Finish();
 
  private:
   Reduction(std::vector<FlatGradient*> flats, MeanOptions mean)
       : flats_(std::move(flats)), mean_(mean) {}
-  absl::Status StartAlone();
+  // `whole`: what the only one sends; `what`: as messages name it.
+  absl::Status StartAlone(const at::Tensor& whole, absl::string_view what);
   absl::Status StartPacked();
 
   std::vector<FlatGradient*> flats_;
   MeanOptions mean_;
-  FlatBuffer packed_;             // of several units
-  std::vector<at::Tensor> sums_;  // by unit, [owned]
+  FlatBuffer packed_;             // of several flats
+  std::vector<at::Tensor> sums_;  // by flat, [owned]
   SumOverRanks done_;
 };
 
