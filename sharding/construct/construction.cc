@@ -1,3 +1,17 @@
+// Why eviction follows from the order of operators alone: to bring a tensor
+// back is an all-gather, so all ranks have to evict and bring back the same
+// ones at the same operators. What allocators hold, or time, or the number of
+// threads differs between ranks; any of them in the choice would let ranks wait
+// for each other in gathers of different tensors.
+//
+// Why every eviction takes a fingerprint: from then on a rank has a slice only,
+// and the whole is made of all ranks' slices. Ranks that were seeded
+// differently would get a mixture of their values, which is a model that nobody
+// initialised. The fingerprint of the whole tensor shows it at the first
+// gather, or in Finish.
+//
+// Why an overwritten tensor keeps its shard until the operator is done: if that
+// throws the values of before are still the values.
 #include "sharding/construct/construction.h"
 
 #include <algorithm>
@@ -59,18 +73,23 @@ Construction::Counts Construction::counts() const {
   return counts_;
 }
 
-int64_t Construction::PieceBytes(int64_t bytes) const {
-  constexpr int64_t kPart = 64;
-  const int64_t parts = comm_->world_size() * kPart;
-  return (bytes + parts - 1) / parts * kPart;
+int64_t Construction::SliceBytes(int64_t bytes) const {
+  constexpr int64_t kAlignBytes = 64;
+  const int64_t step = comm_->world_size() * kAlignBytes;
+  return (bytes + step - 1) / step * kAlignBytes;
 }
 
 c10::DataPtr Construction::Allocate(int64_t bytes, c10::Allocator& base) {
   if (bytes < kEvictableFromBytes) return base.allocate(bytes);
   auto memory = Evictable::Allocate(
-      bytes, PieceBytes(bytes) * comm_->world_size(), shared_from_this());
+      bytes, SliceBytes(bytes) * comm_->world_size(), shared_from_this());
   ThrowIfError(memory.status());
   return *std::move(memory);
+}
+
+std::shared_ptr<Construction> Construction::OwnerOf(const Evictable& memory) {
+  // No other class owns any.
+  return std::static_pointer_cast<Construction>(memory.owner());
 }
 
 void Construction::Forget(Evictable* memory) {
@@ -126,11 +145,11 @@ absl::Status Construction::Trim() {
 
 absl::Status Construction::Evict(Evictable* memory, const Storage& storage) {
   Node& node = nodes_.at(memory);
-  const int64_t piece = PieceBytes(memory->bytes());
+  const int64_t slice = SliceBytes(memory->bytes());
   TESSERA_ASSIGN_OR_RETURN(
-      node.shard, AllocateCounted(piece, MemoryKind::kParameters, true));
-  const int64_t begin = std::min(comm_->rank() * piece, memory->bytes());
-  const int64_t end = std::min(begin + piece, memory->bytes());
+      node.shard, AllocateCounted(slice, MemoryKind::kParameters, true));
+  const int64_t begin = std::min(comm_->rank() * slice, memory->bytes());
+  const int64_t end = std::min(begin + slice, memory->bytes());
   std::memcpy(node.shard.data(), memory->data() + begin,
               static_cast<size_t>(end - begin));
   node.print = Fingerprint(memory->data(), memory->bytes());
@@ -155,12 +174,12 @@ absl::Status Construction::Restore(Evictable* memory, const Storage& storage,
     ++counts_.overwrites;
   } else {
     ++counts_.gathers;
-    const int64_t piece = node.shard.bytes();
+    const int64_t slice = node.shard.bytes();
     status =
         comm_
             ->AllGather(
-                BytesAt(node.shard.data_as<char>(), piece),
-                BytesAt(memory->data(), piece * comm_->world_size()),
+                BytesAt(node.shard.data_as<char>(), slice),
+                BytesAt(memory->data(), slice * comm_->world_size()),
                 CommTag{absl::StrCat("construction: gather of ", node.what)})
             .Wait();
     if (status.ok() &&
@@ -285,7 +304,7 @@ absl::Status Construction::ShardParameters(const torch::nn::Module& module) {
     if (memory->whole()) {
       TESSERA_RETURN_IF_ERROR(Evict(memory, storage));
     } else {
-      memory->Say(storage.get(), AwayError(node.what, true));
+      memory->SetError(storage.get(), AwayError(node.what, true));
     }
   }
   absl::MutexLock lock(&mutex_);
@@ -295,7 +314,7 @@ absl::Status Construction::ShardParameters(const torch::nn::Module& module) {
 
 absl::Status Construction::GiveBack(const Storage& storage) {
   Evictable* const memory = Evictable::Of(storage.get());
-  const auto self = memory->owner();  // which may go with it
+  const auto self = OwnerOf(*memory);  // which may go with it
   absl::MutexLock lock(&mutex_);
   const auto found = nodes_.find(memory);
   if (found == nodes_.end()) return absl::OkStatus();  // was never seen

@@ -2,25 +2,24 @@
 // much is whole at a time.
 //
 //   Scope   operators of its thread reach the fallback
-//   (sharding/dispatch/tag.h); the
-//           memory of new CPU tensors can be taken away
-//           (sharding/construct/evictable.h)
+//           (sharding/dispatch/tag.h); the memory of new CPU tensors can be
+//           taken away (sharding/construct/evictable.h)
 //   Trim    after each operator, what was used longest ago goes to the shards
 //           of all ranks, until half of the budget is left for the next one
-//   pins    before an operator, what it is given comes back from the shards;
-//           but what it overwrites
+//   pins    before an operator, what it is given comes back from the shards,
+//           except what it overwrites
 //   Finish  parameters are sharded, until an engine takes them over; the others
 //           are plain tensors
 //
 // Constructors run as they are, so bits and random numbers are those of plain
 // construction; and all ranks run the same, so they evict and gather the same,
-// in the same order: what is evicted hangs on nothing but the operators.
+// in the same order: what is evicted depends on nothing but the operators.
 //
-// A rank keeps the same piece of each tensor: bytes [r * n, (r+1) * n), where n
+// A rank keeps the same slice of each tensor: bytes [r * n, (r+1) * n), where n
 // is a W-th of them, rounded up to 64.
 //
-// Threads: any, but tensors that other threads make are plain. The order of
-// collectives is the thread's.
+// Threads: any; tensors that threads outside of a Scope make are plain. The
+// order of collectives is the thread's.
 #ifndef SHARDING_CONSTRUCT_CONSTRUCTION_H_
 #define SHARDING_CONSTRUCT_CONSTRUCTION_H_
 
@@ -54,6 +53,7 @@ namespace tessera {
 inline constexpr int64_t kEvictableFromBytes = 512;
 
 class Construction final : public TensorMemorySource,
+                           public EvictableOwner,
                            public std::enable_shared_from_this<Construction> {
  public:
   struct Counts {
@@ -90,14 +90,14 @@ class Construction final : public TensorMemorySource,
 
   // A result of an operator in the scope: it may be evicted from now on. LOCAL.
   void Note(const at::Tensor& result);
-  // Evicts down to half of the budget, but not what the last operator used.
+  // Evicts down to half of the budget, except what the last operator used.
   // LOCAL. ResourceExhausted.
   absl::Status Trim();
 
  private:
-  friend class Evictable;
   friend class EvictablePins;
-  friend std::optional<uint64_t> PrintOfEvictable(const at::Tensor& tensor);
+  friend std::optional<uint64_t> FingerprintOfEvictable(
+      const at::Tensor& tensor);
   friend absl::Status GiveBackEvictable(const at::Tensor& tensor);
   friend absl::Status CheckGroupOfEvictable(const at::Tensor& tensor,
                                             const Communicator& comm);
@@ -116,9 +116,11 @@ class Construction final : public TensorMemorySource,
   };
   using Storage = c10::intrusive_ptr<c10::StorageImpl>;
 
-  int64_t PieceBytes(int64_t bytes) const;
+  int64_t SliceBytes(int64_t bytes) const;
   c10::DataPtr Allocate(int64_t bytes, c10::Allocator& base) override;
-  void Forget(Evictable* memory);
+  void Forget(Evictable* memory) override;
+  // Whose `memory` is. REQUIRES: it is not plain.
+  static std::shared_ptr<Construction> OwnerOf(const Evictable& memory);
   absl::Status Pin(const Storage& storage, bool overwritten);
   // Whole and plain from now on. COLLECTIVE where it was evicted.
   absl::Status GiveBack(const Storage& storage);
@@ -156,7 +158,7 @@ class EvictablePins {
   EvictablePins(const EvictablePins&) = delete;
   EvictablePins& operator=(const EvictablePins&) = delete;
   ~EvictablePins() { Clear(/*done=*/false); }
-  // COLLECTIVE where it was evicted, but if all of it is `overwritten` next.
+  // COLLECTIVE where it was evicted, unless all of it is `overwritten` next.
   // Throws StatusException.
   void Add(const at::Tensor& tensor, bool overwritten = false);
   // Not done: what was to be overwritten is what it was.
@@ -181,7 +183,7 @@ absl::Status CheckGroupOfEvictable(const at::Tensor& tensor,
                                    const Communicator& comm);
 // A fingerprint of all bytes of its storage, without a gather: of when they
 // were evicted. Nothing if it is not IsEvictable. LOCAL.
-std::optional<uint64_t> PrintOfEvictable(const at::Tensor& tensor);
+std::optional<uint64_t> FingerprintOfEvictable(const at::Tensor& tensor);
 
 }  // namespace tessera
 #endif  // SHARDING_CONSTRUCT_CONSTRUCTION_H_

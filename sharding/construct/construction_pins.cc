@@ -1,4 +1,5 @@
-// What operators hold of constructions.
+// What operators hold of constructions, and what Create asks about tensors of
+// theirs.
 #include <memory>
 #include <optional>
 #include <utility>
@@ -16,7 +17,7 @@ void EvictablePins::Add(const at::Tensor& tensor, bool overwritten) {
   if (!IsEvictable(tensor)) return;
   auto storage = Construction::Storage::reclaim_copy(
       tensor.storage().unsafeGetStorageImpl());
-  const auto owner = Evictable::Of(storage.get())->owner();
+  const auto owner = Construction::OwnerOf(*Evictable::Of(storage.get()));
   ThrowIfError(owner->Pin(storage, overwritten));
   pinned_.emplace_back(owner, std::move(storage));
 }
@@ -51,7 +52,7 @@ absl::Status GiveBackEvictable(const at::Tensor& tensor) {
   if (!IsEvictable(tensor)) return absl::OkStatus();
   auto storage = Construction::Storage::reclaim_copy(
       tensor.storage().unsafeGetStorageImpl());
-  const auto owner = Evictable::Of(storage.get())->owner();
+  const auto owner = Construction::OwnerOf(*Evictable::Of(storage.get()));
   TESSERA_RETURN_IF_ERROR(owner->GiveBack(storage));
   RemoveTag(tensor);
   return absl::OkStatus();
@@ -60,8 +61,9 @@ absl::Status GiveBackEvictable(const at::Tensor& tensor) {
 absl::Status CheckGroupOfEvictable(const at::Tensor& tensor,
                                    const Communicator& comm) {
   if (!IsEvictable(tensor)) return absl::OkStatus();
-  const Communicator& made =
-      *Evictable::Of(tensor.storage().unsafeGetStorageImpl())->owner()->comm_;
+  const auto owner = Construction::OwnerOf(
+      *Evictable::Of(tensor.storage().unsafeGetStorageImpl()));
+  const Communicator& made = *owner->comm_;
   if (made.rank() == comm.rank() && made.world_size() == comm.world_size()) {
     return absl::OkStatus();
   }
@@ -72,14 +74,14 @@ absl::Status CheckGroupOfEvictable(const at::Tensor& tensor,
       "; give both the same group"));
 }
 
-std::optional<uint64_t> PrintOfEvictable(const at::Tensor& tensor) {
+std::optional<uint64_t> FingerprintOfEvictable(const at::Tensor& tensor) {
   if (!IsEvictable(tensor)) return std::nullopt;
   Evictable* const memory =
       Evictable::Of(tensor.storage().unsafeGetStorageImpl());
-  Construction& owner = *memory->owner();
-  absl::MutexLock lock(&owner.mutex_);
-  const auto found = owner.nodes_.find(memory);
-  if (found == owner.nodes_.end() || memory->whole()) {
+  const auto owner = Construction::OwnerOf(*memory);
+  absl::MutexLock lock(&owner->mutex_);
+  const auto found = owner->nodes_.find(memory);
+  if (found == owner->nodes_.end() || memory->whole()) {
     return Fingerprint(memory->data(), memory->bytes());
   }
   return found->second.print;

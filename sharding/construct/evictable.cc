@@ -1,3 +1,9 @@
+// Why the pages go back to the system but the addresses stay: pointers into the
+// memory may be anywhere (a user's raw pointer, a view's storage). If the
+// addresses could be given out again, such a pointer would read or write
+// another tensor and nobody would know. Mapped without access they end the
+// program with a message, and the values can come back to where views expect
+// them.
 #include "sharding/construct/evictable.h"
 
 #include <sys/mman.h>
@@ -9,7 +15,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/memory/memory.h"
-#include "sharding/construct/construction.h"
 #include "sharding/torch/storage_access.h"
 
 namespace tessera {
@@ -30,7 +35,7 @@ absl::Status Count(int64_t bytes) {
 }  // namespace
 
 absl::StatusOr<c10::DataPtr> Evictable::Allocate(
-    int64_t bytes, int64_t room, std::shared_ptr<Construction> owner) {
+    int64_t bytes, int64_t room, std::shared_ptr<EvictableOwner> owner) {
   room = (std::max(bytes, room) + kPageBytes - 1) / kPageBytes * kPageBytes;
   absl::Status counted = Count(bytes);
   if (!counted.ok()) return counted;
@@ -50,7 +55,7 @@ absl::StatusOr<c10::DataPtr> Evictable::Allocate(
 }
 
 Evictable::Evictable(char* data, int64_t bytes, int64_t room,
-                     std::shared_ptr<Construction> owner)
+                     std::shared_ptr<EvictableOwner> owner)
     : data_(data), bytes_(bytes), room_(room), owner_(std::move(owner)) {}
 
 Evictable::~Evictable() {
@@ -77,10 +82,10 @@ void Evictable::Take(c10::StorageImpl* storage, const std::string& error) {
                    static_cast<void*>(data_));
   whole_ = false;
   MemoryLedger::Global().Remove(MemoryKind::kWorking, bytes_);
-  Say(storage, error);
+  SetError(storage, error);
 }
 
-void Evictable::Say(c10::StorageImpl* storage, const std::string& error) {
+void Evictable::SetError(c10::StorageImpl* storage, const std::string& error) {
   HideStorageSaying(storage, error);
   faults_ = std::make_unique<WriteFaults>(
       std::vector<WriteFaults::Piece>{{data_, data_ + room_, error}});

@@ -5,8 +5,8 @@
 //
 //   c10::DataPtr  -- address, deleter -->  Evictable  -- pages of its own
 //
-// The storage owns it as it owns any memory; who decides what is taken away is
-// sharding/construct/construction.h.
+// The storage owns it as it owns any memory; what is taken away, and when, is
+// decided by its EvictableOwner (sharding/construct/construction.h).
 //
 // Threads: one at a time.
 #ifndef SHARDING_CONSTRUCT_EVICTABLE_H_
@@ -24,7 +24,15 @@
 
 namespace tessera {
 
-class Construction;
+class Evictable;
+
+// Who may take memory away.
+class EvictableOwner {
+ public:
+  virtual ~EvictableOwner() = default;
+  // The storage of `memory` was destroyed or takes other memory.
+  virtual void Forget(Evictable* memory) = 0;
+};
 
 class Evictable final : public TensorMemory {
  public:
@@ -32,7 +40,7 @@ class Evictable final : public TensorMemory {
   // as working memory. Tells the owner when the storage is destroyed or takes
   // other memory. ResourceExhausted.
   static absl::StatusOr<c10::DataPtr> Allocate(
-      int64_t bytes, int64_t room, std::shared_ptr<Construction> owner);
+      int64_t bytes, int64_t room, std::shared_ptr<EvictableOwner> owner);
   // Null: the memory is another's.
   static Evictable* Of(const c10::DataPtr& memory);
   static Evictable* Of(c10::StorageImpl* storage);
@@ -45,7 +53,7 @@ class Evictable final : public TensorMemory {
   int64_t bytes() const { return bytes_; }
   bool whole() const { return whole_; }
   // Null once it is plain memory.
-  const std::shared_ptr<Construction>& owner() const { return owner_; }
+  const std::shared_ptr<EvictableOwner>& owner() const { return owner_; }
 
   // Gives the pages back to the system, and `error` to who asks `storage` for
   // them. REQUIRES: whole; `storage` is the one that holds this.
@@ -54,19 +62,19 @@ class Evictable final : public TensorMemory {
   absl::Status Return();
   // To be called after Return when the values are there.
   void Show(c10::StorageImpl* storage);
-  // What is away says another thing from now on. REQUIRES: not whole.
-  void Say(c10::StorageImpl* storage, const std::string& error);
+  // The error for who asks for it from now on. REQUIRES: not whole.
+  void SetError(c10::StorageImpl* storage, const std::string& error);
   // Is plain memory from now on, of no owner and in no ledger. REQUIRES: whole.
   void Retire();
 
  private:
   Evictable(char* data, int64_t bytes, int64_t room,
-            std::shared_ptr<Construction> owner);
+            std::shared_ptr<EvictableOwner> owner);
 
   char* const data_;
   const int64_t bytes_;
   const int64_t room_;
-  std::shared_ptr<Construction> owner_;
+  std::shared_ptr<EvictableOwner> owner_;
   bool whole_ = true;
   std::unique_ptr<WriteFaults> faults_;  // while it is away
 };
