@@ -1,4 +1,4 @@
-// Autocast on parameters that units own.
+// Autocast on parameters that flat parameters own.
 //
 // libtorch's autocast keeps each parameter's cast in a cache of its own, so
 // that a parameter that is used twice is cast once. That cache would hold all

@@ -15,7 +15,7 @@ bool IsFloating(const at::Tensor& t) {
   return t.defined() && at::isFloatingType(t.scalar_type());
 }
 
-// Whether a unit that casts inputs owns `t`.
+// Whether a flat that casts inputs owns `t`.
 bool IsOwned(const at::Tensor& t) {
   if (!HasTag(t)) return false;
   const StorageOwner owned = Registry::Global().Find(t);
@@ -74,7 +74,7 @@ Dtypes Look(const c10::FunctionSchema& schema, InputCasts casts,
   return dtypes;
 }
 
-// Casts every floating argument that may be replaced; those that units own only
+// Casts every floating argument that may be replaced; those that flats own only
 // if `owned_too`.
 void CastArguments(const c10::FunctionSchema& schema, at::ScalarType to,
                    bool owned_too, torch::jit::Stack* stack) {

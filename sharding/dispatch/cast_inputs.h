@@ -1,18 +1,18 @@
 // Inputs in another dtype than the parameters.
 //
 // Where parameters are kept in 16 bits (or some of them in 32), a module gets
-// inputs that libtorch's operators refuse to combine with them. For units that
+// inputs that libtorch's operators refuse to combine with them. For flats that
 // say so (FlatParameter::cast_inputs) the fallback casts, as PyTorch's FSDP2
 // does for whole modules, but at the operator and only where it matters:
 //
-//   linear, convolutions, RNNs, ...   floating arguments that no unit owns
+//   linear, convolutions, RNNs, ...   floating arguments that no flat owns
 //                                     become the parameters' dtype
 //   normalisations                    the same; a narrower input is computed in
 //                                     the parameters' dtype and the result cast
 //                                     back to the input's
 //
 // An operator that promotes by itself (add, mul, cat) is left alone, and so is
-// one whose units differ in dtype. Arguments that are written, and running
+// one whose flats differ in dtype. Arguments that are written, and running
 // statistics, are never replaced: where a normalisation has statistics, it is
 // computed in their dtype. Casts are made under the user's thread-local state,
 // so gradients flow through them.
@@ -31,7 +31,7 @@ namespace tessera {
 
 enum class InputCasts { kNone, kInputs, kNormalization };
 
-// By the operator's name, "aten::linear". All overloads are alike.
+// By the operator's name, "aten::linear". All overloads are the same.
 InputCasts InputCastsOf(const std::string& name);
 
 // Casts arguments, which are on top of the stack. Returns the dtype to which

@@ -13,7 +13,7 @@ namespace tessera {
 
 struct OperatorInfo {
   enum class Kind {
-    // Reads or writes values: all its units are pinned while it runs.
+    // Reads or writes values: all its flats are pinned while it runs.
     kCompute,
     // Makes a view or looks at sizes only: nothing is gathered, and the tag is
     // not excluded below, so that an operator inside of it which does read
@@ -31,7 +31,7 @@ struct OperatorInfo {
   bool aten = false;
   // aten::_to_copy: makes the copy of a cast.
   bool copies = false;
-  // What is done where its unit wants its inputs cast.
+  // What is done where its flat wants its inputs cast.
   InputCasts input_casts = InputCasts::kNone;
   // Its first argument is written whole, without a look at what was there.
   bool overwrites = false;

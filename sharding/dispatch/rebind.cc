@@ -1,3 +1,9 @@
+// Why a new storage is never accepted: gathers, gradients and the optimizer
+// work on the storages that were taken over at Create. A parameter that pointed
+// elsewhere would be read by forward and never be trained, without any error.
+// As a write of the values it has the effect that the caller wants: torch::load
+// loads, set_data sets. What cannot be such a write (another dtype, device or
+// shape) is an error before anything has changed.
 #include "sharding/dispatch/rebind.h"
 
 #include <sstream>
@@ -35,7 +41,7 @@ bool Compatible(const at::Tensor& a, const at::Tensor& b) {
          a.sizes() == b.sizes() && a.layout() == b.layout();
 }
 
-// Writes source's values into the parameter. Made on all ranks alike.
+// Writes source's values into the parameter. The caller does so on all ranks.
 void CopyIn(const StorageOwner& owned, const at::Tensor& parameter,
             const at::Tensor& source) {
   PinSet pins;

@@ -4,7 +4,7 @@
 // another dtype. If autograd kept these copies, all parameters would be held
 // whole from forward to backward. So a saved tensor that lies in such a copy
 // becomes "this view of a cast to that dtype of that view of a parameter, at
-// that version"; backward gathers the unit and casts again, to the same bits.
+// that version"; backward gathers the flat and casts again, to the same bits.
 //
 // Unlike a copy, a recipe does not outlive a change of its parameter: a Step
 // between forward and backward is the version error that it is without a cast.
@@ -22,7 +22,7 @@
 
 namespace tessera {
 
-// Remembers that `cast` is a fresh copy of `source`, if a unit owns `source`
+// Remembers that `cast` is a fresh copy of `source`, if a flat owns `source`
 // and the copy is in another dtype. Keeps neither alive. LOCAL.
 void RememberCast(const at::Tensor& source, const at::Tensor& cast);
 
@@ -30,7 +30,7 @@ void RememberCast(const at::Tensor& source, const at::Tensor& cast);
 class SavedCast {
  public:
   // Null unless `tensor` lies in a cast that is remembered, neither the cast
-  // nor its parameter has changed since, and a unit still owns the parameter.
+  // nor its parameter has changed since, and a flat still owns the parameter.
   // LOCAL.
   static std::unique_ptr<SavedCast> Of(const at::Tensor& tensor);
 
@@ -39,7 +39,7 @@ class SavedCast {
   // Throws libtorch's version error if the parameter, or the saved tensor, has
   // changed since.
   virtual void CheckVersions() const = 0;
-  // The saved tensor anew, without history. REQUIRES: the unit is pinned.
+  // The saved tensor anew, without history. REQUIRES: the flat is pinned.
   virtual at::Tensor Make() const = 0;
 };
 

@@ -1,3 +1,16 @@
+// Why autograd must not keep the tensors themselves: a saved alias of a
+// parameter has a pointer into the flat buffer, which is freed between forward
+// and backward; a saved copy would hold every parameter whole until backward.
+//
+// Why an unpacked tensor's flat stays pinned until another node runs on the
+// thread, and not only until the next operator: a node's code may take a raw
+// pointer of what it unpacked and use it as long as it runs. Freed earlier, it
+// would read what the next gather wrote there.
+//
+// Why the outermost graph task is found here: a hook cannot tell whether its
+// backward runs within another (a reentrant checkpoint), after which more
+// gradients of its parameter may come. libtorch numbers tasks when they start,
+// so OutermostTask can only arm, and the first that starts then is the one.
 #include "sharding/dispatch/saved_tensors.h"
 
 #include <atomic>

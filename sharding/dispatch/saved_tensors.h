@@ -1,7 +1,7 @@
-// Saved tensors that alias a unit: autograd keeps only "which view of which
-// parameter, at which version", and the unit is gathered when backward unpacks
+// Saved tensors that alias a flat: autograd keeps only "which view of which
+// parameter, at which version", and the flat is gathered when backward unpacks
 // it, pinned until the node that asked for it is done (its code may use raw
-// pointers). So backward gathers exactly the units whose values it needs. Of a
+// pointers). So backward gathers exactly the flats whose values it needs. Of a
 // parameter's cast to another dtype it keeps no more
 // (sharding/dispatch/saved_casts.h).
 //

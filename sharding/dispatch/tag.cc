@@ -1,3 +1,17 @@
+// Why the dispatcher, below every call: C++ modules have no hooks and forward
+// is not virtual, so nowhere else is it known that a parameter is about to be
+// read. An operator that slipped by would read freed memory, or write where the
+// next gather overwrites it.
+//
+// Why all flats of an operator are pinned before it runs, and none is unpinned
+// until its results are tagged: gathering the second may free the first to keep
+// the limit of live parameters, and a result that aliases a flat without a tag
+// would be read later without a gather.
+//
+// Why the tag is excluded below `aten::` operators only: nothing inside of
+// those is user code, so their inner operators can see none but the pinned
+// arguments; a user's operator may use a weight that it captured, which is no
+// argument.
 #include "sharding/dispatch/tag.h"
 
 #include <optional>
@@ -65,7 +79,7 @@ bool OverwritesFirst(const OperatorInfo& info, const torch::jit::Stack& stack) {
   return !read;
 }
 
-// Returns whether one of the units wants its inputs cast.
+// Returns whether one of the flats wants its inputs cast.
 bool PinArguments(const OperatorInfo& info, const torch::jit::Stack& stack,
                   PinSet* pins, EvictablePins* evictables) {
   const bool outside = OutsideOfGraph();
@@ -199,9 +213,7 @@ absl::Status CheckTagFallback() {
   }
   return absl::FailedPreconditionError(
       "libtorch's dispatch key DeferredInit has no fallback: "
-      "//sharding/dispatch:tag "
-      "was "
-      "not linked whole (it needs alwayslink)");
+      "//sharding/dispatch:tag was not linked whole (it needs alwayslink)");
 }
 
 }  // namespace tessera

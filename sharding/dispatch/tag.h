@@ -1,10 +1,11 @@
 // The fallback behind the tag: sees every operator that receives a tensor which
-// aliases a unit, pins the operator's units, lets it run, and marks what it
-// wrote. Registered with libtorch's dispatcher when this library is loaded.
+// aliases a flat parameter (flat, for short), pins the operator's flats, lets
+// it run, and marks what it wrote. Registered with libtorch's dispatcher when
+// this library is loaded.
 //
-// Order within an operator: all its units are pinned first (so that gathering
+// Order within an operator: all its flats are pinned first (so that gathering
 // the second cannot free the first), the operator runs, its outputs that alias
-// a unit are tagged, the pins go.
+// a flat are tagged, the pins go.
 #ifndef SHARDING_DISPATCH_TAG_H_
 #define SHARDING_DISPATCH_TAG_H_
 

@@ -1,3 +1,12 @@
+// Why parameters of a unit may need several flats: one flat buffer has one
+// dtype, one state (sharded or whole between uses) and one answer to whether
+// gradients are reduced. A frozen parameter in the flat of trained ones would
+// cost gradient and optimizer memory, and one of another dtype could not lie
+// there at all.
+//
+// Why all ranks come to the same flats: they follow from the plan, dtypes and
+// `trainable`, of which the caller has made sure that they are the same
+// everywhere. Flats that differ would meet in collectives of different sizes.
 #include "sharding/layout/flat_plan.h"
 
 #include <tuple>
@@ -40,7 +49,8 @@ Parameters InOrder(absl::Span<const UnitPlan> units, size_t count) {
   return out;
 }
 
-// What parts parameters. Persistent ones of all units go together.
+// What keeps parameters in different flats. Persistent ones of all units go
+// together.
 struct Kind {
   int unit;  // -1 if persistent
   at::ScalarType dtype;

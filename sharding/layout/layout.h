@@ -1,5 +1,5 @@
-// FlatLayout: where the storages of a unit lie in its flat buffer, and which
-// part of each parameter a rank owns. Arithmetic only; knows no torch.
+// FlatLayout: where storages lie in the flat buffer of a flat parameter, and
+// which slice of it a rank owns. Arithmetic only; knows no torch.
 //
 // Counted in elements, since a flat buffer exists in several dtypes: working
 // copy, master, gradient. Complex numbers count as two real elements.
@@ -10,9 +10,9 @@
 //   shard  flat[r*S, (r+1)*S)             S = P / W, a multiple of it too
 //
 // So a cut between two ranks falls at a multiple of 64 elements from a
-// storage's start: vectorised optimizer kernels group the elements alike
-// whatever W is, blocks of the gradient norm are never parted, and the bits do
-// not depend on W. In bytes it is two cache lines or more in every dtype that
+// storage's start: vectorised optimizer kernels group the elements the same way
+// whatever W is, blocks of the gradient norm are never cut, and the bits do not
+// depend on W. In bytes it is two cache lines or more in every dtype that
 // trains.
 #ifndef SHARDING_LAYOUT_LAYOUT_H_
 #define SHARDING_LAYOUT_LAYOUT_H_
@@ -42,7 +42,7 @@ inline Range Intersect(Range a, Range b) {
 class FlatLayout {
  public:
   FlatLayout() = default;
-  // `slot_numel`: sizes of the unit's storages, in order. world_size >= 1.
+  // `slot_numel`: sizes of the storages, in order. world_size >= 1.
   FlatLayout(absl::Span<const int64_t> slot_numel, int world_size);
 
   int world_size() const { return world_size_; }

@@ -1,3 +1,16 @@
+// Roles of modules (FindRoles), parameters and what cannot be sharded (Collect,
+// Check...), modules that are units (FindUnits), parameters into units
+// (UnitBuilder).
+//
+// Why parameters of one storage stay in one unit: a unit is gathered and freed
+// by giving storages memory and taking it away. Two units over one storage
+// would take each other's values, and whichever was freed first would take the
+// memory of the other.
+//
+// Why nothing but the module's structure decides: every rank plans for itself
+// and sends nothing. What differs between ranks (addresses, values, what
+// requires a gradient) must not lead to other units, for ranks then gather
+// different sizes.
 #include "sharding/layout/partition.h"
 
 #include <algorithm>
@@ -22,8 +35,8 @@ namespace {
 
 namespace nn = torch::nn;
 
-// What the options say of a module and so of all that is below it; but `wanted`
-// is of itself only.
+// What the options say of a module and so of all that is below it; except
+// `wanted`, which is of itself only.
 struct Role {
   bool ignored = false;
   bool keep_fp32 = false;

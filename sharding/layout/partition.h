@@ -9,7 +9,7 @@
 //   automatic  where none are wanted: the outermost type of module that is the
 //              user's own and occurs at least twice (a transformer block, say),
 //              its outermost instances; one of torch's types if no other does.
-// Units have at most `max_unit_numel` elements, but for leaves and for what is
+// Units have at most `max_unit_numel` elements, except leaves and what is
 // larger by itself; others are cut between parameters.
 //
 // Parameters of one storage are together, in the unit of the first of them, and

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-// libtorch's words, which users search for. `tensor` is described by its type
+// libtorch's message, which users search for. `tensor` is described by its type
 // and `sizes`; `saved` and `now` are its versions.
 std::string VersionError(const std::string& type, at::IntArrayRef sizes,
                          int64_t saved, int64_t now);

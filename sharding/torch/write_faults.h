@@ -1,10 +1,12 @@
-// WriteFaults: says whose memory it was when a write through a raw pointer into
-// a shared working copy, which is mapped to be read only, ends the program.
+// WriteFaults: says whose memory it was when an access through a raw pointer
+// ends the program: a write into memory that is mapped to be read only (a
+// shared working copy), or any access to pages that were taken away
+// (sharding/construct/evictable.h).
 //
 // A handler of SIGSEGV, installed with the first range: it writes the message
 // to the standard error and leaves the rest to the handler that was there
 // before (or the system, which ends the process). Faults elsewhere go there at
-// once.
+// once. It knows addresses and messages only, nothing of who owns the memory.
 #ifndef SHARDING_TORCH_WRITE_FAULTS_H_
 #define SHARDING_TORCH_WRITE_FAULTS_H_
 
