@@ -128,9 +128,9 @@ Gradients::~Gradients() {
 
 FlatGradient::Arrival Gradients::HowNow() const {
   using How = FlatGradient::Arrival;
-  if (running_ == nullptr) return How::kAdd;
-  if (running_->weight.value_or(1.0) == 0.0) return How::kZero;
-  return running_->reduce ? How::kAdd : How::kAccumulateLocally;
+  if (!runs()) return How::kAdd;
+  if (running().weight.value_or(1.0) == 0.0) return How::kZero;
+  return running().reduce ? How::kAdd : How::kAccumulateLocally;
 }
 
 // Only for flats whose turn it is: where the forecast is wrong, a place would
@@ -138,7 +138,7 @@ FlatGradient::Arrival Gradients::HowNow() const {
 // more flats than the two at work would be held.
 std::optional<FlatGradient::Arrival> Gradients::HowInPlace(
     const FlatGradient& flat) const {
-  bool at_work = !running_->reduce || flat.HasLocal();
+  bool at_work = !running().reduce || flat.HasLocal();
   for (size_t i = cursor_; i < std::min(cursor_ + 2, buckets_.size()); ++i) {
     const auto& bucket = buckets_[i];
     at_work |= std::find(bucket.begin(), bucket.end(), &flat) != bucket.end();
@@ -157,7 +157,7 @@ void Gradients::Arrived(int flat_index, int parameter,
   if (gradient.layout() != at::kStrided && !gradient.is_sparse()) {
     gradient = gradient.to_dense();
   }
-  const bool ours = running_ != nullptr;
+  const bool ours = runs();
   if (ours && autograd::get_current_graph_task_id() != OutermostTask::id()) {
     flat.SetLate();
   }
@@ -165,12 +165,12 @@ void Gradients::Arrived(int flat_index, int parameter,
   if (ours) places_->Arrived(flat_index, parameter, gradient);
   ThrowIfError(flat.Add(parameter, gradient, HowNow(), partial));
   gradient.reset();  // it may lie in what is sent now
-  if (!ours || !running_->reduce) return;
+  if (!ours || !running().reduce) return;
   ThrowIfError(LaunchReady(/*all=*/false));
 }
 
 MeanOptions Gradients::mean() const {
-  const bool sums = running_->weight.has_value() || !options_.mean;
+  const bool sums = running().weight.has_value() || !options_.mean;
   const double base = sums ? 1 : comm_->world_size();
   return {options_.predivide, base / options_.predivide};
 }
@@ -209,7 +209,6 @@ absl::Status Gradients::Run(const std::function<void()>& backward,
   cursor_ = 0;
   for (auto& flat : flats_) flat->Begin(micro_batch.may_nest);
   running_ = &micro_batch;
-  runs_ = true;
   absl::Status mine;
   {
     OutermostTask outermost;
@@ -232,7 +231,6 @@ absl::Status Gradients::Run(const std::function<void()>& backward,
     Discard();
   }
   running_ = nullptr;
-  runs_ = false;
   return status;
 }
 
@@ -249,7 +247,7 @@ absl::Status Gradients::EndLocal(const absl::Status& backward) {
     status.Update(CatchTorch(kReduction, [&] { return flat->Fold(); }));
   }
   local_failure_.Update(status);
-  local_weight_ += running_->weight.value_or(0);
+  local_weight_ += running().weight.value_or(0);
   return status;
 }
 

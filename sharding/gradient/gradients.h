@@ -113,8 +113,8 @@ class Gradients {
   // gradient is the sum that it divides.
   double total_weight() const { return total_weight_; }
 
-  // Within Run. LOCAL.
-  bool runs() const { return runs_; }
+  // Within Run. LOCAL; from any thread.
+  bool runs() const { return running_ != nullptr; }
 
   // Some flat was used outside of any graph since Zero.
   bool AnyUsedWithoutGrad() const;
@@ -140,6 +140,7 @@ class Gradients {
   class ArrivalHook;
 
   void MakeBuckets();
+  const MicroBatch& running() const { return *running_; }  // REQUIRES: runs
   FlatGradient::Arrival HowNow() const;
   std::optional<FlatGradient::Arrival> HowInPlace(
       const FlatGradient& flat) const;
@@ -166,10 +167,9 @@ class Gradients {
   std::unique_ptr<GradientPlaces> places_;
   // In the order in which they are launched.
   std::vector<std::vector<FlatGradient*>> buckets_;
-  const MicroBatch* running_ = nullptr;   // within Run
-  std::atomic<bool> runs_ = false;        // the same, for others
-  size_t cursor_ = 0;                     // buckets launched
-  std::unique_ptr<Reduction> in_flight_;  // null: none
+  std::atomic<const MicroBatch*> running_ = nullptr;  // null: not within Run
+  size_t cursor_ = 0;                                 // buckets launched
+  std::unique_ptr<Reduction> in_flight_;              // null: none
   double total_weight_ = 0;
   int64_t num_reductions_ = 0;
   // Of Runs that did not reduce: their weights, and what went wrong.

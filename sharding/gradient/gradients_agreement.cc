@@ -38,8 +38,8 @@ void OrBits(absl::string_view bytes, std::vector<bool>* bits) {
 }  // namespace
 
 double Gradients::unsent_weight() const {
-  return running_->weight.has_value()
-             ? *running_->weight + local_weight_
+  return running().weight.has_value()
+             ? *running().weight + local_weight_
              : std::numeric_limits<double>::quiet_NaN();
 }
 
@@ -53,7 +53,7 @@ absl::Status Gradients::Agree(const absl::Status& mine,
   std::string message = absl::StrCat(PackBits(*arrived), PackBits(*held));
   message.append(reinterpret_cast<const char*>(&weight), sizeof(weight));
   message.push_back(static_cast<char>(mine.code()));
-  absl::StrAppend(&message, mine.ok() ? running_->position : mine.message());
+  absl::StrAppend(&message, mine.ok() ? running().position : mine.message());
   const size_t head = 2 * bytes + sizeof(weight);
   TESSERA_ASSIGN_OR_RETURN(
       auto all, comm_->AllGatherStrings(
