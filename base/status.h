@@ -11,6 +11,7 @@
 #ifndef BASE_STATUS_H_
 #define BASE_STATUS_H_
 
+#include <string>
 #include <utility>
 
 #include "absl/base/optimization.h"
@@ -23,6 +24,13 @@ namespace tessera {
 // `status` with its message prefixed by "context: "; code and payloads stay.
 // An OK status comes back as it is.
 absl::Status Annotate(const absl::Status& status, absl::string_view context);
+
+// A status as text, to be sent to other ranks: "" if it is OK, otherwise
+// "<code> <message>". Payloads are left out.
+std::string StatusToText(const absl::Status& status);
+// The status that StatusToText made `text` of; Internal, quoting it, if it is
+// none.
+absl::Status StatusFromText(absl::string_view text);
 
 namespace status_internal {
 inline absl::Status ToStatus(absl::Status status) { return status; }

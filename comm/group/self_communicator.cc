@@ -35,7 +35,7 @@ class SelfCommunicator : public QueuedCommunicator {
   }
   bool AllAnnounced(absl::Duration) override { return true; }
   void ClearAnnouncement() override {
-    if (options_.domain != nullptr) options_.domain->board().Retract();
+    if (options_.domain != nullptr) options_.domain->announcements().Retract();
   }
 
  protected:

@@ -114,9 +114,11 @@ absl::Status WatchedCommunicator::Watched(
 absl::Status WatchedCommunicator::WithTheCause(const absl::Status& mismatch) {
   const absl::Time until = absl::Now() + kCauseWait;
   do {
-    const std::vector<Announcement> said = domain_->board().Read();
-    if (!said.empty()) return said.front().status;
-    if (domain_->board().has_posted()) return domain_->board().words();
+    const std::vector<Announcement> posted = domain_->announcements().Read();
+    if (!posted.empty()) return posted.front().status;
+    if (domain_->announcements().has_posted()) {
+      return domain_->announcements().posted();
+    }
     absl::SleepFor(absl::Milliseconds(10));
   } while (absl::Now() < until);
   return mismatch;

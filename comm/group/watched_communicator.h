@@ -31,9 +31,9 @@ class WatchedCommunicator : public QueuedCommunicator {
 
   void Announce(const absl::Status& status) final { domain_->Announce(status); }
   bool AllAnnounced(absl::Duration timeout) final {
-    return domain_->board().AllPosted(timeout, watched_->ranks);
+    return domain_->announcements().AllPosted(timeout, watched_->ranks);
   }
-  void ClearAnnouncement() final { domain_->board().Retract(); }
+  void ClearAnnouncement() final { domain_->announcements().Retract(); }
 
   // Unavailable if the process of `peer` has ended, or has left. LOCAL.
   absl::Status EndOf(int peer) const {

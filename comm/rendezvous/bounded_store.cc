@@ -30,7 +30,7 @@ struct BoundedStore::Shared {
 };
 
 void BoundedStore::Shared::Run() {
-  pthread_setname_np(pthread_self(), "tessera-board");
+  pthread_setname_np(pthread_self(), "tessera-store");
   const SigpipeBlock no_sigpipe;
   auto ready = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     return stopping || !queue.empty();

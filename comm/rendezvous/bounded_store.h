@@ -1,7 +1,7 @@
 // BoundedStore: a c10d store whose every answer is waited for a bounded time.
 //
 // A store's client blocks for minutes when the process that hosts the store is
-// stopped. Here a thread of its own ("tessera-board") talks to the store; who
+// stopped. Here a thread of its own ("tessera-store") talks to the store; who
 // asks waits `patience` at most and then reads silence. While an answer is
 // overdue, reads are silent at once, and writes are queued.
 //

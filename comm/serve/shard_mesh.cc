@@ -1,5 +1,9 @@
-// A connection begins with the token of the rank that listens and the rank (4
-// bytes, little-endian) of who connects, answered by 'k'.
+// Why each rank greets on a thread of its own while it connects: all connect at
+// once, and a connection is not made before the other side has answered. One
+// that connected first and listened later would wait for a rank that waits for
+// it. Why the ranks agree at the end: one that went on with an incomplete mesh
+// would ask for shards that nobody can send, and why it failed would be known
+// on the failing rank alone.
 #include "comm/serve/shard_mesh.h"
 
 #include <errno.h>
@@ -12,7 +16,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <cstring>
 #include <string>
 #include <thread>
 #include <utility>
@@ -20,19 +23,16 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
+#include "comm/rendezvous/handshake.h"
 #include "comm/rendezvous/local_address.h"
 #include "comm/rendezvous/sockets.h"
 
 namespace tessera {
 namespace {
 
-constexpr size_t kTokenBytes = 32;
-constexpr size_t kHelloBytes = kTokenBytes + sizeof(int32_t);
 constexpr int kTickMs = 50;
-constexpr int kHandshakeMs = 5000;
 // How long a rank is waited for before the store is asked about it.
 constexpr absl::Duration kPatience = absl::Milliseconds(300);
 
@@ -42,12 +42,6 @@ void CloseOnce(int* fd) {
 }
 
 bool OutOfDescriptors(int error) { return error == EMFILE || error == ENFILE; }
-
-std::string Hello(const std::string& token, int32_t rank) {
-  return absl::StrCat(
-      token,
-      absl::string_view(reinterpret_cast<const char*>(&rank), sizeof(rank)));
-}
 
 // Takes the connections of all other ranks, on a thread of its own: they wait
 // to be greeted.
@@ -112,18 +106,14 @@ class Acceptor {
   }
 
   bool Greet(int fd, const std::string& hello) {
-    int32_t peer = 0;
-    memcpy(&peer, hello.data() + kTokenBytes, sizeof(peer));
-    if (hello.compare(0, kTokenBytes, token_) != 0 || peer < 0 ||
-        peer >= static_cast<int>(serve_->size()) || peer == rank_ ||
-        send(fd, "k", 1, MSG_NOSIGNAL | MSG_DONTWAIT) != 1) {
-      return false;
-    }
+    const int peer =
+        RankOfHello(hello, token_, rank_, static_cast<int>(serve_->size()));
+    if (peer < 0 || !AnswerHello(fd)) return false;
     KeepAlive(fd);
-    int& endpoint = (*serve_)[peer];
-    if (endpoint < 0) --missing_;
-    CloseOnce(&endpoint);  // it gave that one up
-    endpoint = fd;
+    int& connected = (*serve_)[peer];
+    if (connected < 0) --missing_;
+    CloseOnce(&connected);  // it gave that one up
+    connected = fd;
     return true;
   }
 
@@ -136,45 +126,6 @@ class Acceptor {
   std::atomic<bool> stop_{false}, starved_{false};
   std::thread thread_;  // last: it uses the others
 };
-
-// Where a rank listens: "<token> <port> <network> <address>...".
-struct Endpoint {
-  std::string token, port;
-  std::vector<std::string> addresses;
-};
-
-Endpoint ParseEndpoint(const std::string& text, const std::string& network) {
-  const std::vector<std::string> parts =
-      absl::StrSplit(text, ' ', absl::SkipEmpty());
-  Endpoint endpoint;
-  if (parts.size() < 3) return endpoint;
-  endpoint.token = parts[0];
-  endpoint.port = parts[1];
-  endpoint.addresses.assign(parts.begin() + 3, parts.end());
-  if (parts[2] == network) {
-    endpoint.addresses.insert(endpoint.addresses.begin(), "127.0.0.1");
-  }
-  return endpoint;
-}
-
-// A connection to `endpoint`, or -1.
-int TryConnect(const Endpoint& endpoint, int rank) {
-  for (const std::string& address : endpoint.addresses) {
-    const int fd = ConnectTo(address, endpoint.port);
-    if (fd < 0) continue;
-    KeepAlive(fd);
-    const std::string hello = Hello(endpoint.token, rank);
-    char answer = 0;
-    if (send(fd, hello.data(), hello.size(), MSG_NOSIGNAL) ==
-            static_cast<ssize_t>(hello.size()) &&
-        WaitForSocket(fd, POLLIN, kHandshakeMs) &&
-        recv(fd, &answer, 1, 0) == 1 && answer == 'k') {
-      return fd;
-    }
-    close(fd);
-  }
-  return -1;
-}
 
 // Are there none left? (`fd` is any open one.)
 bool NoDescriptors(int fd) {
@@ -217,7 +168,7 @@ absl::Status ConnectAll(const std::vector<Endpoint>& endpoints, int listen_fd,
   for (int i = 1; i < world_size; ++i) {
     const int peer = (rank + i) % world_size;
     const auto connect = [&]() -> absl::StatusOr<bool> {
-      mesh->ask[peer] = TryConnect(endpoints[peer], rank);
+      mesh->ask[peer] = ConnectAs(rank, endpoints[peer]);
       if (mesh->ask[peer] >= 0) return true;
       if (acceptor.starved() || NoDescriptors(listen_fd)) return starved;
       return false;
@@ -252,17 +203,9 @@ absl::StatusOr<std::unique_ptr<ShardMesh>> ConnectShardMesh(
                            group.AllGatherStrings(network, tag));
   const bool same_host =
       std::count(networks.begin(), networks.end(), network) == world_size;
-  const std::string token = RandomToken();
-  uint16_t port = 0;
-  int listen_fd =
-      token.empty() ? -1 : OpenListener(same_host, world_size, &port);
-  std::string where;
-  if (listen_fd >= 0) {
-    where = absl::StrCat(token, " ", port, " ", network, " ",
-                         same_host ? "" : absl::StrJoin(Addresses(), " "));
-  }
+  Listener listener = Listen(same_host, world_size, network);
   const absl::StatusOr<std::vector<std::string>> all =
-      group.AllGatherStrings(where, tag);
+      group.AllGatherStrings(listener.where, tag);
   auto mesh = std::make_unique<ShardMesh>(world_size);
   absl::Status mine = all.status();
   if (mine.ok()) {
@@ -275,16 +218,16 @@ absl::StatusOr<std::unique_ptr<ShardMesh>> ConnectShardMesh(
       }
     }
     if (mine.ok()) {
-      mine = ConnectAll(endpoints, listen_fd, rank, options, mesh.get());
+      mine = ConnectAll(endpoints, listener.fd, rank, options, mesh.get());
       // For those that wait to be connected with this rank.
-      CloseOnce(&listen_fd);
+      CloseOnce(&listener.fd);
       if (!mine.ok()) group.Announce(mine);
       const absl::Status agreed = group.AgreeOk(mine, tag.what, tag.site);
       if (!mine.ok()) group.ClearAnnouncement();
       mine = agreed;
     }
   }
-  CloseOnce(&listen_fd);
+  CloseOnce(&listener.fd);
   if (!mine.ok()) return mine;
   return mesh;
 }

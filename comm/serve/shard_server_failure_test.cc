@@ -28,7 +28,8 @@ void ExpectFailed(Ranks& ranks, const absl::Status& status) {
   EXPECT_EQ(ranks[0].failure(), status);
   EXPECT_EQ(ranks[0].server->Pull(0, 0, torch::zeros({6}), {"later"}).Wait(),
             status);
-  const std::vector<Announcement> said = ranks[1].domain->board().Read();
+  const std::vector<Announcement> said =
+      ranks[1].domain->announcements().Read();
   ASSERT_EQ(said.size(), 1u);
   EXPECT_TRUE(said[0].final);
   EXPECT_THAT(said[0].status.message(), HasSubstr(status.message()));
@@ -124,7 +125,7 @@ TEST(ShardServerTest, AFinalAnnouncementOrAFailureHereEndsPullsSoon) {
     if (here) {
       ranks[0].domain->failure()->Set(status);
     } else {
-      ranks[1].domain->board().Post(status, /*final=*/true);
+      ranks[1].domain->announcements().Post(status, /*final=*/true);
     }
     const absl::Time begin = absl::Now();
     EXPECT_EQ(future.Wait(), status);

@@ -268,7 +268,7 @@ TEST(ShardServerTest, PullsAreRecordedAndCounted) {
   EXPECT_THAT(
       ranks[0].records.ToText(),
       AllOf(HasSubstr("RUNNING"),
-            HasSubstr("pull, 80 bytes of float32  unit a  comm/shard")));
+            HasSubstr("pull, 80 bytes of float32  unit a  comm/serve/")));
   ranks[2].server->SetVersion(0);
   TESSERA_ASSERT_OK(future.Wait());
   EXPECT_THAT(ranks[0].records.ToText(), HasSubstr("done"));

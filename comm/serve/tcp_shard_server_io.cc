@@ -242,7 +242,7 @@ void TcpShardServer::EndAll(const absl::Status& status) {
 void TcpShardServer::Fail(const absl::Status& status) {
   group_.domain->failure()->Set(status);
   const absl::Status first = group_.domain->failure()->Get();
-  group_.domain->board().PostFailure(first);
+  group_.domain->announcements().PostFailure(first);
   EndAll(first);
 }
 

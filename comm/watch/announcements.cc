@@ -1,3 +1,13 @@
+// Why beside the collectives: a rank that fails on its own cannot come to the
+// collective in which the others wait, and they would wait for their timeout
+// and then know nothing of the cause. Why a store: it takes no part in any
+// collective, so it answers whatever the ranks are blocked in.
+//
+// Why an announcement can be taken back: most failures are told in an orderly
+// way by the next agreement of all ranks (Communicator::AgreeOk); after that it
+// must not end waits any more. Why it is kept as "past", with its count: ranks
+// that announce all at once (AllPosted) must see that each other one did, also
+// if that one saw all and took its own back first.
 #include "comm/watch/announcements.h"
 
 #include <algorithm>
@@ -16,23 +26,21 @@ namespace {
 
 constexpr absl::Duration kPatience = absl::Seconds(1);
 
-std::string SaidKey(int rank) { return absl::StrCat("said/", rank); }
+std::string PostedKey(int rank) { return absl::StrCat("posted/", rank); }
 std::string WaitingKey(int rank) { return absl::StrCat("waiting/", rank); }
 
 std::optional<Announcement> ParseAnnouncement(int rank,
                                               const std::string& text) {
   const std::vector<absl::string_view> parts =
-      absl::StrSplit(text, absl::MaxSplits(' ', 3));
+      absl::StrSplit(text, absl::MaxSplits(' ', 2));
   Announcement result;
-  int code = 0;
-  if (parts.size() != 4 || !absl::SimpleAtoi(parts[0], &result.count) ||
-      !absl::SimpleAtoi(parts[2], &code)) {
+  if (parts.size() != 3 || !absl::SimpleAtoi(parts[0], &result.count)) {
     return std::nullopt;
   }
   result.rank = rank;
   result.standing = parts[1] != "past";
   result.final = parts[1] == "final";
-  result.status = absl::Status(static_cast<absl::StatusCode>(code), parts[3]);
+  result.status = StatusFromText(parts[2]);
   return result;
 }
 
@@ -92,30 +100,31 @@ bool IsOwnError(const absl::Status& status) {
 }
 
 Announcements::Announcements(c10::intrusive_ptr<c10d::Store> store, int rank,
-                             int world_size)
-    : store_(std::move(store), kPatience),
+                             int world_size, Clock clock)
+    : clock_(std::move(clock)),
+      store_(std::move(store), kPatience),
       rank_(rank),
       world_size_(world_size) {}
 
 absl::StatusOr<std::unique_ptr<Announcements>> Announcements::Create(
     c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
-    bool same_host) {
+    bool same_host, Clock clock) {
   // With a client of its own: it may block in the store.
   TESSERA_ASSIGN_OR_RETURN(const c10::intrusive_ptr<c10d::Store> own_client,
                            CatchTorch("store", [&] { return store->clone(); }));
   std::unique_ptr<LivenessMonitor> liveness =
-      LivenessMonitor::Create(*own_client, rank, world_size, same_host);
+      LivenessMonitor::Create(*own_client, rank, world_size, same_host, clock);
   auto result = std::unique_ptr<Announcements>(
-      new Announcements(std::move(store), rank, world_size));
+      new Announcements(std::move(store), rank, world_size, std::move(clock)));
   result->liveness_ = std::move(liveness);
   // So that something is known of a rank that is never heard of again.
   WaitingIn start;
   start.what = "start-up";
   start.details = "before its first collective";
   start.finished = true;
-  // Nobody waits for this rank's words yet: a busy host may take its time.
+  // Nobody waits for what this rank posts yet: a busy host may take its time.
   TESSERA_RETURN_IF_ERROR(CatchTorch("store of the rendezvous", [&] {
-    own_client->set(SaidKey(rank), std::string());
+    own_client->set(PostedKey(rank), std::string());
     own_client->set(WaitingKey(rank), TextOf(start, /*beat=*/0));
   }));
   return result;
@@ -131,11 +140,12 @@ void Announcements::Post(const absl::Status& status, bool final) {
   if (final_) return;
   final_ = final;
   posted_ = status;
-  // Before the own words are out: whoever sees them may take his own back.
+  // Before this rank's own one is out: who sees that may take back his, and
+  // then AllPosted could not tell it from an old one.
   before_ = ReadAll();
-  store_.Set(SaidKey(rank_), absl::StrCat(++count_, final ? " final " : " now ",
-                                          static_cast<int>(status.code()), " ",
-                                          status.message()));
+  store_.Set(PostedKey(rank_),
+             absl::StrCat(++count_, final ? " final " : " now ",
+                          StatusToText(status)));
 }
 
 void Announcements::PostFailure(const absl::Status& status) {
@@ -146,11 +156,11 @@ void Announcements::Retract() {
   absl::MutexLock lock(&mutex_);
   if (!final_ && !posted_.ok()) {
     posted_ = absl::OkStatus();
-    store_.Set(SaidKey(rank_), absl::StrCat(count_, " past 0 "));
+    store_.Set(PostedKey(rank_), absl::StrCat(count_, " past "));
   }
 }
 
-absl::Status Announcements::words() const {
+absl::Status Announcements::posted() const {
   absl::MutexLock lock(&mutex_);
   return posted_;
 }
@@ -158,7 +168,7 @@ absl::Status Announcements::words() const {
 std::vector<Announcement> Announcements::ReadAll() {
   std::vector<Announcement> all(world_size_);
   std::vector<std::string> keys;
-  for (int r = 0; r < world_size_; ++r) keys.push_back(SaidKey(r));
+  for (int r = 0; r < world_size_; ++r) keys.push_back(PostedKey(r));
   const std::optional<std::vector<std::string>> texts = store_.Get(keys);
   if (!texts.has_value()) return all;
   for (int r = 0; r < world_size_; ++r) {
@@ -170,8 +180,8 @@ std::vector<Announcement> Announcements::ReadAll() {
 
 std::vector<Announcement> Announcements::Read() {
   std::vector<Announcement> standing;
-  for (Announcement& said : ReadAll()) {
-    if (said.standing) standing.push_back(std::move(said));
+  for (Announcement& posted : ReadAll()) {
+    if (posted.standing) standing.push_back(std::move(posted));
   }
   return standing;
 }
@@ -185,7 +195,7 @@ bool Announcements::AllPosted(absl::Duration timeout,
     if (count_ == 0) return false;
     before = before_;
   }
-  auto has_said = [&](const Announcement& now, int r) {
+  auto has_posted = [&](const Announcement& now, int r) {
     const bool asked = ranks.empty() ||
                        std::find(ranks.begin(), ranks.end(), r) != ranks.end();
     return r == rank_ || !asked || now.standing || before[r].standing ||
@@ -193,13 +203,13 @@ bool Announcements::AllPosted(absl::Duration timeout,
   };
   while (true) {
     const std::vector<Announcement> all = ReadAll();
-    int said = 0;
-    for (int r = 0; r < world_size_; ++r) said += has_said(all[r], r);
-    if (said == world_size_) return true;
+    int posted = 0;
+    for (int r = 0; r < world_size_; ++r) posted += has_posted(all[r], r);
+    if (posted == world_size_) return true;
     const std::vector<EndedRank> ended = liveness_->Ended();
     if (absl::Now() >= deadline ||
         std::any_of(ended.begin(), ended.end(), [&](const EndedRank& e) {
-          return !has_said(all[e.rank], e.rank);
+          return !has_posted(all[e.rank], e.rank);
         })) {
       return false;
     }
@@ -216,21 +226,21 @@ std::optional<AnnouncementSnapshot> Announcements::ReadSnapshot() {
   // that reason, so who sees it there sees its announcement too.
   std::vector<std::string> keys;
   for (int r = 0; r < world_size_; ++r) keys.push_back(WaitingKey(r));
-  for (int r = 0; r < world_size_; ++r) keys.push_back(SaidKey(r));
+  for (int r = 0; r < world_size_; ++r) keys.push_back(PostedKey(r));
   const std::optional<std::vector<std::string>> texts = store_.Get(keys);
   if (!texts.has_value()) return std::nullopt;
-  AnnouncementSnapshot board;
-  board.waiting.resize(world_size_);
+  AnnouncementSnapshot snapshot;
+  snapshot.waiting.resize(world_size_);
   for (int r = 0; r < world_size_; ++r) {
     if (r == rank_) continue;
-    board.waiting[r] = ParseWaiting((*texts)[r]);
-    std::optional<Announcement> said =
+    snapshot.waiting[r] = ParseWaiting((*texts)[r]);
+    std::optional<Announcement> posted =
         ParseAnnouncement(r, (*texts)[world_size_ + r]);
-    if (said.has_value() && said->standing) {
-      board.said.push_back(*std::move(said));
+    if (posted.has_value() && posted->standing) {
+      snapshot.posted.push_back(*std::move(posted));
     }
   }
-  return board;
+  return snapshot;
 }
 
 }  // namespace tessera

@@ -1,7 +1,8 @@
 // Announcements: what ranks tell each other outside of collectives, through the
 // store where they met.
 //
-//   said/<rank>     "<count> <kind> <code> <message>", kind: now, final, past
+//   posted/<rank>   "<count> <kind> <status>", kind: now, final, past; the
+//                   status as of StatusToText, "" if past
 //   waiting/<rank>  "<beat> <sequence> <signature> <in|out> <what>", <details>,
 //                   <group>, and for each group "<sequence> <group>", with \x1f
 //                   between them: the last collective that it is known to have
@@ -14,7 +15,8 @@
 //
 // A store that is gone (rank 0 hosted it and has ended), or that does not
 // answer within a second, reads as silence. That the process of a peer has
-// ended comes by another way: comm/watch/liveness_monitor.h.
+// ended comes by another way: comm/watch/liveness_monitor.h. All that judges by
+// time in a failure domain goes by the clock of its Announcements.
 //
 // Threads: all calls may come from any thread.
 #ifndef COMM_WATCH_ANNOUNCEMENTS_H_
@@ -33,6 +35,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "base/monotonic.h"
 #include "c10/util/intrusive_ptr.h"
 #include "comm/rendezvous/bounded_store.h"
 #include "comm/watch/liveness_monitor.h"
@@ -44,10 +47,10 @@ class Store;
 namespace tessera {
 
 struct Announcement {
-  int rank = 0;  // who said it
+  int rank = 0;  // who posted it
   int64_t count = 0;
   bool standing = false;  // not taken back
-  // The speaker's communicator has failed for good; nothing takes this back.
+  // That rank's communicator has failed for good; nothing takes this back.
   bool final = false;
   absl::Status status;  // for the user, names the rank where the trouble began
 };
@@ -75,7 +78,7 @@ bool IsOwnError(const absl::Status& status);
 
 // What all ranks have written, as of one time where the store can do that.
 struct AnnouncementSnapshot {
-  std::vector<Announcement> said;  // what stands, lowest rank first
+  std::vector<Announcement> posted;  // what stands, lowest rank first
   std::vector<std::optional<WaitingIn>> waiting;  // by rank
 };
 
@@ -86,33 +89,34 @@ class Announcements {
   // `same_host`: all ranks run on this one.
   static absl::StatusOr<std::unique_ptr<Announcements>> Create(
       c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
-      bool same_host = false);
+      bool same_host = false, Clock clock = MonotonicNow);
 
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
+  absl::Duration Now() const { return clock_(); }
 
   // "rank 2 failed: <status's message>", Unavailable: how the others read of an
   // error of this rank.
   absl::Status FailedHere(const absl::Status& status) const;
 
-  // Announces `status`, in the place of what this rank said before. A final
+  // Announces `status`, in the place of what this rank posted before. A final
   // one stays: later calls do nothing. LOCAL.
   void Post(const absl::Status& status, bool final);
   // Announces for good that this rank's groups have failed: an error of its own
-  // as FailedHere, what it has of others in their words. LOCAL.
+  // as FailedHere, that of another as it was announced. LOCAL.
   void PostFailure(const absl::Status& status);
   void Retract();
   // This rank's announcement stands.
-  bool has_posted() const { return !words().ok(); }
+  bool has_posted() const { return !posted().ok(); }
   // What it is; OK without one.
-  absl::Status words() const;
+  absl::Status posted() const;
   // What stands, of the other ranks, lowest rank first. LOCAL.
   std::vector<Announcement> Read();
 
   // Since this rank's last Post: has every other rank announced something, or
   // had it then? Also if it was taken back since. Waits for that, `timeout` at
-  // most, and not for a rank that has ended and said nothing. Of `ranks` only,
-  // unless that is empty. LOCAL.
+  // most, and not for a rank that has ended and posted nothing. Of `ranks`
+  // only, unless that is empty. LOCAL.
   bool AllPosted(absl::Duration timeout, const std::vector<int>& ranks = {});
 
   // False if the store is gone.
@@ -129,21 +133,22 @@ class Announcements {
   const LivenessMonitor& liveness() const { return *liveness_; }
 
  private:
-  Announcements(c10::intrusive_ptr<c10d::Store> store, int rank,
-                int world_size);
+  Announcements(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size,
+                Clock clock);
   // Of all ranks, the own entry and those not known empty.
   std::vector<Announcement> ReadAll();
 
+  const Clock clock_;
   BoundedStore store_;
   std::unique_ptr<LivenessMonitor> liveness_;
   const int rank_;
   const int world_size_;
   std::atomic<int64_t> beat_{0};
-  mutable absl::Mutex mutex_;  // orders the writes of this rank's words
+  mutable absl::Mutex mutex_;  // orders the writes of this rank
   int64_t count_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Status posted_ ABSL_GUARDED_BY(mutex_);
   bool final_ ABSL_GUARDED_BY(mutex_) = false;
-  // What the others had said when this rank last spoke.
+  // What the others had posted when this rank last did.
   std::vector<Announcement> before_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -1,6 +1,9 @@
+// Why groups of one job fail together: a rank that gives up one group's
+// collective will not come to the next of another group either, and whoever
+// waits there would only know after the timeout. So what ends the waits of one
+// ends those of all, for the same reason and in the same words.
 #include "comm/watch/failure_domain.h"
 
-#include "absl/strings/str_cat.h"
 #include "base/status.h"
 
 namespace tessera {
@@ -10,35 +13,28 @@ absl::StatusOr<std::shared_ptr<FailureDomain>> FailureDomain::Join(
     bool same_host) {
   if (options.domain != nullptr) return options.domain;
   TESSERA_ASSIGN_OR_RETURN(
-      std::unique_ptr<Announcements> board,
+      std::unique_ptr<Announcements> announcements,
       Announcements::Create(store, options.rank, options.world_size,
                             same_host));
-  return std::make_shared<FailureDomain>(options, std::move(board));
+  return std::make_shared<FailureDomain>(options, std::move(announcements));
 }
 
 absl::Status FailureDomain::EndOf(int rank) const {
-  for (const EndedRank& ended : board_->liveness().Ended()) {
+  for (const EndedRank& ended : announcements_->liveness().Ended()) {
     if (ended.rank == rank) return HasEnded(rank, ended.left);
   }
   return absl::OkStatus();
 }
 
 absl::Status FailureDomain::TroubleOf(const std::vector<int>& ranks) {
-  const std::vector<Announcement> all = board_->Read();
+  const std::vector<Announcement> all = announcements_->Read();
   for (int rank : ranks) {
-    for (const Announcement& said : all) {
-      if (said.rank == rank) return said.status;
+    for (const Announcement& posted : all) {
+      if (posted.rank == rank) return posted.status;
     }
     TESSERA_RETURN_IF_ERROR(EndOf(rank));
   }
   return absl::OkStatus();
-}
-
-absl::Status HasEnded(int rank, bool left) {
-  return absl::UnavailableError(
-      absl::StrCat("rank ", rank, " has ended (",
-                   left ? "it has left this group" : "its process is gone",
-                   "); look at that rank's own last words"));
 }
 
 }  // namespace tessera

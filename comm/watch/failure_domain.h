@@ -4,10 +4,11 @@
 //   ranks 0 1 2 3 -- Split --+-- ranks 0 1 -- Split -- ...
 //                            '-- ranks 2 3
 //
-// They fail together: their ranks have one board, on which each announces what
-// concerns all of its groups, one monitor for their waits, one of which is
-// under way at a time, and one first failure. Ranks are those of the first
-// group, in numbers and in messages. Lives as long as any of its groups.
+// They fail together: their ranks have one place to announce what concerns all
+// of their groups (comm/watch/announcements.h), one monitor for their waits,
+// one of which is under way at a time, and one first failure. Ranks are those
+// of the first group, in numbers and in messages. Lives as long as any of its
+// groups.
 //
 // Threads: all calls may come from any thread.
 #ifndef COMM_WATCH_FAILURE_DOMAIN_H_
@@ -36,35 +37,32 @@ class FailureDomain {
       bool same_host);
 
   FailureDomain(const GroupOptions& options,
-                std::unique_ptr<Announcements> board)
-      : board_(std::move(board)),
-        monitor_(board_.get(),
+                std::unique_ptr<Announcements> announcements)
+      : announcements_(std::move(announcements)),
+        monitor_(announcements_.get(),
                  {options.collective_timeout, options.announce_grace}),
         failure_(std::make_shared<FirstFailure>()) {}
 
-  Announcements& board() { return *board_; }
+  Announcements& announcements() { return *announcements_; }
   WaitMonitor& monitor() { return monitor_; }
   const std::shared_ptr<FirstFailure>& failure() const { return failure_; }
 
   // See Communicator::Announce; a final announcement is of a failure that
   // stays.
   void Announce(const absl::Status& status, bool final = false) {
-    board_->Post(board_->FailedHere(status), final);
+    announcements_->Post(announcements_->FailedHere(status), final);
   }
   // Unavailable if the process of `rank` has ended, or has left. LOCAL.
   absl::Status EndOf(int rank) const;
-  // Of the first of `ranks` that has announced something, its words, or that it
-  // has ended; OK if there is none. Asks the store. LOCAL.
+  // Of the first of `ranks` that has announced something, what, or that it has
+  // ended; OK if there is none. Asks the store. LOCAL.
   absl::Status TroubleOf(const std::vector<int>& ranks);
 
  private:
-  const std::unique_ptr<Announcements> board_;
+  const std::unique_ptr<Announcements> announcements_;
   WaitMonitor monitor_;
   const std::shared_ptr<FirstFailure> failure_;
 };
-
-// Unavailable: that `rank` takes no part any more.
-absl::Status HasEnded(int rank, bool left);
 
 }  // namespace tessera
 #endif  // COMM_WATCH_FAILURE_DOMAIN_H_

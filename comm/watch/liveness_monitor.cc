@@ -1,7 +1,15 @@
-// A connection begins with the token and the rank (4 bytes) of who connects,
-// answered by 'k'. After that frames of 5 bytes, both ways: 'b' (bye: left),
-// 'g' (gone), 'p' (are you there? Sent back as it is), and a rank.
-// Little-endian.
+// A connection begins with the handshake (comm/rendezvous/handshake.h). After
+// that frames of 5 bytes, both ways: 'b' (bye: left), 'g' (gone), 'p' (are you
+// there? Sent back as it is), and a rank. Little-endian.
+//
+// Why a connection of its own: the transports cannot tell. Over shared memory a
+// dead rank looks like a slow one for ever; over TCP only those notice that
+// have bytes under way with it, and the store that would have its last words
+// may have died with it. Why a star around rank 0 and not connections between
+// all: at 1,000 ranks those would be 500,000, and what rank 0 alone sees it
+// passes on. Why a bye: a rank that leaves has done its part of everything, and
+// waits that are still under way elsewhere must not end because of it, while
+// one that vanished without a word must end them.
 #include "comm/watch/liveness_monitor.h"
 
 #include <errno.h>
@@ -17,13 +25,12 @@
 #include <utility>
 
 #include "absl/strings/escaping.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "base/log.h"
 #include "base/torch_guard.h"
-#include "comm/record/flight_recorder.h"
+#include "comm/rendezvous/handshake.h"
 #include "comm/rendezvous/local_address.h"
 #include "comm/rendezvous/sockets.h"
 #include "torch/csrc/distributed/c10d/Store.hpp"
@@ -32,8 +39,6 @@ namespace tessera {
 namespace {
 
 constexpr char kKey[] = "liveness";
-constexpr size_t kTokenBytes = 32;  // of RandomToken
-constexpr int kHandshakeMs = 5000;
 constexpr int kFrameBytes = 5;
 
 ABSL_CONST_INIT absl::Mutex g_all_mutex(absl::kConstInit);
@@ -60,12 +65,10 @@ int32_t IntAt(const std::string& bytes, size_t at) {
 
 }  // namespace
 
-std::unique_ptr<LivenessMonitor> LivenessMonitor::Create(c10d::Store& store,
-                                                         int rank,
-                                                         int world_size,
-                                                         bool same_host) {
-  auto liveness =
-      std::unique_ptr<LivenessMonitor>(new LivenessMonitor(rank, world_size));
+std::unique_ptr<LivenessMonitor> LivenessMonitor::Create(
+    c10d::Store& store, int rank, int world_size, bool same_host, Clock clock) {
+  auto liveness = std::unique_ptr<LivenessMonitor>(
+      new LivenessMonitor(rank, world_size, std::move(clock)));
   if (rank == 0) {
     liveness->Listen(store, same_host);
   } else {
@@ -79,17 +82,12 @@ std::unique_ptr<LivenessMonitor> LivenessMonitor::Create(c10d::Store& store,
 }
 
 void LivenessMonitor::Listen(c10d::Store& store, bool same_host) {
-  token_ = RandomToken();
-  uint16_t port = 0;
-  if (!token_.empty()) listen_fd_ = OpenListener(same_host, world_size_, &port);
-  std::string where;
-  if (listen_fd_ >= 0) {
-    where = absl::StrCat(token_, " ", port, " ", HostName(), " ",
-                         same_host ? "" : absl::StrJoin(Addresses(), " "));
-  }
+  const Listener listener = tessera::Listen(same_host, world_size_, HostName());
+  token_ = listener.token;
+  listen_fd_ = listener.fd;
   // Empty: the others go without, too.
   const absl::Status told =
-      CatchTorch("store", [&] { store.set(kKey, where); });
+      CatchTorch("store", [&] { store.set(kKey, listener.where); });
   absl::MutexLock lock(&mutex_);
   if (told.ok() && listen_fd_ >= 0) StartThread();
 }
@@ -97,45 +95,21 @@ void LivenessMonitor::Listen(c10d::Store& store, bool same_host) {
 void LivenessMonitor::Connect(c10d::Store& store) {
   const absl::StatusOr<std::string> where = CatchTorch(
       "store", [&]() -> std::string { return store.get_to_str(kKey); });
-  if (!where.ok() || where->empty()) return;
-  std::vector<std::string> parts =
-      absl::StrSplit(*where, ' ', absl::SkipEmpty());
-  if (parts.size() < 3) return;
-  std::vector<std::string> addresses(parts.begin() + 3, parts.end());
-  if (parts[2] == HostName()) addresses.insert(addresses.begin(), "127.0.0.1");
-  for (const std::string& address : addresses) {
-    const int fd = ConnectTo(address, parts[1]);
-    if (fd < 0) continue;
-    if (Handshake(fd, parts[0])) {
-      Peer peer;
-      peer.fd = fd;
-      peer.rank = 0;
-      absl::MutexLock lock(&mutex_);
-      peers_.push_back(peer);
-      break;
-    }
-    close(fd);
-  }
-  absl::MutexLock lock(&mutex_);
-  if (peers_.empty()) {
+  if (!where.ok()) return;
+  const Endpoint rank0 = ParseEndpoint(*where, HostName());
+  if (rank0.token.empty()) return;
+  Peer peer;
+  peer.fd = ConnectAs(rank_, rank0);
+  peer.rank = 0;
+  if (peer.fd < 0) {
     TESSERA_LOG(WARNING) << "cannot connect to rank 0 at any of "
-                         << absl::StrJoin(addresses, ", ")
+                         << absl::StrJoin(rank0.addresses, ", ")
                          << ": the end of a rank may be noticed late";
     return;
   }
+  absl::MutexLock lock(&mutex_);
+  peers_.push_back(peer);
   StartThread();
-}
-
-bool LivenessMonitor::Handshake(int fd, const std::string& token) {
-  KeepAlive(fd);
-  std::string hello = token;
-  const int32_t rank = rank_;
-  hello.append(reinterpret_cast<const char*>(&rank), sizeof(rank));
-  char answer = 0;
-  return send(fd, hello.data(), hello.size(), MSG_NOSIGNAL) ==
-             static_cast<ssize_t>(hello.size()) &&
-         WaitForSocket(fd, POLLIN, kHandshakeMs) &&
-         recv(fd, &answer, 1, 0) == 1 && answer == 'k';
 }
 
 void LivenessMonitor::StartThread() {
@@ -255,15 +229,13 @@ bool LivenessMonitor::Read(Peer* peer) {
 
 bool LivenessMonitor::Understand(Peer* peer) {
   if (peer->rank < 0) {
-    if (peer->in.size() < kTokenBytes + sizeof(int32_t)) return true;
-    const int rank = IntAt(peer->in, kTokenBytes);
-    if (peer->in.compare(0, kTokenBytes, token_) != 0 || rank <= 0 ||
-        rank >= world_size_) {
-      return false;
-    }
-    peer->rank = rank;
-    peer->in.erase(0, kTokenBytes + sizeof(int32_t));
-    (void)send(peer->fd, "k", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (peer->in.size() < kHelloBytes) return true;
+    const absl::string_view hello(peer->in.data(), kHelloBytes);
+    peer->rank = RankOfHello(hello, token_, rank_, world_size_);
+    if (peer->rank < 0) return false;
+    peer->in.erase(0, kHelloBytes);
+    // A broken connection is noticed by the next poll.
+    (void)AnswerHello(peer->fd);
     for (const EndedRank& ended : ended_) {
       Tell(peer->fd, ended.left ? 'b' : 'g', ended.rank);
     }
@@ -295,7 +267,7 @@ void LivenessMonitor::Note(int rank, bool left) {
       std::any_of(ended_.begin(), ended_.end(),
                   [&](const EndedRank& e) { return e.rank == rank; });
   if (known) return;
-  ended_.push_back({rank, left, MonotonicNow()});
+  ended_.push_back({rank, left, clock_()});
   if (rank_ != 0) return;
   for (const Peer& peer : peers_) {
     if (peer.rank > 0 && peer.rank != rank) {

@@ -21,11 +21,13 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "base/monotonic.h"
 
 namespace c10d {
 class Store;
@@ -37,29 +39,29 @@ namespace tessera {
 struct EndedRank {
   int rank = 0;
   bool left = false;     // in an orderly way
-  absl::Duration since;  // MonotonicNow() when it was heard of
+  absl::Duration since;  // the time when it was heard of
 };
 
 class LivenessMonitor {
  public:
   // Connects with rank 0; waits for its address in `store` (key "liveness").
   // `same_host`: all ranks run here, so rank 0 listens on the loopback only.
-  // Where there is no way to connect the result knows of nobody's end. LOCAL
-  // but for the store.
+  // Where there is no way to connect the result knows of nobody's end. LOCAL,
+  // except that it asks the store.
   static std::unique_ptr<LivenessMonitor> Create(c10d::Store& store, int rank,
-                                                 int world_size,
-                                                 bool same_host);
+                                                 int world_size, bool same_host,
+                                                 Clock clock = MonotonicNow);
   ~LivenessMonitor();
   LivenessMonitor(const LivenessMonitor&) = delete;
   LivenessMonitor& operator=(const LivenessMonitor&) = delete;
 
   // In the order in which it was heard.
   std::vector<EndedRank> Ended() const;
-  // Waits until there is one, `timeout` at most. False at once if this liveness
+  // Waits until there is one, `timeout` at most. False at once if this monitor
   // is not connected.
   bool WaitForEnd(absl::Duration timeout) const;
   // Asks rank 0; false if it is stopped, or cannot be reached, or slower than
-  // `timeout`. True on rank 0, and if this liveness is not connected.
+  // `timeout`. True on rank 0, and if this monitor is not connected.
   bool Rank0Answers(absl::Duration timeout) const;
 
  private:
@@ -70,11 +72,10 @@ class LivenessMonitor {
     std::string in;
   };
 
-  LivenessMonitor(int rank, int world_size)
-      : rank_(rank), world_size_(world_size) {}
+  LivenessMonitor(int rank, int world_size, Clock clock)
+      : rank_(rank), world_size_(world_size), clock_(std::move(clock)) {}
   void Listen(c10d::Store& store, bool same_host);
   void Connect(c10d::Store& store);
-  bool Handshake(int fd, const std::string& token);
   void StartThread() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   void Run();
@@ -90,6 +91,7 @@ class LivenessMonitor {
 
   const int rank_;
   const int world_size_;
+  const Clock clock_;
   std::string token_;  // that ranks of this job know
   int listen_fd_ = -1;
   int stop_fd_ = -1;  // an eventfd

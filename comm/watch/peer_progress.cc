@@ -4,7 +4,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "base/monotonic.h"
 
 namespace tessera {
 namespace {
@@ -27,10 +26,10 @@ std::string Ranks(const std::vector<int>& ranks) {
 
 }  // namespace
 
-void PeerProgress::Learn(const AnnouncementSnapshot& board) {
-  const absl::Duration now = MonotonicNow();
-  for (size_t r = 0; r < board.waiting.size(); ++r) {
-    const std::optional<WaitingIn>& at = board.waiting[r];
+void PeerProgress::Learn(const AnnouncementSnapshot& snapshot) {
+  const absl::Duration now = announcements_->Now();
+  for (size_t r = 0; r < snapshot.waiting.size(); ++r) {
+    const std::optional<WaitingIn>& at = snapshot.waiting[r];
     Known& known = known_[r];
     if (!at.has_value()) continue;
     if (!known.last.has_value() || known.last->beat != at->beat) {
@@ -41,7 +40,7 @@ void PeerProgress::Learn(const AnnouncementSnapshot& board) {
 }
 
 std::string PeerProgress::Silence(int rank) const {
-  const absl::Duration silent = MonotonicNow() - known_[rank].since;
+  const absl::Duration silent = announcements_->Now() - known_[rank].since;
   if (silent < kSilence) return "";
   return absl::StrCat("last heard of ", Rounded(silent), " ago");
 }
@@ -55,7 +54,7 @@ std::string PeerProgress::WhyAbsent(int rank, const WaitingIn& wait) const {
 }
 
 bool PeerProgress::HasEnded(int rank) const {
-  for (const EndedRank& ended : board_->liveness().Ended()) {
+  for (const EndedRank& ended : announcements_->liveness().Ended()) {
     if (ended.rank == rank) return true;
   }
   return false;
@@ -90,12 +89,12 @@ std::string PeerProgress::WhyElsewhere(int rank, const WaitingIn& wait) const {
   return absl::StrCat("rank ", rank, " has come, but was ", silence, kStopped);
 }
 
-// What is known of the others is old. The liveness tells of rank 0, which often
-// hosts the store, and the transport whose bytes are missing.
+// What is known of the others is old. The liveness monitor tells of rank 0,
+// which often hosts the store, and the transport whose bytes are missing.
 std::vector<std::string> PeerProgress::WithoutStore(
     const WaitingIn& wait, const std::vector<int>& ranks, int awaited) const {
   std::vector<std::string> words;
-  if (!board_->liveness().Rank0Answers(kAnswerTime)) {
+  if (!announcements_->liveness().Rank0Answers(kAnswerTime)) {
     const bool member = std::find(ranks.begin(), ranks.end(), 0) != ranks.end();
     words.push_back(member ? WhyAbsent(0, wait) : "");
     if (words[0].empty()) words[0] = "rank 0 does not answer";
@@ -111,10 +110,10 @@ std::vector<std::string> PeerProgress::WithoutStore(
 std::string PeerProgress::Describe(const WaitingIn& wait,
                                    const std::vector<int>& ranks, int awaited,
                                    absl::Duration waited) const {
-  const int own = board_->rank();
+  const int own = announcements_->rank();
   std::vector<int> here = {own};
   std::vector<std::string> words;
-  if (board_->store_silent()) {
+  if (announcements_->store_silent()) {
     words = WithoutStore(wait, ranks, awaited);
   } else {
     for (int r : ranks) {

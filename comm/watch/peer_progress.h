@@ -16,11 +16,11 @@ namespace tessera {
 
 class PeerProgress {
  public:
-  // `board` is borrowed and outlives this.
-  explicit PeerProgress(const Announcements* board)
-      : board_(board), known_(board->world_size()) {}
+  // `announcements` is borrowed and outlives this.
+  explicit PeerProgress(const Announcements* announcements)
+      : announcements_(announcements), known_(announcements->world_size()) {}
 
-  void Learn(const AnnouncementSnapshot& board);
+  void Learn(const AnnouncementSnapshot& snapshot);
 
   // Of a wait that has lasted for `waited`, in a collective of `ranks`: which
   // of them have not come, or are elsewhere, and which wait. `awaited`: whose
@@ -34,7 +34,7 @@ class PeerProgress {
  private:
   struct Known {
     std::optional<WaitingIn> last;
-    absl::Duration since;  // MonotonicNow() when its beat was seen to change
+    absl::Duration since;  // the time when its beat was seen to change
   };
 
   // "last heard of 5s ago", "" if its beat goes on.
@@ -48,7 +48,7 @@ class PeerProgress {
                                         const std::vector<int>& ranks,
                                         int awaited) const;
 
-  const Announcements* const board_;
+  const Announcements* const announcements_;
   std::vector<Known> known_;  // by rank
 };
 

@@ -1,69 +1,57 @@
+// Why a thread beside the one that waits: that one is blocked in the transport,
+// which cannot be asked to look at a store meanwhile, and which over shared
+// memory never notices that a peer is gone. Why `abort`, and then the end of
+// the process: a verdict is of no use to a rank that cannot return. A backend
+// whose abort does not wake its wait would leave a process that neither trains
+// nor ends, and its job's other ranks with it.
+//
+// Why the verdict is final for all ranks: after an aborted collective nobody
+// knows which bytes arrived where. Whoever went on would compute with halves.
 #include "comm/watch/wait_monitor.h"
 
 #include <unistd.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/status.h"
-#include "comm/record/flight_recorder.h"
 #include "comm/record/hang_dump.h"
 #include "comm/watch/watchdog.h"
 
 namespace tessera {
 namespace {
 
-// A wait is long, and looked at, from here on; then ever more rarely.
-constexpr absl::Duration kFirstLook = absl::Milliseconds(100);
-// What a dead rank had sent may still arrive.
-constexpr absl::Duration kEndedGrace = absl::Milliseconds(300);
-// A broken connection may be noticed before the liveness tells whose fault it
-// is.
+// A broken connection may be noticed before the liveness monitor tells whose
+// fault it is.
 constexpr absl::Duration kNewsTime = absl::Milliseconds(200);
-
-// The longest between two looks: many ranks ask the one store.
-absl::Duration LongestInterval(int world_size) {
-  return std::max(absl::Milliseconds(400), world_size * absl::Milliseconds(2));
-}
 
 absl::Duration BeatInterval(int world_size) {
   return std::max(absl::Seconds(1), world_size * absl::Milliseconds(10));
 }
 
-// Often enough for short timeouts, rarely enough to cost nothing.
-absl::Duration Tick(absl::Duration timeout, absl::Duration grace) {
-  return std::min(
-      {kFirstLook, timeout / 8, std::max(grace / 4, absl::Milliseconds(20))});
-}
-
-absl::Status EndedStatus(const EndedRank& ended, const WaitingIn& wait) {
-  return absl::UnavailableError(absl::StrCat(
-      wait.what, " #", wait.sequence, ": rank ", ended.rank,
-      ended.left ? " has ended (it left the job)"
-                 : " has ended (its process is gone)",
-      ", so this cannot complete; look at that rank's own last words"));
-}
-
 }  // namespace
 
-WaitMonitor::WaitMonitor(Announcements* board, Options options)
-    : board_(board),
+WaitMonitor::WaitMonitor(Announcements* announcements, Options options)
+    : announcements_(announcements),
       options_(options),
-      tick_(Tick(options.timeout, options.grace)),
-      progress_(board) {
-  watch_ = Watchdog::Get().Add(tick_, [this] { Look(); });
+      judge_(announcements, {options.timeout, options.grace}) {
+  if (!options_.on_watchdog) return;
+  watch_ = Watchdog::Get().Add(judge_.tick(), [this] { Look(); });
 }
 
-WaitMonitor::~WaitMonitor() { Watchdog::Get().Remove(watch_); }
+WaitMonitor::~WaitMonitor() {
+  if (options_.on_watchdog) Watchdog::Get().Remove(watch_);
+}
 
 void WaitMonitor::Begin(WaitingIn wait,
                         std::shared_ptr<const WatchedGroup> group) {
   awaited_ = -1;
-  const bool has_posted = board_->has_posted();
-  WaitingIn said;
+  const bool has_posted = announcements_->has_posted();
+  WaitingIn published;
   {
     absl::MutexLock lock(&mutex_);
     wait.group = group->name;
@@ -74,12 +62,13 @@ void WaitMonitor::Begin(WaitingIn wait,
     ++current_.id;
     current_.wait = std::move(wait);
     current_.group = std::move(group);
-    current_.begin = MonotonicNow();
+    current_.begin = announcements_->Now();
     verdict_ = absl::OkStatus();
-    if (has_posted) said = current_.wait;
+    if (has_posted) published = current_.wait;
   }
-  // Who waits for this rank sees that it has come, see JudgeAnnouncements.
-  if (has_posted) board_->SetWaiting(said);
+  // At once: who waits for this rank sees that it has come, and so that its
+  // announcement need not end that wait (WaitJudge).
+  if (has_posted) announcements_->SetWaiting(published);
 }
 
 void WaitMonitor::Forget(const std::string& group) {
@@ -101,25 +90,27 @@ absl::Status WaitMonitor::End(const absl::Status& outcome) {
     wait = current_.wait;
   }
   if (!reason.ok()) {
-    board_->Post(reason, /*final=*/true);
+    announcements_->Post(reason, /*final=*/true);
     return reason;
   }
   reason = outcome;
   if (!IsOwnError(outcome)) {
     // A peer that failed announced it before its connection broke. Of several
     // ranks that end one after the other the first is the cause.
-    const bool ended = board_->liveness().WaitForEnd(kNewsTime);
-    const std::vector<Announcement> said = board_->Read();
-    if (!said.empty()) {
-      reason = said.front().status;
+    const bool ended = announcements_->liveness().WaitForEnd(kNewsTime);
+    const std::vector<Announcement> posted = announcements_->Read();
+    if (!posted.empty()) {
+      reason = posted.front().status;
     } else if (ended) {
-      const EndedRank first = board_->liveness().Ended().front();
+      const EndedRank first = announcements_->liveness().Ended().front();
       const bool named = absl::StrContains(
           outcome.message(), absl::StrCat("rank ", first.rank, " has ended"));
-      if (!named) reason = EndedStatus(first, wait);
+      if (!named) {
+        reason = Annotate(HasEnded(first.rank, first.left), wait.Name());
+      }
     }
   }
-  board_->PostFailure(reason);
+  announcements_->PostFailure(reason);
   return reason;
 }
 
@@ -132,151 +123,62 @@ void WaitMonitor::Look() {
   if (current.judged) return EndIfStuck(current);
   Publish(current);
   if (!current.active) return;
-  absl::Status verdict = JudgeEnded(current);
-  if (verdict.ok() && IsDue(current)) verdict = Judge(current);
+  absl::Status verdict = Judge(current);
   if (verdict.ok()) return;
   if (absl::IsDeadlineExceeded(verdict)) {
-    verdict = WithHangDump(board_->rank(), verdict);
+    verdict = WithHangDump(announcements_->rank(), verdict);
     dumped_ = true;
   }
   absl::MutexLock lock(&mutex_);
   if (!current_.active || current_.id != current.id) return;
   verdict_ = std::move(verdict);
   current_.judged = true;
-  current_.judged_at = MonotonicNow();
+  current_.judged_at = announcements_->Now();
   current_.group->abort();
 }
 
 void WaitMonitor::Publish(const Current& current) {
-  const absl::Duration now = MonotonicNow();
+  const absl::Duration now = announcements_->Now();
   const bool long_wait = current.active && published_ != current.id &&
-                         now - current.begin >= std::min(kFirstLook, tick_);
+                         now - current.begin >= judge_.tick();
   if (current.id == 0 || (!long_wait && now < publish_at_)) return;
   published_ = current.id;
-  board_->SetWaiting(current.wait);
+  announcements_->SetWaiting(current.wait);
   if (now < publish_at_) return;
-  publish_at_ = now + BeatInterval(board_->world_size());
-  const std::optional<AnnouncementSnapshot> board = board_->ReadSnapshot();
-  if (!board.has_value()) return;
-  progress_.Learn(*board);
-  if (!current.active) DumpIfGivenUp(*board);
-}
-
-bool WaitMonitor::IsDue(const Current& current) {
-  const absl::Duration now = MonotonicNow();
-  if (seen_in_ != current.id) {
-    seen_in_ = current.id;
-    seen_.clear();
-    interval_ = std::min(kFirstLook, tick_);
-    look_at_ = current.begin + interval_;
-  }
-  if (now - current.begin >= options_.timeout) return true;
-  if (now < look_at_) return false;
-  // Doubling, but never so rarely that a short grace or timeout is missed.
-  interval_ = std::min(2 * interval_, LongestInterval(board_->world_size()));
-  look_at_ = now + std::min(interval_, std::max(tick_, options_.timeout / 8));
-  return true;
+  publish_at_ = now + BeatInterval(announcements_->world_size());
+  const std::optional<AnnouncementSnapshot> snapshot =
+      announcements_->ReadSnapshot();
+  if (!snapshot.has_value()) return;
+  judge_.progress().Learn(*snapshot);
+  if (!current.active) DumpIfGivenUp(*snapshot);
 }
 
 absl::Status WaitMonitor::Judge(const Current& current) {
-  const std::optional<AnnouncementSnapshot> board = board_->ReadSnapshot();
-  if (board.has_value()) {
-    progress_.Learn(*board);
-    TESSERA_RETURN_IF_ERROR(JudgeAnnouncements(current, *board));
-    // A rank that announced something may be on its way to another collective
-    // for that reason; its words say more.
-    if (board->said.empty() && !board_->has_posted()) {
-      TESSERA_RETURN_IF_ERROR(JudgeMismatch(current.wait, *board));
-    }
-  }
-  if (MonotonicNow() - current.begin < options_.timeout) {
-    return absl::OkStatus();
-  }
-  return TooLong(current);
+  const WaitJudge::Wait wait{current.wait.Name(), current.begin,
+                             &current.group->ranks, &current.wait};
+  TESSERA_RETURN_IF_ERROR(judge_.JudgeEnded(wait));
+  TESSERA_RETURN_IF_ERROR(judge_.JudgeAnnouncements(wait));
+  if (!judge_.TimedOut(wait.begin)) return absl::OkStatus();
+  return judge_.TooLong(
+      wait.name,
+      judge_.progress().Describe(current.wait, current.group->ranks, awaited_,
+                                 announcements_->Now() - current.begin));
 }
 
-absl::Status WaitMonitor::JudgeEnded(const Current& current) const {
-  for (const EndedRank& ended : board_->liveness().Ended()) {
-    // One that left has done its part of all that it took part in.
-    if (ended.left) continue;
-    const absl::Duration since = std::max(ended.since, current.begin);
-    if (MonotonicNow() - since < kEndedGrace) continue;
-    // Its own words, if it left any, say more.
-    const std::vector<Announcement> said = board_->Read();
-    return said.empty() ? EndedStatus(ended, current.wait)
-                        : said.front().status;
-  }
-  return absl::OkStatus();
-}
-
-// Another rank's collective of the same number is not this one: neither ends.
-absl::Status WaitMonitor::JudgeMismatch(
-    const WaitingIn& wait, const AnnouncementSnapshot& board) const {
-  for (size_t r = 0; r < board.waiting.size(); ++r) {
-    const std::optional<WaitingIn>& at = board.waiting[r];
-    if (!at.has_value() || at->group != wait.group ||
-        at->sequence != wait.sequence || at->signature == wait.signature) {
-      continue;
-    }
-    return absl::FailedPreconditionError(absl::StrCat(
-        "the ranks are in different collectives: rank ", board_->rank(), " in ",
-        wait.Name(), ", rank ", r, " in ", at->Name(),
-        "; all ranks must run the same units in the same order"));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status WaitMonitor::JudgeAnnouncements(
-    const Current& current, const AnnouncementSnapshot& board) {
-  const absl::Duration now = MonotonicNow();
-  const std::vector<int>& ranks = current.group->ranks;
-  auto will_tell = [&](int rank) {
-    const std::optional<WaitingIn>& at = board.waiting[rank];
-    if (!at.has_value()) return false;
-    // Those it waits for in another group may be those that this one waits for.
-    if (!std::binary_search(ranks.begin(), ranks.end(), rank)) {
-      return !at->finished;
-    }
-    return at->group == current.wait.group &&
-           at->sequence == current.wait.sequence &&
-           at->signature == current.wait.signature;
-  };
-  std::map<std::pair<int, int64_t>, absl::Duration> standing;
-  for (const Announcement& said : board.said) {
-    const std::pair<int, int64_t> key(said.rank, said.count);
-    const auto seen = seen_.find(key);
-    const absl::Duration since = seen == seen_.end() ? now : seen->second;
-    if (said.final ||
-        (now - since >= options_.grace && !will_tell(said.rank))) {
-      return said.status;
-    }
-    standing.emplace(key, since);
-  }
-  seen_ = std::move(standing);
-  return absl::OkStatus();
-}
-
-absl::Status WaitMonitor::TooLong(const Current& current) const {
-  return absl::DeadlineExceededError(absl::StrCat(
-      current.wait.Name(), " has not ended within ",
-      absl::FormatDuration(options_.timeout), ": ",
-      progress_.Describe(current.wait, current.group->ranks, awaited_,
-                         MonotonicNow() - current.begin)));
-}
-
-void WaitMonitor::DumpIfGivenUp(const AnnouncementSnapshot& board) {
-  for (const Announcement& said : board.said) {
-    if (dumped_ || !said.final || !absl::IsDeadlineExceeded(said.status)) {
+void WaitMonitor::DumpIfGivenUp(const AnnouncementSnapshot& snapshot) {
+  for (const Announcement& posted : snapshot.posted) {
+    if (dumped_ || !posted.final || !absl::IsDeadlineExceeded(posted.status)) {
       continue;
     }
     dumped_ = true;
-    TESSERA_LOG(WARNING) << WithHangDump(board_->rank(), said.status).message();
+    TESSERA_LOG(WARNING)
+        << WithHangDump(announcements_->rank(), posted.status).message();
   }
 }
 
 void WaitMonitor::EndIfStuck(const Current& current) {
   if (!current.active ||
-      MonotonicNow() - current.judged_at < options_.abort_grace) {
+      announcements_->Now() - current.judged_at < options_.abort_grace) {
     return;
   }
   absl::Status verdict;
@@ -284,7 +186,7 @@ void WaitMonitor::EndIfStuck(const Current& current) {
     absl::MutexLock lock(&mutex_);
     verdict = verdict_;
   }
-  board_->Post(verdict, /*final=*/true);
+  announcements_->Post(verdict, /*final=*/true);
   TESSERA_LOG(ERROR) << verdict.message() << "; the wait cannot be ended ("
                      << absl::FormatDuration(options_.abort_grace)
                      << " have passed), so this process ends";

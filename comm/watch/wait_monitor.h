@@ -1,25 +1,13 @@
-// WaitMonitor: ends waits that would not end by themselves.
+// WaitMonitor: ends waits in collectives that would not end by themselves.
 //
 //   communication thread   Begin -> ... blocked in the transport ... -> End
-//   "tessera-watch"        looks now and then: too long? has a peer announced,
-//                          or ended? Then it notes a verdict and calls `abort`
+//   "tessera-watch"        looks now and then, and asks the judge
+//                          (comm/watch/wait_judge.h: the rules, and the times);
+//                          its verdict is noted, and `abort` is called
 //
-// A wait is ended
-//   at once        by a final announcement (a peer's communicator has failed)
-//   after 0.1-0.7 s  where ranks are in different collectives of one number
-//   after 0.3 s    when the process of a rank is gone
-//   (comm/watch/liveness_monitor.h); what
-//                  had come from it before may still complete the collective
-//   after the grace  by an announcement that has been standing for so long
-//                  during that wait, if the peer is not in the same collective
-//                  itself: a peer that announces usually comes to the next
-//                  agreement of all ranks, where its error is told to all in an
-//                  orderly way, however late the last rank is. Of a rank that
-//                  is not in the group whose collective this is: if it is in no
-//                  collective
-//   after the timeout  naming the ranks that have not come and what they did
-//                  last; this rank, and those that did not come if they can,
-//                  then leave a file behind (comm/record/hang_dump.h)
+// A timeout names the ranks that have not come and what they did last; this
+// rank, and those that did not come if they can, then leave a file behind
+// (comm/record/hang_dump.h).
 //
 // A wait that has not ended kAbortGrace after `abort` was called never will:
 // the process logs the verdict and ends, with exit code 1.
@@ -39,10 +27,8 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -50,7 +36,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "comm/watch/announcements.h"
-#include "comm/watch/peer_progress.h"
+#include "comm/watch/wait_judge.h"
 
 namespace tessera {
 
@@ -59,7 +45,7 @@ inline constexpr absl::Duration kAbortGrace = absl::Seconds(30);
 // A group whose collectives are waited in.
 struct WatchedGroup {
   std::string name;        // "" is the domain's first
-  std::vector<int> ranks;  // of the board, ascending
+  std::vector<int> ranks;  // of the domain's first group, ascending
   // Makes the blocked wait return soon; owns what it uses. Called on the
   // watching thread, at most once per wait.
   std::function<void()> abort;
@@ -69,18 +55,20 @@ class WaitMonitor {
  public:
   struct Options {
     absl::Duration timeout;  // of one collective
-    absl::Duration grace;    // for an announcement, see above
+    absl::Duration grace;    // for an announcement, see WaitJudge
     absl::Duration abort_grace = kAbortGrace;
+    // False: nobody looks but the caller (tests whose clock is moved by hand).
+    bool on_watchdog = true;
   };
 
-  // `board` is borrowed and outlives this.
-  WaitMonitor(Announcements* board, Options options);
+  // `announcements` is borrowed and outlives this.
+  WaitMonitor(Announcements* announcements, Options options);
   ~WaitMonitor();
 
   // `wait` tells what is waited in, and `group` where.
   void Begin(WaitingIn wait, std::shared_ptr<const WatchedGroup> group);
   // For transports that know: it is this rank whose message is waited for now.
-  // Said where the store cannot tell who has not come, or all have.
+  // Told to the user where the store cannot tell who has not come, or all have.
   void SetAwaited(int rank) { awaited_ = rank; }
   // Ends the wait. OK if `outcome` is. Otherwise the reason, best known first:
   // the verdict, what a peer announced, that a rank has ended, `outcome`
@@ -89,6 +77,10 @@ class WaitMonitor {
   absl::Status End(const absl::Status& outcome);
   // There are no more collectives of this group. Any thread.
   void Forget(const std::string& group);
+
+  // One look, as the watching thread takes them. REQUIRES: on_watchdog is
+  // false, or this is that thread.
+  void Look();
 
  private:
   struct Current {
@@ -101,32 +93,21 @@ class WaitMonitor {
   };
 
   // All below run on the watching thread.
-  void Look();
   void Publish(const Current& current);
-  bool IsDue(const Current& current);
   // What to say about the wait; OK: let it go on.
   absl::Status Judge(const Current& current);
-  absl::Status JudgeEnded(const Current& current) const;
-  absl::Status JudgeAnnouncements(const Current& current,
-                                  const AnnouncementSnapshot& board);
-  absl::Status JudgeMismatch(const WaitingIn& wait,
-                             const AnnouncementSnapshot& board) const;
-  absl::Status TooLong(const Current& current) const;
   // For a rank that the others have given up waiting for.
-  void DumpIfGivenUp(const AnnouncementSnapshot& board);
+  void DumpIfGivenUp(const AnnouncementSnapshot& snapshot);
   void EndIfStuck(const Current& current);
 
-  Announcements* const board_;
+  Announcements* const announcements_;
   const Options options_;
-  const absl::Duration tick_;
 
-  // Of the watching thread alone. Times are of the monotonic clock.
-  absl::Duration publish_at_, look_at_, interval_;
+  // Of the watching thread alone.
+  WaitJudge judge_;
+  absl::Duration publish_at_;
   int64_t published_ = 0;  // the wait whose name the others can read
-  int64_t seen_in_ = 0;    // the wait that `seen_` and `look_at_` are of
   bool dumped_ = false;
-  std::map<std::pair<int, int64_t>, absl::Duration> seen_;  // rank, count
-  PeerProgress progress_;
 
   std::atomic<int> awaited_{-1};
   absl::Mutex mutex_;

@@ -266,7 +266,7 @@ TEST(ShmCommunicatorTest, RanksMeetInAClientOfTheirOwn) {
               StatusIs(absl::StatusCode::kUnavailable,
                        HasSubstr("[rank 1] no memory")));
   // There before the ranks meet: who reads it blocks in the caller's store.
-  EXPECT_TRUE(store->check({"said/0", "waiting/0"}));
+  EXPECT_TRUE(store->check({"posted/0", "waiting/0"}));
 }
 
 TEST(InitTest, AWorldOfOneAndAgain) {

@@ -125,7 +125,7 @@ absl::StatusOr<std::shared_ptr<Communicator>> MakeSubgroup(
   const absl::Status status = RunAbandonable(work, stop);
   if (status.ok()) return *made;
   // A transport that cannot connect does not know that a rank has ended.
-  (void)plan.options.domain->board().liveness().WaitForEnd(kNewsTime);
+  (void)plan.options.domain->announcements().liveness().WaitForEnd(kNewsTime);
   TESSERA_RETURN_IF_ERROR(
       plan.options.domain->TroubleOf(plan.options.first_ranks));
   return status;

@@ -1,0 +1,70 @@
+// Who is told that the process of a rank has ended.
+#include "comm/watch/liveness_monitor.h"
+
+#include <memory>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "comm/watch/watch_testing.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::SizeIs;
+
+class LivenessTest : public WatchTest {
+ protected:
+  // `count` ranks have ended, as far as is known at `rank`.
+  static bool Knows(const Announcements& rank, size_t count) {
+    const absl::Time deadline = absl::Now() + kEnough;
+    while (rank.liveness().Ended().size() < count) {
+      if (absl::Now() > deadline) return false;
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+    return true;
+  }
+};
+
+TEST_F(LivenessTest, ARankThatLeavesSaysSo) {
+  EXPECT_TRUE(b_->liveness().Rank0Answers(kEnough));
+  EXPECT_FALSE(a_->liveness().WaitForEnd(absl::Milliseconds(50)));
+  b_ = nullptr;
+  ASSERT_TRUE(a_->liveness().WaitForEnd(kEnough));
+  ASSERT_THAT(a_->liveness().Ended(), SizeIs(1));
+  EXPECT_EQ(a_->liveness().Ended()[0].rank, 1);
+  EXPECT_TRUE(a_->liveness().Ended()[0].left);
+}
+
+TEST_F(LivenessTest, TheOthersHearOfItThroughRank0) {
+  store_ = c10::make_intrusive<c10d::HashStore>();
+  std::vector<std::unique_ptr<Announcements>> ranks;
+  for (int r = 0; r < 4; ++r) ranks.push_back(Join(r, 4));
+  ranks[2] = nullptr;
+  ASSERT_TRUE(ranks[3]->liveness().WaitForEnd(kEnough));
+  EXPECT_EQ(ranks[3]->liveness().Ended()[0].rank, 2);
+  ranks[0] = nullptr;
+  ASSERT_TRUE(Knows(*ranks[1], 2));
+  EXPECT_EQ(ranks[1]->liveness().Ended()[1].rank, 0);
+  EXPECT_TRUE(ranks[1]->liveness().Ended()[1].left);
+}
+
+TEST_F(LivenessTest, AProcessThatVanishesIsGoneAndDidNotLeave) {
+  store_ = c10::make_intrusive<c10d::HashStore>();
+  a_ = Join(0, 3);
+  b_ = Join(1, 3);
+  clock_.Advance(absl::Seconds(77));
+  Vanish(2);
+  for (const auto* rank : {a_.get(), b_.get()}) {
+    ASSERT_TRUE(Knows(*rank, 1));
+    const EndedRank ended = rank->liveness().Ended()[0];
+    EXPECT_EQ(ended.rank, 2);
+    EXPECT_FALSE(ended.left);
+    EXPECT_EQ(ended.since, clock_.Now());
+  }
+}
+
+}  // namespace
+}  // namespace tessera
