@@ -108,6 +108,18 @@ auto StatusIs(Code code) {
 
 }  // namespace tessera
 
+// So that tests print it as text, not as bytes. Where gtest looks for it.
+namespace absl {
+template <typename T>
+void PrintTo(const StatusOr<T>& value, std::ostream* os) {
+  if (value.ok()) {
+    *os << "OK: " << ::testing::PrintToString(*value);
+  } else {
+    *os << value.status();
+  }
+}
+}  // namespace absl
+
 #define TESSERA_EXPECT_OK(...) EXPECT_THAT((__VA_ARGS__), ::tessera::IsOk())
 #define TESSERA_ASSERT_OK(...) ASSERT_THAT((__VA_ARGS__), ::tessera::IsOk())
 

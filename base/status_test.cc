@@ -112,6 +112,26 @@ TEST(Annotate, LeavesOkAlone) {
   TESSERA_EXPECT_OK(Annotate(absl::OkStatus(), "x"));
 }
 
+TEST(StatusText, ComesBack) {
+  for (const absl::Status& status :
+       {absl::OkStatus(), absl::DataLossError("bad sum"),
+        absl::InternalError(""), absl::UnknownError("two  words\nand a line")}) {
+    EXPECT_EQ(StatusFromText(StatusToText(status)), status);
+  }
+  EXPECT_EQ(StatusToText(absl::OkStatus()), "");
+  for (const char* text : {"13", "x 13", " ", "0 not OK", "-1 less"}) {
+    EXPECT_THAT(StatusFromText(text),
+                StatusIs(absl::StatusCode::kInternal, HasSubstr(text)));
+  }
+}
+
+TEST(Matchers, StatusesArePrintedAsText) {
+  EXPECT_EQ(testing::PrintToString(absl::StatusOr<int>(7)), "OK: 7");
+  EXPECT_EQ(testing::PrintToString(
+                absl::StatusOr<int>(absl::DataLossError("bad sum"))),
+            "DATA_LOSS: bad sum");
+}
+
 TEST(Matchers, Distinguish) {
   EXPECT_THAT(Fails(), Not(IsOk()));
   EXPECT_THAT(MakeInt(false), Not(IsOk()));

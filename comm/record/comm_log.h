@@ -45,7 +45,7 @@ class CommLog {
     int rank = 0;
     int world_size = 1;
     bool keep_events = false;  // for ToChromeTrace
-    std::string group;         // its name; "" but for parts of groups
+    std::string group;         // its name; "" if of all ranks
   };
   explicit CommLog(Options options);
 

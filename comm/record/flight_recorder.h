@@ -1,9 +1,8 @@
-// FlightRecorder: the last 256 collectives of one communicator, for the words
-// that are said when something goes wrong.
+// FlightRecorder: the last 256 collectives of one communicator, to be told when
+// something goes wrong.
 //
 //   caller  Enqueue -> ticket ... communication thread  Enter ... Leave
-//   ticket  1 2 3 ... 257 ...     slot = ticket % 256: the oldest is
-//   overwritten
+//   ticket  1 2 3 ... 257 ...     slot = ticket % 256, over the oldest
 //
 // Cost: one short lock for each of the three calls, no allocation once a slot's
 // strings have grown.
@@ -48,8 +47,9 @@ absl::string_view CollectiveName(CollectiveOp op);
 struct CollectiveRecord {
   CollectiveOp op = CollectiveOp::kText;
   std::string what;   // what it is for: the CommTag's text
-  std::string group;  // whose collective it is; "" but for parts of groups
-  // Of the whole tensor; of the own string for kText (not alike on all ranks);
+  std::string group;  // whose collective it is; "" if of all ranks
+  // Of the whole tensor; of the own string for kText (each rank has its
+  // own);
   // what comes from others for kPull.
   int64_t bytes = 0;
   const char* dtype = "";   // "float32"; "" where there is no tensor

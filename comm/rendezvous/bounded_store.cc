@@ -1,3 +1,9 @@
+// Why a thread: a store's client has no timeout that holds while the store's
+// host is stopped, and who asks here (the watching thread, or a wait that has
+// just failed) is to tell the user within seconds what is wrong, with or
+// without the store. Why reads are refused while an answer is overdue: else
+// each would wait for `patience` again. Why writes are queued all the same:
+// what a rank announces must not be lost by a store that only was slow.
 #include "comm/rendezvous/bounded_store.h"
 
 #include <pthread.h>

@@ -55,15 +55,15 @@ bool IsLoopback(const std::string& address) {
 }
 
 std::string ChooseAddress(
-    const std::vector<RankInfo>& cards, int rank,
+    const std::vector<RankInfo>& infos, int rank,
     const std::function<std::string(const std::string&)>& toward) {
-  const std::string& mine = cards[rank].address;
+  const std::string& mine = infos[rank].address;
   if (!mine.empty() && !IsLoopback(mine)) return mine;
-  for (const RankInfo& card : cards) {
+  for (const RankInfo& info : infos) {
     const bool here =
-        card.host == cards[rank].host && card.network == cards[rank].network;
-    if (here || card.address.empty() || IsLoopback(card.address)) continue;
-    const std::string address = toward(card.address);
+        info.host == infos[rank].host && info.network == infos[rank].network;
+    if (here || info.address.empty() || IsLoopback(info.address)) continue;
+    const std::string address = toward(info.address);
     if (!address.empty() && !IsLoopback(address)) return address;
   }
   return "";

@@ -25,10 +25,10 @@ std::string AddressToward(const std::string& host);
 bool IsLoopback(const std::string& address);
 
 // The address for `rank` to be reached at by all others, from the addresses in
-// the cards and `toward` (AddressToward); "" if no card holds one that another
-// host could use.
+// their infos and `toward` (AddressToward); "" if none of these holds one that
+// another host could use.
 std::string ChooseAddress(
-    const std::vector<RankInfo>& cards, int rank,
+    const std::vector<RankInfo>& infos, int rank,
     const std::function<std::string(const std::string&)>& toward);
 
 // The same text for all processes of a running host, and for no other.

@@ -8,12 +8,12 @@
 namespace tessera {
 namespace {
 
-RankInfo Card(const std::string& host, const std::string& address) {
-  RankInfo card;
-  card.host = host;
-  card.network = "net";
-  card.address = address;
-  return card;
+RankInfo Info(const std::string& host, const std::string& address) {
+  RankInfo info;
+  info.host = host;
+  info.network = "net";
+  info.address = address;
+  return info;
 }
 
 std::string Nowhere(const std::string&) { return ""; }
@@ -32,32 +32,32 @@ TEST(IsLoopbackTest, BothFamilies) {
 
 TEST(ChooseAddressTest, TheWayToTheRendezvousHost) {
   EXPECT_EQ(
-      ChooseAddress({Card("a", "10.0.0.1"), Card("b", "10.0.0.2")}, 1, Nowhere),
+      ChooseAddress({Info("a", "10.0.0.1"), Info("b", "10.0.0.2")}, 1, Nowhere),
       "10.0.0.2");
 }
 
 TEST(ChooseAddressTest, OnItsHostTheWayToAnother) {
-  const std::vector<RankInfo> cards = {Card("a", "127.0.1.1"), Card("a", ""),
-                                       Card("b", "10.0.0.2")};
+  const std::vector<RankInfo> infos = {Info("a", "127.0.1.1"), Info("a", ""),
+                                       Info("b", "10.0.0.2")};
   const auto toward = [](const std::string& address) -> std::string {
     return address == "10.0.0.2" ? "10.0.0.1" : "";
   };
-  EXPECT_EQ(ChooseAddress(cards, 0, toward), "10.0.0.1");
-  EXPECT_EQ(ChooseAddress(cards, 1, toward), "10.0.0.1");
-  EXPECT_EQ(ChooseAddress(cards, 0, Nowhere), "");
+  EXPECT_EQ(ChooseAddress(infos, 0, toward), "10.0.0.1");
+  EXPECT_EQ(ChooseAddress(infos, 1, toward), "10.0.0.1");
+  EXPECT_EQ(ChooseAddress(infos, 0, Nowhere), "");
 }
 
 TEST(ChooseAddressTest, AnotherNetworkIsAnotherHost) {
-  std::vector<RankInfo> cards = {Card("a", "127.0.0.1"), Card("a", "10.0.0.2")};
+  std::vector<RankInfo> infos = {Info("a", "127.0.0.1"), Info("a", "10.0.0.2")};
   const auto toward = [](const std::string&) { return "10.0.0.1"; };
-  EXPECT_EQ(ChooseAddress(cards, 0, toward), "");
-  cards[1].network = "other";
-  EXPECT_EQ(ChooseAddress(cards, 0, toward), "10.0.0.1");
+  EXPECT_EQ(ChooseAddress(infos, 0, toward), "");
+  infos[1].network = "other";
+  EXPECT_EQ(ChooseAddress(infos, 0, toward), "10.0.0.1");
 }
 
 TEST(ChooseAddressTest, NothingThatOthersCouldUse) {
-  EXPECT_EQ(ChooseAddress({Card("a", ""), Card("b", "")}, 0, Nowhere), "");
-  EXPECT_EQ(ChooseAddress({Card("a", "127.0.0.1"), Card("b", "127.0.0.1")}, 0,
+  EXPECT_EQ(ChooseAddress({Info("a", ""), Info("b", "")}, 0, Nowhere), "");
+  EXPECT_EQ(ChooseAddress({Info("a", "127.0.0.1"), Info("b", "127.0.0.1")}, 0,
                           Nowhere),
             "");
 }

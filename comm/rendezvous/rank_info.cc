@@ -14,18 +14,18 @@ std::string RankInfo::Encode() const {
 }
 
 RankInfo RankInfo::Decode(absl::string_view text) {
-  RankInfo card;
+  RankInfo info;
   std::vector<std::string> lines = absl::StrSplit(text, '\n');
   lines.resize(std::max<size_t>(lines.size(), 5));
-  card.host = lines[0];
-  card.network = lines[1];
-  card.address = lines[2];
-  card.cpus = lines[3];
-  card.memory_group = lines[4];
+  info.host = lines[0];
+  info.network = lines[1];
+  info.address = lines[2];
+  info.cpus = lines[3];
+  info.memory_group = lines[4];
   for (size_t i = 5; i < lines.size(); ++i) {
-    if (!lines[i].empty()) card.gpus.push_back(lines[i]);
+    if (!lines[i].empty()) info.gpus.push_back(lines[i]);
   }
-  return card;
+  return info;
 }
 
 }  // namespace tessera

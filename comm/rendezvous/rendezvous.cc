@@ -1,3 +1,11 @@
+// Why ranks meet at all before any transport connects: a transport that waits
+// for a rank that will never come says nothing of which one, for minutes. Here
+// each rank is counted and named, a job whose ranks disagree on its size is
+// refused, and what each tells of its host decides which transport is taken.
+//
+// Why `failure` stands in the store: the rank that first knows why the start
+// cannot succeed (or the launcher, that saw a process end) is seldom the one
+// that waits for it. The first reason holds, since later ones follow from it.
 #include "comm/rendezvous/rendezvous.h"
 
 #include <unistd.h>
@@ -48,7 +56,7 @@ constexpr absl::Duration kFarewell = absl::Milliseconds(300);
 constexpr absl::Duration kNewsTime = absl::Milliseconds(300);
 
 std::string CameKey(int rank) { return absl::StrCat("came/", rank); }
-std::string CardKey(int rank) { return absl::StrCat("card/", rank); }
+std::string InfoKey(int rank) { return absl::StrCat("info/", rank); }
 
 absl::Status Describe(absl::StatusCode code, const RendezvousPlace& place,
                       absl::string_view message) {
@@ -73,11 +81,8 @@ std::string Missing(const std::vector<int>& ranks, int world_size) {
 // The first one holds. An error here means that nobody can be told; then they
 // will see that somebody is gone.
 void PutFailure(c10d::Store& store, const absl::Status& status) {
-  (void)CatchTorch("store", [&] {
-    store.compareSet(
-        kFailure, "",
-        absl::StrCat(static_cast<int>(status.code()), " ", status.message()));
-  });
+  (void)CatchTorch(
+      "store", [&] { store.compareSet(kFailure, "", StatusToText(status)); });
 }
 
 StorePtr OpenTcp(const RendezvousPlace& place, bool host, absl::Time deadline) {
@@ -93,11 +98,11 @@ StorePtr OpenTcp(const RendezvousPlace& place, bool host, absl::Time deadline) {
 class Meeter {
  public:
   Meeter(const RendezvousPlace& place, int rank, int world_size,
-         const std::function<std::string()>& card, absl::Time deadline)
+         const std::function<std::string()>& info, absl::Time deadline)
       : place_(place),
         rank_(rank),
         world_size_(world_size),
-        card_(card),
+        info_(info),
         deadline_(deadline),
         allowed_(deadline - absl::Now()) {}
 
@@ -109,7 +114,7 @@ class Meeter {
   absl::Status Register();
   absl::Status WaitForAll();
   absl::Status TooLate();
-  absl::StatusOr<std::vector<std::string>> Cards();
+  absl::StatusOr<std::vector<std::string>> Infos();
   bool Hosting() const {
     return rank_ == 0 && place_.path.empty() && !place_.hosted_by_launcher;
   }
@@ -117,7 +122,7 @@ class Meeter {
   const RendezvousPlace& place_;
   const int rank_;
   const int world_size_;
-  const std::function<std::string()>& card_;
+  const std::function<std::string()>& info_;
   const absl::Time deadline_;
   const absl::Duration allowed_;
   StorePtr store_;
@@ -129,7 +134,7 @@ absl::StatusOr<Meeting> Meeter::Run() {
   absl::Status status = CatchTorch(kStoreError, [&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(Register());
     TESSERA_RETURN_IF_ERROR(WaitForAll());
-    TESSERA_ASSIGN_OR_RETURN(meeting.cards, Cards());
+    TESSERA_ASSIGN_OR_RETURN(meeting.infos, Infos());
     return absl::OkStatus();
   });
   if (status.ok()) {
@@ -222,7 +227,7 @@ absl::Status Meeter::Register() {
         "rank ", rank_, " has come twice: two processes have the same RANK",
         place_.path.empty() ? "" : ", or the file is left from another job"));
   }
-  store_->set(CardKey(rank_), card_());
+  store_->set(InfoKey(rank_), info_());
   store_->add(kCame, 1);
   return absl::OkStatus();
 }
@@ -247,12 +252,12 @@ absl::Status Meeter::TooLate() {
       Missing(missing, world_size_), " not come within ", Seconds(allowed_)));
 }
 
-absl::StatusOr<std::vector<std::string>> Meeter::Cards() {
-  std::vector<std::string> cards;
+absl::StatusOr<std::vector<std::string>> Meeter::Infos() {
+  std::vector<std::string> infos;
   for (int r = 0; r < world_size_; ++r) {
-    cards.push_back(store_->get_to_str(CardKey(r)));
+    infos.push_back(store_->get_to_str(InfoKey(r)));
   }
-  return cards;
+  return infos;
 }
 
 }  // namespace
@@ -283,27 +288,20 @@ absl::StatusOr<RendezvousPlace> ParseRendezvous(absl::string_view address) {
 
 absl::StatusOr<Meeting> Meet(const RendezvousPlace& place, int rank,
                              int world_size,
-                             const std::function<std::string()>& card,
+                             const std::function<std::string()>& info,
                              absl::Time deadline) {
-  return Meeter(place, rank, world_size, card, deadline).Run();
+  return Meeter(place, rank, world_size, info, deadline).Run();
 }
 
 absl::Status StartFailure(c10d::Store& store) {
   return CatchTorch(kStoreError, [&]() -> absl::Status {
     if (!store.check({kFailure})) return absl::OkStatus();
-    const std::string text = store.get_to_str(kFailure);
-    const size_t space = text.find(' ');
-    int code = 0;
-    if (!absl::SimpleAtoi(text.substr(0, space), &code)) {
-      return absl::UnavailableError(text);
-    }
-    return absl::Status(static_cast<absl::StatusCode>(code),
-                        text.substr(space + 1));
+    return StatusFromText(store.get_to_str(kFailure));
   });
 }
 
 absl::Status WithStartFailure(const absl::Status& status, c10d::Store& store) {
-  // Others are told in words of our own, and alike on all ranks.
+  // The others are messages of our own, and identical on all ranks.
   if (!absl::IsInternal(status)) return status;
   const absl::Time until = absl::Now() + kNewsTime;
   do {
@@ -319,8 +317,8 @@ absl::Status WithStartFailure(const absl::Status& status, c10d::Store& store) {
 }
 
 // Libtorch logs every try of a connection, with a backtrace, and that would
-// bury the one line that says what is wrong. While ranks meet only fatal words
-// are let through, unless the user has set a level.
+// bury the one line that says what is wrong. While ranks meet only fatal
+// messages are let through, unless the user has set a level.
 void MuteTorch(bool mute) {
   static const bool told = EnvString("TORCH_CPP_LOG_LEVEL").has_value();
   if (!told) FLAGS_caffe2_log_level = mute ? kLogFatal : kLogError;

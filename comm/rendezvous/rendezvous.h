@@ -5,7 +5,7 @@
 //   file:///path      a file that all ranks see; must not exist before
 //
 // Keys in the store, all under "tessera/": world_size, came, came/<rank>,
-// card/<rank>, failure ("<code> <message>"), comm/... (the communicator).
+// info/<rank>, failure (as of StatusToText), comm/... (the communicator).
 #ifndef COMM_RENDEZVOUS_RENDEZVOUS_H_
 #define COMM_RENDEZVOUS_RENDEZVOUS_H_
 
@@ -42,20 +42,19 @@ absl::StatusOr<RendezvousPlace> ParseRendezvous(absl::string_view address);
 
 struct Meeting {
   c10::intrusive_ptr<c10d::Store> store;
-  std::vector<std::string> cards;  // by rank, what each has brought
+  std::vector<std::string> infos;  // by rank, what each tells of itself
 };
 
 // Comes to `place` as `rank` and waits for the other ranks until `deadline`;
-// each brings a card, some text about itself for all; `card` is called once the
-// store has been reached. COLLECTIVE, blocking.
-// Returns
+// each tells the others about itself, with the text that `info` returns, which
+// is called once the store has been reached. COLLECTIVE, blocking. Returns
 //   InvalidArgument   a rank that came twice, or with another world size
 //   Unavailable       the host is not known; the port is in use; or the
-//   launcher saw a rank end DeadlineExceeded  naming the ranks that have not
-//   come
+//                     launcher saw a rank end
+//   DeadlineExceeded  naming the ranks that have not come
 absl::StatusOr<Meeting> Meet(const RendezvousPlace& place, int rank,
                              int world_size,
-                             const std::function<std::string()>& card,
+                             const std::function<std::string()>& info,
                              absl::Time deadline);
 
 // OK, or why the start of the job has failed, as the launcher or the rank that
@@ -67,7 +66,7 @@ absl::Status StartFailure(c10d::Store& store);
 // does, and is waited for, a fraction of a second. LOCAL.
 absl::Status WithStartFailure(const absl::Status& status, c10d::Store& store);
 
-// While ranks connect, only libtorch's fatal words are let through.
+// While ranks connect, only libtorch's fatal messages are let through.
 void MuteTorch(bool mute);
 
 // Runs `work`, which may block for ever, on a thread of its own, until it

@@ -1,3 +1,7 @@
+// Why a thread of its own for each: a rank whose engine is gone still owes its
+// shards to those that are slower, and its caller is not to wait for them
+// longer than `patience`. Detached, since nobody is left to join it;
+// WaitForRetiredServers is for those that want to end the process in order.
 #include "comm/serve/retired_servers.h"
 
 #include <pthread.h>

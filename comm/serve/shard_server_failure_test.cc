@@ -23,16 +23,16 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// The group of rank 0 failed with `status`, and it says so to the others.
+// The group of rank 0 failed with `status`, and it has posted that.
 void ExpectFailed(Ranks& ranks, const absl::Status& status) {
   EXPECT_EQ(ranks[0].failure(), status);
   EXPECT_EQ(ranks[0].server->Pull(0, 0, torch::zeros({6}), {"later"}).Wait(),
             status);
-  const std::vector<Announcement> said =
+  const std::vector<Announcement> posted =
       ranks[1].domain->announcements().Read();
-  ASSERT_EQ(said.size(), 1u);
-  EXPECT_TRUE(said[0].final);
-  EXPECT_THAT(said[0].status.message(), HasSubstr(status.message()));
+  ASSERT_EQ(posted.size(), 1u);
+  EXPECT_TRUE(posted[0].final);
+  EXPECT_THAT(posted[0].status.message(), HasSubstr(status.message()));
 }
 
 TEST(ShardServerTest, APastVersionIsAnErrorOfWhoAsks) {

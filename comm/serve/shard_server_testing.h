@@ -1,5 +1,5 @@
 // Ranks of a group that serve shards, all in this one process: connected by
-// socket pairs, with a board of their own each, over one store.
+// socket pairs, with Announcements of their own each, over one store.
 #ifndef COMM_SERVE_SHARD_SERVER_TESTING_H_
 #define COMM_SERVE_SHARD_SERVER_TESTING_H_
 

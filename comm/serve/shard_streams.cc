@@ -1,5 +1,12 @@
 // The way to the server holds ShardRequests, the way back ShardAnswers, each
 // followed by its payload: the structs' bytes, little-endian.
+//
+// Why two connections for each pair of ranks, one a way: on one, a rank's
+// requests would stand behind the megabytes that it answers with, and both
+// would wait for each other's payloads. Why at most kTurnBytes a turn: one
+// thread moves the bytes of all peers, and a fast one would starve the others.
+// Why answers that nobody waits for any more are read all the same: the next
+// one begins where they end.
 #include "comm/serve/shard_streams.h"
 
 #include <errno.h>

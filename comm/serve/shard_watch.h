@@ -1,7 +1,7 @@
 // ShardWatch: when to give up waiting for shards of other ranks
-// (comm/shard_server.h), and what to say. The rules, times and words are those
-// of collectives (comm/watch/wait_judge.h), and two more: a connection that its
-// rank has closed, and whose shards have not come in time.
+// (comm/shard_server.h), and what to tell then. The rules and the times are
+// those of collectives (comm/watch/wait_judge.h), and two more: a connection
+// that its rank has closed, and whose shards have not come in time.
 //
 // Threads: one at a time. Asks the store, so it may block for a second.
 #ifndef COMM_SERVE_SHARD_WATCH_H_

@@ -1,3 +1,10 @@
+// Why a request that comes too early is kept and not refused: ranks come to a
+// version at different times, and who asks first is not wrong. One that comes
+// too late is an error: the values it asks for are gone, and any others would
+// be computed with as if they were the right ones.
+//
+// Why the own shard is copied by the caller: it is there already, so a rank
+// whose io thread is busy with others does not wait for itself.
 #include "comm/serve/tcp_shard_server.h"
 
 #include <sys/eventfd.h>

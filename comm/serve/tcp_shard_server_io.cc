@@ -1,4 +1,12 @@
 // What runs on the threads "tessera-shards" and "tessera-watch".
+//
+// Why only "tessera-shards" ends pulls: whoever ends one gives its memory back
+// to the caller, and only that thread knows that no bytes are being received
+// into it just now. So the watching thread leaves its verdict and wakes it.
+//
+// Why a failed pull fails the whole group: its rank cannot go on, and the
+// others will wait for it in some collective; they are to be told the cause
+// now.
 #include <pthread.h>
 #include <sys/eventfd.h>
 

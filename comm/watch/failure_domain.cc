@@ -1,7 +1,7 @@
 // Why groups of one job fail together: a rank that gives up one group's
 // collective will not come to the next of another group either, and whoever
 // waits there would only know after the timeout. So what ends the waits of one
-// ends those of all, for the same reason and in the same words.
+// ends those of all, with the same status.
 #include "comm/watch/failure_domain.h"
 
 #include "base/status.h"

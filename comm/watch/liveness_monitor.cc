@@ -4,7 +4,7 @@
 //
 // Why a connection of its own: the transports cannot tell. Over shared memory a
 // dead rank looks like a slow one for ever; over TCP only those notice that
-// have bytes under way with it, and the store that would have its last words
+// have bytes under way with it, and the store that holds what it announced
 // may have died with it. Why a star around rank 0 and not connections between
 // all: at 1,000 ranks those would be 500,000, and what rank 0 alone sees it
 // passes on. Why a bye: a rank that leaves has done its part of everything, and

@@ -67,7 +67,7 @@ class LivenessMonitor {
  private:
   struct Peer {
     int fd = -1;
-    int rank = -1;  // unknown until it has said its name
+    int rank = -1;  // unknown before its hello
     bool left = false;
     std::string in;
   };

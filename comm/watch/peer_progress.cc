@@ -47,10 +47,9 @@ std::string PeerProgress::Silence(int rank) const {
 
 std::string PeerProgress::WhyAbsent(int rank, const WaitingIn& wait) const {
   const Known& known = known_[rank];
-  const std::string words = absl::StrCat("rank ", rank, " has not come");
   const bool begun = known.last.has_value() && known.last->HasBegun(wait);
   if (begun && !HasEnded(rank)) return "";
-  return absl::StrCat(words, " (", Of(rank), ")");
+  return absl::StrCat("rank ", rank, " has not come (", Of(rank), ")");
 }
 
 bool PeerProgress::HasEnded(int rank) const {
@@ -93,18 +92,18 @@ std::string PeerProgress::WhyElsewhere(int rank, const WaitingIn& wait) const {
 // which often hosts the store, and the transport whose bytes are missing.
 std::vector<std::string> PeerProgress::WithoutStore(
     const WaitingIn& wait, const std::vector<int>& ranks, int awaited) const {
-  std::vector<std::string> words;
+  std::vector<std::string> parts;
   if (!announcements_->liveness().Rank0Answers(kAnswerTime)) {
     const bool member = std::find(ranks.begin(), ranks.end(), 0) != ranks.end();
-    words.push_back(member ? WhyAbsent(0, wait) : "");
-    if (words[0].empty()) words[0] = "rank 0 does not answer";
+    parts.push_back(member ? WhyAbsent(0, wait) : "");
+    if (parts[0].empty()) parts[0] = "rank 0 does not answer";
   }
-  if (awaited > 0 || (awaited == 0 && words.empty())) {
-    words.push_back(absl::StrCat("bytes of rank ", awaited, " are missing"));
+  if (awaited > 0 || (awaited == 0 && parts.empty())) {
+    parts.push_back(absl::StrCat("bytes of rank ", awaited, " are missing"));
   }
-  words.push_back(
+  parts.push_back(
       "the store does not answer, so where the other ranks are is not known");
-  return words;
+  return parts;
 }
 
 std::string PeerProgress::Describe(const WaitingIn& wait,
@@ -112,9 +111,9 @@ std::string PeerProgress::Describe(const WaitingIn& wait,
                                    absl::Duration waited) const {
   const int own = announcements_->rank();
   std::vector<int> here = {own};
-  std::vector<std::string> words;
+  std::vector<std::string> parts;
   if (announcements_->store_silent()) {
-    words = WithoutStore(wait, ranks, awaited);
+    parts = WithoutStore(wait, ranks, awaited);
   } else {
     for (int r : ranks) {
       if (r == own) continue;
@@ -122,17 +121,17 @@ std::string PeerProgress::Describe(const WaitingIn& wait,
       if (elsewhere.empty()) {
         here.push_back(r);
       } else {
-        words.push_back(std::move(elsewhere));
+        parts.push_back(std::move(elsewhere));
       }
     }
-    if (words.empty() && awaited >= 0) {
-      words.push_back(absl::StrCat("rank ", own, " waits for rank ", awaited));
+    if (parts.empty() && awaited >= 0) {
+      parts.push_back(absl::StrCat("rank ", own, " waits for rank ", awaited));
     }
   }
   std::sort(here.begin(), here.end());
-  words.push_back(absl::StrCat(Ranks(here), here.size() == 1 ? " has" : " have",
+  parts.push_back(absl::StrCat(Ranks(here), here.size() == 1 ? " has" : " have",
                                " waited in it for ", Rounded(waited)));
-  return absl::StrJoin(words, "; ");
+  return absl::StrJoin(parts, "; ");
 }
 
 }  // namespace tessera

@@ -95,7 +95,7 @@ bool WaitJudge::IsDue(const Wait& wait) {
     interval_ = tick_;
     look_at_ = wait.begin + interval_;
   }
-  // What is said of a wait that lasted too long is to be new.
+  // What is told of a wait that lasted too long is to be new.
   if (TimedOut(wait.begin)) return true;
   if (now < look_at_) return false;
   // Doubling, but never so rarely that a short timeout is missed.
@@ -113,7 +113,7 @@ absl::Status WaitJudge::JudgeAnnouncements(const Wait& wait) {
   progress_.Learn(*snapshot);
   TESSERA_RETURN_IF_ERROR(JudgePosted(wait, *snapshot));
   // A rank that announced something may be on its way to another collective
-  // for that reason, which says more than the difference.
+  // for that reason, which tells more than the difference.
   if (wait.collective == nullptr || !snapshot->posted.empty() ||
       announcements_->has_posted()) {
     return absl::OkStatus();

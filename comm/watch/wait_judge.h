@@ -1,4 +1,5 @@
-// WaitJudge: when this rank is to give up waiting for others, and what to say.
+// WaitJudge: when this rank is to give up waiting for others, and what to tell
+// the user then.
 // One set of rules for collectives (comm/watch/wait_monitor.h) and for shards
 // of other ranks (comm/serve/shard_watch.h).
 //
@@ -75,7 +76,7 @@ class WaitJudge {
   // A rank ended at `since`: must a wait that began at `begin` end for that?
   bool EndedGraceIsOver(absl::Duration since, absl::Duration begin) const;
   // The first announcement that stands; without one, `otherwise`: what a rank
-  // has announced says more than what is seen of it from here.
+  // has announced tells more than what is seen of it from here.
   absl::Status PostedOr(const absl::Status& otherwise) const;
 
   // Where the others are. Also to be told what the caller reads itself.

@@ -94,7 +94,7 @@ class WaitMonitor {
 
   // All below run on the watching thread.
   void Publish(const Current& current);
-  // What to say about the wait; OK: let it go on.
+  // Why the wait is to end; OK: let it go on.
   absl::Status Judge(const Current& current);
   // For a rank that the others have given up waiting for.
   void DumpIfGivenUp(const AnnouncementSnapshot& snapshot);

@@ -1,3 +1,6 @@
+// Why one thread for all that look: each looks ten times a second to see that
+// all is well, and as many threads would disturb those that compute. Why Remove
+// waits for a look that is under way: what looks is destroyed next.
 #include "comm/watch/watchdog.h"
 
 #include <pthread.h>
@@ -6,8 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/monotonic.h"
 #include "base/sigpipe.h"
-#include "comm/record/flight_recorder.h"
 
 namespace tessera {
 

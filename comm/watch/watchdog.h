@@ -1,13 +1,12 @@
 // Watchdog: the one thread of a process ("tessera-watch") that looks after
 // waits. Each communicator registers a function that looks at its own; it is
 // called now and then, and may take about a second (it asks the store), which
-// delays the others' by as much. That is no loss where the one communication
-// thread waits in one collective at a time; a c10d backend has its own thread,
-// and may be told up to a second late.
+// delays the others' by as much. That is no loss: one communication thread
+// waits in one collective at a time, and shards may be told of a second late.
 //
 // The thread starts with the first registration and ends with the last.
 //
-// Threads: all calls may come from any thread but the watching one.
+// Threads: all calls may come from any thread except the watching one.
 #ifndef COMM_WATCH_WATCHDOG_H_
 #define COMM_WATCH_WATCHDOG_H_
 

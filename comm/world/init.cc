@@ -191,7 +191,7 @@ absl::StatusOr<World*> WorldBuilder::Build(const Job& job,
   MuteTorch(true);  // for good if this fails
   TESSERA_ASSIGN_OR_RETURN(
       Meeting meeting, Meet(place, job.rank, job.world_size, card, deadline));
-  const GroupPlan plan = PlanOf(job, options, meeting.cards);
+  const GroupPlan plan = PlanOf(job, options, meeting.infos);
   TESSERA_RETURN_IF_ERROR(SetThreads(plan.cards, job.rank));
   const Neighbours neighbours = FindNeighbours(plan.cards, job.rank);
   world->local_rank_ = neighbours.local_rank;

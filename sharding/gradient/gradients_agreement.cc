@@ -44,7 +44,7 @@ double Gradients::unsent_weight() const {
 }
 
 // One message per rank: which parameters arrived or are held, the rank's
-// weight, its status.
+// weight, its position, a zero byte, its status as of StatusToText.
 absl::Status Gradients::Agree(const absl::Status& mine,
                               std::vector<bool>* arrived,
                               std::vector<bool>* held) {
@@ -52,34 +52,33 @@ absl::Status Gradients::Agree(const absl::Status& mine,
   const double weight = unsent_weight();
   std::string message = absl::StrCat(PackBits(*arrived), PackBits(*held));
   message.append(reinterpret_cast<const char*>(&weight), sizeof(weight));
-  message.push_back(static_cast<char>(mine.code()));
-  absl::StrAppend(&message, mine.ok() ? running().position : mine.message());
+  absl::StrAppend(&message, running().position, absl::string_view("\0", 1),
+                  StatusToText(mine));
   const size_t head = 2 * bytes + sizeof(weight);
   TESSERA_ASSIGN_OR_RETURN(
       auto all, comm_->AllGatherStrings(
                     message, CommTag{"agreement at the end of backward"}));
   std::vector<double> weights(all.size());
+  std::vector<absl::string_view> positions(all.size());
   for (size_t rank = 0; rank < all.size(); ++rank) {
     const absl::string_view theirs = all[rank];
     std::memcpy(&weights[rank], theirs.data() + 2 * bytes, sizeof(weight));
-    const auto code = static_cast<absl::StatusCode>(theirs[head]);
-    if (code == absl::StatusCode::kOk) {
-      OrBits(theirs, arrived);
-      OrBits(theirs.substr(bytes), held);
-      continue;
+    const size_t end = theirs.find('\0', head);
+    positions[rank] = theirs.substr(head, end - head);
+    const absl::Status status = StatusFromText(theirs.substr(end + 1));
+    if (!status.ok()) {
+      return static_cast<int>(rank) == comm_->rank()
+                 ? mine
+                 : Annotate(status, absl::StrCat("rank ", rank, " failed"));
     }
-    if (static_cast<int>(rank) == comm_->rank()) return mine;
-    return absl::Status(
-        code,
-        absl::StrCat("rank ", rank, " failed: ", theirs.substr(head + 1)));
+    OrBits(theirs, arrived);
+    OrBits(theirs.substr(bytes), held);
   }
   for (size_t rank = 1; rank < all.size(); ++rank) {
-    const auto first = absl::string_view(all[0]).substr(head + 1);
-    const auto theirs = absl::string_view(all[rank]).substr(head + 1);
-    if (theirs == first) continue;
-    return absl::FailedPreconditionError(
-        absl::StrCat("Backward: rank ", rank, " is at ", theirs, ", rank 0 at ",
-                     first, "; all ranks must call Step and ZeroGrad alike"));
+    if (positions[rank] == positions[0]) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "Backward: rank ", rank, " is at ", positions[rank], ", rank 0 at ",
+        positions[0], "; all ranks must call Step and ZeroGrad alike"));
   }
   return AddWeights(weights);
 }

@@ -1,6 +1,7 @@
 // Ranks that read each other's shards (comm/shard_server.h), whatever the other
-// ranks do meanwhile; and what they see when one ends, stops, announces that it
-// failed, or cannot be connected.
+// ranks do meanwhile; and what they see when one ends or cannot be connected.
+// When pulls are given up otherwise: comm/serve/shard_watch_test.cc and
+// shard_server_failure_test.cc.
 #include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -26,7 +27,9 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/comm/collective_checks.h"
+#include "tests/support/flag_file.h"
 #include "tests/support/rank_pool.h"
+#include "tests/support/temp_folder.h"
 #include "torch/torch.h"
 
 namespace tessera {
@@ -75,23 +78,23 @@ absl::Status PullAndCheck(ShardServer& server, int world_size, int64_t key) {
   return ExpectBits(whole, WholeOf(world_size, key), absl::StrCat(key));
 }
 
-// How a pull ends that nobody answers; Internal if it does not do so soon.
-absl::Status PullInVain(ShardServer& server, int world_size) {
-  const absl::Time begin = absl::Now();
-  const absl::Status status =
-      server.Pull(0, 7, torch::zeros({world_size}), {"unit v"}).Wait();
-  const absl::Duration took = absl::Now() - begin;
-  if (took < kSoon) return status;
-  return absl::InternalError(absl::StrCat("after ", absl::FormatDuration(took),
-                                          ": ", status.message()));
-}
-
 RankPoolOptions Options(int world_size) {
   RankPoolOptions options;
   options.world_size = world_size;
   options.announce_grace = absl::Milliseconds(300);
   return options;
 }
+
+// One pool of three for all: it starts its ranks anew only after a group has
+// failed. So the cases in which none fails come first.
+class ServeShardsTest : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    pool_ = std::make_unique<RankPool>(Options(3));
+  }
+  static void TearDownTestSuite() { pool_ = nullptr; }
+  static inline std::unique_ptr<RankPool> pool_;
+};
 
 // ---- pulls ----
 
@@ -140,35 +143,37 @@ TESSERA_RANK_FUNCTION(ManyPulls) {
                       ", threads ", threads, " and ", Count("/proc/self/task"));
 }
 
-TEST(ServeShardsTest, ManyPullsInAnyOrderLeaveNothing) {
-  EXPECT_THAT(RankPool::Get(3)->Run("ManyPulls", ""), Each(IsOkAndHolds("ok")));
-  EXPECT_THAT(RankPool::Get(4)->Run("ManyPulls", ""), Each(IsOkAndHolds("ok")));
+TEST_F(ServeShardsTest, ManyPullsInAnyOrderLeaveNothing) {
+  EXPECT_THAT(pool_->Run("ManyPulls", ""), Each(IsOkAndHolds("ok")));
 }
 
 // Rank 1 is in a collective that rank 0 comes to later, rank 2 in its own code.
+// Args: a folder for flags.
 TESSERA_RANK_FUNCTION(OthersAreBusy) {
   Communicator& comm = *world.communicator();
   TESSERA_ASSIGN_OR_RETURN(const ServerPtr server, Serve(comm, 100));
-  if (world.rank() == 2) absl::SleepFor(kSoon + absl::Seconds(1));
+  const std::string all_pulled = absl::StrCat(args, "/0");
+  if (world.rank() == 2 && !AwaitFlag(all_pulled)) return "rank 0 waits";
   if (world.rank() == 0) {
-    const absl::Time begin = absl::Now();
     for (int64_t key = 0; key < 100; ++key) {
       TESSERA_RETURN_IF_ERROR(PullAndCheck(*server, 3, key));
     }
-    if (absl::Now() - begin > kSoon) return "late";
+    RaiseFlag(all_pulled);
   }
   TESSERA_RETURN_IF_ERROR(comm.Barrier("all pulled"));
   return absl::StrCat(absl::StrContains(comm.Report(), "unit a\n") ? "pull"
                                                                    : "");
 }
 
-TEST(ServeShardsTest, RanksServeWhateverTheirThreadsDo) {
-  const RankPool::Answers answers = RankPool::Get(3)->Run("OthersAreBusy", "");
+TEST_F(ServeShardsTest, RanksServeWhateverTheirThreadsDo) {
+  const TempFolder flags;
+  const RankPool::Answers answers = pool_->Run("OthersAreBusy", flags.path());
   EXPECT_THAT(answers,
               testing::ElementsAre(IsOkAndHolds("pull"), IsOkAndHolds(""),
                                    IsOkAndHolds("")));
 }
 
+// Args: a folder for flags.
 TESSERA_RANK_FUNCTION(ServesInParts) {
   TESSERA_ASSIGN_OR_RETURN(const auto half, world.communicator()->Split(
                                                 world.rank() / 2, {"halves"}));
@@ -177,16 +182,19 @@ TESSERA_RANK_FUNCTION(ServesInParts) {
     TESSERA_RETURN_IF_ERROR(PullAndCheck(*server, 2, key));
   }
   TESSERA_RETURN_IF_ERROR(world.communicator()->Barrier("all pulled"));
-  if (world.rank() == 2) {
-    return server->Pull(3, kVersion - 1, torch::zeros({4}), {"unit a"}).Wait();
-  }
-  absl::SleepFor(kSoon);
-  return "served";
+  const std::string rank2_is_through = absl::StrCat(args, "/2");
+  if (world.rank() != 2)
+    return AwaitFlag(rank2_is_through) ? "served" : "alone";
+  const absl::Status status =
+      server->Pull(3, kVersion - 1, torch::zeros({4}), {"unit a"}).Wait();
+  RaiseFlag(rank2_is_through);
+  return status;
 }
 
-TEST(ServeShardsTest, PartsServeTheirRanksAndMessagesNameBoth) {
+TEST_F(ServeShardsTest, PartsServeTheirRanksAndMessagesNameBoth) {
   RankPool pool(Options(4));
-  EXPECT_THAT(pool.Run("ServesInParts", "")[2],
+  const TempFolder flags;
+  EXPECT_THAT(pool.Run("ServesInParts", flags.path())[2],
               StatusIs(absl::StatusCode::kInternal,
                        AllOf(HasSubstr("unit a of group halves 1.1 #"),
                              HasSubstr("is at version 1"))));
@@ -196,9 +204,43 @@ TESSERA_RANK_FUNCTION(ServesAlone) {
   return world.communicator()->ServeShards({"shards"}).status();
 }
 
-TEST(ServeShardsTest, AWorldOfOneServesNobody) {
+TEST_F(ServeShardsTest, AWorldOfOneServesNobody) {
   EXPECT_THAT(RankPool::Get(1)->Run("ServesAlone", "")[0],
               StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("shards")));
+}
+
+// No descriptors are left to rank 1.
+TESSERA_RANK_FUNCTION(Rank1CannotServe) {
+  Communicator& comm = *world.communicator();
+  TESSERA_RETURN_IF_ERROR(comm.Barrier("before"));
+  rlimit limit;
+  getrlimit(RLIMIT_NOFILE, &limit);
+  if (world.rank() == 1) {
+    int spare = 0;
+    TORCH_CHECK(absl::SimpleAtoi(args, &spare));
+    const int next = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0);
+    close(next);
+    const rlimit none = {static_cast<rlim_t>(next + spare), limit.rlim_max};
+    setrlimit(RLIMIT_NOFILE, &none);
+  }
+  const absl::Status made = comm.ServeShards({"shards"}).status();
+  setrlimit(RLIMIT_NOFILE, &limit);
+  TESSERA_RETURN_IF_ERROR(comm.Barrier("after"));
+  return std::string(made.message());
+}
+
+TEST_F(ServeShardsTest, ServersThatCannotBeMadeAreToldToAll) {
+  for (int spare : {0, 1, 2, 3}) {
+    const RankPool::Answers answers =
+        pool_->Run("Rank1CannotServe", absl::StrCat(spare));
+    EXPECT_THAT(
+        answers,
+        Each(IsOkAndHolds(AllOf(HasSubstr("shards"), HasSubstr("rank 1")))))
+        << spare;
+    for (const auto& answer : answers) {
+      EXPECT_EQ(answer.value_or(""), answers[0].value_or("none"));
+    }
+  }
 }
 
 // ---- failures ----
@@ -237,11 +279,10 @@ TESSERA_RANK_FUNCTION(KilledInPulls) {
   return status;
 }
 
-TEST(ServeShardsTest, ARankThatIsKilledInPullsEndsThem) {
-  for (int us : {0, 3000, 10000, 40000, 100000}) {
-    RankPool pool(Options(3));
+TEST_F(ServeShardsTest, ARankThatIsKilledInPullsEndsThem) {
+  for (int us : {0, 3000, 40000}) {
     const RankPool::Answers answers =
-        pool.Run("KilledInPulls", absl::StrCat(us));
+        pool_->Run("KilledInPulls", absl::StrCat(us));
     for (int r : {0, 1}) {
       EXPECT_THAT(answers[r], StatusIs(kUnavailable,
                                        AllOf(HasSubstr("unit k"),
@@ -272,106 +313,16 @@ TESSERA_RANK_FUNCTION(KilledInServeShards) {
   return absl::InternalError(absl::StrCat("late: ", status.message()));
 }
 
-TEST(ServeShardsTest, ARankThatIsKilledWhileServersAreMadeEndsThat) {
-  for (int us : {0, 1000, 3000, 7000}) {
-    RankPool pool(Options(3));
+TEST_F(ServeShardsTest, ARankThatIsKilledWhileServersAreMadeEndsThat) {
+  for (int us : {0, 3000}) {
     const RankPool::Answers answers =
-        pool.Run("KilledInServeShards", absl::StrCat(us));
+        pool_->Run("KilledInServeShards", absl::StrCat(us));
     for (int r : {0, 1}) {
       EXPECT_THAT(answers[r],
                   StatusIs(kUnavailable, HasSubstr("rank 2 has ended")))
           << us;
     }
   }
-}
-
-// No descriptors are left to rank 1.
-TESSERA_RANK_FUNCTION(Rank1CannotServe) {
-  Communicator& comm = *world.communicator();
-  TESSERA_RETURN_IF_ERROR(comm.Barrier("before"));
-  rlimit limit;
-  getrlimit(RLIMIT_NOFILE, &limit);
-  if (world.rank() == 1) {
-    int spare = 0;
-    TORCH_CHECK(absl::SimpleAtoi(args, &spare));
-    const int next = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0);
-    close(next);
-    const rlimit none = {static_cast<rlim_t>(next + spare), limit.rlim_max};
-    setrlimit(RLIMIT_NOFILE, &none);
-  }
-  const absl::Status made = comm.ServeShards({"shards"}).status();
-  setrlimit(RLIMIT_NOFILE, &limit);
-  TESSERA_RETURN_IF_ERROR(comm.Barrier("after"));
-  return std::string(made.message());
-}
-
-TEST(ServeShardsTest, ServersThatCannotBeMadeAreToldToAllAlike) {
-  RankPoolOptions options = Options(3);
-  options.collective_timeout = absl::Seconds(8);
-  for (int spare : {0, 1, 2, 3}) {
-    RankPool pool(options);
-    const RankPool::Answers answers =
-        pool.Run("Rank1CannotServe", absl::StrCat(spare));
-    EXPECT_THAT(
-        answers,
-        Each(IsOkAndHolds(AllOf(HasSubstr("shards"), HasSubstr("rank 1")))))
-        << spare;
-    for (const auto& answer : answers) {
-      EXPECT_EQ(answer.value_or(""), answers[0].value_or("none"));
-    }
-  }
-}
-
-// Rank 2 is stopped; what is said of it.
-TESSERA_RANK_FUNCTION(Rank2IsStopped) {
-  Communicator& comm = *world.communicator();
-  TESSERA_ASSIGN_OR_RETURN(const ServerPtr server, Serve(comm, 1));
-  TESSERA_ASSIGN_OR_RETURN(
-      const auto pids, comm.AllGatherStrings(absl::StrCat(getpid()), {"pids"}));
-  pid_t pid = 0;
-  TORCH_CHECK(absl::SimpleAtoi(pids[2], &pid));
-  if (world.rank() == 1) {
-    absl::SleepFor(absl::Seconds(8));
-    return "served";
-  }
-  if (world.rank() == 2) {
-    raise(SIGSTOP);
-    return "stopped";
-  }
-  absl::SleepFor(absl::Milliseconds(100));
-  const absl::Status status =
-      server->Pull(0, kVersion, torch::zeros({0}), {"unit s"}).Wait();
-  kill(pid, SIGCONT);
-  return status;
-}
-
-TEST(ServeShardsTest, ATimeoutNamesTheRankThatIsStopped) {
-  RankPoolOptions options = Options(3);
-  options.collective_timeout = absl::Seconds(5);
-  RankPool pool(options);
-  EXPECT_THAT(
-      pool.Run("Rank2IsStopped", "")[0],
-      StatusIs(absl::StatusCode::kDeadlineExceeded,
-               AllOf(HasSubstr("unit s #1 (pull, 0 bytes of float32) has not "
-                               "ended within 5s: rank 2 has not sent its "
-                               "shard 0 of version 1 (last heard of "),
-                     HasSubstr("it is stopped, or cannot be reached"),
-                     HasSubstr("all its stacks: "))));
-}
-
-TESSERA_RANK_FUNCTION(Rank1Announces) {
-  Communicator& comm = *world.communicator();
-  TESSERA_ASSIGN_OR_RETURN(const ServerPtr server, Serve(comm, 1));
-  if (world.rank() != 1) return PullInVain(*server, 3);
-  comm.Announce(absl::DataLossError("bad sector"));
-  absl::SleepFor(kSoon);
-  return comm.Barrier("late");
-}
-
-TEST(ServeShardsTest, AnAnnouncementEndsPulls) {
-  RankPool pool(Options(3));
-  EXPECT_THAT(pool.Run("Rank1Announces", ""),
-              Each(StatusIs(kUnavailable, "rank 1 failed: bad sector")));
 }
 
 // A pull that fails on rank 0 ends the collective of the others.
@@ -384,9 +335,8 @@ TESSERA_RANK_FUNCTION(PullOfThePast) {
   return comm.Barrier("others");
 }
 
-TEST(ServeShardsTest, AFailedPullFailsTheGroupOnAllRanks) {
-  RankPool pool(Options(3));
-  const RankPool::Answers answers = pool.Run("PullOfThePast", "");
+TEST_F(ServeShardsTest, AFailedPullFailsTheGroupOnAllRanks) {
+  const RankPool::Answers answers = pool_->Run("PullOfThePast", "");
   EXPECT_THAT(answers[0], StatusIs(absl::StatusCode::kInternal,
                                    HasSubstr("asked for version 0")));
   for (int r : {1, 2}) {
@@ -394,26 +344,6 @@ TEST(ServeShardsTest, AFailedPullFailsTheGroupOnAllRanks) {
                 StatusIs(kUnavailable, AllOf(HasSubstr("rank 0 failed: unit p"),
                                              HasSubstr("version 0"))));
   }
-}
-
-TESSERA_RANK_FUNCTION(Rank1StopsServing) {
-  TESSERA_ASSIGN_OR_RETURN(ServerPtr server, Serve(*world.communicator(), 1));
-  if (world.rank() != 1) return PullInVain(*server, 2);
-  const CommFuture mine = server->Pull(0, 7, torch::zeros({2}), {"unit c"});
-  server = nullptr;
-  absl::SleepFor(kSoon);
-  return mine.Wait();
-}
-
-TEST(ServeShardsTest, ADestroyedServerEndsPullsHereAndThere) {
-  RankPool pool(Options(2));
-  EXPECT_THAT(
-      pool.Run("Rank1StopsServing", ""),
-      testing::ElementsAre(
-          StatusIs(kUnavailable, HasSubstr("unit v #1 (pull, 4 bytes of "
-                                           "float32): rank 1 serves its shards "
-                                           "no more")),
-          StatusIs(absl::StatusCode::kCancelled)));
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -31,7 +32,8 @@ bool IsStopped(absl::string_view pid) {
   return state == "T";
 }
 
-// Rank 1 enters, tells the others where it is, and is stopped; then they come.
+// Rank 1 enters, tells the others where it is, and is stopped; then they come,
+// and let it go on when they have given up.
 TESSERA_RANK_FUNCTION(Rank1IsStoppedInside) {
   Communicator& comm = *world.communicator();
   TESSERA_ASSIGN_OR_RETURN(
@@ -46,18 +48,22 @@ TESSERA_RANK_FUNCTION(Rank1IsStoppedInside) {
     // It does so soon after it begins to wait, and about once a second.
     absl::SleepFor(absl::Seconds(1));
     raise(SIGSTOP);
+    return future.Wait();
   }
-  return future.Wait();
+  const absl::Status status = future.Wait();
+  pid_t pid = 0;
+  if (absl::SimpleAtoi(pids[1], &pid)) kill(pid, SIGCONT);
+  return status;
 }
 
-// Expects that the others name rank 1, `how`.
-void ExpectStoppedInside(absl::Duration timeout, const char* how) {
+// Too early to tell that rank 1 is silent, so what the transport knows is told.
+// (Later: MonitorTest.ARankThatCameMayBeSilentSince in comm/watch.)
+TEST(StopTest, ARankThatIsStoppedInsideIsNamed) {
   RankPoolOptions options;
   options.world_size = 3;
-  options.collective_timeout = timeout;
+  options.collective_timeout = absl::Seconds(2);
   RankPool pool(options);
-  const RankPool::Answers answers =
-      pool.Run("Rank1IsStoppedInside", "", timeout + absl::Seconds(8));
+  const RankPool::Answers answers = pool.Run("Rank1IsStoppedInside", "");
   for (int r : {0, 2}) {
     EXPECT_THAT(
         answers[r],
@@ -65,21 +71,11 @@ void ExpectStoppedInside(absl::Duration timeout, const char* how) {
                  AllOf(HasSubstr("reduce of unit e.4 #3 (all-reduce sum, "
                                  "4194304 bytes of float32) has not ended "
                                  "within "),
-                       ContainsRegex(how), HasSubstr("have waited in it"))));
+                       ContainsRegex("rank [02] waits for rank 1; ranks 0, 1, "
+                                     "2 have waited in it"
+                                     "|rank 1 has come, but was last heard of "
+                                     "3.*have waited in it"))));
   }
-}
-
-TEST(StopTest, ARankThatIsStoppedInsideIsNamed) {
-  ExpectStoppedInside(absl::Seconds(6),
-                      "rank 1 has come, but was last heard of [3-9][^;]*: it "
-                      "is stopped.*ranks 0, 2 have waited");
-}
-
-// Too early to tell that it is silent.
-TEST(StopTest, ARankThatHasJustBeenStoppedInsideIsNamed) {
-  ExpectStoppedInside(absl::Seconds(2),
-                      "rank [02] waits for rank 1; ranks 0, 1, 2 have waited"
-                      "|rank 1 has come, but was last heard of 3");
 }
 
 }  // namespace
