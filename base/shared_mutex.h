@@ -1,6 +1,8 @@
-// SharedMutex: std::shared_mutex with absl's thread annotations, for a few
-// loads under a lock that is taken for every operator. Some systems build
-// absl's own mutex with its search for deadlocks, which costs ten times more.
+// SharedMutex: std::shared_mutex with absl's thread annotations; shared by
+// readers of one process, not between processes. Where absl::Mutex will not do:
+// for a few loads under a lock that is taken for every operator (some systems
+// build absl's with its search for deadlocks, which costs ten times more), and
+// where ThreadSanitizer has to see the lock (a system's absl is built without).
 #ifndef BASE_SHARED_MUTEX_H_
 #define BASE_SHARED_MUTEX_H_
 

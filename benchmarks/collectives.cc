@@ -40,7 +40,7 @@
 #include "benchmarks/flag_checks.h"
 #include "comm/gloo/gloo_communicator.h"
 #include "comm/shard_server.h"
-#include "comm/shm/meeting.h"
+#include "comm/shm/map_peers.h"
 #include "comm/shm/shm_communicator.h"
 #include "comm/world/world.h"
 #include "torch/csrc/distributed/c10d/FileStore.hpp"

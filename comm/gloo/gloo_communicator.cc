@@ -8,13 +8,13 @@
 #include <utility>
 #include <vector>
 
-#include "ATen/ops/from_blob.h"
-#include "base/memory/memory.h"
 #include "base/status.h"
+#include "base/torch/tensor_over.h"
 #include "base/torch_guard.h"
 #include "comm/gloo/gloo_messages.h"
 #include "comm/gloo/gloo_transport.h"
-#include "comm/group/host_communicator.h"
+#include "comm/gloo/piece_buffers.h"
+#include "comm/group/watched_communicator.h"
 #include "comm/reduce/element_type.h"
 #include "comm/reduce/slices.h"
 #include "torch/csrc/distributed/c10d/Store.hpp"
@@ -31,20 +31,20 @@ constexpr int64_t kMinPieceBytes = 64 << 10;
 // An all-reduce up to here, over all ranks, is one exchange of everything.
 constexpr int64_t kSingleExchangeBytes = 64 << 10;
 
-class GlooCommunicator : public HostCommunicator {
+class GlooCommunicator : public WatchedCommunicator {
  public:
   GlooCommunicator(const GlooCommunicatorOptions& options,
                    std::shared_ptr<FailureDomain> domain,
                    std::shared_ptr<GlooTransport> transport)
-      : HostCommunicator(options, std::move(domain),
-                         [transport] { transport->Abort(); }),
+      : WatchedCommunicator(
+            options, std::move(domain), [transport] { transport->Abort(); },
+            TensorsSeen::kOnHost),
         messages_(std::move(transport),
                   {options.rank, options.world_size,
                    [this](int peer) { SetAwaited(peer); },
                    [this](int peer, absl::Duration waited) {
                      NoteWait(peer, waited);
                    }}),
-        receive_buffer_(std::make_shared<CountedBuffer>()),
         all_ranks_(options.world_size) {
     std::iota(all_ranks_.begin(), all_ranks_.end(), 0);
   }
@@ -52,14 +52,15 @@ class GlooCommunicator : public HostCommunicator {
   absl::string_view backend() const override { return "gloo"; }
 
  protected:
-  absl::Status HostAllGather(const Call& call, const at::Tensor& shard,
-                             const at::Tensor& whole) override;
-  absl::Status HostReduceScatterSum(const Call& call, const at::Tensor& whole,
-                                    const at::Tensor& shard) override;
-  absl::Status HostAllReduceSum(const Call& call,
-                                const at::Tensor& tensor) override;
-  absl::Status HostBroadcast(const Call& call, const at::Tensor& tensor,
-                             int root) override;
+  absl::Status DoAllGather(const Call& call, const at::Tensor& shard,
+                           const at::Tensor& whole) override;
+  absl::Status DoReduceScatter(const Call& call, const at::Tensor& whole,
+                               const at::Tensor& shard,
+                               double divisor) override;
+  absl::Status DoAllReduceSum(const Call& call,
+                              const at::Tensor& tensor) override;
+  absl::Status DoBroadcast(const Call& call, const at::Tensor& tensor,
+                           int root) override;
   absl::StatusOr<std::vector<std::string>> DoAllGatherStrings(
       const Call& call, const std::string& mine) override;
 
@@ -68,7 +69,7 @@ class GlooCommunicator : public HostCommunicator {
   absl::Status Exchange(const Call& call, std::vector<at::Tensor> memory,
                         const std::function<absl::Status()>& body);
 
-  // The parts of collectives; CPU tensors, below Watched.
+  // What collectives are made of; below Watched.
   absl::Status GatherSlices(uint32_t tag, const at::Tensor& whole,
                             const std::vector<Slice>& slices) {
     return messages_.GatherSlices(tag, all_ranks_, whole, slices);
@@ -78,6 +79,7 @@ class GlooCommunicator : public HostCommunicator {
                          const at::Tensor& out);
   absl::Status SumEverything(uint32_t tag, const at::Tensor& tensor);
 
+  // Elements as those of `like`, until the collective has ended.
   absl::StatusOr<at::Tensor> ReceiveBuffer(const at::Tensor& like,
                                            int64_t numel);
   std::vector<Message> SendPieces(uint32_t tag, const at::Tensor& whole,
@@ -86,17 +88,17 @@ class GlooCommunicator : public HostCommunicator {
   absl::Status WaitAll(const std::vector<Message>& messages) {
     return messages_.WaitAll(messages);
   }
-  // out = sum in rank order of `own` and, of the others, parts[rank]. `out` may
-  // be `own`.
+  // out = sum in rank order of `own` and, of the others, received[rank]. `out`
+  // may be `own`.
   absl::Status AddInRankOrder(const at::Tensor& own,
-                              const std::vector<at::Tensor>& parts,
+                              const std::vector<at::Tensor>& received,
                               const at::Tensor& out);
   // The other ranks, those after this one first, so that not all ranks send to
   // the same one at the same time.
   std::vector<int> Peers() const;
 
   GlooMessages messages_;
-  std::shared_ptr<CountedBuffer> receive_buffer_;
+  PieceBuffers buffers_;
   std::vector<int> all_ranks_;
 };
 
@@ -111,31 +113,26 @@ std::vector<int> GlooCommunicator::Peers() const {
 absl::Status GlooCommunicator::Exchange(
     const Call& call, std::vector<at::Tensor> memory,
     const std::function<absl::Status()>& body) {
-  return messages_.Run(std::move(memory), [&] {
-    messages_.Keep(receive_buffer_);
-    return Watched(call, body);
-  });
+  return messages_.Run(std::move(memory), [&] { return Watched(call, body); });
 }
 
 absl::StatusOr<at::Tensor> GlooCommunicator::ReceiveBuffer(
     const at::Tensor& like, int64_t numel) {
   const int64_t bytes = numel * like.element_size();
-  if (receive_buffer_->bytes() < bytes) {
-    receive_buffer_->Free();
-    TESSERA_ASSIGN_OR_RETURN(
-        *receive_buffer_, AllocateCounted(bytes, MemoryKind::kCommunication));
-  }
-  return at::from_blob(receive_buffer_->data(), {numel},
-                       at::TensorOptions().dtype(like.dtype()));
+  TESSERA_ASSIGN_OR_RETURN(const at::Tensor buffer,
+                           buffers_.Take(bytes, bytes));
+  messages_.Keep(std::make_shared<at::Tensor>(buffer));
+  return TensorOver(static_cast<char*>(buffer.mutable_data_ptr()), {numel}, {1},
+                    like.scalar_type(), at::kCPU);
 }
 
 absl::Status GlooCommunicator::AddInRankOrder(
-    const at::Tensor& own, const std::vector<at::Tensor>& parts,
+    const at::Tensor& own, const std::vector<at::Tensor>& received,
     const at::Tensor& out) {
   TESSERA_ASSIGN_OR_RETURN(const auto type, ElementTypeOf(own.scalar_type()));
   std::vector<const void*> sources;
   for (int r = 0; r < world_size(); ++r) {
-    sources.push_back((r == rank() ? own : parts[r]).const_data_ptr());
+    sources.push_back((r == rank() ? own : received[r]).const_data_ptr());
   }
   shm::ReduceInOrder(type, shm::ReduceOp::kSum, out.mutable_data_ptr(),
                      sources.data(), world_size(), own.numel());
@@ -152,12 +149,17 @@ std::vector<Message> GlooCommunicator::SendPieces(
       if (at >= slice.numel) continue;
       const int64_t numel = std::min(piece_numel, slice.numel - at);
       sends.push_back(messages_.Send(
-          BorrowElements(whole, slice.begin + at, numel), peer, tag));
+          ElementsOver(whole, slice.begin + at, numel), peer, tag));
     }
   }
   return sends;
 }
 
+// Why pieces: with whole slices a rank would hold W - 1 of them, more than the
+// tensor itself. Why two halves: a piece that is summed leaves its half free
+// for the one after the next, so the network never waits for a sum. All sends
+// are started at once, and waited for last: a rank that waited for its sends
+// before it received could wait for one that does the same.
 absl::Status GlooCommunicator::SumSlices(uint32_t tag, const at::Tensor& whole,
                                          const std::vector<Slice>& slices,
                                          const at::Tensor& out) {
@@ -171,18 +173,19 @@ absl::Status GlooCommunicator::SumSlices(uint32_t tag, const at::Tensor& whole,
                            ReceiveBuffer(whole, 2 * num_peers * piece_numel));
 
   struct Piece {
-    std::vector<at::Tensor> parts;  // by rank, own one undefined
+    std::vector<at::Tensor> received;  // by rank, own one undefined
     std::vector<Message> messages;
   };
   // Piece k lands in half k % 2 of the buffer, while k - 1 is being summed.
   auto start = [&](int64_t at) {
     Piece piece;
-    piece.parts.resize(world_size());
+    piece.received.resize(world_size());
     int64_t place = (at / piece_numel) % 2 * num_peers * piece_numel;
     for (int peer : Peers()) {
-      piece.parts[peer] =
-          BorrowElements(buffer, place, std::min(piece_numel, mine.numel - at));
-      piece.messages.push_back(messages_.Receive(piece.parts[peer], peer, tag));
+      piece.received[peer] =
+          ElementsOver(buffer, place, std::min(piece_numel, mine.numel - at));
+      piece.messages.push_back(
+          messages_.Receive(piece.received[peer], peer, tag));
       place += piece_numel;
     }
     return piece;
@@ -197,8 +200,8 @@ absl::Status GlooCommunicator::SumSlices(uint32_t tag, const at::Tensor& whole,
     TESSERA_RETURN_IF_ERROR(WaitAll(piece.messages));
     const int64_t numel = std::min(piece_numel, mine.numel - at);
     TESSERA_RETURN_IF_ERROR(
-        AddInRankOrder(BorrowElements(whole, mine.begin + at, numel),
-                       piece.parts, BorrowElements(out, at, numel)));
+        AddInRankOrder(ElementsOver(whole, mine.begin + at, numel),
+                       piece.received, ElementsOver(out, at, numel)));
   }
   return WaitAll(sends);
 }
@@ -208,25 +211,25 @@ absl::Status GlooCommunicator::SumEverything(uint32_t tag,
   const int64_t numel = tensor.numel();
   TESSERA_ASSIGN_OR_RETURN(at::Tensor buffer,
                            ReceiveBuffer(tensor, (world_size() - 1) * numel));
-  std::vector<at::Tensor> parts(world_size());
+  std::vector<at::Tensor> received(world_size());
   std::vector<Message> messages;
   int64_t place = 0;
   for (int peer : Peers()) {
-    parts[peer] = BorrowElements(buffer, place, numel);
+    received[peer] = ElementsOver(buffer, place, numel);
     place += numel;
-    messages.push_back(messages_.Receive(parts[peer], peer, tag));
+    messages.push_back(messages_.Receive(received[peer], peer, tag));
     messages.push_back(
-        messages_.Send(BorrowElements(tensor, 0, numel), peer, tag));
+        messages_.Send(ElementsOver(tensor, 0, numel), peer, tag));
   }
   // Sends too: the sum overwrites what they read.
   TESSERA_RETURN_IF_ERROR(WaitAll(messages));
-  at::Tensor own = BorrowElements(tensor, 0, numel);
-  return AddInRankOrder(own, parts, own);
+  at::Tensor own = ElementsOver(tensor, 0, numel);
+  return AddInRankOrder(own, received, own);
 }
 
-absl::Status GlooCommunicator::HostAllGather(const Call& call,
-                                             const at::Tensor& shard,
-                                             const at::Tensor& whole) {
+absl::Status GlooCommunicator::DoAllGather(const Call& call,
+                                           const at::Tensor& shard,
+                                           const at::Tensor& whole) {
   const int64_t bytes = shard.nbytes();
   char* own = static_cast<char*>(whole.mutable_data_ptr()) + rank() * bytes;
   if (own != shard.const_data_ptr()) {
@@ -238,17 +241,20 @@ absl::Status GlooCommunicator::HostAllGather(const Call& call,
   });
 }
 
-absl::Status GlooCommunicator::HostReduceScatterSum(const Call& call,
-                                                    const at::Tensor& whole,
-                                                    const at::Tensor& shard) {
-  return Exchange(call, {whole, shard}, [&] {
+absl::Status GlooCommunicator::DoReduceScatter(const Call& call,
+                                               const at::Tensor& whole,
+                                               const at::Tensor& shard,
+                                               double divisor) {
+  TESSERA_RETURN_IF_ERROR(Exchange(call, {whole, shard}, [&] {
     return SumSlices(call.signature, whole, Slices(whole.numel(), world_size()),
                      shard);
-  });
+  }));
+  Divide(shard, divisor);
+  return absl::OkStatus();
 }
 
-absl::Status GlooCommunicator::HostAllReduceSum(const Call& call,
-                                                const at::Tensor& tensor) {
+absl::Status GlooCommunicator::DoAllReduceSum(const Call& call,
+                                              const at::Tensor& tensor) {
   const int64_t all_bytes =
       static_cast<int64_t>(tensor.nbytes()) * world_size();
   return Exchange(call, {tensor}, [&]() -> absl::Status {
@@ -259,16 +265,15 @@ absl::Status GlooCommunicator::HostAllReduceSum(const Call& call,
     const Slice mine = slices[rank()];
     TESSERA_RETURN_IF_ERROR(
         SumSlices(call.signature, tensor, slices,
-                  BorrowElements(tensor, mine.begin, mine.numel)));
+                  ElementsOver(tensor, mine.begin, mine.numel)));
     return GatherSlices(call.signature, tensor, slices);
   });
 }
 
-absl::Status GlooCommunicator::HostBroadcast(const Call& call,
-                                             const at::Tensor& tensor,
-                                             int root) {
+absl::Status GlooCommunicator::DoBroadcast(const Call& call,
+                                           const at::Tensor& tensor, int root) {
   return Exchange(call, {tensor}, [&] {
-    at::Tensor all = BorrowElements(tensor, 0, tensor.numel());
+    at::Tensor all = ElementsOver(tensor, 0, tensor.numel());
     std::vector<Message> messages;
     if (rank() != root) {
       messages.push_back(messages_.Receive(all, root, call.signature));

@@ -4,9 +4,9 @@
 #include <cstring>
 #include <utility>
 
-#include "ATen/ops/from_blob.h"
 #include "ATen/ops/zeros.h"
 #include "base/status.h"
+#include "base/torch/tensor_over.h"
 #include "comm/group/queued_communicator.h"
 #include "comm/record/flight_recorder.h"
 
@@ -18,10 +18,6 @@ constexpr int64_t kInlineTextBytes = 248;
 constexpr int64_t kTextRecordBytes = 8 + kInlineTextBytes;
 
 }  // namespace
-
-at::Tensor BorrowBytes(void* data, int64_t bytes) {
-  return at::from_blob(data, {bytes}, at::TensorOptions().dtype(at::kByte));
-}
 
 GlooMessages::GlooMessages(std::shared_ptr<GlooTransport> transport,
                            Options options)
@@ -74,7 +70,7 @@ absl::Status GlooMessages::GatherSlices(uint32_t tag,
                                         const at::Tensor& whole,
                                         const std::vector<Slice>& slices) {
   auto slice_at = [&](int place) {
-    return BorrowElements(whole, slices[place].begin, slices[place].numel);
+    return ElementsOver(whole, slices[place].begin, slices[place].numel);
   };
   std::vector<Message> messages;
   int own;
@@ -119,11 +115,11 @@ absl::StatusOr<std::vector<std::string>> GlooMessages::GatherTexts(
     if (bytes > kInlineTextBytes) {
       text.resize(bytes);
       messages.push_back(
-          Receive(BorrowBytes(text.data(), bytes), ranks[place], tag));
+          Receive(BytesOver(text.data(), bytes), ranks[place], tag));
     }
     if (own_bytes > kInlineTextBytes) {
-      messages.push_back(Send(BorrowBytes((*texts)[own].data(), own_bytes),
-                              ranks[place], tag));
+      messages.push_back(
+          Send(BytesOver((*texts)[own].data(), own_bytes), ranks[place], tag));
     }
   }
   TESSERA_RETURN_IF_ERROR(WaitAll(messages));

@@ -22,9 +22,6 @@
 
 namespace tessera {
 
-// Bytes that it does not own.
-at::Tensor BorrowBytes(void* data, int64_t bytes);
-
 class GlooMessages {
  public:
   using Message = std::shared_ptr<GlooTransport::Message>;

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "ATen/ops/from_blob.h"
+#include "ATen/ops/empty.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/bits.h"
@@ -12,6 +12,7 @@
 #include "c10/core/GradMode.h"
 #include "c10/core/impl/VirtualGuardImpl.h"
 #include "comm/comm_thread.h"
+#include "comm/reduce/element_type.h"
 
 namespace tessera {
 namespace {
@@ -21,27 +22,6 @@ uint32_t Hash31(absl::string_view text) {
   const uint64_t hash =
       Fingerprint(text.data(), static_cast<int64_t>(text.size()));
   return static_cast<uint32_t>(hash ^ (hash >> 32)) & 0x7fffffff;
-}
-
-const char* DtypeName(const at::Tensor& t) {
-  switch (t.scalar_type()) {
-    case at::kFloat:
-      return "float32";
-    case at::kDouble:
-      return "float64";
-    case at::kHalf:
-      return "float16";
-    case at::kBFloat16:
-      return "bfloat16";
-    case at::kLong:
-      return "int64";
-    case at::kInt:
-      return "int32";
-    case at::kByte:
-      return "uint8";
-    default:
-      return c10::toString(t.scalar_type());
-  }
 }
 
 absl::Status CheckTensor(const at::Tensor& t, absl::string_view name) {
@@ -93,7 +73,6 @@ template <typename Membership>
 Membership Completed(Membership membership) {
   if (membership.failure == nullptr)
     membership.failure = std::make_shared<FirstFailure>();
-  if (membership.thread == nullptr) membership.thread = &CommThread::Get();
   return membership;
 }
 
@@ -107,17 +86,11 @@ CollectiveRecord RecordOf(CollectiveOp op, const at::Tensor& tensor) {
   CollectiveRecord record;
   record.op = op;
   record.bytes = static_cast<int64_t>(tensor.nbytes());
-  record.dtype = DtypeName(tensor);
+  record.dtype = DtypeName(tensor.scalar_type());
   if (op == CollectiveOp::kReduceScatter || op == CollectiveOp::kAllReduce) {
     record.reduce = "sum";
   }
   return record;
-}
-
-at::Tensor BorrowElements(const at::Tensor& t, int64_t begin, int64_t numel) {
-  char* data = static_cast<char*>(t.mutable_data_ptr());
-  return at::from_blob(data + begin * t.element_size(), {numel},
-                       at::TensorOptions().dtype(t.dtype()).device(t.device()));
 }
 
 void SynchronizeCurrentStream(const at::Tensor& t) {
@@ -176,13 +149,54 @@ CommFuture QueuedCommunicator::Enqueue(CollectiveRecord record, CommTag tag,
     if (done) done(status);
     return status.ok() ? CommFuture() : DoneFuture(status);
   }
-  return membership_.thread->Post(
+  return CommThread::Get().Post(
       [self = shared_from_this(), record = std::move(record),
        body = std::move(body), done = std::move(done)] {
         const absl::Status status = self->RunCall(record, body);
         if (done) done(status);
         return status;
       });
+}
+
+void QueuedCommunicator::Divide(const at::Tensor& shard, double divisor) {
+  if (divisor == 1) return;
+  shard.div_(divisor);
+  SynchronizeCurrentStream(shard);  // this thread's: others use their own
+}
+
+absl::Status QueuedCommunicator::RunAllGather(const Call& call,
+                                              const at::Tensor& shard,
+                                              const at::Tensor& whole) {
+  if (!NeedsCopy(whole)) return DoAllGather(call, shard, whole);
+  const at::Tensor host = at::empty(whole.sizes(), whole.dtype());
+  TESSERA_RETURN_IF_ERROR(DoAllGather(call, shard.cpu(), host));
+  whole.copy_(host);
+  return absl::OkStatus();
+}
+
+absl::Status QueuedCommunicator::RunReduceScatter(const Call& call,
+                                                  const at::Tensor& whole,
+                                                  const at::Tensor& shard,
+                                                  double divisor) {
+  if (!NeedsCopy(whole)) return DoReduceScatter(call, whole, shard, divisor);
+  const at::Tensor host = at::empty(shard.sizes(), shard.dtype());
+  TESSERA_RETURN_IF_ERROR(
+      DoReduceScatter(call, whole.cpu(), host, /*divisor=*/1));
+  shard.copy_(host);
+  // There, and not in the copy: a device may round a division otherwise, and
+  // the bits must not depend on the backend.
+  Divide(shard, divisor);
+  return absl::OkStatus();
+}
+
+absl::Status QueuedCommunicator::RunInPlace(
+    const at::Tensor& tensor,
+    const std::function<absl::Status(const at::Tensor&)>& collective) {
+  if (!NeedsCopy(tensor)) return collective(tensor);
+  const at::Tensor host = tensor.cpu();
+  TESSERA_RETURN_IF_ERROR(collective(host));
+  tensor.copy_(host);
+  return absl::OkStatus();
 }
 
 CommFuture QueuedCommunicator::AllGather(at::Tensor shard, at::Tensor whole,
@@ -193,7 +207,7 @@ CommFuture QueuedCommunicator::AllGather(at::Tensor shard, at::Tensor whole,
   SynchronizeCurrentStream(whole);
   return Enqueue(RecordOf(CollectiveOp::kAllGather, whole), std::move(tag),
                  [this, shard, whole](const Call& call) {
-                   return DoAllGather(call, shard, whole);
+                   return RunAllGather(call, shard, whole);
                  });
 }
 
@@ -206,20 +220,8 @@ CommFuture QueuedCommunicator::ReduceScatterSum(at::Tensor whole,
   SynchronizeCurrentStream(whole);
   return Enqueue(RecordOf(CollectiveOp::kReduceScatter, whole), std::move(tag),
                  [this, shard, whole, divisor](const Call& call) {
-                   return divisor == 1
-                              ? DoReduceScatterSum(call, whole, shard)
-                              : DoReduceScatter(call, whole, shard, divisor);
+                   return RunReduceScatter(call, whole, shard, divisor);
                  });
-}
-
-absl::Status QueuedCommunicator::DoReduceScatter(const Call& call,
-                                                 const at::Tensor& whole,
-                                                 const at::Tensor& shard,
-                                                 double divisor) {
-  TESSERA_RETURN_IF_ERROR(DoReduceScatterSum(call, whole, shard));
-  shard.div_(divisor);
-  SynchronizeCurrentStream(shard);  // this thread's: others use their own
-  return absl::OkStatus();
 }
 
 CommFuture QueuedCommunicator::AllReduceSum(at::Tensor tensor, CommTag tag) {
@@ -229,7 +231,9 @@ CommFuture QueuedCommunicator::AllReduceSum(at::Tensor tensor, CommTag tag) {
   SynchronizeCurrentStream(tensor);
   return Enqueue(RecordOf(CollectiveOp::kAllReduce, tensor), std::move(tag),
                  [this, tensor](const Call& call) {
-                   return DoAllReduceSum(call, tensor);
+                   return RunInPlace(tensor, [&](const at::Tensor& t) {
+                     return DoAllReduceSum(call, t);
+                   });
                  });
 }
 
@@ -247,7 +251,9 @@ CommFuture QueuedCommunicator::Broadcast(at::Tensor tensor, int root,
   record.root = root;
   return Enqueue(std::move(record), std::move(tag),
                  [this, tensor, root](const Call& call) {
-                   return DoBroadcast(call, tensor, root);
+                   return RunInPlace(tensor, [&](const at::Tensor& t) {
+                     return DoBroadcast(call, t, root);
+                   });
                  });
 }
 

@@ -5,7 +5,8 @@
 //   AllGather(...) --check--> CommThread --> DoAllGather(...) of the backend
 //
 // Backends see valid, non-empty arguments only, on one thread, one call at a
-// time, and with world_size() > 1 (but SelfCommunicator).
+// time, and with world_size() > 1 (except SelfCommunicator). Those that work in
+// host memory see CPU tensors only: tensors of other devices go through a copy.
 #ifndef COMM_GROUP_QUEUED_COMMUNICATOR_H_
 #define COMM_GROUP_QUEUED_COMMUNICATOR_H_
 
@@ -24,13 +25,6 @@
 #include "comm/watch/first_failure.h"
 
 namespace tessera {
-
-class CommThread;
-
-// A plain tensor over elements [begin, begin + numel) of contiguous `t`. It
-// shares memory, but neither ownership, version counter nor dispatch keys: `t`
-// must outlive it.
-at::Tensor BorrowElements(const at::Tensor& t, int64_t begin, int64_t numel);
 
 // Blocks until all that the caller's current stream holds for `t` is done, so
 // that another thread may read and write `t`. Nothing for CPU tensors.
@@ -81,14 +75,16 @@ class QueuedCommunicator
     std::string details;
   };
 
+  // Which tensors a backend works on.
+  enum class TensorsSeen { kAny, kOnHost };
+
   // What a communicator is a rank of.
   struct Membership {
     int rank = 0;
     int world_size = 1;
     std::string group;                      // as GroupOptions::name
     std::shared_ptr<FirstFailure> failure;  // null: one of its own
-    // Runs its collectives, and outlives them; null: the process's.
-    CommThread* thread = nullptr;
+    TensorsSeen tensors = TensorsSeen::kAny;
     // Collectives run in the call instead, on the caller's thread, several at a
     // time: for a group of one, which waits for nobody, and whose collectives
     // need not stay in order with those of other groups.
@@ -104,18 +100,19 @@ class QueuedCommunicator
   FlightRecorder* records() { return &recorder_; }
   CommLog* costs() { return &log_; }
 
-  // The backend's part of each collective: blocks until its result may be read
+  // Divides a shard of sums, and blocks until that is done. Nothing for 1.
+  static void Divide(const at::Tensor& shard, double divisor);
+
+  // The backend's side of each collective: blocks until its result may be read
   // by any thread and on any stream. An error makes this communicator failed,
   // and those that share its failure.
   virtual absl::Status DoAllGather(const Call& call, const at::Tensor& shard,
                                    const at::Tensor& whole) = 0;
-  virtual absl::Status DoReduceScatterSum(const Call& call,
-                                          const at::Tensor& whole,
-                                          const at::Tensor& shard) = 0;
-  // The same, divided.
+  // The sum, and then Divide or what has its bits.
   virtual absl::Status DoReduceScatter(const Call& call,
                                        const at::Tensor& whole,
-                                       const at::Tensor& shard, double divisor);
+                                       const at::Tensor& shard,
+                                       double divisor) = 0;
   virtual absl::Status DoAllReduceSum(const Call& call,
                                       const at::Tensor& tensor) = 0;
   virtual absl::Status DoBroadcast(const Call& call, const at::Tensor& tensor,
@@ -133,6 +130,18 @@ class QueuedCommunicator
                      Done done = nullptr);
 
  private:
+  // These go through a copy in host memory where the backend wants that.
+  absl::Status RunAllGather(const Call& call, const at::Tensor& shard,
+                            const at::Tensor& whole);
+  absl::Status RunReduceScatter(const Call& call, const at::Tensor& whole,
+                                const at::Tensor& shard, double divisor);
+  // The same for collectives that write the tensor that they read.
+  absl::Status RunInPlace(
+      const at::Tensor& tensor,
+      const std::function<absl::Status(const at::Tensor&)>& collective);
+  bool NeedsCopy(const at::Tensor& t) const {
+    return membership_.tensors == TensorsSeen::kOnHost && !t.is_cpu();
+  }
   absl::Status RunCall(CollectiveRecord record, const Body& body);
 
   const Membership membership_;

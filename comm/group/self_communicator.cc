@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "base/status.h"
+#include "base/torch/tensor_over.h"
 #include "comm/group/queued_communicator.h"
 #include "comm/watch/failure_domain.h"
 
@@ -16,8 +18,7 @@ absl::Status Copy(const at::Tensor& from, const at::Tensor& to) {
     std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), to.nbytes());
     return absl::OkStatus();
   }
-  BorrowElements(to, 0, to.numel())
-      .copy_(BorrowElements(from, 0, from.numel()));
+  ElementsOver(to, 0, to.numel()).copy_(ElementsOver(from, 0, from.numel()));
   SynchronizeCurrentStream(to);
   return absl::OkStatus();
 }
@@ -43,9 +44,12 @@ class SelfCommunicator : public QueuedCommunicator {
                            const at::Tensor& whole) override {
     return Copy(shard, whole);
   }
-  absl::Status DoReduceScatterSum(const Call&, const at::Tensor& whole,
-                                  const at::Tensor& shard) override {
-    return Copy(whole, shard);
+  absl::Status DoReduceScatter(const Call&, const at::Tensor& whole,
+                               const at::Tensor& shard,
+                               double divisor) override {
+    TESSERA_RETURN_IF_ERROR(Copy(whole, shard));
+    Divide(shard, divisor);
+    return absl::OkStatus();
   }
   absl::Status DoAllReduceSum(const Call&, const at::Tensor&) override {
     return absl::OkStatus();

@@ -30,9 +30,9 @@ std::vector<int> FirstRanks(const GroupOptions& options) {
 WatchedCommunicator::WatchedCommunicator(const GroupOptions& options,
                                          std::shared_ptr<FailureDomain> domain,
                                          std::function<void()> abort,
-                                         CommThread* thread)
+                                         TensorsSeen tensors)
     : QueuedCommunicator({options.rank, options.world_size, options.name,
-                          domain->failure(), thread}),
+                          domain->failure(), tensors}),
       options_(options),
       domain_(std::move(domain)),
       watched_(std::make_shared<WatchedGroup>(
@@ -42,26 +42,37 @@ WatchedCommunicator::~WatchedCommunicator() {
   domain_->monitor().Forget(options_.name);
 }
 
+// Why it is so. A rank whose subgroup cannot be made must not return at once:
+// the other ranks of it would wait to be connected with it, and those of other
+// subgroups would go on, into a collective of this group that it never comes
+// to. So it announces its failure, which ends the first kind of wait, and then
+// comes to the agreement like all others, which returns its error on every
+// rank. The announcement is taken back after the agreement only: the error is
+// known to all then, and an announcement that stood would end this group's
+// later collectives.
+//
+// The count of splits makes the names of groups unique in the failure domain,
+// and so the keys with which they meet in the store: ranks of an earlier split
+// of the same name must not be taken for those of this one.
 absl::StatusOr<std::shared_ptr<Communicator>> WatchedCommunicator::Split(
     int color, CommTag name) {
   if (options_.make_subgroup == nullptr)
     return Communicator::Split(color, name);
-  if (name.what.empty()) name.what = "part";
+  if (name.what.empty()) name.what = "subgroup";
   absl::StrAppend(&name.what, " ", ++splits_);
   const std::string where = absl::StrCat("split into ", name.what);
   TESSERA_ASSIGN_OR_RETURN(
       const std::vector<std::string> colors,
       AllGatherStrings(absl::StrCat(color), CommTag(where, name.site)));
-  const Subgroup part = SubgroupOf(name.what, colors);
+  const Subgroup subgroup = SubgroupOf(name.what, colors);
   absl::StatusOr<std::shared_ptr<Communicator>> made =
-      options_.make_subgroup(part);
+      options_.make_subgroup(subgroup);
   const absl::Status mine = Annotate(
       made.status(),
-      absl::StrCat("group ", part.options.name, " (ranks ",
-                   absl::StrJoin(part.options.first_ranks, ", "), ")"));
-  // For those of this part that wait to be connected with this rank.
+      absl::StrCat("group ", subgroup.options.name, " (ranks ",
+                   absl::StrJoin(subgroup.options.first_ranks, ", "), ")"));
   if (!mine.ok()) Announce(made.status());
-  // Nobody goes on before all are connected, or none has a part.
+  // Nobody goes on before all are connected, or none has a subgroup.
   const absl::Status agreed = AgreeOk(mine, where, name.site);
   if (!mine.ok()) ClearAnnouncement();
   TESSERA_RETURN_IF_ERROR(agreed);
@@ -79,23 +90,24 @@ absl::StatusOr<std::unique_ptr<ShardServer>> WatchedCommunicator::ServeShards(
 
 Subgroup WatchedCommunicator::SubgroupOf(
     const std::string& name, const std::vector<std::string>& colors) const {
-  Subgroup part;
-  part.parent_backend = std::string(backend());
-  part.options = options_;
-  part.options.make_subgroup = nullptr;
-  part.options.domain = domain_;
-  part.options.name =
+  Subgroup subgroup;
+  subgroup.parent_backend = std::string(backend());
+  subgroup.options = options_;
+  subgroup.options.make_subgroup = nullptr;
+  subgroup.options.domain = domain_;
+  subgroup.options.name =
       absl::StrCat(options_.name, options_.name.empty() ? "" : "/", name, ".",
                    colors[rank()]);
-  part.options.first_ranks.clear();
+  subgroup.options.first_ranks.clear();
   for (int r = 0; r < world_size(); ++r) {
     if (colors[r] != colors[rank()]) continue;
-    if (r == rank()) part.options.rank = static_cast<int>(part.ranks.size());
-    part.ranks.push_back(r);
-    part.options.first_ranks.push_back(options_.first_rank(r));
+    if (r == rank())
+      subgroup.options.rank = static_cast<int>(subgroup.ranks.size());
+    subgroup.ranks.push_back(r);
+    subgroup.options.first_ranks.push_back(options_.first_rank(r));
   }
-  part.options.world_size = static_cast<int>(part.ranks.size());
-  return part;
+  subgroup.options.world_size = static_cast<int>(subgroup.ranks.size());
+  return subgroup;
 }
 
 absl::Status WatchedCommunicator::Watched(

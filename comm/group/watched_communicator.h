@@ -40,7 +40,7 @@ class WatchedCommunicator : public QueuedCommunicator {
     return domain_->EndOf(options_.first_rank(peer));
   }
 
-  // What a part of the group's work that is a class of its own needs of it.
+  // For classes that do some of the group's work (comm/serve).
   const GroupOptions& options() const { return options_; }
   const std::shared_ptr<FailureDomain>& domain() const { return domain_; }
   using QueuedCommunicator::costs;
@@ -51,8 +51,7 @@ class WatchedCommunicator : public QueuedCommunicator {
   // return soon; called on another thread: it owns what it uses.
   WatchedCommunicator(const GroupOptions& options,
                       std::shared_ptr<FailureDomain> domain,
-                      std::function<void()> abort,
-                      CommThread* thread = nullptr);
+                      std::function<void()> abort, TensorsSeen tensors);
 
   // Runs the blocking part of a collective under the monitor. Returns OK if
   // `body` does, otherwise the best reason known; FailedPrecondition of `body`
@@ -74,7 +73,7 @@ class WatchedCommunicator : public QueuedCommunicator {
   // announces says more than that.
   absl::Status WithTheCause(const absl::Status& mismatch);
 
-  // This rank's part, by the colors of all ranks.
+  // This rank's subgroup, by the colors of all ranks.
   Subgroup SubgroupOf(const std::string& name,
                       const std::vector<std::string>& colors) const;
 

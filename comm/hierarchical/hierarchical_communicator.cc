@@ -9,7 +9,7 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "comm/gloo/gloo_messages.h"
-#include "comm/group/host_communicator.h"
+#include "comm/group/watched_communicator.h"
 #include "comm/hierarchical/hierarchical_ops.h"
 #include "comm/hierarchical/host_plan.h"
 #include "comm/reduce/element_type.h"
@@ -42,17 +42,19 @@ std::vector<std::string> Unpack(absl::string_view packed) {
   return texts;
 }
 
-class HierarchicalCommunicator : public HostCommunicator {
+class HierarchicalCommunicator : public WatchedCommunicator {
  public:
   HierarchicalCommunicator(const HierarchicalOptions& options,
                            std::shared_ptr<FailureDomain> domain,
                            std::shared_ptr<ShmMemory> memory,
                            std::shared_ptr<GlooTransport> transport)
-      : HostCommunicator(options, std::move(domain),
-                         [memory, transport] {
-                           memory->team.Abort(absl::CancelledError("aborted"));
-                           transport->Abort();
-                         }),
+      : WatchedCommunicator(
+            options, std::move(domain),
+            [memory, transport] {
+              memory->team.Abort(absl::CancelledError("aborted"));
+              transport->Abort();
+            },
+            TensorsSeen::kOnHost),
         placement_(options.hosts),
         memory_(std::move(memory)),
         messages_(std::move(transport),
@@ -65,13 +67,9 @@ class HierarchicalCommunicator : public HostCommunicator {
                &messages_, &buffers_} {
     std::vector<int> local_names;
     for (int r : LocalRanks()) local_names.push_back(names()[r]);
-    group_.exchange->SetNames(local_names);
-    memory_->team.SetOnSleep(
-        [this](int peer) { SetAwaited(LocalRanks()[peer]); });
-    memory_->team.SetGone([this, local_names](int peer) {
-      return memory_->team.HasLeft(peer) ? HasEnded(local_names[peer], true)
-                                         : EndOf(LocalRanks()[peer]);
-    });
+    memory_->Watch(
+        local_names, [this](int peer) { SetAwaited(LocalRanks()[peer]); },
+        [this](int peer) { return EndOf(LocalRanks()[peer]); });
     for (int h = 0; h < placement_.num_hosts(); ++h) {
       leaders_.push_back(placement_.ranks_of(h).front());
     }
@@ -80,14 +78,15 @@ class HierarchicalCommunicator : public HostCommunicator {
   absl::string_view backend() const override { return "hierarchical"; }
 
  protected:
-  absl::Status HostAllGather(const Call& call, const at::Tensor& shard,
-                             const at::Tensor& whole) override;
-  absl::Status HostReduceScatterSum(const Call& call, const at::Tensor& whole,
-                                    const at::Tensor& shard) override;
-  absl::Status HostAllReduceSum(const Call& call,
-                                const at::Tensor& tensor) override;
-  absl::Status HostBroadcast(const Call& call, const at::Tensor& tensor,
-                             int root) override;
+  absl::Status DoAllGather(const Call& call, const at::Tensor& shard,
+                           const at::Tensor& whole) override;
+  absl::Status DoReduceScatter(const Call& call, const at::Tensor& whole,
+                               const at::Tensor& shard,
+                               double divisor) override;
+  absl::Status DoAllReduceSum(const Call& call,
+                              const at::Tensor& tensor) override;
+  absl::Status DoBroadcast(const Call& call, const at::Tensor& tensor,
+                           int root) override;
   absl::StatusOr<std::vector<std::string>> DoAllGatherStrings(
       const Call& call, const std::string& mine) override;
 
@@ -98,8 +97,8 @@ class HierarchicalCommunicator : public HostCommunicator {
   // Runs `body` under the monitor. `memory` is what messages may point into.
   absl::Status Run(const Call& call, std::vector<at::Tensor> memory,
                    const std::function<absl::Status()>& body);
-  // An operation on `tensor`, one part for each rank.
-  PartsCall PartsOf(const Call& call, const at::Tensor& tensor) const;
+  // An operation on `tensor`, one slice for each rank.
+  SlicedCall SlicesOf(const Call& call, const at::Tensor& tensor) const;
   absl::Status GatherTexts(const Call& call, const std::string& mine,
                            std::vector<std::string>* texts);
 
@@ -118,74 +117,76 @@ absl::Status HierarchicalCommunicator::Run(
   return messages_.Run(std::move(memory), [&] {
     return Watched(call, [&] {
       const absl::Status status = body();
-      const std::vector<absl::Duration> waits = memory_->team.TakeWaits();
-      for (size_t i = 0; i < waits.size(); ++i) {
-        if (waits[i] > absl::ZeroDuration())
-          NoteWait(LocalRanks()[i], waits[i]);
-      }
+      memory_->team.TakeWaits([this](int peer, absl::Duration waited) {
+        NoteWait(LocalRanks()[peer], waited);
+      });
       return status;
     });
   });
 }
 
-PartsCall HierarchicalCommunicator::PartsOf(const Call& call,
-                                            const at::Tensor& tensor) const {
-  PartsCall result;
+SlicedCall HierarchicalCommunicator::SlicesOf(const Call& call,
+                                              const at::Tensor& tensor) const {
+  SlicedCall result;
   result.what = call.what;
   result.signature = call.signature;
   result.data = static_cast<char*>(tensor.mutable_data_ptr());
   const auto element_bytes = static_cast<int64_t>(tensor.element_size());
   int owner = 0;
   for (const Slice& slice : Slices(tensor.numel(), world_size())) {
-    result.parts.push_back(
+    result.slices.push_back(
         {slice.begin * element_bytes, slice.numel * element_bytes, owner++});
   }
   return result;
 }
 
-absl::Status HierarchicalCommunicator::HostAllGather(const Call& call,
-                                                     const at::Tensor& shard,
-                                                     const at::Tensor& whole) {
-  PartsCall parts = PartsOf(call, whole);
-  parts.op = shm::Op::kAllGather;
-  char* const own = parts.data + parts.parts[rank()].begin;
+absl::Status HierarchicalCommunicator::DoAllGather(const Call& call,
+                                                   const at::Tensor& shard,
+                                                   const at::Tensor& whole) {
+  SlicedCall sliced = SlicesOf(call, whole);
+  sliced.op = shm::Op::kAllGather;
+  char* const own = sliced.data + sliced.slices[rank()].begin;
   if (own != shard.const_data_ptr()) {
     std::memcpy(own, shard.const_data_ptr(), shard.nbytes());
   }
-  return Run(call, {whole}, [&] { return GatherParts(group_, parts); });
+  return Run(call, {whole}, [&] { return GatherSlices(group_, sliced); });
 }
 
-absl::Status HierarchicalCommunicator::HostReduceScatterSum(
-    const Call& call, const at::Tensor& whole, const at::Tensor& shard) {
-  PartsCall parts = PartsOf(call, whole);
-  parts.op = shm::Op::kReduceScatter;
-  TESSERA_ASSIGN_OR_RETURN(parts.type, ElementTypeOf(whole.scalar_type()));
-  return Run(call, {whole, shard}, [&] {
-    return SumParts(group_, parts,
-                    static_cast<char*>(shard.mutable_data_ptr()));
-  });
+absl::Status HierarchicalCommunicator::DoReduceScatter(const Call& call,
+                                                       const at::Tensor& whole,
+                                                       const at::Tensor& shard,
+                                                       double divisor) {
+  SlicedCall sliced = SlicesOf(call, whole);
+  sliced.op = shm::Op::kReduceScatter;
+  TESSERA_ASSIGN_OR_RETURN(sliced.type, ElementTypeOf(whole.scalar_type()));
+  TESSERA_RETURN_IF_ERROR(Run(call, {whole, shard}, [&] {
+    return SumSlices(group_, sliced,
+                     static_cast<char*>(shard.mutable_data_ptr()));
+  }));
+  Divide(shard, divisor);
+  return absl::OkStatus();
 }
 
-absl::Status HierarchicalCommunicator::HostAllReduceSum(
+absl::Status HierarchicalCommunicator::DoAllReduceSum(
     const Call& call, const at::Tensor& tensor) {
-  PartsCall parts = PartsOf(call, tensor);
-  parts.op = shm::Op::kAllReduce;
-  TESSERA_ASSIGN_OR_RETURN(parts.type, ElementTypeOf(tensor.scalar_type()));
+  SlicedCall sliced = SlicesOf(call, tensor);
+  sliced.op = shm::Op::kAllReduce;
+  TESSERA_ASSIGN_OR_RETURN(sliced.type, ElementTypeOf(tensor.scalar_type()));
   return Run(call, {tensor}, [&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(
-        SumParts(group_, parts, parts.data + parts.parts[rank()].begin));
-    return GatherParts(group_, parts);
+        SumSlices(group_, sliced, sliced.data + sliced.slices[rank()].begin));
+    return GatherSlices(group_, sliced);
   });
 }
 
-absl::Status HierarchicalCommunicator::HostBroadcast(const Call& call,
-                                                     const at::Tensor& tensor,
-                                                     int root) {
-  PartsCall parts = PartsOf(call, tensor);
-  parts.op = shm::Op::kBroadcast;
-  parts.root = root;
-  parts.parts = {{0, static_cast<int64_t>(tensor.nbytes()), root}};
-  return Run(call, {tensor}, [&] { return GatherParts(group_, parts); });
+absl::Status HierarchicalCommunicator::DoBroadcast(const Call& call,
+                                                   const at::Tensor& tensor,
+                                                   int root) {
+  SlicedCall sliced = SlicesOf(call, tensor);
+  sliced.op = shm::Op::kBroadcast;
+  sliced.root = root;
+  sliced.slices = {{0, static_cast<int64_t>(tensor.nbytes()), root}};
+  return Run(call, {tensor}, [&] { return GatherSlices(group_, sliced); });
 }
 
 absl::StatusOr<std::vector<std::string>>
@@ -223,16 +224,18 @@ absl::Status HierarchicalCommunicator::GatherTexts(
   return absl::OkStatus();
 }
 
-// Every rank's word about its meeting; all return the same.
-absl::Status AgreeOnMeetings(c10d::Store& store,
-                             const HierarchicalOptions& options,
-                             const absl::Status& mine) {
+// Every rank's word about how its host went; all return the same. Why: a host
+// whose ranks can share memory must not go on, into connecting with hosts that
+// have given up, and a fall back to another backend has to be every rank's.
+absl::Status AgreeOnHosts(c10d::Store& store,
+                          const HierarchicalOptions& options,
+                          const absl::Status& mine) {
   const std::string text = mine.ok() ? "" : std::string(mine.message());
-  store.set(absl::StrCat("meeting/", options.rank),
+  store.set(absl::StrCat("host_done/", options.rank),
             std::vector<uint8_t>(text.begin(), text.end()));
   absl::Status all;
   for (int r = 0; r < options.world_size; ++r) {
-    const std::string key = absl::StrCat("meeting/", r);
+    const std::string key = absl::StrCat("host_done/", r);
     store.wait({key}, absl::ToChronoMilliseconds(options.connect_timeout));
     const std::vector<uint8_t> word = store.get(key);
     if (word.empty() || !all.ok()) continue;
@@ -258,7 +261,7 @@ absl::StatusOr<std::shared_ptr<ShmMemory>> ConnectHosts(
                            options.connect_timeout, names);
   TESSERA_RETURN_IF_ERROR(CatchTorch("store", [&] {
     // Its own client, as ConnectShm's.
-    return AgreeOnMeetings(*store->clone(), options, memory.status());
+    return AgreeOnHosts(*store->clone(), options, memory.status());
   }));
   return memory;
 }

@@ -41,10 +41,10 @@ struct HierarchicalOptions : GlooCommunicatorOptions {
   std::vector<int> hosts;
 };
 
-// The ranks of each host meet (comm/shm/meeting.h), and all agree how that
-// went. COLLECTIVE, blocking. `store` must hold keys of this communicator only.
-// Returns Unavailable, on all ranks alike, if the ranks of a host cannot share
-// memory.
+// The ranks of each host map each other's memory (comm/shm/map_peers.h), and
+// all agree how that went. COLLECTIVE, blocking. `store` must hold keys of this
+// communicator only. Returns Unavailable, the same on all ranks, if the ranks
+// of a host cannot share memory.
 absl::StatusOr<std::shared_ptr<ShmMemory>> ConnectHosts(
     c10::intrusive_ptr<c10d::Store> store, const HierarchicalOptions& options);
 

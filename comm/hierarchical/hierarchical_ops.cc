@@ -6,7 +6,25 @@
 #include <utility>
 
 #include "base/status.h"
+#include "base/torch/tensor_over.h"
 
+// Why it is so. A sum in rank order crosses hosts in a fixed order, so a rank
+// waits for what others send, who wait in turn. That ends well because all
+// ranks take windows, and the stops of a window, in one order, and a message is
+// needed only by a later step than the one that sends it: the earliest step
+// that is not done can always be done. Two things would break that. A rank that
+// first started its receives when it needs them would have the sender wait for
+// it (Gloo sends nothing that is not asked for), so messages are started kAhead
+// windows before. And a rank that waited for each of its sends at once would
+// wait for ranks that are not there yet, so a send is waited for only when
+// kBehind more windows have been worked on, by which time it has long been
+// read.
+//
+// Messages of a kind between two ranks share one tag: they are told apart by
+// their order alone, which is the same on both sides since both walk the same
+// plan. The tag also holds the call's signature: ranks in different collectives
+// wait for messages that never come, instead of taking each other's, until the
+// monitor tells them so.
 namespace tessera {
 namespace {
 
@@ -28,18 +46,18 @@ class Operation {
   virtual ~Operation() = default;
 
  protected:
-  Operation(const HostGroup& group, const PartsCall& call)
+  Operation(const HostGroup& group, const SlicedCall& call)
       : group_(group),
         placement_(*group.placement),
         exchange_(*group.exchange),
         call_(call),
         host_(placement_.host_of(group.rank)),
-        layout_(call.parts) {}
+        layout_(call.slices) {}
 
   shm::Collective New() const {
     shm::Collective collective = shm::Exchange::New(
         call_.op, call_.what, call_.type,
-        (call_.parts.back().begin + call_.parts.back().bytes) /
+        (call_.slices.back().begin + call_.slices.back().bytes) /
             shm::ElementBytes(call_.type));
     collective.post.root = call_.root;
     exchange_.SetRows(&collective, call_.data, layout_.row_bytes());
@@ -91,16 +109,16 @@ class Operation {
                                     TagOf(call_.signature, kind));
   }
   at::Tensor DataOf(const Piece& piece) const {
-    return BorrowBytes(call_.data + piece.begin, piece.bytes);
+    return BytesOver(call_.data + piece.begin, piece.bytes);
   }
   int OwnerOf(const Piece& piece) const {
-    return layout_.parts()[piece.part].owner;
+    return layout_.slices()[piece.slice].owner;
   }
 
   const HostGroup& group_;
   const HostPlacement& placement_;
   shm::Exchange& exchange_;
-  const PartsCall& call_;
+  const SlicedCall& call_;
   const int host_;
   const Layout layout_;
   int64_t window_bytes_ = 0;
@@ -113,7 +131,7 @@ class Operation {
 
 class Sum : public Operation {
  public:
-  Sum(const HostGroup& group, const PartsCall& call, char* out)
+  Sum(const HostGroup& group, const SlicedCall& call, char* out)
       : Operation(group, call),
         out_(out),
         wide_(call.type == shm::ElementType::kFloat16 ||
@@ -190,7 +208,7 @@ class Sum : public Operation {
     }
     if (step.last() && OwnerOf(piece) == group_.rank) {
       later->push_back(
-          Receive(BorrowBytes(OutOf(piece), piece.bytes), lane, Kind::kSum));
+          Receive(BytesOver(OutOf(piece), piece.bytes), lane, Kind::kSum));
     }
     return absl::OkStatus();
   }
@@ -252,7 +270,7 @@ class Sum : public Operation {
       return shm::ReduceInOrder(call_.type, shm::ReduceOp::kSum, out,
                                 sources.data(), num_sources, numel);
     }
-    shm::SumPartInOrder(
+    shm::PartialSumInOrder(
         call_.type,
         job.before.defined()
             ? static_cast<const float*>(job.before.const_data_ptr())
@@ -269,7 +287,7 @@ class Sum : public Operation {
   }
 
   char* OutOf(const Piece& piece) const {
-    return out_ + piece.begin - layout_.parts()[piece.part].begin;
+    return out_ + piece.begin - layout_.slices()[piece.slice].begin;
   }
   absl::StatusOr<at::Tensor> Take(int64_t bytes) const {
     return group_.buffers->Take(bytes, window_bytes_ * partial_bytes_);
@@ -285,7 +303,7 @@ class Sum : public Operation {
 
 class Gather : public Operation {
  public:
-  Gather(const HostGroup& group, const PartsCall& call)
+  Gather(const HostGroup& group, const SlicedCall& call)
       : Operation(group, call) {}
 
   absl::Status Run() {
@@ -377,12 +395,12 @@ class Gather : public Operation {
 
 }  // namespace
 
-absl::Status SumParts(const HostGroup& group, const PartsCall& call,
-                      char* out) {
+absl::Status SumSlices(const HostGroup& group, const SlicedCall& call,
+                       char* out) {
   return Sum(group, call, out).Run();
 }
 
-absl::Status GatherParts(const HostGroup& group, const PartsCall& call) {
+absl::Status GatherSlices(const HostGroup& group, const SlicedCall& call) {
   return Gather(group, call).Run();
 }
 

@@ -24,8 +24,8 @@
 
 #include "absl/status/status.h"
 #include "comm/gloo/gloo_messages.h"
+#include "comm/gloo/piece_buffers.h"
 #include "comm/hierarchical/host_plan.h"
-#include "comm/hierarchical/piece_buffers.h"
 #include "comm/reduce/reduce.h"
 #include "comm/shm/exchange.h"
 
@@ -41,23 +41,24 @@ struct HostGroup {
   PieceBuffers* buffers;
 };
 
-struct PartsCall {
+struct SlicedCall {
   std::string what;
   uint32_t signature = 0;  // of Call
   shm::Op op = shm::Op::kAllReduce;
   int root = 0;
   shm::ElementType type = shm::ElementType::kUInt8;
   char* data = nullptr;  // the whole tensor
-  std::vector<Part> parts;
+  std::vector<OwnedSlice> slices;
 };
 
-// out = sum over ranks, in rank order, of this rank's part of `call.data`; only
-// `out` is written. It may be the part itself.
-absl::Status SumParts(const HostGroup& group, const PartsCall& call, char* out);
+// out = sum over ranks, in rank order, of this rank's slice of `call.data`;
+// only `out` is written. It may be the slice itself.
+absl::Status SumSlices(const HostGroup& group, const SlicedCall& call,
+                       char* out);
 
-// Writes every part that is not this rank's own to `call.data`, from its owner.
-// Each crosses to each other host once.
-absl::Status GatherParts(const HostGroup& group, const PartsCall& call);
+// Writes every slice that is not this rank's own to `call.data`, from its
+// owner. Each crosses to each other host once.
+absl::Status GatherSlices(const HostGroup& group, const SlicedCall& call);
 
 }  // namespace tessera
 #endif  // COMM_HIERARCHICAL_HIERARCHICAL_OPS_H_

@@ -79,16 +79,16 @@ std::vector<Stop> PlanSum(const HostPlacement& placement, int owner,
   return stops;
 }
 
-Layout::Layout(std::vector<Part> parts) : parts_(std::move(parts)) {
-  const int64_t num_parts = static_cast<int64_t>(parts_.size());
-  const int64_t rows = std::min<int64_t>(num_parts, kMaxRows);
+Layout::Layout(std::vector<OwnedSlice> slices) : slices_(std::move(slices)) {
+  const int64_t num_slices = static_cast<int64_t>(slices_.size());
+  const int64_t rows = std::min<int64_t>(num_slices, kMaxRows);
   for (int64_t row = 0; row <= rows; ++row) {
-    first_part_.push_back(static_cast<int>(row * num_parts / rows));
+    first_slice_.push_back(static_cast<int>(row * num_slices / rows));
   }
   for (int64_t row = 0; row < rows; ++row) {
     row_bytes_.push_back(0);
-    for (int p = first_part_[row]; p < first_part_[row + 1]; ++p) {
-      row_bytes_.back() += parts_[p].bytes;
+    for (int p = first_slice_[row]; p < first_slice_[row + 1]; ++p) {
+      row_bytes_.back() += slices_[p].bytes;
     }
   }
 }
@@ -105,15 +105,15 @@ std::vector<Piece> Layout::PiecesOf(int64_t number,
   for (int row = 0; row < static_cast<int>(row_bytes_.size()); ++row) {
     // The window's columns, in the tensor.
     const int64_t begin =
-        parts_[first_part_[row]].begin + number * window_bytes;
-    for (int p = first_part_[row]; p < first_part_[row + 1]; ++p) {
+        slices_[first_slice_[row]].begin + number * window_bytes;
+    for (int p = first_slice_[row]; p < first_slice_[row + 1]; ++p) {
       Piece piece;
-      piece.begin = std::max(begin, parts_[p].begin);
+      piece.begin = std::max(begin, slices_[p].begin);
       piece.bytes =
-          std::min(begin + window_bytes, parts_[p].begin + parts_[p].bytes) -
+          std::min(begin + window_bytes, slices_[p].begin + slices_[p].bytes) -
           piece.begin;
       if (piece.bytes <= 0) continue;
-      piece.part = p;
+      piece.slice = p;
       piece.row = row;
       piece.place = piece.begin - begin;
       piece.turn = number + p;

@@ -53,31 +53,31 @@ std::vector<Stop> PlanSum(const HostPlacement& placement, int owner,
                           int partial_bytes);
 
 // Bytes [begin, begin + bytes) of a tensor, which are rank `owner`'s.
-struct Part {
+struct OwnedSlice {
   int64_t begin = 0;
   int64_t bytes = 0;
   int owner = 0;
 };
 
-// What moves at once: never more than one part's, one window's.
+// What moves at once: never of more than one slice, or one window.
 struct Piece {
   int64_t begin = 0;  // in the tensor
   int64_t bytes = 0;
-  int part = 0;
+  int slice = 0;
   int row = 0;
   int64_t place = 0;  // in the row's window
   int64_t turn = 0;   // whose turn it is, see HostPlacement::Lane
 };
 
-// The parts of a tensor as rows (comm/shm/exchange.h), so that all owners are
-// served at the same time. With more parts than kMaxRows a row has several.
+// The slices of a tensor as rows (comm/shm/exchange.h), so that all owners are
+// served at the same time. With more slices than kMaxRows a row has several.
 class Layout {
  public:
   static constexpr int kMaxRows = 8;
-  // `parts` follow each other from 0 on; some may be empty.
-  explicit Layout(std::vector<Part> parts);
+  // `slices` follow each other from 0 on; some may be empty.
+  explicit Layout(std::vector<OwnedSlice> slices);
 
-  const std::vector<Part>& parts() const { return parts_; }
+  const std::vector<OwnedSlice>& slices() const { return slices_; }
   const std::vector<int64_t>& row_bytes() const { return row_bytes_; }
   // Windows of `window_bytes` that all rows together have.
   int64_t NumWindows(int64_t window_bytes) const;
@@ -85,8 +85,8 @@ class Layout {
   std::vector<Piece> PiecesOf(int64_t number, int64_t window_bytes) const;
 
  private:
-  std::vector<Part> parts_;
-  std::vector<int> first_part_;  // of row d; the last entry is the end
+  std::vector<OwnedSlice> slices_;
+  std::vector<int> first_slice_;  // of row d; the last entry is the end
   std::vector<int64_t> row_bytes_;
 };
 

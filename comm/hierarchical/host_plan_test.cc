@@ -86,8 +86,8 @@ TEST(PlanSumTest, EveryRankIsAddedOnceAndInOrder) {
   }
 }
 
-// Where the ranks of a host follow each other: of a tensor of one part for each
-// rank, in tensors.
+// Where the ranks of a host follow each other: of a tensor of one slice for
+// each rank, in tensors.
 TEST(PlanSumTest, WhatAHostSendsDoesNotGrowWithItsRanks) {
   for (int num_hosts = 2; num_hosts <= 4; ++num_hosts) {
     for (int each = 2; each <= 16; ++each) {
@@ -97,11 +97,11 @@ TEST(PlanSumTest, WhatAHostSendsDoesNotGrowWithItsRanks) {
       for (int partial_bytes : {1, 2}) {
         std::vector<double> sent(num_hosts);
         for (int owner = 0; owner < num_hosts; ++owner) {
-          const std::vector<int> of_part =
+          const std::vector<int> of_slice =
               SentBy(placement, PlanSum(placement, owner, partial_bytes), owner,
                      partial_bytes);
           for (int h = 0; h < num_hosts; ++h) {
-            sent[h] += static_cast<double>(of_part[h]) / num_hosts;
+            sent[h] += static_cast<double>(of_slice[h]) / num_hosts;
           }
         }
         EXPECT_LE(*std::max_element(sent.begin(), sent.end()), partial_bytes)
@@ -112,24 +112,24 @@ TEST(PlanSumTest, WhatAHostSendsDoesNotGrowWithItsRanks) {
 }
 
 TEST(LayoutTest, PiecesCoverTheTensorOnce) {
-  for (int num_parts : {1, 2, 5, 8, 9, 20}) {
-    std::vector<Part> parts;
+  for (int num_slices : {1, 2, 5, 8, 9, 20}) {
+    std::vector<OwnedSlice> slices;
     int64_t end = 0;
-    for (int p = 0; p < num_parts; ++p) {
+    for (int p = 0; p < num_slices; ++p) {
       const int64_t bytes = p % 4 == 3 ? 0 : 100 + 13 * p;
-      parts.push_back({end, bytes, p});
+      slices.push_back({end, bytes, p});
       end += bytes;
     }
-    const Layout layout(parts);
+    const Layout layout(slices);
     std::vector<int> covered(end);
     for (int64_t k = 0; k < layout.NumWindows(64); ++k) {
       for (const Piece& piece : layout.PiecesOf(k, 64)) {
         EXPECT_LE(piece.place + piece.bytes, 64);
-        EXPECT_GE(piece.begin, parts[piece.part].begin);
+        EXPECT_GE(piece.begin, slices[piece.slice].begin);
         for (int64_t i = 0; i < piece.bytes; ++i) ++covered[piece.begin + i];
       }
     }
-    EXPECT_THAT(covered, testing::Each(1)) << num_parts;
+    EXPECT_THAT(covered, testing::Each(1)) << num_slices;
   }
 }
 

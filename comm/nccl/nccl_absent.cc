@@ -1,6 +1,5 @@
 // comm/nccl/nccl_communicator.h in a build without CUDA.
 #include "comm/nccl/nccl_communicator.h"
-#include "torch/csrc/distributed/c10d/Backend.hpp"
 #include "torch/csrc/distributed/c10d/Store.hpp"
 
 namespace tessera {
@@ -10,11 +9,6 @@ bool BuiltWithNccl() { return false; }
 std::vector<std::string> VisibleGpus() { return {}; }
 
 absl::StatusOr<std::shared_ptr<Communicator>> MakeNcclCommunicator(
-    c10::intrusive_ptr<c10d::Store>, const NcclCommunicatorOptions&) {
-  return absl::UnimplementedError("this build has no CUDA, so no nccl backend");
-}
-
-absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> MakeNcclBackend(
     c10::intrusive_ptr<c10d::Store>, const NcclCommunicatorOptions&) {
   return absl::UnimplementedError("this build has no CUDA, so no nccl backend");
 }

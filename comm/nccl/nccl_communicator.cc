@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
+#include "base/torch/tensor_over.h"
 #include "base/torch_guard.h"
 #include "c10/cuda/CUDAGuard.h"
 #include "c10/cuda/CUDAStream.h"
@@ -37,8 +38,9 @@ class NcclCommunicator : public WatchedCommunicator {
                    std::shared_ptr<FailureDomain> domain,
                    c10::intrusive_ptr<c10d::ProcessGroupNCCL> group,
                    std::shared_ptr<std::atomic<bool>> aborted)
-      : WatchedCommunicator(options, std::move(domain),
-                            [aborted] { *aborted = true; }),
+      : WatchedCommunicator(
+            options, std::move(domain), [aborted] { *aborted = true; },
+            TensorsSeen::kAny),
         device_(at::kCUDA, static_cast<c10::DeviceIndex>(options.device)),
         ordered_sums_(options.ordered_sums),
         group_(std::move(group)),
@@ -49,8 +51,9 @@ class NcclCommunicator : public WatchedCommunicator {
  protected:
   absl::Status DoAllGather(const Call& call, const at::Tensor& shard,
                            const at::Tensor& whole) override;
-  absl::Status DoReduceScatterSum(const Call& call, const at::Tensor& whole,
-                                  const at::Tensor& shard) override;
+  absl::Status DoReduceScatter(const Call& call, const at::Tensor& whole,
+                               const at::Tensor& shard,
+                               double divisor) override;
   absl::Status DoAllReduceSum(const Call& call,
                               const at::Tensor& tensor) override;
   absl::Status DoBroadcast(const Call& call, const at::Tensor& tensor,
@@ -105,22 +108,22 @@ absl::Status NcclCommunicator::OnDevice(
 
 absl::Status NcclCommunicator::Gather(const at::Tensor& shard,
                                       at::Tensor whole) {
-  at::Tensor input = BorrowElements(shard, 0, shard.numel());
-  at::Tensor output = BorrowElements(whole, 0, whole.numel());
+  at::Tensor input = ElementsOver(shard, 0, shard.numel());
+  at::Tensor output = ElementsOver(whole, 0, whole.numel());
   return WaitFor(group_->_allgather_base(output, input));
 }
 
 absl::Status NcclCommunicator::Scatter(const at::Tensor& whole,
                                        at::Tensor shard) {
   if (ordered_sums_) return OrderedScatter(whole, shard);
-  at::Tensor input = BorrowElements(whole, 0, whole.numel());
-  at::Tensor output = BorrowElements(shard, 0, shard.numel());
+  at::Tensor input = ElementsOver(whole, 0, whole.numel());
+  at::Tensor output = ElementsOver(shard, 0, shard.numel());
   return WaitFor(group_->_reduce_scatter_base(output, input));
 }
 
 absl::Status NcclCommunicator::OrderedScatter(const at::Tensor& whole,
                                               at::Tensor shard) {
-  at::Tensor input = BorrowElements(whole, 0, whole.numel());
+  at::Tensor input = ElementsOver(whole, 0, whole.numel());
   at::Tensor slices = at::empty_like(input);
   std::vector<int64_t> equal;
   TESSERA_RETURN_IF_ERROR(
@@ -135,11 +138,11 @@ absl::Status NcclCommunicator::OrderedScatter(const at::Tensor& whole,
     error = OrderedSumCuda(slices.const_data_ptr<double>(), world_size(), numel,
                            shard.mutable_data_ptr<double>(), stream);
   } else {
-    at::Tensor sum = BorrowElements(slices, 0, numel);
+    at::Tensor sum = ElementsOver(slices, 0, numel);
     for (int r = 1; r < world_size(); ++r) {
-      sum.add_(BorrowElements(slices, r * numel, numel));
+      sum.add_(ElementsOver(slices, r * numel, numel));
     }
-    BorrowElements(shard, 0, numel).copy_(sum);
+    ElementsOver(shard, 0, numel).copy_(sum);
   }
   if (error != 0) {
     return absl::InternalError(absl::StrCat(
@@ -160,23 +163,26 @@ absl::Status NcclCommunicator::DoAllGather(const Call& call,
             : at::empty(whole.sizes(), whole.options().device(device_));
     TESSERA_RETURN_IF_ERROR(Gather(OnGpu(shard), output));
     if (!whole.is_cuda()) {
-      BorrowElements(whole, 0, whole.numel()).copy_(output.view(-1));
+      ElementsOver(whole, 0, whole.numel()).copy_(output.view(-1));
     }
     return absl::OkStatus();
   });
 }
 
-absl::Status NcclCommunicator::DoReduceScatterSum(const Call& call,
-                                                  const at::Tensor& whole,
-                                                  const at::Tensor& shard) {
-  return OnDevice(call, [&]() -> absl::Status {
+absl::Status NcclCommunicator::DoReduceScatter(const Call& call,
+                                               const at::Tensor& whole,
+                                               const at::Tensor& shard,
+                                               double divisor) {
+  TESSERA_RETURN_IF_ERROR(OnDevice(call, [&]() -> absl::Status {
     at::Tensor output = OnGpu(shard);
     TESSERA_RETURN_IF_ERROR(Scatter(OnGpu(whole), output));
     if (!shard.is_cuda()) {
-      BorrowElements(shard, 0, shard.numel()).copy_(output.view(-1));
+      ElementsOver(shard, 0, shard.numel()).copy_(output.view(-1));
     }
     return absl::OkStatus();
-  });
+  }));
+  Divide(shard, divisor);
+  return absl::OkStatus();
 }
 
 absl::Status NcclCommunicator::DoAllReduceSum(const Call& call,
@@ -184,7 +190,7 @@ absl::Status NcclCommunicator::DoAllReduceSum(const Call& call,
   return OnDevice(call, [&]() -> absl::Status {
     const int64_t numel = tensor.numel();
     const int64_t each = (numel + world_size() - 1) / world_size();
-    at::Tensor plain = BorrowElements(tensor, 0, numel);
+    at::Tensor plain = ElementsOver(tensor, 0, numel);
     at::Tensor padded =
         at::zeros({each * world_size()}, plain.options().device(device_));
     padded.narrow(0, 0, numel).copy_(plain);
@@ -200,7 +206,7 @@ absl::Status NcclCommunicator::DoAllReduceSum(const Call& call,
 absl::Status NcclCommunicator::DoBroadcast(const Call& call,
                                            const at::Tensor& tensor, int root) {
   return OnDevice(call, [&]() -> absl::Status {
-    at::Tensor plain = BorrowElements(tensor, 0, tensor.numel());
+    at::Tensor plain = ElementsOver(tensor, 0, tensor.numel());
     std::vector<at::Tensor> tensors{OnGpu(plain)};
     c10d::BroadcastOptions options;
     options.rootRank = root;
@@ -289,14 +295,6 @@ absl::StatusOr<std::shared_ptr<Communicator>> MakeNcclCommunicator(
   return std::shared_ptr<Communicator>(std::make_shared<NcclCommunicator>(
       options, std::move(domain), std::move(group),
       std::make_shared<std::atomic<bool>>(false)));
-}
-
-absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> MakeNcclBackend(
-    c10::intrusive_ptr<c10d::Store> store,
-    const NcclCommunicatorOptions& options) {
-  TESSERA_ASSIGN_OR_RETURN(c10::intrusive_ptr<c10d::ProcessGroupNCCL> group,
-                           MakeGroup(store, options));
-  return c10::intrusive_ptr<c10d::Backend>(std::move(group));
 }
 
 }  // namespace tessera

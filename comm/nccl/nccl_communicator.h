@@ -18,9 +18,8 @@
 #include "comm/group_options.h"
 
 namespace c10d {
-class Backend;
 class Store;
-}  // namespace c10d
+}
 
 namespace tessera {
 
@@ -39,12 +38,6 @@ std::vector<std::string> VisibleGpus();
 // COLLECTIVE, blocking. `store` must hold keys of this communicator only.
 // Returns Unimplemented in a build without CUDA.
 absl::StatusOr<std::shared_ptr<Communicator>> MakeNcclCommunicator(
-    c10::intrusive_ptr<c10d::Store> store,
-    const NcclCommunicatorOptions& options);
-
-// c10d's own backend, as MakeNcclCommunicator makes it. COLLECTIVE; the same
-// errors.
-absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> MakeNcclBackend(
     c10::intrusive_ptr<c10d::Store> store,
     const NcclCommunicatorOptions& options);
 

@@ -32,4 +32,9 @@ absl::StatusOr<shm::ElementType> ElementTypeOf(at::ScalarType type) {
   }
 }
 
+const char* DtypeName(at::ScalarType type) {
+  const absl::StatusOr<shm::ElementType> element = ElementTypeOf(type);
+  return element.ok() ? shm::ElementTypeName(*element) : c10::toString(type);
+}
+
 }  // namespace tessera

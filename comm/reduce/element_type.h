@@ -11,5 +11,8 @@ namespace tessera {
 // InvalidArgument for a type that is not summed (complex ones, float8, ...).
 absl::StatusOr<shm::ElementType> ElementTypeOf(at::ScalarType type);
 
+// "float32"; libtorch's own word for a type that is not summed.
+const char* DtypeName(at::ScalarType type);
+
 }  // namespace tessera
 #endif  // COMM_REDUCE_ELEMENT_TYPE_H_

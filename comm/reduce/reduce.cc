@@ -7,8 +7,8 @@ namespace tessera::shm {
 #define TESSERA_SHM_DECLARE(isa)                                               \
   namespace isa {                                                              \
   void Reduce(ElementType, ReduceOp, void*, const void* const*, int, int64_t); \
-  void SumPart(ElementType, const float*, const void* const*, int, bool,       \
-               void*, int64_t);                                                \
+  void PartialSum(ElementType, const float*, const void* const*, int, bool,    \
+                  void*, int64_t);                                             \
   }
 TESSERA_SHM_DECLARE(portable)
 TESSERA_SHM_DECLARE(avx2)
@@ -29,8 +29,7 @@ const char* ElementTypeName(ElementType type) {
 }
 
 const char* ReduceOpName(ReduceOp op) {
-  static constexpr const char* kNames[kNumReduceOps] = {"sum", "average", "min",
-                                                        "max", "product"};
+  static constexpr const char* kNames[kNumReduceOps] = {"sum", "average"};
   return kNames[static_cast<int>(op)];
 }
 
@@ -48,22 +47,22 @@ void ReduceInOrder(ElementType type, ReduceOp op, void* out,
   }
 }
 
-void SumPartInOrder(ElementType type, const float* before,
-                    const void* const* sources, int num_sources, bool last,
-                    void* out, int64_t numel, Isa isa) {
+void PartialSumInOrder(ElementType type, const float* before,
+                       const void* const* sources, int num_sources, bool last,
+                       void* out, int64_t numel, Isa isa) {
   TESSERA_CHECK_GE(num_sources, 1);
   TESSERA_CHECK(type == ElementType::kFloat16 ||
                 type == ElementType::kBFloat16);
   switch (isa) {
     case Isa::kPortable:
-      return portable::SumPart(type, before, sources, num_sources, last, out,
-                               numel);
+      return portable::PartialSum(type, before, sources, num_sources, last, out,
+                                  numel);
     case Isa::kAvx2:
-      return avx2::SumPart(type, before, sources, num_sources, last, out,
-                           numel);
+      return avx2::PartialSum(type, before, sources, num_sources, last, out,
+                              numel);
     case Isa::kAvx512:
-      return avx512::SumPart(type, before, sources, num_sources, last, out,
-                             numel);
+      return avx512::PartialSum(type, before, sources, num_sources, last, out,
+                                numel);
   }
 }
 

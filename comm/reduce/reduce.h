@@ -2,9 +2,7 @@
 // right, the same bits with any instruction set.
 //
 // float16 and bfloat16 are folded in float32 and rounded once, to nearest even.
-// Integers wrap; their average is truncated toward zero. bool: kSum and kMax
-// are "or", kProduct and kMin are "and". kMin and kMax give NaN where any
-// source is.
+// Integers wrap; their average is truncated toward zero. Of bool both are "or".
 //
 // The code is compiled for the instruction sets of base/isa.h.
 #ifndef COMM_REDUCE_REDUCE_H_
@@ -30,8 +28,8 @@ enum class ElementType : int32_t {
 };
 inline constexpr int kNumElementTypes = 10;
 
-enum class ReduceOp : int32_t { kSum, kAverage, kMin, kMax, kProduct };
-inline constexpr int kNumReduceOps = 5;
+enum class ReduceOp : int32_t { kSum, kAverage };
+inline constexpr int kNumReduceOps = 2;
 
 int64_t ElementBytes(ElementType type);
 const char* ElementTypeName(ElementType type);  // "float32"
@@ -42,13 +40,13 @@ void ReduceInOrder(ElementType type, ReduceOp op, void* out,
                    const void* const* sources, int num_sources, int64_t numel,
                    Isa isa = BestIsa());
 
-// A sum of float16 or bfloat16 in parts, which together give the bits of one
-// ReduceInOrder over all sources: `before` is what the part before has left, in
-// float32 (null in the first part). Leaves float32 in `out`, elements of `type`
-// if this is the last part. `out` may be a source of the last part.
-void SumPartInOrder(ElementType type, const float* before,
-                    const void* const* sources, int num_sources, bool last,
-                    void* out, int64_t numel, Isa isa = BestIsa());
+// A sum of float16 or bfloat16 in several calls, which together give the bits
+// of one ReduceInOrder over all sources: `before` is what the call before has
+// left, in float32 (null in the first). Leaves float32 in `out`, elements of
+// `type` in the last. `out` may be a source of the last.
+void PartialSumInOrder(ElementType type, const float* before,
+                       const void* const* sources, int num_sources, bool last,
+                       void* out, int64_t numel, Isa isa = BestIsa());
 
 }  // namespace tessera::shm
 #endif  // COMM_REDUCE_REDUCE_H_

@@ -129,26 +129,6 @@ struct HalfOfSum {
     return (a + b) / 2;
   }
 };
-struct Product {
-  template <typename T>
-  static T Of(T a, T b) {
-    using U = typename Unsigned<T>::Type;
-    return static_cast<T>(static_cast<U>(a) * static_cast<U>(b));
-  }
-  static bool Of(bool a, bool b) { return a & b; }
-};
-struct Min {
-  template <typename T>
-  static T Of(T a, T b) {
-    return b < a || b != b ? b : a;
-  }
-};
-struct Max {
-  template <typename T>
-  static T Of(T a, T b) {
-    return b > a || b != b ? b : a;
-  }
-};
 
 template <typename T>
 struct AccumulatorOf {

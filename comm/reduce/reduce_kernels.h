@@ -163,10 +163,10 @@ void Fold(void* out_bytes, const void* const* sources, int num_sources,
   }
 }
 
-// SumPartInOrder of T.
+// PartialSumInOrder of T.
 template <typename T>
-void FoldPart(const float* before, const void* const* sources, int num_sources,
-              bool last, void* out, int64_t numel) {
+void FoldPartial(const float* before, const void* const* sources,
+                 int num_sources, bool last, void* out, int64_t numel) {
   float sum[kBlock], next[kBlock];
   for (int64_t begin = 0; begin < numel; begin += kBlock) {
     const int64_t n = numel - begin < kBlock ? numel - begin : kBlock;
@@ -196,12 +196,6 @@ void FoldBy(ReduceOp op, void* out, const void* const* sources, int num_sources,
       return Fold<T, Sum, false>(out, sources, num_sources, numel);
     case ReduceOp::kAverage:
       return Fold<T, Sum, true>(out, sources, num_sources, numel);
-    case ReduceOp::kMin:
-      return Fold<T, Min, false>(out, sources, num_sources, numel);
-    case ReduceOp::kMax:
-      return Fold<T, Max, false>(out, sources, num_sources, numel);
-    case ReduceOp::kProduct:
-      return Fold<T, Product, false>(out, sources, num_sources, numel);
   }
 }
 
@@ -211,11 +205,7 @@ void Reduce(ElementType type, ReduceOp op, void* out,
             const void* const* sources, int num_sources, int64_t numel) {
   switch (type) {
     case ElementType::kBool:
-      // "or", and "and" for kProduct and kMin.
-      if (op == ReduceOp::kAverage) op = ReduceOp::kSum;
-      if (op == ReduceOp::kMin) op = ReduceOp::kProduct;
-      if (op == ReduceOp::kMax) op = ReduceOp::kSum;
-      return FoldBy<Bool>(op, out, sources, num_sources, numel);
+      return FoldBy<Bool>(ReduceOp::kSum, out, sources, num_sources, numel);
     case ElementType::kUInt8:
       return FoldBy<uint8_t>(op, out, sources, num_sources, numel);
     case ElementType::kInt8:
@@ -237,12 +227,13 @@ void Reduce(ElementType type, ReduceOp op, void* out,
   }
 }
 
-void SumPart(ElementType type, const float* before, const void* const* sources,
-             int num_sources, bool last, void* out, int64_t numel) {
+void PartialSum(ElementType type, const float* before,
+                const void* const* sources, int num_sources, bool last,
+                void* out, int64_t numel) {
   return type == ElementType::kFloat16
-             ? FoldPart<Half>(before, sources, num_sources, last, out, numel)
-             : FoldPart<BFloat16>(before, sources, num_sources, last, out,
-                                  numel);
+             ? FoldPartial<Half>(before, sources, num_sources, last, out, numel)
+             : FoldPartial<BFloat16>(before, sources, num_sources, last, out,
+                                     numel);
 }
 
 }  // namespace tessera::shm::TESSERA_SHM_ISA

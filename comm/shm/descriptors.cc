@@ -16,6 +16,12 @@
 #include "absl/strings/str_format.h"
 #include "base/check.h"
 
+// Why a socket: a descriptor means nothing in another process unless the kernel
+// carries it there (SCM_RIGHTS). Why one without a name in the file system:
+// nothing is left of it when a process is killed, and no folder has to be
+// writable. Anybody in this network namespace could connect to it, so each side
+// looks at the user of the other (SO_PEERCRED); who merely has the name of the
+// socket, but runs as another user, gets nothing.
 namespace tessera::shm {
 namespace {
 
@@ -24,13 +30,13 @@ constexpr size_t kMaxDescriptors = 4;
 // Of a message with so many descriptors.
 struct Envelope {
   Envelope(std::string* bytes, size_t num_descriptors)
-      : part{bytes->data(), bytes->size()} {
-    message.msg_iov = &part;
+      : piece{bytes->data(), bytes->size()} {
+    message.msg_iov = &piece;
     message.msg_iovlen = 1;
     message.msg_control = control;
     message.msg_controllen = CMSG_SPACE(num_descriptors * sizeof(int));
   }
-  iovec part;
+  iovec piece;
   alignas(cmsghdr) char control[CMSG_SPACE(kMaxDescriptors * sizeof(int))] = {};
   msghdr message{};
 };

@@ -10,6 +10,22 @@
 #include "base/check.h"
 #include "base/status.h"
 
+// Why it is so. Ranks share memory and no lock, so three things must hold.
+//
+// Nobody reads what is not there yet: a window is published (`posted`, `ready`)
+// after it is staged. Posts are compared before any row is read: ranks in
+// different collectives would read rows of other lengths, past their ends.
+//
+// Nobody writes what others still read: a slot is staged again only when every
+// rank has taken (`taken`) what lay there, and a rank whose own memory is read
+// where it lies leaves only when all have taken its last window, since its
+// caller may write there at once.
+//
+// A rank that fails must leave at once: it cannot wait for others, which may
+// wait for it. So what they read of it may be overwritten meanwhile; it says so
+// first (`broken`), and whoever has read looks at that flag after its last
+// read: either it sees the flag, and fails too, or its reads came before the
+// writes. Without that a rank would return a wrong result as a good one.
 namespace tessera::shm {
 namespace {
 
@@ -26,20 +42,16 @@ std::string Describe(const Post& post) {
   if (post.numel > 0) {
     absl::StrAppend(&text, ": ", post.numel, " ", ElementTypeName(post.type));
   }
-  if (post.op == Op::kReduceScatter || post.op == Op::kAllReduce ||
-      post.op == Op::kReduce) {
-    absl::StrAppend(&text, ", ", ReduceOpName(post.reduce));
+  if (post.op == Op::kReduceScatter || post.op == Op::kAllReduce) {
+    absl::StrAppend(&text, ", sum");
   }
-  if (post.op == Op::kBroadcast || post.op == Op::kReduce ||
-      post.op == Op::kGather || post.op == Op::kScatter) {
-    absl::StrAppend(&text, ", root ", post.root);
-  }
+  if (post.op == Op::kBroadcast) absl::StrAppend(&text, ", root ", post.root);
   return text;
 }
 
-bool Alike(const Post& a, const Post& b) {
-  return a.op == b.op && a.type == b.type && a.reduce == b.reduce &&
-         a.root == b.root && a.numel == b.numel && a.what_hash == b.what_hash;
+bool SameCollective(const Post& a, const Post& b) {
+  return a.op == b.op && a.type == b.type && a.root == b.root &&
+         a.numel == b.numel && a.what_hash == b.what_hash;
 }
 
 int64_t LongestRow(const Post& post) {
@@ -54,9 +66,6 @@ int64_t LongestRow(const Post& post) {
 void CopyPost(const Post& from, Post* to) {
   std::memcpy(static_cast<void*>(to), &from, offsetof(Post, row_begin));
   std::copy_n(from.row_begin, from.num_rows + 1, to->row_begin);
-  if (from.op == Op::kAllToAll) {
-    std::copy_n(from.expected_bytes, from.num_rows, to->expected_bytes);
-  }
 }
 
 }  // namespace
@@ -111,7 +120,7 @@ absl::Status Exchange::CheckPosts() const {
   const int64_t number =
       number_ > 0 ? number_ : static_cast<int64_t>(sequence_);
   for (int r = 0; r < size(); ++r) {
-    if (Alike(mine, PostOf(r))) continue;
+    if (SameCollective(mine, PostOf(r))) continue;
     return absl::FailedPreconditionError(absl::StrCat(
         "the ranks are in different collectives: this one in ", Describe(mine),
         " #", number, ", rank ", names_.empty() ? r : names_[r], " in ",
@@ -266,10 +275,9 @@ absl::Status Exchange::Row(int peer, int row, const Window& window,
   return team_->WaitFor(peer, &Control::ready, window.number + 1);
 }
 
-const char* Exchange::ResultOf(int peer, const Window& window,
-                               bool in_place) const {
+const char* Exchange::ResultOf(int peer, const Window& window) const {
   const Post& post = PostOf(peer);
-  if (!in_place || post.direct_offset < 0) return ResultSlot(peer, window);
+  if (post.direct_offset < 0) return ResultSlot(peer, window);
   return team_->heap_of(peer) + post.direct_offset + post.row_begin[peer] +
          window.begin;
 }
@@ -280,15 +288,16 @@ char* Exchange::ResultSlot(int peer, const Window& window) const {
 }
 
 absl::Status Exchange::Fold(int row, const Window& window, ReduceOp op,
-                            char* out, int64_t* bytes) {
+                            char* out) {
   const void* sources[kMaxRanks];
+  int64_t bytes = 0;
   for (int r = 0; r < size(); ++r) {
     const char* data;
-    TESSERA_RETURN_IF_ERROR(Row(r, row, window, &data, bytes));
+    TESSERA_RETURN_IF_ERROR(Row(r, row, window, &data, &bytes));
     sources[r] = data;
   }
   const ElementType type = PostOf(rank()).type;
-  ReduceInOrder(type, op, out, sources, size(), *bytes / ElementBytes(type));
+  ReduceInOrder(type, op, out, sources, size(), bytes / ElementBytes(type));
   return absl::OkStatus();
 }
 

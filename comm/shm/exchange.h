@@ -15,9 +15,9 @@
 //   ready     window k may be read
 //   taken     window k has been read by this rank, of all others
 // A rank leaves when nobody reads its own memory any more; on an error at once,
-// and whoever still reads it then gets an error too. If the windows' sums
-// are to go to several ranks (all-reduce, reduce), each window has a second
-// half: the rank that summed its row lets the others read the sum.
+// and whoever still reads it then gets an error too. If the windows' sums are
+// to go to all ranks (all-reduce), each window has a second half: the rank that
+// summed its row lets the others read the sum.
 //
 // Errors, all final for the team: FailedPrecondition (ranks in different
 // collectives; says both), Unavailable (another rank has given it up), and what
@@ -46,6 +46,7 @@ inline constexpr int64_t kSlotBytes = 512 << 10;
 inline constexpr int64_t kControlBytes =
     (static_cast<int64_t>(sizeof(Control)) + 4095) / 4096 * 4096;
 inline constexpr int64_t kStagingBytes = 2 * kSlots * kSlotBytes;
+inline constexpr int64_t kHeadBytes = kControlBytes + kStagingBytes;
 
 // Columns [begin, begin + bytes) of all rows, and where they are staged.
 struct Window {
@@ -82,7 +83,7 @@ class Exchange {
   void SetNames(std::vector<int> names) { names_ = std::move(names); }
   void SetNumber(int64_t number) { number_ = number; }
 
-  // `numel` of `type`, and `what`, must be alike on all ranks.
+  // `numel` of `type`, and `what`, must be identical on all ranks.
   static Collective New(Op op, absl::string_view what, ElementType type,
                         int64_t numel);
   // What the others may read: rows of these bytes, one after the other.
@@ -104,11 +105,10 @@ class Exchange {
   absl::Status Row(int peer, int row, const Window& window, const char** data,
                    int64_t* bytes);
   // Folds row `row` of all ranks into `out`.
-  absl::Status Fold(int row, const Window& window, ReduceOp op, char* out,
-                    int64_t* bytes);
+  absl::Status Fold(int row, const Window& window, ReduceOp op, char* out);
   // Where rank `peer` has its results of a window, which begin as a row does:
-  // in its own row if that is direct and `in_place`, else in the staging area.
-  const char* ResultOf(int peer, const Window& window, bool in_place) const;
+  // in its own row if that is direct, else in the staging area.
+  const char* ResultOf(int peer, const Window& window) const;
   char* ResultSlot(int peer, const Window& window) const;
   absl::Status WaitForResult(int peer, const Window& window) {
     return team_->WaitFor(peer, &Control::ready, window.number + 2);

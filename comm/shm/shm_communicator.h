@@ -20,8 +20,8 @@ class Store;
 namespace tessera {
 
 // COLLECTIVE, blocking, for at most shm::kMaxRanks ranks. `store` must hold
-// keys of this communicator only. Returns Unavailable, on all ranks alike, if
-// they cannot share memory.
+// keys of this communicator only. Returns Unavailable, the same on all ranks,
+// if they cannot share memory.
 absl::StatusOr<std::shared_ptr<Communicator>> MakeShmCommunicator(
     c10::intrusive_ptr<c10d::Store> store, const GroupOptions& options);
 

@@ -3,6 +3,7 @@
 #ifndef COMM_SHM_SHM_MEMORY_H_
 #define COMM_SHM_SHM_MEMORY_H_
 
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -11,7 +12,7 @@
 #include "absl/time/time.h"
 #include "c10/util/intrusive_ptr.h"
 #include "comm/shm/collectives.h"
-#include "comm/shm/meeting.h"
+#include "comm/shm/map_peers.h"
 #include "comm/shm/team.h"
 
 namespace c10d {
@@ -28,6 +29,13 @@ struct ShmMemory {
   ~ShmMemory() { team.Leave(); }
   ShmMemory(const ShmMemory&) = delete;
   ShmMemory& operator=(const ShmMemory&) = delete;
+
+  // Before the first collective: how the communicator of these ranks sees its
+  // waits. `names`, by rank here: what they are called in messages. `awaited`
+  // is told for whom this rank is about to sleep; `end_of` says whether the
+  // process of a rank that is slept for has ended. Ranks are those here.
+  void Watch(std::vector<int> names, std::function<void(int peer)> awaited,
+             std::function<absl::Status(int peer)> end_of);
 
   const std::unique_ptr<shm::HostMemory> host;
   shm::Team team;

@@ -13,8 +13,8 @@
 
 #include "absl/status/status.h"
 #include "base/check.h"
-#include "comm/shm/channels.h"
 #include "comm/shm/collectives.h"
+#include "comm/shm/exchange.h"
 #include "comm/shm/team.h"
 
 namespace tessera::shm {

@@ -43,9 +43,9 @@ void Door::Sleep(uint32_t seen, absl::Duration at_most) {
 }
 
 const char* OpName(Op op) {
-  static constexpr const char* kNames[] = {
-      "all-gather", "reduce-scatter", "all-reduce", "reduce",  "broadcast",
-      "gather",     "scatter",        "all-to-all", "barrier", "agreement"};
+  static constexpr const char* kNames[] = {"all-gather", "reduce-scatter",
+                                           "all-reduce", "broadcast",
+                                           "barrier",    "agreement"};
   return kNames[static_cast<int>(op)];
 }
 
@@ -70,10 +70,13 @@ void Team::SetGone(std::function<absl::Status(int peer)> gone) {
   gone_ = std::move(gone);
 }
 
-std::vector<absl::Duration> Team::TakeWaits() {
-  std::vector<absl::Duration> waits(members_.size());
-  waits.swap(waits_);
-  return waits;
+void Team::TakeWaits(
+    const std::function<void(int peer, absl::Duration)>& note) {
+  for (int peer = 0; peer < size(); ++peer) {
+    const absl::Duration waited =
+        std::exchange(waits_[peer], absl::ZeroDuration());
+    if (waited > absl::ZeroDuration()) note(peer, waited);
+  }
 }
 
 void Team::Publish(Control::Counter* counter, uint64_t value) {
@@ -83,6 +86,12 @@ void Team::Publish(Control::Counter* counter, uint64_t value) {
   }
 }
 
+// A waiting rank first says that it sleeps, then looks once more, then sleeps
+// until its bell differs from what it was before the look. In any other order a
+// ring could come between look and sleep, and be lost. It looks again every
+// kLook all the same, since a rank that has ended rings for nobody; and a rank
+// that is gone may have published just before it went, so `value` is looked at
+// once more before the wait fails.
 absl::Status Team::WaitFor(int peer, Control::Counter Control::*counter,
                            uint64_t value) {
   const std::atomic<uint64_t>& word = (of(peer).*counter).value;
@@ -118,13 +127,13 @@ absl::Status Team::WaitFor(int peer, Control::Counter Control::*counter,
 
 absl::Status Team::aborted() {
   if (!trouble_.load()) return absl::OkStatus();
-  MutexLock lock(&mutex_);
+  SharedMutexLock lock(&mutex_);
   return aborted_;
 }
 
 void Team::Abort(const absl::Status& why) {
   {
-    MutexLock lock(&mutex_);
+    SharedMutexLock lock(&mutex_);
     if (aborted_.ok()) aborted_ = why;
   }
   trouble_ = true;

@@ -22,8 +22,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "base/shared_mutex.h"
 #include "comm/reduce/reduce.h"
-#include "comm/shm/mutex.h"
 
 namespace tessera::shm {
 
@@ -33,11 +33,7 @@ enum class Op : int32_t {
   kAllGather,
   kReduceScatter,
   kAllReduce,
-  kReduce,
   kBroadcast,
-  kGather,
-  kScatter,
-  kAllToAll,
   kBarrier,
   kText,
 };
@@ -48,16 +44,14 @@ const char* OpName(Op op);
 struct Post {
   Op op = Op::kBarrier;
   ElementType type = ElementType::kUInt8;
-  ReduceOp reduce = ReduceOp::kSum;
   int32_t root = 0;
-  int64_t numel = 0;    // the caller's: must be alike on all ranks
-  char what[168] = {};  // what it is for, cut off; must be alike
+  int64_t numel = 0;    // the caller's: must be identical on all ranks
+  char what[168] = {};  // what it is for, cut off; must be identical
   uint64_t what_hash = 0;
 
   int64_t direct_offset = -1;  // of row 0 in the rank's heap; -1: staged
   int32_t num_rows = 0;
   int64_t row_begin[kMaxRanks + 1] = {};
-  int64_t expected_bytes[kMaxRanks] = {};  // of each rank's row, in kAllToAll
 };
 
 // Where one thread sleeps until it is rung for.
@@ -83,13 +77,12 @@ struct Control {
   struct alignas(64) Counter {
     std::atomic<uint64_t> value;
   };
-  Counter posted;     // collectives entered
-  Counter ready;      // windows that the others may read
-  Counter taken;      // windows that this rank has read of all others
-  Counter broken;     // the first collective that this rank has given up
-  Counter left;       // 1: this rank will enter no more collectives
-  Door door;          // of who waits in a collective
-  Door message_door;  // of who moves messages, see channels.h
+  Counter posted;  // collectives entered
+  Counter ready;   // windows that the others may read
+  Counter taken;   // windows that this rank has read of all others
+  Counter broken;  // the first collective that this rank has given up
+  Counter left;    // 1: this rank will enter no more collectives
+  Door door;       // of who waits in a collective
   // Of collective n in posts[n % 2]: nobody enters n + 2 before all have read
   // n.
   alignas(64) Post posts[2];
@@ -139,9 +132,9 @@ class Team {
   void Leave() { mine().left.value.store(1); }
   bool HasLeft(int peer) const { return of(peer).left.value.load() != 0; }
 
-  // How long this rank has slept for each other rank since the last call.
-  // LOCAL.
-  std::vector<absl::Duration> TakeWaits();
+  // Tells `note` each other rank that this one has slept for since the last
+  // call, and for how long. LOCAL.
+  void TakeWaits(const std::function<void(int peer, absl::Duration)>& note);
 
   // Makes each WaitFor that sleeps, now or later, return `why`. LOCAL.
   void Abort(const absl::Status& why);
@@ -158,7 +151,9 @@ class Team {
   std::vector<absl::Duration> waits_;  // by rank
 
   std::atomic<bool> trouble_{false};  // there is something below
-  Mutex mutex_;
+  // Not absl's, of which ThreadSanitizer sees nothing where the system built
+  // it.
+  SharedMutex mutex_;
   absl::Status aborted_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -8,15 +8,6 @@
 #include "base/torch_guard.h"
 
 namespace tessera {
-
-at::Tensor TensorOver(char* data, at::IntArrayRef sizes,
-                      at::IntArrayRef strides, at::ScalarType dtype,
-                      at::Device device) {
-  return at::from_blob(
-      data, sizes, strides, /*storage_offset=*/0, [](void*) {},
-      at::TensorOptions(dtype).device(device), device);
-}
-
 namespace {
 
 // A dense view of `numel` numbers of `dtype`, from number `begin` of them on.

@@ -10,6 +10,7 @@
 #include "ATen/core/Tensor.h"
 #include "absl/status/statusor.h"
 #include "base/memory/memory.h"
+#include "base/torch/tensor_over.h"  // for who works in a buffer
 #include "sharding/layout/layout.h"
 
 namespace tessera {
@@ -65,11 +66,6 @@ class FlatBuffer {
 
 // Copies on the device that both ranges are on.
 void CopyBytes(at::Device device, char* to, const char* from, int64_t bytes);
-
-// A tensor over memory that it does not own.
-at::Tensor TensorOver(char* data, at::IntArrayRef sizes,
-                      at::IntArrayRef strides, at::ScalarType dtype,
-                      at::Device device);
 
 // The dtype of the elements that a tensor's numbers count as in a flat buffer:
 // that of a complex number's real and imaginary part, otherwise its own. And

@@ -9,6 +9,7 @@ BUILD files cannot read a text file, so the table is here a second time;
 LAYERS = {
     "base": [],
     "base/memory": ["base"],
+    "base/torch": ["base"],
     "config/reader": ["base/..."],
     "config": ["base/...", "config/reader"],
     "comm": ["base/..."],
@@ -17,8 +18,8 @@ LAYERS = {
     "comm/reduce": ["base/..."],
     "comm/record": ["base/...", "comm"],
     "comm/watch": ["base/...", "comm", "comm/record", "comm/rendezvous"],
-    "comm/group": ["base/...", "comm", "comm/record", "comm/rendezvous", "comm/watch"],
-    "comm/shm": ["base/...", "comm", "comm/reduce", "comm/record", "comm/watch", "comm/group"],
+    "comm/group": ["base/...", "comm", "comm/reduce", "comm/record", "comm/rendezvous", "comm/watch"],
+    "comm/shm": ["base/...", "comm", "comm/reduce", "comm/watch", "comm/group"],
     "comm/gloo": ["base/...", "comm", "comm/reduce", "comm/record", "comm/watch", "comm/group"],
     "comm/nccl": ["base/...", "comm", "comm/reduce", "comm/watch", "comm/group"],
     "comm/hierarchical": ["base/...", "comm", "comm/reduce", "comm/watch", "comm/group", "comm/shm", "comm/gloo"],

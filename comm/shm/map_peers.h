@@ -6,8 +6,8 @@
 //
 // So that ranks share a host is proved by doing what it is needed for, and
 // nothing stays behind: sockets and memory end with the processes.
-#ifndef COMM_SHM_MEETING_H_
-#define COMM_SHM_MEETING_H_
+#ifndef COMM_SHM_MAP_PEERS_H_
+#define COMM_SHM_MAP_PEERS_H_
 
 #include <cstdint>
 #include <memory>
@@ -35,7 +35,7 @@ class HostMemory {
   int64_t heap_bytes() const { return heap_bytes_; }
 
  private:
-  friend class Meeting;
+  friend class PeerMapper;
   HostMemory() = default;
 
   struct Mapping {
@@ -48,7 +48,7 @@ class HostMemory {
 };
 
 // COLLECTIVE over the `world_size` ranks, blocking. `store` must hold keys of
-// this meeting only. Returns, on all ranks alike, Unavailable naming the rank
+// this call only. Returns the same on all ranks: Unavailable naming the rank
 // and what it could not do if they cannot share memory (other hosts, users or
 // network namespaces, limits); throws what the store throws. `names`: what the
 // ranks are called in messages, instead of 0, 1, ...
@@ -57,4 +57,4 @@ absl::StatusOr<std::unique_ptr<HostMemory>> MapPeers(
     std::vector<int> names = {});
 
 }  // namespace tessera::shm
-#endif  // COMM_SHM_MEETING_H_
+#endif  // COMM_SHM_MAP_PEERS_H_

@@ -1,4 +1,4 @@
-#include "comm/hierarchical/piece_buffers.h"
+#include "comm/gloo/piece_buffers.h"
 
 #include <utility>
 

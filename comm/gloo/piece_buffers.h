@@ -1,6 +1,6 @@
 // PieceBuffers: memory for what is on its way between ranks.
-#ifndef COMM_HIERARCHICAL_PIECE_BUFFERS_H_
-#define COMM_HIERARCHICAL_PIECE_BUFFERS_H_
+#ifndef COMM_GLOO_PIECE_BUFFERS_H_
+#define COMM_GLOO_PIECE_BUFFERS_H_
 
 #include <cstdint>
 #include <memory>
@@ -15,8 +15,9 @@ namespace tessera {
 // Buffers of one size, kept when their tensors are gone. Threads: one.
 class PieceBuffers {
  public:
-  // `bytes`, at most `piece_bytes`, not set. Buffers grow to the largest
-  // piece_bytes that was asked for. ResourceExhausted.
+  // `bytes`, at most `piece_bytes`, of any values, as a tensor of bytes that
+  // holds its buffer. Buffers grow to the largest piece_bytes that was asked
+  // for. ResourceExhausted.
   absl::StatusOr<at::Tensor> Take(int64_t bytes, int64_t piece_bytes);
 
  private:
@@ -28,4 +29,4 @@ class PieceBuffers {
 };
 
 }  // namespace tessera
-#endif  // COMM_HIERARCHICAL_PIECE_BUFFERS_H_
+#endif  // COMM_GLOO_PIECE_BUFFERS_H_

@@ -1,4 +1,4 @@
-#include "comm/shm/meeting.h"
+#include "comm/shm/map_peers.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -14,10 +14,18 @@
 #include "base/memory/memfd.h"
 #include "base/status.h"
 #include "comm/shm/arena.h"
-#include "comm/shm/channels.h"
 #include "comm/shm/descriptors.h"
+#include "comm/shm/exchange.h"
 #include "torch/csrc/distributed/c10d/Store.hpp"
 
+// Why it is so. That two ranks are on one host cannot be asked for: containers
+// share names and hide hosts. So each rank tries what it is needed for, and the
+// two random words show that what it mapped is that rank's memory and not what
+// another process of the same name offers. A rank that cannot map a peer must
+// not just return: the others would wait for it in the first collective. So all
+// tell all how it went (`verdict`), and every rank reads every verdict before
+// it returns, even after a failure. That wait has a second use: the words stand
+// where staging begins, and nobody may stage before all have looked.
 namespace tessera::shm {
 namespace {
 
@@ -37,17 +45,17 @@ HostMemory::~HostMemory() {
   for (const Mapping& mapping : mappings_) munmap(mapping.data, mapping.bytes);
 }
 
-class Meeting {
+class PeerMapper {
  public:
-  Meeting(c10d::Store& store, int rank, int world_size, absl::Duration timeout,
-          std::vector<int> names)
+  PeerMapper(c10d::Store& store, int rank, int world_size,
+             absl::Duration timeout, std::vector<int> names)
       : store_(store),
         rank_(rank),
         world_size_(world_size),
         timeout_(timeout),
         names_(std::move(names)),
         memory_(new HostMemory) {}
-  ~Meeting();
+  ~PeerMapper();
 
   absl::StatusOr<std::unique_ptr<HostMemory>> Run();
 
@@ -71,25 +79,25 @@ class Meeting {
   std::unique_ptr<DescriptorOffer> offer_;
 };
 
-Meeting::~Meeting() {
+PeerMapper::~PeerMapper() {
   offer_ = nullptr;
   if (head_fd_ >= 0) close(head_fd_);
 }
 
-absl::StatusOr<char*> Meeting::Map(int fd, int64_t bytes, bool writable) {
+absl::StatusOr<char*> PeerMapper::Map(int fd, int64_t bytes, bool writable) {
   TESSERA_ASSIGN_OR_RETURN(char* const data, MapMemfd(fd, bytes, writable));
   memory_->mappings_.push_back({data, bytes});
   return data;
 }
 
-std::string Meeting::Read(const std::string& key) {
+std::string PeerMapper::Read(const std::string& key) {
   store_.wait({key}, absl::ToChronoMilliseconds(timeout_));
   const std::vector<uint8_t> bytes = store_.get(key);
   return std::string(bytes.begin(), bytes.end());
 }
 
 // Makes this rank's memory, and listens.
-absl::Status Meeting::Offer() {
+absl::Status PeerMapper::Offer() {
   TESSERA_ASSIGN_OR_RETURN(Arena* const arena, Arena::Get());
   TESSERA_ASSIGN_OR_RETURN(head_fd_, MakeMemfd("tessera-head", kHeadBytes));
   TESSERA_ASSIGN_OR_RETURN(char* const head, Map(head_fd_, kHeadBytes, true));
@@ -113,7 +121,7 @@ absl::Status Meeting::Offer() {
   return absl::OkStatus();
 }
 
-absl::Status Meeting::Take(int peer) {
+absl::Status PeerMapper::Take(int peer) {
   const std::string name = Read(absl::StrCat("name/", peer));
   if (name.empty()) return absl::OkStatus();  // it has failed, and will say why
   std::string bytes(sizeof(Hello), 0);
@@ -140,7 +148,7 @@ absl::Status Meeting::Take(int peer) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<HostMemory>> Meeting::Run() {
+absl::StatusOr<std::unique_ptr<HostMemory>> PeerMapper::Run() {
   memory_->members_.resize(world_size_);
   absl::Status mine = Offer();
   store_.set(absl::StrCat("name/", rank_),
@@ -167,7 +175,7 @@ absl::StatusOr<std::unique_ptr<HostMemory>> MapPeers(c10d::Store& store,
                                                      int rank, int world_size,
                                                      absl::Duration timeout,
                                                      std::vector<int> names) {
-  return Meeting(store, rank, world_size, timeout, std::move(names)).Run();
+  return PeerMapper(store, rank, world_size, timeout, std::move(names)).Run();
 }
 
 }  // namespace tessera::shm
