@@ -7,7 +7,7 @@
 namespace tessera {
 
 struct CallSite {
-  const char* file = "";  // from the workspace's root; lives for ever
+  const char* file = "";  // from the workspace's root; a literal
   int line = 0;
 
   static constexpr CallSite Here(const char* file = __builtin_FILE(),

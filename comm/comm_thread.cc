@@ -34,7 +34,7 @@ void EndFuture(CommFuture::State& state, absl::Status status) {
 absl::Status CommFuture::Wait() const {
   if (state_ == nullptr) return absl::OkStatus();
   absl::MutexLock lock(&state_->mutex);
-  // The communication thread would wait for itself for ever.
+  // The communication thread would wait for itself.
   TESSERA_CHECK(state_->done || !CommThread::IsCurrent())
       << "Wait() for a pending collective on the communication thread";
   state_->mutex.Await(absl::Condition(&state_->done));

@@ -56,8 +56,8 @@ class CommFuture {
 };
 
 // What a collective is for; appears in error messages ("reduce-scatter of unit
-// layers.3"). Must outlive nothing: it is copied. Remembers where in the source
-// it was made: write CommTag{"..."} or {"..."} at the call.
+// layers.3"). Copied; no lifetime requirement. Remembers where in the source it
+// was made: write CommTag{"..."} or {"..."} at the call.
 struct CommTag {
   CommTag(std::string what = "",  // NOLINT: {"..."} makes one
           CallSite site = CallSite::Here())
@@ -115,8 +115,8 @@ class Communicator {
   // wait with Unavailable, "rank 2 failed: <status's message>", and their
   // communicator is failed. LOCAL.
   virtual void Announce(const absl::Status& status) = 0;
-  // After Announce: waits until every rank has announced a failure (they failed
-  // alike, so nobody waits in a collective). False if some have not within
+  // After Announce: waits until every rank has announced a failure (all have
+  // failed, so nobody waits in a collective). False if some have not within
   // `timeout`. LOCAL.
   virtual bool AllAnnounced(absl::Duration timeout) = 0;
   // Takes an announcement back (the failure was agreed on by all). LOCAL.

@@ -18,7 +18,7 @@ class ShardServer;
 class WatchedCommunicator;
 struct Subgroup;
 
-// Makes a part of a group. COLLECTIVE over the part's ranks, blocking.
+// Makes a subgroup. COLLECTIVE over its ranks, blocking.
 using SubgroupMaker =
     std::function<absl::StatusOr<std::shared_ptr<Communicator>>(
         const Subgroup&)>;
@@ -58,7 +58,7 @@ struct GroupOptions {
 struct Subgroup {
   std::string parent_backend;  // the whole group's
   std::vector<int> ranks;      // of the whole, ascending
-  GroupOptions options;        // but for make_subgroup
+  GroupOptions options;        // except make_subgroup
 };
 
 }  // namespace tessera

@@ -7,7 +7,7 @@
 //                      |                                  ^
 //                      '--> io thread of each other rank -'
 //
-// A version is a count that all ranks keep alike (of steps, say). What is read
+// A version is a count that all ranks keep (of steps, say). What is read
 // has exactly the version that was asked for. The rule for who writes: from
 // SetVersion(v) until all pulls of version v have ended, on all ranks, what is
 // offered stays as it is. That they have, the owner must know from elsewhere (a

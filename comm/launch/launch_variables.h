@@ -75,7 +75,7 @@ absl::StatusOr<std::optional<Placement>> FindPlacement(
 
 // 10000 to 29999, below the ports that Linux gives out by itself (32768 on).
 // Two jobs may get the same one; then rank 0 of the later says that it is in
-// use, and MASTER_PORT is the mend.
+// use, and MASTER_PORT is the fix.
 uint16_t DerivedPort(absl::string_view job_id);
 
 // MPICH tells no id of the job. But all ranks of a host descend from one

@@ -14,68 +14,68 @@
 namespace tessera {
 namespace {
 
-constexpr absl::string_view kGlooMend =
+constexpr absl::string_view kGlooFix =
     "; take backend gloo, which carries GPU tensors through host memory";
 
-absl::Status CheckGpus(const std::vector<RankInfo>& cards) {
+absl::Status CheckGpus(const std::vector<RankInfo>& infos) {
   std::map<std::pair<std::string, std::string>, size_t> user_of;
-  for (size_t r = 0; r < cards.size(); ++r) {
-    const int device = DeviceOf(cards, static_cast<int>(r));
+  for (size_t r = 0; r < infos.size(); ++r) {
+    const int device = DeviceOf(infos, static_cast<int>(r));
     if (device < 0) {
       return absl::InvalidArgumentError(
-          absl::StrCat("backend nccl: rank ", r, " sees no GPU", kGlooMend));
+          absl::StrCat("backend nccl: rank ", r, " sees no GPU", kGlooFix));
     }
     const auto [other, alone] = user_of.emplace(
-        std::make_pair(cards[r].host, cards[r].gpus[device]), r);
+        std::make_pair(infos[r].host, infos[r].gpus[device]), r);
     if (!alone) {
       return absl::InvalidArgumentError(
           absl::StrCat("backend nccl: ranks ", other->second, " and ", r,
-                       " would use the same GPU (", cards[r].gpus[device],
-                       "), which NCCL refuses", kGlooMend));
+                       " would use the same GPU (", infos[r].gpus[device],
+                       "), which NCCL refuses", kGlooFix));
     }
   }
   return absl::OkStatus();
 }
 
 // What fits ranks without GPUs.
-std::string ByMemory(const std::vector<RankInfo>& cards) {
-  const std::vector<int> groups = MemoryGroups(cards);
+std::string ByMemory(const std::vector<RankInfo>& infos) {
+  const std::vector<int> groups = MemoryGroups(infos);
   const size_t num_groups = *std::max_element(groups.begin(), groups.end()) + 1;
   if (num_groups == 1) return "shm";
-  return num_groups < cards.size() ? "hierarchical" : "gloo";
+  return num_groups < infos.size() ? "hierarchical" : "gloo";
 }
 
 }  // namespace
 
-Neighbours FindNeighbours(const std::vector<RankInfo>& cards, int rank) {
+Neighbours FindNeighbours(const std::vector<RankInfo>& infos, int rank) {
   Neighbours result;
   result.local_world_size = 0;
   bool same_network = true;
-  for (int r = 0; r < static_cast<int>(cards.size()); ++r) {
-    if (cards[r].host != cards[rank].host) continue;
+  for (int r = 0; r < static_cast<int>(infos.size()); ++r) {
+    if (infos[r].host != infos[rank].host) continue;
     ++result.local_world_size;
     result.local_ranks.push_back(r);
-    same_network &= cards[r].network == cards[rank].network;
+    same_network &= infos[r].network == infos[rank].network;
     if (r < rank) ++result.local_rank;
   }
   result.same_host =
-      same_network && result.local_world_size == static_cast<int>(cards.size());
+      same_network && result.local_world_size == static_cast<int>(infos.size());
   return result;
 }
 
-int DeviceOf(const std::vector<RankInfo>& cards, int rank) {
-  const int num_gpus = static_cast<int>(cards[rank].gpus.size());
+int DeviceOf(const std::vector<RankInfo>& infos, int rank) {
+  const int num_gpus = static_cast<int>(infos[rank].gpus.size());
   if (num_gpus == 0) return -1;
-  return FindNeighbours(cards, rank).local_rank % num_gpus;
+  return FindNeighbours(infos, rank).local_rank % num_gpus;
 }
 
-std::vector<int> MemoryGroups(const std::vector<RankInfo>& cards) {
+std::vector<int> MemoryGroups(const std::vector<RankInfo>& infos) {
   std::map<std::tuple<std::string, std::string, std::string>, int> index;
   std::vector<int> groups;
-  for (const RankInfo& card : cards) {
+  for (const RankInfo& info : infos) {
     groups.push_back(index
-                         .emplace(std::make_tuple(card.host, card.network,
-                                                  card.memory_group),
+                         .emplace(std::make_tuple(info.host, info.network,
+                                                  info.memory_group),
                                   static_cast<int>(index.size()))
                          .first->second);
   }
@@ -83,9 +83,9 @@ std::vector<int> MemoryGroups(const std::vector<RankInfo>& cards) {
 }
 
 std::string BackendOfSubgroup(absl::string_view whole,
-                              const std::vector<RankInfo>& cards) {
-  if (cards.size() == 1) return "self";
-  if (whole == "hierarchical") return ByMemory(cards);
+                              const std::vector<RankInfo>& infos) {
+  if (infos.size() == 1) return "self";
+  if (whole == "hierarchical") return ByMemory(infos);
   return std::string(whole);
 }
 
@@ -98,17 +98,17 @@ absl::Status CheckBackendName(absl::string_view name) {
       "backend '", name, "': expected auto, shm, hierarchical, gloo or nccl"));
 }
 
-absl::StatusOr<std::string> ChooseBackend(const std::vector<RankInfo>& cards,
+absl::StatusOr<std::string> ChooseBackend(const std::vector<RankInfo>& infos,
                                           absl::string_view wanted,
                                           bool built_with_nccl) {
   TESSERA_RETURN_IF_ERROR(CheckBackendName(wanted));
   if (wanted == "gloo" || wanted == "hierarchical") return std::string(wanted);
   if (wanted == "auto") {
-    if (built_with_nccl && CheckGpus(cards).ok()) return "nccl";
-    return ByMemory(cards);
+    if (built_with_nccl && CheckGpus(infos).ok()) return "nccl";
+    return ByMemory(infos);
   }
   if (wanted == "shm") {
-    if (ByMemory(cards) == "shm") return "shm";
+    if (ByMemory(infos) == "shm") return "shm";
     return absl::InvalidArgumentError(
         "backend shm: the ranks are not all on one host and in one network "
         "namespace; take hierarchical or gloo");
@@ -117,7 +117,7 @@ absl::StatusOr<std::string> ChooseBackend(const std::vector<RankInfo>& cards,
     return absl::InvalidArgumentError(
         "backend nccl: this program was built without CUDA; take gloo");
   }
-  absl::Status gpus = CheckGpus(cards);
+  absl::Status gpus = CheckGpus(infos);
   if (!gpus.ok()) return gpus;
   return std::string(wanted);
 }

@@ -1,5 +1,5 @@
 // Which rank shares its host, and its GPU, with which; and the backend that
-// follows. Every rank computes the same from the cards of all ranks, so no
+// follows. Every rank computes the same from the infos of all ranks, so no
 // further agreement is needed. No torch.
 #ifndef COMM_WORLD_BACKEND_CHOICE_H_
 #define COMM_WORLD_BACKEND_CHOICE_H_
@@ -20,11 +20,11 @@ struct Neighbours {
   // All ranks, and they reach each other over the loopback.
   bool same_host = true;
 };
-Neighbours FindNeighbours(const std::vector<RankInfo>& cards, int rank);
+Neighbours FindNeighbours(const std::vector<RankInfo>& infos, int rank);
 
 // By rank: a number of those that may share memory, which are on one host, in
 // one network and of one memory group; by first rank, from 0.
-std::vector<int> MemoryGroups(const std::vector<RankInfo>& cards);
+std::vector<int> MemoryGroups(const std::vector<RankInfo>& infos);
 
 // InvalidArgument for anything but "auto", "shm", "hierarchical", "gloo" and
 // "nccl".
@@ -35,20 +35,20 @@ absl::Status CheckBackendName(absl::string_view name);
 // able to share memory (whether they are shows when they try), hierarchical
 // where some are, else gloo. Returns InvalidArgument for another name, for shm
 // with ranks on several hosts, and for nccl where a rank has no GPU or two have
-// the same: it names them, and gloo as the mend.
-absl::StatusOr<std::string> ChooseBackend(const std::vector<RankInfo>& cards,
+// the same: it names them, and gloo as the fix.
+absl::StatusOr<std::string> ChooseBackend(const std::vector<RankInfo>& infos,
                                           absl::string_view wanted,
                                           bool built_with_nccl);
 
-// The backend of `cards`, some of the ranks of a group whose backend is
+// The backend of `infos`, some of the ranks of a group whose backend is
 // `whole`: the same, but of hierarchical what fits them, and "self" for one
 // rank.
 std::string BackendOfSubgroup(absl::string_view whole,
-                              const std::vector<RankInfo>& cards);
+                              const std::vector<RankInfo>& infos);
 
 // The device index that `rank` uses: its local rank among those it sees, -1
 // without a GPU.
-int DeviceOf(const std::vector<RankInfo>& cards, int rank);
+int DeviceOf(const std::vector<RankInfo>& infos, int rank);
 
 }  // namespace tessera
 #endif  // COMM_WORLD_BACKEND_CHOICE_H_

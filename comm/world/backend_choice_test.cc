@@ -13,10 +13,10 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 TEST(RankCardTest, RoundTrip) {
-  const RankInfo card =
+  const RankInfo info =
       RankInfo::Decode(RankInfo{"boot host", {"g0", "g1"}}.Encode());
-  EXPECT_EQ(card.host, "boot host");
-  EXPECT_THAT(card.gpus, ElementsAre("g0", "g1"));
+  EXPECT_EQ(info.host, "boot host");
+  EXPECT_THAT(info.gpus, ElementsAre("g0", "g1"));
   EXPECT_THAT(RankInfo::Decode(RankInfo{"h", {}}.Encode()).gpus, IsEmpty());
   const RankInfo all = RankInfo::Decode(
       RankInfo{"h", {"g"}, "net:[1]", "10.0.0.1", "0-3,8", "m"}.Encode());
@@ -28,15 +28,15 @@ TEST(RankCardTest, RoundTrip) {
 }
 
 TEST(FindNeighboursTest, CountsRanksOfTheSameHost) {
-  const std::vector<RankInfo> cards = {
+  const std::vector<RankInfo> infos = {
       {"a", {}}, {"b", {}}, {"a", {}}, {"b", {}}, {"b", {}}};
-  EXPECT_EQ(FindNeighbours(cards, 2).local_rank, 1);
-  EXPECT_EQ(FindNeighbours(cards, 2).local_world_size, 2);
-  EXPECT_EQ(FindNeighbours(cards, 4).local_rank, 2);
-  EXPECT_EQ(FindNeighbours(cards, 4).local_world_size, 3);
-  EXPECT_FALSE(FindNeighbours(cards, 0).same_host);
+  EXPECT_EQ(FindNeighbours(infos, 2).local_rank, 1);
+  EXPECT_EQ(FindNeighbours(infos, 2).local_world_size, 2);
+  EXPECT_EQ(FindNeighbours(infos, 4).local_rank, 2);
+  EXPECT_EQ(FindNeighbours(infos, 4).local_world_size, 3);
+  EXPECT_FALSE(FindNeighbours(infos, 0).same_host);
   EXPECT_TRUE(FindNeighbours({{"a", {}}, {"a", {}}}, 1).same_host);
-  EXPECT_THAT(FindNeighbours(cards, 4).local_ranks, ElementsAre(1, 3, 4));
+  EXPECT_THAT(FindNeighbours(infos, 4).local_ranks, ElementsAre(1, 3, 4));
 }
 
 TEST(FindNeighboursTest, NetworksOfOneHostHaveNoCommonLoopback) {
@@ -66,28 +66,28 @@ TEST(ChooseBackendTest, RanksThatSeeOneGpuEach) {
 }
 
 TEST(ChooseBackendTest, ShmOnOneHostAndInOneNetworkNamespaceOnly) {
-  std::vector<RankInfo> cards(2);
-  cards[0].host = cards[1].host = "a";
-  cards[0].network = cards[1].network = "n";
-  EXPECT_THAT(ChooseBackend(cards, "auto", false), IsOkAndHolds("shm"));
-  EXPECT_THAT(ChooseBackend(cards, "shm", false), IsOkAndHolds("shm"));
-  cards[1].network = "other";
-  EXPECT_THAT(ChooseBackend(cards, "auto", false), IsOkAndHolds("gloo"));
+  std::vector<RankInfo> infos(2);
+  infos[0].host = infos[1].host = "a";
+  infos[0].network = infos[1].network = "n";
+  EXPECT_THAT(ChooseBackend(infos, "auto", false), IsOkAndHolds("shm"));
+  EXPECT_THAT(ChooseBackend(infos, "shm", false), IsOkAndHolds("shm"));
+  infos[1].network = "other";
+  EXPECT_THAT(ChooseBackend(infos, "auto", false), IsOkAndHolds("gloo"));
   EXPECT_THAT(
-      ChooseBackend(cards, "shm", false),
+      ChooseBackend(infos, "shm", false),
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("or gloo")));
 }
 
 TEST(ChooseBackendTest, HierarchicalWhereSomeRanksShareAHost) {
-  std::vector<RankInfo> cards = {{"a", {}}, {"b", {}}, {"a", {}}};
-  EXPECT_THAT(MemoryGroups(cards), ElementsAre(0, 1, 0));
-  EXPECT_THAT(ChooseBackend(cards, "auto", false),
+  std::vector<RankInfo> infos = {{"a", {}}, {"b", {}}, {"a", {}}};
+  EXPECT_THAT(MemoryGroups(infos), ElementsAre(0, 1, 0));
+  EXPECT_THAT(ChooseBackend(infos, "auto", false),
               IsOkAndHolds("hierarchical"));
-  EXPECT_THAT(ChooseBackend(cards, "gloo", false), IsOkAndHolds("gloo"));
-  cards[0].memory_group = "other";
-  EXPECT_THAT(MemoryGroups(cards), ElementsAre(0, 1, 2));
-  EXPECT_THAT(ChooseBackend(cards, "auto", false), IsOkAndHolds("gloo"));
-  EXPECT_THAT(ChooseBackend(cards, "hierarchical", false),
+  EXPECT_THAT(ChooseBackend(infos, "gloo", false), IsOkAndHolds("gloo"));
+  infos[0].memory_group = "other";
+  EXPECT_THAT(MemoryGroups(infos), ElementsAre(0, 1, 2));
+  EXPECT_THAT(ChooseBackend(infos, "auto", false), IsOkAndHolds("gloo"));
+  EXPECT_THAT(ChooseBackend(infos, "hierarchical", false),
               IsOkAndHolds("hierarchical"));
 }
 

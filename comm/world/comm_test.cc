@@ -171,10 +171,11 @@ TEST_F(SelfTest, StringsAndAgreement) {
 }
 
 TEST_F(SelfTest, SplitsIntoItself) {
-  TESSERA_ASSERT_OK_AND_ASSIGN(const auto part, comm_->Split(7, {"part"}));
-  EXPECT_EQ(part->world_size(), 1);
-  EXPECT_EQ(part->backend(), "self");
-  EXPECT_THAT(part->AgreeOk(absl::OkStatus(), "here"), IsOk());
+  TESSERA_ASSERT_OK_AND_ASSIGN(const auto subgroup,
+                               comm_->Split(7, {"subgroup"}));
+  EXPECT_EQ(subgroup->world_size(), 1);
+  EXPECT_EQ(subgroup->backend(), "self");
+  EXPECT_THAT(subgroup->AgreeOk(absl::OkStatus(), "here"), IsOk());
 }
 
 TEST_F(SelfTest, RefusesWrongArgumentsAndStaysUsable) {

@@ -53,7 +53,7 @@ absl::Status Launch(const std::vector<std::string>& argv,
   launch.argv = argv;
   launch.store_port = store.port();
   launch.on_end = [&](int rank, bool ok, const std::string& how) {
-    // A rank that came and ended well has no part in others' start-up.
+    // A rank that came and ended well does not concern others' start-up.
     if (ok && store.HasCome(rank)) return;
     store.Fail(
         absl::StrCat("rank ", rank, " ", how, " before the job had started"));
@@ -77,23 +77,23 @@ absl::Status CheckOptions(const WorldOptions& options) {
   return CheckNcclEnvironment(options.nccl_environment);
 }
 
-// What this rank tells the others, but for its address.
-RankInfo OwnCard(const WorldOptions& options) {
-  RankInfo card;
-  card.host = HostId();
-  card.gpus = VisibleGpus();
-  card.network = NetworkId();
-  card.cpus = AllowedCpus();
-  card.memory_group = options.memory_group;
-  return card;
+// What this rank tells the others, except its address.
+RankInfo OwnInfo(const WorldOptions& options) {
+  RankInfo info;
+  info.host = HostId();
+  info.gpus = VisibleGpus();
+  info.network = NetworkId();
+  info.cpus = AllowedCpus();
+  info.memory_group = options.memory_group;
+  return info;
 }
 
 // libtorch's threads: this rank's share of the host, never more than libtorch
 // takes by itself. OMP_NUM_THREADS goes before (torchrun sets it, to 1).
-absl::Status SetThreads(const std::vector<RankInfo>& cards, int rank) {
-  const Neighbours neighbours = FindNeighbours(cards, rank);
+absl::Status SetThreads(const std::vector<RankInfo>& infos, int rank) {
+  const Neighbours neighbours = FindNeighbours(infos, rank);
   std::vector<std::string> cpus;
-  for (int r : neighbours.local_ranks) cpus.push_back(cards[r].cpus);
+  for (int r : neighbours.local_ranks) cpus.push_back(infos[r].cpus);
   const std::optional<double> limit = CgroupCpus();
   const int share = ThreadsOf(cpus, neighbours.local_rank, limit);
   if (share == 1) CommThread::Get().FollowCallers();
@@ -108,23 +108,23 @@ absl::Status SetThreads(const std::vector<RankInfo>& cards, int rank) {
         TESSERA_VLOG(comm, 1)
             << "threads: " << threads << ", for rank " << neighbours.local_rank
             << " of " << neighbours.local_world_size
-            << " on this host, processors " << cards[rank].cpus
+            << " on this host, processors " << infos[rank].cpus
             << (limit ? absl::StrCat(", cgroup limit ", *limit) : "");
       });
 }
 
 GroupPlan PlanOf(const Job& job, const WorldOptions& options,
-                 const std::vector<std::string>& cards) {
+                 const std::vector<std::string>& infos) {
   GroupPlan plan;
   plan.options.rank = job.rank;
   plan.options.world_size = job.world_size;
   plan.options.collective_timeout = options.collective_timeout;
   plan.options.announce_grace = options.announce_grace;
-  for (const std::string& text : cards) {
-    plan.cards.push_back(RankInfo::Decode(text));
+  for (const std::string& text : infos) {
+    plan.infos.push_back(RankInfo::Decode(text));
   }
   plan.backend = options.backend;
-  plan.device = DeviceOf(plan.cards, job.rank);
+  plan.device = DeviceOf(plan.infos, job.rank);
   plan.ordered_sums = options.ordered_sums;
   return plan;
 }
@@ -166,6 +166,14 @@ class WorldBuilder {
                                       const WorldOptions& options);
 };
 
+// Why in this order. Ranks that have only an address in common cannot agree on
+// anything before they meet, so the choice of a backend must need no agreement:
+// each rank tells what it has (host, network, GPUs, processors), reads the same
+// of all others, and computes the same plan. Only then is anything connected,
+// and the start ends with a barrier: a rank that went on alone could end, and
+// take the store with it, while others still connect through it. libtorch is
+// mute meanwhile, since its own words about a peer that is not there yet would
+// come before ours, and say less; if the start fails they stay unsaid.
 absl::StatusOr<World*> WorldBuilder::Build(const Job& job,
                                            const WorldOptions& options) {
   auto world = std::make_unique<World>();
@@ -174,7 +182,7 @@ absl::StatusOr<World*> WorldBuilder::Build(const Job& job,
   world->world_size_ = job.world_size;
   if (job.world_size == 1) {
     world->comm_ = MakeSelfCommunicator();
-    TESSERA_RETURN_IF_ERROR(SetThreads({OwnCard(options)}, 0));
+    TESSERA_RETURN_IF_ERROR(SetThreads({OwnInfo(options)}, 0));
     return world.release();
   }
   const absl::Time deadline = absl::Now() + options.startup_timeout;
@@ -183,17 +191,17 @@ absl::StatusOr<World*> WorldBuilder::Build(const Job& job,
   place.hosted_by_launcher = job.store_hosted;
   if (!job.attempt.empty())
     absl::StrAppend(&place.key_prefix, "/", job.attempt);
-  const auto card = [&] {
-    RankInfo own = OwnCard(options);
+  const auto info = [&] {
+    RankInfo own = OwnInfo(options);
     if (!place.host.empty()) own.address = AddressToward(place.host);
     return own.Encode();
   };
   MuteTorch(true);  // for good if this fails
   TESSERA_ASSIGN_OR_RETURN(
-      Meeting meeting, Meet(place, job.rank, job.world_size, card, deadline));
+      Meeting meeting, Meet(place, job.rank, job.world_size, info, deadline));
   const GroupPlan plan = PlanOf(job, options, meeting.infos);
-  TESSERA_RETURN_IF_ERROR(SetThreads(plan.cards, job.rank));
-  const Neighbours neighbours = FindNeighbours(plan.cards, job.rank);
+  TESSERA_RETURN_IF_ERROR(SetThreads(plan.infos, job.rank));
+  const Neighbours neighbours = FindNeighbours(plan.infos, job.rank);
   world->local_rank_ = neighbours.local_rank;
   world->local_world_size_ = neighbours.local_world_size;
   TESSERA_ASSIGN_OR_RETURN(world->comm_, Connect(plan, options.startup_timeout,

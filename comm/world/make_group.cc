@@ -31,13 +31,14 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 // How soon the end of a rank is known after what it breaks.
 constexpr absl::Duration kNewsTime = absl::Milliseconds(200);
 
-// Where parts are made, one after the other: clones are the same client. A new
-// one would be a connection more for each part, and the store's host looks up
-// the name of whoever connects, which takes seconds where names are not served.
+// Where subgroups are made, one after the other: clones are the same client. A
+// new one would be a connection more for each of them, and the store's host
+// looks up the name of whoever connects, which takes seconds where names are
+// not served.
 class SubgroupStore : public c10d::PrefixStore {
  public:
   explicit SubgroupStore(StorePtr client)
-      : PrefixStore("parts", std::move(client)) {}
+      : PrefixStore("subgroups", std::move(client)) {}
   StorePtr clone() override {
     return c10::make_intrusive<SubgroupStore>(store_);
   }
@@ -45,11 +46,11 @@ class SubgroupStore : public c10d::PrefixStore {
 
 HierarchicalOptions OverGloo(const GroupPlan& plan) {
   const int rank = plan.options.rank;
-  HierarchicalOptions options{{plan.options}, MemoryGroups(plan.cards)};
-  options.same_host = FindNeighbours(plan.cards, rank).same_host;
+  HierarchicalOptions options{{plan.options}, MemoryGroups(plan.infos)};
+  options.same_host = FindNeighbours(plan.infos, rank).same_host;
   if (!options.same_host) {
     options.address = ChooseAddress(
-        plan.cards, rank, [](const auto& host) { return AddressToward(host); });
+        plan.infos, rank, [](const auto& host) { return AddressToward(host); });
     TESSERA_VLOG(comm, 1) << "gloo listens at '" << options.address << "'";
   }
   return options;
@@ -64,7 +65,7 @@ absl::StatusOr<std::shared_ptr<Communicator>> MakeWith(
     nccl.ordered_sums = plan.ordered_sums;
     return MakeNcclCommunicator(std::move(store), nccl);
   }
-  // Where memory cannot be shared, which all ranks see alike.
+  // Where memory cannot be shared, which all ranks see the same way.
   const auto falls_back = [&](const absl::Status& status) {
     if (!absl::IsUnavailable(status) || plan.backend != "auto") return false;
     TESSERA_LOG(WARNING) << status.message() << "; taking gloo";
@@ -87,18 +88,21 @@ absl::StatusOr<std::shared_ptr<Communicator>> MakeWith(
   return MakeGlooCommunicator(std::move(store), gloo);
 }
 
-// `plan`, able to make the parts of its group, whose keys are in `store`.
+// `plan`, able to make subgroups of its group, whose keys are in `store`.
 GroupPlan WithSubgroups(const GroupPlan& plan, const StorePtr& store);
 
-// Ends when a rank of the part does, too.
+// Why it can be abandoned: connecting blocks inside Gloo and NCCL, which know
+// nothing of ranks that ended; so the work runs on a thread of its own, and
+// this one looks meanwhile whether a rank of the subgroup has ended or
+// announced a failure. The limit of time is shorter than that of a collective,
+// since ranks of other subgroups already wait in the agreement that follows.
 absl::StatusOr<std::shared_ptr<Communicator>> MakeSubgroup(
-    const GroupPlan& whole, const StorePtr& store, const Subgroup& part) {
+    const GroupPlan& whole, const StorePtr& store, const Subgroup& subgroup) {
   GroupPlan plan = whole;
-  plan.options = part.options;
-  plan.cards.clear();
-  for (int r : part.ranks) plan.cards.push_back(whole.cards[r]);
-  plan.backend = BackendOfSubgroup(part.parent_backend, plan.cards);
-  // Before the ranks of other parts give up waiting for this one.
+  plan.options = subgroup.options;
+  plan.infos.clear();
+  for (int r : subgroup.ranks) plan.infos.push_back(whole.infos[r]);
+  plan.backend = BackendOfSubgroup(subgroup.parent_backend, plan.infos);
   const absl::Duration patience = std::min(plan.options.connect_timeout,
                                            plan.options.collective_timeout / 2);
   plan.options.connect_timeout = patience;
@@ -134,8 +138,8 @@ absl::StatusOr<std::shared_ptr<Communicator>> MakeSubgroup(
 GroupPlan WithSubgroups(const GroupPlan& plan, const StorePtr& store) {
   GroupPlan result = plan;
   result.options.make_shard_server = MakeTcpShardServer;
-  result.options.make_subgroup = [plan, store](const Subgroup& part) {
-    return MakeSubgroup(plan, store, part);
+  result.options.make_subgroup = [plan, store](const Subgroup& subgroup) {
+    return MakeSubgroup(plan, store, subgroup);
   };
   return result;
 }
@@ -146,11 +150,11 @@ absl::StatusOr<std::shared_ptr<Communicator>> MakeGroup(const GroupPlan& plan,
                                                         StorePtr store) {
   TESSERA_ASSIGN_OR_RETURN(
       const std::string backend,
-      ChooseBackend(plan.cards, plan.backend, BuiltWithNccl()));
+      ChooseBackend(plan.infos, plan.backend, BuiltWithNccl()));
   TESSERA_ASSIGN_OR_RETURN(StorePtr client,
                            CatchTorch("store", [&] { return store->clone(); }));
-  const auto parts = c10::make_intrusive<SubgroupStore>(std::move(client));
-  return MakeWith(backend, WithSubgroups(plan, parts), std::move(store));
+  const auto subgroups = c10::make_intrusive<SubgroupStore>(std::move(client));
+  return MakeWith(backend, WithSubgroups(plan, subgroups), std::move(store));
 }
 
 }  // namespace tessera

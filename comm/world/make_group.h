@@ -21,7 +21,7 @@ namespace tessera {
 
 struct GroupPlan {
   GroupOptions options;
-  std::vector<RankInfo> cards;   // by rank
+  std::vector<RankInfo> infos;   // by rank
   std::string backend = "auto";  // see WorldOptions
   int device = -1;               // this rank's GPU; -1 without
   bool ordered_sums = true;      // see WorldOptions

@@ -174,7 +174,7 @@ TEST_F(ServeShardsTest, RanksServeWhateverTheirThreadsDo) {
 }
 
 // Args: a folder for flags.
-TESSERA_RANK_FUNCTION(ServesInParts) {
+TESSERA_RANK_FUNCTION(ServesInSubgroups) {
   TESSERA_ASSIGN_OR_RETURN(const auto half, world.communicator()->Split(
                                                 world.rank() / 2, {"halves"}));
   TESSERA_ASSIGN_OR_RETURN(const ServerPtr server, Serve(*half, 10));
@@ -191,10 +191,10 @@ TESSERA_RANK_FUNCTION(ServesInParts) {
   return status;
 }
 
-TEST_F(ServeShardsTest, PartsServeTheirRanksAndMessagesNameBoth) {
+TEST_F(ServeShardsTest, SubgroupsServeTheirRanksAndMessagesNameBoth) {
   RankPool pool(Options(4));
   const TempFolder flags;
-  EXPECT_THAT(pool.Run("ServesInParts", flags.path())[2],
+  EXPECT_THAT(pool.Run("ServesInSubgroups", flags.path())[2],
               StatusIs(absl::StatusCode::kInternal,
                        AllOf(HasSubstr("unit a of group halves 1.1 #"),
                              HasSubstr("is at version 1"))));

@@ -41,8 +41,8 @@ using CommPtr = std::shared_ptr<Communicator>;
 // "0 1 1": numbers by rank.
 std::vector<int> Numbers(absl::string_view text) {
   std::vector<int> numbers;
-  for (absl::string_view part : absl::StrSplit(text, ' ')) {
-    TORCH_CHECK(absl::SimpleAtoi(part, &numbers.emplace_back()));
+  for (absl::string_view number : absl::StrSplit(text, ' ')) {
+    TORCH_CHECK(absl::SimpleAtoi(number, &numbers.emplace_back()));
   }
   return numbers;
 }
@@ -59,20 +59,22 @@ Group WholeWorld(const World& world) {
   return group;
 }
 
-// This rank's part, by the colors of the ranks of `group`.
-absl::StatusOr<Group> PartOf(const Group& group, const std::vector<int>& colors,
-                             const char* name) {
+// This rank's subgroup, by the colors of the ranks of `group`.
+absl::StatusOr<Group> SubgroupOf(const Group& group,
+                                 const std::vector<int>& colors,
+                                 const char* name) {
   const int own = group.comm->rank();
-  Group part;
-  TESSERA_ASSIGN_OR_RETURN(part.comm, group.comm->Split(colors[own], {name}));
+  Group subgroup;
+  TESSERA_ASSIGN_OR_RETURN(subgroup.comm,
+                           group.comm->Split(colors[own], {name}));
   for (size_t r = 0; r < group.ranks.size(); ++r) {
-    if (colors[r] == colors[own]) part.ranks.push_back(group.ranks[r]);
+    if (colors[r] == colors[own]) subgroup.ranks.push_back(group.ranks[r]);
   }
-  if (part.comm->world_size() != static_cast<int>(part.ranks.size()) ||
-      part.ranks[part.comm->rank()] != group.ranks[own]) {
+  if (subgroup.comm->world_size() != static_cast<int>(subgroup.ranks.size()) ||
+      subgroup.ranks[subgroup.comm->rank()] != group.ranks[own]) {
     return absl::InternalError("another size or rank than the colors say");
   }
-  return part;
+  return subgroup;
 }
 
 // ---- collectives, and what they must give ----
@@ -168,15 +170,15 @@ absl::Status CheckMixed(const std::vector<Group>& groups, int rounds) {
 
 // ---- tests ----
 
-// Args: the colors. Collectives of all parts at once and of the whole among
+// Args: the colors. Collectives of all subgroups at once and of the whole among
 // them, none waited for before all are called.
 TESSERA_RANK_FUNCTION(MixedCollectives) {
   const Group whole = WholeWorld(world);
-  TESSERA_ASSIGN_OR_RETURN(const Group part,
-                           PartOf(whole, Numbers(args), "parts"));
-  TESSERA_RETURN_IF_ERROR(CheckMixed({whole, part}, 150));
-  return absl::StrCat(part.comm->backend(), " ", part.comm->rank(), "/",
-                      part.comm->world_size());
+  TESSERA_ASSIGN_OR_RETURN(const Group subgroup,
+                           SubgroupOf(whole, Numbers(args), "subgroups"));
+  TESSERA_RETURN_IF_ERROR(CheckMixed({whole, subgroup}, 150));
+  return absl::StrCat(subgroup.comm->backend(), " ", subgroup.comm->rank(), "/",
+                      subgroup.comm->world_size());
 }
 
 // The backend of ranks `ranks`, where the whole has the pool's.
@@ -193,7 +195,7 @@ std::string Backend(const std::vector<int>& ranks) {
 
 class ColorsTest : public testing::TestWithParam<const char*> {};
 
-TEST_P(ColorsTest, EveryCollectiveOfPartsAndWholeHasTheBitsOfAPlainLoop) {
+TEST_P(ColorsTest, EveryCollectiveOfSubgroupsAndWholeHasTheBitsOfAPlainLoop) {
   const std::vector<int> colors = Numbers(GetParam());
   RankPool* const pool = RankPool::Get(static_cast<int>(colors.size()));
   const RankPool::Answers answers = pool->Run("MixedCollectives", GetParam());
@@ -260,13 +262,13 @@ Holdings Held() {
   return held;
 }
 
-// Rows and columns of a mesh: a rank is in two parts that overlap others.
+// Rows and columns of a mesh: a rank is in two subgroups that overlap others.
 TESSERA_RANK_FUNCTION(Mesh) {
   const Group whole = WholeWorld(world);
   TESSERA_ASSIGN_OR_RETURN(const Group row,
-                           PartOf(whole, {0, 0, 1, 1}, "rows"));
+                           SubgroupOf(whole, {0, 0, 1, 1}, "rows"));
   TESSERA_ASSIGN_OR_RETURN(const Group column,
-                           PartOf(whole, {0, 1, 0, 1}, "columns"));
+                           SubgroupOf(whole, {0, 1, 0, 1}, "columns"));
   TESSERA_RETURN_IF_ERROR(CheckMixed({whole, row, column}, 300));
   return absl::StrCat(Held().comm_threads);
 }
@@ -279,17 +281,19 @@ TEST(SplitTest, OneThreadIssuesAllInTheOrderOfTheCalls) {
 
 TESSERA_RANK_FUNCTION(SplitOfSplit) {
   const Group whole = WholeWorld(world);
-  TESSERA_ASSIGN_OR_RETURN(Group outer, PartOf(whole, {0, 0, 0, 1}, "outer"));
+  TESSERA_ASSIGN_OR_RETURN(Group outer,
+                           SubgroupOf(whole, {0, 0, 0, 1}, "outer"));
   const std::vector<int> colors =
       world.rank() == 3 ? std::vector<int>{5} : std::vector<int>{0, 1, 0};
-  TESSERA_ASSIGN_OR_RETURN(const Group inner, PartOf(outer, colors, "inner"));
+  TESSERA_ASSIGN_OR_RETURN(const Group inner,
+                           SubgroupOf(outer, colors, "inner"));
   TESSERA_RETURN_IF_ERROR(CheckMixed({whole, outer, inner}, 100));
   outer.comm = nullptr;  // the inner one lives on
   TESSERA_RETURN_IF_ERROR(CheckMixed({whole, inner}, 50));
   return absl::StrJoin(inner.ranks, ",");
 }
 
-TEST(SplitTest, APartIsSplitAndOutlivesItsWhole) {
+TEST(SplitTest, ASubgroupIsSplitAndOutlivesItsWhole) {
   EXPECT_THAT(RankPool::Get(4)->Run("SplitOfSplit", ""),
               ElementsAre(IsOkAndHolds("0,2"), IsOkAndHolds("1"),
                           IsOkAndHolds("0,2"), IsOkAndHolds("3")));
@@ -297,14 +301,15 @@ TEST(SplitTest, APartIsSplitAndOutlivesItsWhole) {
 
 TESSERA_RANK_FUNCTION(Records) {
   const Group whole = WholeWorld(world);
-  TESSERA_ASSIGN_OR_RETURN(const Group part, PartOf(whole, {0, 1, 1}, "nodes"));
+  TESSERA_ASSIGN_OR_RETURN(const Group subgroup,
+                           SubgroupOf(whole, {0, 1, 1}, "nodes"));
   at::Tensor t = torch::ones({4});
-  TESSERA_RETURN_IF_ERROR(part.comm->AllReduceSum(t, {"unit a"}).Wait());
-  auto* const comm = dynamic_cast<QueuedCommunicator*>(part.comm.get());
+  TESSERA_RETURN_IF_ERROR(subgroup.comm->AllReduceSum(t, {"unit a"}).Wait());
+  auto* const comm = dynamic_cast<QueuedCommunicator*>(subgroup.comm.get());
   const std::vector<CollectiveRecord> records = comm->recorder().Snapshot();
   return absl::StrCat(records.size(), " ", records.back().what, "|",
                       records.back().group, "\n", comm->recorder().ToText(),
-                      part.comm->Report());
+                      subgroup.comm->Report());
 }
 
 TEST(SplitTest, RecordsAndReportsTellTheGroup) {
@@ -312,42 +317,45 @@ TEST(SplitTest, RecordsAndReportsTellTheGroup) {
   for (const auto& answer : pool.Run("Records", "")) {
     EXPECT_THAT(
         answer,
-        IsOkAndHolds(
-            AllOf(HasSubstr("1 unit a|nodes 1."),
-                  HasSubstr("16 bytes of float32  unit a of group nodes 1."),
-                  HasSubstr(" of group nodes 1."), HasSubstr("tests/split"))));
+        IsOkAndHolds(AllOf(
+            HasSubstr("1 unit a|nodes 1."),
+            HasSubstr("16 bytes of float32  unit a of group nodes 1."),
+            HasSubstr(" of group nodes 1."), HasSubstr("tests/comm/split"))));
   }
 }
 
-// ---- the end of parts ----
+// ---- the end of subgroups ----
 
-// Splits `count` times, uses all parts, and ends them in an order of its own.
+// Splits `count` times, uses all subgroups, and ends them in an order of its
+// own.
 absl::Status SplitAndEnd(const World& world, int count) {
   const Group whole = WholeWorld(world);
-  std::vector<Group> parts;
+  std::vector<Group> subgroups;
   for (int i = 0; i < count; ++i) {
     TESSERA_ASSIGN_OR_RETURN(
-        Group part, PartOf(parts.size() % 4 == 3 ? parts.back() : whole,
-                           i % 4 == 3 ? std::vector<int>{1, 1}
-                                      : std::vector<int>{0, 0, 1, 1},
-                           "some"));
-    parts.push_back(std::move(part));
+        Group subgroup,
+        SubgroupOf(
+            subgroups.size() % 4 == 3 ? subgroups.back() : whole,
+            i % 4 == 3 ? std::vector<int>{1, 1} : std::vector<int>{0, 0, 1, 1},
+            "some"));
+    subgroups.push_back(std::move(subgroup));
   }
-  for (const Group& part : parts) {
-    TESSERA_RETURN_IF_ERROR(CheckMixed({whole, part}, 6));
+  for (const Group& subgroup : subgroups) {
+    TESSERA_RETURN_IF_ERROR(CheckMixed({whole, subgroup}, 6));
   }
   // Still queued when the owner goes, on some.
   std::vector<CommFuture> last;
-  for (const Group& part : parts) last.push_back(Start(part, 2, 100, 0).future);
+  for (const Group& subgroup : subgroups)
+    last.push_back(Start(subgroup, 2, 100, 0).future);
   std::mt19937 random(world.rank());
-  std::shuffle(parts.begin(), parts.end(), random);
-  if (world.rank() % 2 == 0) parts.clear();
+  std::shuffle(subgroups.begin(), subgroups.end(), random);
+  if (world.rank() % 2 == 0) subgroups.clear();
   for (const CommFuture& future : last) TESSERA_RETURN_IF_ERROR(future.Wait());
-  while (!parts.empty()) parts.pop_back();
+  while (!subgroups.empty()) subgroups.pop_back();
   return world.communicator()->Barrier("after all");
 }
 
-TESSERA_RANK_FUNCTION(ManyParts) {
+TESSERA_RANK_FUNCTION(ManySubgroups) {
   TESSERA_RETURN_IF_ERROR(SplitAndEnd(world, 4));
   const Holdings before = Held();
   TESSERA_RETURN_IF_ERROR(SplitAndEnd(world, 12));
@@ -358,8 +366,9 @@ TESSERA_RANK_FUNCTION(ManyParts) {
   return absl::StrCat("before: ", before.ToText(), "; now: ", Held().ToText());
 }
 
-TEST(SplitTest, PartsEndInAnyOrderAndLeaveNothing) {
-  EXPECT_THAT(RankPool::Get(4)->Run("ManyParts", ""), Each(IsOkAndHolds("ok")));
+TEST(SplitTest, SubgroupsEndInAnyOrderAndLeaveNothing) {
+  EXPECT_THAT(RankPool::Get(4)->Run("ManySubgroups", ""),
+              Each(IsOkAndHolds("ok")));
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// What ranks in parts of a group see when one of them, or one outside of their
-// part, ends, closes it, announces that it failed, or cannot be split: what of
+// What ranks in subgroups see when one of them, or one outside of their
+// subgroup, ends, closes it, announces that it failed, or cannot be split: what of
 // it depends on the backend. When waits are ended, and who is named, is in
 // comm/watch/wait_judge_test.cc and wait_monitor_test.cc.
 #include <fcntl.h>
@@ -71,7 +71,7 @@ absl::StatusOr<Groups> Halves(const World& world) {
   Groups groups{world.communicator(), nullptr};
   TESSERA_ASSIGN_OR_RETURN(groups.half,
                            groups.whole->Split(world.rank() / 2, {"halves"}));
-  TESSERA_RETURN_IF_ERROR(groups.whole->Barrier("all have parts"));
+  TESSERA_RETURN_IF_ERROR(groups.whole->Barrier("all have subgroups"));
   return groups;
 }
 
@@ -201,7 +201,7 @@ TESSERA_RANK_FUNCTION(Rank3IsKilled) {
   return status;
 }
 
-TEST_F(SplitFailureTest, ADeadRankEndsTheWaitsOfAllParts) {
+TEST_F(SplitFailureTest, ADeadRankEndsTheWaitsOfAllSubgroups) {
   const TempFolder flags;
   const RankPool::Answers answers = pool_->Run("Rank3IsKilled", flags.path());
   for (int r : {0, 1, 2}) {
@@ -272,7 +272,7 @@ TESSERA_RANK_FUNCTION(Rank3Announces) {
   TESSERA_ASSIGN_OR_RETURN(const Groups groups, Halves(world));
   TESSERA_ASSIGN_OR_RETURN(const auto alone,
                            groups.half->Split(world.rank(), {"ranks"}));
-  TESSERA_RETURN_IF_ERROR(groups.whole->Barrier("all have parts of parts"));
+  TESSERA_RETURN_IF_ERROR(groups.whole->Barrier("all have subgroups of subgroups"));
   const std::string folder(args.substr(0, args.find(' ')));
   if (world.rank() == 3) {
     Communicator& comm =
