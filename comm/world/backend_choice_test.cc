@@ -12,7 +12,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-TEST(RankCardTest, RoundTrip) {
+TEST(RankInfoTest, RoundTrip) {
   const RankInfo info =
       RankInfo::Decode(RankInfo{"boot host", {"g0", "g1"}}.Encode());
   EXPECT_EQ(info.host, "boot host");
@@ -91,7 +91,7 @@ TEST(ChooseBackendTest, HierarchicalWhereSomeRanksShareAHost) {
               IsOkAndHolds("hierarchical"));
 }
 
-TEST(BackendOfPartTest, IsTheWholesOrWhatFitsTheHosts) {
+TEST(BackendOfSubgroupTest, IsTheWholesOrWhatFitsTheHosts) {
   const RankInfo a{"a", {}}, b{"b", {}};
   EXPECT_EQ(BackendOfSubgroup("gloo", {a, a}), "gloo");
   EXPECT_EQ(BackendOfSubgroup("shm", {a, a}), "shm");
@@ -103,7 +103,7 @@ TEST(BackendOfPartTest, IsTheWholesOrWhatFitsTheHosts) {
   EXPECT_EQ(BackendOfSubgroup("hierarchical", {b}), "self");
 }
 
-TEST(ChooseBackendTest, SharedGpuIsRefusedWithTheMend) {
+TEST(ChooseBackendTest, SharedGpuIsRefusedWithTheFix) {
   const std::vector<RankInfo> shared = {
       {"a", {"g0", "g1"}}, {"a", {"g0", "g1"}}, {"a", {"g0", "g1"}}};
   EXPECT_THAT(ChooseBackend(shared, "auto", true), IsOkAndHolds("shm"));
