@@ -63,7 +63,7 @@ struct Buffers {
         exp_avg_sq(torch::rand({numel}).mul_(0.01)),
         gradient(torch::randn({numel})),
         working(torch::zeros({numel}, torch::kBFloat16)) {}
-  AdamWRange Range(WorkingCopy type) const {
+  AdamWRange Range(WorkingType type) const {
     AdamWRange r;
     r.master = master.data_ptr<float>();
     r.exp_avg = exp_avg.data_ptr<float>();
@@ -112,9 +112,9 @@ std::string Ratio(const Contestant& ours, const Contestant& other,
 
 std::vector<Contestant> Contestants(const Buffers& b, Workers* workers) {
   std::vector<Contestant> all;
-  const auto add_ours = [&](Isa isa, WorkingCopy type, const char* suffix) {
+  const auto add_ours = [&](Isa isa, WorkingType type, const char* suffix) {
     const AdamWRange range = b.Range(type);
-    const double bytes = type == WorkingCopy::kNone ? 28 : 30;
+    const double bytes = type == WorkingType::kNone ? 28 : 30;
     all.push_back({absl::StrCat(IsaName(isa), suffix), bytes, [=](int64_t s) {
                      const auto c = CoefficientsOf(kOptions, s);
                      workers->Run(range.numel, [&](int64_t from, int64_t to) {
@@ -122,9 +122,9 @@ std::vector<Contestant> Contestants(const Buffers& b, Workers* workers) {
                      });
                    }});
   };
-  add_ours(BestIsa(), WorkingCopy::kNone, "");
+  add_ours(BestIsa(), WorkingType::kNone, "");
   for (Isa isa : {Isa::kAvx2, Isa::kPortable}) {
-    if (isa < BestIsa()) add_ours(isa, WorkingCopy::kNone, "");
+    if (isa < BestIsa()) add_ours(isa, WorkingType::kNone, "");
   }
   const auto libtorch = [b](int64_t s) {
     at::_fused_adamw_({b.master}, {b.gradient}, {b.exp_avg}, {b.exp_avg_sq}, {},
@@ -133,7 +133,7 @@ std::vector<Contestant> Contestants(const Buffers& b, Workers* workers) {
                       kOptions.eps, /*amsgrad=*/false, /*maximize=*/false);
   };
   all.push_back({"libtorch", 28, libtorch});
-  add_ours(BestIsa(), WorkingCopy::kBFloat16, "_bf16");
+  add_ours(BestIsa(), WorkingType::kBFloat16, "_bf16");
   all.push_back({"libtorch+copy", 30, [=](int64_t s) {
                    libtorch(s);
                    b.working.copy_(b.master);

@@ -23,7 +23,7 @@ Workers& WorkersOf(int threads) {
 
 extern "C" {
 
-// [numel] each. `working_type`: a tessera::WorkingCopy, of what `working`
+// [numel] each. `working_type`: a tessera::WorkingType, of what `working`
 // points to.
 void tessera_adamw(float* master, float* exp_avg, float* exp_avg_sq,
                    const float* gradient, int working_type, void* working,
@@ -35,7 +35,7 @@ void tessera_adamw(float* master, float* exp_avg, float* exp_avg_sq,
   range.exp_avg_sq = exp_avg_sq;
   range.gradient = gradient;
   range.numel = numel;
-  range.working_type = static_cast<tessera::WorkingCopy>(working_type);
+  range.working_type = static_cast<tessera::WorkingType>(working_type);
   range.working = working;
   const auto coefficients =
       tessera::CoefficientsOf({lr, beta1, beta2, eps, weight_decay}, step);

@@ -163,7 +163,6 @@ absl::Status Engine::Impl::ShareWorkingCopy(
   }
   shares_working_copy_ = true;
   for (FlatParameterOptions& each : *options) {
-    each.stage.sharded_parameters = false;
     each.shared = *memory;
   }
   return absl::OkStatus();
@@ -213,17 +212,16 @@ Engine::Impl::FlatParameterOptionsOfAll(absl::Span<const FlatPlan> flats) {
   return options;
 }
 
-// FlatParameter by unit on all ranks, so that all know what has been taken
+// One flat after another on all ranks, so that all know what has been taken
 // over.
 absl::Status Engine::Impl::TakeOver(std::vector<FlatPlan> flats) {
   TESSERA_ASSIGN_OR_RETURN(const auto all_options,
                            FlatParameterOptionsOfAll(flats));
-  std::vector<FlatParameter*> sharded;
+  std::vector<Gatherable*> freeable;
   for (size_t i = 0; i < flats.size(); ++i) {
     FlatPlan& plan = flats[i];
-    const FlatParameterOptions& options = all_options[i];
     auto flat = FlatParameter::Prepare(plan.name, std::move(plan.parameters),
-                                       options, shard_group_, schedule_);
+                                       all_options[i], shard_group_, schedule_);
     TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(flat.status(), "Engine::Create"));
     flats_.push_back(*flat);
     const absl::Status adopted = (*flat)->Adopt();
@@ -231,15 +229,14 @@ absl::Status Engine::Impl::TakeOver(std::vector<FlatPlan> flats) {
       comm_->Announce(adopted);
       return adopted;
     }
-    Registry::Global().Add(*flat);
     const auto& params = (*flat)->parameters();
     for (size_t i = 0; i < params.size(); ++i) {
       places_[params[i].name] = {static_cast<int>(flats_.size()) - 1,
                                  static_cast<int>(i)};
     }
-    if (options.stage.sharded_parameters) sharded.push_back(flat->get());
+    if ((*flat)->can_be_freed()) freeable.push_back(flat->get());
   }
-  schedule_->Start(std::move(sharded));
+  schedule_->Start(std::move(freeable));
   if (served_ != nullptr) served_->EndUpdate();
   absl::Status mine;
   if (settings_.loss_scaler.has_value()) {
@@ -317,7 +314,6 @@ absl::Status Engine::Impl::Close() {
       comm_->Announce(status);
       return status;
     }
-    Registry::Global().Remove(*flat);
   }
   TESSERA_RETURN_IF_ERROR(CatchTorch("Close", [&] { GiveBuffersBack(); }));
   if (served_ != nullptr) served_->End();

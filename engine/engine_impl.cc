@@ -6,7 +6,6 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "sharding/dispatch/saved_tensors.h"
-#include "sharding/flat/registry.h"
 #include "sharding/torch/storage_access.h"
 #include "sharding/torch/torch_scope.h"
 
@@ -24,10 +23,7 @@ Engine::Impl::~Impl() {
   *alive_ = false;
   gradients_.reset();
   if (served_ != nullptr) served_->Stop();
-  for (const auto& flat : flats_) {
-    Registry::Global().Remove(*flat);
-    flat->Abandon();
-  }
+  for (const auto& flat : flats_) flat->Abandon();
 }
 
 absl::Status Engine::Impl::CheckOpen() const {
@@ -71,7 +67,7 @@ absl::StatusOr<std::string> Engine::Impl::UnitOf(
 absl::Status Engine::Impl::SetPrefetch(absl::string_view flat, Phase phase,
                                        const std::vector<std::string>& next) {
   TESSERA_ASSIGN_OR_RETURN(FlatParameter* const of, FindUnit(flat));
-  std::vector<FlatParameter*> flats;
+  std::vector<Gatherable*> flats;
   for (const std::string& name : next) {
     TESSERA_ASSIGN_OR_RETURN(FlatParameter* const one, FindUnit(name));
     flats.push_back(one);

@@ -11,6 +11,7 @@
 #include "engine/engine_impl.h"
 #include "engine/setup/initial_sync.h"
 #include "sharding/dispatch/saved_tensors.h"
+#include "sharding/flat/summoning.h"
 #include "torch/csrc/autograd/variable.h"
 #include "torch/nn/module.h"
 
@@ -132,7 +133,8 @@ absl::StatusOr<std::unique_ptr<SummonState>> Engine::Impl::Summon(
   for (const size_t u : *flats) {
     FlatParameter& flat = *flats_[u];
     const absl::Status held = CatchTorch(kWhere, [&] {
-      return state->holds ? flat.BeginSummon() : flat.SummonElsewhere(0);
+      return state->holds ? Summoning(&flat).Begin()
+                          : Summoning(&flat).BeginElsewhere(0);
     });
     mine.Update(held);
     if (held.ok()) {
@@ -163,25 +165,27 @@ absl::Status Engine::Impl::CloseSummoned(SummonState* state) {
 
 absl::Status Engine::Impl::CloseUnit(const SummonState& state,
                                      FlatParameter* flat) {
+  Summoning summoning(flat);
   const bool keeps = state.options.writeback;
   const bool receives = keeps && !state.holds;
   const absl::Status mine =
-      state.holds ? flat->CheckSummonedOnly()
-      : receives  ? CatchTorch(kClose, [&] { return flat->PrepareReceive(); })
-                  : absl::OkStatus();
+      state.holds ? summoning.CheckAlone()
+      : receives
+          ? CatchTorch(kClose, [&] { return summoning.PrepareReceive(); })
+          : absl::OkStatus();
   const absl::Status agreed = comm_->AgreeOk(mine, kClose);
   if (!agreed.ok()) {
-    if (receives && mine.ok()) flat->DropReceived();
+    if (receives && mine.ok()) summoning.DropReceived();
     return agreed;
   }
   if (keeps && state.options.rank0_only) {
-    const absl::Status sent = flat->BroadcastWritten(0);
+    const absl::Status sent = summoning.BroadcastWritten(0);
     if (!sent.ok()) return FailUpdate(sent);
   }
   if (state.holds) {
-    flat->EndSummon(keeps);
+    summoning.End(keeps);
   } else {
-    flat->EndSummonElsewhere();
+    summoning.EndElsewhere();
   }
   if (!keeps) return absl::OkStatus();
   TESSERA_RETURN_IF_ERROR(UpdateUnit(flat, kClose));
@@ -199,9 +203,9 @@ void Engine::Impl::DropSummoned(SummonState* state) {
   for (const auto& flat : state->flats) {
     const absl::Status dropped = CatchTorch(kWhere, [&] {
       if (state->holds) {
-        flat->EndSummon(/*keep_writes=*/false);
+        Summoning(flat.get()).End(/*keep_writes=*/false);
       } else {
-        flat->EndSummonElsewhere();
+        Summoning(flat.get()).EndElsewhere();
       }
     });
     if (!dropped.ok()) TESSERA_LOG(ERROR) << dropped.ToString();

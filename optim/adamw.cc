@@ -102,11 +102,11 @@ AdamWRange RangeOf(const at::Tensor& masters, const at::Tensor& exp_avg,
   range.numel = masters.numel();
   if (!working.defined()) return range;
   if (working.scalar_type() == at::kBFloat16) {
-    range.working_type = WorkingCopy::kBFloat16;
+    range.working_type = WorkingType::kBFloat16;
   } else if (working.scalar_type() == at::kHalf) {
-    range.working_type = WorkingCopy::kFloat16;
+    range.working_type = WorkingType::kFloat16;
   }
-  if (range.working_type != WorkingCopy::kNone) {
+  if (range.working_type != WorkingType::kNone) {
     range.working = working.mutable_data_ptr();
   }
   return range;
@@ -224,7 +224,7 @@ bool AdamW::StepInKernel(size_t u, const FlatGradient& gradient,
     UpdateInThreads(Part(all, mine.begin, mine.end), Slice(masters, mine),
                     CoefficientsOf(options_, run.step, factor));
   }
-  return all.working_type != WorkingCopy::kNone;
+  return all.working_type != WorkingType::kNone;
 }
 
 void AdamW::StepInLibtorch(size_t u, const FlatGradient& gradient,

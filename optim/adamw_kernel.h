@@ -56,7 +56,7 @@ struct AdamWCoefficients {
 AdamWCoefficients CoefficientsOf(const AdamWOptions& options, int64_t step,
                                  double gradient_factor = 1);
 
-enum class WorkingCopy { kNone, kFloat32, kBFloat16, kFloat16 };
+enum class WorkingType { kNone, kFloat32, kBFloat16, kFloat16 };
 
 struct AdamWRange {
   float* master = nullptr;
@@ -65,7 +65,7 @@ struct AdamWRange {
   const float* gradient = nullptr;
   int64_t numel = 0;  // of each
   // Its elements' type, and memory for `numel` of them, apart from the rest.
-  WorkingCopy working_type = WorkingCopy::kNone;
+  WorkingType working_type = WorkingType::kNone;
   void* working = nullptr;
 };
 

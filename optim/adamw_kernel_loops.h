@@ -137,19 +137,19 @@ struct Coefficients {
   bool from_gradient;
 };
 
-template <WorkingCopy kWorking>
+template <WorkingType kWorking>
 inline void StoreWorking(Floats x, void* working, int64_t i) {
-  if constexpr (kWorking == WorkingCopy::kFloat32) {
+  if constexpr (kWorking == WorkingType::kFloat32) {
     Store(x, static_cast<float*>(working) + i);
-  } else if constexpr (kWorking == WorkingCopy::kBFloat16) {
+  } else if constexpr (kWorking == WorkingType::kBFloat16) {
     Store(ToBFloat16(x), static_cast<uint16_t*>(working) + i);
-  } else if constexpr (kWorking == WorkingCopy::kFloat16) {
+  } else if constexpr (kWorking == WorkingType::kFloat16) {
     Store(ToFloat16(x), static_cast<uint16_t*>(working) + i);
   }
 }
 
 // Elements i .. i + kLanes.
-template <WorkingCopy kWorking, bool kFromGradient>
+template <WorkingType kWorking, bool kFromGradient>
 inline void Step(const AdamWRange& r, const Coefficients& c, int64_t i) {
   const Floats gradient = Load(r.gradient + i) * c.factor;
   Floats exp_avg = Load(r.exp_avg + i);
@@ -166,7 +166,7 @@ inline void Step(const AdamWRange& r, const Coefficients& c, int64_t i) {
   StoreWorking<kWorking>(master, r.working, i);
 }
 
-template <WorkingCopy kWorking, bool kFromGradient>
+template <WorkingType kWorking, bool kFromGradient>
 inline void Turn(const AdamWRange& r, const Coefficients& c, int64_t i) {
   for (int lane = 0; lane < kTurn; lane += kLanes) {
     Step<kWorking, kFromGradient>(r, c, i + lane);
@@ -174,9 +174,9 @@ inline void Turn(const AdamWRange& r, const Coefficients& c, int64_t i) {
 }
 
 // The last elements, in a copy that is as long as a turn.
-template <WorkingCopy kWorking, bool kFromGradient>
+template <WorkingType kWorking, bool kFromGradient>
 inline void Tail(const AdamWRange& r, const Coefficients& c, int64_t begin) {
-  constexpr int64_t item = kWorking == WorkingCopy::kFloat32 ? 4 : 2;
+  constexpr int64_t item = kWorking == WorkingType::kFloat32 ? 4 : 2;
   float master[kTurn] = {}, exp_avg[kTurn] = {}, exp_avg_sq[kTurn] = {},
         gradient[kTurn] = {}, working[kTurn];
   const auto bytes = static_cast<size_t>(r.numel - begin) * sizeof(float);
@@ -194,13 +194,13 @@ inline void Tail(const AdamWRange& r, const Coefficients& c, int64_t begin) {
   __builtin_memcpy(r.master + begin, master, bytes);
   __builtin_memcpy(r.exp_avg + begin, exp_avg, bytes);
   __builtin_memcpy(r.exp_avg_sq + begin, exp_avg_sq, bytes);
-  if (kWorking != WorkingCopy::kNone) {
+  if (kWorking != WorkingType::kNone) {
     __builtin_memcpy(static_cast<char*>(r.working) + begin * item, working,
                      bytes / sizeof(float) * item);
   }
 }
 
-template <WorkingCopy kWorking, bool kFromGradient>
+template <WorkingType kWorking, bool kFromGradient>
 void Loop(const AdamWRange& range, const Coefficients& coefficients) {
   const AdamWRange r = range;
   const Coefficients c = coefficients;
@@ -216,7 +216,7 @@ void Loop(const AdamWRange& range, const Coefficients& coefficients) {
   if (i < r.numel) Tail<kWorking, kFromGradient>(r, c, i);
 }
 
-template <WorkingCopy kWorking>
+template <WorkingType kWorking>
 void LoopOf(const AdamWRange& range, const Coefficients& c) {
   c.from_gradient ? Loop<kWorking, true>(range, c)
                   : Loop<kWorking, false>(range, c);
@@ -227,14 +227,14 @@ void LoopOf(const AdamWRange& range, const Coefficients& c) {
 void Update(const AdamWRange& range, const AdamWCoefficients& coefficients) {
   const Coefficients c(coefficients);
   switch (range.working_type) {
-    case WorkingCopy::kNone:
-      return LoopOf<WorkingCopy::kNone>(range, c);
-    case WorkingCopy::kFloat32:
-      return LoopOf<WorkingCopy::kFloat32>(range, c);
-    case WorkingCopy::kBFloat16:
-      return LoopOf<WorkingCopy::kBFloat16>(range, c);
-    case WorkingCopy::kFloat16:
-      return LoopOf<WorkingCopy::kFloat16>(range, c);
+    case WorkingType::kNone:
+      return LoopOf<WorkingType::kNone>(range, c);
+    case WorkingType::kFloat32:
+      return LoopOf<WorkingType::kFloat32>(range, c);
+    case WorkingType::kBFloat16:
+      return LoopOf<WorkingType::kBFloat16>(range, c);
+    case WorkingType::kFloat16:
+      return LoopOf<WorkingType::kFloat16>(range, c);
   }
 }
 

@@ -273,12 +273,12 @@ TEST(AdamWKernelTest, AnElementDoesNotDependOnItsPlace) {
 // ---- working copies
 
 struct Working {
-  WorkingCopy type;
+  WorkingType type;
   at::ScalarType dtype;
 };
-constexpr Working kWorking[] = {{WorkingCopy::kFloat32, at::kFloat},
-                                {WorkingCopy::kBFloat16, at::kBFloat16},
-                                {WorkingCopy::kFloat16, at::kHalf}};
+constexpr Working kWorking[] = {{WorkingType::kFloat32, at::kFloat},
+                                {WorkingType::kBFloat16, at::kBFloat16},
+                                {WorkingType::kFloat16, at::kHalf}};
 
 std::string Bytes(const at::Tensor& t) {
   return std::string(static_cast<const char*>(t.const_data_ptr()), t.nbytes());

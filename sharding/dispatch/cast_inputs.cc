@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_set.h"
+#include "sharding/flat/flat_parameter.h"
 #include "sharding/flat/registry.h"
 #include "sharding/torch/storage_access.h"
 

@@ -11,6 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/torch_guard.h"
 #include "c10/core/StorageImpl.h"
+#include "sharding/flat/flat_parameter.h"
+#include "sharding/flat/pins.h"
 #include "sharding/flat/registry.h"
 #include "sharding/torch/storage_access.h"
 #include "sharding/torch/torch_scope.h"

@@ -21,7 +21,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "sharding/dispatch/saved_casts.h"
-#include "sharding/flat/flat_parameter.h"
+#include "sharding/flat/pins.h"
 #include "sharding/flat/registry.h"
 #include "sharding/torch/storage_access.h"
 #include "sharding/torch/version_error.h"

@@ -30,6 +30,7 @@
 #include "sharding/dispatch/rebind.h"
 #include "sharding/dispatch/saved_casts.h"
 #include "sharding/flat/flat_parameter.h"
+#include "sharding/flat/pins.h"
 #include "sharding/flat/registry.h"
 #include "sharding/torch/storage_access.h"
 #include "sharding/torch/torch_scope.h"

@@ -1,5 +1,7 @@
 #include "sharding/flat/registry.h"
 
+#include <utility>
+
 namespace tessera {
 
 Registry& Registry::Global() {
@@ -7,18 +9,19 @@ Registry& Registry::Global() {
   return *registry;
 }
 
-void Registry::Add(const std::shared_ptr<FlatParameter>& flat) {
+void Registry::Add(const c10::StorageImpl* storage, StorageOwner owner) {
   SharedMutexLock lock(&mutex_);
-  int slot = 0;
-  for (const auto& storage : flat->storages()) {
-    owned_[storage.get()] = StorageOwner{flat, slot++};
-  }
+  owned_[storage] = std::move(owner);
   size_ = owned_.size();
 }
 
-void Registry::Remove(const FlatParameter& flat) {
+void Registry::Remove(const c10::StorageImpl* storage) {
+  StorageOwner last;  // destroyed without the lock
   SharedMutexLock lock(&mutex_);
-  for (const auto& storage : flat.storages()) owned_.erase(storage.get());
+  const auto found = owned_.find(storage);
+  if (found == owned_.end()) return;
+  last = std::move(found->second);
+  owned_.erase(found);
   size_ = owned_.size();
 }
 

@@ -1,35 +1,39 @@
-// Registry: which unit a storage belongs to, over all engines of the process.
+// Registry: which flat parameter a storage belongs to, over all engines of the
+// process. It knows flat parameters by name only.
 //
 // Threads: any; lookups take a shared lock.
 #ifndef SHARDING_FLAT_REGISTRY_H_
 #define SHARDING_FLAT_REGISTRY_H_
 
+#include <atomic>
 #include <memory>
+#include <string>
 
 #include "ATen/core/Tensor.h"
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "base/shared_mutex.h"
-#include "sharding/flat/flat_parameter.h"
 
 namespace tessera {
+
+class FlatParameter;  // sharding/flat/flat_parameter.h
 
 struct StorageOwner {
   std::shared_ptr<FlatParameter> flat;  // null: the storage is nobody's
   int slot = 0;
+  const std::string* name = nullptr;  // lives as long as `flat`
   explicit operator bool() const { return flat != nullptr; }
   // First parameter over the storage; for messages.
-  const std::string& parameter() const {
-    return flat->ParameterOfSlot(slot).name;
-  }
+  const std::string& parameter() const { return *name; }
 };
 
 class Registry {
  public:
   static Registry& Global();
 
-  void Add(const std::shared_ptr<FlatParameter>& flat);
-  void Remove(const FlatParameter& flat);
+  void Add(const c10::StorageImpl* storage, StorageOwner owner);
+  // Nothing if it was not added.
+  void Remove(const c10::StorageImpl* storage);
   StorageOwner Find(const c10::StorageImpl* storage) const;
   // Of a tensor that may be undefined or without storage.
   StorageOwner Find(const at::Tensor& tensor) const;

@@ -1,17 +1,17 @@
-// Schedule: which units are whole, where parameters are sharded: gathered ahead
-// of their use, freed right after their last one.
+// Schedule: which flat parameters are whole, of those that can be freed:
+// gathered ahead of their use, freed right after their last one.
 //
-// Every unit's use is recorded (sharding/flat/touch_history.h); the record says
-// what comes next. When the use moves from one unit to another,
-//   - units expected within the next `prefetch` elements are wanted, too, while
+// Every flat's use is recorded (sharding/flat/touch_history.h); the record says
+// what comes next. When the use moves from one flat to another,
+//   - flats expected within the next `prefetch` elements are wanted, too, while
 //     all wanted ones fit within max_live;
 //   - the one before is freed, unless it is wanted or fewer than
 //     max_reuse_distance elements are used until it is used again;
 //   - wanted ones are gathered, the one in use first; others are freed for
 //     them, the longest unused first, where max_live asks for it.
 // Where the record does not know (a first step, a path never taken), nothing is
-// gathered ahead, and units are kept only while all that are whole stay within
-// both limits. A pinned unit is never freed.
+// gathered ahead, and flats are kept only while all that are whole stay within
+// both limits. A pinned flat is never freed.
 //
 // Ranks that run the same operators gather and free alike, since everything
 // depends on the order of uses alone.
@@ -36,13 +36,32 @@
 
 namespace tessera {
 
-class FlatParameter;
+// What a schedule gathers and frees: a flat parameter whose working copy can be
+// freed. Threads: any.
+class Gatherable {
+ public:
+  virtual int64_t whole_numel() const = 0;
+  // Whole, or on its way to be.
+  virtual bool whole() const = 0;
+  // Starts the gather, for the next pin to wait for; nothing if it is whole.
+  // ASYNC. An error is the pin's.
+  virtual void StartGather() = 0;
+  // Frees it; false if it is pinned. LOCAL.
+  virtual bool TryFree() = 0;
+  // The same, now or when the last pin goes.
+  virtual void FreeWhenUnpinned() = 0;
+  // Forgets what a forward left for its backward besides the shard. LOCAL.
+  virtual void DropSecondary() = 0;
 
-// In elements, over all units of one engine.
+ protected:
+  ~Gatherable() = default;
+};
+
+// In elements, over all flats of one engine.
 struct ScheduleOptions {
   bool overlap = true;  // false: gathers wait at once, nothing is prefetched
   int64_t prefetch = 50'000'000;
-  // 0: a unit is freed as soon as no operator uses it, and nothing is recorded
+  // 0: a flat is freed as soon as no operator uses it, and nothing is recorded
   // (slow; shows reads of what was freed).
   int64_t max_live = 1'000'000'000;
   int64_t max_reuse_distance = 1'000'000'000;
@@ -56,26 +75,27 @@ class Schedule {
  public:
   explicit Schedule(ScheduleOptions options) : options_(options) {}
 
-  // The units with sharded parameters, in order. Before the first use.
-  void Start(std::vector<FlatParameter*> flats);
+  // Those that can be freed, in order. Before the first use.
+  void Start(std::vector<Gatherable*> flats);
 
-  // `unit` is about to be pinned.
-  void Touch(FlatParameter* flat);
-  // `unit` will not be used again; it may be destroyed.
-  void Forget(FlatParameter* flat);
-  // The end of a backward, a step: frees every unit that is not pinned.
+  // `flat` is about to be pinned.
+  void Touch(Gatherable* flat);
+  // `flat` will not be used again; it may be destroyed.
+  void Forget(Gatherable* flat);
+  // The end of a backward, a step: frees every flat that is not pinned.
   void EndPass();
 
-  // When `unit` is touched in `phase`, `next` are wanted, in that order,
+  // When `flat` is touched in `phase`, `next` are wanted, in that order,
   // instead of what the record says; nothing if empty.
-  void SetPrefetch(FlatParameter* flat, Phase phase,
-                   std::vector<FlatParameter*> next);
-  // Overrides ScheduleOptions::reshard_after_forward for one unit.
-  void SetReshardAfterForward(FlatParameter* flat, bool reshard);
+  void SetPrefetch(Gatherable* flat, Phase phase,
+                   std::vector<Gatherable*> next);
+  // Overrides ScheduleOptions::reshard_after_forward for one flat.
+  void SetReshardAfterForward(Gatherable* flat, bool reshard);
 
   bool free_after_use() const { return options_.max_live == 0; }
-  // Elements that are whole, or on their way to be.
-  void AddLive(int64_t elements) { live_ += elements; }
+  // Elements that are whole, or on their way to be: counted by those that make
+  // them so.
+  std::atomic<int64_t>* live_counter() { return &live_; }
   int64_t live() const { return live_; }
 
  private:
@@ -86,34 +106,33 @@ class Schedule {
     // backward, or since a list asked for it.
     bool stays = false;
     // By phase; null: as recorded.
-    std::unique_ptr<std::vector<FlatParameter*>> prefetch[2];
+    std::unique_ptr<std::vector<Gatherable*>> prefetch[2];
   };
 
-  // A unit and, as the lowest bit, the phase in which it is used.
+  // A flat and, as the lowest bit, the phase in which it is used.
   using Mark = uintptr_t;
   static constexpr Mark kNone = 0;
-  static Mark MarkOf(FlatParameter* flat, Phase phase);
-  static FlatParameter* UnitOf(Mark mark);
+  static Mark MarkOf(Gatherable* flat, Phase phase);
+  static Gatherable* FlatOf(Mark mark);
 
-  void Free(FlatParameter* flat) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool Keeps(FlatParameter* flat, FlatParameter* current)
+  void Free(Gatherable* flat) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Keeps(Gatherable* flat, Gatherable* current)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::vector<FlatParameter*> Wanted(FlatParameter* current)
+  std::vector<Gatherable*> Wanted(Gatherable* current)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool MakeRoom(FlatParameter* flat, const std::vector<FlatParameter*>& wanted)
+  bool MakeRoom(Gatherable* flat, const std::vector<Gatherable*>& wanted)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void MarkTouched(FlatParameter* flat) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void MarkTouched(Gatherable* flat) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const ScheduleOptions options_;
   std::atomic<int64_t> live_{0};
   std::atomic<Mark> newest_{kNone};
-  absl::Mutex mutex_;  // before any unit's own
-  std::vector<FlatParameter*> flats_
-      ABSL_GUARDED_BY(mutex_);  // null: forgotten
-  absl::flat_hash_map<FlatParameter*, Entry> entries_ ABSL_GUARDED_BY(mutex_);
+  absl::Mutex mutex_;  // before any flat's own
+  std::vector<Gatherable*> flats_ ABSL_GUARDED_BY(mutex_);  // null: forgotten
+  absl::flat_hash_map<Gatherable*, Entry> entries_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<TouchHistory> history_ ABSL_GUARDED_BY(mutex_);
   // Whole or being gathered, the longest unused first.
-  std::vector<FlatParameter*> whole_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Gatherable*> whole_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace tessera

@@ -14,7 +14,7 @@
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
 #include "comm/communicator.h"
-#include "sharding/flat/flat_parameter.h"
+#include "sharding/copy/flat_description.h"
 
 namespace tessera {
 
@@ -26,11 +26,11 @@ struct SumOverRanks {
 };
 
 // mine = the sum over all ranks of this rank's part of `whole`: [W * S] and
-// [S], W the shard group of `unit`; where its optimizer is not sharded, both
+// [S], W the shard group of `flat`; where its optimizer is not sharded, both
 // are all of it. `mine` may be the own part of `whole`, which is left in any
 // state. A sum that is to be divided by `divisor` may come back divided
 // already: see divided_by. COLLECTIVE, ASYNC.
-SumOverRanks StartSum(const FlatParameter& flat, const at::Tensor& whole,
+SumOverRanks StartSum(const FlatDescription& flat, const at::Tensor& whole,
                       const at::Tensor& mine, const CommTag& tag,
                       double divisor = 1);
 

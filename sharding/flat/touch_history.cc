@@ -31,7 +31,7 @@ bool TouchHistory::AppendTouch(int touch) {
 
 int TouchHistory::Expected(size_t k) const {
   if (place_ == kNone || place_ + 1 + k >= touches_.size()) return kUnknown;
-  return UnitOf(touches_[place_ + 1 + k]);
+  return FlatOf(touches_[place_ + 1 + k]);
 }
 
 bool TouchHistory::ReusedWithin(int flat, int64_t elements) const {

@@ -1,4 +1,4 @@
-// TouchHistory: in which order units were used, forward and backward, and from
+// TouchHistory: in which order flats were used, forward and backward, and from
 // that what comes next.
 //
 // There is no recorded "step" to replay: evaluation, sampling, two forwards or
@@ -27,24 +27,24 @@ namespace tessera {
 
 class TouchHistory {
  public:
-  // A border that is no unit: the end of a backward, a step.
+  // A border that is no flat: the end of a backward, a step.
   static constexpr int kBorder = -1;
   static constexpr int kUnknown = -2;
 
-  // `numel[i]`: elements of unit i. At least the last capacity / 2 touches are
+  // `numel[i]`: elements of flat i. At least the last capacity / 2 touches are
   // remembered; some steps of every model by default.
   explicit TouchHistory(std::vector<int64_t> numel, size_t capacity = 0);
 
-  // `unit` (or kBorder) is touched now, in a backward or not. Returns whether
+  // `flat` (or kBorder) is touched now, in a backward or not. Returns whether
   // that was expected.
   bool Append(int flat, bool backward = false);
 
-  // The k-th touch after now, k = 0 the next: a unit, kBorder, or kUnknown
+  // The k-th touch after now, k = 0 the next: a flat, kBorder, or kUnknown
   // where the past does not tell.
   int Expected(size_t k) const;
   bool KnowsNext() const { return Expected(0) != kUnknown; }
 
-  // Whether `unit` is expected again before a border, with at most `elements`
+  // Whether `flat` is expected again before a border, with at most `elements`
   // touched until then (DeepSpeed's reuse distance).
   bool ReusedWithin(int flat, int64_t elements) const;
 
@@ -61,9 +61,9 @@ class TouchHistory {
 
   std::vector<int64_t> numel_;
   const size_t capacity_;
-  static int UnitOf(int touch) { return touch < 0 ? touch : touch / 2; }
+  static int FlatOf(int touch) { return touch < 0 ? touch : touch / 2; }
 
-  std::vector<int> touches_;  // unit * 2 + backward, or kBorder
+  std::vector<int> touches_;  // flat * 2 + backward, or kBorder
   // By context: where it ended last.
   std::unordered_map<uint64_t, size_t> index_[4];
   size_t place_ = kNone;  // looks like the last touch

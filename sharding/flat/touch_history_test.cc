@@ -43,7 +43,7 @@ TEST(TouchHistory, ReplaysTheLastStep) {
   EXPECT_THAT(Next(history, 3), ElementsAre(0, 1, 2));
 }
 
-// The same unit at two places of a step: what came before tells them apart.
+// The same flat at two places of a step: what came before tells them apart.
 TEST(TouchHistory, TellsPlacesApartByWhatCameBefore) {
   TouchHistory history({1, 1, 1, 1});
   const std::vector<int> step = {3, 0, 1, 3, 2, kBorder};
@@ -57,7 +57,7 @@ TEST(TouchHistory, TellsPlacesApartByWhatCameBefore) {
 TEST(TouchHistory, FindsItsWayBackAfterAnotherPath) {
   TouchHistory history({1, 1, 1, 1});
   for (int i = 0; i < 3; ++i) Touch(&history, {0, 1, 2, 3, 2, 1, 0, kBorder});
-  Touch(&history, {0, 2});  // unit 1 is left out this time
+  Touch(&history, {0, 2});  // flat 1 is left out this time
   EXPECT_TRUE(history.KnowsNext());
   Touch(&history, {3, 2});
   EXPECT_THAT(Next(history, 2), ElementsAre(1, 0));

@@ -2,7 +2,7 @@
 
 #include "base/torch_guard.h"
 #include "sharding/construct/construction.h"
-#include "sharding/flat/flat_parameter.h"
+#include "sharding/flat/pins.h"
 #include "sharding/flat/registry.h"
 
 namespace tessera {

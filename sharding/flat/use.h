@@ -2,7 +2,7 @@
 //
 // Code that reads a parameter through a raw pointer, outside of any operator,
 // meets an error that names the parameter while its unit is freed. One line
-// mends it:
+// fixes it:
 //
 //   auto pin = tessera::Use(w);
 //   Kernel(x.data_ptr<float>(), w.data_ptr<float>());

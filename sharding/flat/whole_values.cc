@@ -6,14 +6,14 @@
 
 namespace tessera {
 
-absl::StatusOr<FlatBuffer> GatherWhole(const FlatParameter& flat,
+absl::StatusOr<FlatBuffer> GatherWhole(const FlatDescription& flat,
                                        const at::Tensor& owned,
                                        absl::string_view what) {
   TorchScope scope;
   TESSERA_ASSIGN_OR_RETURN(
       FlatBuffer whole,
       FlatBuffer::Allocate(flat.layout().whole_numel(), owned.scalar_type(),
-                           flat.device(), MemoryKind::kWorking));
+                           flat.device(), MemoryKind::kWorking, Fill::kNone));
   whole.View(flat.owned()).copy_(owned);
   if (flat.stage().sharded_optimizer) {
     TESSERA_RETURN_IF_ERROR(
@@ -25,9 +25,9 @@ absl::StatusOr<FlatBuffer> GatherWhole(const FlatParameter& flat,
   return whole;
 }
 
-at::Tensor PlaceIn(const FlatBuffer& buffer, const FlatParameter& flat,
+at::Tensor PlaceIn(const FlatBuffer& buffer, const FlatDescription& flat,
                    int parameter) {
-  const FlatParameter::Parameter& p =
+  const FlatDescription::Parameter& p =
       flat.parameters()[static_cast<size_t>(parameter)];
   const at::ScalarType dtype = p.tensor.is_complex()
                                    ? c10::toComplexType(buffer.dtype())
@@ -36,10 +36,10 @@ at::Tensor PlaceIn(const FlatBuffer& buffer, const FlatParameter& flat,
                     p.tensor.strides(), dtype, flat.device());
 }
 
-absl::Status WriteOwned(const FlatParameter& flat, int parameter,
+absl::Status WriteOwned(const FlatDescription& flat, int parameter,
                         const at::Tensor& value, at::Tensor owned) {
   TorchScope scope;
-  const FlatParameter::Parameter& p =
+  const FlatDescription::Parameter& p =
       flat.parameters()[static_cast<size_t>(parameter)];
   const Range mine = Intersect(p.range, flat.owned());
   if (mine.empty()) return absl::OkStatus();

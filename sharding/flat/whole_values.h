@@ -1,31 +1,31 @@
 // Whole parameters, and what belongs to them (gradients, optimizer states), out
-// of buffers of which every rank holds its part of a unit, and back.
+// of buffers of which every rank holds its part of a flat, and back.
 #ifndef SHARDING_FLAT_WHOLE_VALUES_H_
 #define SHARDING_FLAT_WHOLE_VALUES_H_
 
 #include "ATen/core/Tensor.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "sharding/flat/flat_parameter.h"
+#include "sharding/copy/flat_description.h"
 #include "sharding/layout/flat_buffer.h"
 
 namespace tessera {
 
-// All ranks' `owned` together, [P]. `owned`: [unit.owned()], of any dtype.
-// `what` names it in messages: "masters". COLLECTIVE where the unit's optimizer
+// All ranks' `owned` together, [P]. `owned`: [flat.owned()], of any dtype.
+// `what` names it in messages: "masters". COLLECTIVE where the flat's optimizer
 // is sharded. ResourceExhausted.
-absl::StatusOr<FlatBuffer> GatherWhole(const FlatParameter& flat,
+absl::StatusOr<FlatBuffer> GatherWhole(const FlatDescription& flat,
                                        const at::Tensor& owned,
                                        absl::string_view what);
 
 // The parameter's place in a flat buffer [P], in its own shape; complex where
 // the parameter is. Not a copy. LOCAL.
-at::Tensor PlaceIn(const FlatBuffer& buffer, const FlatParameter& flat,
+at::Tensor PlaceIn(const FlatBuffer& buffer, const FlatDescription& flat,
                    int parameter);
 
 // Writes this rank's part of `value`, which has the parameter's sizes, to
 // `owned`. LOCAL. ResourceExhausted.
-absl::Status WriteOwned(const FlatParameter& flat, int parameter,
+absl::Status WriteOwned(const FlatDescription& flat, int parameter,
                         const at::Tensor& value, at::Tensor owned);
 
 }  // namespace tessera

@@ -34,7 +34,6 @@ class Owner {
           FlatParameter::Prepare("unit", {{"p", t}}, options, comm_, schedule_);
       TESSERA_EXPECT_OK(unit);
       TESSERA_EXPECT_OK(unit.value()->Adopt());
-      Registry::Global().Add(unit.value());
       flats_.push_back(*std::move(unit));
     }
   }
@@ -43,7 +42,6 @@ class Owner {
     for (const auto& unit : flats_) {
       EXPECT_EQ(unit->pins(), 0);
       TESSERA_EXPECT_OK(unit->Release());
-      Registry::Global().Remove(*unit);
     }
   }
   Owner(const Owner&) = delete;

@@ -290,7 +290,7 @@ class Twins {
       const StorageOwner owned = Registry::Global().Find(entry.value());
       ASSERT_TRUE(owned) << entry.key();
       EXPECT_EQ(owned.flat->pins(), 0) << entry.key();
-      EXPECT_EQ(owned.flat->whole(), !owned.flat->stage().sharded_parameters)
+      EXPECT_EQ(owned.flat->whole(), !owned.flat->can_be_freed())
           << entry.key();
     }
   }

@@ -1,4 +1,4 @@
-// ServedGathers: how the units of an engine are gathered where a gather is no
+// ServedGathers: how the flats of an engine are gathered where a gather is no
 // collective: each rank reads the others' shards when it needs them
 // (comm/shard_server.h), whatever those do meanwhile.
 //
@@ -7,8 +7,8 @@
 // sees to that).
 //
 // Threads: any.
-#ifndef SHARDING_FLAT_SERVED_GATHERS_H_
-#define SHARDING_FLAT_SERVED_GATHERS_H_
+#ifndef SHARDING_COPY_SERVED_GATHERS_H_
+#define SHARDING_COPY_SERVED_GATHERS_H_
 
 #include <cstdint>
 #include <memory>
@@ -30,7 +30,7 @@ class ServedGathers : public std::enable_shared_from_this<ServedGathers> {
   explicit ServedGathers(std::unique_ptr<ShardServer> server)
       : server_(std::move(server)) {}
 
-  // `key` means the same unit on all ranks; `shard` is valid until Keep. LOCAL.
+  // `key` means the same flat on all ranks; `shard` is valid until Keep. LOCAL.
   void Offer(int64_t key, at::Tensor shard);
   // This rank's shards have what the update made of them. LOCAL, once an update
   // on every rank; the first time before any Pull.
@@ -60,4 +60,4 @@ class ServedGathers : public std::enable_shared_from_this<ServedGathers> {
 };
 
 }  // namespace tessera
-#endif  // SHARDING_FLAT_SERVED_GATHERS_H_
+#endif  // SHARDING_COPY_SERVED_GATHERS_H_

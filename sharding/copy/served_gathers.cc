@@ -1,4 +1,4 @@
-#include "sharding/flat/served_gathers.h"
+#include "sharding/copy/served_gathers.h"
 
 #include <utility>
 

@@ -1,0 +1,91 @@
+#include "sharding/copy/flat_description.h"
+
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "base/check.h"
+#include "c10/core/StorageImpl.h"
+#include "sharding/layout/flat_buffer.h"
+
+namespace tessera {
+namespace {
+
+// Storages of `params` in order of first appearance.
+std::vector<const c10::StorageImpl*> DistinctStorages(
+    const std::vector<NamedParameter>& params, std::vector<int>* slot_of) {
+  std::vector<const c10::StorageImpl*> storages;
+  absl::flat_hash_map<const c10::StorageImpl*, int> slots;
+  for (const auto& p : params) {
+    const c10::StorageImpl* const impl =
+        p.tensor.storage().unsafeGetStorageImpl();
+    const auto [it, first] =
+        slots.try_emplace(impl, static_cast<int>(storages.size()));
+    slot_of->push_back(it->second);
+    if (first) storages.push_back(impl);
+  }
+  return storages;
+}
+
+}  // namespace
+
+FlatLayout LayoutOf(const std::vector<NamedParameter>& parameters,
+                    int world_size) {
+  std::vector<int> slot_of;
+  const auto storages = DistinctStorages(parameters, &slot_of);
+  std::vector<int64_t> numel(storages.size());
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const auto slot = static_cast<size_t>(slot_of[i]);
+    const auto item =
+        c10::elementSize(ElementType(parameters[i].tensor.scalar_type()));
+    numel[slot] = static_cast<int64_t>(storages[slot]->nbytes() / item);
+  }
+  return FlatLayout(numel, world_size);
+}
+
+at::ScalarType WorkingDtypeOf(const std::vector<NamedParameter>& parameters,
+                              const FlatParameterOptions& options) {
+  return options.dtype.value_or(
+      ElementType(parameters[0].tensor.scalar_type()));
+}
+
+FlatDescription::FlatDescription(std::string name,
+                                 std::vector<NamedParameter> params,
+                                 const FlatParameterOptions& options,
+                                 std::shared_ptr<Communicator> comm)
+    : options_(options), name_(std::move(name)), comm_(std::move(comm)) {
+  TESSERA_CHECK(!params.empty()) << "flat parameter " << name_;
+  const at::ScalarType original = ElementType(params[0].tensor.scalar_type());
+  dtype_ = WorkingDtypeOf(params, options_);
+  master_dtype_ = at::isReducedFloatingType(original) ? at::kFloat : original;
+  reduce_dtype_ = options_.reduce_dtype.value_or(dtype_);
+  device_ = params[0].tensor.device();
+  layout_ = LayoutOf(params, comm_->world_size());
+  owned_ = options_.stage.sharded_optimizer ? layout_.shard(comm_->rank())
+                                            : Range{0, layout_.whole_numel()};
+  std::vector<int> slot_of;
+  DistinctStorages(params, &slot_of);
+  for (size_t i = 0; i < params.size(); ++i) {
+    Parameter p;
+    p.tensor = params[i].tensor;
+    p.name = std::move(params[i].name);
+    p.index = params[i].index;
+    p.slot = slot_of[i];
+    const int64_t per = ElementsPerNumber(p.tensor.scalar_type());
+    p.storage_offset = p.tensor.storage_offset() * per;
+    p.range.begin = layout_.slot(p.slot).begin + p.storage_offset;
+    p.range.end = p.range.begin + p.tensor.numel() * per;
+    const Range mine = Intersect(p.range, owned_);
+    if (!mine.empty()) segments_.push_back({static_cast<int>(i), mine});
+    params_.push_back(std::move(p));
+  }
+}
+
+const FlatDescription::Parameter& FlatDescription::ParameterOfSlot(
+    int slot) const {
+  for (const auto& p : params_) {
+    if (p.slot == slot) return p;
+  }
+  return params_[0];
+}
+
+}  // namespace tessera

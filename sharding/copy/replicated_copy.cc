@@ -1,0 +1,54 @@
+#include "sharding/copy/replicated_copy.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+
+namespace tessera {
+
+absl::StatusOr<std::unique_ptr<WorkingCopy>> ReplicatedCopy::Make(
+    const FlatDescription* flat) {
+  Traits traits;
+  traits.publishes =
+      flat->stage().sharded_optimizer && flat->communicator()->world_size() > 1;
+  traits.resident_numel = flat->layout().whole_numel();
+  auto copy = std::unique_ptr<ReplicatedCopy>(new ReplicatedCopy(flat, traits));
+  TESSERA_ASSIGN_OR_RETURN(
+      FlatBuffer whole, copy->Allocate(traits.resident_numel,
+                                       MemoryKind::kParameters, Fill::kZero));
+  copy->SetWhole(std::move(whole));
+  return copy;
+}
+
+void ReplicatedCopy::Take(Range slot, const at::Tensor& values) {
+  whole().View(slot).copy_(values);
+}
+
+void ReplicatedCopy::Drop() {
+  saved_.Reset();
+  WorkingCopy::Drop();
+}
+
+void ReplicatedCopy::Publish() {
+  arriving_ = flat_.communicator()->AllGather(
+      whole().Bytes(flat_.owned()), whole().Bytes(),
+      CommTag{
+          absl::StrCat("all-gather after the step of unit ", flat_.name())});
+}
+
+// Nothing else holds the values of before: the owners' parts are here, too.
+absl::Status ReplicatedCopy::Save() {
+  TESSERA_ASSIGN_OR_RETURN(
+      saved_, Allocate(whole().numel(), MemoryKind::kWorking, Fill::kNone));
+  CopyBytes(flat_.device(), saved_.data(), whole().data(), saved_.bytes());
+  return absl::OkStatus();
+}
+
+void ReplicatedCopy::Restore() {
+  if (!saved_.defined()) return;
+  CopyBytes(flat_.device(), whole().data(), saved_.data(), saved_.bytes());
+  saved_.Reset();
+}
+
+}  // namespace tessera

@@ -1,0 +1,32 @@
+// ReplicatedCopy: all of the flat on every rank. Where the optimizer is sharded
+// an owner's new values reach the others by an all-gather after the step.
+#ifndef SHARDING_COPY_REPLICATED_COPY_H_
+#define SHARDING_COPY_REPLICATED_COPY_H_
+
+#include <memory>
+
+#include "sharding/copy/working_copy.h"
+
+namespace tessera {
+
+class ReplicatedCopy : public WorkingCopy {
+ public:
+  static absl::StatusOr<std::unique_ptr<WorkingCopy>> Make(
+      const FlatDescription* flat);
+
+  at::Tensor Owned() const override { return whole().View(flat_.owned()); }
+  void Take(Range slot, const at::Tensor& values) override;
+  void Drop() override;
+  void Publish() override;
+  absl::Status Save() override;
+  void Restore() override;
+  void DropSaved() override { saved_.Reset(); }
+
+ private:
+  using WorkingCopy::WorkingCopy;
+
+  FlatBuffer saved_;  // [P]: what Restore gives back
+};
+
+}  // namespace tessera
+#endif  // SHARDING_COPY_REPLICATED_COPY_H_

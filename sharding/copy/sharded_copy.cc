@@ -1,0 +1,169 @@
+#include "sharding/copy/sharded_copy.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "sharding/torch/torch_scope.h"
+#include "torch/csrc/autograd/graph_task.h"
+
+namespace tessera {
+namespace {
+
+bool InForward() { return torch::autograd::get_current_graph_task_id() == -1; }
+
+}  // namespace
+
+ShardedCopy::ShardedCopy(const FlatDescription* flat, Traits traits,
+                         std::atomic<int64_t>* live)
+    : WorkingCopy(flat,
+                  [&] {
+                    traits.can_be_freed = true;
+                    traits.resident_numel = flat->layout().shard_numel();
+                    return traits;
+                  }()),
+      live_(live) {}
+
+absl::Status ShardedCopy::AllocateShard() {
+  TESSERA_ASSIGN_OR_RETURN(
+      shard_, Allocate(flat_.layout().shard_numel(), MemoryKind::kParameters,
+                       Fill::kZero));
+  return absl::OkStatus();
+}
+
+void ShardedCopy::Take(Range slot, const at::Tensor& values) {
+  TakeOwned(slot, values, shard_);
+}
+
+void ShardedCopy::Drop() {
+  if (whole().defined()) DropWhole();
+  shard_.Reset();
+}
+
+// Memory for the whole copy, and for what will be left of it: a rank to which
+// that was refused later would gather from another place than the others.
+absl::Status ShardedCopy::AllocateWhole() {
+  TESSERA_ASSIGN_OR_RETURN(FlatBuffer whole,
+                           Allocate(flat_.layout().whole_numel(),
+                                    MemoryKind::kWorking, Fill::kNone));
+  TESSERA_RETURN_IF_ERROR(AllocateSecondary());
+  SetWhole(std::move(whole));
+  *live_ += flat_.layout().whole_numel();
+  return absl::OkStatus();
+}
+
+void ShardedCopy::DropWhole() {
+  SetWhole({});
+  *live_ -= flat_.layout().whole_numel();
+}
+
+absl::Status ShardedCopy::StartGather() {
+  TorchScope scope;
+  const absl::Status allocated = AllocateWhole();
+  if (!allocated.ok()) {
+    // The others wait for our part, here or in what comes after.
+    flat_.communicator()->Announce(allocated);
+    return allocated;
+  }
+  auto arriving = Launch();
+  if (arriving.ok()) {
+    arriving_ = *std::move(arriving);
+  } else {
+    DropWhole();
+  }
+  return arriving.status();
+}
+
+absl::Status ShardedCopy::Settle() {
+  if (!arriving()) return absl::OkStatus();
+  const absl::Status status = std::exchange(arriving_, std::nullopt)->Wait();
+  if (!status.ok()) DropWhole();
+  return status;
+}
+
+absl::Status ShardedCopy::PrepareReceive() {
+  if (whole().defined()) return absl::OkStatus();
+  TorchScope scope;
+  return AllocateWhole();
+}
+
+absl::StatusOr<std::unique_ptr<WorkingCopy>> GatheredCopy::Make(
+    const FlatDescription* flat, std::atomic<int64_t>* live) {
+  Traits traits;
+  traits.gathers_together = true;
+  traits.keeps_secondary = flat->options().reshard_group != nullptr;
+  auto copy =
+      std::unique_ptr<GatheredCopy>(new GatheredCopy(flat, traits, live));
+  TESSERA_RETURN_IF_ERROR(copy->AllocateShard());
+  return copy;
+}
+
+absl::StatusOr<CommFuture> GatheredCopy::Launch() {
+  const bool near = secondary_holds_;
+  const CommTag tag{absl::StrCat(
+      near ? "all-gather within a group of unit " : "all-gather of unit ",
+      flat_.name())};
+  return near ? flat_.options().reshard_group->AllGather(secondary_.Bytes(),
+                                                         whole().Bytes(), tag)
+              : flat_.communicator()->AllGather(shard_.Bytes(), whole().Bytes(),
+                                                tag);
+}
+
+absl::Status GatheredCopy::AllocateSecondary() {
+  if (!traits_.keeps_secondary || secondary_.defined() || !InForward()) {
+    return absl::OkStatus();
+  }
+  TESSERA_ASSIGN_OR_RETURN(
+      secondary_, Allocate(flat_.layout().whole_numel() /
+                               flat_.options().reshard_group->world_size(),
+                           MemoryKind::kParameters, Fill::kNone));
+  return absl::OkStatus();
+}
+
+// After a forward: keeps what the backward will gather from.
+void GatheredCopy::Rest() {
+  if (secondary_.defined() && InForward()) {
+    const Communicator& group = *flat_.options().reshard_group;
+    const int64_t part = flat_.layout().whole_numel() / group.world_size();
+    TorchScope scope;
+    secondary_.View().copy_(
+        whole().View({group.rank() * part, (group.rank() + 1) * part}));
+    secondary_holds_ = true;
+  }
+  ShardedCopy::Rest();
+}
+
+void GatheredCopy::DropSecondary() {
+  secondary_.Reset();
+  secondary_holds_ = false;
+}
+
+void GatheredCopy::Drop() {
+  secondary_.Reset();
+  ShardedCopy::Drop();
+}
+
+absl::StatusOr<std::unique_ptr<WorkingCopy>> ServedCopy::Make(
+    const FlatDescription* flat, std::atomic<int64_t>* live) {
+  auto copy = std::unique_ptr<ServedCopy>(new ServedCopy(flat, Traits(), live));
+  TESSERA_RETURN_IF_ERROR(copy->AllocateShard());
+  return copy;
+}
+
+absl::StatusOr<CommFuture> ServedCopy::Launch() {
+  return flat_.options().served->Pull(
+      flat_.options().served_key, whole().Bytes(),
+      CommTag{absl::StrCat("gather of unit ", flat_.name())});
+}
+
+void ServedCopy::Offer() {
+  flat_.options().served->Offer(flat_.options().served_key, shard_.Bytes());
+}
+
+// Others may be reading the shard, and go on until they have stopped, too.
+void ServedCopy::Drop() {
+  flat_.options().served->Keep(std::move(shard_));
+  ShardedCopy::Drop();
+}
+
+}  // namespace tessera

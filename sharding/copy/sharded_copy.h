@@ -1,0 +1,81 @@
+// Copies of which this rank keeps a shard, made whole for each use and freed
+// after it (stage 3).
+#ifndef SHARDING_COPY_SHARDED_COPY_H_
+#define SHARDING_COPY_SHARDED_COPY_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "sharding/copy/working_copy.h"
+
+namespace tessera {
+
+// What the two of them have in common.
+class ShardedCopy : public WorkingCopy {
+ public:
+  at::Tensor Owned() const override { return shard_.View(); }
+  void Take(Range slot, const at::Tensor& values) override;
+  void Drop() override;
+  absl::Status StartGather() override;
+  absl::Status Settle() override;
+  void Rest() override { DropWhole(); }
+  absl::Status PrepareReceive() override;
+
+ protected:
+  ShardedCopy(const FlatDescription* flat, Traits traits,
+              std::atomic<int64_t>* live);
+  absl::Status AllocateShard();
+  // The gather itself, to whole(). On an error nothing was started.
+  virtual absl::StatusOr<CommFuture> Launch() = 0;
+  // Memory for what Rest will leave besides the shard.
+  virtual absl::Status AllocateSecondary() { return absl::OkStatus(); }
+
+  FlatBuffer shard_;  // [S]
+
+ private:
+  absl::Status AllocateWhole();
+  void DropWhole();
+
+  std::atomic<int64_t>* const live_;  // not owned
+};
+
+// Gathered by an all-gather, for a backward perhaps within a group of
+// neighbours, from what the forward left with them.
+class GatheredCopy : public ShardedCopy {
+ public:
+  static absl::StatusOr<std::unique_ptr<WorkingCopy>> Make(
+      const FlatDescription* flat, std::atomic<int64_t>* live);
+
+  void Drop() override;
+  void Rest() override;
+  void DropSecondary() override;
+
+ private:
+  using ShardedCopy::ShardedCopy;
+  absl::StatusOr<CommFuture> Launch() override;
+  absl::Status AllocateSecondary() override;
+
+  // [P / n]; holds values from the end of a forward to the next border.
+  FlatBuffer secondary_;
+  bool secondary_holds_ = false;
+};
+
+// Gathered by reading the others' shards, whatever they do meanwhile
+// (sharding/copy/served_gathers.h).
+class ServedCopy : public ShardedCopy {
+ public:
+  static absl::StatusOr<std::unique_ptr<WorkingCopy>> Make(
+      const FlatDescription* flat, std::atomic<int64_t>* live);
+
+  void Offer() override;
+  void Drop() override;
+  bool MustStay(bool written) const override { return written; }
+
+ private:
+  using ShardedCopy::ShardedCopy;
+  absl::StatusOr<CommFuture> Launch() override;
+};
+
+}  // namespace tessera
+#endif  // SHARDING_COPY_SHARDED_COPY_H_

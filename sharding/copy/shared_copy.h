@@ -1,0 +1,42 @@
+// SharedCopy: one working copy for all ranks of a host. Operators read it
+// through a mapping that cannot be written to, the engine writes its owned part
+// through another. Owners write between two points that all ranks come to:
+// after every rank has entered the update, and before any rank uses the flat
+// again (Await). A user's write goes to a copy of this rank's own, whose owned
+// part is taken over at the next update.
+#ifndef SHARDING_COPY_SHARED_COPY_H_
+#define SHARDING_COPY_SHARED_COPY_H_
+
+#include <memory>
+
+#include "sharding/copy/working_copy.h"
+#include "sharding/torch/write_faults.h"
+
+namespace tessera {
+
+class SharedCopy : public WorkingCopy {
+ public:
+  static absl::StatusOr<std::unique_ptr<WorkingCopy>> Make(
+      const FlatDescription* flat);
+
+  at::Tensor Owned() const override { return owned_.View(); }
+  void Take(Range slot, const at::Tensor& values) override;
+  void Drop() override;
+  void Rest() override;
+  bool Await(const CommFuture& written) override;
+  absl::Status PrepareWrite() override;
+  void Restore() override { Rest(); }
+  absl::Status PrepareReceive() override { return PrepareWrite(); }
+
+ private:
+  using WorkingCopy::WorkingCopy;
+  // whole() is what all ranks read.
+  void ReadShared();
+
+  FlatBuffer owned_;      // the owned part of the mapping to be written to
+  bool private_ = false;  // whole() is memory of this rank's own
+  std::unique_ptr<WriteFaults> write_faults_;
+};
+
+}  // namespace tessera
+#endif  // SHARDING_COPY_SHARED_COPY_H_

@@ -1,0 +1,74 @@
+// FlatStorages: the storages of a flat parameter's parameters.
+//
+// Every parameter keeps its own TensorImpl, sizes, strides and StorageImpl;
+// only the StorageImpl's pointer is moved into the flat buffer while the flat
+// is whole, and taken away while it is freed. Parameters that share a storage
+// go on sharing it. Where the working dtype is another than the parameters'
+// was, they get new StorageImpls until GiveBack, and an alias of the old ones
+// throws.
+//
+// Threads: outside order (FlatParameter's mutex), except for all().
+#ifndef SHARDING_FLAT_FLAT_STORAGES_H_
+#define SHARDING_FLAT_FLAT_STORAGES_H_
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "absl/status/status.h"
+#include "sharding/copy/flat_description.h"
+#include "sharding/layout/flat_buffer.h"
+
+namespace tessera {
+
+class FlatStorages {
+ public:
+  // `flat` outlives it. Changes nothing until TakeOver.
+  explicit FlatStorages(const FlatDescription* flat);
+
+  // Calls `take` with each slot's number and values, which are elements of the
+  // original dtype, and drops its memory: an access throws `error_of` its first
+  // parameter's name from here on. COLLECTIVE for parameters under construction
+  // (sharding/construct/construction.h), else LOCAL and OK.
+  absl::Status TakeOver(
+      const std::function<void(int slot, const at::Tensor& values)>& take,
+      const std::function<std::string(const std::string& parameter)>& error_of);
+  // The storages lie in `whole`, or nowhere if that is undefined. Nothing if
+  // they do so already: what is hidden stays hidden then.
+  void Follow(const FlatBuffer& whole);
+  // The same, and accesses see what lies there.
+  void Show(const FlatBuffer& whole);
+  // They lie nowhere: accesses throw.
+  void Unpoint();
+  // Accesses throw, as if there were no memory.
+  void Hide();
+  // Gives every parameter plain memory of its own with these values, [P], in
+  // the original dtype, and forgets it. Throws.
+  void GiveBack(const at::Tensor& values);
+  // An access says for good that the engine ended without Close.
+  void Abandon();
+
+  // Their dtype is another than it was.
+  bool converted() const { return !originals_.empty(); }
+  // In slot order; those of TakeOver from then on.
+  const std::vector<c10::intrusive_ptr<c10::StorageImpl>>& all() const {
+    return storages_;
+  }
+
+ private:
+  absl::Status TakeValues(
+      int slot,
+      const std::function<void(int slot, const at::Tensor& values)>& take);
+  void Convert();
+
+  const FlatDescription& flat_;
+  std::vector<c10::intrusive_ptr<c10::StorageImpl>> storages_;
+  // What the parameters lay in before, where their dtype was changed.
+  std::vector<c10::intrusive_ptr<c10::StorageImpl>> originals_;
+  std::vector<at::ScalarType> original_dtypes_;  // one per slot
+  const char* at_ = nullptr;  // where the flat buffer begins in which they lie
+};
+
+}  // namespace tessera
+#endif  // SHARDING_FLAT_FLAT_STORAGES_H_

@@ -1,0 +1,35 @@
+// Where uses begin: each is told to the schedule first, which may gather this
+// flat and others and free others, and is pinned then.
+#ifndef SHARDING_FLAT_PINS_H_
+#define SHARDING_FLAT_PINS_H_
+
+#include <memory>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
+#include "sharding/flat/flat_parameter.h"
+
+namespace tessera {
+
+// Pins the flat for a use, until FlatParameter::Unpin. Contract and errors of
+// FlatParameter::Pin.
+absl::Status PinForUse(FlatParameter* flat);
+
+// Pins of one scope, released at its end.
+class PinSet {
+ public:
+  PinSet() = default;
+  PinSet(const PinSet&) = delete;
+  PinSet& operator=(const PinSet&) = delete;
+  ~PinSet() { Clear(); }
+  // Pins once per flat, however often it is added. Throws StatusException.
+  void Add(const std::shared_ptr<FlatParameter>& flat);
+  void Clear();
+  bool empty() const { return flats_.empty(); }
+
+ private:
+  absl::InlinedVector<std::shared_ptr<FlatParameter>, 2> flats_;
+};
+
+}  // namespace tessera
+#endif  // SHARDING_FLAT_PINS_H_
