@@ -8,6 +8,9 @@
 #include "base/torch_guard.h"
 #include "comm/world/world.h"
 #include "config/config.h"
+#include "engine/access/safetensors_loading.h"
+#include "engine/access/state_dict.h"
+#include "engine/access/summoning.h"
 #include "engine/engine_impl.h"
 #include "engine/world_options.h"
 
@@ -71,9 +74,11 @@ Engine::~Engine() {
 }
 
 Engine::NoSyncScope::NoSyncScope(Engine* engine) : engine_(engine) {
-  engine_->impl_->ChangeNoSync(1);
+  engine_->impl_->trainer().ChangeNoSync(1);
 }
-Engine::NoSyncScope::~NoSyncScope() { engine_->impl_->ChangeNoSync(-1); }
+Engine::NoSyncScope::~NoSyncScope() {
+  engine_->impl_->trainer().ChangeNoSync(-1);
+}
 
 // What autocast was before.
 struct Engine::AutocastScope::State {
@@ -83,10 +88,10 @@ struct Engine::AutocastScope::State {
 };
 
 Engine::AutocastScope::AutocastScope(Engine* engine) {
-  engine->impl_->NoteAutocast();
-  const auto dtype = engine->impl_->settings().autocast_dtype;
+  engine->impl_->trainer().NoteAutocast();
+  const auto dtype = engine->impl_->parts()->settings.autocast_dtype;
   if (!dtype.has_value()) return;
-  const at::DeviceType device = engine->impl_->device().type();
+  const at::DeviceType device = engine->impl_->parts()->device().type();
   state_ = std::make_unique<State>(
       State{device, at::autocast::is_autocast_enabled(device),
             at::autocast::get_autocast_dtype(device)});
@@ -103,55 +108,91 @@ Engine::AutocastScope::~AutocastScope() {
 }
 
 absl::Status Engine::Backward(const at::Tensor& loss, BackwardOptions options) {
-  return impl_->Backward(loss, options);
+  return impl_->trainer().Backward(loss, options);
 }
 absl::StatusOr<bool> Engine::AnyRankHasData(bool this_rank) {
-  return impl_->AnyRankHasData(this_rank);
+  return impl_->trainer().AnyRankHasData(this_rank);
 }
-absl::Status Engine::Step() { return impl_->Step(); }
-const StepReport& Engine::last_step() const { return impl_->last_step(); }
+absl::Status Engine::Step() { return impl_->trainer().Step(); }
+const StepReport& Engine::last_step() const {
+  return impl_->trainer().last_step();
+}
 absl::Status Engine::SetLearningRate(double rate) {
-  return impl_->SetLearningRate(rate);
+  return impl_->trainer().SetLearningRate(rate);
 }
-absl::Status Engine::ZeroGrad() { return impl_->ZeroGrad(); }
+absl::Status Engine::ZeroGrad() { return impl_->trainer().ZeroGrad(); }
 absl::StatusOr<at::Tensor> Engine::Gradient(absl::string_view name) {
-  return impl_->Gradient(name);
+  return impl_->access().Gradient(name);
 }
 absl::StatusOr<at::Tensor> Engine::Parameter(absl::string_view name) {
-  return impl_->Parameter(name);
+  return impl_->access().Parameter(name);
 }
 absl::StatusOr<at::Tensor> Engine::Master(absl::string_view name) {
-  return impl_->Master(name);
+  return impl_->access().Master(name);
 }
 absl::StatusOr<at::Tensor> Engine::OptimizerStateOf(absl::string_view name,
                                                     OptimizerState which) {
-  return impl_->GetState(name, which);
+  return impl_->access().State(name, which);
 }
 absl::Status Engine::SetMaster(absl::string_view name,
                                const at::Tensor& value) {
-  return impl_->SetMaster(name, value);
+  return impl_->access().SetMaster(name, value);
 }
 absl::Status Engine::SetGradient(absl::string_view name,
                                  const at::Tensor& value) {
-  return impl_->SetGradient(name, value);
+  return impl_->access().SetGradient(name, value);
 }
 absl::Status Engine::SetOptimizerState(absl::string_view name,
                                        OptimizerState which,
                                        const at::Tensor& value) {
-  return impl_->SetState(name, which, value);
+  return impl_->access().SetState(name, which, value);
 }
 absl::StatusOr<StateDict> Engine::FullStateDict(StateDictOptions options) {
-  return impl_->FullStateDict(options);
+  return tessera::FullStateDict(impl_->parts().get(), options);
 }
 absl::StatusOr<std::vector<ParameterShard>> Engine::ShardedStateDict() {
-  return impl_->ShardedStateDict();
+  return tessera::ShardedStateDict(impl_->parts().get());
 }
 absl::StatusOr<LoadSafetensorsReport> Engine::LoadSafetensors(
     const std::string& path, LoadSafetensorsOptions options) {
-  auto report = impl_->LoadSafetensors(path, options);
+  auto report = tessera::LoadSafetensors(impl_->parts().get(), path, options);
   ReturnKept();
   return report;
 }
+
+struct Engine::SummonScope::State {
+  std::unique_ptr<Summoned> summoned;
+};
+Engine::SummonScope::SummonScope(std::unique_ptr<State> state)
+    : state_(std::move(state)) {}
+Engine::SummonScope::SummonScope(SummonScope&&) noexcept = default;
+Engine::SummonScope& Engine::SummonScope::operator=(
+    SummonScope&& other) noexcept {
+  state_.swap(other.state_);
+  return *this;
+}
+Engine::SummonScope::~SummonScope() = default;
+absl::Status Engine::SummonScope::Close() {
+  return state_ == nullptr ? absl::OkStatus() : state_->summoned->Close();
+}
+absl::StatusOr<Engine::SummonScope> Engine::Summon(
+    const std::vector<at::Tensor>& parameters, SummonOptions options) {
+  TESSERA_ASSIGN_OR_RETURN(auto summoned,
+                           Summoned::Open(impl_->parts(), parameters, options));
+  return SummonScope(std::make_unique<SummonScope::State>(
+      SummonScope::State{std::move(summoned)}));
+}
+absl::StatusOr<Engine::SummonScope> Engine::SummonByName(
+    const std::vector<std::string>& names, SummonOptions options) {
+  TESSERA_ASSIGN_OR_RETURN(
+      auto summoned,
+      Summoned::Open(impl_->parts(),
+                     ParametersByName(*impl_->parts()->module, names),
+                     options));
+  return SummonScope(std::make_unique<SummonScope::State>(
+      SummonScope::State{std::move(summoned)}));
+}
+
 absl::Status Engine::SetPrefetch(absl::string_view unit, Pass pass,
                                  const std::vector<std::string>& next) {
   return impl_->SetPrefetch(
@@ -163,10 +204,10 @@ absl::Status Engine::SetReshardAfterForward(absl::string_view unit,
 }
 absl::Status Engine::SaveCheckpoint(const std::string& dir,
                                     absl::string_view client_state) {
-  return impl_->Save(dir, client_state);
+  return impl_->SaveCheckpoint(dir, client_state);
 }
 absl::StatusOr<std::string> Engine::LoadCheckpoint(const std::string& dir) {
-  auto client_state = impl_->Load(dir);
+  auto client_state = impl_->LoadCheckpoint(dir);
   ReturnKept();
   return client_state;
 }
@@ -175,11 +216,11 @@ StateBytes Engine::state_bytes() const { return impl_->state_bytes(); }
 StateBytes Engine::replicated_state_bytes() const {
   return impl_->replicated_state_bytes();
 }
-int Engine::stage() const { return impl_->stage(); }
+int Engine::stage() const { return impl_->parts()->stage; }
 const std::string& Engine::stage_reason() const {
   return impl_->stage_reason();
 }
-int64_t Engine::step() const { return impl_->step(); }
+int64_t Engine::step() const { return impl_->trainer().step(); }
 absl::StatusOr<std::string> Engine::UnitOf(absl::string_view parameter) const {
   return impl_->UnitOf(parameter);
 }

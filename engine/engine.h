@@ -19,15 +19,13 @@
 // by all ranks, in the same order. A forward is COLLECTIVE where gathers at
 // stage 3 are (nccl, several hosts with several ranks each,
 // reshard_after_forward = a number); on one host and over gloo each rank may
-// run what it likes, when it likes (docs/design.md, "Gathers in which nobody
-// waits").
+// run what it likes, when it likes (docs/design.md, "One-sided
+// gathers").
 #ifndef ENGINE_ENGINE_H_
 #define ENGINE_ENGINE_H_
 
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -36,9 +34,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "comm/communicator.h"
-#include "config/auto_values.h"
 #include "config/config.pb.h"
+#include "engine/parts/engine_types.h"
 
 namespace torch::nn {
 class Module;
@@ -47,106 +44,6 @@ class ModuleHolder;
 }  // namespace torch::nn
 
 namespace tessera {
-
-struct EngineOptions {
-  // The group over which to shard; the world's (comm/world/world.h) if null.
-  std::shared_ptr<Communicator> communicator;
-  // Rank 0's parameters and buffers replace the others' at Create. Otherwise
-  // both must be equal on all ranks (checked; InvalidArgument names the first
-  // that differs), or parameters alone.
-  bool sync_from_rank0 = false;
-  bool buffers_may_differ = false;
-  // Where the module is moved to (Module::to) before it is taken over; where it
-  // is if unset. Not for modules of ConstructSharded, which are on the CPU.
-  std::optional<at::Device> device;
-  // Modules that are units of their own, and modules that are never parted,
-  // besides those that the configuration names (sharding.unit_classes,
-  // zero_optimization.leaf_module). `path` is that of named_modules(). The same
-  // on all ranks.
-  using ModulePredicate = std::function<bool(const torch::nn::Module& module,
-                                             absl::string_view path)>;
-  ModulePredicate is_unit;
-  ModulePredicate is_leaf;
-  // For what a configuration's file leaves "auto".
-  AutoValues auto_values;
-};
-
-struct BackwardOptions {
-  // How many samples the loss is the mean of, where ranks have unequal numbers:
-  // the step's gradient is then the mean over all samples of all ranks and
-  // micro-batches. 0: this rank has no data left; it takes part with any batch
-  // (gathers need it) and its gradients count as zero, whatever they are. All
-  // ranks give a weight, in all micro-batches of a step, or none does.
-  std::optional<double> weight;
-};
-
-// What became of the last optimizer step.
-struct StepReport {
-  // A gradient was not finite (fp16, bf16.check_grad_overflow): nothing was
-  // changed.
-  bool skipped = false;
-  int64_t skipped_steps = 0;  // so far
-  double loss_scale = 1;      // that its losses were multiplied with
-  double learning_rate = 0;   // of this step; 0 without an optimizer
-  // Global norm of the gradients before clipping and after; NaN where nothing
-  // asks for it (gradient_clipping 0, and neither fp16 nor bf16's check).
-  double grad_norm = 0;
-  double clipped_norm = 0;
-};
-
-// What AdamW keeps of each element.
-enum class OptimizerState { kExpAvg, kExpAvgSq };
-
-// Parameters, then buffers, by the names of named_parameters() and
-// named_buffers().
-using StateDict = std::vector<std::pair<std::string, at::Tensor>>;
-struct StateDictOptions {
-  // The other ranks get an empty one.
-  bool rank0_only = false;
-};
-
-// A rank's part of a master: at::empty_strided(sizes, strides) has `values` in
-// its memory from element `begin` on (row-major, unless the parameter is not).
-struct ParameterShard {
-  std::string name;                     // the first of a tied one's
-  std::vector<int64_t> sizes, strides;  // of the whole
-  int64_t begin = 0;
-  at::Tensor values;  // [n], n >= 1; on the CPU, in the master's dtype
-};
-
-struct SummonOptions {
-  // Rank 0 alone holds the parameters whole; what it writes becomes all ranks'.
-  bool rank0_only = false;
-  // false: what was written is taken back.
-  bool writeback = true;
-};
-
-struct LoadSafetensorsOptions {
-  // Every parameter and buffer of the module must be in the file, and the file
-  // must have no others. false: what only one of the two has is left alone, and
-  // named in the report.
-  bool strict = true;
-  // The file's names are this and then the module's ("model."); what begins
-  // otherwise is not looked at.
-  std::string prefix;
-  // What the file calls a parameter or buffer of the module, without the
-  // prefix; "" for one that is not to be loaded. Null: the module's name.
-  std::function<std::string(absl::string_view name)> file_name;
-};
-struct LoadSafetensorsReport {
-  std::vector<std::string> missing;     // names of the module; not in the file
-  std::vector<std::string> unexpected;  // the other way round
-  int64_t bytes_read = 0;               // of elements, by this rank
-};
-
-// Bytes of model states; between uses, on this rank. Gradients: of a step, from
-// its Backward on; where they are sharded, Step and ZeroGrad free them.
-struct StateBytes {
-  int64_t parameters = 0;
-  int64_t gradients = 0;
-  int64_t optimizer = 0;
-  int64_t total() const { return parameters + gradients + optimizer; }
-};
 
 class Engine {
  public:

@@ -3,138 +3,185 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/memory/memory.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
-#include "sharding/dispatch/saved_tensors.h"
-#include "sharding/torch/storage_access.h"
+#include "engine/access/training_state.h"
+#include "engine/parts/exclusive_scope.h"
+#include "engine/parts/write_checks.h"
 #include "sharding/torch/torch_scope.h"
+#include "torch/csrc/autograd/variable.h"
 
 namespace tessera {
+namespace {
 
-Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> module,
-                   proto::Config config, std::shared_ptr<Communicator> comm,
-                   const EngineOptions& options)
-    : module_(std::move(module)),
-      config_(std::move(config)),
-      comm_(std::move(comm)),
-      settings_(SettingsOf(config_, options, comm_->world_size())) {}
-
-Engine::Impl::~Impl() {
-  *alive_ = false;
-  gradients_.reset();
-  if (served_ != nullptr) served_->Stop();
-  for (const auto& flat : flats_) flat->Abandon();
+TrainingState StateOf(EngineParts& parts, int64_t step) {
+  return {parts.flats,
+          parts.optimizer.get(),
+          parts.scaler.has_value() ? &*parts.scaler : nullptr,
+          parts.comm.get(),
+          parts.shard_group->world_size(),
+          parts.stage,
+          step};
 }
 
-absl::Status Engine::Impl::CheckOpen() const {
-  if (closed_) return absl::FailedPreconditionError("the engine was closed");
-  if (gradients_ != nullptr && gradients_->runs()) {
-    return absl::FailedPreconditionError(
-        "called within an Engine::Backward, by a hook or another thread: call "
-        "it when that has returned");
+// Owners' masters reach all working copies, and libtorch learns of the change.
+absl::Status PublishAll(
+    const std::vector<std::shared_ptr<FlatParameter>>& flats) {
+  for (const auto& flat : flats) {
+    TESSERA_RETURN_IF_ERROR(flat->PublishOwned());
+    for (const auto& p : flat->parameters()) {
+      torch::autograd::impl::bump_version(p.tensor);
+    }
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<Engine::Impl::ParameterRef> Engine::Impl::Find(
-    absl::string_view name) const {
-  TESSERA_RETURN_IF_ERROR(CheckOpen());
-  const auto place = places_.find(std::string(name));
-  if (place != places_.end()) return place->second;
-  return absl::NotFoundError(absl::StrCat(
-      "the engine has no parameter '", name,
-      "' (ignored ones, and those without elements, are the "
-      "module's own; names are those of named_parameters(); a tied one goes "
-      "by its first)"));
+}  // namespace
+
+Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> module,
+                   proto::Config config, std::shared_ptr<Communicator> comm,
+                   const EngineOptions& options)
+    : parts_(std::make_shared<EngineParts>()),
+      trainer_(parts_.get()),
+      access_(parts_.get()) {
+  parts_->module = std::move(module);
+  parts_->config = std::move(config);
+  parts_->comm = std::move(comm);
+  parts_->settings =
+      SettingsOf(parts_->config, options, parts_->comm->world_size());
 }
 
-absl::StatusOr<FlatParameter*> Engine::Impl::FindUnit(
-    absl::string_view name) const {
-  TESSERA_RETURN_IF_ERROR(CheckOpen());
-  for (const auto& flat : flats_) {
-    if (flat->name() == name) return flat.get();
+Engine::Impl::~Impl() {
+  parts_->gradients.reset();
+  if (parts_->served != nullptr) parts_->served->Stop();
+  for (const auto& flat : parts_->flats) flat->Abandon();
+}
+
+void Engine::Impl::GiveBuffersBack() {
+  TorchScope scope;
+  for (const auto& [buffer, dtype] : converted_buffers_) {
+    buffer.set_data(buffer.to(dtype));
   }
-  return absl::NotFoundError(absl::StrCat(
-      "there is no unit '", name, "'; Engine::DescribeUnits lists them"));
+  converted_buffers_.clear();
+}
+
+// The module is again what it was before Create; one that ConstructSharded made
+// was never whole, and cannot be.
+absl::Status Engine::Impl::GiveBack(const absl::Status& why) {
+  if (constructed_) {
+    return absl::Status(
+        why.code(), absl::StrCat(why.message(),
+                                 "; the module, which ConstructSharded made, "
+                                 "is lost: construct it again"));
+  }
+  // What is asked for here is what the module held before.
+  MemoryLedger& ledger = MemoryLedger::Global();
+  const int64_t limit = ledger.limit_bytes();
+  ledger.SetLimit(MemoryLedger::kNoLimit);
+  absl::Status given = Close();
+  ledger.SetLimit(limit);
+  if (given.ok()) return why;
+  return absl::Status(
+      why.code(),
+      absl::StrCat(why.message(), "; and the module's parameters could not be ",
+                   "given back: ", given.message()));
+}
+
+// All ranks have let go of the units when the first of them is given back, and
+// none is used again, so there is nothing to commit. An error leaves the rest
+// with the engine: Close may be called again.
+absl::Status Engine::Impl::Close() {
+  TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
+  ExclusiveScope exclusive(parts_.get(), "Engine::Close");
+  TESSERA_RETURN_IF_ERROR(exclusive.Begin());
+  exclusive.Dismiss();
+  for (const auto& flat : parts_->flats) {
+    const absl::Status released =
+        CatchTorch("Close", [&] { return flat->Release(); });
+    if (!released.ok()) {
+      parts_->comm->Announce(released);
+      return released;
+    }
+  }
+  TESSERA_RETURN_IF_ERROR(CatchTorch("Close", [&] { GiveBuffersBack(); }));
+  if (parts_->served != nullptr) parts_->served->End();
+  parts_->gradients.reset();
+  parts_->optimizer.reset();
+  parts_->flats.clear();
+  parts_->closed = true;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::string> Engine::Impl::UnitOf(
     absl::string_view parameter) const {
-  TESSERA_ASSIGN_OR_RETURN(const ParameterRef place, Find(parameter));
-  return flats_[static_cast<size_t>(place.flat)]->name();
+  TESSERA_ASSIGN_OR_RETURN(const ParameterRef place, parts_->Find(parameter));
+  return parts_->flat(place).name();
 }
 
 absl::Status Engine::Impl::SetPrefetch(absl::string_view flat, Phase phase,
                                        const std::vector<std::string>& next) {
-  TESSERA_ASSIGN_OR_RETURN(FlatParameter* const of, FindUnit(flat));
+  TESSERA_ASSIGN_OR_RETURN(FlatParameter* const of, parts_->FindFlat(flat));
   std::vector<Gatherable*> flats;
   for (const std::string& name : next) {
-    TESSERA_ASSIGN_OR_RETURN(FlatParameter* const one, FindUnit(name));
+    TESSERA_ASSIGN_OR_RETURN(FlatParameter* const one, parts_->FindFlat(name));
     flats.push_back(one);
   }
-  schedule_->SetPrefetch(of, phase, std::move(flats));
+  parts_->schedule->SetPrefetch(of, phase, std::move(flats));
   return absl::OkStatus();
 }
 
 absl::Status Engine::Impl::SetReshardAfterForward(absl::string_view flat,
                                                   bool reshard) {
-  TESSERA_ASSIGN_OR_RETURN(FlatParameter* const of, FindUnit(flat));
-  schedule_->SetReshardAfterForward(of, reshard);
+  TESSERA_ASSIGN_OR_RETURN(FlatParameter* const of, parts_->FindFlat(flat));
+  parts_->schedule->SetReshardAfterForward(of, reshard);
   return absl::OkStatus();
 }
 
-TrainingState Engine::Impl::State() {
-  return {
-      flats_,      optimizer_.get(),           scaler_ ? &*scaler_ : nullptr,
-      comm_.get(), shard_group_->world_size(), stage(),
-      step_};
+absl::Status Engine::Impl::SaveCheckpoint(const std::string& dir,
+                                          absl::string_view client_state) {
+  TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
+  ExclusiveScope exclusive(parts_.get(), "SaveCheckpoint");
+  TESSERA_RETURN_IF_ERROR(exclusive.Begin(trainer_.CheckAtBoundary()));
+  TESSERA_RETURN_IF_ERROR(exclusive.Commit(CheckReplicas(parts_.get())));
+  return CatchTorch("SaveCheckpoint", [&] {
+    return SaveState(dir, StateOf(*parts_, trainer_.step()), client_state);
+  });
 }
 
-absl::Status Engine::Impl::Save(const std::string& dir,
-                                absl::string_view client_state) {
-  TESSERA_RETURN_IF_ERROR(CheckOpen());
-  absl::Status mine;
-  if (has_backward_ || micro_steps_ > 0) {
-    mine = absl::FailedPreconditionError(
-        "in the middle of a step; save after Step at an accumulation boundary");
-  }
-  TESSERA_RETURN_IF_ERROR(AgreeOnUpdate(mine, "SaveCheckpoint"));
-  const absl::Status equal = CheckReplicas();
-  TESSERA_RETURN_IF_ERROR(EndUpdate());
-  TESSERA_RETURN_IF_ERROR(equal);
-  return CatchTorch("SaveCheckpoint",
-                    [&] { return SaveState(dir, State(), client_state); });
-}
-
-absl::StatusOr<std::string> Engine::Impl::Load(const std::string& dir) {
-  TESSERA_RETURN_IF_ERROR(CheckOpen());
-  TESSERA_RETURN_IF_ERROR(AgreeOnUpdate(absl::OkStatus(), "LoadCheckpoint"));
-  TESSERA_ASSIGN_OR_RETURN(
-      LoadedState loaded,
-      CatchTorch("LoadCheckpoint", [&] { return LoadState(dir, State()); }));
-  for (size_t u = 0; u < flats_.size(); ++u) {
-    TESSERA_RETURN_IF_ERROR(Publish(u, /*only_with_gradient=*/false,
-                                    /*working_written=*/false));
-  }
-  TESSERA_RETURN_IF_ERROR(EndUpdate());
-  TESSERA_RETURN_IF_ERROR(ZeroGrad());
-  step_ = loaded.step;
-  if (scaler_.has_value()) report_.skipped_steps = scaler_->skipped_steps();
-  return loaded.client_state;
+absl::StatusOr<std::string> Engine::Impl::LoadCheckpoint(
+    const std::string& dir) {
+  TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
+  ExclusiveScope exclusive(parts_.get(), "LoadCheckpoint");
+  TESSERA_RETURN_IF_ERROR(exclusive.Begin());
+  const absl::StatusOr<LoadedState> loaded = CatchTorch("LoadCheckpoint", [&] {
+    return LoadState(dir, StateOf(*parts_, trainer_.step()));
+  });
+  // All ranks have come to it (LoadState agrees).
+  if (!loaded.ok()) return exclusive.Commit(loaded.status());
+  const absl::Status published = CatchTorch("LoadCheckpoint", [&] {  //
+    return PublishAll(parts_->flats);
+  });
+  if (!published.ok()) return exclusive.Fail(published);
+  TESSERA_RETURN_IF_ERROR(exclusive.Commit());
+  TESSERA_RETURN_IF_ERROR(trainer_.Resume(loaded->step));
+  return loaded->client_state;
 }
 
 StateBytes Engine::Impl::state_bytes() const {
   StateBytes bytes;
-  if (closed_) return bytes;
-  for (const auto& flat : flats_) bytes.parameters += flat->resident_bytes();
-  bytes.gradients = gradients_->resident_bytes();
-  if (optimizer_ != nullptr) bytes.optimizer = optimizer_->resident_bytes();
+  if (parts_->closed) return bytes;
+  for (const auto& flat : parts_->flats)
+    bytes.parameters += flat->resident_bytes();
+  bytes.gradients = parts_->gradients->resident_bytes();
+  if (parts_->optimizer != nullptr)
+    bytes.optimizer = parts_->optimizer->resident_bytes();
   return bytes;
 }
 
 StateBytes Engine::Impl::replicated_state_bytes() const {
   StateBytes bytes;
-  for (const auto& flat : flats_) {
+  for (const auto& flat : parts_->flats) {
     const auto size = [&](at::ScalarType dtype) {
       return flat->layout().payload_numel() *
              static_cast<int64_t>(c10::elementSize(dtype));
@@ -147,7 +194,7 @@ StateBytes Engine::Impl::replicated_state_bytes() const {
     if (flat->reduce_dtype() != flat->master_dtype()) {
       bytes.gradients += size(flat->master_dtype());
     }
-    if (optimizer_ != nullptr) {
+    if (parts_->optimizer != nullptr) {
       bytes.optimizer += 2 * size(flat->master_dtype());
     }
   }
@@ -156,7 +203,7 @@ StateBytes Engine::Impl::replicated_state_bytes() const {
 
 std::vector<std::string> Engine::Impl::DescribeUnits() const {
   std::vector<std::string> lines;
-  for (const auto& flat : flats_) {
+  for (const auto& flat : parts_->flats) {
     int64_t numel = 0;
     for (const auto& p : flat->parameters()) numel += p.tensor.numel();
     lines.push_back(absl::StrCat(flat->name(), ": ", flat->parameters().size(),

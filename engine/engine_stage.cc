@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/memory/available_memory.h"
 #include "base/status.h"
+#include "comm/all_gather_values.h"
 #include "comm/world/world.h"
 #include "engine/engine_impl.h"
 #include "engine/setup/stage_choice.h"
@@ -53,43 +54,53 @@ absl::StatusOr<int64_t> MemoryOfRank(at::Device device) {
 
 }  // namespace
 
-absl::Status Engine::Impl::ChooseStage(absl::Span<const FlatPlan> flats) {
-  if (!config_.zero_optimization().auto_stage()) {
-    stage_ = config_.zero_optimization().stage();
+// The stage decides how units are cut into flats (nothing persists below stage
+// 3), and the flats' sizes which stage fits. Which parameters persist does not
+// depend on the stage, so the sizes are those of stage 3's flats, cut here for
+// that alone.
+absl::Status Engine::Impl::ChooseStage(absl::Span<const UnitPlan> units,
+                                       const std::vector<bool>& trainable) {
+  if (!parts_->config.zero_optimization().auto_stage()) {
+    parts_->stage = parts_->config.zero_optimization().stage();
     return absl::OkStatus();
   }
-  int64_t memory = config_.sharding().memory_limit_bytes();
+  FlatOptions as_stage_3 = parts_->settings.flats;
+  as_stage_3.sharded_parameters = true;
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<FlatPlan> flats,
+                           SplitFlats(units, trainable, as_stage_3));
+  int64_t memory = parts_->config.sharding().memory_limit_bytes();
   absl::Status mine;
   if (memory == 0) {
     auto found = MemoryOfRank(flats[0].parameters[0].tensor.device());
     mine = found.status();
     if (found.ok()) memory = *found;
   }
-  TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(mine, "zero_optimization.stage auto"));
+  TESSERA_RETURN_IF_ERROR(
+      parts_->comm->AgreeOk(mine, "zero_optimization.stage auto"));
   // The rank with the least decides for all.
-  TESSERA_ASSIGN_OR_RETURN(
-      const auto all, comm_->AllGatherStrings(absl::StrCat(memory),
-                                              CommTag{"memory of the ranks"}));
-  for (const std::string& theirs : all) {
-    memory = std::min<int64_t>(memory, std::stoll(theirs));
-  }
+  TESSERA_ASSIGN_OR_RETURN(const auto all,
+                           AllGatherValue(parts_->comm.get(), memory,
+                                          CommTag{"memory of the ranks"}));
+  memory = *std::min_element(all.begin(), all.end());
   StateOptions options;
-  options.has_optimizer = settings_.adamw.has_value();
-  options.accumulates = config_.gradient_accumulation_steps() > 1;
-  options.accumulates_locally = settings_.accumulate_locally;
+  options.has_optimizer = parts_->settings.adamw.has_value();
+  options.accumulates = parts_->config.gradient_accumulation_steps() > 1;
+  options.accumulates_locally = parts_->settings.accumulate_locally;
   std::vector<FlatSize> sizes;
-  for (const auto& flat : flats) sizes.push_back(SizeOf(settings_, flat));
+  for (const auto& flat : flats)
+    sizes.push_back(SizeOf(parts_->settings, flat));
   TESSERA_ASSIGN_OR_RETURN(
       StageChoice choice,
-      tessera::ChooseStage(sizes, settings_.shard_group_size, options, memory));
-  stage_ = choice.stage;
+      tessera::ChooseStage(sizes, parts_->settings.shard_group_size, options,
+                           memory));
+  parts_->stage = choice.stage;
   stage_reason_ = std::move(choice.reason);
-  if (settings_.shard_group_size < comm_->world_size()) {
+  if (parts_->settings.shard_group_size < parts_->comm->world_size()) {
     absl::StrAppend(&stage_reason_, "; shard groups of ",
-                    settings_.shard_group_size, " of ", comm_->world_size(),
-                    " ranks");
+                    parts_->settings.shard_group_size, " of ",
+                    parts_->comm->world_size(), " ranks");
   }
-  if (comm_->rank() == 0) {
+  if (parts_->comm->rank() == 0) {
     TESSERA_LOG(INFO) << "zero_optimization.stage auto: " << stage_reason_;
   }
   return absl::OkStatus();

@@ -10,13 +10,14 @@
 #include "base/torch_guard.h"
 #include "optim/grad_norm.h"
 #include "sharding/torch/torch_scope.h"
+#include "torch/csrc/autograd/variable.h"
 
 namespace tessera {
 namespace {
 
-// Adds this rank's shard of a unit's gradients, also where it owns more: so
+// Adds this rank's shard of a flat's gradients, also where it owns more: so
 // each element counts on one rank.
-void AddUnit(const FlatParameter& flat, const FlatGradient& gradient,
+void AddFlat(const FlatParameter& flat, const FlatGradient& gradient,
              NormSum* sum) {
   const at::Tensor owned = gradient.owned();
   if (!owned.defined()) return;
@@ -71,7 +72,7 @@ absl::StatusOr<double> GlobalNorm(
   TESSERA_RETURN_IF_ERROR(CatchTorch("gradient norm", [&] {
     TorchScope scope;
     for (size_t u = 0; u < flats.size(); ++u) {
-      AddUnit(*flats[u], gradients.of(u), &mine);
+      AddFlat(*flats[u], gradients.of(u), &mine);
     }
   }));
   TESSERA_ASSIGN_OR_RETURN(
@@ -84,13 +85,26 @@ absl::StatusOr<double> GlobalNorm(
   return sum.Norm();
 }
 
+// Owners' new values reach the others, and libtorch learns of the change: a
+// graph that saved the old values fails in backward, as in plain libtorch.
+absl::Status Publish(FlatParameter* flat, const FlatGradient& gradient,
+                     bool working_written) {
+  TESSERA_RETURN_IF_ERROR(flat->PublishOwned(working_written));
+  const auto& params = flat->parameters();
+  for (size_t i = 0; i < params.size(); ++i) {
+    if (gradient.has_gradient(i)) {
+      torch::autograd::impl::bump_version(params[i].tensor);
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<ShardedStepResult> StepShards(
     const std::vector<std::shared_ptr<FlatParameter>>& flats,
     const Gradients& gradients, double divisor,
-    const ShardedStepOptions& options, AdamW* optimizer,
-    const AdamW::AfterUnit& publish, Communicator* comm) {
+    const ShardedStepOptions& options, AdamW* optimizer, Communicator* comm) {
   TESSERA_RETURN_IF_ERROR(CatchTorch(
       "optimizer states", [&] { return optimizer->Prepare(gradients); }));
   ShardedStepResult result;
@@ -107,7 +121,10 @@ absl::StatusOr<ShardedStepResult> StepShards(
     result.clipped_norm = result.grad_norm * clip;
     factor = inverse * clip;
   }
-  TESSERA_RETURN_IF_ERROR(optimizer->Step(gradients, factor, publish));
+  TESSERA_RETURN_IF_ERROR(
+      optimizer->Step(gradients, factor, [&](size_t u, bool working_written) {
+        return Publish(flats[u].get(), gradients.of(u), working_written);
+      }));
   return result;
 }
 

@@ -1,10 +1,10 @@
-// One optimizer step over the shards of all units: the global gradient norm,
+// One optimizer step over the shards of all flats: the global gradient norm,
 // clipping by it, what loss scaling and weights divide by, AdamW.
 //
 //   norm    of every parameter that has a gradient, each once, in exact sums
 //           (optim/grad_norm.h): the same bits at every stage and world size
 //   factor  1 / divisor, times max_norm / (norm + 1e-6) if that is below 1
-//   AdamW   with gradients * factor
+//   AdamW   with gradients * factor, flat by flat, each published when done
 //
 // Sources: gradient clipping as DeepSpeed's gradient_clipping and
 // torch.nn.utils.clip_grad_norm_; skipped steps as in Micikevicius et al.,
@@ -39,18 +39,18 @@ struct ShardedStepResult {
   double clipped_norm = std::numeric_limits<double>::quiet_NaN();
 };
 
-// Steps `optimizer` with the step's gradients / divisor. Gradients may be
-// changed.
-// `comm`: all ranks, those of the units' shard group and its replicas, in this
-// order. Internal where a norm is asked for and differs between replicas.
-// REQUIRES: FlatParameter::PrepareUpdate of all. `publish` is called of each
-// unit that was stepped. COLLECTIVE where a norm is asked for (one small
-// exchange), and as `publish` is.
+// Steps `optimizer` with the step's gradients / divisor, and publishes each
+// flat that was stepped while it is in the caches
+// (FlatParameter::PublishOwned): its new values reach the other ranks, and its
+// parameters' versions say so. Gradients may be changed. `comm`: all ranks,
+// those of the units' shard group and its replicas, in this order. Internal
+// where a norm is asked for and differs between replicas. REQUIRES:
+// FlatParameter::PrepareUpdate of all. COLLECTIVE where a norm is asked for
+// (one small exchange), and as PublishOwned is.
 absl::StatusOr<ShardedStepResult> StepShards(
     const std::vector<std::shared_ptr<FlatParameter>>& flats,
     const Gradients& gradients, double divisor,
-    const ShardedStepOptions& options, AdamW* optimizer,
-    const AdamW::AfterUnit& publish, Communicator* comm);
+    const ShardedStepOptions& options, AdamW* optimizer, Communicator* comm);
 
 }  // namespace tessera
 #endif  // OPTIM_SHARDED_STEP_H_

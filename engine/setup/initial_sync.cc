@@ -1,12 +1,12 @@
 #include "engine/setup/initial_sync.h"
 
-#include <cstring>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "base/bits.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
+#include "comm/all_gather_values.h"
 #include "sharding/construct/construction.h"
 #include "sharding/layout/flat_buffer.h"
 #include "sharding/torch/torch_scope.h"
@@ -61,19 +61,14 @@ absl::StatusOr<std::vector<std::vector<Print>>> ComparePrints(
     const std::vector<Print>& mine, const std::vector<NamedParameter>& names,
     absl::string_view kind, Communicator* comm) {
   TESSERA_ASSIGN_OR_RETURN(
-      const auto texts,
-      comm->AllGatherStrings(
-          absl::string_view(reinterpret_cast<const char*>(mine.data()),
-                            mine.size() * sizeof(Print)),
-          CommTag{absl::StrCat("comparison of ", kind, "s")}));
-  std::vector<std::vector<Print>> all;
-  for (const std::string& text : texts) {
-    all.emplace_back(text.size() / sizeof(Print));
-    std::memcpy(all.back().data(), text.data(), text.size());
-    if (all.back().size() == all[0].size()) continue;
+      const auto all,
+      AllGatherLists(comm, mine,
+                     CommTag{absl::StrCat("comparison of ", kind, "s")}));
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].size() == all[0].size()) continue;
     return absl::InvalidArgumentError(
-        absl::StrCat("the module has ", all.back().size(), " ", kind,
-                     "s on rank ", all.size() - 1, " and ", all[0].size(),
+        absl::StrCat("the module has ", all[rank].size(), " ", kind,
+                     "s on rank ", rank, " and ", all[0].size(),
                      " on rank 0; build the same module on every rank"));
   }
   for (size_t rank = 0; rank < all.size(); ++rank) {

@@ -23,6 +23,7 @@
 #include "base/check.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
+#include "comm/all_gather_values.h"
 #include "sharding/layout/flat_buffer.h"
 #include "sharding/layout/module_walk.h"
 #include "sharding/torch/storage_access.h"
@@ -261,22 +262,18 @@ absl::Status Construction::CheckSameOnAllRanks() {
     absl::MutexLock lock(&mutex_);
     mine.swap(history_);
   }
-  std::string prints(mine.size() * sizeof(uint64_t), '\0');
-  for (size_t i = 0; i < mine.size(); ++i) {
-    std::memcpy(&prints[i * sizeof(uint64_t)], &mine[i].first,
-                sizeof(uint64_t));
-  }
+  std::vector<uint64_t> prints;
+  for (const auto& [print, what] : mine) prints.push_back(print);
   TESSERA_ASSIGN_OR_RETURN(
-      const auto all,
-      comm_->AllGatherStrings(prints, CommTag{"comparison of constructions"}));
+      const auto all, AllGatherLists(comm_.get(), prints,
+                                     CommTag{"comparison of constructions"}));
   for (size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
-    const size_t at =
+    const auto at =
         static_cast<size_t>(std::mismatch(all[0].begin(), all[0].end(),
                                           all[rank].begin(), all[rank].end())
                                 .first -
-                            all[0].begin()) /
-        sizeof(uint64_t);
+                            all[0].begin());
     return absl::InvalidArgumentError(absl::StrCat(
         "ConstructSharded: ranks 0 and ", rank,
         " construct different values, first in ",

@@ -8,7 +8,6 @@
 // would wait for each other in different collectives, or go on with different
 // values and say nothing. After the message all decide from the same facts.
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <string>
 #include <vector>
@@ -16,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/status.h"
+#include "comm/all_gather_values.h"
 #include "sharding/gradient/gradients.h"
 
 namespace tessera {
@@ -49,30 +49,28 @@ absl::Status Gradients::Agree(const absl::Status& mine,
                               std::vector<bool>* arrived,
                               std::vector<bool>* held) {
   const size_t bytes = (arrived->size() + 7) / 8;
-  const double weight = unsent_weight();
-  std::string message = absl::StrCat(PackBits(*arrived), PackBits(*held));
-  message.append(reinterpret_cast<const char*>(&weight), sizeof(weight));
-  absl::StrAppend(&message, running().position, absl::string_view("\0", 1),
-                  StatusToText(mine));
-  const size_t head = 2 * bytes + sizeof(weight);
   TESSERA_ASSIGN_OR_RETURN(
-      auto all, comm_->AllGatherStrings(
-                    message, CommTag{"agreement at the end of backward"}));
-  std::vector<double> weights(all.size());
-  std::vector<absl::string_view> positions(all.size());
+      const auto all,
+      AllGatherValueAndText(
+          comm_.get(), unsent_weight(),
+          absl::StrCat(PackBits(*arrived), PackBits(*held), running().position,
+                       absl::string_view("\0", 1), StatusToText(mine)),
+          CommTag{"agreement at the end of backward"}));
+  std::vector<double> weights;
+  std::vector<absl::string_view> positions;
   for (size_t rank = 0; rank < all.size(); ++rank) {
-    const absl::string_view theirs = all[rank];
-    std::memcpy(&weights[rank], theirs.data() + 2 * bytes, sizeof(weight));
-    const size_t end = theirs.find('\0', head);
-    positions[rank] = theirs.substr(head, end - head);
-    const absl::Status status = StatusFromText(theirs.substr(end + 1));
+    const absl::string_view text = all[rank].text;
+    const size_t end = text.find('\0', 2 * bytes);
+    weights.push_back(all[rank].value);
+    positions.push_back(text.substr(2 * bytes, end - 2 * bytes));
+    const absl::Status status = StatusFromText(text.substr(end + 1));
     if (!status.ok()) {
       return static_cast<int>(rank) == comm_->rank()
                  ? mine
                  : Annotate(status, absl::StrCat("rank ", rank, " failed"));
     }
-    OrBits(theirs, arrived);
-    OrBits(theirs.substr(bytes), held);
+    OrBits(text, arrived);
+    OrBits(text.substr(bytes), held);
   }
   for (size_t rank = 1; rank < all.size(); ++rank) {
     if (positions[rank] == positions[0]) continue;

@@ -1,4 +1,4 @@
-#include "engine/training_state.h"
+#include "engine/access/training_state.h"
 
 #include <utility>
 

@@ -1,4 +1,5 @@
-// Loads parameters and buffers from safetensors files, each rank its own part.
+#include "engine/access/safetensors_loading.h"
+
 #include <algorithm>
 #include <utility>
 
@@ -8,8 +9,8 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "checkpoint/safetensors.h"
-#include "engine/engine_impl.h"
-#include "engine/safetensors_plan.h"
+#include "engine/access/safetensors_plan.h"
+#include "engine/parts/exclusive_scope.h"
 #include "engine/setup/initial_sync.h"
 #include "sharding/torch/torch_scope.h"
 #include "torch/csrc/autograd/variable.h"
@@ -96,7 +97,7 @@ absl::Status ReadSegment(const Safetensors& file,
   return absl::OkStatus();
 }
 
-// By number of the parameter in the unit; null: not in the file.
+// By number of the parameter in the flat; null: not in the file.
 using Sources = std::vector<const SafetensorsTensor*>;
 
 // What this rank's masters will be.
@@ -119,30 +120,29 @@ absl::StatusOr<FlatBuffer> ReadOwned(const Safetensors& file,
   return values;
 }
 
-}  // namespace
-
 // What this rank needs to load: matched names, and whole values of what is not
 // sharded. Nothing of the module is changed.
-struct Engine::Impl::Loading {
+struct Loading {
   std::unique_ptr<Safetensors> file;
   SafetensorsPlan plan;
-  std::vector<Sources> sources;                          // by unit
+  std::vector<Sources> sources;                          // by flat
   std::vector<std::pair<at::Tensor, at::Tensor>> plain;  // to, values
 };
 
-absl::StatusOr<Engine::Impl::Loading> Engine::Impl::PlanLoading(
-    const std::string& path, const LoadSafetensorsOptions& options) {
+absl::StatusOr<Loading> PlanLoading(const EngineParts& parts,
+                                    const std::string& path,
+                                    const LoadSafetensorsOptions& options) {
   Loading loading;
   TESSERA_ASSIGN_OR_RETURN(loading.file, Safetensors::Open(path));
-  TESSERA_ASSIGN_OR_RETURN(loading.plan,
-                           PlanSafetensors(*module_, *loading.file, options));
-  for (const auto& flat : flats_) {
+  TESSERA_ASSIGN_OR_RETURN(
+      loading.plan, PlanSafetensors(*parts.module, *loading.file, options));
+  for (const auto& flat : parts.flats) {
     loading.sources.emplace_back(flat->parameters().size(), nullptr);
   }
   absl::flat_hash_map<const void*, const SafetensorsTensor**> sharded;
-  for (size_t u = 0; u < flats_.size(); ++u) {
+  for (size_t u = 0; u < parts.flats.size(); ++u) {
     for (size_t i = 0; i < loading.sources[u].size(); ++i) {
-      sharded[flats_[u]->parameters()[i].tensor.unsafeGetTensorImpl()] =
+      sharded[parts.flats[u]->parameters()[i].tensor.unsafeGetTensorImpl()] =
           &loading.sources[u][i];
     }
   }
@@ -160,19 +160,19 @@ absl::StatusOr<Engine::Impl::Loading> Engine::Impl::PlanLoading(
   return loading;
 }
 
-// Reads what this rank owns of a unit; where all ranks could, it becomes the
-// unit's. Otherwise the unit is what it was. COLLECTIVE.
-absl::Status Engine::Impl::LoadUnit(const Loading& loading, size_t u,
-                                    bool* could_read) {
+// Reads what this rank owns of a flat; where all ranks could, it becomes the
+// flat's. Otherwise the flat is what it was. COLLECTIVE.
+absl::Status LoadFlat(const Loading& loading, const EngineParts& parts,
+                      size_t u, bool* could_read) {
   const Sources& sources = loading.sources[u];
   if (std::all_of(sources.begin(), sources.end(),
                   [](const auto* source) { return source == nullptr; })) {
     return absl::OkStatus();
   }
-  FlatParameter& flat = *flats_[u];
+  FlatParameter& flat = *parts.flats[u];
   const absl::StatusOr<FlatBuffer> values = CatchTorch(
       kWhere, [&] { return ReadOwned(*loading.file, sources, &flat); });
-  const absl::Status agreed = comm_->AgreeOk(values.status(), kWhere);
+  const absl::Status agreed = parts.comm->AgreeOk(values.status(), kWhere);
   *could_read = agreed.ok();
   TESSERA_RETURN_IF_ERROR(agreed);
   return CatchTorch(kWhere, [&]() -> absl::Status {
@@ -189,38 +189,41 @@ absl::Status Engine::Impl::LoadUnit(const Loading& loading, size_t u,
   });
 }
 
-absl::StatusOr<LoadSafetensorsReport> Engine::Impl::LoadSafetensors(
-    const std::string& path, const LoadSafetensorsOptions& options) {
-  TESSERA_RETURN_IF_ERROR(CheckOpen());
+// All flats and plain values. COLLECTIVE.
+absl::Status LoadAll(const Loading& loading, EngineParts* parts) {
+  ExclusiveScope exclusive(parts, kWhere);
+  TESSERA_RETURN_IF_ERROR(exclusive.Begin());
+  bool could_read = true;
+  for (size_t u = 0; u < parts->flats.size(); ++u) {
+    const absl::Status status = LoadFlat(loading, *parts, u, &could_read);
+    if (status.ok()) continue;
+    if (could_read) return exclusive.Fail(status);
+    if (u == 0) return exclusive.Commit(status);
+    return exclusive.Commit(absl::Status(
+        status.code(), absl::StrCat(status.message(), "; units before [",
+                                    parts->flats[u]->name(),
+                                    "] have the file's values already")));
+  }
+  const absl::Status written = CatchTorch(kWhere, [&] {
+    TorchScope scope;
+    for (const auto& [to, values] : loading.plain) to.copy_(values);
+  });
+  return written.ok() ? exclusive.Commit() : exclusive.Fail(written);
+}
+
+}  // namespace
+
+absl::StatusOr<LoadSafetensorsReport> LoadSafetensors(
+    EngineParts* parts, const std::string& path,
+    const LoadSafetensorsOptions& options) {
+  TESSERA_RETURN_IF_ERROR(parts->CheckOpen());
   const absl::StatusOr<Loading> loading =
-      CatchTorch(kWhere, [&] { return PlanLoading(path, options); });
-  TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(loading.status(), kWhere));
+      CatchTorch(kWhere, [&] { return PlanLoading(*parts, path, options); });
+  TESSERA_RETURN_IF_ERROR(parts->comm->AgreeOk(loading.status(), kWhere));
   TESSERA_RETURN_IF_ERROR(CheckSame(PrintOf(loading->plan),
                                     "safetensors file, or its options,",
-                                    comm_.get()));
-  TESSERA_RETURN_IF_ERROR(AgreeOnUpdate(absl::OkStatus(), kWhere));
-  absl::Status status;
-  bool could_read = true;
-  for (size_t u = 0; u < flats_.size() && status.ok(); ++u) {
-    status = LoadUnit(*loading, u, &could_read);
-    if (status.ok()) continue;
-    if (could_read) return FailUpdate(status);
-    if (u > 0) {
-      status = absl::Status(
-          status.code(),
-          absl::StrCat(status.message(), "; units before [", flats_[u]->name(),
-                       "] have the file's values already"));
-    }
-  }
-  if (status.ok()) {
-    const absl::Status written = CatchTorch(kWhere, [&] {
-      TorchScope scope;
-      for (const auto& [to, values] : loading->plain) to.copy_(values);
-    });
-    if (!written.ok()) return FailUpdate(written);
-  }
-  const absl::Status ended = EndUpdate();
-  if (!status.ok() || !ended.ok()) return status.ok() ? ended : status;
+                                    parts->comm.get()));
+  TESSERA_RETURN_IF_ERROR(LoadAll(*loading, parts));
   LoadSafetensorsReport report;
   report.missing = loading->plan.missing;
   report.unexpected = loading->plan.unexpected;

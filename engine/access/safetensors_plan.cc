@@ -1,4 +1,4 @@
-#include "engine/safetensors_plan.h"
+#include "engine/access/safetensors_plan.h"
 
 #include <algorithm>
 #include <cstdint>

@@ -1,6 +1,6 @@
 // Which tensor of a safetensors file is which parameter or buffer of a module.
-#ifndef ENGINE_SAFETENSORS_PLAN_H_
-#define ENGINE_SAFETENSORS_PLAN_H_
+#ifndef ENGINE_ACCESS_SAFETENSORS_PLAN_H_
+#define ENGINE_ACCESS_SAFETENSORS_PLAN_H_
 
 #include <string>
 #include <vector>
@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "checkpoint/safetensors.h"
-#include "engine/engine.h"
+#include "engine/parts/engine_types.h"
 
 namespace tessera {
 
@@ -38,4 +38,4 @@ absl::StatusOr<SafetensorsPlan> PlanSafetensors(
 std::string PrintOf(const SafetensorsPlan& plan);
 
 }  // namespace tessera
-#endif  // ENGINE_SAFETENSORS_PLAN_H_
+#endif  // ENGINE_ACCESS_SAFETENSORS_PLAN_H_

@@ -1,4 +1,4 @@
-#include "engine/settings.h"
+#include "engine/parts/settings.h"
 
 #include <algorithm>
 #include <string>

@@ -1,7 +1,7 @@
 // TrainingState: what a checkpoint of an engine holds, and in which order; the
 // bytes go through checkpoint/checkpoint.h.
-#ifndef ENGINE_TRAINING_STATE_H_
-#define ENGINE_TRAINING_STATE_H_
+#ifndef ENGINE_ACCESS_TRAINING_STATE_H_
+#define ENGINE_ACCESS_TRAINING_STATE_H_
 
 #include <cstdint>
 #include <memory>
@@ -48,4 +48,4 @@ absl::StatusOr<LoadedState> LoadState(const std::string& dir,
                                       const TrainingState& state);
 
 }  // namespace tessera
-#endif  // ENGINE_TRAINING_STATE_H_
+#endif  // ENGINE_ACCESS_TRAINING_STATE_H_

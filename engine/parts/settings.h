@@ -1,12 +1,12 @@
 // What a configuration and EngineOptions mean for the layers below.
-#ifndef ENGINE_SETTINGS_H_
-#define ENGINE_SETTINGS_H_
+#ifndef ENGINE_PARTS_SETTINGS_H_
+#define ENGINE_PARTS_SETTINGS_H_
 
 #include <optional>
 
 #include "ATen/core/Tensor.h"
 #include "config/config.pb.h"
-#include "engine/engine.h"
+#include "engine/parts/engine_types.h"
 #include "engine/setup/buffer_sync.h"
 #include "optim/adamw.h"
 #include "optim/loss_scaler.h"
@@ -64,4 +64,4 @@ FlatParameterOptions FlatParameterOptionsOf(const Settings& settings,
                                             const FlatPlan& flat, int stage);
 
 }  // namespace tessera
-#endif  // ENGINE_SETTINGS_H_
+#endif  // ENGINE_PARTS_SETTINGS_H_

@@ -1,0 +1,198 @@
+#include "engine/access/named_access.h"
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/bits.h"
+#include "base/status.h"
+#include "base/torch_guard.h"
+#include "engine/parts/exclusive_scope.h"
+#include "engine/setup/initial_sync.h"
+#include "sharding/flat/whole_values.h"
+#include "sharding/torch/storage_access.h"
+#include "sharding/torch/torch_scope.h"
+#include "torch/csrc/autograd/variable.h"
+
+namespace tessera {
+
+absl::StatusOr<at::Tensor> NamedAccess::Announced(
+    absl::StatusOr<at::Tensor> result) {
+  if (!result.ok()) parts_->comm->Announce(result.status());
+  return result;
+}
+
+absl::StatusOr<at::Tensor> NamedAccess::Gradient(absl::string_view name) {
+  TESSERA_ASSIGN_OR_RETURN(const ParameterRef place, parts_->Find(name));
+  return Announced(CatchTorch("Gradient", [&]() -> absl::StatusOr<at::Tensor> {
+    TorchScope scope;
+    TESSERA_ASSIGN_OR_RETURN(
+        at::Tensor gradient,
+        parts_->gradients->of(place.flat).Whole(place.parameter));
+    const double inverse = 1 / parts_->divisor();
+    if (gradient.defined() && inverse != 1) gradient.mul_(inverse);
+    return gradient;
+  }));
+}
+
+absl::StatusOr<at::Tensor> NamedAccess::Parameter(absl::string_view name) {
+  TESSERA_ASSIGN_OR_RETURN(const ParameterRef place, parts_->Find(name));
+  const auto& flat = parts_->flats[static_cast<size_t>(place.flat)];
+  return CatchTorch("Parameter", [&] {
+    PinSet pins;
+    pins.Add(flat);
+    TorchScope scope;
+    at::Tensor copy =
+        flat->parameters()[static_cast<size_t>(place.parameter)].tensor.clone();
+    RemoveTag(copy);
+    return copy;
+  });
+}
+
+absl::StatusOr<at::Tensor> NamedAccess::Master(absl::string_view name) {
+  TESSERA_ASSIGN_OR_RETURN(const ParameterRef place, parts_->Find(name));
+  TESSERA_RETURN_IF_ERROR(parts_->CheckNotSummoned());
+  FlatParameter& flat = parts_->flat(place);
+  ExclusiveScope scope(parts_, "Engine::Master");
+  TESSERA_RETURN_IF_ERROR(scope.Enter(absl::OkStatus(), &flat));
+  absl::StatusOr<at::Tensor> master =
+      CatchTorch("Master", [&]() -> absl::StatusOr<at::Tensor> {
+        TESSERA_RETURN_IF_ERROR(flat.PrepareUpdate());
+        return WholeCopy(place, flat.masters(), "masters");
+      });
+  if (!master.ok()) return scope.Fail(master.status());
+  TESSERA_RETURN_IF_ERROR(scope.Commit());
+  return master;
+}
+
+absl::StatusOr<at::Tensor> NamedAccess::WholeCopy(
+    const ParameterRef& place, const at::Tensor& owned,
+    absl::string_view what) const {
+  const FlatParameter& flat = parts_->flat(place);
+  TESSERA_ASSIGN_OR_RETURN(const FlatBuffer whole,
+                           GatherWhole(flat, owned, what));
+  TorchScope scope;
+  return PlaceIn(whole, flat, place.parameter).clone();
+}
+
+absl::StatusOr<ParameterRef> NamedAccess::AgreeOnValue(
+    absl::string_view name, const at::Tensor& value, absl::string_view where) {
+  const absl::StatusOr<ParameterRef> place = parts_->Find(name);
+  std::string print;
+  const absl::Status mine = CatchTorch(where, [&]() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(place.status());
+    const auto& parameters =
+        parts_->flats[static_cast<size_t>(place->flat)]->parameters();
+    const at::Tensor& parameter =
+        parameters[static_cast<size_t>(place->parameter)].tensor;
+    if (!value.defined() || value.sizes() != parameter.sizes() ||
+        value.is_complex() != parameter.is_complex()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("parameter '", name, "' is ", GeometryOf(parameter),
+                       ", and the value is ",
+                       value.defined() ? GeometryOf(value) : "undefined"));
+    }
+    TorchScope scope;
+    const at::Tensor bytes = value.detach().cpu().contiguous();
+    print = absl::StrCat(
+        name, " ", GeometryOf(bytes), " ",
+        absl::Hex(Fingerprint(bytes.const_data_ptr(),
+                              static_cast<int64_t>(bytes.nbytes()))));
+    return absl::OkStatus();
+  });
+  TESSERA_RETURN_IF_ERROR(parts_->comm->AgreeOk(mine, where));
+  TESSERA_RETURN_IF_ERROR(
+      CheckSame(print, absl::StrCat("value of ", where), parts_->comm.get()));
+  return place;
+}
+
+absl::Status NamedAccess::SetMaster(absl::string_view name,
+                                    const at::Tensor& value) {
+  constexpr char kWhere[] = "Engine::SetMaster";
+  TESSERA_ASSIGN_OR_RETURN(const ParameterRef place,
+                           AgreeOnValue(name, value, kWhere));
+  ExclusiveScope scope(parts_, kWhere);
+  TESSERA_RETURN_IF_ERROR(scope.Begin());
+  FlatParameter& flat = parts_->flat(place);
+  const absl::Status written = CatchTorch(kWhere, [&]() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(
+        WriteOwned(flat, place.parameter, value, flat.masters()));
+    return flat.PublishOwned();
+  });
+  if (!written.ok()) return scope.Fail(written);
+  const auto& parameters = flat.parameters();
+  torch::autograd::impl::bump_version(
+      parameters[static_cast<size_t>(place.parameter)].tensor);
+  return scope.Commit();
+}
+
+absl::Status NamedAccess::SetGradient(absl::string_view name,
+                                      const at::Tensor& value) {
+  TESSERA_ASSIGN_OR_RETURN(const ParameterRef place,
+                           AgreeOnValue(name, value, "Engine::SetGradient"));
+  const FlatGradient& gradient = parts_->gradients->of(place.flat);
+  if (!gradient.has_gradient(static_cast<size_t>(place.parameter))) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "Engine::SetGradient: parameter '", name,
+        "' has no gradient in this step; there must have been a Backward that "
+        "gave it one"));
+  }
+  // As Gradient divides. All ranks do the same, so their errors agree.
+  return parts_->comm->AgreeOk(
+      CatchTorch("Engine::SetGradient",
+                 [&] {
+                   TorchScope scope;
+                   return WriteOwned(gradient.flat(), place.parameter,
+                                     parts_->divisor() == 1
+                                         ? value
+                                         : value.to(gradient.owned().dtype()) *
+                                               parts_->divisor(),
+                                     gradient.owned());
+                 }),
+      "Engine::SetGradient");
+}
+
+absl::StatusOr<at::Tensor> NamedAccess::OwnedState(absl::string_view name,
+                                                   const ParameterRef& place,
+                                                   OptimizerState which) {
+  if (parts_->optimizer == nullptr) {
+    return absl::FailedPreconditionError(
+        "the engine has no optimizer: the configuration names none");
+  }
+  FlatBuffer& state = which == OptimizerState::kExpAvg
+                          ? parts_->optimizer->exp_avg(place.flat)
+                          : parts_->optimizer->exp_avg_sq(place.flat);
+  if (!state.defined()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "parameter '", name, "' has no optimizer state: it is frozen"));
+  }
+  return state.View();
+}
+
+absl::StatusOr<at::Tensor> NamedAccess::State(absl::string_view name,
+                                              OptimizerState which) {
+  TESSERA_ASSIGN_OR_RETURN(const ParameterRef place, parts_->Find(name));
+  TESSERA_ASSIGN_OR_RETURN(const at::Tensor owned,
+                           OwnedState(name, place, which));
+  return Announced(CatchTorch("OptimizerStateOf", [&] {
+    return WholeCopy(place, owned, "optimizer states");
+  }));
+}
+
+absl::Status NamedAccess::SetState(absl::string_view name, OptimizerState which,
+                                   const at::Tensor& value) {
+  TESSERA_ASSIGN_OR_RETURN(
+      const ParameterRef place,
+      AgreeOnValue(name, value, "Engine::SetOptimizerState"));
+  TESSERA_ASSIGN_OR_RETURN(const at::Tensor owned,
+                           OwnedState(name, place, which));
+  return parts_->comm->AgreeOk(CatchTorch("Engine::SetOptimizerState",
+                                          [&] {
+                                            return WriteOwned(
+                                                parts_->flat(place),
+                                                place.parameter, value, owned);
+                                          }),
+                               "Engine::SetOptimizerState");
+}
+
+}  // namespace tessera

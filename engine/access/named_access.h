@@ -1,0 +1,57 @@
+// NamedAccess: one parameter at a time, by name, whole: its values, master,
+// gradient and optimizer states, read and set. What each call does and returns
+// is said with Engine's of the same name (engine/engine.h).
+//
+// A read gathers what the ranks own; a Set writes this rank's part of a value
+// that all ranks bring. Masters are read and set within an ExclusiveScope;
+// gradients and optimizer states are nobody's but the owner's, so no other rank
+// can be in the way.
+#ifndef ENGINE_ACCESS_NAMED_ACCESS_H_
+#define ENGINE_ACCESS_NAMED_ACCESS_H_
+
+#include "ATen/core/Tensor.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "engine/parts/engine_parts.h"
+#include "engine/parts/engine_types.h"
+
+namespace tessera {
+
+class NamedAccess {
+ public:
+  // `parts` outlives this.
+  explicit NamedAccess(EngineParts* parts) : parts_(parts) {}
+
+  absl::StatusOr<at::Tensor> Parameter(absl::string_view name);
+  absl::StatusOr<at::Tensor> Master(absl::string_view name);
+  absl::StatusOr<at::Tensor> Gradient(absl::string_view name);
+  absl::StatusOr<at::Tensor> State(absl::string_view name,
+                                   OptimizerState which);
+
+  absl::Status SetMaster(absl::string_view name, const at::Tensor& value);
+  absl::Status SetGradient(absl::string_view name, const at::Tensor& value);
+  absl::Status SetState(absl::string_view name, OptimizerState which,
+                        const at::Tensor& value);
+
+ private:
+  // The others may be in the collective that this rank did not come to.
+  absl::StatusOr<at::Tensor> Announced(absl::StatusOr<at::Tensor> result);
+  absl::StatusOr<at::Tensor> WholeCopy(const ParameterRef& place,
+                                       const at::Tensor& owned,
+                                       absl::string_view what) const;
+  // Where the parameter is: that all ranks know it, that `value` fits it, and
+  // is the same on all. COLLECTIVE.
+  absl::StatusOr<ParameterRef> AgreeOnValue(absl::string_view name,
+                                            const at::Tensor& value,
+                                            absl::string_view where);
+  // This rank's part of one state, [owned]; the others have theirs.
+  absl::StatusOr<at::Tensor> OwnedState(absl::string_view name,
+                                        const ParameterRef& place,
+                                        OptimizerState which);
+
+  EngineParts* const parts_;
+};
+
+}  // namespace tessera
+#endif  // ENGINE_ACCESS_NAMED_ACCESS_H_

@@ -1,0 +1,104 @@
+#include "engine/access/state_dict.h"
+
+#include <utility>
+
+#include "ATen/ops/view_as_complex.h"
+#include "absl/container/flat_hash_map.h"
+#include "base/status.h"
+#include "base/torch_guard.h"
+#include "engine/parts/exclusive_scope.h"
+#include "engine/parts/write_checks.h"
+#include "sharding/flat/whole_values.h"
+#include "sharding/torch/torch_scope.h"
+#include "torch/nn/module.h"
+
+namespace tessera {
+namespace {
+
+// One copy, wherever it was.
+at::Tensor CopyOnHost(const at::Tensor& value) {
+  return value.detach().to(at::kCPU, value.scalar_type(),
+                           /*non_blocking=*/false, /*copy=*/true);
+}
+
+// By parameter, since a tied one has several names: masters, on the host.
+using Values = absl::flat_hash_map<const void*, at::Tensor>;
+
+// Of all flats, one at a time. COLLECTIVE.
+absl::StatusOr<Values> GatherMasters(const EngineParts& parts, bool keeps) {
+  Values values;
+  for (const auto& flat : parts.flats) {
+    TESSERA_ASSIGN_OR_RETURN(const FlatBuffer whole,
+                             GatherWhole(*flat, flat->masters(), "masters"));
+    TorchScope scope;
+    const auto& parameters = flat->parameters();
+    for (size_t i = 0; keeps && i < parameters.size(); ++i) {
+      values[parameters[i].tensor.unsafeGetTensorImpl()] =
+          CopyOnHost(PlaceIn(whole, *flat, static_cast<int>(i)));
+    }
+  }
+  return values;
+}
+
+}  // namespace
+
+absl::StatusOr<StateDict> FullStateDict(EngineParts* parts,
+                                        const StateDictOptions& options) {
+  constexpr char kWhere[] = "Engine::FullStateDict";
+  TESSERA_RETURN_IF_ERROR(parts->CheckOpen());
+  ExclusiveScope exclusive(parts, kWhere);
+  TESSERA_RETURN_IF_ERROR(exclusive.Begin());
+  const absl::Status equal = CheckReplicas(parts);
+  if (!equal.ok()) return exclusive.Commit(equal);
+  const bool keeps = !options.rank0_only || parts->comm->rank() == 0;
+  const absl::StatusOr<Values> values =
+      CatchTorch(kWhere, [&] { return GatherMasters(*parts, keeps); });
+  if (!values.ok()) return exclusive.Fail(values.status());
+  TESSERA_RETURN_IF_ERROR(exclusive.Commit());
+  StateDict dict;
+  if (!keeps) return dict;
+  TorchScope scope;
+  for (const auto& p : parts->module->named_parameters()) {
+    const auto found = values->find(p.value().unsafeGetTensorImpl());
+    // Ignored parameters are the module's own.
+    dict.emplace_back(p.key(), found != values->end() ? found->second
+                                                      : CopyOnHost(p.value()));
+  }
+  for (const auto& b : parts->module->named_buffers()) {
+    dict.emplace_back(b.key(), CopyOnHost(b.value()));
+  }
+  return dict;
+}
+
+absl::StatusOr<std::vector<ParameterShard>> ShardedStateDict(
+    EngineParts* parts) {
+  constexpr char kWhere[] = "Engine::ShardedStateDict";
+  TESSERA_RETURN_IF_ERROR(parts->CheckOpen());
+  ExclusiveScope exclusive(parts, kWhere);
+  TESSERA_RETURN_IF_ERROR(exclusive.Begin());
+  std::vector<ParameterShard> shards;
+  const absl::Status copied = CatchTorch(kWhere, [&] {
+    TorchScope scope;
+    for (const auto& flat : parts->flats) {
+      const at::Tensor masters = flat->masters();
+      for (const FlatParameter::Segment& segment : flat->segments()) {
+        const FlatParameter::Parameter& p =
+            flat->parameters()[static_cast<size_t>(segment.parameter)];
+        const int64_t per = ElementsPerNumber(p.tensor.scalar_type());
+        at::Tensor values = CopyOnHost(
+            Slice(masters, {segment.range.begin - flat->owned().begin,
+                           segment.range.end - flat->owned().begin}));
+        if (per == 2) values = at::view_as_complex(values.view({-1, 2}));
+        shards.push_back({p.name, p.tensor.sizes().vec(),
+                          p.tensor.strides().vec(),
+                          (segment.range.begin - p.range.begin) / per, values});
+      }
+    }
+  });
+  // Nothing has changed, so an error of one rank ends nothing.
+  TESSERA_RETURN_IF_ERROR(exclusive.Commit());
+  TESSERA_RETURN_IF_ERROR(parts->comm->AgreeOk(copied, kWhere));
+  return shards;
+}
+
+}  // namespace tessera

@@ -1,0 +1,84 @@
+// EngineParts: what an engine is made of, for all that works on it:
+// Engine::Impl makes and ends the parts, Trainer steps them, engine/access
+// reads and writes their values. A plain struct, without invariants of its own;
+// who writes what stands with each member.
+//
+// Threads: none; calls of an engine come from one thread at a time.
+#ifndef ENGINE_PARTS_ENGINE_PARTS_H_
+#define ENGINE_PARTS_ENGINE_PARTS_H_
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "engine/parts/settings.h"
+#include "engine/setup/buffer_sync.h"
+#include "optim/adamw.h"
+#include "optim/loss_scaler.h"
+#include "sharding/flat/flat_parameter.h"
+#include "sharding/flat/schedule.h"
+#include "sharding/flat/served_gathers.h"
+#include "sharding/gradient/gradients.h"
+
+namespace tessera {
+
+// A parameter of the engine: number of its flat, and in that.
+struct ParameterRef {
+  int flat, parameter;
+};
+
+struct EngineParts {
+  // FailedPrecondition after Close, and within a Backward. LOCAL.
+  absl::Status CheckOpen() const;
+  // FailedPrecondition while a scope of Engine::Summon is open. LOCAL.
+  absl::Status CheckNotSummoned() const;
+  // By the first name of a parameter; by name of a flat. NotFound, and
+  // CheckOpen's. LOCAL.
+  absl::StatusOr<ParameterRef> Find(absl::string_view name) const;
+  absl::StatusOr<FlatParameter*> FindFlat(absl::string_view name) const;
+  FlatParameter& flat(const ParameterRef& place) const {
+    return *flats[static_cast<size_t>(place.flat)];
+  }
+  // What the step's gradients are divided by at last. REQUIRES: open.
+  double divisor() const;
+  at::Device device() const;
+
+  // ---- made by Engine::Impl, and then as they are until Close ----
+  std::shared_ptr<torch::nn::Module> module;
+  proto::Config config;
+  std::shared_ptr<Communicator> comm;  // all ranks
+  // Those that the flats are sharded over, comm itself or neighbours of it; and
+  // those that hold the same part as this rank, null if none does.
+  std::shared_ptr<Communicator> shard_group, replicas;
+  Settings settings;
+  int stage = 0;
+  std::shared_ptr<Schedule> schedule;
+  std::vector<std::shared_ptr<FlatParameter>> flats;
+  absl::flat_hash_map<std::string, ParameterRef> places;
+  std::unique_ptr<BufferSync> buffer_sync;  // null: buffers are each rank's own
+  std::unique_ptr<Gradients> gradients;
+  std::unique_ptr<AdamW> optimizer;  // null: the configuration has none
+  std::optional<LossScaler> scaler;
+  bool shares_working_copy = false;
+  std::shared_ptr<ServedGathers> served;  // null: gathers are collectives
+  bool closed = false;
+
+  // ---- the step's, by Trainer: its Backwards have weights, or have none ----
+  std::optional<bool> weighted;
+
+  // ---- flats in open scopes of Engine::Summon, by these ----
+  absl::flat_hash_set<const FlatParameter*> summoned;
+
+  // ---- by flat: written to since replicas were last seen to be equal,
+  // somewhere; by CheckReplicas (engine/parts/write_checks.h) ----
+  std::vector<bool> unverified_replicas;
+};
+
+}  // namespace tessera
+#endif  // ENGINE_PARTS_ENGINE_PARTS_H_

@@ -1,0 +1,120 @@
+#include "engine/parts/write_checks.h"
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/bits.h"
+#include "base/status.h"
+#include "base/torch_guard.h"
+#include "comm/all_gather_values.h"
+#include "sharding/torch/torch_scope.h"
+
+namespace tessera {
+namespace {
+
+// Of this rank's masters of each of these units.
+std::vector<uint64_t> FingerprintsOf(
+    const std::vector<std::shared_ptr<FlatParameter>>& flats,
+    const std::vector<bool>& which) {
+  TorchScope scope;
+  std::vector<uint64_t> prints;
+  for (size_t u = 0; u < flats.size(); ++u) {
+    if (!which[u]) continue;
+    const at::Tensor bytes = flats[u]->masters().cpu();
+    prints.push_back(Fingerprint(bytes.const_data_ptr(),
+                                 static_cast<int64_t>(bytes.nbytes())));
+  }
+  return prints;
+}
+
+// What ranks have written to since the last call joins what is not verified.
+// Whether that is anything. COLLECTIVE.
+absl::StatusOr<bool> NoteWritten(EngineParts* parts) {
+  std::vector<uint8_t> written;
+  for (const auto& flat : parts->flats) {
+    written.push_back(flat->TakeWrittenTo() ? 1 : 0);
+  }
+  TESSERA_ASSIGN_OR_RETURN(
+      const auto all, AllGatherValues(parts->comm.get(), written,
+                                      CommTag{"which units were written to"}));
+  std::vector<bool>& unverified = parts->unverified_replicas;
+  unverified.resize(parts->flats.size());
+  bool any = false;
+  for (size_t u = 0; u < unverified.size(); ++u) {
+    for (const auto& theirs : all) {
+      if (theirs[u] != 0) unverified[u] = true;
+    }
+    any |= unverified[u];
+  }
+  return any;
+}
+
+}  // namespace
+
+absl::Status CheckReplicas(EngineParts* parts) {
+  if (parts->replicas == nullptr) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(const bool any, NoteWritten(parts));
+  if (!any) return absl::OkStatus();
+  const auto& flats = parts->flats;
+  std::vector<bool>& unverified = parts->unverified_replicas;
+  std::vector<uint64_t> prints;
+  const absl::Status printed = CatchTorch("comparison of replicas", [&] {
+    prints = FingerprintsOf(flats, unverified);
+  });
+  if (!printed.ok()) {
+    parts->comm->Announce(printed);
+    return printed;
+  }
+  TESSERA_ASSIGN_OR_RETURN(const auto all,
+                           AllGatherValues(parts->comm.get(), prints,
+                                           CommTag{"comparison of replicas"}));
+  const auto n = static_cast<size_t>(parts->shard_group->world_size());
+  for (size_t rank = n; rank < all.size(); ++rank) {
+    size_t at = 0;
+    for (size_t u = 0; u < flats.size(); ++u) {
+      if (!unverified[u]) continue;
+      const bool equal = all[rank][at] == all[rank % n][at];
+      ++at;
+      if (equal) continue;
+      return absl::FailedPreconditionError(absl::StrCat(
+          "[", flats[u]->name(),
+          "] what was written into parameters of the unit (the first is '",
+          flats[u]->parameters()[0].name, "') differs between rank ", rank % n,
+          " and rank ", rank,
+          ", which hold replicas of one shard "
+          "(sharding.shard_group_size ",
+          n,
+          "); make the same writes on all ranks, or call Engine::SetMaster or "
+          "LoadCheckpoint to make them equal again"));
+    }
+  }
+  unverified.assign(flats.size(), false);
+  return absl::OkStatus();
+}
+
+absl::Status CheckWrites(EngineParts* parts) {
+  if (!parts->settings.check_writes) return absl::OkStatus();
+  const auto& flats = parts->flats;
+  std::vector<uint64_t> written;
+  for (const auto& flat : flats) written.push_back(flat->TakeWritten());
+  TESSERA_ASSIGN_OR_RETURN(
+      const auto all,
+      AllGatherValues(parts->comm.get(), written,
+                      CommTag{"comparison of what was written"}));
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    for (size_t u = 0; u < flats.size(); ++u) {
+      if (all[rank][u] == all[0][u]) continue;
+      return absl::FailedPreconditionError(absl::StrCat(
+          "[", flats[u]->name(),
+          "] what was written into parameters of the "
+          "unit (the first is '",
+          flats[u]->parameters()[0].name,
+          "') since the last Step differs between rank 0 and rank ", rank,
+          "; make the same writes on all ranks"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tessera

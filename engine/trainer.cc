@@ -1,0 +1,315 @@
+#include "engine/trainer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "ATen/ops/full.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/memory/heap.h"
+#include "base/memory/memory.h"
+#include "base/status.h"
+#include "base/torch_guard.h"
+#include "comm/all_gather_values.h"
+#include "engine/parts/exclusive_scope.h"
+#include "engine/parts/write_checks.h"
+#include "engine/setup/initial_sync.h"
+#include "optim/lr_schedule.h"
+#include "optim/sharded_step.h"
+#include "sharding/dispatch/saved_tensors.h"
+#include "sharding/gradient/nested_graphs.h"
+#include "sharding/layout/module_walk.h"
+#include "sharding/torch/torch_scope.h"
+#include "torch/nn/module.h"
+
+namespace tessera {
+namespace {
+
+absl::Status CheckLoss(const at::Tensor& loss) {
+  if (!loss.defined()) {
+    return absl::InvalidArgumentError("Backward: the loss is undefined");
+  }
+  if (loss.numel() != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Backward: expected a loss of one element, got ",
+                     loss.numel(), "; take its mean or sum"));
+  }
+  if (!loss.requires_grad()) {
+    return absl::InvalidArgumentError(
+        "Backward: the loss does not require a gradient (was the forward run "
+        "under NoGradGuard, or are all parameters frozen?)");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status Trainer::CheckBackward(const at::Tensor& loss,
+                                    const BackwardOptions& options) {
+  TESSERA_RETURN_IF_ERROR(CheckLoss(loss));
+  if (options.weight.has_value() &&
+      !(std::isfinite(*options.weight) && *options.weight >= 0)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Backward: expected a finite weight of at least 0, got ",
+                     *options.weight));
+  }
+  if (parts_->weighted.has_value() &&
+      *parts_->weighted != options.weight.has_value()) {
+    return absl::FailedPreconditionError(
+        "Backward: some micro-batches of this step have a weight and some have "
+        "none");
+  }
+  if (parts_->settings.autocast_dtype.has_value() && !autocast_seen_) {
+    return absl::FailedPreconditionError(
+        "Backward: the configuration enables torch_autocast, but forward did "
+        "not run within an Engine::AutocastScope");
+  }
+  return absl::OkStatus();
+}
+
+bool Trainer::ReducesNow() const {
+  const bool last =
+      micro_steps_ + 1 >= parts_->config.gradient_accumulation_steps();
+  return no_sync_ == 0 && (last || !parts_->settings.accumulate_locally);
+}
+
+// What autograd starts from, in the loss's dtype: undefined for 1. One that a
+// half loss cannot hold is infinite there, and the step an overflow. A weight
+// counts as what it is in that dtype.
+at::Tensor Trainer::Seed(const at::Tensor& loss, std::optional<double> weight,
+                         MicroBatch* micro_batch) const {
+  TorchScope scope;
+  const double scale = parts_->scaler.has_value() ? parts_->scaler->scale() : 1;
+  const double share = weight.value_or(
+      1.0 / static_cast<double>(parts_->config.gradient_accumulation_steps()));
+  if (scale * share == 1) return at::Tensor();
+  const at::Tensor seed =
+      at::full(loss.sizes(), scale * share,
+               at::TensorOptions(at::kDouble).device(loss.device()))
+          .to(loss.scalar_type());
+  const double used = seed.item().toDouble() / scale;
+  if (weight.has_value() && std::isfinite(used)) micro_batch->weight = used;
+  return seed;
+}
+
+// To ask a tensor for its graph may throw: the backward will say why.
+bool Trainer::MayNest(const at::Tensor& loss) const {
+  if (!parts_->gradients->AnyUsedWithoutGrad() || !loss.defined()) return false;
+  return CatchTorch("graph", [&] { return GraphMayNest(loss); }).value_or(true);
+}
+
+absl::Status Trainer::Backward(const at::Tensor& loss,
+                               const BackwardOptions& options) {
+  TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
+  MicroBatch micro_batch;
+  auto backward = [&] {
+    ThrowIfError(parts_->CheckNotSummoned());
+    ThrowIfError(CheckBackward(loss, options));
+    loss.backward(Seed(loss, options.weight, &micro_batch));
+    ThrowIfError(parts_->gradients->CheckAttached());
+  };
+  micro_batch.position = absl::StrCat(
+      "optimizer step ", step_, ", micro-batch ", micro_steps_, ", Backward ",
+      parts_->gradients->num_reductions(), " of the step");
+  micro_batch.weight = options.weight;
+  micro_batch.reduce = ReducesNow();
+  micro_batch.may_nest = MayNest(loss);
+  // The first backwards have large gradients on the heap, too.
+  const bool keeps_heap =
+      parts_->settings.keep_freed_heap && parts_->device().is_cpu();
+  if (keeps_heap) ReturnFreedHeap();
+  absl::Status status = parts_->gradients->Run(backward, micro_batch);
+  ++backwards_;
+  parts_->schedule->EndPass();
+  if (keeps_heap && backwards_ >= Gradients::kToLearnPlaces) KeepFreedHeap();
+  if (status.ok()) {
+    has_backward_ = true;
+    parts_->weighted = options.weight.has_value();
+  }
+  return status;
+}
+
+absl::StatusOr<bool> Trainer::AnyRankHasData(bool this_rank) {
+  TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::vector<uint8_t> all,
+      AllGatherValue<uint8_t>(parts_->comm.get(), this_rank ? 1 : 0,
+                              CommTag{"data left"}));
+  return std::find(all.begin(), all.end(), 1) != all.end();
+}
+
+// A parameter registered since would be trained by nobody.
+absl::Status Trainer::CheckParametersKnown() const {
+  if (FingerprintOfParameters(*parts_->module) == parameters_fingerprint_)
+    return absl::OkStatus();
+  for (const auto& p : parts_->module->named_parameters()) {
+    if (known_parameters_.contains(p.value().unsafeGetTensorImpl())) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "parameter '", p.key(),
+        "' was registered after Engine::Create, which does not see it; Close() "
+        "the engine and Create another"));
+  }
+  return absl::FailedPreconditionError(
+      "some of the module's parameters were unregistered after Engine::Create; "
+      "Close() the engine and Create another");
+}
+
+absl::Status Trainer::CheckStep() {
+  TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
+  TESSERA_RETURN_IF_ERROR(parts_->CheckNotSummoned());
+  if (parts_->optimizer == nullptr) {
+    return absl::FailedPreconditionError(
+        "Step: the configuration has no optimizer");
+  }
+  if (!has_backward_) {
+    return absl::FailedPreconditionError(
+        "Step: no Engine::Backward since the last Step (a bare "
+        "loss.backward() leaves gradients that are not reduced)");
+  }
+  return absl::OkStatus();
+}
+
+// The same on all ranks.
+absl::Status Trainer::CheckUpdate() {
+  TESSERA_RETURN_IF_ERROR(CheckWrites(parts_));
+  TESSERA_RETURN_IF_ERROR(CheckReplicas(parts_));
+  if (!parts_->weighted.value_or(false) ||
+      parts_->gradients->total_weight() != 0) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(
+      "Step: no rank had data (every weight of the step is 0); ask "
+      "Engine::AnyRankHasData before a forward, and call ZeroGrad to go on");
+}
+
+void Trainer::SetScheduledRate() {
+  if (parts_->optimizer == nullptr) return;
+  if (parts_->settings.lr_schedule.has_value()) {
+    const LrSchedule schedule(*parts_->settings.lr_schedule);
+    parts_->optimizer->SetRate(schedule.Rate(step_));
+    const auto betas = schedule.BetasAt(step_);
+    if (betas.has_value())
+      parts_->optimizer->SetBetas(betas->beta1, betas->beta2);
+  }
+  report_.learning_rate = parts_->optimizer->rate();
+}
+
+absl::Status Trainer::SetLearningRate(double rate) {
+  TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
+  absl::Status mine;
+  if (parts_->optimizer == nullptr ||
+      parts_->settings.lr_schedule.has_value()) {
+    mine = absl::FailedPreconditionError(
+        absl::StrCat("the configuration has ",
+                     parts_->optimizer == nullptr
+                         ? "no optimizer"
+                         : "a scheduler, which sets the rate itself"));
+  } else if (!std::isfinite(rate) || rate < 0) {
+    mine = absl::InvalidArgumentError(
+        absl::StrCat("expected a finite number of at least 0, got ", rate));
+  }
+  TESSERA_RETURN_IF_ERROR(parts_->comm->AgreeOk(mine, "SetLearningRate"));
+  TESSERA_RETURN_IF_ERROR(CheckSame(absl::StrFormat("%.17g", rate),
+                                    "rate of SetLearningRate",
+                                    parts_->comm.get()));
+  parts_->optimizer->SetRate(rate);
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::UpdateParameters() {
+  SetScheduledRate();
+  TESSERA_ASSIGN_OR_RETURN(
+      const ShardedStepResult stepped,
+      StepShards(parts_->flats, *parts_->gradients, parts_->divisor(),
+                 parts_->settings.step, parts_->optimizer.get(),
+                 parts_->comm.get()));
+  report_.skipped = stepped.skipped;
+  report_.grad_norm = stepped.grad_norm;
+  report_.clipped_norm = stepped.clipped_norm;
+  report_.loss_scale = parts_->scaler.has_value() ? parts_->scaler->scale() : 1;
+  ++(stepped.skipped ? report_.skipped_steps : step_);
+  return absl::OkStatus();
+}
+
+// What is wrong before the update is agreed on where entering it is an
+// agreement, and else announced: a step has one collective less then. Errors
+// after that are either one rank's own, which fails the update, or found by all
+// ranks, which end it as it is and may go on.
+absl::Status Trainer::OptimizerStep() {
+  absl::Status status = parts_->gradients->CheckNothingPending();
+  if (status.ok()) status = CheckParametersKnown();
+  ExclusiveScope exclusive(parts_, "Step");
+  const absl::Status entered = exclusive.Enter(status);
+  if (!entered.ok()) return status.ok() ? entered : status;
+  if (status.ok()) status = exclusive.Prepare();
+  if (!status.ok()) return exclusive.Fail(status);  // others may wait for us
+  status = CheckUpdate();
+  if (!status.ok()) return exclusive.Commit(status);
+  status = UpdateParameters();
+  if (!status.ok()) return exclusive.Fail(status);
+  TESSERA_RETURN_IF_ERROR(exclusive.Commit());
+  EndStep();
+  // The step is made, and the same on all ranks, whatever becomes of these.
+  if (parts_->scaler.has_value()) {
+    status = parts_->scaler->Update(report_.skipped);
+  }
+  if (parts_->buffer_sync != nullptr) {
+    status.Update(parts_->buffer_sync->Sync());
+  }
+  return status;
+}
+
+void Trainer::EndStep() {
+  parts_->gradients->Zero();
+  has_backward_ = autocast_seen_ = false;
+  parts_->weighted.reset();
+  micro_steps_ = 0;
+  EndKeptPeriod();
+}
+
+absl::Status Trainer::Step() {
+  TESSERA_RETURN_IF_ERROR(CheckStep());
+  if (micro_steps_ + 1 < parts_->config.gradient_accumulation_steps()) {
+    ++micro_steps_;
+    has_backward_ = autocast_seen_ = false;
+    return absl::OkStatus();
+  }
+  if (no_sync_ > 0) {
+    return absl::FailedPreconditionError(
+        "Step: within an Engine::NoSyncScope the gradients are not reduced; "
+        "end it before the last Backward of the step");
+  }
+  return CatchTorch("Step", [&] { return OptimizerStep(); });
+}
+
+absl::Status Trainer::ZeroGrad() {
+  TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
+  ReleaseNodePins();
+  EndStep();
+  return absl::OkStatus();
+}
+
+void Trainer::NoteParameters() {
+  for (const at::Tensor& p : parts_->module->parameters()) {
+    known_parameters_.insert(p.unsafeGetTensorImpl());
+  }
+  parameters_fingerprint_ = FingerprintOfParameters(*parts_->module);
+}
+
+absl::Status Trainer::CheckAtBoundary() const {
+  if (!has_backward_ && micro_steps_ == 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "in the middle of a step; save after Step at an accumulation boundary");
+}
+
+absl::Status Trainer::Resume(int64_t step) {
+  TESSERA_RETURN_IF_ERROR(ZeroGrad());
+  step_ = step;
+  if (parts_->scaler.has_value()) {
+    report_.skipped_steps = parts_->scaler->skipped_steps();
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tessera

@@ -1,0 +1,77 @@
+// Trainer: Backward and Step of an engine, and the bookkeeping between them: in
+// which micro-batch of which step it is, with what weights, and what became of
+// the last step. What each call does and returns is said with Engine's of the
+// same name (engine/engine.h).
+//
+//   Backward  gradients, reduced                      (sharding/gradient)
+//   Step      within an ExclusiveScope: checks of what the user wrote, norm and
+//             AdamW, new values to all ranks          (optim/sharded_step.h)
+#ifndef ENGINE_TRAINER_H_
+#define ENGINE_TRAINER_H_
+
+#include <cstdint>
+#include <optional>
+
+#include "ATen/core/Tensor.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/parts/engine_parts.h"
+#include "engine/parts/engine_types.h"
+
+namespace tessera {
+
+class Trainer {
+ public:
+  // `parts` outlives this.
+  explicit Trainer(EngineParts* parts) : parts_(parts) {}
+
+  absl::Status Backward(const at::Tensor& loss, const BackwardOptions& options);
+  absl::Status Step();
+  absl::Status ZeroGrad();
+  absl::Status SetLearningRate(double rate);
+  absl::StatusOr<bool> AnyRankHasData(bool this_rank);
+
+  // The module's parameters as they are now: a Step with others is refused.
+  // LOCAL.
+  void NoteParameters();
+  void ChangeNoSync(int by) { no_sync_ += by; }
+  void NoteAutocast() { autocast_seen_ = true; }
+  // FailedPrecondition in the middle of a step. LOCAL.
+  absl::Status CheckAtBoundary() const;
+  // Goes on after step `step`, of a checkpoint that has been loaded. LOCAL.
+  absl::Status Resume(int64_t step);
+
+  int64_t step() const { return step_; }  // optimizer steps done
+  const StepReport& last_step() const { return report_; }
+
+ private:
+  absl::Status CheckBackward(const at::Tensor& loss,
+                             const BackwardOptions& options);
+  bool ReducesNow() const;
+  bool MayNest(const at::Tensor& loss) const;
+  at::Tensor Seed(const at::Tensor& loss, std::optional<double> weight,
+                  MicroBatch* micro_batch) const;
+  absl::Status CheckStep();
+  absl::Status CheckParametersKnown() const;
+  absl::Status CheckUpdate();
+  void SetScheduledRate();
+  absl::Status UpdateParameters();
+  absl::Status OptimizerStep();
+  void EndStep();
+
+  EngineParts* const parts_;
+  // The module's parameters at NoteParameters, and a fingerprint of them.
+  absl::flat_hash_set<const void*> known_parameters_;
+  uint64_t parameters_fingerprint_ = 0;
+  StepReport report_;
+  int no_sync_ = 0;             // NoSyncScopes
+  bool autocast_seen_ = false;  // since the last Step
+  bool has_backward_ = false;   // since the last Step
+  int64_t backwards_ = 0;       // since Create
+  int64_t micro_steps_ = 0;     // Steps since the last optimizer step
+  int64_t step_ = 0;
+};
+
+}  // namespace tessera
+#endif  // ENGINE_TRAINER_H_
