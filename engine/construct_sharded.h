@@ -7,7 +7,7 @@
 // The constructor runs as it is, on the CPU, on every rank. Of the tensors that
 // it makes only as many are whole as the budget allows; what was used longest
 // ago goes to the shards of all ranks and comes back when an operator asks for
-// it, but for what an operator overwrites (init::normal_ and the like). Values
+// it, except what an operator overwrites (init::normal_ and the like). Values
 // and the generator's state are those of plain construction, whatever the
 // constructor does: torch::tensor, item(), a second pass over the weights.
 //
@@ -70,7 +70,7 @@ const torch::nn::Module* ModuleOf(const M& made) {
 //
 // Errors, on all ranks: what `make` throws (on one rank alone: the group is of
 // no use after that, as others may wait for it in a gather); InvalidArgument if
-// ranks construct different values (they must be seeded alike), for a budget
+// ranks construct different values (they must have one seed), for a budget
 // below 1, for null; ResourceExhausted; FailedPrecondition within another
 // ConstructSharded, or without a world.
 template <typename Make>

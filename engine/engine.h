@@ -19,8 +19,7 @@
 // by all ranks, in the same order. A forward is COLLECTIVE where gathers at
 // stage 3 are (nccl, several hosts with several ranks each,
 // reshard_after_forward = a number); on one host and over gloo each rank may
-// run what it likes, when it likes (docs/design.md, "One-sided
-// gathers").
+// run what it likes, when it likes (docs/design.md, "One-sided gathers").
 #ifndef ENGINE_ENGINE_H_
 #define ENGINE_ENGINE_H_
 
@@ -138,7 +137,7 @@ class Engine {
   absl::Status SetLearningRate(double rate);
 
   // Drops all gradients, whoever made them, and the micro-batches counted since
-  // the last optimizer step. LOCAL, but make it on all ranks alike.
+  // the last optimizer step. LOCAL, but make it on all ranks.
   absl::Status ZeroGrad();
 
   // The step's averaged gradient of a parameter so far, whole, in the
@@ -182,7 +181,7 @@ class Engine {
     SummonScope(SummonScope&&) noexcept;
     SummonScope& operator=(SummonScope&&) noexcept;
     // Without Close: what was written is taken back, with an error in the log
-    // if it was to be kept. LOCAL, but end it on all ranks alike.
+    // if it was to be kept. LOCAL, but end it on all ranks.
     ~SummonScope();
     // Ends the scope: what was written reaches the masters, and the working
     // copies of all ranks; or nobody. Nothing afterwards. FailedPrecondition if
@@ -195,10 +194,10 @@ class Engine {
   };
   // Makes the units of these parameters (the module's own tensors) whole until
   // Close; they may be read and written, also through raw pointers, by all
-  // ranks alike, or by rank 0 alone: there a parameter that is freed between
-  // uses is so on the other ranks. PyTorch's summon_full_params, DeepSpeed's
-  // GatheredParameters. Units that are never freed cost a copy of them, those
-  // of a shared working copy another.
+  // ranks in the same way, or by rank 0 alone: there a parameter that is freed
+  // between uses is so on the other ranks. PyTorch's summon_full_params,
+  // DeepSpeed's GatheredParameters. Units that are never freed cost a copy of
+  // them, those of a shared working copy another.
   //
   // Within, Backward, Step, and whatever reads or writes masters, are refused
   // (FailedPrecondition); no rank may use the units where gathers are

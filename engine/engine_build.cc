@@ -120,8 +120,9 @@ absl::Status Engine::Impl::Build(const EngineOptions& options) {
     }
   }
   absl::Status taken = TakeOver(std::move(flats));
-  if (taken.ok())
+  if (taken.ok()) {
     taken = parts_->comm->AgreeOk(ConvertBuffers(), "buffer_dtype");
+  }
   if (taken.ok()) taken = MakeBufferSync();
   if (!taken.ok()) return GiveBack(taken);
   InstallSavedTensorHooks();

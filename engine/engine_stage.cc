@@ -87,8 +87,9 @@ absl::Status Engine::Impl::ChooseStage(absl::Span<const UnitPlan> units,
   options.accumulates = parts_->config.gradient_accumulation_steps() > 1;
   options.accumulates_locally = parts_->settings.accumulate_locally;
   std::vector<FlatSize> sizes;
-  for (const auto& flat : flats)
+  for (const auto& flat : flats) {
     sizes.push_back(SizeOf(parts_->settings, flat));
+  }
   TESSERA_ASSIGN_OR_RETURN(
       StageChoice choice,
       tessera::ChooseStage(sizes, parts_->settings.shard_group_size, options,

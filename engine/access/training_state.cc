@@ -55,7 +55,7 @@ int StateRank(const TrainingState& state) {
   return state.comm->rank() % state.shard_group_size;
 }
 
-// Which units have optimizer states; what comes after hangs on it.
+// Which flats have optimizer states; what comes after depends on it.
 CheckpointPart HasStatePart(std::vector<uint8_t>* has_state) {
   return {"has_state",
           BytesOver(reinterpret_cast<char*>(has_state->data()),
