@@ -47,7 +47,7 @@ const std::vector<int64_t> kMine = {1, -2};
 TEST(AllGatherValues, GivesThemByRank) {
   TwoRanks comm(Bytes({3, 4}));
   const auto all = AllGatherValues(&comm, kMine, CommTag{"numbers"});
-  ASSERT_OK(all.status());
+  TESSERA_ASSERT_OK(all.status());
   EXPECT_THAT(*all, ElementsAre(ElementsAre(1, -2), ElementsAre(3, 4)));
 }
 
@@ -61,7 +61,7 @@ TEST(AllGatherValues, WantsAsManyOfAll) {
 TEST(AllGatherLists, TakesAnyNumber) {
   TwoRanks comm("");
   const auto all = AllGatherLists(&comm, kMine, CommTag{"numbers"});
-  ASSERT_OK(all.status());
+  TESSERA_ASSERT_OK(all.status());
   EXPECT_THAT(*all, ElementsAre(ElementsAre(1, -2), IsEmpty()));
 }
 
@@ -75,7 +75,7 @@ TEST(AllGatherLists, WantsWholeValues) {
 TEST(AllGatherValue, GivesOneOfEach) {
   TwoRanks comm(Bytes({7}));
   const auto all = AllGatherValue<int64_t>(&comm, 5, CommTag{"number"});
-  ASSERT_OK(all.status());
+  TESSERA_ASSERT_OK(all.status());
   EXPECT_THAT(*all, ElementsAre(5, 7));
 }
 
@@ -83,7 +83,7 @@ TEST(AllGatherValueAndText, PartsThem) {
   TwoRanks comm(Bytes({7}) + "words");
   const auto all =
       AllGatherValueAndText<int64_t>(&comm, 5, "mine", CommTag{"number"});
-  ASSERT_OK(all.status());
+  TESSERA_ASSERT_OK(all.status());
   ASSERT_EQ(all->size(), 2u);
   EXPECT_EQ((*all)[0].value, 5);
   EXPECT_EQ((*all)[0].text, "mine");

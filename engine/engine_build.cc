@@ -136,8 +136,9 @@ absl::Status Engine::Impl::Build(const EngineOptions& options) {
 absl::Status Engine::Impl::MakeGroups() {
   const int n = parts_->settings.shard_group_size;
   parts_->shard_group = parts_->comm;
-  if (parts_->stage == 0 || n == parts_->comm->world_size())
+  if (parts_->stage == 0 || n == parts_->comm->world_size()) {
     return absl::OkStatus();
+  }
   TESSERA_ASSIGN_OR_RETURN(
       parts_->shard_group,
       parts_->comm->Split(parts_->comm->rank() / n, CommTag{"shard groups"}));
@@ -157,8 +158,9 @@ absl::Status Engine::Impl::AgreeOverGroups(const absl::Status& mine,
 // Null if what a forward leaves is sharded over all ranks of a shard group.
 absl::StatusOr<std::shared_ptr<Communicator>> Engine::Impl::ReshardGroup() {
   const int n = parts_->settings.reshard_group_size;
-  if (n == 0 || n == parts_->shard_group->world_size() || parts_->stage < 3)
+  if (n == 0 || n == parts_->shard_group->world_size() || parts_->stage < 3) {
     return nullptr;
+  }
   auto group = parts_->shard_group->Split(parts_->shard_group->rank() / n,
                                           CommTag{"groups to reshard to"});
   TESSERA_RETURN_IF_ERROR(

@@ -159,9 +159,8 @@ absl::StatusOr<std::string> Engine::Impl::LoadCheckpoint(
   });
   // All ranks have come to it (LoadState agrees).
   if (!loaded.ok()) return exclusive.Commit(loaded.status());
-  const absl::Status published = CatchTorch("LoadCheckpoint", [&] {  //
-    return PublishAll(parts_->flats);
-  });
+  const absl::Status published =
+      CatchTorch("LoadCheckpoint", [&] { return PublishAll(parts_->flats); });
   if (!published.ok()) return exclusive.Fail(published);
   TESSERA_RETURN_IF_ERROR(exclusive.Commit());
   TESSERA_RETURN_IF_ERROR(trainer_.Resume(loaded->step));
@@ -171,11 +170,13 @@ absl::StatusOr<std::string> Engine::Impl::LoadCheckpoint(
 StateBytes Engine::Impl::state_bytes() const {
   StateBytes bytes;
   if (parts_->closed) return bytes;
-  for (const auto& flat : parts_->flats)
+  for (const auto& flat : parts_->flats) {
     bytes.parameters += flat->resident_bytes();
+  }
   bytes.gradients = parts_->gradients->resident_bytes();
-  if (parts_->optimizer != nullptr)
+  if (parts_->optimizer != nullptr) {
     bytes.optimizer = parts_->optimizer->resident_bytes();
+  }
   return bytes;
 }
 

@@ -141,8 +141,9 @@ absl::StatusOr<bool> Trainer::AnyRankHasData(bool this_rank) {
 
 // A parameter registered since would be trained by nobody.
 absl::Status Trainer::CheckParametersKnown() const {
-  if (FingerprintOfParameters(*parts_->module) == parameters_fingerprint_)
+  if (FingerprintOfParameters(*parts_->module) == parameters_fingerprint_) {
     return absl::OkStatus();
+  }
   for (const auto& p : parts_->module->named_parameters()) {
     if (known_parameters_.contains(p.value().unsafeGetTensorImpl())) continue;
     return absl::FailedPreconditionError(absl::StrCat(
@@ -189,8 +190,9 @@ void Trainer::SetScheduledRate() {
     const LrSchedule schedule(*parts_->settings.lr_schedule);
     parts_->optimizer->SetRate(schedule.Rate(step_));
     const auto betas = schedule.BetasAt(step_);
-    if (betas.has_value())
+    if (betas.has_value()) {
       parts_->optimizer->SetBetas(betas->beta1, betas->beta2);
+    }
   }
   report_.learning_rate = parts_->optimizer->rate();
 }

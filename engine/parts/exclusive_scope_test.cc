@@ -62,9 +62,9 @@ class ExclusiveScopeTest : public ::testing::Test {
 TEST_F(ExclusiveScopeTest, CommitTellsNobodyOfAFailure) {
   {
     ExclusiveScope scope(&parts_, "Step");
-    ASSERT_OK(scope.Begin());
+    TESSERA_ASSERT_OK(scope.Begin());
     EXPECT_EQ(comm_->all_reduces, 0);
-    EXPECT_OK(scope.Commit());
+    TESSERA_EXPECT_OK(scope.Commit());
   }
   EXPECT_EQ(comm_->all_reduces, 1);
   EXPECT_THAT(comm_->announced, IsEmpty());
@@ -72,7 +72,7 @@ TEST_F(ExclusiveScopeTest, CommitTellsNobodyOfAFailure) {
 
 TEST_F(ExclusiveScopeTest, CommitGivesBackWhatAllHaveComeTo) {
   ExclusiveScope scope(&parts_, "Step");
-  ASSERT_OK(scope.Begin());
+  TESSERA_ASSERT_OK(scope.Begin());
   EXPECT_THAT(scope.Commit(absl::NotFoundError("a file")),
               StatusIs(absl::StatusCode::kNotFound, "a file"));
   EXPECT_EQ(comm_->all_reduces, 1);
@@ -81,7 +81,7 @@ TEST_F(ExclusiveScopeTest, CommitGivesBackWhatAllHaveComeTo) {
 TEST_F(ExclusiveScopeTest, AFailureIsAnnouncedOnce) {
   {
     ExclusiveScope scope(&parts_, "Step");
-    ASSERT_OK(scope.Begin());
+    TESSERA_ASSERT_OK(scope.Begin());
     EXPECT_THAT(scope.Fail(absl::DataLossError("half a file")),
                 StatusIs(absl::StatusCode::kDataLoss, "half a file"));
   }
@@ -92,7 +92,7 @@ TEST_F(ExclusiveScopeTest, AFailureIsAnnouncedOnce) {
 TEST_F(ExclusiveScopeTest, WhoLeavesItHasFailed) {
   {
     ExclusiveScope scope(&parts_, "Engine::SetMaster");
-    ASSERT_OK(scope.Begin());
+    TESSERA_ASSERT_OK(scope.Begin());
   }
   EXPECT_THAT(comm_->announced, ElementsAre(HasSubstr("Engine::SetMaster")));
 }
@@ -113,7 +113,7 @@ TEST_F(ExclusiveScopeTest, EnteringWithoutAgreementIsOpenWhateverIsWrong) {
   parts_.shares_working_copy = false;
   {
     ExclusiveScope scope(&parts_, "Step");
-    ASSERT_OK(scope.Enter(absl::FailedPreconditionError("not now")));
+    TESSERA_ASSERT_OK(scope.Enter(absl::FailedPreconditionError("not now")));
   }
   EXPECT_THAT(comm_->announced, ElementsAre(HasSubstr("Step")));
 }
@@ -121,7 +121,7 @@ TEST_F(ExclusiveScopeTest, EnteringWithoutAgreementIsOpenWhateverIsWrong) {
 TEST_F(ExclusiveScopeTest, ADismissedOneEndsNothing) {
   {
     ExclusiveScope scope(&parts_, "Engine::Close");
-    ASSERT_OK(scope.Begin());
+    TESSERA_ASSERT_OK(scope.Begin());
     scope.Dismiss();
   }
   EXPECT_EQ(comm_->all_reduces, 0);
