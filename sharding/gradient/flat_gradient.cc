@@ -16,6 +16,7 @@
 #include "sharding/flat/whole_values.h"
 
 namespace tessera {
+
 FlatGradient::FlatGradient(std::shared_ptr<FlatParameter> flat,
                            const std::vector<bool>& expected,
                            int64_t lendable_bytes)

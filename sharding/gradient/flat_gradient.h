@@ -196,7 +196,7 @@ class FlatGradient {
   int num_expected_ = 0;
   int num_missing_ = 0;  // of these, in the backward that runs
 
-  bool sent_ = false;  // Outgoing was called in this micro-batch
+  bool sent_ = false;  // Outgoing or OutgoingHeld, in this micro-batch
   bool late_ = false;
   // Sums of a micro-batch that is to be added to earlier ones.
   at::Tensor sums_;  // [owned], in local_ or in
@@ -204,7 +204,7 @@ class FlatGradient {
   double divisor_ = 1;
 
   LendableFlat local_;   // [P]
-  FlatBuffer outgoing_;  // [P], where local_ is of another dtype
+  FlatBuffer outgoing_;  // [P], where local_ is of another dtype; what was held
   FlatBuffer reduced_;   // [owned], unless in_place_
   // The step's gradient is the owned range of local_ itself.
   bool in_place_ = false;
