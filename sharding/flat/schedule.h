@@ -13,7 +13,7 @@
 // gathered ahead, and flats are kept only while all that are whole stay within
 // both limits. A pinned flat is never freed.
 //
-// Ranks that run the same operators gather and free alike, since everything
+// Ranks that run the same operators gather and free the same, since everything
 // depends on the order of uses alone.
 //
 // Sources: DeepSpeed's stage3_prefetch_bucket_size, stage3_max_live_parameters,
