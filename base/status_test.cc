@@ -115,7 +115,8 @@ TEST(Annotate, LeavesOkAlone) {
 TEST(StatusText, ComesBack) {
   for (const absl::Status& status :
        {absl::OkStatus(), absl::DataLossError("bad sum"),
-        absl::InternalError(""), absl::UnknownError("two  words\nand a line")}) {
+        absl::InternalError(""),
+        absl::UnknownError("two  words\nand a line")}) {
     EXPECT_EQ(StatusFromText(StatusToText(status)), status);
   }
   EXPECT_EQ(StatusToText(absl::OkStatus()), "");

@@ -14,7 +14,7 @@
 #include "base/memory/memory.h"
 #include "base/status.h"
 #include "comm/shm/collectives.h"
-#include "comm/shm/meeting.h"
+#include "comm/shm/map_peers.h"
 #include "comm/shm/team.h"
 
 namespace tessera {

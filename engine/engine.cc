@@ -10,7 +10,7 @@
 #include "config/config.h"
 #include "engine/access/safetensors_loading.h"
 #include "engine/access/state_dict.h"
-#include "engine/access/summoning.h"
+#include "engine/access/summoned.h"
 #include "engine/engine_impl.h"
 #include "engine/world_options.h"
 

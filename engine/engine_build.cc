@@ -269,9 +269,9 @@ absl::Status Engine::Impl::TakeOver(std::vector<FlatPlan> flats) {
   std::vector<Gatherable*> freeable;
   for (size_t i = 0; i < flats.size(); ++i) {
     FlatPlan& plan = flats[i];
-    auto flat =
-        FlatParameter::Prepare(plan.name, std::move(plan.parameters), all_options[i],
-                               parts_->shard_group, parts_->schedule);
+    auto flat = FlatParameter::Prepare(plan.name, std::move(plan.parameters),
+                                       all_options[i], parts_->shard_group,
+                                       parts_->schedule);
     TESSERA_RETURN_IF_ERROR(
         parts_->comm->AgreeOk(flat.status(), "Engine::Create"));
     parts_->flats.push_back(*flat);

@@ -236,7 +236,7 @@ void AdamW::StepInLibtorch(size_t u, const FlatGradient& gradient,
   for (const Run& run : RunsOf(flat, gradient, steps_, /*in_groups=*/true)) {
     auto view = [&](const at::Tensor& of) {
       const at::Tensor t = Slice(of, {run.range.begin - flat.owned().begin,
-                                     run.range.end - flat.owned().begin});
+                                      run.range.end - flat.owned().begin});
       return run.aligned()
                  ? t
                  : Realign(t, run.in_parameter, run.param_numel, &undo);

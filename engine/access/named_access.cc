@@ -9,6 +9,7 @@
 #include "base/torch_guard.h"
 #include "engine/parts/exclusive_scope.h"
 #include "engine/setup/initial_sync.h"
+#include "sharding/flat/pins.h"
 #include "sharding/flat/whole_values.h"
 #include "sharding/torch/storage_access.h"
 #include "sharding/torch/torch_scope.h"

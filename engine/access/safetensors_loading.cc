@@ -75,7 +75,7 @@ absl::Status ReadSegment(const Safetensors& file,
   const Range mine{segment.range.begin - p.range.begin,
                    segment.range.end - p.range.begin};
   const at::Tensor to = Slice(owned, {segment.range.begin - flat.owned().begin,
-                                     segment.range.end - flat.owned().begin});
+                                      segment.range.end - flat.owned().begin});
   if (t.is_contiguous()) return file.Read(source, mine, to);
   const int64_t row = p.range.numel() / t.size(0);
   Range rows{0, t.size(0)};

@@ -87,7 +87,7 @@ absl::StatusOr<std::vector<ParameterShard>> ShardedStateDict(
         const int64_t per = ElementsPerNumber(p.tensor.scalar_type());
         at::Tensor values = CopyOnHost(
             Slice(masters, {segment.range.begin - flat->owned().begin,
-                           segment.range.end - flat->owned().begin}));
+                            segment.range.end - flat->owned().begin}));
         if (per == 2) values = at::view_as_complex(values.view({-1, 2}));
         shards.push_back({p.name, p.tensor.sizes().vec(),
                           p.tensor.strides().vec(),

@@ -23,7 +23,7 @@
 #include "optim/loss_scaler.h"
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/flat/schedule.h"
-#include "sharding/flat/served_gathers.h"
+#include "sharding/copy/served_gathers.h"
 #include "sharding/gradient/gradients.h"
 
 namespace tessera {

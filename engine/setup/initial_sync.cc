@@ -37,7 +37,8 @@ uint64_t PrintOf(absl::string_view text) {
 Print PrintOf(const NamedParameter& p, bool values) {
   Print print{PrintOf(p.name), PrintOf(GeometryOf(p.tensor)), 0,
               p.tensor.requires_grad()};
-  if (const auto all = values ? FingerprintOfEvictable(p.tensor) : std::nullopt) {
+  if (const auto all =
+          values ? FingerprintOfEvictable(p.tensor) : std::nullopt) {
     print.values = *all;
   } else if (values) {
     const at::Tensor host = p.tensor.detach().cpu();

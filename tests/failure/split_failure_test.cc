@@ -1,6 +1,6 @@
 // What ranks in subgroups see when one of them, or one outside of their
-// subgroup, ends, closes it, announces that it failed, or cannot be split: what of
-// it depends on the backend. When waits are ended, and who is named, is in
+// subgroup, ends, closes it, announces that it failed, or cannot be split: what
+// of it depends on the backend. When waits are ended, and who is named, is in
 // comm/watch/wait_judge_test.cc and wait_monitor_test.cc.
 #include <fcntl.h>
 #include <signal.h>
@@ -272,7 +272,8 @@ TESSERA_RANK_FUNCTION(Rank3Announces) {
   TESSERA_ASSIGN_OR_RETURN(const Groups groups, Halves(world));
   TESSERA_ASSIGN_OR_RETURN(const auto alone,
                            groups.half->Split(world.rank(), {"ranks"}));
-  TESSERA_RETURN_IF_ERROR(groups.whole->Barrier("all have subgroups of subgroups"));
+  TESSERA_RETURN_IF_ERROR(
+      groups.whole->Barrier("all have subgroups of subgroups"));
   const std::string folder(args.substr(0, args.find(' ')));
   if (world.rank() == 3) {
     Communicator& comm =

@@ -1,8 +1,8 @@
 // Summoned: units that are held whole in place for a while, by all ranks or by
 // rank 0 alone, and what was written into them then kept, or taken back:
 // Engine::Summon and its scope (engine/engine.h), of which this is the inside.
-#ifndef ENGINE_ACCESS_SUMMONING_H_
-#define ENGINE_ACCESS_SUMMONING_H_
+#ifndef ENGINE_ACCESS_SUMMONED_H_
+#define ENGINE_ACCESS_SUMMONED_H_
 
 #include <memory>
 #include <string>
@@ -52,4 +52,4 @@ class Summoned {
 };
 
 }  // namespace tessera
-#endif  // ENGINE_ACCESS_SUMMONING_H_
+#endif  // ENGINE_ACCESS_SUMMONED_H_

@@ -7,7 +7,7 @@
 // Why rank 0's hold is told to the others. Where gathers are collectives the
 // others must take part in the one that makes the unit whole there, and then
 // not use it: their gather would wait for rank 0, which has nothing to gather.
-#include "engine/access/summoning.h"
+#include "engine/access/summoned.h"
 
 #include <algorithm>
 #include <utility>
@@ -175,9 +175,10 @@ absl::Status Summoned::CloseFlat(EngineParts* parts, FlatParameter* flat) {
   const bool keeps = options_.writeback;
   const bool receives = keeps && !holds_;
   const absl::Status mine =
-      holds_     ? summoning.CheckAlone()
-      : receives ? CatchTorch(kClose, [&] { return summoning.PrepareReceive(); })
-                 : absl::OkStatus();
+      holds_ ? summoning.CheckAlone()
+      : receives
+          ? CatchTorch(kClose, [&] { return summoning.PrepareReceive(); })
+          : absl::OkStatus();
   const absl::Status agreed = parts->comm->AgreeOk(mine, kClose);
   if (!agreed.ok()) {
     if (receives && mine.ok()) summoning.DropReceived();
