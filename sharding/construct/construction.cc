@@ -189,7 +189,7 @@ absl::Status Construction::Restore(Evictable* memory, const Storage& storage,
           "ConstructSharded: the ranks construct different values, first seen "
           "in ",
           node.what,
-          ", of which each keeps a part; seed all ranks alike before, and let "
+          ", of which each keeps a part; give all ranks the same seed before, and let "
           "nothing that is written there depend on the rank"));
       comm_->Announce(status);  // on some ranks it may be as it was
     }
@@ -278,7 +278,7 @@ absl::Status Construction::CheckSameOnAllRanks() {
         "ConstructSharded: ranks 0 and ", rank,
         " construct different values, first in ",
         at < mine.size() ? mine[at].second : "what one of them has more of",
-        "; seed all ranks alike before, and let the constructor not depend on "
+        "; give all ranks the same seed before, and let the constructor not depend on "
         "the rank"));
   }
   return absl::OkStatus();

@@ -76,7 +76,7 @@ absl::Status Gradients::Agree(const absl::Status& mine,
     if (positions[rank] == positions[0]) continue;
     return absl::FailedPreconditionError(absl::StrCat(
         "Backward: rank ", rank, " is at ", positions[rank], ", rank 0 at ",
-        positions[0], "; all ranks must call Step and ZeroGrad alike"));
+        positions[0], "; all ranks must call the same Step and ZeroGrad"));
   }
   return AddWeights(weights);
 }
@@ -89,7 +89,7 @@ absl::Status Gradients::AddWeights(const std::vector<double>& weights) {
       return absl::FailedPreconditionError(absl::StrCat(
           "Backward: rank ", std::isnan(weights[0]) ? rank : 0,
           " gave a weight and rank ", std::isnan(weights[0]) ? 0 : rank,
-          " gave none; all ranks must do alike"));
+          " gave none; all ranks must do the same"));
     }
     sum += weights[rank];
   }

@@ -38,7 +38,7 @@ class RefusingCommunicator : public RecordingCommunicator {
   std::string announced;
 };
 
-// On all ranks alike, so that none waits.
+// The same on all ranks, so that none waits.
 TESSERA_RANK_FUNCTION(LoadCannotPublish) {
   const std::string dir(args);
   TrainingSpec spec;

@@ -60,7 +60,7 @@ TESSERA_RANK_FUNCTION(ReadAfterSteps) {
 
 // args: a TrainingSpec. One engine's state after two steps goes by name into a
 // fresh one of another seed, whose gradient is replaced by the first one's,
-// too; then both step on alike.
+// too; then both make the same steps.
 TESSERA_RANK_FUNCTION(CopyByName) {
   const TrainingSpec spec = TrainingSpec::FromText(args);
   TESSERA_ASSIGN_OR_RETURN(Trainee from,

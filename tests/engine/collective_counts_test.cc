@@ -58,7 +58,7 @@ class Chain : public TestModel {
   torch::nn::ModuleList links_;
 };
 
-// Calls of a step, by operation and, but for all ranks, group.
+// Calls of a step, by operation and, except of all ranks, group.
 using Counts = std::map<std::string, int>;
 
 std::string ToText(const Counts& counts) {

@@ -377,7 +377,7 @@ TESSERA_RANK_FUNCTION(ConstructFails) {
 TEST(ConstructTest, ErrorsAreThoseOfAllRanks) {
   EXPECT_THAT(RunOnRanks(3, "ConstructFails", "seed, and all fits"),
               Each(AllOf(HasSubstr("ranks 0 and 2 construct different values"),
-                         HasSubstr("seed all ranks alike"))));
+                         HasSubstr("give all ranks the same seed"))));
   EXPECT_THAT(RunOnRanks(2, "ConstructFails", "budget"),
               Each(HasSubstr("rank 0: ConstructSharded: the "
                              "budget is 0 bytes")));
@@ -389,7 +389,7 @@ TEST(ConstructTest, ErrorsAreThoseOfAllRanks) {
               Each(AllOf(HasSubstr("rank 2"), HasSubstr("no such file"))));
   EXPECT_THAT(RunOnRanks(3, "ConstructFails", "seed"),
               Each(AllOf(HasSubstr("ranks construct different values"),
-                         HasSubstr("seed all ranks alike"))));
+                         HasSubstr("give all ranks the same seed"))));
 }
 
 }  // namespace

@@ -36,7 +36,7 @@ at::Tensor Weight(const torch::nn::Module& module) {
   return ParameterOf(module, "blocks.1.up.weight");  // [29, 13]
 }
 
-// Made on all ranks alike, without gradients.
+// The same on all ranks, without gradients.
 using Write = std::function<void(const torch::nn::Module&)>;
 
 const std::map<std::string, Write>& Writes() {

@@ -1,6 +1,6 @@
 // What a user does wrong with an engine that is there: an error on every rank
 // that names the parameter and says what to do, without a hang; and where all
-// ranks did alike, training goes on as if nothing had been.
+// ranks did the same, training goes on as if nothing had been.
 #include <torch/torch.h>
 
 #include <cmath>

@@ -267,7 +267,7 @@ TEST_P(GradientsTest, WeightsAreGivenByAllRanksOrNone) {
   EXPECT_THAT(
       TakeFirstLines(&answers),
       Each(AllOf(HasSubstr("rank 1 gave a weight and rank 0 gave none; all "
-                           "ranks must do alike"),
+                           "ranks must do the same"),
                  HasSubstr("some micro-batches of this step have a weight and "
                            "some have none"))));
   ExpectParameters(answers, spec_, 2, {LossOf(0)});

@@ -70,7 +70,7 @@ int64_t BlockShardBytes(int world_size) {
 struct Figures {
   int64_t parameters = 0, gradients = 0, optimizer = 0, working = 0, total = 0;
   int64_t working_peak = 0;
-  int64_t anonymous = 0;  // but for what is kept for the next allocation
+  int64_t anonymous = 0;  // except what is kept for the next allocation
 
   static absl::StatusOr<Figures> Now() {
     malloc_trim(0);
