@@ -8,23 +8,17 @@
 #include "base/status.h"
 #include "base/torch/tensor_over.h"
 
-// Why it is so. A sum in rank order crosses hosts in a fixed order, so a rank
-// waits for what others send, who wait in turn. That ends well because all
-// ranks take windows, and the stops of a window, in one order, and a message is
-// needed only by a later step than the one that sends it: the earliest step
-// that is not done can always be done. Two things would break that. A rank that
-// first started its receives when it needs them would have the sender wait for
-// it (Gloo sends nothing that is not asked for), so messages are started kAhead
-// windows before. And a rank that waited for each of its sends at once would
-// wait for ranks that are not there yet, so a send is waited for only when
-// kBehind more windows have been worked on, by which time it has long been
-// read.
+// Why it is so. A sum in rank order crosses hosts, so ranks wait for messages
+// of others that wait in turn. That ends because all take windows, and the
+// stops of a window, in one order: the earliest step that is not done can
+// always be done. A receive that is started when it is needed would have its
+// sender wait (Gloo sends nothing that is not asked for), so messages start
+// kAhead windows before; a send waits for ranks that are not there yet, so it
+// ends kBehind windows later.
 //
-// Messages of a kind between two ranks share one tag: they are told apart by
-// their order alone, which is the same on both sides since both walk the same
-// plan. The tag also holds the call's signature: ranks in different collectives
-// wait for messages that never come, instead of taking each other's, until the
-// monitor tells them so.
+// Messages of a kind between two ranks share one tag: their order, which both
+// sides' plan gives, tells them apart. The tag also holds the call's signature,
+// so that ranks in different collectives do not take each other's messages.
 namespace tessera {
 namespace {
 

@@ -121,7 +121,7 @@ absl::Status GatheredCopy::AllocateSecondary() {
 }
 
 // After a forward: keeps what the backward will gather from.
-void GatheredCopy::Rest() {
+void GatheredCopy::Free() {
   if (secondary_.defined() && InForward()) {
     const Communicator& group = *flat_.options().reshard_group;
     const int64_t part = flat_.layout().whole_numel() / group.world_size();
@@ -130,7 +130,7 @@ void GatheredCopy::Rest() {
         whole().View({group.rank() * part, (group.rank() + 1) * part}));
     secondary_holds_ = true;
   }
-  ShardedCopy::Rest();
+  ShardedCopy::Free();
 }
 
 void GatheredCopy::DropSecondary() {

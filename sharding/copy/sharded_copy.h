@@ -19,7 +19,7 @@ class ShardedCopy : public WorkingCopy {
   void Drop() override;
   absl::Status StartGather() override;
   absl::Status Settle() override;
-  void Rest() override { DropWhole(); }
+  void Free() override { DropWhole(); }
   absl::Status PrepareReceive() override;
 
  protected:
@@ -28,7 +28,7 @@ class ShardedCopy : public WorkingCopy {
   absl::Status AllocateShard();
   // The gather itself, to whole(). On an error nothing was started.
   virtual absl::StatusOr<CommFuture> Launch() = 0;
-  // Memory for what Rest will leave besides the shard.
+  // Memory for what Free will leave besides the shard.
   virtual absl::Status AllocateSecondary() { return absl::OkStatus(); }
 
   FlatBuffer shard_;  // [S]
@@ -48,7 +48,7 @@ class GatheredCopy : public ShardedCopy {
       const FlatDescription* flat, std::atomic<int64_t>* live);
 
   void Drop() override;
-  void Rest() override;
+  void Free() override;
   void DropSecondary() override;
 
  private:

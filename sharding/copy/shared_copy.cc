@@ -65,7 +65,7 @@ void SharedCopy::Drop() {
   owned_.Reset();
 }
 
-void SharedCopy::Rest() {
+void SharedCopy::Free() {
   if (!std::exchange(private_, false)) return;
   ReadShared();
 }

@@ -22,10 +22,10 @@ class SharedCopy : public WorkingCopy {
   at::Tensor Owned() const override { return owned_.View(); }
   void Take(Range slot, const at::Tensor& values) override;
   void Drop() override;
-  void Rest() override;
+  void Free() override;
   bool Await(const CommFuture& written) override;
   absl::Status PrepareWrite() override;
-  void Restore() override { Rest(); }
+  void Restore() override { Free(); }
   absl::Status PrepareReceive() override { return PrepareWrite(); }
 
  private:

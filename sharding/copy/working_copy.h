@@ -88,7 +88,7 @@ class WorkingCopy {
   virtual bool MustStay(bool /*written*/) const { return false; }
   // Back to what is held between uses: frees the whole copy, or this rank's own
   // one of shared memory. Owned() has what is to be kept. LOCAL.
-  virtual void Rest() {}
+  virtual void Free() {}
   virtual void DropSecondary() {}
 
   // Owned() has been updated: starts to fetch the others' parts. COLLECTIVE,

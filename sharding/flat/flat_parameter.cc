@@ -33,10 +33,10 @@ void FlatParameter::DropMasters() {
 
 // What was written must be kept before the whole copy goes, and the storages
 // must lie nowhere before its memory does.
-void FlatParameter::Rest() {
+void FlatParameter::Free() {
   if (dirty_.exchange(false)) WriteBack();
   if (traits_.can_be_freed) storages_.Unpoint();
-  copy_->Rest();
+  copy_->Free();
   storages_.Follow(copy_->whole());
   free_when_unpinned_ = false;
 }
@@ -106,7 +106,7 @@ void FlatParameter::Unpin() {
   if (pins_ > 0 || !copy_->whole().defined()) return;
   if ((free_when_unpinned_ || schedule_->free_after_use()) &&
       !copy_->MustStay(dirty_)) {
-    Rest();
+    Free();
     return;
   }
   // Whether the flat happens to be whole must not decide what an access outside
@@ -149,7 +149,7 @@ bool FlatParameter::TryFree() {
   if (!traits_.can_be_freed || !copy_->whole().defined()) return true;
   if (pins_ > 0 || copy_->MustStay(dirty_)) return false;
   failed_.Update(Settle());
-  if (copy_->whole().defined()) Rest();
+  if (copy_->whole().defined()) Free();
   return true;
 }
 
@@ -198,7 +198,7 @@ absl::Status FlatParameter::PrepareUpdate() {
   absl::MutexLock lock(&mutex_);
   TESSERA_RETURN_IF_ERROR(Settle());
   TESSERA_RETURN_IF_ERROR(CheckNotHeld());
-  if (copy_->whole().defined()) Rest();
+  if (copy_->whole().defined()) Free();
   return absl::OkStatus();
 }
 

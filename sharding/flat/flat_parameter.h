@@ -177,7 +177,7 @@ class FlatParameter final : public FlatDescription,
   absl::Status Gather() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Settle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void HideUntilSettled() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Rest() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Free() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WriteBack() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckNotHeld() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   at::Tensor Masters() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

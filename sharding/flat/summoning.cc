@@ -83,7 +83,7 @@ void Summoning::DropReceived() {
     absl::MutexLock lock(&flat_.mutex_);
     TakeBack();
     // It may hold anything.
-    if (flat_.can_be_freed() && flat_.whole()) flat_.Rest();
+    if (flat_.can_be_freed() && flat_.whole()) flat_.Free();
   }
   flat_.DropSecondary();
 }

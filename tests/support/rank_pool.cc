@@ -1,9 +1,5 @@
-// A frame is its length (8 bytes, little-endian) and that many bytes. A request
-// holds the frames name and args; an answer one byte for each of "the
-// communicator has failed" and the status code, then the message or string.
 #include "tests/support/rank_pool.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -13,38 +9,24 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <map>
 #include <optional>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "base/env.h"
 #include "base/status.h"
-#include "base/torch_guard.h"
-#include "comm/group/queued_communicator.h"
 #include "comm/launch/launcher.h"
 #include "comm/launch/subprocess.h"
+#include "tests/support/rank_frames.h"
 
 namespace tessera {
 namespace {
 
-constexpr char kWorkerMark[] =
-    "TESSERA_TEST_RANK";  // "<timeout> <grace> <backend> <group>"
-constexpr int kWorkerSocket = ForkServer::kSocket;
-constexpr absl::Duration kStartTimeout = absl::Seconds(180);
 constexpr absl::Duration kEndTimeout = absl::Seconds(5);
 constexpr size_t kMaxErrBytes = 8 << 10;
-
-std::map<std::string, RankFunction>& Functions() {
-  static auto* const functions = new std::map<std::string, RankFunction>;
-  return *functions;
-}
 
 std::map<int, std::unique_ptr<RankPool>>& Pools() {
   static auto* const pools = new std::map<int, std::unique_ptr<RankPool>>;
@@ -54,45 +36,6 @@ std::map<int, std::unique_ptr<RankPool>>& Pools() {
 RankPool::Starts& AllStarts() {
   static auto* const starts = new RankPool::Starts;
   return *starts;
-}
-
-std::string Frame(absl::string_view bytes) {
-  const uint64_t length = bytes.size();
-  std::string frame(reinterpret_cast<const char*>(&length), sizeof(length));
-  frame.append(bytes.data(), bytes.size());
-  return frame;
-}
-
-// The first frame of `*in`, taken out of it, or nullopt if it is not all there.
-std::optional<std::string> TakeFrame(std::string* in) {
-  uint64_t length = 0;
-  if (in->size() < sizeof(length)) return std::nullopt;
-  memcpy(&length, in->data(), sizeof(length));
-  if (in->size() - sizeof(length) < length) return std::nullopt;
-  std::string bytes = in->substr(sizeof(length), length);
-  in->erase(0, sizeof(length) + length);
-  return bytes;
-}
-
-bool SendAll(int fd, absl::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t sent = send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
-    if (sent < 0 && errno == EINTR) continue;
-    if (sent <= 0) return false;
-    bytes.remove_prefix(sent);
-  }
-  return true;
-}
-
-// Appends what there is; false at the end of the stream.
-bool ReadSome(int fd, std::string* to) {
-  char buffer[64 << 10];
-  ssize_t got = 0;
-  do {
-    got = read(fd, buffer, sizeof(buffer));
-  } while (got < 0 && errno == EINTR);
-  if (got > 0) to->append(buffer, got);
-  return got > 0;
 }
 
 void Close(int* fd) {
@@ -105,92 +48,7 @@ std::string WithStderr(const std::string& err) {
   return absl::StrCat("\nits stderr:\n", err);
 }
 
-// ---- in a rank ----
-
-std::string EncodeAnswer(const absl::StatusOr<std::string>& answer,
-                         bool unusable) {
-  std::string bytes;
-  bytes.push_back(unusable ? 1 : 0);
-  bytes.push_back(static_cast<char>(answer.status().code()));
-  absl::string_view text =
-      answer.ok() ? absl::string_view(*answer) : answer.status().message();
-  bytes.append(text.data(), text.size());
-  return Frame(bytes);
-}
-
-bool HasFailed(const World& world) {
-  auto* const comm =
-      dynamic_cast<QueuedCommunicator*>(world.communicator().get());
-  return comm != nullptr && !comm->failure().ok();
-}
-
-absl::StatusOr<std::string> RunFunction(const World& world,
-                                        const std::string& name,
-                                        const std::string& args) {
-  const auto function = Functions().find(name);
-  if (function == Functions().end()) {
-    return absl::NotFoundError(
-        absl::StrCat("no TESSERA_RANK_FUNCTION(", name, ")"));
-  }
-  return CatchTorch(name, [&] { return function->second(world, args); });
-}
-
-// Ends when the pool closes its end.
-void Serve(const World& world) {
-  std::string in;
-  while (true) {
-    std::optional<std::string> request = TakeFrame(&in);
-    if (!request.has_value()) {
-      if (!ReadSome(kWorkerSocket, &in)) return;
-      continue;
-    }
-    const std::string name = TakeFrame(&*request).value_or("");
-    const std::string args = TakeFrame(&*request).value_or("");
-    const auto answer = RunFunction(world, name, args);
-    fflush(nullptr);
-    if (!SendAll(kWorkerSocket, EncodeAnswer(answer, HasFailed(world)))) return;
-  }
-}
-
-WorldOptions OptionsFromMark(const std::string& mark) {
-  const std::vector<std::string> parts = absl::StrSplit(mark, ' ');
-  WorldOptions options;
-  options.startup_timeout = kStartTimeout;
-  options.dump_folder = EnvString("TEST_TMPDIR").value_or("");
-  if (parts.size() == 4) {
-    absl::ParseDuration(parts[0], &options.collective_timeout);
-    absl::ParseDuration(parts[1], &options.announce_grace);
-    options.backend = parts[2];
-    options.memory_group = parts[3];
-  }
-  return options;
-}
-
 }  // namespace
-
-bool RegisterRankFunction(const char* name, RankFunction function) {
-  if (!Functions().emplace(name, function).second) {
-    fprintf(stderr, "two rank functions are called %s\n", name);
-    abort();
-  }
-  return true;
-}
-
-void ServeIfRank(int* argc, char** argv) {
-  const std::optional<std::string> mark = EnvString(kWorkerMark);
-  if (!mark.has_value()) return;
-  unsetenv(kWorkerMark);
-  fcntl(kWorkerSocket, F_SETFD, FD_CLOEXEC);
-  absl::StatusOr<const World*> world = Init(argc, argv, OptionsFromMark(*mark));
-  const absl::StatusOr<std::string> hello =
-      world.ok() ? absl::StatusOr<std::string>("") : world.status();
-  if (SendAll(kWorkerSocket, EncodeAnswer(hello, !world.ok())) && world.ok()) {
-    Serve(**world);
-    Shutdown();
-  }
-  fflush(nullptr);
-  _exit(0);
-}
 
 std::string DefaultBackend() {
   return EnvString("TESSERA_TEST_BACKEND").value_or("shm");
