@@ -31,12 +31,16 @@
 #include "base/torch_guard.h"
 #include "c10/util/Logging.h"
 #include "comm/rendezvous/local_address.h"
+#include "comm/rendezvous/sockets.h"
 #include "torch/csrc/distributed/c10d/FileStore.hpp"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 #include "torch/csrc/distributed/c10d/TCPStore.hpp"
 
 namespace tessera {
 namespace {
+
+// Of ranks that connect at once.
+constexpr int kBacklog = 1024;
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
@@ -355,8 +359,13 @@ absl::Status RunAbandonable(std::function<absl::Status()> work,
 absl::StatusOr<HostedStore> HostedStore::Start() {
   return CatchTorch("the launcher's store", [] {
     const SigpipeBlock no_sigpipe;  // for the store's thread
+    // A socket of our own, since the store's would listen on all interfaces;
+    // and it would take a local rank for an IPv6 host, whose name it asks of
+    // the name service (5 s for each rank where that does not answer).
     c10d::TCPStoreOptions options;
-    options.port = 0;  // the system picks a free one
+    const int fd = OpenListener(/*loopback=*/true, kBacklog, &options.port);
+    TORCH_CHECK(fd >= 0, "cannot listen on the loopback: ", strerror(errno));
+    options.masterListenFd = fd;  // takes it
     options.isServer = true;
     options.waitWorkers = false;
     auto store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);

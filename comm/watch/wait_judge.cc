@@ -92,12 +92,17 @@ bool WaitJudge::IsDue(const Wait& wait) {
   const absl::Duration now = announcements_->Now();
   if (judged_begin_ != wait.begin) {
     judged_begin_ = wait.begin;
-    interval_ = tick_;
-    look_at_ = wait.begin + interval_;
+    // One that began before the last look, as the pull behind the oldest did,
+    // was seen by it: a look for each such would be one in every tick.
+    if (wait.begin >= looked_at_) {
+      interval_ = tick_;
+      look_at_ = wait.begin + interval_;
+    }
   }
   // What is told of a wait that lasted too long is to be new.
   if (TimedOut(wait.begin)) return true;
   if (now < look_at_) return false;
+  looked_at_ = now;
   // Doubling, but never so rarely that a short timeout is missed.
   interval_ =
       std::min(2 * interval_, LongestInterval(announcements_->world_size()));

@@ -96,6 +96,7 @@ class WaitJudge {
   // Of the wait that began at `judged_begin_`.
   absl::Duration judged_begin_ = -absl::InfiniteDuration();
   absl::Duration interval_, look_at_;
+  absl::Duration looked_at_ = -absl::InfiniteDuration();
   // By rank and count: when an announcement that stands was first seen.
   std::map<std::pair<int, int64_t>, absl::Duration> first_seen_;
   PeerProgress progress_;

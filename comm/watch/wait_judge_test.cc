@@ -112,6 +112,14 @@ TEST_F(WaitJudgeTest, LooksBecomeRare) {
   EXPECT_EQ(reads_until(absl::Milliseconds(700) + 100 * kLooks), 100);
   wait.begin = clock_.Now();  // the next wait begins anew
   EXPECT_EQ(reads_until(absl::Milliseconds(700)), 3);
+  // Pulls that had begun when the one before them was looked at: no more looks
+  // than for one of them.
+  reads_until(absl::Milliseconds(700) + 3 * kLooks);
+  for (int pull = 0; pull < 20; ++pull, clock_.Advance(judge.tick())) {
+    wait.begin += absl::Milliseconds(1);
+    TESSERA_EXPECT_OK(judge.JudgeAnnouncements(wait));
+  }
+  EXPECT_LE(store->reads, 20 * judge.tick() / kLooks + 1);
 }
 
 // ---- announcements ----

@@ -81,6 +81,7 @@ TEST(CommLogTest, IsWrittenAtTheEnd) {
   {
     RankPoolOptions options;
     options.world_size = 3;
+    options.backend = "gloo";
     RankPool pool(options);
     for (const auto& answer : pool.Run("SomeCollectives", "")) {
       TESSERA_ASSERT_OK(answer);

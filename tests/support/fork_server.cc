@@ -97,6 +97,7 @@ void BecomeRank(int server, pid_t test, const std::string& environment,
   dup2(socket, ForkServer::kSocket);
   close(err);
   close(socket);
+  clearenv();
   for (const absl::string_view entry :
        absl::StrSplit(environment, '\0', absl::SkipEmpty())) {
     const std::pair<std::string, std::string> pair =
@@ -160,7 +161,10 @@ absl::StatusOr<ForkServer*> ForkServer::Start() {
 
 absl::StatusOr<pid_t> ForkServer::Fork(const Environment& env, int stderr_fd,
                                        int socket_fd) {
-  std::string environment;
+  std::string environment;  // a test may have changed it since the server began
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    absl::StrAppend(&environment, *entry, absl::string_view("", 1));
+  }
   for (const auto& [name, value] : env) {
     absl::StrAppend(&environment, name, "=", value, absl::string_view("", 1));
   }
