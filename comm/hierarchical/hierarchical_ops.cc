@@ -16,9 +16,9 @@
 // kAhead windows before; a send waits for ranks that are not there yet, so it
 // ends kBehind windows later.
 //
-// Messages of a kind between two ranks share one tag: their order, which both
-// sides' plan gives, tells them apart. The tag also holds the call's signature,
-// so that ranks in different collectives do not take each other's messages.
+// Messages of a kind between two ranks share a tag: their order tells them
+// apart. It holds the call's signature: ranks in different collectives exchange
+// nothing.
 namespace tessera {
 namespace {
 
