@@ -17,8 +17,7 @@
 // ends kBehind windows later.
 //
 // Messages of a kind between two ranks share a tag: their order tells them
-// apart. It holds the call's signature: ranks in different collectives exchange
-// nothing.
+// apart. It holds the signature: ranks in other collectives exchange nothing.
 namespace tessera {
 namespace {
 
