@@ -21,9 +21,9 @@
 #include "engine/setup/buffer_sync.h"
 #include "optim/adamw.h"
 #include "optim/loss_scaler.h"
+#include "sharding/copy/served_gathers.h"
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/flat/schedule.h"
-#include "sharding/copy/served_gathers.h"
 #include "sharding/gradient/gradients.h"
 
 namespace tessera {
