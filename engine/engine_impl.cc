@@ -119,9 +119,9 @@ absl::StatusOr<std::string> Engine::Impl::UnitOf(
   return parts_->flat(place).name();
 }
 
-absl::Status Engine::Impl::SetPrefetch(absl::string_view flat, Phase phase,
+absl::Status Engine::Impl::SetPrefetch(absl::string_view unit, Phase phase,
                                        const std::vector<std::string>& next) {
-  TESSERA_ASSIGN_OR_RETURN(FlatParameter* const of, parts_->FindFlat(flat));
+  TESSERA_ASSIGN_OR_RETURN(FlatParameter* const of, parts_->FindFlat(unit));
   std::vector<Gatherable*> flats;
   for (const std::string& name : next) {
     TESSERA_ASSIGN_OR_RETURN(FlatParameter* const one, parts_->FindFlat(name));
@@ -131,9 +131,9 @@ absl::Status Engine::Impl::SetPrefetch(absl::string_view flat, Phase phase,
   return absl::OkStatus();
 }
 
-absl::Status Engine::Impl::SetReshardAfterForward(absl::string_view flat,
+absl::Status Engine::Impl::SetReshardAfterForward(absl::string_view unit,
                                                   bool reshard) {
-  TESSERA_ASSIGN_OR_RETURN(FlatParameter* const of, parts_->FindFlat(flat));
+  TESSERA_ASSIGN_OR_RETURN(FlatParameter* const of, parts_->FindFlat(unit));
   parts_->schedule->SetReshardAfterForward(of, reshard);
   return absl::OkStatus();
 }

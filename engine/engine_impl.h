@@ -32,9 +32,9 @@ class Engine::Impl {
   absl::Status SaveCheckpoint(const std::string& dir,
                               absl::string_view client_state);
   absl::StatusOr<std::string> LoadCheckpoint(const std::string& dir);
-  absl::Status SetPrefetch(absl::string_view flat, Phase phase,
+  absl::Status SetPrefetch(absl::string_view unit, Phase phase,
                            const std::vector<std::string>& next);
-  absl::Status SetReshardAfterForward(absl::string_view flat, bool reshard);
+  absl::Status SetReshardAfterForward(absl::string_view unit, bool reshard);
   absl::StatusOr<std::string> UnitOf(absl::string_view parameter) const;
   StateBytes state_bytes() const;
   StateBytes replicated_state_bytes() const;
