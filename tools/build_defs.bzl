@@ -80,8 +80,9 @@ def _run_again_test_impl(ctx):
 
 _OF_A_RUN = ["args", "flaky", "local", "shard_count", "size", "timeout"]
 
-# Another test's program with `env` in its environment, not built once more.
-_run_again_test = rule(
+# Another test's program with other arguments, tags or with `env` in its
+# environment, not built once more.
+tessera_run_again_test = rule(
     implementation = _run_again_test_impl,
     attrs = {
         "binary": attr.label(
@@ -109,7 +110,8 @@ def tessera_rank_test(
       backends: others over which the same program runs, where what is tested
         depends on them: "gloo" makes the target `name`_gloo.
       args_over: by backend, the program's arguments, for a part of the cases or
-        fewer rounds; `args` where there are none.
+        fewer rounds; all of it is then `name`_gloo_slow. `args` where there are
+        none.
       slow: attributes (args, env) of the same program's run with the tag "slow",
         `name`_slow: what takes minutes, of which the others are a part.
       cpus: 3 where it is the subject how soon something happens: with two
@@ -122,7 +124,7 @@ def tessera_rank_test(
     kwargs.setdefault("size", "medium")
     tessera_cc_test(name = name, env = env, tags = tags, **kwargs)
     if slow:
-        _run_again_test(
+        tessera_run_again_test(
             name = name + "_slow",
             size = "large",
             binary = name,
@@ -131,15 +133,20 @@ def tessera_rank_test(
         )
     for backend in backends:
         own = {key: kwargs[key] for key in _OF_A_RUN if key in kwargs}
+        runs = [("", own, [])]
         if backend in args_over:
-            own["args"] = args_over[backend]
-        _run_again_test(
-            name = name + "_" + backend,
-            binary = name,
-            env = dict(env, TESSERA_TEST_BACKEND = backend),
-            tags = tags,
-            **own
-        )
+            runs = [
+                ("", dict(own, args = args_over[backend]), []),
+                ("_slow", dict(own, size = "large"), ["slow"]),
+            ]
+        for suffix, attributes, more_tags in runs:
+            tessera_run_again_test(
+                name = name + "_" + backend + suffix,
+                binary = name,
+                env = dict(env, TESSERA_TEST_BACKEND = backend),
+                tags = tags + more_tags,
+                **attributes
+            )
 
 def tessera_proto_library(name, srcs, deps = [], visibility = None, testonly = False):
     """C++ code for .proto files: include "folder/file.pb.h", depend on `name`.

@@ -51,6 +51,7 @@ TEST_P(LoopTest, AtEveryStage) {
 
 TEST_P(LoopTest, WhateverIsGatheredAhead) {
   spec_.stage = 3;
+  spec_.shared = "off";
   spec_.max_reuse_distance = 0;
   for (int64_t prefetch : {0, 1, 700, 100000}) {
     spec_.prefetch_bucket_size = prefetch;
@@ -61,6 +62,7 @@ TEST_P(LoopTest, WhateverIsGatheredAhead) {
 
 TEST_P(LoopTest, WhateverStaysWhole) {
   spec_.stage = 3;
+  spec_.shared = "off";
   spec_.accumulation = 2;
   for (int64_t max_live : {0, 1, 700, 2000}) {
     spec_.max_live_parameters = max_live;
@@ -73,6 +75,7 @@ TEST_P(LoopTest, WhateverStaysWhole) {
 
 TEST_P(LoopTest, WhateverIsKeptForBackward) {
   spec_.stage = 3;
+  spec_.shared = "off";
   spec_.reshard = "false";
   for (int64_t max_live : {700, 100000}) {
     spec_.max_live_parameters = max_live;

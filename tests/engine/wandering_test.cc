@@ -84,12 +84,12 @@ INSTANTIATE_TEST_SUITE_P(All, WanderingTest,
                                                std::get<1>(info.param));
                          });
 
-TEST_P(WanderingTest, AThousandStepsOfRanksThatTakeDifferentPaths) {
+TEST_P(WanderingTest, RanksThatTakeDifferentPathsComputeTheSame) {
   const auto [world_size, dtype] = GetParam();
   TrainingSpec spec;
   spec.model = "Wandering";
   spec.stage = 3;
-  spec.steps = 1000;
+  spec.steps = DefaultBackend() == "shm" ? 1000 : 250;
   spec.dtype = dtype;
   spec.max_reuse_distance = 0;
   spec.prefetch_bucket_size = 1;  // the next unit

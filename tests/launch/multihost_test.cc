@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -144,11 +145,16 @@ int RankMain(int argc, char** argv) {
 
 class MultihostTest : public testing::Test {
  protected:
-  // Skips where they cannot be made.
+  // Skips where they cannot be made. They stay for the tests that follow.
   void MakeHosts(const std::string& second_name) {
-    hosts_ = std::make_unique<TwoHosts>(second_name, testing::TempDir());
+    std::unique_ptr<TwoHosts>& hosts = hosts_made_[second_name];
+    if (hosts == nullptr) {
+      hosts = std::make_unique<TwoHosts>(second_name, testing::TempDir());
+    }
+    hosts_ = hosts.get();
     if (!hosts_->trouble().empty()) GTEST_SKIP() << hosts_->trouble();
   }
+  static void TearDownTestSuite() { hosts_made_.clear(); }
 
   using Ranks = std::vector<std::unique_ptr<Process>>;
 
@@ -198,10 +204,12 @@ class MultihostTest : public testing::Test {
   std::string backend_ = "hierarchical";
 
  private:
-  std::unique_ptr<TwoHosts> hosts_;
+  static std::map<std::string, std::unique_ptr<TwoHosts>> hosts_made_;
+  TwoHosts* hosts_ = nullptr;
 };
+std::map<std::string, std::unique_ptr<TwoHosts>> MultihostTest::hosts_made_;
 
-std::vector<std::string> OneHostLines() {
+std::vector<std::string> RunOnOneHost() {
   const Finished run =
       Process({"--world=4"}, {{kProgram, "rank"}, {"OMP_NUM_THREADS", "1"}})
           .Finish(absl::Seconds(90));
@@ -216,6 +224,11 @@ std::vector<std::string> OneHostLines() {
     }
   }
   for (const std::string& line : lines) EXPECT_NE(line, "");
+  return lines;
+}
+
+const std::vector<std::string>& OneHostLines() {
+  static const std::vector<std::string> lines = RunOnOneHost();
   return lines;
 }
 

@@ -78,12 +78,11 @@ TwoHosts::TwoHosts(const std::string& second_name, const std::string& folder) {
     return;
   }
   for (int host = 0; host < 2; ++host) {
-    if (!Ip("link set lo up", host) ||
-        !Ip(absl::StrCat("addr add ", kAddresses[host], "/24 dev cable"),
-            host) ||
-        !Ip("link set cable up", host)) {
-      return;
-    }
+    const std::string commands = absl::StrCat(path, host, ".ip");
+    std::ofstream(commands)
+        << "link set lo up\naddr add " << kAddresses[host]
+        << "/24 dev cable\nlink set cable up\n";
+    if (!Ip(absl::StrCat("-batch ", commands), host)) return;
   }
 }
 

@@ -71,7 +71,8 @@ struct RankPoolOptions {
   int world_size = 2;
   // Shorter than Run's deadline, so that a hang is told by who waits for what.
   absl::Duration collective_timeout = absl::Seconds(40);
-  absl::Duration announce_grace = kAnnounceGrace;
+  // Not kAnnounceGrace: what ends by it would take seconds.
+  absl::Duration announce_grace = absl::Seconds(1);
   std::string backend = DefaultBackend();  // as in WorldOptions
   // By rank: its host. Empty: DefaultMemoryGroup.
   std::vector<int> hosts;
