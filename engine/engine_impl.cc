@@ -154,10 +154,13 @@ absl::StatusOr<std::string> Engine::Impl::LoadCheckpoint(
   TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
   ExclusiveScope exclusive(parts_.get(), "LoadCheckpoint");
   TESSERA_RETURN_IF_ERROR(exclusive.Begin());
-  const absl::StatusOr<LoadedState> loaded = CatchTorch("LoadCheckpoint", [&] {
-    return LoadState(dir, StateOf(*parts_, trainer_.step()));
+  absl::StatusOr<LoadedState> loaded = absl::UnknownError("not loaded");
+  const absl::Status run = CatchTorch("LoadCheckpoint", [&] {
+    loaded = LoadState(dir, StateOf(*parts_, trainer_.step()));
+    return absl::OkStatus();
   });
-  // All ranks have come to it (LoadState agrees).
+  if (!run.ok()) return exclusive.Fail(run);
+  // All ranks have come to it: LoadState agrees on what it returns.
   if (!loaded.ok()) return exclusive.Commit(loaded.status());
   const absl::Status published =
       CatchTorch("LoadCheckpoint", [&] { return PublishAll(parts_->flats); });

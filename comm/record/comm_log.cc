@@ -39,7 +39,6 @@ double BusFactor(CollectiveOp op, int world_size) {
       return 2 * others;
     case CollectiveOp::kAllGather:
     case CollectiveOp::kReduceScatter:
-    case CollectiveOp::kAllToAll:
       return others;
     default:
       return 1;

@@ -62,7 +62,6 @@ std::string TextOf(const std::vector<CollectiveRecord>& records, int last) {
 absl::string_view CollectiveName(CollectiveOp op) {
   static constexpr absl::string_view kNames[kNumCollectiveOps] = {
       "all-gather", "reduce-scatter", "all-reduce", "broadcast",
-      "reduce",     "gather",         "scatter",    "all-to-all",
       "barrier",    "agreement",      "pull"};
   return kNames[static_cast<int>(op)];
 }
@@ -74,16 +73,9 @@ std::string CollectiveRecord::Title() const {
 std::string CollectiveRecord::Describe() const {
   std::string text(CollectiveName(op));
   if (*reduce != '\0') absl::StrAppend(&text, " ", reduce);
-  if (root >= 0) {
-    const bool from =
-        op == CollectiveOp::kBroadcast || op == CollectiveOp::kScatter;
-    absl::StrAppend(&text, from ? " from rank " : " to rank ", root);
-  }
+  if (root >= 0) absl::StrAppend(&text, " from rank ", root);
   if (*dtype != '\0') {
-    absl::StrAppend(
-        &text, ", ",
-        op == CollectiveOp::kAllToAll ? "" : absl::StrCat(bytes, " bytes of "),
-        dtype);
+    absl::StrAppend(&text, ", ", bytes, " bytes of ", dtype);
   }
   return text;
 }

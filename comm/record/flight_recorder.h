@@ -31,15 +31,11 @@ enum class CollectiveOp {
   kReduceScatter,
   kAllReduce,
   kBroadcast,
-  kReduce,
-  kGather,
-  kScatter,
-  kAllToAll,
   kBarrier,
   kText,  // an agreement: strings of any length
   kPull,  // no collective: comm/shard_server.h
 };
-inline constexpr int kNumCollectiveOps = 11;
+inline constexpr int kNumCollectiveOps = 7;
 
 // "all-gather", "reduce-scatter", ..., "agreement", "pull".
 absl::string_view CollectiveName(CollectiveOp op);

@@ -16,10 +16,6 @@
 namespace tessera {
 namespace {
 
-at::Tensor MeanSquare(const at::Tensor& t) {
-  return t.to(at::kFloat).pow(2).mean();
-}
-
 // Whether the user has autocast's cache on.
 class AutocastCache : public TaggedStorageTest,
                       public ::testing::WithParamInterface<bool> {};

@@ -19,8 +19,6 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Values;
 
-at::Tensor MeanSquare(const at::Tensor& t) { return t.pow(2).mean(); }
-
 // Without ", which is output 0 of TBackward0,": libtorch does not tell hooks
 // where a saved tensor came from.
 std::string WithoutOrigin(const absl::Status& status) {

@@ -17,10 +17,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-at::Tensor MeanSquare(const at::Tensor& t) {
-  return t.to(at::kFloat).pow(2).mean();
-}
-
 // Of a parameter, of a view of it, to a wider dtype.
 at::Tensor HandCasts(Pair& m, const at::Tensor& x) {
   const at::Tensor a = m->a->weight.to(at::kBFloat16);

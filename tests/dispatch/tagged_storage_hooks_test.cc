@@ -20,8 +20,6 @@ using ::testing::HasSubstr;
 using ::testing::StartsWith;
 using ::testing::Values;
 
-at::Tensor MeanSquare(const at::Tensor& t) { return t.pow(2).mean(); }
-
 // The user's own hook, which does what it is told to.
 class Hook : public torch::autograd::PostAccumulateGradHook {
  public:

@@ -13,8 +13,6 @@
 namespace tessera {
 namespace {
 
-at::Tensor MeanSquare(const at::Tensor& t) { return t.pow(2).mean(); }
-
 class PinsOf : public TaggedStorageTest,
                public ::testing::WithParamInterface<int> {};
 INSTANTIATE_TEST_SUITE_P(TaggedStorageTest, PinsOf, ::testing::Values(0, 1),

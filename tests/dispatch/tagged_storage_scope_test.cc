@@ -27,8 +27,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-at::Tensor MeanSquare(const at::Tensor& t) { return t.pow(2).mean(); }
-
 TEST_F(TaggedStorageTest, EngineCodeRunsUnderItsOwnStateInInferenceMode) {
   auto t = PairTwins();
   t.Create();

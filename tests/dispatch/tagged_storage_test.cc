@@ -24,8 +24,6 @@ std::string Saved(const Holder& module) {
   return out.str();
 }
 
-at::Tensor MeanSquare(const at::Tensor& t) { return t.pow(2).mean(); }
-
 TEST_F(TaggedStorageTest, SavingAFreedParameterNamesIt) {
   auto t = LinearTwins();
   t.Create();

@@ -38,6 +38,11 @@
 
 namespace tessera {
 
+// A loss of float32, whatever the dtype of `t`.
+inline at::Tensor MeanSquare(const at::Tensor& t) {
+  return t.to(at::kFloat).pow(2).mean();
+}
+
 // Same dtype, sizes and bytes, so that 0 and -0 differ and NaNs compare.
 inline ::testing::AssertionResult SameBits(const at::Tensor& a,
                                            const at::Tensor& b) {

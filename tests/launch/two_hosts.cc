@@ -79,9 +79,8 @@ TwoHosts::TwoHosts(const std::string& second_name, const std::string& folder) {
   }
   for (int host = 0; host < 2; ++host) {
     const std::string commands = absl::StrCat(path, host, ".ip");
-    std::ofstream(commands)
-        << "link set lo up\naddr add " << kAddresses[host]
-        << "/24 dev cable\nlink set cable up\n";
+    std::ofstream(commands) << "link set lo up\naddr add " << kAddresses[host]
+                            << "/24 dev cable\nlink set cable up\n";
     if (!Ip(absl::StrCat("-batch ", commands), host)) return;
   }
 }
