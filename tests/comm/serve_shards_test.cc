@@ -273,8 +273,9 @@ TESSERA_RANK_FUNCTION(KilledInPulls) {
   if (absl::Now() - begin > kSoon) {
     return absl::InternalError(absl::StrCat("late: ", status.message()));
   }
-  // The whole group has failed.
-  const absl::Status later = comm.Barrier("later");
+  // The whole group has failed: told here, by nobody else.
+  const absl::Status later =
+      comm.AllReduceSum(torch::zeros({0}), {"later"}).Wait();
   if (later != status) return absl::InternalError(later.message());
   return status;
 }
