@@ -237,7 +237,8 @@ TEST(ResolveConfig, WritesAllDefaultsOut) {
       "memory_limit_bytes: 0 check_writes: false "
       "shared_working_copy: \"auto\" served_gathers: \"auto\" "
       "shard_group_size: 0 buffer_sync: \"local\" "
-      "keep_freed_heap: true in_place_gradient_bytes: 131072 } "
+      "keep_freed_heap: true in_place_gradient_bytes: 131072 "
+      "report_grad_norm: false } "
       "precision { fp32_norms: false cast_inputs: true } "
       "gradient_allreduce_op: \"mean\"");
 }

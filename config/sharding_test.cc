@@ -188,6 +188,7 @@ TEST(Sharding, AllKeys) {
         "memory_limit_bytes": 2e9,
         "check_writes": true, "keep_freed_heap": false,
         "in_place_gradient_bytes": 0,
+        "report_grad_norm": true,
         "shared_working_copy": "off",
         "served_gathers": "on", "shard_group_size": 1,
         "buffer_sync": "mean")"),
@@ -200,7 +201,8 @@ TEST(Sharding, AllKeys) {
       "memory_limit_bytes: 2000000000 "
       "check_writes: true shared_working_copy: \"off\" served_gathers: \"on\" "
       "shard_group_size: 1 buffer_sync: \"mean\" "
-      "keep_freed_heap: false in_place_gradient_bytes: 0");
+      "keep_freed_heap: false in_place_gradient_bytes: 0 "
+      "report_grad_norm: true");
 }
 
 TEST(Sharding, HasRanges) {

@@ -81,7 +81,10 @@ class Engine {
   // all and the micro-batch is discarded; the engine stays usable, unless the
   // failed rank had to leave the others inside of a collective (out of memory
   // there; at stage 3, a failure that not all ranks share). FailedPrecondition
-  // if a rank called Step or ZeroGrad that another did not. COLLECTIVE.
+  // if a rank called Step or ZeroGrad that another did not; with gradients in
+  // .grad() that came from elsewhere (BackwardOptions::add_outside); with
+  // accumulation, of a second Backward before Step (more_losses), or after a
+  // zero_grad() of the module in the middle of a step. COLLECTIVE.
   //
   // Within a NoSyncScope, and with sharding.accumulation "local" before the
   // last micro-batch of a step, gradients stay on this rank, added up in
@@ -137,7 +140,9 @@ class Engine {
   absl::Status SetLearningRate(double rate);
 
   // Drops all gradients, whoever made them, and the micro-batches counted since
-  // the last optimizer step. LOCAL, but make it on all ranks.
+  // the last optimizer step. zero_grad() of the module, or of an optimizer over
+  // all its parameters, does the same before the next Backward or Step, if no
+  // micro-batch has been counted. LOCAL, but make it on all ranks.
   absl::Status ZeroGrad();
 
   // The step's averaged gradient of a parameter so far, whole, in the

@@ -45,8 +45,39 @@ absl::Status CheckLoss(const at::Tensor& loss) {
 
 }  // namespace
 
+// zero_grad() of the module or of an optimizer does what ZeroGrad does, but in
+// the middle of an accumulation: DeepSpeed's loops call it for each
+// micro-batch, and no step would ever be made.
+absl::Status Trainer::TakeZeroGrad() {
+  TESSERA_ASSIGN_OR_RETURN(const bool zeroed,
+                           parts_->gradients->WasZeroedByUser());
+  if (!zeroed) return absl::OkStatus();
+  if (micro_steps_ == 0) return ZeroGrad();
+  return absl::FailedPreconditionError(
+      absl::StrCat("zero_grad() was called after micro-batch ", micro_steps_,
+                   " of the ", parts_->config.gradient_accumulation_steps(),
+                   " of a step, and would drop their gradients; call it after "
+                   "the last one's "
+                   "Step only, or Engine::ZeroGrad to drop them"));
+}
+
+// libtorch's habit, one step() after n backwards, would be a micro-batch of n.
+absl::Status Trainer::CheckEndOfMicroBatch() const {
+  const int64_t count = parts_->config.gradient_accumulation_steps();
+  if (count == 1 || !has_backward_ || more_losses_) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "Backward: the second one since the last Step, and "
+      "gradient_accumulation_steps is ",
+      count, "; call Step after each Backward (every ", count,
+      "th makes an optimizer step), or set BackwardOptions::more_losses if "
+      "this "
+      "is another loss of the same micro-batch, or accumulate by hand with "
+      "gradient_accumulation_steps 1"));
+}
+
 absl::Status Trainer::CheckBackward(const at::Tensor& loss,
                                     const BackwardOptions& options) {
+  TESSERA_RETURN_IF_ERROR(CheckEndOfMicroBatch());
   TESSERA_RETURN_IF_ERROR(CheckLoss(loss));
   if (options.weight.has_value() &&
       !(std::isfinite(*options.weight) && *options.weight >= 0)) {
@@ -102,11 +133,14 @@ bool Trainer::MayNest(const at::Tensor& loss) const {
 absl::Status Trainer::Backward(const at::Tensor& loss,
                                const BackwardOptions& options) {
   TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
+  const absl::Status zeroed = TakeZeroGrad();
   MicroBatch micro_batch;
   auto backward = [&] {
+    ThrowIfError(zeroed);
     ThrowIfError(parts_->CheckNotSummoned());
     ThrowIfError(CheckBackward(loss, options));
-    loss.backward(Seed(loss, options.weight, &micro_batch));
+    loss.backward(Seed(loss, options.weight, &micro_batch),
+                  options.retain_graph);
     ThrowIfError(parts_->gradients->CheckAttached());
   };
   micro_batch.position = absl::StrCat(
@@ -114,6 +148,10 @@ absl::Status Trainer::Backward(const at::Tensor& loss,
       parts_->gradients->num_reductions(), " of the step");
   micro_batch.weight = options.weight;
   micro_batch.reduce = ReducesNow();
+  if (options.add_outside) {
+    micro_batch.outside_factor =
+        parts_->scaler.has_value() ? parts_->scaler->scale() : 1;
+  }
   micro_batch.may_nest = MayNest(loss);
   // The first backwards have large gradients on the heap, too.
   const bool keeps_heap =
@@ -125,6 +163,7 @@ absl::Status Trainer::Backward(const at::Tensor& loss,
   if (keeps_heap && backwards_ >= Gradients::kToLearnPlaces) KeepFreedHeap();
   if (status.ok()) {
     has_backward_ = true;
+    more_losses_ = options.more_losses;
     parts_->weighted = options.weight.has_value();
   }
   return status;
@@ -159,13 +198,14 @@ absl::Status Trainer::CheckParametersKnown() const {
 absl::Status Trainer::CheckStep() {
   TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
   TESSERA_RETURN_IF_ERROR(parts_->CheckNotSummoned());
+  TESSERA_RETURN_IF_ERROR(TakeZeroGrad());
   if (parts_->optimizer == nullptr) {
     return absl::FailedPreconditionError(
         "Step: the configuration has no optimizer");
   }
   if (!has_backward_) {
     return absl::FailedPreconditionError(
-        "Step: no Engine::Backward since the last Step (a bare "
+        "Step: no Engine::Backward since the last Step or zero_grad() (a bare "
         "loss.backward() leaves gradients that are not reduced)");
   }
   return absl::OkStatus();

@@ -46,8 +46,10 @@ class Trainer {
   const StepReport& last_step() const { return report_; }
 
  private:
+  absl::Status TakeZeroGrad();
   absl::Status CheckBackward(const at::Tensor& loss,
                              const BackwardOptions& options);
+  absl::Status CheckEndOfMicroBatch() const;
   bool ReducesNow() const;
   bool MayNest(const at::Tensor& loss) const;
   at::Tensor Seed(const at::Tensor& loss, std::optional<double> weight,
@@ -68,6 +70,7 @@ class Trainer {
   int no_sync_ = 0;             // NoSyncScopes
   bool autocast_seen_ = false;  // since the last Step
   bool has_backward_ = false;   // since the last Step
+  bool more_losses_ = false;    // as the last Backward said
   int64_t backwards_ = 0;       // since Create
   int64_t micro_steps_ = 0;     // Steps since the last optimizer step
   int64_t step_ = 0;

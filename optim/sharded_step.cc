@@ -110,7 +110,7 @@ absl::StatusOr<ShardedStepResult> StepShards(
   ShardedStepResult result;
   const double inverse = 1 / divisor;
   double factor = inverse;
-  if (options.max_norm > 0 || options.skip_on_overflow) {
+  if (options.max_norm > 0 || options.skip_on_overflow || options.report_norm) {
     TESSERA_ASSIGN_OR_RETURN(
         const double raw,
         GlobalNorm(flats, gradients, options.norm_type, comm));

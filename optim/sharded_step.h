@@ -29,12 +29,13 @@ struct ShardedStepOptions {
   double norm_type = 2;  // p > 0, or infinity
   // A step with a gradient that is not finite is skipped, on all ranks.
   bool skip_on_overflow = false;
+  bool report_norm = false;  // even if neither asks for it
 };
 
 struct ShardedStepResult {
   bool skipped = false;
   // Of the gradients divided by the divisor, before clipping and after; NaN if
-  // the options ask for neither clipping nor skipping.
+  // the options do not ask for it.
   double grad_norm = std::numeric_limits<double>::quiet_NaN();
   double clipped_norm = std::numeric_limits<double>::quiet_NaN();
 };

@@ -52,6 +52,16 @@ struct BackwardOptions {
   // (gathers need it) and its gradients count as zero, whatever they are. All
   // ranks give a weight, in all micro-batches of a step, or none does.
   std::optional<double> weight;
+  // Another loss of the same micro-batch follows before Step: their gradients
+  // add up, each loss divided by the accumulation count. Without accumulation
+  // every Backward before a Step is one of its losses, and this says nothing.
+  bool more_losses = false;
+  // Keeps the graph, for another Backward through it.
+  bool retain_graph = false;
+  // Adds what .grad() of parameters has, which came from elsewhere: a bare
+  // loss.backward(), another engine's Backward, a gradient set by hand. It is
+  // reduced as the loss's own, but not divided by the accumulation count.
+  bool add_outside = false;
 };
 
 // What became of the last optimizer step.
@@ -63,7 +73,8 @@ struct StepReport {
   double loss_scale = 1;      // that its losses were multiplied with
   double learning_rate = 0;   // of this step; 0 without an optimizer
   // Global norm of the gradients before clipping and after; NaN where nothing
-  // asks for it (gradient_clipping 0, and neither fp16 nor bf16's check).
+  // asks for it (gradient_clipping 0, neither fp16 nor bf16's check, and no
+  // sharding.report_grad_norm).
   double grad_norm = 0;
   double clipped_norm = 0;
 };

@@ -155,6 +155,7 @@ Settings SettingsOf(const proto::Config& config, const EngineOptions& options,
       zero.stage3_model_persistence_threshold();
   s.step.max_norm = config.gradient_clipping();
   s.step.norm_type = config.gradient_clipping_norm();
+  s.step.report_norm = config.sharding().report_grad_norm();
   s.step.skip_on_overflow =
       config.fp16().enabled() ||
       (config.bf16().enabled() && config.bf16().check_grad_overflow());

@@ -22,6 +22,7 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "sharding/dispatch/saved_tensors.h"
+#include "sharding/torch/grad_access.h"
 #include "sharding/torch/tensor_memory.h"
 #include "sharding/torch/torch_scope.h"
 #include "torch/csrc/autograd/function_hook.h"
@@ -77,8 +78,10 @@ Gradients::Gradients(const std::vector<std::shared_ptr<FlatParameter>>& flats,
     flats_.push_back(std::make_unique<FlatGradient>(
         flats[u], std::vector<bool>(next, end), options.in_place_bytes));
     next = end;
+    accesses_.emplace_back();
     for (size_t i = 0; i < params.size(); ++i) {
       const at::Tensor& tensor = params[i].tensor;
+      accesses_.back().push_back(CountGradAccesses(tensor));
       autograd::impl::set_post_acc_grad_hooks(
           tensor, std::make_unique<ArrivalHook>(
                       this, static_cast<int>(u), static_cast<int>(i),
@@ -128,7 +131,6 @@ Gradients::~Gradients() {
 
 FlatGradient::Arrival Gradients::HowNow() const {
   using How = FlatGradient::Arrival;
-  if (!runs()) return How::kAdd;
   if (running().weight.value_or(1.0) == 0.0) return How::kZero;
   return running().reduce ? How::kAdd : How::kAccumulateLocally;
 }
@@ -149,6 +151,13 @@ std::optional<FlatGradient::Arrival> Gradients::HowInPlace(
 
 void Gradients::Arrived(int flat_index, int parameter,
                         const at::Tensor& tensor) {
+  if (!runs()) {  // the user's own backward, or another engine's
+    std::atomic<int>* const accesses =
+        accesses_[static_cast<size_t>(flat_index)]
+                 [static_cast<size_t>(parameter)];
+    if (accesses != nullptr) --*accesses;  // libtorch's, to accumulate
+    return;
+  }
   TorchScope scope;
   absl::MutexLock lock(&mutex_);
   FlatGradient& flat = *flats_[static_cast<size_t>(flat_index)];
@@ -157,15 +166,13 @@ void Gradients::Arrived(int flat_index, int parameter,
   if (gradient.layout() != at::kStrided && !gradient.is_sparse()) {
     gradient = gradient.to_dense();
   }
-  const bool ours = runs();
-  if (ours && autograd::get_current_graph_task_id() != OutermostTask::id()) {
+  if (autograd::get_current_graph_task_id() != OutermostTask::id()) {
     flat.SetLate();
   }
-  const bool partial = !ours || flat.late();
-  if (ours) places_->Arrived(flat_index, parameter, gradient);
-  ThrowIfError(flat.Add(parameter, gradient, HowNow(), partial));
+  places_->Arrived(flat_index, parameter, gradient);
+  ThrowIfError(flat.Add(parameter, gradient, HowNow(), flat.late()));
   gradient.reset();  // it may lie in what is sent now
-  if (!ours || !running().reduce) return;
+  if (!running().reduce) return;
   ThrowIfError(LaunchReady(/*all=*/false));
 }
 
@@ -207,10 +214,10 @@ absl::Status Gradients::FinishInFlight() {
 absl::Status Gradients::Run(const std::function<void()>& backward,
                             const MicroBatch& micro_batch) {
   cursor_ = 0;
-  for (auto& flat : flats_) flat->Begin(micro_batch.may_nest);
   running_ = &micro_batch;
-  absl::Status mine;
-  {
+  absl::Status mine = CatchTorch("backward", [&] { return TakeOutside(); });
+  for (auto& flat : flats_) flat->Begin(micro_batch.may_nest);
+  if (mine.ok()) {
     OutermostTask outermost;
     const GradientPlaces::Backward places(places_.get());
     mine = CatchTorch("backward", backward);
@@ -231,6 +238,7 @@ absl::Status Gradients::Run(const std::function<void()>& backward,
     Discard();
   }
   running_ = nullptr;
+  ForgetAccesses();
   return status;
 }
 
@@ -330,24 +338,7 @@ void Gradients::Zero() {
   num_reductions_ = 0;
   total_weight_ = 0;
   for (auto& flat : flats_) flat->Zero();
-}
-
-absl::Status Gradients::CheckNothingPending() const {
-  for (const auto& gradient : flats_) {
-    const auto& params = gradient->flat().parameters();
-    for (size_t i = 0; i < params.size(); ++i) {
-      if (!gradient->arrived(i) && !gradient->held(i) &&
-          !params[i].tensor.grad().defined()) {
-        continue;
-      }
-      return absl::FailedPreconditionError(absl::StrCat(
-          "parameter '", params[i].name,
-          "' has a gradient that is not reduced (of a bare loss.backward(), of "
-          "a Backward within a NoSyncScope, or .grad() was set); call Backward "
-          "once more, or ZeroGrad to drop it"));
-    }
-  }
-  return absl::OkStatus();
+  ForgetAccesses();
 }
 
 absl::Status Gradients::CheckAttached() const {

@@ -81,6 +81,9 @@ struct MicroBatch {
   // Gradients stay on this rank, added up in the master dtype, until the next
   // call with reduce. Nothing is COLLECTIVE then.
   bool reduce = true;
+  // What .grad() of parameters has, which no Run has made, is added, times
+  // this. Absent: it is an error, unless it is zero.
+  std::optional<double> outside_factor;
 };
 
 class Gradients {
@@ -98,16 +101,22 @@ class Gradients {
   Gradients(const Gradients&) = delete;
   Gradients& operator=(const Gradients&) = delete;
 
-  // Runs `backward` and reduces what it and any bare backward before it left.
-  // FailedPrecondition if other ranks are elsewhere in the training.
+  // Runs `backward` and reduces its gradients. Those of other backwards are
+  // left in .grad(), as libtorch does. FailedPrecondition if there are such
+  // (MicroBatch::outside_factor), or if other ranks are elsewhere in the training.
   // On an error of any rank every rank returns it, and the gradients not yet
   // reduced are dropped; those reduced in earlier micro-batches stay.
   // COLLECTIVE.
   absl::Status Run(const std::function<void()>& backward,
                    const MicroBatch& micro_batch);
 
-  // Drops everything. LOCAL.
+  // Drops everything, also what .grad() has. LOCAL.
   void Zero();
+
+  // zero_grad() of the module or an optimizer was called on all parameters that
+  // have gradients since the last Run: the caller is to do what it asks for.
+  // FailedPrecondition if it was called on some of them only. LOCAL.
+  absl::StatusOr<bool> WasZeroedByUser() const;
 
   // Of all ranks and micro-batches since Zero; 0 without weights. The step's
   // gradient is the sum that it divides.
@@ -125,8 +134,9 @@ class Gradients {
   // By flat, in the model's order.
   const FlatGradient& of(size_t flat) const { return *flats_[flat]; }
 
-  // FailedPrecondition naming a parameter with a gradient that Reduce has not
-  // seen: of a bare loss.backward(), or put there by hand. LOCAL.
+  // FailedPrecondition naming a parameter with a gradient that is not reduced:
+  // of a Run that did not, of a bare loss.backward(), or put there by hand.
+  // LOCAL.
   absl::Status CheckNothingPending() const;
 
   // FailedPrecondition naming the parameter whose hook was replaced since, or
@@ -145,6 +155,8 @@ class Gradients {
   std::optional<FlatGradient::Arrival> HowInPlace(
       const FlatGradient& flat) const;
   void Arrived(int flat, int parameter, const at::Tensor& tensor);
+  absl::Status TakeOutside();
+  void ForgetAccesses();
   absl::Status LaunchReady(bool all);
   absl::Status FinishInFlight();
   absl::Status EndLocal(const absl::Status& backward);
@@ -162,6 +174,9 @@ class Gradients {
 
   std::shared_ptr<Communicator> comm_;
   std::vector<std::unique_ptr<FlatGradient>> flats_;
+  // By flat and parameter: who asked for .grad() to change it since the last
+  // Run (sharding/torch/grad_access.h); null where nobody counts.
+  std::vector<std::vector<std::atomic<int>*>> accesses_;
   absl::Mutex mutex_;  // hooks against each other
   const GradientOptions options_;
   std::unique_ptr<GradientPlaces> places_;

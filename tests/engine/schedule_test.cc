@@ -172,7 +172,9 @@ TESSERA_RANK_FUNCTION(TwoLosses) {
                            Trainee::Make(spec, world.communicator()));
   for (int i = 0; i < spec.steps * spec.accumulation; ++i) {
     const at::Tensor first = t.Loss(2 * i), second = t.Loss(2 * i + 1);
-    TESSERA_RETURN_IF_ERROR(t.engine->Backward(first));
+    BackwardOptions of_first;
+    of_first.more_losses = true;
+    TESSERA_RETURN_IF_ERROR(t.engine->Backward(first, of_first));
     TESSERA_RETURN_IF_ERROR(t.engine->Backward(second));
     TESSERA_RETURN_IF_ERROR(t.engine->Step());
     const int64_t expected = (i + 1) / spec.accumulation;
@@ -224,7 +226,7 @@ TEST_P(ScheduleTest, UnitsThatAreNoneAreNamed) {
                          HasSubstr("DescribeUnits"))));
 }
 
-// All that is backwarded before a Step is one micro-batch, however many calls:
+// All that is backwarded before a Step is one micro-batch, if it is said so:
 // each loss is divided by the accumulation count, and the sum counts once.
 TEST_P(ScheduleTest, SeveralBackwardsBeforeOneStepAreOneMicroBatch) {
   // The oracle has each loss as a micro-batch, of half its weight; doubling

@@ -8,10 +8,13 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
 #include "comm/world/world.h"
+#include "config/config.pb.h"
 #include "engine/engine.h"
 #include "tests/support/rank_pool.h"
 #include "tests/support/trainee.h"
@@ -284,6 +287,39 @@ TEST_P(EngineTest, NamesAndEnginesThatAreNotThereAreRefused) {
       Each(AllOf(HasSubstr("NOT_FOUND: the engine has no parameter 'blcks.1'"),
                  HasSubstr("belongs to another tessera::Engine"),
                  HasSubstr("the engine was closed"))));
+}
+
+// ---- the norm
+
+// args: stage, then "clipped" by a norm that is never reached, "reported", or
+// "". The norms of two steps and the parameters after them.
+TESSERA_RANK_FUNCTION(NormsOfSteps) {
+  const std::vector<std::string> words = absl::StrSplit(args, ' ');
+  const TrainingSpec spec = SpecOf(words[0]);
+  proto::Config config = ConfigOf(spec);
+  config.set_gradient_clipping(words[1] == "clipped" ? 1e30 : 0);
+  config.mutable_sharding()->set_report_grad_norm(words[1] == "reported");
+  TESSERA_ASSIGN_OR_RETURN(
+      Trainee t, Trainee::Make(BuildModel(spec.model, world.rank()), config,
+                               world.communicator()));
+  std::string norms;
+  for (int64_t i = 0; i < 2; ++i) {
+    TESSERA_RETURN_IF_ERROR(t.TrainStep(i));
+    const StepReport& report = t.engine->last_step();
+    absl::StrAppendFormat(&norms, "%a %a ", report.grad_norm,
+                          report.clipped_norm);
+  }
+  TESSERA_ASSIGN_OR_RETURN(const std::string parameters, t.Finish());
+  return absl::StrCat(norms, "\n", parameters);
+}
+
+TEST_P(EngineTest, TheNormIsReportedWithoutClippingIfAskedFor) {
+  const std::vector<std::string> clipped = Run("NormsOfSteps", " clipped");
+  EXPECT_THAT(clipped, Each(HasSubstr("0x1.")));
+  EXPECT_EQ(Run("NormsOfSteps", " reported"), clipped);
+  std::vector<std::string> answers = Run("NormsOfSteps", " ");
+  EXPECT_THAT(TakeFirstLines(&answers), Each("nan nan nan nan "));
+  ExpectParameters(answers, {LossOf(0), LossOf(1)});
 }
 
 // ---- Close

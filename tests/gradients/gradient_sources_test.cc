@@ -1,5 +1,6 @@
 // Gradients that come by other ways than the engine's own Backward: a bare
-// loss.backward(), another engine's Backward, hooks of the user's.
+// loss.backward(), another engine's Backward, hooks of the user's. How they are
+// dropped is in zero_grad_test.cc.
 #include <torch/torch.h>
 
 #include <memory>
@@ -45,6 +46,14 @@ INSTANTIATE_TEST_SUITE_P(All, GradientSourcesTest,
 
 // ---- bare backwards
 
+// Adds what a bare backward before it left.
+absl::Status StepWithOutside(Trainee& t, int64_t micro_batch) {
+  BackwardOptions options;
+  options.add_outside = true;
+  TESSERA_RETURN_IF_ERROR(t.Backward(micro_batch, options));
+  return t.engine->Step();
+}
+
 TESSERA_RANK_FUNCTION(BareBackward) {
   TESSERA_ASSIGN_OR_RETURN(
       Trainee t,
@@ -52,7 +61,7 @@ TESSERA_RANK_FUNCTION(BareBackward) {
   t.Loss(5).backward();
   TESSERA_RETURN_IF_ERROR(
       ExpectCode(absl::StatusCode::kFailedPrecondition, t.engine->Step()));
-  TESSERA_RETURN_IF_ERROR(t.TrainStep(0));
+  TESSERA_RETURN_IF_ERROR(StepWithOutside(t, 0));
   // This one's are dropped.
   t.Loss(6).backward();
   TESSERA_RETURN_IF_ERROR(t.engine->ZeroGrad());
@@ -62,11 +71,11 @@ TESSERA_RANK_FUNCTION(BareBackward) {
   TESSERA_RETURN_IF_ERROR(t.TrainStep(1));
   // By now the engine knows which parameters to expect.
   t.Loss(7).backward();
-  TESSERA_RETURN_IF_ERROR(t.TrainStep(2));
+  TESSERA_RETURN_IF_ERROR(StepWithOutside(t, 2));
   return t.Finish();
 }
 
-TEST_P(GradientSourcesTest, ABareBackwardIsReducedByTheNextOwnOne) {
+TEST_P(GradientSourcesTest, ABareBackwardIsAddedByAnOwnOneThatIsAskedTo) {
   auto with_bare = [](int64_t bare, int64_t own) {
     return [=](torch::nn::Module& module, int rank, int64_t) {
       OwnLoss()(module, rank, bare).backward();
@@ -86,7 +95,7 @@ TESSERA_RANK_FUNCTION(BareBackwardOnRank1) {
       Trainee::Make(TrainingSpec::FromText(args), world.communicator()));
   at::Tensor loss = t.Loss(5);
   if (t.rank == 1) loss.backward();
-  TESSERA_RETURN_IF_ERROR(t.TrainStep(0));
+  TESSERA_RETURN_IF_ERROR(StepWithOutside(t, 0));
   return t.Finish();
 }
 
@@ -157,9 +166,11 @@ TESSERA_RANK_FUNCTION(TwoEngines) {
   TESSERA_ASSIGN_OR_RETURN(auto c, MakeEngine(critic, spec, comm));
   const int r = world.rank();
   for (int i = 0; i < 3 * spec.accumulation; ++i) {
-    if (zero_grad) TESSERA_RETURN_IF_ERROR(c->ZeroGrad());
+    if (zero_grad) critic->zero_grad();
+    BackwardOptions options;
+    options.add_outside = !zero_grad;
     TESSERA_RETURN_IF_ERROR(
-        c->Backward(Gan::CriticLoss(*generator, *critic, r, i)));
+        c->Backward(Gan::CriticLoss(*generator, *critic, r, i), options));
     TESSERA_RETURN_IF_ERROR(c->Step());
     TESSERA_RETURN_IF_ERROR(
         g->Backward(Gan::GeneratorLoss(*generator, *critic, r, i)));
@@ -242,7 +253,9 @@ TESSERA_RANK_FUNCTION(HooksBeforeCreate) {
   TESSERA_ASSIGN_OR_RETURN(auto engine,
                            MakeEngine(model, spec, world.communicator()));
   for (int i = 0; i < 2; ++i) {
-    TESSERA_RETURN_IF_ERROR(engine->Backward(model->Loss(r, i)));
+    BackwardOptions options;
+    options.more_losses = true;
+    TESSERA_RETURN_IF_ERROR(engine->Backward(model->Loss(r, i), options));
     twin->zero_grad();
     const at::Tensor loss = twin->Loss(r, i);
     loss.backward(torch::full_like(loss, 1.0 / spec.accumulation));
