@@ -25,11 +25,11 @@ absl::Status FlagError(absl::string_view flag, absl::string_view expected,
 }
 
 absl::StatusOr<int> ParseInt(absl::string_view flag, absl::string_view value,
-                             int min) {
+                             int min, int max) {
   int result = 0;
-  if (!absl::SimpleAtoi(value, &result) || result < min ||
-      result > kMaxWorldSize) {
-    return FlagError(flag, absl::StrCat("an integer from ", min, " on"), value);
+  if (!absl::SimpleAtoi(value, &result) || result < min || result > max) {
+    return FlagError(flag, absl::StrCat("an integer from ", min, " to ", max),
+                     value);
   }
   return result;
 }
@@ -56,11 +56,14 @@ absl::StatusOr<int> ReadFlag(absl::string_view arg, absl::string_view next,
                                   : apart ? next
                                           : absl::string_view();
   if (name == "world") {
-    TESSERA_ASSIGN_OR_RETURN(flags->world, ParseInt(name, value, 1));
+    TESSERA_ASSIGN_OR_RETURN(flags->world,
+                             ParseInt(name, value, 1, kMaxWorldSize));
   } else if (name == "rank") {
-    TESSERA_ASSIGN_OR_RETURN(flags->rank, ParseInt(name, value, 0));
+    TESSERA_ASSIGN_OR_RETURN(flags->rank,
+                             ParseInt(name, value, 0, kMaxWorldSize - 1));
   } else if (name == "world_size") {
-    TESSERA_ASSIGN_OR_RETURN(flags->world_size, ParseInt(name, value, 1));
+    TESSERA_ASSIGN_OR_RETURN(flags->world_size,
+                             ParseInt(name, value, 1, kMaxWorldSize));
   } else if (name == "startup_timeout") {
     double seconds = 0;
     if (!absl::SimpleAtod(value, &seconds) || !(seconds > 0)) {
@@ -74,6 +77,12 @@ absl::StatusOr<int> ReadFlag(absl::string_view arg, absl::string_view next,
     flags->rendezvous = std::string(value);
   } else if (name == "prefix_output") {
     TESSERA_ASSIGN_OR_RETURN(flags->prefix_output, ParsePrefix(name, value));
+  } else if (name == "grace") {
+    double seconds = 0;
+    if (!absl::SimpleAtod(value, &seconds) || !(seconds >= 0)) {
+      return FlagError(name, "a number of seconds, at least 0", value);
+    }
+    flags->grace = absl::Seconds(seconds);
   } else {
     return 0;
   }

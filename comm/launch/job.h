@@ -22,6 +22,7 @@ struct JobFlags {
   std::optional<int> world_size;
   std::optional<absl::Duration> startup_timeout;
   PrefixOutput prefix_output = PrefixOutput::kAuto;
+  absl::Duration grace = kSignalGrace;
 };
 
 // Takes them out of argv; what stands after "--" is left alone. Returns

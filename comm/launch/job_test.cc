@@ -35,8 +35,8 @@ class Args {
 
 TEST(TakeJobFlagsTest, TakesOursAndLeavesTheRest) {
   Args args({"prog", "--world=4", "--stage=3", "--rendezvous=tcp://h:1",
-             "--rank=2", "--world_size=8", "--startup_timeout=0.5", "--worldly",
-             "x", "--", "--world=5"});
+             "--rank=2", "--world_size=8", "--startup_timeout=0.5",
+             "--grace=90", "--worldly", "x", "--", "--world=5"});
   TESSERA_ASSERT_OK_AND_ASSIGN(const JobFlags flags,
                                TakeJobFlags(&args.argc, args.argv));
   EXPECT_EQ(flags.world, 4);
@@ -44,6 +44,7 @@ TEST(TakeJobFlagsTest, TakesOursAndLeavesTheRest) {
   EXPECT_EQ(flags.rank, 2);
   EXPECT_EQ(flags.world_size, 8);
   EXPECT_EQ(flags.startup_timeout, absl::Milliseconds(500));
+  EXPECT_EQ(flags.grace, absl::Seconds(90));
   EXPECT_THAT(args.Rest(), ElementsAre("prog", "--stage=3", "--worldly", "x",
                                        "--", "--world=5"));
   EXPECT_EQ(args.argv[args.argc], nullptr);
@@ -59,15 +60,34 @@ TEST(TakeJobFlagsTest, TakesAValueThatStandsApart) {
   EXPECT_THAT(args.Rest(), ElementsAre("prog", "--stage", "3", "x"));
 }
 
+TEST(TakeJobFlagsTest, GraceMayBeNothingOrEndless) {
+  for (const auto& [arg, grace] :
+       std::vector<std::pair<std::string, absl::Duration>>{
+           {"--grace=0", absl::ZeroDuration()},
+           {"--grace=inf", absl::InfiniteDuration()},
+           {"--no_grace", kSignalGrace}}) {
+    Args args({"prog", arg});
+    TESSERA_ASSERT_OK_AND_ASSIGN(const JobFlags flags,
+                                 TakeJobFlags(&args.argc, args.argv));
+    EXPECT_EQ(flags.grace, grace) << arg;
+  }
+}
+
 TEST(TakeJobFlagsTest, RefusesByName) {
   const std::vector<std::pair<std::string, std::string>> cases = {
-      {"--world=0", "--world: expected an integer from 1 on, got '0'"},
+      {"--world=0", "--world: expected an integer from 1 to 1048576, got '0'"},
+      {"--world=3000000", "from 1 to 1048576, got '3000000'"},
       {"--world=abc", "got 'abc'"},
       {"--world=-2", "got '-2'"},
       {"--world", "got ''"},
       {"--world=99999999999", "got '99999999999'"},
-      {"--rank=-1", "--rank: expected an integer from 0 on"},
+      {"--rank=-1", "--rank: expected an integer from 0 to 1048575"},
       {"--world_size=0", "--world_size"},
+      {"--grace=-1",
+       "--grace: expected a number of seconds, at least 0, got '"},
+      {"--grace=soon", "--grace: expected"},
+      {"--grace=nan", "--grace: expected"},
+      {"--grace", "--grace: expected"},
       {"--startup_timeout=0", "--startup_timeout"},
       {"--startup_timeout=soon", "positive number of seconds"},
       {"--rendezvous=", "--rendezvous"},

@@ -26,6 +26,7 @@ namespace tessera {
 namespace {
 
 constexpr char kMark[] = "TESSERA_LAUNCHED_BY";  // the parent's process id
+constexpr int kPassedOn[] = {SIGINT, SIGTERM, SIGHUP};
 
 int g_signal_pipe[2] = {-1, -1};
 
@@ -46,8 +47,9 @@ absl::Status CatchSignals() {
   memset(&act, 0, sizeof(act));
   act.sa_handler = NoteSignal;
   act.sa_flags = SA_RESTART;
-  for (int sig : {SIGCHLD, SIGINT, SIGTERM, SIGHUP}) {
-    sigaction(sig, &act, nullptr);
+  sigaction(SIGCHLD, &act, nullptr);
+  for (int sig : kPassedOn) {
+    if (!IsIgnored(sig)) sigaction(sig, &act, nullptr);
   }
   return absl::OkStatus();
 }
@@ -55,7 +57,9 @@ absl::Status CatchSignals() {
 // From here on signals do what they do by default: all ranks have ended, and
 // only whoever reads their words is waited for.
 void LetSignalsGo() {
-  for (int sig : {SIGINT, SIGTERM, SIGHUP}) signal(sig, SIG_DFL);
+  for (int sig : kPassedOn) {
+    if (!IsIgnored(sig)) signal(sig, SIG_DFL);
+  }
 }
 
 class Supervisor {
@@ -89,6 +93,7 @@ class Supervisor {
   OutputRelay& relay_;
   std::vector<pid_t> pids_;  // by rank; 0 once reaped
   std::optional<int> first_failure_;
+  bool signalled_ = false;  // one was passed on
   absl::Time term_at_ = absl::InfiniteFuture();
   absl::Time kill_at_ = absl::InfiniteFuture();
 };
@@ -133,18 +138,27 @@ void Supervisor::WaitForSignals() {
   while (read(g_signal_pipe[0], &sig, 1) == 1) {
     if (sig == SIGCHLD) continue;
     Signal(sig);
-    kill_at_ = std::min(kill_at_, absl::Now() + options_.end_grace);
+    signalled_ = true;
+    term_at_ = absl::InfiniteFuture();
+    kill_at_ = std::min(kill_at_, absl::Now() + options_.signal_grace);
   }
 }
 
+// Who of several was the first is not known. A rank that ends with an exit code
+// may do so because another was killed; the other way round is rare.
 void Supervisor::Reap() {
+  std::vector<std::pair<int, int>> ended;  // rank, status
   for (int r = 0; r < options_.world_size; ++r) {
     int wait_status = 0;
     if (pids_[r] == 0 || waitpid(pids_[r], &wait_status, WNOHANG) <= 0)
       continue;
     pids_[r] = 0;
-    Ended(r, wait_status);
+    ended.emplace_back(r, wait_status);
   }
+  std::stable_partition(ended.begin(), ended.end(), [](const auto& rank) {
+    return WIFSIGNALED(rank.second);
+  });
+  for (const auto& [rank, wait_status] : ended) Ended(rank, wait_status);
 }
 
 void Supervisor::Ended(int rank, int wait_status) {
@@ -153,7 +167,7 @@ void Supervisor::Ended(int rank, int wait_status) {
   std::string line;
   if (code != 0 && !first_failure_.has_value()) {
     first_failure_ = code;
-    term_at_ = absl::Now() + options_.end_grace;
+    if (!signalled_) term_at_ = absl::Now() + options_.end_grace;
     line = absl::StrCat("tessera: rank ", rank, " ", how, "\n");
   }
   relay_.Ended(rank, std::move(line));

@@ -7,9 +7,15 @@
 //
 // The first rank that fails is named on stderr, and ends the job: the others
 // get kEndGrace to end by themselves (they are told through the store or see
-// the broken connection), then SIGTERM, then SIGKILL. SIGINT, SIGTERM and
-// SIGHUP are passed on to all ranks. Nothing stays behind: every rank is reaped
-// before the parent ends, and the ranks die with the parent.
+// the broken connection), then SIGTERM, then SIGKILL. Nothing stays behind:
+// every rank is reaped before the parent ends, and the ranks die with the
+// parent.
+//
+// SIGINT, SIGTERM and SIGHUP are passed on to all ranks. From the first one on
+// these have signal_grace (--grace) to end, whatever the others do: time to
+// save a checkpoint, say. Then comes SIGKILL. A signal that is ignored when the
+// parent is started (SIGHUP under nohup, SIGINT of a script's background job)
+// stays so, in the parent and in the ranks.
 #ifndef COMM_LAUNCH_LAUNCHER_H_
 #define COMM_LAUNCH_LAUNCHER_H_
 
@@ -26,6 +32,7 @@ namespace tessera {
 
 inline constexpr absl::Duration kEndGrace = absl::Seconds(10);
 inline constexpr absl::Duration kTermGrace = absl::Seconds(5);
+inline constexpr absl::Duration kSignalGrace = absl::Seconds(10);
 
 // Which lines of the ranks the parent passes on with "[rank] " before them (see
 // comm/launch/output_relay.h).
@@ -43,14 +50,18 @@ struct LaunchOptions {
   std::vector<std::string> argv;
   uint16_t store_port = 0;               // on 127.0.0.1, hosted by this process
   absl::Duration end_grace = kEndGrace;  // from a failure to SIGTERM
-  absl::Duration term_grace = kTermGrace;  // from SIGTERM to SIGKILL
+  absl::Duration term_grace = kTermGrace;  // from that SIGTERM to SIGKILL
+  // From the first signal that is passed on to SIGKILL; may be infinite.
+  absl::Duration signal_grace = kSignalGrace;
   // Called when a rank has ended: how ("ended (exit code 3)"), and if well.
   std::function<void(int rank, bool ok, const std::string& how)> on_end;
 };
 
 // Runs the ranks to their end; returns the exit code for this process: the
-// first failure's, or 0. Takes over SIGCHLD, SIGINT, SIGTERM and SIGHUP for
-// good. LOCAL, blocking. Returns Unavailable if a rank cannot be started.
+// first failure's, or 0; of failures that are seen at one time a signal goes
+// before an exit code, which may follow from it. Takes over SIGCHLD, and
+// SIGINT, SIGTERM and SIGHUP unless they are ignored, for good. LOCAL,
+// blocking. Returns Unavailable if a rank cannot be started.
 absl::StatusOr<int> LaunchAndWait(const LaunchOptions& options);
 
 // The environment that tells a process that it is rank `rank` of `world_size`

@@ -56,7 +56,7 @@ std::vector<char*> Pointers(const std::vector<std::string>& strings) {
   memset(&act, 0, sizeof(act));
   act.sa_handler = SIG_DFL;
   for (int sig : {SIGINT, SIGTERM, SIGHUP, SIGCHLD, SIGPIPE}) {
-    sigaction(sig, &act, nullptr);
+    if (sig == SIGCHLD || !IsIgnored(sig)) sigaction(sig, &act, nullptr);
   }
   sigset_t none;
   sigemptyset(&none);
@@ -89,6 +89,11 @@ absl::StatusOr<pid_t> SpawnSelf(const SelfExecOptions& options) {
                 const_cast<char**>(envp.data()), options.fds);
   }
   return child;
+}
+
+bool IsIgnored(int sig) {
+  struct sigaction act;
+  return sigaction(sig, nullptr, &act) == 0 && act.sa_handler == SIG_IGN;
 }
 
 std::string DescribeExit(int wait_status) {

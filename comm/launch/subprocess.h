@@ -26,9 +26,14 @@ struct SelfExecOptions {
   std::vector<std::pair<int, int>> fds;  // {ours, the child's}
 };
 
-// Runs /proc/self/exe, with default signal handling. LOCAL; any thread. Returns
-// Unavailable if the system refuses.
+// Runs /proc/self/exe. Signals do there what they do by default; those that
+// this process ignores stay ignored (but for SIGCHLD, which whoever waits for
+// processes needs). LOCAL; any thread. Returns Unavailable if the system
+// refuses.
 absl::StatusOr<pid_t> SpawnSelf(const SelfExecOptions& options);
+
+// Whether this process ignores `sig`. Async-signal-safe.
+bool IsIgnored(int sig);
 
 // For a status as waitpid() gives it: "ended (exit code 3)", "was ended by
 // signal 9 (Killed)".

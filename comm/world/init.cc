@@ -52,6 +52,7 @@ absl::Status Launch(const std::vector<std::string>& argv,
   launch.prefix_output = flags.prefix_output;
   launch.argv = argv;
   launch.store_port = store.port();
+  launch.signal_grace = flags.grace;
   launch.on_end = [&](int rank, bool ok, const std::string& how) {
     // A rank that came and ended well does not concern others' start-up.
     if (ok && store.HasCome(rank)) return;

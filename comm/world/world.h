@@ -85,7 +85,9 @@ class World {
 // in GLOO_SOCKET_IFNAME.
 //
 // --prefix_output=auto|on|off: which lines of --world's ranks get "[rank] "
-// before them (comm/launch/launcher.h). --startup_timeout=SECONDS goes before
+// before them (comm/launch/launcher.h). --grace=SECONDS: how long --world's
+// ranks may go on after a SIGTERM, SIGINT or SIGHUP that was passed on to them
+// (10; inf: for ever). --startup_timeout=SECONDS goes before
 // options.startup_timeout. All flags read here are removed from argv; each may
 // also be written --world N.
 //

@@ -17,7 +17,6 @@
 #include "base/status.h"
 #include "base/status_matchers.h"
 #include "comm/launch/cpus.h"
-#include "comm/launch/launcher.h"
 #include "comm/rendezvous/rendezvous.h"
 #include "comm/world/world.h"
 #include "gmock/gmock.h"
@@ -60,7 +59,8 @@ int RunProgram(const std::string& program, int argc, char** argv) {
   const char* const rank = getenv("RANK");
   if (program == "die1" && rank != nullptr && rank[0] == '1') _exit(3);
   if (program == "help1" && rank != nullptr && rank[0] == '1') _exit(0);
-  if (program == "wait" && rank != nullptr) {
+  if ((program == "wait" || program == "deaf") && rank != nullptr) {
+    if (program == "deaf") signal(SIGTERM, SIG_IGN);
     if (write(STDOUT_FILENO, "here\n", 5) < 0) _exit(99);
     while (true) pause();
   }
@@ -73,22 +73,6 @@ int RunProgram(const std::string& program, int argc, char** argv) {
   }
   Shutdown();
   return status.ok() ? 0 : 1;
-}
-
-// A launcher with little patience, and ranks that do not want to end.
-int RunStubborn(const std::string& program, int argc, char** argv) {
-  if (IsLaunchedRank()) {
-    if (getenv("RANK")[0] == '0') _exit(6);
-    if (program == "stubborn") signal(SIGTERM, SIG_IGN);
-    if (write(STDOUT_FILENO, "here\n", 5) < 0) _exit(99);
-    while (true) pause();
-  }
-  LaunchOptions options;
-  options.world_size = 3;
-  options.argv = {argv, argv + argc};
-  options.end_grace = absl::Milliseconds(200);
-  options.term_grace = absl::Milliseconds(200);
-  return LaunchAndWait(options).value_or(98);
 }
 
 // ---- running it ----
@@ -225,13 +209,12 @@ TEST(WorldFlagTest, SignalsReachTheRanks) {
   }
 }
 
-TEST(WorldFlagTest, StubbornRanksAreEnded) {
-  for (const char* program : {"unaware", "stubborn"}) {
-    const Finished run =
-        Process({}, Named(program, {})).Finish(absl::Seconds(30));
-    EXPECT_EQ(run.code, 6);
-    EXPECT_THAT(run.err, HasSubstr("rank 0 ended (exit code 6)"));
-  }
+// Ten seconds are the default.
+TEST(WorldFlagTest, GraceIsWhatASignalLeaves) {
+  Process parent({"--world=2", "--grace=0.1"}, Named("deaf", {}));
+  ASSERT_TRUE(parent.WaitForLines(2));
+  kill(parent.pid(), SIGTERM);
+  EXPECT_EQ(parent.Finish(absl::Seconds(8)).code, 128 + SIGKILL);
 }
 
 // ---- a launcher's variables, and --rendezvous ----
@@ -386,13 +369,11 @@ TEST(RendezvousTest, RefusesWhatDoesNotFit) {
 int main(int argc, char** argv) {
   const char* const program = getenv(tessera::kProgram);
   if (program != nullptr) {
-    const std::string name = program;
-    if (name == "unaware" || name == "stubborn") {
-      return tessera::RunStubborn(name, argc, argv);
-    }
-    return tessera::RunProgram(name, argc, argv);
+    return tessera::RunProgram(program, argc, argv);
   }
   unsetenv("OMP_NUM_THREADS");  // ranks find their own number
+  // Whoever runs this may ignore them.
+  for (int sig : {SIGINT, SIGTERM, SIGHUP}) signal(sig, SIG_DFL);
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

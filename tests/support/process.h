@@ -38,6 +38,8 @@ class Process {
   Finished Finish(absl::Duration allowed = absl::Seconds(60));
   // Until stdout has `count` lines.
   bool WaitForLines(int count);
+  // What has come of it so far.
+  const std::string& out() const { return text_[0]; }
 
  private:
   void Read(absl::Time deadline);
