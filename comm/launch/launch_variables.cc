@@ -53,6 +53,8 @@ absl::Status ReadNumbers(const Variables& variables, const LocalNames& local,
       CheckPair(p->rank, p->rank_name, p->world_size, "world size"));
   TESSERA_ASSIGN_OR_RETURN(p->local_rank,
                            FindInt(variables, local.rank, 0, kMaxWorldSize));
+  TESSERA_RETURN_IF_ERROR(
+      CheckPair(p->local_rank, local.rank, p->world_size, "world size"));
   if (local.size == nullptr) return absl::OkStatus();
   TESSERA_ASSIGN_OR_RETURN(p->local_world_size,
                            FindInt(variables, local.size, 1, kMaxWorldSize));

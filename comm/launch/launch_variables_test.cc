@@ -338,6 +338,8 @@ TEST(TorchrunTest, LocalNumbersMustFit) {
                               {"MASTER_ADDR", "h"}, {"MASTER_PORT", "1"}};
   TESSERA_EXPECT_OK(JobOf(torchrun));
   ExpectRefused(With(torchrun, {{"LOCAL_RANK", "2"}}), "LOCAL_RANK is 2");
+  ExpectRefused(With(torchrun, {{"LOCAL_RANK", "7"}, {"LOCAL_WORLD_SIZE", ""}}),
+                "LOCAL_RANK is 7, expected 0 to 1 (the world size is 2)");
   ExpectRefused(With(torchrun, {{"LOCAL_WORLD_SIZE", "3"}}),
                 "LOCAL_WORLD_SIZE is 3");
   ExpectRefused(With(torchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "perhaps"}}),

@@ -14,6 +14,18 @@
 namespace tessera {
 namespace {
 
+using Found = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+
+// For datagrams; null if there is none.
+Found Resolve(const std::string& host, int family, const char* port) {
+  addrinfo hints = {};
+  hints.ai_family = family;
+  hints.ai_socktype = SOCK_DGRAM;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(host.c_str(), port, &hints, &found) != 0) found = nullptr;
+  return {found, &freeaddrinfo};
+}
+
 // A datagram socket that is connected has an address and sends nothing.
 std::string AddressToward(const addrinfo& to) {
   const int fd = socket(to.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
@@ -34,20 +46,25 @@ std::string AddressToward(const addrinfo& to) {
 
 std::string AddressToward(const std::string& host) {
   for (int family : {AF_INET, AF_INET6}) {
-    addrinfo hints = {};
-    hints.ai_family = family;
-    hints.ai_socktype = SOCK_DGRAM;
-    addrinfo* found = nullptr;
-    // Any port does.
-    if (getaddrinfo(host.c_str(), "9", &hints, &found) != 0) continue;
-    const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(
-        found, &freeaddrinfo);
-    for (const addrinfo* to = found; to != nullptr; to = to->ai_next) {
+    const Found found = Resolve(host, family, "9");  // any port does
+    for (const addrinfo* to = found.get(); to != nullptr; to = to->ai_next) {
       const std::string address = AddressToward(*to);
       if (!address.empty()) return address;
     }
   }
   return "";
+}
+
+bool IsThisHost(const std::string& host) {
+  const Found found = Resolve(host, AF_UNSPEC, "0");
+  for (const addrinfo* to = found.get(); to != nullptr; to = to->ai_next) {
+    const int fd = socket(to->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (fd < 0) continue;
+    const bool bound = bind(fd, to->ai_addr, to->ai_addrlen) == 0;
+    close(fd);
+    if (bound) return true;
+  }
+  return false;
 }
 
 bool IsLoopback(const std::string& address) {

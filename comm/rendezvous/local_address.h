@@ -21,6 +21,10 @@ namespace tessera {
 // ask the name service.
 std::string AddressToward(const std::string& host);
 
+// Whether `host` (a name or an address) leads to this host: a socket can be
+// bound there. Sends nothing, but may ask the name service.
+bool IsThisHost(const std::string& host);
+
 // Of 127.0.0.0/8 or ::1.
 bool IsLoopback(const std::string& address);
 

@@ -23,6 +23,13 @@ TEST(AddressTowardTest, TheLoopbackLeadsToItself) {
   EXPECT_EQ(AddressToward("no such host"), "");
 }
 
+TEST(IsThisHostTest, WhatASocketCanBeBoundTo) {
+  EXPECT_TRUE(IsThisHost("127.0.1.1"));
+  EXPECT_TRUE(IsThisHost("localhost"));
+  EXPECT_FALSE(IsThisHost("192.0.2.1"));  // of no host, by RFC 5737
+  EXPECT_FALSE(IsThisHost("no such host"));
+}
+
 TEST(IsLoopbackTest, BothFamilies) {
   EXPECT_TRUE(IsLoopback("127.0.1.1"));
   EXPECT_TRUE(IsLoopback("::1"));

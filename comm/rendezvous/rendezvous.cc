@@ -179,7 +179,7 @@ absl::Status Meeter::Open() {
   auto stop = [&]() -> absl::Status {
     if (absl::Now() < deadline_) return absl::OkStatus();
     return absl::DeadlineExceededError(
-        absl::StrCat("no success within ", absl::FormatDuration(allowed_)));
+        absl::StrCat("no success within ", Seconds(allowed_)));
   };
   absl::Status status = RunAbandonable(work, stop);
   if (!status.ok()) return OpenError(status);
@@ -201,6 +201,14 @@ absl::Status Meeter::OpenError(const absl::Status& status) const {
       return Describe(absl::StatusCode::kUnavailable, place_,
                       absl::StrCat("port ", place_.port,
                                    " is in use (rank 0 cannot listen)"));
+    }
+    if (!IsThisHost(place_.host)) {
+      return Describe(
+          absl::StatusCode::kUnavailable, place_,
+          absl::StrCat("rank 0 listens where it runs, and '", place_.host,
+                       "' does not lead to that host; give all ranks rank 0's "
+                       "host as MASTER_ADDR or --rendezvous, or start rank 0 "
+                       "there"));
     }
     return Describe(absl::StatusCode::kUnavailable, place_,
                     absl::StrCat("rank 0 cannot listen: ", status.message()));

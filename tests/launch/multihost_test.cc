@@ -158,17 +158,21 @@ class MultihostTest : public testing::Test {
 
   using Ranks = std::vector<std::unique_ptr<Process>>;
 
+  std::unique_ptr<Process> Start(int host, Env env, int startup_timeout) {
+    env.emplace_back(kProgram, "rank");
+    env.push_back(hosts_->Place(host));
+    env.emplace_back("OMP_NUM_THREADS", "1");
+    return std::make_unique<Process>(
+        std::vector<std::string>{
+            absl::StrCat("--startup_timeout=", startup_timeout)},
+        env);
+  }
+
   // The ranks, each on its host.
   Ranks StartRanks(const std::function<Env(int)>& env_of) {
     Ranks ranks;
-    for (int r = 0; r < 4; ++r) {
-      Env env = env_of(r);
-      env.emplace_back(kProgram, "rank");
-      env.push_back(hosts_->Place(host_of_[r]));
-      env.emplace_back("OMP_NUM_THREADS", "1");
-      ranks.push_back(std::make_unique<Process>(
-          std::vector<std::string>{"--startup_timeout=30"}, env));
-    }
+    for (int r = 0; r < 4; ++r)
+      ranks.push_back(Start(host_of_[r], env_of(r), 30));
     return ranks;
   }
 
@@ -279,6 +283,21 @@ TEST_F(MultihostTest, RanksThatAlternate) {
   locals_ = {"0/2", "0/2", "1/2", "1/2"};
   EXPECT_EQ(RunOnHosts([&](int r) { return Torchrun(r, kAlpha); }),
             OneHostLines());
+}
+
+TEST_F(MultihostTest, Rank0IsNotOnItsHost) {
+  MakeHosts("beta");
+  if (IsSkipped() || HasFatalFailure()) return;
+  const Finished run =
+      Start(/*host=*/1, Torchrun(0, kAlpha), /*startup_timeout=*/1)
+          ->Finish(absl::Seconds(20));
+  EXPECT_EQ(run.code, 1);
+  EXPECT_EQ(run.err,
+            absl::StrCat("UNAVAILABLE: rendezvous tcp://", kAlpha,
+                         ":29500: rank 0 listens where it runs, and '", kAlpha,
+                         "' does not lead to that host; give all ranks rank "
+                         "0's host as MASTER_ADDR or --rendezvous, or start "
+                         "rank 0 there\n"));
 }
 
 TEST_F(MultihostTest, AKilledRankEndsThoseOfBothHosts) {
