@@ -4,7 +4,6 @@
 #include <cstdio>
 
 #include "ATen/Functions.h"
-#include "base/torch_guard.h"
 #include "engine/tessera.h"
 #include "torch/nn/modules/container/sequential.h"
 #include "torch/nn/modules/linear.h"
