@@ -6,6 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <system_error>
+
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -74,7 +76,12 @@ absl::StatusOr<std::unique_ptr<OutputRelay>> OutputRelay::Start(
       TESSERA_RETURN_IF_ERROR(relay->AddStream(r, STDERR_FILENO));
     }
   }
-  relay->thread_ = std::thread([raw = relay.get()] { raw->Run(); });
+  try {
+    relay->thread_ = std::thread([raw = relay.get()] { raw->Run(); });
+  } catch (const std::system_error& error) {  // as `ulimit -u` makes it
+    return absl::ResourceExhaustedError(
+        absl::StrCat("cannot start a thread: ", error.what()));
+  }
   return relay;
 }
 

@@ -48,7 +48,8 @@ class OutputRelay {
     bool err = true;
   };
 
-  // Returns Unavailable if the system has no more pipes.
+  // Returns Unavailable if the system has no more pipes, ResourceExhausted if
+  // it has no more threads.
   static absl::StatusOr<std::unique_ptr<OutputRelay>> Start(Options options);
   // Finishes.
   ~OutputRelay();

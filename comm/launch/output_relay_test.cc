@@ -1,12 +1,17 @@
 #include "comm/launch/output_relay.h"
 
+#include <pthread.h>
+
 #include <string>
 
+#include "base/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace tessera {
 namespace {
+
+using ::testing::HasSubstr;
 
 TEST(LinePrefixerTest, WholeLinesOnly) {
   LinePrefixer lines("[3] ");
@@ -44,6 +49,21 @@ TEST(LinePrefixerTest, EndlessLinesComeInPieces) {
   LinePrefixer lines("[0] ");
   const std::string piece(1 << 16, 'x');
   EXPECT_EQ(lines.Add(piece + "y\n"), "[0] " + piece + "\n[0] y\n");
+}
+
+// A stack that no address space holds stands for a system without threads.
+TEST(OutputRelayTest, ASystemWithoutThreadsIsAnError) {
+  pthread_attr_t before, huge;
+  ASSERT_EQ(pthread_getattr_default_np(&before), 0);
+  ASSERT_EQ(pthread_attr_init(&huge), 0);
+  ASSERT_EQ(pthread_attr_setstacksize(&huge, size_t{1} << 60), 0);
+  ASSERT_EQ(pthread_setattr_default_np(&huge), 0);
+  const auto relay = OutputRelay::Start({});
+  EXPECT_EQ(pthread_setattr_default_np(&before), 0);
+  EXPECT_THAT(relay, StatusIs(absl::StatusCode::kResourceExhausted,
+                              HasSubstr("cannot start a thread: ")));
+  pthread_attr_destroy(&huge);
+  pthread_attr_destroy(&before);
 }
 
 }  // namespace
