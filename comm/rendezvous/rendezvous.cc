@@ -8,12 +8,9 @@
 // that waits for it. The first reason holds, since later ones follow from it.
 #include "comm/rendezvous/rendezvous.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -32,6 +29,7 @@
 #include "c10/util/Logging.h"
 #include "comm/rendezvous/local_address.h"
 #include "comm/rendezvous/sockets.h"
+#include "comm/rendezvous/store_file.h"
 #include "torch/csrc/distributed/c10d/FileStore.hpp"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 #include "torch/csrc/distributed/c10d/TCPStore.hpp"
@@ -155,13 +153,9 @@ absl::StatusOr<Meeting> Meeter::Run() {
 
 absl::Status Meeter::Open() {
   if (!place_.path.empty()) {
-    // FileStore would try to open it for minutes.
-    const std::string folder =
-        std::filesystem::absolute(place_.path).parent_path();
-    if (access(folder.c_str(), W_OK | X_OK) != 0) {
-      return Describe(absl::StatusCode::kUnavailable, place_,
-                      absl::StrCat("cannot write to folder ", folder, ": ",
-                                   std::strerror(errno)));
+    const absl::Status claimed = ClaimStoreFile(place_.path);
+    if (!claimed.ok()) {
+      return Describe(claimed.code(), place_, claimed.message());
     }
     return CatchTorch(absl::StrCat("rendezvous ", place_.address), [&] {
       store_ = c10::make_intrusive<c10d::PrefixStore>(

@@ -2,7 +2,8 @@
 //
 //   tcp://host:port   rank 0 hosts the store there (unless it is hosted by the
 //                     job's launcher), the others connect
-//   file:///path      a file that all ranks see; must not exist before
+//   file:///path      a file that all ranks see; must not exist before. For its
+//                     user alone (comm/rendezvous/store_file.h)
 //
 // Keys in the store, all under "tessera/": world_size, came, came/<rank>,
 // info/<rank>, failure (as of StatusToText), comm/... (the communicator).
@@ -49,8 +50,9 @@ struct Meeting {
 // each tells the others about itself, with the text that `info` returns, which
 // is called once the store has been reached. COLLECTIVE, blocking. Returns
 //   InvalidArgument   a rank that came twice, or with another world size
-//   Unavailable       the host is not known; the port is in use; or the
-//                     launcher saw a rank end
+//   Unavailable       the host is not known, or not rank 0's; the port is in
+//                     use; or the launcher saw a rank end
+//   PermissionDenied  the file is not for this user alone
 //   DeadlineExceeded  naming the ranks that have not come
 absl::StatusOr<Meeting> Meet(const RendezvousPlace& place, int rank,
                              int world_size,

@@ -98,7 +98,8 @@ class World {
 // COLLECTIVE over the ranks of the job; ends within the start-up timeout.
 // Errors: InvalidArgument naming the flag, variable or option; Unavailable
 // naming the address in use or the rank that ended; DeadlineExceeded naming the
-// ranks that did not come.
+// ranks that did not come; PermissionDenied if the file of file:// is not for
+// this user alone.
 absl::StatusOr<const World*> Init(int* argc, char** argv,
                                   WorldOptions options = {});
 

@@ -1,6 +1,7 @@
 // Init, as users meet it: this test program, run again as a program that calls
 // Init (see kProgram), alone, under --world or with a launcher's variables.
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -273,6 +274,24 @@ TEST(RendezvousTest, FileIsGoneAfterwards) {
       },
       NoEnv));
   EXPECT_NE(access(path.c_str(), F_OK), 0);
+}
+
+TEST(RendezvousTest, FileOfThisUserAlone) {
+  const std::string path = TempFile("own");
+  const std::vector<std::string> args = {
+      absl::StrCat("--rendezvous=file://", path), "--rank=0", "--world_size=2",
+      "--startup_timeout=0.1"};
+  EXPECT_EQ(RunOne("plain", args).code, 1);  // rank 1 does not come
+  struct stat file = {};
+  ASSERT_EQ(stat(path.c_str(), &file), 0);
+  EXPECT_EQ(file.st_mode & 0777, 0600);
+  ASSERT_EQ(unlink(path.c_str()), 0);
+  ASSERT_EQ(symlink("elsewhere", path.c_str()), 0);
+  EXPECT_THAT(
+      RunOne("plain", args).err,
+      HasSubstr(absl::StrCat("PERMISSION_DENIED: rendezvous file://", path,
+                             ": refused: it is a symbolic link")));
+  unlink(path.c_str());
 }
 
 TEST(RendezvousTest, NamesTheRanksThatHaveNotCome) {
