@@ -30,7 +30,8 @@ def of_turns(numerator, denominator):
 
 
 class Ratio:
-    """Against a goal, at_least or at_most, that holds of the whole interval."""
+    """Against a goal, at_least or at_most, that holds of the whole interval;
+    with neither it is information."""
 
     def __init__(self, values, at_least=None, at_most=None):
         self.set(values, *median_interval(values), at_least, at_most)
@@ -41,15 +42,27 @@ class Ratio:
         self.at_least, self.at_most = at_least, at_most
 
     @property
+    def has_goal(self):
+        return self.at_least is not None or self.at_most is not None
+
+    @property
     def met(self):
         if self.at_least is not None:
             return self.low >= self.at_least
-        return self.high <= self.at_most
+        return self.at_most is None or self.high <= self.at_most
 
     @property
     def goal(self):
+        if not self.has_goal:
+            return ''
         return (f'>= {self.at_least}' if self.at_least is not None
                 else f'<= {self.at_most}')
+
+    @property
+    def verdict(self):
+        if not self.has_goal:
+            return ''
+        return 'met' if self.met else 'NOT MET'
 
 
 class Spread(Ratio):

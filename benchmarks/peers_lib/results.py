@@ -48,7 +48,7 @@ def cells(line):
             rows.TITLES.get(line.goal.against, line.goal.against),
             line.goal.what, ratio.goal, number(ratio.median),
             f'{number(ratio.low)} to {number(ratio.high)}',
-            'met' if ratio.met else 'NOT MET', of(line.ours), of(line.theirs))
+            ratio.verdict, of(line.ours), of(line.theirs))
 
 
 def table(result):

@@ -36,6 +36,24 @@ class RatiosTest(unittest.TestCase):
         self.assertFalse(ratios.Ratio(values, at_most=2).met)
         self.assertTrue(ratios.Ratio(values, at_most=2.1).met)
 
+    def test_without_a_goal_it_is_information(self):
+        ratio = ratios.Ratio([0.1] * 15)
+        self.assertTrue(ratio.met)
+        self.assertEqual((ratio.goal, ratio.verdict), ('', ''))
+        self.assertEqual(ratios.Ratio([0.1] * 15, at_least=1).verdict,
+                         'NOT MET')
+
+    def test_a_share_of_the_bound_does_not_hang_on_the_peer(self):
+        goal = rows.of_the_bound(0.98)
+        for slower in (1, 3):
+            measured = {'stage3': [[10.0]] * 6, 'none': [[9.5]] * 6,
+                        'fsdp2': [[10.0 * slower]] * 6}
+            ours = measure.line_of(rows.ahead_of('fsdp2'), measured).ratio
+            share = measure.line_of(goal, measured).ratio
+            bound = slower * 10.0 / 9.5
+            self.assertAlmostEqual(ours.median / bound, share.median)
+            self.assertFalse(share.met)
+
     def test_spread_holds_all(self):
         spread = ratios.Spread([0.5, 0.4, 0.6], at_most=0.55)
         self.assertEqual((spread.low, spread.median, spread.high),
@@ -99,7 +117,7 @@ class RowsTest(unittest.TestCase):
 
     def test_sides_come_once(self):
         self.assertEqual(rows.ROWS[0].sides,
-                         ['stage3', 'fsdp2', 'ds3', 'none', 'ddp', 'stage0'])
+                         ['stage3', 'none', 'fsdp2', 'ds3', 'ddp', 'stage0'])
 
     def test_ours_alone_or_of_four_is_not_compared(self):
         self.assertEqual(
@@ -151,10 +169,10 @@ class ResultsTest(unittest.TestCase):
 
     def test_table(self):
         text = results.table(result_of(rows.ROWS[0], [2.5] * 15))
-        self.assertIn('| Tessera, stage 3 | PyTorch FSDP2 | tokens/s | >= 2.0 | '
+        self.assertIn('| Tessera, stage 3 | no communication | tokens/s | >= 0.98 | '
                       '2.500 | 2.500 to 2.500 | met | 2.0 (2.0) ms | '
                       '5.0 (5.0) ms |', text)
-        text = results.table(result_of(rows.ROWS[0], [1.5] * 15))
+        text = results.table(result_of(rows.ROWS[0], [0.5] * 15))
         self.assertIn('| NOT MET |', text)
 
     def test_wrong_losses_fail_whatever_the_speed(self):
