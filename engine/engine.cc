@@ -12,6 +12,7 @@
 #include "engine/access/state_dict.h"
 #include "engine/access/summoned.h"
 #include "engine/engine_impl.h"
+#include "engine/parts/catch_announced.h"
 #include "engine/world_options.h"
 
 namespace tessera {
@@ -61,8 +62,9 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(
   TESSERA_RETURN_IF_ERROR(comm->AgreeOk(resolved.status(), "configuration"));
   auto impl = std::make_unique<Impl>(std::move(module), *std::move(resolved),
                                      std::move(comm), options);
-  TESSERA_RETURN_IF_ERROR(
-      CatchTorch("Engine::Create", [&] { return impl->Build(options); }));
+  TESSERA_RETURN_IF_ERROR(CatchAnnounced(impl->parts()->comm.get(),
+                                         "Engine::Create",
+                                         [&] { return impl->Build(options); }));
   ReturnKept();  // training has other sizes; so after a load
   return std::unique_ptr<Engine>(new Engine(std::move(impl)));
 }

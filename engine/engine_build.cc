@@ -5,6 +5,7 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "engine/engine_impl.h"
+#include "engine/parts/catch_announced.h"
 #include "engine/setup/initial_sync.h"
 #include "sharding/construct/construction.h"
 #include "sharding/dispatch/saved_tensors.h"
@@ -90,7 +91,9 @@ absl::Status Engine::Impl::Build(const EngineOptions& options) {
                                     "configuration", parts_->comm.get()));
   TESSERA_RETURN_IF_ERROR(
       parts_->comm->AgreeOk(MoveTo(options.device), "Engine::Create"));
-  const absl::StatusOr<Partition> partition = Plan();
+  // The user's predicates run there.
+  const absl::StatusOr<Partition> partition =
+      CatchTorch("units", [&] { return Plan(); });
   TESSERA_RETURN_IF_ERROR(
       parts_->comm->AgreeOk(partition.status(), "Engine::Create"));
   TESSERA_ASSIGN_OR_RETURN(const std::vector<bool> trainable,
@@ -119,7 +122,9 @@ absl::Status Engine::Impl::Build(const EngineOptions& options) {
       expected.push_back(trainable[static_cast<size_t>(p.index)]);
     }
   }
-  absl::Status taken = TakeOver(std::move(flats));
+  absl::Status taken =
+      CatchAnnounced(parts_->comm.get(), "Engine::Create",
+                     [&] { return TakeOver(std::move(flats)); });
   if (taken.ok()) {
     taken = parts_->comm->AgreeOk(ConvertBuffers(), "buffer_dtype");
   }

@@ -7,6 +7,7 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "engine/access/training_state.h"
+#include "engine/parts/catch_announced.h"
 #include "engine/parts/exclusive_scope.h"
 #include "engine/parts/write_checks.h"
 #include "sharding/torch/torch_scope.h"
@@ -144,7 +145,7 @@ absl::Status Engine::Impl::SaveCheckpoint(const std::string& dir,
   ExclusiveScope exclusive(parts_.get(), "SaveCheckpoint");
   TESSERA_RETURN_IF_ERROR(exclusive.Begin(trainer_.CheckAtBoundary()));
   TESSERA_RETURN_IF_ERROR(exclusive.Commit(CheckReplicas(parts_.get())));
-  return CatchTorch("SaveCheckpoint", [&] {
+  return CatchAnnounced(parts_->comm.get(), "SaveCheckpoint", [&] {
     return SaveState(dir, StateOf(*parts_, trainer_.step()), client_state);
   });
 }

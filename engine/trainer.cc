@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "comm/all_gather_values.h"
+#include "engine/parts/catch_announced.h"
 #include "engine/parts/exclusive_scope.h"
 #include "engine/parts/write_checks.h"
 #include "engine/setup/initial_sync.h"
@@ -322,7 +323,8 @@ absl::Status Trainer::Step() {
         "Step: within an Engine::NoSyncScope the gradients are not reduced; "
         "end it before the last Backward of the step");
   }
-  return CatchTorch("Step", [&] { return OptimizerStep(); });
+  return CatchAnnounced(parts_->comm.get(), "Step",
+                        [&] { return OptimizerStep(); });
 }
 
 absl::Status Trainer::ZeroGrad() {

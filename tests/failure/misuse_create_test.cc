@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -110,6 +111,14 @@ const std::map<std::string, Change>& Changes() {
        [](Attempt& a) {
          a.config.mutable_sharding()->add_ignored_parameters("blocks.7*");
        }},
+      {"throwing_predicate_of_rank_1",
+       [](Attempt& a) {
+         a.options.is_unit = [rank = a.rank](const torch::nn::Module&,
+                                             absl::string_view) {
+           if (rank == 1) throw std::out_of_range("no such layer");
+           return false;
+         };
+       }},
       {"no_memory",
        [](Attempt& a) {
          a.config.mutable_zero_optimization()->set_auto_stage(true);
@@ -145,6 +154,11 @@ template <typename Matcher>
 void ExpectRefused(const std::string& change, const Matcher& matcher) {
   SCOPED_TRACE(change);
   EXPECT_THAT(RunOnRanks(2, "TryCreate", change), Each(matcher));
+}
+
+// The other rank would wait for it in the agreement that follows.
+TEST(MisuseCreateTest, APredicateThatThrowsOnOneRankIsAnErrorOfAll) {
+  ExpectRefused("throwing_predicate_of_rank_1", HasSubstr("no such layer"));
 }
 
 TEST(MisuseCreateTest, AnotherDeviceIsNamed) {
