@@ -295,6 +295,12 @@ TEST(DeepSpeed, MissingFeaturesAreRefusedWhereTheyWouldRun) {
        "data_efficiency: DeepSpeed's data efficiency library"},
       {"\"hybrid_engine\": {\"enabled\": true}",
        "hybrid_engine: DeepSpeed's hybrid engine"},
+      {"\"zero_optimization\": {\"stage\": 3, \"offload_param\": {\"device\": "
+       "\"cpu\"}}",
+       "zero_optimization.offload_param: offload of parameters"},
+      {"\"checkpoint\": {\"load_universal\": true}",
+       "checkpoint.load_universal: true: loading what another world size or "
+       "stage has saved"},
       {"\"bf16\": {\"enabled\": true, \"bf16_optimizer_states\": true}",
        "bf16.bf16_optimizer_states: true: optimizer states of 16 bits"},
   };
