@@ -93,7 +93,7 @@ absl::StatusOr<proto::Communication> LoadCommunication(const std::string& path);
 //     or reshard_group_size, a divisor of the world size, which is
 //     zero_hpz_partition_size too where that is above 1;
 //   - zero_optimization.overlap_comm, unless auto_stage: true at stage 3;
-//   - at most one of bf16, fp16 and torch_autocast enabled;
+//   - fp16 enabled alone, or bf16, torch_autocast, both or none;
 //   - words in the case in which config.proto has them;
 //   - no deprecated key, but what it stands for;
 //   - all fields of optimizer.params, if there is an optimizer of type Adam or

@@ -48,12 +48,9 @@ TEST(Fp16, HasRanges) {
       {"\"initial_scale_power\": 128",
        "initial_scale_power: expected 0 to 127, got 128"},
       {"\"loss_scale_window\": 1", "OK"},
-      {"\"loss_scale_window\": 0",
-       "loss_scale_window: expected at least 1, got 0"},
       {"\"hysteresis\": 1", "OK"},
       {"\"hysteresis\": 0", "hysteresis: expected at least 1, got 0"},
       {"\"min_loss_scale\": 1", "OK"},
-      {"\"min_loss_scale\": 0", "min_loss_scale: expected at least 1, got 0"},
       {"\"min_loss_scale\": 0.5",
        "min_loss_scale: expected an integer, got 0.5"},
       {"\"opt_level\": \"O2\"", "opt_level: unknown key"},
@@ -67,6 +64,27 @@ TEST(Fp16, HasRanges) {
   EXPECT_THAT(
       ParseConfig("train_batch_size: 1 fp16 { loss_scale: inf }", "f.pbtxt", 1),
       StatusIs(StatusCode::kInvalidArgument, HasSubstr("fp16.loss_scale")));
+}
+
+// DeepSpeed's rule: elsewhere the two mean nothing.
+TEST(Fp16, BoundsOfADynamicScaleHoldForOneOnly) {
+  for (const char* key : {"loss_scale_window", "min_loss_scale"}) {
+    const auto fault = [&](absl::string_view members, int value) {
+      return FaultOf(With(
+          absl::StrCat("\"fp16\": {", members, "\"", key, "\": ", value, "}")));
+    };
+    for (const int value : {0, -1}) {
+      EXPECT_EQ(fault("", value), "OK");
+      EXPECT_EQ(fault("\"enabled\": false, ", value), "OK");
+      EXPECT_EQ(fault("\"enabled\": true, \"loss_scale\": 128, ", value), "OK");
+      EXPECT_EQ(fault("\"enabled\": true, ", value),
+                absl::StrCat("fp16.", key,
+                             ": expected at least 1 where fp16 is enabled and "
+                             "loss_scale is 0, got ",
+                             value));
+    }
+    EXPECT_EQ(fault("\"enabled\": true, ", 1), "OK");
+  }
 }
 
 TEST(Bf16, HasTwoNames) {
@@ -94,7 +112,7 @@ TEST(Bf16, KeysOfFp16AreSentThere) {
             "bf16.hysteresis: unknown key, did you mean 'fp16.hysteresis'?");
 }
 
-TEST(Precision, OneOfThreeIsEnabled) {
+TEST(Precision, OnlyBf16AndAutocastGoTogether) {
   const auto fault = [](const char* bf16, const char* fp16,
                         const char* autocast) {
     return FaultOf(With(absl::StrCat(
@@ -107,9 +125,7 @@ TEST(Precision, OneOfThreeIsEnabled) {
   EXPECT_EQ(fault("false", "false", "true"), "OK");
   EXPECT_EQ(fault("true", "true", "false"),
             "fp16.enabled: bf16.enabled is true too: enable one of the two");
-  EXPECT_EQ(fault("true", "false", "true"),
-            "torch_autocast.enabled: bf16.enabled is true too: enable one of "
-            "the two");
+  EXPECT_EQ(fault("true", "false", "true"), "OK");
   EXPECT_EQ(fault("false", "true", "true"),
             "torch_autocast.enabled: fp16.enabled is true too: enable one of "
             "the two");

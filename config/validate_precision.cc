@@ -1,3 +1,4 @@
+#include <cstdint>
 #include <initializer_list>
 #include <string>
 #include <utility>
@@ -9,16 +10,30 @@
 namespace tessera {
 namespace {
 
-// One of the three ways of computing in 16 bits.
-void CheckOneIsEnabled(const proto::Config& config, Faults* faults) {
+// Autocast may go with bf16, not with fp16: DeepSpeed's has a loss scale of its
+// own, beside that of fp16.
+void CheckEnabled(const proto::Config& config, Faults* faults) {
   constexpr char kTwo[] = " is true too: enable one of the two";
-  const bool bf16 = config.bf16().enabled();
-  const bool fp16 = config.fp16().enabled();
-  if (bf16 && fp16) faults->Add("fp16.enabled", "bf16.enabled", kTwo);
-  if (config.torch_autocast().enabled() && (bf16 || fp16)) {
-    faults->Add("torch_autocast.enabled",
-                bf16 ? "bf16.enabled" : "fp16.enabled", kTwo);
+  if (!config.fp16().enabled()) return;
+  if (config.bf16().enabled()) {
+    faults->Add("fp16.enabled", "bf16.enabled", kTwo);
   }
+  if (config.torch_autocast().enabled()) {
+    faults->Add("torch_autocast.enabled", "fp16.enabled", kTwo);
+  }
+}
+
+// Like DeepSpeed, only where the scale is found while training: elsewhere they
+// mean nothing, and files hold 0.
+void CheckDynamicScale(const proto::Fp16& fp16, Faults* faults) {
+  if (!fp16.enabled() || fp16.loss_scale() != 0) return;
+  const auto check = [&](const char* path, int64_t value) {
+    if (value >= 1) return;
+    faults->Add(path, "expected at least 1 where fp16 is enabled and ",
+                "loss_scale is 0, got ", value);
+  };
+  check("fp16.loss_scale_window", fp16.loss_scale_window());
+  check("fp16.min_loss_scale", fp16.min_loss_scale());
 }
 
 // DeepSpeed asks for the same.
@@ -84,7 +99,8 @@ void ResolvePrecision(proto::Config* config, Faults* faults) {
   FillDefaults(config->mutable_bf16());
   FillDefaults(config->mutable_fp16());
   FillDefaults(config->mutable_torch_autocast());
-  CheckOneIsEnabled(*config, faults);
+  CheckEnabled(*config, faults);
+  CheckDynamicScale(config->fp16(), faults);
   if (config->torch_autocast().enabled() &&
       config->torch_autocast().dtype() == "float16") {
     faults->Note("torch_autocast.dtype",

@@ -44,19 +44,31 @@ std::string Outcome(const absl::StatusOr<VerifyReport>& report) {
   return report.ok() ? report->ToString() : report.status().ToString();
 }
 
-// args: a TrainingSpec.
-TESSERA_RANK_FUNCTION(VerifySpec) {
-  const TrainingSpec spec = TrainingSpec::FromText(args);
+std::string VerifyModel(const TrainingSpec& spec, const proto::Config& config,
+                        const World& world) {
   SetPoisonOnFree(spec.poison);
-  const auto report =
-      Verify([&] { return MakeTestModel(spec.model); }, ConfigOf(spec),
-             LossOfModel, OptionsOf(spec, world));
+  const auto report = Verify([&] { return MakeTestModel(spec.model); }, config,
+                             LossOfModel, OptionsOf(spec, world));
   SetPoisonOnFree(false);
   return Outcome(report);
 }
 
-void ExpectSame(const TrainingSpec& spec, int world_size = 2) {
-  EXPECT_THAT(RunOnRanks(world_size, "VerifySpec", spec.ToText()),
+// args: a TrainingSpec.
+TESSERA_RANK_FUNCTION(VerifySpec) {
+  const TrainingSpec spec = TrainingSpec::FromText(args);
+  return VerifyModel(spec, ConfigOf(spec), world);
+}
+
+TESSERA_RANK_FUNCTION(VerifyUnderAutocast) {
+  const TrainingSpec spec = TrainingSpec::FromText(args);
+  proto::Config config = ConfigOf(spec);
+  config.mutable_torch_autocast()->set_enabled(true);
+  return VerifyModel(spec, config, world);
+}
+
+void ExpectSame(const TrainingSpec& spec, int world_size = 2,
+                const char* function = "VerifySpec") {
+  EXPECT_THAT(RunOnRanks(world_size, function, spec.ToText()),
               Each(HasSubstr("values: the same bits")))
       << spec.ToText();
 }
@@ -151,6 +163,20 @@ TEST(VerifyTest, PrecisionClippingAndWeights) {
   groups.stage = 3;
   groups.shard_group = 2;
   ExpectSame(groups, 4);
+}
+
+TEST(VerifyTest, Autocast) {
+  for (const std::string dtype : {"fp32", "bf16"}) {
+    for (const std::string model : {"Mlp", "Gpt", "Lstm", "Tied"}) {
+      TrainingSpec spec;
+      spec.model = model;
+      spec.dtype = dtype;
+      spec.stage = 3;
+      spec.accumulation = 2;
+      spec.poison = true;
+      ExpectSame(spec, 2, "VerifyUnderAutocast");
+    }
+  }
 }
 
 // ---- what is wrong is named
