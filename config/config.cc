@@ -233,7 +233,12 @@ absl::StatusOr<proto::Config> ResolveConfig(const proto::Config& config,
 }
 
 absl::Status CheckRunnable(const proto::Config& config) {
-  std::vector<std::string> missing = MissingFeatures(config);
+  proto::Config effective = config;  // without what means nothing
+  const proto::ZeroOptimization& zero = config.zero_optimization();
+  if (zero.has_stage() && zero.stage() < 3) {
+    effective.mutable_zero_optimization()->clear_offload_param();
+  }
+  std::vector<std::string> missing = MissingFeatures(effective);
   const proto::Optimizer& optimizer = config.optimizer();
   const bool is_adam =
       optimizer.type() == "Adam" || optimizer.type() == "AdamW";

@@ -136,42 +136,6 @@ TEST(DeepSpeed, RemovedKeysSayWhatToUse) {
                                                  HasSubstr("amp: refused")));
 }
 
-TEST(DeepSpeed, OffloadHasRules) {
-  const std::pair<const char*, const char*> cases[] = {
-      {"\"stage\": 2, \"offload_param\": {\"device\": \"cpu\"}",
-       "zero_optimization.offload_param.device: expected none at stage 2, got "
-       "'cpu': parameters are offloaded at stage 3 only"},
-      {"\"stage\": 2, \"offload_param\": {\"device\": \"none\"}", "OK"},
-      {"\"stage\": 3, \"offload_param\": {\"device\": \"nvme\"}",
-       "zero_optimization.offload_param.nvme_path: missing: device nvme needs "
-       "a folder"},
-      {"\"stage\": 3, \"offload_param\": {\"device\": \"nvme\", "
-       "\"nvme_path\": \"/tmp\"}",
-       "OK"},
-      {"\"stage\": 2, \"offload_optimizer\": {\"device\": \"nvme\", "
-       "\"nvme_path\": \"/tmp\"}",
-       "zero_optimization.offload_optimizer.device: expected none or cpu at "
-       "stage 2, got 'nvme', which needs stage 3"},
-      {"\"stage\": 2, \"offload_optimizer\": {\"ratio\": 0.5}",
-       "zero_optimization.offload_optimizer.ratio: expected 1 at stage 2, got "
-       "0.5: less needs stage 3"},
-      {"\"offload_optimizer\": {\"device\": \"CPU\"}",
-       "zero_optimization.offload_optimizer.device: expected none, cpu or "
-       "nvme, got 'CPU'"},
-      {"\"offload_optimizer\": true",
-       "zero_optimization.offload_optimizer: expected an object, got true"},
-      {"\"offload_optimizer\": null, \"offload_param\": null", "OK"},
-      {"\"offload_optimizer\": {\"ratio\": 1.5}",
-       "zero_optimization.offload_optimizer.ratio: expected 0 to 1, got 1.5"},
-  };
-  for (const auto& [members, fault] : cases) {
-    EXPECT_EQ(ZeroFault(members), fault) << members;
-  }
-  EXPECT_EQ(FaultOf(With("\"aio\": {\"use_gds\": true}")),
-            "aio.use_gds: expected false, got true: there is no GPUDirect "
-            "Storage in this version");
-}
-
 TEST(DeepSpeed, NullIsAbsentWhereItIsThere) {
   const ConfigReport report = ReportOf(
       "\"train_micro_batch_size_per_gpu\": null, "

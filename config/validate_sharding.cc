@@ -45,11 +45,12 @@ void ResolveOffload(proto::ZeroOptimization* zero, Faults* faults) {
   if (zero->has_offload_optimizer()) {
     proto::OffloadOptimizer& offload = *zero->mutable_offload_optimizer();
     FillDefaults(&offload);
-    check_path("zero_optimization.offload_optimizer.nvme_path", offload);
     if (below_3 && offload.device() == "nvme") {
-      faults->Add("zero_optimization.offload_optimizer.device",
-                  "expected none or cpu at stage ", zero->stage(),
-                  ", got 'nvme', which needs stage 3");
+      faults->Note("zero_optimization.offload_optimizer.device",
+                   "nvme counts as cpu at stage ", zero->stage(),
+                   ", as in DeepSpeed: it needs stage 3");
+    } else {
+      check_path("zero_optimization.offload_optimizer.nvme_path", offload);
     }
     if (below_3 && offload.ratio() < 1) {
       faults->Add("zero_optimization.offload_optimizer.ratio",
@@ -60,12 +61,12 @@ void ResolveOffload(proto::ZeroOptimization* zero, Faults* faults) {
   if (zero->has_offload_param()) {
     proto::OffloadParam& offload = *zero->mutable_offload_param();
     FillDefaults(&offload);
-    check_path("zero_optimization.offload_param.nvme_path", offload);
     if (below_3 && offload.device() != "none") {
-      faults->Add("zero_optimization.offload_param.device",
-                  "expected none at stage ", zero->stage(), ", got '",
-                  offload.device(),
-                  "': parameters are offloaded at stage 3 only");
+      faults->Note("zero_optimization.offload_param.device",
+                   "means nothing at stage ", zero->stage(),
+                   ": parameters are offloaded at stage 3 only");
+    } else {
+      check_path("zero_optimization.offload_param.nvme_path", offload);
     }
   }
 }

@@ -1,0 +1,100 @@
+// Offload as DeepSpeed's files ask for it.
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "config/config.h"
+#include "config/config_test_util.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera {
+namespace {
+
+using ::absl::StatusCode;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::string With(absl::string_view members) {
+  return Json(absl::StrCat("\"train_batch_size\": 8, ", members));
+}
+
+std::string ZeroFault(absl::string_view members) {
+  return FaultOf(With(absl::StrCat("\"zero_optimization\": {", members, "}")));
+}
+
+// With these members of zero_optimization.
+ConfigReport ReportOf(absl::string_view members) {
+  const absl::StatusOr<ConfigReport> report =
+      ReadConfig(With(absl::StrCat("\"zero_optimization\": {", members, "}")),
+                 "f.json", 1);
+  EXPECT_TRUE(report.ok()) << report.status();
+  return report.ok() ? *report : ConfigReport();
+}
+
+std::vector<std::string> NotesOf(const ConfigReport& report) {
+  EXPECT_TRUE(report.faults.empty()) << FormatFault(report.faults[0], "");
+  std::vector<std::string> notes;
+  for (const ConfigFault& note : report.notes) {
+    notes.push_back(absl::StrCat(note.path, ": ", note.what));
+  }
+  return notes;
+}
+
+TEST(Offload, HasRules) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"\"stage\": 2, \"offload_param\": {\"device\": \"none\"}", "OK"},
+      {"\"stage\": 3, \"offload_param\": {\"device\": \"nvme\"}",
+       "zero_optimization.offload_param.nvme_path: missing: device nvme needs "
+       "a folder"},
+      {"\"stage\": 3, \"offload_param\": {\"device\": \"nvme\", "
+       "\"nvme_path\": \"/tmp\"}",
+       "OK"},
+      {"\"stage\": 2, \"offload_optimizer\": {\"ratio\": 0.5}",
+       "zero_optimization.offload_optimizer.ratio: expected 1 at stage 2, got "
+       "0.5: less needs stage 3"},
+      {"\"offload_optimizer\": {\"device\": \"CPU\"}",
+       "zero_optimization.offload_optimizer.device: expected none, cpu or "
+       "nvme, got 'CPU'"},
+      {"\"offload_optimizer\": true",
+       "zero_optimization.offload_optimizer: expected an object, got true"},
+      {"\"offload_optimizer\": null, \"offload_param\": null", "OK"},
+      {"\"offload_optimizer\": {\"ratio\": 1.5}",
+       "zero_optimization.offload_optimizer.ratio: expected 0 to 1, got 1.5"},
+  };
+  for (const auto& [members, fault] : cases) {
+    EXPECT_EQ(ZeroFault(members), fault) << members;
+  }
+  EXPECT_EQ(FaultOf(With("\"aio\": {\"use_gds\": true}")),
+            "aio.use_gds: expected false, got true: there is no GPUDirect "
+            "Storage in this version");
+}
+
+// As in DeepSpeed, whose stages 0 to 2 do not look at these.
+TEST(Offload, BelowStage3IsNoted) {
+  for (const char* device : {"cpu", "nvme"}) {
+    const ConfigReport report = ReportOf(absl::StrCat(
+        "\"stage\": 2, \"offload_param\": {\"device\": \"", device, "\"}"));
+    EXPECT_THAT(NotesOf(report),
+                ElementsAre("zero_optimization.offload_param.device: means "
+                            "nothing at stage 2: parameters are offloaded at "
+                            "stage 3 only"));
+    TESSERA_EXPECT_OK(CheckRunnable(report.config));
+  }
+  TESSERA_EXPECT_OK(CheckRunnable(
+      ReportOf("\"stage\": 1, \"cpu_offload_param\": true").config));
+  const ConfigReport nvme =
+      ReportOf("\"stage\": 2, \"offload_optimizer\": {\"device\": \"nvme\"}");
+  EXPECT_THAT(NotesOf(nvme),
+              ElementsAre("zero_optimization.offload_optimizer.device: nvme "
+                          "counts as cpu at stage 2, as in DeepSpeed: it needs "
+                          "stage 3"));
+  EXPECT_THAT(CheckRunnable(nvme.config),
+              StatusIs(StatusCode::kUnimplemented,
+                       HasSubstr("offload of optimizer states")));
+}
+
+}  // namespace
+}  // namespace tessera
