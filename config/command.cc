@@ -21,8 +21,10 @@ namespace {
 
 constexpr char kUsage[] =
     "tessera config check FILE [--world N] [--auto KEY=VALUE,...] [--json]\n"
+    "                     [--ignore_unknown]\n"
     "    prints the completed configuration, or its faults\n"
     "tessera config diff A B [--world N] [--auto KEY=VALUE,...]\n"
+    "                     [--ignore_unknown]\n"
     "    prints in what two completed configurations differ\n"
     "tessera config explain KEY\n"
     "    tells what a key means, its default, and what becomes of it\n"
@@ -36,6 +38,7 @@ struct Flags {
   int world_size = 1;
   AutoValues autos;
   bool json = false;
+  bool ignore_unknown = false;
 };
 
 absl::Status SetFlag(absl::string_view name, const std::string& value,
@@ -63,8 +66,8 @@ absl::StatusOr<Flags> ParseFlags(const std::vector<std::string>& args) {
     const std::vector<std::string> parts =
         absl::StrSplit(args[i], absl::MaxSplits('=', 1));
     const std::string& name = parts[0];
-    if (name == "--json" && parts.size() == 1) {
-      flags.json = true;
+    if (parts.size() == 1 && (name == "--json" || name == "--ignore_unknown")) {
+      (name == "--json" ? flags.json : flags.ignore_unknown) = true;
       continue;
     }
     if (name != "--world" && name != "--auto") {
@@ -118,8 +121,8 @@ class Command {
       err_ << text.status().message() << "\n";
       return std::nullopt;
     }
-    absl::StatusOr<ConfigReport> report =
-        ReadConfig(*text, path, flags.world_size, flags.autos);
+    absl::StatusOr<ConfigReport> report = ReadConfig(
+        *text, path, flags.world_size, flags.autos, flags.ignore_unknown);
     if (!report.ok()) {
       err_ << report.status().message() << "\n";
       return std::nullopt;

@@ -81,10 +81,24 @@ TEST(ConfigCommand, FaultsGoToTheOtherStream) {
                          "train_micro_batch_size_per_gpu (absent) * "
                          "gradient_accumulation_steps 1 * world size 8, got "
                          "33; 32 and 40 would work\n",
-                         path, ":2:2: stag: unknown key\n"));
+                         path,
+                         ":2:2: stag: unknown key (\"unknown_keys\": \"warn\" "
+                         "ignores such keys)\n"));
   EXPECT_EQ(Tessera({"check", "/nowhere/x.json"}).err,
             "/nowhere/x.json: No such file or directory\n");
   EXPECT_EQ(Tessera({"check", FileOf("half.json", "{")}).status, 1);
+}
+
+TEST(ConfigCommand, UnknownKeysMayBeIgnored) {
+  const std::string path =
+      FileOf("odd.json", "{\"train_batch_size\": 8,\n \"stag\": 1}");
+  EXPECT_EQ(Tessera({"check", path}).status, 1);
+  const Answer answer = Tessera({"check", path, "--ignore_unknown"});
+  EXPECT_EQ(answer.status, 0);
+  EXPECT_THAT(answer.err,
+              HasSubstr(absl::StrCat("note: ", path,
+                                     ":2:2: stag: ignored: unknown key\n")));
+  EXPECT_EQ(Tessera({"diff", path, path, "--ignore_unknown"}).status, 0);
 }
 
 TEST(ConfigCommand, AutoValuesResolve) {

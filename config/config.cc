@@ -126,10 +126,11 @@ bool IsTextProto(absl::string_view file_name) {
          absl::EndsWith(file_name, ".pbtxt");
 }
 
-absl::Status Read(absl::string_view text, absl::string_view file_name,
-                  proto::Config* config, ReadRecord* record) {
+absl::Status ReadOnce(absl::string_view text, absl::string_view file_name,
+                      UnknownKeys unknown_keys, proto::Config* config,
+                      ReadRecord* record) {
   if (IsTextProto(file_name)) {
-    ReadProtoFromText(text, config, record);
+    ReadProtoFromText(text, config, record, unknown_keys);
     // Half a message: nothing sensible can be said about the rest.
     if (!record->faults.empty()) record->doubtful_paths.push_back("");
     return absl::OkStatus();
@@ -138,7 +139,7 @@ absl::Status Read(absl::string_view text, absl::string_view file_name,
   TESSERA_ASSIGN_OR_RETURN(
       const JsonValue root,
       ReadJson(text, file_name, JsonLimits(), &duplicates));
-  ReadProtoFromJson(root, config, record);
+  ReadProtoFromJson(root, config, record, unknown_keys);
   for (const JsonDuplicate& each : duplicates) {
     record->faults.push_back(
         {each.path,
@@ -147,6 +148,32 @@ absl::Status Read(absl::string_view text, absl::string_view file_name,
          each.position});
   }
   return absl::OkStatus();
+}
+
+// Whether unknown keys are faults may stand behind them in the file.
+absl::Status Read(absl::string_view text, absl::string_view file_name,
+                  bool ignore_unknown, proto::Config* config,
+                  ReadRecord* record) {
+  if (!ignore_unknown) {
+    TESSERA_RETURN_IF_ERROR(
+        ReadOnce(text, file_name, UnknownKeys::kFaults, config, record));
+    if (config->unknown_keys() != "warn") return absl::OkStatus();
+    config->Clear();
+    *record = ReadRecord();
+  }
+  return ReadOnce(text, file_name, UnknownKeys::kNotes, config, record);
+}
+
+// Behind the last unknown key, so that it stands there once.
+void SayHowToIgnore(absl::string_view file_name,
+                    std::vector<ConfigFault>* faults) {
+  const auto last = std::find_if(
+      faults->rbegin(), faults->rend(),
+      [](const ConfigFault& fault) { return fault.is_unknown_key; });
+  if (last == faults->rend()) return;
+  absl::StrAppend(&last->what, " (",
+                  IsTextProto(file_name) ? "unknown_keys" : "\"unknown_keys\"",
+                  ": \"warn\" ignores such keys)");
 }
 
 }  // namespace
@@ -162,18 +189,19 @@ std::string FormatFault(const ConfigFault& fault, absl::string_view file_name) {
   return absl::StrCat(text, fault.what);
 }
 
-absl::StatusOr<proto::Communication> LoadCommunication(
-    const std::string& path) {
+absl::StatusOr<proto::Communication> LoadCommunication(const std::string& path,
+                                                       bool ignore_unknown) {
   TESSERA_ASSIGN_OR_RETURN(const std::string text,
                            ReadWholeFile(path, kMaxFileBytes));
   proto::Config config;
   ReadRecord record;
-  TESSERA_RETURN_IF_ERROR(Read(text, path, &config, &record));
+  TESSERA_RETURN_IF_ERROR(Read(text, path, ignore_unknown, &config, &record));
   std::vector<ConfigFault> faults;
   for (const ConfigFault& fault : record.faults) {
     // Text that is no message at all has the empty path.
     if (PathsOverlap(fault.path, "communication")) faults.push_back(fault);
   }
+  SayHowToIgnore(path, &faults);
   proto::Config section;
   *section.mutable_communication() = config.communication();
   Faults found(&record);
@@ -187,13 +215,15 @@ absl::StatusOr<proto::Communication> LoadCommunication(
 absl::StatusOr<ConfigReport> ReadConfig(absl::string_view text,
                                         absl::string_view file_name,
                                         int world_size,
-                                        const AutoValues& values) {
+                                        const AutoValues& values,
+                                        bool ignore_unknown) {
   ConfigReport report;
   TESSERA_RETURN_IF_ERROR(
-      Read(text, file_name, &report.config, &report.record));
+      Read(text, file_name, ignore_unknown, &report.config, &report.record));
   report.written = report.config;
   Resolve(world_size, values, &report);
   Prepend(report.record.faults, &report.faults);
+  SayHowToIgnore(file_name, &report.faults);
   Prepend(report.record.notes, &report.notes);
   return report;
 }
@@ -207,10 +237,12 @@ absl::StatusOr<std::string> ReadConfigFile(const std::string& path) {
 
 absl::StatusOr<proto::Config> LoadConfig(const std::string& path,
                                          int world_size,
-                                         const AutoValues& values) {
+                                         const AutoValues& values,
+                                         bool ignore_unknown) {
   TESSERA_ASSIGN_OR_RETURN(const std::string text, ReadConfigFile(path));
-  TESSERA_ASSIGN_OR_RETURN(const ConfigReport report,
-                           ReadConfig(text, path, world_size, values));
+  TESSERA_ASSIGN_OR_RETURN(
+      const ConfigReport report,
+      ReadConfig(text, path, world_size, values, ignore_unknown));
   if (report.faults.empty()) LogNotes(report.notes, path);
   return ConfigOf(report, path);
 }

@@ -18,9 +18,10 @@
 // Paths are as written: of keys with several names, with the one that was used.
 //
 // Where DeepSpeed ignores or defaults silently, this refuses, or says so in a
-// note: unknown keys (the message offers the nearest name), numbers in quotes,
-// batch sizes that do not divide, numbers outside of their range, both names of
-// one key; "auto" is resolved by config/auto_values.h. docs/config.md lists the
+// note: unknown keys (the message offers the nearest name; they are notes with
+// "unknown_keys": "warn", or `ignore_unknown` below), numbers in quotes, batch
+// sizes that do not divide, numbers outside of their range, both names of one
+// key; "auto" is resolved by config/auto_values.h. docs/config.md lists the
 // keys. What is right, but not in this version, is accepted here and refused by
 // Engine::Create (CheckRunnable).
 #ifndef CONFIG_CONFIG_H_
@@ -43,7 +44,8 @@ namespace tessera {
 // is none, otherwise see above. Notes are logged by rank 0, each once. LOCAL.
 absl::StatusOr<proto::Config> LoadConfig(const std::string& path,
                                          int world_size,
-                                         const AutoValues& values = {});
+                                         const AutoValues& values = {},
+                                         bool ignore_unknown = false);
 
 // The same for text in memory, without a log; `file_name` is used in messages,
 // and its ending decides on the format as above.
@@ -57,7 +59,8 @@ struct ConfigReport {
   proto::Config config;             // completed; half so where there are faults
   proto::Config written;            // what the file says
   std::vector<ConfigFault> faults;  // in the order of the file
-  // Keys without effect, deprecated forms, "auto" that became a default.
+  // Keys without effect, deprecated forms, "auto" that became a default,
+  // unknown keys that are ignored.
   std::vector<ConfigFault> notes;
   ReadRecord record;
 };
@@ -66,7 +69,8 @@ struct ConfigReport {
 absl::StatusOr<ConfigReport> ReadConfig(absl::string_view text,
                                         absl::string_view file_name,
                                         int world_size,
-                                        const AutoValues& values = {});
+                                        const AutoValues& values = {},
+                                        bool ignore_unknown = false);
 // The file's text; NotFound, or OutOfRange above 16 MiB. LOCAL.
 absl::StatusOr<std::string> ReadConfigFile(const std::string& path);
 // "file:line:column: path: what"
@@ -79,7 +83,8 @@ absl::Status CheckRunnable(const proto::Config& config);
 // The communication section of a file, checked, with absent keys left absent;
 // an empty one if there is none. Looks at no other section, so no world size is
 // needed. Errors as LoadConfig.
-absl::StatusOr<proto::Communication> LoadCommunication(const std::string& path);
+absl::StatusOr<proto::Communication> LoadCommunication(
+    const std::string& path, bool ignore_unknown = false);
 
 // Completes and checks a Config made in code. The result has
 //   - the three batch numbers, with

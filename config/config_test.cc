@@ -166,7 +166,7 @@ TEST(Faults, AllAreReportedWithPositions) {
           "run/ds.json:5:45: optimizer.params.betas[1]: expected at least 0 "
           "and less than 1, got 2; "
           "run/ds.json:6:25: zero_optimization.stagee: unknown key, did you "
-          "mean 'stage'?"));
+          "mean 'stage'? (\"unknown_keys\": \"warn\" ignores such keys)"));
 }
 
 TEST(Faults, OneMistakeIsReportedOnce) {
@@ -240,7 +240,7 @@ TEST(ResolveConfig, WritesAllDefaultsOut) {
       "keep_freed_heap: true in_place_gradient_bytes: 131072 "
       "report_grad_norm: false } "
       "precision { fp32_norms: false cast_inputs: true } "
-      "gradient_allreduce_op: \"mean\"");
+      "gradient_allreduce_op: \"mean\" unknown_keys: \"error\"");
 }
 
 TEST(ResolveConfig, IsIdempotent) {
@@ -297,7 +297,8 @@ TEST(TextProto, IsCheckedTheSame) {
   EXPECT_THAT(ParseConfig("train_batch_sizee: 8", "f.textproto", 2),
               StatusIs(StatusCode::kInvalidArgument,
                        "f.textproto:1:18: Message type \"tessera.proto.Config\""
-                       " has no field named \"train_batch_sizee\"."));
+                       " has no field named \"train_batch_sizee\". "
+                       "(unknown_keys: \"warn\" ignores such keys)"));
 }
 
 TEST(LoadConfig, ReadsAFile) {

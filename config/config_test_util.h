@@ -7,6 +7,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "config/config.h"
 
 namespace tessera {
@@ -16,7 +17,12 @@ inline std::string Json(absl::string_view members) {
   return absl::StrCat("{\"gradient_clipping\": 0, ", members, "}");
 }
 
-// The one fault of a JSON config without position: "path: what".
+// What ends the last fault of an unknown key in a JSON config.
+constexpr char kHowToIgnore[] =
+    " (\"unknown_keys\": \"warn\" ignores such keys)";
+
+// The one fault of a JSON config without position and kHowToIgnore: "path:
+// what".
 inline std::string FaultOf(absl::string_view json, int world_size = 1) {
   const absl::StatusOr<proto::Config> config =
       ParseConfig(json, "f.json", world_size);
@@ -24,7 +30,8 @@ inline std::string FaultOf(absl::string_view json, int world_size = 1) {
   std::string message(config.status().message());
   if (!absl::StartsWith(message, "f.json:")) return message;
   // "f.json:1:2: what" or "f.json: what"
-  return message.substr(message.find(": ") + 2);
+  return std::string(absl::StripSuffix(
+      absl::string_view(message).substr(message.find(": ") + 2), kHowToIgnore));
 }
 
 inline std::string OptimizerJson(absl::string_view optimizer) {

@@ -181,7 +181,9 @@ TEST(DeepSpeed, AllFaultsComeAtOnceBehindDuplicates) {
   EXPECT_THAT(lines,
               ElementsAre("zero_optimization.stage: duplicate key, first at "
                           "1:71",
-                          "bf16.enabld: unknown key, did you mean 'enabled'?",
+                          absl::StrCat("bf16.enabld: unknown key, did you "
+                                       "mean 'enabled'?",
+                                       kHowToIgnore),
                           "fp16: expected an object, got 3"));
   const absl::StatusOr<proto::Config> text = ParseConfig(
       "train_batch_size: 8\nstag: 1\nzero_optimization { stagee: 2 stage: 9 }",

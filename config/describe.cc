@@ -264,6 +264,9 @@ std::string SchemaOfKey(const std::vector<const FieldDescriptor*>& fields,
 }
 
 std::string SchemaOf(const Descriptor& level, const std::string& indent) {
+  // IsCommentKey, config/reader/json_keys.h.
+  constexpr char kComments[] =
+      "\"patternProperties\": {\"^(_|//|#|comment$)\": {}},\n";
   std::vector<std::string> order;
   std::map<std::string, std::vector<const FieldDescriptor*>> fields;
   for (int i = 0; i < level.field_count(); ++i) {
@@ -275,7 +278,7 @@ std::string SchemaOf(const Descriptor& level, const std::string& indent) {
   }
   std::string text =
       absl::StrCat("\"type\": \"object\", \"additionalProperties\": false,\n",
-                   indent, "\"properties\": {");
+                   indent, kComments, indent, "\"properties\": {");
   for (const std::string& key : order) {
     absl::StrAppend(&text, &key == &order[0] ? "" : ",", "\n", indent, "  ",
                     QuoteJson(key), ": {",

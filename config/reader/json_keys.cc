@@ -4,6 +4,7 @@
 #include <set>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/edit_distance.h"
 #include "config/reader/json_options.pb.h"
@@ -37,6 +38,11 @@ std::vector<std::string> JsonKeys(const FieldDescriptor& field) {
   const auto& keys = field.options().GetRepeatedExtension(proto::json_key);
   if (keys.empty()) return {field.name()};
   return {keys.begin(), keys.end()};
+}
+
+bool IsCommentKey(absl::string_view key) {
+  return absl::StartsWith(key, "_") || absl::StartsWith(key, "//") ||
+         absl::StartsWith(key, "#") || key == "comment";
 }
 
 bool HasJsonKey(const FieldDescriptor& field, absl::string_view key) {

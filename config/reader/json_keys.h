@@ -15,6 +15,10 @@ namespace tessera {
 std::vector<std::string> JsonKeys(
     const google::protobuf::FieldDescriptor& field);
 
+// Whether people write remarks under that key: "_", "//" or "#" in front, or
+// "comment". What it holds is not looked at.
+bool IsCommentKey(absl::string_view key);
+
 bool HasJsonKey(const google::protobuf::FieldDescriptor& field,
                 absl::string_view key);
 

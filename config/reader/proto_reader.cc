@@ -136,8 +136,9 @@ std::string Got(const JsonValue& value) {
 
 class JsonToProto {
  public:
-  JsonToProto(const Descriptor& schema, ReadRecord* record)
-      : schema_(schema), record_(*record) {}
+  JsonToProto(const Descriptor& schema, UnknownKeys unknown_keys,
+              ReadRecord* record)
+      : schema_(schema), unknown_keys_(unknown_keys), record_(*record) {}
 
   void ReadMessage(const JsonValue& value, const std::string& path,
                    Message* message) {
@@ -147,10 +148,10 @@ class JsonToProto {
     }
     for (const JsonMember& member : value.members) {
       const FieldDescriptor* field = FieldOf(*message->GetDescriptor(), member);
-      if (field == nullptr) {
-        Unknown(*message->GetDescriptor(), path, member);
-      } else {
+      if (field != nullptr) {
         ReadMember(member, path, *field, message);
+      } else if (!IsCommentKey(member.key)) {
+        Unknown(*message->GetDescriptor(), path, member);
       }
     }
   }
@@ -245,7 +246,15 @@ class JsonToProto {
       meant = Join(path, nearest);
       absl::StrAppend(&what, ", did you mean '", nearest, "'?");
     }
-    Fault(Join(path, key), member.key_position, std::move(what));
+    const std::string here = Join(path, key);
+    if (unknown_keys_ == UnknownKeys::kNotes) {
+      record_.notes.push_back({record_.AsWritten(here),
+                               absl::StrCat("ignored: ", what),
+                               member.key_position, /*is_unknown_key=*/true});
+      return;
+    }
+    Fault(here, member.key_position, std::move(what));
+    record_.faults.back().is_unknown_key = true;
     if (!meant.empty()) record_.doubtful_paths.push_back(meant);
   }
 
@@ -270,6 +279,7 @@ class JsonToProto {
       return;
     }
     for (const JsonMember& member : value.members) {
+      if (IsCommentKey(member.key)) continue;
       const std::string member_path =
           Join(path, absl::Utf8SafeCEscape(member.key));
       record_.positions[member_path] = member.value.position;
@@ -341,14 +351,16 @@ class JsonToProto {
   }
 
   const Descriptor& schema_;  // of the root message
+  const UnknownKeys unknown_keys_;
   ReadRecord& record_;
 };
 
 }  // namespace
 
 void ReadProtoFromJson(const JsonValue& root, Message* message,
-                       ReadRecord* record) {
-  JsonToProto(*message->GetDescriptor(), record).ReadMessage(root, "", message);
+                       ReadRecord* record, UnknownKeys unknown_keys) {
+  JsonToProto(*message->GetDescriptor(), unknown_keys, record)
+      .ReadMessage(root, "", message);
 }
 
 std::string ReadRecord::AsWritten(const std::string& path) const {

@@ -27,6 +27,7 @@ struct ConfigFault {
   std::string path;  // as written: "optimizer.params.betas[1]"
   std::string what;
   std::optional<JsonPosition> position;  // if it comes from a file
+  bool is_unknown_key = false;
 };
 
 // What reading gave, besides the message. Paths are of fields' names:
@@ -49,15 +50,20 @@ struct ReadRecord {
   std::string AsWritten(const std::string& path) const;
 };
 
+// What a key is that the schema does not have: a fault, or a note.
+enum class UnknownKeys { kFaults, kNotes };
+
 // Sets the fields of `message` from `root`. Faulty parts are left unset and
-// recorded.
+// recorded. Comments (IsCommentKey, config/reader/json_keys.h) are passed over.
 void ReadProtoFromJson(const JsonValue& root,
-                       google::protobuf::Message* message, ReadRecord* record);
+                       google::protobuf::Message* message, ReadRecord* record,
+                       UnknownKeys unknown_keys = UnknownKeys::kFaults);
 
 // Sets `message` from protobuf text. A syntax error, or an unknown field, is
 // recorded with an empty path; then `message` holds only part.
 void ReadProtoFromText(absl::string_view text,
-                       google::protobuf::Message* message, ReadRecord* record);
+                       google::protobuf::Message* message, ReadRecord* record,
+                       UnknownKeys unknown_keys = UnknownKeys::kFaults);
 
 }  // namespace tessera
 #endif  // CONFIG_READER_PROTO_READER_H_

@@ -25,19 +25,32 @@ std::string AtIndex(absl::string_view path, size_t index) {
 
 class FaultCollector : public google::protobuf::io::ErrorCollector {
  public:
-  explicit FaultCollector(ReadRecord* record) : record_(*record) {}
+  FaultCollector(UnknownKeys unknown_keys, ReadRecord* record)
+      : unknown_keys_(unknown_keys), record_(*record) {}
   // An unknown field.
   void AddWarning(int line, google::protobuf::io::ColumnNumber column,
                   const std::string& message) override {
+    if (unknown_keys_ == UnknownKeys::kNotes) {
+      record_.notes.push_back({"", absl::StrCat("ignored: ", message),
+                               PositionOf(line, column),
+                               /*is_unknown_key=*/true});
+      return;
+    }
     AddError(line, column, message);
+    record_.faults.back().is_unknown_key = true;
   }
-  // protobuf counts from 0.
   void AddError(int line, google::protobuf::io::ColumnNumber column,
                 const std::string& message) override {
-    record_.faults.push_back({"", message, JsonPosition{line + 1, column + 1}});
+    record_.faults.push_back({"", message, PositionOf(line, column)});
   }
 
  private:
+  // protobuf counts from 0.
+  static JsonPosition PositionOf(int line, int column) {
+    return {line + 1, column + 1};
+  }
+
+  const UnknownKeys unknown_keys_;
   ReadRecord& record_;
 };
 
@@ -75,8 +88,8 @@ void RecordPositions(const Message& message, TextFormat::ParseInfoTree& tree,
 }  // namespace
 
 void ReadProtoFromText(absl::string_view text, Message* message,
-                       ReadRecord* record) {
-  FaultCollector collector(record);
+                       ReadRecord* record, UnknownKeys unknown_keys) {
+  FaultCollector collector(unknown_keys, record);
   TextFormat::ParseInfoTree tree;
   TextFormat::Parser parser;
   parser.RecordErrorsTo(&collector);
