@@ -21,9 +21,10 @@ absl::Status Differs(absl::string_view key, absl::string_view configured,
 }  // namespace
 
 absl::StatusOr<WorldOptions> WorldOptionsFrom(const std::string& config_path,
-                                              WorldOptions options) {
+                                              WorldOptions options,
+                                              bool ignore_unknown) {
   TESSERA_ASSIGN_OR_RETURN(const proto::Communication communication,
-                           LoadCommunication(config_path));
+                           LoadCommunication(config_path, ignore_unknown));
   if (communication.has_backend()) options.backend = communication.backend();
   if (communication.has_timeout_seconds()) {
     options.collective_timeout = absl::Seconds(communication.timeout_seconds());

@@ -7,7 +7,9 @@
 //   TESSERA_ASSIGN_OR_RETURN(auto engine, Engine::Create(model, "zero3.json"));
 //
 // If it does not, Engine::Create refuses a configuration whose communication
-// section says something else than the world was made with.
+// section says something else than the world was made with. Where the program's
+// flags name the file, it reads these first: WithoutInitFlags
+// (comm/world/world.h).
 #ifndef ENGINE_WORLD_OPTIONS_H_
 #define ENGINE_WORLD_OPTIONS_H_
 
@@ -21,9 +23,11 @@
 namespace tessera {
 
 // `options`, with what the communication section of the file says in their
-// place. Looks at no other section. LOCAL. Errors: NotFound, InvalidArgument.
+// place. Looks at no other section; ignore_unknown as in LoadConfig. LOCAL.
+// Errors: NotFound, InvalidArgument.
 absl::StatusOr<WorldOptions> WorldOptionsFrom(const std::string& config_path,
-                                              WorldOptions options = {});
+                                              WorldOptions options = {},
+                                              bool ignore_unknown = false);
 
 // OK if a world with these options is what `communication` says; else
 // InvalidArgument naming the key. The start-up timeout does not count: that is

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -102,6 +103,11 @@ class World {
 // this user alone.
 absl::StatusOr<const World*> Init(int* argc, char** argv,
                                   WorldOptions options = {});
+
+// The arguments that Init leaves. For a program whose own flags say which
+// configuration to read, and so what to pass to Init. LOCAL. InvalidArgument as
+// Init.
+absl::StatusOr<std::vector<char*>> WithoutInitFlags(int argc, char** argv);
 
 // Leaves the job: waits for this rank's pending collectives, and 5 s at most
 // for others that still read its shards (of an engine that was destroyed

@@ -52,4 +52,15 @@ for stage in 0 3; do
 done
 [[ "${losses[0]}" == "${losses[3]}" ]] || fail "stages 0 and 3 differ"
 
+# What a configuration says of ranks holds, too; and what it says beside.
+sed '1a "my_key": 1, "communication": {"backend": "gloo"},\
+"bf16": {"enabled": true}, "torch_autocast": {"enabled": true},' \
+  examples/gpt/zero3.json > "${folder}/gloo.json"
+stage=3
+run --config "${folder}/gloo.json" --ignore_unknown --steps 1 \
+  2> "${folder}/said" > /dev/null
+grep -q "2 ranks over gloo" "${folder}/said" || fail "$(cat "${folder}/said")"
+grep -q 'gloo.json:2:1: my_key: ignored: unknown key' "${folder}/said" ||
+  fail "$(cat "${folder}/said")"
+
 echo "PASSED"

@@ -15,6 +15,8 @@
 
 ABSL_FLAG(std::string, data, "", "The text: any file.");
 ABSL_FLAG(std::string, config, TrainFlags().config, "DeepSpeed-style JSON.");
+ABSL_FLAG(bool, ignore_unknown, false,
+          "Unknown keys of --config are ignored, with a warning each.");
 ABSL_FLAG(int64_t, stage, -1, "ZeRO stage, 0 to 3; -1: the config's.");
 ABSL_FLAG(std::string, dtype, "",
           "fp32, bf16 or fp16, instead of the config's.");
@@ -124,6 +126,7 @@ absl::StatusOr<TrainFlags> ParseTrainFlags(int argc, char** argv) {
   }
   TrainFlags flags;
   flags.config = absl::GetFlag(FLAGS_config);
+  flags.ignore_unknown = absl::GetFlag(FLAGS_ignore_unknown);
   flags.stage = absl::GetFlag(FLAGS_stage);
   flags.dtype = absl::GetFlag(FLAGS_dtype);
   flags.steps = absl::GetFlag(FLAGS_steps);

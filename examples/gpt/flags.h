@@ -23,6 +23,7 @@ struct TrainFlags {
   std::string prompt = "In the beginning ";
   SampleOptions sample{/*bytes=*/0};
   GptOptions model;
+  bool ignore_unknown = false;  // keys of the config: a warning each
   bool json = false;
   bool quiet = false;
 };
@@ -30,10 +31,10 @@ struct TrainFlags {
 // Tells absl what --help prints. Once in a process, before ParseTrainFlags.
 void SetTrainUsage();
 
-// Reads what Init has left of the command line. A flag that is unknown, or
-// whose value is not of its type, ends the process with absl's message, as
-// --help does. Returns InvalidArgument with one line that names the flag whose
-// value does not fit.
+// Reads a command line without Init's flags (WithoutInitFlags). A flag that is
+// unknown, or whose value is not of its type, ends the process with absl's
+// message, as --help does. Returns InvalidArgument with one line that names the
+// flag whose value does not fit.
 absl::StatusOr<TrainFlags> ParseTrainFlags(int argc, char** argv);
 
 #endif  // EXAMPLES_GPT_FLAGS_H_

@@ -26,7 +26,7 @@ absl::StatusOr<TrainFlags> Parse(std::vector<std::string> arguments) {
 TEST(FlagsTest, ReadsBothSpellingsAndSwitches) {
   const auto flags =
       Parse({"--data=a=b", "--steps", "7", "--stage=2", "--json", "--dim", "64",
-             "--heads=4", "--prompt=", "--seed=5"});
+             "--heads=4", "--prompt=", "--seed=5", "--ignore_unknown"});
   ASSERT_THAT(flags.status(), IsOk());
   EXPECT_EQ(flags->data, "a=b");
   EXPECT_EQ(flags->steps, 7);
@@ -35,6 +35,7 @@ TEST(FlagsTest, ReadsBothSpellingsAndSwitches) {
   EXPECT_EQ(flags->prompt, "");
   EXPECT_EQ(flags->sample.seed, 5);
   EXPECT_TRUE(flags->json);
+  EXPECT_TRUE(flags->ignore_unknown);
   EXPECT_FALSE(flags->quiet);
 }
 

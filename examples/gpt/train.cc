@@ -16,6 +16,7 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "comm/world/world.h"
+#include "engine/world_options.h"
 #include "examples/gpt/flags.h"
 #include "examples/gpt/progress.h"
 #include "examples/gpt/report.h"
@@ -108,10 +109,18 @@ void SayResults(const TrainFlags& flags, const RunReport& report, FILE* out) {
 }
 
 absl::Status Run(int argc, char** argv) {
+  // Before Init, since the configuration may say how the ranks talk; without
+  // Init's own flags (--world, ...), which it takes out of argv.
+  TESSERA_ASSIGN_OR_RETURN(std::vector<char*> own,
+                           tessera::WithoutInitFlags(argc, argv));
+  TESSERA_ASSIGN_OR_RETURN(
+      const TrainFlags flags,
+      ParseTrainFlags(static_cast<int>(own.size()), own.data()));
+  TESSERA_ASSIGN_OR_RETURN(
+      const tessera::WorldOptions options,
+      tessera::WorldOptionsFrom(flags.config, {}, flags.ignore_unknown));
   TESSERA_ASSIGN_OR_RETURN(const tessera::World* world,
-                           tessera::Init(&argc, argv));
-  // After Init, which takes its own flags (--world, ...) out of argv.
-  TESSERA_ASSIGN_OR_RETURN(const TrainFlags flags, ParseTrainFlags(argc, argv));
+                           tessera::Init(&argc, argv, options));
   const bool reports = world->rank() == 0;
   FILE* human = flags.json ? stderr : stdout;
   FILE* out = reports && !flags.quiet ? human : nullptr;

@@ -38,7 +38,8 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(
 
 absl::Status Trainer::PrepareData() {
   TESSERA_ASSIGN_OR_RETURN(
-      config_, tessera::LoadConfig(flags_.config, world_.world_size()));
+      config_, tessera::LoadConfig(flags_.config, world_.world_size(), {},
+                                   flags_.ignore_unknown));
   if (flags_.stage >= 0) {
     config_.mutable_zero_optimization()->set_stage(
         static_cast<int32_t>(flags_.stage));
@@ -93,7 +94,11 @@ absl::StatusOr<float> Trainer::Step() {
   auto total = at::zeros({1}, at::TensorOptions().device(device_));
   for (int64_t i = 0; i < micro_batches; ++i) {
     const Batch batch = NextBatch();
-    auto loss = model_->loss(batch.tokens, batch.targets);
+    at::Tensor loss;
+    {
+      const tessera::Engine::AutocastScope autocast(engine_.get());
+      loss = model_->loss(batch.tokens, batch.targets);
+    }
     total += loss.detach();
     TESSERA_RETURN_IF_ERROR(engine_->Backward(loss));
     TESSERA_RETURN_IF_ERROR(engine_->Step());
