@@ -81,6 +81,7 @@ Gradients::Gradients(const std::vector<std::shared_ptr<FlatParameter>>& flats,
     accesses_.emplace_back();
     for (size_t i = 0; i < params.size(); ++i) {
       const at::Tensor& tensor = params[i].tensor;
+      // Also makes room for the hook where there never was a gradient.
       accesses_.back().push_back(CountGradAccesses(tensor));
       autograd::impl::set_post_acc_grad_hooks(
           tensor, std::make_unique<ArrivalHook>(

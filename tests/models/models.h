@@ -40,6 +40,8 @@ class TestModel : public torch::nn::Module {
 //   TwoForwards     two forwards and one without gradients before one backward
 //   Frozen          layers that require no gradient, between some that do
 //   Thawed          the same, until the second micro-batch
+//   NeverTrained    parameters registered without a gradient, integers and
+//                   booleans too, a ParameterList's and a ParameterDict's
 //   Embedding       padding_idx, sparse = false, and a table read twice
 //   SparseEmbedding sparse = true
 //   OneRank         a layer whose output enters the loss of rank 1 alone

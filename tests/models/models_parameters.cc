@@ -150,6 +150,37 @@ class Frozen : public TestModel {
   nn::LayerNorm norm_{nullptr};
 };
 
+// Tensors that were made without a gradient and registered so, integers too.
+class NeverTrained : public TestModel {
+ public:
+  NeverTrained() {
+    in_ = register_module("in", nn::Linear(10, 12));
+    list_ = register_module("list", nn::ParameterList());
+    list_->append(torch::randn({12}));
+    dict_ = register_module("dict", nn::ParameterDict());
+    dict_->insert("shift", torch::randn({12}));
+    register_parameter("mix", torch::randn({12, 12}), /*requires_grad=*/false);
+    register_parameter("order", torch::randperm(12), /*requires_grad=*/false);
+    register_parameter("mask", torch::rand({12}) < 0.3,
+                       /*requires_grad=*/false);
+    out_ = register_module("out", nn::Linear(12, 5));
+  }
+  Tensor Loss(int rank, int64_t micro_batch) override {
+    auto own = named_parameters(/*recurse=*/false);
+    Inputs inputs(*this, rank, micro_batch);
+    Tensor h = torch::tanh(In(in_, inputs.Normal({4, 10})));
+    h = h.index_select(1, own["order"]) * list_->parameters()[0];
+    h = torch::matmul(h, own["mix"]) + dict_->get("shift");
+    h = h.masked_fill(own["mask"], 0.5);
+    return MseLoss(out_(h), inputs.Target({4, 5}));
+  }
+
+ private:
+  nn::Linear in_{nullptr}, out_{nullptr};
+  nn::ParameterList list_{nullptr};
+  nn::ParameterDict dict_{nullptr};
+};
+
 class Embedding : public TestModel {
  public:
   Embedding() {
@@ -274,6 +305,7 @@ ModelMakers ParameterModels() {
       {"TwoForwards", MakeModel<TwoForwards>},
       {"Frozen", [] { return std::make_shared<Frozen>(false); }},
       {"Thawed", [] { return std::make_shared<Frozen>(true); }},
+      {"NeverTrained", MakeModel<NeverTrained>},
       {"Embedding", MakeModel<Embedding>},
       {"SparseEmbedding", MakeModel<SparseEmbedding>},
       {"MixedDtype", MakeModel<MixedDtype>},
