@@ -16,7 +16,8 @@ std::string FaultMessage(const std::string& parameter,
   return absl::StrCat(
       "[", flat, "] a write through a raw pointer into parameter '", parameter,
       "', whose memory the ranks of this host share and may only read. Write "
-      "with an operator, or hold `auto pin = tessera::Use(w);` around the "
+      "with an operator (one of your own says in its schema that it writes: "
+      "Tensor(a!)), or hold `auto pin = tessera::Use(w);` around the "
       "write and ask for the pointer within.");
 }
 

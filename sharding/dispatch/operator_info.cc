@@ -53,9 +53,38 @@ bool ReturnsView(const c10::FunctionSchema& schema) {
   return false;
 }
 
+// Operators that update running statistics in training. Of 2.11's schemas those
+// of the last two alone say so.
+bool UpdatesStatistics(const std::string& name) {
+  static const auto* names = new absl::flat_hash_set<std::string>{
+      "aten::batch_norm",
+      "aten::native_batch_norm",
+      "aten::cudnn_batch_norm",
+      "aten::miopen_batch_norm",
+      "aten::instance_norm",
+      "aten::_batch_norm_impl_index",
+      "aten::batch_norm_gather_stats",
+      "aten::batch_norm_gather_stats_with_counts",
+      "aten::batch_norm_update_stats",
+      "aten::_native_batch_norm_legit",
+      "aten::_batch_norm_with_update"};
+  return names->contains(name);
+}
+
+// instance_norm's use_input_stats is no such flag: it writes in any case.
+void FindStatistics(const c10::FunctionSchema& schema, OperatorInfo* info) {
+  const auto& arguments = schema.arguments();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const std::string& name = arguments[i].name();
+    info->statistics.push_back(name == "running_mean" || name == "running_var");
+    if (name == "training") info->updates = static_cast<int>(i);
+  }
+}
+
 OperatorInfo Classify(const c10::FunctionSchema& schema) {
   OperatorInfo info;
   const std::string& name = schema.name();
+  info.name = name;
   info.aten = name.compare(0, 6, "aten::") == 0;
   info.c10d = name.compare(0, 6, "c10d::") == 0;
   info.copies = name == "aten::_to_copy";
@@ -68,10 +97,15 @@ OperatorInfo Classify(const c10::FunctionSchema& schema) {
   } else if (info.aten && (ReturnsView(schema) || LooksAtSizesOnly(name))) {
     info.kind = OperatorInfo::Kind::kTransparent;
   }
+  info.promises =
+      !info.aten && !info.c10d &&
+      schema.aliasAnalysis() != c10::AliasAnalysisKind::CONSERVATIVE;
   for (const auto& arg : schema.arguments()) {
     const auto* alias = arg.alias_info();
-    info.writes.push_back(!info.aten || (alias != nullptr && alias->isWrite()));
+    info.writes.push_back(!(info.aten || info.promises) ||
+                          (alias != nullptr && alias->isWrite()));
   }
+  if (UpdatesStatistics(name)) FindStatistics(schema, &info);
   return info;
 }
 

@@ -1,9 +1,17 @@
 // OperatorInfo: what the fallback must know of an operator, from its schema.
 // Looked up once per operator and thread, then cached.
+//
+// Which arguments it may write:
+//   aten::       those of which the schema says so, and running statistics,
+//                which the schemas of the old normalisations leave out
+//   c10d::       all; its schemas say nothing of writes
+//   others       those of which the schema says so; all if it was inferred from
+//                a C++ signature (libtorch's AliasAnalysisKind::CONSERVATIVE)
 #ifndef SHARDING_DISPATCH_OPERATOR_INFO_H_
 #define SHARDING_DISPATCH_OPERATOR_INFO_H_
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "ATen/core/dispatch/Dispatcher.h"
@@ -26,6 +34,7 @@ struct OperatorInfo {
     kSetData,
   };
   Kind kind = Kind::kCompute;
+  std::string name;  // "aten::add_"
   // User code cannot run inside of aten operators, so the tag is excluded below
   // them (cost); everywhere else it must be seen (captured weights).
   bool aten = false;
@@ -37,9 +46,15 @@ struct OperatorInfo {
   bool overwrites = false;
   // Operators of c10d return before they have finished.
   bool c10d = false;
-  // Per argument: its schema says that it is written, or it might be (operators
-  // outside of aten whose schema does not say so, c10d's among them).
+  // Per argument: it may be written, see above.
   std::vector<bool> writes;
+  // It is the user's, and its schema says of all that it writes: what it writes
+  // besides is his mistake (sharding/dispatch/undeclared_writes.h).
+  bool promises = false;
+  // Per argument: a running statistic that the operator updates. Empty: none.
+  std::vector<bool> statistics;
+  // The boolean argument that says whether it updates them; -1: always.
+  int updates = -1;
 
   static const OperatorInfo& Of(const c10::OperatorHandle& op);
 };

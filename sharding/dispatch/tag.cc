@@ -20,6 +20,7 @@
 #include "ATen/core/dispatch/Dispatcher.h"
 #include "ATen/core/grad_mode.h"
 #include "ATen/core/stack.h"
+#include "absl/strings/str_cat.h"
 #include "base/torch_guard.h"
 #include "c10/core/InferenceMode.h"
 #include "c10/core/impl/LocalDispatchKeySet.h"
@@ -29,11 +30,13 @@
 #include "sharding/dispatch/operator_info.h"
 #include "sharding/dispatch/rebind.h"
 #include "sharding/dispatch/saved_casts.h"
+#include "sharding/dispatch/undeclared_writes.h"
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/flat/pins.h"
 #include "sharding/flat/registry.h"
 #include "sharding/torch/storage_access.h"
 #include "sharding/torch/torch_scope.h"
+#include "sharding/torch/write_faults.h"
 #include "torch/csrc/autograd/graph_task.h"
 #include "torch/csrc/distributed/c10d/Work.hpp"
 #include "torch/library.h"
@@ -80,9 +83,51 @@ bool OverwritesFirst(const OperatorInfo& info, const torch::jit::Stack& stack) {
   return !read;
 }
 
+// What an operator holds while it runs.
+struct Held {
+  PinSet pins;
+  EvictablePins evictables;
+  UndeclaredWrites undeclared;
+};
+
+bool UpdatesStatistic(const OperatorInfo& info, const torch::jit::Stack& stack,
+                      size_t argument) {
+  if (info.statistics.empty() || !info.statistics[argument]) return false;
+  const size_t first = stack.size() - info.writes.size();
+  return info.updates < 0 ||
+         stack[first + static_cast<size_t>(info.updates)].toBool();
+}
+
+// Each rank's running statistics are those of its own data, and a parameter is
+// one for all ranks: each owner's part would be of another rank.
+absl::Status CheckStatistic(const OperatorInfo& info,
+                            const StorageOwner& owned) {
+  const FlatParameter& flat = *owned.flat;
+  if (flat.communicator()->world_size() == 1 && flat.replicas() == nullptr) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "[", flat.name(), "] parameter '", owned.parameter(),
+      "' is a running statistic that ", info.name,
+      " updates, on each rank with its own data; register it with "
+      "register_buffer, or name it in sharding.ignored_parameters"));
+}
+
+void PrepareWrites(const OperatorInfo& info, const torch::jit::Stack& stack,
+                   size_t argument, const StorageOwner& owned,
+                   UndeclaredWrites* undeclared) {
+  const bool statistic = UpdatesStatistic(info, stack, argument);
+  if (statistic) ThrowIfError(CheckStatistic(info, owned));
+  if (statistic || info.writes[argument]) {
+    ThrowIfError(owned.flat->PrepareWrite());
+  } else if (info.promises && owned.flat->options().check_writes) {
+    undeclared->Watch(owned.flat);
+  }
+}
+
 // Returns whether one of the flats wants its inputs cast.
 bool PinArguments(const OperatorInfo& info, const torch::jit::Stack& stack,
-                  PinSet* pins, EvictablePins* evictables) {
+                  Held* held) {
   const bool outside = OutsideOfGraph();
   const bool constructs = Construction::Current() != nullptr;
   bool casts_inputs = false;
@@ -91,12 +136,12 @@ bool PinArguments(const OperatorInfo& info, const torch::jit::Stack& stack,
     StorageOwner owned = Registry::Global().Find(t);
     if (!owned) {
       if (IsEvictable(t)) {
-        evictables->Add(t, i == 0 && OverwritesFirst(info, stack));
+        held->evictables.Add(t, i == 0 && OverwritesFirst(info, stack));
       }
       return;
     }
-    pins->Add(owned.flat);
-    if (info.writes[i]) ThrowIfError(owned.flat->PrepareWrite());
+    held->pins.Add(owned.flat);
+    PrepareWrites(info, stack, i, owned, &held->undeclared);
     if (outside) owned.flat->MarkUsedWithoutGrad();
     casts_inputs |= owned.flat->cast_inputs();
   });
@@ -158,9 +203,9 @@ void RedispatchCopy(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
 void Compute(const c10::OperatorHandle& op, const OperatorInfo& info,
              c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const size_t num_returns = op.schema().returns().size();
-  PinSet pins;
-  EvictablePins evictables;
-  const bool casts_inputs = PinArguments(info, *stack, &pins, &evictables);
+  const WriteFaults::Culprit culprit(info.aten ? nullptr : info.name.c_str());
+  Held held;
+  const bool casts_inputs = PinArguments(info, *stack, &held);
   std::optional<at::ScalarType> result_dtype;
   if (casts_inputs && info.input_casts != InputCasts::kNone &&
       !AutocastTakes(keys)) {
@@ -175,11 +220,12 @@ void Compute(const c10::OperatorHandle& op, const OperatorInfo& info,
   }
   if (result_dtype) CastFirstResult(num_returns, *result_dtype, stack);
   const bool constructs =
-      !evictables.empty() || Construction::Current() != nullptr;
-  if (pins.empty() && !constructs) return;
+      !held.evictables.empty() || Construction::Current() != nullptr;
+  if (held.pins.empty() && !constructs) return;
   TagAliases(num_returns, *stack);
   if (info.c10d) WaitForWork(num_returns, *stack);
-  if (constructs) evictables.ClearAndTrim();
+  held.undeclared.Check(info.name);
+  if (constructs) held.evictables.ClearAndTrim();
 }
 
 void Fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys,

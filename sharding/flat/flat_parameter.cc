@@ -166,6 +166,7 @@ void FlatParameter::DropSecondary() {
 }
 
 absl::Status FlatParameter::PrepareWrite() {
+  writes_prepared_.fetch_add(1, std::memory_order_relaxed);
   if (!traits_.shared) {
     dirty_.store(true, std::memory_order_relaxed);
     return absl::OkStatus();

@@ -113,6 +113,8 @@ class FlatParameter final : public FlatDescription,
   // it, this rank gets one of its own until the next update. REQUIRES: pinned.
   // LOCAL. Returns ResourceExhausted.
   absl::Status PrepareWrite();
+  // Calls of PrepareWrite so far.
+  int64_t writes_prepared() const { return writes_prepared_; }
   // Says that the flat was used without a graph outside of backward: a
   // reentrant checkpoint may bring its gradients late
   // (sharding/gradient/gradients.h).
@@ -187,6 +189,7 @@ class FlatParameter final : public FlatDescription,
 
   const std::shared_ptr<Schedule> schedule_;
   std::atomic<bool> dirty_{false};  // the whole copy was written to
+  std::atomic<int64_t> writes_prepared_{0};
   std::atomic<bool> written_to_{false};
   std::atomic<bool> used_without_grad_{false};
   // Held by a Summoning: on rank 0 alone perhaps, so its uses are not recorded,

@@ -1,26 +1,40 @@
 #include "sharding/torch/write_faults.h"
 
 #include <signal.h>
+#include <string.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstddef>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
 #include "base/check.h"
 
 namespace tessera {
 
 // Read by the handler, which must not lock: tables are put at the front of a
-// list and stay in it for ever; one that has ended is empty and used again.
+// list and stay in it for ever; one that has ended is empty, and used again
+// from a list of those, which the handler does not read.
 struct WriteFaults::Table {
   std::atomic<const std::vector<Piece>*> pieces{nullptr};
-  std::atomic<bool> taken{true};
   Table* next = nullptr;
 
   static std::atomic<Table*> first;
   static void Handle(int signal, siginfo_t* info, void* context);
   static Table* Take();
+  static void Return(Table* table);
+
+ private:
+  struct Ended {
+    static Ended& Global() {
+      static auto* const ended = new Ended;
+      return *ended;
+    }
+    absl::Mutex mutex;
+    std::vector<Table*> tables ABSL_GUARDED_BY(mutex);
+  };
 };
 
 std::atomic<WriteFaults::Table*> WriteFaults::Table::first{nullptr};
@@ -28,6 +42,9 @@ std::atomic<WriteFaults::Table*> WriteFaults::Table::first{nullptr};
 namespace {
 
 struct sigaction g_before;
+thread_local const char* t_culprit = nullptr;
+
+constexpr char kCulprit[] = " It came from operator ";
 
 void Write(const char* text, size_t length) {
   while (length > 0) {
@@ -49,6 +66,10 @@ void WriteFaults::Table::Handle(int signal, siginfo_t* info, void* context) {
     for (const Piece& piece : *pieces) {
       if (where < piece.begin || where >= piece.end) continue;
       Write(piece.message.data(), piece.message.size());
+      if (const char* const culprit = t_culprit) {
+        Write(kCulprit, sizeof(kCulprit) - 1);
+        Write(culprit, strlen(culprit));
+      }
       Write("\n", 1);
     }
   }
@@ -74,8 +95,14 @@ WriteFaults::Table* WriteFaults::Table::Take() {
     return true;
   }();
   (void)installed;
-  for (Table* table = first; table != nullptr; table = table->next) {
-    if (!table->taken.exchange(true)) return table;
+  {
+    Ended& ended = Ended::Global();
+    absl::MutexLock lock(&ended.mutex);
+    if (!ended.tables.empty()) {
+      Table* const table = ended.tables.back();
+      ended.tables.pop_back();
+      return table;
+    }
   }
   auto* const table = new Table;
   table->next = first;
@@ -84,13 +111,23 @@ WriteFaults::Table* WriteFaults::Table::Take() {
   return table;
 }
 
+void WriteFaults::Table::Return(Table* table) {
+  delete table->pieces.exchange(nullptr);
+  Ended& ended = Ended::Global();
+  absl::MutexLock lock(&ended.mutex);
+  ended.tables.push_back(table);
+}
+
+WriteFaults::Culprit::Culprit(const char* name) : before_(t_culprit) {
+  if (name != nullptr) t_culprit = name;
+}
+
+WriteFaults::Culprit::~Culprit() { t_culprit = before_; }
+
 WriteFaults::WriteFaults(std::vector<Piece> pieces) : table_(Table::Take()) {
   table_->pieces = new std::vector<Piece>(std::move(pieces));
 }
 
-WriteFaults::~WriteFaults() {
-  delete table_->pieces.exchange(nullptr);
-  table_->taken = false;
-}
+WriteFaults::~WriteFaults() { Table::Return(table_); }
 
 }  // namespace tessera

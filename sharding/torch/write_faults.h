@@ -23,6 +23,18 @@ class WriteFaults {
     const char* end;
     std::string message;  // a line without its end
   };
+  // For its life a fault of this thread is said to be in the operator `name`;
+  // null: of whatever it was. Nested; `name` is borrowed.
+  class Culprit {
+   public:
+    explicit Culprit(const char* name);
+    ~Culprit();
+    Culprit(const Culprit&) = delete;
+    Culprit& operator=(const Culprit&) = delete;
+
+   private:
+    const char* const before_;
+  };
   explicit WriteFaults(std::vector<Piece> pieces);
   ~WriteFaults();
   WriteFaults(const WriteFaults&) = delete;

@@ -214,5 +214,68 @@ TEST_F(TaggedStorageTest, NetworkOfMixedDtypes) {
   }
 }
 
+// ---- running statistics that are parameters
+
+struct StatisticsImpl : torch::nn::Module {
+  StatisticsImpl()
+      : in(register_module("in", torch::nn::Linear(8, 8))),
+        mean(register_parameter("mean", torch::zeros({6}), false)),
+        var(register_parameter("var", torch::ones({6}), false)) {}
+
+  torch::nn::Linear in;
+  at::Tensor mean, var;
+};
+TORCH_MODULE(Statistics);
+
+struct StatisticsCase {
+  std::string name;
+  std::function<at::Tensor(Statistics&, const at::Tensor& x, bool training)>
+      norm;
+};
+
+class StatisticsOf : public TaggedStorageTest,
+                     public ::testing::WithParamInterface<StatisticsCase> {};
+
+INSTANTIATE_TEST_SUITE_P(
+    TaggedStorageTest, StatisticsOf,
+    ::testing::Values(
+        StatisticsCase{"BatchNorm",
+                       [](Statistics& m, const at::Tensor& x, bool training) {
+                         return torch::batch_norm(x, {}, {}, m->mean, m->var,
+                                                  training, 0.1, 1e-5, false);
+                       }},
+        StatisticsCase{"NativeBatchNorm",
+                       [](Statistics& m, const at::Tensor& x, bool training) {
+                         return std::get<0>(torch::native_batch_norm(
+                             x, {}, {}, m->mean, m->var, training, 0.1, 1e-5));
+                       }},
+        StatisticsCase{"NativeBatchNormLegit",
+                       [](Statistics& m, const at::Tensor& x, bool training) {
+                         return std::get<0>(torch::_native_batch_norm_legit(
+                             x, {}, {}, m->mean, m->var, training, 0.1, 1e-5));
+                       }},
+        StatisticsCase{"InstanceNorm",
+                       [](Statistics& m, const at::Tensor& x, bool training) {
+                         return torch::instance_norm(x, {}, {}, m->mean, m->var,
+                                                     training, 0.1, 1e-5,
+                                                     false);
+                       }}),
+    [](const auto& info) { return info.param.name; });
+
+TEST_P(StatisticsOf, ParametersAreKept) {
+  Twins<Statistics> t([] { return Statistics(); });
+  t.Create();
+  const at::Tensor x = torch::randn({4, 6, 8});
+  for (int i = 0; i < 2; ++i) {
+    t.Train([&](auto& m) {
+      return MeanSquare(GetParam().norm(m, torch::tanh(m->in(x)), true));
+    });
+  }
+  EXPECT_FALSE(SameBits(t.plain->mean, torch::zeros({6})));
+  t.Train([&](auto& m) {
+    return MeanSquare(GetParam().norm(m, torch::tanh(m->in(x)), false));
+  });
+}
+
 }  // namespace
 }  // namespace tessera

@@ -128,8 +128,9 @@ TEST_F(TaggedStorageTest, EngineCodeRunsUnderItsOwnStateInForwardAD) {
 }
 
 // Operators of the user's own. The second weight of `captured` is not among its
-// arguments; `hidden_write` changes its argument and does not say so; `raw`
-// reads through a pointer.
+// arguments; `hidden_write` changes its argument, and its schema, inferred from
+// the signature, says nothing of that; that of `lies` says that it does not;
+// `raw` reads through a pointer; `halves` writes within.
 at::Tensor captured_weight;
 at::Tensor Captured(const at::Tensor& x, const at::Tensor& w) {
   return torch::tanh(x.mm(w)).mm(captured_weight.t());
@@ -144,11 +145,17 @@ void HiddenListWrite(at::TensorList ws) {
 at::Tensor Raw(const at::Tensor& x, const at::Tensor& w) {
   return x * w.const_data_ptr<float>()[0];
 }
+at::Tensor Halves(const at::Tensor& x, const at::Tensor& w) {
+  return x * w.detach().mul_(0.5).const_data_ptr<float>()[0];
+}
 TORCH_LIBRARY(tagged_storage_test, m) {
   m.def("captured(Tensor x, Tensor w) -> Tensor", &Captured);
-  m.def("hidden_write(Tensor w) -> ()", &HiddenWrite);
-  m.def("hidden_list_write(Tensor[] ws) -> ()", &HiddenListWrite);
+  m.def("hidden_write", &HiddenWrite);
+  m.def("hidden_list_write", &HiddenListWrite);
+  m.def("lies(Tensor w) -> ()", &HiddenWrite);
+  m.def("lies_of_list(Tensor[] ws) -> ()", &HiddenListWrite);
   m.def("raw(Tensor x, Tensor w) -> Tensor", &Raw);
+  m.def("halves(Tensor x, Tensor w) -> Tensor", &Halves);
 }
 template <typename Signature>
 auto UserOperator(const char* name) {
@@ -200,6 +207,47 @@ TEST_F(TaggedStorageTest, UndeclaredWriteOfAUserOperatorIsKept) {
   t.ExpectSameParameters();
   const at::Tensor x = torch::randn({4, 8});
   t.Train([&](auto& m) { return MeanSquare(m(x)); });
+}
+
+TEST_F(TaggedStorageTest, AWriteAgainstTheSchemaIsNamedWhereWritesAreChecked) {
+  auto t = PairTwins();
+  TwinOptions options;
+  options.check_writes = true;
+  t.Create(options);
+  auto lies =
+      UserOperator<void(const at::Tensor&)>("tagged_storage_test::lies");
+  auto lies_of_list =
+      UserOperator<void(at::TensorList)>("tagged_storage_test::lies_of_list");
+  auto& m = t.tagged;
+  EXPECT_THAT(CatchTorch("forward", [&] { lies.call(m->b->weight.t()); }),
+              FailsWith(AllOf(HasSubstr("tagged_storage_test::lies wrote "
+                                        "parameter 'b.weight'"),
+                              HasSubstr("Tensor(a!)"))));
+  EXPECT_THAT(CatchTorch("forward",
+                         [&] {
+                           lies_of_list.call({m->b->weight, m->a->bias});
+                         }),
+              FailsWith(HasSubstr("lies_of_list wrote parameter 'b.weight'")));
+  t.ExpectFreed();
+  t.ExpectSameParameters();  // and it is lost
+}
+
+TEST_F(TaggedStorageTest, ReadsAndDeclaredWritesPassWhereWritesAreChecked) {
+  auto t = PairTwins();
+  TwinOptions options;
+  options.check_writes = true;
+  t.Create(options);
+  using Signature = at::Tensor(const at::Tensor&, const at::Tensor&);
+  auto raw = UserOperator<Signature>("tagged_storage_test::raw");
+  auto halves = UserOperator<Signature>("tagged_storage_test::halves");
+  const at::Tensor x = torch::randn({4, 8});
+  torch::NoGradGuard no_grad;
+  for (const auto& op : {raw, halves}) {
+    EXPECT_TRUE(SameBits(op.call(x, t.plain->b->weight),
+                         op.call(x, t.tagged->b->weight)));
+  }
+  t.ExpectFreed();
+  t.ExpectSameParameters();
 }
 
 // Custom functions that read a parameter through a raw pointer. y = x * w[0].

@@ -202,6 +202,7 @@ struct TwinOptions {
   int stage = 3;
   int64_t max_live = 0;  // stage3_max_live_parameters
   int accumulation = 1;
+  bool check_writes = false;
 };
 
 // A module built twice from the same seed. `Holder` is what TORCH_MODULE makes.
@@ -227,6 +228,7 @@ class Twins {
     zero->set_stage3_max_live_parameters(options.max_live);
     zero->set_stage3_param_persistence_threshold(0);
     zero->set_reduce_bucket_size(1);
+    config.mutable_sharding()->set_check_writes(options.check_writes);
     config.mutable_optimizer()->set_type("AdamW");
     auto* params = config.mutable_optimizer()->mutable_params();
     params->set_lr(PlainTraining::kLr);
