@@ -76,16 +76,11 @@ FlatDescription::FlatDescription(std::string name,
     p.range.end = p.range.begin + p.tensor.numel() * per;
     const Range mine = Intersect(p.range, owned_);
     if (!mine.empty()) segments_.push_back({static_cast<int>(i), mine});
+    if (static_cast<size_t>(p.slot) == first_of_slot_.size()) {
+      first_of_slot_.push_back(i);
+    }
     params_.push_back(std::move(p));
   }
-}
-
-const FlatDescription::Parameter& FlatDescription::ParameterOfSlot(
-    int slot) const {
-  for (const auto& p : params_) {
-    if (p.slot == slot) return p;
-  }
-  return params_[0];
 }
 
 }  // namespace tessera

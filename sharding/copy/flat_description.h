@@ -121,7 +121,9 @@ class FlatDescription {
   Communicator* communicator() const { return comm_.get(); }  // shard group
   Communicator* replicas() const { return options_.replicas.get(); }
   // First parameter over this storage.
-  const Parameter& ParameterOfSlot(int slot) const;
+  const Parameter& ParameterOfSlot(int slot) const {
+    return params_[first_of_slot_[static_cast<size_t>(slot)]];
+  }
 
  protected:
   ~FlatDescription() = default;
@@ -130,6 +132,7 @@ class FlatDescription {
   const FlatParameterOptions options_;
   std::string name_;
   std::vector<Parameter> params_;
+  std::vector<size_t> first_of_slot_;  // in params_
   std::vector<Segment> segments_;
   FlatLayout layout_;
   Range owned_;

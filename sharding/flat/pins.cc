@@ -15,15 +15,27 @@ absl::Status PinForUse(FlatParameter* flat) {
   return flat->Pin();
 }
 
+bool PinSet::Holds(const FlatParameter* flat) {
+  if (flats_.size() > kFew) return many_.contains(flat);
+  return std::any_of(flats_.begin(), flats_.end(),
+                     [&](const auto& held) { return held.get() == flat; });
+}
+
 void PinSet::Add(const std::shared_ptr<FlatParameter>& flat) {
-  if (std::find(flats_.begin(), flats_.end(), flat) != flats_.end()) return;
+  if (Holds(flat.get())) return;
   if (!flat->PinIfReady()) ThrowIfError(PinForUse(flat.get()));
   flats_.push_back(flat);
+  if (flats_.size() <= kFew) return;
+  if (many_.empty()) {
+    for (const auto& held : flats_) many_.insert(held.get());
+  }
+  many_.insert(flat.get());
 }
 
 void PinSet::Clear() {
   for (auto& flat : flats_) flat->Unpin();
   flats_.clear();
+  many_.clear();
 }
 
 }  // namespace tessera

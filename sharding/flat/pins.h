@@ -5,6 +5,7 @@
 
 #include <memory>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "sharding/flat/flat_parameter.h"
@@ -28,7 +29,13 @@ class PinSet {
   bool empty() const { return flats_.empty(); }
 
  private:
+  bool Holds(const FlatParameter* flat);
+
+  // Of most operators so few that looking at each is the fastest; of one that
+  // takes a list of all parameters so many that it is not.
+  static constexpr size_t kFew = 8;
   absl::InlinedVector<std::shared_ptr<FlatParameter>, 2> flats_;
+  absl::flat_hash_set<const FlatParameter*> many_;  // flats_, beyond kFew
 };
 
 }  // namespace tessera

@@ -204,10 +204,13 @@ void FlatGradient::DropOutgoing() {
   if (flat_->stage().sharded_gradients) local_.Reset();
 }
 
-void FlatGradient::Accumulate(int parameter, const at::Tensor& mean) {
+// One walk over what this rank owns, whatever the number of parameters.
+void FlatGradient::Accumulate(const std::vector<bool>& had,
+                              const at::Tensor& mean) {
   const at::Tensor step = owned();
   for (const auto& segment : flat_->segments()) {
-    if (segment.parameter != parameter) continue;
+    const int parameter = segment.parameter;
+    if (!had[Index(parameter)]) continue;
     const int64_t begin = segment.range.begin - flat_->owned().begin;
     const at::Tensor to = step.narrow(0, begin, segment.range.numel());
     const at::Tensor from = mean.narrow(0, begin, segment.range.numel());
@@ -223,10 +226,7 @@ absl::Status FlatGradient::Commit(const std::vector<bool>& had) {
   if (!sent_) return absl::OkStatus();
   if (sums_.defined()) {
     TESSERA_RETURN_IF_ERROR(EnsureReduced(Fill::kZero));
-    const at::Tensor mean = Mean(sums_, divisor_);
-    for (size_t i = 0; i < had.size(); ++i) {
-      if (had[i]) Accumulate(static_cast<int>(i), mean);
-    }
+    Accumulate(had, Mean(sums_, divisor_));
   } else if (reduces_in_place()) {
     in_place_ = true;
     reduced_.Reset();

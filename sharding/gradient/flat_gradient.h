@@ -186,8 +186,8 @@ class FlatGradient {
   bool LiesLikeItsPlace(int parameter, const at::Tensor& gradient) const;
   // The parameter's place in a flat buffer [P], in its own shape.
   at::Tensor PlaceIn(const FlatBuffer& buffer, int parameter) const;
-  // step's gradient (+)= the parameter's slice of `mean`, [owned].
-  void Accumulate(int parameter, const at::Tensor& mean);
+  // step's gradient (+)= the slices of `mean`, [owned], of those that had one.
+  void Accumulate(const std::vector<bool>& had, const at::Tensor& mean);
   at::Tensor Mean(const at::Tensor& sums, double divisor) const;
 
   std::shared_ptr<FlatParameter> flat_;

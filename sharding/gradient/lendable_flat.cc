@@ -1,6 +1,5 @@
 #include "sharding/gradient/lendable_flat.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "base/check.h"
@@ -10,16 +9,14 @@
 namespace tessera {
 namespace {
 
+// `alone`: no other parameter lies in its storage.
 int64_t BytesOf(const FlatParameter& flat,
-                const FlatParameter::Parameter& parameter,
+                const FlatParameter::Parameter& parameter, bool alone,
                 int64_t least_bytes) {
   const at::Tensor& tensor = parameter.tensor;
   const auto bytes = static_cast<int64_t>(tensor.nbytes());
   if (least_bytes == 0 || bytes < least_bytes) return 0;
-  const auto in_storage = std::count_if(
-      flat.parameters().begin(), flat.parameters().end(),
-      [&](const auto& other) { return other.slot == parameter.slot; });
-  const bool lendable = flat.device().is_cpu() && in_storage == 1 &&
+  const bool lendable = flat.device().is_cpu() && alone &&
                         tensor.storage_offset() == 0 &&
                         tensor.is_non_overlapping_and_dense();
   return lendable ? bytes : 0;
@@ -42,8 +39,11 @@ bool HasOneOwner(const at::Tensor& tensor) {
 
 LendableFlat::LendableFlat(const FlatParameter& flat, int64_t least_bytes)
     : flat_(&flat) {
+  std::vector<int> in_storage(flat.storages().size());
+  for (const auto& p : flat.parameters()) ++in_storage[Index(p.slot)];
   for (const auto& p : flat.parameters()) {
-    lendable_.push_back(BytesOf(flat, p, least_bytes));
+    lendable_.push_back(
+        BytesOf(flat, p, in_storage[Index(p.slot)] == 1, least_bytes));
   }
 }
 

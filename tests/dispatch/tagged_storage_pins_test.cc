@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -96,6 +97,39 @@ TEST_P(PinsOf, AllUnitsOfAnOperator) {
       return MeanSquare(
           torch::cat({h, m->a->weight, m->b->weight, m->a->weight}));
     });
+  }
+}
+
+struct ManyImpl : torch::nn::Module {
+  ManyImpl() {
+    for (int i = 0; i < 20; ++i) {
+      layers.push_back(register_module("layer" + std::to_string(i),
+                                       torch::nn::Linear(8, 8)));
+    }
+  }
+  std::vector<torch::nn::Linear> layers;
+};
+TORCH_MODULE(Many);
+
+// A list of parameters in which each unit comes again after all others: each is
+// gathered and pinned once.
+TEST_P(PinsOf, ManyUnitsOfAnOperator) {
+  Twins<Many> t([] { return Many(); });
+  TwinOptions options;
+  options.max_live = GetParam();
+  t.Create(options);
+  const auto norms = [](Many& m) {
+    torch::NoGradGuard no_grad;
+    std::vector<at::Tensor> list;
+    for (auto& layer : m->layers) list.push_back(layer->weight);
+    for (auto& layer : m->layers) list.push_back(layer->bias);
+    return torch::stack(at::_foreach_norm(list));
+  };
+  const int64_t gathers = t.comm->gathers();
+  EXPECT_TRUE(SameBits(norms(t.plain), norms(t.tagged)));
+  EXPECT_EQ(t.comm->gathers() - gathers, 20);
+  for (const auto& p : t.tagged->parameters()) {
+    EXPECT_EQ(Registry::Global().Find(p).flat->pins(), 0);
   }
 }
 
