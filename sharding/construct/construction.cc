@@ -155,11 +155,12 @@ absl::Status Construction::Evict(Evictable* memory, const Storage& storage) {
               static_cast<size_t>(end - begin));
   node.print = Fingerprint(memory->data(), memory->bytes());
   if (!finished_) history_.emplace_back(node.print, node.what);
-  memory->Take(storage.get(), AwayError(node.what, node.is_parameter));
+  const absl::Status taken =
+      memory->Take(storage.get(), AwayError(node.what, node.is_parameter));
   by_use_.erase({node.used, node.number});
   whole_bytes_ -= memory->bytes();
   ++counts_.evictions;
-  return absl::OkStatus();
+  return taken;
 }
 
 absl::Status Construction::Restore(Evictable* memory, const Storage& storage,
@@ -195,7 +196,8 @@ absl::Status Construction::Restore(Evictable* memory, const Storage& storage,
     }
   }
   if (!status.ok()) {
-    memory->Take(storage.get(), AwayError(node.what, node.is_parameter));
+    status.Update(
+        memory->Take(storage.get(), AwayError(node.what, node.is_parameter)));
     return status;
   }
   memory->Show(storage.get());
@@ -229,7 +231,8 @@ void Construction::Unpin(const Storage& storage, bool done) {
   if (node.overwritten && !done && node.pins == 0) {
     // Nothing was written: the values are those of the shard.
     node.overwritten = false;
-    memory->Take(storage.get(), AwayError(node.what, node.is_parameter));
+    // An error is on its way already: the operator's.
+    (void)memory->Take(storage.get(), AwayError(node.what, node.is_parameter));
     by_use_.erase({node.used, node.number});
     whole_bytes_ -= memory->bytes();
     return;

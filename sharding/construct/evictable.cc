@@ -6,6 +6,7 @@
 // them.
 #include "sharding/construct/evictable.h"
 
+#include <errno.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -32,6 +33,22 @@ absl::Status Count(int64_t bytes) {
       ledger.limit_bytes(), "; held now: ", ledger.Report().ToString()));
 }
 
+absl::Status NoMapping(int64_t bytes) {
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "the system has no ", bytes,
+      " bytes for a tensor of a module under construction, or no more mappings "
+      "(vm.max_map_count; a larger budget of ConstructSharded takes fewer)"));
+}
+
+// The memory goes, but at the limit of mappings the addresses stay: without
+// them a larger mapping would have to become two.
+void Unmap(char* data, int64_t bytes) {
+  const auto size = static_cast<size_t>(bytes);
+  if (munmap(data, size) == 0) return;
+  TESSERA_CHECK_EQ(errno, ENOMEM);
+  TESSERA_CHECK_EQ(madvise(data, size, MADV_DONTNEED), 0);
+}
+
 }  // namespace
 
 absl::StatusOr<c10::DataPtr> Evictable::Allocate(
@@ -44,10 +61,7 @@ absl::StatusOr<c10::DataPtr> Evictable::Allocate(
            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) {
     MemoryLedger::Global().Remove(MemoryKind::kWorking, bytes);
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "the system has no ", bytes,
-        " bytes for a tensor of a module under construction, or no more "
-        "mappings (vm.max_map_count)"));
+    return NoMapping(bytes);
   }
   return DataPtrOf(
       data, std::unique_ptr<TensorMemory>(new Evictable(
@@ -64,7 +78,7 @@ Evictable::~Evictable() {
     owner_->Forget(this);
   }
   faults_ = nullptr;  // before the addresses can be another's
-  TESSERA_CHECK_EQ(munmap(data_, static_cast<size_t>(room_)), 0);
+  Unmap(data_, room_);
 }
 
 Evictable* Evictable::Of(const c10::DataPtr& memory) {
@@ -75,14 +89,18 @@ Evictable* Evictable::Of(c10::StorageImpl* storage) {
   return Of(storage->_mutable_data_ptr_no_checks());
 }
 
-void Evictable::Take(c10::StorageImpl* storage, const std::string& error) {
+absl::Status Evictable::Take(c10::StorageImpl* storage,
+                             const std::string& error) {
+  const auto size = static_cast<size_t>(room_);
   // In place: new pages, which nobody may touch.
-  TESSERA_CHECK_EQ(mmap(data_, static_cast<size_t>(room_), PROT_NONE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0),
-                   static_cast<void*>(data_));
+  const bool guarded =
+      mmap(data_, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
+           0) != MAP_FAILED;
+  if (!guarded) TESSERA_CHECK_EQ(madvise(data_, size, MADV_DONTNEED), 0);
   whole_ = false;
   MemoryLedger::Global().Remove(MemoryKind::kWorking, bytes_);
   SetError(storage, error);
+  return guarded ? absl::OkStatus() : NoMapping(bytes_);
 }
 
 void Evictable::SetError(c10::StorageImpl* storage, const std::string& error) {
@@ -94,9 +112,12 @@ void Evictable::SetError(c10::StorageImpl* storage, const std::string& error) {
 absl::Status Evictable::Return() {
   const absl::Status counted = Count(bytes_);
   if (!counted.ok()) return counted;
+  if (mprotect(data_, static_cast<size_t>(room_), PROT_READ | PROT_WRITE) !=
+      0) {
+    MemoryLedger::Global().Remove(MemoryKind::kWorking, bytes_);
+    return NoMapping(bytes_);
+  }
   faults_ = nullptr;
-  TESSERA_CHECK_EQ(
-      mprotect(data_, static_cast<size_t>(room_), PROT_READ | PROT_WRITE), 0);
   whole_ = true;
   return absl::OkStatus();
 }

@@ -57,8 +57,10 @@ class Evictable final : public TensorMemory {
 
   // Gives the pages back to the system, and `error` to who asks `storage` for
   // them. REQUIRES: whole; `storage` is the one that holds this.
-  void Take(c10::StorageImpl* storage, const std::string& error);
-  // Zeros. ResourceExhausted. REQUIRES: not whole.
+  // ResourceExhausted where the system allows no more mappings: it is away all
+  // the same, but a raw pointer from before reads zeros.
+  absl::Status Take(c10::StorageImpl* storage, const std::string& error);
+  // Zeros. ResourceExhausted: it is still away. REQUIRES: not whole.
   absl::Status Return();
   // To be called after Return when the values are there.
   void Show(c10::StorageImpl* storage);
