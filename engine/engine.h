@@ -171,7 +171,7 @@ class Engine {
                                  const at::Tensor& value);
 
   // Whole copies of all masters and buffers, on the CPU. COLLECTIVE; gathers
-  // one unit at a time.
+  // one unit at a time. An error names what a rank could not copy, on all.
   absl::StatusOr<StateDict> FullStateDict(StateDictOptions options = {});
 
   // This rank's parts of all masters, in the engine's order; nothing of what it

@@ -4,6 +4,7 @@
 
 #include "ATen/ops/view_as_complex.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "engine/parts/exclusive_scope.h"
@@ -40,6 +41,27 @@ absl::StatusOr<Values> GatherMasters(const EngineParts& parts, bool keeps) {
   return values;
 }
 
+// Under all names. What has no value there is the module's own: ignored
+// parameters and buffers.
+absl::Status AddAll(const torch::nn::Module& module, const Values& values,
+                    StateDict* dict) {
+  TorchScope scope;
+  const auto add = [&](const std::string& name, const at::Tensor& tensor) {
+    return CatchTorch(absl::StrCat("copy of '", name, "'"), [&] {
+      const auto found = values.find(tensor.unsafeGetTensorImpl());
+      dict->emplace_back(
+          name, found != values.end() ? found->second : CopyOnHost(tensor));
+    });
+  };
+  for (const auto& p : module.named_parameters()) {
+    TESSERA_RETURN_IF_ERROR(add(p.key(), p.value()));
+  }
+  for (const auto& b : module.named_buffers()) {
+    TESSERA_RETURN_IF_ERROR(add(b.key(), b.value()));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<StateDict> FullStateDict(EngineParts* parts,
@@ -54,19 +76,12 @@ absl::StatusOr<StateDict> FullStateDict(EngineParts* parts,
   const absl::StatusOr<Values> values =
       CatchTorch(kWhere, [&] { return GatherMasters(*parts, keeps); });
   if (!values.ok()) return exclusive.Fail(values.status());
+  // Nothing has changed, so an error of one rank ends nothing.
   TESSERA_RETURN_IF_ERROR(exclusive.Commit());
   StateDict dict;
-  if (!keeps) return dict;
-  TorchScope scope;
-  for (const auto& p : parts->module->named_parameters()) {
-    const auto found = values->find(p.value().unsafeGetTensorImpl());
-    // Ignored parameters are the module's own.
-    dict.emplace_back(p.key(), found != values->end() ? found->second
-                                                      : CopyOnHost(p.value()));
-  }
-  for (const auto& b : parts->module->named_buffers()) {
-    dict.emplace_back(b.key(), CopyOnHost(b.value()));
-  }
+  const absl::Status named =
+      keeps ? AddAll(*parts->module, *values, &dict) : absl::OkStatus();
+  TESSERA_RETURN_IF_ERROR(parts->comm->AgreeOk(named, kWhere));
   return dict;
 }
 

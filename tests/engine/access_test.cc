@@ -308,5 +308,28 @@ TEST(AccessMisuseTest, IsNamedOnAllRanks) {
   EXPECT_THAT(said[1], ::testing::EndsWith(" 0"));
 }
 
+// Rank 1 has a buffer that has no memory, and trains on.
+TESSERA_RANK_FUNCTION(StateDictOfABufferOnMeta) {
+  TrainingSpec spec;
+  spec.stage = 3;
+  TESSERA_ASSIGN_OR_RETURN(Trainee t,
+                           Trainee::Make(spec, world.communicator()));
+  if (t.rank == 1) {
+    t.model->register_buffer("weightless", torch::empty({3}, torch::kMeta));
+  }
+  const absl::Status status = t.engine->FullStateDict().status();
+  StateDictOptions options;
+  options.rank0_only = true;  // copies none of it
+  TESSERA_RETURN_IF_ERROR(t.engine->FullStateDict(options).status());
+  TESSERA_RETURN_IF_ERROR(t.TrainStep(0));
+  TESSERA_RETURN_IF_ERROR(t.engine->Close());
+  return status.ToString();
+}
+
+TEST(AccessMisuseTest, ABufferThatCannotBeCopiedIsNamedOnAllRanks) {
+  EXPECT_THAT(RunOnRanks(2, "StateDictOfABufferOnMeta", ""),
+              Each(HasSubstr("rank 1: copy of 'weightless'")));
+}
+
 }  // namespace
 }  // namespace tessera
