@@ -287,7 +287,8 @@ TEST(CollectivesMismatch, IsToldToAllAtOnce) {
           StatusIs(absl::StatusCode::kFailedPrecondition,
                    AllOf(HasSubstr("different collectives"),
                          HasSubstr("gradient of a': 64 float32, sum #1"),
-                         HasSubstr(words[kind]), HasSubstr("rank"))));
+                         HasSubstr(words[kind]), HasSubstr("rank"),
+                         HasSubstr("see Engine::AnyRankHasData"))));
     }
   }
 }

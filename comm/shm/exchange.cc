@@ -125,7 +125,8 @@ absl::Status Exchange::CheckPosts() const {
         "the ranks are in different collectives: this one in ", Describe(mine),
         " #", number, ", rank ", names_.empty() ? r : names_[r], " in ",
         Describe(PostOf(r)), " #", number,
-        "; all ranks must run the same collectives in the same order"));
+        "; all ranks must run the same collectives in the same order, and so "
+        "as many batches: see Engine::AnyRankHasData"));
   }
   return absl::OkStatus();
 }

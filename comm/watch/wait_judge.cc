@@ -159,7 +159,8 @@ absl::Status WaitJudge::JudgeMismatch(
     return absl::FailedPreconditionError(absl::StrCat(
         "the ranks are in different collectives: rank ", announcements_->rank(),
         " in ", collective.Name(), ", rank ", r, " in ", at->Name(),
-        "; all ranks must run the same units in the same order"));
+        "; all ranks must run the same units in the same order, and as many "
+        "batches: see Engine::AnyRankHasData"));
   }
   return absl::OkStatus();
 }

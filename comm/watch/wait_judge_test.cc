@@ -216,11 +216,14 @@ TEST_F(WaitJudgeTest, DifferentCollectivesOfOneNumberAreNamedAtOnce) {
          "reduce-scatter sum, 8 bytes of float64"});
   EXPECT_THAT(
       Ask(InCollective()),
-      StatusIs(absl::StatusCode::kFailedPrecondition,
-               HasSubstr("the ranks are in different collectives: rank 0 in "
-                         "all-gather of unit x #7 (all-gather, 64 bytes of "
-                         "float32), rank 1 in reduce-scatter of unit y #7 "
-                         "(reduce-scatter sum, 8 bytes of float64)")));
+      StatusIs(
+          absl::StatusCode::kFailedPrecondition,
+          AllOf(HasSubstr("the ranks are in different collectives: rank 0 "
+                          "in all-gather of unit x #7 (all-gather, 64 "
+                          "bytes of float32), rank 1 in reduce-scatter of "
+                          "unit y #7 (reduce-scatter sum, 8 bytes of "
+                          "float64)"),
+                HasSubstr("as many batches: see Engine::AnyRankHasData"))));
   EXPECT_EQ(after_, absl::Milliseconds(100));
   TESSERA_EXPECT_OK(Ask(ForShards()));  // which is in no collective
 }

@@ -35,6 +35,9 @@ namespace {
 
 namespace nn = torch::nn;
 
+// As users know it, for messages.
+constexpr char kIgnored[] = "sharding.ignored_parameters";
+
 // What the options say of a module and so of all that is below it; except
 // `wanted`, which is of itself only.
 struct Role {
@@ -230,7 +233,7 @@ absl::Status CheckSupported(const NamedParameter& p, at::Device device) {
   }
   return absl::InvalidArgumentError(
       absl::StrCat("parameter '", p.name, "' cannot be sharded: it has ",
-                   what.str(), "; or name it in `ignored`"));
+                   what.str(), "; or name it in sharding.ignored_parameters"));
 }
 
 // One of a storage cannot be left outside alone: its memory goes too.
@@ -244,7 +247,8 @@ absl::Status CheckIgnored(const Parameters& parameters) {
     const auto it = planned.find(p.tensor.storage().unsafeGetStorageImpl());
     if (it == planned.end()) continue;
     return absl::InvalidArgumentError(absl::StrCat(
-        "ignored: '", p.name, "' lies in one storage with '", it->second->name,
+        kIgnored, ": '", p.name, "' lies in one storage with '",
+        it->second->name,
         "', which is not ignored; ignore both, or give one of them memory of "
         "its own (clone)"));
   }
@@ -298,7 +302,7 @@ class UnitBuilder {
 absl::StatusOr<Partition> PlanUnits(const nn::Module& module,
                                     const PartitionOptions& options) {
   const ModuleWalk walk = WalkModule(module);
-  PathPatterns patterns("ignored", options.ignored);
+  PathPatterns patterns(kIgnored, options.ignored);
   TESSERA_ASSIGN_OR_RETURN(const std::vector<Role> roles,
                            FindRoles(walk, options, &patterns));
   Parameters parameters = Collect(walk, roles, &patterns);

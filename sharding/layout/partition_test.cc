@@ -277,8 +277,10 @@ TEST(PlanUnits, AnIgnoredNameThatIsNotThereIsAnError) {
   PartitionOptions options;
   for (const char* pattern : {"z*", "x.q", "", "inner"}) {
     options.ignored = {"x", "x.p", pattern};
-    EXPECT_THAT(PlanUnits(Model(), options),
-                Refused(absl::StrCat("ignored: '", pattern, "'"), "'before'"));
+    EXPECT_THAT(
+        PlanUnits(Model(), options),
+        Refused(absl::StrCat("sharding.ignored_parameters: '", pattern, "'"),
+                "'before'"));
   }
 }
 

@@ -164,7 +164,8 @@ TEST(MisuseCreateTest, APredicateThatThrowsOnOneRankIsAnErrorOfAll) {
 TEST(MisuseCreateTest, AnotherDeviceIsNamed) {
   const auto one =
       AllOf(StartsWith("INVALID_ARGUMENT"), HasSubstr("parameter 'late.apart'"),
-            HasSubstr("meta"), HasSubstr("expected cpu"));
+            HasSubstr("meta"), HasSubstr("expected cpu"),
+            HasSubstr("or name it in sharding.ignored_parameters"));
   ExpectRefused("one_on_meta", one);
   ExpectRefused("one_on_meta_of_rank_1", one);
   ExpectRefused(
@@ -200,10 +201,12 @@ TEST(MisuseCreateTest, ClassesAndPatternsThatMatchNothingAreNamed) {
                       HasSubstr("nearest first"), HasSubstr("MlpBlockImpl")));
   ExpectRefused("leaf_class", HasSubstr("no module is of class 'Expert'"));
   ExpectRefused("fp32_class", HasSubstr("no module is of class 'RmsNorm'"));
-  ExpectRefused("ignored",
-                AllOf(StartsWith("INVALID_ARGUMENT"),
-                      HasSubstr("'blocks.7*' is no parameter and no module"),
-                      HasSubstr("such as 'in.weight'")));
+  ExpectRefused(
+      "ignored",
+      AllOf(StartsWith("INVALID_ARGUMENT"),
+            HasSubstr("sharding.ignored_parameters: 'blocks.7*' is no "
+                      "parameter and no module"),
+            HasSubstr("such as 'in.weight'")));
 }
 
 TEST(MisuseCreateTest, MemoryThatSufficesForNoStageIsSaid) {
