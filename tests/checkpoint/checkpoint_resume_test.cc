@@ -79,11 +79,14 @@ TEST_P(CheckpointTest, AResumedRunIsTheOneThatDidNotStop) {
   }
 }
 
-// Step counts of their own, and a parameter that was never stepped.
+// Step counts of their own, and a parameter that was never stepped; parameters
+// that never are, integers too.
 TEST_P(CheckpointTest, AResumedRunKeepsWhichParametersWereSkipped) {
-  spec_.model = "ChangingRank";
-  ExpectOracle(Run("TrainAndSave", 2), spec_, 2, 0);
-  ExpectOracle(Run("LoadAndTrain", 6), spec_, 6, 2);
+  for (const char* model : {"ChangingRank", "NeverTrained"}) {
+    spec_.model = model;
+    ExpectOracle(Run("TrainAndSave", 2), spec_, 2, 0);
+    ExpectOracle(Run("LoadAndTrain", 6), spec_, 6, 2);
+  }
 }
 
 // ---- saving

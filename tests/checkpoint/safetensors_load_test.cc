@@ -115,9 +115,10 @@ TEST_P(LoadTest, TrainsAsIfItHadBeenMadeSo) {
   const auto& [world_size, stage, dtype, gathers] = GetParam();
   const TempFolder folder;
   // channels_last and buffers; complex; two names; places in one storage;
-  // parameters that require no gradient; two dtypes; persistent ones.
+  // parameters that require no gradient, integers too; two dtypes; persistent
+  // ones.
   for (const char* model : {"ConvNorm", "Complex", "Tied", "SharedStorage",
-                            "Frozen", "MixedDtype", "Views"}) {
+                            "Frozen", "NeverTrained", "MixedDtype", "Views"}) {
     TrainingSpec spec;
     spec.model = model;
     spec.stage = stage;

@@ -82,5 +82,20 @@ TEST(LiveParameters, GiveTheSameBitsWhateverTheirNumber) {
   }
 }
 
+TEST(NeverTrained, GivesTheSameBitsInSixteenBits) {
+  for (const char* dtype : {"bf16", "fp16"}) {
+    for (int stage : {0, 2, 3}) {
+      TrainingSpec spec;
+      spec.model = "NeverTrained";
+      spec.dtype = dtype;
+      spec.stage = stage;
+      spec.clipping = 0.1;
+      spec.outcomes = true;
+      SCOPED_TRACE(spec.ToText());
+      ExpectEqualsOracle(spec, 2);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tessera
