@@ -145,9 +145,10 @@ class Communicator {
   virtual absl::StatusOr<std::shared_ptr<Communicator>> Split(int color,
                                                               CommTag name);
 
-  // Memory of `bytes` that all ranks of the group see. COLLECTIVE, blocking.
-  // Returns the same error on all ranks: Unimplemented where they do not share
-  // a host and its memory, Unavailable where the system refuses it.
+  // Memory of `bytes`, identical on all ranks, that all ranks of the group see.
+  // COLLECTIVE, blocking. Returns the same error on all ranks: Unimplemented
+  // where they do not share a host and its memory, Unavailable where the system
+  // refuses it or `bytes` differ.
   virtual absl::StatusOr<std::unique_ptr<SharedMemory>> ShareMemory(
       int64_t bytes, CommTag tag);
 

@@ -16,7 +16,8 @@ namespace tessera {
 
 class SharedMemory {
  public:
-  // Maps all of a memfd, which stays the caller's. Unavailable.
+  // Maps all of a memfd of base/memory/memfd.h, which stays the caller's.
+  // Unavailable, also if it has not `bytes`.
   static absl::StatusOr<std::unique_ptr<SharedMemory>> Map(int fd,
                                                            int64_t bytes);
   ~SharedMemory();

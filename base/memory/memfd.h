@@ -10,10 +10,12 @@
 
 namespace tessera {
 
-// A memfd of `bytes` zeros, closed on exec. A page takes room when it is first
-// written. Unavailable.
+// A memfd of `bytes` zeros, closed on exec, whose length nobody can change. A
+// page takes room when it is first written. Unavailable.
 absl::StatusOr<int> MakeMemfd(const char* name, int64_t bytes);
-// Maps all of it; `fd` stays the caller's. Unavailable.
+// Maps all of it; `fd` stays the caller's, and may come from another process.
+// Core dumps leave it out. Unavailable, also if `fd` is not what MakeMemfd
+// makes of `bytes`.
 absl::StatusOr<char*> MapMemfd(int fd, int64_t bytes, bool writable);
 
 }  // namespace tessera
