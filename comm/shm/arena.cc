@@ -23,6 +23,12 @@ int64_t WholePages(int64_t bytes) {
   return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
 }
 
+// Makes a range a hole, which reads as zeros.
+bool GiveBack(int fd, int64_t begin, int64_t length) {
+  return fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, begin,
+                   length) == 0;
+}
+
 }  // namespace
 
 Arena::Arena(int fd, char* data, int64_t bytes)
@@ -34,6 +40,12 @@ absl::StatusOr<Arena*> Arena::Make() {
   const int64_t bytes =
       int64_t{sysconf(_SC_PHYS_PAGES)} * int64_t{sysconf(_SC_PAGESIZE)};
   TESSERA_ASSIGN_OR_RETURN(const int fd, MakeMemfd("tessera-heap", bytes));
+  if (!GiveBack(fd, 0, kPageBytes)) {
+    const int error = errno;
+    close(fd);
+    return absl::UnavailableError(
+        absl::StrCat("shared memory: fallocate: ", std::strerror(error)));
+  }
   auto data = MapMemfd(fd, bytes, /*writable=*/true);
   if (!data.ok()) {
     close(fd);
@@ -66,10 +78,8 @@ void* Arena::Allocate(int64_t bytes) {
 void Arena::Free(void* data, int64_t bytes) {
   int64_t begin = static_cast<char*>(data) - data_;
   int64_t length = WholePages(bytes);
-  TESSERA_CHECK_EQ(
-      fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, begin, length),
-      0)
-      << std::strerror(errno);
+  // That the kernel can, Make has seen.
+  TESSERA_CHECK(GiveBack(fd_, begin, length)) << std::strerror(errno);
   absl::MutexLock lock(&mutex_);
   auto next = free_.lower_bound(begin);
   if (next != free_.end() && next->first == begin + length) {

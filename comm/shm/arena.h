@@ -5,7 +5,7 @@
 // It is as long as the machine's memory, holds pages only where buffers are,
 // and has no name: nothing of it is left when the last process that maps it
 // has ended, however it ended. Freed ranges give their pages back at once and
-// are zero when used again.
+// are zero when used again. Core dumps leave it out, buffers and holes.
 //
 // Installed as the source of large buffers (base/memory/memory.h), so that what
 // a collective works on lies where the others can read it.
@@ -27,7 +27,8 @@ namespace tessera::shm {
 class Arena : public MemorySource {
  public:
   // The process's own, made and installed by the first call, which all later
-  // ones return. Never destroyed. Unavailable where the kernel refuses.
+  // ones return. Never destroyed. Unavailable where the kernel refuses, or
+  // cannot take freed pages back.
   static absl::StatusOr<Arena*> Get();
 
   void* Allocate(int64_t bytes) override;  // null if there is no room
