@@ -26,6 +26,8 @@ namespace tessera::shm {
 namespace {
 
 constexpr size_t kMaxDescriptors = 4;
+// How often an offer looks whether it is to end, and tries again.
+constexpr int kLookMs = 20;
 
 // Of a message with so many descriptors.
 struct Envelope {
@@ -73,6 +75,15 @@ void Send(int fd, std::string bytes, const std::vector<int>& descriptors) {
   (void)sendmsg(fd, &envelope.message, MSG_NOSIGNAL);
 }
 
+// What has come with a message is this process's, whatever the message is.
+void CloseAll(const cmsghdr* header) {
+  if (header == nullptr || header->cmsg_type != SCM_RIGHTS) return;
+  std::vector<int> descriptors((header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+  std::memcpy(descriptors.data(), CMSG_DATA(header),
+              descriptors.size() * sizeof(int));
+  for (int descriptor : descriptors) close(descriptor);
+}
+
 absl::Status Receive(int fd, std::string* bytes,
                      std::vector<int>* descriptors) {
   Envelope envelope(bytes, descriptors->size());
@@ -82,6 +93,7 @@ absl::Status Receive(int fd, std::string* bytes,
   const cmsghdr* header = CMSG_FIRSTHDR(&envelope.message);
   if (got != static_cast<ssize_t>(bytes->size()) || header == nullptr ||
       header->cmsg_type != SCM_RIGHTS || header->cmsg_len != CMSG_LEN(size)) {
+    CloseAll(header);
     return absl::UnavailableError("it sent no memory");
   }
   std::memcpy(descriptors->data(), CMSG_DATA(header), size);
@@ -120,9 +132,13 @@ DescriptorOffer::~DescriptorOffer() {
 void DescriptorOffer::Serve() {
   while (!done_) {
     pollfd waiting = {listener_, POLLIN, 0};
-    if (poll(&waiting, 1, /*milliseconds=*/20) <= 0) continue;
+    if (poll(&waiting, 1, kLookMs) <= 0) continue;
     const int fd = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
-    if (fd < 0) continue;
+    if (fd < 0) {
+      // No descriptor is left. Who asks still waits, so that poll would not.
+      poll(nullptr, 0, kLookMs);
+      continue;
+    }
     if (SameUser(fd)) Send(fd, bytes_, descriptors_);
     close(fd);
   }
@@ -141,6 +157,8 @@ absl::Status TakeDescriptors(const std::string& name, absl::Duration timeout,
   const absl::Cleanup close_fd = [fd] { close(fd); };
   const timeval patience = absl::ToTimeval(timeout);
   setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+  // Of connect, where too many wait already.
+  setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
   if (connect(fd, reinterpret_cast<sockaddr*>(&address), size) != 0) {
     return Failed("connecting to its local socket");
   }
