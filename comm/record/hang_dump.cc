@@ -1,16 +1,27 @@
+// Why a thread that writes, and is not waited for if it takes long: who dumps
+// is the one thread that ends waits. A network's file system that hangs would
+// hold it, and all of this process's deadlines with it.
 #include "comm/record/hang_dump.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <string.h>
 #include <unistd.h>
 
+#include <functional>
+#include <memory>
 #include <optional>
+#include <string>
+#include <system_error>
+#include <thread>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/env.h"
@@ -34,19 +45,55 @@ std::string ChosenFolder() {
   return wanted.value_or(EnvString("TMPDIR").value_or("/tmp"));
 }
 
-// A new file of our own: in a shared /tmp a name may be a trap.
-bool WriteNew(const std::string& path, absl::string_view text) {
+HangDumpWriter& Writer() ABSL_EXCLUSIVE_LOCKS_REQUIRED(g_mutex) {
+  static auto* const writer = new HangDumpWriter;
+  return *writer;
+}
+
+// A new file of our own: in a shared /tmp a name may be a trap. Returns errno.
+int WriteNew(const std::string& path, absl::string_view text) {
   unlink(path.c_str());
   const int fd = open(
       path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-  if (fd < 0) return false;
-  bool ok = true;
-  while (ok && !text.empty()) {
+  if (fd < 0) return errno;
+  int error = 0;
+  while (error == 0 && !text.empty()) {
     const ssize_t written = write(fd, text.data(), text.size());
-    if (written > 0) text.remove_prefix(written);
-    ok = written > 0 || errno == EINTR;
+    if (written > 0) {
+      text.remove_prefix(written);
+    } else if (written == 0 || errno != EINTR) {
+      error = written == 0 ? EIO : errno;
+    }
   }
-  return close(fd) == 0 && ok;
+  if (close(fd) != 0 && error == 0) error = errno;
+  return error;
+}
+
+// What WriteNew returned; ETIMEDOUT if it has not yet.
+int WriteWithPatience(const std::string& path, const std::string& text) {
+  struct Outcome {
+    int error = 0;
+    absl::Notification done;
+  };
+  const auto outcome = std::make_shared<Outcome>();
+  HangDumpWriter writer;
+  {
+    absl::MutexLock lock(&g_mutex);
+    writer = Writer();
+  }
+  try {
+    std::thread([outcome, path, text, write = writer.write] {
+      pthread_setname_np(pthread_self(), "tessera-dump");
+      outcome->error = write ? write(path, text) : WriteNew(path, text);
+      outcome->done.Notify();
+    }).detach();
+  } catch (const std::system_error&) {
+    return EAGAIN;  // no threads are left
+  }
+  if (!outcome->done.WaitForNotificationWithTimeout(writer.patience)) {
+    return ETIMEDOUT;
+  }
+  return outcome->error;
 }
 
 }  // namespace
@@ -56,24 +103,26 @@ void SetHangDumpFolder(const std::string& folder) {
   Folder() = folder;
 }
 
-std::string WriteHangDump(int rank, absl::string_view reason) {
+void SetHangDumpWriterForTesting(const HangDumpWriter& writer) {
+  absl::MutexLock lock(&g_mutex);
+  Writer() = writer;
+}
+
+absl::Status WithHangDump(int rank, const absl::Status& status) {
   const std::string folder = ChosenFolder();
-  if (folder == "off") return "";
+  if (folder == "off") return status;
   const std::string path =
       absl::StrCat(absl::StripSuffix(folder, "/"), "/tessera-hang-rank", rank,
                    "-pid", getpid(), ".txt");
   const std::string text = absl::StrCat(
       absl::FormatTime(absl::Now()), ", rank ", rank, ", process ", getpid(),
-      "\n", reason, "\n\n", FlightRecorder::AllToText(/*wait=*/true),
+      "\n", status.message(), "\n\n", FlightRecorder::AllToText(/*wait=*/true),
       "\nthe stacks of all threads:\n", AllThreadStacks());
-  if (WriteNew(path, text)) return path;
-  TESSERA_LOG(WARNING) << "cannot write " << path << ": " << strerror(errno);
-  return "";
-}
-
-absl::Status WithHangDump(int rank, const absl::Status& status) {
-  const std::string path = WriteHangDump(rank, status.message());
-  if (path.empty()) return status;
+  const int error = WriteWithPatience(path, text);
+  if (error != 0) {
+    TESSERA_LOG(WARNING) << "cannot write " << path << ": " << strerror(error);
+    return status;
+  }
   return absl::Status(
       status.code(),
       absl::StrCat(status.message(), "; rank ", rank,

@@ -97,6 +97,25 @@ TEST_F(DumpTest, ARankThatIsGivenUpLeavesItsStacksToo) {
                     HasSubstr("ARankThatIsGivenUpLeaves")));
 }
 
+// A file system that does not answer, as those of networks do.
+TEST_F(DumpTest, AFolderThatDoesNotAnswerHoldsNoVerdict) {
+  absl::Notification answers, returned;
+  SetHangDumpWriterForTesting({[&](const std::string&, const std::string&) {
+                                 answers.WaitForNotificationWithTimeout(
+                                     kEnough);
+                                 returned.Notify();
+                                 return 0;
+                               },
+                               /*patience=*/absl::ZeroDuration()});
+  EXPECT_THAT(
+      WaitUntilAborted(absl::Seconds(2), absl::Seconds(60)),
+      StatusIs(absl::StatusCode::kDeadlineExceeded, Not(HasSubstr("stacks"))));
+  EXPECT_FALSE(returned.HasBeenNotified()) << "it was waited for";
+  answers.Notify();
+  returned.WaitForNotification();
+  SetHangDumpWriterForTesting({});
+}
+
 // ---- a backend that cannot abort ----
 
 using MonitorDeathTest = MonitorTest;
