@@ -38,12 +38,19 @@ std::string Hello(const std::string& token, int32_t rank) {
       absl::string_view(reinterpret_cast<const char*>(&rank), sizeof(rank)));
 }
 
+// Both for the answer and to say that it has come.
+constexpr char kOk = 'k';
+
+bool SayOk(int fd) {
+  return send(fd, &kOk, 1, MSG_NOSIGNAL | MSG_DONTWAIT) == 1;
+}
+
 bool SayHello(int fd, const std::string& hello) {
   char answer = 0;
   return send(fd, hello.data(), hello.size(), MSG_NOSIGNAL) ==
              static_cast<ssize_t>(hello.size()) &&
          WaitForSocket(fd, POLLIN, kAnswerMs) && recv(fd, &answer, 1, 0) == 1 &&
-         answer == 'k';
+         answer == kOk && SayOk(fd);
 }
 
 }  // namespace
@@ -98,8 +105,21 @@ int RankOfHello(absl::string_view hello, absl::string_view token, int own,
   return known && rank >= 0 && rank < world_size && rank != own ? rank : -1;
 }
 
-bool AnswerHello(int fd) {
-  return send(fd, "k", 1, MSG_NOSIGNAL | MSG_DONTWAIT) == 1;
+bool Greet(int fd, absl::string_view token, int own, int world_size,
+           std::string* in, Greeting* greeting) {
+  if (greeting->rank < 0) {
+    if (in->size() < kHelloBytes) return true;
+    const absl::string_view hello(in->data(), kHelloBytes);
+    greeting->rank = RankOfHello(hello, token, own, world_size);
+    if (greeting->rank < 0 || !SayOk(fd)) return false;
+    in->erase(0, kHelloBytes);
+  }
+  if (!greeting->confirmed && !in->empty()) {
+    if (in->front() != kOk) return false;
+    in->erase(0, 1);
+    greeting->confirmed = true;
+  }
+  return true;
 }
 
 }  // namespace tessera

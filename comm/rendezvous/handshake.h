@@ -5,6 +5,11 @@
 //                                                                            v
 //   who connects   <token, 32 bytes> <rank, 4 bytes, little-endian> --->
 //                  <--- 'k'
+//                  'k' --->
+//
+// Who connects gives up after some seconds; the one that listens, if it was
+// busy meanwhile, finds a hello that nobody stands behind any more. So a rank
+// is there only once it has taken the answer, and said so.
 //
 // Anybody who can reach the port can connect, but only ranks of the job were
 // told the token: others are turned away before anything they sent is used.
@@ -56,8 +61,17 @@ int ConnectAs(int rank, const Endpoint& endpoint);
 // `world_size`.
 int RankOfHello(absl::string_view hello, absl::string_view token, int own,
                 int world_size);
-// Lets it in. False if the connection is broken.
-bool AnswerHello(int fd);
+
+// How far who listens is with one connection.
+struct Greeting {
+  int rank = -1;           // after its hello
+  bool confirmed = false;  // it is there
+};
+// For who listens: takes what is there of the handshake from the front of `in`,
+// all that has come over `fd` and was not taken, and answers. False: it is to
+// be turned away.
+bool Greet(int fd, absl::string_view token, int own, int world_size,
+           std::string* in, Greeting* greeting);
 
 }  // namespace tessera
 #endif  // COMM_RENDEZVOUS_HANDSHAKE_H_

@@ -70,14 +70,19 @@ TEST(HandshakeTest, ConnectsOnlyWhereItIsAnswered) {
   const Listener listener = Listen(/*loopback=*/true, 4, "here");
   ASSERT_GE(listener.fd, 0);
   const Endpoint endpoint = ParseEndpoint(listener.where, "here");
-  int rank = -1;
+  Greeting greeting;
   const int let_in =
       ConnectTo(listener, endpoint, [&](int fd, absl::string_view hello) {
-        rank = RankOfHello(hello, listener.token, 0, 3);
-        EXPECT_TRUE(AnswerHello(fd));
+        std::string in(hello);
+        EXPECT_TRUE(Greet(fd, listener.token, 0, 3, &in, &greeting));
+        EXPECT_FALSE(greeting.confirmed) << "it has not got the answer yet";
+        in.resize(1);
+        EXPECT_EQ(recv(fd, &in[0], 1, MSG_WAITALL), 1);
+        EXPECT_TRUE(Greet(fd, listener.token, 0, 3, &in, &greeting));
       });
   EXPECT_GE(let_in, 0);
-  EXPECT_EQ(rank, 2);
+  EXPECT_EQ(greeting.rank, 2);
+  EXPECT_TRUE(greeting.confirmed);
   close(let_in);
   EXPECT_EQ(ConnectTo(listener, endpoint, [](int, absl::string_view) {}), -1);
   EXPECT_EQ(ConnectTo(listener, endpoint,
@@ -85,6 +90,30 @@ TEST(HandshakeTest, ConnectsOnlyWhereItIsAnswered) {
             -1);
   close(listener.fd);
   EXPECT_EQ(ConnectAs(2, endpoint), -1);
+}
+
+TEST(HandshakeTest, ItMayComeInPiecesOrWithWhatFollows) {
+  int fds[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+  const std::string token = RandomToken();
+  const std::string all = HelloOf(token, 2) + "kwhat follows";
+  for (size_t first = 0; first <= all.size(); ++first) {
+    std::string in = all.substr(0, first);
+    Greeting greeting;
+    ASSERT_TRUE(Greet(fds[0], token, 0, 3, &in, &greeting));
+    EXPECT_EQ(greeting.rank, first < kHelloBytes ? -1 : 2);
+    EXPECT_EQ(greeting.confirmed, first > kHelloBytes);
+    in += all.substr(first);
+    ASSERT_TRUE(Greet(fds[0], token, 0, 3, &in, &greeting));
+    EXPECT_TRUE(greeting.confirmed);
+    EXPECT_EQ(in, "what follows");
+  }
+  std::string other = HelloOf(token, 2) + "x";
+  Greeting greeting;
+  EXPECT_FALSE(Greet(fds[0], token, 0, 3, &other, &greeting));
+  EXPECT_FALSE(greeting.confirmed);
+  close(fds[0]);
+  close(fds[1]);
 }
 
 TEST(HandshakeTest, EndpointsSayWhereToTry) {

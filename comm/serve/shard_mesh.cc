@@ -52,7 +52,7 @@ class Acceptor {
         rank_(rank),
         serve_(serve),
         fds_{pollfd{listen_fd, POLLIN, 0}},
-        hellos_(1),
+        coming_(1),
         thread_([this] { Run(); }) {}
   ~Acceptor() { Stop(); }
 
@@ -66,6 +66,11 @@ class Acceptor {
   }
 
  private:
+  struct Coming {
+    Greeting greeting;
+    std::string in;
+  };
+
   void Run() {
     pthread_setname_np(pthread_self(), "tessera-accept");
     while (!stop_ && !starved_ && !complete()) {
@@ -86,42 +91,48 @@ class Acceptor {
       return;
     }
     fds_.push_back({fd, POLLIN, 0});
-    hellos_.emplace_back();
+    coming_.emplace_back();
   }
 
   void Read(size_t i) {
     const int fd = fds_[i].fd;
-    std::string& hello = hellos_[i];
+    Coming& coming = coming_[i];
+    // No more than the handshake: what follows is the server's.
     char buffer[kHelloBytes];
-    const ssize_t got =
-        recv(fd, buffer, kHelloBytes - hello.size(), MSG_DONTWAIT);
+    const size_t wanted =
+        coming.greeting.rank < 0 ? kHelloBytes - coming.in.size() : 1;
+    const ssize_t got = recv(fd, buffer, wanted, MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
-    if (got > 0) {
-      hello.append(buffer, got);
-      if (hello.size() < kHelloBytes) return;
+    bool welcome = got > 0;
+    if (welcome) {
+      coming.in.append(buffer, got);
+      welcome = Greet(fd, token_, rank_, static_cast<int>(serve_->size()),
+                      &coming.in, &coming.greeting);
     }
-    if (got <= 0 || !Greet(fd, hello)) close(fd);
+    if (welcome && !coming.greeting.confirmed) return;
+    if (welcome) {
+      Register(coming.greeting.rank, fd);
+    } else {
+      close(fd);
+    }
     fds_.erase(fds_.begin() + static_cast<std::ptrdiff_t>(i));
-    hellos_.erase(hellos_.begin() + static_cast<std::ptrdiff_t>(i));
+    coming_.erase(coming_.begin() + static_cast<std::ptrdiff_t>(i));
   }
 
-  bool Greet(int fd, const std::string& hello) {
-    const int peer =
-        RankOfHello(hello, token_, rank_, static_cast<int>(serve_->size()));
-    if (peer < 0 || !AnswerHello(fd)) return false;
+  void Register(int peer, int fd) {
     KeepAlive(fd);
     int& connected = (*serve_)[peer];
-    if (connected < 0) --missing_;
-    CloseOnce(&connected);  // it gave that one up
+    const bool is_new = connected < 0;
+    CloseOnce(&connected);  // it has come anew
     connected = fd;
-    return true;
+    if (is_new) --missing_;
   }
 
   const std::string token_;
   const int rank_;
   std::vector<int>* const serve_;  // of `thread_` while it runs
   std::vector<pollfd> fds_;
-  std::vector<std::string> hellos_;
+  std::vector<Coming> coming_;  // by place in fds_
   std::atomic<int> missing_{static_cast<int>(serve_->size()) - 1};
   std::atomic<bool> stop_{false}, starved_{false};
   std::thread thread_;  // last: it uses the others

@@ -229,13 +229,12 @@ bool LivenessMonitor::Read(Peer* peer) {
 
 bool LivenessMonitor::Understand(Peer* peer) {
   if (peer->rank < 0) {
-    if (peer->in.size() < kHelloBytes) return true;
-    const absl::string_view hello(peer->in.data(), kHelloBytes);
-    peer->rank = RankOfHello(hello, token_, rank_, world_size_);
-    if (peer->rank < 0) return false;
-    peer->in.erase(0, kHelloBytes);
-    // A broken connection is noticed by the next poll.
-    (void)AnswerHello(peer->fd);
+    if (!Greet(peer->fd, token_, rank_, world_size_, &peer->in,
+               &peer->greeting)) {
+      return false;
+    }
+    if (!peer->greeting.confirmed) return true;
+    peer->rank = peer->greeting.rank;
     for (const EndedRank& ended : ended_) {
       Tell(peer->fd, ended.left ? 'b' : 'g', ended.rank);
     }

@@ -28,6 +28,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/monotonic.h"
+#include "comm/rendezvous/handshake.h"
 
 namespace c10d {
 class Store;
@@ -67,7 +68,8 @@ class LivenessMonitor {
  private:
   struct Peer {
     int fd = -1;
-    int rank = -1;  // unknown before its hello
+    Greeting greeting;
+    int rank = -1;  // unknown before the handshake has ended
     bool left = false;
     std::string in;
   };

@@ -1,11 +1,20 @@
 // Who is told that the process of a rank has ended.
 #include "comm/watch/liveness_monitor.h"
 
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/check.h"
+#include "comm/rendezvous/handshake.h"
+#include "comm/rendezvous/sockets.h"
 #include "comm/watch/watch_testing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -13,6 +22,7 @@
 namespace tessera {
 namespace {
 
+using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
 class LivenessTest : public WatchTest {
@@ -25,6 +35,28 @@ class LivenessTest : public WatchTest {
       absl::SleepFor(absl::Milliseconds(1));
     }
     return true;
+  }
+  void Restart(int world_size) {
+    store_ = c10::make_intrusive<c10d::HashStore>();
+    a_ = Join(0, world_size);
+    b_ = Join(1, world_size);
+  }
+  Endpoint Rank0() {
+    const std::string where = store_->get_to_str("liveness");
+    const std::vector<std::string> words = absl::StrSplit(where, ' ');
+    return ParseEndpoint(where, words[2]);
+  }
+  // Connects with rank 0 and says nothing.
+  int Knock() {
+    const int fd = ConnectTo("127.0.0.1", Rank0().port);
+    TESSERA_CHECK(fd >= 0);
+    return fd;
+  }
+  // Rank 0 has dealt with all that came before: what it finds together with the
+  // first question it has dealt with at the second.
+  static bool CaughtUp(const Announcements& rank) {
+    return rank.liveness().Rank0Answers(kEnough) &&
+           rank.liveness().Rank0Answers(kEnough);
   }
 };
 
@@ -64,6 +96,27 @@ TEST_F(LivenessTest, AProcessThatVanishesIsGoneAndDidNotLeave) {
     EXPECT_FALSE(ended.left);
     EXPECT_EQ(ended.since, clock_.Now());
   }
+}
+
+// A rank that gave up waiting for rank 0's answer, and came again.
+TEST_F(LivenessTest, AHelloThatIsNotConfirmedIsOfNobody) {
+  Restart(3);
+  const int gave_up = Knock();
+  const int32_t rank = 2;
+  std::string hello = Rank0().token;
+  hello.append(reinterpret_cast<const char*>(&rank), sizeof(rank));
+  ASSERT_EQ(send(gave_up, hello.data(), hello.size(), 0),
+            static_cast<ssize_t>(hello.size()));
+  close(gave_up);
+  std::unique_ptr<Announcements> c = Join(2, 3);
+  ASSERT_TRUE(CaughtUp(*c));
+  ASSERT_TRUE(CaughtUp(*b_));
+  EXPECT_THAT(a_->liveness().Ended(), IsEmpty());
+  EXPECT_THAT(b_->liveness().Ended(), IsEmpty());
+  c = nullptr;
+  ASSERT_TRUE(a_->liveness().WaitForEnd(kEnough));
+  EXPECT_EQ(a_->liveness().Ended()[0].rank, 2);
+  EXPECT_TRUE(a_->liveness().Ended()[0].left);
 }
 
 }  // namespace

@@ -1,0 +1,126 @@
+// Who is connected by a rank, whose one peer is played by the test.
+#include "comm/serve/shard_mesh.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/notification.h"
+#include "base/status_matchers.h"
+#include "comm/communicator.h"
+#include "comm/rendezvous/handshake.h"
+#include "comm/rendezvous/sockets.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::NiceMock;
+using ::testing::Return;
+
+// Rank 0 of two. Rank 1 says what rank 0 says, but listens for itself.
+class Group : public Communicator {
+ public:
+  Group() {
+    ON_CALL(*this, rank).WillByDefault(Return(0));
+    ON_CALL(*this, world_size).WillByDefault(Return(2));
+  }
+  ~Group() override {
+    if (listener_.fd >= 0) close(listener_.fd);
+  }
+  // Where rank 0 listens, once it does.
+  Endpoint AwaitRank0() {
+    listens_.WaitForNotification();
+    return rank0_;
+  }
+  int listen_fd() const { return listener_.fd; }
+
+  absl::StatusOr<std::vector<std::string>> AllGatherStrings(
+      absl::string_view mine, CommTag) override {
+    const std::string own(mine);
+    if (++calls_ != 2) return std::vector<std::string>{own, own};
+    const std::vector<std::string> words = absl::StrSplit(own, ' ');
+    const std::string& network = words.at(2);
+    rank0_ = ParseEndpoint(own, network);
+    listener_ = Listen(/*loopback=*/true, 4, network);
+    listens_.Notify();
+    return std::vector<std::string>{own, listener_.where};
+  }
+
+  MOCK_METHOD(int, rank, (), (const, override));
+  MOCK_METHOD(int, world_size, (), (const, override));
+  MOCK_METHOD(absl::string_view, backend, (), (const, override));
+  MOCK_METHOD(CommFuture, AllGather, (at::Tensor, at::Tensor, CommTag),
+              (override));
+  MOCK_METHOD(CommFuture, ReduceScatterSum,
+              (at::Tensor, at::Tensor, CommTag, double), (override));
+  MOCK_METHOD(CommFuture, AllReduceSum, (at::Tensor, CommTag), (override));
+  MOCK_METHOD(CommFuture, Broadcast, (at::Tensor, int, CommTag), (override));
+  MOCK_METHOD(void, Announce, (const absl::Status&), (override));
+  MOCK_METHOD(bool, AllAnnounced, (absl::Duration), (override));
+  MOCK_METHOD(void, ClearAnnouncement, (), (override));
+
+ private:
+  int calls_ = 0;
+  Listener listener_;
+  Endpoint rank0_;
+  absl::Notification listens_;
+};
+
+bool Await(int fd) { return WaitForSocket(fd, POLLIN, /*timeout_ms=*/20000); }
+
+// Says who it is, and gives up when it could have been let in.
+void GiveUp(const Endpoint& endpoint, int32_t rank) {
+  const int fd = ConnectTo("127.0.0.1", endpoint.port);
+  ASSERT_GE(fd, 0);
+  std::string hello = endpoint.token;
+  hello.append(reinterpret_cast<const char*>(&rank), sizeof(rank));
+  ASSERT_EQ(send(fd, hello.data(), hello.size(), 0),
+            static_cast<ssize_t>(hello.size()));
+  char answer = 0;
+  ASSERT_TRUE(Await(fd));
+  ASSERT_EQ(recv(fd, &answer, 1, 0), 1);
+  close(fd);
+}
+
+TEST(ShardMeshTest, APeerThatGaveUpMayComeAgain) {
+  NiceMock<Group> group;
+  absl::StatusOr<std::unique_ptr<ShardMesh>> mesh;
+  std::thread connects([&] {
+    ShardMeshOptions options;
+    options.trouble = [] { return absl::OkStatus(); };
+    mesh = ConnectShardMesh(group, options, {"shards"});
+  });
+  const Endpoint rank0 = group.AwaitRank0();
+  GiveUp(rank0, 1);
+  // Rank 0's own connection.
+  EXPECT_TRUE(Await(group.listen_fd()));
+  const int serve = accept(group.listen_fd(), nullptr, nullptr);
+  char hello[kHelloBytes];
+  EXPECT_EQ(recv(serve, hello, sizeof(hello), MSG_WAITALL),
+            static_cast<ssize_t>(kHelloBytes));
+  EXPECT_EQ(send(serve, "k", 1, MSG_NOSIGNAL), 1);
+  const int ask = ConnectAs(1, rank0);
+  EXPECT_GE(ask, 0);
+  connects.join();
+  TESSERA_ASSERT_OK(mesh.status());
+  EXPECT_EQ(send((*mesh)->serve[1], "!", 1, MSG_NOSIGNAL), 1);
+  char byte = 0;
+  EXPECT_TRUE(ask >= 0 && Await(ask) && recv(ask, &byte, 1, 0) == 1);
+  EXPECT_EQ(byte, '!');
+  close(serve);
+  if (ask >= 0) close(ask);
+}
+
+}  // namespace
+}  // namespace tessera
