@@ -27,7 +27,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/log.h"
 #include "base/torch_guard.h"
 #include "comm/rendezvous/handshake.h"
@@ -40,6 +40,13 @@ namespace {
 
 constexpr char kKey[] = "liveness";
 constexpr int kFrameBytes = 5;
+
+// Strangers are those whose handshake has not ended. A rank's takes moments,
+// and it gives up after some seconds; others would hold descriptors for ever.
+constexpr absl::Duration kStrangerTime = absl::Seconds(10);
+constexpr absl::Duration kBriefTime = absl::Seconds(1);  // without descriptors
+constexpr int kMaxStrangers = 16;  // beside as many as there are ranks
+constexpr int kTickMs = 100;       // how often these times are looked at
 
 ABSL_CONST_INIT absl::Mutex g_all_mutex(absl::kConstInit);
 std::vector<LivenessMonitor*>& All()
@@ -176,13 +183,18 @@ bool LivenessMonitor::Rank0Answers(absl::Duration timeout) const {
 void LivenessMonitor::Run() {
   pthread_setname_np(pthread_self(), "tessera-life");
   std::vector<pollfd> fds;
+  bool starved = false;
   while (true) {
-    fds = {{stop_fd_, POLLIN, 0}, {listen_fd_, POLLIN, 0}};
+    fds = {{stop_fd_, POLLIN, 0}, {starved ? -1 : listen_fd_, POLLIN, 0}};
+    bool tick = starved;
     {
       absl::MutexLock lock(&mutex_);
-      for (const Peer& peer : peers_) fds.push_back({peer.fd, POLLIN, 0});
+      for (const Peer& peer : peers_) {
+        fds.push_back({peer.fd, POLLIN, 0});
+        tick = tick || peer.rank < 0;
+      }
     }
-    if (poll(fds.data(), fds.size(), -1) < 0) continue;
+    if (poll(fds.data(), fds.size(), tick ? kTickMs : -1) < 0) continue;
     if (fds[0].revents != 0) return;
     absl::MutexLock lock(&mutex_);
     // Only this thread changes peers_ once it runs.
@@ -194,7 +206,9 @@ void LivenessMonitor::Run() {
       close(lost.fd);
       Lost(lost);
     }
-    if (fds[1].revents != 0) Accept();
+    starved = fds[1].revents != 0 && !Accept();
+    while (DropStranger(kStrangerTime)) {
+    }
     if (listen_fd_ < 0 && peers_.empty()) {
       connected_ = false;
       return;
@@ -202,20 +216,36 @@ void LivenessMonitor::Run() {
   }
 }
 
-void LivenessMonitor::Accept() {
+bool LivenessMonitor::Accept() {
   const int fd =
       accept4(listen_fd_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
   if (fd < 0) {
-    // Out of descriptors: not at once again.
-    if (errno == EMFILE || errno == ENFILE) {
-      absl::SleepFor(absl::Milliseconds(10));
-    }
-    return;
+    // Out of descriptors: one that is held in silence, or not at once again.
+    return (errno != EMFILE && errno != ENFILE) || DropStranger(kBriefTime);
   }
   KeepAlive(fd);
   Peer peer;
   peer.fd = fd;
+  peer.since = clock_();
   peers_.push_back(peer);
+  const auto strangers =
+      std::count_if(peers_.begin(), peers_.end(),
+                    [](const Peer& other) { return other.rank < 0; });
+  // All ranks may be on their way at once.
+  if (strangers > world_size_ + kMaxStrangers) {
+    DropStranger(absl::ZeroDuration());
+  }
+  return true;
+}
+
+bool LivenessMonitor::DropStranger(absl::Duration age) {
+  const auto oldest =
+      std::find_if(peers_.begin(), peers_.end(),
+                   [](const Peer& peer) { return peer.rank < 0; });
+  if (oldest == peers_.end() || clock_() - oldest->since < age) return false;
+  close(oldest->fd);
+  peers_.erase(oldest);
+  return true;
 }
 
 bool LivenessMonitor::Read(Peer* peer) {

@@ -12,6 +12,9 @@
 //
 // A rank that leaves in an orderly way (the destructor, or exit()) says so.
 //
+// Connections that do not show in time that they are of a rank are closed, and
+// their number is limited: strangers hold none of rank 0's descriptors.
+//
 // Threads: all calls may come from any thread.
 #ifndef COMM_WATCH_LIVENESS_MONITOR_H_
 #define COMM_WATCH_LIVENESS_MONITOR_H_
@@ -71,6 +74,7 @@ class LivenessMonitor {
     Greeting greeting;
     int rank = -1;  // unknown before the handshake has ended
     bool left = false;
+    absl::Duration since;  // accepted; by the clock
     std::string in;
   };
 
@@ -81,7 +85,11 @@ class LivenessMonitor {
   void StartThread() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   void Run();
-  void Accept() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // False: there are no descriptors just now.
+  bool Accept() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Closes the oldest connection whose handshake has not ended; false if there
+  // is none of at least this age.
+  bool DropStranger(absl::Duration age) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // False once the connection is of no more use.
   bool Read(Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Understand(Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

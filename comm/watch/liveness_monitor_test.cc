@@ -1,6 +1,8 @@
 // Who is told that the process of a rank has ended.
 #include "comm/watch/liveness_monitor.h"
 
+#include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -57,6 +59,13 @@ class LivenessTest : public WatchTest {
   static bool CaughtUp(const Announcements& rank) {
     return rank.liveness().Rank0Answers(kEnough) &&
            rank.liveness().Rank0Answers(kEnough);
+  }
+  static bool IsClosed(int fd) {
+    char byte = 0;
+    return WaitForSocket(
+               fd, POLLIN,
+               static_cast<int>(absl::ToInt64Milliseconds(kEnough))) &&
+           recv(fd, &byte, 1, MSG_DONTWAIT) == 0;
   }
 };
 
@@ -117,6 +126,53 @@ TEST_F(LivenessTest, AHelloThatIsNotConfirmedIsOfNobody) {
   ASSERT_TRUE(a_->liveness().WaitForEnd(kEnough));
   EXPECT_EQ(a_->liveness().Ended()[0].rank, 2);
   EXPECT_TRUE(a_->liveness().Ended()[0].left);
+}
+
+TEST_F(LivenessTest, SilentStrangersAreDroppedAfterAWhile) {
+  const int fd = Knock();
+  ASSERT_TRUE(CaughtUp(*b_));
+  clock_.Advance(absl::Seconds(10));
+  EXPECT_TRUE(IsClosed(fd));
+  close(fd);
+  EXPECT_TRUE(CaughtUp(*b_));
+  EXPECT_THAT(a_->liveness().Ended(), IsEmpty());
+}
+
+TEST_F(LivenessTest, OfManyStrangersTheOldestIsDropped) {
+  std::vector<int> fds;
+  for (int i = 0; i < 2 + 16 + 1; ++i) {
+    fds.push_back(Knock());
+    ASSERT_TRUE(CaughtUp(*b_));  // its queue is short
+  }
+  EXPECT_TRUE(IsClosed(fds[0]));
+  EXPECT_TRUE(CaughtUp(*b_));
+  EXPECT_FALSE(WaitForSocket(fds[1], POLLIN, 0));
+  EXPECT_FALSE(WaitForSocket(fds.back(), POLLIN, 0));
+  for (int fd : fds) close(fd);
+  EXPECT_TRUE(CaughtUp(*b_));
+  EXPECT_THAT(a_->liveness().Ended(), IsEmpty());
+}
+
+TEST_F(LivenessTest, AStrangersDescriptorIsGivenToARank) {
+  Restart(3);
+  const Endpoint rank0 = Rank0();
+  const int stranger = Knock();
+  ASSERT_TRUE(CaughtUp(*b_));
+  clock_.Advance(absl::Seconds(1));
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const int next = dup(stranger);
+  close(next);
+  // One is left, for the rank's own end.
+  rlimit limit = before;
+  limit.rlim_cur = next + 1;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  const int fd = ConnectAs(2, rank0);
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_GE(fd, 0);
+  EXPECT_TRUE(IsClosed(stranger));
+  close(stranger);
+  if (fd >= 0) close(fd);
 }
 
 }  // namespace
