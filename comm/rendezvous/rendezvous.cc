@@ -3,16 +3,16 @@
 // each rank is counted and named, a job whose ranks disagree on its size is
 // refused, and what each tells of its host decides which transport is taken.
 //
-// Why `failure` stands in the store: the rank that first knows why the start
-// cannot succeed (or the launcher, that saw a process end) is seldom the one
-// that waits for it. The first reason holds, since later ones follow from it.
+// Why ranks meet on a thread that can be left to itself: libtorch's stores wait
+// for ever for a host that is stopped, and a file that holds something else is
+// read again and again.
 #include "comm/rendezvous/rendezvous.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <memory>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -20,15 +20,16 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "base/env.h"
 #include "base/sigpipe.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "c10/util/Logging.h"
+#include "comm/rendezvous/abandonable.h"
 #include "comm/rendezvous/local_address.h"
 #include "comm/rendezvous/sockets.h"
+#include "comm/rendezvous/start_watch.h"
 #include "comm/rendezvous/store_file.h"
 #include "torch/csrc/distributed/c10d/FileStore.hpp"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
@@ -43,19 +44,17 @@ constexpr int kBacklog = 1024;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 constexpr char kPrefix[] = "tessera";
-constexpr char kFailure[] = "failure";
 constexpr char kCame[] = "came";
 constexpr char kWorldSize[] = "world_size";
 // libtorch's levels.
 constexpr int kLogError = 2;
 constexpr int kLogFatal = 3;
-constexpr char kStoreError[] = "the store, or rank 0 that hosts it, has gone";
 constexpr absl::Duration kPoll = absl::Milliseconds(5);
 constexpr absl::Duration kMaxPoll = absl::Milliseconds(100);
 // Long enough for a rank that polls.
 constexpr absl::Duration kFarewell = absl::Milliseconds(300);
-// A launcher sees the end of its process at once.
-constexpr absl::Duration kNewsTime = absl::Milliseconds(300);
+// After the deadline: to ask who is missing, and to tell the others.
+constexpr absl::Duration kLastWords = absl::Seconds(1);
 
 std::string CameKey(int rank) { return absl::StrCat("came/", rank); }
 std::string InfoKey(int rank) { return absl::StrCat("info/", rank); }
@@ -80,13 +79,6 @@ std::string Missing(const std::vector<int>& ranks, int world_size) {
                       ranks.size() == 1 ? " has" : " have");
 }
 
-// The first one holds. An error here means that nobody can be told; then they
-// will see that somebody is gone.
-void PutFailure(c10d::Store& store, const absl::Status& status) {
-  (void)CatchTorch(
-      "store", [&] { store.compareSet(kFailure, "", StatusToText(status)); });
-}
-
 StorePtr OpenTcp(const RendezvousPlace& place, bool host, absl::Time deadline) {
   c10d::TCPStoreOptions options;
   options.port = place.port;
@@ -100,15 +92,17 @@ StorePtr OpenTcp(const RendezvousPlace& place, bool host, absl::Time deadline) {
 class Meeter {
  public:
   Meeter(const RendezvousPlace& place, int rank, int world_size,
-         const std::function<std::string()>& info, absl::Time deadline)
+         std::function<std::string()> info, absl::Time deadline)
       : place_(place),
         rank_(rank),
         world_size_(world_size),
-        info_(info),
+        info_(std::move(info)),
         deadline_(deadline),
         allowed_(deadline - absl::Now()) {}
 
   absl::StatusOr<Meeting> Run();
+  // OK until the deadline has passed for good. May be called while Run runs.
+  absl::Status GiveUp() const;
 
  private:
   absl::Status Open();
@@ -117,16 +111,15 @@ class Meeter {
   absl::Status WaitForAll();
   absl::Status TooLate();
   absl::StatusOr<std::vector<std::string>> Infos();
-  bool Hosting() const {
-    return rank_ == 0 && place_.path.empty() && !place_.hosted_by_launcher;
-  }
+  bool Hosting() const { return IsStoreHost(place_, rank_); }
 
-  const RendezvousPlace& place_;
+  const RendezvousPlace place_;
   const int rank_;
   const int world_size_;
-  const std::function<std::string()>& info_;
+  const std::function<std::string()> info_;
   const absl::Time deadline_;
   const absl::Duration allowed_;
+  std::atomic<const char*> phase_{"reaches the store"};
   StorePtr store_;
 };
 
@@ -134,8 +127,11 @@ absl::StatusOr<Meeting> Meeter::Run() {
   Meeting meeting;
   TESSERA_RETURN_IF_ERROR(Open());
   absl::Status status = CatchTorch(kStoreError, [&]() -> absl::Status {
+    phase_ = "registers";
     TESSERA_RETURN_IF_ERROR(Register());
+    phase_ = "waits for the other ranks";
     TESSERA_RETURN_IF_ERROR(WaitForAll());
+    phase_ = "reads what the other ranks tell";
     TESSERA_ASSIGN_OR_RETURN(meeting.infos, Infos());
     return absl::OkStatus();
   });
@@ -149,6 +145,14 @@ absl::StatusOr<Meeting> Meeter::Run() {
     absl::SleepFor(kFarewell);
   }
   return Describe(status.code(), place_, status.message());
+}
+
+absl::Status Meeter::GiveUp() const {
+  if (absl::Now() < deadline_ + kLastWords) return absl::OkStatus();
+  return Describe(absl::StatusCode::kDeadlineExceeded, place_,
+                  absl::StrCat(SilentStore(place_), " within ",
+                               Seconds(allowed_), ", while rank ", rank_,
+                               " of ", world_size_, " ", phase_.load()));
 }
 
 absl::Status Meeter::Open() {
@@ -293,33 +297,32 @@ absl::StatusOr<RendezvousPlace> ParseRendezvous(absl::string_view address) {
 }
 
 absl::StatusOr<Meeting> Meet(const RendezvousPlace& place, int rank,
-                             int world_size,
-                             const std::function<std::string()>& info,
+                             int world_size, std::function<std::string()> info,
                              absl::Time deadline) {
-  return Meeter(place, rank, world_size, info, deadline).Run();
+  auto meeter = std::make_shared<Meeter>(place, rank, world_size,
+                                         std::move(info), deadline);
+  auto meeting = std::make_shared<Meeting>();
+  auto work = [meeter, meeting]() -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(*meeting, meeter->Run());
+    return absl::OkStatus();
+  };
+  const auto stop = [meeter] { return meeter->GiveUp(); };
+  TESSERA_RETURN_IF_ERROR(RunAbandonable(work, stop));
+  return *std::move(meeting);
 }
 
-absl::Status StartFailure(c10d::Store& store) {
-  return CatchTorch(kStoreError, [&]() -> absl::Status {
-    if (!store.check({kFailure})) return absl::OkStatus();
-    return StatusFromText(store.get_to_str(kFailure));
-  });
+bool IsStoreHost(const RendezvousPlace& place, int rank) {
+  return rank == 0 && place.path.empty() && !place.hosted_by_launcher;
 }
 
-absl::Status WithStartFailure(const absl::Status& status, c10d::Store& store) {
-  // The others are messages of our own, and identical on all ranks.
-  if (!absl::IsInternal(status)) return status;
-  const absl::Time until = absl::Now() + kNewsTime;
-  do {
-    const absl::Status cause = StartFailure(store);
-    if (!cause.ok()) {
-      return absl::Status(
-          cause.code(),
-          absl::StrCat(cause.message(), "; here: ", status.message()));
-    }
-    absl::SleepFor(kPoll);
-  } while (absl::Now() < until);
-  return status;
+std::string SilentStore(const RendezvousPlace& place) {
+  if (!place.path.empty()) {
+    return "the file gives no answer (it is locked, or what is in it is not "
+           "of this job or cut off: delete it, or give another path)";
+  }
+  return absl::StrCat(place.hosted_by_launcher ? "the launcher" : "rank 0",
+                      ", which hosts the store, does not answer (it is "
+                      "stopped, or cut off)");
 }
 
 // Libtorch logs every try of a connection, with a backtrace, and that would
@@ -328,34 +331,6 @@ absl::Status WithStartFailure(const absl::Status& status, c10d::Store& store) {
 void MuteTorch(bool mute) {
   static const bool told = EnvString("TORCH_CPP_LOG_LEVEL").has_value();
   if (!told) FLAGS_caffe2_log_level = mute ? kLogFatal : kLogError;
-}
-
-absl::Status RunAbandonable(std::function<absl::Status()> work,
-                            const std::function<absl::Status()>& stop) {
-  struct Shared {
-    absl::Mutex mutex;
-    bool done = false;
-    absl::Status status;
-  };
-  auto shared = std::make_shared<Shared>();
-  std::thread([shared, work = std::move(work)]() mutable {
-    const SigpipeBlock no_sigpipe;  // for the threads that `work` starts
-    absl::Status status = work();
-    work = nullptr;
-    absl::MutexLock lock(&shared->mutex);
-    shared->status = std::move(status);
-    shared->done = true;
-  }).detach();
-  while (true) {
-    {
-      absl::MutexLock lock(&shared->mutex);
-      if (shared->mutex.AwaitWithTimeout(absl::Condition(&shared->done),
-                                         4 * kPoll)) {
-        return shared->status;
-      }
-    }
-    TESSERA_RETURN_IF_ERROR(stop());
-  }
 }
 
 absl::StatusOr<HostedStore> HostedStore::Start() {

@@ -6,7 +6,8 @@
 //                     user alone (comm/rendezvous/store_file.h)
 //
 // Keys in the store, all under "tessera/": world_size, came, came/<rank>,
-// info/<rank>, failure (as of StatusToText), comm/... (the communicator).
+// info/<rank>, failure (as of StatusToText), alive/<rank> (start_watch.h),
+// comm/... (the communicator).
 #ifndef COMM_RENDEZVOUS_RENDEZVOUS_H_
 #define COMM_RENDEZVOUS_RENDEZVOUS_H_
 
@@ -48,35 +49,26 @@ struct Meeting {
 
 // Comes to `place` as `rank` and waits for the other ranks until `deadline`;
 // each tells the others about itself, with the text that `info` returns, which
-// is called once the store has been reached. COLLECTIVE, blocking. Returns
+// is called once the store has been reached, on another thread: it must own all
+// that it uses. COLLECTIVE, blocking. Returns
 //   InvalidArgument   a rank that came twice, or with another world size
 //   Unavailable       the host is not known, or not rank 0's; the port is in
 //                     use; or the launcher saw a rank end
 //   PermissionDenied  the file is not for this user alone
-//   DeadlineExceeded  naming the ranks that have not come
+//   DeadlineExceeded  naming the ranks that have not come; or, a second after
+//                     the deadline, that the store does not answer
 absl::StatusOr<Meeting> Meet(const RendezvousPlace& place, int rank,
-                             int world_size,
-                             const std::function<std::string()>& info,
+                             int world_size, std::function<std::string()> info,
                              absl::Time deadline);
 
-// OK, or why the start of the job has failed, as the launcher or the rank that
-// hosts the store has put it there. LOCAL.
-absl::Status StartFailure(c10d::Store& store);
+// The store goes with the process of this rank.
+bool IsStoreHost(const RendezvousPlace& place, int rank);
 
-// What to say of a start that ended here with `status`, an error. A transport
-// that cannot connect does not know that a rank has ended; the launcher soon
-// does, and is waited for, a fraction of a second. LOCAL.
-absl::Status WithStartFailure(const absl::Status& status, c10d::Store& store);
+// Words for a store that does not answer: whose it is, and why that may be.
+std::string SilentStore(const RendezvousPlace& place);
 
 // While ranks connect, only libtorch's fatal messages are let through.
 void MuteTorch(bool mute);
-
-// Runs `work`, which may block for ever, on a thread of its own, until it
-// returns or `stop` (called every few milliseconds) gives an error; then the
-// thread is left to itself and that error returned. So `work` must own, or
-// share, all that it uses.
-absl::Status RunAbandonable(std::function<absl::Status()> work,
-                            const std::function<absl::Status()>& stop);
 
 // The launcher's side: a store on a free port of this host.
 class HostedStore {

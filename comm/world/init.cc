@@ -8,6 +8,7 @@
 
 #include "ATen/Parallel.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "base/env.h"
@@ -23,8 +24,10 @@
 #include "comm/nccl/nccl_environment.h"
 #include "comm/record/comm_log.h"
 #include "comm/record/hang_dump.h"
+#include "comm/rendezvous/abandonable.h"
 #include "comm/rendezvous/local_address.h"
 #include "comm/rendezvous/rendezvous.h"
+#include "comm/rendezvous/start_watch.h"
 #include "comm/serve/retired_servers.h"
 #include "comm/world/backend_choice.h"
 #include "comm/world/make_group.h"
@@ -37,6 +40,11 @@ namespace {
 // How long a rank that leaves goes on serving shards to others: not so long
 // that these wait for it in vain in a collective.
 constexpr absl::Duration kRetiredGrace = absl::Seconds(5);
+
+// Long enough for a rank that asks for news.
+constexpr absl::Duration kFarewell = absl::Milliseconds(300);
+// After the deadline: to find who is gone, and to tell the others.
+constexpr absl::Duration kLastWords = absl::Milliseconds(1500);
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
@@ -130,32 +138,92 @@ GroupPlan PlanOf(const Job& job, const WorldOptions& options,
   return plan;
 }
 
-// Connects all ranks; ends at `deadline`, or when the launcher says that a rank
-// has ended.
-absl::StatusOr<std::shared_ptr<Communicator>> Connect(
-    GroupPlan plan, absl::Duration startup_timeout, const StorePtr& store,
-    absl::Time deadline) {
-  plan.options.connect_timeout =
-      std::max(deadline - absl::Now(), absl::Seconds(1));
+// How the ranks connect; owns all that it uses, since it may be abandoned.
+struct Connecting {
+  RendezvousPlace place;
+  GroupPlan plan;
+  StorePtr store;
+  absl::Duration startup_timeout;
+  absl::Time deadline;
+
+  absl::StatusOr<std::shared_ptr<Communicator>> Run() const;
+  absl::Status TooLate(const StorePtr& client, StartWatch& watch,
+                       const absl::Status& status) const;
+  std::string Limit() const {
+    return absl::StrCat("within the start-up timeout of ",
+                        absl::FormatDuration(startup_timeout));
+  }
+};
+
+// Ends at the deadline, or when the launcher or a rank says why the start has
+// failed; but hangs as long as the store does not answer.
+absl::StatusOr<std::shared_ptr<Communicator>> Connecting::Run() const {
+  // `store` answers nothing else while a transport waits in it.
+  TESSERA_ASSIGN_OR_RETURN(const StorePtr client,
+                           CatchTorch("store", [&] { return store->clone(); }));
   auto made = std::make_shared<std::shared_ptr<Communicator>>();
-  auto work = [made, plan, store]() -> absl::Status {
+  auto work = [made, plan = plan, store = store, client]() -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(
-        *made, MakeGroup(plan, c10::make_intrusive<c10d::PrefixStore>("comm/0",
-                                                                      store)));
+        *made,
+        MakeGroup(plan, c10::make_intrusive<c10d::PrefixStore>("comm/0", store),
+                  c10::make_intrusive<c10d::PrefixStore>("comm/0", client)));
     // Nobody goes on (and perhaps ends, and with it the store) before all are
     // connected.
     return (*made)->Barrier("start-up");
   };
+  StartWatch watch(client, plan.options.rank, plan.options.world_size);
   auto stop = [&]() -> absl::Status {
-    TESSERA_RETURN_IF_ERROR(StartFailure(*store));
+    TESSERA_RETURN_IF_ERROR(watch.Look());
     if (absl::Now() < deadline) return absl::OkStatus();
-    return absl::DeadlineExceededError(absl::StrCat(
-        "rank ", plan.options.rank, " is not connected with all of the ",
-        plan.options.world_size, " ranks within the start-up timeout of ",
-        absl::FormatDuration(startup_timeout)));
+    return absl::DeadlineExceededError("");
   };
   const absl::Status status = RunAbandonable(work, stop);
-  if (!status.ok()) return WithStartFailure(status, *store);
+  if (status.ok()) return *made;
+  if (absl::Now() < deadline) return WithStartFailure(status, *client);
+  return TooLate(client, watch, status);
+}
+
+// Names the ranks that are gone, where nobody else has said why it is late.
+absl::Status Connecting::TooLate(const StorePtr& client, StartWatch& watch,
+                                 const absl::Status& status) const {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<int> silent, watch.SilentRanks());
+  std::string text = absl::StrCat("rank ", plan.options.rank,
+                                  " is not connected with all of the ",
+                                  plan.options.world_size, " ranks ", Limit());
+  if (silent.empty()) {
+    absl::StrAppend(&text, "; all of them are alive");
+  } else {
+    absl::StrAppend(&text, "; no sign of life from ",
+                    silent.size() == 1 ? "rank " : "ranks ",
+                    absl::StrJoin(silent, ", "), ": ended, or stopped");
+  }
+  if (!status.message().empty()) {
+    absl::StrAppend(&text, "; here: ", status.message());
+  }
+  const absl::Status late = absl::DeadlineExceededError(text);
+  PutFailure(*client, late);
+  // The store goes with this process. Let the others hear why.
+  if (IsStoreHost(place, plan.options.rank)) absl::SleepFor(kFarewell);
+  return late;
+}
+
+// Ends within kLastWords after the deadline, whatever has stopped.
+absl::StatusOr<std::shared_ptr<Communicator>> Connect(Connecting connecting) {
+  connecting.plan.options.connect_timeout =
+      std::max(connecting.deadline - absl::Now(), absl::Seconds(1));
+  auto made = std::make_shared<std::shared_ptr<Communicator>>();
+  auto work = [made, connecting]() -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(*made, connecting.Run());
+    return absl::OkStatus();
+  };
+  auto stop = [&]() -> absl::Status {
+    if (absl::Now() < connecting.deadline + kLastWords) return absl::OkStatus();
+    return absl::DeadlineExceededError(absl::StrCat(
+        SilentStore(connecting.place), " ", connecting.Limit(), ", while rank ",
+        connecting.plan.options.rank, " of ",
+        connecting.plan.options.world_size, " connects with the other ranks"));
+  };
+  TESSERA_RETURN_IF_ERROR(RunAbandonable(work, stop));
   return *made;
 }
 
@@ -192,7 +260,7 @@ absl::StatusOr<World*> WorldBuilder::Build(const Job& job,
   place.hosted_by_launcher = job.store_hosted;
   if (!job.attempt.empty())
     absl::StrAppend(&place.key_prefix, "/", job.attempt);
-  const auto info = [&] {
+  const auto info = [options, place] {
     RankInfo own = OwnInfo(options);
     if (!place.host.empty()) own.address = AddressToward(place.host);
     return own.Encode();
@@ -205,8 +273,9 @@ absl::StatusOr<World*> WorldBuilder::Build(const Job& job,
   const Neighbours neighbours = FindNeighbours(plan.infos, job.rank);
   world->local_rank_ = neighbours.local_rank;
   world->local_world_size_ = neighbours.local_world_size;
-  TESSERA_ASSIGN_OR_RETURN(world->comm_, Connect(plan, options.startup_timeout,
-                                                 meeting.store, deadline));
+  TESSERA_ASSIGN_OR_RETURN(
+      world->comm_,
+      Connect({place, plan, meeting.store, options.startup_timeout, deadline}));
   MuteTorch(false);
   SetLogRank(job.rank, job.world_size);
   return world.release();

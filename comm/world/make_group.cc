@@ -16,8 +16,8 @@
 #include "comm/group/self_communicator.h"
 #include "comm/hierarchical/hierarchical_communicator.h"
 #include "comm/nccl/nccl_communicator.h"
+#include "comm/rendezvous/abandonable.h"
 #include "comm/rendezvous/local_address.h"
-#include "comm/rendezvous/rendezvous.h"
 #include "comm/serve/tcp_shard_server.h"
 #include "comm/shm/shm_communicator.h"
 #include "comm/watch/failure_domain.h"
@@ -147,12 +147,11 @@ GroupPlan WithSubgroups(const GroupPlan& plan, const StorePtr& store) {
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<Communicator>> MakeGroup(const GroupPlan& plan,
-                                                        StorePtr store) {
+                                                        StorePtr store,
+                                                        StorePtr client) {
   TESSERA_ASSIGN_OR_RETURN(
       const std::string backend,
       ChooseBackend(plan.infos, plan.backend, BuiltWithNccl()));
-  TESSERA_ASSIGN_OR_RETURN(StorePtr client,
-                           CatchTorch("store", [&] { return store->clone(); }));
   const auto subgroups = c10::make_intrusive<SubgroupStore>(std::move(client));
   return MakeWith(backend, WithSubgroups(plan, subgroups), std::move(store));
 }

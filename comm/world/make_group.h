@@ -28,10 +28,12 @@ struct GroupPlan {
 };
 
 // COLLECTIVE over the group's ranks, blocking; plans differ in rank and device
-// only. `store` must hold keys of this group only. Returns what ChooseBackend
+// only. `store` must hold keys of this group only. `client` is another client
+// of the same, in which subgroups are made later. Returns what ChooseBackend
 // and the backend's maker return.
 absl::StatusOr<std::shared_ptr<Communicator>> MakeGroup(
-    const GroupPlan& plan, c10::intrusive_ptr<c10d::Store> store);
+    const GroupPlan& plan, c10::intrusive_ptr<c10d::Store> store,
+    c10::intrusive_ptr<c10d::Store> client);
 
 }  // namespace tessera
 #endif  // COMM_WORLD_MAKE_GROUP_H_

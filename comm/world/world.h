@@ -96,11 +96,11 @@ class World {
 // cgroup limit (comm/launch/cpus.h), never above libtorch's own number, unless
 // OMP_NUM_THREADS is set. TESSERA_VERBOSE=comm says what was chosen.
 //
-// COLLECTIVE over the ranks of the job; ends within the start-up timeout.
-// Errors: InvalidArgument naming the flag, variable or option; Unavailable
-// naming the address in use or the rank that ended; DeadlineExceeded naming the
-// ranks that did not come; PermissionDenied if the file of file:// is not for
-// this user alone.
+// COLLECTIVE over the ranks of the job; ends within the start-up timeout, and
+// at most two seconds more to find who is missing. Errors: InvalidArgument
+// naming the flag, variable or option; Unavailable naming the address in use or
+// the rank that ended; DeadlineExceeded naming the ranks that did not come;
+// PermissionDenied if the file of file:// is not for this user alone.
 absl::StatusOr<const World*> Init(int* argc, char** argv,
                                   WorldOptions options = {});
 

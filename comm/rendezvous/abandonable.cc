@@ -1,0 +1,47 @@
+#include "comm/rendezvous/abandonable.h"
+
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "base/sigpipe.h"
+#include "base/status.h"
+
+namespace tessera {
+namespace {
+
+constexpr absl::Duration kAskEvery = absl::Milliseconds(20);
+
+}  // namespace
+
+absl::Status RunAbandonable(std::function<absl::Status()> work,
+                            const std::function<absl::Status()>& stop) {
+  struct Shared {
+    absl::Mutex mutex;
+    bool done = false;
+    absl::Status status;
+  };
+  auto shared = std::make_shared<Shared>();
+  std::thread([shared, work = std::move(work)]() mutable {
+    const SigpipeBlock no_sigpipe;  // for the threads that `work` starts
+    absl::Status status = work();
+    work = nullptr;
+    absl::MutexLock lock(&shared->mutex);
+    shared->status = std::move(status);
+    shared->done = true;
+  }).detach();
+  while (true) {
+    {
+      absl::MutexLock lock(&shared->mutex);
+      if (shared->mutex.AwaitWithTimeout(absl::Condition(&shared->done),
+                                         kAskEvery)) {
+        return shared->status;
+      }
+    }
+    TESSERA_RETURN_IF_ERROR(stop());
+  }
+}
+
+}  // namespace tessera

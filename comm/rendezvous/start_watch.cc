@@ -1,0 +1,95 @@
+// Why `failure` stands in the store: the rank that first knows why the start
+// cannot succeed (or the launcher, that saw a process end) is seldom the one
+// that waits for it. The first reason holds, since later ones follow from it.
+#include "comm/rendezvous/start_watch.h"
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/status.h"
+#include "base/torch_guard.h"
+#include "torch/csrc/distributed/c10d/Store.hpp"
+
+namespace tessera {
+namespace {
+
+constexpr char kFailure[] = "failure";
+// A launcher sees the end of its process at once.
+constexpr absl::Duration kNewsTime = absl::Milliseconds(300);
+constexpr absl::Duration kCountEvery = absl::Milliseconds(150);
+constexpr absl::Duration kSilence = absl::Milliseconds(700);
+constexpr absl::Duration kPoll = absl::Milliseconds(20);
+
+std::string AliveKey(int rank) { return absl::StrCat("alive/", rank); }
+
+}  // namespace
+
+void PutFailure(c10d::Store& store, const absl::Status& status) {
+  (void)CatchTorch(
+      "store", [&] { store.compareSet(kFailure, "", StatusToText(status)); });
+}
+
+absl::Status StartFailure(c10d::Store& store) {
+  return CatchTorch(kStoreError, [&]() -> absl::Status {
+    if (!store.check({kFailure})) return absl::OkStatus();
+    return StatusFromText(store.get_to_str(kFailure));
+  });
+}
+
+absl::Status WithStartFailure(const absl::Status& status, c10d::Store& store) {
+  // The others are messages of our own, and identical on all ranks.
+  if (!absl::IsInternal(status)) return status;
+  const absl::Time until = absl::Now() + kNewsTime;
+  do {
+    const absl::Status cause = StartFailure(store);
+    if (!cause.ok()) {
+      return absl::Status(
+          cause.code(),
+          absl::StrCat(cause.message(), "; here: ", status.message()));
+    }
+    absl::SleepFor(kPoll);
+  } while (absl::Now() < until);
+  return status;
+}
+
+StartWatch::StartWatch(c10::intrusive_ptr<c10d::Store> store, int rank,
+                       int world_size)
+    : store_(std::move(store)), rank_(rank), world_size_(world_size) {}
+
+absl::Status StartWatch::Look() {
+  if (absl::Now() - counted_ >= kCountEvery) {
+    counted_ = absl::Now();
+    // If that fails, so does the next question, which says it.
+    (void)CatchTorch("store", [&] { store_->add(AliveKey(rank_), 1); });
+  }
+  return StartFailure(*store_);
+}
+
+absl::StatusOr<std::vector<int>> StartWatch::SilentRanks() {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<int64_t> before,
+                           CatchTorch(kStoreError, [&] { return Counts(); }));
+  const absl::Time until = absl::Now() + kSilence;
+  while (absl::Now() < until) {
+    TESSERA_RETURN_IF_ERROR(Look());
+    absl::SleepFor(kPoll);
+  }
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<int64_t> after,
+                           CatchTorch(kStoreError, [&] { return Counts(); }));
+  std::vector<int> silent;
+  for (int r = 0; r < world_size_; ++r) {
+    if (r != rank_ && after[r] == before[r]) silent.push_back(r);
+  }
+  return silent;
+}
+
+std::vector<int64_t> StartWatch::Counts() {
+  std::vector<int64_t> counts;
+  for (int r = 0; r < world_size_; ++r) {
+    counts.push_back(store_->add(AliveKey(r), 0));
+  }
+  return counts;
+}
+
+}  // namespace tessera

@@ -1,0 +1,66 @@
+// What ranks know of a start that fails: why, as one of them or the launcher
+// has put it into the store ("failure"), and, where nobody watches their
+// processes, which of them are alive ("alive/<rank>", in which each counts as
+// long as it connects; one whose count stands still has ended, or is stopped).
+//
+// Everything here blocks as long as the store does not answer.
+#ifndef COMM_RENDEZVOUS_START_WATCH_H_
+#define COMM_RENDEZVOUS_START_WATCH_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "c10/util/intrusive_ptr.h"
+
+namespace c10d {
+class Store;
+}
+
+namespace tessera {
+
+// Of errors of the store itself.
+inline constexpr char kStoreError[] =
+    "the store, or rank 0 that hosts it, has gone";
+
+// Tells all ranks why the start of the job fails; the first one holds. An error
+// means that nobody can be told; then they will see that somebody is gone.
+// LOCAL.
+void PutFailure(c10d::Store& store, const absl::Status& status);
+
+// OK, or why the start of the job has failed, as the launcher or a rank has put
+// it there. LOCAL.
+absl::Status StartFailure(c10d::Store& store);
+
+// What to say of a start that ended here with `status`, an error. A transport
+// that cannot connect does not know that a rank has ended; the launcher soon
+// does, and is waited for, a fraction of a second. LOCAL.
+absl::Status WithStartFailure(const absl::Status& status, c10d::Store& store);
+
+// Threads: one.
+class StartWatch {
+ public:
+  // `store`: a client that nobody else uses meanwhile; a question would wait
+  // until another's has been answered.
+  StartWatch(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size);
+
+  // Counts, a few times per second, and returns StartFailure. LOCAL.
+  absl::Status Look();
+
+  // The ranks that do not count for 0.7 s, which this takes, while this one
+  // goes on counting; or the StartFailure that has come meanwhile. LOCAL.
+  absl::StatusOr<std::vector<int>> SilentRanks();
+
+ private:
+  std::vector<int64_t> Counts();
+
+  const c10::intrusive_ptr<c10d::Store> store_;
+  const int rank_;
+  const int world_size_;
+  absl::Time counted_ = absl::InfinitePast();
+};
+
+}  // namespace tessera
+#endif  // COMM_RENDEZVOUS_START_WATCH_H_

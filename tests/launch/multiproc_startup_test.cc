@@ -1,0 +1,189 @@
+// Start-ups in which a rank, or the store, stops for good. The test program
+// runs again as a rank that calls Init, or as one that leaves at a certain
+// point (see kProgram).
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status.h"
+#include "base/torch_guard.h"
+#include "comm/launch/cpus.h"
+#include "comm/rendezvous/local_address.h"
+#include "comm/rendezvous/rank_info.h"
+#include "comm/rendezvous/rendezvous.h"
+#include "comm/world/world.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/support/process.h"
+#include "tests/support/temp_folder.h"
+#include "torch/csrc/distributed/c10d/TCPStore.hpp"
+
+namespace tessera {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr char kProgram[] = "TESSERA_STARTUP_TEST_PROGRAM";
+constexpr char kPort[] = "TESSERA_STARTUP_TEST_PORT";
+// Longer than two processes take until they meet, also on a busy host.
+constexpr char kTimeout[] = "2";
+
+// ---- the programs ----
+
+void Say(const std::string& line) {
+  if (write(STDOUT_FILENO, line.data(), line.size()) < 0) _exit(99);
+}
+
+RankInfo Info() {
+  RankInfo info;
+  info.host = HostId();
+  info.network = NetworkId();
+  info.cpus = AllowedCpus();
+  return info;
+}
+
+// Hosts the store as rank 0, and stops once rank 1 has come.
+absl::Status StopWhileMeeting(int port) {
+  return CatchTorch("store", [&] {
+    c10d::TCPStoreOptions options;
+    options.port = static_cast<uint16_t>(port);
+    options.isServer = true;
+    options.waitWorkers = false;
+    c10d::TCPStore store("127.0.0.1", options);
+    Say("hosts\n");
+    store.wait({"tessera/came/1"}, std::chrono::seconds(60));
+    raise(SIGSTOP);
+  });
+}
+
+// Meets as `rank` of 2, and ends by `sig` once the other one connects.
+absl::Status LeaveWhileConnecting(int rank, int port, int sig) {
+  TESSERA_ASSIGN_OR_RETURN(
+      const RendezvousPlace place,
+      ParseRendezvous(absl::StrCat("tcp://127.0.0.1:", port)));
+  TESSERA_ASSIGN_OR_RETURN(const Meeting meeting,
+                           Meet(
+                               place, rank, 2, [] { return Info().Encode(); },
+                               absl::Now() + absl::Seconds(60)));
+  (void)CatchTorch("store", [&] {
+    meeting.store->wait({absl::StrCat("alive/", 1 - rank)},
+                        std::chrono::seconds(1));
+  });
+  raise(sig);
+  return absl::OkStatus();
+}
+
+absl::Status RunProgram(const std::string& program, int argc, char** argv) {
+  const char* const text = getenv(kPort);
+  const int port = text == nullptr ? 0 : atoi(text);
+  if (program == "stop while meeting") return StopWhileMeeting(port);
+  if (program == "stop while connecting") {
+    return LeaveWhileConnecting(0, port, SIGSTOP);
+  }
+  if (program == "die while connecting") {
+    return LeaveWhileConnecting(1, port, SIGKILL);
+  }
+  return Init(&argc, argv).status();
+}
+
+// ---- running them ----
+
+Env Program(const std::string& name, int port = 0) {
+  return {{kProgram, name}, {kPort, absl::StrCat(port)}};
+}
+
+std::vector<std::string> InitArgs(int rank, const std::string& where,
+                                  const std::string& timeout = kTimeout) {
+  return {absl::StrCat("--rendezvous=", where), absl::StrCat("--rank=", rank),
+          "--world_size=2", absl::StrCat("--startup_timeout=", timeout)};
+}
+
+std::string Tcp(int port) { return absl::StrCat("tcp://127.0.0.1:", port); }
+
+// Far more than the timeout, so that a busy host does not decide.
+Finished End(Process& rank) { return rank.Finish(absl::Seconds(20)); }
+
+TEST(StartupTest, TheStoresHostStopsWhileRanksMeet) {
+  const int port = FreePort();
+  Process host({}, Program("stop while meeting", port));
+  ASSERT_TRUE(host.WaitForLines(1));
+  Process rank1(InitArgs(1, Tcp(port)), Program("init"));
+  const Finished run = End(rank1);
+  EXPECT_EQ(run.code, 1);
+  EXPECT_THAT(
+      run.err,
+      AllOf(HasSubstr(absl::StrCat(
+                "DEADLINE_EXCEEDED: rendezvous ", Tcp(port),
+                ": rank 0, which hosts the store, does not answer (it is "
+                "stopped, or cut off) within 2 s, while rank 1 of 2 ")),
+            // It has come, and may not yet have told of itself.
+            testing::ContainsRegex("(registers|waits for the other ranks)\n")));
+}
+
+TEST(StartupTest, TheStoresHostStopsWhileRanksConnect) {
+  const int port = FreePort();
+  Process host({}, Program("stop while connecting", port));
+  Process rank1(InitArgs(1, Tcp(port)), Program("init"));
+  const Finished run = End(rank1);
+  EXPECT_EQ(run.code, 1);
+  EXPECT_EQ(run.err,
+            "DEADLINE_EXCEEDED: rank 0, which hosts the store, does not answer "
+            "(it is stopped, or cut off) within the start-up timeout of 2s, "
+            "while rank 1 of 2 connects with the other ranks\n");
+}
+
+TEST(StartupTest, ARankThatDiesWhileRanksConnectIsNamed) {
+  const int port = FreePort();
+  Process rank0(InitArgs(0, Tcp(port)), Program("init"));
+  Process rank1({}, Program("die while connecting", port));
+  const Finished run = End(rank0);
+  EXPECT_EQ(run.code, 1);
+  EXPECT_THAT(run.err,
+              HasSubstr("DEADLINE_EXCEEDED: rank 0 is not connected with all "
+                        "of the 2 ranks within the start-up timeout of 2s; no "
+                        "sign of life from rank 1: ended, or stopped"));
+}
+
+TEST(StartupTest, AFileWithSomethingElseInIt) {
+  const TempFolder folder;
+  const std::string path = folder / "meet";
+  std::ofstream(path) << "no record of a store";
+  chmod(path.c_str(), 0600);
+  Process rank0(InitArgs(0, absl::StrCat("file://", path), "0.2"),
+                Program("init"));
+  const Finished run = End(rank0);
+  EXPECT_EQ(run.code, 1);
+  EXPECT_EQ(run.err,
+            absl::StrCat("DEADLINE_EXCEEDED: rendezvous file://", path,
+                         ": the file gives no answer (it is locked, or what is "
+                         "in it is not of this job or cut off: delete it, or "
+                         "give another path) within 0.2 s, while rank 0 of 2 "
+                         "reaches the store\n"));
+}
+
+}  // namespace
+}  // namespace tessera
+
+int main(int argc, char** argv) {
+  const char* const program = getenv(tessera::kProgram);
+  if (program != nullptr) {
+    const absl::Status status = tessera::RunProgram(program, argc, argv);
+    if (status.ok()) return 0;
+    const std::string line = absl::StrCat(status.ToString(), "\n");
+    if (write(STDERR_FILENO, line.data(), line.size()) < 0) _exit(99);
+    return 1;
+  }
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
