@@ -41,8 +41,10 @@ namespace {
 constexpr char kKey[] = "liveness";
 constexpr int kFrameBytes = 5;
 
-// Strangers are those whose handshake has not ended. A rank's takes moments,
-// and it gives up after some seconds; others would hold descriptors for ever.
+// Strangers are those that have not shown the token. A rank's hello comes in
+// moments, and it gives up after some seconds; others would hold descriptors
+// for ever. Who has shown it is never dropped: it may have taken the answer,
+// and would think that rank 0 has ended.
 constexpr absl::Duration kStrangerTime = absl::Seconds(10);
 constexpr absl::Duration kBriefTime = absl::Seconds(1);  // without descriptors
 constexpr int kMaxStrangers = 16;  // beside as many as there are ranks
@@ -191,7 +193,7 @@ void LivenessMonitor::Run() {
       absl::MutexLock lock(&mutex_);
       for (const Peer& peer : peers_) {
         fds.push_back({peer.fd, POLLIN, 0});
-        tick = tick || peer.rank < 0;
+        tick = tick || peer.stranger();
       }
     }
     if (poll(fds.data(), fds.size(), tick ? kTickMs : -1) < 0) continue;
@@ -230,7 +232,7 @@ bool LivenessMonitor::Accept() {
   peers_.push_back(peer);
   const auto strangers =
       std::count_if(peers_.begin(), peers_.end(),
-                    [](const Peer& other) { return other.rank < 0; });
+                    [](const Peer& other) { return other.stranger(); });
   // All ranks may be on their way at once.
   if (strangers > world_size_ + kMaxStrangers) {
     DropStranger(absl::ZeroDuration());
@@ -241,7 +243,7 @@ bool LivenessMonitor::Accept() {
 bool LivenessMonitor::DropStranger(absl::Duration age) {
   const auto oldest =
       std::find_if(peers_.begin(), peers_.end(),
-                   [](const Peer& peer) { return peer.rank < 0; });
+                   [](const Peer& peer) { return peer.stranger(); });
   if (oldest == peers_.end() || clock_() - oldest->since < age) return false;
   close(oldest->fd);
   peers_.erase(oldest);

@@ -12,8 +12,8 @@
 //
 // A rank that leaves in an orderly way (the destructor, or exit()) says so.
 //
-// Connections that do not show in time that they are of a rank are closed, and
-// their number is limited: strangers hold none of rank 0's descriptors.
+// Connections that do not show the token in time are closed, and their number
+// is limited: strangers hold none of rank 0's descriptors for long.
 //
 // Threads: all calls may come from any thread.
 #ifndef COMM_WATCH_LIVENESS_MONITOR_H_
@@ -70,9 +70,12 @@ class LivenessMonitor {
 
  private:
   struct Peer {
+    // It has not shown the token.
+    bool stranger() const { return rank < 0 && greeting.rank < 0; }
+
     int fd = -1;
-    Greeting greeting;
-    int rank = -1;  // unknown before the handshake has ended
+    Greeting greeting;  // of one that connects with rank 0
+    int rank = -1;      // unknown before the handshake has ended
     bool left = false;
     absl::Duration since;  // accepted; by the clock
     std::string in;
@@ -87,7 +90,7 @@ class LivenessMonitor {
   void Run();
   // False: there are no descriptors just now.
   bool Accept() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Closes the oldest connection whose handshake has not ended; false if there
+  // Closes the oldest connection that has not shown the token; false if there
   // is none of at least this age.
   bool DropStranger(absl::Duration age) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // False once the connection is of no more use.
