@@ -84,9 +84,22 @@ absl::Status LeaveWhileConnecting(int rank, int port, int sig) {
   return absl::OkStatus();
 }
 
+// Is killed after it has come, before it has told of itself.
+absl::Status DieWhileRegistering(int port) {
+  TESSERA_ASSIGN_OR_RETURN(
+      const RendezvousPlace place,
+      ParseRendezvous(absl::StrCat("tcp://127.0.0.1:", port)));
+  const auto die = []() -> std::string {
+    raise(SIGKILL);
+    return "";
+  };
+  return Meet(place, 1, 2, die, absl::Now() + absl::Seconds(60)).status();
+}
+
 absl::Status RunProgram(const std::string& program, int argc, char** argv) {
   const char* const text = getenv(kPort);
   const int port = text == nullptr ? 0 : atoi(text);
+  if (program == "die while registering") return DieWhileRegistering(port);
   if (program == "stop while meeting") return StopWhileMeeting(port);
   if (program == "stop while connecting") {
     return LeaveWhileConnecting(0, port, SIGSTOP);
@@ -153,6 +166,15 @@ TEST(StartupTest, ARankThatDiesWhileRanksConnectIsNamed) {
               HasSubstr("DEADLINE_EXCEEDED: rank 0 is not connected with all "
                         "of the 2 ranks within the start-up timeout of 2s; no "
                         "sign of life from rank 1: ended, or stopped"));
+}
+
+TEST(StartupTest, ARankThatDiesBeforeItHasToldOfItselfIsNamed) {
+  const int port = FreePort();
+  Process rank0(InitArgs(0, Tcp(port)), Program("init"));
+  Process rank1({}, Program("die while registering", port));
+  EXPECT_EQ(End(rank0).err,
+            absl::StrCat("DEADLINE_EXCEEDED: rendezvous ", Tcp(port),
+                         ": rank 1 of 2 has not come within 2 s\n"));
 }
 
 TEST(StartupTest, AFileWithSomethingElseInIt) {
