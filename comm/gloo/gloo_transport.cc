@@ -7,7 +7,11 @@
 #include "absl/strings/string_view.h"
 #include "base/env.h"
 #include "base/sigpipe.h"
+#include "base/status.h"
 #include "base/torch_guard.h"
+#include "comm/gloo/gloo_peers.h"
+#include "comm/rendezvous/keyed_hash.h"
+#include "comm/rendezvous/sockets.h"
 
 // The only file that sees c10d's Gloo header. It never makes a GlooStore.
 #include "torch/csrc/distributed/c10d/ProcessGroupGloo.hpp"
@@ -17,6 +21,8 @@ namespace {
 
 // Waits are ended by our own monitor; Gloo's timeout must never come first.
 constexpr std::chrono::milliseconds kNever = std::chrono::hours(24 * 365);
+
+constexpr char kTokenKey[] = "token";
 
 // "call: [/pytorch/.../pair.cc:547] Connection closed by peer [10.0.0.1]:41"
 // without the place in the source.
@@ -54,22 +60,33 @@ struct GlooTransport::Message {
 GlooTransport::GlooTransport() = default;
 GlooTransport::~GlooTransport() = default;
 
+// Why nobody is let in later: Gloo goes on accepting, keeps each connection,
+// and ends the process when there are no descriptors left.
 absl::StatusOr<std::shared_ptr<GlooTransport>> GlooTransport::Connect(
     c10::intrusive_ptr<c10d::Store> store, const Options& options) {
   using Group = c10d::ProcessGroupGloo;
-  return CatchTorch("gloo", [&]() -> std::shared_ptr<GlooTransport> {
+  auto transport = std::shared_ptr<GlooTransport>(new GlooTransport);
+  std::string token;
+  TESSERA_RETURN_IF_ERROR(CatchTorch("gloo", [&] {
+    if (options.rank == 0) store->set(kTokenKey, RandomToken());
+    token = store->get_to_str(kTokenKey);
     const SigpipeBlock no_sigpipe;  // for Gloo's threads
     auto group_options = Group::Options::create(
         absl::ToChronoMilliseconds(options.connect_timeout));
     group_options->threads = 1;  // none of its queued collectives are used
-    group_options->devices.push_back(MakeDevice(options));
-    auto transport = std::shared_ptr<GlooTransport>(new GlooTransport);
+    const std::vector<int> listeners = ListenersOf(
+        [&] { group_options->devices.push_back(MakeDevice(options)); });
     transport->group_ = c10::make_intrusive<Group>(
         std::move(store), options.rank, options.world_size, group_options);
     transport->group_->setTimeout(kNever);
     transport->names_ = options.names;
-    return transport;
-  });
+    for (int fd : listeners) TakeNoMore(fd);
+  }));
+  const absl::Status proved =
+      ProvePeers(*transport, options.rank, options.world_size, token);
+  if (proved.ok()) return transport;
+  Abandon(transport, nullptr);
+  return proved;
 }
 
 std::shared_ptr<GlooTransport::Message> GlooTransport::Start(
@@ -113,7 +130,7 @@ absl::Status GlooTransport::Wait(Message& message) {
   }
   if (!status.ok()) {
     return absl::UnavailableError(absl::StrCat(
-        "rank ", names_.empty() ? message.peer : names_[message.peer],
+        "rank ", NameOf(message.peer),
         " has ended or cannot be reached (gloo: ", GlooWords(status.message()),
         ")"));
   }

@@ -45,10 +45,12 @@ class GlooTransport {
     std::vector<int> names;
   };
 
-  // Connects all ranks with all. On several hosts it listens at the interface
-  // that GLOO_SOCKET_IFNAME names, or at options.address, or where this host's
-  // name leads. COLLECTIVE, blocking. Returns Unavailable if
-  // the network or the store fails.
+  // Connects all ranks with all, has them prove that they are of this job
+  // (gloo_peers.h), and lets nobody in any more. On several hosts it listens at
+  // the interface that GLOO_SOCKET_IFNAME names, or at options.address, or
+  // where this host's name leads. COLLECTIVE, blocking. Returns Unavailable if
+  // the network or the store fails, PermissionDenied if somebody else has
+  // connected.
   static absl::StatusOr<std::shared_ptr<GlooTransport>> Connect(
       c10::intrusive_ptr<c10d::Store> store, const Options& options);
 
@@ -64,6 +66,8 @@ class GlooTransport {
   absl::Status Wait(Message& message);
 
   static int PeerOf(const Message& message);
+  // What `rank` of the group is called in messages.
+  int NameOf(int rank) const { return names_.empty() ? rank : names_[rank]; }
 
   // Makes every Wait under way and to come return. LOCAL.
   void Abort();

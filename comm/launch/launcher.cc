@@ -102,8 +102,7 @@ absl::Status Supervisor::Start() {
   for (int r = 0; r < options_.world_size; ++r) {
     SelfExecOptions child;
     child.argv = options_.argv;
-    child.env =
-        LocalRankEnvironment(r, options_.world_size, options_.store_port);
+    child.env = LocalRankEnvironment(r, options_.world_size, options_.meeting);
     child.fds = relay_.ChildFds(r);
     TESSERA_ASSIGN_OR_RETURN(pids_[r], SpawnSelf(child));
     relay_.Started(r);
@@ -209,16 +208,17 @@ absl::StatusOr<int> LaunchAndWait(const LaunchOptions& options) {
 }
 
 std::vector<std::pair<std::string, std::string>> LocalRankEnvironment(
-    int rank, int world_size, uint16_t store_port) {
-  return {
-      {"RANK", absl::StrCat(rank)},
-      {"WORLD_SIZE", absl::StrCat(world_size)},
-      {"LOCAL_RANK", absl::StrCat(rank)},
-      {"LOCAL_WORLD_SIZE", absl::StrCat(world_size)},
-      {"MASTER_ADDR", "127.0.0.1"},
-      {"MASTER_PORT", absl::StrCat(store_port)},
-      {kMark, absl::StrCat(getpid())},
-  };
+    int rank, int world_size,
+    std::vector<std::pair<std::string, std::string>> meeting) {
+  std::vector<std::pair<std::string, std::string>> env = std::move(meeting);
+  env.insert(env.end(), {
+                            {"RANK", absl::StrCat(rank)},
+                            {"WORLD_SIZE", absl::StrCat(world_size)},
+                            {"LOCAL_RANK", absl::StrCat(rank)},
+                            {"LOCAL_WORLD_SIZE", absl::StrCat(world_size)},
+                            {kMark, absl::StrCat(getpid())},
+                        });
+  return env;
 }
 
 bool IsLaunchedRank() {

@@ -19,7 +19,6 @@
 #ifndef COMM_LAUNCH_LAUNCHER_H_
 #define COMM_LAUNCH_LAUNCHER_H_
 
-#include <cstdint>
 #include <functional>
 #include <string>
 #include <utility>
@@ -48,8 +47,10 @@ struct LaunchOptions {
   int world_size = 1;
   PrefixOutput prefix_output = PrefixOutput::kAuto;
   std::vector<std::string> argv;
-  uint16_t store_port = 0;               // on 127.0.0.1, hosted by this process
-  absl::Duration end_grace = kEndGrace;  // from a failure to SIGTERM
+  // Where ranks meet, in a store that this process hosts: MASTER_ADDR and
+  // MASTER_PORT, and how they prove who they are.
+  std::vector<std::pair<std::string, std::string>> meeting;
+  absl::Duration end_grace = kEndGrace;    // from a failure to SIGTERM
   absl::Duration term_grace = kTermGrace;  // from that SIGTERM to SIGKILL
   // From the first signal that is passed on to SIGKILL; may be infinite.
   absl::Duration signal_grace = kSignalGrace;
@@ -65,9 +66,10 @@ struct LaunchOptions {
 absl::StatusOr<int> LaunchAndWait(const LaunchOptions& options);
 
 // The environment that tells a process that it is rank `rank` of `world_size`
-// local ranks, whose store this process hosts at 127.0.0.1:`store_port`.
+// local ranks. `meeting`: see LaunchOptions.
 std::vector<std::pair<std::string, std::string>> LocalRankEnvironment(
-    int rank, int world_size, uint16_t store_port);
+    int rank, int world_size,
+    std::vector<std::pair<std::string, std::string>> meeting);
 
 // True in a process started with LocalRankEnvironment by its parent. Takes the
 // private mark out of the environment, so that programs started from here are

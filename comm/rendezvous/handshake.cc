@@ -2,55 +2,84 @@
 // taken it, also if the port meanwhile belongs to another program. Only the
 // answer tells that a rank of this job is there, so that who connects tries the
 // next address otherwise.
-//
-// Why tokens are compared in constant time: else the time that a wrong one
-// takes would tell a stranger how many of its first bytes are right.
 #include "comm/rendezvous/handshake.h"
 
+#include <errno.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "base/status.h"
+#include "comm/rendezvous/job_secret.h"
+#include "comm/rendezvous/keyed_hash.h"
+#include "comm/rendezvous/peer_user.h"
 #include "comm/rendezvous/sockets.h"
 
 namespace tessera {
 namespace {
 
-constexpr int kAnswerMs = 5000;
+constexpr absl::string_view kMagic = "tessera2";
+constexpr size_t kNonceBytes = 16;
+constexpr size_t kHelloBytes = kMagic.size() + kNonceBytes + sizeof(int32_t);
+constexpr char kOk = 'k';  // both for the answer and to say that it has come
 
-bool Equal(absl::string_view a, absl::string_view b) {
-  if (a.size() != b.size()) return false;
-  unsigned char difference = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    difference |= static_cast<unsigned char>(a[i] ^ b[i]);
+// At each address. One that was busy, or turned this rank away in a crowd of
+// strangers, is asked again.
+constexpr absl::Duration kPatience = absl::Seconds(5);
+constexpr absl::Duration kPause = absl::Milliseconds(50);
+
+std::string Proof(absl::string_view key, absl::string_view who,
+                  absl::string_view theirs, absl::string_view ours,
+                  int32_t rank) {
+  return KeyedHash(key, {who, theirs, ours, absl::StrCat(rank)});
+}
+
+absl::Status SendAll(int fd, absl::string_view bytes) {
+  if (send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL) ==
+      static_cast<ssize_t>(bytes.size())) {
+    return absl::OkStatus();
   }
-  return difference == 0;
+  return absl::UnavailableError("the connection was closed");
 }
 
-std::string Hello(const std::string& token, int32_t rank) {
-  return absl::StrCat(
-      token,
-      absl::string_view(reinterpret_cast<const char*>(&rank), sizeof(rank)));
+absl::StatusOr<std::string> Receive(int fd, size_t count, absl::Time deadline) {
+  std::string bytes(count, 0);
+  size_t have = 0;
+  while (have < count) {
+    const int64_t left_ms = absl::ToInt64Milliseconds(deadline - absl::Now());
+    if (left_ms <= 0 ||
+        !WaitForSocket(fd, POLLIN,
+                       static_cast<int>(std::min<int64_t>(left_ms, 1 << 30)))) {
+      return absl::DeadlineExceededError("no answer");
+    }
+    const ssize_t got = recv(fd, &bytes[have], count - have, MSG_DONTWAIT);
+    if (got > 0) {
+      have += got;
+    } else if (got == 0 || (errno != EAGAIN && errno != EINTR)) {
+      return absl::UnavailableError("the connection was closed");
+    }
+  }
+  return bytes;
 }
 
-// Both for the answer and to say that it has come.
-constexpr char kOk = 'k';
-
-bool SayOk(int fd) {
-  return send(fd, &kOk, 1, MSG_NOSIGNAL | MSG_DONTWAIT) == 1;
-}
-
-bool SayHello(int fd, const std::string& hello) {
-  char answer = 0;
-  return send(fd, hello.data(), hello.size(), MSG_NOSIGNAL) ==
-             static_cast<ssize_t>(hello.size()) &&
-         WaitForSocket(fd, POLLIN, kAnswerMs) && recv(fd, &answer, 1, 0) == 1 &&
-         answer == kOk && SayOk(fd);
+int ConnectOnce(int rank, const std::string& address, const std::string& port,
+                absl::string_view key, absl::Time deadline,
+                absl::Status* status) {
+  const int fd = ConnectTo(address, port);
+  *status = absl::DeadlineExceededError("");
+  if (fd < 0) return -1;
+  KeepAlive(fd);
+  *status = Introduce(fd, key, rank, deadline);
+  if (status->ok()) return fd;
+  close(fd);
+  return -1;
 }
 
 }  // namespace
@@ -58,12 +87,10 @@ bool SayHello(int fd, const std::string& hello) {
 // "<token> <port> <network> <address>...".
 Listener Listen(bool loopback, int backlog, const std::string& network) {
   Listener listener;
-  listener.token = RandomToken();
   uint16_t port = 0;
-  if (!listener.token.empty()) {
-    listener.fd = OpenListener(loopback, backlog, &port);
-  }
+  listener.fd = OpenListener(loopback, backlog, &port);
   if (listener.fd >= 0) {
+    listener.token = RandomToken();
     listener.where =
         absl::StrCat(listener.token, " ", port, " ", network, " ",
                      loopback ? "" : absl::StrJoin(Addresses(), " "));
@@ -85,41 +112,110 @@ Endpoint ParseEndpoint(const std::string& where, const std::string& network) {
   return endpoint;
 }
 
-int ConnectAs(int rank, const Endpoint& endpoint) {
+std::string EndpointKey(absl::string_view purpose, const std::string& token) {
+  return JobKey(purpose, token);
+}
+
+int ConnectAs(int rank, const Endpoint& endpoint, absl::string_view purpose) {
+  const std::string key = EndpointKey(purpose, endpoint.token);
   for (const std::string& address : endpoint.addresses) {
-    const int fd = ConnectTo(address, endpoint.port);
-    if (fd < 0) continue;
-    KeepAlive(fd);
-    if (SayHello(fd, Hello(endpoint.token, rank))) return fd;
-    close(fd);
+    const absl::Time deadline = absl::Now() + kPatience;
+    while (true) {
+      absl::Status status;
+      const int fd =
+          ConnectOnce(rank, address, endpoint.port, key, deadline, &status);
+      if (fd >= 0) return fd;
+      if (!absl::IsUnavailable(status) || absl::Now() >= deadline) break;
+      absl::SleepFor(kPause);
+    }
   }
   return -1;
 }
 
-int RankOfHello(absl::string_view hello, absl::string_view token, int own,
-                int world_size) {
-  if (hello.size() != kHelloBytes || token.size() != kTokenBytes) return -1;
-  int32_t rank = 0;
-  memcpy(&rank, hello.data() + kTokenBytes, sizeof(rank));
-  const bool known = Equal(hello.substr(0, kTokenBytes), token);
-  return known && rank >= 0 && rank < world_size && rank != own ? rank : -1;
+absl::Status Introduce(int fd, absl::string_view key, int rank,
+                       absl::Time deadline) {
+  const int32_t number = rank;
+  const std::string ours = RandomBytes(kNonceBytes);
+  TESSERA_RETURN_IF_ERROR(SendAll(
+      fd, absl::StrCat(kMagic, ours,
+                       absl::string_view(reinterpret_cast<const char*>(&number),
+                                         sizeof(number)))));
+  TESSERA_ASSIGN_OR_RETURN(const std::string answer,
+                           Receive(fd, kNonceBytes + kHashBytes, deadline));
+  const absl::string_view theirs =
+      absl::string_view(answer).substr(0, kNonceBytes);
+  if (!SameHash(answer.substr(kNonceBytes),
+                Proof(key, "listens", ours, theirs, number))) {
+    return absl::PermissionDeniedError(
+        "who listens there is not of this job, or was given another secret");
+  }
+  // Not before the answer: until then the kernel takes it for root's.
+  if (OfAnotherUser(fd)) {
+    return absl::PermissionDeniedError(
+        "who listens there is another user's process");
+  }
+  TESSERA_RETURN_IF_ERROR(
+      SendAll(fd, Proof(key, "connects", ours, theirs, number)));
+  TESSERA_ASSIGN_OR_RETURN(const std::string ok, Receive(fd, 1, deadline));
+  if (ok[0] != kOk) {
+    return absl::PermissionDeniedError("who listens there is not of this job");
+  }
+  return SendAll(fd, absl::string_view(&kOk, 1));
 }
 
-bool Greet(int fd, absl::string_view token, int own, int world_size,
-           std::string* in, Greeting* greeting) {
-  if (greeting->rank < 0) {
-    if (in->size() < kHelloBytes) return true;
-    const absl::string_view hello(in->data(), kHelloBytes);
-    greeting->rank = RankOfHello(hello, token, own, world_size);
-    if (greeting->rank < 0 || !SayOk(fd)) return false;
-    in->erase(0, kHelloBytes);
+size_t Greeting::wanted() const {
+  switch (stage_) {
+    case kHello:
+      return kHelloBytes - in_.size();
+    case kAnswered:
+      return kHashBytes - in_.size();
+    case kProven:
+      return 1 - in_.size();
+    case kThere:
+      break;
   }
-  if (!greeting->confirmed && !in->empty()) {
-    if (in->front() != kOk) return false;
-    in->erase(0, 1);
-    greeting->confirmed = true;
+  return 0;
+}
+
+bool Greeting::Take(absl::string_view bytes, std::string* answer) {
+  if (bytes.empty()) return true;
+  if (bytes.size() > wanted()) return false;
+  in_.append(bytes.data(), bytes.size());
+  if (wanted() > 0) return true;
+  const bool right = Understand(answer);
+  in_.clear();
+  return right;
+}
+
+// A whole message of its stage.
+bool Greeting::Understand(std::string* answer) {
+  switch (stage_) {
+    case kHello:
+      theirs_ = in_.substr(kMagic.size(), kNonceBytes);
+      memcpy(&rank_, in_.data() + kMagic.size() + kNonceBytes, sizeof(rank_));
+      if (absl::string_view(in_).substr(0, kMagic.size()) != kMagic ||
+          rank_ < 0 || rank_ >= world_size_ || rank_ == own_) {
+        return false;
+      }
+      ours_ = RandomBytes(kNonceBytes);
+      absl::StrAppend(answer, ours_,
+                      Proof(key_, "listens", theirs_, ours_, rank_));
+      stage_ = kAnswered;
+      return true;
+    case kAnswered:
+      if (!SameHash(in_, Proof(key_, "connects", theirs_, ours_, rank_))) {
+        return false;
+      }
+      answer->push_back(kOk);
+      stage_ = kProven;
+      return true;
+    case kProven:
+      stage_ = kThere;
+      return in_[0] == kOk;
+    case kThere:
+      break;
   }
-  return true;
+  return false;
 }
 
 }  // namespace tessera

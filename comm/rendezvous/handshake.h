@@ -1,20 +1,24 @@
-// Handshake: how a rank finds another rank that listens, and shows that it is
-// of the same job.
+// Handshake: how a rank finds another process of its job that listens, and how
+// each of them proves to the other that it is of this job.
 //
 //   who listens    Listen() ---- where, through the store or a collective ---.
 //                                                                            v
-//   who connects   <token, 32 bytes> <rank, 4 bytes, little-endian> --->
+//   who connects   "tessera2" <nonce a, 16 bytes> <rank, 4 bytes> --->
+//                  <--- <nonce b, 16> <hash of key, "listens", a, b, rank, 32>
+//                  <hash of key, "connects", a, b, rank, 32> --->
 //                  <--- 'k'
 //                  'k' --->
 //
+// The key comes from the job's secret (comm/rendezvous/job_secret.h) and what
+// the one that listens has told its ranks. It is never sent, and a conversation
+// that somebody has listened to is of no use in another. What follows is
+// neither encrypted nor signed.
+//
 // Who connects gives up after some seconds; the one that listens, if it was
 // busy meanwhile, finds a hello that nobody stands behind any more. So a rank
-// is there only once it has taken the answer, and said so.
+// is there only once it has taken the last answer, and said so.
 //
-// Anybody who can reach the port can connect, but only ranks of the job were
-// told the token: others are turned away before anything they sent is used.
-//
-// Threads: all calls may come from any thread.
+// Integers are little-endian. Threads: all calls may come from any thread.
 #ifndef COMM_RENDEZVOUS_HANDSHAKE_H_
 #define COMM_RENDEZVOUS_HANDSHAKE_H_
 
@@ -23,17 +27,17 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 
 namespace tessera {
-
-inline constexpr size_t kTokenBytes = 32;  // of RandomToken
-inline constexpr size_t kHelloBytes = kTokenBytes + sizeof(int32_t);
 
 // Where this rank listens. `fd` is the caller's; -1 if it cannot listen.
 struct Listener {
   int fd = -1;
-  std::string token;
+  std::string token;  // for JobKey; "" if it cannot listen
   // For those that shall connect, in one line; "" if it cannot listen.
   std::string where;
 };
@@ -52,26 +56,50 @@ struct Endpoint {
 // For a rank in `network`, see Listen.
 Endpoint ParseEndpoint(const std::string& where, const std::string& network);
 
+// The key of those that connect to who has told `token`. `purpose`: what for.
+std::string EndpointKey(absl::string_view purpose, const std::string& token);
+
 // A connected, non-blocking socket whose other end has let `rank` in, or -1.
 // Takes seconds at most for each address.
-int ConnectAs(int rank, const Endpoint& endpoint);
+int ConnectAs(int rank, const Endpoint& endpoint, absl::string_view purpose);
 
-// For who listens: the rank that `hello`, of kHelloBytes, comes from; -1 if its
-// token is not `token`, or it cannot be another rank than `own` of
-// `world_size`.
-int RankOfHello(absl::string_view hello, absl::string_view token, int own,
-                int world_size);
+// For who connects: over `fd`, connected. Returns
+//   PermissionDenied  the other end does not know the key
+//   Unavailable       it has closed the connection
+//   DeadlineExceeded  it says nothing
+absl::Status Introduce(int fd, absl::string_view key, int rank,
+                       absl::Time deadline);
 
-// How far who listens is with one connection.
-struct Greeting {
-  int rank = -1;           // after its hello
-  bool confirmed = false;  // it is there
+// For who listens: one connection's way through the handshake. Pure.
+class Greeting {
+ public:
+  // `key` outlives this. Lets in ranks 0 to `world_size` - 1 except `own`.
+  Greeting(absl::string_view key, int own, int world_size)
+      : key_(key), own_(own), world_size_(world_size) {}
+
+  // How many bytes come next; 0 once it is through. What follows is not the
+  // handshake's.
+  size_t wanted() const;
+  // Takes some of them, `wanted` at most, and adds what is to be sent to
+  // `*answer`. False: it is to be turned away.
+  bool Take(absl::string_view bytes, std::string* answer);
+
+  // It has proved that it knows the key.
+  bool proven() const { return stage_ == kProven || stage_ == kThere; }
+  // It is there, as `rank`.
+  bool there() const { return stage_ == kThere; }
+  int rank() const { return rank_; }
+
+ private:
+  enum Stage { kHello, kAnswered, kProven, kThere };
+  bool Understand(std::string* answer);
+
+  absl::string_view key_;
+  int own_, world_size_;
+  Stage stage_ = kHello;
+  int32_t rank_ = -1;
+  std::string in_, theirs_, ours_;
 };
-// For who listens: takes what is there of the handshake from the front of `in`,
-// all that has come over `fd` and was not taken, and answers. False: it is to
-// be turned away.
-bool Greet(int fd, absl::string_view token, int own, int world_size,
-           std::string* in, Greeting* greeting);
 
 }  // namespace tessera
 #endif  // COMM_RENDEZVOUS_HANDSHAKE_H_

@@ -1,16 +1,20 @@
-// Who is let in by a rank that listens.
+// Who is let in by a process that listens, and whom a rank believes.
 #include "comm/rendezvous/handshake.h"
 
-#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <cstring>
+#include <functional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "comm/rendezvous/keyed_hash.h"
+#include "comm/rendezvous/reception.h"
 #include "comm/rendezvous/sockets.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -19,108 +23,213 @@ namespace tessera {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-std::string HelloOf(const std::string& token, int32_t rank) {
-  std::string hello = token;
-  hello.append(reinterpret_cast<const char*>(&rank), sizeof(rank));
-  return hello;
-}
+constexpr absl::Duration kEnough = absl::Seconds(20);
+constexpr char kKey[] = "the key of this job";
 
-TEST(HandshakeTest, RanksWithTheTokenAreKnown) {
-  const std::string token = RandomToken();
-  ASSERT_EQ(token.size(), kTokenBytes);
-  const auto rank_of = [&](const std::string& hello) {
-    return RankOfHello(hello, token, /*own=*/1, /*world_size=*/4);
-  };
-  EXPECT_EQ(rank_of(HelloOf(token, 0)), 0);
-  EXPECT_EQ(rank_of(HelloOf(token, 3)), 3);
-  for (int32_t none : {-1, 1, 4, 1 << 30}) {
-    EXPECT_EQ(rank_of(HelloOf(token, none)), -1) << none;
+// What both ends have sent, in turns.
+struct Conversation {
+  std::vector<std::string> connecting, listening;
+};
+
+class HandshakeTest : public testing::Test {
+ protected:
+  HandshakeTest() { EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, fds_), 0); }
+  ~HandshakeTest() override {
+    for (int fd : fds_) {
+      if (fd >= 0) close(fd);
+    }
   }
-  for (size_t i = 0; i < kTokenBytes; ++i) {
-    std::string other = token;
-    other[i] ^= 1;
-    EXPECT_EQ(rank_of(HelloOf(other, 3)), -1) << i;
+
+  // Introduces `rank` at one end; the other end's bytes go through `greeting`
+  // one by one, and what it answers through `change`.
+  absl::Status Meet(
+      int rank, absl::string_view key, Greeting* greeting,
+      const std::function<void(std::string*)>& change = [](std::string*) {},
+      absl::Duration patience = kEnough) {
+    absl::Status status;
+    std::thread connects([&] {
+      status = Introduce(fds_[0], key, rank, absl::Now() + patience);
+      shutdown(fds_[0], SHUT_WR);
+    });
+    char byte = 0;
+    while (recv(fds_[1], &byte, 1, 0) == 1) {
+      Note(&talk_.connecting, {&byte, 1});
+      std::string answer;
+      if (!greeting->Take({&byte, 1}, &answer)) break;
+      change(&answer);
+      if (!answer.empty()) {
+        talk_.listening.push_back(answer);
+        talk_.connecting.emplace_back();
+      }
+      if (send(fds_[1], answer.data(), answer.size(), MSG_NOSIGNAL) < 0) break;
+    }
+    shutdown(fds_[1], SHUT_RDWR);
+    connects.join();
+    return status;
   }
-  EXPECT_EQ(rank_of(""), -1);
-  EXPECT_EQ(rank_of(HelloOf(token, 3).substr(1)), -1);
-  // A rank that could not make a token lets nobody in.
-  EXPECT_EQ(RankOfHello(HelloOf(std::string(kTokenBytes, 0), 3), "", 1, 4), -1);
+
+  static void Note(std::vector<std::string>* said, absl::string_view bytes) {
+    if (said->empty()) said->emplace_back();
+    absl::StrAppend(&said->back(), bytes);
+  }
+
+  Conversation talk_;
+  int fds_[2] = {-1, -1};
+};
+
+TEST_F(HandshakeTest, RanksThatKnowTheKeyAreLetIn) {
+  Greeting greeting(kKey, /*own=*/1, /*world_size=*/4);
+  EXPECT_TRUE(Meet(3, kKey, &greeting).ok());
+  EXPECT_TRUE(greeting.there());
+  EXPECT_EQ(greeting.rank(), 3);
+  EXPECT_EQ(greeting.wanted(), 0u);
+  EXPECT_THAT(talk_.connecting, testing::SizeIs(3));
+  for (const auto& part : {talk_.connecting, talk_.listening}) {
+    for (const std::string& bytes : part) {
+      EXPECT_THAT(bytes, testing::Not(HasSubstr(kKey))) << "it was sent";
+    }
+  }
 }
 
-// Takes one connection, reads its hello, and does with it what `answer` does.
-template <typename Answer>
-int ConnectTo(const Listener& listener, const Endpoint& endpoint,
-              const Answer& answer) {
-  std::thread accepts([&] {
-    const int fd = accept(listener.fd, nullptr, nullptr);
-    char hello[kHelloBytes];
-    ASSERT_EQ(recv(fd, hello, sizeof(hello), MSG_WAITALL),
-              static_cast<ssize_t>(kHelloBytes));
-    answer(fd, absl::string_view(hello, sizeof(hello)));
-    close(fd);
-  });
-  const int fd = ConnectAs(2, endpoint);
-  accepts.join();
-  return fd;
+TEST_F(HandshakeTest, OthersAreNot) {
+  Greeting greeting(kKey, 1, 4);
+  EXPECT_EQ(Meet(3, "another key", &greeting).code(),
+            absl::StatusCode::kPermissionDenied)
+      << "the one that listens does not know this job";
+  EXPECT_FALSE(greeting.proven());
+  for (int rank : {-1, 1, 4, 1 << 30}) {
+    Greeting other(kKey, 1, 4);
+    int fds[2];
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+    std::thread gives_up([&] {
+      EXPECT_FALSE(Introduce(fds[0], kKey, rank, absl::Now() + kEnough).ok());
+    });
+    std::string hello(other.wanted(), 0), answer;
+    EXPECT_EQ(recv(fds[1], &hello[0], hello.size(), MSG_WAITALL),
+              static_cast<ssize_t>(hello.size()));
+    EXPECT_FALSE(other.Take(hello, &answer)) << rank;
+    EXPECT_THAT(answer, IsEmpty());
+    close(fds[1]);
+    gives_up.join();
+    close(fds[0]);
+  }
 }
 
-TEST(HandshakeTest, ConnectsOnlyWhereItIsAnswered) {
+// Somebody who does not know the key, and answers as one who does.
+TEST_F(HandshakeTest, WhoListensMustKnowTheKeyToo) {
+  Greeting impostor("another key", 0, 4);
+  EXPECT_EQ(Meet(3, kKey, &impostor).code(),
+            absl::StatusCode::kPermissionDenied);
+  EXPECT_THAT(talk_.connecting, ElementsAre(testing::SizeIs(28), IsEmpty()))
+      << "it has got more than a hello";
+}
+
+TEST_F(HandshakeTest, AChangedBitIsNoticed) {
+  for (size_t at : {0u, 15u, 16u, 47u}) {
+    SCOPED_TRACE(at);
+    int fds[2] = {fds_[0], fds_[1]};
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, fds_), 0);
+    for (int fd : fds) close(fd);
+    Greeting greeting(kKey, 0, 4);
+    EXPECT_EQ(Meet(3, kKey, &greeting,
+                   [&](std::string* answer) {
+                     if (answer->size() > at) (*answer)[at] ^= 1;
+                   })
+                  .code(),
+              absl::StatusCode::kPermissionDenied);
+    EXPECT_FALSE(greeting.proven());
+  }
+}
+
+// What somebody has heard of a conversation is of no use in another.
+TEST_F(HandshakeTest, ARepeatedConversationIsTurnedAway) {
+  Greeting greeting(kKey, 0, 4);
+  ASSERT_TRUE(Meet(3, kKey, &greeting).ok());
+  Greeting again(kKey, 0, 4);
+  std::string answer;
+  EXPECT_TRUE(again.Take(talk_.connecting[0], &answer));
+  EXPECT_NE(answer, talk_.listening[0]);
+  EXPECT_FALSE(again.Take(talk_.connecting[1], &answer));
+  EXPECT_FALSE(again.proven());
+  // Nor what this end itself says.
+  Greeting mirror(kKey, 0, 4);
+  answer.clear();
+  EXPECT_TRUE(mirror.Take(talk_.connecting[0], &answer));
+  EXPECT_FALSE(mirror.Take(answer.substr(answer.size() - 32), &answer));
+}
+
+TEST_F(HandshakeTest, ItWantsNoByteTooMany) {
+  Greeting greeting(kKey, 0, 4);
+  std::string answer;
+  EXPECT_FALSE(greeting.Take(std::string(greeting.wanted() + 1, 'x'), &answer));
+}
+
+// One that gave up waiting for the last answer is nobody.
+TEST_F(HandshakeTest, WhoHasNotTakenTheLastAnswerIsNotThere) {
+  Greeting greeting(kKey, 0, 4);
+  EXPECT_EQ(Meet(
+                3, kKey, &greeting,
+                [](std::string* answer) {
+                  if (answer->size() == 1) answer->clear();
+                },
+                absl::Milliseconds(200))
+                .code(),
+            absl::StatusCode::kDeadlineExceeded);
+  EXPECT_TRUE(greeting.proven());
+  EXPECT_FALSE(greeting.there());
+}
+
+TEST(EndpointTest, ConnectsOnlyWhereItIsLetIn) {
   const Listener listener = Listen(/*loopback=*/true, 4, "here");
   ASSERT_GE(listener.fd, 0);
   const Endpoint endpoint = ParseEndpoint(listener.where, "here");
-  Greeting greeting;
-  const int let_in =
-      ConnectTo(listener, endpoint, [&](int fd, absl::string_view hello) {
-        std::string in(hello);
-        EXPECT_TRUE(Greet(fd, listener.token, 0, 3, &in, &greeting));
-        EXPECT_FALSE(greeting.confirmed) << "it has not got the answer yet";
-        in.resize(1);
-        EXPECT_EQ(recv(fd, &in[0], 1, MSG_WAITALL), 1);
-        EXPECT_TRUE(Greet(fd, listener.token, 0, 3, &in, &greeting));
-      });
-  EXPECT_GE(let_in, 0);
-  EXPECT_EQ(greeting.rank, 2);
-  EXPECT_TRUE(greeting.confirmed);
-  close(let_in);
-  EXPECT_EQ(ConnectTo(listener, endpoint, [](int, absl::string_view) {}), -1);
-  EXPECT_EQ(ConnectTo(listener, endpoint,
-                      [](int fd, absl::string_view) { send(fd, "x", 1, 0); }),
-            -1);
-  close(listener.fd);
-  EXPECT_EQ(ConnectAs(2, endpoint), -1);
-}
-
-TEST(HandshakeTest, ItMayComeInPiecesOrWithWhatFollows) {
-  int fds[2];
-  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
-  const std::string token = RandomToken();
-  const std::string all = HelloOf(token, 2) + "kwhat follows";
-  for (size_t first = 0; first <= all.size(); ++first) {
-    std::string in = all.substr(0, first);
-    Greeting greeting;
-    ASSERT_TRUE(Greet(fds[0], token, 0, 3, &in, &greeting));
-    EXPECT_EQ(greeting.rank, first < kHelloBytes ? -1 : 2);
-    EXPECT_EQ(greeting.confirmed, first > kHelloBytes);
-    in += all.substr(first);
-    ASSERT_TRUE(Greet(fds[0], token, 0, 3, &in, &greeting));
-    EXPECT_TRUE(greeting.confirmed);
-    EXPECT_EQ(in, "what follows");
+  EXPECT_EQ(endpoint.token, listener.token);
+  Reception::Options options;
+  options.key = EndpointKey("test", listener.token);
+  options.world_size = options.at_once = 3;
+  int connected = -1;
+  for (const char* purpose : {"test", "another"}) {
+    Reception reception(listener.fd, options);
+    bool done = false;
+    std::vector<Guest> guests;
+    std::thread connects([&] { connected = ConnectAs(2, endpoint, purpose); });
+    const bool right = std::string(purpose) == "test";
+    const absl::Time deadline = absl::Now() + kEnough;
+    while (!done && absl::Now() < deadline) {
+      std::vector<pollfd> fds;
+      reception.AddTo(&fds);
+      poll(fds.data(), fds.size(), 20);
+      const bool more = fds.size() > 1;
+      for (const Guest& guest : reception.Look(fds.data())) {
+        guests.push_back(guest);
+      }
+      fds.clear();
+      reception.AddTo(&fds);
+      // The other has come, and gone again.
+      done = right ? !guests.empty() : more && fds.size() == 1;
+    }
+    connects.join();
+    EXPECT_TRUE(done);
+    EXPECT_EQ(connected >= 0, right);
+    ASSERT_EQ(guests.size(), right ? 1u : 0u);
+    if (right) {
+      EXPECT_EQ(guests[0].rank, 2);
+      close(guests[0].fd);
+      close(connected);
+    }
   }
-  std::string other = HelloOf(token, 2) + "x";
-  Greeting greeting;
-  EXPECT_FALSE(Greet(fds[0], token, 0, 3, &other, &greeting));
-  EXPECT_FALSE(greeting.confirmed);
-  close(fds[0]);
-  close(fds[1]);
+  close(listener.fd);
+  EXPECT_EQ(ConnectAs(2, endpoint, "test"), -1);
 }
 
-TEST(HandshakeTest, EndpointsSayWhereToTry) {
-  const std::string where = absl::StrCat(std::string(kTokenBytes, 'a'),
-                                         " 4711 here 10.0.0.7 fd00::1");
+TEST(EndpointTest, SaysWhereToTry) {
+  const std::string token = RandomToken();
+  const std::string where = absl::StrCat(token, " 4711 here 10.0.0.7 fd00::1");
   const Endpoint there = ParseEndpoint(where, "there");
-  EXPECT_EQ(there.token, std::string(kTokenBytes, 'a'));
+  EXPECT_EQ(there.token, token);
   EXPECT_EQ(there.port, "4711");
   EXPECT_THAT(there.addresses, ElementsAre("10.0.0.7", "fd00::1"));
   EXPECT_THAT(ParseEndpoint(where, "here").addresses,

@@ -3,15 +3,13 @@
 // each rank is counted and named, a job whose ranks disagree on its size is
 // refused, and what each tells of its host decides which transport is taken.
 //
-// Why ranks meet on a thread that can be left to itself: libtorch's stores wait
-// for ever for a host that is stopped, and a file that holds something else is
-// read again and again.
+// Why ranks meet on a thread that can be left to itself: a name service may not
+// answer, libtorch's stores wait for ever for a host that is stopped, and a
+// file that holds something else is read again and again.
 #include "comm/rendezvous/rendezvous.h"
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
-#include <cstring>
 #include <memory>
 #include <utility>
 
@@ -22,24 +20,22 @@
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "base/env.h"
-#include "base/sigpipe.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "c10/util/Logging.h"
 #include "comm/rendezvous/abandonable.h"
+#include "comm/rendezvous/job_secret.h"
 #include "comm/rendezvous/local_address.h"
-#include "comm/rendezvous/sockets.h"
 #include "comm/rendezvous/start_watch.h"
+#include "comm/rendezvous/store_client.h"
 #include "comm/rendezvous/store_file.h"
+#include "comm/rendezvous/store_server.h"
 #include "torch/csrc/distributed/c10d/FileStore.hpp"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 #include "torch/csrc/distributed/c10d/TCPStore.hpp"
 
 namespace tessera {
 namespace {
-
-// Of ranks that connect at once.
-constexpr int kBacklog = 1024;
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
@@ -53,6 +49,10 @@ constexpr absl::Duration kPoll = absl::Milliseconds(5);
 constexpr absl::Duration kMaxPoll = absl::Milliseconds(100);
 // Long enough for a rank that polls.
 constexpr absl::Duration kFarewell = absl::Milliseconds(300);
+// After the deadline: for what was tried at the last moment.
+constexpr absl::Duration kLastTry = absl::Milliseconds(100);
+// The launcher's way to the store that it hosts itself.
+constexpr absl::Duration kOwnStore = absl::Seconds(30);
 // After the deadline: to ask who is missing, and to tell the others.
 constexpr absl::Duration kLastWords = absl::Seconds(1);
 
@@ -79,14 +79,40 @@ std::string Missing(const std::vector<int>& ranks, int world_size) {
                       ranks.size() == 1 ? " has" : " have");
 }
 
-StorePtr OpenTcp(const RendezvousPlace& place, bool host, absl::Time deadline) {
+// The one that torchrun's agent hosts.
+StorePtr OpenTcpStore(const RendezvousPlace& place, absl::Time deadline) {
   c10d::TCPStoreOptions options;
   options.port = place.port;
-  options.isServer = host;
   options.waitWorkers = false;
   options.timeout = absl::ToChronoMilliseconds(
       std::max(deadline - absl::Now(), absl::Milliseconds(1)));
   return c10::make_intrusive<c10d::TCPStore>(place.host, options);
+}
+
+bool IsLoopbackName(const std::string& host) {
+  return host == "localhost" || absl::StartsWith(host, "127.");
+}
+
+// The job's own, which this rank hosts if it is the one.
+absl::StatusOr<StorePtr> OpenStore(const RendezvousPlace& place, int rank,
+                                   int world_size, absl::Time deadline) {
+  if (place.is_tcp_store) {
+    return CatchTorch("store", [&] { return OpenTcpStore(place, deadline); });
+  }
+  StoreClientOptions client;
+  client.host = place.host;
+  client.port = place.port;
+  client.key = JobKey(kStorePurpose, place.key_prefix);
+  client.rank = rank;
+  if (IsStoreHost(place, rank)) {
+    StoreServer::Options server;
+    server.loopback = IsLoopbackName(place.host);
+    server.port = place.port;
+    server.world_size = world_size;
+    server.key = client.key;
+    TESSERA_ASSIGN_OR_RETURN(client.server, StoreServer::Start(server));
+  }
+  return ConnectStore(client, deadline);
 }
 
 class Meeter {
@@ -167,53 +193,61 @@ absl::Status Meeter::Open() {
           c10::make_intrusive<c10d::FileStore>(place_.path, world_size_));
     });
   }
-  // Whoever listens at that port may never answer, so not on this thread.
+  // Nobody may answer, the name service neither, so not on this thread.
   auto opened = std::make_shared<StorePtr>();
-  auto work = [opened, place = place_, host = Hosting(),
+  auto work = [opened, place = place_, rank = rank_, world_size = world_size_,
                deadline = deadline_]() -> absl::Status {
-    return CatchTorch("store",
-                      [&] { *opened = OpenTcp(place, host, deadline); });
+    TESSERA_ASSIGN_OR_RETURN(*opened,
+                             OpenStore(place, rank, world_size, deadline));
+    return absl::OkStatus();
   };
   auto stop = [&]() -> absl::Status {
-    if (absl::Now() < deadline_) return absl::OkStatus();
-    return absl::DeadlineExceededError(
-        absl::StrCat("no success within ", Seconds(allowed_)));
+    if (absl::Now() < deadline_ + kLastTry) return absl::OkStatus();
+    return absl::DeadlineExceededError("no answer");
   };
   absl::Status status = RunAbandonable(work, stop);
   if (!status.ok()) return OpenError(status);
+  // Longer than GiveUp waits, which says more.
+  (*opened)->setTimeout(absl::ToChronoMilliseconds(allowed_ + 2 * kLastWords));
   store_ = c10::make_intrusive<c10d::PrefixStore>(place_.key_prefix, *opened);
   return absl::OkStatus();
 }
 
 absl::Status Meeter::OpenError(const absl::Status& status) const {
-  if (AddressToward(place_.host).empty()) {
+  if (absl::IsNotFound(status) || AddressToward(place_.host).empty()) {
     return Describe(
         absl::StatusCode::kUnavailable, place_,
         absl::StrCat("this host does not know '", place_.host,
                      "', or has no route to it; give rank 0's host as "
                      "MASTER_ADDR or --rendezvous"));
   }
+  if (absl::IsAlreadyExists(status)) {
+    return Describe(absl::StatusCode::kUnavailable, place_,
+                    absl::StrCat("port ", place_.port,
+                                 " is in use (rank 0 cannot listen)"));
+  }
+  if (absl::IsPermissionDenied(status)) {
+    return Describe(status.code(), place_,
+                    absl::StrCat(status.message(), "; give all ranks the same ",
+                                 kJobSecretVariable,
+                                 " and job, and other jobs another "
+                                 "port"));
+  }
+  if (Hosting() && !IsThisHost(place_.host)) {
+    return Describe(
+        absl::StatusCode::kUnavailable, place_,
+        absl::StrCat("rank 0 listens where it runs, and '", place_.host,
+                     "' does not lead to that host; give all ranks rank 0's "
+                     "host as MASTER_ADDR or --rendezvous, or start rank 0 "
+                     "there"));
+  }
   if (Hosting()) {
-    if (absl::StrContains(status.message(), "EADDRINUSE") ||
-        absl::StrContains(status.message(), "ddress already in use")) {
-      return Describe(absl::StatusCode::kUnavailable, place_,
-                      absl::StrCat("port ", place_.port,
-                                   " is in use (rank 0 cannot listen)"));
-    }
-    if (!IsThisHost(place_.host)) {
-      return Describe(
-          absl::StatusCode::kUnavailable, place_,
-          absl::StrCat("rank 0 listens where it runs, and '", place_.host,
-                       "' does not lead to that host; give all ranks rank 0's "
-                       "host as MASTER_ADDR or --rendezvous, or start rank 0 "
-                       "there"));
-    }
     return Describe(absl::StatusCode::kUnavailable, place_,
                     absl::StrCat("rank 0 cannot listen: ", status.message()));
   }
   const std::string host =
       place_.hosted_by_launcher ? "the launcher" : "rank 0";
-  if (absl::Now() + absl::Milliseconds(50) < deadline_) {
+  if (!absl::IsDeadlineExceeded(status)) {
     return Describe(
         absl::StatusCode::kUnavailable, place_,
         absl::StrCat("cannot reach ", host, ": ", status.message()));
@@ -335,25 +369,34 @@ void MuteTorch(bool mute) {
   if (!told) FLAGS_caffe2_log_level = mute ? kLogFatal : kLogError;
 }
 
-absl::StatusOr<HostedStore> HostedStore::Start() {
-  return CatchTorch("the launcher's store", [] {
-    const SigpipeBlock no_sigpipe;  // for the store's thread
-    // A socket of our own, since the store's would listen on all interfaces;
-    // and it would take a local rank for an IPv6 host, whose name it asks of
-    // the name service (5 s for each rank where that does not answer).
-    c10d::TCPStoreOptions options;
-    const int fd = OpenListener(/*loopback=*/true, kBacklog, &options.port);
-    TORCH_CHECK(fd >= 0, "cannot listen on the loopback: ", strerror(errno));
-    options.masterListenFd = fd;  // takes it
-    options.isServer = true;
-    options.waitWorkers = false;
-    auto store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
-    HostedStore result;
-    result.port_ = store->getPort();
-    result.store_ =
-        c10::make_intrusive<c10d::PrefixStore>(kPrefix, std::move(store));
-    return result;
-  });
+absl::StatusOr<HostedStore> HostedStore::Start(int world_size) {
+  HostedStore result;
+  result.secret_ = NewJobSecret();
+  StoreServer::Options server;
+  server.loopback = true;
+  server.world_size = world_size;
+  server.key = KeyOfSecret(result.secret_, kStorePurpose, kPrefix);
+  StoreClientOptions client;
+  client.host = "127.0.0.1";
+  client.key = server.key;
+  TESSERA_ASSIGN_OR_RETURN(client.server, StoreServer::Start(server));
+  client.port = client.server->port();
+  TESSERA_ASSIGN_OR_RETURN(StorePtr store,
+                           ConnectStore(client, absl::Now() + kOwnStore));
+  result.port_ = client.port;
+  result.store_ =
+      c10::make_intrusive<c10d::PrefixStore>(kPrefix, std::move(store));
+  return result;
+}
+
+std::vector<std::pair<std::string, std::string>> HostedStore::Environment()
+    const {
+  return {
+      {"MASTER_ADDR", "127.0.0.1"},
+      {"MASTER_PORT", absl::StrCat(port_)},
+      {kJobSecretVariable, secret_},
+      {kJobSecretFileVariable, ""},  // what is there is not this job's
+  };
 }
 
 void HostedStore::Fail(const std::string& message) {

@@ -1,7 +1,8 @@
 // Rendezvous: where the ranks of a job meet, and the store they meet in.
 //
 //   tcp://host:port   rank 0 hosts the store there (unless it is hosted by the
-//                     job's launcher), the others connect
+//                     job's launcher), the others connect. Only ranks of the
+//                     job are let in (store_server.h)
 //   file:///path      a file that all ranks see; must not exist before. For its
 //                     user alone (comm/rendezvous/store_file.h)
 //
@@ -14,6 +15,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -35,6 +37,8 @@ struct RendezvousPlace {
   std::string path;  // file://, empty otherwise
   // The launcher hosts the store (tcp://), so rank 0 must not.
   bool hosted_by_launcher = false;
+  // It is c10d's TCPStore: torchrun hosts no other. It lets in everybody.
+  bool is_tcp_store = false;
   // Goes before every key; keeps a restarted job apart from what it left.
   std::string key_prefix;
 };
@@ -54,7 +58,8 @@ struct Meeting {
 //   InvalidArgument   a rank that came twice, or with another world size
 //   Unavailable       the host is not known, or not rank 0's; the port is in
 //                     use; or the launcher saw a rank end
-//   PermissionDenied  the file is not for this user alone
+//   PermissionDenied  the file is not for this user alone; or what listens at
+//                     the port is not of this job
 //   DeadlineExceeded  naming the ranks that have not come; or, a second after
 //                     the deadline, that the store does not answer
 absl::StatusOr<Meeting> Meet(const RendezvousPlace& place, int rank,
@@ -70,11 +75,14 @@ std::string SilentStore(const RendezvousPlace& place);
 // While ranks connect, only libtorch's fatal messages are let through.
 void MuteTorch(bool mute);
 
-// The launcher's side: a store on a free port of this host.
+// The launcher's side: a store on a free port of this host's loopback, for
+// those that know the job's secret.
 class HostedStore {
  public:
-  static absl::StatusOr<HostedStore> Start();
+  static absl::StatusOr<HostedStore> Start(int world_size);
   uint16_t port() const { return port_; }
+  // What its ranks need to reach it, the job's secret included.
+  std::vector<std::pair<std::string, std::string>> Environment() const;
   // Makes every rank that is still waiting in Meet, or connecting to its peers,
   // fail with Unavailable and `message`. The first message holds.
   void Fail(const std::string& message);
@@ -82,6 +90,7 @@ class HostedStore {
 
  private:
   uint16_t port_ = 0;
+  std::string secret_;
   c10::intrusive_ptr<c10d::Store> store_;
 };
 

@@ -1,36 +1,59 @@
 #include "comm/rendezvous/sockets.h"
 
 #include <arpa/inet.h>
+#include <dirent.h>
 #include <errno.h>
 #include <ifaddrs.h>
+#include <linux/filter.h>
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "absl/strings/escaping.h"
-#include "absl/strings/string_view.h"
+#include <algorithm>
+#include <cstdlib>
+#include <set>
+
+#include "absl/base/const_init.h"
+#include "absl/synchronization/mutex.h"
 
 namespace tessera {
 namespace {
 
 constexpr int kConnectMs = 1000;
+// Connections that nobody has taken yet. With fewer places strangers could fill
+// them, and ranks would have to try again, a second later.
+constexpr int kLeastBacklog = 128;
+
+ABSL_CONST_INIT absl::Mutex g_listen_mutex(absl::kConstInit);
 
 void SetOption(int fd, int level, int name, int value) {
   setsockopt(fd, level, name, &value, sizeof(value));
 }
 
-}  // namespace
-
-std::string RandomToken() {
-  char bytes[16] = {};
-  if (getrandom(bytes, sizeof(bytes), 0) < 0) return "";
-  return absl::BytesToHexString(absl::string_view(bytes, sizeof(bytes)));
+std::set<int> ListeningSockets() {
+  std::set<int> found;
+  DIR* const folder = opendir("/proc/self/fd");
+  if (folder == nullptr) return found;
+  while (const dirent* entry = readdir(folder)) {
+    const int fd = atoi(entry->d_name);
+    int listens = 0, protocol = 0;
+    socklen_t size = sizeof(listens);
+    if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) == 0 &&
+        listens != 0 &&
+        getsockopt(fd, SOL_SOCKET, SO_PROTOCOL, &protocol, &size) == 0 &&
+        protocol == IPPROTO_TCP) {
+      found.insert(fd);
+    }
+  }
+  closedir(folder);
+  return found;
 }
+
+}  // namespace
 
 void KeepAlive(int fd) {
   SetOption(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
@@ -41,32 +64,60 @@ void KeepAlive(int fd) {
 }
 
 int OpenListener(bool loopback, int backlog, uint16_t* port) {
+  absl::MutexLock lock(&g_listen_mutex);
   sockaddr_in6 any = {};
   any.sin6_family = AF_INET6;
   any.sin6_addr = in6addr_any;
+  any.sin6_port = htons(*port);
   sockaddr_in v4 = {};
   v4.sin_family = AF_INET;
+  v4.sin_port = htons(*port);
   v4.sin_addr.s_addr = htonl(loopback ? INADDR_LOOPBACK : INADDR_ANY);
   for (bool v6 : {true, false}) {
     if (v6 && loopback) continue;
-    const int fd =
-        socket(v6 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const int fd = socket(v6 ? AF_INET6 : AF_INET,
+                          SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) continue;
+    // A port is free again at once when who had it has ended.
+    SetOption(fd, SOL_SOCKET, SO_REUSEADDR, 1);
     if (v6) SetOption(fd, IPPROTO_IPV6, IPV6_V6ONLY, 0);
     const auto* address = v6 ? reinterpret_cast<const sockaddr*>(&any)
                              : reinterpret_cast<const sockaddr*>(&v4);
     sockaddr_in6 bound = {};
     socklen_t length = sizeof(bound);
     if (bind(fd, address, v6 ? sizeof(any) : sizeof(v4)) == 0 &&
-        listen(fd, backlog) == 0 &&
+        listen(fd, std::max(backlog, kLeastBacklog)) == 0 &&
         getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &length) == 0) {
       // Ports are at the same place in both kinds of address.
       *port = ntohs(bound.sin6_port);
       return fd;
     }
+    const int error = errno;
     close(fd);
+    errno = error;
+    if (error == EADDRINUSE) return -1;
   }
   return -1;
+}
+
+std::vector<int> ListenersOf(const std::function<void()>& open) {
+  absl::MutexLock lock(&g_listen_mutex);
+  const std::set<int> before = ListeningSockets();
+  open();
+  std::vector<int> made;
+  for (int fd : ListeningSockets()) {
+    if (before.count(fd) == 0) made.push_back(fd);
+  }
+  return made;
+}
+
+// A filter sees what comes for a socket before TCP does; this one keeps nothing
+// of it. Connections have their own.
+bool TakeNoMore(int listener) {
+  sock_filter nothing = {BPF_RET | BPF_K, 0, 0, 0};
+  const sock_fprog program = {1, &nothing};
+  return setsockopt(listener, SOL_SOCKET, SO_ATTACH_FILTER, &program,
+                    sizeof(program)) == 0;
 }
 
 std::vector<std::string> Addresses() {

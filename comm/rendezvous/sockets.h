@@ -1,20 +1,27 @@
-// TCP sockets: to listen, to be found, to connect. All are closed on exec.
+// TCP sockets: to listen, to be found, to connect. All are closed on exec. No
+// torch.
 #ifndef COMM_RENDEZVOUS_SOCKETS_H_
 #define COMM_RENDEZVOUS_SOCKETS_H_
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
 namespace tessera {
 
-// 32 random hex digits, by which a rank knows those that were told; "" if the
-// system has none.
-std::string RandomToken();
-
-// A listening socket and its port, which the system chose, or -1. On the
-// loopback, or wherever this host is reached.
+// A listening, non-blocking socket at `*port`, or at one that the system
+// chooses and this writes there if it is 0; -1, with errno, if there is none.
+// On the loopback, or wherever this host is reached.
 int OpenListener(bool loopback, int backlog, uint16_t* port);
+
+// Runs `open`, and returns the TCP sockets that listen since then; none of them
+// is of OpenListener, which waits meanwhile.
+std::vector<int> ListenersOf(const std::function<void()>& open);
+
+// From now on `listener` takes no connection any more: those that were made
+// stay, who comes anew is not answered. False if that cannot be had.
+bool TakeNoMore(int listener);
 
 // Where other hosts may reach this one: numeric addresses, IPv4 and IPv6.
 std::vector<std::string> Addresses();
@@ -24,7 +31,9 @@ std::vector<std::string> Addresses();
 int ConnectTo(const std::string& host, const std::string& port);
 
 // The kernel asks now and then whether the other host is there, and breaks the
-// connection about 20 seconds after it is not. Small messages are not delayed.
+// connection about 20 seconds after it is not. (TCP_USER_TIMEOUT would break
+// those to a stopped process too, which takes nothing.) Small messages are not
+// delayed.
 void KeepAlive(int fd);
 
 // poll() of one socket; false if `timeout_ms` passed.

@@ -22,8 +22,9 @@ absl::Status Failed(absl::string_view what) {
   return absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(errno)));
 }
 
-// What is wrong with it, or "".
-std::string Fault(const struct stat& file) {
+}  // namespace
+
+std::string WhyNotPrivate(const struct stat& file) {
   if (S_ISLNK(file.st_mode)) return "it is a symbolic link";
   if (!S_ISREG(file.st_mode)) return "it is no plain file";
   if (file.st_uid != geteuid()) {
@@ -35,8 +36,6 @@ std::string Fault(const struct stat& file) {
   return absl::StrFormat("other users may open it (mode %04o)",
                          file.st_mode & 07777);
 }
-
-}  // namespace
 
 absl::Status ClaimStoreFile(const std::string& path) {
   // The store would try to open it for minutes.
@@ -54,7 +53,7 @@ absl::Status ClaimStoreFile(const std::string& path) {
       if (errno == ENOENT) continue;
       return Failed("cannot look at the file");
     }
-    const std::string fault = Fault(file);
+    const std::string fault = WhyNotPrivate(file);
     if (fault.empty()) return absl::OkStatus();
     return absl::PermissionDeniedError(
         absl::StrCat("refused: ", fault,

@@ -27,7 +27,7 @@
 #include "base/status.h"
 #include "comm/rendezvous/handshake.h"
 #include "comm/rendezvous/local_address.h"
-#include "comm/rendezvous/sockets.h"
+#include "comm/rendezvous/reception.h"
 
 namespace tessera {
 namespace {
@@ -43,16 +43,16 @@ void CloseOnce(int* fd) {
 
 bool OutOfDescriptors(int error) { return error == EMFILE || error == ENFILE; }
 
+constexpr char kPurpose[] = "shards";
+
 // Takes the connections of all other ranks, on a thread of its own: they wait
-// to be greeted.
+// to be let in.
 class Acceptor {
  public:
-  Acceptor(int listen_fd, std::string token, int rank, std::vector<int>* serve)
-      : token_(std::move(token)),
-        rank_(rank),
-        serve_(serve),
-        fds_{pollfd{listen_fd, POLLIN, 0}},
-        coming_(1),
+  Acceptor(int listen_fd, const std::string& token, int rank,
+           std::vector<int>* serve)
+      : serve_(serve),
+        reception_(listen_fd, OptionsFor(token, rank, serve->size())),
         thread_([this] { Run(); }) {}
   ~Acceptor() { Stop(); }
 
@@ -66,73 +66,37 @@ class Acceptor {
   }
 
  private:
-  struct Coming {
-    Greeting greeting;
-    std::string in;
-  };
+  static Reception::Options OptionsFor(const std::string& token, int rank,
+                                       size_t world_size) {
+    Reception::Options options;
+    options.key = EndpointKey(kPurpose, token);
+    options.own = rank;
+    options.world_size = options.at_once = static_cast<int>(world_size);
+    return options;
+  }
 
   void Run() {
     pthread_setname_np(pthread_self(), "tessera-accept");
+    std::vector<pollfd> fds;
     while (!stop_ && !starved_ && !complete()) {
-      if (poll(fds_.data(), fds_.size(), kTickMs) <= 0) continue;
-      for (size_t i = fds_.size(); i-- > 1;) {
-        if (fds_[i].revents != 0) Read(i);
-      }
-      if (fds_[0].revents != 0) Accept();
+      fds.clear();
+      reception_.AddTo(&fds);
+      if (poll(fds.data(), fds.size(), kTickMs) < 0) continue;
+      for (const Guest& guest : reception_.Look(fds.data())) Register(guest);
+      starved_ = reception_.starved();
     }
-    for (size_t i = 1; i < fds_.size(); ++i) close(fds_[i].fd);
   }
 
-  void Accept() {
-    const int fd =
-        accept4(fds_[0].fd, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (fd < 0) {
-      if (OutOfDescriptors(errno)) starved_ = true;
-      return;
-    }
-    fds_.push_back({fd, POLLIN, 0});
-    coming_.emplace_back();
-  }
-
-  void Read(size_t i) {
-    const int fd = fds_[i].fd;
-    Coming& coming = coming_[i];
-    // No more than the handshake: what follows is the server's.
-    char buffer[kHelloBytes];
-    const size_t wanted =
-        coming.greeting.rank < 0 ? kHelloBytes - coming.in.size() : 1;
-    const ssize_t got = recv(fd, buffer, wanted, MSG_DONTWAIT);
-    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
-    bool welcome = got > 0;
-    if (welcome) {
-      coming.in.append(buffer, got);
-      welcome = Greet(fd, token_, rank_, static_cast<int>(serve_->size()),
-                      &coming.in, &coming.greeting);
-    }
-    if (welcome && !coming.greeting.confirmed) return;
-    if (welcome) {
-      Register(coming.greeting.rank, fd);
-    } else {
-      close(fd);
-    }
-    fds_.erase(fds_.begin() + static_cast<std::ptrdiff_t>(i));
-    coming_.erase(coming_.begin() + static_cast<std::ptrdiff_t>(i));
-  }
-
-  void Register(int peer, int fd) {
-    KeepAlive(fd);
-    int& connected = (*serve_)[peer];
+  void Register(const Guest& guest) {
+    int& connected = (*serve_)[guest.rank];
     const bool is_new = connected < 0;
     CloseOnce(&connected);  // it has come anew
-    connected = fd;
+    connected = guest.fd;
     if (is_new) --missing_;
   }
 
-  const std::string token_;
-  const int rank_;
   std::vector<int>* const serve_;  // of `thread_` while it runs
-  std::vector<pollfd> fds_;
-  std::vector<Coming> coming_;  // by place in fds_
+  Reception reception_;
   std::atomic<int> missing_{static_cast<int>(serve_->size()) - 1};
   std::atomic<bool> stop_{false}, starved_{false};
   std::thread thread_;  // last: it uses the others
@@ -179,7 +143,7 @@ absl::Status ConnectAll(const std::vector<Endpoint>& endpoints, int listen_fd,
   for (int i = 1; i < world_size; ++i) {
     const int peer = (rank + i) % world_size;
     const auto connect = [&]() -> absl::StatusOr<bool> {
-      mesh->ask[peer] = ConnectAs(rank, endpoints[peer]);
+      mesh->ask[peer] = ConnectAs(rank, endpoints[peer], kPurpose);
       if (mesh->ask[peer] >= 0) return true;
       if (acceptor.starved() || NoDescriptors(listen_fd)) return starved;
       return false;

@@ -5,7 +5,8 @@
 //   rank a   ask[b] ------> serve[a]   rank b
 //            serve[b] <---- ask[a]
 //
-// Who connects must show a random token that the ranks exchanged. Ranks that
+// Only ranks of the job are let in (comm/rendezvous/handshake.h); their key
+// comes from the job's secret and a token that the ranks exchanged. Ranks that
 // are all on one host listen on the loopback only.
 #ifndef COMM_SERVE_SHARD_MESH_H_
 #define COMM_SERVE_SHARD_MESH_H_

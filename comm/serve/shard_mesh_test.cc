@@ -5,7 +5,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <cstdint>
 #include <memory>
 #include <string>
 #include <thread>
@@ -15,6 +14,8 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/rendezvous/handshake.h"
@@ -44,6 +45,7 @@ class Group : public Communicator {
     return rank0_;
   }
   int listen_fd() const { return listener_.fd; }
+  const std::string& token() const { return listener_.token; }
 
   absl::StatusOr<std::vector<std::string>> AllGatherStrings(
       absl::string_view mine, CommTag) override {
@@ -79,18 +81,30 @@ class Group : public Communicator {
 
 bool Await(int fd) { return WaitForSocket(fd, POLLIN, /*timeout_ms=*/20000); }
 
-// Says who it is, and gives up when it could have been let in.
-void GiveUp(const Endpoint& endpoint, int32_t rank) {
+// Says who it is, and does not wait for the answer.
+void GiveUp(const Endpoint& endpoint, int rank) {
   const int fd = ConnectTo("127.0.0.1", endpoint.port);
   ASSERT_GE(fd, 0);
-  std::string hello = endpoint.token;
-  hello.append(reinterpret_cast<const char*>(&rank), sizeof(rank));
-  ASSERT_EQ(send(fd, hello.data(), hello.size(), 0),
-            static_cast<ssize_t>(hello.size()));
-  char answer = 0;
-  ASSERT_TRUE(Await(fd));
-  ASSERT_EQ(recv(fd, &answer, 1, 0), 1);
+  ASSERT_FALSE(
+      Introduce(fd, EndpointKey("shards", endpoint.token), rank, absl::Now())
+          .ok());
   close(fd);
+}
+
+// The descriptor of the rank that comes, once it is let in.
+int LetIn(int listen_fd, const std::string& token) {
+  const std::string key = EndpointKey("shards", token);
+  Greeting greeting(key, 1, 2);
+  if (!Await(listen_fd)) return -1;
+  const int fd = accept(listen_fd, nullptr, nullptr);
+  while (!greeting.there()) {
+    std::string bytes(greeting.wanted(), 0), answer;
+    const ssize_t got = recv(fd, &bytes[0], bytes.size(), 0);
+    if (got <= 0 || !greeting.Take(bytes.substr(0, got), &answer)) break;
+    (void)send(fd, answer.data(), answer.size(), MSG_NOSIGNAL);
+  }
+  EXPECT_EQ(greeting.rank(), 0);
+  return fd;
 }
 
 TEST(ShardMeshTest, APeerThatGaveUpMayComeAgain) {
@@ -104,13 +118,8 @@ TEST(ShardMeshTest, APeerThatGaveUpMayComeAgain) {
   const Endpoint rank0 = group.AwaitRank0();
   GiveUp(rank0, 1);
   // Rank 0's own connection.
-  EXPECT_TRUE(Await(group.listen_fd()));
-  const int serve = accept(group.listen_fd(), nullptr, nullptr);
-  char hello[kHelloBytes];
-  EXPECT_EQ(recv(serve, hello, sizeof(hello), MSG_WAITALL),
-            static_cast<ssize_t>(kHelloBytes));
-  EXPECT_EQ(send(serve, "k", 1, MSG_NOSIGNAL), 1);
-  const int ask = ConnectAs(1, rank0);
+  const int serve = LetIn(group.listen_fd(), group.token());
+  const int ask = ConnectAs(1, rank0, "shards");
   EXPECT_GE(ask, 0);
   connects.join();
   TESSERA_ASSERT_OK(mesh.status());

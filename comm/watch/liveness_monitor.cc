@@ -1,6 +1,5 @@
-// A connection begins with the handshake (comm/rendezvous/handshake.h). After
-// that frames of 5 bytes, both ways: 'b' (bye: left), 'g' (gone), 'p' (are you
-// there? Sent back as it is), and a rank. Little-endian.
+// A connection begins with the handshake (comm/rendezvous/handshake.h); after
+// that come frames (liveness_frames.h), both ways.
 //
 // Why a connection of its own: the transports cannot tell. Over shared memory a
 // dead rank looks like a slow one for ever; over TCP only those notice that
@@ -21,7 +20,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -32,23 +30,15 @@
 #include "base/torch_guard.h"
 #include "comm/rendezvous/handshake.h"
 #include "comm/rendezvous/local_address.h"
-#include "comm/rendezvous/sockets.h"
+#include "comm/watch/liveness_frames.h"
 #include "torch/csrc/distributed/c10d/Store.hpp"
 
 namespace tessera {
 namespace {
 
 constexpr char kKey[] = "liveness";
-constexpr int kFrameBytes = 5;
 
-// Strangers are those that have not shown the token. A rank's hello comes in
-// moments, and it gives up after some seconds; others would hold descriptors
-// for ever. Who has shown it is never dropped: it may have taken the answer,
-// and would think that rank 0 has ended.
-constexpr absl::Duration kStrangerTime = absl::Seconds(10);
-constexpr absl::Duration kBriefTime = absl::Seconds(1);  // without descriptors
-constexpr int kMaxStrangers = 16;  // beside as many as there are ranks
-constexpr int kTickMs = 100;       // how often these times are looked at
+constexpr char kPurpose[] = "liveness";
 
 ABSL_CONST_INIT absl::Mutex g_all_mutex(absl::kConstInit);
 std::vector<LivenessMonitor*>& All()
@@ -59,18 +49,6 @@ std::vector<LivenessMonitor*>& All()
 
 // HostId() without spaces.
 std::string HostName() { return absl::BytesToHexString(HostId()); }
-
-std::string Frame(char kind, int32_t rank) {
-  std::string frame(1, kind);
-  frame.append(reinterpret_cast<const char*>(&rank), sizeof(rank));
-  return frame;
-}
-
-int32_t IntAt(const std::string& bytes, size_t at) {
-  int32_t value = 0;
-  memcpy(&value, bytes.data() + at, sizeof(value));
-  return value;
-}
 
 }  // namespace
 
@@ -92,13 +70,19 @@ std::unique_ptr<LivenessMonitor> LivenessMonitor::Create(
 
 void LivenessMonitor::Listen(c10d::Store& store, bool same_host) {
   const Listener listener = tessera::Listen(same_host, world_size_, HostName());
-  token_ = listener.token;
   listen_fd_ = listener.fd;
   // Empty: the others go without, too.
   const absl::Status told =
       CatchTorch("store", [&] { store.set(kKey, listener.where); });
   absl::MutexLock lock(&mutex_);
-  if (told.ok() && listen_fd_ >= 0) StartThread();
+  if (!told.ok() || listen_fd_ < 0) return;
+  Reception::Options options;
+  options.key = EndpointKey(kPurpose, listener.token);
+  options.own = rank_;
+  options.world_size = options.at_once = world_size_;
+  options.clock = clock_;
+  reception_ = std::make_unique<Reception>(listen_fd_, std::move(options));
+  StartThread();
 }
 
 void LivenessMonitor::Connect(c10d::Store& store) {
@@ -108,7 +92,7 @@ void LivenessMonitor::Connect(c10d::Store& store) {
   const Endpoint rank0 = ParseEndpoint(*where, HostName());
   if (rank0.token.empty()) return;
   Peer peer;
-  peer.fd = ConnectAs(rank_, rank0);
+  peer.fd = ConnectAs(rank_, rank0, kPurpose);
   peer.rank = 0;
   if (peer.fd < 0) {
     TESSERA_LOG(WARNING) << "cannot connect to rank 0 at any of "
@@ -155,7 +139,7 @@ void LivenessMonitor::AllSayBye() {
 }
 
 void LivenessMonitor::Tell(int fd, char kind, int rank) {
-  const std::string frame = Frame(kind, rank);
+  const std::string frame = LivenessFrame{kind, rank}.Encode();
   // A few bytes into an empty connection: whole, or it is broken.
   (void)send(fd, frame.data(), frame.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
@@ -185,69 +169,47 @@ bool LivenessMonitor::Rank0Answers(absl::Duration timeout) const {
 void LivenessMonitor::Run() {
   pthread_setname_np(pthread_self(), "tessera-life");
   std::vector<pollfd> fds;
-  bool starved = false;
   while (true) {
-    fds = {{stop_fd_, POLLIN, 0}, {starved ? -1 : listen_fd_, POLLIN, 0}};
-    bool tick = starved;
+    fds = {{stop_fd_, POLLIN, 0}};
     {
       absl::MutexLock lock(&mutex_);
-      for (const Peer& peer : peers_) {
-        fds.push_back({peer.fd, POLLIN, 0});
-        tick = tick || peer.stranger();
-      }
+      for (const Peer& peer : peers_) fds.push_back({peer.fd, POLLIN, 0});
     }
-    if (poll(fds.data(), fds.size(), tick ? kTickMs : -1) < 0) continue;
+    const size_t visitors = fds.size();
+    if (reception_ != nullptr) reception_->AddTo(&fds);
+    const int timeout_ms =
+        reception_ == nullptr ? -1 : reception_->timeout_ms();
+    if (poll(fds.data(), fds.size(), timeout_ms) < 0) continue;
     if (fds[0].revents != 0) return;
     absl::MutexLock lock(&mutex_);
     // Only this thread changes peers_ once it runs.
-    for (size_t i = fds.size(); i-- > 2;) {
-      Peer& peer = peers_[i - 2];
+    for (size_t i = visitors; i-- > 1;) {
+      Peer& peer = peers_[i - 1];
       if (fds[i].revents == 0 || Read(&peer)) continue;
       const Peer lost = std::move(peer);
-      peers_.erase(peers_.begin() + static_cast<std::ptrdiff_t>(i - 2));
+      peers_.erase(peers_.begin() + static_cast<std::ptrdiff_t>(i - 1));
       close(lost.fd);
       Lost(lost);
     }
-    starved = fds[1].revents != 0 && !Accept();
-    while (DropStranger(kStrangerTime)) {
-    }
-    if (listen_fd_ < 0 && peers_.empty()) {
+    if (reception_ != nullptr) {
+      for (const Guest& guest : reception_->Look(&fds[visitors])) {
+        Welcome(guest);
+      }
+    } else if (peers_.empty()) {
       connected_ = false;
       return;
     }
   }
 }
 
-bool LivenessMonitor::Accept() {
-  const int fd =
-      accept4(listen_fd_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
-  if (fd < 0) {
-    // Out of descriptors: one that is held in silence, or not at once again.
-    return (errno != EMFILE && errno != ENFILE) || DropStranger(kBriefTime);
-  }
-  KeepAlive(fd);
+void LivenessMonitor::Welcome(const Guest& guest) {
   Peer peer;
-  peer.fd = fd;
-  peer.since = clock_();
-  peers_.push_back(peer);
-  const auto strangers =
-      std::count_if(peers_.begin(), peers_.end(),
-                    [](const Peer& other) { return other.stranger(); });
-  // All ranks may be on their way at once.
-  if (strangers > world_size_ + kMaxStrangers) {
-    DropStranger(absl::ZeroDuration());
+  peer.fd = guest.fd;
+  peer.rank = guest.rank;
+  for (const EndedRank& ended : ended_) {
+    Tell(peer.fd, ended.left ? 'b' : 'g', ended.rank);
   }
-  return true;
-}
-
-bool LivenessMonitor::DropStranger(absl::Duration age) {
-  const auto oldest =
-      std::find_if(peers_.begin(), peers_.end(),
-                   [](const Peer& peer) { return peer.stranger(); });
-  if (oldest == peers_.end() || clock_() - oldest->since < age) return false;
-  close(oldest->fd);
-  peers_.erase(oldest);
-  return true;
+  peers_.push_back(std::move(peer));
 }
 
 bool LivenessMonitor::Read(Peer* peer) {
@@ -260,37 +222,22 @@ bool LivenessMonitor::Read(Peer* peer) {
 }
 
 bool LivenessMonitor::Understand(Peer* peer) {
-  if (peer->rank < 0) {
-    if (!Greet(peer->fd, token_, rank_, world_size_, &peer->in,
-               &peer->greeting)) {
-      return false;
-    }
-    if (!peer->greeting.confirmed) return true;
-    peer->rank = peer->greeting.rank;
-    for (const EndedRank& ended : ended_) {
-      Tell(peer->fd, ended.left ? 'b' : 'g', ended.rank);
-    }
-  }
-  while (peer->in.size() >= kFrameBytes) {
-    const char kind = peer->in[0];
-    const int rank = IntAt(peer->in, 1);
-    peer->in.erase(0, kFrameBytes);
-    if (kind == 'p') {
+  LivenessFrame frame;
+  while (peer->in.size() >= LivenessFrame::kBytes) {
+    if (!frame.Take(&peer->in, world_size_)) return false;
+    if (frame.kind == 'p') {
       answered_ = true;
-      if (rank_ == 0) Tell(peer->fd, 'p', rank);
+      if (rank_ == 0) Tell(peer->fd, 'p', frame.rank);
       continue;
     }
-    if ((kind != 'b' && kind != 'g') || rank < 0 || rank >= world_size_) {
-      return false;
-    }
-    if (kind == 'b' && rank == peer->rank) peer->left = true;
-    Note(rank, kind == 'b');
+    if (frame.kind == 'b' && frame.rank == peer->rank) peer->left = true;
+    Note(frame.rank, frame.kind == 'b');
   }
   return true;
 }
 
 void LivenessMonitor::Lost(const Peer& peer) {
-  if (peer.rank >= 0 && !peer.left) Note(peer.rank, /*left=*/false);
+  if (!peer.left) Note(peer.rank, /*left=*/false);
 }
 
 void LivenessMonitor::Note(int rank, bool left) {

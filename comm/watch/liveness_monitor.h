@@ -12,8 +12,7 @@
 //
 // A rank that leaves in an orderly way (the destructor, or exit()) says so.
 //
-// Connections that do not show the token in time are closed, and their number
-// is limited: strangers hold none of rank 0's descriptors for long.
+// Only ranks of the job are let in (comm/rendezvous/reception.h).
 //
 // Threads: all calls may come from any thread.
 #ifndef COMM_WATCH_LIVENESS_MONITOR_H_
@@ -31,7 +30,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/monotonic.h"
-#include "comm/rendezvous/handshake.h"
+#include "comm/rendezvous/reception.h"
 
 namespace c10d {
 class Store;
@@ -70,14 +69,9 @@ class LivenessMonitor {
 
  private:
   struct Peer {
-    // It has not shown the token.
-    bool stranger() const { return rank < 0 && greeting.rank < 0; }
-
     int fd = -1;
-    Greeting greeting;  // of one that connects with rank 0
-    int rank = -1;      // unknown before the handshake has ended
+    int rank = -1;
     bool left = false;
-    absl::Duration since;  // accepted; by the clock
     std::string in;
   };
 
@@ -88,11 +82,7 @@ class LivenessMonitor {
   void StartThread() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   void Run();
-  // False: there are no descriptors just now.
-  bool Accept() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Closes the oldest connection that has not shown the token; false if there
-  // is none of at least this age.
-  bool DropStranger(absl::Duration age) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Welcome(const Guest& guest) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // False once the connection is of no more use.
   bool Read(Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Understand(Peer* peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -105,15 +95,15 @@ class LivenessMonitor {
   const int rank_;
   const int world_size_;
   const Clock clock_;
-  std::string token_;  // that ranks of this job know
-  int listen_fd_ = -1;
-  int stop_fd_ = -1;  // an eventfd
+  int listen_fd_ = -1;  // of rank 0
+  int stop_fd_ = -1;    // an eventfd
 
   mutable absl::Mutex mutex_;
   mutable bool answered_ ABSL_GUARDED_BY(mutex_) = false;  // the last question
   bool connected_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<EndedRank> ended_ ABSL_GUARDED_BY(mutex_);
   std::vector<Peer> peers_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<Reception> reception_;  // of rank 0; the thread's
   std::thread thread_;
 };
 

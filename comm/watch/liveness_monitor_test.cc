@@ -6,7 +6,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -111,11 +110,9 @@ TEST_F(LivenessTest, AProcessThatVanishesIsGoneAndDidNotLeave) {
 TEST_F(LivenessTest, AHelloThatIsNotConfirmedIsOfNobody) {
   Restart(3);
   const int gave_up = Knock();
-  const int32_t rank = 2;
-  std::string hello = Rank0().token;
-  hello.append(reinterpret_cast<const char*>(&rank), sizeof(rank));
-  ASSERT_EQ(send(gave_up, hello.data(), hello.size(), 0),
-            static_cast<ssize_t>(hello.size()));
+  EXPECT_FALSE(
+      Introduce(gave_up, EndpointKey("liveness", Rank0().token), 2, absl::Now())
+          .ok());
   close(gave_up);
   std::unique_ptr<Announcements> c = Join(2, 3);
   ASSERT_TRUE(CaughtUp(*c));
@@ -167,7 +164,7 @@ TEST_F(LivenessTest, AStrangersDescriptorIsGivenToARank) {
   rlimit limit = before;
   limit.rlim_cur = next + 1;
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
-  const int fd = ConnectAs(2, rank0);
+  const int fd = ConnectAs(2, rank0, "liveness");
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
   EXPECT_GE(fd, 0);
   EXPECT_TRUE(IsClosed(stranger));

@@ -41,7 +41,7 @@ class WatchTest : public testing::Test {
   void Vanish(int rank) {
     const std::string where = store_->get_to_str("liveness");
     const std::vector<std::string> words = absl::StrSplit(where, ' ');
-    const int fd = ConnectAs(rank, ParseEndpoint(where, words[2]));
+    const int fd = ConnectAs(rank, ParseEndpoint(where, words[2]), "liveness");
     TESSERA_CHECK(fd >= 0);
     close(fd);
     TESSERA_CHECK(a_->liveness().WaitForEnd(kEnough));

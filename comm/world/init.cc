@@ -25,6 +25,7 @@
 #include "comm/record/comm_log.h"
 #include "comm/record/hang_dump.h"
 #include "comm/rendezvous/abandonable.h"
+#include "comm/rendezvous/job_secret.h"
 #include "comm/rendezvous/local_address.h"
 #include "comm/rendezvous/rendezvous.h"
 #include "comm/rendezvous/start_watch.h"
@@ -54,12 +55,12 @@ World* g_world ABSL_GUARDED_BY(g_mutex) = nullptr;
 // Hosts the store, runs the ranks, and ends this process.
 absl::Status Launch(const std::vector<std::string>& argv,
                     const JobFlags& flags) {
-  TESSERA_ASSIGN_OR_RETURN(HostedStore store, HostedStore::Start());
+  TESSERA_ASSIGN_OR_RETURN(HostedStore store, HostedStore::Start(*flags.world));
   LaunchOptions launch;
   launch.world_size = *flags.world;
   launch.prefix_output = flags.prefix_output;
   launch.argv = argv;
-  launch.store_port = store.port();
+  launch.meeting = store.Environment();
   launch.signal_grace = flags.grace;
   launch.on_end = [&](int rank, bool ok, const std::string& how) {
     // A rank that came and ended well does not concern others' start-up.
@@ -258,6 +259,7 @@ absl::StatusOr<World*> WorldBuilder::Build(const Job& job,
   TESSERA_ASSIGN_OR_RETURN(RendezvousPlace place,
                            ParseRendezvous(job.rendezvous));
   place.hosted_by_launcher = job.store_hosted;
+  place.is_tcp_store = job.store_hosted && job.launcher == "torchrun";
   if (!job.attempt.empty())
     absl::StrAppend(&place.key_prefix, "/", job.attempt);
   const auto info = [options, place] {
@@ -303,6 +305,8 @@ absl::StatusOr<const World*> Init(int* argc, char** argv,
       flags.startup_timeout.value_or(options.startup_timeout);
   TESSERA_ASSIGN_OR_RETURN(const Job job,
                            FindJob(flags, SourcesOfThisProcess(launched)));
+  TESSERA_ASSIGN_OR_RETURN(std::string secret, FindJobSecret());
+  SetJobSecret(std::move(secret));
   TESSERA_VLOG(comm, 1) << "rank " << job.rank << " of " << job.world_size
                         << ", started by " << job.launcher << ", meets at '"
                         << job.rendezvous << "'";

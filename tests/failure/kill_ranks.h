@@ -137,7 +137,7 @@ class Ranks {
  public:
   Ranks(int world_size, int victim, RankSpec spec, bool rank0_hosts = false)
       : ranks_(world_size) {
-    if (!rank0_hosts) store_ = HostedStore::Start().value();
+    if (!rank0_hosts) store_ = HostedStore::Start(world_size).value();
     port_ = rank0_hosts ? static_cast<uint16_t>(FreePort()) : store_->port();
     for (int r = 0; r < world_size; ++r) {
       spec.marks = r == victim;
@@ -193,9 +193,15 @@ class Ranks {
     fcntl(err[0], F_SETFL, O_NONBLOCK);
     SelfExecOptions child;
     child.argv = {"rank"};
-    child.env = LocalRankEnvironment(r, static_cast<int>(ranks_.size()), port_);
-    // Where the launcher hosts no store the ranks must not think so.
-    if (!store_.has_value()) child.env.resize(6);
+    const int world_size = static_cast<int>(ranks_.size());
+    if (store_.has_value()) {
+      child.env = LocalRankEnvironment(r, world_size, store_->Environment());
+    } else {
+      child.env = {{"RANK", absl::StrCat(r)},
+                   {"WORLD_SIZE", absl::StrCat(world_size)},
+                   {"MASTER_ADDR", "127.0.0.1"},
+                   {"MASTER_PORT", absl::StrCat(port_)}};
+    }
     child.env.emplace_back("OMP_NUM_THREADS", "1");
     child.env.emplace_back("TMPDIR", spec.folder);
     child.env.emplace_back(kProgram, spec.ToText());

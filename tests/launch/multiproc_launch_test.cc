@@ -18,11 +18,11 @@
 #include "base/status.h"
 #include "base/status_matchers.h"
 #include "comm/launch/cpus.h"
-#include "comm/rendezvous/rendezvous.h"
 #include "comm/world/world.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/process.h"
+#include "torch/csrc/distributed/c10d/TCPStore.hpp"
 #include "torch/torch.h"
 
 namespace tessera {
@@ -237,10 +237,14 @@ TEST(RendezvousTest, Variables) {
 }
 
 TEST(RendezvousTest, VariablesWithTheAgentsStore) {
-  TESSERA_ASSERT_OK_AND_ASSIGN(HostedStore store, HostedStore::Start());
+  c10d::TCPStoreOptions agent;
+  agent.port = 0;
+  agent.isServer = true;
+  agent.waitWorkers = false;
+  const c10d::TCPStore store("127.0.0.1", agent);
   for (const char* attempt : {"0", "1"}) {  // restarted, in the same store
     ExpectWorldOf(RunRanks({0, 1}, NoArgs, [&](int r) {
-      Env env = Variables(r, 2, store.port());
+      Env env = Variables(r, 2, store.getPort());
       env.emplace_back("TORCHELASTIC_USE_AGENT_STORE", "True");
       env.emplace_back("TORCHELASTIC_RESTART_COUNT", attempt);
       return env;
@@ -322,7 +326,7 @@ TEST(RendezvousTest, NamesRank0IfItIsTheOne) {
 }
 
 TEST(RendezvousTest, PortInUse) {
-  Listener foreign;  // accepts connections and never says a word
+  ListeningPort foreign;  // accepts connections and never says a word
   const std::string where = absl::StrCat("tcp://127.0.0.1:", foreign.port());
   const std::vector<Finished> runs = RunRanks(
       {0, 1},

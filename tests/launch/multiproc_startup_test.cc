@@ -18,15 +18,18 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "comm/launch/cpus.h"
+#include "comm/rendezvous/job_secret.h"
 #include "comm/rendezvous/local_address.h"
 #include "comm/rendezvous/rank_info.h"
 #include "comm/rendezvous/rendezvous.h"
+#include "comm/rendezvous/store_client.h"
+#include "comm/rendezvous/store_server.h"
 #include "comm/world/world.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
-#include "torch/csrc/distributed/c10d/TCPStore.hpp"
+#include "torch/csrc/distributed/c10d/Store.hpp"
 
 namespace tessera {
 namespace {
@@ -55,14 +58,22 @@ RankInfo Info() {
 
 // Hosts the store as rank 0, and stops once rank 1 has come.
 absl::Status StopWhileMeeting(int port) {
+  const std::string prefix = "tessera";
+  StoreServer::Options server;
+  server.loopback = true;
+  server.port = static_cast<uint16_t>(port);
+  server.world_size = 2;
+  server.key = JobKey(kStorePurpose, prefix);
+  StoreClientOptions client;
+  client.host = "127.0.0.1";
+  client.port = server.port;
+  client.key = server.key;
+  TESSERA_ASSIGN_OR_RETURN(client.server, StoreServer::Start(server));
+  TESSERA_ASSIGN_OR_RETURN(
+      const auto store, ConnectStore(client, absl::Now() + absl::Seconds(60)));
+  Say("hosts\n");
   return CatchTorch("store", [&] {
-    c10d::TCPStoreOptions options;
-    options.port = static_cast<uint16_t>(port);
-    options.isServer = true;
-    options.waitWorkers = false;
-    c10d::TCPStore store("127.0.0.1", options);
-    Say("hosts\n");
-    store.wait({"tessera/came/1"}, std::chrono::seconds(60));
+    store->wait({"tessera/came/1"}, std::chrono::seconds(60));
     raise(SIGSTOP);
   });
 }

@@ -85,7 +85,8 @@ void Process::Read(absl::Time deadline) {
   }
 }
 
-Listener::Listener() : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+ListeningPort::ListeningPort()
+    : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
   sockaddr_in address = {};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_ANY);
@@ -98,8 +99,8 @@ Listener::Listener() : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
   port_ = ntohs(address.sin_port);
 }
 
-Listener::~Listener() { close(fd_); }
+ListeningPort::~ListeningPort() { close(fd_); }
 
-int FreePort() { return Listener().port(); }
+int FreePort() { return ListeningPort().port(); }
 
 }  // namespace tessera

@@ -51,12 +51,12 @@ class Process {
 };
 
 // A listening socket of this process on a port that the system chose.
-class Listener {
+class ListeningPort {
  public:
-  Listener();
-  ~Listener();
-  Listener(const Listener&) = delete;
-  Listener& operator=(const Listener&) = delete;
+  ListeningPort();
+  ~ListeningPort();
+  ListeningPort(const ListeningPort&) = delete;
+  ListeningPort& operator=(const ListeningPort&) = delete;
   int port() const { return port_; }
 
  private:

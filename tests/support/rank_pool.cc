@@ -79,7 +79,8 @@ RankPool::~RankPool() { End(); }
 
 absl::Status RankPool::Start() {
   ranks_.assign(options_.world_size, Rank());
-  TESSERA_ASSIGN_OR_RETURN(HostedStore store, HostedStore::Start());
+  TESSERA_ASSIGN_OR_RETURN(HostedStore store,
+                           HostedStore::Start(options_.world_size));
   store_ = std::make_unique<HostedStore>(std::move(store));
   running_ = true;
   for (int r = 0; r < options_.world_size; ++r) {
@@ -115,7 +116,7 @@ absl::Status RankPool::StartRank(int r) {
     return absl::UnavailableError(absl::StrCat("pipe: ", strerror(errno)));
   }
   Environment env =
-      LocalRankEnvironment(r, options_.world_size, store_->port());
+      LocalRankEnvironment(r, options_.world_size, store_->Environment());
   env.emplace_back("OMP_NUM_THREADS", absl::StrCat(options_.threads_per_rank));
   env.emplace_back(
       kWorkerMark,

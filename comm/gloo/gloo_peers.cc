@@ -1,0 +1,72 @@
+#include "comm/gloo/gloo_peers.h"
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "base/torch/tensor_over.h"
+#include "comm/rendezvous/job_secret.h"
+#include "comm/rendezvous/keyed_hash.h"
+
+namespace tessera {
+namespace {
+
+constexpr size_t kNonceBytes = 16;
+// Of no other message: those of collectives come later.
+constexpr uint32_t kTag = 0;
+
+// To and from each other rank a text of equal size.
+absl::Status Exchange(GlooTransport& transport, int rank, size_t bytes,
+                      std::vector<std::string>& out,
+                      std::vector<std::string>* in) {
+  std::vector<std::shared_ptr<GlooTransport::Message>> messages;
+  in->assign(out.size(), std::string(bytes, 0));
+  for (size_t peer = 0; peer < out.size(); ++peer) {
+    if (static_cast<int>(peer) == rank) continue;
+    messages.push_back(transport.Receive(BytesOver((*in)[peer].data(), bytes),
+                                         static_cast<int>(peer), kTag));
+    messages.push_back(transport.Send(BytesOver(out[peer].data(), bytes),
+                                      static_cast<int>(peer), kTag));
+  }
+  for (const auto& message : messages) {
+    TESSERA_RETURN_IF_ERROR(transport.Wait(*message));
+  }
+  return absl::OkStatus();
+}
+
+std::string Proof(const std::string& key, int from, int to,
+                  const std::string& question, const std::string& answer) {
+  return KeyedHash(key,
+                   {absl::StrCat(from), absl::StrCat(to), question, answer});
+}
+
+}  // namespace
+
+absl::Status ProvePeers(GlooTransport& transport, int rank, int world_size,
+                        const std::string& token) {
+  const std::string key = JobKey("gloo", token);
+  std::vector<std::string> ours(world_size), theirs, proofs(world_size), proved;
+  for (std::string& nonce : ours) nonce = RandomBytes(kNonceBytes);
+  TESSERA_RETURN_IF_ERROR(
+      Exchange(transport, rank, kNonceBytes, ours, &theirs));
+  for (int r = 0; r < world_size; ++r) {
+    proofs[r] = Proof(key, rank, r, theirs[r], ours[r]);
+  }
+  TESSERA_RETURN_IF_ERROR(
+      Exchange(transport, rank, kHashBytes, proofs, &proved));
+  for (int r = 0; r < world_size; ++r) {
+    if (r == rank ||
+        SameHash(proved[r], Proof(key, r, rank, ours[r], theirs[r]))) {
+      continue;
+    }
+    return absl::PermissionDeniedError(absl::StrCat(
+        "gloo: who has connected in the place of rank ", transport.NameOf(r),
+        " is not of this job; start it again"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tessera

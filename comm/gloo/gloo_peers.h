@@ -1,0 +1,23 @@
+// Whether those that Gloo has connected with are the ranks of this job.
+//
+// Gloo believes whoever connects first and names a number that it awaits. So
+// before any data each rank proves to each other one, over Gloo itself, that it
+// knows a key from the job's secret and a token that stands in the store.
+#ifndef COMM_GLOO_GLOO_PEERS_H_
+#define COMM_GLOO_GLOO_PEERS_H_
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "comm/gloo/gloo_transport.h"
+
+namespace tessera {
+
+// COLLECTIVE over the ranks of `transport`, blocking. Returns PermissionDenied
+// naming the rank in whose place somebody else is, Unavailable if a connection
+// breaks.
+absl::Status ProvePeers(GlooTransport& transport, int rank, int world_size,
+                        const std::string& token);
+
+}  // namespace tessera
+#endif  // COMM_GLOO_GLOO_PEERS_H_

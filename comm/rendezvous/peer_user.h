@@ -1,0 +1,20 @@
+// Whose process is at the other end of a connection within this host. No torch.
+#ifndef COMM_RENDEZVOUS_PEER_USER_H_
+#define COMM_RENDEZVOUS_PEER_USER_H_
+
+#include <sys/types.h>
+
+#include <optional>
+
+namespace tessera {
+
+// The user at the other end of `fd`, a TCP socket that is connected over the
+// loopback; nullopt for other sockets, and where the kernel does not tell
+// (NETLINK_SOCK_DIAG). LOCAL, microseconds.
+std::optional<uid_t> PeerUser(int fd);
+
+// It is another one than this process's.
+bool OfAnotherUser(int fd);
+
+}  // namespace tessera
+#endif  // COMM_RENDEZVOUS_PEER_USER_H_

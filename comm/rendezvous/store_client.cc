@@ -1,0 +1,295 @@
+// Why an answer that did not come in time closes the connection: it could still
+// come, and be taken for the next one's.
+#include "comm/rendezvous/store_client.h"
+
+#include <errno.h>
+#include <netdb.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "base/status.h"
+#include "comm/rendezvous/handshake.h"
+#include "comm/rendezvous/sockets.h"
+#include "torch/csrc/distributed/c10d/Store.hpp"
+
+namespace tessera {
+namespace {
+
+constexpr absl::Duration kPause = absl::Milliseconds(10);
+constexpr absl::Duration kMaxPause = absl::Milliseconds(200);
+// A handshake: of a server that is stopped meanwhile.
+constexpr absl::Duration kHandshake = absl::Seconds(5);
+
+struct Address {
+  std::vector<std::string> hosts;  // numeric
+  std::string port, key;
+  int rank = 0;
+  std::shared_ptr<StoreServer> server;
+};
+
+// Numeric addresses, in the order in which the name service gives them.
+std::vector<std::string> Resolve(const std::string& host) {
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  std::vector<std::string> addresses;
+  if (getaddrinfo(host.c_str(), nullptr, &hints, &found) != 0) return addresses;
+  for (const addrinfo* it = found; it != nullptr; it = it->ai_next) {
+    char text[NI_MAXHOST] = {};
+    if (getnameinfo(it->ai_addr, it->ai_addrlen, text, sizeof(text), nullptr, 0,
+                    NI_NUMERICHOST) == 0) {
+      addresses.emplace_back(text);
+    }
+  }
+  freeaddrinfo(found);
+  return addresses;
+}
+
+// One try of each address. Returns Unavailable where nobody listens, Aborted
+// where this rank was turned away, as happens among too many strangers.
+absl::StatusOr<int> DialOnce(const Address& address, absl::Time deadline) {
+  absl::Status status = absl::UnavailableError("nobody listens there");
+  for (const std::string& host : address.hosts) {
+    const int fd = ConnectTo(host, address.port);
+    if (fd < 0) continue;
+    KeepAlive(fd);
+    status = Introduce(fd, address.key, address.rank,
+                       std::min(deadline, absl::Now() + kHandshake));
+    if (status.ok()) return fd;
+    close(fd);
+    if (absl::IsUnavailable(status)) {
+      status = absl::AbortedError(status.message());
+    }
+  }
+  return status;
+}
+
+// Tries again as long as `again` says of an error, until the deadline.
+absl::StatusOr<int> Dial(const Address& address, absl::Time deadline,
+                         bool (*again)(const absl::Status&)) {
+  absl::Duration pause = kPause;
+  while (true) {
+    absl::StatusOr<int> fd = DialOnce(address, deadline);
+    if (fd.ok() || !again(fd.status()) || absl::Now() + pause >= deadline) {
+      return fd;
+    }
+    absl::SleepFor(pause);
+    pause = std::min(2 * pause, kMaxPause);
+  }
+}
+
+using Bytes = std::vector<uint8_t>;
+
+std::string Text(const Bytes& bytes) {
+  return std::string(bytes.begin(), bytes.end());
+}
+
+Bytes AsBytes(const std::string& text) {
+  return Bytes(text.begin(), text.end());
+}
+
+StoreMessage Request(const std::string& op, std::vector<std::string> keys) {
+  keys.insert(keys.begin(), op);
+  return keys;
+}
+
+class StoreClient : public c10d::Store {
+ public:
+  explicit StoreClient(Address address, int fd,
+                       std::chrono::milliseconds timeout)
+      : Store(timeout), address_(std::move(address)), fd_(fd) {}
+  ~StoreClient() override {
+    absl::MutexLock lock(&mutex_);
+    Close();
+  }
+
+  using Store::compareSet;
+  using Store::set;
+
+  // Connected by its first call.
+  c10::intrusive_ptr<Store> clone() override {
+    return c10::make_intrusive<StoreClient>(address_, -1, timeout_);
+  }
+  void set(const std::string& key, const Bytes& value) override {
+    Ask({"set", key, Text(value)}, 0);
+  }
+  Bytes compareSet(const std::string& key, const Bytes& expected,
+                   const Bytes& value) override {
+    return AsBytes(Ask({"swap", key, Text(expected), Text(value)}, 1)[0]);
+  }
+  Bytes get(const std::string& key) override {
+    return AsBytes(Ask({"get", key}, 1)[0]);
+  }
+  int64_t add(const std::string& key, int64_t value) override {
+    return Number(Ask({"add", key, absl::StrCat(value)}, 1)[0]);
+  }
+  bool deleteKey(const std::string& key) override {
+    return Number(Ask({"delete", key}, 1)[0]) != 0;
+  }
+  bool check(const std::vector<std::string>& keys) override {
+    return Number(Ask(Request("check", keys), 1)[0]) != 0;
+  }
+  int64_t getNumKeys() override { return Number(Ask({"count"}, 1)[0]); }
+  void wait(const std::vector<std::string>& keys) override {
+    wait(keys, timeout_);
+  }
+  void wait(const std::vector<std::string>& keys,
+            const std::chrono::milliseconds& timeout) override {
+    Ask(Request("wait", keys), 0, timeout);
+  }
+  void append(const std::string& key, const Bytes& value) override {
+    Ask({"append", key, Text(value)}, 0);
+  }
+  std::vector<Bytes> multiGet(const std::vector<std::string>& keys) override {
+    std::vector<Bytes> values;
+    for (const std::string& value : Ask(Request("get", keys), keys.size())) {
+      values.push_back(AsBytes(value));
+    }
+    return values;
+  }
+  void multiSet(const std::vector<std::string>& keys,
+                const std::vector<Bytes>& values) override {
+    TORCH_CHECK(keys.size() == values.size(),
+                "multiSet: as many values as keys");
+    for (size_t i = 0; i < keys.size(); ++i) set(keys[i], values[i]);
+  }
+  bool hasExtendedApi() const override { return true; }
+
+ private:
+  static int64_t Number(const std::string& text) {
+    int64_t number = 0;
+    if (!absl::SimpleAtoi(text, &number)) {
+      C10_THROW_ERROR(DistStoreError, "the store's answer is no number");
+    }
+    return number;
+  }
+
+  StoreMessage Ask(const StoreMessage& request, size_t results) {
+    return Ask(request, results, timeout_);
+  }
+
+  // The answer's results. Throws if there is none.
+  StoreMessage Ask(const StoreMessage& request, size_t results,
+                   std::chrono::milliseconds timeout) {
+    absl::MutexLock lock(&mutex_);
+    StoreMessage answer;
+    absl::Status status =
+        Exchange(request, absl::Now() + absl::FromChrono(timeout), &answer);
+    if (status.ok() && answer[0] != "ok") {
+      status = absl::InternalError(answer.size() > 1 ? answer[1] : "an error");
+    }
+    if (status.ok() && answer.size() != results + 1) {
+      status = absl::InternalError("an answer to something else");
+    }
+    if (!status.ok()) {
+      Close();
+      C10_THROW_ERROR(DistStoreError, std::string(status.message()));
+    }
+    answer.erase(answer.begin());
+    return answer;
+  }
+
+  absl::Status Exchange(const StoreMessage& request, absl::Time deadline,
+                        StoreMessage* answer)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (fd_ < 0) {
+      TESSERA_ASSIGN_OR_RETURN(fd_, Dial(address_, deadline, absl::IsAborted));
+    }
+    TESSERA_RETURN_IF_ERROR(Send(EncodeFrame(request), deadline));
+    std::string in;
+    while (true) {
+      switch (TakeFrame(&in, answer)) {
+        case Decoded::kMessage:
+          return absl::OkStatus();
+        case Decoded::kNonsense:
+          return absl::InternalError("the store's answer makes no sense");
+        case Decoded::kIncomplete:
+          TESSERA_RETURN_IF_ERROR(Receive(&in, deadline));
+      }
+    }
+  }
+
+  absl::Status Await(short events, absl::Time deadline)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const int64_t left_ms = absl::ToInt64Milliseconds(deadline - absl::Now());
+    if (left_ms > 0 &&
+        WaitForSocket(fd_, events,
+                      static_cast<int>(std::min<int64_t>(left_ms, 1 << 30)))) {
+      return absl::OkStatus();
+    }
+    return absl::DeadlineExceededError("the store has not answered in time");
+  }
+
+  absl::Status Send(absl::string_view bytes, absl::Time deadline)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    while (!bytes.empty()) {
+      const ssize_t sent = send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+      if (sent >= 0) {
+        bytes.remove_prefix(sent);
+      } else if (errno == EAGAIN) {
+        TESSERA_RETURN_IF_ERROR(Await(POLLOUT, deadline));
+      } else if (errno != EINTR) {
+        return absl::UnavailableError("the connection was closed");
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Receive(std::string* in, absl::Time deadline)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    TESSERA_RETURN_IF_ERROR(Await(POLLIN, deadline));
+    char buffer[16 << 10];
+    const ssize_t got = recv(fd_, buffer, sizeof(buffer), MSG_DONTWAIT);
+    if (got > 0) {
+      in->append(buffer, got);
+    } else if (got == 0 || (errno != EAGAIN && errno != EINTR)) {
+      return absl::UnavailableError("the connection was closed");
+    }
+    return absl::OkStatus();
+  }
+
+  void Close() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (fd_ >= 0) close(fd_);
+    fd_ = -1;
+  }
+
+  const Address address_;
+  absl::Mutex mutex_;
+  int fd_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace
+
+absl::StatusOr<c10::intrusive_ptr<c10d::Store>> ConnectStore(
+    const StoreClientOptions& options, absl::Time deadline) {
+  Address address;
+  address.hosts = Resolve(options.host);
+  address.port = absl::StrCat(options.port);
+  address.key = options.key;
+  address.rank = options.rank;
+  address.server = options.server;
+  if (address.hosts.empty()) {
+    return absl::NotFoundError(absl::StrCat("'", options.host, "' is unknown"));
+  }
+  const absl::StatusOr<int> fd =
+      Dial(address, deadline, [](const absl::Status& status) {
+        return !absl::IsPermissionDenied(status);
+      });
+  if (absl::IsPermissionDenied(fd.status())) return fd.status();
+  if (!fd.ok()) return absl::DeadlineExceededError(fd.status().message());
+  return c10::make_intrusive<StoreClient>(
+      std::move(address), *fd,
+      absl::ToChronoMilliseconds(
+          std::max(deadline - absl::Now(), absl::Milliseconds(1))));
+}
+
+}  // namespace tessera

@@ -1,0 +1,141 @@
+#include "comm/rendezvous/store_server.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <system_error>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "comm/rendezvous/sockets.h"
+
+namespace tessera {
+namespace {
+
+constexpr size_t kReadBytes = 64 << 10;
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<StoreServer>> StoreServer::Start(
+    const Options& options) {
+  auto server = std::unique_ptr<StoreServer>(new StoreServer);
+  server->port_ = options.port;
+  const int ranks = std::max(options.world_size, 1);
+  server->listen_fd_ =
+      OpenListener(options.loopback, 2 * ranks, &server->port_);
+  if (server->listen_fd_ < 0) {
+    const std::string why = std::strerror(errno);
+    return errno == EADDRINUSE ? absl::AlreadyExistsError(why)
+                               : absl::UnavailableError(why);
+  }
+  server->stop_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (server->stop_fd_ < 0) return absl::UnavailableError(std::strerror(errno));
+  Reception::Options reception;
+  reception.key = options.key;
+  // Not only those of the right world: a rank that believes in another size is
+  // told so.
+  reception.world_size = std::numeric_limits<int>::max();
+  reception.at_once = 2 * ranks;
+  server->reception_ =
+      std::make_unique<Reception>(server->listen_fd_, std::move(reception));
+  try {
+    server->thread_ = std::thread([s = server.get()] { s->Run(); });
+  } catch (const std::system_error& e) {
+    return absl::UnavailableError(
+        absl::StrCat("cannot start a thread: ", e.what()));
+  }
+  return server;
+}
+
+StoreServer::~StoreServer() {
+  if (thread_.joinable()) {
+    eventfd_write(stop_fd_, 1);
+    thread_.join();
+  }
+  for (const auto& [id, client] : clients_) close(client.fd);
+  reception_ = nullptr;
+  if (stop_fd_ >= 0) close(stop_fd_);
+  if (listen_fd_ >= 0) close(listen_fd_);
+}
+
+void StoreServer::Run() {
+  pthread_setname_np(pthread_self(), "tessera-host");
+  std::vector<pollfd> fds;
+  std::vector<StoreTable::Client> ids;
+  while (true) {
+    fds = {{stop_fd_, POLLIN, 0}};
+    ids.clear();
+    for (const auto& [id, client] : clients_) {
+      const bool full = !client.out.empty();
+      fds.push_back(
+          {client.fd, static_cast<short>(full ? POLLOUT : POLLIN), 0});
+      ids.push_back(id);
+    }
+    const size_t others = fds.size();
+    reception_->AddTo(&fds);
+    if (poll(fds.data(), fds.size(), reception_->timeout_ms()) < 0) continue;
+    if (fds[0].revents != 0) return;
+    for (size_t i = 0; i < ids.size(); ++i) {
+      const auto it = clients_.find(ids[i]);
+      // An answer to another one may have closed it.
+      if (fds[i + 1].revents == 0 || it == clients_.end()) continue;
+      const bool good = fds[i + 1].events == POLLOUT
+                            ? Write(&it->second)
+                            : Read(ids[i], &it->second);
+      if (!good) Close(ids[i]);
+    }
+    for (const Guest& guest : reception_->Look(&fds[others])) {
+      clients_[++ids_].fd = guest.fd;
+    }
+  }
+}
+
+void StoreServer::Close(StoreTable::Client id) {
+  const auto it = clients_.find(id);
+  if (it == clients_.end()) return;
+  close(it->second.fd);
+  clients_.erase(it);
+  table_.Forget(id);
+}
+
+bool StoreServer::Read(StoreTable::Client id, Client* client) {
+  char buffer[kReadBytes];
+  const ssize_t got = recv(client->fd, buffer, sizeof(buffer), MSG_DONTWAIT);
+  if (got < 0) return errno == EAGAIN || errno == EINTR;
+  if (got == 0) return false;
+  client->in.append(buffer, got);
+  StoreMessage request;
+  while (true) {
+    const Decoded decoded = TakeFrame(&client->in, &request);
+    if (decoded == Decoded::kNonsense) return false;
+    if (decoded == Decoded::kIncomplete) return true;
+    for (const auto& [to, answer] : table_.Handle(id, std::move(request))) {
+      const auto it = clients_.find(to);
+      if (it == clients_.end()) continue;
+      it->second.out += EncodeFrame(answer);
+      // `client` is closed by who called this.
+      if (!Write(&it->second) && to != id) Close(to);
+    }
+  }
+}
+
+bool StoreServer::Write(Client* client) {
+  while (!client->out.empty()) {
+    const ssize_t sent = send(client->fd, client->out.data(),
+                              client->out.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent < 0) return errno == EAGAIN;
+    client->out.erase(0, sent);
+  }
+  return true;
+}
+
+}  // namespace tessera
