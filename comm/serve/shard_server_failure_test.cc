@@ -1,5 +1,7 @@
 // How pulls of shards fail, and what is left of a group whose pull has failed;
 // in one process.
+#include <errno.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -8,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_matchers.h"
@@ -184,8 +187,10 @@ TEST(ShardServerTest, DestructionInTheMiddleOfPayloads) {
 // ---- a peer that is not one of ours ----
 
 TEST(ShardServerTest, StrangeAnswersAreErrors) {
-  for (const ShardAnswer answer : {ShardAnswer{1, 0, 5}, ShardAnswer{1, 0, -3},
-                                   ShardAnswer{1, 3, 1 << 30}}) {
+  for (const ShardAnswer answer :
+       {ShardAnswer{1, 0, 5}, ShardAnswer{1, 0, -3}, ShardAnswer{1, 3, 1 << 30},
+        ShardAnswer{1, int64_t{1} << 32, 0}, ShardAnswer{1, -1, 0},
+        ShardAnswer{99, 0, INT64_MAX}}) {
     Ranks ranks(2);
     const int peer = std::exchange(ranks.mesh(1).serve[0], -1);
     ranks.Start(0);
@@ -196,6 +201,63 @@ TEST(ShardServerTest, StrangeAnswersAreErrors) {
     ASSERT_EQ(send(peer, &answer, sizeof(answer), MSG_NOSIGNAL),
               static_cast<ssize_t>(sizeof(answer)));
     EXPECT_FALSE(future.Wait().ok());
+    close(peer);
+  }
+}
+
+// One answer of each of the other ranks ends the pull, not two of one.
+TEST(ShardServerTest, ASecondAnswerIsAnError) {
+  Ranks ranks(3);
+  const int peer = std::exchange(ranks.mesh(1).serve[0], -1);
+  ranks.Start(0);
+  ranks[0].server->SetVersion(0);
+  ranks[0].server->Offer(0, torch::zeros({1}));
+  const CommFuture future =
+      ranks[0].server->Pull(0, 0, torch::zeros({3}), {"unit a"});
+  const struct {
+    ShardAnswer header;
+    float payload;
+  } __attribute__((packed)) answers[] = {{{1, 0, 4}, 7}, {{1, 0, 4}, 7}};
+  ASSERT_EQ(send(peer, answers, sizeof(answers), MSG_NOSIGNAL),
+            static_cast<ssize_t>(sizeof(answers)));
+  const absl::Status status = future.Wait();
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kInternal,
+                               AllOf(HasSubstr("unit a"),
+                                     HasSubstr("rank 1 answered twice"))));
+  EXPECT_EQ(ranks[0].failure(), status);
+  close(peer);
+}
+
+// Sends `bytes` as far as they are taken; true once the other end has closed.
+bool ClosesBeforeTaking(int fd, absl::string_view bytes) {
+  while (true) {
+    char nothing;
+    pollfd waiting = {fd, POLLIN, 0};
+    if (!bytes.empty()) waiting.events |= POLLOUT;
+    if (poll(&waiting, 1, /*timeout_ms=*/5000) <= 0) return false;
+    const ssize_t got = recv(fd, &nothing, 1, MSG_DONTWAIT);
+    if (got == 0 || (got < 0 && errno != EAGAIN)) return true;
+    const ssize_t sent =
+        send(fd, bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (sent < 0 && errno != EAGAIN) return true;
+    if (sent > 0) bytes.remove_prefix(sent);
+  }
+}
+
+// What must be kept for who asks has a limit.
+TEST(ShardServerTest, WhoAsksWithoutEndIsClosed) {
+  constexpr size_t kRequests = 100000;
+  for (const int64_t version : {0, 5}) {  // there already, and too early
+    Ranks ranks(2);
+    const int peer = std::exchange(ranks.mesh(1).ask[0], -1);
+    ranks.Start(0);
+    ranks[0].server->Offer(3, torch::zeros({1 << 10}));
+    ranks[0].server->SetVersion(0);
+    const std::vector<ShardRequest> requests(kRequests, {1, 3, version, 4096});
+    EXPECT_TRUE(ClosesBeforeTaking(
+        peer, absl::string_view(reinterpret_cast<const char*>(requests.data()),
+                                kRequests * sizeof(ShardRequest))));
+    TESSERA_EXPECT_OK(ranks[0].failure());
     close(peer);
   }
 }

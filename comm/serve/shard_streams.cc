@@ -25,9 +25,20 @@ constexpr int64_t kTurnBytes = 1 << 20;
 constexpr int64_t kHeaderBytes = sizeof(ShardAnswer);
 // No message is that long: the peer is not one of ours.
 constexpr int64_t kMaxMessageBytes = 1 << 20;
+// That of absl's last StatusCode.
+constexpr int64_t kLastCode = 16;
 
 // Nothing can be moved now; otherwise the connection is broken.
 bool WouldBlock() { return errno == EAGAIN || errno == EINTR; }
+
+// Could one of ours have sent it?
+bool IsSound(const ShardAnswer& header) {
+  if (header.code == 0) {
+    return header.bytes >= 0 && header.bytes <= INT64_MAX - kHeaderBytes;
+  }
+  return header.code > 0 && header.code <= kLastCode && header.bytes >= 0 &&
+         header.bytes <= kMaxMessageBytes;
+}
 
 void CloseOnce(int* fd) {
   if (*fd >= 0) close(*fd);
@@ -90,11 +101,10 @@ bool AskingEnd::Next(bool* blocked, int64_t* budget) {
   got_ += got;
   *budget -= got;
   if (got_ == kHeaderBytes) {
-    if (header_.bytes < 0) return false;
+    if (!IsSound(header_)) return false;
     if (header_.code == 0) {
       place_ = receiver_->PlaceFor(peer_, header_);
     } else {
-      if (header_.bytes > kMaxMessageBytes) return false;
       message_.resize(header_.bytes);
       place_ = message_.data();
     }

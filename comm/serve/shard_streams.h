@@ -88,6 +88,8 @@ class ServingEnd {
 
   int fd() const { return fd_; }  // -1 once closed
   bool wants_to_send() const { return !out_.empty(); }
+  // Answers that are not all sent.
+  int64_t num_unsent() const { return static_cast<int64_t>(out_.size()); }
   // `shard` is contiguous and in host memory.
   void Answer(int64_t ticket, at::Tensor shard);
   void Refuse(int64_t ticket, const absl::Status& error);

@@ -85,6 +85,7 @@ class TcpShardServer final : public ShardServer, private AskingEnd::Receiver {
         : asking(ask, rank, receiver), serving(serve) {}
     AskingEnd asking;
     ServingEnd serving;
+    int64_t num_early = 0;  // of early_
   };
   // What came too early.
   struct Early {
@@ -106,6 +107,8 @@ class TcpShardServer final : public ShardServer, private AskingEnd::Receiver {
   void Run();
   void FillPoll(std::vector<pollfd>* fds) const;
   void Turn(int peer, short asking, short serving);
+  // Nothing more is sent to that rank.
+  void CloseServing(int peer);
   // What callers brought. False: stop.
   bool TakeNews();
   void Serve(int peer, const ShardRequest& request);

@@ -7,6 +7,11 @@
 // Why a failed pull fails the whole group: its rank cannot go on, and the
 // others will wait for it in some collective; they are to be told the cause
 // now.
+//
+// Why a second answer of one rank is an error, and too many requests close the
+// connection: an answer that counts for another rank's would end a pull whose
+// shards are not all there, and requests that wait are kept without a limit of
+// their own.
 #include <pthread.h>
 #include <sys/eventfd.h>
 
@@ -21,6 +26,10 @@
 
 namespace tessera {
 namespace {
+
+// Of one rank, that wait for a version or to be sent. No rank of ours has so
+// many pulls under way.
+constexpr int64_t kMaxRequests = 1 << 16;
 
 // "unit a #7 (pull, 64 bytes of float32)"
 std::string NameOf(const CollectiveRecord& record) {
@@ -79,12 +88,21 @@ void TcpShardServer::Turn(int peer, short asking, short serving) {
   good = (serving & POLLOUT) == 0 || p.serving.Send();
   std::vector<ShardRequest> requests;
   if (good && (serving & ~POLLOUT) != 0) good = p.serving.Receive(&requests);
-  if (!good) {
-    p.serving.Close();
-    if (!AnyMayAsk()) EndRetirement();
-    return;
+  for (const ShardRequest& request : requests) {
+    if (good) Serve(peer, request);
+    good = good && p.num_early + p.serving.num_unsent() <= kMaxRequests;
   }
-  for (const ShardRequest& request : requests) Serve(peer, request);
+  if (!good) CloseServing(peer);
+}
+
+void TcpShardServer::CloseServing(int peer) {
+  peers_[peer]->serving.Close();
+  peers_[peer]->num_early = 0;
+  early_.erase(
+      std::remove_if(early_.begin(), early_.end(),
+                     [peer](const Early& early) { return early.peer == peer; }),
+      early_.end());
+  if (!AnyMayAsk()) EndRetirement();
 }
 
 bool TcpShardServer::TakeNews() {
@@ -114,9 +132,11 @@ bool TcpShardServer::TakeNews() {
   }
   for (const ShardRequest& request : own) Serve(rank_, request);
   if (changed) {
-    for (const Early& early : std::exchange(early_, {})) {
-      Serve(early.peer, early.request);
+    const std::vector<Early> early = std::exchange(early_, {});
+    for (const auto& peer : peers_) {
+      if (peer != nullptr) peer->num_early = 0;
     }
+    for (const Early& each : early) Serve(each.peer, each.request);
   }
   return true;
 }
@@ -125,6 +145,7 @@ void TcpShardServer::Serve(int peer, const ShardRequest& request) {
   absl::StatusOr<at::Tensor> shard = Find(request);
   if (shard.ok() && !shard->defined()) {
     early_.push_back({peer, request});
+    if (peer != rank_) ++peers_[peer]->num_early;
     return;
   }
   if (peer == rank_) {
@@ -153,6 +174,12 @@ TcpShardServer::PullState* TcpShardServer::FindPull(int64_t ticket) {
 char* TcpShardServer::PlaceFor(int peer, const ShardAnswer& answer) {
   PullState* const pull = FindPull(answer.ticket);
   if (pull == nullptr) return nullptr;  // it has failed meanwhile
+  if (!pull->missing[peer]) {
+    Fail(absl::InternalError(absl::StrCat(NameOf(pull->record), ": rank ",
+                                          group_.options.first_rank(peer),
+                                          " answered twice")));
+    return nullptr;
+  }
   if (answer.bytes != pull->request.bytes) {
     Fail(absl::InternalError(
         absl::StrCat(NameOf(pull->record), ": ", answer.bytes,

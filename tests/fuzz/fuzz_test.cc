@@ -1,0 +1,103 @@
+// Every parser of what comes from other processes, with thousands of inputs:
+// its corpus, each prefix of it, and what is made of it. None may end the
+// process, or leave anything behind.
+#include "tests/fuzz/fuzz.h"
+
+#include <dirent.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+
+namespace tessera {
+namespace {
+
+// Of all the inputs of a target.
+constexpr int64_t kMostBytes = 16 << 20;
+
+uint64_t Seed() {
+  const char* const seed = std::getenv("TESSERA_TEST_SEED");
+  return seed == nullptr ? 1 : std::strtoull(seed, nullptr, 10);
+}
+
+int Entries(const char* folder) {
+  int count = 0;
+  DIR* const dir = opendir(folder);
+  while (dir != nullptr && readdir(dir) != nullptr) ++count;
+  closedir(dir);
+  return count;
+}
+
+int64_t PeakBytes() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_maxrss * int64_t{1024};
+}
+
+// What runs now, for the signal handler.
+const std::string* running = nullptr;
+
+// The input that ended the process, since nothing else says.
+void Tell(int signal) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  constexpr char kWords[] = "\ninput that ended the process: ";
+  (void)!write(STDERR_FILENO, kWords, sizeof(kWords) - 1);
+  for (const char byte : *running) {
+    const char pair[] = {kDigits[(byte >> 4) & 15], kDigits[byte & 15]};
+    (void)!write(STDERR_FILENO, pair, sizeof(pair));
+  }
+  (void)!write(STDERR_FILENO, "\n", 1);
+  raise(signal);
+}
+
+void TellOfSignals() {
+  struct sigaction action {};
+  action.sa_handler = Tell;
+  action.sa_flags = SA_RESETHAND;
+  for (const int signal : {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGPIPE}) {
+    sigaction(signal, &action, nullptr);
+  }
+}
+
+class Parser : public ::testing::TestWithParam<FuzzTarget> {};
+
+TEST_P(Parser, SurvivesAnyInput) {
+  const FuzzTarget& target = GetParam();
+  SCOPED_TRACE(absl::StrCat("TESSERA_TEST_SEED=", Seed()));
+  TellOfSignals();
+  const auto run = [&](const std::string& input) {
+    running = &input;
+    target.run(input);
+  };
+  ASSERT_FALSE(target.corpus.empty());
+  for (const std::string& input : target.corpus) run(input);
+  const int descriptors = Entries("/proc/self/fd");
+  const int threads = Entries("/proc/self/task");
+  const int64_t peak = PeakBytes();
+  for (const std::string& input : target.corpus) {
+    for (size_t bytes = 0; bytes < input.size(); ++bytes) {
+      run(input.substr(0, bytes));
+    }
+  }
+  FuzzInputs inputs(target.corpus, Seed());
+  for (int i = 0; i < target.rounds; ++i) run(inputs.Next());
+  EXPECT_EQ(Entries("/proc/self/fd"), descriptors);
+  EXPECT_EQ(Entries("/proc/self/task"), threads);
+  EXPECT_LT(PeakBytes() - peak, kMostBytes);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Parser, ::testing::ValuesIn(AllFuzzTargets()),
+                         [](const ::testing::TestParamInfo<FuzzTarget>& info) {
+                           return info.param.name;
+                         });
+
+}  // namespace
+}  // namespace tessera

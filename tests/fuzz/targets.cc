@@ -1,0 +1,11 @@
+#include "tests/fuzz/targets.h"
+
+#include <vector>
+
+namespace tessera {
+
+std::vector<FuzzTarget> AllFuzzTargets() {
+  return {ShardAnswersTarget(), ShardRequestsTarget()};
+}
+
+}  // namespace tessera

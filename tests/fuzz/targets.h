@@ -1,0 +1,13 @@
+// The targets, one for each parser.
+#ifndef TESTS_FUZZ_TARGETS_H_
+#define TESTS_FUZZ_TARGETS_H_
+
+#include "tests/fuzz/fuzz.h"
+
+namespace tessera {
+
+FuzzTarget ShardAnswersTarget();   // shard_streams_fuzz.cc
+FuzzTarget ShardRequestsTarget();  // shard_streams_fuzz.cc
+
+}  // namespace tessera
+#endif  // TESTS_FUZZ_TARGETS_H_
