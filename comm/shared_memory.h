@@ -3,7 +3,7 @@
 // last of them has let go of it, however that came to be.
 //
 // Made by Communicator::ShareMemory. Zeros at first; a page takes room when it
-// is first written.
+// is first written (where memory is accounted strictly, from the start).
 #ifndef COMM_SHARED_MEMORY_H_
 #define COMM_SHARED_MEMORY_H_
 

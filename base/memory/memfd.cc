@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -50,7 +51,28 @@ absl::Status CheckLength(int fd, int64_t bytes) {
 
 }  // namespace
 
-absl::StatusOr<int> MakeMemfd(const char* name, int64_t bytes) {
+bool StrictOvercommit(const std::string& root) {
+  std::ifstream in(root + "/proc/sys/vm/overcommit_memory");
+  int mode = 0;
+  return in >> mode && mode == 2;
+}
+
+absl::Status TakePages(int fd, int64_t begin, int64_t bytes) {
+  if (fallocate(fd, /*mode=*/0, begin, bytes) == 0) return absl::OkStatus();
+  return Refused("fallocate");
+}
+
+absl::StatusOr<int> MakeMemfd(const char* name, int64_t bytes,
+                              const std::string& root) {
+  TESSERA_ASSIGN_OR_RETURN(const int fd, MakeSparseMemfd(name, bytes));
+  if (bytes == 0 || !StrictOvercommit(root)) return fd;
+  const absl::Status taken = TakePages(fd, 0, bytes);
+  if (taken.ok()) return fd;
+  close(fd);
+  return taken;
+}
+
+absl::StatusOr<int> MakeSparseMemfd(const char* name, int64_t bytes) {
   TESSERA_RETURN_IF_ERROR(CheckLimit(bytes));
   const int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0) return Refused("memfd_create");

@@ -2,10 +2,12 @@
 
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdint>
+#include <filesystem>
 #include <fstream>
 #include <string>
 
@@ -59,6 +61,50 @@ TEST(Memfd, MoreThanTheLimitOfFilesIsAnError) {
   setrlimit(RLIMIT_FSIZE, &before);
   EXPECT_THAT(fd, StatusIs(kUnavailable, AllOf(HasSubstr("32768 bytes"),
                                                HasSubstr("`ulimit -f`"))));
+}
+
+int64_t BytesTaken(int fd) {
+  struct stat info;
+  return fstat(fd, &info) == 0 ? info.st_blocks * int64_t{512} : -1;
+}
+
+// A folder in whose /proc the kernel's setting is `mode`.
+std::string RootWithOvercommit(const char* mode) {
+  const std::string root = absl::StrCat(::testing::TempDir(), "/mode", mode);
+  const std::string folder = root + "/proc/sys/vm";
+  std::filesystem::create_directories(folder);
+  std::ofstream(folder + "/overcommit_memory") << mode << "\n";
+  return root;
+}
+
+// Where the account is strict, pages are there before they are written.
+TEST(Memfd, PagesAreTakenUnderStrictAccountOnly) {
+  for (const char* mode : {"0", "1", "2"}) {
+    const bool strict = *mode == '2';
+    const std::string root = RootWithOvercommit(mode);
+    EXPECT_EQ(StrictOvercommit(root), strict) << mode;
+    TESSERA_ASSERT_OK_AND_ASSIGN(const int fd, MakeMemfd("test", kBytes, root));
+    EXPECT_EQ(BytesTaken(fd), strict ? kBytes : 0) << mode;
+    close(fd);
+  }
+  EXPECT_FALSE(StrictOvercommit("/nowhere"));
+  TESSERA_ASSERT_OK_AND_ASSIGN(const int fd, MakeSparseMemfd("test", kBytes));
+  EXPECT_EQ(BytesTaken(fd), 0);
+  TESSERA_EXPECT_OK(TakePages(fd, kBytes / 2, kBytes / 2));
+  EXPECT_EQ(BytesTaken(fd), kBytes / 2);
+  close(fd);
+}
+
+// Pages that cannot be had: huge ones, of which there are not so many.
+TEST(Memfd, PagesThatCannotBeHadAreAnError) {
+  const int64_t bytes = int64_t{1} << 40;
+  const int fd = memfd_create("test", MFD_CLOEXEC | MFD_HUGETLB);
+  ASSERT_GE(fd, 0);
+  ASSERT_EQ(ftruncate(fd, bytes), 0);
+  EXPECT_THAT(TakePages(fd, 0, bytes),
+              StatusIs(kUnavailable, HasSubstr("No space left")));
+  EXPECT_EQ(BytesTaken(fd), 0);
+  close(fd);
 }
 
 // Else whoever has the descriptor could take pages from under the others.

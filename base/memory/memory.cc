@@ -57,13 +57,26 @@ bool FromSource(const void* data) {
   return source != nullptr && source->Owns(data);
 }
 
+// Mappings without pages, which the kernel does not take back: neighbours are
+// one mapping to it, and where a process has as many as it may
+// (vm.max_map_count) none can be cut in two. They are zeros, for the next of
+// their size.
+KeptBuffers& Stuck() {
+  static KeptBuffers* const stuck = new KeptBuffers;
+  return *stuck;
+}
+
 void Unmap(const std::vector<KeptBuffers::Buffer>& buffers) {
   for (const auto& [data, bytes] : buffers) {
     if (FromSource(data)) {
       g_source.load()->Free(data, bytes);
-    } else {
-      TESSERA_CHECK_EQ(munmap(data, static_cast<size_t>(bytes)), 0);
+      continue;
     }
+    const auto length = static_cast<size_t>(bytes);
+    if (munmap(data, length) == 0) continue;
+    TESSERA_CHECK_EQ(errno, ENOMEM);
+    TESSERA_CHECK_EQ(madvise(data, length, MADV_DONTNEED), 0);
+    (void)Stuck().Keep({data, bytes}, INT64_MAX);
   }
 }
 
@@ -74,6 +87,7 @@ void* Map(int64_t bytes) {
     return source->Allocate(bytes);
   }
   // Fresh anonymous pages are zero already.
+  if (void* const stuck = Stuck().Take(bytes)) return stuck;
   void* mapped =
       mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -1,5 +1,8 @@
 #include "base/memory/memory.h"
 
+#include <errno.h>
+#include <sys/mman.h>
+
 #include <cstring>
 #include <thread>
 #include <vector>
@@ -70,6 +73,53 @@ INSTANTIATE_TEST_SUITE_P(All, BufferSizes,
                                            kMappedFromBytes - 1,
                                            kMappedFromBytes,
                                            kMappedFromBytes + 1, 1 << 20));
+
+// Takes all mappings that this process may still have.
+class NoMappings {
+ public:
+  NoMappings()
+      : data_(static_cast<char*>(mmap(nullptr, kBytes, PROT_NONE,
+                                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0))) {
+    int64_t at = kPage;
+    while (at < kBytes && mprotect(data_ + at, kPage, PROT_READ) == 0) {
+      at += 2 * kPage;
+    }
+    at_limit_ = errno == ENOMEM && at < kBytes;
+  }
+  ~NoMappings() { munmap(data_, kBytes); }
+  bool at_limit() const { return at_limit_; }
+
+ private:
+  static constexpr int64_t kPage = 4096;
+  static constexpr int64_t kBytes = kPage << 20;
+  char* const data_;
+  bool at_limit_ = false;
+};
+
+// Buffers in the middle of what is one mapping to the kernel.
+TEST_F(MemoryTest, AtTheLimitOfMappingsBuffersCanBeFreed) {
+  std::vector<CountedBuffer> buffers;
+  for (int i = 0; i < 8; ++i) {
+    buffers.push_back(Allocate(kMappedFromBytes));
+    std::memset(buffers.back().data(), 1, kMappedFromBytes);
+  }
+  {
+    const NoMappings no_mappings;
+    ASSERT_TRUE(no_mappings.at_limit());
+    for (int i = 1; i < 8; i += 2) buffers[i].Free();
+    ReturnKept();
+    EXPECT_EQ(Ledger().Report().kept_bytes, 0);
+    for (int i = 1; i < 8; i += 2) {
+      buffers[i] = Allocate(kMappedFromBytes, /*zeroed=*/true);
+      for (int64_t at = 0; at < kMappedFromBytes; ++at) {
+        ASSERT_EQ(buffers[i].data_as<char>()[at], 0);
+      }
+      std::memset(buffers[i].data(), 1, kMappedFromBytes);
+    }
+  }
+  buffers.clear();
+  ReturnKept();
+}
 
 TEST_F(MemoryTest, MovesLeaveTheSourceEmpty) {
   CountedBuffer a = Allocate(100);

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 #include <iterator>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
@@ -31,15 +32,29 @@ bool GiveBack(int fd, int64_t begin, int64_t length) {
 
 }  // namespace
 
-Arena::Arena(int fd, char* data, int64_t bytes)
-    : fd_(fd), data_(data), bytes_(bytes) {
+Arena::Arena(int fd, char* data, int64_t bytes, bool takes_pages)
+    : fd_(fd), data_(data), bytes_(bytes), takes_pages_(takes_pages) {
   free_.emplace(0, bytes);
+}
+
+Arena::~Arena() {
+  munmap(data_, static_cast<size_t>(bytes_));
+  close(fd_);
 }
 
 absl::StatusOr<Arena*> Arena::Make() {
   const int64_t bytes =
       int64_t{sysconf(_SC_PHYS_PAGES)} * int64_t{sysconf(_SC_PAGESIZE)};
-  TESSERA_ASSIGN_OR_RETURN(const int fd, MakeMemfd("tessera-heap", bytes));
+  TESSERA_ASSIGN_OR_RETURN(const int fd,
+                           MakeSparseMemfd("tessera-heap", bytes));
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<Arena> arena,
+                           Over(fd, bytes, StrictOvercommit()));
+  SetMemorySource(arena.get());
+  return arena.release();
+}
+
+absl::StatusOr<std::unique_ptr<Arena>> Arena::Over(int fd, int64_t bytes,
+                                                   bool takes_pages) {
   if (!GiveBack(fd, 0, kPageBytes)) {
     const int error = errno;
     close(fd);
@@ -51,9 +66,7 @@ absl::StatusOr<Arena*> Arena::Make() {
     close(fd);
     return data.status();
   }
-  auto* arena = new Arena(fd, *data, bytes);
-  SetMemorySource(arena);
-  return arena;
+  return std::unique_ptr<Arena>(new Arena(fd, *data, bytes, takes_pages));
 }
 
 absl::StatusOr<Arena*> Arena::Get() {
@@ -63,6 +76,14 @@ absl::StatusOr<Arena*> Arena::Get() {
 }
 
 void* Arena::Allocate(int64_t bytes) {
+  char* const data = TakeRange(bytes);
+  if (data == nullptr || !takes_pages_) return data;
+  if (TakePages(fd_, data - data_, WholePages(bytes)).ok()) return data;
+  Free(data, bytes);
+  return nullptr;
+}
+
+char* Arena::TakeRange(int64_t bytes) {
   const int64_t wanted = WholePages(bytes);
   absl::MutexLock lock(&mutex_);
   for (auto it = free_.begin(); it != free_.end(); ++it) {

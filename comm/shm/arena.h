@@ -5,7 +5,9 @@
 // It is as long as the machine's memory, holds pages only where buffers are,
 // and has no name: nothing of it is left when the last process that maps it
 // has ended, however it ended. Freed ranges give their pages back at once and
-// are zero when used again. Core dumps leave it out, buffers and holes.
+// are zero when used again. Core dumps leave it out, buffers and holes. Where
+// the kernel keeps strict account of memory (base/memory/memfd.h) a buffer has
+// its pages from the start, since there is no other way to be refused.
 //
 // Installed as the source of large buffers (base/memory/memory.h), so that what
 // a collective works on lies where the others can read it.
@@ -16,6 +18,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
@@ -31,6 +34,12 @@ class Arena : public MemorySource {
   // cannot take freed pages back.
   static absl::StatusOr<Arena*> Get();
 
+  // One of a memfd of `bytes`, which it takes; not installed. `takes_pages`:
+  // when they are allocated. Unavailable as Get. For tests.
+  static absl::StatusOr<std::unique_ptr<Arena>> Over(int fd, int64_t bytes,
+                                                     bool takes_pages);
+  ~Arena() override;
+
   void* Allocate(int64_t bytes) override;  // null if there is no room
   void Free(void* data, int64_t bytes) override;
   bool Owns(const void* data) const override;
@@ -41,12 +50,14 @@ class Arena : public MemorySource {
   int64_t bytes() const { return bytes_; }
 
  private:
-  Arena(int fd, char* data, int64_t bytes);
+  Arena(int fd, char* data, int64_t bytes, bool takes_pages);
   static absl::StatusOr<Arena*> Make();
+  char* TakeRange(int64_t bytes);
 
   const int fd_;
   char* const data_;
   const int64_t bytes_;
+  const bool takes_pages_;
   absl::Mutex mutex_;
   std::map<int64_t, int64_t> free_ ABSL_GUARDED_BY(mutex_);  // begin -> bytes
 };
