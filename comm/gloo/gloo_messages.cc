@@ -1,24 +1,17 @@
 #include "comm/gloo/gloo_messages.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "ATen/ops/zeros.h"
+#include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/torch/tensor_over.h"
+#include "comm/gloo/text_record.h"
 #include "comm/group/queued_communicator.h"
 #include "comm/record/flight_recorder.h"
 
 namespace tessera {
-namespace {
-
-// Strings up to here travel with their length.
-constexpr int64_t kInlineTextBytes = 248;
-constexpr int64_t kTextRecordBytes = 8 + kInlineTextBytes;
-
-}  // namespace
-
 GlooMessages::GlooMessages(std::shared_ptr<GlooTransport> transport,
                            Options options)
     : transport_(std::move(transport)), options_(std::move(options)) {}
@@ -89,35 +82,34 @@ absl::StatusOr<std::vector<std::string>> GlooMessages::GatherTexts(
     uint32_t tag, const std::vector<int>& ranks, const std::string& mine) {
   const int size = static_cast<int>(ranks.size());
   auto texts = std::make_shared<std::vector<std::string>>(size);
-  at::Tensor records = at::zeros({size * kTextRecordBytes}, at::kByte);
+  at::Tensor records = at::zeros({size * TextRecord::kBytes}, at::kByte);
   Keep(texts);
   Keep(std::make_shared<at::Tensor>(records));
   auto record_at = [&](int place) {
     return static_cast<char*>(records.mutable_data_ptr()) +
-           place * kTextRecordBytes;
+           place * TextRecord::kBytes;
   };
   int own;
   const std::vector<int> others = OtherPlaces(ranks, &own);
   const int64_t own_bytes = static_cast<int64_t>(mine.size());
   (*texts)[own] = mine;
-  std::memcpy(record_at(own), &own_bytes, sizeof(own_bytes));
-  std::memcpy(record_at(own) + sizeof(own_bytes), mine.data(),
-              std::min(own_bytes, kInlineTextBytes));
+  TextRecord::Write(mine, record_at(own));
   TESSERA_RETURN_IF_ERROR(
       GatherSlices(tag, ranks, records, Slices(records.numel(), size)));
   std::vector<Message> messages;
   for (int place : others) {
-    int64_t bytes = 0;
-    std::memcpy(&bytes, record_at(place), sizeof(bytes));
     std::string& text = (*texts)[place];
-    text.assign(record_at(place) + sizeof(bytes),
-                std::min(bytes, kInlineTextBytes));
-    if (bytes > kInlineTextBytes) {
-      text.resize(bytes);
-      messages.push_back(
-          Receive(BytesOver(text.data(), bytes), ranks[place], tag));
+    const absl::StatusOr<int64_t> bytes =
+        TextRecord::Read(record_at(place), &text);
+    if (!bytes.ok()) {
+      return Annotate(bytes.status(), absl::StrCat("rank ", ranks[place]));
     }
-    if (own_bytes > kInlineTextBytes) {
+    if (*bytes > TextRecord::kInlineBytes) {
+      text.resize(*bytes);
+      messages.push_back(
+          Receive(BytesOver(text.data(), *bytes), ranks[place], tag));
+    }
+    if (own_bytes > TextRecord::kInlineBytes) {
       messages.push_back(
           Send(BytesOver((*texts)[own].data(), own_bytes), ranks[place], tag));
     }

@@ -12,6 +12,7 @@
 #include "comm/group/watched_communicator.h"
 #include "comm/hierarchical/hierarchical_ops.h"
 #include "comm/hierarchical/host_plan.h"
+#include "comm/hierarchical/packed_texts.h"
 #include "comm/reduce/element_type.h"
 #include "comm/reduce/slices.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
@@ -19,28 +20,6 @@
 
 namespace tessera {
 namespace {
-
-// Strings one after the other, each behind its length.
-std::string Pack(const std::vector<std::string>& texts) {
-  std::string packed;
-  for (const std::string& text : texts) {
-    const uint64_t bytes = text.size();
-    packed.append(reinterpret_cast<const char*>(&bytes), sizeof(bytes));
-    packed += text;
-  }
-  return packed;
-}
-
-std::vector<std::string> Unpack(absl::string_view packed) {
-  std::vector<std::string> texts;
-  while (!packed.empty()) {
-    uint64_t bytes;
-    std::memcpy(&bytes, packed.data(), sizeof(bytes));
-    texts.emplace_back(packed.substr(sizeof(bytes), bytes));
-    packed.remove_prefix(sizeof(bytes) + bytes);
-  }
-  return texts;
-}
 
 class HierarchicalCommunicator : public WatchedCommunicator {
  public:
@@ -97,6 +76,11 @@ class HierarchicalCommunicator : public WatchedCommunicator {
   // Runs `body` under the monitor. `memory` is what messages may point into.
   absl::Status Run(const Call& call, std::vector<at::Tensor> memory,
                    const std::function<absl::Status()>& body);
+  // With the details: ranks of a host whose dtypes differ are in different
+  // collectives.
+  static std::string NameOf(const Call& call) {
+    return absl::StrCat(call.what, " (", call.details, ")");
+  }
   // An operation on `tensor`, one slice for each rank.
   SlicedCall SlicesOf(const Call& call, const at::Tensor& tensor) const;
   absl::Status GatherTexts(const Call& call, const std::string& mine,
@@ -128,7 +112,7 @@ absl::Status HierarchicalCommunicator::Run(
 SlicedCall HierarchicalCommunicator::SlicesOf(const Call& call,
                                               const at::Tensor& tensor) const {
   SlicedCall result;
-  result.what = call.what;
+  result.what = NameOf(call);
   result.signature = call.signature;
   result.data = static_cast<char*>(tensor.mutable_data_ptr());
   const auto element_bytes = static_cast<int64_t>(tensor.element_size());
@@ -204,19 +188,22 @@ absl::Status HierarchicalCommunicator::GatherTexts(
     std::vector<std::string>* texts) {
   std::vector<std::string> local;
   TESSERA_RETURN_IF_ERROR(
-      memory_->collectives.AllGatherTexts(call.what, mine, &local));
+      memory_->collectives.AllGatherTexts(NameOf(call), mine, &local));
   std::string packed;
   if (rank() == LocalRanks().front()) {
     TESSERA_ASSIGN_OR_RETURN(
         const std::vector<std::string> hosts,
-        messages_.GatherTexts(call.signature, leaders_, Pack(local)));
-    packed = Pack(hosts);
+        messages_.GatherTexts(call.signature, leaders_, PackTexts(local)));
+    packed = PackTexts(hosts);
   }
   TESSERA_RETURN_IF_ERROR(
-      memory_->collectives.AllGatherTexts(call.what, packed, &local));
-  const std::vector<std::string> hosts = Unpack(local.front());
+      memory_->collectives.AllGatherTexts(NameOf(call), packed, &local));
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> hosts,
+                           UnpackTexts(local.front(), placement_.num_hosts()));
   for (int h = 0; h < placement_.num_hosts(); ++h) {
-    const std::vector<std::string> of_host = Unpack(hosts[h]);
+    TESSERA_ASSIGN_OR_RETURN(
+        const std::vector<std::string> of_host,
+        UnpackTexts(hosts[h], placement_.ranks_of(h).size()));
     for (size_t i = 0; i < of_host.size(); ++i) {
       (*texts)[placement_.ranks_of(h)[i]] = of_host[i];
     }

@@ -84,22 +84,6 @@ void CloseAll(const cmsghdr* header) {
   for (int descriptor : descriptors) close(descriptor);
 }
 
-absl::Status Receive(int fd, std::string* bytes,
-                     std::vector<int>* descriptors) {
-  Envelope envelope(bytes, descriptors->size());
-  const size_t size = descriptors->size() * sizeof(int);
-  const ssize_t got = recvmsg(fd, &envelope.message, MSG_CMSG_CLOEXEC);
-  if (got < 0) return Failed("recvmsg");
-  const cmsghdr* header = CMSG_FIRSTHDR(&envelope.message);
-  if (got != static_cast<ssize_t>(bytes->size()) || header == nullptr ||
-      header->cmsg_type != SCM_RIGHTS || header->cmsg_len != CMSG_LEN(size)) {
-    CloseAll(header);
-    return absl::UnavailableError("it sent no memory");
-  }
-  std::memcpy(descriptors->data(), CMSG_DATA(header), size);
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<DescriptorOffer>> DescriptorOffer::Start(
@@ -144,6 +128,23 @@ void DescriptorOffer::Serve() {
   }
 }
 
+absl::Status ReceiveDescriptors(int fd, std::string* bytes,
+                                std::vector<int>* descriptors) {
+  Envelope envelope(bytes, descriptors->size());
+  const size_t size = descriptors->size() * sizeof(int);
+  const ssize_t got = recvmsg(fd, &envelope.message, MSG_CMSG_CLOEXEC);
+  if (got < 0) return Failed("recvmsg");
+  const cmsghdr* header = CMSG_FIRSTHDR(&envelope.message);
+  if (got != static_cast<ssize_t>(bytes->size()) || header == nullptr ||
+      (envelope.message.msg_flags & MSG_CTRUNC) != 0 ||
+      header->cmsg_type != SCM_RIGHTS || header->cmsg_len != CMSG_LEN(size)) {
+    CloseAll(header);
+    return absl::UnavailableError("it sent no memory");
+  }
+  std::memcpy(descriptors->data(), CMSG_DATA(header), size);
+  return absl::OkStatus();
+}
+
 absl::Status TakeDescriptors(const std::string& name, absl::Duration timeout,
                              std::string* bytes,
                              std::vector<int>* descriptors) {
@@ -163,7 +164,7 @@ absl::Status TakeDescriptors(const std::string& name, absl::Duration timeout,
     return Failed("connecting to its local socket");
   }
   if (!SameUser(fd)) return absl::UnavailableError("another user runs it");
-  return Receive(fd, bytes, descriptors);
+  return ReceiveDescriptors(fd, bytes, descriptors);
 }
 
 }  // namespace tessera::shm

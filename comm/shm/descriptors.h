@@ -48,5 +48,10 @@ class DescriptorOffer {
 absl::Status TakeDescriptors(const std::string& name, absl::Duration timeout,
                              std::string* bytes, std::vector<int>* descriptors);
 
+// The same, of one message of a connected local socket, which blocks or has a
+// limit of time; of another kind of message nothing is kept.
+absl::Status ReceiveDescriptors(int fd, std::string* bytes,
+                                std::vector<int>* descriptors);
+
 }  // namespace tessera::shm
 #endif  // COMM_SHM_DESCRIPTORS_H_

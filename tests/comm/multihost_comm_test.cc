@@ -203,5 +203,21 @@ TEST(FailureTest, RanksInDifferentCollectivesAreTold) {
   }
 }
 
+// Of one size, and rank 1 exchanges no messages.
+TESSERA_RANK_FUNCTION(InAnotherDtype) {
+  at::Tensor t =
+      torch::ones({1000}, world.rank() == 1 ? torch::kInt : torch::kFloat);
+  return world.communicator()->Broadcast(t, 0, {"broadcast of b"}).Wait();
+}
+
+TEST(FailureTest, RanksOfAHostWithOtherDtypesAreTold) {
+  RankPool pool(OnHosts({0, 0, 1}));
+  for (const auto& answer : pool.Run("InAnotherDtype", "")) {
+    EXPECT_THAT(answer.status().message(),
+                AllOf(HasSubstr("different collectives"), HasSubstr("int32"),
+                      HasSubstr("float32")));
+  }
+}
+
 }  // namespace
 }  // namespace tessera

@@ -5,7 +5,8 @@
 namespace tessera {
 
 std::vector<FuzzTarget> AllFuzzTargets() {
-  return {ShardAnswersTarget(), ShardRequestsTarget()};
+  return {ShardAnswersTarget(), ShardRequestsTarget(), TextRecordTarget(),
+          PackedTextsTarget(), DescriptorsTarget()};
 }
 
 }  // namespace tessera

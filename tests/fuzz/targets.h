@@ -9,5 +9,9 @@ namespace tessera {
 FuzzTarget ShardAnswersTarget();   // shard_streams_fuzz.cc
 FuzzTarget ShardRequestsTarget();  // shard_streams_fuzz.cc
 
+FuzzTarget TextRecordTarget();     // texts_fuzz.cc
+FuzzTarget PackedTextsTarget();    // texts_fuzz.cc
+FuzzTarget DescriptorsTarget();    // descriptors_fuzz.cc
+
 }  // namespace tessera
 #endif  // TESTS_FUZZ_TARGETS_H_
