@@ -146,9 +146,14 @@ absl::Status Exchange::Run(Collective* call) {
   absl::Status status = team_->aborted();
   if (status.ok()) status = RunToTheEnd(call);
   if (status.ok()) status = CheckNobodyGaveUp();
-  // Before the caller may write to what others still read.
   auto& broken = team_->mine().broken.value;
-  if (!status.ok() && broken.load() == 0) broken.store(sequence_);
+  if (!status.ok() && broken.load() == 0) {
+    broken.store(sequence_);
+    // Before the caller may write to what others still read: a store alone,
+    // also a sequentially consistent one, comes after what stands above it, not
+    // before what stands below. That fence and CheckNobodyGaveUp's are a pair.
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+  }
   return status;
 }
 

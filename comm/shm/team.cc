@@ -28,6 +28,15 @@ int CoresOfThisProcess() {
   return CPU_COUNT(&set);
 }
 
+// Says to the processor that this is a loop of waiting.
+void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield" ::: "memory");
+#endif
+}
+
 }  // namespace
 
 void Door::Ring() {
@@ -97,7 +106,7 @@ absl::Status Team::WaitFor(int peer, Control::Counter Control::*counter,
   const std::atomic<uint64_t>& word = (of(peer).*counter).value;
   for (int i = 0; i < spins_; ++i) {
     if (word.load(std::memory_order_acquire) >= value) return absl::OkStatus();
-    __builtin_ia32_pause();
+    Pause();
   }
   on_sleep_(peer);
   Door& door = mine().door;
