@@ -1,16 +1,21 @@
 #include "comm/shm/map_peers.h"
 
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <iterator>
+#include <map>
 #include <random>
 #include <string>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "base/memory/memfd.h"
 #include "base/status.h"
 #include "comm/shm/arena.h"
@@ -26,6 +31,10 @@
 // tell all how it went (`verdict`), and every rank reads every verdict before
 // it returns, even after a failure. That wait has a second use: the words stand
 // where staging begins, and nobody may stage before all have looked.
+//
+// Why groups share the heaps: each is as long as the machine's memory. 64 ranks
+// of a machine of 1.5 TiB would fill 96 of the 128 TiB that a process has with
+// the heaps of one group alone; those of a second one would not fit.
 namespace tessera::shm {
 namespace {
 
@@ -41,6 +50,52 @@ std::vector<uint8_t> BytesOf(const std::string& text) {
 
 }  // namespace
 
+// The heap of another process, as all groups of this one see it.
+class PeerHeap {
+ public:
+  // `fd` stays the caller's. Unavailable.
+  static absl::StatusOr<std::shared_ptr<const PeerHeap>> Map(int fd,
+                                                             int64_t bytes);
+  ~PeerHeap() { munmap(data_, static_cast<size_t>(bytes_)); }
+  PeerHeap(const PeerHeap&) = delete;
+  PeerHeap& operator=(const PeerHeap&) = delete;
+
+  const char* data() const { return data_; }
+
+ private:
+  // A file: no other has these while it is mapped.
+  using Key = std::pair<dev_t, ino_t>;
+
+  PeerHeap(char* data, int64_t bytes) : data_(data), bytes_(bytes) {}
+
+  char* const data_;
+  const int64_t bytes_;
+};
+
+absl::StatusOr<std::shared_ptr<const PeerHeap>> PeerHeap::Map(int fd,
+                                                              int64_t bytes) {
+  static auto* const mutex = new absl::Mutex;
+  static auto* const mapped = new std::map<Key, std::weak_ptr<const PeerHeap>>;
+  struct stat info;
+  if (fstat(fd, &info) != 0) {
+    return absl::UnavailableError(
+        absl::StrCat("fstat: ", std::strerror(errno)));
+  }
+  absl::MutexLock lock(mutex);
+  for (auto it = mapped->begin(); it != mapped->end();) {
+    it = it->second.expired() ? mapped->erase(it) : std::next(it);
+  }
+  std::weak_ptr<const PeerHeap>& known = (*mapped)[{info.st_dev, info.st_ino}];
+  std::shared_ptr<const PeerHeap> heap = known.lock();
+  if (heap != nullptr && heap->bytes_ == bytes) return heap;
+  TESSERA_ASSIGN_OR_RETURN(char* const data,
+                           MapMemfd(fd, bytes, /*writable=*/false));
+  heap.reset(new PeerHeap(data, bytes));
+  known = heap;
+  return heap;
+}
+
+HostMemory::HostMemory() = default;
 HostMemory::~HostMemory() {
   for (const Mapping& mapping : mappings_) munmap(mapping.data, mapping.bytes);
 }
@@ -62,7 +117,7 @@ class PeerMapper {
  private:
   absl::Status Offer();
   absl::Status Take(int peer);
-  absl::StatusOr<char*> Map(int fd, int64_t bytes, bool writable);
+  absl::StatusOr<char*> MapHead(int fd);
   std::string Read(const std::string& key);
   std::string NameOf(int peer) const {
     return absl::StrCat("rank ", names_.empty() ? peer : names_[peer]);
@@ -84,9 +139,10 @@ PeerMapper::~PeerMapper() {
   if (head_fd_ >= 0) close(head_fd_);
 }
 
-absl::StatusOr<char*> PeerMapper::Map(int fd, int64_t bytes, bool writable) {
-  TESSERA_ASSIGN_OR_RETURN(char* const data, MapMemfd(fd, bytes, writable));
-  memory_->mappings_.push_back({data, bytes});
+absl::StatusOr<char*> PeerMapper::MapHead(int fd) {
+  TESSERA_ASSIGN_OR_RETURN(char* const data,
+                           MapMemfd(fd, kHeadBytes, /*writable=*/true));
+  memory_->mappings_.push_back({data, kHeadBytes});
   return data;
 }
 
@@ -100,7 +156,7 @@ std::string PeerMapper::Read(const std::string& key) {
 absl::Status PeerMapper::Offer() {
   TESSERA_ASSIGN_OR_RETURN(Arena* const arena, Arena::Get());
   TESSERA_ASSIGN_OR_RETURN(head_fd_, MakeMemfd("tessera-head", kHeadBytes));
-  TESSERA_ASSIGN_OR_RETURN(char* const head, Map(head_fd_, kHeadBytes, true));
+  TESSERA_ASSIGN_OR_RETURN(char* const head, MapHead(head_fd_));
   memory_->members_[rank_] = {head, arena->data()};
   memory_->heap_bytes_ = arena->bytes();
 
@@ -136,15 +192,15 @@ absl::Status PeerMapper::Take(int peer) {
   if (hello.heap_bytes != hello_.heap_bytes) {
     return absl::UnavailableError("it sees another size of memory");
   }
-  TESSERA_ASSIGN_OR_RETURN(char* const head,
-                           Map(descriptors[0], kHeadBytes, true));
-  TESSERA_ASSIGN_OR_RETURN(char* const heap,
-                           Map(descriptors[1], hello.heap_bytes, false));
+  TESSERA_ASSIGN_OR_RETURN(char* const head, MapHead(descriptors[0]));
+  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<const PeerHeap> heap,
+                           PeerHeap::Map(descriptors[1], hello.heap_bytes));
   if (std::memcmp(head + kControlBytes, hello.proof, sizeof(hello.proof)) !=
       0) {
     return absl::UnavailableError("its memory is not what it says");
   }
-  memory_->members_[peer] = {head, heap};
+  memory_->members_[peer] = {head, heap->data()};
+  memory_->heaps_.push_back(std::move(heap));
   return absl::OkStatus();
 }
 

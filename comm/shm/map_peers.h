@@ -24,7 +24,10 @@ class Store;
 
 namespace tessera::shm {
 
-// All ranks' memory, as this process maps it; unmapped at the end.
+class PeerHeap;
+
+// All ranks' memory, as this process maps it; unmapped at the end. The heap of
+// another process is mapped once, for all groups.
 class HostMemory {
  public:
   ~HostMemory();
@@ -36,15 +39,16 @@ class HostMemory {
 
  private:
   friend class PeerMapper;
-  HostMemory() = default;
+  HostMemory();
 
   struct Mapping {
     void* data;
     int64_t bytes;
   };
   std::vector<Member> members_;
-  std::vector<Mapping> mappings_;
-  int64_t heap_bytes_ = 0;  // the same on all ranks
+  std::vector<Mapping> mappings_;                       // of heads
+  std::vector<std::shared_ptr<const PeerHeap>> heaps_;  // of the others
+  int64_t heap_bytes_ = 0;                              // the same on all ranks
 };
 
 // COLLECTIVE over the `world_size` ranks, blocking. `store` must hold keys of

@@ -5,7 +5,9 @@
 #include <sys/resource.h>
 
 #include <fstream>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -46,6 +48,46 @@ TESSERA_RANK_FUNCTION(DumpedMemory) {
 TEST(SharedMemoryTest, CoreDumpsLeaveItOut) {
   EXPECT_THAT(RankPool::Get(2)->Run("DumpedMemory", ""),
               Each(IsOkAndHolds("6 mappings, dumped: ")));
+}
+
+int MappingsOfHeaps() {
+  std::ifstream maps("/proc/self/maps");
+  std::string line;
+  int count = 0;
+  while (std::getline(maps, line)) {
+    count += absl::StrContains(line, "/memfd:tessera-heap");
+  }
+  return count;
+}
+
+// Of groups of all ranks, of pairs, and of a group split off a group; then of
+// none of these, and of one that comes after them.
+TESSERA_RANK_FUNCTION(SplitsAndHeaps) {
+  Communicator& all = *world.communicator();
+  std::string counts = absl::StrCat(MappingsOfHeaps());
+  std::vector<std::shared_ptr<Communicator>> groups;
+  for (const int members : {world.world_size(), 2}) {
+    TESSERA_ASSIGN_OR_RETURN(
+        groups.emplace_back(),
+        all.Split(world.rank() / members, {absl::StrCat("of ", members)}));
+  }
+  TESSERA_ASSIGN_OR_RETURN(groups.emplace_back(),
+                           groups[0]->Split(world.rank() % 2, {"of these"}));
+  absl::StrAppend(&counts, " ", MappingsOfHeaps());
+  for (const auto& group : groups) {
+    TESSERA_RETURN_IF_ERROR(group->Barrier("in a group"));
+  }
+  groups.clear();
+  TESSERA_ASSIGN_OR_RETURN(groups.emplace_back(), all.Split(0, {"after"}));
+  TESSERA_RETURN_IF_ERROR(groups[0]->Barrier("in a group"));
+  absl::StrAppend(&counts, " ", MappingsOfHeaps());
+  return counts;
+}
+
+// Each is as long as the machine's memory.
+TEST(SharedMemoryTest, GroupsShareTheMappingsOfHeaps) {
+  EXPECT_THAT(RankPool::Get(4)->Run("SplitsAndHeaps", ""),
+              Each(IsOkAndHolds("4 4 4")));
 }
 
 TESSERA_RANK_FUNCTION(SharesOtherSizes) {
