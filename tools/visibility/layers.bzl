@@ -9,6 +9,7 @@ BUILD files cannot read a text file, so the table is here a second time;
 LAYERS = {
     "base": [],
     "base/memory": ["base"],
+    "base/thread": ["base"],
     "base/torch": ["base"],
     "config/reader": ["base/..."],
     "config": ["base/...", "config/reader"],

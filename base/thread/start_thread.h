@@ -1,0 +1,44 @@
+// StartThread: a std::thread, or an error where the system has none left.
+//
+//   TESSERA_ASSIGN_OR_RETURN(thread_, StartThread("tessera-io", [this] { Run();
+//   }));
+//
+// `ulimit -u`, a container's pids.max or the address space can refuse a thread;
+// std::thread's constructor then throws, which ends the process where nobody
+// catches it.
+#ifndef BASE_THREAD_START_THREAD_H_
+#define BASE_THREAD_START_THREAD_H_
+
+#include <pthread.h>
+
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace tessera {
+
+namespace thread_internal {
+// Names `name`, `why`, and what to try.
+absl::Status NoThread(const char* name, const char* why);
+}  // namespace thread_internal
+
+// Runs `work`, which may be move-only, on a new thread called `name`: a literal
+// of at most 15 characters. The caller joins or detaches it. Returns
+// ResourceExhausted if the system refuses; `work` is destroyed then, unrun.
+template <typename Work>
+absl::StatusOr<std::thread> StartThread(const char* name, Work work) {
+  try {
+    return std::thread([name, work = std::move(work)]() mutable {
+      pthread_setname_np(pthread_self(), name);
+      work();
+    });
+  } catch (const std::system_error& error) {
+    return thread_internal::NoThread(name, error.what());
+  }
+}
+
+}  // namespace tessera
+#endif  // BASE_THREAD_START_THREAD_H_
