@@ -1,12 +1,12 @@
 #include "comm/comm_thread.h"
 
-#include <pthread.h>
 #include <sched.h>
 
 #include <utility>
 
 #include "base/check.h"
 #include "base/sigpipe.h"
+#include "base/thread/start_thread.h"
 #include "base/torch_guard.h"
 #include "c10/core/GradMode.h"
 
@@ -63,9 +63,12 @@ CommFuture CommThread::Post(Work work) {
     return !stopping_;
   };
   if (!IsCurrent()) mutex_.Await(absl::Condition(&running));
+  if (!thread_.joinable() && !stopping_) {
+    auto started = StartThread("tessera-comm", [this] { Run(); });
+    if (!started.ok()) return DoneFuture(started.status());
+    thread_ = *std::move(started);
+  }
   queue_.push_back({std::move(work), state, follows_ ? sched_getcpu() : -1});
-  if (!thread_.joinable() && !stopping_)
-    thread_ = std::thread([this] { Run(); });
   return CommFuture(std::move(state));
 }
 
@@ -84,7 +87,6 @@ void CommThread::Stop() {
 }
 
 void CommThread::Run() {
-  pthread_setname_np(pthread_self(), "tessera-comm");
   on_comm_thread = true;
   const SigpipeBlock no_sigpipe;
   c10::AutoGradMode no_grad(false);

@@ -52,7 +52,9 @@ class CommThread {
 
   // Queues `work`; the future ends with what it returns (or throws, as
   // CatchTorch maps it). `work` and all it holds is destroyed before the future
-  // ends, on the communication thread. LOCAL, ASYNC.
+  // ends, on the communication thread. If that thread cannot be started the
+  // future has ended with ResourceExhausted, and `work` was not run. LOCAL,
+  // ASYNC.
   CommFuture Post(Work work);
 
   // Work posted from now on runs on the processor that its caller is on. For

@@ -5,7 +5,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -13,8 +12,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <system_error>
-#include <thread>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
@@ -26,6 +23,7 @@
 #include "absl/time/time.h"
 #include "base/env.h"
 #include "base/log.h"
+#include "base/thread/start_thread.h"
 #include "base/thread_stacks.h"
 #include "comm/record/flight_recorder.h"
 
@@ -81,15 +79,13 @@ int WriteWithPatience(const std::string& path, const std::string& text) {
     absl::MutexLock lock(&g_mutex);
     writer = Writer();
   }
-  try {
-    std::thread([outcome, path, text, write = writer.write] {
-      pthread_setname_np(pthread_self(), "tessera-dump");
-      outcome->error = write ? write(path, text) : WriteNew(path, text);
-      outcome->done.Notify();
-    }).detach();
-  } catch (const std::system_error&) {
-    return EAGAIN;  // no threads are left
-  }
+  auto thread =
+      StartThread("tessera-dump", [outcome, path, text, write = writer.write] {
+        outcome->error = write ? write(path, text) : WriteNew(path, text);
+        outcome->done.Notify();
+      });
+  if (!thread.ok()) return EAGAIN;
+  thread->detach();
   if (!outcome->done.WaitForNotificationWithTimeout(writer.patience)) {
     return ETIMEDOUT;
   }

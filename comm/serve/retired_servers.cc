@@ -4,20 +4,36 @@
 // WaitForRetiredServers is for those that want to end the process in order.
 #include "comm/serve/retired_servers.h"
 
-#include <pthread.h>
-
 #include <thread>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
+#include "base/log.h"
+#include "base/thread/start_thread.h"
 
 namespace tessera {
 namespace {
 
 ABSL_CONST_INIT absl::Mutex g_mutex(absl::kConstInit);
 int g_count ABSL_GUARDED_BY(g_mutex) = 0;
+
+struct Retired {
+  std::unique_ptr<ShardServer> server;
+  std::function<void()> ended;
+  absl::Notification through;
+
+  void Run() {
+    (void)server->Retire().Wait();
+    server = nullptr;
+    ended();
+    ended = nullptr;
+    through.Notify();
+    absl::MutexLock lock(&g_mutex);
+    --g_count;
+  }
+};
 
 }  // namespace
 
@@ -27,19 +43,18 @@ void RetireServer(std::unique_ptr<ShardServer> server,
     absl::MutexLock lock(&g_mutex);
     ++g_count;
   }
-  auto through = std::make_shared<absl::Notification>();
-  std::thread([server = std::move(server), ended = std::move(ended),
-               through]() mutable {
-    pthread_setname_np(pthread_self(), "tessera-retired");
-    (void)server->Retire().Wait();
-    server = nullptr;
-    ended();
-    ended = nullptr;
-    through->Notify();
-    absl::MutexLock lock(&g_mutex);
-    --g_count;
-  }).detach();
-  through->WaitForNotificationWithTimeout(patience);
+  const auto retired = std::make_shared<Retired>();
+  retired->server = std::move(server);
+  retired->ended = std::move(ended);
+  auto thread = StartThread("tessera-retired", [retired] { retired->Run(); });
+  if (thread.ok()) {
+    thread->detach();
+    retired->through.WaitForNotificationWithTimeout(patience);
+  } else {
+    TESSERA_LOG(WARNING) << thread.status().message()
+                         << "; waiting for those that read this rank's shards";
+    retired->Run();
+  }
 }
 
 bool WaitForRetiredServers(absl::Duration timeout) {

@@ -13,7 +13,8 @@ namespace tessera {
 
 // Keeps `server` until nobody can ask for anything any more
 // (ShardServer::Retire); then calls `ended`, which may free what was served, on
-// a thread of its own. Returns after that, or after `patience`. LOCAL.
+// a thread of its own. Returns after that, or after `patience`; only
+// after that if there is no thread left. LOCAL.
 void RetireServer(std::unique_ptr<ShardServer> server,
                   std::function<void()> ended, absl::Duration patience);
 

@@ -14,6 +14,8 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_matchers.h"
+#include "base/thread/no_threads.h"
+#include "comm/serve/retired_servers.h"
 #include "comm/serve/shard_server_testing.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -36,6 +38,26 @@ void ExpectFailed(Ranks& ranks, const absl::Status& status) {
   ASSERT_EQ(posted.size(), 1u);
   EXPECT_TRUE(posted[0].final);
   EXPECT_THAT(posted[0].status.message(), HasSubstr(status.message()));
+}
+
+TEST(ShardServerTest, WithoutThreadsThereIsNoServer) {
+  Ranks ranks(2);
+  const NoThreads none;
+  EXPECT_THAT(ranks.TryStart(0), StatusIs(absl::StatusCode::kResourceExhausted,
+                                          HasSubstr("tessera-shards")));
+}
+
+// The rank that has no thread for it waits itself.
+TEST(ShardServerTest, WithoutThreadsRetiringWaitsForThoseThatRead) {
+  Ranks ranks(2);
+  ranks.StartAll();
+  ranks[1].server = nullptr;  // reads no more
+  bool ended = false;
+  const NoThreads none;
+  RetireServer(
+      std::move(ranks[0].server), [&] { ended = true; },
+      /*patience=*/absl::ZeroDuration());
+  EXPECT_TRUE(ended);
 }
 
 TEST(ShardServerTest, APastVersionIsAnErrorOfWhoAsks) {

@@ -13,6 +13,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/check.h"
+#include "base/status.h"
 #include "comm/record/hang_dump.h"
 #include "comm/serve/tcp_shard_server.h"
 #include "comm/watch/announcements.h"
@@ -69,15 +70,18 @@ class Ranks {
     for (auto& rank : ranks_) rank->server = nullptr;
   }
 
-  void Start(int r) {
+  absl::Status TryStart(int r) {
     ServedGroup group;
     group.options = options_[r];
     group.domain = ranks_[r]->domain;
     group.records = &ranks_[r]->records;
     group.costs = &ranks_[r]->costs;
-    ranks_[r]->server =
-        TcpShardServer::Create(std::move(group), std::move(meshes_[r])).value();
+    TESSERA_ASSIGN_OR_RETURN(
+        ranks_[r]->server,
+        TcpShardServer::Create(std::move(group), std::move(meshes_[r])));
+    return absl::OkStatus();
   }
+  void Start(int r) { TESSERA_CHECK_OK(TryStart(r)); }
   void StartAll() {
     for (int r = 0; r < world_size_; ++r) Start(r);
   }

@@ -18,6 +18,7 @@
 #include "base/check.h"
 #include "base/monotonic.h"
 #include "base/status.h"
+#include "base/thread/start_thread.h"
 #include "base/torch_guard.h"
 #include "comm/group/watched_communicator.h"
 #include "comm/watch/watchdog.h"
@@ -73,8 +74,10 @@ absl::StatusOr<std::unique_ptr<ShardServer>> TcpShardServer::Create(
   if (wake_fd < 0) {
     return absl::ResourceExhaustedError("no descriptor for a shard server");
   }
-  return std::unique_ptr<ShardServer>(
+  std::unique_ptr<TcpShardServer> server(
       new TcpShardServer(std::move(group), mesh.get(), wake_fd));
+  TESSERA_RETURN_IF_ERROR(server->Start());
+  return std::unique_ptr<ShardServer>(std::move(server));
 }
 
 TcpShardServer::TcpShardServer(ServedGroup group, ShardMesh* mesh, int wake_fd)
@@ -92,18 +95,24 @@ TcpShardServer::TcpShardServer(ServedGroup group, ShardMesh* mesh, int wake_fd)
         std::make_unique<Peer>(std::exchange(mesh->ask[r], -1),
                                std::exchange(mesh->serve[r], -1), r, receiver);
   }
-  thread_ = std::thread([this] { Run(); });
-  look_ = Watchdog::Get().Add(watch_.tick(), [this] { Look(); });
+}
+
+absl::Status TcpShardServer::Start() {
+  TESSERA_ASSIGN_OR_RETURN(thread_,
+                           StartThread("tessera-shards", [this] { Run(); }));
+  TESSERA_ASSIGN_OR_RETURN(
+      look_, Watchdog::Get().Add(watch_.tick(), [this] { Look(); }));
+  return absl::OkStatus();
 }
 
 TcpShardServer::~TcpShardServer() {
-  Watchdog::Get().Remove(look_);
+  if (look_ != 0) Watchdog::Get().Remove(look_);
   {
     absl::MutexLock lock(&mutex_);
     stop_ = true;
   }
   Wake();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
   close(wake_fd_);
 }
 

@@ -56,7 +56,8 @@ absl::StatusOr<std::unique_ptr<ShardServer>> MakeTcpShardServer(
 
 class TcpShardServer final : public ShardServer, private AskingEnd::Receiver {
  public:
-  // Takes the descriptors. Returns ResourceExhausted if there are none left.
+  // Takes the descriptors. Returns ResourceExhausted if there are none left, or
+  // no threads.
   static absl::StatusOr<std::unique_ptr<ShardServer>> Create(
       ServedGroup group, std::unique_ptr<ShardMesh> mesh);
   ~TcpShardServer() override;
@@ -94,6 +95,7 @@ class TcpShardServer final : public ShardServer, private AskingEnd::Receiver {
   };
 
   TcpShardServer(ServedGroup group, ShardMesh* mesh, int wake_fd);
+  absl::Status Start();  // its threads
   absl::StatusOr<PullPtr> MakePull(const ShardRequest& request,
                                    const at::Tensor& whole,
                                    const CommTag& tag) const;
@@ -139,7 +141,7 @@ class TcpShardServer final : public ShardServer, private AskingEnd::Receiver {
   absl::Duration charged_;  // waits until then are counted
 
   ShardWatch watch_;  // of tessera-watch alone
-  int64_t look_ = 0;  // of Watchdog::Add
+  int64_t look_ = 0;  // of Watchdog::Add; 0: not there
 
   absl::Mutex mutex_;
   std::map<int64_t, at::Tensor> offers_ ABSL_GUARDED_BY(mutex_);

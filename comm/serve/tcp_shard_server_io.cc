@@ -12,7 +12,6 @@
 // connection: an answer that counts for another rank's would end a pull whose
 // shards are not all there, and requests that wait are kept without a limit of
 // their own.
-#include <pthread.h>
 #include <sys/eventfd.h>
 
 #include <algorithm>
@@ -42,7 +41,6 @@ std::string NameOf(const CollectiveRecord& record) {
 // ---- on tessera-shards ----
 
 void TcpShardServer::Run() {
-  pthread_setname_np(pthread_self(), "tessera-shards");
   c10::AutoGradMode no_grad(false);
   std::vector<pollfd> fds;
   while (true) {

@@ -15,6 +15,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/check.h"
+#include "base/status.h"
+#include "base/thread/start_thread.h"
 
 // Why a socket: a descriptor means nothing in another process unless the kernel
 // carries it there (SCM_RIGHTS). Why one without a name in the file system:
@@ -103,7 +105,9 @@ absl::StatusOr<std::unique_ptr<DescriptorOffer>> DescriptorOffer::Start(
       listen(offer->listener_, takers) != 0) {
     return Failed("listening on a local socket");
   }
-  offer->thread_ = std::thread([raw = offer.get()] { raw->Serve(); });
+  TESSERA_ASSIGN_OR_RETURN(
+      offer->thread_,
+      StartThread("tessera-offer", [raw = offer.get()] { raw->Serve(); }));
   return offer;
 }
 

@@ -21,7 +21,8 @@ namespace tessera::shm {
 class DescriptorOffer {
  public:
   // The descriptors stay the caller's, and open as long as this lives. At most
-  // four. `takers`: how many may ask at a time. Unavailable.
+  // four. `takers`: how many may ask at a time. Unavailable, or
+  // ResourceExhausted if there is no thread for it.
   static absl::StatusOr<std::unique_ptr<DescriptorOffer>> Start(
       std::vector<int> descriptors, std::string bytes, int takers);
   ~DescriptorOffer();

@@ -19,6 +19,7 @@
 #include "base/monotonic.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
+#include "base/thread/no_threads.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -59,6 +60,13 @@ absl::Status Exchange(int offered, int expected, int expected_bytes) {
       TakeDescriptors(offer->name(), kPatience, &bytes, &descriptors));
   for (int fd : descriptors) close(fd);
   return absl::OkStatus();
+}
+
+TEST(DescriptorsTest, WithoutAThreadNothingIsOffered) {
+  const NoThreads none;
+  EXPECT_THAT(DescriptorOffer::Start({STDERR_FILENO}, "m", 1),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("tessera-offer")));
 }
 
 TEST(DescriptorsTest, NoneIsKeptOfAMessageThatIsNotWhatWasExpected) {

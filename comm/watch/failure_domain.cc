@@ -16,7 +16,10 @@ absl::StatusOr<std::shared_ptr<FailureDomain>> FailureDomain::Join(
       std::unique_ptr<Announcements> announcements,
       Announcements::Create(store, options.rank, options.world_size,
                             same_host));
-  return std::make_shared<FailureDomain>(options, std::move(announcements));
+  auto domain =
+      std::make_shared<FailureDomain>(options, std::move(announcements));
+  TESSERA_RETURN_IF_ERROR(domain->monitor().watching());
+  return domain;
 }
 
 absl::Status FailureDomain::EndOf(int rank) const {

@@ -44,7 +44,7 @@ WaitMonitor::WaitMonitor(Announcements* announcements, Options options)
 }
 
 WaitMonitor::~WaitMonitor() {
-  if (options_.on_watchdog) Watchdog::Get().Remove(watch_);
+  if (options_.on_watchdog && watch_.ok()) Watchdog::Get().Remove(*watch_);
 }
 
 void WaitMonitor::Begin(WaitingIn wait,

@@ -33,6 +33,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "comm/watch/announcements.h"
@@ -64,6 +65,10 @@ class WaitMonitor {
   // `announcements` is borrowed and outlives this.
   WaitMonitor(Announcements* announcements, Options options);
   ~WaitMonitor();
+
+  // ResourceExhausted if nobody looks, for want of a thread: then no wait may
+  // begin.
+  absl::Status watching() const { return watch_.status(); }
 
   // `wait` tells what is waited in, and `group` where.
   void Begin(WaitingIn wait, std::shared_ptr<const WatchedGroup> group);
@@ -113,7 +118,7 @@ class WaitMonitor {
   absl::Mutex mutex_;
   Current current_ ABSL_GUARDED_BY(mutex_);
   absl::Status verdict_ ABSL_GUARDED_BY(mutex_);
-  int64_t watch_ = 0;  // of Watchdog::Add
+  absl::StatusOr<int64_t> watch_ = 0;  // of Watchdog::Add
 };
 
 }  // namespace tessera

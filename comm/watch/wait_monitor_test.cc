@@ -10,6 +10,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/status_matchers.h"
+#include "base/thread/no_threads.h"
 #include "comm/watch/announcements.h"
 #include "comm/watch/watch_testing.h"
 #include "gmock/gmock.h"
@@ -25,6 +26,13 @@ using ::testing::SizeIs;
 
 constexpr WaitMonitor::Options kByHand = {absl::Seconds(60), absl::Seconds(5),
                                           kAbortGrace, /*on_watchdog=*/false};
+
+TEST_F(MonitorTest, WithoutAThreadNobodyWatches) {
+  const NoThreads none;
+  const WaitMonitor monitor(a_.get(), {absl::Seconds(60), absl::Seconds(5)});
+  EXPECT_THAT(monitor.watching(), StatusIs(absl::StatusCode::kResourceExhausted,
+                                           HasSubstr("tessera-watch")));
+}
 
 TEST_F(MonitorTest, TimeoutNamesTheCollectiveAndWhoWaitsWhere) {
   b_->SetWaiting({8, 99, "reduce-scatter of unit y"});

@@ -3,14 +3,14 @@
 // waits for a look that is under way: what looks is destroyed next.
 #include "comm/watch/watchdog.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <utility>
 #include <vector>
 
 #include "base/monotonic.h"
 #include "base/sigpipe.h"
+#include "base/status.h"
+#include "base/thread/start_thread.h"
 
 namespace tessera {
 
@@ -19,12 +19,16 @@ Watchdog& Watchdog::Get() {
   return *watchdog;
 }
 
-int64_t Watchdog::Add(absl::Duration period, std::function<void()> look) {
+absl::StatusOr<int64_t> Watchdog::Add(absl::Duration period,
+                                      std::function<void()> look) {
   absl::MutexLock lock(&mutex_);
+  if (!thread_.joinable()) {
+    TESSERA_ASSIGN_OR_RETURN(thread_,
+                             StartThread("tessera-watch", [this] { Run(); }));
+  }
   const int64_t id = ++ids_;
   items_[id] = {period, MonotonicNow() + period, std::move(look)};
   changed_ = true;
-  if (!thread_.joinable()) thread_ = std::thread([this] { Run(); });
   return id;
 }
 
@@ -50,7 +54,6 @@ absl::Duration Watchdog::UntilDue() const {
 }
 
 void Watchdog::Run() {
-  pthread_setname_np(pthread_self(), "tessera-watch");
   const SigpipeBlock no_sigpipe;
   absl::MutexLock lock(&mutex_);
   const std::thread::id self = std::this_thread::get_id();

@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
@@ -26,8 +27,10 @@ class Watchdog {
   // The process's own. Never destroyed.
   static Watchdog& Get();
 
-  // Calls `look` every `period` from now on. Returns a number for Remove.
-  int64_t Add(absl::Duration period, std::function<void()> look);
+  // Calls `look` every `period` from now on. Returns a number above 0 for
+  // Remove, or ResourceExhausted if the thread cannot be started.
+  absl::StatusOr<int64_t> Add(absl::Duration period,
+                              std::function<void()> look);
   // `look` is not running any more when this returns, and will not.
   void Remove(int64_t id);
 
