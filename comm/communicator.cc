@@ -30,6 +30,21 @@ absl::Status Communicator::AgreeOk(const absl::Status& mine,
   return absl::OkStatus();
 }
 
+absl::Status Communicator::AgreeEqual(absl::string_view mine,
+                                      absl::string_view what, CallSite site) {
+  TESSERA_ASSIGN_OR_RETURN(
+      const auto all,
+      AllGatherStrings(
+          mine, CommTag(absl::StrCat("comparison of the ", what), site)));
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("the ", what, " differs between rank 0 (", all[0],
+                     ") and rank ", rank, " (", all[rank], ")"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Communicator::Barrier(absl::string_view where, CallSite site) {
   return AllGatherStrings("", CommTag(std::string(where), site)).status();
 }

@@ -127,6 +127,11 @@ class Communicator {
   // same. COLLECTIVE, blocking.
   absl::Status AgreeOk(const absl::Status& mine, absl::string_view where,
                        CallSite site = CallSite::Here());
+  // Checks that `mine`, which a person can read, is the same text on all ranks.
+  // Returns InvalidArgument, the same on all: "the <what> differs between rank
+  // 0 (...) and rank 2 (...)". COLLECTIVE, blocking.
+  absl::Status AgreeEqual(absl::string_view mine, absl::string_view what,
+                          CallSite site = CallSite::Here());
   absl::Status Barrier(absl::string_view where,
                        CallSite site = CallSite::Here());
 

@@ -165,17 +165,7 @@ absl::Status CheckBuffersEqual(const torch::nn::Module& module,
 
 absl::Status CheckSame(absl::string_view mine, absl::string_view what,
                        Communicator* comm) {
-  TESSERA_ASSIGN_OR_RETURN(
-      const auto all,
-      comm->AllGatherStrings(
-          mine, CommTag{absl::StrCat("comparison of the ", what)}));
-  for (size_t rank = 1; rank < all.size(); ++rank) {
-    if (all[rank] == all[0]) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("the ", what, " differs between rank 0 (", all[0],
-                     ") and rank ", rank, " (", all[rank], ")"));
-  }
-  return absl::OkStatus();
+  return comm->AgreeEqual(mine, what);
 }
 
 }  // namespace tessera

@@ -33,8 +33,7 @@ absl::StatusOr<std::vector<bool>> CheckEqual(absl::Span<const UnitPlan> plans,
 absl::Status CheckBuffersEqual(const torch::nn::Module& module,
                                Communicator* comm);
 
-// Checks that `mine` is the same text on all ranks. InvalidArgument, on all:
-// "<what> differs between rank 0 (...) and rank 2 (...)". COLLECTIVE.
+// As Communicator::AgreeEqual. COLLECTIVE.
 absl::Status CheckSame(absl::string_view mine, absl::string_view what,
                        Communicator* comm);
 

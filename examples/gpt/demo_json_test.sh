@@ -63,4 +63,35 @@ grep -q "2 ranks over gloo" "${folder}/said" || fail "$(cat "${folder}/said")"
 grep -q 'gloo.json:2:1: my_key: ignored: unknown key' "${folder}/said" ||
   fail "$(cat "${folder}/said")"
 
+# The parameters of a model with other heads are the same.
+run --heads 4 --steps 0 --resume "${folder}/state3" 2> "${folder}/said" &&
+  fail "resumed with other heads"
+grep -q "saved with --heads 2, but --heads is 4" "${folder}/said" ||
+  fail "$(cat "${folder}/said")"
+
+# Ranks that are told different things say so.
+head -c 5000 "${folder}/text" > "${folder}/half"
+differ() {  # of rank 1, and what must be said
+  local flags=() pids=() rank
+  rm -f "${folder}/meet"
+  for rank in 0 1; do
+    "${train}" --rank="${rank}" --world_size=2 \
+      --rendezvous="file://${folder}/meet" --config examples/gpt/zero3.json \
+      --data "${folder}/text" --dim 32 --layers 2 --heads 2 --seq 16 \
+      --steps 1 "${flags[@]}" > "${folder}/said${rank}" 2>&1 &
+    pids+=($!)
+    flags=("${@:2}")
+  done
+  for rank in 0 1; do
+    if wait "${pids[rank]}"; then fail "rank ${rank} took $*"; fi
+  done
+  for rank in 0 1; do
+    grep -q "differs between rank 0 (.*) and rank 1 (.*$1" \
+      "${folder}/said${rank}" || fail "$(cat "${folder}/said${rank}")"
+  done
+}
+differ "--heads 4" --heads 4
+differ "--dropout 0.2" --dropout 0.2
+differ "data of 5000 bytes" --data "${folder}/half"
+
 echo "PASSED"

@@ -32,6 +32,8 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(
   // rank waits for one that has ended.
   TESSERA_RETURN_IF_ERROR(
       world.communicator()->AgreeOk(trainer->PrepareData(), "set-up"));
+  TESSERA_RETURN_IF_ERROR(world.communicator()->AgreeEqual(
+      trainer->Agreed(), "model, data or steps (by flags)"));
   TESSERA_RETURN_IF_ERROR(trainer->MakeModel());
   return trainer;
 }
@@ -60,6 +62,18 @@ absl::Status Trainer::PrepareData() {
   TESSERA_ASSIGN_OR_RETURN(sampler_,
                            tessera::DistributedSampler::Create(options));
   return absl::OkStatus();
+}
+
+// What no comparison of parameters would find.
+std::string Trainer::Agreed() const {
+  const GptOptions& model = flags_.model;
+  return absl::StrCat(
+      "--dim ", model.dim(), " --layers ", model.layers(), " --heads ",
+      model.heads(), " --seq ", model.seq(), " --dropout ", model.dropout(),
+      " --seed ", flags_.seed, " --steps ", flags_.steps, " --after ",
+      flags_.after, flags_.save.empty() ? "" : " --save",
+      flags_.resume.empty() ? "" : " --resume", ", data of ",
+      corpus_.has_value() ? corpus_->bytes().size() : 0, " bytes");
 }
 
 absl::Status Trainer::MakeModel() {
@@ -109,25 +123,33 @@ absl::StatusOr<float> Trainer::Step() {
          static_cast<float>(micro_batches * world_.world_size());
 }
 
-// "epoch position samples seed": the first two are where to go on; the others
-// tell whether it is the same data in the same order.
-std::string Trainer::DataState() const {
-  if (!sampler_.has_value()) return "";
+// "heads epoch position samples seed": the parameters do not show the heads;
+// epoch and position are where to go on; the others tell whether it is the same
+// data in the same order. Without data only the heads.
+std::string Trainer::OwnState() const {
+  const std::string heads = absl::StrCat(flags_.model.heads());
+  if (!sampler_.has_value()) return heads;
   const tessera::SamplerState state = sampler_->state();
-  return absl::StrCat(state.epoch, " ", state.position, " ",
+  return absl::StrCat(heads, " ", state.epoch, " ", state.position, " ",
                       corpus_->num_samples(flags_.model.seq()), " ",
                       flags_.seed);
 }
 
 absl::Status Trainer::Save(const std::string& dir) {
-  return engine_->SaveCheckpoint(dir, DataState());
+  return engine_->SaveCheckpoint(dir, OwnState());
 }
 
 absl::Status Trainer::Resume(const std::string& dir) {
   TESSERA_ASSIGN_OR_RETURN(const std::string saved,
                            engine_->LoadCheckpoint(dir));
+  std::vector<std::string> parts = absl::StrSplit(saved, ' ');
+  if (parts[0] != absl::StrCat(flags_.model.heads())) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(dir, ": saved with --heads ", parts[0],
+                     ", but --heads is ", flags_.model.heads()));
+  }
+  parts.erase(parts.begin());
   if (!sampler_.has_value()) return absl::OkStatus();
-  const std::vector<std::string> parts = absl::StrSplit(saved, ' ');
   tessera::SamplerState state;
   if (parts.size() != 4 || !absl::SimpleAtoi(parts[0], &state.epoch) ||
       !absl::SimpleAtoi(parts[1], &state.position)) {

@@ -34,7 +34,7 @@ class Trainer {
   // The sharded state, with this rank's place in the data. COLLECTIVE.
   absl::Status Save(const std::string& dir);
   // Goes on where Save was called: model, optimizer, random numbers and data.
-  // FailedPrecondition if the data is another. COLLECTIVE.
+  // FailedPrecondition if the heads or the data are others. COLLECTIVE.
   absl::Status Resume(const std::string& dir);
 
   const Gpt& model() const { return model_; }
@@ -55,7 +55,8 @@ class Trainer {
   absl::Status PrepareData();
   absl::Status MakeModel();
   Batch NextBatch();
-  std::string DataState() const;
+  std::string Agreed() const;    // the same on all ranks
+  std::string OwnState() const;  // what a checkpoint holds of this program's
 
   const TrainFlags flags_;
   const tessera::World& world_;
