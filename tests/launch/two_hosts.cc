@@ -106,6 +106,10 @@ bool TwoHosts::Ip(const std::string& arguments, int host) {
   return false;
 }
 
+bool TwoHosts::SetCable(int host, bool up) {
+  return Ip(absl::StrCat("link set cable ", up ? "up" : "down"), host);
+}
+
 std::pair<std::string, std::string> TwoHosts::Place(int host) const {
   return {kHost, absl::StrCat(holders_[host]->pid())};
 }

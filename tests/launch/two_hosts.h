@@ -32,6 +32,9 @@ class TwoHosts {
   // For the environment of a Process that is to call EnterIfTold on a host.
   std::pair<std::string, std::string> Place(int host) const;
 
+  // Breaks the cable at this host's end, or mends it. False if it cannot.
+  bool SetCable(int host, bool up);
+
   // In a Process: goes to its host, if it has one, while it has one thread.
   // False, and says why, if it cannot.
   static bool EnterIfTold();

@@ -1,0 +1,77 @@
+// One start-up of a few ranks in which something is done to one of them, for
+// startup_seeds_test.cc: when each of them ended, and what it said.
+#ifndef TESTS_LAUNCH_STARTUP_RUN_H_
+#define TESTS_LAUNCH_STARTUP_RUN_H_
+
+#include <sys/types.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "tests/launch/two_hosts.h"
+
+namespace tessera {
+
+// Set in the environment of a program that is to be a rank, or their launcher.
+inline constexpr char kRankVariable[] = "TESSERA_STARTUP_SEEDS_RANK";
+inline constexpr char kArgsVariable[] = "TESSERA_STARTUP_SEEDS_ARGS";
+// The lines by which it tells how far it is.
+inline constexpr char kReadyLine[] = "startup-seeds: ready ";  // + process id
+inline constexpr char kStartedLine[] = "startup-seeds: started";
+
+struct StartedRank {
+  pid_t pid = 0;
+  int pid_fd = -1;  // -1: not yet known, or ended
+  std::string words;
+  absl::Time ready = absl::InfiniteFuture();  // it calls Init
+  absl::Time ended = absl::InfiniteFuture();
+
+  bool Says(const std::string& text) const {
+    return words.find(text) != std::string::npos;
+  }
+  // Its last line that is no log: work that was given up may go on logging.
+  std::string LastLine() const;
+};
+
+class StartupRun {
+ public:
+  explicit StartupRun(int world_size) : ranks_(world_size) {}
+  // Kills what is left.
+  ~StartupRun();
+  StartupRun(const StartupRun&) = delete;
+  StartupRun& operator=(const StartupRun&) = delete;
+
+  // All ranks, by --world.
+  void Launch(const std::string& args);
+  // One rank, as somebody starts it by hand.
+  void StartRank(int rank, const std::string& args,
+                 std::vector<std::pair<std::string, std::string>> env = {});
+
+  // Until rank `r` has said `text`, or has ended; false at `deadline`.
+  bool WaitUntilSays(int r, const std::string& text, absl::Time deadline);
+  // Until all but rank `except` have ended; false at `deadline`.
+  bool WaitUntilEnded(int except, absl::Time deadline);
+  // Reads what comes until `deadline`.
+  void WaitUntil(absl::Time deadline);
+
+  StartedRank& operator[](int r) { return ranks_[r]; }
+
+ private:
+  // A pipe of a rank, or of all of them, with prefixes.
+  struct Stream {
+    int fd = -1;
+    int rank = -1;  // -1: of all
+    std::string line;
+  };
+  void Read(absl::Time deadline);
+  void Take(Stream* stream, const std::string& line);
+
+  std::vector<StartedRank> ranks_;
+  std::vector<Stream> streams_;
+  std::vector<pid_t> children_;
+};
+
+}  // namespace tessera
+#endif  // TESTS_LAUNCH_STARTUP_RUN_H_
