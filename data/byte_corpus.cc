@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/file.h"
+#include "data/truncated_files.h"
 
 namespace tessera {
 
@@ -37,6 +38,7 @@ absl::StatusOr<ByteCorpus> ByteCorpus::Open(const std::string& path,
   const size_t size = static_cast<size_t>(info.st_size);
   void* data = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd, 0);
   if (data == MAP_FAILED) return FileError(errno, path);
+  NameIfTruncated(data, size, path);
   return ByteCorpus(path, {static_cast<const uint8_t*>(data), size});
 }
 
@@ -55,6 +57,7 @@ ByteCorpus::~ByteCorpus() { Unmap(); }
 
 void ByteCorpus::Unmap() {
   if (bytes_.empty()) return;
+  Forget(bytes_.data());
   munmap(const_cast<uint8_t*>(bytes_.data()), bytes_.size());
   bytes_ = {};
 }

@@ -10,7 +10,8 @@
 //
 // Pages are read when touched and shared between the processes of a host. The
 // file must not be truncated while it is mapped: reading on ends the process
-// (SIGBUS). Threads: const methods may run concurrently.
+// (SIGBUS), which names the file on stderr. Threads: const methods may run
+// concurrently.
 #ifndef DATA_BYTE_CORPUS_H_
 #define DATA_BYTE_CORPUS_H_
 

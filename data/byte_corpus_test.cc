@@ -1,5 +1,6 @@
 #include "data/byte_corpus.h"
 
+#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -119,6 +120,20 @@ TEST(ByteCorpus, MovesKeepTheMapping) {
   ByteCorpus& same = c;
   c = std::move(same);
   EXPECT_EQ(c.bytes().data(), data);
+}
+
+TEST(ByteCorpusDeathTest, ATruncatedFileIsNamed) {
+  const std::string path = WriteFile(std::string(3 * 4096, 'x'));
+  TESSERA_ASSERT_OK_AND_ASSIGN(const ByteCorpus corpus, ByteCorpus::Open(path));
+  ASSERT_EQ(truncate(path.c_str(), 100), 0);
+  EXPECT_EQ(corpus.bytes()[99], 'x');
+  EXPECT_EXIT(
+      {
+        volatile uint8_t byte = corpus.bytes()[2 * 4096];
+        (void)byte;
+      },
+      testing::KilledBySignal(SIGBUS),
+      path + ": the file was truncated while this process read it");
 }
 
 }  // namespace
