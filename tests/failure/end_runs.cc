@@ -24,6 +24,8 @@ namespace tessera {
 namespace {
 
 constexpr int kRanks = 2;
+// Of 10 ms: what threads use that only look now and then.
+constexpr int64_t kFewTicks = 10;
 
 std::string ReadAll(const std::string& path) {
   std::string text;
@@ -63,24 +65,50 @@ std::string GdbStacks(pid_t pid) {
   return text;
 }
 
+std::vector<pid_t> ChildrenOf(pid_t pid) {
+  std::vector<pid_t> children;
+  const std::string tasks = absl::StrCat("/proc/", pid, "/task");
+  for (const std::string& task : NamesIn(tasks)) {
+    const std::string all =
+        ReadAll(absl::StrCat(tasks, "/", task, "/children"));
+    for (const auto child : absl::StrSplit(all, ' ', absl::SkipWhitespace())) {
+      pid_t id = 0;
+      if (absl::SimpleAtoi(child, &id)) children.push_back(id);
+    }
+  }
+  return children;
+}
+
+// Of a process and its children.
+int64_t TicksOf(pid_t pid) {
+  // Behind the name in parentheses: state (0), ..., utime (11), stime (12).
+  const std::string stat = ReadAll(absl::StrCat("/proc/", pid, "/stat"));
+  const size_t end = stat.rfind(") ");
+  if (end == std::string::npos) return 0;
+  const std::vector<std::string> fields =
+      absl::StrSplit(stat.substr(end + 2), ' ');
+  int64_t user = 0, system = 0;
+  if (fields.size() < 13 || !absl::SimpleAtoi(fields[11], &user) ||
+      !absl::SimpleAtoi(fields[12], &system)) {
+    return 0;
+  }
+  int64_t ticks = user + system;
+  for (const pid_t child : ChildrenOf(pid)) ticks += TicksOf(child);
+  return ticks;
+}
+
 void AddStacks(pid_t pid, std::string* text) {
   const std::string process = absl::StrCat("/proc/", pid);
   absl::StrAppend(text, "process ", pid, ": ",
                   ReadAll(absl::StrCat(process, "/stat")));
-  std::vector<pid_t> children;
   for (const std::string& task : NamesIn(absl::StrCat(process, "/task"))) {
     const std::string path = absl::StrCat(process, "/task/", task, "/");
     absl::StrAppend(text, "  thread ", task, " ", ReadAll(path + "comm"),
                     "    wchan ", ReadAll(path + "wchan"), "\n    syscall ",
                     ReadAll(path + "syscall"), ReadAll(path + "stack"));
-    for (const auto child : absl::StrSplit(ReadAll(path + "children"), ' ',
-                                           absl::SkipWhitespace())) {
-      pid_t id = 0;
-      if (absl::SimpleAtoi(child, &id)) children.push_back(id);
-    }
   }
   absl::StrAppend(text, GdbStacks(pid), "\n");
-  for (const pid_t child : children) AddStacks(child, text);
+  for (const pid_t child : ChildrenOf(pid)) AddStacks(child, text);
 }
 
 }  // namespace
@@ -153,7 +181,23 @@ bool EndRun::HasEnded() {
   return all;
 }
 
-absl::Duration EndRun::Age() const { return absl::Now() - begin_; }
+bool EndRun::Hangs(absl::Duration limit) {
+  if (absl::Now() - looked_ < limit) return false;
+  const int64_t ticks = ProcessorTime();
+  // Fewer: some process has ended meanwhile.
+  const bool hangs = ticks >= ticks_then_ && ticks - ticks_then_ < kFewTicks;
+  ticks_then_ = ticks;
+  looked_ = absl::Now();
+  return hangs;
+}
+
+int64_t EndRun::ProcessorTime() const {
+  int64_t ticks = 0;
+  for (const Child& child : children_) {
+    if (child.pid != 0) ticks += TicksOf(child.pid);
+  }
+  return ticks;
+}
 
 std::string EndRun::Stacks() const {
   std::string text;

@@ -5,6 +5,7 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -36,7 +37,9 @@ class EndRun {
 
   // True once all of its processes have ended.
   bool HasEnded();
-  absl::Duration Age() const;
+  // True if it has hardly run for `limit`: it waits, and is not just slow
+  // because the processors are busy.
+  bool Hangs(absl::Duration limit);
   // Its processes and theirs: of each thread its state, where it waits in the
   // kernel, and, where gdb is, its stack.
   std::string Stacks() const;
@@ -55,7 +58,11 @@ class EndRun {
 
   const Ending ending_;
   const bool by_launcher_;
-  const absl::Time begin_ = absl::Now();
+  // Of all its processes, in the system's ticks.
+  int64_t ProcessorTime() const;
+
+  absl::Time looked_ = absl::Now();  // how far it was, last
+  int64_t ticks_then_ = 0;
   std::optional<HostedStore> store_;
   std::vector<Child> children_;
 };

@@ -1,8 +1,9 @@
 // Does every program come to its end? Two ranks train a model whose backward
 // holds another (stage 3, shm), print what came of it, and leave in one of four
 // ways; many such programs at a time, so that the processors are fought for.
-// One that has not ended within the limit is a failure, with the stacks of all
-// its threads. This program run again with kEndingVariable set is a rank.
+// One that hangs (has not ended, and not run, for the limit) is a failure, with
+// the stacks of all its threads. This program run again with kEndingVariable
+// set is a rank.
 //
 //   end_test [--runs=12] [--at_once=4] [--limit_s=60]
 #include <unistd.h>
@@ -118,9 +119,9 @@ bool Judge(EndRun& run, Counts* counts) {
     ADD_FAILURE() << run.ToText() << ":\n" << fault;
     return true;
   }
-  if (run.Age() < absl::Seconds(g_limit_s)) return false;
+  if (!run.Hangs(absl::Seconds(g_limit_s))) return false;
   ++counts->hung;
-  ADD_FAILURE() << run.ToText() << " has not ended within " << g_limit_s
+  ADD_FAILURE() << run.ToText() << " has not ended, nor run, for " << g_limit_s
                 << " s:\n"
                 << run.Stacks();
   return true;
