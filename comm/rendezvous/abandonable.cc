@@ -8,6 +8,7 @@
 #include "absl/time/time.h"
 #include "base/sigpipe.h"
 #include "base/status.h"
+#include "base/thread/start_thread.h"
 
 namespace tessera {
 namespace {
@@ -24,14 +25,17 @@ absl::Status RunAbandonable(std::function<absl::Status()> work,
     absl::Status status;
   };
   auto shared = std::make_shared<Shared>();
-  std::thread([shared, work = std::move(work)]() mutable {
+  auto run = [shared, work = std::move(work)]() mutable {
     const SigpipeBlock no_sigpipe;  // for the threads that `work` starts
     absl::Status status = work();
     work = nullptr;
     absl::MutexLock lock(&shared->mutex);
     shared->status = std::move(status);
     shared->done = true;
-  }).detach();
+  };
+  TESSERA_ASSIGN_OR_RETURN(std::thread thread,
+                           StartThread("tessera-start", std::move(run)));
+  thread.detach();
   while (true) {
     {
       absl::MutexLock lock(&shared->mutex);

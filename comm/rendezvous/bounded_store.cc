@@ -6,14 +6,13 @@
 // what a rank announces must not be lost by a store that only was slow.
 #include "comm/rendezvous/bounded_store.h"
 
-#include <pthread.h>
-
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "base/sigpipe.h"
+#include "base/thread/start_thread.h"
 #include "base/torch_guard.h"
 #include "torch/csrc/distributed/c10d/Store.hpp"
 
@@ -36,7 +35,6 @@ struct BoundedStore::Shared {
 };
 
 void BoundedStore::Shared::Run() {
-  pthread_setname_np(pthread_self(), "tessera-store");
   const SigpipeBlock no_sigpipe;
   auto ready = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     return stopping || !queue.empty();
@@ -62,8 +60,17 @@ BoundedStore::BoundedStore(c10::intrusive_ptr<c10d::Store> store,
                            absl::Duration patience)
     : store_(std::move(store)),
       patience_(patience),
-      shared_(std::make_shared<Shared>()),
-      thread_([shared = shared_] { shared->Run(); }) {}
+      shared_(std::make_shared<Shared>()) {
+  auto thread =
+      StartThread("tessera-store", [shared = shared_] { shared->Run(); });
+  if (thread.ok()) {
+    thread_ = *std::move(thread);
+    return;
+  }
+  absl::MutexLock lock(&shared_->mutex);
+  shared_->ended = true;
+  shared_->overdue = 1;
+}
 
 BoundedStore::~BoundedStore() {
   bool ended = false;
@@ -73,6 +80,7 @@ BoundedStore::~BoundedStore() {
     ended = shared_->mutex.AwaitWithTimeout(absl::Condition(&shared_->ended),
                                             patience_);
   }
+  if (!thread_.joinable()) return;
   if (ended) {
     thread_.join();
   } else {

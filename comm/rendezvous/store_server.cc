@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <poll.h>
-#include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -10,11 +9,11 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
-#include <system_error>
 #include <utility>
 
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "base/thread/start_thread.h"
 #include "comm/rendezvous/sockets.h"
 
 namespace tessera {
@@ -46,12 +45,9 @@ absl::StatusOr<std::unique_ptr<StoreServer>> StoreServer::Start(
   reception.at_once = 2 * ranks;
   server->reception_ =
       std::make_unique<Reception>(server->listen_fd_, std::move(reception));
-  try {
-    server->thread_ = std::thread([s = server.get()] { s->Run(); });
-  } catch (const std::system_error& e) {
-    return absl::UnavailableError(
-        absl::StrCat("cannot start a thread: ", e.what()));
-  }
+  TESSERA_ASSIGN_OR_RETURN(
+      server->thread_,
+      StartThread("tessera-host", [s = server.get()] { s->Run(); }));
   return server;
 }
 
@@ -67,7 +63,6 @@ StoreServer::~StoreServer() {
 }
 
 void StoreServer::Run() {
-  pthread_setname_np(pthread_self(), "tessera-host");
   std::vector<pollfd> fds;
   std::vector<StoreTable::Client> ids;
   while (true) {

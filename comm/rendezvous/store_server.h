@@ -35,7 +35,7 @@ class StoreServer {
   };
 
   // Returns AlreadyExists if the port is in use, Unavailable if there is no
-  // socket or thread. LOCAL.
+  // socket, ResourceExhausted if there is no thread. LOCAL.
   static absl::StatusOr<std::unique_ptr<StoreServer>> Start(
       const Options& options);
   // Closes all connections.

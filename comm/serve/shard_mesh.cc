@@ -9,7 +9,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <pthread.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -25,6 +24,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
+#include "base/thread/start_thread.h"
 #include "comm/rendezvous/handshake.h"
 #include "comm/rendezvous/local_address.h"
 #include "comm/rendezvous/reception.h"
@@ -52,9 +52,14 @@ class Acceptor {
   Acceptor(int listen_fd, const std::string& token, int rank,
            std::vector<int>* serve)
       : serve_(serve),
-        reception_(listen_fd, OptionsFor(token, rank, serve->size())),
-        thread_([this] { Run(); }) {}
+        reception_(listen_fd, OptionsFor(token, rank, serve->size())) {}
   ~Acceptor() { Stop(); }
+
+  absl::Status Start() {
+    TESSERA_ASSIGN_OR_RETURN(thread_,
+                             StartThread("tessera-accept", [this] { Run(); }));
+    return absl::OkStatus();
+  }
 
   bool complete() const { return missing_ == 0; }
   // It cannot go on: there are no descriptors.
@@ -76,7 +81,6 @@ class Acceptor {
   }
 
   void Run() {
-    pthread_setname_np(pthread_self(), "tessera-accept");
     std::vector<pollfd> fds;
     while (!stop_ && !starved_ && !complete()) {
       fds.clear();
@@ -99,7 +103,7 @@ class Acceptor {
   Reception reception_;
   std::atomic<int> missing_{static_cast<int>(serve_->size()) - 1};
   std::atomic<bool> stop_{false}, starved_{false};
-  std::thread thread_;  // last: it uses the others
+  std::thread thread_;
 };
 
 // Are there none left? (`fd` is any open one.)
@@ -140,6 +144,7 @@ absl::Status ConnectAll(const std::vector<Endpoint>& endpoints, int listen_fd,
       absl::ResourceExhaustedError("no descriptors are left");
   const int world_size = static_cast<int>(endpoints.size());
   Acceptor acceptor(listen_fd, endpoints[rank].token, rank, &mesh->serve);
+  TESSERA_RETURN_IF_ERROR(acceptor.Start());
   for (int i = 1; i < world_size; ++i) {
     const int peer = (rank + i) % world_size;
     const auto connect = [&]() -> absl::StatusOr<bool> {

@@ -13,7 +13,6 @@
 
 #include <errno.h>
 #include <poll.h>
-#include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -27,6 +26,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/log.h"
+#include "base/thread/start_thread.h"
 #include "base/torch_guard.h"
 #include "comm/rendezvous/handshake.h"
 #include "comm/rendezvous/local_address.h"
@@ -108,8 +108,13 @@ void LivenessMonitor::Connect(c10d::Store& store) {
 void LivenessMonitor::StartThread() {
   stop_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (stop_fd_ < 0) return;
+  auto thread = tessera::StartThread("tessera-life", [this] { Run(); });
+  if (!thread.ok()) {
+    TESSERA_LOG(WARNING) << thread.status().message();
+    return;
+  }
   connected_ = true;
-  thread_ = std::thread([this] { Run(); });
+  thread_ = *std::move(thread);
 }
 
 LivenessMonitor::~LivenessMonitor() {
@@ -167,7 +172,6 @@ bool LivenessMonitor::Rank0Answers(absl::Duration timeout) const {
 }
 
 void LivenessMonitor::Run() {
-  pthread_setname_np(pthread_self(), "tessera-life");
   std::vector<pollfd> fds;
   while (true) {
     fds = {{stop_fd_, POLLIN, 0}};

@@ -5,8 +5,9 @@
 namespace tessera {
 
 std::vector<FuzzTarget> AllFuzzTargets() {
-  return {ShardAnswersTarget(), ShardRequestsTarget(), TextRecordTarget(),
-          PackedTextsTarget(), DescriptorsTarget()};
+  return {EndpointTarget(),   HandshakeTarget(),    LivenessTarget(),
+          StoreTarget(),      ShardAnswersTarget(), ShardRequestsTarget(),
+          TextRecordTarget(), PackedTextsTarget(),  DescriptorsTarget()};
 }
 
 }  // namespace tessera

@@ -6,12 +6,17 @@
 
 namespace tessera {
 
+FuzzTarget EndpointTarget();   // meeting_fuzz.cc
+FuzzTarget HandshakeTarget();  // meeting_fuzz.cc
+FuzzTarget LivenessTarget();   // meeting_fuzz.cc
+FuzzTarget StoreTarget();      // meeting_fuzz.cc
+
 FuzzTarget ShardAnswersTarget();   // shard_streams_fuzz.cc
 FuzzTarget ShardRequestsTarget();  // shard_streams_fuzz.cc
 
-FuzzTarget TextRecordTarget();     // texts_fuzz.cc
-FuzzTarget PackedTextsTarget();    // texts_fuzz.cc
-FuzzTarget DescriptorsTarget();    // descriptors_fuzz.cc
+FuzzTarget TextRecordTarget();   // texts_fuzz.cc
+FuzzTarget PackedTextsTarget();  // texts_fuzz.cc
+FuzzTarget DescriptorsTarget();  // descriptors_fuzz.cc
 
 }  // namespace tessera
 #endif  // TESTS_FUZZ_TARGETS_H_
