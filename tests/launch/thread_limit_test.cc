@@ -92,9 +92,9 @@ std::string ReadAll(int fd) {
 // Starts the ranks and, as their launcher does, tells those that still start of
 // one that has ended. False if they hang.
 bool Run(int limit, std::vector<Rank>* ranks) {
-  HostedStore store = HostedStore::Start().value();
+  HostedStore store = HostedStore::Start(kRanks).value();
   for (int r = 0; r < kRanks; ++r) {
-    Environment env = LocalRankEnvironment(r, kRanks, store.port());
+    Environment env = LocalRankEnvironment(r, kRanks, store.Environment());
     env.emplace_back(kLimit, absl::StrCat(limit));
     int pipe[2];
     if (pipe2(pipe, O_CLOEXEC) != 0) abort();
