@@ -133,10 +133,10 @@ EndRun::EndRun(Ending ending, bool by_launcher)
 }
 
 void EndRun::StartForks() {
-  store_ = HostedStore::Start().value();
+  store_ = HostedStore::Start(kRanks).value();
   ForkServer* const server = ForkServer::Get().value();
   for (int r = 0; r < kRanks; ++r) {
-    Environment env = LocalRankEnvironment(r, kRanks, store_->port());
+    Environment env = LocalRankEnvironment(r, kRanks, store_->Environment());
     env.emplace_back(kEndingVariable, absl::StrCat(static_cast<int>(ending_)));
     int pipe[2];
     TESSERA_CHECK(pipe2(pipe, O_CLOEXEC) == 0);
