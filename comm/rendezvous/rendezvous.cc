@@ -39,7 +39,6 @@ namespace {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-constexpr char kPrefix[] = "tessera";
 constexpr char kCame[] = "came";
 constexpr char kWorldSize[] = "world_size";
 // libtorch's levels.
@@ -51,12 +50,9 @@ constexpr absl::Duration kMaxPoll = absl::Milliseconds(100);
 constexpr absl::Duration kFarewell = absl::Milliseconds(300);
 // After the deadline: for what was tried at the last moment.
 constexpr absl::Duration kLastTry = absl::Milliseconds(100);
-// The launcher's way to the store that it hosts itself.
-constexpr absl::Duration kOwnStore = absl::Seconds(30);
 // After the deadline: to ask who is missing, and to tell the others.
 constexpr absl::Duration kLastWords = absl::Seconds(1);
 
-std::string CameKey(int rank) { return absl::StrCat("came/", rank); }
 std::string InfoKey(int rank) { return absl::StrCat("info/", rank); }
 
 absl::Status Describe(absl::StatusCode code, const RendezvousPlace& place,
@@ -308,10 +304,12 @@ absl::StatusOr<std::vector<std::string>> Meeter::Infos() {
 
 }  // namespace
 
+std::string CameKey(int rank) { return absl::StrCat("came/", rank); }
+
 absl::StatusOr<RendezvousPlace> ParseRendezvous(absl::string_view address) {
   RendezvousPlace place;
   place.address = std::string(address);
-  place.key_prefix = kPrefix;
+  place.key_prefix = kStorePrefix;
   absl::string_view rest = address;
   if (absl::ConsumePrefix(&rest, "file://") && absl::StartsWith(rest, "/")) {
     place.path = std::string(rest);
@@ -367,46 +365,6 @@ std::string SilentStore(const RendezvousPlace& place) {
 void MuteTorch(bool mute) {
   static const bool told = EnvString("TORCH_CPP_LOG_LEVEL").has_value();
   if (!told) FLAGS_caffe2_log_level = mute ? kLogFatal : kLogError;
-}
-
-absl::StatusOr<HostedStore> HostedStore::Start(int world_size) {
-  HostedStore result;
-  result.secret_ = NewJobSecret();
-  StoreServer::Options server;
-  server.loopback = true;
-  server.world_size = world_size;
-  server.key = KeyOfSecret(result.secret_, kStorePurpose, kPrefix);
-  StoreClientOptions client;
-  client.host = "127.0.0.1";
-  client.key = server.key;
-  TESSERA_ASSIGN_OR_RETURN(client.server, StoreServer::Start(server));
-  client.port = client.server->port();
-  TESSERA_ASSIGN_OR_RETURN(StorePtr store,
-                           ConnectStore(client, absl::Now() + kOwnStore));
-  result.port_ = client.port;
-  result.store_ =
-      c10::make_intrusive<c10d::PrefixStore>(kPrefix, std::move(store));
-  return result;
-}
-
-std::vector<std::pair<std::string, std::string>> HostedStore::Environment()
-    const {
-  return {
-      {"MASTER_ADDR", "127.0.0.1"},
-      {"MASTER_PORT", absl::StrCat(port_)},
-      {kJobSecretVariable, secret_},
-      {kJobSecretFileVariable, ""},  // what is there is not this job's
-  };
-}
-
-void HostedStore::Fail(const std::string& message) {
-  PutFailure(*store_, absl::UnavailableError(message));
-}
-
-bool HostedStore::HasCome(int rank) const {
-  absl::StatusOr<bool> has_come = CatchTorch(
-      "store", [&]() -> bool { return store_->check({CameKey(rank)}); });
-  return has_come.ok() && *has_come;
 }
 
 }  // namespace tessera

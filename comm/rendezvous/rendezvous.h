@@ -15,7 +15,6 @@
 #include <cstdint>
 #include <functional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -69,30 +68,16 @@ absl::StatusOr<Meeting> Meet(const RendezvousPlace& place, int rank,
 // The store goes with the process of this rank.
 bool IsStoreHost(const RendezvousPlace& place, int rank);
 
+// The begin of every key.
+inline constexpr char kStorePrefix[] = "tessera";
+// In the store once `rank` has come.
+std::string CameKey(int rank);
+
 // Words for a store that does not answer: whose it is, and why that may be.
 std::string SilentStore(const RendezvousPlace& place);
 
 // While ranks connect, only libtorch's fatal messages are let through.
 void MuteTorch(bool mute);
-
-// The launcher's side: a store on a free port of this host's loopback, for
-// those that know the job's secret.
-class HostedStore {
- public:
-  static absl::StatusOr<HostedStore> Start(int world_size);
-  uint16_t port() const { return port_; }
-  // What its ranks need to reach it, the job's secret included.
-  std::vector<std::pair<std::string, std::string>> Environment() const;
-  // Makes every rank that is still waiting in Meet, or connecting to its peers,
-  // fail with Unavailable and `message`. The first message holds.
-  void Fail(const std::string& message);
-  bool HasCome(int rank) const;
-
- private:
-  uint16_t port_ = 0;
-  std::string secret_;
-  c10::intrusive_ptr<c10d::Store> store_;
-};
 
 }  // namespace tessera
 #endif  // COMM_RENDEZVOUS_RENDEZVOUS_H_

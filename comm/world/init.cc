@@ -25,6 +25,7 @@
 #include "comm/record/comm_log.h"
 #include "comm/record/hang_dump.h"
 #include "comm/rendezvous/abandonable.h"
+#include "comm/rendezvous/hosted_store.h"
 #include "comm/rendezvous/job_secret.h"
 #include "comm/rendezvous/local_address.h"
 #include "comm/rendezvous/rendezvous.h"

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "comm/rendezvous/rendezvous.h"
+#include "comm/rendezvous/hosted_store.h"
 
 namespace tessera {
 

@@ -23,7 +23,7 @@
 #include "base/torch_guard.h"
 #include "comm/launch/launcher.h"
 #include "comm/launch/subprocess.h"
-#include "comm/rendezvous/rendezvous.h"
+#include "comm/rendezvous/hosted_store.h"
 #include "comm/shard_server.h"
 #include "comm/world/world.h"
 #include "gmock/gmock.h"

@@ -39,7 +39,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "comm/rendezvous/rendezvous.h"
+#include "comm/rendezvous/hosted_store.h"
 #include "comm/world/world.h"
 #include "tests/support/fork_server.h"
 
