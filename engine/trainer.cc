@@ -134,9 +134,11 @@ bool Trainer::MayNest(const at::Tensor& loss) const {
 absl::Status Trainer::Backward(const at::Tensor& loss,
                                const BackwardOptions& options) {
   TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
+  const absl::Status looked = parts_->gradients->TakeLooks();
   const absl::Status zeroed = TakeZeroGrad();
   MicroBatch micro_batch;
   auto backward = [&] {
+    ThrowIfError(looked);
     ThrowIfError(zeroed);
     ThrowIfError(parts_->CheckNotSummoned());
     ThrowIfError(CheckBackward(loss, options));
@@ -280,7 +282,8 @@ absl::Status Trainer::UpdateParameters() {
 // after that are either one rank's own, which fails the update, or found by all
 // ranks, which end it as it is and may go on.
 absl::Status Trainer::OptimizerStep() {
-  absl::Status status = parts_->gradients->CheckNothingPending();
+  absl::Status status = parts_->gradients->TakeLooks();
+  if (status.ok()) status = parts_->gradients->CheckNothingPending();
   if (status.ok()) status = CheckParametersKnown();
   ExclusiveScope exclusive(parts_, "Step");
   const absl::Status entered = exclusive.Enter(status);

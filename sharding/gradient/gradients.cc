@@ -22,7 +22,6 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "sharding/dispatch/saved_tensors.h"
-#include "sharding/torch/grad_access.h"
 #include "sharding/torch/tensor_memory.h"
 #include "sharding/torch/torch_scope.h"
 #include "torch/csrc/autograd/function_hook.h"
@@ -153,10 +152,9 @@ std::optional<FlatGradient::Arrival> Gradients::HowInPlace(
 void Gradients::Arrived(int flat_index, int parameter,
                         const at::Tensor& tensor) {
   if (!runs()) {  // the user's own backward, or another engine's
-    std::atomic<int>* const accesses =
-        accesses_[static_cast<size_t>(flat_index)]
-                 [static_cast<size_t>(parameter)];
-    if (accesses != nullptr) --*accesses;  // libtorch's, to accumulate
+    GradAccesses* const accesses = accesses_[static_cast<size_t>(flat_index)]
+                                            [static_cast<size_t>(parameter)];
+    if (accesses != nullptr) --accesses->changes;  // libtorch's, to accumulate
     return;
   }
   TorchScope scope;

@@ -49,6 +49,7 @@
 #include "sharding/gradient/flat_gradient.h"
 #include "sharding/gradient/gradient_places.h"
 #include "sharding/gradient/reduction.h"
+#include "sharding/torch/grad_access.h"
 
 namespace tessera {
 
@@ -103,9 +104,9 @@ class Gradients {
 
   // Runs `backward` and reduces its gradients. Those of other backwards are
   // left in .grad(), as libtorch does. FailedPrecondition if there are such
-  // (MicroBatch::outside_factor), or if other ranks are elsewhere in the training.
-  // On an error of any rank every rank returns it, and the gradients not yet
-  // reduced are dropped; those reduced in earlier micro-batches stay.
+  // (MicroBatch::outside_factor), or if other ranks are elsewhere in the
+  // training. On an error of any rank every rank returns it, and the gradients
+  // not yet reduced are dropped; those reduced in earlier micro-batches stay.
   // COLLECTIVE.
   absl::Status Run(const std::function<void()>& backward,
                    const MicroBatch& micro_batch);
@@ -117,6 +118,11 @@ class Gradients {
   // have gradients since the last Run: the caller is to do what it asks for.
   // FailedPrecondition if it was called on some of them only. LOCAL.
   absl::StatusOr<bool> WasZeroedByUser() const;
+
+  // FailedPrecondition, once, if .grad() of a parameter whose gradient is here
+  // was asked for since the last Run, as clip_grad_norm_ and a torch::optim do:
+  // it is undefined, so they did nothing. LOCAL.
+  absl::Status TakeLooks();
 
   // Of all ranks and micro-batches since Zero; 0 without weights. The step's
   // gradient is the sum that it divides.
@@ -174,9 +180,9 @@ class Gradients {
 
   std::shared_ptr<Communicator> comm_;
   std::vector<std::unique_ptr<FlatGradient>> flats_;
-  // By flat and parameter: who asked for .grad() to change it since the last
-  // Run (sharding/torch/grad_access.h); null where nobody counts.
-  std::vector<std::vector<std::atomic<int>*>> accesses_;
+  // By flat and parameter: who asked for .grad(), to change it too, since the
+  // last Run (sharding/torch/grad_access.h); null where nobody counts.
+  std::vector<std::vector<GradAccesses*>> accesses_;
   absl::Mutex mutex_;  // hooks against each other
   const GradientOptions options_;
   std::unique_ptr<GradientPlaces> places_;

@@ -9,7 +9,8 @@
 // in the next Run is an error unless it was asked for.
 //
 // Why calls are counted: an engine's own gradients are not in .grad(), where
-// zero_grad() looks. It would drop nothing, and say nothing.
+// zero_grad(), clip_grad_norm_() and optimizers look. They would do nothing,
+// and say nothing.
 #include <atomic>
 #include <string>
 
@@ -18,6 +19,7 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "sharding/gradient/gradients.h"
+#include "sharding/torch/grad_access.h"
 #include "sharding/torch/torch_scope.h"
 
 namespace tessera {
@@ -43,7 +45,7 @@ absl::Status Gradients::TakeOutside() {
   for (const auto& gradient : flats_) {
     const auto& params = gradient->flat().parameters();
     for (size_t i = 0; i < params.size(); ++i) {
-      at::Tensor outside = params[i].tensor.grad();
+      at::Tensor outside = PeekGrad(params[i].tensor);
       if (!outside.defined()) continue;
       if (running().outside_factor.has_value()) {
         const double factor = *running().outside_factor;
@@ -68,8 +70,10 @@ absl::Status Gradients::TakeOutside() {
 
 void Gradients::ForgetAccesses() {
   for (const auto& of_flat : accesses_) {
-    for (std::atomic<int>* accesses : of_flat) {
-      if (accesses != nullptr) accesses->store(0, std::memory_order_relaxed);
+    for (GradAccesses* accesses : of_flat) {
+      if (accesses == nullptr) continue;
+      accesses->changes.store(0, std::memory_order_relaxed);
+      accesses->looks.store(0, std::memory_order_relaxed);
     }
   }
 }
@@ -81,14 +85,15 @@ absl::StatusOr<bool> Gradients::WasZeroedByUser() const {
   for (size_t f = 0; f < flats_.size(); ++f) {
     const FlatGradient& gradient = *flats_[f];
     for (size_t i = 0; i < gradient.num_parameters(); ++i) {
-      const std::atomic<int>* const accesses = accesses_[f][i];
+      const GradAccesses* const accesses = accesses_[f][i];
       const bool has =
           gradient.has_gradient(i) || gradient.arrived(i) || gradient.held(i);
       if (!has || accesses == nullptr) continue;
       const auto& parameter = gradient.flat().parameters()[i];
-      const at::Tensor outside = parameter.tensor.grad();  // set by hand
-      const bool asked = accesses->load(std::memory_order_relaxed) > 0 &&
-                         (!outside.defined() || IsZero(outside));
+      const at::Tensor outside = PeekGrad(parameter.tensor);  // set by hand
+      const bool asked =
+          accesses->changes.load(std::memory_order_relaxed) > 0 &&
+          (!outside.defined() || IsZero(outside));
       (asked ? zeroed : kept) = &parameter.name;
     }
   }
@@ -101,12 +106,33 @@ absl::StatusOr<bool> Gradients::WasZeroedByUser() const {
       "of the whole module, or Engine::ZeroGrad"));
 }
 
+absl::Status Gradients::TakeLooks() {
+  const std::string* looked_at = nullptr;
+  for (size_t f = 0; f < flats_.size(); ++f) {
+    const FlatGradient& gradient = *flats_[f];
+    for (size_t i = 0; i < gradient.num_parameters(); ++i) {
+      GradAccesses* const accesses = accesses_[f][i];
+      if (accesses == nullptr || accesses->looks.exchange(0) == 0) continue;
+      if (gradient.has_gradient(i) || gradient.arrived(i) || gradient.held(i)) {
+        looked_at = &gradient.flat().parameters()[i].name;
+      }
+    }
+  }
+  if (looked_at == nullptr) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      ".grad() of parameter '", *looked_at,
+      "' was asked for since Backward and is undefined: the engine has the "
+      "gradient, and clip_grad_norm_ or a torch::optim over the module's "
+      "parameters does nothing; set gradient_clipping, and call Engine::Step; "
+      "Engine::Gradient and Engine::last_step().grad_norm tell of gradients"));
+}
+
 absl::Status Gradients::CheckNothingPending() const {
   for (const auto& gradient : flats_) {
     const auto& params = gradient->flat().parameters();
     for (size_t i = 0; i < params.size(); ++i) {
       if (!gradient->arrived(i) && !gradient->held(i) &&
-          !params[i].tensor.grad().defined()) {
+          !PeekGrad(params[i].tensor).defined()) {
         continue;
       }
       return absl::FailedPreconditionError(absl::StrCat(

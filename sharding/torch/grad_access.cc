@@ -31,25 +31,36 @@ class CountingMeta : public autograd::AutogradMeta {
     allow_grad_dtype_mismatch_ = other->allow_grad_dtype_mismatch_;
   }
   at::Tensor& mutable_grad() override {
-    count.fetch_add(1, std::memory_order_relaxed);
+    accesses.changes.fetch_add(1, std::memory_order_relaxed);
     return grad_;
   }
-  std::atomic<int> count = 0;
+  const at::Tensor& grad() const override {
+    if (!grad_.defined()) {
+      accesses.looks.fetch_add(1, std::memory_order_relaxed);
+    }
+    return grad_;
+  }
+  GradAccesses accesses;
 };
 
 }  // namespace
 
-std::atomic<int>* CountGradAccesses(const at::Tensor& tensor) {
+GradAccesses* CountGradAccesses(const at::Tensor& tensor) {
   autograd::AutogradMeta* const meta =
       autograd::impl::materialize_autograd_meta(tensor);
   if (auto* counting = dynamic_cast<CountingMeta*>(meta)) {
-    return &counting->count;
+    return &counting->accesses;
   }
   if (typeid(*meta) != typeid(autograd::AutogradMeta)) return nullptr;
   auto counting = std::make_unique<CountingMeta>(meta);
-  std::atomic<int>* const count = &counting->count;
+  GradAccesses* const accesses = &counting->accesses;
   tensor.unsafeGetTensorImpl()->set_autograd_meta(std::move(counting));
-  return count;
+  return accesses;
+}
+
+at::Tensor PeekGrad(const at::Tensor& tensor) {
+  const auto* const meta = autograd::impl::get_autograd_meta(tensor);
+  return meta == nullptr ? at::Tensor() : meta->grad_;
 }
 
 }  // namespace tessera
