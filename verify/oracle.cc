@@ -3,10 +3,12 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "verify/oracle_adamw.h"
 #include "verify/oracle_norm.h"
+#include "verify/plain_casts.h"
 
 namespace tessera {
 namespace {
@@ -181,6 +183,8 @@ void Oracle::AddParameters(const torch::nn::Module& module) {
 at::Tensor Oracle::RunRank(const Loss& loss, int r, double scale) {
   Rank& rank = ranks_[r];
   DefaultGenerator().set_state(rank.generator_state);
+  std::optional<PlainCasts> casts;
+  if (options_.cast_inputs) casts.emplace(Replicas(r));
   at::Tensor value = loss(*rank.module, r, micro_batches_);
   const double weight =
       options_.weight ? options_.weight(r, micro_batches_) : 1;
@@ -197,9 +201,16 @@ at::Tensor Oracle::RunRank(const Loss& loss, int r, double scale) {
   } else {
     TORCH_CHECK(options_.weight && weight == 0, "no loss, but a weight");
   }
+  casts.reset();
   rank.generator_state = DefaultGenerator().get_state();
   TakeGradients(r, weight);
   return value;
+}
+
+std::vector<at::Tensor> Oracle::Replicas(int r) const {
+  std::vector<at::Tensor> replicas;
+  for (const Parameter& p : parameters_) replicas.push_back(p.replicas[r]);
+  return replicas;
 }
 
 void Oracle::TakeGradients(int r, double weight) {

@@ -71,6 +71,8 @@ struct OracleOptions {
   // kept. Unset: what the module has.
   std::optional<at::ScalarType> dtype;
   bool keep_norms = false;
+  // Operators cast their inputs to that (verify/plain_casts.h).
+  bool cast_inputs = false;
   // Of real floating buffers. Unset: what the module has.
   std::optional<at::ScalarType> buffer_dtype;
   // Where the parameter's dtype is float32 or 16-bit. Unset, or elsewhere: the
@@ -150,6 +152,7 @@ class Oracle {
   void AddRank();
   void AddParameters(const torch::nn::Module& module);
   at::Tensor RunRank(const Loss& loss, int r, double scale);
+  std::vector<at::Tensor> Replicas(int r) const;
   void TakeGradients(int r, double weight);
   void Reduce(Parameter* p) const;
   void AddRounding(Parameter* p, const std::vector<at::Tensor>& sends) const;

@@ -1,0 +1,35 @@
+// PlainCasts: what plain training must cast where an engine casts inputs
+// (docs/design.md, "Casts of inputs"), worked out anew: plain libtorch refuses
+// to combine float32 inputs, or running statistics, with parameters of 16 bits.
+//
+//   linear, convolutions, RNNs, ...   floating arguments that are no parameters
+//                                     become the parameters' dtype
+//   normalisations                    all floating arguments become the running
+//                                     statistics' dtype, or else the
+//                                     parameters'; the result the narrower one
+//                                     of the input's and the parameters'
+//
+// Not where the operator's parameters differ in dtype, nor what it writes, nor
+// running statistics, nor what autocast takes.
+#ifndef VERIFY_PLAIN_CASTS_H_
+#define VERIFY_PLAIN_CASTS_H_
+
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+
+namespace tessera {
+
+// While it lives, operators of this thread (and of backwards that it starts)
+// cast. `parameters` are those whose dtype counts, and views of them; they live
+// longer. Not to be nested.
+class PlainCasts {
+ public:
+  explicit PlainCasts(const std::vector<at::Tensor>& parameters);
+  ~PlainCasts();
+  PlainCasts(const PlainCasts&) = delete;
+  PlainCasts& operator=(const PlainCasts&) = delete;
+};
+
+}  // namespace tessera
+#endif  // VERIFY_PLAIN_CASTS_H_
