@@ -243,14 +243,19 @@ absl::Status Meeter::OpenError(const absl::Status& status) const {
   }
   const std::string host =
       place_.hosted_by_launcher ? "the launcher" : "rank 0";
-  if (!absl::IsDeadlineExceeded(status)) {
+  if (!absl::IsDeadlineExceeded(status) && !absl::IsAborted(status)) {
     return Describe(
         absl::StatusCode::kUnavailable, place_,
         absl::StrCat("cannot reach ", host, ": ", status.message()));
   }
-  return Describe(absl::StatusCode::kDeadlineExceeded, place_,
-                  absl::StrCat(host, " has not come within ", Seconds(allowed_),
-                               " (no store answers there)"));
+  return Describe(
+      absl::StatusCode::kDeadlineExceeded, place_,
+      absl::StrCat(host, " has not come within ", Seconds(allowed_),
+                   absl::IsAborted(status)
+                       ? " (who listens there turns this rank away: it is "
+                         "another user's, or no store of ours, or strangers "
+                         "overrun it)"
+                       : " (no store answers there)"));
 }
 
 absl::Status Meeter::Register() {

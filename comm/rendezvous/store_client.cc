@@ -284,7 +284,9 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Store>> ConnectStore(
       Dial(address, deadline, [](const absl::Status& status) {
         return !absl::IsPermissionDenied(status);
       });
-  if (absl::IsPermissionDenied(fd.status())) return fd.status();
+  if (absl::IsPermissionDenied(fd.status()) || absl::IsAborted(fd.status())) {
+    return fd.status();
+  }
   if (!fd.ok()) return absl::DeadlineExceededError(fd.status().message());
   return c10::make_intrusive<StoreClient>(
       std::move(address), *fd,

@@ -40,6 +40,7 @@ struct StoreClientOptions {
 // `host` in the name service, once, unless it is numeric. Blocking. Returns
 //   NotFound          the host's name is not known
 //   PermissionDenied  who listens there does not know the key
+//   Aborted           it turned this rank away until the deadline
 //   DeadlineExceeded  nobody listens there, or it does not answer
 absl::StatusOr<c10::intrusive_ptr<c10d::Store>> ConnectStore(
     const StoreClientOptions& options, absl::Time deadline);
