@@ -66,7 +66,10 @@ class Supervisor {
  public:
   // Both outlive this.
   Supervisor(const LaunchOptions& options, OutputRelay* relay)
-      : options_(options), relay_(*relay), pids_(options.world_size, 0) {}
+      : options_(options),
+        relay_(*relay),
+        pids_(options.world_size, 0),
+        stopped_(options.world_size) {}
 
   absl::Status Start();
   int Wait();
@@ -74,6 +77,13 @@ class Supervisor {
   void KillAll();
 
  private:
+  // Those that are stopped can neither end nor answer a signal.
+  bool AllAliveAreStopped() const {
+    for (size_t r = 0; r < pids_.size(); ++r) {
+      if (pids_[r] != 0 && !stopped_[r]) return false;
+    }
+    return AnyAlive();
+  }
   bool AnyAlive() const {
     return std::any_of(pids_.begin(), pids_.end(),
                        [](pid_t pid) { return pid != 0; });
@@ -91,7 +101,8 @@ class Supervisor {
 
   const LaunchOptions& options_;
   OutputRelay& relay_;
-  std::vector<pid_t> pids_;  // by rank; 0 once reaped
+  std::vector<pid_t> pids_;    // by rank; 0 once reaped
+  std::vector<bool> stopped_;  // by rank (SIGSTOP, a terminal)
   std::optional<int> first_failure_;
   bool signalled_ = false;  // one was passed on
   absl::Time term_at_ = absl::InfiniteFuture();
@@ -149,10 +160,14 @@ void Supervisor::Reap() {
   std::vector<std::pair<int, int>> ended;  // rank, status
   for (int r = 0; r < options_.world_size; ++r) {
     int wait_status = 0;
-    if (pids_[r] == 0 || waitpid(pids_[r], &wait_status, WNOHANG) <= 0)
-      continue;
-    pids_[r] = 0;
-    ended.emplace_back(r, wait_status);
+    // All that is to be told: two changes may come with one signal.
+    while (pids_[r] != 0 && waitpid(pids_[r], &wait_status,
+                                    WNOHANG | WUNTRACED | WCONTINUED) > 0) {
+      stopped_[r] = WIFSTOPPED(wait_status);
+      if (stopped_[r] || WIFCONTINUED(wait_status)) continue;
+      pids_[r] = 0;
+      ended.emplace_back(r, wait_status);
+    }
   }
   std::stable_partition(ended.begin(), ended.end(), [](const auto& rank) {
     return WIFSIGNALED(rank.second);
@@ -175,7 +190,8 @@ void Supervisor::Ended(int rank, int wait_status) {
 
 void Supervisor::Press() {
   const absl::Time now = absl::Now();
-  if (now >= kill_at_) {
+  if (now >= kill_at_ ||
+      (first_failure_.has_value() && !signalled_ && AllAliveAreStopped())) {
     Signal(SIGKILL);
     kill_at_ = term_at_ = absl::InfiniteFuture();
   } else if (now >= term_at_) {

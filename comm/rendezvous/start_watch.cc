@@ -19,7 +19,6 @@ constexpr char kFailure[] = "failure";
 // A launcher sees the end of its process at once.
 constexpr absl::Duration kNewsTime = absl::Milliseconds(300);
 constexpr absl::Duration kCountEvery = absl::Milliseconds(150);
-constexpr absl::Duration kSilence = absl::Milliseconds(700);
 constexpr absl::Duration kPoll = absl::Milliseconds(20);
 
 std::string AliveKey(int rank) { return absl::StrCat("alive/", rank); }
@@ -67,11 +66,17 @@ absl::Status StartWatch::Look() {
   return StartFailure(*store_);
 }
 
-absl::StatusOr<std::vector<int>> StartWatch::SilentRanks() {
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<int64_t> before,
+absl::Status StartWatch::NoteCounts() {
+  if (!noted_.empty()) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(noted_,
                            CatchTorch(kStoreError, [&] { return Counts(); }));
-  const absl::Time until = absl::Now() + kSilence;
-  while (absl::Now() < until) {
+  noted_at_ = absl::Now();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<int>> StartWatch::SilentRanks() {
+  TESSERA_RETURN_IF_ERROR(NoteCounts());
+  while (absl::Now() < noted_at_ + kSilence) {
     TESSERA_RETURN_IF_ERROR(Look());
     absl::SleepFor(kPoll);
   }
@@ -79,7 +84,7 @@ absl::StatusOr<std::vector<int>> StartWatch::SilentRanks() {
                            CatchTorch(kStoreError, [&] { return Counts(); }));
   std::vector<int> silent;
   for (int r = 0; r < world_size_; ++r) {
-    if (r != rank_ && after[r] == before[r]) silent.push_back(r);
+    if (r != rank_ && after[r] == noted_[r]) silent.push_back(r);
   }
   return silent;
 }

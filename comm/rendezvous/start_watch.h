@@ -42,6 +42,9 @@ absl::Status WithStartFailure(const absl::Status& status, c10d::Store& store);
 // Threads: one.
 class StartWatch {
  public:
+  // How long a rank that lives may not count.
+  static constexpr absl::Duration kSilence = absl::Milliseconds(700);
+
   // `store`: a client that nobody else uses meanwhile; a question would wait
   // until another's has been answered.
   StartWatch(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size);
@@ -49,8 +52,11 @@ class StartWatch {
   // Counts, a few times per second, and returns StartFailure. LOCAL.
   absl::Status Look();
 
-  // The ranks that do not count for 0.7 s, which this takes, while this one
-  // goes on counting; or the StartFailure that has come meanwhile. LOCAL.
+  // Notes how far all have counted; the first call counts. LOCAL.
+  absl::Status NoteCounts();
+  // The ranks that have not counted for 0.7 s, since NoteCounts if that was so
+  // long ago; otherwise this waits, and counts meanwhile. Or the StartFailure
+  // that has come. LOCAL.
   absl::StatusOr<std::vector<int>> SilentRanks();
 
  private:
@@ -60,6 +66,8 @@ class StartWatch {
   const int rank_;
   const int world_size_;
   absl::Time counted_ = absl::InfinitePast();
+  absl::Time noted_at_ = absl::InfiniteFuture();
+  std::vector<int64_t> noted_;
 };
 
 }  // namespace tessera

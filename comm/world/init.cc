@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ATen/Parallel.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
@@ -151,6 +152,7 @@ struct Connecting {
   absl::StatusOr<std::shared_ptr<Communicator>> Run() const;
   absl::Status TooLate(const StorePtr& client, StartWatch& watch,
                        const absl::Status& status) const;
+  void Tell(const StorePtr& client, const absl::Status& why) const;
   std::string Limit() const {
     return absl::StrCat("within the start-up timeout of ",
                         absl::FormatDuration(startup_timeout));
@@ -176,13 +178,26 @@ absl::StatusOr<std::shared_ptr<Communicator>> Connecting::Run() const {
   StartWatch watch(client, plan.options.rank, plan.options.world_size);
   auto stop = [&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(watch.Look());
+    // Who is gone is to be known when it is late.
+    if (absl::Now() + StartWatch::kSilence >= deadline) {
+      TESSERA_RETURN_IF_ERROR(watch.NoteCounts());
+    }
     if (absl::Now() < deadline) return absl::OkStatus();
     return absl::DeadlineExceededError("");
   };
   const absl::Status status = RunAbandonable(work, stop);
   if (status.ok()) return *made;
-  if (absl::Now() < deadline) return WithStartFailure(status, *client);
-  return TooLate(client, watch, status);
+  if (absl::Now() >= deadline) return TooLate(client, watch, status);
+  const absl::Status why = WithStartFailure(status, *client);
+  Tell(client, why);
+  return why;
+}
+
+// The others would wait for this rank in vain.
+void Connecting::Tell(const StorePtr& client, const absl::Status& why) const {
+  PutFailure(*client, why);
+  // The store goes with this process. Let the others hear why.
+  if (IsStoreHost(place, plan.options.rank)) absl::SleepFor(kFarewell);
 }
 
 // Names the ranks that are gone, where nobody else has said why it is late.
@@ -203,9 +218,7 @@ absl::Status Connecting::TooLate(const StorePtr& client, StartWatch& watch,
     absl::StrAppend(&text, "; here: ", status.message());
   }
   const absl::Status late = absl::DeadlineExceededError(text);
-  PutFailure(*client, late);
-  // The store goes with this process. Let the others hear why.
-  if (IsStoreHost(place, plan.options.rank)) absl::SleepFor(kFarewell);
+  Tell(client, late);
   return late;
 }
 
@@ -218,15 +231,18 @@ absl::StatusOr<std::shared_ptr<Communicator>> Connect(Connecting connecting) {
     TESSERA_ASSIGN_OR_RETURN(*made, connecting.Run());
     return absl::OkStatus();
   };
+  const std::string phase = absl::StrCat(
+      ", while rank ", connecting.plan.options.rank, " of ",
+      connecting.plan.options.world_size, " connects with the other ranks");
   auto stop = [&]() -> absl::Status {
     if (absl::Now() < connecting.deadline + kLastWords) return absl::OkStatus();
     return absl::DeadlineExceededError(absl::StrCat(
-        SilentStore(connecting.place), " ", connecting.Limit(), ", while rank ",
-        connecting.plan.options.rank, " of ",
-        connecting.plan.options.world_size, " connects with the other ranks"));
+        SilentStore(connecting.place), " ", connecting.Limit(), phase));
   };
-  TESSERA_RETURN_IF_ERROR(RunAbandonable(work, stop));
-  return *made;
+  const absl::Status status = RunAbandonable(work, stop);
+  if (status.ok()) return *made;
+  if (!absl::StartsWith(status.message(), kStoreError)) return status;
+  return absl::Status(status.code(), absl::StrCat(status.message(), phase));
 }
 
 }  // namespace

@@ -24,8 +24,8 @@ namespace tessera {
 namespace {
 
 constexpr int kRanks = 2;
-// Of 10 ms: what threads use that only look now and then.
-constexpr int64_t kFewTicks = 10;
+// Less than what any step to the end takes.
+constexpr absl::Duration kHardlyAny = absl::Milliseconds(20);
 
 std::string ReadAll(const std::string& path) {
   std::string text;
@@ -79,22 +79,26 @@ std::vector<pid_t> ChildrenOf(pid_t pid) {
   return children;
 }
 
-// Of a process and its children.
-int64_t TicksOf(pid_t pid) {
-  // Behind the name in parentheses: state (0), ..., utime (11), stime (12).
-  const std::string stat = ReadAll(absl::StrCat("/proc/", pid, "/stat"));
-  const size_t end = stat.rfind(") ");
-  if (end == std::string::npos) return 0;
-  const std::vector<std::string> fields =
-      absl::StrSplit(stat.substr(end + 2), ' ');
-  int64_t user = 0, system = 0;
-  if (fields.size() < 13 || !absl::SimpleAtoi(fields[11], &user) ||
-      !absl::SimpleAtoi(fields[12], &system)) {
-    return 0;
+// Of the threads of a process and of its children: how long they have run, or
+// would have if a processor had been free. Except of those that only look now
+// and then, whatever the others do.
+absl::Duration WantedTime(pid_t pid) {
+  int64_t wanted_ns = 0;
+  const std::string tasks = absl::StrCat("/proc/", pid, "/task");
+  for (const std::string& task : NamesIn(tasks)) {
+    const std::string path = absl::StrCat(tasks, "/", task, "/");
+    if (ReadAll(path + "comm") == "tessera-watch\n") continue;
+    int64_t ran_ns = 0, waited_ns = 0;
+    const std::vector<std::string> fields =
+        absl::StrSplit(ReadAll(path + "schedstat"), ' ');
+    if (fields.size() == 3 && absl::SimpleAtoi(fields[0], &ran_ns) &&
+        absl::SimpleAtoi(fields[1], &waited_ns)) {
+      wanted_ns += ran_ns + waited_ns;
+    }
   }
-  int64_t ticks = user + system;
-  for (const pid_t child : ChildrenOf(pid)) ticks += TicksOf(child);
-  return ticks;
+  absl::Duration wanted = absl::Nanoseconds(wanted_ns);
+  for (const pid_t child : ChildrenOf(pid)) wanted += WantedTime(child);
+  return wanted;
 }
 
 void AddStacks(pid_t pid, std::string* text) {
@@ -183,20 +187,16 @@ bool EndRun::HasEnded() {
 
 bool EndRun::Hangs(absl::Duration limit) {
   if (absl::Now() - looked_ < limit) return false;
-  const int64_t ticks = ProcessorTime();
-  // Fewer: some process has ended meanwhile.
-  const bool hangs = ticks >= ticks_then_ && ticks - ticks_then_ < kFewTicks;
-  ticks_then_ = ticks;
+  absl::Duration wanted;
+  for (const Child& child : children_) {
+    if (child.pid != 0) wanted += WantedTime(child.pid);
+  }
+  // Less: some thread has ended meanwhile.
+  const bool hangs =
+      wanted >= wanted_then_ && wanted - wanted_then_ < kHardlyAny;
+  wanted_then_ = wanted;
   looked_ = absl::Now();
   return hangs;
-}
-
-int64_t EndRun::ProcessorTime() const {
-  int64_t ticks = 0;
-  for (const Child& child : children_) {
-    if (child.pid != 0) ticks += TicksOf(child.pid);
-  }
-  return ticks;
 }
 
 std::string EndRun::Stacks() const {

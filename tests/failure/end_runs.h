@@ -5,7 +5,6 @@
 
 #include <sys/types.h>
 
-#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -37,8 +36,8 @@ class EndRun {
 
   // True once all of its processes have ended.
   bool HasEnded();
-  // True if it has hardly run for `limit`: it waits, and is not just slow
-  // because the processors are busy.
+  // True if its threads have neither run nor waited for a processor for
+  // `limit`: it is not just slow.
   bool Hangs(absl::Duration limit);
   // Its processes and theirs: of each thread its state, where it waits in the
   // kernel, and, where gdb is, its stack.
@@ -58,11 +57,8 @@ class EndRun {
 
   const Ending ending_;
   const bool by_launcher_;
-  // Of all its processes, in the system's ticks.
-  int64_t ProcessorTime() const;
-
-  absl::Time looked_ = absl::Now();  // how far it was, last
-  int64_t ticks_then_ = 0;
+  absl::Time looked_ = absl::Now();  // last
+  absl::Duration wanted_then_;
   std::optional<HostedStore> store_;
   std::vector<Child> children_;
 };

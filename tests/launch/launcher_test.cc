@@ -181,6 +181,18 @@ TEST(LauncherTest, OfSeveralEndsASignalIsTheCause) {
   EXPECT_EQ(run.err, "tessera: rank 1 was ended by signal 9 (Killed)\n");
 }
 
+// They can neither end nor answer a signal.
+TEST(LauncherTest, StoppedRanksAreNotGivenTimeToEnd) {
+  Process launcher({}, Named("wait"));
+  ASSERT_TRUE(launcher.WaitForLines(3));
+  const std::vector<pid_t> pids = RankPids(launcher);
+  for (int r : {1, 2}) kill(pids[r], SIGSTOP);
+  const absl::Time killed = absl::Now();
+  kill(pids[0], SIGKILL);
+  EXPECT_EQ(launcher.Finish().code, 128 + SIGKILL);
+  EXPECT_LT(absl::Now() - killed, LaunchOptions().end_grace);
+}
+
 }  // namespace
 }  // namespace tessera
 

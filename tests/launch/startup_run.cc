@@ -41,13 +41,19 @@ int RankOfLine(absl::string_view* line) {
 
 }  // namespace
 
+namespace {
+
+bool IsLog(absl::string_view line) {
+  return absl::StartsWith(line, "I ") || absl::StartsWith(line, "W ") ||
+         absl::StartsWith(line, "[");
+}
+
+}  // namespace
+
 std::string StartedRank::LastLine() const {
   std::string last;
   for (const absl::string_view line : absl::StrSplit(words, '\n')) {
-    const bool log = absl::StartsWith(line, "I ") ||
-                     absl::StartsWith(line, "W ") ||
-                     absl::StartsWith(line, "[");
-    if (!line.empty() && !log) last = std::string(line);
+    if (!line.empty() && !IsLog(line)) last = std::string(line);
   }
   return last;
 }
@@ -171,6 +177,7 @@ void StartupRun::Take(Stream* stream, const std::string& line) {
   if (r < 0) return;  // the launcher's own
   StartedRank& rank = ranks_[r];
   absl::StrAppend(&rank.words, text);
+  if (!IsLog(text)) rank.told = absl::Now();
   if (!absl::ConsumePrefix(&text, kReadyLine)) return;
   rank.ready = absl::Now();
   if (rank.pid != 0) return;

