@@ -239,7 +239,7 @@ TEST(ResolveConfig, WritesAllDefaultsOut) {
       "shard_group_size: 0 buffer_sync: \"local\" "
       "keep_freed_heap: true in_place_gradient_bytes: 131072 "
       "report_grad_norm: false } "
-      "precision { fp32_norms: false cast_inputs: true } "
+      "precision { fp32_norms: false cast_inputs: true libtorch_exact: false } "
       "gradient_allreduce_op: \"mean\" unknown_keys: \"error\"");
 }
 

@@ -1,6 +1,7 @@
 #include "optim/adamw.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "ATen/Parallel.h"
@@ -22,6 +23,24 @@ constexpr int64_t kGroup = 64;
 struct Lists {
   std::vector<at::Tensor> params, grads, exp_avgs, exp_avg_sqs, steps;
 };
+
+// torch::optim::AdamW::step, operator by operator.
+void StepAsTorchOptim(const Lists& lists, const std::vector<int64_t>& steps,
+                      const AdamWOptions& o) {
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const at::Tensor& param = lists.params[i];
+    const at::Tensor& grad = lists.grads[i];
+    const auto step = static_cast<double>(steps[i]);
+    if (o.weight_decay != 0) param.mul_(1 - o.lr * o.weight_decay);
+    lists.exp_avgs[i].mul_(o.beta1).add_(grad, 1 - o.beta1);
+    lists.exp_avg_sqs[i].mul_(o.beta2).addcmul_(grad, grad, 1 - o.beta2);
+    const double correction1 = 1 - std::pow(o.beta1, step);
+    const double correction2 = 1 - std::pow(o.beta2, step);
+    const at::Tensor denominator =
+        lists.exp_avg_sqs[i].sqrt().div(std::sqrt(correction2)).add_(o.eps);
+    param.addcdiv_(lists.exp_avgs[i], denominator, -(o.lr / correction1));
+  }
+}
 
 // A segment that does not start at a group of its parameter (possible only for
 // parameters that lie unaligned in a storage they share) is worked on in copies
@@ -191,7 +210,7 @@ absl::Status AdamW::Step(const Gradients& gradients, double factor,
       if (!gradient.owned().defined()) continue;
       CountStep(*flats_[u], gradient);
       bool working_written = false;
-      if (IsForKernel(*flats_[u])) {
+      if (IsForKernel(*flats_[u]) && !options_.libtorch_exact) {
         working_written = StepInKernel(u, gradient, factor);
       } else {
         if (factor != 1) gradient.owned().mul_(factor);
@@ -231,6 +250,7 @@ void AdamW::StepInLibtorch(size_t u, const FlatGradient& gradient,
                            Counts* counts) {
   FlatParameter& flat = *flats_[u];
   Lists lists;
+  std::vector<int64_t> steps;
   std::vector<Realigned> undo;
   const at::Tensor masters = flat.masters(), owned = gradient.owned();
   for (const Run& run : RunsOf(flat, gradient, steps_, /*in_groups=*/true)) {
@@ -245,6 +265,7 @@ void AdamW::StepInLibtorch(size_t u, const FlatGradient& gradient,
     lists.grads.push_back(view(owned));
     lists.exp_avgs.push_back(view(states_[u].exp_avg.View()));
     lists.exp_avg_sqs.push_back(view(states_[u].exp_avg_sq.View()));
+    steps.push_back(run.step);
     at::Tensor& count = (*counts)[run.step];
     if (!count.defined()) {
       count = at::full({}, static_cast<double>(run.step),
@@ -253,11 +274,15 @@ void AdamW::StepInLibtorch(size_t u, const FlatGradient& gradient,
     lists.steps.push_back(count);
   }
   if (lists.params.empty()) return;
-  at::_fused_adamw_(lists.params, lists.grads, lists.exp_avgs,
-                    lists.exp_avg_sqs, /*max_exp_avg_sqs=*/{}, lists.steps,
-                    options_.lr, options_.beta1, options_.beta2,
-                    options_.weight_decay, options_.eps, /*amsgrad=*/false,
-                    /*maximize=*/false);
+  if (options_.libtorch_exact) {
+    StepAsTorchOptim(lists, steps, options_);
+  } else {
+    at::_fused_adamw_(lists.params, lists.grads, lists.exp_avgs,
+                      lists.exp_avg_sqs, /*max_exp_avg_sqs=*/{}, lists.steps,
+                      options_.lr, options_.beta1, options_.beta2,
+                      options_.weight_decay, options_.eps, /*amsgrad=*/false,
+                      /*maximize=*/false);
+  }
   for (auto& r : undo) {
     r.original.copy_(r.copy.narrow(0, r.offset, r.original.numel()));
   }

@@ -6,6 +6,10 @@
 // in the same pass. Others go to libtorch's fused kernel, which groups elements
 // the same way at every cut (sharding/layout/layout.h).
 //
+// With libtorch_exact all go through the operators that torch::optim::AdamW
+// calls (exp_avg.mul_().add_() and so on), one after the other, and have its
+// bits: some ten passes over memory instead of one.
+//
 // A parameter without a gradient is skipped: no decay, no momentum, and its own
 // step count stays (bias correction), as in libtorch.
 #ifndef OPTIM_ADAMW_H_

@@ -39,6 +39,9 @@ struct AdamWOptions {
   double beta2 = 0.999;
   double eps = 1e-8;
   double weight_decay = 0;
+  // The bits of torch::optim::AdamW instead: class AdamW's affair
+  // (optim/adamw.h), the kernel does not know it.
+  bool libtorch_exact = false;
 };
 
 // What the elements of one step have in common.

@@ -291,8 +291,9 @@ bool Oracle::GradientsAreFinite() const {
 
 void Oracle::StepOptimizer(double factor) {
   torch::NoGradGuard no_grad;
-  const OracleAdamWOptions adamw = {lr_, options_.beta1, options_.beta2,
-                                    options_.eps, options_.weight_decay};
+  const OracleAdamWOptions adamw = {
+      lr_,          options_.beta1,        options_.beta2,
+      options_.eps, options_.weight_decay, options_.libtorch_exact};
   for (Parameter& p : parameters_) {
     if (!p.gradient.defined()) continue;
     OracleAdamW(p.master, p.exp_avg, p.exp_avg_sq,

@@ -66,6 +66,7 @@ struct OracleOptions {
   double beta2 = 0.999;
   double eps = 1e-8;
   double weight_decay = 0;
+  bool libtorch_exact = false;  // torch::optim::AdamW's bits
 
   // Of real floating parameters, except those of norm layers if these are
   // kept. Unset: what the module has.

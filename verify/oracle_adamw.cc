@@ -4,6 +4,8 @@
 
 #include <cmath>
 #include <limits>
+#include <memory>
+#include <utility>
 
 namespace tessera {
 namespace {
@@ -52,12 +54,34 @@ void StepElement(float* master, float* exp_avg, float* exp_avg_sq,
   *master = OneNan(*master + change);
 }
 
+// torch::optim::AdamW itself, of a parameter with this state.
+void TorchOptimStep(const at::Tensor& master, const at::Tensor& exp_avg,
+                    const at::Tensor& exp_avg_sq, const at::Tensor& gradient,
+                    int64_t step, const OracleAdamWOptions& o) {
+  at::Tensor parameter = master.detach().clone();
+  parameter.mutable_grad() = gradient;
+  torch::optim::AdamW optimizer({parameter}, torch::optim::AdamWOptions(o.lr)
+                                                 .betas({o.beta1, o.beta2})
+                                                 .eps(o.eps)
+                                                 .weight_decay(o.weight_decay));
+  auto state = std::make_unique<torch::optim::AdamWParamState>();
+  state->step(step - 1);
+  state->exp_avg(exp_avg);
+  state->exp_avg_sq(exp_avg_sq);
+  optimizer.state()[parameter.unsafeGetTensorImpl()] = std::move(state);
+  optimizer.step();
+  master.copy_(parameter);
+}
+
 }  // namespace
 
 void OracleAdamW(const at::Tensor& master, const at::Tensor& exp_avg,
                  const at::Tensor& exp_avg_sq, const at::Tensor& gradient,
                  int64_t step, const OracleAdamWOptions& o) {
   torch::NoGradGuard no_grad;
+  if (o.libtorch_exact) {
+    return TorchOptimStep(master, exp_avg, exp_avg_sq, gradient, step, o);
+  }
   if (!master.is_cpu() || master.scalar_type() != at::kFloat) {
     at::_fused_adamw_({master}, {gradient}, {exp_avg}, {exp_avg_sq},
                       /*max_exp_avg_sqs=*/{},

@@ -15,6 +15,8 @@ struct OracleAdamWOptions {
   double beta2 = 0.999;
   double eps = 1e-8;
   double weight_decay = 0;
+  // torch::optim::AdamW's operators, one after the other.
+  bool libtorch_exact = false;
 };
 
 // Tensors of one shape and dtype, real. `step` counts from 1.
@@ -29,7 +31,8 @@ struct OracleAdamWOptions {
 //   master      += -(lr / (1 - beta1^step)) * exp_avg
 //               / (sqrt(exp_avg_sq) / sqrt(1 - beta2^step) + eps)
 //
-// and every NaN is 0x7fc00000. Others: at::_fused_adamw_.
+// and every NaN is 0x7fc00000. Others: at::_fused_adamw_. With libtorch_exact,
+// torch::optim::AdamW itself.
 void OracleAdamW(const at::Tensor& master, const at::Tensor& exp_avg,
                  const at::Tensor& exp_avg_sq, const at::Tensor& gradient,
                  int64_t step, const OracleAdamWOptions& options);

@@ -75,6 +75,7 @@ absl::StatusOr<OracleOptions> OracleOptionsOf(const proto::Config& config,
   if (config.fp16().enabled()) o.dtype = at::kHalf;
   if (config.bf16().enabled()) o.dtype = at::kBFloat16;
   o.cast_inputs = o.dtype.has_value() && config.precision().cast_inputs();
+  o.libtorch_exact = config.precision().libtorch_exact();
   o.keep_norms = config.precision().fp32_norms();
   o.buffer_dtype = DtypeOf(config.data_types().buffer_dtype());
   if (config.has_communication_data_type()) {

@@ -159,7 +159,10 @@ Settings SettingsOf(const proto::Config& config, const EngineOptions& options,
   s.step.skip_on_overflow =
       config.fp16().enabled() ||
       (config.bf16().enabled() && config.bf16().check_grad_overflow());
-  if (config.has_optimizer()) s.adamw = AdamWOf(config.optimizer().params());
+  if (config.has_optimizer()) {
+    s.adamw = AdamWOf(config.optimizer().params());
+    s.adamw->libtorch_exact = config.precision().libtorch_exact();
+  }
   if (s.adamw.has_value() && config.has_scheduler()) {
     s.lr_schedule = LrScheduleOf(config.scheduler(), s.adamw->lr);
   }

@@ -28,6 +28,7 @@ proto::Config ConfigOf(absl::string_view way, const Recipe& recipe) {
   params->set_lr(kRate);
   params->set_weight_decay(kWeightDecay);
   config.mutable_precision()->set_fp32_norms(recipe.fp32_norms);
+  config.mutable_precision()->set_libtorch_exact(recipe.libtorch_exact);
   if (recipe.dtype == "bf16") config.mutable_bf16()->set_enabled(true);
   if (recipe.dtype == "fp16") {
     config.mutable_fp16()->set_enabled(true);

@@ -278,6 +278,15 @@ ZOO_VARIANT(ZeroGradEverywhere) {
   }
 }
 
+// The optimizer of the user's own loop, to the bit.
+ZOO_VARIANT(AdamWOfTorchOptim) {
+  auto net = std::make_shared<Net>();
+  Recipe recipe;
+  recipe.libtorch_exact = true;
+  rig.TrainOn(
+      net, [&] { return Loss(rig, *net); }, recipe, /*steps=*/5);
+}
+
 ZOO_VARIANT(RatesOfTheProgram) {
   auto net = std::make_shared<Net>();
   Training* const training = rig.Train(net);

@@ -84,6 +84,7 @@ class PlainTraining : public Training {
   const Recipe recipe_;
   const std::shared_ptr<Communicator> comm_;
   std::vector<Parameter> parameters_;
+  std::unique_ptr<torch::optim::AdamW> optimizer_;  // of masters, if exact
   double scale_ = 1;
   double rate_ = kRate;
   int micro_batches_ = 0;
@@ -110,6 +111,12 @@ PlainTraining::PlainTraining(std::shared_ptr<nn::Module> module,
     own.exp_avg = torch::zeros_like(own.master);
     own.exp_avg_sq = torch::zeros_like(own.master);
     parameters_.push_back(std::move(own));
+  }
+  if (recipe_.libtorch_exact) {
+    std::vector<Tensor> all;
+    for (const Parameter& p : parameters_) all.push_back(p.master);
+    optimizer_ = std::make_unique<torch::optim::AdamW>(
+        all, torch::optim::AdamWOptions(kRate).weight_decay(kWeightDecay));
   }
   if (recipe_.dtype == "fp16") scale_ = kLossScale;
   if (recipe_.dtype != "fp32") Convert();
@@ -210,7 +217,15 @@ void PlainTraining::Step() {
                                 values.to(p.master.scalar_type())));
     if (factor != 1) p.gradient = p.gradient.mul(factor);
     ++p.steps;
-    FusedAdamW(p.master, p.exp_avg, p.exp_avg_sq, p.gradient, p.steps, rate_);
+    if (optimizer_ != nullptr) {
+      p.master.mutable_grad() = p.gradient;
+    } else {
+      FusedAdamW(p.master, p.exp_avg, p.exp_avg_sq, p.gradient, p.steps, rate_);
+    }
+  }
+  if (optimizer_ != nullptr) {
+    optimizer_->step();
+    optimizer_->zero_grad();
   }
   for (Parameter& p : parameters_) {
     if (!p.gradient.defined()) continue;
