@@ -42,7 +42,6 @@ struct Recipe {
   int accumulation = 1;
   double clipping = 0;
   bool libtorch_exact = false;       // torch::optim::AdamW instead
-  bool libtorch_exact = false;       // torch::optim::AdamW instead
   std::vector<std::string> ignored;  // parameters
 };
 
