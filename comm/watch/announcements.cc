@@ -19,6 +19,7 @@
 #include "absl/time/clock.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
+#include "comm/rendezvous/start_watch.h"
 #include "torch/csrc/distributed/c10d/Store.hpp"
 
 namespace tessera {
@@ -123,7 +124,7 @@ absl::StatusOr<std::unique_ptr<Announcements>> Announcements::Create(
   start.details = "before its first collective";
   start.finished = true;
   // Nobody waits for what this rank posts yet: a busy host may take its time.
-  TESSERA_RETURN_IF_ERROR(CatchTorch("store of the rendezvous", [&] {
+  TESSERA_RETURN_IF_ERROR(CatchTorch(kStoreError, [&] {
     own_client->set(PostedKey(rank), std::string());
     own_client->set(WaitingKey(rank), TextOf(start, /*beat=*/0));
   }));

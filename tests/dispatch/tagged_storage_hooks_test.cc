@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "sharding/torch/grad_access.h"
 #include "tests/dispatch/tagged_storage_util.h"
 #include "torch/csrc/autograd/function_hook.h"
 #include "torch/csrc/autograd/variable.h"
@@ -125,7 +126,7 @@ TEST_P(ExceptionIn, AHookDiscardsTheMicroBatch) {
                     HasSubstr(where() == "Forward" ? "shapes" : "failed"))));
     t.ExpectFreed();
     for (const auto& p : t.tagged->parameters()) {
-      EXPECT_FALSE(p.grad().defined());
+      EXPECT_FALSE(PeekGrad(p).defined());
     }
   };
   for (int step = 0; step < 2; ++step) {
