@@ -18,6 +18,11 @@ constexpr size_t kNonceBytes = 16;
 // Of no other message: those of collectives come later.
 constexpr uint32_t kTag = 0;
 
+// What messages point into.
+struct Texts {
+  std::vector<std::string> ours, theirs, proofs, proved;
+};
+
 // To and from each other rank a text of equal size.
 absl::Status Exchange(GlooTransport& transport, int rank, size_t bytes,
                       std::vector<std::string>& out,
@@ -46,9 +51,14 @@ std::string Proof(const std::string& key, int from, int to,
 }  // namespace
 
 absl::Status ProvePeers(GlooTransport& transport, int rank, int world_size,
-                        const std::string& token) {
+                        const std::string& token,
+                        std::shared_ptr<void>* memory) {
   const std::string key = JobKey("gloo", token);
-  std::vector<std::string> ours(world_size), theirs, proofs(world_size), proved;
+  const auto texts = std::make_shared<Texts>();
+  *memory = texts;
+  auto& [ours, theirs, proofs, proved] = *texts;
+  ours.resize(world_size);
+  proofs.resize(world_size);
   for (std::string& nonce : ours) nonce = RandomBytes(kNonceBytes);
   TESSERA_RETURN_IF_ERROR(
       Exchange(transport, rank, kNonceBytes, ours, &theirs));

@@ -6,6 +6,7 @@
 #ifndef COMM_GLOO_GLOO_PEERS_H_
 #define COMM_GLOO_GLOO_PEERS_H_
 
+#include <memory>
 #include <string>
 
 #include "absl/status/status.h"
@@ -15,9 +16,11 @@ namespace tessera {
 
 // COLLECTIVE over the ranks of `transport`, blocking. Returns PermissionDenied
 // naming the rank in whose place somebody else is, Unavailable if a connection
-// breaks.
+// breaks. After an error messages may still be under way; what they point into
+// is in `*memory` then, for GlooTransport::Abandon.
 absl::Status ProvePeers(GlooTransport& transport, int rank, int world_size,
-                        const std::string& token);
+                        const std::string& token,
+                        std::shared_ptr<void>* memory);
 
 }  // namespace tessera
 #endif  // COMM_GLOO_GLOO_PEERS_H_

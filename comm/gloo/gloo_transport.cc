@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/env.h"
+#include "base/log.h"
 #include "base/sigpipe.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
@@ -67,25 +68,33 @@ absl::StatusOr<std::shared_ptr<GlooTransport>> GlooTransport::Connect(
   using Group = c10d::ProcessGroupGloo;
   auto transport = std::shared_ptr<GlooTransport>(new GlooTransport);
   std::string token;
-  TESSERA_RETURN_IF_ERROR(CatchTorch("gloo", [&] {
-    if (options.rank == 0) store->set(kTokenKey, RandomToken());
-    token = store->get_to_str(kTokenKey);
-    const SigpipeBlock no_sigpipe;  // for Gloo's threads
-    auto group_options = Group::Options::create(
-        absl::ToChronoMilliseconds(options.connect_timeout));
-    group_options->threads = 1;  // none of its queued collectives are used
-    const std::vector<int> listeners = ListenersOf(
-        [&] { group_options->devices.push_back(MakeDevice(options)); });
-    transport->group_ = c10::make_intrusive<Group>(
-        std::move(store), options.rank, options.world_size, group_options);
-    transport->group_->setTimeout(kNever);
-    transport->names_ = options.names;
-    for (int fd : listeners) TakeNoMore(fd);
-  }));
+  TESSERA_RETURN_IF_ERROR(
+      CatchTorch("gloo", [&] {
+        if (options.rank == 0) store->set(kTokenKey, RandomToken());
+        token = store->get_to_str(kTokenKey);
+        const SigpipeBlock no_sigpipe;  // for Gloo's threads
+        auto group_options = Group::Options::create(
+            absl::ToChronoMilliseconds(options.connect_timeout));
+        group_options->threads = 1;  // none of its queued collectives are used
+        const std::vector<int> listeners = ListenersOf(
+            [&] { group_options->devices.push_back(MakeDevice(options)); });
+        transport->group_ = c10::make_intrusive<Group>(
+            std::move(store), options.rank, options.world_size, group_options);
+        transport->group_->setTimeout(kNever);
+        transport->names_ = options.names;
+        bool closed = !listeners.empty();
+        for (int fd : listeners) closed = TakeNoMore(fd) && closed;
+        if (!closed) {
+          TESSERA_LOG(WARNING)
+              << "gloo goes on listening: who reaches its port can "
+                 "take this process's descriptors";
+        }
+      }));
+  std::shared_ptr<void> memory;
   const absl::Status proved =
-      ProvePeers(*transport, options.rank, options.world_size, token);
+      ProvePeers(*transport, options.rank, options.world_size, token, &memory);
   if (proved.ok()) return transport;
-  Abandon(transport, nullptr);
+  Abandon(transport, std::move(memory));
   return proved;
 }
 

@@ -183,10 +183,14 @@ void DeviceCommunicator::Abort(const absl::Status& why) {
                                       : absl::DeadlineExceededError("");
       });
   (void)backend_.release();  // its destructor could wait for what is stuck
-  if (!absl::IsDeadlineExceeded(ended)) return;
+  if (ended.ok()) return;
   TESSERA_LOG(ERROR) << why.message() << "; " << name_ << " cannot be aborted ("
-                     << absl::FormatDuration(abort_patience_)
-                     << " have passed), so this process ends";
+                     << (absl::IsDeadlineExceeded(ended)
+                             ? absl::StrCat(
+                                   absl::FormatDuration(abort_patience_),
+                                   " have passed")
+                             : std::string(ended.message()))
+                     << "), so this process ends";
   _exit(1);
 }
 

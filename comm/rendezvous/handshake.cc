@@ -149,8 +149,8 @@ absl::Status Introduce(int fd, absl::string_view key, int rank,
     return absl::PermissionDeniedError(
         "who listens there is not of this job, or was given another secret");
   }
-  // Not before the answer: until then the kernel takes it for root's.
-  if (OfAnotherUser(fd)) {
+  // Not before the answer: until then nobody has taken the connection.
+  if (!HasJobSecret() && OfAnotherUser(fd)) {
     return absl::PermissionDeniedError(
         "who listens there is another user's process");
   }

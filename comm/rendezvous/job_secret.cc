@@ -54,7 +54,9 @@ absl::StatusOr<std::string> ReadSecretFile(const std::string& path) {
     return Error(absl::StatusCode::kPermissionDenied, path,
                  absl::StrCat(fault,
                               "; expected a file for this user alone "
-                              "(chmod 600)"));
+                              "(chmod 600), or "
+                              "the secret itself in ",
+                              kJobSecretVariable));
   }
   if (got < 0) {
     return Error(absl::StatusCode::kUnavailable, path, std::strerror(error));

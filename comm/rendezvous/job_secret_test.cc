@@ -10,11 +10,13 @@
 #include <cstdlib>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "comm/rendezvous/keyed_hash.h"
 #include "comm/rendezvous/peer_user.h"
+#include "comm/rendezvous/reception.h"
 #include "comm/rendezvous/sockets.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -98,6 +100,28 @@ pid_t ConnectAsUser(uid_t uid, uint16_t port) {
   _exit(WaitForSocket(fd, POLLIN, 20000) ? 0 : 3);
 }
 
+// Whether a Reception of a job without a secret keeps the next connection of
+// user `uid`.
+bool IsKept(int listener, uint16_t port, uid_t uid) {
+  const pid_t pid = ConnectAsUser(uid, port);
+  EXPECT_TRUE(WaitForSocket(listener, POLLIN, 20000));
+  bool kept = false;
+  {
+    Reception::Options options;
+    options.world_size = 2;
+    Reception reception(listener, options);
+    std::vector<pollfd> fds;
+    reception.AddTo(&fds);
+    poll(fds.data(), fds.size(), 0);
+    EXPECT_THAT(reception.Look(fds.data()), testing::IsEmpty());
+    fds.clear();
+    reception.AddTo(&fds);
+    kept = fds.size() == 2;
+  }
+  waitpid(pid, nullptr, 0);
+  return kept;
+}
+
 TEST(PeerUserTest, TheKernelTellsWhoseConnectionItIs) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can be several users";
   uint16_t port = 0;
@@ -115,6 +139,7 @@ TEST(PeerUserTest, TheKernelTellsWhoseConnectionItIs) {
     waitpid(pid, &status, 0);
     EXPECT_EQ(status, 0);
     close(fd);
+    EXPECT_EQ(IsKept(listener, port, uid), uid == 0);
   }
   close(listener);
 }

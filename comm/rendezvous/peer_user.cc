@@ -11,51 +11,61 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <cstring>
 
 namespace tessera {
 namespace {
+
+constexpr uint8_t kListens = 10;  // the kernel's TCP_LISTEN
 
 struct Question {
   nlmsghdr header;
   inet_diag_req_v2 body;
 };
 
-// The two ends as IPv4, also where an IPv6 socket carries it.
-bool AsIpv4(const sockaddr_storage& address, sockaddr_in* v4) {
-  if (address.ss_family == AF_INET) {
-    memcpy(v4, &address, sizeof(*v4));
+// An end of a connection as the kernel's question has it: IPv4 also where an
+// IPv6 socket carries it.
+struct End {
+  int family = 0;
+  uint16_t port = 0;  // network order, as the address
+  uint32_t address[4] = {};
+};
+
+bool ReadEnd(const sockaddr_storage& from, End* end) {
+  if (from.ss_family == AF_INET) {
+    sockaddr_in v4;
+    memcpy(&v4, &from, sizeof(v4));
+    *end = {AF_INET, v4.sin_port, {v4.sin_addr.s_addr}};
     return true;
   }
-  if (address.ss_family != AF_INET6) return false;
+  if (from.ss_family != AF_INET6) return false;
   sockaddr_in6 v6;
-  memcpy(&v6, &address, sizeof(v6));
-  if (!IN6_IS_ADDR_V4MAPPED(&v6.sin6_addr)) return false;
-  *v4 = {};
-  v4->sin_family = AF_INET;
-  v4->sin_port = v6.sin6_port;
-  memcpy(&v4->sin_addr, v6.sin6_addr.s6_addr + 12, sizeof(v4->sin_addr));
+  memcpy(&v6, &from, sizeof(v6));
+  *end = {AF_INET6, v6.sin6_port, {}};
+  if (IN6_IS_ADDR_V4MAPPED(&v6.sin6_addr)) {
+    end->family = AF_INET;
+    memcpy(end->address, v6.sin6_addr.s6_addr + 12, sizeof(uint32_t));
+  } else {
+    memcpy(end->address, &v6.sin6_addr, sizeof(end->address));
+  }
   return true;
 }
 
-bool IsLoopback(const sockaddr_in& address) {
-  return ntohl(address.sin_addr.s_addr) >> 24 == 127;
-}
-
 // About the socket at `from` that is connected with `to`. The kernel looks for
-// it as it would for a packet, so of IPv6 sockets too.
-Question Ask(const sockaddr_in& from, const sockaddr_in& to) {
+// it as it would for a packet, so of IPv6 sockets too that carry IPv4.
+Question Ask(const End& from, const End& to) {
   Question question = {};
   question.header.nlmsg_len = sizeof(question);
   question.header.nlmsg_type = SOCK_DIAG_BY_FAMILY;
   question.header.nlmsg_flags = NLM_F_REQUEST;
-  question.body.sdiag_family = AF_INET;
+  question.body.sdiag_family = static_cast<uint8_t>(from.family);
   question.body.sdiag_protocol = IPPROTO_TCP;
   question.body.idiag_states = ~0u;
-  question.body.id.idiag_sport = from.sin_port;
-  question.body.id.idiag_dport = to.sin_port;
-  question.body.id.idiag_src[0] = from.sin_addr.s_addr;
-  question.body.id.idiag_dst[0] = to.sin_addr.s_addr;
+  question.body.id.idiag_sport = from.port;
+  question.body.id.idiag_dport = to.port;
+  memcpy(question.body.id.idiag_src, from.address, sizeof(from.address));
+  memcpy(question.body.id.idiag_dst, to.address, sizeof(to.address));
   question.body.id.idiag_cookie[0] = INET_DIAG_NOCOOKIE;
   question.body.id.idiag_cookie[1] = INET_DIAG_NOCOOKIE;
   return question;
@@ -80,6 +90,11 @@ std::optional<uid_t> Answer(const Question& question) {
   memcpy(&header, buffer, sizeof(header));
   if (header.nlmsg_type != SOCK_DIAG_BY_FAMILY) return std::nullopt;
   memcpy(&body, buffer + NLMSG_HDRLEN, sizeof(body));
+  // Another socket that listens at that port; or one that nobody has any more,
+  // or yet, which counts as root's.
+  if (body.idiag_state == kListens || body.idiag_inode == 0) {
+    return std::nullopt;
+  }
   return body.idiag_uid;
 }
 
@@ -88,10 +103,11 @@ std::optional<uid_t> Answer(const Question& question) {
 std::optional<uid_t> PeerUser(int fd) {
   sockaddr_storage own = {}, peer = {};
   socklen_t own_size = sizeof(own), peer_size = sizeof(peer);
-  sockaddr_in here, there;
+  End here, there;
   if (getsockname(fd, reinterpret_cast<sockaddr*>(&own), &own_size) != 0 ||
       getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &peer_size) != 0 ||
-      !AsIpv4(own, &here) || !AsIpv4(peer, &there) || !IsLoopback(there)) {
+      !ReadEnd(own, &here) || !ReadEnd(peer, &there) ||
+      here.family != there.family) {
     return std::nullopt;
   }
   return Answer(Ask(there, here));

@@ -8,12 +8,13 @@
 
 namespace tessera {
 
-// The user at the other end of `fd`, a TCP socket that is connected over the
-// loopback; nullopt for other sockets, and where the kernel does not tell
-// (NETLINK_SOCK_DIAG). LOCAL, microseconds.
+// The user at the other end of `fd`, a TCP socket that is connected within this
+// network namespace; nullopt for other sockets, for an end that nobody has any
+// more, or yet, and where the kernel does not tell (NETLINK_SOCK_DIAG). LOCAL,
+// microseconds.
 std::optional<uid_t> PeerUser(int fd);
 
-// It is another one than this process's.
+// It is another one than this process's. False where that cannot be told.
 bool OfAnotherUser(int fd);
 
 }  // namespace tessera

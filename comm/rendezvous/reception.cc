@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "comm/rendezvous/job_secret.h"
 #include "comm/rendezvous/peer_user.h"
 #include "comm/rendezvous/sockets.h"
 
@@ -85,18 +86,26 @@ void Reception::Accept() {
     const int fd =
         accept4(listen_fd_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0) {
-      const bool no_descriptors = errno == EMFILE || errno == ENFILE;
+      const bool no_descriptors = errno == EMFILE || errno == ENFILE ||
+                                  errno == ENOBUFS || errno == ENOMEM;
       // One that is held in silence, or not at once again.
       if (no_descriptors && DropStranger(kBriefTime)) continue;
       starved_ = no_descriptors;
       return;
     }
-    if (OfAnotherUser(fd)) {
+    // With a secret the proof says more; and ranks may be of several users.
+    if (!HasJobSecret() && OfAnotherUser(fd)) {
       close(fd);
       continue;
     }
     KeepAlive(fd);
     visitors_.emplace_back(fd, options_.clock(), options_);
+    // In a crowd it might be closed before it is heard.
+    if (!Read(&visitors_.back())) {
+      close(fd);
+      visitors_.pop_back();
+      continue;
+    }
     const auto strangers =
         std::count_if(visitors_.begin(), visitors_.end(),
                       [](const Visitor& v) { return !v.greeting.proven(); });

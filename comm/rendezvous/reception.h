@@ -1,10 +1,11 @@
 // Reception: takes the connections that come to a listening socket, and lets in
 // those of this job's ranks (comm/rendezvous/handshake.h).
 //
-// Strangers cost little: of this host's users only this process's own is
-// answered; who does not prove in time that it is of the job is closed, and so
-// is the oldest of too many. Who has proved it is never closed: it may have
-// taken the last answer, and would think that this process has ended.
+// Strangers cost little: in a job without a secret, of this host's users only
+// this process's own is answered; who does not prove in time that it is of the
+// job is closed, and so is the oldest of too many. Who has proved it is never
+// closed: it may have taken the last answer, and would think that this process
+// has ended.
 //
 //   std::vector<pollfd> fds = {...};
 //   const size_t begin = fds.size();

@@ -96,7 +96,8 @@ absl::StatusOr<StorePtr> OpenStore(const RendezvousPlace& place, int rank,
     return CatchTorch("store", [&] { return OpenTcpStore(place, deadline); });
   }
   StoreClientOptions client;
-  client.host = place.host;
+  // The name may lead to another loopback address, where others may listen.
+  client.host = IsLoopbackName(place.host) ? "127.0.0.1" : place.host;
   client.port = place.port;
   client.key = JobKey(kStorePurpose, place.key_prefix);
   client.rank = rank;
@@ -326,7 +327,9 @@ absl::StatusOr<RendezvousPlace> ParseRendezvous(absl::string_view address) {
   if (absl::ConsumePrefix(&rest, "tcp://") && colon > 6 &&
       absl::SimpleAtoi(address.substr(colon + 1), &port) && port > 0 &&
       port <= 65535) {
-    place.host = std::string(address.substr(6, colon - 6));
+    absl::string_view host = address.substr(6, colon - 6);
+    if (absl::ConsumePrefix(&host, "[")) absl::ConsumeSuffix(&host, "]");
+    place.host = std::string(host);
     place.port = static_cast<uint16_t>(port);
     return place;
   }

@@ -30,8 +30,7 @@ constexpr absl::Duration kMaxPause = absl::Milliseconds(200);
 constexpr absl::Duration kHandshake = absl::Seconds(5);
 
 struct Address {
-  std::vector<std::string> hosts;  // numeric
-  std::string port, key;
+  std::string host, port, key;
   int rank = 0;
   std::shared_ptr<StoreServer> server;
 };
@@ -54,27 +53,36 @@ std::vector<std::string> Resolve(const std::string& host) {
   return addresses;
 }
 
-// One try of each address. Returns Unavailable where nobody listens, Aborted
-// where this rank was turned away, as happens among too many strangers.
-absl::StatusOr<int> DialOnce(const Address& address, absl::Time deadline) {
-  absl::Status status = absl::UnavailableError("nobody listens there");
-  for (const std::string& host : address.hosts) {
-    const int fd = ConnectTo(host, address.port);
-    if (fd < 0) continue;
-    KeepAlive(fd);
-    status = Introduce(fd, address.key, address.rank,
+// One try of each address. Returns NotFound where the name is not known,
+// Unavailable where nobody listens, Aborted where this rank was turned away, as
+// happens among too many strangers; PermissionDenied only if all addresses are
+// another job's. `*address` is the numeric one that it is connected with then.
+absl::StatusOr<int> DialOnce(Address* address, absl::Time deadline) {
+  absl::Status status =
+      absl::NotFoundError(absl::StrCat("'", address->host, "' is unknown"));
+  for (const std::string& host : Resolve(address->host)) {
+    const int fd = ConnectTo(host, address->port);
+    absl::Status here = absl::UnavailableError("nobody listens there");
+    if (fd >= 0) {
+      KeepAlive(fd);
+      here = Introduce(fd, address->key, address->rank,
                        std::min(deadline, absl::Now() + kHandshake));
-    if (status.ok()) return fd;
-    close(fd);
-    if (absl::IsUnavailable(status)) {
-      status = absl::AbortedError(status.message());
+      if (here.ok()) {
+        address->host = host;
+        return fd;
+      }
+      close(fd);
+      if (absl::IsUnavailable(here)) here = absl::AbortedError(here.message());
+    }
+    if (absl::IsNotFound(status) || absl::IsPermissionDenied(status)) {
+      status = here;
     }
   }
   return status;
 }
 
 // Tries again as long as `again` says of an error, until the deadline.
-absl::StatusOr<int> Dial(const Address& address, absl::Time deadline,
+absl::StatusOr<int> Dial(Address* address, absl::Time deadline,
                          bool (*again)(const absl::Status&)) {
   absl::Duration pause = kPause;
   while (true) {
@@ -117,6 +125,7 @@ class StoreClient : public c10d::Store {
 
   // Connected by its first call.
   c10::intrusive_ptr<Store> clone() override {
+    absl::MutexLock lock(&mutex_);
     return c10::make_intrusive<StoreClient>(address_, -1, timeout_);
   }
   void set(const std::string& key, const Bytes& value) override {
@@ -202,7 +211,7 @@ class StoreClient : public c10d::Store {
                         StoreMessage* answer)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (fd_ < 0) {
-      TESSERA_ASSIGN_OR_RETURN(fd_, Dial(address_, deadline, absl::IsAborted));
+      TESSERA_ASSIGN_OR_RETURN(fd_, Dial(&address_, deadline, absl::IsAborted));
     }
     TESSERA_RETURN_IF_ERROR(Send(EncodeFrame(request), deadline));
     std::string in;
@@ -262,8 +271,8 @@ class StoreClient : public c10d::Store {
     fd_ = -1;
   }
 
-  const Address address_;
   absl::Mutex mutex_;
+  Address address_ ABSL_GUARDED_BY(mutex_);
   int fd_ ABSL_GUARDED_BY(mutex_);
 };
 
@@ -272,19 +281,17 @@ class StoreClient : public c10d::Store {
 absl::StatusOr<c10::intrusive_ptr<c10d::Store>> ConnectStore(
     const StoreClientOptions& options, absl::Time deadline) {
   Address address;
-  address.hosts = Resolve(options.host);
+  address.host = options.host;
   address.port = absl::StrCat(options.port);
   address.key = options.key;
   address.rank = options.rank;
   address.server = options.server;
-  if (address.hosts.empty()) {
-    return absl::NotFoundError(absl::StrCat("'", options.host, "' is unknown"));
-  }
   const absl::StatusOr<int> fd =
-      Dial(address, deadline, [](const absl::Status& status) {
+      Dial(&address, deadline, [](const absl::Status& status) {
         return !absl::IsPermissionDenied(status);
       });
-  if (absl::IsPermissionDenied(fd.status()) || absl::IsAborted(fd.status())) {
+  if (absl::IsPermissionDenied(fd.status()) || absl::IsAborted(fd.status()) ||
+      absl::IsNotFound(fd.status())) {
     return fd.status();
   }
   if (!fd.ok()) return absl::DeadlineExceededError(fd.status().message());

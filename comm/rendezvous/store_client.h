@@ -36,8 +36,9 @@ struct StoreClientOptions {
   std::shared_ptr<StoreServer> server;
 };
 
-// Connects until `deadline`, trying again where nobody listens yet. Looks up
-// `host` in the name service, once, unless it is numeric. Blocking. Returns
+// Connects until `deadline`, trying again where nobody listens yet, or the name
+// of the host is not known yet. Asks the name service at each try, unless the
+// host is numeric. Blocking. Returns
 //   NotFound          the host's name is not known
 //   PermissionDenied  who listens there does not know the key
 //   Aborted           it turned this rank away until the deadline

@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <utility>
 
@@ -40,6 +41,7 @@ constexpr char kKey[] = "liveness";
 
 constexpr char kPurpose[] = "liveness";
 
+std::atomic<pid_t> g_process{0};  // whose monitors these are
 ABSL_CONST_INIT absl::Mutex g_all_mutex(absl::kConstInit);
 std::vector<LivenessMonitor*>& All()
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(g_all_mutex) {
@@ -62,6 +64,7 @@ std::unique_ptr<LivenessMonitor> LivenessMonitor::Create(
     liveness->Connect(store);
   }
   absl::MutexLock lock(&g_all_mutex);
+  g_process = getpid();
   static const int registered = std::atexit(&LivenessMonitor::AllSayBye);
   (void)registered;
   All().push_back(liveness.get());
@@ -139,6 +142,7 @@ void LivenessMonitor::SayBye() {
 }
 
 void LivenessMonitor::AllSayBye() {
+  if (getpid() != g_process) return;  // a forked child, which is no rank
   absl::MutexLock lock(&g_all_mutex);
   for (LivenessMonitor* liveness : All()) liveness->SayBye();
 }

@@ -32,9 +32,7 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 constexpr absl::Duration kNewsTime = absl::Milliseconds(200);
 
 // Where subgroups are made, one after the other: clones are the same client. A
-// new one would be a connection more for each of them, and the store's host
-// looks up the name of whoever connects, which takes seconds where names are
-// not served.
+// new one would be a connection more for each of them.
 class SubgroupStore : public c10d::PrefixStore {
  public:
   explicit SubgroupStore(StorePtr client)
