@@ -205,7 +205,8 @@ TEST(Precision, AllKeys) {
                                            "f.json", 1));
   EXPECT_EQ(config.precision().ShortDebugString(),
             "fp32_norms: true "
-            "fp32_classes: \"Router\" cast_inputs: false");
+            "fp32_classes: \"Router\" cast_inputs: false "
+            "libtorch_exact: false");
 }
 
 TEST(Precision, FaultsAreNamed) {
