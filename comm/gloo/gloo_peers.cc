@@ -8,8 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/torch/tensor_over.h"
-#include "comm/rendezvous/job_secret.h"
-#include "comm/rendezvous/keyed_hash.h"
+#include "comm/connect/job_secret.h"
+#include "comm/connect/keyed_hash.h"
 
 namespace tessera {
 namespace {

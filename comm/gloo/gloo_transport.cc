@@ -10,9 +10,9 @@
 #include "base/sigpipe.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
+#include "comm/connect/keyed_hash.h"
+#include "comm/connect/sockets.h"
 #include "comm/gloo/gloo_peers.h"
-#include "comm/rendezvous/keyed_hash.h"
-#include "comm/rendezvous/sockets.h"
 
 // The only file that sees c10d's Gloo header. It never makes a GlooStore.
 #include "torch/csrc/distributed/c10d/ProcessGroupGloo.hpp"

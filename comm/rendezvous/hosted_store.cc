@@ -6,7 +6,7 @@
 #include "absl/time/time.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
-#include "comm/rendezvous/job_secret.h"
+#include "comm/connect/job_secret.h"
 #include "comm/rendezvous/rendezvous.h"
 #include "comm/rendezvous/start_watch.h"
 #include "comm/rendezvous/store_client.h"

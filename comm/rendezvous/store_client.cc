@@ -17,8 +17,8 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
-#include "comm/rendezvous/handshake.h"
-#include "comm/rendezvous/sockets.h"
+#include "comm/connect/handshake.h"
+#include "comm/connect/sockets.h"
 #include "torch/csrc/distributed/c10d/Store.hpp"
 
 namespace tessera {

@@ -5,16 +5,11 @@
 #ifndef COMM_RENDEZVOUS_STORE_FILE_H_
 #define COMM_RENDEZVOUS_STORE_FILE_H_
 
-#include <sys/stat.h>
-
 #include <string>
 
 #include "absl/status/status.h"
 
 namespace tessera {
-
-// Why others may have something to do with a file, or "".
-std::string WhyNotPrivate(const struct stat& file);
 
 // Makes the file at `path`, with mode 0600, unless another rank has. Others can
 // still put theirs in its place if they may rename files in the folder. LOCAL.

@@ -14,7 +14,7 @@
 #include "absl/status/status.h"
 #include "base/status.h"
 #include "base/thread/start_thread.h"
-#include "comm/rendezvous/sockets.h"
+#include "comm/connect/sockets.h"
 
 namespace tessera {
 namespace {

@@ -3,7 +3,7 @@
 // c10d's TCPStore cannot do it: it listens on all interfaces, answers anybody,
 // looks up the name of whoever connects, and keeps whatever a stranger sends.
 // Here only those are answered that know the job's secret, or, where it has
-// none, this host's connections are of this user (comm/rendezvous/reception.h).
+// none, this host's connections are of this user (comm/connect/reception.h).
 // No torch.
 #ifndef COMM_RENDEZVOUS_STORE_SERVER_H_
 #define COMM_RENDEZVOUS_STORE_SERVER_H_
@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "comm/rendezvous/reception.h"
+#include "comm/connect/reception.h"
 #include "comm/rendezvous/store_table.h"
 
 namespace tessera {

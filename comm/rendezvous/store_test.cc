@@ -13,7 +13,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_matchers.h"
-#include "comm/rendezvous/sockets.h"
+#include "comm/connect/sockets.h"
 #include "comm/rendezvous/store_client.h"
 #include "comm/rendezvous/store_messages.h"
 #include "comm/rendezvous/store_server.h"

@@ -25,9 +25,9 @@
 #include "absl/time/clock.h"
 #include "base/status.h"
 #include "base/thread/start_thread.h"
-#include "comm/rendezvous/handshake.h"
+#include "comm/connect/handshake.h"
+#include "comm/connect/reception.h"
 #include "comm/rendezvous/local_address.h"
-#include "comm/rendezvous/reception.h"
 
 namespace tessera {
 namespace {

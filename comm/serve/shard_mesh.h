@@ -5,7 +5,7 @@
 //   rank a   ask[b] ------> serve[a]   rank b
 //            serve[b] <---- ask[a]
 //
-// Only ranks of the job are let in (comm/rendezvous/handshake.h); their key
+// Only ranks of the job are let in (comm/connect/handshake.h); their key
 // comes from the job's secret and a token that the ranks exchanged. Ranks that
 // are all on one host listen on the loopback only.
 #ifndef COMM_SERVE_SHARD_MESH_H_

@@ -18,8 +18,8 @@
 #include "absl/time/time.h"
 #include "base/status_matchers.h"
 #include "comm/communicator.h"
-#include "comm/rendezvous/handshake.h"
-#include "comm/rendezvous/sockets.h"
+#include "comm/connect/handshake.h"
+#include "comm/connect/sockets.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -1,4 +1,4 @@
-// A connection begins with the handshake (comm/rendezvous/handshake.h); after
+// A connection begins with the handshake (comm/connect/handshake.h); after
 // that come frames (liveness_frames.h), both ways.
 //
 // Why a connection of its own: the transports cannot tell. Over shared memory a
@@ -29,7 +29,7 @@
 #include "base/log.h"
 #include "base/thread/start_thread.h"
 #include "base/torch_guard.h"
-#include "comm/rendezvous/handshake.h"
+#include "comm/connect/handshake.h"
 #include "comm/rendezvous/local_address.h"
 #include "comm/watch/liveness_frames.h"
 #include "torch/csrc/distributed/c10d/Store.hpp"

@@ -12,7 +12,7 @@
 //
 // A rank that leaves in an orderly way (the destructor, or exit()) says so.
 //
-// Only ranks of the job are let in (comm/rendezvous/reception.h).
+// Only ranks of the job are let in (comm/connect/reception.h).
 //
 // Threads: all calls may come from any thread.
 #ifndef COMM_WATCH_LIVENESS_MONITOR_H_
@@ -30,7 +30,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/monotonic.h"
-#include "comm/rendezvous/reception.h"
+#include "comm/connect/reception.h"
 
 namespace c10d {
 class Store;

@@ -1,12 +1,12 @@
 // How ranks meet: the handshake as the one sees it that listens
-// (comm/rendezvous/handshake.h), where others listen, the store's messages
+// (comm/connect/handshake.h), where others listen, the store's messages
 // (store_messages.h, store_table.h), and the frames of liveness.
 #include <algorithm>
 #include <string>
 #include <vector>
 
 #include "base/check.h"
-#include "comm/rendezvous/handshake.h"
+#include "comm/connect/handshake.h"
 #include "comm/rendezvous/rank_info.h"
 #include "comm/rendezvous/store_messages.h"
 #include "comm/rendezvous/store_table.h"

@@ -1,4 +1,4 @@
-#include "comm/rendezvous/reception.h"
+#include "comm/connect/reception.h"
 
 #include <errno.h>
 #include <sys/socket.h>
@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "comm/rendezvous/job_secret.h"
-#include "comm/rendezvous/peer_user.h"
-#include "comm/rendezvous/sockets.h"
+#include "comm/connect/job_secret.h"
+#include "comm/connect/peer_user.h"
+#include "comm/connect/sockets.h"
 
 namespace tessera {
 namespace {

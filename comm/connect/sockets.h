@@ -1,7 +1,7 @@
 // TCP sockets: to listen, to be found, to connect. All are closed on exec. No
 // torch.
-#ifndef COMM_RENDEZVOUS_SOCKETS_H_
-#define COMM_RENDEZVOUS_SOCKETS_H_
+#ifndef COMM_CONNECT_SOCKETS_H_
+#define COMM_CONNECT_SOCKETS_H_
 
 #include <cstdint>
 #include <functional>
@@ -40,4 +40,4 @@ void KeepAlive(int fd);
 bool WaitForSocket(int fd, short events, int timeout_ms);
 
 }  // namespace tessera
-#endif  // COMM_RENDEZVOUS_SOCKETS_H_
+#endif  // COMM_CONNECT_SOCKETS_H_

@@ -1,4 +1,4 @@
-#include "comm/rendezvous/sockets.h"
+#include "comm/connect/sockets.h"
 
 #include <arpa/inet.h>
 #include <dirent.h>

@@ -1,5 +1,5 @@
 // Who is let in by a process that listens, and whom a rank believes.
-#include "comm/rendezvous/handshake.h"
+#include "comm/connect/handshake.h"
 
 #include <sys/socket.h>
 #include <unistd.h>
@@ -13,9 +13,9 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "comm/rendezvous/keyed_hash.h"
-#include "comm/rendezvous/reception.h"
-#include "comm/rendezvous/sockets.h"
+#include "comm/connect/keyed_hash.h"
+#include "comm/connect/reception.h"
+#include "comm/connect/sockets.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

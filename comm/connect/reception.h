@@ -1,5 +1,5 @@
 // Reception: takes the connections that come to a listening socket, and lets in
-// those of this job's ranks (comm/rendezvous/handshake.h).
+// those of this job's ranks (comm/connect/handshake.h).
 //
 // Strangers cost little: in a job without a secret, of this host's users only
 // this process's own is answered; who does not prove in time that it is of the
@@ -14,8 +14,8 @@
 //   for (const Guest& guest : reception.Look(&fds[begin])) ...
 //
 // Threads: one.
-#ifndef COMM_RENDEZVOUS_RECEPTION_H_
-#define COMM_RENDEZVOUS_RECEPTION_H_
+#ifndef COMM_CONNECT_RECEPTION_H_
+#define COMM_CONNECT_RECEPTION_H_
 
 #include <poll.h>
 
@@ -25,7 +25,7 @@
 
 #include "absl/time/time.h"
 #include "base/monotonic.h"
-#include "comm/rendezvous/handshake.h"
+#include "comm/connect/handshake.h"
 
 namespace tessera {
 
@@ -87,4 +87,4 @@ class Reception {
 };
 
 }  // namespace tessera
-#endif  // COMM_RENDEZVOUS_RECEPTION_H_
+#endif  // COMM_CONNECT_RECEPTION_H_

@@ -2,8 +2,8 @@
 // (BLAKE2b, by libsodium). No torch.
 //
 // Threads: all calls may come from any thread.
-#ifndef COMM_RENDEZVOUS_KEYED_HASH_H_
-#define COMM_RENDEZVOUS_KEYED_HASH_H_
+#ifndef COMM_CONNECT_KEYED_HASH_H_
+#define COMM_CONNECT_KEYED_HASH_H_
 
 #include <cstddef>
 #include <initializer_list>
@@ -30,4 +30,4 @@ std::string KeyedHash(absl::string_view key,
 bool SameHash(absl::string_view a, absl::string_view b);
 
 }  // namespace tessera
-#endif  // COMM_RENDEZVOUS_KEYED_HASH_H_
+#endif  // COMM_CONNECT_KEYED_HASH_H_

@@ -1,6 +1,6 @@
 // Whose process is at the other end of a connection within this host. No torch.
-#ifndef COMM_RENDEZVOUS_PEER_USER_H_
-#define COMM_RENDEZVOUS_PEER_USER_H_
+#ifndef COMM_CONNECT_PEER_USER_H_
+#define COMM_CONNECT_PEER_USER_H_
 
 #include <sys/types.h>
 
@@ -18,4 +18,4 @@ std::optional<uid_t> PeerUser(int fd);
 bool OfAnotherUser(int fd);
 
 }  // namespace tessera
-#endif  // COMM_RENDEZVOUS_PEER_USER_H_
+#endif  // COMM_CONNECT_PEER_USER_H_

@@ -7,10 +7,10 @@
 // never take each other's ranks, though they were given one port.
 //
 // It is never sent: ranks prove to each other that they know it
-// (comm/rendezvous/handshake.h). Without one anybody who can reach the ports of
+// (comm/connect/handshake.h). Without one anybody who can reach the ports of
 // the job may take part; of this host's own connections only this user's.
-#ifndef COMM_RENDEZVOUS_JOB_SECRET_H_
-#define COMM_RENDEZVOUS_JOB_SECRET_H_
+#ifndef COMM_CONNECT_JOB_SECRET_H_
+#define COMM_CONNECT_JOB_SECRET_H_
 
 #include <string>
 
@@ -43,4 +43,4 @@ std::string KeyOfSecret(absl::string_view secret, absl::string_view purpose,
                         absl::string_view words);
 
 }  // namespace tessera
-#endif  // COMM_RENDEZVOUS_JOB_SECRET_H_
+#endif  // COMM_CONNECT_JOB_SECRET_H_

@@ -1,4 +1,4 @@
-#include "comm/rendezvous/keyed_hash.h"
+#include "comm/connect/keyed_hash.h"
 
 #include <sodium.h>
 

@@ -1,7 +1,7 @@
 // Why ask the kernel: a Unix socket would tell by itself (SO_PEERCRED), but a
 // job that is started by hand meets at a TCP port, which every user of the host
 // can connect with.
-#include "comm/rendezvous/peer_user.h"
+#include "comm/connect/peer_user.h"
 
 #include <arpa/inet.h>
 #include <linux/inet_diag.h>

@@ -1,4 +1,4 @@
-#include "comm/rendezvous/job_secret.h"
+#include "comm/connect/job_secret.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -16,8 +16,8 @@
 #include "absl/synchronization/mutex.h"
 #include "base/env.h"
 #include "base/status.h"
-#include "comm/rendezvous/keyed_hash.h"
-#include "comm/rendezvous/store_file.h"
+#include "comm/connect/keyed_hash.h"
+#include "comm/connect/private_file.h"
 
 namespace tessera {
 namespace {

@@ -1,5 +1,5 @@
 // Where a job's secret comes from, and whose connections are whose.
-#include "comm/rendezvous/job_secret.h"
+#include "comm/connect/job_secret.h"
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -14,10 +14,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "comm/rendezvous/keyed_hash.h"
-#include "comm/rendezvous/peer_user.h"
-#include "comm/rendezvous/reception.h"
-#include "comm/rendezvous/sockets.h"
+#include "comm/connect/keyed_hash.h"
+#include "comm/connect/peer_user.h"
+#include "comm/connect/reception.h"
+#include "comm/connect/sockets.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

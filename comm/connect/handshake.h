@@ -9,7 +9,7 @@
 //                  <--- 'k'
 //                  'k' --->
 //
-// The key comes from the job's secret (comm/rendezvous/job_secret.h) and what
+// The key comes from the job's secret (comm/connect/job_secret.h) and what
 // the one that listens has told its ranks. It is never sent, and a conversation
 // that somebody has listened to is of no use in another. What follows is
 // neither encrypted nor signed.
@@ -19,8 +19,8 @@
 // is there only once it has taken the last answer, and said so.
 //
 // Integers are little-endian. Threads: all calls may come from any thread.
-#ifndef COMM_RENDEZVOUS_HANDSHAKE_H_
-#define COMM_RENDEZVOUS_HANDSHAKE_H_
+#ifndef COMM_CONNECT_HANDSHAKE_H_
+#define COMM_CONNECT_HANDSHAKE_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -102,4 +102,4 @@ class Greeting {
 };
 
 }  // namespace tessera
-#endif  // COMM_RENDEZVOUS_HANDSHAKE_H_
+#endif  // COMM_CONNECT_HANDSHAKE_H_

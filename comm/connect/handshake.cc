@@ -2,7 +2,7 @@
 // taken it, also if the port meanwhile belongs to another program. Only the
 // answer tells that a rank of this job is there, so that who connects tries the
 // next address otherwise.
-#include "comm/rendezvous/handshake.h"
+#include "comm/connect/handshake.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -17,10 +17,10 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
-#include "comm/rendezvous/job_secret.h"
-#include "comm/rendezvous/keyed_hash.h"
-#include "comm/rendezvous/peer_user.h"
-#include "comm/rendezvous/sockets.h"
+#include "comm/connect/job_secret.h"
+#include "comm/connect/keyed_hash.h"
+#include "comm/connect/peer_user.h"
+#include "comm/connect/sockets.h"
 
 namespace tessera {
 namespace {
