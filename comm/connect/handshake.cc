@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -30,8 +31,8 @@ constexpr size_t kNonceBytes = 16;
 constexpr size_t kHelloBytes = kMagic.size() + kNonceBytes + sizeof(int32_t);
 constexpr char kOk = 'k';  // both for the answer and to say that it has come
 
-// At each address. One that was busy, or turned this rank away in a crowd of
-// strangers, is asked again.
+// An address that did not answer in time, or turned this rank away in a crowd
+// of strangers, is tried again for so long.
 constexpr absl::Duration kPatience = absl::Seconds(5);
 constexpr absl::Duration kPause = absl::Milliseconds(50);
 
@@ -69,17 +70,17 @@ absl::StatusOr<std::string> Receive(int fd, size_t count, absl::Time deadline) {
   return bytes;
 }
 
-int ConnectOnce(int rank, const std::string& address, const std::string& port,
-                absl::string_view key, absl::Time deadline,
-                absl::Status* status) {
+absl::StatusOr<int> ConnectOnce(int rank, const std::string& address,
+                                const std::string& port,
+                                absl::string_view key) {
   const int fd = ConnectTo(address, port);
-  *status = absl::DeadlineExceededError("");
-  if (fd < 0) return -1;
+  if (fd < 0 && errno == ETIMEDOUT) return absl::UnavailableError("no answer");
+  if (fd < 0) return absl::NotFoundError("nobody listens there");
   KeepAlive(fd);
-  *status = Introduce(fd, key, rank, deadline);
-  if (status->ok()) return fd;
+  const absl::Status status = Introduce(fd, key, rank, absl::Now() + kPatience);
+  if (status.ok()) return fd;
   close(fd);
-  return -1;
+  return status;
 }
 
 }  // namespace
@@ -112,24 +113,23 @@ Endpoint ParseEndpoint(const std::string& where, const std::string& network) {
   return endpoint;
 }
 
-std::string EndpointKey(absl::string_view purpose, const std::string& token) {
-  return JobKey(purpose, token);
-}
-
 int ConnectAs(int rank, const Endpoint& endpoint, absl::string_view purpose) {
-  const std::string key = EndpointKey(purpose, endpoint.token);
-  for (const std::string& address : endpoint.addresses) {
-    const absl::Time deadline = absl::Now() + kPatience;
-    while (true) {
-      absl::Status status;
-      const int fd =
-          ConnectOnce(rank, address, endpoint.port, key, deadline, &status);
-      if (fd >= 0) return fd;
-      if (!absl::IsUnavailable(status) || absl::Now() >= deadline) break;
-      absl::SleepFor(kPause);
+  const std::string key = JobKey(purpose, endpoint.token);
+  const absl::Time deadline = absl::Now() + kPatience;
+  std::vector<std::string> left = endpoint.addresses;
+  // In turns: some addresses of a host may never answer.
+  while (true) {
+    std::vector<std::string> again;
+    for (const std::string& address : left) {
+      const absl::StatusOr<int> fd =
+          ConnectOnce(rank, address, endpoint.port, key);
+      if (fd.ok()) return *fd;
+      if (absl::IsUnavailable(fd.status())) again.push_back(address);
     }
+    if (again.empty() || absl::Now() >= deadline) return -1;
+    left = std::move(again);
+    absl::SleepFor(kPause);
   }
-  return -1;
 }
 
 absl::Status Introduce(int fd, absl::string_view key, int rank,

@@ -56,11 +56,9 @@ struct Endpoint {
 // For a rank in `network`, see Listen.
 Endpoint ParseEndpoint(const std::string& where, const std::string& network);
 
-// The key of those that connect to who has told `token`. `purpose`: what for.
-std::string EndpointKey(absl::string_view purpose, const std::string& token);
-
 // A connected, non-blocking socket whose other end has let `rank` in, or -1.
-// Takes seconds at most for each address.
+// The key is JobKey(purpose, endpoint.token). Takes 5 seconds at most for each
+// address that takes connections, and 6 for all others.
 int ConnectAs(int rank, const Endpoint& endpoint, absl::string_view purpose);
 
 // For who connects: over `fd`, connected. Returns

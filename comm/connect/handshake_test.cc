@@ -1,9 +1,14 @@
 // Who is let in by a process that listens, and whom a rank believes.
 #include "comm/connect/handshake.h"
 
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <thread>
@@ -13,6 +18,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "comm/connect/job_secret.h"
 #include "comm/connect/keyed_hash.h"
 #include "comm/connect/reception.h"
 #include "comm/connect/sockets.h"
@@ -28,6 +34,21 @@ using ::testing::IsEmpty;
 
 constexpr absl::Duration kEnough = absl::Seconds(20);
 constexpr char kKey[] = "the key of this job";
+
+// Listens at `address`, on the loopback; -1 if it cannot.
+int ListenAt(const char* address, uint16_t port) {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in at = {};
+  at.sin_family = AF_INET;
+  at.sin_port = htons(port);
+  inet_pton(AF_INET, address, &at.sin_addr);
+  if (bind(fd, reinterpret_cast<sockaddr*>(&at), sizeof(at)) == 0 &&
+      listen(fd, 4) == 0) {
+    return fd;
+  }
+  close(fd);
+  return -1;
+}
 
 // What both ends have sent, in turns.
 struct Conversation {
@@ -188,7 +209,7 @@ TEST(EndpointTest, ConnectsOnlyWhereItIsLetIn) {
   const Endpoint endpoint = ParseEndpoint(listener.where, "here");
   EXPECT_EQ(endpoint.token, listener.token);
   Reception::Options options;
-  options.key = EndpointKey("test", listener.token);
+  options.key = JobKey("test", listener.token);
   options.world_size = options.at_once = 3;
   int connected = -1;
   for (const char* purpose : {"test", "another"}) {
@@ -223,6 +244,48 @@ TEST(EndpointTest, ConnectsOnlyWhereItIsLetIn) {
   }
   close(listener.fd);
   EXPECT_EQ(ConnectAs(2, endpoint, "test"), -1);
+}
+
+// As when a connection's first packet is lost: the first address answers
+// nothing until the second has been tried, which turns the rank away.
+TEST(EndpointTest, TriesAgainWhereNobodyAnswered) {
+  uint16_t port = 0;
+  const int slow = OpenListener(/*loopback=*/true, /*backlog=*/0, &port);
+  ASSERT_GE(slow, 0);
+  // Fill its queue, after which the kernel drops what comes.
+  Endpoint endpoint = {RandomToken(), absl::StrCat(port), {"127.0.0.1"}};
+  std::vector<int> queued;
+  do {
+    queued.push_back(ConnectTo("127.0.0.1", endpoint.port));
+  } while (queued.back() >= 0);
+  EXPECT_EQ(errno, ETIMEDOUT);
+  const int other = ListenAt("127.0.0.2", port);
+  ASSERT_GE(other, 0);
+  endpoint.addresses.push_back("127.0.0.2");
+  int connected = -1;
+  std::thread connects([&] { connected = ConnectAs(2, endpoint, "test"); });
+  EXPECT_TRUE(WaitForSocket(other, POLLIN, 60000));
+  Reception::Options options;
+  options.key = JobKey("test", endpoint.token);
+  options.world_size = 3;
+  options.at_once = 8;
+  Reception reception(slow, options);
+  close(accept(other, nullptr, nullptr));
+  close(other);
+  std::vector<Guest> guests;
+  const absl::Time deadline = absl::Now() + kEnough;
+  while (guests.empty() && absl::Now() < deadline) {
+    std::vector<pollfd> fds;
+    reception.AddTo(&fds);
+    poll(fds.data(), fds.size(), 20);
+    guests = reception.Look(fds.data());
+  }
+  connects.join();
+  EXPECT_GE(connected, 0);
+  ASSERT_EQ(guests.size(), 1u);
+  EXPECT_EQ(guests[0].rank, 2);
+  for (int fd : {slow, connected, guests[0].fd}) close(fd);
+  for (int fd : queued) close(fd);
 }
 
 TEST(EndpointTest, SaysWhereToTry) {

@@ -157,7 +157,10 @@ int ConnectTo(const std::string& host, const std::string& port) {
   hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
-  if (getaddrinfo(host.c_str(), port.c_str(), &hints, &found) != 0) return -1;
+  if (getaddrinfo(host.c_str(), port.c_str(), &hints, &found) != 0) {
+    errno = EINVAL;
+    return -1;
+  }
   const int fd =
       socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   int error = fd < 0 ? errno : 0;
@@ -171,6 +174,7 @@ int ConnectTo(const std::string& host, const std::string& port) {
   freeaddrinfo(found);
   if (error == 0) return fd;
   if (fd >= 0) close(fd);
+  errno = error == EINPROGRESS ? ETIMEDOUT : error;
   return -1;
 }
 

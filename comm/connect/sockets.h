@@ -26,8 +26,8 @@ bool TakeNoMore(int listener);
 // Where other hosts may reach this one: numeric addresses, IPv4 and IPv6.
 std::vector<std::string> Addresses();
 
-// A connected, non-blocking socket, or -1 after a second. `host` and `port` are
-// numeric.
+// A connected, non-blocking socket, or -1 with errno: ETIMEDOUT after a second.
+// `host` and `port` are numeric.
 int ConnectTo(const std::string& host, const std::string& port);
 
 // The kernel asks now and then whether the other host is there, and breaks the

@@ -52,7 +52,7 @@ std::vector<std::pair<std::string, std::string>> HostedStore::Environment()
 }
 
 void HostedStore::Fail(const std::string& message) {
-  PutFailure(*store_, absl::UnavailableError(message));
+  PutFailure(*store_, absl::UnavailableError(message), /*hosts_store=*/false);
 }
 
 bool HostedStore::HasCome(int rank) const {

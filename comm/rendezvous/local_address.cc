@@ -5,11 +5,14 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 #include <memory>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 
 namespace tessera {
 namespace {
@@ -97,7 +100,8 @@ std::string HostId() {
 std::string NetworkId() {
   char name[64] = {};
   const ssize_t length = readlink("/proc/self/ns/net", name, sizeof(name) - 1);
-  return length > 0 ? std::string(name, static_cast<size_t>(length)) : "";
+  return absl::BytesToHexString(absl::StrCat(
+      HostId(), " ", absl::string_view(name, std::max<ssize_t>(length, 0))));
 }
 
 }  // namespace tessera

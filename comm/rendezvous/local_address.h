@@ -38,8 +38,9 @@ std::string ChooseAddress(
 // The same text for all processes of a running host, and for no other.
 std::string HostId();
 
-// Names the network of this process: the same for processes that reach each
-// other over the loopback of one host, others in other network namespaces.
+// Names the network of this process, without spaces: the same for processes
+// that reach each other over the loopback of one host, others on other hosts
+// and in other network namespaces.
 std::string NetworkId();
 
 }  // namespace tessera

@@ -46,8 +46,6 @@ constexpr int kLogError = 2;
 constexpr int kLogFatal = 3;
 constexpr absl::Duration kPoll = absl::Milliseconds(5);
 constexpr absl::Duration kMaxPoll = absl::Milliseconds(100);
-// Long enough for a rank that polls.
-constexpr absl::Duration kFarewell = absl::Milliseconds(300);
 // After the deadline: for what was tried at the last moment.
 constexpr absl::Duration kLastTry = absl::Milliseconds(100);
 // After the deadline: to ask who is missing, and to tell the others.
@@ -162,11 +160,7 @@ absl::StatusOr<Meeting> Meeter::Run() {
     meeting.store = store_;
     return meeting;
   }
-  if (Hosting()) {
-    // The store goes with this process. Let the others hear why.
-    PutFailure(*store_, status);
-    absl::SleepFor(kFarewell);
-  }
+  if (Hosting()) PutFailure(*store_, status, /*hosts_store=*/true);
   return Describe(status.code(), place_, status.message());
 }
 

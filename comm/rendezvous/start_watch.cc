@@ -18,6 +18,8 @@ namespace {
 constexpr char kFailure[] = "failure";
 // A launcher sees the end of its process at once.
 constexpr absl::Duration kNewsTime = absl::Milliseconds(300);
+// Long enough for a rank that asks for news.
+constexpr absl::Duration kFarewell = absl::Milliseconds(300);
 constexpr absl::Duration kCountEvery = absl::Milliseconds(150);
 constexpr absl::Duration kPoll = absl::Milliseconds(20);
 
@@ -25,9 +27,11 @@ std::string AliveKey(int rank) { return absl::StrCat("alive/", rank); }
 
 }  // namespace
 
-void PutFailure(c10d::Store& store, const absl::Status& status) {
+void PutFailure(c10d::Store& store, const absl::Status& status,
+                bool hosts_store) {
   (void)CatchTorch(
       "store", [&] { store.compareSet(kFailure, "", StatusToText(status)); });
+  if (hosts_store) absl::SleepFor(kFarewell);
 }
 
 absl::Status StartFailure(c10d::Store& store) {

@@ -27,8 +27,10 @@ inline constexpr char kStoreError[] =
 
 // Tells all ranks why the start of the job fails; the first one holds. An error
 // means that nobody can be told; then they will see that somebody is gone.
-// LOCAL.
-void PutFailure(c10d::Store& store, const absl::Status& status);
+// Where the store goes with this process, as `hosts_store` says, this waits
+// until they have heard it. LOCAL.
+void PutFailure(c10d::Store& store, const absl::Status& status,
+                bool hosts_store);
 
 // OK, or why the start of the job has failed, as the launcher or a rank has put
 // it there. LOCAL.

@@ -19,13 +19,13 @@
 #include <thread>
 #include <utility>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
 #include "base/thread/start_thread.h"
 #include "comm/connect/handshake.h"
+#include "comm/connect/job_secret.h"
 #include "comm/connect/reception.h"
 #include "comm/rendezvous/local_address.h"
 
@@ -74,7 +74,7 @@ class Acceptor {
   static Reception::Options OptionsFor(const std::string& token, int rank,
                                        size_t world_size) {
     Reception::Options options;
-    options.key = EndpointKey(kPurpose, token);
+    options.key = JobKey(kPurpose, token);
     options.own = rank;
     options.world_size = options.at_once = static_cast<int>(world_size);
     return options;
@@ -176,9 +176,7 @@ ShardMesh::~ShardMesh() {
 absl::StatusOr<std::unique_ptr<ShardMesh>> ConnectShardMesh(
     Communicator& group, const ShardMeshOptions& options, const CommTag& tag) {
   const int world_size = group.world_size(), rank = group.rank();
-  // Without spaces.
-  const std::string network =
-      absl::BytesToHexString(absl::StrCat(HostId(), " ", NetworkId()));
+  const std::string network = NetworkId();
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> networks,
                            group.AllGatherStrings(network, tag));
   const bool same_host =

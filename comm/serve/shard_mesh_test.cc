@@ -19,6 +19,7 @@
 #include "base/status_matchers.h"
 #include "comm/communicator.h"
 #include "comm/connect/handshake.h"
+#include "comm/connect/job_secret.h"
 #include "comm/connect/sockets.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -86,14 +87,13 @@ void GiveUp(const Endpoint& endpoint, int rank) {
   const int fd = ConnectTo("127.0.0.1", endpoint.port);
   ASSERT_GE(fd, 0);
   ASSERT_FALSE(
-      Introduce(fd, EndpointKey("shards", endpoint.token), rank, absl::Now())
-          .ok());
+      Introduce(fd, JobKey("shards", endpoint.token), rank, absl::Now()).ok());
   close(fd);
 }
 
 // The descriptor of the rank that comes, once it is let in.
 int LetIn(int listen_fd, const std::string& token) {
-  const std::string key = EndpointKey("shards", token);
+  const std::string key = JobKey("shards", token);
   Greeting greeting(key, 1, 2);
   if (!Await(listen_fd)) return -1;
   const int fd = accept(listen_fd, nullptr, nullptr);

@@ -8,15 +8,14 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
-#include <random>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "base/check.h"
 #include "base/status.h"
 #include "base/thread/start_thread.h"
+#include "comm/connect/keyed_hash.h"
 
 // Why a socket: a descriptor means nothing in another process unless the kernel
 // carries it there (SCM_RIGHTS). Why one without a name in the file system:
@@ -93,9 +92,7 @@ absl::StatusOr<std::unique_ptr<DescriptorOffer>> DescriptorOffer::Start(
   TESSERA_CHECK_LE(descriptors.size(), kMaxDescriptors);
   auto offer = std::unique_ptr<DescriptorOffer>(
       new DescriptorOffer(std::move(descriptors), std::move(bytes)));
-  std::random_device random;
-  offer->name_ =
-      absl::StrFormat("tessera-%08x%08x%08x", random(), random(), random());
+  offer->name_ = absl::StrCat("tessera-", RandomToken());
   sockaddr_un address;
   const socklen_t size = AddressOf(offer->name_, &address);
   offer->listener_ = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);

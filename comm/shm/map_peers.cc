@@ -9,7 +9,6 @@
 #include <cstring>
 #include <iterator>
 #include <map>
-#include <random>
 #include <string>
 #include <utility>
 
@@ -18,6 +17,7 @@
 #include "absl/synchronization/mutex.h"
 #include "base/memory/memfd.h"
 #include "base/status.h"
+#include "comm/connect/keyed_hash.h"
 #include "comm/shm/arena.h"
 #include "comm/shm/descriptors.h"
 #include "comm/shm/exchange.h"
@@ -160,10 +160,8 @@ absl::Status PeerMapper::Offer() {
   memory_->members_[rank_] = {head, arena->data()};
   memory_->heap_bytes_ = arena->bytes();
 
-  std::random_device random;
-  for (uint64_t& word : hello_.proof) {
-    word = uint64_t{random()} << 32 | random();
-  }
+  const std::string proof = RandomBytes(sizeof(hello_.proof));
+  std::memcpy(hello_.proof, proof.data(), proof.size());
   hello_.heap_bytes = arena->bytes();
   // Stands where staging begins, until the first collective.
   std::memcpy(head + kControlBytes, hello_.proof, sizeof(hello_.proof));

@@ -22,7 +22,6 @@
 #include <cstdlib>
 #include <utility>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
@@ -30,6 +29,7 @@
 #include "base/thread/start_thread.h"
 #include "base/torch_guard.h"
 #include "comm/connect/handshake.h"
+#include "comm/connect/job_secret.h"
 #include "comm/rendezvous/local_address.h"
 #include "comm/watch/liveness_frames.h"
 #include "torch/csrc/distributed/c10d/Store.hpp"
@@ -48,9 +48,6 @@ std::vector<LivenessMonitor*>& All()
   static auto* const all = new std::vector<LivenessMonitor*>;
   return *all;
 }
-
-// HostId() without spaces.
-std::string HostName() { return absl::BytesToHexString(HostId()); }
 
 }  // namespace
 
@@ -72,7 +69,8 @@ std::unique_ptr<LivenessMonitor> LivenessMonitor::Create(
 }
 
 void LivenessMonitor::Listen(c10d::Store& store, bool same_host) {
-  const Listener listener = tessera::Listen(same_host, world_size_, HostName());
+  const Listener listener =
+      tessera::Listen(same_host, world_size_, NetworkId());
   listen_fd_ = listener.fd;
   // Empty: the others go without, too.
   const absl::Status told =
@@ -80,7 +78,7 @@ void LivenessMonitor::Listen(c10d::Store& store, bool same_host) {
   absl::MutexLock lock(&mutex_);
   if (!told.ok() || listen_fd_ < 0) return;
   Reception::Options options;
-  options.key = EndpointKey(kPurpose, listener.token);
+  options.key = JobKey(kPurpose, listener.token);
   options.own = rank_;
   options.world_size = options.at_once = world_size_;
   options.clock = clock_;
@@ -92,7 +90,7 @@ void LivenessMonitor::Connect(c10d::Store& store) {
   const absl::StatusOr<std::string> where = CatchTorch(
       "store", [&]() -> std::string { return store.get_to_str(kKey); });
   if (!where.ok()) return;
-  const Endpoint rank0 = ParseEndpoint(*where, HostName());
+  const Endpoint rank0 = ParseEndpoint(*where, NetworkId());
   if (rank0.token.empty()) return;
   Peer peer;
   peer.fd = ConnectAs(rank_, rank0, kPurpose);

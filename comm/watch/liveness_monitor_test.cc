@@ -15,6 +15,7 @@
 #include "absl/time/time.h"
 #include "base/check.h"
 #include "comm/connect/handshake.h"
+#include "comm/connect/job_secret.h"
 #include "comm/connect/sockets.h"
 #include "comm/watch/watch_testing.h"
 #include "gmock/gmock.h"
@@ -111,7 +112,7 @@ TEST_F(LivenessTest, AHelloThatIsNotConfirmedIsOfNobody) {
   Restart(3);
   const int gave_up = Knock();
   EXPECT_FALSE(
-      Introduce(gave_up, EndpointKey("liveness", Rank0().token), 2, absl::Now())
+      Introduce(gave_up, JobKey("liveness", Rank0().token), 2, absl::Now())
           .ok());
   close(gave_up);
   std::unique_ptr<Announcements> c = Join(2, 3);

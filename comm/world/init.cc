@@ -44,8 +44,6 @@ namespace {
 // that these wait for it in vain in a collective.
 constexpr absl::Duration kRetiredGrace = absl::Seconds(5);
 
-// Long enough for a rank that asks for news.
-constexpr absl::Duration kFarewell = absl::Milliseconds(300);
 // After the deadline: to find who is gone, and to tell the others.
 constexpr absl::Duration kLastWords = absl::Milliseconds(1500);
 
@@ -195,9 +193,7 @@ absl::StatusOr<std::shared_ptr<Communicator>> Connecting::Run() const {
 
 // The others would wait for this rank in vain.
 void Connecting::Tell(const StorePtr& client, const absl::Status& why) const {
-  PutFailure(*client, why);
-  // The store goes with this process. Let the others hear why.
-  if (IsStoreHost(place, plan.options.rank)) absl::SleepFor(kFarewell);
+  PutFailure(*client, why, IsStoreHost(place, plan.options.rank));
 }
 
 // Names the ranks that are gone, where nobody else has said why it is late.

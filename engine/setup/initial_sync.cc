@@ -80,7 +80,8 @@ absl::StatusOr<std::vector<std::vector<Print>>> ComparePrints(
       return absl::InvalidArgumentError(absl::StrCat(
           "the ", what, " of ", kind, " '", names[i].name, "' (number ", i,
           values ? ") differ" : ") differs", " between rank 0 and rank ", rank,
-          values ? "; give all ranks the same seed before building the module, or set "
+          values ? "; give all ranks the same seed before building the module, "
+                   "or set "
                    "EngineOptions::sync_from_rank0"
                  : "; build the same module on every rank",
           values && kind == "buffer" ? ", or EngineOptions::buffers_may_differ"

@@ -328,10 +328,11 @@ TEST(RendezvousTest, NamesRank0IfItIsTheOne) {
 TEST(RendezvousTest, PortInUse) {
   ListeningPort foreign;  // accepts connections and never says a word
   const std::string where = absl::StrCat("tcp://127.0.0.1:", foreign.port());
+  const auto args = [](int) {
+    return std::vector{std::string("--startup_timeout=3")};
+  };
   const std::vector<Finished> runs = RunRanks(
-      {0, 1},
-      [](int) -> std::vector<std::string> { return {"--startup_timeout=3"}; },
-      [&](int r) { return Variables(r, 2, foreign.port()); });
+      {0, 1}, args, [&](int r) { return Variables(r, 2, foreign.port()); });
   EXPECT_EQ(runs[0].code, 1);
   EXPECT_EQ(runs[0].err, absl::StrCat("UNAVAILABLE: rendezvous ", where,
                                       ": port ", foreign.port(),

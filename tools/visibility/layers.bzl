@@ -21,7 +21,7 @@ LAYERS = {
     "comm/record": ["base/...", "comm"],
     "comm/watch": ["base/...", "comm", "comm/record", "comm/connect", "comm/rendezvous"],
     "comm/group": ["base/...", "comm", "comm/reduce", "comm/record", "comm/rendezvous", "comm/watch"],
-    "comm/shm": ["base/...", "comm", "comm/reduce", "comm/watch", "comm/group"],
+    "comm/shm": ["base/...", "comm", "comm/connect", "comm/reduce", "comm/watch", "comm/group"],
     "comm/gloo": ["base/...", "comm", "comm/connect", "comm/reduce", "comm/record", "comm/watch", "comm/group"],
     "comm/nccl": ["base/...", "comm", "comm/reduce", "comm/rendezvous", "comm/watch", "comm/group"],
     "comm/hierarchical": ["base/...", "comm", "comm/reduce", "comm/watch", "comm/group", "comm/shm", "comm/gloo"],
