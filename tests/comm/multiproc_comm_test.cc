@@ -1,5 +1,9 @@
 // The conformance of a communicator of 2, 3 and 4 ranks: every collective, at
 // sizes around the world size, to the bit.
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <cstring>
 #include <string>
 #include <vector>
@@ -8,9 +12,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "base/env.h"
 #include "base/memory/memory.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
+#include "comm/connect/sockets.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/comm/collective_checks.h"
@@ -243,6 +249,36 @@ TEST(RankPoolTest, StringsAreBinarySafe) {
 
 TEST(RankPoolTest, AWorldOfOne) {
   EXPECT_THAT(RankPool::Get(1)->Run("Echo", "x"), Each(IsOkAndHolds("0:x")));
+}
+
+// What comes for any of this process's listening TCP sockets: "taken", or
+// nothing. Rank 0's own are for later ranks.
+TESSERA_RANK_FUNCTION(KnockAtListeners) {
+  std::string answers;
+  for (int fd = 0; fd < 1024; ++fd) {
+    int listens = 0;
+    socklen_t size = sizeof(listens);
+    sockaddr_in at = {};
+    socklen_t length = sizeof(at);
+    if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) != 0 ||
+        listens == 0 ||
+        getsockname(fd, reinterpret_cast<sockaddr*>(&at), &length) != 0 ||
+        at.sin_family != AF_INET) {
+      continue;
+    }
+    const int caller = ConnectTo("127.0.0.1", absl::StrCat(ntohs(at.sin_port)));
+    absl::StrAppend(&answers, caller >= 0 ? "taken " : "silent ");
+    if (caller >= 0) close(caller);
+  }
+  return world.rank() == 0 ? "" : answers;
+}
+
+// Gloo's ends for strangers once all ranks are connected; nothing else of a
+// rank but the first listens.
+TEST(ListenersTest, NobodyIsTakenOnceAllAreConnected) {
+  const auto answers = RankPool::Get(2)->Run("KnockAtListeners", "");
+  const bool gloo = EnvString("TESSERA_TEST_BACKEND").value_or("") == "gloo";
+  EXPECT_THAT(answers[1], IsOkAndHolds(gloo ? "silent " : ""));
 }
 
 TEST(RankPoolTest, RanksAreKeptBetweenRuns) {
