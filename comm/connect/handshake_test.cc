@@ -288,6 +288,27 @@ TEST(EndpointTest, TriesAgainWhereNobodyAnswered) {
   for (int fd : queued) close(fd);
 }
 
+TEST(SocketsTest, WhoCameBeforeStaysWhenNoMoreAreTaken) {
+  uint16_t port = 0;
+  const int listener = OpenListener(/*loopback=*/true, 4, &port);
+  ASSERT_GE(listener, 0);
+  const int early = ConnectTo("127.0.0.1", absl::StrCat(port));
+  ASSERT_GE(early, 0);
+  ASSERT_TRUE(WaitForSocket(listener, POLLIN, 20000));
+  const int taken = accept(listener, nullptr, nullptr);
+  ASSERT_TRUE(TakeNoMore(listener));
+  EXPECT_EQ(ConnectTo("127.0.0.1", absl::StrCat(port)), -1);
+  EXPECT_EQ(errno, ETIMEDOUT);
+  char byte = 0;
+  EXPECT_EQ(send(early, "a", 1, 0), 1);
+  EXPECT_EQ(recv(taken, &byte, 1, 0), 1);
+  EXPECT_EQ(send(taken, "b", 1, 0), 1);
+  ASSERT_TRUE(WaitForSocket(early, POLLIN, 20000));
+  EXPECT_EQ(recv(early, &byte, 1, 0), 1);
+  EXPECT_EQ(byte, 'b');
+  for (int fd : {listener, early, taken}) close(fd);
+}
+
 TEST(EndpointTest, SaysWhereToTry) {
   const std::string token = RandomToken();
   const std::string where = absl::StrCat(token, " 4711 here 10.0.0.7 fd00::1");

@@ -19,6 +19,7 @@
 
 #include "absl/base/const_init.h"
 #include "absl/synchronization/mutex.h"
+#include "comm/connect/keyed_hash.h"
 
 namespace tessera {
 namespace {
@@ -116,8 +117,27 @@ std::vector<int> ListenersOf(const std::function<void()>& open) {
 bool TakeNoMore(int listener) {
   sock_filter nothing = {BPF_RET | BPF_K, 0, 0, 0};
   const sock_fprog program = {1, &nothing};
-  return setsockopt(listener, SOL_SOCKET, SO_ATTACH_FILTER, &program,
-                    sizeof(program)) == 0;
+  if (setsockopt(listener, SOL_SOCKET, SO_ATTACH_FILTER, &program,
+                 sizeof(program)) == 0) {
+    return true;
+  }
+  // Some kernels refuse filters to ordinary users. Then only who signs its
+  // packets (RFC 2385) with a key that nobody knows may come.
+  tcp_md5sig nobody = {};
+  socklen_t size = sizeof(nobody.tcpm_addr);
+  if (getsockname(listener, reinterpret_cast<sockaddr*>(&nobody.tcpm_addr),
+                  &size) != 0) {
+    return false;
+  }
+  const sa_family_t family = nobody.tcpm_addr.ss_family;
+  nobody.tcpm_addr = {};
+  nobody.tcpm_addr.ss_family = family;
+  nobody.tcpm_flags = TCP_MD5SIG_FLAG_PREFIX;  // of no bits: all addresses
+  const std::string key = RandomBytes(32);
+  nobody.tcpm_keylen = static_cast<uint16_t>(key.size());
+  std::copy(key.begin(), key.end(), nobody.tcpm_key);
+  return setsockopt(listener, IPPROTO_TCP, TCP_MD5SIG_EXT, &nobody,
+                    sizeof(nobody)) == 0;
 }
 
 std::vector<std::string> Addresses() {
