@@ -1,0 +1,91 @@
+#include "checkpoint/disk/file_system.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <unistd.h>
+
+namespace tessera {
+namespace {
+
+constexpr mode_t kFileMode = 0666, kFolderMode = 0777;  // less the umask
+
+template <class T>
+T OrError(T result) {
+  return result < 0 ? -errno : result;
+}
+
+}  // namespace
+
+FileSystem* FileSystem::Real() {
+  static auto* const real = new FileSystem;
+  return real;
+}
+
+int FileSystem::Open(int folder, const std::string& name, int flags) {
+  return OrError(openat(folder, name.c_str(), flags | O_CLOEXEC, kFileMode));
+}
+
+void FileSystem::Close(int fd) { close(fd); }
+
+int64_t FileSystem::Write(int fd, const char* from, int64_t bytes,
+                          int64_t offset) {
+  return OrError(pwrite(fd, from, static_cast<size_t>(bytes), offset));
+}
+
+int64_t FileSystem::Read(int fd, char* to, int64_t bytes, int64_t offset) {
+  return OrError(pread(fd, to, static_cast<size_t>(bytes), offset));
+}
+
+int FileSystem::Sync(int fd) { return OrError(fsync(fd)); }
+
+int FileSystem::Stat(int fd, struct stat* info) {
+  return OrError(fstat(fd, info));
+}
+
+int FileSystem::Rename(int folder, const std::string& from,
+                       const std::string& to) {
+  return OrError(renameat(folder, from.c_str(), folder, to.c_str()));
+}
+
+int FileSystem::Remove(int folder, const std::string& name) {
+  return OrError(unlinkat(folder, name.c_str(), 0));
+}
+
+int FileSystem::MakeFolder(int folder, const std::string& name) {
+  return OrError(mkdirat(folder, name.c_str(), kFolderMode));
+}
+
+int FileSystem::RemoveFolder(int folder, const std::string& name) {
+  return OrError(unlinkat(folder, name.c_str(), AT_REMOVEDIR));
+}
+
+int FileSystem::List(int folder, std::vector<std::string>* names) {
+  // Of its own, since reading moves the descriptor's position.
+  const int fd = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  DIR* const stream = fd < 0 ? nullptr : fdopendir(fd);
+  if (stream == nullptr) {
+    const int error = errno;
+    if (fd >= 0) close(fd);
+    return -error;
+  }
+  errno = 0;
+  while (const dirent* entry = readdir(stream)) {
+    const std::string name = entry->d_name;
+    if (name != "." && name != "..") names->push_back(name);
+    errno = 0;
+  }
+  const int error = errno;
+  closedir(stream);
+  return -error;
+}
+
+int FileSystem::Lock(int fd) {
+  struct flock whole = {};
+  whole.l_type = F_WRLCK;
+  whole.l_whence = SEEK_SET;
+  return OrError(fcntl(fd, F_OFD_SETLK, &whole));
+}
+
+}  // namespace tessera

@@ -1,0 +1,47 @@
+// FileSystem: the system calls by which checkpoints reach a disk and come back.
+// All of them go through here, so that tests can refuse any one of them, cut it
+// short, or record in which order they come. No torch.
+//
+// Threads: all methods may be called from any thread.
+#ifndef CHECKPOINT_DISK_FILE_SYSTEM_H_
+#define CHECKPOINT_DISK_FILE_SYSTEM_H_
+
+#include <sys/stat.h>
+#include <sys/types.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace tessera {
+
+class FileSystem {
+ public:
+  virtual ~FileSystem() = default;
+  // The system's own.
+  static FileSystem* Real();
+
+  // As the system calls of these names, relative to the descriptor of a folder
+  // where they take one: what they return, or -errno. Descriptors are closed on
+  // exec.
+  virtual int Open(int folder, const std::string& name, int flags);
+  virtual void Close(int fd);
+  virtual int64_t Write(int fd, const char* from, int64_t bytes,
+                        int64_t offset);
+  virtual int64_t Read(int fd, char* to, int64_t bytes, int64_t offset);
+  virtual int Sync(int fd);
+  virtual int Stat(int fd, struct stat* info);
+  virtual int Rename(int folder, const std::string& from,
+                     const std::string& to);
+  virtual int Remove(int folder, const std::string& name);
+  virtual int MakeFolder(int folder, const std::string& name);
+  virtual int RemoveFolder(int folder, const std::string& name);
+  // Names in a folder, without "." and "..", in no order.
+  virtual int List(int folder, std::vector<std::string>* names);
+  // A lock of a whole file for writing that dies with its holder, over NFS too
+  // (fcntl's F_OFD_SETLK). -EAGAIN: another holds it.
+  virtual int Lock(int fd);
+};
+
+}  // namespace tessera
+#endif  // CHECKPOINT_DISK_FILE_SYSTEM_H_

@@ -1,0 +1,126 @@
+#include "checkpoint/disk/folder.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "checkpoint/disk/memory_disk.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class FolderTest : public testing::Test {
+ protected:
+  FolderTest() {
+    std::string pattern = testing::TempDir() + "/folder_XXXXXX";
+    EXPECT_NE(mkdtemp(pattern.data()), nullptr);
+    path_ = pattern;
+  }
+  ~FolderTest() override { fs::remove_all(path_); }
+
+  Folder Opened() { return Folder::Open(path_, FileSystem::Real()).value(); }
+
+  std::string path_;
+};
+
+TEST_F(FolderTest, WritesReadsRenamesRemoves) {
+  const Folder folder = Opened();
+  {
+    const absl::StatusOr<File> file = folder.CreateFile("a");
+    TESSERA_ASSERT_OK(file.status());
+    TESSERA_ASSERT_OK(file->WriteAt(0, "hello"));
+    TESSERA_ASSERT_OK(file->WriteAt(7, "there"));
+    TESSERA_ASSERT_OK(file->Sync());
+  }
+  TESSERA_ASSERT_OK(folder.Rename("a", "b"));
+  TESSERA_ASSERT_OK(folder.Sync());
+  EXPECT_THAT(folder.Names(), IsOkAndHolds(ElementsAre("b")));
+  const absl::StatusOr<File> file = folder.OpenFile("b");
+  TESSERA_ASSERT_OK(file.status());
+  EXPECT_EQ(file->bytes(), 12);
+  std::string bytes(12, '?');
+  TESSERA_ASSERT_OK(file->ReadAt(0, bytes.data(), 12));
+  EXPECT_EQ(bytes, std::string("hello\0\0there", 12));
+  EXPECT_THAT(file->ReadAt(8, bytes.data(), 5),
+              StatusIs(absl::StatusCode::kDataLoss,
+                       HasSubstr(path_ + "/b: ends at byte 12")));
+  TESSERA_ASSERT_OK(folder.Remove("b"));
+  TESSERA_ASSERT_OK(folder.Remove("b"));
+  EXPECT_THAT(folder.OpenFile("b").status(),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr(path_ + "/b")));
+}
+
+TEST_F(FolderTest, OnlyRegularFilesAreOpened) {
+  ASSERT_EQ(mkfifo((path_ + "/fifo").c_str(), 0600), 0);
+  fs::create_directory(path_ + "/folder");
+  std::ofstream(path_ + "/file") << "x";
+  fs::create_symlink(path_ + "/file", path_ + "/link");
+  fs::create_symlink("/dev/zero", path_ + "/device");
+  const Folder folder = Opened();
+  for (const char* name : {"fifo", "folder", "link", "device"}) {
+    EXPECT_THAT(folder.OpenFile(name).status(),
+                StatusIs(absl::StatusCode::kFailedPrecondition,
+                         HasSubstr(absl::StrCat(path_, "/", name,
+                                                ": is no regular file"))));
+  }
+  EXPECT_THAT(folder.CreateFile("file").status(),
+              StatusIs(absl::StatusCode::kAlreadyExists));
+  EXPECT_THAT(Folder::Open(path_ + "/file", FileSystem::Real()).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("is no folder")));
+}
+
+// Its files are those of the folder that was opened, whatever has its name.
+TEST_F(FolderTest, AnotherFolderInItsPlace) {
+  fs::create_directory(path_ + "/a");
+  const Folder folder = Folder::Open(path_ + "/a", FileSystem::Real()).value();
+  fs::rename(path_ + "/a", path_ + "/b");
+  fs::create_directory(path_ + "/a");
+  TESSERA_ASSERT_OK(folder.CreateFile("file").status());
+  EXPECT_TRUE(fs::exists(path_ + "/b/file"));
+  EXPECT_FALSE(fs::exists(path_ + "/a/file"));
+}
+
+TEST_F(FolderTest, ALockDiesWithItsHolder) {
+  const Folder folder = Opened();
+  {
+    const File held = folder.OpenOrCreateFile("lock").value();
+    TESSERA_ASSERT_OK(held.Lock());
+    EXPECT_THAT(folder.OpenOrCreateFile("lock")->Lock(),
+                StatusIs(absl::StatusCode::kAlreadyExists));
+  }
+  const File next = folder.OpenOrCreateFile("lock").value();
+  TESSERA_EXPECT_OK(next.Lock());
+  TESSERA_ASSERT_OK(folder.Remove("lock"));
+  EXPECT_THAT(next.Lock(), StatusIs(absl::StatusCode::kAlreadyExists));
+}
+
+// Names of new folders are on the disk before anything is written there.
+TEST(MakeFolderTest, StaysAfterAPowerFailure) {
+  for (const char* path : {"/a/b/c", "/a/b/c/"}) {
+    MemoryDisk disk;
+    TESSERA_ASSERT_OK(Folder::Make(path, &disk).status());
+    TESSERA_ASSERT_OK(Folder::Make(path, &disk).status());
+    TESSERA_EXPECT_OK(
+        Folder::Open("/a/b/c",
+                     disk.AfterPowerFailure([](bool) { return false; }).get())
+            .status());
+  }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,87 @@
+// MemoryDisk: a file system in memory that keeps apart what a program sees and
+// what a power failure would leave, and that refuses any call it is told to.
+// For tests.
+//
+//   MemoryDisk disk;
+//   disk.before = [](int64_t k, const char*) { return k == 7 ? -ENOSPC : 0; };
+//   ... a save through it ...
+//   std::unique_ptr<MemoryDisk> after = disk.AfterPowerFailure(keeps);
+//
+// A file's bytes are on the disk once it is synced, and its name once its
+// folder is; until then a failure may keep either, both or neither.
+//
+// Threads: any.
+#ifndef CHECKPOINT_DISK_MEMORY_DISK_H_
+#define CHECKPOINT_DISK_MEMORY_DISK_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/synchronization/mutex.h"
+#include "checkpoint/disk/file_system.h"
+
+namespace tessera {
+
+class MemoryDisk : public FileSystem {
+ public:
+  MemoryDisk();
+
+  // Whether a power failure keeps something that was not synced: the bytes of a
+  // file, or what became of a name. Asked for each.
+  using Keeps = std::function<bool(bool is_name)>;
+  std::unique_ptr<MemoryDisk> AfterPowerFailure(const Keeps& keeps) const;
+
+  int Open(int folder, const std::string& name, int flags) override;
+  void Close(int fd) override;
+  int64_t Write(int fd, const char* from, int64_t bytes,
+                int64_t offset) override;
+  int64_t Read(int fd, char* to, int64_t bytes, int64_t offset) override;
+  int Sync(int fd) override;
+  int Stat(int fd, struct stat* info) override;
+  int Rename(int folder, const std::string& from,
+             const std::string& to) override;
+  int Remove(int folder, const std::string& name) override;
+  int MakeFolder(int folder, const std::string& name) override;
+  int RemoveFolder(int folder, const std::string& name) override;
+  int List(int folder, std::vector<std::string>* names) override;
+  int Lock(int fd) override;
+
+  // Calls so far; Close is none.
+  int64_t calls() const { return calls_; }
+  // Before call number k, counted from 0, does anything (and calls may be made
+  // here): its result instead,
+  // or 0 to let it pass. Writes that get a positive number write so many bytes.
+  std::function<int64_t(int64_t k, const char* call)> before;
+  // The names in the folder at `path`, and their bytes.
+  std::map<std::string, std::string> FilesIn(const std::string& path);
+
+ private:
+  struct Node {
+    bool folder = false;
+    std::string bytes, synced_bytes;
+    std::map<std::string, std::shared_ptr<Node>> entries, synced_entries;
+    int links = 1;
+    int locked_by = -1;  // descriptor
+  };
+  using NodePtr = std::shared_ptr<Node>;
+
+  int64_t Ask(const char* call);
+  Node* FolderOf(int folder, const std::string& name, std::string* last);
+  NodePtr Find(int folder, const std::string& name);
+  static NodePtr CopyOf(const NodePtr& node, const Keeps& keeps,
+                        std::map<const Node*, NodePtr>* copies);
+
+  absl::Mutex mutex_;
+  NodePtr root_;
+  std::map<int, NodePtr> open_;
+  int next_fd_ = 1000;
+  std::atomic<int64_t> calls_{0};
+};
+
+}  // namespace tessera
+#endif  // CHECKPOINT_DISK_MEMORY_DISK_H_
