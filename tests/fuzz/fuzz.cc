@@ -53,9 +53,10 @@ std::string FuzzInputs::RandomBytes(size_t most) {
 }
 
 void FuzzInputs::ChangeNumber(std::string* input) {
-  const int64_t number =
-      kNumbers[Below(std::size(kNumbers))] +
-      (Below(4) == 0 ? static_cast<int64_t>(input->size()) - 8 : 0);
+  // Unsigned: the largest may overflow.
+  const uint64_t number =
+      static_cast<uint64_t>(kNumbers[Below(std::size(kNumbers))]) +
+      (Below(4) == 0 ? uint64_t{input->size()} - 8 : 0);
   const size_t bytes = size_t{1} << Below(4);
   if (input->size() < bytes) return;
   // Fields begin at multiples of their size, mostly.

@@ -5,9 +5,12 @@
 namespace tessera {
 
 std::vector<FuzzTarget> AllFuzzTargets() {
-  return {EndpointTarget(),   HandshakeTarget(),    LivenessTarget(),
-          StoreTarget(),      ShardAnswersTarget(), ShardRequestsTarget(),
-          TextRecordTarget(), PackedTextsTarget(),  DescriptorsTarget()};
+  return {EndpointTarget(),       HandshakeTarget(),
+          LivenessTarget(),       StoreTarget(),
+          ShardAnswersTarget(),   ShardRequestsTarget(),
+          TextRecordTarget(),     PackedTextsTarget(),
+          DescriptorsTarget(),    CheckpointManifestTarget(),
+          CheckpointIndexTarget()};
 }
 
 }  // namespace tessera

@@ -18,5 +18,8 @@ FuzzTarget TextRecordTarget();   // texts_fuzz.cc
 FuzzTarget PackedTextsTarget();  // texts_fuzz.cc
 FuzzTarget DescriptorsTarget();  // descriptors_fuzz.cc
 
+FuzzTarget CheckpointManifestTarget();  // checkpoint_fuzz.cc
+FuzzTarget CheckpointIndexTarget();     // checkpoint_fuzz.cc
+
 }  // namespace tessera
 #endif  // TESTS_FUZZ_TARGETS_H_

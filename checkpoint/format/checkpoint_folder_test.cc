@@ -1,0 +1,285 @@
+// Saves that are refused, cut short, killed or lose power at each of their
+// system calls, with an older checkpoint in the same folder: what is then found
+// is one of the two, whole, and the next save leaves nothing else.
+#include "checkpoint/format/checkpoint_folder.h"
+
+#include <errno.h>
+#include <fcntl.h>
+
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "checkpoint/disk/memory_disk.h"
+#include "checkpoint/format/checkpoint_reader.h"
+#include "checkpoint/format/sample_checkpoint.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr char kPath[] = "/run/ckpt";
+constexpr int kRanks = 2;
+
+class CheckpointFolderTest : public testing::Test {
+ protected:
+  // A disk with the old checkpoint on it, for good.
+  std::unique_ptr<MemoryDisk> WithOld() {
+    auto disk = std::make_unique<MemoryDisk>();
+    TESSERA_EXPECT_OK(Save(old_, disk.get()));
+    return disk;
+  }
+  absl::Status Save(const SampleCheckpoint& sample, MemoryDisk* disk) {
+    return sample.Save(kPath, disk, kRanks, &committed_);
+  }
+  // Which of the two is there, whole: "old", "new" or why neither.
+  std::string Found(MemoryDisk* disk) {
+    const absl::Status old = old_.Compare(kPath, disk, 1);
+    const absl::Status now = new_.Compare(kPath, disk, 1);
+    if (old.ok()) return "old";
+    return now.ok() ? "new"
+                    : absl::StrCat(old.ToString(), "; ", now.ToString());
+  }
+  // What is there after a save that ended so. What could not be cleaned up may
+  // be left to the next.
+  void ExpectFound(MemoryDisk* disk, const absl::Status& status, int64_t call) {
+    const std::string found = Found(disk);
+    if (status.ok() || !committed_) {
+      EXPECT_EQ(found, status.ok() ? "new" : "old") << "call " << call;
+    } else {
+      EXPECT_TRUE(found == "new" || found == "old") << found;
+    }
+  }
+  // The next save works, and leaves its own files alone.
+  void ExpectCleanAfterNext(MemoryDisk* disk) {
+    disk->before = nullptr;
+    const SampleCheckpoint next(3);
+    TESSERA_ASSERT_OK(Save(next, disk));
+    TESSERA_EXPECT_OK(next.Compare(kPath, disk, 2));
+    EXPECT_EQ(disk->FilesIn(kPath).size(), kRanks + 2u);  // manifest, lock
+  }
+  // Calls of a save over the old checkpoint.
+  int64_t CallsOfSave() {
+    auto disk = WithOld();
+    const int64_t before = disk->calls();
+    TESSERA_EXPECT_OK(Save(new_, disk.get()));
+    return disk->calls() - before;
+  }
+
+  const SampleCheckpoint old_{1}, new_{2};
+  bool committed_ = false;
+};
+
+TEST_F(CheckpointFolderTest, EachCallRefused) {
+  const int64_t calls = CallsOfSave();
+  EXPECT_GT(calls, 30);
+  for (int error : {ENOSPC, EIO, EPERM, EROFS, EDQUOT, ENOLCK}) {
+    for (int64_t k = 0; k < calls; ++k) {
+      auto disk = WithOld();
+      const int64_t first = disk->calls();
+      disk->before = [&](int64_t call, const char*) {
+        return call == first + k ? -error : 0;
+      };
+      const absl::Status status = Save(new_, disk.get());
+      disk->before = nullptr;
+      ExpectFound(disk.get(), status, k);
+      if (!status.ok()) {
+        EXPECT_THAT(std::string(status.message()),
+                    HasSubstr(std::strerror(error)));
+      }
+      ExpectCleanAfterNext(disk.get());
+    }
+  }
+}
+
+// And all that come after, as on a disk that is full or gone.
+TEST_F(CheckpointFolderTest, EachCallRefusedForGood) {
+  const int64_t calls = CallsOfSave();
+  for (int64_t k = 0; k < calls; ++k) {
+    auto disk = WithOld();
+    const int64_t first = disk->calls();
+    disk->before = [&](int64_t call, const char*) {
+      return call >= first + k ? -EIO : 0;
+    };
+    const absl::Status status = Save(new_, disk.get());
+    EXPECT_TRUE(committed_ || !status.ok()) << "call " << k;
+    disk->before = nullptr;
+    ExpectFound(disk.get(), status, k);
+    ExpectCleanAfterNext(disk.get());
+  }
+}
+
+TEST_F(CheckpointFolderTest, ShortAndInterruptedCalls) {
+  auto disk = WithOld();
+  disk->before = [&](int64_t call, const char* what) -> int64_t {
+    const bool bytes = strcmp(what, "write") == 0 || strcmp(what, "read") == 0;
+    if (bytes && call % 3 != 0) return call % 3 == 1 ? -EINTR : 7;
+    return strcmp(what, "sync") == 0 && call % 2 == 0 ? -EINTR : 0;
+  };
+  TESSERA_ASSERT_OK(Save(new_, disk.get()));
+  TESSERA_EXPECT_OK(new_.Compare(kPath, disk.get(), 2));
+}
+
+// Killed before each call (all that was done is kept), or the power gone:
+// nothing that was not synced is kept, or names alone, or any part of it.
+TEST_F(CheckpointFolderTest, KilledOrWithoutPowerAtEachCall) {
+  const int64_t calls = CallsOfSave();
+  int olds = 0, news = 0;
+  for (int64_t k = 0; k <= calls; ++k) {
+    for (int way = 0; way < 12; ++way) {
+      std::mt19937 random(static_cast<unsigned>(way));
+      const auto keeps = [&](bool is_name) {
+        if (way < 2) return way == 0;
+        return way == 2 ? is_name : random() % 2 == 0;
+      };
+      auto disk = WithOld();
+      const int64_t first = disk->calls();
+      std::unique_ptr<MemoryDisk> after;
+      disk->before = [&](int64_t call, const char*) {
+        if (call == first + k) after = disk->AfterPowerFailure(keeps);
+        return int64_t{0};
+      };
+      TESSERA_ASSERT_OK(Save(new_, disk.get()));
+      if (after == nullptr) after = disk->AfterPowerFailure(keeps);
+      const std::string found = Found(after.get());
+      ASSERT_TRUE(found == "old" || found == "new")
+          << "call " << k << " way " << way << ": " << found;
+      // Once it is said to be saved, it stays.
+      if (k == calls) EXPECT_EQ(found, "new");
+      ++(found == "old" ? olds : news);
+      ExpectCleanAfterNext(after.get());
+    }
+  }
+  EXPECT_GT(olds, 100);
+  EXPECT_GT(news, 12);
+}
+
+// As over NFS: the answer to a rename is lost.
+TEST_F(CheckpointFolderTest, ARenameThatIsDoneAndReportedAsFailed) {
+  auto disk = WithOld();
+  bool done = false;
+  disk->before = [&](int64_t, const char* call) {
+    if (done || strcmp(call, "rename") != 0) return int64_t{0};
+    done = true;
+    for (const auto& [name, bytes] : disk->FilesIn(kPath)) {
+      if (absl::EndsWith(name, ".manifest")) {
+        disk->Rename(AT_FDCWD, absl::StrCat(kPath, "/", name),
+                     absl::StrCat(kPath, "/", kManifestName));
+      }
+    }
+    return int64_t{-EIO};
+  };
+  EXPECT_FALSE(Save(new_, disk.get()).ok());
+  EXPECT_TRUE(committed_);
+  EXPECT_EQ(Found(disk.get()), "new");
+  ExpectCleanAfterNext(disk.get());
+}
+
+// At each of a writer's calls a reader finds one of the two, or is told.
+TEST_F(CheckpointFolderTest, AReaderBesideAWriter) {
+  const int64_t calls = CallsOfSave();
+  int replaced = 0;
+  for (int64_t k = 0; k < calls; ++k) {
+    auto disk = WithOld();
+    const int64_t first = disk->calls();
+    absl::StatusOr<CheckpointReader> reader = absl::UnknownError("not opened");
+    bool done = false;
+    disk->before = [&](int64_t call, const char*) {
+      if (done || call != first + k) return int64_t{0};
+      done = true;
+      const std::string found = Found(disk.get());
+      EXPECT_TRUE(found == "old" || found == "new") << found;
+      reader = CheckpointReader::Open(kPath, disk.get());
+      return int64_t{0};
+    };
+    TESSERA_ASSERT_OK(Save(new_, disk.get()));
+    TESSERA_ASSERT_OK(reader.status());
+    const absl::Status read = reader->Verify(1);
+    if (absl::IsAborted(read)) ++replaced;
+    EXPECT_TRUE(read.ok() || absl::IsAborted(read)) << read;
+  }
+  EXPECT_GT(replaced, 20);
+}
+
+TEST_F(CheckpointFolderTest, AManifestThatIsNoneIsNotReplaced) {
+  MemoryDisk disk;
+  TESSERA_ASSERT_OK(Folder::Make(kPath, &disk).status());
+  const std::string path = absl::StrCat(kPath, "/", kManifestName);
+  const int fd = disk.Open(AT_FDCWD, path, O_CREAT | O_RDWR);
+  disk.Write(fd, "mine", 4, 0);
+  disk.Close(fd);
+  for (const absl::Status& status :
+       {Save(new_, &disk), RemoveCheckpoint(kPath, &disk)}) {
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition,
+                                 HasSubstr(path)));
+  }
+  EXPECT_EQ(disk.FilesIn(kPath).at(kManifestName), "mine");
+}
+
+TEST_F(CheckpointFolderTest, TwoThatSaveAtOnce) {
+  MemoryDisk disk;
+  absl::StatusOr<Saving> first = Saving::Begin(kPath, &disk);
+  TESSERA_ASSERT_OK(first.status());
+  EXPECT_THAT(Saving::Begin(kPath, &disk).status(),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       AllOf(HasSubstr(kPath), HasSubstr("another process"))));
+  first = absl::CancelledError("ended");
+  TESSERA_EXPECT_OK(Saving::Begin(kPath, &disk).status());
+}
+
+TEST_F(CheckpointFolderTest, WhatIsNotOursStays) {
+  auto disk = WithOld();
+  for (const char* name :
+       {"notes.txt", "00000000000000aa.rank-0", "manifest.old",
+        "00000000000000AA.rank-00000", "0.manifest"}) {
+    disk->Close(
+        disk->Open(AT_FDCWD, absl::StrCat(kPath, "/", name), O_CREAT | O_RDWR));
+  }
+  TESSERA_ASSERT_OK(Save(new_, disk.get()));
+  EXPECT_EQ(disk->FilesIn(kPath).size(), kRanks + 2u + 5u);
+  TESSERA_ASSERT_OK(RemoveCheckpoint(kPath, disk.get()));
+  EXPECT_EQ(disk->FilesIn(kPath).size(), 5u);
+}
+
+TEST_F(CheckpointFolderTest, RemovesTheFolderToo) {
+  auto disk = WithOld();
+  TESSERA_ASSERT_OK(RemoveCheckpoint(kPath, disk.get()));
+  EXPECT_TRUE(disk->FilesIn("/run").empty());
+}
+
+// Its files may be all that is left.
+TEST_F(CheckpointFolderTest, FilesOfADamagedManifestAreKept) {
+  auto disk = WithOld();
+  const int fd =
+      disk->Open(AT_FDCWD, absl::StrCat(kPath, "/", kManifestName), O_RDWR);
+  disk->Write(fd, "x", 1, 30);
+  disk->Close(fd);
+  const size_t files = disk->FilesIn(kPath).size();
+  TESSERA_ASSERT_OK(Saving::Begin(kPath, disk.get()).status());
+  EXPECT_EQ(disk->FilesIn(kPath).size(), files);
+  ExpectCleanAfterNext(disk.get());
+}
+
+TEST_F(CheckpointFolderTest, ARankWhoseFolderIsAnother) {
+  MemoryDisk disk;
+  absl::StatusOr<Saving> saving = Saving::Begin(kPath, &disk);
+  TESSERA_ASSERT_OK(saving.status());
+  proto::CheckpointManifest manifest = new_.head();
+  manifest.set_id(saving->id());
+  manifest.add_files()->set_bytes(7);
+  EXPECT_THAT(saving->Commit(manifest, &committed_),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("a disk of each host's own")));
+  EXPECT_FALSE(committed_);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,254 @@
+#include "checkpoint/format/checkpoint_reader.h"
+
+#include <algorithm>
+#include <new>
+#include <thread>
+#include <tuple>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "base/status.h"
+#include "base/thread/start_thread.h"
+#include "checkpoint/format/checkpoint_folder.h"
+
+namespace tessera {
+namespace {
+
+// Of one task: small enough for several threads to share a piece.
+constexpr int64_t kTaskBytes = 8 << 20;
+
+bool Before(const WantedElements& a, const WantedElements& b) {
+  return std::tie(a.storage, a.state, a.begin) <
+         std::tie(b.storage, b.state, b.begin);
+}
+
+// Whether a file has pieces of a storage that is wanted.
+bool Overlap(const proto::CheckpointFile& file,
+             absl::Span<const WantedElements> sorted) {
+  int64_t at = 0;
+  for (int i = 0; i + 1 < file.storage_ranges_size(); i += 2) {
+    const int64_t begin = at + file.storage_ranges(i);
+    const int64_t end = begin + file.storage_ranges(i + 1);
+    WantedElements first;
+    first.storage = static_cast<int>(begin);
+    const auto it =
+        std::lower_bound(sorted.begin(), sorted.end(), first, Before);
+    if (it != sorted.end() && it->storage < end) return true;
+    at = end;
+  }
+  return false;
+}
+
+}  // namespace
+
+CheckpointReader::CheckpointReader(Folder folder,
+                                   proto::CheckpointManifest manifest)
+    : folder_(std::make_unique<Folder>(std::move(folder))),
+      manifest_(
+          std::make_unique<proto::CheckpointManifest>(std::move(manifest))) {}
+
+absl::StatusOr<CheckpointReader> CheckpointReader::Open(const std::string& path,
+                                                        FileSystem* files) {
+  absl::StatusOr<Folder> folder = Folder::Open(path, files);
+  if (absl::IsNotFound(folder.status())) {
+    return absl::NotFoundError(absl::StrCat(path, ": no such checkpoint"));
+  }
+  TESSERA_RETURN_IF_ERROR(folder.status());
+  TESSERA_ASSIGN_OR_RETURN(proto::CheckpointManifest manifest,
+                           ReadManifest(*folder));
+  return CheckpointReader(*std::move(folder), std::move(manifest));
+}
+
+std::string CheckpointReader::NameOf(int storage, int state) const {
+  const proto::CheckpointStorage& of = manifest_->storages(storage);
+  return absl::StrCat("'", of.states(state).name(), "' of '",
+                      of.tensors(0).name(), "'");
+}
+
+int64_t CheckpointReader::ElementBytes(int storage, int state) const {
+  return DtypeBytes(manifest_->storages(storage).states(state).dtype());
+}
+
+absl::StatusOr<DataFileReader> CheckpointReader::OpenFile(int rank) const {
+  absl::StatusOr<DataFileReader> reader =
+      DataFileReader::Open(*folder_, *manifest_, rank);
+  if (!absl::IsNotFound(reader.status())) return reader;
+  // Gone since the manifest was read, or lost.
+  const auto now = ReadManifest(*folder_);
+  const bool replaced = now.ok() && now->id() != manifest_->id();
+  return replaced
+             ? absl::AbortedError(absl::StrCat(
+                   path(),
+                   ": another checkpoint took the place of this one "
+                   "while it was read; load again"))
+             : absl::DataLossError(absl::StrCat(reader.status().message(),
+                                                ": a part of the checkpoint"));
+}
+
+// Files are not kept open: there may be more than a process may have.
+absl::StatusOr<const CheckpointReader::Source*> CheckpointReader::SourceOf(
+    int rank) {
+  std::unique_ptr<Source>& source = sources_[rank];
+  if (source != nullptr) return source.get();
+  TESSERA_ASSIGN_OR_RETURN(const DataFileReader reader, OpenFile(rank));
+  TESSERA_ASSIGN_OR_RETURN(proto::CheckpointIndex index,
+                           reader.ReadIndex(*manifest_));
+  bytes_read_ += manifest_->files(rank).index_bytes();
+  source = std::make_unique<Source>(Source{rank, std::move(index)});
+  return source.get();
+}
+
+absl::StatusOr<std::vector<proto::CheckpointValue>> CheckpointReader::ValuesOf(
+    int rank) {
+  TESSERA_ASSIGN_OR_RETURN(const Source* const source, SourceOf(rank));
+  return std::vector<proto::CheckpointValue>(source->index.values().begin(),
+                                             source->index.values().end());
+}
+
+absl::Status CheckpointReader::PlanFile(int rank,
+                                        absl::Span<const WantedElements> sorted,
+                                        std::vector<Task>* tasks,
+                                        std::vector<Cover>* covers) {
+  if (!Overlap(manifest_->files(rank), sorted)) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(const Source* const source, SourceOf(rank));
+  for (const proto::CheckpointPiece& piece : source->index.pieces()) {
+    const int64_t size = ElementBytes(piece.storage(), piece.state());
+    WantedElements key;
+    key.storage = piece.storage();
+    key.state = piece.state();
+    // From the first that is wanted of this state: they may overlap.
+    for (auto it = std::lower_bound(sorted.begin(), sorted.end(), key, Before);
+         it != sorted.end() && it->storage == key.storage &&
+         it->state == key.state && it->begin < piece.end();
+         ++it) {
+      const int64_t begin = std::max(it->begin, piece.begin());
+      const int64_t end = std::min(it->end, piece.end());
+      if (begin >= end) continue;
+      covers->push_back({static_cast<size_t>(it - sorted.begin()), begin, end});
+      const int64_t last = (end - piece.begin()) * size;
+      char* to =
+          it->to == nullptr ? nullptr : it->to + (begin - it->begin) * size;
+      for (int64_t at = (begin - piece.begin()) * size; at < last;) {
+        // Cut where blocks end: none is read twice.
+        const int64_t cut = (at / kTaskBytes + 1) * kTaskBytes;
+        const int64_t stop = std::min(cut, last);
+        tasks->push_back({source, &piece, at, stop, to});
+        if (to != nullptr) to += stop - at;
+        at = stop;
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckpointReader::CheckCovered(
+    absl::Span<const WantedElements> sorted, std::vector<Cover>* covers) const {
+  std::sort(covers->begin(), covers->end(), [](const Cover& a, const Cover& b) {
+    return std::tie(a.wanted, a.begin) < std::tie(b.wanted, b.begin);
+  });
+  auto it = covers->begin();
+  for (size_t w = 0; w < sorted.size(); ++w) {
+    int64_t at = sorted[w].begin;
+    for (; it != covers->end() && it->wanted == w; ++it) {
+      if (it->begin != at) break;
+      at = it->end;
+    }
+    if (at == sorted[w].end && (it == covers->end() || it->wanted != w)) {
+      continue;
+    }
+    const bool twice = it != covers->end() && it->wanted == w && it->begin < at;
+    return absl::DataLossError(
+        absl::StrCat(path(), ": ", NameOf(sorted[w].storage, sorted[w].state),
+                     twice ? ": more than one data file has element "
+                           : ": no data file has element ",
+                     twice ? it->begin : at));
+  }
+  return absl::OkStatus();
+}
+
+// What one thread does. Memory that cannot be had is an error as any other.
+absl::Status CheckpointReader::RunSome(const std::vector<Task>& tasks,
+                                       std::atomic<size_t>* next,
+                                       int64_t* read) const try {
+  std::string scratch;
+  const Source* of = nullptr;
+  absl::StatusOr<DataFileReader> reader = absl::UnknownError("not opened");
+  for (size_t t = (*next)++; t < tasks.size(); t = (*next)++) {
+    const Task& task = tasks[t];
+    if (task.source != of) {
+      reader = OpenFile(task.source->rank);
+      TESSERA_RETURN_IF_ERROR(reader.status());
+      of = task.source;
+    }
+    const proto::CheckpointPiece& piece = *task.piece;
+    if (task.to == nullptr) scratch.resize(kTaskBytes);
+    const int64_t piece_bytes = (piece.end() - piece.begin()) *
+                                ElementBytes(piece.storage(), piece.state());
+    TESSERA_RETURN_IF_ERROR(
+        reader->Read(piece, piece_bytes, task.begin, task.end,
+                     task.to == nullptr ? scratch.data() : task.to,
+                     NameOf(piece.storage(), piece.state()), read));
+  }
+  return absl::OkStatus();
+} catch (const std::bad_alloc&) {
+  return absl::ResourceExhaustedError(
+      absl::StrCat(path(), ": no memory to read it"));
+}
+
+absl::Status CheckpointReader::Run(std::vector<Task> tasks, int num_threads) {
+  std::sort(tasks.begin(), tasks.end(), [](const Task& a, const Task& b) {
+    return std::make_tuple(a.source->rank, a.piece->offset() + a.begin) <
+           std::make_tuple(b.source->rank, b.piece->offset() + b.begin);
+  });
+  std::atomic<size_t> next{0};
+  absl::Mutex mutex;
+  absl::Status failed;
+  const auto work = [&] {
+    int64_t read = 0;
+    const absl::Status status = RunSome(tasks, &next, &read);
+    if (!status.ok()) next = tasks.size();  // for all
+    absl::MutexLock lock(&mutex);
+    if (failed.ok()) failed = status;
+    bytes_read_ += read;
+  };
+  std::vector<std::thread> threads;
+  threads.reserve(static_cast<size_t>(std::max(num_threads, 1)));
+  for (int i = 1; i < num_threads && i < static_cast<int>(tasks.size()); ++i) {
+    auto thread = StartThread("tessera-read", work);
+    if (!thread.ok()) break;  // with fewer then
+    threads.push_back(*std::move(thread));
+  }
+  work();
+  for (std::thread& thread : threads) thread.join();
+  return failed;
+}
+
+absl::Status CheckpointReader::Read(absl::Span<const WantedElements> wanted,
+                                    int num_threads) {
+  std::vector<WantedElements> sorted(wanted.begin(), wanted.end());
+  std::sort(sorted.begin(), sorted.end(), Before);
+  std::vector<Task> tasks;
+  std::vector<Cover> covers;
+  for (int r = 0; r < manifest_->files_size(); ++r) {
+    TESSERA_RETURN_IF_ERROR(PlanFile(r, sorted, &tasks, &covers));
+  }
+  TESSERA_RETURN_IF_ERROR(CheckCovered(sorted, &covers));
+  return Run(std::move(tasks), num_threads);
+}
+
+absl::Status CheckpointReader::Verify(int num_threads) {
+  std::vector<WantedElements> all;
+  for (int s = 0; s < manifest_->storages_size(); ++s) {
+    const proto::CheckpointStorage& storage = manifest_->storages(s);
+    for (int i = 0; i < storage.states_size(); ++i) {
+      if (storage.numel() > 0) all.push_back({s, i, 0, storage.numel()});
+    }
+  }
+  for (int r = 0; r < manifest_->files_size(); ++r) {
+    TESSERA_RETURN_IF_ERROR(SourceOf(r).status());
+  }
+  return Read(all, num_threads);
+}
+
+}  // namespace tessera

@@ -1,0 +1,96 @@
+// CheckpointReader: any ranges of elements of a checkpoint, whoever wrote them.
+// Each byte that is wanted is read once, in the order in which the files hold
+// it, by several threads, and verified before it counts. No torch.
+//
+// Threads: one.
+#ifndef CHECKPOINT_FORMAT_CHECKPOINT_READER_H_
+#define CHECKPOINT_FORMAT_CHECKPOINT_READER_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "checkpoint/disk/folder.h"
+#include "checkpoint/format/data_file.h"
+#include "checkpoint/format/manifest.h"
+
+namespace tessera {
+
+// Elements [begin, end) of a state of a storage, to lie at `to`, in the dtype
+// of the manifest.
+struct WantedElements {
+  int storage = 0;
+  int state = 0;
+  int64_t begin = 0;
+  int64_t end = 0;
+  char* to = nullptr;
+};
+
+class CheckpointReader {
+ public:
+  // Reads the manifest. A file that is opened later, and is gone since another
+  // save took this checkpoint's place, is an error; nothing of two checkpoints
+  // is ever mixed. LOCAL. NotFound, DataLoss, FailedPrecondition.
+  static absl::StatusOr<CheckpointReader> Open(const std::string& path,
+                                               FileSystem* files);
+
+  const proto::CheckpointManifest& manifest() const { return *manifest_; }
+  const std::string& path() const { return folder_->path(); }
+
+  // Fills all that is wanted; after an error some of it is. DataLoss names the
+  // file and the tensor: damaged, or elements that no file has. LOCAL.
+  absl::Status Read(absl::Span<const WantedElements> wanted, int num_threads);
+  // The values that the writing rank `rank` alone has put in. LOCAL.
+  absl::StatusOr<std::vector<proto::CheckpointValue>> ValuesOf(int rank);
+  // Reads and checks all there is, each element once and none missing. LOCAL.
+  absl::Status Verify(int num_threads);
+
+  // Bytes read from data files, indices included.
+  int64_t bytes_read() const { return bytes_read_; }
+
+ private:
+  struct Source {
+    int rank = 0;
+    proto::CheckpointIndex index;
+  };
+  // One call of DataFileReader::Read.
+  struct Task {
+    const Source* source;
+    const proto::CheckpointPiece* piece;
+    int64_t begin, end;  // bytes, of the piece
+    char* to;            // null: only to be checked
+  };
+  // What is covered of what is wanted.
+  struct Cover {
+    size_t wanted;
+    int64_t begin, end;  // elements
+  };
+
+  CheckpointReader(Folder folder, proto::CheckpointManifest manifest);
+  absl::StatusOr<DataFileReader> OpenFile(int rank) const;
+  absl::StatusOr<const Source*> SourceOf(int rank);
+  absl::Status PlanFile(int rank, absl::Span<const WantedElements> sorted,
+                        std::vector<Task>* tasks, std::vector<Cover>* covers);
+  absl::Status CheckCovered(absl::Span<const WantedElements> sorted,
+                            std::vector<Cover>* covers) const;
+  absl::Status Run(std::vector<Task> tasks, int num_threads);
+  absl::Status RunSome(const std::vector<Task>& tasks,
+                       std::atomic<size_t>* next, int64_t* read) const;
+  std::string NameOf(int storage, int state) const;
+  int64_t ElementBytes(int storage, int state) const;
+
+  std::unique_ptr<Folder> folder_;
+  std::unique_ptr<proto::CheckpointManifest> manifest_;
+  absl::flat_hash_map<int, std::unique_ptr<Source>> sources_;
+  int64_t bytes_read_ = 0;
+};
+
+}  // namespace tessera
+#endif  // CHECKPOINT_FORMAT_CHECKPOINT_READER_H_

@@ -1,0 +1,170 @@
+// Small pieces are collected, large ones written from where they lie: a model
+// has thousands of biases of a few KiB, each of which would cost a system call.
+#include "checkpoint/format/data_file.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "checkpoint/disk/crc32c.h"
+#include "checkpoint/format/manifest.h"
+
+namespace tessera {
+namespace {
+
+// Of a call of the system: as fast as larger ones, and in the caches when its
+// checksums are made.
+constexpr int64_t kCallBytes = 4 << 20;
+constexpr size_t kBufferBytes = 1 << 20;
+// Pieces begin at multiples of this; large ones at a page.
+constexpr int64_t kAlign = 64, kPage = 4096;
+
+int64_t Aligned(int64_t offset, int64_t bytes) {
+  const int64_t align = bytes < kPage ? kAlign : kPage;
+  return (offset + align - 1) / align * align;
+}
+
+}  // namespace
+
+absl::StatusOr<DataFileWriter> DataFileWriter::Create(const Folder& folder,
+                                                      uint64_t id, int rank) {
+  TESSERA_ASSIGN_OR_RETURN(File file,
+                           folder.CreateFile(DataFileName(id, rank)));
+  return DataFileWriter(std::move(file));
+}
+
+absl::Status DataFileWriter::Add(int storage, int state, int64_t begin,
+                                 int64_t n, absl::string_view bytes) {
+  const int64_t size = static_cast<int64_t>(bytes.size());
+  const int64_t end = written_ + static_cast<int64_t>(buffer_.size());
+  const int64_t offset = Aligned(end, size);
+  TESSERA_RETURN_IF_ERROR(
+      Append(std::string(static_cast<size_t>(offset - end), '\0')));
+  proto::CheckpointPiece* const piece = index_.add_pieces();
+  piece->set_storage(storage);
+  piece->set_state(state);
+  piece->set_begin(begin);
+  piece->set_end(begin + n);
+  piece->set_offset(offset);
+  // The checksums of what the next call writes, while it is in the caches.
+  for (int64_t at = 0; at < size; at += kCallBytes) {
+    const absl::string_view part = bytes.substr(at, kCallBytes);
+    for (size_t block = 0; block < part.size(); block += kBlockBytes) {
+      piece->add_block_crcs(Crc32c(part.substr(block, kBlockBytes)));
+    }
+    TESSERA_RETURN_IF_ERROR(Append(part));
+  }
+  return absl::OkStatus();
+}
+
+void DataFileWriter::AddValue(const std::string& name,
+                              const std::string& value) {
+  proto::CheckpointValue* const added = index_.add_values();
+  added->set_name(name);
+  added->set_value(value);
+}
+
+absl::StatusOr<proto::CheckpointFile> DataFileWriter::Finish() {
+  proto::CheckpointFile result;
+  TESSERA_ASSIGN_OR_RETURN(const std::string index,
+                           EncodeIndex(index_, &result));
+  result.set_index_offset(written_ + static_cast<int64_t>(buffer_.size()));
+  TESSERA_RETURN_IF_ERROR(Append(index));
+  TESSERA_RETURN_IF_ERROR(Flush());
+  result.set_bytes(written_);
+  TESSERA_RETURN_IF_ERROR(file_.Sync());
+  return result;
+}
+
+absl::Status DataFileWriter::Append(absl::string_view bytes) {
+  if (buffer_.size() + bytes.size() <= kBufferBytes) {
+    buffer_.append(bytes.data(), bytes.size());
+    return absl::OkStatus();
+  }
+  TESSERA_RETURN_IF_ERROR(Flush());
+  return Put(bytes);
+}
+
+absl::Status DataFileWriter::Flush() {
+  TESSERA_RETURN_IF_ERROR(Put(buffer_));
+  buffer_.clear();
+  return absl::OkStatus();
+}
+
+absl::Status DataFileWriter::Put(absl::string_view bytes) {
+  if (bytes.empty()) return absl::OkStatus();
+  TESSERA_RETURN_IF_ERROR(file_.WriteAt(written_, bytes));
+  written_ += static_cast<int64_t>(bytes.size());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<DataFileReader> DataFileReader::Open(
+    const Folder& folder, const proto::CheckpointManifest& manifest, int rank) {
+  TESSERA_ASSIGN_OR_RETURN(File file,
+                           folder.OpenFile(DataFileName(manifest.id(), rank)));
+  const int64_t expected = manifest.files(rank).bytes();
+  if (file.bytes() != expected) {
+    return absl::DataLossError(absl::StrCat(file.path(), ": has ", file.bytes(),
+                                            " bytes, expected ", expected));
+  }
+  return DataFileReader(std::move(file), rank);
+}
+
+absl::StatusOr<proto::CheckpointIndex> DataFileReader::ReadIndex(
+    const proto::CheckpointManifest& manifest) const {
+  const proto::CheckpointFile& file = manifest.files(rank_);
+  std::string bytes(static_cast<size_t>(file.index_bytes()), '\0');
+  TESSERA_RETURN_IF_ERROR(
+      file_.ReadAt(file.index_offset(), bytes.data(), file.index_bytes()));
+  return DecodeIndex(bytes, manifest, rank_, path());
+}
+
+// Whole blocks go to their place at once, the first and the last one perhaps
+// by way of `edge`.
+absl::Status DataFileReader::Read(const proto::CheckpointPiece& piece,
+                                  int64_t piece_bytes, int64_t begin,
+                                  int64_t end, char* to, absl::string_view what,
+                                  int64_t* read) const {
+  std::string edge;
+  for (int64_t at = begin; at < end;) {
+    const int64_t block = at / kBlockBytes;
+    const int64_t block_begin = block * kBlockBytes;
+    const bool whole = at == block_begin &&
+                       std::min(block_begin + kBlockBytes, piece_bytes) <= end;
+    // As many whole blocks as one call takes, or a part of one block.
+    int64_t stop = std::min(block_begin + kBlockBytes, piece_bytes);
+    if (whole) {
+      const int64_t last =
+          end == piece_bytes ? end : end / kBlockBytes * kBlockBytes;
+      stop = std::min(last, block_begin + kCallBytes);
+    } else {
+      edge.resize(static_cast<size_t>(stop - block_begin));
+    }
+    char* const into = whole ? to + (at - begin) : edge.data();
+    TESSERA_RETURN_IF_ERROR(
+        file_.ReadAt(piece.offset() + block_begin, into, stop - block_begin));
+    *read += stop - block_begin;
+    for (int64_t b = block_begin; b < stop; b += kBlockBytes) {
+      const absl::string_view bytes(
+          into + (b - block_begin),
+          static_cast<size_t>(std::min(kBlockBytes, stop - b)));
+      if (Crc32c(bytes) !=
+          piece.block_crcs(static_cast<int>(b / kBlockBytes))) {
+        return absl::DataLossError(absl::StrCat(
+            path(), ": ", what, ", bytes ", piece.offset() + b, " to ",
+            piece.offset() + b + static_cast<int64_t>(bytes.size()),
+            ", are not what was written (their checksum differs)"));
+      }
+    }
+    const int64_t next = std::min(stop, end);
+    if (!whole) {
+      std::copy(edge.data() + (at - block_begin),
+                edge.data() + (next - block_begin), to + (at - begin));
+    }
+    at = next;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tessera

@@ -1,0 +1,71 @@
+// A rank's data file: pieces of storages, and at its end an index of them
+// (checkpoint/format/manifest.h). Every 64 KiB of a piece has a checksum, so
+// that who needs a part of it reads little more than that, and verifies it.
+// No torch.
+//
+// Threads: a writer has one; the methods of a reader may be called by several.
+#ifndef CHECKPOINT_FORMAT_DATA_FILE_H_
+#define CHECKPOINT_FORMAT_DATA_FILE_H_
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "checkpoint/disk/folder.h"
+#include "checkpoint/format/manifest.pb.h"
+
+namespace tessera {
+
+class DataFileWriter {
+ public:
+  static absl::StatusOr<DataFileWriter> Create(const Folder& folder,
+                                               uint64_t id, int rank);
+
+  // Elements [`begin`, `begin` + n) of a state of a storage, `bytes` of them.
+  absl::Status Add(int storage, int state, int64_t begin, int64_t n,
+                   absl::string_view bytes);
+  void AddValue(const std::string& name, const std::string& value);
+  // The index, and waits until all is on the disk. What the manifest is to say
+  // of the file.
+  absl::StatusOr<proto::CheckpointFile> Finish();
+
+ private:
+  explicit DataFileWriter(File file) : file_(std::move(file)) {}
+  absl::Status Append(absl::string_view bytes);
+  absl::Status Flush();
+  absl::Status Put(absl::string_view bytes);
+
+  File file_;
+  proto::CheckpointIndex index_;
+  int64_t written_ = 0;
+  std::string buffer_;  // what comes after
+};
+
+class DataFileReader {
+ public:
+  // NotFound; DataLoss where the file has another size than the manifest says.
+  static absl::StatusOr<DataFileReader> Open(
+      const Folder& folder, const proto::CheckpointManifest& manifest,
+      int rank);
+
+  absl::StatusOr<proto::CheckpointIndex> ReadIndex(
+      const proto::CheckpointManifest& manifest) const;
+  // Bytes [begin, end) of a piece of the index, into `to`; DataLoss names the
+  // piece as `what` does. `*read`: grows by the bytes that were read.
+  absl::Status Read(const proto::CheckpointPiece& piece, int64_t piece_bytes,
+                    int64_t begin, int64_t end, char* to,
+                    absl::string_view what, int64_t* read) const;
+  const std::string& path() const { return file_.path(); }
+
+ private:
+  DataFileReader(File file, int rank) : file_(std::move(file)), rank_(rank) {}
+
+  File file_;
+  int rank_;
+};
+
+}  // namespace tessera
+#endif  // CHECKPOINT_FORMAT_DATA_FILE_H_

@@ -1,0 +1,314 @@
+// The frame of a manifest:
+//
+//   "tsr ckpt"            8 bytes
+//   L                     8 bytes, little-endian
+//   CheckpointManifest    L bytes
+//   CRC32C of all before  4 bytes, little-endian
+#include "checkpoint/format/manifest.h"
+
+#include <algorithm>
+#include <climits>
+#include <cstring>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status.h"
+#include "checkpoint/disk/crc32c.h"
+#include "google/protobuf/message.h"
+
+namespace tessera {
+namespace {
+
+constexpr absl::string_view kMagic = "tsr ckpt";
+constexpr size_t kHeadBytes = kMagic.size() + sizeof(uint64_t);
+constexpr size_t kCrcBytes = sizeof(uint32_t);
+constexpr absl::string_view kTemporary = ".manifest";
+constexpr absl::string_view kRank = ".rank-";
+constexpr size_t kIdDigits = 16;
+constexpr size_t kMostMessageBytes = size_t{2000} << 20;  // protobuf's: 2 GiB
+constexpr int64_t kMost = int64_t{1}
+                          << 48;  // elements, bytes: no sum overflows
+
+template <class T>
+std::string BytesOf(T number) {
+  return std::string(reinterpret_cast<const char*>(&number), sizeof(number));
+}
+
+template <class T>
+T NumberIn(absl::string_view bytes) {
+  T number;
+  std::memcpy(&number, bytes.data(), sizeof(number));
+  return number;
+}
+
+// Protobuf says nothing where a message is too large.
+absl::StatusOr<std::string> Serialize(const google::protobuf::Message& message,
+                                      absl::string_view what) {
+  const size_t bytes = message.ByteSizeLong();
+  if (bytes > kMostMessageBytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("checkpoint: ", what, " has ", bytes, " bytes, at most ",
+                     kMostMessageBytes, " can be written"));
+  }
+  return message.SerializeAsString();
+}
+
+// What is wrong in a manifest or an index, for DataLoss.
+absl::Status Wrong(const std::string& path, absl::string_view what) {
+  return absl::DataLossError(absl::StrCat(path, " is damaged: ", what));
+}
+
+// Elements of the storage up to the last one that the tensor has; -1 if that is
+// not to be had.
+int64_t EndOf(const proto::CheckpointTensor& tensor) {
+  if (tensor.sizes_size() != tensor.strides_size()) return -1;
+  int64_t last = tensor.offset();
+  bool empty = false;
+  if (last < 0 || last > kMost) return -1;
+  for (int d = 0; d < tensor.sizes_size(); ++d) {
+    const int64_t size = tensor.sizes(d), stride = tensor.strides(d);
+    if (size < 0 || stride < 0 || size > kMost || stride > kMost) return -1;
+    empty |= size == 0;
+    int64_t step = 0;
+    if (size > 1 &&
+        (__builtin_mul_overflow(size - 1, stride, &step) ||
+         __builtin_add_overflow(last, step, &last) || last > kMost)) {
+      return -1;
+    }
+  }
+  const int64_t end = empty ? tensor.offset() : last + 1;
+  return tensor.complex() ? 2 * end : end;
+}
+
+absl::Status CheckStorage(const proto::CheckpointStorage& storage, int number,
+                          const std::string& path) {
+  if (storage.numel() < 0 || storage.numel() > kMost ||
+      storage.tensors_size() == 0) {
+    return Wrong(path, absl::StrCat("storage ", number, " has ",
+                                    storage.numel(), " elements and ",
+                                    storage.tensors_size(), " tensors"));
+  }
+  for (const proto::CheckpointTensor& tensor : storage.tensors()) {
+    const int64_t end = EndOf(tensor);
+    if (end < 0 || end > storage.numel()) {
+      return Wrong(path, absl::StrCat("tensor '", tensor.name(),
+                                      "' does not lie in its storage of ",
+                                      storage.numel(), " elements"));
+    }
+  }
+  for (const proto::CheckpointState& state : storage.states()) {
+    if (DtypeBytes(state.dtype()) == 0) {
+      return Wrong(path, absl::StrCat("'", storage.tensors(0).name(), "' has '",
+                                      state.name(), "' of unknown dtype '",
+                                      state.dtype(), "'"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckFile(const proto::CheckpointFile& file, int rank,
+                       int num_storages, const std::string& path) {
+  if (file.bytes() < 0 || file.bytes() > kMost || file.index_bytes() < 0 ||
+      file.index_bytes() > static_cast<int64_t>(kMostMessageBytes) ||
+      file.index_bytes() > file.bytes() || file.index_offset() < 0 ||
+      file.index_offset() > file.bytes() - file.index_bytes()) {
+    return Wrong(
+        path,
+        absl::StrCat("the index of data file ", rank, ", ", file.index_bytes(),
+                     " bytes at byte ", file.index_offset(),
+                     ", does not lie in its ", file.bytes(), " bytes"));
+  }
+  int64_t last = 0;
+  for (int64_t step : file.storage_ranges()) {
+    if (step < 0 || step > num_storages - last) {
+      return Wrong(path, absl::StrCat("data file ", rank,
+                                      " has pieces of storages that the "
+                                      "manifest does not have"));
+    }
+    last += step;
+  }
+  if (file.storage_ranges_size() % 2 != 0) {
+    return Wrong(path, absl::StrCat("data file ", rank, " has half a range"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckManifest(const proto::CheckpointManifest& manifest,
+                           const std::string& path) {
+  if (manifest.files_size() == 0) return Wrong(path, "it names no data file");
+  for (int s = 0; s < manifest.storages_size(); ++s) {
+    TESSERA_RETURN_IF_ERROR(CheckStorage(manifest.storages(s), s, path));
+  }
+  for (int r = 0; r < manifest.files_size(); ++r) {
+    TESSERA_RETURN_IF_ERROR(
+        CheckFile(manifest.files(r), r, manifest.storages_size(), path));
+  }
+  return absl::OkStatus();
+}
+
+// Where `piece` ends, or why it cannot be in a file whose pieces lie in
+// [`begin`, `end`) from here on.
+absl::StatusOr<int64_t> EndOfPiece(const proto::CheckpointPiece& piece,
+                                   const proto::CheckpointManifest& manifest,
+                                   int64_t begin, int64_t end,
+                                   const std::string& path) {
+  if (piece.storage() < 0 || piece.storage() >= manifest.storages_size()) {
+    return Wrong(path,
+                 absl::StrCat("the index names storage ", piece.storage()));
+  }
+  const proto::CheckpointStorage& storage = manifest.storages(piece.storage());
+  if (piece.state() < 0 || piece.state() >= storage.states_size() ||
+      piece.begin() < 0 || piece.begin() >= piece.end() ||
+      piece.end() > storage.numel()) {
+    return Wrong(
+        path, absl::StrCat("the index names elements ", piece.begin(), " to ",
+                           piece.end(), " of state ", piece.state(), " of '",
+                           storage.tensors(0).name(), "'"));
+  }
+  const int64_t bytes = (piece.end() - piece.begin()) *
+                        DtypeBytes(storage.states(piece.state()).dtype());
+  const int64_t blocks = (bytes + kBlockBytes - 1) / kBlockBytes;
+  if (piece.offset() < begin || piece.offset() > end ||
+      bytes > end - piece.offset() || piece.block_crcs_size() != blocks) {
+    return Wrong(path,
+                 absl::StrCat("'", storage.tensors(0).name(), "' has ", bytes,
+                              " bytes at byte ", piece.offset(), " and ",
+                              piece.block_crcs_size(), " checksums"));
+  }
+  return piece.offset() + bytes;
+}
+
+}  // namespace
+
+std::string DataFileName(uint64_t id, int rank) {
+  return absl::StrFormat("%016x%s%05d", id, kRank, rank);
+}
+
+std::string TemporaryManifestName(uint64_t id) {
+  return absl::StrFormat("%016x%s", id, kTemporary);
+}
+
+std::optional<uint64_t> IdInName(absl::string_view name) {
+  if (name.size() <= kIdDigits) return std::nullopt;
+  const absl::string_view digits = name.substr(0, kIdDigits);
+  absl::string_view rest = name.substr(kIdDigits);
+  uint64_t id = 0;
+  int rank = 0;
+  if (!absl::SimpleHexAtoi(digits, &id)) return std::nullopt;
+  if (rest == kTemporary && name == TemporaryManifestName(id)) return id;
+  if (!absl::StartsWith(rest, kRank)) return std::nullopt;
+  rest.remove_prefix(kRank.size());
+  // Exactly as it is written, so that a user's own file is none.
+  if (!absl::SimpleAtoi(rest, &rank) || rank < 0 ||
+      name != DataFileName(id, rank)) {
+    return std::nullopt;
+  }
+  return id;
+}
+
+absl::StatusOr<std::string> EncodeManifest(
+    const proto::CheckpointManifest& manifest) {
+  TESSERA_ASSIGN_OR_RETURN(const std::string text,
+                           Serialize(manifest, "the manifest"));
+  std::string bytes =
+      absl::StrCat(kMagic, BytesOf(uint64_t{text.size()}), text);
+  return absl::StrCat(bytes, BytesOf(Crc32c(bytes)));
+}
+
+absl::StatusOr<proto::CheckpointManifest> DecodeManifest(
+    absl::string_view bytes, const std::string& path) {
+  if (bytes.substr(0, kMagic.size()) != kMagic) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(path, ": is no manifest of a checkpoint"));
+  }
+  if (bytes.size() > INT_MAX || bytes.size() < kHeadBytes + kCrcBytes ||
+      bytes.size() - kHeadBytes - kCrcBytes !=
+          NumberIn<uint64_t>(bytes.substr(kMagic.size()))) {
+    return Wrong(path, absl::StrCat("it has another length than the ",
+                                    bytes.size(), " bytes that are there"));
+  }
+  const size_t all = bytes.size() - kCrcBytes;
+  if (Crc32c(bytes.substr(0, all)) != NumberIn<uint32_t>(bytes.substr(all))) {
+    return Wrong(path, "it is not what was written (its checksum differs)");
+  }
+  proto::CheckpointManifest manifest;
+  if (!manifest.ParseFromArray(bytes.data() + kHeadBytes,
+                               static_cast<int>(all - kHeadBytes))) {
+    return Wrong(path, "it cannot be read");
+  }
+  if (manifest.format_version() != kCheckpointFormat) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        path, ": format ", manifest.format_version(),
+        "; this version of Tessera reads format ", kCheckpointFormat));
+  }
+  TESSERA_RETURN_IF_ERROR(CheckManifest(manifest, path));
+  return manifest;
+}
+
+int64_t DtypeBytes(absl::string_view dtype) {
+  for (absl::string_view one : {"BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"}) {
+    if (dtype == one) return 1;
+  }
+  for (absl::string_view two : {"I16", "U16", "F16", "BF16"}) {
+    if (dtype == two) return 2;
+  }
+  for (absl::string_view four : {"I32", "U32", "F32"}) {
+    if (dtype == four) return 4;
+  }
+  for (absl::string_view eight : {"I64", "U64", "F64"}) {
+    if (dtype == eight) return 8;
+  }
+  return 0;
+}
+
+absl::StatusOr<std::string> EncodeIndex(const proto::CheckpointIndex& index,
+                                        proto::CheckpointFile* file) {
+  TESSERA_ASSIGN_OR_RETURN(
+      std::string bytes,
+      Serialize(index, "a rank's index, with its own values"));
+  file->set_index_bytes(static_cast<int64_t>(bytes.size()));
+  file->set_index_crc(Crc32c(bytes));
+  std::vector<int> storages;
+  for (const proto::CheckpointPiece& piece : index.pieces()) {
+    storages.push_back(piece.storage());
+  }
+  std::sort(storages.begin(), storages.end());
+  int64_t last = 0;
+  for (size_t i = 0; i < storages.size();) {
+    const int64_t begin = storages[i];
+    int64_t end = begin;
+    for (; i < storages.size() && storages[i] <= end; ++i)
+      end = storages[i] + 1;
+    file->add_storage_ranges(begin - last);
+    file->add_storage_ranges(end - begin);
+    last = end;
+  }
+  return bytes;
+}
+
+absl::StatusOr<proto::CheckpointIndex> DecodeIndex(
+    absl::string_view bytes, const proto::CheckpointManifest& manifest,
+    int rank, const std::string& path) {
+  const proto::CheckpointFile& file = manifest.files(rank);
+  if (Crc32c(bytes) != file.index_crc()) {
+    return Wrong(path,
+                 "its index is not what was written (its checksum "
+                 "differs)");
+  }
+  proto::CheckpointIndex index;
+  if (!index.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
+    return Wrong(path, "its index cannot be read");
+  }
+  int64_t begin = 0;
+  for (const proto::CheckpointPiece& piece : index.pieces()) {
+    TESSERA_ASSIGN_OR_RETURN(
+        begin, EndOfPiece(piece, manifest, begin, file.index_offset(), path));
+  }
+  return index;
+}
+
+}  // namespace tessera

@@ -1,0 +1,44 @@
+// A model's state of a few storages, as any number of ranks would save it. For
+// tests.
+#ifndef CHECKPOINT_FORMAT_SAMPLE_CHECKPOINT_H_
+#define CHECKPOINT_FORMAT_SAMPLE_CHECKPOINT_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "checkpoint/format/checkpoint_folder.h"
+
+namespace tessera {
+
+class SampleCheckpoint {
+ public:
+  // Storages of 1 to some 100,000 elements with one to three states each;
+  // another `seed` gives other values.
+  explicit SampleCheckpoint(int seed, bool large = false);
+
+  // Saves it as `num_ranks` ranks do that own a slice of every storage each.
+  // `*committed` as Saving::Commit.
+  absl::Status Save(const std::string& path, FileSystem* files, int num_ranks,
+                    bool* committed) const;
+  // OK if all of it is there, read as `num_ranks` other ranks would.
+  absl::Status Compare(const std::string& path, FileSystem* files,
+                       int num_ranks) const;
+
+  const proto::CheckpointManifest& head() const { return head_; }
+  // The bytes of a state of a storage.
+  const std::string& bytes(int storage, int state) const {
+    return bytes_[storage][state];
+  }
+
+ private:
+  proto::CheckpointManifest head_;
+  std::vector<std::vector<std::string>> bytes_;
+};
+
+// The `part`th of `parts` slices of [0, numel), the cuts at multiples of 64.
+std::pair<int64_t, int64_t> SliceOf(int64_t numel, int part, int parts);
+
+}  // namespace tessera
+#endif  // CHECKPOINT_FORMAT_SAMPLE_CHECKPOINT_H_
