@@ -1,344 +1,206 @@
 #include "checkpoint/checkpoint.h"
 
-#include <fcntl.h>
-#include <stdio.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <filesystem>
-#include <regex>
-#include <system_error>
-#include <utility>
+#include <memory>
 
-#include "absl/cleanup/cleanup.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "base/bits.h"
-#include "base/file.h"
 #include "base/status.h"
-#include "config/reader/proto_reader.h"
-#include "google/protobuf/text_format.h"
+#include "c10/core/impl/VirtualGuardImpl.h"
+#include "checkpoint/format/checkpoint_folder.h"
+#include "checkpoint/format/data_file.h"
+#include "checkpoint/together.h"
+#include "sharding/torch/torch_scope.h"
 
 namespace tessera {
 namespace {
 
-constexpr int kFormatVersion = 0;
-constexpr int64_t kChunkAlign = 4096;
-constexpr char kManifestName[] = "manifest.textproto";
+// More do not make a disk faster, and fewer leave it waiting for checksums.
+constexpr int kReadThreads = 4;
 
-std::string RankFileName(int rank) {
-  return absl::StrFormat("rank-%05d.bin", rank);
-}
-
-bool IsRankFileName(const std::string& name) {
-  return std::regex_match(name, std::regex("rank-[0-9]{5,}\\.bin"));
-}
-
-// A rank's file, open for reading.
-struct RankFile {
-  std::string path;
-  int fd = -1;
-  int64_t bytes = 0;
-
-  ~RankFile() {
-    if (fd >= 0) close(fd);
-  }
-  absl::Status Open(const std::string& dir, const std::string& name) {
-    path = absl::StrCat(dir, "/", name);
-    fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    struct stat info;
-    if (fd < 0 || fstat(fd, &info) != 0) return FileError(errno, path);
-    bytes = info.st_size;
-    return absl::OkStatus();
-  }
-  // A chunk's bytes; its place comes from a manifest, so it may be anything.
-  absl::StatusOr<std::string> Read(const proto::CheckpointChunk& chunk) const {
-    const int64_t offset = chunk.offset_bytes();
-    const int64_t size = chunk.bytes();
-    if (size < 0 || size > bytes || offset < 0 || offset > bytes - size) {
-      return absl::DataLossError(absl::StrCat(
-          path, ": chunk '", chunk.name(), "' of ", size, " bytes at byte ",
-          offset, " ends beyond the file's ", bytes, " bytes"));
-    }
-    std::string text(static_cast<size_t>(size), '\0');
-    TESSERA_RETURN_IF_ERROR(ReadAt(fd, path, offset, text.data(), size));
-    return text;
-  }
+struct DtypeName {
+  const char* name;
+  at::ScalarType dtype;
+};
+constexpr DtypeName kDtypes[] = {
+    {"F32", at::kFloat},
+    {"BF16", at::kBFloat16},
+    {"F16", at::kHalf},
+    {"F64", at::kDouble},
+    {"I64", at::kLong},
+    {"I32", at::kInt},
+    {"I16", at::kShort},
+    {"I8", at::kChar},
+    {"U8", at::kByte},
+    {"BOOL", at::kBool},
+    {"U16", at::kUInt16},
+    {"U32", at::kUInt32},
+    {"U64", at::kUInt64},
+    {"F8_E4M3", at::kFloat8_e4m3fn},
+    {"F8_E5M2", at::kFloat8_e5m2},
 };
 
-uint64_t FingerprintOf(const std::string& bytes) {
-  return Fingerprint(bytes.data(), static_cast<int64_t>(bytes.size()));
-}
+// What a save is about on one rank.
+class Writing {
+ public:
+  Writing(const std::string& dir, const CheckpointContent& content,
+          Communicator* comm)
+      : dir_(dir), content_(content), comm_(comm) {}
 
-// Of everything but the fingerprint itself.
-uint64_t FingerprintOf(proto::CheckpointManifest manifest) {
-  manifest.clear_fingerprint();
-  return FingerprintOf(manifest.SerializeAsString());
-}
-
-// Writes the parts one after another; returns what the manifest says of them.
-absl::StatusOr<proto::CheckpointFile> WriteRankFile(
-    const std::string& dir, int rank, absl::Span<const CheckpointPart> parts) {
-  proto::CheckpointFile file;
-  file.set_name(RankFileName(rank));
-  const std::string path = absl::StrCat(dir, "/", file.name());
-  const int fd =
-      open(path.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0644);
-  if (fd < 0) return FileError(errno, path);
-  absl::Cleanup close_fd = [fd] { close(fd); };
-  int64_t offset = 0;
-  for (const CheckpointPart& part : parts) {
-    const at::Tensor bytes = part.bytes.cpu().contiguous();
-    const char* data = static_cast<const char*>(bytes.const_data_ptr());
-    proto::CheckpointChunk* chunk = file.add_chunks();
-    chunk->set_name(part.name);
-    chunk->set_offset_bytes(offset);
-    chunk->set_bytes(bytes.numel());
-    chunk->set_fingerprint(Fingerprint(data, bytes.numel()));
-    TESSERA_RETURN_IF_ERROR(WriteAt(fd, path, offset, data, bytes.numel()));
-    offset += (bytes.numel() + kChunkAlign - 1) / kChunkAlign * kChunkAlign;
-  }
-  if (ftruncate(fd, offset) != 0 || fsync(fd) != 0) {
-    return FileError(errno, path);
-  }
-  file.set_bytes(offset);
-  return file;
-}
-
-// Whether `dir` may be replaced: it is not there, or a folder with nothing in
-// it but a checkpoint, whole or not. Saving removes all of it in the end, and a
-// mistyped path must not cost a user's other files.
-absl::Status CheckReplaceable(const std::string& dir) {
-  std::error_code error;
-  const auto kind = std::filesystem::symlink_status(dir, error).type();
-  if (kind == std::filesystem::file_type::not_found) return absl::OkStatus();
-  if (error) return FileError(error.value(), dir);
-  if (kind != std::filesystem::file_type::directory) {
-    return absl::AlreadyExistsError(
-        absl::StrCat(dir, ": is no folder; a checkpoint is one"));
-  }
-  std::filesystem::directory_iterator entries(dir, error);
-  while (!error && entries != std::filesystem::directory_iterator()) {
-    const std::string name = entries->path().filename().string();
-    if (name != kManifestName && !IsRankFileName(name)) {
-      return absl::AlreadyExistsError(absl::StrCat(
-          dir, ": holds '", name,
-          "', which is no part of a checkpoint; saving replaces the whole "
-          "folder, so give it a new or empty one"));
+  absl::Status Run() {
+    TESSERA_RETURN_IF_ERROR(comm_->AgreeEqual(dir_, "checkpoint's folder"));
+    if (dir_.empty()) {
+      return absl::InvalidArgumentError(
+          "SaveCheckpoint: the folder's name is empty");
     }
-    entries.increment(error);
+    TESSERA_RETURN_IF_ERROR(
+        RunTogether(comm_, "checkpoint folder", [&] { return Begin(); }));
+    TESSERA_RETURN_IF_ERROR(ShareId());
+    absl::Status status =
+        RunTogether(comm_, "checkpoint files", [&] { return WriteFile(); });
+    if (status.ok()) status = CommitFiles();
+    if (!status.ok() && !committed_ && saving_ != nullptr) saving_->Abandon();
+    return status;
   }
-  return error ? FileError(error.value(), dir) : absl::OkStatus();
-}
 
-absl::Status MakeTemporary(const std::string& dir, const std::string& tmp) {
-  TESSERA_RETURN_IF_ERROR(CheckReplaceable(dir));
-  TESSERA_RETURN_IF_ERROR(CheckReplaceable(tmp));
-  std::error_code error;
-  std::filesystem::remove_all(tmp, error);
-  std::filesystem::create_directories(tmp, error);
-  return error ? FileError(error.value(), tmp) : absl::OkStatus();
-}
+ private:
+  absl::Status Begin() {
+    if (comm_->rank() != 0) return absl::OkStatus();
+    TESSERA_ASSIGN_OR_RETURN(Saving saving,
+                             Saving::Begin(dir_, FileSystem::Real()));
+    saving_ = std::make_unique<Saving>(std::move(saving));
+    return absl::OkStatus();
+  }
 
-// Why in this order. A rank, or the machine, may stop at any point, and what is
-// then found under `dir` must be a whole checkpoint, the old or the new one.
-//  - All ranks agree that their files are written and synced before rank 0
-//    writes the manifest: it would otherwise name a file that is cut off.
-//  - Files, manifest and the folder's entries are synced before the rename: a
-//    file system may keep a rename and lose what was written before it, which
-//    leaves empty files under the final name after a power failure.
-//  - The old folder is exchanged, not removed first: between a removal and a
-//    rename there would be no checkpoint at all.
-//  - All ranks wait for the rename: one that went on would tell its caller that
-//    the state is saved, or begin the next save in the same DIR.tmp.
-// The name becomes durable when the parent folder is synced, at the very end.
+  absl::Status ShareId() {
+    const uint64_t own = saving_ == nullptr ? 0 : saving_->id();
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> all,
+                             comm_->AllGatherStrings(absl::StrFormat("%x", own),
+                                                     CommTag{"checkpoint id"}));
+    return absl::SimpleHexAtoi(all[0], &id_)
+               ? absl::OkStatus()
+               : absl::InternalError("a checkpoint's id is no number");
+  }
 
-// The manifest, and then the name. By rank 0 alone.
-absl::Status Commit(const std::string& dir, const std::string& tmp,
-                    const proto::CheckpointManifest& manifest) {
-  std::string text;
-  google::protobuf::TextFormat::PrintToString(manifest, &text);
-  const std::string path = absl::StrCat(tmp, "/", kManifestName);
-  const int fd =
-      open(path.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0644);
-  if (fd < 0) return FileError(errno, path);
-  absl::Cleanup close_fd = [fd] { close(fd); };
-  TESSERA_RETURN_IF_ERROR(
-      WriteAt(fd, path, 0, text.data(), static_cast<int64_t>(text.size())));
-  if (fsync(fd) != 0) return FileError(errno, path);
-  TESSERA_RETURN_IF_ERROR(SyncPath(tmp));
-  if (rename(tmp.c_str(), dir.c_str()) != 0) {
-    // `dir` is an older checkpoint: the two change names in one step.
-    if (renameat2(AT_FDCWD, tmp.c_str(), AT_FDCWD, dir.c_str(),
-                  RENAME_EXCHANGE) != 0) {
-      return FileError(errno, absl::StrCat(tmp, " to ", dir));
+  absl::Status WriteFile() {
+    TorchScope scope;
+    TESSERA_ASSIGN_OR_RETURN(const Folder folder,
+                             Folder::Open(dir_, FileSystem::Real()));
+    TESSERA_ASSIGN_OR_RETURN(
+        DataFileWriter writer,
+        DataFileWriter::Create(folder, id_, comm_->rank()));
+    for (const CheckpointContent::Piece& piece : content_.pieces) {
+      const at::Tensor here = piece.elements.cpu();
+      TESSERA_RETURN_IF_ERROR(writer.Add(
+          piece.storage, piece.state, piece.begin, here.numel(),
+          absl::string_view(static_cast<const char*>(here.const_data_ptr()),
+                            here.nbytes())));
     }
-    std::error_code ignored;
-    std::filesystem::remove_all(tmp, ignored);
-  }
-  return SyncFolderOf(dir);
-}
-
-absl::Status WriteFiles(const std::string& dir, const std::string& tmp,
-                        const proto::CheckpointManifest& head,
-                        absl::Span<const CheckpointPart> parts,
-                        Communicator* comm) {
-  auto file = WriteRankFile(tmp, comm->rank(), parts);
-  TESSERA_RETURN_IF_ERROR(comm->AgreeOk(file.status(), "checkpoint files"));
-  TESSERA_ASSIGN_OR_RETURN(
-      auto tables, comm->AllGatherStrings(file->SerializeAsString(),
-                                          CommTag{"checkpoint manifest"}));
-  absl::Status mine;
-  if (comm->rank() == 0) {
-    proto::CheckpointManifest manifest = head;
-    manifest.set_format_version(kFormatVersion);
-    manifest.set_world_size(comm->world_size());
-    for (const std::string& table : tables) {
-      manifest.add_files()->ParseFromString(table);
+    for (const auto& [name, value] : content_.values) {
+      writer.AddValue(name, value);
     }
-    manifest.set_fingerprint(FingerprintOf(manifest));
-    mine = Commit(dir, tmp, manifest);
+    TESSERA_ASSIGN_OR_RETURN(file_, writer.Finish());
+    return absl::OkStatus();
   }
-  return comm->AgreeOk(mine, "checkpoint commit");
-}
 
-std::string Trimmed(std::string dir) {
-  while (dir.size() > 1 && dir.back() == '/') dir.pop_back();
-  return dir;
-}
+  absl::Status CommitFiles() {
+    TESSERA_ASSIGN_OR_RETURN(
+        const std::vector<std::string> files,
+        comm_->AllGatherStrings(file_.SerializeAsString(),
+                                CommTag{"checkpoint manifest"}));
+    return RunTogether(comm_, "checkpoint commit", [&]() -> absl::Status {
+      if (saving_ == nullptr) return absl::OkStatus();
+      proto::CheckpointManifest manifest = content_.head;
+      manifest.set_format_version(kCheckpointFormat);
+      manifest.set_id(id_);
+      for (const std::string& file : files) {
+        manifest.add_files()->ParseFromString(file);
+      }
+      const absl::Status status = saving_->Commit(manifest, &committed_);
+      return committed_ ? Annotate(status,
+                                   "the new checkpoint may be in place "
+                                   "already, and may not outlast a power "
+                                   "failure")
+                        : status;
+    });
+  }
 
-absl::Status Differs(const std::string& dir, absl::string_view what,
-                     absl::string_view saved, absl::string_view here) {
-  return absl::FailedPreconditionError(
-      absl::StrCat("checkpoint ", dir, ": was saved with ", what, " ", saved,
-                   ", this run has ", here));
-}
-
-int GroupSizeOf(const proto::CheckpointManifest& manifest) {
-  return manifest.has_shard_group_size() ? manifest.shard_group_size()
-                                         : manifest.world_size();
-}
+  const std::string& dir_;
+  const CheckpointContent& content_;
+  Communicator* const comm_;
+  std::unique_ptr<Saving> saving_;  // of rank 0 alone
+  uint64_t id_ = 0;
+  proto::CheckpointFile file_;
+  bool committed_ = false;
+};
 
 }  // namespace
 
-absl::Status WriteCheckpoint(const std::string& dir_name,
-                             const proto::CheckpointManifest& head,
-                             absl::Span<const CheckpointPart> parts,
+absl::Status WriteCheckpoint(const std::string& dir,
+                             const CheckpointContent& content,
                              Communicator* comm) {
-  const std::string dir = Trimmed(dir_name);
-  const std::string tmp = absl::StrCat(dir, ".tmp");
-  absl::Status mine =
-      dir.empty()
-          ? absl::InvalidArgumentError("checkpoint: the folder's name is empty")
-          : absl::OkStatus();
-  if (mine.ok() && comm->rank() == 0) mine = MakeTemporary(dir, tmp);
-  TESSERA_RETURN_IF_ERROR(comm->AgreeOk(mine, "checkpoint folder"));
-  absl::Status written = WriteFiles(dir, tmp, head, parts, comm);
-  if (!written.ok() && comm->rank() == 0) {
-    std::error_code ignored;  // what is left may be what fills the disk
-    std::filesystem::remove_all(tmp, ignored);
+  // They are read on another thread, which has another current stream.
+  for (const CheckpointContent::Piece& piece : content.pieces) {
+    const at::Device device = piece.elements.device();
+    if (device.is_cpu()) continue;
+    c10::impl::VirtualGuardImpl(device.type())
+        .synchronizeDevice(device.index());
+    break;
   }
-  return written;
+  return Writing(dir, content, comm).Run();
 }
 
-absl::StatusOr<proto::CheckpointManifest> ReadManifest(
-    const std::string& dir_name, const proto::CheckpointManifest& expected) {
-  const std::string dir = Trimmed(dir_name);
-  const std::string path = absl::StrCat(dir, "/", kManifestName);
-  auto text = ReadWholeFile(path);
-  if (absl::IsNotFound(text.status())) {
-    return absl::NotFoundError(absl::StrCat(
-        "checkpoint ", dir, ": no such checkpoint (", path, " is missing)"));
+absl::StatusOr<CheckpointReader> OpenCheckpoint(const std::string& dir,
+                                                Communicator* comm) {
+  absl::StatusOr<CheckpointReader> reader = absl::UnknownError("not opened");
+  TESSERA_RETURN_IF_ERROR(
+      RunTogether(comm, "LoadCheckpoint", [&]() -> absl::Status {
+        reader = CheckpointReader::Open(dir, FileSystem::Real());
+        return reader.status();
+      }));
+  // It may have several paths; and of one that is replaced meanwhile some ranks
+  // may have found the next.
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::vector<std::string> ids,
+      comm->AllGatherStrings(absl::StrFormat("%x", reader->manifest().id()),
+                             CommTag{"checkpoint id"}));
+  if (std::count(ids.begin(), ids.end(), ids[0]) !=
+      static_cast<int64_t>(ids.size())) {
+    TESSERA_RETURN_IF_ERROR(comm->AgreeEqual(dir, "checkpoint's folder"));
+    return absl::AbortedError(absl::StrCat(
+        dir,
+        ": another checkpoint took the place of this one while it was "
+        "opened, or it is not one folder; load again"));
   }
-  TESSERA_RETURN_IF_ERROR(text.status());
-  proto::CheckpointManifest manifest;
-  ReadRecord record;
-  ReadProtoFromText(*text, &manifest, &record);
-  if (!record.faults.empty()) {
-    return absl::DataLossError(
-        absl::StrCat("checkpoint ", dir, ": ", path,
-                     " is damaged: ", record.faults[0].what));
-  }
-  if (!manifest.has_format_version() || !manifest.has_fingerprint()) {
-    return absl::DataLossError(
-        absl::StrCat("checkpoint ", dir, ": ", path,
-                     " is damaged: it has no format_version or fingerprint"));
-  }
-  if (manifest.format_version() != kFormatVersion) {
-    return Differs(dir, "format version",
-                   absl::StrCat(manifest.format_version()),
-                   absl::StrCat(kFormatVersion));
-  }
-  if (manifest.fingerprint() != FingerprintOf(manifest)) {
-    return absl::DataLossError(
-        absl::StrCat("checkpoint ", dir, ": ", path,
-                     " is not what was written (fingerprint differs)"));
-  }
-  if (manifest.world_size() != expected.world_size()) {
-    return Differs(dir, "world size", absl::StrCat(manifest.world_size()),
-                   absl::StrCat(expected.world_size()));
-  }
-  if (manifest.stage() != expected.stage()) {
-    return Differs(dir, "ZeRO stage", absl::StrCat(manifest.stage()),
-                   absl::StrCat(expected.stage()));
-  }
-  if (GroupSizeOf(manifest) != GroupSizeOf(expected)) {
-    return Differs(dir, "sharding.shard_group_size",
-                   absl::StrCat(GroupSizeOf(manifest)),
-                   absl::StrCat(GroupSizeOf(expected)));
-  }
-  if (manifest.model() != expected.model()) {
-    return Differs(dir, "the model", manifest.model(), expected.model());
-  }
-  if (manifest.files_size() != manifest.world_size()) {
-    return absl::DataLossError(absl::StrCat(
-        "checkpoint ", dir, ": the manifest names ", manifest.files_size(),
-        " rank files, expected ", manifest.world_size()));
-  }
-  return manifest;
+  return reader;
 }
 
-absl::Status VerifyRankFile(const std::string& dir,
-                            const proto::CheckpointFile& file) {
-  RankFile in;
-  TESSERA_RETURN_IF_ERROR(in.Open(Trimmed(dir), file.name()));
-  for (const auto& chunk : file.chunks()) {
-    TESSERA_ASSIGN_OR_RETURN(const std::string bytes, in.Read(chunk));
-    if (FingerprintOf(bytes) != chunk.fingerprint()) {
-      return absl::DataLossError(
-          absl::StrCat(in.path, ": chunk '", chunk.name(), "' at byte ",
-                       chunk.offset_bytes(),
-                       " is not what was written (fingerprint differs)"));
-    }
-  }
-  return absl::OkStatus();
+absl::Status ReadCheckpoint(CheckpointReader* reader,
+                            absl::Span<const WantedElements> wanted,
+                            Communicator* comm,
+                            std::vector<proto::CheckpointValue>* values) {
+  return RunTogether(comm, "LoadCheckpoint", [&]() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(reader->Read(wanted, kReadThreads));
+    TESSERA_ASSIGN_OR_RETURN(
+        *values,
+        reader->ValuesOf(comm->rank() % reader->manifest().files_size()));
+    return absl::OkStatus();
+  });
 }
 
-absl::StatusOr<std::string> ReadText(const std::string& dir,
-                                     const proto::CheckpointFile& file,
-                                     absl::string_view name) {
-  RankFile in;
-  TESSERA_RETURN_IF_ERROR(in.Open(Trimmed(dir), file.name()));
-  for (const auto& chunk : file.chunks()) {
-    if (chunk.name() == name) return in.Read(chunk);
+std::string CheckpointDtype(at::ScalarType dtype) {
+  for (const DtypeName& known : kDtypes) {
+    if (known.dtype == dtype) return known.name;
   }
-  return absl::DataLossError(
-      absl::StrCat(in.path, ": has no chunk '", name, "'"));
+  return "";
 }
 
-absl::Status ReadPart(const std::string& dir, const proto::CheckpointFile& file,
-                      CheckpointPart* part) {
-  TESSERA_ASSIGN_OR_RETURN(std::string bytes, ReadText(dir, file, part->name));
-  if (static_cast<int64_t>(bytes.size()) != part->bytes.numel()) {
-    return absl::DataLossError(absl::StrCat(
-        Trimmed(dir), "/", file.name(), ": chunk '", part->name, "' has ",
-        bytes.size(), " bytes, expected ", part->bytes.numel()));
+at::ScalarType DtypeOfCheckpoint(const std::string& dtype) {
+  for (const DtypeName& known : kDtypes) {
+    if (dtype == known.name) return known.dtype;
   }
-  part->bytes.copy_(at::from_blob(bytes.data(), {part->bytes.numel()},
-                                  at::TensorOptions(at::kByte)));
-  return absl::OkStatus();
+  return at::ScalarType::Undefined;
 }
 
 }  // namespace tessera

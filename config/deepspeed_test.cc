@@ -264,9 +264,9 @@ TEST(DeepSpeed, MissingFeaturesAreRefusedWhereTheyWouldRun) {
       {"\"zero_optimization\": {\"stage\": 3, \"offload_param\": {\"device\": "
        "\"cpu\"}}",
        "zero_optimization.offload_param: offload of parameters"},
-      {"\"checkpoint\": {\"load_universal\": true}",
-       "checkpoint.load_universal: true: loading what another world size or "
-       "stage has saved"},
+      {"\"checkpoint\": {\"use_node_local_storage\": true}",
+       "checkpoint.use_node_local_storage: true: checkpoints on storage of each "
+       "host"},
       {"\"bf16\": {\"enabled\": true, \"bf16_optimizer_states\": true}",
        "bf16.bf16_optimizer_states: true: optimizer states of 16 bits"},
   };

@@ -1,5 +1,6 @@
 #include "data/distributed_sampler.h"
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
@@ -81,7 +82,7 @@ int64_t DistributedSampler::samples_per_rank() const {
 }
 
 void DistributedSampler::FillIndices() {
-  const std::vector<int64_t> order = EpochOrder(options_, state_.epoch);
+  const std::vector<int64_t> order = EpochOrder(options_, epoch_);
   indices_.resize(static_cast<size_t>(samples_per_rank()));
   int64_t place = options_.rank;
   for (int64_t& index : indices_) {
@@ -93,14 +94,15 @@ void DistributedSampler::FillIndices() {
 
 void DistributedSampler::SetEpoch(int64_t epoch) {
   TESSERA_CHECK_GE(epoch, 0);
-  const bool same = epoch == state_.epoch;
-  state_ = {epoch, 0};
+  const bool same = epoch == epoch_;
+  epoch_ = epoch;
+  taken_ = 0;
   if (!same) FillIndices();
 }
 
 int64_t DistributedSampler::Next() {
-  if (state_.position == samples_per_rank()) SetEpoch(state_.epoch + 1);
-  return indices_[static_cast<size_t>(state_.position++)];
+  if (taken_ == samples_per_rank()) SetEpoch(epoch_ + 1);
+  return indices_[static_cast<size_t>(taken_++)];
 }
 
 std::vector<int64_t> DistributedSampler::NextBatch(int64_t count) {
@@ -110,16 +112,30 @@ std::vector<int64_t> DistributedSampler::NextBatch(int64_t count) {
   return batch;
 }
 
+// The end of an epoch is the begin of the next: how much padding it had depends
+// on the world size.
+SamplerState DistributedSampler::state() const {
+  if (taken_ == samples_per_rank()) return {epoch_ + 1, 0};
+  return {epoch_, taken_ * options_.world_size};
+}
+
 absl::Status DistributedSampler::Seek(const SamplerState& state) {
   if (state.epoch < 0 || state.position < 0 ||
-      state.position > samples_per_rank()) {
+      state.position >= options_.num_samples) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("sampler: cannot go to sample ", state.position,
+                     " of epoch ", state.epoch, ", there are ",
+                     options_.num_samples, "; is it other data?"));
+  }
+  if (state.position % options_.world_size != 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "sampler: cannot go to sample ", state.position, " of epoch ",
-        state.epoch, ", this rank has ", samples_per_rank(),
-        " samples an epoch; was the data or the world size changed?"));
+        state.epoch, " with ", options_.world_size,
+        " ranks, which take that many at a time; start as many ranks as saved "
+        "it, or a divisor of their number"));
   }
   SetEpoch(state.epoch);
-  state_.position = state.position;
+  taken_ = std::min(state.position / options_.world_size, samples_per_rank());
   return absl::OkStatus();
 }
 

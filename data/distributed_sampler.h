@@ -40,8 +40,9 @@ struct DistributedSamplerOptions {
   bool drop_last = false;  // cut the ragged end instead of padding it
 };
 
-// Where a rank is: `position` samples of epoch `epoch` are taken. The same on
-// all ranks that run in step.
+// Where ranks are that run in step, the same on all: together they have taken
+// `position` samples of epoch `epoch`, always fewer than it has. So it stands
+// for the same place at any world size.
 struct SamplerState {
   int64_t epoch = 0;
   int64_t position = 0;
@@ -69,8 +70,10 @@ class DistributedSampler {
   void SetEpoch(int64_t epoch);
 
   // What Seek needs to go on with the sample that Next() would give now.
-  SamplerState state() const { return state_; }
-  // InvalidArgument for a state that this sampler cannot be in.
+  SamplerState state() const;
+  // InvalidArgument for a state that this sampler cannot be in: of fewer
+  // samples than that, or in the middle of a round of this many ranks (which no
+  // global batch is that the world size divides).
   absl::Status Seek(const SamplerState& state);
 
   // This rank's samples of the current epoch, in order; valid until the epoch
@@ -83,8 +86,9 @@ class DistributedSampler {
   void FillIndices();
 
   DistributedSamplerOptions options_;
-  SamplerState state_;
-  std::vector<int64_t> indices_;  // [samples_per_rank], of epoch state_.epoch
+  int64_t epoch_ = 0;
+  int64_t taken_ = 0;             // of this rank's samples of the epoch
+  std::vector<int64_t> indices_;  // [samples_per_rank], of the epoch
 };
 
 }  // namespace tessera

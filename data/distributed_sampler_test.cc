@@ -153,6 +153,37 @@ TEST_P(SamplerShapes, SeekGoesOnWhereStateWasTaken) {
   }
 }
 
+// Four ranks go on where two stopped, and take the samples that they would
+// have.
+TEST(DistributedSampler, OtherNumbersOfRanksGoOn) {
+  constexpr int64_t kSamples = 23, kBatch = 8;
+  const auto global_batch = [](std::vector<DistributedSampler>& samplers) {
+    std::set<int64_t> batch;
+    for (DistributedSampler& sampler : samplers) {
+      const auto ranks = static_cast<int64_t>(samplers.size());
+      for (int64_t i : sampler.NextBatch(kBatch / ranks)) batch.insert(i);
+    }
+    return batch;
+  };
+  const auto make = [](int world_size) {
+    std::vector<DistributedSampler> samplers;
+    for (int r = 0; r < world_size; ++r) {
+      samplers.push_back(Make(Options(kSamples, r, world_size)));
+    }
+    return samplers;
+  };
+  for (int world_size : {1, 4, 8}) {
+    std::vector<DistributedSampler> saved = make(2);
+    for (int batches = 0; batches < 2; ++batches) {
+      std::vector<DistributedSampler> loaded = make(world_size);
+      for (DistributedSampler& sampler : loaded) {
+        TESSERA_ASSERT_OK(sampler.Seek(saved[0].state()));
+      }
+      EXPECT_EQ(global_batch(loaded), global_batch(saved)) << world_size;
+    }
+  }
+}
+
 std::vector<Shape> AllShapes() {
   std::vector<Shape> shapes;
   for (const int world_size : {1, 2, 3, 4, 7}) {
@@ -180,9 +211,9 @@ TEST(DistributedSampler, NextRunsOverEpochs) {
   }
   sampler.SetEpoch(0);
   EXPECT_EQ(sampler.NextBatch(9), expected);
-  EXPECT_EQ(sampler.state(), (SamplerState{2, 3}));
+  EXPECT_EQ(sampler.state(), (SamplerState{3, 0}));
   sampler.Next();
-  EXPECT_EQ(sampler.state(), (SamplerState{3, 1}));
+  EXPECT_EQ(sampler.state(), (SamplerState{3, 2}));
 }
 
 TEST(DistributedSampler, SeedAndEpochChangeTheOrder) {
@@ -238,14 +269,16 @@ TEST(DistributedSampler, BadOptionsAreRefused) {
 TEST(DistributedSampler, BadStatesAreRefusedAndChangeNothing) {
   DistributedSampler sampler = Make(Options(5, 0, 2));
   sampler.Next();
-  EXPECT_THAT(sampler.Seek({1, 4}),
+  EXPECT_THAT(sampler.Seek({1, 5}),
               StatusIs(StatusCode::kInvalidArgument,
-                       "sampler: cannot go to sample 4 of epoch 1, this rank "
-                       "has 3 samples an epoch; was the data or the world size "
-                       "changed?"));
+                       "sampler: cannot go to sample 5 of epoch 1, there are "
+                       "5; is it other data?"));
+  EXPECT_THAT(sampler.Seek({1, 3}),
+              StatusIs(StatusCode::kInvalidArgument,
+                       HasSubstr("sample 3 of epoch 1 with 2 ranks")));
   EXPECT_FALSE(sampler.Seek({-1, 0}).ok());
   EXPECT_FALSE(sampler.Seek({0, -1}).ok());
-  EXPECT_EQ(sampler.state(), (SamplerState{0, 1}));
+  EXPECT_EQ(sampler.state(), (SamplerState{0, 2}));
 }
 
 }  // namespace

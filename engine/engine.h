@@ -134,7 +134,7 @@ class Engine {
   const StepReport& last_step() const;
 
   // The rate of the steps from now on, for a schedule of the program's own: set
-  // it before each Step, also after LoadCheckpoint, which does not bring it.
+  // it before each Step. A checkpoint keeps it.
   // The same on all ranks (checked: InvalidArgument). FailedPrecondition
   // without an optimizer, or if the configuration has a scheduler. COLLECTIVE.
   absl::Status SetLearningRate(double rate);
@@ -244,14 +244,22 @@ class Engine {
   // whole for a while, hold a tessera::Use on them.
   absl::Status SetReshardAfterForward(absl::string_view unit, bool reshard);
 
-  // Writes parameters, optimizer states, step counts and this rank's RNG state
-  // into folder `dir` (made, or replaced whole); `client_state` is this rank's
-  // own bytes, given back by LoadCheckpoint. Appears under its name only when
-  // complete. COLLECTIVE.
+  // Makes parameters, optimizer states, step counts, buffers and each rank's
+  // generators the checkpoint in folder `dir`, which all hosts see, in place of
+  // the one there; `client_state` is this rank's own bytes, given back by
+  // LoadCheckpoint. At every instant, and after any error, the folder holds a
+  // whole checkpoint, the old or the new one (format, and how:
+  // docs/checkpoint_format.md). Blocks until all is on the disk. COLLECTIVE.
+  // Unavailable: another job is saving there; FailedPrecondition: within a step,
+  // or a buffer that it cannot hold; FileError's (disk full, no permission).
   absl::Status SaveCheckpoint(const std::string& dir,
                               absl::string_view client_state = "");
-  // Same model, stage, world size and shard groups as it was saved with.
-  // Returns the rank's client_state. COLLECTIVE. Errors: NotFound, DataLoss,
+  // Of the same model; world size, stage, shard groups and units may be others
+  // than saved it. Returns the client_state of this rank (modulo the saved world
+  // size). What ranks have of their own (generators, differing buffers) comes
+  // back where as many load as saved; otherwise generators stay, and buffers are
+  // rank 0's. COLLECTIVE. Errors, after which nothing has changed: NotFound,
+  // DataLoss naming file and tensor, Aborted (replaced while it was read),
   // FailedPrecondition naming what differs.
   absl::StatusOr<std::string> LoadCheckpoint(const std::string& dir);
 

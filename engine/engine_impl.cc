@@ -6,6 +6,7 @@
 #include "base/memory/memory.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
+#include "config/config_text.h"
 #include "engine/access/training_state.h"
 #include "engine/parts/catch_announced.h"
 #include "engine/parts/exclusive_scope.h"
@@ -17,13 +18,18 @@ namespace tessera {
 namespace {
 
 TrainingState StateOf(EngineParts& parts, int64_t step) {
-  return {parts.flats,
-          parts.optimizer.get(),
-          parts.scaler.has_value() ? &*parts.scaler : nullptr,
-          parts.comm.get(),
-          parts.shard_group->world_size(),
-          parts.stage,
-          step};
+  return {
+      *parts.module,
+      parts.flats,
+      parts.optimizer.get(),
+      parts.scaler.has_value() ? &*parts.scaler : nullptr,
+      parts.settings.lr_schedule.has_value() ? nullptr : &parts.program_rate,
+      parts.comm.get(),
+      parts.device(),
+      parts.shard_group->world_size(),
+      parts.stage,
+      step,
+      ConfigToJson(parts.config)};
 }
 
 // Owners' masters reach all working copies, and libtorch learns of the change.
@@ -156,13 +162,17 @@ absl::StatusOr<std::string> Engine::Impl::LoadCheckpoint(
   ExclusiveScope exclusive(parts_.get(), "LoadCheckpoint");
   TESSERA_RETURN_IF_ERROR(exclusive.Begin());
   absl::StatusOr<LoadedState> loaded = absl::UnknownError("not loaded");
+  bool changed = false;
   const absl::Status run = CatchTorch("LoadCheckpoint", [&] {
-    loaded = LoadState(dir, StateOf(*parts_, trainer_.step()));
+    loaded = LoadState(dir, StateOf(*parts_, trainer_.step()), &changed);
     return absl::OkStatus();
   });
   if (!run.ok()) return exclusive.Fail(run);
   // All ranks have come to it: LoadState agrees on what it returns.
-  if (!loaded.ok()) return exclusive.Commit(loaded.status());
+  if (!loaded.ok()) {
+    return changed ? exclusive.Fail(loaded.status())
+                   : exclusive.Commit(loaded.status());
+  }
   const absl::Status published =
       CatchTorch("LoadCheckpoint", [&] { return PublishAll(parts_->flats); });
   if (!published.ok()) return exclusive.Fail(published);

@@ -259,6 +259,7 @@ absl::Status Trainer::SetLearningRate(double rate) {
                                     "rate of SetLearningRate",
                                     parts_->comm.get()));
   parts_->optimizer->SetRate(rate);
+  parts_->program_rate = rate;
   return absl::OkStatus();
 }
 

@@ -152,6 +152,7 @@ absl::StatusOr<std::unique_ptr<AdamW>> AdamW::Create(
     std::vector<std::shared_ptr<FlatParameter>> flats, AdamWOptions options) {
   auto adamw = std::make_unique<AdamW>();
   adamw->options_ = options;
+  adamw->configured_rate_ = options.lr;
   adamw->flats_ = std::move(flats);
   adamw->states_.resize(adamw->flats_.size());
   for (size_t u = 0; u < adamw->flats_.size(); ++u) {

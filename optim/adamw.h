@@ -59,6 +59,8 @@ class AdamW {
     options_.beta2 = beta2;
   }
   double rate() const { return options_.lr; }
+  // As created.
+  double configured_rate() const { return configured_rate_; }
 
   // States of a unit, for checkpoints: [owned] each, or undefined.
   FlatBuffer& exp_avg(int flat) { return states_[flat].exp_avg; }
@@ -86,6 +88,7 @@ class AdamW {
   std::vector<State> states_;
   std::vector<int64_t> steps_;
   AdamWOptions options_;
+  double configured_rate_ = 0;
 };
 
 }  // namespace tessera

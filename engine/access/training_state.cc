@@ -1,96 +1,139 @@
 #include "engine/access/training_state.h"
 
+#include <algorithm>
 #include <utility>
 
-#include "ATen/CPUGeneratorImpl.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "base/bits.h"
 #include "base/status.h"
-#include "base/torch_guard.h"
 #include "checkpoint/checkpoint.h"
-#include "engine/setup/initial_sync.h"
+#include "checkpoint/disk/crc32c.h"
+#include "engine/access/own_values.h"
+#include "engine/access/state_table.h"
 #include "sharding/torch/torch_scope.h"
 
 namespace tessera {
 namespace {
 
-at::Tensor BytesOver(char* data, int64_t bytes, at::Device device) {
-  return TensorOver(data, {bytes}, {1}, at::kByte, device);
+constexpr int64_t kCutElements = 64;  // slices of replicas
+
+std::string BytesOf(const at::Tensor& tensor) {
+  const at::Tensor here = tensor.detach().cpu().contiguous();
+  return std::string(static_cast<const char*>(here.const_data_ptr()),
+                     here.nbytes());
 }
 
-// What is saved and loaded in place.
-std::vector<CheckpointPart> PartsOf(const TrainingState& state) {
-  std::vector<CheckpointPart> parts;
-  for (size_t u = 0; u < state.flats.size(); ++u) {
-    FlatParameter& flat = *state.flats[u];
-    auto add = [&](absl::string_view what, const at::Tensor& values) {
-      // Names of units need not differ, their numbers do.
-      parts.push_back(
-          {absl::StrCat(what, "/", u, "/", flat.name()),
-           BytesOver(static_cast<char*>(values.data_ptr()),
-                     static_cast<int64_t>(values.nbytes()), flat.device())});
-    };
-    add("parameters", flat.masters());
-    if (state.optimizer == nullptr) continue;
-    const int i = static_cast<int>(u);
-    if (!state.optimizer->exp_avg(i).defined()) continue;
-    add("exp_avg", state.optimizer->exp_avg(i).View());
-    add("exp_avg_sq", state.optimizer->exp_avg_sq(i).View());
-  }
-  if (state.optimizer != nullptr) {
-    auto& steps = state.optimizer->parameter_steps();
-    parts.push_back(
-        {"parameter_steps",
-         BytesOver(reinterpret_cast<char*>(steps.data()),
-                   static_cast<int64_t>(steps.size() * sizeof(int64_t)),
-                   at::kCPU)});
-  }
-  return parts;
+// Of tensors that are no floating numbers of a storage: complex ones as pairs.
+at::Tensor NumbersOf(const at::Tensor& tensor) {
+  at::Tensor plain = tensor.detach().resolve_conj().resolve_neg().contiguous();
+  if (plain.is_complex()) plain = at::view_as_real(plain);
+  return plain.reshape({-1});
 }
 
-// The rank whose file has this rank's part of the state: the first that holds
-// it.
-int StateRank(const TrainingState& state) {
-  return state.comm->rank() % state.shard_group_size;
+// The part of what this rank owns that it writes: those that hold the same
+// elements take equal shares.
+Range ShareOf(const TrainingState& state, const FlatParameter& flat) {
+  const bool sharded = flat.stage().sharded_optimizer;
+  const int rank = state.comm->rank();
+  const int holders = sharded
+                          ? state.comm->world_size() / state.shard_group_size
+                          : state.comm->world_size();
+  const int number = sharded ? rank / state.shard_group_size : rank;
+  const Range owned = flat.owned();
+  const int64_t cuts = (owned.numel() + kCutElements - 1) / kCutElements;
+  const auto cut = [&](int part) {
+    return std::min(owned.end,
+                    owned.begin + cuts * part / holders * kCutElements);
+  };
+  return {cut(number), cut(number + 1)};
 }
 
-// Which flats have optimizer states; what comes after depends on it.
-CheckpointPart HasStatePart(std::vector<uint8_t>* has_state) {
-  return {"has_state",
-          BytesOver(reinterpret_cast<char*>(has_state->data()),
-                    static_cast<int64_t>(has_state->size()), at::kCPU)};
-}
-
-CheckpointPart ScalerPart(LossScalerState* scaler) {
-  return {"loss_scaler", BytesOver(reinterpret_cast<char*>(scaler),
-                                   sizeof(LossScalerState), at::kCPU)};
-}
-
-proto::CheckpointManifest ManifestHead(const TrainingState& state) {
-  std::string model;
-  int num_parameters = 0;
-  for (const auto& flat : state.flats) {
-    for (const auto& p : flat->parameters()) {
-      absl::StrAppend(&model, flat->name(), "|", p.name, "|", p.range.begin,
-                      "|", p.range.end, "|", p.slot, "|", GeometryOf(p.tensor),
-                      ";");
-      ++num_parameters;
+void AddPieces(const TrainingState& state, const StateTable& table,
+               CheckpointContent* content) {
+  for (size_t s = 0; s < table.slots().size(); ++s) {
+    const StateTable::Slot& slot = table.slots()[s];
+    const FlatParameter& flat = *state.flats[static_cast<size_t>(slot.flat)];
+    const Range part = table.Part(slot, ShareOf(state, flat));
+    if (part.empty()) continue;
+    int number = 0;
+    for (StateTable::State kind :
+         {StateTable::kValue, StateTable::kExpAvg, StateTable::kExpAvgSq}) {
+      const at::Tensor elements = table.Elements(slot.flat, kind);
+      if (!elements.defined()) continue;
+      content->pieces.push_back(
+          {static_cast<int>(s), number++,
+           part.begin - flat.layout().slot(slot.slot).begin,
+           elements.slice(0, part.begin - flat.owned().begin,
+                          part.end - flat.owned().begin)});
     }
-    absl::StrAppend(&model, static_cast<int>(flat->master_dtype()), ";");
   }
-  absl::StrAppend(&model, state.optimizer == nullptr ? "none" : "adamw",
-                  state.scaler == nullptr ? "" : " scaled");
-  proto::CheckpointManifest head;
-  head.set_world_size(state.comm->world_size());
-  head.set_shard_group_size(state.shard_group_size);
-  head.set_stage(state.stage);
-  head.set_step(state.step);
-  head.set_model(absl::StrFormat(
-      "%d parameters in %d units, fingerprint %016x", num_parameters,
-      static_cast<int>(state.flats.size()),
-      Fingerprint(model.data(), static_cast<int64_t>(model.size()))));
-  return head;
+}
+
+// Rank 0's are the checkpoint's; a rank whose tensor differs keeps its own.
+absl::Status AddPlain(const TrainingState& state, const StateTable& table,
+                      CheckpointContent* content) {
+  std::string prints;
+  std::vector<at::Tensor> numbers;
+  for (const StateTable::Plain& plain : table.plain()) {
+    numbers.push_back(NumbersOf(plain.tensor));
+    const std::string bytes = BytesOf(numbers.back());
+    absl::StrAppend(
+        &prints,
+        absl::Hex(Fingerprint(bytes.data(), static_cast<int64_t>(bytes.size())),
+                  absl::kZeroPad16));
+  }
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::vector<std::string> all,
+      state.comm->AllGatherStrings(prints, CommTag{"checkpoint buffers"}));
+  const int first = static_cast<int>(table.slots().size());
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    if (state.comm->rank() == 0) {
+      if (numbers[i].numel() == 0) continue;
+      content->pieces.push_back(
+          {first + static_cast<int>(i), 0, 0, numbers[i]});
+    } else if (all[0].substr(16 * i, 16) != prints.substr(16 * i, 16)) {
+      content->values.emplace_back(
+          absl::StrCat(kOwnTensor, table.NamesOf(table.plain()[i].tensor)[0]),
+          BytesOf(numbers[i]));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void DescribeTraining(const TrainingState& state,
+                      proto::CheckpointTraining* training) {
+  training->set_world_size(state.comm->world_size());
+  training->set_stage(state.stage);
+  training->set_config(state.config);
+  if (state.optimizer != nullptr) {
+    training->set_optimizer("adamw");
+    if (state.program_rate != nullptr && state.program_rate->has_value()) {
+      training->set_learning_rate(**state.program_rate);
+    }
+  }
+  if (state.scaler != nullptr) {
+    const LossScalerState scaler = state.scaler->state();
+    training->set_loss_scale(scaler.scale);
+    training->set_clean_steps(scaler.clean_steps);
+    training->set_hysteresis_left(scaler.hysteresis_left);
+    training->set_skipped_steps(scaler.skipped_steps);
+  }
+}
+
+// What no checkpoint can hold is not left out in silence.
+absl::Status CheckPlain(const StateTable& table) {
+  for (const StateTable::Plain& plain : table.plain()) {
+    const at::Tensor& t = plain.tensor;
+    if (t.layout() == at::kStrided &&
+        (t.is_complex() || !CheckpointDtype(t.scalar_type()).empty())) {
+      continue;
+    }
+    return absl::FailedPreconditionError(absl::StrCat(
+        "SaveCheckpoint: '", table.NamesOf(t)[0], "' is ", t.toString(),
+        ", which a checkpoint cannot hold; make it a plain tensor, or keep it "
+        "out of the module's buffers"));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -98,75 +141,25 @@ proto::CheckpointManifest ManifestHead(const TrainingState& state) {
 absl::Status SaveState(const std::string& dir, const TrainingState& state,
                        absl::string_view client_state) {
   TorchScope scope;
-  std::vector<CheckpointPart> parts;
-  std::vector<uint8_t> has_state;
-  LossScalerState scaler;
-  if (StateRank(state) == state.comm->rank()) {
-    parts = PartsOf(state);
-    if (state.optimizer != nullptr) has_state = state.optimizer->has_state();
-    parts.push_back(HasStatePart(&has_state));
-    if (state.scaler != nullptr) scaler = state.scaler->state();
-    parts.push_back(ScalerPart(&scaler));
-  }
-  parts.push_back({"rng", at::detail::getDefaultCPUGenerator().get_state()});
-  std::string client(client_state);
-  parts.push_back({"client_state",
-                   BytesOver(client.data(), static_cast<int64_t>(client.size()),
-                             at::kCPU)});
-  return WriteCheckpoint(dir, ManifestHead(state), parts, state.comm);
-}
-
-absl::StatusOr<LoadedState> LoadState(const std::string& dir,
-                                      const TrainingState& state) {
-  TorchScope scope;
-  auto manifest = ReadManifest(dir, ManifestHead(state));
-  absl::Status mine = manifest.status();
-  if (mine.ok()) {
-    mine = VerifyRankFile(dir, manifest->files(state.comm->rank()));
-  }
-  if (mine.ok() && StateRank(state) != state.comm->rank()) {
-    mine = VerifyRankFile(dir, manifest->files(StateRank(state)));
-  }
-  TESSERA_RETURN_IF_ERROR(state.comm->AgreeOk(mine, "LoadCheckpoint"));
+  const StateTable table(state.flats, state.optimizer, state.module);
   TESSERA_RETURN_IF_ERROR(
-      CheckSame(absl::StrFormat("%s, step %d, fingerprint %016x", dir,
-                                manifest->step(), manifest->fingerprint()),
-                "checkpoint", state.comm));
-  const proto::CheckpointFile& file = manifest->files(StateRank(state));
-  const proto::CheckpointFile& own = manifest->files(state.comm->rank());
-  LoadedState loaded;
-  loaded.step = manifest->step();
-  mine = CatchTorch("LoadCheckpoint", [&]() -> absl::Status {
-    if (state.optimizer != nullptr) {
-      std::vector<uint8_t> has_state(state.flats.size());
-      CheckpointPart part = HasStatePart(&has_state);
-      TESSERA_RETURN_IF_ERROR(ReadPart(dir, file, &part));
-      TESSERA_RETURN_IF_ERROR(state.optimizer->MatchStates(has_state));
-    }
-    return absl::OkStatus();
-  });
-  // Before any rank has changed its parameters.
-  TESSERA_RETURN_IF_ERROR(state.comm->AgreeOk(mine, "LoadCheckpoint"));
-  mine = CatchTorch("LoadCheckpoint", [&]() -> absl::Status {
-    for (CheckpointPart& part : PartsOf(state)) {
-      TESSERA_RETURN_IF_ERROR(ReadPart(dir, file, &part));
-    }
-    at::Generator generator = at::detail::getDefaultCPUGenerator();
-    CheckpointPart rng{"rng", generator.get_state()};
-    TESSERA_RETURN_IF_ERROR(ReadPart(dir, own, &rng));
-    LossScalerState scaler;
-    CheckpointPart scaler_part = ScalerPart(&scaler);
-    TESSERA_RETURN_IF_ERROR(ReadPart(dir, file, &scaler_part));
-    if (state.scaler != nullptr) {
-      TESSERA_RETURN_IF_ERROR(state.scaler->Restore(scaler));
-    }
-    generator.set_state(rng.bytes);
-    TESSERA_ASSIGN_OR_RETURN(loaded.client_state,
-                             ReadText(dir, own, "client_state"));
-    return absl::OkStatus();
-  });
-  TESSERA_RETURN_IF_ERROR(state.comm->AgreeOk(mine, "LoadCheckpoint"));
-  return loaded;
+      state.comm->AgreeOk(CheckPlain(table), "SaveCheckpoint"));
+  CheckpointContent content;
+  content.head.set_step(state.step);
+  table.Describe(&content.head);
+  DescribeTraining(state, content.head.mutable_training());
+  // Rank 0's counts, and numbers of others' pieces are of theirs.
+  TESSERA_RETURN_IF_ERROR(state.comm->AgreeEqual(
+      absl::StrCat("fingerprint ",
+                   absl::Hex(Crc32c(content.head.SerializeAsString()))),
+      "list of what a checkpoint is to hold"));
+  AddPieces(state, table, &content);
+  TESSERA_RETURN_IF_ERROR(AddPlain(state, table, &content));
+  for (const NamedGenerator& one : GeneratorsOf(state.device)) {
+    content.values.emplace_back(one.name, BytesOf(one.generator.get_state()));
+  }
+  content.values.emplace_back(kClientState, client_state);
+  return WriteCheckpoint(dir, content, state.comm);
 }
 
 }  // namespace tessera

@@ -1,13 +1,16 @@
-// TrainingState: what a checkpoint of an engine holds, and in which order; the
-// bytes go through checkpoint/checkpoint.h.
+// TrainingState: what a checkpoint of an engine holds, and in which order it is
+// saved and loaded; the bytes go through checkpoint/checkpoint.h, what belongs
+// to what is engine/access/state_table.h's.
 #ifndef ENGINE_ACCESS_TRAINING_STATE_H_
 #define ENGINE_ACCESS_TRAINING_STATE_H_
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -16,24 +19,35 @@
 #include "optim/loss_scaler.h"
 #include "sharding/flat/flat_parameter.h"
 
+namespace torch::nn {
+class Module;
+}
+
 namespace tessera {
 
 // Borrowed for one call. REQUIRES: units can be updated
 // (FlatParameter::PrepareUpdate).
 struct TrainingState {
+  const torch::nn::Module& module;
   const std::vector<std::shared_ptr<FlatParameter>>& flats;
   AdamW* optimizer;    // may be null
   LossScaler* scaler;  // may be null
+  // The learning rate that the program has set, if it has; null: it cannot.
+  std::optional<double>* program_rate;
   Communicator* comm;  // all ranks
+  at::Device device;   // whose generator programs draw from
   // These and the next so many hold replicas of the same parts, and so on.
   int shard_group_size;
   int stage;
   int64_t step;
+  std::string config;  // resolved, as JSON
 };
 
-// Owned parts of masters and optimizer states, steps per parameter, the loss
-// scaler's state, in the files of the first shard group; and this rank's
-// default CPU generator and `client_state`. COLLECTIVE.
+// Each element of masters and optimizer states once, by one of the ranks that
+// hold it; parameters that the engine leaves alone, and buffers: rank 0's, and
+// other ranks' where they differ; steps per parameter, the learning rate if
+// the program has set it, the loss scaler's state; of each rank the default
+// generators of the CPU and of `device`, and `client_state`. COLLECTIVE.
 absl::Status SaveState(const std::string& dir, const TrainingState& state,
                        absl::string_view client_state);
 
@@ -41,11 +55,16 @@ struct LoadedState {
   int64_t step = 0;
   std::string client_state;
 };
-// Fills the owned parts; the caller publishes them. Everything that can be
-// wrong with the files is found, on every rank, before anything is changed.
-// COLLECTIVE.
+// Fills the owned parts, whatever ranks and stage saved them; the caller
+// publishes them. What ranks have of their own (generators, differing buffers,
+// client_state) comes back where as many ranks load as saved; else generators
+// stay, buffers are rank 0's, and rank r gets the client_state of rank r modulo
+// the saved world size. Everything that can be wrong with the files is found,
+// on every rank, before anything is changed. COLLECTIVE.
+// `*changed`: with an error, that even so something has been.
 absl::StatusOr<LoadedState> LoadState(const std::string& dir,
-                                      const TrainingState& state);
+                                      const TrainingState& state,
+                                      bool* changed);
 
 }  // namespace tessera
 #endif  // ENGINE_ACCESS_TRAINING_STATE_H_

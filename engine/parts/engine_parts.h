@@ -69,6 +69,9 @@ struct EngineParts {
   std::shared_ptr<ServedGathers> served;  // null: gathers are collectives
   bool closed = false;
 
+  // ---- by Trainer::SetLearningRate, and LoadCheckpoint ----
+  std::optional<double> program_rate;
+
   // ---- the step's, by Trainer: its Backwards have weights, or have none ----
   std::optional<bool> weighted;
 

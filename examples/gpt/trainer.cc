@@ -124,8 +124,9 @@ absl::StatusOr<float> Trainer::Step() {
 }
 
 // "heads epoch position samples seed": the parameters do not show the heads;
-// epoch and position are where to go on; the others tell whether it is the same
-// data in the same order. Without data only the heads.
+// epoch and position are where to go on, with any number of ranks; the others
+// tell whether it is the same data in the same order. Without data only the
+// heads.
 std::string Trainer::OwnState() const {
   const std::string heads = absl::StrCat(flags_.model.heads());
   if (!sampler_.has_value()) return heads;

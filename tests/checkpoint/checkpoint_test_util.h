@@ -13,11 +13,9 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "base/file.h"
 #include "base/status_matchers.h"
-#include "checkpoint/manifest.pb.h"
+#include "checkpoint/format/checkpoint_reader.h"
 #include "gmock/gmock.h"
-#include "google/protobuf/text_format.h"
 #include "gtest/gtest.h"
 #include "tests/support/rank_pool.h"
 #include "tests/support/temp_folder.h"
@@ -86,11 +84,13 @@ class CheckpointTest : public ::testing::TestWithParam<int> {
     }
   }
 
-  proto::CheckpointManifest ReadManifest() {
-    proto::CheckpointManifest manifest;
-    EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(
-        ReadWholeFile(dir_ + "/manifest.textproto").value(), &manifest));
-    return manifest;
+  proto::CheckpointManifest Manifest() {
+    return CheckpointReader::Open(dir_, FileSystem::Real())->manifest();
+  }
+  // Of the name that a rank's data file has.
+  std::string DataFile(int rank) { return DataFileName(Manifest().id(), rank); }
+  std::vector<std::string> Names() {
+    return Folder::Open(dir_, FileSystem::Real())->Names().value();
   }
   void FlipByte(const std::string& file, int64_t at) {
     std::fstream stream(dir_ + "/" + file,

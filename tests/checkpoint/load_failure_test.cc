@@ -1,10 +1,15 @@
 // A load that fails on a rank after the values have changed there: the others
-// must hear of it, as they may wait for this rank's part.
+// must hear of it, as they may wait for this rank's part. And ranks whose disks
+// are not equally fast.
+#include <atomic>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "base/status.h"
+#include "checkpoint/together.h"
 #include "comm/comm_thread.h"
 #include "comm/world/world.h"
 #include "engine/engine.h"
@@ -52,6 +57,37 @@ TESSERA_RANK_FUNCTION(LoadCannotPublish) {
   const absl::Status loaded = engine->LoadCheckpoint(dir).status();
   return absl::StrCat("loaded: ", loaded.message(),
                       "; announced: ", comm->announced);
+}
+
+// Counts how often ranks have met.
+class CountingCommunicator : public RecordingCommunicator {
+ public:
+  using RecordingCommunicator::RecordingCommunicator;
+  absl::StatusOr<std::vector<std::string>> AllGatherStrings(
+      absl::string_view mine, CommTag tag) override {
+    auto all = RecordingCommunicator::AllGatherStrings(mine, tag);
+    if (++meetings == 3) third.Notify();
+    return all;
+  }
+  std::atomic<int> meetings{0};
+  absl::Notification third;
+};
+
+// Rank 1's work ends when ranks have met three times while it went on.
+TESSERA_RANK_FUNCTION(WorkThatTakesLong) {
+  CountingCommunicator comm(world.communicator());
+  const absl::Status status =
+      RunTogether(&comm, "a disk", [&]() -> absl::Status {
+        if (world.rank() == 0) return absl::OkStatus();
+        comm.third.WaitForNotification();
+        return absl::DataLossError("worn out");
+      });
+  return status.ToString();
+}
+
+TEST(TogetherTest, RanksMeetWhileADiskIsSlow) {
+  EXPECT_THAT(RunOnRanks(2, "WorkThatTakesLong", ""),
+              Each(ContainsRegex("DATA_LOSS: .*a disk.*rank 1.*worn out")));
 }
 
 TEST(LoadFailureTest, AValueThatCannotBePublishedIsAnnounced) {

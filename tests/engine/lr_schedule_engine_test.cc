@@ -15,6 +15,7 @@
 #include "gtest/gtest.h"
 #include "optim/lr_schedule.h"
 #include "tests/support/rank_pool.h"
+#include "tests/support/temp_folder.h"
 #include "tests/support/trainee.h"
 #include "tests/support/training.h"
 
@@ -116,6 +117,39 @@ TESSERA_RANK_FUNCTION(TrainByWarmup) {
 TEST(LrScheduleTest, TheProgramMaySetTheRateItself) {
   EXPECT_EQ(RunOnRanks(2, "TrainByWarmup", "by hand"),
             RunOnRanks(2, "TrainByWarmup", ""));
+}
+
+// args: a folder. A rate set by hand, before a checkpoint and after.
+TESSERA_RANK_FUNCTION(SaveARate) {
+  TrainingSpec spec;
+  const auto make = [&] {
+    return Trainee::Make(BuildModel(spec.model, world.rank()), ConfigOf(spec),
+                         world.communicator());
+  };
+  std::string rates;
+  const auto step = [&](Trainee& t) {
+    const absl::Status status = t.TrainStep(0);
+    absl::StrAppend(&rates, t.engine->last_step().learning_rate, "\n");
+    return status;
+  };
+  TESSERA_ASSIGN_OR_RETURN(Trainee saver, make());
+  TESSERA_RETURN_IF_ERROR(step(saver));
+  TESSERA_RETURN_IF_ERROR(saver.engine->SetLearningRate(0.0625));
+  TESSERA_RETURN_IF_ERROR(step(saver));
+  TESSERA_RETURN_IF_ERROR(saver.engine->SaveCheckpoint(std::string(args)));
+  TESSERA_RETURN_IF_ERROR(saver.engine->Close());
+  TESSERA_ASSIGN_OR_RETURN(Trainee loader, make());
+  TESSERA_RETURN_IF_ERROR(
+      loader.engine->LoadCheckpoint(std::string(args)).status());
+  TESSERA_RETURN_IF_ERROR(step(loader));
+  TESSERA_RETURN_IF_ERROR(loader.engine->Close());
+  return rates;
+}
+
+TEST(LrScheduleTest, ACheckpointKeepsARateSetByHand) {
+  const TempFolder folder;
+  EXPECT_THAT(RunOnRanks(2, "SaveARate", folder / "ckpt"),
+              Each(::testing::EndsWith("\n0.0625\n0.0625\n")));
 }
 
 // What each misuse says, and the rates of steps of which one is skipped.

@@ -1,0 +1,54 @@
+#include "checkpoint/together.h"
+
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
+#include "base/status.h"
+#include "base/thread/start_thread.h"
+#include "base/torch_guard.h"
+
+namespace tessera {
+namespace {
+
+// Far below any timeout of a collective.
+constexpr absl::Duration kBeat = absl::Milliseconds(500);
+constexpr char kBusy[] = "busy";
+
+absl::Status Meet(Communicator* comm, absl::string_view what,
+                  const absl::Notification& done, const absl::Status& mine) {
+  while (true) {
+    const bool over = done.WaitForNotificationWithTimeout(kBeat);
+    TESSERA_ASSIGN_OR_RETURN(
+        const std::vector<std::string> all,
+        comm->AllGatherStrings(over ? StatusToText(mine) : kBusy,
+                               CommTag{absl::StrCat(what)}));
+    bool busy = false;
+    for (const std::string& one : all) busy |= one == kBusy;
+    if (!busy) return comm->AgreeOk(mine, what);
+  }
+}
+
+}  // namespace
+
+absl::Status RunTogether(Communicator* comm, absl::string_view what,
+                         const std::function<absl::Status()>& work) {
+  absl::Status mine;
+  absl::Notification done;
+  const auto run = [&] {
+    mine = CatchTorch(what, [&] { return work(); });
+    done.Notify();
+  };
+  absl::StatusOr<std::thread> thread = StartThread("tessera-disk", run);
+  if (!thread.ok())
+    run();  // without one: others wait for as long as that takes
+  const absl::Status all =
+      CatchTorch(what, [&] { return Meet(comm, what, done, mine); });
+  if (thread.ok()) thread->join();
+  return all;
+}
+
+}  // namespace tessera

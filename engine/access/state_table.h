@@ -1,0 +1,98 @@
+// StateTable: which storages a model has, as a checkpoint names them, and which
+// part of each this rank holds. Only names, sizes and places count: units, gaps
+// and shards are this run's own, and another run's may differ.
+#ifndef ENGINE_ACCESS_STATE_TABLE_H_
+#define ENGINE_ACCESS_STATE_TABLE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/checkpoint.h"
+#include "optim/adamw.h"
+#include "sharding/flat/flat_parameter.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace tessera {
+
+class StateTable {
+ public:
+  // A storage that is sharded, of a flat.
+  struct Slot {
+    int flat = 0;
+    int slot = 0;
+  };
+  // A tensor that each rank has whole: a buffer, or a parameter that the engine
+  // leaves alone.
+  struct Plain {
+    at::Tensor tensor;
+    bool buffer = false;
+  };
+  // The states of a flat's elements that a checkpoint holds.
+  enum State { kValue, kExpAvg, kExpAvgSq, kNumStates };
+
+  StateTable(const std::vector<std::shared_ptr<FlatParameter>>& flats,
+             AdamW* optimizer, const torch::nn::Module& module);
+
+  // In the order of the model's parameters; their numbers are those of the
+  // manifest, the plain ones after them.
+  const std::vector<Slot>& slots() const { return slots_; }
+  const std::vector<Plain>& plain() const { return plain_; }
+
+  // All names of a parameter or buffer, in the module's order.
+  const std::vector<std::string>& NamesOf(const at::Tensor& tensor) const;
+  // What a manifest says of all of them.
+  void Describe(proto::CheckpointManifest* head) const;
+  // This rank's elements of a state, [owned]; undefined where there are none.
+  at::Tensor Elements(int flat, State state) const;
+  // The elements of a slot that are in `part`, a range of its flat.
+  Range Part(const Slot& slot, Range part) const;
+
+ private:
+  void DescribeSlot(const Slot& slot, proto::CheckpointStorage* storage) const;
+
+  const std::vector<std::shared_ptr<FlatParameter>>& flats_;
+  AdamW* const optimizer_;
+  std::vector<Slot> slots_;
+  std::vector<Plain> plain_;
+  absl::flat_hash_map<const at::TensorImpl*, std::vector<std::string>> names_;
+};
+
+// Where a checkpoint has a model's storages.
+class StateMatch {
+ public:
+  struct Place {
+    int storage = 0;    // of the manifest
+    int64_t shift = 0;  // its element of the slot's first one
+    // Numbers of its states; -1: it has none.
+    int states[StateTable::kNumStates] = {-1, -1, -1};
+  };
+
+  // FailedPrecondition lists what the checkpoint lacks, has besides, or has in
+  // other sizes.
+  static absl::StatusOr<StateMatch> Create(
+      const StateTable& table,
+      const std::vector<std::shared_ptr<FlatParameter>>& flats,
+      const proto::CheckpointManifest& manifest);
+
+  const Place& slot(size_t i) const { return slots_[i]; }
+  const Place& plain(size_t i) const { return plain_[i]; }
+  // Optimizer steps of a parameter, by its first name.
+  int64_t steps(const std::string& name) const;
+
+ private:
+  std::vector<Place> slots_, plain_;
+  absl::flat_hash_map<std::string, int64_t> steps_;
+};
+
+}  // namespace tessera
+#endif  // ENGINE_ACCESS_STATE_TABLE_H_

@@ -1,0 +1,302 @@
+// LoadState; saving is in training_state.cc.
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <utility>
+
+#include "ATen/MemoryOverlap.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "base/torch_guard.h"
+#include "checkpoint/checkpoint.h"
+#include "engine/access/own_values.h"
+#include "engine/access/state_table.h"
+#include "engine/access/training_state.h"
+#include "sharding/torch/torch_scope.h"
+
+namespace tessera {
+namespace {
+
+// What has been read and is not yet in its place.
+struct Staged {
+  at::Tensor from;  // numbers, of the saved dtype
+  // Where they belong: elements of what a flat's rank owns, or a plain tensor.
+  int flat = -1;
+  StateTable::State kind = StateTable::kValue;
+  Range range;
+  at::Tensor plain;
+};
+
+class Loading {
+ public:
+  Loading(const TrainingState& state, CheckpointReader* reader)
+      : state_(state),
+        reader_(*reader),
+        manifest_(reader->manifest()),
+        table_(state.flats, state.optimizer, state.module) {}
+
+  // `*changed`: something may have changed, of which an error tells.
+  absl::StatusOr<LoadedState> Run(bool* changed) {
+    const absl::Status prepared = Prepare();
+    if (!prepared.ok()) {
+      if (state_.optimizer != nullptr && !old_has_state_.empty()) {
+        (void)state_.optimizer->MatchStates(old_has_state_);
+      }
+      return prepared;
+    }
+    // Nothing is refused from here on.
+    *changed = true;
+    TESSERA_RETURN_IF_ERROR(Agree([&] { return Apply(); }));
+    return std::move(loaded_);
+  }
+
+ private:
+  template <class Work>
+  absl::Status Agree(const Work& work) {
+    return state_.comm->AgreeOk(CatchTorch("LoadCheckpoint", work),
+                                "LoadCheckpoint");
+  }
+
+  absl::Status Prepare() {
+    TESSERA_RETURN_IF_ERROR(Agree([&] { return Plan(); }));
+    std::vector<proto::CheckpointValue> values;
+    TESSERA_RETURN_IF_ERROR(
+        ReadCheckpoint(&reader_, wanted_, state_.comm, &values));
+    for (proto::CheckpointValue& value : values) {
+      values_[value.name()] = std::move(*value.mutable_value());
+    }
+    return Agree([&] { return CheckValues(); });
+  }
+
+  absl::Status Plan() {
+    const std::string what = absl::StrCat("checkpoint ", reader_.path());
+    match_ = StateMatch::Create(table_, state_.flats, manifest_);
+    TESSERA_RETURN_IF_ERROR(Annotate(match_.status(), what));
+    TESSERA_RETURN_IF_ERROR(Annotate(CheckTraining(), what));
+    TESSERA_RETURN_IF_ERROR(CheckWritable());
+    if (state_.optimizer != nullptr) {
+      // Memory for states that are to come; those that are to go are dropped
+      // once nothing can fail.
+      std::vector<uint8_t> both = state_.optimizer->has_state();
+      old_has_state_ = both;
+      has_state_.assign(both.size(), 0);
+      for (size_t s = 0; s < table_.slots().size(); ++s) {
+        const auto& place = match_->slot(s);
+        if (place.states[StateTable::kExpAvg] < 0) continue;
+        const size_t flat = static_cast<size_t>(table_.slots()[s].flat);
+        has_state_[flat] = both[flat] = 1;
+      }
+      TESSERA_RETURN_IF_ERROR(state_.optimizer->MatchStates(both));
+    }
+    for (size_t s = 0; s < table_.slots().size(); ++s) PlanSlot(s);
+    for (size_t i = 0; i < table_.plain().size(); ++i) PlanPlain(i);
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckTraining() const {
+    const proto::CheckpointTraining& training = manifest_.training();
+    if (state_.optimizer != nullptr && training.optimizer() != "adamw") {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "the checkpoint holds ",
+          training.has_optimizer() ? absl::StrCat("states of the optimizer '",
+                                                  training.optimizer(), "'")
+                                   : "no optimizer states",
+          ", and this run trains with 'adamw'"));
+    }
+    bool counts = manifest_.step() >= 0;
+    for (const auto& storage : manifest_.storages()) {
+      for (const auto& tensor : storage.tensors()) {
+        counts &= tensor.steps() >= 0;
+      }
+    }
+    const double rate = training.learning_rate();
+    if (!counts || !std::isfinite(rate) || rate < 0) {
+      return absl::DataLossError(absl::StrCat(
+          "it says that it is of step ", manifest_.step(),
+          " with the learning rate ", rate, ", or has steps below 0"));
+    }
+    return absl::OkStatus();
+  }
+
+  // Tensors that each rank has whole are written in place.
+  absl::Status CheckWritable() const {
+    for (const StateTable::Plain& plain : table_.plain()) {
+      const at::Tensor& t = plain.tensor;
+      if (!t.is_inference() && !t.is_conj() && !t.is_neg() &&
+          at::has_internal_overlap(t) != at::MemOverlap::Yes) {
+        continue;
+      }
+      return absl::FailedPreconditionError(absl::StrCat(
+          "'", table_.NamesOf(t)[0],
+          "' cannot be written in place (expanded, "
+          "conjugated or negated without a copy, or of inference mode); "
+          "register a clone of it"));
+    }
+    return absl::OkStatus();
+  }
+
+  void Want(const StateMatch::Place& place, int64_t begin, Staged staged,
+            int64_t numel) {
+    const int number = place.states[staged.kind];
+    if (number < 0) {  // never stepped there, in a flat whose others were
+      staged.from = at::zeros({numel});
+    } else {
+      const std::string& dtype =
+          manifest_.storages(place.storage).states(number).dtype();
+      staged.from = at::empty({numel}, DtypeOfCheckpoint(dtype));
+      wanted_.push_back({place.storage, number, begin, begin + numel,
+                         static_cast<char*>(staged.from.mutable_data_ptr())});
+    }
+    staged_.push_back(std::move(staged));
+  }
+
+  void PlanSlot(size_t s) {
+    const StateTable::Slot& slot = table_.slots()[s];
+    const FlatParameter& flat = *state_.flats[static_cast<size_t>(slot.flat)];
+    const Range part = table_.Part(slot, flat.owned());
+    if (part.empty()) return;
+    const StateMatch::Place& place = match_->slot(s);
+    const int64_t begin =
+        part.begin - flat.layout().slot(slot.slot).begin + place.shift;
+    const Range range = {part.begin - flat.owned().begin,
+                         part.end - flat.owned().begin};
+    for (StateTable::State kind :
+         {StateTable::kValue, StateTable::kExpAvg, StateTable::kExpAvgSq}) {
+      if (!table_.Elements(slot.flat, kind).defined()) continue;
+      Want(place, begin, {{}, slot.flat, kind, range, {}}, range.numel());
+    }
+  }
+
+  void PlanPlain(size_t i) {
+    const at::Tensor tensor = table_.plain()[i].tensor.detach();
+    const at::Tensor numbers =
+        tensor.is_complex() ? at::view_as_real(tensor) : tensor;
+    Want(match_->plain(i), match_->plain(i).shift,
+         {{}, -1, StateTable::kValue, {}, numbers}, numbers.numel());
+  }
+
+  // What this rank has of its own, and whether it can be taken over.
+  absl::Status CheckValues() {
+    same_ranks_ = manifest_.files_size() == state_.comm->world_size();
+    loaded_.step = manifest_.step();
+    loaded_.client_state = values_[kClientState];
+    if (same_ranks_) {
+      for (const NamedGenerator& one : GeneratorsOf(state_.device)) {
+        const auto it = values_.find(one.name);
+        if (it == values_.end()) continue;  // of another kind of device
+        one.generator.clone().set_state(GeneratorState(it->second));
+      }
+      TakeOwnTensors();
+    }
+    if (state_.scaler != nullptr && manifest_.training().has_loss_scale()) {
+      LossScaler copy = *state_.scaler;
+      TESSERA_RETURN_IF_ERROR(copy.Restore(SavedScaler()));
+    }
+    return absl::OkStatus();
+  }
+
+  // In place of rank 0's.
+  void TakeOwnTensors() {
+    const size_t first = staged_.size() - table_.plain().size();
+    for (size_t i = 0; i < table_.plain().size(); ++i) {
+      const auto it = values_.find(absl::StrCat(
+          kOwnTensor, table_.NamesOf(table_.plain()[i].tensor)[0]));
+      at::Tensor& from = staged_[first + i].from;
+      if (it == values_.end() || it->second.size() != from.nbytes()) continue;
+      std::copy(it->second.begin(), it->second.end(),
+                static_cast<char*>(from.mutable_data_ptr()));
+    }
+  }
+
+  LossScalerState SavedScaler() const {
+    const proto::CheckpointTraining& training = manifest_.training();
+    LossScalerState scaler;
+    scaler.scale = training.loss_scale();
+    scaler.clean_steps = training.clean_steps();
+    scaler.hysteresis_left = training.hysteresis_left();
+    scaler.skipped_steps = training.skipped_steps();
+    return scaler;
+  }
+
+  absl::Status Apply() {
+    // First, since what has no states has no masters either.
+    if (state_.optimizer != nullptr) {
+      TESSERA_RETURN_IF_ERROR(state_.optimizer->MatchStates(has_state_));
+    }
+    for (const Staged& one : staged_) Place(one);
+    if (state_.optimizer != nullptr) {
+      for (const auto& flat : state_.flats) {
+        for (const auto& p : flat->parameters()) {
+          state_.optimizer->parameter_steps()[static_cast<size_t>(p.index)] =
+              StepsOf(p.tensor);
+        }
+      }
+      if (state_.program_rate != nullptr) TakeRate();
+    }
+    if (state_.scaler != nullptr && manifest_.training().has_loss_scale()) {
+      TESSERA_RETURN_IF_ERROR(state_.scaler->Restore(SavedScaler()));
+    }
+    if (!same_ranks_) return absl::OkStatus();
+    for (const NamedGenerator& one : GeneratorsOf(state_.device)) {
+      const auto it = values_.find(one.name);
+      if (it == values_.end()) continue;
+      at::Generator generator = one.generator;
+      generator.set_state(GeneratorState(it->second));
+    }
+    return absl::OkStatus();
+  }
+
+  void TakeRate() {
+    const proto::CheckpointTraining& training = manifest_.training();
+    state_.program_rate->reset();
+    if (training.has_learning_rate()) {
+      *state_.program_rate = training.learning_rate();
+    }
+    state_.optimizer->SetRate(
+        state_.program_rate->value_or(state_.optimizer->configured_rate()));
+  }
+
+  void Place(const Staged& one) const {
+    if (one.flat < 0) {
+      one.plain.copy_(one.from.view(one.plain.sizes()));
+      return;
+    }
+    const at::Tensor elements = table_.Elements(one.flat, one.kind);
+    if (!elements.defined()) return;
+    elements.slice(0, one.range.begin, one.range.end).copy_(one.from);
+  }
+
+  int64_t StepsOf(const at::Tensor& tensor) const {
+    int64_t steps = 0;
+    for (const std::string& name : table_.NamesOf(tensor)) {
+      steps = std::max(steps, match_->steps(name));
+    }
+    return steps;
+  }
+
+  const TrainingState& state_;
+  CheckpointReader& reader_;
+  const proto::CheckpointManifest& manifest_;
+  const StateTable table_;
+  absl::StatusOr<StateMatch> match_ = absl::UnknownError("not matched");
+  std::vector<uint8_t> has_state_, old_has_state_;
+  std::vector<WantedElements> wanted_;
+  std::vector<Staged> staged_;  // those of plain tensors last, one each
+  std::map<std::string, std::string> values_;
+  bool same_ranks_ = false;
+  LoadedState loaded_;
+};
+
+}  // namespace
+
+absl::StatusOr<LoadedState> LoadState(const std::string& dir,
+                                      const TrainingState& state,
+                                      bool* changed) {
+  *changed = false;
+  TorchScope scope;
+  TESSERA_ASSIGN_OR_RETURN(CheckpointReader reader,
+                           OpenCheckpoint(dir, state.comm));
+  return Loading(state, &reader).Run(changed);
+}
+
+}  // namespace tessera
