@@ -189,6 +189,9 @@ TEST_F(CheckpointReaderTest, NumbersThatNoFileHasOrTwo) {
               StatusIs(absl::StatusCode::kDataLoss,
                        HasSubstr("'value' of 'weight': no data file has "
                                  "element 50")));
+  save({0, 50}, {50, 90});
+  EXPECT_THAT(Open().Verify(1), StatusIs(absl::StatusCode::kDataLoss,
+                                         HasSubstr("has element 90")));
   save({0, 50}, {40, 100});
   EXPECT_THAT(Open().Verify(1),
               StatusIs(absl::StatusCode::kDataLoss,
