@@ -250,17 +250,18 @@ class Engine {
   // LoadCheckpoint. At every instant, and after any error, the folder holds a
   // whole checkpoint, the old or the new one (format, and how:
   // docs/checkpoint_format.md). Blocks until all is on the disk. COLLECTIVE.
-  // Unavailable: another job is saving there; FailedPrecondition: within a step,
-  // or a buffer that it cannot hold; FileError's (disk full, no permission).
+  // Unavailable: another job is saving there; FailedPrecondition: within a
+  // step, or a buffer that it cannot hold; FileError's (disk full, no
+  // permission).
   absl::Status SaveCheckpoint(const std::string& dir,
                               absl::string_view client_state = "");
   // Of the same model; world size, stage, shard groups and units may be others
-  // than saved it. Returns the client_state of this rank (modulo the saved world
-  // size). What ranks have of their own (generators, differing buffers) comes
-  // back where as many load as saved; otherwise generators stay, and buffers are
-  // rank 0's. COLLECTIVE. Errors, after which nothing has changed: NotFound,
-  // DataLoss naming file and tensor, Aborted (replaced while it was read),
-  // FailedPrecondition naming what differs.
+  // than saved it. Returns the client_state of this rank (modulo the saved
+  // world size). What ranks have of their own (generators, differing buffers)
+  // comes back where as many load as saved; otherwise generators stay, and
+  // buffers are rank 0's. COLLECTIVE. Errors, after which nothing has changed:
+  // NotFound, DataLoss naming file and tensor, Aborted (replaced while it was
+  // read), FailedPrecondition naming what differs.
   absl::StatusOr<std::string> LoadCheckpoint(const std::string& dir);
 
   // Makes every parameter whole and plain again and takes all hooks away. The

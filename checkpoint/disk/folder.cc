@@ -107,8 +107,12 @@ absl::StatusOr<Folder> Folder::Make(const std::string& given,
   const std::string above_path = path.substr(0, std::max<size_t>(cut, 1));
   absl::StatusOr<Folder> above = Open(above_path, files);
   if (absl::IsNotFound(above.status())) above = Make(above_path, files);
+  absl::StatusOr<Folder> there = Open(given, files);
+  // One that is there may lie in a folder that this user cannot read, whose
+  // names are then another's to sync.
+  if (there.ok() && absl::IsPermissionDenied(above.status())) return there;
   TESSERA_RETURN_IF_ERROR(Annotate(above.status(), path));
-  if (absl::IsNotFound(Open(path, files).status())) {
+  if (absl::IsNotFound(there.status())) {
     const int result = files->MakeFolder(above->open_.fd(), name);
     if (result < 0 && result != -EEXIST) {
       return above->open_.Error(result, name);

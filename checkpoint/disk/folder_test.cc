@@ -1,11 +1,13 @@
 #include "checkpoint/disk/folder.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdint>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -120,6 +122,22 @@ TEST(MakeFolderTest, StaysAfterAPowerFailure) {
                      disk.AfterPowerFailure([](bool) { return false; }).get())
             .status());
   }
+}
+
+// Root is refused nothing; so the disk is told to.
+TEST(MakeFolderTest, OneInAFolderThatCannotBeRead) {
+  MemoryDisk disk;
+  TESSERA_ASSERT_OK(Folder::Make("/a/b", &disk).status());
+  const int64_t first = disk.calls();
+  disk.before = [&](int64_t k, const char*) {
+    return k == first ? int64_t{-EACCES} : 0;  // to open /a
+  };
+  TESSERA_EXPECT_OK(Folder::Make("/a/b", &disk).status());
+  disk.before = [](int64_t k, const char* call) {
+    return strcmp(call, "open") == 0 ? int64_t{-EACCES} : 0;
+  };
+  EXPECT_THAT(Folder::Make("/a/b", &disk).status(),
+              StatusIs(absl::StatusCode::kPermissionDenied));
 }
 
 }  // namespace
