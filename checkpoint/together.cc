@@ -43,8 +43,7 @@ absl::Status RunTogether(Communicator* comm, absl::string_view what,
     done.Notify();
   };
   absl::StatusOr<std::thread> thread = StartThread("tessera-disk", run);
-  if (!thread.ok())
-    run();  // without one: others wait for as long as that takes
+  if (!thread.ok()) run();  // the others wait for as long as that takes
   const absl::Status all =
       CatchTorch(what, [&] { return Meet(comm, what, done, mine); });
   if (thread.ok()) thread->join();

@@ -76,11 +76,11 @@ absl::Status AddPlain(const TrainingState& state, const StateTable& table,
   std::vector<at::Tensor> numbers;
   for (const StateTable::Plain& plain : table.plain()) {
     numbers.push_back(NumbersOf(plain.tensor));
-    const std::string bytes = BytesOf(numbers.back());
-    absl::StrAppend(
-        &prints,
-        absl::Hex(Fingerprint(bytes.data(), static_cast<int64_t>(bytes.size())),
-                  absl::kZeroPad16));
+    const at::Tensor here = numbers.back().cpu();
+    absl::StrAppend(&prints,
+                    absl::Hex(Fingerprint(here.const_data_ptr(),
+                                          static_cast<int64_t>(here.nbytes())),
+                              absl::kZeroPad16));
   }
   TESSERA_ASSIGN_OR_RETURN(
       const std::vector<std::string> all,
