@@ -5,6 +5,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/status.h"
+#include "comm/note_board.h"
 #include "comm/shard_server.h"
 
 namespace tessera {
@@ -59,6 +60,12 @@ absl::StatusOr<std::unique_ptr<SharedMemory>> Communicator::ShareMemory(
     int64_t /*bytes*/, CommTag tag) {
   return absl::UnimplementedError(absl::StrCat(
       tag.what, ": the ranks of backend ", backend(), " share no memory"));
+}
+
+absl::StatusOr<std::unique_ptr<NoteBoard>> Communicator::ShareNotes(
+    CommTag tag) {
+  return absl::UnimplementedError(absl::StrCat(
+      tag.what, ": a group of backend ", backend(), " has no notes"));
 }
 
 absl::StatusOr<std::unique_ptr<ShardServer>> Communicator::ServeShards(

@@ -66,6 +66,7 @@ struct CommTag {
   CallSite site;
 };
 
+class NoteBoard;    // comm/note_board.h
 class ShardServer;  // comm/shard_server.h
 
 // How long an announcement stands before it ends the waits of others.
@@ -163,6 +164,11 @@ class Communicator {
   // messages. COLLECTIVE, blocking. Returns the same error on all ranks:
   // Unavailable if some cannot be connected; Unimplemented in a group of one.
   virtual absl::StatusOr<std::unique_ptr<ShardServer>> ServeShards(CommTag tag);
+
+  // A board of notes for the group's ranks, see comm/note_board.h; it may
+  // outlive this. COLLECTIVE, blocking. Returns the same error on all ranks:
+  // Unavailable, Unimplemented.
+  virtual absl::StatusOr<std::unique_ptr<NoteBoard>> ShareNotes(CommTag tag);
 
   // ---- what the collectives cost; see docs/communication.md ----
 

@@ -2,9 +2,12 @@
 
 #include <cstring>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
 #include "base/status.h"
 #include "base/torch/tensor_over.h"
 #include "comm/group/queued_communicator.h"
+#include "comm/note_board.h"
 #include "comm/watch/failure_domain.h"
 
 namespace tessera {
@@ -23,6 +26,27 @@ absl::Status Copy(const at::Tensor& from, const at::Tensor& to) {
   return absl::OkStatus();
 }
 
+// Of one rank, which has nobody to tell.
+class OwnNotes : public NoteBoard {
+ public:
+  bool Write(const std::string& text) override {
+    absl::MutexLock lock(&mutex_);
+    text_ = text;
+    return true;
+  }
+  std::optional<std::vector<std::string>> Read(
+      const std::vector<int>& ranks) override {
+    absl::MutexLock lock(&mutex_);
+    return std::vector<std::string>(ranks.size(), text_);
+  }
+  absl::Status EndOf(int) const override { return absl::OkStatus(); }
+  absl::Duration patience() const override { return absl::InfiniteDuration(); }
+
+ private:
+  absl::Mutex mutex_;
+  std::string text_ ABSL_GUARDED_BY(mutex_);
+};
+
 class SelfCommunicator : public QueuedCommunicator {
  public:
   explicit SelfCommunicator(const GroupOptions& options)
@@ -30,6 +54,9 @@ class SelfCommunicator : public QueuedCommunicator {
   absl::string_view backend() const override { return "self"; }
   absl::StatusOr<std::shared_ptr<Communicator>> Split(int, CommTag) override {
     return MakeSelfCommunicator(options_);
+  }
+  absl::StatusOr<std::unique_ptr<NoteBoard>> ShareNotes(CommTag) override {
+    return std::make_unique<OwnNotes>();
   }
   void Announce(const absl::Status& status) override {
     if (options_.domain != nullptr) options_.domain->Announce(status);

@@ -25,6 +25,36 @@ std::vector<int> FirstRanks(const GroupOptions& options) {
   return ranks;
 }
 
+class DomainNotes : public NoteBoard {
+ public:
+  DomainNotes(std::shared_ptr<FailureDomain> domain, std::string board,
+              std::vector<int> ranks, absl::Duration patience)
+      : domain_(std::move(domain)),
+        board_(std::move(board)),
+        ranks_(std::move(ranks)),
+        patience_(patience) {}
+
+  bool Write(const std::string& text) override {
+    return domain_->announcements().WriteNote(board_, text);
+  }
+  std::optional<std::vector<std::string>> Read(
+      const std::vector<int>& ranks) override {
+    std::vector<int> first;
+    for (int r : ranks) first.push_back(ranks_[static_cast<size_t>(r)]);
+    return domain_->announcements().ReadNotes(board_, first);
+  }
+  absl::Status EndOf(int rank) const override {
+    return domain_->EndOf(ranks_[static_cast<size_t>(rank)]);
+  }
+  absl::Duration patience() const override { return patience_; }
+
+ private:
+  const std::shared_ptr<FailureDomain> domain_;
+  const std::string board_;
+  const std::vector<int> ranks_;  // in the domain's first group
+  const absl::Duration patience_;
+};
+
 }  // namespace
 
 WatchedCommunicator::WatchedCommunicator(const GroupOptions& options,
@@ -86,6 +116,24 @@ absl::StatusOr<std::unique_ptr<ShardServer>> WatchedCommunicator::ServeShards(
   }
   if (tag.what.empty()) tag.what = "shard server";
   return options_.make_shard_server(this, tag);
+}
+
+absl::StatusOr<std::unique_ptr<NoteBoard>> WatchedCommunicator::ShareNotes(
+    CommTag tag) {
+  if (tag.what.empty()) tag.what = "notes";
+  auto board = std::make_unique<DomainNotes>(
+      domain_, absl::StrCat(options_.name, "#", ++boards_), names(),
+      options_.collective_timeout);
+  // A store waits for a key that nobody has set: all set theirs first.
+  const absl::Time until = absl::Now() + options_.connect_timeout;
+  bool written = board->Write("");
+  while (!written && absl::Now() < until) written = board->Write("");
+  TESSERA_RETURN_IF_ERROR(AgreeOk(
+      written ? absl::OkStatus()
+              : absl::UnavailableError("the store where the ranks met does "
+                                       "not take a note"),
+      tag.what, tag.site));
+  return board;
 }
 
 Subgroup WatchedCommunicator::SubgroupOf(

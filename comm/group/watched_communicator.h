@@ -15,6 +15,7 @@
 #include "absl/time/time.h"
 #include "comm/group/queued_communicator.h"
 #include "comm/group_options.h"
+#include "comm/note_board.h"
 #include "comm/shard_server.h"
 #include "comm/watch/failure_domain.h"
 
@@ -28,6 +29,7 @@ class WatchedCommunicator : public QueuedCommunicator {
                                                       CommTag name) final;
 
   absl::StatusOr<std::unique_ptr<ShardServer>> ServeShards(CommTag tag) final;
+  absl::StatusOr<std::unique_ptr<NoteBoard>> ShareNotes(CommTag tag) final;
 
   void Announce(const absl::Status& status) final { domain_->Announce(status); }
   bool AllAnnounced(absl::Duration timeout) final {
@@ -81,6 +83,7 @@ class WatchedCommunicator : public QueuedCommunicator {
   const std::shared_ptr<FailureDomain> domain_;
   const std::shared_ptr<const WatchedGroup> watched_;
   std::atomic<int> splits_{0};
+  std::atomic<int> boards_{0};
 };
 
 }  // namespace tessera

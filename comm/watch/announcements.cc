@@ -29,6 +29,9 @@ constexpr absl::Duration kPatience = absl::Seconds(1);
 
 std::string PostedKey(int rank) { return absl::StrCat("posted/", rank); }
 std::string WaitingKey(int rank) { return absl::StrCat("waiting/", rank); }
+std::string NoteKey(const std::string& board, int rank) {
+  return absl::StrCat("note/", board, "/", rank);
+}
 
 std::optional<Announcement> ParseAnnouncement(int rank,
                                               const std::string& text) {
@@ -220,6 +223,19 @@ bool Announcements::AllPosted(absl::Duration timeout,
 
 bool Announcements::SetWaiting(const WaitingIn& waiting) {
   return store_.Set(WaitingKey(rank_), TextOf(waiting, ++beat_));
+}
+
+bool Announcements::WriteNote(const std::string& board,
+                              const std::string& text) {
+  return store_.Set(NoteKey(board, rank_), text);
+}
+
+std::optional<std::vector<std::string>> Announcements::ReadNotes(
+    const std::string& board, const std::vector<int>& ranks) {
+  std::vector<std::string> keys;
+  keys.reserve(ranks.size());
+  for (int r : ranks) keys.push_back(NoteKey(board, r));
+  return store_.Get(keys);
 }
 
 std::optional<AnnouncementSnapshot> Announcements::ReadSnapshot() {

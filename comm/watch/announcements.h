@@ -8,6 +8,7 @@
 //                   between them: the last collective that it is known to have
 //                   begun, and the last of each group; <beat> grows with every
 //                   writing, about once a second
+//   note/<board>/<rank>  text of a NoteBoard (comm/note_board.h)
 //
 // Each rank writes its own keys only. <count> grows with every announcement, so
 // a reader can tell a new one from one that it saw before; a taken back one is
@@ -125,6 +126,11 @@ class Announcements {
   // All of the other ranks' keys; nullopt if the store is silent. Of the own
   // rank nothing. LOCAL.
   std::optional<AnnouncementSnapshot> ReadSnapshot();
+
+  // As NoteBoard's. REQUIRES to read: all of `ranks` have written.
+  bool WriteNote(const std::string& board, const std::string& text);
+  std::optional<std::vector<std::string>> ReadNotes(
+      const std::string& board, const std::vector<int>& ranks);
 
   // The store's answer is overdue.
   bool store_silent() const { return store_.silent(); }

@@ -11,6 +11,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "comm/communicator.h"
+#include "comm/note_board.h"
 
 namespace tessera {
 
@@ -69,6 +70,10 @@ class RecordingCommunicator : public Communicator {
     if (!part.ok()) return part;
     return std::shared_ptr<Communicator>(
         new RecordingCommunicator(*std::move(part), name.what, calls_));
+  }
+  absl::StatusOr<std::unique_ptr<NoteBoard>> ShareNotes(CommTag tag) override {
+    Add("notes", tag.what);
+    return inner_->ShareNotes(tag);
   }
   void Announce(const absl::Status& status) override {
     inner_->Announce(status);
