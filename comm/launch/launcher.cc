@@ -27,6 +27,9 @@ namespace {
 
 constexpr char kMark[] = "TESSERA_LAUNCHED_BY";  // the parent's process id
 constexpr int kPassedOn[] = {SIGINT, SIGTERM, SIGHUP};
+// Passed on, too, and no reason to end: what Slurm sends before a job's time is
+// over (--signal), and a program saves its state at.
+constexpr int kNotice = SIGUSR1;
 
 int g_signal_pipe[2] = {-1, -1};
 
@@ -51,6 +54,7 @@ absl::Status CatchSignals() {
   for (int sig : kPassedOn) {
     if (!IsIgnored(sig)) sigaction(sig, &act, nullptr);
   }
+  if (!IsIgnored(kNotice)) sigaction(kNotice, &act, nullptr);
   return absl::OkStatus();
 }
 
@@ -60,6 +64,7 @@ void LetSignalsGo() {
   for (int sig : kPassedOn) {
     if (!IsIgnored(sig)) signal(sig, SIG_DFL);
   }
+  if (!IsIgnored(kNotice)) signal(kNotice, SIG_DFL);
 }
 
 class Supervisor {
@@ -148,6 +153,7 @@ void Supervisor::WaitForSignals() {
   while (read(g_signal_pipe[0], &sig, 1) == 1) {
     if (sig == SIGCHLD) continue;
     Signal(sig);
+    if (sig == kNotice) continue;
     signalled_ = true;
     term_at_ = absl::InfiniteFuture();
     kill_at_ = std::min(kill_at_, absl::Now() + options_.signal_grace);

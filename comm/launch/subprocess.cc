@@ -55,7 +55,7 @@ std::vector<char*> Pointers(const std::vector<std::string>& strings) {
   struct sigaction act;
   memset(&act, 0, sizeof(act));
   act.sa_handler = SIG_DFL;
-  for (int sig : {SIGINT, SIGTERM, SIGHUP, SIGCHLD, SIGPIPE}) {
+  for (int sig : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGCHLD, SIGPIPE}) {
     if (sig == SIGCHLD || !IsIgnored(sig)) sigaction(sig, &act, nullptr);
   }
   sigset_t none;

@@ -51,6 +51,17 @@ void WaitFor(int sig) {
     for (int sig : {SIGHUP, SIGINT, SIGQUIT}) raise(sig);
   }
   if (program == "ends" && rank == 0) signal(SIGTERM, [](int) { _exit(1); });
+  if (program == "notice") {
+    sigset_t notice;
+    sigemptyset(&notice);
+    sigaddset(&notice, SIGUSR1);
+    sigprocmask(SIG_BLOCK, &notice, nullptr);
+    Print("ready\n");
+    WaitFor(SIGUSR1);
+    Print("noticed\n");
+    WaitFor(SIGUSR1);
+    _exit(0);
+  }
   const bool saver = program == "save" && rank == 0;
   if (saver) {
     sigset_t term;
@@ -147,6 +158,16 @@ TEST(LauncherTest, IgnoredSignalsStayIgnored) {
   for (int sig : {SIGHUP, SIGINT, SIGQUIT}) kill(launcher.pid(), sig);
   kill(launcher.pid(), SIGTERM);
   EXPECT_EQ(launcher.Finish(absl::Seconds(20)).code, 128 + SIGTERM);
+}
+
+// Twice: whoever gets it is not ended for it.
+TEST(LauncherTest, SIGUSR1IsPassedOnAndEndsNobody) {
+  Process launcher({}, Named("notice"));
+  for (int seen : {3, 6}) {
+    ASSERT_TRUE(launcher.WaitForLines(seen));
+    kill(launcher.pid(), SIGUSR1);
+  }
+  EXPECT_EQ(launcher.Finish(absl::Seconds(20)).code, 0);
 }
 
 // No patience with failures, and ranks 1 and 2 end by the signal: rank 0 still
