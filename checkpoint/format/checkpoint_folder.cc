@@ -164,4 +164,19 @@ absl::Status RemoveCheckpoint(const std::string& path, FileSystem* files) {
   return absl::OkStatus();
 }
 
+absl::Status RemoveUnfinished(const std::string& path, FileSystem* files) {
+  TESSERA_ASSIGN_OR_RETURN(const Folder folder, Folder::Open(path, files));
+  {
+    TESSERA_ASSIGN_OR_RETURN(const File lock, Lock(folder));
+    if (!absl::IsNotFound(ReadManifest(folder).status())) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(path, ": holds a manifest"));
+    }
+    TESSERA_RETURN_IF_ERROR(Sweep(folder, std::nullopt));
+    TESSERA_RETURN_IF_ERROR(folder.Remove(kLockName));
+  }
+  (void)files->RemoveFolder(AT_FDCWD, path);
+  return absl::OkStatus();
+}
+
 }  // namespace tessera

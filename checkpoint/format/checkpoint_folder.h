@@ -73,5 +73,10 @@ absl::StatusOr<proto::CheckpointManifest> ReadManifest(const Folder& folder);
 // LOCAL.
 absl::Status RemoveCheckpoint(const std::string& path, FileSystem* files);
 
+// Removes what saves left in a folder that holds no checkpoint, and the folder
+// if nothing else is in it. FailedPrecondition: it holds one, or what cannot be
+// read; Unavailable: another process is saving there. LOCAL.
+absl::Status RemoveUnfinished(const std::string& path, FileSystem* files);
+
 }  // namespace tessera
 #endif  // CHECKPOINT_FORMAT_CHECKPOINT_FOLDER_H_

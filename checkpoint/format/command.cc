@@ -8,12 +8,17 @@
 #include <map>
 #include <system_error>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/status.h"
 #include "checkpoint/format/checkpoint_folder.h"
 #include "checkpoint/format/checkpoint_reader.h"
+#include "checkpoint/format/rewrite.h"
 
 namespace tessera {
 namespace {
@@ -25,7 +30,14 @@ constexpr char kUsage[] =
     "  show DIR      its tensors, states, files, and the run that saved it\n"
     "  verify DIR    reads all of it: every checksum, every element once\n"
     "  diff A B      which tensors differ, and by how much at most\n"
-    "  rm DIR        removes it, and no other file\n";
+    "  rm DIR        removes it, and no other file\n"
+    "  export DIR OUT [--dtype=fp32|bf16] [--names=gpt2|FILE]\n"
+    "                [--max_file_bytes=N]\n"
+    "                its values as safetensors files, as Hugging Face's\n"
+    "                libraries read them; FILE: checkpoint/format/name_map.h\n"
+    "  reshard DIR OUT --files=N\n"
+    "                the same in N files (no need to: any number of ranks\n"
+    "                loads any number of files)\n";
 constexpr int kThreads = 4;
 constexpr int64_t kDiffElements = int64_t{4} << 20;  // held of each at a time
 
@@ -56,6 +68,11 @@ std::string Summary(const proto::CheckpointManifest& manifest) {
           ? absl::StrCat(", saved at stage ", training.stage(), " by ",
                          training.world_size(),
                          training.world_size() == 1 ? " rank" : " ranks")
+          : "",
+      manifest.has_saved_unix_micros()
+          ? absl::FormatTime(", %Y-%m-%d %H:%M:%S UTC",
+                             absl::FromUnixMicros(manifest.saved_unix_micros()),
+                             absl::UTCTimeZone())
           : "");
 }
 
@@ -243,12 +260,96 @@ absl::StatusOr<int> Diff(const std::string& dir_a, const std::string& dir_b,
   return differ;
 }
 
-absl::Status Run(const Args& args, std::ostream* out, bool* differ) {
+// ---- export, reshard ----
+
+// "12.0 MiB of 96.0 MiB" in one line, now and then.
+class ProgressLine {
+ public:
+  explicit ProgressLine(std::ostream* err) : err_(*err) {}
+  ~ProgressLine() {
+    if (shown_) err_ << "\n";
+  }
+  void Show(int64_t done, int64_t of) {
+    const absl::Time now = absl::Now();
+    if (now - last_ < absl::Seconds(1)) return;
+    last_ = now;
+    shown_ = true;
+    err_ << "\r" << SizeText(done) << " of " << SizeText(of) << std::flush;
+  }
+
+ private:
+  std::ostream& err_;
+  absl::Time last_ = absl::Now();
+  bool shown_ = false;
+};
+
+// "--name=value" of args[3] on.
+absl::StatusOr<std::map<std::string, std::string>> FlagsOf(
+    const Args& args, const std::vector<std::string>& known) {
+  std::map<std::string, std::string> flags;
+  for (size_t i = 3; i < args.size(); ++i) {
+    const std::pair<std::string, std::string> flag =
+        absl::StrSplit(args[i], absl::MaxSplits('=', 1));
+    if (std::find(known.begin(), known.end(), flag.first) == known.end()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("'", args[i], "': expected ",
+                       absl::StrJoin(known, "=..., "), "=..."));
+    }
+    flags[flag.first] = flag.second;
+  }
+  return flags;
+}
+
+absl::Status Export(const Args& args, std::ostream* err) {
+  TESSERA_ASSIGN_OR_RETURN(
+      const auto flags,
+      FlagsOf(args, {"--dtype", "--names", "--max_file_bytes"}));
+  SafetensorsExportOptions options;
+  for (const auto& [name, value] : flags) {
+    if (name == "--names") {
+      TESSERA_ASSIGN_OR_RETURN(options.names, NameMap::Load(value));
+    } else if (name == "--max_file_bytes") {
+      if (!absl::SimpleAtoi(value, &options.max_file_bytes)) {
+        return absl::InvalidArgumentError(
+            absl::StrCat(name, ": expected a number, got '", value, "'"));
+      }
+    } else {
+      if (value != "fp32" && value != "bf16") {
+        return absl::InvalidArgumentError(
+            absl::StrCat(name, ": expected fp32 or bf16, got '", value, "'"));
+      }
+      options.dtype = value == "fp32" ? "F32" : "BF16";
+    }
+  }
+  ProgressLine line(err);
+  return ExportSafetensors(
+      args[1], args[2], options,
+      [&](int64_t done, int64_t of) { line.Show(done, of); },
+      FileSystem::Real());
+}
+
+absl::Status ReshardTo(const Args& args, std::ostream* err) {
+  TESSERA_ASSIGN_OR_RETURN(auto flags, FlagsOf(args, {"--files"}));
+  int files = 0;
+  if (!absl::SimpleAtoi(flags["--files"], &files)) {
+    return absl::InvalidArgumentError("reshard: expected --files=N");
+  }
+  ProgressLine line(err);
+  return ReshardCheckpoint(
+      args[1], args[2], files,
+      [&](int64_t done, int64_t of) { line.Show(done, of); },
+      FileSystem::Real());
+}
+
+absl::Status Run(const Args& args, std::ostream* out, std::ostream* err,
+                 bool* differ) {
   const std::string& command = args[0];
   if (command == "ls") return List(args[1], out);
   if (command == "show") return Show(args[1], out);
   if (command == "verify") return Verify(args[1], out);
   if (command == "rm") return RemoveCheckpoint(args[1], FileSystem::Real());
+  if (command == "export") return Export(args, err);
+  if (command == "reshard") return ReshardTo(args, err);
   TESSERA_ASSIGN_OR_RETURN(const int differing, Diff(args[1], args[2], out));
   *differ = differing > 0;
   return absl::OkStatus();
@@ -259,6 +360,7 @@ bool IsCommand(const Args& args) {
   for (const char* one : {"ls", "show", "verify", "rm"}) {
     if (args[0] == one) return args.size() == 2;
   }
+  if (args[0] == "export" || args[0] == "reshard") return args.size() >= 3;
   return args[0] == "diff" && args.size() == 3;
 }
 
@@ -271,7 +373,7 @@ int RunCheckpointCommand(const Args& args, std::ostream* out,
     return 2;
   }
   bool differ = false;
-  const absl::Status status = Run(args, out, &differ);
+  const absl::Status status = Run(args, out, err, &differ);
   if (!status.ok()) *err << status.ToString() << "\n";
   return status.ok() && !differ ? 0 : 1;
 }

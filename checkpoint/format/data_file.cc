@@ -13,9 +13,6 @@
 namespace tessera {
 namespace {
 
-// Of a call of the system: as fast as larger ones, and in the caches when its
-// checksums are made.
-constexpr int64_t kCallBytes = 4 << 20;
 constexpr size_t kBufferBytes = 1 << 20;
 // Pieces begin at multiples of this; large ones at a page.
 constexpr int64_t kAlign = 64, kPage = 4096;
@@ -36,9 +33,19 @@ absl::StatusOr<DataFileWriter> DataFileWriter::Create(const Folder& folder,
 
 absl::Status DataFileWriter::Add(int storage, int state, int64_t begin,
                                  int64_t n, absl::string_view bytes) {
-  const int64_t size = static_cast<int64_t>(bytes.size());
+  TESSERA_RETURN_IF_ERROR(
+      BeginPiece(storage, state, begin, n, static_cast<int64_t>(bytes.size())));
+  // The checksums of what the next call writes, while it is in the caches.
+  for (size_t at = 0; at < bytes.size(); at += kPartBytes) {
+    TESSERA_RETURN_IF_ERROR(AddPart(bytes.substr(at, kPartBytes)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DataFileWriter::BeginPiece(int storage, int state, int64_t begin,
+                                        int64_t n, int64_t bytes) {
   const int64_t end = written_ + static_cast<int64_t>(buffer_.size());
-  const int64_t offset = Aligned(end, size);
+  const int64_t offset = Aligned(end, bytes);
   TESSERA_RETURN_IF_ERROR(
       Append(std::string(static_cast<size_t>(offset - end), '\0')));
   proto::CheckpointPiece* const piece = index_.add_pieces();
@@ -47,15 +54,16 @@ absl::Status DataFileWriter::Add(int storage, int state, int64_t begin,
   piece->set_begin(begin);
   piece->set_end(begin + n);
   piece->set_offset(offset);
-  // The checksums of what the next call writes, while it is in the caches.
-  for (int64_t at = 0; at < size; at += kCallBytes) {
-    const absl::string_view part = bytes.substr(at, kCallBytes);
-    for (size_t block = 0; block < part.size(); block += kBlockBytes) {
-      piece->add_block_crcs(Crc32c(part.substr(block, kBlockBytes)));
-    }
-    TESSERA_RETURN_IF_ERROR(Append(part));
-  }
   return absl::OkStatus();
+}
+
+absl::Status DataFileWriter::AddPart(absl::string_view part) {
+  proto::CheckpointPiece* const piece =
+      index_.mutable_pieces(index_.pieces_size() - 1);
+  for (size_t block = 0; block < part.size(); block += kBlockBytes) {
+    piece->add_block_crcs(Crc32c(part.substr(block, kBlockBytes)));
+  }
+  return Append(part);
 }
 
 void DataFileWriter::AddValue(const std::string& name,
@@ -63,6 +71,11 @@ void DataFileWriter::AddValue(const std::string& name,
   proto::CheckpointValue* const added = index_.add_values();
   added->set_name(name);
   added->set_value(value);
+}
+
+absl::Status DataFileWriter::SyncSoFar() {
+  TESSERA_RETURN_IF_ERROR(Flush());
+  return file_.Sync();
 }
 
 absl::StatusOr<proto::CheckpointFile> DataFileWriter::Finish() {
@@ -137,7 +150,7 @@ absl::Status DataFileReader::Read(const proto::CheckpointPiece& piece,
     if (whole) {
       const int64_t last =
           end == piece_bytes ? end : end / kBlockBytes * kBlockBytes;
-      stop = std::min(last, block_begin + kCallBytes);
+      stop = std::min(last, block_begin + kPartBytes);
     } else {
       edge.resize(static_cast<size_t>(stop - block_begin));
     }

@@ -19,6 +19,10 @@
 
 namespace tessera {
 
+// Of a call of the system: as fast as larger ones, and in the caches when its
+// checksums are made.
+inline constexpr int64_t kPartBytes = 4 << 20;
+
 class DataFileWriter {
  public:
   static absl::StatusOr<DataFileWriter> Create(const Folder& folder,
@@ -27,7 +31,14 @@ class DataFileWriter {
   // Elements [`begin`, `begin` + n) of a state of a storage, `bytes` of them.
   absl::Status Add(int storage, int state, int64_t begin, int64_t n,
                    absl::string_view bytes);
+  // The same in parts: all but the last are whole blocks (kBlockBytes).
+  absl::Status BeginPiece(int storage, int state, int64_t begin, int64_t n,
+                          int64_t bytes);
+  absl::Status AddPart(absl::string_view part);
   void AddValue(const std::string& name, const std::string& value);
+  // Waits until what is written is on the disk, so that little is left to
+  // Finish.
+  absl::Status SyncSoFar();
   // The index, and waits until all is on the disk. What the manifest is to say
   // of the file.
   absl::StatusOr<proto::CheckpointFile> Finish();

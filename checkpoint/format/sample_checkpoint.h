@@ -27,6 +27,9 @@ class SampleCheckpoint {
                        int num_ranks) const;
 
   const proto::CheckpointManifest& head() const { return head_; }
+  void set_saved_unix_micros(int64_t micros) {
+    head_.set_saved_unix_micros(micros);
+  }
   // The bytes of a state of a storage.
   const std::string& bytes(int storage, int state) const {
     return bytes_[storage][state];

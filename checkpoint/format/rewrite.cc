@@ -1,0 +1,179 @@
+#include "checkpoint/format/rewrite.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "checkpoint/format/checkpoint_folder.h"
+#include "checkpoint/format/checkpoint_reader.h"
+#include "checkpoint/format/data_file.h"
+#include "checkpoint/format/manifest.h"
+
+namespace tessera {
+namespace {
+
+constexpr int kThreads = 4;
+constexpr int64_t kHeldBytes = 64
+                               << 20;  // at a time; a multiple of kBlockBytes
+constexpr int64_t kCutNumbers = 64;
+
+// Calls `take(begin, bytes)` with numbers [begin, end) of a state, part by
+// part.
+template <class Take>
+absl::Status ForParts(CheckpointReader* reader, int storage, int state,
+                      int64_t begin, int64_t end, const Take& take) {
+  const int64_t size =
+      DtypeBytes(reader->manifest().storages(storage).states(state).dtype());
+  std::string bytes;
+  for (int64_t at = begin; at < end; at += kHeldBytes / size) {
+    const int64_t to = std::min(at + kHeldBytes / size, end);
+    bytes.resize(static_cast<size_t>((to - at) * size));
+    TESSERA_RETURN_IF_ERROR(
+        reader->Read({{storage, state, at, to, bytes.data()}}, kThreads));
+    TESSERA_RETURN_IF_ERROR(take(at, bytes));
+  }
+  return absl::OkStatus();
+}
+
+class Reshard {
+ public:
+  Reshard(CheckpointReader* reader, Saving* saving, int num_files,
+          const RewriteProgress& progress)
+      : reader_(*reader),
+        manifest_(reader->manifest()),
+        saving_(*saving),
+        num_files_(num_files),
+        progress_(progress) {
+    for (const auto& storage : manifest_.storages()) {
+      for (const auto& state : storage.states()) {
+        total_ += storage.numel() * DtypeBytes(state.dtype());
+      }
+    }
+  }
+
+  absl::Status Run(bool* committed) {
+    proto::CheckpointManifest manifest = manifest_;
+    manifest.set_id(saving_.id());
+    manifest.clear_files();
+    for (int r = 0; r < num_files_; ++r) {
+      TESSERA_ASSIGN_OR_RETURN(*manifest.add_files(), WriteFile(r));
+    }
+    return saving_.Commit(manifest, committed);
+  }
+
+ private:
+  absl::StatusOr<proto::CheckpointFile> WriteFile(int rank) {
+    TESSERA_ASSIGN_OR_RETURN(
+        DataFileWriter writer,
+        DataFileWriter::Create(saving_.folder(), saving_.id(), rank));
+    for (int s = 0; s < manifest_.storages_size(); ++s) {
+      const proto::CheckpointStorage& storage = manifest_.storages(s);
+      const int64_t cuts = (storage.numel() + kCutNumbers - 1) / kCutNumbers;
+      const auto cut = [&](int64_t part) {
+        return std::min(storage.numel(),
+                        cuts * part / num_files_ * kCutNumbers);
+      };
+      for (int i = 0; i < storage.states_size(); ++i) {
+        TESSERA_RETURN_IF_ERROR(
+            AddPiece(s, i, cut(rank), cut(rank + 1), &writer));
+      }
+    }
+    if (rank < manifest_.files_size()) {
+      TESSERA_ASSIGN_OR_RETURN(const auto values, reader_.ValuesOf(rank));
+      for (const auto& value : values) {
+        writer.AddValue(value.name(), value.value());
+      }
+    }
+    return writer.Finish();
+  }
+
+  absl::Status AddPiece(int s, int i, int64_t begin, int64_t end,
+                        DataFileWriter* writer) {
+    if (begin == end) return absl::OkStatus();
+    const int64_t size = DtypeBytes(manifest_.storages(s).states(i).dtype());
+    TESSERA_RETURN_IF_ERROR(
+        writer->BeginPiece(s, i, begin, end - begin, (end - begin) * size));
+    return ForParts(&reader_, s, i, begin, end,
+                    [&](int64_t, absl::string_view bytes) -> absl::Status {
+                      for (size_t at = 0; at < bytes.size(); at += kPartBytes) {
+                        TESSERA_RETURN_IF_ERROR(
+                            writer->AddPart(bytes.substr(at, kPartBytes)));
+                      }
+                      done_ += static_cast<int64_t>(bytes.size());
+                      if (progress_) progress_(done_, total_);
+                      return absl::OkStatus();
+                    });
+  }
+
+  CheckpointReader& reader_;
+  const proto::CheckpointManifest& manifest_;
+  Saving& saving_;
+  const int num_files_;
+  const RewriteProgress& progress_;
+  int64_t done_ = 0, total_ = 0;
+};
+
+}  // namespace
+
+absl::Status ExportSafetensors(const std::string& dir, const std::string& to,
+                               const SafetensorsExportOptions& options,
+                               const RewriteProgress& progress,
+                               FileSystem* files) {
+  TESSERA_ASSIGN_OR_RETURN(CheckpointReader reader,
+                           CheckpointReader::Open(dir, files));
+  const proto::CheckpointManifest& manifest = reader.manifest();
+  TESSERA_ASSIGN_OR_RETURN(
+      SafetensorsExport exported,
+      SafetensorsExport::Plan(to, manifest, options, files));
+  int64_t done = 0, total = 0;
+  for (const auto& storage : manifest.storages()) {
+    const int value = ValueState(storage);
+    if (value < 0) continue;
+    total += storage.numel() * DtypeBytes(storage.states(value).dtype());
+  }
+  const auto write = [&]() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(exported.Create());
+    for (int s = 0; s < manifest.storages_size(); ++s) {
+      const int value = ValueState(manifest.storages(s));
+      if (value < 0) continue;
+      TESSERA_RETURN_IF_ERROR(
+          ForParts(&reader, s, value, 0, manifest.storages(s).numel(),
+                   [&](int64_t begin, absl::string_view bytes) {
+                     done += static_cast<int64_t>(bytes.size());
+                     if (progress) progress(done, total);
+                     return exported.Write(s, begin, bytes);
+                   }));
+    }
+    TESSERA_RETURN_IF_ERROR(exported.Sync());
+    return exported.Commit();
+  };
+  const absl::Status status = write();
+  if (!status.ok()) exported.Abandon();
+  return status;
+}
+
+absl::Status ReshardCheckpoint(const std::string& dir, const std::string& to,
+                               int num_files, const RewriteProgress& progress,
+                               FileSystem* files) {
+  if (num_files < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("expected at least one file, got ", num_files));
+  }
+  TESSERA_ASSIGN_OR_RETURN(CheckpointReader reader,
+                           CheckpointReader::Open(dir, files));
+  TESSERA_ASSIGN_OR_RETURN(Saving saving, Saving::Begin(to, files));
+  const auto there = ReadManifest(saving.folder());
+  if (there.ok() && there->id() == reader.manifest().id()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(to, ": is the checkpoint itself; name another folder"));
+  }
+  bool committed = false;
+  const absl::Status status =
+      Reshard(&reader, &saving, num_files, progress).Run(&committed);
+  if (!status.ok() && !committed) saving.Abandon();
+  return status;
+}
+
+}  // namespace tessera

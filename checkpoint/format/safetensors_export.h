@@ -1,0 +1,111 @@
+// SafetensorsExport: a checkpoint's values as safetensors files that Hugging
+// Face's libraries read: model.safetensors, or model-00001-of-00003.safetensors
+// and so on with model.safetensors.index.json. Where every number goes is known
+// beforehand, so all ranks write at once, each what it has, in any order.
+//
+//   one process   Create()
+//   all           Write(...) of every number once, Sync()
+//   one process   Commit()
+//
+// Until Commit the files have names that end in ".tmp". No torch.
+//
+// Threads: one.
+#ifndef CHECKPOINT_FORMAT_SAFETENSORS_EXPORT_H_
+#define CHECKPOINT_FORMAT_SAFETENSORS_EXPORT_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "checkpoint/disk/folder.h"
+#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/format/name_map.h"
+
+namespace tessera {
+
+struct SafetensorsExportOptions {
+  // Of floating-point numbers: "F32" or "BF16" (rounded to nearest, ties to
+  // even); "": as the checkpoint has them, float32 for what trains.
+  std::string dtype;
+  NameMap names;
+  int64_t max_file_bytes = 5'000'000'000;  // a larger tensor has its own file
+};
+
+// Number of the state "value" of a storage; -1: it has none.
+int ValueState(const proto::CheckpointStorage& storage);
+
+class SafetensorsExport {
+ public:
+  // Where all of `head`'s tensors go, of those that are one under several names
+  // the first. `folder` is made if it is not there. The same on all ranks for
+  // the same arguments. LOCAL. InvalidArgument: two tensors of one name, a
+  // dtype that is none of these; Unimplemented: complex numbers, a
+  // transposition of what is no matrix; AlreadyExists: `folder` has safetensors
+  // files.
+  static absl::StatusOr<SafetensorsExport> Plan(
+      const std::string& folder, const proto::CheckpointManifest& head,
+      SafetensorsExportOptions options, FileSystem* files);
+
+  // The files and their headers. LOCAL.
+  absl::Status Create();
+  // Values of numbers [begin, ...) of a storage, in the dtype that `head` says.
+  // Of several ranks that write the same they must be the same. LOCAL.
+  absl::Status Write(int storage, int64_t begin, absl::string_view bytes);
+  // Waits until all that was written is on the disk. LOCAL.
+  absl::Status Sync();
+  // Gives the files their names. DataLoss: one is not as long as it is to be.
+  // LOCAL.
+  absl::Status Commit();
+  // Removes what Create made, after an error. LOCAL.
+  void Abandon();
+
+  // Of all tensors.
+  int64_t total_bytes() const { return total_bytes_; }
+
+ private:
+  struct Dim {
+    int64_t size, stride;
+  };
+  struct Tensor {
+    std::string name;
+    std::string dtype;                    // there
+    std::vector<int64_t> sizes, strides;  // strides in numbers of the storage
+    int64_t offset = 0;                   // in the storage
+    int storage = 0;
+    // Of sizes and strides, without those that can be taken for one.
+    std::vector<Dim> dims;
+    size_t file = 0;
+    int64_t at = 0;  // bytes, in the file
+  };
+  struct Output {
+    std::string name;
+    std::string header;
+    int64_t bytes = 0;
+    std::unique_ptr<File> open;
+  };
+  class Runs;
+
+  SafetensorsExport(Folder folder, SafetensorsExportOptions options)
+      : folder_(std::move(folder)), options_(std::move(options)) {}
+  absl::Status AddTensors(const proto::CheckpointManifest& head);
+  absl::Status AddTensor(int storage, const proto::CheckpointTensor& tensor);
+  absl::Status Arrange();
+  std::string HeaderOf(const std::vector<const Tensor*>& tensors) const;
+  std::string IndexJson() const;
+  absl::StatusOr<File*> Open(size_t file);
+
+  Folder folder_;
+  SafetensorsExportOptions options_;
+  std::vector<Tensor> tensors_;
+  std::vector<Output> outputs_;
+  std::vector<std::vector<size_t>> of_storage_;  // in tensors_
+  std::vector<std::string> dtypes_;              // of storages, here
+  int64_t total_bytes_ = 0;
+};
+
+}  // namespace tessera
+#endif  // CHECKPOINT_FORMAT_SAFETENSORS_EXPORT_H_

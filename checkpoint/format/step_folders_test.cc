@@ -1,0 +1,184 @@
+// Which checkpoints of a run are kept, in which order they were saved, and what
+// is left alone.
+#include "checkpoint/format/step_folders.h"
+
+#include <fcntl.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "checkpoint/disk/memory_disk.h"
+#include "checkpoint/format/checkpoint_folder.h"
+#include "checkpoint/format/sample_checkpoint.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::UnorderedElementsAre;
+
+constexpr char kDir[] = "/run";
+
+class StepFoldersTest : public testing::Test {
+ protected:
+  std::string PathOf(int64_t step) {
+    return absl::StrCat(kDir, "/", StepFolderName(step));
+  }
+  // At a time of its own, later than those before.
+  void Save(int64_t step, int64_t at) {
+    SampleCheckpoint sample(static_cast<int>(step));
+    sample.set_saved_unix_micros(at);
+    bool committed = false;
+    TESSERA_EXPECT_OK(sample.Save(PathOf(step), &disk_, 2, &committed));
+  }
+  std::vector<int64_t> Found() {
+    std::vector<int64_t> steps;
+    const auto found = ListStepFolders(kDir, &disk_).value();
+    for (const StepFolder& one : found) {
+      steps.push_back(one.whole ? one.step : -one.step);
+    }
+    return steps;
+  }
+  void Put(const std::string& path, const std::string& bytes) {
+    const int fd = disk_.Open(AT_FDCWD, path, O_CREAT | O_WRONLY);
+    ASSERT_GE(fd, 0);
+    disk_.Write(fd, bytes.data(), static_cast<int64_t>(bytes.size()), 0);
+    disk_.Close(fd);
+  }
+  std::vector<std::string> NamesIn(const std::string& path) {
+    std::vector<std::string> names;
+    for (const auto& [name, bytes] : disk_.FilesIn(path)) names.push_back(name);
+    return names;
+  }
+  // A data file of the checkpoint of `step` is lost.
+  void Damage(int64_t step) {
+    const Folder folder = Folder::Open(PathOf(step), &disk_).value();
+    const auto manifest = ReadManifest(folder).value();
+    TESSERA_EXPECT_OK(folder.Remove(DataFileName(manifest.id(), 1)));
+  }
+
+  MemoryDisk disk_;
+};
+
+TEST_F(StepFoldersTest, TheOneThatWasSavedLastIsFirst) {
+  EXPECT_THAT(Found(), IsEmpty());
+  Save(10, 1);
+  Save(300, 2);
+  Save(20, 3);  // after going back
+  EXPECT_THAT(Found(), ElementsAre(20, 300, 10));
+  Damage(300);
+  EXPECT_THAT(Found(), ElementsAre(20, -300, 10));
+}
+
+TEST_F(StepFoldersTest, OtherNamesAreNoStepFolders) {
+  Save(7, 1);
+  for (const char* name : {"step-7", "step-0000000x", "best", "step-"}) {
+    bool committed = false;
+    TESSERA_EXPECT_OK(SampleCheckpoint(1).Save(absl::StrCat(kDir, "/", name),
+                                               &disk_, 1, &committed));
+  }
+  EXPECT_THAT(Found(), ElementsAre(7));
+  TESSERA_EXPECT_OK(
+      RemoveOldSteps(kDir, StepFolderName(7), {.keep_last = 1}, &disk_));
+  EXPECT_THAT(NamesIn(kDir),
+              UnorderedElementsAre("step-00000007", "step-7", "step-0000000x",
+                                   "best", "step-"));
+}
+
+TEST_F(StepFoldersTest, LatestNamesOneAndIsReplaced) {
+  Save(1, 1);
+  TESSERA_EXPECT_OK(WriteLatest(kDir, StepFolderName(1), &disk_));
+  Put(absl::StrCat(kDir, "/latest.new"), "of one that was killed");
+  TESSERA_EXPECT_OK(WriteLatest(kDir, StepFolderName(2), &disk_));
+  EXPECT_EQ(disk_.FilesIn(kDir)["latest"], "step-00000002\n");
+  EXPECT_EQ(disk_.FilesIn(kDir).count("latest.new"), 0);
+}
+
+TEST_F(StepFoldersTest, TheLastAndTheMultiplesAreKept) {
+  for (int64_t step = 1; step <= 8; ++step) Save(step, step);
+  TESSERA_EXPECT_OK(RemoveOldSteps(kDir, StepFolderName(8),
+                                   {.keep_last = 2, .keep_every = 3}, &disk_));
+  EXPECT_THAT(Found(), ElementsAre(8, 7, 6, 3));
+}
+
+TEST_F(StepFoldersTest, TheOneJustSavedIsKeptWhateverItsTime) {
+  Save(5, 100);
+  Save(6, 3);  // by a host whose clock is late
+  TESSERA_EXPECT_OK(
+      RemoveOldSteps(kDir, StepFolderName(6), {.keep_last = 1}, &disk_));
+  EXPECT_THAT(Found(), ElementsAre(5, 6));
+}
+
+TEST_F(StepFoldersTest, ADamagedOneIsNotCountedAsAGoodOne) {
+  for (int64_t step = 1; step <= 3; ++step) Save(step, step);
+  Damage(3);
+  TESSERA_EXPECT_OK(
+      RemoveOldSteps(kDir, StepFolderName(3), {.keep_last = 1}, &disk_));
+  EXPECT_THAT(Found(), ElementsAre(-3, 2));
+}
+
+TEST_F(StepFoldersTest, WhatInterruptedSavesLeftGoesAndWhatIsOthersStays) {
+  Save(1, 1);
+  Save(2, 2);
+  Save(3, 3);
+  // Killed before its commit; the same with a file of the user's.
+  for (int64_t step : {4, 5}) {
+    bool committed = false;
+    disk_.before = [&](int64_t, const char* call) {
+      return std::string(call) == "rename" ? -EIO : 0;
+    };
+    EXPECT_FALSE(
+        SampleCheckpoint(1).Save(PathOf(step), &disk_, 1, &committed).ok());
+    disk_.before = nullptr;
+    Put(PathOf(step) + "/0123456789abcdef.rank-00000", "half a file");
+  }
+  Put(PathOf(5) + "/notes.txt", "mine");
+  // Another process is saving there.
+  const auto saving = Saving::Begin(PathOf(6), &disk_);
+  TESSERA_EXPECT_OK(saving.status());
+  Put(PathOf(6) + "/0123456789abcdef.rank-00000", "half a file");
+  TESSERA_EXPECT_OK(
+      RemoveOldSteps(kDir, StepFolderName(3), {.keep_last = 1}, &disk_));
+  EXPECT_THAT(Found(), ElementsAre(3));
+  EXPECT_THAT(NamesIn(kDir),
+              UnorderedElementsAre(StepFolderName(3), StepFolderName(5),
+                                   StepFolderName(6)));
+  EXPECT_THAT(NamesIn(PathOf(5)), ElementsAre("notes.txt"));
+  EXPECT_THAT(NamesIn(PathOf(6)),
+              UnorderedElementsAre("lock", "0123456789abcdef.rank-00000"));
+}
+
+// At every call of the disk that is refused a good checkpoint stays.
+TEST_F(StepFoldersTest, WhateverFailsAGoodOneStays) {
+  for (int64_t k = 0; k < 10'000; ++k) {
+    MemoryDisk fresh;
+    SampleCheckpoint old(1), good(2);
+    good.set_saved_unix_micros(2);
+    bool committed = false;
+    TESSERA_ASSERT_OK(old.Save(PathOf(1), &fresh, 2, &committed));
+    TESSERA_ASSERT_OK(good.Save(PathOf(2), &fresh, 2, &committed));
+    const int64_t before = fresh.calls();
+    bool refused = false;
+    fresh.before = [&](int64_t call, const char*) {
+      if (call != before + k) return 0;
+      refused = true;
+      return -EIO;
+    };
+    (void)RemoveOldSteps(kDir, StepFolderName(2), {.keep_last = 1}, &fresh);
+    fresh.before = nullptr;
+    TESSERA_EXPECT_OK(good.Compare(PathOf(2), &fresh, 1)) << "call " << k;
+    if (!refused) {
+      EXPECT_GT(k, 20);
+      return;
+    }
+  }
+  FAIL() << "it never came to its end";
+}
+
+}  // namespace
+}  // namespace tessera
