@@ -11,6 +11,7 @@
 #include "engine/access/own_values.h"
 #include "engine/access/state_table.h"
 #include "sharding/torch/torch_scope.h"
+#include "torch/version.h"
 
 namespace tessera {
 namespace {
@@ -60,11 +61,13 @@ void AddPieces(const TrainingState& state, const StateTable& table,
          {StateTable::kValue, StateTable::kExpAvg, StateTable::kExpAvgSq}) {
       const at::Tensor elements = table.Elements(slot.flat, kind);
       if (!elements.defined()) continue;
+      // Masters may be what the program has in its hands; states are not.
       content->pieces.push_back(
           {static_cast<int>(s), number++,
            part.begin - flat.layout().slot(slot.slot).begin,
            elements.slice(0, part.begin - flat.owned().begin,
-                          part.end - flat.owned().begin)});
+                          part.end - flat.owned().begin),
+           /*lasts=*/kind != StateTable::kValue});
     }
   }
 }
@@ -105,6 +108,7 @@ void DescribeTraining(const TrainingState& state,
   training->set_world_size(state.comm->world_size());
   training->set_stage(state.stage);
   training->set_config(state.config);
+  training->set_libtorch(TORCH_VERSION);
   if (state.optimizer != nullptr) {
     training->set_optimizer("adamw");
     if (state.program_rate != nullptr && state.program_rate->has_value()) {
@@ -138,8 +142,8 @@ absl::Status CheckPlain(const StateTable& table) {
 
 }  // namespace
 
-absl::Status SaveState(const std::string& dir, const TrainingState& state,
-                       absl::string_view client_state) {
+absl::StatusOr<CheckpointContent> ContentOf(const TrainingState& state,
+                                            absl::string_view client_state) {
   TorchScope scope;
   const StateTable table(state.flats, state.optimizer, state.module);
   TESSERA_RETURN_IF_ERROR(
@@ -159,7 +163,7 @@ absl::Status SaveState(const std::string& dir, const TrainingState& state,
     content.values.emplace_back(one.name, BytesOf(one.generator.get_state()));
   }
   content.values.emplace_back(kClientState, client_state);
-  return WriteCheckpoint(dir, content, state.comm);
+  return content;
 }
 
 }  // namespace tessera

@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "checkpoint/pending_save.h"
 #include "comm/communicator.h"
 #include "optim/adamw.h"
 #include "optim/loss_scaler.h"
@@ -47,9 +48,10 @@ struct TrainingState {
 // hold it; parameters that the engine leaves alone, and buffers: rank 0's, and
 // other ranks' where they differ; steps per parameter, the learning rate if
 // the program has set it, the loss scaler's state; of each rank the default
-// generators of the CPU and of `device`, and `client_state`. COLLECTIVE.
-absl::Status SaveState(const std::string& dir, const TrainingState& state,
-                       absl::string_view client_state);
+// generators of the CPU and of `device`, and `client_state`. Nothing is copied:
+// pieces that last do until the next update. COLLECTIVE.
+absl::StatusOr<CheckpointContent> ContentOf(const TrainingState& state,
+                                            absl::string_view client_state);
 
 struct LoadedState {
   int64_t step = 0;

@@ -77,6 +77,7 @@ absl::Status ExclusiveScope::Enter(absl::Status mine, FlatParameter* flat) {
 
 absl::Status ExclusiveScope::Prepare() {
   LetGo(parts_);
+  if (parts_->before_change) parts_->before_change();
   return CatchTorch("update", [&]() -> absl::Status {
     for (const auto& flat : parts_->flats) {
       TESSERA_RETURN_IF_ERROR(flat->PrepareUpdate());
@@ -97,6 +98,7 @@ absl::Status ExclusiveScope::Begin(absl::Status mine) {
 absl::Status ExclusiveScope::BeginOne(FlatParameter* flat) {
   TESSERA_RETURN_IF_ERROR(Enter(absl::OkStatus(), flat));
   LetGo(parts_);
+  if (parts_->before_change) parts_->before_change();
   const absl::Status agreed = parts_->comm->AgreeOk(
       CatchTorch(where_, [&] { return flat->PrepareUpdate(); }), where_);
   if (!agreed.ok()) Dismiss();

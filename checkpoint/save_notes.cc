@@ -1,0 +1,71 @@
+#include "checkpoint/save_notes.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+
+namespace tessera {
+namespace {
+
+constexpr absl::Duration kBusyEvery = absl::Seconds(1);
+
+}  // namespace
+
+SaveNotes::SaveNotes(NoteBoard* board, uint64_t id, int world_size)
+    : board_(board),
+      id_(absl::StrFormat("%016x", id)),
+      heard_(static_cast<size_t>(world_size), {"", absl::Now()}) {}
+
+bool SaveNotes::Tell(absl::string_view kind, absl::string_view text) {
+  const std::string note = absl::StrCat(id_, " ", kind, " ", text);
+  const absl::Time until = absl::Now() + board_->patience();
+  while (!board_->Write(note)) {
+    if (!board_->EndOf(0).ok() || absl::Now() > until) return false;
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+  return true;
+}
+
+void SaveNotes::TellBusy() {
+  const absl::Time now = absl::Now();
+  if (now - last_busy_ < kBusyEvery) return;
+  last_busy_ = now;
+  (void)board_->Write(absl::StrCat(id_, " busy ", ++busy_));
+}
+
+std::optional<std::vector<SaveNote>> SaveNotes::Read(
+    const std::vector<int>& ranks) {
+  const auto all = board_->Read(ranks);
+  if (!all.has_value()) return std::nullopt;
+  std::vector<SaveNote> notes;
+  for (const std::string& one : *all) {
+    const std::vector<std::string> parts =
+        absl::StrSplit(one, absl::MaxSplits(' ', 2));
+    notes.emplace_back();
+    if (parts.size() != 3 || parts[0] != id_) continue;  // of a save before
+    notes.back() = {parts[1], parts[2]};
+  }
+  return notes;
+}
+
+absl::Status SaveNotes::CheckAlive(int rank,
+                                   const std::optional<SaveNote>& note) {
+  const absl::Status ended = board_->EndOf(rank);
+  if (!ended.ok()) return ended;
+  Heard& heard = heard_[static_cast<size_t>(rank)];
+  const absl::Time now = absl::Now();
+  std::string last =
+      note.has_value() ? absl::StrCat(note->kind, note->text) : heard.last;
+  if (last != heard.last) heard = {std::move(last), now};
+  if (now - heard.since <= board_->patience()) return absl::OkStatus();
+  return absl::DeadlineExceededError(
+      absl::StrCat("rank ", rank, " has not been heard of for ",
+                   absl::FormatDuration(board_->patience()),
+                   " while a checkpoint is saved: it is stopped, or its host "
+                   "is cut off"));
+}
+
+}  // namespace tessera

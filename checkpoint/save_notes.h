@@ -1,0 +1,60 @@
+// SaveNotes: what the ranks of one save tell each other on a NoteBoard.
+//
+//   "<save's id> busy <count>"      at work; the count grows
+//   "<save's id> written <file>"    a CheckpointFile: the data file is whole
+//   "<save's id> failed <status>"   this rank could not
+//   "<save's id> ended <status>"    of rank 0: what became of the save
+//   "<save's id> seen "             this rank has read that
+#ifndef CHECKPOINT_SAVE_NOTES_H_
+#define CHECKPOINT_SAVE_NOTES_H_
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "comm/note_board.h"
+
+namespace tessera {
+
+struct SaveNote {
+  std::string kind;  // "" before the rank has written one of this save
+  std::string text;
+};
+
+class SaveNotes {
+ public:
+  SaveNotes(NoteBoard* board, uint64_t id, int world_size);
+
+  // Until it is on the board; false if rank 0, which may keep the board, has
+  // ended or does not answer for the board's patience.
+  bool Tell(absl::string_view kind, absl::string_view text);
+  // "busy", if a second has passed since the last time. Once: not on the board
+  // if that does not answer.
+  void TellBusy();
+
+  // The notes of `ranks`; nullopt if the board is silent.
+  std::optional<std::vector<SaveNote>> Read(const std::vector<int>& ranks);
+  // Whether `rank`, of which `note` was read now (nullopt: the board is
+  // silent), has ended, or has said nothing new for the board's patience.
+  absl::Status CheckAlive(int rank, const std::optional<SaveNote>& note);
+
+ private:
+  struct Heard {
+    std::string last;
+    absl::Time since;
+  };
+
+  NoteBoard* const board_;
+  const std::string id_;
+  std::vector<Heard> heard_;  // by rank
+  absl::Time last_busy_ = absl::InfinitePast();
+  int64_t busy_ = 0;
+};
+
+}  // namespace tessera
+#endif  // CHECKPOINT_SAVE_NOTES_H_

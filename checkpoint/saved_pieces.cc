@@ -1,0 +1,161 @@
+#include "checkpoint/saved_pieces.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "ATen/Functions.h"
+#include "ATen/Parallel.h"
+#include "base/status.h"
+#include "base/torch/tensor_over.h"
+#include "base/torch_guard.h"
+#include "c10/core/impl/VirtualGuardImpl.h"
+#include "sharding/torch/torch_scope.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kCopyBytes = 1 << 20;  // of one task of a thread
+
+struct Task {
+  char* to;
+  const char* from;
+  int64_t bytes;
+};
+
+const char* BytesOf(const at::Tensor& tensor) {
+  return static_cast<const char*>(tensor.const_data_ptr());
+}
+
+void AddTasks(char* to, const at::Tensor& from, std::vector<Task>* tasks) {
+  const int64_t bytes = static_cast<int64_t>(from.nbytes());
+  for (int64_t at = 0; at < bytes; at += kCopyBytes) {
+    tasks->push_back(
+        {to + at, BytesOf(from) + at, std::min(kCopyBytes, bytes - at)});
+  }
+}
+
+void Run(const std::vector<Task>& tasks) {
+  at::parallel_for(0, static_cast<int64_t>(tasks.size()), 1,
+                   [&](int64_t begin, int64_t end) {
+                     for (int64_t i = begin; i < end; ++i) {
+                       const Task& task = tasks[static_cast<size_t>(i)];
+                       std::memcpy(task.to, task.from,
+                                   static_cast<size_t>(task.bytes));
+                     }
+                   });
+}
+
+}  // namespace
+
+void AwaitDevices(const std::vector<SavedPiece>& pieces) {
+  for (const SavedPiece& piece : pieces) {
+    const at::Device device = piece.elements.device();
+    if (device.is_cpu()) continue;
+    c10::impl::VirtualGuardImpl(device.type())
+        .synchronizeDevice(device.index());
+    return;
+  }
+}
+
+SavedPieces::SavedPieces(std::vector<SavedPiece> pieces)
+    : pieces_(std::move(pieces)), copies_(pieces_.size()) {}
+
+absl::Status SavedPieces::CopyNow(bool all) {
+  TorchScope scope;
+  std::vector<Task> tasks;
+  std::vector<size_t> copied;
+  for (size_t i = 0; i < pieces_.size(); ++i) {
+    Copy& copy = copies_[i];
+    if (copy.made || copy.written || (!all && pieces_[i].lasts)) continue;
+    const at::Tensor& from = pieces_[i].elements;
+    copied.push_back(i);
+    if (!from.is_cpu()) {
+      TESSERA_RETURN_IF_ERROR(CatchTorch("copy of the state", [&] {
+        copy.pinned = at::empty(
+            from.sizes(), from.options().device(at::kCPU).pinned_memory(true));
+        copy.pinned.copy_(from);
+      }));
+      continue;
+    }
+    TESSERA_ASSIGN_OR_RETURN(
+        copy.here, AllocateCounted(static_cast<int64_t>(from.nbytes()),
+                                   MemoryKind::kOther));
+    AddTasks(copy.here.data_as<char>(), from, &tasks);
+  }
+  Run(tasks);
+  for (size_t i : copied) copies_[i].made = true;
+  return absl::OkStatus();
+}
+
+absl::Status SavedPieces::Keep() {
+  absl::MutexLock lock(&mutex_);
+  kept_ = true;
+  return CopyNow(/*all=*/false);
+}
+
+void SavedPieces::Detach() {
+  absl::MutexLock lock(&mutex_);
+  if (abandoned_ || CopyNow(/*all=*/true).ok()) return;
+  for (Copy& copy : copies_) {  // what it could get is not used
+    if (copy.made) continue;
+    copy.here.Free();
+    copy.pinned.reset();
+  }
+  mutex_.Await(absl::Condition(
+      +[](SavedPieces* self)
+           ABSL_NO_THREAD_SAFETY_ANALYSIS { return self->AllWritten(); },
+      this));
+}
+
+void SavedPieces::Abandon() {
+  absl::MutexLock lock(&mutex_);
+  abandoned_ = true;
+}
+
+bool SavedPieces::abandoned() {
+  absl::MutexLock lock(&mutex_);
+  return abandoned_;
+}
+
+absl::StatusOr<absl::string_view> SavedPieces::Part(size_t i, int64_t begin,
+                                                    int64_t bytes,
+                                                    std::string* scratch) {
+  const size_t size = static_cast<size_t>(bytes);
+  absl::MutexLock lock(&mutex_);
+  if (abandoned_) return absl::CancelledError("the save was given up");
+  const Copy& copy = copies_[i];
+  if (copy.made) {
+    const char* const from = copy.pinned.defined()
+                                 ? BytesOf(copy.pinned)
+                                 : copy.here.data_as<const char>();
+    return absl::string_view(from + begin, size);
+  }
+  const at::Tensor& live = pieces_[i].elements;
+  if (live.is_cpu() && !kept_) {
+    return absl::string_view(BytesOf(live) + begin, size);
+  }
+  scratch->resize(size);
+  if (live.is_cpu()) {
+    std::memcpy(scratch->data(), BytesOf(live) + begin, size);
+    return absl::string_view(*scratch);
+  }
+  const int64_t element = static_cast<int64_t>(live.element_size());
+  const at::Tensor part = ElementsOver(live, begin / element, bytes / element);
+  TESSERA_RETURN_IF_ERROR(CatchTorch("copy of the state", [&] {
+    TensorOver(scratch->data(), part.sizes(), part.strides(),
+               part.scalar_type(), at::kCPU)
+        .copy_(part);
+  }));
+  return absl::string_view(*scratch);
+}
+
+void SavedPieces::Written(size_t i) {
+  absl::MutexLock lock(&mutex_);
+  Copy& copy = copies_[i];
+  copy.here.Free();
+  copy.pinned.reset();
+  if (!std::exchange(copy.written, true)) ++num_written_;
+}
+
+}  // namespace tessera

@@ -1,0 +1,89 @@
+// SavedPieces: the tensors that a save still has to write, while training goes
+// on. What nobody changes before Detach stays where it lies; the rest is copied
+// at once. Detach copies what has not been written by then, so a disk that is
+// fast enough costs no memory, and a slow one a copy of what is left.
+//
+//   training  Keep() ... forward, backward ...  Detach()  step ...
+//   writer      Part(0) Part(0) Written(0) Part(1) ... Written(n)
+//
+// Threads: Part and Written from one, Keep and Detach from another.
+#ifndef CHECKPOINT_SAVED_PIECES_H_
+#define CHECKPOINT_SAVED_PIECES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "base/memory/memory.h"
+
+namespace tessera {
+
+// Elements of a state of a storage.
+struct SavedPiece {
+  int storage = 0;
+  int state = 0;
+  int64_t begin = 0;    // element
+  at::Tensor elements;  // contiguous, any device
+  // Nobody changes them before Detach.
+  bool lasts = false;
+};
+
+// Waits for what devices still compute of them: they are read on another
+// thread, which has another current stream. LOCAL.
+void AwaitDevices(const std::vector<SavedPiece>& pieces);
+
+class SavedPieces {
+ public:
+  // REQUIRES: AwaitDevices.
+  explicit SavedPieces(std::vector<SavedPiece> pieces);
+
+  size_t size() const { return pieces_.size(); }
+  const SavedPiece& operator[](size_t i) const { return pieces_[i]; }
+
+  // Copies those that do not last; all others are read under a lock from here
+  // on, for Detach may come. Without it nothing may change until all is
+  // written. ResourceExhausted. LOCAL.
+  absl::Status Keep();
+  // From its return on nothing of the tensors is read. Blocks for a copy of
+  // what has not been written; where there is no memory for that, until it has
+  // been. LOCAL.
+  void Detach();
+  // Nothing more is written: Detach waits for nobody.
+  void Abandon();
+  bool abandoned();
+
+  // `bytes` of piece `i` from byte `begin` on: where they lie, or in `scratch`.
+  absl::StatusOr<absl::string_view> Part(size_t i, int64_t begin, int64_t bytes,
+                                         std::string* scratch);
+  // Piece `i` is written; its copy is freed.
+  void Written(size_t i);
+
+ private:
+  struct Copy {
+    CountedBuffer here;
+    at::Tensor pinned;  // of a device's
+    bool made = false, written = false;
+  };
+  // Of those that are not written and, with `all` false, do not last.
+  absl::Status CopyNow(bool all) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool AllWritten() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return abandoned_ || num_written_ == pieces_.size();
+  }
+
+  const std::vector<SavedPiece> pieces_;
+  absl::Mutex mutex_;
+  std::vector<Copy> copies_ ABSL_GUARDED_BY(mutex_);
+  size_t num_written_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool abandoned_ ABSL_GUARDED_BY(mutex_) = false;
+  bool kept_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace tessera
+#endif  // CHECKPOINT_SAVED_PIECES_H_
