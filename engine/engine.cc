@@ -205,9 +205,16 @@ absl::Status Engine::SetReshardAfterForward(absl::string_view unit,
   return impl_->SetReshardAfterForward(unit, reshard);
 }
 absl::Status Engine::SaveCheckpoint(const std::string& dir,
-                                    absl::string_view client_state) {
-  return impl_->SaveCheckpoint(dir, client_state);
+                                    absl::string_view client_state,
+                                    SaveOptions options) {
+  return impl_->SaveCheckpoint(dir, client_state, options);
 }
+absl::Status Engine::WaitForCheckpoint() { return impl_->WaitForCheckpoint(); }
+absl::Status Engine::SaveSafetensors(const std::string& dir,
+                                     const SaveSafetensorsOptions& options) {
+  return impl_->SaveSafetensors(dir, options);
+}
+bool Engine::saving_checkpoint() const { return impl_->saving_checkpoint(); }
 absl::StatusOr<std::string> Engine::LoadCheckpoint(const std::string& dir) {
   auto client_state = impl_->LoadCheckpoint(dir);
   ReturnKept();
@@ -217,6 +224,9 @@ absl::Status Engine::Close() { return impl_->Close(); }
 StateBytes Engine::state_bytes() const { return impl_->state_bytes(); }
 StateBytes Engine::replicated_state_bytes() const {
   return impl_->replicated_state_bytes();
+}
+const std::shared_ptr<Communicator>& Engine::communicator() const {
+  return impl_->parts()->comm;
 }
 int Engine::stage() const { return impl_->parts()->stage; }
 const std::string& Engine::stage_reason() const {

@@ -230,6 +230,16 @@ class Engine {
   absl::StatusOr<LoadSafetensorsReport> LoadSafetensors(
       const std::string& path, LoadSafetensorsOptions options = {});
 
+  // Writes masters and buffers as safetensors files of Hugging Face's kind
+  // (model.safetensors, or several with an index) into `dir`, which all hosts
+  // see. Each rank writes what it owns where it belongs, so nothing is
+  // gathered; of tied tensors the first name counts. The same options on all
+  // ranks. COLLECTIVE. Errors, after which `dir` has no new file: AlreadyExists
+  // (it has safetensors files), InvalidArgument, Unimplemented (complex
+  // numbers), FileError's.
+  absl::Status SaveSafetensors(const std::string& dir,
+                               const SaveSafetensorsOptions& options = {});
+
   // ---- the schedule at stage 3; names as in DescribeUnits. NotFound. LOCAL,
   // but make the same calls on all ranks. ----
 
@@ -249,12 +259,23 @@ class Engine {
   // the one there; `client_state` is this rank's own bytes, given back by
   // LoadCheckpoint. At every instant, and after any error, the folder holds a
   // whole checkpoint, the old or the new one (format, and how:
-  // docs/checkpoint_format.md). Blocks until all is on the disk. COLLECTIVE.
+  // docs/checkpoint_format.md). COLLECTIVE; blocks until all is on the disk, or
+  // with SaveOptions::async until training may go on. A save waits for the one
+  // before, and returns its error, if there is one to be told, without
+  // beginning.
   // Unavailable: another job is saving there; FailedPrecondition: within a
   // step, or a buffer that it cannot hold; FileError's (disk full, no
   // permission).
   absl::Status SaveCheckpoint(const std::string& dir,
-                              absl::string_view client_state = "");
+                              absl::string_view client_state = "",
+                              SaveOptions options = {});
+  // Waits until no save is being written, and returns how the last one ended,
+  // unless a call has told that already. A rank's end fails it, as a rank that
+  // is silent for the collectives' timeout does. So does the destructor, whose
+  // errors go to the log. LOCAL, but all ranks have to live as long.
+  absl::Status WaitForCheckpoint();
+  // An async save is being written. LOCAL.
+  bool saving_checkpoint() const;
   // Of the same model; world size, stage, shard groups and units may be others
   // than saved it. Returns the client_state of this rank (modulo the saved
   // world size). What ranks have of their own (generators, differing buffers)
@@ -274,6 +295,8 @@ class Engine {
   // (DDP) would hold.
   StateBytes state_bytes() const;
   StateBytes replicated_state_bytes() const;
+  // All ranks. LOCAL.
+  const std::shared_ptr<Communicator>& communicator() const;
   int stage() const;
   // Why: "" unless the configuration says "auto".
   const std::string& stage_reason() const;

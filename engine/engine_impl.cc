@@ -7,6 +7,7 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "config/config_text.h"
+#include "engine/access/safetensors_saving.h"
 #include "engine/access/training_state.h"
 #include "engine/parts/catch_announced.h"
 #include "engine/parts/exclusive_scope.h"
@@ -57,9 +58,12 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> module,
   parts_->comm = std::move(comm);
   parts_->settings =
       SettingsOf(parts_->config, options, parts_->comm->world_size());
+  parts_->before_change = [this] { saver_.BeforeChange(); };
 }
 
 Engine::Impl::~Impl() {
+  saver_.Settle();
+  parts_->before_change = nullptr;
   parts_->gradients.reset();
   if (parts_->served != nullptr) parts_->served->Stop();
   for (const auto& flat : parts_->flats) flat->Abandon();
@@ -100,6 +104,7 @@ absl::Status Engine::Impl::GiveBack(const absl::Status& why) {
 // with the engine: Close may be called again.
 absl::Status Engine::Impl::Close() {
   TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
+  saver_.Settle();
   ExclusiveScope exclusive(parts_.get(), "Engine::Close");
   TESSERA_RETURN_IF_ERROR(exclusive.Begin());
   exclusive.Dismiss();
@@ -146,19 +151,41 @@ absl::Status Engine::Impl::SetReshardAfterForward(absl::string_view unit,
 }
 
 absl::Status Engine::Impl::SaveCheckpoint(const std::string& dir,
-                                          absl::string_view client_state) {
+                                          absl::string_view client_state,
+                                          SaveOptions options) {
   TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
   ExclusiveScope exclusive(parts_.get(), "SaveCheckpoint");
   TESSERA_RETURN_IF_ERROR(exclusive.Begin(trainer_.CheckAtBoundary()));
   TESSERA_RETURN_IF_ERROR(exclusive.Commit(CheckReplicas(parts_.get())));
   return CatchAnnounced(parts_->comm.get(), "SaveCheckpoint", [&] {
-    return SaveState(dir, StateOf(*parts_, trainer_.step()), client_state);
+    const proto::Checkpoint& config = parts_->config.checkpoint();
+    return saver_.Save(
+        dir, StateOf(*parts_, trainer_.step()), client_state,
+        {options.async.value_or(config.async()), config.max_bandwidth(),
+         std::move(options.after_commit)});
   });
+}
+
+absl::Status Engine::Impl::SaveSafetensors(
+    const std::string& dir, const SaveSafetensorsOptions& options) {
+  TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
+  ExclusiveScope exclusive(parts_.get(), "SaveSafetensors");
+  TESSERA_RETURN_IF_ERROR(exclusive.Begin());
+  TESSERA_RETURN_IF_ERROR(exclusive.Commit(CheckReplicas(parts_.get())));
+  return CatchAnnounced(parts_->comm.get(), "SaveSafetensors", [&] {
+    return WriteSafetensorsOf(StateOf(*parts_, trainer_.step()), dir, options);
+  });
+}
+
+absl::Status Engine::Impl::WaitForCheckpoint() {
+  TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
+  return saver_.Wait();
 }
 
 absl::StatusOr<std::string> Engine::Impl::LoadCheckpoint(
     const std::string& dir) {
   TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
+  saver_.Settle();
   ExclusiveScope exclusive(parts_.get(), "LoadCheckpoint");
   TESSERA_RETURN_IF_ERROR(exclusive.Begin());
   absl::StatusOr<LoadedState> loaded = absl::UnknownError("not loaded");

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "engine/access/named_access.h"
+#include "engine/access/saver.h"
 #include "engine/engine.h"
 #include "engine/parts/engine_parts.h"
 #include "engine/trainer.h"
@@ -30,7 +31,12 @@ class Engine::Impl {
   // As Engine's of these names.
   absl::Status Close();
   absl::Status SaveCheckpoint(const std::string& dir,
-                              absl::string_view client_state);
+                              absl::string_view client_state,
+                              SaveOptions options);
+  absl::Status WaitForCheckpoint();
+  absl::Status SaveSafetensors(const std::string& dir,
+                               const SaveSafetensorsOptions& options);
+  bool saving_checkpoint() const { return saver_.saving(); }
   absl::StatusOr<std::string> LoadCheckpoint(const std::string& dir);
   absl::Status SetPrefetch(absl::string_view unit, Phase phase,
                            const std::vector<std::string>& next);
@@ -74,6 +80,7 @@ class Engine::Impl {
   const std::shared_ptr<EngineParts> parts_;
   Trainer trainer_;
   NamedAccess access_;
+  Saver saver_;
   std::string stage_reason_;
   std::vector<std::pair<at::Tensor, at::ScalarType>> converted_buffers_;
   bool constructed_ = false;  // by ConstructSharded

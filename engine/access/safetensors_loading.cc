@@ -37,11 +37,11 @@ absl::StatusOr<at::Tensor> ReadWhole(const Safetensors& file,
                                      const SafetensorsMatch& match) {
   const at::ScalarType dtype = match.tensor.scalar_type();
   const at::Tensor values =
-      at::empty(match.tensor.sizes(), at::TensorOptions(dtype));
+      at::empty(match.source->sizes, at::TensorOptions(dtype));
   const at::Tensor elements = ElementsOf(values);
   TESSERA_RETURN_IF_ERROR(
       file.Read(*match.source, {0, elements.numel()}, elements));
-  return values;
+  return match.transposed ? values.t() : values;
 }
 
 // Rows [first, last) of the file into `rows`, which has them in another order
@@ -60,18 +60,24 @@ absl::Status ReadRows(const Safetensors& file, const SafetensorsTensor& source,
   return absl::OkStatus();
 }
 
+// What a parameter is in the file; null: not there.
+struct Source {
+  const SafetensorsTensor* tensor = nullptr;
+  bool transposed = false;
+};
+
 // The part of a parameter that this rank owns. Elements lie in `owned` as in
 // the parameter's memory, in the file in row-major order: where these differ,
 // all rows that the part touches are read, and all rows there are where rows do
 // not lie one behind the other in memory.
-absl::Status ReadSegment(const Safetensors& file,
-                         const SafetensorsTensor& source,
+absl::Status ReadSegment(const Safetensors& file, const Source& from,
                          const FlatParameter& flat,
                          const FlatParameter::Segment& segment,
                          const at::Tensor& owned) {
   const FlatParameter::Parameter& p =
       flat.parameters()[static_cast<size_t>(segment.parameter)];
-  const at::Tensor& t = p.tensor;
+  const SafetensorsTensor& source = *from.tensor;
+  const at::Tensor t = from.transposed ? p.tensor.t() : p.tensor;
   const Range mine{segment.range.begin - p.range.begin,
                    segment.range.end - p.range.begin};
   const at::Tensor to = Slice(owned, {segment.range.begin - flat.owned().begin,
@@ -97,8 +103,8 @@ absl::Status ReadSegment(const Safetensors& file,
   return absl::OkStatus();
 }
 
-// By number of the parameter in the flat; null: not in the file.
-using Sources = std::vector<const SafetensorsTensor*>;
+// By number of the parameter in the flat.
+using Sources = std::vector<Source>;
 
 // What this rank's masters will be.
 absl::StatusOr<FlatBuffer> ReadOwned(const Safetensors& file,
@@ -112,10 +118,10 @@ absl::StatusOr<FlatBuffer> ReadOwned(const Safetensors& file,
                            flat->device(), MemoryKind::kWorking, Fill::kNone));
   values.View().copy_(masters);
   for (const FlatParameter::Segment& segment : flat->segments()) {
-    const auto* source = sources[static_cast<size_t>(segment.parameter)];
-    if (source == nullptr) continue;
+    const Source& source = sources[static_cast<size_t>(segment.parameter)];
+    if (source.tensor == nullptr) continue;
     TESSERA_RETURN_IF_ERROR(
-        ReadSegment(file, *source, *flat, segment, values.View()));
+        ReadSegment(file, source, *flat, segment, values.View()));
   }
   return values;
 }
@@ -137,9 +143,9 @@ absl::StatusOr<Loading> PlanLoading(const EngineParts& parts,
   TESSERA_ASSIGN_OR_RETURN(
       loading.plan, PlanSafetensors(*parts.module, *loading.file, options));
   for (const auto& flat : parts.flats) {
-    loading.sources.emplace_back(flat->parameters().size(), nullptr);
+    loading.sources.emplace_back(flat->parameters().size());
   }
-  absl::flat_hash_map<const void*, const SafetensorsTensor**> sharded;
+  absl::flat_hash_map<const void*, Source*> sharded;
   for (size_t u = 0; u < parts.flats.size(); ++u) {
     for (size_t i = 0; i < loading.sources[u].size(); ++i) {
       sharded[parts.flats[u]->parameters()[i].tensor.unsafeGetTensorImpl()] =
@@ -150,7 +156,7 @@ absl::StatusOr<Loading> PlanLoading(const EngineParts& parts,
   for (const SafetensorsMatch& match : loading.plan.matches) {
     const auto place = sharded.find(match.tensor.unsafeGetTensorImpl());
     if (place != sharded.end()) {
-      *place->second = match.source;
+      *place->second = {match.source, match.transposed};
       continue;
     }
     TESSERA_ASSIGN_OR_RETURN(at::Tensor values,
@@ -165,8 +171,9 @@ absl::StatusOr<Loading> PlanLoading(const EngineParts& parts,
 absl::Status LoadFlat(const Loading& loading, const EngineParts& parts,
                       size_t u, bool* could_read) {
   const Sources& sources = loading.sources[u];
-  if (std::all_of(sources.begin(), sources.end(),
-                  [](const auto* source) { return source == nullptr; })) {
+  if (std::all_of(sources.begin(), sources.end(), [](const Source& source) {
+        return source.tensor == nullptr;
+      })) {
     return absl::OkStatus();
   }
   FlatParameter& flat = *parts.flats[u];
@@ -182,7 +189,7 @@ absl::Status LoadFlat(const Loading& loading, const EngineParts& parts,
     }
     TESSERA_RETURN_IF_ERROR(flat.PublishOwned());
     for (size_t i = 0; i < sources.size(); ++i) {
-      if (sources[i] == nullptr) continue;
+      if (sources[i].tensor == nullptr) continue;
       torch::autograd::impl::bump_version(flat.parameters()[i].tensor);
     }
     return absl::OkStatus();

@@ -58,10 +58,12 @@ std::string MisfitOf(const SafetensorsMatch& match, const std::string& where) {
     return absl::StrCat(where, ": dtype ", source.dtype_name,
                         " is none that libtorch has");
   }
-  if (match.tensor.sizes() != source.sizes) {
-    return absl::StrCat(where, ": expected sizes ",
-                        SizesText(match.tensor.sizes()), " for '", match.name,
-                        "', got ", SizesText(source.sizes));
+  std::vector<int64_t> sizes = match.tensor.sizes().vec();
+  if (match.transposed) std::reverse(sizes.begin(), sizes.end());
+  if (sizes != source.sizes || (match.transposed && sizes.size() != 2)) {
+    return absl::StrCat(where, ": expected sizes ", SizesText(sizes), " for '",
+                        match.name, match.transposed ? "', transposed" : "'",
+                        ", got ", SizesText(source.sizes));
   }
   if (KindOf(dtype) != KindOf(source.dtype)) {
     return absl::StrCat(where, ": expected ", KindOf(dtype), " for '",
@@ -90,23 +92,28 @@ class Planner {
   // Finds it under the first of its names that the file has.
   void Add(const Named& named) {
     bool expected = false;
+    bool transposed = false;
     const SafetensorsTensor* source = nullptr;
     for (const std::string& name : named.names) {
-      std::string theirs =
-          options_.file_name == nullptr ? name : options_.file_name(name);
+      const NameMap::Name mapped = options_.names.Theirs(name);
+      std::string theirs = options_.file_name == nullptr
+                               ? mapped.name
+                               : options_.file_name(name);
       if (theirs.empty()) continue;
       expected = true;
       theirs = absl::StrCat(options_.prefix, theirs);
       const SafetensorsTensor* const found = file_.Find(theirs);
       if (found == nullptr) continue;
       used_.insert(found);
-      if (source == nullptr) source = found;
+      if (source != nullptr) continue;
+      source = found;
+      transposed = options_.file_name == nullptr && mapped.transposed;
     }
     if (source == nullptr) {
       if (expected) plan_.missing.push_back(named.names[0]);
       return;
     }
-    plan_.matches.push_back({named.names[0], named.tensor, source});
+    plan_.matches.push_back({named.names[0], named.tensor, source, transposed});
     std::string misfit =
         MisfitOf(plan_.matches.back(), file_.Describe(*source));
     if (!misfit.empty()) faults_.push_back(std::move(misfit));
@@ -175,7 +182,8 @@ std::string PrintOf(const SafetensorsPlan& plan) {
   for (const SafetensorsMatch& match : plan.matches) {
     const SafetensorsTensor& source = *match.source;
     absl::StrAppend(&text, match.name, "|", source.name, "|", source.dtype_name,
-                    "|", SizesText(source.sizes), ";");
+                    "|", SizesText(source.sizes),
+                    match.transposed ? "t;" : ";");
   }
   return absl::StrFormat(
       "%d tensors to load, %d missing, %d unexpected, fingerprint %016x",

@@ -18,6 +18,7 @@ struct SafetensorsMatch {
   std::string name;  // the module's first
   at::Tensor tensor;
   const SafetensorsTensor* source;  // the file's
+  bool transposed = false;          // there
 };
 
 struct SafetensorsPlan {

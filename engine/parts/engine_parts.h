@@ -7,6 +7,7 @@
 #ifndef ENGINE_PARTS_ENGINE_PARTS_H_
 #define ENGINE_PARTS_ENGINE_PARTS_H_
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -77,6 +78,9 @@ struct EngineParts {
 
   // ---- flats in open scopes of Engine::Summon, by these ----
   absl::flat_hash_set<const FlatParameter*> summoned;
+
+  // ---- by Engine::Impl: called before masters or states change ----
+  std::function<void()> before_change;
 
   // ---- by flat: written to since replicas were last seen to be equal,
   // somewhere; by CheckReplicas (engine/parts/write_checks.h) ----

@@ -13,6 +13,7 @@
 
 #include "ATen/core/Tensor.h"
 #include "absl/strings/string_view.h"
+#include "checkpoint/format/name_map.h"
 #include "comm/communicator.h"
 #include "config/auto_values.h"
 
@@ -106,6 +107,19 @@ struct SummonOptions {
   bool writeback = true;
 };
 
+struct SaveOptions {
+  // Returns when the state is safe from what training changes next, and writes
+  // on behind it. Masters and buffers are copied at once; optimizer states are
+  // read where they lie, and copied by the next Step (or what else changes
+  // them) as far as they are not written by then: a save costs the time of a
+  // copy of the state at most, and its memory until it is written. Unset: as
+  // checkpoint.async says.
+  std::optional<bool> async;
+  // Runs on rank 0, on a thread of its own, once the checkpoint is in its place
+  // to stay: for what is done with finished ones, such as copying them away.
+  std::function<void()> after_commit;
+};
+
 struct LoadSafetensorsOptions {
   // Every parameter and buffer of the module must be in the file, and the file
   // must have no others. false: what only one of the two has is left alone, and
@@ -115,13 +129,24 @@ struct LoadSafetensorsOptions {
   // otherwise is not looked at.
   std::string prefix;
   // What the file calls a parameter or buffer of the module, without the
-  // prefix; "" for one that is not to be loaded. Null: the module's name.
+  // prefix; "" for one that is not to be loaded. Null: what `names` say.
   std::function<std::string(absl::string_view name)> file_name;
+  // Rules for the same; they may say, too, that a matrix is transposed there.
+  NameMap names;
 };
 struct LoadSafetensorsReport {
   std::vector<std::string> missing;     // names of the module; not in the file
   std::vector<std::string> unexpected;  // the other way round
   int64_t bytes_read = 0;               // of elements, by this rank
+};
+
+struct SaveSafetensorsOptions {
+  // Of floating-point numbers: "fp32" or "bf16", rounded to nearest; "": as
+  // masters and buffers have them.
+  std::string dtype;
+  // What the files call the module's tensors.
+  NameMap names;
+  int64_t max_file_bytes = 5'000'000'000;  // a larger tensor has its own file
 };
 
 // Bytes of model states; between uses, on this rank. Gradients: of a step, from

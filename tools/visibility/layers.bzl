@@ -40,7 +40,7 @@ LAYERS = {
     "checkpoint/format": ["base/...", "checkpoint/disk"],
     "checkpoint": ["base/...", "checkpoint/disk", "checkpoint/format", "config/reader", "comm", "comm/group", "sharding/layout", "sharding/torch", "sharding/flat"],
     "engine/setup": ["base/...", "comm", "sharding/..."],
-    "engine/parts": ["base/...", "config", "comm", "sharding/...", "optim", "engine/setup"],
+    "engine/parts": ["base/...", "config", "comm", "sharding/...", "optim", "checkpoint/format", "engine/setup"],
     "engine/access": ["base/...", "comm", "sharding/...", "optim", "checkpoint/...", "engine/setup", "engine/parts"],
     "engine": ["base/...", "config", "comm", "comm/world", "data", "engine/...", "sharding/...", "optim", "checkpoint/..."],
     "verify": ["base/...", "config", "comm", "comm/world", "sharding/...", "engine/..."],

@@ -1,0 +1,114 @@
+// CheckpointManager: when to save, under which name, and what to keep, in one
+// line of a training loop.
+//
+//   CheckpointManagerOptions options;
+//   options.dir = "run7";
+//   options.every = absl::Minutes(10);
+//   auto manager = *CheckpointManager::Create(engine.get(), options);
+//   auto saved = *manager->Resume();             // nullopt: from the start
+//   while (engine->step() < steps) {
+//     ... forward, Backward, Step ...
+//     if (*manager->MaybeSave([&] { return Position(); })) break;  // told to
+//     end
+//   }
+//   manager->Finish([&] { return Position(); });
+//
+// A folder per checkpoint, `dir`/step-00000120, and `dir`/latest, which names
+// the newest (checkpoint/format/step_folders.h). DeepSpeed: save_checkpoint's
+// tags and `latest`; Orbax: CheckpointManager.
+//
+// Threads: one, that of the engine's calls.
+#ifndef ENGINE_CHECKPOINT_MANAGER_H_
+#define ENGINE_CHECKPOINT_MANAGER_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "engine/engine.h"
+#include "engine/stop_signals.h"
+
+namespace tessera {
+
+// The same on all ranks. Whatever comes first saves.
+struct CheckpointManagerOptions {
+  std::string dir;
+  // At steps that are multiples; 0: no.
+  int64_t every_steps = 0;
+  // When so much time has passed since the last, by rank 0's clock; 0: no.
+  absl::Duration every = absl::ZeroDuration();
+  // The job's, all hosts together. The interval is then Young's and Daly's
+  // (J. W. Young, 1974; J. T. Daly, 2006), from this and what saves have cost
+  // the training so far; the first is after the first step. 0: no.
+  absl::Duration mean_time_between_failures = absl::ZeroDuration();
+  // On SIGTERM or SIGUSR1 of any rank's process.
+  bool on_signals = true;
+  int keep_last = 2;  // at least 1
+  int64_t keep_every =
+      0;  // steps that are multiples are never removed; 0: none
+  std::optional<bool> async;  // as SaveOptions::async
+};
+
+// Daly's interval between checkpoints that cost `save` each: his formula of
+// higher order, and `mean_time_between_failures` where a save takes twice that
+// or longer.
+absl::Duration OptimalSaveInterval(absl::Duration save,
+                                   absl::Duration mean_time_between_failures);
+
+class CheckpointManager {
+ public:
+  // This rank's own bytes, given back by Resume. Called only when it is saved.
+  using ClientState = std::function<std::string()>;
+
+  // `engine` outlives this. COLLECTIVE. InvalidArgument: no folder, keep_last
+  // below 1, options that differ between ranks.
+  static absl::StatusOr<std::unique_ptr<CheckpointManager>> Create(
+      Engine* engine, CheckpointManagerOptions options);
+  // Waits for a save that is being written.
+  ~CheckpointManager();
+
+  // Loads the checkpoint that was saved last, or the one of `step`; nullopt if
+  // there is none yet. One that is damaged is passed over, with an error in the
+  // log, for the one before. NotFound: none of `step`; other errors as
+  // Engine::LoadCheckpoint's. COLLECTIVE.
+  absl::StatusOr<std::optional<std::string>> Resume(
+      std::optional<int64_t> step = std::nullopt);
+
+  // After each Step: saves if it is time to. True if the program should end,
+  // having been told so by a signal: the state is saved then, and on the disk.
+  // Errors as Engine::SaveCheckpoint's. COLLECTIVE.
+  absl::StatusOr<bool> MaybeSave(const ClientState& client_state = nullptr);
+  // Saves now, unless this step is saved already. COLLECTIVE.
+  absl::Status Save(const ClientState& client_state = nullptr);
+  // At the end: as Save, and waits until it is on the disk. COLLECTIVE.
+  absl::Status Finish(const ClientState& client_state = nullptr);
+
+  // "3 saves, 0.8 s each of the training's time; one in 12m 5s". LOCAL.
+  std::string Report() const;
+
+ private:
+  CheckpointManager(Engine* engine, std::shared_ptr<Communicator> comm,
+                    CheckpointManagerOptions options);
+  absl::Status SaveAs(const ClientState& client_state, bool wait);
+  // By rank 0's clock; ZeroDuration: not by time.
+  absl::Duration Interval() const;
+  std::string Wanted() const;
+
+  Engine* const engine_;
+  const std::shared_ptr<Communicator> comm_;
+  const CheckpointManagerOptions options_;
+  std::unique_ptr<StopSignals> signals_;
+  int64_t saved_step_ = -1;
+  int64_t seen_step_ = -1;
+  absl::Time last_save_;
+  int64_t saves_ = 0;
+  absl::Duration cost_;  // of all saves, to the training
+};
+
+}  // namespace tessera
+#endif  // ENGINE_CHECKPOINT_MANAGER_H_
