@@ -1,7 +1,5 @@
 // Checkpoints of two ranks: a resumed run is the one that did not stop, to the
 // bit; a save that fails leaves what was there.
-#include <signal.h>
-#include <sys/resource.h>
 #include <torch/torch.h>
 
 #include <filesystem>
@@ -100,22 +98,6 @@ TEST_P(CheckpointTest, SavingOverACheckpointReplacesItWhole) {
   EXPECT_THAT(Names(), UnorderedElementsAre("manifest", "lock", DataFile(0),
                                             DataFile(1)));
 }
-
-// Until its end no file of this process may grow beyond `bytes`: a full disk,
-// for root too.
-class FullDisk {
- public:
-  explicit FullDisk(rlim_t bytes) {
-    signal(SIGXFSZ, SIG_IGN);
-    getrlimit(RLIMIT_FSIZE, &before_);
-    const rlimit limit{bytes, before_.rlim_max};
-    setrlimit(RLIMIT_FSIZE, &limit);
-  }
-  ~FullDisk() { setrlimit(RLIMIT_FSIZE, &before_); }
-
- private:
-  rlimit before_{};
-};
 
 // Saves after one step; then rank 1 cannot.
 TESSERA_RANK_FUNCTION(SaveFailsOnRank1) {

@@ -3,6 +3,9 @@
 #ifndef TESTS_CHECKPOINT_CHECKPOINT_TEST_UTIL_H_
 #define TESTS_CHECKPOINT_CHECKPOINT_TEST_UTIL_H_
 
+#include <signal.h>
+#include <sys/resource.h>
+
 #include <cstdint>
 #include <fstream>
 #include <string>
@@ -34,6 +37,22 @@ struct CheckpointArgs {
   }
   TrainingSpec spec;
   std::string dir;
+};
+
+// Until its end no file of this process may grow beyond `bytes`: a full disk,
+// for root too.
+class FullDisk {
+ public:
+  explicit FullDisk(rlim_t bytes) {
+    signal(SIGXFSZ, SIG_IGN);
+    getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit limit{bytes, before_.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ~FullDisk() { setrlimit(RLIMIT_FSIZE, &before_); }
+
+ private:
+  rlimit before_{};
 };
 
 // The parameter is the stage.

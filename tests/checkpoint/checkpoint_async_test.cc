@@ -1,0 +1,158 @@
+// Saves that are written while training goes on: what is saved is the state at
+// the call, to the bit, and errors are told at a later call.
+#include <torch/torch.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "comm/world/world.h"
+#include "engine/engine.h"
+#include "tests/checkpoint/checkpoint_test_util.h"
+#include "tests/support/rank_pool.h"
+#include "tests/support/training.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::UnorderedElementsAre;
+
+class CheckpointAsyncTest : public CheckpointTest {};
+
+absl::StatusOr<std::unique_ptr<Engine>> SlowlySavingEngine(
+    const CheckpointArgs& a, const std::shared_ptr<TestModel>& model,
+    const World& world, int64_t bandwidth) {
+  proto::Config config = ConfigOf(a.spec);
+  config.mutable_checkpoint()->set_async(true);
+  config.mutable_checkpoint()->set_max_bandwidth(bandwidth);
+  EngineOptions options;
+  options.communicator = world.communicator();
+  return Engine::Create(model, config, options);
+}
+
+// Two steps, a save that takes its time, and two steps while it is written; the
+// program changes a parameter, too.
+TESSERA_RANK_FUNCTION(TrainSaveAndTrainOn) {
+  CheckpointArgs a(args);
+  auto model = BuildModel(a.spec.model, world.rank());
+  TESSERA_ASSIGN_OR_RETURN(auto engine,
+                           SlowlySavingEngine(a, model, world, 100'000));
+  Record record;
+  TESSERA_RETURN_IF_ERROR(
+      TrainSteps(*engine, *model, a.spec, world.rank(), 0, &record));
+  const int saved = a.spec.steps;
+  TESSERA_RETURN_IF_ERROR(
+      engine->SaveCheckpoint(a.dir, absl::StrCat("of ", world.rank())));
+  const bool goes_on = engine->saving_checkpoint();
+  a.spec.steps = saved + 2;
+  TESSERA_RETURN_IF_ERROR(
+      TrainSteps(*engine, *model, a.spec, world.rank(), saved, &record));
+  {
+    torch::NoGradGuard no_grad;
+    for (const at::Tensor& p : model->parameters()) p.mul_(2);
+  }
+  TESSERA_RETURN_IF_ERROR(engine->WaitForCheckpoint());
+  if (!goes_on || engine->saving_checkpoint()) {
+    return absl::InternalError("the save did not go on beside the training");
+  }
+  return ToText(record);
+}
+
+TESSERA_RANK_FUNCTION(LoadWhatWasSavedAside) {
+  const CheckpointArgs a(args);
+  at::set_num_threads(1);
+  torch::manual_seed(99);
+  auto model = MakeTestModel(a.spec.model);
+  TESSERA_ASSIGN_OR_RETURN(auto engine,
+                           MakeEngine(model, a.spec, world.communicator()));
+  TESSERA_ASSIGN_OR_RETURN(const std::string client,
+                           engine->LoadCheckpoint(a.dir));
+  if (client != absl::StrCat("of ", world.rank())) {
+    return absl::InternalError(absl::StrCat("client state '", client, "'"));
+  }
+  Record record;
+  TESSERA_RETURN_IF_ERROR(TrainSteps(*engine, *model, a.spec, world.rank(),
+                                     static_cast<int>(engine->step()),
+                                     &record));
+  TESSERA_RETURN_IF_ERROR(AddFinalState(*engine, *model, &record));
+  return ToText(record);
+}
+
+TEST_P(CheckpointAsyncTest, HoldsTheStateOfTheCall) {
+  for (const char* model : {"Attention", "ConvNorm"}) {
+    spec_.model = model;
+    for (const std::string& answer : Run("TrainSaveAndTrainOn", 2)) {
+      EXPECT_THAT(answer, ::testing::StartsWith("step 0"));
+    }
+    ExpectOracle(Run("LoadWhatWasSavedAside", 4), spec_, 4, 2);
+  }
+}
+
+// Saves after one step; then rank 1 cannot, and all hear of it later.
+TESSERA_RANK_FUNCTION(AsyncSaveFailsOnRank1) {
+  CheckpointArgs a(args);
+  auto model = BuildModel(a.spec.model, world.rank());
+  TESSERA_ASSIGN_OR_RETURN(auto engine, SlowlySavingEngine(a, model, world, 0));
+  Record record;
+  TESSERA_RETURN_IF_ERROR(
+      TrainSteps(*engine, *model, a.spec, world.rank(), 0, &record));
+  const std::string client = absl::StrCat("of ", world.rank());
+  TESSERA_RETURN_IF_ERROR(engine->SaveCheckpoint(a.dir, client));
+  TESSERA_RETURN_IF_ERROR(engine->WaitForCheckpoint());
+  const int saved = a.spec.steps;
+  std::string told;
+  {
+    const FullDisk full(world.rank() == 1 ? 1000 : RLIM_INFINITY);
+    TESSERA_RETURN_IF_ERROR(engine->SaveCheckpoint(a.dir, "lost"));
+    a.spec.steps = saved + 1;
+    TESSERA_RETURN_IF_ERROR(
+        TrainSteps(*engine, *model, a.spec, world.rank(), saved, &record));
+    // Nothing is begun instead of telling it.
+    told = engine->SaveCheckpoint(a.dir, "not begun").ToString();
+  }
+  TESSERA_RETURN_IF_ERROR(engine->WaitForCheckpoint());
+  return told;
+}
+
+TEST_P(CheckpointAsyncTest, AnErrorIsToldAtTheNextCallAndTheOldOneStays) {
+  EXPECT_THAT(
+      Run("AsyncSaveFailsOnRank1", 2),
+      Each(AllOf(HasSubstr("the checkpoint of step 2 in"),
+                 HasSubstr("rank-00001"), HasSubstr("File too large"))));
+  EXPECT_THAT(Names(), UnorderedElementsAre("manifest", "lock", DataFile(0),
+                                            DataFile(1)));
+  ExpectOracle(Run("LoadWhatWasSavedAside", 4), spec_, 4, 2);
+}
+
+// The engine goes while it saves: what was begun is finished.
+TESSERA_RANK_FUNCTION(SaveAndLeave) {
+  const CheckpointArgs a(args);
+  auto model = BuildModel(a.spec.model, world.rank());
+  TESSERA_ASSIGN_OR_RETURN(auto engine,
+                           SlowlySavingEngine(a, model, world, 300'000));
+  Record record;
+  TESSERA_RETURN_IF_ERROR(
+      TrainSteps(*engine, *model, a.spec, world.rank(), 0, &record));
+  TESSERA_RETURN_IF_ERROR(
+      engine->SaveCheckpoint(a.dir, absl::StrCat("of ", world.rank())));
+  if (a.spec.stage % 2 == 1) TESSERA_RETURN_IF_ERROR(engine->Close());
+  return "left";
+}
+
+TEST_P(CheckpointAsyncTest, AnEngineThatEndsFinishesItsSave) {
+  EXPECT_THAT(Run("SaveAndLeave", 2), Each("left"));
+  ExpectOracle(Run("LoadWhatWasSavedAside", 4), spec_, 4, 2);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, CheckpointAsyncTest,
+                         ::testing::Values(0, 1, 2, 3), [](const auto& info) {
+                           return absl::StrCat("Stage", info.param);
+                         });
+
+}  // namespace
+}  // namespace tessera
