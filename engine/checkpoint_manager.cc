@@ -116,7 +116,7 @@ absl::StatusOr<std::optional<std::string>> CheckpointManager::Resume(
     if (loaded.ok()) {
       saved_step_ = seen_step_ = engine_->step();
       last_save_ = absl::Now();
-      return std::optional<std::string>(*std::move(loaded));
+      return std::optional<std::string>(std::move(loaded->client_state));
     }
     failed.Update(loaded.status());
     // Damage is a reason to go back; another model, say, is none.

@@ -215,10 +215,11 @@ absl::Status Engine::SaveSafetensors(const std::string& dir,
   return impl_->SaveSafetensors(dir, options);
 }
 bool Engine::saving_checkpoint() const { return impl_->saving_checkpoint(); }
-absl::StatusOr<std::string> Engine::LoadCheckpoint(const std::string& dir) {
-  auto client_state = impl_->LoadCheckpoint(dir);
+absl::StatusOr<LoadCheckpointReport> Engine::LoadCheckpoint(
+    const std::string& dir, LoadCheckpointOptions options) {
+  auto report = impl_->LoadCheckpoint(dir, options);
   ReturnKept();
-  return client_state;
+  return report;
 }
 absl::Status Engine::Close() { return impl_->Close(); }
 StateBytes Engine::state_bytes() const { return impl_->state_bytes(); }

@@ -277,13 +277,15 @@ class Engine {
   // An async save is being written. LOCAL.
   bool saving_checkpoint() const;
   // Of the same model; world size, stage, shard groups and units may be others
-  // than saved it. Returns the client_state of this rank (modulo the saved
-  // world size). What ranks have of their own (generators, differing buffers)
+  // than saved it. The report has the client_state of this rank (modulo the
+  // saved world size). Parts of one, by other names: see the options, the same
+  // on all ranks. What ranks have of their own (generators, differing buffers)
   // comes back where as many load as saved; otherwise generators stay, and
   // buffers are rank 0's. COLLECTIVE. Errors, after which nothing has changed:
   // NotFound, DataLoss naming file and tensor, Aborted (replaced while it was
   // read), FailedPrecondition naming what differs.
-  absl::StatusOr<std::string> LoadCheckpoint(const std::string& dir);
+  absl::StatusOr<LoadCheckpointReport> LoadCheckpoint(
+      const std::string& dir, LoadCheckpointOptions options = {});
 
   // Makes every parameter whole and plain again and takes all hooks away. The
   // module is then as if the engine had never been, but that frozen parameters

@@ -182,8 +182,8 @@ absl::Status Engine::Impl::WaitForCheckpoint() {
   return saver_.Wait();
 }
 
-absl::StatusOr<std::string> Engine::Impl::LoadCheckpoint(
-    const std::string& dir) {
+absl::StatusOr<LoadCheckpointReport> Engine::Impl::LoadCheckpoint(
+    const std::string& dir, const LoadCheckpointOptions& options) {
   TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
   saver_.Settle();
   ExclusiveScope exclusive(parts_.get(), "LoadCheckpoint");
@@ -191,7 +191,8 @@ absl::StatusOr<std::string> Engine::Impl::LoadCheckpoint(
   absl::StatusOr<LoadedState> loaded = absl::UnknownError("not loaded");
   bool changed = false;
   const absl::Status run = CatchTorch("LoadCheckpoint", [&] {
-    loaded = LoadState(dir, StateOf(*parts_, trainer_.step()), &changed);
+    loaded =
+        LoadState(dir, StateOf(*parts_, trainer_.step()), options, &changed);
     return absl::OkStatus();
   });
   if (!run.ok()) return exclusive.Fail(run);
@@ -204,8 +205,10 @@ absl::StatusOr<std::string> Engine::Impl::LoadCheckpoint(
       CatchTorch("LoadCheckpoint", [&] { return PublishAll(parts_->flats); });
   if (!published.ok()) return exclusive.Fail(published);
   TESSERA_RETURN_IF_ERROR(exclusive.Commit());
-  TESSERA_RETURN_IF_ERROR(trainer_.Resume(loaded->step));
-  return loaded->client_state;
+  // Gradients of other values are dropped in any case.
+  TESSERA_RETURN_IF_ERROR(
+      trainer_.Resume(options.model_only ? trainer_.step() : loaded->step));
+  return std::move(loaded->report);
 }
 
 StateBytes Engine::Impl::state_bytes() const {

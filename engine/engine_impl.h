@@ -37,7 +37,8 @@ class Engine::Impl {
   absl::Status SaveSafetensors(const std::string& dir,
                                const SaveSafetensorsOptions& options);
   bool saving_checkpoint() const { return saver_.saving(); }
-  absl::StatusOr<std::string> LoadCheckpoint(const std::string& dir);
+  absl::StatusOr<LoadCheckpointReport> LoadCheckpoint(
+      const std::string& dir, const LoadCheckpointOptions& options);
   absl::Status SetPrefetch(absl::string_view unit, Phase phase,
                            const std::vector<std::string>& next);
   absl::Status SetReshardAfterForward(absl::string_view unit, bool reshard);

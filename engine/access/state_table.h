@@ -12,9 +12,7 @@
 
 #include "ATen/core/Tensor.h"
 #include "absl/container/flat_hash_map.h"
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/format/manifest.pb.h"
 #include "optim/adamw.h"
 #include "sharding/flat/flat_parameter.h"
 
@@ -43,6 +41,7 @@ class StateTable {
   StateTable(const std::vector<std::shared_ptr<FlatParameter>>& flats,
              AdamW* optimizer, const torch::nn::Module& module);
 
+  static const char* NameOf(State state);
   // In the order of the model's parameters; their numbers are those of the
   // manifest, the plain ones after them.
   const std::vector<Slot>& slots() const { return slots_; }
@@ -67,32 +66,12 @@ class StateTable {
   absl::flat_hash_map<const at::TensorImpl*, std::vector<std::string>> names_;
 };
 
-// Where a checkpoint has a model's storages.
-class StateMatch {
- public:
-  struct Place {
-    int storage = 0;    // of the manifest
-    int64_t shift = 0;  // its element of the slot's first one
-    // Numbers of its states; -1: it has none.
-    int states[StateTable::kNumStates] = {-1, -1, -1};
-  };
-
-  // FailedPrecondition lists what the checkpoint lacks, has besides, or has in
-  // other sizes.
-  static absl::StatusOr<StateMatch> Create(
-      const StateTable& table,
-      const std::vector<std::shared_ptr<FlatParameter>>& flats,
-      const proto::CheckpointManifest& manifest);
-
-  const Place& slot(size_t i) const { return slots_[i]; }
-  const Place& plain(size_t i) const { return plain_[i]; }
-  // Optimizer steps of a parameter, by its first name.
-  int64_t steps(const std::string& name) const;
-
- private:
-  std::vector<Place> slots_, plain_;
-  absl::flat_hash_map<std::string, int64_t> steps_;
-};
+// Complex numbers are stored as pairs of real ones: how many of these an
+// element of a tensor is, and their dtype.
+int64_t NumbersPer(const at::Tensor& tensor);
+at::ScalarType NumberDtype(const at::Tensor& tensor);
+// In elements, the last dim's 1.
+std::vector<int64_t> ContiguousStrides(at::IntArrayRef sizes);
 
 }  // namespace tessera
 #endif  // ENGINE_ACCESS_STATE_TABLE_H_

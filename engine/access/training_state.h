@@ -16,6 +16,7 @@
 #include "absl/strings/string_view.h"
 #include "checkpoint/pending_save.h"
 #include "comm/communicator.h"
+#include "engine/parts/engine_types.h"
 #include "optim/adamw.h"
 #include "optim/loss_scaler.h"
 #include "sharding/flat/flat_parameter.h"
@@ -55,9 +56,10 @@ absl::StatusOr<CheckpointContent> ContentOf(const TrainingState& state,
 
 struct LoadedState {
   int64_t step = 0;
-  std::string client_state;
+  LoadCheckpointReport report;
 };
-// Fills the owned parts, whatever ranks and stage saved them; the caller
+// Fills the owned parts, of what `options` (the same on all ranks) mean,
+// whatever ranks and stage saved them; the caller
 // publishes them. What ranks have of their own (generators, differing buffers,
 // client_state) comes back where as many ranks load as saved; else generators
 // stay, buffers are rank 0's, and rank r gets the client_state of rank r modulo
@@ -66,6 +68,7 @@ struct LoadedState {
 // `*changed`: with an error, that even so something has been.
 absl::StatusOr<LoadedState> LoadState(const std::string& dir,
                                       const TrainingState& state,
+                                      const LoadCheckpointOptions& options,
                                       bool* changed);
 
 }  // namespace tessera

@@ -10,6 +10,7 @@
 #include "base/torch_guard.h"
 #include "checkpoint/checkpoint.h"
 #include "engine/access/own_values.h"
+#include "engine/access/state_match.h"
 #include "engine/access/state_table.h"
 #include "engine/access/training_state.h"
 #include "sharding/torch/torch_scope.h"
@@ -20,17 +21,20 @@ namespace {
 // What has been read and is not yet in its place.
 struct Staged {
   at::Tensor from;  // numbers, of the saved dtype
-  // Where they belong: elements of what a flat's rank owns, or a plain tensor.
+  // Where they belong: elements of what a flat's rank owns; or a plain tensor.
   int flat = -1;
   StateTable::State kind = StateTable::kValue;
   Range range;
   at::Tensor plain;
+  std::string own_name;  // what a plain tensor is called in a rank's own values
 };
 
 class Loading {
  public:
-  Loading(const TrainingState& state, CheckpointReader* reader)
+  Loading(const TrainingState& state, const LoadCheckpointOptions& options,
+          CheckpointReader* reader)
       : state_(state),
+        options_(options),
         reader_(*reader),
         manifest_(reader->manifest()),
         table_(state.flats, state.optimizer, state.module) {}
@@ -59,6 +63,10 @@ class Loading {
 
   absl::Status Prepare() {
     TESSERA_RETURN_IF_ERROR(Agree([&] { return Plan(); }));
+    TESSERA_RETURN_IF_ERROR(state_.comm->AgreeEqual(
+        absl::StrCat(options_.model_only ? "the model alone of " : "",
+                     match_->Describe()),
+        "part of the checkpoint to load"));
     std::vector<proto::CheckpointValue> values;
     TESSERA_RETURN_IF_ERROR(
         ReadCheckpoint(&reader_, wanted_, state_.comm, &values));
@@ -70,30 +78,37 @@ class Loading {
 
   absl::Status Plan() {
     const std::string what = absl::StrCat("checkpoint ", reader_.path());
-    match_ = StateMatch::Create(table_, state_.flats, manifest_);
+    match_ = StateMatch::Create(table_, state_.flats, manifest_, options_);
     TESSERA_RETURN_IF_ERROR(Annotate(match_.status(), what));
     TESSERA_RETURN_IF_ERROR(Annotate(CheckTraining(), what));
     TESSERA_RETURN_IF_ERROR(CheckWritable());
-    if (state_.optimizer != nullptr) {
-      // Memory for states that are to come; those that are to go are dropped
-      // once nothing can fail.
-      std::vector<uint8_t> both = state_.optimizer->has_state();
-      old_has_state_ = both;
-      has_state_.assign(both.size(), 0);
-      for (size_t s = 0; s < table_.slots().size(); ++s) {
-        const auto& place = match_->slot(s);
-        if (place.states[StateTable::kExpAvg] < 0) continue;
-        const size_t flat = static_cast<size_t>(table_.slots()[s].flat);
-        has_state_[flat] = both[flat] = 1;
-      }
-      TESSERA_RETURN_IF_ERROR(state_.optimizer->MatchStates(both));
-    }
+    loaded_.report.missing = match_->missing();
+    loaded_.report.unexpected = match_->unexpected();
+    if (loads_states_) TESSERA_RETURN_IF_ERROR(PlanStates());
     for (size_t s = 0; s < table_.slots().size(); ++s) PlanSlot(s);
     for (size_t i = 0; i < table_.plain().size(); ++i) PlanPlain(i);
     return absl::OkStatus();
   }
 
+  // Memory for states that are to come; those that are to go are dropped once
+  // nothing can fail.
+  absl::Status PlanStates() {
+    std::vector<uint8_t> both = state_.optimizer->has_state();
+    old_has_state_ = both;
+    has_state_.assign(both.size(), 0);
+    for (size_t s = 0; s < table_.slots().size(); ++s) {
+      const StateMatch::Place& place = match_->slot(s);
+      const size_t flat = static_cast<size_t>(table_.slots()[s].flat);
+      if (place.loaded() ? place.states[StateTable::kExpAvg] >= 0
+                         : old_has_state_[flat] != 0) {
+        has_state_[flat] = both[flat] = 1;
+      }
+    }
+    return state_.optimizer->MatchStates(both);
+  }
+
   absl::Status CheckTraining() const {
+    if (options_.model_only) return absl::OkStatus();
     const proto::CheckpointTraining& training = manifest_.training();
     if (state_.optimizer != nullptr && training.optimizer() != "adamw") {
       return absl::FailedPreconditionError(absl::StrCat(
@@ -101,7 +116,9 @@ class Loading {
           training.has_optimizer() ? absl::StrCat("states of the optimizer '",
                                                   training.optimizer(), "'")
                                    : "no optimizer states",
-          ", and this run trains with 'adamw'"));
+          ", and this run trains with 'adamw'; "
+          "LoadCheckpointOptions::model_only loads parameters and buffers "
+          "alone"));
     }
     bool counts = manifest_.step() >= 0;
     for (const auto& storage : manifest_.storages()) {
@@ -122,6 +139,10 @@ class Loading {
   absl::Status CheckWritable() const {
     for (const StateTable::Plain& plain : table_.plain()) {
       const at::Tensor& t = plain.tensor;
+      if (!match_->plain(static_cast<size_t>(&plain - table_.plain().data()))
+               .loaded()) {
+        continue;
+      }
       if (!t.is_inference() && !t.is_conj() && !t.is_neg() &&
           at::has_internal_overlap(t) != at::MemOverlap::Yes) {
         continue;
@@ -154,8 +175,8 @@ class Loading {
     const StateTable::Slot& slot = table_.slots()[s];
     const FlatParameter& flat = *state_.flats[static_cast<size_t>(slot.flat)];
     const Range part = table_.Part(slot, flat.owned());
-    if (part.empty()) return;
     const StateMatch::Place& place = match_->slot(s);
+    if (part.empty() || !place.loaded()) return;
     const int64_t begin =
         part.begin - flat.layout().slot(slot.slot).begin + place.shift;
     const Range range = {part.begin - flat.owned().begin,
@@ -163,30 +184,36 @@ class Loading {
     for (StateTable::State kind :
          {StateTable::kValue, StateTable::kExpAvg, StateTable::kExpAvgSq}) {
       if (!table_.Elements(slot.flat, kind).defined()) continue;
-      Want(place, begin, {{}, slot.flat, kind, range, {}}, range.numel());
+      if (kind != StateTable::kValue && !loads_states_) continue;
+      Want(place, begin, {{}, slot.flat, kind, range, {}, {}}, range.numel());
     }
   }
 
   void PlanPlain(size_t i) {
-    const at::Tensor tensor = table_.plain()[i].tensor.detach();
-    const at::Tensor numbers =
-        tensor.is_complex() ? at::view_as_real(tensor) : tensor;
-    Want(match_->plain(i), match_->plain(i).shift,
-         {{}, -1, StateTable::kValue, {}, numbers}, numbers.numel());
+    const StateMatch::Place& place = match_->plain(i);
+    if (!place.loaded()) return;
+    const at::Tensor& tensor = table_.plain()[i].tensor;
+    Staged staged;
+    staged.plain = tensor.detach();
+    if (tensor.is_complex()) staged.plain = at::view_as_real(staged.plain);
+    staged.own_name = table_.NamesOf(tensor)[0];
+    const int64_t numel = staged.plain.numel();
+    Want(place, place.shift, std::move(staged), numel);
   }
 
   // What this rank has of its own, and whether it can be taken over.
   absl::Status CheckValues() {
     same_ranks_ = manifest_.files_size() == state_.comm->world_size();
     loaded_.step = manifest_.step();
-    loaded_.client_state = values_[kClientState];
+    loaded_.report.client_state = values_[kClientState];
+    if (same_ranks_) TakeOwnTensors();
+    if (options_.model_only) return absl::OkStatus();
     if (same_ranks_) {
       for (const NamedGenerator& one : GeneratorsOf(state_.device)) {
         const auto it = values_.find(one.name);
         if (it == values_.end()) continue;  // of another kind of device
         one.generator.clone().set_state(GeneratorState(it->second));
       }
-      TakeOwnTensors();
     }
     if (state_.scaler != nullptr && manifest_.training().has_loss_scale()) {
       LossScaler copy = *state_.scaler;
@@ -197,14 +224,14 @@ class Loading {
 
   // In place of rank 0's.
   void TakeOwnTensors() {
-    const size_t first = staged_.size() - table_.plain().size();
-    for (size_t i = 0; i < table_.plain().size(); ++i) {
-      const auto it = values_.find(absl::StrCat(
-          kOwnTensor, table_.NamesOf(table_.plain()[i].tensor)[0]));
-      at::Tensor& from = staged_[first + i].from;
-      if (it == values_.end() || it->second.size() != from.nbytes()) continue;
+    for (Staged& one : staged_) {
+      if (one.own_name.empty()) continue;
+      const auto it = values_.find(absl::StrCat(kOwnTensor, one.own_name));
+      if (it == values_.end() || it->second.size() != one.from.nbytes()) {
+        continue;
+      }
       std::copy(it->second.begin(), it->second.end(),
-                static_cast<char*>(from.mutable_data_ptr()));
+                static_cast<char*>(one.from.mutable_data_ptr()));
     }
   }
 
@@ -220,15 +247,17 @@ class Loading {
 
   absl::Status Apply() {
     // First, since what has no states has no masters either.
-    if (state_.optimizer != nullptr) {
+    if (loads_states_) {
       TESSERA_RETURN_IF_ERROR(state_.optimizer->MatchStates(has_state_));
     }
     for (const Staged& one : staged_) Place(one);
-    if (state_.optimizer != nullptr) {
+    if (options_.model_only) return absl::OkStatus();
+    if (loads_states_) {
       for (const auto& flat : state_.flats) {
         for (const auto& p : flat->parameters()) {
-          state_.optimizer->parameter_steps()[static_cast<size_t>(p.index)] =
-              StepsOf(p.tensor);
+          int64_t& steps =
+              state_.optimizer->parameter_steps()[static_cast<size_t>(p.index)];
+          steps = match_->steps(p.tensor).value_or(steps);
         }
       }
       if (state_.program_rate != nullptr) TakeRate();
@@ -266,23 +295,18 @@ class Loading {
     elements.slice(0, one.range.begin, one.range.end).copy_(one.from);
   }
 
-  int64_t StepsOf(const at::Tensor& tensor) const {
-    int64_t steps = 0;
-    for (const std::string& name : table_.NamesOf(tensor)) {
-      steps = std::max(steps, match_->steps(name));
-    }
-    return steps;
-  }
-
   const TrainingState& state_;
+  const LoadCheckpointOptions& options_;
   CheckpointReader& reader_;
   const proto::CheckpointManifest& manifest_;
   const StateTable table_;
   absl::StatusOr<StateMatch> match_ = absl::UnknownError("not matched");
   std::vector<uint8_t> has_state_, old_has_state_;
   std::vector<WantedElements> wanted_;
-  std::vector<Staged> staged_;  // those of plain tensors last, one each
+  std::vector<Staged> staged_;
   std::map<std::string, std::string> values_;
+  const bool loads_states_ =
+      state_.optimizer != nullptr && !options_.model_only;
   bool same_ranks_ = false;
   LoadedState loaded_;
 };
@@ -291,12 +315,13 @@ class Loading {
 
 absl::StatusOr<LoadedState> LoadState(const std::string& dir,
                                       const TrainingState& state,
+                                      const LoadCheckpointOptions& options,
                                       bool* changed) {
   *changed = false;
   TorchScope scope;
   TESSERA_ASSIGN_OR_RETURN(CheckpointReader reader,
                            OpenCheckpoint(dir, state.comm));
-  return Loading(state, &reader).Run(changed);
+  return Loading(state, options, &reader).Run(changed);
 }
 
 }  // namespace tessera

@@ -120,6 +120,30 @@ struct SaveOptions {
   std::function<void()> after_commit;
 };
 
+struct LoadCheckpointOptions {
+  // Parameters and buffers alone: a warm start. Optimizer states and step
+  // counts, step, learning rate, loss scale and generators stay this run's; the
+  // checkpoint need have none. DeepSpeed: load_module_only.
+  bool model_only = false;
+  // What these mean alone, paths of parameters, buffers and modules
+  // ("blocks.0", "*.weight"; '*' is any characters, '?' one); the rest stays.
+  // Of parameters that are one under several names any counts. Empty: all.
+  std::vector<std::string> only;
+  // What the checkpoint calls a parameter or buffer of the module; one that it
+  // does not have ("-") stays. Nothing can be transposed here.
+  NameMap names;
+  // Every parameter and buffer (of `only`) must be in the checkpoint, which
+  // must have no others (unless `only` says what is looked at). false: what
+  // only one of the two has is left alone, and named in the report. DeepSpeed:
+  // load_module_strict.
+  bool strict = true;
+};
+struct LoadCheckpointReport {
+  std::string client_state;             // this rank's
+  std::vector<std::string> missing;     // names of the module; not there
+  std::vector<std::string> unexpected;  // the other way round
+};
+
 struct LoadSafetensorsOptions {
   // Every parameter and buffer of the module must be in the file, and the file
   // must have no others. false: what only one of the two has is left alone, and

@@ -19,15 +19,16 @@ field() {
 }
 
 run() {
-  "${train}" --world=2 --data "${folder}/text" --stage "${stage}" --json \
-    --config examples/gpt/zero3.json --dim 32 --layers 2 --heads 2 --seq 16 \
-    --dropout 0.1 "$@" | tail -n 1
+  "${train}" --world="${world}" --data "${folder}/text" --stage "${stage}" \
+    --json --config examples/gpt/zero3.json --dim 32 --layers 2 --heads 2 \
+    --seq 16 --dropout 0.1 --held_out 3 "$@" | tail -n 1
 }
 
 for i in $(seq 400); do
   echo "${i} And the evening and the morning were day ${i}."
 done > "${folder}/text"
 
+world=2
 for stage in 0 3; do
   first="$(run --steps 6 --save "${folder}/state${stage}" --after 3)"
   echo "${first}"
@@ -36,7 +37,7 @@ for stage in 0 3; do
   echo "${second}"
 
   for key in first_loss last_loss uninterrupted_losses resumed_losses tok_s \
-    world stage bytes_per_rank parameters gradients optimizer sample; do
+    held_out_loss world stage bytes_per_rank parameters gradients optimizer sample; do
     [[ "${first}" == *"\"${key}\": "* ]] || fail "no ${key} at stage ${stage}"
   done
   [[ "$(field "${first}" world)" == 2 ]] || fail "world is not 2"
@@ -48,6 +49,16 @@ for stage in 0 3; do
     fail "not three losses: ${expected}"
   [[ "$(field "${second}" resumed_losses)" == "${expected}" ]] ||
     fail "stage ${stage}: the resumed losses are others"
+  [[ "$(field "${first}" held_out_loss)" == '"0x1.'* ]] ||
+    fail "no loss of the text held out"
+  # Other numbers of ranks, at other stages, have the same model.
+  for others in 1 3; do
+    other="$(world="${others}" stage="$((3 - stage))" run --steps 0 \
+      --resume "${folder}/state${stage}")"
+    [[ "$(field "${other}" held_out_loss)" == \
+      "$(field "${first}" held_out_loss)" ]] ||
+      fail "stage ${stage}: another loss of the text held out on ${others} ranks"
+  done
   losses[stage]="${expected} $(field "${first}" last_loss)"
 done
 [[ "${losses[0]}" == "${losses[3]}" ]] || fail "stages 0 and 3 differ"

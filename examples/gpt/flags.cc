@@ -14,6 +14,9 @@
 #include "base/status.h"
 
 ABSL_FLAG(std::string, data, "", "The text: any file.");
+ABSL_FLAG(int64_t, held_out, TrainFlags().held_out,
+          "Samples at the end of the text that are not trained on; their loss "
+          "after --steps is reported.");
 ABSL_FLAG(std::string, config, TrainFlags().config, "DeepSpeed-style JSON.");
 ABSL_FLAG(bool, ignore_unknown, false,
           "Unknown keys of --config are ignored, with a warning each.");
@@ -62,7 +65,7 @@ absl::Status CheckSizes(const TrainFlags& flags) {
       {"steps", flags.steps, 0},           {"after", flags.after, 0},
       {"sample", flags.sample.bytes, 0},   {"dim", flags.model.dim(), 1},
       {"layers", flags.model.layers(), 1}, {"heads", flags.model.heads(), 1},
-      {"seq", flags.model.seq(), 1},
+      {"seq", flags.model.seq(), 1},       {"held_out", flags.held_out, 0},
   };
   for (const auto& size : kSizes) {
     if (size.value >= size.least && size.value <= kMany) continue;
@@ -96,7 +99,8 @@ absl::Status Check(const TrainFlags& flags) {
   if (!(dropout >= 0 && dropout <= 0.99)) {
     return Expected("dropout", "0 to 0.99", dropout);
   }
-  if (flags.data.empty() && flags.steps + flags.after > 0) {
+  if (flags.data.empty() &&
+      flags.steps + flags.after + flags.held_out > 0) {
     return absl::InvalidArgumentError("--data FILE is missing; see --help");
   }
   return absl::OkStatus();
@@ -132,6 +136,7 @@ absl::StatusOr<TrainFlags> ParseTrainFlags(int argc, char** argv) {
   flags.steps = absl::GetFlag(FLAGS_steps);
   flags.after = absl::GetFlag(FLAGS_after);
   flags.data = absl::GetFlag(FLAGS_data);
+  flags.held_out = absl::GetFlag(FLAGS_held_out);
   flags.seed = absl::GetFlag(FLAGS_seed);
   flags.save = absl::GetFlag(FLAGS_save);
   flags.resume = absl::GetFlag(FLAGS_resume);

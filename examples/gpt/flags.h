@@ -17,6 +17,8 @@ struct TrainFlags {
   int64_t after = 0;    // trained after that; their losses are reported one by
                         // one
   std::string data;     // any file
+  int64_t held_out = 0;  // samples at its end that are not trained on; their
+                         // loss is reported
   uint64_t seed = 1;
   std::string save;    // a folder, made or replaced; none: nothing is saved
   std::string resume;  // a folder that --save wrote

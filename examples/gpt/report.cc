@@ -61,6 +61,10 @@ std::string ToJson(const RunReport& report) {
       JsonHexList(report.resumed ? none : report.after_losses),
       ", \"resumed_losses\": ",
       JsonHexList(report.resumed ? report.after_losses : none),
+      ", \"held_out_loss\": ",
+      report.held_out_loss.has_value()
+          ? tessera::QuoteJson(tessera::HexFloat(*report.held_out_loss))
+          : "null",
       ", \"tok_s\": ", JsonNumber(report.tokens_per_second),
       ", \"world\": ", report.world_size, ", \"stage\": ", report.stage,
       ", \"bytes_per_rank\": ", JsonBytes(report.held),

@@ -3,6 +3,7 @@
 #define EXAMPLES_GPT_REPORT_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,8 @@
 struct RunReport {
   std::vector<float> losses;        // of the steps before the state was saved
   std::vector<float> after_losses;  // of the steps after it
+  // Of the text that is not trained on, with the parameters before `after`.
+  std::optional<float> held_out_loss;
   bool resumed = false;             // the run began from a saved state
   double tokens_per_second = 0;     // of all ranks together
   int world_size = 1;
@@ -25,7 +28,8 @@ struct RunReport {
 std::string StateTable(const RunReport& report);
 
 // One line: first_loss, last_loss, uninterrupted_losses, resumed_losses, tok_s,
-// world, stage, bytes_per_rank, replicated_bytes, sample. The two lists hold
+// held_out_loss, world, stage, bytes_per_rank, replicated_bytes, sample. The two
+// lists hold
 // after_losses, as hexadecimal floats: the first if the run began anew, the
 // second if it was resumed. A number that JSON cannot say is null. Bytes of the
 // sample that are not ASCII appear as the character of that number.

@@ -14,6 +14,7 @@ TEST(ReportTest, JsonIsOneLineWithExactLosses) {
   RunReport report;
   report.losses = {5.5f, 2.25f};
   report.after_losses = {0.1f, 1.0f};
+  report.held_out_loss = 3.0f;
   report.tokens_per_second = 1234;
   report.world_size = 2;
   report.stage = 3;
@@ -23,7 +24,8 @@ TEST(ReportTest, JsonIsOneLineWithExactLosses) {
   EXPECT_EQ(
       ToJson(report),
       R"({"first_loss": 5.5, "last_loss": 2.25, "uninterrupted_losses": )"
-      R"(["0x1.99999ap-4", "0x1p+0"], "resumed_losses": [], "tok_s": 1234, )"
+      R"(["0x1.99999ap-4", "0x1p+0"], "resumed_losses": [], )"
+      R"("held_out_loss": "0x1.8p+1", "tok_s": 1234, )"
       R"("world": 2, "stage": 3, "bytes_per_rank": {"parameters": 1, )"
       R"("gradients": 2, "optimizer": 3}, "replicated_bytes": )"
       R"({"parameters": 2, "gradients": 4, "optimizer": 6}, )"
@@ -42,6 +44,7 @@ TEST(ReportTest, LossesOfAResumedRunHaveAnotherName) {
 TEST(ReportTest, WhatIsNotANumberIsNull) {
   RunReport report;
   EXPECT_THAT(ToJson(report), HasSubstr(R"("first_loss": null)"));
+  EXPECT_THAT(ToJson(report), HasSubstr(R"("held_out_loss": null)"));
   report.losses = {1.0f, std::nanf("")};
   EXPECT_THAT(ToJson(report), HasSubstr(R"("last_loss": null)"));
 }

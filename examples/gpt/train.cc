@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status.h"
@@ -81,6 +82,11 @@ absl::Status Work(const TrainFlags& flags, Trainer& trainer, FILE* out,
     Progress progress(out, flags.steps);
     TESSERA_RETURN_IF_ERROR(
         TrainSteps(flags.steps, trainer, progress, report, &report->losses));
+    if (flags.held_out > 0) {
+      report->held_out_loss = trainer.HeldOutLoss();
+      progress.Say(absl::StrFormat("loss of the text held out: %.6f",
+                                   *report->held_out_loss));
+    }
     if (!flags.save.empty()) {
       TESSERA_RETURN_IF_ERROR(trainer.Save(flags.save));
       progress.Say(absl::StrCat("saved to ", flags.save, ", step ",

@@ -12,6 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "base/status.h"
+#include "c10/core/GradMode.h"
 
 namespace {
 
@@ -55,7 +56,12 @@ absl::Status Trainer::PrepareData() {
   TESSERA_ASSIGN_OR_RETURN(corpus_,
                            tessera::ByteCorpus::Open(flags_.data, seq + 1));
   tessera::DistributedSamplerOptions options;
-  options.num_samples = corpus_->num_samples(seq);
+  if (trained_samples() < 1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--held_out: expected less than ", corpus_->num_samples(seq),
+        ", the samples in ", flags_.data, "; got ", flags_.held_out));
+  }
+  options.num_samples = trained_samples();
   options.rank = world_.rank();
   options.world_size = world_.world_size();
   options.seed = flags_.seed;
@@ -70,7 +76,7 @@ std::string Trainer::Agreed() const {
   return absl::StrCat(
       "--dim ", model.dim(), " --layers ", model.layers(), " --heads ",
       model.heads(), " --seq ", model.seq(), " --dropout ", model.dropout(),
-      " --seed ", flags_.seed, " --steps ", flags_.steps, " --after ",
+      " --seed ", flags_.seed, " --held_out ", flags_.held_out, " --steps ", flags_.steps, " --after ",
       flags_.after, flags_.save.empty() ? "" : " --save",
       flags_.resume.empty() ? "" : " --resume", ", data of ",
       corpus_.has_value() ? corpus_->bytes().size() : 0, " bytes");
@@ -89,12 +95,16 @@ absl::Status Trainer::MakeModel() {
   return absl::OkStatus();
 }
 
-Trainer::Batch Trainer::NextBatch() {
-  const int64_t count = config_.train_micro_batch_size_per_gpu();
+int64_t Trainer::trained_samples() const {
+  return corpus_->num_samples(flags_.model.seq()) - flags_.held_out;
+}
+
+Trainer::Batch Trainer::MakeBatch(absl::Span<const int64_t> samples) const {
   const int64_t seq = flags_.model.seq();
-  auto bytes = at::empty({count, seq + 1}, at::kLong);
+  auto bytes =
+      at::empty({static_cast<int64_t>(samples.size()), seq + 1}, at::kLong);
   auto* out = bytes.data_ptr<int64_t>();
-  for (const int64_t index : sampler_->NextBatch(count)) {
+  for (const int64_t index : samples) {
     const auto sample = corpus_->sample(index, seq);
     out = std::copy(sample.begin(), sample.end(), out);
   }
@@ -107,7 +117,8 @@ absl::StatusOr<float> Trainer::Step() {
   const int64_t micro_batches = config_.gradient_accumulation_steps();
   auto total = at::zeros({1}, at::TensorOptions().device(device_));
   for (int64_t i = 0; i < micro_batches; ++i) {
-    const Batch batch = NextBatch();
+    const Batch batch = MakeBatch(
+        sampler_->NextBatch(config_.train_micro_batch_size_per_gpu()));
     at::Tensor loss;
     {
       const tessera::Engine::AutocastScope autocast(engine_.get());
@@ -123,6 +134,22 @@ absl::StatusOr<float> Trainer::Step() {
          static_cast<float>(micro_batches * world_.world_size());
 }
 
+float Trainer::HeldOutLoss() {
+  const int threads = at::get_num_threads();
+  at::set_num_threads(1);  // sums depend on them
+  const c10::NoGradGuard no_gradients;
+  model_->eval();
+  double sum = 0;
+  for (int64_t i = 0; i < flags_.held_out; ++i) {
+    const Batch batch = MakeBatch({trained_samples() + i});
+    const tessera::Engine::AutocastScope autocast(engine_.get());
+    sum += model_->loss(batch.tokens, batch.targets).item<float>();
+  }
+  model_->train();
+  at::set_num_threads(threads);
+  return static_cast<float>(sum / static_cast<double>(flags_.held_out));
+}
+
 // "heads epoch position samples seed": the parameters do not show the heads;
 // epoch and position are where to go on, with any number of ranks; the others
 // tell whether it is the same data in the same order. Without data only the
@@ -132,8 +159,7 @@ std::string Trainer::OwnState() const {
   if (!sampler_.has_value()) return heads;
   const tessera::SamplerState state = sampler_->state();
   return absl::StrCat(heads, " ", state.epoch, " ", state.position, " ",
-                      corpus_->num_samples(flags_.model.seq()), " ",
-                      flags_.seed);
+                      trained_samples(), " ", flags_.seed);
 }
 
 absl::Status Trainer::Save(const std::string& dir) {
@@ -141,8 +167,9 @@ absl::Status Trainer::Save(const std::string& dir) {
 }
 
 absl::Status Trainer::Resume(const std::string& dir) {
-  TESSERA_ASSIGN_OR_RETURN(const std::string saved,
+  TESSERA_ASSIGN_OR_RETURN(const tessera::LoadCheckpointReport report,
                            engine_->LoadCheckpoint(dir));
+  const std::string& saved = report.client_state;
   std::vector<std::string> parts = absl::StrSplit(saved, ' ');
   if (parts[0] != absl::StrCat(flags_.model.heads())) {
     return absl::FailedPreconditionError(
@@ -157,13 +184,13 @@ absl::Status Trainer::Resume(const std::string& dir) {
     return absl::DataLossError(absl::StrCat(
         dir, ": expected this program's place in the data, got '", saved, "'"));
   }
-  const std::string samples =
-      absl::StrCat(corpus_->num_samples(flags_.model.seq()));
+  const std::string samples = absl::StrCat(trained_samples());
   const std::string seed = absl::StrCat(flags_.seed);
   if (parts[2] != samples || parts[3] != seed) {
     return absl::FailedPreconditionError(absl::StrCat(
         dir, ": saved with ", parts[2], " samples and --seed ", parts[3],
-        ", but ", flags_.data, " has ", samples, " and --seed is ", seed));
+        ", but ", flags_.data, " has ", samples, " without those of ",
+        "--held_out, and --seed is ", seed));
   }
   return tessera::Annotate(sampler_->Seek(state), dir);
 }

@@ -10,6 +10,7 @@
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "comm/world/world.h"
 #include "config/config.h"
 #include "data/byte_corpus.h"
@@ -30,6 +31,11 @@ class Trainer {
   // ranks, the same bits everywhere. COLLECTIVE. REQUIRES: flags.data was
   // given.
   absl::StatusOr<float> Step();
+
+  // The mean loss of the samples that are held out, each rank's own
+  // computation of all of them on one thread: the same bits on all, however
+  // many there are. COLLECTIVE.
+  float HeldOutLoss();
 
   // The sharded state, with this rank's place in the data. COLLECTIVE.
   absl::Status Save(const std::string& dir);
@@ -54,7 +60,9 @@ class Trainer {
       : flags_(flags), world_(world) {}
   absl::Status PrepareData();
   absl::Status MakeModel();
-  Batch NextBatch();
+  // Of these samples of the text.
+  Batch MakeBatch(absl::Span<const int64_t> samples) const;
+  int64_t trained_samples() const;  // of the text; the others are held out
   std::string Agreed() const;    // the same on all ranks
   std::string OwnState() const;  // what a checkpoint holds of this program's
 

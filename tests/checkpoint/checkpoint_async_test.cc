@@ -70,8 +70,9 @@ TESSERA_RANK_FUNCTION(LoadWhatWasSavedAside) {
   auto model = MakeTestModel(a.spec.model);
   TESSERA_ASSIGN_OR_RETURN(auto engine,
                            MakeEngine(model, a.spec, world.communicator()));
-  TESSERA_ASSIGN_OR_RETURN(const std::string client,
+  TESSERA_ASSIGN_OR_RETURN(const LoadCheckpointReport report,
                            engine->LoadCheckpoint(a.dir));
+  const std::string& client = report.client_state;
   if (client != absl::StrCat("of ", world.rank())) {
     return absl::InternalError(absl::StrCat("client state '", client, "'"));
   }

@@ -105,7 +105,7 @@ TESSERA_RANK_FUNCTION(TrainAndResume) {
   Record unused;
   TESSERA_RETURN_IF_ERROR(
       TrainSteps(*t.engine, *t.model, other, 5 + t.rank, 0, &unused));
-  TESSERA_ASSIGN_OR_RETURN(std::string client, t.engine->LoadCheckpoint(a.dir));
+  TESSERA_RETURN_IF_ERROR(t.engine->LoadCheckpoint(a.dir).status());
   if (a.spec.model == "Thawed") {  // whether it is frozen is the user's affair
     t.parameter("frozen.weight").requires_grad_(a.before > 1);
   }

@@ -1,62 +1,33 @@
 // Checkpoints loaded by another number of ranks than wrote them, at another
 // stage, in other units, or by another program: values and optimizer states are
-// the saved ones, to the bit.
+// the saved ones, and the next step's gradients the oracle's, to the bit.
 #include <torch/torch.h>
 
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/status.h"
-#include "checkpoint/checkpoint.h"
-#include "checkpoint/disk/crc32c.h"
+#include "checkpoint/format/checkpoint_reader.h"
 #include "comm/world/world.h"
 #include "engine/engine.h"
+#include "tests/checkpoint/checkpoint_state.h"
 #include "tests/checkpoint/checkpoint_test_util.h"
 #include "tests/support/rank_pool.h"
 #include "tests/support/training.h"
+#include "verify/oracle.h"
 
 namespace tessera {
 namespace {
 
-using ::testing::Each;
+constexpr char kCut[] = "\n--\n";
+
 using ::testing::HasSubstr;
 using ::testing::IsSupersetOf;
-
-// As tools/read_checkpoint.py prints it.
-std::string LineOf(const std::string& name, const char* state,
-                   const at::Tensor& tensor) {
-  const at::Tensor here = tensor.contiguous();
-  const absl::string_view bytes(static_cast<const char*>(here.const_data_ptr()),
-                                here.nbytes());
-  return absl::StrCat(name, " ", state, " ",
-                      CheckpointDtype(tensor.scalar_type()), " [",
-                      absl::StrJoin(tensor.sizes(), ", "), "] ",
-                      absl::Hex(Crc32c(bytes), absl::kZeroPad8));
-}
-
-// A line for each master and optimizer state, after the number of the step.
-absl::StatusOr<std::string> StateOf(Engine& engine, const TestModel& model) {
-  std::string lines = absl::StrCat("step ", engine.step());
-  for (const auto& item : model.named_parameters()) {
-    const std::string& name = item.key();
-    TESSERA_ASSIGN_OR_RETURN(const at::Tensor value, engine.Master(name));
-    TESSERA_ASSIGN_OR_RETURN(
-        const at::Tensor exp_avg,
-        engine.OptimizerStateOf(name, OptimizerState::kExpAvg));
-    TESSERA_ASSIGN_OR_RETURN(
-        const at::Tensor exp_avg_sq,
-        engine.OptimizerStateOf(name, OptimizerState::kExpAvgSq));
-    absl::StrAppend(&lines, "\n", LineOf(name, "value", value), "\n",
-                    LineOf(name, "exp_avg", exp_avg), "\n",
-                    LineOf(name, "exp_avg_sq", exp_avg_sq));
-  }
-  return lines;
-}
 
 TESSERA_RANK_FUNCTION(TrainSaveAndTell) {
   const CheckpointArgs a(args);
@@ -77,7 +48,82 @@ TESSERA_RANK_FUNCTION(LoadAndTell) {
   TESSERA_ASSIGN_OR_RETURN(auto engine,
                            MakeEngine(model, a.spec, world.communicator()));
   TESSERA_RETURN_IF_ERROR(engine->LoadCheckpoint(a.dir).status());
-  return StateOf(*engine, *model);
+  TESSERA_ASSIGN_OR_RETURN(const std::string state, StateOf(*engine, *model));
+  // The next step.
+  torch::manual_seed(TrainingSpec::kRankSeed +
+                     static_cast<uint64_t>(world.rank()));
+  TrainingSpec next = a.spec;
+  next.gradients = true;
+  next.steps = static_cast<int>(engine->step()) + 1;
+  Record record;
+  TESSERA_RETURN_IF_ERROR(
+      TrainSteps(*engine, *model, next, world.rank(), next.steps - 1, &record));
+  return absl::StrCat(state, kCut, ToText(record));
+}
+
+// The saved masters.
+std::map<std::string, at::Tensor> MastersIn(const std::string& dir) {
+  CheckpointReader reader =
+      CheckpointReader::Open(dir, FileSystem::Real()).value();
+  std::map<std::string, at::Tensor> masters;
+  for (int s = 0; s < reader.manifest().storages_size(); ++s) {
+    for (const auto& tensor : reader.manifest().storages(s).tensors()) {
+      at::Tensor& master = masters[tensor.name()];
+      master = at::empty(
+          std::vector<int64_t>(tensor.sizes().begin(), tensor.sizes().end()));
+      const WantedElements wanted = {
+          s, 0, tensor.offset(), tensor.offset() + master.numel(),
+          static_cast<char*>(master.mutable_data_ptr())};
+      EXPECT_THAT(reader.Read({wanted}, 1), IsOk());
+    }
+  }
+  return masters;
+}
+
+// Losses and gradients that the oracle has on so many ranks from these masters
+// on, as a record of each rank.
+std::vector<Record> NextStepOfOracle(
+    const std::map<std::string, at::Tensor>& masters, const TrainingSpec& spec,
+    int world_size) {
+  Oracle oracle(
+      [&] {
+        auto model = MakeTestModel(spec.model);
+        const torch::NoGradGuard no_gradients;
+        for (auto& item : model->named_parameters()) {
+          item.value().copy_(masters.at(item.key()));
+        }
+        return model;
+      },
+      OracleOptionsOf(spec, world_size));
+  const auto losses = oracle.TrainStep(
+      [&](torch::nn::Module& module, int rank, int64_t micro_batch) {
+        return dynamic_cast<TestModel&>(module).Loss(rank,
+                                                     spec.steps + micro_batch);
+      });
+  std::vector<Record> records;
+  for (const auto& of_rank : losses) {
+    Record& record = records.emplace_back();
+    record.push_back(LossLine(spec.steps, 0, of_rank.at(0)));
+    for (const std::string& name : oracle.parameter_names()) {
+      record.push_back(absl::StrCat("step ", spec.steps, ": gradient of ", name,
+                                    " ", PrintOf(oracle.gradient(name))));
+    }
+  }
+  return records;
+}
+
+// Each rank has the saved state, and in the next step what its oracle has.
+void ExpectLoaded(const std::vector<std::string>& answers,
+                  const std::string& saved,
+                  const std::vector<Record>& next_step) {
+  for (size_t rank = 0; rank < answers.size(); ++rank) {
+    const std::vector<std::string> parts =
+        absl::StrSplit(answers[rank], absl::ByString(kCut));
+    EXPECT_EQ(parts[0], saved);
+    ASSERT_EQ(parts.size(), 2u);
+    EXPECT_EQ(FirstDifference(next_step[rank], RecordFromText(parts[1])), "")
+        << "rank " << rank;
+  }
 }
 
 // Of the numbers of ranks and stages that the instances do not pair.
@@ -90,13 +136,15 @@ TEST_P(CheckpointTest, AnyRanksAndStageLoadIt) {
       const std::string saved =
           RunOn(writers, "TrainSaveAndTell", spec_, dir)[0];
       ASSERT_THAT(saved, HasSubstr("step 2\n"));
+      const auto masters = MastersIn(dir);
       for (int readers : {1, 2, 3, 4}) {
+        const auto next = NextStepOfOracle(masters, spec_, readers);
         for (int stage : {0, 1, 2, 3}) {
+          SCOPED_TRACE(absl::StrCat(writers, " ranks to ", readers, ", stage ",
+                                    GetParam(), " to ", stage, ", ", dtype));
           TrainingSpec spec = spec_;
           spec.stage = stage;
-          EXPECT_THAT(RunOn(readers, "LoadAndTell", spec, dir), Each(saved))
-              << writers << " ranks to " << readers << ", stage " << GetParam()
-              << " to " << stage << ", " << dtype;
+          ExpectLoaded(RunOn(readers, "LoadAndTell", spec, dir), saved, next);
         }
       }
     }

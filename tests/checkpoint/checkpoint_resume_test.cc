@@ -56,7 +56,9 @@ TESSERA_RANK_FUNCTION(LoadAndTrain) {
   auto model = MakeTestModel(a.spec.model);
   TESSERA_ASSIGN_OR_RETURN(auto engine,
                            MakeEngine(model, a.spec, world.communicator()));
-  TESSERA_ASSIGN_OR_RETURN(std::string client, engine->LoadCheckpoint(a.dir));
+  TESSERA_ASSIGN_OR_RETURN(const LoadCheckpointReport report,
+                           engine->LoadCheckpoint(a.dir));
+  const std::string& client = report.client_state;
   if (client != ClientState(world.rank())) {
     return absl::InternalError(absl::StrCat("client state '", client, "'"));
   }

@@ -301,7 +301,9 @@ TESSERA_RANK_FUNCTION(LoadAndTrain) {
     TESSERA_RETURN_IF_ERROR(engine->Close());
     return client.status().ToString();
   }
-  if (*client != absl::StrCat("of rank ", world.rank())) return *client;
+  if (client->client_state != absl::StrCat("of rank ", world.rank())) {
+    return client->client_state;
+  }
   Record record;
   TESSERA_RETURN_IF_ERROR(TrainSteps(*engine, *model, spec, world.rank(),
                                      static_cast<int>(engine->step()),

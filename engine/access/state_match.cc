@@ -1,0 +1,332 @@
+#include "engine/access/state_match.h"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/types/span.h"
+#include "base/status.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/disk/crc32c.h"
+#include "sharding/layout/names.h"
+
+namespace tessera {
+namespace {
+
+constexpr size_t kMaxNamed = 8;  // in a message
+
+using Parameter = FlatParameter::Parameter;
+
+// Strides that count; those of dims of one element, or of tensors of none, may
+// be anything.
+std::vector<int64_t> PlainStrides(at::IntArrayRef sizes,
+                                  at::IntArrayRef strides) {
+  std::vector<int64_t> plain(strides.begin(), strides.end());
+  bool empty = false;
+  for (int64_t size : sizes) empty |= size == 0;
+  for (size_t d = 0; d < plain.size(); ++d) {
+    if (empty || sizes[d] == 1) plain[d] = 0;
+  }
+  return plain;
+}
+
+// Finds a model's tensors in a manifest, and collects what does not fit.
+class Matcher {
+ public:
+  Matcher(const StateTable& table, const proto::CheckpointManifest& manifest,
+          const LoadCheckpointOptions& options)
+      : table_(table),
+        manifest_(manifest),
+        options_(options),
+        only_("LoadCheckpointOptions::only", options.only) {
+    for (int s = 0; s < manifest.storages_size(); ++s) {
+      for (const auto& tensor : manifest.storages(s).tensors()) {
+        saved_[tensor.name()] = {s, &tensor};
+      }
+    }
+  }
+
+  // The place of a storage of `numel` numbers that holds `tensors`, each from
+  // a number of it on.
+  StateMatch::Place Match(
+      int64_t numel, absl::Span<const std::pair<at::Tensor, int64_t>> tensors,
+      bool contiguous) {
+    std::optional<StateMatch::Place> place;
+    for (const auto& [tensor, at] : tensors) {
+      const Saved* const saved = Find(tensor);
+      if (saved == nullptr) continue;
+      CheckSizes(tensor, *saved->tensor, contiguous);
+      const int64_t shift = saved->tensor->offset() * NumbersPer(tensor) - at;
+      if (place.has_value() &&
+          (place->storage != saved->storage || place->shift != shift)) {
+        wrong_.push_back(absl::StrCat(
+            "'", saved->tensor->name(),
+            "' shares memory with another parameter, otherwise than there"));
+      }
+      if (!place.has_value()) {
+        place.emplace();
+        place->storage = saved->storage;
+        place->shift = shift;
+      }
+    }
+    if (!place.has_value()) return {};
+    const proto::CheckpointStorage& storage =
+        manifest_.storages(place->storage);
+    if (place->shift < 0 || place->shift + numel > storage.numel()) {
+      wrong_.push_back(absl::StrCat("'", storage.tensors(0).name(),
+                                    "': ", storage.numel(),
+                                    " numbers, expected ", numel));
+    }
+    for (int i = 0; i < storage.states_size(); ++i) {
+      for (int known = 0; known < StateTable::kNumStates; ++known) {
+        if (storage.states(i).name() ==
+            StateTable::NameOf(static_cast<StateTable::State>(known))) {
+          place->states[known] = i;
+        }
+      }
+    }
+    const int value = place->states[StateTable::kValue];
+    if (value < 0) {
+      wrong_.push_back(
+          absl::StrCat("'", storage.tensors(0).name(), "' has no values"));
+      return *place;
+    }
+    // Numbers with a point are cast to each other, as LoadSafetensors does.
+    const std::string& saved = storage.states(value).dtype();
+    const at::ScalarType dtype = NumberDtype(tensors[0].first);
+    if (saved != CheckpointDtype(dtype) &&
+        !(at::isFloatingType(dtype) &&
+          at::isFloatingType(DtypeOfCheckpoint(saved)))) {
+      wrong_.push_back(absl::StrCat("'", storage.tensors(0).name(), "' is of ",
+                                    saved, " there, of ", c10::toString(dtype),
+                                    " here"));
+    }
+    return *place;
+  }
+
+  // What has been found of a tensor; nullptr: nothing.
+  const proto::CheckpointTensor* FoundFor(const at::Tensor& tensor) const {
+    const auto it = found_for_.find(tensor.unsafeGetTensorImpl());
+    return it == found_for_.end() ? nullptr : it->second;
+  }
+
+  // Where what one of the two lacks is no error, it goes to the lists.
+  absl::Status Result(std::vector<std::string>* missing,
+                      std::vector<std::string>* unexpected) {
+    if (!options_.only.empty()) {
+      TESSERA_RETURN_IF_ERROR(only_.CheckMatched(example_));
+    } else {
+      FindUnexpected();
+    }
+    std::vector<std::string> faults;
+    if (!options_.strict) {
+      *missing = std::move(missing_);
+      *unexpected = std::move(unexpected_);
+    } else if (!missing_.empty()) {
+      faults.push_back(absl::StrCat("lacks ", Some(missing_)));
+    }
+    if (options_.strict && !unexpected_.empty()) {
+      faults.push_back(absl::StrCat("holds ", Some(unexpected_),
+                                    ", which the module lacks"));
+    }
+    if (!wrong_.empty()) faults.push_back(Some(wrong_, ""));
+    if (faults.empty()) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        absl::StrCat("the checkpoint is of another model: it ",
+                     absl::StrJoin(faults, "; ")));
+  }
+
+ private:
+  struct Saved {
+    int storage = 0;
+    const proto::CheckpointTensor* tensor = nullptr;
+  };
+
+  static bool SameView(const proto::CheckpointTensor& a,
+                       const proto::CheckpointTensor& b) {
+    return a.offset() == b.offset() && a.complex() == b.complex() &&
+           std::equal(a.sizes().begin(), a.sizes().end(), b.sizes().begin(),
+                      b.sizes().end()) &&
+           std::equal(a.strides().begin(), a.strides().end(),
+                      b.strides().begin(), b.strides().end());
+  }
+
+  // The module has it, or what is the same under another name.
+  bool IsFound(const proto::CheckpointStorage& storage,
+               const proto::CheckpointTensor& tensor) const {
+    for (const auto& other : storage.tensors()) {
+      if (found_.contains(other.name()) && SameView(other, tensor)) return true;
+    }
+    return false;
+  }
+
+  void FindUnexpected() {
+    for (const auto& storage : manifest_.storages()) {
+      for (const auto& tensor : storage.tensors()) {
+        if (!IsFound(storage, tensor)) unexpected_.push_back(tensor.name());
+      }
+    }
+  }
+
+  // By its name, or that of a module around it.
+  bool IsWanted(const std::string& name) {
+    if (example_.empty()) example_ = name;
+    if (options_.only.empty()) return true;
+    bool wanted = only_.Match(name);
+    for (size_t dot = name.find('.'); dot != std::string::npos;
+         dot = name.find('.', dot + 1)) {
+      wanted |= only_.Match(absl::string_view(name).substr(0, dot));
+    }
+    return wanted;
+  }
+
+  // By any of its names; tied ones may have been named by another. Null: it is
+  // not there, or is to be left alone.
+  const Saved* Find(const at::Tensor& tensor) {
+    const std::vector<std::string>& names = table_.NamesOf(tensor);
+    bool wanted = false;
+    for (const std::string& name : names) wanted |= IsWanted(name);
+    if (!wanted) return nullptr;
+    wanted = false;
+    const Saved* found = nullptr;
+    for (const std::string& name : names) {
+      const NameMap::Name theirs = options_.names.Theirs(name);
+      if (theirs.name.empty()) continue;
+      wanted = true;
+      const auto it = saved_.find(theirs.name);
+      if (it == saved_.end()) continue;
+      found_.insert(theirs.name);
+      if (theirs.transposed) {
+        wrong_.push_back(absl::StrCat("'", theirs.name,
+                                      "' cannot be transposed while a "
+                                      "checkpoint is loaded"));
+      }
+      if (found == nullptr) {
+        found = &it->second;
+      } else if (it->second.storage != found->storage ||
+                 !SameView(*it->second.tensor, *found->tensor)) {
+        wrong_.push_back(absl::StrCat("'", theirs.name, "' and '",
+                                      found->tensor->name(),
+                                      "' are one here, and two there"));
+      }
+    }
+    if (found != nullptr) {
+      found_for_[tensor.unsafeGetTensorImpl()] = found->tensor;
+    } else if (wanted) {
+      missing_.push_back(names[0]);
+    }
+    return found;
+  }
+
+  void CheckSizes(const at::Tensor& tensor,
+                  const proto::CheckpointTensor& saved, bool contiguous) {
+    const std::vector<int64_t> sizes(saved.sizes().begin(),
+                                     saved.sizes().end());
+    const std::vector<int64_t> strides(saved.strides().begin(),
+                                       saved.strides().end());
+    const auto shape = [](at::IntArrayRef of) {
+      return absl::StrCat("[", absl::StrJoin(of, ", "), "]");
+    };
+    if (tensor.sizes() != at::IntArrayRef(sizes) ||
+        tensor.is_complex() != saved.complex()) {
+      wrong_.push_back(absl::StrCat(
+          "'", saved.name(), "' is ", saved.complex() ? "complex " : "",
+          shape(sizes), " there, ", tensor.is_complex() ? "complex " : "",
+          shape(tensor.sizes()), " here"));
+      return;
+    }
+    const std::vector<int64_t> own =
+        contiguous ? ContiguousStrides(tensor.sizes()) : tensor.strides().vec();
+    if (PlainStrides(sizes, own) != PlainStrides(sizes, strides)) {
+      wrong_.push_back(absl::StrCat("'", saved.name(), "' has strides ",
+                                    shape(strides), " there, ", shape(own),
+                                    " here (another memory format)"));
+    }
+  }
+
+  static std::string Some(const std::vector<std::string>& all,
+                          const char* quote = "'") {
+    const size_t n = std::min(all.size(), kMaxNamed);
+    std::string text =
+        absl::StrCat(quote,
+                     absl::StrJoin(all.begin(), all.begin() + n,
+                                   absl::StrCat(quote, ", ", quote)),
+                     quote);
+    if (n < all.size())
+      absl::StrAppend(&text, " and ", all.size() - n, " more");
+    return text;
+  }
+
+  const StateTable& table_;
+  const proto::CheckpointManifest& manifest_;
+  const LoadCheckpointOptions& options_;
+  PathPatterns only_;
+  std::string example_;  // of a name
+  absl::flat_hash_map<std::string, Saved> saved_;
+  absl::flat_hash_set<std::string> found_;
+  absl::flat_hash_map<const at::TensorImpl*, const proto::CheckpointTensor*>
+      found_for_;
+  std::vector<std::string> missing_, unexpected_, wrong_;
+};
+
+}  // namespace
+
+absl::StatusOr<StateMatch> StateMatch::Create(
+    const StateTable& table,
+    const std::vector<std::shared_ptr<FlatParameter>>& flats,
+    const proto::CheckpointManifest& manifest,
+    const LoadCheckpointOptions& options) {
+  Matcher matcher(table, manifest, options);
+  StateMatch match;
+  std::vector<std::pair<at::Tensor, int64_t>> tensors;
+  const auto find_steps = [&](const at::Tensor& tensor) {
+    const proto::CheckpointTensor* const saved = matcher.FoundFor(tensor);
+    if (saved == nullptr) return;
+    match.steps_[tensor.unsafeGetTensorImpl()] = saved->steps();
+  };
+  for (const StateTable::Slot& slot : table.slots()) {
+    const FlatParameter& flat = *flats[static_cast<size_t>(slot.flat)];
+    const Range range = flat.layout().slot(slot.slot);
+    tensors.clear();
+    for (const Parameter& p : flat.parameters()) {
+      if (p.slot == slot.slot) {
+        tensors.emplace_back(p.tensor, p.range.begin - range.begin);
+      }
+    }
+    match.slots_.push_back(
+        matcher.Match(range.numel(), tensors, /*contiguous=*/false));
+    for (const auto& one : tensors) find_steps(one.first);
+  }
+  for (const StateTable::Plain& plain : table.plain()) {
+    match.plain_.push_back(
+        matcher.Match(plain.tensor.numel() * NumbersPer(plain.tensor),
+                      {{plain.tensor, 0}}, /*contiguous=*/true));
+  }
+  TESSERA_RETURN_IF_ERROR(matcher.Result(&match.missing_, &match.unexpected_));
+  return match;
+}
+
+std::optional<int64_t> StateMatch::steps(const at::Tensor& tensor) const {
+  const auto it = steps_.find(tensor.unsafeGetTensorImpl());
+  if (it == steps_.end()) return std::nullopt;
+  return it->second;
+}
+
+std::string StateMatch::Describe() const {
+  std::string places;
+  int loaded = 0;
+  for (const auto* list : {&slots_, &plain_}) {
+    for (const Place& place : *list) {
+      absl::StrAppend(&places, place.storage, "+", place.shift, " ");
+      loaded += place.loaded();
+    }
+  }
+  return absl::StrCat(loaded, " of ", slots_.size() + plain_.size(),
+                      " parameters and buffers, ", absl::Hex(Crc32c(places)));
+}
+
+}  // namespace tessera

@@ -1,0 +1,60 @@
+// StateMatch: where a checkpoint has a model's storages, as far as they are to
+// be loaded.
+#ifndef ENGINE_ACCESS_STATE_MATCH_H_
+#define ENGINE_ACCESS_STATE_MATCH_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/format/manifest.pb.h"
+#include "engine/access/state_table.h"
+#include "engine/parts/engine_types.h"
+#include "sharding/flat/flat_parameter.h"
+
+namespace tessera {
+
+class StateMatch {
+ public:
+  struct Place {
+    int storage = -1;   // of the manifest; -1: this one is left alone
+    int64_t shift = 0;  // its element of the slot's first one
+    // Numbers of its states; -1: it has none.
+    int states[StateTable::kNumStates] = {-1, -1, -1};
+    bool loaded() const { return storage >= 0; }
+  };
+
+  // InvalidArgument of options that mean nothing in this model;
+  // FailedPrecondition lists what the checkpoint lacks, has besides, or has in
+  // other sizes.
+  static absl::StatusOr<StateMatch> Create(
+      const StateTable& table,
+      const std::vector<std::shared_ptr<FlatParameter>>& flats,
+      const proto::CheckpointManifest& manifest,
+      const LoadCheckpointOptions& options);
+
+  const Place& slot(size_t i) const { return slots_[i]; }
+  const Place& plain(size_t i) const { return plain_[i]; }
+  // Optimizer steps that a tensor has done there; nullopt: it is left alone.
+  std::optional<int64_t> steps(const at::Tensor& tensor) const;
+  // Names of what was to be loaded and is not there, and of what is there and
+  // not in the module; empty where LoadCheckpointOptions::strict.
+  const std::vector<std::string>& missing() const { return missing_; }
+  const std::vector<std::string>& unexpected() const { return unexpected_; }
+  // How many are loaded, and a fingerprint of from where.
+  std::string Describe() const;
+
+ private:
+  std::vector<Place> slots_, plain_;
+  absl::flat_hash_map<const at::TensorImpl*, int64_t> steps_;
+  std::vector<std::string> missing_, unexpected_;
+};
+
+}  // namespace tessera
+#endif  // ENGINE_ACCESS_STATE_MATCH_H_

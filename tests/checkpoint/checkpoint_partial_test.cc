@@ -1,0 +1,274 @@
+// Parts of checkpoints: values alone, some parameters, by other names, of
+// another model.
+#include <torch/torch.h>
+
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "base/status.h"
+#include "checkpoint/format/name_map.h"
+#include "comm/world/world.h"
+#include "engine/engine.h"
+#include "tests/checkpoint/checkpoint_state.h"
+#include "tests/checkpoint/checkpoint_test_util.h"
+#include "tests/support/rank_pool.h"
+#include "tests/support/training.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+constexpr char kCut[] = "\n--\n";
+
+// "<spec>\n<folder>\n<option>\n<option>": "model_only", "lenient",
+// "only <pattern>", "rule <of a NameMap>"; "rank 1: <option>" is rank 1's.
+absl::StatusOr<LoadCheckpointOptions> OptionsOf(absl::string_view args,
+                                                int rank) {
+  const std::vector<std::string> lines = absl::StrSplit(args, '\n');
+  LoadCheckpointOptions options;
+  std::string rules;
+  for (size_t i = 2; i < lines.size(); ++i) {
+    std::string line = lines[i];
+    if (absl::StartsWith(line, "rank 1: ")) {
+      if (rank != 1) continue;
+      line = line.substr(8);
+    }
+    if (line == "model_only") options.model_only = true;
+    if (line == "lenient") options.strict = false;
+    if (absl::StartsWith(line, "only ")) options.only.push_back(line.substr(5));
+    if (absl::StartsWith(line, "rule ")) {
+      absl::StrAppend(&rules, line.substr(5), "\n");
+    }
+  }
+  TESSERA_ASSIGN_OR_RETURN(options.names, NameMap::Parse(rules, "rules"));
+  return options;
+}
+
+// One step of another run's, then the load: the state before it, what it says,
+// the state after it.
+TESSERA_RANK_FUNCTION(TrainAndLoadPart) {
+  const CheckpointArgs a(args);
+  at::set_num_threads(1);
+  torch::manual_seed(99);
+  auto model = MakeTestModel(a.spec.model);
+  TESSERA_ASSIGN_OR_RETURN(auto engine,
+                           MakeEngine(model, a.spec, world.communicator()));
+  TrainingSpec one_step = a.spec;
+  one_step.steps = 1;
+  Record record;
+  TESSERA_RETURN_IF_ERROR(
+      TrainSteps(*engine, *model, one_step, world.rank(), 0, &record));
+  TESSERA_ASSIGN_OR_RETURN(const std::string before, StateOf(*engine, *model));
+  TESSERA_ASSIGN_OR_RETURN(const LoadCheckpointOptions options,
+                           OptionsOf(args, world.rank()));
+  const auto loaded = engine->LoadCheckpoint(a.dir, options);
+  std::string said = loaded.status().ToString();
+  if (loaded.ok()) {
+    said =
+        absl::StrCat("missing: ", absl::StrJoin(loaded->missing, " "),
+                     "; unexpected: ", absl::StrJoin(loaded->unexpected, " "));
+  }
+  TESSERA_ASSIGN_OR_RETURN(const std::string after, StateOf(*engine, *model));
+  // That it trains on is part of it.
+  TrainingSpec more = a.spec;
+  more.steps = static_cast<int>(engine->step()) + 1;
+  TESSERA_RETURN_IF_ERROR(
+      TrainSteps(*engine, *model, more, world.rank(), more.steps - 1, &record));
+  return absl::StrCat(before, kCut, said, kCut, after);
+}
+
+class PartialTest : public CheckpointTest {
+ protected:
+  // By "<name> <state>"; and by "step".
+  using State = std::map<std::string, std::string>;
+  struct Loaded {
+    State before, after;
+    std::string said;
+  };
+
+  PartialTest() {
+    spec_.model = "Gpt";
+    spec_.dtype = "bf16";
+    spec_.steps = 2;
+  }
+
+  static State Parse(const std::string& text) {
+    State state;
+    for (const absl::string_view line : absl::StrSplit(text, '\n')) {
+      std::vector<std::string> words =
+          absl::StrSplit(line, absl::MaxSplits(' ', 2));
+      if (words[0] == "step") {
+        state["step"] = words[1];
+      } else {
+        state[absl::StrCat(words[0], " ", words[1])] = words[2];
+      }
+    }
+    return state;
+  }
+
+  State Save(const std::string& model) {
+    spec_.model = model;
+    const std::string text =
+        RunOn(3, "TrainSaveAndTell", spec_, absl::StrCat(dir_, model))[0];
+    EXPECT_THAT(text, StartsWith("step 2\n"));
+    return Parse(text);
+  }
+
+  // What all ranks say.
+  Loaded Load(const std::string& of, const std::vector<std::string>& options) {
+    const std::vector<std::string> answers =
+        RunOn(kWorldSize, "TrainAndLoadPart", spec_,
+              absl::StrCat(dir_, of, "\n", absl::StrJoin(options, "\n")));
+    EXPECT_EQ(answers[0], answers[1]);
+    const std::vector<std::string> parts = absl::StrSplit(answers[0], kCut);
+    if (parts.size() != 3) {
+      ADD_FAILURE() << answers[0];
+      return {};
+    }
+    return {Parse(parts[0]), Parse(parts[2]), parts[1]};
+  }
+
+  // What `from` says of a key is the key there; "": it is as before.
+  static void ExpectFrom(
+      const State& saved, const Loaded& got,
+      const std::function<std::string(const std::string&)>& from) {
+    int loaded = 0, left = 0;
+    for (const auto& [key, line] : got.after) {
+      const std::string source = from(key);
+      EXPECT_EQ(line, source.empty() ? got.before.at(key) : saved.at(source))
+          << key;
+      ++(source.empty() ? left : loaded);
+    }
+    EXPECT_GT(loaded, 0);
+    EXPECT_EQ(got.after.size(), got.before.size());
+  }
+};
+
+TEST_P(PartialTest, TheModelAlone) {
+  const State saved = Save("Gpt");
+  const Loaded got = Load("Gpt", {"model_only"});
+  EXPECT_EQ(got.said, "missing: ; unexpected: ");
+  ExpectFrom(saved, got, [](const std::string& key) {
+    return absl::EndsWith(key, " value") ? key : "";
+  });
+}
+
+TEST_P(PartialTest, SomeParameters) {
+  const State saved = Save("Gpt");
+  const Loaded got = Load("Gpt", {"only blocks.1", "only *norm2.weight"});
+  EXPECT_EQ(got.said, "missing: ; unexpected: ");
+  ExpectFrom(saved, got, [](const std::string& key) {
+    return absl::StartsWith(key, "blocks.1.") ||
+                   absl::StrContains(key, "norm2.weight ") || key == "step"
+               ? key
+               : "";
+  });
+}
+
+TEST_P(PartialTest, ByOtherNames) {
+  const State saved = Save("Gpt");
+  const Loaded got = Load("Gpt", {"rule blocks.0.qkv.* blocks.1.qkv.*",
+                                  "rule blocks.1.qkv.* blocks.0.qkv.*"});
+  EXPECT_EQ(got.said, "missing: ; unexpected: ");
+  ExpectFrom(saved, got, [](std::string key) {
+    if (absl::StrContains(key, ".qkv.")) key[7] = key[7] == '0' ? '1' : '0';
+    return key;
+  });
+}
+
+TEST_P(PartialTest, OfAnotherModel) {
+  const State saved = Save("Mlp");
+  spec_.model = "Gpt";  // has a module `blocks`, too
+  Loaded got = Load("Mlp", {});
+  EXPECT_THAT(got.said, AllOf(StartsWith("FAILED_PRECONDITION"),
+                              HasSubstr("it lacks 'places'"),
+                              HasSubstr("which the module lacks")));
+  EXPECT_EQ(got.after, got.before);
+  got = Load("Mlp", {"only norm.bias", "rule norm.bias in.bias"});
+  EXPECT_THAT(got.said, HasSubstr("'in.bias' is [13] there, [14] here"));
+  EXPECT_EQ(got.after, got.before);
+}
+
+TEST_P(PartialTest, WhatOnlyOneHasIsNamed) {
+  const State saved = Save("Gpt");
+  const std::string stranger = "rule blocks.1.up.weight elsewhere";
+  Loaded got = Load("Gpt", {stranger});
+  EXPECT_THAT(got.said,
+              HasSubstr("it lacks 'blocks.1.up.weight'; holds "
+                        "'blocks.1.up.weight', which the module lacks"));
+  EXPECT_EQ(got.after, got.before);
+  const auto not_that = [](const std::string& key) {
+    return absl::StartsWith(key, "blocks.1.up.weight ") ? "" : key;
+  };
+  got = Load("Gpt", {stranger, "lenient"});
+  EXPECT_EQ(got.said,
+            "missing: blocks.1.up.weight; unexpected: blocks.1.up.weight");
+  ExpectFrom(saved, got, not_that);
+  got = Load("Gpt", {"rule blocks.1.up.weight -", "lenient"});
+  EXPECT_EQ(got.said, "missing: ; unexpected: blocks.1.up.weight");
+  ExpectFrom(saved, got, not_that);
+}
+
+TEST_P(PartialTest, OptionsThatMeanNothing) {
+  Save("Gpt");
+  Loaded got = Load("Gpt", {"only blocks.2"});
+  EXPECT_THAT(got.said,
+              AllOf(StartsWith("INVALID_ARGUMENT"),
+                    HasSubstr("LoadCheckpointOptions::only: 'blocks.2' is no "
+                              "parameter and no module")));
+  EXPECT_EQ(got.after, got.before);
+  got = Load("Gpt", {"rank 1: only blocks.0"});
+  EXPECT_THAT(got.said,
+              HasSubstr("the part of the checkpoint to load differs between "));
+  EXPECT_EQ(got.after, got.before);
+  got = Load("Gpt", {"rank 1: model_only"});
+  EXPECT_THAT(got.said,
+              HasSubstr("the part of the checkpoint to load differs between "));
+  EXPECT_EQ(got.after, got.before);
+  got = Load("Gpt", {"rule places places transposed"});
+  EXPECT_THAT(got.said, HasSubstr("'places' cannot be transposed"));
+  EXPECT_EQ(got.after, got.before);
+}
+
+// A part of its own state, which it has.
+TESSERA_RANK_FUNCTION(TrainSaveAndLoadPart) {
+  const CheckpointArgs a(args);
+  auto model = BuildModel(a.spec.model, world.rank());
+  TESSERA_ASSIGN_OR_RETURN(auto engine,
+                           MakeEngine(model, a.spec, world.communicator()));
+  TrainingSpec before = a.spec;
+  before.steps = 2;
+  Record record;
+  TESSERA_RETURN_IF_ERROR(
+      TrainSteps(*engine, *model, before, world.rank(), 0, &record));
+  TESSERA_RETURN_IF_ERROR(engine->SaveCheckpoint(a.dir));
+  LoadCheckpointOptions options;
+  options.only = {"blocks.1"};
+  TESSERA_RETURN_IF_ERROR(engine->LoadCheckpoint(a.dir, options).status());
+  TESSERA_RETURN_IF_ERROR(
+      TrainSteps(*engine, *model, a.spec, world.rank(), before.steps, &record));
+  TESSERA_RETURN_IF_ERROR(AddFinalState(*engine, *model, &record));
+  return ToText(record);
+}
+
+TEST_P(PartialTest, OfItsOwnChangesNothing) {
+  ExpectOracle(Run("TrainSaveAndLoadPart", 4), spec_, 4, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Stages, PartialTest, ::testing::Values(1, 3),
+                         [](const auto& info) {
+                           return absl::StrCat("Stage", info.param);
+                         });
+
+}  // namespace
+}  // namespace tessera
