@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status.h"
+#include "checkpoint/local_folders.h"
 #include "checkpoint/together.h"
 
 namespace tessera {
@@ -38,7 +39,11 @@ constexpr DtypeName kDtypes[] = {
 }  // namespace
 
 absl::StatusOr<CheckpointReader> OpenCheckpoint(const std::string& dir,
+                                                const ReadOptions& options,
                                                 Communicator* comm) {
+  if (options.node_local) {
+    return OpenLocalCheckpoint(dir, options.device, comm);
+  }
   absl::StatusOr<CheckpointReader> reader = absl::UnknownError("not opened");
   TESSERA_RETURN_IF_ERROR(
       RunTogether(comm, "LoadCheckpoint", [&]() -> absl::Status {
@@ -64,13 +69,16 @@ absl::StatusOr<CheckpointReader> OpenCheckpoint(const std::string& dir,
 
 absl::Status ReadCheckpoint(CheckpointReader* reader,
                             absl::Span<const WantedElements> wanted,
-                            Communicator* comm,
+                            const ReadOptions& options, Communicator* comm,
                             std::vector<proto::CheckpointValue>* values) {
+  const int own = comm->rank() % reader->manifest().files_size();
+  if (options.node_local) {
+    TESSERA_RETURN_IF_ERROR(
+        FetchDataFiles(reader, wanted, own, options.device, comm));
+  }
   return RunTogether(comm, "LoadCheckpoint", [&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(reader->Read(wanted, kReadThreads));
-    TESSERA_ASSIGN_OR_RETURN(
-        *values,
-        reader->ValuesOf(comm->rank() % reader->manifest().files_size()));
+    TESSERA_ASSIGN_OR_RETURN(*values, reader->ValuesOf(own));
     return absl::OkStatus();
   });
 }

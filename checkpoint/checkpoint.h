@@ -1,6 +1,6 @@
 // Reading checkpoints of all ranks: each reads any part of what any has written
 // (format: docs/checkpoint_format.md; one rank's side of it is
-// checkpoint/format). They are written by checkpoint/pending_save.h.
+// checkpoint/format). They are written by checkpoint/save/pending_save.h.
 #ifndef CHECKPOINT_CHECKPOINT_H_
 #define CHECKPOINT_CHECKPOINT_H_
 
@@ -17,10 +17,18 @@
 
 namespace tessera {
 
+struct ReadOptions {
+  // The folder is each host's own (checkpoint/local_folders.h).
+  bool node_local = false;
+  // By which what other hosts have is sent.
+  at::Device device = at::kCPU;
+};
+
 // The checkpoint in `dir`, the same one on all ranks. NotFound, DataLoss,
 // FailedPrecondition (another format), Aborted (replaced meanwhile), and
 // InvalidArgument where ranks name different ones. COLLECTIVE, blocking.
 absl::StatusOr<CheckpointReader> OpenCheckpoint(const std::string& dir,
+                                                const ReadOptions& options,
                                                 Communicator* comm);
 
 // Reads what each rank wants, and the values of its own of rank `rank() modulo
@@ -28,7 +36,7 @@ absl::StatusOr<CheckpointReader> OpenCheckpoint(const std::string& dir,
 // counts. COLLECTIVE, blocking.
 absl::Status ReadCheckpoint(CheckpointReader* reader,
                             absl::Span<const WantedElements> wanted,
-                            Communicator* comm,
+                            const ReadOptions& options, Communicator* comm,
                             std::vector<proto::CheckpointValue>* values);
 
 // "F32"; "" where checkpoints have no such dtype (complex numbers are pairs).

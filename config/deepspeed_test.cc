@@ -264,10 +264,6 @@ TEST(DeepSpeed, MissingFeaturesAreRefusedWhereTheyWouldRun) {
       {"\"zero_optimization\": {\"stage\": 3, \"offload_param\": {\"device\": "
        "\"cpu\"}}",
        "zero_optimization.offload_param: offload of parameters"},
-      {"\"checkpoint\": {\"use_node_local_storage\": true}",
-       "checkpoint.use_node_local_storage: true: checkpoints on storage of "
-       "each "
-       "host"},
       {"\"bf16\": {\"enabled\": true, \"bf16_optimizer_states\": true}",
        "bf16.bf16_optimizer_states: true: optimizer states of 16 bits"},
   };

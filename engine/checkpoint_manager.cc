@@ -2,16 +2,18 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "base/log.h"
 #include "base/status.h"
-#include "checkpoint/format/step_folders.h"
+#include "checkpoint/format/checkpoint_folder.h"
 
 namespace tessera {
 namespace {
@@ -82,28 +84,58 @@ absl::StatusOr<std::unique_ptr<CheckpointManager>> CheckpointManager::Create(
       new CheckpointManager(engine, comm, std::move(options)));
 }
 
-absl::StatusOr<std::optional<std::string>> CheckpointManager::Resume(
-    std::optional<int64_t> step) {
-  // Rank 0's list is that of all: others may see the folder a moment later.
+// What the folders hold, of all ranks that see different ones: of each step the
+// last, whole if any says so. Names, those that are seen to be damaged last:
+// their error says more than that there is no checkpoint.
+absl::StatusOr<std::vector<std::string>> CheckpointManager::Candidates(
+    std::optional<int64_t> step) const {
+  // Of one folder rank 0's list is that of all: others may see it a moment
+  // later.
+  const FolderHolds holds = Holds();
   absl::StatusOr<std::vector<StepFolder>> found = std::vector<StepFolder>();
-  if (comm_->rank() == 0) {
-    found = ListStepFolders(options_.dir, FileSystem::Real());
+  if (holds == FolderHolds::kPart || comm_->rank() == 0) {
+    found = ListStepFolders(options_.dir, FileSystem::Real(), holds);
   }
   TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(found.status(), kWhere));
-  // What is seen to be damaged comes last: its error says more than that there
-  // is no checkpoint.
-  std::stable_partition(found->begin(), found->end(),
-                        [](const StepFolder& one) { return one.whole; });
-  std::vector<std::string> mine;
+  std::string mine;
   for (const StepFolder& one : *found) {
-    if (!step.has_value() || one.step == *step) mine.push_back(one.name);
+    if (step.has_value() && one.step != *step) continue;
+    absl::StrAppend(&mine, one.name, " ", one.saved_unix_micros, " ",
+                    one.whole ? 1 : 0, "\n");
   }
   TESSERA_ASSIGN_OR_RETURN(
       const std::vector<std::string> all,
-      comm_->AllGatherStrings(absl::StrJoin(mine, " "),
-                              CommTag{"checkpoints to resume from"}));
-  const std::vector<std::string> names =
-      absl::StrSplit(all[0], ' ', absl::SkipEmpty());
+      comm_->AllGatherStrings(mine, CommTag{"checkpoints to resume from"}));
+  // Name -> (whole, time).
+  std::map<std::string, std::pair<bool, int64_t>> known;
+  for (const std::string& text : all) {
+    for (absl::string_view line :
+         absl::StrSplit(text, '\n', absl::SkipEmpty())) {
+      const std::vector<std::string> words = absl::StrSplit(line, ' ');
+      auto& [whole, micros] = known[words.at(0)];
+      int64_t at = 0;
+      if (absl::SimpleAtoi(words.at(1), &at)) micros = std::max(micros, at);
+      whole |= words.at(2) == "1";
+    }
+  }
+  std::vector<std::string> names;
+  for (const auto& item : known) names.push_back(item.first);
+  std::sort(names.begin(), names.end(),
+            [&](const std::string& a, const std::string& b) {
+              return std::tie(known.at(a), a) > std::tie(known.at(b), b);
+            });
+  return names;
+}
+
+FolderHolds CheckpointManager::Holds() const {
+  return engine_->node_local_checkpoints() ? FolderHolds::kPart
+                                           : FolderHolds::kAll;
+}
+
+absl::StatusOr<std::optional<std::string>> CheckpointManager::Resume(
+    std::optional<int64_t> step) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names,
+                           Candidates(step));
   if (names.empty()) {
     if (!step.has_value()) return std::optional<std::string>();
     return absl::NotFoundError(
@@ -183,6 +215,19 @@ absl::Status CheckpointManager::Finish(const ClientState& client_state) {
   return SaveAs(client_state, /*wait=*/true);
 }
 
+// Where none can take another's place: what is there of this step was saved
+// before the run went back to an earlier one.
+absl::Status CheckpointManager::MakeWay(const std::string& path) const {
+  if (Holds() == FolderHolds::kAll) return absl::OkStatus();
+  absl::Status removed = engine_->WaitForCheckpoint();
+  if (removed.ok()) removed = RemoveCheckpoint(path, FileSystem::Real());
+  // Unavailable: another rank of this host is at it.
+  if (absl::IsNotFound(removed) || absl::IsUnavailable(removed)) {
+    removed = absl::OkStatus();
+  }
+  return comm_->AgreeOk(removed, kWhere);
+}
+
 absl::Status CheckpointManager::SaveAs(const ClientState& client_state,
                                        bool wait) {
   const int64_t step = engine_->step();
@@ -196,19 +241,22 @@ absl::Status CheckpointManager::SaveAs(const ClientState& client_state,
   SaveOptions options;
   options.async = options_.async;
   options.after_commit =
-      [dir = options_.dir, name,
+      [dir = options_.dir, name, holds = Holds(),
        retention = Retention{options_.keep_last, options_.keep_every}] {
         FileSystem* const files = FileSystem::Real();
         absl::Status status = WriteLatest(dir, name, files);
-        if (status.ok()) status = RemoveOldSteps(dir, name, retention, files);
+        if (status.ok()) {
+          status = RemoveOldSteps(dir, name, retention, files, holds);
+        }
         if (!status.ok()) {
           TESSERA_LOG(WARNING) << name << " is saved, but " << status.message();
         }
       };
   const absl::Time begun = absl::Now();
+  const std::string path = absl::StrCat(options_.dir, "/", name);
+  TESSERA_RETURN_IF_ERROR(MakeWay(path));
   absl::Status status = engine_->SaveCheckpoint(
-      absl::StrCat(options_.dir, "/", name),
-      client_state ? client_state() : std::string(), std::move(options));
+      path, client_state ? client_state() : std::string(), std::move(options));
   if (status.ok() && wait) status = engine_->WaitForCheckpoint();
   if (!status.ok()) {
     saved_step_ = -1;

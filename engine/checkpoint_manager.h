@@ -26,10 +26,12 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "checkpoint/format/step_folders.h"
 #include "engine/engine.h"
 #include "engine/stop_signals.h"
 
@@ -95,6 +97,10 @@ class CheckpointManager {
   CheckpointManager(Engine* engine, std::shared_ptr<Communicator> comm,
                     CheckpointManagerOptions options);
   absl::Status SaveAs(const ClientState& client_state, bool wait);
+  absl::Status MakeWay(const std::string& path) const;
+  absl::StatusOr<std::vector<std::string>> Candidates(
+      std::optional<int64_t> step) const;
+  FolderHolds Holds() const;
   // By rank 0's clock; ZeroDuration: not by time.
   absl::Duration Interval() const;
   std::string Wanted() const;

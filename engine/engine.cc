@@ -214,6 +214,9 @@ absl::Status Engine::SaveSafetensors(const std::string& dir,
                                      const SaveSafetensorsOptions& options) {
   return impl_->SaveSafetensors(dir, options);
 }
+bool Engine::node_local_checkpoints() const {
+  return impl_->parts()->config.checkpoint().use_node_local_storage();
+}
 bool Engine::saving_checkpoint() const { return impl_->saving_checkpoint(); }
 absl::StatusOr<LoadCheckpointReport> Engine::LoadCheckpoint(
     const std::string& dir, LoadCheckpointOptions options) {

@@ -263,6 +263,8 @@ class Engine {
   // with SaveOptions::async until training may go on. A save waits for the one
   // before, and returns its error, if there is one to be told, without
   // beginning.
+  // With checkpoint.use_node_local_storage `dir` is each host's own, and must
+  // hold no checkpoint.
   // Unavailable: another job is saving there; FailedPrecondition: within a
   // step, or a buffer that it cannot hold; FileError's (disk full, no
   // permission).
@@ -276,6 +278,8 @@ class Engine {
   absl::Status WaitForCheckpoint();
   // An async save is being written. LOCAL.
   bool saving_checkpoint() const;
+  // checkpoint.use_node_local_storage. LOCAL.
+  bool node_local_checkpoints() const;
   // Of the same model; world size, stage, shard groups and units may be others
   // than saved it. The report has the client_state of this rank (modulo the
   // saved world size). Parts of one, by other names: see the options, the same

@@ -30,7 +30,8 @@ TrainingState StateOf(EngineParts& parts, int64_t step) {
       parts.shard_group->world_size(),
       parts.stage,
       step,
-      ConfigToJson(parts.config)};
+      ConfigToJson(parts.config),
+      parts.config.checkpoint().use_node_local_storage()};
 }
 
 // Owners' masters reach all working copies, and libtorch learns of the change.
@@ -162,7 +163,7 @@ absl::Status Engine::Impl::SaveCheckpoint(const std::string& dir,
     return saver_.Save(
         dir, StateOf(*parts_, trainer_.step()), client_state,
         {options.async.value_or(config.async()), config.max_bandwidth(),
-         std::move(options.after_commit)});
+         config.use_node_local_storage(), std::move(options.after_commit)});
   });
 }
 

@@ -163,6 +163,13 @@ absl::Status Folder::Remove(const std::string& name) const {
                                          : absl::OkStatus();
 }
 
+absl::StatusOr<std::string> Folder::Identity() const {
+  struct stat info = {};
+  const int result = files()->Stat(open_.fd(), &info);
+  if (result < 0) return open_.Error(result);
+  return absl::StrCat(info.st_dev, ":", info.st_ino);
+}
+
 absl::StatusOr<std::vector<std::string>> Folder::Names() const {
   std::vector<std::string> names;
   const int result = files()->List(open_.fd(), &names);

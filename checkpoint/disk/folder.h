@@ -91,6 +91,8 @@ class Folder {
   // The names in it, sorted.
   absl::StatusOr<std::vector<std::string>> Names() const;
   absl::Status Sync() const { return open_.Sync(); }
+  // The same text for the same folder of this system, by whatever path.
+  absl::StatusOr<std::string> Identity() const;
 
  private:
   explicit Folder(OpenPath open) : open_(std::move(open)) {}

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <numeric>
 #include <optional>
 #include <random>
 #include <utility>
@@ -91,7 +92,9 @@ absl::StatusOr<Saving> Saving::Begin(const std::string& path,
 
 absl::Status Saving::CheckFiles(
     const proto::CheckpointManifest& manifest) const {
-  for (int r = 0; r < manifest.files_size(); ++r) {
+  std::vector<int> all(static_cast<size_t>(manifest.files_size()));
+  std::iota(all.begin(), all.end(), 0);
+  for (int r : ranks_.value_or(all)) {
     const absl::StatusOr<File> file = folder_.OpenFile(DataFileName(id_, r));
     if (absl::IsNotFound(file.status())) {
       return absl::FailedPreconditionError(absl::StrCat(
@@ -138,6 +141,11 @@ bool Saving::OldIsThere() const {
 }
 
 void Saving::Abandon() {
+  const absl::StatusOr<proto::CheckpointManifest> there = ReadManifest(folder_);
+  if (there.ok() && there->id() == id_) {
+    // Without it the rest is rubbish.
+    if (!folder_.Remove(kManifestName).ok() || !folder_.Sync().ok()) return;
+  }
   const absl::StatusOr<std::vector<std::string>> names = folder_.Names();
   if (!names.ok()) return;
   for (const std::string& name : *names) {

@@ -24,7 +24,10 @@
 #define CHECKPOINT_FORMAT_CHECKPOINT_FOLDER_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -42,6 +45,12 @@ class Saving {
   static absl::StatusOr<Saving> Begin(const std::string& path,
                                       FileSystem* files);
 
+  // This folder is one of several, each with a part of the same save: its id,
+  // and whose data files are here.
+  void TakePart(uint64_t id, std::vector<int> ranks) {
+    id_ = id;
+    ranks_ = std::move(ranks);
+  }
   uint64_t id() const { return id_; }
   const Folder& folder() const { return folder_; }
   // Makes what has been written the checkpoint, and removes the one before.
@@ -50,7 +59,7 @@ class Saving {
   // after an error, and then the disk could not say that it stays so. LOCAL.
   absl::Status Commit(const proto::CheckpointManifest& manifest,
                       bool* committed);
-  // Removes what this save has written. LOCAL.
+  // Removes what this save has written, also what it has committed. LOCAL.
   void Abandon();
 
  private:
@@ -62,6 +71,7 @@ class Saving {
   Folder folder_;
   File lock_;  // until its descriptor is closed
   uint64_t id_ = 0;
+  std::optional<std::vector<int>> ranks_;
 };
 
 // The manifest of the checkpoint in `folder`. NotFound: there is none; DataLoss

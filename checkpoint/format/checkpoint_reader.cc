@@ -60,6 +60,14 @@ absl::StatusOr<CheckpointReader> CheckpointReader::Open(const std::string& path,
   return CheckpointReader(*std::move(folder), std::move(manifest));
 }
 
+absl::StatusOr<CheckpointReader> CheckpointReader::WithManifest(
+    const std::string& path, absl::string_view manifest, FileSystem* files) {
+  TESSERA_ASSIGN_OR_RETURN(Folder folder, Folder::Make(path, files));
+  TESSERA_ASSIGN_OR_RETURN(proto::CheckpointManifest decoded,
+                           DecodeManifest(manifest, path));
+  return CheckpointReader(std::move(folder), std::move(decoded));
+}
+
 std::string CheckpointReader::NameOf(int storage, int state) const {
   const proto::CheckpointStorage& of = manifest_->storages(storage);
   return absl::StrCat("'", of.states(state).name(), "' of '",
@@ -97,6 +105,59 @@ absl::StatusOr<const CheckpointReader::Source*> CheckpointReader::SourceOf(
   bytes_read_ += manifest_->files(rank).index_bytes();
   source = std::make_unique<Source>(Source{rank, std::move(index)});
   return source.get();
+}
+
+absl::StatusOr<std::string> CheckpointReader::IndexBytes(int rank) const {
+  const proto::CheckpointFile& of = manifest_->files(rank);
+  TESSERA_ASSIGN_OR_RETURN(
+      const File file, folder_->OpenFile(DataFileName(manifest_->id(), rank)));
+  std::string bytes(static_cast<size_t>(of.index_bytes()), '\0');
+  TESSERA_RETURN_IF_ERROR(
+      file.ReadAt(of.index_offset(), bytes.data(), of.index_bytes()));
+  return bytes;
+}
+
+absl::Status CheckpointReader::KnowIndex(int rank, absl::string_view bytes) {
+  TESSERA_ASSIGN_OR_RETURN(
+      proto::CheckpointIndex index,
+      DecodeIndex(
+          bytes, *manifest_, rank,
+          absl::StrCat(path(), "/", DataFileName(manifest_->id(), rank))));
+  sources_[rank] = std::make_unique<Source>(Source{rank, std::move(index)});
+  return absl::OkStatus();
+}
+
+namespace {
+
+std::vector<WantedElements> Sorted(absl::Span<const WantedElements> wanted) {
+  std::vector<WantedElements> sorted(wanted.begin(), wanted.end());
+  std::sort(sorted.begin(), sorted.end(), Before);
+  return sorted;
+}
+
+}  // namespace
+
+std::vector<int> CheckpointReader::MayHave(
+    absl::Span<const WantedElements> wanted) const {
+  const std::vector<WantedElements> sorted = Sorted(wanted);
+  std::vector<int> ranks;
+  for (int r = 0; r < manifest_->files_size(); ++r) {
+    if (Overlap(manifest_->files(r), sorted)) ranks.push_back(r);
+  }
+  return ranks;
+}
+
+absl::StatusOr<std::vector<int>> CheckpointReader::FilesOf(
+    absl::Span<const WantedElements> wanted) {
+  const std::vector<WantedElements> sorted = Sorted(wanted);
+  std::vector<int> ranks;
+  for (int r = 0; r < manifest_->files_size(); ++r) {
+    std::vector<Task> tasks;
+    std::vector<Cover> covers;
+    TESSERA_RETURN_IF_ERROR(PlanFile(r, sorted, &tasks, &covers));
+    if (!covers.empty()) ranks.push_back(r);
+  }
+  return ranks;
 }
 
 absl::StatusOr<std::vector<proto::CheckpointValue>> CheckpointReader::ValuesOf(
@@ -226,8 +287,7 @@ absl::Status CheckpointReader::Run(std::vector<Task> tasks, int num_threads) {
 
 absl::Status CheckpointReader::Read(absl::Span<const WantedElements> wanted,
                                     int num_threads) {
-  std::vector<WantedElements> sorted(wanted.begin(), wanted.end());
-  std::sort(sorted.begin(), sorted.end(), Before);
+  const std::vector<WantedElements> sorted = Sorted(wanted);
   std::vector<Task> tasks;
   std::vector<Cover> covers;
   for (int r = 0; r < manifest_->files_size(); ++r) {

@@ -16,6 +16,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "checkpoint/disk/folder.h"
 #include "checkpoint/format/data_file.h"
@@ -41,8 +42,25 @@ class CheckpointReader {
   static absl::StatusOr<CheckpointReader> Open(const std::string& path,
                                                FileSystem* files);
 
+  // The same of a manifest whose bytes are here, while the folder may lack it,
+  // and is made if it is not there. LOCAL.
+  static absl::StatusOr<CheckpointReader> WithManifest(
+      const std::string& path, absl::string_view manifest, FileSystem* files);
+
   const proto::CheckpointManifest& manifest() const { return *manifest_; }
   const std::string& path() const { return folder_->path(); }
+  const Folder& folder() const { return *folder_; }
+
+  // The ranks whose data files may have some of `wanted`, by the manifest
+  // alone, ascending. LOCAL.
+  std::vector<int> MayHave(absl::Span<const WantedElements> wanted) const;
+  // Those that have some. LOCAL; reads indices that are not known yet.
+  absl::StatusOr<std::vector<int>> FilesOf(
+      absl::Span<const WantedElements> wanted);
+  // The index of a data file, as bytes; and the other way, for one that is not
+  // in this folder. DataLoss. LOCAL.
+  absl::StatusOr<std::string> IndexBytes(int rank) const;
+  absl::Status KnowIndex(int rank, absl::string_view bytes);
 
   // Fills all that is wanted; after an error some of it is. DataLoss names the
   // file and the tensor: damaged, or elements that no file has. LOCAL.

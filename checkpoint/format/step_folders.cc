@@ -35,12 +35,18 @@ std::optional<int64_t> StepOf(const std::string& name) {
   return step;
 }
 
-bool IsWhole(const Folder& folder, const proto::CheckpointManifest& manifest) {
+bool IsWhole(const Folder& folder, const proto::CheckpointManifest& manifest,
+             FolderHolds holds) {
+  bool any = false;
   for (int r = 0; r < manifest.files_size(); ++r) {
     const auto file = folder.OpenFile(DataFileName(manifest.id(), r));
+    if (holds == FolderHolds::kPart && absl::IsNotFound(file.status())) {
+      continue;
+    }
     if (!file.ok() || file->bytes() != manifest.files(r).bytes()) return false;
+    any = true;
   }
-  return true;
+  return any;
 }
 
 absl::StatusOr<std::vector<std::string>> StepNames(const std::string& dir,
@@ -63,7 +69,8 @@ std::string StepFolderName(int64_t step) {
 }
 
 absl::StatusOr<std::vector<StepFolder>> ListStepFolders(const std::string& dir,
-                                                        FileSystem* files) {
+                                                        FileSystem* files,
+                                                        FolderHolds holds) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names,
                            StepNames(dir, files));
   std::vector<StepFolder> found;
@@ -77,7 +84,7 @@ absl::StatusOr<std::vector<StepFolder>> ListStepFolders(const std::string& dir,
     one.step = *StepOf(name);
     if (manifest.ok()) {
       one.saved_unix_micros = manifest->saved_unix_micros();
-      one.whole = IsWhole(*folder, *manifest);
+      one.whole = IsWhole(*folder, *manifest, holds);
     }
     found.push_back(std::move(one));
   }
@@ -103,9 +110,10 @@ absl::Status WriteLatest(const std::string& dir, const std::string& name,
 }
 
 absl::Status RemoveOldSteps(const std::string& dir, const std::string& saved,
-                            const Retention& retention, FileSystem* files) {
+                            const Retention& retention, FileSystem* files,
+                            FolderHolds holds) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<StepFolder> found,
-                           ListStepFolders(dir, files));
+                           ListStepFolders(dir, files, holds));
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names,
                            StepNames(dir, files));
   absl::Status failed;
@@ -128,10 +136,10 @@ absl::Status RemoveOldSteps(const std::string& dir, const std::string& saved,
     note(RemoveCheckpoint(PathOf(dir, one.name), files));
   }
   for (const std::string& name : names) {
-    const bool holds =
+    const bool full =
         std::any_of(found.begin(), found.end(),
                     [&](const StepFolder& one) { return one.name == name; });
-    if (holds || name == saved) continue;
+    if (full || name == saved) continue;
     note(RemoveUnfinished(PathOf(dir, name), files));
   }
   return failed;

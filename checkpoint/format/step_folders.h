@@ -29,10 +29,15 @@ struct StepFolder {
   bool whole = false;
 };
 
+// Whether a folder has all of a checkpoint, or a part: the files of one host's
+// ranks, and maybe others. Such a one is whole if some are there.
+enum class FolderHolds { kAll, kPart };
+
 // Those that hold a checkpoint, the one that was saved last first; none where
 // `dir` is not there. LOCAL. FileError's.
-absl::StatusOr<std::vector<StepFolder>> ListStepFolders(const std::string& dir,
-                                                        FileSystem* files);
+absl::StatusOr<std::vector<StepFolder>> ListStepFolders(
+    const std::string& dir, FileSystem* files,
+    FolderHolds holds = FolderHolds::kAll);
 
 // Makes `name` the text of DIR/latest, by a rename. LOCAL.
 absl::Status WriteLatest(const std::string& dir, const std::string& name,
@@ -47,7 +52,8 @@ struct Retention {
 // another process saves to, nor a file that is no checkpoint's. Only whole ones
 // count for keep_last. Names what it could not remove. LOCAL.
 absl::Status RemoveOldSteps(const std::string& dir, const std::string& saved,
-                            const Retention& retention, FileSystem* files);
+                            const Retention& retention, FileSystem* files,
+                            FolderHolds holds = FolderHolds::kAll);
 
 }  // namespace tessera
 #endif  // CHECKPOINT_FORMAT_STEP_FOLDERS_H_

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "checkpoint/format/safetensors_export.h"
-#include "checkpoint/saved_pieces.h"
+#include "checkpoint/save/saved_pieces.h"
 #include "checkpoint/together.h"
 
 namespace tessera {

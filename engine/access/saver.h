@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "checkpoint/pending_save.h"
+#include "checkpoint/save/pending_save.h"
 #include "comm/note_board.h"
 #include "engine/access/training_state.h"
 

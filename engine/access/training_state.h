@@ -14,7 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "checkpoint/pending_save.h"
+#include "checkpoint/save/pending_save.h"
 #include "comm/communicator.h"
 #include "engine/parts/engine_types.h"
 #include "optim/adamw.h"
@@ -43,6 +43,7 @@ struct TrainingState {
   int stage;
   int64_t step;
   std::string config;  // resolved, as JSON
+  bool node_local;     // checkpoint.use_node_local_storage
 };
 
 // Each element of masters and optimizer states once, by one of the ranks that

@@ -68,8 +68,9 @@ class Loading {
                      match_->Describe()),
         "part of the checkpoint to load"));
     std::vector<proto::CheckpointValue> values;
-    TESSERA_RETURN_IF_ERROR(
-        ReadCheckpoint(&reader_, wanted_, state_.comm, &values));
+    TESSERA_RETURN_IF_ERROR(ReadCheckpoint(&reader_, wanted_,
+                                           {state_.node_local, state_.device},
+                                           state_.comm, &values));
     for (proto::CheckpointValue& value : values) {
       values_[value.name()] = std::move(*value.mutable_value());
     }
@@ -319,8 +320,9 @@ absl::StatusOr<LoadedState> LoadState(const std::string& dir,
                                       bool* changed) {
   *changed = false;
   TorchScope scope;
-  TESSERA_ASSIGN_OR_RETURN(CheckpointReader reader,
-                           OpenCheckpoint(dir, state.comm));
+  TESSERA_ASSIGN_OR_RETURN(
+      CheckpointReader reader,
+      OpenCheckpoint(dir, {state.node_local, state.device}, state.comm));
   return Loading(state, options, &reader).Run(changed);
 }
 

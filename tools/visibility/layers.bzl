@@ -39,6 +39,7 @@ LAYERS = {
     "checkpoint/disk": ["base/..."],
     "checkpoint/format": ["base/...", "checkpoint/disk"],
     "checkpoint": ["base/...", "checkpoint/disk", "checkpoint/format", "config/reader", "comm", "comm/group", "sharding/layout", "sharding/torch", "sharding/flat"],
+    "checkpoint/save": ["base/...", "checkpoint", "checkpoint/disk", "checkpoint/format", "comm", "comm/connect", "sharding/torch"],
     "engine/setup": ["base/...", "comm", "sharding/..."],
     "engine/parts": ["base/...", "config", "comm", "sharding/...", "optim", "checkpoint/format", "engine/setup"],
     "engine/access": ["base/...", "comm", "sharding/...", "optim", "checkpoint/...", "engine/setup", "engine/parts"],

@@ -1,4 +1,4 @@
-#include "checkpoint/saved_pieces.h"
+#include "checkpoint/save/saved_pieces.h"
 
 #include <algorithm>
 #include <cstring>

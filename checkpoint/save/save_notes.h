@@ -1,12 +1,15 @@
 // SaveNotes: what the ranks of one save tell each other on a NoteBoard.
 //
-//   "<save's id> busy <count>"      at work; the count grows
-//   "<save's id> written <file>"    a CheckpointFile: the data file is whole
-//   "<save's id> failed <status>"   this rank could not
-//   "<save's id> ended <status>"    of rank 0: what became of the save
-//   "<save's id> seen "             this rank has read that
-#ifndef CHECKPOINT_SAVE_NOTES_H_
-#define CHECKPOINT_SAVE_NOTES_H_
+//   "<save's id> <count> busy "             at work
+//   "<save's id> <count> written <file>"    a CheckpointFile: it is on the disk
+//   "<save's id> <count> committed <file>"  and the manifest of its host, too
+//   "<save's id> <count> failed <status>"   this rank could not
+//   "<save's id> <count> ended <status>"    of rank 0: what became of the save
+//   "<save's id> <count> seen "             this rank has read that
+//
+// The count grows as long as the rank is at work.
+#ifndef CHECKPOINT_SAVE_SAVE_NOTES_H_
+#define CHECKPOINT_SAVE_SAVE_NOTES_H_
 
 #include <cstdint>
 #include <functional>
@@ -24,6 +27,7 @@ namespace tessera {
 struct SaveNote {
   std::string kind;  // "" before the rank has written one of this save
   std::string text;
+  std::string count;
 };
 
 class SaveNotes {
@@ -33,7 +37,7 @@ class SaveNotes {
   // Until it is on the board; false if rank 0, which may keep the board, has
   // ended or does not answer for the board's patience.
   bool Tell(absl::string_view kind, absl::string_view text);
-  // "busy", if a second has passed since the last time. Once: not on the board
+  // The last note again, if a second has passed since. Once: not on the board
   // if that does not answer.
   void TellBusy();
 
@@ -53,8 +57,9 @@ class SaveNotes {
   const std::string id_;
   std::vector<Heard> heard_;  // by rank
   absl::Time last_busy_ = absl::InfinitePast();
-  int64_t busy_ = 0;
+  std::string last_ = "busy ";
+  int64_t count_ = 0;
 };
 
 }  // namespace tessera
-#endif  // CHECKPOINT_SAVE_NOTES_H_
+#endif  // CHECKPOINT_SAVE_SAVE_NOTES_H_

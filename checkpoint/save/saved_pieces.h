@@ -7,8 +7,8 @@
 //   writer      Part(0) Part(0) Written(0) Part(1) ... Written(n)
 //
 // Threads: Part and Written from one, Keep and Detach from another.
-#ifndef CHECKPOINT_SAVED_PIECES_H_
-#define CHECKPOINT_SAVED_PIECES_H_
+#ifndef CHECKPOINT_SAVE_SAVED_PIECES_H_
+#define CHECKPOINT_SAVE_SAVED_PIECES_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -86,4 +86,4 @@ class SavedPieces {
 };
 
 }  // namespace tessera
-#endif  // CHECKPOINT_SAVED_PIECES_H_
+#endif  // CHECKPOINT_SAVE_SAVED_PIECES_H_

@@ -6,12 +6,17 @@
 //   rank 1   writes its file --> "written"        .--> "seen"
 //   rank 0   writes its file --> reads all --> commits --> "ended"
 //
+// Where each host has a folder of its own, the others' leaders commit, too:
+//
+//   rank 8   "written" --> reads all --> commits --> "committed"
+//   rank 0   "written" --> reads all --> commits --> reads those --> "ended"
+//
 // While it works a rank says so each second: a slow disk is no rank that has
 // stopped. One that is silent for the collectives' timeout, or whose process
 // ends before its file is written, fails the save on all ranks; the checkpoint
 // before stays.
-#ifndef CHECKPOINT_PENDING_SAVE_H_
-#define CHECKPOINT_PENDING_SAVE_H_
+#ifndef CHECKPOINT_SAVE_PENDING_SAVE_H_
+#define CHECKPOINT_SAVE_PENDING_SAVE_H_
 
 #include <cstdint>
 #include <functional>
@@ -23,7 +28,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/format/manifest.pb.h"
-#include "checkpoint/saved_pieces.h"
+#include "checkpoint/save/saved_pieces.h"
 #include "comm/communicator.h"
 #include "comm/note_board.h"
 
@@ -45,7 +50,12 @@ struct PendingSaveOptions {
   bool async = false;
   // Bytes that a rank writes in a second at most; 0: no limit.
   int64_t max_bandwidth = 0;
-  // On rank 0, once the checkpoint is in its place to stay.
+  // The folder is each host's own (checkpoint/local_folders.h): a rank of each
+  // host commits there, when all data files are written on all hosts, and the
+  // save has succeeded when all have. It must hold no checkpoint before.
+  bool node_local = false;
+  // On rank 0, once the checkpoint is in its place to stay; with node_local on
+  // one rank of each host.
   std::function<void()> after_commit;
 };
 
@@ -79,4 +89,4 @@ class PendingSave {
 };
 
 }  // namespace tessera
-#endif  // CHECKPOINT_PENDING_SAVE_H_
+#endif  // CHECKPOINT_SAVE_PENDING_SAVE_H_

@@ -1,4 +1,4 @@
-#include "checkpoint/save_notes.h"
+#include "checkpoint/save/save_notes.h"
 
 #include <utility>
 
@@ -20,7 +20,9 @@ SaveNotes::SaveNotes(NoteBoard* board, uint64_t id, int world_size)
       heard_(static_cast<size_t>(world_size), {"", absl::Now()}) {}
 
 bool SaveNotes::Tell(absl::string_view kind, absl::string_view text) {
-  const std::string note = absl::StrCat(id_, " ", kind, " ", text);
+  last_ = absl::StrCat(kind, " ", text);
+  const std::string note = absl::StrCat(id_, " ", ++count_, " ", last_);
+  last_busy_ = absl::Now();
   const absl::Time until = absl::Now() + board_->patience();
   while (!board_->Write(note)) {
     if (!board_->EndOf(0).ok() || absl::Now() > until) return false;
@@ -33,7 +35,7 @@ void SaveNotes::TellBusy() {
   const absl::Time now = absl::Now();
   if (now - last_busy_ < kBusyEvery) return;
   last_busy_ = now;
-  (void)board_->Write(absl::StrCat(id_, " busy ", ++busy_));
+  (void)board_->Write(absl::StrCat(id_, " ", ++count_, " ", last_));
 }
 
 std::optional<std::vector<SaveNote>> SaveNotes::Read(
@@ -43,10 +45,10 @@ std::optional<std::vector<SaveNote>> SaveNotes::Read(
   std::vector<SaveNote> notes;
   for (const std::string& one : *all) {
     const std::vector<std::string> parts =
-        absl::StrSplit(one, absl::MaxSplits(' ', 2));
+        absl::StrSplit(one, absl::MaxSplits(' ', 3));
     notes.emplace_back();
-    if (parts.size() != 3 || parts[0] != id_) continue;  // of a save before
-    notes.back() = {parts[1], parts[2]};
+    if (parts.size() != 4 || parts[0] != id_) continue;  // of a save before
+    notes.back() = {parts[2], parts[3], parts[1]};
   }
   return notes;
 }
@@ -58,7 +60,7 @@ absl::Status SaveNotes::CheckAlive(int rank,
   Heard& heard = heard_[static_cast<size_t>(rank)];
   const absl::Time now = absl::Now();
   std::string last =
-      note.has_value() ? absl::StrCat(note->kind, note->text) : heard.last;
+      note.has_value() ? absl::StrCat(note->kind, note->count) : heard.last;
   if (last != heard.last) heard = {std::move(last), now};
   if (now - heard.since <= board_->patience()) return absl::OkStatus();
   return absl::DeadlineExceededError(

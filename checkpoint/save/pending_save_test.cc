@@ -13,8 +13,8 @@
 #include "absl/time/clock.h"
 #include "base/memory/memory.h"
 #include "base/status_matchers.h"
-#include "checkpoint/save_notes.h"
-#include "checkpoint/saved_pieces.h"
+#include "checkpoint/save/save_notes.h"
+#include "checkpoint/save/saved_pieces.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -141,8 +141,8 @@ constexpr uint64_t kId = 0xabc;
 TEST(SaveNotesTest, ANoteOfAnotherSaveIsNone) {
   FakeBoard board;
   SaveNotes notes(&board, kId, 3);
-  board.notes[1] = "0000000000000def written file";
-  board.notes[2] = "0000000000000abc written a file\nof bytes";
+  board.notes[1] = "0000000000000def 1 written file";
+  board.notes[2] = "0000000000000abc 7 written a file\nof bytes";
   const auto read = notes.Read({0, 1, 2});
   ASSERT_TRUE(read.has_value());
   EXPECT_EQ((*read)[0].kind, "");
@@ -150,7 +150,7 @@ TEST(SaveNotesTest, ANoteOfAnotherSaveIsNone) {
   EXPECT_EQ((*read)[2].kind, "written");
   EXPECT_EQ((*read)[2].text, "a file\nof bytes");
   EXPECT_TRUE(notes.Tell("seen", ""));
-  EXPECT_EQ(board.written, "0000000000000abc seen ");
+  EXPECT_EQ(board.written, "0000000000000abc 1 seen ");
 }
 
 TEST(SaveNotesTest, ARankThatSaysNothingNewIsMissedAndABusyOneIsNot) {
@@ -163,7 +163,7 @@ TEST(SaveNotesTest, ARankThatSaysNothingNewIsMissedAndABusyOneIsNot) {
       return (*read)[0];
     };
     for (int beat = 0; beat < 10; ++beat) {
-      board.notes[1] = absl::StrCat("0000000000000abc busy ", beat);
+      board.notes[1] = absl::StrCat("0000000000000abc ", beat, " busy ");
       absl::SleepFor(absl::Milliseconds(5));
       TESSERA_ASSERT_OK(notes.CheckAlive(1, note()));
     }

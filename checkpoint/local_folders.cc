@@ -1,0 +1,374 @@
+#include "checkpoint/local_folders.h"
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+#include "ATen/Functions.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "base/file.h"
+#include "base/status.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/together.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kChunkBytes = 8 << 20;
+
+// One bit for each of `count`.
+std::string Pack(int count, const std::function<bool(int)>& is_set) {
+  std::string bits(static_cast<size_t>(count + 7) / 8, '\0');
+  for (int i = 0; i < count; ++i) {
+    if (is_set(i))
+      bits[static_cast<size_t>(i / 8)] |= static_cast<char>(1 << i % 8);
+  }
+  return bits;
+}
+bool IsSet(const std::string& bits, int i) {
+  return (static_cast<size_t>(i / 8) < bits.size()) &&
+         (bits[static_cast<size_t>(i / 8)] >> (i % 8) & 1) != 0;
+}
+
+absl::StatusOr<std::string> IdentityOf(const Folder& folder) {
+  TESSERA_ASSIGN_OR_RETURN(const std::string inode, folder.Identity());
+  // Numbers of devices are the same on hosts that are alike.
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::string boot,
+      ReadWholeFile("/proc/sys/kernel/random/boot_id", /*max_bytes=*/100));
+  return absl::StrCat(boot, " ", inode);
+}
+
+// `bytes` of rank `root` become all ranks'. Where `read` or `write` fail a rank
+// still takes part, and its error comes back.
+absl::Status SendAll(
+    int64_t bytes, int root, at::Device device, Communicator* comm,
+    const std::function<absl::Status(int64_t at, char* to, int64_t n)>& read,
+    const std::function<absl::Status(int64_t at, absl::string_view)>& write) {
+  absl::Status mine;
+  at::Tensor chunk = at::empty({std::min(bytes, kChunkBytes)}, at::kByte);
+  for (int64_t at = 0; at < bytes; at += kChunkBytes) {
+    const int64_t n = std::min(bytes - at, kChunkBytes);
+    const at::Tensor part = chunk.slice(0, 0, n);
+    char* const data = static_cast<char*>(part.mutable_data_ptr());
+    if (comm->rank() == root && mine.ok()) mine = read(at, data, n);
+    const at::Tensor sent = part.to(device);
+    TESSERA_RETURN_IF_ERROR(
+        comm->Broadcast(sent, root, {"part of a checkpoint"}).Wait());
+    if (comm->rank() == root || !mine.ok()) continue;
+    if (sent.device() != part.device()) part.copy_(sent);
+    mine = write(at, {data, static_cast<size_t>(n)});
+  }
+  return mine;
+}
+
+// "" or "<id> <bytes of the manifest>".
+struct Seen {
+  uint64_t id = 0;
+  int64_t bytes = 0;
+  bool there() const { return bytes > 0; }
+};
+Seen Parse(const std::string& text) {
+  Seen seen;
+  const std::vector<std::string> words = absl::StrSplit(text, ' ');
+  if (words.size() != 2 || !absl::SimpleHexAtoi(words[0], &seen.id) ||
+      !absl::SimpleAtoi(words[1], &seen.bytes)) {
+    return {};
+  }
+  return seen;
+}
+
+// The first rank that has a checkpoint, if those that have one have the same.
+absl::StatusOr<int> Owner(const std::vector<Seen>& all,
+                          const std::string& dir) {
+  int owner = -1;
+  for (int r = 0; r < static_cast<int>(all.size()); ++r) {
+    const Seen& seen = all[static_cast<size_t>(r)];
+    if (!seen.there()) continue;
+    if (owner < 0) owner = r;
+    if (seen.id == all[static_cast<size_t>(owner)].id) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        dir, ": ranks ", owner, " and ", r,
+        " see different checkpoints there; remove the one that is not meant "
+        "(checkpoint.use_node_local_storage: the folder is each host's own)"));
+  }
+  if (owner >= 0) return owner;
+  return absl::NotFoundError(
+      absl::StrCat(dir, ": no host has a checkpoint there"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<int>> FindLeaders(const Folder& folder,
+                                             Communicator* comm) {
+  const absl::StatusOr<std::string> identity = IdentityOf(folder);
+  TESSERA_RETURN_IF_ERROR(
+      comm->AgreeOk(identity.status(), "checkpoint's folder"));
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::vector<std::string> all,
+      comm->AllGatherStrings(*identity, CommTag{"checkpoint's folder"}));
+  std::vector<int> leaders;
+  for (const std::string& one : all) {
+    leaders.push_back(
+        static_cast<int>(std::find(all.begin(), all.end(), one) - all.begin()));
+  }
+  return leaders;
+}
+
+std::vector<int> RanksOfLeader(const std::vector<int>& leaders, int leader) {
+  std::vector<int> ranks;
+  for (int r = 0; r < static_cast<int>(leaders.size()); ++r) {
+    if (leaders[static_cast<size_t>(r)] == leader) ranks.push_back(r);
+  }
+  return ranks;
+}
+
+absl::StatusOr<CheckpointReader> OpenLocalCheckpoint(const std::string& dir,
+                                                     at::Device device,
+                                                     Communicator* comm) {
+  TESSERA_RETURN_IF_ERROR(comm->AgreeEqual(dir, "checkpoint's folder"));
+  absl::StatusOr<CheckpointReader> reader = absl::UnknownError("not opened");
+  std::string manifest;
+  TESSERA_RETURN_IF_ERROR(
+      RunTogether(comm, "LoadCheckpoint", [&]() -> absl::Status {
+        reader = CheckpointReader::Open(dir, FileSystem::Real());
+        if (absl::IsNotFound(reader.status())) return absl::OkStatus();
+        TESSERA_RETURN_IF_ERROR(reader.status());
+        TESSERA_ASSIGN_OR_RETURN(manifest, EncodeManifest(reader->manifest()));
+        return absl::OkStatus();
+      }));
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::vector<std::string> texts,
+      comm->AllGatherStrings(
+          reader.ok() ? absl::StrFormat("%x %d", reader->manifest().id(),
+                                        manifest.size())
+                      : "",
+          CommTag{"checkpoint id"}));
+  std::vector<Seen> all;
+  for (const std::string& text : texts) all.push_back(Parse(text));
+  TESSERA_ASSIGN_OR_RETURN(const int owner, Owner(all, dir));
+  const bool lacking = std::any_of(
+      all.begin(), all.end(), [](const Seen& seen) { return !seen.there(); });
+  if (!lacking) return reader;
+  const int64_t bytes = all[static_cast<size_t>(owner)].bytes;
+  const std::string sent = std::exchange(manifest, std::string());
+  absl::Status mine = SendAll(
+      bytes, owner, device, comm,
+      [&](int64_t at, char* to, int64_t n) {
+        sent.copy(to, static_cast<size_t>(n), static_cast<size_t>(at));
+        return absl::OkStatus();
+      },
+      [&](int64_t, absl::string_view part) {
+        absl::StrAppend(&manifest, part);
+        return absl::OkStatus();
+      });
+  if (mine.ok() && !reader.ok()) {
+    reader = CheckpointReader::WithManifest(dir, manifest, FileSystem::Real());
+    mine = reader.status();
+  }
+  TESSERA_RETURN_IF_ERROR(comm->AgreeOk(mine, "LoadCheckpoint"));
+  return reader;
+}
+
+namespace {
+
+// Which data files each leader has.
+struct Holdings {
+  std::vector<int> leaders;
+  std::vector<std::string> has;
+
+  bool HasFile(int rank, int f) const {
+    return IsSet(has[static_cast<size_t>(leaders[static_cast<size_t>(rank)])],
+                 f);
+  }
+  // The lowest leader that has it; -1: none.
+  int OwnerOf(int f) const {
+    for (int r = 0; r < static_cast<int>(leaders.size()); ++r) {
+      if (HasFile(r, f)) return leaders[static_cast<size_t>(r)];
+    }
+    return -1;
+  }
+};
+
+absl::StatusOr<Holdings> FindHoldings(const CheckpointReader& reader,
+                                      Communicator* comm) {
+  Holdings found;
+  TESSERA_ASSIGN_OR_RETURN(found.leaders, FindLeaders(reader.folder(), comm));
+  std::string has;
+  TESSERA_RETURN_IF_ERROR(
+      RunTogether(comm, "LoadCheckpoint", [&]() -> absl::Status {
+        const int rank = comm->rank();
+        if (found.leaders[static_cast<size_t>(rank)] != rank) {
+          return absl::OkStatus();
+        }
+        const proto::CheckpointManifest& manifest = reader.manifest();
+        has = Pack(manifest.files_size(), [&](int f) {
+          const auto file =
+              reader.folder().OpenFile(DataFileName(manifest.id(), f));
+          return file.ok() && file->bytes() == manifest.files(f).bytes();
+        });
+        return absl::OkStatus();
+      }));
+  TESSERA_ASSIGN_OR_RETURN(
+      found.has,
+      comm->AllGatherStrings(has, CommTag{"data files that are there"}));
+  return found;
+}
+
+// What is sent to all: a data file, or a part of it.
+struct Transfer {
+  int file = 0;         // the rank that wrote it
+  int owner = 0;        // that sends it
+  bool wanted = false;  // by this rank
+};
+
+// Of what some rank needs. `needs`: of this rank, ascending.
+absl::StatusOr<std::vector<Transfer>> PlanTransfers(
+    const CheckpointReader& reader, const Holdings& holdings,
+    const std::vector<int>& needs, Communicator* comm) {
+  const int num_files = reader.manifest().files_size();
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::vector<std::string> all,
+      comm->AllGatherStrings(Pack(num_files,
+                                  [&](int f) {
+                                    return std::binary_search(needs.begin(),
+                                                              needs.end(), f);
+                                  }),
+                             CommTag{"data files that are needed"}));
+  std::vector<Transfer> transfers;
+  for (int f = 0; f < num_files; ++f) {
+    if (std::none_of(all.begin(), all.end(),
+                     [&](const std::string& bits) { return IsSet(bits, f); })) {
+      continue;
+    }
+    const int owner = holdings.OwnerOf(f);
+    if (owner < 0) {
+      return absl::DataLossError(
+          absl::StrCat(reader.path(), ": no host has ",
+                       DataFileName(reader.manifest().id(), f), ", which rank ",
+                       f, " of ", num_files, " has written"));
+    }
+    transfers.push_back(
+        {f, owner, std::binary_search(needs.begin(), needs.end(), f)});
+  }
+  return transfers;
+}
+
+// Those of `files` that this rank's host lacks.
+std::vector<int> Lacking(const Holdings& holdings, std::vector<int> files,
+                         int rank) {
+  files.erase(std::remove_if(files.begin(), files.end(),
+                             [&](int f) { return holdings.HasFile(rank, f); }),
+              files.end());
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+// Indices of the files that may be needed and are not here: what the files have
+// is only in these.
+absl::Status FetchIndices(CheckpointReader* reader, const Holdings& holdings,
+                          absl::Span<const WantedElements> wanted,
+                          int values_of, at::Device device,
+                          Communicator* comm) {
+  std::vector<int> may = reader->MayHave(wanted);
+  may.push_back(values_of);
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::vector<Transfer> transfers,
+      PlanTransfers(*reader, holdings,
+                    Lacking(holdings, std::move(may), comm->rank()), comm));
+  absl::Status mine;
+  for (const Transfer& transfer : transfers) {
+    absl::StatusOr<std::string> index = std::string();
+    if (transfer.owner == comm->rank()) {
+      index = reader->IndexBytes(transfer.file);
+    }
+    std::string got;
+    absl::Status sent = SendAll(
+        reader->manifest().files(transfer.file).index_bytes(), transfer.owner,
+        device, comm,
+        [&](int64_t at, char* to, int64_t n) {
+          if (!index.ok()) return index.status();
+          index->copy(to, static_cast<size_t>(n), static_cast<size_t>(at));
+          return absl::OkStatus();
+        },
+        [&](int64_t, absl::string_view part) {
+          if (transfer.wanted) absl::StrAppend(&got, part);
+          return absl::OkStatus();
+        });
+    if (sent.ok() && transfer.wanted) {
+      sent = reader->KnowIndex(transfer.file, got);
+    }
+    mine.Update(sent);
+  }
+  return comm->AgreeOk(mine, "LoadCheckpoint");
+}
+
+absl::Status SendFile(const Transfer& transfer, const CheckpointReader& reader,
+                      at::Device device, Communicator* comm) {
+  const std::string name = DataFileName(reader.manifest().id(), transfer.file);
+  const Folder& folder = reader.folder();
+  absl::StatusOr<File> file = absl::UnknownError("not opened");
+  if (transfer.owner == comm->rank()) file = folder.OpenFile(name);
+  if (transfer.wanted) {
+    // One that is too short is of a transfer that did not end.
+    const absl::Status removed = folder.Remove(name);
+    file =
+        removed.ok() ? folder.CreateFile(name) : absl::StatusOr<File>(removed);
+  }
+  return SendAll(
+      reader.manifest().files(transfer.file).bytes(), transfer.owner, device,
+      comm,
+      [&](int64_t at, char* to, int64_t n) {
+        return file.ok() ? file->ReadAt(at, to, n) : file.status();
+      },
+      [&](int64_t at, absl::string_view part) {
+        if (!transfer.wanted) return absl::OkStatus();
+        return file.ok() ? file->WriteAt(at, part) : file.status();
+      });
+}
+
+}  // namespace
+
+absl::Status FetchDataFiles(CheckpointReader* reader,
+                            absl::Span<const WantedElements> wanted,
+                            int values_of, at::Device device,
+                            Communicator* comm) {
+  TESSERA_ASSIGN_OR_RETURN(const Holdings holdings,
+                           FindHoldings(*reader, comm));
+  TESSERA_RETURN_IF_ERROR(
+      FetchIndices(reader, holdings, wanted, values_of, device, comm));
+  const int rank = comm->rank();
+  std::vector<int> needs;
+  TESSERA_RETURN_IF_ERROR(RunTogether(comm, "LoadCheckpoint", [&] {
+    absl::StatusOr<std::vector<int>> files = reader->FilesOf(wanted);
+    if (files.ok()) needs = Lacking(holdings, *std::move(files), rank);
+    return files.status();
+  }));
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::vector<std::string> all,
+      comm->AllGatherStrings(absl::StrJoin(needs, " "),
+                             CommTag{"data files that hosts lack"}));
+  // What any rank of a host needs its leader writes.
+  std::vector<int> writes;
+  for (int r : RanksOfLeader(holdings.leaders, rank)) {
+    for (absl::string_view word :
+         absl::StrSplit(all[static_cast<size_t>(r)], ' ', absl::SkipEmpty())) {
+      int f = 0;
+      if (absl::SimpleAtoi(word, &f)) writes.push_back(f);
+    }
+  }
+  std::sort(writes.begin(), writes.end());
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<Transfer> transfers,
+                           PlanTransfers(*reader, holdings, writes, comm));
+  absl::Status mine;
+  for (const Transfer& transfer : transfers) {
+    mine.Update(SendFile(transfer, *reader, device, comm));
+  }
+  return comm->AgreeOk(mine, "LoadCheckpoint");
+}
+
+}  // namespace tessera

@@ -1,0 +1,56 @@
+// Aside: work on a thread of its own; in the constructor where there is none.
+#ifndef CHECKPOINT_SAVE_ASIDE_H_
+#define CHECKPOINT_SAVE_ASIDE_H_
+
+#include <functional>
+#include <thread>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
+#include "base/thread/start_thread.h"
+#include "base/torch_guard.h"
+
+namespace tessera {
+
+class Aside {
+ public:
+  explicit Aside(std::function<absl::Status()> work) : work_(std::move(work)) {
+    const auto run = [this] {
+      status_ = CatchTorch("checkpoint", work_);
+      done_.Notify();
+    };
+    auto thread = StartThread("tessera-disk", run);
+    if (thread.ok()) {
+      thread_ = *std::move(thread);
+    } else {
+      run();
+    }
+  }
+  // Waits for it.
+  ~Aside() {
+    if (thread_.joinable()) thread_.join();
+  }
+  Aside(const Aside&) = delete;
+  Aside& operator=(const Aside&) = delete;
+
+  // Waits for `wait` at most.
+  bool Done(absl::Duration wait) {
+    return done_.WaitForNotificationWithTimeout(wait);
+  }
+  // Waits for its end.
+  const absl::Status& status() const {
+    done_.WaitForNotification();
+    return status_;
+  }
+
+ private:
+  const std::function<absl::Status()> work_;
+  absl::Status status_;
+  absl::Notification done_;
+  std::thread thread_;
+};
+
+}  // namespace tessera
+#endif  // CHECKPOINT_SAVE_ASIDE_H_

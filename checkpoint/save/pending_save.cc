@@ -1,0 +1,154 @@
+#include "checkpoint/save/pending_save.h"
+
+#include <optional>
+#include <thread>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status.h"
+#include "base/thread/start_thread.h"
+#include "base/torch_guard.h"
+#include "checkpoint/format/checkpoint_folder.h"
+#include "checkpoint/local_folders.h"
+#include "checkpoint/save/save_course.h"
+#include "checkpoint/together.h"
+
+namespace tessera {
+
+class PendingSave::Impl {
+ public:
+  Impl(const std::string& dir, CheckpointContent content, Communicator* comm,
+       NoteBoard* board, PendingSaveOptions options)
+      : board_(board), pieces_(std::move(content.pieces)) {
+    plan_.dir = dir;
+    plan_.rank = comm->rank();
+    plan_.world_size = comm->world_size();
+    plan_.options = std::move(options);
+    plan_.head = std::move(content.head);
+    plan_.values = std::move(content.values);
+  }
+
+  ~Impl() {
+    if (thread_.joinable()) thread_.join();
+  }
+
+  absl::Status Begin(Communicator* comm) {
+    TESSERA_RETURN_IF_ERROR(comm->AgreeEqual(plan_.dir, "checkpoint's folder"));
+    if (plan_.dir.empty()) {
+      return absl::InvalidArgumentError(
+          "SaveCheckpoint: the folder's name is empty");
+    }
+    if (plan_.options.node_local) TESSERA_RETURN_IF_ERROR(FindHosts(comm));
+    TESSERA_RETURN_IF_ERROR(
+        RunTogether(comm, "checkpoint folder", [&] { return Lock(); }));
+    TESSERA_RETURN_IF_ERROR(ShareId(comm));
+    if (plan_.options.async) {
+      TESSERA_RETURN_IF_ERROR(
+          comm->AgreeOk(pieces_.Keep(), "copy of what a checkpoint holds"));
+    }
+    course_.emplace(std::move(plan_), &pieces_, board_);
+    const auto run = [this] {
+      status_ = CatchTorch("checkpoint", [this] { return course_->Run(); });
+      course_.reset();  // with the folder's lock
+      pieces_.Abandon();
+      done_.Notify();
+    };
+    auto thread = StartThread("tessera-save", run);
+    if (thread.ok()) {
+      thread_ = *std::move(thread);
+    } else {
+      run();  // the others wait for it as for a slow disk
+    }
+    return absl::OkStatus();
+  }
+
+  void Detach() { pieces_.Detach(); }
+  bool done() const { return done_.HasBeenNotified(); }
+  absl::Status Wait() {
+    done_.WaitForNotification();
+    return status_;
+  }
+
+ private:
+  absl::Status FindHosts(Communicator* comm) {
+    absl::StatusOr<Folder> folder = absl::UnknownError("not opened");
+    TESSERA_RETURN_IF_ERROR(RunTogether(comm, "checkpoint folder", [&] {
+      folder = Folder::Make(plan_.dir, FileSystem::Real());
+      return folder.status();
+    }));
+    TESSERA_ASSIGN_OR_RETURN(plan_.leaders, FindLeaders(*folder, comm));
+    return absl::OkStatus();
+  }
+
+  absl::Status Lock() {
+    const int leader = plan_.leaders.empty()
+                           ? 0
+                           : plan_.leaders[static_cast<size_t>(plan_.rank)];
+    if (leader != plan_.rank) return absl::OkStatus();
+    TESSERA_ASSIGN_OR_RETURN(Saving saving,
+                             Saving::Begin(plan_.dir, FileSystem::Real()));
+    plan_.saving = std::make_unique<Saving>(std::move(saving));
+    if (!plan_.options.node_local) return absl::OkStatus();
+    // No rename commits on several hosts at once.
+    if (absl::IsNotFound(ReadManifest(plan_.saving->folder()).status())) {
+      return absl::OkStatus();
+    }
+    return absl::FailedPreconditionError(absl::StrCat(
+        plan_.dir,
+        ": holds a checkpoint; with checkpoint.use_node_local_storage none can "
+        "take its place, so save to another folder each time, as "
+        "CheckpointManager does"));
+  }
+
+  // And the time, by rank 0's clock.
+  absl::Status ShareId(Communicator* comm) {
+    const uint64_t own = plan_.saving == nullptr ? 0 : plan_.saving->id();
+    TESSERA_ASSIGN_OR_RETURN(
+        const std::vector<std::string> all,
+        comm->AllGatherStrings(
+            absl::StrFormat("%x %d", own, absl::ToUnixMicros(absl::Now())),
+            CommTag{"checkpoint id"}));
+    const std::vector<std::string> words = absl::StrSplit(all[0], ' ');
+    if (words.size() != 2 || !absl::SimpleHexAtoi(words[0], &plan_.id) ||
+        !absl::SimpleAtoi(words[1], &plan_.begun_micros)) {
+      return absl::InternalError("a checkpoint's id is no number");
+    }
+    if (plan_.options.node_local && plan_.saving != nullptr) {
+      plan_.saving->TakePart(plan_.id,
+                             RanksOfLeader(plan_.leaders, plan_.rank));
+    }
+    return absl::OkStatus();
+  }
+
+  NoteBoard* const board_;
+  SavePlan plan_;  // until `course_` has it
+  SavedPieces pieces_;
+  std::optional<SaveCourse> course_;  // of "tessera-save"
+  absl::Status status_;
+  absl::Notification done_;
+  std::thread thread_;
+};
+
+PendingSave::PendingSave(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+PendingSave::~PendingSave() = default;
+
+absl::StatusOr<std::unique_ptr<PendingSave>> PendingSave::Begin(
+    const std::string& dir, CheckpointContent content, Communicator* comm,
+    NoteBoard* notes, PendingSaveOptions options) {
+  AwaitDevices(content.pieces);
+  auto impl =
+      std::make_unique<Impl>(dir, std::move(content), comm, notes, options);
+  TESSERA_RETURN_IF_ERROR(impl->Begin(comm));
+  return std::unique_ptr<PendingSave>(new PendingSave(std::move(impl)));
+}
+
+void PendingSave::Detach() { impl_->Detach(); }
+bool PendingSave::done() const { return impl_->done(); }
+absl::Status PendingSave::Wait() { return impl_->Wait(); }
+
+}  // namespace tessera

@@ -1,0 +1,283 @@
+#include "checkpoint/save/save_course.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status.h"
+#include "checkpoint/save/aside.h"
+#include "checkpoint/save/write_data_file.h"
+
+namespace tessera {
+namespace {
+
+// Rank 0 may keep the board: how long it waits at most until all have read how
+// the save ended.
+constexpr absl::Duration kSeenWait = absl::Seconds(5);
+constexpr absl::Duration kBeat = absl::Milliseconds(100);
+
+// Grows with what is waited for, and with the number of those who ask.
+class Pace {
+ public:
+  explicit Pace(int world_size)
+      : most_(absl::Milliseconds(20) + world_size * absl::Microseconds(100)) {}
+  absl::Duration Next() {
+    return std::exchange(next_, std::min(next_ * 1.5, most_));
+  }
+
+ private:
+  absl::Duration most_;
+  absl::Duration next_ = absl::Microseconds(500);
+};
+
+absl::Status FailedOn(int rank, const absl::Status& status) {
+  return Annotate(status, absl::StrCat("[checkpoint files] rank ", rank));
+}
+
+}  // namespace
+
+SaveCourse::SaveCourse(SavePlan plan, SavedPieces* pieces, NoteBoard* board)
+    : plan_(std::move(plan)),
+      pieces_(pieces),
+      board_(board),
+      notes_(board, plan_.id, plan_.world_size) {}
+
+absl::Status SaveCourse::Run() {
+  absl::Status status = plan_.rank == 0 ? Lead() : Follow();
+  pieces_->Abandon();
+  return status;
+}
+
+std::vector<int> SaveCourse::Others() const {
+  std::vector<int> others;
+  for (int r = 0; r < plan_.world_size; ++r) {
+    if (r != plan_.rank) others.push_back(r);
+  }
+  return others;
+}
+
+// ---- rank 0
+
+absl::Status SaveCourse::Lead() {
+  Files files(static_cast<size_t>(plan_.world_size));
+  absl::Status status = GatherFiles(&files);
+  if (status.ok()) status = CommitBusily(files);
+  if (status.ok() && plan_.options.node_local) status = AwaitHosts();
+  if (!status.ok() && (!committed_ || plan_.options.node_local)) {
+    plan_.saving->Abandon();
+  }
+  plan_.saving.reset();  // who hears of the end may save there at once
+  if (plan_.world_size > 1) notes_.Tell("ended", StatusToText(status));
+  if (status.ok() && plan_.options.after_commit) plan_.options.after_commit();
+  if (plan_.world_size > 1) AwaitSeen();
+  return status;
+}
+
+// Until all files are there, or the first error.
+absl::Status SaveCourse::GatherFiles(Files* files) {
+  Aside writing([this] { return WriteFile(); });
+  std::vector<int> missing = Others();
+  Pace pace(plan_.world_size);
+  absl::Status status;
+  bool written = false;
+  while (status.ok() && (!written || !missing.empty())) {
+    if (!written && writing.Done(pace.Next())) {
+      written = true;
+      pace = Pace(plan_.world_size);
+      status = FailedOn(0, writing.status());
+    } else if (written) {
+      absl::SleepFor(pace.Next());
+    }
+    notes_.TellBusy();
+    if (status.ok()) status = TakeFiles("written", &missing, files);
+  }
+  if (!status.ok()) pieces_->Abandon();
+  if (!writing.status().ok() || !status.ok()) return status;
+  (*files)[0] = file_;
+  if (plan_.options.node_local) {
+    (void)notes_.Tell("written", file_.SerializeAsString());
+  }
+  return absl::OkStatus();
+}
+
+// Until the leaders of other folders have committed there, too.
+absl::Status SaveCourse::AwaitHosts() {
+  std::vector<int> missing = Others();
+  missing.erase(
+      std::remove_if(
+          missing.begin(), missing.end(),
+          [this](int r) { return plan_.leaders[static_cast<size_t>(r)] != r; }),
+      missing.end());
+  Pace pace(plan_.world_size);
+  Files known(static_cast<size_t>(plan_.world_size));
+  while (true) {
+    notes_.TellBusy();
+    TESSERA_RETURN_IF_ERROR(TakeFiles("committed", &missing, &known));
+    if (missing.empty()) return absl::OkStatus();
+    absl::SleepFor(pace.Next());
+  }
+}
+
+void SaveCourse::AwaitSeen() {
+  const absl::Time until = absl::Now() + kSeenWait;
+  std::vector<int> missing = Others();
+  Pace pace(plan_.world_size);
+  while (!missing.empty() && absl::Now() < until) {
+    absl::SleepFor(pace.Next());
+    const auto notes = notes_.Read(missing);
+    std::vector<int> left;
+    for (size_t i = 0; i < missing.size(); ++i) {
+      const bool seen = notes.has_value() && (*notes)[i].kind == "seen";
+      if (!seen && board_->EndOf(missing[i]).ok()) left.push_back(missing[i]);
+    }
+    missing = std::move(left);
+  }
+}
+
+// ---- rank 0, and other leaders
+
+// Takes those of `missing` that have come as far as `kind`.
+absl::Status SaveCourse::TakeFiles(absl::string_view kind,
+                                   std::vector<int>* missing, Files* files) {
+  if (missing->empty()) return absl::OkStatus();
+  const auto notes = notes_.Read(*missing);
+  std::vector<int> left;
+  for (size_t i = 0; i < missing->size(); ++i) {
+    const int r = (*missing)[i];
+    std::optional<SaveNote> note;
+    if (notes.has_value()) note = (*notes)[i];
+    if (note.has_value() && note->kind == "failed") {
+      return FailedOn(r, StatusFromText(note->text));
+    }
+    if (note.has_value() && (note->kind == kind || note->kind == "committed")) {
+      if (!(*files)[static_cast<size_t>(r)].ParseFromString(note->text)) {
+        return absl::InternalError("a note of a data file is damaged");
+      }
+      continue;
+    }
+    TESSERA_RETURN_IF_ERROR(
+        Annotate(notes_.CheckAlive(r, note),
+                 absl::StrCat(plan_.dir, ": the checkpoint is not saved")));
+    left.push_back(r);
+  }
+  *missing = std::move(left);
+  return absl::OkStatus();
+}
+
+absl::Status SaveCourse::CommitBusily(const Files& files) {
+  Aside commit([&] { return Commit(files); });
+  while (!commit.Done(kBeat)) notes_.TellBusy();
+  return Annotate(commit.status(),
+                  absl::StrCat("[checkpoint commit] rank ", plan_.rank));
+}
+
+absl::Status SaveCourse::Commit(const Files& files) {
+  proto::CheckpointManifest manifest = plan_.head;
+  manifest.set_format_version(kCheckpointFormat);
+  manifest.set_id(plan_.id);
+  manifest.set_saved_unix_micros(plan_.begun_micros);
+  for (const proto::CheckpointFile& file : files) *manifest.add_files() = file;
+  const absl::Status status = plan_.saving->Commit(manifest, &committed_);
+  // Of several folders, the save takes it back.
+  return committed_ && !plan_.options.node_local
+             ? Annotate(status,
+                        "the new checkpoint may be in place already, and may "
+                        "not outlast a power failure")
+             : status;
+}
+
+// ---- others
+
+absl::Status SaveCourse::Follow() {
+  std::optional<absl::Status> result;
+  absl::Status mine;
+  {
+    Aside writing([this] { return WriteFile(); });
+    while (!result.has_value() && !writing.Done(kBeat)) {
+      notes_.TellBusy();
+      result = HearResult();
+    }
+    if (result.has_value()) pieces_->Abandon();
+    mine = writing.status();
+  }
+  if (!result.has_value()) {
+    (void)notes_.Tell(
+        mine.ok() ? "written" : "failed",
+        mine.ok() ? file_.SerializeAsString() : StatusToText(mine));
+    if (mine.ok() && plan_.saving != nullptr) result = CommitPart();
+  }
+  Pace pace(plan_.world_size);
+  while (!result.has_value()) {
+    if (plan_.saving != nullptr) notes_.TellBusy();
+    result = HearResult();
+    if (!result.has_value()) absl::SleepFor(pace.Next());
+  }
+  if (plan_.saving != nullptr) EndPart(*result);
+  return *result;
+}
+
+// Of a leader that is not rank 0: commits in its folder, once all files of all
+// hosts are there. nullopt unless rank 0 has ended the save meanwhile.
+std::optional<absl::Status> SaveCourse::CommitPart() {
+  Files files(static_cast<size_t>(plan_.world_size));
+  files[static_cast<size_t>(plan_.rank)] = file_;
+  std::vector<int> missing = Others();
+  Pace pace(plan_.world_size);
+  absl::Status mine;
+  while (mine.ok() && !missing.empty()) {
+    notes_.TellBusy();
+    if (const auto result = HearResult(); result.has_value()) return result;
+    mine = TakeFiles("written", &missing, &files);
+    if (!missing.empty()) absl::SleepFor(pace.Next());
+  }
+  if (mine.ok()) mine = CommitBusily(files);
+  (void)notes_.Tell(mine.ok() ? "committed" : "failed",
+                    mine.ok() ? file_.SerializeAsString() : StatusToText(mine));
+  return std::nullopt;
+}
+
+void SaveCourse::EndPart(const absl::Status& result) {
+  // If rank 0 is gone and has not said that the save failed, others may have
+  // committed: what is here is a part of that.
+  if (!result.ok() && told_) plan_.saving->Abandon();
+  plan_.saving.reset();
+  if (result.ok() && plan_.options.after_commit) plan_.options.after_commit();
+}
+
+// What rank 0 says of the save's end, if it has.
+std::optional<absl::Status> SaveCourse::HearResult() {
+  const auto notes = notes_.Read({0});
+  std::optional<SaveNote> note;
+  if (notes.has_value()) note = (*notes)[0];
+  if (note.has_value() && note->kind == "ended") {
+    told_ = true;
+    (void)notes_.Tell("seen", "");
+    return StatusFromText(note->text);
+  }
+  const absl::Status alive = notes_.CheckAlive(0, note);
+  if (alive.ok()) return std::nullopt;
+  if (plan_.options.node_local) {
+    return Annotate(alive, absl::StrCat("checkpoint ", plan_.dir,
+                                        ", which may be whole or not"));
+  }
+  // Perhaps it came as far as the commit.
+  const auto folder = Folder::Open(plan_.dir, FileSystem::Real());
+  if (folder.ok()) {
+    const auto there = ReadManifest(*folder);
+    if (there.ok() && there->id() == plan_.id) return absl::OkStatus();
+  }
+  return Annotate(alive, absl::StrCat("checkpoint ", plan_.dir));
+}
+
+// ---- all, on "tessera-disk"
+
+absl::Status SaveCourse::WriteFile() {
+  TESSERA_ASSIGN_OR_RETURN(
+      file_, WriteDataFile(
+                 {plan_.dir, plan_.id, plan_.rank, plan_.options.max_bandwidth},
+                 plan_.values, pieces_));
+  return absl::OkStatus();
+}
+
+}  // namespace tessera

@@ -1,0 +1,82 @@
+#include "checkpoint/save/write_data_file.h"
+
+#include <algorithm>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status.h"
+#include "checkpoint/disk/folder.h"
+#include "checkpoint/format/data_file.h"
+#include "sharding/torch/torch_scope.h"
+
+namespace tessera {
+namespace {
+
+constexpr absl::Duration kLimitedSync = absl::Seconds(1);
+
+// Not more than max_bandwidth, and not all at the end by the system.
+class Throttle {
+ public:
+  explicit Throttle(int64_t max_bandwidth) : max_bandwidth_(max_bandwidth) {}
+
+  absl::Status Wrote(int64_t bytes, SavedPieces* pieces,
+                     DataFileWriter* writer) {
+    if (max_bandwidth_ <= 0) return absl::OkStatus();
+    written_ += bytes;
+    const absl::Time due =
+        begun_ + absl::Seconds(static_cast<double>(written_) /
+                               static_cast<double>(max_bandwidth_));
+    while (absl::Now() < due) {
+      if (pieces->abandoned()) {
+        return absl::CancelledError("the save was given up");
+      }
+      absl::SleepFor(std::min(due - absl::Now(), absl::Milliseconds(100)));
+    }
+    if (absl::Now() - synced_ < kLimitedSync) return absl::OkStatus();
+    synced_ = absl::Now();
+    return writer->SyncSoFar();
+  }
+
+ private:
+  const int64_t max_bandwidth_;
+  const absl::Time begun_ = absl::Now();
+  int64_t written_ = 0;
+  absl::Time synced_ = absl::InfinitePast();
+};
+
+}  // namespace
+
+absl::StatusOr<proto::CheckpointFile> WriteDataFile(
+    const DataFileOptions& options,
+    const std::vector<std::pair<std::string, std::string>>& values,
+    SavedPieces* pieces) {
+  TorchScope scope;
+  TESSERA_ASSIGN_OR_RETURN(const Folder folder,
+                           Folder::Open(options.dir, FileSystem::Real()));
+  TESSERA_ASSIGN_OR_RETURN(
+      DataFileWriter writer,
+      DataFileWriter::Create(folder, options.id, options.rank));
+  Throttle throttle(options.max_bandwidth);
+  std::string scratch;
+  for (size_t i = 0; i < pieces->size(); ++i) {
+    const SavedPiece& piece = (*pieces)[i];
+    const int64_t bytes = static_cast<int64_t>(piece.elements.nbytes());
+    TESSERA_RETURN_IF_ERROR(writer.BeginPiece(piece.storage, piece.state,
+                                              piece.begin,
+                                              piece.elements.numel(), bytes));
+    for (int64_t at = 0; at < bytes; at += kPartBytes) {
+      const int64_t size = std::min(kPartBytes, bytes - at);
+      TESSERA_ASSIGN_OR_RETURN(const absl::string_view part,
+                               pieces->Part(i, at, size, &scratch));
+      TESSERA_RETURN_IF_ERROR(writer.AddPart(part));
+      TESSERA_RETURN_IF_ERROR(throttle.Wrote(size, pieces, &writer));
+    }
+    pieces->Written(i);
+  }
+  for (const auto& [name, value] : values) writer.AddValue(name, value);
+  return writer.Finish();
+}
+
+}  // namespace tessera

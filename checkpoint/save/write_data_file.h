@@ -1,0 +1,32 @@
+// The data file of one rank of a save.
+#ifndef CHECKPOINT_SAVE_WRITE_DATA_FILE_H_
+#define CHECKPOINT_SAVE_WRITE_DATA_FILE_H_
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/save/saved_pieces.h"
+
+namespace tessera {
+
+struct DataFileOptions {
+  std::string dir;  // of the checkpoint
+  uint64_t id = 0;  // of the save
+  int rank = 0;
+  // Bytes written in a second at most; 0: no limit.
+  int64_t max_bandwidth = 0;
+};
+
+// Writes `pieces` and `values` (names and bytes) and syncs them. LOCAL; as long
+// as a disk takes. FileError's; Cancelled: the pieces were abandoned.
+absl::StatusOr<proto::CheckpointFile> WriteDataFile(
+    const DataFileOptions& options,
+    const std::vector<std::pair<std::string, std::string>>& values,
+    SavedPieces* pieces);
+
+}  // namespace tessera
+#endif  // CHECKPOINT_SAVE_WRITE_DATA_FILE_H_
