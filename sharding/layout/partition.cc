@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <sstream>
+#include <tuple>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
@@ -137,28 +138,47 @@ bool IsTorchs(const nn::Module& module) {
   return absl::StartsWith(module.name(), "torch::nn::");
 }
 
-// Name of the type whose instances are units, or "".
+// Name of the type whose instances are units, or "". Depth alone would not do:
+// a norm before the head lies less deep than the blocks of a list, each of
+// which holds norms of the same type. So a type of which an instance lies in
+// one of another repeated type counts only where there is no other.
 std::string RepeatedType(const ModuleWalk& walk, const std::vector<Role>& roles,
                          const std::vector<bool>& has_planned, bool torchs) {
   struct Seen {
     absl::flat_hash_set<const nn::Module*> instances;
-    std::pair<int, size_t> outermost;  // depth, place
+    std::tuple<bool, int, size_t> place;  // within another, depth, index
   };
   absl::flat_hash_map<std::string, Seen> types;
+  const auto counts = [&](size_t i) {
+    return i > 0 && !roles[i].below_leaf && has_planned[i] &&
+           IsTorchs(*walk.modules[i].module) == torchs;
+  };
   for (size_t i = 1; i < walk.modules.size(); ++i) {
+    if (!counts(i)) continue;
     const auto& m = walk.modules[i];
-    if (roles[i].below_leaf || !has_planned[i]) continue;
-    if (IsTorchs(*m.module) != torchs) continue;
-    const auto [it, is_new] = types.try_emplace(m.module->name());
-    Seen& seen = it->second;
+    const auto here = std::make_tuple(false, m.depth, i);
+    Seen& seen =
+        types.try_emplace(m.module->name(), Seen{{}, here}).first->second;
     seen.instances.insert(m.module);
-    const auto here = std::make_pair(m.depth, i);
-    if (is_new || here < seen.outermost) seen.outermost = here;
+    seen.place = std::min(seen.place, here);
+  }
+  const auto repeated = [](const Seen& seen) {
+    return seen.instances.size() > 1;
+  };
+  for (size_t i = 1; i < walk.modules.size(); ++i) {
+    if (!counts(i)) continue;
+    const std::string& type = walk.modules[i].module->name();
+    for (int m = walk.modules[i].parent; m > 0; m = walk.modules[m].parent) {
+      const std::string& above = walk.modules[m].module->name();
+      if (counts(m) && above != type && repeated(types[above])) {
+        std::get<0>(types[type].place) = true;
+      }
+    }
   }
   const std::pair<const std::string, Seen>* best = nullptr;
   for (const auto& type : types) {
-    if (type.second.instances.size() < 2) continue;
-    if (best == nullptr || type.second.outermost < best->second.outermost) {
+    if (!repeated(type.second)) continue;
+    if (best == nullptr || type.second.place < best->second.place) {
       best = &type;
     }
   }

@@ -9,6 +9,8 @@
 //   automatic  where none are wanted: the outermost type of module that is the
 //              user's own and occurs at least twice (a transformer block, say),
 //              its outermost instances; one of torch's types if no other does.
+//              Outermost: none of its instances lies in one of another such
+//              type, as norms lie in blocks; of several, the least deep.
 // Units have at most `max_unit_numel` elements, except leaves and what is
 // larger by itself; others are cut between parameters.
 //

@@ -17,6 +17,7 @@ namespace {
 
 namespace nn = torch::nn;
 using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -93,6 +94,29 @@ TEST(PlanUnits, TakesOnlyTheOutermostInstances) {
   module.Add("a", nested);
   module.Add("b", std::make_shared<Inner>());
   EXPECT_THAT(Plan(module), ElementsAre("a: a.w a.again.w", "b: b.w"));
+}
+
+// A norm of the user's own, before the head and in each block.
+TEST(PlanUnits, ATypeWithinAnotherIsNotTheOutermostHoweverDeepThatIs) {
+  FreeModule module;
+  auto blocks = std::make_shared<FreeModule>();
+  blocks->Add("0", std::make_shared<Block>());
+  blocks->Add("1", std::make_shared<Block>());
+  module.Add("first", std::make_shared<TailImpl>());
+  module.Add("blocks", blocks);
+  module.Add("last", std::make_shared<TailImpl>());
+  EXPECT_THAT(
+      Plan(module),
+      ElementsAre("first.w: first.w",
+                  "blocks.0: blocks.0.p blocks.0.inner.w blocks.0.tail.w",
+                  "blocks.1: blocks.1.p blocks.1.inner.w blocks.1.tail.w",
+                  "last.w: last.w"));
+  // Each within the other: by depth.
+  auto tail = std::make_shared<TailImpl>();
+  tail->Add("block", std::make_shared<Block>());
+  module.Add("more", tail);
+  EXPECT_THAT(Plan(module), Contains("more: more.w more.block.p "
+                                     "more.block.inner.w more.block.tail.w"));
 }
 
 TEST(PlanUnits, TakesTorchsTypesIfNoOtherIsRepeated) {
