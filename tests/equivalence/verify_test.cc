@@ -13,6 +13,7 @@
 #include "absl/strings/str_split.h"
 #include "base/memory/memory.h"
 #include "comm/world/world.h"
+#include "examples/llama/llama.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/models/models.h"
@@ -98,6 +99,32 @@ TEST(VerifyTest, ModelsAtStage3) {
     spec.poison = true;
     spec.max_live_parameters = 0;
     ExpectSame(spec, 3);
+  }
+}
+
+// args: "fp32" or "bf16".
+TESSERA_RANK_FUNCTION(VerifyLlama) {
+  TrainingSpec spec;
+  spec.stage = 3;
+  spec.dtype = std::string(args);
+  const auto make = [] {
+    return Llama(LlamaOptions().dim(16).layers(3).heads(4).hidden(24).vocab(11))
+        .ptr();
+  };
+  const auto loss = [](torch::nn::Module& module, int rank, int64_t step) {
+    const Tensor text =
+        (at::arange(28, at::kLong) * (3 + rank + 2 * step) % 11).view({2, 14});
+    return dynamic_cast<LlamaImpl&>(module).loss(text.slice(1, 0, 13),
+                                                 text.slice(1, 1, 14));
+  };
+  return Outcome(Verify(make, ConfigOf(spec), loss, OptionsOf(spec, world)));
+}
+
+TEST(VerifyTest, TheExampleLlama) {
+  for (const char* dtype : {"fp32", "bf16"}) {
+    EXPECT_THAT(RunOnRanks(2, "VerifyLlama", dtype),
+                Each(HasSubstr("values: the same bits")))
+        << dtype;
   }
 }
 

@@ -1,0 +1,132 @@
+#include "examples/llama/llama.h"
+
+#include <memory>
+
+#include "ATen/Functions.h"
+#include "c10/util/Exception.h"
+#include "torch/nn/functional/loss.h"
+#include "torch/nn/init.h"
+
+namespace {
+
+namespace nn = torch::nn;
+
+nn::Linear MakeLinear(int64_t in, int64_t out) {
+  return nn::Linear(nn::LinearOptions(in, out).bias(false));
+}
+
+// A module that is there for its name.
+std::shared_ptr<nn::Module> AddModule(nn::Module* parent, const char* name) {
+  return parent->register_module(name, std::make_shared<nn::Module>());
+}
+
+// Numbers i and i + head_dim / 2 of a head turn together.
+RotaryEmbedding MakeRotary(int64_t length, int64_t head_dim, double theta,
+                           const at::Tensor& like) {
+  const auto options = at::TensorOptions(at::kFloat).device(like.device());
+  const auto turns =
+      at::pow(theta, at::arange(0, head_dim, 2, options) / head_dim)
+          .reciprocal();
+  const auto half = at::outer(at::arange(length, options), turns);
+  const auto angles = at::cat({half, half}, -1);
+  return {angles.cos().to(like.dtype()), angles.sin().to(like.dtype())};
+}
+
+// `x` [B, heads, T, head_dim].
+at::Tensor Turn(const at::Tensor& x, const RotaryEmbedding& rotary) {
+  const auto halves = x.chunk(2, -1);
+  return x * rotary.cos + at::cat({-halves[1], halves[0]}, -1) * rotary.sin;
+}
+
+}  // namespace
+
+RmsNormImpl::RmsNormImpl(int64_t dim, double eps) : eps_(eps) {
+  weight_ = register_parameter("weight", at::ones({dim}));
+}
+
+at::Tensor RmsNormImpl::forward(const at::Tensor& input) {
+  return at::rms_norm(input, weight_.sizes(), weight_, eps_);
+}
+
+LlamaLayerImpl::LlamaLayerImpl(const LlamaOptions& options)
+    : options_(options) {
+  const int64_t dim = options.dim(), hidden = options.hidden();
+  const int64_t kv_dim = dim / options.heads() * options.kv_heads();
+  const auto attention = AddModule(this, "self_attn");
+  q_proj_ = attention->register_module("q_proj", MakeLinear(dim, dim));
+  k_proj_ = attention->register_module("k_proj", MakeLinear(dim, kv_dim));
+  v_proj_ = attention->register_module("v_proj", MakeLinear(dim, kv_dim));
+  o_proj_ = attention->register_module("o_proj", MakeLinear(dim, dim));
+  const auto mlp = AddModule(this, "mlp");
+  gate_proj_ = mlp->register_module("gate_proj", MakeLinear(dim, hidden));
+  up_proj_ = mlp->register_module("up_proj", MakeLinear(dim, hidden));
+  down_proj_ = mlp->register_module("down_proj", MakeLinear(hidden, dim));
+  const double eps = options.norm_eps();
+  input_layernorm_ = register_module("input_layernorm", RmsNorm(dim, eps));
+  post_attention_layernorm_ =
+      register_module("post_attention_layernorm", RmsNorm(dim, eps));
+}
+
+at::Tensor LlamaLayerImpl::Attend(const at::Tensor& input,
+                                  const RotaryEmbedding& rotary) {
+  const auto heads_of = [&](nn::Linear& projection) {
+    return projection->forward(input)
+        .unflatten(-1, {-1, options_.dim() / options_.heads()})
+        .transpose(1, 2);
+  };
+  const auto mixed = at::scaled_dot_product_attention(
+      Turn(heads_of(q_proj_), rotary), Turn(heads_of(k_proj_), rotary),
+      heads_of(v_proj_), /*attn_mask=*/{}, /*dropout_p=*/0.0,
+      /*is_causal=*/true, /*scale=*/{}, /*enable_gqa=*/true);
+  return o_proj_->forward(mixed.transpose(1, 2).flatten(2));
+}
+
+at::Tensor LlamaLayerImpl::forward(const at::Tensor& input,
+                                   const RotaryEmbedding& rotary) {
+  const auto x = input + Attend(input_layernorm_->forward(input), rotary);
+  const auto normed = post_attention_layernorm_->forward(x);
+  return x + down_proj_->forward(at::silu(gate_proj_->forward(normed)) *
+                                 up_proj_->forward(normed));
+}
+
+LlamaImpl::LlamaImpl(const LlamaOptions& options) : options_(options) {
+  const int64_t dim = options.dim(), heads = options.heads();
+  const int64_t kv_heads = options.kv_heads();
+  TORCH_CHECK(heads > 0 && dim % (2 * heads) == 0, "Llama: dim ", dim,
+              " is not an even multiple of heads ", heads);
+  TORCH_CHECK(kv_heads > 0 && heads % kv_heads == 0, "Llama: heads ", heads,
+              " is not a multiple of kv_heads ", kv_heads);
+  const auto model = AddModule(this, "model");
+  embed_tokens_ = model->register_module("embed_tokens",
+                                         nn::Embedding(options.vocab(), dim));
+  layers_ = model->register_module("layers", nn::ModuleList());
+  for (int64_t i = 0; i < options.layers(); ++i) {
+    layers_->push_back(LlamaLayer(options));
+  }
+  norm_ = model->register_module("norm", RmsNorm(dim, options.norm_eps()));
+  if (!options.tied()) {
+    lm_head_ = register_module("lm_head", MakeLinear(dim, options.vocab()));
+  }
+  for (const auto& parameter : parameters()) {  // those of norms stay one
+    if (parameter.dim() > 1) nn::init::normal_(parameter, 0.0, 0.02);
+  }
+}
+
+at::Tensor LlamaImpl::forward(const at::Tensor& tokens) {
+  auto x = embed_tokens_->forward(tokens);
+  const RotaryEmbedding rotary =
+      MakeRotary(tokens.size(1), options_.dim() / options_.heads(),
+                 options_.rope_theta(), x);
+  for (const auto& layer : *layers_) {
+    x = layer->as<LlamaLayer>()->forward(x, rotary);
+  }
+  x = norm_->forward(x);
+  return lm_head_.is_empty() ? at::linear(x, embed_tokens_->weight)
+                             : lm_head_->forward(x);
+}
+
+at::Tensor LlamaImpl::loss(const at::Tensor& tokens,
+                           const at::Tensor& targets) {
+  return nn::functional::cross_entropy(forward(tokens).flatten(0, 1),
+                                       targets.flatten());
+}

@@ -1,0 +1,99 @@
+// Llama: the model of LlamaForCausalLM as a plain torch::nn::Module.
+//
+//   tokens [B, T] -> embed_tokens -> layers x layer -> norm -> lm_head
+//   layer: x += self_attn(input_layernorm(x))
+//          x += mlp(post_attention_layernorm(x))
+//
+// Norms are RmsNorm; the mlp is SwiGLU; queries and keys are turned by their
+// position (rotary embedding, the first half of a head with the second); groups
+// of heads / kv_heads queries share a key and a value.
+//
+// Modules are called and nested as in Hugging Face's transformers, so that
+// parameters have the same names there, and files of either are read by the
+// other without a NameMap. Of what LlamaConfig offers there is no scaling of
+// the rotary embedding, no bias and no head_dim of its own.
+//
+// Sources: Llama (Touvron et al., 2023); RMSNorm (Zhang and Sennrich, 2019);
+// SwiGLU (Shazeer, 2020); RoPE (Su et al., 2021); GQA (Ainslie et al., 2023).
+#ifndef EXAMPLES_LLAMA_LLAMA_H_
+#define EXAMPLES_LLAMA_LLAMA_H_
+
+#include <cstdint>
+
+#include "ATen/core/Tensor.h"
+#include "torch/arg.h"
+#include "torch/nn/module.h"
+#include "torch/nn/modules/container/modulelist.h"
+#include "torch/nn/modules/embedding.h"
+#include "torch/nn/modules/linear.h"
+#include "torch/nn/pimpl.h"
+
+// Behind each: its key in LlamaConfig.
+struct LlamaOptions {
+  TORCH_ARG(int64_t, dim) = 384;      // hidden_size; an even multiple of heads
+  TORCH_ARG(int64_t, layers) = 6;     // num_hidden_layers
+  TORCH_ARG(int64_t, heads) = 6;      // num_attention_heads
+  TORCH_ARG(int64_t, kv_heads) = 2;   // num_key_value_heads; divides heads
+  TORCH_ARG(int64_t, hidden) = 1024;  // intermediate_size, the width of the mlp
+  TORCH_ARG(int64_t, vocab) = 256;    // vocab_size
+  TORCH_ARG(double, rope_theta) = 10000;
+  TORCH_ARG(double, norm_eps) = 1e-5;  // rms_norm_eps
+  TORCH_ARG(bool, tied) = false;       // tie_word_embeddings
+};
+
+// x / sqrt(mean of x^2 + eps) * weight, over the last dim.
+class RmsNormImpl : public torch::nn::Module {
+ public:
+  RmsNormImpl(int64_t dim, double eps);
+  at::Tensor forward(const at::Tensor& input);
+
+ private:
+  double eps_;
+  at::Tensor weight_;
+};
+TORCH_MODULE(RmsNorm);
+
+// Of positions 0 to T - 1; each [T, dim / heads].
+struct RotaryEmbedding {
+  at::Tensor cos, sin;
+};
+
+class LlamaLayerImpl : public torch::nn::Module {
+ public:
+  explicit LlamaLayerImpl(const LlamaOptions& options);
+  // [B, T, dim] to [B, T, dim].
+  at::Tensor forward(const at::Tensor& input, const RotaryEmbedding& rotary);
+
+ private:
+  at::Tensor Attend(const at::Tensor& input, const RotaryEmbedding& rotary);
+
+  LlamaOptions options_;
+  RmsNorm input_layernorm_{nullptr}, post_attention_layernorm_{nullptr};
+  torch::nn::Linear q_proj_{nullptr}, k_proj_{nullptr}, v_proj_{nullptr};
+  torch::nn::Linear o_proj_{nullptr};
+  torch::nn::Linear gate_proj_{nullptr}, up_proj_{nullptr}, down_proj_{nullptr};
+};
+TORCH_MODULE(LlamaLayer);
+
+class LlamaImpl : public torch::nn::Module {
+ public:
+  // Draws the initial values from torch's default generator: the same seed
+  // gives the same model. Throws where the sizes do not fit each other.
+  explicit LlamaImpl(const LlamaOptions& options = LlamaOptions());
+
+  // `tokens` [B, T] of int64; gives the logits, [B, T, vocab].
+  at::Tensor forward(const at::Tensor& tokens);
+
+  // Mean cross entropy, in nats per token, of predicting targets [B, T].
+  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets);
+
+ private:
+  LlamaOptions options_;
+  torch::nn::Embedding embed_tokens_{nullptr};
+  torch::nn::ModuleList layers_{nullptr};
+  RmsNorm norm_{nullptr};
+  torch::nn::Linear lm_head_{nullptr};  // none if tied
+};
+TORCH_MODULE(Llama);
+
+#endif  // EXAMPLES_LLAMA_LLAMA_H_
