@@ -10,10 +10,10 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "base/file.h"
 #include "base/status.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/together.h"
+#include "comm/rendezvous/local_address.h"
 
 namespace tessera {
 namespace {
@@ -37,10 +37,7 @@ bool IsSet(const std::string& bits, int i) {
 absl::StatusOr<std::string> IdentityOf(const Folder& folder) {
   TESSERA_ASSIGN_OR_RETURN(const std::string inode, folder.Identity());
   // Numbers of devices are the same on hosts that are alike.
-  TESSERA_ASSIGN_OR_RETURN(
-      const std::string boot,
-      ReadWholeFile("/proc/sys/kernel/random/boot_id", /*max_bytes=*/100));
-  return absl::StrCat(boot, " ", inode);
+  return absl::StrCat(HostId(), " ", inode);
 }
 
 // `bytes` of rank `root` become all ranks'. Where `read` or `write` fail a rank

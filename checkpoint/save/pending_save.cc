@@ -23,8 +23,8 @@ namespace tessera {
 class PendingSave::Impl {
  public:
   Impl(const std::string& dir, CheckpointContent content, Communicator* comm,
-       NoteBoard* board, PendingSaveOptions options)
-      : board_(board), pieces_(std::move(content.pieces)) {
+       SaveLinks* links, PendingSaveOptions options)
+      : links_(links), pieces_(std::move(content.pieces)) {
     plan_.dir = dir;
     plan_.rank = comm->rank();
     plan_.world_size = comm->world_size();
@@ -51,7 +51,7 @@ class PendingSave::Impl {
       TESSERA_RETURN_IF_ERROR(
           comm->AgreeOk(pieces_.Keep(), "copy of what a checkpoint holds"));
     }
-    course_.emplace(std::move(plan_), &pieces_, board_);
+    course_.emplace(std::move(plan_), &pieces_, links_->notes.get());
     const auto run = [this] {
       status_ = CatchTorch("checkpoint", [this] { return course_->Run(); });
       course_.reset();  // with the folder's lock
@@ -82,6 +82,14 @@ class PendingSave::Impl {
       return folder.status();
     }));
     TESSERA_ASSIGN_OR_RETURN(plan_.leaders, FindLeaders(*folder, comm));
+    const std::vector<int> keepers = KeepersOf(plan_.leaders);
+    if (!plan_.options.replicas || keepers.empty()) return absl::OkStatus();
+    std::unique_ptr<ReplicaLinks>& replicas = links_->replicas;
+    if (replicas == nullptr || replicas->keepers() != keepers) {
+      replicas.reset();
+      TESSERA_ASSIGN_OR_RETURN(replicas, ReplicaLinks::Connect(keepers, comm));
+    }
+    plan_.replicas = replicas.get();
     return absl::OkStatus();
   }
 
@@ -105,6 +113,20 @@ class PendingSave::Impl {
         "CheckpointManager does"));
   }
 
+  // Whose data files come into the folder that this rank leads.
+  std::vector<int> RanksOfFolder() const {
+    std::vector<int> ranks = RanksOfLeader(plan_.leaders, plan_.rank);
+    if (plan_.replicas == nullptr) return ranks;
+    const std::vector<int>& keepers = plan_.replicas->keepers();
+    for (size_t r = 0; r < keepers.size(); ++r) {
+      const size_t keeper = static_cast<size_t>(keepers[r]);
+      if (plan_.leaders[keeper] == plan_.rank) {
+        ranks.push_back(static_cast<int>(r));
+      }
+    }
+    return ranks;
+  }
+
   // And the time, by rank 0's clock.
   absl::Status ShareId(Communicator* comm) {
     const uint64_t own = plan_.saving == nullptr ? 0 : plan_.saving->id();
@@ -119,13 +141,12 @@ class PendingSave::Impl {
       return absl::InternalError("a checkpoint's id is no number");
     }
     if (plan_.options.node_local && plan_.saving != nullptr) {
-      plan_.saving->TakePart(plan_.id,
-                             RanksOfLeader(plan_.leaders, plan_.rank));
+      plan_.saving->TakePart(plan_.id, RanksOfFolder());
     }
     return absl::OkStatus();
   }
 
-  NoteBoard* const board_;
+  SaveLinks* const links_;
   SavePlan plan_;  // until `course_` has it
   SavedPieces pieces_;
   std::optional<SaveCourse> course_;  // of "tessera-save"
@@ -139,10 +160,10 @@ PendingSave::~PendingSave() = default;
 
 absl::StatusOr<std::unique_ptr<PendingSave>> PendingSave::Begin(
     const std::string& dir, CheckpointContent content, Communicator* comm,
-    NoteBoard* notes, PendingSaveOptions options) {
+    SaveLinks* links, PendingSaveOptions options) {
   AwaitDevices(content.pieces);
   auto impl =
-      std::make_unique<Impl>(dir, std::move(content), comm, notes, options);
+      std::make_unique<Impl>(dir, std::move(content), comm, links, options);
   TESSERA_RETURN_IF_ERROR(impl->Begin(comm));
   return std::unique_ptr<PendingSave>(new PendingSave(std::move(impl)));
 }

@@ -28,6 +28,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/format/manifest.pb.h"
+#include "checkpoint/save/replica_links.h"
 #include "checkpoint/save/saved_pieces.h"
 #include "comm/communicator.h"
 #include "comm/note_board.h"
@@ -54,9 +55,19 @@ struct PendingSaveOptions {
   // host commits there, when all data files are written on all hosts, and the
   // save has succeeded when all have. It must hold no checkpoint before.
   bool node_local = false;
+  // With it: each data file is also written on the next host, if there is one
+  // (checkpoint/save/replica_links.h).
+  bool replicas = false;
   // On rank 0, once the checkpoint is in its place to stay; with node_local on
   // one rank of each host.
   std::function<void()> after_commit;
+};
+
+// What the saves of a group of ranks have in common.
+struct SaveLinks {
+  std::unique_ptr<NoteBoard> notes;  // of Communicator::ShareNotes
+  // Made by the first save with replicas. To be dropped after one that failed.
+  std::unique_ptr<ReplicaLinks> replicas;
 };
 
 class PendingSave {
@@ -64,11 +75,12 @@ class PendingSave {
   // Locks the folder `dir`, which is made if it is not there, and starts to
   // write `content` of all ranks. COLLECTIVE, blocking until that is begun.
   // InvalidArgument where ranks name different folders, Saving::Begin's errors,
-  // ResourceExhausted (no memory for copies, no thread); the same on all ranks.
-  // `notes` outlives the result, and is used for one save at a time.
+  // ResourceExhausted (no memory for copies, no thread),
+  // ReplicaLinks::Connect's; the same on all ranks. `links` outlives the
+  // result, and is used for one save at a time.
   static absl::StatusOr<std::unique_ptr<PendingSave>> Begin(
       const std::string& dir, CheckpointContent content, Communicator* comm,
-      NoteBoard* notes, PendingSaveOptions options);
+      SaveLinks* links, PendingSaveOptions options);
 
   // Waits for its end. LOCAL.
   ~PendingSave();

@@ -213,8 +213,24 @@ absl::Status SaveCourse::Follow() {
     result = HearResult();
     if (!result.has_value()) absl::SleepFor(pace.Next());
   }
+  if (!result->ok() && told_) RemoveFiles();
   if (plan_.saving != nullptr) EndPart(*result);
   return *result;
+}
+
+// What this rank has written of a save that failed: who leads the folder may
+// have swept it before.
+void SaveCourse::RemoveFiles() const {
+  const absl::StatusOr<Folder> folder =
+      Folder::Open(plan_.dir, FileSystem::Real());
+  if (!folder.ok()) return;
+  (void)folder->Remove(DataFileName(plan_.id, plan_.rank));
+  if (plan_.replicas == nullptr) return;
+  const std::vector<int>& keepers = plan_.replicas->keepers();
+  for (int r = 0; r < plan_.world_size; ++r) {
+    if (keepers[static_cast<size_t>(r)] != plan_.rank) continue;
+    (void)folder->Remove(DataFileName(plan_.id, r));
+  }
 }
 
 // Of a leader that is not rank 0: commits in its folder, once all files of all
@@ -277,7 +293,11 @@ absl::Status SaveCourse::WriteFile() {
       file_, WriteDataFile(
                  {plan_.dir, plan_.id, plan_.rank, plan_.options.max_bandwidth},
                  plan_.values, pieces_));
-  return absl::OkStatus();
+  if (plan_.replicas == nullptr) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(const Folder folder,
+                           Folder::Open(plan_.dir, FileSystem::Real()));
+  return plan_.replicas->Exchange(folder, plan_.id,
+                                  [this] { return pieces_->abandoned(); });
 }
 
 }  // namespace tessera

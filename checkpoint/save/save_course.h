@@ -1,5 +1,6 @@
 // SaveCourse: one save of all ranks, from the first byte to its end; what
-// "tessera-save" runs. Which rank does what is in checkpoint/save/pending_save.h.
+// "tessera-save" runs. Which rank does what is in
+// checkpoint/save/pending_save.h.
 #ifndef CHECKPOINT_SAVE_SAVE_COURSE_H_
 #define CHECKPOINT_SAVE_SAVE_COURSE_H_
 
@@ -31,6 +32,7 @@ struct SavePlan {
   // By rank, who leads the folder that it writes to; empty: there is one
   // folder, and rank 0 does.
   std::vector<int> leaders;
+  ReplicaLinks* replicas = nullptr;  // null: there are none
   // Of the folder that this rank leads; null: it leads none.
   std::unique_ptr<Saving> saving;
   PendingSaveOptions options;
@@ -60,6 +62,7 @@ class SaveCourse {
   absl::Status AwaitHosts();
   void AwaitSeen();
   std::optional<absl::Status> HearResult();
+  void RemoveFiles() const;
   void EndPart(const absl::Status& result);
   std::vector<int> Others() const;
 

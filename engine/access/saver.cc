@@ -13,15 +13,15 @@ absl::Status Saver::Save(const std::string& dir, const TrainingState& state,
                          PendingSaveOptions options) {
   TESSERA_RETURN_IF_ERROR(
       state.comm->AgreeOk(Wait(), "SaveCheckpoint: the save before"));
-  if (notes_ == nullptr) {
-    TESSERA_ASSIGN_OR_RETURN(notes_,
+  if (links_.notes == nullptr) {
+    TESSERA_ASSIGN_OR_RETURN(links_.notes,
                              state.comm->ShareNotes(CommTag{"SaveCheckpoint"}));
   }
   TESSERA_ASSIGN_OR_RETURN(CheckpointContent content,
                            ContentOf(state, client_state));
   TESSERA_ASSIGN_OR_RETURN(
-      pending_, PendingSave::Begin(dir, std::move(content), state.comm,
-                                   notes_.get(), options));
+      pending_, PendingSave::Begin(dir, std::move(content), state.comm, &links_,
+                                   options));
   if (options.async) {
     pending_name_ =
         absl::StrCat("the checkpoint of step ", state.step, " in ", dir);
@@ -29,6 +29,7 @@ absl::Status Saver::Save(const std::string& dir, const TrainingState& state,
   }
   const absl::Status status = pending_->Wait();
   pending_.reset();
+  if (!status.ok()) links_.replicas.reset();
   return status;
 }
 
@@ -37,6 +38,7 @@ void Saver::Settle() {
   const absl::Status status = pending_->Wait();
   pending_.reset();
   if (status.ok()) return;
+  links_.replicas.reset();
   failed_ = Annotate(status, pending_name_);
   TESSERA_LOG(ERROR) << failed_.message();
 }

@@ -32,7 +32,7 @@ class Saver {
   void BeforeChange();
 
  private:
-  std::unique_ptr<NoteBoard> notes_;
+  SaveLinks links_;
   std::unique_ptr<PendingSave> pending_;
   std::string pending_name_;
   absl::Status failed_;

@@ -39,17 +39,20 @@ using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-// "<spec>\n<folders of the ranks' hosts, with blanks between>\n<more>".
+// "<spec>\n<folders of the ranks' hosts, with blanks between>\n<words>".
 struct Args {
   explicit Args(absl::string_view text) {
     const std::vector<std::string> lines = absl::StrSplit(text, '\n');
     spec = TrainingSpec::FromText(lines.at(0));
     hosts = absl::StrSplit(lines.at(1), ' ');
-    more = lines.at(2);
+    words = absl::StrSplit(lines.at(2), ' ');
+  }
+  bool Has(const std::string& word) const {
+    return std::find(words.begin(), words.end(), word) != words.end();
   }
   TrainingSpec spec;
   std::vector<std::string> hosts;
-  std::string more;
+  std::vector<std::string> words;
 };
 
 // This rank is on that host until the end of this.
@@ -67,31 +70,46 @@ class OnHost {
 };
 
 absl::StatusOr<std::unique_ptr<Engine>> LocalEngine(
-    const TrainingSpec& spec, std::shared_ptr<TestModel> model,
-    const World& world) {
-  proto::Config config = ConfigOf(spec);
+    const Args& a, std::shared_ptr<TestModel> model, const World& world) {
+  proto::Config config = ConfigOf(a.spec);
   config.mutable_checkpoint()->set_use_node_local_storage(true);
+  config.mutable_checkpoint()->set_replicas(a.Has("replicas"));
+  config.mutable_checkpoint()->set_async(a.Has("async"));
   EngineOptions options;
   options.communicator = world.communicator();
   return Engine::Create(std::move(model), config, options);
 }
 
-// Trains and saves, on rank `more` with a full disk; the error, or the state.
+// Trains and saves: the error, or the state. "full2": rank 2's disk is full;
+// "again": not for a second save, whose error it is then. "async": one step of
+// training goes on beside it.
 TESSERA_RANK_FUNCTION(TrainAndSaveOnHosts) {
   const Args a(args);
   const OnHost host(a.hosts.at(static_cast<size_t>(world.rank())));
   auto model = BuildModel(a.spec.model, world.rank());
-  TESSERA_ASSIGN_OR_RETURN(auto engine, LocalEngine(a.spec, model, world));
+  TESSERA_ASSIGN_OR_RETURN(auto engine, LocalEngine(a, model, world));
   Record record;
   TESSERA_RETURN_IF_ERROR(
       TrainSteps(*engine, *model, a.spec, world.rank(), 0, &record));
+  TESSERA_ASSIGN_OR_RETURN(const std::string state, StateOf(*engine, *model));
+  absl::Status saved;
   {
     std::optional<FullDisk> full;
-    if (a.more == absl::StrCat(world.rank())) full.emplace(100);
-    const absl::Status saved = engine->SaveCheckpoint("run/ckpt");
-    if (!saved.ok()) return saved.ToString();
+    if (a.Has(absl::StrCat("full", world.rank()))) full.emplace(100);
+    saved = engine->SaveCheckpoint("run/ckpt");
+    if (a.Has("async")) {
+      TrainingSpec more = a.spec;
+      ++more.steps;
+      TESSERA_RETURN_IF_ERROR(TrainSteps(*engine, *model, more, world.rank(),
+                                         a.spec.steps, &record));
+      saved.Update(engine->WaitForCheckpoint());
+    }
   }
-  return StateOf(*engine, *model);
+  if (a.Has("again")) {
+    if (saved.ok()) return "the first save did not fail";
+    saved = engine->SaveCheckpoint("run/ckpt");
+  }
+  return saved.ok() ? state : saved.ToString();
 }
 
 TESSERA_RANK_FUNCTION(LoadOnHosts) {
@@ -99,7 +117,7 @@ TESSERA_RANK_FUNCTION(LoadOnHosts) {
   const OnHost host(a.hosts.at(static_cast<size_t>(world.rank())));
   torch::manual_seed(99);
   auto model = MakeTestModel(a.spec.model);
-  TESSERA_ASSIGN_OR_RETURN(auto engine, LocalEngine(a.spec, model, world));
+  TESSERA_ASSIGN_OR_RETURN(auto engine, LocalEngine(a, model, world));
   TESSERA_ASSIGN_OR_RETURN(const std::string before, StateOf(*engine, *model));
   const absl::Status loaded = engine->LoadCheckpoint("run/ckpt").status();
   TESSERA_ASSIGN_OR_RETURN(const std::string state, StateOf(*engine, *model));
@@ -114,7 +132,7 @@ TESSERA_RANK_FUNCTION(ManageOnHosts) {
   const Args a(args);
   const OnHost host(a.hosts.at(static_cast<size_t>(world.rank())));
   auto model = BuildModel(a.spec.model, world.rank());
-  TESSERA_ASSIGN_OR_RETURN(auto engine, LocalEngine(a.spec, model, world));
+  TESSERA_ASSIGN_OR_RETURN(auto engine, LocalEngine(a, model, world));
   CheckpointManagerOptions options;
   options.dir = "run";
   options.every_steps = 1;
@@ -137,7 +155,7 @@ TESSERA_RANK_FUNCTION(ManageOnHosts) {
   TESSERA_RETURN_IF_ERROR(train(0, 3));
   TESSERA_ASSIGN_OR_RETURN(auto words, manager->Resume(2));
   TESSERA_RETURN_IF_ERROR(train(2, 3));
-  if (a.more == "lose" && world.rank() == 3) {
+  if (a.Has("lose") && world.rank() == 3) {
     fs::remove_all("run/step-00000003");
   }
   TESSERA_RETURN_IF_ERROR(world.communicator()->Barrier("lost"));
@@ -163,12 +181,12 @@ class CheckpointLocalTest : public ::testing::TestWithParam<int> {
   // `hosts`: a letter for each rank.
   std::vector<std::string> Run(absl::string_view function,
                                const std::string& hosts,
-                               const std::string& more = "") {
+                               const std::string& words = "") {
     std::vector<std::string> folders;
     for (char host : hosts) folders.push_back(PathOf(host));
     return RunOnRanks(static_cast<int>(hosts.size()), function,
                       absl::StrCat(spec_.ToText(), "\n",
-                                   absl::StrJoin(folders, " "), "\n", more));
+                                   absl::StrJoin(folders, " "), "\n", words));
   }
   std::string PathOf(char host) const { return folder_ / std::string(1, host); }
   // The ends of names: "rank-00001".
@@ -225,13 +243,55 @@ TEST_P(CheckpointLocalTest, WhatNoHostHasIsNamed) {
 }
 
 TEST_P(CheckpointLocalTest, ASaveThatFailsOnOneHostLeavesNothing) {
-  for (const char* rank : {"0", "1", "2", "3"}) {
-    EXPECT_THAT(Run("TrainAndSaveOnHosts", "AABB", rank),
-                Each(HasSubstr(absl::StrCat("rank ", rank))));
-    EXPECT_THAT(FilesOf('A'), ElementsAre("lock"));
-    EXPECT_THAT(FilesOf('B'), ElementsAre("lock"));
+  for (const char* replicas : {"", " replicas"}) {
+    for (int rank : {0, 1, 2, 3}) {
+      const std::string full = absl::StrCat("full", rank, replicas);
+      EXPECT_THAT(Run("TrainAndSaveOnHosts", "AABB", full),
+                  Each(AllOf(HasSubstr(absl::StrCat("rank ", rank)),
+                             HasSubstr("File too large"))));
+      EXPECT_THAT(FilesOf('A'), ElementsAre("lock"));
+      EXPECT_THAT(FilesOf('B'), ElementsAre("lock"));
+    }
+    EXPECT_THAT(Run("TrainAndSaveOnHosts", "AABB",
+                    absl::StrCat("full2 again", replicas)),
+                Each(StartsWith("step 2\n")));
+    fs::remove_all(PathOf('A'));
+    fs::remove_all(PathOf('B'));
   }
-  EXPECT_THAT(Run("TrainAndSaveOnHosts", "AABB"), Each(StartsWith("step 2\n")));
+}
+
+TEST_P(CheckpointLocalTest, ReplicasOutlastAHost) {
+  for (const char* how : {"replicas", "replicas async"}) {
+    const std::vector<std::string> saved =
+        Run("TrainAndSaveOnHosts", "AABBC", how);
+    ASSERT_THAT(saved, Each(StartsWith("step 2\n")));
+    // Its own, and those of the host before.
+    EXPECT_THAT(FilesOf('A'), ElementsAre("rank-00000", "rank-00001",
+                                          "rank-00004", "lock", "manifest"));
+    EXPECT_THAT(FilesOf('C'), ElementsAre("rank-00002", "rank-00003",
+                                          "rank-00004", "lock", "manifest"));
+    for (char lost : {'A', 'B', 'C'}) {
+      const std::string copy = absl::StrCat(PathOf(lost), "copy");
+      fs::rename(PathOf(lost), copy);
+      EXPECT_THAT(Run("LoadOnHosts", "AABBC"), Each(saved[0])) << lost;
+      fs::remove_all(PathOf(lost));
+      fs::rename(copy, PathOf(lost));
+    }
+    fs::remove_all(PathOf('A'));
+    fs::remove_all(PathOf('B'));
+    // At stage 0 the loads above have brought all files to C.
+    EXPECT_THAT(Run("LoadOnHosts", "AABBC"),
+                Each(HasSubstr(GetParam() == 0 ? "step 2\n" : "no host has ")));
+    fs::remove_all(PathOf('C'));
+  }
+}
+
+// There is no next host.
+TEST_P(CheckpointLocalTest, OneHostHasNoReplicas) {
+  const std::vector<std::string> saved =
+      Run("TrainAndSaveOnHosts", "AA", "replicas");
+  ASSERT_THAT(saved, Each(StartsWith("step 2\n")));
+  EXPECT_THAT(Run("LoadOnHosts", "AAA"), Each(saved[0]));
 }
 
 TEST_P(CheckpointLocalTest, NoneTakesAnothersPlace) {
