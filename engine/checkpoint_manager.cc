@@ -41,7 +41,10 @@ std::string TextOf(const CheckpointManagerOptions& options) {
       absl::FormatDuration(options.mean_time_between_failures), ", signals ",
       options.on_signals, ", keep_last ", options.keep_last, ", keep_every ",
       options.keep_every, ", async ",
-      options.async.has_value() ? absl::StrCat(*options.async) : "unset");
+      options.async.has_value() ? absl::StrCat(*options.async) : "unset",
+      ", node_local ",
+      options.node_local.has_value() ? absl::StrCat(*options.node_local)
+                                     : "unset");
 }
 
 }  // namespace
@@ -128,8 +131,9 @@ absl::StatusOr<std::vector<std::string>> CheckpointManager::Candidates(
 }
 
 FolderHolds CheckpointManager::Holds() const {
-  return engine_->node_local_checkpoints() ? FolderHolds::kPart
-                                           : FolderHolds::kAll;
+  return options_.node_local.value_or(engine_->node_local_checkpoints())
+             ? FolderHolds::kPart
+             : FolderHolds::kAll;
 }
 
 absl::StatusOr<std::optional<std::string>> CheckpointManager::Resume(
@@ -142,9 +146,11 @@ absl::StatusOr<std::optional<std::string>> CheckpointManager::Resume(
         absl::StrCat(options_.dir, ": holds no checkpoint of step ", *step));
   }
   absl::Status failed;
+  LoadCheckpointOptions load;
+  load.node_local = options_.node_local;
   for (const std::string& name : names) {
     auto loaded =
-        engine_->LoadCheckpoint(absl::StrCat(options_.dir, "/", name));
+        engine_->LoadCheckpoint(absl::StrCat(options_.dir, "/", name), load);
     if (loaded.ok()) {
       saved_step_ = seen_step_ = engine_->step();
       last_save_ = absl::Now();
@@ -240,6 +246,7 @@ absl::Status CheckpointManager::SaveAs(const ClientState& client_state,
   const std::string name = StepFolderName(step);
   SaveOptions options;
   options.async = options_.async;
+  options.node_local = options_.node_local;
   options.after_commit =
       [dir = options_.dir, name, holds = Holds(),
        retention = Retention{options_.keep_last, options_.keep_every}] {

@@ -53,7 +53,8 @@ struct CheckpointManagerOptions {
   int keep_last = 2;  // at least 1
   int64_t keep_every =
       0;  // steps that are multiples are never removed; 0: none
-  std::optional<bool> async;  // as SaveOptions::async
+  std::optional<bool> async;       // as SaveOptions::async
+  std::optional<bool> node_local;  // as SaveOptions::node_local
 };
 
 // Daly's interval between checkpoints that cost `save` each: his formula of

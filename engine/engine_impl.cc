@@ -160,10 +160,11 @@ absl::Status Engine::Impl::SaveCheckpoint(const std::string& dir,
   TESSERA_RETURN_IF_ERROR(exclusive.Commit(CheckReplicas(parts_.get())));
   return CatchAnnounced(parts_->comm.get(), "SaveCheckpoint", [&] {
     const proto::Checkpoint& config = parts_->config.checkpoint();
-    return saver_.Save(dir, StateOf(*parts_, trainer_.step()), client_state,
-                       {options.async.value_or(config.async()),
-                        config.max_bandwidth(), config.use_node_local_storage(),
-                        config.replicas(), std::move(options.after_commit)});
+    return saver_.Save(
+        dir, StateOf(*parts_, trainer_.step()), client_state,
+        {options.async.value_or(config.async()), config.max_bandwidth(),
+         options.node_local.value_or(config.use_node_local_storage()),
+         config.replicas(), std::move(options.after_commit)});
   });
 }
 

@@ -38,7 +38,10 @@ class PendingSave::Impl {
   }
 
   absl::Status Begin(Communicator* comm) {
-    TESSERA_RETURN_IF_ERROR(comm->AgreeEqual(plan_.dir, "checkpoint's folder"));
+    TESSERA_RETURN_IF_ERROR(comm->AgreeEqual(
+        absl::StrCat(plan_.dir, plan_.options.async ? ", async" : "",
+                     plan_.options.node_local ? ", each host's own" : ""),
+        "checkpoint's folder"));
     if (plan_.dir.empty()) {
       return absl::InvalidArgumentError(
           "SaveCheckpoint: the folder's name is empty");

@@ -2,17 +2,25 @@
 // notes of ranks that are silent.
 #include <atomic>
 #include <cstring>
+#include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "ATen/Functions.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/memory/memory.h"
+#include "base/status.h"
 #include "base/status_matchers.h"
+#include "checkpoint/disk/folder.h"
+#include "checkpoint/format/checkpoint_folder.h"
+#include "checkpoint/save/save_course.h"
 #include "checkpoint/save/save_notes.h"
 #include "checkpoint/save/saved_pieces.h"
 #include "gmock/gmock.h"
@@ -21,6 +29,7 @@
 namespace tessera {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr int64_t kNumel = 100'000;  // memory of its own
@@ -115,6 +124,7 @@ class FakeBoard : public NoteBoard {
  public:
   bool Write(const std::string& text) override {
     written = text;
+    if (on_write) on_write();
     return true;
   }
   std::optional<std::vector<std::string>> Read(
@@ -128,9 +138,11 @@ class FakeBoard : public NoteBoard {
     return rank == ended ? absl::UnavailableError("rank 1 has ended")
                          : absl::OkStatus();
   }
-  absl::Duration patience() const override { return absl::Milliseconds(20); }
+  absl::Duration patience() const override { return longest_silence; }
 
   std::string written;
+  std::function<void()> on_write;
+  absl::Duration longest_silence = absl::Milliseconds(20);
   std::map<int, std::string> notes;
   int ended = -1;
   bool silent = false;
@@ -184,6 +196,91 @@ TEST(SaveNotesTest, ARankThatHasEndedIsNamedAtOnce) {
   SaveNotes notes(&board, kId, 2);
   EXPECT_EQ(notes.CheckAlive(1, std::nullopt).code(),
             absl::StatusCode::kUnavailable);
+}
+
+// ---- the leader of another host than rank 0's
+
+class OtherHostTest : public testing::Test {
+ protected:
+  OtherHostTest() {
+    std::filesystem::remove_all(dir_);
+    board_.longest_silence = absl::Minutes(1);
+    proto::CheckpointFile file;
+    file.set_bytes(10);
+    file.set_index_offset(0);
+    file.set_index_bytes(10);
+    file.set_index_crc(1);
+    board_.notes[0] =
+        absl::StrCat("0000000000000abc 1 written ", file.SerializeAsString());
+  }
+
+  // Rank 1, which hears `end` of rank 0 once it has committed here; nullopt:
+  // rank 0 has ended.
+  absl::Status Run(const std::optional<absl::Status>& end) {
+    board_.on_write = [this, end] {
+      if (!absl::StrContains(board_.written, "committed")) return;
+      EXPECT_THAT(Names(), testing::Contains("manifest"));
+      if (end.has_value()) {
+        board_.notes[0] =
+            absl::StrCat("0000000000000abc 2 ended ", StatusToText(*end));
+      } else {
+        board_.ended = 0;
+      }
+    };
+    SavePlan plan;
+    plan.dir = dir_;
+    plan.rank = 1;
+    plan.world_size = 2;
+    plan.id = kId;
+    plan.leaders = {0, 1};
+    plan.options.node_local = true;
+    plan.options.after_commit = [this] { committed_ = true; };
+    plan.saving = std::make_unique<Saving>(
+        Saving::Begin(plan.dir, FileSystem::Real()).value());
+    plan.saving->TakePart(kId, {1});
+    proto::CheckpointStorage* const storage = plan.head.add_storages();
+    storage->set_numel(kNumel);
+    proto::CheckpointTensor* const tensor = storage->add_tensors();
+    tensor->set_name("weight");
+    tensor->add_sizes(kNumel);
+    tensor->add_strides(1);
+    for (const char* name : {"value", "exp_avg"}) {
+      proto::CheckpointState* const state = storage->add_states();
+      state->set_name(name);
+      state->set_dtype("F32");
+    }
+    SavedPieces pieces(TwoPieces());
+    return SaveCourse(std::move(plan), &pieces, &board_).Run();
+  }
+  std::vector<std::string> Names() {
+    return Folder::Open(dir_, FileSystem::Real())->Names().value();
+  }
+
+  const std::string dir_ = absl::StrCat(testing::TempDir(), "other_host");
+  FakeBoard board_;
+  bool committed_ = false;
+};
+
+TEST_F(OtherHostTest, CommitsAfterAllHaveWritten) {
+  TESSERA_EXPECT_OK(Run(absl::OkStatus()));
+  EXPECT_TRUE(committed_);
+  EXPECT_THAT(Names(),
+              ElementsAre("0000000000000abc.rank-00001", "lock", "manifest"));
+}
+
+TEST_F(OtherHostTest, TakesItBackIfTheSaveHasFailed) {
+  EXPECT_EQ(Run(absl::DataLossError("of rank 0")),
+            absl::DataLossError("of rank 0"));
+  EXPECT_FALSE(committed_);
+  EXPECT_THAT(Names(), ElementsAre("lock"));
+}
+
+// Other hosts may have committed.
+TEST_F(OtherHostTest, KeepsItIfNobodySaysHowItEnded) {
+  EXPECT_THAT(Run(std::nullopt), StatusIs(absl::StatusCode::kUnavailable,
+                                          HasSubstr("may be whole or not")));
+  EXPECT_FALSE(committed_);
+  EXPECT_EQ(Names().size(), 3u);
 }
 
 }  // namespace

@@ -32,9 +32,10 @@ struct Staged {
 class Loading {
  public:
   Loading(const TrainingState& state, const LoadCheckpointOptions& options,
-          CheckpointReader* reader)
+          const ReadOptions& how, CheckpointReader* reader)
       : state_(state),
         options_(options),
+        how_(how),
         reader_(*reader),
         manifest_(reader->manifest()),
         table_(state.flats, state.optimizer, state.module) {}
@@ -68,9 +69,8 @@ class Loading {
                      match_->Describe()),
         "part of the checkpoint to load"));
     std::vector<proto::CheckpointValue> values;
-    TESSERA_RETURN_IF_ERROR(ReadCheckpoint(&reader_, wanted_,
-                                           {state_.node_local, state_.device},
-                                           state_.comm, &values));
+    TESSERA_RETURN_IF_ERROR(
+        ReadCheckpoint(&reader_, wanted_, how_, state_.comm, &values));
     for (proto::CheckpointValue& value : values) {
       values_[value.name()] = std::move(*value.mutable_value());
     }
@@ -298,6 +298,7 @@ class Loading {
 
   const TrainingState& state_;
   const LoadCheckpointOptions& options_;
+  const ReadOptions how_;
   CheckpointReader& reader_;
   const proto::CheckpointManifest& manifest_;
   const StateTable table_;
@@ -320,10 +321,14 @@ absl::StatusOr<LoadedState> LoadState(const std::string& dir,
                                       bool* changed) {
   *changed = false;
   TorchScope scope;
-  TESSERA_ASSIGN_OR_RETURN(
-      CheckpointReader reader,
-      OpenCheckpoint(dir, {state.node_local, state.device}, state.comm));
-  return Loading(state, options, &reader).Run(changed);
+  const ReadOptions how = {options.node_local.value_or(state.node_local),
+                           state.device};
+  TESSERA_RETURN_IF_ERROR(state.comm->AgreeEqual(
+      how.node_local ? "each host's own" : "one of all ranks",
+      "kind of folder to load from"));
+  TESSERA_ASSIGN_OR_RETURN(CheckpointReader reader,
+                           OpenCheckpoint(dir, how, state.comm));
+  return Loading(state, options, how, &reader).Run(changed);
 }
 
 }  // namespace tessera

@@ -115,12 +115,18 @@ struct SaveOptions {
   // copy of the state at most, and its memory until it is written. Unset: as
   // checkpoint.async says.
   std::optional<bool> async;
+  // The folder is each host's own. Unset: as checkpoint.use_node_local_storage
+  // says.
+  std::optional<bool> node_local;
   // Runs on rank 0, on a thread of its own, once the checkpoint is in its place
-  // to stay: for what is done with finished ones, such as copying them away.
+  // to stay: for what is done with finished ones, such as copying them away. Of
+  // folders of each host's own on one rank of each host.
   std::function<void()> after_commit;
 };
 
 struct LoadCheckpointOptions {
+  // As SaveOptions::node_local.
+  std::optional<bool> node_local;
   // Parameters and buffers alone: a warm start. Optimizer states and step
   // counts, step, learning rate, loss scale and generators stay this run's; the
   // checkpoint need have none. DeepSpeed: load_module_only.

@@ -72,7 +72,7 @@ class OnHost {
 absl::StatusOr<std::unique_ptr<Engine>> LocalEngine(
     const Args& a, std::shared_ptr<TestModel> model, const World& world) {
   proto::Config config = ConfigOf(a.spec);
-  config.mutable_checkpoint()->set_use_node_local_storage(true);
+  config.mutable_checkpoint()->set_use_node_local_storage(!a.Has("options"));
   config.mutable_checkpoint()->set_replicas(a.Has("replicas"));
   config.mutable_checkpoint()->set_async(a.Has("async"));
   EngineOptions options;
@@ -136,6 +136,7 @@ TESSERA_RANK_FUNCTION(ManageOnHosts) {
   CheckpointManagerOptions options;
   options.dir = "run";
   options.every_steps = 1;
+  if (a.Has("options")) options.node_local = true;
   Record record;
   TESSERA_ASSIGN_OR_RETURN(auto manager,
                            CheckpointManager::Create(engine.get(), options));
@@ -309,8 +310,12 @@ TEST_P(CheckpointLocalTest, NoneTakesAnothersPlace) {
 }
 
 TEST_P(CheckpointLocalTest, AManagerKeepsTheLastOnAllHosts) {
-  EXPECT_THAT(Run("ManageOnHosts", "AABB"),
-              Each("step 2, step 3; latest step-00000002 step-00000003"));
+  for (const char* how : {"", "options"}) {
+    EXPECT_THAT(Run("ManageOnHosts", "AABB", how),
+                Each("step 2, step 3; latest step-00000002 step-00000003"));
+    fs::remove_all(PathOf('A'));
+    fs::remove_all(PathOf('B'));
+  }
 }
 
 TEST_P(CheckpointLocalTest, AManagerGoesBackWhereAHostHasLostOne) {
