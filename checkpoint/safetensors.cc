@@ -1,224 +1,75 @@
 #include "checkpoint/safetensors.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <filesystem>
-#include <map>
-#include <system_error>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/check.h"
-#include "base/file.h"
 #include "base/status.h"
-#include "config/reader/json_reader.h"
 #include "sharding/layout/flat_buffer.h"
 #include "sharding/torch/torch_scope.h"
 
 namespace tessera {
 namespace {
 
-constexpr char kIndexName[] = "model.safetensors.index.json";
-constexpr char kFileName[] = "model.safetensors";
-constexpr char kSuffix[] = ".safetensors";
 constexpr int64_t kPieceBytes = 1 << 20;
 
-// The header's length and the elements are used as they lie in the file.
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
-
-absl::StatusOr<SafetensorsHeader> ReadHeader(int fd, const std::string& path) {
-  struct stat info;
-  if (fstat(fd, &info) != 0) return FileError(errno, path);
-  if (!S_ISREG(info.st_mode)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": expected a file, got a folder or a device"));
-  }
-  const int64_t file_bytes = info.st_size;
-  if (file_bytes < kSafetensorsLengthBytes) {
-    return absl::DataLossError(
-        absl::StrCat(path, ": is no safetensors file: expected at least ",
-                     kSafetensorsLengthBytes, " bytes, got ", file_bytes));
-  }
-  uint64_t length = 0;
-  TESSERA_RETURN_IF_ERROR(ReadAt(fd, path, 0, reinterpret_cast<char*>(&length),
-                                 kSafetensorsLengthBytes));
-  if (length > static_cast<uint64_t>(kMaxSafetensorsHeaderBytes)) {
-    return absl::DataLossError(absl::StrCat(
-        path, ": is no safetensors file: expected a header of at most ",
-        kMaxSafetensorsHeaderBytes, " bytes, got ", length));
-  }
-  const int64_t header_bytes = static_cast<int64_t>(length);
-  if (header_bytes > file_bytes - kSafetensorsLengthBytes) {
-    return absl::DataLossError(
-        absl::StrCat(path, ": expected a header of ", header_bytes,
-                     " bytes, got ", file_bytes - kSafetensorsLengthBytes,
-                     "; the file is truncated, or no safetensors file"));
-  }
-  std::string json(static_cast<size_t>(header_bytes), '\0');
-  TESSERA_RETURN_IF_ERROR(
-      ReadAt(fd, path, kSafetensorsLengthBytes, json.data(), header_bytes));
-  return ParseSafetensorsHeader(json, file_bytes, path);
-}
-
-// The file that stands for the folder: the index, or its only file.
-absl::StatusOr<std::string> FindInFolder(const std::string& folder) {
-  std::vector<std::string> found;
-  std::error_code error;
-  std::filesystem::directory_iterator entries(folder, error);
-  while (!error && entries != std::filesystem::directory_iterator()) {
-    std::string name = entries->path().filename().string();
-    if (name == kIndexName || absl::EndsWith(name, kSuffix)) {
-      found.push_back(std::move(name));
-    }
-    entries.increment(error);
-  }
-  if (error) return FileError(error.value(), folder);
-  const auto has = [&](absl::string_view name) {
-    return std::find(found.begin(), found.end(), name) != found.end();
-  };
-  std::sort(found.begin(), found.end());
-  if (has(kIndexName)) return absl::StrCat(folder, "/", kIndexName);
-  if (has(kFileName)) return absl::StrCat(folder, "/", kFileName);
-  if (found.size() == 1) return absl::StrCat(folder, "/", found[0]);
-  return absl::NotFoundError(
-      absl::StrCat(folder, ": expected ", kIndexName, ", ", kFileName,
-                   " or one file *", kSuffix, " in it, got ",
-                   found.empty() ? "none" : absl::StrJoin(found, ", "),
-                   found.empty() ? "" : "; name the one that is meant"));
-}
-
-bool IsPlainFileName(absl::string_view name) {
-  return !name.empty() && name != "." && name != ".." &&
-         !absl::StrContains(name, '/') && !absl::StrContains(name, '\0');
-}
-
-// By name of a tensor: its file's name.
-using WeightMap = std::map<std::string, std::string>;
-absl::StatusOr<WeightMap> ReadWeightMap(const std::string& path) {
-  TESSERA_ASSIGN_OR_RETURN(const std::string text,
-                           ReadWholeFile(path, kMaxSafetensorsHeaderBytes));
-  JsonLimits limits;
-  limits.max_bytes = kMaxSafetensorsHeaderBytes;
-  const auto root = ReadJson(text, path, limits);
-  if (!root.ok()) return absl::DataLossError(root.status().message());
-  const JsonValue* map =
-      root->kind == JsonKind::kObject ? root->Find("weight_map") : nullptr;
-  if (map == nullptr || map->kind != JsonKind::kObject) {
-    return absl::DataLossError(absl::StrCat(
-        path, ": expected an object with an object \"weight_map\""));
-  }
-  WeightMap files;
-  for (const JsonMember& member : map->members) {
-    if (member.value.kind != JsonKind::kString ||
-        !IsPlainFileName(member.value.text)) {
-      return absl::DataLossError(
-          absl::StrCat(path, ": weight_map: ", QuotedName(member.key),
-                       ": expected the name of a file in the same folder, got ",
-                       member.value.kind == JsonKind::kString
-                           ? QuotedName(member.value.text)
-                           : JsonKindName(member.value.kind)));
-    }
-    files.emplace(member.key, member.value.text);
-  }
-  return files;
-}
+struct NamedDtype {
+  absl::string_view name;
+  at::ScalarType dtype;
+};
+constexpr NamedDtype kDtypes[] = {
+    {"BOOL", at::ScalarType::Bool},
+    {"U8", at::ScalarType::Byte},
+    {"I8", at::ScalarType::Char},
+    {"F8_E4M3", at::ScalarType::Float8_e4m3fn},
+    {"F8_E5M2", at::ScalarType::Float8_e5m2},
+    {"F8_E8M0", at::ScalarType::Float8_e8m0fnu},
+    {"F8_E4M3FNUZ", at::ScalarType::Float8_e4m3fnuz},
+    {"F8_E5M2FNUZ", at::ScalarType::Float8_e5m2fnuz},
+    {"I16", at::ScalarType::Short},
+    {"U16", at::ScalarType::UInt16},
+    {"F16", at::ScalarType::Half},
+    {"BF16", at::ScalarType::BFloat16},
+    {"I32", at::ScalarType::Int},
+    {"U32", at::ScalarType::UInt32},
+    {"F32", at::ScalarType::Float},
+    {"I64", at::ScalarType::Long},
+    {"U64", at::ScalarType::UInt64},
+    {"F64", at::ScalarType::Double},
+    {"C64", at::ScalarType::ComplexFloat},
+};
 
 }  // namespace
 
+at::ScalarType DtypeOf(const SafetensorsTensor& tensor) {
+  for (const NamedDtype& each : kDtypes) {
+    if (each.name == tensor.dtype_name) return each.dtype;
+  }
+  return at::ScalarType::Undefined;
+}
+
+std::string SafetensorsDtypeName(at::ScalarType dtype) {
+  for (const NamedDtype& each : kDtypes) {
+    if (each.dtype == dtype) return std::string(each.name);
+  }
+  return "";
+}
+
 absl::StatusOr<std::unique_ptr<Safetensors>> Safetensors::Open(
     const std::string& path) {
-  std::unique_ptr<Safetensors> set(new Safetensors(path));
-  std::string file = path;
-  std::error_code error;
-  if (std::filesystem::is_directory(path, error)) {
-    TESSERA_ASSIGN_OR_RETURN(file, FindInFolder(path));
-  }
-  TESSERA_RETURN_IF_ERROR(absl::EndsWith(file, ".json") ? set->OpenIndex(file)
-                                                        : set->AddFile(file));
-  set->Index();
-  return set;
-}
-
-Safetensors::~Safetensors() {
-  for (const File& file : files_) close(file.fd);
-}
-
-absl::Status Safetensors::AddFile(const std::string& path) {
-  // A pipe would make open() wait for a writer.
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return FileError(errno, path);
-  files_.push_back({path, fd});
-  TESSERA_ASSIGN_OR_RETURN(SafetensorsHeader header, ReadHeader(fd, path));
-  for (SafetensorsTensor& tensor : header.tensors) {
-    tensor.file = static_cast<int>(files_.size()) - 1;
-    tensors_.push_back(std::move(tensor));
-  }
-  for (auto& entry : header.metadata) metadata_.push_back(std::move(entry));
-  return absl::OkStatus();
-}
-
-absl::Status Safetensors::OpenIndex(const std::string& path) {
-  TESSERA_ASSIGN_OR_RETURN(WeightMap expected, ReadWeightMap(path));
-  const auto folder = std::filesystem::path(path).parent_path();
-  std::map<std::string, int> opened;
-  for (const auto& [tensor, name] : expected) {
-    if (!opened.try_emplace(name, static_cast<int>(files_.size())).second) {
-      continue;
-    }
-    const absl::Status added = AddFile((folder / name).string());
-    if (added.ok()) continue;
-    return absl::Status(added.code(), absl::StrCat(added.message(), " (", path,
-                                                   " names it for ", "tensor ",
-                                                   QuotedName(tensor), ")"));
-  }
-  for (const SafetensorsTensor& tensor : tensors_) {
-    const auto named = expected.find(tensor.name);
-    if (named != expected.end() && opened[named->second] == tensor.file) {
-      expected.erase(named);
-      continue;
-    }
-    return absl::DataLossError(
-        absl::StrCat(Describe(tensor), ": expected none of that name, since ",
-                     path, " does not place it there"));
-  }
-  if (expected.empty()) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat(
-      path, ": places tensor ", QuotedName(expected.begin()->first), " in ",
-      expected.begin()->second, ", which does not have it"));
-}
-
-void Safetensors::Index() {
-  std::sort(tensors_.begin(), tensors_.end(),
-            [](const SafetensorsTensor& a, const SafetensorsTensor& b) {
-              return a.name < b.name;
-            });
-  for (size_t i = 0; i < tensors_.size(); ++i) places_[tensors_[i].name] = i;
-}
-
-const SafetensorsTensor* Safetensors::Find(absl::string_view name) const {
-  const auto found = places_.find(name);
-  return found == places_.end() ? nullptr : &tensors_[found->second];
-}
-
-std::string Safetensors::Describe(const SafetensorsTensor& tensor) const {
-  return absl::StrCat(files_[static_cast<size_t>(tensor.file)].path,
-                      ": tensor ", QuotedName(tensor.name));
+  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<SafetensorsFiles> files,
+                           SafetensorsFiles::Open(path));
+  return std::unique_ptr<Safetensors>(new Safetensors(std::move(files)));
 }
 
 absl::Status Safetensors::Read(const SafetensorsTensor& tensor, Range elements,
                                const at::Tensor& out) const {
-  if (tensor.dtype == at::ScalarType::Undefined) {
+  if (DtypeOf(tensor) == at::ScalarType::Undefined) {
     return absl::UnimplementedError(absl::StrCat(Describe(tensor), ": dtype ",
                                                  tensor.dtype_name,
                                                  " is none that libtorch has"));
   }
-  const at::ScalarType dtype = ElementType(tensor.dtype);
+  const at::ScalarType dtype = ElementType(DtypeOf(tensor));
   const auto item = static_cast<int64_t>(c10::elementSize(dtype));
   TESSERA_CHECK(elements.begin >= 0 && elements.begin <= elements.end &&
                 elements.end * item <= tensor.bytes)
@@ -236,8 +87,7 @@ absl::Status Safetensors::Read(const SafetensorsTensor& tensor, Range elements,
         in_place ? static_cast<char*>(out.mutable_data_ptr()) + at * item
                  : piece.get();
     TESSERA_RETURN_IF_ERROR(
-        ReadAt(files_[static_cast<size_t>(tensor.file)].fd, Describe(tensor),
-               tensor.offset + (elements.begin + at) * item, to, n * item));
+        files_->ReadBytes(tensor, (elements.begin + at) * item, to, n * item));
     bytes_read_ += n * item;
     if (!in_place) {
       Slice(out, {at, at + n}).copy_(TensorOver(to, {n}, {1}, dtype, at::kCPU));

@@ -1,18 +1,5 @@
-// Safetensors: Hugging Face's format of named tensors, read in parts.
-//
-//   8 bytes   H, the header's length, little-endian; at most 100,000,000
-//   H bytes   JSON: {"name": {"dtype": "F32", "shape": [2, 3],
-//             "data_offsets": [0, 24]}, ..., "__metadata__": {"k": "text"}}
-//   the rest  the tensors' elements, little-endian, in row-major order;
-//             data_offsets count from here, [first byte, end), and cover all of
-//             it, without holes or overlaps
-//
-// A model is one file, or a folder of several with an index
-// (model.safetensors.index.json: {"weight_map": {"name": "file"}}).
-//
-// Everything that a header says is checked when it is opened. Files are read by
-// pread, in pieces, never mapped: one that is cut off later is an error and no
-// signal.
+// Safetensors: Hugging Face's files of named tensors (format:
+// checkpoint/exchange/safetensors_files.h), read in parts and written.
 #ifndef CHECKPOINT_SAFETENSORS_H_
 #define CHECKPOINT_SAFETENSORS_H_
 
@@ -25,42 +12,39 @@
 #include <vector>
 
 #include "ATen/core/Tensor.h"
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "checkpoint/safetensors_header.h"
+#include "checkpoint/exchange/safetensors_files.h"
 #include "sharding/layout/layout.h"
 
 namespace tessera {
 
+// Undefined where libtorch has no such dtype.
+at::ScalarType DtypeOf(const SafetensorsTensor& tensor);
+// "F32"; "" where the format has no such dtype.
+std::string SafetensorsDtypeName(at::ScalarType dtype);
+
 // Threads: const methods may be called from any thread.
 class Safetensors {
  public:
-  // `path`: a file, an index (its name ends in .json), or a folder: its
-  // model.safetensors.index.json, else its model.safetensors, else the one file
-  // that ends in .safetensors. LOCAL. Reads headers only, O(tensors log
-  // tensors).
-  // Errors name file, tensor and what was expected: NotFound,
-  // PermissionDenied, ..., DataLoss (no safetensors, truncated, a header that
-  // contradicts itself or the index).
+  // As SafetensorsFiles::Open. LOCAL.
   static absl::StatusOr<std::unique_ptr<Safetensors>> Open(
       const std::string& path);
-  ~Safetensors();
-  Safetensors(const Safetensors&) = delete;
-  Safetensors& operator=(const Safetensors&) = delete;
 
-  // As it was opened.
-  const std::string& path() const { return path_; }
-  // Sorted by name.
-  const std::vector<SafetensorsTensor>& tensors() const { return tensors_; }
-  // Null if there is none of that name.
-  const SafetensorsTensor* Find(absl::string_view name) const;
-  // "folder/model-00002-of-00003.safetensors: tensor 'a.b'", for messages.
-  std::string Describe(const SafetensorsTensor& tensor) const;
-  // Of all files, in the order of the headers.
+  // As those of SafetensorsFiles.
+  const std::string& path() const { return files_->path(); }
+  const std::vector<SafetensorsTensor>& tensors() const {
+    return files_->tensors();
+  }
+  const SafetensorsTensor* Find(absl::string_view name) const {
+    return files_->Find(name);
+  }
+  std::string Describe(const SafetensorsTensor& tensor) const {
+    return files_->Describe(tensor);
+  }
   const std::vector<std::pair<std::string, std::string>>& metadata() const {
-    return metadata_;
+    return files_->metadata();
   }
 
   // out = the elements [begin, end) of a tensor of this, in row-major order,
@@ -74,20 +58,10 @@ class Safetensors {
   int64_t bytes_read() const { return bytes_read_; }
 
  private:
-  struct File {
-    std::string path;
-    int fd;
-  };
-  explicit Safetensors(std::string path) : path_(std::move(path)) {}
-  absl::Status OpenIndex(const std::string& path);
-  absl::Status AddFile(const std::string& path);
-  void Index();
+  explicit Safetensors(std::unique_ptr<SafetensorsFiles> files)
+      : files_(std::move(files)) {}
 
-  const std::string path_;
-  std::vector<File> files_;
-  std::vector<SafetensorsTensor> tensors_;
-  absl::flat_hash_map<std::string, size_t> places_;  // in tensors_
-  std::vector<std::pair<std::string, std::string>> metadata_;
+  const std::unique_ptr<SafetensorsFiles> files_;
   mutable std::atomic<int64_t> bytes_read_{0};
 };
 

@@ -28,13 +28,13 @@ void CheckTensor(const tessera::Safetensors& file,
   TESSERA_CHECK(tensor.offset >= 8 && tensor.bytes >= 0 &&
                 tensor.offset <= size - tensor.bytes);
   TESSERA_CHECK(file.Find(tensor.name) == &tensor);
-  if (tensor.dtype == at::ScalarType::Undefined) {
+  if (DtypeOf(tensor) == at::ScalarType::Undefined) {
     TESSERA_CHECK(!file.Read(tensor, {0, 0}, at::empty({0})).ok());
     return;
   }
-  const at::ScalarType dtype = c10::toRealValueType(tensor.dtype);
+  const at::ScalarType dtype = c10::toRealValueType(DtypeOf(tensor));
   const int64_t numel =
-      tensor.numel * (c10::isComplexType(tensor.dtype) ? 2 : 1);
+      tensor.numel * (c10::isComplexType(DtypeOf(tensor)) ? 2 : 1);
   TESSERA_CHECK_EQ(numel * static_cast<int64_t>(c10::elementSize(dtype)),
                    tensor.bytes);
   TESSERA_CHECK_OK(file.Read(tensor, {0, numel}, at::empty({numel}, dtype)));
@@ -53,7 +53,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   int64_t bytes = 0;
   for (const tessera::SafetensorsTensor& tensor : (*file)->tensors()) {
     CheckTensor(**file, tensor, static_cast<int64_t>(size));
-    if (tensor.dtype != at::ScalarType::Undefined) bytes += tensor.bytes;
+    if (DtypeOf(tensor) != at::ScalarType::Undefined) bytes += tensor.bytes;
   }
   TESSERA_CHECK_EQ((*file)->bytes_read(), bytes);
   return 0;

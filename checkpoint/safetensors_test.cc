@@ -66,9 +66,10 @@ class SafetensorsTest : public ::testing::Test {
 at::Tensor ReadAll(const Safetensors& file, absl::string_view name) {
   const SafetensorsTensor* tensor = file.Find(name);
   TORCH_CHECK(tensor != nullptr, std::string(name));
-  const bool complex = c10::isComplexType(tensor->dtype);
+  const bool complex = c10::isComplexType(DtypeOf(*tensor));
   const int64_t numel = tensor->numel * (complex ? 2 : 1);
-  at::Tensor out = torch::empty({numel}, c10::toRealValueType(tensor->dtype));
+  at::Tensor out =
+      torch::empty({numel}, c10::toRealValueType(DtypeOf(*tensor)));
   TESSERA_EXPECT_OK(file.Read(*tensor, {0, numel}, out));
   if (complex) out = at::view_as_complex(out.view({-1, 2}));
   return out.view(tensor->sizes);

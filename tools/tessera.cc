@@ -1,10 +1,10 @@
 // The command `tessera`; see kUsage in config/command.cc and in
-// checkpoint/format/command.cc.
+// checkpoint/exchange/command.cc.
 #include <iostream>
 #include <string>
 #include <vector>
 
-#include "checkpoint/format/command.h"
+#include "checkpoint/exchange/command.h"
 #include "config/command.h"
 
 int main(int argc, char** argv) {

@@ -54,7 +54,7 @@ absl::string_view KindOf(at::ScalarType dtype) {
 std::string MisfitOf(const SafetensorsMatch& match, const std::string& where) {
   const SafetensorsTensor& source = *match.source;
   const at::ScalarType dtype = match.tensor.scalar_type();
-  if (source.dtype == at::ScalarType::Undefined) {
+  if (DtypeOf(source) == at::ScalarType::Undefined) {
     return absl::StrCat(where, ": dtype ", source.dtype_name,
                         " is none that libtorch has");
   }
@@ -65,7 +65,7 @@ std::string MisfitOf(const SafetensorsMatch& match, const std::string& where) {
                         match.name, match.transposed ? "', transposed" : "'",
                         ", got ", SizesText(source.sizes));
   }
-  if (KindOf(dtype) != KindOf(source.dtype)) {
+  if (KindOf(dtype) != KindOf(DtypeOf(source))) {
     return absl::StrCat(where, ": expected ", KindOf(dtype), " for '",
                         match.name, "' (", c10::toString(dtype), "), got ",
                         source.dtype_name);

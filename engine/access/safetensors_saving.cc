@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "checkpoint/format/safetensors_export.h"
+#include "checkpoint/exchange/safetensors_export.h"
 #include "checkpoint/save/saved_pieces.h"
 #include "checkpoint/together.h"
 

@@ -13,7 +13,7 @@
 
 #include "ATen/core/Tensor.h"
 #include "absl/strings/string_view.h"
-#include "checkpoint/format/name_map.h"
+#include "checkpoint/exchange/name_map.h"
 #include "comm/communicator.h"
 #include "config/auto_values.h"
 

@@ -67,7 +67,7 @@ TESSERA_RANK_FUNCTION(LoadAndTrain) {
   TESSERA_ASSIGN_OR_RETURN(const StateDict dict, t.engine->FullStateDict());
   for (const auto& [name, value] : dict) {
     const SafetensorsTensor& source = *file->Find(name);
-    at::Tensor expected = torch::empty(source.sizes, source.dtype);
+    at::Tensor expected = torch::empty(source.sizes, DtypeOf(source));
     at::Tensor flat = expected.view(-1);
     if (expected.is_complex()) flat = at::view_as_real(flat).view(-1);
     TESSERA_RETURN_IF_ERROR(file->Read(source, {0, flat.numel()}, flat));

@@ -53,13 +53,13 @@ absl::StatusOr<std::string> Difference(const std::string& dir,
     const SafetensorsTensor* const tensor = file->Find(theirs.name);
     if (tensor == nullptr) return absl::StrCat("no ", theirs.name);
     const bool rounds = bf16 && value.is_floating_point();
-    if (rounds != (tensor->dtype == at::kBFloat16)) return "dtype of " + name;
+    if (rounds != (DtypeOf(*tensor) == at::kBFloat16)) return "dtype of " + name;
     const at::Tensor there =
-        at::empty({value.numel()}, value.options().dtype(tensor->dtype));
+        at::empty({value.numel()}, value.options().dtype(DtypeOf(*tensor)));
     TESSERA_RETURN_IF_ERROR(file->Read(*tensor, {0, value.numel()}, there));
     const at::Tensor want = theirs.transposed ? value.t() : value;
     if (want.sizes() != at::IntArrayRef(tensor->sizes) ||
-        !at::equal(there.view(want.sizes()), want.to(tensor->dtype))) {
+        !at::equal(there.view(want.sizes()), want.to(DtypeOf(*tensor)))) {
       return "other values of " + name;
     }
   }

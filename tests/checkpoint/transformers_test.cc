@@ -22,7 +22,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "base/status.h"
-#include "checkpoint/format/command.h"
+#include "checkpoint/exchange/command.h"
 #include "checkpoint/safetensors.h"
 #include "comm/world/world.h"
 #include "config/config.pb.h"

@@ -1,7 +1,7 @@
 // `tessera checkpoint`: what checkpoints hold, whether they are whole, how two
 // differ. Needs neither the model nor the ranks that wrote them. No torch.
-#ifndef CHECKPOINT_FORMAT_COMMAND_H_
-#define CHECKPOINT_FORMAT_COMMAND_H_
+#ifndef CHECKPOINT_EXCHANGE_COMMAND_H_
+#define CHECKPOINT_EXCHANGE_COMMAND_H_
 
 #include <ostream>
 #include <string>
@@ -16,4 +16,4 @@ int RunCheckpointCommand(const std::vector<std::string>& args,
                          std::ostream* out, std::ostream* err);
 
 }  // namespace tessera
-#endif  // CHECKPOINT_FORMAT_COMMAND_H_
+#endif  // CHECKPOINT_EXCHANGE_COMMAND_H_

@@ -10,8 +10,8 @@
 // for the same on both sides. `transposed`: a matrix that the other has with
 // its two dimensions exchanged. "-": the other has none. The first rule that
 // fits counts; what no rule fits has the same name there. No torch.
-#ifndef CHECKPOINT_FORMAT_NAME_MAP_H_
-#define CHECKPOINT_FORMAT_NAME_MAP_H_
+#ifndef CHECKPOINT_EXCHANGE_NAME_MAP_H_
+#define CHECKPOINT_EXCHANGE_NAME_MAP_H_
 
 #include <string>
 #include <vector>
@@ -37,6 +37,9 @@ class NameMap {
   static absl::StatusOr<NameMap> Load(const std::string& name_or_path);
 
   Name Theirs(absl::string_view ours) const;
+  // The way back: what we call a tensor of theirs, if Theirs of that is its
+  // name; "" otherwise, where no one name of ours is meant.
+  Name Ours(absl::string_view theirs) const;
 
  private:
   struct Rule {
@@ -47,4 +50,4 @@ class NameMap {
 };
 
 }  // namespace tessera
-#endif  // CHECKPOINT_FORMAT_NAME_MAP_H_
+#endif  // CHECKPOINT_EXCHANGE_NAME_MAP_H_

@@ -1,7 +1,7 @@
 // What the header of a safetensors file says of its tensors (format:
-// checkpoint/safetensors.h).
-#ifndef CHECKPOINT_SAFETENSORS_HEADER_H_
-#define CHECKPOINT_SAFETENSORS_HEADER_H_
+// checkpoint/exchange/safetensors_files.h). No torch.
+#ifndef CHECKPOINT_EXCHANGE_SAFETENSORS_HEADER_H_
+#define CHECKPOINT_EXCHANGE_SAFETENSORS_HEADER_H_
 
 #include <cstdint>
 #include <string>
@@ -10,7 +10,6 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "c10/core/ScalarType.h"
 
 namespace tessera {
 
@@ -21,8 +20,7 @@ inline constexpr int64_t kSafetensorsLengthBytes = 8;
 struct SafetensorsTensor {
   std::string name;        // any UTF-8
   std::string dtype_name;  // as the file says: "BF16"
-  // Undefined where libtorch has no such dtype.
-  at::ScalarType dtype = at::ScalarType::Undefined;
+  int64_t item_bytes = 0;  // of an element; 0: a dtype that is not known
   std::vector<int64_t> sizes;
   int64_t numel = 0;   // their product
   int64_t offset = 0;  // of the first byte, in the file
@@ -40,11 +38,8 @@ struct SafetensorsHeader {
 absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(
     absl::string_view json, int64_t file_bytes, const std::string& path);
 
-// "F32"; "" where the format has no such dtype.
-std::string SafetensorsDtypeName(at::ScalarType dtype);
-
 // A tensor's or key's name in quotes, fit for a message.
 std::string QuotedName(absl::string_view name);
 
 }  // namespace tessera
-#endif  // CHECKPOINT_SAFETENSORS_HEADER_H_
+#endif  // CHECKPOINT_EXCHANGE_SAFETENSORS_HEADER_H_

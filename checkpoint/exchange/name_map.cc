@@ -1,4 +1,4 @@
-#include "checkpoint/format/name_map.h"
+#include "checkpoint/exchange/name_map.h"
 
 #include <algorithm>
 #include <optional>
@@ -106,6 +106,27 @@ NameMap::Name NameMap::Theirs(absl::string_view ours) const {
     return {std::move(name), rule.transposed};
   }
   return {std::string(ours), false};
+}
+
+NameMap::Name NameMap::Ours(absl::string_view theirs) const {
+  const auto leads_back = [&](const std::string& ours, bool transposed) {
+    const Name there = Theirs(ours);
+    return there.name == theirs && there.transposed == transposed;
+  };
+  for (const Rule& rule : rules_) {
+    if (rule.theirs == "-") continue;
+    const std::optional<absl::string_view> star = Fit(rule.theirs, theirs);
+    if (!star.has_value()) continue;
+    std::string name = rule.ours;
+    const size_t at = name.find('*');
+    if (at != std::string::npos) {
+      if (star->empty()) continue;  // of any
+      name.replace(at, 1, std::string(*star));
+    }
+    if (leads_back(name, rule.transposed)) return {name, rule.transposed};
+  }
+  if (leads_back(std::string(theirs), false)) return {std::string(theirs)};
+  return {};
 }
 
 }  // namespace tessera

@@ -10,8 +10,8 @@
 // Until Commit the files have names that end in ".tmp". No torch.
 //
 // Threads: one.
-#ifndef CHECKPOINT_FORMAT_SAFETENSORS_EXPORT_H_
-#define CHECKPOINT_FORMAT_SAFETENSORS_EXPORT_H_
+#ifndef CHECKPOINT_EXCHANGE_SAFETENSORS_EXPORT_H_
+#define CHECKPOINT_EXCHANGE_SAFETENSORS_EXPORT_H_
 
 #include <cstdint>
 #include <memory>
@@ -23,7 +23,7 @@
 #include "absl/strings/string_view.h"
 #include "checkpoint/disk/folder.h"
 #include "checkpoint/format/manifest.pb.h"
-#include "checkpoint/format/name_map.h"
+#include "checkpoint/exchange/name_map.h"
 
 namespace tessera {
 
@@ -108,4 +108,4 @@ class SafetensorsExport {
 };
 
 }  // namespace tessera
-#endif  // CHECKPOINT_FORMAT_SAFETENSORS_EXPORT_H_
+#endif  // CHECKPOINT_EXCHANGE_SAFETENSORS_EXPORT_H_

@@ -1,8 +1,8 @@
 // Checkpoints made into other files, offline, by one process with bounded
 // memory: safetensors of Hugging Face's, or a checkpoint of another number of
 // files. No torch.
-#ifndef CHECKPOINT_FORMAT_REWRITE_H_
-#define CHECKPOINT_FORMAT_REWRITE_H_
+#ifndef CHECKPOINT_EXCHANGE_REWRITE_H_
+#define CHECKPOINT_EXCHANGE_REWRITE_H_
 
 #include <cstdint>
 #include <functional>
@@ -10,7 +10,8 @@
 
 #include "absl/status/status.h"
 #include "checkpoint/disk/file_system.h"
-#include "checkpoint/format/safetensors_export.h"
+#include "checkpoint/exchange/name_map.h"
+#include "checkpoint/exchange/safetensors_export.h"
 
 namespace tessera {
 
@@ -32,5 +33,16 @@ absl::Status ReshardCheckpoint(const std::string& dir, const std::string& to,
                                int num_files, const RewriteProgress& progress,
                                FileSystem* files);
 
+// Values of safetensors files (`from` as SafetensorsFiles::Open), as a
+// checkpoint in `to`, in the place of what is there: of step 0, without
+// optimizer states. A program loads it with LoadCheckpointOptions::model_only.
+// `names`: from ours to theirs. Memory for some 16 MiB, or a column of a matrix that
+// is transposed. LOCAL. InvalidArgument: a name that the rules do not give one of
+// ours; Unimplemented: a dtype; SafetensorsFiles::Open's.
+absl::Status ImportSafetensors(const std::string& from, const std::string& to,
+                               const NameMap& names,
+                               const RewriteProgress& progress,
+                               FileSystem* files);
+
 }  // namespace tessera
-#endif  // CHECKPOINT_FORMAT_REWRITE_H_
+#endif  // CHECKPOINT_EXCHANGE_REWRITE_H_

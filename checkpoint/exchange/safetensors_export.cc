@@ -4,7 +4,7 @@
 // numbers that follow each other in the file, and lie a stride apart in memory.
 // A row-major tensor is one run; of a transposed matrix there is one for each
 // row of the file.
-#include "checkpoint/format/safetensors_export.h"
+#include "checkpoint/exchange/safetensors_export.h"
 
 #include <algorithm>
 #include <set>
@@ -16,8 +16,8 @@
 #include "absl/strings/str_join.h"
 #include "base/json.h"
 #include "base/status.h"
+#include "checkpoint/exchange/number_cast.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/format/number_cast.h"
 
 namespace tessera {
 namespace {

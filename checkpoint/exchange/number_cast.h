@@ -1,7 +1,7 @@
 // NumberCast: numbers of one of a checkpoint's dtypes as those of another. No
 // torch.
-#ifndef CHECKPOINT_FORMAT_NUMBER_CAST_H_
-#define CHECKPOINT_FORMAT_NUMBER_CAST_H_
+#ifndef CHECKPOINT_EXCHANGE_NUMBER_CAST_H_
+#define CHECKPOINT_EXCHANGE_NUMBER_CAST_H_
 
 #include <cstdint>
 #include <string>
@@ -30,4 +30,4 @@ class NumberCast {
 };
 
 }  // namespace tessera
-#endif  // CHECKPOINT_FORMAT_NUMBER_CAST_H_
+#endif  // CHECKPOINT_EXCHANGE_NUMBER_CAST_H_

@@ -1,4 +1,4 @@
-#include "checkpoint/format/rewrite.h"
+#include "checkpoint/exchange/rewrite.h"
 
 #include <algorithm>
 #include <utility>

@@ -1,6 +1,6 @@
 // Checkpoints made into other files: every number in its place, whatever the
 // shape, the pieces and the names.
-#include "checkpoint/format/rewrite.h"
+#include "checkpoint/exchange/rewrite.h"
 
 #include <algorithm>
 #include <cstring>
@@ -15,9 +15,9 @@
 #include "absl/strings/str_split.h"
 #include "base/status_matchers.h"
 #include "checkpoint/disk/memory_disk.h"
+#include "checkpoint/exchange/name_map.h"
 #include "checkpoint/format/checkpoint_reader.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/format/name_map.h"
 #include "checkpoint/format/sample_checkpoint.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -1,4 +1,4 @@
-#include "checkpoint/format/command.h"
+#include "checkpoint/exchange/command.h"
 
 #include <algorithm>
 #include <cmath>
@@ -16,9 +16,9 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status.h"
+#include "checkpoint/exchange/rewrite.h"
 #include "checkpoint/format/checkpoint_folder.h"
 #include "checkpoint/format/checkpoint_reader.h"
-#include "checkpoint/format/rewrite.h"
 
 namespace tessera {
 namespace {
@@ -34,7 +34,11 @@ constexpr char kUsage[] =
     "  export DIR OUT [--dtype=fp32|bf16] [--names=gpt2|FILE]\n"
     "                [--max_file_bytes=N]\n"
     "                its values as safetensors files, as Hugging Face's\n"
-    "                libraries read them; FILE: checkpoint/format/name_map.h\n"
+    "                libraries read them; FILE: "
+    "checkpoint/exchange/name_map.h\n"
+    "  import FILES OUT [--names=gpt2|FILE]\n"
+    "                the other way: values alone, for\n"
+    "                LoadCheckpointOptions::model_only\n"
     "  reshard DIR OUT --files=N\n"
     "                the same in N files (no need to: any number of ranks\n"
     "                loads any number of files)\n";
@@ -260,7 +264,7 @@ absl::StatusOr<int> Diff(const std::string& dir_a, const std::string& dir_b,
   return differ;
 }
 
-// ---- export, reshard ----
+// ---- export, import, reshard ----
 
 // "12.0 MiB of 96.0 MiB" in one line, now and then.
 class ProgressLine {
@@ -328,6 +332,19 @@ absl::Status Export(const Args& args, std::ostream* err) {
       FileSystem::Real());
 }
 
+absl::Status Import(const Args& args, std::ostream* err) {
+  TESSERA_ASSIGN_OR_RETURN(const auto flags, FlagsOf(args, {"--names"}));
+  NameMap names;
+  for (const auto& flag : flags) {
+    TESSERA_ASSIGN_OR_RETURN(names, NameMap::Load(flag.second));
+  }
+  ProgressLine line(err);
+  return ImportSafetensors(
+      args[1], args[2], names,
+      [&](int64_t done, int64_t of) { line.Show(done, of); },
+      FileSystem::Real());
+}
+
 absl::Status ReshardTo(const Args& args, std::ostream* err) {
   TESSERA_ASSIGN_OR_RETURN(auto flags, FlagsOf(args, {"--files"}));
   int files = 0;
@@ -349,6 +366,7 @@ absl::Status Run(const Args& args, std::ostream* out, std::ostream* err,
   if (command == "verify") return Verify(args[1], out);
   if (command == "rm") return RemoveCheckpoint(args[1], FileSystem::Real());
   if (command == "export") return Export(args, err);
+  if (command == "import") return Import(args, err);
   if (command == "reshard") return ReshardTo(args, err);
   TESSERA_ASSIGN_OR_RETURN(const int differing, Diff(args[1], args[2], out));
   *differ = differing > 0;
@@ -360,7 +378,9 @@ bool IsCommand(const Args& args) {
   for (const char* one : {"ls", "show", "verify", "rm"}) {
     if (args[0] == one) return args.size() == 2;
   }
-  if (args[0] == "export" || args[0] == "reshard") return args.size() >= 3;
+  for (const char* one : {"export", "import", "reshard"}) {
+    if (args[0] == one) return args.size() >= 3;
+  }
   return args[0] == "diff" && args.size() == 3;
 }
 

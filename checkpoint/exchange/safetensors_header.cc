@@ -1,4 +1,4 @@
-#include "checkpoint/safetensors_header.h"
+#include "checkpoint/exchange/safetensors_header.h"
 
 #include <algorithm>
 #include <optional>
@@ -14,41 +14,27 @@
 namespace tessera {
 namespace {
 
-struct NamedDtype {
+struct DtypeSize {
   absl::string_view name;
-  at::ScalarType dtype;
+  int64_t bytes;
 };
-constexpr NamedDtype kDtypes[] = {
-    {"BOOL", at::ScalarType::Bool},
-    {"U8", at::ScalarType::Byte},
-    {"I8", at::ScalarType::Char},
-    {"F8_E4M3", at::ScalarType::Float8_e4m3fn},
-    {"F8_E5M2", at::ScalarType::Float8_e5m2},
-    {"F8_E8M0", at::ScalarType::Float8_e8m0fnu},
-    {"F8_E4M3FNUZ", at::ScalarType::Float8_e4m3fnuz},
-    {"F8_E5M2FNUZ", at::ScalarType::Float8_e5m2fnuz},
-    {"I16", at::ScalarType::Short},
-    {"U16", at::ScalarType::UInt16},
-    {"F16", at::ScalarType::Half},
-    {"BF16", at::ScalarType::BFloat16},
-    {"I32", at::ScalarType::Int},
-    {"U32", at::ScalarType::UInt32},
-    {"F32", at::ScalarType::Float},
-    {"I64", at::ScalarType::Long},
-    {"U64", at::ScalarType::UInt64},
-    {"F64", at::ScalarType::Double},
-    {"C64", at::ScalarType::ComplexFloat},
+constexpr DtypeSize kDtypes[] = {
+    {"BOOL", 1},    {"U8", 1},      {"I8", 1},          {"F8_E4M3", 1},
+    {"F8_E5M2", 1}, {"F8_E8M0", 1}, {"F8_E4M3FNUZ", 1}, {"F8_E5M2FNUZ", 1},
+    {"I16", 2},     {"U16", 2},     {"F16", 2},         {"BF16", 2},
+    {"I32", 4},     {"U32", 4},     {"F32", 4},         {"I64", 8},
+    {"U64", 8},     {"F64", 8},     {"C64", 8},
 };
 
 constexpr char kMetadata[] = "__metadata__";
 // {"name": {"shape": [2]}}, and something to spare for keys of later versions.
 constexpr int kMaxDepth = 8;
 
-at::ScalarType DtypeOf(absl::string_view name) {
-  for (const NamedDtype& each : kDtypes) {
-    if (each.name == name) return each.dtype;
+int64_t BytesOf(absl::string_view dtype) {
+  for (const DtypeSize& each : kDtypes) {
+    if (each.name == dtype) return each.bytes;
   }
-  return at::ScalarType::Undefined;
+  return 0;
 }
 
 // 12, and neither -12 nor 1.2e1.
@@ -116,7 +102,7 @@ class TensorReader {
     TESSERA_ASSIGN_OR_RETURN(const JsonValue* const name,
                              Find("dtype", JsonKind::kString));
     tensor->dtype_name = name->text;
-    tensor->dtype = DtypeOf(name->text);
+    tensor->item_bytes = BytesOf(name->text);
     return absl::OkStatus();
   }
   absl::Status ReadShape(SafetensorsTensor* tensor) const {
@@ -146,8 +132,8 @@ class TensorReader {
   }
   // Of a dtype that we do not know we know no size.
   absl::Status CheckBytes(const SafetensorsTensor& tensor) const {
-    if (tensor.dtype == at::ScalarType::Undefined) return absl::OkStatus();
-    const auto item = static_cast<int64_t>(c10::elementSize(tensor.dtype));
+    const int64_t item = tensor.item_bytes;
+    if (item == 0) return absl::OkStatus();
     int64_t expected = 0;
     if (!__builtin_mul_overflow(tensor.numel, item, &expected) &&
         expected == tensor.bytes) {
@@ -237,13 +223,6 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(
   TESSERA_RETURN_IF_ERROR(CheckCovered(header.tensors, data_bytes, path));
   for (SafetensorsTensor& t : header.tensors) t.offset += data_begin;
   return header;
-}
-
-std::string SafetensorsDtypeName(at::ScalarType dtype) {
-  for (const NamedDtype& each : kDtypes) {
-    if (each.dtype == dtype) return std::string(each.name);
-  }
-  return "";
 }
 
 std::string QuotedName(absl::string_view name) {

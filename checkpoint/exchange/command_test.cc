@@ -1,4 +1,4 @@
-#include "checkpoint/format/command.h"
+#include "checkpoint/exchange/command.h"
 
 #include <stdlib.h>
 

@@ -1,4 +1,4 @@
-#include "checkpoint/format/number_cast.h"
+#include "checkpoint/exchange/number_cast.h"
 
 #include <cstring>
 
