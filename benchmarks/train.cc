@@ -4,10 +4,8 @@
 //   train --world 2 --data kjv.txt --stage 3
 //   train --world 2 --data kjv.txt --engine none     without communication
 //
-// With --turns it takes turns with other programs (benchmarks/peers): every
-// rank prints a line of JSON when libtorch is loaded, then reads lines from its
-// standard input, one to begin, then the number of steps of each turn, and
-// prints a line after each. Each rank is started by itself then.
+// With --turns it takes turns with other programs (benchmarks/turns.h); a
+// turn's line is its number of steps.
 //
 // The public API alone (and comm/launch/job.h, to read the flags), with the
 // default configuration except what the flags say.
@@ -16,7 +14,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <iostream>
 #include <memory>
 #include <optional>
 #include <string>
@@ -25,7 +22,6 @@
 
 #include "ATen/autocast_mode.h"
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
@@ -38,6 +34,7 @@
 #include "benchmarks/flag_checks.h"
 #include "benchmarks/peer_gpt.h"
 #include "benchmarks/plain_libtorch.h"
+#include "benchmarks/turns.h"
 #include "comm/launch/job.h"
 #include "data/byte_corpus.h"
 #include "engine/tessera.h"
@@ -209,13 +206,13 @@ absl::Status Train(int rank, const ByteCorpus& corpus, int begin, int end,
 
 // The number in the next line of standard input; absent at its end.
 absl::StatusOr<std::optional<int>> NextTurn() {
-  std::string line;
-  if (!std::getline(std::cin, line)) return std::nullopt;
+  const std::optional<std::string> line = NextLine();
+  if (!line.has_value()) return std::nullopt;
   int steps = 0;
-  if (!absl::SimpleAtoi(line, &steps) || steps < 0) {
+  if (!absl::SimpleAtoi(*line, &steps) || steps < 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--turns: expected a number of steps on standard input, got '",
-        absl::CEscape(line), "'"));
+        absl::CEscape(*line), "'"));
   }
   return steps;
 }
@@ -303,19 +300,10 @@ absl::Status CheckFlags(const std::vector<char*>& words) {
   return absl::OkStatus();
 }
 
-// Reads the flags, before Init needs the one of the backend. absl does not know
-// Init's flags, so it gets a copy without them; Init finds them in argv.
 absl::StatusOr<WorldOptions> ReadFlags(int argc, char** argv) {
-  std::vector<char*> rest(argv, argv + argc + 1);
-  TESSERA_ASSIGN_OR_RETURN(const JobFlags job,
-                           TakeJobFlags(&argc, rest.data()));
-  TESSERA_RETURN_IF_ERROR(
-      CheckFlags(absl::ParseCommandLine(argc, rest.data())));
-  if (absl::GetFlag(FLAGS_turns) && job.world.has_value()) {
-    return absl::InvalidArgumentError(
-        "--turns: the ranks that --world starts have one standard input; start "
-        "each by itself, with RANK and WORLD_SIZE set");
-  }
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<char*> words,
+                           ReadRankFlags(argc, argv, FLAGS_turns));
+  TESSERA_RETURN_IF_ERROR(CheckFlags(words));
   WorldOptions options;
   options.backend = absl::GetFlag(FLAGS_backend);
   return options;
@@ -331,8 +319,7 @@ absl::Status Run(int argc, char** argv) {
   const bool turns = absl::GetFlag(FLAGS_turns);
   if (turns) {
     PrintTurn({});  // libtorch is loaded, nothing more
-    std::string begin;
-    std::getline(std::cin, begin);
+    (void)NextLine();
   }
   torch::manual_seed(0);
   auto model = std::make_shared<PeerGpt>(

@@ -7,53 +7,19 @@ import re
 import signal
 import subprocess
 
+import checkpoints
 import losses
 import peer_env
 import ratios
 import rows
 import turns
+from outcome import Line, Result
 
 WORLD = 2
 REPETITIONS = 3  # of a measurement of memory
 NUDGES = 3  # trainings from nudged weights
 PEERS = ('ddp', 'fsdp1', 'fsdp2', 'ds1', 'ds2', 'ds3')
 EXACT_PEERS = ('ddp', 'fsdp2')
-
-
-@dataclasses.dataclass
-class Bench:
-    """What a run has at hand. `folder` is for its files, and goes with it."""
-    train: str
-    adamw: str
-    collectives: str
-    data: str
-    peers: dict  # variables of the peers' environment
-    folder: str
-    rounds: int
-    small: bool
-    loss_steps: int | None  # at most
-
-
-@dataclasses.dataclass
-class Line:
-    """One ratio, and the milliseconds (or MB) of both."""
-    goal: rows.Goal
-    ratio: ratios.Ratio
-    ours: list
-    theirs: list
-
-
-@dataclasses.dataclass
-class Result:
-    row: rows.Row
-    lines: list = dataclasses.field(default_factory=list)
-    notes: list = dataclasses.field(default_factory=list)
-    raw: dict = dataclasses.field(default_factory=dict)
-    failed: bool = False  # its losses are wrong
-
-    @property
-    def met(self):
-        return not self.failed and all(line.ratio.met for line in self.lines)
 
 
 def run(row, bench):
@@ -63,7 +29,7 @@ def run(row, bench):
         row = dataclasses.replace(
             row, loss_steps=min(row.loss_steps, bench.loss_steps))
     kinds = {'speed': speed, 'memory': memory, 'adamw': adamw,
-             'collectives': collectives}
+             'collectives': collectives, 'checkpoint': checkpoints.measure}
     return kinds[row.kind](row, bench)
 
 

@@ -39,7 +39,7 @@ def number(value):
 
 
 def cells(line):
-    unit = 'MB' if line.goal.what == 'memory' else 'ms'
+    unit = 'MB' if line.goal.what in ('memory', 'bytes') else 'ms'
     ratio = line.ratio
 
     def of(values):

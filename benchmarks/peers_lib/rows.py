@@ -12,7 +12,15 @@ TITLES = {'stage0': 'Tessera, stage 0', 'stage1': 'Tessera, stage 1',
           'none': 'no communication', 'ddp': 'PyTorch DDP',
           'fsdp1': 'PyTorch FSDP1', 'fsdp2': 'PyTorch FSDP2',
           'ds1': 'DeepSpeed 1', 'ds2': 'DeepSpeed 2', 'ds3': 'DeepSpeed 3',
-          'stage3_of_4': 'Tessera, stage 3, 4 ranks'}
+          'stage3_of_4': 'Tessera, stage 3, 4 ranks',
+          'write': 'plain writes and fsync', 'copy_fresh': 'copy, fresh memory',
+          'copy_huge': 'copy, fresh huge pages', 'copy_warm': 'copy, used memory',
+          'load_cold': 'load from the disk', 'read_cold': 'plain reads',
+          'save_async': 'stall of an async save',
+          'dcp_save_async': 'stall of DCP.async_save', 'dcp_save': 'DCP.save',
+          'dcp_load': 'DCP.load', 'dcp_load_cold': 'DCP.load from the disk',
+          'reshard_2_to_3': '3 ranks read of 2',
+          'reshard_4_to_3': '3 ranks read of 4'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +58,7 @@ class Goal:
     the machine, and is bounded by who does not communicate at all."""
     ours: str
     against: str
-    what: str  # 'tokens/s', 'step time' or 'memory'
+    what: str  # 'tokens/s', 'step time', 'speed', 'stall', 'memory' or 'bytes'
     at_least: float = None
     at_most: float = None
 
@@ -58,7 +66,7 @@ class Goal:
 @dataclasses.dataclass(frozen=True)
 class Row:
     name: str
-    kind: str  # 'speed', 'memory', 'adamw' or 'collectives'
+    kind: str  # 'speed', 'memory', 'adamw', 'collectives' or 'checkpoint'
     model: Model = None
     goals: tuple = ()
     steps: int = 3  # of a turn
@@ -88,6 +96,7 @@ class Row:
 MIDDLE = Model(dim=512, layers=8, heads=8, seq=256, micro_batch=2)
 LARGE = Model(dim=1024, layers=12, heads=8, seq=64, micro_batch=1)
 NARROW = Model(dim=64, layers=24, heads=8, seq=16, micro_batch=1)
+STORED = Model(dim=1024, layers=6, heads=8, seq=64, micro_batch=1)
 SMALL = Model(dim=64, layers=2, heads=8, seq=32, micro_batch=2)  # for --small
 
 
@@ -104,6 +113,23 @@ def of_the_bound(share):
 def step_time(limit):
     return Goal('stage3', 'none', 'step time', at_most=limit)
 
+
+# Operations of benchmarks/checkpoint, and of checkpoint_peer.py ("dcp_").
+CHECKPOINT_GOALS = (
+    Goal('save', 'write', 'speed', at_least=0.95),
+    Goal('load', 'dcp_load', 'speed', at_least=1.5),
+    Goal('save_async', 'copy_fresh', 'stall', at_most=1.1),
+    Goal('reshard_2_to_3', 'wanted', 'bytes', at_most=1.05),
+    Goal('reshard_4_to_3', 'wanted', 'bytes', at_most=1.05),
+    # One copy of the state, and 8 MiB of a rank's buffers.
+    Goal('save', 'state', 'memory', at_most=1.02),
+    Goal('save_async', 'state', 'memory', at_most=1.02),
+    Goal('save_async', 'copy_huge', 'stall'),
+    Goal('save_async', 'copy_warm', 'stall'),
+    Goal('save_async', 'dcp_save_async', 'stall'),
+    Goal('save', 'dcp_save', 'speed'),
+    Goal('load_cold', 'dcp_load_cold', 'speed'),
+    Goal('load_cold', 'read_cold', 'speed'))
 
 ROWS = (
     Row('A', 'speed', MIDDLE, (
@@ -133,4 +159,6 @@ ROWS = (
         ahead_of('ds1', ours='stage1', at_least=1.0),
         ahead_of('ds2', ours='stage2', at_least=1.0)),
         note='the other peers'),
+    Row('K', 'checkpoint', STORED, CHECKPOINT_GOALS,
+        note='checkpoints of it with AdamW, 2 ranks'),
 )

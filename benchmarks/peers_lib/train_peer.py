@@ -241,4 +241,5 @@ def main():
     dist.destroy_process_group()
 
 
-main()
+if __name__ == '__main__':
+    main()

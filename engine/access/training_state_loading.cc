@@ -71,6 +71,7 @@ class Loading {
     std::vector<proto::CheckpointValue> values;
     TESSERA_RETURN_IF_ERROR(
         ReadCheckpoint(&reader_, wanted_, how_, state_.comm, &values));
+    loaded_.report.bytes_read = reader_.bytes_read();
     for (proto::CheckpointValue& value : values) {
       values_[value.name()] = std::move(*value.mutable_value());
     }

@@ -148,6 +148,7 @@ struct LoadCheckpointReport {
   std::string client_state;             // this rank's
   std::vector<std::string> missing;     // names of the module; not there
   std::vector<std::string> unexpected;  // the other way round
+  int64_t bytes_read = 0;               // by this rank, with indices
 };
 
 struct LoadSafetensorsOptions {
