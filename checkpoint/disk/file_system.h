@@ -30,6 +30,9 @@ class FileSystem {
                         int64_t offset);
   virtual int64_t Read(int fd, char* to, int64_t bytes, int64_t offset);
   virtual int Sync(int fd);
+  // Has the system begin to write these bytes to the disk, so that Sync has
+  // less to wait for. A hint: without it the same is on the disk after Sync.
+  virtual void StartSync(int fd, int64_t begin, int64_t bytes);
   virtual int Stat(int fd, struct stat* info);
   virtual int Rename(int folder, const std::string& from,
                      const std::string& to);

@@ -55,6 +55,10 @@ class File {
   // DataLoss where the file ends before.
   absl::Status ReadAt(int64_t offset, char* to, int64_t bytes) const;
   absl::Status Sync() const { return open_.Sync(); }
+  // FileSystem::StartSync.
+  void StartSync(int64_t begin, int64_t bytes) const {
+    open_.files()->StartSync(open_.fd(), begin, bytes);
+  }
   // AlreadyExists: another has locked it, or removed it. Held until the file is
   // closed.
   absl::Status Lock() const;

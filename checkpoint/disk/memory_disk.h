@@ -42,6 +42,7 @@ class MemoryDisk : public FileSystem {
                 int64_t offset) override;
   int64_t Read(int fd, char* to, int64_t bytes, int64_t offset) override;
   int Sync(int fd) override;
+  void StartSync(int, int64_t, int64_t bytes) override { started_ += bytes; }
   int Stat(int fd, struct stat* info) override;
   int Rename(int folder, const std::string& from,
              const std::string& to) override;
@@ -51,8 +52,10 @@ class MemoryDisk : public FileSystem {
   int List(int folder, std::vector<std::string>* names) override;
   int Lock(int fd) override;
 
-  // Calls so far; Close is none.
+  // Calls so far; Close and StartSync are none.
   int64_t calls() const { return calls_; }
+  // Of all calls of StartSync.
+  int64_t started_bytes() const { return started_; }
   // Before call number k, counted from 0, does anything (and calls may be made
   // here): its result instead,
   // or 0 to let it pass. Writes that get a positive number write so many bytes.
@@ -81,6 +84,7 @@ class MemoryDisk : public FileSystem {
   std::map<int, NodePtr> open_;
   int next_fd_ = 1000;
   std::atomic<int64_t> calls_{0};
+  std::atomic<int64_t> started_{0};
 };
 
 }  // namespace tessera

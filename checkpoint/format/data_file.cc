@@ -14,6 +14,7 @@ namespace tessera {
 namespace {
 
 constexpr size_t kBufferBytes = 1 << 20;
+constexpr int64_t kStartBytes = 16 << 20;
 // Pieces begin at multiples of this; large ones at a page.
 constexpr int64_t kAlign = 64, kPage = 4096;
 
@@ -109,6 +110,11 @@ absl::Status DataFileWriter::Put(absl::string_view bytes) {
   if (bytes.empty()) return absl::OkStatus();
   TESSERA_RETURN_IF_ERROR(file_.WriteAt(written_, bytes));
   written_ += static_cast<int64_t>(bytes.size());
+  // The disk works while the next bytes are copied, and not only in Finish.
+  if (written_ - started_ >= kStartBytes) {
+    file_.StartSync(started_, written_ - started_);
+    started_ = written_;
+  }
   return absl::OkStatus();
 }
 

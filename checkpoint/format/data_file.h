@@ -52,6 +52,7 @@ class DataFileWriter {
   File file_;
   proto::CheckpointIndex index_;
   int64_t written_ = 0;
+  int64_t started_ = 0;  // up to where the disk has been told to begin
   std::string buffer_;  // what comes after
 };
 
