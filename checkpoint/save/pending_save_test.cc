@@ -61,6 +61,7 @@ TEST(SavedPiecesTest, WhatDoesNotLastIsCopiedAtOnceAndTheRestByDetach) {
   live[1].elements.fill_(3);  // nothing has been copied of it
   EXPECT_EQ(ValueOf(&pieces, 1), 3);
   pieces.Detach();
+  pieces.Detach();  // by each step while the save goes on
   live[1].elements.fill_(20);
   EXPECT_EQ(ValueOf(&pieces, 0), 1);
   EXPECT_EQ(ValueOf(&pieces, 1), 3);

@@ -15,7 +15,8 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kCopyBytes = 1 << 20;  // of one task of a thread
+constexpr int64_t kCopyBytes = 4 << 20;  // of one task of a thread
+constexpr int64_t kAlign = 64;
 
 struct Task {
   char* to;
@@ -25,6 +26,11 @@ struct Task {
 
 const char* BytesOf(const at::Tensor& tensor) {
   return static_cast<const char*>(tensor.const_data_ptr());
+}
+
+int64_t Aligned(const at::Tensor& tensor) {
+  const int64_t bytes = static_cast<int64_t>(tensor.nbytes());
+  return (bytes + kAlign - 1) / kAlign * kAlign;
 }
 
 void AddTasks(char* to, const at::Tensor& from, std::vector<Task>* tasks) {
@@ -61,15 +67,15 @@ void AwaitDevices(const std::vector<SavedPiece>& pieces) {
 SavedPieces::SavedPieces(std::vector<SavedPiece> pieces)
     : pieces_(std::move(pieces)), copies_(pieces_.size()) {}
 
-absl::Status SavedPieces::CopyNow(bool all) {
+absl::Status SavedPieces::CopyNow(bool all, CopyMemory* memory) {
   TorchScope scope;
-  std::vector<Task> tasks;
   std::vector<size_t> copied;
+  int64_t bytes = 0;
   for (size_t i = 0; i < pieces_.size(); ++i) {
     Copy& copy = copies_[i];
     if (copy.made || copy.written || (!all && pieces_[i].lasts)) continue;
-    const at::Tensor& from = pieces_[i].elements;
     copied.push_back(i);
+    const at::Tensor& from = pieces_[i].elements;
     if (!from.is_cpu()) {
       TESSERA_RETURN_IF_ERROR(CatchTorch("copy of the state", [&] {
         copy.pinned = at::empty(
@@ -78,29 +84,34 @@ absl::Status SavedPieces::CopyNow(bool all) {
       }));
       continue;
     }
-    TESSERA_ASSIGN_OR_RETURN(
-        copy.here, AllocateCounted(static_cast<int64_t>(from.nbytes()),
-                                   MemoryKind::kOther));
-    AddTasks(copy.here.data_as<char>(), from, &tasks);
+    copy.at = bytes;
+    bytes += Aligned(from);
+  }
+  if (copied.empty()) return absl::OkStatus();  // not the first Detach, say
+  TESSERA_ASSIGN_OR_RETURN(*memory, CopyMemory::Allocate(bytes));
+  std::vector<Task> tasks;
+  for (size_t i : copied) {
+    Copy& copy = copies_[i];
+    copy.made = true;
+    if (copy.pinned.defined()) continue;
+    copy.memory = memory;
+    AddTasks(memory->data() + copy.at, pieces_[i].elements, &tasks);
   }
   Run(tasks);
-  for (size_t i : copied) copies_[i].made = true;
   return absl::OkStatus();
 }
 
 absl::Status SavedPieces::Keep() {
   absl::MutexLock lock(&mutex_);
   kept_ = true;
-  return CopyNow(/*all=*/false);
+  return CopyNow(/*all=*/false, &kept_memory_);
 }
 
 void SavedPieces::Detach() {
   absl::MutexLock lock(&mutex_);
-  if (abandoned_ || CopyNow(/*all=*/true).ok()) return;
+  if (abandoned_ || CopyNow(/*all=*/true, &detached_memory_).ok()) return;
   for (Copy& copy : copies_) {  // what it could get is not used
-    if (copy.made) continue;
-    copy.here.Free();
-    copy.pinned.reset();
+    if (!copy.made) copy.pinned.reset();
   }
   mutex_.Await(absl::Condition(
       +[](SavedPieces* self)
@@ -126,9 +137,9 @@ absl::StatusOr<absl::string_view> SavedPieces::Part(size_t i, int64_t begin,
   if (abandoned_) return absl::CancelledError("the save was given up");
   const Copy& copy = copies_[i];
   if (copy.made) {
-    const char* const from = copy.pinned.defined()
+    const char* const from = copy.memory == nullptr
                                  ? BytesOf(copy.pinned)
-                                 : copy.here.data_as<const char>();
+                                 : copy.memory->data() + copy.at;
     return absl::string_view(from + begin, size);
   }
   const at::Tensor& live = pieces_[i].elements;
@@ -153,7 +164,9 @@ absl::StatusOr<absl::string_view> SavedPieces::Part(size_t i, int64_t begin,
 void SavedPieces::Written(size_t i) {
   absl::MutexLock lock(&mutex_);
   Copy& copy = copies_[i];
-  copy.here.Free();
+  if (copy.memory != nullptr) {
+    copy.memory->FreeUpTo(copy.at + Aligned(pieces_[i].elements));
+  }
   copy.pinned.reset();
   if (!std::exchange(copy.written, true)) ++num_written_;
 }

@@ -21,7 +21,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
-#include "base/memory/memory.h"
+#include "checkpoint/copy_memory.h"
 
 namespace tessera {
 
@@ -62,23 +62,27 @@ class SavedPieces {
   // `bytes` of piece `i` from byte `begin` on: where they lie, or in `scratch`.
   absl::StatusOr<absl::string_view> Part(size_t i, int64_t begin, int64_t bytes,
                                          std::string* scratch);
-  // Piece `i` is written; its copy is freed.
+  // Piece `i` is written; its copy is freed. REQUIRES: those before it are.
   void Written(size_t i);
 
  private:
   struct Copy {
-    CountedBuffer here;
-    at::Tensor pinned;  // of a device's
+    CopyMemory* memory = nullptr;  // null: `pinned`
+    int64_t at = 0;                // byte of it
+    at::Tensor pinned;             // of a device's
     bool made = false, written = false;
   };
   // Of those that are not written and, with `all` false, do not last.
-  absl::Status CopyNow(bool all) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CopyNow(bool all, CopyMemory* memory)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool AllWritten() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
     return abandoned_ || num_written_ == pieces_.size();
   }
 
   const std::vector<SavedPiece> pieces_;
   absl::Mutex mutex_;
+  CopyMemory kept_memory_ ABSL_GUARDED_BY(mutex_);  // by Keep
+  CopyMemory detached_memory_ ABSL_GUARDED_BY(mutex_);
   std::vector<Copy> copies_ ABSL_GUARDED_BY(mutex_);
   size_t num_written_ ABSL_GUARDED_BY(mutex_) = 0;
   bool abandoned_ ABSL_GUARDED_BY(mutex_) = false;

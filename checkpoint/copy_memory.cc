@@ -1,0 +1,71 @@
+#include "checkpoint/copy_memory.h"
+
+#include <errno.h>
+#include <sys/mman.h>
+
+#include <cstring>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/memory/memory.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kHugePage = 2 << 20;
+
+absl::Status Refused(int64_t bytes, absl::string_view why) {
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "cannot allocate ", bytes, " bytes for a copy of the state: ", why,
+      "; held now: ", MemoryLedger::Global().Report().ToString()));
+}
+
+// Where a process has as many mappings as it may, the kernel does not cut one
+// in two (neighbours are one to it); it takes the pages then.
+void GiveBack(char* data, int64_t bytes) {
+  const auto length = static_cast<size_t>(bytes);
+  if (length == 0 || munmap(data, length) == 0) return;
+  (void)madvise(data, length, MADV_DONTNEED);
+}
+
+}  // namespace
+
+absl::StatusOr<CopyMemory> CopyMemory::Allocate(int64_t bytes) {
+  if (bytes == 0) return CopyMemory();
+  MemoryLedger& ledger = MemoryLedger::Global();
+  if (!ledger.TryAdd(MemoryKind::kOther, bytes)) {
+    return Refused(bytes, absl::StrCat("the limit is ", ledger.limit_bytes()));
+  }
+  const auto length = static_cast<size_t>(bytes);
+  void* const data = mmap(nullptr, length, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED) {
+    const int error = errno;
+    ledger.Remove(MemoryKind::kOther, bytes);
+    return Refused(bytes, std::strerror(error));
+  }
+  (void)madvise(data, length, MADV_HUGEPAGE);  // a kernel may have none
+  return CopyMemory(static_cast<char*>(data), bytes);
+}
+
+CopyMemory& CopyMemory::operator=(CopyMemory&& other) noexcept {
+  if (this == &other) return *this;
+  FreeUpTo(bytes_);
+  data_ = std::exchange(other.data_, nullptr);
+  bytes_ = std::exchange(other.bytes_, 0);
+  freed_ = std::exchange(other.freed_, 0);
+  unmapped_ = std::exchange(other.unmapped_, 0);
+  return *this;
+}
+
+void CopyMemory::FreeUpTo(int64_t end) {
+  if (end <= freed_) return;
+  MemoryLedger::Global().Remove(MemoryKind::kOther, end - freed_);
+  freed_ = end;
+  const int64_t unmap = end == bytes_ ? end : end / kHugePage * kHugePage;
+  GiveBack(data_ + unmapped_, unmap - unmapped_);
+  unmapped_ = unmap;
+}
+
+}  // namespace tessera
