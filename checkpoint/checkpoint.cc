@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ATen/Parallel.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status.h"
@@ -11,8 +12,12 @@
 namespace tessera {
 namespace {
 
-// More do not make a disk faster, and fewer leave it waiting for checksums.
-constexpr int kReadThreads = 4;
+// As many as the rank computes with: the system reads ahead of each thread, and
+// the fewer they are the longer are the runs that the disk reads.
+int NumReadThreads() {
+  constexpr int kMost = 4;
+  return std::clamp(at::get_num_threads(), 1, kMost);
+}
 
 struct DtypeName {
   const char* name;
@@ -76,11 +81,20 @@ absl::Status ReadCheckpoint(CheckpointReader* reader,
     TESSERA_RETURN_IF_ERROR(
         FetchDataFiles(reader, wanted, own, options.device, comm));
   }
+  const int threads = NumReadThreads();
   return RunTogether(comm, "LoadCheckpoint", [&]() -> absl::Status {
-    TESSERA_RETURN_IF_ERROR(reader->Read(wanted, kReadThreads));
+    TESSERA_RETURN_IF_ERROR(reader->Read(wanted, threads));
     TESSERA_ASSIGN_OR_RETURN(*values, reader->ValuesOf(own));
     return absl::OkStatus();
   });
+}
+
+absl::Status ReadCheckpointAgain(CheckpointReader* reader,
+                                 absl::Span<const WantedElements> wanted,
+                                 Communicator* comm) {
+  const int threads = NumReadThreads();
+  return RunTogether(comm, "LoadCheckpoint",
+                     [&] { return reader->Read(wanted, threads); });
 }
 
 std::string CheckpointDtype(at::ScalarType dtype) {

@@ -17,6 +17,10 @@ namespace {
 
 // Of one task: small enough for several threads to share a piece.
 constexpr int64_t kTaskBytes = 8 << 20;
+// Of what is only verified at once: in a core's own cache, where several
+// threads do so.
+constexpr int64_t kVerifyBytes = 512 << 10;
+constexpr int kMaxOpenFiles = 128;
 
 bool Before(const WantedElements& a, const WantedElements& b) {
   return std::tie(a.storage, a.state, a.begin) <
@@ -94,16 +98,20 @@ absl::StatusOr<DataFileReader> CheckpointReader::OpenFile(int rank) const {
                                                 ": a part of the checkpoint"));
 }
 
-// Files are not kept open: there may be more than a process may have.
+bool CheckpointReader::keeps_files_open() const {
+  return manifest_->files_size() <= kMaxOpenFiles;
+}
+
 absl::StatusOr<const CheckpointReader::Source*> CheckpointReader::SourceOf(
     int rank) {
   std::unique_ptr<Source>& source = sources_[rank];
   if (source != nullptr) return source.get();
-  TESSERA_ASSIGN_OR_RETURN(const DataFileReader reader, OpenFile(rank));
+  TESSERA_ASSIGN_OR_RETURN(DataFileReader reader, OpenFile(rank));
   TESSERA_ASSIGN_OR_RETURN(proto::CheckpointIndex index,
                            reader.ReadIndex(*manifest_));
   bytes_read_ += manifest_->files(rank).index_bytes();
-  source = std::make_unique<Source>(Source{rank, std::move(index)});
+  source = std::make_unique<Source>(Source{rank, std::move(index), {}});
+  if (keeps_files_open()) source->file = std::move(reader);
   return source.get();
 }
 
@@ -228,28 +236,47 @@ absl::Status CheckpointReader::CheckCovered(
   return absl::OkStatus();
 }
 
+absl::Status CheckpointReader::RunTask(const Task& task,
+                                       const DataFileReader& reader,
+                                       std::string* scratch,
+                                       int64_t* read) const {
+  const proto::CheckpointPiece& piece = *task.piece;
+  const int64_t piece_bytes = (piece.end() - piece.begin()) *
+                              ElementBytes(piece.storage(), piece.state());
+  const std::string what = NameOf(piece.storage(), piece.state());
+  if (task.to != nullptr) {
+    return reader.Read(piece, piece_bytes, task.begin, task.end, task.to, what,
+                       read);
+  }
+  scratch->resize(kVerifyBytes);
+  for (int64_t at = task.begin; at < task.end;) {
+    // Cut where blocks end: none is read twice.
+    const int64_t stop =
+        std::min((at / kVerifyBytes + 1) * kVerifyBytes, task.end);
+    TESSERA_RETURN_IF_ERROR(
+        reader.Read(piece, piece_bytes, at, stop, scratch->data(), what, read));
+    at = stop;
+  }
+  return absl::OkStatus();
+}
+
 // What one thread does. Memory that cannot be had is an error as any other.
 absl::Status CheckpointReader::RunSome(const std::vector<Task>& tasks,
                                        std::atomic<size_t>* next,
                                        int64_t* read) const try {
   std::string scratch;
   const Source* of = nullptr;
-  absl::StatusOr<DataFileReader> reader = absl::UnknownError("not opened");
+  absl::StatusOr<DataFileReader> opened = absl::UnknownError("not opened");
   for (size_t t = (*next)++; t < tasks.size(); t = (*next)++) {
     const Task& task = tasks[t];
-    if (task.source != of) {
-      reader = OpenFile(task.source->rank);
-      TESSERA_RETURN_IF_ERROR(reader.status());
-      of = task.source;
+    const bool kept = task.source->file.has_value();
+    if (task.source != of && !kept) {
+      opened = OpenFile(task.source->rank);
+      TESSERA_RETURN_IF_ERROR(opened.status());
     }
-    const proto::CheckpointPiece& piece = *task.piece;
-    if (task.to == nullptr) scratch.resize(kTaskBytes);
-    const int64_t piece_bytes = (piece.end() - piece.begin()) *
-                                ElementBytes(piece.storage(), piece.state());
+    of = task.source;
     TESSERA_RETURN_IF_ERROR(
-        reader->Read(piece, piece_bytes, task.begin, task.end,
-                     task.to == nullptr ? scratch.data() : task.to,
-                     NameOf(piece.storage(), piece.state()), read));
+        RunTask(task, kept ? *of->file : *opened, &scratch, read));
   }
   return absl::OkStatus();
 } catch (const std::bad_alloc&) {

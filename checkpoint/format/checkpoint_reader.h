@@ -2,6 +2,11 @@
 // Each byte that is wanted is read once, in the order in which the files hold
 // it, by several threads, and verified before it counts. No torch.
 //
+// What must not change before all is verified, and has no room for a copy, is
+// read twice: first to nowhere, and then to its place, from the system's caches
+// as far as these hold it. The files stay open between, so that another save in
+// this folder takes nothing away (keeps_files_open).
+//
 // Threads: one.
 #ifndef CHECKPOINT_FORMAT_CHECKPOINT_READER_H_
 #define CHECKPOINT_FORMAT_CHECKPOINT_READER_H_
@@ -10,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,7 +31,7 @@
 namespace tessera {
 
 // Elements [begin, end) of a state of a storage, to lie at `to`, in the dtype
-// of the manifest.
+// of the manifest; with null only to be verified.
 struct WantedElements {
   int storage = 0;
   int state = 0;
@@ -70,6 +76,9 @@ class CheckpointReader {
   // Reads and checks all there is, each element once and none missing. LOCAL.
   absl::Status Verify(int num_threads);
 
+  // From the first time that something of it is read. False where it has so
+  // many files that a process might not have as many.
+  bool keeps_files_open() const;
   // Bytes read from data files, indices included.
   int64_t bytes_read() const { return bytes_read_; }
 
@@ -77,6 +86,7 @@ class CheckpointReader {
   struct Source {
     int rank = 0;
     proto::CheckpointIndex index;
+    std::optional<DataFileReader> file;  // where files are kept open
   };
   // One call of DataFileReader::Read.
   struct Task {
@@ -99,6 +109,8 @@ class CheckpointReader {
   absl::Status CheckCovered(absl::Span<const WantedElements> sorted,
                             std::vector<Cover>* covers) const;
   absl::Status Run(std::vector<Task> tasks, int num_threads);
+  absl::Status RunTask(const Task& task, const DataFileReader& reader,
+                       std::string* scratch, int64_t* read) const;
   absl::Status RunSome(const std::vector<Task>& tasks,
                        std::atomic<size_t>* next, int64_t* read) const;
   std::string NameOf(int storage, int state) const;

@@ -155,6 +155,45 @@ TEST_F(CheckpointReaderTest, WhatIsReplacedMeanwhileIsAnError) {
                                       HasSubstr("took the place")));
 }
 
+// What was verified can be read to its place even so.
+TEST_F(CheckpointReaderTest, FilesStayOpenFromTheFirstRead) {
+  Save(3);
+  const std::string& expected = sample_.bytes(7, 0);
+  const int64_t numel = static_cast<int64_t>(expected.size()) / 2;
+  CheckpointReader reader = Open();
+  EXPECT_TRUE(reader.keeps_files_open());
+  TESSERA_ASSERT_OK(reader.Read({{7, 0, 0, numel, nullptr}}, 2));
+  bool committed = false;
+  TESSERA_ASSERT_OK(
+      SampleCheckpoint(8, true).Save(kPath, &disk_, 2, &committed));
+  std::string to(expected.size(), '\0');
+  TESSERA_ASSERT_OK(reader.Read({{7, 0, 0, numel, to.data()}}, 2));
+  EXPECT_EQ(to, expected);
+}
+
+TEST_F(CheckpointReaderTest, WhatIsReadAgainIsVerifiedAgain) {
+  Save(1);
+  std::string to = sample_.bytes(7, 0);
+  const int64_t numel = static_cast<int64_t>(to.size()) / 2;
+  CheckpointReader reader = Open();
+  TESSERA_ASSERT_OK(reader.Read({{7, 0, 0, numel, nullptr}}, 1));
+  const int64_t read = reader.bytes_read();
+  Flip(DataFileName(reader.manifest().id(), 0),
+       reader.manifest().files(0).index_offset() - 100);
+  EXPECT_EQ(Open().Verify(1).code(), absl::StatusCode::kDataLoss);
+  const absl::Status again = reader.Read({{7, 0, 0, numel, to.data()}}, 1);
+  EXPECT_EQ(again.code(), absl::StatusCode::kDataLoss);
+  EXPECT_GT(reader.bytes_read(), read);
+}
+
+TEST_F(CheckpointReaderTest, ManyFilesAreNotKeptOpen) {
+  Save(130);
+  CheckpointReader reader = Open();
+  EXPECT_FALSE(reader.keeps_files_open());
+  TESSERA_EXPECT_OK(reader.Verify(3));
+  TESSERA_EXPECT_OK(sample_.Compare(kPath, &disk_, 2));
+}
+
 // Of 100 numbers two ranks write these.
 TEST_F(CheckpointReaderTest, NumbersThatNoFileHasOrTwo) {
   const auto save = [&](std::pair<int64_t, int64_t> first,

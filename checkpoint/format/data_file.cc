@@ -14,6 +14,9 @@ namespace tessera {
 namespace {
 
 constexpr size_t kBufferBytes = 1 << 20;
+// Of a call that reads: in a core's own cache when its checksums are made,
+// where several threads read at once.
+constexpr int64_t kReadBytes = 1 << 20;
 constexpr int64_t kStartBytes = 16 << 20;
 // Pieces begin at multiples of this; large ones at a page.
 constexpr int64_t kAlign = 64, kPage = 4096;
@@ -156,7 +159,7 @@ absl::Status DataFileReader::Read(const proto::CheckpointPiece& piece,
     if (whole) {
       const int64_t last =
           end == piece_bytes ? end : end / kBlockBytes * kBlockBytes;
-      stop = std::min(last, block_begin + kPartBytes);
+      stop = std::min(last, block_begin + kReadBytes);
     } else {
       edge.resize(static_cast<size_t>(stop - block_begin));
     }

@@ -7,8 +7,10 @@
 #include "ATen/MemoryOverlap.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/torch/tensor_over.h"
 #include "base/torch_guard.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/copy_memory.h"
 #include "engine/access/own_values.h"
 #include "engine/access/state_match.h"
 #include "engine/access/state_table.h"
@@ -20,7 +22,9 @@ namespace {
 
 // What has been read and is not yet in its place.
 struct Staged {
-  at::Tensor from;  // numbers, of the saved dtype
+  at::Tensor from;      // numbers, of the saved dtype
+  int64_t wanted = -1;  // which of those that are read, and its byte of their
+  int64_t at = 0;       // memory
   // Where they belong: elements of what a flat's rank owns; or a plain tensor.
   int flat = -1;
   StateTable::State kind = StateTable::kValue;
@@ -51,6 +55,9 @@ class Loading {
     }
     // Nothing is refused from here on.
     *changed = true;
+    TESSERA_RETURN_IF_ERROR(
+        Annotate(ReadCheckpointAgain(&reader_, again_, state_.comm),
+                 "read again, to its place, after it had been verified"));
     TESSERA_RETURN_IF_ERROR(Agree([&] { return Apply(); }));
     return std::move(loaded_);
   }
@@ -89,6 +96,21 @@ class Loading {
     if (loads_states_) TESSERA_RETURN_IF_ERROR(PlanStates());
     for (size_t s = 0; s < table_.slots().size(); ++s) PlanSlot(s);
     for (size_t i = 0; i < table_.plain().size(); ++i) PlanPlain(i);
+    return TakeMemory();
+  }
+
+  // For all that is wanted.
+  absl::Status TakeMemory() {
+    TESSERA_ASSIGN_OR_RETURN(memory_, CopyMemory::Allocate(memory_bytes_));
+    for (Staged& one : staged_) {
+      if (one.wanted < 0) continue;
+      WantedElements& wanted = wanted_[static_cast<size_t>(one.wanted)];
+      wanted.to = memory_.data() + one.at;
+      const std::string& dtype =
+          manifest_.storages(wanted.storage).states(wanted.state).dtype();
+      one.from = TensorOver(wanted.to, {wanted.end - wanted.begin}, {1},
+                            DtypeOfCheckpoint(dtype), at::kCPU);
+    }
     return absl::OkStatus();
   }
 
@@ -166,11 +188,58 @@ class Loading {
     } else {
       const std::string& dtype =
           manifest_.storages(place.storage).states(number).dtype();
-      staged.from = at::empty({numel}, DtypeOfCheckpoint(dtype));
-      wanted_.push_back({place.storage, number, begin, begin + numel,
-                         static_cast<char*>(staged.from.mutable_data_ptr())});
+      staged.wanted = static_cast<int64_t>(wanted_.size());
+      staged.at = memory_bytes_;
+      constexpr int64_t kAlign = 64;
+      memory_bytes_ +=
+          (numel * DtypeBytes(dtype) + kAlign - 1) / kAlign * kAlign;
+      wanted_.push_back({place.storage, number, begin, begin + numel, nullptr});
     }
     staged_.push_back(std::move(staged));
+  }
+
+  // Whether elements of a flat, as the checkpoint has them in `dtype`, can be
+  // read to where they belong without being staged.
+  bool InPlace(int flat, const at::Tensor& elements,
+               absl::string_view dtype) const {
+    // Masters come and go with the states.
+    const bool stay =
+        !loads_states_ || has_state_[static_cast<size_t>(flat)] != 0;
+    return stay && reader_.keeps_files_open() && elements.is_cpu() &&
+           elements.is_contiguous() &&
+           elements.scalar_type() == DtypeOfCheckpoint(std::string(dtype));
+  }
+
+  // Those that a rank owns of a flat. What was there before is verified first,
+  // and read again to its place when all ranks are content: a copy of all that
+  // a rank owns costs more than that, and may not fit. States that were not
+  // there are dropped if the load fails.
+  void WantOwned(const StateMatch::Place& place, int64_t begin, int flat,
+                 StateTable::State kind, Range range) {
+    const at::Tensor elements = table_.Elements(flat, kind);
+    const int number = place.states[kind];
+    if (number < 0 ||
+        !InPlace(flat, elements,
+                 manifest_.storages(place.storage).states(number).dtype())) {
+      Staged staged;
+      staged.flat = flat;
+      staged.kind = kind;
+      staged.range = range;
+      Want(place, begin, std::move(staged), range.numel());
+      return;
+    }
+    char* const to =
+        static_cast<char*>(elements.mutable_data_ptr()) +
+        range.begin * static_cast<int64_t>(elements.element_size());
+    const bool is_new = kind != StateTable::kValue &&
+                        old_has_state_[static_cast<size_t>(flat)] == 0;
+    WantedElements wanted{place.storage, number, begin, begin + range.numel(),
+                          to};
+    if (!is_new) {
+      again_.push_back(wanted);
+      wanted.to = nullptr;
+    }
+    wanted_.push_back(wanted);
   }
 
   void PlanSlot(size_t s) {
@@ -187,7 +256,7 @@ class Loading {
          {StateTable::kValue, StateTable::kExpAvg, StateTable::kExpAvgSq}) {
       if (!table_.Elements(slot.flat, kind).defined()) continue;
       if (kind != StateTable::kValue && !loads_states_) continue;
-      Want(place, begin, {{}, slot.flat, kind, range, {}, {}}, range.numel());
+      WantOwned(place, begin, slot.flat, kind, range);
     }
   }
 
@@ -306,6 +375,9 @@ class Loading {
   absl::StatusOr<StateMatch> match_ = absl::UnknownError("not matched");
   std::vector<uint8_t> has_state_, old_has_state_;
   std::vector<WantedElements> wanted_;
+  std::vector<WantedElements> again_;  // to where they belong
+  CopyMemory memory_;                  // what is wanted; nothing of it is kept
+  int64_t memory_bytes_ = 0;
   std::vector<Staged> staged_;
   std::map<std::string, std::string> values_;
   const bool loads_states_ =

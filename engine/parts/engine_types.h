@@ -148,7 +148,9 @@ struct LoadCheckpointReport {
   std::string client_state;             // this rank's
   std::vector<std::string> missing;     // names of the module; not there
   std::vector<std::string> unexpected;  // the other way round
-  int64_t bytes_read = 0;               // by this rank, with indices
+  // By this rank, with indices; each byte counts once, though what was there
+  // before is verified first and then read again, from the system's caches.
+  int64_t bytes_read = 0;
 };
 
 struct LoadSafetensorsOptions {
