@@ -89,14 +89,6 @@ absl::Status ReadCheckpoint(CheckpointReader* reader,
   });
 }
 
-absl::Status ReadCheckpointAgain(CheckpointReader* reader,
-                                 absl::Span<const WantedElements> wanted,
-                                 Communicator* comm) {
-  const int threads = NumReadThreads();
-  return RunTogether(comm, "LoadCheckpoint",
-                     [&] { return reader->Read(wanted, threads); });
-}
-
 std::string CheckpointDtype(at::ScalarType dtype) {
   for (const DtypeName& known : kDtypes) {
     if (known.dtype == dtype) return known.name;

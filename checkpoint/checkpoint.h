@@ -39,12 +39,6 @@ absl::Status ReadCheckpoint(CheckpointReader* reader,
                             const ReadOptions& options, Communicator* comm,
                             std::vector<proto::CheckpointValue>* values);
 
-// Reads again what ReadCheckpoint has verified, this time to where it belongs.
-// COLLECTIVE, blocking.
-absl::Status ReadCheckpointAgain(CheckpointReader* reader,
-                                 absl::Span<const WantedElements> wanted,
-                                 Communicator* comm);
-
 // "F32"; "" where checkpoints have no such dtype (complex numbers are pairs).
 std::string CheckpointDtype(at::ScalarType dtype);
 // Undefined where libtorch has none such.

@@ -210,6 +210,7 @@ absl::Status AdamW::Step(const Gradients& gradients, double factor,
       const FlatGradient& gradient = gradients.of(u);
       if (!gradient.owned().defined()) continue;
       CountStep(*flats_[u], gradient);
+      states_[u].written = true;
       bool working_written = false;
       if (IsForKernel(*flats_[u]) && !options_.libtorch_exact) {
         working_written = StepInKernel(u, gradient, factor);

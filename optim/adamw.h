@@ -65,6 +65,12 @@ class AdamW {
   // States of a unit, for checkpoints: [owned] each, or undefined.
   FlatBuffer& exp_avg(int flat) { return states_[flat].exp_avg; }
   FlatBuffer& exp_avg_sq(int flat) { return states_[flat].exp_avg_sq; }
+  // Whether a unit's states are there and have never been written: zeros. Who
+  // writes them says so. LOCAL.
+  bool has_zeros(int flat) const {
+    return states_[flat].exp_avg.defined() && !states_[flat].written;
+  }
+  void SetWritten(int flat) { states_[flat].written = true; }
   // Which units have states, 1 or 0 each: those of trainable units and of such
   // as were unfrozen. And makes or drops states so that these have, for what a
   // checkpoint brings. LOCAL. ResourceExhausted.
@@ -77,6 +83,7 @@ class AdamW {
  private:
   struct State {
     FlatBuffer exp_avg, exp_avg_sq;  // [owned]
+    bool written = false;
   };
   // Tensors that hold a number of steps, by that number.
   using Counts = absl::flat_hash_map<int64_t, at::Tensor>;

@@ -2,11 +2,6 @@
 // Each byte that is wanted is read once, in the order in which the files hold
 // it, by several threads, and verified before it counts. No torch.
 //
-// What must not change before all is verified, and has no room for a copy, is
-// read twice: first to nowhere, and then to its place, from the system's caches
-// as far as these hold it. The files stay open between, so that another save in
-// this folder takes nothing away (keeps_files_open).
-//
 // Threads: one.
 #ifndef CHECKPOINT_FORMAT_CHECKPOINT_READER_H_
 #define CHECKPOINT_FORMAT_CHECKPOINT_READER_H_

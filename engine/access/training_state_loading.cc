@@ -48,6 +48,7 @@ class Loading {
   absl::StatusOr<LoadedState> Run(bool* changed) {
     const absl::Status prepared = Prepare();
     if (!prepared.ok()) {
+      for (const at::Tensor& zeros : zeros_) zeros.zero_();
       if (state_.optimizer != nullptr && !old_has_state_.empty()) {
         (void)state_.optimizer->MatchStates(old_has_state_);
       }
@@ -55,9 +56,6 @@ class Loading {
     }
     // Nothing is refused from here on.
     *changed = true;
-    TESSERA_RETURN_IF_ERROR(
-        Annotate(ReadCheckpointAgain(&reader_, again_, state_.comm),
-                 "read again, to its place, after it had been verified"));
     TESSERA_RETURN_IF_ERROR(Agree([&] { return Apply(); }));
     return std::move(loaded_);
   }
@@ -198,28 +196,23 @@ class Loading {
     staged_.push_back(std::move(staged));
   }
 
-  // Whether elements of a flat, as the checkpoint has them in `dtype`, can be
-  // read to where they belong without being staged.
-  bool InPlace(int flat, const at::Tensor& elements,
-               absl::string_view dtype) const {
-    // Masters come and go with the states.
-    const bool stay =
-        !loads_states_ || has_state_[static_cast<size_t>(flat)] != 0;
-    return stay && reader_.keeps_files_open() && elements.is_cpu() &&
-           elements.is_contiguous() &&
-           elements.scalar_type() == DtypeOfCheckpoint(std::string(dtype));
+  // Whether elements, as the checkpoint has them in `dtype`, can be read to
+  // where they belong.
+  static bool InPlace(const at::Tensor& elements, const std::string& dtype) {
+    return elements.is_cpu() && elements.is_contiguous() &&
+           elements.scalar_type() == DtypeOfCheckpoint(dtype);
   }
 
-  // Those that a rank owns of a flat. What was there before is verified first,
-  // and read again to its place when all ranks are content: a copy of all that
-  // a rank owns costs more than that, and may not fit. States that were not
-  // there are dropped if the load fails.
+  // Those that a rank owns of a flat. States that are zeros, as those of a new
+  // engine, are read to where they belong, and become zeros again if the load
+  // fails; what else is to be overwritten is staged.
   void WantOwned(const StateMatch::Place& place, int64_t begin, int flat,
                  StateTable::State kind, Range range) {
     const at::Tensor elements = table_.Elements(flat, kind);
     const int number = place.states[kind];
-    if (number < 0 ||
-        !InPlace(flat, elements,
+    if (number < 0 || kind == StateTable::kValue ||
+        !state_.optimizer->has_zeros(flat) ||
+        !InPlace(elements,
                  manifest_.storages(place.storage).states(number).dtype())) {
       Staged staged;
       staged.flat = flat;
@@ -231,15 +224,9 @@ class Loading {
     char* const to =
         static_cast<char*>(elements.mutable_data_ptr()) +
         range.begin * static_cast<int64_t>(elements.element_size());
-    const bool is_new = kind != StateTable::kValue &&
-                        old_has_state_[static_cast<size_t>(flat)] == 0;
-    WantedElements wanted{place.storage, number, begin, begin + range.numel(),
-                          to};
-    if (!is_new) {
-      again_.push_back(wanted);
-      wanted.to = nullptr;
-    }
-    wanted_.push_back(wanted);
+    wanted_.push_back(
+        {place.storage, number, begin, begin + range.numel(), to});
+    zeros_.push_back(elements.slice(0, range.begin, range.end));
   }
 
   void PlanSlot(size_t s) {
@@ -322,6 +309,13 @@ class Loading {
       TESSERA_RETURN_IF_ERROR(state_.optimizer->MatchStates(has_state_));
     }
     for (const Staged& one : staged_) Place(one);
+    if (loads_states_) {
+      for (size_t f = 0; f < has_state_.size(); ++f) {
+        if (has_state_[f] != 0) {
+          state_.optimizer->SetWritten(static_cast<int>(f));
+        }
+      }
+    }
     if (options_.model_only) return absl::OkStatus();
     if (loads_states_) {
       for (const auto& flat : state_.flats) {
@@ -375,8 +369,8 @@ class Loading {
   absl::StatusOr<StateMatch> match_ = absl::UnknownError("not matched");
   std::vector<uint8_t> has_state_, old_has_state_;
   std::vector<WantedElements> wanted_;
-  std::vector<WantedElements> again_;  // to where they belong
-  CopyMemory memory_;                  // what is wanted; nothing of it is kept
+  std::vector<at::Tensor> zeros_;  // states that are read to their place
+  CopyMemory memory_;              // what is wanted; nothing of it is kept
   int64_t memory_bytes_ = 0;
   std::vector<Staged> staged_;
   std::map<std::string, std::string> values_;
