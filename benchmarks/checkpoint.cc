@@ -16,7 +16,7 @@
 //   copy_fresh  a copy of as many bytes into memory fresh from the kernel
 //   copy_huge   the same, and the kernel was asked for huge pages
 //   copy_warm   into memory that was used before
-//   load        LoadCheckpoint, from the system's caches
+//   load        LoadCheckpoint into a new engine, from the system's caches
 //   load_cold   the same from the disk
 //   read_cold   each rank reads its own file from the disk, into one buffer
 //
@@ -111,11 +111,10 @@ class Bench {
                        .layers = absl::GetFlag(FLAGS_layers),
                        .seq = kSeq});
     for (const at::Tensor& p : model_->parameters()) numel_ += p.numel();
-    proto::Config config;
-    config.set_train_micro_batch_size_per_gpu(1);
-    config.mutable_optimizer()->set_type("AdamW");
-    config.mutable_zero_optimization()->set_stage(absl::GetFlag(FLAGS_stage));
-    TESSERA_ASSIGN_OR_RETURN(engine_, Engine::Create(model_, config));
+    config_.set_train_micro_batch_size_per_gpu(1);
+    config_.mutable_optimizer()->set_type("AdamW");
+    config_.mutable_zero_optimization()->set_stage(absl::GetFlag(FLAGS_stage));
+    TESSERA_ASSIGN_OR_RETURN(engine_, Engine::Create(model_, config_));
     const at::Tensor inputs =
         torch::randint(PeerGptOptions::kVocabulary, {1, kSeq}, torch::kLong);
     TESSERA_RETURN_IF_ERROR(engine_->Backward(model_->Loss(inputs, inputs)));
@@ -251,6 +250,9 @@ class Bench {
 
   absl::StatusOr<Turn> Load(const std::string& operation) {
     Turn turn;
+    TESSERA_RETURN_IF_ERROR(engine_->Close());
+    engine_.reset();
+    TESSERA_ASSIGN_OR_RETURN(engine_, Engine::Create(model_, config_));
     TESSERA_RETURN_IF_ERROR(SetCaches(operation == "load"));
     LoadCheckpointReport report;
     TESSERA_ASSIGN_OR_RETURN(turn.ms, TimeOf([&]() -> absl::Status {
@@ -266,6 +268,7 @@ class Bench {
   const std::string dir_ = absl::GetFlag(FLAGS_dir) + "/tessera";
   Workers workers_;
   std::shared_ptr<PeerGpt> model_;
+  proto::Config config_;
   std::unique_ptr<Engine> engine_;
   int64_t numel_ = 0;
   at::Tensor changed_;
