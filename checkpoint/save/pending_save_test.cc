@@ -199,11 +199,11 @@ TEST(SaveNotesTest, ARankThatHasEndedIsNamedAtOnce) {
             absl::StatusCode::kUnavailable);
 }
 
-// ---- the leader of another host than rank 0's
+// ---- another rank than 0
 
-class OtherHostTest : public testing::Test {
+class OtherRankTest : public testing::Test {
  protected:
-  OtherHostTest() {
+  OtherRankTest() {
     std::filesystem::remove_all(dir_);
     board_.longest_silence = absl::Minutes(1);
     proto::CheckpointFile file;
@@ -215,15 +215,18 @@ class OtherHostTest : public testing::Test {
         absl::StrCat("0000000000000abc 1 written ", file.SerializeAsString());
   }
 
-  // Rank 1, which hears `end` of rank 0 once it has committed here; nullopt:
-  // rank 0 has ended.
-  absl::Status Run(const std::optional<absl::Status>& end) {
-    board_.on_write = [this, end] {
-      if (!absl::StrContains(board_.written, "committed")) return;
-      EXPECT_THAT(Names(), testing::Contains("manifest"));
+  // Rank 1, which hears of rank 0, once it has committed here or, without a
+  // folder of its own, written, that the save has `how` ended with `end`;
+  // nullopt: rank 0 has ended.
+  absl::Status Run(const char* how, const std::optional<absl::Status>& end,
+                   bool node_local = true) {
+    board_.on_write = [=] {
+      const char* const last = node_local ? " committed " : " written ";
+      if (!absl::StrContains(board_.written, last)) return;
+      EXPECT_EQ(Names().size(), node_local ? 3u : 1u);
       if (end.has_value()) {
         board_.notes[0] =
-            absl::StrCat("0000000000000abc 2 ended ", StatusToText(*end));
+            absl::StrCat("0000000000000abc 2 ", how, " ", StatusToText(*end));
       } else {
         board_.ended = 0;
       }
@@ -233,12 +236,16 @@ class OtherHostTest : public testing::Test {
     plan.rank = 1;
     plan.world_size = 2;
     plan.id = kId;
-    plan.leaders = {0, 1};
-    plan.options.node_local = true;
+    plan.options.node_local = node_local;
     plan.options.after_commit = [this] { committed_ = true; };
-    plan.saving = std::make_unique<Saving>(
-        Saving::Begin(plan.dir, FileSystem::Real()).value());
-    plan.saving->TakePart(kId, {1});
+    if (node_local) {
+      plan.leaders = {0, 1};
+      plan.saving = std::make_unique<Saving>(
+          Saving::Begin(plan.dir, FileSystem::Real()).value());
+      plan.saving->TakePart(kId, {1});
+    } else {
+      TESSERA_EXPECT_OK(Folder::Make(plan.dir, FileSystem::Real()).status());
+    }
     proto::CheckpointStorage* const storage = plan.head.add_storages();
     storage->set_numel(kNumel);
     proto::CheckpointTensor* const tensor = storage->add_tensors();
@@ -262,24 +269,38 @@ class OtherHostTest : public testing::Test {
   bool committed_ = false;
 };
 
-TEST_F(OtherHostTest, CommitsAfterAllHaveWritten) {
-  TESSERA_EXPECT_OK(Run(absl::OkStatus()));
+TEST_F(OtherRankTest, CommitsAfterAllHaveWritten) {
+  TESSERA_EXPECT_OK(Run("ended", absl::OkStatus()));
   EXPECT_TRUE(committed_);
   EXPECT_THAT(Names(),
               ElementsAre("0000000000000abc.rank-00001", "lock", "manifest"));
 }
 
-TEST_F(OtherHostTest, TakesItBackIfTheSaveHasFailed) {
-  EXPECT_EQ(Run(absl::DataLossError("of rank 0")),
+TEST_F(OtherRankTest, TakesItBackIfTheSaveHasFailed) {
+  EXPECT_EQ(Run("undone", absl::DataLossError("of rank 0")),
             absl::DataLossError("of rank 0"));
   EXPECT_FALSE(committed_);
   EXPECT_THAT(Names(), ElementsAre("lock"));
 }
 
+// The manifest of all ranks' folder may name it.
+TEST_F(OtherRankTest, LeavesItsFileWhereTheNewOneMayBeInPlace) {
+  const absl::Status unsure = absl::DataLossError("may be in place already");
+  EXPECT_EQ(Run("ended", unsure, /*node_local=*/false), unsure);
+  EXPECT_THAT(Names(), ElementsAre("0000000000000abc.rank-00001"));
+}
+
+TEST_F(OtherRankTest, RemovesItsFileOfASaveThatWasTakenBack) {
+  const absl::Status failed = absl::DataLossError("of rank 0");
+  EXPECT_EQ(Run("undone", failed, /*node_local=*/false), failed);
+  EXPECT_THAT(Names(), testing::IsEmpty());
+}
+
 // Other hosts may have committed.
-TEST_F(OtherHostTest, KeepsItIfNobodySaysHowItEnded) {
-  EXPECT_THAT(Run(std::nullopt), StatusIs(absl::StatusCode::kUnavailable,
-                                          HasSubstr("may be whole or not")));
+TEST_F(OtherRankTest, KeepsItIfNobodySaysHowItEnded) {
+  EXPECT_THAT(Run("", std::nullopt),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       HasSubstr("may be whole or not")));
   EXPECT_FALSE(committed_);
   EXPECT_EQ(Names().size(), 3u);
 }

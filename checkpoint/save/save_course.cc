@@ -64,11 +64,13 @@ absl::Status SaveCourse::Lead() {
   absl::Status status = GatherFiles(&files);
   if (status.ok()) status = CommitBusily(files);
   if (status.ok() && plan_.options.node_local) status = AwaitHosts();
-  if (!status.ok() && (!committed_ || plan_.options.node_local)) {
-    plan_.saving->Abandon();
-  }
+  // One that is in place, or may be, stays.
+  const bool undone = !status.ok() && (!committed_ || plan_.options.node_local);
+  if (undone) plan_.saving->Abandon();
   plan_.saving.reset();  // who hears of the end may save there at once
-  if (plan_.world_size > 1) notes_.Tell("ended", StatusToText(status));
+  if (plan_.world_size > 1) {
+    notes_.Tell(undone ? "undone" : "ended", StatusToText(status));
+  }
   if (status.ok() && plan_.options.after_commit) plan_.options.after_commit();
   if (plan_.world_size > 1) AwaitSeen();
   return status;
@@ -213,13 +215,13 @@ absl::Status SaveCourse::Follow() {
     result = HearResult();
     if (!result.has_value()) absl::SleepFor(pace.Next());
   }
-  if (!result->ok() && told_) RemoveFiles();
+  if (undone_) RemoveFiles();
   if (plan_.saving != nullptr) EndPart(*result);
   return *result;
 }
 
-// What this rank has written of a save that failed: who leads the folder may
-// have swept it before.
+// What this rank has written of a save that was taken back: who leads the
+// folder may have swept it before.
 void SaveCourse::RemoveFiles() const {
   const absl::StatusOr<Folder> folder =
       Folder::Open(plan_.dir, FileSystem::Real());
@@ -256,7 +258,7 @@ std::optional<absl::Status> SaveCourse::CommitPart() {
 void SaveCourse::EndPart(const absl::Status& result) {
   // If rank 0 is gone and has not said that the save failed, others may have
   // committed: what is here is a part of that.
-  if (!result.ok() && told_) plan_.saving->Abandon();
+  if (undone_) plan_.saving->Abandon();
   plan_.saving.reset();
   if (result.ok() && plan_.options.after_commit) plan_.options.after_commit();
 }
@@ -266,8 +268,8 @@ std::optional<absl::Status> SaveCourse::HearResult() {
   const auto notes = notes_.Read({0});
   std::optional<SaveNote> note;
   if (notes.has_value()) note = (*notes)[0];
-  if (note.has_value() && note->kind == "ended") {
-    told_ = true;
+  if (note.has_value() && (note->kind == "ended" || note->kind == "undone")) {
+    undone_ = note->kind == "undone";
     (void)notes_.Tell("seen", "");
     return StatusFromText(note->text);
   }

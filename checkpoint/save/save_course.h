@@ -72,7 +72,7 @@ class SaveCourse {
   SaveNotes notes_;
   proto::CheckpointFile file_;  // by WriteFile
   bool committed_ = false;
-  bool told_ = false;  // by rank 0, how the save ended
+  bool undone_ = false;  // rank 0 says so: nothing of it is to stay
 };
 
 }  // namespace tessera

@@ -5,6 +5,8 @@
 //   "<save's id> <count> committed <file>"  and the manifest of its host, too
 //   "<save's id> <count> failed <status>"   this rank could not
 //   "<save's id> <count> ended <status>"    of rank 0: what became of the save
+//   "<save's id> <count> undone <status>"   the same, of one that was taken
+//   back
 //   "<save's id> <count> seen "             this rank has read that
 //
 // The count grows as long as the rank is at work.
