@@ -225,8 +225,7 @@ absl::Status CheckpointManager::Finish(const ClientState& client_state) {
 // before the run went back to an earlier one.
 absl::Status CheckpointManager::MakeWay(const std::string& path) const {
   if (Holds() == FolderHolds::kAll) return absl::OkStatus();
-  absl::Status removed = engine_->WaitForCheckpoint();
-  if (removed.ok()) removed = RemoveCheckpoint(path, FileSystem::Real());
+  absl::Status removed = RemoveCheckpoint(path, FileSystem::Real());
   // Unavailable: another rank of this host is at it.
   if (absl::IsNotFound(removed) || absl::IsUnavailable(removed)) {
     removed = absl::OkStatus();
@@ -234,15 +233,23 @@ absl::Status CheckpointManager::MakeWay(const std::string& path) const {
   return comm_->AgreeOk(removed, kWhere);
 }
 
+// Waits for the save before. Its error, on any rank, is no reason not to save
+// again: this may be the last chance.
+void CheckpointManager::SettleLast() {
+  const absl::Status last =
+      comm_->AgreeOk(engine_->WaitForCheckpoint(), kWhere);
+  if (last.ok()) return;
+  saved_step_ = -1;
+  TESSERA_LOG_RANK0(ERROR) << "saving again, since the last one failed: "
+                           << last.message();
+}
+
 absl::Status CheckpointManager::SaveAs(const ClientState& client_state,
                                        bool wait) {
+  const absl::Time begun = absl::Now();
+  SettleLast();
   const int64_t step = engine_->step();
-  if (step == saved_step_) {
-    const absl::Status status =
-        wait ? engine_->WaitForCheckpoint() : absl::OkStatus();
-    if (!status.ok()) saved_step_ = -1;
-    return status;
-  }
+  if (step == saved_step_) return absl::OkStatus();
   const std::string name = StepFolderName(step);
   SaveOptions options;
   options.async = options_.async;
@@ -259,7 +266,6 @@ absl::Status CheckpointManager::SaveAs(const ClientState& client_state,
           TESSERA_LOG(WARNING) << name << " is saved, but " << status.message();
         }
       };
-  const absl::Time begun = absl::Now();
   const std::string path = absl::StrCat(options_.dir, "/", name);
   TESSERA_RETURN_IF_ERROR(MakeWay(path));
   absl::Status status = engine_->SaveCheckpoint(

@@ -84,7 +84,8 @@ class CheckpointManager {
 
   // After each Step: saves if it is time to. True if the program should end,
   // having been told so by a signal: the state is saved then, and on the disk.
-  // Errors as Engine::SaveCheckpoint's. COLLECTIVE.
+  // Errors as Engine::SaveCheckpoint's, but that of an async save before: it
+  // goes to the log, and this step is saved. COLLECTIVE.
   absl::StatusOr<bool> MaybeSave(const ClientState& client_state = nullptr);
   // Saves now, unless this step is saved already. COLLECTIVE.
   absl::Status Save(const ClientState& client_state = nullptr);
@@ -98,6 +99,7 @@ class CheckpointManager {
   CheckpointManager(Engine* engine, std::shared_ptr<Communicator> comm,
                     CheckpointManagerOptions options);
   absl::Status SaveAs(const ClientState& client_state, bool wait);
+  void SettleLast();
   absl::Status MakeWay(const std::string& path) const;
   absl::StatusOr<std::vector<std::string>> Candidates(
       std::optional<int64_t> step) const;

@@ -155,6 +155,7 @@ absl::Status Engine::Impl::SaveCheckpoint(const std::string& dir,
                                           absl::string_view client_state,
                                           SaveOptions options) {
   TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
+  saver_.Settle();  // first, or what it has not written yet would be copied
   ExclusiveScope exclusive(parts_.get(), "SaveCheckpoint");
   TESSERA_RETURN_IF_ERROR(exclusive.Begin(trainer_.CheckAtBoundary()));
   TESSERA_RETURN_IF_ERROR(exclusive.Commit(CheckReplicas(parts_.get())));

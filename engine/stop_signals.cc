@@ -1,8 +1,10 @@
 #include "engine/stop_signals.h"
 
 #include <string.h>
+#include <time.h>
 
 #include <atomic>
+#include <cstdint>
 
 namespace tessera {
 namespace {
@@ -12,8 +14,19 @@ constexpr int kSignals[] = {SIGTERM, SIGUSR1};
 // Read by the handler: set before it is installed.
 struct sigaction g_before[NSIG];
 std::atomic<int> g_received{0};
+std::atomic<int64_t> g_received_at{0};  // the first, in milliseconds
 std::atomic<bool> g_caught{false};
 static_assert(std::atomic<int>::is_always_lock_free);
+
+// A signal to a group of processes comes twice, from who sends it and from the
+// launcher that passes it on.
+constexpr int64_t kSameSignalMs = 5000;
+
+int64_t NowMs() {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1'000'000;
+}
 
 bool HasHandler(const struct sigaction& act) {
   return (act.sa_flags & SA_SIGINFO) != 0 ||
@@ -31,8 +44,13 @@ void Note(int sig, siginfo_t* info, void* context) {
     g_received.store(sig);
     return;
   }
-  if (g_received.exchange(sig) == 0) return;
-  // The second time: as if nobody had caught it.
+  const int before_it = g_received.exchange(sig);
+  if (before_it != sig) {
+    g_received_at = NowMs();
+    return;
+  }
+  if (NowMs() - g_received_at < kSameSignalMs) return;
+  // The same one once more: as if nobody had caught it.
   sigaction(sig, &before, nullptr);
   raise(sig);
 }

@@ -11,10 +11,10 @@ namespace tessera {
 
 class StopSignals {
  public:
-  // From here on, until this is destroyed, the first such signal is only noted;
-  // another does what it did before. What the program had installed itself is
-  // called, too. Those that are ignored stay so. At most one at a time; null
-  // if there is one.
+  // From here on, until this is destroyed, such signals are only noted; the
+  // same one again, 5 seconds later or more, does what it did before. What the
+  // program had installed itself is called, too. Those that are ignored stay
+  // so. At most one at a time; null if there is one.
   static std::unique_ptr<StopSignals> Catch();
   // Puts back what was there.
   ~StopSignals();

@@ -143,6 +143,10 @@ absl::StatusOr<File> Folder::OpenFile(const std::string& name) const {
   return OpenAs(name, O_RDONLY);
 }
 
+absl::StatusOr<File> Folder::OpenFileToWrite(const std::string& name) const {
+  return OpenAs(name, O_RDWR);
+}
+
 absl::StatusOr<File> Folder::CreateFile(const std::string& name) const {
   return OpenAs(name, O_RDWR | O_CREAT | O_EXCL);
 }

@@ -84,6 +84,8 @@ class Folder {
   // To read. FailedPrecondition where it is no regular file: a FIFO, a device
   // or a link is never waited for nor followed.
   absl::StatusOr<File> OpenFile(const std::string& name) const;
+  // To read and write. NotFound.
+  absl::StatusOr<File> OpenFileToWrite(const std::string& name) const;
   // To write; AlreadyExists.
   absl::StatusOr<File> CreateFile(const std::string& name) const;
   // To write, and made where it is not there.

@@ -18,6 +18,7 @@ constexpr int kThreads = 4;
 constexpr int64_t kHeldBytes = 64
                                << 20;  // at a time; a multiple of kBlockBytes
 constexpr int64_t kCutNumbers = 64;
+constexpr char kClientState[] = "client_state";  // docs/checkpoint_format.md
 
 // Calls `take(begin, bytes)` with numbers [begin, end) of a state, part by
 // part.
@@ -80,9 +81,11 @@ class Reshard {
             AddPiece(s, i, cut(rank), cut(rank + 1), &writer));
       }
     }
-    if (rank < manifest_.files_size()) {
-      TESSERA_ASSIGN_OR_RETURN(const auto values, reader_.ValuesOf(rank));
-      for (const auto& value : values) {
+    // What others load of a rank's own is the program's words alone.
+    TESSERA_ASSIGN_OR_RETURN(const auto values,
+                             reader_.ValuesOf(rank % manifest_.files_size()));
+    for (const auto& value : values) {
+      if (rank < manifest_.files_size() || value.name() == kClientState) {
         writer.AddValue(value.name(), value.value());
       }
     }

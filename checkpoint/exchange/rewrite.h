@@ -36,9 +36,9 @@ absl::Status ReshardCheckpoint(const std::string& dir, const std::string& to,
 // Values of safetensors files (`from` as SafetensorsFiles::Open), as a
 // checkpoint in `to`, in the place of what is there: of step 0, without
 // optimizer states. A program loads it with LoadCheckpointOptions::model_only.
-// `names`: from ours to theirs. Memory for some 16 MiB, or a column of a matrix that
-// is transposed. LOCAL. InvalidArgument: a name that the rules do not give one of
-// ours; Unimplemented: a dtype; SafetensorsFiles::Open's.
+// `names`: from ours to theirs. Memory for some 16 MiB, or a column of a matrix
+// that is transposed. LOCAL. InvalidArgument: a name that the rules do not give
+// one of ours; Unimplemented: a dtype; SafetensorsFiles::Open's.
 absl::Status ImportSafetensors(const std::string& from, const std::string& to,
                                const NameMap& names,
                                const RewriteProgress& progress,

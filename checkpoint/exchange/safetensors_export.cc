@@ -16,6 +16,7 @@
 #include "absl/strings/str_join.h"
 #include "base/json.h"
 #include "base/status.h"
+#include "checkpoint/disk/crc32c.h"
 #include "checkpoint/exchange/number_cast.h"
 #include "checkpoint/format/manifest.h"
 
@@ -168,6 +169,7 @@ absl::Status SafetensorsExport::AddTensors(
       const proto::CheckpointTensor& tensor = storage.tensors(t);
       const auto same = [&](const proto::CheckpointTensor& other) {
         return other.offset() == tensor.offset() &&
+               !options_.names.Theirs(other.name()).name.empty() &&
                std::equal(other.sizes().begin(), other.sizes().end(),
                           tensor.sizes().begin(), tensor.sizes().end()) &&
                std::equal(other.strides().begin(), other.strides().end(),
@@ -310,14 +312,34 @@ std::string SafetensorsExport::IndexJson() const {
                       absl::StrJoin(entries, ",\n"), "\n  }\n}\n");
 }
 
-absl::StatusOr<File*> SafetensorsExport::Open(size_t file) {
+absl::StatusOr<File*> SafetensorsExport::Open(size_t file, bool make) {
   Output& output = outputs_[file];
   if (output.open == nullptr) {
-    TESSERA_ASSIGN_OR_RETURN(File open, folder_.OpenOrCreateFile(absl::StrCat(
-                                            output.name, kTemporary)));
-    output.open = std::make_unique<File>(std::move(open));
+    const std::string name = absl::StrCat(output.name, kTemporary);
+    absl::StatusOr<File> open =
+        make ? folder_.CreateFile(name) : folder_.OpenFileToWrite(name);
+    if (!make && absl::IsNotFound(open.status())) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(open.status().message(),
+                       ", though rank 0 has made it: is the "
+                       "folder on a disk of each host's own?"));
+    }
+    TESSERA_RETURN_IF_ERROR(open.status());
+    output.open = std::make_unique<File>(*std::move(open));
   }
   return output.open.get();
+}
+
+std::string SafetensorsExport::Fingerprint() const {
+  std::string text;
+  for (const Tensor& tensor : tensors_) {
+    absl::StrAppend(&text, tensor.name, " ", tensor.dtype, " ", tensor.storage,
+                    "+", tensor.offset, " ", absl::StrJoin(tensor.sizes, ","),
+                    " ", absl::StrJoin(tensor.strides, ","), " ", tensor.file,
+                    ":", tensor.at, "\n");
+  }
+  return absl::StrCat(tensors_.size(), " tensors in ", outputs_.size(),
+                      " files, ", absl::Hex(Crc32c(text)));
 }
 
 absl::Status SafetensorsExport::Create() {
@@ -325,7 +347,7 @@ absl::Status SafetensorsExport::Create() {
     // What an interrupted export left may be longer.
     TESSERA_RETURN_IF_ERROR(
         folder_.Remove(absl::StrCat(outputs_[f].name, kTemporary)));
-    TESSERA_ASSIGN_OR_RETURN(File* const file, Open(f));
+    TESSERA_ASSIGN_OR_RETURN(File* const file, Open(f, /*make=*/true));
     TESSERA_RETURN_IF_ERROR(file->WriteAt(0, outputs_[f].header));
   }
   return absl::OkStatus();

@@ -22,8 +22,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "checkpoint/disk/folder.h"
-#include "checkpoint/format/manifest.pb.h"
 #include "checkpoint/exchange/name_map.h"
+#include "checkpoint/format/manifest.pb.h"
 
 namespace tessera {
 
@@ -63,6 +63,8 @@ class SafetensorsExport {
   // Removes what Create made, after an error. LOCAL.
   void Abandon();
 
+  // Of what goes where, in which dtype: the same where two plans are. LOCAL.
+  std::string Fingerprint() const;
   // Of all tensors.
   int64_t total_bytes() const { return total_bytes_; }
 
@@ -96,7 +98,7 @@ class SafetensorsExport {
   absl::Status Arrange();
   std::string HeaderOf(const std::vector<const Tensor*>& tensors) const;
   std::string IndexJson() const;
-  absl::StatusOr<File*> Open(size_t file);
+  absl::StatusOr<File*> Open(size_t file, bool make = false);
 
   Folder folder_;
   SafetensorsExportOptions options_;

@@ -187,6 +187,7 @@ absl::Status NamedAccess::SetState(absl::string_view name, OptimizerState which,
       AgreeOnValue(name, value, "Engine::SetOptimizerState"));
   TESSERA_ASSIGN_OR_RETURN(const at::Tensor owned,
                            OwnedState(name, place, which));
+  if (parts_->before_change) parts_->before_change();  // a save reads it yet
   parts_->optimizer->SetWritten(place.flat);
   return parts_->comm->AgreeOk(CatchTorch("Engine::SetOptimizerState",
                                           [&] {

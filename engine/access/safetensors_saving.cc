@@ -67,6 +67,8 @@ absl::Status WriteSafetensorsOf(const TrainingState& state,
     files = Plan(content, dir, options);
     return files.status();
   }));
+  TESSERA_RETURN_IF_ERROR(
+      comm->AgreeEqual(files->Fingerprint(), "plan of safetensors files"));
   const bool leads = comm->rank() == 0;
   absl::Status status = RunTogether(
       comm, kWhere, [&] { return leads ? files->Create() : absl::OkStatus(); });

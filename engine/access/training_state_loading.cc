@@ -261,7 +261,10 @@ class Loading {
 
   // What this rank has of its own, and whether it can be taken over.
   absl::Status CheckValues() {
-    same_ranks_ = manifest_.files_size() == state_.comm->world_size();
+    // One that was made into other files has them of those that saved it.
+    const int world_size = state_.comm->world_size();
+    same_ranks_ = manifest_.files_size() == world_size &&
+                  manifest_.training().world_size() == world_size;
     loaded_.step = manifest_.step();
     loaded_.report.client_state = values_[kClientState];
     if (same_ranks_) TakeOwnTensors();

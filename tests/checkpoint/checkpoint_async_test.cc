@@ -10,6 +10,7 @@
 #include "base/status.h"
 #include "comm/world/world.h"
 #include "engine/engine.h"
+#include "tests/checkpoint/checkpoint_state.h"
 #include "tests/checkpoint/checkpoint_test_util.h"
 #include "tests/support/rank_pool.h"
 #include "tests/support/training.h"
@@ -92,6 +93,39 @@ TEST_P(CheckpointAsyncTest, HoldsTheStateOfTheCall) {
     }
     ExpectOracle(Run("LoadWhatWasSavedAside", 4), spec_, 4, 2);
   }
+}
+
+// What the program puts into optimizer states meanwhile is not saved.
+TESSERA_RANK_FUNCTION(TrainSaveAndSetStates) {
+  CheckpointArgs a(args);
+  auto model = BuildModel(a.spec.model, world.rank());
+  std::string saved;
+  {
+    TESSERA_ASSIGN_OR_RETURN(auto engine,
+                             SlowlySavingEngine(a, model, world, 100'000));
+    Record record;
+    TESSERA_RETURN_IF_ERROR(
+        TrainSteps(*engine, *model, a.spec, world.rank(), 0, &record));
+    TESSERA_ASSIGN_OR_RETURN(saved, StateOf(*engine, *model));
+    TESSERA_RETURN_IF_ERROR(engine->SaveCheckpoint(a.dir));
+    for (const auto& item : model->named_parameters()) {
+      TESSERA_ASSIGN_OR_RETURN(const at::Tensor master,
+                               engine->Master(item.key()));
+      TESSERA_RETURN_IF_ERROR(engine->SetOptimizerState(
+          item.key(), OptimizerState::kExpAvgSq, torch::ones_like(master)));
+    }
+    TESSERA_RETURN_IF_ERROR(engine->WaitForCheckpoint());
+    TESSERA_RETURN_IF_ERROR(engine->Close());
+  }
+  TESSERA_ASSIGN_OR_RETURN(auto engine,
+                           MakeEngine(model, a.spec, world.communicator()));
+  TESSERA_RETURN_IF_ERROR(engine->LoadCheckpoint(a.dir).status());
+  TESSERA_ASSIGN_OR_RETURN(const std::string loaded, StateOf(*engine, *model));
+  return loaded == saved ? "as saved" : absl::StrCat(saved, "\n--\n", loaded);
+}
+
+TEST_P(CheckpointAsyncTest, StatesThatAreSetMeanwhileAreNotSaved) {
+  EXPECT_THAT(Run("TrainSaveAndSetStates", 2), Each("as saved"));
 }
 
 // Saves after one step; then rank 1 cannot, and all hear of it later.

@@ -3,6 +3,7 @@
 #include "engine/checkpoint_manager.h"
 
 #include <signal.h>
+#include <sys/resource.h>
 
 #include <cmath>
 #include <filesystem>
@@ -16,6 +17,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/check.h"
 #include "base/file.h"
 #include "base/status.h"
@@ -71,7 +74,10 @@ absl::StatusOr<std::string> Run(Trainee& trainee, CheckpointManager& manager,
   bool stop = false;
   while (engine.step() < steps && !stop) {
     TESSERA_RETURN_IF_ERROR(trainee.TrainStep(engine.step()));
-    if (engine.step() == signal_at && trainee.rank == 1) raise(SIGUSR1);
+    if (engine.step() == signal_at && trainee.rank == 1) {
+      raise(SIGUSR1);
+      raise(SIGUSR1);  // from the launcher, too
+    }
     TESSERA_ASSIGN_OR_RETURN(stop, manager.MaybeSave(position));
   }
   if (!stop) TESSERA_RETURN_IF_ERROR(manager.Finish(position));
@@ -223,6 +229,37 @@ TESSERA_RANK_FUNCTION(ManagerOptionsDiffer) {
   return CheckpointManager::Create(trainee.engine.get(), a.options)
       .status()
       .ToString();
+}
+
+// A disk that was full when it was time, and is not at the end.
+TESSERA_RANK_FUNCTION(SaveAgainAtTheEnd) {
+  ManagerArgs a(args);
+  a.options.async = true;
+  TESSERA_ASSIGN_OR_RETURN(Trainee trainee, MakeTrainee(world));
+  TESSERA_ASSIGN_OR_RETURN(
+      const auto manager,
+      CheckpointManager::Create(trainee.engine.get(), a.options));
+  TESSERA_RETURN_IF_ERROR(trainee.TrainStep(0));
+  {
+    struct rlimit before;
+    getrlimit(RLIMIT_FSIZE, &before);
+    signal(SIGXFSZ, SIG_IGN);
+    const rlimit full{100, before.rlim_max};
+    if (trainee.rank == 1) setrlimit(RLIMIT_FSIZE, &full);
+    TESSERA_RETURN_IF_ERROR(manager->Save());
+    while (trainee.engine->saving_checkpoint()) {
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+    setrlimit(RLIMIT_FSIZE, &before);
+  }
+  TESSERA_RETURN_IF_ERROR(manager->Finish());
+  return "saved";
+}
+
+TEST_F(CheckpointManagerTest, WhatCouldNotBeSavedIsSavedAtTheEnd) {
+  EXPECT_THAT(RunOnRanks(2, "SaveAgainAtTheEnd", absl::StrCat(dir_, "\n1")),
+              Each("saved"));
+  EXPECT_THAT(Steps(), ElementsAre(1));
 }
 
 TEST_F(CheckpointManagerTest, OptionsThatDifferAreRefused) {

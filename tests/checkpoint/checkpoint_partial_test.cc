@@ -169,8 +169,8 @@ TEST_P(PartialTest, TheModelImported) {
   const State saved = Save("Gpt");
   TESSERA_ASSERT_OK(ExportSafetensors(dir_ + "Gpt", dir_ + "st", {}, nullptr,
                                       FileSystem::Real()));
-  TESSERA_ASSERT_OK(ImportSafetensors(dir_ + "st", dir_ + "Imported",
-                                      NameMap(), nullptr, FileSystem::Real()));
+  TESSERA_ASSERT_OK(ImportSafetensors(dir_ + "st", dir_ + "Imported", NameMap(),
+                                      nullptr, FileSystem::Real()));
   Loaded got = Load("Imported", {});
   EXPECT_THAT(got.said, HasSubstr("holds no optimizer states"));
   EXPECT_EQ(got.after, got.before);
