@@ -30,6 +30,8 @@ namespace {
 constexpr char kAttack[] = "TESSERA_ATTACK";
 // Connections that are looked at again before they are closed.
 constexpr size_t kOpen = 64;
+// Of 0.4 s each, before a door counts as closed.
+constexpr int kTries = 5;
 
 // ---- in the attacking process ----
 
@@ -96,8 +98,11 @@ class Attacker {
   // Half of them silent, half in the middle of a handshake. False if nobody
   // takes connections.
   bool Hold(const AttackTarget& target) {
+    int fd = -1;
+    // Another attacker may have filled the queue at this door.
+    for (int tries = 0; fd < 0 && tries < kTries; ++tries) fd = Connect(target);
     for (int i = 0; i < options_.held; ++i) {
-      const int fd = Connect(target);
+      if (i > 0) fd = Connect(target);
       if (fd < 0) return i > 0;
       if (i % 2 == 1) Send(fd, options_.sent.substr(0, 28 - i % 28));
     }
