@@ -76,15 +76,16 @@ DistributedSampler::DistributedSampler(const DistributedSamplerOptions& options)
 
 int64_t DistributedSampler::samples_per_rank() const {
   const int64_t world_size = options_.world_size;
-  const int64_t whole = options_.num_samples / world_size;
-  const bool ragged = options_.num_samples % world_size != 0;
+  const int64_t rest = options_.num_samples - first_;
+  const int64_t whole = rest / world_size;
+  const bool ragged = rest % world_size != 0;
   return ragged && !options_.drop_last ? whole + 1 : whole;
 }
 
 void DistributedSampler::FillIndices() {
   const std::vector<int64_t> order = EpochOrder(options_, epoch_);
   indices_.resize(static_cast<size_t>(samples_per_rank()));
-  int64_t place = options_.rank;
+  int64_t place = first_ + options_.rank;
   for (int64_t& index : indices_) {
     // The modulus wraps the padding, several times if W > 2N.
     index = order[static_cast<size_t>(place % options_.num_samples)];
@@ -92,12 +93,17 @@ void DistributedSampler::FillIndices() {
   }
 }
 
-void DistributedSampler::SetEpoch(int64_t epoch) {
-  TESSERA_CHECK_GE(epoch, 0);
-  const bool same = epoch == epoch_;
+void DistributedSampler::Begin(int64_t epoch, int64_t first) {
+  const bool same = epoch == epoch_ && first == first_;
   epoch_ = epoch;
+  first_ = first;
   taken_ = 0;
   if (!same) FillIndices();
+}
+
+void DistributedSampler::SetEpoch(int64_t epoch) {
+  TESSERA_CHECK_GE(epoch, 0);
+  Begin(epoch, 0);
 }
 
 int64_t DistributedSampler::Next() {
@@ -116,7 +122,7 @@ std::vector<int64_t> DistributedSampler::NextBatch(int64_t count) {
 // on the world size.
 SamplerState DistributedSampler::state() const {
   if (taken_ == samples_per_rank()) return {epoch_ + 1, 0};
-  return {epoch_, taken_ * options_.world_size};
+  return {epoch_, first_ + taken_ * options_.world_size};
 }
 
 absl::Status DistributedSampler::Seek(const SamplerState& state) {
@@ -127,14 +133,7 @@ absl::Status DistributedSampler::Seek(const SamplerState& state) {
                      " of epoch ", state.epoch, ", there are ",
                      options_.num_samples, "; is it other data?"));
   }
-  if (state.position % options_.world_size != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "sampler: cannot go to sample ", state.position, " of epoch ",
-        state.epoch, " with ", options_.world_size,
-        " ranks, which take that many at a time; start as many ranks as saved "
-        "it, or a divisor of their number"));
-  }
-  SetEpoch(state.epoch);
+  Begin(state.epoch, state.position % options_.world_size);
   taken_ = std::min(state.position / options_.world_size, samples_per_rank());
   return absl::OkStatus();
 }

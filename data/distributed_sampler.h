@@ -12,6 +12,10 @@
 // library or machine. So the samples of one global batch are the same at every
 // world size that divides it.
 //
+// Where another number of ranks goes on in the middle of an epoch, it takes
+// what is left, p[position], p[position+1], ..., in rounds of its own: each
+// sample that nobody has seen comes once, however many ranks there were before.
+//
 // Note [Shuffle]. Fisher-Yates from the end (for i = N-1 .. 1 swap p[i] with
 // p[j], j uniform in 0..i) on splitmix64, started at
 // mix(seed) ^ (epoch * 0x9E3779B97F4A7C15), j drawn by multiplication with
@@ -71,22 +75,23 @@ class DistributedSampler {
 
   // What Seek needs to go on with the sample that Next() would give now.
   SamplerState state() const;
-  // InvalidArgument for a state that this sampler cannot be in: of fewer
-  // samples than that, or in the middle of a round of this many ranks (which no
-  // global batch is that the world size divides).
+  // InvalidArgument for a state of a set of fewer samples than that.
   absl::Status Seek(const SamplerState& state);
 
   // This rank's samples of the current epoch, in order; valid until the epoch
-  // changes.
+  // changes, or the next Seek.
   absl::Span<const int64_t> indices() const { return indices_; }
   int64_t samples_per_rank() const;
 
  private:
   explicit DistributedSampler(const DistributedSamplerOptions& options);
   void FillIndices();
+  // Rounds of the epoch begin at its sample `first`, fewer than one round on.
+  void Begin(int64_t epoch, int64_t first);
 
   DistributedSamplerOptions options_;
   int64_t epoch_ = 0;
+  int64_t first_ = 0;
   int64_t taken_ = 0;             // of this rank's samples of the epoch
   std::vector<int64_t> indices_;  // [samples_per_rank], of the epoch
 };

@@ -37,6 +37,12 @@ std::vector<int64_t> PlainStrides(at::IntArrayRef sizes,
 // Finds a model's tensors in a manifest, and collects what does not fit.
 class Matcher {
  public:
+  // A tensor, and its numbers of the storage that it lies in.
+  struct View {
+    at::Tensor tensor;
+    Range range;
+  };
+
   Matcher(const StateTable& table, const proto::CheckpointManifest& manifest,
           const LoadCheckpointOptions& options)
       : table_(table),
@@ -50,17 +56,19 @@ class Matcher {
     }
   }
 
-  // The place of a storage of `numel` numbers that holds `tensors`, each from
-  // a number of it on.
-  StateMatch::Place Match(
-      int64_t numel, absl::Span<const std::pair<at::Tensor, int64_t>> tensors,
-      bool contiguous) {
+  // The place of a storage of `numel` numbers that holds `views`.
+  StateMatch::Place Match(int64_t numel, absl::Span<const View> views,
+                          bool contiguous) {
     std::optional<StateMatch::Place> place;
-    for (const auto& [tensor, at] : tensors) {
+    std::vector<const View*> found, left;
+    for (const View& view : views) {
+      const at::Tensor& tensor = view.tensor;
       const Saved* const saved = Find(tensor);
+      (saved == nullptr ? left : found).push_back(&view);
       if (saved == nullptr) continue;
       CheckSizes(tensor, *saved->tensor, contiguous);
-      const int64_t shift = saved->tensor->offset() * NumbersPer(tensor) - at;
+      const int64_t shift =
+          saved->tensor->offset() * NumbersPer(tensor) - view.range.begin;
       if (place.has_value() &&
           (place->storage != saved->storage || place->shift != shift)) {
         wrong_.push_back(absl::StrCat(
@@ -74,6 +82,7 @@ class Matcher {
       }
     }
     if (!place.has_value()) return {};
+    CheckLeft(found, left);
     const proto::CheckpointStorage& storage =
         manifest_.storages(place->storage);
     if (place->shift < 0 || place->shift + numel > storage.numel()) {
@@ -95,9 +104,10 @@ class Matcher {
           absl::StrCat("'", storage.tensors(0).name(), "' has no values"));
       return *place;
     }
+    CheckStates(storage, *place);
     // Numbers with a point are cast to each other, as LoadSafetensors does.
     const std::string& saved = storage.states(value).dtype();
-    const at::ScalarType dtype = NumberDtype(tensors[0].first);
+    const at::ScalarType dtype = NumberDtype(views[0].tensor);
     if (saved != CheckpointDtype(dtype) &&
         !(at::isFloatingType(dtype) &&
           at::isFloatingType(DtypeOfCheckpoint(saved)))) {
@@ -153,6 +163,41 @@ class Matcher {
                       b.sizes().end()) &&
            std::equal(a.strides().begin(), a.strides().end(),
                       b.strides().begin(), b.strides().end());
+  }
+
+  // A storage is loaded as a whole: what shares it and is to be left alone must
+  // lie within what is loaded.
+  void CheckLeft(const std::vector<const View*>& found,
+                 const std::vector<const View*>& left) {
+    for (const View* one : left) {
+      const bool within =
+          std::any_of(found.begin(), found.end(), [one](const View* other) {
+            return other->range.begin <= one->range.begin &&
+                   one->range.end <= other->range.end;
+          });
+      if (within) continue;
+      wrong_.push_back(
+          absl::StrCat("'", table_.NamesOf(found[0]->tensor)[0],
+                       "' shares memory with '", table_.NamesOf(one->tensor)[0],
+                       "', which is not loaded: load both or neither"));
+    }
+  }
+
+  // One moment without the other would be wrong updates.
+  void CheckStates(const proto::CheckpointStorage& storage,
+                   const StateMatch::Place& place) {
+    const int first = place.states[StateTable::kExpAvg];
+    const int second = place.states[StateTable::kExpAvgSq];
+    bool good = (first < 0) == (second < 0);
+    for (int number : {first, second}) {
+      good &=
+          number < 0 ||
+          at::isFloatingType(DtypeOfCheckpoint(storage.states(number).dtype()));
+    }
+    if (good) return;
+    wrong_.push_back(absl::StrCat(
+        "'", storage.tensors(0).name(),
+        "' has not both of AdamW's moments, or not as floating numbers"));
   }
 
   // The module has it, or what is the same under another name.
@@ -282,29 +327,32 @@ absl::StatusOr<StateMatch> StateMatch::Create(
     const LoadCheckpointOptions& options) {
   Matcher matcher(table, manifest, options);
   StateMatch match;
-  std::vector<std::pair<at::Tensor, int64_t>> tensors;
-  const auto find_steps = [&](const at::Tensor& tensor) {
-    const proto::CheckpointTensor* const saved = matcher.FoundFor(tensor);
-    if (saved == nullptr) return;
-    match.steps_[tensor.unsafeGetTensorImpl()] = saved->steps();
-  };
+  std::vector<Matcher::View> views;
   for (const StateTable::Slot& slot : table.slots()) {
     const FlatParameter& flat = *flats[static_cast<size_t>(slot.flat)];
     const Range range = flat.layout().slot(slot.slot);
-    tensors.clear();
+    views.clear();
     for (const Parameter& p : flat.parameters()) {
-      if (p.slot == slot.slot) {
-        tensors.emplace_back(p.tensor, p.range.begin - range.begin);
-      }
+      if (p.slot != slot.slot) continue;
+      views.push_back(
+          {p.tensor, {p.range.begin - range.begin, p.range.end - range.begin}});
     }
-    match.slots_.push_back(
-        matcher.Match(range.numel(), tensors, /*contiguous=*/false));
-    for (const auto& one : tensors) find_steps(one.first);
+    const Place place = matcher.Match(range.numel(), views,
+                                      /*contiguous=*/false);
+    match.slots_.push_back(place);
+    for (const Matcher::View& view : views) {
+      const proto::CheckpointTensor* const saved =
+          matcher.FoundFor(view.tensor);
+      if (saved == nullptr) continue;
+      // Moments that begin with zeros have no steps behind them.
+      match.steps_[view.tensor.unsafeGetTensorImpl()] =
+          place.states[StateTable::kExpAvg] < 0 ? 0 : saved->steps();
+    }
   }
   for (const StateTable::Plain& plain : table.plain()) {
-    match.plain_.push_back(
-        matcher.Match(plain.tensor.numel() * NumbersPer(plain.tensor),
-                      {{plain.tensor, 0}}, /*contiguous=*/true));
+    const int64_t numel = plain.tensor.numel() * NumbersPer(plain.tensor);
+    match.plain_.push_back(matcher.Match(numel, {{plain.tensor, {0, numel}}},
+                                         /*contiguous=*/true));
   }
   TESSERA_RETURN_IF_ERROR(matcher.Result(&match.missing_, &match.unexpected_));
   return match;

@@ -30,7 +30,8 @@ struct Staged {
   StateTable::State kind = StateTable::kValue;
   Range range;
   at::Tensor plain;
-  std::string own_name;  // what a plain tensor is called in a rank's own values
+  // What a plain tensor is called there, in ranks' own values.
+  std::string own_name;
 };
 
 class Loading {
@@ -254,7 +255,7 @@ class Loading {
     Staged staged;
     staged.plain = tensor.detach();
     if (tensor.is_complex()) staged.plain = at::view_as_real(staged.plain);
-    staged.own_name = table_.NamesOf(tensor)[0];
+    staged.own_name = manifest_.storages(place.storage).tensors(0).name();
     const int64_t numel = staged.plain.numel();
     Want(place, place.shift, std::move(staged), numel);
   }
@@ -267,7 +268,7 @@ class Loading {
                   manifest_.training().world_size() == world_size;
     loaded_.step = manifest_.step();
     loaded_.report.client_state = values_[kClientState];
-    if (same_ranks_) TakeOwnTensors();
+    if (same_ranks_) TESSERA_RETURN_IF_ERROR(TakeOwnTensors());
     if (options_.model_only) return absl::OkStatus();
     if (same_ranks_) {
       for (const NamedGenerator& one : GeneratorsOf(state_.device)) {
@@ -284,16 +285,21 @@ class Loading {
   }
 
   // In place of rank 0's.
-  void TakeOwnTensors() {
+  absl::Status TakeOwnTensors() {
     for (Staged& one : staged_) {
       if (one.own_name.empty()) continue;
       const auto it = values_.find(absl::StrCat(kOwnTensor, one.own_name));
-      if (it == values_.end() || it->second.size() != one.from.nbytes()) {
-        continue;
+      if (it == values_.end()) continue;
+      if (it->second.size() != one.from.nbytes()) {
+        return absl::DataLossError(absl::StrCat(
+            "checkpoint ", reader_.path(), ": rank ", state_.comm->rank(),
+            "'s own '", one.own_name, "' has ", it->second.size(),
+            " bytes, expected ", one.from.nbytes()));
       }
       std::copy(it->second.begin(), it->second.end(),
                 static_cast<char*>(one.from.mutable_data_ptr()));
     }
+    return absl::OkStatus();
   }
 
   LossScalerState SavedScaler() const {

@@ -30,7 +30,7 @@ done > "${folder}/text"
 
 world=2
 for stage in 0 3; do
-  first="$(run --steps 6 --save "${folder}/state${stage}" --after 3)"
+  first="$(run --steps 7 --save "${folder}/state${stage}" --after 3)"
   echo "${first}"
   second="$(run --steps 0 --resume "${folder}/state${stage}" --after 3 \
     --sample 12)"

@@ -6,10 +6,13 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/status.h"
 #include "checkpoint/disk/crc32c.h"
+#include "checkpoint/exchange/name_map.h"
 #include "comm/world/world.h"
 #include "config/config.h"
 #include "engine/engine.h"
@@ -101,6 +104,11 @@ TESSERA_RANK_FUNCTION(SaveBuffers) {
   return OwnState(*model);
 }
 
+constexpr char kExchanged[] =
+    "norm.running_mean norm.running_var\n"
+    "norm.running_var norm.running_mean\n";
+
+// "<folder>\n<stage>", and "\nexchanged".
 TESSERA_RANK_FUNCTION(LoadBuffers) {
   const std::vector<std::string> parts = absl::StrSplit(args, '\n');
   torch::manual_seed(6);
@@ -108,7 +116,11 @@ TESSERA_RANK_FUNCTION(LoadBuffers) {
   TESSERA_ASSIGN_OR_RETURN(
       auto engine, MakeNormedEngine(model, parts[1] == "3" ? 3 : 0, world));
   const std::string before = OwnState(*model);
-  TESSERA_RETURN_IF_ERROR(engine->LoadCheckpoint(parts[0]).status());
+  LoadCheckpointOptions load;
+  if (parts.size() > 2) {
+    TESSERA_ASSIGN_OR_RETURN(load.names, NameMap::Parse(kExchanged, "rules"));
+  }
+  TESSERA_RETURN_IF_ERROR(engine->LoadCheckpoint(parts[0], load).status());
   if (OwnState(*model) == before) return "nothing was loaded";
   return OwnState(*model);
 }
@@ -125,6 +137,27 @@ TEST(CheckpointBuffersTest, EachRankGetsItsOwn) {
     EXPECT_THAT(RunOnRanks(3, "LoadBuffers", args), Each(saved[0]));
     EXPECT_THAT(RunOnRanks(1, "LoadBuffers", args), Each(saved[0]));
   }
+}
+
+TEST(CheckpointBuffersTest, EachRankGetsItsOwnByOtherNames) {
+  const TempFolder folder;
+  const std::string args = absl::StrCat(folder / "ckpt", "\n0");
+  std::vector<std::string> saved = RunOnRanks(2, "SaveBuffers", args);
+  const std::string mean = "norm.running_mean", var = "norm.running_var";
+  for (std::string& rank : saved) {
+    std::vector<std::string> lines = absl::StrSplit(rank, '\n');
+    std::string *mean_line = nullptr, *var_line = nullptr;
+    for (std::string& line : lines) {
+      if (absl::StartsWith(line, mean)) mean_line = &line;
+      if (absl::StartsWith(line, var)) var_line = &line;
+    }
+    ASSERT_TRUE(mean_line != nullptr && var_line != nullptr) << rank;
+    const std::string old_mean = mean_line->substr(mean.size());
+    *mean_line = mean + var_line->substr(var.size());
+    *var_line = var + old_mean;
+    rank = absl::StrJoin(lines, "\n");
+  }
+  EXPECT_EQ(RunOnRanks(2, "LoadBuffers", args + "\nexchanged"), saved);
 }
 
 struct WithSparse : torch::nn::Module {

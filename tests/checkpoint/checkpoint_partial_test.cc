@@ -257,6 +257,17 @@ TEST_P(PartialTest, OptionsThatMeanNothing) {
   EXPECT_EQ(got.after, got.before);
 }
 
+TEST_P(PartialTest, WhatSharesMemoryIsLoadedTogether) {
+  Save("SharedStorage");
+  Loaded got = Load("SharedStorage", {"only weight"});
+  EXPECT_THAT(got.said, AllOf(HasSubstr("'weight' shares memory with '"),
+                              HasSubstr("load both or neither")));
+  EXPECT_EQ(got.after, got.before);
+  got = Load("SharedStorage", {"rule head -", "lenient"});
+  EXPECT_THAT(got.said, HasSubstr("shares memory with 'head'"));
+  EXPECT_EQ(got.after, got.before);
+}
+
 // A part of its own state, which it has.
 TESSERA_RANK_FUNCTION(TrainSaveAndLoadPart) {
   const CheckpointArgs a(args);
