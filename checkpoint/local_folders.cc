@@ -10,7 +10,9 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "base/log.h"
 #include "base/status.h"
+#include "checkpoint/format/checkpoint_folder.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/together.h"
 #include "comm/rendezvous/local_address.h"
@@ -328,6 +330,18 @@ absl::Status SendFile(const Transfer& transfer, const CheckpointReader& reader,
       });
 }
 
+// Where a leader had not committed any more, its host's files would be what a
+// save has left, and the next one there would remove them.
+void CompletePart(const CheckpointReader& reader, const Holdings& holdings,
+                  int rank) {
+  if (holdings.leaders[static_cast<size_t>(rank)] != rank) return;
+  for (int f = 0; f < reader.manifest().files_size(); ++f) {
+    if (holdings.OwnerOf(f) < 0) return;  // nor is it whole elsewhere
+  }
+  const absl::Status added = AddManifest(reader.folder(), reader.manifest());
+  if (!added.ok()) TESSERA_LOG(WARNING) << added.message();
+}
+
 }  // namespace
 
 absl::Status FetchDataFiles(CheckpointReader* reader,
@@ -365,7 +379,11 @@ absl::Status FetchDataFiles(CheckpointReader* reader,
   for (const Transfer& transfer : transfers) {
     mine.Update(SendFile(transfer, *reader, device, comm));
   }
-  return comm->AgreeOk(mine, "LoadCheckpoint");
+  TESSERA_RETURN_IF_ERROR(comm->AgreeOk(mine, "LoadCheckpoint"));
+  return RunTogether(comm, "LoadCheckpoint", [&] {
+    CompletePart(*reader, holdings, rank);
+    return absl::OkStatus();
+  });
 }
 
 }  // namespace tessera

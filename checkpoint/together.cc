@@ -43,7 +43,10 @@ absl::Status RunTogether(Communicator* comm, absl::string_view what,
     done.Notify();
   };
   absl::StatusOr<std::thread> thread = StartThread("tessera-disk", run);
-  if (!thread.ok()) run();  // the others wait for as long as that takes
+  if (!thread.ok()) {
+    mine = thread.status();
+    done.Notify();
+  }
   const absl::Status all =
       CatchTorch(what, [&] { return Meet(comm, what, done, mine); });
   if (thread.ok()) thread->join();

@@ -90,6 +90,28 @@ absl::StatusOr<Saving> Saving::Begin(const std::string& path,
   return Saving(std::move(folder), std::move(lock), RandomId());
 }
 
+absl::StatusOr<Saving> Saving::BeginPart(const std::string& path,
+                                         FileSystem* files) {
+  TESSERA_ASSIGN_OR_RETURN(Folder folder, Folder::Make(path, files));
+  TESSERA_ASSIGN_OR_RETURN(File lock, Lock(folder));
+  const absl::Status there = ReadManifest(folder).status();
+  if (absl::IsNotFound(there)) {
+    return Saving(std::move(folder), std::move(lock), RandomId());
+  }
+  // No rename commits in several folders at once.
+  return absl::FailedPreconditionError(absl::StrCat(
+      path,
+      ": holds a checkpoint; with checkpoint.use_node_local_storage none can "
+      "take its place, so save to another folder each time, as "
+      "CheckpointManager does"));
+}
+
+absl::Status Saving::TakePart(uint64_t id, std::vector<int> ranks) {
+  id_ = id;
+  ranks_ = std::move(ranks);
+  return Sweep(folder_, id_);
+}
+
 absl::Status Saving::CheckFiles(
     const proto::CheckpointManifest& manifest) const {
   std::vector<int> all(static_cast<size_t>(manifest.files_size()));
@@ -98,8 +120,10 @@ absl::Status Saving::CheckFiles(
     const absl::StatusOr<File> file = folder_.OpenFile(DataFileName(id_, r));
     if (absl::IsNotFound(file.status())) {
       return absl::FailedPreconditionError(absl::StrCat(
-          file.status().message(), ", as rank 0 sees it, though rank ", r,
-          " has written it: is the folder on a disk of each host's own?"));
+          file.status().message(), ", though rank ", r, " has written it",
+          ranks_.has_value() ? ""
+                             : ": is the folder on a disk of each host's own "
+                               "(checkpoint.use_node_local_storage)?"));
     }
     TESSERA_RETURN_IF_ERROR(file.status());
     if (file->bytes() != manifest.files(r).bytes()) {
@@ -111,19 +135,30 @@ absl::Status Saving::CheckFiles(
   return absl::OkStatus();
 }
 
+namespace {
+
+// The manifest of save `id`, on the disk under its temporary name.
+absl::Status WriteTemporary(const Folder& folder, uint64_t id,
+                            const std::string& bytes) {
+  {
+    TESSERA_ASSIGN_OR_RETURN(const File file,
+                             folder.CreateFile(TemporaryManifestName(id)));
+    TESSERA_RETURN_IF_ERROR(file.WriteAt(0, bytes));
+    TESSERA_RETURN_IF_ERROR(file.Sync());
+  }
+  return folder.Sync();
+}
+
+}  // namespace
+
 absl::Status Saving::Commit(const proto::CheckpointManifest& manifest,
                             bool* committed) {
   *committed = false;
   TESSERA_RETURN_IF_ERROR(CheckFiles(manifest));
   TESSERA_ASSIGN_OR_RETURN(const std::string bytes, EncodeManifest(manifest));
-  const std::string temporary = TemporaryManifestName(id_);
-  {
-    TESSERA_ASSIGN_OR_RETURN(const File file, folder_.CreateFile(temporary));
-    TESSERA_RETURN_IF_ERROR(file.WriteAt(0, bytes));
-    TESSERA_RETURN_IF_ERROR(file.Sync());
-  }
-  TESSERA_RETURN_IF_ERROR(folder_.Sync());
-  const absl::Status renamed = folder_.Rename(temporary, kManifestName);
+  TESSERA_RETURN_IF_ERROR(WriteTemporary(folder_, id_, bytes));
+  const absl::Status renamed =
+      folder_.Rename(TemporaryManifestName(id_), kManifestName);
   // A rename may be done and yet be reported as failed (NFS): where it cannot
   // be seen that it was not, nothing may be removed.
   *committed = renamed.ok() || !OldIsThere();
@@ -151,6 +186,21 @@ void Saving::Abandon() {
   for (const std::string& name : *names) {
     if (IdInName(name) == id_) (void)folder_.Remove(name);
   }
+}
+
+absl::Status AddManifest(const Folder& folder,
+                         const proto::CheckpointManifest& manifest) {
+  if (!absl::IsNotFound(ReadManifest(folder).status())) return absl::OkStatus();
+  const absl::StatusOr<File> lock = Lock(folder);
+  if (absl::IsUnavailable(lock.status())) return absl::OkStatus();
+  TESSERA_RETURN_IF_ERROR(lock.status());
+  if (!absl::IsNotFound(ReadManifest(folder).status())) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(const std::string bytes, EncodeManifest(manifest));
+  const std::string temporary = TemporaryManifestName(manifest.id());
+  TESSERA_RETURN_IF_ERROR(folder.Remove(temporary));
+  TESSERA_RETURN_IF_ERROR(WriteTemporary(folder, manifest.id(), bytes));
+  TESSERA_RETURN_IF_ERROR(folder.Rename(temporary, kManifestName));
+  return folder.Sync();
 }
 
 absl::Status RemoveCheckpoint(const std::string& path, FileSystem* files) {

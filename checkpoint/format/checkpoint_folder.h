@@ -44,13 +44,16 @@ class Saving {
   // one of another format. LOCAL.
   static absl::StatusOr<Saving> Begin(const std::string& path,
                                       FileSystem* files);
+  // The same of a folder that is one of several, each with a part of the same
+  // save. Nothing is removed yet: what looks like left over may be a part of
+  // what another folder has committed. FailedPrecondition: it holds a
+  // checkpoint. LOCAL.
+  static absl::StatusOr<Saving> BeginPart(const std::string& path,
+                                          FileSystem* files);
+  // None of the folders holds a checkpoint: removes what is left of others. The
+  // save's id, and whose data files come here. LOCAL.
+  absl::Status TakePart(uint64_t id, std::vector<int> ranks);
 
-  // This folder is one of several, each with a part of the same save: its id,
-  // and whose data files are here.
-  void TakePart(uint64_t id, std::vector<int> ranks) {
-    id_ = id;
-    ranks_ = std::move(ranks);
-  }
   uint64_t id() const { return id_; }
   const Folder& folder() const { return folder_; }
   // Makes what has been written the checkpoint, and removes the one before.
@@ -77,6 +80,12 @@ class Saving {
 // The manifest of the checkpoint in `folder`. NotFound: there is none; DataLoss
 // and so on as DecodeManifest. LOCAL.
 absl::StatusOr<proto::CheckpointManifest> ReadManifest(const Folder& folder);
+
+// Of a folder that is one of several, and had lost its part of the commit: the
+// manifest that the others have. Nothing where it has one, or is being saved
+// to. LOCAL.
+absl::Status AddManifest(const Folder& folder,
+                         const proto::CheckpointManifest& manifest);
 
 // Removes the checkpoint in a folder, damaged or not, and the folder if nothing
 // else is in it. What is no checkpoint's file stays. NotFound: it holds none.

@@ -1,4 +1,5 @@
-// Aside: work on a thread of its own; in the constructor where there is none.
+// Aside: work on a thread of its own. Where there is none nothing is done, and
+// that is its status.
 #ifndef CHECKPOINT_SAVE_ASIDE_H_
 #define CHECKPOINT_SAVE_ASIDE_H_
 
@@ -17,15 +18,15 @@ namespace tessera {
 class Aside {
  public:
   explicit Aside(std::function<absl::Status()> work) : work_(std::move(work)) {
-    const auto run = [this] {
+    auto thread = StartThread("tessera-disk", [this] {
       status_ = CatchTorch("checkpoint", work_);
       done_.Notify();
-    };
-    auto thread = StartThread("tessera-disk", run);
+    });
     if (thread.ok()) {
       thread_ = *std::move(thread);
     } else {
-      run();
+      status_ = thread.status();
+      done_.Notify();
     }
   }
   // Waits for it.

@@ -1,5 +1,6 @@
 #include "checkpoint/save/pending_save.h"
 
+#include <filesystem>
 #include <optional>
 #include <thread>
 
@@ -46,10 +47,25 @@ class PendingSave::Impl {
       return absl::InvalidArgumentError(
           "SaveCheckpoint: the folder's name is empty");
     }
+    TESSERA_RETURN_IF_ERROR(comm->AgreeOk(
+        CatchTorch("checkpoint's folder",
+                   [&] {
+                     // The program may go elsewhere while it is written.
+                     plan_.dir = std::filesystem::absolute(plan_.dir);
+                     return absl::OkStatus();
+                   }),
+        "checkpoint's folder"));
     if (plan_.options.node_local) TESSERA_RETURN_IF_ERROR(FindHosts(comm));
     TESSERA_RETURN_IF_ERROR(
         RunTogether(comm, "checkpoint folder", [&] { return Lock(); }));
     TESSERA_RETURN_IF_ERROR(ShareId(comm));
+    if (plan_.options.node_local) {
+      TESSERA_RETURN_IF_ERROR(
+          RunTogether(comm, "checkpoint folder", [&]() -> absl::Status {
+            if (plan_.saving == nullptr) return absl::OkStatus();
+            return plan_.saving->TakePart(plan_.id, RanksOfFolder());
+          }));
+    }
     if (plan_.options.async) {
       TESSERA_RETURN_IF_ERROR(
           comm->AgreeOk(pieces_.Keep(), "copy of what a checkpoint holds"));
@@ -65,7 +81,7 @@ class PendingSave::Impl {
     if (thread.ok()) {
       thread_ = *std::move(thread);
     } else {
-      run();  // the others wait for it as for a slow disk
+      run();  // without one SaveCourse gives up at once, and tells the others
     }
     return absl::OkStatus();
   }
@@ -101,19 +117,12 @@ class PendingSave::Impl {
                            ? 0
                            : plan_.leaders[static_cast<size_t>(plan_.rank)];
     if (leader != plan_.rank) return absl::OkStatus();
-    TESSERA_ASSIGN_OR_RETURN(Saving saving,
-                             Saving::Begin(plan_.dir, FileSystem::Real()));
+    TESSERA_ASSIGN_OR_RETURN(
+        Saving saving, plan_.options.node_local
+                           ? Saving::BeginPart(plan_.dir, FileSystem::Real())
+                           : Saving::Begin(plan_.dir, FileSystem::Real()));
     plan_.saving = std::make_unique<Saving>(std::move(saving));
-    if (!plan_.options.node_local) return absl::OkStatus();
-    // No rename commits on several hosts at once.
-    if (absl::IsNotFound(ReadManifest(plan_.saving->folder()).status())) {
-      return absl::OkStatus();
-    }
-    return absl::FailedPreconditionError(absl::StrCat(
-        plan_.dir,
-        ": holds a checkpoint; with checkpoint.use_node_local_storage none can "
-        "take its place, so save to another folder each time, as "
-        "CheckpointManager does"));
+    return absl::OkStatus();
   }
 
   // Whose data files come into the folder that this rank leads.
@@ -142,9 +151,6 @@ class PendingSave::Impl {
     if (words.size() != 2 || !absl::SimpleHexAtoi(words[0], &plan_.id) ||
         !absl::SimpleAtoi(words[1], &plan_.begun_micros)) {
       return absl::InternalError("a checkpoint's id is no number");
-    }
-    if (plan_.options.node_local && plan_.saving != nullptr) {
-      plan_.saving->TakePart(plan_.id, RanksOfFolder());
     }
     return absl::OkStatus();
   }

@@ -36,6 +36,7 @@ constexpr char kPurpose[] = "replicas";
 constexpr absl::Duration kConnectTimeout = absl::Seconds(30);
 constexpr int kTickMs = 50;
 constexpr int64_t kPartBytes = 1 << 20;
+constexpr int kPartsAtOnce = 16;  // in one direction, before another's turn
 constexpr int64_t kHeaderBytes = 16;
 constexpr char kKept = 'k';
 
@@ -70,8 +71,11 @@ class Sending {
   }
 
   absl::Status Go() {
-    while (!sent_all()) {
-      if (at_ == part_.size()) TESSERA_RETURN_IF_ERROR(Next());
+    for (int parts = 0; !sent_all();) {
+      if (at_ == part_.size()) {
+        if (parts++ == kPartsAtOnce) return absl::OkStatus();
+        TESSERA_RETURN_IF_ERROR(Next());
+      }
       const ssize_t n = send(fd_, part_.data() + at_, part_.size() - at_,
                              MSG_NOSIGNAL | MSG_DONTWAIT);
       if (MustWait(n)) return absl::OkStatus();
@@ -117,7 +121,7 @@ class Keeping {
   pollfd wanted() const { return {fd_, POLLIN, 0}; }
 
   absl::Status Go() {
-    while (!done_) {
+    for (int parts = 0; !done_ && parts < kPartsAtOnce; ++parts) {
       const int64_t left =
           bytes_ < 0 ? kHeaderBytes - static_cast<int64_t>(header_.size())
                      : std::min(kPartBytes, bytes_ - written_);

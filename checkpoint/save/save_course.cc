@@ -5,6 +5,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/log.h"
+#include "base/monotonic.h"
 #include "base/status.h"
 #include "checkpoint/save/aside.h"
 #include "checkpoint/save/write_data_file.h"
@@ -68,12 +70,26 @@ absl::Status SaveCourse::Lead() {
   const bool undone = !status.ok() && (!committed_ || plan_.options.node_local);
   if (undone) plan_.saving->Abandon();
   plan_.saving.reset();  // who hears of the end may save there at once
+  if (status.ok()) AfterCommit();
   if (plan_.world_size > 1) {
     notes_.Tell(undone ? "undone" : "ended", StatusToText(status));
+    AwaitSeen();
   }
-  if (status.ok() && plan_.options.after_commit) plan_.options.after_commit();
-  if (plan_.world_size > 1) AwaitSeen();
   return status;
+}
+
+// What follows a commit does not change how the save has ended. It may take its
+// time, and the others, who may wait for the save, hear that.
+void SaveCourse::AfterCommit() {
+  if (!plan_.options.after_commit) return;
+  Aside after([this] {
+    plan_.options.after_commit();
+    return absl::OkStatus();
+  });
+  while (!after.Done(kBeat)) notes_.TellBusy();
+  if (after.status().ok()) return;
+  TESSERA_LOG(ERROR) << plan_.dir << ": the checkpoint is saved; what was to "
+                     << "follow failed: " << after.status().message();
 }
 
 // Until all files are there, or the first error.
@@ -94,8 +110,11 @@ absl::Status SaveCourse::GatherFiles(Files* files) {
     notes_.TellBusy();
     if (status.ok()) status = TakeFiles("written", &missing, files);
   }
-  if (!status.ok()) pieces_->Abandon();
-  if (!writing.status().ok() || !status.ok()) return status;
+  if (!status.ok()) {
+    pieces_->Abandon();
+    while (!writing.Done(kBeat)) notes_.TellBusy();
+    return status;
+  }
   (*files)[0] = file_;
   if (plan_.options.node_local) {
     (void)notes_.Tell("written", file_.SerializeAsString());
@@ -112,20 +131,20 @@ absl::Status SaveCourse::AwaitHosts() {
           [this](int r) { return plan_.leaders[static_cast<size_t>(r)] != r; }),
       missing.end());
   Pace pace(plan_.world_size);
-  Files known(static_cast<size_t>(plan_.world_size));
+  notes_.ListenAnew();  // to those who have written, too
   while (true) {
     notes_.TellBusy();
-    TESSERA_RETURN_IF_ERROR(TakeFiles("committed", &missing, &known));
+    TESSERA_RETURN_IF_ERROR(TakeFiles("committed", &missing, nullptr));
     if (missing.empty()) return absl::OkStatus();
     absl::SleepFor(pace.Next());
   }
 }
 
 void SaveCourse::AwaitSeen() {
-  const absl::Time until = absl::Now() + kSeenWait;
+  const absl::Duration until = MonotonicNow() + kSeenWait;
   std::vector<int> missing = Others();
   Pace pace(plan_.world_size);
-  while (!missing.empty() && absl::Now() < until) {
+  while (!missing.empty() && MonotonicNow() < until) {
     absl::SleepFor(pace.Next());
     const auto notes = notes_.Read(missing);
     std::vector<int> left;
@@ -139,7 +158,8 @@ void SaveCourse::AwaitSeen() {
 
 // ---- rank 0, and other leaders
 
-// Takes those of `missing` that have come as far as `kind`.
+// Takes those of `missing` that have come as far as `kind`; what they have
+// written, unless `files` is null.
 absl::Status SaveCourse::TakeFiles(absl::string_view kind,
                                    std::vector<int>* missing, Files* files) {
   if (missing->empty()) return absl::OkStatus();
@@ -153,7 +173,8 @@ absl::Status SaveCourse::TakeFiles(absl::string_view kind,
       return FailedOn(r, StatusFromText(note->text));
     }
     if (note.has_value() && (note->kind == kind || note->kind == "committed")) {
-      if (!(*files)[static_cast<size_t>(r)].ParseFromString(note->text)) {
+      if (files != nullptr &&
+          !(*files)[static_cast<size_t>(r)].ParseFromString(note->text)) {
         return absl::InternalError("a note of a data file is damaged");
       }
       continue;
@@ -215,17 +236,26 @@ absl::Status SaveCourse::Follow() {
     result = HearResult();
     if (!result.has_value()) absl::SleepFor(pace.Next());
   }
-  if (undone_) RemoveFiles();
-  if (plan_.saving != nullptr) EndPart(*result);
+  if (plan_.saving != nullptr) {
+    EndPart(*result);
+  } else if (undone_) {
+    RemoveFiles();
+  }
   return *result;
 }
 
-// What this rank has written of a save that was taken back: who leads the
-// folder may have swept it before.
+// What this rank has written of a save that was taken back. Who leads the
+// folder may have swept it before; or will, if it has committed there: a
+// manifest goes before the files that it names.
 void SaveCourse::RemoveFiles() const {
   const absl::StatusOr<Folder> folder =
       Folder::Open(plan_.dir, FileSystem::Real());
   if (!folder.ok()) return;
+  const auto there = ReadManifest(*folder);
+  if (there.ok() ? there->id() == plan_.id
+                 : !absl::IsNotFound(there.status())) {
+    return;
+  }
   (void)folder->Remove(DataFileName(plan_.id, plan_.rank));
   if (plan_.replicas == nullptr) return;
   const std::vector<int>& keepers = plan_.replicas->keepers();
@@ -243,6 +273,7 @@ std::optional<absl::Status> SaveCourse::CommitPart() {
   std::vector<int> missing = Others();
   Pace pace(plan_.world_size);
   absl::Status mine;
+  notes_.ListenAnew();
   while (mine.ok() && !missing.empty()) {
     notes_.TellBusy();
     if (const auto result = HearResult(); result.has_value()) return result;
@@ -250,6 +281,7 @@ std::optional<absl::Status> SaveCourse::CommitPart() {
     if (!missing.empty()) absl::SleepFor(pace.Next());
   }
   if (mine.ok()) mine = CommitBusily(files);
+  notes_.ListenAnew();
   (void)notes_.Tell(mine.ok() ? "committed" : "failed",
                     mine.ok() ? file_.SerializeAsString() : StatusToText(mine));
   return std::nullopt;
@@ -260,7 +292,7 @@ void SaveCourse::EndPart(const absl::Status& result) {
   // committed: what is here is a part of that.
   if (undone_) plan_.saving->Abandon();
   plan_.saving.reset();
-  if (result.ok() && plan_.options.after_commit) plan_.options.after_commit();
+  if (result.ok()) AfterCommit();
 }
 
 // What rank 0 says of the save's end, if it has.
@@ -291,13 +323,20 @@ std::optional<absl::Status> SaveCourse::HearResult() {
 // ---- all, on "tessera-disk"
 
 absl::Status SaveCourse::WriteFile() {
-  TESSERA_ASSIGN_OR_RETURN(
-      file_, WriteDataFile(
-                 {plan_.dir, plan_.id, plan_.rank, plan_.options.max_bandwidth},
-                 plan_.values, pieces_));
-  if (plan_.replicas == nullptr) return absl::OkStatus();
+  absl::StatusOr<proto::CheckpointFile> written = WriteDataFile(
+      {plan_.dir, plan_.id, plan_.rank, plan_.options.max_bandwidth},
+      plan_.values, pieces_);
+  // Whoever waits for the rest to be written is not held up any longer.
+  if (!written.ok()) pieces_->Abandon();
+  TESSERA_RETURN_IF_ERROR(written.status());
+  file_ = *std::move(written);
+  if (!plan_.options.node_local) return absl::OkStatus();
   TESSERA_ASSIGN_OR_RETURN(const Folder folder,
                            Folder::Open(plan_.dir, FileSystem::Real()));
+  // Others commit when they hear that it is there. (In one folder who commits
+  // syncs it.)
+  TESSERA_RETURN_IF_ERROR(folder.Sync());
+  if (plan_.replicas == nullptr) return absl::OkStatus();
   return plan_.replicas->Exchange(folder, plan_.id,
                                   [this] { return pieces_->abandoned(); });
 }

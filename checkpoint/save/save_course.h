@@ -61,6 +61,7 @@ class SaveCourse {
   std::optional<absl::Status> CommitPart();
   absl::Status AwaitHosts();
   void AwaitSeen();
+  void AfterCommit();
   std::optional<absl::Status> HearResult();
   void RemoveFiles() const;
   void EndPart(const absl::Status& result);

@@ -6,6 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "base/monotonic.h"
 
 namespace tessera {
 namespace {
@@ -17,22 +18,22 @@ constexpr absl::Duration kBusyEvery = absl::Seconds(1);
 SaveNotes::SaveNotes(NoteBoard* board, uint64_t id, int world_size)
     : board_(board),
       id_(absl::StrFormat("%016x", id)),
-      heard_(static_cast<size_t>(world_size), {"", absl::Now()}) {}
+      heard_(static_cast<size_t>(world_size), {"", MonotonicNow()}) {}
 
 bool SaveNotes::Tell(absl::string_view kind, absl::string_view text) {
   last_ = absl::StrCat(kind, " ", text);
   const std::string note = absl::StrCat(id_, " ", ++count_, " ", last_);
-  last_busy_ = absl::Now();
-  const absl::Time until = absl::Now() + board_->patience();
+  last_busy_ = MonotonicNow();
+  const absl::Duration until = MonotonicNow() + board_->patience();
   while (!board_->Write(note)) {
-    if (!board_->EndOf(0).ok() || absl::Now() > until) return false;
+    if (!board_->EndOf(0).ok() || MonotonicNow() > until) return false;
     absl::SleepFor(absl::Milliseconds(10));
   }
   return true;
 }
 
 void SaveNotes::TellBusy() {
-  const absl::Time now = absl::Now();
+  const absl::Duration now = MonotonicNow();
   if (now - last_busy_ < kBusyEvery) return;
   last_busy_ = now;
   (void)board_->Write(absl::StrCat(id_, " ", ++count_, " ", last_));
@@ -53,12 +54,16 @@ std::optional<std::vector<SaveNote>> SaveNotes::Read(
   return notes;
 }
 
+void SaveNotes::ListenAnew() {
+  for (Heard& heard : heard_) heard.since = MonotonicNow();
+}
+
 absl::Status SaveNotes::CheckAlive(int rank,
                                    const std::optional<SaveNote>& note) {
   const absl::Status ended = board_->EndOf(rank);
   if (!ended.ok()) return ended;
   Heard& heard = heard_[static_cast<size_t>(rank)];
-  const absl::Time now = absl::Now();
+  const absl::Duration now = MonotonicNow();
   std::string last =
       note.has_value() ? absl::StrCat(note->kind, note->count) : heard.last;
   if (last != heard.last) heard = {std::move(last), now};

@@ -5,8 +5,7 @@
 //   "<save's id> <count> committed <file>"  and the manifest of its host, too
 //   "<save's id> <count> failed <status>"   this rank could not
 //   "<save's id> <count> ended <status>"    of rank 0: what became of the save
-//   "<save's id> <count> undone <status>"   the same, of one that was taken
-//   back
+//   "<save's id> <count> undone <status>"   the same, if it was taken back
 //   "<save's id> <count> seen "             this rank has read that
 //
 // The count grows as long as the rank is at work.
@@ -48,17 +47,19 @@ class SaveNotes {
   // Whether `rank`, of which `note` was read now (nullopt: the board is
   // silent), has ended, or has said nothing new for the board's patience.
   absl::Status CheckAlive(int rank, const std::optional<SaveNote>& note);
+  // Nobody has been silent up to now: this rank did not listen.
+  void ListenAnew();
 
  private:
   struct Heard {
     std::string last;
-    absl::Time since;
+    absl::Duration since;  // MonotonicNow
   };
 
   NoteBoard* const board_;
   const std::string id_;
   std::vector<Heard> heard_;  // by rank
-  absl::Time last_busy_ = absl::InfinitePast();
+  absl::Duration last_busy_ = -absl::InfiniteDuration();
   std::string last_ = "busy ";
   int64_t count_ = 0;
 };

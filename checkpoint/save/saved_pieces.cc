@@ -113,6 +113,7 @@ void SavedPieces::Detach() {
   for (Copy& copy : copies_) {  // what it could get is not used
     if (!copy.made) copy.pinned.reset();
   }
+  awaited_ = true;
   mutex_.Await(absl::Condition(
       +[](SavedPieces* self)
            ABSL_NO_THREAD_SAFETY_ANALYSIS { return self->AllWritten(); },
@@ -127,6 +128,11 @@ void SavedPieces::Abandon() {
 bool SavedPieces::abandoned() {
   absl::MutexLock lock(&mutex_);
   return abandoned_;
+}
+
+bool SavedPieces::awaited() {
+  absl::MutexLock lock(&mutex_);
+  return awaited_;
 }
 
 absl::StatusOr<absl::string_view> SavedPieces::Part(size_t i, int64_t begin,

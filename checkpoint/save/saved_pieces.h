@@ -58,6 +58,8 @@ class SavedPieces {
   // Nothing more is written: Detach waits for nobody.
   void Abandon();
   bool abandoned();
+  // Detach waits for all to be written.
+  bool awaited();
 
   // `bytes` of piece `i` from byte `begin` on: where they lie, or in `scratch`.
   absl::StatusOr<absl::string_view> Part(size_t i, int64_t begin, int64_t bytes,
@@ -86,6 +88,7 @@ class SavedPieces {
   std::vector<Copy> copies_ ABSL_GUARDED_BY(mutex_);
   size_t num_written_ ABSL_GUARDED_BY(mutex_) = 0;
   bool abandoned_ ABSL_GUARDED_BY(mutex_) = false;
+  bool awaited_ ABSL_GUARDED_BY(mutex_) = false;
   bool kept_ ABSL_GUARDED_BY(mutex_) = false;
 };
 

@@ -6,6 +6,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/monotonic.h"
 #include "base/status.h"
 #include "checkpoint/disk/folder.h"
 #include "checkpoint/format/data_file.h"
@@ -25,25 +26,25 @@ class Throttle {
                      DataFileWriter* writer) {
     if (max_bandwidth_ <= 0) return absl::OkStatus();
     written_ += bytes;
-    const absl::Time due =
+    const absl::Duration due =
         begun_ + absl::Seconds(static_cast<double>(written_) /
                                static_cast<double>(max_bandwidth_));
-    while (absl::Now() < due) {
+    while (MonotonicNow() < due && !pieces->awaited()) {
       if (pieces->abandoned()) {
         return absl::CancelledError("the save was given up");
       }
-      absl::SleepFor(std::min(due - absl::Now(), absl::Milliseconds(100)));
+      absl::SleepFor(std::min(due - MonotonicNow(), absl::Milliseconds(100)));
     }
-    if (absl::Now() - synced_ < kLimitedSync) return absl::OkStatus();
-    synced_ = absl::Now();
+    if (MonotonicNow() - synced_ < kLimitedSync) return absl::OkStatus();
+    synced_ = MonotonicNow();
     return writer->SyncSoFar();
   }
 
  private:
   const int64_t max_bandwidth_;
-  const absl::Time begun_ = absl::Now();
+  const absl::Duration begun_ = MonotonicNow();
   int64_t written_ = 0;
-  absl::Time synced_ = absl::InfinitePast();
+  absl::Duration synced_ = -absl::InfiniteDuration();
 };
 
 }  // namespace

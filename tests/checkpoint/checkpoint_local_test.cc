@@ -230,6 +230,19 @@ TEST_P(CheckpointLocalTest, WhatAHostLacksComesFromAnother) {
   }
 }
 
+// Killed after another host's commit and before its own.
+TEST_P(CheckpointLocalTest, AHostThatHadNotCommittedKeepsItsPart) {
+  const std::vector<std::string> saved = Run("TrainAndSaveOnHosts", "AABB");
+  const std::string manifest = PathOf('B') + "/run/ckpt/manifest";
+  ASSERT_TRUE(fs::remove(manifest));
+  EXPECT_THAT(Run("TrainAndSaveOnHosts", "AABB"),
+              Each(HasSubstr("save to another folder each time")));
+  EXPECT_THAT(FilesOf('B'), ElementsAre("rank-00002", "rank-00003", "lock"));
+  EXPECT_THAT(Run("LoadOnHosts", "AABB"), Each(saved[0]));
+  EXPECT_TRUE(fs::exists(manifest));
+  EXPECT_THAT(Run("LoadOnHosts", "AABB"), Each(saved[0]));
+}
+
 TEST_P(CheckpointLocalTest, WhatNoHostHasIsNamed) {
   ASSERT_THAT(Run("TrainAndSaveOnHosts", "AABB"), Each(StartsWith("step 2\n")));
   fs::remove_all(PathOf('B'));
@@ -283,7 +296,8 @@ TEST_P(CheckpointLocalTest, ReplicasOutlastAHost) {
     // At stage 0 the loads above have brought all files to C.
     EXPECT_THAT(Run("LoadOnHosts", "AABBC"),
                 Each(HasSubstr(GetParam() == 0 ? "step 2\n" : "no host has ")));
-    fs::remove_all(PathOf('C'));
+    // Where a load brought all files, the host has them.
+    for (char host : {'A', 'B', 'C'}) fs::remove_all(PathOf(host));
   }
 }
 

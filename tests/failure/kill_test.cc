@@ -219,7 +219,8 @@ TEST_P(StopTest, TheOthersNameItTheCollectiveAndTheUnit) {
         IsOkAndHolds(AllOf(HasSubstr("RUNNING"), HasSubstr("\"tessera-comm\""),
                            HasSubstr(" main ("))));
   }
-  EXPECT_EQ(dumps, 2);
+  // Who quotes the other before its own time is over has nothing to write.
+  EXPECT_GE(dumps, told_of_own);
 }
 
 INSTANTIATE_TEST_SUITE_P(
