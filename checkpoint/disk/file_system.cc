@@ -93,4 +93,8 @@ int FileSystem::Lock(int fd) {
   return OrError(fcntl(fd, F_OFD_SETLK, &whole));
 }
 
+std::unique_ptr<ReadQueue> FileSystem::MakeReadQueue(unsigned depth) {
+  return ReadQueue::Create(depth);
+}
+
 }  // namespace tessera

@@ -10,8 +10,11 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
+
+#include "checkpoint/disk/read_queue.h"
 
 namespace tessera {
 
@@ -44,6 +47,8 @@ class FileSystem {
   // A lock of a whole file for writing that dies with its holder, over NFS too
   // (fcntl's F_OFD_SETLK). -EAGAIN: another holds it.
   virtual int Lock(int fd);
+  // Of reads that go on meanwhile; null: they are made by Read, one at a time.
+  virtual std::unique_ptr<ReadQueue> MakeReadQueue(unsigned depth);
 };
 
 }  // namespace tessera

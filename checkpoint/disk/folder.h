@@ -48,6 +48,7 @@ class File {
   File(OpenPath open, int64_t bytes) : open_(std::move(open)), bytes_(bytes) {}
 
   const std::string& path() const { return open_.path(); }
+  int fd() const { return open_.fd(); }
   // When it was opened.
   int64_t bytes() const { return bytes_; }
   // All of `from`, in as many calls as that takes.

@@ -51,6 +51,9 @@ class MemoryDisk : public FileSystem {
   int RemoveFolder(int folder, const std::string& name) override;
   int List(int folder, std::vector<std::string>* names) override;
   int Lock(int fd) override;
+  std::unique_ptr<ReadQueue> MakeReadQueue(unsigned) override {
+    return nullptr;
+  }
 
   // Calls so far; Close and StartSync are none.
   int64_t calls() const { return calls_; }

@@ -11,15 +11,13 @@
 #include "base/status.h"
 #include "base/thread/start_thread.h"
 #include "checkpoint/format/checkpoint_folder.h"
+#include "checkpoint/format/piece_reads.h"
 
 namespace tessera {
 namespace {
 
 // Of one task: small enough for several threads to share a piece.
 constexpr int64_t kTaskBytes = 8 << 20;
-// Of what is only verified at once: in a core's own cache, where several
-// threads do so.
-constexpr int64_t kVerifyBytes = 512 << 10;
 constexpr int kMaxOpenFiles = 128;
 
 bool Before(const WantedElements& a, const WantedElements& b) {
@@ -110,8 +108,10 @@ absl::StatusOr<const CheckpointReader::Source*> CheckpointReader::SourceOf(
   TESSERA_ASSIGN_OR_RETURN(proto::CheckpointIndex index,
                            reader.ReadIndex(*manifest_));
   bytes_read_ += manifest_->files(rank).index_bytes();
-  source = std::make_unique<Source>(Source{rank, std::move(index), {}});
-  if (keeps_files_open()) source->file = std::move(reader);
+  source = std::make_unique<Source>(Source{rank, std::move(index), nullptr});
+  if (keeps_files_open()) {
+    source->file = std::make_shared<const DataFileReader>(std::move(reader));
+  }
   return source.get();
 }
 
@@ -131,7 +131,8 @@ absl::Status CheckpointReader::KnowIndex(int rank, absl::string_view bytes) {
       DecodeIndex(
           bytes, *manifest_, rank,
           absl::StrCat(path(), "/", DataFileName(manifest_->id(), rank))));
-  sources_[rank] = std::make_unique<Source>(Source{rank, std::move(index)});
+  sources_[rank] =
+      std::make_unique<Source>(Source{rank, std::move(index), nullptr});
   return absl::OkStatus();
 }
 
@@ -236,49 +237,40 @@ absl::Status CheckpointReader::CheckCovered(
   return absl::OkStatus();
 }
 
-absl::Status CheckpointReader::RunTask(const Task& task,
-                                       const DataFileReader& reader,
-                                       std::string* scratch,
-                                       int64_t* read) const {
-  const proto::CheckpointPiece& piece = *task.piece;
-  const int64_t piece_bytes = (piece.end() - piece.begin()) *
-                              ElementBytes(piece.storage(), piece.state());
-  const std::string what = NameOf(piece.storage(), piece.state());
-  if (task.to != nullptr) {
-    return reader.Read(piece, piece_bytes, task.begin, task.end, task.to, what,
-                       read);
-  }
-  scratch->resize(kVerifyBytes);
-  for (int64_t at = task.begin; at < task.end;) {
-    // Cut where blocks end: none is read twice.
-    const int64_t stop =
-        std::min((at / kVerifyBytes + 1) * kVerifyBytes, task.end);
-    TESSERA_RETURN_IF_ERROR(
-        reader.Read(piece, piece_bytes, at, stop, scratch->data(), what, read));
-    at = stop;
-  }
-  return absl::OkStatus();
-}
-
 // What one thread does. Memory that cannot be had is an error as any other.
 absl::Status CheckpointReader::RunSome(const std::vector<Task>& tasks,
                                        std::atomic<size_t>* next,
                                        int64_t* read) const try {
-  std::string scratch;
+  PieceReads reads(folder_->files());
   const Source* of = nullptr;
-  absl::StatusOr<DataFileReader> opened = absl::UnknownError("not opened");
-  for (size_t t = (*next)++; t < tasks.size(); t = (*next)++) {
-    const Task& task = tasks[t];
-    const bool kept = task.source->file.has_value();
-    if (task.source != of && !kept) {
-      opened = OpenFile(task.source->rank);
-      TESSERA_RETURN_IF_ERROR(opened.status());
-    }
-    of = task.source;
-    TESSERA_RETURN_IF_ERROR(
-        RunTask(task, kept ? *of->file : *opened, &scratch, read));
-  }
-  return absl::OkStatus();
+  std::shared_ptr<const DataFileReader> file;
+  const absl::Status status =
+      reads.Run([&]() -> absl::StatusOr<std::optional<PieceRange>> {
+        const size_t t = (*next)++;
+        if (t >= tasks.size()) return std::nullopt;
+        const Task& task = tasks[t];
+        const proto::CheckpointPiece& piece = *task.piece;
+        if (task.source != of) {
+          of = task.source;
+          file = of->file;
+          if (file == nullptr) {
+            TESSERA_ASSIGN_OR_RETURN(DataFileReader opened, OpenFile(of->rank));
+            file = std::make_shared<const DataFileReader>(std::move(opened));
+          }
+        }
+        const int64_t piece_bytes =
+            (piece.end() - piece.begin()) *
+            ElementBytes(piece.storage(), piece.state());
+        return PieceRange{file,
+                          task.piece,
+                          piece_bytes,
+                          task.begin,
+                          task.end,
+                          task.to,
+                          NameOf(piece.storage(), piece.state())};
+      });
+  *read = reads.bytes_read();
+  return status;
 } catch (const std::bad_alloc&) {
   return absl::ResourceExhaustedError(
       absl::StrCat(path(), ": no memory to read it"));

@@ -1,6 +1,7 @@
 // CheckpointReader: any ranges of elements of a checkpoint, whoever wrote them.
 // Each byte that is wanted is read once, in the order in which the files hold
-// it, by several threads, and verified before it counts. No torch.
+// it, by several threads (checkpoint/format/piece_reads.h), and verified before
+// it counts. No torch.
 //
 // Threads: one.
 #ifndef CHECKPOINT_FORMAT_CHECKPOINT_READER_H_
@@ -81,9 +82,10 @@ class CheckpointReader {
   struct Source {
     int rank = 0;
     proto::CheckpointIndex index;
-    std::optional<DataFileReader> file;  // where files are kept open
+    // Null: files are not kept open.
+    std::shared_ptr<const DataFileReader> file;
   };
-  // One call of DataFileReader::Read.
+  // What a thread takes at once.
   struct Task {
     const Source* source;
     const proto::CheckpointPiece* piece;
@@ -104,8 +106,6 @@ class CheckpointReader {
   absl::Status CheckCovered(absl::Span<const WantedElements> sorted,
                             std::vector<Cover>* covers) const;
   absl::Status Run(std::vector<Task> tasks, int num_threads);
-  absl::Status RunTask(const Task& task, const DataFileReader& reader,
-                       std::string* scratch, int64_t* read) const;
   absl::Status RunSome(const std::vector<Task>& tasks,
                        std::atomic<size_t>* next, int64_t* read) const;
   std::string NameOf(int storage, int state) const;

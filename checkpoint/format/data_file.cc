@@ -14,9 +14,7 @@ namespace tessera {
 namespace {
 
 constexpr size_t kBufferBytes = 1 << 20;
-// Of a call that reads: in a core's own cache when its checksums are made,
-// where several threads read at once.
-constexpr int64_t kReadBytes = 1 << 20;
+// Written since the disk was told to begin.
 constexpr int64_t kStartBytes = 16 << 20;
 // Pieces begin at multiples of this; large ones at a page.
 constexpr int64_t kAlign = 64, kPage = 4096;
@@ -142,49 +140,31 @@ absl::StatusOr<proto::CheckpointIndex> DataFileReader::ReadIndex(
   return DecodeIndex(bytes, manifest, rank_, path());
 }
 
-// Whole blocks go to their place at once, the first and the last one perhaps
-// by way of `edge`.
-absl::Status DataFileReader::Read(const proto::CheckpointPiece& piece,
-                                  int64_t piece_bytes, int64_t begin,
-                                  int64_t end, char* to, absl::string_view what,
-                                  int64_t* read) const {
-  std::string edge;
-  for (int64_t at = begin; at < end;) {
-    const int64_t block = at / kBlockBytes;
-    const int64_t block_begin = block * kBlockBytes;
-    const bool whole = at == block_begin &&
-                       std::min(block_begin + kBlockBytes, piece_bytes) <= end;
-    // As many whole blocks as one call takes, or a part of one block.
-    int64_t stop = std::min(block_begin + kBlockBytes, piece_bytes);
-    if (whole) {
-      const int64_t last =
-          end == piece_bytes ? end : end / kBlockBytes * kBlockBytes;
-      stop = std::min(last, block_begin + kReadBytes);
-    } else {
-      edge.resize(static_cast<size_t>(stop - block_begin));
+DataFileReader::Call DataFileReader::CallAt(int64_t piece_bytes, int64_t at,
+                                            int64_t end, int64_t most) {
+  const int64_t begin = at / kBlockBytes * kBlockBytes;
+  const int64_t block_end = std::min(begin + kBlockBytes, piece_bytes);
+  if (at != begin || block_end > end) return {begin, block_end, false};
+  // As far as blocks are wanted as a whole.
+  const int64_t last =
+      end == piece_bytes ? end : end / kBlockBytes * kBlockBytes;
+  return {begin, std::min(last, begin + most), true};
+}
+
+absl::Status DataFileReader::Verify(const proto::CheckpointPiece& piece,
+                                    const Call& call, const char* bytes,
+                                    absl::string_view what) const {
+  for (int64_t b = call.begin; b < call.end; b += kBlockBytes) {
+    const absl::string_view block(
+        bytes + (b - call.begin),
+        static_cast<size_t>(std::min(kBlockBytes, call.end - b)));
+    if (Crc32c(block) == piece.block_crcs(static_cast<int>(b / kBlockBytes))) {
+      continue;
     }
-    char* const into = whole ? to + (at - begin) : edge.data();
-    TESSERA_RETURN_IF_ERROR(
-        file_.ReadAt(piece.offset() + block_begin, into, stop - block_begin));
-    *read += stop - block_begin;
-    for (int64_t b = block_begin; b < stop; b += kBlockBytes) {
-      const absl::string_view bytes(
-          into + (b - block_begin),
-          static_cast<size_t>(std::min(kBlockBytes, stop - b)));
-      if (Crc32c(bytes) !=
-          piece.block_crcs(static_cast<int>(b / kBlockBytes))) {
-        return absl::DataLossError(absl::StrCat(
-            path(), ": ", what, ", bytes ", piece.offset() + b, " to ",
-            piece.offset() + b + static_cast<int64_t>(bytes.size()),
-            ", are not what was written (their checksum differs)"));
-      }
-    }
-    const int64_t next = std::min(stop, end);
-    if (!whole) {
-      std::copy(edge.data() + (at - block_begin),
-                edge.data() + (next - block_begin), to + (at - begin));
-    }
-    at = next;
+    return absl::DataLossError(
+        absl::StrCat(path(), ": ", what, ", bytes ", piece.offset() + b, " to ",
+                     piece.offset() + b + static_cast<int64_t>(block.size()),
+                     ", are not what was written (their checksum differs)"));
   }
   return absl::OkStatus();
 }

@@ -53,7 +53,7 @@ class DataFileWriter {
   proto::CheckpointIndex index_;
   int64_t written_ = 0;
   int64_t started_ = 0;  // up to where the disk has been told to begin
-  std::string buffer_;  // what comes after
+  std::string buffer_;   // what comes after
 };
 
 class DataFileReader {
@@ -65,11 +65,20 @@ class DataFileReader {
 
   absl::StatusOr<proto::CheckpointIndex> ReadIndex(
       const proto::CheckpointManifest& manifest) const;
-  // Bytes [begin, end) of a piece of the index, into `to`; DataLoss names the
-  // piece as `what` does. `*read`: grows by the bytes that were read.
-  absl::Status Read(const proto::CheckpointPiece& piece, int64_t piece_bytes,
-                    int64_t begin, int64_t end, char* to,
-                    absl::string_view what, int64_t* read) const;
+  // Bytes of a piece that one call of the system reads: whole blocks, or one of
+  // which not all is wanted.
+  struct Call {
+    int64_t begin = 0, end = 0;
+    bool whole = false;
+  };
+  // The first one of bytes [at, end), of `most` at most.
+  static Call CallAt(int64_t piece_bytes, int64_t at, int64_t end,
+                     int64_t most);
+  // Whether `bytes`, which were read, are what was written; DataLoss names the
+  // piece as `what` does.
+  absl::Status Verify(const proto::CheckpointPiece& piece, const Call& call,
+                      const char* bytes, absl::string_view what) const;
+  const File& file() const { return file_; }
   const std::string& path() const { return file_.path(); }
 
  private:

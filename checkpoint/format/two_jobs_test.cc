@@ -126,6 +126,9 @@ class JobFiles : public FileSystem {
   int List(int folder, std::vector<std::string>* names) override {
     return Call([&] { return disk_->List(folder, names); });
   }
+  std::unique_ptr<ReadQueue> MakeReadQueue(unsigned) override {
+    return nullptr;
+  }
   int Lock(int fd) override {
     return Call([&] { return disk_->Lock(fd); });
   }

@@ -1,0 +1,104 @@
+#include "checkpoint/format/piece_reads.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/status.h"
+
+namespace tessera {
+namespace {
+
+constexpr unsigned kDepth = 8;
+constexpr int64_t kReadBytes = 1 << 20;
+// Of what is only verified: in a core's own cache, where several threads do so.
+constexpr int64_t kVerifyBytes = 512 << 10;
+
+}  // namespace
+
+PieceReads::PieceReads(FileSystem* files)
+    : queue_(files->MakeReadQueue(kDepth)) {
+  slots_.resize(queue_ == nullptr ? 1 : kDepth);
+  for (size_t s = 0; s < slots_.size(); ++s) free_.push_back(s);
+}
+
+// Whether there is something to read.
+absl::StatusOr<bool> PieceReads::Fill(const Source& next) {
+  while (at_ == now_.end && !over_) {
+    TESSERA_ASSIGN_OR_RETURN(std::optional<PieceRange> range, next());
+    over_ = !range.has_value();
+    if (over_) break;
+    now_ = *std::move(range);
+    at_ = now_.begin;
+  }
+  return at_ < now_.end;
+}
+
+// What is in the system's caches is there at once, and is verified while it is
+// in the processor's.
+absl::Status PieceReads::Run(const Source& next) {
+  while (true) {
+    if (!free_.empty()) {
+      TESSERA_ASSIGN_OR_RETURN(const bool more, Fill(next));
+      if (more) {
+        const size_t s = free_.back();
+        free_.pop_back();
+        TESSERA_RETURN_IF_ERROR(Begin(s));
+        if (queue_ == nullptr || !queue_->Ready()) continue;
+      } else if (queue_ == nullptr || queue_->empty()) {
+        return absl::OkStatus();
+      }
+    }
+    const ReadQueue::Done done = queue_->Next();
+    TESSERA_RETURN_IF_ERROR(Finish(done.tag, done.result));
+  }
+}
+
+absl::Status PieceReads::Begin(size_t s) {
+  Slot& slot = slots_[s];
+  slot.range = now_;
+  slot.call =
+      DataFileReader::CallAt(now_.piece_bytes, at_, now_.end,
+                             now_.to == nullptr ? kVerifyBytes : kReadBytes);
+  const int64_t bytes = slot.call.end - slot.call.begin;
+  if (slot.call.whole && now_.to != nullptr) {
+    slot.into = now_.to + (slot.call.begin - now_.begin);
+  } else {
+    slot.buffer.resize(static_cast<size_t>(bytes));
+    slot.into = slot.buffer.data();
+  }
+  at_ = std::min(slot.call.end, now_.end);
+  if (queue_ == nullptr) return Finish(s, 0);
+  const File& file = now_.file->file();
+  queue_->Begin(s, file.fd(), slot.into, bytes,
+                now_.piece->offset() + slot.call.begin);
+  return absl::OkStatus();
+}
+
+// `done`: as many bytes have been read, or an error was met, which is met again
+// where the rest is read in the ordinary way.
+absl::Status PieceReads::Finish(size_t s, int64_t done) {
+  Slot& slot = slots_[s];
+  const PieceRange& range = slot.range;
+  const int64_t bytes = slot.call.end - slot.call.begin;
+  done = std::max(done, int64_t{0});
+  if (done < bytes) {
+    TESSERA_RETURN_IF_ERROR(range.file->file().ReadAt(
+        range.piece->offset() + slot.call.begin + done, slot.into + done,
+        bytes - done));
+  }
+  bytes_read_ += bytes;
+  TESSERA_RETURN_IF_ERROR(
+      range.file->Verify(*range.piece, slot.call, slot.into, range.what));
+  if (!slot.call.whole && range.to != nullptr) {
+    const int64_t begin = std::max(slot.call.begin, range.begin);
+    const int64_t end = std::min(slot.call.end, range.end);
+    std::copy(slot.into + (begin - slot.call.begin),
+              slot.into + (end - slot.call.begin),
+              range.to + (begin - range.begin));
+  }
+  slot.range = {};
+  free_.push_back(s);
+  return absl::OkStatus();
+}
+
+}  // namespace tessera
