@@ -7,12 +7,16 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/monotonic.h"
 #include "base/status.h"
+#include "checkpoint/format/checkpoint_reader.h"
 #include "comm/world/world.h"
 #include "engine/engine.h"
 #include "tests/checkpoint/checkpoint_state.h"
 #include "tests/checkpoint/checkpoint_test_util.h"
 #include "tests/support/rank_pool.h"
+#include "tests/support/recording_communicator.h"
 #include "tests/support/training.h"
 
 namespace tessera {
@@ -27,13 +31,18 @@ class CheckpointAsyncTest : public CheckpointTest {};
 
 absl::StatusOr<std::unique_ptr<Engine>> SlowlySavingEngine(
     const CheckpointArgs& a, const std::shared_ptr<TestModel>& model,
-    const World& world, int64_t bandwidth) {
+    const std::shared_ptr<Communicator>& comm, int64_t bandwidth) {
   proto::Config config = ConfigOf(a.spec);
   config.mutable_checkpoint()->set_async(true);
   config.mutable_checkpoint()->set_max_bandwidth(bandwidth);
   EngineOptions options;
-  options.communicator = world.communicator();
+  options.communicator = comm;
   return Engine::Create(model, config, options);
+}
+absl::StatusOr<std::unique_ptr<Engine>> SlowlySavingEngine(
+    const CheckpointArgs& a, const std::shared_ptr<TestModel>& model,
+    const World& world, int64_t bandwidth) {
+  return SlowlySavingEngine(a, model, world.communicator(), bandwidth);
 }
 
 // Two steps, a save that takes its time, and two steps while it is written; the
@@ -93,6 +102,43 @@ TEST_P(CheckpointAsyncTest, HoldsTheStateOfTheCall) {
     }
     ExpectOracle(Run("LoadWhatWasSavedAside", 4), spec_, 4, 2);
   }
+}
+
+// After SaveCheckpoint has returned a save is nothing to the training's
+// communicator, and does not write more in a second than it may.
+TESSERA_RANK_FUNCTION(SaveAsideAndCount) {
+  const CheckpointArgs a(args);
+  constexpr int64_t kBandwidth = 300'000;
+  auto model = BuildModel(a.spec.model, world.rank());
+  auto comm = std::make_shared<RecordingCommunicator>(world.communicator());
+  TESSERA_ASSIGN_OR_RETURN(auto engine,
+                           SlowlySavingEngine(a, model, comm, kBandwidth));
+  Record record;
+  TESSERA_RETURN_IF_ERROR(
+      TrainSteps(*engine, *model, a.spec, world.rank(), 0, &record));
+  const absl::Duration begin = MonotonicNow();
+  TESSERA_RETURN_IF_ERROR(engine->SaveCheckpoint(a.dir));
+  const size_t before = comm->Take().size();
+  const bool goes_on = engine->saving_checkpoint();
+  TESSERA_RETURN_IF_ERROR(engine->WaitForCheckpoint());
+  const absl::Duration took = MonotonicNow() - begin;
+  const size_t beside = comm->Take().size();
+  TESSERA_ASSIGN_OR_RETURN(const CheckpointReader saved,
+                           CheckpointReader::Open(a.dir, FileSystem::Real()));
+  // What lies before the index, less what aligns it.
+  const int64_t written =
+      saved.manifest().files(world.rank()).index_offset() * 9 / 10;
+  TESSERA_RETURN_IF_ERROR(engine->Close());
+  return absl::StrCat(
+      before > 0 && goes_on ? "" : "not beside; ", beside, " collectives; ",
+      took * kBandwidth >= absl::Seconds(written)
+          ? "within its bandwidth"
+          : absl::StrCat(written, " bytes in ", absl::FormatDuration(took)));
+}
+
+TEST_P(CheckpointAsyncTest, TakesNoCollectiveAndNoMoreThanItsBandwidth) {
+  EXPECT_THAT(Run("SaveAsideAndCount", 2),
+              Each("0 collectives; within its bandwidth"));
 }
 
 // What the program puts into optimizer states meanwhile is not saved.
