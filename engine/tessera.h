@@ -10,6 +10,7 @@
 #include "engine/checkpoint_manager.h"  // IWYU pragma: export
 #include "engine/construct_sharded.h"   // IWYU pragma: export
 #include "engine/engine.h"              // IWYU pragma: export
+#include "engine/parts/version.h"       // IWYU pragma: export
 #include "engine/world_options.h"       // IWYU pragma: export
 #include "sharding/flat/use.h"          // IWYU pragma: export
 

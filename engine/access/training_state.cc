@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "ATen/detail/CUDAHooksInterface.h"
 #include "absl/strings/str_cat.h"
 #include "base/bits.h"
 #include "base/status.h"
@@ -10,6 +11,7 @@
 #include "checkpoint/disk/crc32c.h"
 #include "engine/access/own_values.h"
 #include "engine/access/state_table.h"
+#include "engine/parts/version.h"
 #include "sharding/torch/torch_scope.h"
 #include "torch/version.h"
 
@@ -109,6 +111,12 @@ void DescribeTraining(const TrainingState& state,
   training->set_stage(state.stage);
   training->set_config(state.config);
   training->set_libtorch(TORCH_VERSION);
+  training->set_tessera(kTesseraVersion);
+  if (state.device.is_cuda()) {
+    training->set_cuda(
+        absl::StrCat(at::detail::getCUDAHooks().versionCUDART()));
+  }
+  training->set_backend(std::string(state.comm->backend()));
   if (state.optimizer != nullptr) {
     training->set_optimizer("adamw");
     if (state.program_rate != nullptr && state.program_rate->has_value()) {

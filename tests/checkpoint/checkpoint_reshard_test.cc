@@ -12,9 +12,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/status.h"
+#include "base/status_matchers.h"
 #include "checkpoint/format/checkpoint_reader.h"
 #include "comm/world/world.h"
+#include "config/config.h"
 #include "engine/engine.h"
+#include "engine/parts/version.h"
 #include "tests/checkpoint/checkpoint_state.h"
 #include "tests/checkpoint/checkpoint_test_util.h"
 #include "tests/support/rank_pool.h"
@@ -149,6 +152,20 @@ TEST_P(CheckpointTest, AnyRanksAndStageLoadIt) {
       }
     }
   }
+}
+
+TEST_P(CheckpointTest, SaysWhatHasSavedIt) {
+  spec_.steps = 1;
+  RunOn(3, "TrainSaveAndTell", spec_, dir_);
+  const proto::CheckpointTraining training = Manifest().training();
+  EXPECT_EQ(training.world_size(), 3);
+  EXPECT_EQ(training.stage(), GetParam());
+  EXPECT_EQ(training.tessera(), kTesseraVersion);
+  EXPECT_EQ(training.libtorch(), TORCH_VERSION);
+  EXPECT_EQ(training.backend(), "shm");
+  const auto config = ParseConfig(training.config(), "saved", 3);
+  TESSERA_ASSERT_OK(config);
+  EXPECT_EQ(config->zero_optimization().stage(), GetParam());
 }
 
 TEST_P(CheckpointTest, AReaderOfTheFormatsPageAlone) {
