@@ -318,7 +318,7 @@ absl::Status SendFile(const Transfer& transfer, const CheckpointReader& reader,
     file =
         removed.ok() ? folder.CreateFile(name) : absl::StatusOr<File>(removed);
   }
-  return SendAll(
+  absl::Status sent = SendAll(
       reader.manifest().files(transfer.file).bytes(), transfer.owner, device,
       comm,
       [&](int64_t at, char* to, int64_t n) {
@@ -328,6 +328,9 @@ absl::Status SendFile(const Transfer& transfer, const CheckpointReader& reader,
         if (!transfer.wanted) return absl::OkStatus();
         return file.ok() ? file->WriteAt(at, part) : file.status();
       });
+  // Its size alone says later that it is whole.
+  if (sent.ok() && transfer.wanted && file.ok()) sent = file->Sync();
+  return sent;
 }
 
 // Where a leader had not committed any more, its host's files would be what a

@@ -74,7 +74,8 @@ void AddPieces(const TrainingState& state, const StateTable& table,
   }
 }
 
-// Rank 0's are the checkpoint's; a rank whose tensor differs keeps its own.
+// Rank 0's are the checkpoint's, and a rank whose tensor differs keeps its own.
+// What is the same on all is dealt out, each to whom has least of it.
 absl::Status AddPlain(const TrainingState& state, const StateTable& table,
                       CheckpointContent* content) {
   std::string prints;
@@ -91,12 +92,22 @@ absl::Status AddPlain(const TrainingState& state, const StateTable& table,
       const std::vector<std::string> all,
       state.comm->AllGatherStrings(prints, CommTag{"checkpoint buffers"}));
   const int first = static_cast<int>(table.slots().size());
+  std::vector<size_t> bytes(all.size(), 0);  // that each writes
   for (size_t i = 0; i < numbers.size(); ++i) {
-    if (state.comm->rank() == 0) {
+    const auto print = [i](const std::string& of) {
+      return absl::string_view(of).substr(16 * i, 16);
+    };
+    const bool same = std::all_of(
+        all.begin(), all.end(),
+        [&](const std::string& one) { return print(one) == print(all[0]); });
+    const auto writer =
+        same ? std::min_element(bytes.begin(), bytes.end()) : bytes.begin();
+    *writer += numbers[i].nbytes();
+    if (writer - bytes.begin() == state.comm->rank()) {
       if (numbers[i].numel() == 0) continue;
       content->pieces.push_back(
           {first + static_cast<int>(i), 0, 0, numbers[i]});
-    } else if (all[0].substr(16 * i, 16) != prints.substr(16 * i, 16)) {
+    } else if (print(all[0]) != print(prints)) {
       content->values.emplace_back(
           absl::StrCat(kOwnTensor, table.NamesOf(table.plain()[i].tensor)[0]),
           BytesOf(numbers[i]));

@@ -47,11 +47,12 @@ struct TrainingState {
 };
 
 // Each element of masters and optimizer states once, by one of the ranks that
-// hold it; parameters that the engine leaves alone, and buffers: rank 0's, and
-// other ranks' where they differ; steps per parameter, the learning rate if
-// the program has set it, the loss scaler's state; of each rank the default
-// generators of the CPU and of `device`, and `client_state`. Nothing is copied:
-// pieces that last do until the next update. COLLECTIVE.
+// hold it; parameters that the engine leaves alone, and buffers: once if they
+// are the same on all ranks, else rank 0's, and those that differ; steps per
+// parameter, the learning rate if the program has set it, the loss scaler's
+// state; of each rank the default generators of the CPU and of `device`, and
+// `client_state`. Nothing is copied: pieces that last do until the next update.
+// COLLECTIVE.
 absl::StatusOr<CheckpointContent> ContentOf(const TrainingState& state,
                                             absl::string_view client_state);
 

@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "base/status.h"
 #include "checkpoint/disk/crc32c.h"
 #include "checkpoint/exchange/name_map.h"
+#include "checkpoint/format/checkpoint_reader.h"
 #include "comm/world/world.h"
 #include "config/config.h"
 #include "engine/engine.h"
@@ -25,7 +27,9 @@ namespace tessera {
 namespace {
 
 using ::testing::Each;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsSupersetOf;
 
 constexpr int kFeatures = 6;
 
@@ -137,6 +141,24 @@ TEST(CheckpointBuffersTest, EachRankGetsItsOwn) {
     EXPECT_THAT(RunOnRanks(3, "LoadBuffers", args), Each(saved[0]));
     EXPECT_THAT(RunOnRanks(1, "LoadBuffers", args), Each(saved[0]));
   }
+}
+
+TEST(CheckpointBuffersTest, WhatIsTheSameOnAllIsWrittenByAll) {
+  const TempFolder folder;
+  const std::string dir = folder / "ckpt";
+  RunOnRanks(3, "SaveBuffers", dir + "\n3");
+  auto reader = CheckpointReader::Open(dir, FileSystem::Real()).value();
+  std::set<int> same, differing;
+  for (int s = 0; s < reader.manifest().storages_size(); ++s) {
+    const proto::CheckpointStorage& storage = reader.manifest().storages(s);
+    if (!storage.buffer() || storage.numel() == 0) continue;
+    const bool of_norm =
+        absl::StartsWith(storage.tensors(0).name(), "norm.running");
+    const auto files = reader.FilesOf({{s, 0, 0, storage.numel(), nullptr}});
+    (of_norm ? differing : same).insert(files->begin(), files->end());
+  }
+  EXPECT_THAT(same, IsSupersetOf({1, 2}));
+  EXPECT_THAT(differing, ElementsAre(0));
 }
 
 TEST(CheckpointBuffersTest, EachRankGetsItsOwnByOtherNames) {

@@ -53,7 +53,8 @@ absl::StatusOr<std::string> Difference(const std::string& dir,
     const SafetensorsTensor* const tensor = file->Find(theirs.name);
     if (tensor == nullptr) return absl::StrCat("no ", theirs.name);
     const bool rounds = bf16 && value.is_floating_point();
-    if (rounds != (DtypeOf(*tensor) == at::kBFloat16)) return "dtype of " + name;
+    if (rounds != (DtypeOf(*tensor) == at::kBFloat16))
+      return "dtype of " + name;
     const at::Tensor there =
         at::empty({value.numel()}, value.options().dtype(DtypeOf(*tensor)));
     TESSERA_RETURN_IF_ERROR(file->Read(*tensor, {0, value.numel()}, there));
