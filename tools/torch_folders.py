@@ -162,8 +162,8 @@ class UniversalFolder:
                 self.shapes.update(member({0: group}, 0, dict))
             self.frozen = list(member(root, "frozen_param_shapes", dict))
             self.shared = member(root, "shared_params", dict)
-            need(all(isinstance(name, str) for name in self.shared.values()),
-                 "shared_params: expected names")
+            need(all(isinstance(name, str) for pair in self.shared.items()
+                     for name in pair), "shared_params: expected names")
             names = {f"module.{name}" for name in member(root, "buffer_names", list)}
         for name, tensor in archive.tensors():
             if tensor and name in names:

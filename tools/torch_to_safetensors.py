@@ -211,7 +211,7 @@ def run(options):
     print(f"{options.out}: {len(taken)} tensors, {size} bytes; left out: {left}")
 
 
-def main():
+def main(args=None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("input", metavar="IN")
@@ -219,7 +219,7 @@ def main():
     parser.add_argument("--prefix", metavar="NAME.", help="such as model.")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        run(parser.parse_args())
+        run(parser.parse_args(args))
     except (Refused, OSError, MemoryError, RecursionError) as error:
         text = str(error) or type(error).__name__
         sys.exit("torch_to_safetensors: " + "".join(
