@@ -221,6 +221,9 @@ absl::StatusOr<std::string> EncodeManifest(
 
 absl::StatusOr<proto::CheckpointManifest> DecodeManifest(
     absl::string_view bytes, const std::string& path) {
+  if (bytes.size() < kMagic.size() && absl::StartsWith(kMagic, bytes)) {
+    return Wrong(path, absl::StrCat("it ends after ", bytes.size(), " bytes"));
+  }
   if (bytes.substr(0, kMagic.size()) != kMagic) {
     return absl::FailedPreconditionError(
         absl::StrCat(path, ": is no manifest of a checkpoint"));

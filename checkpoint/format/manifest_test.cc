@@ -55,10 +55,12 @@ TEST(ManifestTest, CutOffOrWithMoreBehind) {
   const std::string bytes = EncodeManifest(Good()).value();
   for (size_t n = 0; n < bytes.size(); ++n) {
     EXPECT_THAT(DecodeManifest(bytes.substr(0, n), kPath).status(),
-                StatusIs(n < 8 ? absl::StatusCode::kFailedPrecondition
-                               : absl::StatusCode::kDataLoss,
-                         HasSubstr(kPath)));
+                StatusIs(absl::StatusCode::kDataLoss, HasSubstr(kPath)));
   }
+  EXPECT_THAT(DecodeManifest("tsr chpt", kPath).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition));
+  EXPECT_THAT(DecodeManifest("notes", kPath).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition));
   EXPECT_THAT(DecodeManifest(bytes + "x", kPath).status(),
               StatusIs(absl::StatusCode::kDataLoss));
 }
