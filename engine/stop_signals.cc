@@ -14,9 +14,11 @@ constexpr int kSignals[] = {SIGTERM, SIGUSR1};
 // Read by the handler: set before it is installed.
 struct sigaction g_before[NSIG];
 std::atomic<int> g_received{0};
-std::atomic<int64_t> g_received_at{0};  // the first, in milliseconds
+// When each came first, in milliseconds; 0: not yet.
+std::atomic<int64_t> g_first_at[NSIG];
 std::atomic<bool> g_caught{false};
 static_assert(std::atomic<int>::is_always_lock_free);
+static_assert(std::atomic<int64_t>::is_always_lock_free);
 
 // A signal to a group of processes comes twice, from who sends it and from the
 // launcher that passes it on.
@@ -44,12 +46,13 @@ void Note(int sig, siginfo_t* info, void* context) {
     g_received.store(sig);
     return;
   }
-  const int before_it = g_received.exchange(sig);
-  if (before_it != sig) {
-    g_received_at = NowMs();
-    return;
-  }
-  if (NowMs() - g_received_at < kSameSignalMs) return;
+  // Two may be noted at once, on two threads: one exchange says which was first
+  // and when.
+  const int64_t now = NowMs();
+  int64_t first_at = 0;
+  const bool first = g_first_at[sig].compare_exchange_strong(first_at, now);
+  g_received.store(sig);
+  if (first || now - first_at < kSameSignalMs) return;
   // The same one once more: as if nobody had caught it.
   sigaction(sig, &before, nullptr);
   raise(sig);
@@ -61,6 +64,7 @@ std::unique_ptr<StopSignals> StopSignals::Catch() {
   if (g_caught.exchange(true)) return nullptr;
   g_received = 0;
   for (const int sig : kSignals) {
+    g_first_at[sig] = 0;
     sigaction(sig, nullptr, &g_before[sig]);
     if (g_before[sig].sa_handler == SIG_IGN) continue;
     struct sigaction act;
