@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <map>
+#include <system_error>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -13,7 +15,8 @@
 #include "absl/time/clock.h"
 #include "base/log.h"
 #include "base/status.h"
-#include "checkpoint/format/checkpoint_folder.h"
+#include "base/torch_guard.h"
+#include "checkpoint/together.h"
 
 namespace tessera {
 namespace {
@@ -66,16 +69,12 @@ CheckpointManager::CheckpointManager(Engine* engine,
     : engine_(engine),
       comm_(std::move(comm)),
       options_(std::move(options)),
-      last_save_(absl::Now()) {
+      last_save_(options_.clock()) {
   if (options_.on_signals) signals_ = StopSignals::Catch();
 }
 
-CheckpointManager::~CheckpointManager() {
-  const absl::Status status = engine_->WaitForCheckpoint();
-  if (!status.ok() && !absl::IsFailedPrecondition(status)) {
-    TESSERA_LOG(ERROR) << status.message();
-  }
-}
+// An error is in the log.
+CheckpointManager::~CheckpointManager() { engine_->SettleCheckpoint(); }
 
 absl::StatusOr<std::unique_ptr<CheckpointManager>> CheckpointManager::Create(
     Engine* engine, CheckpointManagerOptions options) {
@@ -83,46 +82,64 @@ absl::StatusOr<std::unique_ptr<CheckpointManager>> CheckpointManager::Create(
   TESSERA_RETURN_IF_ERROR(comm->AgreeOk(CheckOptions(options), kWhere));
   TESSERA_RETURN_IF_ERROR(
       comm->AgreeEqual(TextOf(options), "CheckpointManagerOptions"));
+  // Ranks in different working folders stay with the text: a folder of each
+  // host's own has the same one everywhere.
+  std::error_code error;
+  const std::string whole =
+      std::filesystem::absolute(options.dir, error).string();
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::vector<std::string> all,
+      comm->AllGatherStrings(error ? options.dir : whole,
+                             CommTag{"CheckpointManager's folder"}));
+  if (std::count(all.begin(), all.end(), all[0]) ==
+      static_cast<int64_t>(all.size())) {
+    options.dir = all[0];
+  }
   return std::unique_ptr<CheckpointManager>(
       new CheckpointManager(engine, comm, std::move(options)));
 }
 
-// What the folders hold, of all ranks that see different ones: of each step the
-// last, whole if any says so. Names, those that are seen to be damaged last:
-// their error says more than that there is no checkpoint.
+// What the folders hold, of all ranks that see different ones: names, the one
+// that was saved last first. Which are damaged is seen by who loads them.
 absl::StatusOr<std::vector<std::string>> CheckpointManager::Candidates(
-    std::optional<int64_t> step) const {
+    std::optional<int64_t> step) {
   // Of one folder rank 0's list is that of all: others may see it a moment
   // later.
-  const FolderHolds holds = Holds();
   absl::StatusOr<std::vector<StepFolder>> found = std::vector<StepFolder>();
-  if (holds == FolderHolds::kPart || comm_->rank() == 0) {
-    found = ListStepFolders(options_.dir, FileSystem::Real(), holds);
-  }
-  TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(found.status(), kWhere));
+  TESSERA_RETURN_IF_ERROR(RunTogether(comm_.get(), kWhere, [&] {
+    if (Holds() == FolderHolds::kPart || comm_->rank() == 0) {
+      found = ListStepFolders(options_.dir, FileSystem::Real());
+    }
+    return found.status();
+  }));
   std::string mine;
   for (const StepFolder& one : *found) {
-    if (step.has_value() && one.step != *step) continue;
-    absl::StrAppend(&mine, one.name, " ", one.saved_unix_micros, " ",
-                    one.whole ? 1 : 0, "\n");
+    absl::StrAppend(&mine, one.name, " ", one.saved_unix_micros, "\n");
   }
   TESSERA_ASSIGN_OR_RETURN(
       const std::vector<std::string> all,
       comm_->AllGatherStrings(mine, CommTag{"checkpoints to resume from"}));
-  // Name -> (whole, time).
-  std::map<std::string, std::pair<bool, int64_t>> known;
+  std::map<std::string, int64_t> known;
+  newest_micros_ = std::max<int64_t>(newest_micros_, 0);
   for (const std::string& text : all) {
     for (absl::string_view line :
          absl::StrSplit(text, '\n', absl::SkipEmpty())) {
       const std::vector<std::string> words = absl::StrSplit(line, ' ');
-      auto& [whole, micros] = known[words.at(0)];
       int64_t at = 0;
-      if (absl::SimpleAtoi(words.at(1), &at)) micros = std::max(micros, at);
-      whole |= words.at(2) == "1";
+      if (words.size() != 2 || !absl::SimpleAtoi(words[1], &at)) {
+        return absl::InternalError("a list of checkpoints is damaged");
+      }
+      int64_t& micros = known[words[0]];
+      micros = std::max(micros, at);
+      newest_micros_ = std::max(newest_micros_, at);
     }
   }
   std::vector<std::string> names;
-  for (const auto& item : known) names.push_back(item.first);
+  for (const auto& item : known) {
+    if (!step.has_value() || item.first == StepFolderName(*step)) {
+      names.push_back(item.first);
+    }
+  }
   std::sort(names.begin(), names.end(),
             [&](const std::string& a, const std::string& b) {
               return std::tie(known.at(a), a) > std::tie(known.at(b), b);
@@ -152,8 +169,9 @@ absl::StatusOr<std::optional<std::string>> CheckpointManager::Resume(
     auto loaded =
         engine_->LoadCheckpoint(absl::StrCat(options_.dir, "/", name), load);
     if (loaded.ok()) {
-      saved_step_ = seen_step_ = engine_->step();
-      last_save_ = absl::Now();
+      seen_step_ = engine_->step();
+      last_ = std::make_shared<LastSave>(LastSave{seen_step_, {}});
+      last_save_ = options_.clock();
       return std::optional<std::string>(std::move(loaded->client_state));
     }
     failed.Update(loaded.status());
@@ -162,6 +180,7 @@ absl::StatusOr<std::optional<std::string>> CheckpointManager::Resume(
         !absl::IsNotFound(loaded.status())) {
       return loaded.status();
     }
+    damaged_.insert(name);
     TESSERA_LOG_RANK0(ERROR) << "passed over: " << loaded.status().message();
   }
   return failed;
@@ -187,8 +206,8 @@ std::string CheckpointManager::Wanted() const {
   const bool first =
       options_.mean_time_between_failures > absl::ZeroDuration() && saves_ == 0;
   const absl::Duration interval = Interval();
-  const bool due =
-      interval > absl::ZeroDuration() && absl::Now() - last_save_ >= interval;
+  const bool due = interval > absl::ZeroDuration() &&
+                   options_.clock() - last_save_ >= interval;
   return first || due ? "save" : "";
 }
 
@@ -210,6 +229,7 @@ absl::StatusOr<bool> CheckpointManager::MaybeSave(
   if (stop || save) {
     TESSERA_RETURN_IF_ERROR(SaveAs(client_state, /*wait=*/stop));
   }
+  if (stop) LogReport();
   return stop;
 }
 
@@ -218,68 +238,96 @@ absl::Status CheckpointManager::Save(const ClientState& client_state) {
 }
 
 absl::Status CheckpointManager::Finish(const ClientState& client_state) {
-  return SaveAs(client_state, /*wait=*/true);
+  TESSERA_RETURN_IF_ERROR(SaveAs(client_state, /*wait=*/true));
+  LogReport();
+  return absl::OkStatus();
 }
 
-// Where none can take another's place: what is there of this step was saved
-// before the run went back to an earlier one.
-absl::Status CheckpointManager::MakeWay(const std::string& path) const {
-  if (Holds() == FolderHolds::kAll) return absl::OkStatus();
-  absl::Status removed = RemoveCheckpoint(path, FileSystem::Real());
-  // Unavailable: another rank of this host is at it.
-  if (absl::IsNotFound(removed) || absl::IsUnavailable(removed)) {
-    removed = absl::OkStatus();
-  }
-  return comm_->AgreeOk(removed, kWhere);
-}
-
-// Waits for the save before. Its error, on any rank, is no reason not to save
-// again: this may be the last chance.
-void CheckpointManager::SettleLast() {
-  const absl::Status last =
-      comm_->AgreeOk(engine_->WaitForCheckpoint(), kWhere);
-  if (last.ok()) return;
-  saved_step_ = -1;
+// By this manager, or it is loaded from there; waits until it is certain. That
+// a save has failed, on any rank, is no reason not to save again: this may be
+// the last chance.
+bool CheckpointManager::IsSaved() {
+  if (last_->step != engine_->step()) return false;
+  engine_->SettleCheckpoint();
+  const absl::Status status = comm_->AgreeOk(last_->status, kWhere);
+  if (status.ok()) return true;
   TESSERA_LOG_RANK0(ERROR) << "saving again, since the last one failed: "
-                           << last.message();
+                           << status.message();
+  return false;
+}
+
+SaveOptions CheckpointManager::OptionsOf(const std::string& name, bool wait) {
+  SaveOptions options;
+  // Who waits needs no copies.
+  options.async = wait ? std::optional<bool>(false) : options_.async;
+  options.node_local = options_.node_local;
+  // Where none takes another's place: what is there of this step was saved
+  // before the run went back to an earlier one.
+  options.replace = Holds() == FolderHolds::kPart;
+  // What is saved later is newer, whichever host's clock says when.
+  newest_micros_ =
+      std::max(newest_micros_ + 1, absl::ToUnixMicros(absl::Now()));
+  options.saved_unix_micros = newest_micros_;
+  options.on_end = [last = last_](const absl::Status& status) {
+    last->status = status;
+  };
+  Retention retention{options_.keep_last, options_.keep_every, damaged_};
+  options.after_commit = [dir = options_.dir, name, holds = Holds(),
+                          retention = std::move(retention)] {
+    FileSystem* const files = FileSystem::Real();
+    // Also after an error: on a full disk it makes the room for the next.
+    for (const absl::Status& status :
+         {WriteLatest(dir, name, files),
+          RemoveOldSteps(dir, name, retention, files, holds)}) {
+      if (status.ok()) continue;
+      TESSERA_LOG(WARNING) << name << " is saved, but " << status.message();
+    }
+  };
+  return options;
 }
 
 absl::Status CheckpointManager::SaveAs(const ClientState& client_state,
                                        bool wait) {
-  const absl::Time begun = absl::Now();
-  SettleLast();
-  const int64_t step = engine_->step();
-  if (step == saved_step_) return absl::OkStatus();
-  const std::string name = StepFolderName(step);
-  SaveOptions options;
-  options.async = options_.async;
-  options.node_local = options_.node_local;
-  options.after_commit =
-      [dir = options_.dir, name, holds = Holds(),
-       retention = Retention{options_.keep_last, options_.keep_every}] {
-        FileSystem* const files = FileSystem::Real();
-        absl::Status status = WriteLatest(dir, name, files);
-        if (status.ok()) {
-          status = RemoveOldSteps(dir, name, retention, files, holds);
-        }
-        if (!status.ok()) {
-          TESSERA_LOG(WARNING) << name << " is saved, but " << status.message();
-        }
-      };
-  const std::string path = absl::StrCat(options_.dir, "/", name);
-  TESSERA_RETURN_IF_ERROR(MakeWay(path));
-  absl::Status status = engine_->SaveCheckpoint(
-      path, client_state ? client_state() : std::string(), std::move(options));
-  if (status.ok() && wait) status = engine_->WaitForCheckpoint();
-  if (!status.ok()) {
-    saved_step_ = -1;
-    return status;
+  const absl::Duration begun = options_.clock();
+  if (IsSaved()) return absl::OkStatus();
+  const absl::StatusOr<std::string> words =
+      CatchTorch("client_state", [&]() -> std::string {
+        return client_state ? client_state() : std::string();
+      });
+  TESSERA_RETURN_IF_ERROR(comm_->AgreeOk(words.status(), kWhere));
+  if (newest_micros_ < 0) {
+    const absl::Status looked = Candidates(std::nullopt).status();
+    if (!looked.ok()) TESSERA_LOG_RANK0(WARNING) << looked.message();
   }
-  saved_step_ = step;
-  last_save_ = absl::Now();
-  cost_ += last_save_ - begun;
-  ++saves_;
+  const std::string name = StepFolderName(engine_->step());
+  damaged_.erase(name);
+  last_ = std::make_shared<LastSave>();
+  absl::Status status = engine_->SaveCheckpoint(
+      absl::StrCat(options_.dir, "/", name), *words, OptionsOf(name, wait));
+  // Ranks that believe different things would call different collectives.
+  const absl::Status agreed = comm_->AgreeOk(status, kWhere);
+  if (status.ok()) status = agreed;
+  if (!status.ok()) return status;
+  last_->step = engine_->step();
+  NoteCost(options_.clock() - begun);
   return absl::OkStatus();
+}
+
+void CheckpointManager::NoteCost(absl::Duration cost) {
+  last_save_ = options_.clock();
+  cost_ += cost;
+  ++saves_;
+  // Means of costs differ by a little each time.
+  const absl::Duration interval = Interval();
+  if (options_.mean_time_between_failures > absl::ZeroDuration() &&
+      absl::AbsDuration(interval - logged_interval_) > logged_interval_ / 10) {
+    LogReport();
+  }
+}
+
+void CheckpointManager::LogReport() {
+  logged_interval_ = Interval();
+  TESSERA_LOG_RANK0(INFO) << options_.dir << ": " << Report();
 }
 
 std::string CheckpointManager::Report() const {

@@ -8,14 +8,16 @@
 //   auto saved = *manager->Resume();             // nullopt: from the start
 //   while (engine->step() < steps) {
 //     ... forward, Backward, Step ...
-//     if (*manager->MaybeSave([&] { return Position(); })) break;  // told to
-//     end
+//     // True: told to end.
+//     if (*manager->MaybeSave([&] { return Position(); })) break;
 //   }
 //   manager->Finish([&] { return Position(); });
 //
 // A folder per checkpoint, `dir`/step-00000120, and `dir`/latest, which names
 // the newest (checkpoint/format/step_folders.h). DeepSpeed: save_checkpoint's
-// tags and `latest`; Orbax: CheckpointManager.
+// tags and `latest`; Orbax: CheckpointManager. Several managers of one engine
+// (tiers), and saves of the program's own beside them, know nothing of each
+// other's errors.
 //
 // Threads: one, that of the engine's calls.
 #ifndef ENGINE_CHECKPOINT_MANAGER_H_
@@ -25,12 +27,14 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/monotonic.h"
 #include "checkpoint/format/step_folders.h"
 #include "engine/engine.h"
 #include "engine/stop_signals.h"
@@ -39,6 +43,7 @@ namespace tessera {
 
 // The same on all ranks. Whatever comes first saves.
 struct CheckpointManagerOptions {
+  // A relative one is that of Create, wherever the program goes afterwards.
   std::string dir;
   // At steps that are multiples; 0: no.
   int64_t every_steps = 0;
@@ -51,10 +56,12 @@ struct CheckpointManagerOptions {
   // On SIGTERM or SIGUSR1 of any rank's process.
   bool on_signals = true;
   int keep_last = 2;  // at least 1
-  int64_t keep_every =
-      0;  // steps that are multiples are never removed; 0: none
+  // Steps that are multiples are never removed, and do not count for keep_last;
+  // 0: none.
+  int64_t keep_every = 0;
   std::optional<bool> async;       // as SaveOptions::async
   std::optional<bool> node_local;  // as SaveOptions::node_local
+  Clock clock = MonotonicNow;      // of `every`, and of what saves cost
 };
 
 // Daly's interval between checkpoints that cost `save` each: his formula of
@@ -84,12 +91,14 @@ class CheckpointManager {
 
   // After each Step: saves if it is time to. True if the program should end,
   // having been told so by a signal: the state is saved then, and on the disk.
-  // Errors as Engine::SaveCheckpoint's, but that of an async save before: it
-  // goes to the log, and this step is saved. COLLECTIVE.
+  // Errors as Engine::SaveCheckpoint's, the same on all ranks, except that of
+  // an async save before, which goes to the log; and what `client_state`
+  // throws. COLLECTIVE.
   absl::StatusOr<bool> MaybeSave(const ClientState& client_state = nullptr);
   // Saves now, unless this step is saved already. COLLECTIVE.
   absl::Status Save(const ClientState& client_state = nullptr);
-  // At the end: as Save, and waits until it is on the disk. COLLECTIVE.
+  // At the end: as Save, and waits until it is on the disk. A save of this step
+  // that has failed is made again. Report goes to the log. COLLECTIVE.
   absl::Status Finish(const ClientState& client_state = nullptr);
 
   // "3 saves, 0.8 s each of the training's time; one in 12m 5s". LOCAL.
@@ -98,11 +107,20 @@ class CheckpointManager {
  private:
   CheckpointManager(Engine* engine, std::shared_ptr<Communicator> comm,
                     CheckpointManagerOptions options);
+  // How the last save of this manager ended. The engine may end it later than
+  // the manager ends.
+  struct LastSave {
+    int64_t step = -1;
+    absl::Status status;
+  };
+
   absl::Status SaveAs(const ClientState& client_state, bool wait);
-  void SettleLast();
-  absl::Status MakeWay(const std::string& path) const;
+  bool IsSaved();
+  SaveOptions OptionsOf(const std::string& name, bool wait);
+  void NoteCost(absl::Duration cost);
+  void LogReport();
   absl::StatusOr<std::vector<std::string>> Candidates(
-      std::optional<int64_t> step) const;
+      std::optional<int64_t> step);
   FolderHolds Holds() const;
   // By rank 0's clock; ZeroDuration: not by time.
   absl::Duration Interval() const;
@@ -112,11 +130,15 @@ class CheckpointManager {
   const std::shared_ptr<Communicator> comm_;
   const CheckpointManagerOptions options_;
   std::unique_ptr<StopSignals> signals_;
-  int64_t saved_step_ = -1;
+  std::shared_ptr<LastSave> last_ = std::make_shared<LastSave>();
   int64_t seen_step_ = -1;
-  absl::Time last_save_;
+  // Of what is in the folder; -1: not looked yet.
+  int64_t newest_micros_ = -1;
+  std::set<std::string> damaged_;  // names that Resume has passed over
+  absl::Duration last_save_;       // by the clock
   int64_t saves_ = 0;
-  absl::Duration cost_;  // of all saves, to the training
+  absl::Duration cost_;             // of all saves, to the training
+  absl::Duration logged_interval_;  // in the last report
 };
 
 }  // namespace tessera

@@ -210,6 +210,7 @@ absl::Status Engine::SaveCheckpoint(const std::string& dir,
   return impl_->SaveCheckpoint(dir, client_state, options);
 }
 absl::Status Engine::WaitForCheckpoint() { return impl_->WaitForCheckpoint(); }
+void Engine::SettleCheckpoint() { impl_->SettleCheckpoint(); }
 absl::Status Engine::SaveSafetensors(const std::string& dir,
                                      const SaveSafetensorsOptions& options) {
   return impl_->SaveSafetensors(dir, options);

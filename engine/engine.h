@@ -276,6 +276,8 @@ class Engine {
   // is silent for the collectives' timeout does. So does the destructor, whose
   // errors go to the log. LOCAL, but all ranks have to live as long.
   absl::Status WaitForCheckpoint();
+  // Waits, too, but an error stays to be told. LOCAL.
+  void SettleCheckpoint();
   // An async save is being written. LOCAL.
   bool saving_checkpoint() const;
   // checkpoint.use_node_local_storage. LOCAL.

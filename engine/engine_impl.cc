@@ -161,11 +161,17 @@ absl::Status Engine::Impl::SaveCheckpoint(const std::string& dir,
   TESSERA_RETURN_IF_ERROR(exclusive.Commit(CheckReplicas(parts_.get())));
   return CatchAnnounced(parts_->comm.get(), "SaveCheckpoint", [&] {
     const proto::Checkpoint& config = parts_->config.checkpoint();
-    return saver_.Save(
-        dir, StateOf(*parts_, trainer_.step()), client_state,
-        {options.async.value_or(config.async()), config.max_bandwidth(),
-         options.node_local.value_or(config.use_node_local_storage()),
-         config.replicas(), std::move(options.after_commit)});
+    PendingSaveOptions how;
+    how.async = options.async.value_or(config.async());
+    how.max_bandwidth = config.max_bandwidth();
+    how.node_local =
+        options.node_local.value_or(config.use_node_local_storage());
+    how.replicas = config.replicas();
+    how.after_commit = std::move(options.after_commit);
+    how.replace = options.replace;
+    how.saved_unix_micros = options.saved_unix_micros;
+    return saver_.Save(dir, StateOf(*parts_, trainer_.step()), client_state,
+                       std::move(how), std::move(options.on_end));
   });
 }
 

@@ -34,6 +34,7 @@ class Engine::Impl {
                               absl::string_view client_state,
                               SaveOptions options);
   absl::Status WaitForCheckpoint();
+  void SettleCheckpoint() { saver_.Settle(); }
   absl::Status SaveSafetensors(const std::string& dir,
                                const SaveSafetensorsOptions& options);
   bool saving_checkpoint() const { return saver_.saving(); }

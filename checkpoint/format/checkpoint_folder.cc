@@ -90,12 +90,11 @@ absl::StatusOr<Saving> Saving::Begin(const std::string& path,
   return Saving(std::move(folder), std::move(lock), RandomId());
 }
 
-absl::StatusOr<Saving> Saving::BeginPart(const std::string& path,
+absl::StatusOr<Saving> Saving::BeginPart(const std::string& path, bool replace,
                                          FileSystem* files) {
   TESSERA_ASSIGN_OR_RETURN(Folder folder, Folder::Make(path, files));
   TESSERA_ASSIGN_OR_RETURN(File lock, Lock(folder));
-  const absl::Status there = ReadManifest(folder).status();
-  if (absl::IsNotFound(there)) {
+  if (replace || absl::IsNotFound(ReadManifest(folder).status())) {
     return Saving(std::move(folder), std::move(lock), RandomId());
   }
   // No rename commits in several folders at once.
@@ -106,9 +105,9 @@ absl::StatusOr<Saving> Saving::BeginPart(const std::string& path,
       "CheckpointManager does"));
 }
 
-absl::Status Saving::TakePart(uint64_t id, std::vector<int> ranks) {
-  id_ = id;
-  ranks_ = std::move(ranks);
+absl::Status Saving::ClearPart() {
+  TESSERA_RETURN_IF_ERROR(folder_.Remove(kManifestName));
+  TESSERA_RETURN_IF_ERROR(folder_.Sync());
   return Sweep(folder_, id_);
 }
 

@@ -47,13 +47,17 @@ class Saving {
   // The same of a folder that is one of several, each with a part of the same
   // save. Nothing is removed yet: what looks like left over may be a part of
   // what another folder has committed. FailedPrecondition: it holds a
-  // checkpoint. LOCAL.
-  static absl::StatusOr<Saving> BeginPart(const std::string& path,
+  // checkpoint, and none that is to be replaced. LOCAL.
+  static absl::StatusOr<Saving> BeginPart(const std::string& path, bool replace,
                                           FileSystem* files);
-  // None of the folders holds a checkpoint: removes what is left of others. The
-  // save's id, and whose data files come here. LOCAL.
-  absl::Status TakePart(uint64_t id, std::vector<int> ranks);
-
+  // Of such a one: the save's id, and whose data files come here.
+  void TakePart(uint64_t id, std::vector<int> ranks) {
+    id_ = id;
+    ranks_ = std::move(ranks);
+  }
+  // All folders have begun, so nothing that is there is a part of anything that
+  // is to stay: removes it. LOCAL.
+  absl::Status ClearPart();
   uint64_t id() const { return id_; }
   const Folder& folder() const { return folder_; }
   // Makes what has been written the checkpoint, and removes the one before.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 #include <tuple>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
@@ -35,20 +36,6 @@ std::optional<int64_t> StepOf(const std::string& name) {
   return step;
 }
 
-bool IsWhole(const Folder& folder, const proto::CheckpointManifest& manifest,
-             FolderHolds holds) {
-  bool any = false;
-  for (int r = 0; r < manifest.files_size(); ++r) {
-    const auto file = folder.OpenFile(DataFileName(manifest.id(), r));
-    if (holds == FolderHolds::kPart && absl::IsNotFound(file.status())) {
-      continue;
-    }
-    if (!file.ok() || file->bytes() != manifest.files(r).bytes()) return false;
-    any = true;
-  }
-  return any;
-}
-
 absl::StatusOr<std::vector<std::string>> StepNames(const std::string& dir,
                                                    FileSystem* files) {
   const auto folder = Folder::Open(dir, files);
@@ -62,6 +49,97 @@ absl::StatusOr<std::vector<std::string>> StepNames(const std::string& dir,
   return names;
 }
 
+// Where a manifest says no time its step does, as far as it goes. What is none,
+// or one of another format, is older than all.
+void GuessTimes(std::vector<StepFolder>* found) {
+  for (StepFolder& one : *found) {
+    if (one.manifest.ok() || absl::IsFailedPrecondition(one.manifest)) continue;
+    for (const StepFolder& other : *found) {
+      if (!other.manifest.ok() || other.step > one.step) continue;
+      one.saved_unix_micros =
+          std::max(one.saved_unix_micros, other.saved_unix_micros);
+    }
+  }
+}
+
+// Of those `names` that hold a manifest, the one that was saved last first.
+std::vector<StepFolder> NewestFirst(const std::string& dir,
+                                    const std::vector<std::string>& names,
+                                    FileSystem* files) {
+  std::vector<StepFolder> found;
+  for (const std::string& name : names) {
+    const auto folder = Folder::Open(PathOf(dir, name), files);
+    if (absl::IsNotFound(folder.status()) ||
+        absl::IsFailedPrecondition(folder.status())) {
+      continue;  // gone, or a file
+    }
+    StepFolder one;
+    one.name = name;
+    one.step = *StepOf(name);
+    one.manifest = folder.status();
+    if (folder.ok()) {
+      const auto manifest = ReadManifest(*folder);
+      if (absl::IsNotFound(manifest.status())) continue;
+      one.manifest = manifest.status();
+      if (manifest.ok()) one.saved_unix_micros = manifest->saved_unix_micros();
+    }
+    found.push_back(std::move(one));
+  }
+  GuessTimes(&found);
+  std::sort(found.begin(), found.end(),
+            [](const StepFolder& a, const StepFolder& b) {
+              return std::tie(a.saved_unix_micros, a.step) >
+                     std::tie(b.saved_unix_micros, b.step);
+            });
+  return found;
+}
+
+// Certainly none: an error that may pass is no answer.
+bool HoldsNoManifest(const std::string& path, FileSystem* files) {
+  const auto folder = Folder::Open(path, files);
+  return folder.ok() &&
+         absl::IsNotFound(folder->OpenFile(kManifestName).status());
+}
+
+// What became of a removal; another process that is busy there, or was faster,
+// is no error.
+absl::Status Removed(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsNotFound(status)
+             ? absl::OkStatus()
+             : status;
+}
+
+// Of `names`, none of which stays for ever.
+absl::Status RemoveAllButTheLast(const std::string& dir,
+                                 const std::vector<std::string>& names,
+                                 const std::string& saved,
+                                 const Retention& retention, FileSystem* files,
+                                 FolderHolds holds) {
+  absl::Status failed;
+  int kept = 0;
+  for (const StepFolder& one : NewestFirst(dir, names, files)) {
+    const std::string path = PathOf(dir, one.name);
+    absl::Status state = one.manifest;
+    if (retention.damaged.count(one.name) > 0) {
+      state = absl::DataLossError("seen by who has read it");
+    } else if (state.ok() && kept < retention.keep_last) {
+      state = CheckFilesOf(path, files, holds);
+      if (state.ok()) {
+        ++kept;
+        continue;
+      }
+    }
+    // Of those that are damaged only what is older than a good one goes.
+    if (one.name == saved || kept == 0) continue;
+    if (state.ok() || absl::IsDataLoss(state)) {
+      failed.Update(Removed(RemoveCheckpoint(path, files)));
+    } else if (kept == retention.keep_last) {
+      failed.Update(Annotate(state, "not removed"));
+    }
+  }
+  return failed;
+}
+
 }  // namespace
 
 std::string StepFolderName(int64_t step) {
@@ -69,31 +147,34 @@ std::string StepFolderName(int64_t step) {
 }
 
 absl::StatusOr<std::vector<StepFolder>> ListStepFolders(const std::string& dir,
-                                                        FileSystem* files,
-                                                        FolderHolds holds) {
+                                                        FileSystem* files) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names,
                            StepNames(dir, files));
-  std::vector<StepFolder> found;
-  for (const std::string& name : names) {
-    const auto folder = Folder::Open(PathOf(dir, name), files);
-    if (!folder.ok()) continue;
-    const auto manifest = ReadManifest(*folder);
-    if (absl::IsNotFound(manifest.status())) continue;
-    StepFolder one;
-    one.name = name;
-    one.step = *StepOf(name);
-    if (manifest.ok()) {
-      one.saved_unix_micros = manifest->saved_unix_micros();
-      one.whole = IsWhole(*folder, *manifest, holds);
+  return NewestFirst(dir, names, files);
+}
+
+absl::Status CheckFilesOf(const std::string& path, FileSystem* files,
+                          FolderHolds holds) {
+  TESSERA_ASSIGN_OR_RETURN(const Folder folder, Folder::Open(path, files));
+  TESSERA_ASSIGN_OR_RETURN(const proto::CheckpointManifest manifest,
+                           ReadManifest(folder));
+  bool any = false;
+  for (int r = 0; r < manifest.files_size(); ++r) {
+    const auto file = folder.OpenFile(DataFileName(manifest.id(), r));
+    if (absl::IsNotFound(file.status())) {
+      if (holds == FolderHolds::kPart) continue;
+      return absl::DataLossError(file.status().message());
     }
-    found.push_back(std::move(one));
+    TESSERA_RETURN_IF_ERROR(file.status());
+    if (file->bytes() != manifest.files(r).bytes()) {
+      return absl::DataLossError(
+          absl::StrCat(file->path(), ": has ", file->bytes(),
+                       " bytes, expected ", manifest.files(r).bytes()));
+    }
+    any = true;
   }
-  std::sort(found.begin(), found.end(),
-            [](const StepFolder& a, const StepFolder& b) {
-              return std::tie(a.saved_unix_micros, a.step) >
-                     std::tie(b.saved_unix_micros, b.step);
-            });
-  return found;
+  return any ? absl::OkStatus()
+             : absl::DataLossError(absl::StrCat(path, ": has no data file"));
 }
 
 absl::Status WriteLatest(const std::string& dir, const std::string& name,
@@ -112,35 +193,20 @@ absl::Status WriteLatest(const std::string& dir, const std::string& name,
 absl::Status RemoveOldSteps(const std::string& dir, const std::string& saved,
                             const Retention& retention, FileSystem* files,
                             FolderHolds holds) {
-  TESSERA_ASSIGN_OR_RETURN(const std::vector<StepFolder> found,
-                           ListStepFolders(dir, files, holds));
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names,
                            StepNames(dir, files));
-  absl::Status failed;
-  const auto note = [&](const absl::Status& status) {
-    // Of another process that is busy there, or was faster.
-    if (!absl::IsUnavailable(status) && !absl::IsNotFound(status)) {
-      failed.Update(status);
-    }
-  };
-  int kept = 0;
-  for (const StepFolder& one : found) {
-    const bool newest = one.whole && kept < retention.keep_last;
-    kept += newest ? 1 : 0;
-    if (newest || one.name == saved ||
-        (retention.keep_every > 0 && one.step % retention.keep_every == 0)) {
-      continue;
-    }
-    // Of those that are damaged only what is older than a good one goes.
-    if (kept == 0) continue;
-    note(RemoveCheckpoint(PathOf(dir, one.name), files));
-  }
+  // With many of those that stay for ever no save has to read them all.
+  std::vector<std::string> others;
   for (const std::string& name : names) {
-    const bool full =
-        std::any_of(found.begin(), found.end(),
-                    [&](const StepFolder& one) { return one.name == name; });
-    if (full || name == saved) continue;
-    note(RemoveUnfinished(PathOf(dir, name), files));
+    if (retention.keep_every == 0 || *StepOf(name) % retention.keep_every != 0)
+      others.push_back(name);
+  }
+  absl::Status failed =
+      RemoveAllButTheLast(dir, others, saved, retention, files, holds);
+  for (const std::string& name : names) {
+    const std::string path = PathOf(dir, name);
+    if (name == saved || !HoldsNoManifest(path, files)) continue;
+    failed.Update(Removed(RemoveUnfinished(path, files)));
   }
   return failed;
 }

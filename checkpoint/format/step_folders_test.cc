@@ -40,7 +40,8 @@ class StepFoldersTest : public testing::Test {
     std::vector<int64_t> steps;
     const auto found = ListStepFolders(kDir, &disk_).value();
     for (const StepFolder& one : found) {
-      steps.push_back(one.whole ? one.step : -one.step);
+      const absl::Status state = CheckFilesOf(PathOf(one.step), &disk_);
+      steps.push_back(absl::IsDataLoss(state) ? -one.step : one.step);
     }
     return steps;
   }
@@ -104,6 +105,54 @@ TEST_F(StepFoldersTest, TheLastAndTheMultiplesAreKept) {
   TESSERA_EXPECT_OK(RemoveOldSteps(kDir, StepFolderName(8),
                                    {.keep_last = 2, .keep_every = 3}, &disk_));
   EXPECT_THAT(Found(), ElementsAre(8, 7, 6, 3));
+  // Those that stay for ever do not count.
+  Save(9, 9);
+  TESSERA_EXPECT_OK(RemoveOldSteps(kDir, StepFolderName(9),
+                                   {.keep_last = 1, .keep_every = 3}, &disk_));
+  EXPECT_THAT(Found(), ElementsAre(9, 8, 6, 3));
+}
+
+// However many there are, a save reads the manifests of the others alone.
+TEST_F(StepFoldersTest, ThoseThatStayForEverAreNotRead) {
+  for (int64_t step = 1; step <= 12; ++step) Save(step, step);
+  Save(13, 13);
+  int reads = 0;
+  disk_.before = [&](int64_t, const char* call) {
+    reads += std::string(call) == "read" ? 1 : 0;
+    return 0;
+  };
+  TESSERA_EXPECT_OK(RemoveOldSteps(kDir, StepFolderName(13),
+                                   {.keep_last = 2, .keep_every = 1}, &disk_));
+  EXPECT_EQ(reads, 0);
+  TESSERA_EXPECT_OK(RemoveOldSteps(kDir, StepFolderName(13),
+                                   {.keep_last = 1, .keep_every = 2}, &disk_));
+  disk_.before = nullptr;
+  // Seven manifests, that of 13 once more, and of six that go.
+  EXPECT_EQ(reads, 7 + 1 + 6);
+  EXPECT_THAT(Found(), ElementsAre(13, 12, 10, 8, 6, 4, 2));
+}
+
+TEST_F(StepFoldersTest, OnlyTheLastOnesDataFilesAreOpened) {
+  const auto opened = [&] {
+    int opens = 0;
+    disk_.before = [&](int64_t, const char* call) {
+      opens += std::string(call) == "open" ? 1 : 0;
+      return 0;
+    };
+    TESSERA_EXPECT_OK(
+        RemoveOldSteps(kDir, StepFolderName(1), {.keep_last = 2}, &disk_));
+    disk_.before = nullptr;
+    return opens;
+  };
+  Save(1, 1);
+  Save(2, 2);
+  const int of_two = opened();
+  // As many folders, with more files in the old one.
+  bool committed = false;
+  TESSERA_EXPECT_OK(
+      SampleCheckpoint(3).Save(PathOf(3), &disk_, 50, &committed));
+  EXPECT_LT(opened(), of_two + 50);
+  EXPECT_THAT(Found(), ElementsAre(2, 1));
 }
 
 TEST_F(StepFoldersTest, TheOneJustSavedIsKeptWhateverItsTime) {
@@ -120,6 +169,74 @@ TEST_F(StepFoldersTest, ADamagedOneIsNotCountedAsAGoodOne) {
   TESSERA_EXPECT_OK(
       RemoveOldSteps(kDir, StepFolderName(3), {.keep_last = 1}, &disk_));
   EXPECT_THAT(Found(), ElementsAre(-3, 2));
+}
+
+// By who has read them: their files have the right sizes.
+TEST_F(StepFoldersTest, OneThatIsSaidToBeDamagedIsNotCountedEither) {
+  for (int64_t step = 1; step <= 4; ++step) Save(step, step);
+  Retention retention{.keep_last = 2};
+  retention.damaged = {StepFolderName(3)};
+  TESSERA_EXPECT_OK(RemoveOldSteps(kDir, StepFolderName(4), retention, &disk_));
+  EXPECT_THAT(Found(), ElementsAre(4, 2));
+}
+
+TEST_F(StepFoldersTest, AManifestOfNoBytesIsDamage) {
+  for (int64_t step = 1; step <= 3; ++step) Save(step, step);
+  const Folder folder = Folder::Open(PathOf(2), &disk_).value();
+  TESSERA_EXPECT_OK(folder.Remove(kManifestName));
+  TESSERA_EXPECT_OK(folder.CreateFile(kManifestName).status());
+  EXPECT_THAT(Found(), ElementsAre(3, -2, 1));
+  TESSERA_EXPECT_OK(
+      RemoveOldSteps(kDir, StepFolderName(3), {.keep_last = 2}, &disk_));
+  EXPECT_THAT(Found(), ElementsAre(3, 1));
+}
+
+TEST_F(StepFoldersTest, AManifestThatCannotBeReadNowIsNotTheOldest) {
+  for (int64_t step : {10, 20, 30}) Save(step, step);
+  int reads = 0;
+  disk_.before = [&](int64_t, const char* call) {
+    return std::string(call) == "read" && ++reads == 2 ? -ESTALE : 0;
+  };
+  EXPECT_THAT(Found(), ElementsAre(30, 20, 10));
+  disk_.before = nullptr;
+}
+
+// What cannot be read for a moment is no damage.
+TEST_F(StepFoldersTest, WhateverFailsAllThatAreKeptStay) {
+  std::vector<SampleCheckpoint> saved;
+  for (int64_t step = 1; step <= 3; ++step) {
+    Save(step, step);
+    saved.emplace_back(static_cast<int>(step));
+  }
+  const auto remove = [&] {
+    (void)RemoveOldSteps(kDir, StepFolderName(3), {.keep_last = 3}, &disk_);
+    disk_.before = nullptr;
+    for (int64_t step = 1; step <= 3; ++step) {
+      TESSERA_EXPECT_OK(
+          saved[static_cast<size_t>(step - 1)].Compare(PathOf(step), &disk_, 1))
+          << step;
+    }
+  };
+  for (const int error : {EIO, ESTALE, EACCES, EMFILE, ENOMEM}) {
+    bool refused = true;
+    for (int64_t k = 0; refused && !HasFailure(); ++k) {
+      refused = false;
+      const int64_t first = disk_.calls();
+      disk_.before = [&](int64_t call, const char*) {
+        refused |= call == first + k;
+        return call == first + k ? -error : 0;
+      };
+      SCOPED_TRACE(absl::StrCat("call ", k, ", errno ", error));
+      remove();
+    }
+    // All but the newest one.
+    int reads = 0;
+    disk_.before = [&](int64_t, const char* call) {
+      return std::string(call) == "read" && ++reads != 3 ? -error : 0;
+    };
+    SCOPED_TRACE(absl::StrCat("reads, errno ", error));
+    remove();
+  }
 }
 
 TEST_F(StepFoldersTest, WhatInterruptedSavesLeftGoesAndWhatIsOthersStays) {

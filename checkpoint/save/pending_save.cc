@@ -59,16 +59,15 @@ class PendingSave::Impl {
     TESSERA_RETURN_IF_ERROR(
         RunTogether(comm, "checkpoint folder", [&] { return Lock(); }));
     TESSERA_RETURN_IF_ERROR(ShareId(comm));
-    if (plan_.options.node_local) {
-      TESSERA_RETURN_IF_ERROR(
-          RunTogether(comm, "checkpoint folder", [&]() -> absl::Status {
-            if (plan_.saving == nullptr) return absl::OkStatus();
-            return plan_.saving->TakePart(plan_.id, RanksOfFolder());
-          }));
-    }
     if (plan_.options.async) {
       TESSERA_RETURN_IF_ERROR(
           comm->AgreeOk(pieces_.Keep(), "copy of what a checkpoint holds"));
+    }
+    if (plan_.options.node_local) {
+      TESSERA_RETURN_IF_ERROR(RunTogether(comm, "checkpoint folder", [&] {
+        return plan_.saving == nullptr ? absl::OkStatus()
+                                       : plan_.saving->ClearPart();
+      }));
     }
     course_.emplace(std::move(plan_), &pieces_, links_->notes.get());
     const auto run = [this] {
@@ -119,7 +118,8 @@ class PendingSave::Impl {
     if (leader != plan_.rank) return absl::OkStatus();
     TESSERA_ASSIGN_OR_RETURN(
         Saving saving, plan_.options.node_local
-                           ? Saving::BeginPart(plan_.dir, FileSystem::Real())
+                           ? Saving::BeginPart(plan_.dir, plan_.options.replace,
+                                               FileSystem::Real())
                            : Saving::Begin(plan_.dir, FileSystem::Real()));
     plan_.saving = std::make_unique<Saving>(std::move(saving));
     return absl::OkStatus();
@@ -139,18 +139,23 @@ class PendingSave::Impl {
     return ranks;
   }
 
-  // And the time, by rank 0's clock.
+  // And the time, rank 0's.
   absl::Status ShareId(Communicator* comm) {
     const uint64_t own = plan_.saving == nullptr ? 0 : plan_.saving->id();
+    const int64_t micros = plan_.options.saved_unix_micros != 0
+                               ? plan_.options.saved_unix_micros
+                               : absl::ToUnixMicros(absl::Now());
     TESSERA_ASSIGN_OR_RETURN(
         const std::vector<std::string> all,
-        comm->AllGatherStrings(
-            absl::StrFormat("%x %d", own, absl::ToUnixMicros(absl::Now())),
-            CommTag{"checkpoint id"}));
+        comm->AllGatherStrings(absl::StrFormat("%x %d", own, micros),
+                               CommTag{"checkpoint id"}));
     const std::vector<std::string> words = absl::StrSplit(all[0], ' ');
     if (words.size() != 2 || !absl::SimpleHexAtoi(words[0], &plan_.id) ||
         !absl::SimpleAtoi(words[1], &plan_.begun_micros)) {
       return absl::InternalError("a checkpoint's id is no number");
+    }
+    if (plan_.options.node_local && plan_.saving != nullptr) {
+      plan_.saving->TakePart(plan_.id, RanksOfFolder());
     }
     return absl::OkStatus();
   }

@@ -61,6 +61,11 @@ struct PendingSaveOptions {
   // On rank 0, once the checkpoint is in its place to stay; with node_local on
   // one rank of each host.
   std::function<void()> after_commit;
+  // With node_local: a checkpoint that is there goes, once all ranks are ready
+  // to write.
+  bool replace = false;
+  // The checkpoint's time, rank 0's; 0: now, by rank 0's clock.
+  int64_t saved_unix_micros = 0;
 };
 
 // What the saves of a group of ranks have in common.

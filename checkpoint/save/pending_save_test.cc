@@ -241,8 +241,9 @@ class OtherRankTest : public testing::Test {
     if (node_local) {
       plan.leaders = {0, 1};
       plan.saving = std::make_unique<Saving>(
-          Saving::BeginPart(plan.dir, FileSystem::Real()).value());
-      TESSERA_EXPECT_OK(plan.saving->TakePart(kId, {1}));
+          Saving::BeginPart(plan.dir, /*replace=*/false, FileSystem::Real())
+              .value());
+      plan.saving->TakePart(kId, {1});
     } else {
       TESSERA_EXPECT_OK(Folder::Make(plan.dir, FileSystem::Real()).status());
     }

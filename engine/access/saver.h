@@ -3,6 +3,7 @@
 #ifndef ENGINE_ACCESS_SAVER_H_
 #define ENGINE_ACCESS_SAVER_H_
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -16,13 +17,17 @@ namespace tessera {
 
 class Saver {
  public:
+  using OnEnd = std::function<void(const absl::Status&)>;
+
   // Waits for the save before, and returns its error if it failed: this one is
-  // not begun then. With `options.async` returns when what may change is
-  // copied. COLLECTIVE.
+  // not begun then. With `on_end` no error of another's is returned, nor is
+  // this one's by another: see SaveOptions. With `options.async` returns when
+  // what may change is copied. COLLECTIVE.
   absl::Status Save(const std::string& dir, const TrainingState& state,
-                    absl::string_view client_state, PendingSaveOptions options);
+                    absl::string_view client_state, PendingSaveOptions options,
+                    OnEnd on_end = nullptr);
   // Waits until nothing is being written. The error of a save that nobody has
-  // been told of. LOCAL, blocking.
+  // been told of, and else that of the last one. LOCAL, blocking.
   absl::Status Wait();
   // Waits, too; an error is kept for Wait. LOCAL, blocking.
   void Settle();
@@ -32,10 +37,15 @@ class Saver {
   void BeforeChange();
 
  private:
+  absl::Status MakeLinks(Communicator* comm, const PendingSaveOptions& options);
+  absl::Status End();
+
   SaveLinks links_;
   std::unique_ptr<PendingSave> pending_;
   std::string pending_name_;
-  absl::Status failed_;
+  OnEnd on_end_;                  // of `pending_`
+  absl::Status failed_;           // to be told by Save or Wait
+  absl::Status failed_and_told_;  // to `on_end`; to be told by Wait
 };
 
 }  // namespace tessera

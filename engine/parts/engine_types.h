@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "ATen/core/Tensor.h"
+#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "checkpoint/exchange/name_map.h"
 #include "comm/communicator.h"
@@ -119,9 +120,21 @@ struct SaveOptions {
   // says.
   std::optional<bool> node_local;
   // Runs on rank 0, on a thread of its own, once the checkpoint is in its place
-  // to stay: for what is done with finished ones, such as copying them away. Of
-  // folders of each host's own on one rank of each host.
+  // to stay: for what is done with finished ones, such as copying them away.
+  // The next save and the engine's end wait for it. Of folders of each host's
+  // own on one rank of each host.
   std::function<void()> after_commit;
+  // Called on each rank with how the save ended, by the call of the engine that
+  // learns it (the next save, a load, WaitForCheckpoint, the destructor). Its
+  // error is returned by WaitForCheckpoint, but not by the next save; and this
+  // save begins whatever became of those before, whose errors stay to be told.
+  std::function<void(const absl::Status&)> on_end;
+  // With node_local: a checkpoint that is in the folder goes once all ranks are
+  // ready to write; if the save fails after that, there is none.
+  bool replace = false;
+  // By which the checkpoints of a run are ordered: microseconds since 1970,
+  // rank 0's; 0: now, by rank 0's clock.
+  int64_t saved_unix_micros = 0;
 };
 
 struct LoadCheckpointOptions {
@@ -132,8 +145,10 @@ struct LoadCheckpointOptions {
   // checkpoint need have none. DeepSpeed: load_module_only.
   bool model_only = false;
   // What these mean alone, paths of parameters, buffers and modules
-  // ("blocks.0", "*.weight"; '*' is any characters, '?' one); the rest stays.
-  // Of parameters that are one under several names any counts. Empty: all.
+  // ("blocks.0", "*.weight"; '*' is any characters, '?' one); other parameters
+  // and buffers stay. Step, learning rate, loss scale and generators are loaded
+  // all the same, unless `model_only`. Of parameters that are one under several
+  // names any counts. Empty: all.
   std::vector<std::string> only;
   // What the checkpoint calls a parameter or buffer of the module; one that it
   // does not have ("-") stays. Nothing can be transposed here.
@@ -148,9 +163,7 @@ struct LoadCheckpointReport {
   std::string client_state;             // this rank's
   std::vector<std::string> missing;     // names of the module; not there
   std::vector<std::string> unexpected;  // the other way round
-  // By this rank, with indices; each byte counts once, though what was there
-  // before is verified first and then read again, from the system's caches.
-  int64_t bytes_read = 0;
+  int64_t bytes_read = 0;               // by this rank, with indices
 };
 
 struct LoadSafetensorsOptions {

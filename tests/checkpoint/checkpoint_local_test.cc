@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -170,6 +171,45 @@ TESSERA_RANK_FUNCTION(ManageOnHosts) {
                       absl::StrJoin(there, " "));
 }
 
+// A step that is saved again, after the run went back: what is there of it
+// stays if nothing can be saved.
+TESSERA_RANK_FUNCTION(SaveAgainOnHosts) {
+  const Args a(args);
+  const OnHost host(a.hosts.at(static_cast<size_t>(world.rank())));
+  auto model = BuildModel(a.spec.model, world.rank());
+  TESSERA_ASSIGN_OR_RETURN(auto engine, LocalEngine(a, model, world));
+  CheckpointManagerOptions options;
+  options.dir = "run";
+  TESSERA_ASSIGN_OR_RETURN(auto manager,
+                           CheckpointManager::Create(engine.get(), options));
+  Record record;
+  TESSERA_RETURN_IF_ERROR(
+      TrainSteps(*engine, *model, a.spec, world.rank(), 0, &record));
+  TESSERA_RETURN_IF_ERROR(manager->Save());
+  // Another manager has not seen that it is saved.
+  TESSERA_ASSIGN_OR_RETURN(manager,
+                           CheckpointManager::Create(engine.get(), options));
+  std::string said = manager
+                         ->Save([&]() -> std::string {
+                           if (world.rank() == 3)
+                             throw std::runtime_error("no position");
+                           return "";
+                         })
+                         .ToString();
+  {
+    TESSERA_ASSIGN_OR_RETURN(const auto open,
+                             engine->Summon({model->parameters()[0]}));
+    absl::StrAppend(&said, "\n", manager->Save().ToString());
+  }
+  TESSERA_ASSIGN_OR_RETURN(const auto words, manager->Resume());
+  absl::StrAppend(&said, "\n", words.has_value() ? "there" : "gone");
+  TESSERA_ASSIGN_OR_RETURN(manager,
+                           CheckpointManager::Create(engine.get(), options));
+  TESSERA_RETURN_IF_ERROR(manager->Save([] { return "again"; }));
+  TESSERA_ASSIGN_OR_RETURN(const auto last, manager->Resume());
+  return absl::StrCat(said, "\n", last.value_or("none"));
+}
+
 class CheckpointLocalTest : public ::testing::TestWithParam<int> {
  protected:
   CheckpointLocalTest() {
@@ -330,6 +370,13 @@ TEST_P(CheckpointLocalTest, AManagerKeepsTheLastOnAllHosts) {
     fs::remove_all(PathOf('A'));
     fs::remove_all(PathOf('B'));
   }
+}
+
+TEST_P(CheckpointLocalTest, AManagerRemovesNothingBeforeItCanSave) {
+  EXPECT_THAT(Run("SaveAgainOnHosts", "AABB"),
+              Each(AllOf(HasSubstr("rank 3: client_state: no position\n"),
+                         HasSubstr("FAILED_PRECONDITION"),
+                         EndsWith("\nthere\nagain"))));
 }
 
 TEST_P(CheckpointLocalTest, AManagerGoesBackWhereAHostHasLostOne) {

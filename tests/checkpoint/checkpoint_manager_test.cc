@@ -3,7 +3,6 @@
 #include "engine/checkpoint_manager.h"
 
 #include <signal.h>
-#include <sys/resource.h>
 
 #include <cmath>
 #include <filesystem>
@@ -14,23 +13,19 @@
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "base/check.h"
-#include "base/file.h"
 #include "base/status.h"
+#include "checkpoint/format/checkpoint_folder.h"
 #include "checkpoint/format/step_folders.h"
 #include "comm/world/world.h"
 #include "engine/engine.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/checkpoint/checkpoint_manager_test_util.h"
 #include "tests/support/rank_pool.h"
-#include "tests/support/temp_folder.h"
 #include "tests/support/trainee.h"
-#include "tests/support/training.h"
 
 namespace tessera {
 namespace {
@@ -40,51 +35,7 @@ using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-// "<dir>\n<steps>": trains to that step, from where a run before has stopped.
-struct ManagerArgs {
-  explicit ManagerArgs(absl::string_view text) {
-    const std::vector<std::string> lines = absl::StrSplit(text, '\n');
-    options.dir = lines.at(0);
-    TESSERA_CHECK(absl::SimpleAtoi(lines.at(1), &steps));
-    options.keep_last = 2;
-    options.every_steps = 2;
-    options.keep_every = 4;
-  }
-  CheckpointManagerOptions options;
-  int64_t steps = 0;
-};
-
-absl::StatusOr<Trainee> MakeTrainee(const World& world) {
-  TrainingSpec spec;
-  spec.stage = 2;
-  return Trainee::Make(spec, world.communicator());
-}
-
-// "resumed from 4 'after 4', stopped at 7".
-absl::StatusOr<std::string> Run(Trainee& trainee, CheckpointManager& manager,
-                                const std::optional<std::string>& resumed,
-                                int64_t steps, int64_t signal_at = -1) {
-  Engine& engine = *trainee.engine;
-  std::string report =
-      resumed.has_value()
-          ? absl::StrCat("resumed from ", engine.step(), " '", *resumed, "'")
-          : std::string("began");
-  const auto position = [&] { return absl::StrCat("after ", engine.step()); };
-  bool stop = false;
-  while (engine.step() < steps && !stop) {
-    TESSERA_RETURN_IF_ERROR(trainee.TrainStep(engine.step()));
-    if (engine.step() == signal_at && trainee.rank == 1) {
-      raise(SIGUSR1);
-      raise(SIGUSR1);  // from the launcher, too
-    }
-    TESSERA_ASSIGN_OR_RETURN(stop, manager.MaybeSave(position));
-  }
-  if (!stop) TESSERA_RETURN_IF_ERROR(manager.Finish(position));
-  absl::StrAppend(&report, stop ? ", told to stop at " : ", ended at ",
-                  engine.step());
-  return report;
-}
+using ::testing::Not;
 
 TESSERA_RANK_FUNCTION(TrainManaged) {
   const ManagerArgs a(args);
@@ -96,28 +47,9 @@ TESSERA_RANK_FUNCTION(TrainManaged) {
   return Run(trainee, *manager, resumed, a.steps);
 }
 
-class CheckpointManagerTest : public testing::Test {
- protected:
-  std::vector<std::string> Train(int steps) {
-    return RunOnRanks(2, "TrainManaged", absl::StrCat(dir_, "\n", steps));
-  }
-  std::vector<int64_t> Steps() {
-    std::vector<int64_t> steps;
-    const auto found = ListStepFolders(dir_, FileSystem::Real()).value();
-    for (const StepFolder& one : found) {
-      steps.push_back(one.step);
-    }
-    return steps;
-  }
-  std::string Latest() { return ReadWholeFile(dir_ + "/latest").value(); }
-
-  const TempFolder folder_;
-  const std::string dir_ = folder_ / "run";
-};
-
 TEST_F(CheckpointManagerTest, SavesAtMultiplesAndAtTheEndAndGoesOnFromThere) {
   EXPECT_THAT(Train(5), Each("began, ended at 5"));
-  EXPECT_THAT(Steps(), ElementsAre(5, 4));
+  EXPECT_THAT(Steps(), ElementsAre(5, 4, 2));
   EXPECT_EQ(Latest(), "step-00000005\n");
   EXPECT_THAT(Train(11), Each("resumed from 5 'after 5', ended at 11"));
   EXPECT_THAT(Steps(), ElementsAre(11, 10, 8, 4));
@@ -126,15 +58,8 @@ TEST_F(CheckpointManagerTest, SavesAtMultiplesAndAtTheEndAndGoesOnFromThere) {
 
 TEST_F(CheckpointManagerTest, OneThatIsDamagedIsPassedOverForTheOneBefore) {
   Train(6);
-  ASSERT_THAT(Steps(), ElementsAre(6, 4));
-  const std::string newest = dir_ + "/step-00000006";
-  for (const auto& entry : fs::directory_iterator(newest)) {
-    if (!absl::StrContains(entry.path().string(), ".rank-00001")) continue;
-    // A byte of the data: it is seen only by who reads it.
-    std::string bytes = ReadWholeFile(entry.path()).value();
-    bytes[bytes.size() / 3] ^= 1;
-    std::ofstream(entry.path(), std::ios::binary) << bytes;
-  }
+  ASSERT_THAT(Steps(), ElementsAre(6, 4, 2));
+  FlipAByteOf(6);
   EXPECT_THAT(Train(5), Each("resumed from 4 'after 4', ended at 5"));
   // It was saved last, and 6 is damaged.
   EXPECT_THAT(Train(6), Each("resumed from 5 'after 5', ended at 6"));
@@ -144,6 +69,41 @@ TEST_F(CheckpointManagerTest, OneThatIsDamagedIsPassedOverForTheOneBefore) {
     fs::resize_file(absl::StrCat(dir_, "/", one.name, "/manifest"), 20);
   }
   EXPECT_THAT(Train(7), Each(HasSubstr("manifest")));
+}
+
+// The only good one besides what is saved next must not make room for it.
+TEST_F(CheckpointManagerTest, OneThatIsPassedOverIsNotCountedAsAGoodOne) {
+  Train(6, "\nfew");
+  ASSERT_THAT(Steps(), ElementsAre(6, 4));
+  FlipAByteOf(6);
+  EXPECT_THAT(Train(5, "\nfew"), Each("resumed from 4 'after 4', ended at 5"));
+  EXPECT_THAT(Steps(), ElementsAre(5, 4));
+}
+
+// By a host whose clock is an hour ahead.
+TEST_F(CheckpointManagerTest, WhatIsSavedLaterIsNewerWhateverClocksSay) {
+  Train(5, "\nfew");
+  ASSERT_THAT(Steps(), ElementsAre(5, 4));
+  {
+    const Folder folder = Folder::Open(PathOf(5), FileSystem::Real()).value();
+    auto manifest = ReadManifest(folder).value();
+    manifest.set_saved_unix_micros(manifest.saved_unix_micros() +
+                                   absl::ToInt64Microseconds(absl::Hours(1)));
+    std::ofstream(PathOf(5) + "/manifest", std::ios::binary)
+        << EncodeManifest(manifest).value();
+  }
+  EXPECT_THAT(Train(8, "\nfew"), Each("resumed from 5 'after 5', ended at 8"));
+  EXPECT_THAT(Steps(), ElementsAre(8, 6));
+  // Without looking for one to resume from.
+  RunOnRanks(2, "TrainByTheClock", absl::StrCat(dir_, "\n3"));
+  EXPECT_THAT(Steps(), ElementsAre(3, 8, 6));
+}
+
+// A disk that is full gets its room.
+TEST_F(CheckpointManagerTest, OldOnesGoAlsoWhereLatestCannotBeWritten) {
+  fs::create_directories(dir_ + "/latest.new");
+  EXPECT_THAT(Train(6, "\nfew"), Each("began, ended at 6"));
+  EXPECT_THAT(Steps(), ElementsAre(6, 4));
 }
 
 TESSERA_RANK_FUNCTION(ResumeFromStep) {
@@ -162,11 +122,11 @@ TESSERA_RANK_FUNCTION(ResumeFromStep) {
 // Back to an earlier one: what is saved then is the newest, whatever its step.
 TEST_F(CheckpointManagerTest, GoesBackToAStep) {
   Train(8);
-  ASSERT_THAT(Steps(), ElementsAre(8, 6, 4));
+  ASSERT_THAT(Steps(), ElementsAre(8, 6, 4, 2));
   EXPECT_THAT(RunOnRanks(2, "ResumeFromStep", absl::StrCat(dir_, "\n5")),
               Each(AllOf(HasSubstr("resumed from 4 'after 4', ended at 5"),
                          HasSubstr("no checkpoint of step 3"))));
-  EXPECT_THAT(Steps(), ElementsAre(5, 8, 4));
+  EXPECT_THAT(Steps(), ElementsAre(5, 8, 6, 4));
   EXPECT_THAT(Train(6), Each("resumed from 5 'after 5', ended at 6"));
 }
 
@@ -231,35 +191,71 @@ TESSERA_RANK_FUNCTION(ManagerOptionsDiffer) {
       .ToString();
 }
 
-// A disk that was full when it was time, and is not at the end.
-TESSERA_RANK_FUNCTION(SaveAgainAtTheEnd) {
+// Daly's interval of what saves have cost, by a clock that training and saves
+// move: 118.67 s for 2 s and a mean of an hour.
+TESSERA_RANK_FUNCTION(TrainByWhatSavesCost) {
   ManagerArgs a(args);
-  a.options.async = true;
+  absl::Duration now = absl::Hours(1);
+  a.options.every_steps = a.options.keep_every = 0;
+  a.options.keep_last = 100;
+  a.options.mean_time_between_failures = absl::Hours(1);
+  a.options.clock = [&now] { return now; };
   TESSERA_ASSIGN_OR_RETURN(Trainee trainee, MakeTrainee(world));
   TESSERA_ASSIGN_OR_RETURN(
       const auto manager,
       CheckpointManager::Create(trainee.engine.get(), a.options));
-  TESSERA_RETURN_IF_ERROR(trainee.TrainStep(0));
-  {
-    struct rlimit before;
-    getrlimit(RLIMIT_FSIZE, &before);
-    signal(SIGXFSZ, SIG_IGN);
-    const rlimit full{100, before.rlim_max};
-    if (trainee.rank == 1) setrlimit(RLIMIT_FSIZE, &full);
-    TESSERA_RETURN_IF_ERROR(manager->Save());
-    while (trainee.engine->saving_checkpoint()) {
-      absl::SleepFor(absl::Milliseconds(1));
-    }
-    setrlimit(RLIMIT_FSIZE, &before);
+  const auto position = [&] {
+    now += absl::Seconds(2);
+    return std::string();
+  };
+  std::string report = manager->Report();
+  while (trainee.engine->step() < a.steps) {
+    TESSERA_RETURN_IF_ERROR(trainee.TrainStep(trainee.engine->step()));
+    now += absl::Minutes(1);
+    TESSERA_RETURN_IF_ERROR(manager->MaybeSave(position).status());
   }
-  TESSERA_RETURN_IF_ERROR(manager->Finish());
-  return "saved";
+  TESSERA_RETURN_IF_ERROR(manager->Finish(position));
+  return absl::StrCat(report, "; ", manager->Report());
 }
 
-TEST_F(CheckpointManagerTest, WhatCouldNotBeSavedIsSavedAtTheEnd) {
-  EXPECT_THAT(RunOnRanks(2, "SaveAgainAtTheEnd", absl::StrCat(dir_, "\n1")),
-              Each("saved"));
-  EXPECT_THAT(Steps(), ElementsAre(1));
+TEST_F(CheckpointManagerTest, SavesAsOftenAsFailuresAndItsCostSay) {
+  EXPECT_THAT(
+      RunOnRanks(2, "TrainByWhatSavesCost", absl::StrCat(dir_, "\n8")),
+      Each("no checkpoint saved; 5 saves, 2s each of the training's time; one "
+           "in 1m58s"));
+  EXPECT_THAT(Steps(), ElementsAre(8, 7, 5, 3, 1));
+  // When the interval is known first, and at the end.
+  std::vector<std::string> reports;
+  for (absl::string_view line :
+       absl::StrSplit(RankPool::Get(2)->stderr_of(0), '\n')) {
+    if (absl::StrContains(line, "one in")) reports.emplace_back(line);
+  }
+  EXPECT_THAT(reports,
+              ElementsAre(HasSubstr(dir_ + ": 1 save, 2s each of the "
+                                           "training's time; one in 1m58s"),
+                          HasSubstr(dir_ + ": 5 saves, 2s")));
+  EXPECT_THAT(RankPool::Get(2)->stderr_of(1), Not(HasSubstr("one in")));
+}
+
+// The folder is that of Create.
+TESSERA_RANK_FUNCTION(ChangeTheWorkingFolder) {
+  ManagerArgs a(args);
+  const fs::path before = fs::current_path();
+  const fs::path above = fs::path(a.options.dir).parent_path();
+  a.options.dir = "run";
+  TESSERA_ASSIGN_OR_RETURN(Trainee trainee, MakeTrainee(world));
+  fs::current_path(above);
+  auto manager = CheckpointManager::Create(trainee.engine.get(), a.options);
+  fs::current_path(before);
+  TESSERA_RETURN_IF_ERROR(manager.status());
+  return Run(trainee, **manager, std::nullopt, a.steps);
+}
+
+TEST_F(CheckpointManagerTest, ARelativeFolderIsThatOfCreate) {
+  EXPECT_THAT(
+      RunOnRanks(2, "ChangeTheWorkingFolder", absl::StrCat(dir_, "\n3")),
+      Each("began, ended at 3"));
+  EXPECT_THAT(Steps(), ElementsAre(3, 2));
 }
 
 TEST_F(CheckpointManagerTest, OptionsThatDifferAreRefused) {
