@@ -11,32 +11,46 @@
 namespace tessera {
 namespace {
 
-// Each of two threads gets one at the same moment, `rounds` times: from who
-// signals a group of processes, and from the launcher.
+void Await(const std::atomic<int>& count, int least) {
+  for (int spins = 0; count.load() < least; ++spins) {
+    if (spins > 1000) std::this_thread::yield();
+  }
+}
+
+void Spend(int turns) {
+  for (std::atomic<int> i{0}; i < turns;) ++i;
+}
+
+// Each of two threads gets one at nearly the same moment, `rounds` times: from
+// who signals a group of processes, and from the launcher. Now the one is a bit
+// earlier, now the other.
 void RaiseTogether(int rounds) {
-  std::atomic<int> begun{0}, ended{0};
-  const auto raise_each = [&] {
+  std::atomic<int> begun{0}, ready{0}, ended{0};
+  std::thread other([&] {
     for (int i = 1; i <= rounds; ++i) {
-      while (begun.load() < i) std::this_thread::yield();
+      Await(begun, i);
+      ready = i;
+      Spend(i % 50);
       raise(SIGTERM);
-      ++ended;
+      ended = i;
     }
-  };
-  std::thread one(raise_each), other(raise_each);
+  });
   for (int i = 1; i <= rounds; ++i) {
     const std::unique_ptr<StopSignals> signals = StopSignals::Catch();
     begun = i;
-    while (ended.load() < 2 * i) std::this_thread::yield();
+    Await(ready, i);
+    Spend(i / 50 % 50);
+    raise(SIGTERM);
+    Await(ended, i);
     if (signals->received() != SIGTERM) _exit(1);
   }
-  one.join();
   other.join();
 }
 
 TEST(StopSignalsTest, TwoAtOnceAreOne) {
   EXPECT_EXIT(
       {
-        RaiseTogether(20'000);
+        RaiseTogether(50'000);
         _exit(0);
       },
       testing::ExitedWithCode(0), "");
