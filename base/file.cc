@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -18,11 +19,10 @@ absl::Status FileError(int error, absl::string_view path) {
                       absl::StrCat(path, ": ", std::strerror(error)));
 }
 
-absl::StatusOr<std::string> ReadWholeFile(const std::string& path,
-                                          int64_t max_bytes) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return FileError(errno, path);
-  const auto closer = absl::MakeCleanup([fd] { close(fd); });
+namespace {
+
+absl::StatusOr<std::string> ReadToEnd(int fd, const std::string& path,
+                                      int64_t max_bytes) {
   std::string content;
   char block[1 << 14];
   for (;;) {
@@ -36,6 +36,30 @@ absl::StatusOr<std::string> ReadWholeFile(const std::string& path,
           absl::StrCat(path, ": more than ", max_bytes, " bytes"));
     }
   }
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> ReadWholeFile(const std::string& path,
+                                          int64_t max_bytes) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return FileError(errno, path);
+  const auto closer = absl::MakeCleanup([fd] { close(fd); });
+  return ReadToEnd(fd, path, max_bytes);
+}
+
+absl::StatusOr<std::string> ReadRegularFile(const std::string& path,
+                                            int64_t max_bytes) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) return FileError(errno, path);
+  const auto closer = absl::MakeCleanup([fd] { close(fd); });
+  struct stat info;
+  if (fstat(fd, &info) != 0) return FileError(errno, path);
+  if (!S_ISREG(info.st_mode)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        path, ": expected a file, got a folder, a pipe or a device"));
+  }
+  return ReadToEnd(fd, path, max_bytes);
 }
 
 absl::Status WriteAt(int fd, absl::string_view what, int64_t offset,

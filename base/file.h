@@ -16,6 +16,10 @@ namespace tessera {
 // InvalidArgument if there are more than `max_bytes`.
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path,
                                           int64_t max_bytes = 64 << 20);
+// The same of a regular file, or a link to one. InvalidArgument where it is
+// none: a pipe, whose writer might never come, is not waited for.
+absl::StatusOr<std::string> ReadRegularFile(const std::string& path,
+                                            int64_t max_bytes);
 
 // All `bytes` from `offset` on, in as many calls as that takes. `what` names
 // the file in an error: FileError's, or for ReadAt DataLoss where the file ends

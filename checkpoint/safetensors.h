@@ -46,6 +46,10 @@ class Safetensors {
   const std::vector<std::pair<std::string, std::string>>& metadata() const {
     return files_->metadata();
   }
+  absl::StatusOr<std::string> Fingerprint() const {
+    return files_->Fingerprint();
+  }
+  absl::Status CheckUnchanged() const { return files_->CheckUnchanged(); }
 
   // out = the elements [begin, end) of a tensor of this, in row-major order,
   // cast to out's dtype; complex numbers count as two elements. `out`:

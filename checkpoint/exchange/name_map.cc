@@ -91,7 +91,7 @@ absl::StatusOr<NameMap> NameMap::Load(const std::string& name_or_path) {
   if (name_or_path == "gpt2") return Parse(kGpt2, "gpt2");
   TESSERA_ASSIGN_OR_RETURN(
       const std::string text,
-      ReadWholeFile(name_or_path, /*max_bytes=*/int64_t{16} << 20));
+      ReadRegularFile(name_or_path, /*max_bytes=*/int64_t{16} << 20));
   return Parse(text, name_or_path);
 }
 

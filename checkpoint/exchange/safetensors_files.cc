@@ -1,7 +1,6 @@
 #include "checkpoint/exchange/safetensors_files.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,9 +11,11 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/file.h"
 #include "base/status.h"
+#include "checkpoint/disk/crc32c.h"
 #include "config/reader/json_reader.h"
 
 namespace tessera {
@@ -23,18 +24,15 @@ namespace {
 constexpr char kIndexName[] = "model.safetensors.index.json";
 constexpr char kFileName[] = "model.safetensors";
 constexpr char kSuffix[] = ".safetensors";
+// Of the begin and of the end of each tensor: other weights differ there, too.
+constexpr int64_t kSampleBytes = 2048;
 
 // The header's length and the elements are used as they lie in the file.
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
 
-absl::StatusOr<SafetensorsHeader> ReadHeader(int fd, const std::string& path) {
-  struct stat info;
-  if (fstat(fd, &info) != 0) return FileError(errno, path);
-  if (!S_ISREG(info.st_mode)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": expected a file, got a folder or a device"));
-  }
-  const int64_t file_bytes = info.st_size;
+// The JSON of a file of `file_bytes` bytes.
+absl::StatusOr<std::string> ReadHeader(int fd, int64_t file_bytes,
+                                       const std::string& path) {
   if (file_bytes < kSafetensorsLengthBytes) {
     return absl::DataLossError(
         absl::StrCat(path, ": is no safetensors file: expected at least ",
@@ -58,7 +56,7 @@ absl::StatusOr<SafetensorsHeader> ReadHeader(int fd, const std::string& path) {
   std::string json(static_cast<size_t>(header_bytes), '\0');
   TESSERA_RETURN_IF_ERROR(
       ReadAt(fd, path, kSafetensorsLengthBytes, json.data(), header_bytes));
-  return ParseSafetensorsHeader(json, file_bytes, path);
+  return json;
 }
 
 // The file that stands for the folder: the index, or its only file.
@@ -97,9 +95,10 @@ bool IsPlainFileName(absl::string_view name) {
 using WeightMap = std::map<std::string, std::string>;
 absl::StatusOr<WeightMap> ReadWeightMap(const std::string& path) {
   TESSERA_ASSIGN_OR_RETURN(const std::string text,
-                           ReadWholeFile(path, kMaxSafetensorsHeaderBytes));
+                           ReadRegularFile(path, kMaxSafetensorsHeaderBytes));
   JsonLimits limits;
   limits.max_bytes = kMaxSafetensorsHeaderBytes;
+  limits.max_values = kMaxSafetensorsHeaderValues;
   const auto root = ReadJson(text, path, limits);
   if (!root.ok()) return absl::DataLossError(root.status().message());
   const JsonValue* map =
@@ -148,8 +147,19 @@ absl::Status SafetensorsFiles::AddFile(const std::string& path) {
   // A pipe would make open() wait for a writer.
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return FileError(errno, path);
-  files_.push_back({path, fd});
-  TESSERA_ASSIGN_OR_RETURN(SafetensorsHeader header, ReadHeader(fd, path));
+  files_.push_back({path, fd, {}, 0});
+  File& file = files_.back();
+  if (fstat(fd, &file.opened) != 0) return FileError(errno, path);
+  if (!S_ISREG(file.opened.st_mode)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": expected a file, got a folder or a device"));
+  }
+  const int64_t file_bytes = file.opened.st_size;
+  TESSERA_ASSIGN_OR_RETURN(const std::string json,
+                           ReadHeader(fd, file_bytes, path));
+  file.header_crc = Crc32c(json);
+  TESSERA_ASSIGN_OR_RETURN(SafetensorsHeader header,
+                           ParseSafetensorsHeader(json, file_bytes, path));
   for (SafetensorsTensor& tensor : header.tensors) {
     tensor.file = static_cast<int>(files_.size()) - 1;
     tensors_.push_back(std::move(tensor));
@@ -211,6 +221,46 @@ absl::Status SafetensorsFiles::ReadBytes(const SafetensorsTensor& tensor,
                                          int64_t bytes) const {
   return ReadAt(files_[static_cast<size_t>(tensor.file)].fd, Describe(tensor),
                 tensor.offset + begin, to, bytes);
+}
+
+absl::StatusOr<std::string> SafetensorsFiles::Fingerprint() const {
+  int64_t bytes = 0;
+  uint32_t crc = 0;
+  for (const File& file : files_) {
+    bytes += file.opened.st_size;
+    crc = ExtendCrc32c(
+        crc, absl::StrCat(file.opened.st_size, " ", file.header_crc, "\n"));
+  }
+  std::string sample;
+  for (const SafetensorsTensor& tensor : tensors_) {
+    const int64_t n = std::min(tensor.bytes, kSampleBytes);
+    sample.resize(static_cast<size_t>(n));
+    for (const int64_t begin : {int64_t{0}, tensor.bytes - n}) {
+      TESSERA_RETURN_IF_ERROR(ReadBytes(tensor, begin, sample.data(), n));
+      crc = ExtendCrc32c(crc, sample);
+      if (n == tensor.bytes) break;
+    }
+  }
+  return absl::StrFormat("%d bytes in %d files, CRC32C %08x", bytes,
+                         static_cast<int>(files_.size()), crc);
+}
+
+absl::Status SafetensorsFiles::CheckUnchanged() const {
+  for (const File& file : files_) {
+    struct stat now;
+    if (fstat(file.fd, &now) != 0) return FileError(errno, file.path);
+    const struct stat& then = file.opened;
+    if (now.st_size == then.st_size &&
+        now.st_mtim.tv_sec == then.st_mtim.tv_sec &&
+        now.st_mtim.tv_nsec == then.st_mtim.tv_nsec) {
+      continue;
+    }
+    return absl::AbortedError(absl::StrCat(
+        file.path, ": was written to since it was opened (expected ",
+        then.st_size, " bytes of the same time, got ", now.st_size,
+        "); load again when nothing writes to it"));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace tessera

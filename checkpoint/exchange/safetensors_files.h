@@ -16,6 +16,8 @@
 #ifndef CHECKPOINT_EXCHANGE_SAFETENSORS_FILES_H_
 #define CHECKPOINT_EXCHANGE_SAFETENSORS_FILES_H_
 
+#include <sys/stat.h>
+
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -64,10 +66,20 @@ class SafetensorsFiles {
   absl::Status ReadBytes(const SafetensorsTensor& tensor, int64_t begin,
                          char* to, int64_t bytes) const;
 
+  // A line that is the same where the files are, as far as that shows without
+  // reading all of them: sizes, headers, and the ends of each tensor. LOCAL.
+  absl::StatusOr<std::string> Fingerprint() const;
+  // Aborted: a file was written to since it was opened, so that what was read
+  // may be of two. One that another took the place of is still the one that was
+  // opened. LOCAL.
+  absl::Status CheckUnchanged() const;
+
  private:
   struct File {
     std::string path;
     int fd;
+    struct stat opened;       // before anything was read
+    uint32_t header_crc = 0;  // CRC32C
   };
   explicit SafetensorsFiles(std::string path) : path_(std::move(path)) {}
   absl::Status OpenIndex(const std::string& path);

@@ -200,6 +200,7 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(
   JsonLimits limits;
   limits.max_depth = kMaxDepth;
   limits.max_bytes = kMaxSafetensorsHeaderBytes;
+  limits.max_values = kMaxSafetensorsHeaderValues;
   const auto root = ReadJson(json, absl::StrCat(path, ": header"), limits);
   if (!root.ok()) return absl::DataLossError(root.status().message());
   const int64_t data_begin =

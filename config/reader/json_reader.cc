@@ -122,6 +122,10 @@ class Parser {
   }
 
   absl::Status ReadValue(JsonValue& value) {
+    if (++num_values_ > limits_.max_values) {
+      return FaultHere(absl::StrCat("the text has more than ",
+                                    limits_.max_values, " values"));
+    }
     value.position = position_;
     const char c = Peek();
     if (c == '{') return ReadObject(value);
@@ -367,6 +371,7 @@ class Parser {
   size_t offset_ = 0;
   JsonPosition position_;
   int depth_ = 0;
+  int64_t num_values_ = 0;
 };
 
 }  // namespace

@@ -60,8 +60,9 @@ struct JsonMember {
 };
 
 struct JsonLimits {
-  int max_depth = 64;            // nested arrays and objects
-  int64_t max_bytes = 16 << 20;  // of the whole text
+  int max_depth = 64;             // nested arrays and objects
+  int64_t max_bytes = 16 << 20;   // of the whole text
+  int64_t max_values = 16 << 20;  // in it, whatever is nested in what
 };
 
 // A key that its object has already; what it holds is read, and left out.

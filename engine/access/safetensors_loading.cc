@@ -8,7 +8,9 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
+#include "c10/core/impl/VirtualGuardImpl.h"
 #include "checkpoint/safetensors.h"
+#include "checkpoint/together.h"
 #include "engine/access/safetensors_plan.h"
 #include "engine/parts/exclusive_scope.h"
 #include "engine/setup/initial_sync.h"
@@ -106,11 +108,18 @@ absl::Status ReadSegment(const Safetensors& file, const Source& from,
 // By number of the parameter in the flat.
 using Sources = std::vector<Source>;
 
+// The program's thread and that which reads have streams of their own.
+void AwaitDevice(at::Device device) {
+  if (device.is_cpu()) return;
+  c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+}
+
 // What this rank's masters will be.
 absl::StatusOr<FlatBuffer> ReadOwned(const Safetensors& file,
                                      const Sources& sources,
                                      FlatParameter* flat) {
   TorchScope scope;
+  AwaitDevice(flat->device());
   const at::Tensor masters = flat->masters();
   TESSERA_ASSIGN_OR_RETURN(
       FlatBuffer values,
@@ -123,6 +132,8 @@ absl::StatusOr<FlatBuffer> ReadOwned(const Safetensors& file,
     TESSERA_RETURN_IF_ERROR(
         ReadSegment(file, source, *flat, segment, values.View()));
   }
+  TESSERA_RETURN_IF_ERROR(file.CheckUnchanged());
+  AwaitDevice(flat->device());
   return values;
 }
 
@@ -130,40 +141,53 @@ absl::StatusOr<FlatBuffer> ReadOwned(const Safetensors& file,
 // sharded. Nothing of the module is changed.
 struct Loading {
   std::unique_ptr<Safetensors> file;
+  std::string print;  // of the files, and of what the plan says of them
   SafetensorsPlan plan;
   std::vector<Sources> sources;                          // by flat
   std::vector<std::pair<at::Tensor, at::Tensor>> plain;  // to, values
 };
 
-absl::StatusOr<Loading> PlanLoading(const EngineParts& parts,
-                                    const std::string& path,
-                                    const LoadSafetensorsOptions& options) {
-  Loading loading;
-  TESSERA_ASSIGN_OR_RETURN(loading.file, Safetensors::Open(path));
+absl::Status OpenFiles(const std::string& path, Loading* loading) {
+  TESSERA_ASSIGN_OR_RETURN(loading->file, Safetensors::Open(path));
+  TESSERA_ASSIGN_OR_RETURN(loading->print, loading->file->Fingerprint());
+  return absl::OkStatus();
+}
+
+// On the program's own thread: `options` may call it.
+absl::Status PlanLoading(const EngineParts& parts,
+                         const LoadSafetensorsOptions& options,
+                         Loading* loading) {
   TESSERA_ASSIGN_OR_RETURN(
-      loading.plan, PlanSafetensors(*parts.module, *loading.file, options));
+      loading->plan, PlanSafetensors(*parts.module, *loading->file, options));
+  absl::StrAppend(&loading->print, ", ", PrintOf(loading->plan));
+  return absl::OkStatus();
+}
+
+// Which parameter of a flat is read from where; all else is read now.
+absl::Status ReadPlain(const EngineParts& parts, Loading* loading) {
   for (const auto& flat : parts.flats) {
-    loading.sources.emplace_back(flat->parameters().size());
+    loading->sources.emplace_back(flat->parameters().size());
   }
   absl::flat_hash_map<const void*, Source*> sharded;
   for (size_t u = 0; u < parts.flats.size(); ++u) {
-    for (size_t i = 0; i < loading.sources[u].size(); ++i) {
+    for (size_t i = 0; i < loading->sources[u].size(); ++i) {
       sharded[parts.flats[u]->parameters()[i].tensor.unsafeGetTensorImpl()] =
-          &loading.sources[u][i];
+          &loading->sources[u][i];
     }
   }
   TorchScope scope;
-  for (const SafetensorsMatch& match : loading.plan.matches) {
+  for (const SafetensorsMatch& match : loading->plan.matches) {
     const auto place = sharded.find(match.tensor.unsafeGetTensorImpl());
     if (place != sharded.end()) {
       *place->second = {match.source, match.transposed};
       continue;
     }
     TESSERA_ASSIGN_OR_RETURN(at::Tensor values,
-                             ReadWhole(*loading.file, match));
-    loading.plain.emplace_back(match.tensor, std::move(values));
+                             ReadWhole(*loading->file, match));
+    loading->plain.emplace_back(match.tensor, std::move(values));
   }
-  return loading;
+  if (loading->plain.empty()) return absl::OkStatus();
+  return loading->file->CheckUnchanged();
 }
 
 // Reads what this rank owns of a flat; where all ranks could, it becomes the
@@ -177,9 +201,11 @@ absl::Status LoadFlat(const Loading& loading, const EngineParts& parts,
     return absl::OkStatus();
   }
   FlatParameter& flat = *parts.flats[u];
-  const absl::StatusOr<FlatBuffer> values = CatchTorch(
-      kWhere, [&] { return ReadOwned(*loading.file, sources, &flat); });
-  const absl::Status agreed = parts.comm->AgreeOk(values.status(), kWhere);
+  absl::StatusOr<FlatBuffer> values = absl::UnknownError("not read");
+  const absl::Status agreed = RunTogether(parts.comm.get(), kWhere, [&] {
+    values = ReadOwned(*loading.file, sources, &flat);
+    return values.status();
+  });
   *could_read = agreed.ok();
   TESSERA_RETURN_IF_ERROR(agreed);
   return CatchTorch(kWhere, [&]() -> absl::Status {
@@ -224,17 +250,22 @@ absl::StatusOr<LoadSafetensorsReport> LoadSafetensors(
     EngineParts* parts, const std::string& path,
     const LoadSafetensorsOptions& options) {
   TESSERA_RETURN_IF_ERROR(parts->CheckOpen());
-  const absl::StatusOr<Loading> loading =
-      CatchTorch(kWhere, [&] { return PlanLoading(*parts, path, options); });
-  TESSERA_RETURN_IF_ERROR(parts->comm->AgreeOk(loading.status(), kWhere));
-  TESSERA_RETURN_IF_ERROR(CheckSame(PrintOf(loading->plan),
-                                    "safetensors file, or its options,",
-                                    parts->comm.get()));
-  TESSERA_RETURN_IF_ERROR(LoadAll(*loading, parts));
+  Communicator* const comm = parts->comm.get();
+  Loading loading;
+  TESSERA_RETURN_IF_ERROR(
+      RunTogether(comm, kWhere, [&] { return OpenFiles(path, &loading); }));
+  const absl::Status planned = CatchTorch(
+      kWhere, [&] { return PlanLoading(*parts, options, &loading); });
+  TESSERA_RETURN_IF_ERROR(RunTogether(comm, kWhere, [&] {
+    return planned.ok() ? ReadPlain(*parts, &loading) : planned;
+  }));
+  TESSERA_RETURN_IF_ERROR(
+      CheckSame(loading.print, "safetensors file, or its options,", comm));
+  TESSERA_RETURN_IF_ERROR(LoadAll(loading, parts));
   LoadSafetensorsReport report;
-  report.missing = loading->plan.missing;
-  report.unexpected = loading->plan.unexpected;
-  report.bytes_read = loading->file->bytes_read();
+  report.missing = loading.plan.missing;
+  report.unexpected = loading.plan.unexpected;
+  report.bytes_read = loading.file->bytes_read();
   return report;
 }
 

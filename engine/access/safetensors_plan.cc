@@ -139,8 +139,8 @@ class Planner {
  private:
   void AddNameFaults(const std::string& path) {
     constexpr char kHint[] =
-        "map names by LoadSafetensorsOptions::prefix and file_name, or set "
-        "strict = false";
+        "map names by LoadSafetensorsOptions::names, prefix or file_name, or "
+        "set strict = false";
     if (!plan_.missing.empty()) {
       const std::string near = NearestName(
           absl::StrCat(options_.prefix, plan_.missing[0]), plan_.unexpected);

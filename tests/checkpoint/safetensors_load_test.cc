@@ -2,6 +2,7 @@
 // file, and training goes on as if the model had been made with them.
 #include <torch/torch.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <numeric>
@@ -220,6 +221,16 @@ TESSERA_RANK_FUNCTION(LoadBadly) {
     return std::string(name);
   };
   say(own, cuts);
+  // Other values under the same header, on one rank, as where a file is
+  // replaced while ranks open it; and in the place of what it has opened.
+  say(absl::StrCat("values", world.rank()), {});
+  LoadSafetensorsOptions overwrites;
+  const std::string again = absl::StrCat("again", world.rank());
+  overwrites.file_name = [&](absl::string_view name) {
+    if (last) std::fstream(path + again, std::ios::in | std::ios::out) << "x";
+    return std::string(name);
+  };
+  say(again, overwrites);
   TESSERA_ASSIGN_OR_RETURN(const StateDict after, t.engine->FullStateDict());
   for (size_t i = 0; i < before.size(); ++i) {
     if (!after[i].second.equal(before[i].second)) {
@@ -240,6 +251,10 @@ TEST(LoadMisuseTest, IsNamedOnAllRanksAndChangesNothing) {
   for (const int r : {0, 1}) write(absl::StrCat("rank", r), good);
   write("empty", {});
   StateDict dict = good;
+  dict[0].second = dict[0].second + 1;
+  write("values0", good);
+  write("values1", dict);
+  dict = good;
   dict[0].first += "s";
   write("renamed", dict);
   dict = good;
@@ -254,6 +269,11 @@ TEST(LoadMisuseTest, IsNamedOnAllRanksAndChangesNothing) {
   std::ofstream(folder / "float4")
       << static_cast<char>(json.size()) << std::string(7, '\0') << json << "x";
   for (const int stage : {1, 3}) {
+    for (const char* name : {"again0", "again1"}) {
+      write(name, good);  // long ago
+      fs::last_write_time(folder / name, fs::file_time_type::clock::now() -
+                                             std::chrono::hours(1));
+    }
     TrainingSpec spec;
     spec.stage = stage;
     const std::vector<std::string> said = RunOnRanks(
@@ -276,6 +296,10 @@ TEST(LoadMisuseTest, IsNamedOnAllRanksAndChangesNothing) {
             HasSubstr("DATA_LOSS: [Engine::LoadSafetensors] rank 1: "))));
     EXPECT_THAT(said, Each(AllOf(HasSubstr("rank1: tensor '"),
                                  HasSubstr("it was cut off while it was read"),
+                                 HasSubstr("bytes in 1 files, CRC32C"),
+                                 HasSubstr("ABORTED: [Engine::LoadSafetensors] "
+                                           "rank 1: "),
+                                 HasSubstr("again1: was written to since it"),
                                  Not(HasSubstr("has changed")))));
     EXPECT_EQ(said[0], said[1]);
     TESSERA_ASSERT_OK(WriteSafetensors(folder / "rank1", good));
