@@ -155,6 +155,13 @@ absl::Status Saving::Commit(const proto::CheckpointManifest& manifest,
   *committed = false;
   TESSERA_RETURN_IF_ERROR(CheckFiles(manifest));
   TESSERA_ASSIGN_OR_RETURN(const std::string bytes, EncodeManifest(manifest));
+  // What no reader would take must not replace what one does.
+  const absl::Status readable = DecodeManifest(bytes, folder_.path()).status();
+  if (!readable.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a manifest that could not be read back is not written: ",
+                     readable.message()));
+  }
   TESSERA_RETURN_IF_ERROR(WriteTemporary(folder_, id_, bytes));
   const absl::Status renamed =
       folder_.Rename(TemporaryManifestName(id_), kManifestName);

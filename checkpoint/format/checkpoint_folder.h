@@ -62,7 +62,8 @@ class Saving {
   const Folder& folder() const { return folder_; }
   // Makes what has been written the checkpoint, and removes the one before.
   // Checks first that every data file is there, of the size that the manifest
-  // says. `*committed`: whether the new checkpoint is in place, or may be; also
+  // says, and that the manifest can be read back (else InvalidArgument).
+  // `*committed`: whether the new checkpoint is in place, or may be; also
   // after an error, and then the disk could not say that it stays so. LOCAL.
   absl::Status Commit(const proto::CheckpointManifest& manifest,
                       bool* committed);

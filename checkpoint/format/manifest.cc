@@ -11,7 +11,7 @@
 #include <cstring>
 #include <vector>
 
-#include "absl/strings/ascii.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -30,8 +30,10 @@ constexpr absl::string_view kTemporary = ".manifest";
 constexpr absl::string_view kRank = ".rank-";
 constexpr size_t kIdDigits = 16;
 constexpr size_t kMostMessageBytes = size_t{2000} << 20;  // protobuf's: 2 GiB
-constexpr int64_t kMost = int64_t{1}
-                          << 48;  // elements, bytes: no sum overflows
+// Elements or bytes of one storage, tensor or file; and of all together, with
+// room for what is computed from it (several copies, in wider numbers).
+constexpr int64_t kMost = int64_t{1} << 48;
+constexpr int64_t kMostOfAll = int64_t{1} << 56;
 
 template <class T>
 std::string BytesOf(T number) {
@@ -62,17 +64,22 @@ absl::Status Wrong(const std::string& path, absl::string_view what) {
   return absl::DataLossError(absl::StrCat(path, " is damaged: ", what));
 }
 
-// Elements of the storage up to the last one that the tensor has; -1 if that is
-// not to be had.
+// Elements of the storage up to the last one that the tensor has; -1 if that,
+// or their number, is not to be had.
 int64_t EndOf(const proto::CheckpointTensor& tensor) {
   if (tensor.sizes_size() != tensor.strides_size()) return -1;
   int64_t last = tensor.offset();
+  int64_t numel = 1;  // also of an empty one, as if it were not
   bool empty = false;
   if (last < 0 || last > kMost) return -1;
   for (int d = 0; d < tensor.sizes_size(); ++d) {
     const int64_t size = tensor.sizes(d), stride = tensor.strides(d);
     if (size < 0 || stride < 0 || size > kMost || stride > kMost) return -1;
     empty |= size == 0;
+    if (size > 0 &&
+        (__builtin_mul_overflow(numel, size, &numel) || numel > kMost)) {
+      return -1;
+    }
     int64_t step = 0;
     if (size > 1 &&
         (__builtin_mul_overflow(size - 1, stride, &step) ||
@@ -84,8 +91,11 @@ int64_t EndOf(const proto::CheckpointTensor& tensor) {
   return tensor.complex() ? 2 * end : end;
 }
 
+using Names = absl::flat_hash_set<absl::string_view>;
+
+// `names`: of the tensors of storages before this one.
 absl::Status CheckStorage(const proto::CheckpointStorage& storage, int number,
-                          const std::string& path) {
+                          const std::string& path, Names* names) {
   if (storage.numel() < 0 || storage.numel() > kMost ||
       storage.tensors_size() == 0) {
     return Wrong(path, absl::StrCat("storage ", number, " has ",
@@ -99,12 +109,21 @@ absl::Status CheckStorage(const proto::CheckpointStorage& storage, int number,
                                       "' does not lie in its storage of ",
                                       storage.numel(), " elements"));
     }
+    if (!names->insert(tensor.name()).second) {
+      return Wrong(path,
+                   absl::StrCat("there are two tensors '", tensor.name(), "'"));
+    }
   }
+  Names states;
   for (const proto::CheckpointState& state : storage.states()) {
     if (DtypeBytes(state.dtype()) == 0) {
       return Wrong(path, absl::StrCat("'", storage.tensors(0).name(), "' has '",
                                       state.name(), "' of unknown dtype '",
                                       state.dtype(), "'"));
+    }
+    if (!states.insert(state.name()).second) {
+      return Wrong(path, absl::StrCat("'", storage.tensors(0).name(),
+                                      "' has two states '", state.name(), "'"));
     }
   }
   return absl::OkStatus();
@@ -140,14 +159,23 @@ absl::Status CheckFile(const proto::CheckpointFile& file, int rank,
 absl::Status CheckManifest(const proto::CheckpointManifest& manifest,
                            const std::string& path) {
   if (manifest.files_size() == 0) return Wrong(path, "it names no data file");
-  for (int s = 0; s < manifest.storages_size(); ++s) {
-    TESSERA_RETURN_IF_ERROR(CheckStorage(manifest.storages(s), s, path));
+  int64_t all = 0;  // elements, and bytes of states and files: none overflows
+  Names names;
+  for (int s = 0; s < manifest.storages_size() && all <= kMostOfAll; ++s) {
+    const proto::CheckpointStorage& storage = manifest.storages(s);
+    TESSERA_RETURN_IF_ERROR(CheckStorage(storage, s, path, &names));
+    all += storage.numel();
+    for (int i = 0; i < storage.states_size() && all <= kMostOfAll; ++i) {
+      all += storage.numel() * DtypeBytes(storage.states(i).dtype());
+    }
   }
-  for (int r = 0; r < manifest.files_size(); ++r) {
+  for (int r = 0; r < manifest.files_size() && all <= kMostOfAll; ++r) {
     TESSERA_RETURN_IF_ERROR(
         CheckFile(manifest.files(r), r, manifest.storages_size(), path));
+    all += manifest.files(r).bytes();
   }
-  return absl::OkStatus();
+  if (all <= kMostOfAll) return absl::OkStatus();
+  return Wrong(path, "its storages have more bytes than any disk");
 }
 
 // Where `piece` ends, or why it cannot be in a file whose pieces lie in

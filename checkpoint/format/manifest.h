@@ -38,8 +38,9 @@ absl::StatusOr<std::string> EncodeManifest(
     const proto::CheckpointManifest& manifest);
 // With `path`: FailedPrecondition if they are no manifest, or one of another
 // format; DataLoss if it is cut off or damaged, or what it says cannot be. What
-// is returned can be relied on: every range lies in what it is
-// a range of, and nothing overflows. LOCAL.
+// is returned can be relied on: every range lies in what it is a range of, no
+// two tensors and no two states of one have the same name, and no sum of
+// elements or bytes over any of it overflows. LOCAL.
 absl::StatusOr<proto::CheckpointManifest> DecodeManifest(
     absl::string_view bytes, const std::string& path);
 

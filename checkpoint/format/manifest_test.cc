@@ -113,6 +113,52 @@ TEST(ManifestTest, WhatCannotBe) {
        [](auto* m) {
          m->mutable_storages(0)->mutable_states(0)->set_dtype("F31");
        }},
+      {"two tensors of a name",
+       [](auto* m) {
+         auto* const other = m->add_storages();
+         *other = m->storages(0);
+       }},
+      {"two tensors of a name in a storage",
+       [](auto* m) {
+         auto* const storage = m->mutable_storages(0);
+         *storage->add_tensors() = storage->tensors(0);
+       }},
+      {"two states of a name",
+       [](auto* m) {
+         m->mutable_storages(0)->mutable_states(1)->set_name("value");
+       }},
+      {"product of sizes",
+       [](auto* m) {
+         auto* tensor = m->mutable_storages(0)->mutable_tensors(0);
+         for (int d : {0, 1}) {
+           tensor->set_sizes(d, int64_t{1} << 25);
+           tensor->set_strides(d, 0);
+         }
+       }},
+      {"product of sizes of none",
+       [](auto* m) {
+         auto* tensor = m->mutable_storages(0)->mutable_tensors(0);
+         for (int d : {0, 1}) {
+           tensor->set_sizes(d, int64_t{1} << 40);
+           tensor->set_strides(d, 0);
+         }
+         tensor->add_sizes(0);
+         tensor->add_strides(1);
+       }},
+      {"sum of storages",
+       [](auto* m) {
+         for (int s = 0; s < 300; ++s) {
+           auto* const other = m->add_storages();
+           other->set_numel(int64_t{1} << 48);
+           other->add_tensors()->set_name(absl::StrCat("other", s));
+         }
+       }},
+      {"sum of files",
+       [](auto* m) {
+         for (int r = 0; r < 300; ++r) {
+           m->add_files()->set_bytes(int64_t{1} << 48);
+         }
+       }},
       {"index offset",
        [](auto* m) { m->mutable_files(0)->set_index_offset(901); }},
       {"index bytes",
