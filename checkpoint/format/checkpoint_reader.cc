@@ -116,13 +116,8 @@ absl::StatusOr<const CheckpointReader::Source*> CheckpointReader::SourceOf(
 }
 
 absl::StatusOr<std::string> CheckpointReader::IndexBytes(int rank) const {
-  const proto::CheckpointFile& of = manifest_->files(rank);
-  TESSERA_ASSIGN_OR_RETURN(
-      const File file, folder_->OpenFile(DataFileName(manifest_->id(), rank)));
-  std::string bytes(static_cast<size_t>(of.index_bytes()), '\0');
-  TESSERA_RETURN_IF_ERROR(
-      file.ReadAt(of.index_offset(), bytes.data(), of.index_bytes()));
-  return bytes;
+  TESSERA_ASSIGN_OR_RETURN(const DataFileReader file, OpenFile(rank));
+  return file.IndexBytes(*manifest_);
 }
 
 absl::Status CheckpointReader::KnowIndex(int rank, absl::string_view bytes) {

@@ -140,6 +140,7 @@ TEST_F(CheckpointReaderTest, AFileOfAnotherSizeOrNoFile) {
               StatusIs(absl::StatusCode::kDataLoss,
                        HasSubstr(absl::StrCat("has ", end + 1,
                                               " bytes, expected ", end))));
+  EXPECT_THAT(Open().IndexBytes(1), StatusIs(absl::StatusCode::kDataLoss));
   disk_.Remove(AT_FDCWD, absl::StrCat(kPath, "/", name));
   EXPECT_THAT(Open().Verify(1),
               StatusIs(absl::StatusCode::kDataLoss, HasSubstr(name)));

@@ -131,12 +131,18 @@ absl::StatusOr<DataFileReader> DataFileReader::Open(
   return DataFileReader(std::move(file), rank);
 }
 
-absl::StatusOr<proto::CheckpointIndex> DataFileReader::ReadIndex(
+absl::StatusOr<std::string> DataFileReader::IndexBytes(
     const proto::CheckpointManifest& manifest) const {
   const proto::CheckpointFile& file = manifest.files(rank_);
   std::string bytes(static_cast<size_t>(file.index_bytes()), '\0');
   TESSERA_RETURN_IF_ERROR(
       file_.ReadAt(file.index_offset(), bytes.data(), file.index_bytes()));
+  return bytes;
+}
+
+absl::StatusOr<proto::CheckpointIndex> DataFileReader::ReadIndex(
+    const proto::CheckpointManifest& manifest) const {
+  TESSERA_ASSIGN_OR_RETURN(const std::string bytes, IndexBytes(manifest));
   return DecodeIndex(bytes, manifest, rank_, path());
 }
 

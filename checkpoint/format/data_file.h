@@ -63,6 +63,8 @@ class DataFileReader {
       const Folder& folder, const proto::CheckpointManifest& manifest,
       int rank);
 
+  absl::StatusOr<std::string> IndexBytes(
+      const proto::CheckpointManifest& manifest) const;
   absl::StatusOr<proto::CheckpointIndex> ReadIndex(
       const proto::CheckpointManifest& manifest) const;
   // Bytes of a piece that one call of the system reads: whole blocks, or one of
