@@ -1,6 +1,8 @@
 #include "base/file.h"
 
 #include <errno.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <fstream>
@@ -50,6 +52,23 @@ TEST(ReadWholeFile, LimitIsInclusive) {
   EXPECT_THAT(ReadWholeFile(path, 4),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        absl::StrCat(path, ": more than 4 bytes")));
+}
+
+TEST(ReadRegularFile, FollowsLinksAndWaitsForNoPipe) {
+  const std::string path = WriteFile("regular", "12345");
+  const std::string link = path + ".link", pipe = path + ".pipe";
+  unlink(link.c_str());
+  ASSERT_EQ(symlink(path.c_str(), link.c_str()), 0);
+  EXPECT_THAT(ReadRegularFile(link, 5), IsOkAndHolds("12345"));
+  unlink(pipe.c_str());
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  alarm(20);  // it would wait for ever
+  EXPECT_THAT(ReadRegularFile(pipe, 5),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       absl::StrCat(pipe,
+                                    ": expected a file, got a folder, a "
+                                    "pipe or a device")));
+  alarm(0);
 }
 
 TEST(PiecesOfAFile, AreWrittenAndReadWhereTheyLie) {

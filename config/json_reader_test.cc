@@ -234,6 +234,15 @@ TEST(ReadJson, SizeIsLimited) {
                        "f:1:1: the text has more than 4 bytes"));
 }
 
+TEST(ReadJson, ValuesAreCounted) {
+  JsonLimits limits;
+  limits.max_values = 4;
+  TESSERA_EXPECT_OK(ReadJson("{\"a\":[1,2]}", "f", limits));
+  EXPECT_THAT(ReadJson("{\"a\":[1,[]],\"b\":2}", "f", limits),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("f:1:17: the text has more than 4 values")));
+}
+
 // No prefix of a good text may crash or be read as something else.
 TEST(ReadJson, EveryPrefixIsRefused) {
   const std::string text =

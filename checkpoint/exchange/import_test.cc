@@ -1,6 +1,8 @@
 // Safetensors made into checkpoints: every number comes back where it was, also
 // by way of other names and of matrices that are transposed there.
 #include <errno.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -191,6 +193,53 @@ TEST_F(ImportTest, ComplexNumbersArePairs) {
                                       FileSystem::Real()));
   samples_ = {{"z", "F32", {2}, true, "0123456789abcdef"}};
   ExpectSamples(dir_ + "/c");
+}
+
+TEST_F(ImportTest, NoPipeIsWaitedFor) {
+  const std::string pipe = dir_ + "/model.safetensors.index.json";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  alarm(20);  // it would wait for ever
+  for (const std::string& from : {pipe, dir_}) {
+    EXPECT_THAT(ImportSafetensors(from, dir_ + "/c", NameMap(), nullptr,
+                                  FileSystem::Real()),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(pipe)));
+  }
+  EXPECT_THAT(NameMap::Load(pipe).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(pipe)));
+  alarm(0);
+}
+
+// Some ten bytes of memory for each of the header would be many GiB.
+TEST_F(ImportTest, AHeaderOfTooManyValues) {
+  std::string header = R"({"z":{"dtype":"F32","data_offsets":[0,0],"shape":[0)";
+  for (int i = 0; i < 4'000'000; ++i) header += ",0";
+  header += "]}}";
+  const uint64_t length = header.size();
+  const std::string file = dir_ + "/one.safetensors";
+  std::ofstream(file, std::ios::binary)
+      << std::string(reinterpret_cast<const char*>(&length), 8) << header;
+  EXPECT_THAT(ImportSafetensors(file, dir_ + "/c", NameMap(), nullptr,
+                                FileSystem::Real()),
+              StatusIs(absl::StatusCode::kDataLoss,
+                       HasSubstr("has more than 4000000 values")));
+}
+
+// Nothing is committed that could not be loaded.
+TEST_F(ImportTest, ShapesThatNoManifestHas) {
+  TESSERA_ASSERT_OK(Save(dir_ + "/a"));
+  const std::string header =
+      R"({"none":{"dtype":"F32","shape":[0,1125899906842624],)"
+      R"("data_offsets":[0,0]}})";
+  const uint64_t length = header.size();
+  const std::string file = dir_ + "/one.safetensors";
+  std::ofstream(file, std::ios::binary)
+      << std::string(reinterpret_cast<const char*>(&length), 8) << header;
+  EXPECT_THAT(
+      ImportSafetensors(file, dir_ + "/a", NameMap(), nullptr,
+                        FileSystem::Real()),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               AllOf(HasSubstr("tensor 'none'"), HasSubstr("is not written"))));
+  ExpectSamples(dir_ + "/a");
 }
 
 // Whatever goes wrong, what was there stays.
