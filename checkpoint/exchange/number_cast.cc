@@ -1,5 +1,6 @@
 #include "checkpoint/exchange/number_cast.h"
 
+#include <cmath>
 #include <cstring>
 
 #include "checkpoint/format/manifest.h"
@@ -38,6 +39,29 @@ uint16_t ToBfloat16(float value) {
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+// Cut off, and with its last bit set where that is not exact: rounded to fewer
+// bits it is what `value` itself is.
+float RoundToOdd(double value) {
+  const auto nearest = static_cast<float>(value);
+  if (nearest == value || value != value) return nearest;
+  auto bits = As<uint32_t>(reinterpret_cast<const char*>(&nearest));
+  if (std::abs(nearest) > std::abs(value)) --bits;
+  return FromBits(bits | 1);
+}
+
+// What `convert` makes of each number, one every `step` bytes.
+template <typename Convert>
+void AppendEach(const char* from, int64_t n, int64_t step, std::string* out,
+                const Convert& convert) {
+  using To = decltype(convert(from));
+  size_t at = out->size();
+  out->resize(at + static_cast<size_t>(n) * sizeof(To));
+  for (int64_t i = 0; i < n; ++i, at += sizeof(To)) {
+    const To number = convert(from + i * step);
+    std::memcpy(&(*out)[at], &number, sizeof(number));
+  }
+}
+
 }  // namespace
 
 bool NumberCast::IsFloat(const std::string& dtype) {
@@ -45,27 +69,48 @@ bool NumberCast::IsFloat(const std::string& dtype) {
 }
 
 NumberCast::NumberCast(const std::string& from, const std::string& to)
-    : from_(from), to_(to), from_bytes_(DtypeBytes(from)) {}
+    : from_(from),
+      to_(to),
+      from_bytes_(DtypeBytes(from)),
+      to_bytes_(DtypeBytes(to)) {}
 
-void NumberCast::Append(const char* from, std::string* out) const {
+void NumberCast::Append(const char* from, int64_t n, int64_t stride,
+                        std::string* out) const {
+  const int64_t step = stride * from_bytes_;
+  const auto each = [&](const auto& convert) {
+    AppendEach(from, n, step, out, convert);
+  };
   if (same()) {
-    out->append(from, static_cast<size_t>(from_bytes_));
+    if (stride == 1)
+      out->append(from, static_cast<size_t>(n * from_bytes_));
+    else if (from_bytes_ == 1)
+      each(As<uint8_t>);
+    else if (from_bytes_ == 2)
+      each(As<uint16_t>);
+    else if (from_bytes_ == 4)
+      each(As<uint32_t>);
+    else
+      each(As<uint64_t>);
     return;
   }
-  const float value = Read(from);
-  if (to_ == "F32") {
-    out->append(reinterpret_cast<const char*>(&value), sizeof(value));
+  const bool wide = to_ == "F32";
+  const auto cast = [&](const auto& read) {
+    if (wide) return each(read);
+    each([&](const char* at) { return ToBfloat16(read(at)); });
+  };
+  if (from_ == "F32") {
+    cast(As<float>);
+  } else if (from_ == "BF16") {
+    cast([](const char* at) {
+      return FromBits(uint32_t{As<uint16_t>(at)} << 16);
+    });
+  } else if (from_ == "F16") {
+    cast([](const char* at) { return FromHalf(As<uint16_t>(at)); });
+  } else if (wide) {
+    each([](const char* at) { return static_cast<float>(As<double>(at)); });
   } else {
-    const uint16_t half = ToBfloat16(value);
-    out->append(reinterpret_cast<const char*>(&half), sizeof(half));
+    cast([](const char* at) { return RoundToOdd(As<double>(at)); });
   }
-}
-
-float NumberCast::Read(const char* from) const {
-  if (from_ == "F32") return As<float>(from);
-  if (from_ == "BF16") return FromBits(uint32_t{As<uint16_t>(from)} << 16);
-  if (from_ == "F16") return FromHalf(As<uint16_t>(from));
-  return static_cast<float>(As<double>(from));
 }
 
 }  // namespace tessera

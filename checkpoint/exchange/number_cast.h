@@ -10,7 +10,7 @@ namespace tessera {
 
 class NumberCast {
  public:
-  // F32, BF16, F16 or F64, which can be cast to F32 and BF16 (rounded to
+  // F32, BF16, F16 or F64, which can be cast to F32 and BF16 (rounded once, to
   // nearest, ties to even).
   static bool IsFloat(const std::string& dtype);
 
@@ -18,15 +18,16 @@ class NumberCast {
   NumberCast(const std::string& from, const std::string& to);
 
   bool same() const { return from_ == to_; }
-  int64_t from_bytes() const { return from_bytes_; }
-  // The number at `from`.
-  void Append(const char* from, std::string* out) const;
+  int64_t from_bytes() const { return from_bytes_; }  // of a number
+  int64_t to_bytes() const { return to_bytes_; }
+  // `n` numbers, the first at `from`, each `stride` numbers after the one
+  // before.
+  void Append(const char* from, int64_t n, int64_t stride,
+              std::string* out) const;
 
  private:
-  float Read(const char* from) const;
-
   const std::string from_, to_;
-  const int64_t from_bytes_;
+  const int64_t from_bytes_, to_bytes_;
 };
 
 }  // namespace tessera

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "checkpoint/exchange/batches.h"
 #include "checkpoint/format/checkpoint_folder.h"
 #include "checkpoint/format/checkpoint_reader.h"
 #include "checkpoint/format/data_file.h"
@@ -14,29 +15,8 @@
 namespace tessera {
 namespace {
 
-constexpr int kThreads = 4;
-constexpr int64_t kHeldBytes = 64
-                               << 20;  // at a time; a multiple of kBlockBytes
 constexpr int64_t kCutNumbers = 64;
 constexpr char kClientState[] = "client_state";  // docs/checkpoint_format.md
-
-// Calls `take(begin, bytes)` with numbers [begin, end) of a state, part by
-// part.
-template <class Take>
-absl::Status ForParts(CheckpointReader* reader, int storage, int state,
-                      int64_t begin, int64_t end, const Take& take) {
-  const int64_t size =
-      DtypeBytes(reader->manifest().storages(storage).states(state).dtype());
-  std::string bytes;
-  for (int64_t at = begin; at < end; at += kHeldBytes / size) {
-    const int64_t to = std::min(at + kHeldBytes / size, end);
-    bytes.resize(static_cast<size_t>((to - at) * size));
-    TESSERA_RETURN_IF_ERROR(
-        reader->Read({{storage, state, at, to, bytes.data()}}, kThreads));
-    TESSERA_RETURN_IF_ERROR(take(at, bytes));
-  }
-  return absl::OkStatus();
-}
 
 class Reshard {
  public:
@@ -69,18 +49,7 @@ class Reshard {
     TESSERA_ASSIGN_OR_RETURN(
         DataFileWriter writer,
         DataFileWriter::Create(saving_.folder(), saving_.id(), rank));
-    for (int s = 0; s < manifest_.storages_size(); ++s) {
-      const proto::CheckpointStorage& storage = manifest_.storages(s);
-      const int64_t cuts = (storage.numel() + kCutNumbers - 1) / kCutNumbers;
-      const auto cut = [&](int64_t part) {
-        return std::min(storage.numel(),
-                        cuts * part / num_files_ * kCutNumbers);
-      };
-      for (int i = 0; i < storage.states_size(); ++i) {
-        TESSERA_RETURN_IF_ERROR(
-            AddPiece(s, i, cut(rank), cut(rank + 1), &writer));
-      }
-    }
+    TESSERA_RETURN_IF_ERROR(AddPieces(rank, &writer));
     // What others load of a rank's own is the program's words alone.
     TESSERA_ASSIGN_OR_RETURN(const auto values,
                              reader_.ValuesOf(rank % manifest_.files_size()));
@@ -92,22 +61,41 @@ class Reshard {
     return writer.Finish();
   }
 
-  absl::Status AddPiece(int s, int i, int64_t begin, int64_t end,
-                        DataFileWriter* writer) {
-    if (begin == end) return absl::OkStatus();
-    const int64_t size = DtypeBytes(manifest_.storages(s).states(i).dtype());
-    TESSERA_RETURN_IF_ERROR(
-        writer->BeginPiece(s, i, begin, end - begin, (end - begin) * size));
-    return ForParts(&reader_, s, i, begin, end,
-                    [&](int64_t, absl::string_view bytes) -> absl::Status {
-                      for (size_t at = 0; at < bytes.size(); at += kPartBytes) {
-                        TESSERA_RETURN_IF_ERROR(
-                            writer->AddPart(bytes.substr(at, kPartBytes)));
-                      }
-                      done_ += static_cast<int64_t>(bytes.size());
-                      if (progress_) progress_(done_, total_);
-                      return absl::OkStatus();
-                    });
+  absl::Status AddPieces(int rank, DataFileWriter* writer) {
+    std::vector<ElementRange> pieces;
+    for (int s = 0; s < manifest_.storages_size(); ++s) {
+      const proto::CheckpointStorage& storage = manifest_.storages(s);
+      const int64_t cuts = (storage.numel() + kCutNumbers - 1) / kCutNumbers;
+      const auto cut = [&](int64_t part) {
+        return std::min(storage.numel(),
+                        cuts * part / num_files_ * kCutNumbers);
+      };
+      for (int i = 0; i < storage.states_size(); ++i) {
+        pieces.push_back({s, i, cut(rank), cut(rank + 1)});
+      }
+    }
+    return ReadInBatches(
+        &reader_, pieces,
+        [&](size_t number, int64_t begin, absl::string_view bytes) {
+          return AddPart(pieces[number], begin, bytes, writer);
+        });
+  }
+
+  absl::Status AddPart(const ElementRange& piece, int64_t begin,
+                       absl::string_view bytes, DataFileWriter* writer) {
+    if (begin == piece.begin) {
+      const int64_t n = piece.end - piece.begin;
+      const std::string& dtype =
+          manifest_.storages(piece.storage).states(piece.state).dtype();
+      TESSERA_RETURN_IF_ERROR(writer->BeginPiece(
+          piece.storage, piece.state, begin, n, n * DtypeBytes(dtype)));
+    }
+    for (size_t at = 0; at < bytes.size(); at += kPartBytes) {
+      TESSERA_RETURN_IF_ERROR(writer->AddPart(bytes.substr(at, kPartBytes)));
+    }
+    done_ += static_cast<int64_t>(bytes.size());
+    if (progress_) progress_(done_, total_);
+    return absl::OkStatus();
   }
 
   CheckpointReader& reader_;
@@ -131,24 +119,23 @@ absl::Status ExportSafetensors(const std::string& dir, const std::string& to,
       SafetensorsExport exported,
       SafetensorsExport::Plan(to, manifest, options, files));
   int64_t done = 0, total = 0;
-  for (const auto& storage : manifest.storages()) {
+  std::vector<ElementRange> values;
+  for (int s = 0; s < manifest.storages_size(); ++s) {
+    const proto::CheckpointStorage& storage = manifest.storages(s);
     const int value = ValueState(storage);
     if (value < 0) continue;
+    values.push_back({s, value, 0, storage.numel()});
     total += storage.numel() * DtypeBytes(storage.states(value).dtype());
   }
   const auto write = [&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(exported.Create());
-    for (int s = 0; s < manifest.storages_size(); ++s) {
-      const int value = ValueState(manifest.storages(s));
-      if (value < 0) continue;
-      TESSERA_RETURN_IF_ERROR(
-          ForParts(&reader, s, value, 0, manifest.storages(s).numel(),
-                   [&](int64_t begin, absl::string_view bytes) {
-                     done += static_cast<int64_t>(bytes.size());
-                     if (progress) progress(done, total);
-                     return exported.Write(s, begin, bytes);
-                   }));
-    }
+    TESSERA_RETURN_IF_ERROR(ReadInBatches(
+        &reader, values,
+        [&](size_t number, int64_t begin, absl::string_view bytes) {
+          done += static_cast<int64_t>(bytes.size());
+          if (progress) progress(done, total);
+          return exported.Write(values[number].storage, begin, bytes);
+        }));
     TESSERA_RETURN_IF_ERROR(exported.Sync());
     return exported.Commit();
   };

@@ -2,7 +2,10 @@
 // shape, the pieces and the names.
 #include "checkpoint/exchange/rewrite.h"
 
+#include <errno.h>
+
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <random>
@@ -16,6 +19,7 @@
 #include "base/status_matchers.h"
 #include "checkpoint/disk/memory_disk.h"
 #include "checkpoint/exchange/name_map.h"
+#include "checkpoint/exchange/number_cast.h"
 #include "checkpoint/format/checkpoint_reader.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/sample_checkpoint.h"
@@ -318,8 +322,32 @@ TEST_F(ExportTest, WhatCannotBeExportedIsNamed) {
   options = {};
   head.mutable_storages(0)->mutable_tensors(0)->set_complex(true);
   EXPECT_THAT(refused(head, options), HasSubstr("'a' holds complex"));
+  auto* const a = head.mutable_storages(0)->mutable_tensors(0);
+  a->set_complex(false);
+  a->set_name("__metadata__");
+  EXPECT_THAT(refused(head, options), HasSubstr("the format keeps that name"));
+  a->set_name("\xFF");
+  EXPECT_THAT(refused(head, options), HasSubstr("'\\377': the name is not"));
+  a->set_name(std::string(17'000'000, '\1'));  // six bytes each
+  EXPECT_THAT(refused(head, options), HasSubstr("the names make a header of"));
+  a->set_name("a");
+  // A page of a manifest, and a petabyte of files.
+  for (const int64_t size : {1 << 24, 1 << 24}) {
+    a->add_sizes(size);
+    a->add_strides(0);
+  }
+  EXPECT_THAT(refused(head, options),
+              AllOf(HasSubstr("'a' is [2, 16777216, 16777216], of a storage of "
+                              "2 numbers"),
+                    HasSubstr("by a rule 'a -'")));
+  options.names = NameMap::Parse("a -", "rules").value();
+  EXPECT_EQ(refused(head, options), "OK");
+  options = {};
+  a->clear_sizes();
+  a->clear_strides();
+  a->add_sizes(2);
+  a->add_strides(1);
   // Nothing of a user's is replaced, and a file that lacks numbers is none.
-  head.mutable_storages(0)->mutable_tensors(0)->set_complex(false);
   auto exported = SafetensorsExport::Plan("/out", head, {}, &disk).value();
   TESSERA_ASSERT_OK(exported.Create());
   EXPECT_EQ(exported.Commit().code(), absl::StatusCode::kDataLoss);
@@ -353,6 +381,62 @@ TEST_F(ExportTest, Bfloat16IsRoundedToNearestEven) {
   TESSERA_ASSERT_OK(exported.Commit());
   EXPECT_EQ(ReadFile(disk.FilesIn("/out")["model.safetensors"])["a"].bytes,
             expected);
+}
+
+// Halfway between two, and a hair beyond, which float32 does not have.
+TEST_F(ExportTest, DoublesAreRoundedOnce) {
+  const std::vector<std::pair<double, uint16_t>> cases = {
+      {1.0 + 0x1p-8, 0x3f80},
+      {1.0 + 0x1p-8 + 0x1p-40, 0x3f81},
+      {1.0 + 0x1p-8 - 0x1p-40, 0x3f80},
+      {-1.0 - 0x1p-8 - 0x1p-40, 0xbf81},
+      {1.0 + 3 * 0x1p-8 - 0x1p-40, 0x3f81},
+      {1e300, 0x7f80},
+      {-1e-300, 0x8000},
+      {0x1p-134, 0x0000},
+      {0x1p-134 + 0x1p-180, 0x0001},
+      {std::nan(""), 0x7fc0},
+  };
+  std::string in, out;
+  std::vector<uint16_t> expected, got(cases.size());
+  for (const auto& [from, to] : cases) {
+    in.append(reinterpret_cast<const char*>(&from), sizeof(from));
+    expected.push_back(to);
+  }
+  const auto n = static_cast<int64_t>(cases.size());
+  NumberCast("F64", "BF16").Append(in.data(), n, 1, &out);
+  std::memcpy(got.data(), out.data(), out.size());
+  EXPECT_EQ(got, expected);
+}
+
+// Whatever fails, no file is left, and so the next attempt finds none.
+TEST_F(ExportTest, AFailureLeavesNoFile) {
+  MemoryDisk disk;
+  const SampleCheckpoint sample(1);
+  bool committed = false;
+  TESSERA_ASSERT_OK(sample.Save("/run/a", &disk, 1, &committed));
+  SafetensorsExportOptions options;
+  options.max_file_bytes = 300;  // several files
+  const auto run = [&] {
+    return ExportSafetensors("/run/a", "/out", options, nullptr, &disk);
+  };
+  int64_t fails = 0;
+  for (int64_t k = 0; fails == k; ++k) {
+    int64_t changes = 0;
+    disk.before = [&](int64_t, const char* call) -> int64_t {
+      const bool is_change = absl::string_view(call) == "write" ||
+                             absl::string_view(call) == "rename" ||
+                             absl::string_view(call) == "sync";
+      return is_change && changes++ == k ? -EIO : 0;
+    };
+    const absl::Status status = run();
+    disk.before = nullptr;
+    if (status.ok()) break;
+    ++fails;
+    EXPECT_EQ(disk.FilesIn("/out").size(), 0) << k << " " << status;
+  }
+  EXPECT_GT(fails, 10);
+  EXPECT_EQ(disk.FilesIn("/out").size(), 3);
 }
 
 TEST_F(ExportTest, OfACheckpointOfSeveralFiles) {

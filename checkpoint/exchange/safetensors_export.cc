@@ -1,13 +1,8 @@
-// How a range of a storage finds its places. A tensor is sizes and strides over
-// its storage; its file has it in row-major order. Dims are walked in that
-// order, each only as far as the range reaches, so the innermost gives runs:
-// numbers that follow each other in the file, and lie a stride apart in memory.
-// A row-major tensor is one run; of a transposed matrix there is one for each
-// row of the file.
 #include "checkpoint/exchange/safetensors_export.h"
 
 #include <algorithm>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -18,6 +13,7 @@
 #include "base/status.h"
 #include "checkpoint/disk/crc32c.h"
 #include "checkpoint/exchange/number_cast.h"
+#include "checkpoint/exchange/safetensors_header.h"
 #include "checkpoint/format/manifest.h"
 
 namespace tessera {
@@ -26,103 +22,18 @@ namespace {
 constexpr char kSuffix[] = ".safetensors";
 constexpr char kTemporary[] = ".tmp";
 constexpr char kIndexName[] = "model.safetensors.index.json";
-constexpr size_t kHeaderAlign = 8;
-constexpr size_t kBufferBytes = 4 << 20;
+// Elements of all tensors of a storage: several times what it has, or few.
+// Strides of zero could make any number of them.
+constexpr int64_t kMostViews = 16;
+constexpr int64_t kFewElements = int64_t{1} << 24;
 
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t NumelOf(const std::vector<int64_t>& sizes) {
+  int64_t numel = 1;
+  for (const int64_t size : sizes) numel *= size;
+  return numel;
+}
 
 }  // namespace
-
-// The runs of one tensor in a range of its storage, gathered into writes.
-class SafetensorsExport::Runs {
- public:
-  Runs(const Tensor& tensor, const NumberCast& cast, int64_t begin,
-       absl::string_view bytes, const File* file)
-      : tensor_(tensor),
-        cast_(cast),
-        to_bytes_(DtypeBytes(tensor.dtype)),
-        begin_(begin),
-        end_(begin + static_cast<int64_t>(bytes.size()) / cast.from_bytes()),
-        bytes_(bytes),
-        file_(file) {}
-
-  absl::Status Write() {
-    TESSERA_RETURN_IF_ERROR(Walk(0, tensor_.offset, 0));
-    return Flush();
-  }
-
- private:
-  // Dim `d` and those after it, from number `base` of the storage on, which is
-  // element `out` of the file's.
-  absl::Status Walk(size_t d, int64_t base, int64_t out) {
-    const Dim& dim = tensor_.dims[d];
-    int64_t inner = 1, reach = 0;  // elements, and numbers, of what follows
-    for (size_t i = d + 1; i < tensor_.dims.size(); ++i) {
-      inner *= tensor_.dims[i].size;
-      reach += (tensor_.dims[i].size - 1) * tensor_.dims[i].stride;
-    }
-    int64_t first = 0, last = dim.size;
-    if (dim.stride > 0) {
-      first = std::max<int64_t>(
-          0, begin_ > base + reach ? CeilDiv(begin_ - base - reach, dim.stride)
-                                   : 0);
-      last = std::min(dim.size,
-                      end_ > base ? CeilDiv(end_ - base, dim.stride) : 0);
-    } else if (base >= end_ || base + reach < begin_) {
-      return absl::OkStatus();
-    }
-    if (d + 1 == tensor_.dims.size()) {
-      return first < last ? Run(base + first * dim.stride, dim.stride,
-                                out + first, last - first)
-                          : absl::OkStatus();
-    }
-    for (int64_t k = first; k < last; ++k) {
-      TESSERA_RETURN_IF_ERROR(
-          Walk(d + 1, base + k * dim.stride, out + k * inner));
-    }
-    return absl::OkStatus();
-  }
-
-  absl::Status Run(int64_t from, int64_t stride, int64_t out, int64_t n) {
-    const char* at = bytes_.data() + (from - begin_) * cast_.from_bytes();
-    while (n > 0) {
-      if (buffer_.size() >= kBufferBytes || out != next_) {
-        TESSERA_RETURN_IF_ERROR(Flush());
-        buffer_at_ = next_ = out;
-      }
-      const int64_t some = std::min<int64_t>(n, kBufferBytes / 8);
-      if (stride == 1 && cast_.same()) {
-        buffer_.append(at, static_cast<size_t>(some * cast_.from_bytes()));
-      } else {
-        for (int64_t i = 0; i < some; ++i) {
-          cast_.Append(at + i * stride * cast_.from_bytes(), &buffer_);
-        }
-      }
-      at += some * stride * cast_.from_bytes();
-      out += some;
-      next_ = out;
-      n -= some;
-    }
-    return absl::OkStatus();
-  }
-
-  absl::Status Flush() {
-    if (buffer_.empty()) return absl::OkStatus();
-    const absl::Status status =
-        file_->WriteAt(tensor_.at + buffer_at_ * to_bytes_, buffer_);
-    buffer_.clear();
-    return status;
-  }
-
-  const Tensor& tensor_;
-  const NumberCast& cast_;
-  const int64_t to_bytes_;
-  const int64_t begin_, end_;  // numbers
-  const absl::string_view bytes_;
-  const File* const file_;
-  std::string buffer_;
-  int64_t buffer_at_ = 0, next_ = 0;  // elements of the tensor
-};
 
 int ValueState(const proto::CheckpointStorage& storage) {
   for (int i = 0; i < storage.states_size(); ++i) {
@@ -165,24 +76,31 @@ absl::Status SafetensorsExport::AddTensors(
     const int value = ValueState(storage);
     dtypes_.push_back(value < 0 ? "" : storage.states(value).dtype());
     if (value < 0) continue;
-    for (int t = 0; t < storage.tensors_size(); ++t) {
-      const proto::CheckpointTensor& tensor = storage.tensors(t);
-      const auto same = [&](const proto::CheckpointTensor& other) {
-        return other.offset() == tensor.offset() &&
-               !options_.names.Theirs(other.name()).name.empty() &&
-               std::equal(other.sizes().begin(), other.sizes().end(),
-                          tensor.sizes().begin(), tensor.sizes().end()) &&
-               std::equal(other.strides().begin(), other.strides().end(),
-                          tensor.strides().begin(), tensor.strides().end());
-      };
-      if (std::any_of(storage.tensors().begin(), storage.tensors().begin() + t,
-                      same)) {
-        continue;
-      }
-      const size_t before = tensors_.size();
+    // Offset, sizes and strides: what has the same is one under several names.
+    std::set<std::tuple<int64_t, std::vector<int64_t>, std::vector<int64_t>>>
+        places;
+    int64_t elements = 0;
+    for (const proto::CheckpointTensor& tensor : storage.tensors()) {
+      if (options_.names.Theirs(tensor.name()).name.empty()) continue;
+      const bool is_new =
+          places
+              .emplace(tensor.offset(),
+                       std::vector<int64_t>(tensor.sizes().begin(),
+                                            tensor.sizes().end()),
+                       std::vector<int64_t>(tensor.strides().begin(),
+                                            tensor.strides().end()))
+              .second;
+      if (!is_new) continue;
       TESSERA_RETURN_IF_ERROR(AddTensor(s, tensor));
-      if (tensors_.size() > before &&
-          !names.insert(tensors_.back().name).second) {
+      elements += NumelOf(tensors_.back().sizes);
+      if (elements > std::max(kFewElements, kMostViews * storage.numel())) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "'", tensor.name(), "' is [",
+            absl::StrJoin(tensors_.back().sizes, ", "), "], of a storage of ",
+            storage.numel(), " numbers: files would have ", elements,
+            " of it; leave it out by a rule '", tensor.name(), " -'"));
+      }
+      if (!names.insert(tensors_.back().name).second) {
         return absl::InvalidArgumentError(absl::StrCat(
             "two tensors would be called '", tensors_.back().name,
             "', one of them '", tensor.name(), "'; name them apart"));
@@ -195,7 +113,6 @@ absl::Status SafetensorsExport::AddTensors(
 absl::Status SafetensorsExport::AddTensor(
     int storage, const proto::CheckpointTensor& tensor) {
   const NameMap::Name name = options_.names.Theirs(tensor.name());
-  if (name.name.empty()) return absl::OkStatus();
   if (tensor.complex()) {
     return absl::UnimplementedError(
         absl::StrCat("'", tensor.name(), "' holds complex numbers"));
@@ -203,7 +120,7 @@ absl::Status SafetensorsExport::AddTensor(
   Tensor added;
   added.name = name.name;
   added.storage = storage;
-  added.offset = tensor.offset();
+  added.layout.offset = tensor.offset();
   added.dtype = dtypes_.back();
   if (NumberCast::IsFloat(added.dtype) && !options_.dtype.empty()) {
     added.dtype = options_.dtype;
@@ -219,17 +136,17 @@ absl::Status SafetensorsExport::AddTensor(
     std::swap(added.sizes[0], added.sizes[1]);
     std::swap(added.strides[0], added.strides[1]);
   }
+  std::vector<TensorLayout::Dim>& dims = added.layout.dims;
   for (size_t d = 0; d < added.sizes.size(); ++d) {
     if (added.sizes[d] == 1) continue;
-    const Dim dim = {added.sizes[d], added.strides[d]};
-    if (!added.dims.empty() &&
-        added.dims.back().stride == dim.size * dim.stride) {
-      added.dims.back() = {added.dims.back().size * dim.size, dim.stride};
+    const TensorLayout::Dim dim = {added.sizes[d], added.strides[d]};
+    if (!dims.empty() && dims.back().stride == dim.size * dim.stride) {
+      dims.back() = {dims.back().size * dim.size, dim.stride};
     } else {
-      added.dims.push_back(dim);
+      dims.push_back(dim);
     }
   }
-  if (added.dims.empty()) added.dims.push_back({1, 1});
+  if (dims.empty()) dims.push_back({1, 1});
   of_storage_[static_cast<size_t>(storage)].push_back(tensors_.size());
   tensors_.push_back(std::move(added));
   return absl::OkStatus();
@@ -239,11 +156,9 @@ absl::Status SafetensorsExport::AddTensor(
 // that all are aligned.
 absl::Status SafetensorsExport::Arrange() {
   const auto bytes_of = [](const Tensor& tensor) {
-    int64_t bytes = DtypeBytes(tensor.dtype);
-    for (const int64_t size : tensor.sizes) bytes *= size;
-    return bytes;
+    return NumelOf(tensor.sizes) * DtypeBytes(tensor.dtype);
   };
-  std::vector<std::vector<const Tensor*>> in_file(1);
+  std::vector<std::vector<Tensor*>> in_file(1);
   int64_t filled = 0;
   for (Tensor& tensor : tensors_) {
     const int64_t bytes = bytes_of(tensor);
@@ -267,37 +182,27 @@ absl::Status SafetensorsExport::Arrange() {
             ? absl::StrCat("model", kSuffix)
             : absl::StrFormat("model-%05d-of-%05d%s", static_cast<int>(f + 1),
                               static_cast<int>(in_file.size()), kSuffix);
-    output.header = HeaderOf(in_file[f]);
+    std::vector<SafetensorsTensor> told(in_file[f].size());
+    for (size_t i = 0; i < told.size(); ++i) {
+      const Tensor& tensor = *in_file[f][i];
+      told[i].name = tensor.name;
+      told[i].dtype_name = tensor.dtype;
+      told[i].sizes = tensor.sizes;
+      told[i].bytes = bytes_of(tensor);
+    }
+    TESSERA_ASSIGN_OR_RETURN(
+        output.header,
+        SafetensorsHeaderText(told,
+                              absl::StrCat(folder_.path(), "/", output.name)));
     int64_t at = static_cast<int64_t>(output.header.size());
-    for (const Tensor* tensor : in_file[f]) {
-      tensors_[static_cast<size_t>(tensor - tensors_.data())].at = at;
+    for (Tensor* tensor : in_file[f]) {
+      tensor->layout.at = at;
       at += bytes_of(*tensor);
     }
     output.bytes = at;
     outputs_.push_back(std::move(output));
   }
   return absl::OkStatus();
-}
-
-std::string SafetensorsExport::HeaderOf(
-    const std::vector<const Tensor*>& tensors) const {
-  std::string json = R"({"__metadata__":{"format":"pt"})";
-  int64_t at = 0;
-  for (const Tensor* tensor : tensors) {
-    int64_t end = DtypeBytes(tensor->dtype);
-    for (const int64_t size : tensor->sizes) end *= size;
-    end += at;
-    absl::StrAppend(&json, ",", QuoteJson(tensor->name), ":{\"dtype\":\"",
-                    tensor->dtype, "\",\"shape\":[",
-                    absl::StrJoin(tensor->sizes, ","), "],\"data_offsets\":[",
-                    at, ",", end, "]}");
-    at = end;
-  }
-  json += '}';
-  json.append((kHeaderAlign - json.size() % kHeaderAlign) % kHeaderAlign, ' ');
-  const uint64_t length = json.size();
-  return std::string(reinterpret_cast<const char*>(&length), sizeof(length)) +
-         json;
 }
 
 std::string SafetensorsExport::IndexJson() const {
@@ -334,9 +239,10 @@ std::string SafetensorsExport::Fingerprint() const {
   std::string text;
   for (const Tensor& tensor : tensors_) {
     absl::StrAppend(&text, tensor.name, " ", tensor.dtype, " ", tensor.storage,
-                    "+", tensor.offset, " ", absl::StrJoin(tensor.sizes, ","),
-                    " ", absl::StrJoin(tensor.strides, ","), " ", tensor.file,
-                    ":", tensor.at, "\n");
+                    "+", tensor.layout.offset, " ",
+                    absl::StrJoin(tensor.sizes, ","), " ",
+                    absl::StrJoin(tensor.strides, ","), " ", tensor.file, ":",
+                    tensor.layout.at, "\n");
   }
   return absl::StrCat(tensors_.size(), " tensors in ", outputs_.size(),
                       " files, ", absl::Hex(Crc32c(text)));
@@ -361,9 +267,11 @@ absl::Status SafetensorsExport::Write(int storage, int64_t begin,
                     [](int64_t size) { return size == 0; })) {
       continue;
     }
-    const NumberCast cast(dtypes_[static_cast<size_t>(storage)], tensor.dtype);
     TESSERA_ASSIGN_OR_RETURN(File* const file, Open(tensor.file));
-    TESSERA_RETURN_IF_ERROR(Runs(tensor, cast, begin, bytes, file).Write());
+    TESSERA_RETURN_IF_ERROR(WriteRuns(
+        tensor.layout,
+        NumberCast(dtypes_[static_cast<size_t>(storage)], tensor.dtype), begin,
+        bytes, *file));
   }
   return absl::OkStatus();
 }
@@ -379,6 +287,9 @@ void SafetensorsExport::Abandon() {
   for (const Output& output : outputs_) {
     (void)folder_.Remove(absl::StrCat(output.name, kTemporary));
   }
+  (void)folder_.Remove(absl::StrCat(kIndexName, kTemporary));
+  // There was none of these names, or nothing was planned.
+  for (const std::string& name : renamed_) (void)folder_.Remove(name);
 }
 
 absl::Status SafetensorsExport::Commit() {
@@ -391,19 +302,21 @@ absl::Status SafetensorsExport::Commit() {
                                               output.bytes));
     }
   }
-  for (const Output& output : outputs_) {
-    TESSERA_RETURN_IF_ERROR(
-        folder_.Rename(absl::StrCat(output.name, kTemporary), output.name));
-  }
+  // All is on the disk before the first of them has its name.
+  std::vector<std::string> names;
+  for (const Output& output : outputs_) names.push_back(output.name);
   if (outputs_.size() > 1) {
     const std::string temporary = absl::StrCat(kIndexName, kTemporary);
     TESSERA_RETURN_IF_ERROR(folder_.Remove(temporary));
-    {
-      TESSERA_ASSIGN_OR_RETURN(const File file, folder_.CreateFile(temporary));
-      TESSERA_RETURN_IF_ERROR(file.WriteAt(0, IndexJson()));
-      TESSERA_RETURN_IF_ERROR(file.Sync());
-    }
-    TESSERA_RETURN_IF_ERROR(folder_.Rename(temporary, kIndexName));
+    TESSERA_ASSIGN_OR_RETURN(const File file, folder_.CreateFile(temporary));
+    TESSERA_RETURN_IF_ERROR(file.WriteAt(0, IndexJson()));
+    TESSERA_RETURN_IF_ERROR(file.Sync());
+    names.push_back(kIndexName);
+  }
+  for (const std::string& name : names) {
+    renamed_.push_back(name);  // also where an error says that it was not
+    TESSERA_RETURN_IF_ERROR(
+        folder_.Rename(absl::StrCat(name, kTemporary), name));
   }
   return folder_.Sync();
 }

@@ -23,6 +23,7 @@
 #include "absl/strings/string_view.h"
 #include "checkpoint/disk/folder.h"
 #include "checkpoint/exchange/name_map.h"
+#include "checkpoint/exchange/tensor_runs.h"
 #include "checkpoint/format/manifest.pb.h"
 
 namespace tessera {
@@ -43,7 +44,8 @@ class SafetensorsExport {
   // Where all of `head`'s tensors go, of those that are one under several names
   // the first. `folder` is made if it is not there. The same on all ranks for
   // the same arguments. LOCAL. InvalidArgument: two tensors of one name, a
-  // dtype that is none of these; Unimplemented: complex numbers, a
+  // dtype that is none of these, a name that the format does not allow, a
+  // tensor far larger than its storage; Unimplemented: complex numbers, a
   // transposition of what is no matrix; AlreadyExists: `folder` has safetensors
   // files.
   static absl::StatusOr<SafetensorsExport> Plan(
@@ -60,7 +62,7 @@ class SafetensorsExport {
   // Gives the files their names. DataLoss: one is not as long as it is to be.
   // LOCAL.
   absl::Status Commit();
-  // Removes what Create made, after an error. LOCAL.
+  // Removes what Create and Commit have made, after an error. LOCAL.
   void Abandon();
 
   // Of what goes where, in which dtype: the same where two plans are. LOCAL.
@@ -69,19 +71,13 @@ class SafetensorsExport {
   int64_t total_bytes() const { return total_bytes_; }
 
  private:
-  struct Dim {
-    int64_t size, stride;
-  };
   struct Tensor {
     std::string name;
     std::string dtype;                    // there
     std::vector<int64_t> sizes, strides;  // strides in numbers of the storage
-    int64_t offset = 0;                   // in the storage
     int storage = 0;
-    // Of sizes and strides, without those that can be taken for one.
-    std::vector<Dim> dims;
+    TensorLayout layout;  // dims: without those that can be taken for one
     size_t file = 0;
-    int64_t at = 0;  // bytes, in the file
   };
   struct Output {
     std::string name;
@@ -89,14 +85,12 @@ class SafetensorsExport {
     int64_t bytes = 0;
     std::unique_ptr<File> open;
   };
-  class Runs;
 
   SafetensorsExport(Folder folder, SafetensorsExportOptions options)
       : folder_(std::move(folder)), options_(std::move(options)) {}
   absl::Status AddTensors(const proto::CheckpointManifest& head);
   absl::Status AddTensor(int storage, const proto::CheckpointTensor& tensor);
   absl::Status Arrange();
-  std::string HeaderOf(const std::vector<const Tensor*>& tensors) const;
   std::string IndexJson() const;
   absl::StatusOr<File*> Open(size_t file, bool make = false);
 
@@ -104,6 +98,7 @@ class SafetensorsExport {
   SafetensorsExportOptions options_;
   std::vector<Tensor> tensors_;
   std::vector<Output> outputs_;
+  std::vector<std::string> renamed_;             // by Commit
   std::vector<std::vector<size_t>> of_storage_;  // in tensors_
   std::vector<std::string> dtypes_;              // of storages, here
   int64_t total_bytes_ = 0;

@@ -7,6 +7,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/json.h"
 #include "base/status.h"
 #include "config/reader/json_reader.h"
 #include "config/reader/utf8.h"
@@ -27,6 +28,7 @@ constexpr DtypeSize kDtypes[] = {
 };
 
 constexpr char kMetadata[] = "__metadata__";
+constexpr size_t kHeaderAlign = 8;  // as the format's own writer does
 // {"name": {"shape": [2]}}, and something to spare for keys of later versions.
 constexpr int kMaxDepth = 8;
 
@@ -224,6 +226,39 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(
   TESSERA_RETURN_IF_ERROR(CheckCovered(header.tensors, data_bytes, path));
   for (SafetensorsTensor& t : header.tensors) t.offset += data_begin;
   return header;
+}
+
+absl::StatusOr<std::string> SafetensorsHeaderText(
+    const std::vector<SafetensorsTensor>& tensors, const std::string& path) {
+  std::string json =
+      absl::StrCat("{", QuoteJson(kMetadata), R"(:{"format":"pt"})");
+  int64_t at = 0;
+  for (const SafetensorsTensor& tensor : tensors) {
+    if (!IsUtf8(tensor.name) || tensor.name == kMetadata) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(path, ": tensor ", QuotedName(tensor.name),
+                       tensor.name == kMetadata ? ": the format keeps that name"
+                                                : ": the name is not UTF-8",
+                       "; give it another by a rule of names"));
+    }
+    const int64_t end = at + tensor.bytes;
+    absl::StrAppend(&json, ",", QuoteJson(tensor.name), ":{\"dtype\":\"",
+                    tensor.dtype_name, "\",\"shape\":[",
+                    absl::StrJoin(tensor.sizes, ","), "],\"data_offsets\":[",
+                    at, ",", end, "]}");
+    at = end;
+  }
+  json += '}';
+  json.append((kHeaderAlign - json.size() % kHeaderAlign) % kHeaderAlign, ' ');
+  if (json.size() > size_t{kMaxSafetensorsHeaderBytes}) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": the names make a header of ", json.size(),
+                     " bytes, expected at most ", kMaxSafetensorsHeaderBytes,
+                     "; write more files, or shorter names"));
+  }
+  const uint64_t length = json.size();
+  return std::string(reinterpret_cast<const char*>(&length), sizeof(length)) +
+         json;
 }
 
 std::string QuotedName(absl::string_view name) {

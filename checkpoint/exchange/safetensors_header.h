@@ -41,6 +41,15 @@ struct SafetensorsHeader {
 absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(
     absl::string_view json, int64_t file_bytes, const std::string& path);
 
+// How a file of `tensors`, which lie in it in this order, begins: the header's
+// length, the header, and blanks so that the first is aligned. Only names,
+// dtypes, sizes and bytes of `tensors` count. {"format": "pt"} is what Hugging
+// Face's transformers ask for. InvalidArgument: a name that is not UTF-8 or is
+// the format's own, or more than the format's limit. `path`: for messages.
+// LOCAL.
+absl::StatusOr<std::string> SafetensorsHeaderText(
+    const std::vector<SafetensorsTensor>& tensors, const std::string& path);
+
 // A tensor's or key's name in quotes, fit for a message.
 std::string QuotedName(absl::string_view name);
 

@@ -1,0 +1,59 @@
+// Ranges of elements of a checkpoint, read some 64 MiB at a time. Each call of
+// CheckpointReader::Read goes through all files and their pieces, so one for
+// each of many small tensors would take the product of both.
+#ifndef CHECKPOINT_EXCHANGE_BATCHES_H_
+#define CHECKPOINT_EXCHANGE_BATCHES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "checkpoint/format/checkpoint_reader.h"
+
+namespace tessera {
+
+inline constexpr int kRewriteThreads = 4;
+
+// Elements [begin, end) of a state of a storage.
+struct ElementRange {
+  int storage = 0;
+  int state = 0;
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+// What one call reads, in the order of the ranges.
+struct ReadBatch {
+  struct Part {
+    size_t range;        // number of it
+    int64_t begin, end;  // elements
+    int64_t bytes;
+  };
+  std::vector<Part> parts;
+  int64_t bytes = 0;
+};
+
+// `max_bytes`: of a batch, a multiple of kBlockBytes. A range that has more is
+// cut into several batches, at whole blocks from its begin on.
+std::vector<ReadBatch> InBatches(const proto::CheckpointManifest& manifest,
+                                 const std::vector<ElementRange>& ranges,
+                                 int64_t max_bytes);
+
+// The bytes of a batch, part behind part. LOCAL.
+absl::Status ReadOne(const ReadBatch& batch,
+                     const std::vector<ElementRange>& ranges,
+                     CheckpointReader* reader, std::string* bytes);
+
+// Calls `take(range, begin, bytes)` for all parts, in order. LOCAL.
+using TakePart = std::function<absl::Status(size_t range, int64_t begin,
+                                            absl::string_view bytes)>;
+absl::Status ReadInBatches(CheckpointReader* reader,
+                           const std::vector<ElementRange>& ranges,
+                           const TakePart& take);
+
+}  // namespace tessera
+#endif  // CHECKPOINT_EXCHANGE_BATCHES_H_
