@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include "absl/strings/str_cat.h"
+
 namespace tessera {
 namespace {
 
@@ -25,6 +27,11 @@ FileSystem* FileSystem::Real() {
 
 int FileSystem::Open(int folder, const std::string& name, int flags) {
   return OrError(openat(folder, name.c_str(), flags | O_CLOEXEC, kFileMode));
+}
+
+int FileSystem::Reopen(int fd, int flags) {
+  const std::string path = absl::StrCat("/proc/self/fd/", fd);
+  return OrError(open(path.c_str(), flags | O_CLOEXEC));
 }
 
 void FileSystem::Close(int fd) { close(fd); }
@@ -67,6 +74,7 @@ int FileSystem::RemoveFolder(int folder, const std::string& name) {
 }
 
 int FileSystem::List(int folder, std::vector<std::string>* names) {
+  names->clear();
   // Of its own, since reading moves the descriptor's position.
   const int fd = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   DIR* const stream = fd < 0 ? nullptr : fdopendir(fd);

@@ -6,6 +6,7 @@
 #ifndef CHECKPOINT_DISK_FILE_SYSTEM_H_
 #define CHECKPOINT_DISK_FILE_SYSTEM_H_
 
+#include <errno.h>
 #include <sys/stat.h>
 #include <sys/types.h>
 
@@ -28,6 +29,9 @@ class FileSystem {
   // where they take one: what they return, or -errno. Descriptors are closed on
   // exec.
   virtual int Open(int folder, const std::string& name, int flags);
+  // Opens what a descriptor of O_PATH stands for, whatever has its name by now.
+  // -ENOENT where the system has no /proc.
+  virtual int Reopen(int fd, int flags);
   virtual void Close(int fd);
   virtual int64_t Write(int fd, const char* from, int64_t bytes,
                         int64_t offset);
@@ -50,6 +54,15 @@ class FileSystem {
   // Of reads that go on meanwhile; null: they are made by Read, one at a time.
   virtual std::unique_ptr<ReadQueue> MakeReadQueue(unsigned depth);
 };
+
+// What `call`, of one of these methods, returns once no signal cuts it short.
+template <class Call>
+auto Uninterrupted(const Call& call) -> decltype(call()) {
+  for (;;) {
+    const auto result = call();
+    if (result != -EINTR) return result;
+  }
+}
 
 }  // namespace tessera
 #endif  // CHECKPOINT_DISK_FILE_SYSTEM_H_

@@ -12,6 +12,11 @@
 #include "base/status.h"
 
 namespace tessera {
+namespace {
+
+constexpr int kMostTurns = 16;
+
+}  // namespace
 
 OpenPath::OpenPath(FileSystem* files, int fd, std::string path)
     : files_(files), fd_(fd), path_(std::move(path)) {}
@@ -35,18 +40,23 @@ absl::Status OpenPath::Error(int64_t result, absl::string_view name) const {
 }
 
 absl::Status OpenPath::Sync() const {
-  int result = 0;
-  do {
-    result = files_->Sync(fd_);
-  } while (result == -EINTR);
+  const int result = Uninterrupted([&] { return files_->Sync(fd_); });
   return result < 0 ? Error(result) : absl::OkStatus();
+}
+
+absl::StatusOr<struct stat> OpenPath::Stat() const {
+  struct stat info = {};
+  const int result = Uninterrupted([&] { return files_->Stat(fd_, &info); });
+  if (result < 0) return Error(result);
+  return info;
 }
 
 absl::Status File::WriteAt(int64_t offset, absl::string_view from) const {
   while (!from.empty()) {
-    const int64_t n = open_.files()->Write(
-        open_.fd(), from.data(), static_cast<int64_t>(from.size()), offset);
-    if (n == -EINTR) continue;
+    const int64_t n = Uninterrupted([&] {
+      return open_.files()->Write(open_.fd(), from.data(),
+                                  static_cast<int64_t>(from.size()), offset);
+    });
     if (n <= 0) return open_.Error(n < 0 ? n : -EIO);
     from.remove_prefix(static_cast<size_t>(n));
     offset += n;
@@ -56,8 +66,8 @@ absl::Status File::WriteAt(int64_t offset, absl::string_view from) const {
 
 absl::Status File::ReadAt(int64_t offset, char* to, int64_t bytes) const {
   while (bytes > 0) {
-    const int64_t n = open_.files()->Read(open_.fd(), to, bytes, offset);
-    if (n == -EINTR) continue;
+    const int64_t n = Uninterrupted(
+        [&] { return open_.files()->Read(open_.fd(), to, bytes, offset); });
     if (n < 0) return open_.Error(n);
     if (n == 0) {
       return absl::DataLossError(absl::StrCat(path(), ": ends at byte ", offset,
@@ -73,21 +83,19 @@ absl::Status File::ReadAt(int64_t offset, char* to, int64_t bytes) const {
 absl::Status File::Lock() const {
   const absl::Status held =
       absl::AlreadyExistsError(absl::StrCat(path(), ": is locked"));
-  int result = 0;
-  do {
-    result = open_.files()->Lock(open_.fd());
-  } while (result == -EINTR);
+  const int result =
+      Uninterrupted([&] { return open_.files()->Lock(open_.fd()); });
   if (result == -EAGAIN || result == -EACCES) return held;
-  struct stat info = {};
-  if (result >= 0) result = open_.files()->Stat(open_.fd(), &info);
   if (result < 0) return open_.Error(result);
+  TESSERA_ASSIGN_OR_RETURN(const struct stat info, open_.Stat());
   // Its last holder has removed it: others lock another file now.
   return info.st_nlink == 0 ? held : absl::OkStatus();
 }
 
 absl::StatusOr<Folder> Folder::Open(const std::string& path,
                                     FileSystem* files) {
-  const int fd = files->Open(AT_FDCWD, path, O_RDONLY | O_DIRECTORY);
+  const int fd = Uninterrupted(
+      [&] { return files->Open(AT_FDCWD, path, O_RDONLY | O_DIRECTORY); });
   if (fd == -ENOTDIR) {
     return absl::FailedPreconditionError(absl::StrCat(path, ": is no folder"));
   }
@@ -113,7 +121,8 @@ absl::StatusOr<Folder> Folder::Make(const std::string& given,
   if (there.ok() && absl::IsPermissionDenied(above.status())) return there;
   TESSERA_RETURN_IF_ERROR(Annotate(above.status(), path));
   if (absl::IsNotFound(there.status())) {
-    const int result = files->MakeFolder(above->open_.fd(), name);
+    const int result = Uninterrupted(
+        [&] { return files->MakeFolder(above->open_.fd(), name); });
     if (result < 0 && result != -EEXIST) {
       return above->open_.Error(result, name);
     }
@@ -122,19 +131,31 @@ absl::StatusOr<Folder> Folder::Make(const std::string& given,
   return Open(given, files);
 }
 
+// Opening a FIFO or a device may wait, or set something going. So a descriptor
+// of O_PATH, which opens nothing, takes hold of what has the name, and that is
+// opened if it is a file: not the name again, which may be another's by then.
 absl::StatusOr<File> Folder::OpenAs(const std::string& name, int flags) const {
-  // Without O_NONBLOCK a FIFO would wait for its other end.
-  const int fd = files()->Open(open_.fd(), name,
-                               flags | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
   const std::string file_path = absl::StrCat(path(), "/", name);
   const absl::Status no_file = absl::FailedPreconditionError(
       absl::StrCat(file_path, ": is no regular file"));
-  if (fd == -ELOOP || fd == -EISDIR || fd == -ENXIO) return no_file;
+  const int hold = Uninterrupted(
+      [&] { return files()->Open(open_.fd(), name, O_PATH | O_NOFOLLOW); });
+  if (hold < 0) return FileError(-hold, file_path);
+  const OpenPath held(files(), hold, file_path);
+  TESSERA_ASSIGN_OR_RETURN(const struct stat what, held.Stat());
+  if (!S_ISREG(what.st_mode)) return no_file;
+  int fd = Uninterrupted([&] { return files()->Reopen(hold, flags); });
+  if (fd == -ENOENT) {
+    // Without /proc: by its name, and not to wait if it has changed.
+    fd = Uninterrupted([&] {
+      return files()->Open(open_.fd(), name,
+                           flags | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
+    });
+  }
   if (fd < 0) return FileError(-fd, file_path);
   OpenPath open(files(), fd, file_path);
-  struct stat info = {};
-  const int result = files()->Stat(fd, &info);
-  if (result < 0) return open.Error(result);
+  // Of the file that is open: NFS looks the size up anew.
+  TESSERA_ASSIGN_OR_RETURN(const struct stat info, open.Stat());
   if (!S_ISREG(info.st_mode)) return no_file;
   return File(std::move(open), info.st_size);
 }
@@ -148,35 +169,48 @@ absl::StatusOr<File> Folder::OpenFileToWrite(const std::string& name) const {
 }
 
 absl::StatusOr<File> Folder::CreateFile(const std::string& name) const {
-  return OpenAs(name, O_RDWR | O_CREAT | O_EXCL);
+  const int fd = Uninterrupted([&] {
+    return files()->Open(open_.fd(), name, O_RDWR | O_CREAT | O_EXCL);
+  });
+  const std::string file_path = absl::StrCat(path(), "/", name);
+  if (fd < 0) return FileError(-fd, file_path);
+  return File(OpenPath(files(), fd, file_path), 0);
 }
 
 absl::StatusOr<File> Folder::OpenOrCreateFile(const std::string& name) const {
-  return OpenAs(name, O_RDWR | O_CREAT);
+  absl::StatusOr<File> file = OpenFileToWrite(name);
+  // Others may make it, or remove it, meanwhile.
+  for (int i = 0; i < kMostTurns && absl::IsNotFound(file.status()); ++i) {
+    file = CreateFile(name);
+    if (!absl::IsAlreadyExists(file.status())) return file;
+    file = OpenFileToWrite(name);
+  }
+  return file;
 }
 
 absl::Status Folder::Rename(const std::string& from,
                             const std::string& to) const {
-  const int result = files()->Rename(open_.fd(), from, to);
+  const int result =
+      Uninterrupted([&] { return files()->Rename(open_.fd(), from, to); });
   return result < 0 ? open_.Error(result, to) : absl::OkStatus();
 }
 
 absl::Status Folder::Remove(const std::string& name) const {
-  const int result = files()->Remove(open_.fd(), name);
+  const int result =
+      Uninterrupted([&] { return files()->Remove(open_.fd(), name); });
   return result < 0 && result != -ENOENT ? open_.Error(result, name)
                                          : absl::OkStatus();
 }
 
 absl::StatusOr<std::string> Folder::Identity() const {
-  struct stat info = {};
-  const int result = files()->Stat(open_.fd(), &info);
-  if (result < 0) return open_.Error(result);
+  TESSERA_ASSIGN_OR_RETURN(const struct stat info, open_.Stat());
   return absl::StrCat(info.st_dev, ":", info.st_ino);
 }
 
 absl::StatusOr<std::vector<std::string>> Folder::Names() const {
   std::vector<std::string> names;
-  const int result = files()->List(open_.fd(), &names);
+  const int result =
+      Uninterrupted([&] { return files()->List(open_.fd(), &names); });
   if (result < 0) return open_.Error(result);
   std::sort(names.begin(), names.end());
   return names;

@@ -32,6 +32,7 @@ class OpenPath {
   FileSystem* files() const { return files_; }
   // Waits until the bytes, or the entries of a folder, are on the disk.
   absl::Status Sync() const;
+  absl::StatusOr<struct stat> Stat() const;
   // FileError of a system call's result, which is -errno.
   absl::Status Error(int64_t result, absl::string_view name = "") const;
 
@@ -82,8 +83,8 @@ class Folder {
 
   const std::string& path() const { return open_.path(); }
   FileSystem* files() const { return open_.files(); }
-  // To read. FailedPrecondition where it is no regular file: a FIFO, a device
-  // or a link is never waited for nor followed.
+  // To read. FailedPrecondition where it is no regular file: a FIFO or a device
+  // is not opened, a link not followed.
   absl::StatusOr<File> OpenFile(const std::string& name) const;
   // To read and write. NotFound.
   absl::StatusOr<File> OpenFileToWrite(const std::string& name) const;

@@ -66,24 +66,78 @@ TEST_F(FolderTest, WritesReadsRenamesRemoves) {
               StatusIs(absl::StatusCode::kNotFound, HasSubstr(path_ + "/b")));
 }
 
+// The system's, with a count of the descriptors that are more than O_PATH.
+class CountedOpens : public FileSystem {
+ public:
+  int Open(int folder, const std::string& name, int flags) override {
+    opens += (flags & (O_PATH | O_DIRECTORY)) == 0 ? 1 : 0;
+    return FileSystem::Open(folder, name, flags);
+  }
+  int Reopen(int fd, int flags) override {
+    ++opens;
+    return FileSystem::Reopen(fd, flags);
+  }
+  int opens = 0;
+};
+
 TEST_F(FolderTest, OnlyRegularFilesAreOpened) {
   ASSERT_EQ(mkfifo((path_ + "/fifo").c_str(), 0600), 0);
   fs::create_directory(path_ + "/folder");
   std::ofstream(path_ + "/file") << "x";
   fs::create_symlink(path_ + "/file", path_ + "/link");
   fs::create_symlink("/dev/zero", path_ + "/device");
-  const Folder folder = Opened();
+  CountedOpens files;
+  const Folder folder = Folder::Open(path_, &files).value();
   for (const char* name : {"fifo", "folder", "link", "device"}) {
-    EXPECT_THAT(folder.OpenFile(name).status(),
-                StatusIs(absl::StatusCode::kFailedPrecondition,
-                         HasSubstr(absl::StrCat(path_, "/", name,
-                                                ": is no regular file"))));
+    for (const absl::Status& status :
+         {folder.OpenFile(name).status(), folder.OpenFileToWrite(name).status(),
+          folder.OpenOrCreateFile(name).status()}) {
+      EXPECT_THAT(status,
+                  StatusIs(absl::StatusCode::kFailedPrecondition,
+                           HasSubstr(absl::StrCat(path_, "/", name,
+                                                  ": is no regular file"))));
+    }
   }
+  EXPECT_EQ(files.opens, 0);
+  TESSERA_EXPECT_OK(folder.OpenFile("file").status());
+  EXPECT_EQ(files.opens, 1);
   EXPECT_THAT(folder.CreateFile("file").status(),
               StatusIs(absl::StatusCode::kAlreadyExists));
   EXPECT_THAT(Folder::Open(path_ + "/file", FileSystem::Real()).status(),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        HasSubstr("is no folder")));
+}
+
+// What has the name when it is opened is not what had it when it was looked at.
+TEST_F(FolderTest, AnotherFileInThePlaceOfTheOneThatIsOpened) {
+  class Replacing : public FileSystem {
+   public:
+    int Reopen(int fd, int flags) override {
+      fs::remove(path);
+      mkfifo(path.c_str(), 0600);
+      return without_proc ? -ENOENT : FileSystem::Reopen(fd, flags);
+    }
+    std::string path;
+    bool without_proc = false;
+  };
+  Replacing files;
+  files.path = path_ + "/file";
+  const Folder folder = Folder::Open(path_, &files).value();
+  for (bool without_proc : {false, true}) {
+    fs::remove(files.path);
+    std::ofstream(files.path) << "abc";
+    files.without_proc = without_proc;
+    const absl::StatusOr<File> file = folder.OpenFile("file");
+    if (without_proc) {
+      EXPECT_THAT(file.status(), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                          HasSubstr("is no regular file")));
+      continue;
+    }
+    TESSERA_ASSERT_OK(file.status());
+    char byte = 0;
+    TESSERA_EXPECT_OK(file->ReadAt(2, &byte, 1));
+    EXPECT_EQ(byte, 'c');
+  }
 }
 
 // Its files are those of the folder that was opened, whatever has its name.

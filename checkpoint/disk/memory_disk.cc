@@ -98,6 +98,14 @@ int MemoryDisk::Open(int folder, const std::string& name, int flags) {
   return next_fd_++;
 }
 
+int MemoryDisk::Reopen(int fd, int) {
+  const int64_t told = Ask("reopen");
+  absl::MutexLock lock(&mutex_);
+  if (told < 0) return static_cast<int>(told);
+  open_[next_fd_] = open_.at(fd);
+  return next_fd_++;
+}
+
 void MemoryDisk::Close(int fd) {
   absl::MutexLock lock(&mutex_);
   const auto it = open_.find(fd);
@@ -212,6 +220,7 @@ int MemoryDisk::List(int folder, std::vector<std::string>* names) {
   const int64_t told = Ask("list");
   absl::MutexLock lock(&mutex_);
   if (told < 0) return static_cast<int>(told);
+  names->clear();
   for (const auto& [name, node] : open_.at(folder)->entries) {
     names->push_back(name);
   }

@@ -37,6 +37,7 @@ class MemoryDisk : public FileSystem {
   std::unique_ptr<MemoryDisk> AfterPowerFailure(const Keeps& keeps) const;
 
   int Open(int folder, const std::string& name, int flags) override;
+  int Reopen(int fd, int flags) override;
   void Close(int fd) override;
   int64_t Write(int fd, const char* from, int64_t bytes,
                 int64_t offset) override;

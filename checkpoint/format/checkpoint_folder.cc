@@ -224,7 +224,7 @@ absl::Status RemoveCheckpoint(const std::string& path, FileSystem* files) {
     TESSERA_RETURN_IF_ERROR(Sweep(folder, std::nullopt));
     TESSERA_RETURN_IF_ERROR(folder.Remove(kLockName));
   }
-  (void)files->RemoveFolder(AT_FDCWD, path);
+  (void)Uninterrupted([&] { return files->RemoveFolder(AT_FDCWD, path); });
   return absl::OkStatus();
 }
 
@@ -239,7 +239,7 @@ absl::Status RemoveUnfinished(const std::string& path, FileSystem* files) {
     TESSERA_RETURN_IF_ERROR(Sweep(folder, std::nullopt));
     TESSERA_RETURN_IF_ERROR(folder.Remove(kLockName));
   }
-  (void)files->RemoveFolder(AT_FDCWD, path);
+  (void)Uninterrupted([&] { return files->RemoveFolder(AT_FDCWD, path); });
   return absl::OkStatus();
 }
 

@@ -69,7 +69,8 @@ class CheckpointReader {
   absl::Status Read(absl::Span<const WantedElements> wanted, int num_threads);
   // The values that the writing rank `rank` alone has put in. LOCAL.
   absl::StatusOr<std::vector<proto::CheckpointValue>> ValuesOf(int rank);
-  // Reads and checks all there is, each element once and none missing. LOCAL.
+  // Reads and checks all there is, each element once and none missing, and
+  // zeros between them. LOCAL.
   absl::Status Verify(int num_threads);
 
   // From the first time that something of it is read. False where it has so
@@ -103,6 +104,7 @@ class CheckpointReader {
   absl::StatusOr<const Source*> SourceOf(int rank);
   absl::Status PlanFile(int rank, absl::Span<const WantedElements> sorted,
                         std::vector<Task>* tasks, std::vector<Cover>* covers);
+  absl::Status CheckGaps(int rank);
   absl::Status CheckCovered(absl::Span<const WantedElements> sorted,
                             std::vector<Cover>* covers) const;
   absl::Status Run(std::vector<Task> tasks, int num_threads);

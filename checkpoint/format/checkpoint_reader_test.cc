@@ -2,8 +2,11 @@
 // damaged.
 #include "checkpoint/format/checkpoint_reader.h"
 
+#include <errno.h>
 #include <fcntl.h>
 
+#include <cstdio>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -47,6 +50,57 @@ class CheckpointReaderTest : public testing::Test {
     disk_.Close(fd);
   }
 
+  // Makes a file one of other bytes.
+  void Put(const std::string& name, const std::string& bytes) {
+    const std::string path = absl::StrCat(kPath, "/", name);
+    disk_.Remove(AT_FDCWD, path);
+    const int fd = disk_.Open(AT_FDCWD, path, O_CREAT | O_RDWR);
+    disk_.Write(fd, bytes.data(), static_cast<int64_t>(bytes.size()), 0);
+    disk_.Close(fd);
+  }
+  // What is told of a checkpoint that is opened and verified.
+  std::string Verify() {
+    absl::StatusOr<CheckpointReader> reader =
+        CheckpointReader::Open(kPath, &disk_);
+    const absl::Status status =
+        reader.ok() ? reader->Verify(1) : reader.status();
+    EXPECT_FALSE(status.ok());
+    return std::string(status.message());
+  }
+  // `told` has "bytes A to B" with `at` in between.
+  static void ExpectRangeAround(int64_t at, const std::string& told) {
+    const size_t from = told.find("bytes ");
+    ASSERT_NE(from, std::string::npos) << told;
+    long long begin = 0, end = 0;
+    ASSERT_EQ(sscanf(told.c_str() + from, "bytes %lld to %lld", &begin, &end),
+              2)
+        << told;
+    EXPECT_TRUE(begin <= at && at < end) << at << ": " << told;
+  }
+  // What a message names where byte `at` of a data file is damaged.
+  std::string WhatLiesAt(const proto::CheckpointManifest& manifest,
+                         const std::string& name, size_t at) {
+    const int rank = name.back() - '0';
+    const Folder folder = Folder::Open(kPath, &disk_).value();
+    const auto index =
+        DataFileReader::Open(folder, manifest, rank)->ReadIndex(manifest);
+    if (!index.ok()) return "index";
+    for (const proto::CheckpointPiece& piece : index->pieces()) {
+      const proto::CheckpointStorage& storage =
+          manifest.storages(piece.storage());
+      const proto::CheckpointState& state = storage.states(piece.state());
+      const int64_t bytes =
+          (piece.end() - piece.begin()) * DtypeBytes(state.dtype());
+      const int64_t begin = piece.offset();
+      if (static_cast<int64_t>(at) >= begin &&
+          static_cast<int64_t>(at) < begin + bytes) {
+        return absl::StrCat("'", state.name(), "' of '",
+                            storage.tensors(0).name(), "'");
+      }
+    }
+    return "between tensors";
+  }
+
   MemoryDisk disk_;
   SampleCheckpoint sample_{7, /*large=*/true};
 };
@@ -87,30 +141,108 @@ TEST_F(CheckpointReaderTest, ReadsLittleMoreThanIsWanted) {
 TEST_F(CheckpointReaderTest, EveryFlippedByteIsNamed) {
   sample_ = SampleCheckpoint(3);
   Save(2);
-  const auto files = disk_.FilesIn(kPath);
-  int64_t in_pads = 0;
-  for (const auto& [name, bytes] : files) {
+  const proto::CheckpointManifest manifest = Open().manifest();
+  for (const auto& [name, bytes] : disk_.FilesIn(kPath)) {
     for (size_t at = 0; at < bytes.size(); ++at) {
       Flip(name, static_cast<int64_t>(at));
-      absl::StatusOr<CheckpointReader> reader =
-          CheckpointReader::Open(kPath, &disk_);
-      absl::Status status = reader.status();
-      if (status.ok()) status = reader->Verify(1);
-      if (status.ok()) {
-        ++in_pads;  // between pieces: nobody reads it
-      } else {
-        EXPECT_THAT(std::string(status.message()),
-                    AllOf(HasSubstr(absl::StrCat(kPath, "/", name)),
-                          AnyOf(HasSubstr("not what was written"),
+      const std::string told = Verify();
+      ASSERT_THAT(told, HasSubstr(absl::StrCat(kPath, "/", name)));
+      if (name == kManifestName) {
+        EXPECT_THAT(told, AnyOf(HasSubstr("not what was written"),
                                 HasSubstr("is no manifest"),
-                                HasSubstr("another length"))));
+                                HasSubstr("another length")));
+      } else {
+        EXPECT_THAT(told, HasSubstr("not what was written"));
+        ExpectRangeAround(static_cast<int64_t>(at), told);
+        EXPECT_THAT(told, HasSubstr(WhatLiesAt(manifest, name, at)));
       }
       Flip(name, static_cast<int64_t>(at));
     }
   }
-  // Pieces begin at multiples of 64.
-  EXPECT_LT(in_pads, 64 * 12);
   TESSERA_EXPECT_OK(Open().Verify(1));
+}
+
+// Bytes of a file of every length that it may have been cut off to.
+TEST_F(CheckpointReaderTest, EveryTruncatedFileIsNamed) {
+  sample_ = SampleCheckpoint(3);
+  Save(2);
+  const std::map<std::string, std::string> files = disk_.FilesIn(kPath);
+  for (const auto& [name, bytes] : files) {
+    for (size_t left = 0; left < bytes.size(); ++left) {
+      Put(name, bytes.substr(0, left));
+      const std::string told = Verify();
+      ASSERT_THAT(told, HasSubstr(absl::StrCat(kPath, "/", name)));
+      if (name == kManifestName) continue;
+      EXPECT_THAT(told,
+                  AllOf(HasSubstr(absl::StrCat("has ", left, " bytes")),
+                        HasSubstr(absl::StrCat("bytes ", left, " to ",
+                                               bytes.size(), " are missing")),
+                        HasSubstr(".weight'")));
+    }
+    Put(name, bytes);
+  }
+  TESSERA_EXPECT_OK(Open().Verify(1));
+}
+
+TEST_F(CheckpointReaderTest, FilesOfOtherRanksOrOfOtherCheckpoints) {
+  sample_ = SampleCheckpoint(3);
+  Save(2);
+  const proto::CheckpointManifest manifest = Open().manifest();
+  const std::string names[] = {DataFileName(manifest.id(), 0),
+                               DataFileName(manifest.id(), 1)};
+  const std::map<std::string, std::string> files = disk_.FilesIn(kPath);
+  // As many bytes as the rank's own, or else their number is told.
+  const auto expect = [&](int rank, const std::string& bytes) {
+    Put(names[rank], bytes);
+    EXPECT_THAT(Verify(),
+                AllOf(HasSubstr(names[rank]),
+                      AnyOf(HasSubstr("its index, bytes "),
+                            HasSubstr(absl::StrCat("has ", bytes.size(),
+                                                   " bytes, expected ")))));
+    Put(names[rank], files.at(names[rank]));
+  };
+  expect(0, files.at(names[1]));
+  expect(1, files.at(names[0]));
+  // The same tensors, a step later.
+  bool committed = false;
+  constexpr char kOther[] = "/run/other";
+  TESSERA_ASSERT_OK(SampleCheckpoint(4).Save(kOther, &disk_, 2, &committed));
+  const std::map<std::string, std::string> others = disk_.FilesIn(kOther);
+  for (const auto& [name, bytes] : others) {
+    if (name == kManifestName || name == kLockName) continue;
+    const int rank = name.back() - '0';
+    ASSERT_EQ(bytes.size(), files.at(names[rank]).size());
+    expect(rank, bytes);
+  }
+  Put(kManifestName, others.at(kManifestName));
+  EXPECT_THAT(Verify(), AllOf(HasSubstr("No such file"),
+                              HasSubstr("a part of the checkpoint")));
+  Put(kManifestName, files.at(kManifestName));
+  TESSERA_EXPECT_OK(Open().Verify(1));
+}
+
+TEST_F(CheckpointReaderTest, ABlockThatTheDiskCannotRead) {
+  Save(1);
+  CheckpointReader reader = Open();
+  // The index is read before.
+  TESSERA_ASSERT_OK(reader.ValuesOf(0).status());
+  disk_.before = [](int64_t, const char* call) {
+    return std::string(call) == "read" ? int64_t{-EIO} : 0;
+  };
+  EXPECT_THAT(reader.Verify(1).ToString(),
+              AllOf(HasSubstr("'value' of 'layer0.weight', bytes 0 to 4"),
+                    HasSubstr(DataFileName(reader.manifest().id(), 0)),
+                    HasSubstr("Input/output error")));
+}
+
+TEST_F(CheckpointReaderTest, AnIndexThatIsSentIsNoLongerThanItsFile) {
+  Save(2);
+  const CheckpointReader reader = Open();
+  const std::string name = DataFileName(reader.manifest().id(), 1);
+  Put(name, "x");
+  EXPECT_THAT(reader.IndexBytes(1).status(),
+              StatusIs(absl::StatusCode::kDataLoss,
+                       AllOf(HasSubstr(name), HasSubstr("has 1 bytes"))));
 }
 
 TEST_F(CheckpointReaderTest, NamesATensorThatIsDamaged) {

@@ -119,14 +119,38 @@ absl::Status DataFileWriter::Put(absl::string_view bytes) {
   return absl::OkStatus();
 }
 
+namespace {
+
+// Of the storages that a file has pieces of: "'a' and 3 more tensors".
+std::string TensorsOf(const proto::CheckpointManifest& manifest, int rank) {
+  const auto& ranges = manifest.files(rank).storage_ranges();
+  int64_t storages = 0;
+  for (int i = 1; i < ranges.size(); i += 2) storages += ranges[i];
+  if (storages == 0) return "no tensor";
+  // The first range may be empty in what another hand has written.
+  int64_t first = ranges[0];
+  for (int i = 1; ranges[i] == 0; i += 2) first += ranges[i + 1];
+  return absl::StrCat(
+      "'", manifest.storages(static_cast<int>(first)).tensors(0).name(), "'",
+      storages == 1 ? "" : absl::StrCat(" and ", storages - 1, " more"));
+}
+
+}  // namespace
+
 absl::StatusOr<DataFileReader> DataFileReader::Open(
     const Folder& folder, const proto::CheckpointManifest& manifest, int rank) {
   TESSERA_ASSIGN_OR_RETURN(File file,
                            folder.OpenFile(DataFileName(manifest.id(), rank)));
   const int64_t expected = manifest.files(rank).bytes();
   if (file.bytes() != expected) {
-    return absl::DataLossError(absl::StrCat(file.path(), ": has ", file.bytes(),
-                                            " bytes, expected ", expected));
+    // Which elements are missing the index would say, which is at the end.
+    return absl::DataLossError(absl::StrCat(
+        file.path(), ": has ", file.bytes(), " bytes, expected ", expected,
+        file.bytes() > expected
+            ? ""
+            : absl::StrCat("; bytes ", file.bytes(), " to ", expected,
+                           " are missing, which may be those of ",
+                           TensorsOf(manifest, rank))));
   }
   return DataFileReader(std::move(file), rank);
 }
@@ -171,6 +195,26 @@ absl::Status DataFileReader::Verify(const proto::CheckpointPiece& piece,
         absl::StrCat(path(), ": ", what, ", bytes ", piece.offset() + b, " to ",
                      piece.offset() + b + static_cast<int64_t>(block.size()),
                      ", are not what was written (their checksum differs)"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DataFileReader::CheckZeros(int64_t begin, int64_t end,
+                                        int64_t* read) const {
+  char bytes[kPage];
+  while (begin < end) {
+    const int64_t n = std::min(end - begin, kPage);
+    TESSERA_RETURN_IF_ERROR(file_.ReadAt(begin, bytes, n));
+    *read += n;
+    const char* const found =
+        std::find_if(bytes, bytes + n, [](char byte) { return byte != 0; });
+    if (found != bytes + n) {
+      const int64_t at = begin + (found - bytes);
+      return absl::DataLossError(absl::StrCat(
+          path(), ": bytes ", at, " to ", at + 1,
+          ", between tensors, are not what was written (expected 0)"));
+    }
+    begin += n;
   }
   return absl::OkStatus();
 }

@@ -58,11 +58,13 @@ class DataFileWriter {
 
 class DataFileReader {
  public:
-  // NotFound; DataLoss where the file has another size than the manifest says.
+  // NotFound; DataLoss where the file has another size than the manifest says,
+  // with the tensors that it had elements of.
   static absl::StatusOr<DataFileReader> Open(
       const Folder& folder, const proto::CheckpointManifest& manifest,
       int rank);
 
+  // As it is there, unchecked.
   absl::StatusOr<std::string> IndexBytes(
       const proto::CheckpointManifest& manifest) const;
   absl::StatusOr<proto::CheckpointIndex> ReadIndex(
@@ -80,6 +82,9 @@ class DataFileReader {
   // piece as `what` does.
   absl::Status Verify(const proto::CheckpointPiece& piece, const Call& call,
                       const char* bytes, absl::string_view what) const;
+  // That bytes [begin, end) of the file, between pieces, are zeros. `*read`:
+  // grows by the bytes that were read.
+  absl::Status CheckZeros(int64_t begin, int64_t end, int64_t* read) const;
   const File& file() const { return file_; }
   const std::string& path() const { return file_.path(); }
 

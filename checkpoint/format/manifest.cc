@@ -134,12 +134,12 @@ absl::Status CheckFile(const proto::CheckpointFile& file, int rank,
   if (file.bytes() < 0 || file.bytes() > kMost || file.index_bytes() < 0 ||
       file.index_bytes() > static_cast<int64_t>(kMostMessageBytes) ||
       file.index_bytes() > file.bytes() || file.index_offset() < 0 ||
-      file.index_offset() > file.bytes() - file.index_bytes()) {
+      file.index_offset() != file.bytes() - file.index_bytes()) {
     return Wrong(
         path,
         absl::StrCat("the index of data file ", rank, ", ", file.index_bytes(),
                      " bytes at byte ", file.index_offset(),
-                     ", does not lie in its ", file.bytes(), " bytes"));
+                     ", is not the end of its ", file.bytes(), " bytes"));
   }
   int64_t last = 0;
   for (int64_t step : file.storage_ranges()) {
@@ -326,9 +326,10 @@ absl::StatusOr<proto::CheckpointIndex> DecodeIndex(
     int rank, const std::string& path) {
   const proto::CheckpointFile& file = manifest.files(rank);
   if (Crc32c(bytes) != file.index_crc()) {
-    return Wrong(path,
-                 "its index is not what was written (its checksum "
-                 "differs)");
+    return Wrong(path, absl::StrCat("its index, bytes ", file.index_offset(),
+                                    " to ", file.bytes(),
+                                    ", is not what was written (its checksum "
+                                    "differs)"));
   }
   proto::CheckpointIndex index;
   if (!index.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {

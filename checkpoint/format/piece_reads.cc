@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/status.h"
 
 namespace tessera {
@@ -82,9 +83,10 @@ absl::Status PieceReads::Finish(size_t s, int64_t done) {
   const int64_t bytes = slot.call.end - slot.call.begin;
   done = std::max(done, int64_t{0});
   if (done < bytes) {
-    TESSERA_RETURN_IF_ERROR(range.file->file().ReadAt(
-        range.piece->offset() + slot.call.begin + done, slot.into + done,
-        bytes - done));
+    const int64_t from = range.piece->offset() + slot.call.begin;
+    TESSERA_RETURN_IF_ERROR(Annotate(
+        range.file->file().ReadAt(from + done, slot.into + done, bytes - done),
+        absl::StrCat(range.what, ", bytes ", from, " to ", from + bytes)));
   }
   bytes_read_ += bytes;
   TESSERA_RETURN_IF_ERROR(

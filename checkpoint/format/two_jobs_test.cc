@@ -93,6 +93,13 @@ class JobFiles : public FileSystem {
       return fd;
     });
   }
+  int Reopen(int fd, int flags) override {
+    return Call([&] {
+      const int opened = disk_->Reopen(fd, flags);
+      if (opened >= 0) open_.insert(opened);
+      return opened;
+    });
+  }
   // No call that waits for its turn.
   void Close(int fd) override {
     if (!killed_ && open_.erase(fd) > 0) disk_->Close(fd);
