@@ -1,16 +1,22 @@
 // Checkpoints that are damaged, of another run, or not the same on all ranks:
 // whatever is wrong with a folder is found on all ranks before anything
 // changes.
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "base/status.h"
 #include "checkpoint/format/data_file.h"
 #include "checkpoint/format/manifest.h"
@@ -25,6 +31,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 
@@ -46,6 +53,147 @@ TESSERA_RANK_FUNCTION(LoadFails) {
   return absl::StrCat(status.ToString(), "\n", ToText(record));
 }
 
+// What loading says of each folder after the first two lines, one line each,
+// and the record of training that goes on as if none had been tried.
+TESSERA_RANK_FUNCTION(LoadsFail) {
+  const CheckpointArgs a(args);
+  const std::vector<std::string> lines = absl::StrSplit(args, '\n');
+  auto model = BuildModel(a.spec.model, world.rank());
+  TESSERA_ASSIGN_OR_RETURN(auto engine,
+                           MakeEngine(model, a.spec, world.communicator()));
+  TrainingSpec spec = a.spec;
+  spec.steps = 1;
+  Record record;
+  TESSERA_RETURN_IF_ERROR(
+      TrainSteps(*engine, *model, spec, world.rank(), 0, &record));
+  std::string statuses;
+  for (size_t i = 2; i < lines.size(); ++i) {
+    absl::StrAppend(&statuses,
+                    engine->LoadCheckpoint(lines[i]).status().ToString(), "\n");
+  }
+  spec.steps = 2;
+  TESSERA_RETURN_IF_ERROR(
+      TrainSteps(*engine, *model, spec, world.rank(), 1, &record));
+  TESSERA_RETURN_IF_ERROR(AddFinalState(*engine, *model, &record));
+  TESSERA_RETURN_IF_ERROR(engine->Close());
+  return absl::StrCat(statuses, ToText(record));
+}
+
+// A checkpoint's folder that is damaged, and what loading and verifying it say.
+struct Damaged {
+  std::string name;
+  std::function<void(const std::string& dir)> damage;
+  ::testing::Matcher<std::string> told;
+};
+
+class DamagedFoldersTest : public CheckpointTest {
+ protected:
+  // Copies of the folder, each damaged in its own way, are all refused on all
+  // ranks, by `tessera checkpoint verify` too, and nothing changes.
+  void ExpectAllRefused(const std::vector<Damaged>& cases) {
+    std::string dirs = dir_;
+    for (const Damaged& c : cases) {
+      const std::string dir = absl::StrCat(folder_ / "damaged ", c.name);
+      fs::copy(dir_, dir, fs::copy_options::recursive);
+      c.damage(dir);
+      absl::StrAppend(&dirs, "\n", dir);
+      auto reader = CheckpointReader::Open(dir, FileSystem::Real());
+      EXPECT_THAT(
+          (reader.ok() ? reader->Verify(2) : reader.status()).ToString(),
+          c.told)
+          << c.name;
+    }
+    spec_.steps = 2;
+    std::vector<std::string> answers =
+        RunOn(kWorldSize, "LoadsFail", spec_, dirs);
+    for (std::string& answer : answers) {
+      for (const Damaged& c : cases) {
+        const size_t end = answer.find('\n');
+        EXPECT_THAT(answer.substr(0, end), c.told) << c.name;
+        answer = end == std::string::npos ? "" : answer.substr(end + 1);
+      }
+    }
+    ExpectOracle(answers, spec_, 2, 0);
+  }
+};
+
+TEST_P(DamagedFoldersTest, FilesThatAreOthersOrNone) {
+  Run("TrainAndSave", 2);
+  const std::string other = folder_ / "other";
+  spec_.steps = 3;
+  RunOn(kWorldSize, "TrainAndSave", spec_, other);
+  const uint64_t other_id =
+      CheckpointReader::Open(other, FileSystem::Real())->manifest().id();
+  const std::string data[] = {DataFile(0), DataFile(1)};
+  const auto another_index = [&](int rank) {
+    return AllOf(HasSubstr("DATA_LOSS"), HasSubstr(data[rank]),
+                 AnyOf(HasSubstr("its index, bytes "), HasSubstr(" has ")));
+  };
+  std::vector<Damaged> cases = {
+      {"exchanged",
+       [&](const std::string& dir) {
+         fs::rename(dir + "/" + data[0], dir + "/x");
+         fs::rename(dir + "/" + data[1], dir + "/" + data[0]);
+         fs::rename(dir + "/x", dir + "/" + data[1]);
+       },
+       AnyOf(another_index(0), another_index(1))},
+      {"data of another",
+       [&](const std::string& dir) {
+         fs::copy(other + "/" + DataFileName(other_id, 1), dir + "/" + data[1],
+                  fs::copy_options::overwrite_existing);
+       },
+       another_index(1)},
+      {"manifest of another",
+       [&](const std::string& dir) {
+         fs::copy(other + "/manifest", dir + "/manifest",
+                  fs::copy_options::overwrite_existing);
+       },
+       AllOf(HasSubstr("DATA_LOSS"), HasSubstr(DataFileName(other_id, 0)),
+             HasSubstr("a part of the checkpoint"))},
+      {"cut off",
+       [&](const std::string& dir) {
+         fs::resize_file(dir + "/" + data[1], 100);
+       },
+       AllOf(HasSubstr("DATA_LOSS"), HasSubstr(data[1]),
+             HasSubstr("; bytes 100 to "),
+             HasSubstr(absl::StrCat("'", FirstTensorOf(1), "'")))},
+  };
+  const std::pair<const char*, std::function<int(const char*)>> kinds[] = {
+      {"FIFO", [](const char* path) { return mkfifo(path, 0600); }},
+      {"folder", [](const char* path) { return mkdir(path, 0700); }},
+      // Where that is allowed.
+      {"device",
+       [](const char* path) {
+         const int made = mknod(path, S_IFCHR | 0600, makedev(1, 5));
+         return made < 0 ? mkfifo(path, 0600) : made;
+       }},
+      {"link to a device",
+       [](const char* path) { return symlink("/dev/zero", path); }},
+      {"link to a file",
+       [](const char* path) {
+         return symlink(absl::StrCat(path, ".real").c_str(), path);
+       }},
+  };
+  for (const auto& [kind, make] : kinds) {
+    for (const std::string& name : {data[1], std::string("manifest")}) {
+      cases.push_back({absl::StrCat(kind, " for ", name),
+                       [&make = make, name](const std::string& dir) {
+                         const std::string path = dir + "/" + name;
+                         fs::rename(path, path + ".real");
+                         ASSERT_EQ(make(path.c_str()), 0);
+                       },
+                       AllOf(HasSubstr("FAILED_PRECONDITION"),
+                             HasSubstr(name + ": is no regular file"))});
+    }
+  }
+  ExpectAllRefused(cases);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, DamagedFoldersTest, ::testing::Values(0, 3),
+                         [](const auto& info) {
+                           return absl::StrCat("Stage", info.param);
+                         });
+
 TEST_P(CheckpointTest, ACorruptedByteOfAnyStateIsDataLossThatNamesIt) {
   Run("TrainAndSave", 2);
   const proto::CheckpointManifest manifest = Manifest();
@@ -61,11 +209,13 @@ TEST_P(CheckpointTest, ACorruptedByteOfAnyStateIsDataLossThatNamesIt) {
     if (std::count(states.begin(), states.end(), state) > 0) continue;
     states.push_back(state);
     const int64_t bytes = (piece.end() - piece.begin()) * 4;
+    const int64_t block = (bytes - 1) / kBlockBytes * kBlockBytes;
     FlipByte(DataFile(1), piece.offset() + bytes - 1);
-    ExpectRefused(
-        AllOf(HasSubstr("DATA_LOSS"), HasSubstr(DataFile(1)),
-              HasSubstr(absl::StrCat("'", state, "' of '",
-                                     storage.tensors(0).name(), "'"))));
+    ExpectRefused(AllOf(
+        HasSubstr("DATA_LOSS"), HasSubstr(DataFile(1)),
+        HasSubstr(absl::StrCat("'", state, "' of '", storage.tensors(0).name(),
+                               "', bytes ", piece.offset() + block, " to ",
+                               piece.offset() + bytes))));
     FlipByte(DataFile(1), piece.offset() + bytes - 1);
   }
   EXPECT_THAT(states, ::testing::UnorderedElementsAre("value", "exp_avg",

@@ -108,6 +108,12 @@ class CheckpointTest : public ::testing::TestWithParam<int> {
   }
   // Of the name that a rank's data file has.
   std::string DataFile(int rank) { return DataFileName(Manifest().id(), rank); }
+  // Of the first storage that the manifest says to be in it.
+  std::string FirstTensorOf(int rank) {
+    const proto::CheckpointManifest manifest = Manifest();
+    const int64_t first = manifest.files(rank).storage_ranges(0);
+    return manifest.storages(static_cast<int>(first)).tensors(0).name();
+  }
   std::vector<std::string> Names() {
     return Folder::Open(dir_, FileSystem::Real())->Names().value();
   }
