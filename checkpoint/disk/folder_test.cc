@@ -178,6 +178,34 @@ TEST(MakeFolderTest, StaysAfterAPowerFailure) {
   }
 }
 
+TEST(MemoryDiskTest, APowerFailureTearsWhatIsNotSynced) {
+  MemoryDisk disk;
+  const Folder folder = Folder::Make("/a", &disk).value();
+  const File file = folder.CreateFile("file").value();
+  TESSERA_ASSERT_OK(file.WriteAt(0, std::string(2048, 'a')));
+  TESSERA_ASSERT_OK(file.Sync());
+  TESSERA_ASSERT_OK(folder.Sync());
+  TESSERA_ASSERT_OK(file.WriteAt(500, std::string(1600, 'b')));
+  TESSERA_ASSERT_OK(file.WriteAt(2100, std::string(100, 'c')));
+  const auto after = [&](const std::string& answers) {
+    size_t i = 0;
+    const auto disk_then =
+        disk.AfterPowerFailure([&](bool) { return answers.at(i++) == '1'; });
+    EXPECT_EQ(i, answers.size());
+    return disk_then->FilesIn("/a").at("file");
+  };
+  // The length; five sectors of b; one of c.
+  EXPECT_EQ(after("0000000"), std::string(2048, 'a'));
+  EXPECT_EQ(after("1111111"), std::string(500, 'a') + std::string(1600, 'b') +
+                                  std::string(100, 'c'));
+  EXPECT_EQ(after("0010000"), std::string(512, 'a') + std::string(512, 'b') +
+                                  std::string(1024, 'a'));
+  EXPECT_EQ(after("0000001"), std::string(2048, 'a') + std::string(52, '\0') +
+                                  std::string(100, 'c'));
+  EXPECT_EQ(after("1000010"), std::string(2048, 'a') + std::string(52, 'b') +
+                                  std::string(100, '\0'));
+}
+
 // Root is refused nothing; so the disk is told to.
 TEST(MakeFolderTest, OneInAFolderThatCannotBeRead) {
   MemoryDisk disk;

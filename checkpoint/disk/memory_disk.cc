@@ -10,9 +10,35 @@
 #include "absl/strings/str_split.h"
 
 namespace tessera {
+namespace {
+
+constexpr size_t kSector = 512;
+
+}  // namespace
 
 MemoryDisk::MemoryDisk() : root_(std::make_shared<Node>()) {
   root_->folder = true;
+}
+
+// A sector is written whole or not at all. Writes to one sector are not mixed
+// up, but any of them may be the last that the disk has got. A length that was
+// kept without its bytes has zeros there.
+std::string MemoryDisk::Kept(const Node& file, const Keeps& keeps) {
+  std::string kept = file.synced_bytes;
+  if (file.unsynced.empty()) return kept;
+  if (keeps(false)) kept.resize(file.bytes.size());
+  for (const auto& [offset, written] : file.unsynced) {
+    const size_t end = offset + written.size();
+    for (size_t at = offset; at < end;) {
+      const size_t stop = std::min(end, (at / kSector + 1) * kSector);
+      if (keeps(false)) {
+        kept.resize(std::max(kept.size(), stop));
+        written.copy(&kept[at], stop - at, at - offset);
+      }
+      at = stop;
+    }
+  }
+  return kept;
 }
 
 // A file has one copy, however many names lead to it.
@@ -23,8 +49,7 @@ MemoryDisk::NodePtr MemoryDisk::CopyOf(const NodePtr& node, const Keeps& keeps,
   copy = std::make_shared<Node>();
   const NodePtr result = copy;
   result->folder = node->folder;
-  const bool same = node->bytes == node->synced_bytes;
-  result->bytes = same || keeps(false) ? node->bytes : node->synced_bytes;
+  result->bytes = Kept(*node, keeps);
   result->synced_bytes = result->bytes;
   std::map<std::string, std::pair<NodePtr, NodePtr>> names;  // now, synced
   for (const auto& [name, entry] : node->entries) names[name].first = entry;
@@ -120,7 +145,9 @@ int64_t MemoryDisk::Write(int fd, const char* from, int64_t bytes,
   absl::MutexLock lock(&mutex_);
   if (told < 0) return told;
   if (told > 0) bytes = std::min(bytes, told);
-  std::string& all = open_.at(fd)->bytes;
+  Node& node = *open_.at(fd);
+  node.unsynced.emplace_back(offset, std::string(from, from + bytes));
+  std::string& all = node.bytes;
   all.resize(std::max(all.size(), static_cast<size_t>(offset + bytes)));
   std::memcpy(&all[static_cast<size_t>(offset)], from,
               static_cast<size_t>(bytes));
@@ -145,6 +172,7 @@ int MemoryDisk::Sync(int fd) {
   if (told < 0) return static_cast<int>(told);
   Node& node = *open_.at(fd);
   node.synced_bytes = node.bytes;
+  node.unsynced.clear();
   node.synced_entries = node.entries;
   return 0;
 }

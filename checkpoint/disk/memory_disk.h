@@ -8,7 +8,8 @@
 //   std::unique_ptr<MemoryDisk> after = disk.AfterPowerFailure(keeps);
 //
 // A file's bytes are on the disk once it is synced, and its name once its
-// folder is; until then a failure may keep either, both or neither.
+// folder is; until then a failure may keep either, both or neither, and of what
+// was written any sectors, in any order.
 //
 // Threads: any.
 #ifndef CHECKPOINT_DISK_MEMORY_DISK_H_
@@ -20,6 +21,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
@@ -31,8 +33,8 @@ class MemoryDisk : public FileSystem {
  public:
   MemoryDisk();
 
-  // Whether a power failure keeps something that was not synced: the bytes of a
-  // file, or what became of a name. Asked for each.
+  // Whether a power failure keeps something that was not synced: a sector of a
+  // write, a file's length, or what became of a name. Asked for each.
   using Keeps = std::function<bool(bool is_name)>;
   std::unique_ptr<MemoryDisk> AfterPowerFailure(const Keeps& keeps) const;
 
@@ -71,6 +73,7 @@ class MemoryDisk : public FileSystem {
   struct Node {
     bool folder = false;
     std::string bytes, synced_bytes;
+    std::vector<std::pair<size_t, std::string>> unsynced;  // from an offset on
     std::map<std::string, std::shared_ptr<Node>> entries, synced_entries;
     int links = 1;
     int locked_by = -1;  // descriptor
@@ -80,6 +83,7 @@ class MemoryDisk : public FileSystem {
   int64_t Ask(const char* call);
   Node* FolderOf(int folder, const std::string& name, std::string* last);
   NodePtr Find(int folder, const std::string& name);
+  static std::string Kept(const Node& file, const Keeps& keeps);
   static NodePtr CopyOf(const NodePtr& node, const Keeps& keeps,
                         std::map<const Node*, NodePtr>* copies);
 

@@ -117,15 +117,38 @@ TEST_F(CheckpointFolderTest, EachCallRefusedForGood) {
   }
 }
 
-TEST_F(CheckpointFolderTest, ShortAndInterruptedCalls) {
+// What a signal interrupts is done again, and what was written in part goes on.
+TEST_F(CheckpointFolderTest, EachCallInterruptedOrCutShort) {
+  const int64_t calls = CallsOfSave();
+  for (int64_t k = 0; k < calls; ++k) {
+    for (bool cut : {false, true}) {
+      auto disk = WithOld();
+      int64_t first = disk->calls();
+      disk->before = [&](int64_t call, const char* what) -> int64_t {
+        if (call != first + k) return 0;
+        if (!cut) return -EINTR;
+        return strcmp(what, "write") == 0 || strcmp(what, "read") == 0 ? 1 : 0;
+      };
+      TESSERA_ASSERT_OK(Save(new_, disk.get())) << "call " << k;
+      first = disk->calls();
+      TESSERA_EXPECT_OK(new_.Compare(kPath, disk.get(), 2)) << "call " << k;
+      disk->before = nullptr;
+      EXPECT_EQ(disk->FilesIn(kPath).size(), kRanks + 2u);
+    }
+  }
+}
+
+TEST_F(CheckpointFolderTest, AllCallsInterruptedOrCutShort) {
   auto disk = WithOld();
   disk->before = [&](int64_t call, const char* what) -> int64_t {
+    if (call % 3 == 1) return -EINTR;
     const bool bytes = strcmp(what, "write") == 0 || strcmp(what, "read") == 0;
-    if (bytes && call % 3 != 0) return call % 3 == 1 ? -EINTR : 7;
-    return strcmp(what, "sync") == 0 && call % 2 == 0 ? -EINTR : 0;
+    return bytes && call % 3 == 2 ? 7 : 0;
   };
   TESSERA_ASSERT_OK(Save(new_, disk.get()));
   TESSERA_EXPECT_OK(new_.Compare(kPath, disk.get(), 2));
+  TESSERA_EXPECT_OK(RemoveCheckpoint(kPath, disk.get()));
+  EXPECT_TRUE(disk->FilesIn("/run").empty());
 }
 
 // Killed before each call (all that was done is kept), or the power gone:
