@@ -184,6 +184,16 @@ struct Holdings {
     return IsSet(has[static_cast<size_t>(leaders[static_cast<size_t>(rank)])],
                  f);
   }
+  // Of files that are there, and cannot be opened.
+  std::string WhyUnusable(int num_files) const {
+    std::string why;
+    const size_t bits = Pack(num_files, [](int) { return false; }).size();
+    for (size_t r = 0; r < has.size(); ++r) {
+      if (has[r].size() <= bits) continue;
+      absl::StrAppend(&why, "; rank ", r, ": ", has[r].substr(bits));
+    }
+    return why;
+  }
   // The lowest leader that has it; -1: none.
   int OwnerOf(int f) const {
     for (int r = 0; r < static_cast<int>(leaders.size()); ++r) {
@@ -205,11 +215,15 @@ absl::StatusOr<Holdings> FindHoldings(const CheckpointReader& reader,
           return absl::OkStatus();
         }
         const proto::CheckpointManifest& manifest = reader.manifest();
+        absl::Status unusable;
         has = Pack(manifest.files_size(), [&](int f) {
           const auto file =
               reader.folder().OpenFile(DataFileName(manifest.id(), f));
+          if (!absl::IsNotFound(file.status())) unusable.Update(file.status());
           return file.ok() && file->bytes() == manifest.files(f).bytes();
         });
+        // Behind the bits: why it lacks one that is there.
+        if (!unusable.ok()) absl::StrAppend(&has, unusable.ToString());
         return absl::OkStatus();
       }));
   TESSERA_ASSIGN_OR_RETURN(
@@ -246,10 +260,10 @@ absl::StatusOr<std::vector<Transfer>> PlanTransfers(
     }
     const int owner = holdings.OwnerOf(f);
     if (owner < 0) {
-      return absl::DataLossError(
-          absl::StrCat(reader.path(), ": no host has ",
-                       DataFileName(reader.manifest().id(), f), ", which rank ",
-                       f, " of ", num_files, " has written"));
+      return absl::DataLossError(absl::StrCat(
+          reader.path(), ": no host has ",
+          DataFileName(reader.manifest().id(), f), ", which rank ", f, " of ",
+          num_files, " has written", holdings.WhyUnusable(num_files)));
     }
     transfers.push_back(
         {f, owner, std::binary_search(needs.begin(), needs.end(), f)});
@@ -280,13 +294,14 @@ absl::Status FetchIndices(CheckpointReader* reader, const Holdings& holdings,
       PlanTransfers(*reader, holdings,
                     Lacking(holdings, std::move(may), comm->rank()), comm));
   absl::Status mine;
-  for (const Transfer& transfer : transfers) {
+  std::vector<std::string> indices(transfers.size());
+  for (size_t i = 0; i < transfers.size(); ++i) {
+    const Transfer& transfer = transfers[i];
     absl::StatusOr<std::string> index = std::string();
     if (transfer.owner == comm->rank()) {
       index = reader->IndexBytes(transfer.file);
     }
-    std::string got;
-    absl::Status sent = SendAll(
+    mine.Update(SendAll(
         reader->manifest().files(transfer.file).index_bytes(), transfer.owner,
         device, comm,
         [&](int64_t at, char* to, int64_t n) {
@@ -295,13 +310,15 @@ absl::Status FetchIndices(CheckpointReader* reader, const Holdings& holdings,
           return absl::OkStatus();
         },
         [&](int64_t, absl::string_view part) {
-          if (transfer.wanted) absl::StrAppend(&got, part);
+          if (transfer.wanted) absl::StrAppend(&indices[i], part);
           return absl::OkStatus();
-        });
-    if (sent.ok() && transfer.wanted) {
-      sent = reader->KnowIndex(transfer.file, got);
-    }
-    mine.Update(sent);
+        }));
+  }
+  // What was sent by who could not read it is no index.
+  TESSERA_RETURN_IF_ERROR(comm->AgreeOk(mine, "LoadCheckpoint"));
+  for (size_t i = 0; i < transfers.size(); ++i) {
+    if (!transfers[i].wanted) continue;
+    mine.Update(reader->KnowIndex(transfers[i].file, indices[i]));
   }
   return comm->AgreeOk(mine, "LoadCheckpoint");
 }
@@ -382,11 +399,20 @@ absl::Status FetchDataFiles(CheckpointReader* reader,
   for (const Transfer& transfer : transfers) {
     mine.Update(SendFile(transfer, *reader, device, comm));
   }
-  TESSERA_RETURN_IF_ERROR(comm->AgreeOk(mine, "LoadCheckpoint"));
-  return RunTogether(comm, "LoadCheckpoint", [&] {
-    CompletePart(*reader, holdings, rank);
-    return absl::OkStatus();
-  });
+  mine = comm->AgreeOk(mine, "LoadCheckpoint");
+  if (mine.ok()) {
+    return RunTogether(comm, "LoadCheckpoint", [&] {
+      CompletePart(*reader, holdings, rank);
+      return absl::OkStatus();
+    });
+  }
+  // They may be as long as they should be, and hold what could not be read.
+  for (const Transfer& transfer : transfers) {
+    if (!transfer.wanted) continue;
+    (void)reader->folder().Remove(
+        DataFileName(reader->manifest().id(), transfer.file));
+  }
+  return mine;
 }
 
 }  // namespace tessera

@@ -3,7 +3,9 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "absl/strings/str_cat.h"
@@ -12,6 +14,31 @@ namespace tessera {
 namespace {
 
 constexpr mode_t kFileMode = 0666, kFolderMode = 0777;  // less the umask
+
+// A write beyond RLIMIT_FSIZE raises SIGXFSZ in its thread, which ends a
+// process without a word. While one of these lives it is held back, and what is
+// then pending is taken: the write's error is left.
+class NoSizeSignal {
+ public:
+  NoSizeSignal() {
+    sigemptyset(&only_);
+    sigaddset(&only_, SIGXFSZ);
+    pthread_sigmask(SIG_BLOCK, &only_, &before_);
+  }
+  ~NoSizeSignal() {
+    const timespec at_once = {};
+    // Of who has blocked it before it may be another's.
+    if (raised_ && sigismember(&before_, SIGXFSZ) == 0) {
+      (void)sigtimedwait(&only_, nullptr, &at_once);
+    }
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  void Raised() { raised_ = true; }
+
+ private:
+  sigset_t only_, before_;
+  bool raised_ = false;
+};
 
 template <class T>
 T OrError(T result) {
@@ -38,7 +65,11 @@ void FileSystem::Close(int fd) { close(fd); }
 
 int64_t FileSystem::Write(int fd, const char* from, int64_t bytes,
                           int64_t offset) {
-  return OrError(pwrite(fd, from, static_cast<size_t>(bytes), offset));
+  NoSizeSignal no_signal;
+  const int64_t result =
+      OrError(pwrite(fd, from, static_cast<size_t>(bytes), offset));
+  if (result == -EFBIG) no_signal.Raised();
+  return result;
 }
 
 int64_t FileSystem::Read(int fd, char* to, int64_t bytes, int64_t offset) {

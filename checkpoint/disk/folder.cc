@@ -120,7 +120,8 @@ absl::StatusOr<Folder> Folder::Make(const std::string& given,
   // names are then another's to sync.
   if (there.ok() && absl::IsPermissionDenied(above.status())) return there;
   TESSERA_RETURN_IF_ERROR(Annotate(above.status(), path));
-  if (absl::IsNotFound(there.status())) {
+  if (!there.ok() && !absl::IsNotFound(there.status())) return there.status();
+  if (!there.ok()) {
     const int result = Uninterrupted(
         [&] { return files->MakeFolder(above->open_.fd(), name); });
     if (result < 0 && result != -EEXIST) {
@@ -128,7 +129,7 @@ absl::StatusOr<Folder> Folder::Make(const std::string& given,
     }
   }
   TESSERA_RETURN_IF_ERROR(above->Sync());
-  return Open(given, files);
+  return there.ok() ? std::move(there) : Open(given, files);
 }
 
 // Opening a FIFO or a device may wait, or set something going. So a descriptor

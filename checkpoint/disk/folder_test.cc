@@ -2,7 +2,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -108,6 +110,25 @@ TEST_F(FolderTest, OnlyRegularFilesAreOpened) {
                        HasSubstr("is no folder")));
 }
 
+// Beyond RLIMIT_FSIZE, as root has it too: an error, and no signal is left to
+// end the process later.
+TEST_F(FolderTest, AFileThatMayNotGrow) {
+  const File file = Opened().CreateFile("file").value();
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit small = {1000, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  const absl::Status status = file.WriteAt(0, std::string(3000, 'x'));
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("File too large"));
+  sigset_t mask, pending;
+  sigprocmask(SIG_BLOCK, nullptr, &mask);
+  EXPECT_EQ(sigismember(&mask, SIGXFSZ), 0);
+  sigpending(&pending);
+  EXPECT_EQ(sigismember(&pending, SIGXFSZ), 0);
+  TESSERA_EXPECT_OK(file.WriteAt(0, std::string(3000, 'x')));
+}
+
 // What has the name when it is opened is not what had it when it was looked at.
 TEST_F(FolderTest, AnotherFileInThePlaceOfTheOneThatIsOpened) {
   class Replacing : public FileSystem {
@@ -204,6 +225,20 @@ TEST(MemoryDiskTest, APowerFailureTearsWhatIsNotSynced) {
                                   std::string(100, 'c'));
   EXPECT_EQ(after("1000010"), std::string(2048, 'a') + std::string(52, 'b') +
                                   std::string(100, '\0'));
+}
+
+TEST(MakeFolderTest, WhatItIsRefusedIsTold) {
+  for (int64_t k = 0;; ++k) {
+    MemoryDisk disk;
+    TESSERA_ASSERT_OK(Folder::Make("/a", &disk).status());
+    const int64_t first = disk.calls();
+    disk.before = [&](int64_t call, const char*) {
+      return call == first + k ? int64_t{-EMFILE} : 0;
+    };
+    const absl::Status status = Folder::Make("/a/b/c", &disk).status();
+    if (disk.calls() - first <= k) break;
+    EXPECT_THAT(status.ToString(), HasSubstr("Too many open files"));
+  }
 }
 
 // Root is refused nothing; so the disk is told to.

@@ -94,9 +94,11 @@ absl::StatusOr<Saving> Saving::BeginPart(const std::string& path, bool replace,
                                          FileSystem* files) {
   TESSERA_ASSIGN_OR_RETURN(Folder folder, Folder::Make(path, files));
   TESSERA_ASSIGN_OR_RETURN(File lock, Lock(folder));
-  if (replace || absl::IsNotFound(ReadManifest(folder).status())) {
+  const absl::Status there = ReadManifest(folder).status();
+  if (replace || absl::IsNotFound(there)) {
     return Saving(std::move(folder), std::move(lock), RandomId());
   }
+  if (!there.ok() && !absl::IsDataLoss(there)) return there;
   // No rename commits in several folders at once.
   return absl::FailedPreconditionError(absl::StrCat(
       path,

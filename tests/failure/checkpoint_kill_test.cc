@@ -4,6 +4,9 @@
 // have ended soon and named the dead; the next save sweeps what is left.
 //
 //   checkpoint_kill_test [--kills=40] [--first_seed=0] [--jobs=6]
+//       [--resume_every=4]
+//
+// After every fourth kill the same ranks load what is there, train and save.
 //
 // This program forked with kProgram set is a rank.
 #include <signal.h>
@@ -61,6 +64,7 @@ constexpr absl::Duration kSurvivorsEnd = absl::Seconds(15);
 int g_kills = 40;
 int g_first_seed = 0;
 int g_jobs = 6;
+int g_resume_every = 4;
 
 // ---- the program of a rank ----
 
@@ -78,23 +82,24 @@ struct Plan {
   int64_t at_call = -1;   // before this one; -1: after
   int64_t after_us = -1;  // so long
   int64_t bandwidth = 0;
+  bool loads = false;  // what is there, and goes on from its step
 
   std::string ToText() const {
     return absl::StrCat(dir, " ", world_size, " ", stage, " ", async, " ",
                         saves, " ", armed, " ", victim, " ", all, " ", at_call,
-                        " ", after_us, " ", bandwidth);
+                        " ", after_us, " ", bandwidth, " ", loads);
   }
   static Plan FromText(const std::string& text) {
     Plan plan;
     std::istringstream(text) >> plan.dir >> plan.world_size >> plan.stage >>
         plan.async >> plan.saves >> plan.armed >> plan.victim >> plan.all >>
-        plan.at_call >> plan.after_us >> plan.bandwidth;
+        plan.at_call >> plan.after_us >> plan.bandwidth >> plan.loads;
     return plan;
   }
 };
 
 void Arm(const Plan& plan) {
-  KillAtCall(plan.at_call);
+  CountCalls({plan.at_call, kKill, plan.dir});
   if (plan.after_us < 0) return;
   std::thread([us = plan.after_us] {
     usleep(static_cast<useconds_t>(us));
@@ -120,13 +125,18 @@ absl::Status TrainAndSave(const Plan& plan, int argc, char** argv) {
   config.mutable_checkpoint()->set_max_bandwidth(plan.bandwidth);
   TESSERA_ASSIGN_OR_RETURN(auto engine, Engine::Create(model, config));
   Record record;
-  for (int step = 1; step <= plan.saves; ++step) {
+  int step = 1;
+  if (plan.loads) {
+    TESSERA_RETURN_IF_ERROR(engine->LoadCheckpoint(plan.dir).status());
+    step = static_cast<int>(engine->step()) + 1;
+  }
+  for (; step <= plan.saves; ++step) {
     spec.steps = step;
     TESSERA_RETURN_IF_ERROR(
         TrainSteps(*engine, *model, spec, world->rank(), step - 1, &record));
     const bool armed = step == plan.armed;
     if (armed && world->rank() == plan.victim) Arm(plan);
-    if (armed && plan.victim < 0) KillAtCall(-1);
+    if (armed && plan.victim < 0) CountCalls({-1, kKill, plan.dir});
     SaveOptions save;
     save.async = plan.async;
     absl::Status saved = engine->SaveCheckpoint(plan.dir, "", save);
@@ -373,15 +383,31 @@ TEST(CheckpointKillTest, TheOldOneOrTheNewOneIsFoundWhole) {
       ++survivors_failed;
       EXPECT_THAT(words, HasSubstr(absl::StrCat("rank ", plan.victim)));
     }
-    // The next save begins by sweeping.
-    TESSERA_EXPECT_OK(Saving::Begin(plan.dir, FileSystem::Real()).status());
+    if (seed % g_resume_every == 0) {
+      Plan next;
+      next.dir = plan.dir;
+      next.world_size = plan.world_size;
+      next.stage = plan.stage;
+      next.loads = true;
+      next.saves = static_cast<int>(step) + 1;
+      next.armed = 0;
+      Job job(next);
+      EXPECT_TRUE(job.Wait()) << job.AllWords();
+      for (int r = 0; r < plan.world_size; ++r) {
+        EXPECT_THAT(job.words(r), HasSubstr(absl::StrCat("saved ", step + 1)));
+      }
+      EXPECT_EQ(StepFound(plan), step + 1);
+    } else {
+      // The next save begins by sweeping.
+      TESSERA_EXPECT_OK(Saving::Begin(plan.dir, FileSystem::Real()).status());
+      EXPECT_EQ(StepFound(plan), step);
+    }
     size_t files = 0;
     for (const auto& entry : std::filesystem::directory_iterator(plan.dir)) {
       (void)entry;
       ++files;
     }
     EXPECT_EQ(files, static_cast<size_t>(plan.world_size) + 2);
-    EXPECT_EQ(StepFound(plan), step);
     if (::testing::Test::HasFailure()) break;
   }
   std::printf("%d kills: %d old, %d new, %d survivors failed\n", g_kills, olds,
@@ -445,11 +471,12 @@ int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   for (int i = 1; i < argc; ++i) {
     absl::string_view arg = argv[i];
-    int* const value = absl::ConsumePrefix(&arg, "--kills=") ? &g_kills
-                       : absl::ConsumePrefix(&arg, "--first_seed=")
-                           ? &g_first_seed
-                       : absl::ConsumePrefix(&arg, "--jobs=") ? &g_jobs
-                                                              : nullptr;
+    int* const value =
+        absl::ConsumePrefix(&arg, "--kills=")          ? &g_kills
+        : absl::ConsumePrefix(&arg, "--first_seed=")   ? &g_first_seed
+        : absl::ConsumePrefix(&arg, "--resume_every=") ? &g_resume_every
+        : absl::ConsumePrefix(&arg, "--jobs=")         ? &g_jobs
+                                                       : nullptr;
     if (value == nullptr || !absl::SimpleAtoi(arg, value)) {
       std::fprintf(stderr, "unknown argument %s\n", argv[i]);
       return 2;
