@@ -170,6 +170,11 @@ int RankMain(const std::string& text, int argc, char** argv) {
 
 // ---- the test ----
 
+// As /proc names it, which is how calls on what lies in it are known.
+std::string DirIn(const TempFolder& folder) {
+  return std::filesystem::canonical(folder.path()).string() + "/ckpt";
+}
+
 // The ranks of one job, as forks.
 class Job {
  public:
@@ -303,7 +308,7 @@ const Undisturbed& UndisturbedBy(int world_size, int stage) {
   for (int saves = 1; saves <= 3; ++saves) {
     const TempFolder folder;
     Plan plan;
-    plan.dir = folder / "ckpt";
+    plan.dir = DirIn(folder);
     plan.world_size = world_size;
     plan.stage = stage;
     plan.saves = saves;
@@ -367,7 +372,7 @@ TEST(CheckpointKillTest, TheOldOneOrTheNewOneIsFoundWhole) {
   int olds = 0, news = 0, survivors_failed = 0;
   for (int seed = g_first_seed; seed < g_first_seed + g_kills; ++seed) {
     const TempFolder folder;
-    const Plan plan = PlanOf(seed, folder / "ckpt");
+    const Plan plan = PlanOf(seed, DirIn(folder));
     SCOPED_TRACE(absl::StrCat("seed ", seed, ": ", plan.ToText()));
     Job job(plan);
     EXPECT_TRUE(job.Wait()) << "survivors hang\n" << job.AllWords();
@@ -425,7 +430,7 @@ TEST(CheckpointKillTest, TwoJobsInOneFolder) {
   for (int seed = g_first_seed; seed < g_first_seed + g_jobs; ++seed) {
     const TempFolder folder;
     Plan plan;
-    plan.dir = folder / "ckpt";
+    plan.dir = DirIn(folder);
     plan.saves = 3;
     Plan killed = plan;
     std::mt19937 random(static_cast<unsigned>(seed));
