@@ -115,6 +115,13 @@ absl::StatusOr<const CheckpointReader::Source*> CheckpointReader::SourceOf(
   return source.get();
 }
 
+absl::StatusOr<std::shared_ptr<const DataFileReader>> CheckpointReader::FileOf(
+    const Source& source) const {
+  if (source.file != nullptr) return source.file;
+  TESSERA_ASSIGN_OR_RETURN(DataFileReader opened, OpenFile(source.rank));
+  return std::make_shared<const DataFileReader>(std::move(opened));
+}
+
 absl::StatusOr<std::string> CheckpointReader::IndexBytes(int rank) const {
   TESSERA_ASSIGN_OR_RETURN(const DataFileReader file, OpenFile(rank));
   return file.IndexBytes(*manifest_);
@@ -247,11 +254,7 @@ absl::Status CheckpointReader::RunSome(const std::vector<Task>& tasks,
         const proto::CheckpointPiece& piece = *task.piece;
         if (task.source != of) {
           of = task.source;
-          file = of->file;
-          if (file == nullptr) {
-            TESSERA_ASSIGN_OR_RETURN(DataFileReader opened, OpenFile(of->rank));
-            file = std::make_shared<const DataFileReader>(std::move(opened));
-          }
+          TESSERA_ASSIGN_OR_RETURN(file, FileOf(*of));
         }
         const int64_t piece_bytes =
             (piece.end() - piece.begin()) *
@@ -332,20 +335,15 @@ absl::Status CheckpointReader::Verify(int num_threads) {
 // What lies between a file's pieces has no checksums, and none in need of them.
 absl::Status CheckpointReader::CheckGaps(int rank) {
   const Source& source = *sources_.at(rank);
-  absl::StatusOr<DataFileReader> opened = absl::UnknownError("not opened");
-  if (!source.file.has_value()) {
-    opened = OpenFile(rank);
-    TESSERA_RETURN_IF_ERROR(opened.status());
-  }
-  const DataFileReader& file = source.file.has_value() ? *source.file : *opened;
+  TESSERA_ASSIGN_OR_RETURN(const auto file, FileOf(source));
   int64_t at = 0;
   for (const proto::CheckpointPiece& piece : source.index.pieces()) {
-    TESSERA_RETURN_IF_ERROR(file.CheckZeros(at, piece.offset(), &bytes_read_));
+    TESSERA_RETURN_IF_ERROR(file->CheckZeros(at, piece.offset(), &bytes_read_));
     at = piece.offset() + (piece.end() - piece.begin()) *
                               ElementBytes(piece.storage(), piece.state());
   }
-  return file.CheckZeros(at, manifest_->files(rank).index_offset(),
-                         &bytes_read_);
+  return file->CheckZeros(at, manifest_->files(rank).index_offset(),
+                          &bytes_read_);
 }
 
 }  // namespace tessera

@@ -102,6 +102,8 @@ class CheckpointReader {
   CheckpointReader(Folder folder, proto::CheckpointManifest manifest);
   absl::StatusOr<DataFileReader> OpenFile(int rank) const;
   absl::StatusOr<const Source*> SourceOf(int rank);
+  absl::StatusOr<std::shared_ptr<const DataFileReader>> FileOf(
+      const Source& source) const;
   absl::Status PlanFile(int rank, absl::Span<const WantedElements> sorted,
                         std::vector<Task>* tasks, std::vector<Cover>* covers);
   absl::Status CheckGaps(int rank);
