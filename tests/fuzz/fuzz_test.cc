@@ -1,6 +1,6 @@
 // Every parser of what comes from other processes, with thousands of inputs:
-// its corpus, each prefix of it, and what is made of it. None may end the
-// process, or leave anything behind.
+// its corpus, each prefix of it, and what is made of it; and what libFuzzer has
+// found (corpus/TARGET/). None may end the process, or leave anything behind.
 #include "tests/fuzz/fuzz.h"
 
 #include <dirent.h>
@@ -10,6 +10,9 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -67,6 +70,18 @@ void TellOfSignals() {
   }
 }
 
+std::vector<std::string> FoundInputs(const std::string& target) {
+  std::vector<std::string> inputs;
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator(
+           absl::StrCat("tests/fuzz/corpus/", target), none)) {
+    std::ifstream file(entry.path(), std::ios::binary);
+    inputs.emplace_back(std::istreambuf_iterator<char>(file),
+                        std::istreambuf_iterator<char>());
+  }
+  return inputs;
+}
+
 class Parser : public ::testing::TestWithParam<FuzzTarget> {};
 
 TEST_P(Parser, SurvivesAnyInput) {
@@ -79,6 +94,7 @@ TEST_P(Parser, SurvivesAnyInput) {
   };
   ASSERT_FALSE(target.corpus.empty());
   for (const std::string& input : target.corpus) run(input);
+  for (const std::string& input : FoundInputs(target.name)) run(input);
   const int descriptors = Entries("/proc/self/fd");
   const int threads = Entries("/proc/self/task");
   const int64_t peak = PeakBytes();

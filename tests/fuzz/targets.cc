@@ -5,12 +5,12 @@
 namespace tessera {
 
 std::vector<FuzzTarget> AllFuzzTargets() {
-  return {EndpointTarget(),       HandshakeTarget(),
-          LivenessTarget(),       StoreTarget(),
-          ShardAnswersTarget(),   ShardRequestsTarget(),
-          TextRecordTarget(),     PackedTextsTarget(),
-          DescriptorsTarget(),    CheckpointManifestTarget(),
-          CheckpointIndexTarget()};
+  return {EndpointTarget(),        HandshakeTarget(),
+          LivenessTarget(),        StoreTarget(),
+          ShardAnswersTarget(),    ShardRequestsTarget(),
+          TextRecordTarget(),      PackedTextsTarget(),
+          DescriptorsTarget(),     CheckpointManifestTarget(),
+          CheckpointIndexTarget(), CheckpointDataTarget()};
 }
 
 }  // namespace tessera

@@ -18,6 +18,7 @@ FuzzTarget TextRecordTarget();   // texts_fuzz.cc
 FuzzTarget PackedTextsTarget();  // texts_fuzz.cc
 FuzzTarget DescriptorsTarget();  // descriptors_fuzz.cc
 
+FuzzTarget CheckpointDataTarget();      // checkpoint_fuzz.cc
 FuzzTarget CheckpointManifestTarget();  // checkpoint_fuzz.cc
 FuzzTarget CheckpointIndexTarget();     // checkpoint_fuzz.cc
 
