@@ -4,8 +4,6 @@
 #include <torch/torch.h>
 
 #include <cstdio>
-#include <map>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -13,16 +11,15 @@
 #include "absl/strings/str_split.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
-#include "checkpoint/format/checkpoint_reader.h"
 #include "comm/world/world.h"
 #include "config/config.h"
 #include "engine/engine.h"
 #include "engine/parts/version.h"
 #include "tests/checkpoint/checkpoint_state.h"
 #include "tests/checkpoint/checkpoint_test_util.h"
+#include "tests/checkpoint/next_step.h"
 #include "tests/support/rank_pool.h"
 #include "tests/support/training.h"
-#include "verify/oracle.h"
 
 namespace tessera {
 namespace {
@@ -62,57 +59,6 @@ TESSERA_RANK_FUNCTION(LoadAndTell) {
   TESSERA_RETURN_IF_ERROR(
       TrainSteps(*engine, *model, next, world.rank(), next.steps - 1, &record));
   return absl::StrCat(state, kCut, ToText(record));
-}
-
-// The saved masters.
-std::map<std::string, at::Tensor> MastersIn(const std::string& dir) {
-  CheckpointReader reader =
-      CheckpointReader::Open(dir, FileSystem::Real()).value();
-  std::map<std::string, at::Tensor> masters;
-  for (int s = 0; s < reader.manifest().storages_size(); ++s) {
-    for (const auto& tensor : reader.manifest().storages(s).tensors()) {
-      at::Tensor& master = masters[tensor.name()];
-      master = at::empty(
-          std::vector<int64_t>(tensor.sizes().begin(), tensor.sizes().end()));
-      const WantedElements wanted = {
-          s, 0, tensor.offset(), tensor.offset() + master.numel(),
-          static_cast<char*>(master.mutable_data_ptr())};
-      EXPECT_THAT(reader.Read({wanted}, 1), IsOk());
-    }
-  }
-  return masters;
-}
-
-// Losses and gradients that the oracle has on so many ranks from these masters
-// on, as a record of each rank.
-std::vector<Record> NextStepOfOracle(
-    const std::map<std::string, at::Tensor>& masters, const TrainingSpec& spec,
-    int world_size) {
-  Oracle oracle(
-      [&] {
-        auto model = MakeTestModel(spec.model);
-        const torch::NoGradGuard no_gradients;
-        for (auto& item : model->named_parameters()) {
-          item.value().copy_(masters.at(item.key()));
-        }
-        return model;
-      },
-      OracleOptionsOf(spec, world_size));
-  const auto losses = oracle.TrainStep(
-      [&](torch::nn::Module& module, int rank, int64_t micro_batch) {
-        return dynamic_cast<TestModel&>(module).Loss(rank,
-                                                     spec.steps + micro_batch);
-      });
-  std::vector<Record> records;
-  for (const auto& of_rank : losses) {
-    Record& record = records.emplace_back();
-    record.push_back(LossLine(spec.steps, 0, of_rank.at(0)));
-    for (const std::string& name : oracle.parameter_names()) {
-      record.push_back(absl::StrCat("step ", spec.steps, ": gradient of ", name,
-                                    " ", PrintOf(oracle.gradient(name))));
-    }
-  }
-  return records;
 }
 
 // Each rank has the saved state, and in the next step what its oracle has.
