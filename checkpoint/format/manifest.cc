@@ -18,7 +18,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "checkpoint/disk/crc32c.h"
-#include "google/protobuf/message.h"
+#include "google/protobuf/descriptor.h"
 
 namespace tessera {
 namespace {
@@ -57,6 +57,59 @@ absl::StatusOr<std::string> Serialize(const google::protobuf::Message& message,
                      kMostMessageBytes, " can be written"));
   }
   return message.SerializeAsString();
+}
+
+// A varint at the front of `bytes`, which is taken off; false if there is none.
+bool TakeVarint(absl::string_view* bytes, uint64_t* number) {
+  *number = 0;
+  for (size_t i = 0; i < bytes->size() && i < 10; ++i) {
+    const auto byte = static_cast<unsigned char>((*bytes)[i]);
+    *number |= uint64_t{byte & 0x7fu} << (7 * i);
+    if (byte < 0x80) {
+      bytes->remove_prefix(i + 1);
+      return true;
+    }
+  }
+  return false;
+}
+
+// Whether every part of a message lies within it. Protobuf notices a part that
+// does not at its end, and has set aside as much as that says by then.
+bool PartsFit(absl::string_view bytes,
+              const google::protobuf::Descriptor& descriptor) {
+  enum { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
+  while (!bytes.empty()) {
+    uint64_t tag = 0, size = 0;
+    if (!TakeVarint(&bytes, &tag) || tag >> 3 > INT_MAX) return false;
+    switch (tag & 7) {
+      case kVarint:
+        if (!TakeVarint(&bytes, &size)) return false;
+        size = 0;
+        break;
+      case kBytes:
+        if (!TakeVarint(&bytes, &size)) return false;
+        break;
+      case kFixed64:
+        size = sizeof(uint64_t);
+        break;
+      case kFixed32:
+        size = sizeof(uint32_t);
+        break;
+      default:
+        return false;  // groups, which our messages have none of
+    }
+    if (size > bytes.size()) return false;
+    const absl::string_view part = bytes.substr(0, size);
+    bytes.remove_prefix(size);
+    const google::protobuf::FieldDescriptor* const field =
+        descriptor.FindFieldByNumber(static_cast<int>(tag >> 3));
+    if ((tag & 7) == kBytes && field != nullptr &&
+        field->message_type() != nullptr &&
+        !PartsFit(part, *field->message_type())) {
+      return false;
+    }
+  }
+  return true;
 }
 
 // What is wrong in a manifest or an index, for DataLoss.
@@ -212,6 +265,12 @@ absl::StatusOr<int64_t> EndOfPiece(const proto::CheckpointPiece& piece,
 
 }  // namespace
 
+bool ParseMessage(absl::string_view bytes, google::protobuf::Message* message) {
+  return bytes.size() <= INT_MAX &&
+         PartsFit(bytes, *message->GetDescriptor()) &&
+         message->ParseFromArray(bytes.data(), static_cast<int>(bytes.size()));
+}
+
 std::string DataFileName(uint64_t id, int rank) {
   return absl::StrFormat("%016x%s%05d", id, kRank, rank);
 }
@@ -267,8 +326,7 @@ absl::StatusOr<proto::CheckpointManifest> DecodeManifest(
     return Wrong(path, "it is not what was written (its checksum differs)");
   }
   proto::CheckpointManifest manifest;
-  if (!manifest.ParseFromArray(bytes.data() + kHeadBytes,
-                               static_cast<int>(all - kHeadBytes))) {
+  if (!ParseMessage(bytes.substr(kHeadBytes, all - kHeadBytes), &manifest)) {
     return Wrong(path, "it cannot be read");
   }
   if (manifest.format_version() != kCheckpointFormat) {
@@ -332,7 +390,7 @@ absl::StatusOr<proto::CheckpointIndex> DecodeIndex(
                                     "differs)"));
   }
   proto::CheckpointIndex index;
-  if (!index.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
+  if (!ParseMessage(bytes, &index)) {
     return Wrong(path, "its index cannot be read");
   }
   int64_t begin = 0;

@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "checkpoint/format/manifest.pb.h"
+#include "google/protobuf/message.h"
 
 namespace tessera {
 
@@ -43,6 +44,10 @@ absl::StatusOr<std::string> EncodeManifest(
 // elements or bytes over any of it overflows. LOCAL.
 absl::StatusOr<proto::CheckpointManifest> DecodeManifest(
     absl::string_view bytes, const std::string& path);
+
+// Parses a message of manifest.proto. Unlike protobuf's own it sets aside no
+// more memory than `bytes` has need of, whatever lengths they name. LOCAL.
+bool ParseMessage(absl::string_view bytes, google::protobuf::Message* message);
 
 // Bytes of an element of a dtype of CheckpointState; 0 if there is none such.
 int64_t DtypeBytes(absl::string_view dtype);

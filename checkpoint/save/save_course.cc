@@ -174,7 +174,7 @@ absl::Status SaveCourse::TakeFiles(absl::string_view kind,
     }
     if (note.has_value() && (note->kind == kind || note->kind == "committed")) {
       if (files != nullptr &&
-          !(*files)[static_cast<size_t>(r)].ParseFromString(note->text)) {
+          !ParseMessage(note->text, &(*files)[static_cast<size_t>(r)])) {
         return absl::InternalError("a note of a data file is damaged");
       }
       continue;

@@ -87,13 +87,15 @@ bool ReadAll(MemoryDisk* disk) {
 void ReadManifestBytes(absl::string_view input) {
   MemoryDisk disk;
   disk.MakeFolder(AT_FDCWD, kFolder);
-  proto::CheckpointManifest manifest;
-  // Whatever can be parsed is framed; the rest stands there as it is.
-  const bool parsed =
-      manifest.ParseFromArray(input.data(), static_cast<int>(input.size()));
   Write(&disk, DataFileName(kId, 0), DataBytes(Index().SerializeAsString()));
-  Write(&disk, kManifestName,
-        parsed ? EncodeManifest(manifest).value() : std::string(input));
+  // What has no frame gets one.
+  constexpr absl::string_view kMagic = "tsr ckpt";
+  std::string bytes(input);
+  if (input.substr(0, kMagic.size()) != kMagic) {
+    bytes = absl::StrCat(kMagic, BytesOf(uint64_t{input.size()}), input);
+    absl::StrAppend(&bytes, BytesOf(Crc32c(bytes)));
+  }
+  Write(&disk, kManifestName, bytes);
   ReadAll(&disk);
 }
 
@@ -197,8 +199,7 @@ bool ReadCheckpointBytes(absl::string_view input) {
   proto::CheckpointIndex index;
   const absl::string_view head = Take(head_bytes, &input);
   const absl::string_view tail = Take(tail_bytes, &input);
-  if (!manifest.ParseFromArray(head.data(), static_cast<int>(head.size())) ||
-      !index.ParseFromArray(tail.data(), static_cast<int>(tail.size()))) {
+  if (!ParseMessage(head, &manifest) || !ParseMessage(tail, &index)) {
     return false;
   }
   FitChecksums(manifest, input, &index);
