@@ -16,8 +16,6 @@
 
 namespace tessera {
 
-inline constexpr int kRewriteThreads = 4;
-
 // Elements [begin, end) of a state of a storage.
 struct ElementRange {
   int storage = 0;
@@ -47,6 +45,11 @@ std::vector<ReadBatch> InBatches(const proto::CheckpointManifest& manifest,
 absl::Status ReadOne(const ReadBatch& batch,
                      const std::vector<ElementRange>& ranges,
                      CheckpointReader* reader, std::string* bytes);
+
+// Reads and checks a batch, and keeps nothing of it. LOCAL.
+absl::Status VerifyOne(const ReadBatch& batch,
+                       const std::vector<ElementRange>& ranges,
+                       CheckpointReader* reader);
 
 // Calls `take(range, begin, bytes)` for all parts, in order. LOCAL.
 using TakePart = std::function<absl::Status(size_t range, int64_t begin,

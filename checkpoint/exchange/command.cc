@@ -1,11 +1,10 @@
 #include "checkpoint/exchange/command.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <filesystem>
 #include <map>
+#include <new>
 #include <system_error>
 
 #include "absl/strings/numbers.h"
@@ -13,10 +12,12 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status.h"
+#include "checkpoint/exchange/batches.h"
+#include "checkpoint/exchange/diff.h"
 #include "checkpoint/exchange/rewrite.h"
+#include "checkpoint/exchange/terminal.h"
 #include "checkpoint/format/checkpoint_folder.h"
 #include "checkpoint/format/checkpoint_reader.h"
 
@@ -29,7 +30,7 @@ constexpr char kUsage[] =
     "  ls DIR        the checkpoints in DIR and in its folders\n"
     "  show DIR      its tensors, states, files, and the run that saved it\n"
     "  verify DIR    reads all of it: every checksum, every element once\n"
-    "  diff A B      which tensors differ, and by how much at most\n"
+    "  diff A B      what differs, numbers by how much at most\n"
     "  rm DIR        removes it, and no other file\n"
     "  export DIR OUT [--dtype=fp32|bf16] [--names=gpt2|FILE]\n"
     "                [--max_file_bytes=N]\n"
@@ -42,15 +43,9 @@ constexpr char kUsage[] =
     "  reshard DIR OUT --files=N\n"
     "                the same in N files (no need to: any number of ranks\n"
     "                loads any number of files)\n";
-constexpr int kThreads = 4;
-constexpr int64_t kDiffElements = int64_t{4} << 20;  // held of each at a time
+constexpr int64_t kVerifyBytes = int64_t{1} << 30;  // of one call
 
 using Args = std::vector<std::string>;
-
-std::string SizeText(int64_t bytes) {
-  if (bytes < int64_t{1} << 20) return absl::StrCat(bytes, " bytes");
-  return absl::StrFormat("%.1f MiB", static_cast<double>(bytes) / (1 << 20));
-}
 
 int64_t BytesOf(const proto::CheckpointManifest& manifest) {
   int64_t bytes = 0;
@@ -102,9 +97,9 @@ absl::Status List(const std::string& dir, std::ostream* out) {
     const absl::StatusOr<CheckpointReader> reader = Open(folder);
     if (absl::IsNotFound(reader.status())) continue;
     ++found;
-    *out << folder << ": "
+    *out << Printable(folder) << ": "
          << (reader.ok() ? Summary(reader->manifest())
-                         : std::string(reader.status().message()))
+                         : Printable(reader.status().message()))
          << "\n";
   }
   return found > 0 ? absl::OkStatus()
@@ -123,20 +118,21 @@ absl::Status Show(const std::string& dir, std::ostream* out) {
     }
     for (int t = 0; t < storage.tensors_size(); ++t) {
       const auto& tensor = storage.tensors(t);
-      *out << "  " << tensor.name() << " " << Sizes(tensor)
+      *out << "  " << Printable(tensor.name()) << " " << Sizes(tensor)
            << (storage.buffer() ? " buffer" : "");
       if (t > 0) {
-        *out << " shares memory with " << storage.tensors(0).name() << "\n";
+        *out << " shares memory with " << Printable(storage.tensors(0).name())
+             << "\n";
         continue;
       }
-      *out << ": " << absl::StrJoin(states, ", ");
+      *out << ": " << Printable(absl::StrJoin(states, ", "));
       if (tensor.has_steps()) *out << "; " << tensor.steps() << " steps";
       *out << "\n";
     }
   }
   const auto& training = manifest.training();
   if (training.has_optimizer()) {
-    *out << "optimizer " << training.optimizer();
+    *out << "optimizer " << Printable(training.optimizer());
     if (training.has_learning_rate()) {
       *out << ", learning rate " << training.learning_rate();
     }
@@ -146,146 +142,48 @@ absl::Status Show(const std::string& dir, std::ostream* out) {
     *out << "loss scale " << training.loss_scale() << ", "
          << training.skipped_steps() << " steps skipped\n";
   }
-  if (training.has_config()) *out << training.config() << "\n";
+  if (training.has_libtorch()) {
+    *out << "libtorch " << Printable(training.libtorch()) << "\n";
+  }
+  if (training.has_config()) {
+    *out << Printable(training.config(), /*keep=*/"\n") << "\n";
+  }
   return absl::OkStatus();
 }
 
-absl::Status Verify(const std::string& dir, std::ostream* out) {
+RewriteProgress ShownOn(ProgressLine* line) {
+  return [line](int64_t done, int64_t of) { line->Show(done, of); };
+}
+
+// CheckpointReader::Verify, some of it at a time.
+absl::Status Verify(const std::string& dir, std::ostream* out,
+                    std::ostream* err) {
   TESSERA_ASSIGN_OR_RETURN(CheckpointReader reader, Open(dir));
-  TESSERA_RETURN_IF_ERROR(reader.Verify(kThreads));
-  *out << dir << ": whole; " << Summary(reader.manifest()) << "\n";
-  return absl::OkStatus();
-}
-
-// ---- diff ----
-
-struct Named {
-  int storage = 0;
-  int state = 0;
-};
-
-// "layer.weight value" -> where it is; a storage by its first tensor.
-std::map<std::string, Named> StatesOf(
-    const proto::CheckpointManifest& manifest) {
-  std::map<std::string, Named> states;
+  const proto::CheckpointManifest& manifest = reader.manifest();
+  std::vector<ElementRange> all;
   for (int s = 0; s < manifest.storages_size(); ++s) {
-    const auto& storage = manifest.storages(s);
-    for (int i = 0; i < storage.states_size(); ++i) {
-      states[absl::StrCat(storage.tensors(0).name(), " ",
-                          storage.states(i).name())] = {s, i};
+    for (int i = 0; i < manifest.storages(s).states_size(); ++i) {
+      all.push_back({s, i, 0, manifest.storages(s).numel()});
     }
   }
-  return states;
-}
-
-double NumberAt(const std::string& bytes, const std::string& dtype,
-                int64_t index) {
-  const char* const at = bytes.data() + index * DtypeBytes(dtype);
-  const auto as = [&](auto number) {
-    std::memcpy(&number, at, sizeof(number));
-    return static_cast<double>(number);
-  };
-  if (dtype == "F32") return as(float{});
-  if (dtype == "F64") return as(double{});
-  if (dtype == "I64") return as(int64_t{});
-  if (dtype == "I32") return as(int32_t{});
-  if (dtype == "BF16") {
-    uint16_t half = 0;
-    std::memcpy(&half, at, sizeof(half));
-    const uint32_t whole = uint32_t{half} << 16;
-    float number = 0;
-    std::memcpy(&number, &whole, sizeof(number));
-    return number;
+  // The indices of all files, also of those that have no numbers.
+  for (int r = 0; r < manifest.files_size(); ++r) {
+    TESSERA_RETURN_IF_ERROR(reader.ValuesOf(r).status());
   }
-  return std::nan("");  // its size is not shown
-}
-
-// "": equal to the bit.
-absl::StatusOr<std::string> Difference(CheckpointReader* a, Named in_a,
-                                       CheckpointReader* b, Named in_b) {
-  const auto& first = a->manifest().storages(in_a.storage);
-  const auto& second = b->manifest().storages(in_b.storage);
-  const std::string dtype = first.states(in_a.state).dtype();
-  const std::string other = second.states(in_b.state).dtype();
-  if (first.numel() != second.numel() || dtype != other ||
-      Sizes(first.tensors(0)) != Sizes(second.tensors(0))) {
-    return absl::StrCat(Sizes(first.tensors(0)), " ", dtype, " there, ",
-                        Sizes(second.tensors(0)), " ", other, " here");
+  const std::vector<ReadBatch> batches = InBatches(manifest, all, kVerifyBytes);
+  int64_t total = 0, done = 0;
+  for (const ReadBatch& batch : batches) total += batch.bytes;
+  ProgressLine line(err);
+  for (const ReadBatch& batch : batches) {
+    TESSERA_RETURN_IF_ERROR(VerifyOne(batch, all, &reader));
+    done += batch.bytes;
+    line.Show(done, total);
   }
-  int64_t differing = 0;
-  double most = 0;
-  const int64_t size = DtypeBytes(dtype);
-  for (int64_t begin = 0; begin < first.numel(); begin += kDiffElements) {
-    const int64_t end = std::min(begin + kDiffElements, first.numel());
-    std::string x(static_cast<size_t>((end - begin) * size), '\0'), y = x;
-    TESSERA_RETURN_IF_ERROR(
-        a->Read({{in_a.storage, in_a.state, begin, end, x.data()}}, kThreads));
-    TESSERA_RETURN_IF_ERROR(
-        b->Read({{in_b.storage, in_b.state, begin, end, y.data()}}, kThreads));
-    if (x == y) continue;
-    for (int64_t i = 0; i < end - begin; ++i) {
-      if (x.compare(i * size, size, y, i * size, size) == 0) continue;
-      ++differing;
-      const double by = std::abs(NumberAt(x, dtype, i) - NumberAt(y, dtype, i));
-      if (by > most || std::isnan(by)) most = by;
-    }
-  }
-  if (differing == 0) return "";
-  if (std::isnan(most)) {  // of NaNs, or a dtype that is not taken apart here
-    return absl::StrCat(differing, " of ", first.numel(), " numbers differ");
-  }
-  return absl::StrFormat("%d of %d numbers differ, by %g at most", differing,
-                         first.numel(), most);
-}
-
-// How many states differ.
-absl::StatusOr<int> Diff(const std::string& dir_a, const std::string& dir_b,
-                         std::ostream* out) {
-  TESSERA_ASSIGN_OR_RETURN(CheckpointReader a, Open(dir_a));
-  TESSERA_ASSIGN_OR_RETURN(CheckpointReader b, Open(dir_b));
-  const std::map<std::string, Named> in_a = StatesOf(a.manifest());
-  const std::map<std::string, Named> in_b = StatesOf(b.manifest());
-  int differ = 0, equal = 0;
-  for (const auto& [name, place] : in_a) {
-    const auto other = in_b.find(name);
-    std::string what = absl::StrCat("only in ", dir_a);
-    if (other != in_b.end()) {
-      TESSERA_ASSIGN_OR_RETURN(what, Difference(&a, place, &b, other->second));
-    }
-    ++(what.empty() ? equal : differ);
-    if (!what.empty()) *out << name << ": " << what << "\n";
-  }
-  for (const auto& [name, place] : in_b) {
-    if (in_a.count(name) > 0) continue;
-    ++differ;
-    *out << name << ": only in " << dir_b << "\n";
-  }
-  *out << equal << " states are equal to the bit, " << differ << " differ\n";
-  return differ;
+  *out << Printable(dir) << ": whole; " << Summary(manifest) << "\n";
+  return absl::OkStatus();
 }
 
 // ---- export, import, reshard ----
-
-// "12.0 MiB of 96.0 MiB" in one line, now and then.
-class ProgressLine {
- public:
-  explicit ProgressLine(std::ostream* err) : err_(*err) {}
-  ~ProgressLine() {
-    if (shown_) err_ << "\n";
-  }
-  void Show(int64_t done, int64_t of) {
-    const absl::Time now = absl::Now();
-    if (now - last_ < absl::Seconds(1)) return;
-    last_ = now;
-    shown_ = true;
-    err_ << "\r" << SizeText(done) << " of " << SizeText(of) << std::flush;
-  }
-
- private:
-  std::ostream& err_;
-  absl::Time last_ = absl::Now();
-  bool shown_ = false;
-};
 
 // "--name=value" of args[3] on.
 absl::StatusOr<std::map<std::string, std::string>> FlagsOf(
@@ -326,10 +224,8 @@ absl::Status Export(const Args& args, std::ostream* err) {
     }
   }
   ProgressLine line(err);
-  return ExportSafetensors(
-      args[1], args[2], options,
-      [&](int64_t done, int64_t of) { line.Show(done, of); },
-      FileSystem::Real());
+  return ExportSafetensors(args[1], args[2], options, ShownOn(&line),
+                           FileSystem::Real());
 }
 
 absl::Status Import(const Args& args, std::ostream* err) {
@@ -339,10 +235,8 @@ absl::Status Import(const Args& args, std::ostream* err) {
     TESSERA_ASSIGN_OR_RETURN(names, NameMap::Load(flag.second));
   }
   ProgressLine line(err);
-  return ImportSafetensors(
-      args[1], args[2], names,
-      [&](int64_t done, int64_t of) { line.Show(done, of); },
-      FileSystem::Real());
+  return ImportSafetensors(args[1], args[2], names, ShownOn(&line),
+                           FileSystem::Real());
 }
 
 absl::Status ReshardTo(const Args& args, std::ostream* err) {
@@ -352,25 +246,29 @@ absl::Status ReshardTo(const Args& args, std::ostream* err) {
     return absl::InvalidArgumentError("reshard: expected --files=N");
   }
   ProgressLine line(err);
-  return ReshardCheckpoint(
-      args[1], args[2], files,
-      [&](int64_t done, int64_t of) { line.Show(done, of); },
-      FileSystem::Real());
+  return ReshardCheckpoint(args[1], args[2], files, ShownOn(&line),
+                           FileSystem::Real());
 }
 
 absl::Status Run(const Args& args, std::ostream* out, std::ostream* err,
-                 bool* differ) {
+                 bool* differ) try {
   const std::string& command = args[0];
   if (command == "ls") return List(args[1], out);
   if (command == "show") return Show(args[1], out);
-  if (command == "verify") return Verify(args[1], out);
+  if (command == "verify") return Verify(args[1], out, err);
   if (command == "rm") return RemoveCheckpoint(args[1], FileSystem::Real());
   if (command == "export") return Export(args, err);
   if (command == "import") return Import(args, err);
   if (command == "reshard") return ReshardTo(args, err);
-  TESSERA_ASSIGN_OR_RETURN(const int differing, Diff(args[1], args[2], out));
+  ProgressLine line(err);
+  TESSERA_ASSIGN_OR_RETURN(const int differing,
+                           DiffCheckpoints(args[1], args[2], ShownOn(&line),
+                                           out, FileSystem::Real()));
   *differ = differing > 0;
   return absl::OkStatus();
+} catch (const std::bad_alloc&) {
+  return absl::ResourceExhaustedError(
+      absl::StrCat(args[0], " ", args[1], ": no memory for it"));
 }
 
 bool IsCommand(const Args& args) {
@@ -394,7 +292,7 @@ int RunCheckpointCommand(const Args& args, std::ostream* out,
   }
   bool differ = false;
   const absl::Status status = Run(args, out, err, &differ);
-  if (!status.ok()) *err << status.ToString() << "\n";
+  if (!status.ok()) *err << Printable(status.ToString()) << "\n";
   return status.ok() && !differ ? 0 : 1;
 }
 

@@ -433,7 +433,7 @@ TEST_F(ExportTest, AFailureLeavesNoFile) {
     disk.before = nullptr;
     if (status.ok()) break;
     ++fails;
-    EXPECT_EQ(disk.FilesIn("/out").size(), 0) << k << " " << status;
+    ASSERT_EQ(disk.FilesIn("/out").size(), 0) << k << " " << status;
   }
   EXPECT_GT(fails, 10);
   EXPECT_EQ(disk.FilesIn("/out").size(), 3);

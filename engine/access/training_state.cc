@@ -152,7 +152,7 @@ absl::Status CheckPlain(const StateTable& table) {
       continue;
     }
     return absl::FailedPreconditionError(absl::StrCat(
-        "SaveCheckpoint: '", table.NamesOf(t)[0], "' is ", t.toString(),
+        "'", table.NamesOf(t)[0], "' is ", t.toString(),
         ", which a checkpoint cannot hold; make it a plain tensor, or keep it "
         "out of the module's buffers"));
   }
@@ -165,8 +165,7 @@ absl::StatusOr<CheckpointContent> ContentOf(const TrainingState& state,
                                             absl::string_view client_state) {
   TorchScope scope;
   const StateTable table(state.flats, state.optimizer, state.module);
-  TESSERA_RETURN_IF_ERROR(
-      state.comm->AgreeOk(CheckPlain(table), "SaveCheckpoint"));
+  TESSERA_RETURN_IF_ERROR(state.comm->AgreeOk(CheckPlain(table), "saving"));
   CheckpointContent content;
   content.head.set_step(state.step);
   table.Describe(&content.head);

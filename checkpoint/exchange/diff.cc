@@ -1,0 +1,283 @@
+#include "checkpoint/exchange/diff.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "base/status.h"
+#include "checkpoint/exchange/batches.h"
+#include "checkpoint/exchange/terminal.h"
+#include "checkpoint/format/checkpoint_reader.h"
+#include "checkpoint/format/manifest.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kHeldBytes = 32 << 20;  // of each at a time
+
+// Label and text, in the same order for every tensor.
+using Facts = std::vector<std::pair<std::string, std::string>>;
+
+Facts FactsOf(const proto::CheckpointStorage& storage,
+              const proto::CheckpointTensor& tensor) {
+  const auto list = [](const auto& numbers) {
+    return absl::StrCat("[", absl::StrJoin(numbers, ", "), "]");
+  };
+  return {
+      {"sizes", list(tensor.sizes())},
+      {"strides", list(tensor.strides())},
+      {"offset", absl::StrCat(tensor.offset())},
+      {"numbers", tensor.complex() ? "complex" : "real"},
+      {"kind", storage.buffer() ? "buffer" : "parameter"},
+      {"steps", tensor.has_steps() ? absl::StrCat(tensor.steps()) : "none"},
+      {"memory of", storage.tensors(0).name()},
+  };
+}
+
+// "layer.weight" -> what is known of it.
+std::map<std::string, Facts> TensorsOf(
+    const proto::CheckpointManifest& manifest) {
+  std::map<std::string, Facts> tensors;
+  for (const auto& storage : manifest.storages()) {
+    for (const auto& tensor : storage.tensors()) {
+      tensors[tensor.name()] = FactsOf(storage, tensor);
+    }
+  }
+  return tensors;
+}
+
+// "layer.weight value" -> where it is; a storage by its first tensor.
+std::map<std::string, ElementRange> StatesOf(
+    const proto::CheckpointManifest& manifest) {
+  std::map<std::string, ElementRange> states;
+  for (int s = 0; s < manifest.storages_size(); ++s) {
+    const auto& storage = manifest.storages(s);
+    for (int i = 0; i < storage.states_size(); ++i) {
+      states[absl::StrCat(storage.tensors(0).name(), " ",
+                          storage.states(i).name())] = {s, i, 0,
+                                                        storage.numel()};
+    }
+  }
+  return states;
+}
+
+std::string DtypeOf(const CheckpointReader& reader, const ElementRange& of) {
+  return reader.manifest().storages(of.storage).states(of.state).dtype();
+}
+
+template <class T>
+double As(const char* at) {
+  T number;
+  std::memcpy(&number, at, sizeof(number));
+  return static_cast<double>(number);
+}
+
+// How a number of that dtype is read; NaN where its size is not told.
+double (*NumberOf(const std::string& dtype))(const char*) {
+  if (dtype == "F32") return As<float>;
+  if (dtype == "F64") return As<double>;
+  if (dtype == "I64") return As<int64_t>;
+  if (dtype == "I32") return As<int32_t>;
+  if (dtype == "BF16") {
+    return [](const char* at) {
+      char wide[4] = {0, 0, at[0], at[1]};
+      return As<float>(wide);
+    };
+  }
+  return [](const char*) { return std::nan(""); };
+}
+
+// What is known so far of a state that both have.
+struct Found {
+  std::string name;
+  int64_t numel = 0, differing = 0;
+  double most = 0;
+
+  void Compare(absl::string_view a, absl::string_view b,
+               const std::string& dtype) {
+    if (a == b) return;
+    const auto size = static_cast<size_t>(DtypeBytes(dtype));
+    const auto number = NumberOf(dtype);
+    for (size_t at = 0; at < a.size(); at += size) {
+      if (a.substr(at, size) == b.substr(at, size)) continue;
+      ++differing;
+      const double by = std::abs(number(&a[at]) - number(&b[at]));
+      if (by > most || std::isnan(by)) most = by;
+    }
+  }
+  std::string Text() const {
+    return std::isnan(most)
+               ? absl::StrCat(differing, " of ", numel, " numbers differ")
+               : absl::StrFormat("%d of %d numbers differ, by %g at most",
+                                 differing, numel, most);
+  }
+};
+
+class Diff {
+ public:
+  Diff(CheckpointReader* a, CheckpointReader* b,
+       const RewriteProgress& progress, std::ostream* out)
+      : a_(*a), b_(*b), progress_(progress), out_(*out) {}
+
+  absl::StatusOr<int> Run() {
+    CompareRuns();
+    CompareTensors();
+    TESSERA_RETURN_IF_ERROR(CompareOwn());
+    const int others = differ_;
+    int equal = 0;
+    TESSERA_RETURN_IF_ERROR(CompareStates(&equal));
+    out_ << equal << " states are equal to the bit, " << differ_ - others
+         << " differ";
+    if (others > 0) out_ << "; " << others << " other differences";
+    out_ << "\n";
+    return differ_;
+  }
+
+ private:
+  void Say(absl::string_view what, absl::string_view how) {
+    ++differ_;
+    out_ << Printable(what) << ": " << Printable(how) << "\n";
+  }
+  // Calls `both` with what is in both maps.
+  template <class Map, class Both>
+  void Match(const Map& a, const Map& b, absl::string_view of,
+             const Both& both) {
+    for (const auto& [name, in_a] : a) {
+      const auto other = b.find(name);
+      if (other != b.end()) {
+        both(name, in_a, other->second);
+      } else {
+        Say(absl::StrCat(of, name), absl::StrCat("only in ", a_.path()));
+      }
+    }
+    for (const auto& [name, in_b] : b) {
+      if (a.count(name) > 0) continue;
+      Say(absl::StrCat(of, name), absl::StrCat("only in ", b_.path()));
+    }
+  }
+
+  void CompareRuns() {
+    const auto of = [](const CheckpointReader& reader) {
+      proto::CheckpointTraining run = reader.manifest().training();
+      run.clear_world_size();
+      run.clear_stage();
+      run.clear_config();
+      run.clear_libtorch();
+      return absl::StrCat("step ", reader.manifest().step(), " ",
+                          run.ShortDebugString());
+    };
+    if (of(a_) != of(b_)) {
+      Say("training", absl::StrCat(of(a_), " there, ", of(b_), " here"));
+    }
+  }
+
+  void CompareTensors() {
+    Match(TensorsOf(a_.manifest()), TensorsOf(b_.manifest()), "",
+          [&](const std::string& name, const Facts& a, const Facts& b) {
+            std::vector<std::string> differ;
+            for (size_t i = 0; i < a.size(); ++i) {
+              if (a[i].second == b[i].second) continue;
+              differ.push_back(absl::StrCat(a[i].first, " ", a[i].second,
+                                            " there, ", b[i].second, " here"));
+            }
+            if (!differ.empty()) Say(name, absl::StrJoin(differ, "; "));
+          });
+  }
+
+  // Of ranks that both have.
+  absl::Status CompareOwn() {
+    const int files_a = a_.manifest().files_size();
+    const int files_b = b_.manifest().files_size();
+    for (int r = 0; r < std::min(files_a, files_b); ++r) {
+      TESSERA_ASSIGN_OR_RETURN(const auto in_a, a_.ValuesOf(r));
+      TESSERA_ASSIGN_OR_RETURN(const auto in_b, b_.ValuesOf(r));
+      std::map<std::string, std::string> a, b;
+      for (const auto& value : in_a) a[value.name()] = value.value();
+      for (const auto& value : in_b) b[value.name()] = value.value();
+      const std::string of = absl::StrCat("rank ", r, "'s ");
+      Match(a, b, of,
+            [&](const std::string& name, const std::string& x,
+                const std::string& y) {
+              if (x == y) return;
+              Say(absl::StrCat(of, name),
+                  absl::StrCat(x.size(), " bytes there, ", y.size(),
+                               " other bytes here"));
+            });
+    }
+    if (files_a != files_b) {
+      Say("ranks", absl::StrCat(files_a, " files there, ", files_b,
+                                " here: what the others have of their own is "
+                                "not compared"));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CompareStates(int* equal) {
+    std::vector<ElementRange> ranges_a, ranges_b;
+    std::vector<Found> found;
+    int64_t total = 0, done = 0;
+    Match(StatesOf(a_.manifest()), StatesOf(b_.manifest()), "",
+          [&](const std::string& name, const ElementRange& a,
+              const ElementRange& b) {
+            const std::string of_a = DtypeOf(a_, a), of_b = DtypeOf(b_, b);
+            if (a.end != b.end || of_a != of_b) {
+              Say(name, absl::StrCat(a.end, " ", of_a, " there, ", b.end, " ",
+                                     of_b, " here"));
+              return;
+            }
+            ranges_a.push_back(a);
+            ranges_b.push_back(b);
+            found.push_back({name, a.end});
+            total += a.end * DtypeBytes(of_a);
+          });
+    std::string x, y;
+    for (const ReadBatch& batch :
+         InBatches(a_.manifest(), ranges_a, kHeldBytes)) {
+      TESSERA_RETURN_IF_ERROR(ReadOne(batch, ranges_a, &a_, &x));
+      TESSERA_RETURN_IF_ERROR(ReadOne(batch, ranges_b, &b_, &y));
+      absl::string_view rest_a = x, rest_b = y;
+      for (const ReadBatch::Part& part : batch.parts) {
+        const auto n = static_cast<size_t>(part.bytes);
+        found[part.range].Compare(rest_a.substr(0, n), rest_b.substr(0, n),
+                                  DtypeOf(a_, ranges_a[part.range]));
+        rest_a.remove_prefix(n);
+        rest_b.remove_prefix(n);
+      }
+      done += batch.bytes;
+      if (progress_) progress_(done, total);
+    }
+    for (const Found& one : found) {
+      if (one.differing > 0) Say(one.name, one.Text());
+      *equal += one.differing == 0 ? 1 : 0;
+    }
+    return absl::OkStatus();
+  }
+
+  CheckpointReader& a_;
+  CheckpointReader& b_;
+  const RewriteProgress& progress_;
+  std::ostream& out_;
+  int differ_ = 0;
+};
+
+}  // namespace
+
+absl::StatusOr<int> DiffCheckpoints(const std::string& dir_a,
+                                    const std::string& dir_b,
+                                    const RewriteProgress& progress,
+                                    std::ostream* out, FileSystem* files) {
+  TESSERA_ASSIGN_OR_RETURN(CheckpointReader a,
+                           CheckpointReader::Open(dir_a, files));
+  TESSERA_ASSIGN_OR_RETURN(CheckpointReader b,
+                           CheckpointReader::Open(dir_b, files));
+  return Diff(&a, &b, progress, out).Run();
+}
+
+}  // namespace tessera

@@ -1,0 +1,45 @@
+// What `tessera checkpoint` writes to a terminal.
+#ifndef CHECKPOINT_EXCHANGE_TERMINAL_H_
+#define CHECKPOINT_EXCHANGE_TERMINAL_H_
+
+#include <cstdint>
+#include <functional>
+#include <ostream>
+#include <string>
+
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+
+namespace tessera {
+
+// "12.0 MiB"
+std::string SizeText(int64_t bytes);
+
+// Text of a file, or a name, as it is, except that what a terminal would obey
+// is told by numbers ("\x1b"): control characters (except those of `keep`), and
+// bytes that are not UTF-8.
+std::string Printable(absl::string_view text, absl::string_view keep = "");
+
+// "12.0 MiB of 96.0 MiB" in one line, at most once a second.
+class ProgressLine {
+ public:
+  using Clock = std::function<absl::Time()>;
+  explicit ProgressLine(std::ostream* err, Clock now = absl::Now)
+      : err_(*err), now_(std::move(now)), last_(now_()) {}
+  ~ProgressLine() {
+    if (shown_) err_ << "\n";
+  }
+  ProgressLine(const ProgressLine&) = delete;
+  ProgressLine& operator=(const ProgressLine&) = delete;
+  void Show(int64_t done, int64_t of);
+
+ private:
+  std::ostream& err_;
+  const Clock now_;
+  absl::Time last_;
+  bool shown_ = false;
+};
+
+}  // namespace tessera
+#endif  // CHECKPOINT_EXCHANGE_TERMINAL_H_
