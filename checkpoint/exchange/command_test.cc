@@ -4,11 +4,16 @@
 
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <sstream>
 #include <string>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "base/status_matchers.h"
+#include "checkpoint/exchange/terminal.h"
+#include "checkpoint/format/checkpoint_reader.h"
+#include "checkpoint/format/data_file.h"
 #include "checkpoint/format/sample_checkpoint.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -36,6 +41,30 @@ class CommandTest : public testing::Test {
     bool committed = false;
     TESSERA_ASSERT_OK(SampleCheckpoint(seed).Save(
         folder_ + "/" + name, FileSystem::Real(), 2, &committed));
+  }
+  // As if it had been saved so.
+  void Change(const std::string& name,
+              const std::function<void(proto::CheckpointManifest*)>& change) {
+    const std::string dir = folder_ + "/" + name;
+    auto manifest = CheckpointReader::Open(dir, FileSystem::Real())->manifest();
+    change(&manifest);
+    std::ofstream(dir + "/manifest", std::ios::binary)
+        << EncodeManifest(manifest).value();
+  }
+  // A checkpoint of a rank's words alone.
+  void SaveWords(const std::string& name, const std::string& words) {
+    TESSERA_ASSERT_OK_AND_ASSIGN(
+        Saving saving, Saving::Begin(folder_ + "/" + name, FileSystem::Real()));
+    TESSERA_ASSERT_OK_AND_ASSIGN(
+        DataFileWriter writer,
+        DataFileWriter::Create(saving.folder(), saving.id(), 0));
+    writer.AddValue("client_state", words);
+    proto::CheckpointManifest manifest;
+    manifest.set_format_version(kCheckpointFormat);
+    manifest.set_id(saving.id());
+    TESSERA_ASSERT_OK_AND_ASSIGN(*manifest.add_files(), writer.Finish());
+    bool committed = false;
+    TESSERA_ASSERT_OK(saving.Commit(manifest, &committed));
   }
   int Run(const std::vector<std::string>& args) {
     std::ostringstream out, err;
@@ -76,6 +105,86 @@ TEST_F(CommandTest, SaysWhatDiffers) {
   EXPECT_EQ(Run({"diff", folder_ + "/a", folder_ + "/b"}), 1);
   EXPECT_THAT(out_, AllOf(HasSubstr("layer1.weight value: 65 of 65 numbers "),
                           HasSubstr("0 states are equal")));
+}
+
+TEST_F(CommandTest, SaysWhatDiffersBesideNumbers) {
+  Save(1, "c");
+  Change("c", [](proto::CheckpointManifest* manifest) {
+    auto* const tensor = manifest->mutable_storages(1)->mutable_tensors(0);
+    tensor->set_sizes(0, 33);
+    tensor->set_strides(0, 2);
+    tensor->set_steps(7);
+    *manifest->mutable_storages(0)->add_tensors() =
+        manifest->storages(0).tensors(0);
+    manifest->mutable_storages(0)->mutable_tensors(1)->set_name("tied");
+    manifest->mutable_training()->set_loss_scale(8);
+  });
+  EXPECT_EQ(Run({"diff", folder_ + "/a", folder_ + "/c"}), 1);
+  EXPECT_THAT(
+      out_,
+      AllOf(HasSubstr("layer1.weight: sizes [65] there, [33] here; strides "
+                      "[1] there, [2] here; steps none there, 7 here\n"),
+            HasSubstr("tied: only in " + folder_ + "/c\n"),
+            HasSubstr("training: step 1  there, step 1 loss_scale: 8 here\n"),
+            HasSubstr("7 states are equal to the bit, 0 differ; 3 other")));
+  SaveWords("d", "one");
+  SaveWords("e", "two!");
+  EXPECT_EQ(Run({"diff", folder_ + "/d", folder_ + "/d"}), 0);
+  EXPECT_EQ(Run({"diff", folder_ + "/d", folder_ + "/e"}), 1);
+  EXPECT_THAT(out_, HasSubstr("rank 0's client_state: 3 bytes there, 4 other "
+                              "bytes here\n"));
+  EXPECT_EQ(Run({"diff", folder_ + "/a", folder_ + "/d"}), 1);
+  EXPECT_THAT(out_, AllOf(HasSubstr("rank 0's rank: only in "),
+                          HasSubstr("ranks: 2 files there, 1 here")));
+}
+
+TEST_F(CommandTest, WhatAFileSaysIsNoCommandOfATerminal) {
+  Change("a", [](proto::CheckpointManifest* manifest) {
+    manifest->mutable_storages(0)->mutable_tensors(0)->set_name(
+        "\x1b[2J\xC3\xBC\xC2\x9B\xFF\n");
+    manifest->mutable_training()->set_libtorch("2.11\r");
+    manifest->mutable_training()->set_config("{\n\x07}");
+  });
+  EXPECT_EQ(Run({"show", folder_ + "/a"}), 0);
+  EXPECT_THAT(out_,
+              AllOf(HasSubstr("  \\x1b[2J\xC3\xBC\\xc2\\x9b\\xff\\x0a [1]: "),
+                    HasSubstr("libtorch 2.11\\x0d\n{\n\\x07}\n")));
+  EXPECT_EQ(Run({"show", folder_ + "/\x1b"}), 1);
+  EXPECT_THAT(err_, HasSubstr("/\\x1b: no such checkpoint"));
+}
+
+TEST_F(CommandTest, MakesOtherFilesAndBack) {
+  const std::string a = folder_ + "/a", st = folder_ + "/st";
+  EXPECT_EQ(Run({"reshard", a, folder_ + "/r", "--files=3"}), 0) << err_;
+  EXPECT_EQ(Run({"diff", a, folder_ + "/r"}), 1);
+  EXPECT_THAT(out_, HasSubstr("7 states are equal to the bit, 0 differ; 1 "));
+  EXPECT_EQ(Run({"reshard", a, folder_ + "/r"}), 1);
+  EXPECT_THAT(err_, HasSubstr("expected --files=N"));
+  std::ofstream(folder_ + "/rules") << "layer0.weight  first\n";
+  const std::string names = "--names=" + folder_ + "/rules";
+  EXPECT_EQ(Run({"export", a, st, names}), 0) << err_;
+  EXPECT_EQ(Run({"import", st, folder_ + "/i", names}), 0) << err_;
+  EXPECT_EQ(Run({"show", folder_ + "/i"}), 0);
+  EXPECT_THAT(out_, AllOf(HasSubstr("layer0.weight [1]: value F32\n"),
+                          HasSubstr("layer1.weight [65]: value BF16\n")));
+  EXPECT_EQ(Run({"import", st, folder_ + "/i", "--files=3"}), 1);
+  EXPECT_THAT(err_, HasSubstr("'--files=3': expected --names=..."));
+}
+
+TEST(ProgressLineTest, OnceASecondInOneLine) {
+  std::ostringstream err;
+  absl::Time now;
+  {
+    ProgressLine line(&err, [&] { return now; });
+    for (const int64_t mib : {1, 2, 3, 4}) {
+      line.Show(mib << 20, 4 << 20);
+      now += absl::Milliseconds(500);
+    }
+  }
+  EXPECT_EQ(err.str(), "\r3.0 MiB of 4.0 MiB\n");
+  std::ostringstream none;
+  { ProgressLine line(&none); }
+  EXPECT_EQ(none.str(), "");
 }
 
 TEST_F(CommandTest, RemovesNothingElse) {
