@@ -6,6 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status.h"
+#include "checkpoint/dtype_names.h"
+#include "checkpoint/format/manifest.h"
 #include "checkpoint/local_folders.h"
 #include "checkpoint/together.h"
 
@@ -18,28 +20,6 @@ int NumReadThreads() {
   constexpr int kMost = 4;
   return std::clamp(at::get_num_threads(), 1, kMost);
 }
-
-struct DtypeName {
-  const char* name;
-  at::ScalarType dtype;
-};
-constexpr DtypeName kDtypes[] = {
-    {"F32", at::kFloat},
-    {"BF16", at::kBFloat16},
-    {"F16", at::kHalf},
-    {"F64", at::kDouble},
-    {"I64", at::kLong},
-    {"I32", at::kInt},
-    {"I16", at::kShort},
-    {"I8", at::kChar},
-    {"U8", at::kByte},
-    {"BOOL", at::kBool},
-    {"U16", at::kUInt16},
-    {"U32", at::kUInt32},
-    {"U64", at::kUInt64},
-    {"F8_E4M3", at::kFloat8_e4m3fn},
-    {"F8_E5M2", at::kFloat8_e5m2},
-};
 
 }  // namespace
 
@@ -90,17 +70,12 @@ absl::Status ReadCheckpoint(CheckpointReader* reader,
 }
 
 std::string CheckpointDtype(at::ScalarType dtype) {
-  for (const DtypeName& known : kDtypes) {
-    if (known.dtype == dtype) return known.name;
-  }
-  return "";
+  std::string name = NameOfDtype(dtype);
+  return DtypeBytes(name) > 0 ? name : "";
 }
 
 at::ScalarType DtypeOfCheckpoint(const std::string& dtype) {
-  for (const DtypeName& known : kDtypes) {
-    if (dtype == known.name) return known.dtype;
-  }
-  return at::ScalarType::Undefined;
+  return DtypeBytes(dtype) > 0 ? DtypeNamed(dtype) : at::ScalarType::Undefined;
 }
 
 }  // namespace tessera

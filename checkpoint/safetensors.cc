@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status.h"
+#include "checkpoint/dtype_names.h"
 #include "sharding/layout/flat_buffer.h"
 #include "sharding/torch/torch_scope.h"
 
@@ -13,46 +14,10 @@ namespace {
 
 constexpr int64_t kPieceBytes = 1 << 20;
 
-struct NamedDtype {
-  absl::string_view name;
-  at::ScalarType dtype;
-};
-constexpr NamedDtype kDtypes[] = {
-    {"BOOL", at::ScalarType::Bool},
-    {"U8", at::ScalarType::Byte},
-    {"I8", at::ScalarType::Char},
-    {"F8_E4M3", at::ScalarType::Float8_e4m3fn},
-    {"F8_E5M2", at::ScalarType::Float8_e5m2},
-    {"F8_E8M0", at::ScalarType::Float8_e8m0fnu},
-    {"F8_E4M3FNUZ", at::ScalarType::Float8_e4m3fnuz},
-    {"F8_E5M2FNUZ", at::ScalarType::Float8_e5m2fnuz},
-    {"I16", at::ScalarType::Short},
-    {"U16", at::ScalarType::UInt16},
-    {"F16", at::ScalarType::Half},
-    {"BF16", at::ScalarType::BFloat16},
-    {"I32", at::ScalarType::Int},
-    {"U32", at::ScalarType::UInt32},
-    {"F32", at::ScalarType::Float},
-    {"I64", at::ScalarType::Long},
-    {"U64", at::ScalarType::UInt64},
-    {"F64", at::ScalarType::Double},
-    {"C64", at::ScalarType::ComplexFloat},
-};
-
 }  // namespace
 
 at::ScalarType DtypeOf(const SafetensorsTensor& tensor) {
-  for (const NamedDtype& each : kDtypes) {
-    if (each.name == tensor.dtype_name) return each.dtype;
-  }
-  return at::ScalarType::Undefined;
-}
-
-std::string SafetensorsDtypeName(at::ScalarType dtype) {
-  for (const NamedDtype& each : kDtypes) {
-    if (each.dtype == dtype) return std::string(each.name);
-  }
-  return "";
+  return DtypeNamed(tensor.dtype_name);
 }
 
 absl::StatusOr<std::unique_ptr<Safetensors>> Safetensors::Open(

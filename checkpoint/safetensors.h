@@ -1,11 +1,10 @@
 // Safetensors: Hugging Face's files of named tensors (format:
-// checkpoint/exchange/safetensors_files.h), read in parts and written.
+// checkpoint/exchange/safetensors_files.h), read in parts.
 #ifndef CHECKPOINT_SAFETENSORS_H_
 #define CHECKPOINT_SAFETENSORS_H_
 
 #include <atomic>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -22,8 +21,6 @@ namespace tessera {
 
 // Undefined where libtorch has no such dtype.
 at::ScalarType DtypeOf(const SafetensorsTensor& tensor);
-// "F32"; "" where the format has no such dtype.
-std::string SafetensorsDtypeName(at::ScalarType dtype);
 
 // Threads: const methods may be called from any thread.
 class Safetensors {
@@ -68,18 +65,6 @@ class Safetensors {
   const std::unique_ptr<SafetensorsFiles> files_;
   mutable std::atomic<int64_t> bytes_read_{0};
 };
-
-// Writes one file: elements in row-major order, larger dtypes first and then by
-// name, so that each is aligned, and the same tensors give the same bytes.
-// Written as path.tmp, fsynced and renamed: under its name the file is
-// complete, always; a failure leaves what was there. LOCAL: one rank calls it.
-// {"format": "pt"} is what Hugging Face's transformers ask for.
-// InvalidArgument: two tensors of one name, a name that is not UTF-8 or is
-// __metadata__, an undefined tensor, a dtype that the format has not.
-absl::Status WriteSafetensors(
-    const std::string& path,
-    const std::vector<std::pair<std::string, at::Tensor>>& tensors,
-    const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
 
 }  // namespace tessera
 #endif  // CHECKPOINT_SAFETENSORS_H_

@@ -9,34 +9,24 @@
 #include "absl/strings/str_join.h"
 #include "base/json.h"
 #include "base/status.h"
+#include "checkpoint/format/manifest.h"
 #include "config/reader/json_reader.h"
 #include "config/reader/utf8.h"
 
 namespace tessera {
 namespace {
 
-struct DtypeSize {
-  absl::string_view name;
-  int64_t bytes;
-};
-constexpr DtypeSize kDtypes[] = {
-    {"BOOL", 1},    {"U8", 1},      {"I8", 1},          {"F8_E4M3", 1},
-    {"F8_E5M2", 1}, {"F8_E8M0", 1}, {"F8_E4M3FNUZ", 1}, {"F8_E5M2FNUZ", 1},
-    {"I16", 2},     {"U16", 2},     {"F16", 2},         {"BF16", 2},
-    {"I32", 4},     {"U32", 4},     {"F32", 4},         {"I64", 8},
-    {"U64", 8},     {"F64", 8},     {"C64", 8},
-};
-
 constexpr char kMetadata[] = "__metadata__";
 constexpr size_t kHeaderAlign = 8;  // as the format's own writer does
 // {"name": {"shape": [2]}}, and something to spare for keys of later versions.
 constexpr int kMaxDepth = 8;
 
+// More of them than checkpoints have.
 int64_t BytesOf(absl::string_view dtype) {
-  for (const DtypeSize& each : kDtypes) {
-    if (each.name == dtype) return each.bytes;
+  for (absl::string_view one : {"F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"}) {
+    if (dtype == one) return 1;
   }
-  return 0;
+  return dtype == "C64" ? 8 : DtypeBytes(dtype);
 }
 
 // 12, and neither -12 nor 1.2e1.

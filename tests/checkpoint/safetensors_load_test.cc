@@ -16,6 +16,7 @@
 #include "base/status.h"
 #include "base/status_matchers.h"
 #include "checkpoint/safetensors.h"
+#include "checkpoint/write_safetensors.h"
 #include "comm/world/world.h"
 #include "engine/engine.h"
 #include "gmock/gmock.h"
