@@ -4,16 +4,16 @@
     tools/read_checkpoint.py DIR
 
 prints a line for each tensor and state, "NAME STATE DTYPE SIZES CRC32C" of its
-elements in row-major order, and ends with 1 if anything is damaged.
+elements in row-major order, and for each value of a rank's own "rank RANK NAME
+BYTES CRC32C". Ends with 1 if anything is damaged.
 """
-
 import os
 import struct
 import sys
 
-SIZES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2,
-         "U16": 2, "F16": 2, "BF16": 2, "I32": 4, "U32": 4, "F32": 4, "I64": 8,
-         "U64": 8, "F64": 8}
+SIZES = {dtype: 1 << i for i, dtypes in enumerate((
+    "BOOL U8 I8 F8_E4M3 F8_E5M2", "I16 U16 F16 BF16", "I32 U32 F32",
+    "I64 U64 F64")) for dtype in dtypes.split()}
 BLOCK = 65536
 TABLE = []
 for byte in range(256):
@@ -29,100 +29,87 @@ def crc32c(data):
     return crc ^ 0xFFFFFFFF
 
 
+def need(good, what, *args):
+    if not good:
+        sys.exit(what % args)
+
+
 def varint(data, at):
     value = shift = 0
     while True:
         value |= (data[at] & 127) << shift
-        shift += 7
-        at += 1
+        shift, at = shift + 7, at + 1
         if data[at - 1] < 128:
             return value, at
 
 
-def message(data):
-    """Field number -> its values: numbers, or bytes."""
-    fields, at = {}, 0
-    while at < len(data):
-        key, at = varint(data, at)
-        if key & 7 == 0:
+class Message:
+    def __init__(self, data):
+        self.fields, at = {}, 0
+        while at < len(data):
+            key, at = varint(data, at)
+            if key & 7 in (1, 5):
+                size = 8 if key & 7 == 1 else 4
+                value = int.from_bytes(data[at:at + size], "little")
+            else:
+                value, at = varint(data, at)
+                size = value if key & 7 == 2 else 0
+                value = data[at:at + size] if key & 7 == 2 else value
+            at += size
+            self.fields.setdefault(key >> 3, []).append(value)
+
+    def number(self, key):
+        return self.fields.get(key, [0])[0]
+
+    def bytes(self, key):
+        return self.fields.get(key, [b""])[0]
+
+    def messages(self, key):
+        return [Message(data) for data in self.fields.get(key, [])]
+
+    def numbers(self, key):  # packed
+        data, at, values = self.bytes(key), 0, []
+        while at < len(data):
             value, at = varint(data, at)
-        else:
-            size = {1: 8, 5: 4}.get(key & 7)
-            if size is None:
-                size, at = varint(data, at)
-            value, at = data[at:at + size], at + size
-        fields.setdefault(key >> 3, []).append(value)
-    return fields
-
-
-def number(fields, key):
-    return fields.get(key, [0])[0]
-
-
-def text(fields, key):
-    return fields.get(key, [b""])[0].decode()
-
-
-def packed(fields, key):
-    data, at, values = fields.get(key, [b""])[0], 0, []
-    while at < len(data):
-        value, at = varint(data, at)
-        values.append(value)
-    return values
-
-
-def check(what, data, crc):
-    if crc32c(data) != crc:
-        sys.exit("%s: its checksum differs" % what)
+            values.append(value)
+        return values
 
 
 def read_manifest(folder):
     with open(os.path.join(folder, "manifest"), "rb") as file:
         data = file.read()
-    length, = struct.unpack_from("<Q", data, 8)
-    if data[:8] != b"tsr ckpt" or len(data) != 20 + length:
-        sys.exit("manifest: is none")
-    check("manifest", data[:-4], struct.unpack("<I", data[-4:])[0])
-    return message(data[16:-4])
+    need(data[:8] == b"tsr ckpt" and
+         len(data) == 20 + int.from_bytes(data[8:16], "little"),
+         "manifest: is none, or cut off")
+    need(crc32c(data[:-4]) == int.from_bytes(data[-4:], "little"),
+         "manifest: its checksum differs")
+    manifest = Message(data[16:-4])
+    need(manifest.number(1) == 1, "manifest: is of another format than 1")
+    return manifest
 
 
-def read_states(folder, manifest):
-    """(storage, state) -> its bytes."""
-    storages = [message(s) for s in manifest.get(4, [])]
-    dtypes = [[text(message(t), 2) for t in s.get(3, [])] for s in storages]
-    states = {(s, i): bytearray(number(storages[s], 1) * SIZES[dtype])
-              for s, of in enumerate(dtypes) for i, dtype in enumerate(of)}
-    runs = {key: [] for key in states}
-    ident, = struct.unpack("<Q", manifest[2][0])
-    for rank, entry in enumerate(map(message, manifest.get(5, []))):
-        name = "%016x.rank-%05d" % (ident, rank)
-        with open(os.path.join(folder, name), "rb") as file:
-            data = file.read()
-        if len(data) != number(entry, 1):
-            sys.exit("%s: has %d bytes" % (name, len(data)))
-        begin = number(entry, 2)
-        index = data[begin:begin + number(entry, 3)]
-        check(name + ": index", index, struct.unpack("<I", entry[4][0])[0])
-        for piece in map(message, message(index).get(1, [])):
-            key = number(piece, 1), number(piece, 2)
-            size = SIZES[dtypes[key[0]][key[1]]]
-            begin, end, at = (number(piece, k) for k in (3, 4, 5))
-            run = data[at:at + (end - begin) * size]
-            for i, (crc,) in enumerate(struct.iter_unpack("<I", piece[6][0])):
-                check("%s: storage %d" % (name, key[0]),
-                      run[i * BLOCK:(i + 1) * BLOCK], crc)
-            states[key][begin * size:end * size] = run
-            runs[key].append((begin, end))
-    for key, ranges in runs.items():
-        at = 0
-        for begin, end in sorted(ranges):
-            if begin != at:
-                sys.exit("storage %d: number %d is in no file, or in several"
-                         % (key[0], at))
-            at = end
-        if at != number(storages[key[0]], 1):
-            sys.exit("storage %d: number %d is in no file" % (key[0], at))
-    return storages, dtypes, states
+def read_file(path, entry):
+    """A data file's bytes, and the index at their end."""
+    with open(path, "rb") as file:
+        data = file.read()
+    need(len(data) == entry.number(1), "%s: has %d bytes", path, len(data))
+    at = entry.number(2)
+    index = data[at:at + entry.number(3)]
+    need(crc32c(index) == entry.number(4), "%s: its index is damaged", path)
+    return data[:at], Message(index)
+
+
+def read_piece(path, data, piece, size):
+    """Begin, end, and the bytes between."""
+    begin, end, at = (piece.number(key) for key in (3, 4, 5))
+    part, crcs = data[at:at + (end - begin) * size], piece.bytes(6)
+    need(begin < end and len(part) == (end - begin) * size and
+         len(crcs) == 4 * -(-len(part) // BLOCK), "%s: a piece is not in it "
+         "as a whole, or has too few or too many checksums", path)
+    for i, (crc,) in enumerate(struct.iter_unpack("<I", crcs)):
+        need(crc32c(part[i * BLOCK:(i + 1) * BLOCK]) == crc,
+             "%s: is damaged from byte %d on", path, at + i * BLOCK)
+    return begin, end, part
 
 
 def elements(data, size, offset, sizes, strides):
@@ -135,16 +122,36 @@ def elements(data, size, offset, sizes, strides):
 
 
 def main(folder):
-    storages, dtypes, states = read_states(folder, read_manifest(folder))
-    for s, storage in enumerate(storages):
-        for tensor in map(message, storage[2]):
-            sizes = packed(tensor, 3)
-            for i, state in enumerate(map(message, storage.get(3, []))):
-                size = SIZES[dtypes[s][i]] * (2 if number(tensor, 5) else 1)
-                data = elements(states[s, i], size, number(tensor, 2), sizes,
-                                packed(tensor, 4))
-                print(text(tensor, 1), text(state, 1), dtypes[s][i], sizes,
-                      "%08x" % crc32c(data))
+    manifest = read_manifest(folder)
+    storages = manifest.messages(4)
+    states = {(s, i): (state.bytes(1).decode(), state.bytes(2).decode(), [])
+              for s, storage in enumerate(storages)
+              for i, state in enumerate(storage.messages(3))}
+    for rank, entry in enumerate(manifest.messages(5)):
+        path = os.path.join(
+            folder, "%016x.rank-%05d" % (manifest.number(2), rank))
+        data, index = read_file(path, entry)
+        for piece in index.messages(1):
+            key = piece.number(1), piece.number(2)
+            need(key in states, "%s: has a piece of no state", path)
+            _, dtype, pieces = states[key]
+            pieces.append(read_piece(path, data, piece, SIZES[dtype]))
+        for value in index.messages(2):
+            print("rank", rank, value.bytes(1).decode(), len(value.bytes(2)),
+                  "%08x" % crc32c(value.bytes(2)))
+    for (s, _), (name, dtype, pieces) in states.items():
+        pieces.sort()
+        ends = [0] + [end for _, end, _ in pieces]
+        begins = [begin for begin, _, _ in pieces] + [storages[s].number(1)]
+        need(begins == ends, "storage %d: a number of %s is in no file, or in "
+             "several", s, name)
+        data = b"".join(part for _, _, part in pieces)
+        for tensor in storages[s].messages(2):
+            sizes = tensor.numbers(3)
+            ordered = elements(data, SIZES[dtype] * (1 + tensor.number(5)),
+                               tensor.number(2), sizes, tensor.numbers(4))
+            print(tensor.bytes(1).decode(), name, dtype, sizes,
+                  "%08x" % crc32c(ordered))
 
 
 if __name__ == "__main__":

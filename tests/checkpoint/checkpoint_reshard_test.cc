@@ -133,6 +133,7 @@ TEST_P(CheckpointTest, AReaderOfTheFormatsPageAlone) {
     lines.erase(lines.begin());  // the step
     EXPECT_GT(lines.size(), 10u);
     EXPECT_THAT(read, IsSupersetOf(lines));
+    EXPECT_THAT(text, HasSubstr("rank 2 generator/cpu 5056 "));
   }
 }
 
