@@ -180,7 +180,7 @@ absl::StatusOr<std::optional<std::string>> CheckpointManager::Resume(
         !absl::IsNotFound(loaded.status())) {
       return loaded.status();
     }
-    damaged_.insert(name);
+    passed_over_[name] = loaded.status();
     TESSERA_LOG_RANK0(ERROR) << "passed over: " << loaded.status().message();
   }
   return failed;
@@ -271,7 +271,7 @@ SaveOptions CheckpointManager::OptionsOf(const std::string& name, bool wait) {
   options.on_end = [last = last_](const absl::Status& status) {
     last->status = status;
   };
-  Retention retention{options_.keep_last, options_.keep_every, damaged_};
+  Retention retention{options_.keep_last, options_.keep_every, passed_over_};
   options.after_commit = [dir = options_.dir, name, holds = Holds(),
                           retention = std::move(retention)] {
     FileSystem* const files = FileSystem::Real();
@@ -300,7 +300,7 @@ absl::Status CheckpointManager::SaveAs(const ClientState& client_state,
     if (!looked.ok()) TESSERA_LOG_RANK0(WARNING) << looked.message();
   }
   const std::string name = StepFolderName(engine_->step());
-  damaged_.erase(name);
+  passed_over_.erase(name);
   last_ = std::make_shared<LastSave>();
   absl::Status status = engine_->SaveCheckpoint(
       absl::StrCat(options_.dir, "/", name), *words, OptionsOf(name, wait));

@@ -25,9 +25,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -134,8 +134,9 @@ class CheckpointManager {
   int64_t seen_step_ = -1;
   // Of what is in the folder; -1: not looked yet.
   int64_t newest_micros_ = -1;
-  std::set<std::string> damaged_;  // names that Resume has passed over
-  absl::Duration last_save_;       // by the clock
+  // Names that Resume has passed over, and why.
+  std::map<std::string, absl::Status> passed_over_;
+  absl::Duration last_save_;  // by the clock
   int64_t saves_ = 0;
   absl::Duration cost_;             // of all saves, to the training
   absl::Duration logged_interval_;  // in the last report

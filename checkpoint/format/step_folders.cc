@@ -120,8 +120,9 @@ absl::Status RemoveAllButTheLast(const std::string& dir,
   for (const StepFolder& one : NewestFirst(dir, names, files)) {
     const std::string path = PathOf(dir, one.name);
     absl::Status state = one.manifest;
-    if (retention.damaged.count(one.name) > 0) {
-      state = absl::DataLossError("seen by who has read it");
+    if (const auto known = retention.passed_over.find(one.name);
+        known != retention.passed_over.end()) {
+      state = known->second;
     } else if (state.ok() && kept < retention.keep_last) {
       state = CheckFilesOf(path, files, holds);
       if (state.ok()) {

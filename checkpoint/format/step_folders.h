@@ -9,7 +9,7 @@
 #define CHECKPOINT_FORMAT_STEP_FOLDERS_H_
 
 #include <cstdint>
-#include <set>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -56,8 +56,9 @@ struct Retention {
   // Steps that are multiples stay for ever, and do not count for keep_last; 0:
   // none.
   int64_t keep_every = 0;
-  // Names of those that are damaged, though their files have the right sizes.
-  std::set<std::string> damaged;
+  // By name, why it could not be loaded. Their files may have the right sizes:
+  // they do not count, and DataLoss is damage.
+  std::map<std::string, absl::Status> passed_over;
 };
 // Removes the step folders that are not to be kept, and what interrupted saves
 // left in others; never `saved`, which has just been saved, nor one that

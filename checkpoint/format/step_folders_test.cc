@@ -172,10 +172,14 @@ TEST_F(StepFoldersTest, ADamagedOneIsNotCountedAsAGoodOne) {
 }
 
 // By who has read them: their files have the right sizes.
-TEST_F(StepFoldersTest, OneThatIsSaidToBeDamagedIsNotCountedEither) {
+TEST_F(StepFoldersTest, OneThatWasPassedOverIsNotCountedEither) {
   for (int64_t step = 1; step <= 4; ++step) Save(step, step);
   Retention retention{.keep_last = 2};
-  retention.damaged = {StepFolderName(3)};
+  retention.passed_over = {{StepFolderName(3), absl::UnknownError("a disk")}};
+  (void)RemoveOldSteps(kDir, StepFolderName(4), retention, &disk_);
+  EXPECT_THAT(Found(), ElementsAre(4, 3, 2));
+  Save(1, 1);
+  retention.passed_over = {{StepFolderName(3), absl::DataLossError("a bit")}};
   TESSERA_EXPECT_OK(RemoveOldSteps(kDir, StepFolderName(4), retention, &disk_));
   EXPECT_THAT(Found(), ElementsAre(4, 2));
 }
