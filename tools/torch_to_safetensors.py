@@ -7,6 +7,7 @@ IN is
   DeepSpeed's universal checkpoint (zero/NAME/fp32.pt, *_model_states.pt).
 Pickles in it are read, not run: what names a class other than those of tensors
 is refused, so IN may come from anybody. dtypes stay, views become contiguous.
+Of what was saved contiguous 1 MiB is held at a time, of other tensors one whole.
 
 Names are those of the state dict, nested ones joined by dots. With --prefix the
 names that begin with it are taken, and it is cut off. Without, all are, except
