@@ -1,4 +1,4 @@
-"""Makes the files beside it, which torch_to_safetensors_test.py converts.
+"""Makes the files beside it, for tools/torch_to_safetensors_test.py.
 
     torchrun --nproc-per-node=2 tools/testdata/make_samples.py NEW_FOLDER
 
