@@ -121,8 +121,9 @@ struct SaveOptions {
   std::optional<bool> node_local;
   // Runs on rank 0, on a thread of its own, once the checkpoint is in its place
   // to stay: for what is done with finished ones, such as copying them away.
-  // The next save and the engine's end wait for it. Of folders of each host's
-  // own on one rank of each host.
+  // The save ends with it on all ranks, and what it throws goes to the log. Of
+  // folders of each host's own on one rank of each host, for which the other
+  // hosts do not wait.
   std::function<void()> after_commit;
   // Called on each rank with how the save ended, by the call of the engine that
   // learns it (the next save, a load, WaitForCheckpoint, the destructor). Its
