@@ -220,7 +220,8 @@ class Engine {
   // module's. Each rank reads its own part of the masters, and buffers whole;
   // values are cast to the masters' and buffers' dtypes. Optimizer states stay.
   // A tied parameter is looked for under all its names; the first that the file
-  // has counts. The same file, and options, on all ranks.
+  // has counts. The same file, and options, on all ranks; one that is replaced
+  // or written to meanwhile is an error (Aborted, where it was).
   //
   // Names, sizes and dtypes are checked on all ranks before anything changes:
   // InvalidArgument lists what is missing, unexpected or does not fit; NotFound

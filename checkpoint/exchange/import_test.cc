@@ -212,7 +212,7 @@ TEST_F(ImportTest, NoPipeIsWaitedFor) {
 // Some ten bytes of memory for each of the header would be many GiB.
 TEST_F(ImportTest, AHeaderOfTooManyValues) {
   std::string header = R"({"z":{"dtype":"F32","data_offsets":[0,0],"shape":[0)";
-  for (int i = 0; i < 4'000'000; ++i) header += ",0";
+  for (int i = 0; i < 2'000'000; ++i) header += ",0";
   header += "]}}";
   const uint64_t length = header.size();
   const std::string file = dir_ + "/one.safetensors";
@@ -221,7 +221,7 @@ TEST_F(ImportTest, AHeaderOfTooManyValues) {
   EXPECT_THAT(ImportSafetensors(file, dir_ + "/c", NameMap(), nullptr,
                                 FileSystem::Real()),
               StatusIs(absl::StatusCode::kDataLoss,
-                       HasSubstr("has more than 4000000 values")));
+                       HasSubstr("has more than 2000000 values")));
 }
 
 // Nothing is committed that could not be loaded.

@@ -17,7 +17,7 @@ namespace tessera {
 inline constexpr int64_t kMaxSafetensorsHeaderBytes = 100'000'000;
 // Ours, of JSON's values (some ten a tensor): in memory each is 100 bytes, in
 // the file it may be two.
-inline constexpr int64_t kMaxSafetensorsHeaderValues = 4'000'000;
+inline constexpr int64_t kMaxSafetensorsHeaderValues = 2'000'000;
 inline constexpr int64_t kSafetensorsLengthBytes = 8;
 
 struct SafetensorsTensor {
