@@ -73,6 +73,7 @@ class Rank {
     spec_.stage = way_.stage;
     proto::Config config = ConfigOf(spec_);
     config.mutable_checkpoint()->set_use_node_local_storage(way_.local);
+    config.mutable_checkpoint()->set_replicas(way_.local && way_.async);
     EngineOptions options;
     options.communicator = world_.communicator();
     TESSERA_ASSIGN_OR_RETURN(engine_, Engine::Create(model_, config, options));
@@ -208,7 +209,7 @@ class Rank {
     if (!reader.ok()) return Expect(false, reader.status().ToString());
     std::set<std::string> expected = {kManifestName, kLockName};
     for (int r = 0; r < kRanks; ++r) {
-      // Loading has brought the other host's here.
+      // Loading has brought the other host's here, or it is a replica.
       if (way_.local && r != world_.rank()) {
         TESSERA_CHECK(reader->folder().Remove(OtherFile(*reader)).ok());
       } else {
