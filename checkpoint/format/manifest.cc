@@ -231,6 +231,14 @@ absl::Status CheckManifest(const proto::CheckpointManifest& manifest,
   return Wrong(path, "its storages have more bytes than any disk");
 }
 
+// Where ranges of storages begin and end that a file has pieces of, ascending.
+std::vector<int64_t> EdgesOf(const proto::CheckpointFile& file) {
+  std::vector<int64_t> edges;
+  int64_t at = 0;
+  for (int64_t step : file.storage_ranges()) edges.push_back(at += step);
+  return edges;
+}
+
 // Where `piece` ends, or why it cannot be in a file whose pieces lie in
 // [`begin`, `end`) from here on.
 absl::StatusOr<int64_t> EndOfPiece(const proto::CheckpointPiece& piece,
@@ -393,10 +401,21 @@ absl::StatusOr<proto::CheckpointIndex> DecodeIndex(
   if (!ParseMessage(bytes, &index)) {
     return Wrong(path, "its index cannot be read");
   }
+  const std::vector<int64_t> edges = EdgesOf(file);
   int64_t begin = 0;
   for (const proto::CheckpointPiece& piece : index.pieces()) {
     TESSERA_ASSIGN_OR_RETURN(
         begin, EndOfPiece(piece, manifest, begin, file.index_offset(), path));
+    // Who wants a storage opens no files but those that are said to have it.
+    const auto after =
+        std::upper_bound(edges.begin(), edges.end(), piece.storage());
+    if ((after - edges.begin()) % 2 == 0) {
+      return Wrong(
+          path,
+          absl::StrCat("the index has elements of '",
+                       manifest.storages(piece.storage()).tensors(0).name(),
+                       "', the manifest says that it has none"));
+    }
   }
   return index;
 }

@@ -226,6 +226,19 @@ TEST(IndexTest, PiecesLieInTheirStorageAndInTheFile) {
   }
 }
 
+// Who wants one of these only would not find it, though all of it verifies.
+TEST(IndexTest, HasOnlyStoragesThatTheManifestKnowsOf) {
+  proto::CheckpointManifest manifest = Good();
+  proto::CheckpointFile* const file = manifest.mutable_files(0);
+  file->clear_storage_ranges();
+  const std::string bytes = EncodeIndex(GoodIndex(), file).value();
+  TESSERA_EXPECT_OK(DecodeIndex(bytes, manifest, 0, "a file").status());
+  file->set_storage_ranges(1, 0);  // [0, 0)
+  EXPECT_THAT(DecodeIndex(bytes, manifest, 0, "a file").status(),
+              StatusIs(absl::StatusCode::kDataLoss,
+                       HasSubstr("the manifest says that it has none")));
+}
+
 TEST(IndexTest, SaysWhichStoragesItHas) {
   proto::CheckpointIndex index;
   for (int storage : {7, 3, 4, 4, 9}) {
