@@ -192,27 +192,32 @@ TESSERA_RANK_FUNCTION(LoadHostile) {
                            MakeEngine(model, a.spec, world.communicator()));
   TESSERA_RETURN_IF_ERROR(engine->LoadCheckpoint(a.dir).status());
   TESSERA_ASSIGN_OR_RETURN(const std::string before, StateOf(*engine, *model));
-  TESSERA_ASSIGN_OR_RETURN(const Hostile hostile, Hostile::Of(a.dir));
+  const absl::StatusOr<Hostile> hostile = Hostile::Of(a.dir);
+  // Before rank 0 changes what they read.
+  TESSERA_RETURN_IF_ERROR(
+      world.communicator()->AgreeOk(hostile.status(), "read"));
   std::mt19937 random(static_cast<unsigned>(a.spec.stage));
   int loaded = 0, refused = 0;
   for (int i = 0; i < kRounds; ++i) {
-    if (world.rank() == 0) hostile.Change(&random);
+    if (world.rank() == 0) hostile->Change(&random);
     TESSERA_RETURN_IF_ERROR(
         world.communicator()->AgreeOk(absl::OkStatus(), "changed"));
     const absl::Status status = engine->LoadCheckpoint(a.dir).status();
     TESSERA_RETURN_IF_ERROR(world.communicator()->AgreeEqual(
         status.ok() ? "loaded" : "refused", "what became of it"));
-    if (world.rank() == 0) hostile.Restore();
+    if (world.rank() == 0) hostile->Restore();
     TESSERA_RETURN_IF_ERROR(
         world.communicator()->AgreeOk(absl::OkStatus(), "restored"));
     ++(status.ok() ? loaded : refused);
-    if (status.ok()) {
-      TESSERA_RETURN_IF_ERROR(engine->LoadCheckpoint(a.dir).status());
-    }
+    absl::Status wrong;
+    if (status.ok()) wrong = engine->LoadCheckpoint(a.dir).status();
     TESSERA_ASSIGN_OR_RETURN(const std::string after, StateOf(*engine, *model));
     if (after != before) {
-      return absl::StrCat("round ", i, " has changed it: ", status.ToString());
+      wrong.Update(absl::InternalError(
+          absl::StrCat("it was changed by ", status.ToString())));
     }
+    TESSERA_RETURN_IF_ERROR(
+        world.communicator()->AgreeOk(wrong, absl::StrCat("round ", i)));
   }
   return absl::StrCat(loaded, " ", refused);
 }
