@@ -125,14 +125,17 @@ absl::StatusOr<std::unique_ptr<NoteBoard>> WatchedCommunicator::ShareNotes(
       domain_, absl::StrCat(options_.name, "#", ++boards_), names(),
       options_.collective_timeout);
   // A store waits for a key that nobody has set: all set theirs first.
+  // (If the one that keeps the store has ended nobody takes it any more.)
   const absl::Time until = absl::Now() + options_.connect_timeout;
-  bool written = board->Write("");
-  while (!written && absl::Now() < until) written = board->Write("");
-  TESSERA_RETURN_IF_ERROR(AgreeOk(
-      written ? absl::OkStatus()
-              : absl::UnavailableError("the store where the ranks met does "
-                                       "not take a note"),
-      tag.what, tag.site));
+  absl::Status mine;
+  while (!board->Write("") && mine.ok()) {
+    if (absl::Now() >= until) {
+      mine = absl::UnavailableError(
+          "the store where the ranks met does not take a note");
+    }
+    for (int r = 0; r < world_size(); ++r) mine.Update(board->EndOf(r));
+  }
+  TESSERA_RETURN_IF_ERROR(AgreeOk(mine, tag.what, tag.site));
   return board;
 }
 
