@@ -31,7 +31,7 @@ void GiveBack(char* data, int64_t bytes) {
 
 }  // namespace
 
-absl::StatusOr<CopyMemory> CopyMemory::Allocate(int64_t bytes) {
+absl::StatusOr<CopyMemory> CopyMemory::Allocate(int64_t bytes, Pages pages) {
   if (bytes == 0) return CopyMemory();
   MemoryLedger& ledger = MemoryLedger::Global();
   if (!ledger.TryAdd(MemoryKind::kOther, bytes)) {
@@ -45,7 +45,9 @@ absl::StatusOr<CopyMemory> CopyMemory::Allocate(int64_t bytes) {
     ledger.Remove(MemoryKind::kOther, bytes);
     return Refused(bytes, std::strerror(error));
   }
-  (void)madvise(data, length, MADV_HUGEPAGE);  // a kernel may have none
+  if (pages == Pages::kHuge) {
+    (void)madvise(data, length, MADV_HUGEPAGE);  // a kernel may have none
+  }
   return CopyMemory(static_cast<char*>(data), bytes);
 }
 

@@ -6,7 +6,8 @@
 //                      FreeUpTo
 //
 // All of it is going to be touched, so the kernel is asked for huge pages: a
-// page costs it more than the copy of one.
+// page costs it more than the copy of one. Where its memory is full of files it
+// may look for them long; who fills it as files are read asks for small ones.
 //
 // Threads: outside order.
 #ifndef CHECKPOINT_COPY_MEMORY_H_
@@ -21,8 +22,10 @@ namespace tessera {
 
 class CopyMemory {
  public:
+  enum class Pages { kHuge, kSmall };
   // The ledger counts it as kOther. ResourceExhausted. 0 bytes: empty.
-  static absl::StatusOr<CopyMemory> Allocate(int64_t bytes);
+  static absl::StatusOr<CopyMemory> Allocate(int64_t bytes,
+                                             Pages pages = Pages::kHuge);
   CopyMemory() = default;
   CopyMemory(CopyMemory&& other) noexcept { *this = std::move(other); }
   CopyMemory& operator=(CopyMemory&& other) noexcept;

@@ -80,9 +80,14 @@ void Unmap(const std::vector<KeptBuffers::Buffer>& buffers) {
   }
 }
 
+// What no collective ever reads or writes: its pages cost the kernel half of
+// those that other processes can map.
+bool IsPrivate(MemoryKind kind) { return kind == MemoryKind::kOptimizer; }
+
 // Zeros; null on failure.
-void* Map(int64_t bytes) {
-  if (MemorySource* const source = g_source.load()) {
+void* Map(int64_t bytes, MemoryKind kind) {
+  MemorySource* const source = g_source.load();
+  if (source != nullptr && !IsPrivate(kind)) {
     errno = ENOMEM;
     return source->Allocate(bytes);
   }
@@ -95,22 +100,23 @@ void* Map(int64_t bytes) {
 }
 
 // Null on failure. `bytes` > 0, in the ledger already.
-void* AllocateRaw(int64_t bytes, bool zeroed) {
+void* AllocateRaw(int64_t bytes, MemoryKind kind, bool zeroed) {
   if (bytes < kMappedFromBytes) {
     void* data =
         std::aligned_alloc(kBufferAlignment, RoundUp(bytes, kBufferAlignment));
     if (data != nullptr && zeroed) std::memset(data, 0, bytes);
     return data;
   }
-  if (void* data = Kept().Take(bytes)) {
+  const bool takes_kept = g_source.load() == nullptr || !IsPrivate(kind);
+  if (void* data = takes_kept ? Kept().Take(bytes) : nullptr) {
     if (zeroed) std::memset(data, 0, bytes);
     return data;
   }
   Unmap(Kept().Shrink(RoomToKeep()));
-  void* data = Map(bytes);
+  void* data = Map(bytes, kind);
   if (data != nullptr) return data;
   ReturnKept();
-  return Map(bytes);
+  return Map(bytes, kind);
 }
 
 // No longer in the ledger.
@@ -121,7 +127,7 @@ void FreeRaw(void* data, int64_t bytes) {
   if (bytes < kMappedFromBytes) {
     std::free(data);
   } else if (g_source.load() != nullptr && !FromSource(data)) {
-    Unmap({{data, bytes}});  // of before the source: not to be given out again
+    Unmap({{data, bytes}});  // of before the source, or private
   } else {
     Unmap(Kept().Keep({data, bytes}, RoomToKeep()));
   }
@@ -270,7 +276,7 @@ absl::StatusOr<CountedBuffer> AllocateCounted(int64_t bytes, MemoryKind kind,
     return Refused(bytes, kind,
                    absl::StrCat("the limit is ", ledger.limit_bytes()));
   }
-  void* data = AllocateRaw(bytes, zeroed);
+  void* data = AllocateRaw(bytes, kind, zeroed);
   if (data == nullptr) {
     const int error = errno;
     ledger.Remove(kind, bytes);

@@ -1,6 +1,9 @@
 #include "checkpoint/format/piece_reads.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
+#include <cstdint>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -13,6 +16,23 @@ constexpr unsigned kDepth = 8;
 constexpr int64_t kReadBytes = 1 << 20;
 // Of what is only verified: in a core's own cache, where several threads do so.
 constexpr int64_t kVerifyBytes = 512 << 10;
+
+// Has the kernel map the pages of these bytes at once, which else it does one by
+// one while it copies, at several times the cost. They are still in the
+// processor's caches then. A hint: old kernels do not know it.
+void Populate(char* data, int64_t bytes) {
+#ifdef MADV_POPULATE_WRITE
+  constexpr uintptr_t kPage = 4096;
+  const uintptr_t begin =
+      (reinterpret_cast<uintptr_t>(data) + kPage - 1) / kPage * kPage;
+  const uintptr_t end =
+      (reinterpret_cast<uintptr_t>(data) + static_cast<uintptr_t>(bytes)) /
+      kPage * kPage;
+  if (begin >= end) return;
+  (void)madvise(reinterpret_cast<void*>(begin), end - begin,
+                MADV_POPULATE_WRITE);
+#endif
+}
 
 }  // namespace
 
@@ -63,6 +83,7 @@ absl::Status PieceReads::Begin(size_t s) {
   const int64_t bytes = slot.call.end - slot.call.begin;
   if (slot.call.whole && now_.to != nullptr) {
     slot.into = now_.to + (slot.call.begin - now_.begin);
+    Populate(slot.into, bytes);
   } else {
     slot.buffer.resize(static_cast<size_t>(bytes));
     slot.into = slot.buffer.data();

@@ -100,7 +100,9 @@ class Loading {
 
   // For all that is wanted.
   absl::Status TakeMemory() {
-    TESSERA_ASSIGN_OR_RETURN(memory_, CopyMemory::Allocate(memory_bytes_));
+    TESSERA_ASSIGN_OR_RETURN(
+        memory_,
+        CopyMemory::Allocate(memory_bytes_, CopyMemory::Pages::kSmall));
     for (Staged& one : staged_) {
       if (one.wanted < 0) continue;
       WantedElements& wanted = wanted_[static_cast<size_t>(one.wanted)];
