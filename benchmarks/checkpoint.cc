@@ -74,7 +74,7 @@ const char* const kOperations[] = {"save",       "write",     "save_async",
 struct Turn {
   double ms = 0;
   int64_t bytes = 0;       // written, copied or read
-  int64_t peak_bytes = 0;  // of memory, beyond what was held before any save
+  int64_t peak_bytes = 0;  // of memory, beyond what was held before it
 };
 
 class Bench {
@@ -120,8 +120,6 @@ class Bench {
     TESSERA_RETURN_IF_ERROR(engine_->Backward(model_->Loss(inputs, inputs)));
     TESSERA_RETURN_IF_ERROR(engine_->Step());
     TESSERA_ASSIGN_OR_RETURN(changed_, engine_->Master(kChanged));
-    ReturnKept();
-    TESSERA_ASSIGN_OR_RETURN(held_bytes_, MemoryLine("VmRSS"));
     return absl::OkStatus();
   }
 
@@ -162,6 +160,7 @@ class Bench {
     // What is freed and kept with the process would serve a save as memory.
     ReturnKept();
     TESSERA_RETURN_IF_ERROR(Together(ResetPeakMemory()));
+    TESSERA_ASSIGN_OR_RETURN(const int64_t held, MemoryLine("VmRSS"));
     SaveOptions options;
     options.async = async;
     TESSERA_ASSIGN_OR_RETURN(
@@ -172,7 +171,7 @@ class Bench {
         }));
     TESSERA_RETURN_IF_ERROR(Together(engine_->WaitForCheckpoint()));
     TESSERA_ASSIGN_OR_RETURN(const int64_t peak, MemoryLine("VmHWM"));
-    TESSERA_ASSIGN_OR_RETURN(turn.peak_bytes, SumOfRanks(peak - held_bytes_));
+    TESSERA_ASSIGN_OR_RETURN(turn.peak_bytes, SumOfRanks(peak - held));
     TESSERA_ASSIGN_OR_RETURN(const int64_t share, Share());
     TESSERA_ASSIGN_OR_RETURN(turn.bytes, SumOfRanks(share));
     return turn;
@@ -272,7 +271,6 @@ class Bench {
   std::unique_ptr<Engine> engine_;
   int64_t numel_ = 0;
   at::Tensor changed_;
-  int64_t held_bytes_ = 0;
 };
 
 double Median(std::vector<double> values) {

@@ -7,6 +7,9 @@ It takes turns as benchmarks/checkpoint --turns does, with these operations:
   save_async  the stall of dcp.async_save: until it returns
   load        dcp.load into the tensors that are there, from the system's caches
   load_cold   the same from the disk
+  resume      what a program does that begins anew, as PyTorch's tutorial of DCP
+              says: a model that is there, an optimizer that has no states yet;
+              from the system's caches
 """
 import argparse
 import json
@@ -19,9 +22,27 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.distributed.fsdp  # noqa: F401
-from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.checkpoint.state_dict import (get_state_dict,
+                                                     set_state_dict)
+from torch.distributed.checkpoint.stateful import Stateful
 
 import train_peer
+
+
+class App(Stateful):
+    """A model and its optimizer, as DCP saves and loads them."""
+
+    def __init__(self, model, optimizer):
+        self.model, self.optimizer = model, optimizer
+
+    def state_dict(self):
+        weights, states = get_state_dict(self.model, self.optimizer)
+        return {'model': weights, 'optim': states}
+
+    def load_state_dict(self, state_dict):
+        set_state_dict(self.model, self.optimizer,
+                       model_state_dict=state_dict['model'],
+                       optim_state_dict=state_dict['optim'])
 
 
 class Bench:
@@ -35,8 +56,7 @@ class Bench:
             engine='fsdp2', bf16=False, clip=0))
         tokens = torch.randint(train_peer.VOCABULARY, (1, 64))
         trainer.step(tokens, tokens)
-        weights, states = get_state_dict(trainer.model, trainer.optimizer)
-        self.state = {'model': weights, 'optim': states}
+        self.state = {'app': App(trainer.model, trainer.optimizer).state_dict()}
         self.trainer = trainer
         self.numel = sum(p.numel() for p in model.parameters())
 
@@ -44,9 +64,11 @@ class Bench:
         if operation.startswith('save'):
             self.together(lambda: shutil.rmtree(self.folder,
                                                 ignore_errors=True))
-        if operation.startswith('load'):
+        if operation in ('load', 'load_cold', 'resume'):
             os.sync()
-            self.together(lambda: self.set_cached(operation == 'load'))
+            self.together(lambda: self.set_cached(operation != 'load_cold'))
+        app = App(self.trainer.model,
+                  train_peer.adamw(self.trainer.model.parameters()))
         os.sync()
         dist.barrier()
         begin = time.perf_counter()
@@ -58,6 +80,8 @@ class Bench:
                                      process_group=self.beside)
         elif operation in ('load', 'load_cold'):
             dcp.load(self.state, checkpoint_id=self.folder)
+        elif operation == 'resume':
+            dcp.load({'app': app}, checkpoint_id=self.folder)
         else:
             raise ValueError(f'no operation {operation!r}')
         dist.barrier()

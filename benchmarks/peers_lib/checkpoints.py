@@ -18,7 +18,7 @@ LOADERS = 3
 DCP = 'dcp_'
 OPERATIONS = ('save', 'write', 'save_async', 'copy_fresh', 'copy_huge',
               'copy_warm', 'load', 'load_cold', 'read_cold')
-DCP_OPERATIONS = ('save', 'save_async', 'load', 'load_cold')
+DCP_OPERATIONS = ('save', 'save_async', 'load', 'load_cold', 'resume')
 
 
 def ranks(row, bench, folder, world):
@@ -120,7 +120,10 @@ def notes(result, state):
         f'Masters and states of {WORLD} ranks: {state / 1e6:.1f} MB. Each turn '
         'begins when the disk has taken all that came before, and ends when all '
         'ranks have. Saves go to a folder that was removed, plain writes too; '
-        'DCP has FSDP2 tensors, and loads into those that are there.',
+        'DCP has FSDP2 tensors, and loads into those that are there, whose '
+        'memory is touched; in "a new optimizer" it makes the states first, as '
+        'a program does that begins anew. Ours loads into a new engine always, '
+        'whose memory for states is not touched.',
         'stall: SaveCheckpoint and a change of a master directly behind it, '
         'for which all is copied: the longest that there can be. Its bound is '
         'the copy into memory fresh from the kernel, as malloc gets it: a copy '
@@ -128,4 +131,4 @@ def notes(result, state):
         'speed: of loads from the caches of the system, except where it says '
         'from the disk.',
         'memory: the largest resident set during a save, beyond that before '
-        'any save, which keeps nothing that was freed; all ranks.']
+        'it; nothing is kept that was freed; all ranks.']

@@ -19,6 +19,7 @@ TITLES = {'stage0': 'Tessera, stage 0', 'stage1': 'Tessera, stage 1',
           'save_async': 'stall of an async save',
           'dcp_save_async': 'stall of DCP.async_save', 'dcp_save': 'DCP.save',
           'dcp_load': 'DCP.load', 'dcp_load_cold': 'DCP.load from the disk',
+          'dcp_resume': 'DCP.load into a new optimizer',
           'reshard_2_to_3': '3 ranks read of 2',
           'reshard_4_to_3': '3 ranks read of 4'}
 
@@ -118,6 +119,7 @@ def step_time(limit):
 CHECKPOINT_GOALS = (
     Goal('save', 'write', 'speed', at_least=0.95),
     Goal('load', 'dcp_load', 'speed', at_least=1.5),
+    Goal('load', 'dcp_resume', 'speed', at_least=1.5),
     Goal('save_async', 'copy_fresh', 'stall', at_most=1.1),
     Goal('reshard_2_to_3', 'wanted', 'bytes', at_most=1.05),
     Goal('reshard_4_to_3', 'wanted', 'bytes', at_most=1.05),
