@@ -426,7 +426,7 @@ TEST(CheckpointKillTest, TheOldOneOrTheNewOneIsFoundWhole) {
 // Two jobs that save to one folder, one of them killed at some call: who opens
 // it meanwhile finds one checkpoint, or is told that it was replaced.
 TEST(CheckpointKillTest, TwoJobsInOneFolder) {
-  int looks = 0;
+  int looks = 0, saved = 0;
   for (int seed = g_first_seed; seed < g_first_seed + g_jobs; ++seed) {
     const TempFolder folder;
     Plan plan;
@@ -459,10 +459,17 @@ TEST(CheckpointKillTest, TwoJobsInOneFolder) {
     }
     EXPECT_FALSE(absl::StrContains(one.AllWords(), "failed")) << one.AllWords();
     TESSERA_EXPECT_OK(Saving::Begin(plan.dir, FileSystem::Real()).status());
-    EXPECT_GT(StepFound(plan), 0);
+    // All saves of the one may have been refused, and the other killed in its
+    // first.
+    const std::string words = one.AllWords() + other.AllWords();
+    if (last > 0 || absl::StrContains(words, "saved ")) {
+      EXPECT_GT(StepFound(plan), 0) << words;
+      ++saved;
+    }
     if (::testing::Test::HasFailure()) break;
   }
   EXPECT_GT(looks, g_jobs);
+  EXPECT_GT(saved, 0);
 }
 
 }  // namespace
