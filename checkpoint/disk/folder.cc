@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -107,7 +108,13 @@ absl::StatusOr<Folder> Folder::Open(const std::string& path,
 // killed before.
 absl::StatusOr<Folder> Folder::Make(const std::string& given,
                                     FileSystem* files) {
-  std::string path = std::filesystem::absolute(given).string();
+  std::error_code error;
+  std::string path = std::filesystem::absolute(given, error).string();
+  if (given.empty() || error) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", given, "' cannot be the name of a folder",
+                     error ? absl::StrCat(" (", error.message(), ")") : ""));
+  }
   while (path.size() > 1 && path.back() == '/') path.pop_back();
   if (path == "/") return Open(path, files);
   const size_t cut = path.rfind('/');

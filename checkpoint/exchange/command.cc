@@ -228,7 +228,34 @@ absl::Status Export(const Args& args, std::ostream* err) {
                            FileSystem::Real());
 }
 
+// What is made of other files does not take the place of a checkpoint.
+absl::Status CheckHoldsNone(const std::string& path) {
+  const absl::StatusOr<Folder> folder = Folder::Open(path, FileSystem::Real());
+  if (!folder.ok() || absl::IsNotFound(ReadManifest(*folder).status())) {
+    return absl::OkStatus();
+  }
+  return absl::AlreadyExistsError(absl::StrCat(
+      path,
+      ": holds a checkpoint already; name another folder, or remove it "
+      "with 'tessera checkpoint rm'"));
+}
+
+// The checkpoint, or what is left there of a save that did not end.
+absl::Status Remove(const std::string& path) {
+  FileSystem* const files = FileSystem::Real();
+  const absl::Status removed = RemoveCheckpoint(path, files);
+  const absl::StatusOr<Folder> folder = Folder::Open(path, files);
+  if (!absl::IsNotFound(removed) || !folder.ok()) return removed;
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names,
+                           folder->Names());
+  const bool left = std::any_of(
+      names.begin(), names.end(),
+      [](const std::string& name) { return IdInName(name).has_value(); });
+  return left ? RemoveUnfinished(path, files) : removed;
+}
+
 absl::Status Import(const Args& args, std::ostream* err) {
+  TESSERA_RETURN_IF_ERROR(CheckHoldsNone(args[2]));
   TESSERA_ASSIGN_OR_RETURN(const auto flags, FlagsOf(args, {"--names"}));
   NameMap names;
   for (const auto& flag : flags) {
@@ -245,6 +272,7 @@ absl::Status ReshardTo(const Args& args, std::ostream* err) {
   if (!absl::SimpleAtoi(flags["--files"], &files)) {
     return absl::InvalidArgumentError("reshard: expected --files=N");
   }
+  TESSERA_RETURN_IF_ERROR(CheckHoldsNone(args[2]));
   ProgressLine line(err);
   return ReshardCheckpoint(args[1], args[2], files, ShownOn(&line),
                            FileSystem::Real());
@@ -256,7 +284,7 @@ absl::Status Run(const Args& args, std::ostream* out, std::ostream* err,
   if (command == "ls") return List(args[1], out);
   if (command == "show") return Show(args[1], out);
   if (command == "verify") return Verify(args[1], out, err);
-  if (command == "rm") return RemoveCheckpoint(args[1], FileSystem::Real());
+  if (command == "rm") return Remove(args[1]);
   if (command == "export") return Export(args, err);
   if (command == "import") return Import(args, err);
   if (command == "reshard") return ReshardTo(args, err);

@@ -167,7 +167,18 @@ TEST_F(CommandTest, MakesOtherFilesAndBack) {
   EXPECT_EQ(Run({"show", folder_ + "/i"}), 0);
   EXPECT_THAT(out_, AllOf(HasSubstr("layer0.weight [1]: value F32\n"),
                           HasSubstr("layer1.weight [65]: value BF16\n")));
-  EXPECT_EQ(Run({"import", st, folder_ + "/i", "--files=3"}), 1);
+  for (const auto& again : {std::vector<std::string>{"import", st, a},
+                            {"reshard", folder_ + "/r", a, "--files=3"}}) {
+    EXPECT_EQ(Run(again), 1);
+    EXPECT_THAT(err_, HasSubstr("a: holds a checkpoint already"));
+  }
+  EXPECT_EQ(Run({"diff", a, folder_ + "/a"}), 0);
+  for (const auto& nowhere : {std::vector<std::string>{"import", st, ""},
+                              {"reshard", a, "", "--files=3"}}) {
+    EXPECT_EQ(Run(nowhere), 1);
+    EXPECT_THAT(err_, HasSubstr("'' cannot be the name of a folder"));
+  }
+  EXPECT_EQ(Run({"import", st, folder_ + "/new", "--files=3"}), 1);
   EXPECT_THAT(err_, HasSubstr("'--files=3': expected --names=..."));
 }
 
@@ -195,6 +206,13 @@ TEST_F(CommandTest, RemovesNothingElse) {
   EXPECT_FALSE(fs::exists(folder_ + "/b"));
   EXPECT_EQ(Run({"rm", folder_ + "/b"}), 1);
   EXPECT_THAT(err_, HasSubstr("NOT_FOUND"));
+  // What a save has left that did not end, and nothing of others.
+  fs::create_directory(folder_ + "/b");
+  EXPECT_EQ(Run({"rm", folder_ + "/b"}), 1);
+  EXPECT_TRUE(fs::exists(folder_ + "/b"));
+  std::ofstream(folder_ + "/b/0123456789abcdef.rank-00000") << "some";
+  EXPECT_EQ(Run({"rm", folder_ + "/b"}), 0) << err_;
+  EXPECT_FALSE(fs::exists(folder_ + "/b"));
 }
 
 TEST_F(CommandTest, WrongCommands) {

@@ -101,7 +101,7 @@ absl::Status Work(const TrainFlags& flags, Trainer& trainer, FILE* out,
   if (flags.sample.bytes > 0) {
     report->sample = Sample(trainer.model(), flags.prompt, flags.sample);
   }
-  return absl::OkStatus();
+  return trainer.FinishSave();
 }
 
 void SayResults(const TrainFlags& flags, const RunReport& report, FILE* out) {

@@ -39,6 +39,9 @@ class Trainer {
 
   // The sharded state, with this rank's place in the data. COLLECTIVE.
   absl::Status Save(const std::string& dir);
+  // How the last one ended, if it was written beside the training
+  // (checkpoint.async). LOCAL, blocking.
+  absl::Status FinishSave() { return engine_->WaitForCheckpoint(); }
   // Goes on where Save was called: model, optimizer, random numbers and data.
   // FailedPrecondition if the heads or the data are others. COLLECTIVE.
   absl::Status Resume(const std::string& dir);
