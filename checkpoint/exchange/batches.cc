@@ -12,18 +12,6 @@ constexpr int64_t kHeldBytes = 64 << 20;
 constexpr int kThreads = 4;
 
 // Part behind part; null: only to be verified.
-absl::Status ReadTo(char* to, const ReadBatch& batch,
-                    const std::vector<ElementRange>& ranges,
-                    CheckpointReader* reader) {
-  std::vector<WantedElements> wanted;
-  for (const ReadBatch::Part& part : batch.parts) {
-    const ElementRange& range = ranges[part.range];
-    wanted.push_back({range.storage, range.state, part.begin, part.end, to});
-    if (to != nullptr) to += part.bytes;
-  }
-  return reader->Read(wanted, kThreads);
-}
-
 }  // namespace
 
 std::vector<ReadBatch> InBatches(const proto::CheckpointManifest& manifest,
@@ -52,13 +40,14 @@ absl::Status ReadOne(const ReadBatch& batch,
                      const std::vector<ElementRange>& ranges,
                      CheckpointReader* reader, std::string* bytes) {
   bytes->resize(static_cast<size_t>(batch.bytes));
-  return ReadTo(bytes->data(), batch, ranges, reader);
-}
-
-absl::Status VerifyOne(const ReadBatch& batch,
-                       const std::vector<ElementRange>& ranges,
-                       CheckpointReader* reader) {
-  return ReadTo(nullptr, batch, ranges, reader);
+  char* to = bytes->data();
+  std::vector<WantedElements> wanted;
+  for (const ReadBatch::Part& part : batch.parts) {
+    const ElementRange& range = ranges[part.range];
+    wanted.push_back({range.storage, range.state, part.begin, part.end, to});
+    to += part.bytes;
+  }
+  return reader->Read(wanted, kThreads);
 }
 
 absl::Status ReadInBatches(CheckpointReader* reader,

@@ -46,11 +46,6 @@ absl::Status ReadOne(const ReadBatch& batch,
                      const std::vector<ElementRange>& ranges,
                      CheckpointReader* reader, std::string* bytes);
 
-// Reads and checks a batch, and keeps nothing of it. LOCAL.
-absl::Status VerifyOne(const ReadBatch& batch,
-                       const std::vector<ElementRange>& ranges,
-                       CheckpointReader* reader);
-
 // Calls `take(range, begin, bytes)` for all parts, in order. LOCAL.
 using TakePart = std::function<absl::Status(size_t range, int64_t begin,
                                             absl::string_view bytes)>;

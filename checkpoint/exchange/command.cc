@@ -14,7 +14,6 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "base/status.h"
-#include "checkpoint/exchange/batches.h"
 #include "checkpoint/exchange/diff.h"
 #include "checkpoint/exchange/rewrite.h"
 #include "checkpoint/exchange/terminal.h"
@@ -43,7 +42,7 @@ constexpr char kUsage[] =
     "  reshard DIR OUT --files=N\n"
     "                the same in N files (no need to: any number of ranks\n"
     "                loads any number of files)\n";
-constexpr int64_t kVerifyBytes = int64_t{1} << 30;  // of one call
+constexpr int kThreads = 4;  // that verify
 
 using Args = std::vector<std::string>;
 
@@ -155,31 +154,14 @@ RewriteProgress ShownOn(ProgressLine* line) {
   return [line](int64_t done, int64_t of) { line->Show(done, of); };
 }
 
-// CheckpointReader::Verify, some of it at a time.
 absl::Status Verify(const std::string& dir, std::ostream* out,
                     std::ostream* err) {
   TESSERA_ASSIGN_OR_RETURN(CheckpointReader reader, Open(dir));
-  const proto::CheckpointManifest& manifest = reader.manifest();
-  std::vector<ElementRange> all;
-  for (int s = 0; s < manifest.storages_size(); ++s) {
-    for (int i = 0; i < manifest.storages(s).states_size(); ++i) {
-      all.push_back({s, i, 0, manifest.storages(s).numel()});
-    }
+  {
+    ProgressLine line(err);
+    TESSERA_RETURN_IF_ERROR(reader.Verify(kThreads, ShownOn(&line)));
   }
-  // The indices of all files, also of those that have no numbers.
-  for (int r = 0; r < manifest.files_size(); ++r) {
-    TESSERA_RETURN_IF_ERROR(reader.ValuesOf(r).status());
-  }
-  const std::vector<ReadBatch> batches = InBatches(manifest, all, kVerifyBytes);
-  int64_t total = 0, done = 0;
-  for (const ReadBatch& batch : batches) total += batch.bytes;
-  ProgressLine line(err);
-  for (const ReadBatch& batch : batches) {
-    TESSERA_RETURN_IF_ERROR(VerifyOne(batch, all, &reader));
-    done += batch.bytes;
-    line.Show(done, total);
-  }
-  *out << Printable(dir) << ": whole; " << Summary(manifest) << "\n";
+  *out << Printable(dir) << ": whole; " << Summary(reader.manifest()) << "\n";
   return absl::OkStatus();
 }
 

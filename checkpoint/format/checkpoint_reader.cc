@@ -19,6 +19,7 @@ namespace {
 // Of one task: small enough for several threads to share a piece.
 constexpr int64_t kTaskBytes = 8 << 20;
 constexpr int kMaxOpenFiles = 128;
+constexpr int64_t kProgressBytes = int64_t{1} << 30;
 
 bool Before(const WantedElements& a, const WantedElements& b) {
   return std::tie(a.storage, a.state, a.begin) <
@@ -314,18 +315,34 @@ absl::Status CheckpointReader::Read(absl::Span<const WantedElements> wanted,
   return Run(std::move(tasks), num_threads);
 }
 
-absl::Status CheckpointReader::Verify(int num_threads) {
-  std::vector<WantedElements> all;
-  for (int s = 0; s < manifest_->storages_size(); ++s) {
-    const proto::CheckpointStorage& storage = manifest_->storages(s);
-    for (int i = 0; i < storage.states_size(); ++i) {
-      if (storage.numel() > 0) all.push_back({s, i, 0, storage.numel()});
-    }
-  }
+absl::Status CheckpointReader::Verify(
+    int num_threads, const std::function<void(int64_t, int64_t)>& progress) {
+  int64_t total = 0, done = 0, bytes = 0;
   for (int r = 0; r < manifest_->files_size(); ++r) {
     TESSERA_RETURN_IF_ERROR(SourceOf(r).status());
+    total += manifest_->files(r).bytes();
   }
-  TESSERA_RETURN_IF_ERROR(Read(all, num_threads));
+  std::vector<WantedElements> some;
+  const auto read_some = [&]() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(Read(some, num_threads));
+    done += std::exchange(bytes, 0);
+    some.clear();
+    if (progress) progress(done, total);
+    return absl::OkStatus();
+  };
+  for (int s = 0; s < manifest_->storages_size(); ++s) {
+    const int64_t numel = manifest_->storages(s).numel();
+    for (int i = 0; i < manifest_->storages(s).states_size(); ++i) {
+      const int64_t most = kProgressBytes / ElementBytes(s, i);
+      for (int64_t begin = 0; begin < numel; begin += most) {
+        const int64_t end = std::min(begin + most, numel);
+        some.push_back({s, i, begin, end});
+        bytes += (end - begin) * ElementBytes(s, i);
+        if (bytes >= kProgressBytes) TESSERA_RETURN_IF_ERROR(read_some());
+      }
+    }
+  }
+  TESSERA_RETURN_IF_ERROR(read_some());
   for (int r = 0; r < manifest_->files_size(); ++r) {
     TESSERA_RETURN_IF_ERROR(CheckGaps(r));
   }

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -70,8 +71,11 @@ class CheckpointReader {
   // The values that the writing rank `rank` alone has put in. LOCAL.
   absl::StatusOr<std::vector<proto::CheckpointValue>> ValuesOf(int rank);
   // Reads and checks all there is, each element once and none missing, and
-  // zeros between them. LOCAL.
-  absl::Status Verify(int num_threads);
+  // zeros between them. `progress` is called with bytes done and in all, about
+  // every GiB. LOCAL.
+  absl::Status Verify(
+      int num_threads,
+      const std::function<void(int64_t, int64_t)>& progress = nullptr);
 
   // From the first time that something of it is read. False where it has so
   // many files that a process might not have as many.
