@@ -210,15 +210,17 @@ TEST_P(StopTest, TheOthersNameItTheCollectiveAndTheUnit) {
     told_of_own += absl::StrContains(line, absl::StrCat("hang-rank", r));
   }
   EXPECT_GE(told_of_own, 1);
-  int dumps = 0;
+  int dumps = 0, waiting = 0;
   for (const std::string& name : folder.Names()) {
     if (!absl::StartsWith(name, "tessera-hang-rank")) continue;
     ++dumps;
-    EXPECT_THAT(
-        ReadWholeFile(folder.path() + "/" + name),
-        IsOkAndHolds(AllOf(HasSubstr("RUNNING"), HasSubstr("\"tessera-comm\""),
-                           HasSubstr(" main ("))));
+    const auto dump = ReadWholeFile(folder.path() + "/" + name);
+    EXPECT_THAT(dump, IsOkAndHolds(AllOf(HasSubstr("\"tessera-comm\""),
+                                         HasSubstr(" main ("))));
+    waiting += dump.ok() && absl::StrContains(*dump, "RUNNING");
   }
+  // The other may wait for the end of a save, in no collective.
+  EXPECT_GE(waiting, 1);
   // Who quotes the other before its own time is over has nothing to write.
   EXPECT_GE(dumps, told_of_own);
 }
