@@ -17,8 +17,8 @@ constexpr int64_t kReadBytes = 1 << 20;
 // Of what is only verified: in a core's own cache, where several threads do so.
 constexpr int64_t kVerifyBytes = 512 << 10;
 
-// Has the kernel map the pages of these bytes at once, which else it does one by
-// one while it copies, at several times the cost. They are still in the
+// Has the kernel map the pages of these bytes at once, which else it does one
+// by one while it copies, at several times the cost. They are still in the
 // processor's caches then. A hint: old kernels do not know it.
 void Populate(char* data, int64_t bytes) {
 #ifdef MADV_POPULATE_WRITE

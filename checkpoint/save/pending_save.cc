@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <optional>
+#include <system_error>
 #include <thread>
 
 #include "absl/strings/numbers.h"
@@ -47,14 +48,11 @@ class PendingSave::Impl {
       return absl::InvalidArgumentError(
           "SaveCheckpoint: the folder's name is empty");
     }
-    TESSERA_RETURN_IF_ERROR(comm->AgreeOk(
-        CatchTorch("checkpoint's folder",
-                   [&] {
-                     // The program may go elsewhere while it is written.
-                     plan_.dir = std::filesystem::absolute(plan_.dir);
-                     return absl::OkStatus();
-                   }),
-        "checkpoint's folder"));
+    // The program may go elsewhere while it is written. (Where this folder is
+    // gone, who makes the other says so.)
+    std::error_code error;
+    const auto whole = std::filesystem::absolute(plan_.dir, error);
+    if (!error) plan_.dir = whole.string();
     if (plan_.options.node_local) TESSERA_RETURN_IF_ERROR(FindHosts(comm));
     TESSERA_RETURN_IF_ERROR(
         RunTogether(comm, "checkpoint folder", [&] { return Lock(); }));

@@ -66,8 +66,8 @@ class Trainer {
   // Of these samples of the text.
   Batch MakeBatch(absl::Span<const int64_t> samples) const;
   int64_t trained_samples() const;  // of the text; the others are held out
-  std::string Agreed() const;    // the same on all ranks
-  std::string OwnState() const;  // what a checkpoint holds of this program's
+  std::string Agreed() const;       // the same on all ranks
+  std::string OwnState() const;     // what a checkpoint holds of this program's
 
   const TrainFlags flags_;
   const tessera::World& world_;
