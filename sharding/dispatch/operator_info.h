@@ -38,6 +38,8 @@ struct OperatorInfo {
   // User code cannot run inside of aten operators, so the tag is excluded below
   // them (cost); everywhere else it must be seen (captured weights).
   bool aten = false;
+  // Made of other operators, which autograd sees instead of it.
+  bool composite = false;
   // aten::_to_copy: makes the copy of a cast.
   bool copies = false;
   // What is done where its flat wants its inputs cast.

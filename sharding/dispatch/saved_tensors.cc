@@ -20,6 +20,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "sharding/dispatch/operator_watch.h"
 #include "sharding/dispatch/saved_casts.h"
 #include "sharding/flat/pins.h"
 #include "sharding/flat/registry.h"
@@ -86,7 +87,7 @@ NodePins& NodePins::OfThread() {
 
 // One saved tensor. Keeps an alias without history (no cycle through an
 // output's grad_fn) that shares the version counter; nothing of a parameter's
-// cast.
+// cast; what the thread's watch gives instead, if there is one.
 class SavedTensor : public autograd::SavedVariableHooks {
  public:
   void call_pack_hook(const at::Tensor& tensor) override {
@@ -99,6 +100,9 @@ class SavedTensor : public autograd::SavedVariableHooks {
     if (StorageOwner owned = Registry::Global().Find(alias_)) {
       AddTag(alias_);
       flat_ = owned.flat;
+    } else if (auto* const watch = OperatorWatch::Current()) {
+      slot_ = watch->Save(tensor, alias_);
+      if (slot_ != nullptr) alias_.reset();
     }
   }
 
@@ -108,6 +112,7 @@ class SavedTensor : public autograd::SavedVariableHooks {
       NodePins::OfThread().Add(cast_->flat());
       return cast_->Make();
     }
+    if (slot_ != nullptr) return slot_->Unpack();
     TORCH_CHECK(alias_._version() == version_,
                 VersionError(alias_.toString(), alias_.sizes(), version_,
                              alias_._version()));
@@ -120,6 +125,7 @@ class SavedTensor : public autograd::SavedVariableHooks {
   at::Tensor alias_;
   int64_t version_ = 0;
   std::shared_ptr<FlatParameter> flat_;  // null: an ordinary tensor
+  std::shared_ptr<SavedSlot> slot_;      // not null: instead of alias_
 };
 
 // Set by OutermostTask; -2: armed, the next graph task is the outermost.
@@ -139,7 +145,9 @@ class TaggingEngine final : public autograd::Engine {
 
   std::unique_ptr<autograd::SavedVariableHooks>
   get_default_saved_variable_hooks() override {
-    if (Registry::Global().empty()) return nullptr;
+    if (Registry::Global().empty() && OperatorWatch::Current() == nullptr) {
+      return nullptr;
+    }
     return std::make_unique<SavedTensor>();
   }
 
@@ -168,6 +176,13 @@ void InstallSavedTensorHooks() {
     return true;
   }();
   (void)done;
+}
+
+std::unique_ptr<torch::autograd::SavedVariableHooks> SaveTensor(
+    const at::Tensor& tensor) {
+  auto saved = std::make_unique<SavedTensor>();
+  saved->call_pack_hook(tensor);
+  return saved;
 }
 
 void ReleaseNodePins() {

@@ -28,6 +28,7 @@
 #include "sharding/dispatch/autocast.h"
 #include "sharding/dispatch/cast_inputs.h"
 #include "sharding/dispatch/operator_info.h"
+#include "sharding/dispatch/operator_watch.h"
 #include "sharding/dispatch/rebind.h"
 #include "sharding/dispatch/saved_casts.h"
 #include "sharding/dispatch/undeclared_writes.h"
@@ -125,6 +126,17 @@ void PrepareWrites(const OperatorInfo& info, const torch::jit::Stack& stack,
   }
 }
 
+// Whoever follows the uses of parameters may end what it follows before this
+// operator: first, and apart from the pins.
+void TellUses(const OperatorInfo& info, const torch::jit::Stack& stack) {
+  ParameterUses* const uses = CurrentParameterUses();
+  if (uses == nullptr) return;
+  ForEachTensor(stack, info.writes.size(), [&](const at::Tensor& t, size_t) {
+    if (!t.defined() || !HasTag(t)) return;
+    if (StorageOwner owned = Registry::Global().Find(t)) uses->Used(owned);
+  });
+}
+
 // Returns whether one of the flats wants its inputs cast.
 bool PinArguments(const OperatorInfo& info, const torch::jit::Stack& stack,
                   Held* held) {
@@ -200,9 +212,41 @@ void RedispatchCopy(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   RememberCast(source, cast.toTensor());
 }
 
+void Run(const c10::OperatorHandle& op, const OperatorInfo& info,
+         c10::DispatchKeySet keys, torch::jit::Stack* stack, bool exclude) {
+  if (info.copies) {
+    RedispatchCopy(op, keys, stack);
+  } else if (AutocastIsOn()) {
+    RedispatchUnderAutocast(op, keys, stack);
+  } else {
+    Redispatch(op, keys, stack, exclude);
+  }
+}
+
+// As Run. What is made of other operators is not the watch's: these come to the
+// fallback by themselves.
+void RunWatched(const c10::OperatorHandle& op, const OperatorInfo& info,
+                c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  OperatorWatch* const watch = OperatorWatch::Current();
+  if (watch == nullptr || watch->within()) {
+    Run(op, info, keys, stack, /*exclude=*/info.aten);
+  } else if (info.composite || AutocastTakes(keys)) {
+    Run(op, info, keys, stack, /*exclude=*/false);
+  } else if (!watch->Begin(op, info, stack)) {
+    Run(op, info, keys, stack, /*exclude=*/info.aten);
+  } else {
+    {
+      OperatorWatch::Within within(watch);
+      Run(op, info, keys, stack, /*exclude=*/info.aten);
+    }
+    watch->End(op, info, stack);
+  }
+}
+
 void Compute(const c10::OperatorHandle& op, const OperatorInfo& info,
              c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const size_t num_returns = op.schema().returns().size();
+  TellUses(info, *stack);
   const WriteFaults::Culprit culprit(info.aten ? nullptr : info.name.c_str());
   Held held;
   const bool casts_inputs = PinArguments(info, *stack, &held);
@@ -211,13 +255,7 @@ void Compute(const c10::OperatorHandle& op, const OperatorInfo& info,
       !AutocastTakes(keys)) {
     result_dtype = CastInputs(op, info.input_casts, stack);
   }
-  if (info.copies) {
-    RedispatchCopy(op, keys, stack);
-  } else if (AutocastIsOn()) {
-    RedispatchUnderAutocast(op, keys, stack);
-  } else {
-    Redispatch(op, keys, stack, /*exclude=*/info.aten);
-  }
+  RunWatched(op, info, keys, stack);
   if (result_dtype) CastFirstResult(num_returns, *result_dtype, stack);
   const bool constructs =
       !held.evictables.empty() || Construction::Current() != nullptr;

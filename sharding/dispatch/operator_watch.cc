@@ -1,0 +1,35 @@
+#include "sharding/dispatch/operator_watch.h"
+
+#include <atomic>
+#include <utility>
+
+#include "c10/core/impl/LocalDispatchKeySet.h"
+#include "sharding/torch/torch_scope.h"
+
+namespace tessera {
+namespace {
+
+thread_local OperatorWatch* t_watch = nullptr;
+std::atomic<ParameterUses*> parameter_uses{nullptr};
+
+}  // namespace
+
+OperatorWatch* OperatorWatch::Current() { return t_watch; }
+
+void SetWatch(OperatorWatch* watch) { t_watch = watch; }
+
+WatchScope::WatchScope(OperatorWatch* watch)
+    : before_(std::exchange(t_watch, watch)) {}
+WatchScope::~WatchScope() { t_watch = before_; }
+
+void FollowAll(bool all) {
+  c10::impl::tls_set_dispatch_key_included(kTagKey, all);
+}
+bool FollowsAll() { return c10::impl::tls_is_dispatch_key_included(kTagKey); }
+
+void SetParameterUses(ParameterUses* uses) { parameter_uses = uses; }
+ParameterUses* CurrentParameterUses() {
+  return parameter_uses.load(std::memory_order_relaxed);
+}
+
+}  // namespace tessera

@@ -1,0 +1,113 @@
+// OperatorWatch: who follows a thread's operators and what autograd saves of
+// them, in order to compute it again instead of keeping it (sharding/recompute).
+//
+//   operator --> fallback (tag.h) --> Begin, the operator, End
+//   autograd saves a tensor --> saved_tensors.cc --> Save
+//
+// The fallback sees operators without a parameter, too, where the tag's key is
+// in the thread's state: FollowAll.
+//
+// Threads: a watch is its thread's; a SavedSlot is any thread's.
+#ifndef SHARDING_DISPATCH_OPERATOR_WATCH_H_
+#define SHARDING_DISPATCH_OPERATOR_WATCH_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "ATen/core/Tensor.h"
+#include "ATen/core/stack.h"
+#include "sharding/flat/registry.h"
+
+namespace c10 {
+class OperatorHandle;
+}
+
+namespace tessera {
+
+struct OperatorInfo;
+
+// What autograd keeps instead of a tensor.
+class SavedSlot {
+ public:
+  virtual ~SavedSlot() = default;
+  // The tensor, of the same sizes, strides and dtype, without history. May
+  // throw; may be called more than once.
+  virtual at::Tensor Unpack() = 0;
+};
+
+class OperatorWatch {
+ public:
+  virtual ~OperatorWatch() = default;
+
+  // The thread's; null: none.
+  static OperatorWatch* Current();
+
+  // An operator is about to run with the arguments on top of `stack`: one that
+  // computes (OperatorInfo::Kind::kCompute) and is not made of others, which
+  // would be seen by themselves. What it needs is pinned. May change the
+  // arguments, and throw. False: it is not followed, nor what runs within.
+  // True: End comes, if the operator does not throw.
+  virtual bool Begin(const c10::OperatorHandle& op, const OperatorInfo& info,
+                     torch::jit::Stack* stack) = 0;
+  // Its results are on top of `stack`.
+  virtual void End(const c10::OperatorHandle& op, const OperatorInfo& info,
+                   torch::jit::Stack* stack) = 0;
+
+  // Autograd saves `tensor`, which no flat owns and which is no cast of what
+  // one owns. `alias` shares its memory and version counter, without history.
+  // Null: it is kept.
+  virtual std::shared_ptr<SavedSlot> Save(const at::Tensor& tensor,
+                                          const at::Tensor& alias) = 0;
+
+  // A followed operator is running: those within are not seen. (What autograd
+  // saves is.)
+  bool within() const { return within_; }
+  class Within {
+   public:
+    explicit Within(OperatorWatch* watch) : watch_(watch) {
+      watch->within_ = true;
+    }
+    ~Within() { watch_->within_ = false; }
+    Within(const Within&) = delete;
+    Within& operator=(const Within&) = delete;
+
+   private:
+    OperatorWatch* const watch_;
+  };
+
+ private:
+  bool within_ = false;
+};
+
+// For its life, `watch` is the thread's (null: none).
+class WatchScope {
+ public:
+  explicit WatchScope(OperatorWatch* watch);
+  ~WatchScope();
+  WatchScope(const WatchScope&) = delete;
+  WatchScope& operator=(const WatchScope&) = delete;
+
+ private:
+  OperatorWatch* const before_;
+};
+
+// Sets the thread's watch until the next call, for who cannot hold a scope.
+void SetWatch(OperatorWatch* watch);
+
+// Whether the fallback sees all operators of this thread, from now on.
+void FollowAll(bool all);
+bool FollowsAll();
+
+// Told of each parameter that an operator is about to use, on the operator's
+// thread, before it is pinned and before Begin: this may set another watch.
+class ParameterUses {
+ public:
+  virtual ~ParameterUses() = default;
+  virtual void Used(const StorageOwner& owned) = 0;
+};
+// Process-wide, for good; null at first. Not while operators run.
+void SetParameterUses(ParameterUses* uses);
+ParameterUses* CurrentParameterUses();
+
+}  // namespace tessera
+#endif  // SHARDING_DISPATCH_OPERATOR_WATCH_H_
