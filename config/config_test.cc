@@ -240,7 +240,9 @@ TEST(ResolveConfig, WritesAllDefaultsOut) {
       "keep_freed_heap: true in_place_gradient_bytes: 131072 "
       "report_grad_norm: false } "
       "precision { fp32_norms: false cast_inputs: true libtorch_exact: false } "
-      "gradient_allreduce_op: \"mean\" unknown_keys: \"error\"");
+      "gradient_allreduce_op: \"mean\" "
+      "activation_checkpointing { policy: \"full\" every: 1 keep_bytes: 0 "
+      "check: \"first\" } unknown_keys: \"error\"");
 }
 
 TEST(ResolveConfig, IsIdempotent) {

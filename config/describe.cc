@@ -92,7 +92,9 @@ std::string KindOf(const FieldDescriptor& field) {
   const std::string& word = field.options().GetExtension(proto::json_word);
   if (field.is_map()) return "strings by name";
   if (field.is_repeated()) {
-    return absl::StrCat("list of ", KindOfOne(field), "s");
+    const bool single = field.options().GetExtension(proto::json_single);
+    return absl::StrCat(single ? absl::StrCat(KindOfOne(field), " or ") : "",
+                        "list of ", KindOfOne(field), "s");
   }
   if (word.empty()) return KindOfOne(field);
   return field.cpp_type() == FieldDescriptor::CPPTYPE_BOOL
@@ -223,8 +225,12 @@ std::string SchemaOfValue(const FieldDescriptor& field,
   }
   if (IsSection(field)) return SchemaOf(*field.message_type(), indent);
   if (field.is_repeated()) {
-    return absl::StrCat("\"type\": \"array\", \"items\": {", SchemaType(field),
-                        "}");
+    const std::string list = absl::StrCat(
+        "\"type\": \"array\", \"items\": {", SchemaType(field), "}");
+    return field.options().GetExtension(proto::json_single)
+               ? absl::StrCat("\"anyOf\": [{", SchemaType(field), "}, {", list,
+                              "}]")
+               : list;
   }
   if (word.empty()) return SchemaType(field);
   return field.cpp_type() == FieldDescriptor::CPPTYPE_BOOL

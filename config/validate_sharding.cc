@@ -180,6 +180,9 @@ void ResolveSharding(int world_size, proto::Config* config, Faults* faults) {
   faults->CheckNoneEmpty("sharding.ignored_parameters",
                          sharding.ignored_parameters());
   CheckGroups(world_size, zero, sharding, faults);
+  FillDefaults(config->mutable_activation_checkpointing());
+  faults->CheckNoneEmpty("activation_checkpointing.units",
+                         config->activation_checkpointing().units());
 }
 
 }  // namespace tessera

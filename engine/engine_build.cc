@@ -129,6 +129,10 @@ absl::Status Engine::Impl::Build(const EngineOptions& options) {
     taken = parts_->comm->AgreeOk(ConvertBuffers(), "buffer_dtype");
   }
   if (taken.ok()) taken = MakeBufferSync();
+  if (taken.ok()) {
+    taken = parts_->comm->AgreeOk(MakeRecomputed(partition->units),
+                                  "Engine::Create");
+  }
   if (!taken.ok()) return GiveBack(taken);
   InstallSavedTensorHooks();
   parts_->gradients = std::make_unique<Gradients>(parts_->flats, parts_->comm,
@@ -306,6 +310,29 @@ absl::Status Engine::Impl::TakeOver(std::vector<FlatPlan> flats) {
     if (optimizer.ok()) parts_->optimizer = *std::move(optimizer);
   }
   return parts_->comm->AgreeOk(mine, "Engine::Create");
+}
+
+// By the flats' own slots: names and tensors of a storage are one there.
+absl::Status Engine::Impl::MakeRecomputed(absl::Span<const UnitPlan> units) {
+  const RecomputeChoice& choice = parts_->settings.recomputed;
+  if (choice.units.empty() && !choice.is_recomputed) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(
+      const RecomputedModules found,
+      ChooseRecomputed(*parts_->module, units, choice));
+  parts_->recomputed =
+      std::make_unique<RecomputedUnits>(parts_->settings.recompute);
+  for (const RecomputedModule& module : found.modules) {
+    for (const at::Tensor& p : module.parameters) {
+      const StorageOwner owned = Registry::Global().Find(p);
+      if (!owned) continue;
+      parts_->recomputed->Add(module.path, owned.flat.get(), owned.slot);
+    }
+  }
+  for (const at::Tensor& p : found.shared) {
+    const StorageOwner owned = Registry::Global().Find(p);
+    if (owned) parts_->recomputed->AddShared(owned.flat.get(), owned.slot);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Engine::Impl::ConvertBuffers() {

@@ -65,6 +65,7 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> module,
 Engine::Impl::~Impl() {
   saver_.Settle();
   parts_->before_change = nullptr;
+  parts_->recomputed.reset();
   parts_->gradients.reset();
   if (parts_->served != nullptr) parts_->served->Stop();
   for (const auto& flat : parts_->flats) flat->Abandon();
@@ -119,6 +120,7 @@ absl::Status Engine::Impl::Close() {
   }
   TESSERA_RETURN_IF_ERROR(CatchTorch("Close", [&] { GiveBuffersBack(); }));
   if (parts_->served != nullptr) parts_->served->End();
+  parts_->recomputed.reset();
   parts_->gradients.reset();
   parts_->optimizer.reset();
   parts_->flats.clear();

@@ -73,6 +73,7 @@ class Engine::Impl {
                                absl::string_view where);
   absl::Status ConvertBuffers();
   absl::Status MakeBufferSync();
+  absl::Status MakeRecomputed(absl::Span<const UnitPlan> units);
 
   // engine_impl.cc
   void GiveBuffersBack();

@@ -134,6 +134,7 @@ bool Trainer::MayNest(const at::Tensor& loss) const {
 absl::Status Trainer::Backward(const at::Tensor& loss,
                                const BackwardOptions& options) {
   TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
+  RecomputedUnits::EndForward();
   const absl::Status looked = parts_->gradients->TakeLooks();
   const absl::Status zeroed = TakeZeroGrad();
   MicroBatch micro_batch;
@@ -162,6 +163,7 @@ absl::Status Trainer::Backward(const at::Tensor& loss,
   if (keeps_heap) ReturnFreedHeap();
   absl::Status status = parts_->gradients->Run(backward, micro_batch);
   ++backwards_;
+  if (parts_->recomputed != nullptr) parts_->recomputed->EndBackward();
   parts_->schedule->EndPass();
   if (keeps_heap && backwards_ >= Gradients::kToLearnPlaces) KeepFreedHeap();
   if (status.ok()) {
@@ -273,6 +275,9 @@ absl::Status Trainer::UpdateParameters() {
   report_.skipped = stepped.skipped;
   report_.grad_norm = stepped.grad_norm;
   report_.clipped_norm = stepped.clipped_norm;
+  if (parts_->recomputed != nullptr) {
+    report_.recompute = parts_->recomputed->TakeReport();
+  }
   report_.loss_scale = parts_->scaler.has_value() ? parts_->scaler->scale() : 1;
   ++(stepped.skipped ? report_.skipped_steps : step_);
   return absl::OkStatus();
@@ -333,6 +338,7 @@ absl::Status Trainer::Step() {
 
 absl::Status Trainer::ZeroGrad() {
   TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
+  RecomputedUnits::EndForward();
   ReleaseNodePins();
   EndStep();
   return absl::OkStatus();

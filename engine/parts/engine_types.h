@@ -17,6 +17,7 @@
 #include "checkpoint/exchange/name_map.h"
 #include "comm/communicator.h"
 #include "config/auto_values.h"
+#include "sharding/recompute/recompute_report.h"
 
 namespace torch::nn {
 class Module;
@@ -43,6 +44,9 @@ struct EngineOptions {
                                              absl::string_view path)>;
   ModulePredicate is_unit;
   ModulePredicate is_leaf;
+  // Modules whose forward is computed again in backward, besides those that
+  // activation_checkpointing.units names.
+  ModulePredicate is_recomputed;
   // For what a configuration's file leaves "auto".
   AutoValues auto_values;
 };
@@ -79,6 +83,8 @@ struct StepReport {
   // sharding.report_grad_norm).
   double grad_norm = 0;
   double clipped_norm = 0;
+  // Of the step's forwards; nothing without activation_checkpointing.units.
+  RecomputeReport recompute;
 };
 
 // What AdamW keeps of each element.

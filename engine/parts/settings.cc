@@ -118,6 +118,18 @@ PartitionOptions PartitionOf(const proto::Config& config,
   return partition;
 }
 
+void SetRecompute(const proto::ActivationCheckpointing& config,
+                  const EngineOptions& options, Settings* settings) {
+  settings->recomputed.units = List(config.units());
+  settings->recomputed.is_recomputed = options.is_recomputed;
+  settings->recomputed.every = config.every();
+  RecomputeOptions& recompute = settings->recompute;
+  if (config.policy() == "matmuls") recompute.keeps = IsMatmulOrAttention;
+  recompute.budget_bytes = config.keep_bytes();
+  if (config.check() == "always") recompute.checks = ReplayChecks::kAlways;
+  if (config.check() == "never") recompute.checks = ReplayChecks::kNever;
+}
+
 ScheduleOptions ScheduleOf(const proto::Config& config) {
   const proto::ZeroOptimization& zero = config.zero_optimization();
   ScheduleOptions schedule;
@@ -148,6 +160,7 @@ Settings SettingsOf(const proto::Config& config, const EngineOptions& options,
   Settings s;
   s.partition = PartitionOf(config, options);
   s.schedule = ScheduleOf(config);
+  SetRecompute(config.activation_checkpointing(), options, &s);
   s.gradients = GradientsOf(config, world_size);
   const proto::ZeroOptimization& zero = config.zero_optimization();
   s.flats.persistence_threshold = zero.stage3_param_persistence_threshold();

@@ -8,6 +8,7 @@
 #include "config/config.pb.h"
 #include "engine/parts/engine_types.h"
 #include "engine/setup/buffer_sync.h"
+#include "engine/setup/recompute_choice.h"
 #include "optim/adamw.h"
 #include "optim/loss_scaler.h"
 #include "optim/lr_schedule.h"
@@ -17,6 +18,7 @@
 #include "sharding/gradient/gradients.h"
 #include "sharding/layout/flat_plan.h"
 #include "sharding/layout/partition.h"
+#include "sharding/recompute/recomputed_units.h"
 
 namespace tessera {
 
@@ -36,6 +38,8 @@ struct Settings {
   std::optional<at::ScalarType> reduce_dtype;
   // Of autocast scopes (Engine::Autocast).
   std::optional<at::ScalarType> autocast_dtype;
+  RecomputeChoice recomputed;  // without units: nothing is
+  RecomputeOptions recompute;
   bool cast_inputs = false;
   bool accumulate_locally = false;
   bool check_writes = false;

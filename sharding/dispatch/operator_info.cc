@@ -40,7 +40,7 @@ bool OverwritesFirst(const std::string& name) {
       "aten::zero_",        "aten::fill_",      "aten::uniform_",
       "aten::normal_",      "aten::random_",    "aten::copy_",
       "aten::exponential_", "aten::geometric_", "aten::log_normal_",
-      "aten::cauchy_"};
+      "aten::cauchy_",      "aten::bernoulli_"};
   return names->contains(name);
 }
 

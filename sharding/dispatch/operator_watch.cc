@@ -10,6 +10,7 @@ namespace tessera {
 namespace {
 
 thread_local OperatorWatch* t_watch = nullptr;
+thread_local bool t_replays = false;
 std::atomic<ParameterUses*> parameter_uses{nullptr};
 
 }  // namespace
@@ -21,6 +22,10 @@ void SetWatch(OperatorWatch* watch) { t_watch = watch; }
 WatchScope::WatchScope(OperatorWatch* watch)
     : before_(std::exchange(t_watch, watch)) {}
 WatchScope::~WatchScope() { t_watch = before_; }
+
+ReplayMark::ReplayMark() : before_(std::exchange(t_replays, true)) {}
+ReplayMark::~ReplayMark() { t_replays = before_; }
+bool ReplayMark::IsSet() { return t_replays; }
 
 void FollowAll(bool all) {
   c10::impl::tls_set_dispatch_key_included(kTagKey, all);

@@ -94,6 +94,19 @@ class WatchScope {
 // Sets the thread's watch until the next call, for who cannot hold a scope.
 void SetWatch(OperatorWatch* watch);
 
+// For its life, this thread computes again what a forward has computed.
+class ReplayMark {
+ public:
+  ReplayMark();
+  ~ReplayMark();
+  ReplayMark(const ReplayMark&) = delete;
+  ReplayMark& operator=(const ReplayMark&) = delete;
+  static bool IsSet();
+
+ private:
+  const bool before_;
+};
+
 // Whether the fallback sees all operators of this thread, from now on.
 void FollowAll(bool all);
 bool FollowsAll();

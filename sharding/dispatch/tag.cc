@@ -65,7 +65,8 @@ void ForEachTensor(const torch::jit::Stack& stack, size_t n, F&& f) {
 // Where a checkpoint may run what it will compute again in backward.
 bool OutsideOfGraph() {
   return !at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled() &&
-         torch::autograd::get_current_graph_task_id() == -1;
+         torch::autograd::get_current_graph_task_id() == -1 &&
+         !ReplayMark::IsSet();
 }
 
 // Whether the operator writes all of its first argument's storage and reads

@@ -59,6 +59,7 @@ void VisitWay(Spec& spec, const Visit& visit) {
   visit("max_reuse_distance", &spec.max_reuse_distance);
   visit("reduce_bucket_size", &spec.reduce_bucket_size);
   visit("in_place_gradient_bytes", &spec.in_place_gradient_bytes);
+  visit("recompute", &spec.recompute);
   visit("poison", &spec.poison);
   visit("construct_budget", &spec.construct_budget);
 }
@@ -126,6 +127,15 @@ void SetPrecision(const TrainingSpec& spec, proto::Config* config) {
   fp16->set_loss_scale_window(spec.loss_scale_window);
   fp16->set_hysteresis(spec.hysteresis);
   fp16->set_min_loss_scale(spec.min_loss_scale);
+}
+
+void SetRecompute(const std::string& text, proto::Config* config) {
+  if (text.empty()) return;
+  const std::vector<std::string> words = absl::StrSplit(text, '/');
+  auto* const recompute = config->mutable_activation_checkpointing();
+  recompute->add_units(words[0]);
+  if (words.size() > 1) recompute->set_policy(words[1]);
+  if (words.size() > 2) recompute->set_check(words[2]);
 }
 
 void SetSharding(const TrainingSpec& spec, proto::Config* config) {
@@ -222,6 +232,7 @@ proto::Config ConfigOf(const TrainingSpec& spec) {
   config.mutable_optimizer()->mutable_params()->set_weight_decay(kWeightDecay);
   SetPrecision(spec, &config);
   SetSharding(spec, &config);
+  SetRecompute(spec.recompute, &config);
   return config;
 }
 

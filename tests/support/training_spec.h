@@ -57,6 +57,8 @@ struct TrainingSpec {
   // Of the smallest gradients that are written in their places: of these models
   // all. 0: none.
   int64_t in_place_gradient_bytes = 1;
+  // activation_checkpointing: "", or "units/policy/check" ("auto/full").
+  std::string recompute;
   bool poison = false;  // SetPoisonOnFree
   // Built by ConstructSharded with so many bytes; 0: plainly.
   int64_t construct_budget = 0;

@@ -1,0 +1,59 @@
+#include "sharding/recompute/generator_state.h"
+
+#include <cstring>
+#include <mutex>
+
+#include "ATen/Context.h"
+#include "ATen/ops/equal.h"
+
+namespace tessera {
+namespace {
+
+bool Same(const at::mt19937& a, const at::mt19937& b) {
+  const at::mt19937_data_pod x = a.data(), y = b.data();
+  return x.seed_ == y.seed_ && x.left_ == y.left_ && x.seeded_ == y.seeded_ &&
+         x.next_ == y.next_ && x.state_ == y.state_;
+}
+
+}  // namespace
+
+at::Generator DefaultGeneratorOf(at::Device device) {
+  if (device.is_cpu()) return at::detail::getDefaultCPUGenerator();
+  if (device.is_meta()) return at::Generator();
+  return at::globalContext().defaultGenerator(device);
+}
+
+GeneratorState::GeneratorState(const at::Generator& generator)
+    : generator_(generator) {
+  std::lock_guard<std::mutex> lock(generator_.mutex());
+  if (!generator_.device().is_cpu()) {
+    state_ = generator_.get_state();
+    return;
+  }
+  auto* const cpu = generator_.get<at::CPUGeneratorImpl>();
+  engine_ = cpu->engine();
+  next_float_ = cpu->next_float_normal_sample();
+  next_double_ = cpu->next_double_normal_sample();
+}
+
+bool GeneratorState::IsCurrent() const {
+  const GeneratorState now(generator_);
+  if (!engine_.has_value()) return at::equal(state_, now.state_);
+  return Same(*engine_, *now.engine_) && next_float_ == now.next_float_ &&
+         next_double_ == now.next_double_;
+}
+
+void GeneratorState::Restore() const {
+  at::Generator generator = generator_;
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  if (!engine_.has_value()) {
+    generator.set_state(state_);
+    return;
+  }
+  auto* const cpu = generator.get<at::CPUGeneratorImpl>();
+  cpu->set_engine(*engine_);
+  cpu->set_next_float_normal_sample(next_float_);
+  cpu->set_next_double_normal_sample(next_double_);
+}
+
+}  // namespace tessera

@@ -1,0 +1,88 @@
+// RecomputedUnits: which modules are computed again in backward, of an engine
+// that was not told by the module's code. Nobody calls when a module's forward
+// begins: it begins with the first operator that uses one of its parameters, and
+// ends with the first that uses one of another module's, or of none. It begins
+// anew when its first parameter is used again.
+//
+// What operators a module is made of is seen (sharding/recompute/region.h) while
+// gradients are on and no backward runs. The region that is open when Backward
+// begins is kept whole: its activations are needed next.
+//
+// The first time that a module runs operators in some order its tape is
+// compared with what it made: a module whose bits differ keeps its activations
+// from then on, as one that has operators that cannot be run again does; a
+// warning says so, once.
+//
+// Threads: any; each has its own open region.
+#ifndef SHARDING_RECOMPUTE_RECOMPUTED_UNITS_H_
+#define SHARDING_RECOMPUTE_RECOMPUTED_UNITS_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/synchronization/mutex.h"
+#include "sharding/flat/flat_parameter.h"
+#include "sharding/recompute/recompute_report.h"
+#include "sharding/recompute/region.h"
+
+namespace tessera {
+
+enum class ReplayChecks { kFirst, kAlways, kNever };
+
+// Of all modules of an engine.
+struct RecomputeOptions {
+  // Names of operators whose results are held; null: none.
+  Region::Keeps keeps;
+  // Activations that may be kept all together, as they come: modules are
+  // computed again from then on. Those of one forward.
+  int64_t budget_bytes = 0;
+  ReplayChecks checks = ReplayChecks::kFirst;
+};
+
+class RecomputedUnits {
+ public:
+  explicit RecomputedUnits(RecomputeOptions options);
+  // Forgets the parameters. Open regions are kept whole.
+  ~RecomputedUnits();
+  RecomputedUnits(const RecomputedUnits&) = delete;
+  RecomputedUnits& operator=(const RecomputedUnits&) = delete;
+
+  // The parameter over storage `slot` of `flat` is of the module `name`. Before
+  // the first forward. LOCAL.
+  void Add(const std::string& name, const FlatParameter* flat, int slot);
+
+  // It is of several modules, or of one and the rest: its use begins and ends
+  // none.
+  void AddShared(const FlatParameter* flat, int slot);
+
+  // The forwards of this thread have ended: a backward begins, or a step.
+  static void EndForward();
+  // A backward has ended.
+  void EndBackward();
+
+  // Since the last call.
+  RecomputeReport TakeReport();
+
+  class Module;  // of this and of the thread's
+
+ private:
+  class Shared;
+  const std::shared_ptr<Shared> shared_;
+  void Enter(std::shared_ptr<Module> module, const FlatParameter* flat,
+             int slot);
+
+  std::vector<std::shared_ptr<Module>> modules_;
+  std::vector<std::pair<const FlatParameter*, int>> parameters_;
+};
+
+// Of matrices and attention: what costs most for its bytes.
+bool IsMatmulOrAttention(absl::string_view op);
+
+}  // namespace tessera
+#endif  // SHARDING_RECOMPUTE_RECOMPUTED_UNITS_H_

@@ -1,0 +1,197 @@
+// Why what is saved is held until the region ends: only then is it known that
+// every operator on the way to it can be run again. A forward's peak is that of
+// one region more, which its backward needs anyway.
+//
+// Why what is given up is restored all at once: the nodes of a region's
+// operators run one after the other, and each wants what others made. What is
+// unpacked is autograd's alone then, and freed with its node.
+#include "sharding/recompute/region.h"
+
+#include <cstring>
+#include <utility>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/torch_guard.h"
+#include "sharding/torch/torch_scope.h"
+#include "sharding/torch/version_error.h"
+#include "torch/csrc/autograd/variable.h"
+
+namespace tessera {
+namespace {
+
+// Regions that may hold what was restored.
+struct Restored {
+  static Restored& Global() {
+    static auto* const restored = new Restored;
+    return *restored;
+  }
+  absl::Mutex mutex;
+  std::vector<std::weak_ptr<Region>> regions ABSL_GUARDED_BY(mutex);
+};
+
+// To the bit, in whatever memory.
+bool SameBits(const at::Tensor& a, const at::Tensor& b) {
+  TorchScope scope;
+  const at::Tensor x = a.contiguous().cpu(), y = b.contiguous().cpu();
+  return std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0;
+}
+
+std::string TypeOf(const TensorPlace& place, at::Device device) {
+  TorchScope scope;
+  return at::empty({0}, at::TensorOptions(place.dtype).device(device))
+      .toString();
+}
+
+}  // namespace
+
+class Region::Slot final : public SavedSlot {
+ public:
+  Slot(std::shared_ptr<Region> region, const at::Tensor& tensor,
+       at::Tensor alias)
+      : region_(std::move(region)),
+        counter_(torch::autograd::impl::version_counter(tensor)),
+        version_(counter_.current_version()),
+        place_(tensor),
+        device_(tensor.device()),
+        alias_(std::move(alias)) {}
+
+  at::Tensor Unpack() override {
+    TORCH_CHECK(!changed(), VersionError(TypeOf(place_, device_), place_.sizes,
+                                         version_, counter_.current_version()));
+    return alias_.defined() ? alias_ : region_->Take(this);
+  }
+
+ private:
+  friend class Region;
+  bool changed() const { return counter_.current_version() != version_; }
+
+  std::shared_ptr<Region> region_;  // null: it has kept the tensor
+  const c10::VariableVersion counter_;
+  const int64_t version_;
+  const TensorPlace place_;
+  const at::Device device_;
+  at::Tensor alias_;       // undefined: given up
+  c10::Storage restored_;  // until it is handed out
+};
+
+Region::Region(std::string name, Keeps keeps, OutsideTensors* outside)
+    : tape_(std::move(name)), keeps_(std::move(keeps)), outside_(outside) {}
+Region::~Region() = default;
+
+bool Region::Begin(const c10::OperatorHandle& op, const OperatorInfo& info,
+                   const torch::jit::Stack& stack) {
+  return tape_.Begin(op, info, stack, outside_);
+}
+
+void Region::End(const c10::OperatorHandle& op, const OperatorInfo& info,
+                 const torch::jit::Stack& stack) {
+  tape_.End(op, info, stack, keeps_ != nullptr && keeps_(info.name));
+}
+
+std::shared_ptr<SavedSlot> Region::Save(const at::Tensor& tensor,
+                                        const at::Tensor& alias) {
+  const bool plain =
+      tensor.has_storage() && tensor.layout() == at::kStrided &&
+      !tensor.is_inference();
+  if (!tape_.spoilt().empty() || !plain) return nullptr;
+  auto slot = std::make_shared<Slot>(shared_from_this(), tensor, alias);
+  slots_.push_back(slot);
+  return slot;
+}
+
+int64_t Region::Prepare() {
+  if (!tape_.spoilt().empty()) return 0;
+  std::vector<int> wanted;
+  std::vector<std::shared_ptr<Slot>> slots;
+  for (const auto& weak : slots_) {
+    auto slot = weak.lock();
+    if (slot == nullptr) continue;
+    const int memory = tape_.MemoryOf(slot->alias_);
+    if (memory < 0) continue;
+    wanted.push_back(memory);
+    slots.push_back(std::move(slot));
+  }
+  slots_.clear();
+  tape_.Close(wanted);
+  int64_t bytes = 0;
+  absl::flat_hash_set<int> counted;
+  for (size_t i = 0; i < slots.size(); ++i) {
+    given_up_.emplace_back();  // as many as the tape restores
+    if (tape_.Holds(wanted[i])) continue;
+    given_up_.back() = slots[i];
+    if (counted.insert(wanted[i]).second) {
+      bytes += static_cast<int64_t>(slots[i]->alias_.storage().nbytes());
+    }
+  }
+  return bytes;
+}
+
+absl::Status Region::Verify() const {
+  absl::Status same;
+  const absl::Status run = CatchTorch(tape_.name(), [&] {
+    const std::vector<c10::Storage> restored = tape_.Replay();
+    for (size_t i = 0; i < given_up_.size() && same.ok(); ++i) {
+      const auto slot = given_up_[i].lock();
+      if (slot == nullptr || slot->changed()) continue;
+      if (SameBits(slot->alias_, slot->place_.Over(restored[i]))) continue;
+      same = absl::FailedPreconditionError(absl::StrCat(
+          "what ", tape_.MakerOf(i),
+          " made has other bits when it is computed again"));
+    }
+  });
+  return run.ok() ? same : run;
+}
+
+void Region::GiveUp() {
+  for (const auto& weak : given_up_) {
+    if (const auto slot = weak.lock()) slot->alias_.reset();
+  }
+}
+
+void Region::KeepAll() {
+  for (const auto& weak : given_up_) {
+    if (const auto slot = weak.lock()) slot->region_.reset();
+  }
+  given_up_.clear();
+  tape_.Clear();
+}
+
+at::Tensor Region::Take(Slot* slot) {
+  absl::MutexLock lock(&mutex_);
+  if (!slot->restored_) Restore();
+  return slot->place_.Over(std::exchange(slot->restored_, c10::Storage()));
+}
+
+void Region::Restore() {
+  const std::vector<c10::Storage> restored = tape_.Replay();
+  for (size_t i = 0; i < given_up_.size(); ++i) {
+    const auto slot = given_up_[i].lock();
+    if (slot != nullptr) slot->restored_ = restored[i];
+  }
+  Restored& all = Restored::Global();
+  absl::MutexLock lock(&all.mutex);
+  all.regions.push_back(weak_from_this());
+}
+
+void Region::DropRestored() {
+  absl::MutexLock lock(&mutex_);
+  for (const auto& weak : given_up_) {
+    if (const auto slot = weak.lock()) slot->restored_ = c10::Storage();
+  }
+}
+
+void DropRestoredOfAll() {
+  std::vector<std::weak_ptr<Region>> regions;
+  Restored& all = Restored::Global();
+  {
+    absl::MutexLock lock(&all.mutex);
+    regions.swap(all.regions);
+  }
+  for (const auto& weak : regions) {
+    if (const auto region = weak.lock()) region->DropRestored();
+  }
+}
+
+}  // namespace tessera

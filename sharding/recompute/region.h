@@ -1,0 +1,82 @@
+// Region: a part of a forward that is computed again in backward: the tape of
+// its operators, and what autograd saved of them.
+//
+//   open      operators go on the tape; what autograd saves is held
+//   closed    of what it saved, what the tape makes is given up (unless it is
+//             to be kept), the rest stays
+//   backward  the first unpack of what was given up runs the tape, for all of
+//             it; each is handed out once and is then autograd's
+//
+// Threads: the forward is of one thread, unpacking of any.
+#ifndef SHARDING_RECOMPUTE_REGION_H_
+#define SHARDING_RECOMPUTE_REGION_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "sharding/dispatch/operator_watch.h"
+#include "sharding/recompute/outside_tensor.h"
+#include "sharding/recompute/tape.h"
+
+namespace tessera {
+
+class Region : public std::enable_shared_from_this<Region> {
+ public:
+  // Whether what an operator makes is held, and not computed again.
+  using Keeps = std::function<bool(absl::string_view op)>;
+  // `keeps` may be null: nothing is.
+  Region(std::string name, Keeps keeps, OutsideTensors* outside);
+  ~Region();
+
+  // As OperatorWatch's.
+  bool Begin(const c10::OperatorHandle& op, const OperatorInfo& info,
+             const torch::jit::Stack& stack);
+  void End(const c10::OperatorHandle& op, const OperatorInfo& info,
+           const torch::jit::Stack& stack);
+  std::shared_ptr<SavedSlot> Save(const at::Tensor& tensor,
+                                  const at::Tensor& alias);
+
+  // ---- The end of its forward: Prepare, perhaps Verify, then one of the two.
+
+  // What could be given up, in bytes; 0: nothing, or the tape is spoilt.
+  int64_t Prepare();
+  const std::string& spoilt() const { return tape_.spoilt(); }
+  uint64_t signature() const { return tape_.signature(); }
+  // Runs the tape, and compares with what is still held: FailedPrecondition
+  // names the first difference. COLLECTIVE as Tape::Replay.
+  absl::Status Verify() const;
+  void GiveUp();
+  void KeepAll();
+
+  // Frees what was computed again and not unpacked. Any thread.
+  void DropRestored();
+  int num_operators() const { return static_cast<int>(tape_.size()); }
+
+ private:
+  class Slot;
+  at::Tensor Take(Slot* slot);
+  void Restore() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  Tape tape_;
+  const Keeps keeps_;
+  OutsideTensors* const outside_;  // of the thread, until it is closed
+  std::vector<std::weak_ptr<Slot>> slots_;
+  // After Prepare: of those that can be given up, in the tape's order.
+  std::vector<std::weak_ptr<Slot>> given_up_;
+  absl::Mutex mutex_;  // what slots have restored
+};
+
+// Frees what regions of the process have computed again and nobody unpacked:
+// the end of a backward.
+void DropRestoredOfAll();
+
+}  // namespace tessera
+#endif  // SHARDING_RECOMPUTE_REGION_H_

@@ -1,0 +1,53 @@
+// The tensors of an operator's arguments or results, in order: tensors, and
+// those of lists. An undefined one, and none in a list of optional ones, counts.
+#ifndef SHARDING_RECOMPUTE_STACK_TENSORS_H_
+#define SHARDING_RECOMPUTE_STACK_TENSORS_H_
+
+#include <cstddef>
+#include <utility>
+
+#include "ATen/core/Tensor.h"
+#include "ATen/core/ivalue.h"
+#include "ATen/core/stack.h"
+
+namespace tessera {
+
+// Calls f(tensor, index of the value) for those of the top `n` values.
+template <typename F>
+void ForEachTensorOf(const torch::jit::Stack& stack, size_t n, F&& f) {
+  for (size_t i = 0; i < n; ++i) {
+    const c10::IValue& value = stack[stack.size() - n + i];
+    if (value.isTensor()) {
+      f(value.toTensor(), i);
+    } else if (value.isTensorList()) {
+      for (const at::Tensor& t : value.toTensorVector()) f(t, i);
+    } else if (value.isList()) {
+      for (const c10::IValue& e : value.toListRef()) {
+        if (e.isTensor()) f(e.toTensor(), i);
+      }
+    }
+  }
+}
+
+// `value` with each tensor replaced by what f(tensor) returns.
+template <typename F>
+c10::IValue WithTensors(const c10::IValue& value, F&& f) {
+  if (value.isTensor()) return f(value.toTensor());
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor& t : value.toTensorVector()) list.push_back(f(t));
+    return list;
+  }
+  if (value.isList()) {
+    c10::List<c10::IValue> elements = value.toList();
+    auto list = c10::impl::GenericList(elements.elementType());
+    for (const c10::IValue& e : value.toListRef()) {
+      list.push_back(e.isTensor() ? c10::IValue(f(e.toTensor())) : e);
+    }
+    return list;
+  }
+  return value;
+}
+
+}  // namespace tessera
+#endif  // SHARDING_RECOMPUTE_STACK_TENSORS_H_

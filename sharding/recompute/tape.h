@@ -1,0 +1,146 @@
+// Tape: the operators that ran in a part of a forward, so that the same memory
+// can be computed again, to the same bits, without the user's code.
+//
+//   Begin, End   an operator: its arguments, as places in memories of the tape
+//                or as tensors from outside; which memories it made or wrote
+//   Close        of all operators those that the wanted memories need stay
+//   Replay       runs them; under no autograd, with the generators where they
+//                were
+//
+// A memory is a storage that an operator on the tape made. Views are not on the
+// tape: an argument is a place in a memory. Below autocast: casts are on the
+// tape as the operators that they are.
+//
+// What an operator on the tape writes outside of it (running statistics) is
+// written to a copy in Replay. Memory that nobody on the tape has filled (an
+// at::empty that a raw pointer wrote to) is kept as it was when it was first
+// read. A tape that cannot be run again says so (spoilt): an operator on it
+// writes a parameter, or does not say what it writes.
+//
+// Threads: Begin, End and Close are of one thread, Replay of any, one at a
+// time.
+#ifndef SHARDING_RECOMPUTE_TAPE_H_
+#define SHARDING_RECOMPUTE_TAPE_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "ATen/core/dispatch/Dispatcher.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/types/span.h"
+#include "sharding/dispatch/operator_info.h"
+#include "sharding/recompute/generator_state.h"
+#include "sharding/recompute/outside_tensor.h"
+#include "sharding/recompute/placed_tensor.h"
+
+namespace tessera {
+
+class Tape {
+ public:
+  // `name`: of what is computed again; for messages.
+  explicit Tape(std::string name) : name_(std::move(name)) {}
+  Tape(const Tape&) = delete;
+  Tape& operator=(const Tape&) = delete;
+
+  // ---- While it is recorded.
+
+  // As OperatorWatch's. False: it is not on the tape. `outside` is asked for
+  // what comes from outside. `keep`: what the operator makes is not to be
+  // computed again, if that can be.
+  bool Begin(const c10::OperatorHandle& op, const OperatorInfo& info,
+             const torch::jit::Stack& stack, OutsideTensors* outside);
+  void End(const c10::OperatorHandle& op, const OperatorInfo& info,
+           const torch::jit::Stack& stack, bool keep);
+  // Why it cannot be run again; "": it can.
+  const std::string& spoilt() const { return spoilt_; }
+  // The memory that a tensor lies in; -1: none of the tape.
+  int MemoryOf(const at::Tensor& tensor) const;
+  // Of what ran, without sizes: equal tapes have equal ones.
+  uint64_t signature() const { return signature_; }
+
+  // ---- Afterwards.
+
+  // Drops what the memories `wanted` do not need. REQUIRES: not spoilt.
+  void Close(absl::Span<const int> wanted);
+  // Is held since it was made: Replay gives it back as it is.
+  bool Holds(int memory) const {
+    return memories_[static_cast<size_t>(memory)].held.has_value();
+  }
+  // Computes the wanted memories, in Close's order. Throws libtorch's error of
+  // a changed version if something from outside has changed, and what the
+  // operators throw. Parameters are gathered; COLLECTIVE where their gathers
+  // are.
+  std::vector<c10::Storage> Replay() const;
+  // The operator that made the i-th wanted memory.
+  const std::string& MakerOf(size_t i) const {
+    return memories_[static_cast<size_t>(wanted_[i])].maker;
+  }
+  // Forgets all.
+  void Clear();
+  bool empty() const { return operators_.empty(); }
+  size_t size() const { return operators_.size(); }
+  const std::string& name() const { return name_; }
+
+ private:
+  struct Memory {
+    // Its storage while the tape is recorded. Weak, so that its address is not
+    // used again and its memory is not held.
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    std::optional<c10::Storage> held;
+    bool unfilled = false;  // nobody on the tape has written to it
+    int writers = 0;
+    std::string maker;  // operator
+  };
+  // A tensor argument; undefined where there is neither.
+  struct Use {
+    int memory = -1;
+    std::shared_ptr<OutsideTensor> outside;
+    TensorPlace place;  // not of what has no storage
+    bool placed = false;
+    bool written = false;
+  };
+  struct Result {
+    size_t position;  // among the tensors returned
+    int memory;
+    TensorPlace place;
+  };
+  struct Operator {
+    std::optional<c10::OperatorHandle> handle;  // none: see `fills`
+    std::vector<c10::IValue> arguments;         // tensors left out
+    std::vector<Use> uses;
+    std::vector<Result> results;
+    std::optional<GeneratorState> drawn_from;
+    // No operator: memory uses[0].memory becomes a copy of uses[0].outside.
+    bool fills = false;
+  };
+
+  void Spoil(const OperatorInfo& info, const std::string& why);
+  bool MayRecord(const c10::OperatorHandle& op, const OperatorInfo& info,
+                 const torch::jit::Stack& stack);
+  Use UseOf(const at::Tensor& tensor, bool written, bool overwritten,
+            OutsideTensors* outside);
+  void Fill(int memory);
+  bool IsNeeded(const Operator& op, const std::vector<bool>& needed) const;
+  void Run(const Operator& op, std::vector<c10::Storage>* storages) const;
+
+  const std::string name_;
+  std::string spoilt_;
+  uint64_t signature_ = 0;
+  std::vector<Memory> memories_;
+  absl::flat_hash_map<const c10::StorageImpl*, int> by_storage_;
+  std::vector<Operator> operators_;
+  // Between Begin and End.
+  std::optional<Operator> running_;
+  std::optional<GeneratorState> before_;
+  // After Close: by operator, the memories that no later one needs.
+  std::vector<int> wanted_;
+  std::vector<std::vector<int>> last_used_;
+};
+
+}  // namespace tessera
+#endif  // SHARDING_RECOMPUTE_TAPE_H_

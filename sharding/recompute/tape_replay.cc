@@ -1,0 +1,99 @@
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "sharding/dispatch/operator_watch.h"
+#include "sharding/flat/pins.h"
+#include "sharding/recompute/replay_scope.h"
+#include "sharding/recompute/stack_tensors.h"
+#include "sharding/recompute/tape.h"
+
+namespace tessera {
+namespace {
+
+// The default generators that a replay sets are given back what they were.
+class GeneratorsKept {
+ public:
+  ~GeneratorsKept() {
+    for (const GeneratorState& state : states_) state.Restore();
+  }
+  void Keep(const at::Generator& generator) {
+    for (const GeneratorState& state : states_) {
+      if (state.generator() == generator) return;
+    }
+    states_.emplace_back(generator);
+  }
+
+ private:
+  std::vector<GeneratorState> states_;
+};
+
+}  // namespace
+
+void Tape::Run(const Operator& op, std::vector<c10::Storage>* storages) const {
+  const auto memory = [&](int index) -> c10::Storage& {
+    return (*storages)[static_cast<size_t>(index)];
+  };
+  PinSet pins;
+  if (op.fills) {
+    const Use& use = op.uses[0];
+    memory(use.memory) = CopyOf(use.outside->copy());
+    return;
+  }
+  const std::string& operator_name = op.handle->schema().name();
+  const std::string reader = absl::StrCat(name_, ", ", operator_name);
+  size_t next = 0;
+  const auto value = [&](const at::Tensor&) -> at::Tensor {
+    const Use& use = op.uses[next++];
+    if (use.memory >= 0) return use.place.Over(memory(use.memory));
+    if (use.outside == nullptr) return at::Tensor();
+    const at::Tensor outside =
+        use.outside->Value(use.placed ? &use.place : nullptr, reader, &pins);
+    return use.written && use.placed ? use.place.Over(CopyOf(outside.storage()))
+                                     : outside;
+  };
+  torch::jit::Stack stack;
+  for (const c10::IValue& argument : op.arguments) {
+    stack.push_back(WithTensors(argument, value));
+  }
+  if (op.drawn_from.has_value()) op.drawn_from->Restore();
+  op.handle->callBoxed(&stack);
+  size_t position = 0;
+  auto result = op.results.begin();
+  ForEachTensorOf(stack, stack.size(), [&](const at::Tensor& t, size_t) {
+    const size_t here = position++;
+    if (result == op.results.end() || result->position != here) return;
+    TORCH_CHECK(t.defined() && result->place.SameAs(TensorPlace(t)), "[",
+                name_, "] operator ", operator_name,
+                " gave a tensor of other sizes when its activations were "
+                "computed again: ",
+                t.sizes(), " instead of ", at::IntArrayRef(result->place.sizes),
+                "; leave the module out of activation_checkpointing.units");
+    memory(result->memory) = t.storage();
+    ++result;
+  });
+}
+
+std::vector<c10::Storage> Tape::Replay() const {
+  ReplayScope scope;
+  GeneratorsKept generators;
+  std::vector<c10::Storage> storages(memories_.size());
+  for (size_t m = 0; m < memories_.size(); ++m) {
+    if (memories_[m].held.has_value()) storages[m] = *memories_[m].held;
+  }
+  for (size_t i = 0; i < operators_.size(); ++i) {
+    const auto& drawn_from = operators_[i].drawn_from;
+    if (drawn_from.has_value()) generators.Keep(drawn_from->generator());
+    Run(operators_[i], &storages);
+    for (const int memory : last_used_[i]) {
+      storages[static_cast<size_t>(memory)] = c10::Storage();
+    }
+  }
+  std::vector<c10::Storage> wanted;
+  wanted.reserve(wanted_.size());
+  for (const int memory : wanted_) {
+    wanted.push_back(storages[static_cast<size_t>(memory)]);
+  }
+  return wanted;
+}
+
+}  // namespace tessera
