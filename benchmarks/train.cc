@@ -52,6 +52,9 @@ ABSL_FLAG(int64_t, seq, 256, "Bytes of context.");
 ABSL_FLAG(int64_t, micro_batch, 2, "Sequences of a rank's step.");
 ABSL_FLAG(std::string, dtype, "fp32", "fp32 or bf16.");
 ABSL_FLAG(double, clip, 0, "Norm that gradients are clipped to; 0: none.");
+ABSL_FLAG(std::string, recompute, "",
+          "Computes the blocks' activations again in backward: full or matmuls "
+          "(activation_checkpointing.policy); none by default.");
 ABSL_FLAG(int, steps, 8, "Steps; the first two are not timed.");
 ABSL_FLAG(bool, turns, false, "Take turns: see the top of train.cc.");
 ABSL_FLAG(std::string, backend, "auto", "auto, shm, gloo, hierarchical, nccl.");
@@ -105,6 +108,11 @@ proto::Config ConfigOfFlags() {
   config.mutable_optimizer()->mutable_params()->set_lr(kLr);
   config.mutable_optimizer()->mutable_params()->set_weight_decay(kWeightDecay);
   config.mutable_zero_optimization()->set_stage(absl::GetFlag(FLAGS_stage));
+  const std::string recompute = absl::GetFlag(FLAGS_recompute);
+  if (!recompute.empty()) {
+    config.mutable_activation_checkpointing()->add_units("PeerBlock");
+    config.mutable_activation_checkpointing()->set_policy(recompute);
+  }
   if (absl::GetFlag(FLAGS_dtype) == "bf16") {
     config.mutable_bf16()->set_enabled(true);
     config.set_communication_data_type("fp32");  // as the peers'

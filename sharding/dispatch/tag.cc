@@ -193,52 +193,61 @@ void Redispatch(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
 }
 
 // As Redispatch, while autocast is on. Its casts must be seen: nothing is
-// excluded.
+// excluded. The user's cache is for others than parameters.
 void RedispatchUnderAutocast(const c10::OperatorHandle& op,
-                             c10::DispatchKeySet keys,
+                             c10::DispatchKeySet keys, bool has_parameters,
                              torch::jit::Stack* stack) {
   std::optional<NoAutocastCache> no_cache;
-  if (AutocastTakes(keys)) no_cache.emplace();
+  if (has_parameters && AutocastTakes(keys)) no_cache.emplace();
   Redispatch(op, keys, stack, /*exclude=*/false);
 }
 
-// aten::_to_copy: what it casts is not kept for backward.
+// aten::_to_copy: what it casts of a parameter is not kept for backward.
 void RedispatchCopy(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                     torch::jit::Stack* stack) {
   const at::Tensor source =
       torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
   Redispatch(op, keys, stack, /*exclude=*/true);
+  if (!HasTag(source)) return;
   c10::IValue& cast = stack->back();
   cast = WithCachedHistory(source, cast.toTensor());
   RememberCast(source, cast.toTensor());
 }
 
+// How an operator is to run.
+struct HowToRun {
+  bool exclude = false;         // the tag, below it
+  bool has_parameters = false;  // among its arguments
+};
+
 void Run(const c10::OperatorHandle& op, const OperatorInfo& info,
-         c10::DispatchKeySet keys, torch::jit::Stack* stack, bool exclude) {
+         c10::DispatchKeySet keys, torch::jit::Stack* stack, HowToRun how) {
   if (info.copies) {
     RedispatchCopy(op, keys, stack);
   } else if (AutocastIsOn()) {
-    RedispatchUnderAutocast(op, keys, stack);
+    RedispatchUnderAutocast(op, keys, how.has_parameters, stack);
   } else {
-    Redispatch(op, keys, stack, exclude);
+    Redispatch(op, keys, stack, how.exclude);
   }
 }
 
 // As Run. What is made of other operators is not the watch's: these come to the
 // fallback by themselves.
 void RunWatched(const c10::OperatorHandle& op, const OperatorInfo& info,
-                c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+                c10::DispatchKeySet keys, torch::jit::Stack* stack,
+                bool has_parameters) {
   OperatorWatch* const watch = OperatorWatch::Current();
+  const HowToRun how{info.aten, has_parameters};
   if (watch == nullptr || watch->within()) {
-    Run(op, info, keys, stack, /*exclude=*/info.aten);
+    Run(op, info, keys, stack, how);
   } else if (info.composite || AutocastTakes(keys)) {
-    Run(op, info, keys, stack, /*exclude=*/false);
+    Run(op, info, keys, stack, {/*exclude=*/false, has_parameters});
   } else if (!watch->Begin(op, info, stack)) {
-    Run(op, info, keys, stack, /*exclude=*/info.aten);
+    Run(op, info, keys, stack, how);
   } else {
     {
       OperatorWatch::Within within(watch);
-      Run(op, info, keys, stack, /*exclude=*/info.aten);
+      Run(op, info, keys, stack, how);
     }
     watch->End(op, info, stack);
   }
@@ -256,7 +265,7 @@ void Compute(const c10::OperatorHandle& op, const OperatorInfo& info,
       !AutocastTakes(keys)) {
     result_dtype = CastInputs(op, info.input_casts, stack);
   }
-  RunWatched(op, info, keys, stack);
+  RunWatched(op, info, keys, stack, !held.pins.empty());
   if (result_dtype) CastFirstResult(num_returns, *result_dtype, stack);
   const bool constructs =
       !held.evictables.empty() || Construction::Current() != nullptr;

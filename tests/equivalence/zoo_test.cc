@@ -55,6 +55,15 @@ TEST_P(ZooTest, EqualsTheOracleByDefault) {
   ExpectEqualsOracle(spec, 2);
 }
 
+TEST_P(ZooTest, RecomputedEqualsTheOracle) {
+  TrainingSpec spec;
+  spec.model = GetParam();
+  spec.stage = 3;
+  spec.accumulation = 2;
+  spec.recompute = "auto/full/never";
+  ExpectEqualsOracle(spec, 2);
+}
+
 TEST_P(ZooTest, ConstructedShardedEqualsTheOracle) {
   TrainingSpec spec;
   spec.model = GetParam();

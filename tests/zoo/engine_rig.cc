@@ -22,6 +22,8 @@ proto::Config ConfigOf(absl::string_view way, const Recipe& recipe) {
   proto::ZeroOptimization* zero = config.mutable_zero_optimization();
   zero->set_stage(way == "Stage2" ? 2 : 3);
   zero->set_stage3_param_persistence_threshold(0);
+  // Its bits are this test's matter.
+  config.mutable_activation_checkpointing()->set_check("never");
   if (way == "Stage3Gloo") zero->set_stage3_max_reuse_distance(0);
   config.mutable_optimizer()->set_type("AdamW");
   proto::OptimizerParams* params = config.mutable_optimizer()->mutable_params();
@@ -87,6 +89,11 @@ class EngineRig : public Rig {
                                  const Recipe& recipe) override {
     EngineOptions options;
     options.communicator = comm_;
+    if (way_ == "Stage3Recompute") {
+      options.is_recomputed = [](const nn::Module&, absl::string_view path) {
+        return !path.empty();  // the outermost: the module's children
+      };
+    }
     return std::make_unique<EngineTraining>(ValueOf(
         Engine::Create(std::move(module), ConfigOf(way_, recipe), options)));
   }
@@ -97,7 +104,9 @@ class EngineRig : public Rig {
 
 }  // namespace
 
-std::vector<std::string> Ways() { return {"Stage3", "Stage2", "Stage3Gloo"}; }
+std::vector<std::string> Ways() {
+  return {"Stage3", "Stage2", "Stage3Gloo", "Stage3Recompute"};
+}
 
 std::string BackendOf(absl::string_view way) {
   return way == "Stage3Gloo" ? "gloo" : "shm";
