@@ -225,8 +225,8 @@ std::string SchemaOfValue(const FieldDescriptor& field,
   }
   if (IsSection(field)) return SchemaOf(*field.message_type(), indent);
   if (field.is_repeated()) {
-    const std::string list = absl::StrCat(
-        "\"type\": \"array\", \"items\": {", SchemaType(field), "}");
+    const std::string list = absl::StrCat("\"type\": \"array\", \"items\": {",
+                                          SchemaType(field), "}");
     return field.options().GetExtension(proto::json_single)
                ? absl::StrCat("\"anyOf\": [{", SchemaType(field), "}, {", list,
                               "}]")

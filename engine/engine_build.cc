@@ -316,9 +316,8 @@ absl::Status Engine::Impl::TakeOver(std::vector<FlatPlan> flats) {
 absl::Status Engine::Impl::MakeRecomputed(absl::Span<const UnitPlan> units) {
   const RecomputeChoice& choice = parts_->settings.recomputed;
   if (choice.units.empty() && !choice.is_recomputed) return absl::OkStatus();
-  TESSERA_ASSIGN_OR_RETURN(
-      const RecomputedModules found,
-      ChooseRecomputed(*parts_->module, units, choice));
+  TESSERA_ASSIGN_OR_RETURN(const RecomputedModules found,
+                           ChooseRecomputed(*parts_->module, units, choice));
   parts_->recomputed =
       std::make_unique<RecomputedUnits>(parts_->settings.recompute);
   for (const RecomputedModule& module : found.modules) {

@@ -261,8 +261,8 @@ class JsonToProto {
   void ReadRepeated(const JsonValue& value, const std::string& path,
                     const FieldDescriptor& field, Message* message) {
     if (value.kind != JsonKind::kArray) {
-      const bool single =
-          field.options().GetExtension(proto::json_single) && Fits(field, value);
+      const bool single = field.options().GetExtension(proto::json_single) &&
+                          Fits(field, value);
       if (single) return ReadOne(value, path, field, message);
       Misfit(path, value, "an array");
       return;

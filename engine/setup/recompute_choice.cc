@@ -55,8 +55,7 @@ absl::StatusOr<std::vector<int>> FindChosen(const ModuleWalk& walk,
     const bool wanted =
         names.Match(m.module->name()) || automatic[i] ||
         (choice.is_recomputed && choice.is_recomputed(*m.module, m.path));
-    int number =
-        m.parent < 0 ? kNone : chosen[static_cast<size_t>(m.parent)];
+    int number = m.parent < 0 ? kNone : chosen[static_cast<size_t>(m.parent)];
     if (number == kNone && wanted) {
       number = static_cast<int>(found->modules.size());
       found->modules.push_back({m.path, {}});

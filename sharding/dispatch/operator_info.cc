@@ -127,8 +127,8 @@ const OperatorInfo& OperatorInfo::Of(const c10::OperatorHandle& op) {
       entry->overload != schema.overload_name()) {
     entry = std::make_unique<Entry>(
         Entry{schema.name(), schema.overload_name(), Classify(schema)});
-    entry->info.composite = op.hasKernelForDispatchKey(
-        c10::DispatchKey::CompositeImplicitAutograd);
+    entry->info.composite =
+        op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
   }
   return entry->info;
 }

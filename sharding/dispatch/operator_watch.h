@@ -1,5 +1,6 @@
 // OperatorWatch: who follows a thread's operators and what autograd saves of
-// them, in order to compute it again instead of keeping it (sharding/recompute).
+// them, in order to compute it again instead of keeping it
+// (sharding/recompute).
 //
 //   operator --> fallback (tag.h) --> Begin, the operator, End
 //   autograd saves a tensor --> saved_tensors.cc --> Save
@@ -75,8 +76,24 @@ class OperatorWatch {
     OperatorWatch* const watch_;
   };
 
+  // One that is made of others is running.
+  bool in_composite() const { return composites_ > 0; }
+  class Composite {
+   public:
+    explicit Composite(OperatorWatch* watch) : watch_(watch) {
+      ++watch->composites_;
+    }
+    ~Composite() { --watch_->composites_; }
+    Composite(const Composite&) = delete;
+    Composite& operator=(const Composite&) = delete;
+
+   private:
+    OperatorWatch* const watch_;
+  };
+
  private:
   bool within_ = false;
+  int composites_ = 0;
 };
 
 // For its life, `watch` is the thread's (null: none).

@@ -241,6 +241,7 @@ void RunWatched(const c10::OperatorHandle& op, const OperatorInfo& info,
   if (watch == nullptr || watch->within()) {
     Run(op, info, keys, stack, how);
   } else if (info.composite || AutocastTakes(keys)) {
+    OperatorWatch::Composite composite(watch);
     Run(op, info, keys, stack, {/*exclude=*/false, has_parameters});
   } else if (!watch->Begin(op, info, stack)) {
     Run(op, info, keys, stack, how);

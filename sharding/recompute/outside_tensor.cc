@@ -1,5 +1,6 @@
 #include "sharding/recompute/outside_tensor.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -26,8 +27,7 @@ OutsideTensor::OutsideTensor(const at::Tensor& tensor)
 }
 
 at::Tensor OutsideTensor::Value(const TensorPlace* place,
-                                const std::string& reader,
-                                PinSet* pins) const {
+                                const std::string& reader, PinSet* pins) const {
   if (cast_ != nullptr) {
     cast_->CheckVersions();
     pins->Add(cast_->flat());
@@ -64,6 +64,11 @@ std::shared_ptr<OutsideTensor> OutsideTensors::Of(const at::Tensor& tensor) {
   if (it != by_storage_.end()) {
     auto known = it->second.newest.lock();
     if (known != nullptr && known->IsNow(tensor)) return known;
+  }
+  if (by_storage_.size() >= prune_at_) {
+    absl::erase_if(by_storage_,
+                   [](const auto& e) { return e.second.newest.expired(); });
+    prune_at_ = std::max(kPruneAt, 2 * by_storage_.size());
   }
   auto made = std::make_shared<OutsideTensor>(tensor);
   by_storage_.insert_or_assign(

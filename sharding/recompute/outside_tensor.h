@@ -63,7 +63,9 @@ class OutsideTensors {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     std::weak_ptr<OutsideTensor> newest;
   };
+  static constexpr size_t kPruneAt = 256;
   absl::flat_hash_map<const c10::StorageImpl*, Entry> by_storage_;
+  size_t prune_at_ = kPruneAt;  // of entries
 };
 
 }  // namespace tessera

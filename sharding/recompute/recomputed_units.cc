@@ -165,7 +165,8 @@ class ThreadUnits final : public OperatorWatch {
   }
   std::shared_ptr<SavedSlot> Save(const at::Tensor& tensor,
                                   const at::Tensor& alias) override {
-    return region_ == nullptr ? nullptr : region_->Save(tensor, alias);
+    if (region_ == nullptr || InBackward()) return nullptr;
+    return region_->Save(tensor, alias);
   }
 
   // No forward goes on.
@@ -190,7 +191,8 @@ class ThreadUnits final : public OperatorWatch {
   }
   bool BeginsAnew(const StorageOwner& owned) const {
     return region_ != nullptr && region_->num_operators() > 0 &&
-           owned.flat.get() == first_.first && owned.slot == first_.second;
+           !in_composite() && owned.flat.get() == first_.first &&
+           owned.slot == first_.second;
   }
 
   void Open(const std::shared_ptr<Module>& module, const StorageOwner& owned) {

@@ -1,12 +1,12 @@
 // RecomputedUnits: which modules are computed again in backward, of an engine
 // that was not told by the module's code. Nobody calls when a module's forward
-// begins: it begins with the first operator that uses one of its parameters, and
-// ends with the first that uses one of another module's, or of none. It begins
-// anew when its first parameter is used again.
+// begins: it begins with the first operator that uses one of its parameters,
+// and ends with the first that uses one of another module's, or of none. It
+// begins anew when its first parameter is used again.
 //
-// What operators a module is made of is seen (sharding/recompute/region.h) while
-// gradients are on and no backward runs. The region that is open when Backward
-// begins is kept whole: its activations are needed next.
+// What operators a module is made of is seen (sharding/recompute/region.h)
+// while gradients are on and no backward runs. The region that is open when
+// Backward begins is kept whole: its activations are needed next.
 //
 // The first time that a module runs operators in some order its tape is
 // compared with what it made: a module whose bits differ keeps its activations

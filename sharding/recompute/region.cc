@@ -92,9 +92,8 @@ void Region::End(const c10::OperatorHandle& op, const OperatorInfo& info,
 
 std::shared_ptr<SavedSlot> Region::Save(const at::Tensor& tensor,
                                         const at::Tensor& alias) {
-  const bool plain =
-      tensor.has_storage() && tensor.layout() == at::kStrided &&
-      !tensor.is_inference();
+  const bool plain = tensor.has_storage() && tensor.layout() == at::kStrided &&
+                     !tensor.is_inference();
   if (!tape_.spoilt().empty() || !plain) return nullptr;
   auto slot = std::make_shared<Slot>(shared_from_this(), tensor, alias);
   slots_.push_back(slot);
@@ -136,9 +135,9 @@ absl::Status Region::Verify() const {
       const auto slot = given_up_[i].lock();
       if (slot == nullptr || slot->changed()) continue;
       if (SameBits(slot->alias_, slot->place_.Over(restored[i]))) continue;
-      same = absl::FailedPreconditionError(absl::StrCat(
-          "what ", tape_.MakerOf(i),
-          " made has other bits when it is computed again"));
+      same = absl::FailedPreconditionError(
+          absl::StrCat("what ", tape_.MakerOf(i),
+                       " made has other bits when it is computed again"));
     }
   });
   return run.ok() ? same : run;

@@ -1,5 +1,6 @@
 // The tensors of an operator's arguments or results, in order: tensors, and
-// those of lists. An undefined one, and none in a list of optional ones, counts.
+// those of lists. An undefined one, and none in a list of optional ones,
+// counts.
 #ifndef SHARDING_RECOMPUTE_STACK_TENSORS_H_
 #define SHARDING_RECOMPUTE_STACK_TENSORS_H_
 

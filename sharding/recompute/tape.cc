@@ -84,8 +84,9 @@ bool Tape::MayRecord(const c10::OperatorHandle& op, const OperatorInfo& info,
   }
   if (!writes && !makes) return false;
   if (!info.aten && !info.promises) {
-    Spoil(info, "does not say which of its arguments it writes (define it with "
-                "a schema: \"my::op(Tensor x) -> Tensor\")");
+    Spoil(info,
+          "does not say which of its arguments it writes (define it with "
+          "a schema: \"my::op(Tensor x) -> Tensor\")");
     return false;
   }
   if (writes_parameter) {

@@ -62,8 +62,8 @@ void Tape::Run(const Operator& op, std::vector<c10::Storage>* storages) const {
   ForEachTensorOf(stack, stack.size(), [&](const at::Tensor& t, size_t) {
     const size_t here = position++;
     if (result == op.results.end() || result->position != here) return;
-    TORCH_CHECK(t.defined() && result->place.SameAs(TensorPlace(t)), "[",
-                name_, "] operator ", operator_name,
+    TORCH_CHECK(t.defined() && result->place.SameAs(TensorPlace(t)), "[", name_,
+                "] operator ", operator_name,
                 " gave a tensor of other sizes when its activations were "
                 "computed again: ",
                 t.sizes(), " instead of ", at::IntArrayRef(result->place.sizes),

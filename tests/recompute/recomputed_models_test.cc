@@ -1,6 +1,6 @@
 // Every model of tests/models/models.h, its modules computed again in backward
-// without their knowing, gives the oracle's bits: losses, gradients, parameters,
-// buffers (running statistics), generators.
+// without their knowing, gives the oracle's bits: losses, gradients,
+// parameters, buffers (running statistics), generators.
 #include <algorithm>
 #include <string>
 #include <tuple>

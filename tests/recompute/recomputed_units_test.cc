@@ -1,8 +1,6 @@
 // Modules that know nothing of it are computed again in backward: what is held
 // between forward and backward, what runs again, and the bits, against the same
 // module that keeps its activations.
-#include "engine/engine.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -16,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "comm/group/self_communicator.h"
+#include "engine/engine.h"
 #include "tests/dispatch/held_bytes.h"
 #include "torch/csrc/autograd/custom_function.h"
 
@@ -24,7 +23,8 @@ namespace {
 
 namespace nn = torch::nn;
 using at::Tensor;
-using ::testing::ElementsAre;
+using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
@@ -44,12 +44,13 @@ struct BlockImpl : nn::Module {
     Tensor h = up(norm(x)) * calls;
     h.relu_();
     h = torch::dropout(h, 0.25, is_training());
-    return x + down(middle ? middle(h) : h);
+    h = x + down(middle ? middle(h) : h);
+    return last ? last(h) : h;
   }
   nn::BatchNorm1d norm;
   nn::Linear up, down;
   Tensor calls;
-  std::function<Tensor(Tensor)> middle;
+  std::function<Tensor(Tensor)> middle, last;
 };
 TORCH_MODULE(Block);
 
@@ -93,13 +94,14 @@ class Trained {
   proto::ActivationCheckpointing* recompute() {
     return config_.mutable_activation_checkpointing();
   }
-  void Create() {
+  absl::Status TryCreate() {
     EngineOptions options;
     options.communicator = MakeSelfCommunicator();
     auto made = Engine::Create(net, config_, options);
-    TESSERA_ASSERT_OK(made.status());
-    engine = *std::move(made);
+    if (made.ok()) engine = *std::move(made);
+    return made.status();
   }
+  void Create() { TESSERA_ASSERT_OK(TryCreate()); }
   // Returns what the forward left held.
   int64_t Forward(const Tensor& x) {
     const int64_t before = HeldBytes::get();
@@ -174,6 +176,350 @@ TEST_F(RecomputedUnitsTest, GivesTheSameBitsAndHoldsTheInputsAlone) {
   EXPECT_LT(held[1], (kBlocks + 1) * input + 4096);
   EXPECT_LT(held[2], held[0]);
   EXPECT_GT(held[2], held[1]);
+}
+
+// Trains with and without, on the same inputs, and expects the same.
+void ExpectSameTraining(const std::function<void(Trained&)>& prepare,
+                        const std::string& policy = "full", int stage = 3) {
+  std::vector<std::vector<Tensor>> states;
+  for (const std::string& each : {std::string(), policy}) {
+    Trained run(each, stage);
+    prepare(run);
+    for (int step = 0; step < 3; ++step) run.Step(Input(step));
+    states.push_back(run.State());
+  }
+  ExpectSame(states[0], states[1]);
+}
+
+void SetMiddle(Trained& run, const std::function<Tensor(Tensor)>& middle) {
+  for (const auto& block : *run.net->blocks) {
+    block->as<Block>()->middle = middle;
+  }
+}
+
+// A forward of the trained net, then what the engine says of its step.
+RecomputeReport ReportOf(const std::function<Tensor(Tensor)>& middle) {
+  Trained run("full");
+  SetMiddle(run, middle);
+  run.Step(Input(0));
+  return run.engine->last_step().recompute;
+}
+
+TEST_F(RecomputedUnitsTest, GivesTheSameBitsAtEachStage) {
+  for (int stage : {0, 1, 2}) {
+    ExpectSameTraining([](Trained&) {}, "full", stage);
+  }
+}
+
+// ---- what a raw pointer made
+
+// Fills memory of its own behind libtorch's back, with what it finds.
+Tensor FilledByHand(const Tensor& h) {
+  Tensor filled = torch::empty(h.sizes());
+  const Tensor from = h.detach().contiguous();
+  for (int64_t i = 0; i < filled.numel(); ++i) {
+    filled.data_ptr<float>()[i] = from.data_ptr<float>()[i] * 0.5f + 1;
+  }
+  return h * filled;
+}
+
+TEST_F(RecomputedUnitsTest, KeepsWhatARawPointerFilled) {
+  ExpectSameTraining([](Trained& run) { SetMiddle(run, FilledByHand); });
+  EXPECT_EQ(ReportOf(FilledByHand).given_up, kBlocks);
+}
+
+Tensor FilledAndWritten(const Tensor& h) {
+  Tensor filled = torch::empty({4 * kDim});
+  for (int64_t i = 0; i < filled.numel(); ++i) {
+    filled.data_ptr<float>()[i] = static_cast<float>(i);
+  }
+  filled.mul_(0.01);
+  return h * filled.sin();
+}
+
+TEST_F(RecomputedUnitsTest, KeepsWhatWasFilledBeforeAnOperatorWrote) {
+  ExpectSameTraining([](Trained& run) { SetMiddle(run, FilledAndWritten); });
+}
+
+TEST_F(RecomputedUnitsTest, FollowsTensorsMadeOfVectors) {
+  const auto middle = [](const Tensor& h) {
+    return h * torch::tensor(
+                   std::vector<float>{0.25f + torch::rand({1}).item<float>()});
+  };
+  ExpectSameTraining([&](Trained& run) { SetMiddle(run, middle); });
+}
+
+// ---- autograd functions
+
+struct Cubed : torch::autograd::Function<Cubed> {
+  static Tensor forward(torch::autograd::AutogradContext* context,
+                        const Tensor& x) {
+    const Tensor squared = x * x;
+    context->save_for_backward({x, squared});
+    return squared * x;
+  }
+  static torch::autograd::tensor_list backward(
+      torch::autograd::AutogradContext* context,
+      const torch::autograd::tensor_list& gradients) {
+    const auto saved = context->get_saved_variables();
+    return {gradients[0] * 3 * saved[1] + 0 * saved[0]};
+  }
+};
+
+TEST_F(RecomputedUnitsTest, FollowsAutogradFunctions) {
+  const auto middle = [](const Tensor& h) { return Cubed::apply(h); };
+  ExpectSameTraining([&](Trained& run) { SetMiddle(run, middle); });
+  EXPECT_EQ(ReportOf(middle).given_up, kBlocks);
+}
+
+// ---- what cannot be computed again is kept
+
+int64_t drawn = 0;
+Tensor ScaledByCalls(const Tensor& x) {
+  return x * static_cast<double>(1 + drawn++ % 5);
+}
+Tensor ScaledSilently(const Tensor& x) { return x * 2; }
+
+TORCH_LIBRARY(recomputed_units_test, m) {
+  m.def("scaled_by_calls(Tensor x) -> Tensor");
+  m.def("scaled_silently",
+        torch::dispatch(c10::DispatchKey::CPU, TORCH_FN(ScaledSilently)));
+}
+TORCH_LIBRARY_IMPL(recomputed_units_test, CPU, m) {
+  m.impl("scaled_by_calls", &ScaledByCalls);
+}
+
+Tensor Call(const char* name, const Tensor& x) {
+  return c10::Dispatcher::singleton()
+      .findSchemaOrThrow(name, "")
+      .typed<Tensor(const Tensor&)>()
+      .call(x);
+}
+
+TEST_F(RecomputedUnitsTest, KeepsAModuleWhoseBitsDiffer) {
+  const auto middle = [](const Tensor& h) {
+    return h * Call("recomputed_units_test::scaled_by_calls", h.detach());
+  };
+  const RecomputeReport report = ReportOf(middle);
+  EXPECT_EQ(report.given_up, 0);
+  ASSERT_EQ(report.unable.size(), static_cast<size_t>(kBlocks));
+  EXPECT_THAT(report.unable[1],
+              AllOf(HasSubstr("[blocks.1] what "),
+                    HasSubstr("scaled_by_calls made has other bits")));
+}
+
+TEST_F(RecomputedUnitsTest, KeepsAModuleWithAnOperatorThatMayWrite) {
+  const auto middle = [](const Tensor& h) {
+    return h + Call("recomputed_units_test::scaled_silently", h.detach());
+  };
+  ExpectSameTraining([&](Trained& run) { SetMiddle(run, middle); });
+  const RecomputeReport report = ReportOf(middle);
+  ASSERT_EQ(report.unable.size(), static_cast<size_t>(kBlocks));
+  EXPECT_THAT(report.unable[0],
+              HasSubstr("scaled_silently does not say which of its arguments "
+                        "it writes"));
+}
+
+TEST_F(RecomputedUnitsTest, KeepsAModuleThatWritesAParameter) {
+  const auto prepare = [](Trained& run) {
+    for (const auto& block : *run.net->blocks) {
+      auto* const b = block->as<Block>();
+      b->middle = [b](const Tensor& h) {
+        torch::NoGradGuard no_grad;
+        b->down->bias.mul_(0.5);
+        torch::AutoGradMode grad(true);
+        return h * 1;
+      };
+    }
+  };
+  ExpectSameTraining(prepare);
+  Trained run("full");
+  prepare(run);
+  run.Step(Input(0));
+  EXPECT_THAT(run.engine->last_step().recompute.unable,
+              Contains(HasSubstr("mul_ writes a parameter")));
+}
+
+// ---- what changes between forward and backward
+
+// A block's input is written after the block has read it: autograd allows it.
+TEST_F(RecomputedUnitsTest, FollowsWritesToWhatItRead) {
+  const auto loss = [](Trained& run, const Tensor& input) {
+    Tensor x = input.clone();
+    for (const auto& block : *run.net->blocks) {
+      const Tensor mask = torch::ones({kDim});
+      // Read by an operator that saves nothing of it.
+      const Tensor y = block->as<Block>()->forward(x + mask);
+      mask.mul_(3);
+      x = y + mask;
+    }
+    return run.net->head(x).square().mean();
+  };
+  std::vector<std::vector<Tensor>> states;
+  for (const char* policy : {"", "full"}) {
+    Trained run(policy);
+    run.Create();
+    for (int step = 0; step < 3; ++step) {
+      run.loss = loss(run, Input(step));
+      run.losses.push_back(run.loss.detach());
+      TESSERA_ASSERT_OK(run.engine->Backward(run.loss));
+      TESSERA_ASSERT_OK(run.engine->Step());
+    }
+    states.push_back(run.State());
+  }
+  ExpectSame(states[0], states[1]);
+}
+
+TEST_F(RecomputedUnitsTest, ToldOfWritesToWhatIsSavedAsByLibtorch) {
+  for (const char* policy : {"", "full"}) {
+    Trained run(policy);
+    Tensor kept;
+    SetMiddle(run, [&](const Tensor& h) {
+      kept = h.sigmoid();  // saves its result
+      return kept * 2;
+    });
+    run.Create();
+    run.Forward(Input(0));
+    kept.detach().zero_();
+    EXPECT_THAT(run.engine->Backward(run.loss).ToString(),
+                HasSubstr("modified by an inplace operation"))
+        << policy;
+    // And goes on.
+    SetMiddle(run, nullptr);
+    run.Step(Input(1));
+  }
+}
+
+// ---- how it is used
+
+TEST_F(RecomputedUnitsTest, UnpacksTwice) {
+  std::vector<std::vector<Tensor>> states;
+  for (const char* policy : {"", "full"}) {
+    Trained run(policy);
+    run.Create();
+    run.Forward(Input(0));
+    BackwardOptions again;
+    again.retain_graph = true;
+    TESSERA_ASSERT_OK(run.engine->Backward(run.loss, again));
+    TESSERA_ASSERT_OK(run.engine->Backward(run.loss));
+    TESSERA_ASSERT_OK(run.engine->Step());
+    states.push_back(run.State());
+  }
+  ExpectSame(states[0], states[1]);
+}
+
+TEST_F(RecomputedUnitsTest, DifferentiatesTwice) {
+  std::vector<std::vector<Tensor>> states;
+  for (const char* policy : {"", "full"}) {
+    Trained run(policy);
+    run.Create();
+    Tensor x = Input(0).requires_grad_();
+    run.Forward(x);
+    const auto gradients =
+        torch::autograd::grad({run.loss}, {x}, {}, /*retain_graph=*/true,
+                              /*create_graph=*/true);
+    run.loss = run.loss + gradients[0].square().sum();
+    TESSERA_ASSERT_OK(run.engine->Backward(run.loss));
+    TESSERA_ASSERT_OK(run.engine->Step());
+    states.push_back(run.State());
+  }
+  ExpectSame(states[0], states[1]);
+}
+
+TEST_F(RecomputedUnitsTest, EvaluatesBetween) {
+  ExpectSameTraining([](Trained& run) {
+    run.Create();
+    run.Forward(Input(7));  // and no backward
+    torch::NoGradGuard no_grad;
+    run.net->eval();
+    run.Forward(Input(8));
+    run.net->train();
+  });
+}
+
+TEST_F(RecomputedUnitsTest, HoldsNothingAfterwards) {
+  Trained run("full");
+  run.Step(Input(0));
+  run.losses.clear();
+  run.loss = Tensor();
+  const int64_t before = HeldBytes::get();
+  for (int i = 0; i < 5; ++i) {
+    run.Step(Input(i));
+    run.losses.clear();
+    run.loss = Tensor();
+    run.Forward(Input(i));  // dropped
+    run.loss = Tensor();
+  }
+  TESSERA_ASSERT_OK(run.engine->ZeroGrad());
+  EXPECT_EQ(HeldBytes::get(), before);
+}
+
+// What the last operator of a block makes is the next one's input, which is
+// held.
+TEST_F(RecomputedUnitsTest, RunsNoMoreThanIsNeeded) {
+  Trained run("full");
+  for (const auto& block : *run.net->blocks) {
+    auto* const b = block->as<Block>();
+    b->middle = [](const Tensor& h) {
+      // The second is needed for the first's backward alone, which saves
+      // nothing.
+      return h + Call("recomputed_units_test::scaled_by_calls", h.detach());
+    };
+  }
+  run.recompute()->set_check("never");
+  drawn = 0;
+  run.Step(Input(0));
+  // `down` saves the sum.
+  EXPECT_EQ(drawn, 2 * kBlocks);
+  SetMiddle(run, nullptr);
+  for (const auto& block : *run.net->blocks) {
+    auto* const b = block->as<Block>();
+    b->last = [](const Tensor& h) {
+      return h + Call("recomputed_units_test::scaled_by_calls", h.detach());
+    };
+  }
+  drawn = 0;
+  run.Step(Input(1));
+  EXPECT_EQ(drawn, kBlocks);
+}
+
+// ---- what is chosen
+
+TEST_F(RecomputedUnitsTest, TakesEachSecondModule) {
+  Trained run("full");
+  run.recompute()->set_every(2);
+  run.Step(Input(0));
+  EXPECT_EQ(run.engine->last_step().recompute.given_up, kBlocks / 2);
+}
+
+TEST_F(RecomputedUnitsTest, TakesWhatRepeatsByItself) {
+  Trained run("full");
+  run.recompute()->clear_units();
+  run.recompute()->add_units("auto");
+  run.Step(Input(0));
+  EXPECT_EQ(run.engine->last_step().recompute.given_up, kBlocks);
+}
+
+TEST_F(RecomputedUnitsTest, KeepsSoManyBytes) {
+  Trained all("full");
+  all.Step(Input(0));
+  const int64_t block =
+      all.engine->last_step().recompute.given_up_bytes / kBlocks;
+  Trained run("full");
+  run.recompute()->set_keep_bytes(2 * block + block / 2);
+  for (int i = 0; i < 2; ++i) {
+    run.Step(Input(i));
+    EXPECT_EQ(run.engine->last_step().recompute.given_up, kBlocks - 2);
+    EXPECT_EQ(run.engine->last_step().recompute.kept, 2);
+  }
+}
+
+TEST_F(RecomputedUnitsTest, NamesAClassThatIsNotThere) {
+  Trained run("full");
+  run.recompute()->add_units("Blok");
+  EXPECT_THAT(run.TryCreate().ToString(),
+              AllOf(HasSubstr("activation_checkpointing.units"),
+                    HasSubstr("Blok"), HasSubstr("Block")));
 }
 
 }  // namespace
