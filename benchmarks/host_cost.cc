@@ -148,6 +148,15 @@ absl::Status AddSteps(std::vector<Figure>* figures) {
   TESSERA_RETURN_IF_ERROR(AddStep("step, stage 0", config, figures));
   zero->set_stage(3);
   TESSERA_RETURN_IF_ERROR(AddStep("step, stage 3", config, figures));
+  // With all that its forward makes, since every operator is followed; and what
+  // computing it again takes.
+  config.mutable_activation_checkpointing()->add_units("Block");
+  TESSERA_RETURN_IF_ERROR(
+      AddStep("step, stage 3, recomputed", config, figures));
+  config.mutable_activation_checkpointing()->set_keep_bytes(1 << 30);
+  TESSERA_RETURN_IF_ERROR(
+      AddStep("step, stage 3, followed, all kept", config, figures));
+  config.clear_activation_checkpointing();
   zero->set_stage3_max_reuse_distance(0);
   TESSERA_RETURN_IF_ERROR(
       AddStep("step, stage 3, freed after forward", config, figures));

@@ -127,6 +127,8 @@ const OperatorInfo& OperatorInfo::Of(const c10::OperatorHandle& op) {
       entry->overload != schema.overload_name()) {
     entry = std::make_unique<Entry>(
         Entry{schema.name(), schema.overload_name(), Classify(schema)});
+    entry->info.may_draw =
+        !entry->info.aten || op.hasTag(at::Tag::nondeterministic_seeded);
     entry->info.composite =
         op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
   }

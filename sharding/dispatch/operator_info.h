@@ -46,6 +46,8 @@ struct OperatorInfo {
   InputCasts input_casts = InputCasts::kNone;
   // Its first argument is written whole, without a look at what was there.
   bool overwrites = false;
+  // It may draw random numbers.
+  bool may_draw = false;
   // Operators of c10d return before they have finished.
   bool c10d = false;
   // Per argument: it may be written, see above.

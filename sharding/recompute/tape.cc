@@ -161,9 +161,11 @@ bool Tape::Begin(const c10::OperatorHandle& op, const OperatorInfo& info,
         WithTensors(stack[stack.size() - n + i],
                     [](const at::Tensor&) { return at::Tensor(); }));
   }
-  const at::Generator generator = GeneratorOf(stack, n);
   before_.reset();
-  if (generator.defined()) before_.emplace(generator);
+  if (info.may_draw) {
+    const at::Generator generator = GeneratorOf(stack, n);
+    if (generator.defined()) before_.emplace(generator);
+  }
   running_ = std::move(made);
   return true;
 }

@@ -43,6 +43,16 @@ TEST_P(RecomputedModelTest, ThreeSteps) {
   ExpectEqualsOracle(spec_, world_size());
 }
 
+// Where gathers are collectives ranks must make the same ones.
+TEST_P(RecomputedModelTest, WhateverIsGathered) {
+  if (spec_.stage < 3 || world_size() == 1) return;
+  spec_.shared = spec_.served = "off";
+  spec_.max_reuse_distance = 0;
+  spec_.poison = true;
+  spec_.accumulation = 2;
+  ExpectEqualsOracle(spec_, world_size());
+}
+
 std::string NameOf(
     const ::testing::TestParamInfo<RecomputedModelTest::ParamType>& info) {
   return absl::StrCat(

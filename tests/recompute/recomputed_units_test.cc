@@ -16,6 +16,7 @@
 #include "comm/group/self_communicator.h"
 #include "engine/engine.h"
 #include "tests/dispatch/held_bytes.h"
+#include "tests/support/recording_communicator.h"
 #include "torch/csrc/autograd/custom_function.h"
 
 namespace tessera {
@@ -96,11 +97,12 @@ class Trained {
   }
   absl::Status TryCreate() {
     EngineOptions options;
-    options.communicator = MakeSelfCommunicator();
+    options.communicator = communicator;
     auto made = Engine::Create(net, config_, options);
     if (made.ok()) engine = *std::move(made);
     return made.status();
   }
+  proto::ZeroOptimization* zero() { return config_.mutable_zero_optimization(); }
   void Create() { TESSERA_ASSERT_OK(TryCreate()); }
   // Returns what the forward left held.
   int64_t Forward(const Tensor& x) {
@@ -124,6 +126,8 @@ class Trained {
     return all;
   }
 
+  std::shared_ptr<RecordingCommunicator> communicator =
+      std::make_shared<RecordingCommunicator>(MakeSelfCommunicator());
   Net net{nullptr};
   std::unique_ptr<Engine> engine;
   Tensor loss;
@@ -481,6 +485,26 @@ TEST_F(RecomputedUnitsTest, RunsNoMoreThanIsNeeded) {
   drawn = 0;
   run.Step(Input(1));
   EXPECT_EQ(drawn, kBlocks);
+}
+
+// A unit is whole for what is computed again and for its backward: gathered
+// once for both.
+TEST_F(RecomputedUnitsTest, GathersNoMore) {
+  std::vector<std::vector<std::string>> gathers;
+  for (const char* policy : {"", "full"}) {
+    Trained run(policy);
+    run.zero()->set_stage3_max_reuse_distance(0);
+    run.zero()->set_stage3_prefetch_bucket_size(0);
+    run.Step(Input(0));
+    run.communicator->Take();
+    run.Step(Input(1));
+    gathers.emplace_back();
+    for (const auto& call : run.communicator->Take()) {
+      if (call.operation == "all-gather") gathers.back().push_back(call.what);
+    }
+  }
+  EXPECT_GT(gathers[0].size(), static_cast<size_t>(2 * kBlocks - 1));
+  EXPECT_EQ(gathers[0], gathers[1]);
 }
 
 // ---- what is chosen
