@@ -45,8 +45,13 @@ def command(side, row, bench, init):
             options += ['--engine', 'none']
         else:
             options += ['--stage', side[5], '--init', init]
+        if side.endswith('_ckpt'):
+            options += ['--recompute', 'full']
+        elif side.endswith('_matmuls'):
+            options += ['--recompute', 'matmuls']
         return side, [bench.train, *options], world, {}
-    options += ['--engine', side] + ['--bf16'] * row.bf16
+    options += ['--engine', rows.engine_of(side)] + ['--bf16'] * row.bf16
+    options += ['--ckpt'] * side.endswith('_ckpt')
     return (side, [*trainer(), *options], world, bench.peers)
 
 
@@ -108,7 +113,7 @@ def memory_available():
 
 def groups_of(row):
     """The goals of each run: all in one, or one each where memory is short."""
-    need = sum((rows.BYTES_PER_PARAMETER[side.removesuffix('_of_4')]
+    need = sum((rows.BYTES_PER_PARAMETER[rows.engine_of(side)]
                 * row.model.numel + rows.BYTES_OF_LIBRARIES)
                * (4 if side.endswith('_of_4') else WORLD) for side in row.sides)
     if need <= 0.9 * memory_available():
@@ -133,7 +138,7 @@ def compare_losses(started, reference, limits, result):
         if not comparable(name):  # no more than the first batch is the same
             theirs, ours = theirs[:1], ours[:1]
         exact = not comparable(name) or name.startswith('stage') or (
-            name in EXACT_PEERS and not result.row.clip)
+            rows.engine_of(name) in EXACT_PEERS and not result.row.clip)
         verdict = losses.Verdict(ours, theirs, None if exact else limits)
         result.notes.append(f'Losses of {rows.TITLES[name]} and of '
                             f'ours: {verdict.text}.')
@@ -143,7 +148,7 @@ def compare_losses(started, reference, limits, result):
 def speed(row, bench):
     result = Result(row)
     # Peers may differ from ours.
-    inexact = any(side in PEERS for side in row.sides)
+    inexact = any(rows.engine_of(side) in PEERS for side in row.sides)
     init, nudged = initial_weights(row, bench, NUDGES if inexact else 0)
     off = [losses_from(file, row, bench) for file in nudged]
     groups = groups_of(row)
@@ -163,7 +168,8 @@ def speed(row, bench):
 def speed_of(row, bench, started, off, result):
     for training in started:
         training.turn(row.loss_steps)
-    reference = next(t for t in started if t.name in ('stage3', 'stage0')).losses
+    reference = next(t for t in started
+                     if rows.engine_of(t.name) in ('stage3', 'stage0')).losses
     compare_losses(started, reference, losses.bounds(reference, off), result)
     if result.failed:
         return
@@ -239,19 +245,19 @@ def peak_of(side, row, bench, init):
 def memory(row, bench):
     result = Result(row)
     init, _ = initial_weights(row, bench)
-    goal, = row.goals
     peaks = {side: [] for side in row.sides}
     for _ in range(REPETITIONS):
         for side, taken in peaks.items():
             taken.append(peak_of(side, row, bench, init))
     os.remove(init)
-    values = [a / b for a, b in zip(peaks[goal.ours], peaks[goal.against])]
     megabytes = {side: [peak / 1e6 for peak in taken]
                  for side, taken in peaks.items()}
     result.raw['peak_mb'] = megabytes
-    result.lines.append(Line(
-        goal, ratios.Spread(values, goal.at_least, goal.at_most),
-        megabytes[goal.ours], megabytes[goal.against]))
+    for goal in row.goals:
+        values = [a / b for a, b in zip(peaks[goal.ours], peaks[goal.against])]
+        result.lines.append(Line(
+            goal, ratios.Spread(values, goal.at_least, goal.at_most),
+            megabytes[goal.ours], megabytes[goal.against]))
     result.notes.append(
         f'Peak of the proportional set size, looked at every '
         f'{turns.SAMPLE_EVERY * 1e3:.0f} ms, mean of the ranks, from the '

@@ -13,6 +13,11 @@ TITLES = {'stage0': 'Tessera, stage 0', 'stage1': 'Tessera, stage 1',
           'fsdp1': 'PyTorch FSDP1', 'fsdp2': 'PyTorch FSDP2',
           'ds1': 'DeepSpeed 1', 'ds2': 'DeepSpeed 2', 'ds3': 'DeepSpeed 3',
           'stage3_of_4': 'Tessera, stage 3, 4 ranks',
+          'stage0_ckpt': 'Tessera, stage 0, recomputed',
+          'stage3_ckpt': 'Tessera, stage 3, recomputed',
+          'stage3_matmuls': 'Tessera, stage 3, products kept',
+          'ddp_ckpt': 'PyTorch DDP, checkpointed',
+          'fsdp2_ckpt': 'PyTorch FSDP2, checkpointed',
           'write': 'plain writes and fsync', 'copy_fresh': 'copy, fresh memory',
           'copy_huge': 'copy, fresh huge pages', 'copy_warm': 'copy, used memory',
           'load_cold': 'load from the disk', 'read_cold': 'plain reads',
@@ -22,6 +27,16 @@ TITLES = {'stage0': 'Tessera, stage 0', 'stage1': 'Tessera, stage 1',
           'dcp_resume': 'DCP.load into a new optimizer',
           'reshard_2_to_3': '3 ranks read of 2',
           'reshard_4_to_3': '3 ranks read of 4'}
+
+
+# What is behind a side's engine: ranks, activations that are computed again.
+VARIANTS = ('_of_4', '_ckpt', '_matmuls')
+
+
+def engine_of(side):
+    for variant in VARIANTS:
+        side = side.removesuffix(variant)
+    return side
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +112,7 @@ class Row:
 MIDDLE = Model(dim=512, layers=8, heads=8, seq=256, micro_batch=2)
 LARGE = Model(dim=1024, layers=12, heads=8, seq=64, micro_batch=1)
 NARROW = Model(dim=64, layers=24, heads=8, seq=16, micro_batch=1)
+DEEP = Model(dim=256, layers=24, heads=8, seq=512, micro_batch=4)
 STORED = Model(dim=1024, layers=6, heads=8, seq=64, micro_batch=1)
 SMALL = Model(dim=64, layers=2, heads=8, seq=32, micro_batch=2)  # for --small
 
@@ -163,4 +179,17 @@ ROWS = (
         note='the other peers'),
     Row('K', 'checkpoint', STORED, CHECKPOINT_GOALS,
         note='checkpoints of it with AdamW, 2 ranks'),
+    Row('L', 'speed', MIDDLE, (
+        Goal('stage3_ckpt', 'stage3', 'step time', at_most=1.33),
+        Goal('stage3_matmuls', 'stage3', 'step time', at_most=1.08),
+        ahead_of('ddp_ckpt', ours='stage3_ckpt', at_least=1.1),
+        ahead_of('fsdp2_ckpt', ours='stage3_ckpt', at_least=1.4),
+        ahead_of('ddp_ckpt', ours='stage0_ckpt'),
+        ahead_of('ddp', ours='ddp_ckpt'), ahead_of('fsdp2', ours='fsdp2_ckpt')),
+        note='activations computed again'),
+    Row('M', 'memory', DEEP, (
+        Goal('stage3_ckpt', 'fsdp2_ckpt', 'memory', at_most=1.0),
+        Goal('stage3_ckpt', 'ddp_ckpt', 'memory', at_most=1.0),
+        Goal('stage3_ckpt', 'stage3', 'memory')), steps=4,
+        note='memory, activations computed again'),
 )

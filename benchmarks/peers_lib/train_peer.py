@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 WARM_UP = 2  # steps that are not timed
 LR = 1e-3
@@ -43,6 +44,8 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
+    checkpointed = False
+
     def __init__(self, dim, layers, heads, length):
         super().__init__()
         self.te = nn.Embedding(VOCABULARY, dim)
@@ -54,7 +57,8 @@ class Gpt(nn.Module):
     def forward(self, inputs, targets):
         h = self.te(inputs) + self.pe.weight[:inputs.shape[1]]
         for block in self.b:
-            h = block(h)
+            h = (checkpoint(block, h, use_reentrant=False)
+                 if self.checkpointed else block(h))
         logits = self.head(self.n(h)).flatten(0, 1).float()
         return F.cross_entropy(logits, targets.flatten())
 
@@ -166,6 +170,8 @@ def parse():
     parser.add_argument('--micro_batch', type=int, default=2)
     parser.add_argument('--bf16', action='store_true')
     parser.add_argument('--clip', type=float, default=0)
+    parser.add_argument('--ckpt', action='store_true',
+                        help='blocks are computed again in backward')
     parser.add_argument('--save_init', default='',
                         help='write the initial weights there, and end')
     parser.add_argument('--save_nudged', default=[], nargs='*', metavar='FILE',
@@ -223,6 +229,7 @@ def main():
     sys.stdin.readline()
     torch.manual_seed(0)
     model = Gpt(options.dim, options.layers, options.heads, options.seq)
+    model.checkpointed = options.ckpt
     kind = DeepSpeed if options.engine.startswith('ds') else Torch
     trainer = kind(model, options)
     batches = Batches(options, rank)
