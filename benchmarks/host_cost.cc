@@ -153,7 +153,7 @@ absl::Status AddSteps(std::vector<Figure>* figures) {
   config.mutable_activation_checkpointing()->add_units("Block");
   TESSERA_RETURN_IF_ERROR(
       AddStep("step, stage 3, recomputed", config, figures));
-  config.mutable_activation_checkpointing()->set_keep_bytes(1 << 30);
+  config.mutable_activation_checkpointing()->set_budget_bytes(1 << 30);
   TESSERA_RETURN_IF_ERROR(
       AddStep("step, stage 3, followed, all kept", config, figures));
   config.clear_activation_checkpointing();

@@ -52,9 +52,10 @@ ABSL_FLAG(int64_t, seq, 256, "Bytes of context.");
 ABSL_FLAG(int64_t, micro_batch, 2, "Sequences of a rank's step.");
 ABSL_FLAG(std::string, dtype, "fp32", "fp32 or bf16.");
 ABSL_FLAG(double, clip, 0, "Norm that gradients are clipped to; 0: none.");
-ABSL_FLAG(std::string, recompute, "",
-          "Computes the blocks' activations again in backward: full or matmuls "
-          "(activation_checkpointing.policy); none by default.");
+ABSL_FLAG(
+    std::string, recompute, "",
+    "Computes the blocks' activations again in backward: full or selective "
+    "(activation_checkpointing.policy); none by default.");
 ABSL_FLAG(int, steps, 8, "Steps; the first two are not timed.");
 ABSL_FLAG(bool, turns, false, "Take turns: see the top of train.cc.");
 ABSL_FLAG(std::string, backend, "auto", "auto, shm, gloo, hierarchical, nccl.");

@@ -241,7 +241,7 @@ TEST(ResolveConfig, WritesAllDefaultsOut) {
       "report_grad_norm: false } "
       "precision { fp32_norms: false cast_inputs: true libtorch_exact: false } "
       "gradient_allreduce_op: \"mean\" "
-      "activation_checkpointing { policy: \"full\" every: 1 keep_bytes: 0 "
+      "activation_checkpointing { policy: \"full\" every: 1 budget_bytes: 0 "
       "check: \"first\" } unknown_keys: \"error\"");
 }
 

@@ -134,7 +134,7 @@ bool Trainer::MayNest(const at::Tensor& loss) const {
 absl::Status Trainer::Backward(const at::Tensor& loss,
                                const BackwardOptions& options) {
   TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
-  RecomputedUnits::EndForward();
+  if (parts_->recomputed != nullptr) parts_->recomputed->EndForward();
   const absl::Status looked = parts_->gradients->TakeLooks();
   const absl::Status zeroed = TakeZeroGrad();
   MicroBatch micro_batch;
@@ -338,7 +338,7 @@ absl::Status Trainer::Step() {
 
 absl::Status Trainer::ZeroGrad() {
   TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
-  RecomputedUnits::EndForward();
+  if (parts_->recomputed != nullptr) parts_->recomputed->EndForward();
   ReleaseNodePins();
   EndStep();
   return absl::OkStatus();

@@ -47,8 +47,8 @@ def command(side, row, bench, init):
             options += ['--stage', side[5], '--init', init]
         if side.endswith('_ckpt'):
             options += ['--recompute', 'full']
-        elif side.endswith('_matmuls'):
-            options += ['--recompute', 'matmuls']
+        elif side.endswith('_selective'):
+            options += ['--recompute', 'selective']
         return side, [bench.train, *options], world, {}
     options += ['--engine', rows.engine_of(side)] + ['--bf16'] * row.bf16
     options += ['--ckpt'] * side.endswith('_ckpt')

@@ -124,8 +124,8 @@ void SetRecompute(const proto::ActivationCheckpointing& config,
   settings->recomputed.is_recomputed = options.is_recomputed;
   settings->recomputed.every = config.every();
   RecomputeOptions& recompute = settings->recompute;
-  if (config.policy() == "matmuls") recompute.keeps = IsMatmulOrAttention;
-  recompute.budget_bytes = config.keep_bytes();
+  if (config.policy() == "selective") recompute.keeps = IsMatmulOrAttention;
+  recompute.budget_bytes = config.budget_bytes();
   if (config.check() == "always") recompute.checks = ReplayChecks::kAlways;
   if (config.check() == "never") recompute.checks = ReplayChecks::kNever;
 }

@@ -81,12 +81,21 @@ void FindStatistics(const c10::FunctionSchema& schema, OperatorInfo* info) {
   }
 }
 
+// Kernels of attention draw, and not all have the tag.
+bool HasDropout(const c10::FunctionSchema& schema) {
+  for (const auto& argument : schema.arguments()) {
+    if (argument.name().find("dropout") != std::string::npos) return true;
+  }
+  return false;
+}
+
 OperatorInfo Classify(const c10::FunctionSchema& schema) {
   OperatorInfo info;
   const std::string& name = schema.name();
   info.name = name;
   info.aten = name.compare(0, 6, "aten::") == 0;
-  info.c10d = name.compare(0, 6, "c10d::") == 0;
+  info.c10d = name.compare(0, 6, "c10d::") == 0 ||
+              name.compare(0, 18, "_c10d_functional::") == 0;
   info.copies = name == "aten::_to_copy";
   info.overwrites = OverwritesFirst(name);
   info.input_casts = InputCastsOf(name);
@@ -127,8 +136,9 @@ const OperatorInfo& OperatorInfo::Of(const c10::OperatorHandle& op) {
       entry->overload != schema.overload_name()) {
     entry = std::make_unique<Entry>(
         Entry{schema.name(), schema.overload_name(), Classify(schema)});
-    entry->info.may_draw =
-        !entry->info.aten || op.hasTag(at::Tag::nondeterministic_seeded);
+    entry->info.may_draw = !entry->info.aten ||
+                           op.hasTag(at::Tag::nondeterministic_seeded) ||
+                           HasDropout(schema);
     entry->info.composite =
         op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
   }

@@ -43,16 +43,24 @@ class OperatorWatch {
   // The thread's; null: none.
   static OperatorWatch* Current();
 
+  // As Begin, and before it. True: the operator is not run, its results are on
+  // top of `stack` in place of its arguments, and neither Begin nor End comes.
+  virtual bool Replace(const c10::OperatorHandle& op, const OperatorInfo& info,
+                       torch::jit::Stack* stack) {
+    return false;
+  }
+
   // An operator is about to run with the arguments on top of `stack`: one that
-  // computes (OperatorInfo::Kind::kCompute) and is not made of others, which
-  // would be seen by themselves. What it needs is pinned. May change the
-  // arguments, and throw. False: it is not followed, nor what runs within.
-  // True: End comes, if the operator does not throw.
+  // computes (OperatorInfo::Kind::kCompute) and is not made of others, nor
+  // autocast's to take, which would be seen by themselves. What it needs is
+  // pinned. May throw. False: it is not followed, nor what runs within. True:
+  // End comes, or Failed if the operator throws.
   virtual bool Begin(const c10::OperatorHandle& op, const OperatorInfo& info,
                      torch::jit::Stack* stack) = 0;
   // Its results are on top of `stack`.
   virtual void End(const c10::OperatorHandle& op, const OperatorInfo& info,
                    torch::jit::Stack* stack) = 0;
+  virtual void Failed() {}
 
   // Autograd saves `tensor`, which no flat owns and which is no cast of what
   // one owns. `alias` shares its memory and version counter, without history.

@@ -20,6 +20,7 @@
 #include "ATen/core/dispatch/Dispatcher.h"
 #include "ATen/core/grad_mode.h"
 #include "ATen/core/stack.h"
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "base/torch_guard.h"
 #include "c10/core/InferenceMode.h"
@@ -31,6 +32,7 @@
 #include "sharding/dispatch/operator_watch.h"
 #include "sharding/dispatch/rebind.h"
 #include "sharding/dispatch/saved_casts.h"
+#include "sharding/dispatch/stack_tensors.h"
 #include "sharding/dispatch/undeclared_writes.h"
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/flat/pins.h"
@@ -44,23 +46,6 @@
 
 namespace tessera {
 namespace {
-
-// Calls f(tensor, argument index) for each tensor among the top `n` values.
-template <typename F>
-void ForEachTensor(const torch::jit::Stack& stack, size_t n, F&& f) {
-  for (size_t i = 0; i < n; ++i) {
-    const c10::IValue& value = stack[stack.size() - n + i];
-    if (value.isTensor()) {
-      f(value.toTensor(), i);
-    } else if (value.isTensorList()) {
-      for (const at::Tensor& t : value.toTensorVector()) f(t, i);
-    } else if (value.isList()) {
-      for (const c10::IValue& e : value.toListRef()) {
-        if (e.isTensor()) f(e.toTensor(), i);
-      }
-    }
-  }
-}
 
 // Where a checkpoint may run what it will compute again in backward.
 bool OutsideOfGraph() {
@@ -78,10 +63,11 @@ bool OverwritesFirst(const OperatorInfo& info, const torch::jit::Stack& stack) {
       first.storage().unsafeGetStorageImpl();
   bool read = !first.is_non_overlapping_and_dense() ||
               first.nbytes() != storage->nbytes();
-  ForEachTensor(stack, info.writes.size(), [&](const at::Tensor& t, size_t i) {
-    read |= i > 0 && t.defined() && t.has_storage() &&
-            t.storage().unsafeGetStorageImpl() == storage;
-  });
+  ForEachTensorOf(stack, info.writes.size(),
+                  [&](const at::Tensor& t, size_t i) {
+                    read |= i > 0 && t.defined() && t.has_storage() &&
+                            t.storage().unsafeGetStorageImpl() == storage;
+                  });
   return !read;
 }
 
@@ -132,7 +118,7 @@ void PrepareWrites(const OperatorInfo& info, const torch::jit::Stack& stack,
 void TellUses(const OperatorInfo& info, const torch::jit::Stack& stack) {
   ParameterUses* const uses = CurrentParameterUses();
   if (uses == nullptr) return;
-  ForEachTensor(stack, info.writes.size(), [&](const at::Tensor& t, size_t) {
+  ForEachTensorOf(stack, info.writes.size(), [&](const at::Tensor& t, size_t) {
     if (!t.defined() || !HasTag(t)) return;
     if (StorageOwner owned = Registry::Global().Find(t)) uses->Used(owned);
   });
@@ -144,26 +130,27 @@ bool PinArguments(const OperatorInfo& info, const torch::jit::Stack& stack,
   const bool outside = OutsideOfGraph();
   const bool constructs = Construction::Current() != nullptr;
   bool casts_inputs = false;
-  ForEachTensor(stack, info.writes.size(), [&](const at::Tensor& t, size_t i) {
-    if (!t.defined() || !(HasTag(t) || constructs)) return;
-    StorageOwner owned = Registry::Global().Find(t);
-    if (!owned) {
-      if (IsEvictable(t)) {
-        held->evictables.Add(t, i == 0 && OverwritesFirst(info, stack));
-      }
-      return;
-    }
-    held->pins.Add(owned.flat);
-    PrepareWrites(info, stack, i, owned, &held->undeclared);
-    if (outside) owned.flat->MarkUsedWithoutGrad();
-    casts_inputs |= owned.flat->cast_inputs();
-  });
+  ForEachTensorOf(
+      stack, info.writes.size(), [&](const at::Tensor& t, size_t i) {
+        if (!t.defined() || !(HasTag(t) || constructs)) return;
+        StorageOwner owned = Registry::Global().Find(t);
+        if (!owned) {
+          if (IsEvictable(t)) {
+            held->evictables.Add(t, i == 0 && OverwritesFirst(info, stack));
+          }
+          return;
+        }
+        held->pins.Add(owned.flat);
+        PrepareWrites(info, stack, i, owned, &held->undeclared);
+        if (outside) owned.flat->MarkUsedWithoutGrad();
+        casts_inputs |= owned.flat->cast_inputs();
+      });
   return casts_inputs;
 }
 
 void TagAliases(size_t num_returns, const torch::jit::Stack& stack) {
   Construction* const construction = Construction::Current();
-  ForEachTensor(stack, num_returns, [&](const at::Tensor& t, size_t) {
+  ForEachTensorOf(stack, num_returns, [&](const at::Tensor& t, size_t) {
     if (construction != nullptr) construction->Note(t);
     if (!t.defined() || HasTag(t)) return;
     if (Registry::Global().Find(t) || IsEvictable(t)) AddTag(t);
@@ -243,13 +230,17 @@ void RunWatched(const c10::OperatorHandle& op, const OperatorInfo& info,
   } else if (info.composite || AutocastTakes(keys)) {
     OperatorWatch::Composite composite(watch);
     Run(op, info, keys, stack, {/*exclude=*/false, has_parameters});
+  } else if (watch->Replace(op, info, stack)) {
+    return;
   } else if (!watch->Begin(op, info, stack)) {
     Run(op, info, keys, stack, how);
   } else {
+    auto failed = absl::MakeCleanup([watch] { watch->Failed(); });
     {
       OperatorWatch::Within within(watch);
       Run(op, info, keys, stack, how);
     }
+    std::move(failed).Cancel();
     watch->End(op, info, stack);
   }
 }

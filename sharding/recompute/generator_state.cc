@@ -43,8 +43,19 @@ bool GeneratorState::IsCurrent() const {
          next_double_ == now.next_double_;
 }
 
-void GeneratorState::Restore() const {
-  at::Generator generator = generator_;
+void GeneratorState::Restore() const { SetTo(generator_); }
+
+at::Generator GeneratorState::Clone() const {
+  at::Generator original = generator_, clone;
+  {
+    std::lock_guard<std::mutex> lock(original.mutex());
+    clone = original.clone();
+  }
+  SetTo(clone);
+  return clone;
+}
+
+void GeneratorState::SetTo(at::Generator generator) const {
   std::lock_guard<std::mutex> lock(generator.mutex());
   if (!engine_.has_value()) {
     generator.set_state(state_);

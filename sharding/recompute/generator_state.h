@@ -1,4 +1,4 @@
-// GeneratorState: where a default generator stands, so that what an operator
+// GeneratorState: where a generator stands, so that what an operator
 // draws can be drawn again.
 #ifndef SHARDING_RECOMPUTE_GENERATOR_STATE_H_
 #define SHARDING_RECOMPUTE_GENERATOR_STATE_H_
@@ -19,9 +19,13 @@ class GeneratorState {
   // The generator has drawn nothing since, nor been set.
   bool IsCurrent() const;
   void Restore() const;
+  // Another generator, of the same kind, that stands there.
+  at::Generator Clone() const;
   const at::Generator& generator() const { return generator_; }
 
  private:
+  void SetTo(at::Generator generator) const;
+
   at::Generator generator_;
   // A CPU generator's...
   std::optional<at::mt19937> engine_;

@@ -1,6 +1,7 @@
 #include "sharding/recompute/outside_tensor.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -15,15 +16,22 @@ int64_t VersionOf(const at::Tensor& tensor) {
   return tensor.is_inference() ? 0 : tensor._version();
 }
 
+// Memory that is not its tensor's, or so small that it costs nothing to be
+// sure.
+bool MayChangeUnseen(const at::Tensor& tensor) {
+  const c10::Storage& storage = tensor.storage();
+  if (storage.nbytes() == 0 || Registry::Global().Find(tensor)) return false;
+  const bool borrowed = storage.data_ptr().get_context() == nullptr;
+  return borrowed || (tensor.device().is_cpu() &&
+                      storage.nbytes() <= OutsideTensors::kCopiedBytes);
+}
+
 }  // namespace
 
 OutsideTensor::OutsideTensor(const at::Tensor& tensor)
     : cast_(SavedCast::Of(tensor)), version_(VersionOf(tensor)) {
   if (cast_ != nullptr) return;
-  alias_ = at::Tensor(tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(
-      tensor.is_inference() ? c10::VariableVersion()
-                            : torch::autograd::impl::version_counter(tensor),
-      /*allow_tensor_metadata_change=*/true));
+  alias_ = AliasOf(tensor);
 }
 
 at::Tensor OutsideTensor::Value(const TensorPlace* place,
@@ -46,7 +54,11 @@ at::Tensor OutsideTensor::Value(const TensorPlace* place,
 }
 
 bool OutsideTensor::IsNow(const at::Tensor& tensor) const {
-  return cast_ == nullptr && !copied_ && version_ == VersionOf(tensor);
+  if (cast_ != nullptr) return false;
+  if (!copied_) return version_ == VersionOf(tensor);
+  const c10::Storage& now = tensor.storage();
+  return now.device().is_cpu() && now.nbytes() == copy_.nbytes() &&
+         std::memcmp(now.data(), copy_.data(), now.nbytes()) == 0;
 }
 
 void OutsideTensor::Copy() {
@@ -62,25 +74,41 @@ std::shared_ptr<OutsideTensor> OutsideTensors::Of(const at::Tensor& tensor) {
   const auto* const storage = tensor.storage().unsafeGetStorageImpl();
   auto it = by_storage_.find(storage);
   if (it != by_storage_.end()) {
-    auto known = it->second.newest.lock();
-    if (known != nullptr && known->IsNow(tensor)) return known;
-  }
-  if (by_storage_.size() >= prune_at_) {
-    absl::erase_if(by_storage_,
-                   [](const auto& e) { return e.second.newest.expired(); });
-    prune_at_ = std::max(kPruneAt, 2 * by_storage_.size());
+    for (const auto& held : it->second.held) {
+      auto known = held.lock();
+      if (known != nullptr && known->IsNow(tensor)) return known;
+    }
   }
   auto made = std::make_shared<OutsideTensor>(tensor);
-  by_storage_.insert_or_assign(
-      storage, Entry{tensor.storage().getWeakStorageImpl(), made});
+  if (MayChangeUnseen(tensor)) made->Copy();
+  if (it == by_storage_.end()) {
+    Prune();
+    it = by_storage_
+             .emplace(storage, Entry{tensor.storage().getWeakStorageImpl(), {}})
+             .first;
+  }
+  it->second.held.push_back(made);
   return made;
+}
+
+void OutsideTensors::Prune() {
+  if (by_storage_.size() < prune_at_) return;
+  absl::erase_if(by_storage_, [](const auto& entry) {
+    const auto& held = entry.second.held;
+    return std::all_of(held.begin(), held.end(),
+                       [](const auto& each) { return each.expired(); });
+  });
+  prune_at_ = std::max(kPruneAt, 2 * by_storage_.size());
 }
 
 void OutsideTensors::BeforeWrite(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.has_storage()) return;
   const auto it = by_storage_.find(tensor.storage().unsafeGetStorageImpl());
   if (it == by_storage_.end()) return;
-  if (auto known = it->second.newest.lock()) known->Copy();
+  for (const auto& held : it->second.held) {
+    if (auto known = held.lock()) known->Copy();
+  }
+  by_storage_.erase(it);
 }
 
 }  // namespace tessera

@@ -4,7 +4,10 @@
 // Of a parameter that a flat owns nothing is held but its tag; of a cast of one
 // a recipe (sharding/dispatch/saved_casts.h). Any other tensor keeps its memory
 // alive, and is copied when an operator of the thread is about to write to it
-// (OutsideTensors::BeforeWrite): autograd would allow the write.
+// (OutsideTensors::BeforeWrite): autograd would allow the write. Copied at once
+// is what somebody may change or take away without an operator: memory that a
+// tensor only borrows (from_blob), and small memory on the CPU (kCopiedBytes),
+// which programs fill through accessors.
 //
 // Threads: of one thread until the forward has ended, then of any, one at a
 // time.
@@ -51,18 +54,20 @@ class OutsideTensor {
 // Those of a thread, over all of its tapes.
 class OutsideTensors {
  public:
+  static constexpr int64_t kCopiedBytes = 64 << 10;
+
   // The same one for the same values.
   std::shared_ptr<OutsideTensor> Of(const at::Tensor& tensor);
   // An operator is about to write to `tensor`.
   void BeforeWrite(const at::Tensor& tensor);
-  // Forgets all; what tapes have stays.
-  void Clear() { by_storage_.clear(); }
 
  private:
   struct Entry {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
-    std::weak_ptr<OutsideTensor> newest;
+    std::vector<std::weak_ptr<OutsideTensor>> held;
   };
+  void Prune();
+
   static constexpr size_t kPruneAt = 256;
   absl::flat_hash_map<const c10::StorageImpl*, Entry> by_storage_;
   size_t prune_at_ = kPruneAt;  // of entries

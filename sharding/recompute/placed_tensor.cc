@@ -4,6 +4,7 @@
 
 #include "ATen/ops/empty.h"
 #include "sharding/torch/torch_scope.h"
+#include "torch/csrc/autograd/variable.h"
 
 namespace tessera {
 
@@ -25,8 +26,20 @@ at::Tensor TensorPlace::Over(c10::Storage storage) const {
 }
 
 bool TensorPlace::SameAs(const TensorPlace& other) const {
-  return dtype == other.dtype && sizes == other.sizes &&
+  return dtype == other.dtype && keys == other.keys && sizes == other.sizes &&
          strides == other.strides && offset == other.offset;
+}
+
+bool IsPlain(const at::Tensor& tensor) {
+  return tensor.has_storage() && tensor.layout() == at::kStrided &&
+         !tensor.is_nested() && !tensor.is_quantized() && !tensor.has_names();
+}
+
+at::Tensor AliasOf(const at::Tensor& tensor) {
+  return at::Tensor(tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(
+      tensor.is_inference() ? c10::VariableVersion()
+                            : torch::autograd::impl::version_counter(tensor),
+      /*allow_tensor_metadata_change=*/true));
 }
 
 at::Tensor BytesOf(const c10::Storage& storage) {

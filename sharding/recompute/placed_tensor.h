@@ -27,6 +27,12 @@ struct TensorPlace {
   bool wrapped_number = false;
 };
 
+// A tensor that TensorPlace can make again: strided, with storage, and nothing
+// besides (nested, quantized, named).
+bool IsPlain(const at::Tensor& tensor);
+// It, without history, sharing memory and version counter.
+at::Tensor AliasOf(const at::Tensor& tensor);
+
 // All of a storage, as bytes.
 at::Tensor BytesOf(const c10::Storage& storage);
 // A copy of it, under no autograd.

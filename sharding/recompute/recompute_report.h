@@ -10,7 +10,8 @@ namespace tessera {
 
 struct RecomputeReport {
   // Forwards of one module, whose activations were given up, or kept: since
-  // they were to be (the last one before a Backward, keep_bytes), or had to be.
+  // they were to be (the last one before a Backward, budget_bytes), or had to
+  // be.
   int64_t given_up = 0, kept = 0;
   int64_t given_up_bytes = 0;
   // "[blocks.3] why": modules whose activations have to be kept, since Create.

@@ -3,6 +3,7 @@
 // torch::autograd::Function's forward) does not end it.
 #include "sharding/recompute/recomputed_units.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "ATen/core/grad_mode.h"
@@ -10,25 +11,37 @@
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/shared_mutex.h"
+#include "base/torch_guard.h"
 #include "c10/core/InferenceMode.h"
+#include "sharding/construct/construction.h"
 #include "torch/csrc/autograd/graph_task.h"
 
 namespace tessera {
 
 // What the modules of an engine share; lives as long as their regions.
-class RecomputedUnits::Shared {
+class RecomputedUnits::Shared : public std::enable_shared_from_this<Shared> {
  public:
   explicit Shared(RecomputeOptions options) : options(std::move(options)) {}
 
-  // Whether so many bytes may be kept beside those that are.
-  bool TryKeep(int64_t bytes) {
-    absl::MutexLock lock(&mutex);
-    if (kept_bytes + bytes > options.budget_bytes) return false;
-    kept_bytes += bytes;
-    return true;
+  // Keeps so many bytes beside those that are: until what it gives is gone.
+  // Null: they are too many.
+  std::shared_ptr<void> TryKeep(int64_t bytes) {
+    {
+      absl::MutexLock lock(&mutex);
+      if (kept_bytes + bytes > options.budget_bytes) return nullptr;
+      kept_bytes += bytes;
+    }
+    return std::shared_ptr<void>(this,
+                                 [shared = shared_from_this(), bytes](void*) {
+                                   absl::MutexLock lock(&shared->mutex);
+                                   shared->kept_bytes -= bytes;
+                                 });
   }
 
   const RecomputeOptions options;
+  const std::shared_ptr<RestoredRegions> restored =
+      std::make_shared<RestoredRegions>();
+  std::atomic<int64_t> backwards{0};  // begun
   absl::Mutex mutex;
   int64_t kept_bytes ABSL_GUARDED_BY(mutex) = 0;  // of the budget
   RecomputeReport report ABSL_GUARDED_BY(mutex);
@@ -39,39 +52,71 @@ class RecomputedUnits::Module {
   Module(std::string name, std::shared_ptr<Shared> shared)
       : name_(std::move(name)), shared_(std::move(shared)) {}
   const std::string& name() const { return name_; }
+  void AddFlat(const FlatParameter* flat) { flats_.insert(flat); }
 
   std::shared_ptr<Region> NewRegion(OutsideTensors* outside) const {
-    return std::make_shared<Region>(name_, shared_->options.keeps, outside);
+    return std::make_shared<Region>(name_, shared_->options.keeps, outside,
+                                    shared_->restored);
   }
   bool is_kept() const { return is_kept_; }
+  int64_t backwards() const { return shared_->backwards; }
 
-  // `region`, of this module, ends.
+  // `region`, of this module, ends. May throw.
   void Close(Region* region) {
     const int64_t bytes = region->Prepare();
     if (!region->spoilt().empty()) Keep(region->spoilt());
-    if (bytes > 0 && !is_kept_ && !shared_->TryKeep(bytes)) {
-      const absl::Status same = Check(*region);
-      if (same.ok()) return GiveUp(region, bytes);
-      Keep(same.message());
+    std::shared_ptr<void> token;
+    if (bytes > 0 && !is_kept_) {
+      token = shared_->TryKeep(bytes);
+      if (token == nullptr && Check(region)) return GiveUp(region, bytes);
     }
-    KeepAll(region);
+    KeepAll(region, bytes, token);
   }
-  void KeepAll(Region* region) {
-    region->KeepAll();
+  void KeepAll(Region* region, int64_t bytes,
+               const std::shared_ptr<void>& token) {
+    region->KeepAll(token);
+    if (bytes == 0) return;
     absl::MutexLock lock(&shared_->mutex);
     ++shared_->report.kept;
   }
 
  private:
-  absl::Status Check(const Region& region) {
+  // Whether its tape makes what the forward made.
+  bool Check(Region* region) {
     const ReplayChecks checks = shared_->options.checks;
-    if (checks == ReplayChecks::kNever) return absl::OkStatus();
+    if (checks == ReplayChecks::kNever) return true;
+    bool is_first;
     {
       absl::MutexLock lock(&shared_->mutex);
-      const bool is_new = verified_.insert(region.signature()).second;
-      if (!is_new && checks == ReplayChecks::kFirst) return absl::OkStatus();
+      is_first = verified_.empty();
+      if (verified_.contains(region->signature()) &&
+          checks == ReplayChecks::kFirst) {
+        return true;
+      }
     }
-    return region.Verify();
+    if (!is_first && MayGather()) return false;
+    const absl::Status same = region->Verify();
+    if (!same.ok() && !OfTheModule(same)) ThrowIfError(same);
+    if (!same.ok()) Keep(same.message());
+    absl::MutexLock lock(&shared_->mutex);
+    verified_.insert(region->signature());
+    return same.ok();
+  }
+
+  // What a peer, the memory or a deadline does is not the module's fault.
+  static bool OfTheModule(const absl::Status& error) {
+    return !absl::IsUnavailable(error) && !absl::IsResourceExhausted(error) &&
+           !absl::IsDeadlineExceeded(error) && !absl::IsAborted(error) &&
+           !absl::IsCancelled(error);
+  }
+
+  // Its parameters may have to be gathered, together with the other ranks.
+  bool MayGather() const {
+    return std::any_of(flats_.begin(), flats_.end(),
+                       [](const FlatParameter* flat) {
+                         return flat->can_be_freed() &&
+                                flat->gathers_together() && !flat->whole();
+                       });
   }
 
   void GiveUp(Region* region, int64_t bytes) {
@@ -94,6 +139,7 @@ class RecomputedUnits::Module {
 
   const std::string name_;
   const std::shared_ptr<Shared> shared_;
+  absl::flat_hash_set<const FlatParameter*> flats_;  // while the engine lives
   std::atomic<bool> is_kept_{false};
   absl::flat_hash_set<uint64_t> verified_;  // by shared_->mutex
 };
@@ -132,10 +178,18 @@ class ThreadUnits final : public OperatorWatch {
     return units;
   }
 
+  ~ThreadUnits() override {
+    if (OperatorWatch::Current() != this) return;
+    SetWatch(nullptr);
+    FollowAll(false);
+  }
+
   void Used(const StorageOwner& owned) {
     OperatorWatch* const current = OperatorWatch::Current();
     if (current != nullptr && current != this) return;
     if (within() || InBackward() || ReplayMark::IsSet()) return;
+    if (Construction::Current() != nullptr) return;
+    ForgetOld();
     std::shared_ptr<Module> module;
     if (!Modules::Global().Find(owned, &module)) return;
     const bool same = module == module_ && !BeginsAnew(owned);
@@ -152,7 +206,8 @@ class ThreadUnits final : public OperatorWatch {
 
   bool Begin(const c10::OperatorHandle& op, const OperatorInfo& info,
              torch::jit::Stack* stack) override {
-    if (InBackward()) return false;
+    if (InBackward() || Construction::Current() != nullptr) return false;
+    ForgetOld();
     const size_t n = info.writes.size();
     for (size_t i = 0; i < n; ++i) {
       if (info.writes[i]) NoteWrite((*stack)[stack->size() - n + i]);
@@ -166,20 +221,19 @@ class ThreadUnits final : public OperatorWatch {
   std::shared_ptr<SavedSlot> Save(const at::Tensor& tensor,
                                   const at::Tensor& alias) override {
     if (region_ == nullptr || InBackward()) return nullptr;
-    return region_->Save(tensor, alias);
+    ForgetOld();
+    return region_ == nullptr ? nullptr : region_->Save(tensor, alias);
+  }
+  void Failed() override {
+    if (region_ != nullptr) region_->Failed();
   }
 
   // No forward goes on.
   void EndForward() {
-    if (region_ != nullptr) {
-      region_->Prepare();
-      std::exchange(module_, nullptr)->KeepAll(region_.get());
-      region_.reset();
-    }
-    outside_.Clear();
+    KeepOpen();
     if (OperatorWatch::Current() != this) return;
     SetWatch(nullptr);
-    FollowAll(false);
+    if (Construction::Current() == nullptr) FollowAll(false);
   }
 
  private:
@@ -199,6 +253,7 @@ class ThreadUnits final : public OperatorWatch {
     module_ = module;
     first_ = {owned.flat.get(), owned.slot};
     region_ = module->NewRegion(&outside_);
+    backwards_ = module->backwards();
     SetWatch(this);
     FollowAll(true);
   }
@@ -206,6 +261,17 @@ class ThreadUnits final : public OperatorWatch {
     if (region_ == nullptr) return;
     const std::shared_ptr<Region> region = std::move(region_);
     std::exchange(module_, nullptr)->Close(region.get());
+  }
+
+  void KeepOpen() {
+    if (region_ == nullptr) return;
+    const std::shared_ptr<Region> region = std::move(region_);
+    const int64_t bytes = region->Prepare();
+    std::exchange(module_, nullptr)->KeepAll(region.get(), bytes, nullptr);
+  }
+  // A backward has begun on another thread since.
+  void ForgetOld() {
+    if (region_ != nullptr && backwards_ != module_->backwards()) KeepOpen();
   }
 
   void NoteWrite(const c10::IValue& value) {
@@ -221,6 +287,7 @@ class ThreadUnits final : public OperatorWatch {
   std::shared_ptr<Region> region_;  // null: none is open
   std::shared_ptr<Module> module_;  // of it
   Key first_{nullptr, 0};           // its first parameter
+  int64_t backwards_ = 0;           // of the engine, when it was opened
   OutsideTensors outside_;
 };
 
@@ -254,6 +321,7 @@ void RecomputedUnits::Add(const std::string& name, const FlatParameter* flat,
   if (modules_.empty() || modules_.back()->name() != name) {
     modules_.push_back(std::make_shared<Module>(name, shared_));
   }
+  modules_.back()->AddFlat(flat);
   Enter(modules_.back(), flat, slot);
 }
 
@@ -269,17 +337,24 @@ void RecomputedUnits::Enter(std::shared_ptr<Module> module,
   all.by_parameter[{flat, slot}] = std::move(module);
 }
 
-void RecomputedUnits::EndForward() { ThreadUnits::OfThread().EndForward(); }
-
-void RecomputedUnits::EndBackward() {
-  DropRestoredOfAll();
-  absl::MutexLock lock(&shared_->mutex);
-  shared_->kept_bytes = 0;
+void RecomputedUnits::EndForward() {
+  ++shared_->backwards;
+  ThreadUnits::OfThread().EndForward();
 }
+
+void RecomputedUnits::EndBackward() { shared_->restored->DropAll(); }
 
 RecomputeReport RecomputedUnits::TakeReport() {
   absl::MutexLock lock(&shared_->mutex);
   RecomputeReport report = shared_->report;
+  if (!told_ && report.given_up == 0 && report.kept > 0 &&
+      report.unable.empty() && shared_->options.budget_bytes == 0) {
+    told_ = true;
+    TESSERA_LOG(WARNING)
+        << "activation_checkpointing: nothing is computed again: the module "
+           "whose forward is the last before Backward keeps its activations, "
+           "and there is no other";
+  }
   shared_->report.given_up = 0;
   shared_->report.kept = 0;
   shared_->report.given_up_bytes = 0;
@@ -290,23 +365,25 @@ bool IsMatmulOrAttention(absl::string_view op) {
   static const auto* const names = new absl::flat_hash_set<absl::string_view>{
       "aten::mm",
       "aten::addmm",
+      "aten::_addmm_activation",
       "aten::bmm",
       "aten::baddbmm",
       "aten::addbmm",
       "aten::mv",
       "aten::addmv",
-      "aten::dot",
-      "aten::linear",
-      "aten::mkldnn_linear",
-      "aten::_addmm_activation",
+      "aten::_trilinear",
+      "aten::_scaled_mm",
+      "aten::_grouped_mm",
       "aten::convolution",
-      "aten::mkldnn_convolution",
-      "aten::_convolution",
+      "aten::mkldnn_rnn_layer",
+      "aten::_cudnn_rnn",
       "aten::_scaled_dot_product_flash_attention_for_cpu",
       "aten::_scaled_dot_product_flash_attention",
       "aten::_scaled_dot_product_efficient_attention",
       "aten::_scaled_dot_product_cudnn_attention",
-      "aten::_scaled_dot_product_fused_attention_overrideable"};
+      "aten::_scaled_dot_product_fused_attention_overrideable",
+      "aten::_flash_attention_forward",
+      "aten::_efficient_attention_forward"};
   return names->contains(op);
 }
 

@@ -11,7 +11,10 @@
 // The first time that a module runs operators in some order its tape is
 // compared with what it made: a module whose bits differ keeps its activations
 // from then on, as one that has operators that cannot be run again does; a
-// warning says so, once.
+// warning says so, once. Comparing may gather its parameters: where gathers are
+// collectives all ranks run the same operators. There a tape that is new on one
+// rank alone, after the first, is not compared, and what it would give up is
+// kept.
 //
 // Threads: any; each has its own open region.
 #ifndef SHARDING_RECOMPUTE_RECOMPUTED_UNITS_H_
@@ -39,8 +42,8 @@ enum class ReplayChecks { kFirst, kAlways, kNever };
 struct RecomputeOptions {
   // Names of operators whose results are held; null: none.
   Region::Keeps keeps;
-  // Activations that may be kept all together, as they come: modules are
-  // computed again from then on. Those of one forward.
+  // Activations that may be kept at a time, as they come: modules are computed
+  // again beyond them.
   int64_t budget_bytes = 0;
   ReplayChecks checks = ReplayChecks::kFirst;
 };
@@ -61,8 +64,9 @@ class RecomputedUnits {
   // none.
   void AddShared(const FlatParameter* flat, int slot);
 
-  // The forwards of this thread have ended: a backward begins, or a step.
-  static void EndForward();
+  // All forwards have ended: a backward begins, or gradients are dropped. What
+  // other threads have open is kept whole.
+  void EndForward();
   // A backward has ended.
   void EndBackward();
 
@@ -79,6 +83,7 @@ class RecomputedUnits {
 
   std::vector<std::shared_ptr<Module>> modules_;
   std::vector<std::pair<const FlatParameter*, int>> parameters_;
+  bool told_ = false;  // that nothing is gained
 };
 
 // Of matrices and attention: what costs most for its bytes.

@@ -21,16 +21,6 @@
 namespace tessera {
 namespace {
 
-// Regions that may hold what was restored.
-struct Restored {
-  static Restored& Global() {
-    static auto* const restored = new Restored;
-    return *restored;
-  }
-  absl::Mutex mutex;
-  std::vector<std::weak_ptr<Region>> regions ABSL_GUARDED_BY(mutex);
-};
-
 // To the bit, in whatever memory.
 bool SameBits(const at::Tensor& a, const at::Tensor& b) {
   TorchScope scope;
@@ -60,14 +50,15 @@ class Region::Slot final : public SavedSlot {
   at::Tensor Unpack() override {
     TORCH_CHECK(!changed(), VersionError(TypeOf(place_, device_), place_.sizes,
                                          version_, counter_.current_version()));
-    return alias_.defined() ? alias_ : region_->Take(this);
+    return region_->Take(this);
   }
 
  private:
   friend class Region;
   bool changed() const { return counter_.current_version() != version_; }
 
-  std::shared_ptr<Region> region_;  // null: it has kept the tensor
+  const std::shared_ptr<Region> region_;
+  std::shared_ptr<void> token_;  // of what is kept
   const c10::VariableVersion counter_;
   const int64_t version_;
   const TensorPlace place_;
@@ -76,8 +67,12 @@ class Region::Slot final : public SavedSlot {
   c10::Storage restored_;  // until it is handed out
 };
 
-Region::Region(std::string name, Keeps keeps, OutsideTensors* outside)
-    : tape_(std::move(name)), keeps_(std::move(keeps)), outside_(outside) {}
+Region::Region(std::string name, Keeps keeps, OutsideTensors* outside,
+               std::shared_ptr<RestoredRegions> restored)
+    : tape_(std::move(name)),
+      keeps_(std::move(keeps)),
+      outside_(outside),
+      restored_(std::move(restored)) {}
 Region::~Region() = default;
 
 bool Region::Begin(const c10::OperatorHandle& op, const OperatorInfo& info,
@@ -92,8 +87,8 @@ void Region::End(const c10::OperatorHandle& op, const OperatorInfo& info,
 
 std::shared_ptr<SavedSlot> Region::Save(const at::Tensor& tensor,
                                         const at::Tensor& alias) {
-  const bool plain = tensor.has_storage() && tensor.layout() == at::kStrided &&
-                     !tensor.is_inference();
+  if (!FollowsAll()) Spoil("the thread's state was set back in its forward");
+  const bool plain = IsPlain(tensor) && !tensor.is_inference();
   if (!tape_.spoilt().empty() || !plain) return nullptr;
   auto slot = std::make_shared<Slot>(shared_from_this(), tensor, alias);
   slots_.push_back(slot);
@@ -108,12 +103,13 @@ int64_t Region::Prepare() {
     auto slot = weak.lock();
     if (slot == nullptr) continue;
     const int memory = tape_.MemoryOf(slot->alias_);
-    if (memory < 0) continue;
+    // What no operator has filled is not the tape's to make.
+    if (memory < 0 || tape_.IsUnfilled(memory)) continue;
     wanted.push_back(memory);
     slots.push_back(std::move(slot));
   }
   slots_.clear();
-  tape_.Close(wanted);
+  tape_.Close(wanted, outside_);
   int64_t bytes = 0;
   absl::flat_hash_set<int> counted;
   for (size_t i = 0; i < slots.size(); ++i) {
@@ -127,7 +123,7 @@ int64_t Region::Prepare() {
   return bytes;
 }
 
-absl::Status Region::Verify() const {
+absl::Status Region::Verify() {
   absl::Status same;
   const absl::Status run = CatchTorch(tape_.name(), [&] {
     const std::vector<c10::Storage> restored = tape_.Replay();
@@ -135,7 +131,7 @@ absl::Status Region::Verify() const {
       const auto slot = given_up_[i].lock();
       if (slot == nullptr || slot->changed()) continue;
       if (SameBits(slot->alias_, slot->place_.Over(restored[i]))) continue;
-      same = absl::FailedPreconditionError(
+      same = absl::DataLossError(
           absl::StrCat("what ", tape_.MakerOf(i),
                        " made has other bits when it is computed again"));
     }
@@ -144,21 +140,24 @@ absl::Status Region::Verify() const {
 }
 
 void Region::GiveUp() {
+  absl::MutexLock lock(&mutex_);
   for (const auto& weak : given_up_) {
     if (const auto slot = weak.lock()) slot->alias_.reset();
   }
 }
 
-void Region::KeepAll() {
+void Region::KeepAll(const std::shared_ptr<void>& token) {
   for (const auto& weak : given_up_) {
-    if (const auto slot = weak.lock()) slot->region_.reset();
+    if (const auto slot = weak.lock()) slot->token_ = token;
   }
   given_up_.clear();
+  slots_.clear();
   tape_.Clear();
 }
 
 at::Tensor Region::Take(Slot* slot) {
   absl::MutexLock lock(&mutex_);
+  if (slot->alias_.defined()) return slot->alias_;
   if (!slot->restored_) Restore();
   return slot->place_.Over(std::exchange(slot->restored_, c10::Storage()));
 }
@@ -169,9 +168,7 @@ void Region::Restore() {
     const auto slot = given_up_[i].lock();
     if (slot != nullptr) slot->restored_ = restored[i];
   }
-  Restored& all = Restored::Global();
-  absl::MutexLock lock(&all.mutex);
-  all.regions.push_back(weak_from_this());
+  restored_->Add(weak_from_this());
 }
 
 void Region::DropRestored() {
@@ -181,12 +178,16 @@ void Region::DropRestored() {
   }
 }
 
-void DropRestoredOfAll() {
+void RestoredRegions::Add(std::weak_ptr<Region> region) {
+  absl::MutexLock lock(&mutex_);
+  regions_.push_back(std::move(region));
+}
+
+void RestoredRegions::DropAll() {
   std::vector<std::weak_ptr<Region>> regions;
-  Restored& all = Restored::Global();
   {
-    absl::MutexLock lock(&all.mutex);
-    regions.swap(all.regions);
+    absl::MutexLock lock(&mutex_);
+    regions.swap(regions_);
   }
   for (const auto& weak : regions) {
     if (const auto region = weak.lock()) region->DropRestored();

@@ -5,7 +5,8 @@
 //   closed    of what it saved, what the tape makes is given up (unless it is
 //             to be kept), the rest stays
 //   backward  the first unpack of what was given up runs the tape, for all of
-//             it; each is handed out once and is then autograd's
+//             it; each is handed out and is then autograd's, and if it is asked
+//             for again the tape runs again
 //
 // Threads: the forward is of one thread, unpacking of any.
 #ifndef SHARDING_RECOMPUTE_REGION_H_
@@ -28,12 +29,28 @@
 
 namespace tessera {
 
+class Region;
+
+// Regions that hold what was computed again and not unpacked yet. Threads: any.
+class RestoredRegions {
+ public:
+  void Add(std::weak_ptr<Region> region);
+  // The end of a backward: frees it.
+  void DropAll();
+
+ private:
+  absl::Mutex mutex_;
+  std::vector<std::weak_ptr<Region>> regions_ ABSL_GUARDED_BY(mutex_);
+};
+
 class Region : public std::enable_shared_from_this<Region> {
  public:
   // Whether what an operator makes is held, and not computed again.
   using Keeps = std::function<bool(absl::string_view op)>;
-  // `keeps` may be null: nothing is.
-  Region(std::string name, Keeps keeps, OutsideTensors* outside);
+  // `keeps` may be null: nothing is. `outside` is the thread's, until the
+  // region is closed.
+  Region(std::string name, Keeps keeps, OutsideTensors* outside,
+         std::shared_ptr<RestoredRegions> restored);
   ~Region();
 
   // As OperatorWatch's.
@@ -41,6 +58,9 @@ class Region : public std::enable_shared_from_this<Region> {
              const torch::jit::Stack& stack);
   void End(const c10::OperatorHandle& op, const OperatorInfo& info,
            const torch::jit::Stack& stack);
+  void Failed() { tape_.Failed(); }
+  // It cannot be computed again, for `why`.
+  void Spoil(std::string why) { tape_.Spoil(std::move(why)); }
   std::shared_ptr<SavedSlot> Save(const at::Tensor& tensor,
                                   const at::Tensor& alias);
 
@@ -50,11 +70,12 @@ class Region : public std::enable_shared_from_this<Region> {
   int64_t Prepare();
   const std::string& spoilt() const { return tape_.spoilt(); }
   uint64_t signature() const { return tape_.signature(); }
-  // Runs the tape, and compares with what is still held: FailedPrecondition
-  // names the first difference. COLLECTIVE as Tape::Replay.
-  absl::Status Verify() const;
+  // Runs the tape, and compares with what is still held: DataLoss names the
+  // first difference. COLLECTIVE as Tape::Replay.
+  absl::Status Verify();
   void GiveUp();
-  void KeepAll();
+  // `token` lives as long as what is kept.
+  void KeepAll(const std::shared_ptr<void>& token);
 
   // Frees what was computed again and not unpacked. Any thread.
   void DropRestored();
@@ -67,16 +88,13 @@ class Region : public std::enable_shared_from_this<Region> {
 
   Tape tape_;
   const Keeps keeps_;
-  OutsideTensors* const outside_;  // of the thread, until it is closed
+  OutsideTensors* const outside_;
+  const std::shared_ptr<RestoredRegions> restored_;
   std::vector<std::weak_ptr<Slot>> slots_;
   // After Prepare: of those that can be given up, in the tape's order.
   std::vector<std::weak_ptr<Slot>> given_up_;
-  absl::Mutex mutex_;  // what slots have restored
+  absl::Mutex mutex_;  // what slots hold, or have restored
 };
-
-// Frees what regions of the process have computed again and nobody unpacked:
-// the end of a backward.
-void DropRestoredOfAll();
 
 }  // namespace tessera
 #endif  // SHARDING_RECOMPUTE_REGION_H_

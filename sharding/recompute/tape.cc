@@ -13,18 +13,15 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "sharding/dispatch/stack_tensors.h"
 #include "sharding/flat/registry.h"
-#include "sharding/recompute/stack_tensors.h"
+#include "sharding/recompute/placed_tensor.h"
 
 namespace tessera {
 namespace {
 
 bool MakesUnfilled(const std::string& name) {
   return absl::StartsWith(name, "aten::empty");
-}
-
-bool IsPlain(const at::Tensor& tensor) {
-  return tensor.has_storage() && tensor.layout() == at::kStrided;
 }
 
 // Where the operator may draw from: a generator among its arguments, or the
@@ -46,6 +43,32 @@ at::Generator GeneratorOf(const torch::jit::Stack& stack, size_t n) {
   return DefaultGeneratorOf(device.value_or(at::kCPU));
 }
 
+// Some result is a tensor that the schema does not call an alias.
+bool MakesTensors(const c10::FunctionSchema& schema) {
+  const auto& returns = schema.returns();
+  return std::any_of(returns.begin(), returns.end(), [](const auto& result) {
+    const bool is_tensor =
+        result.type()->isSubtypeOf(*c10::TensorType::get()) ||
+        result.type()->isSubtypeOf(*c10::ListType::ofTensors());
+    return is_tensor && result.alias_info() == nullptr;
+  });
+}
+
+// The argument that may be a generator; -1.
+int GeneratorArgument(const c10::FunctionSchema& schema) {
+  const auto& arguments = schema.arguments();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i].name() == "generator") return static_cast<int>(i);
+  }
+  return -1;
+}
+
+// `tensor` is all of its memory.
+bool IsWhole(const at::Tensor& tensor) {
+  return tensor.is_non_overlapping_and_dense() &&
+         tensor.nbytes() == tensor.storage().nbytes();
+}
+
 bool HoldsUnknown(const c10::IValue& value) {
   return value.isObject() || value.isCapsule() || value.isGenericDict() ||
          value.isTuple() || value.isStorage() || value.isFuture();
@@ -59,49 +82,54 @@ int Tape::MemoryOf(const at::Tensor& tensor) const {
   return it == by_storage_.end() ? -1 : it->second;
 }
 
-void Tape::Spoil(const OperatorInfo& info, const std::string& why) {
-  if (spoilt_.empty()) spoilt_ = absl::StrCat("operator ", info.name, " ", why);
+void Tape::Spoil(std::string why) {
+  if (spoilt_.empty()) spoilt_ = std::move(why);
   Clear();
+}
+
+void Tape::SpoilBy(const OperatorInfo& info, const std::string& why) {
+  Spoil(absl::StrCat("operator ", info.name, " ", why));
+}
+
+void Tape::Failed() {
+  if (running_.has_value()) Spoil("an operator of it failed");
 }
 
 // False: nothing of it is to be recorded. Spoils the tape where it cannot be.
 bool Tape::MayRecord(const c10::OperatorHandle& op, const OperatorInfo& info,
                      const torch::jit::Stack& stack) {
   const size_t n = info.writes.size();
-  bool writes = false, writes_parameter = false, makes = false;
-  bool knows_all_written = true;
+  bool writes = false, writes_memory = false, writes_parameter = false;
+  bool plain = true;
   ForEachTensorOf(stack, n, [&](const at::Tensor& t, size_t i) {
-    if (!info.writes[i] || !t.defined()) return;
-    writes = true;
-    knows_all_written &= MemoryOf(t) >= 0;
+    if (!t.defined()) return;
+    plain &= IsPlain(t) || !t.has_storage();
+    const bool statistic = !info.statistics.empty() && info.statistics[i];
+    if (!info.writes[i] && !statistic) return;
+    writes |= info.writes[i];
+    writes_memory |= MemoryOf(t) >= 0;
     writes_parameter |= static_cast<bool>(Registry::Global().Find(t));
   });
-  for (const auto& result : op.schema().returns()) {
-    const bool is_tensor =
-        result.type()->isSubtypeOf(*c10::TensorType::get()) ||
-        result.type()->isSubtypeOf(*c10::ListType::ofTensors());
-    makes |= is_tensor && result.alias_info() == nullptr;
-  }
+  const bool makes = MakesTensors(op.schema());
   if (!writes && !makes) return false;
-  if (!info.aten && !info.promises) {
-    Spoil(info,
-          "does not say which of its arguments it writes (define it with "
-          "a schema: \"my::op(Tensor x) -> Tensor\")");
+  if (info.c10d || (!info.aten && !info.promises)) {
+    SpoilBy(info,
+            "does not say which of its arguments it writes (define it "
+            "with a schema: \"my::op(Tensor x) -> Tensor\")");
     return false;
   }
   if (writes_parameter) {
-    Spoil(info, "writes a parameter");
+    SpoilBy(info, "writes a parameter");
     return false;
   }
   // A write to what lies outside: those who read it then read what it is after
   // that.
-  if (!makes && !knows_all_written) return false;
+  if (!makes && !writes_memory) return false;
   for (size_t i = 0; i < n; ++i) {
-    if (!HoldsUnknown(stack[stack.size() - n + i])) continue;
-    Spoil(info, "has an argument that may hold anything");
-    return false;
+    plain &= !HoldsUnknown(stack[stack.size() - n + i]);
   }
-  return true;
+  if (!plain) SpoilBy(info, "has an argument that is no plain tensor");
+  return plain;
 }
 
 Tape::Use Tape::UseOf(const at::Tensor& tensor, bool written, bool overwritten,
@@ -114,6 +142,9 @@ Tape::Use Tape::UseOf(const at::Tensor& tensor, bool written, bool overwritten,
   use.memory = MemoryOf(tensor);
   if (use.memory < 0) {
     use.outside = outside->Of(tensor);
+    if (tensor.has_storage()) {
+      use.storage = tensor.storage().unsafeGetStorageImpl();
+    }
     // It is to be read as it is before the operator.
     if (written) use.outside->Copy();
     return use;
@@ -152,7 +183,8 @@ bool Tape::Begin(const c10::OperatorHandle& op, const OperatorInfo& info,
   ForEachTensorOf(stack, n, [&](const at::Tensor& t, size_t i) {
     const bool statistic = !info.statistics.empty() && info.statistics[i];
     const bool overwritten =
-        schema[i].is_out() || (i == 0 && info.overwrites && info.writes[i]);
+        (schema[i].is_out() || (i == 0 && info.overwrites && info.writes[i])) &&
+        t.defined() && IsPlain(t) && IsWhole(t);
     made.uses.push_back(
         UseOf(t, info.writes[i] || statistic, overwritten, outside));
   });
@@ -163,6 +195,7 @@ bool Tape::Begin(const c10::OperatorHandle& op, const OperatorInfo& info,
   }
   before_.reset();
   if (info.may_draw) {
+    made.generator = GeneratorArgument(op.schema());
     const at::Generator generator = GeneratorOf(stack, n);
     if (generator.defined()) before_.emplace(generator);
   }
@@ -183,18 +216,37 @@ void Tape::End(const c10::OperatorHandle& op, const OperatorInfo& info,
     const size_t here = position++;
     const bool aliases = op.schema().returns()[i].alias_info() != nullptr;
     if (!t.defined() || !IsPlain(t) || aliases || MemoryOf(t) >= 0) return;
+    // Some give views without saying so (unsafe_split).
+    if (made.ReadsOutside(t)) return;
     const int index = static_cast<int>(memories_.size());
-    Memory memory{t.storage().getWeakStorageImpl(), {}, false, 1, info.name};
-    if (keep) memory.held = t.storage();
+    Memory memory{t.storage().getWeakStorageImpl()};
+    memory.writers = 1;
+    memory.maker = info.name;
     memory.unfilled = MakesUnfilled(info.name);
+    if (keep) memory.held = AliasOf(t);
     memories_.push_back(std::move(memory));
     by_storage_[t.storage().unsafeGetStorageImpl()] = index;
     made.results.push_back({here, index, TensorPlace(t)});
   });
+  // What it did to what it was given is not known.
+  const bool writes = std::any_of(made.uses.begin(), made.uses.end(),
+                                  [](const Use& use) { return use.written; });
+  if (!info.aten && made.results.empty() && !writes) {
+    SpoilBy(info, "returns what it was given, and does not say so");
+    return;
+  }
   operators_.push_back(std::move(made));
 }
 
+bool Tape::Operator::ReadsOutside(const at::Tensor& tensor) const {
+  const auto* const storage = tensor.storage().unsafeGetStorageImpl();
+  return std::any_of(uses.begin(), uses.end(), [&](const Use& use) {
+    return use.outside != nullptr && use.storage == storage;
+  });
+}
+
 void Tape::Clear() {
+  running_.reset();
   operators_.clear();
   memories_.clear();
   by_storage_.clear();
@@ -215,7 +267,7 @@ bool Tape::IsNeeded(const Operator& op, const std::vector<bool>& needed) const {
                      });
 }
 
-void Tape::Close(absl::Span<const int> wanted) {
+void Tape::Close(absl::Span<const int> wanted, OutsideTensors* outside) {
   wanted_.assign(wanted.begin(), wanted.end());
   // What was written again since is not what it was when it was made.
   for (Memory& memory : memories_) {
@@ -225,7 +277,7 @@ void Tape::Close(absl::Span<const int> wanted) {
   std::vector<bool> held_needed(memories_.size(), false);
   const auto need = [&](int memory) {
     const auto m = static_cast<size_t>(memory);
-    (memories_[m].held.has_value() ? held_needed : needed)[m] = true;
+    (memories_[m].held.defined() ? held_needed : needed)[m] = true;
   };
   for (const int memory : wanted_) need(memory);
   std::vector<Operator> kept;
@@ -239,8 +291,13 @@ void Tape::Close(absl::Span<const int> wanted) {
   std::reverse(kept.begin(), kept.end());
   operators_ = std::move(kept);
   for (size_t m = 0; m < memories_.size(); ++m) {
-    if (!held_needed[m]) memories_[m].held.reset();
-    memories_[m].storage.reset();
+    Memory& memory = memories_[m];
+    if (!held_needed[m]) memory.held.reset();
+    if (memory.held.defined()) {
+      memory.held_place = TensorPlace(memory.held);
+      memory.outside = outside->Of(memory.held);
+    }
+    memory.storage.reset();
   }
   by_storage_.clear();
   std::vector<bool> later(memories_.size(), false);

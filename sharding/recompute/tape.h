@@ -7,15 +7,15 @@
 //   Replay       runs them; under no autograd, with the generators where they
 //                were
 //
-// A memory is a storage that an operator on the tape made. Views are not on the
-// tape: an argument is a place in a memory. Below autocast: casts are on the
-// tape as the operators that they are.
+// A memory is a storage that an operator on the tape made. What makes
+// a view need not be on the tape: an argument is a place in a memory. Below
+// autocast: casts are on the tape as the operators that they are.
 //
 // What an operator on the tape writes outside of it (running statistics) is
 // written to a copy in Replay. Memory that nobody on the tape has filled (an
-// at::empty that a raw pointer wrote to) is kept as it was when it was first
-// read. A tape that cannot be run again says so (spoilt): an operator on it
-// writes a parameter, or does not say what it writes.
+// at::empty that a raw pointer wrote to) is kept as it was when an operator
+// first read it. A tape that cannot be run again says so (spoilt): an operator
+// on it writes a parameter, or does not say what it writes.
 //
 // Threads: Begin, End and Close are of one thread, Replay of any, one at a
 // time.
@@ -56,20 +56,29 @@ class Tape {
              const torch::jit::Stack& stack, OutsideTensors* outside);
   void End(const c10::OperatorHandle& op, const OperatorInfo& info,
            const torch::jit::Stack& stack, bool keep);
+  // The operator has thrown.
+  void Failed();
   // Why it cannot be run again; "": it can.
   const std::string& spoilt() const { return spoilt_; }
+  // For `why` it cannot.
+  void Spoil(std::string why);
   // The memory that a tensor lies in; -1: none of the tape.
   int MemoryOf(const at::Tensor& tensor) const;
+  // No operator on the tape has filled it.
+  bool IsUnfilled(int memory) const {
+    return memories_[static_cast<size_t>(memory)].unfilled;
+  }
   // Of what ran, without sizes: equal tapes have equal ones.
   uint64_t signature() const { return signature_; }
 
   // ---- Afterwards.
 
-  // Drops what the memories `wanted` do not need. REQUIRES: not spoilt.
-  void Close(absl::Span<const int> wanted);
+  // Drops what the memories `wanted` do not need. What is held instead of being
+  // computed again is from outside then. REQUIRES: not spoilt.
+  void Close(absl::Span<const int> wanted, OutsideTensors* outside);
   // Is held since it was made: Replay gives it back as it is.
   bool Holds(int memory) const {
-    return memories_[static_cast<size_t>(memory)].held.has_value();
+    return memories_[static_cast<size_t>(memory)].held.defined();
   }
   // Computes the wanted memories, in Close's order. Throws libtorch's error of
   // a changed version if something from outside has changed, and what the
@@ -91,7 +100,9 @@ class Tape {
     // Its storage while the tape is recorded. Weak, so that its address is not
     // used again and its memory is not held.
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
-    std::optional<c10::Storage> held;
+    at::Tensor held;  // an alias; undefined: it is not to be held
+    TensorPlace held_place;
+    std::shared_ptr<OutsideTensor> outside;  // after Close, of `held`
     bool unfilled = false;  // nobody on the tape has written to it
     int writers = 0;
     std::string maker;  // operator
@@ -100,7 +111,8 @@ class Tape {
   struct Use {
     int memory = -1;
     std::shared_ptr<OutsideTensor> outside;
-    TensorPlace place;  // not of what has no storage
+    const c10::StorageImpl* storage = nullptr;  // of `outside`, while it runs
+    TensorPlace place;                          // not of what has no storage
     bool placed = false;
     bool written = false;
   };
@@ -115,11 +127,13 @@ class Tape {
     std::vector<Use> uses;
     std::vector<Result> results;
     std::optional<GeneratorState> drawn_from;
+    int generator = -1;  // the argument that may be one
+    bool ReadsOutside(const at::Tensor& tensor) const;
     // No operator: memory uses[0].memory becomes a copy of uses[0].outside.
     bool fills = false;
   };
 
-  void Spoil(const OperatorInfo& info, const std::string& why);
+  void SpoilBy(const OperatorInfo& info, const std::string& why);
   bool MayRecord(const c10::OperatorHandle& op, const OperatorInfo& info,
                  const torch::jit::Stack& stack);
   Use UseOf(const at::Tensor& tensor, bool written, bool overwritten,
@@ -137,7 +151,7 @@ class Tape {
   // Between Begin and End.
   std::optional<Operator> running_;
   std::optional<GeneratorState> before_;
-  // After Close: by operator, the memories that no later one needs.
+  // After Close; and by operator, the memories that no later one needs.
   std::vector<int> wanted_;
   std::vector<std::vector<int>> last_used_;
 };

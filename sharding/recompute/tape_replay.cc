@@ -1,20 +1,29 @@
 #include <utility>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/log.h"
+#include "base/torch_guard.h"
 #include "sharding/dispatch/operator_watch.h"
+#include "sharding/dispatch/stack_tensors.h"
 #include "sharding/flat/pins.h"
 #include "sharding/recompute/replay_scope.h"
-#include "sharding/recompute/stack_tensors.h"
 #include "sharding/recompute/tape.h"
 
 namespace tessera {
 namespace {
 
-// The default generators that a replay sets are given back what they were.
+// The generators that a replay sets, since their operators take none, are given
+// back what they were. Others draw from one of their own: who draws from the
+// default one meanwhile, on another thread, is not disturbed.
 class GeneratorsKept {
  public:
   ~GeneratorsKept() {
-    for (const GeneratorState& state : states_) state.Restore();
+    for (const GeneratorState& state : states_) {
+      const absl::Status status =
+          CatchTorch("generator", [&] { state.Restore(); });
+      if (!status.ok()) TESSERA_LOG(ERROR) << status.message();
+    }
   }
   void Keep(const at::Generator& generator) {
     for (const GeneratorState& state : states_) {
@@ -55,7 +64,11 @@ void Tape::Run(const Operator& op, std::vector<c10::Storage>* storages) const {
   for (const c10::IValue& argument : op.arguments) {
     stack.push_back(WithTensors(argument, value));
   }
-  if (op.drawn_from.has_value()) op.drawn_from->Restore();
+  if (op.drawn_from.has_value() && op.generator < 0) {
+    op.drawn_from->Restore();
+  } else if (op.drawn_from.has_value()) {
+    stack[static_cast<size_t>(op.generator)] = op.drawn_from->Clone();
+  }
   op.handle->callBoxed(&stack);
   size_t position = 0;
   auto result = op.results.begin();
@@ -78,11 +91,17 @@ std::vector<c10::Storage> Tape::Replay() const {
   GeneratorsKept generators;
   std::vector<c10::Storage> storages(memories_.size());
   for (size_t m = 0; m < memories_.size(); ++m) {
-    if (memories_[m].held.has_value()) storages[m] = *memories_[m].held;
+    const Memory& memory = memories_[m];
+    if (memory.outside == nullptr) continue;
+    PinSet none;
+    storages[m] =
+        memory.outside->Value(&memory.held_place, name_, &none).storage();
   }
   for (size_t i = 0; i < operators_.size(); ++i) {
     const auto& drawn_from = operators_[i].drawn_from;
-    if (drawn_from.has_value()) generators.Keep(drawn_from->generator());
+    if (drawn_from.has_value() && operators_[i].generator < 0) {
+      generators.Keep(drawn_from->generator());
+    }
     Run(operators_[i], &storages);
     for (const int memory : last_used_[i]) {
       storages[static_cast<size_t>(memory)] = c10::Storage();

@@ -64,7 +64,7 @@ std::string NameOf(
 INSTANTIATE_TEST_SUITE_P(
     Sharded, RecomputedModelTest,
     ::testing::Combine(::testing::ValuesIn(ModelsForStage3()),
-                       ::testing::Values("full/never", "matmuls/always"),
+                       ::testing::Values("full/never", "selective/always"),
                        ::testing::Values(3), ::testing::Values(1, 2)),
     NameOf);
 

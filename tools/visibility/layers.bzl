@@ -34,7 +34,7 @@ LAYERS = {
     "sharding/copy": ["base/...", "comm", "comm/serve", "sharding/layout", "sharding/torch"],
     "sharding/flat": ["base/...", "comm", "sharding/layout", "sharding/torch", "sharding/construct", "sharding/copy"],
     "sharding/dispatch": ["base/...", "comm", "sharding/layout", "sharding/torch", "sharding/construct", "sharding/flat"],
-    "sharding/recompute": ["base/...", "comm", "sharding/layout", "sharding/torch", "sharding/flat", "sharding/dispatch"],
+    "sharding/recompute": ["base/...", "comm", "sharding/layout", "sharding/torch", "sharding/construct", "sharding/flat", "sharding/dispatch"],
     "sharding/trace": ["base/...", "sharding/torch", "sharding/dispatch"],
     "sharding/gradient": ["base/...", "comm", "sharding/layout", "sharding/torch", "sharding/flat", "sharding/dispatch"],
     "optim": ["base/...", "comm", "sharding/layout", "sharding/torch", "sharding/flat", "sharding/gradient"],

@@ -1,8 +1,8 @@
 // The tensors of an operator's arguments or results, in order: tensors, and
 // those of lists. An undefined one, and none in a list of optional ones,
 // counts.
-#ifndef SHARDING_RECOMPUTE_STACK_TENSORS_H_
-#define SHARDING_RECOMPUTE_STACK_TENSORS_H_
+#ifndef SHARDING_DISPATCH_STACK_TENSORS_H_
+#define SHARDING_DISPATCH_STACK_TENSORS_H_
 
 #include <cstddef>
 #include <utility>
@@ -51,4 +51,4 @@ c10::IValue WithTensors(const c10::IValue& value, F&& f) {
 }
 
 }  // namespace tessera
-#endif  // SHARDING_RECOMPUTE_STACK_TENSORS_H_
+#endif  // SHARDING_DISPATCH_STACK_TENSORS_H_
