@@ -433,7 +433,7 @@ TEST_F(RecomputedUnitsTest, FollowsWritesToWhatItRead) {
   const auto loss = [](Trained& run, const Tensor& input) {
     Tensor x = input.clone();
     for (const auto& block : *run.net->blocks) {
-      const Tensor mask = torch::ones({kDim});
+      const Tensor mask = torch::ones({kTokens, kDim});  // not small
       // Read by an operator that saves nothing of it.
       const Tensor y = block->as<Block>()->forward(x + mask);
       mask.mul_(3);
