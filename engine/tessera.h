@@ -13,5 +13,7 @@
 #include "engine/parts/version.h"       // IWYU pragma: export
 #include "engine/world_options.h"       // IWYU pragma: export
 #include "sharding/flat/use.h"          // IWYU pragma: export
+#include "sharding/recompute/checkpointed/checkpointed.h"  // IWYU pragma: export
+#include "sharding/recompute/checkpointed/checkpointed_sequential.h"  // IWYU pragma: export
 
 #endif  // ENGINE_TESSERA_H_

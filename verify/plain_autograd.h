@@ -3,6 +3,7 @@
 #ifndef VERIFY_PLAIN_AUTOGRAD_H_
 #define VERIFY_PLAIN_AUTOGRAD_H_
 
+#include "sharding/dispatch/saved_tensors.h"
 #include "torch/csrc/autograd/engine.h"
 
 namespace tessera {
@@ -14,6 +15,8 @@ namespace tessera {
 class PlainAutograd {
  public:
   PlainAutograd() {
+    // Not for the first time within, where it would be undone.
+    InstallSavedTensorHooks();
     Ours() = &torch::autograd::Engine::get_default_engine();
     torch::autograd::set_default_engine_stub(
         &torch::autograd::Engine::get_base_engine);

@@ -44,8 +44,8 @@ at::Tensor CacheToken(at::Device device, at::ScalarType dtype) {
     CacheOn() { at::autocast::set_autocast_cache_enabled(true); }
     ~CacheOn() { at::autocast::set_autocast_cache_enabled(false); }
   } cache_on;
-  // Nobody else's cast: the fallback would be told of it.
-  c10::impl::ExcludeDispatchKeyGuard no_tag{c10::DispatchKeySet(kTagKey)};
+  // libtorch casts with its cache locked: that cast must not come here again.
+  c10::impl::ExcludeDispatchKeyGuard unseen{c10::DispatchKeySet(kTagKey)};
   return at::autocast::cached_cast(dtype, source, device.type());
 }
 

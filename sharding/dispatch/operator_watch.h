@@ -62,6 +62,13 @@ class OperatorWatch {
                    torch::jit::Stack* stack) = 0;
   virtual void Failed() {}
 
+  // The same of an operator of the user's that is made of others, which are
+  // seen by themselves: it may write by a pointer, too. EndMade comes unless it
+  // throws.
+  virtual void BeginMade(const c10::OperatorHandle& op,
+                         const OperatorInfo& info, torch::jit::Stack* stack) {}
+  virtual void EndMade(const c10::OperatorHandle& op) {}
+
   // Autograd saves `tensor`, which no flat owns and which is no cast of what
   // one owns. `alias` shares its memory and version counter, without history.
   // Null: it is kept.
@@ -135,6 +142,17 @@ class ReplayMark {
 // Whether the fallback sees all operators of this thread, from now on.
 void FollowAll(bool all);
 bool FollowsAll();
+// It does, for its life.
+class FollowScope {
+ public:
+  FollowScope() : before_(FollowsAll()) { FollowAll(true); }
+  ~FollowScope() { FollowAll(before_); }
+  FollowScope(const FollowScope&) = delete;
+  FollowScope& operator=(const FollowScope&) = delete;
+
+ private:
+  const bool before_;
+};
 
 // Told of each parameter that an operator is about to use, on the operator's
 // thread, before it is pinned and before Begin: this may set another watch.

@@ -20,6 +20,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "sharding/dispatch/backward_pins.h"
 #include "sharding/dispatch/operator_watch.h"
 #include "sharding/dispatch/saved_casts.h"
 #include "sharding/flat/pins.h"
@@ -186,6 +187,7 @@ std::unique_ptr<torch::autograd::SavedVariableHooks> SaveTensor(
 }
 
 void ReleaseNodePins() {
+  BackwardPins::ReleaseAll();
   auto& global = AllNodePins::Global();
   absl::MutexLock lock(&global.mutex);
   for (auto& pins : global.all) pins->Clear();

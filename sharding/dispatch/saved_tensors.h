@@ -31,8 +31,8 @@ void InstallSavedTensorHooks();
 std::unique_ptr<torch::autograd::SavedVariableHooks> SaveTensor(
     const at::Tensor& tensor);
 
-// Releases the pins that unpacked tensors hold, on all threads. Call when no
-// backward runs.
+// Releases the pins that unpacked tensors hold, on all threads, and all
+// BackwardPins. Call when no backward runs.
 void ReleaseNodePins();
 
 // Backward of ours about to run on this thread: the first graph task that

@@ -229,7 +229,9 @@ void RunWatched(const c10::OperatorHandle& op, const OperatorInfo& info,
     Run(op, info, keys, stack, how);
   } else if (info.composite || AutocastTakes(keys)) {
     OperatorWatch::Composite composite(watch);
+    if (!info.aten) watch->BeginMade(op, info, stack);
     Run(op, info, keys, stack, {/*exclude=*/false, has_parameters});
+    if (!info.aten) watch->EndMade(op);
   } else if (watch->Replace(op, info, stack)) {
     return;
   } else if (!watch->Begin(op, info, stack)) {

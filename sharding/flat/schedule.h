@@ -92,6 +92,7 @@ class Schedule {
   // Overrides ScheduleOptions::reshard_after_forward for one flat.
   void SetReshardAfterForward(Gatherable* flat, bool reshard);
 
+  int64_t max_live() const { return options_.max_live; }
   bool free_after_use() const { return options_.max_live == 0; }
   // Elements that are whole, or on their way to be: counted by those that make
   // them so.

@@ -54,6 +54,8 @@ class TestModel : public torch::nn::Module {
 //                   one element of a gradient at 4 and 5 of rank 1
 //   Recomputing     blocks computed again in backward (a reentrant checkpoint),
 //                   one of them twice
+//   Checkpointing   the same by tessera::Checkpointed, one within another, with
+//                   dropout and a buffer that counts
 //   GradientPenalty autograd::grad of inputs and of a weight, part of the loss
 //   Evaluating      forwards without gradients between micro-batches, by
 //                   another path

@@ -4,6 +4,7 @@
 #include <random>
 #include <vector>
 
+#include "sharding/recompute/checkpointed/checkpointed.h"
 #include "tests/models/models_internal.h"
 #include "tests/models/recomputed.h"
 
@@ -60,6 +61,39 @@ class Recomputing : public Blocks {
     }
     return MseLoss(out_(Block(2, h)), inputs.Target({5, 3}));
   }
+};
+
+// Regions of tessera::Checkpointed, which plain libtorch does not have computed
+// again: an oracle of theirs, too.
+class Checkpointing : public Blocks {
+ public:
+  Checkpointing() {
+    calls_ = register_buffer("calls", torch::zeros({1}, torch::kFloat));
+  }
+  Tensor Loss(int rank, int64_t micro_batch) override {
+    Inputs inputs(*this, rank, micro_batch);
+    Tensor h = in_(inputs.Normal({5, 7}));
+    for (size_t i : {0, 1, 0}) {
+      h = Checkpointed([this, i](const Tensor& x) { return Counted(i, x); }, h);
+    }
+    // One within the other, with a parameter among the inputs.
+    h = Checkpointed(
+        [this](const Tensor& x, const Tensor& bias) {
+          const Tensor y = Checkpointed(
+              [this](const Tensor& z) { return Counted(2, z); }, x + bias);
+          return torch::tanh(Block(1, y));
+        },
+        h, in_->bias);
+    return MseLoss(out_(h), inputs.Target({5, 3}));
+  }
+
+ private:
+  Tensor Counted(size_t i, const Tensor& x) {
+    calls_ += 1;
+    return Block(i, torch::dropout(x, 0.2, /*train=*/true)) *
+           (1 + 0.01 * calls_).to(x.dtype());
+  }
+  Tensor calls_;
 };
 
 class GradientPenalty : public Blocks {
@@ -126,6 +160,7 @@ class Wandering : public Blocks {
 ModelMakers LoopModels() {
   return {
       {"Recomputing", MakeModel<Recomputing>},
+      {"Checkpointing", MakeModel<Checkpointing>},
       {"GradientPenalty", MakeModel<GradientPenalty>},
       {"Evaluating", MakeModel<Evaluating>},
       {"ChangingPath", MakeModel<ChangingPath>},

@@ -35,6 +35,7 @@ LAYERS = {
     "sharding/flat": ["base/...", "comm", "sharding/layout", "sharding/torch", "sharding/construct", "sharding/copy"],
     "sharding/dispatch": ["base/...", "comm", "sharding/layout", "sharding/torch", "sharding/construct", "sharding/flat"],
     "sharding/recompute": ["base/...", "comm", "sharding/layout", "sharding/torch", "sharding/construct", "sharding/flat", "sharding/dispatch"],
+    "sharding/recompute/checkpointed": ["base/...", "comm", "sharding/layout", "sharding/torch", "sharding/construct", "sharding/flat", "sharding/dispatch", "sharding/recompute"],
     "sharding/trace": ["base/...", "sharding/torch", "sharding/dispatch"],
     "sharding/gradient": ["base/...", "comm", "sharding/layout", "sharding/torch", "sharding/flat", "sharding/dispatch"],
     "optim": ["base/...", "comm", "sharding/layout", "sharding/torch", "sharding/flat", "sharding/gradient"],

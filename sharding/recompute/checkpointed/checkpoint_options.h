@@ -1,0 +1,54 @@
+// CheckpointOptions: what of a checkpointed region is kept, and how it is
+// checked.
+#ifndef SHARDING_RECOMPUTE_CHECKPOINTED_CHECKPOINT_OPTIONS_H_
+#define SHARDING_RECOMPUTE_CHECKPOINTED_CHECKPOINT_OPTIONS_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/strings/string_view.h"
+
+namespace tessera {
+
+class Communicator;  // comm/communicator.h
+
+struct CheckpointOptions {
+  // For messages: "[blocks.3] ...".
+  std::string name = "checkpoint";
+
+  enum class Policy {
+    kFull,  // keeps nothing
+    // Keeps the results of matrix products, convolutions and attention, and
+    // does not compute these again.
+    kKeepMatmuls,
+  };
+  Policy policy = Policy::kFull;
+  // Besides: keeps the results of the operators of which this says so, by their
+  // names ("aten::mm", as autograd sees them: below autocast, and none that is
+  // made of others). The same answer each time.
+  std::function<bool(absl::string_view op_name)> keep;
+
+  // Compares the values of what is computed again with those of forward, by
+  // fingerprints. Sizes, dtypes and the number of tensors are always compared.
+  enum class Check {
+    kFirst,  // of the first 64 regions of each function type in the process
+    kAlways,
+    kNever,
+  };
+  Check check = Check::kFirst;
+
+  // The ranks of this group give the same inputs to the region (they are ranks
+  // of one tensor-parallel or sequence-parallel group): each keeps 1/n of the
+  // elements of every floating input that is dense. What is computed again
+  // begins with an exchange of fingerprints and one all-gather per such input,
+  // COLLECTIVE: all ranks of the group must run the same backward.
+  std::shared_ptr<Communicator> partition_over;
+
+  // Keeps inputs that are on a device in pinned memory of the host. Nothing
+  // for what is there already.
+  bool keep_on_cpu = false;
+};
+
+}  // namespace tessera
+#endif  // SHARDING_RECOMPUTE_CHECKPOINTED_CHECKPOINT_OPTIONS_H_

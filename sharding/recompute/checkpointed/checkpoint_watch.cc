@@ -1,0 +1,257 @@
+#include "sharding/recompute/checkpointed/checkpoint_watch.h"
+
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/torch_guard.h"
+#include "sharding/flat/registry.h"
+#include "sharding/recompute/checkpointed/stack_tensors.h"
+#include "sharding/recompute/checkpointed/tensor_copies.h"
+#include "sharding/torch/storage_access.h"
+
+namespace tessera {
+
+// An operator of the user's that says what it writes is not followed, so that
+// those within it are seen: it may write what it captured.
+bool CheckpointWatch::Begin(const c10::OperatorHandle& op,
+                            const OperatorInfo& info,
+                            torch::jit::Stack* stack) {
+  const bool outer = outer_ != nullptr && outer_->Begin(op, info, stack);
+  RefuseParameters(info, *stack);
+  running_ = op;
+  DoBegin(op, info, stack);
+  const bool followed = outer || info.aten || WritesAreGuessed(info) ||
+                        IsKept(frame_->options, info);
+  if (!followed) running_.reset();
+  return followed;
+}
+
+void CheckpointWatch::End(const c10::OperatorHandle& op,
+                          const OperatorInfo& info, torch::jit::Stack* stack) {
+  if (outer_ != nullptr) outer_->End(op, info, stack);
+  ForEachTensor(*stack, op.schema().returns().size(),
+                [&](const at::Tensor& t, size_t) { MadeInside(t); });
+  DoEnd(op, info, stack);
+  running_.reset();
+}
+
+void CheckpointWatch::BeginMade(const c10::OperatorHandle& op,
+                                const OperatorInfo& info,
+                                torch::jit::Stack* stack) {
+  if (outer_ != nullptr) outer_->BeginMade(op, info, stack);
+  RefuseParameters(info, *stack);
+  DoBeginMade(op, info, stack);
+}
+
+void CheckpointWatch::EndMade(const c10::OperatorHandle& op) {
+  if (outer_ != nullptr) outer_->EndMade(op);
+  DoEndMade(op);
+}
+
+bool CheckpointWatch::Replace(const c10::OperatorHandle& op,
+                              const OperatorInfo& info,
+                              torch::jit::Stack* stack) {
+  return (outer_ != nullptr && outer_->Replace(op, info, stack)) ||
+         DoReplace(op, info, stack);
+}
+
+bool CheckpointWatch::IsInside(const at::Tensor& tensor) const {
+  const auto* storage = StorageOf(tensor);
+  return storage == nullptr || inside_.Contains(storage);
+}
+
+void CheckpointWatch::RefuseParameters(const OperatorInfo& info,
+                                       const torch::jit::Stack& stack) const {
+  if (WritesAreGuessed(info)) return;
+  ForEachTensor(stack, info.writes.size(), [&](const at::Tensor& t, size_t i) {
+    if (!MayWrite(info, stack, i)) return;
+    const StorageOwner owned = Registry::Global().Find(t);
+    if (!owned) return;
+    ThrowIfError(absl::FailedPreconditionError(absl::StrCat(
+        "[", frame_->options.name, "] operator ", info.name,
+        " writes parameter '", owned.parameter(),
+        "' in a checkpointed region, expected that parameters are only read "
+        "there, since backward runs the region again; write it before or "
+        "after the region")));
+  });
+}
+
+// ---- forward
+
+ForwardWatch::ForwardWatch(Frame* frame, OperatorWatch* outer)
+    : CheckpointWatch(frame, dynamic_cast<CheckpointWatch*>(outer)),
+      outer_(outer),
+      kept_(&frame->kept_operators, outer) {}
+
+void ForwardWatch::BeforeWrite(const OperatorInfo& info, const at::Tensor& t,
+                               std::vector<at::Tensor>* guessed) {
+  if (IsInside(t)) {
+    kept_.BeforeWrite(StorageOf(t));
+    return;
+  }
+  if (frame()->writes.Contains(StorageOf(t))) return;
+  if (Registry::Global().Find(t)) return;  // guessed; it would be refused
+  frame()->writes.Keep(t, outer_);
+  if (WritesAreGuessed(info) && !info.c10d) {
+    guessed->push_back(t);
+  } else {
+    frame()->inputs.Release(StorageOf(t));
+  }
+}
+
+// The guess was right, or what was kept is given up.
+void ForwardWatch::AfterGuess(const std::vector<at::Tensor>& guessed) {
+  for (const at::Tensor& t : guessed) {
+    frame()->writes.DropUnchanged(t);
+    if (frame()->writes.Contains(StorageOf(t))) {
+      frame()->inputs.Release(StorageOf(t));
+    }
+  }
+}
+
+void ForwardWatch::BeforeWrites(const OperatorInfo& info,
+                                const torch::jit::Stack& stack,
+                                std::vector<at::Tensor>* guessed) {
+  ForEachTensor(stack, info.writes.size(), [&](const at::Tensor& t, size_t i) {
+    if (MayWrite(info, stack, i)) BeforeWrite(info, t, guessed);
+  });
+}
+
+void ForwardWatch::DoBegin(const c10::OperatorHandle& op,
+                           const OperatorInfo& info, torch::jit::Stack* stack) {
+  guessed_.clear();
+  kept_.Abandon();
+  BeforeWrites(info, *stack, &guessed_);
+  ForEachTensor(*stack, info.writes.size(), [&](const at::Tensor& t, size_t) {
+    const bool read = !IsInside(t) && !frame()->writes.Contains(StorageOf(t)) &&
+                      !frame()->inputs.Contains(StorageOf(t));
+    if (read) frame()->reads.Add(t, op);
+  });
+  if (IsKept(frame()->options, info)) kept_.Begin(info, *stack);
+}
+
+void ForwardWatch::DoBeginMade(const c10::OperatorHandle& op,
+                               const OperatorInfo& info,
+                               torch::jit::Stack* stack) {
+  Made& made = made_.emplace_back(Made{op, {}});
+  BeforeWrites(info, *stack, &made.guessed);
+}
+
+void ForwardWatch::DoEndMade(const c10::OperatorHandle& op) {
+  while (!made_.empty()) {
+    const Made made = std::move(made_.back());
+    made_.pop_back();
+    AfterGuess(made.guessed);
+    if (made.op == op) return;  // others threw
+  }
+}
+
+void ForwardWatch::DoEnd(const c10::OperatorHandle& op, const OperatorInfo&,
+                         torch::jit::Stack* stack) {
+  AfterGuess(std::exchange(guessed_, {}));
+  kept_.End(op, *stack, frame()->inputs.Devices());
+}
+
+std::shared_ptr<SavedSlot> ForwardWatch::Save(const at::Tensor& tensor,
+                                              const at::Tensor&) {
+  kept_.Save(tensor);
+  return frame()->AddSlot(tensor, running());
+}
+
+// ---- again
+
+AgainWatch::AgainWatch(Frame* frame, int64_t last, int64_t task)
+    : CheckpointWatch(frame, nullptr),
+      last_(last),
+      task_(task),
+      redirects_(frame->writes) {}
+
+std::vector<at::Tensor> AgainWatch::Inputs() {
+  return frame()->inputs.Get([this](const c10::StorageImpl* storage) {
+    return redirects_.CopyOf(storage);
+  });
+}
+
+// They are pinned for the operator: it costs no gather.
+void AgainWatch::PinParameters(const OperatorInfo& info,
+                               const torch::jit::Stack& stack) {
+  ForEachTensor(stack, info.writes.size(), [&](const at::Tensor& t, size_t) {
+    if (!HasTag(t)) return;
+    const StorageOwner owned = Registry::Global().Find(t);
+    if (owned) frame()->pins.Add(owned.flat);
+  });
+}
+
+void AgainWatch::RedirectArguments(const OperatorInfo& info,
+                                   torch::jit::Stack* stack) {
+  wrote_ = false;
+  if (task_ != -1) PinParameters(info, *stack);
+  ReplaceTensors(stack, info.writes.size(),
+                 [&](const at::Tensor& t, size_t i) -> at::Tensor {
+                   if (IsInside(t)) return {};
+                   const bool writes = MayWrite(info, *stack, i);
+                   wrote_ |= writes;
+                   return redirects_.Of(t, writes);
+                 });
+}
+
+void AgainWatch::DoBegin(const c10::OperatorHandle&, const OperatorInfo& info,
+                         torch::jit::Stack* stack) {
+  RedirectArguments(info, stack);
+}
+
+void AgainWatch::DoEnd(const c10::OperatorHandle&, const OperatorInfo&,
+                       torch::jit::Stack*) {
+  if (wrote_) redirects_.NoteHistories();
+}
+
+bool AgainWatch::DoReplace(const c10::OperatorHandle& op,
+                           const OperatorInfo& info, torch::jit::Stack* stack) {
+  if (!IsKept(frame()->options, info)) return false;
+  const auto& all = frame()->kept_operators;
+  if (next_kept_ >= all.size()) return false;
+  const KeptOperator& kept = all[next_kept_++];
+  if (kept.name != info.name) {
+    ThrowIfError(frame()->Error(absl::StrCat(
+        "operator ", next_kept_ - 1, " of those that are kept was ", kept.name,
+        " in forward and is ", info.name, " when it is run again")));
+  }
+  if (!kept.is_there()) return false;
+  RedirectArguments(info, stack);
+  std::vector<at::Tensor> arguments, results;
+  ForEachTensor(*stack, info.writes.size(),
+                [&](const at::Tensor& t, size_t) { arguments.push_back(t); });
+  std::vector<c10::IValue> values;
+  for (const auto& result : kept.results) {
+    values.push_back(result.other);
+    if (!result.role) continue;
+    results.push_back(result.value.Get());
+    values.back() = InRole(results.back(), *result.role);
+  }
+  if (kept.rng_after) kept.rng_after->Set();
+  for (const auto& saved : kept.saved) {
+    const auto& from = saved.result ? results : arguments;
+    TORCH_CHECK(saved.index < from.size(), "operator ", info.name,
+                " has fewer tensors than in forward");
+    Fill(AliasOf(from[saved.index]), info.name);
+  }
+  torch::jit::drop(*stack, op.schema().arguments().size());
+  for (auto& value : values) stack->push_back(std::move(value));
+  return true;
+}
+
+void AgainWatch::Fill(const at::Tensor& value, absl::string_view op_name) {
+  if (done_) return;  // the function caught what ended it
+  if (!frame()->Fill(next_++, last_, task_, value, op_name)) return;
+  done_ = true;
+  throw RunIsDone(this);
+}
+
+std::shared_ptr<SavedSlot> AgainWatch::Save(const at::Tensor&,
+                                            const at::Tensor& alias) {
+  Fill(alias, running() ? absl::string_view(running()->schema().name()) : "");
+  return nullptr;
+}
+
+}  // namespace tessera

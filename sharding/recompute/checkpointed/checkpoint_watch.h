@@ -1,0 +1,140 @@
+// CheckpointWatch: the watch of a region, in forward (ForwardWatch) or when it
+// runs again (AgainWatch). Both know what was made in the region.
+//
+// Of regions within regions the inner one's watch is the thread's; it passes on
+// what operators do, not what is saved, which is the inner one's.
+//
+// Threads: the thread's on which it was made.
+#ifndef SHARDING_RECOMPUTE_CHECKPOINTED_CHECKPOINT_WATCH_H_
+#define SHARDING_RECOMPUTE_CHECKPOINTED_CHECKPOINT_WATCH_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "ATen/core/dispatch/Dispatcher.h"
+#include "ATen/core/stack.h"
+#include "sharding/dispatch/operator_info.h"
+#include "sharding/dispatch/operator_watch.h"
+#include "sharding/recompute/checkpointed/frame.h"
+#include "sharding/recompute/checkpointed/kept_operators.h"
+#include "sharding/recompute/checkpointed/outside.h"
+
+namespace tessera {
+
+class CheckpointWatch : public OperatorWatch {
+ public:
+  bool Replace(const c10::OperatorHandle& op, const OperatorInfo& info,
+               torch::jit::Stack* stack) final;
+  bool Begin(const c10::OperatorHandle& op, const OperatorInfo& info,
+             torch::jit::Stack* stack) final;
+  void End(const c10::OperatorHandle& op, const OperatorInfo& info,
+           torch::jit::Stack* stack) final;
+  void BeginMade(const c10::OperatorHandle& op, const OperatorInfo& info,
+                 torch::jit::Stack* stack) final;
+  void EndMade(const c10::OperatorHandle& op) final;
+
+ protected:
+  // `outer`: which is told, too; null: none.
+  CheckpointWatch(Frame* frame, CheckpointWatch* outer)
+      : frame_(frame), outer_(outer) {}
+  virtual bool DoReplace(const c10::OperatorHandle& op,
+                         const OperatorInfo& info,
+                         torch::jit::Stack* stack) = 0;
+  virtual void DoBegin(const c10::OperatorHandle& op, const OperatorInfo& info,
+                       torch::jit::Stack* stack) = 0;
+  virtual void DoEnd(const c10::OperatorHandle& op, const OperatorInfo& info,
+                     torch::jit::Stack* stack) = 0;
+  virtual void DoBeginMade(const c10::OperatorHandle& op,
+                           const OperatorInfo& info,
+                           torch::jit::Stack* stack) = 0;
+  virtual void DoEndMade(const c10::OperatorHandle& op) {}
+  Frame* frame() const { return frame_; }
+  bool IsInside(const at::Tensor& tensor) const;
+  void MadeInside(const at::Tensor& tensor) { inside_.Add(tensor); }
+  // Throws if the operator says that it writes a parameter that a flat owns.
+  void RefuseParameters(const OperatorInfo& info,
+                        const torch::jit::Stack& stack) const;
+  const std::optional<c10::OperatorHandle>& running() const { return running_; }
+
+ private:
+  Frame* const frame_;
+  CheckpointWatch* const outer_;
+  RegionStorages inside_;
+  std::optional<c10::OperatorHandle> running_;
+};
+
+class ForwardWatch final : public CheckpointWatch {
+ public:
+  // `frame` lives longer; `outer` may be no CheckpointWatch.
+  ForwardWatch(Frame* frame, OperatorWatch* outer);
+  std::shared_ptr<SavedSlot> Save(const at::Tensor& tensor,
+                                  const at::Tensor& alias) override;
+
+ private:
+  bool DoReplace(const c10::OperatorHandle& op, const OperatorInfo& info,
+                 torch::jit::Stack* stack) override {
+    return false;
+  }
+  void DoBegin(const c10::OperatorHandle& op, const OperatorInfo& info,
+               torch::jit::Stack* stack) override;
+  void DoEnd(const c10::OperatorHandle& op, const OperatorInfo& info,
+             torch::jit::Stack* stack) override;
+  void DoBeginMade(const c10::OperatorHandle& op, const OperatorInfo& info,
+                   torch::jit::Stack* stack) override;
+  void DoEndMade(const c10::OperatorHandle& op) override;
+  void BeforeWrites(const OperatorInfo& info, const torch::jit::Stack& stack,
+                    std::vector<at::Tensor>* guessed);
+  void BeforeWrite(const OperatorInfo& info, const at::Tensor& tensor,
+                   std::vector<at::Tensor>* guessed);
+
+  void AfterGuess(const std::vector<at::Tensor>& guessed);
+
+  OperatorWatch* const outer_;
+  KeptOperatorsBuilder kept_;
+  std::vector<at::Tensor> guessed_;  // what the running operator may write
+  struct Made {
+    c10::OperatorHandle op;
+    std::vector<at::Tensor> guessed;
+  };
+  std::vector<Made> made_;  // the running ones, the outermost first
+};
+
+class AgainWatch final : public CheckpointWatch {
+ public:
+  // Fills slots up to number `last`, for graph task `task`.
+  AgainWatch(Frame* frame, int64_t last, int64_t task);
+  std::shared_ptr<SavedSlot> Save(const at::Tensor& tensor,
+                                  const at::Tensor& alias) override;
+
+  std::vector<at::Tensor> Inputs();
+  int64_t saved() const { return next_; }
+  bool done() const { return done_; }
+
+ private:
+  bool DoReplace(const c10::OperatorHandle& op, const OperatorInfo& info,
+                 torch::jit::Stack* stack) override;
+  void DoBegin(const c10::OperatorHandle& op, const OperatorInfo& info,
+               torch::jit::Stack* stack) override;
+  void DoEnd(const c10::OperatorHandle& op, const OperatorInfo& info,
+             torch::jit::Stack* stack) override;
+  void DoBeginMade(const c10::OperatorHandle&, const OperatorInfo& info,
+                   torch::jit::Stack* stack) override {
+    RedirectArguments(info, stack);
+  }
+  void PinParameters(const OperatorInfo& info, const torch::jit::Stack& stack);
+  void RedirectArguments(const OperatorInfo& info, torch::jit::Stack* stack);
+  void Fill(const at::Tensor& value, absl::string_view op_name);
+
+  const int64_t last_, task_;
+  int64_t next_ = 0;
+  size_t next_kept_ = 0;
+  bool done_ = false;
+  bool wrote_ = false;
+  Redirects redirects_;
+};
+
+}  // namespace tessera
+#endif  // SHARDING_RECOMPUTE_CHECKPOINTED_CHECKPOINT_WATCH_H_

@@ -1,0 +1,135 @@
+// Checkpointed: activation checkpointing. Of what autograd would keep of a
+// function for backward, nothing is kept; backward runs the function again.
+//
+//   at::Tensor y = Checkpointed([&](const at::Tensor& x) { return block(x); },
+//                               x);
+//   CheckpointOptions options;
+//   options.name = "block 3";
+//   auto [a, b] = Checkpointed(options, function, x, mask, 0.5);
+//
+// What torch.utils.checkpoint(use_reentrant=False) is, to the bit of what
+// would be without it: the graph is autograd's own, so any number of inputs and
+// outputs, inputs without gradients, retain_graph, double backward and nesting
+// work. Beyond that:
+//   - what the function writes outside of itself (running statistics, counters,
+//     an input in place) is written once, and what it reads there is what it
+//     read in forward (the storage of what it writes is kept as it was before);
+//     it may not write parameters that an engine owns;
+//   - what was kept and is changed before backward is an error, also where
+//     autograd itself would not have kept it;
+//   - the function is stopped as soon as all that backward needs is there;
+//   - operators may be kept instead (CheckpointOptions::policy, keep).
+//
+// The function's inputs are its arguments: tensors, also in std::vector,
+// std::array, std::optional, std::pair and std::tuple, and other values, which
+// are copied. What it captures must be alive until backward. It must do the
+// same each time that it is run, may use the default generators of the CPU and
+// of its inputs' devices, and must not call backward() (autograd::grad is
+// fine). It is kept until all that it saved is released.
+//
+// Threads: any.
+#ifndef SHARDING_RECOMPUTE_CHECKPOINTED_CHECKPOINTED_H_
+#define SHARDING_RECOMPUTE_CHECKPOINTED_CHECKPOINTED_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "sharding/recompute/checkpointed/checkpoint_options.h"
+#include "sharding/recompute/checkpointed/tensors_of.h"
+
+namespace tessera {
+namespace checkpoint_internal {
+
+// Runs the function with these tensors in the places of its inputs'.
+using Rerun = std::function<void(std::vector<at::Tensor>)>;
+
+// Whether a graph is made on this thread.
+bool GraphIsMade();
+
+// What autograd saves on this thread is the region's, for its life.
+class Forward {
+ public:
+  // `regions` counts those of the function's type.
+  Forward(const CheckpointOptions& options, std::atomic<int64_t>* regions,
+          const std::vector<at::Tensor>& inputs, Rerun rerun);
+  ~Forward();
+  Forward(const Forward&) = delete;
+  Forward& operator=(const Forward&) = delete;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+template <typename Fn>
+std::atomic<int64_t>* RegionsOf() {
+  static std::atomic<int64_t> regions{0};
+  return &regions;
+}
+
+// As the argument that was given: an lvalue, or an rvalue.
+template <typename Arg, typename Value>
+decltype(auto) As(Value& value) {
+  if constexpr (std::is_lvalue_reference_v<Arg>) {
+    return (value);
+  } else {
+    return std::move(value);
+  }
+}
+
+template <typename... Args, typename Kept, size_t... I>
+Rerun MakeRerun(std::shared_ptr<Kept> kept, std::index_sequence<I...>) {
+  return [kept](std::vector<at::Tensor> tensors) {
+    auto values = kept->values;
+    SetTensors(&values, std::move(tensors));
+    std::invoke(kept->fn, As<Args>(std::get<I>(values))...);
+  };
+}
+
+}  // namespace checkpoint_internal
+
+// Calls `fn` with `args`. LOCAL, unless `options` or `fn` say otherwise. Throws
+// what `fn` throws; FailedPrecondition if it writes an engine's parameter.
+// Backward throws libtorch's version error, or InvalidArgument where `fn` did
+// not do the same again, naming the region, the operator and the tensor.
+template <typename Fn, typename... Args>
+auto Checkpointed(const CheckpointOptions& options, Fn&& fn, Args&&... args)
+    -> std::invoke_result_t<Fn&, Args...> {
+  namespace internal = checkpoint_internal;
+  static_assert(
+      (!std::is_same_v<std::decay_t<Args>, at::TensorList> && ...),
+      "pass a std::vector: a view of tensors would not be there in backward");
+  if (!internal::GraphIsMade()) {
+    return std::invoke(fn, std::forward<Args>(args)...);
+  }
+  struct Kept {
+    std::decay_t<Fn> fn;
+    std::tuple<std::decay_t<Args>...> values;  // without their tensors
+  };
+  auto kept = std::make_shared<Kept>(
+      Kept{fn, std::tuple<std::decay_t<Args>...>(args...)});
+  internal::Forward forward(
+      options, internal::RegionsOf<std::decay_t<Fn>>(),
+      internal::TakeTensors(&kept->values),
+      internal::MakeRerun<Args...>(kept, std::index_sequence_for<Args...>()));
+  return std::invoke(fn, std::forward<Args>(args)...);
+}
+
+template <typename Fn, typename... Args,
+          std::enable_if_t<
+              !std::is_base_of_v<CheckpointOptions, std::decay_t<Fn>>, int> = 0>
+auto Checkpointed(Fn&& fn, Args&&... args)
+    -> std::invoke_result_t<Fn&, Args...> {
+  return Checkpointed(CheckpointOptions(), std::forward<Fn>(fn),
+                      std::forward<Args>(args)...);
+}
+
+}  // namespace tessera
+#endif  // SHARDING_RECOMPUTE_CHECKPOINTED_CHECKPOINTED_H_

@@ -1,0 +1,73 @@
+// KeptInputs: a region's inputs between forward and backward.
+//
+//   as autograd would keep them        (kept_value.h)
+//   1/n of the elements on each rank   CheckpointOptions::partition_over
+//   in the host's memory               CheckpointOptions::keep_on_cpu
+//   not at all                         where the region overwrites it: what was
+//                                      there before is kept (outside.h)
+//
+// Threads: Get may run concurrently; the others need outside order.
+#ifndef SHARDING_RECOMPUTE_CHECKPOINTED_KEPT_INPUTS_H_
+#define SHARDING_RECOMPUTE_CHECKPOINTED_KEPT_INPUTS_H_
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "c10/core/Event.h"
+#include "sharding/recompute/checkpointed/checkpoint_options.h"
+#include "sharding/recompute/checkpointed/kept_value.h"
+#include "sharding/recompute/checkpointed/tensor_copies.h"
+
+namespace tessera {
+
+class KeptInputs {
+ public:
+  // `options` lives longer. LOCAL.
+  KeptInputs(const CheckpointOptions& options,
+             const std::vector<at::Tensor>& inputs, OperatorWatch* outer);
+
+  bool Contains(const c10::StorageImpl* storage) const;
+  // Gives up what lies in `storage`, for good.
+  void Release(const c10::StorageImpl* storage);
+  std::vector<at::Device> Devices() const;
+
+  // Over which storage what lies in the given one is to be made; null where it
+  // was not released.
+  using Copies =
+      std::function<const c10::Storage*(const c10::StorageImpl* storage)>;
+  // As they were, at the edge of a new graph. COLLECTIVE with partition_over.
+  // Throws libtorch's error of a changed version, InvalidArgument naming the
+  // input and the ranks if these had different ones.
+  std::vector<at::Tensor> Get(const Copies& copies) const;
+
+ private:
+  struct Input {
+    explicit Input(const at::Tensor& tensor)
+        : role(tensor), device(tensor.device()) {}
+    GradRole role;
+    at::Device device;
+    std::optional<TensorPlace> layout;  // of what has a storage
+    std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> storage;
+    KeptValue value;  // whole, or the rank's part
+    bool released = false;
+    std::optional<c10::Event> copied;  // to the host
+    // With partition_over:
+    bool partitioned = false;
+    std::vector<int64_t> sizes, strides;
+    uint64_t print = 0;
+  };
+
+  at::Tensor Partition(const at::Tensor& tensor, Input* input) const;
+  at::Tensor ToHost(const at::Tensor& tensor, Input* input) const;
+  void Compare() const;
+  at::Tensor Whole(const Input& input, const at::Tensor& part) const;
+
+  const CheckpointOptions& options_;
+  std::vector<std::optional<Input>> inputs_;  // nullopt: undefined
+};
+
+}  // namespace tessera
+#endif  // SHARDING_RECOMPUTE_CHECKPOINTED_KEPT_INPUTS_H_

@@ -1,0 +1,93 @@
+// KeptOperators: what a region keeps of operators that are not to run again.
+//
+// Of such an operator its results are kept, and of which argument or result
+// each tensor was that autograd saved in it. When it comes again, these saved
+// tensors are filled in and the kept results given out.
+#ifndef SHARDING_RECOMPUTE_CHECKPOINTED_KEPT_OPERATORS_H_
+#define SHARDING_RECOMPUTE_CHECKPOINTED_KEPT_OPERATORS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "ATen/core/dispatch/Dispatcher.h"
+#include "ATen/core/stack.h"
+#include "absl/container/flat_hash_map.h"
+#include "sharding/dispatch/operator_info.h"
+#include "sharding/recompute/checkpointed/checkpoint_options.h"
+#include "sharding/recompute/checkpointed/kept_value.h"
+#include "sharding/recompute/checkpointed/tensor_copies.h"
+#include "sharding/recompute/rng_state.h"
+
+namespace tessera {
+
+// Whether `options` have the operator's results kept. The same each time.
+bool IsKept(const CheckpointOptions& options, const OperatorInfo& info);
+
+struct KeptOperator {
+  struct Result {
+    c10::IValue other;  // what is no tensor, or undefined
+    std::optional<GradRole> role;
+    KeptValue value;
+    c10::VariableVersion counter;
+    uint32_t version = 0;
+  };
+  struct Saved {
+    bool result;
+    size_t index;  // among the tensors of the arguments, or the results
+  };
+  std::string name;
+  // False: it has to run again.
+  bool usable = false;
+  std::vector<Result> results;
+  std::vector<Saved> saved;
+  std::optional<RngState> rng_after;
+
+  // Usable, and its results are as they were.
+  bool is_there() const;
+};
+
+// Makes a region's KeptOperators while forward runs.
+class KeptOperatorsBuilder {
+ public:
+  // Adds to `all`, which lives longer.
+  KeptOperatorsBuilder(std::vector<KeptOperator>* all, OperatorWatch* outer)
+      : all_(all), outer_(outer) {}
+
+  void Begin(const OperatorInfo& info, const torch::jit::Stack& arguments);
+  // Another operator begins: the last one may have thrown.
+  void Abandon() { running_.reset(); }
+  // Autograd saves a tensor.
+  void Save(const at::Tensor& tensor);
+  // `devices` are those of the region's generators.
+  void End(const c10::OperatorHandle& op, const torch::jit::Stack& stack,
+           const std::vector<at::Device>& devices);
+  // A tensor that the region made is about to be written.
+  void BeforeWrite(const c10::StorageImpl* storage);
+
+ private:
+  struct Running {
+    KeptOperator op;
+    std::vector<at::Tensor> arguments;
+    std::vector<at::Tensor> saved;
+  };
+  void FindSaved(const std::vector<at::Tensor>& results);
+
+  std::vector<KeptOperator>* const all_;
+  OperatorWatch* const outer_;
+  std::optional<Running> running_;
+  struct Place {
+    size_t op, result;
+    at::Tensor tensor;
+  };
+  // Of results that have not been written since.
+  absl::flat_hash_map<const c10::StorageImpl*, std::vector<Place>> places_;
+};
+
+}  // namespace tessera
+#endif  // SHARDING_RECOMPUTE_CHECKPOINTED_KEPT_OPERATORS_H_

@@ -1,0 +1,38 @@
+// Copies of storages, and tensors over the memory of others.
+#ifndef SHARDING_RECOMPUTE_CHECKPOINTED_TENSOR_COPIES_H_
+#define SHARDING_RECOMPUTE_CHECKPOINTED_TENSOR_COPIES_H_
+
+#include <cstdint>
+
+#include "ATen/core/Tensor.h"
+#include "c10/core/Storage.h"
+#include "sharding/recompute/placed_tensor.h"
+
+namespace tessera {
+
+inline c10::StorageImpl* StorageOf(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.has_storage()
+             ? tensor.storage().unsafeGetStorageImpl()
+             : nullptr;
+}
+
+// A copy of a storage's bytes (BytesOf).
+at::Tensor CloneOf(const at::Tensor& bytes);
+
+// How a tensor takes part in a graph.
+struct GradRole {
+  explicit GradRole(const at::Tensor& tensor)
+      : requires_grad(tensor.requires_grad()), leaf(tensor.is_leaf()) {}
+  bool requires_grad, leaf;
+};
+// A tensor over the same memory and version counter in that role, at the edge
+// of a graph that is made for its saved tensors alone: a result of a node that
+// throws where a tensor was no leaf, so that it may be written in place as such
+// a tensor may.
+at::Tensor InRole(const at::Tensor& tensor, GradRole role);
+
+// Of the values, of whatever device and strides. Waits for the device.
+uint64_t FingerprintOf(const at::Tensor& tensor);
+
+}  // namespace tessera
+#endif  // SHARDING_RECOMPUTE_CHECKPOINTED_TENSOR_COPIES_H_
