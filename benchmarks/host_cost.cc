@@ -5,6 +5,8 @@
 //
 //   linear   one forward of an 8 x 8 linear whose parameters an engine owns,
 //            whole at stage 3, without and with a graph
+//   allocation  a block of libtorch's CPU allocator, and its end; plain is the
+//            allocator itself, engine the counted one
 //   step     forward, Backward and Step of many small blocks, a unit each, at
 //            world size 1; plain is backward() and one at::_fused_adamw_ over
 //            all parameters. Stage 0; stage 3 with its defaults (but no
@@ -38,6 +40,7 @@
 #include "base/torch_guard.h"
 #include "benchmarks/flag_checks.h"
 #include "benchmarks/plain_training.h"
+#include "c10/core/CPUAllocator.h"
 #include "comm/group/self_communicator.h"
 #include "config/config.pb.h"
 #include "engine/engine.h"
@@ -116,6 +119,24 @@ absl::Status AddLinears(std::vector<Figure>* figures) {
     figures->push_back(std::move(figure));
   }
   return absl::OkStatus();
+}
+
+// The step's peak is above them, as it is above most of a step's.
+void AddAllocations(std::vector<Figure>* figures) {
+  const auto body = [](c10::Allocator* allocator) {
+    return [allocator] {
+      for (int64_t i = 0; i < absl::GetFlag(FLAGS_linears); ++i) {
+        const c10::DataPtr block = allocator->allocate(4096);
+      }
+      return absl::OkStatus();
+    };
+  };
+  Figure figure;
+  figure.name = "allocation";
+  figure.plain = body(c10::GetDefaultCPUAllocator());
+  figure.engine = body(c10::GetCPUAllocator());
+  figure.calls = absl::GetFlag(FLAGS_linears);
+  figures->push_back(std::move(figure));
 }
 
 absl::Status AddStep(const std::string& name, const proto::Config& config,
@@ -284,6 +305,7 @@ absl::Status Run(int argc, char** argv) {
   at::set_num_threads(1);
   std::vector<Figure> figures;
   TESSERA_RETURN_IF_ERROR(AddLinears(&figures));
+  AddAllocations(&figures);  // an engine lives: they are counted
   TESSERA_RETURN_IF_ERROR(AddSteps(&figures));
   const std::string only = absl::GetFlag(FLAGS_only);
   figures.erase(std::remove_if(figures.begin(), figures.end(),

@@ -119,6 +119,10 @@ absl::Status Engine::Step() { return impl_->trainer().Step(); }
 const StepReport& Engine::last_step() const {
   return impl_->trainer().last_step();
 }
+void Engine::RecordMemory() { impl_->trainer().memory().RecordMemory(); }
+absl::Status Engine::WriteMemoryTimeline(const std::string& prefix) {
+  return impl_->trainer().memory().WriteMemoryTimeline(prefix);
+}
 absl::Status Engine::SetLearningRate(double rate) {
   return impl_->trainer().SetLearningRate(rate);
 }

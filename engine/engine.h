@@ -133,6 +133,15 @@ class Engine {
   absl::Status Step();
   const StepReport& last_step() const;
 
+  // Records all that this process holds from now on until the next optimizer
+  // step ends; slower, since each allocation is looked at. LOCAL.
+  void RecordMemory();
+  // Writes what was recorded last, by RecordMemory or by memory_timeline of the
+  // configuration: `prefix`RANK.json, for Perfetto, and `prefix`RANK.html, a
+  // page that needs nothing else. FailedPrecondition if nothing was;
+  // FileError's. LOCAL.
+  absl::Status WriteMemoryTimeline(const std::string& prefix);
+
   // The rate of the steps from now on, for a schedule of the program's own: set
   // it before each Step. A checkpoint keeps it.
   // The same on all ranks (checked: InvalidArgument). FailedPrecondition

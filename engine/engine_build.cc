@@ -5,6 +5,7 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "engine/engine_impl.h"
+#include "engine/held_report.h"
 #include "engine/parts/catch_announced.h"
 #include "engine/setup/initial_sync.h"
 #include "sharding/construct/construction.h"
@@ -12,6 +13,7 @@
 #include "sharding/dispatch/tag.h"
 #include "sharding/flat/registry.h"
 #include "sharding/layout/module_walk.h"
+#include "sharding/torch/tensor_memory.h"
 #include "sharding/torch/torch_scope.h"
 #include "torch/nn/module.h"
 
@@ -87,6 +89,8 @@ absl::StatusOr<std::vector<bool>> Engine::Impl::AgreeOnModule(
 }
 
 absl::Status Engine::Impl::Build(const EngineOptions& options) {
+  CountTensorMemory();
+  const RefusalReport refusals(parts_.get());
   TESSERA_RETURN_IF_ERROR(CheckSame(parts_->config.ShortDebugString(),
                                     "configuration", parts_->comm.get()));
   TESSERA_RETURN_IF_ERROR(
@@ -133,11 +137,16 @@ absl::Status Engine::Impl::Build(const EngineOptions& options) {
     taken = parts_->comm->AgreeOk(MakeRecomputed(partition->units),
                                   "Engine::Create");
   }
-  if (!taken.ok()) return GiveBack(taken);
+  if (!taken.ok()) {
+    const std::string held = refusals.Text(taken);  // units are still there
+    const absl::Status given = GiveBack(taken);
+    return absl::Status(given.code(), absl::StrCat(given.message(), held));
+  }
   InstallSavedTensorHooks();
   parts_->gradients = std::make_unique<Gradients>(parts_->flats, parts_->comm,
                                                   parts_->settings.gradients,
                                                   std::move(expected));
+  trainer_.memory().Begin();
   return absl::OkStatus();
 }
 

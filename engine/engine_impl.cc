@@ -121,6 +121,7 @@ absl::Status Engine::Impl::Close() {
   TESSERA_RETURN_IF_ERROR(CatchTorch("Close", [&] { GiveBuffersBack(); }));
   if (parts_->served != nullptr) parts_->served->End();
   parts_->recomputed.reset();
+  trainer_.memory().End();
   parts_->gradients.reset();
   parts_->optimizer.reset();
   parts_->flats.clear();

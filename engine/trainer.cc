@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "comm/all_gather_values.h"
+#include "engine/held_report.h"
 #include "engine/parts/catch_announced.h"
 #include "engine/parts/exclusive_scope.h"
 #include "engine/parts/write_checks.h"
@@ -135,6 +136,13 @@ absl::Status Trainer::Backward(const at::Tensor& loss,
                                const BackwardOptions& options) {
   TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
   if (parts_->recomputed != nullptr) parts_->recomputed->EndForward();
+  const RefusalReport refusals(parts_);
+  const StepMemory::PhaseScope phase(MemoryPhase::kBackward);
+  return refusals.In(RunBackward(loss, options));
+}
+
+absl::Status Trainer::RunBackward(const at::Tensor& loss,
+                                  const BackwardOptions& options) {
   const absl::Status looked = parts_->gradients->TakeLooks();
   const absl::Status zeroed = TakeZeroGrad();
   MicroBatch micro_batch;
@@ -332,8 +340,17 @@ absl::Status Trainer::Step() {
         "Step: within an Engine::NoSyncScope the gradients are not reduced; "
         "end it before the last Backward of the step");
   }
-  return CatchAnnounced(parts_->comm.get(), "Step",
-                        [&] { return OptimizerStep(); });
+  const int64_t steps = step_ + report_.skipped_steps;
+  const RefusalReport refusals(parts_);
+  absl::Status status;
+  {
+    const StepMemory::PhaseScope phase(MemoryPhase::kStep);
+    status = refusals.In(CatchAnnounced(parts_->comm.get(), "Step",
+                                        [&] { return OptimizerStep(); }));
+  }
+  const bool stepped = step_ + report_.skipped_steps > steps;
+  if (stepped) report_.memory = memory_.EndStep();
+  return status;
 }
 
 absl::Status Trainer::ZeroGrad() {

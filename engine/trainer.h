@@ -18,13 +18,14 @@
 #include "absl/status/statusor.h"
 #include "engine/parts/engine_parts.h"
 #include "engine/parts/engine_types.h"
+#include "engine/step_memory_reporter.h"
 
 namespace tessera {
 
 class Trainer {
  public:
   // `parts` outlives this.
-  explicit Trainer(EngineParts* parts) : parts_(parts) {}
+  explicit Trainer(EngineParts* parts) : parts_(parts), memory_(parts) {}
 
   absl::Status Backward(const at::Tensor& loss, const BackwardOptions& options);
   absl::Status Step();
@@ -42,6 +43,7 @@ class Trainer {
   // Goes on after step `step`, of a checkpoint that has been loaded. LOCAL.
   absl::Status Resume(int64_t step);
 
+  StepMemoryReporter& memory() { return memory_; }
   int64_t step() const { return step_; }  // optimizer steps done
   const StepReport& last_step() const { return report_; }
 
@@ -59,6 +61,8 @@ class Trainer {
   absl::Status CheckUpdate();
   void SetScheduledRate();
   absl::Status UpdateParameters();
+  absl::Status RunBackward(const at::Tensor& loss,
+                           const BackwardOptions& options);
   absl::Status OptimizerStep();
   void EndStep();
 
@@ -67,6 +71,7 @@ class Trainer {
   absl::flat_hash_set<const void*> known_parameters_;
   uint64_t parameters_fingerprint_ = 0;
   StepReport report_;
+  StepMemoryReporter memory_;
   int no_sync_ = 0;             // NoSyncScopes
   bool autocast_seen_ = false;  // since the last Step
   bool has_backward_ = false;   // since the last Step

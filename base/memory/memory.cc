@@ -15,6 +15,7 @@
 #include "base/check.h"
 #include "base/file.h"
 #include "base/memory/kept_buffers.h"
+#include "base/memory/ledger_watch.h"
 #include "base/status.h"
 
 namespace tessera {
@@ -23,6 +24,15 @@ namespace {
 std::atomic<bool> g_poison_on_free{false};
 
 std::atomic<MemorySource*> g_source{nullptr};
+
+std::atomic<LedgerWatch*> g_watch{nullptr};
+
+void TellWatch(const MemoryLedger* ledger, int64_t change) {
+  LedgerWatch* const watch = g_watch.load(std::memory_order_acquire);
+  if (watch != nullptr && ledger == &MemoryLedger::Global()) {
+    watch->Changed(change);
+  }
+}
 
 int64_t RoundUp(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
@@ -134,6 +144,8 @@ void FreeRaw(void* data, int64_t bytes) {
 }
 
 absl::Status Refused(int64_t bytes, MemoryKind kind, absl::string_view why) {
+  LedgerWatch* const watch = g_watch.load(std::memory_order_acquire);
+  if (watch != nullptr) watch->Refused();
   return absl::ResourceExhaustedError(absl::StrCat(
       "cannot allocate ", bytes, " bytes for ", MemoryKindName(kind), ": ", why,
       "; held now: ", MemoryLedger::Global().Report().ToString()));
@@ -194,6 +206,7 @@ void MemoryLedger::AddToKind(MemoryKind kind, int64_t bytes) {
 void MemoryLedger::Add(MemoryKind kind, int64_t bytes) {
   AddToKind(kind, bytes);
   Raise(total_, total_.current.fetch_add(bytes) + bytes);
+  TellWatch(this, bytes);
 }
 
 bool MemoryLedger::TryAdd(MemoryKind kind, int64_t bytes) {
@@ -207,6 +220,7 @@ bool MemoryLedger::TryAdd(MemoryKind kind, int64_t bytes) {
   } while (!total_.current.compare_exchange_weak(current, current + bytes));
   Raise(total_, current + bytes);
   AddToKind(kind, bytes);
+  TellWatch(this, bytes);
   return true;
 }
 
@@ -215,6 +229,7 @@ void MemoryLedger::Remove(MemoryKind kind, int64_t bytes) {
   const int64_t before = counter.current.fetch_sub(bytes);
   TESSERA_CHECK_GE(before, bytes) << MemoryKindName(kind);
   total_.current.fetch_sub(bytes);
+  TellWatch(this, -bytes);
 }
 
 MemoryReport MemoryLedger::Report() const {
@@ -283,6 +298,10 @@ absl::StatusOr<CountedBuffer> AllocateCounted(int64_t bytes, MemoryKind kind,
     return Refused(bytes, kind, std::strerror(error));
   }
   return CountedBuffer(data, bytes, kind);
+}
+
+void SetLedgerWatch(LedgerWatch* watch) {
+  g_watch.store(watch, std::memory_order_release);
 }
 
 void SetMemorySource(MemorySource* source) {

@@ -14,6 +14,7 @@
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "base/step_memory/held_memory.h"
 #include "checkpoint/exchange/name_map.h"
 #include "comm/communicator.h"
 #include "config/auto_values.h"
@@ -85,6 +86,10 @@ struct StepReport {
   double clipped_norm = 0;
   // Of the step's forwards; nothing without activation_checkpointing.units.
   RecomputeReport recompute;
+  // The peak of what the process held, from the end of the optimizer step
+  // before (or Create) to that of this one, forwards and micro-batches in
+  // between among it; what of, when, and the activations of each unit.
+  StepMemoryReport memory;
 };
 
 // What AdamW keeps of each element.

@@ -4,6 +4,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "base/check.h"
+#include "base/step_memory/step_memory.h"
 #include "c10/core/StorageImpl.h"
 #include "sharding/layout/flat_buffer.h"
 
@@ -78,6 +79,8 @@ FlatDescription::FlatDescription(std::string name,
     if (!mine.empty()) segments_.push_back({static_cast<int>(i), mine});
     if (static_cast<size_t>(p.slot) == first_of_slot_.size()) {
       first_of_slot_.push_back(i);
+      const std::string& unit = params[i].unit.empty() ? name_ : params[i].unit;
+      memory_units_.push_back(StepMemory::Global().UnitNumber(unit));
     }
     params_.push_back(std::move(p));
   }

@@ -106,6 +106,11 @@ class FlatDescription {
   FlatDescription& operator=(const FlatDescription&) = delete;
 
   const std::string& name() const { return name_; }
+  // By which uses of the parameters over a storage are told to
+  // base/step_memory (NoteUnitUse): the number of their unit.
+  int memory_unit(int slot) const {
+    return memory_units_[static_cast<size_t>(slot)];
+  }
   const FlatParameterOptions& options() const { return options_; }
   const std::vector<Parameter>& parameters() const { return params_; }
   const std::vector<Segment>& segments() const { return segments_; }
@@ -131,6 +136,7 @@ class FlatDescription {
  private:
   const FlatParameterOptions options_;
   std::string name_;
+  std::vector<int> memory_units_;  // by slot
   std::vector<Parameter> params_;
   std::vector<size_t> first_of_slot_;  // in params_
   std::vector<Segment> segments_;

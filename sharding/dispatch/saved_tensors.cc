@@ -20,6 +20,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "base/step_memory/tensor_bytes.h"
 #include "sharding/dispatch/backward_pins.h"
 #include "sharding/dispatch/operator_watch.h"
 #include "sharding/dispatch/saved_casts.h"
@@ -100,6 +101,7 @@ class SavedTensor : public autograd::SavedVariableHooks {
     version_ = tensor._version();
     if (StorageOwner owned = Registry::Global().Find(alias_)) {
       AddTag(alias_);
+      memory_unit_ = owned.flat->memory_unit(owned.slot);
       flat_ = owned.flat;
     } else if (auto* const watch = OperatorWatch::Current()) {
       slot_ = watch->Save(tensor, alias_);
@@ -117,7 +119,10 @@ class SavedTensor : public autograd::SavedVariableHooks {
     TORCH_CHECK(alias_._version() == version_,
                 VersionError(alias_.toString(), alias_.sizes(), version_,
                              alias_._version()));
-    if (flat_ != nullptr) NodePins::OfThread().Add(flat_);
+    if (flat_ != nullptr) {
+      NoteUnitUse(memory_unit_);
+      NodePins::OfThread().Add(flat_);
+    }
     return alias_;
   }
 
@@ -125,6 +130,7 @@ class SavedTensor : public autograd::SavedVariableHooks {
   std::unique_ptr<SavedCast> cast_;  // null: all that follows is set
   at::Tensor alias_;
   int64_t version_ = 0;
+  int memory_unit_ = 0;                  // of flat_
   std::shared_ptr<FlatParameter> flat_;  // null: an ordinary tensor
   std::shared_ptr<SavedSlot> slot_;      // not null: instead of alias_
 };

@@ -22,6 +22,7 @@
 #include "ATen/core/stack.h"
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "base/step_memory/tensor_bytes.h"
 #include "base/torch_guard.h"
 #include "c10/core/InferenceMode.h"
 #include "c10/core/impl/LocalDispatchKeySet.h"
@@ -141,6 +142,7 @@ bool PinArguments(const OperatorInfo& info, const torch::jit::Stack& stack,
           return;
         }
         held->pins.Add(owned.flat);
+        NoteUnitUse(owned.flat->memory_unit(owned.slot));
         PrepareWrites(info, stack, i, owned, &held->undeclared);
         if (outside) owned.flat->MarkUsedWithoutGrad();
         casts_inputs |= owned.flat->cast_inputs();

@@ -43,6 +43,7 @@ Parameters InOrder(absl::Span<const UnitPlan> units, size_t count) {
       TESSERA_CHECK(index < count && out.unit_of[index] < 0)
           << p.name << " has index " << p.index << " of " << count;
       out.all[index] = p;
+      out.all[index].unit = units[u].name;
       out.unit_of[index] = static_cast<int>(u);
     }
   }

@@ -15,6 +15,8 @@ struct NamedParameter {
   int index = 0;
   // Its module was asked to compute in float32 where others do in 16 bits.
   bool keep_fp32 = false;
+  // Its unit's name, from SplitFlats on: a flat of small ones has several.
+  std::string unit;
 };
 
 }  // namespace tessera

@@ -7,6 +7,7 @@
 #include "absl/synchronization/mutex.h"
 #include "base/check.h"
 #include "c10/core/CPUAllocator.h"
+#include "sharding/torch/counting_allocator.h"
 
 namespace tessera {
 namespace {
@@ -41,7 +42,7 @@ class Front final : public c10::Allocator {
  public:
   static void Install() {
     static const bool installed = [] {
-      base_ = c10::GetCPUAllocator();
+      base_ = CountingAllocator::Over(c10::GetCPUAllocator());
       c10::SetCPUAllocator(new Front);
       return true;
     }();
@@ -90,6 +91,8 @@ TensorMemory* TensorMemoryOf(const c10::DataPtr& data) {
   return data.get_deleter() == &Delete ? TensorMemoryAt(data.get_context())
                                        : nullptr;
 }
+
+void CountTensorMemory() { Front::Install(); }
 
 TensorMemoryScope::TensorMemoryScope(TensorMemorySource* source)
     : before_(std::exchange(t_source, source)) {

@@ -5,7 +5,8 @@
 //
 // Operators run as they are; only where their results lie is another's matter.
 //
-// From the first scope on an allocator of ours stands before libtorch's, for
+// From the first scope, or CountTensorMemory, on an allocator of ours stands
+// before libtorch's, which it counts (sharding/torch/counting_allocator.h), for
 // good: what either gave may be freed at any time, also by raw_deallocate
 // (oneDNN's scratch memory), which knows nothing but the address. So there is
 // one table of addresses.
@@ -40,6 +41,9 @@ class TensorMemorySource {
   // `bytes` > 0 for a CPU tensor: from DataPtrOf, or of `base`. May throw.
   virtual c10::DataPtr Allocate(int64_t bytes, c10::Allocator& base) = 0;
 };
+
+// libtorch's memory is counted from now on.
+void CountTensorMemory();
 
 // For its life this thread's CPU tensors come from `source`, and not from that
 // of a scope around it.

@@ -11,6 +11,7 @@ LAYERS = {
     "base/memory": ["base"],
     "base/thread": ["base"],
     "base/torch": ["base"],
+    "base/step_memory": ["base", "base/memory"],
     "config/reader": ["base/..."],
     "config": ["base/...", "config/reader"],
     "comm": ["base/..."],

@@ -1,0 +1,91 @@
+// HeldMemory: what a process holds at one moment of its training, by kind: the
+// kinds of the ledger (base/memory/memory.h), and tensors of libtorch's CPU
+// allocator by when they were made.
+//
+//   activations   in a forward of this step
+//   temporary     in a backward or a Step of this step, what is computed again
+//                 for a backward among it
+//   tensors       before this step, or outside of any engine
+#ifndef BASE_STEP_MEMORY_HELD_MEMORY_H_
+#define BASE_STEP_MEMORY_HELD_MEMORY_H_
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "base/memory/memory.h"
+
+namespace tessera {
+
+// The first ones are MemoryKind's, in its order.
+enum class HeldKind {
+  kParameters,
+  kGradients,
+  kOptimizer,
+  kWorking,
+  kCommunication,
+  kOther,
+  kActivations,
+  kTemporary,
+  kTensors,
+};
+inline constexpr int kNumHeldKinds = kNumMemoryKinds + 3;
+// "parameters", ..., "activations", "temporary", "tensors".
+absl::string_view HeldKindName(HeldKind kind);
+
+// Bytes.
+struct HeldMemory {
+  std::array<int64_t, kNumHeldKinds> by_kind{};
+
+  int64_t operator[](HeldKind kind) const {
+    return by_kind[static_cast<size_t>(kind)];
+  }
+  int64_t total() const;
+};
+
+// What a training does. kOutside: before an engine's Create, or after the last
+// one has gone.
+enum class MemoryPhase { kOutside, kForward, kBackward, kStep };
+absl::string_view MemoryPhaseName(MemoryPhase phase);  // "outside", ...
+
+struct HeldMoment {
+  HeldMemory held;
+  MemoryPhase phase = MemoryPhase::kOutside;
+  std::string unit;  // the last one that was used; "" if none in this forward
+};
+
+struct UnitActivations {
+  std::string unit;  // "" for what was made before the first unit was used
+  int64_t bytes = 0;
+};
+
+// Of one step.
+struct StepMemoryReport {
+  // The most that was held at any moment, since the step before ended.
+  int64_t peak_bytes = 0;
+  // What was held then. A new moment is looked at when the peak has grown by
+  // 64 KiB or by 1/1024 of itself, whichever is more: so its total is less than
+  // peak_bytes by at most that.
+  HeldMoment at_peak;
+  // By unit, the bytes of tensors that were made while it was the last one used
+  // in a forward and that were still there when the forward ended (at
+  // Backward): its activations. In the order of first use; units without any
+  // are left out. Of several micro-batches, those of the one that held most.
+  std::vector<UnitActivations> activations;
+  // Peak of libtorch's allocator for the engine's device since the step before
+  // ended, of the whole process; 0 on the CPU.
+  int64_t device_peak_bytes = 0;
+};
+
+// "12.3 MiB", "12.3 KiB", "123 B"
+std::string BytesText(int64_t bytes);
+// One line for the moment, "1234.5 MiB, in backward, unit blocks.3", and one
+// for each kind that is held. No newline at the end.
+std::string HeldTable(const HeldMoment& moment);
+// The peak's table, and the units with the most activations.
+std::string StepMemoryTable(const StepMemoryReport& report, size_t max_units);
+
+}  // namespace tessera
+#endif  // BASE_STEP_MEMORY_HELD_MEMORY_H_

@@ -1,0 +1,151 @@
+// StepMemory: what this process holds while it trains, its peak in a step, and
+// on request all of a step over time.
+//
+//   ledger (base/memory) ----+
+//                            +--> held: peak, what was held then, when
+//   tensors (tensor_bytes.h)-+         ^
+//                                      phase (the engine), unit (each use)
+//
+// It is of the process: engines of one process share a peak, and the phase is
+// that of the last one that said something; units of two engines with one name
+// are one. What other threads allocate counts, too, in the phase that then is;
+// while they do, the figures may be of slightly different instants.
+//
+// Cost: see tensor_bytes.h; and a look at all counters whenever the peak of the
+// step has grown by 64 KiB or 1/1024 (StepMemoryReport::at_peak).
+//
+// Threads: any; phases and steps are to be told in order.
+#ifndef BASE_STEP_MEMORY_STEP_MEMORY_H_
+#define BASE_STEP_MEMORY_STEP_MEMORY_H_
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/synchronization/mutex.h"
+#include "base/memory/ledger_watch.h"
+#include "base/step_memory/held_memory.h"
+#include "base/step_memory/memory_timeline.h"
+#include "base/step_memory/tensor_bytes.h"
+
+namespace tessera {
+
+class StepMemory final : public LedgerWatch {
+ public:
+  static StepMemory& Global();
+
+  // An engine trains: while one does, phases count. The first one begins a
+  // forward and a peak.
+  class Training {
+   public:
+    Training();
+    ~Training();
+    Training(const Training&) = delete;
+    Training& operator=(const Training&) = delete;
+  };
+
+  // For its life the phase is `phase`, and then forward again. The first one of
+  // a micro-batch that is no forward ends its forward.
+  class PhaseScope {
+   public:
+    explicit PhaseScope(MemoryPhase phase);
+    ~PhaseScope();
+    PhaseScope(const PhaseScope&) = delete;
+    PhaseScope& operator=(const PhaseScope&) = delete;
+  };
+
+  // The number of a unit, from 1 on, the same for the same name; for
+  // NoteUnitUse. From the 508th on units count as one, "(other units)".
+  int UnitNumber(const std::string& name);
+
+  // Ends a step; the next one begins. (Its peak begins with what is held now.)
+  StepMemoryReport EndStep();
+
+  // Tensors of libtorch's CPU allocator: what is held now.
+  int64_t tensor_bytes() const;
+  HeldMoment Now() const;
+
+  // What was held when memory was last refused, and the activations then; null
+  // if it never was. `times` it was so far.
+  struct Refusal {
+    int64_t times = 0;
+    HeldMoment moment;
+    int64_t peak_bytes = 0;  // of the step until then
+    std::vector<UnitActivations> activations;
+  };
+  // Memory is refused now, by another than the ledger.
+  void NoteRefusal() { Refused(); }
+  int64_t refusals() const { return refusals_.load(); }
+  Refusal last_refusal() const;
+
+  // Records from now on until the step ends; then TakeTimeline has it, once.
+  void Record();
+  bool records() const;
+  std::optional<MemoryTimeline> TakeTimeline();
+
+  // ---- LedgerWatch
+  void Changed(int64_t change) override;
+  void Refused() override;
+
+ private:
+  friend void tensor_bytes_internal::Grown(int64_t held);
+  friend void tensor_bytes_internal::Shrunk();
+  friend void tensor_bytes_internal::UnitChanged(int unit);
+
+  struct Moment {
+    HeldMemory held;
+    MemoryPhase phase = MemoryPhase::kOutside;
+    int unit = 0;
+  };
+
+  StepMemory();
+  void Grow(int64_t held);
+  void Sample();
+  void ChangeUnit(int unit);
+  void SetPhase(MemoryPhase phase);
+  void SetSlot();
+  int64_t Held() const;
+  Moment NowLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void TakePeak(int64_t held) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void BeginPeak() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EndSlices(bool phase_too) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void TakeActivations() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::vector<UnitActivations> ActivationsNow() const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  HeldMoment Named(const Moment& moment) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  const std::string& NameOf(int unit) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  std::atomic<MemoryPhase> phase_{MemoryPhase::kOutside};
+  std::atomic<int> set_{0};            // of slots, this step's
+  std::atomic<int64_t> next_look_{0};  // a peak above it is looked at
+  std::atomic<int64_t> refusals_{0};
+
+  mutable absl::Mutex mutex_;  // last of all: held during no other lock's
+  int trainings_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::flat_hash_map<std::string, int> numbers_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::string> names_ ABSL_GUARDED_BY(mutex_);
+  // Of this step's slots, when it began: of two steps before.
+  std::array<int64_t, kTensorSlotsOfSet> before_ ABSL_GUARDED_BY(mutex_){};
+  Moment at_peak_ ABSL_GUARDED_BY(mutex_);
+  int64_t recorded_peak_ ABSL_GUARDED_BY(mutex_) = 0;  // while recording
+  bool forward_ended_ ABSL_GUARDED_BY(mutex_) = false;
+  int64_t most_activations_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<UnitActivations> activations_ ABSL_GUARDED_BY(mutex_);
+  Refusal refusal_ ABSL_GUARDED_BY(mutex_);
+
+  std::unique_ptr<MemoryTimeline> recording_ ABSL_GUARDED_BY(mutex_);
+  int64_t phase_begin_ ABSL_GUARDED_BY(mutex_) = 0;  // nanoseconds
+  int64_t unit_begin_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::unique_ptr<MemoryTimeline> recorded_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace tessera
+#endif  // BASE_STEP_MEMORY_STEP_MEMORY_H_

@@ -1,0 +1,87 @@
+// TensorBytes: counters of the bytes that libtorch's CPU allocator has given
+// out, by slot: when they were made.
+//
+//   allocator --> AddTensorBytes(slot)      slot = CurrentTensorSlot()
+//   its deleter --> RemoveTensorBytes(slot), the same slot, whenever that is
+//
+// Slots are what a deleter can say without memory of its own: there is a
+// deleter for each (sharding/torch/counting_allocator.h). Two sets of them take
+// turns from step to step, so that what is older than a step is not taken for
+// its own.
+//
+//   set 0  [ outside | backward | step | forward, no unit | units ... | others
+//   ] set 1  [ the same ]
+//
+// Two additions without a lock and two loads for each call.
+//
+// Threads: any.
+#ifndef BASE_STEP_MEMORY_TENSOR_BYTES_H_
+#define BASE_STEP_MEMORY_TENSOR_BYTES_H_
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+
+#include "base/memory/memory.h"
+
+namespace tessera {
+
+inline constexpr int kTensorSlotsOfSet = 512;
+inline constexpr int kTensorSlots = 2 * kTensorSlotsOfSet;
+
+namespace tensor_bytes_internal {
+
+struct Counters {
+  std::atomic<int64_t> all{0};
+  std::atomic<int> slot{0};  // of what is made now
+  std::atomic<int> unit{0};  // used last; 0: none
+  // What is held has grown beyond that: Grown is called.
+  std::atomic<int64_t> floor{INT64_MAX};
+  std::atomic<bool> records{false};  // Shrunk is called, too
+  std::array<std::atomic<int64_t>, kTensorSlots> by_slot{};
+};
+extern Counters g_counters;
+
+// In step_memory.cc.
+void Grown(int64_t held);
+void Shrunk();
+void UnitChanged(int unit);
+
+}  // namespace tensor_bytes_internal
+
+inline int CurrentTensorSlot() {
+  return tensor_bytes_internal::g_counters.slot.load(std::memory_order_relaxed);
+}
+
+inline void AddTensorBytes(int slot, int64_t bytes) {
+  auto& counters = tensor_bytes_internal::g_counters;
+  counters.by_slot[static_cast<size_t>(slot)].fetch_add(
+      bytes, std::memory_order_relaxed);
+  const int64_t held =
+      counters.all.fetch_add(bytes, std::memory_order_relaxed) + bytes +
+      MemoryLedger::Global().total().current_bytes;
+  if (held > counters.floor.load(std::memory_order_relaxed)) {
+    tensor_bytes_internal::Grown(held);
+  }
+}
+
+inline void RemoveTensorBytes(int slot, int64_t bytes) {
+  auto& counters = tensor_bytes_internal::g_counters;
+  counters.by_slot[static_cast<size_t>(slot)].fetch_sub(
+      bytes, std::memory_order_relaxed);
+  counters.all.fetch_sub(bytes, std::memory_order_relaxed);
+  if (counters.records.load(std::memory_order_relaxed)) {
+    tensor_bytes_internal::Shrunk();
+  }
+}
+
+// An operator is about to use a parameter of `unit` (StepMemory::UnitNumber).
+inline void NoteUnitUse(int unit) {
+  auto& counters = tensor_bytes_internal::g_counters;
+  if (counters.unit.load(std::memory_order_relaxed) != unit) {
+    tensor_bytes_internal::UnitChanged(unit);
+  }
+}
+
+}  // namespace tessera
+#endif  // BASE_STEP_MEMORY_TENSOR_BYTES_H_

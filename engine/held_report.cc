@@ -1,0 +1,126 @@
+#include "engine/held_report.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "c10/core/CachingDeviceAllocator.h"
+
+namespace tessera {
+namespace {
+
+constexpr size_t kMaxUnits = 5;
+
+struct UnitRow {
+  std::string name;
+  int64_t parameters = 0, gradients = 0, optimizer = 0, working = 0;
+  int64_t activations = 0;
+  int64_t total() const {
+    return parameters + gradients + optimizer + working + activations;
+  }
+};
+
+int64_t Bytes(int64_t numel, at::ScalarType dtype) {
+  return numel * static_cast<int64_t>(c10::elementSize(dtype));
+}
+
+// Flats of one unit's name are one row, as in the refusal's activations.
+std::vector<UnitRow> UnitRows(const EngineParts& parts,
+                              const StepMemory::Refusal& refusal) {
+  std::vector<UnitRow> rows;
+  absl::flat_hash_map<std::string, size_t> row_of;
+  const auto row = [&](const std::string& name) -> UnitRow& {
+    const auto [it, added] = row_of.try_emplace(name, rows.size());
+    if (added) {
+      rows.emplace_back();
+      rows.back().name = name;
+    }
+    return rows[it->second];
+  };
+  const bool has_gradients = parts.gradients != nullptr &&
+                             refusal.moment.held[HeldKind::kGradients] > 0;
+  for (size_t i = 0; i < parts.flats.size(); ++i) {
+    const FlatParameter& flat = *parts.flats[i];
+    UnitRow& unit = row(flat.name());
+    unit.parameters += flat.resident_bytes();
+    if (has_gradients) {
+      unit.gradients += parts.gradients->of(i).resident_bytes();
+    }
+    if (parts.optimizer != nullptr && flat.trainable()) {
+      unit.optimizer += 2 * Bytes(flat.owned().numel(), flat.master_dtype());
+    }
+    if (flat.can_be_freed() && flat.whole()) {
+      unit.working += Bytes(flat.whole_numel(), flat.dtype());
+    }
+  }
+  for (const UnitActivations& unit : refusal.activations) {
+    row(unit.unit).activations += unit.bytes;
+  }
+  std::stable_sort(
+      rows.begin(), rows.end(),
+      [](const UnitRow& a, const UnitRow& b) { return a.total() > b.total(); });
+  return rows;
+}
+
+void AddKind(absl::string_view kind, int64_t bytes, std::string* line) {
+  if (bytes > 0) absl::StrAppend(line, "  ", kind, " ", BytesText(bytes));
+}
+
+void AddUnits(const std::vector<UnitRow>& rows, std::string* text) {
+  if (!rows.empty()) absl::StrAppend(text, "\nlargest units:");
+  for (size_t i = 0; i < std::min(rows.size(), kMaxUnits); ++i) {
+    const UnitRow& unit = rows[i];
+    absl::StrAppend(text, "\n  ",
+                    unit.name.empty() ? "(before the first unit)" : unit.name,
+                    ":");
+    AddKind("parameters", unit.parameters, text);
+    AddKind("gradients", unit.gradients, text);
+    AddKind("optimizer", unit.optimizer, text);
+    AddKind("working", unit.working, text);
+    AddKind("activations", unit.activations, text);
+  }
+}
+
+void AddDevice(const at::Device& device, std::string* text) {
+  if (device.is_cpu()) return;
+  const auto stats =
+      c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
+  const auto& bytes = stats.allocated_bytes[static_cast<size_t>(
+      c10::CachingAllocator::StatType::AGGREGATE)];
+  absl::StrAppend(text, "\n", device.str(), ": ", BytesText(bytes.current),
+                  " in tensors and buffers, peak ", BytesText(bytes.peak));
+}
+
+}  // namespace
+
+std::string HeldReport(const EngineParts& parts,
+                       const StepMemory::Refusal& refusal) {
+  std::string text = absl::StrCat(
+      "held by rank ", parts.comm->rank(), "/", parts.comm->world_size(),
+      " when it was refused: ", HeldTable(refusal.moment),
+      "\npeak of the step until then: ", BytesText(refusal.peak_bytes));
+  AddUnits(UnitRows(parts, refusal), &text);
+  AddDevice(parts.device(), &text);
+  return text;
+}
+
+std::string RefusalReport::Text(const absl::Status& status) const {
+  if (!absl::IsResourceExhausted(status)) return "";
+  StepMemory& memory = StepMemory::Global();
+  if (memory.refusals() == before_) {
+    if (parts_->device().is_cpu()) return "";
+    memory.NoteRefusal();
+  }
+  return absl::StrCat("\n", HeldReport(*parts_, memory.last_refusal()));
+}
+
+absl::Status RefusalReport::In(const absl::Status& status) const {
+  const std::string text = Text(status);
+  if (text.empty()) return status;
+  return absl::Status(status.code(), absl::StrCat(status.message(), text));
+}
+
+}  // namespace tessera

@@ -1,0 +1,41 @@
+// What a rank held when memory was refused, for the errors that say so.
+#ifndef ENGINE_HELD_REPORT_H_
+#define ENGINE_HELD_REPORT_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "base/step_memory/step_memory.h"
+#include "engine/parts/engine_parts.h"
+
+namespace tessera {
+
+// Lines for a log, without a newline at the end: what was held by kind when
+// memory was last refused, the peak until then, and the five units with the
+// most bytes, these by kind. `parts` may be half made. LOCAL.
+std::string HeldReport(const EngineParts& parts,
+                       const StepMemory::Refusal& refusal);
+
+// For a call of an engine: what it returns says what this rank held, if memory
+// was refused to this process while it ran. Of another rank's refusal nothing
+// is said. On a device, whose allocator tells nobody, every ResourceExhausted
+// counts.
+class RefusalReport {
+ public:
+  // `parts` outlives this.
+  explicit RefusalReport(const EngineParts* parts)
+      : parts_(parts), before_(StepMemory::Global().refusals()) {}
+
+  // "" if nothing was refused, else a newline and HeldReport.
+  std::string Text(const absl::Status& status) const;
+  // `status` with Text.
+  absl::Status In(const absl::Status& status) const;
+
+ private:
+  const EngineParts* const parts_;
+  const int64_t before_;
+};
+
+}  // namespace tessera
+#endif  // ENGINE_HELD_REPORT_H_

@@ -1,0 +1,43 @@
+// The memory of an engine's steps: reports, the printed table, recordings.
+#ifndef ENGINE_STEP_MEMORY_REPORTER_H_
+#define ENGINE_STEP_MEMORY_REPORTER_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "base/step_memory/step_memory.h"
+#include "engine/parts/engine_parts.h"
+
+namespace tessera {
+
+class StepMemoryReporter {
+ public:
+  // `parts` outlives this.
+  explicit StepMemoryReporter(EngineParts* parts) : parts_(parts) {}
+
+  // Create has ended: memory is counted for a step, and recorded if the
+  // configuration asks for it.
+  void Begin();
+  // An optimizer step has ended. The report; it is printed and the recording
+  // written, if the configuration asks for it. LOCAL.
+  StepMemoryReport EndStep();
+  // The engine trains no more.
+  void End() { training_.reset(); }
+
+  // As Engine's of these names.
+  void RecordMemory() { StepMemory::Global().Record(); }
+  absl::Status WriteMemoryTimeline(const std::string& prefix);
+
+ private:
+  bool IsRecorded(int64_t step) const;
+
+  EngineParts* const parts_;
+  std::optional<StepMemory::Training> training_;
+  std::optional<MemoryTimeline> timeline_;  // the last one
+  int64_t steps_ = 0;                       // since Create
+};
+
+}  // namespace tessera
+#endif  // ENGINE_STEP_MEMORY_REPORTER_H_
