@@ -11,6 +11,7 @@
 #include "engine/construct_sharded.h"   // IWYU pragma: export
 #include "engine/engine.h"              // IWYU pragma: export
 #include "engine/parts/version.h"       // IWYU pragma: export
+#include "engine/plan/plan.h"           // IWYU pragma: export
 #include "engine/world_options.h"       // IWYU pragma: export
 #include "sharding/flat/use.h"          // IWYU pragma: export
 #include "sharding/recompute/checkpointed/checkpointed.h"  // IWYU pragma: export

@@ -1,11 +1,32 @@
 // The command `tessera`; see kUsage in config/command.cc and in
-// checkpoint/exchange/command.cc.
+// checkpoint/exchange/command.cc, and for `tessera plan` in
+// tools/plan_command.cc: that one is a program of its own, beside this one,
+// since the others do without libtorch.
+#include <unistd.h>
+
+#include <cstring>
 #include <iostream>
 #include <string>
 #include <vector>
 
 #include "checkpoint/exchange/command.h"
 #include "config/command.h"
+
+namespace {
+
+// Becomes the program of that name beside this one.
+int RunBeside(const std::string& name, char** argv) {
+  std::string path(4096, '\0');
+  const ssize_t length = readlink("/proc/self/exe", path.data(), path.size());
+  path.resize(length < 0 ? 0 : static_cast<size_t>(length));
+  path = path.substr(0, path.rfind('/') + 1) + name;
+  execv(path.c_str(), argv);
+  std::cerr << path << ": " << std::strerror(errno)
+            << " (build it: bazel build //tools:" << name << ")\n";
+  return 2;
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   std::vector<std::string> args(argv + 1, argv + argc);
@@ -17,8 +38,9 @@ int main(int argc, char** argv) {
   if (command == "checkpoint") {
     return tessera::RunCheckpointCommand(args, &std::cout, &std::cerr);
   }
-  std::cerr << "tessera knows two commands: tessera config, tessera "
-               "checkpoint\n";
+  if (command == "plan") return RunBeside("tessera_plan", argv + 1);
+  std::cerr << "tessera knows three commands: tessera config, tessera "
+               "checkpoint, tessera plan\n";
   tessera::RunConfigCommand({}, &std::cout, &std::cerr);
   tessera::RunCheckpointCommand({}, &std::cout, &std::cerr);
   return 2;

@@ -16,13 +16,6 @@ bool IsFloating(const at::Tensor& t) {
   return t.defined() && at::isFloatingType(t.scalar_type());
 }
 
-// Whether a flat that casts inputs owns `t`.
-bool IsOwned(const at::Tensor& t) {
-  if (!HasTag(t)) return false;
-  const StorageOwner owned = Registry::Global().Find(t);
-  return owned && owned.flat->cast_inputs();
-}
-
 bool IsStatistics(const c10::Argument& argument) {
   return argument.name() == "running_mean" || argument.name() == "running_var";
 }
@@ -55,7 +48,7 @@ struct Dtypes {
 };
 
 Dtypes Look(const c10::FunctionSchema& schema, InputCasts casts,
-            const torch::jit::Stack& stack) {
+            const torch::jit::Stack& stack, OwnsTensor owned) {
   Dtypes dtypes;
   const c10::Argument* input =
       casts == InputCasts::kNormalization ? &schema.arguments()[0] : nullptr;
@@ -66,7 +59,7 @@ Dtypes Look(const c10::FunctionSchema& schema, InputCasts casts,
                       dtypes.input = dtype;
                     } else if (IsStatistics(argument)) {
                       dtypes.statistics = dtype;
-                    } else if (IsOwned(t)) {
+                    } else if (owned(t)) {
                       dtypes.parameters_differ |=
                           dtypes.parameters.value_or(dtype) != dtype;
                       dtypes.parameters = dtype;
@@ -78,10 +71,10 @@ Dtypes Look(const c10::FunctionSchema& schema, InputCasts casts,
 // Casts every floating argument that may be replaced; those that flats own only
 // if `owned_too`.
 void CastArguments(const c10::FunctionSchema& schema, at::ScalarType to,
-                   bool owned_too, torch::jit::Stack* stack) {
+                   bool owned_too, OwnsTensor owned, torch::jit::Stack* stack) {
   auto cast = [&](const at::Tensor& t) {
     const bool is_cast =
-        IsFloating(t) && t.scalar_type() != to && (owned_too || !IsOwned(t));
+        IsFloating(t) && t.scalar_type() != to && (owned_too || !owned(t));
     return is_cast ? t.to(to) : t;
   };
   const auto& arguments = schema.arguments();
@@ -99,6 +92,12 @@ void CastArguments(const c10::FunctionSchema& schema, at::ScalarType to,
 }
 
 }  // namespace
+
+bool FlatCastsInputsOf(const at::Tensor& tensor) {
+  if (!HasTag(tensor)) return false;
+  const StorageOwner owned = Registry::Global().Find(tensor);
+  return owned && owned.flat->cast_inputs();
+}
 
 InputCasts InputCastsOf(const std::string& name) {
   static const auto* inputs = new Names{"aten::linear",
@@ -154,17 +153,18 @@ InputCasts InputCastsOf(const std::string& name) {
 
 std::optional<at::ScalarType> CastInputs(const c10::OperatorHandle& op,
                                          InputCasts casts,
-                                         torch::jit::Stack* stack) {
+                                         torch::jit::Stack* stack,
+                                         OwnsTensor owned) {
   const c10::FunctionSchema& schema = op.schema();
-  const Dtypes dtypes = Look(schema, casts, *stack);
+  const Dtypes dtypes = Look(schema, casts, *stack, owned);
   if (!dtypes.parameters || dtypes.parameters_differ) return std::nullopt;
   const at::ScalarType parameters = *dtypes.parameters;
   if (casts == InputCasts::kInputs) {
-    CastArguments(schema, parameters, /*owned_too=*/false, stack);
+    CastArguments(schema, parameters, /*owned_too=*/false, owned, stack);
     return std::nullopt;
   }
   const at::ScalarType computed = dtypes.statistics.value_or(parameters);
-  CastArguments(schema, computed, /*owned_too=*/true, stack);
+  CastArguments(schema, computed, /*owned_too=*/true, owned, stack);
   const at::ScalarType input = dtypes.input.value_or(parameters);
   const at::ScalarType result =
       c10::elementSize(input) < c10::elementSize(parameters) ? input

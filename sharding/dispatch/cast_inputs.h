@@ -34,11 +34,17 @@ enum class InputCasts { kNone, kInputs, kNormalization };
 // By the operator's name, "aten::linear". All overloads are the same.
 InputCasts InputCastsOf(const std::string& name);
 
+// Whether a flat that casts inputs owns the tensor.
+using OwnsTensor = bool (*)(const at::Tensor& tensor);
+bool FlatCastsInputsOf(const at::Tensor& tensor);
+
 // Casts arguments, which are on top of the stack. Returns the dtype to which
-// the first result is to be cast, if it is.
+// the first result is to be cast, if it is. `owned` says what counts as a
+// parameter.
 std::optional<at::ScalarType> CastInputs(const c10::OperatorHandle& op,
                                          InputCasts casts,
-                                         torch::jit::Stack* stack);
+                                         torch::jit::Stack* stack,
+                                         OwnsTensor owned = &FlatCastsInputsOf);
 // Casts the first of the results on top of the stack.
 void CastFirstResult(size_t num_returns, at::ScalarType dtype,
                      torch::jit::Stack* stack);

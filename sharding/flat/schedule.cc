@@ -43,8 +43,9 @@ void Schedule::Start(std::vector<Gatherable*> flats) {
   history_ = std::make_unique<TouchHistory>(std::move(numel));
 }
 
-void Schedule::Touch(Gatherable* flat) {
-  const Phase phase = CurrentPhase();
+void Schedule::Touch(Gatherable* flat) { Touch(flat, CurrentPhase()); }
+
+void Schedule::Touch(Gatherable* flat, Phase phase) {
   const Mark mark = MarkOf(flat, phase);
   if (free_after_use() || newest_.load(std::memory_order_relaxed) == mark) {
     return;
@@ -57,7 +58,7 @@ void Schedule::Touch(Gatherable* flat) {
   const bool expected =
       history_->Append(entry.index, phase == Phase::kBackward);
   entry.stays = !entry.reshard_after_forward && phase == Phase::kForward;
-  const std::vector<Gatherable*> wanted = Wanted(flat);
+  const std::vector<Gatherable*> wanted = Wanted(flat, phase);
   // Off the record, what was kept or gathered for another path goes, too.
   const std::vector<Gatherable*> leavers =
       expected ? std::vector<Gatherable*>{previous} : whole_;
@@ -109,7 +110,7 @@ bool Schedule::MakeRoom(Gatherable* flat,
 }
 
 // `current`, and what is to be gathered ahead meanwhile, in this order.
-std::vector<Gatherable*> Schedule::Wanted(Gatherable* current) {
+std::vector<Gatherable*> Schedule::Wanted(Gatherable* current, Phase phase) {
   std::vector<Gatherable*> wanted = {current};
   if (!options_.overlap) return wanted;
   int64_t numel = current->whole_numel();
@@ -122,8 +123,8 @@ std::vector<Gatherable*> Schedule::Wanted(Gatherable* current) {
     wanted.push_back(flat);
     return true;
   };
-  const auto phase = static_cast<size_t>(CurrentPhase());
-  if (const auto& chosen = entries_[current].prefetch[phase]) {
+  const auto index_of_phase = static_cast<size_t>(phase);
+  if (const auto& chosen = entries_[current].prefetch[index_of_phase]) {
     for (Gatherable* flat : *chosen) {
       if (!add(flat)) break;
     }

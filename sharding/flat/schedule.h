@@ -78,8 +78,10 @@ class Schedule {
   // Those that can be freed, in order. Before the first use.
   void Start(std::vector<Gatherable*> flats);
 
-  // `flat` is about to be pinned.
+  // `flat` is about to be pinned: in a backward, if the thread runs one.
   void Touch(Gatherable* flat);
+  // The same, for who replays touches of before.
+  void Touch(Gatherable* flat, Phase phase);
   // `flat` will not be used again; it may be destroyed.
   void Forget(Gatherable* flat);
   // The end of a backward, a step: frees every flat that is not pinned.
@@ -119,7 +121,7 @@ class Schedule {
   void Free(Gatherable* flat) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Keeps(Gatherable* flat, Gatherable* current)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::vector<Gatherable*> Wanted(Gatherable* current)
+  std::vector<Gatherable*> Wanted(Gatherable* current, Phase phase)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool MakeRoom(Gatherable* flat, const std::vector<Gatherable*>& wanted)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -19,7 +19,7 @@ bool Same(const at::mt19937& a, const at::mt19937& b) {
 
 at::Generator DefaultGeneratorOf(at::Device device) {
   if (device.is_cpu()) return at::detail::getDefaultCPUGenerator();
-  if (device.is_meta()) return at::Generator();
+  if (device.is_meta()) return at::Generator();  // draws nothing
   return at::globalContext().defaultGenerator(device);
 }
 

@@ -1,17 +1,14 @@
 // RngState: where the default generators stood, and a scope in which they stand
 // there again.
 //
-// States that equal the thread's last one share its memory: of a network
-// without dropout all regions keep one state of the CPU's generator, 5 KB.
-//
 // Threads: any; a generator is locked while its state is read or set.
 #ifndef SHARDING_RECOMPUTE_RNG_STATE_H_
 #define SHARDING_RECOMPUTE_RNG_STATE_H_
 
 #include <vector>
 
-#include "ATen/core/Generator.h"
 #include "ATen/core/Tensor.h"
+#include "sharding/recompute/generator_state.h"
 
 namespace tessera {
 
@@ -25,13 +22,7 @@ class RngState {
   static RngState CaptureSame(const RngState& of);
 
  private:
-  struct One {
-    at::Generator generator;
-    at::Tensor state;
-  };
-  void Add(at::Generator generator);
-
-  std::vector<One> all_;
+  std::vector<GeneratorState> all_;
 };
 
 // For its life; then the generators stand where they stood before.

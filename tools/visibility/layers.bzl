@@ -53,7 +53,7 @@ LAYERS = {
     "verify": ["base/...", "config", "comm", "comm/world", "sharding/...", "engine/..."],
     "examples": ["base/...", "config", "comm", "comm/world", "data", "sharding/...", "optim", "checkpoint/...", "engine/..."],
     "benchmarks": ["base/...", "config/...", "comm/...", "data", "sharding/...", "optim", "checkpoint/...", "engine/...", "verify"],
-    "tools": ["base/...", "config/...", "comm/...", "data", "sharding/...", "optim", "checkpoint/...", "engine/..."],
+    "tools": ["base/...", "config/...", "comm/...", "data", "sharding/...", "optim", "checkpoint/...", "engine/...", "examples"],
     "tests": ["base/...", "config/...", "comm/...", "data", "sharding/...", "optim", "checkpoint/...", "engine/...", "verify", "examples", "tools"],
 }
 

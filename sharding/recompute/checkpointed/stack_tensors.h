@@ -10,27 +10,16 @@
 #include "ATen/core/ivalue.h"
 #include "ATen/core/stack.h"
 #include "sharding/dispatch/operator_info.h"
+#include "sharding/dispatch/stack_tensors.h"
 
 namespace tessera {
 
 // Calls f(tensor, index) for each defined tensor among the top `n` values.
 template <typename F>
 void ForEachTensor(const torch::jit::Stack& stack, size_t n, F&& f) {
-  const auto call = [&](const at::Tensor& t, size_t i) {
+  ForEachTensorOf(stack, n, [&](const at::Tensor& t, size_t i) {
     if (t.defined()) f(t, i);
-  };
-  for (size_t i = 0; i < n; ++i) {
-    const c10::IValue& value = stack[stack.size() - n + i];
-    if (value.isTensor()) {
-      call(value.toTensor(), i);
-    } else if (value.isTensorList()) {
-      for (const at::Tensor& t : value.toTensorVector()) call(t, i);
-    } else if (value.isList()) {
-      for (const c10::IValue& e : value.toListRef()) {
-        if (e.isTensor()) call(e.toTensor(), i);
-      }
-    }
-  }
+  });
 }
 
 // The same, and puts what f(tensor, index) returns in its place unless that is

@@ -1,0 +1,37 @@
+// Absences: tensors of a trace that an engine does not keep from forward to
+// backward, though autograd would: it makes them again.
+//
+//   casts of parameters   sharding/dispatch/saved_casts.h: gone after their
+//                         last use in forward, made again at the first in
+//                         backward, which uses the parameter
+//   what a unit computes  where units are computed again
+//                         (sharding/recompute/recomputed_units.h): gone when
+//                         its forward ends, all back when the first of it is
+//                         used in backward; what other units use is kept
+#ifndef ENGINE_PLAN_ABSENCES_H_
+#define ENGINE_PLAN_ABSENCES_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "sharding/trace/trace.h"
+
+namespace tessera {
+
+struct Absence {
+  int32_t allocation = 0;
+  int64_t from = 0;      // event before which it goes
+  int64_t until = 0;     // event before which it is back; < 0: not again
+  int32_t cast_of = -1;  // parameter that is used to make it again
+};
+
+// Of casts of parameters that `is_owned`, by number. In no order.
+std::vector<Absence> CastAbsences(const Trace& trace,
+                                  const std::vector<bool>& is_owned);
+// Of units that are computed again: `unit_of[i]` has the trace's parameter i,
+// -1: none. In no order.
+std::vector<Absence> RecomputedAbsences(const Trace& trace,
+                                        const std::vector<int>& unit_of);
+
+}  // namespace tessera
+#endif  // ENGINE_PLAN_ABSENCES_H_

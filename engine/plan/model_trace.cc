@@ -1,0 +1,136 @@
+#include "engine/plan/model_trace.h"
+
+#include <optional>
+#include <utility>
+
+#include "ATen/autocast_mode.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "base/torch_guard.h"
+#include "engine/setup/recompute_choice.h"
+#include "sharding/flat/registry.h"
+#include "torch/nn/module.h"
+
+namespace tessera {
+namespace {
+
+absl::Status CheckNotOwned(const Partition& partition) {
+  for (const UnitPlan& unit : partition.units) {
+    for (const NamedParameter& p : unit.parameters) {
+      if (!Registry::Global().Find(p.tensor)) continue;
+      return absl::FailedPreconditionError(absl::StrCat(
+          "Plan: parameter '", p.name,
+          "' belongs to a tessera::Engine; plan before Engine::Create, or with "
+          "a module of ConstructFake"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// As Engine::AutocastScope, on the CPU.
+class Autocast {
+ public:
+  explicit Autocast(std::optional<at::ScalarType> dtype)
+      : on_(dtype.has_value()),
+        was_enabled_(at::autocast::is_autocast_enabled(at::kCPU)),
+        was_dtype_(at::autocast::get_autocast_dtype(at::kCPU)) {
+    if (!on_) return;
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    at::autocast::set_autocast_dtype(at::kCPU, *dtype);
+    at::autocast::increment_nesting();
+  }
+  ~Autocast() {
+    if (!on_) return;
+    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(at::kCPU, was_enabled_);
+    at::autocast::set_autocast_dtype(at::kCPU, was_dtype_);
+  }
+  Autocast(const Autocast&) = delete;
+  Autocast& operator=(const Autocast&) = delete;
+
+ private:
+  const bool on_, was_enabled_;
+  const at::ScalarType was_dtype_;
+};
+
+int64_t BytesOfBuffers(const torch::nn::Module& module,
+                       const Settings& settings) {
+  int64_t bytes = 0;
+  for (const at::Tensor& buffer : module.buffers()) {
+    if (!buffer.defined()) continue;
+    const bool converted = settings.buffer_dtype.has_value() &&
+                           c10::isFloatingType(buffer.scalar_type());
+    bytes += buffer.numel() *
+             static_cast<int64_t>(c10::elementSize(
+                 converted ? *settings.buffer_dtype : buffer.scalar_type()));
+  }
+  return bytes;
+}
+
+absl::StatusOr<std::vector<int>> RecomputedOf(const torch::nn::Module& module,
+                                              const RecomputeChoice& choice,
+                                              const ModelTrace& model) {
+  TESSERA_ASSIGN_OR_RETURN(
+      const RecomputedModules found,
+      ChooseRecomputed(module, model.partition.units, choice));
+  absl::flat_hash_map<const c10::TensorImpl*, int> of_tensor;
+  for (size_t i = 0; i < found.modules.size(); ++i) {
+    for (const at::Tensor& p : found.modules[i].parameters) {
+      of_tensor[p.unsafeGetTensorImpl()] = static_cast<int>(i);
+    }
+  }
+  std::vector<int> recomputed;
+  for (const TracedParameter& p : model.trace.parameters) {
+    const auto it = of_tensor.find(p.tensor);
+    recomputed.push_back(it == of_tensor.end() ? -1 : it->second);
+  }
+  return recomputed;
+}
+
+}  // namespace
+
+absl::StatusOr<ModelTrace> TraceModel(const torch::nn::Module& module,
+                                      const std::function<at::Tensor()>& loss,
+                                      const Settings& settings,
+                                      const TracerOptions& options) {
+  ModelTrace model;
+  TESSERA_ASSIGN_OR_RETURN(model.partition, CatchTorch("units", [&] {
+                             return PlanUnits(module, settings.partition);
+                           }));
+  if (model.partition.units.empty()) {
+    return absl::InvalidArgumentError("Plan: the module has no parameters");
+  }
+  TESSERA_RETURN_IF_ERROR(CheckNotOwned(model.partition));
+  absl::flat_hash_map<const c10::TensorImpl*, at::ScalarType> dtypes;
+  for (const UnitPlan& unit : model.partition.units) {
+    for (const NamedParameter& p : unit.parameters) {
+      dtypes[p.tensor.unsafeGetTensorImpl()] = WorkingDtype(settings, p);
+      const auto index = static_cast<size_t>(p.index);
+      if (model.trainable.size() <= index) model.trainable.resize(index + 1);
+      model.trainable[index] = p.tensor.requires_grad();
+    }
+  }
+  TraceOptions trace_options;
+  trace_options.tracer = options;
+  trace_options.tracer.cast_inputs = settings.cast_inputs;
+  trace_options.dtype = [&](const at::Tensor& p) {
+    const auto found = dtypes.find(p.unsafeGetTensorImpl());
+    return found == dtypes.end() ? p.scalar_type() : found->second;
+  };
+  const auto under_autocast = [&] {
+    const Autocast autocast(settings.autocast_dtype);
+    return loss();
+  };
+  TESSERA_ASSIGN_OR_RETURN(model.trace,
+                           TakeTrace(module, under_autocast, trace_options));
+  model.recomputes = !settings.recomputed.units.empty() ||
+                     settings.recomputed.is_recomputed != nullptr;
+  TESSERA_ASSIGN_OR_RETURN(model.recomputed,
+                           RecomputedOf(module, settings.recomputed, model));
+  TESSERA_ASSIGN_OR_RETURN(model.automatic,
+                           RecomputedOf(module, {{"auto"}, nullptr, 1}, model));
+  model.buffer_bytes = BytesOfBuffers(module, settings);
+  return model;
+}
+
+}  // namespace tessera

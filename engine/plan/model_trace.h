@@ -1,0 +1,55 @@
+// ModelTrace: a module's units and the trace of a micro-batch: all of a plan
+// that does not depend on the stage.
+#ifndef ENGINE_PLAN_MODEL_TRACE_H_
+#define ENGINE_PLAN_MODEL_TRACE_H_
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "engine/parts/settings.h"
+#include "sharding/layout/partition.h"
+#include "sharding/trace/trace.h"
+
+namespace tessera {
+
+struct ModelTrace {
+  Partition partition;
+  std::vector<bool> trainable;  // by number of the parameter
+  Trace trace;
+  // By parameter of the trace, the module that is computed again in backward;
+  // -1: none. Of those that activation_checkpointing names, and of those that
+  // its "auto" means.
+  std::vector<int> recomputed, automatic;
+  bool recomputes = false;  // activation_checkpointing names some
+  int64_t buffer_bytes = 0;
+};
+
+// With parameters of the working dtypes, and autocast where the configuration
+// has it. Errors as those of Plan (engine/plan/plan.h). LOCAL.
+absl::StatusOr<ModelTrace> TraceModel(const torch::nn::Module& module,
+                                      const std::function<at::Tensor()>& loss,
+                                      const Settings& settings,
+                                      const TracerOptions& options);
+
+// By parameter of the trace, its place in `units`; -1: it is in none.
+template <typename Units>
+std::vector<int> PlacesIn(const Units& units, const Trace& trace) {
+  absl::flat_hash_map<const c10::TensorImpl*, int> of_tensor;
+  for (size_t i = 0; i < units.size(); ++i) {
+    for (const NamedParameter& p : units[i].parameters) {
+      of_tensor[p.tensor.unsafeGetTensorImpl()] = static_cast<int>(i);
+    }
+  }
+  std::vector<int> places;
+  for (const TracedParameter& p : trace.parameters) {
+    const auto found = of_tensor.find(p.tensor);
+    places.push_back(found == of_tensor.end() ? -1 : found->second);
+  }
+  return places;
+}
+
+}  // namespace tessera
+#endif  // ENGINE_PLAN_MODEL_TRACE_H_

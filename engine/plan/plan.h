@@ -1,0 +1,105 @@
+// Plan: which memory a run will need on each rank, before it is started: from
+// one forward and backward of the module without computing
+// (sharding/trace/trace.h), at every stage, for any number of ranks.
+//
+//   auto gpt = tessera::ConstructFake([] { return Gpt(options); });
+//   auto report = tessera::Plan(**gpt, [&] { return (*gpt)->loss(x, y); },
+//                               config, {.world_size = 64});
+//   std::cout << report->ToString();
+//
+// Activations do not depend on the stage, so one trace serves all; what an
+// engine holds besides follows from its own rules (units, layout, schedule,
+// buckets), replayed along the trace. It is of a step in the midst of training:
+// the first two gather later and copy more.
+//
+// Of activation_checkpointing its units, as policy "full" has them; the memory
+// that computing a unit again takes beside what is saved of it is not in it.
+//
+// Not in it: memory of collectives (a few MiB), a hierarchical gather
+// (reshard_group_size), offloading, what libtorch itself takes (base_bytes says
+// it of this process).
+#ifndef ENGINE_PLAN_PLAN_H_
+#define ENGINE_PLAN_PLAN_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "absl/status/statusor.h"
+#include "config/config.pb.h"
+#include "engine/parts/engine_types.h"
+#include "engine/plan/planned_memory.h"
+#include "sharding/trace/trace.h"
+
+namespace tessera {
+
+struct PlanOptions {
+  int world_size = 1;
+  // Of a rank. 0: sharding.memory_limit_bytes; if that is 0, too, what this
+  // host has.
+  int64_t memory_bytes = 0;
+  // The ranks are on one host and have one working copy (over shm, that is the
+  // default of sharding.shared_working_copy).
+  bool shared_working_copy = false;
+  // As of Engine::Create: what decides which modules are units.
+  EngineOptions::ModulePredicate is_unit, is_leaf, is_recomputed;
+  TracerOptions tracer;
+};
+
+// Where in a step the most is held.
+struct PlanMoment {
+  bool backward = false;
+  std::string module;  // whose operator runs; "" before the first
+  std::string op;      // "aten::mm"
+};
+
+struct StagePlan {
+  int stage = 0;
+  PlannedBytes between_steps;  // parameters, masters, optimizer
+  PlannedBytes peak;
+  PlanMoment at;
+  // `peak` with activation_checkpointing.units "auto", where the configuration
+  // names none.
+  PlannedBytes recomputed_peak;
+  // By one rank, in a step (its micro-batches included).
+  int64_t sent_bytes = 0;
+  int64_t units = 0;  // flat parameters
+};
+
+struct PlanReport {
+  std::vector<StagePlan> stages;  // 0 to 3
+  int configured_stage = -1;      // -1: auto
+  int world_size = 1;
+  int64_t memory_bytes = 0;  // of a rank
+  int64_t parameters = 0;    // elements
+  int64_t trained = 0;       // of these
+  int64_t buffer_bytes = 0;  // of the module, among the parameters below
+  int64_t saved_bytes = 0;   // tensors between forward and backward
+  int64_t flops = 0;         // of a micro-batch
+  int64_t base_bytes = 0;    // resident in this process before the plan
+  double seconds = 0;        // that the plan took
+  // Its peak, by the formula of textbooks.
+  struct {
+    int64_t model = 0, optimizer = 0, gradients = 0, activations = 0;
+  } formula;
+
+  // The lowest stage that fits; -1: none does.
+  int lowest_that_fits() const;
+  // A table for people.
+  std::string ToString() const;
+};
+
+// `loss`: the forward of a micro-batch to a scalar, as TakeTrace wants it;
+// under autocast where the configuration has torch_autocast. `config` need not
+// be resolved. LOCAL. InvalidArgument: the configuration, the units.
+// FailedPrecondition: parameters belong to an engine, or an operator cannot be
+// traced (the message names it, its module, and what to do).
+absl::StatusOr<PlanReport> Plan(const torch::nn::Module& module,
+                                const std::function<at::Tensor()>& loss,
+                                const proto::Config& config,
+                                const PlanOptions& options);
+
+}  // namespace tessera
+#endif  // ENGINE_PLAN_PLAN_H_

@@ -1,0 +1,95 @@
+// A plan as a table.
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "engine/plan/plan.h"
+
+namespace tessera {
+namespace {
+
+// "512 B", "1.4 GiB": three digits at least.
+std::string Bytes(int64_t bytes) {
+  static constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  double value = static_cast<double>(bytes);
+  size_t unit = 0;
+  for (; value >= 1024 && unit < 4; ++unit) value /= 1024;
+  if (unit == 0) return absl::StrCat(bytes, " B");
+  return absl::StrFormat("%.*f %s", value < 100 ? 1 : 0, value, kUnits[unit]);
+}
+
+std::string Count(int64_t count) {
+  const double value = static_cast<double>(count);
+  if (value >= 1e9) return absl::StrFormat("%.2f billion", value / 1e9);
+  if (value >= 1e6) return absl::StrFormat("%.1f million", value / 1e6);
+  return absl::StrCat(count);
+}
+
+std::string Moment(const PlanMoment& at) {
+  return absl::StrCat(at.backward ? "backward" : "forward",
+                      at.module.empty() ? "" : absl::StrCat(" of ", at.module),
+                      at.op.empty() ? "" : absl::StrCat(", ", at.op));
+}
+
+std::string Row(const StagePlan& stage, bool configured, int64_t memory) {
+  std::string row =
+      absl::StrFormat("%s %-5d", configured ? ">" : " ", stage.stage);
+  for (int k = 0; k < kNumPlanKinds; ++k) {
+    absl::StrAppendFormat(&row, " %11s",
+                          Bytes(stage.peak[static_cast<PlanKind>(k)]));
+  }
+  absl::StrAppendFormat(&row, " %11s  %-4s %11s %10s  %s\n",
+                        Bytes(stage.peak.total()),
+                        stage.peak.total() <= memory ? "yes" : "no",
+                        Bytes(stage.recomputed_peak.total()),
+                        Bytes(stage.sent_bytes), Moment(stage.at));
+  return row;
+}
+
+std::string Verdict(const PlanReport& report) {
+  const int fits = report.lowest_that_fits();
+  if (fits >= 0)
+    return absl::StrCat("stage ", fits, " is the lowest that fits");
+  for (const StagePlan& stage : report.stages) {
+    if (stage.recomputed_peak.total() > report.memory_bytes) continue;
+    return absl::StrCat("no stage fits, but stage ", stage.stage,
+                        " would if units were computed again in backward");
+  }
+  return "no stage fits: use more ranks, a 16-bit dtype or smaller "
+         "micro-batches";
+}
+
+}  // namespace
+
+std::string PlanReport::ToString() const {
+  std::string text = absl::StrCat(
+      Count(parameters), " parameters (", Count(trained), " trained) on ",
+      world_size, world_size == 1 ? " rank" : " ranks", " with ",
+      Bytes(memory_bytes), " each; a micro-batch keeps ", Bytes(saved_bytes),
+      " for backward and takes ",
+      absl::StrFormat("%.3g", static_cast<double>(flops)), " flops\n\n");
+  absl::StrAppend(&text, "  stage ");
+  for (int k = 0; k < kNumPlanKinds; ++k) {
+    absl::StrAppendFormat(&text, "%*s", k == 0 ? 11 : 12,
+                          PlanKindName(static_cast<PlanKind>(k)));
+  }
+  absl::StrAppend(&text, "        peak  fits  recomputed  sent/step  when\n");
+  for (const StagePlan& stage : stages) {
+    absl::StrAppend(&text,
+                    Row(stage, stage.stage == configured_stage, memory_bytes));
+  }
+  absl::StrAppend(&text, "\n", Verdict(*this),
+                  "; libtorch and the program take ", Bytes(base_bytes),
+                  " besides\n");
+  const int64_t most = std::max(formula.gradients, formula.activations);
+  absl::StrAppend(
+      &text, "by the formula, at stage 0: model ", Bytes(formula.model),
+      " + optimizer ", Bytes(formula.optimizer), " + max(gradients ",
+      Bytes(formula.gradients), ", activations ", Bytes(formula.activations),
+      ") = ", Bytes(formula.model + formula.optimizer + most), "\n");
+  absl::StrAppend(&text, absl::StrFormat("planned in %.2f s\n", seconds));
+  return text;
+}
+
+}  // namespace tessera

@@ -1,0 +1,44 @@
+// PlannedFlat: a flat parameter as an engine would make it, in numbers.
+#ifndef ENGINE_PLAN_PLANNED_FLAT_H_
+#define ENGINE_PLAN_PLANNED_FLAT_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/parts/settings.h"
+#include "engine/plan/planned_memory.h"
+#include "sharding/layout/flat_plan.h"
+
+namespace tessera {
+
+struct PlannedFlat {
+  std::string name;
+  int64_t whole_numel = 0;  // P, with gaps and padding
+  int64_t shard_numel = 0;  // S, that a rank owns where the stage shards
+  // Of an element.
+  int64_t working_bytes = 4;
+  int64_t master_bytes = 0;  // with memory of its own, else 0
+  int64_t reduce_bytes = 4;
+  int64_t state_bytes = 4;  // of the master's dtype: gradients, each moment
+  bool trained = true;
+  bool sharded_parameters = false;
+  bool sharded_gradients = false;
+  bool sharded_optimizer = false;
+
+  int64_t owned_numel() const {
+    return sharded_optimizer ? shard_numel : whole_numel;
+  }
+};
+
+// The flat as `settings` make it at a stage, over the ranks of a shard group.
+PlannedFlat PlannedFlatOf(const Settings& settings, const FlatPlan& flat,
+                          int stage);
+
+// What it takes between steps, gradients not among it. `shared`: a host's ranks
+// have one working copy.
+PlannedBytes BytesBetweenSteps(const PlannedFlat& flat, bool has_optimizer,
+                               bool shared);
+
+}  // namespace tessera
+#endif  // ENGINE_PLAN_PLANNED_FLAT_H_

@@ -1,0 +1,317 @@
+#include "engine/plan/step_replay.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "engine/plan/absences.h"
+#include "engine/plan/gradient_replay.h"
+
+namespace tessera {
+namespace {
+
+// Steps until an engine knows what comes: Gradients::kToLearnPlaces backwards,
+// and one more.
+constexpr int kSteps = Gradients::kToLearnPlaces + 1;
+
+// A flat parameter whose working copy comes and goes.
+class PlannedCopy final : public Gatherable {
+ public:
+  PlannedCopy(const PlannedFlat& flat, std::atomic<int64_t>* live,
+              PlanLedger* held, int64_t* gathered_bytes)
+      : flat_(flat),
+        live_(live),
+        held_(held),
+        gathered_bytes_(gathered_bytes) {}
+
+  int64_t whole_numel() const override { return flat_.whole_numel; }
+  bool whole() const override { return whole_; }
+  void StartGather() override {
+    if (whole_) return;
+    whole_ = true;
+    *live_ += flat_.whole_numel;
+    *gathered_bytes_ += bytes();
+    held_->Add(PlanKind::kGathered, bytes());
+  }
+  bool TryFree() override {
+    if (pinned_) return false;
+    if (std::exchange(whole_, false)) {
+      *live_ -= flat_.whole_numel;
+      held_->Remove(PlanKind::kGathered, bytes());
+    }
+    return true;
+  }
+  void FreeWhenUnpinned() override { free_later_ = !TryFree(); }
+  void DropSecondary() override {}
+
+  void Pin() { pinned_ = true; }
+  void Unpin() {
+    pinned_ = false;
+    if (std::exchange(free_later_, false)) TryFree();
+  }
+
+ private:
+  int64_t bytes() const { return flat_.whole_numel * flat_.working_bytes; }
+
+  const PlannedFlat& flat_;
+  std::atomic<int64_t>* const live_;
+  PlanLedger* const held_;
+  int64_t* const gathered_bytes_;
+  bool whole_ = false, pinned_ = false, free_later_ = false;
+};
+
+class Replay {
+ public:
+  Replay(const Trace& trace, const std::vector<PlannedFlat>& flats,
+         const std::vector<int>& flat_of, const StepReplayOptions& options);
+  StepReplayResult Run();
+
+ private:
+  void MicroBatch(bool reduces);
+  void LeaveAndReturn(int64_t event);
+  void Add(size_t allocation);
+  void Remove(size_t allocation);
+  void Handle(const TraceEvent& event);
+  void Allocate(const TraceEvent& event);
+  bool IsLentPlace(const TraceEvent& event);
+  void Use(int32_t parameter, bool backward);
+  void TakeGradient(const TraceEvent& event);
+  void UnpinAll();
+
+  const Trace& trace_;
+  const std::vector<PlannedFlat>& flats_;
+  const std::vector<int>& flat_of_;
+  const StepReplayOptions& options_;
+  PlanLedger held_;
+  Schedule schedule_;
+  GradientReplay gradients_;
+  std::vector<std::unique_ptr<PlannedCopy>> copies_;  // null: never freed
+  std::vector<PlannedCopy*> pinned_;
+  // By allocation: its bytes, and the flat whose gradient it becomes, or -1.
+  struct Allocation {
+    int64_t bytes = 0;
+    int becomes = -1;
+    bool counted = false;
+  };
+  std::vector<Allocation> allocations_;
+  std::vector<int> expected_;                 // gradients, by flat
+  std::vector<Absence> leaving_, returning_;  // by event
+  size_t left_ = 0, returned_ = 0;            // of these, in a micro-batch
+  int64_t lent_bytes_ = 0;  // of the operator that runs, from before
+  int backwards_ = 0;
+  int64_t gathered_bytes_ = 0;
+};
+
+Replay::Replay(const Trace& trace, const std::vector<PlannedFlat>& flats,
+               const std::vector<int>& flat_of,
+               const StepReplayOptions& options)
+    : trace_(trace),
+      flats_(flats),
+      flat_of_(flat_of),
+      options_(options),
+      schedule_(options.schedule),
+      gradients_(flats, options.gradients, options.world_size, &held_),
+      expected_(flats.size()) {
+  std::vector<Gatherable*> freeable;
+  for (const PlannedFlat& flat : flats) {
+    copies_.emplace_back();
+    if (flat.sharded_parameters && !options.shares_working_copy) {
+      copies_.back() = std::make_unique<PlannedCopy>(
+          flat, schedule_.live_counter(), &held_, &gathered_bytes_);
+      freeable.push_back(copies_.back().get());
+    }
+  }
+  schedule_.Start(std::move(freeable));
+  std::vector<bool> owned;
+  for (const int flat : flat_of) owned.push_back(flat >= 0);
+  leaving_ = CastAbsences(trace, owned);
+  if (!options.recomputed.empty()) {
+    const auto more = RecomputedAbsences(trace, options.recomputed);
+    leaving_.insert(leaving_.end(), more.begin(), more.end());
+  }
+  for (const Absence& absence : leaving_) {
+    if (absence.until >= 0) returning_.push_back(absence);
+  }
+  std::sort(leaving_.begin(), leaving_.end(),
+            [](const auto& a, const auto& b) { return a.from < b.from; });
+  std::sort(returning_.begin(), returning_.end(),
+            [](const auto& a, const auto& b) { return a.until < b.until; });
+  for (const TraceEvent& event : trace.events) {
+    if (event.kind == TraceEvent::Kind::kAllocate) {
+      allocations_.push_back({event.bytes});
+    } else if (event.kind == TraceEvent::Kind::kGradient) {
+      const int flat = flat_of[static_cast<size_t>(event.what)];
+      if (flat < 0) continue;
+      ++expected_[static_cast<size_t>(flat)];
+      if (event.other >= 0) {
+        allocations_[static_cast<size_t>(event.other)].becomes = flat;
+      }
+    }
+  }
+}
+
+void Replay::UnpinAll() {
+  for (PlannedCopy* copy : pinned_) copy->Unpin();
+  pinned_.clear();
+}
+
+void Replay::Use(int32_t parameter, bool backward) {
+  const int flat = flat_of_[static_cast<size_t>(parameter)];
+  if (flat < 0) return;
+  PlannedCopy* const copy = copies_[static_cast<size_t>(flat)].get();
+  if (copy == nullptr) return;
+  copy->Pin();
+  schedule_.Touch(copy, backward ? Phase::kBackward : Phase::kForward);
+  copy->StartGather();
+  pinned_.push_back(copy);
+}
+
+void Replay::Allocate(const TraceEvent& event) {
+  Allocation& allocation = allocations_[static_cast<size_t>(event.what)];
+  if (IsLentPlace(event)) {
+    allocation.counted = false;
+    return;
+  }
+  allocation.counted = true;
+  held_.Add(PlanKind::kActivations, allocation.bytes);
+}
+
+// Whether what is allocated lies in the place of a gradient.
+bool Replay::IsLentPlace(const TraceEvent& event) {
+  const Allocation& allocation = allocations_[static_cast<size_t>(event.what)];
+  const int64_t least = options_.gradients.in_place_bytes;
+  if (!event.backward || allocation.becomes < 0 || least == 0 ||
+      allocation.bytes < least || backwards_ < Gradients::kToLearnPlaces) {
+    return false;
+  }
+  const auto flat = static_cast<size_t>(allocation.becomes);
+  const bool was_there = gradients_.has_local(flat);
+  if (!gradients_.TakesInPlace(flat)) return false;
+  if (was_there) lent_bytes_ += allocation.bytes;
+  return true;
+}
+
+void Replay::Add(size_t allocation) {
+  Allocation& added = allocations_[allocation];
+  if (std::exchange(added.counted, true)) return;
+  held_.Add(PlanKind::kActivations, added.bytes);
+}
+
+void Replay::Remove(size_t allocation) {
+  Allocation& removed = allocations_[allocation];
+  if (!std::exchange(removed.counted, false)) return;
+  held_.Remove(PlanKind::kActivations, removed.bytes);
+}
+
+// What is absent is freed by nobody in the meantime: it was saved.
+void Replay::LeaveAndReturn(int64_t event) {
+  for (; left_ < leaving_.size() && leaving_[left_].from <= event; ++left_) {
+    Remove(static_cast<size_t>(leaving_[left_].allocation));
+  }
+  for (; returned_ < returning_.size() && returning_[returned_].until <= event;
+       ++returned_) {
+    const Absence& absence = returning_[returned_];
+    if (absence.cast_of >= 0) Use(absence.cast_of, /*backward=*/true);
+    Add(static_cast<size_t>(absence.allocation));
+  }
+}
+
+// It is copied to its place, and gone.
+void Replay::TakeGradient(const TraceEvent& event) {
+  const int flat = flat_of_[static_cast<size_t>(event.what)];
+  if (flat < 0) return;
+  gradients_.Arrived(static_cast<size_t>(flat));
+  if (event.other < 0) return;
+  Remove(static_cast<size_t>(event.other));
+}
+
+void Replay::Handle(const TraceEvent& event) {
+  switch (event.kind) {
+    case TraceEvent::Kind::kAllocate:
+      Allocate(event);
+      break;
+    case TraceEvent::Kind::kFree:
+      Remove(static_cast<size_t>(event.what));
+      break;
+    case TraceEvent::Kind::kOperator:
+      // A kernel takes its own memory while a result has none yet; one in a
+      // gradient's place had.
+      held_.Touch(PlanKind::kKernels,
+                  event.bytes > 0 ? event.bytes + lent_bytes_ : 0);
+      lent_bytes_ = 0;
+      UnpinAll();
+      break;
+    case TraceEvent::Kind::kTouch:
+      Use(event.what, event.backward);
+      break;
+    case TraceEvent::Kind::kGradient:
+      TakeGradient(event);
+      break;
+  }
+}
+
+void Replay::MicroBatch(bool reduces) {
+  bool begun = false;
+  left_ = returned_ = 0;
+  for (size_t i = 0; i < trace_.events.size(); ++i) {
+    held_.SetMoment(static_cast<int64_t>(i));
+    const TraceEvent& event = trace_.events[i];
+    if (event.backward && !std::exchange(begun, true)) {
+      gradients_.Begin(expected_, reduces);
+    }
+    LeaveAndReturn(static_cast<int64_t>(i));
+    Handle(event);
+  }
+  UnpinAll();
+  gradients_.End();
+  schedule_.EndPass();
+  ++backwards_;
+  // What the trace leaves (gradients of parameters that are no engine's).
+  for (size_t i = 0; i < allocations_.size(); ++i) Remove(i);
+}
+
+StepReplayResult Replay::Run() {
+  held_.Add(PlanKind::kParameters, options_.buffer_bytes);
+  for (const PlannedFlat& flat : flats_) {
+    const PlannedBytes bytes = BytesBetweenSteps(flat, options_.has_optimizer,
+                                                 options_.shares_working_copy);
+    for (int k = 0; k < kNumPlanKinds; ++k) {
+      const auto kind = static_cast<PlanKind>(k);
+      held_.Add(kind, bytes[kind]);
+    }
+  }
+  // Of many micro-batches the second is as all that follow but the last.
+  const int64_t micro_batches = std::min<int64_t>(options_.micro_batches, 3);
+  StepReplayResult result;
+  for (int step = 0; step < kSteps; ++step) {
+    held_.ResetMost();
+    gathered_bytes_ = 0;
+    const int64_t reduced = gradients_.reduced_bytes();
+    for (int64_t m = 0; m < micro_batches; ++m) {
+      MicroBatch(!options_.accumulates_locally || m + 1 == micro_batches);
+    }
+    gradients_.Zero();
+    result.reduced_bytes = gradients_.reduced_bytes() - reduced;
+  }
+  result.between_steps = held_.now();
+  result.peak = held_.most();
+  result.peak_event = held_.when();
+  result.gathered_bytes =
+      gathered_bytes_ / micro_batches * options_.micro_batches;
+  if (!options_.accumulates_locally) {
+    result.reduced_bytes =
+        result.reduced_bytes / micro_batches * options_.micro_batches;
+  }
+  return result;
+}
+
+}  // namespace
+
+StepReplayResult ReplayStep(const Trace& trace,
+                            const std::vector<PlannedFlat>& flats,
+                            const std::vector<int>& flat_of,
+                            const StepReplayOptions& options) {
+  return Replay(trace, flats, flat_of, options).Run();
+}
+
+}  // namespace tessera

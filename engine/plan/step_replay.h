@@ -1,0 +1,57 @@
+// StepReplay: what a rank holds in the course of a step, from a trace: the
+// trace's tensors, and what an engine does besides at each use of a parameter
+// and each gradient, in the order in which they come.
+//
+//   kTouch     the flat is gathered, others are ahead of it or freed: the
+//              engine's own Schedule decides
+//   kGradient  it moves to the flat's local gradient; complete buckets are
+//              reduced (gradient_replay.h)
+//   others     tensors come and go, except those that are made again
+//              (absences.h)
+//
+// Replayed as often as an engine needs to know a step (its schedule, and which
+// tensors will be gradients); the last one counts.
+#ifndef ENGINE_PLAN_STEP_REPLAY_H_
+#define ENGINE_PLAN_STEP_REPLAY_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "engine/plan/plan_ledger.h"
+#include "engine/plan/planned_flat.h"
+#include "sharding/flat/schedule.h"
+#include "sharding/gradient/gradients.h"
+#include "sharding/trace/trace.h"
+
+namespace tessera {
+
+struct StepReplayOptions {
+  ScheduleOptions schedule;
+  GradientOptions gradients;
+  int world_size = 1;
+  int64_t micro_batches = 1;  // gradient_accumulation_steps
+  bool accumulates_locally = false;
+  bool has_optimizer = true;
+  bool shares_working_copy = false;
+  // By parameter of the trace, the unit that keeps only what it was given, and
+  // is computed again in backward; -1: none. Empty: none of all.
+  std::vector<int> recomputed;
+  int64_t buffer_bytes = 0;  // of the module, all the time
+};
+
+struct StepReplayResult {
+  PlannedBytes between_steps;
+  PlannedBytes peak;
+  int64_t peak_event = 0;  // of the trace
+  // Of one step, of this rank: whole bytes that it gathered, or reduced.
+  int64_t gathered_bytes = 0, reduced_bytes = 0;
+};
+
+// `flat_of[i]`: flat of the trace's parameter i, -1: the engine has it not.
+StepReplayResult ReplayStep(const Trace& trace,
+                            const std::vector<PlannedFlat>& flats,
+                            const std::vector<int>& flat_of,
+                            const StepReplayOptions& options);
+
+}  // namespace tessera
+#endif  // ENGINE_PLAN_STEP_REPLAY_H_

@@ -1,0 +1,86 @@
+// MetaCall: the arguments of an operator as tensors of the meta device, which
+// have sizes and no memory, and what its results are in terms of them.
+//
+//   arguments --> twins on meta --> the operator's Meta kernel, or a rule
+//                                             |
+//   results: an argument itself, a view of one, or a new tensor
+//
+// Twins of tensors of one storage are of one storage, too.
+#ifndef SHARDING_TRACE_META_CALL_H_
+#define SHARDING_TRACE_META_CALL_H_
+
+#include <optional>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "ATen/core/stack.h"
+
+namespace tessera {
+
+class MetaCall {
+ public:
+  // Of the `n` values on top of `stack`. `device`: which of them is the device,
+  // -1: none.
+  MetaCall(const torch::jit::Stack& stack, size_t n, int device);
+
+  struct Twin {
+    at::Tensor original;
+    at::Tensor meta;
+  };
+  const std::vector<Twin>& twins() const { return twins_; }
+  // The operator's arguments on meta.
+  const torch::jit::Stack& arguments() const { return arguments_; }
+
+  // The same on the CPU, of zeros, of which the twins are then.
+  torch::jit::Stack OnZeros();
+
+  // Whose twin `meta` is; null: no argument's.
+  const Twin* Find(const at::Tensor& meta) const;
+  // An argument whose storage's twin is that of `meta`; null: a new tensor.
+  const Twin* FindStorage(const at::Tensor& meta) const;
+
+ private:
+  at::Tensor TwinOf(const at::Tensor& original);
+
+  std::vector<Twin> twins_;
+  torch::jit::Stack arguments_;
+};
+
+// Calls f(tensor) for each defined tensor in `value`.
+template <typename F>
+void ForEachTensorIn(const c10::IValue& value, F&& f) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined()) f(value.toTensor());
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& t : value.toTensorVector()) {
+      if (t.defined()) f(t);
+    }
+  } else if (value.isList()) {
+    for (const c10::IValue& e : value.toListRef()) {
+      if (e.isTensor() && e.toTensor().defined()) f(e.toTensor());
+    }
+  }
+}
+
+// `value` with f of each tensor in it.
+template <typename F>
+c10::IValue MapTensors(const c10::IValue& value, F&& f) {
+  if (value.isTensor()) return f(value.toTensor());
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor& t : value.toTensorVector()) list.push_back(f(t));
+    return list;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> list;
+    for (const auto& t : value.toOptionalTensorVector()) {
+      list.push_back(t.has_value() ? std::optional<at::Tensor>(f(*t))
+                                   : std::nullopt);
+    }
+    return list;
+  }
+  return value;
+}
+
+}  // namespace tessera
+#endif  // SHARDING_TRACE_META_CALL_H_

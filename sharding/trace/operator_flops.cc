@@ -1,0 +1,70 @@
+#include "sharding/trace/operator_flops.h"
+
+#include "absl/container/flat_hash_map.h"
+
+namespace tessera {
+namespace {
+
+using Args = OperatorArguments;
+using Results = OperatorResults;
+using Flops = int64_t (*)(const Args& args, const Results& results);
+
+// [.., m, k] x [.., k, n], of arguments A and A + 1.
+template <size_t A>
+int64_t Product(const Args& args, const Results&) {
+  return 2 * args.tensor(A).numel() * args.tensor(A + 1).size(-1);
+}
+template <size_t A>
+int64_t ProductWithVector(const Args& args, const Results&) {
+  return 2 * args.tensor(A).numel();
+}
+
+int64_t Convolution(const Args& args, const Results& results) {
+  const at::Tensor weight = args.tensor(1);
+  const at::Tensor& over =
+      args.boolean(6) ? args.tensor(0) : results[0].toTensor();
+  return 2 * over.numel() / over.size(1) * weight.numel();
+}
+
+int64_t ConvolutionBackward(const Args& args, const Results&) {
+  const at::Tensor weight = args.tensor(2);
+  const at::Tensor over = args.boolean(7) ? args.tensor(1) : args.tensor(0);
+  const auto mask = args[10].toBoolList();
+  return (int64_t{mask[0]} + int64_t{mask[1]}) * 2 * over.numel() /
+         over.size(1) * weight.numel();
+}
+
+// Products of [length, dim] and [dim, keys], `products` of them.
+int64_t AttentionProducts(const at::Tensor& query, const at::Tensor& key,
+                          int64_t products) {
+  return 2 * products * query.numel() * key.size(2);
+}
+int64_t Attention(const Args& args, const Results&) {
+  return AttentionProducts(args.tensor(0), args.tensor(1), 2);
+}
+int64_t AttentionBackward(const Args& args, const Results&) {
+  return AttentionProducts(args.tensor(1), args.tensor(2), 5);
+}
+
+}  // namespace
+
+int64_t OperatorFlops(const std::string& name, const Args& args,
+                      const Results& results) {
+  static const auto* const table = new absl::flat_hash_map<std::string, Flops>{
+      {"aten::mm", Product<0>},
+      {"aten::bmm", Product<0>},
+      {"aten::addmm", Product<1>},
+      {"aten::baddbmm", Product<1>},
+      {"aten::mv", ProductWithVector<0>},
+      {"aten::addmv", ProductWithVector<1>},
+      {"aten::convolution", Convolution},
+      {"aten::convolution_backward", ConvolutionBackward},
+      {"aten::_scaled_dot_product_flash_attention_for_cpu", Attention},
+      {"aten::_scaled_dot_product_flash_attention_for_cpu_backward",
+       AttentionBackward},
+  };
+  const auto found = table->find(name);
+  return found == table->end() ? 0 : found->second(args, results);
+}
+
+}  // namespace tessera

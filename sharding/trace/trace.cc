@@ -1,0 +1,232 @@
+#include "sharding/trace/trace.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "ATen/CPUGeneratorImpl.h"
+#include "ATen/ops/ones_like.h"
+#include "absl/container/flat_hash_map.h"
+#include "base/status.h"
+#include "c10/core/StorageImpl.h"
+#include "sharding/torch/storage_access.h"
+#include "sharding/trace/traced_memory.h"
+#include "torch/csrc/autograd/function_hook.h"
+#include "torch/csrc/autograd/variable.h"
+#include "torch/nn/module.h"
+
+namespace tessera {
+namespace {
+
+// What is computed really may draw random numbers; the user's are kept.
+class KeepGenerator {
+ public:
+  KeepGenerator() : state_(Generator().get_state()) {}
+  ~KeepGenerator() { Generator().set_state(state_); }
+
+ private:
+  static at::Generator Generator() {
+    return at::detail::getDefaultCPUGenerator();
+  }
+  const at::Tensor state_;
+};
+
+// The module's gradients are out of the way, and come back.
+class KeepGradients {
+ public:
+  explicit KeepGradients(std::vector<at::Tensor> parameters)
+      : parameters_(std::move(parameters)) {
+    for (const at::Tensor& p : parameters_) {
+      gradients_.push_back(p.is_leaf() ? p.grad() : at::Tensor());
+      if (p.is_leaf()) p.mutable_grad().reset();
+    }
+  }
+  ~KeepGradients() {
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      if (!parameters_[i].is_leaf()) continue;
+      parameters_[i].mutable_grad() = std::move(gradients_[i]);
+    }
+  }
+
+ private:
+  const std::vector<at::Tensor> parameters_;
+  std::vector<at::Tensor> gradients_;
+};
+
+// For its life the parameters have fake memory, of the dtype that is asked for:
+// nothing of the user's can be changed, and what is sharded or in use by others
+// is not asked for.
+class FakeParameters {
+ public:
+  FakeParameters(const std::vector<at::Tensor>& parameters,
+                 const TraceOptions& options) {
+    absl::flat_hash_map<const c10::StorageImpl*, c10::Storage> fakes;
+    for (const at::Tensor& p : parameters) {
+      const c10::Storage own = p.storage();
+      const at::ScalarType dtype =
+          options.dtype ? options.dtype(p) : p.scalar_type();
+      c10::Storage& fake = fakes[own.unsafeGetStorageImpl()];
+      if (!fake) {
+        const auto numel = static_cast<int64_t>(own.nbytes() / p.itemsize());
+        fake = TracedMemory::Fake(
+            numel * static_cast<int64_t>(c10::elementSize(dtype)), nullptr);
+      }
+      replaced_.push_back({p, own, p.scalar_type()});
+      Set(p, fake, dtype);
+    }
+  }
+  ~FakeParameters() {
+    for (const Replaced& each : replaced_) {
+      Set(each.parameter, each.storage, each.dtype);
+    }
+  }
+
+ private:
+  struct Replaced {
+    at::Tensor parameter;
+    c10::Storage storage;
+    at::ScalarType dtype;
+  };
+  static void Set(const at::Tensor& p, const c10::Storage& storage,
+                  at::ScalarType dtype) {
+    SetStorage(p,
+               c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
+                   storage.unsafeGetStorageImpl()),
+               dtype);
+  }
+
+  std::vector<Replaced> replaced_;
+};
+
+class NoteGradient final : public torch::autograd::PostAccumulateGradHook {
+ public:
+  NoteGradient(TraceLog* log, int32_t parameter)
+      : log_(log), parameter_(parameter) {}
+  void operator()(const at::Tensor& tensor) override {
+    const at::Tensor& grad = tensor.grad();
+    int32_t allocation = -1;
+    if (grad.defined() && grad.has_storage()) {
+      const TracedMemory* const memory =
+          TracedMemory::Of(grad.storage().unsafeGetStorageImpl());
+      if (memory != nullptr) allocation = memory->allocation();
+    }
+    log_->Gradient(parameter_, allocation);
+  }
+
+ private:
+  TraceLog* const log_;
+  const int32_t parameter_;
+};
+
+// For its life the log is told of the parameters' gradients.
+class GradientNotes {
+ public:
+  explicit GradientNotes(std::vector<at::Tensor> parameters, TraceLog* log)
+      : parameters_(std::move(parameters)) {
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      if (!parameters_[i].requires_grad() || !parameters_[i].is_leaf())
+        continue;
+      torch::autograd::impl::set_post_acc_grad_hooks(
+          parameters_[i],
+          std::make_unique<NoteGradient>(log, static_cast<int32_t>(i)));
+    }
+  }
+  ~GradientNotes() {
+    for (const at::Tensor& p : parameters_) {
+      if (!p.requires_grad() || !p.is_leaf()) continue;
+      torch::autograd::impl::set_post_acc_grad_hooks(p, nullptr);
+    }
+  }
+
+ private:
+  const std::vector<at::Tensor> parameters_;
+};
+
+std::string ModuleOf(const std::string& parameter) {
+  const size_t dot = parameter.rfind('.');
+  return dot == std::string::npos ? parameter : parameter.substr(0, dot);
+}
+
+}  // namespace
+
+TracePeak Trace::Peak() const {
+  TracePeak peak;
+  int64_t held = 0;
+  for (size_t i = 0; i < events.size(); ++i) {
+    const TraceEvent& e = events[i];
+    if (e.kind == TraceEvent::Kind::kAllocate) held += e.bytes;
+    if (e.kind == TraceEvent::Kind::kFree) held -= e.bytes;
+    const int64_t now =
+        held + (e.kind == TraceEvent::Kind::kOperator ? e.bytes : 0);
+    if (now > peak.bytes) peak = {now, i};
+  }
+  return peak;
+}
+
+int64_t Trace::flops() const {
+  int64_t sum = 0;
+  for (const TraceEvent& e : events) sum += e.flops;
+  return sum;
+}
+
+absl::StatusOr<Trace> TakeTrace(const torch::nn::Module& module,
+                                const std::function<at::Tensor()>& loss,
+                                const TraceOptions& options) {
+  Trace trace;
+  std::vector<at::Tensor> parameters;
+  std::vector<std::string> names;
+  for (const auto& item : module.named_parameters()) {
+    if (!item.value().defined() || !item.value().has_storage()) continue;
+    parameters.push_back(item.value());
+    names.push_back(item.key());
+  }
+  TESSERA_RETURN_IF_ERROR(CatchTorch("trace", [&] {
+    const auto log = std::make_shared<TraceLog>();
+    Tracer tracer(options.tracer, log);
+    const FakeParameters fakes(parameters, options);
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const at::Tensor& p = parameters[i];
+      tracer.AddParameter(p, static_cast<int32_t>(i), ModuleOf(names[i]));
+      trace.parameters.push_back({names[i], p.unsafeGetTensorImpl(),
+                                  static_cast<int64_t>(p.nbytes()),
+                                  p.requires_grad()});
+    }
+    const KeepGenerator generator;
+    const KeepGradients gradients(parameters);
+    const GradientNotes notes(parameters, log.get());
+    Tracer::Scope scope(&tracer);
+    at::Tensor value = loss();
+    TORCH_CHECK_VALUE(value.defined() && value.numel() == 1,
+                      "the function gave no scalar to go back from");
+    log->BeginBackward();
+    value.backward();
+    value.reset();
+    TraceLog::Record record = log->Close();
+    trace.events = std::move(record.events);
+    trace.operators = std::move(record.operators);
+    trace.allocations = std::move(record.allocations);
+  }));
+  trace.backward = trace.events.size();
+  for (size_t i = 0; i < trace.events.size(); ++i) {
+    const TraceEvent& e = trace.events[i];
+    if (e.backward) {
+      trace.backward = i;
+      break;
+    }
+    if (e.kind == TraceEvent::Kind::kAllocate) trace.saved_bytes += e.bytes;
+    if (e.kind == TraceEvent::Kind::kFree) trace.saved_bytes -= e.bytes;
+  }
+  return trace;
+}
+
+namespace trace_internal {
+
+void RunFake(const std::function<void()>& construct) {
+  Tracer tracer(TracerOptions(), nullptr);
+  const KeepGenerator generator;
+  Tracer::Scope scope(&tracer);
+  construct();
+}
+
+}  // namespace trace_internal
+}  // namespace tessera

@@ -1,0 +1,108 @@
+#include "sharding/trace/trace_log.h"
+
+#include <utility>
+
+namespace tessera {
+
+void TraceLog::Add(TraceEvent event) {
+  if (closed_) return;
+  event.backward = backward_;
+  event.unit = unit_;
+  record_.events.push_back(event);
+}
+
+int32_t TraceLog::Allocated(int64_t bytes) {
+  absl::MutexLock lock(&mutex_);
+  TraceEvent event;
+  event.kind = TraceEvent::Kind::kAllocate;
+  event.what = static_cast<int32_t>(record_.allocations.size());
+  record_.allocations.emplace_back();
+  event.bytes = bytes;
+  Add(event);
+  return event.what;
+}
+
+void TraceLog::Freed(int32_t allocation, int64_t bytes) {
+  absl::MutexLock lock(&mutex_);
+  TraceEvent event;
+  event.kind = TraceEvent::Kind::kFree;
+  event.what = allocation;
+  event.bytes = bytes;
+  Add(event);
+}
+
+void TraceLog::Used(int32_t allocation) {
+  absl::MutexLock lock(&mutex_);
+  if (closed_) return;
+  TracedAllocation& used = record_.allocations[static_cast<size_t>(allocation)];
+  const auto now = static_cast<int64_t>(record_.events.size());
+  if (!backward_) {
+    used.last_forward_use = now;
+  } else if (used.first_backward_use < 0) {
+    used.first_backward_use = now;
+  }
+}
+
+void TraceLog::IsCast(int32_t allocation, int32_t of_parameter) {
+  absl::MutexLock lock(&mutex_);
+  if (closed_) return;
+  record_.allocations[static_cast<size_t>(allocation)].cast_of = of_parameter;
+}
+
+void TraceLog::Operator(const std::string& name, int64_t temporary_bytes,
+                        int64_t flops) {
+  absl::MutexLock lock(&mutex_);
+  const auto [found, added] = operator_index_.try_emplace(
+      name, static_cast<int32_t>(record_.operators.size()));
+  if (added) record_.operators.push_back(name);
+  TraceEvent event;
+  event.what = found->second;
+  event.bytes = temporary_bytes;
+  event.flops = flops;
+  Add(event);
+}
+
+void TraceLog::Touched(int32_t parameter) {
+  absl::MutexLock lock(&mutex_);
+  TraceEvent event;
+  event.kind = TraceEvent::Kind::kTouch;
+  event.what = parameter;
+  Add(event);
+}
+
+void TraceLog::Gradient(int32_t parameter, int32_t allocation) {
+  absl::MutexLock lock(&mutex_);
+  TraceEvent event;
+  event.kind = TraceEvent::Kind::kGradient;
+  event.what = parameter;
+  event.other = allocation;
+  Add(event);
+}
+
+void TraceLog::BeginBackward() {
+  absl::MutexLock lock(&mutex_);
+  backward_ = true;
+}
+
+void TraceLog::SetUnit(int32_t unit) {
+  absl::MutexLock lock(&mutex_);
+  unit_ = unit;
+}
+
+int32_t TraceLog::unit() const {
+  absl::MutexLock lock(&mutex_);
+  return unit_;
+}
+
+bool TraceLog::backward() const {
+  absl::MutexLock lock(&mutex_);
+  return backward_;
+}
+
+TraceLog::Record TraceLog::Close() {
+  absl::MutexLock lock(&mutex_);
+  closed_ = true;
+  return std::move(record_);
+}
+
+}  // namespace tessera

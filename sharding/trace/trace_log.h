@@ -1,0 +1,86 @@
+// TraceLog: what happened while a trace was taken, in order. Bytes, operators
+// and parameters by number; knows no tensors.
+//
+// Threads: any; events are in the order of the calls.
+#ifndef SHARDING_TRACE_TRACE_LOG_H_
+#define SHARDING_TRACE_TRACE_LOG_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/synchronization/mutex.h"
+
+namespace tessera {
+
+struct TraceEvent {
+  enum class Kind : uint8_t {
+    kAllocate,  // `what`: a number of its own, from 0
+    kFree,      // `what`: that of its kAllocate
+    kOperator,  // has run; `what`: its name. Its results are allocated before
+    kTouch,     // an operator is about to use a parameter's values; `what`: it
+    kGradient,  // of parameter `what` is there, whole; `other`: its allocation
+  };
+  Kind kind = Kind::kOperator;
+  bool backward = false;
+  int32_t what = 0;
+  // Parameter whose module is in use: the last one used, in forward; in
+  // backward that of the forward operator. -1: none yet.
+  int32_t unit = -1;
+  // kGradient: allocation that it lies in; -1: not of the trace.
+  int32_t other = -1;
+  // Of the allocation. kOperator: that its kernel took and freed.
+  int64_t bytes = 0;
+  int64_t flops = 0;  // kOperator: multiplications and additions
+};
+
+// What becomes of an allocation, besides its events. Numbers of events; -1:
+// never.
+struct TracedAllocation {
+  int64_t last_forward_use = -1;  // by an operator
+  int64_t first_backward_use = -1;
+  int32_t cast_of = -1;  // parameter, of whose values it is a copy in a dtype
+};
+
+class TraceLog {
+ public:
+  int32_t Allocated(int64_t bytes);
+  // An operator is about to use it.
+  void Used(int32_t allocation);
+  void IsCast(int32_t allocation, int32_t of_parameter);
+  // After Close: nothing.
+  void Freed(int32_t allocation, int64_t bytes);
+  void Operator(const std::string& name, int64_t temporary_bytes,
+                int64_t flops);
+  void Touched(int32_t parameter);
+  void Gradient(int32_t parameter, int32_t allocation);
+  void BeginBackward();
+  // In whose behalf the next events are.
+  void SetUnit(int32_t unit);
+  int32_t unit() const;
+  bool backward() const;
+
+  struct Record {
+    std::vector<TraceEvent> events;
+    std::vector<std::string> operators;
+    std::vector<TracedAllocation> allocations;
+  };
+  // Ends the log and takes it.
+  Record Close();
+
+ private:
+  void Add(TraceEvent event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  mutable absl::Mutex mutex_;
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  bool backward_ ABSL_GUARDED_BY(mutex_) = false;
+  int32_t unit_ ABSL_GUARDED_BY(mutex_) = -1;
+  Record record_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<std::string, int32_t> operator_index_
+      ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace tessera
+#endif  // SHARDING_TRACE_TRACE_LOG_H_

@@ -1,0 +1,25 @@
+// The models that traces are tried on: one of each kind that is trained, small
+// enough to train in a test, with tensors large enough to be traced.
+#ifndef SHARDING_TRACE_TRACED_MODELS_H_
+#define SHARDING_TRACE_TRACED_MODELS_H_
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "ATen/core/Tensor.h"
+#include "torch/nn/module.h"
+
+namespace tessera {
+
+struct TracedModel {
+  std::shared_ptr<torch::nn::Module> module;
+  std::function<at::Tensor()> loss;  // of a batch that it makes
+};
+
+// By name: Mlp, Gpt, Llama, Cnn, ...; what makes one.
+const std::map<std::string, std::function<TracedModel()>>& TracedModels();
+
+}  // namespace tessera
+#endif  // SHARDING_TRACE_TRACED_MODELS_H_

@@ -1,0 +1,290 @@
+#include "sharding/trace/tracer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "ATen/SequenceNumber.h"
+#include "ATen/core/LegacyTypeDispatch.h"
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/torch_guard.h"
+#include "c10/core/TensorImpl.h"
+#include "sharding/dispatch/operator_info.h"
+#include "sharding/torch/storage_access.h"
+#include "sharding/torch/torch_scope.h"
+#include "sharding/trace/kernel_memory.h"
+#include "sharding/trace/operator_flops.h"
+#include "sharding/trace/shape_rules.h"
+#include "sharding/trace/traced_memory.h"
+#include "torch/csrc/autograd/function.h"
+#include "torch/library.h"
+
+namespace tessera {
+namespace {
+
+thread_local Tracer* t_current = nullptr;
+
+constexpr c10::DispatchKey kFakeKey = c10::DispatchKey::Fake;
+
+// What is computed on behalf of the tracer is not seen by it.
+class Unseen {
+  at::AutoDispatchBelowADInplaceOrView below_;
+  c10::impl::ExcludeDispatchKeyGuard exclude_{c10::DispatchKeySet(kFakeKey)};
+};
+
+bool IsPlain(const at::Tensor& t) {
+  return t.has_storage() && t.layout() == at::kStrided && t.is_cpu();
+}
+
+c10::StorageImpl* StorageOf(const at::Tensor& t) {
+  return t.storage().unsafeGetStorageImpl();
+}
+
+c10::DispatchKeySet Below(c10::DispatchKeySet keys) {
+  return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kFakeKey);
+}
+
+}  // namespace
+
+Tracer::Tracer(const TracerOptions& options, std::shared_ptr<TraceLog> log)
+    : options_(options), log_(std::move(log)) {}
+
+Tracer::~Tracer() = default;
+
+Tracer::Scope::Scope(Tracer* tracer)
+    : seen_(tracer->options_.cast_inputs
+                ? c10::DispatchKeySet({kFakeKey, kInputCastsKey})
+                : c10::DispatchKeySet(kFakeKey)),
+      no_tag_(c10::DispatchKeySet(kTagKey)) {
+  TESSERA_CHECK(t_current == nullptr) << "traces are not nested";
+  t_current = tracer;
+}
+
+Tracer::Scope::~Scope() { t_current = nullptr; }
+
+bool Tracer::CastsInputsOf(const at::Tensor& t) const {
+  return IsPlain(t) && parameters_.contains(StorageOf(t));
+}
+
+Tracer* Tracer::Current() { return t_current; }
+
+void Tracer::AddParameter(const at::Tensor& t, int32_t parameter,
+                          std::string module) {
+  parameters_.try_emplace(StorageOf(t), parameter);
+  modules_.resize(
+      std::max(modules_.size(), static_cast<size_t>(parameter) + 1));
+  modules_[static_cast<size_t>(parameter)] = std::move(module);
+}
+
+const TracedOperator& Tracer::InfoOf(const c10::OperatorHandle& op) {
+  auto& entry = operators_[&op.schema()];
+  if (entry == nullptr) {
+    entry = std::make_unique<TracedOperator>(TracedOperator::Of(op));
+  }
+  return *entry;
+}
+
+void Tracer::Fail(const TracedOperator& info, const std::string& what) const {
+  const int32_t unit = log_ == nullptr ? -1 : log_->unit();
+  ThrowIfError(absl::FailedPreconditionError(
+      absl::StrCat("[",
+                   unit < 0 ? "before the first module"
+                            : modules_[static_cast<size_t>(unit)],
+                   "] ", info.name(), " ", what)));
+  std::abort();  // never reached
+}
+
+bool Tracer::Known(const at::Tensor& t) const {
+  if (!IsPlain(t)) return false;
+  c10::StorageImpl* const storage = StorageOf(t);
+  if (const TracedMemory* const memory = TracedMemory::Of(storage)) {
+    return memory->known();
+  }
+  // From outside: the user's inputs and tables, a real module's buffers.
+  return static_cast<int64_t>(storage->nbytes()) <= options_.known_bytes &&
+         !HasTag(t) && !changed_.contains(storage);
+}
+
+// And what it writes is the trace's own.
+bool Tracer::AllKnown(const TracedOperator& info,
+                      const torch::jit::Stack& stack) const {
+  bool known = true;
+  for (size_t i = 0; i < info.arguments; ++i) {
+    ForEachTensorIn(stack[stack.size() - info.arguments + i],
+                    [&](const at::Tensor& t) {
+                      known = known && Known(t) &&
+                              (!info.info->writes[i] ||
+                               TracedMemory::Of(StorageOf(t)) != nullptr);
+                    });
+  }
+  return known;
+}
+
+void Tracer::TellUses(const TracedOperator& info,
+                      const torch::jit::Stack& stack) {
+  if (log_ == nullptr) return;
+  for (size_t i = 0; i < info.arguments; ++i) {
+    ForEachTensorIn(stack[stack.size() - info.arguments + i],
+                    [&](const at::Tensor& t) {
+                      if (t.has_storage()) TellUse(info, StorageOf(t));
+                    });
+  }
+  if (info.info->name == "aten::copy_") TellCast(stack);
+  if (!log_->backward()) {
+    const uint64_t node = at::sequence_number::peek() - 1;
+    unit_of_node_.try_emplace(node, log_->unit());
+  } else if (auto node = torch::autograd::get_current_node()) {
+    const auto found = unit_of_node_.find(node->sequence_nr());
+    if (found != unit_of_node_.end()) log_->SetUnit(found->second);
+  }
+}
+
+void Tracer::TellUse(const TracedOperator& info, c10::StorageImpl* storage) {
+  const auto parameter = parameters_.find(storage);
+  if (parameter != parameters_.end()) {
+    if (!log_->backward()) log_->SetUnit(parameter->second);
+    if (info.uses_values()) log_->Touched(parameter->second);
+    return;
+  }
+  const TracedMemory* const memory = TracedMemory::Of(storage);
+  if (memory != nullptr && memory->log() == log_ && memory->allocation() >= 0) {
+    log_->Used(memory->allocation());
+  }
+}
+
+// copy_(to, from), as all casts end.
+void Tracer::TellCast(const torch::jit::Stack& stack) {
+  const at::Tensor& to = torch::jit::peek(stack, 0, 3).toTensor();
+  const at::Tensor& from = torch::jit::peek(stack, 1, 3).toTensor();
+  if (!IsPlain(to) || !IsPlain(from) || to.dtype() == from.dtype()) return;
+  const auto parameter = parameters_.find(StorageOf(from));
+  if (parameter == parameters_.end()) return;
+  const TracedMemory* const memory = TracedMemory::Of(StorageOf(to));
+  if (memory == nullptr || memory->log() != log_) return;
+  if (memory->allocation() < 0) return;
+  log_->IsCast(memory->allocation(), parameter->second);
+}
+
+void Tracer::Forget(const at::Tensor& written) {
+  c10::StorageImpl* const storage = StorageOf(written);
+  if (const TracedMemory* const memory = TracedMemory::Of(storage)) {
+    if (memory->known()) TracedMemory::Forget(storage);
+  } else {
+    changed_.insert(storage);
+  }
+}
+
+void Tracer::Run(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                 torch::jit::Stack* stack) {
+  const TracedOperator& info = InfoOf(op);
+  TellUses(info, *stack);
+  bool plain = true;
+  for (size_t i = 0; i < info.arguments; ++i) {
+    ForEachTensorIn((*stack)[stack->size() - info.arguments + i],
+                    [&](const at::Tensor& t) { plain = plain && IsPlain(t); });
+  }
+  if (info.kind == TracedOperator::Kind::kComposite || !plain) {
+    op.redispatchBoxed(Below(keys), stack);
+    return;
+  }
+  if (info.kind == TracedOperator::Kind::kView) {
+    c10::impl::ExcludeDispatchKeyGuard unseen{c10::DispatchKeySet(kFakeKey)};
+    op.redispatchBoxed(Below(keys), stack);
+    return;
+  }
+  switch (info.kind) {
+    case TracedOperator::Kind::kEqual:
+      RunEqual(op, info, keys, stack);
+      break;
+    case TracedOperator::Kind::kSizes:
+      RunWithoutValues(op, info, keys, stack);
+      break;
+    case TracedOperator::Kind::kValues:
+      if (!AllKnown(info, *stack)) {
+        Fail(info,
+             "asks for values, which a plan does not compute: what it returns "
+             "depends on weights or inputs. Let the model not depend on them "
+             "while it is planned (a fixed capacity instead of nonzero, no "
+             "item() in forward).");
+      }
+      RunReally(op, info, keys, stack);
+      break;
+    default:
+      if (AllKnown(info, *stack)) {
+        RunReally(op, info, keys, stack);
+      } else {
+        RunOnZeros(op, info, keys, stack);
+      }
+  }
+}
+
+void Tracer::RunReally(const c10::OperatorHandle& op,
+                       const TracedOperator& info, c10::DispatchKeySet keys,
+                       torch::jit::Stack* stack) {
+  std::vector<c10::StorageImpl*> given;
+  torch::jit::Stack arguments(
+      stack->end() - static_cast<int64_t>(info.arguments), stack->end());
+  for (const c10::IValue& value : arguments) {
+    ForEachTensorIn(value, [&](const at::Tensor& t) {
+      if (TracedMemory::Of(StorageOf(t)) == nullptr) {
+        given.push_back(StorageOf(t));
+      }
+    });
+  }
+  {
+    c10::impl::ExcludeDispatchKeyGuard unseen{c10::DispatchKeySet(kFakeKey)};
+    op.redispatchBoxed(Below(keys), stack);
+  }
+  const auto follow = [&](const at::Tensor& t) {
+    if (!IsPlain(t)) return;
+    c10::StorageImpl* const storage = StorageOf(t);
+    if (TracedMemory::Of(storage) != nullptr ||
+        std::find(given.begin(), given.end(), storage) != given.end()) {
+      return;
+    }
+    TracedMemory::Follow(storage, log_);
+    if (static_cast<int64_t>(storage->nbytes()) > options_.known_bytes) {
+      TracedMemory::Forget(storage);
+    }
+  };
+  for (size_t i = 0; i < info.returns; ++i) {
+    ForEachTensorIn((*stack)[stack->size() - info.returns + i], follow);
+  }
+  // What was resized has other memory.
+  for (const c10::IValue& value : arguments) ForEachTensorIn(value, follow);
+  if (log_ != nullptr) log_->Operator(info.name(), 0, 0);
+}
+
+// Attention asks whether its queries are its keys: those of one memory are, and
+// what is not known differs.
+void Tracer::RunEqual(const c10::OperatorHandle& op, const TracedOperator& info,
+                      c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  if (AllKnown(info, *stack)) {
+    RunReally(op, info, keys, stack);
+    return;
+  }
+  const at::Tensor other = torch::jit::pop(*stack).toTensor();
+  const at::Tensor self = torch::jit::pop(*stack).toTensor();
+  stack->emplace_back(StorageOf(self) == StorageOf(other) &&
+                      self.storage_offset() == other.storage_offset() &&
+                      self.sizes() == other.sizes() &&
+                      self.strides() == other.strides());
+}
+
+namespace {
+
+void Fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+              torch::jit::Stack* stack) {
+  if (Tracer* const tracer = Tracer::Current()) {
+    tracer->Run(op, keys, stack);
+  } else {  // a thread that was given the keys alone
+    op.redispatchBoxed(Below(keys), stack);
+  }
+}
+
+TORCH_LIBRARY_IMPL(_, Fake, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&Fallback>());
+}
+
+}  // namespace
+}  // namespace tessera

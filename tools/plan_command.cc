@@ -1,0 +1,216 @@
+#include "tools/plan_command.h"
+
+#include <functional>
+#include <limits>
+#include <map>
+#include <utility>
+
+#include "ATen/ops/randint.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "base/status.h"
+#include "config/config.h"
+#include "engine/plan/plan.h"
+#include "examples/gpt/gpt.h"
+#include "examples/llama/llama.h"
+
+namespace tessera {
+namespace {
+
+constexpr char kUsage[] =
+    "tessera plan --config FILE --model MODEL [--world N] [--memory GIB]\n"
+    "             [--one_host]\n"
+    "    prints what each rank will hold, at every stage: nothing is "
+    "computed,\n"
+    "    and the model may be of any size\n"
+    "    MODEL      gpt:KEY=NUMBER,... with dim, layers, heads, seq, vocab\n"
+    "               llama:KEY=NUMBER,... with dim, layers, heads, kv_heads,\n"
+    "               hidden, seq, vocab\n"
+    "    --memory   of a rank, in GiB; sharding.memory_limit_bytes or what "
+    "this\n"
+    "               host has if absent\n"
+    "    --one_host all ranks are on one host and share a working copy\n"
+    "    The batch is train_micro_batch_size_per_gpu. For a model of your own\n"
+    "    call tessera::Plan.\n";
+
+struct Flags {
+  std::string config, model;
+  int world_size = 1;
+  double memory_gib = 0;
+  bool one_host = false;
+};
+
+absl::Status SetFlag(const std::string& name, const std::string& value,
+                     Flags* flags) {
+  if (name == "--config") {
+    flags->config = value;
+  } else if (name == "--model") {
+    flags->model = value;
+  } else if (name == "--world") {
+    if (!absl::SimpleAtoi(value, &flags->world_size) || flags->world_size < 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--world: expected at least 1, got '", value, "'"));
+    }
+  } else if (name == "--memory") {
+    if (!absl::SimpleAtod(value, &flags->memory_gib) ||
+        !(flags->memory_gib > 0 && flags->memory_gib < 1e6)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--memory: expected a number of GiB above 0, got '", value, "'"));
+    }
+  } else {
+    return absl::InvalidArgumentError(absl::StrCat("unknown flag ", name));
+  }
+  return absl::OkStatus();
+}
+
+// By hand, as `tessera config`: absl's flags end the process with 1.
+absl::StatusOr<Flags> ParseFlags(const std::vector<std::string>& args) {
+  Flags flags;
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (args[i] == "--one_host") {
+      flags.one_host = true;
+      continue;
+    }
+    const std::pair<std::string, std::string> flag =
+        absl::StrSplit(args[i], absl::MaxSplits('=', 1));
+    const bool joined = absl::StrContains(args[i], '=');
+    if (!joined && i + 1 == args.size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(args[i], " needs a value"));
+    }
+    TESSERA_RETURN_IF_ERROR(
+        SetFlag(flag.first, joined ? flag.second : args[++i], &flags));
+  }
+  if (flags.config.empty() || flags.model.empty()) {
+    return absl::InvalidArgumentError("--config and --model are needed");
+  }
+  return flags;
+}
+
+using Numbers = std::map<std::string, int64_t>;
+
+// "dim=4096,layers=32" over the defaults in `numbers`.
+absl::Status ReadNumbers(absl::string_view text, Numbers* numbers) {
+  for (const absl::string_view part :
+       absl::StrSplit(text, ',', absl::SkipEmpty())) {
+    const std::pair<std::string, std::string> pair =
+        absl::StrSplit(part, absl::MaxSplits('=', 1));
+    const auto found = numbers->find(pair.first);
+    if (found == numbers->end()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--model: unknown '", pair.first, "'; there are ",
+                       absl::StrJoin(*numbers, ", ",
+                                     [](std::string* out, const auto& known) {
+                                       absl::StrAppend(out, known.first);
+                                     })));
+    }
+    if (!absl::SimpleAtoi(pair.second, &found->second) || found->second < 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--model: expected ", pair.first,
+                       " of at least 1, got '", pair.second, "'"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+struct Model {
+  std::shared_ptr<torch::nn::Module> module;
+  std::function<at::Tensor()> loss;
+};
+
+// A model with loss(tokens, targets), on a batch of tokens.
+template <typename Impl, typename Options>
+absl::StatusOr<Model> Make(const Options& options, int64_t batch, int64_t seq,
+                           int64_t vocab) {
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::shared_ptr<Impl> module,
+      ConstructFake([&] { return std::make_shared<Impl>(options); }));
+  return Model{
+      module, [=] {
+        const at::Tensor tokens = at::randint(vocab, {batch, seq}, at::kLong);
+        return module->loss(tokens, tokens);
+      }};
+}
+
+absl::StatusOr<Model> MakeGpt(absl::string_view text, int64_t batch) {
+  const GptOptions defaults;
+  Numbers n{{"dim", defaults.dim()},
+            {"layers", defaults.layers()},
+            {"heads", defaults.heads()},
+            {"seq", defaults.seq()},
+            {"vocab", defaults.vocab()}};
+  TESSERA_RETURN_IF_ERROR(ReadNumbers(text, &n));
+  return Make<GptImpl>(GptOptions()
+                           .dim(n["dim"])
+                           .layers(n["layers"])
+                           .heads(n["heads"])
+                           .seq(n["seq"])
+                           .vocab(n["vocab"]),
+                       batch, n["seq"], n["vocab"]);
+}
+
+absl::StatusOr<Model> MakeLlama(absl::string_view text, int64_t batch) {
+  const LlamaOptions defaults;
+  Numbers n{{"dim", defaults.dim()},       {"layers", defaults.layers()},
+            {"heads", defaults.heads()},   {"kv_heads", defaults.kv_heads()},
+            {"hidden", defaults.hidden()}, {"seq", 128},
+            {"vocab", defaults.vocab()}};
+  TESSERA_RETURN_IF_ERROR(ReadNumbers(text, &n));
+  return Make<LlamaImpl>(LlamaOptions()
+                             .dim(n["dim"])
+                             .layers(n["layers"])
+                             .heads(n["heads"])
+                             .kv_heads(n["kv_heads"])
+                             .hidden(n["hidden"])
+                             .vocab(n["vocab"]),
+                         batch, n["seq"], n["vocab"]);
+}
+
+absl::StatusOr<Model> MakeModel(const std::string& text, int64_t batch) {
+  const std::pair<std::string, std::string> parts =
+      absl::StrSplit(text, absl::MaxSplits(':', 1));
+  if (parts.first == "gpt") return MakeGpt(parts.second, batch);
+  if (parts.first == "llama") return MakeLlama(parts.second, batch);
+  return absl::InvalidArgumentError(
+      absl::StrCat("--model: expected gpt:... or llama:..., got '", text, "'"));
+}
+
+absl::StatusOr<std::string> PlanText(const Flags& flags) {
+  TESSERA_ASSIGN_OR_RETURN(const proto::Config config,
+                           LoadConfig(flags.config, flags.world_size));
+  TESSERA_ASSIGN_OR_RETURN(
+      const Model model,
+      MakeModel(flags.model, config.train_micro_batch_size_per_gpu()));
+  PlanOptions options;
+  options.world_size = flags.world_size;
+  options.memory_bytes =
+      static_cast<int64_t>(flags.memory_gib * (int64_t{1} << 30));
+  options.shared_working_copy = flags.one_host;
+  TESSERA_ASSIGN_OR_RETURN(const PlanReport report,
+                           Plan(*model.module, model.loss, config, options));
+  return report.ToString();
+}
+
+}  // namespace
+
+int RunPlanCommand(const std::vector<std::string>& args, std::ostream* out,
+                   std::ostream* err) {
+  const absl::StatusOr<Flags> flags = ParseFlags(args);
+  if (!flags.ok()) {
+    *err << flags.status().message() << "\n" << kUsage;
+    return 2;
+  }
+  const absl::StatusOr<std::string> text = PlanText(*flags);
+  if (!text.ok()) {
+    *err << text.status().message() << "\n";
+    return 1;
+  }
+  *out << *text;
+  return 0;
+}
+
+}  // namespace tessera

@@ -1,0 +1,19 @@
+// `tessera plan`: what a model needs on each rank at every stage, before
+// anything is started (engine/plan/plan.h).
+#ifndef TOOLS_PLAN_COMMAND_H_
+#define TOOLS_PLAN_COMMAND_H_
+
+#include <ostream>
+#include <string>
+#include <vector>
+
+namespace tessera {
+
+// `args`: what stands after `tessera plan`. Returns the exit status: 0, 1 if
+// the configuration is wrong or the model cannot be planned, 2 if the command
+// is.
+int RunPlanCommand(const std::vector<std::string>& args, std::ostream* out,
+                   std::ostream* err);
+
+}  // namespace tessera
+#endif  // TOOLS_PLAN_COMMAND_H_

@@ -1,0 +1,76 @@
+#include "tools/plan_command.h"
+
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class PlanCommandTest : public ::testing::Test {
+ protected:
+  PlanCommandTest()
+      : config_(std::string(std::getenv("TEST_TMPDIR")) + "/plan.json") {
+    std::ofstream(config_) << R"({"train_micro_batch_size_per_gpu": 2,
+      "bf16": {"enabled": true}, "optimizer": {"type": "AdamW"},
+      "zero_optimization": {"stage": 3}})";
+  }
+  int Run(std::vector<std::string> args) {
+    out_.str("");
+    err_.str("");
+    return RunPlanCommand(args, &out_, &err_);
+  }
+  std::string config_;
+  std::ostringstream out_, err_;
+};
+
+TEST_F(PlanCommandTest, PrintsATable) {
+  EXPECT_EQ(Run({"--config", config_, "--world", "64", "--memory=10", "--model",
+                 "gpt:dim=4096,layers=32,heads=32,seq=2048,vocab=50000"}),
+            0)
+      << err_.str();
+  EXPECT_THAT(out_.str(),
+              AllOf(HasSubstr("6.86 billion parameters"), HasSubstr("64 ranks"),
+                    HasSubstr("\n> 3 "), HasSubstr("10.0 GiB each"),
+                    HasSubstr("no stage fits")));
+  EXPECT_EQ(Run({"--config", config_, "--model", "llama:layers=2"}), 0);
+  EXPECT_THAT(out_.str(), HasSubstr("stage 0 is the lowest that fits"));
+}
+
+TEST_F(PlanCommandTest, FaultsOfTheCommand) {
+  EXPECT_EQ(Run({}), 2);
+  EXPECT_THAT(err_.str(), HasSubstr("--config and --model are needed"));
+  EXPECT_EQ(Run({"--world", "0"}), 2);
+  EXPECT_THAT(err_.str(), HasSubstr("--world: expected at least 1, got '0'"));
+  EXPECT_EQ(Run({"--memory=much"}), 2);
+  EXPECT_THAT(err_.str(), HasSubstr("expected a number of GiB"));
+  EXPECT_EQ(Run({"--config"}), 2);
+  EXPECT_THAT(err_.str(), HasSubstr("--config needs a value"));
+  EXPECT_EQ(Run({"--size", "7"}), 2);
+  EXPECT_THAT(err_.str(), HasSubstr("unknown flag --size"));
+}
+
+TEST_F(PlanCommandTest, FaultsOfConfigurationAndModel) {
+  EXPECT_EQ(Run({"--config", "/none.json", "--model", "gpt:"}), 1);
+  EXPECT_THAT(err_.str(), HasSubstr("/none.json"));
+  EXPECT_EQ(Run({"--config", config_, "--model", "gpt:width=3"}), 1);
+  EXPECT_THAT(err_.str(), AllOf(HasSubstr("unknown 'width'"),
+                                HasSubstr("dim, heads, layers, seq, vocab")));
+  EXPECT_EQ(Run({"--config", config_, "--model", "gpt:dim=many"}), 1);
+  EXPECT_THAT(err_.str(), HasSubstr("expected dim of at least 1, got 'many'"));
+  EXPECT_EQ(Run({"--config", config_, "--model", "bert:"}), 1);
+  EXPECT_THAT(err_.str(), HasSubstr("expected gpt:... or llama:..."));
+  EXPECT_EQ(Run({"--config", config_, "--model", "gpt:dim=100,heads=3"}), 1);
+  EXPECT_THAT(err_.str(), HasSubstr("dim 100 is not a multiple of heads 3"));
+}
+
+}  // namespace
+}  // namespace tessera

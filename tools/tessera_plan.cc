@@ -1,0 +1,12 @@
+// `tessera plan`, a program of its own: it alone of the commands needs
+// libtorch.
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "tools/plan_command.h"
+
+int main(int argc, char** argv) {
+  return tessera::RunPlanCommand({argv + 1, argv + argc}, &std::cout,
+                                 &std::cerr);
+}
