@@ -57,6 +57,7 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> module,
   parts_->module = std::move(module);
   parts_->config = std::move(config);
   parts_->comm = std::move(comm);
+  parts_->plan = options.plan;
   parts_->settings =
       SettingsOf(parts_->config, options, parts_->comm->world_size());
   parts_->before_change = [this] { saver_.BeforeChange(); };

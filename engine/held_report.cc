@@ -8,11 +8,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "c10/core/CachingDeviceAllocator.h"
+#include "engine/plan/plan_changes.h"
 
 namespace tessera {
 namespace {
 
-constexpr size_t kMaxUnits = 5;
+constexpr size_t kMaxUnits = 5, kMaxChanges = 2;
 
 struct UnitRow {
   std::string name;
@@ -94,6 +95,30 @@ void AddDevice(const at::Device& device, std::string* text) {
                   " in tensors and buffers, peak ", BytesText(bytes.peak));
 }
 
+// The configured stage's peak, and what would fit instead.
+void AddPlan(const PlanReport& plan, int stage, std::string* text) {
+  if (static_cast<size_t>(stage) >= plan.stages.size()) return;
+  const StagePlan& planned = plan.stages[static_cast<size_t>(stage)];
+  absl::StrAppend(text, "\nplanned at stage ", stage, ":");
+  for (int k = 0; k < kNumPlanKinds; ++k) {
+    const auto kind = static_cast<PlanKind>(k);
+    AddKind(PlanKindName(kind), planned.peak[kind], text);
+  }
+  absl::StrAppend(text, "  total ", BytesText(planned.peak.total()), ", of ",
+                  BytesText(plan.memory_bytes), " that a rank has");
+  const std::vector<PlanChange> changes =
+      CheapestThatFit(plan, stage, kMaxChanges);
+  if (changes.empty()) {
+    absl::StrAppend(text,
+                    "\nno change of stage, micro-batch and recomputation is "
+                    "enough: more ranks, or a 16-bit dtype");
+  }
+  for (const PlanChange& change : changes) {
+    absl::StrAppend(text, "\nwould fit, with ", BytesText(change.peak_bytes),
+                    ": ", change.what);
+  }
+}
+
 }  // namespace
 
 std::string HeldReport(const EngineParts& parts,
@@ -104,6 +129,7 @@ std::string HeldReport(const EngineParts& parts,
       "\npeak of the step until then: ", BytesText(refusal.peak_bytes));
   AddUnits(UnitRows(parts, refusal), &text);
   AddDevice(parts.device(), &text);
+  if (parts.plan != nullptr) AddPlan(*parts.plan, parts.stage, &text);
   return text;
 }
 

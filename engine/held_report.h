@@ -13,7 +13,8 @@ namespace tessera {
 
 // Lines for a log, without a newline at the end: what was held by kind when
 // memory was last refused, the peak until then, and the five units with the
-// most bytes, these by kind. `parts` may be half made. LOCAL.
+// most bytes, these by kind; with EngineOptions::plan what was planned, and two
+// changes that would fit. `parts` may be half made. LOCAL.
 std::string HeldReport(const EngineParts& parts,
                        const StepMemory::Refusal& refusal);
 

@@ -41,6 +41,13 @@ absl::string_view MemoryPhaseName(MemoryPhase phase) {
 
 std::string BytesText(int64_t bytes) {
   const auto count = static_cast<double>(bytes);
+  constexpr int64_t kGib = int64_t{1} << 30;
+  if (bytes >= kGib << 10) {
+    return absl::StrFormat("%.1f TiB", count / static_cast<double>(kGib << 10));
+  }
+  if (bytes >= kGib) {
+    return absl::StrFormat("%.1f GiB", count / static_cast<double>(kGib));
+  }
   if (bytes >= 1 << 20) return absl::StrFormat("%.1f MiB", count / (1 << 20));
   if (bytes >= 1 << 10) return absl::StrFormat("%.1f KiB", count / (1 << 10));
   return absl::StrCat(bytes, " B");

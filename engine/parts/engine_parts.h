@@ -65,6 +65,7 @@ struct EngineParts {
   std::unique_ptr<BufferSync> buffer_sync;  // null: buffers are each rank's own
   std::unique_ptr<Gradients> gradients;
   std::unique_ptr<RecomputedUnits> recomputed;  // null: nothing is
+  std::shared_ptr<const PlanReport> plan;       // EngineOptions::plan
   std::unique_ptr<AdamW> optimizer;  // null: the configuration has none
   std::optional<LossScaler> scaler;
   bool shares_working_copy = false;

@@ -26,6 +26,8 @@ class Module;
 
 namespace tessera {
 
+struct PlanReport;  // engine/plan/plan.h
+
 struct EngineOptions {
   // The group over which to shard; the world's (comm/world/world.h) if null.
   std::shared_ptr<Communicator> communicator;
@@ -50,6 +52,9 @@ struct EngineOptions {
   ModulePredicate is_recomputed;
   // For what a configuration's file leaves "auto".
   AutoValues auto_values;
+  // What tessera::Plan said of this module and configuration: an error that
+  // memory was refused shows it beside what was held, and says what to change.
+  std::shared_ptr<const PlanReport> plan;
 };
 
 struct BackwardOptions {

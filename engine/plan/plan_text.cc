@@ -4,20 +4,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/step_memory/held_memory.h"
 #include "engine/plan/plan.h"
 
 namespace tessera {
 namespace {
-
-// "512 B", "1.4 GiB": three digits at least.
-std::string Bytes(int64_t bytes) {
-  static constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-  double value = static_cast<double>(bytes);
-  size_t unit = 0;
-  for (; value >= 1024 && unit < 4; ++unit) value /= 1024;
-  if (unit == 0) return absl::StrCat(bytes, " B");
-  return absl::StrFormat("%.*f %s", value < 100 ? 1 : 0, value, kUnits[unit]);
-}
 
 std::string Count(int64_t count) {
   const double value = static_cast<double>(count);
@@ -37,13 +28,13 @@ std::string Row(const StagePlan& stage, bool configured, int64_t memory) {
       absl::StrFormat("%s %-5d", configured ? ">" : " ", stage.stage);
   for (int k = 0; k < kNumPlanKinds; ++k) {
     absl::StrAppendFormat(&row, " %11s",
-                          Bytes(stage.peak[static_cast<PlanKind>(k)]));
+                          BytesText(stage.peak[static_cast<PlanKind>(k)]));
   }
   absl::StrAppendFormat(&row, " %11s  %-4s %11s %10s  %s\n",
-                        Bytes(stage.peak.total()),
+                        BytesText(stage.peak.total()),
                         stage.peak.total() <= memory ? "yes" : "no",
-                        Bytes(stage.recomputed_peak.total()),
-                        Bytes(stage.sent_bytes), Moment(stage.at));
+                        BytesText(stage.recomputed_peak.total()),
+                        BytesText(stage.sent_bytes), Moment(stage.at));
   return row;
 }
 
@@ -66,8 +57,8 @@ std::string PlanReport::ToString() const {
   std::string text = absl::StrCat(
       Count(parameters), " parameters (", Count(trained), " trained) on ",
       world_size, world_size == 1 ? " rank" : " ranks", " with ",
-      Bytes(memory_bytes), " each; a micro-batch keeps ", Bytes(saved_bytes),
-      " for backward and takes ",
+      BytesText(memory_bytes), " each; a micro-batch keeps ",
+      BytesText(saved_bytes), " for backward and takes ",
       absl::StrFormat("%.3g", static_cast<double>(flops)), " flops\n\n");
   absl::StrAppend(&text, "  stage ");
   for (int k = 0; k < kNumPlanKinds; ++k) {
@@ -80,14 +71,15 @@ std::string PlanReport::ToString() const {
                     Row(stage, stage.stage == configured_stage, memory_bytes));
   }
   absl::StrAppend(&text, "\n", Verdict(*this),
-                  "; libtorch and the program take ", Bytes(base_bytes),
+                  "; libtorch and the program take ", BytesText(base_bytes),
                   " besides\n");
   const int64_t most = std::max(formula.gradients, formula.activations);
   absl::StrAppend(
-      &text, "by the formula, at stage 0: model ", Bytes(formula.model),
-      " + optimizer ", Bytes(formula.optimizer), " + max(gradients ",
-      Bytes(formula.gradients), ", activations ", Bytes(formula.activations),
-      ") = ", Bytes(formula.model + formula.optimizer + most), "\n");
+      &text, "by the formula, at stage 0: model ", BytesText(formula.model),
+      " + optimizer ", BytesText(formula.optimizer), " + max(gradients ",
+      BytesText(formula.gradients), ", activations ",
+      BytesText(formula.activations),
+      ") = ", BytesText(formula.model + formula.optimizer + most), "\n");
   absl::StrAppend(&text, absl::StrFormat("planned in %.2f s\n", seconds));
   return text;
 }

@@ -19,6 +19,7 @@
 #include "base/status_matchers.h"
 #include "config/reader/json_reader.h"
 #include "engine/engine.h"
+#include "engine/plan/plan.h"
 #include "gmock/gmock.h"
 #include "sharding/torch/tensor_memory.h"
 #include "tests/support/rank_pool.h"
@@ -75,7 +76,7 @@ struct Chain : torch::nn::Module {
 
 absl::StatusOr<std::unique_ptr<Engine>> MakeChain(
     const World& world, int stage, std::shared_ptr<Chain>* model,
-    const std::string& timeline = "") {
+    const std::string& timeline = "", bool planned = false) {
   torch::manual_seed(1);
   at::set_num_threads(1);
   *model = std::make_shared<Chain>();
@@ -92,6 +93,17 @@ absl::StatusOr<std::unique_ptr<Engine>> MakeChain(
   }
   EngineOptions options;
   options.communicator = world.communicator();
+  if (planned) {
+    PlanOptions plan_options;
+    plan_options.world_size = world.world_size();
+    TESSERA_ASSIGN_OR_RETURN(
+        PlanReport report,
+        Plan(
+            **model, [&] { return (*model)->Loss(0); }, config, plan_options));
+    // What stage 2 takes does not fit.
+    report.memory_bytes = report.stages[3].peak.total();
+    options.plan = std::make_shared<PlanReport>(std::move(report));
+  }
   return Engine::Create(*model, config, options);
 }
 
@@ -350,7 +362,8 @@ TESSERA_RANK_FUNCTION(RunOutOfMemory) {
   const bool last = world.rank() == world.world_size() - 1;
   const int64_t held = ledger.total().current_bytes;
   if (args == "create" && last) ledger.SetLimit(held + 20'000);
-  auto engine = MakeChain(world, /*stage=*/2, &model);
+  auto engine =
+      MakeChain(world, /*stage=*/2, &model, /*timeline=*/"", /*planned=*/true);
   ledger.SetLimit(MemoryLedger::kNoLimit);
   if (args == "create") return engine.status().ToString();
   TESSERA_RETURN_IF_ERROR(engine.status());
@@ -373,7 +386,9 @@ TEST_P(OutOfMemoryTest, TheErrorSaysWhatWasHeld) {
               AllOf(HasSubstr("RESOURCE_EXHAUSTED"),
                     HasSubstr("held by rank 1/2 when it was refused: "),
                     HasSubstr("\n  parameters"), HasSubstr("\nlargest units:"),
-                    HasSubstr("\n  block0:  parameters")));
+                    HasSubstr("\n  block0:  parameters"),
+                    HasSubstr("\nplanned at stage 2:  parameters"),
+                    HasSubstr("zero_optimization.stage 3")));
   if (GetParam() != "create") {
     EXPECT_THAT(*answers[1],
                 AllOf(HasSubstr("in backward, unit block"),

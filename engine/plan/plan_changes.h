@@ -1,0 +1,29 @@
+// What to change in a configuration so that a plan fits.
+#ifndef ENGINE_PLAN_PLAN_CHANGES_H_
+#define ENGINE_PLAN_PLAN_CHANGES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/plan/plan.h"
+
+namespace tessera {
+
+struct PlanChange {
+  std::string what;        // keys, and what to set them to
+  int64_t peak_bytes = 0;  // planned with it
+};
+
+// Changes with which a run at `stage` would stay within the plan's
+// memory_bytes, at most `most`, what costs the least time first: stages up to 2
+// send no more than stage 0, a smaller micro-batch makes smaller products,
+// stage 3 sends half as much again, computing activations again takes a third
+// of the time of their forward and backward. Empty: none of these, nor two of
+// them, is enough.
+std::vector<PlanChange> CheapestThatFit(const PlanReport& report, int stage,
+                                        size_t most);
+
+}  // namespace tessera
+#endif  // ENGINE_PLAN_PLAN_CHANGES_H_
