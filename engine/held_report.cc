@@ -96,7 +96,9 @@ void AddDevice(const at::Device& device, std::string* text) {
 }
 
 // The configured stage's peak, and what would fit instead.
-void AddPlan(const PlanReport& plan, int stage, std::string* text) {
+// `held`: where memory was refused.
+void AddPlan(const PlanReport& plan, int stage, int64_t held,
+             std::string* text) {
   if (static_cast<size_t>(stage) >= plan.stages.size()) return;
   const StagePlan& planned = plan.stages[static_cast<size_t>(stage)];
   absl::StrAppend(text, "\nplanned at stage ", stage, ":");
@@ -106,6 +108,10 @@ void AddPlan(const PlanReport& plan, int stage, std::string* text) {
   }
   absl::StrAppend(text, "  total ", BytesText(planned.peak.total()), ", of ",
                   BytesText(plan.memory_bytes), " that a rank has");
+  if (held < plan.memory_bytes / 10 * 9) {
+    absl::StrAppend(text, "\nmemory was refused below that: plan with ",
+                    BytesText(held), " (PlanOptions::memory_bytes)");
+  }
   const std::vector<PlanChange> changes =
       CheapestThatFit(plan, stage, kMaxChanges);
   if (changes.empty()) {
@@ -129,7 +135,9 @@ std::string HeldReport(const EngineParts& parts,
       "\npeak of the step until then: ", BytesText(refusal.peak_bytes));
   AddUnits(UnitRows(parts, refusal), &text);
   AddDevice(parts.device(), &text);
-  if (parts.plan != nullptr) AddPlan(*parts.plan, parts.stage, &text);
+  if (parts.plan != nullptr) {
+    AddPlan(*parts.plan, parts.stage, refusal.moment.held.total(), &text);
+  }
   return text;
 }
 

@@ -70,12 +70,9 @@ StepMemory::Training::~Training() {
   memory.SetSlot();
 }
 
-StepMemory::PhaseScope::PhaseScope(MemoryPhase phase) {
-  Global().SetPhase(phase);
-}
-StepMemory::PhaseScope::~PhaseScope() {
-  Global().SetPhase(MemoryPhase::kForward);
-}
+StepMemory::PhaseScope::PhaseScope(MemoryPhase phase)
+    : before_(Global().SetPhase(phase)) {}
+StepMemory::PhaseScope::~PhaseScope() { Global().SetPhase(before_); }
 
 int StepMemory::UnitNumber(const std::string& name) {
   absl::MutexLock lock(&mutex_);
@@ -126,9 +123,10 @@ void StepMemory::ChangeUnit(int unit) {
   SetSlot();
 }
 
-void StepMemory::SetPhase(MemoryPhase phase) {
+MemoryPhase StepMemory::SetPhase(MemoryPhase phase) {
   absl::MutexLock lock(&mutex_);
-  if (trainings_ == 0) return;
+  const MemoryPhase before = phase_;
+  if (trainings_ == 0) return before;
   EndSlices(/*phase_too=*/true);
   const bool forward = phase == MemoryPhase::kForward;
   if (!forward && !forward_ended_) TakeActivations();
@@ -136,6 +134,7 @@ void StepMemory::SetPhase(MemoryPhase phase) {
   if (phase != MemoryPhase::kBackward) g_counters.unit = 0;
   phase_ = phase;
   SetSlot();
+  return before;
 }
 
 int64_t StepMemory::tensor_bytes() const { return g_counters.all.load(); }

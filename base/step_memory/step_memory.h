@@ -58,6 +58,9 @@ class StepMemory final : public LedgerWatch {
     ~PhaseScope();
     PhaseScope(const PhaseScope&) = delete;
     PhaseScope& operator=(const PhaseScope&) = delete;
+
+   private:
+    const MemoryPhase before_;
   };
 
   // The number of a unit, from 1 on, the same for the same name; for
@@ -108,7 +111,7 @@ class StepMemory final : public LedgerWatch {
   void Grow(int64_t held);
   void Sample();
   void ChangeUnit(int unit);
-  void SetPhase(MemoryPhase phase);
+  MemoryPhase SetPhase(MemoryPhase phase);  // gives the one before
   void SetSlot();
   int64_t Held() const;
   Moment NowLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -8,6 +8,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
+#include "sharding/recompute/matmul_operators.h"
 #include "torch/nn/module.h"
 
 namespace tessera {

@@ -18,13 +18,17 @@
 namespace tessera {
 namespace {
 
+// As stage "auto" has it: nine tenths of what is there, which ranks of one host
+// share.
 absl::StatusOr<int64_t> MemoryOfRank(const proto::Config& config,
                                      const PlanOptions& options) {
   if (options.memory_bytes > 0) return options.memory_bytes;
   if (config.sharding().memory_limit_bytes() > 0) {
     return config.sharding().memory_limit_bytes();
   }
-  return AvailableHostMemory();
+  TESSERA_ASSIGN_OR_RETURN(const int64_t bytes, AvailableHostMemory());
+  return bytes / 10 * 9 /
+         (options.shared_working_copy ? options.world_size : 1);
 }
 
 PlanMoment MomentOf(const Trace& trace, int64_t event) {
@@ -74,7 +78,10 @@ absl::StatusOr<StagePlan> PlanStage(const ModelTrace& model, int stage,
   replay.micro_batches = config.gradient_accumulation_steps();
   replay.accumulates_locally = settings.accumulate_locally;
   replay.has_optimizer = settings.adamw.has_value();
-  replay.shares_working_copy = options.shared_working_copy && stage == 3;
+  replay.shares_working_copy =
+      stage == 3 && options.world_size > 1 &&
+      settings.shared_working_copy != "off" &&
+      (options.shared_working_copy || settings.shared_working_copy == "on");
   replay.buffer_bytes = model.buffer_bytes;
   if (model.recomputes) replay.recomputed = model.recomputed;
   const StepReplayResult result =
@@ -150,6 +157,7 @@ absl::StatusOr<PlanReport> Plan(const torch::nn::Module& module,
     if (p.requires_grad()) report.trained += p.numel();
   }
   report.buffer_bytes = model.buffer_bytes;
+  report.micro_batch = resolved.train_micro_batch_size_per_gpu();
   report.saved_bytes = model.trace.saved_bytes;
   report.flops = model.trace.flops();
   FillFormula(model, report.stages[0], &report);

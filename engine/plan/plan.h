@@ -37,8 +37,8 @@ namespace tessera {
 
 struct PlanOptions {
   int world_size = 1;
-  // Of a rank. 0: sharding.memory_limit_bytes; if that is 0, too, what this
-  // host has.
+  // Of a rank. 0: sharding.memory_limit_bytes; if that is 0, too, nine tenths
+  // of what this host has, by the ranks where they are on one host.
   int64_t memory_bytes = 0;
   // The ranks are on one host and have one working copy (over shm, that is the
   // default of sharding.shared_working_copy).
@@ -73,6 +73,7 @@ struct PlanReport {
   int configured_stage = -1;      // -1: auto
   int world_size = 1;
   int64_t memory_bytes = 0;  // of a rank
+  int64_t micro_batch = 1;   // samples
   int64_t parameters = 0;    // elements
   int64_t trained = 0;       // of these
   int64_t buffer_bytes = 0;  // of the module, among the parameters below

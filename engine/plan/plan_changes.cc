@@ -57,6 +57,7 @@ std::vector<PlanChange> CheapestThatFit(const PlanReport& report, int stage,
       for (const bool half : {false, true}) {
         const int changes = (other.stage != stage) + recompute + half;
         if (changes == 0 || changes > 2) continue;
+        if (half && report.micro_batch < 2) continue;
         Candidate made = CandidateOf(report, stage, other, recompute, half);
         if (made.change.peak_bytes > report.memory_bytes) continue;
         candidates.push_back(std::move(made));

@@ -20,8 +20,8 @@ struct PlanChange {
 // memory_bytes, at most `most`, what costs the least time first: stages up to 2
 // send no more than stage 0, a smaller micro-batch makes smaller products,
 // stage 3 sends half as much again, computing activations again takes a third
-// of the time of their forward and backward. Empty: none of these, nor two of
-// them, is enough.
+// of the time of their forward and backward. Half a micro-batch is counted with
+// half of the activations. Empty: none of these, nor two of them, is enough.
 std::vector<PlanChange> CheapestThatFit(const PlanReport& report, int stage,
                                         size_t most);
 

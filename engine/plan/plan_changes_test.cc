@@ -10,12 +10,15 @@ namespace tessera {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 // States of 400 bytes at stage 0, activations of 600; computed again 100.
 PlanReport Report(int64_t memory_bytes) {
   PlanReport report;
   report.memory_bytes = memory_bytes;
+  report.micro_batch = 2;
   for (int s = 0; s <= 3; ++s) {
     StagePlan stage;
     stage.stage = s;
@@ -63,6 +66,14 @@ TEST(PlanChangesTest, PeaksAreThoseWithTheChange) {
   const auto changes = CheapestThatFit(Report(800), 0, 2);
   EXPECT_EQ(changes[0].peak_bytes, 800);
   EXPECT_EQ(changes[1].peak_bytes, 700);
+}
+
+TEST(PlanChangesTest, AMicroBatchOfOneHasNoHalf) {
+  PlanReport report = Report(650);
+  report.micro_batch = 1;
+  for (const PlanChange& change : CheapestThatFit(report, 0, 9)) {
+    EXPECT_THAT(change.what, Not(HasSubstr("half")));
+  }
 }
 
 TEST(PlanChangesTest, NothingFits) { EXPECT_THAT(Changes(100), IsEmpty()); }

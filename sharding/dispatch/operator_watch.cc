@@ -10,7 +10,7 @@ namespace tessera {
 namespace {
 
 thread_local OperatorWatch* t_watch = nullptr;
-thread_local bool t_replays = false;
+thread_local bool t_replays = false, t_no_values = false;
 std::atomic<ParameterUses*> parameter_uses{nullptr};
 
 }  // namespace
@@ -26,6 +26,10 @@ WatchScope::~WatchScope() { t_watch = before_; }
 ReplayMark::ReplayMark() : before_(std::exchange(t_replays, true)) {}
 ReplayMark::~ReplayMark() { t_replays = before_; }
 bool ReplayMark::IsSet() { return t_replays; }
+
+NoValues::NoValues() : before_(std::exchange(t_no_values, true)) {}
+NoValues::~NoValues() { t_no_values = before_; }
+bool NoValues::IsSet() { return t_no_values; }
 
 void FollowAll(bool all) {
   c10::impl::tls_set_dispatch_key_included(kTagKey, all);

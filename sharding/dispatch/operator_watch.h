@@ -61,6 +61,9 @@ class OperatorWatch {
   virtual void End(const c10::OperatorHandle& op, const OperatorInfo& info,
                    torch::jit::Stack* stack) = 0;
   virtual void Failed() {}
+  // An operator that this watch does not see, since another follows it, is
+  // about to write to `tensor`.
+  virtual void BeforeWriteElsewhere(const at::Tensor& tensor) {}
 
   // The same of an operator of the user's that is made of others, which are
   // seen by themselves: it may write by a pointer, too. EndMade comes unless it
@@ -133,6 +136,20 @@ class ReplayMark {
   ~ReplayMark();
   ReplayMark(const ReplayMark&) = delete;
   ReplayMark& operator=(const ReplayMark&) = delete;
+  static bool IsSet();
+
+ private:
+  const bool before_;
+};
+
+// For its life, tensors of this thread have sizes and no values: a trace
+// (sharding/trace). Nobody looks at them.
+class NoValues {
+ public:
+  NoValues();
+  ~NoValues();
+  NoValues(const NoValues&) = delete;
+  NoValues& operator=(const NoValues&) = delete;
   static bool IsSet();
 
  private:

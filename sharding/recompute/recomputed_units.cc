@@ -224,6 +224,10 @@ class ThreadUnits final : public OperatorWatch {
     ForgetOld();
     return region_ == nullptr ? nullptr : region_->Save(tensor, alias);
   }
+  void BeforeWriteElsewhere(const at::Tensor& tensor) override {
+    outside_.BeforeWrite(tensor);
+    if (region_ != nullptr) region_->WrittenElsewhere(tensor);
+  }
   void Failed() override {
     if (region_ != nullptr) region_->Failed();
   }
@@ -359,32 +363,6 @@ RecomputeReport RecomputedUnits::TakeReport() {
   shared_->report.kept = 0;
   shared_->report.given_up_bytes = 0;
   return report;
-}
-
-bool IsMatmulOrAttention(absl::string_view op) {
-  static const auto* const names = new absl::flat_hash_set<absl::string_view>{
-      "aten::mm",
-      "aten::addmm",
-      "aten::_addmm_activation",
-      "aten::bmm",
-      "aten::baddbmm",
-      "aten::addbmm",
-      "aten::mv",
-      "aten::addmv",
-      "aten::_trilinear",
-      "aten::_scaled_mm",
-      "aten::_grouped_mm",
-      "aten::convolution",
-      "aten::mkldnn_rnn_layer",
-      "aten::_cudnn_rnn",
-      "aten::_scaled_dot_product_flash_attention_for_cpu",
-      "aten::_scaled_dot_product_flash_attention",
-      "aten::_scaled_dot_product_efficient_attention",
-      "aten::_scaled_dot_product_cudnn_attention",
-      "aten::_scaled_dot_product_fused_attention_overrideable",
-      "aten::_flash_attention_forward",
-      "aten::_efficient_attention_forward"};
-  return names->contains(op);
 }
 
 }  // namespace tessera

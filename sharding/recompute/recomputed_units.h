@@ -86,8 +86,5 @@ class RecomputedUnits {
   bool told_ = false;  // that nothing is gained
 };
 
-// Of matrices and attention: what costs most for its bytes.
-bool IsMatmulOrAttention(absl::string_view op);
-
 }  // namespace tessera
 #endif  // SHARDING_RECOMPUTE_RECOMPUTED_UNITS_H_

@@ -59,6 +59,11 @@ class Region : public std::enable_shared_from_this<Region> {
   void End(const c10::OperatorHandle& op, const OperatorInfo& info,
            const torch::jit::Stack& stack);
   void Failed() { tape_.Failed(); }
+  // What is not on the tape writes to `tensor`.
+  void WrittenElsewhere(const at::Tensor& tensor) {
+    if (tape_.MemoryOf(tensor) < 0) return;
+    tape_.Spoil("a tensor of it is written within tessera::Checkpointed");
+  }
   // It cannot be computed again, for `why`.
   void Spoil(std::string why) { tape_.Spoil(std::move(why)); }
   std::shared_ptr<SavedSlot> Save(const at::Tensor& tensor,

@@ -5,8 +5,10 @@
 #include <utility>
 
 #include "ATen/CPUGeneratorImpl.h"
-#include "ATen/ops/ones_like.h"
+#include "ATen/autocast_mode.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "c10/core/StorageImpl.h"
 #include "sharding/torch/storage_access.h"
@@ -29,6 +31,15 @@ class KeepGenerator {
     return at::detail::getDefaultCPUGenerator();
   }
   const at::Tensor state_;
+};
+
+// Autocast's cache has no real casts in the trace, and no fake ones after it.
+class NoAutocastCasts {
+ public:
+  NoAutocastCasts() { at::autocast::clear_cache(); }
+  ~NoAutocastCasts() { at::autocast::clear_cache(); }
+  NoAutocastCasts(const NoAutocastCasts&) = delete;
+  NoAutocastCasts& operator=(const NoAutocastCasts&) = delete;
 };
 
 // The module's gradients are out of the way, and come back.
@@ -58,8 +69,11 @@ class KeepGradients {
 // is not asked for.
 class FakeParameters {
  public:
-  FakeParameters(const std::vector<at::Tensor>& parameters,
-                 const TraceOptions& options) {
+  FakeParameters() = default;
+  FakeParameters(const FakeParameters&) = delete;
+  FakeParameters& operator=(const FakeParameters&) = delete;
+  void Replace(const std::vector<at::Tensor>& parameters,
+               const TraceOptions& options) {
     absl::flat_hash_map<const c10::StorageImpl*, c10::Storage> fakes;
     for (const at::Tensor& p : parameters) {
       const c10::Storage own = p.storage();
@@ -76,8 +90,8 @@ class FakeParameters {
     }
   }
   ~FakeParameters() {
-    for (const Replaced& each : replaced_) {
-      Set(each.parameter, each.storage, each.dtype);
+    for (auto each = replaced_.rbegin(); each != replaced_.rend(); ++each) {
+      Set(each->parameter, each->storage, each->dtype);
     }
   }
 
@@ -175,15 +189,28 @@ absl::StatusOr<Trace> TakeTrace(const torch::nn::Module& module,
   Trace trace;
   std::vector<at::Tensor> parameters;
   std::vector<std::string> names;
+  absl::flat_hash_set<const c10::TensorImpl*> seen;  // tied ones come twice
   for (const auto& item : module.named_parameters()) {
-    if (!item.value().defined() || !item.value().has_storage()) continue;
-    parameters.push_back(item.value());
+    const at::Tensor& p = item.value();
+    if (!p.defined() || !p.has_storage()) continue;
+    if (!seen.insert(p.unsafeGetTensorImpl()).second) continue;
+    if (!p.is_cpu()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "trace: parameter '", item.key(), "' is on ", p.device().str(),
+          ", expected the CPU; plan before the module is moved"));
+    }
+    parameters.push_back(p);
     names.push_back(item.key());
+  }
+  if (Tracer::Current() != nullptr) {
+    return absl::FailedPreconditionError(
+        "trace: within another trace, or within ConstructFake");
   }
   TESSERA_RETURN_IF_ERROR(CatchTorch("trace", [&] {
     const auto log = std::make_shared<TraceLog>();
     Tracer tracer(options.tracer, log);
-    const FakeParameters fakes(parameters, options);
+    FakeParameters fakes;
+    fakes.Replace(parameters, options);
     for (size_t i = 0; i < parameters.size(); ++i) {
       const at::Tensor& p = parameters[i];
       tracer.AddParameter(p, static_cast<int32_t>(i), ModuleOf(names[i]));
@@ -192,6 +219,7 @@ absl::StatusOr<Trace> TakeTrace(const torch::nn::Module& module,
                                   p.requires_grad()});
     }
     const KeepGenerator generator;
+    const NoAutocastCasts no_casts;
     const KeepGradients gradients(parameters);
     const GradientNotes notes(parameters, log.get());
     Tracer::Scope scope(&tracer);

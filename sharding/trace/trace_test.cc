@@ -57,6 +57,23 @@ TEST(TraceTest, TellsEventsInTheirOrder) {
                 2 * 400 * (2 * 300 * 100 + 200 * 300));
 }
 
+// A parameter of two names is one.
+TEST(TraceTest, LeavesTiedParametersAsTheyWere) {
+  Two model;
+  model.second->weight =
+      model.second->register_parameter("tied", model.first->weight);
+  model.first->weight.sum().backward();
+  const Tensor values = model.first->weight.clone();
+  const Tensor gradient = model.first->weight.grad();
+  const void* const data = model.first->weight.data_ptr();
+  const auto trace =
+      TakeTrace(model, [&] { return model.first->forward(Batch()).sum(); }, {});
+  ASSERT_TRUE(trace.ok()) << trace.status();
+  EXPECT_EQ(model.first->weight.data_ptr(), data);
+  EXPECT_TRUE(torch::equal(model.first->weight, values));
+  EXPECT_TRUE(model.first->weight.grad().is_same(gradient));
+}
+
 TEST(TraceTest, LeavesTheModuleAsItWas) {
   Two model;
   const Tensor x = Batch();

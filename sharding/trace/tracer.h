@@ -34,6 +34,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "c10/core/impl/LocalDispatchKeySet.h"
+#include "sharding/dispatch/operator_watch.h"
 #include "sharding/trace/meta_call.h"
 #include "sharding/trace/trace_log.h"
 #include "sharding/trace/traced_operator.h"
@@ -73,6 +74,7 @@ class Tracer {
    private:
     c10::impl::IncludeDispatchKeyGuard seen_;
     c10::impl::ExcludeDispatchKeyGuard no_tag_;
+    NoValues no_values_;
   };
   static Tracer* Current();
 

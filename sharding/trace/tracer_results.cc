@@ -119,6 +119,9 @@ void Tracer::SyncWritten(const TracedOperator& info, const MetaCall& call,
 void Tracer::Resize(const at::Tensor& t, const at::Tensor& like) {
   const auto bytes = static_cast<int64_t>(like.storage().nbytes());
   if (bytes > static_cast<int64_t>(t.storage().nbytes())) {
+    TORCH_CHECK(TracedMemory::Of(StorageOf(t)) != nullptr,
+                "an operator would resize a tensor that was there before the "
+                "trace; plan a module of ConstructFake");
     TracedMemory::Regrow(StorageOf(t), bytes, log_);
   }
   if (t.sizes() == like.sizes() && t.strides() == like.strides()) return;
@@ -147,6 +150,11 @@ at::Tensor Tracer::Adopt(const MetaCall& call, const at::Tensor& meta) {
 void Tracer::RunOnZeros(const c10::OperatorHandle& op,
                         const TracedOperator& info, c10::DispatchKeySet keys,
                         torch::jit::Stack* stack) {
+  if (info.info->c10d) {
+    Fail(info,
+         "is a collective, which a trace cannot run: other ranks would "
+         "have to take part. Plan the module without it.");
+  }
   MetaCall call(*stack, info.arguments, info.device);
   int64_t bytes = 0;
   for (const MetaCall::Twin& twin : call.twins()) {

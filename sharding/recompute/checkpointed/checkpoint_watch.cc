@@ -86,6 +86,7 @@ ForwardWatch::ForwardWatch(Frame* frame, OperatorWatch* outer)
 
 void ForwardWatch::BeforeWrite(const OperatorInfo& info, const at::Tensor& t,
                                std::vector<at::Tensor>* guessed) {
+  if (outer_ != nullptr) outer_->BeforeWriteElsewhere(t);
   if (IsInside(t)) {
     kept_.BeforeWrite(StorageOf(t));
     return;
@@ -245,7 +246,7 @@ void AgainWatch::Fill(const at::Tensor& value, absl::string_view op_name) {
   if (done_) return;  // the function caught what ended it
   if (!frame()->Fill(next_++, last_, task_, value, op_name)) return;
   done_ = true;
-  throw RunIsDone(this);
+  throw RunIsDone();
 }
 
 std::shared_ptr<SavedSlot> AgainWatch::Save(const at::Tensor&,

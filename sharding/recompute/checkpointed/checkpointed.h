@@ -35,12 +35,14 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
+#include "c10/util/OptionalArrayRef.h"
 #include "sharding/recompute/checkpointed/checkpoint_options.h"
 #include "sharding/recompute/checkpointed/tensors_of.h"
 
@@ -68,6 +70,15 @@ class Forward {
   std::unique_ptr<State> state_;
 };
 
+template <typename T>
+inline constexpr bool kIsView = false;
+template <typename T>
+inline constexpr bool kIsView<at::ArrayRef<T>> = true;
+template <typename T>
+inline constexpr bool kIsView<at::OptionalArrayRef<T>> = true;
+template <typename C>
+inline constexpr bool kIsView<std::basic_string_view<C>> = true;
+
 template <typename Fn>
 std::atomic<int64_t>* RegionsOf() {
   static std::atomic<int64_t> regions{0};
@@ -88,8 +99,9 @@ template <typename... Args, typename Kept, size_t... I>
 Rerun MakeRerun(std::shared_ptr<Kept> kept, std::index_sequence<I...>) {
   return [kept](std::vector<at::Tensor> tensors) {
     auto values = kept->values;
+    auto fn = kept->fn;  // each run begins as the first did
     SetTensors(&values, std::move(tensors));
-    std::invoke(kept->fn, As<Args>(std::get<I>(values))...);
+    std::invoke(fn, As<Args>(std::get<I>(values))...);
   };
 }
 
@@ -104,8 +116,9 @@ auto Checkpointed(const CheckpointOptions& options, Fn&& fn, Args&&... args)
     -> std::invoke_result_t<Fn&, Args...> {
   namespace internal = checkpoint_internal;
   static_assert(
-      (!std::is_same_v<std::decay_t<Args>, at::TensorList> && ...),
-      "pass a std::vector: a view of tensors would not be there in backward");
+      (!internal::kIsView<std::decay_t<Args>> && ...),
+      "pass a std::vector or a std::string: what a view (x.sizes(), a "
+      "TensorList, a string_view) looks at may not be there in backward");
   if (!internal::GraphIsMade()) {
     return std::invoke(fn, std::forward<Args>(args)...);
   }

@@ -61,6 +61,8 @@ c10::DimVector StridesOf(const at::Tensor& tensor) {
 
 }  // namespace
 
+constexpr int kTries = 8;
+
 // ---- Slot
 
 Slot::Slot(std::shared_ptr<Frame> frame, int64_t number,
@@ -73,7 +75,11 @@ Slot::Slot(std::shared_ptr<Frame> frame, int64_t number,
       dtype_(tensor.scalar_type()),
       device_(tensor.device()),
       op_(op) {
-  if (frame_->prints) print_ = FingerprintOf(tensor);
+  // Others may be memory that nobody fills (states of a generator that an
+  // operator does not use).
+  const bool has_values = tensor.layout() == at::kStrided &&
+                          (tensor.is_floating_point() || tensor.is_complex());
+  if (frame_->prints && has_values) print_ = FingerprintOf(tensor);
 }
 
 at::Tensor Slot::Unpack() { return frame_->Unpack(this); }
@@ -111,7 +117,7 @@ Frame::Frame(const CheckpointOptions& of_region, bool compares,
              const std::vector<at::Tensor>& tensors, Rerun rerun,
              OperatorWatch* outer)
     : options(of_region),
-      prints(compares),
+      prints(compares && !NoValues::IsSet()),
       inputs(options, tensors, outer),
       rerun_(std::move(rerun)),
       rng_(RngState::Capture(inputs.Devices())),
@@ -173,9 +179,15 @@ at::Tensor Frame::Unpack(Slot* slot) {
   const int64_t task = autograd::get_current_graph_task_id();
   at::Tensor value = task == -1 ? at::Tensor() : Take(slot, task);
   if (value.defined()) return value;
-  RunAgain(*slot, task);
-  value = Take(slot, task);
+  // Another thread's backward over the same graph takes what is not its own.
+  for (int tries = 0; tries < kTries && !value.defined(); ++tries) {
+    RunAgain(*slot, task);
+    value = Take(slot, task);
+  }
   if (task == -1) Drop(task);
+  TORCH_CHECK(value.defined(), "[", options.name,
+              "] two backwards go over the same checkpointed region at a time; "
+              "run them one after the other");
   return value;
 }
 
@@ -203,7 +215,7 @@ void Frame::RunAgain(const Slot& slot, int64_t task) {
   DropAtTheEndOf(task);
 }
 
-void Frame::Run(std::vector<at::Tensor> tensors, OperatorWatch* watch) {
+void Frame::Run(std::vector<at::Tensor> tensors, AgainWatch* watch) {
   c10::InferenceMode no_inference(false);
   at::AutoGradMode grad(true);
   const RngScope rng(rng_);
@@ -218,8 +230,9 @@ void Frame::Run(std::vector<at::Tensor> tensors, OperatorWatch* watch) {
       [&] {
         try {
           rerun_(std::move(tensors));
-        } catch (const RunIsDone& done) {
-          if (done.watch() != watch) throw;
+        } catch (...) {
+          // The stop, whatever the function has made of it.
+          if (!watch->done()) throw;
         }
       }));
 }

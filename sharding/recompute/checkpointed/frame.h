@@ -40,6 +40,8 @@
 
 namespace tessera {
 
+class AgainWatch;  // checkpoint_watch.h
+
 class Frame;
 
 class Slot final : public SavedSlot {
@@ -107,7 +109,7 @@ class Frame : public std::enable_shared_from_this<Frame> {
 
  private:
   void RunAgain(const Slot& slot, int64_t task);
-  void Run(std::vector<at::Tensor> inputs, OperatorWatch* watch);
+  void Run(std::vector<at::Tensor> inputs, AgainWatch* watch);
   at::Tensor Take(Slot* slot, int64_t task);
   int64_t LastAlive();
   void DropAtTheEndOf(int64_t task);
@@ -124,14 +126,9 @@ class Frame : public std::enable_shared_from_this<Frame> {
 // Ends a run when all that is needed is there. Thrown from Save.
 class RunIsDone : public std::exception {
  public:
-  explicit RunIsDone(const OperatorWatch* watch) : watch_(watch) {}
-  const OperatorWatch* watch() const { return watch_; }
   const char* what() const noexcept override {
     return "a checkpointed region computes no further";
   }
-
- private:
-  const OperatorWatch* const watch_;
 };
 
 }  // namespace tessera

@@ -2,44 +2,13 @@
 
 #include <algorithm>
 
-#include "absl/container/flat_hash_set.h"
 #include "sharding/recompute/checkpointed/stack_tensors.h"
+#include "sharding/recompute/matmul_operators.h"
 #include "sharding/torch/torch_scope.h"
 #include "torch/csrc/autograd/variable.h"
 
 namespace tessera {
 namespace {
-
-bool IsMatmul(const std::string& name) {
-  static const auto* names = new absl::flat_hash_set<std::string>{
-      "aten::mm",
-      "aten::addmm",
-      "aten::_addmm_activation",
-      "aten::bmm",
-      "aten::baddbmm",
-      "aten::addbmm",
-      "aten::mv",
-      "aten::addmv",
-      "aten::dot",
-      "aten::linear",
-      "aten::mkldnn_linear",
-      "aten::_trilinear",
-      "aten::convolution",
-      "aten::_convolution",
-      "aten::mkldnn_convolution",
-      "aten::cudnn_convolution",
-      "aten::convolution_overrideable",
-      "aten::_scaled_mm",
-      "aten::_grouped_mm",
-      "aten::_scaled_dot_product_flash_attention",
-      "aten::_scaled_dot_product_flash_attention_for_cpu",
-      "aten::_scaled_dot_product_efficient_attention",
-      "aten::_scaled_dot_product_cudnn_attention",
-      "aten::_scaled_dot_product_fused_attention_overrideable",
-      "aten::_flash_attention_forward",
-      "aten::_efficient_attention_forward"};
-  return names->contains(name);
-}
 
 bool Same(const at::Tensor& a, const at::Tensor& b) {
   if (a.is_same(b)) return true;
@@ -68,7 +37,7 @@ bool IsKept(const CheckpointOptions& options, const OperatorInfo& info) {
                           info.writes.end() ||
                       !info.statistics.empty();
   if (info.copies || writes) return false;
-  return (matmuls && IsMatmul(info.name)) ||
+  return (matmuls && IsMatmulOrAttention(info.name)) ||
          (options.keep != nullptr && options.keep(info.name));
 }
 
@@ -137,7 +106,7 @@ void KeptOperatorsBuilder::End(const c10::OperatorHandle& op,
       places_[StorageOf(tensor)].push_back(
           {all_->size() - 1, kept.results.size() - 1, AliasOf(tensor)});
     }
-    if (op.hasTag(at::Tag::nondeterministic_seeded)) {
+    if (OperatorInfo::Of(op).may_draw) {
       kept.rng_after = RngState::Capture(devices);
     }
   }
