@@ -42,6 +42,7 @@ bool IsAuto(const FieldDescriptor& field, const JsonValue& value) {
   if (value.kind != JsonKind::kString || value.text != "auto") return false;
   const auto& words = field.options().GetRepeatedExtension(proto::one_of);
   return !IsWord(field, value) && !IsFreeForm(field) &&
+         !field.options().GetExtension(proto::json_single) &&
          std::find(words.begin(), words.end(), "auto") == words.end();
 }
 
