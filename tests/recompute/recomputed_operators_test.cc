@@ -227,6 +227,8 @@ TEST_F(RecomputedUnitsTest, FollowsWritesToWhatItRead) {
     for (int step = 0; step < 3; ++step) {
       mask = torch::ones({kTokens, 4 * kDim});  // not small
       run.Step(Input(step));
+      EXPECT_EQ(run.engine->last_step().recompute.given_up,
+                *policy == 0 ? 0 : kBlocks);
     }
     states.push_back(run.State());
   }
