@@ -30,6 +30,12 @@ RngState RngState::CaptureSame(const RngState& of) {
   return result;
 }
 
+bool RngState::IsCurrent() const {
+  TorchScope scope;
+  return std::all_of(all_.begin(), all_.end(),
+                     [](const GeneratorState& one) { return one.IsCurrent(); });
+}
+
 void RngState::Set() const {
   TorchScope scope;
   for (const GeneratorState& one : all_) one.Restore();

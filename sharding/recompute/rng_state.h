@@ -16,6 +16,8 @@ class RngState {
  public:
   // Of the CPU, and of each device of `devices` that has a default generator.
   static RngState Capture(const std::vector<at::Device>& devices);
+  // Nothing has been drawn since, nor a generator been set.
+  bool IsCurrent() const;
   // Sets the generators to it.
   void Set() const;
   // The generators of `of`, as they stand now.

@@ -218,7 +218,8 @@ void Frame::RunAgain(const Slot& slot, int64_t task) {
 void Frame::Run(std::vector<at::Tensor> tensors, AgainWatch* watch) {
   c10::InferenceMode no_inference(false);
   at::AutoGradMode grad(true);
-  const RngScope rng(rng_);
+  std::optional<RngScope> rng;
+  if (draws_) rng.emplace(rng_);
   const AutocastStateScope autocast(autocast_);
   const FollowScope follow;
   const WatchScope scope(watch);

@@ -85,7 +85,10 @@ class Frame : public std::enable_shared_from_this<Frame> {
   // ---- forward
   std::shared_ptr<SavedSlot> AddSlot(
       const at::Tensor& tensor, const std::optional<c10::OperatorHandle>& op);
-  void EndForward() { forward_ended_ = true; }
+  void EndForward() {
+    draws_ = !rng_.IsCurrent();
+    forward_ended_ = true;
+  }
 
   // ---- backward
   // Fills a slot that is alive. Throws what Slot::Check does, and if forward
@@ -118,6 +121,9 @@ class Frame : public std::enable_shared_from_this<Frame> {
   const Rerun rerun_;
   const RngState rng_;
   const AutocastState autocast_;
+  // The generators have moved in forward: where they have not they are left
+  // alone, for other threads draw from them, too.
+  bool draws_ = true;
   std::atomic<bool> forward_ended_{false};
   absl::Mutex mutex_;
   std::vector<std::weak_ptr<Slot>> slots_ ABSL_GUARDED_BY(mutex_);
