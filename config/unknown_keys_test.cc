@@ -145,5 +145,24 @@ TEST(UnknownKeys, AProgramMayIgnoreThemToo) {
   EXPECT_EQ(section.backend(), "gloo");
 }
 
+// One name, or several; "auto" is a name of its own.
+TEST(ActivationCheckpointing, NamesUnits) {
+  for (const auto& [json, names] :
+       std::vector<std::pair<std::string, std::vector<std::string>>>{
+           {R"("GptBlock")", {"GptBlock"}},
+           {R"("auto")", {"auto"}},
+           {R"(["Encoder", "Decoder"])", {"Encoder", "Decoder"}}}) {
+    TESSERA_ASSERT_OK_AND_ASSIGN(
+        const proto::Config config,
+        ParseConfig(
+            absl::StrCat(
+                R"({"train_batch_size": 1, "activation_checkpointing": {"units": )",
+                json, "}}"),
+            "f.json", 1));
+    const auto& units = config.activation_checkpointing().units();
+    EXPECT_EQ(std::vector<std::string>(units.begin(), units.end()), names);
+  }
+}
+
 }  // namespace
 }  // namespace tessera

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "ATen/core/dispatch/Dispatcher.h"
+#include "ATen/core/stack.h"
 #include "sharding/dispatch/cast_inputs.h"
 
 namespace tessera {
@@ -59,6 +60,19 @@ struct OperatorInfo {
   std::vector<bool> statistics;
   // The boolean argument that says whether it updates them; -1: always.
   int updates = -1;
+
+  // Its argument `i` is a running statistic that it updates, with these
+  // arguments on top of the stack.
+  bool UpdatesStatistic(const torch::jit::Stack& stack, size_t i) const {
+    if (statistics.empty() || !statistics[i]) return false;
+    return updates < 0 ||
+           stack[stack.size() - writes.size() + static_cast<size_t>(updates)]
+               .toBool();
+  }
+  // It may write its argument `i`.
+  bool MayWrite(const torch::jit::Stack& stack, size_t i) const {
+    return writes[i] || UpdatesStatistic(stack, i);
+  }
 
   static const OperatorInfo& Of(const c10::OperatorHandle& op);
 };

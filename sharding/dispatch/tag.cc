@@ -79,14 +79,6 @@ struct Held {
   UndeclaredWrites undeclared;
 };
 
-bool UpdatesStatistic(const OperatorInfo& info, const torch::jit::Stack& stack,
-                      size_t argument) {
-  if (info.statistics.empty() || !info.statistics[argument]) return false;
-  const size_t first = stack.size() - info.writes.size();
-  return info.updates < 0 ||
-         stack[first + static_cast<size_t>(info.updates)].toBool();
-}
-
 // Each rank's running statistics are those of its own data, and a parameter is
 // one for all ranks: each owner's part would be of another rank.
 absl::Status CheckStatistic(const OperatorInfo& info,
@@ -105,7 +97,7 @@ absl::Status CheckStatistic(const OperatorInfo& info,
 void PrepareWrites(const OperatorInfo& info, const torch::jit::Stack& stack,
                    size_t argument, const StorageOwner& owned,
                    UndeclaredWrites* undeclared) {
-  const bool statistic = UpdatesStatistic(info, stack, argument);
+  const bool statistic = info.UpdatesStatistic(stack, argument);
   if (statistic) ThrowIfError(CheckStatistic(info, owned));
   if (statistic || info.writes[argument]) {
     ThrowIfError(owned.flat->PrepareWrite());

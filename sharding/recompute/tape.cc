@@ -104,8 +104,7 @@ bool Tape::MayRecord(const c10::OperatorHandle& op, const OperatorInfo& info,
   ForEachTensorOf(stack, n, [&](const at::Tensor& t, size_t i) {
     if (!t.defined()) return;
     plain &= IsPlain(t) || !t.has_storage();
-    const bool statistic = !info.statistics.empty() && info.statistics[i];
-    if (!info.writes[i] && !statistic) return;
+    if (!info.MayWrite(stack, i)) return;
     writes |= info.writes[i];
     writes_memory |= MemoryOf(t) >= 0;
     writes_parameter |= static_cast<bool>(Registry::Global().Find(t));
@@ -181,12 +180,11 @@ bool Tape::Begin(const c10::OperatorHandle& op, const OperatorInfo& info,
   made.handle = op;
   signature_ = signature_ * 31 + reinterpret_cast<uintptr_t>(&op.schema());
   ForEachTensorOf(stack, n, [&](const at::Tensor& t, size_t i) {
-    const bool statistic = !info.statistics.empty() && info.statistics[i];
     const bool overwritten =
         (schema[i].is_out() || (i == 0 && info.overwrites && info.writes[i])) &&
         t.defined() && IsPlain(t) && IsWhole(t);
     made.uses.push_back(
-        UseOf(t, info.writes[i] || statistic, overwritten, outside));
+        UseOf(t, info.MayWrite(stack, i), overwritten, outside));
   });
   for (size_t i = 0; i < n; ++i) {
     made.arguments.push_back(

@@ -1,6 +1,5 @@
 // Every model of tests/models/models.h gives the oracle's bits, with each unit
 // freed and poisoned after each use, buffers included.
-#include <algorithm>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -12,15 +11,6 @@
 
 namespace tessera {
 namespace {
-
-// At stage 3 all ranks run the same operators.
-std::vector<std::string> ModelsForStage3() {
-  std::vector<std::string> names = TestModelNames();
-  for (const char* name : {"OneRankForward", "Wandering"}) {
-    names.erase(std::find(names.begin(), names.end(), name));
-  }
-  return names;
-}
 
 // Model, stage, world size.
 class ModelTest
@@ -52,7 +42,7 @@ std::string ModelStageAndWorld(
 
 INSTANTIATE_TEST_SUITE_P(
     Sharded, ModelTest,
-    ::testing::Combine(::testing::ValuesIn(ModelsForStage3()),
+    ::testing::Combine(::testing::ValuesIn(TestModelNamesForStage3()),
                        ::testing::Values(3), ::testing::Values(1, 2)),
     ModelStageAndWorld);
 

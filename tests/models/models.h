@@ -76,6 +76,8 @@ class TestModel : public torch::nn::Module {
 // parameters of its norms are left in float32, or its buffers are not.
 std::shared_ptr<TestModel> MakeTestModel(absl::string_view name);
 std::vector<std::string> TestModelNames();
+// Those of which all ranks run the same operators.
+std::vector<std::string> TestModelNamesForStage3();
 
 }  // namespace tessera
 #endif  // TESTS_MODELS_MODELS_H_

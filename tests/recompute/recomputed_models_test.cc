@@ -1,7 +1,6 @@
 // Every model of tests/models/models.h, its modules computed again in backward
 // without their knowing, gives the oracle's bits: losses, gradients,
 // parameters, buffers (running statistics), generators.
-#include <algorithm>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -14,15 +13,6 @@
 
 namespace tessera {
 namespace {
-
-// At stage 3 all ranks run the same operators.
-std::vector<std::string> ModelsForStage3() {
-  std::vector<std::string> names = TestModelNames();
-  for (const char* name : {"OneRankForward", "Wandering"}) {
-    names.erase(std::find(names.begin(), names.end(), name));
-  }
-  return names;
-}
 
 // Model, policy, stage, world size.
 class RecomputedModelTest
@@ -63,7 +53,7 @@ std::string NameOf(
 
 INSTANTIATE_TEST_SUITE_P(
     Sharded, RecomputedModelTest,
-    ::testing::Combine(::testing::ValuesIn(ModelsForStage3()),
+    ::testing::Combine(::testing::ValuesIn(TestModelNamesForStage3()),
                        ::testing::Values("full/never", "selective/always"),
                        ::testing::Values(3), ::testing::Values(1, 2)),
     NameOf);

@@ -65,7 +65,7 @@ void CheckpointWatch::RefuseParameters(const OperatorInfo& info,
                                        const torch::jit::Stack& stack) const {
   if (WritesAreGuessed(info)) return;
   ForEachTensor(stack, info.writes.size(), [&](const at::Tensor& t, size_t i) {
-    if (!MayWrite(info, stack, i)) return;
+    if (!info.MayWrite(stack, i)) return;
     const StorageOwner owned = Registry::Global().Find(t);
     if (!owned) return;
     ThrowIfError(absl::FailedPreconditionError(absl::StrCat(
@@ -115,7 +115,7 @@ void ForwardWatch::BeforeWrites(const OperatorInfo& info,
                                 const torch::jit::Stack& stack,
                                 std::vector<at::Tensor>* guessed) {
   ForEachTensor(stack, info.writes.size(), [&](const at::Tensor& t, size_t i) {
-    if (MayWrite(info, stack, i)) BeforeWrite(info, t, guessed);
+    if (info.MayWrite(stack, i)) BeforeWrite(info, t, guessed);
   });
 }
 
@@ -191,7 +191,7 @@ void AgainWatch::RedirectArguments(const OperatorInfo& info,
   ReplaceTensors(stack, info.writes.size(),
                  [&](const at::Tensor& t, size_t i) -> at::Tensor {
                    if (IsInside(t)) return {};
-                   const bool writes = MayWrite(info, *stack, i);
+                   const bool writes = info.MayWrite(*stack, i);
                    wrote_ |= writes;
                    return redirects_.Of(t, writes);
                  });

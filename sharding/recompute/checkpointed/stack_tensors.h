@@ -48,16 +48,6 @@ void ReplaceTensors(torch::jit::Stack* stack, size_t n, F&& f) {
   }
 }
 
-// Whether the operator with these arguments may write its argument `i`.
-inline bool MayWrite(const OperatorInfo& info, const torch::jit::Stack& stack,
-                     size_t i) {
-  if (info.writes[i]) return true;
-  if (info.statistics.empty() || !info.statistics[i]) return false;
-  const size_t first = stack.size() - info.writes.size();
-  return info.updates < 0 ||
-         stack[first + static_cast<size_t>(info.updates)].toBool();
-}
-
 // Nothing is known of what it writes: all of its arguments count as written.
 inline bool WritesAreGuessed(const OperatorInfo& info) {
   return !info.aten && !info.promises;
