@@ -1,7 +1,9 @@
 // What the program knows, for the values that a configuration leaves to it:
 // "auto", as Hugging Face's integration of DeepSpeed resolves it.
 //
-//   train_micro_batch_size_per_gpu       per_device_train_batch_size
+//   train_micro_batch_size_per_gpu       per_device_train_batch_size; without
+//                                        it, beside a train_batch_size,
+//                                        auto_micro_batch
 //   gradient_accumulation_steps          gradient_accumulation_steps
 //   train_batch_size                     the product with the world size
 //   gradient_clipping                    max_grad_norm

@@ -242,7 +242,8 @@ TEST(ResolveConfig, WritesAllDefaultsOut) {
       "precision { fp32_norms: false cast_inputs: true libtorch_exact: false } "
       "gradient_allreduce_op: \"mean\" memory_breakdown: false "
       "activation_checkpointing { policy: \"full\" every: 1 budget_bytes: 0 "
-      "check: \"first\" } unknown_keys: \"error\"");
+      "check: \"first\" } unknown_keys: \"error\" "
+      "auto_micro_batch: false");
 }
 
 TEST(ResolveConfig, IsIdempotent) {

@@ -124,12 +124,28 @@ void Unresolved(const std::string& path, const Rule* rule, Faults* faults) {
   }
 }
 
+// Of a batch whose size is given the engine finds the micro-batch; `autos`
+// loses what is settled so.
+void LeaveMicroBatch(const proto::Config& filled, std::set<std::string>* autos,
+                     proto::Config* config) {
+  const bool left =
+      autos->count(kMicro) > 0 && !HasField(filled, kMicro) &&
+      config->has_train_batch_size() &&
+      (autos->count(kSteps) > 0 ? !HasField(filled, kSteps)
+                                : !config->has_gradient_accumulation_steps());
+  if (!left) return;
+  autos->erase(kMicro);
+  autos->erase(kSteps);
+  config->set_auto_micro_batch(true);
+}
+
 }  // namespace
 
 void ResolveAutos(const ReadRecord& record, const AutoValues& values,
                   int world_size, proto::Config* config, Faults* faults) {
   const proto::Config filled = Filled(values, *config, world_size);
   std::set<std::string> autos(record.autos.begin(), record.autos.end());
+  LeaveMicroBatch(filled, &autos, config);
   for (const Rule& rule : Rules()) {
     const bool known = HasField(filled, rule.path);
     if (autos.erase(rule.path) == 0) {

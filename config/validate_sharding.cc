@@ -180,7 +180,12 @@ void ResolveSharding(int world_size, proto::Config* config, Faults* faults) {
   faults->CheckNoneEmpty("sharding.ignored_parameters",
                          sharding.ignored_parameters());
   CheckGroups(world_size, zero, sharding, faults);
-  FillDefaults(config->mutable_activation_checkpointing());
+  proto::ActivationCheckpointing* const recompute =
+      config->mutable_activation_checkpointing();
+  if (recompute->policy() == "auto" && recompute->units().empty()) {
+    recompute->add_units("auto");
+  }
+  FillDefaults(recompute);
   faults->CheckNoneEmpty("activation_checkpointing.units",
                          config->activation_checkpointing().units());
 }

@@ -11,8 +11,10 @@
 #include "engine/access/safetensors_loading.h"
 #include "engine/access/state_dict.h"
 #include "engine/access/summoned.h"
+#include "engine/auto_config.h"
 #include "engine/engine_impl.h"
 #include "engine/parts/catch_announced.h"
+#include "engine/setup/initial_sync.h"
 #include "engine/world_options.h"
 
 namespace tessera {
@@ -60,8 +62,15 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(
     if (!made.ok()) resolved = made;
   }
   TESSERA_RETURN_IF_ERROR(comm->AgreeOk(resolved.status(), "configuration"));
-  auto impl = std::make_unique<Impl>(std::move(module), *std::move(resolved),
-                                     std::move(comm), options);
+  TESSERA_RETURN_IF_ERROR(
+      CheckSame(resolved->ShortDebugString(), "configuration", comm.get()));
+  TESSERA_ASSIGN_OR_RETURN(AutoConfig decided,
+                           DecideAuto(*module, *resolved, options, comm.get()));
+  if (!decided.recomputes) options.is_recomputed = nullptr;
+  if (options.plan == nullptr) options.plan = decided.plan;
+  auto impl = std::make_unique<Impl>(
+      std::move(module), std::move(decided.config), std::move(comm), options);
+  impl->set_auto_reason(std::move(decided.reason));
   TESSERA_RETURN_IF_ERROR(CatchAnnounced(impl->parts()->comm.get(),
                                          "Engine::Create",
                                          [&] { return impl->Build(options); }));
@@ -238,8 +247,10 @@ const std::shared_ptr<Communicator>& Engine::communicator() const {
   return impl_->parts()->comm;
 }
 int Engine::stage() const { return impl_->parts()->stage; }
-const std::string& Engine::stage_reason() const {
-  return impl_->stage_reason();
+const std::string& Engine::auto_reason() const { return impl_->auto_reason(); }
+const proto::Config& Engine::config() const { return impl_->parts()->config; }
+const std::shared_ptr<const PlanReport>& Engine::plan() const {
+  return impl_->parts()->plan;
 }
 int64_t Engine::step() const { return impl_->trainer().step(); }
 absl::StatusOr<std::string> Engine::UnitOf(absl::string_view parameter) const {

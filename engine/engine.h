@@ -316,8 +316,13 @@ class Engine {
   // All ranks. LOCAL.
   const std::shared_ptr<Communicator>& communicator() const;
   int stage() const;
-  // Why: "" unless the configuration says "auto".
-  const std::string& stage_reason() const;
+  // Complete, with what "auto" has become (but the stage, where model states
+  // alone decided: see stage()).
+  const proto::Config& config() const;
+  // What "auto" has become, and why; "" unless the configuration says it.
+  const std::string& auto_reason() const;
+  // EngineOptions::plan, or what Create has planned; null: neither.
+  const std::shared_ptr<const PlanReport>& plan() const;
   int64_t step() const;  // optimizer steps done
   // The unit that a parameter is in. NotFound. LOCAL.
   absl::StatusOr<std::string> UnitOf(absl::string_view parameter) const;

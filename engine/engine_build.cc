@@ -91,8 +91,6 @@ absl::StatusOr<std::vector<bool>> Engine::Impl::AgreeOnModule(
 absl::Status Engine::Impl::Build(const EngineOptions& options) {
   CountTensorMemory();
   const RefusalReport refusals(parts_.get());
-  TESSERA_RETURN_IF_ERROR(CheckSame(parts_->config.ShortDebugString(),
-                                    "configuration", parts_->comm.get()));
   TESSERA_RETURN_IF_ERROR(
       parts_->comm->AgreeOk(MoveTo(options.device), "Engine::Create"));
   // The user's predicates run there.

@@ -47,7 +47,8 @@ class Engine::Impl {
   StateBytes state_bytes() const;
   StateBytes replicated_state_bytes() const;
   std::vector<std::string> DescribeUnits() const;
-  const std::string& stage_reason() const { return stage_reason_; }
+  const std::string& auto_reason() const { return auto_reason_; }
+  void set_auto_reason(std::string reason) { auto_reason_ = std::move(reason); }
 
   const std::shared_ptr<EngineParts>& parts() const { return parts_; }
   Trainer& trainer() { return trainer_; }
@@ -84,7 +85,7 @@ class Engine::Impl {
   Trainer trainer_;
   NamedAccess access_;
   Saver saver_;
-  std::string stage_reason_;
+  std::string auto_reason_;
   std::vector<std::pair<at::Tensor, at::ScalarType>> converted_buffers_;
   bool constructed_ = false;  // by ConstructSharded
 };

@@ -54,7 +54,21 @@ struct EngineOptions {
   AutoValues auto_values;
   // What tessera::Plan said of this module and configuration: an error that
   // memory was refused shows it beside what was held, and says what to change.
+  // Made by Create with `planned_loss`.
   std::shared_ptr<const PlanReport> plan;
+  // The forward of a micro-batch of `samples` to a scalar loss, which makes its
+  // inputs itself (torch::zeros, torch::randint: of the right sizes and dtypes,
+  // the values do not matter). It is run on tensors without memory, a few
+  // times, by each rank. Create plans with it, and so finds what the
+  // configuration leaves to "auto": stage, micro-batch, and whether activations
+  // are computed again (engine/plan/auto_choice.h). Null: the stage is found
+  // from model states alone, and the rest cannot be.
+  std::function<at::Tensor(int64_t samples)> planned_loss;
+  // A checkpoint, or a folder of them (CheckpointManager's): where it was
+  // trained by as many ranks, what is left to "auto" is what it was trained
+  // with, so that a run that goes on does not change its mind. Nothing there:
+  // no error. Rank 0 reads it.
+  std::string resume_from;
 };
 
 struct BackwardOptions {

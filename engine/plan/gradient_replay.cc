@@ -109,6 +109,7 @@ void GradientReplay::LaunchReady(bool all) {
 
 // As Reduction::Start.
 void GradientReplay::Start(std::vector<size_t> bucket) {
+  ++reductions_;
   for (const size_t i : bucket) {
     EnsureLocal(i, flats_[i].reduce_bytes);
     reduced_bytes_ += flats_[i].whole_numel * flats_[i].reduce_bytes;

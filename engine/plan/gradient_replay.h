@@ -37,6 +37,7 @@ class GradientReplay {
 
   // Sent by this rank for sums, without factors of W.
   int64_t reduced_bytes() const { return reduced_bytes_; }
+  int64_t reductions() const { return reductions_; }
 
  private:
   struct State {
@@ -67,7 +68,7 @@ class GradientReplay {
   bool reduces_ = true;
   std::vector<size_t> in_flight_;
   int64_t packed_bytes_ = 0;  // of what is in flight
-  int64_t reduced_bytes_ = 0;
+  int64_t reduced_bytes_ = 0, reductions_ = 0;
 };
 
 }  // namespace tessera

@@ -23,6 +23,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,8 @@
 #include "config/config.pb.h"
 #include "engine/parts/engine_types.h"
 #include "engine/plan/planned_memory.h"
+#include "engine/plan/rates.h"
+#include "engine/plan/step_time.h"
 #include "sharding/trace/trace.h"
 
 namespace tessera {
@@ -45,6 +48,8 @@ struct PlanOptions {
   bool shared_working_copy = false;
   // As of Engine::Create: what decides which modules are units.
   EngineOptions::ModulePredicate is_unit, is_leaf, is_recomputed;
+  // Of the ranks, for the time of a step.
+  std::optional<Rates> rates;
   TracerOptions tracer;
 };
 
@@ -65,7 +70,8 @@ struct StagePlan {
   PlannedBytes recomputed_peak;
   // By one rank, in a step (its micro-batches included).
   int64_t sent_bytes = 0;
-  int64_t units = 0;  // flat parameters
+  StepSeconds seconds;  // of a step, as configured; 0 without rates
+  int64_t units = 0;    // flat parameters
 };
 
 struct PlanReport {

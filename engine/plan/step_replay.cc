@@ -14,15 +14,16 @@ namespace {
 // and one more.
 constexpr int kSteps = Gradients::kToLearnPlaces + 1;
 
+struct Gathered {
+  int64_t bytes = 0, times = 0;
+};
+
 // A flat parameter whose working copy comes and goes.
 class PlannedCopy final : public Gatherable {
  public:
   PlannedCopy(const PlannedFlat& flat, std::atomic<int64_t>* live,
-              PlanLedger* held, int64_t* gathered_bytes)
-      : flat_(flat),
-        live_(live),
-        held_(held),
-        gathered_bytes_(gathered_bytes) {}
+              PlanLedger* held, Gathered* gathered)
+      : flat_(flat), live_(live), held_(held), gathered_(gathered) {}
 
   int64_t whole_numel() const override { return flat_.whole_numel; }
   bool whole() const override { return whole_; }
@@ -30,7 +31,8 @@ class PlannedCopy final : public Gatherable {
     if (whole_) return;
     whole_ = true;
     *live_ += flat_.whole_numel;
-    *gathered_bytes_ += bytes();
+    gathered_->bytes += bytes();
+    ++gathered_->times;
     held_->Add(PlanKind::kGathered, bytes());
   }
   bool TryFree() override {
@@ -56,7 +58,7 @@ class PlannedCopy final : public Gatherable {
   const PlannedFlat& flat_;
   std::atomic<int64_t>* const live_;
   PlanLedger* const held_;
-  int64_t* const gathered_bytes_;
+  Gathered* const gathered_;
   bool whole_ = false, pinned_ = false, free_later_ = false;
 };
 
@@ -99,7 +101,7 @@ class Replay {
   size_t left_ = 0, returned_ = 0;            // of these, in a micro-batch
   int64_t lent_bytes_ = 0;  // of the operator that runs, from before
   int backwards_ = 0;
-  int64_t gathered_bytes_ = 0;
+  Gathered gathered_;
 };
 
 Replay::Replay(const Trace& trace, const std::vector<PlannedFlat>& flats,
@@ -117,7 +119,7 @@ Replay::Replay(const Trace& trace, const std::vector<PlannedFlat>& flats,
     copies_.emplace_back();
     if (flat.sharded_parameters && !options.shares_working_copy) {
       copies_.back() = std::make_unique<PlannedCopy>(
-          flat, schedule_.live_counter(), &held_, &gathered_bytes_);
+          flat, schedule_.live_counter(), &held_, &gathered_);
       freeable.push_back(copies_.back().get());
     }
   }
@@ -285,22 +287,27 @@ StepReplayResult Replay::Run() {
   StepReplayResult result;
   for (int step = 0; step < kSteps; ++step) {
     held_.ResetMost();
-    gathered_bytes_ = 0;
+    gathered_ = {};
     const int64_t reduced = gradients_.reduced_bytes();
+    const int64_t reductions = gradients_.reductions();
     for (int64_t m = 0; m < micro_batches; ++m) {
       MicroBatch(!options_.accumulates_locally || m + 1 == micro_batches);
     }
     gradients_.Zero();
     result.reduced_bytes = gradients_.reduced_bytes() - reduced;
+    result.reductions = gradients_.reductions() - reductions;
   }
   result.between_steps = held_.now();
   result.peak = held_.most();
   result.peak_event = held_.when();
-  result.gathered_bytes =
-      gathered_bytes_ / micro_batches * options_.micro_batches;
+  const auto of_all = [&](int64_t some) {
+    return some / micro_batches * options_.micro_batches;
+  };
+  result.gathered_bytes = of_all(gathered_.bytes);
+  result.gathers = of_all(gathered_.times);
   if (!options_.accumulates_locally) {
-    result.reduced_bytes =
-        result.reduced_bytes / micro_batches * options_.micro_batches;
+    result.reduced_bytes = of_all(result.reduced_bytes);
+    result.reductions = of_all(result.reductions);
   }
   return result;
 }

@@ -43,8 +43,10 @@ struct StepReplayResult {
   PlannedBytes between_steps;
   PlannedBytes peak;
   int64_t peak_event = 0;  // of the trace
-  // Of one step, of this rank: whole bytes that it gathered, or reduced.
+  // Of one step, of this rank: whole bytes that it gathered, or reduced, and in
+  // how many collectives.
   int64_t gathered_bytes = 0, reduced_bytes = 0;
+  int64_t gathers = 0, reductions = 0;
 };
 
 // `flat_of[i]`: flat of the trace's parameter i, -1: the engine has it not.

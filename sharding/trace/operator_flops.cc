@@ -1,6 +1,7 @@
 #include "sharding/trace/operator_flops.h"
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 
 namespace tessera {
 namespace {
@@ -46,6 +47,20 @@ int64_t AttentionBackward(const Args& args, const Results&) {
   return AttentionProducts(args.tensor(1), args.tensor(2), 5);
 }
 
+int64_t BytesIn(const c10::IValue& value) {
+  if (value.isTensor()) {
+    const at::Tensor& t = value.toTensor();
+    return t.defined() ? static_cast<int64_t>(t.nbytes()) : 0;
+  }
+  int64_t bytes = 0;
+  if (value.isTensorList()) {
+    for (const at::Tensor& t : value.toTensorVector()) {
+      bytes += static_cast<int64_t>(t.nbytes());
+    }
+  }
+  return bytes;
+}
+
 }  // namespace
 
 int64_t OperatorFlops(const std::string& name, const Args& args,
@@ -65,6 +80,18 @@ int64_t OperatorFlops(const std::string& name, const Args& args,
   };
   const auto found = table->find(name);
   return found == table->end() ? 0 : found->second(args, results);
+}
+
+int64_t OperatorMovedBytes(const std::string& name, const Args& args,
+                           const Results& results) {
+  static const auto* const lookups = new absl::flat_hash_set<std::string>{
+      "aten::embedding", "aten::index_select", "aten::index.Tensor",
+      "aten::gather"};
+  int64_t bytes = 0;
+  for (const c10::IValue& result : results) bytes += BytesIn(result);
+  if (lookups->contains(name)) return 2 * bytes;
+  for (size_t i = 0; i < args.count(); ++i) bytes += BytesIn(args[i]);
+  return bytes;
 }
 
 }  // namespace tessera

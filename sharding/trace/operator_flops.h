@@ -1,6 +1,10 @@
-// Operator flops: multiplications and additions of the operators that take the
-// time of a network: products of matrices, convolutions, attention. A
-// multiplication and an addition count as two. Others count as none.
+// What an operator has to do, which is what takes its time.
+//
+//   flops   multiplications and additions of products of matrices,
+//           convolutions, attention: a multiplication and an addition count as
+//           two. Others count as none.
+//   moved   bytes of its arguments and results, each once; of tables that are
+//           looked up in, what is found
 #ifndef SHARDING_TRACE_OPERATOR_FLOPS_H_
 #define SHARDING_TRACE_OPERATOR_FLOPS_H_
 
@@ -14,6 +18,10 @@ namespace tessera {
 // `args` and `results` on meta.
 int64_t OperatorFlops(const std::string& name, const OperatorArguments& args,
                       const OperatorResults& results);
+
+int64_t OperatorMovedBytes(const std::string& name,
+                           const OperatorArguments& args,
+                           const OperatorResults& results);
 
 }  // namespace tessera
 #endif  // SHARDING_TRACE_OPERATOR_FLOPS_H_

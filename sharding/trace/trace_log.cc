@@ -50,7 +50,7 @@ void TraceLog::IsCast(int32_t allocation, int32_t of_parameter) {
 }
 
 void TraceLog::Operator(const std::string& name, int64_t temporary_bytes,
-                        int64_t flops) {
+                        int64_t flops, int64_t moved_bytes) {
   absl::MutexLock lock(&mutex_);
   const auto [found, added] = operator_index_.try_emplace(
       name, static_cast<int32_t>(record_.operators.size()));
@@ -59,6 +59,7 @@ void TraceLog::Operator(const std::string& name, int64_t temporary_bytes,
   event.what = found->second;
   event.bytes = temporary_bytes;
   event.flops = flops;
+  event.moved_bytes = moved_bytes;
   Add(event);
 }
 

@@ -33,7 +33,8 @@ struct TraceEvent {
   int32_t other = -1;
   // Of the allocation. kOperator: that its kernel took and freed.
   int64_t bytes = 0;
-  int64_t flops = 0;  // kOperator: multiplications and additions
+  int64_t flops = 0;        // kOperator: multiplications and additions
+  int64_t moved_bytes = 0;  // kOperator: of its arguments and results
 };
 
 // What becomes of an allocation, besides its events. Numbers of events; -1:
@@ -52,8 +53,8 @@ class TraceLog {
   void IsCast(int32_t allocation, int32_t of_parameter);
   // After Close: nothing.
   void Freed(int32_t allocation, int64_t bytes);
-  void Operator(const std::string& name, int64_t temporary_bytes,
-                int64_t flops);
+  void Operator(const std::string& name, int64_t temporary_bytes, int64_t flops,
+                int64_t moved_bytes);
   void Touched(int32_t parameter);
   void Gradient(int32_t parameter, int32_t allocation);
   void BeginBackward();

@@ -252,7 +252,7 @@ void Tracer::RunReally(const c10::OperatorHandle& op,
   }
   // What was resized has other memory.
   for (const c10::IValue& value : arguments) ForEachTensorIn(value, follow);
-  if (log_ != nullptr) log_->Operator(info.name(), 0, 0);
+  if (log_ != nullptr) log_->Operator(info.name(), 0, 0, 0);
 }
 
 // Attention asks whether its queries are its keys: those of one memory are, and

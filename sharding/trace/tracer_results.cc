@@ -188,7 +188,8 @@ void Tracer::Record(const TracedOperator& info, const MetaCall& call,
   if (log_ == nullptr) return;
   const OperatorArguments arguments(call.arguments());
   log_->Operator(info.name(), KernelMemory(info.name(), arguments, results),
-                 OperatorFlops(info.name(), arguments, results));
+                 OperatorFlops(info.name(), arguments, results),
+                 OperatorMovedBytes(info.name(), arguments, results));
 }
 
 }  // namespace tessera

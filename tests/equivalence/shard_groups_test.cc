@@ -123,7 +123,7 @@ TESSERA_RANK_FUNCTION(AutoStage) {
       Trainee t, Trainee::Make(BuildModel(spec.model, world.rank()), config,
                                world.communicator()));
   const std::string text =
-      absl::StrCat(t.engine->stage(), " ", t.engine->stage_reason());
+      absl::StrCat(t.engine->stage(), " ", t.engine->auto_reason());
   TESSERA_RETURN_IF_ERROR(t.engine->Close());
   return text;
 }

@@ -1,0 +1,362 @@
+// Does "auto" choose what measuring chooses? Each case leaves stage,
+// micro-batch or recomputation to auto; every way of training it is then
+// trained, in turns, and of those whose measured peak fits the fastest is what
+// auto should have found.
+//
+//   auto_choice --world 2 --backend shm
+//   auto_choice --world 2 --backend gloo
+//
+// A line a case: what auto chose, the fastest, and the ratio of their times: of
+// each round, the median over rounds. Choices whose ratio is at most 1.05 count
+// as the same: rounds of one way alone differ by more. With --verbose a line
+// for each way. The public API alone.
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "benchmarks/flag_checks.h"
+#include "benchmarks/peer_gpt.h"
+#include "engine/tessera.h"
+
+ABSL_FLAG(std::string, backend, "shm", "shm or gloo: whose cases.");
+ABSL_FLAG(int, rounds, 5, "Turns of each way.");
+ABSL_FLAG(int, only, -1, "The number of a case, from 0; all by default.");
+ABSL_FLAG(bool, verbose, false, "A line for each way of training.");
+
+namespace tessera {
+namespace {
+
+constexpr double kSame = 1.05;
+constexpr int kWarmUp = 3;  // steps
+constexpr double kTurnSeconds = 0.3;
+
+struct Model {
+  std::shared_ptr<torch::nn::Module> module;
+  std::function<at::Tensor(int64_t samples)> loss;
+};
+
+struct Case {
+  std::string name;
+  std::string backend;
+  std::function<Model()> make;
+  // Of what stage 0 needs that keeps all activations; 0: any amount.
+  double memory = 0;
+  int64_t samples = 2;  // of a rank in a step
+  bool auto_micro_batch = false;
+  bool bf16 = false;
+};
+
+Model Gpt(int64_t dim, int64_t layers, int64_t seq) {
+  auto gpt = std::make_shared<PeerGpt>(PeerGptOptions{dim, layers, 4, seq});
+  return {gpt, [gpt, seq](int64_t samples) {
+            const at::Tensor tokens =
+                torch::randint(256, {samples, seq}, torch::kLong);
+            return gpt->Loss(tokens, tokens);
+          }};
+}
+
+Model Mlp(int64_t dim, int64_t layers) {
+  torch::nn::Sequential mlp;
+  for (int64_t i = 0; i < layers; ++i) {
+    mlp->push_back(torch::nn::Linear(dim, dim));
+    mlp->push_back(torch::nn::ReLU());
+  }
+  return {mlp.ptr(), [mlp, dim](int64_t samples) mutable {
+            return mlp->forward(torch::randn({samples, dim})).square().mean();
+          }};
+}
+
+Model Cnn(int64_t channels, int64_t blocks, int64_t size) {
+  torch::nn::Sequential cnn;
+  int64_t in = 3;
+  for (int64_t i = 0; i < blocks; ++i) {
+    cnn->push_back(torch::nn::Conv2d(
+        torch::nn::Conv2dOptions(in, channels, 3).padding(1).bias(false)));
+    cnn->push_back(torch::nn::BatchNorm2d(channels));
+    cnn->push_back(torch::nn::ReLU());
+    in = channels;
+  }
+  cnn->push_back(torch::nn::AdaptiveAvgPool2d(1));
+  cnn->push_back(torch::nn::Flatten());
+  cnn->push_back(torch::nn::Linear(channels, 10));
+  return {cnn.ptr(), [cnn, size](int64_t samples) mutable {
+            return torch::nn::functional::cross_entropy(
+                cnn->forward(torch::randn({samples, 3, size, size})),
+                torch::zeros({samples}, torch::kLong));
+          }};
+}
+
+std::vector<Case> Cases() {
+  return {
+      {"tiny MLP", "shm", [] { return Mlp(64, 3); }},
+      {"tiny GPT", "gloo", [] { return Gpt(64, 2, 32); }},
+      {"small GPT", "gloo", [] { return Gpt(256, 4, 128); }},
+      {"wide MLP, states for 0.6", "shm", [] { return Mlp(1024, 8); }, 0.6},
+      {"wide MLP, states for 0.6", "gloo", [] { return Mlp(1024, 8); }, 0.6},
+      {"long GPT, activations for 0.5", "shm", [] { return Gpt(128, 8, 256); },
+       0.5, 4},
+      {"GPT, all for 0.35", "shm", [] { return Gpt(256, 8, 128); }, 0.35, 8},
+      {"GPT, micro-batch, 0.4", "shm", [] { return Gpt(128, 6, 128); }, 0.4, 16,
+       true},
+      {"CNN, micro-batch, 0.5", "shm", [] { return Cnn(32, 6, 32); }, 0.5, 16,
+       true},
+      {"bf16 GPT, all for 0.5", "shm", [] { return Gpt(256, 6, 128); }, 0.5, 8,
+       false, true},
+      {"GPT, all for 0.45", "gloo", [] { return Gpt(256, 6, 128); }, 0.45, 8},
+      {"GPT, micro-batch, any memory", "gloo", [] { return Gpt(128, 4, 64); },
+       0, 8, true},
+  };
+}
+
+struct Way {
+  int stage = 0;
+  int64_t micro_batch = 1;
+  std::string policy;  // "": none
+  bool operator==(const Way& other) const {
+    return stage == other.stage && micro_batch == other.micro_batch &&
+           policy == other.policy;
+  }
+  std::string ToString() const {
+    return absl::StrCat("stage ", stage, ", micro-batch ", micro_batch, ", ",
+                        policy.empty() ? "kept" : policy);
+  }
+};
+
+proto::Config BaseOf(const Case& c, int world_size) {
+  proto::Config config;
+  config.set_train_batch_size(c.samples * world_size);
+  config.set_gradient_clipping(0);
+  config.mutable_optimizer()->set_type("AdamW");
+  config.mutable_bf16()->set_enabled(c.bf16);
+  return config;
+}
+
+proto::Config ConfigOf(const Case& c, const Way& way, int world_size) {
+  proto::Config config = BaseOf(c, world_size);
+  config.set_train_micro_batch_size_per_gpu(way.micro_batch);
+  config.mutable_zero_optimization()->set_stage(way.stage);
+  if (!way.policy.empty()) {
+    config.mutable_activation_checkpointing()->add_units("auto");
+    config.mutable_activation_checkpointing()->set_policy(way.policy);
+  }
+  return config;
+}
+
+struct Measured {
+  std::vector<double> seconds;  // of a step, by round
+  int64_t peak_bytes = 0;
+  double median() const {
+    std::vector<double> sorted = seconds;
+    std::sort(sorted.begin(), sorted.end());
+    return sorted[sorted.size() / 2];
+  }
+};
+
+absl::Status Step(const Model& model, const Way& way, const Case& c,
+                  Engine* engine) {
+  for (int64_t i = 0; i < c.samples / way.micro_batch; ++i) {
+    TESSERA_RETURN_IF_ERROR(engine->Backward(model.loss(way.micro_batch)));
+    TESSERA_RETURN_IF_ERROR(engine->Step());
+  }
+  return absl::OkStatus();
+}
+
+// A turn: a new engine, its first steps, and then the time of some. All ranks
+// make as many steps as rank 0 finds time for.
+absl::Status Turn(const Case& c, const Way& way, const World& world,
+                  Measured* measured) {
+  torch::manual_seed(0);
+  const Model model = c.make();
+  TESSERA_ASSIGN_OR_RETURN(
+      const auto engine,
+      Engine::Create(model.module, ConfigOf(c, way, world.world_size())));
+  absl::Time start;
+  for (int i = 0; i < kWarmUp; ++i) {
+    start = absl::Now();
+    TESSERA_RETURN_IF_ERROR(Step(model, way, c, engine.get()));
+  }
+  const double one = absl::ToDoubleSeconds(absl::Now() - start);
+  TESSERA_ASSIGN_OR_RETURN(const auto all,
+                           world.communicator()->AllGatherStrings(
+                               absl::StrCat(static_cast<int>(
+                                   std::clamp(kTurnSeconds / one, 2.0, 100.0))),
+                               {"steps of a turn"}));
+  const int steps = std::stoi(all[0]);
+  std::vector<double> seconds;
+  for (int i = 0; i < steps; ++i) {
+    start = absl::Now();
+    TESSERA_RETURN_IF_ERROR(Step(model, way, c, engine.get()));
+    seconds.push_back(absl::ToDoubleSeconds(absl::Now() - start));
+    const StepMemoryReport& memory = engine->last_step().memory;
+    // What collectives stage is no part of a plan.
+    measured->peak_bytes = std::max(
+        measured->peak_bytes,
+        memory.peak_bytes - memory.at_peak.held[HeldKind::kCommunication]);
+  }
+  std::nth_element(seconds.begin(), seconds.begin() + steps / 2, seconds.end());
+  measured->seconds.push_back(seconds[static_cast<size_t>(steps / 2)]);
+  return engine->Close();
+}
+
+std::vector<Way> WaysOf(const Case& c) {
+  std::vector<Way> ways;
+  for (int64_t m = c.samples; m >= 1; m /= 2) {
+    for (const char* policy : {"", "selective", "full"}) {
+      for (int stage = 0; stage <= 3; ++stage) {
+        ways.push_back({stage, m, policy});
+      }
+    }
+    if (!c.auto_micro_batch) break;
+  }
+  return ways;
+}
+
+absl::StatusOr<int64_t> MemoryOf(const Case& c, int world_size) {
+  if (c.memory == 0) return int64_t{8} << 30;
+  const Model model = c.make();
+  PlanOptions options;
+  options.world_size = world_size;
+  TESSERA_ASSIGN_OR_RETURN(
+      const PlanReport report,
+      Plan(
+          *model.module, [&] { return model.loss(c.samples); },
+          ConfigOf(c, {0, c.samples, ""}, world_size), options));
+  return static_cast<int64_t>(
+      c.memory * static_cast<double>(report.stages[0].peak.total()));
+}
+
+absl::StatusOr<std::pair<Way, std::string>> Choose(const Case& c,
+                                                   int64_t memory_bytes,
+                                                   int world_size) {
+  torch::manual_seed(0);
+  const Model model = c.make();
+  proto::Config config = BaseOf(c, world_size);
+  config.mutable_zero_optimization()->set_auto_stage(true);
+  config.mutable_activation_checkpointing()->set_policy("auto");
+  config.mutable_sharding()->set_memory_limit_bytes(memory_bytes);
+  config.set_auto_micro_batch(c.auto_micro_batch);
+  EngineOptions options;
+  options.planned_loss = model.loss;
+  TESSERA_ASSIGN_OR_RETURN(const auto engine,
+                           Engine::Create(model.module, config, options));
+  const proto::Config& made = engine->config();
+  Way way{engine->stage(), made.train_micro_batch_size_per_gpu(), ""};
+  if (!made.activation_checkpointing().units().empty()) {
+    way.policy = made.activation_checkpointing().policy();
+  }
+  std::string reason = engine->auto_reason();
+  TESSERA_RETURN_IF_ERROR(engine->Close());
+  return std::pair(way, reason);
+}
+
+// The median over rounds of a's time over b's.
+double Ratio(const Measured& a, const Measured& b) {
+  std::vector<double> ratios;
+  for (size_t i = 0; i < a.seconds.size(); ++i) {
+    ratios.push_back(a.seconds[i] / b.seconds[i]);
+  }
+  std::sort(ratios.begin(), ratios.end());
+  return ratios[ratios.size() / 2];
+}
+
+// Whether auto's choice is as fast as any.
+absl::StatusOr<bool> RunCase(const Case& c, const World& world) {
+  const bool first = world.rank() == 0;
+  TESSERA_ASSIGN_OR_RETURN(const int64_t memory,
+                           MemoryOf(c, world.world_size()));
+  TESSERA_ASSIGN_OR_RETURN(const auto choice,
+                           Choose(c, memory, world.world_size()));
+  const std::vector<Way> ways = WaysOf(c);
+  std::vector<Measured> measured(ways.size());
+  for (int round = 0; round < absl::GetFlag(FLAGS_rounds); ++round) {
+    for (size_t i = 0; i < ways.size(); ++i) {
+      const size_t at = (i * 7 + static_cast<size_t>(round) * 5) % ways.size();
+      TESSERA_RETURN_IF_ERROR(Turn(c, ways[at], world, &measured[at]));
+    }
+  }
+  const Measured* chosen = nullptr;
+  size_t best = ways.size();
+  for (size_t i = 0; i < ways.size(); ++i) {
+    const bool fits = measured[i].peak_bytes <= memory;
+    if (absl::GetFlag(FLAGS_verbose) && first) {
+      absl::PrintF("  %-36s %8.2f ms %8.1f MiB %s\n", ways[i].ToString(),
+                   measured[i].median() * 1e3,
+                   static_cast<double>(measured[i].peak_bytes) / (1 << 20),
+                   fits ? "" : "too large");
+    }
+    if (ways[i] == choice.first) chosen = &measured[i];
+    if (!fits) continue;
+    if (best == ways.size() || measured[i].median() < measured[best].median()) {
+      best = i;
+    }
+  }
+  if (chosen == nullptr || best == ways.size()) {
+    return absl::InternalError(absl::StrCat(c.name, ": nothing to compare"));
+  }
+  const double ratio = Ratio(*chosen, measured[best]);
+  const bool good = ratio <= kSame && chosen->peak_bytes <= memory;
+  if (first) {
+    absl::PrintF(
+        "%s, %s, %.1f MiB: auto %s (%.2f ms, %.1f MiB); fastest %s (%.2f ms); "
+        "ratio %.3f %s\n",
+        c.name, c.backend, static_cast<double>(memory) / (1 << 20),
+        choice.first.ToString(), chosen->median() * 1e3,
+        static_cast<double>(chosen->peak_bytes) / (1 << 20),
+        ways[best].ToString(), measured[best].median() * 1e3, ratio,
+        good ? "same" : "NOT THE SAME");
+    if (absl::GetFlag(FLAGS_verbose)) {
+      absl::PrintF("  %s\n", choice.second);
+    }
+    std::fflush(stdout);
+  }
+  return good;
+}
+
+absl::Status Run(int argc, char** argv) {
+  absl::SetProgramUsageMessage("measures what auto chooses; see --helpfull");
+  TESSERA_ASSIGN_OR_RETURN(std::vector<char*> rest,
+                           WithoutInitFlags(argc, argv));
+  TESSERA_RETURN_IF_ERROR(FlagsAlone(
+      absl::ParseCommandLine(static_cast<int>(rest.size()), rest.data())));
+  WorldOptions options;
+  options.backend = absl::GetFlag(FLAGS_backend);
+  TESSERA_ASSIGN_OR_RETURN(const World* world, Init(&argc, argv, options));
+  int good = 0, all = 0;
+  const std::vector<Case> cases = Cases();
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const int only = absl::GetFlag(FLAGS_only);
+    if (only >= 0 && static_cast<size_t>(only) != i) continue;
+    if (cases[i].backend != options.backend) continue;
+    TESSERA_ASSIGN_OR_RETURN(const bool same, RunCase(cases[i], *world));
+    ++all;
+    good += same ? 1 : 0;
+  }
+  if (world->rank() == 0) absl::PrintF("%d of %d\n", good, all);
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace tessera
+
+int main(int argc, char** argv) {
+  const absl::Status status =
+      tessera::CatchTorch("libtorch", [&] { return tessera::Run(argc, argv); });
+  if (!status.ok()) {
+    std::fprintf(stderr, "auto_choice: %s\n", status.ToString().c_str());
+  }
+  tessera::Shutdown();
+  return status.ok() ? 0 : 1;
+}

@@ -1,0 +1,37 @@
+// What a configuration leaves to "auto", decided for an engine that is about to
+// be made: as the checkpoint that the run goes on from was trained, or by a
+// plan (engine/plan/auto_choice.h).
+#ifndef ENGINE_AUTO_CONFIG_H_
+#define ENGINE_AUTO_CONFIG_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "comm/communicator.h"
+#include "config/config.pb.h"
+#include "engine/parts/engine_types.h"
+
+namespace tessera {
+
+struct AutoConfig {
+  proto::Config config;  // nothing is left to auto but, without planned_loss,
+                         // the stage
+  std::string reason;    // for people; "": nothing was decided
+  std::shared_ptr<const PlanReport> plan;  // null: nothing was planned
+  bool recomputes = true;  // false: what EngineOptions::is_recomputed means is
+                           // not computed again either
+};
+
+// `config` is resolved. COLLECTIVE; calls options.planned_loss on each rank.
+// Where rates are measured rank 0's decide, and the memory of the rank that has
+// least. Errors, the same on all ranks: InvalidArgument (what needs
+// planned_loss), Plan's, ResourceExhausted (nothing fits), those of reading
+// options.resume_from.
+absl::StatusOr<AutoConfig> DecideAuto(const torch::nn::Module& module,
+                                      const proto::Config& config,
+                                      const EngineOptions& options,
+                                      Communicator* comm);
+
+}  // namespace tessera
+#endif  // ENGINE_AUTO_CONFIG_H_

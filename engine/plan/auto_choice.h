@@ -1,0 +1,56 @@
+// What a configuration leaves to "auto", from plans: of all ways of training
+// that fit a rank's memory the fastest.
+//
+//   zero_optimization.stage "auto"            0 to 3
+//   train_micro_batch_size_per_gpu "auto"     a divisor of the samples that a
+//   (auto_micro_batch)                        rank has in a step
+//   activation_checkpointing.policy "auto"    nothing is computed again, or
+//                                             "selective", or "full"
+#ifndef ENGINE_PLAN_AUTO_CHOICE_H_
+#define ENGINE_PLAN_AUTO_CHOICE_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "config/config.pb.h"
+#include "engine/plan/plan.h"
+
+namespace tessera {
+
+// One way of training. Seconds are of a step, with the same samples in each.
+struct AutoCandidate {
+  int stage = 0;
+  int64_t micro_batch = 1, micro_batches = 1;
+  std::string policy;  // "": nothing is computed again
+  int64_t peak_bytes = 0;
+  StepSeconds seconds;
+};
+
+struct AutoChoice {
+  AutoCandidate chosen;
+  std::vector<AutoCandidate> others;  // in order of time
+  proto::Config config;  // with what was chosen, and nothing left to auto
+  std::string reason;    // for people
+};
+
+// The forward of a micro-batch of `samples` to a scalar, as Plan wants it.
+using SampledLoss = std::function<at::Tensor(int64_t samples)>;
+
+bool LeavesToAuto(const proto::Config& config);
+// Where others take at most 2 % less time: no recomputation before selective
+// before full, a lower stage before a higher one, a larger micro-batch before a
+// smaller one. Without options.rates all are of one time. REQUIRES: `config` is
+// resolved. LOCAL, and the same for the same arguments. ResourceExhausted, with
+// the figures: nothing fits; else Plan's errors.
+absl::StatusOr<AutoChoice> ChooseAuto(const torch::nn::Module& module,
+                                      const SampledLoss& loss,
+                                      const proto::Config& config,
+                                      const PlanOptions& options);
+
+}  // namespace tessera
+#endif  // ENGINE_PLAN_AUTO_CHOICE_H_

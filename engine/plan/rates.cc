@@ -1,0 +1,170 @@
+#include "engine/plan/rates.h"
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+#include <vector>
+
+#include "ATen/ops/empty.h"
+#include "ATen/ops/mm.h"
+#include "ATen/ops/ones.h"
+#include "ATen/ops/zeros.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status.h"
+#include "comm/all_gather_values.h"
+#include "sharding/torch/torch_scope.h"
+
+namespace tessera {
+namespace {
+
+constexpr int kTries = 5;
+constexpr int64_t kMatrix = 512;                  // rows and columns
+constexpr int64_t kArrayNumel = 4 << 20;          // larger than caches
+constexpr int64_t kSmall = 64, kLarge = 1 << 20;  // elements of collectives
+
+// Each try begins on all ranks at once, so that they share what they share in
+// training; the shortest counts, as others' work is no rate of ours.
+absl::StatusOr<double> Shortest(Communicator* comm, int tries,
+                                const std::function<absl::Status()>& work) {
+  double shortest = std::numeric_limits<double>::max();
+  for (int i = 0; i < tries; ++i) {
+    TESSERA_RETURN_IF_ERROR(comm->Barrier("measuring rates"));
+    const absl::Time start = absl::Now();
+    TESSERA_RETURN_IF_ERROR(work());
+    shortest = std::min(shortest, absl::ToDoubleSeconds(absl::Now() - start));
+  }
+  return std::max(shortest, 1e-9);
+}
+
+absl::StatusOr<double> ProductsPerSecond(Communicator* comm,
+                                         at::ScalarType dtype) {
+  const at::Tensor a = at::ones({kMatrix, kMatrix}, dtype);
+  at::Tensor product = at::empty({kMatrix, kMatrix}, dtype);
+  TESSERA_ASSIGN_OR_RETURN(const double seconds, Shortest(comm, kTries, [&] {
+                             at::mm_out(product, a, a);
+                             return absl::OkStatus();
+                           }));
+  return static_cast<double>(2 * kMatrix * kMatrix * kMatrix) / seconds;
+}
+
+absl::StatusOr<double> MovedPerSecond(Communicator* comm) {
+  at::Tensor to = at::zeros({kArrayNumel});
+  const at::Tensor from = at::ones({kArrayNumel});
+  TESSERA_ASSIGN_OR_RETURN(const double seconds, Shortest(comm, kTries, [&] {
+                             to.add_(from);
+                             return absl::OkStatus();
+                           }));
+  return static_cast<double>(3 * kArrayNumel) * sizeof(float) / seconds;
+}
+
+// With their nodes in a graph, and one operator for each in backward.
+absl::StatusOr<double> SecondsPerOperator(Communicator* comm) {
+  constexpr int kOperators = 200;
+  const at::AutoGradMode recorded(true);
+  const at::Tensor x = at::ones({kSmall});
+  TESSERA_ASSIGN_OR_RETURN(const double seconds, Shortest(comm, kTries, [&] {
+                             at::Tensor y =
+                                 at::ones({kSmall}).requires_grad_(true);
+                             for (int i = 0; i < kOperators; ++i) y = y * x;
+                             y.sum().backward();
+                             return absl::OkStatus();
+                           }));
+  return seconds / (2 * kOperators);
+}
+
+// Through a small one and a large one.
+absl::StatusOr<RateLine> LineOf(
+    Communicator* comm,
+    const std::function<CommFuture(const at::Tensor& whole,
+                                   const at::Tensor& shard)>& collective) {
+  double seconds[2];
+  const int64_t numels[2] = {kSmall, kLarge};
+  for (int i = 0; i < 2; ++i) {
+    const int64_t shard_numel = numels[i];
+    const at::Tensor whole = at::zeros({shard_numel * comm->world_size()});
+    const at::Tensor shard = at::zeros({shard_numel});
+    TESSERA_ASSIGN_OR_RETURN(seconds[i], Shortest(comm, kTries, [&] {
+                               return collective(whole, shard).Wait();
+                             }));
+  }
+  const double bytes = static_cast<double>(sizeof(float)) *
+                       static_cast<double>(comm->world_size());
+  RateLine line;
+  line.seconds_per_byte = std::max(0.0, seconds[1] - seconds[0]) /
+                          (static_cast<double>(kLarge - kSmall) * bytes);
+  line.seconds = seconds[0];
+  return line;
+}
+
+// What the same products take longer with a sum over ranks under way, as part
+// of what the sum takes alone.
+absl::StatusOr<double> Exposed(Communicator* comm, const RateLine& all_reduce) {
+  const at::Tensor summed = at::zeros({kLarge * comm->world_size()});
+  const at::Tensor a = at::ones({kMatrix, kMatrix});
+  at::Tensor product = at::empty({kMatrix, kMatrix});
+  const double sum = all_reduce.Of(static_cast<int64_t>(summed.nbytes()));
+  TESSERA_ASSIGN_OR_RETURN(const double one, Shortest(comm, kTries, [&] {
+                             at::mm_out(product, a, a);
+                             return absl::OkStatus();
+                           }));
+  const int products = static_cast<int>(std::min(100.0, 1 + 2 * sum / one));
+  TESSERA_ASSIGN_OR_RETURN(const double both, Shortest(comm, kTries, [&] {
+                             const CommFuture running = comm->AllReduceSum(
+                                 summed, {"measuring rates"});
+                             for (int i = 0; i < products; ++i)
+                               at::mm_out(product, a, a);
+                             return running.Wait();
+                           }));
+  return std::clamp((both - products * one) / sum, 0.0, 1.0);
+}
+
+}  // namespace
+
+absl::StatusOr<Rates> MeasureRates(Communicator* comm) {
+  const TorchScope plain;
+  Rates rates;
+  TESSERA_ASSIGN_OR_RETURN(rates.flops_per_second,
+                           ProductsPerSecond(comm, at::kFloat));
+  TESSERA_ASSIGN_OR_RETURN(rates.half_flops_per_second,
+                           ProductsPerSecond(comm, at::kBFloat16));
+  TESSERA_ASSIGN_OR_RETURN(rates.bytes_per_second, MovedPerSecond(comm));
+  TESSERA_ASSIGN_OR_RETURN(rates.seconds_per_operator,
+                           SecondsPerOperator(comm));
+  if (comm->world_size() > 1) {
+    const CommTag tag = {"measuring rates"};
+    TESSERA_ASSIGN_OR_RETURN(
+        rates.all_gather, LineOf(comm, [&](const auto& whole, const auto& own) {
+          return comm->AllGather(own, whole, tag);
+        }));
+    TESSERA_ASSIGN_OR_RETURN(
+        rates.reduce_scatter,
+        LineOf(comm, [&](const auto& whole, const auto& own) {
+          return comm->ReduceScatterSum(whole, own, tag);
+        }));
+    TESSERA_ASSIGN_OR_RETURN(rates.all_reduce,
+                             LineOf(comm, [&](const auto& whole, const auto&) {
+                               return comm->AllReduceSum(whole, tag);
+                             }));
+    TESSERA_ASSIGN_OR_RETURN(rates.exposed, Exposed(comm, rates.all_reduce));
+  }
+  TESSERA_ASSIGN_OR_RETURN(
+      const auto all, AllGatherValue(comm, rates, CommTag{"measured rates"}));
+  return all[0];
+}
+
+// A ring's: all but a rank's own part goes once through each link, twice for a
+// sum that all ranks get.
+Rates OverNetwork(Rates alone, int ranks, double bytes_per_second,
+                  double latency_seconds) {
+  const double steps = ranks - 1;
+  alone.all_gather = {steps * latency_seconds,
+                      steps / ranks / bytes_per_second};
+  alone.reduce_scatter = alone.all_gather;
+  alone.all_reduce = {2 * steps * latency_seconds,
+                      2 * steps / ranks / bytes_per_second};
+  alone.exposed = 0;
+  return alone;
+}
+
+}  // namespace tessera

@@ -1,0 +1,48 @@
+// Rates: what a rank gets done in a second while all ranks are at it, measured:
+// what a plan's times are made of.
+#ifndef ENGINE_PLAN_RATES_H_
+#define ENGINE_PLAN_RATES_H_
+
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "comm/communicator.h"
+
+namespace tessera {
+
+// seconds + bytes * seconds_per_byte; of a collective the bytes of the whole
+// tensor.
+struct RateLine {
+  double seconds = 0;
+  double seconds_per_byte = 0;
+  double Of(int64_t bytes) const {
+    return seconds + static_cast<double>(bytes) * seconds_per_byte;
+  }
+};
+
+struct Rates {
+  // Products of matrices of float32, and of bfloat16.
+  double flops_per_second = 0;
+  double half_flops_per_second = 0;
+  // Read and written by elementwise operators.
+  double bytes_per_second = 0;
+  // An operator takes so long at least.
+  double seconds_per_operator = 0;
+  RateLine all_gather, reduce_scatter, all_reduce;
+  // Which part of a collective's time a step takes longer although it computes
+  // meanwhile: 0 where another processor does it, 1 where the same does.
+  double exposed = 1;
+};
+
+// Of the CPU. Takes some 0.3 s; rank 0's figures, the same on all. COLLECTIVE.
+// Errors are those of collectives.
+absl::StatusOr<Rates> MeasureRates(Communicator* comm);
+
+// `alone`, measured by one process, in a group of `ranks` each of which sends
+// `bytes_per_second`, around a ring, and waits `latency_seconds` for each
+// message.
+Rates OverNetwork(Rates alone, int ranks, double bytes_per_second,
+                  double latency_seconds);
+
+}  // namespace tessera
+#endif  // ENGINE_PLAN_RATES_H_

@@ -1,0 +1,173 @@
+#include "engine/plan/stage_plan.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/memory/available_memory.h"
+#include "base/status.h"
+#include "engine/plan/planned_flat.h"
+#include "engine/plan/step_replay.h"
+
+namespace tessera {
+namespace {
+
+PlanMoment MomentOf(const Trace& trace, int64_t event) {
+  PlanMoment moment;
+  const TraceEvent& at = trace.events[static_cast<size_t>(event)];
+  moment.backward = at.backward;
+  if (at.unit >= 0) {
+    const std::string& name =
+        trace.parameters[static_cast<size_t>(at.unit)].name;
+    moment.module = name.substr(0, std::min(name.rfind('.'), name.size()));
+  }
+  // Results are allocated before their operator's event.
+  for (auto i = static_cast<size_t>(event); i < trace.events.size(); ++i) {
+    if (trace.events[i].kind != TraceEvent::Kind::kOperator) continue;
+    moment.op = trace.operators[static_cast<size_t>(trace.events[i].what)];
+    break;
+  }
+  return moment;
+}
+
+// What a ring sends of `bytes`, once around.
+int64_t Around(int64_t bytes, int ranks) { return bytes / ranks * (ranks - 1); }
+
+struct Published {
+  int64_t times = 0, bytes = 0;
+};
+
+// What only its owner has updated.
+Published PublishedOf(const std::vector<PlannedFlat>& flats) {
+  Published published;
+  for (const PlannedFlat& flat : flats) {
+    if (!flat.trained || !flat.sharded_optimizer || flat.sharded_parameters) {
+      continue;
+    }
+    ++published.times;
+    published.bytes += flat.whole_numel * flat.working_bytes;
+  }
+  return published;
+}
+
+// AdamW reads the gradient, reads and writes the master and two moments, and
+// writes what the working copy has of its own.
+int64_t UpdateBytes(const std::vector<PlannedFlat>& flats) {
+  int64_t bytes = 0;
+  for (const PlannedFlat& flat : flats) {
+    if (!flat.trained) continue;
+    bytes +=
+        flat.owned_numel() * (7 * flat.state_bytes +
+                              (flat.master_bytes > 0 ? flat.working_bytes : 0));
+  }
+  return bytes;
+}
+
+StepSeconds SecondsOf(const ModelTrace& model, const Settings& settings,
+                      const std::vector<int>& recomputed,
+                      const StepTraffic& traffic, int64_t micro_batches,
+                      int64_t update_bytes, const Rates& rates) {
+  const bool half = settings.autocast_dtype.has_value() ||
+                    (settings.param_dtype.has_value() &&
+                     at::isReducedFloatingType(*settings.param_dtype));
+  const auto times = static_cast<double>(micro_batches);
+  StepSeconds seconds;
+  seconds.compute = times * ComputeSeconds(model.trace, rates, half);
+  seconds.recompute =
+      times * RecomputeSeconds(model.trace, recomputed,
+                               settings.recompute.keeps, rates, half);
+  seconds.communication = CommunicationSeconds(traffic, seconds.compute, rates);
+  seconds.update = static_cast<double>(update_bytes) / rates.bytes_per_second;
+  return seconds;
+}
+
+}  // namespace
+
+absl::StatusOr<StagePlan> PlanStage(const ModelTrace& model, int stage,
+                                    Recomputed recomputed,
+                                    const proto::Config& config,
+                                    Settings settings,
+                                    const PlanOptions& options) {
+  SetOverlap(config.zero_optimization(), stage, &settings);
+  settings.flats.sharded_parameters = stage == 3;
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::vector<FlatPlan> flats,
+      SplitFlats(model.partition.units, model.trainable, settings.flats));
+  std::vector<PlannedFlat> planned;
+  for (const FlatPlan& flat : flats) {
+    planned.push_back(PlannedFlatOf(settings, flat, stage));
+  }
+  const std::vector<int> flat_of = PlacesIn(flats, model.trace);
+  StepReplayOptions replay;
+  replay.schedule = settings.schedule;
+  replay.gradients = settings.gradients;
+  replay.world_size = options.world_size;
+  replay.micro_batches = config.gradient_accumulation_steps();
+  replay.accumulates_locally = settings.accumulate_locally;
+  replay.has_optimizer = settings.adamw.has_value();
+  replay.shares_working_copy =
+      stage == 3 && options.world_size > 1 &&
+      settings.shared_working_copy != "off" &&
+      (options.shared_working_copy || settings.shared_working_copy == "on");
+  replay.buffer_bytes = model.buffer_bytes;
+  if (recomputed == Recomputed::kAutomatic) {
+    replay.recomputed = model.automatic;
+  } else if (recomputed == Recomputed::kConfigured && model.recomputes) {
+    replay.recomputed = model.recomputed;
+  }
+  const StepReplayResult result =
+      ReplayStep(model.trace, planned, flat_of, replay);
+  StagePlan plan;
+  plan.stage = stage;
+  plan.between_steps = result.between_steps;
+  plan.peak = result.peak;
+  plan.at = MomentOf(model.trace, result.peak_event);
+  // An all-reduce goes around twice, a reduce-scatter and a gather once.
+  const int ranks = stage == 0 ? options.world_size : settings.shard_group_size;
+  const Published published = PublishedOf(planned);
+  plan.sent_bytes = Around(result.gathered_bytes + published.bytes, ranks) +
+                    Around(result.reduced_bytes, ranks) * (stage == 0 ? 2 : 1);
+  plan.units = static_cast<int64_t>(planned.size());
+  if (!options.rates.has_value()) return plan;
+  StepTraffic traffic;
+  if (options.world_size > 1) {
+    traffic.gathers = result.gathers;
+    traffic.gathered_bytes = result.gathered_bytes;
+    traffic.reductions = result.reductions;
+    traffic.reduced_bytes = result.reduced_bytes;
+    traffic.all_reduces = stage == 0;
+    traffic.overlaps = settings.gradients.overlap;
+    traffic.publications = published.times;
+    traffic.published_bytes = published.bytes;
+  }
+  plan.seconds = SecondsOf(
+      model, settings, replay.recomputed, traffic, replay.micro_batches,
+      replay.has_optimizer ? UpdateBytes(planned) : 0, *options.rates);
+  return plan;
+}
+
+// As stage "auto" has it: nine tenths of what is there, which ranks of one host
+// share.
+absl::StatusOr<int64_t> MemoryOfRank(const proto::Config& config,
+                                     const PlanOptions& options) {
+  if (options.memory_bytes > 0) return options.memory_bytes;
+  if (config.sharding().memory_limit_bytes() > 0) {
+    return config.sharding().memory_limit_bytes();
+  }
+  TESSERA_ASSIGN_OR_RETURN(const int64_t bytes, AvailableHostMemory());
+  return bytes / 10 * 9 /
+         (options.shared_working_copy ? options.world_size : 1);
+}
+
+Settings PlanSettings(const proto::Config& config, const PlanOptions& options) {
+  EngineOptions engine;
+  engine.is_unit = options.is_unit;
+  engine.is_leaf = options.is_leaf;
+  engine.is_recomputed = options.is_recomputed;
+  Settings settings = SettingsOf(config, engine, options.world_size);
+  settings.flats.working_dtype = [settings](const NamedParameter& p) {
+    return WorkingDtype(settings, p);
+  };
+  return settings;
+}
+
+}  // namespace tessera

@@ -1,0 +1,36 @@
+// The plan of one stage, from a model's trace.
+#ifndef ENGINE_PLAN_STAGE_PLAN_H_
+#define ENGINE_PLAN_STAGE_PLAN_H_
+
+#include "absl/status/statusor.h"
+#include "config/config.pb.h"
+#include "engine/parts/settings.h"
+#include "engine/plan/model_trace.h"
+#include "engine/plan/plan.h"
+
+namespace tessera {
+
+// Which modules are computed again.
+enum class Recomputed {
+  kNone,
+  kConfigured,  // by activation_checkpointing and EngineOptions
+  kAutomatic,   // as activation_checkpointing.units "auto" means
+};
+
+// Of the module that `model` is of, at `stage` and otherwise as `config` and
+// `settings` say. LOCAL. InvalidArgument: the units.
+absl::StatusOr<StagePlan> PlanStage(const ModelTrace& model, int stage,
+                                    Recomputed recomputed,
+                                    const proto::Config& config,
+                                    Settings settings,
+                                    const PlanOptions& options);
+
+// What a rank may use, of a resolved configuration. LOCAL.
+absl::StatusOr<int64_t> MemoryOfRank(const proto::Config& config,
+                                     const PlanOptions& options);
+
+// Settings of a resolved configuration, for plans. LOCAL.
+Settings PlanSettings(const proto::Config& config, const PlanOptions& options);
+
+}  // namespace tessera
+#endif  // ENGINE_PLAN_STAGE_PLAN_H_

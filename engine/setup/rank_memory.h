@@ -1,0 +1,23 @@
+// What a rank may use of its host's or device's memory.
+#ifndef ENGINE_SETUP_RANK_MEMORY_H_
+#define ENGINE_SETUP_RANK_MEMORY_H_
+
+#include <cstdint>
+
+#include "ATen/core/Tensor.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "comm/communicator.h"
+
+namespace tessera {
+
+// `limit` where it is above 0. Else nine tenths of what is there, which the
+// ranks of a host share (`local_world_size`); of the rank that has the least,
+// the same on all. `where` is for messages. COLLECTIVE.
+absl::StatusOr<int64_t> AgreeOnRankMemory(int64_t limit, at::Device device,
+                                          int local_world_size,
+                                          absl::string_view where,
+                                          Communicator* comm);
+
+}  // namespace tessera
+#endif  // ENGINE_SETUP_RANK_MEMORY_H_

@@ -1,0 +1,149 @@
+// What auto becomes, where rates and memory are given: the fastest that fits.
+#include "engine/plan/auto_choice.h"
+
+#include <algorithm>
+#include <memory>
+#include <string>
+
+#include "ATen/ops/zeros.h"
+#include "base/status_matchers.h"
+#include "config/config.h"
+#include "examples/gpt/gpt.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+
+constexpr int64_t kAny = int64_t{1} << 40;
+
+Rates SomeRates() {
+  Rates rates;
+  rates.flops_per_second = 1e11;
+  rates.half_flops_per_second = 2e11;
+  rates.bytes_per_second = 1e11;
+  rates.seconds_per_operator = 1e-6;
+  rates.all_gather = rates.reduce_scatter = {1e-5, 1e-10};
+  rates.all_reduce = {2e-5, 2e-10};
+  return rates;
+}
+
+class AutoChoiceTest : public ::testing::Test {
+ protected:
+  AutoChoiceTest()
+      : gpt_(*ConstructFake([] {
+          return std::make_shared<GptImpl>(
+              GptOptions().dim(64).layers(4).heads(4).seq(64).vocab(256));
+        })) {
+    config_.set_train_batch_size(16);
+    config_.set_auto_micro_batch(true);
+    config_.mutable_optimizer()->set_type("AdamW");
+    config_.mutable_zero_optimization()->set_auto_stage(true);
+    config_.mutable_activation_checkpointing()->set_policy("auto");
+    options_.world_size = 2;
+    options_.rates = SomeRates();
+  }
+
+  absl::StatusOr<AutoChoice> Choose(int64_t memory_bytes) {
+    options_.memory_bytes = memory_bytes;
+    TESSERA_ASSIGN_OR_RETURN(const proto::Config resolved,
+                             ResolveConfig(config_, options_.world_size));
+    return ChooseAuto(
+        *gpt_,
+        [this](int64_t samples) {
+          const at::Tensor tokens = at::zeros({samples, 64}, at::kLong);
+          return gpt_->loss(tokens, tokens);
+        },
+        resolved, options_);
+  }
+
+  const std::shared_ptr<GptImpl> gpt_;
+  proto::Config config_;
+  PlanOptions options_;
+};
+
+TEST_F(AutoChoiceTest, SmallModelsAreReplicated) {
+  TESSERA_ASSERT_OK_AND_ASSIGN(const AutoChoice choice, Choose(kAny));
+  EXPECT_EQ(choice.chosen.stage, 0);
+  EXPECT_EQ(choice.chosen.policy, "");
+  EXPECT_EQ(choice.chosen.micro_batch, 8);
+  // Stages x micro-batches of 8, 4, 2, 1 x kept, selective, full.
+  EXPECT_THAT(choice.others, SizeIs(4 * 4 * 3 - 1));
+  EXPECT_THAT(choice.reason, AllOf(HasSubstr("DDP"), HasSubstr("ms a step"),
+                                   HasSubstr("others: ")));
+}
+
+TEST_F(AutoChoiceTest, NothingIsLeftToAuto) {
+  TESSERA_ASSERT_OK_AND_ASSIGN(const AutoChoice choice, Choose(kAny));
+  EXPECT_FALSE(LeavesToAuto(choice.config));
+  EXPECT_EQ(choice.config.zero_optimization().stage(), 0);
+  EXPECT_TRUE(choice.config.activation_checkpointing().units().empty());
+  EXPECT_EQ(choice.config.train_micro_batch_size_per_gpu(), 8);
+  EXPECT_THAT(ResolveConfig(choice.config, 2), IsOk());
+}
+
+// Of every amount of memory between the least and the most that ways need.
+TEST_F(AutoChoiceTest, TheFastestThatFits) {
+  TESSERA_ASSERT_OK_AND_ASSIGN(const AutoChoice all, Choose(kAny));
+  std::vector<int64_t> peaks{all.chosen.peak_bytes};
+  for (const AutoCandidate& way : all.others) peaks.push_back(way.peak_bytes);
+  std::sort(peaks.begin(), peaks.end());
+  EXPECT_LT(peaks.front(), peaks.back() / 2);
+  for (size_t i = 0; i < peaks.size(); i += 5) {
+    TESSERA_ASSERT_OK_AND_ASSIGN(const AutoChoice choice, Choose(peaks[i]));
+    EXPECT_LE(choice.chosen.peak_bytes, peaks[i]);
+    for (const AutoCandidate& way : choice.others) {
+      if (way.peak_bytes > peaks[i]) continue;
+      EXPECT_GE(way.seconds.total(), choice.chosen.seconds.total() / 1.021)
+          << choice.reason;
+    }
+  }
+  EXPECT_THAT(Choose(peaks.front() - 1),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       AllOf(HasSubstr("none of 48 ways"),
+                             HasSubstr("sharding.memory_limit_bytes"))));
+}
+
+TEST_F(AutoChoiceTest, MemoryIsBoughtWithTime) {
+  TESSERA_ASSERT_OK_AND_ASSIGN(const AutoChoice all, Choose(kAny));
+  // Micro-batches as they are, states no smaller: activations have to go.
+  config_.set_auto_micro_batch(false);
+  config_.mutable_zero_optimization()->set_stage(0);
+  TESSERA_ASSERT_OK_AND_ASSIGN(const AutoChoice choice,
+                               Choose(all.chosen.peak_bytes * 3 / 4));
+  EXPECT_NE(choice.chosen.policy, "");
+  EXPECT_EQ(choice.config.activation_checkpointing().units_size(), 1);
+  EXPECT_THAT(choice.reason, HasSubstr("do not fit"));
+  EXPECT_GT(choice.chosen.seconds.recompute, 0);
+}
+
+// Where gathers are dear stage 3 is not worth what it saves; where every rank
+// updates everything and sending is free, it is.
+TEST_F(AutoChoiceTest, RatesDecide) {
+  config_.set_auto_micro_batch(false);
+  config_.mutable_activation_checkpointing()->set_policy("full");
+  config_.mutable_activation_checkpointing()->clear_units();
+  options_.rates->all_reduce = options_.rates->all_gather =
+      options_.rates->reduce_scatter = {};
+  options_.rates->bytes_per_second = 1e7;
+  TESSERA_ASSERT_OK_AND_ASSIGN(const AutoChoice slow_memory, Choose(kAny));
+  EXPECT_GT(slow_memory.chosen.stage, 0);
+  options_.rates->all_gather = {1, 0};
+  TESSERA_ASSERT_OK_AND_ASSIGN(const AutoChoice dear, Choose(kAny));
+  EXPECT_EQ(dear.chosen.stage, 0);
+}
+
+TEST_F(AutoChoiceTest, WithoutRatesTheSimplest) {
+  options_.rates.reset();
+  TESSERA_ASSERT_OK_AND_ASSIGN(const AutoChoice choice, Choose(kAny));
+  EXPECT_EQ(choice.chosen.stage, 0);
+  EXPECT_EQ(choice.chosen.micro_batch, 8);
+  EXPECT_THAT(choice.reason, ::testing::Not(HasSubstr("ms a step")));
+}
+
+}  // namespace
+}  // namespace tessera
