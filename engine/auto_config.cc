@@ -1,5 +1,7 @@
 #include "engine/auto_config.h"
 
+#include <cstdio>
+#include <cstdlib>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -177,7 +179,68 @@ absl::Status DecideByPlan(const torch::nn::Module& module,
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::string> PlanText(const torch::nn::Module& module,
+                                     const proto::Config& config,
+                                     const EngineOptions& options,
+                                     const PlanOptions& plan) {
+  std::string text;
+  proto::Config decided = config;
+  if (LeavesToAuto(config)) {
+    TESSERA_ASSIGN_OR_RETURN(
+        const AutoChoice choice,
+        ChooseAuto(module, options.planned_loss, config, plan));
+    text = absl::StrCat("auto: ", choice.reason, "\n");
+    decided = choice.config;
+  }
+  const int64_t samples = decided.train_micro_batch_size_per_gpu();
+  TESSERA_ASSIGN_OR_RETURN(
+      const PlanReport report,
+      Plan(
+          module, [&] { return options.planned_loss(samples); }, decided,
+          plan));
+  return absl::StrCat(text, report.ToString());
+}
+
+int LocalRanks() {
+  const World* const world = World::Current();
+  return world == nullptr ? 1 : world->local_world_size();
+}
+
 }  // namespace
+
+absl::Status PlanAndEnd(const torch::nn::Module& module,
+                        const proto::Config& config,
+                        const EngineOptions& options, int plan_world,
+                        Communicator* comm) {
+  if (options.planned_loss == nullptr) {
+    return absl::InvalidArgumentError(
+        "--plan_world: the program does not say what a forward is: set "
+        "EngineOptions::planned_loss");
+  }
+  proto::Config batch = config;
+  // That of another number of ranks, in a configuration that is complete.
+  if (batch.has_train_micro_batch_size_per_gpu())
+    batch.clear_train_batch_size();
+  const auto resolved = ResolveConfig(batch, plan_world);
+  TESSERA_RETURN_IF_ERROR(comm->AgreeOk(resolved.status(), "configuration"));
+  TESSERA_ASSIGN_OR_RETURN(
+      const int64_t memory,
+      AgreeOnRankMemory(resolved->sharding().memory_limit_bytes(),
+                        DeviceOf(module, options), LocalRanks(), "--plan_world",
+                        comm));
+  PlanOptions plan = PlanOptionsOf(*resolved, options, memory, *comm);
+  plan.shared_working_copy &= plan_world == comm->world_size();
+  plan.world_size = plan_world;
+  TESSERA_ASSIGN_OR_RETURN(const Rates rates, MeasureRates(comm));
+  plan.rates = AtWorldSize(rates, plan_world);
+  const auto text = PlanText(module, *resolved, options, plan);
+  TESSERA_RETURN_IF_ERROR(comm->AgreeOk(text.status(), "--plan_world"));
+  if (comm->rank() == 0) std::fputs(text->c_str(), stdout);
+  std::fflush(stdout);
+  TESSERA_RETURN_IF_ERROR(comm->Barrier("--plan_world"));
+  Shutdown();
+  std::exit(0);
+}
 
 absl::StatusOr<AutoConfig> DecideAuto(const torch::nn::Module& module,
                                       const proto::Config& config,
@@ -208,13 +271,11 @@ absl::StatusOr<AutoConfig> DecideAuto(const torch::nn::Module& module,
         comm->AgreeOk(CheckCanDecide(decided.config, options), "auto"));
   }
   if (options.planned_loss != nullptr) {
-    const World* const world = World::Current();
     const at::Device device = DeviceOf(module, options);
     TESSERA_ASSIGN_OR_RETURN(
         const int64_t memory,
         AgreeOnRankMemory(config.sharding().memory_limit_bytes(), device,
-                          world == nullptr ? 1 : world->local_world_size(),
-                          "auto", comm));
+                          LocalRanks(), "auto", comm));
     PlanOptions plan = PlanOptionsOf(config, options, memory, *comm);
     if (left && device.is_cpu()) {
       TESSERA_ASSIGN_OR_RETURN(plan.rates, MeasureRates(comm));

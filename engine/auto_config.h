@@ -33,5 +33,14 @@ absl::StatusOr<AutoConfig> DecideAuto(const torch::nn::Module& module,
                                       const EngineOptions& options,
                                       Communicator* comm);
 
+// With --plan_world (comm/world/world.h): what each of so many ranks would
+// hold, and how long a step takes, on rank 0's standard output; the process
+// ends then, with 0. Returns an error, the same on all ranks: InvalidArgument
+// (no planned_loss, the configuration), Plan's. COLLECTIVE.
+absl::Status PlanAndEnd(const torch::nn::Module& module,
+                        const proto::Config& config,
+                        const EngineOptions& options, int plan_world,
+                        Communicator* comm);
+
 }  // namespace tessera
 #endif  // ENGINE_AUTO_CONFIG_H_

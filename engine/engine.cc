@@ -29,14 +29,20 @@ absl::StatusOr<std::shared_ptr<Communicator>> GroupOf(
       "EngineOptions::communicator");
 }
 
+int PlanWorld() {
+  return World::Current() == nullptr ? 0 : World::Current()->plan_world();
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(
     std::shared_ptr<torch::nn::Module> module, absl::string_view config_path,
     EngineOptions options) {
   TESSERA_ASSIGN_OR_RETURN(options.communicator, GroupOf(options));
+  const int planned = PlanWorld();
   auto config =
-      LoadConfig(std::string(config_path), options.communicator->world_size(),
+      LoadConfig(std::string(config_path),
+                 planned > 0 ? planned : options.communicator->world_size(),
                  options.auto_values);
   TESSERA_RETURN_IF_ERROR(
       options.communicator->AgreeOk(config.status(), "configuration"));
@@ -47,6 +53,9 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(
     std::shared_ptr<torch::nn::Module> module, const proto::Config& config,
     EngineOptions options) {
   TESSERA_ASSIGN_OR_RETURN(auto comm, GroupOf(options));
+  if (PlanWorld() > 0 && module != nullptr) {
+    return PlanAndEnd(*module, config, options, PlanWorld(), comm.get());
+  }
   auto resolved = ResolveConfig(config, comm->world_size());
   if (resolved.ok() && module == nullptr) {
     resolved = absl::InvalidArgumentError("Engine::Create: module is null");

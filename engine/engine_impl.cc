@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/log.h"
 #include "base/memory/memory.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
@@ -221,6 +222,13 @@ absl::StatusOr<LoadCheckpointReport> Engine::Impl::LoadCheckpoint(
   // Gradients of other values are dropped in any case.
   TESSERA_RETURN_IF_ERROR(
       trainer_.Resume(options.model_only ? trainer_.step() : loaded->step));
+  if (!auto_reason_.empty() && loaded->report.stage != parts_->stage &&
+      loaded->report.world_size == parts_->comm->world_size()) {
+    TESSERA_LOG_RANK0(WARNING)
+        << dir << " was trained at stage " << loaded->report.stage
+        << " by as many ranks, and auto has become stage " << parts_->stage
+        << " here: set EngineOptions::resume_from to go on as it was";
+  }
   return std::move(loaded->report);
 }
 

@@ -13,6 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/status.h"
+#include "comm/group/self_communicator.h"
 #include "config/config.h"
 #include "engine/plan/plan.h"
 #include "examples/gpt/gpt.h"
@@ -23,10 +24,10 @@ namespace {
 
 constexpr char kUsage[] =
     "tessera plan --config FILE --model MODEL [--world N] [--memory GIB]\n"
-    "             [--one_host]\n"
-    "    prints what each rank will hold, at every stage: nothing is "
-    "computed,\n"
-    "    and the model may be of any size\n"
+    "             [--one_host] [--network GB/S] [--latency US] [--tflops N]\n"
+    "             [--bandwidth GB/S]\n"
+    "    prints what each rank will hold, and how long a step takes, at every\n"
+    "    stage: nothing is computed, and the model may be of any size\n"
     "    MODEL      gpt:KEY=NUMBER,... with dim, layers, heads, seq, vocab\n"
     "               llama:KEY=NUMBER,... with dim, layers, heads, kv_heads,\n"
     "               hidden, seq, vocab\n"
@@ -34,6 +35,12 @@ constexpr char kUsage[] =
     "this\n"
     "               host has if absent\n"
     "    --one_host all ranks are on one host and share a working copy\n"
+    "    --network  what a rank sends, in GB/s, and --latency, of a message, "
+    "in\n"
+    "               microseconds (10); without it times have no communication\n"
+    "    --tflops   of a rank, and --bandwidth of its memory, in GB/s; what "
+    "is\n"
+    "               absent is measured here, by one process\n"
     "    The batch is train_micro_batch_size_per_gpu. For a model of your own\n"
     "    call tessera::Plan.\n";
 
@@ -41,8 +48,18 @@ struct Flags {
   std::string config, model;
   int world_size = 1;
   double memory_gib = 0;
+  double network = 0, latency = 10, tflops = 0, bandwidth = 0;
   bool one_host = false;
 };
+
+// --network and so on; nothing if it is none of them.
+double* NumberOf(const std::string& name, Flags* flags) {
+  if (name == "--network") return &flags->network;
+  if (name == "--latency") return &flags->latency;
+  if (name == "--tflops") return &flags->tflops;
+  if (name == "--bandwidth") return &flags->bandwidth;
+  return nullptr;
+}
 
 absl::Status SetFlag(const std::string& name, const std::string& value,
                      Flags* flags) {
@@ -61,6 +78,11 @@ absl::Status SetFlag(const std::string& name, const std::string& value,
       return absl::InvalidArgumentError(absl::StrCat(
           "--memory: expected a number of GiB above 0, got '", value, "'"));
     }
+  } else if (double* const number = NumberOf(name, flags)) {
+    if (!absl::SimpleAtod(value, number) || !(*number > 0 && *number < 1e9)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(name, ": expected a number above 0, got '", value, "'"));
+    }
   } else {
     return absl::InvalidArgumentError(absl::StrCat("unknown flag ", name));
   }
@@ -75,6 +97,7 @@ absl::StatusOr<Flags> ParseFlags(const std::vector<std::string>& args) {
       flags.one_host = true;
       continue;
     }
+    if (args[i] == "--help") return absl::CancelledError("");
     const std::pair<std::string, std::string> flag =
         absl::StrSplit(args[i], absl::MaxSplits('=', 1));
     const bool joined = absl::StrContains(args[i], '=');
@@ -179,6 +202,18 @@ absl::StatusOr<Model> MakeModel(const std::string& text, int64_t batch) {
       absl::StrCat("--model: expected gpt:... or llama:..., got '", text, "'"));
 }
 
+absl::StatusOr<Rates> RatesOf(const Flags& flags) {
+  TESSERA_ASSIGN_OR_RETURN(Rates rates,
+                           MeasureRates(MakeSelfCommunicator().get()));
+  if (flags.tflops > 0) {
+    rates.flops_per_second = rates.half_flops_per_second = flags.tflops * 1e12;
+  }
+  if (flags.bandwidth > 0) rates.bytes_per_second = flags.bandwidth * 1e9;
+  if (flags.network == 0 || flags.world_size == 1) return rates;
+  return OverNetwork(rates, flags.world_size, flags.network * 1e9,
+                     flags.latency * 1e-6);
+}
+
 absl::StatusOr<std::string> PlanText(const Flags& flags) {
   TESSERA_ASSIGN_OR_RETURN(const proto::Config config,
                            LoadConfig(flags.config, flags.world_size));
@@ -190,6 +225,7 @@ absl::StatusOr<std::string> PlanText(const Flags& flags) {
   options.memory_bytes =
       static_cast<int64_t>(flags.memory_gib * (int64_t{1} << 30));
   options.shared_working_copy = flags.one_host;
+  TESSERA_ASSIGN_OR_RETURN(options.rates, RatesOf(flags));
   TESSERA_ASSIGN_OR_RETURN(const PlanReport report,
                            Plan(*model.module, model.loss, config, options));
   return report.ToString();
@@ -200,6 +236,10 @@ absl::StatusOr<std::string> PlanText(const Flags& flags) {
 int RunPlanCommand(const std::vector<std::string>& args, std::ostream* out,
                    std::ostream* err) {
   const absl::StatusOr<Flags> flags = ParseFlags(args);
+  if (absl::IsCancelled(flags.status())) {
+    *out << kUsage;
+    return 0;
+  }
   if (!flags.ok()) {
     *err << flags.status().message() << "\n" << kUsage;
     return 2;

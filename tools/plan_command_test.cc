@@ -45,6 +45,25 @@ TEST_F(PlanCommandTest, PrintsATable) {
   EXPECT_THAT(out_.str(), HasSubstr("stage 0 is the lowest that fits"));
 }
 
+TEST_F(PlanCommandTest, TimesOfAStep) {
+  EXPECT_EQ(
+      Run({"--config", config_, "--model", "gpt:layers=2", "--world", "4"}), 0);
+  EXPECT_THAT(out_.str(), AllOf(HasSubstr("samples/s"),
+                                HasSubstr("nothing is known of collectives")));
+  EXPECT_EQ(Run({"--config", config_, "--model", "gpt:layers=2", "--world", "4",
+                 "--network", "25", "--latency=5", "--tflops=400",
+                 "--bandwidth=2000"}),
+            0);
+  // 1.5 GB through each link, and 6 messages.
+  EXPECT_THAT(out_.str(),
+              HasSubstr("by rates of 400 Tflop/s, 2000 GB/s of memory, an "
+                        "all-reduce of 1 GB in 0.06003 s"));
+  EXPECT_EQ(Run({"--network", "0"}), 2);
+  EXPECT_THAT(err_.str(), HasSubstr("--network: expected a number above 0"));
+  EXPECT_EQ(Run({"--help"}), 0);
+  EXPECT_THAT(out_.str(), HasSubstr("--bandwidth"));
+}
+
 TEST_F(PlanCommandTest, FaultsOfTheCommand) {
   EXPECT_EQ(Run({}), 2);
   EXPECT_THAT(err_.str(), HasSubstr("--config and --model are needed"));

@@ -64,6 +64,9 @@ absl::StatusOr<int> ReadFlag(absl::string_view arg, absl::string_view next,
   } else if (name == "world_size") {
     TESSERA_ASSIGN_OR_RETURN(flags->world_size,
                              ParseInt(name, value, 1, kMaxWorldSize));
+  } else if (name == "plan_world") {
+    TESSERA_ASSIGN_OR_RETURN(flags->plan_world,
+                             ParseInt(name, value, 1, kMaxWorldSize));
   } else if (name == "startup_timeout") {
     double seconds = 0;
     if (!absl::SimpleAtod(value, &seconds) || !(seconds > 0)) {

@@ -21,6 +21,7 @@ struct JobFlags {
   std::optional<int> rank;
   std::optional<int> world_size;
   std::optional<absl::Duration> startup_timeout;
+  std::optional<int> plan_world;
   PrefixOutput prefix_output = PrefixOutput::kAuto;
   absl::Duration grace = kSignalGrace;
 };

@@ -36,7 +36,8 @@ class Args {
 TEST(TakeJobFlagsTest, TakesOursAndLeavesTheRest) {
   Args args({"prog", "--world=4", "--stage=3", "--rendezvous=tcp://h:1",
              "--rank=2", "--world_size=8", "--startup_timeout=0.5",
-             "--grace=90", "--worldly", "x", "--", "--world=5"});
+             "--grace=90", "--plan_world", "64", "--worldly", "x", "--",
+             "--world=5"});
   TESSERA_ASSERT_OK_AND_ASSIGN(const JobFlags flags,
                                TakeJobFlags(&args.argc, args.argv));
   EXPECT_EQ(flags.world, 4);
@@ -45,6 +46,7 @@ TEST(TakeJobFlagsTest, TakesOursAndLeavesTheRest) {
   EXPECT_EQ(flags.world_size, 8);
   EXPECT_EQ(flags.startup_timeout, absl::Milliseconds(500));
   EXPECT_EQ(flags.grace, absl::Seconds(90));
+  EXPECT_EQ(flags.plan_world, 64);
   EXPECT_THAT(args.Rest(), ElementsAre("prog", "--stage=3", "--worldly", "x",
                                        "--", "--world=5"));
   EXPECT_EQ(args.argv[args.argc], nullptr);

@@ -247,6 +247,9 @@ class WorldBuilder {
  public:
   static absl::StatusOr<World*> Build(const Job& job,
                                       const WorldOptions& options);
+  static void SetPlanWorld(int ranks, World* world) {
+    world->plan_world_ = ranks;
+  }
 };
 
 // Why in this order. Ranks that have only an address in common cannot agree on
@@ -331,6 +334,7 @@ absl::StatusOr<const World*> Init(int* argc, char** argv,
     }
   }
   TESSERA_ASSIGN_OR_RETURN(World * world, WorldBuilder::Build(job, options));
+  WorldBuilder::SetPlanWorld(flags.plan_world.value_or(0), world);
   absl::MutexLock lock(&g_mutex);
   g_world = world;
   return world;

@@ -51,12 +51,15 @@ class World {
   int local_world_size() const { return local_world_size_; }
   // As given to Init, with what flags have changed.
   const WorldOptions& options() const { return options_; }
+  // --plan_world; 0 without it.
+  int plan_world() const { return plan_world_; }
   // The group of all ranks. Borrowed users keep their own reference.
   const std::shared_ptr<Communicator>& communicator() const { return comm_; }
 
  private:
   friend class WorldBuilder;  // comm/world/init.cc
   int rank_ = 0, world_size_ = 1, local_rank_ = 0, local_world_size_ = 1;
+  int plan_world_ = 0;
   WorldOptions options_;
   std::shared_ptr<Communicator> comm_;
 };
@@ -89,8 +92,10 @@ class World {
 // before them (comm/launch/launcher.h). --grace=SECONDS: how long --world's
 // ranks may go on after a SIGTERM, SIGINT or SIGHUP that was passed on to them
 // (10; inf: for ever). --startup_timeout=SECONDS goes before
-// options.startup_timeout. All flags read here are removed from argv; each may
-// also be written --world N.
+// options.startup_timeout. --plan_world=N: the program wants to know what each
+// of N ranks would hold, and ends with it where its engine is made
+// (EngineOptions::planned_loss). All flags read here are removed from argv;
+// each may also be written --world N.
 //
 // Sets libtorch's threads to this rank's share of the host's processors and
 // cgroup limit (comm/launch/cpus.h), never above libtorch's own number, unless

@@ -269,6 +269,8 @@ class Loading {
     same_ranks_ = manifest_.files_size() == world_size &&
                   manifest_.training().world_size() == world_size;
     loaded_.step = manifest_.step();
+    loaded_.report.world_size = manifest_.training().world_size();
+    loaded_.report.stage = manifest_.training().stage();
     loaded_.report.client_state = values_[kClientState];
     if (same_ranks_) TESSERA_RETURN_IF_ERROR(TakeOwnTensors());
     if (options_.model_only) return absl::OkStatus();

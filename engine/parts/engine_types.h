@@ -195,6 +195,7 @@ struct LoadCheckpointReport {
   std::vector<std::string> missing;     // names of the module; not there
   std::vector<std::string> unexpected;  // the other way round
   int64_t bytes_read = 0;               // by this rank, with indices
+  int world_size = 0, stage = 0;        // of the run that saved
 };
 
 struct LoadSafetensorsOptions {

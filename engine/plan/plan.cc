@@ -73,6 +73,8 @@ absl::StatusOr<PlanReport> Plan(const torch::nn::Module& module,
   }
   report.buffer_bytes = model.buffer_bytes;
   report.micro_batch = resolved.train_micro_batch_size_per_gpu();
+  report.samples = resolved.train_batch_size();
+  report.rates = options.rates;
   report.saved_bytes = model.trace.saved_bytes;
   report.flops = model.trace.flops();
   FillFormula(model, report.stages[0], &report);

@@ -78,15 +78,17 @@ struct PlanReport {
   std::vector<StagePlan> stages;  // 0 to 3
   int configured_stage = -1;      // -1: auto
   int world_size = 1;
-  int64_t memory_bytes = 0;  // of a rank
-  int64_t micro_batch = 1;   // samples
-  int64_t parameters = 0;    // elements
-  int64_t trained = 0;       // of these
-  int64_t buffer_bytes = 0;  // of the module, among the parameters below
-  int64_t saved_bytes = 0;   // tensors between forward and backward
-  int64_t flops = 0;         // of a micro-batch
-  int64_t base_bytes = 0;    // resident in this process before the plan
-  double seconds = 0;        // that the plan took
+  int64_t memory_bytes = 0;    // of a rank
+  int64_t micro_batch = 1;     // samples
+  int64_t parameters = 0;      // elements
+  int64_t trained = 0;         // of these
+  int64_t buffer_bytes = 0;    // of the module, among the parameters below
+  int64_t saved_bytes = 0;     // tensors between forward and backward
+  int64_t flops = 0;           // of a micro-batch
+  int64_t base_bytes = 0;      // resident in this process before the plan
+  double seconds = 0;          // that the plan took
+  int64_t samples = 1;         // of a step, of all ranks
+  std::optional<Rates> rates;  // that times are of
   // Its peak, by the formula of textbooks.
   struct {
     int64_t model = 0, optimizer = 0, gradients = 0, activations = 0;

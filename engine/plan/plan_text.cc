@@ -38,6 +38,35 @@ std::string Row(const StagePlan& stage, bool configured, int64_t memory) {
   return row;
 }
 
+// What a step's time is made of.
+std::string Times(const PlanReport& report) {
+  std::string text =
+      "  stage    compute  recompute  communication     update       step  "
+      "samples/s\n";
+  for (const StagePlan& stage : report.stages) {
+    const StepSeconds& s = stage.seconds;
+    absl::StrAppendFormat(
+        &text, "%s %-5d %7.4g ms %7.4g ms %11.4g ms %7.4g ms %7.4g ms %10.4g\n",
+        stage.stage == report.configured_stage ? ">" : " ", stage.stage,
+        s.compute * 1e3, s.recompute * 1e3, s.communication * 1e3,
+        s.update * 1e3, s.total() * 1e3,
+        static_cast<double>(report.samples) / s.total());
+  }
+  const Rates& rates = *report.rates;
+  absl::StrAppendFormat(&text, "by rates of %.4g Tflop/s, %.4g GB/s of memory",
+                        rates.flops_per_second / 1e12,
+                        rates.bytes_per_second / 1e9);
+  if (report.world_size == 1) return absl::StrCat(text, "\n");
+  if (rates.world_size == 1) {
+    return absl::StrCat(text,
+                        "; nothing is known of collectives, which are "
+                        "not in it\n");
+  }
+  absl::StrAppendFormat(&text, ", an all-reduce of 1 GB in %.4g s\n",
+                        rates.all_reduce.Of(1'000'000'000));
+  return text;
+}
+
 std::string Verdict(const PlanReport& report) {
   const int fits = report.lowest_that_fits();
   if (fits >= 0)
@@ -70,6 +99,7 @@ std::string PlanReport::ToString() const {
     absl::StrAppend(&text,
                     Row(stage, stage.stage == configured_stage, memory_bytes));
   }
+  if (rates.has_value()) absl::StrAppend(&text, "\n", Times(*this));
   absl::StrAppend(&text, "\n", Verdict(*this),
                   "; libtorch and the program take ", BytesText(base_bytes),
                   " besides\n");

@@ -124,6 +124,7 @@ absl::StatusOr<double> Exposed(Communicator* comm, const RateLine& all_reduce) {
 absl::StatusOr<Rates> MeasureRates(Communicator* comm) {
   const TorchScope plain;
   Rates rates;
+  rates.world_size = comm->world_size();
   TESSERA_ASSIGN_OR_RETURN(rates.flops_per_second,
                            ProductsPerSecond(comm, at::kFloat));
   TESSERA_ASSIGN_OR_RETURN(rates.half_flops_per_second,
@@ -155,16 +156,29 @@ absl::StatusOr<Rates> MeasureRates(Communicator* comm) {
 
 // A ring's: all but a rank's own part goes once through each link, twice for a
 // sum that all ranks get.
-Rates OverNetwork(Rates alone, int ranks, double bytes_per_second,
+Rates OverNetwork(Rates rates, int ranks, double bytes_per_second,
                   double latency_seconds) {
   const double steps = ranks - 1;
-  alone.all_gather = {steps * latency_seconds,
+  rates.all_gather = {steps * latency_seconds,
                       steps / ranks / bytes_per_second};
-  alone.reduce_scatter = alone.all_gather;
-  alone.all_reduce = {2 * steps * latency_seconds,
+  rates.reduce_scatter = rates.all_gather;
+  rates.all_reduce = {2 * steps * latency_seconds,
                       2 * steps / ranks / bytes_per_second};
-  alone.exposed = 0;
-  return alone;
+  rates.exposed = 0;
+  rates.world_size = ranks;
+  return rates;
+}
+
+Rates AtWorldSize(Rates rates, int ranks) {
+  if (rates.world_size == 1) return rates;
+  const double before = rates.world_size - 1, now = ranks - 1;
+  for (RateLine* line :
+       {&rates.all_gather, &rates.reduce_scatter, &rates.all_reduce}) {
+    line->seconds *= now / before;
+    line->seconds_per_byte *= (now / ranks) / (before / rates.world_size);
+  }
+  rates.world_size = ranks;
+  return rates;
 }
 
 }  // namespace tessera

@@ -32,17 +32,20 @@ struct Rates {
   // Which part of a collective's time a step takes longer although it computes
   // meanwhile: 0 where another processor does it, 1 where the same does.
   double exposed = 1;
+  int world_size = 1;  // of the group; 1: nothing is known of collectives
 };
 
 // Of the CPU. Takes some 0.3 s; rank 0's figures, the same on all. COLLECTIVE.
 // Errors are those of collectives.
 absl::StatusOr<Rates> MeasureRates(Communicator* comm);
 
-// `alone`, measured by one process, in a group of `ranks` each of which sends
-// `bytes_per_second`, around a ring, and waits `latency_seconds` for each
-// message.
-Rates OverNetwork(Rates alone, int ranks, double bytes_per_second,
+// With the collectives of `ranks` each of which sends `bytes_per_second` around
+// a ring, and waits `latency_seconds` for each message.
+Rates OverNetwork(Rates rates, int ranks, double bytes_per_second,
                   double latency_seconds);
+// Of a group of another size, whose ranks send as fast; as they are if nothing
+// is known of collectives.
+Rates AtWorldSize(Rates rates, int ranks);
 
 }  // namespace tessera
 #endif  // ENGINE_PLAN_RATES_H_

@@ -69,6 +69,10 @@ TEST(StepTimeTest, OverANetworkEachRankSendsAllButItsPart) {
   EXPECT_DOUBLE_EQ(rates.reduce_scatter.Of(4000), 3 * 0.25 + 3);
   EXPECT_DOUBLE_EQ(rates.all_reduce.Of(4000), 6 * 0.25 + 6);
   EXPECT_EQ(rates.exposed, 0);
+  const Rates more = AtWorldSize(rates, 8);
+  EXPECT_DOUBLE_EQ(more.all_gather.Of(8000), 7 * 0.25 + 7);
+  EXPECT_DOUBLE_EQ(more.all_reduce.Of(8000), 14 * 0.25 + 14);
+  EXPECT_EQ(AtWorldSize(RoundRates(), 8).all_gather.Of(10), 2);
   EXPECT_EQ(rates.flops_per_second, 1000);
 }
 

@@ -76,8 +76,9 @@ std::string Trainer::Agreed() const {
   return absl::StrCat(
       "--dim ", model.dim(), " --layers ", model.layers(), " --heads ",
       model.heads(), " --seq ", model.seq(), " --dropout ", model.dropout(),
-      " --seed ", flags_.seed, " --held_out ", flags_.held_out, " --steps ", flags_.steps, " --after ",
-      flags_.after, flags_.save.empty() ? "" : " --save",
+      " --seed ", flags_.seed, " --held_out ", flags_.held_out, " --steps ",
+      flags_.steps, " --after ", flags_.after,
+      flags_.save.empty() ? "" : " --save",
       flags_.resume.empty() ? "" : " --resume", ", data of ",
       corpus_.has_value() ? corpus_->bytes().size() : 0, " bytes");
 }
@@ -86,11 +87,20 @@ absl::Status Trainer::MakeModel() {
   at::manual_seed(flags_.seed);  // the same initial values on all ranks
   model_ = Gpt(flags_.model);
   device_ = ChooseDevice(world_);
-  model_->to(device_);
   for (const auto& parameter : model_->parameters()) {
     parameter_count_ += parameter.numel();
   }
-  TESSERA_ASSIGN_OR_RETURN(engine_, tessera::Engine::Create(model_, config_));
+  tessera::EngineOptions options;
+  options.device = device_;
+  options.planned_loss = [this](int64_t samples) {
+    const at::Tensor tokens =
+        at::zeros({samples, flags_.model.seq()}, at::kLong);
+    return model_->loss(tokens, tokens);
+  };
+  options.resume_from = flags_.resume;
+  TESSERA_ASSIGN_OR_RETURN(engine_,
+                           tessera::Engine::Create(model_, config_, options));
+  config_ = engine_->config();  // with what "auto" has become
   at::manual_seed(flags_.seed + 1 + world_.rank());  // dropout differs
   return absl::OkStatus();
 }
@@ -187,10 +197,10 @@ absl::Status Trainer::Resume(const std::string& dir) {
   const std::string samples = absl::StrCat(trained_samples());
   const std::string seed = absl::StrCat(flags_.seed);
   if (parts[2] != samples || parts[3] != seed) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        dir, ": saved with ", parts[2], " samples and --seed ", parts[3],
-        ", but ", flags_.data, " has ", samples, " without those of ",
-        "--held_out, and --seed is ", seed));
+    return absl::FailedPreconditionError(
+        absl::StrCat(dir, ": saved with ", parts[2], " samples and --seed ",
+                     parts[3], ", but ", flags_.data, " has ", samples,
+                     " without those of ", "--held_out, and --seed is ", seed));
   }
   return tessera::Annotate(sampler_->Seek(state), dir);
 }

@@ -112,6 +112,19 @@ TESSERA_RANK_FUNCTION(WayAndReason) {
   return absl::StrCat(way, "; ", reason);
 }
 
+// A checkpoint of one way goes on in another, and says which it was.
+TESSERA_RANK_FUNCTION(StagesOfALoad) {
+  const auto gpt = MakeGpt();
+  proto::Config config = AutoConfigOf(world.world_size(), int64_t{1} << 32);
+  config.mutable_zero_optimization()->set_stage(0);
+  TESSERA_ASSIGN_OR_RETURN(const auto engine, CreateOn(world, gpt, config));
+  TESSERA_ASSIGN_OR_RETURN(
+      const LoadCheckpointReport report,
+      engine->LoadCheckpoint(absl::StrCat(args, "/step-00000002")));
+  return absl::StrCat(engine->stage(), " ", report.stage, " of ",
+                      report.world_size);
+}
+
 // What auto has chosen, written out in another configuration, is the same.
 TESSERA_RANK_FUNCTION(LossesOfBoth) {
   int64_t memory = 0;
@@ -211,6 +224,8 @@ TEST(AutoEngineTest, ARunThatGoesOnKeepsToWhatItWas) {
               AllOf(StartsWith(saved.substr(0, saved.find(';'))),
                     HasSubstr(absl::StrCat("as the checkpoint in ", dir,
                                            " was trained"))));
+  EXPECT_EQ(OnAll(2, "StagesOfALoad", dir),
+            absl::StrCat("0 ", saved.substr(6, 1), " of 2"));
   EXPECT_THAT(way(1, kPlenty, ""),
               AllOf(StartsWith("stage 0"), Not(HasSubstr("was trained"))));
 }
