@@ -9,7 +9,10 @@
 // A line a case: what auto chose, the fastest, and the ratio of their times: of
 // each round, the median over rounds. Choices whose ratio is at most 1.05 count
 // as the same: rounds of one way alone differ by more. With --verbose a line
-// for each way. The public API alone.
+// for each way, with what was planned of
+// it.
+#include "engine/plan/auto_choice.h"
+
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -29,6 +32,8 @@
 #include "absl/time/time.h"
 #include "benchmarks/flag_checks.h"
 #include "benchmarks/peer_gpt.h"
+#include "config/config.h"
+#include "engine/plan/rates.h"
 #include "engine/tessera.h"
 
 ABSL_FLAG(std::string, backend, "shm", "shm or gloo: whose cases.");
@@ -238,20 +243,27 @@ absl::StatusOr<int64_t> MemoryOf(const Case& c, int world_size) {
       c.memory * static_cast<double>(report.stages[0].peak.total()));
 }
 
-absl::StatusOr<std::pair<Way, std::string>> Choose(const Case& c,
-                                                   int64_t memory_bytes,
-                                                   int world_size) {
-  torch::manual_seed(0);
-  const Model model = c.make();
+proto::Config AutoConfigOf(const Case& c, int64_t memory_bytes,
+                           int world_size) {
   proto::Config config = BaseOf(c, world_size);
   config.mutable_zero_optimization()->set_auto_stage(true);
   config.mutable_activation_checkpointing()->set_policy("auto");
   config.mutable_sharding()->set_memory_limit_bytes(memory_bytes);
   config.set_auto_micro_batch(c.auto_micro_batch);
+  return config;
+}
+
+absl::StatusOr<std::pair<Way, std::string>> Choose(const Case& c,
+                                                   int64_t memory_bytes,
+                                                   int world_size) {
+  torch::manual_seed(0);
+  const Model model = c.make();
   EngineOptions options;
   options.planned_loss = model.loss;
-  TESSERA_ASSIGN_OR_RETURN(const auto engine,
-                           Engine::Create(model.module, config, options));
+  TESSERA_ASSIGN_OR_RETURN(
+      const auto engine,
+      Engine::Create(model.module, AutoConfigOf(c, memory_bytes, world_size),
+                     options));
   const proto::Config& made = engine->config();
   Way way{engine->stage(), made.train_micro_batch_size_per_gpu(), ""};
   if (!made.activation_checkpointing().units().empty()) {
@@ -260,6 +272,42 @@ absl::StatusOr<std::pair<Way, std::string>> Choose(const Case& c,
   std::string reason = engine->auto_reason();
   TESSERA_RETURN_IF_ERROR(engine->Close());
   return std::pair(way, reason);
+}
+
+// What is planned of each way, as Create plans it.
+absl::StatusOr<std::vector<AutoCandidate>> PlannedWays(const Case& c,
+                                                       const World& world) {
+  const Model model = c.make();
+  PlanOptions options;
+  options.world_size = world.world_size();
+  options.memory_bytes = int64_t{1} << 40;
+  options.shared_working_copy = c.backend == "shm";
+  TESSERA_ASSIGN_OR_RETURN(options.rates,
+                           MeasureRates(world.communicator().get()));
+  TESSERA_ASSIGN_OR_RETURN(const proto::Config config,
+                           ResolveConfig(AutoConfigOf(c, 0, world.world_size()),
+                                         world.world_size()));
+  TESSERA_ASSIGN_OR_RETURN(
+      const AutoChoice choice,
+      ChooseAuto(*model.module, model.loss, config, options));
+  std::vector<AutoCandidate> planned = choice.others;
+  planned.push_back(choice.chosen);
+  return planned;
+}
+
+std::string PlannedText(const std::vector<AutoCandidate>& planned,
+                        const Way& way) {
+  for (const AutoCandidate& each : planned) {
+    if (Way{each.stage, each.micro_batch, each.policy} == way) {
+      return absl::StrFormat(
+          "planned %8.2f ms (recompute %.2f, sent %.2f, update %.2f) "
+          "%8.1f MiB",
+          each.seconds.total() * 1e3, each.seconds.recompute * 1e3,
+          each.seconds.communication * 1e3, each.seconds.update * 1e3,
+          static_cast<double>(each.peak_bytes) / (1 << 20));
+    }
+  }
+  return "not planned";
 }
 
 // The median over rounds of a's time over b's.
@@ -287,15 +335,19 @@ absl::StatusOr<bool> RunCase(const Case& c, const World& world) {
       TESSERA_RETURN_IF_ERROR(Turn(c, ways[at], world, &measured[at]));
     }
   }
+  std::vector<AutoCandidate> planned;
+  if (absl::GetFlag(FLAGS_verbose)) {
+    TESSERA_ASSIGN_OR_RETURN(planned, PlannedWays(c, world));
+  }
   const Measured* chosen = nullptr;
   size_t best = ways.size();
   for (size_t i = 0; i < ways.size(); ++i) {
     const bool fits = measured[i].peak_bytes <= memory;
     if (absl::GetFlag(FLAGS_verbose) && first) {
-      absl::PrintF("  %-36s %8.2f ms %8.1f MiB %s\n", ways[i].ToString(),
+      absl::PrintF("  %-36s %8.2f ms %8.1f MiB %-9s %s\n", ways[i].ToString(),
                    measured[i].median() * 1e3,
                    static_cast<double>(measured[i].peak_bytes) / (1 << 20),
-                   fits ? "" : "too large");
+                   fits ? "" : "too large", PlannedText(planned, ways[i]));
     }
     if (ways[i] == choice.first) chosen = &measured[i];
     if (!fits) continue;
