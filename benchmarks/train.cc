@@ -98,6 +98,8 @@ class Trainer {
   virtual absl::StatusOr<double> Step(const Batch& batch) = 0;
   // Engine::DescribeUnits.
   virtual std::vector<std::string> Units() const { return {}; }
+  // Of the last step; none alone.
+  virtual StepMemoryReport Memory() const { return {}; }
 };
 
 proto::Config ConfigOfFlags() {
@@ -143,6 +145,9 @@ class Sharded : public Trainer {
   }
   std::vector<std::string> Units() const override {
     return engine_->DescribeUnits();
+  }
+  StepMemoryReport Memory() const override {
+    return engine_->last_step().memory;
   }
 
  private:
@@ -247,6 +252,19 @@ void PrintTurn(const Figures& figures) {
   std::fflush(stdout);
 }
 
+// What forwards left, when they ended and at the peak, and what was computed
+// for backward then.
+std::string ActivationsText(const StepMemoryReport& memory) {
+  int64_t after_forward = 0;
+  for (const auto& unit : memory.activations) after_forward += unit.bytes;
+  const HeldMemory& held = memory.at_peak.held;
+  return absl::StrFormat(
+      R"({"after_forward": %d, "at_peak": %d, "temporary_at_peak": %d, )"
+      R"("step_peak": %d})",
+      after_forward, held[HeldKind::kActivations], held[HeldKind::kTemporary],
+      memory.peak_bytes);
+}
+
 void PrintAll(const World& world, int64_t parameters, const Trainer& trainer,
               const Figures& figures, int64_t pss_bytes) {
   const bool alone = absl::GetFlag(FLAGS_engine) == "none";
@@ -261,8 +279,8 @@ void PrintAll(const World& world, int64_t parameters, const Trainer& trainer,
       R"({"engine": "%s", "stage": %d, "dtype": "%s", "backend": "%s", )"
       R"("world": %d, "params": %d, "step_ms": %.2f, "min_ms": %.2f, )"
       R"("tok_s": %.0f, "loss": [%s], "bytes_at_peak": {"parameters": %d, )"
-      R"("gradients": %d, "optimizer": %d, "working": %d}, "pss_mb": %d, )"
-      R"("units": [%s]})"
+      R"("gradients": %d, "optimizer": %d, "working": %d}, )"
+      R"("activations": %s, "pss_mb": %d, "units": [%s]})"
       "\n",
       absl::GetFlag(FLAGS_engine), alone ? 0 : absl::GetFlag(FLAGS_stage),
       absl::GetFlag(FLAGS_dtype), std::string(world.communicator()->backend()),
@@ -271,7 +289,8 @@ void PrintAll(const World& world, int64_t parameters, const Trainer& trainer,
       memory[MemoryKind::kParameters].peak_bytes,
       memory[MemoryKind::kGradients].peak_bytes,
       memory[MemoryKind::kOptimizer].peak_bytes,
-      memory[MemoryKind::kWorking].peak_bytes, pss_bytes >> 20,
+      memory[MemoryKind::kWorking].peak_bytes,
+      ActivationsText(trainer.Memory()), pss_bytes >> 20,
       absl::StrJoin(trainer.Units(), ", ", [](std::string* out, const auto& u) {
         absl::StrAppend(out, "\"", absl::CEscape(u), "\"");
       }));

@@ -14,135 +14,10 @@
 #include "base/torch_guard.h"
 #include "c10/core/InferenceMode.h"
 #include "sharding/construct/construction.h"
+#include "sharding/recompute/recomputed_module.h"
 #include "torch/csrc/autograd/graph_task.h"
 
 namespace tessera {
-
-// What the modules of an engine share; lives as long as their regions.
-class RecomputedUnits::Shared : public std::enable_shared_from_this<Shared> {
- public:
-  explicit Shared(RecomputeOptions options) : options(std::move(options)) {}
-
-  // Keeps so many bytes beside those that are: until what it gives is gone.
-  // Null: they are too many.
-  std::shared_ptr<void> TryKeep(int64_t bytes) {
-    {
-      absl::MutexLock lock(&mutex);
-      if (kept_bytes + bytes > options.budget_bytes) return nullptr;
-      kept_bytes += bytes;
-    }
-    return std::shared_ptr<void>(this,
-                                 [shared = shared_from_this(), bytes](void*) {
-                                   absl::MutexLock lock(&shared->mutex);
-                                   shared->kept_bytes -= bytes;
-                                 });
-  }
-
-  const RecomputeOptions options;
-  const std::shared_ptr<RestoredRegions> restored =
-      std::make_shared<RestoredRegions>();
-  std::atomic<int64_t> backwards{0};  // begun
-  absl::Mutex mutex;
-  int64_t kept_bytes ABSL_GUARDED_BY(mutex) = 0;  // of the budget
-  RecomputeReport report ABSL_GUARDED_BY(mutex);
-};
-
-class RecomputedUnits::Module {
- public:
-  Module(std::string name, std::shared_ptr<Shared> shared)
-      : name_(std::move(name)), shared_(std::move(shared)) {}
-  const std::string& name() const { return name_; }
-  void AddFlat(const FlatParameter* flat) { flats_.insert(flat); }
-
-  std::shared_ptr<Region> NewRegion(OutsideTensors* outside) const {
-    return std::make_shared<Region>(name_, shared_->options.keeps, outside,
-                                    shared_->restored);
-  }
-  bool is_kept() const { return is_kept_; }
-  int64_t backwards() const { return shared_->backwards; }
-
-  // `region`, of this module, ends. May throw.
-  void Close(Region* region) {
-    const int64_t bytes = region->Prepare();
-    if (!region->spoilt().empty()) Keep(region->spoilt());
-    std::shared_ptr<void> token;
-    if (bytes > 0 && !is_kept_) {
-      token = shared_->TryKeep(bytes);
-      if (token == nullptr && Check(region)) return GiveUp(region, bytes);
-    }
-    KeepAll(region, bytes, token);
-  }
-  void KeepAll(Region* region, int64_t bytes,
-               const std::shared_ptr<void>& token) {
-    region->KeepAll(token);
-    if (bytes == 0) return;
-    absl::MutexLock lock(&shared_->mutex);
-    ++shared_->report.kept;
-  }
-
- private:
-  // Whether its tape makes what the forward made.
-  bool Check(Region* region) {
-    const ReplayChecks checks = shared_->options.checks;
-    if (checks == ReplayChecks::kNever) return true;
-    bool is_first;
-    {
-      absl::MutexLock lock(&shared_->mutex);
-      is_first = verified_.empty();
-      if (verified_.contains(region->signature()) &&
-          checks == ReplayChecks::kFirst) {
-        return true;
-      }
-    }
-    if (!is_first && MayGather()) return false;
-    const absl::Status same = region->Verify();
-    if (!same.ok() && !OfTheModule(same)) ThrowIfError(same);
-    if (!same.ok()) Keep(same.message());
-    absl::MutexLock lock(&shared_->mutex);
-    verified_.insert(region->signature());
-    return same.ok();
-  }
-
-  // What a peer, the memory or a deadline does is not the module's fault.
-  static bool OfTheModule(const absl::Status& error) {
-    return !absl::IsUnavailable(error) && !absl::IsResourceExhausted(error) &&
-           !absl::IsDeadlineExceeded(error) && !absl::IsAborted(error) &&
-           !absl::IsCancelled(error);
-  }
-
-  // Its parameters may have to be gathered, together with the other ranks.
-  bool MayGather() const {
-    return std::any_of(flats_.begin(), flats_.end(),
-                       [](const FlatParameter* flat) {
-                         return flat->can_be_freed() &&
-                                flat->gathers_together() && !flat->whole();
-                       });
-  }
-
-  void GiveUp(Region* region, int64_t bytes) {
-    region->GiveUp();
-    absl::MutexLock lock(&shared_->mutex);
-    ++shared_->report.given_up;
-    shared_->report.given_up_bytes += bytes;
-  }
-
-  void Keep(absl::string_view why) {
-    if (is_kept_.exchange(true)) return;
-    const std::string text = absl::StrCat("[", name_, "] ", why);
-    TESSERA_LOG(WARNING) << text
-                         << "; its activations are kept (leave it out of "
-                            "activation_checkpointing.units, or use "
-                            "tessera::Checkpointed)";
-    absl::MutexLock lock(&shared_->mutex);
-    shared_->report.unable.push_back(text);
-  }
-
-  const std::string name_;
-  const std::shared_ptr<Shared> shared_;
-  absl::flat_hash_set<const FlatParameter*> flats_;  // while the engine lives
-  std::atomic<bool> is_kept_{false};
-  absl::flat_hash_set<uint64_t> verified_;  // by shared_->mutex
-};
 
 namespace {
 
@@ -248,8 +123,10 @@ class ThreadUnits final : public OperatorWatch {
     return at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled();
   }
   bool BeginsAnew(const StorageOwner& owned) const {
-    return region_ != nullptr && region_->num_operators() > 0 &&
-           !in_composite() && owned.flat.get() == first_.first &&
+    if (region_ == nullptr || in_composite()) return false;
+    // What came before was no part of a forward.
+    if (!region_->spoilt().empty() && !region_->saved()) return true;
+    return region_->num_operators() > 0 && owned.flat.get() == first_.first &&
            owned.slot == first_.second;
   }
 

@@ -11,9 +11,10 @@
 // The first time that a module runs operators in some order its tape is
 // compared with what it made: a module whose bits differ keeps its activations
 // from then on, as one that has operators that cannot be run again does; a
-// warning says so, once. Comparing may gather its parameters: where gathers are
-// collectives all ranks run the same operators. There a tape that is new on one
-// rank alone, after the first, is not compared, and what it would give up is
+// warning says so, once. Where gathers are collectives that is agreed on by all
+// ranks (COLLECTIVE, once for each module), which run the same operators; what
+// is compared gathers its parameters. There a tape that is new after the first
+// is not compared if it would have to gather, and what it would give up is
 // kept.
 //
 // Threads: any; each has its own open region.
@@ -43,7 +44,8 @@ struct RecomputeOptions {
   // Names of operators whose results are held; null: none.
   Region::Keeps keeps;
   // Activations that may be kept at a time, as they come: modules are computed
-  // again beyond them.
+  // again beyond them. Where gathers are collectives a module counts with as
+  // much as the rank that had most when its forward first ended.
   int64_t budget_bytes = 0;
   ReplayChecks checks = ReplayChecks::kFirst;
 };

@@ -87,6 +87,7 @@ void Region::End(const c10::OperatorHandle& op, const OperatorInfo& info,
 
 std::shared_ptr<SavedSlot> Region::Save(const at::Tensor& tensor,
                                         const at::Tensor& alias) {
+  saved_ = true;
   if (!FollowsAll()) Spoil("the thread's state was set back in its forward");
   const bool plain = IsPlain(tensor) && !tensor.is_inference();
   if (!tape_.spoilt().empty() || !plain) return nullptr;

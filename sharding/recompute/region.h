@@ -64,6 +64,8 @@ class Region : public std::enable_shared_from_this<Region> {
     if (tape_.MemoryOf(tensor) < 0) return;
     tape_.Spoil("a tensor of it is written within tessera::Checkpointed");
   }
+  // Autograd has saved something in it.
+  bool saved() const { return saved_; }
   // It cannot be computed again, for `why`.
   void Spoil(std::string why) { tape_.Spoil(std::move(why)); }
   std::shared_ptr<SavedSlot> Save(const at::Tensor& tensor,
@@ -95,6 +97,7 @@ class Region : public std::enable_shared_from_this<Region> {
   const Keeps keeps_;
   OutsideTensors* const outside_;
   const std::shared_ptr<RestoredRegions> restored_;
+  bool saved_ = false;
   std::vector<std::weak_ptr<Slot>> slots_;
   // After Prepare: of those that can be given up, in the tape's order.
   std::vector<std::weak_ptr<Slot>> given_up_;

@@ -1,5 +1,7 @@
 // What a module's operators may be: what raw pointers made, functions of the
 // user's, what cannot be computed again, what changes before backward.
+#include <algorithm>
+
 #include "tests/recompute/recomputed_util.h"
 #include "torch/csrc/autograd/custom_function.h"
 
@@ -204,6 +206,29 @@ TEST_F(RecomputedUnitsTest, KeepsAModuleThatWritesAParameter) {
   run.Step(Input(0));
   EXPECT_THAT(run.engine->last_step().recompute.unable,
               Contains(HasSubstr("mul_ writes a parameter")));
+}
+
+// Between steps, and gradients are on: that is no forward. The last block's are
+// written last, the first one's used next.
+TEST_F(RecomputedUnitsTest, FollowsAModuleWhoseParametersAreWrittenBetween) {
+  std::vector<std::vector<Tensor>> states;
+  for (const char* policy : {"", "full"}) {
+    for (bool backwards : {false, true}) {
+      Trained run(policy);
+      for (int step = 0; step < 3; ++step) {
+        run.Step(Input(step));
+        std::vector<Tensor> parameters = run.net->parameters();
+        if (backwards) std::reverse(parameters.begin(), parameters.end());
+        for (const Tensor& p : parameters) p.data().clamp_(-0.2, 0.2);
+        const RecomputeReport& report = run.engine->last_step().recompute;
+        EXPECT_THAT(report.unable, IsEmpty());
+        EXPECT_EQ(report.given_up, *policy == 0 ? 0 : kBlocks);
+      }
+      states.push_back(run.State());
+    }
+  }
+  ExpectSame(states[0], states[2]);
+  ExpectSame(states[1], states[3]);
 }
 
 // ---- what changes between forward and backward

@@ -66,6 +66,37 @@ TEST_F(RecomputedUnitsTest, UnpacksTwice) {
   ExpectSame(states[0], states[1]);
 }
 
+// What a backward over a graph that stays has computed again goes with it, what
+// it did not ask for, too.
+TEST_F(RecomputedUnitsTest, RetainedGraphsLeaveNothingBehind) {
+  Trained run("full");
+  std::vector<Tensor> unused;  // of the graph, not of the loss
+  SetMiddle(run, [&](const Tensor& h) {
+    unused.push_back(h.sigmoid().sum());
+    return h * 1;
+  });
+  run.Create();
+  BackwardOptions again;
+  again.more_losses = again.retain_graph = true;
+  const int64_t activation = kTokens * 4 * kDim * 4;
+  std::vector<int64_t> held;
+  for (int step = 0; step < 4; ++step) {
+    run.Forward(Input(step));
+    const int64_t before = HeldBytes::get();
+    for (int i = 0; i < 3; ++i) {
+      TESSERA_ASSERT_OK(run.engine->Backward(run.loss, again));
+      // But gradients.
+      EXPECT_LT(HeldBytes::get() - before, activation) << i;
+    }
+    TESSERA_ASSERT_OK(run.engine->Backward(run.loss));
+    TESSERA_ASSERT_OK(run.engine->Step());
+    run.loss = Tensor();
+    unused.clear();
+    held.push_back(HeldBytes::get());
+  }
+  EXPECT_EQ(held[3], held[1]);
+}
+
 TEST_F(RecomputedUnitsTest, DifferentiatesTwice) {
   std::vector<std::vector<Tensor>> states;
   for (const char* policy : {"", "full"}) {

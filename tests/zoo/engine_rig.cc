@@ -5,10 +5,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/memory/memory.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "engine/engine.h"
+#include "sharding/recompute/checkpointed/checkpointed.h"
 #include "tests/zoo/rig.h"
 
 namespace tessera::zoo {
@@ -62,7 +64,12 @@ class EngineTraining : public Training {
     backward.retain_graph = options.retain_graph;
     ThrowIfError(engine_->Backward(loss, backward));
   }
-  void Step() override { ThrowIfError(engine_->Step()); }
+  void Step() override {
+    ThrowIfError(engine_->Step());
+    const RecomputeReport& report = engine_->last_step().recompute;
+    given_up_ += report.given_up;
+    unable_ = report.unable;
+  }
   void SetRate(double rate) override {
     ThrowIfError(engine_->SetLearningRate(rate));
   }
@@ -72,8 +79,30 @@ class EngineTraining : public Training {
   }
   void Close() override { ThrowIfError(engine_->Close()); }
 
+  int64_t given_up() const { return given_up_; }  // modules, of all steps
+  const std::vector<std::string>& unable() const { return unable_; }
+
  private:
   const std::unique_ptr<Engine> engine_;
+  int64_t given_up_ = 0;
+  std::vector<std::string> unable_;
+};
+
+// The data of a part, the same whenever it runs; those of a part within it come
+// from there.
+struct Draws {
+  Draws* outer;
+  std::shared_ptr<std::vector<Tensor>> known;
+  size_t next = 0;
+
+  static Tensor In(Draws* draws, const std::function<Tensor()>& draw) {
+    if (draws == nullptr) return draw();
+    std::vector<Tensor>& known = *draws->known;
+    if (draws->next == known.size()) {
+      known.push_back(In(draws->outer, draw).clone());
+    }
+    return known[draws->next++].clone();
+  }
 };
 
 class EngineRig : public Rig {
@@ -84,28 +113,68 @@ class EngineRig : public Rig {
   }
   ~EngineRig() override { SetPoisonOnFree(false); }
 
+  Tensor Part(const std::function<Tensor()>& part) override {
+    if (way_ != "Stage3Checkpointed") return part();
+    ++parts_;
+    CheckpointOptions options;
+    options.check = CheckpointOptions::Check::kAlways;
+    const auto known = std::make_shared<std::vector<Tensor>>();
+    return Checkpointed(options, [this, part, known] {
+      ++runs_;
+      Draws draws{draws_, known};
+      const auto back = [this](Draws* of) { draws_ = of->outer; };
+      const std::unique_ptr<Draws, decltype(back)> scope(draws_ = &draws, back);
+      return part();
+    });
+  }
+  Tensor Drawn(const std::function<Tensor()>& draw) override {
+    return Draws::In(draws_, draw);
+  }
+  std::string Outcome() override {
+    if (way_ == "Stage3Checkpointed" && runs_ == parts_) {
+      return "nothing ran again";
+    }
+    if (way_ != "Stage3Recompute") return "";
+    std::vector<std::string> unable;
+    int64_t given_up = 0;
+    for (const EngineTraining* training : trainings_) {
+      given_up += training->given_up();
+      for (const std::string& why : training->unable()) unable.push_back(why);
+    }
+    if (!unable.empty()) return absl::StrJoin(unable, "; ");
+    return given_up == 0 ? "nothing was given up" : "";
+  }
+
  private:
   std::unique_ptr<Training> Make(std::shared_ptr<nn::Module> module,
                                  const Recipe& recipe) override {
     EngineOptions options;
     options.communicator = comm_;
     if (way_ == "Stage3Recompute") {
-      options.is_recomputed = [](const nn::Module&, absl::string_view path) {
-        return !path.empty();  // the outermost: the module's children
+      // The outermost: the module's children, of a list each.
+      options.is_recomputed = [](const nn::Module& m, absl::string_view path) {
+        return !path.empty() &&
+               dynamic_cast<const nn::ModuleListImpl*>(&m) == nullptr;
       };
     }
-    return std::make_unique<EngineTraining>(ValueOf(
+    auto training = std::make_unique<EngineTraining>(ValueOf(
         Engine::Create(std::move(module), ConfigOf(way_, recipe), options)));
+    trainings_.push_back(training.get());
+    return training;
   }
 
   const std::string way_;
   const std::shared_ptr<Communicator> comm_;
+  std::vector<const EngineTraining*> trainings_;  // the rig's
+  int parts_ = 0, runs_ = 0;                      // of Part
+  Draws* draws_ = nullptr;                        // of the part that runs
 };
 
 }  // namespace
 
 std::vector<std::string> Ways() {
-  return {"Stage3", "Stage2", "Stage3Gloo", "Stage3Recompute"};
+  return {"Stage3", "Stage2", "Stage3Gloo", "Stage3Recompute",
+          "Stage3Checkpointed"};
 }
 
 std::string BackendOf(absl::string_view way) {

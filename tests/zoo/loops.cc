@@ -24,7 +24,9 @@ struct Net : nn::Module {
 };
 
 Tensor Loss(Rig& rig, Net& net) {
-  return torch::mse_loss(net.forward(rig.Randn({5, 6})), rig.Randn({5, 4}));
+  return rig.Part([&rig, &net] {
+    return torch::mse_loss(net.forward(rig.Randn({5, 6})), rig.Randn({5, 4}));
+  });
 }
 
 void Freeze(nn::Module& module, bool frozen) {
@@ -233,7 +235,9 @@ ZOO_VARIANT(TwoLossesOverOneGraph) {
   auto net = std::make_shared<Net>();
   Training* const training = rig.Train(net);
   for (int i = 0; i < 3; ++i) {
-    const Tensor out = net->forward(rig.Randn({5, 6}));
+    const Tensor out = rig.Part([&] {
+      return net->forward(rig.Randn({5, 6}));
+    });
     training->Backward(out.pow(2).mean(), {true, true});
     training->Backward(out.abs().mean());
     training->Step();

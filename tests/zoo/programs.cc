@@ -26,7 +26,9 @@ struct Net : nn::Module {
 };
 
 Tensor Loss(Rig& rig, Net& net) {
-  return torch::mse_loss(net.forward(rig.Randn({5, 6})), rig.Randn({5, 6}));
+  return rig.Part([&rig, &net] {
+    return torch::mse_loss(net.forward(rig.Randn({5, 6})), rig.Randn({5, 6}));
+  });
 }
 
 // Three steps, `between` after each.
@@ -158,8 +160,9 @@ ZOO_VARIANT(Byol) {
       torch::NoGradGuard no_grad;
       goal = target->forward(x + 0.1);
     }
-    const Tensor loss =
-        2 - 2 * torch::cosine_similarity(net->forward(x), goal).mean();
+    const Tensor loss = rig.Part([&] {
+      return 2 - 2 * torch::cosine_similarity(net->forward(x), goal).mean();
+    });
     rig.Note(loss);
     training->Backward(loss);
     training->Step();
@@ -264,12 +267,14 @@ ZOO_VARIANT(GeneratorAgainstCritic) {
   for (int i = 0; i < 3; ++i) {
     critic->zero_grad();
     const Tensor noise = rig.Randn({5, 4});
-    const Tensor fake = generator->forward(noise);
-    of_critic->Backward(
-        torch::softplus(critic->forward(fake.detach())).mean() +
-        torch::softplus(-critic->forward(rig.Randn({5, 6}))).mean());
+    const Tensor fake = rig.Part([&] { return generator->forward(noise); });
+    of_critic->Backward(rig.Part([&] {
+      return torch::softplus(critic->forward(fake.detach())).mean() +
+             torch::softplus(-critic->forward(rig.Randn({5, 6}))).mean();
+    }));
     of_critic->Step();
-    of_generator->Backward(torch::softplus(-critic->forward(fake)).mean());
+    of_generator->Backward(rig.Part(
+        [&] { return torch::softplus(-critic->forward(fake)).mean(); }));
     of_generator->Step();
   }
   critic->zero_grad();

@@ -23,7 +23,7 @@ void Rig::TrainOn(std::shared_ptr<nn::Module> module,
                   int steps) {
   Training* const training = Train(std::move(module), recipe);
   for (int i = 0; i < steps * recipe.accumulation; ++i) {
-    const Tensor value = training->UnderAutocast(loss);
+    const Tensor value = training->UnderAutocast([&] { return Part(loss); });
     Note(value);
     training->Backward(value);
     training->Step();

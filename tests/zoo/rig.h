@@ -83,13 +83,22 @@ class Rig {
                const std::function<Tensor()>& loss, const Recipe& recipe = {},
                int steps = 3);
 
+  // A part of a forward, which a way may wrap: TrainOn's losses, and what a
+  // variant says.
+  virtual Tensor Part(const std::function<Tensor()>& part) { return part(); }
+
   // This rank's data.
-  Tensor Randn(at::IntArrayRef sizes) { return torch::randn(sizes, data_); }
+  Tensor Randn(at::IntArrayRef sizes) {
+    return Drawn([&] { return torch::randn(sizes, data_); });
+  }
   Tensor Tokens(int64_t below, at::IntArrayRef sizes) {
-    return torch::randint(below, sizes, data_, torch::kLong);
+    return Drawn(
+        [&] { return torch::randint(below, sizes, data_, torch::kLong); });
   }
   // The same value on all ranks.
-  Tensor Same(at::IntArrayRef sizes) { return torch::randn(sizes, common_); }
+  Tensor Same(at::IntArrayRef sizes) {
+    return Drawn([&] { return torch::randn(sizes, common_); });
+  }
   // Something to compare.
   void Note(const Tensor& value);
 
@@ -99,8 +108,13 @@ class Rig {
 
   // Closes what is trained; all that is to be compared.
   Results Finish();
+  // "" or what has become of the way, once it is finished: what to expect of
+  // it besides equal values.
+  virtual std::string Outcome() { return ""; }
 
  protected:
+  // What a variant asks for comes from here.
+  virtual Tensor Drawn(const std::function<Tensor()>& draw) { return draw(); }
   virtual std::unique_ptr<Training> Make(std::shared_ptr<nn::Module> module,
                                          const Recipe& recipe) = 0;
 

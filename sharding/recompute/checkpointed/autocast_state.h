@@ -1,4 +1,6 @@
-// AutocastState: which autocast a thread is under, and a scope with the same.
+// AutocastState: which autocast a thread is under, and a scope with the same,
+// after which it is as before, whatever was set within by calls: a run that is
+// stopped sets nothing back.
 //
 // Within the scope autocast's cache is off. What the cache would change are the
 // nodes of a graph that nobody goes back through, never a value; and what it
@@ -17,14 +19,15 @@ namespace tessera {
 class AutocastState {
  public:
   static AutocastState Capture();
+  void Set() const;
 
  private:
-  friend class AutocastStateScope;
   struct Device {
     c10::DeviceType type;
+    bool on;
     c10::ScalarType dtype;
   };
-  std::vector<Device> on_;  // for these; off for all others
+  std::vector<Device> devices_;
 };
 
 class AutocastStateScope {
@@ -37,8 +40,7 @@ class AutocastStateScope {
  private:
   const AutocastState before_;
   const bool cache_before_;
-  // Dtypes of what is off before and on within.
-  std::vector<AutocastState::Device> dtypes_before_;
+  const int nesting_before_;
 };
 
 }  // namespace tessera

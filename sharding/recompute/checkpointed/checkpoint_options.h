@@ -17,6 +17,7 @@ struct CheckpointOptions {
   // For messages: "[blocks.3] ...".
   std::string name = "checkpoint";
 
+  // Not for the operators of a region within this one.
   enum class Policy {
     kFull,  // keeps nothing
     // Keeps the results of matrix products, convolutions and attention, and
@@ -37,6 +38,14 @@ struct CheckpointOptions {
     kNever,
   };
   Check check = Check::kFirst;
+
+  // Ends the second run as soon as all that backward needs is there, as
+  // PyTorch's early_stop. What the function does after that is not done again:
+  // one that changes state by calls and puts it back at its end (m->eval(); ...
+  // m->train()) leaves it changed, unless this is false. Scopes (guards) are
+  // ended, and autocast is put back, in either case. A whole run also counts
+  // all that is saved.
+  bool stop_early = true;
 
   // The ranks of this group give the same inputs to the region (they are ranks
   // of one tensor-parallel or sequence-parallel group): each keeps 1/n of the

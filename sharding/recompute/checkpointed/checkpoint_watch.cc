@@ -12,17 +12,24 @@
 
 namespace tessera {
 
-// An operator of the user's that says what it writes is not followed, so that
-// those within it are seen: it may write what it captured.
 bool CheckpointWatch::Begin(const c10::OperatorHandle& op,
                             const OperatorInfo& info,
                             torch::jit::Stack* stack) {
-  const bool outer = outer_ != nullptr && outer_->Begin(op, info, stack);
+  return Follow(op, info, stack, /*own=*/true);
+}
+
+// An operator of the user's that says what it writes is not followed, so that
+// those within it are seen: it may write what it captured.
+bool CheckpointWatch::Follow(const c10::OperatorHandle& op,
+                             const OperatorInfo& info, torch::jit::Stack* stack,
+                             bool own) {
+  const bool outer =
+      outer_ != nullptr && outer_->Follow(op, info, stack, /*own=*/false);
   RefuseParameters(info, *stack);
   running_ = op;
-  DoBegin(op, info, stack);
+  DoBegin(op, info, stack, own);
   const bool followed = outer || info.aten || WritesAreGuessed(info) ||
-                        IsKept(frame_->options, info);
+                        (own && IsKept(frame_->options, info));
   if (!followed) running_.reset();
   return followed;
 }
@@ -52,8 +59,7 @@ void CheckpointWatch::EndMade(const c10::OperatorHandle& op) {
 bool CheckpointWatch::Replace(const c10::OperatorHandle& op,
                               const OperatorInfo& info,
                               torch::jit::Stack* stack) {
-  return (outer_ != nullptr && outer_->Replace(op, info, stack)) ||
-         DoReplace(op, info, stack);
+  return DoReplace(op, info, stack);
 }
 
 bool CheckpointWatch::IsInside(const at::Tensor& tensor) const {
@@ -101,14 +107,25 @@ void ForwardWatch::BeforeWrite(const OperatorInfo& info, const at::Tensor& t,
   }
 }
 
-// The guess was right, or what was kept is given up.
-void ForwardWatch::AfterGuess(const std::vector<at::Tensor>& guessed) {
+// The guess was right, or what was kept is given up: it was only read.
+void ForwardWatch::AfterGuess(const c10::OperatorHandle& op,
+                              const std::vector<at::Tensor>& guessed) {
   for (const at::Tensor& t : guessed) {
     frame()->writes.DropUnchanged(t);
     if (frame()->writes.Contains(StorageOf(t))) {
       frame()->inputs.Release(StorageOf(t));
+    } else {
+      NoteRead(op, t);
     }
   }
+}
+
+void ForwardWatch::NoteRead(const c10::OperatorHandle& op,
+                            const at::Tensor& t) {
+  const auto* const storage = StorageOf(t);
+  const bool read = !IsInside(t) && !frame()->writes.Contains(storage) &&
+                    !frame()->inputs.Contains(storage);
+  if (read) frame()->reads.Add(t, op);
 }
 
 void ForwardWatch::BeforeWrites(const OperatorInfo& info,
@@ -120,16 +137,14 @@ void ForwardWatch::BeforeWrites(const OperatorInfo& info,
 }
 
 void ForwardWatch::DoBegin(const c10::OperatorHandle& op,
-                           const OperatorInfo& info, torch::jit::Stack* stack) {
+                           const OperatorInfo& info, torch::jit::Stack* stack,
+                           bool own) {
   guessed_.clear();
   kept_.Abandon();
   BeforeWrites(info, *stack, &guessed_);
-  ForEachTensor(*stack, info.writes.size(), [&](const at::Tensor& t, size_t) {
-    const bool read = !IsInside(t) && !frame()->writes.Contains(StorageOf(t)) &&
-                      !frame()->inputs.Contains(StorageOf(t));
-    if (read) frame()->reads.Add(t, op);
-  });
-  if (IsKept(frame()->options, info)) kept_.Begin(info, *stack);
+  ForEachTensor(*stack, info.writes.size(),
+                [&](const at::Tensor& t, size_t) { NoteRead(op, t); });
+  if (own && IsKept(frame()->options, info)) kept_.Begin(info, *stack);
 }
 
 void ForwardWatch::DoBeginMade(const c10::OperatorHandle& op,
@@ -143,14 +158,14 @@ void ForwardWatch::DoEndMade(const c10::OperatorHandle& op) {
   while (!made_.empty()) {
     const Made made = std::move(made_.back());
     made_.pop_back();
-    AfterGuess(made.guessed);
+    AfterGuess(made.op, made.guessed);
     if (made.op == op) return;  // others threw
   }
 }
 
 void ForwardWatch::DoEnd(const c10::OperatorHandle& op, const OperatorInfo&,
                          torch::jit::Stack* stack) {
-  AfterGuess(std::exchange(guessed_, {}));
+  AfterGuess(op, std::exchange(guessed_, {}));
   kept_.End(op, *stack, frame()->inputs.Devices());
 }
 
@@ -198,7 +213,7 @@ void AgainWatch::RedirectArguments(const OperatorInfo& info,
 }
 
 void AgainWatch::DoBegin(const c10::OperatorHandle&, const OperatorInfo& info,
-                         torch::jit::Stack* stack) {
+                         torch::jit::Stack* stack, bool) {
   RedirectArguments(info, stack);
 }
 
@@ -243,10 +258,11 @@ bool AgainWatch::DoReplace(const c10::OperatorHandle& op,
 }
 
 void AgainWatch::Fill(const at::Tensor& value, absl::string_view op_name) {
-  if (done_) return;  // the function caught what ended it
+  const bool stops = frame()->options.stop_early;
+  if (done_ && stops) return;  // the function caught what ended it
   if (!frame()->Fill(next_++, last_, task_, value, op_name)) return;
   done_ = true;
-  throw RunIsDone();
+  if (stops) throw RunIsDone();
 }
 
 std::shared_ptr<SavedSlot> AgainWatch::Save(const at::Tensor&,

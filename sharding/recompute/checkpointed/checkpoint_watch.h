@@ -2,7 +2,9 @@
 // runs again (AgainWatch). Both know what was made in the region.
 //
 // Of regions within regions the inner one's watch is the thread's; it passes on
-// what operators do, not what is saved, which is the inner one's.
+// what operators do, not what is saved, which is the inner one's. Which of its
+// operators are kept only the inner one says: if the outer one gave it results
+// that it has not made, it would keep other things of them than in forward.
 //
 // Threads: the thread's on which it was made.
 #ifndef SHARDING_RECOMPUTE_CHECKPOINTED_CHECKPOINT_WATCH_H_
@@ -43,8 +45,9 @@ class CheckpointWatch : public OperatorWatch {
   virtual bool DoReplace(const c10::OperatorHandle& op,
                          const OperatorInfo& info,
                          torch::jit::Stack* stack) = 0;
+  // `own`: of this region, and not of one within it.
   virtual void DoBegin(const c10::OperatorHandle& op, const OperatorInfo& info,
-                       torch::jit::Stack* stack) = 0;
+                       torch::jit::Stack* stack, bool own) = 0;
   virtual void DoEnd(const c10::OperatorHandle& op, const OperatorInfo& info,
                      torch::jit::Stack* stack) = 0;
   virtual void DoBeginMade(const c10::OperatorHandle& op,
@@ -60,6 +63,9 @@ class CheckpointWatch : public OperatorWatch {
   const std::optional<c10::OperatorHandle>& running() const { return running_; }
 
  private:
+  bool Follow(const c10::OperatorHandle& op, const OperatorInfo& info,
+              torch::jit::Stack* stack, bool own);
+
   Frame* const frame_;
   CheckpointWatch* const outer_;
   RegionStorages inside_;
@@ -79,7 +85,7 @@ class ForwardWatch final : public CheckpointWatch {
     return false;
   }
   void DoBegin(const c10::OperatorHandle& op, const OperatorInfo& info,
-               torch::jit::Stack* stack) override;
+               torch::jit::Stack* stack, bool own) override;
   void DoEnd(const c10::OperatorHandle& op, const OperatorInfo& info,
              torch::jit::Stack* stack) override;
   void DoBeginMade(const c10::OperatorHandle& op, const OperatorInfo& info,
@@ -90,7 +96,9 @@ class ForwardWatch final : public CheckpointWatch {
   void BeforeWrite(const OperatorInfo& info, const at::Tensor& tensor,
                    std::vector<at::Tensor>* guessed);
 
-  void AfterGuess(const std::vector<at::Tensor>& guessed);
+  void AfterGuess(const c10::OperatorHandle& op,
+                  const std::vector<at::Tensor>& guessed);
+  void NoteRead(const c10::OperatorHandle& op, const at::Tensor& tensor);
 
   OperatorWatch* const outer_;
   KeptOperatorsBuilder kept_;
@@ -117,7 +125,7 @@ class AgainWatch final : public CheckpointWatch {
   bool DoReplace(const c10::OperatorHandle& op, const OperatorInfo& info,
                  torch::jit::Stack* stack) override;
   void DoBegin(const c10::OperatorHandle& op, const OperatorInfo& info,
-               torch::jit::Stack* stack) override;
+               torch::jit::Stack* stack, bool own) override;
   void DoEnd(const c10::OperatorHandle& op, const OperatorInfo& info,
              torch::jit::Stack* stack) override;
   void DoBeginMade(const c10::OperatorHandle&, const OperatorInfo& info,

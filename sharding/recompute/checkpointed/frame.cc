@@ -206,13 +206,20 @@ void Frame::RunAgain(const Slot& slot, int64_t task) {
   }
   AgainWatch watch(this, LastAlive(), task);
   Run(watch.Inputs(), &watch);
-  if (!watch.done() && watch.saved() <= slot.number()) {
-    absl::MutexLock lock(&mutex_);
-    ThrowIfError(Error(absl::StrCat("autograd saved ", slots_.size(),
-                                    " tensors in forward and only ",
-                                    watch.saved(), " when it is run again")));
-  }
+  CheckSaved(slot, watch);
   DropAtTheEndOf(task);
+}
+
+void Frame::CheckSaved(const Slot& slot, const AgainWatch& watch) {
+  absl::MutexLock lock(&mutex_);
+  const auto all = static_cast<int64_t>(slots_.size());
+  const bool enough = options.stop_early
+                          ? watch.done() || watch.saved() > slot.number()
+                          : watch.saved() >= all;
+  if (enough) return;
+  ThrowIfError(Error(absl::StrCat("autograd saved ", all,
+                                  " tensors in forward and only ",
+                                  watch.saved(), " when it is run again")));
 }
 
 void Frame::Run(std::vector<at::Tensor> tensors, AgainWatch* watch) {
@@ -233,7 +240,7 @@ void Frame::Run(std::vector<at::Tensor> tensors, AgainWatch* watch) {
           rerun_(std::move(tensors));
         } catch (...) {
           // The stop, whatever the function has made of it.
-          if (!watch->done()) throw;
+          if (!watch->done() || !options.stop_early) throw;
         }
       }));
 }

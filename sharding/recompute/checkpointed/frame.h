@@ -113,6 +113,8 @@ class Frame : public std::enable_shared_from_this<Frame> {
  private:
   void RunAgain(const Slot& slot, int64_t task);
   void Run(std::vector<at::Tensor> inputs, AgainWatch* watch);
+  // Throws if it filled too little.
+  void CheckSaved(const Slot& slot, const AgainWatch& watch);
   at::Tensor Take(Slot* slot, int64_t task);
   int64_t LastAlive();
   void DropAtTheEndOf(int64_t task);

@@ -4,6 +4,11 @@
 //
 // Why tensors that are not dense are kept whole: an expanded one has fewer
 // elements in memory than a part of it.
+//
+// Why it is the memory that goes to the host and back, and not the elements: a
+// copy of these is dense, of an expanded tensor a multiple of what it holds,
+// and what comes back would have other strides than the function saw in
+// forward.
 #include "sharding/recompute/checkpointed/kept_inputs.h"
 
 #include <algorithm>
@@ -91,10 +96,12 @@ at::Tensor KeptInputs::Partition(const at::Tensor& tensor, Input* input) const {
 
 at::Tensor KeptInputs::ToHost(const at::Tensor& tensor, Input* input) const {
   if (!options_.keep_on_cpu || tensor.is_cpu()) return tensor;
-  at::Tensor host =
-      at::empty_strided(tensor.sizes(), tensor.strides(),
-                        tensor.options().device(at::kCPU).pinned_memory(true));
-  host.copy_(tensor.detach(), /*non_blocking=*/true);
+  const at::Tensor span = SpanOf(tensor.detach());
+  at::Tensor host = at::empty(
+      span.sizes(), span.options().device(at::kCPU).pinned_memory(true));
+  host.copy_(span, /*non_blocking=*/true);
+  input->span_sizes = tensor.sizes().vec();
+  input->span_strides = tensor.strides().vec();
   input->copied.emplace(tensor.device().type());
   input->copied->record(CurrentStream(tensor.device()));
   return host;
@@ -182,7 +189,8 @@ std::vector<at::Tensor> KeptInputs::Get(const Copies& copies) const {
       TorchScope scope;
       if (input->copied) {
         input->copied->block(CurrentStream(input->device));
-        tensor = tensor.to(input->device, /*non_blocking=*/true);
+        tensor = OverSpan(tensor.to(input->device, /*non_blocking=*/true),
+                          input->span_sizes, input->span_strides);
       }
       if (input->partitioned) tensor = Whole(*input, tensor);
     }

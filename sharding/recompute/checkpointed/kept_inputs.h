@@ -53,7 +53,8 @@ class KeptInputs {
     std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> storage;
     KeptValue value;  // whole, or the rank's part
     bool released = false;
-    std::optional<c10::Event> copied;  // to the host
+    std::optional<c10::Event> copied;               // to the host, as its span
+    std::vector<int64_t> span_sizes, span_strides;  // of the tensor over it
     // With partition_over:
     bool partitioned = false;
     std::vector<int64_t> sizes, strides;

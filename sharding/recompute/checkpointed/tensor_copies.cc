@@ -18,6 +18,19 @@ at::Tensor CloneOf(const at::Tensor& bytes) {
   return bytes.clone();
 }
 
+at::Tensor SpanOf(const at::Tensor& tensor) {
+  int64_t numel = tensor.numel() == 0 ? 0 : 1;
+  for (int64_t d = 0; d < tensor.dim() && numel > 0; ++d) {
+    numel += (tensor.size(d) - 1) * tensor.stride(d);
+  }
+  return tensor.as_strided({numel}, {1}, tensor.storage_offset());
+}
+
+at::Tensor OverSpan(const at::Tensor& span, at::IntArrayRef sizes,
+                    at::IntArrayRef strides) {
+  return span.as_strided(sizes, strides, span.storage_offset());
+}
+
 at::Tensor InRole(const at::Tensor& tensor, GradRole role) {
   at::Tensor alias = AliasOf(tensor);
   if (!role.requires_grad) return alias;

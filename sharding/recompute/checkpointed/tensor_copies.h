@@ -19,6 +19,13 @@ inline c10::StorageImpl* StorageOf(const at::Tensor& tensor) {
 // A copy of a storage's bytes (BytesOf).
 at::Tensor CloneOf(const at::Tensor& bytes);
 
+// The memory from a strided tensor's first element to its last, in one
+// dimension: of an expanded one as much as it has, with the gaps of one that
+// has some. And a tensor of such sizes and strides over it.
+at::Tensor SpanOf(const at::Tensor& tensor);
+at::Tensor OverSpan(const at::Tensor& span, at::IntArrayRef sizes,
+                    at::IntArrayRef strides);
+
 // How a tensor takes part in a graph.
 struct GradRole {
   explicit GradRole(const at::Tensor& tensor)

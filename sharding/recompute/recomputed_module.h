@@ -1,0 +1,97 @@
+// RecomputedUnits::Module: one module whose activations are given up: whether
+// they can be, and its part of the budget. And what those of an engine share.
+//
+// Threads: any.
+#ifndef SHARDING_RECOMPUTE_RECOMPUTED_MODULE_H_
+#define SHARDING_RECOMPUTE_RECOMPUTED_MODULE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "comm/communicator.h"
+#include "sharding/flat/flat_parameter.h"
+#include "sharding/recompute/recomputed_units.h"
+#include "sharding/recompute/region.h"
+
+namespace tessera {
+
+// What the modules of an engine share; lives as long as their regions.
+class RecomputedUnits::Shared : public std::enable_shared_from_this<Shared> {
+ public:
+  explicit Shared(RecomputeOptions options) : options(std::move(options)) {}
+
+  // Keeps so many bytes beside those that are: until what it gives is gone.
+  // Null: they are too many.
+  std::shared_ptr<void> TryKeep(int64_t bytes) {
+    {
+      absl::MutexLock lock(&mutex);
+      if (kept_bytes + bytes > options.budget_bytes) return nullptr;
+      kept_bytes += bytes;
+    }
+    return std::shared_ptr<void>(this,
+                                 [shared = shared_from_this(), bytes](void*) {
+                                   absl::MutexLock lock(&shared->mutex);
+                                   shared->kept_bytes -= bytes;
+                                 });
+  }
+
+  const RecomputeOptions options;
+  const std::shared_ptr<RestoredRegions> restored =
+      std::make_shared<RestoredRegions>();
+  std::atomic<int64_t> backwards{0};  // begun
+  absl::Mutex mutex;
+  int64_t kept_bytes ABSL_GUARDED_BY(mutex) = 0;  // of the budget
+  RecomputeReport report ABSL_GUARDED_BY(mutex);
+};
+
+class RecomputedUnits::Module {
+ public:
+  Module(std::string name, std::shared_ptr<Shared> shared)
+      : name_(std::move(name)), shared_(std::move(shared)) {}
+  const std::string& name() const { return name_; }
+  void AddFlat(const FlatParameter* flat) { flats_.insert(flat); }
+
+  std::shared_ptr<Region> NewRegion(OutsideTensors* outside) const {
+    return std::make_shared<Region>(name_, shared_->options.keeps, outside,
+                                    shared_->restored);
+  }
+  bool is_kept() const { return is_kept_; }
+  int64_t backwards() const { return shared_->backwards; }
+
+  // `region`, of this module, ends. May throw. COLLECTIVE where its gathers are
+  // (recomputed_units.h).
+  void Close(Region* region);
+  void KeepAll(Region* region, int64_t bytes,
+               const std::shared_ptr<void>& token);
+
+ private:
+  // The ranks that must gather its units together; null: none.
+  Communicator* Group() const;
+  // See Note [Ranks give up the same] in the .cc.
+  void AgreeAtFirst(int64_t bytes, std::string* unable);
+  // Whether its tape makes what the forward made.
+  bool Check(Region* region);
+  // Its parameters may have to be gathered, together with the other ranks.
+  bool MayGather() const;
+  void GiveUp(Region* region, int64_t bytes);
+  void Keep(absl::string_view why);
+
+  const std::string name_;
+  const std::shared_ptr<Shared> shared_;
+  absl::flat_hash_set<const FlatParameter*> flats_;  // while the engine lives
+  std::atomic<bool> is_kept_{false};
+  std::atomic<bool> closed_{false};  // once
+  // Where the ranks agree: the most that one of them had at first.
+  std::atomic<int64_t> agreed_bytes_{0};
+  absl::flat_hash_set<uint64_t> verified_;  // by shared_->mutex
+};
+
+}  // namespace tessera
+#endif  // SHARDING_RECOMPUTE_RECOMPUTED_MODULE_H_
