@@ -51,7 +51,8 @@ std::vector<std::string> Policies(const proto::Config& config,
                                   bool recomputes) {
   const std::string& policy = config.activation_checkpointing().policy();
   if (!recomputes) return {""};
-  if (policy == "auto") return {"", "selective", "full"};
+  // Not "selective": what that keeps is not planned yet.
+  if (policy == "auto") return {"", "full"};
   return {policy};
 }
 
