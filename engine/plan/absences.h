@@ -4,10 +4,7 @@
 //   casts of parameters   sharding/dispatch/saved_casts.h: gone after their
 //                         last use in forward, made again at the first in
 //                         backward, which uses the parameter
-//   what a unit computes  where units are computed again
-//                         (sharding/recompute/recomputed_units.h): gone when
-//                         its forward ends, all back when the first of it is
-//                         used in backward; what other units use is kept
+//   what a unit computes  where units are computed again: recomputation.h
 #ifndef ENGINE_PLAN_ABSENCES_H_
 #define ENGINE_PLAN_ABSENCES_H_
 
@@ -28,10 +25,6 @@ struct Absence {
 // Of casts of parameters that `is_owned`, by number. In no order.
 std::vector<Absence> CastAbsences(const Trace& trace,
                                   const std::vector<bool>& is_owned);
-// Of units that are computed again: `unit_of[i]` has the trace's parameter i,
-// -1: none. In no order.
-std::vector<Absence> RecomputedAbsences(const Trace& trace,
-                                        const std::vector<int>& unit_of);
 
 }  // namespace tessera
 #endif  // ENGINE_PLAN_ABSENCES_H_

@@ -75,6 +75,8 @@ void GradientReplay::Begin(const std::vector<int>& gradients, bool reduces) {
 }
 
 bool GradientReplay::TakesInPlace(size_t flat) {
+  // What is there already is added to.
+  if (states_[flat].added_up) return false;
   if (flats_[flat].working_bytes != item_bytes(flat)) return false;
   bool at_work = !reduces_ || states_[flat].local_bytes > 0;
   for (size_t b = cursor_; b < std::min(cursor_ + 2, buckets_.size()); ++b) {
@@ -160,6 +162,9 @@ void GradientReplay::Finish() {
 }
 
 void GradientReplay::End() {
+  for (State& state : states_) {
+    if (state.expected) state.added_up = !reduces_;
+  }
   if (!reduces_) return;
   LaunchReady(/*all=*/true);
   Finish();

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
+#include "engine/plan/recomputation.h"
 #include "engine/setup/recompute_choice.h"
 #include "sharding/flat/registry.h"
 #include "torch/nn/module.h"
@@ -73,16 +74,29 @@ absl::StatusOr<std::vector<int>> RecomputedOf(const torch::nn::Module& module,
   TESSERA_ASSIGN_OR_RETURN(
       const RecomputedModules found,
       ChooseRecomputed(module, model.partition.units, choice));
-  absl::flat_hash_map<const c10::TensorImpl*, int> of_tensor;
+  // By storage, as an engine knows them.
+  absl::flat_hash_map<const c10::StorageImpl*, int> of_storage;
+  const auto set = [&](const at::Tensor& p, int number) {
+    of_storage[p.storage().unsafeGetStorageImpl()] = number;
+  };
+  for (const UnitPlan& unit : model.partition.units) {
+    for (const NamedParameter& p : unit.parameters) {
+      set(p.tensor, RecomputationOptions::kNone);
+    }
+  }
   for (size_t i = 0; i < found.modules.size(); ++i) {
     for (const at::Tensor& p : found.modules[i].parameters) {
-      of_tensor[p.unsafeGetTensorImpl()] = static_cast<int>(i);
+      set(p, static_cast<int>(i));
     }
+  }
+  for (const at::Tensor& p : found.shared) {
+    set(p, RecomputationOptions::kUnseen);
   }
   std::vector<int> recomputed;
   for (const TracedParameter& p : model.trace.parameters) {
-    const auto it = of_tensor.find(p.tensor);
-    recomputed.push_back(it == of_tensor.end() ? -1 : it->second);
+    const auto it = of_storage.find(p.tensor->storage().unsafeGetStorageImpl());
+    recomputed.push_back(it == of_storage.end() ? RecomputationOptions::kUnseen
+                                                : it->second);
   }
   return recomputed;
 }

@@ -19,9 +19,8 @@ struct ModelTrace {
   Partition partition;
   std::vector<bool> trainable;  // by number of the parameter
   Trace trace;
-  // By parameter of the trace, the module that is computed again in backward;
-  // -1: none. Of those that activation_checkpointing names, and of those that
-  // its "auto" means.
+  // RecomputationOptions::module_of. Of those that activation_checkpointing
+  // names, and of those that its "auto" means.
   std::vector<int> recomputed, automatic;
   bool recomputes = false;  // activation_checkpointing names some
   int64_t buffer_bytes = 0;

@@ -12,8 +12,10 @@
 // buckets), replayed along the trace. It is of a step in the midst of training:
 // the first two gather later and copy more.
 //
-// Of activation_checkpointing its units, as policy "full" has them; the memory
-// that computing a unit again takes beside what is saved of it is not in it.
+// Of activation_checkpointing its units, policy, every and budget_bytes, with
+// what computing a unit again takes. That a module cannot be computed again
+// (operators that have other bits, or say nothing of what they write) is not
+// seen.
 //
 // Not in it: memory of collectives (a few MiB), a hierarchical gather
 // (reshard_group_size), offloading, what libtorch itself takes (base_bytes says

@@ -63,7 +63,7 @@ int64_t UpdateBytes(const std::vector<PlannedFlat>& flats) {
 }
 
 StepSeconds SecondsOf(const ModelTrace& model, const Settings& settings,
-                      const std::vector<int>& recomputed,
+                      const RecomputationOptions& recomputed,
                       const StepTraffic& traffic, int64_t micro_batches,
                       int64_t update_bytes, const Rates& rates) {
   const bool half = settings.autocast_dtype.has_value() ||
@@ -73,8 +73,7 @@ StepSeconds SecondsOf(const ModelTrace& model, const Settings& settings,
   StepSeconds seconds;
   seconds.compute = times * ComputeSeconds(model.trace, rates, half);
   seconds.recompute =
-      times * RecomputeSeconds(model.trace, recomputed,
-                               settings.recompute.keeps, rates, half);
+      times * RecomputeSeconds(Recompute(model.trace, recomputed), rates, half);
   seconds.communication = CommunicationSeconds(traffic, seconds.compute, rates);
   seconds.update = static_cast<double>(update_bytes) / rates.bytes_per_second;
   return seconds;
@@ -109,10 +108,12 @@ absl::StatusOr<StagePlan> PlanStage(const ModelTrace& model, int stage,
       settings.shared_working_copy != "off" &&
       (options.shared_working_copy || settings.shared_working_copy == "on");
   replay.buffer_bytes = model.buffer_bytes;
+  replay.recomputed.keeps = settings.recompute.keeps;
+  replay.recomputed.budget_bytes = settings.recompute.budget_bytes;
   if (recomputed == Recomputed::kAutomatic) {
-    replay.recomputed = model.automatic;
+    replay.recomputed.module_of = model.automatic;
   } else if (recomputed == Recomputed::kConfigured && model.recomputes) {
-    replay.recomputed = model.recomputed;
+    replay.recomputed.module_of = model.recomputed;
   }
   const StepReplayResult result =
       ReplayStep(model.trace, planned, flat_of, replay);

@@ -6,6 +6,7 @@
 
 #include "engine/plan/absences.h"
 #include "engine/plan/gradient_replay.h"
+#include "sharding/trace/kernel_memory.h"
 
 namespace tessera {
 namespace {
@@ -36,7 +37,7 @@ class PlannedCopy final : public Gatherable {
     held_->Add(PlanKind::kGathered, bytes());
   }
   bool TryFree() override {
-    if (pinned_) return false;
+    if (pins_ > 0) return false;
     if (std::exchange(whole_, false)) {
       *live_ -= flat_.whole_numel;
       held_->Remove(PlanKind::kGathered, bytes());
@@ -46,9 +47,9 @@ class PlannedCopy final : public Gatherable {
   void FreeWhenUnpinned() override { free_later_ = !TryFree(); }
   void DropSecondary() override {}
 
-  void Pin() { pinned_ = true; }
+  void Pin() { ++pins_; }
   void Unpin() {
-    pinned_ = false;
+    if (--pins_ > 0) return;
     if (std::exchange(free_later_, false)) TryFree();
   }
 
@@ -59,7 +60,8 @@ class PlannedCopy final : public Gatherable {
   std::atomic<int64_t>* const live_;
   PlanLedger* const held_;
   Gathered* const gathered_;
-  bool whole_ = false, pinned_ = false, free_later_ = false;
+  int pins_ = 0;
+  bool whole_ = false, free_later_ = false;
 };
 
 class Replay {
@@ -71,14 +73,17 @@ class Replay {
  private:
   void MicroBatch(bool reduces);
   void LeaveAndReturn(int64_t event);
+  void RunAgain(const Rerun& rerun);
   void Add(size_t allocation);
   void Remove(size_t allocation);
   void Handle(const TraceEvent& event);
   void Allocate(const TraceEvent& event);
   bool IsLentPlace(const TraceEvent& event);
+  bool IsBeforeResults(const TraceEvent& event) const;
   void Use(int32_t parameter, bool backward);
+  void UseInNode(int32_t parameter, int64_t node);
   void TakeGradient(const TraceEvent& event);
-  void UnpinAll();
+  static void UnpinAll(std::vector<PlannedCopy*>* pinned);
 
   const Trace& trace_;
   const std::vector<PlannedFlat>& flats_;
@@ -88,7 +93,9 @@ class Replay {
   Schedule schedule_;
   GradientReplay gradients_;
   std::vector<std::unique_ptr<PlannedCopy>> copies_;  // null: never freed
-  std::vector<PlannedCopy*> pinned_;
+  // By the operator that runs, and by the last node of backward that used any.
+  std::vector<PlannedCopy*> pinned_, node_pinned_;
+  int64_t node_ = -1;
   // By allocation: its bytes, and the flat whose gradient it becomes, or -1.
   struct Allocation {
     int64_t bytes = 0;
@@ -98,7 +105,8 @@ class Replay {
   std::vector<Allocation> allocations_;
   std::vector<int> expected_;                 // gradients, by flat
   std::vector<Absence> leaving_, returning_;  // by event
-  size_t left_ = 0, returned_ = 0;            // of these, in a micro-batch
+  Recomputation recomputation_;
+  size_t left_ = 0, returned_ = 0, rerun_ = 0;  // of these, in a micro-batch
   int64_t lent_bytes_ = 0;  // of the operator that runs, from before
   int backwards_ = 0;
   Gathered gathered_;
@@ -127,10 +135,9 @@ Replay::Replay(const Trace& trace, const std::vector<PlannedFlat>& flats,
   std::vector<bool> owned;
   for (const int flat : flat_of) owned.push_back(flat >= 0);
   leaving_ = CastAbsences(trace, owned);
-  if (!options.recomputed.empty()) {
-    const auto more = RecomputedAbsences(trace, options.recomputed);
-    leaving_.insert(leaving_.end(), more.begin(), more.end());
-  }
+  recomputation_ = Recompute(trace, options.recomputed);
+  leaving_.insert(leaving_.end(), recomputation_.absences.begin(),
+                  recomputation_.absences.end());
   for (const Absence& absence : leaving_) {
     if (absence.until >= 0) returning_.push_back(absence);
   }
@@ -152,8 +159,15 @@ Replay::Replay(const Trace& trace, const std::vector<PlannedFlat>& flats,
   }
 }
 
-void Replay::UnpinAll() {
-  for (PlannedCopy* copy : pinned_) copy->Unpin();
+void Replay::UnpinAll(std::vector<PlannedCopy*>* pinned) {
+  for (PlannedCopy* copy : std::exchange(*pinned, {})) copy->Unpin();
+}
+
+// As sharding/dispatch/saved_tensors.cc: pinned until another node uses any.
+void Replay::UseInNode(int32_t parameter, int64_t node) {
+  if (std::exchange(node_, node) != node) UnpinAll(&node_pinned_);
+  Use(parameter, /*backward=*/true);
+  node_pinned_.insert(node_pinned_.end(), pinned_.begin(), pinned_.end());
   pinned_.clear();
 }
 
@@ -213,8 +227,36 @@ void Replay::LeaveAndReturn(int64_t event) {
   for (; returned_ < returning_.size() && returning_[returned_].until <= event;
        ++returned_) {
     const Absence& absence = returning_[returned_];
-    if (absence.cast_of >= 0) Use(absence.cast_of, /*backward=*/true);
+    if (absence.cast_of >= 0) {
+      UseInNode(absence.cast_of,
+                trace_.events[static_cast<size_t>(event)].forward);
+    }
     Add(static_cast<size_t>(absence.allocation));
+  }
+  const std::vector<Rerun>& reruns = recomputation_.reruns;
+  for (; rerun_ < reruns.size() && reruns[rerun_].event <= event; ++rerun_) {
+    RunAgain(reruns[rerun_]);
+  }
+}
+
+void Replay::RunAgain(const Rerun& rerun) {
+  const TraceEvent& node = trace_.events[static_cast<size_t>(rerun.event)];
+  for (const int32_t parameter : rerun.used_before) {
+    UseInNode(parameter, node.forward);
+  }
+  for (const TraceEvent& step : rerun.steps) {
+    if (step.kind == TraceEvent::Kind::kTouch) {
+      Use(step.what, /*backward=*/true);
+    } else if (step.kind == TraceEvent::Kind::kOperator) {
+      held_.Touch(PlanKind::kKernels, step.bytes);
+      UnpinAll(&pinned_);
+    } else if (step.what >= 0) {
+      Add(static_cast<size_t>(step.what));
+    } else if (step.kind == TraceEvent::Kind::kAllocate) {
+      held_.Add(PlanKind::kActivations, step.bytes);
+    } else {
+      held_.Remove(PlanKind::kActivations, step.bytes);
+    }
   }
 }
 
@@ -227,24 +269,37 @@ void Replay::TakeGradient(const TraceEvent& event) {
   Remove(static_cast<size_t>(event.other));
 }
 
+bool Replay::IsBeforeResults(const TraceEvent& event) const {
+  return event.bytes > 0 &&
+         TakesMemoryBeforeResults(
+             trace_.operators[static_cast<size_t>(event.what)]);
+}
+
 void Replay::Handle(const TraceEvent& event) {
   switch (event.kind) {
     case TraceEvent::Kind::kAllocate:
       Allocate(event);
       break;
     case TraceEvent::Kind::kFree:
+      if (recomputation_.outlives[static_cast<size_t>(event.what)]) break;
       Remove(static_cast<size_t>(event.what));
       break;
     case TraceEvent::Kind::kOperator:
-      // A kernel takes its own memory while a result has none yet; one in a
-      // gradient's place had.
+      // Where a kernel takes its own memory while a result has none yet, one in
+      // a gradient's place had.
       held_.Touch(PlanKind::kKernels,
-                  event.bytes > 0 ? event.bytes + lent_bytes_ : 0);
+                  event.bytes + (IsBeforeResults(event) ? lent_bytes_ : 0));
       lent_bytes_ = 0;
-      UnpinAll();
+      UnpinAll(&pinned_);
+      break;
+    case TraceEvent::Kind::kBegin:
       break;
     case TraceEvent::Kind::kTouch:
-      Use(event.what, event.backward);
+      if (event.backward) {
+        UseInNode(event.what, event.forward);
+      } else {
+        Use(event.what, /*backward=*/false);
+      }
       break;
     case TraceEvent::Kind::kGradient:
       TakeGradient(event);
@@ -254,7 +309,7 @@ void Replay::Handle(const TraceEvent& event) {
 
 void Replay::MicroBatch(bool reduces) {
   bool begun = false;
-  left_ = returned_ = 0;
+  left_ = returned_ = rerun_ = 0;
   for (size_t i = 0; i < trace_.events.size(); ++i) {
     held_.SetMoment(static_cast<int64_t>(i));
     const TraceEvent& event = trace_.events[i];
@@ -264,7 +319,8 @@ void Replay::MicroBatch(bool reduces) {
     LeaveAndReturn(static_cast<int64_t>(i));
     Handle(event);
   }
-  UnpinAll();
+  UnpinAll(&pinned_);
+  UnpinAll(&node_pinned_);
   gradients_.End();
   schedule_.EndPass();
   ++backwards_;

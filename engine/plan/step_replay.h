@@ -7,7 +7,7 @@
 //   kGradient  it moves to the flat's local gradient; complete buckets are
 //              reduced (gradient_replay.h)
 //   others     tensors come and go, except those that are made again
-//              (absences.h)
+//              (absences.h, recomputation.h)
 //
 // Replayed as often as an engine needs to know a step (its schedule, and which
 // tensors will be gradients); the last one counts.
@@ -19,6 +19,7 @@
 
 #include "engine/plan/plan_ledger.h"
 #include "engine/plan/planned_flat.h"
+#include "engine/plan/recomputation.h"
 #include "sharding/flat/schedule.h"
 #include "sharding/gradient/gradients.h"
 #include "sharding/trace/trace.h"
@@ -33,9 +34,7 @@ struct StepReplayOptions {
   bool accumulates_locally = false;
   bool has_optimizer = true;
   bool shares_working_copy = false;
-  // By parameter of the trace, the unit that keeps only what it was given, and
-  // is computed again in backward; -1: none. Empty: none of all.
-  std::vector<int> recomputed;
+  RecomputationOptions recomputed;
   int64_t buffer_bytes = 0;  // of the module, all the time
 };
 

@@ -6,10 +6,9 @@
 #define ENGINE_PLAN_STEP_TIME_H_
 
 #include <cstdint>
-#include <vector>
 
 #include "engine/plan/rates.h"
-#include "sharding/recompute/recomputed_units.h"
+#include "engine/plan/recomputation.h"
 #include "sharding/trace/trace.h"
 
 namespace tessera {
@@ -35,10 +34,8 @@ struct StepTraffic {
 
 // Of a micro-batch. `half`: products are of 16-bit floats.
 double ComputeSeconds(const Trace& trace, const Rates& rates, bool half);
-// `unit_of` as of RecomputedAbsences (engine/plan/absences.h); `keeps`: as of
-// RecomputeOptions.
-double RecomputeSeconds(const Trace& trace, const std::vector<int>& unit_of,
-                        const Region::Keeps& keeps, const Rates& rates,
+// The same, of what runs again; and all that may have to is recorded.
+double RecomputeSeconds(const Recomputation& recomputation, const Rates& rates,
                         bool half);
 // What `traffic` adds to a step that computes for `compute_seconds`.
 double CommunicationSeconds(const StepTraffic& traffic, double compute_seconds,

@@ -37,6 +37,10 @@ class Counting final : public c10::Allocator {
     peak_ = 0;
     Note();
   }
+  void Sample() {
+    absl::MutexLock lock(&mutex_);
+    Note();
+  }
   void CountBesides(int64_t (*bytes)()) {
     absl::MutexLock lock(&mutex_);
     besides_ = bytes;
@@ -94,6 +98,7 @@ int64_t CountedTensors::peak_bytes() const { return Counting::self->peak(); }
 void CountedTensors::CountBesides(int64_t (*bytes)()) {
   Counting::self->CountBesides(bytes);
 }
+void CountedTensors::Sample() { Counting::self->Sample(); }
 void CountedTensors::ResetPeak() { Counting::self->ResetPeak(); }
 
 }  // namespace tessera

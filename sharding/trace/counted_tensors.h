@@ -17,10 +17,12 @@ class CountedTensors {
 
   int64_t held_bytes() const;
   int64_t peak_bytes() const;
+  // What is held now may be the peak: what is counted besides has changed.
+  void Sample();
   // The peak is what is held now.
   void ResetPeak();
   // From now on the peak is of the sum with what this says, which is asked
-  // whenever tensors come or go.
+  // whenever tensors come or go, and by Sample.
   void CountBesides(int64_t (*bytes)());
 };
 

@@ -152,6 +152,20 @@ int64_t LayerNormBackward(const Args& args, const Results&) {
   return 2 * at::get_num_threads() * numel * 4;
 }
 
+// (grad, input, ...): the input's gradient is made twice where both lie
+// alike, in float32 besides where they do not.
+int64_t BatchNormBackward(const Args& args, const Results& results) {
+  const at::Tensor grad = args.tensor(0), input = args.tensor(1);
+  if (!results[0].toTensor().defined()) return 0;
+  const at::MemoryFormat format = input.suggest_memory_format();
+  if (grad.suggest_memory_format() == format && grad.is_contiguous(format) &&
+      input.is_contiguous(format)) {
+    return (input.dim() == 2 ? 2 : 1) * BytesOf(input);
+  }
+  return at::isReducedFloatingType(input.scalar_type()) ? 2 * BytesOf(input)
+                                                        : 0;
+}
+
 // (grad, indices, offsets, ...): of each index its bag, and all sorted.
 int64_t EmbeddingBagBackward(const Args& args, const Results&) {
   const at::Tensor grad = args.tensor(0);
@@ -189,6 +203,7 @@ int64_t KernelMemory(const std::string& name, const Args& args,
       {"aten::_scaled_dot_product_flash_attention_for_cpu_backward",
        FlashAttentionBackward},
       {"aten::native_layer_norm_backward", LayerNormBackward},
+      {"aten::native_batch_norm_backward", BatchNormBackward},
       {"aten::_embedding_bag_backward", EmbeddingBagBackward},
       {"aten::mkldnn_rnn_layer", RecurrentForward},
       {"aten::mkldnn_rnn_layer_backward", RecurrentForward},
@@ -196,6 +211,10 @@ int64_t KernelMemory(const std::string& name, const Args& args,
   };
   const auto found = table->find(name);
   return found == table->end() ? 0 : found->second(args, results);
+}
+
+bool TakesMemoryBeforeResults(const std::string& name) {
+  return name == "aten::convolution" || name == "aten::convolution_backward";
 }
 
 }  // namespace tessera

@@ -5,6 +5,7 @@
 
 #include "ATen/Functions.h"
 #include "ATen/OpMathType.h"
+#include "sharding/trace/shape_checks.h"
 #include "sharding/trace/shape_rules.h"
 
 namespace tessera {
@@ -38,6 +39,7 @@ at::Tensor If(bool wanted, const at::Tensor& t) {
 // ---- norms
 
 Results LayerNorm(const Args& args) {
+  CheckLayerNorm(args);
   const at::Tensor input = args.tensor(0);
   const auto normalized = args.integers(1).size();
   std::vector<int64_t> sizes = input.sizes().vec();
@@ -59,6 +61,7 @@ Results LayerNormBackward(const Args& args) {
 
 // (input, weight, bias, N, C, HxW, group, eps)
 Results GroupNorm(const Args& args) {
+  CheckGroupNorm(args);
   const at::Tensor input = args.tensor(0);
   const auto options = StatisticOptions(input, args.tensor(1));
   const std::vector<int64_t> sizes{args.integer(3), args.integer(6)};
@@ -80,6 +83,7 @@ Results GroupNormBackward(const Args& args) {
 
 // (input, weight, bias, running_mean, running_var, training, momentum, eps)
 Results BatchNorm(const Args& args) {
+  CheckBatchNorm(args);
   const at::Tensor input = args.tensor(0);
   const auto options = StatisticOptions(input, args.tensor(1));
   const std::vector<int64_t> sizes{args.boolean(5) ? input.size(1) : 0};
@@ -112,6 +116,7 @@ at::MemoryFormat ConvolutionFormat(const at::Tensor& input,
 }
 
 Results Convolution(const Args& args) {
+  CheckConvolution(args);
   const at::Tensor input = args.tensor(0);
   return {at::empty(
       ConvolutionSizes(args),

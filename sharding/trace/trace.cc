@@ -132,28 +132,28 @@ class NoteGradient final : public torch::autograd::PostAccumulateGradHook {
   const int32_t parameter_;
 };
 
-// For its life the log is told of the parameters' gradients.
+// For its life the log is told of the parameters' gradients, and the user's
+// hooks, which may look at values or change parameters, are out of the way.
 class GradientNotes {
  public:
-  explicit GradientNotes(std::vector<at::Tensor> parameters, TraceLog* log)
-      : parameters_(std::move(parameters)) {
-    for (size_t i = 0; i < parameters_.size(); ++i) {
-      if (!parameters_[i].requires_grad() || !parameters_[i].is_leaf())
-        continue;
-      torch::autograd::impl::set_post_acc_grad_hooks(
-          parameters_[i],
-          std::make_unique<NoteGradient>(log, static_cast<int32_t>(i)));
+  GradientNotes(const std::vector<at::Tensor>& parameters, TraceLog* log) {
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const at::Tensor& p = parameters[i];
+      if (!p.requires_grad() || !p.is_leaf()) continue;
+      auto& hook = torch::autograd::impl::post_acc_grad_hooks(p);
+      replaced_.emplace_back(p, std::move(hook));
+      hook = std::make_unique<NoteGradient>(log, static_cast<int32_t>(i));
     }
   }
   ~GradientNotes() {
-    for (const at::Tensor& p : parameters_) {
-      if (!p.requires_grad() || !p.is_leaf()) continue;
-      torch::autograd::impl::set_post_acc_grad_hooks(p, nullptr);
+    for (auto& [p, hook] : replaced_) {
+      torch::autograd::impl::set_post_acc_grad_hooks(p, std::move(hook));
     }
   }
 
  private:
-  const std::vector<at::Tensor> parameters_;
+  using Hook = std::unique_ptr<torch::autograd::PostAccumulateGradHook>;
+  std::vector<std::pair<at::Tensor, Hook>> replaced_;
 };
 
 std::string ModuleOf(const std::string& parameter) {
@@ -233,6 +233,7 @@ absl::StatusOr<Trace> TakeTrace(const torch::nn::Module& module,
     trace.events = std::move(record.events);
     trace.operators = std::move(record.operators);
     trace.allocations = std::move(record.allocations);
+    trace.uses = std::move(record.uses);
   }));
   trace.backward = trace.events.size();
   for (size_t i = 0; i < trace.events.size(); ++i) {

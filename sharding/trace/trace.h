@@ -55,6 +55,7 @@ struct Trace {
   std::vector<std::string> operators;       // names, by number
   std::vector<TraceEvent> events;
   std::vector<TracedAllocation> allocations;  // by number
+  std::vector<TracedUse> uses;                // in order
   size_t backward = 0;                        // the first event of the backward
   int64_t saved_bytes = 0;  // held between forward and backward
 

@@ -8,6 +8,7 @@ void TraceLog::Add(TraceEvent event) {
   if (closed_) return;
   event.backward = backward_;
   event.unit = unit_;
+  event.forward = forward_;
   record_.events.push_back(event);
 }
 
@@ -31,7 +32,7 @@ void TraceLog::Freed(int32_t allocation, int64_t bytes) {
   Add(event);
 }
 
-void TraceLog::Used(int32_t allocation) {
+void TraceLog::Used(int32_t allocation, bool values, bool written) {
   absl::MutexLock lock(&mutex_);
   if (closed_) return;
   TracedAllocation& used = record_.allocations[static_cast<size_t>(allocation)];
@@ -41,6 +42,7 @@ void TraceLog::Used(int32_t allocation) {
   } else if (used.first_backward_use < 0) {
     used.first_backward_use = now;
   }
+  if (values) record_.uses.push_back({now, allocation, written});
 }
 
 void TraceLog::IsCast(int32_t allocation, int32_t of_parameter) {
@@ -60,6 +62,16 @@ void TraceLog::Operator(const std::string& name, int64_t temporary_bytes,
   event.bytes = temporary_bytes;
   event.flops = flops;
   event.moved_bytes = moved_bytes;
+  Add(event);
+}
+
+void TraceLog::Begins(int32_t parameter) {
+  absl::MutexLock lock(&mutex_);
+  if (backward_) return;
+  unit_ = parameter;
+  TraceEvent event;
+  event.kind = TraceEvent::Kind::kBegin;
+  event.what = parameter;
   Add(event);
 }
 
@@ -85,9 +97,15 @@ void TraceLog::BeginBackward() {
   backward_ = true;
 }
 
-void TraceLog::SetUnit(int32_t unit) {
+void TraceLog::SetUnit(int32_t unit, int64_t forward) {
   absl::MutexLock lock(&mutex_);
   unit_ = unit;
+  forward_ = forward;
+}
+
+int64_t TraceLog::num_events() const {
+  absl::MutexLock lock(&mutex_);
+  return static_cast<int64_t>(record_.events.size());
 }
 
 int32_t TraceLog::unit() const {

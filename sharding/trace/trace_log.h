@@ -21,6 +21,9 @@ struct TraceEvent {
     kFree,      // `what`: that of its kAllocate
     kOperator,  // has run; `what`: its name. Its results are allocated before
     kTouch,     // an operator is about to use a parameter's values; `what`: it
+    // An operator of the forward begins that was given parameter `what`; what
+    // it is made of follows.
+    kBegin,
     kGradient,  // of parameter `what` is there, whole; `other`: its allocation
   };
   Kind kind = Kind::kOperator;
@@ -35,6 +38,9 @@ struct TraceEvent {
   int64_t bytes = 0;
   int64_t flops = 0;        // kOperator: multiplications and additions
   int64_t moved_bytes = 0;  // kOperator: of its arguments and results
+  // In backward: the number of events before the forward operator whose node
+  // runs; -1: not known.
+  int64_t forward = -1;
 };
 
 // What becomes of an allocation, besides its events. Numbers of events; -1:
@@ -45,28 +51,39 @@ struct TracedAllocation {
   int32_t cast_of = -1;  // parameter, of whose values it is a copy in a dtype
 };
 
+// An operator reads or writes values of an allocation.
+struct TracedUse {
+  int64_t event = 0;  // events before; the next kOperator is that operator's
+  int32_t allocation = 0;
+  bool written = false;
+};
+
 class TraceLog {
  public:
   int32_t Allocated(int64_t bytes);
-  // An operator is about to use it.
-  void Used(int32_t allocation);
+  // An operator is about to use it: its values (not if it only makes a view, or
+  // is made of others), or to write them.
+  void Used(int32_t allocation, bool values, bool written);
   void IsCast(int32_t allocation, int32_t of_parameter);
   // After Close: nothing.
   void Freed(int32_t allocation, int64_t bytes);
   void Operator(const std::string& name, int64_t temporary_bytes, int64_t flops,
                 int64_t moved_bytes);
+  void Begins(int32_t parameter);
   void Touched(int32_t parameter);
   void Gradient(int32_t parameter, int32_t allocation);
   void BeginBackward();
-  // In whose behalf the next events are.
-  void SetUnit(int32_t unit);
+  // In whose behalf the next events are; `forward` as in TraceEvent.
+  void SetUnit(int32_t unit, int64_t forward = -1);
   int32_t unit() const;
+  int64_t num_events() const;
   bool backward() const;
 
   struct Record {
     std::vector<TraceEvent> events;
     std::vector<std::string> operators;
     std::vector<TracedAllocation> allocations;
+    std::vector<TracedUse> uses;
   };
   // Ends the log and takes it.
   Record Close();
@@ -78,6 +95,7 @@ class TraceLog {
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   bool backward_ ABSL_GUARDED_BY(mutex_) = false;
   int32_t unit_ ABSL_GUARDED_BY(mutex_) = -1;
+  int64_t forward_ ABSL_GUARDED_BY(mutex_) = -1;
   Record record_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<std::string, int32_t> operator_index_
       ABSL_GUARDED_BY(mutex_);

@@ -107,6 +107,30 @@ TEST(TraceTest, LeavesTheModuleAsItWas) {
   EXPECT_TRUE(model.second->weight.grad().defined());
 }
 
+struct CountingHook final : torch::autograd::PostAccumulateGradHook {
+  explicit CountingHook(int* calls) : calls(calls) {}
+  void operator()(const Tensor&) override { ++*calls; }
+  int* const calls;
+};
+
+// They are not called: a trace has no values that they could look at.
+TEST(TraceTest, HooksOfTheUserStay) {
+  Two model;
+  int calls = 0;
+  torch::autograd::impl::set_post_acc_grad_hooks(
+      model.first->weight, std::make_unique<CountingHook>(&calls));
+  const auto loss = [&] { return model.first->forward(Batch()).sum(); };
+  ASSERT_THAT(TakeTrace(model, loss), IsOk());
+  EXPECT_EQ(calls, 0);
+  // After a trace that fails, too.
+  EXPECT_THAT(TakeTrace(model, [&] { return Batch(); }),
+              ::testing::Not(IsOk()));
+  loss().backward();
+  EXPECT_EQ(calls, 1);
+  EXPECT_EQ(torch::autograd::impl::post_acc_grad_hooks(model.first->bias),
+            nullptr);
+}
+
 TEST(TraceTest, BuffersAreNotWritten) {
   nn::BatchNorm1d norm(64);
   nn::Sequential model(nn::Linear(200, 64), norm);

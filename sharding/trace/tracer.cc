@@ -52,9 +52,7 @@ Tracer::Tracer(const TracerOptions& options, std::shared_ptr<TraceLog> log)
 Tracer::~Tracer() = default;
 
 Tracer::Scope::Scope(Tracer* tracer)
-    : seen_(tracer->options_.cast_inputs
-                ? c10::DispatchKeySet({kFakeKey, kInputCastsKey})
-                : c10::DispatchKeySet(kFakeKey)),
+    : seen_(c10::DispatchKeySet({kFakeKey, kGivenKey})),
       no_tag_(c10::DispatchKeySet(kTagKey)) {
   TESSERA_CHECK(t_current == nullptr) << "traces are not nested";
   t_current = tracer;
@@ -62,8 +60,12 @@ Tracer::Scope::Scope(Tracer* tracer)
 
 Tracer::Scope::~Scope() { t_current = nullptr; }
 
-bool Tracer::CastsInputsOf(const at::Tensor& t) const {
+bool Tracer::IsParameter(const at::Tensor& t) const {
   return IsPlain(t) && parameters_.contains(StorageOf(t));
+}
+
+void Tracer::Begin(const at::Tensor& parameter) const {
+  if (log_ != nullptr) log_->Begins(parameters_.at(StorageOf(parameter)));
 }
 
 Tracer* Tracer::Current() { return t_current; }
@@ -84,13 +86,17 @@ const TracedOperator& Tracer::InfoOf(const c10::OperatorHandle& op) {
   return *entry;
 }
 
-void Tracer::Fail(const TracedOperator& info, const std::string& what) const {
+std::string Tracer::Where(const std::string& op) const {
   const int32_t unit = log_ == nullptr ? -1 : log_->unit();
+  return absl::StrCat("[",
+                      unit < 0 ? "before the first module"
+                               : modules_[static_cast<size_t>(unit)],
+                      "] ", op);
+}
+
+void Tracer::Fail(const TracedOperator& info, const std::string& what) const {
   ThrowIfError(absl::FailedPreconditionError(
-      absl::StrCat("[",
-                   unit < 0 ? "before the first module"
-                            : modules_[static_cast<size_t>(unit)],
-                   "] ", info.name(), " ", what)));
+      absl::StrCat(Where(info.name()), " ", what)));
   std::abort();  // never reached
 }
 
@@ -123,23 +129,35 @@ bool Tracer::AllKnown(const TracedOperator& info,
 void Tracer::TellUses(const TracedOperator& info,
                       const torch::jit::Stack& stack) {
   if (log_ == nullptr) return;
+  if (log_->backward()) TellNode();
+  const int64_t before = log_->num_events();
   for (size_t i = 0; i < info.arguments; ++i) {
+    const bool written = info.info->writes[i];
     ForEachTensorIn(stack[stack.size() - info.arguments + i],
                     [&](const at::Tensor& t) {
-                      if (t.has_storage()) TellUse(info, StorageOf(t));
+                      if (t.has_storage()) TellUse(info, written, StorageOf(t));
                     });
   }
   if (info.info->name == "aten::copy_") TellCast(stack);
-  if (!log_->backward()) {
-    const uint64_t node = at::sequence_number::peek() - 1;
-    unit_of_node_.try_emplace(node, log_->unit());
-  } else if (auto node = torch::autograd::get_current_node()) {
-    const auto found = unit_of_node_.find(node->sequence_nr());
-    if (found != unit_of_node_.end()) log_->SetUnit(found->second);
-  }
+  if (log_->backward()) return;
+  // None yet; the number before the first is that of nodes that add up
+  // gradients.
+  if (at::sequence_number::peek() == 0) return;
+  const uint64_t node = at::sequence_number::peek() - 1;
+  nodes_.try_emplace(node, Node{log_->unit(), before});
 }
 
-void Tracer::TellUse(const TracedOperator& info, c10::StorageImpl* storage) {
+// Of the operators that follow.
+void Tracer::TellNode() {
+  const auto node = torch::autograd::get_current_node();
+  if (node == nullptr) return;
+  const auto found = nodes_.find(node->sequence_nr());
+  if (found == nodes_.end()) return;
+  log_->SetUnit(found->second.unit, found->second.forward);
+}
+
+void Tracer::TellUse(const TracedOperator& info, bool written,
+                     c10::StorageImpl* storage) {
   const auto parameter = parameters_.find(storage);
   if (parameter != parameters_.end()) {
     if (!log_->backward()) log_->SetUnit(parameter->second);
@@ -148,7 +166,7 @@ void Tracer::TellUse(const TracedOperator& info, c10::StorageImpl* storage) {
   }
   const TracedMemory* const memory = TracedMemory::Of(storage);
   if (memory != nullptr && memory->log() == log_ && memory->allocation() >= 0) {
-    log_->Used(memory->allocation());
+    log_->Used(memory->allocation(), info.uses_values(), written);
   }
 }
 
@@ -192,6 +210,13 @@ void Tracer::Run(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
     op.redispatchBoxed(Below(keys), stack);
     return;
   }
+  // What an operator refuses is told with its name and module.
+  ThrowIfError(
+      CatchTorch(Where(info.name()), [&] { Dispatch(op, info, keys, stack); }));
+}
+
+void Tracer::Dispatch(const c10::OperatorHandle& op, const TracedOperator& info,
+                      c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   switch (info.kind) {
     case TracedOperator::Kind::kEqual:
       RunEqual(op, info, keys, stack);

@@ -53,8 +53,9 @@ struct TracerOptions {
   bool cast_inputs = false;
 };
 
-// What sees operators for that (input_casts.cc); nobody else uses it.
-inline constexpr c10::DispatchKey kInputCastsKey =
+// Above autograd, and above what operators are made of (given_parameters.cc);
+// nobody else uses it.
+inline constexpr c10::DispatchKey kGivenKey =
     c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 
 class Tracer {
@@ -83,7 +84,11 @@ class Tracer {
   void AddParameter(const at::Tensor& t, int32_t parameter, std::string module);
 
   // For the fallbacks.
-  bool CastsInputsOf(const at::Tensor& t) const;
+  bool IsParameter(const at::Tensor& t) const;
+  bool casts_inputs() const { return options_.cast_inputs; }
+  void Begin(const at::Tensor& parameter) const;
+  // "[module] OPERATOR", of the module in use; for messages.
+  std::string Where(const std::string& op) const;
   void Run(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
            torch::jit::Stack* stack);
 
@@ -91,7 +96,12 @@ class Tracer {
   const TracedOperator& InfoOf(const c10::OperatorHandle& op);
 
   void TellUses(const TracedOperator& info, const torch::jit::Stack& stack);
-  void TellUse(const TracedOperator& info, c10::StorageImpl* storage);
+  void Dispatch(const c10::OperatorHandle& op, const TracedOperator& info,
+                c10::DispatchKeySet keys, torch::jit::Stack* stack);
+
+  void TellNode();
+  void TellUse(const TracedOperator& info, bool written,
+               c10::StorageImpl* storage);
   void TellCast(const torch::jit::Stack& stack);
   bool Known(const at::Tensor& t) const;
   bool AllKnown(const TracedOperator& info,
@@ -127,8 +137,13 @@ class Tracer {
   std::vector<std::string> modules_;  // by parameter
   // Storages from outside whose values would have changed.
   absl::flat_hash_set<const c10::StorageImpl*> changed_;
-  // In which parameter's behalf a node of autograd was made.
-  absl::flat_hash_map<uint64_t, int32_t> unit_of_node_;
+  // In which parameter's behalf a node of autograd was made, and behind how
+  // many events.
+  struct Node {
+    int32_t unit;
+    int64_t forward;
+  };
+  absl::flat_hash_map<uint64_t, Node> nodes_;
   absl::flat_hash_map<const c10::FunctionSchema*,
                       std::unique_ptr<TracedOperator>>
       operators_;

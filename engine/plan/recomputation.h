@@ -1,0 +1,59 @@
+// Recomputation: what a trace's forward keeps where modules are computed again
+// in backward, as sharding/recompute has it, and what computing them again
+// takes.
+//
+//   region    operators on behalf of one module; from its first parameter to
+//             the first of another's
+//   given up  what its operators made and its nodes saved, unless the policy
+//             holds it or the budget has room for all of the region
+//   held      by the region's tape until its last node has run: what it reads
+//             from outside, and what the policy does not compute again
+//   run again before the first node that needs what was given up: the operators
+//             that lead to it, with their parameters and temporaries
+#ifndef ENGINE_PLAN_RECOMPUTATION_H_
+#define ENGINE_PLAN_RECOMPUTATION_H_
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "engine/plan/absences.h"
+#include "sharding/trace/trace.h"
+
+namespace tessera {
+
+struct RecomputationOptions {
+  static constexpr int kNone = -1;
+  static constexpr int kUnseen = -2;  // its use begins and ends no region
+  // By parameter of the trace, the module that is computed again; empty: none
+  // is.
+  std::vector<int> module_of;
+  // Whose results are held (RecomputeOptions); null: nobody's.
+  std::function<bool(absl::string_view op)> keeps;
+  int64_t budget_bytes = 0;
+};
+
+// A region that runs again.
+struct Rerun {
+  int64_t event = 0;  // before which it does
+  // Parameters that the node there uses before it asks for what was given up.
+  std::vector<int32_t> used_before;
+  // kTouch, kOperator; kAllocate of what comes back, or, with `what` -1, of
+  // `bytes` that a kFree with -1 gives back.
+  std::vector<TraceEvent> steps;
+};
+
+struct Recomputation {
+  std::vector<Absence> absences;  // those that are back are in a Rerun
+  // By allocation: its kFree is none, an absence frees it.
+  std::vector<bool> outlives;
+  std::vector<Rerun> reruns;  // by event
+  int64_t recorded = 0;       // operators of the forward, for these or others
+};
+
+Recomputation Recompute(const Trace& trace,
+                        const RecomputationOptions& options);
+
+}  // namespace tessera
+#endif  // ENGINE_PLAN_RECOMPUTATION_H_

@@ -1,0 +1,74 @@
+// Operators that are given parameters, as an engine sees them
+// (sharding/dispatch/tag.cc): when they begin is told to the trace, errors name
+// them, and inputs follow the parameters' dtype
+// (sharding/dispatch/cast_inputs.h).
+//
+// Why a key above autograd and autocast: operators that are made of others end
+// there, gradients have to flow through the casts, and autocast comes first.
+// The engine's own key for that is excluded while a trace is taken, since
+// parameters are not the engine's.
+#include <optional>
+
+#include "base/torch_guard.h"
+#include "c10/core/impl/LocalDispatchKeySet.h"
+#include "sharding/dispatch/autocast.h"
+#include "sharding/dispatch/cast_inputs.h"
+#include "sharding/dispatch/operator_info.h"
+#include "sharding/trace/tracer.h"
+#include "torch/library.h"
+
+namespace tessera {
+namespace {
+
+bool IsParameter(const at::Tensor& t) {
+  return Tracer::Current() != nullptr && Tracer::Current()->IsParameter(t);
+}
+
+// Whether it is given any.
+bool Begin(const torch::jit::Stack& stack, size_t n) {
+  bool any = false;
+  for (size_t i = 0; i < n; ++i) {
+    ForEachTensorIn(stack[stack.size() - n + i], [&](const at::Tensor& t) {
+      if (!IsParameter(t)) return;
+      any = true;
+      Tracer::Current()->Begin(t);
+    });
+  }
+  return any;
+}
+
+// As the tag's fallback: nothing is seen below an operator of libtorch's own
+// that was given a parameter.
+void Fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+              torch::jit::Stack* stack) {
+  const OperatorInfo& info = OperatorInfo::Of(op);
+  const auto below =
+      keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kGivenKey);
+  if (info.kind != OperatorInfo::Kind::kCompute ||
+      !Begin(*stack, op.schema().arguments().size())) {
+    op.redispatchBoxed(below, stack);
+    return;
+  }
+  std::optional<at::ScalarType> result_dtype;
+  if (Tracer::Current()->casts_inputs() &&
+      info.input_casts != InputCasts::kNone && !AutocastTakes(keys)) {
+    result_dtype = CastInputs(op, info.input_casts, stack, &IsParameter);
+  }
+  std::optional<c10::impl::ExcludeDispatchKeyGuard> exclude;
+  if (info.aten && !AutocastIsOn()) {
+    exclude.emplace(c10::DispatchKeySet(kGivenKey));
+  }
+  ThrowIfError(CatchTorch(Tracer::Current()->Where(info.name),
+                          [&] { op.redispatchBoxed(below, stack); }));
+  if (result_dtype) {
+    CastFirstResult(op.schema().returns().size(), *result_dtype, stack);
+  }
+}
+
+TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericWrapper, m) {
+  static_assert(kGivenKey == c10::DispatchKey::TESTING_ONLY_GenericWrapper);
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&Fallback>());
+}
+
+}  // namespace
+}  // namespace tessera

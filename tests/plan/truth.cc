@@ -1,0 +1,167 @@
+#include "tests/plan/truth.h"
+
+#include <torch/torch.h>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+#include "base/check.h"
+#include "base/status.h"
+#include "examples/gpt/gpt.h"
+#include "examples/llama/llama.h"
+#include "sharding/trace/traced_models.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kBatch = 4, kSeq = 96, kVocab = 512;
+
+at::Tensor Tokens() {
+  return torch::randint(kVocab, {kBatch, kSeq}, torch::kLong);
+}
+
+template <typename M>
+TruthModel OfTokens(std::shared_ptr<M> model) {
+  return {model, [model] {
+            const at::Tensor tokens = Tokens();
+            return model->loss(tokens, tokens);
+          }};
+}
+
+void SetField(const std::string& field, const std::string& value,
+              TruthCase* truth) {
+  int64_t number = 0;
+  (void)absl::SimpleAtoi(value, &number);
+  const std::map<std::string, std::string*> texts = {
+      {"dtype", &truth->dtype},
+      {"units", &truth->units},
+      {"policy", &truth->policy},
+  };
+  const std::map<std::string, int*> numbers = {
+      {"stage", &truth->stage},       {"world", &truth->world},
+      {"group", &truth->shard_group}, {"accumulation", &truth->accumulation},
+      {"every", &truth->every},
+  };
+  const std::map<std::string, int64_t*> counts = {
+      {"prefetch", &truth->prefetch},
+      {"budget", &truth->budget},
+  };
+  const std::map<std::string, bool*> switches = {
+      {"fp32_norms", &truth->fp32_norms},
+      {"shared", &truth->shared},
+      {"local", &truth->local},
+  };
+  if (texts.count(field) > 0) {
+    *texts.at(field) = value;
+  } else if (numbers.count(field) > 0) {
+    *numbers.at(field) = static_cast<int>(number);
+  } else if (counts.count(field) > 0) {
+    *counts.at(field) = number;
+  } else {
+    *switches.at(field) = number != 0;
+  }
+}
+
+}  // namespace
+
+TruthModel MakeTruthModel(const std::string& name) {
+  if (name == "Gpt") {
+    return OfTokens(std::make_shared<GptImpl>(
+        GptOptions().dim(256).layers(4).heads(4).seq(kSeq).vocab(kVocab)));
+  }
+  if (name == "Llama") {
+    return OfTokens(std::make_shared<LlamaImpl>(LlamaOptions()
+                                                    .dim(256)
+                                                    .layers(4)
+                                                    .heads(4)
+                                                    .kv_heads(2)
+                                                    .hidden(640)
+                                                    .vocab(kVocab)));
+  }
+  const auto own = OwnTruthModels().find(name);
+  if (own != OwnTruthModels().end()) return own->second();
+  const TracedModel model = TracedModels().at(name)();
+  return {model.module, model.loss};
+}
+
+TruthCase TruthCase::FromText(absl::string_view text) {
+  TruthCase truth;
+  const std::vector<std::string> words = absl::StrSplit(text, ' ');
+  truth.model = words[0];
+  for (size_t i = 1; i < words.size(); ++i) {
+    const std::vector<std::string> word = absl::StrSplit(words[i], '=');
+    TESSERA_CHECK(word.size() == 2) << words[i];
+    SetField(word[0], word[1], &truth);
+  }
+  return truth;
+}
+
+std::string TruthCase::NameOf(absl::string_view text) {
+  std::string name;
+  bool first = true;
+  for (const char c : text) {
+    if (!absl::ascii_isalnum(c)) {
+      first = c == ' ';
+      continue;
+    }
+    name += first ? absl::ascii_toupper(c) : c;
+    first = false;
+  }
+  return name;
+}
+
+proto::Config TruthCase::config() const {
+  proto::Config config;
+  config.set_train_micro_batch_size_per_gpu(4);
+  config.set_gradient_accumulation_steps(accumulation);
+  config.mutable_bf16()->set_enabled(dtype == "bf16");
+  config.mutable_torch_autocast()->set_enabled(dtype == "autocast");
+  config.mutable_precision()->set_fp32_norms(fp32_norms);
+  config.mutable_optimizer()->set_type("AdamW");
+  proto::ZeroOptimization* const zero = config.mutable_zero_optimization();
+  zero->set_stage(stage);
+  zero->set_stage3_param_persistence_threshold(0);
+  zero->set_stage3_prefetch_bucket_size(prefetch);
+  zero->set_stage3_max_reuse_distance(0);
+  if (!units.empty()) {
+    proto::ActivationCheckpointing* const checkpointing =
+        config.mutable_activation_checkpointing();
+    checkpointing->add_units(units);
+    checkpointing->set_policy(policy);
+    checkpointing->set_every(every);
+    checkpointing->set_budget_bytes(budget);
+  }
+  config.mutable_sharding()->set_shared_working_copy(shared ? "on" : "off");
+  config.mutable_sharding()->set_shard_group_size(shard_group);
+  config.mutable_sharding()->set_accumulation(local ? "local" : "each");
+  return config;
+}
+
+absl::StatusOr<PlanReport> PlanOf(const TruthCase& truth) {
+  at::set_num_threads(1);
+  TESSERA_ASSIGN_OR_RETURN(const TruthModel model, ConstructFake([&] {
+                             return MakeTruthModel(truth.model);
+                           }));
+  PlanOptions options;
+  options.world_size = truth.world;
+  options.shared_working_copy = truth.shared;
+  return Plan(*model.module, model.loss, truth.config(), options);
+}
+
+absl::Status TrainSteps(const TruthModel& model, const TruthCase& truth,
+                        Engine* engine, int steps) {
+  for (int i = 0; i < steps * truth.accumulation; ++i) {
+    at::Tensor loss;
+    {
+      const Engine::AutocastScope autocast(engine);
+      loss = model.loss();
+    }
+    TESSERA_RETURN_IF_ERROR(engine->Backward(loss));
+    TESSERA_RETURN_IF_ERROR(engine->Step());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tessera

@@ -1,0 +1,62 @@
+// Truth: engines that train, for plans to be compared with.
+//
+// A case is words: "Gpt stage=3 world=2 dtype=bf16 units=auto". The model is
+// Gpt or Llama, one of truth_models.cc, or of sharding/trace/traced_models.h.
+#ifndef TESTS_PLAN_TRUTH_H_
+#define TESTS_PLAN_TRUTH_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "config/config.pb.h"
+#include "engine/engine.h"
+#include "engine/plan/plan.h"
+#include "torch/nn/module.h"
+
+namespace tessera {
+
+struct TruthCase {
+  std::string model = "Gpt";
+  int stage = 0;
+  int world = 2;
+  std::string dtype = "fp32";  // bf16, autocast
+  bool fp32_norms = false;     // with bf16
+  bool shared = false;         // working copies
+  int shard_group = 0;         // ranks; 0: all
+  int accumulation = 1;
+  bool local = false;          // sharding.accumulation
+  int64_t prefetch = 100'000;  // elements
+  // activation_checkpointing; without units: none of it.
+  std::string units, policy = "full";
+  int every = 1;
+  int64_t budget = 0;  // bytes
+
+  static TruthCase FromText(absl::string_view text);
+  proto::Config config() const;
+  // For names of tests.
+  static std::string NameOf(absl::string_view text);
+};
+
+struct TruthModel {
+  std::shared_ptr<torch::nn::Module> module;
+  std::function<at::Tensor()> loss;
+};
+const std::map<std::string, std::function<TruthModel()>>& OwnTruthModels();
+// Small enough to train, large enough that a copy of a unit shows.
+TruthModel MakeTruthModel(const std::string& name);
+
+// At the case's stage.
+absl::StatusOr<PlanReport> PlanOf(const TruthCase& truth);
+
+absl::Status TrainSteps(const TruthModel& model, const TruthCase& truth,
+                        Engine* engine, int steps);
+
+}  // namespace tessera
+#endif  // TESTS_PLAN_TRUTH_H_
