@@ -51,8 +51,7 @@ std::vector<std::string> Policies(const proto::Config& config,
                                   bool recomputes) {
   const std::string& policy = config.activation_checkpointing().policy();
   if (!recomputes) return {""};
-  // Not "selective": what that keeps is not planned yet.
-  if (policy == "auto") return {"", "full"};
+  if (policy == "auto") return {"", "selective", "full"};
   return {policy};
 }
 

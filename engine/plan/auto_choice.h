@@ -5,7 +5,7 @@
 //   train_micro_batch_size_per_gpu "auto"     a divisor of the samples that a
 //   (auto_micro_batch)                        rank has in a step
 //   activation_checkpointing.policy "auto"    nothing is computed again, or
-//                                             "full"
+//                                             "selective", or "full"
 #ifndef ENGINE_PLAN_AUTO_CHOICE_H_
 #define ENGINE_PLAN_AUTO_CHOICE_H_
 

@@ -71,8 +71,8 @@ TEST_F(AutoChoiceTest, SmallModelsAreReplicated) {
   EXPECT_EQ(choice.chosen.stage, 0);
   EXPECT_EQ(choice.chosen.policy, "");
   EXPECT_EQ(choice.chosen.micro_batch, 8);
-  // Stages x micro-batches of 8, 4, 2, 1 x kept, full.
-  EXPECT_THAT(choice.others, SizeIs(4 * 4 * 2 - 1));
+  // Stages x micro-batches of 8, 4, 2, 1 x kept, selective, full.
+  EXPECT_THAT(choice.others, SizeIs(4 * 4 * 3 - 1));
   EXPECT_THAT(choice.reason, AllOf(HasSubstr("DDP"), HasSubstr("ms a step"),
                                    HasSubstr("others: ")));
 }
@@ -104,7 +104,7 @@ TEST_F(AutoChoiceTest, TheFastestThatFits) {
   }
   EXPECT_THAT(Choose(peaks.front() - 1),
               StatusIs(absl::StatusCode::kResourceExhausted,
-                       AllOf(HasSubstr("none of 32 ways"),
+                       AllOf(HasSubstr("none of 48 ways"),
                              HasSubstr("sharding.memory_limit_bytes"))));
 }
 
