@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
-#include "engine/plan/recomputation.h"
+#include "engine/plan/replay/recomputation.h"
 #include "engine/setup/recompute_choice.h"
 #include "sharding/flat/registry.h"
 #include "torch/nn/module.h"

@@ -5,8 +5,8 @@
 
 #include "base/memory/available_memory.h"
 #include "base/status.h"
-#include "engine/plan/planned_flat.h"
-#include "engine/plan/step_replay.h"
+#include "engine/plan/replay/planned_flat.h"
+#include "engine/plan/replay/step_replay.h"
 
 namespace tessera {
 namespace {

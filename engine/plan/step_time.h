@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "engine/plan/rates.h"
-#include "engine/plan/recomputation.h"
+#include "engine/plan/replay/recomputation.h"
 #include "sharding/trace/trace.h"
 
 namespace tessera {

@@ -1,4 +1,4 @@
-#include "engine/plan/absences.h"
+#include "engine/plan/replay/absences.h"
 
 namespace tessera {
 namespace {

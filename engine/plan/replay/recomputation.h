@@ -10,15 +10,15 @@
 //             from outside, and what the policy does not compute again
 //   run again before the first node that needs what was given up: the operators
 //             that lead to it, with their parameters and temporaries
-#ifndef ENGINE_PLAN_RECOMPUTATION_H_
-#define ENGINE_PLAN_RECOMPUTATION_H_
+#ifndef ENGINE_PLAN_REPLAY_RECOMPUTATION_H_
+#define ENGINE_PLAN_REPLAY_RECOMPUTATION_H_
 
 #include <cstdint>
 #include <functional>
 #include <vector>
 
 #include "absl/strings/string_view.h"
-#include "engine/plan/absences.h"
+#include "engine/plan/replay/absences.h"
 #include "sharding/trace/trace.h"
 
 namespace tessera {
@@ -56,4 +56,4 @@ Recomputation Recompute(const Trace& trace,
                         const RecomputationOptions& options);
 
 }  // namespace tessera
-#endif  // ENGINE_PLAN_RECOMPUTATION_H_
+#endif  // ENGINE_PLAN_REPLAY_RECOMPUTATION_H_

@@ -1,4 +1,4 @@
-#include "engine/plan/recomputation.h"
+#include "engine/plan/replay/recomputation.h"
 
 #include <algorithm>
 #include <map>

@@ -1,4 +1,4 @@
-#include "engine/plan/gradient_replay.h"
+#include "engine/plan/replay/gradient_replay.h"
 
 #include <algorithm>
 #include <utility>

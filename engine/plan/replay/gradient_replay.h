@@ -1,15 +1,15 @@
 // GradientReplay: the memory of gradients from their arrival to the owners'
 // shards, as sharding/gradient has it (gradients.h, flat_gradient.h,
 // reduction.h): the same buckets, the same order, no values.
-#ifndef ENGINE_PLAN_GRADIENT_REPLAY_H_
-#define ENGINE_PLAN_GRADIENT_REPLAY_H_
+#ifndef ENGINE_PLAN_REPLAY_GRADIENT_REPLAY_H_
+#define ENGINE_PLAN_REPLAY_GRADIENT_REPLAY_H_
 
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
-#include "engine/plan/plan_ledger.h"
-#include "engine/plan/planned_flat.h"
+#include "engine/plan/replay/plan_ledger.h"
+#include "engine/plan/replay/planned_flat.h"
 #include "sharding/gradient/gradients.h"
 
 namespace tessera {
@@ -73,4 +73,4 @@ class GradientReplay {
 };
 
 }  // namespace tessera
-#endif  // ENGINE_PLAN_GRADIENT_REPLAY_H_
+#endif  // ENGINE_PLAN_REPLAY_GRADIENT_REPLAY_H_

@@ -11,15 +11,15 @@
 //
 // Replayed as often as an engine needs to know a step (its schedule, and which
 // tensors will be gradients); the last one counts.
-#ifndef ENGINE_PLAN_STEP_REPLAY_H_
-#define ENGINE_PLAN_STEP_REPLAY_H_
+#ifndef ENGINE_PLAN_REPLAY_STEP_REPLAY_H_
+#define ENGINE_PLAN_REPLAY_STEP_REPLAY_H_
 
 #include <cstdint>
 #include <vector>
 
-#include "engine/plan/plan_ledger.h"
-#include "engine/plan/planned_flat.h"
-#include "engine/plan/recomputation.h"
+#include "engine/plan/replay/plan_ledger.h"
+#include "engine/plan/replay/planned_flat.h"
+#include "engine/plan/replay/recomputation.h"
 #include "sharding/flat/schedule.h"
 #include "sharding/gradient/gradients.h"
 #include "sharding/trace/trace.h"
@@ -55,4 +55,4 @@ StepReplayResult ReplayStep(const Trace& trace,
                             const StepReplayOptions& options);
 
 }  // namespace tessera
-#endif  // ENGINE_PLAN_STEP_REPLAY_H_
+#endif  // ENGINE_PLAN_REPLAY_STEP_REPLAY_H_

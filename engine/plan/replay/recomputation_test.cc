@@ -1,5 +1,5 @@
 // Regions of a forward that is written down by hand.
-#include "engine/plan/recomputation.h"
+#include "engine/plan/replay/recomputation.h"
 
 #include <string>
 #include <vector>

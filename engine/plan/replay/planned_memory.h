@@ -1,7 +1,7 @@
 // PlannedMemory: what a rank holds at one moment of a plan, by kind, and the
 // most that it held.
-#ifndef ENGINE_PLAN_PLANNED_MEMORY_H_
-#define ENGINE_PLAN_PLANNED_MEMORY_H_
+#ifndef ENGINE_PLAN_REPLAY_PLANNED_MEMORY_H_
+#define ENGINE_PLAN_REPLAY_PLANNED_MEMORY_H_
 
 #include <array>
 #include <cstddef>
@@ -42,4 +42,4 @@ class PlannedBytes {
 };
 
 }  // namespace tessera
-#endif  // ENGINE_PLAN_PLANNED_MEMORY_H_
+#endif  // ENGINE_PLAN_REPLAY_PLANNED_MEMORY_H_

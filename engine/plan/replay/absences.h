@@ -5,8 +5,8 @@
 //                         last use in forward, made again at the first in
 //                         backward, which uses the parameter
 //   what a unit computes  where units are computed again: recomputation.h
-#ifndef ENGINE_PLAN_ABSENCES_H_
-#define ENGINE_PLAN_ABSENCES_H_
+#ifndef ENGINE_PLAN_REPLAY_ABSENCES_H_
+#define ENGINE_PLAN_REPLAY_ABSENCES_H_
 
 #include <cstdint>
 #include <vector>
@@ -27,4 +27,4 @@ std::vector<Absence> CastAbsences(const Trace& trace,
                                   const std::vector<bool>& is_owned);
 
 }  // namespace tessera
-#endif  // ENGINE_PLAN_ABSENCES_H_
+#endif  // ENGINE_PLAN_REPLAY_ABSENCES_H_

@@ -1,11 +1,11 @@
-#include "engine/plan/step_replay.h"
+#include "engine/plan/replay/step_replay.h"
 
 #include <algorithm>
 #include <memory>
 #include <utility>
 
-#include "engine/plan/absences.h"
-#include "engine/plan/gradient_replay.h"
+#include "engine/plan/replay/absences.h"
+#include "engine/plan/replay/gradient_replay.h"
 #include "sharding/trace/kernel_memory.h"
 
 namespace tessera {

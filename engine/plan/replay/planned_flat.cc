@@ -1,4 +1,4 @@
-#include "engine/plan/planned_flat.h"
+#include "engine/plan/replay/planned_flat.h"
 
 #include "sharding/copy/flat_description.h"
 

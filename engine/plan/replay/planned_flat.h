@@ -1,13 +1,13 @@
 // PlannedFlat: a flat parameter as an engine would make it, in numbers.
-#ifndef ENGINE_PLAN_PLANNED_FLAT_H_
-#define ENGINE_PLAN_PLANNED_FLAT_H_
+#ifndef ENGINE_PLAN_REPLAY_PLANNED_FLAT_H_
+#define ENGINE_PLAN_REPLAY_PLANNED_FLAT_H_
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "engine/parts/settings.h"
-#include "engine/plan/planned_memory.h"
+#include "engine/plan/replay/planned_memory.h"
 #include "sharding/layout/flat_plan.h"
 
 namespace tessera {
@@ -41,4 +41,4 @@ PlannedBytes BytesBetweenSteps(const PlannedFlat& flat, bool has_optimizer,
                                bool shared);
 
 }  // namespace tessera
-#endif  // ENGINE_PLAN_PLANNED_FLAT_H_
+#endif  // ENGINE_PLAN_REPLAY_PLANNED_FLAT_H_

@@ -1,6 +1,6 @@
 // Replays of a step that is written down by hand, so that every byte can be
 // counted.
-#include "engine/plan/step_replay.h"
+#include "engine/plan/replay/step_replay.h"
 
 #include "gtest/gtest.h"
 

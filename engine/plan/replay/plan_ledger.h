@@ -1,11 +1,11 @@
 // PlanLedger: a replay's ledger: what is held now, and what was held when it
 // was most.
-#ifndef ENGINE_PLAN_PLAN_LEDGER_H_
-#define ENGINE_PLAN_PLAN_LEDGER_H_
+#ifndef ENGINE_PLAN_REPLAY_PLAN_LEDGER_H_
+#define ENGINE_PLAN_REPLAY_PLAN_LEDGER_H_
 
 #include <cstdint>
 
-#include "engine/plan/planned_memory.h"
+#include "engine/plan/replay/planned_memory.h"
 
 namespace tessera {
 
@@ -42,4 +42,4 @@ class PlanLedger {
 };
 
 }  // namespace tessera
-#endif  // ENGINE_PLAN_PLAN_LEDGER_H_
+#endif  // ENGINE_PLAN_REPLAY_PLAN_LEDGER_H_
