@@ -33,8 +33,8 @@
 #include "absl/status/statusor.h"
 #include "config/config.pb.h"
 #include "engine/parts/engine_types.h"
-#include "engine/plan/replay/planned_memory.h"
 #include "engine/plan/rates.h"
+#include "engine/plan/replay/planned_memory.h"
 #include "engine/plan/step_time.h"
 #include "sharding/trace/trace.h"
 

@@ -1,6 +1,6 @@
 // What libtorch refuses is refused by a trace, too, which names the operator
 // and the module.
-#include "sharding/trace/shape_checks.h"
+#include "sharding/trace/operators/shape_checks.h"
 
 #include <torch/torch.h>
 

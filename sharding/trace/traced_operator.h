@@ -8,7 +8,7 @@
 
 #include "ATen/core/dispatch/Dispatcher.h"
 #include "sharding/dispatch/operator_info.h"
-#include "sharding/trace/shape_rules.h"
+#include "sharding/trace/operators/shape_rules.h"
 
 namespace tessera {
 

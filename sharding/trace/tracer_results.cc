@@ -7,8 +7,8 @@
 #include "ATen/core/LegacyTypeDispatch.h"
 #include "absl/strings/str_cat.h"
 #include "c10/core/TensorImpl.h"
-#include "sharding/trace/kernel_memory.h"
-#include "sharding/trace/operator_flops.h"
+#include "sharding/trace/operators/kernel_memory.h"
+#include "sharding/trace/operators/operator_flops.h"
 #include "sharding/trace/traced_memory.h"
 #include "sharding/trace/tracer.h"
 

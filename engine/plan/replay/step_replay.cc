@@ -6,7 +6,7 @@
 
 #include "engine/plan/replay/absences.h"
 #include "engine/plan/replay/gradient_replay.h"
-#include "sharding/trace/kernel_memory.h"
+#include "sharding/trace/operators/kernel_memory.h"
 
 namespace tessera {
 namespace {

@@ -2,10 +2,10 @@
 // operators whose results a rule tells (shape_rules.h): a rule makes something
 // of any arguments, and a plan of a wrong model would be a wrong plan. Throw
 // c10::Error.
-#ifndef SHARDING_TRACE_SHAPE_CHECKS_H_
-#define SHARDING_TRACE_SHAPE_CHECKS_H_
+#ifndef SHARDING_TRACE_OPERATORS_SHAPE_CHECKS_H_
+#define SHARDING_TRACE_OPERATORS_SHAPE_CHECKS_H_
 
-#include "sharding/trace/shape_rules.h"
+#include "sharding/trace/operators/shape_rules.h"
 
 namespace tessera {
 
@@ -16,4 +16,4 @@ void CheckGroupNorm(const OperatorArguments& args);
 void CheckBatchNorm(const OperatorArguments& args);
 
 }  // namespace tessera
-#endif  // SHARDING_TRACE_SHAPE_CHECKS_H_
+#endif  // SHARDING_TRACE_OPERATORS_SHAPE_CHECKS_H_

@@ -4,8 +4,8 @@
 //
 // A rule is given the operator's arguments on meta and makes its results there;
 // a result may be an argument. It runs with nothing else looking on.
-#ifndef SHARDING_TRACE_SHAPE_RULES_H_
-#define SHARDING_TRACE_SHAPE_RULES_H_
+#ifndef SHARDING_TRACE_OPERATORS_SHAPE_RULES_H_
+#define SHARDING_TRACE_OPERATORS_SHAPE_RULES_H_
 
 #include <cstdint>
 #include <string>
@@ -56,4 +56,4 @@ ShapeRules LayerShapeRules();
 std::vector<int64_t> ConvolutionSizes(const OperatorArguments& args);
 
 }  // namespace tessera
-#endif  // SHARDING_TRACE_SHAPE_RULES_H_
+#endif  // SHARDING_TRACE_OPERATORS_SHAPE_RULES_H_

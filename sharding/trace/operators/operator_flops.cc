@@ -1,4 +1,4 @@
-#include "sharding/trace/operator_flops.h"
+#include "sharding/trace/operators/operator_flops.h"
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"

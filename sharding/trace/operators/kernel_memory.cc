@@ -1,7 +1,7 @@
 // The figures are those of libtorch's kernels (aten/src/ATen/native) and of
 // oneDNN below them, read off their allocations; where oneDNN chooses among
 // implementations by the processor, those of AVX-512.
-#include "sharding/trace/kernel_memory.h"
+#include "sharding/trace/operators/kernel_memory.h"
 
 #include <algorithm>
 

@@ -5,8 +5,8 @@
 
 #include "ATen/Functions.h"
 #include "ATen/OpMathType.h"
-#include "sharding/trace/shape_checks.h"
-#include "sharding/trace/shape_rules.h"
+#include "sharding/trace/operators/shape_checks.h"
+#include "sharding/trace/operators/shape_rules.h"
 
 namespace tessera {
 namespace {

@@ -1,4 +1,4 @@
-#include "sharding/trace/shape_rules.h"
+#include "sharding/trace/operators/shape_rules.h"
 
 #include "ATen/Functions.h"
 #include "ATen/WrapDimUtils.h"

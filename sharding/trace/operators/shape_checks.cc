@@ -1,4 +1,4 @@
-#include "sharding/trace/shape_checks.h"
+#include "sharding/trace/operators/shape_checks.h"
 
 #include <algorithm>
 
@@ -78,7 +78,8 @@ void CheckConvolution(const Args& args) {
   TORCH_CHECK(AllAtLeast(output_padding, 0),
               "negative output_padding is not supported");
   TORCH_CHECK(AllAtLeast(stride, 1), "non-positive stride is not supported");
-  TORCH_CHECK(AllAtLeast(dilation, 1), "non-positive dilation is not supported");
+  TORCH_CHECK(AllAtLeast(dilation, 1),
+              "non-positive dilation is not supported");
   const bool transposed = args.boolean(6);
   CheckChannels(input, weight, args.tensor(2), transposed, args.integer(8));
   const std::vector<int64_t> sizes = ConvolutionSizes(args);

@@ -5,13 +5,13 @@
 //           two. Others count as none.
 //   moved   bytes of its arguments and results, each once; of tables that are
 //           looked up in, what is found
-#ifndef SHARDING_TRACE_OPERATOR_FLOPS_H_
-#define SHARDING_TRACE_OPERATOR_FLOPS_H_
+#ifndef SHARDING_TRACE_OPERATORS_OPERATOR_FLOPS_H_
+#define SHARDING_TRACE_OPERATORS_OPERATOR_FLOPS_H_
 
 #include <cstdint>
 #include <string>
 
-#include "sharding/trace/shape_rules.h"
+#include "sharding/trace/operators/shape_rules.h"
 
 namespace tessera {
 
@@ -24,4 +24,4 @@ int64_t OperatorMovedBytes(const std::string& name,
                            const OperatorResults& results);
 
 }  // namespace tessera
-#endif  // SHARDING_TRACE_OPERATOR_FLOPS_H_
+#endif  // SHARDING_TRACE_OPERATORS_OPERATOR_FLOPS_H_
