@@ -17,6 +17,7 @@
 #include "comm/group/watched_communicator.h"
 #include "comm/reduce/element_type.h"
 #include "comm/reduce/slices.h"
+#include "comm/transport_memory.h"
 #include "torch/csrc/distributed/c10d/Store.hpp"
 
 namespace tessera {
@@ -24,10 +25,6 @@ namespace {
 
 using Message = GlooMessages::Message;
 
-// Both sets of receive buffers, for all peers together. Larger ones leave the
-// cache and are no faster; much smaller ones are slower.
-constexpr int64_t kReceiveBytes = 4 << 20;
-constexpr int64_t kMinPieceBytes = 64 << 10;
 // An all-reduce up to here, over all ranks, is one exchange of everything.
 constexpr int64_t kSingleExchangeBytes = 64 << 10;
 
@@ -165,10 +162,10 @@ absl::Status GlooCommunicator::SumSlices(uint32_t tag, const at::Tensor& whole,
                                          const at::Tensor& out) {
   const Slice mine = slices[rank()];
   const int num_peers = world_size() - 1;
-  const int64_t piece_numel =
-      std::min(slices[0].numel,
-               std::max(kReceiveBytes / (2 * num_peers), kMinPieceBytes) /
-                   static_cast<int64_t>(whole.element_size()));
+  const int64_t piece_numel = std::min(
+      slices[0].numel,
+      std::max(kGlooReceiveBytes / (2 * num_peers), kGlooMinPieceBytes) /
+          static_cast<int64_t>(whole.element_size()));
   TESSERA_ASSIGN_OR_RETURN(at::Tensor buffer,
                            ReceiveBuffer(whole, 2 * num_peers * piece_numel));
 

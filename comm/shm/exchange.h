@@ -37,6 +37,7 @@
 #include "absl/types/span.h"
 #include "comm/reduce/reduce.h"
 #include "comm/shm/team.h"
+#include "comm/transport_memory.h"
 
 namespace tessera::shm {
 
@@ -46,6 +47,7 @@ inline constexpr int64_t kSlotBytes = 512 << 10;
 inline constexpr int64_t kControlBytes =
     (static_cast<int64_t>(sizeof(Control)) + 4095) / 4096 * 4096;
 inline constexpr int64_t kStagingBytes = 2 * kSlots * kSlotBytes;
+static_assert(kStagingBytes == kShmStagingBytes);
 inline constexpr int64_t kHeadBytes = kControlBytes + kStagingBytes;
 
 // Columns [begin, begin + bytes) of all rows, and where they are staged.

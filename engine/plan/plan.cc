@@ -6,6 +6,7 @@
 #include "absl/time/time.h"
 #include "base/memory/memory.h"
 #include "base/status.h"
+#include "comm/transport_memory.h"
 #include "config/config.h"
 #include "engine/parts/settings.h"
 #include "engine/plan/model_trace.h"
@@ -25,6 +26,26 @@ void FillFormula(const ModelTrace& model, const StagePlan& stage,
     if (p.trained) report->formula.gradients += p.bytes;
   }
   report->formula.activations = model.trace.saved_bytes;
+}
+
+// Without a backend that is named: shm where the ranks are on one host, over
+// the network otherwise.
+void FillCommunication(const proto::Config& config, const PlanOptions& options,
+                       PlanReport* report) {
+  const proto::Communication& communication = config.communication();
+  report->backend = communication.backend() != "auto" ? communication.backend()
+                    : options.shared_working_copy     ? "shm"
+                                                      : "gloo";
+  const int shard_group = config.sharding().shard_group_size();
+  const bool has_replicas = shard_group > 0 && shard_group < options.world_size;
+  // All ranks; a shard group and its replicas.
+  for (const int ranks :
+       {options.world_size, has_replicas ? shard_group : 1,
+        has_replicas ? options.world_size / shard_group : 1}) {
+    report->communication_bytes += TransportBytes(
+        report->backend, ranks,
+        {communication.nccl().begin(), communication.nccl().end()});
+  }
 }
 
 }  // namespace
@@ -77,6 +98,7 @@ absl::StatusOr<PlanReport> Plan(const torch::nn::Module& module,
   report.rates = options.rates;
   report.saved_bytes = model.trace.saved_bytes;
   report.flops = model.trace.flops();
+  FillCommunication(resolved, options, &report);
   FillFormula(model, report.stages[0], &report);
   report.seconds = absl::ToDoubleSeconds(absl::Now() - start);
   return report;

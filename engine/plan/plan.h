@@ -17,9 +17,9 @@
 // (operators that have other bits, or say nothing of what they write) is not
 // seen.
 //
-// Not in it: memory of collectives (a few MiB), a hierarchical gather
-// (reshard_group_size), offloading, what libtorch itself takes (base_bytes says
-// it of this process).
+// Not in it: a hierarchical gather (reshard_group_size), offloading. Beside it:
+// what libtorch itself takes (base_bytes says it of this process), and
+// transports (communication_bytes).
 #ifndef ENGINE_PLAN_PLAN_H_
 #define ENGINE_PLAN_PLAN_H_
 
@@ -70,7 +70,9 @@ struct StagePlan {
   // `peak` with activation_checkpointing.units "auto", where the configuration
   // names none.
   PlannedBytes recomputed_peak;
-  // By one rank, in a step (its micro-batches included).
+  // By one rank, in a step (its micro-batches included), of parameters and
+  // gradients, where each piece goes around from rank to rank. Nothing is
+  // gathered where the ranks of a host share their working copy.
   int64_t sent_bytes = 0;
   StepSeconds seconds;  // of a step, as configured; 0 without rates
   int64_t units = 0;    // flat parameters
@@ -80,14 +82,18 @@ struct PlanReport {
   std::vector<StagePlan> stages;  // 0 to 3
   int configured_stage = -1;      // -1: auto
   int world_size = 1;
-  int64_t memory_bytes = 0;    // of a rank
-  int64_t micro_batch = 1;     // samples
-  int64_t parameters = 0;      // elements
-  int64_t trained = 0;         // of these
-  int64_t buffer_bytes = 0;    // of the module, among the parameters below
-  int64_t saved_bytes = 0;     // tensors between forward and backward
-  int64_t flops = 0;           // of a micro-batch
-  int64_t base_bytes = 0;      // resident in this process before the plan
+  int64_t memory_bytes = 0;  // of a rank
+  int64_t micro_batch = 1;   // samples
+  int64_t parameters = 0;    // elements
+  int64_t trained = 0;       // of these
+  int64_t buffer_bytes = 0;  // of the module, among the parameters below
+  int64_t saved_bytes = 0;   // tensors between forward and backward
+  int64_t flops = 0;         // of a micro-batch
+  int64_t base_bytes = 0;    // resident in this process before the plan
+  // That the ranks' transport takes besides, at most, with all groups of ranks;
+  // of which backend. Of nccl an estimate, on the device.
+  int64_t communication_bytes = 0;
+  std::string backend;
   double seconds = 0;          // that the plan took
   int64_t samples = 1;         // of a step, of all ranks
   std::optional<Rates> rates;  // that times are of

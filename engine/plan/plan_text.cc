@@ -103,6 +103,12 @@ std::string PlanReport::ToString() const {
   absl::StrAppend(&text, "\n", Verdict(*this),
                   "; libtorch and the program take ", BytesText(base_bytes),
                   " besides\n");
+  if (communication_bytes > 0) {
+    absl::StrAppend(&text, "communication buffers (", backend,
+                    backend == "nccl" ? ", an estimate" : "", ") take ",
+                    backend == "nccl" ? "" : "at most ",
+                    BytesText(communication_bytes), " besides\n");
+  }
   const int64_t most = std::max(formula.gradients, formula.activations);
   absl::StrAppend(
       &text, "by the formula, at stage 0: model ", BytesText(formula.model),

@@ -32,6 +32,15 @@ PlanMoment MomentOf(const Trace& trace, int64_t event) {
 // What a ring sends of `bytes`, once around.
 int64_t Around(int64_t bytes, int ranks) { return bytes / ranks * (ranks - 1); }
 
+// An all-reduce goes around twice, a reduce-scatter and a gather once. Of shard
+// groups of `ranks` the sums of their shards go over the replicas.
+int64_t SentBytes(const StepReplayResult& result, int64_t published_bytes,
+                  int ranks, int world_size, bool all_reduces) {
+  return Around(result.gathered_bytes + published_bytes, ranks) +
+         Around(result.reduced_bytes, ranks) * (all_reduces ? 2 : 1) +
+         Around(result.reduced_bytes / ranks, world_size / ranks) * 2;
+}
+
 struct Published {
   int64_t times = 0, bytes = 0;
 };
@@ -122,11 +131,11 @@ absl::StatusOr<StagePlan> PlanStage(const ModelTrace& model, int stage,
   plan.between_steps = result.between_steps;
   plan.peak = result.peak;
   plan.at = MomentOf(model.trace, result.peak_event);
-  // An all-reduce goes around twice, a reduce-scatter and a gather once.
-  const int ranks = stage == 0 ? options.world_size : settings.shard_group_size;
   const Published published = PublishedOf(planned);
-  plan.sent_bytes = Around(result.gathered_bytes + published.bytes, ranks) +
-                    Around(result.reduced_bytes, ranks) * (stage == 0 ? 2 : 1);
+  plan.sent_bytes =
+      SentBytes(result, published.bytes,
+                stage == 0 ? options.world_size : settings.shard_group_size,
+                options.world_size, /*all_reduces=*/stage == 0);
   plan.units = static_cast<int64_t>(planned.size());
   if (!options.rates.has_value()) return plan;
   StepTraffic traffic;

@@ -3,12 +3,16 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <cstdio>
+#include <fstream>
 #include <iostream>
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "base/env.h"
 #include "base/memory/ledger_watch.h"
 #include "base/memory/memory.h"
@@ -19,6 +23,7 @@
 #include "sharding/trace/counted_tensors.h"
 #include "tests/plan/truth.h"
 #include "tests/support/rank_pool.h"
+#include "tests/support/recording_communicator.h"
 
 namespace tessera {
 namespace {
@@ -52,8 +57,8 @@ class SampleLedger final : public LedgerWatch {
   LedgerWatch& engine_ = StepMemory::Global();
 };
 
-// The peak of the third step, as of all later ones.
-TESSERA_RANK_FUNCTION(PeakOfTraining) {
+// The third step, as all later ones: the peak, and what is sent.
+TESSERA_RANK_FUNCTION(ThirdStep) {
   const TruthCase truth = TruthCase::FromText(args);
   at::set_num_threads(1);
   torch::manual_seed(1);
@@ -63,7 +68,10 @@ TESSERA_RANK_FUNCTION(PeakOfTraining) {
   const int64_t ledger_before = LedgerBytes();
   const TruthModel model = MakeTruthModel(truth.model);
   EngineOptions options;
-  options.communicator = world.communicator();
+  const auto comm =
+      std::make_shared<RecordingCommunicator>(world.communicator());
+  options.communicator = comm;
+  if (truth.shared) options.communicator = world.communicator();
   TESSERA_ASSIGN_OR_RETURN(
       auto engine, Engine::Create(model.module, truth.config(), options));
   // What is the program's own: some modules keep copies that they do not
@@ -74,10 +82,13 @@ TESSERA_RANK_FUNCTION(PeakOfTraining) {
   }
   TESSERA_RETURN_IF_ERROR(TrainSteps(model, truth, engine.get(), 2));
   tensors.ResetPeak();
+  comm->Take();
   TESSERA_RETURN_IF_ERROR(TrainSteps(model, truth, engine.get(), 1));
   const int64_t peak = tensors.peak_bytes() - before;
+  int64_t sent_bytes = 0;
+  for (const auto& call : comm->Take()) sent_bytes += call.sent_bytes();
   TESSERA_RETURN_IF_ERROR(engine->Close());
-  return absl::StrCat(peak);
+  return absl::StrCat(peak, " ", sent_bytes);
 }
 
 // A module can be planned before an engine has it, and after; one that was
@@ -131,28 +142,78 @@ TEST(PlanOwnedTest, ModulesOfEnginesAreRefused) {
   }
 }
 
+// What this rank has of its own: the head that it shows the others (shm), and
+// staging that is counted (gloo).
+TESSERA_RANK_FUNCTION(BytesOfTransport) {
+  const TruthCase truth = TruthCase::FromText(args);
+  at::set_num_threads(1);
+  torch::manual_seed(1);
+  const TruthModel model = MakeTruthModel(truth.model);
+  EngineOptions options;
+  options.communicator = world.communicator();
+  TESSERA_ASSIGN_OR_RETURN(
+      auto engine, Engine::Create(model.module, truth.config(), options));
+  TESSERA_RETURN_IF_ERROR(TrainSteps(model, truth, engine.get(), 1));
+  int64_t bytes =
+      MemoryLedger::Global().Report()[MemoryKind::kCommunication].peak_bytes;
+  TESSERA_RETURN_IF_ERROR(engine->Close());
+  std::ifstream maps("/proc/self/maps");
+  std::string line;
+  int64_t heads = 0;  // of all ranks
+  while (std::getline(maps, line)) {
+    int64_t begin = 0, end = 0;
+    if (!absl::StrContains(line, "tessera-head")) continue;
+    if (std::sscanf(line.c_str(), "%lx-%lx", &begin, &end) != 2) continue;
+    heads += end - begin;
+  }
+  return absl::StrCat(bytes + heads / world.world_size());
+}
+
+TEST(PlanTransportTest, CommunicationBuffersAreWhatBackendsTake) {
+  for (const std::string backend : {"shm", "gloo"}) {
+    const std::string text =
+        absl::StrCat("Mlp stage=2 world=2 backend=", backend);
+    const auto report = PlanOf(TruthCase::FromText(text));
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_EQ(report->backend, backend);
+    RankPoolOptions options;
+    options.backend = backend;
+    for (const auto& answer : RankPool(options).Run("BytesOfTransport", text)) {
+      ASSERT_TRUE(answer.ok()) << answer.status();
+      int64_t bytes = 0;
+      ASSERT_TRUE(absl::SimpleAtoi(*answer, &bytes));
+      EXPECT_GE(bytes, report->communication_bytes);
+      // A page of a head is for words that ranks tell each other.
+      EXPECT_LE(bytes, report->communication_bytes + 4096);
+    }
+  }
+}
+
 class PlanTruthTest : public ::testing::TestWithParam<std::string> {};
 
-TEST_P(PlanTruthTest, PeakIsWhatARankHolds) {
+TEST_P(PlanTruthTest, IsWhatARankHoldsAndSends) {
   const TruthCase truth = TruthCase::FromText(GetParam());
   const absl::StatusOr<PlanReport> report = PlanOf(truth);
   ASSERT_TRUE(report.ok()) << report.status();
-  const PlannedBytes& planned =
-      report->stages[static_cast<size_t>(truth.stage)].peak;
+  const StagePlan& stage = report->stages[static_cast<size_t>(truth.stage)];
+  const PlannedBytes& planned = stage.peak;
   for (const auto& answer :
-       RankPool::Get(truth.world)->Run("PeakOfTraining", GetParam())) {
+       RankPool::Get(truth.world)->Run("ThirdStep", GetParam())) {
     ASSERT_TRUE(answer.ok()) << answer.status();
+    const std::vector<std::string> words = absl::StrSplit(*answer, ' ');
     double peak = 0;
-    ASSERT_TRUE(absl::SimpleAtod(*answer, &peak));
+    ASSERT_TRUE(absl::SimpleAtod(words[0], &peak));
     const double off = 100 * (static_cast<double>(planned.total()) / peak - 1);
     std::cout << absl::StrCat("TRUTH ", GetParam(), ": planned ",
-                              planned.total(), " measured ", *answer, ", ", off,
-                              " %\n");
+                              planned.total(), " measured ", words[0], ", ",
+                              off, " %\n");
     // What oneDNN takes for convolutions and 16-bit products depends on the
     // processor.
     const bool exact = truth.dtype == "fp32" && truth.units.empty() &&
                        (truth.model == "Gpt" || truth.model == "Llama");
     EXPECT_LE(std::abs(off), exact ? 0.1 : 5) << report->ToString();
+    // A communicator that looks on has no memory to share.
+    if (!truth.shared) EXPECT_EQ(absl::StrCat(stage.sent_bytes), words[1]);
   }
 }
 

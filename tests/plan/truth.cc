@@ -18,16 +18,21 @@ namespace {
 
 constexpr int64_t kBatch = 4, kSeq = 96, kVocab = 512;
 
-at::Tensor Tokens() {
-  return torch::randint(kVocab, {kBatch, kSeq}, torch::kLong);
-}
-
 template <typename M>
-TruthModel OfTokens(std::shared_ptr<M> model) {
-  return {model, [model] {
-            const at::Tensor tokens = Tokens();
+TruthModel OfTokens(std::shared_ptr<M> model, int64_t batch = kBatch,
+                    int64_t seq = kSeq) {
+  return {model, [model, batch, seq] {
+            const at::Tensor tokens =
+                torch::randint(kVocab, {batch, seq}, torch::kLong);
             return model->loss(tokens, tokens);
           }};
+}
+
+TruthModel GptOf(int64_t dim, int64_t layers, int64_t batch, int64_t seq) {
+  return OfTokens(
+      std::make_shared<GptImpl>(
+          GptOptions().dim(dim).layers(layers).heads(4).seq(seq).vocab(kVocab)),
+      batch, seq);
 }
 
 void SetField(const std::string& field, const std::string& value,
@@ -37,6 +42,7 @@ void SetField(const std::string& field, const std::string& value,
   const std::map<std::string, std::string*> texts = {
       {"dtype", &truth->dtype},
       {"units", &truth->units},
+      {"backend", &truth->backend},
       {"policy", &truth->policy},
   };
   const std::map<std::string, int*> numbers = {
@@ -52,6 +58,7 @@ void SetField(const std::string& field, const std::string& value,
       {"fp32_norms", &truth->fp32_norms},
       {"shared", &truth->shared},
       {"local", &truth->local},
+      {"keeps_heap", &truth->keeps_heap},
   };
   if (texts.count(field) > 0) {
     *texts.at(field) = value;
@@ -67,10 +74,9 @@ void SetField(const std::string& field, const std::string& value,
 }  // namespace
 
 TruthModel MakeTruthModel(const std::string& name) {
-  if (name == "Gpt") {
-    return OfTokens(std::make_shared<GptImpl>(
-        GptOptions().dim(256).layers(4).heads(4).seq(kSeq).vocab(kVocab)));
-  }
+  if (name == "Gpt") return GptOf(256, 4, kBatch, kSeq);
+  if (name == "WideGpt") return GptOf(512, 6, 1, 64);   // mostly parameters
+  if (name == "LongGpt") return GptOf(192, 6, 16, 96);  // mostly activations
   if (name == "Llama") {
     return OfTokens(std::make_shared<LlamaImpl>(LlamaOptions()
                                                     .dim(256)
@@ -120,6 +126,7 @@ proto::Config TruthCase::config() const {
   config.mutable_torch_autocast()->set_enabled(dtype == "autocast");
   config.mutable_precision()->set_fp32_norms(fp32_norms);
   config.mutable_optimizer()->set_type("AdamW");
+  if (!backend.empty()) config.mutable_communication()->set_backend(backend);
   proto::ZeroOptimization* const zero = config.mutable_zero_optimization();
   zero->set_stage(stage);
   zero->set_stage3_param_persistence_threshold(0);
@@ -134,6 +141,7 @@ proto::Config TruthCase::config() const {
     checkpointing->set_budget_bytes(budget);
   }
   config.mutable_sharding()->set_shared_working_copy(shared ? "on" : "off");
+  config.mutable_sharding()->set_keep_freed_heap(keeps_heap);
   config.mutable_sharding()->set_shard_group_size(shard_group);
   config.mutable_sharding()->set_accumulation(local ? "local" : "each");
   return config;

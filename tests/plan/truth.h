@@ -1,7 +1,8 @@
 // Truth: engines that train, for plans to be compared with.
 //
 // A case is words: "Gpt stage=3 world=2 dtype=bf16 units=auto". The model is
-// Gpt or Llama, one of truth_models.cc, or of sharding/trace/traced_models.h.
+// Gpt (WideGpt, LongGpt: of 100 MB and more) or Llama, one of truth_models.cc,
+// or of sharding/trace/traced_models.h.
 #ifndef TESTS_PLAN_TRUTH_H_
 #define TESTS_PLAN_TRUTH_H_
 
@@ -32,6 +33,8 @@ struct TruthCase {
   int shard_group = 0;         // ranks; 0: all
   int accumulation = 1;
   bool local = false;          // sharding.accumulation
+  bool keeps_heap = true;      // sharding.keep_freed_heap
+  std::string backend;         // of the ranks, if the configuration says it
   int64_t prefetch = 100'000;  // elements
   // activation_checkpointing; without units: none of it.
   std::string units, policy = "full";

@@ -3,6 +3,7 @@
 #ifndef TESTS_SUPPORT_RECORDING_COMMUNICATOR_H_
 #define TESTS_SUPPORT_RECORDING_COMMUNICATOR_H_
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -23,6 +24,13 @@ class RecordingCommunicator : public Communicator {
     std::string operation;
     std::string what;   // the tag's
     std::string group;  // "", or the name of the part that it was called of
+    int ranks = 1;      // that take part
+    int64_t bytes = 0;  // of the whole tensor; not of exchanges
+
+    // By this rank, where each piece goes around from rank to rank.
+    int64_t sent_bytes() const {
+      return bytes / ranks * (ranks - 1) * (operation == "all-reduce" ? 2 : 1);
+    }
   };
 
   explicit RecordingCommunicator(std::shared_ptr<Communicator> inner)
@@ -42,20 +50,20 @@ class RecordingCommunicator : public Communicator {
   absl::string_view backend() const override { return inner_->backend(); }
   CommFuture AllGather(at::Tensor shard, at::Tensor whole,
                        CommTag tag) override {
-    Add("all-gather", tag.what);
+    Add("all-gather", tag.what, whole);
     return inner_->AllGather(shard, whole, tag);
   }
   CommFuture ReduceScatterSum(at::Tensor whole, at::Tensor shard, CommTag tag,
                               double divisor) override {
-    Add("reduce-scatter", tag.what);
+    Add("reduce-scatter", tag.what, whole);
     return inner_->ReduceScatterSum(whole, shard, tag, divisor);
   }
   CommFuture AllReduceSum(at::Tensor tensor, CommTag tag) override {
-    Add("all-reduce", tag.what);
+    Add("all-reduce", tag.what, tensor);
     return inner_->AllReduceSum(tensor, tag);
   }
   CommFuture Broadcast(at::Tensor tensor, int root, CommTag tag) override {
-    Add("broadcast", tag.what);
+    Add("broadcast", tag.what, tensor);
     return inner_->Broadcast(tensor, root, tag);
   }
   absl::StatusOr<std::vector<std::string>> AllGatherStrings(
@@ -94,9 +102,13 @@ class RecordingCommunicator : public Communicator {
       : inner_(std::move(inner)),
         group_(std::move(group)),
         calls_(std::move(calls)) {}
-  void Add(std::string operation, std::string what) {
+  void Add(std::string operation, std::string what,
+           const at::Tensor& whole = {}) {
+    const int64_t bytes =
+        whole.defined() ? static_cast<int64_t>(whole.nbytes()) : 0;
     absl::MutexLock lock(&calls_->mutex);
-    calls_->list.push_back({std::move(operation), std::move(what), group_});
+    calls_->list.push_back({std::move(operation), std::move(what), group_,
+                            inner_->world_size(), bytes});
   }
 
   const std::shared_ptr<Communicator> inner_;
