@@ -101,6 +101,7 @@ TESSERA_RANK_FUNCTION(TwoManagers) {
       WithFullDisk(trainee, [&] { return second->Save(); }));
   TESSERA_RETURN_IF_ERROR(trainee.TrainStep(1));
   TESSERA_RETURN_IF_ERROR(first->Save(position));
+  engine.SettleCheckpoint();  // the disk is full for the second's alone
   TESSERA_RETURN_IF_ERROR(
       WithFullDisk(trainee, [&] { return second->Save(); }));
   TESSERA_RETURN_IF_ERROR(first->Finish(position));
