@@ -1,5 +1,6 @@
 #include "engine/auto_config.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <optional>
@@ -10,9 +11,11 @@
 #include "base/log.h"
 #include "base/memory/memory.h"
 #include "base/status.h"
+#include "base/torch_guard.h"
 #include "checkpoint/disk/folder.h"
 #include "checkpoint/format/checkpoint_folder.h"
 #include "checkpoint/format/step_folders.h"
+#include "comm/all_gather_values.h"
 #include "comm/world/world.h"
 #include "config/config.h"
 #include "engine/plan/auto_choice.h"
@@ -47,55 +50,81 @@ absl::StatusOr<std::optional<proto::CheckpointManifest>> FindManifest(
   return std::nullopt;
 }
 
-// Rank 0 reads; nothing where there is no checkpoint. COLLECTIVE.
+// Of the checkpoint that was saved last; nothing where there is none. Rank 0
+// reads, or, of folders of each host's own, all ranks: a host may be new.
+// COLLECTIVE.
 absl::StatusOr<std::optional<proto::CheckpointTraining>> FindTraining(
-    const std::string& dir, Communicator* comm) {
+    const std::string& dir, bool node_local, Communicator* comm) {
   if (dir.empty()) return std::nullopt;
   absl::StatusOr<std::optional<proto::CheckpointManifest>> found = std::nullopt;
-  if (comm->rank() == 0) found = FindManifest(dir);
+  if (comm->rank() == 0 || node_local) found = FindManifest(dir);
   TESSERA_RETURN_IF_ERROR(
       comm->AgreeOk(found.status(), "EngineOptions::resume_from"));
   std::string text;
-  if (found->has_value()) text = (*found)->training().SerializeAsString();
+  int64_t saved = -1;
+  if (found->has_value()) {
+    text = (*found)->training().SerializeAsString();
+    saved = (*found)->saved_unix_micros();
+  }
   TESSERA_ASSIGN_OR_RETURN(
-      const auto texts,
-      comm->AllGatherStrings(text, {"how the checkpoint was trained"}));
+      const auto all,
+      AllGatherValueAndText(comm, saved, text,
+                            {"how the checkpoint was trained"}));
+  const auto newest = std::max_element(
+      all.begin(), all.end(),
+      [](const auto& a, const auto& b) { return a.value < b.value; });
   proto::CheckpointTraining training;
-  if (texts[0].empty() || !training.ParseFromString(texts[0])) {
+  if (newest->value < 0 || !training.ParseFromString(newest->text)) {
     return std::nullopt;
   }
   return training;
 }
 
-// `config`, with what it leaves to auto as `training` has it; nothing where
-// that was another number of ranks, or another batch.
-std::optional<proto::Config> AsTrained(
+// `config`, with what it leaves to auto as `training` has it.
+// FailedPrecondition says why it cannot.
+absl::StatusOr<proto::Config> AsTrained(
     const proto::Config& config, const proto::CheckpointTraining& training,
     int world_size) {
-  if (training.world_size() != world_size) return std::nullopt;
-  const auto theirs =
-      ParseConfig(training.config(), "checkpoint.json", world_size);
-  if (!theirs.ok()) return std::nullopt;
+  if (training.world_size() != world_size) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "it had ", training.world_size(), " ranks, not ", world_size));
+  }
   proto::Config made = config;
   if (made.zero_optimization().auto_stage()) {
     made.mutable_zero_optimization()->set_stage(training.stage());
   }
-  if (made.auto_micro_batch()) {
-    if (theirs->train_batch_size() != made.train_batch_size()) {
-      return std::nullopt;
-    }
-    made.set_train_micro_batch_size_per_gpu(
-        theirs->train_micro_batch_size_per_gpu());
-    made.set_gradient_accumulation_steps(theirs->gradient_accumulation_steps());
-    made.set_auto_micro_batch(false);
-  }
   proto::ActivationCheckpointing* const recompute =
       made.mutable_activation_checkpointing();
-  if (recompute->policy() == "auto") {
-    *recompute->mutable_units() = theirs->activation_checkpointing().units();
-    recompute->set_policy(theirs->activation_checkpointing().policy());
+  if (!made.auto_micro_batch() && recompute->policy() != "auto") {
+    return ResolveConfig(made, world_size);
   }
-  return made;
+  // That of another version may have keys that this one does not know.
+  TESSERA_ASSIGN_OR_RETURN(
+      const ConfigReport report,
+      ReadConfig(training.config(), "checkpoint.json", world_size, {},
+                 /*ignore_unknown=*/true));
+  if (!report.faults.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("its configuration cannot be read: ",
+                     FormatFault(report.faults[0], "checkpoint.json")));
+  }
+  const proto::Config& theirs = report.config;
+  if (made.auto_micro_batch()) {
+    if (theirs.train_batch_size() != made.train_batch_size()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("its train_batch_size was ", theirs.train_batch_size(),
+                       ", not ", made.train_batch_size()));
+    }
+    made.set_train_micro_batch_size_per_gpu(
+        theirs.train_micro_batch_size_per_gpu());
+    made.set_gradient_accumulation_steps(theirs.gradient_accumulation_steps());
+    made.set_auto_micro_batch(false);
+  }
+  if (recompute->policy() == "auto") {
+    *recompute->mutable_units() = theirs.activation_checkpointing().units();
+    recompute->set_policy(theirs.activation_checkpointing().policy());
+  }
+  return ResolveConfig(made, world_size);
 }
 
 absl::Status CheckCanDecide(const proto::Config& config,
@@ -157,8 +186,10 @@ std::shared_ptr<const PlanReport> PlanOf(const torch::nn::Module& module,
                                          const PlanOptions& plan,
                                          const proto::Config& config) {
   const int64_t samples = config.train_micro_batch_size_per_gpu();
-  auto report = Plan(
-      module, [&] { return options.planned_loss(samples); }, config, plan);
+  auto report = CatchTorch("plan", [&] {
+    return Plan(
+        module, [&] { return options.planned_loss(samples); }, config, plan);
+  });
   if (report.ok()) {
     return std::make_shared<const PlanReport>(*std::move(report));
   }
@@ -167,43 +198,58 @@ std::shared_ptr<const PlanReport> PlanOf(const torch::nn::Module& module,
   return nullptr;
 }
 
-// By planning, with planned_loss.
-absl::Status DecideByPlan(const torch::nn::Module& module,
-                          const EngineOptions& options, const PlanOptions& plan,
-                          Communicator* comm, AutoConfig* decided) {
-  auto choice = ChooseAuto(module, options.planned_loss, decided->config, plan);
-  TESSERA_RETURN_IF_ERROR(comm->AgreeOk(choice.status(), "auto"));
-  TESSERA_RETURN_IF_ERROR(TakeRank0s(&*choice, comm));
-  decided->config = choice->config;
-  decided->reason = choice->reason;
-  return absl::OkStatus();
-}
-
-absl::StatusOr<std::string> PlanText(const torch::nn::Module& module,
-                                     const proto::Config& config,
-                                     const EngineOptions& options,
-                                     const PlanOptions& plan) {
-  std::string text;
-  proto::Config decided = config;
-  if (LeavesToAuto(config)) {
-    TESSERA_ASSIGN_OR_RETURN(
-        const AutoChoice choice,
-        ChooseAuto(module, options.planned_loss, config, plan));
-    text = absl::StrCat("auto: ", choice.reason, "\n");
-    decided = choice.config;
-  }
-  const int64_t samples = decided.train_micro_batch_size_per_gpu();
-  TESSERA_ASSIGN_OR_RETURN(
-      const PlanReport report,
-      Plan(
-          module, [&] { return options.planned_loss(samples); }, decided,
-          plan));
-  return absl::StrCat(text, report.ToString());
-}
-
 int LocalRanks() {
   const World* const world = World::Current();
   return world == nullptr ? 1 : world->local_world_size();
+}
+
+// As the checkpoint that the run goes on from.
+absl::Status DecideAsTrained(const EngineOptions& options, Communicator* comm,
+                             AutoConfig* decided) {
+  TESSERA_ASSIGN_OR_RETURN(
+      const auto training,
+      FindTraining(options.resume_from,
+                   decided->config.checkpoint().use_node_local_storage(),
+                   comm));
+  if (!training.has_value()) return absl::OkStatus();
+  const auto as_trained =
+      AsTrained(decided->config, *training, comm->world_size());
+  if (as_trained.ok()) {
+    decided->config = *as_trained;
+    decided->reason = absl::StrCat("as the checkpoint in ", options.resume_from,
+                                   " was trained");
+  } else if (comm->rank() == 0) {
+    TESSERA_LOG(WARNING) << "auto: not as the checkpoint in "
+                         << options.resume_from
+                         << " was trained: " << as_trained.status().message();
+  }
+  return absl::OkStatus();
+}
+
+// By planning, with planned_loss; `left`: something is left to auto.
+absl::Status DecideByPlan(const torch::nn::Module& module,
+                          const EngineOptions& options, bool left,
+                          Communicator* comm, AutoConfig* decided) {
+  const at::Device device = DeviceOf(module, options);
+  TESSERA_ASSIGN_OR_RETURN(
+      const int64_t memory,
+      AgreeOnRankMemory(decided->config.sharding().memory_limit_bytes(), device,
+                        LocalRanks(), TakenOverBytes(module), "auto", comm));
+  PlanOptions plan = PlanOptionsOf(decided->config, options, memory, *comm);
+  if (left) {
+    if (device.is_cpu()) {
+      TESSERA_ASSIGN_OR_RETURN(plan.rates, MeasureRates(comm));
+    }
+    auto choice = CatchTorch("auto", [&] {
+      return ChooseAuto(module, options.planned_loss, decided->config, plan);
+    });
+    TESSERA_RETURN_IF_ERROR(comm->AgreeOk(choice.status(), "auto"));
+    TESSERA_RETURN_IF_ERROR(TakeRank0s(&*choice, comm));
+    decided->config = choice->config;
+    decided->reason = choice->reason;
+  }
+  decided->plan = PlanOf(module, options, plan, decided->config);
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -212,28 +258,35 @@ absl::Status PlanAndEnd(const torch::nn::Module& module,
                         const proto::Config& config,
                         const EngineOptions& options, int plan_world,
                         Communicator* comm) {
+  auto resolved = ResolveConfig(config, plan_world);
+  if (!resolved.ok() && config.has_train_micro_batch_size_per_gpu()) {
+    // Complete for another number of ranks.
+    proto::Config batch = config;
+    batch.clear_train_batch_size();
+    resolved = ResolveConfig(batch, plan_world);
+  }
   if (options.planned_loss == nullptr) {
-    return absl::InvalidArgumentError(
+    resolved = absl::InvalidArgumentError(
         "--plan_world: the program does not say what a forward is: set "
         "EngineOptions::planned_loss");
   }
-  proto::Config batch = config;
-  // That of another number of ranks, in a configuration that is complete.
-  if (batch.has_train_micro_batch_size_per_gpu())
-    batch.clear_train_batch_size();
-  const auto resolved = ResolveConfig(batch, plan_world);
-  TESSERA_RETURN_IF_ERROR(comm->AgreeOk(resolved.status(), "configuration"));
+  TESSERA_RETURN_IF_ERROR(comm->AgreeOk(resolved.status(), "--plan_world"));
+  const at::Device device = DeviceOf(module, options);
   TESSERA_ASSIGN_OR_RETURN(
       const int64_t memory,
-      AgreeOnRankMemory(resolved->sharding().memory_limit_bytes(),
-                        DeviceOf(module, options), LocalRanks(), "--plan_world",
+      AgreeOnRankMemory(resolved->sharding().memory_limit_bytes(), device,
+                        LocalRanks(), TakenOverBytes(module), "--plan_world",
                         comm));
   PlanOptions plan = PlanOptionsOf(*resolved, options, memory, *comm);
   plan.shared_working_copy &= plan_world == comm->world_size();
   plan.world_size = plan_world;
-  TESSERA_ASSIGN_OR_RETURN(const Rates rates, MeasureRates(comm));
-  plan.rates = AtWorldSize(rates, plan_world);
-  const auto text = PlanText(module, *resolved, options, plan);
+  if (device.is_cpu()) {
+    TESSERA_ASSIGN_OR_RETURN(const Rates rates, MeasureRates(comm));
+    plan.rates = AtWorldSize(rates, plan_world);
+  }
+  const auto text = CatchTorch("--plan_world", [&] {
+    return PlanText(module, options.planned_loss, *resolved, plan);
+  });
   TESSERA_RETURN_IF_ERROR(comm->AgreeOk(text.status(), "--plan_world"));
   if (comm->rank() == 0) std::fputs(text->c_str(), stdout);
   std::fflush(stdout);
@@ -252,40 +305,19 @@ absl::StatusOr<AutoConfig> DecideAuto(const torch::nn::Module& module,
       "way to resolve auto", comm));
   AutoConfig decided;
   decided.config = config;
-  const bool by_policy = config.activation_checkpointing().policy() == "auto";
   if (LeavesToAuto(config)) {
-    TESSERA_ASSIGN_OR_RETURN(const auto training,
-                             FindTraining(options.resume_from, comm));
-    if (training.has_value()) {
-      const auto as_trained = AsTrained(config, *training, comm->world_size());
-      if (as_trained.has_value()) {
-        decided.config = *as_trained;
-        decided.reason = absl::StrCat("as the checkpoint in ",
-                                      options.resume_from, " was trained");
-      }
-    }
+    TESSERA_RETURN_IF_ERROR(DecideAsTrained(options, comm, &decided));
   }
   const bool left = LeavesToAuto(decided.config);
   if (left) {
     TESSERA_RETURN_IF_ERROR(
         comm->AgreeOk(CheckCanDecide(decided.config, options), "auto"));
   }
-  if (options.planned_loss != nullptr) {
-    const at::Device device = DeviceOf(module, options);
-    TESSERA_ASSIGN_OR_RETURN(
-        const int64_t memory,
-        AgreeOnRankMemory(config.sharding().memory_limit_bytes(), device,
-                          LocalRanks(), "auto", comm));
-    PlanOptions plan = PlanOptionsOf(config, options, memory, *comm);
-    if (left && device.is_cpu()) {
-      TESSERA_ASSIGN_OR_RETURN(plan.rates, MeasureRates(comm));
-    }
-    if (left) {
-      TESSERA_RETURN_IF_ERROR(
-          DecideByPlan(module, options, plan, comm, &decided));
-    }
-    decided.plan = PlanOf(module, options, plan, decided.config);
+  if (options.planned_loss != nullptr && (left || options.plan == nullptr)) {
+    TESSERA_RETURN_IF_ERROR(
+        DecideByPlan(module, options, left, comm, &decided));
   }
+  const bool by_policy = config.activation_checkpointing().policy() == "auto";
   decided.recomputes =
       !by_policy || !decided.config.activation_checkpointing().units().empty();
   if (!decided.reason.empty() && comm->rank() == 0) {

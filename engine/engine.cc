@@ -54,7 +54,9 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(
     EngineOptions options) {
   TESSERA_ASSIGN_OR_RETURN(auto comm, GroupOf(options));
   if (PlanWorld() > 0 && module != nullptr) {
-    return PlanAndEnd(*module, config, options, PlanWorld(), comm.get());
+    return CatchAnnounced(comm.get(), "--plan_world", [&] {
+      return PlanAndEnd(*module, config, options, PlanWorld(), comm.get());
+    });
   }
   auto resolved = ResolveConfig(config, comm->world_size());
   if (resolved.ok() && module == nullptr) {
@@ -73,13 +75,17 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(
   TESSERA_RETURN_IF_ERROR(comm->AgreeOk(resolved.status(), "configuration"));
   TESSERA_RETURN_IF_ERROR(
       CheckSame(resolved->ShortDebugString(), "configuration", comm.get()));
-  TESSERA_ASSIGN_OR_RETURN(AutoConfig decided,
-                           DecideAuto(*module, *resolved, options, comm.get()));
+  TESSERA_ASSIGN_OR_RETURN(
+      AutoConfig decided, CatchAnnounced(comm.get(), "Engine::Create", [&] {
+        return DecideAuto(*module, *resolved, options, comm.get());
+      }));
   if (!decided.recomputes) options.is_recomputed = nullptr;
   if (options.plan == nullptr) options.plan = decided.plan;
   auto impl = std::make_unique<Impl>(
       std::move(module), std::move(decided.config), std::move(comm), options);
-  impl->set_auto_reason(std::move(decided.reason));
+  impl->set_auto(std::move(decided.reason),
+                 resolved->zero_optimization().auto_stage() &&
+                     options.resume_from.empty());
   TESSERA_RETURN_IF_ERROR(CatchAnnounced(impl->parts()->comm.get(),
                                          "Engine::Create",
                                          [&] { return impl->Build(options); }));

@@ -48,7 +48,8 @@ class Engine {
  public:
   // Takes the module's parameters over: lays them out in units, shards what the
   // stage says, installs the hooks. `config` is a path (JSON, or text protobuf)
-  // or a proto. The engine shares ownership of the module. COLLECTIVE.
+  // or a proto. The engine shares ownership of the module. With --plan_world
+  // (comm/world/world.h) it prints a plan, and the process ends. COLLECTIVE.
   // Errors: InvalidArgument (config, a parameter of a kind that is not
   // supported, parameters or configurations that differ between ranks),
   // NotFound (path), ResourceExhausted. The module is then what it was.

@@ -222,7 +222,7 @@ absl::StatusOr<LoadCheckpointReport> Engine::Impl::LoadCheckpoint(
   // Gradients of other values are dropped in any case.
   TESSERA_RETURN_IF_ERROR(
       trainer_.Resume(options.model_only ? trainer_.step() : loaded->step));
-  if (!auto_reason_.empty() && loaded->report.stage != parts_->stage &&
+  if (chose_stage_ && loaded->report.stage != parts_->stage &&
       loaded->report.world_size == parts_->comm->world_size()) {
     TESSERA_LOG_RANK0(WARNING)
         << dir << " was trained at stage " << loaded->report.stage

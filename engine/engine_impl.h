@@ -48,7 +48,11 @@ class Engine::Impl {
   StateBytes replicated_state_bytes() const;
   std::vector<std::string> DescribeUnits() const;
   const std::string& auto_reason() const { return auto_reason_; }
-  void set_auto_reason(std::string reason) { auto_reason_ = std::move(reason); }
+  // `chose_stage`: this engine, not the configuration or a checkpoint.
+  void set_auto(std::string reason, bool chose_stage) {
+    auto_reason_ = std::move(reason);
+    chose_stage_ = chose_stage;
+  }
 
   const std::shared_ptr<EngineParts>& parts() const { return parts_; }
   Trainer& trainer() { return trainer_; }
@@ -86,6 +90,7 @@ class Engine::Impl {
   NamedAccess access_;
   Saver saver_;
   std::string auto_reason_;
+  bool chose_stage_ = false;
   std::vector<std::pair<at::Tensor, at::ScalarType>> converted_buffers_;
   bool constructed_ = false;  // by ConstructSharded
 };

@@ -58,6 +58,7 @@ absl::Status Engine::Impl::ChooseStage(absl::Span<const UnitPlan> units,
       AgreeOnRankMemory(parts_->config.sharding().memory_limit_bytes(),
                         flats[0].parameters[0].tensor.device(),
                         world == nullptr ? 1 : world->local_world_size(),
+                        TakenOverBytes(*parts_->module),
                         "zero_optimization.stage auto", parts_->comm.get()));
   StateOptions options;
   options.has_optimizer = parts_->settings.adamw.has_value();

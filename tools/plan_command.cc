@@ -15,6 +15,7 @@
 #include "base/status.h"
 #include "comm/group/self_communicator.h"
 #include "config/config.h"
+#include "engine/plan/auto_choice.h"
 #include "engine/plan/plan.h"
 #include "examples/gpt/gpt.h"
 #include "examples/llama/llama.h"
@@ -142,24 +143,23 @@ absl::Status ReadNumbers(absl::string_view text, Numbers* numbers) {
 
 struct Model {
   std::shared_ptr<torch::nn::Module> module;
-  std::function<at::Tensor()> loss;
+  SampledLoss loss;
 };
 
 // A model with loss(tokens, targets), on a batch of tokens.
 template <typename Impl, typename Options>
-absl::StatusOr<Model> Make(const Options& options, int64_t batch, int64_t seq,
-                           int64_t vocab) {
+absl::StatusOr<Model> Make(const Options& options, int64_t seq, int64_t vocab) {
   TESSERA_ASSIGN_OR_RETURN(
       const std::shared_ptr<Impl> module,
       ConstructFake([&] { return std::make_shared<Impl>(options); }));
   return Model{
-      module, [=] {
+      module, [=](int64_t batch) {
         const at::Tensor tokens = at::randint(vocab, {batch, seq}, at::kLong);
         return module->loss(tokens, tokens);
       }};
 }
 
-absl::StatusOr<Model> MakeGpt(absl::string_view text, int64_t batch) {
+absl::StatusOr<Model> MakeGpt(absl::string_view text) {
   const GptOptions defaults;
   Numbers n{{"dim", defaults.dim()},
             {"layers", defaults.layers()},
@@ -173,10 +173,10 @@ absl::StatusOr<Model> MakeGpt(absl::string_view text, int64_t batch) {
                            .heads(n["heads"])
                            .seq(n["seq"])
                            .vocab(n["vocab"]),
-                       batch, n["seq"], n["vocab"]);
+                       n["seq"], n["vocab"]);
 }
 
-absl::StatusOr<Model> MakeLlama(absl::string_view text, int64_t batch) {
+absl::StatusOr<Model> MakeLlama(absl::string_view text) {
   const LlamaOptions defaults;
   Numbers n{{"dim", defaults.dim()},       {"layers", defaults.layers()},
             {"heads", defaults.heads()},   {"kv_heads", defaults.kv_heads()},
@@ -190,14 +190,14 @@ absl::StatusOr<Model> MakeLlama(absl::string_view text, int64_t batch) {
                              .kv_heads(n["kv_heads"])
                              .hidden(n["hidden"])
                              .vocab(n["vocab"]),
-                         batch, n["seq"], n["vocab"]);
+                         n["seq"], n["vocab"]);
 }
 
-absl::StatusOr<Model> MakeModel(const std::string& text, int64_t batch) {
+absl::StatusOr<Model> MakeModel(const std::string& text) {
   const std::pair<std::string, std::string> parts =
       absl::StrSplit(text, absl::MaxSplits(':', 1));
-  if (parts.first == "gpt") return MakeGpt(parts.second, batch);
-  if (parts.first == "llama") return MakeLlama(parts.second, batch);
+  if (parts.first == "gpt") return MakeGpt(parts.second);
+  if (parts.first == "llama") return MakeLlama(parts.second);
   return absl::InvalidArgumentError(
       absl::StrCat("--model: expected gpt:... or llama:..., got '", text, "'"));
 }
@@ -214,21 +214,17 @@ absl::StatusOr<Rates> RatesOf(const Flags& flags) {
                      flags.latency * 1e-6);
 }
 
-absl::StatusOr<std::string> PlanText(const Flags& flags) {
+absl::StatusOr<std::string> TextOf(const Flags& flags) {
   TESSERA_ASSIGN_OR_RETURN(const proto::Config config,
                            LoadConfig(flags.config, flags.world_size));
-  TESSERA_ASSIGN_OR_RETURN(
-      const Model model,
-      MakeModel(flags.model, config.train_micro_batch_size_per_gpu()));
+  TESSERA_ASSIGN_OR_RETURN(const Model model, MakeModel(flags.model));
   PlanOptions options;
   options.world_size = flags.world_size;
   options.memory_bytes =
       static_cast<int64_t>(flags.memory_gib * (int64_t{1} << 30));
   options.shared_working_copy = flags.one_host;
   TESSERA_ASSIGN_OR_RETURN(options.rates, RatesOf(flags));
-  TESSERA_ASSIGN_OR_RETURN(const PlanReport report,
-                           Plan(*model.module, model.loss, config, options));
-  return report.ToString();
+  return PlanText(*model.module, model.loss, config, options);
 }
 
 }  // namespace
@@ -244,7 +240,7 @@ int RunPlanCommand(const std::vector<std::string>& args, std::ostream* out,
     *err << flags.status().message() << "\n" << kUsage;
     return 2;
   }
-  const absl::StatusOr<std::string> text = PlanText(*flags);
+  const absl::StatusOr<std::string> text = TextOf(*flags);
   if (!text.ok()) {
     *err << text.status().message() << "\n";
     return 1;

@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "base/step_memory/held_memory.h"
+#include "config/config.h"
 #include "engine/plan/model_trace.h"
 #include "engine/plan/stage_plan.h"
 
@@ -18,7 +19,7 @@ constexpr double kSame = 1.02;  // times closer than this count as equal
 constexpr size_t kMostMicroBatches = 8;
 constexpr size_t kShown = 3;
 
-// All divisors where there are few, else those nearest to halves of each other.
+// All divisors where there are few, else some from the largest to 1.
 std::vector<int64_t> MicroBatches(const proto::Config& config) {
   const int64_t most = config.train_micro_batch_size_per_gpu();
   if (!config.auto_micro_batch()) return {most};
@@ -30,11 +31,11 @@ std::vector<int64_t> MicroBatches(const proto::Config& config) {
     if (d * d < samples) divisors.push_back(samples / d);
   }
   std::sort(divisors.rbegin(), divisors.rend());
+  if (divisors.size() <= kMostMicroBatches) return divisors;
   std::vector<int64_t> some;
-  for (const int64_t d : divisors) {
-    const bool few = divisors.size() <= kMostMicroBatches;
-    if (few || some.empty() || 2 * d <= some.back()) some.push_back(d);
-    if (some.size() == kMostMicroBatches) break;
+  for (size_t i = 0; i < kMostMicroBatches; ++i) {
+    some.push_back(
+        divisors[i * (divisors.size() - 1) / (kMostMicroBatches - 1)]);
   }
   return some;
 }
@@ -55,7 +56,9 @@ std::vector<std::string> Policies(const proto::Config& config,
   return {policy};
 }
 
-proto::Config ConfigOf(const proto::Config& config, const AutoCandidate& way) {
+absl::StatusOr<proto::Config> ConfigOf(const proto::Config& config,
+                                       const AutoCandidate& way,
+                                       int world_size) {
   proto::Config made = config;
   made.set_train_micro_batch_size_per_gpu(way.micro_batch);
   made.set_gradient_accumulation_steps(way.micro_batches);
@@ -67,7 +70,7 @@ proto::Config ConfigOf(const proto::Config& config, const AutoCandidate& way) {
     if (way.policy.empty()) recompute->clear_units();
     recompute->set_policy(way.policy.empty() ? "full" : way.policy);
   }
-  return made;
+  return ResolveConfig(made, world_size);
 }
 
 // Modules that a predicate means are not computed again either.
@@ -76,37 +79,59 @@ PlanOptions OptionsOf(PlanOptions options, const AutoCandidate& way) {
   return options;
 }
 
-absl::StatusOr<std::vector<AutoCandidate>> PlanAll(
-    const torch::nn::Module& module, const SampledLoss& loss,
-    const proto::Config& config, const PlanOptions& options) {
-  std::vector<AutoCandidate> candidates;
+// Those of one micro-batch.
+absl::Status PlanMicroBatch(const ModelTrace& model,
+                            const proto::Config& config,
+                            const PlanOptions& options, int64_t micro_batch,
+                            std::vector<AutoCandidate>* candidates) {
   const int64_t samples = config.train_micro_batch_size_per_gpu() *
                           config.gradient_accumulation_steps();
-  for (const int64_t micro_batch : MicroBatches(config)) {
-    TESSERA_ASSIGN_OR_RETURN(
-        const ModelTrace model,
-        TraceModel(
-            module, [&] { return loss(micro_batch); },
-            PlanSettings(config, options), options.tracer));
-    const bool recomputes =
-        std::any_of(model.recomputed.begin(), model.recomputed.end(),
-                    [](int module) { return module >= 0; });
-    for (const std::string& policy : Policies(config, recomputes)) {
-      for (const int stage : Stages(config)) {
-        AutoCandidate way{stage, micro_batch, samples / micro_batch, policy};
-        const PlanOptions of_way = OptionsOf(options, way);
-        const proto::Config made = ConfigOf(config, way);
-        TESSERA_ASSIGN_OR_RETURN(
-            const StagePlan plan,
-            PlanStage(
-                model, stage,
-                policy.empty() ? Recomputed::kNone : Recomputed::kConfigured,
-                made, PlanSettings(made, of_way), of_way));
-        way.peak_bytes = plan.peak.total();
-        way.seconds = plan.seconds;
-        candidates.push_back(std::move(way));
-      }
+  const bool recomputes =
+      std::any_of(model.recomputed.begin(), model.recomputed.end(),
+                  [](int module) { return module >= 0; });
+  for (const std::string& policy : Policies(config, recomputes)) {
+    for (const int stage : Stages(config)) {
+      AutoCandidate way{stage, micro_batch, samples / micro_batch, policy};
+      const PlanOptions of_way = OptionsOf(options, way);
+      TESSERA_ASSIGN_OR_RETURN(const proto::Config made,
+                               ConfigOf(config, way, options.world_size));
+      TESSERA_ASSIGN_OR_RETURN(
+          const StagePlan plan,
+          PlanStage(
+              model, stage,
+              policy.empty() ? Recomputed::kNone : Recomputed::kConfigured,
+              made, PlanSettings(made, of_way), of_way));
+      way.peak_bytes = plan.peak.total();
+      way.seconds = plan.seconds;
+      candidates->push_back(std::move(way));
     }
+  }
+  return absl::OkStatus();
+}
+
+// A micro-batch that the model refuses (batch norm wants two samples) is none;
+// `skipped` has those, and why the first.
+absl::StatusOr<std::vector<AutoCandidate>> PlanAll(
+    const torch::nn::Module& module, const SampledLoss& loss,
+    const proto::Config& config, const PlanOptions& options,
+    std::string* skipped) {
+  std::vector<AutoCandidate> candidates;
+  absl::Status refused;
+  for (const int64_t micro_batch : MicroBatches(config)) {
+    const absl::StatusOr<ModelTrace> model = TraceModel(
+        module, [&] { return loss(micro_batch); },
+        PlanSettings(config, options), options.tracer);
+    if (!model.ok()) {
+      absl::StrAppend(skipped, refused.ok() ? "" : ", ", micro_batch);
+      refused.Update(model.status());
+      continue;
+    }
+    TESSERA_RETURN_IF_ERROR(
+        PlanMicroBatch(*model, config, options, micro_batch, &candidates));
+  }
+  if (candidates.empty()) return refused;
+  if (!refused.ok()) {
+    absl::StrAppend(skipped, " (", refused.message(), ")");
   }
   return candidates;
 }
@@ -136,10 +161,12 @@ std::string FiguresOf(const AutoCandidate& way) {
 // REQUIRES: sorted by time.
 std::string ReasonOf(const std::vector<AutoCandidate>& ways, size_t chosen,
                      int64_t memory_bytes) {
-  std::string reason =
-      absl::StrCat(TextOf(ways[chosen]), ": planned ", FiguresOf(ways[chosen]),
-                   " of ", BytesText(memory_bytes), "; the fastest of ",
-                   ways.size(), " ways that ", "fits");
+  std::string reason = absl::StrCat(
+      TextOf(ways[chosen]), ": planned ", FiguresOf(ways[chosen]), " of ",
+      BytesText(memory_bytes), "; of ", ways.size(), " ways ",
+      ways[chosen].seconds.total() > 0
+          ? "none that fits is simpler, or more than 2 % faster"
+          : "the simplest that fits");
   size_t shown = 0, too_large = 0;
   std::string others, refused;
   for (size_t i = 0; i < ways.size(); ++i) {
@@ -190,8 +217,9 @@ absl::StatusOr<AutoChoice> ChooseAuto(const torch::nn::Module& module,
                                       const PlanOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(const int64_t memory_bytes,
                            MemoryOfRank(config, options));
+  std::string skipped;
   TESSERA_ASSIGN_OR_RETURN(std::vector<AutoCandidate> ways,
-                           PlanAll(module, loss, config, options));
+                           PlanAll(module, loss, config, options, &skipped));
   std::stable_sort(ways.begin(), ways.end(), [](const auto& a, const auto& b) {
     return a.seconds.total() < b.seconds.total();
   });
@@ -210,11 +238,38 @@ absl::StatusOr<AutoChoice> ChooseAuto(const torch::nn::Module& module,
   if (chosen == ways.size()) return NothingFits(ways, memory_bytes);
   AutoChoice choice;
   choice.reason = ReasonOf(ways, chosen, memory_bytes);
+  if (!skipped.empty()) {
+    absl::StrAppend(&choice.reason, "; not of micro-batches of ", skipped);
+  }
   choice.chosen = ways[chosen];
-  choice.config = ConfigOf(config, choice.chosen);
+  TESSERA_ASSIGN_OR_RETURN(choice.config,
+                           ConfigOf(config, choice.chosen, options.world_size));
   ways.erase(ways.begin() + static_cast<int64_t>(chosen));
   choice.others = std::move(ways);
   return choice;
+}
+
+absl::StatusOr<std::string> PlanText(const torch::nn::Module& module,
+                                     const SampledLoss& loss,
+                                     const proto::Config& config,
+                                     const PlanOptions& options) {
+  TESSERA_ASSIGN_OR_RETURN(proto::Config decided,
+                           ResolveConfig(config, options.world_size));
+  std::string text;
+  PlanOptions of_choice = options;
+  if (LeavesToAuto(decided)) {
+    TESSERA_ASSIGN_OR_RETURN(const AutoChoice choice,
+                             ChooseAuto(module, loss, decided, options));
+    text = absl::StrCat("auto: ", choice.reason, "\n\n");
+    decided = choice.config;
+    of_choice = OptionsOf(options, choice.chosen);
+  }
+  const int64_t samples = decided.train_micro_batch_size_per_gpu();
+  TESSERA_ASSIGN_OR_RETURN(
+      const PlanReport report,
+      Plan(
+          module, [&] { return loss(samples); }, decided, of_choice));
+  return absl::StrCat(text, report.ToString());
 }
 
 }  // namespace tessera

@@ -52,5 +52,12 @@ absl::StatusOr<AutoChoice> ChooseAuto(const torch::nn::Module& module,
                                       const proto::Config& config,
                                       const PlanOptions& options);
 
+// For people: what is left to auto, and the plan with that. As ChooseAuto and
+// Plan. LOCAL.
+absl::StatusOr<std::string> PlanText(const torch::nn::Module& module,
+                                     const SampledLoss& loss,
+                                     const proto::Config& config,
+                                     const PlanOptions& options);
+
 }  // namespace tessera
 #endif  // ENGINE_PLAN_AUTO_CHOICE_H_

@@ -68,6 +68,11 @@ absl::StatusOr<PlanReport> Plan(const torch::nn::Module& module,
   TESSERA_ASSIGN_OR_RETURN(const proto::Config resolved,
                            ResolveConfig(config, options.world_size));
   TESSERA_RETURN_IF_ERROR(CheckRunnable(resolved));
+  if (resolved.activation_checkpointing().policy() == "auto") {
+    return absl::InvalidArgumentError(
+        "Plan: activation_checkpointing.policy is \"auto\", which a plan of "
+        "each decides: see ChooseAuto, or write the value");
+  }
   TESSERA_ASSIGN_OR_RETURN(report.memory_bytes,
                            MemoryOfRank(resolved, options));
   const Settings settings = PlanSettings(resolved, options);

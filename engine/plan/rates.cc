@@ -20,8 +20,8 @@ namespace {
 
 constexpr int kTries = 5;
 constexpr int64_t kMatrix = 512;                  // rows and columns
-constexpr int64_t kArrayNumel = 4 << 20;          // larger than caches
-constexpr int64_t kSmall = 64, kLarge = 1 << 20;  // elements of collectives
+constexpr int64_t kArrayNumel = 8 << 20;          // larger than caches
+constexpr int64_t kSmall = 64, kLarge = 2 << 20;  // elements of collectives
 
 // Each try begins on all ranks at once, so that they share what they share in
 // training; the shortest counts, as others' work is no rate of ours.
@@ -79,20 +79,23 @@ absl::StatusOr<RateLine> LineOf(
     const std::function<CommFuture(const at::Tensor& whole,
                                    const at::Tensor& shard)>& collective) {
   double seconds[2];
+  double bytes[2];
   const int64_t numels[2] = {kSmall, kLarge};
   for (int i = 0; i < 2; ++i) {
-    const int64_t shard_numel = numels[i];
+    const int64_t shard_numel =
+        std::max<int64_t>(1, numels[i] / comm->world_size());
     const at::Tensor whole = at::zeros({shard_numel * comm->world_size()});
     const at::Tensor shard = at::zeros({shard_numel});
+    bytes[i] = static_cast<double>(whole.nbytes());
     TESSERA_ASSIGN_OR_RETURN(seconds[i], Shortest(comm, kTries, [&] {
                                return collective(whole, shard).Wait();
                              }));
   }
-  const double bytes = static_cast<double>(sizeof(float)) *
-                       static_cast<double>(comm->world_size());
   RateLine line;
-  line.seconds_per_byte = std::max(0.0, seconds[1] - seconds[0]) /
-                          (static_cast<double>(kLarge - kSmall) * bytes);
+  if (bytes[1] > bytes[0]) {
+    line.seconds_per_byte =
+        std::max(0.0, seconds[1] - seconds[0]) / (bytes[1] - bytes[0]);
+  }
   line.seconds = seconds[0];
   return line;
 }
@@ -100,7 +103,7 @@ absl::StatusOr<RateLine> LineOf(
 // What the same products take longer with a sum over ranks under way, as part
 // of what the sum takes alone.
 absl::StatusOr<double> Exposed(Communicator* comm, const RateLine& all_reduce) {
-  const at::Tensor summed = at::zeros({kLarge * comm->world_size()});
+  const at::Tensor summed = at::zeros({kLarge});
   const at::Tensor a = at::ones({kMatrix, kMatrix});
   at::Tensor product = at::empty({kMatrix, kMatrix});
   const double sum = all_reduce.Of(static_cast<int64_t>(summed.nbytes()));

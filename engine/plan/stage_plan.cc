@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/memory/available_memory.h"
 #include "base/status.h"
 #include "engine/plan/replay/planned_flat.h"
 #include "engine/plan/replay/step_replay.h"
+#include "engine/setup/rank_memory.h"
 
 namespace tessera {
 namespace {
@@ -72,7 +72,7 @@ int64_t UpdateBytes(const std::vector<PlannedFlat>& flats) {
 }
 
 StepSeconds SecondsOf(const ModelTrace& model, const Settings& settings,
-                      const RecomputationOptions& recomputed,
+                      const Recomputation& recomputation,
                       const StepTraffic& traffic, int64_t micro_batches,
                       int64_t update_bytes, const Rates& rates) {
   const bool half = settings.autocast_dtype.has_value() ||
@@ -81,8 +81,7 @@ StepSeconds SecondsOf(const ModelTrace& model, const Settings& settings,
   const auto times = static_cast<double>(micro_batches);
   StepSeconds seconds;
   seconds.compute = times * ComputeSeconds(model.trace, rates, half);
-  seconds.recompute =
-      times * RecomputeSeconds(Recompute(model.trace, recomputed), rates, half);
+  seconds.recompute = times * RecomputeSeconds(recomputation, rates, half);
   seconds.communication = CommunicationSeconds(traffic, seconds.compute, rates);
   seconds.update = static_cast<double>(update_bytes) / rates.bytes_per_second;
   return seconds;
@@ -131,11 +130,12 @@ absl::StatusOr<StagePlan> PlanStage(const ModelTrace& model, int stage,
   plan.between_steps = result.between_steps;
   plan.peak = result.peak;
   plan.at = MomentOf(model.trace, result.peak_event);
-  const Published published = PublishedOf(planned);
-  plan.sent_bytes =
-      SentBytes(result, published.bytes,
-                stage == 0 ? options.world_size : settings.shard_group_size,
-                options.world_size, /*all_reduces=*/stage == 0);
+  // What is shared is written where all read it.
+  const Published published =
+      replay.shares_working_copy ? Published() : PublishedOf(planned);
+  const int ranks = stage == 0 ? options.world_size : settings.shard_group_size;
+  plan.sent_bytes = SentBytes(result, published.bytes, ranks,
+                              options.world_size, /*all_reduces=*/stage == 0);
   plan.units = static_cast<int64_t>(planned.size());
   if (!options.rates.has_value()) return plan;
   StepTraffic traffic;
@@ -148,9 +148,13 @@ absl::StatusOr<StagePlan> PlanStage(const ModelTrace& model, int stage,
     traffic.overlaps = settings.gradients.overlap;
     traffic.publications = published.times;
     traffic.published_bytes = published.bytes;
+    if (ranks < options.world_size) {
+      traffic.replica_sums = result.reductions;
+      traffic.replica_bytes = result.reduced_bytes / ranks;
+    }
   }
   plan.seconds = SecondsOf(
-      model, settings, replay.recomputed, traffic, replay.micro_batches,
+      model, settings, result.recomputation, traffic, replay.micro_batches,
       replay.has_optimizer ? UpdateBytes(planned) : 0, *options.rates);
   return plan;
 }
@@ -163,9 +167,8 @@ absl::StatusOr<int64_t> MemoryOfRank(const proto::Config& config,
   if (config.sharding().memory_limit_bytes() > 0) {
     return config.sharding().memory_limit_bytes();
   }
-  TESSERA_ASSIGN_OR_RETURN(const int64_t bytes, AvailableHostMemory());
-  return bytes / 10 * 9 /
-         (options.shared_working_copy ? options.world_size : 1);
+  return RankMemory(at::kCPU,
+                    options.shared_working_copy ? options.world_size : 1);
 }
 
 Settings PlanSettings(const proto::Config& config, const PlanOptions& options) {

@@ -48,7 +48,9 @@ double CommunicationSeconds(const StepTraffic& traffic, double compute_seconds,
       Collectives(traffic.gathers, traffic.gathered_bytes, rates.all_gather) +
       Collectives(
           traffic.reductions, traffic.reduced_bytes,
-          traffic.all_reduces ? rates.all_reduce : rates.reduce_scatter);
+          traffic.all_reduces ? rates.all_reduce : rates.reduce_scatter) +
+      Collectives(traffic.replica_sums, traffic.replica_bytes,
+                  rates.all_reduce);
   const double after = Collectives(traffic.publications,
                                    traffic.published_bytes, rates.all_gather);
   if (!traffic.overlaps) return during + after;

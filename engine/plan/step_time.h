@@ -28,6 +28,8 @@ struct StepTraffic {
   int64_t reductions = 0, reduced_bytes = 0;
   bool all_reduces = false;  // stage 0
   bool overlaps = true;      // they run while the model computes
+  // Of shard groups, over their replicas.
+  int64_t replica_sums = 0, replica_bytes = 0;
   // Of parameters to all ranks, after the update.
   int64_t publications = 0, published_bytes = 0;
 };

@@ -28,6 +28,13 @@ for i in $(seq 400); do
   echo "${i} And the evening and the morning were day ${i}."
 done > "${folder}/text"
 
+# What each of four ranks would hold, by one; nothing is trained.
+planned="$("${train}" --data "${folder}/text" --plan_world=4 --stage 3 \
+  --config examples/gpt/zero3.json --dim 32 --layers 2 --heads 2 --seq 16)"
+[[ "${planned}" == *" on 4 ranks with "*$'\n> 3 '*"samples/s"* ]] ||
+  fail "no plan: ${planned}"
+[[ "${planned}" != *"loss"* ]] || fail "planned, and trained: ${planned}"
+
 world=2
 for stage in 0 3; do
   first="$(run --steps 7 --save "${folder}/state${stage}" --after 3)"

@@ -40,9 +40,11 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(
 }
 
 absl::Status Trainer::PrepareData() {
+  const int ranks =
+      world_.plan_world() > 0 ? world_.plan_world() : world_.world_size();
   TESSERA_ASSIGN_OR_RETURN(
-      config_, tessera::LoadConfig(flags_.config, world_.world_size(), {},
-                                   flags_.ignore_unknown));
+      config_,
+      tessera::LoadConfig(flags_.config, ranks, {}, flags_.ignore_unknown));
   if (flags_.stage >= 0) {
     config_.mutable_zero_optimization()->set_stage(
         static_cast<int32_t>(flags_.stage));

@@ -36,8 +36,10 @@ void RecomputedUnits::Module::Close(Region* region) {
   if (!closed_.exchange(true)) AgreeAtFirst(bytes, &unable);
   if (!unable.empty()) Keep(unable);
   std::shared_ptr<void> token;
-  if (bytes > 0 && !is_kept_) {
-    token = shared_->TryKeep(agreed_bytes_ > 0 ? agreed_bytes_.load() : bytes);
+  // A rank without rows takes part where others have some.
+  const int64_t counted = agreed_bytes_ > 0 ? agreed_bytes_.load() : bytes;
+  if (counted > 0 && !is_kept_) {
+    token = shared_->TryKeep(counted);
     if (token == nullptr && Check(region)) return GiveUp(region, bytes);
   }
   KeepAll(region, bytes, token);

@@ -53,17 +53,19 @@ class AutoChoiceTest : public ::testing::Test {
     TESSERA_ASSIGN_OR_RETURN(const proto::Config resolved,
                              ResolveConfig(config_, options_.world_size));
     return ChooseAuto(
-        *gpt_,
-        [this](int64_t samples) {
-          const at::Tensor tokens = at::zeros({samples, 64}, at::kLong);
-          return gpt_->loss(tokens, tokens);
-        },
-        resolved, options_);
+        *gpt_, [this](int64_t samples) { return Loss(samples); }, resolved,
+        options_);
+  }
+  at::Tensor Loss(int64_t samples) {
+    TORCH_CHECK_VALUE(samples >= least_samples_, "too few samples");
+    const at::Tensor tokens = at::zeros({samples, 64}, at::kLong);
+    return gpt_->loss(tokens, tokens);
   }
 
   const std::shared_ptr<GptImpl> gpt_;
   proto::Config config_;
   PlanOptions options_;
+  int64_t least_samples_ = 1;
 };
 
 TEST_F(AutoChoiceTest, SmallModelsAreReplicated) {
@@ -83,7 +85,9 @@ TEST_F(AutoChoiceTest, NothingIsLeftToAuto) {
   EXPECT_EQ(choice.config.zero_optimization().stage(), 0);
   EXPECT_TRUE(choice.config.activation_checkpointing().units().empty());
   EXPECT_EQ(choice.config.train_micro_batch_size_per_gpu(), 8);
-  EXPECT_THAT(ResolveConfig(choice.config, 2), IsOk());
+  TESSERA_ASSERT_OK_AND_ASSIGN(const proto::Config again,
+                               ResolveConfig(choice.config, 2));
+  EXPECT_EQ(again.ShortDebugString(), choice.config.ShortDebugString());
 }
 
 // Of every amount of memory between the least and the most that ways need.
@@ -135,6 +139,46 @@ TEST_F(AutoChoiceTest, RatesDecide) {
   options_.rates->all_gather = {1, 0};
   TESSERA_ASSERT_OK_AND_ASSIGN(const AutoChoice dear, Choose(kAny));
   EXPECT_EQ(dear.chosen.stage, 0);
+}
+
+// Of many divisors some, down to 1: a large batch may need the smallest.
+TEST_F(AutoChoiceTest, SmallMicroBatchesOfALargeBatch) {
+  config_.set_train_batch_size(2 * 1024);
+  config_.mutable_zero_optimization()->set_stage(0);
+  config_.mutable_activation_checkpointing()->clear_policy();
+  TESSERA_ASSERT_OK_AND_ASSIGN(const AutoChoice all, Choose(kAny));
+  EXPECT_THAT(all.others, SizeIs(8 - 1));
+  int64_t least = all.chosen.peak_bytes;
+  for (const AutoCandidate& way : all.others) {
+    least = std::min(least, way.peak_bytes);
+  }
+  TESSERA_ASSERT_OK_AND_ASSIGN(const AutoChoice choice, Choose(least));
+  EXPECT_EQ(choice.chosen.micro_batch, 1);
+}
+
+// A model that wants two samples, as batch norm does, is not planned with one.
+TEST_F(AutoChoiceTest, MicroBatchesThatTheModelRefuses) {
+  least_samples_ = 4;
+  TESSERA_ASSERT_OK_AND_ASSIGN(const AutoChoice choice, Choose(kAny));
+  EXPECT_THAT(choice.others, SizeIs(2 * 4 * 3 - 1));
+  EXPECT_THAT(choice.reason,
+              HasSubstr("; not of micro-batches of 2, 1 (trace: too few"));
+  least_samples_ = 100;
+  EXPECT_THAT(Choose(kAny), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("too few")));
+}
+
+TEST_F(AutoChoiceTest, PlanTextSaysBoth) {
+  options_.memory_bytes = kAny;
+  TESSERA_ASSERT_OK_AND_ASSIGN(
+      const std::string text,
+      PlanText(
+          *gpt_, [this](int64_t n) { return Loss(n); }, config_, options_));
+  EXPECT_THAT(text, AllOf(HasSubstr("auto: stage 0"), HasSubstr("\n> 0 "),
+                          HasSubstr("samples/s")));
+  EXPECT_THAT(Plan(
+                  *gpt_, [this] { return Loss(8); }, config_, options_),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("activation_checkpointing.policy")));
 }
 
 TEST_F(AutoChoiceTest, WithoutRatesTheSimplest) {

@@ -137,7 +137,9 @@ TESSERA_RANK_FUNCTION(TrainUnequally) {
     if (other && c.Has("silent")) block->op = "silent";
     if (other && c.Has("later") && step > 0) block->op = "unsteady";
     torch::manual_seed(10 + step + world.rank());
-    const int64_t rows = other && c.Has("rows") ? 20 : 60;
+    const int64_t rows = other && c.Has("empty")  ? 0
+                         : other && c.Has("rows") ? 20
+                                                  : 60;
     const Tensor loss = net->forward(torch::randn({rows, kDim}));
     TESSERA_RETURN_IF_ERROR(engine->Backward(loss));
     TESSERA_RETURN_IF_ERROR(engine->Step());
@@ -174,6 +176,8 @@ TEST(RecomputedRanksTest, GiveUpTheSame) {
       {"same", "4 4 4 "},
       {"rows", "4 4 4 "},
       {"rows always", "4 4 4 "},
+      {"empty", "4 4 4 "},
+      {"empty budget", "3 3 3 "},
       // One rank's block has other bits, or an operator that may write.
       {"unsteady", "3 3 3 "},
       {"unsteady always", "3 3 3 "},

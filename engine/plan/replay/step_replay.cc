@@ -365,6 +365,7 @@ StepReplayResult Replay::Run() {
     result.reduced_bytes = of_all(result.reduced_bytes);
     result.reductions = of_all(result.reductions);
   }
+  result.recomputation = std::move(recomputation_);
   return result;
 }
 

@@ -46,6 +46,7 @@ struct StepReplayResult {
   // how many collectives.
   int64_t gathered_bytes = 0, reduced_bytes = 0;
   int64_t gathers = 0, reductions = 0;
+  Recomputation recomputation;  // of each micro-batch
 };
 
 // `flat_of[i]`: flat of the trace's parameter i, -1: the engine has it not.
