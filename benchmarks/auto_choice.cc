@@ -110,7 +110,7 @@ std::vector<Case> Cases() {
       {"tiny GPT", "gloo", [] { return Gpt(64, 2, 32); }},
       {"small GPT", "gloo", [] { return Gpt(256, 4, 128); }},
       {"wide MLP, states for 0.6", "shm", [] { return Mlp(1024, 8); }, 0.6},
-      {"wide MLP, states for 0.6", "gloo", [] { return Mlp(1024, 8); }, 0.6},
+      {"wide MLP, states for 0.7", "gloo", [] { return Mlp(1024, 8); }, 0.7},
       {"long GPT, activations for 0.5", "shm", [] { return Gpt(128, 8, 256); },
        0.5, 4},
       {"GPT, all for 0.35", "shm", [] { return Gpt(256, 8, 128); }, 0.35, 8},

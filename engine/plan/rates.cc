@@ -73,11 +73,51 @@ absl::StatusOr<double> SecondsPerOperator(Communicator* comm) {
   return seconds / (2 * kOperators);
 }
 
+// What ranks take longer that meet in a collective between products: a hot loop
+// of collectives would not show what it costs to wake up for one, and to wait
+// for the others.
+class BetweenProducts {
+ public:
+  explicit BetweenProducts(Communicator* comm)
+      : comm_(comm),
+        factor_(at::ones({kRows, kRows})),
+        product_(at::empty({kRows, kRows})) {}
+
+  absl::StatusOr<double> Seconds(
+      const std::function<absl::Status()>& collective) {
+    if (alone_ == 0) {
+      TESSERA_ASSIGN_OR_RETURN(alone_, Times([] { return absl::OkStatus(); }));
+    }
+    TESSERA_ASSIGN_OR_RETURN(const double both, Times(collective));
+    return std::max(0.0, both - alone_) / kTimes;
+  }
+
+ private:
+  static constexpr int kTimes = 5;
+  static constexpr int64_t kRows = 256;
+
+  absl::StatusOr<double> Times(const std::function<absl::Status()>& f) {
+    return Shortest(comm_, kTries, [&] {
+      for (int i = 0; i < kTimes; ++i) {
+        at::mm_out(product_, factor_, factor_);
+        TESSERA_RETURN_IF_ERROR(f());
+      }
+      return absl::OkStatus();
+    });
+  }
+
+  Communicator* const comm_;
+  const at::Tensor factor_;
+  at::Tensor product_;
+  double alone_ = 0;
+};
+
+using Collective =
+    std::function<CommFuture(const at::Tensor& whole, const at::Tensor& shard)>;
+
 // Through a small one and a large one.
-absl::StatusOr<RateLine> LineOf(
-    Communicator* comm,
-    const std::function<CommFuture(const at::Tensor& whole,
-                                   const at::Tensor& shard)>& collective) {
+absl::StatusOr<RateLine> LineOf(Communicator* comm, BetweenProducts* between,
+                                const Collective& collective) {
   double seconds[2];
   double bytes[2];
   const int64_t numels[2] = {kSmall, kLarge};
@@ -87,9 +127,9 @@ absl::StatusOr<RateLine> LineOf(
     const at::Tensor whole = at::zeros({shard_numel * comm->world_size()});
     const at::Tensor shard = at::zeros({shard_numel});
     bytes[i] = static_cast<double>(whole.nbytes());
-    TESSERA_ASSIGN_OR_RETURN(seconds[i], Shortest(comm, kTries, [&] {
-                               return collective(whole, shard).Wait();
-                             }));
+    TESSERA_ASSIGN_OR_RETURN(seconds[i], between->Seconds([&] {
+      return collective(whole, shard).Wait();
+    }));
   }
   RateLine line;
   if (bytes[1] > bytes[0]) {
@@ -137,19 +177,22 @@ absl::StatusOr<Rates> MeasureRates(Communicator* comm) {
                            SecondsPerOperator(comm));
   if (comm->world_size() > 1) {
     const CommTag tag = {"measuring rates"};
+    BetweenProducts between(comm);
     TESSERA_ASSIGN_OR_RETURN(
-        rates.all_gather, LineOf(comm, [&](const auto& whole, const auto& own) {
+        rates.all_gather,
+        LineOf(comm, &between, [&](const auto& whole, const auto& own) {
           return comm->AllGather(own, whole, tag);
         }));
     TESSERA_ASSIGN_OR_RETURN(
         rates.reduce_scatter,
-        LineOf(comm, [&](const auto& whole, const auto& own) {
+        LineOf(comm, &between, [&](const auto& whole, const auto& own) {
           return comm->ReduceScatterSum(whole, own, tag);
         }));
-    TESSERA_ASSIGN_OR_RETURN(rates.all_reduce,
-                             LineOf(comm, [&](const auto& whole, const auto&) {
-                               return comm->AllReduceSum(whole, tag);
-                             }));
+    TESSERA_ASSIGN_OR_RETURN(
+        rates.all_reduce,
+        LineOf(comm, &between, [&](const auto& whole, const auto&) {
+          return comm->AllReduceSum(whole, tag);
+        }));
     TESSERA_ASSIGN_OR_RETURN(rates.exposed, Exposed(comm, rates.all_reduce));
   }
   TESSERA_ASSIGN_OR_RETURN(
