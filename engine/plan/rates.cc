@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <functional>
-#include <limits>
+#include <memory>
 #include <vector>
 
 #include "ATen/ops/empty.h"
@@ -13,35 +13,55 @@
 #include "absl/time/time.h"
 #include "base/status.h"
 #include "comm/all_gather_values.h"
+#include "comm/shard_server.h"
 #include "sharding/torch/torch_scope.h"
 
 namespace tessera {
 namespace {
 
-constexpr int kTries = 5;
+constexpr int kTries = 7;
 constexpr int64_t kMatrix = 512;                  // rows and columns
 constexpr int64_t kArrayNumel = 8 << 20;          // larger than caches
 constexpr int64_t kSmall = 64, kLarge = 2 << 20;  // elements of collectives
+constexpr int kTurns = 6;                         // 48 MiB of the large ones
 
 // Each try begins on all ranks at once, so that they share what they share in
-// training; the shortest counts, as others' work is no rate of ours.
-absl::StatusOr<double> Shortest(Communicator* comm, int tries,
-                                const std::function<absl::Status()>& work) {
-  double shortest = std::numeric_limits<double>::max();
-  for (int i = 0; i < tries; ++i) {
+// training. In order of time.
+absl::StatusOr<std::vector<double>> Tries(
+    Communicator* comm, const std::function<absl::Status()>& work) {
+  std::vector<double> seconds;
+  for (int i = 0; i < kTries; ++i) {
     TESSERA_RETURN_IF_ERROR(comm->Barrier("measuring rates"));
     const absl::Time start = absl::Now();
     TESSERA_RETURN_IF_ERROR(work());
-    shortest = std::min(shortest, absl::ToDoubleSeconds(absl::Now() - start));
+    seconds.push_back(
+        std::max(absl::ToDoubleSeconds(absl::Now() - start), 1e-9));
   }
-  return std::max(shortest, 1e-9);
+  std::sort(seconds.begin(), seconds.end());
+  return seconds;
+}
+
+// Of what a rank does alone: others' work is no rate of ours.
+absl::StatusOr<double> Shortest(Communicator* comm,
+                                const std::function<absl::Status()>& work) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<double> seconds,
+                           Tries(comm, work));
+  return seconds[0];
+}
+
+// Of collectives, which wait for the slower rank each time.
+absl::StatusOr<double> Median(Communicator* comm,
+                              const std::function<absl::Status()>& work) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<double> seconds,
+                           Tries(comm, work));
+  return seconds[seconds.size() / 2];
 }
 
 absl::StatusOr<double> ProductsPerSecond(Communicator* comm,
                                          at::ScalarType dtype) {
   const at::Tensor a = at::ones({kMatrix, kMatrix}, dtype);
   at::Tensor product = at::empty({kMatrix, kMatrix}, dtype);
-  TESSERA_ASSIGN_OR_RETURN(const double seconds, Shortest(comm, kTries, [&] {
+  TESSERA_ASSIGN_OR_RETURN(const double seconds, Shortest(comm, [&] {
                              at::mm_out(product, a, a);
                              return absl::OkStatus();
                            }));
@@ -51,7 +71,7 @@ absl::StatusOr<double> ProductsPerSecond(Communicator* comm,
 absl::StatusOr<double> MovedPerSecond(Communicator* comm) {
   at::Tensor to = at::zeros({kArrayNumel});
   const at::Tensor from = at::ones({kArrayNumel});
-  TESSERA_ASSIGN_OR_RETURN(const double seconds, Shortest(comm, kTries, [&] {
+  TESSERA_ASSIGN_OR_RETURN(const double seconds, Shortest(comm, [&] {
                              to.add_(from);
                              return absl::OkStatus();
                            }));
@@ -63,7 +83,7 @@ absl::StatusOr<double> SecondsPerOperator(Communicator* comm) {
   constexpr int kOperators = 200;
   const at::AutoGradMode recorded(true);
   const at::Tensor x = at::ones({kSmall});
-  TESSERA_ASSIGN_OR_RETURN(const double seconds, Shortest(comm, kTries, [&] {
+  TESSERA_ASSIGN_OR_RETURN(const double seconds, Shortest(comm, [&] {
                              at::Tensor y =
                                  at::ones({kSmall}).requires_grad_(true);
                              for (int i = 0; i < kOperators; ++i) y = y * x;
@@ -97,7 +117,7 @@ class BetweenProducts {
   static constexpr int64_t kRows = 256;
 
   absl::StatusOr<double> Times(const std::function<absl::Status()>& f) {
-    return Shortest(comm_, kTries, [&] {
+    return Median(comm_, [&] {
       for (int i = 0; i < kTimes; ++i) {
         at::mm_out(product_, factor_, factor_);
         TESSERA_RETURN_IF_ERROR(f());
@@ -115,7 +135,8 @@ class BetweenProducts {
 using Collective =
     std::function<CommFuture(const at::Tensor& whole, const at::Tensor& shard)>;
 
-// Through a small one and a large one.
+// Through a small one and a large one. Large ones take turns, so that none finds
+// its memory in a cache, and shards lie in their wholes, as in training.
 absl::StatusOr<RateLine> LineOf(Communicator* comm, BetweenProducts* between,
                                 const Collective& collective) {
   double seconds[2];
@@ -124,10 +145,16 @@ absl::StatusOr<RateLine> LineOf(Communicator* comm, BetweenProducts* between,
   for (int i = 0; i < 2; ++i) {
     const int64_t shard_numel =
         std::max<int64_t>(1, numels[i] / comm->world_size());
-    const at::Tensor whole = at::zeros({shard_numel * comm->world_size()});
-    const at::Tensor shard = at::zeros({shard_numel});
-    bytes[i] = static_cast<double>(whole.nbytes());
+    std::vector<at::Tensor> wholes;
+    for (int k = 0; k < (i == 0 ? 1 : kTurns); ++k) {
+      wholes.push_back(at::zeros({shard_numel * comm->world_size()}));
+    }
+    bytes[i] = static_cast<double>(wholes[0].nbytes());
+    size_t turn = 0;
     TESSERA_ASSIGN_OR_RETURN(seconds[i], between->Seconds([&] {
+      const at::Tensor& whole = wholes[++turn % wholes.size()];
+      const at::Tensor shard =
+          whole.narrow(0, comm->rank() * shard_numel, shard_numel);
       return collective(whole, shard).Wait();
     }));
   }
@@ -140,26 +167,52 @@ absl::StatusOr<RateLine> LineOf(Communicator* comm, BetweenProducts* between,
   return line;
 }
 
-// What the same products take longer with a sum over ranks under way, as part
-// of what the sum takes alone.
-absl::StatusOr<double> Exposed(Communicator* comm, const RateLine& all_reduce) {
-  const at::Tensor summed = at::zeros({kLarge});
+// What the same products take longer with a large collective under way, as part
+// of what that takes alone, `line`.
+absl::StatusOr<double> Exposed(Communicator* comm, const RateLine& line,
+                               const Collective& collective) {
+  const int64_t shard_numel = std::max<int64_t>(1, kLarge / comm->world_size());
+  const at::Tensor whole = at::zeros({shard_numel * comm->world_size()});
+  const at::Tensor shard =
+      whole.narrow(0, comm->rank() * shard_numel, shard_numel);
   const at::Tensor a = at::ones({kMatrix, kMatrix});
   at::Tensor product = at::empty({kMatrix, kMatrix});
-  const double sum = all_reduce.Of(static_cast<int64_t>(summed.nbytes()));
-  TESSERA_ASSIGN_OR_RETURN(const double one, Shortest(comm, kTries, [&] {
+  const double alone = line.Of(static_cast<int64_t>(whole.nbytes()));
+  if (alone <= 0) return 0;
+  TESSERA_ASSIGN_OR_RETURN(const double one, Median(comm, [&] {
                              at::mm_out(product, a, a);
                              return absl::OkStatus();
                            }));
-  const int products = static_cast<int>(std::min(100.0, 1 + 2 * sum / one));
-  TESSERA_ASSIGN_OR_RETURN(const double both, Shortest(comm, kTries, [&] {
-                             const CommFuture running = comm->AllReduceSum(
-                                 summed, {"measuring rates"});
+  const int products = static_cast<int>(std::min(100.0, 1 + 2 * alone / one));
+  TESSERA_ASSIGN_OR_RETURN(const double both, Median(comm, [&] {
+                             const CommFuture running =
+                                 collective(whole, shard);
                              for (int i = 0; i < products; ++i)
                                at::mm_out(product, a, a);
                              return running.Wait();
                            }));
-  return std::clamp((both - products * one) / sum, 0.0, 1.0);
+  return std::clamp((both - products * one) / alone, 0.0, 1.0);
+}
+
+// Of ranks that read each other's shards.
+absl::Status MeasurePulls(Communicator* comm, BetweenProducts* between,
+                          Rates* rates) {
+  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ShardServer> server,
+                           comm->ServeShards({"measuring rates"}));
+  for (const int64_t numel : {kSmall, kLarge}) {  // keys
+    server->Offer(numel, at::zeros({std::max<int64_t>(
+                             1, numel / comm->world_size())}));
+  }
+  server->SetVersion(0);
+  const Collective pull = [&](const at::Tensor& whole, const at::Tensor&) {
+    const int64_t key = whole.numel() > kSmall * comm->world_size() ? kLarge
+                                                                    : kSmall;
+    return server->Pull(key, 0, whole, {"measuring rates"});
+  };
+  TESSERA_ASSIGN_OR_RETURN(rates->gather, LineOf(comm, between, pull));
+  TESSERA_ASSIGN_OR_RETURN(rates->gather_exposed,
+                           Exposed(comm, rates->gather, pull));
+  return comm->Barrier("measuring rates");  // nobody reads any more
 }
 
 }  // namespace
@@ -188,12 +241,17 @@ absl::StatusOr<Rates> MeasureRates(Communicator* comm) {
         LineOf(comm, &between, [&](const auto& whole, const auto& own) {
           return comm->ReduceScatterSum(whole, own, tag);
         }));
-    TESSERA_ASSIGN_OR_RETURN(
-        rates.all_reduce,
-        LineOf(comm, &between, [&](const auto& whole, const auto&) {
-          return comm->AllReduceSum(whole, tag);
-        }));
-    TESSERA_ASSIGN_OR_RETURN(rates.exposed, Exposed(comm, rates.all_reduce));
+    const Collective sum = [&](const auto& whole, const auto&) {
+      return comm->AllReduceSum(whole, tag);
+    };
+    TESSERA_ASSIGN_OR_RETURN(rates.all_reduce, LineOf(comm, &between, sum));
+    TESSERA_ASSIGN_OR_RETURN(rates.exposed,
+                             Exposed(comm, rates.all_reduce, sum));
+    rates.gather = rates.all_gather;
+    rates.gather_exposed = rates.exposed;
+    if (comm->backend() == "gloo") {
+      TESSERA_RETURN_IF_ERROR(MeasurePulls(comm, &between, &rates));
+    }
   }
   TESSERA_ASSIGN_OR_RETURN(
       const auto all, AllGatherValue(comm, rates, CommTag{"measured rates"}));
@@ -210,7 +268,8 @@ Rates OverNetwork(Rates rates, int ranks, double bytes_per_second,
   rates.reduce_scatter = rates.all_gather;
   rates.all_reduce = {2 * steps * latency_seconds,
                       2 * steps / ranks / bytes_per_second};
-  rates.exposed = 0;
+  rates.gather = rates.all_gather;
+  rates.exposed = rates.gather_exposed = 0;
   rates.world_size = ranks;
   return rates;
 }
@@ -218,8 +277,8 @@ Rates OverNetwork(Rates rates, int ranks, double bytes_per_second,
 Rates AtWorldSize(Rates rates, int ranks) {
   if (rates.world_size == 1) return rates;
   const double before = rates.world_size - 1, now = ranks - 1;
-  for (RateLine* line :
-       {&rates.all_gather, &rates.reduce_scatter, &rates.all_reduce}) {
+  for (RateLine* line : {&rates.all_gather, &rates.reduce_scatter,
+                         &rates.all_reduce, &rates.gather}) {
     line->seconds *= now / before;
     line->seconds_per_byte *= (now / ranks) / (before / rates.world_size);
   }

@@ -29,13 +29,17 @@ struct Rates {
   // An operator takes so long at least.
   double seconds_per_operator = 0;
   RateLine all_gather, reduce_scatter, all_reduce;
-  // Which part of a collective's time a step takes longer although it computes
-  // meanwhile: 0 where another processor does it, 1 where the same does.
-  double exposed = 1;
+  // Of parameters before their use: all_gather, or what it takes to read the
+  // others' shards (comm/shard_server.h), as ranks over gloo do.
+  RateLine gather;
+  // Which part of a collective's time, and of a gather's, a step takes longer
+  // although it computes meanwhile: 0 where another processor does it, 1 where
+  // the same does.
+  double exposed = 1, gather_exposed = 1;
   int world_size = 1;  // of the group; 1: nothing is known of collectives
 };
 
-// Of the CPU. Takes some 0.3 s; rank 0's figures, the same on all. COLLECTIVE.
+// Of the CPU. Takes some 0.5 s; rank 0's figures, the same on all. COLLECTIVE.
 // Errors are those of collectives.
 absl::StatusOr<Rates> MeasureRates(Communicator* comm);
 

@@ -44,8 +44,9 @@ double RecomputeSeconds(const Recomputation& recomputation, const Rates& rates,
 
 double CommunicationSeconds(const StepTraffic& traffic, double compute_seconds,
                             const Rates& rates) {
-  const double during =
-      Collectives(traffic.gathers, traffic.gathered_bytes, rates.all_gather) +
+  const double gathers =
+      Collectives(traffic.gathers, traffic.gathered_bytes, rates.gather);
+  const double sums =
       Collectives(
           traffic.reductions, traffic.reduced_bytes,
           traffic.all_reduces ? rates.all_reduce : rates.reduce_scatter) +
@@ -53,8 +54,10 @@ double CommunicationSeconds(const StepTraffic& traffic, double compute_seconds,
                   rates.all_reduce);
   const double after = Collectives(traffic.publications,
                                    traffic.published_bytes, rates.all_gather);
-  if (!traffic.overlaps) return during + after;
-  return std::max(during * rates.exposed, during - compute_seconds) + after;
+  if (!traffic.overlaps) return gathers + sums + after;
+  return std::max(gathers * rates.gather_exposed + sums * rates.exposed,
+                  gathers + sums - compute_seconds) +
+         after;
 }
 
 }  // namespace tessera

@@ -17,7 +17,9 @@ Rates RoundRates() {
   rates.all_gather = {1, 0.1};
   rates.reduce_scatter = {2, 0.2};
   rates.all_reduce = {3, 0.4};
+  rates.gather = {4, 0.05};
   rates.exposed = 0.5;
+  rates.gather_exposed = 0.25;
   return rates;
 }
 
@@ -47,9 +49,10 @@ TEST(StepTimeTest, CollectivesAreHiddenAsFarAsMeasured) {
   traffic.gathered_bytes = 100;
   traffic.reductions = 3;
   traffic.reduced_bytes = 50;
-  const double during = 2 * 1 + 100 * 0.1 + 3 * 2 + 50 * 0.2;
+  const double gathers = 2 * 4 + 100 * 0.05, sums = 3 * 2 + 50 * 0.2;
+  const double during = gathers + sums;
   EXPECT_DOUBLE_EQ(CommunicationSeconds(traffic, 1000, RoundRates()),
-                   during / 2);
+                   gathers / 4 + sums / 2);
   // What lasts longer than computing is not hidden by it.
   EXPECT_DOUBLE_EQ(CommunicationSeconds(traffic, 5, RoundRates()), during - 5);
   traffic.overlaps = false;
@@ -60,7 +63,7 @@ TEST(StepTimeTest, CollectivesAreHiddenAsFarAsMeasured) {
                    during + 2);
   traffic.all_reduces = true;
   EXPECT_DOUBLE_EQ(CommunicationSeconds(traffic, 1000, RoundRates()),
-                   2 * 1 + 100 * 0.1 + 3 * 3 + 50 * 0.4 + 2);
+                   gathers + 3 * 3 + 50 * 0.4 + 2);
 }
 
 TEST(StepTimeTest, OverANetworkEachRankSendsAllButItsPart) {
@@ -68,10 +71,13 @@ TEST(StepTimeTest, OverANetworkEachRankSendsAllButItsPart) {
   EXPECT_DOUBLE_EQ(rates.all_gather.Of(4000), 3 * 0.25 + 3);
   EXPECT_DOUBLE_EQ(rates.reduce_scatter.Of(4000), 3 * 0.25 + 3);
   EXPECT_DOUBLE_EQ(rates.all_reduce.Of(4000), 6 * 0.25 + 6);
+  EXPECT_DOUBLE_EQ(rates.gather.Of(4000), 3 * 0.25 + 3);
   EXPECT_EQ(rates.exposed, 0);
+  EXPECT_EQ(rates.gather_exposed, 0);
   const Rates more = AtWorldSize(rates, 8);
   EXPECT_DOUBLE_EQ(more.all_gather.Of(8000), 7 * 0.25 + 7);
   EXPECT_DOUBLE_EQ(more.all_reduce.Of(8000), 14 * 0.25 + 14);
+  EXPECT_DOUBLE_EQ(more.gather.Of(8000), 7 * 0.25 + 7);
   EXPECT_EQ(AtWorldSize(RoundRates(), 8).all_gather.Of(10), 2);
   EXPECT_EQ(rates.flops_per_second, 1000);
 }
