@@ -25,9 +25,11 @@ void MoveTo(int cpu) {
 
 }  // namespace
 
-void EndFuture(CommFuture::State& state, absl::Status status) {
+void EndFuture(CommFuture::State& state, absl::Status status,
+               StreamPoint result) {
   absl::MutexLock lock(&state.mutex);
   state.status = std::move(status);
+  state.result = std::move(result);
   state.done = true;
 }
 
@@ -38,12 +40,15 @@ absl::Status CommFuture::Wait() const {
   TESSERA_CHECK(state_->done || !CommThread::IsCurrent())
       << "Wait() for a pending collective on the communication thread";
   state_->mutex.Await(absl::Condition(&state_->done));
-  return state_->status;
+  // A device that has failed says so here.
+  const absl::Status ordered = CatchTorch(
+      "communication", [result = state_->result] { result.Order(); });
+  return state_->status.ok() ? ordered : state_->status;
 }
 
-CommFuture DoneFuture(absl::Status status) {
+CommFuture DoneFuture(absl::Status status, StreamPoint result) {
   auto state = std::make_shared<CommFuture::State>();
-  EndFuture(*state, std::move(status));
+  EndFuture(*state, std::move(status), std::move(result));
   return CommFuture(std::move(state));
 }
 
@@ -93,9 +98,12 @@ void CommThread::Run() {
   Item item;
   while (Next(&item)) {
     MoveTo(item.cpu);
-    absl::Status status = CatchTorch("communication", item.work);
+    End end;
+    const absl::Status thrown =
+        CatchTorch("communication", [&] { end = item.work(); });
+    if (!thrown.ok()) end = thrown;
     item.work = nullptr;  // frees the tensors before anybody is told
-    EndFuture(*item.state, std::move(status));
+    EndFuture(*item.state, std::move(end.status), std::move(end.result));
     item.state = nullptr;
   }
 }

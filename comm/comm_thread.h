@@ -18,10 +18,12 @@
 #include <functional>
 #include <memory>
 #include <thread>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "base/torch/stream_point.h"
 #include "comm/communicator.h"
 
 namespace tessera {
@@ -31,17 +33,30 @@ struct CommFuture::State {
   absl::Mutex mutex;
   bool done ABSL_GUARDED_BY(mutex) = false;
   absl::Status status ABSL_GUARDED_BY(mutex);
+  // Where the result is, in a stream's work.
+  StreamPoint result ABSL_GUARDED_BY(mutex);
 };
 
-// Ends the future that has this state; once.
-void EndFuture(CommFuture::State& state, absl::Status status);
+// Ends the future that has this state; once. Its result is there from `result`
+// on.
+void EndFuture(CommFuture::State& state, absl::Status status,
+               StreamPoint result = {});
 
 // A future that has ended already, with `status`.
-CommFuture DoneFuture(absl::Status status);
+CommFuture DoneFuture(absl::Status status, StreamPoint result = {});
 
 class CommThread {
  public:
-  using Work = std::function<absl::Status()>;
+  // How a piece of work ended.
+  struct End {
+    End() = default;
+    End(absl::Status status,
+        StreamPoint result = {})  // NOLINT: a status is one
+        : status(std::move(status)), result(std::move(result)) {}
+    absl::Status status;
+    StreamPoint result;
+  };
+  using Work = std::function<End()>;
 
   // The process's own. Never destroyed.
   static CommThread& Get();

@@ -5,6 +5,10 @@
 // that call in the same order can never cross. A call returns at once with a
 // CommFuture; Wait() blocks until the result may be read.
 //
+// Tensors of a device: a collective comes after what the caller's current
+// stream has been given before the call, and runs on a stream of the
+// communication thread's. No call here waits for a stream on the host.
+//
 // Sums are taken in rank order (rank 0 + rank 1 + ...), in the tensor's own
 // dtype (float16 and bfloat16 in float32, rounded once), so the result has the
 // same bits on every rank, at every chunking and on every backend (NCCL's own
@@ -46,7 +50,9 @@ class CommFuture {
       : state_(std::move(state)) {}
 
   // Blocks until the collective has ended here. Its tensors stay alive till
-  // then. May be called more than once.
+  // then. May be called more than once. Of tensors of a device: until the
+  // communication thread has done its part, and what this thread's current
+  // stream does from here on comes after it; whoever frees them waits first.
   absl::Status Wait() const;
   // False for a default-constructed one, which has nothing to wait for.
   bool valid() const { return state_ != nullptr; }

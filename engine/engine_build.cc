@@ -233,9 +233,14 @@ absl::Status Engine::Impl::ShareWorkingCopy(
 }
 
 absl::Status Engine::Impl::ServeGathers(
+    absl::Span<const FlatPlan> flats,
     std::vector<FlatParameterOptions>* options) {
   const std::string& wanted = parts_->settings.served_gathers;
-  const bool by_default = parts_->comm->backend() == "gloo" &&
+  // Shards of a device would be copied to the host, which would wait for them.
+  const bool on_host = std::all_of(
+      flats.begin(), flats.end(),
+      [](const FlatPlan& flat) { return flat.parameters[0].tensor.is_cpu(); });
+  const bool by_default = parts_->comm->backend() == "gloo" && on_host &&
                           parts_->settings.reshard_group_size == 0;
   if (parts_->stage < 3 || parts_->shard_group->world_size() == 1 ||
       wanted == "off" || (wanted == "auto" && !by_default)) {
@@ -268,7 +273,7 @@ Engine::Impl::FlatParameterOptionsOfAll(absl::Span<const FlatPlan> flats) {
   }
   TESSERA_RETURN_IF_ERROR(ShareWorkingCopy(flats, &options));
   if (parts_->shares_working_copy) return options;
-  TESSERA_RETURN_IF_ERROR(ServeGathers(&options));
+  TESSERA_RETURN_IF_ERROR(ServeGathers(flats, &options));
   if (parts_->served != nullptr) return options;
   TESSERA_ASSIGN_OR_RETURN(const auto group, ReshardGroup());
   for (FlatParameterOptions& each : options) {

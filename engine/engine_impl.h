@@ -72,7 +72,8 @@ class Engine::Impl {
       absl::Span<const FlatPlan> flats);
   absl::Status ShareWorkingCopy(absl::Span<const FlatPlan> flats,
                                 std::vector<FlatParameterOptions>* options);
-  absl::Status ServeGathers(std::vector<FlatParameterOptions>* options);
+  absl::Status ServeGathers(absl::Span<const FlatPlan> flats,
+                            std::vector<FlatParameterOptions>* options);
   absl::StatusOr<std::shared_ptr<Communicator>> ReshardGroup();
   absl::Status AgreeOverGroups(const absl::Status& mine,
                                absl::string_view where);

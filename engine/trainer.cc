@@ -117,13 +117,17 @@ at::Tensor Trainer::Seed(const at::Tensor& loss, std::optional<double> weight,
   const double share = weight.value_or(
       1.0 / static_cast<double>(parts_->config.gradient_accumulation_steps()));
   if (scale * share == 1) return at::Tensor();
-  const at::Tensor seed =
-      at::full(loss.sizes(), scale * share,
-               at::TensorOptions(at::kDouble).device(loss.device()))
-          .to(loss.scalar_type());
-  const double used = seed.item().toDouble() / scale;
-  if (weight.has_value() && std::isfinite(used)) micro_batch->weight = used;
-  return seed;
+  const auto seed_on = [&](at::Device device) {
+    return at::full(loss.sizes(), scale * share,
+                    at::TensorOptions(at::kDouble).device(device))
+        .to(loss.scalar_type());
+  };
+  if (weight.has_value()) {
+    // Not of the loss's device, whose forward it would wait for.
+    const double used = seed_on(at::kCPU).item().toDouble() / scale;
+    if (std::isfinite(used)) micro_batch->weight = used;
+  }
+  return seed_on(loss.device());
 }
 
 // To ask a tensor for its graph may throw: the backward will say why.
@@ -275,6 +279,7 @@ absl::Status Trainer::SetLearningRate(double rate) {
 
 absl::Status Trainer::UpdateParameters() {
   SetScheduledRate();
+  parts_->gradients->Enter();
   TESSERA_ASSIGN_OR_RETURN(
       const ShardedStepResult stepped,
       StepShards(parts_->flats, *parts_->gradients, parts_->divisor(),

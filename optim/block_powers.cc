@@ -141,7 +141,6 @@ at::Tensor Powers(const at::Tensor& magnitudes, double p) {
 
 std::vector<double> BlockPowers(const at::Tensor& segment, int64_t first,
                                 double p) {
-  if (!segment.is_cpu()) return BlockPowersByOperators(segment, first, p);
   const Place place(segment, first);
   std::vector<double> sums(place.blocks);
   AT_DISPATCH_FLOATING_AND_COMPLEX_TYPES_AND2(
@@ -152,8 +151,8 @@ std::vector<double> BlockPowers(const at::Tensor& segment, int64_t first,
   return sums;
 }
 
-std::vector<double> BlockPowersByOperators(const at::Tensor& segment,
-                                           int64_t first, double p) {
+at::Tensor BlockPowersByOperators(const at::Tensor& segment, int64_t first,
+                                  double p) {
   const Place place(segment, first);
   const at::Tensor magnitudes =
       segment.to(segment.is_complex() ? at::kComplexDouble : at::kDouble).abs();
@@ -168,9 +167,7 @@ std::vector<double> BlockPowersByOperators(const at::Tensor& segment,
     lanes = join(lanes, powers.select(1, i));
   }
   const std::vector<at::Tensor> lane = lanes.unbind(1);
-  const at::Tensor sums = JoinLanes(lane.data(), join).cpu().contiguous();
-  const double* data = sums.const_data_ptr<double>();
-  return std::vector<double>(data, data + place.blocks);
+  return JoinLanes(lane.data(), join);
 }
 
 }  // namespace tessera

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "ATen/ops/cat.h"
 #include "ATen/ops/view_as_real.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -63,18 +64,35 @@ void NormSum::Add(const at::Tensor& segment, int64_t first) {
   const int64_t numel = segment.numel();
   for (int64_t begin = 0, end; begin < numel; begin = end) {
     end = std::min(numel, ((first + begin) / kChunk + 1) * kChunk - first);
-    for (const double block : BlockPowers(segment.narrow(0, begin, end - begin),
-                                          first + begin, p_)) {
-      if (std::isinf(p_) || !std::isfinite(block)) {
-        extreme_ = Greater(extreme_, block);
-      } else {
-        sum_.Add(block);
-      }
+    const at::Tensor part = segment.narrow(0, begin, end - begin);
+    if (!segment.is_cpu()) {
+      on_device_.push_back(BlockPowersByOperators(part, first + begin, p_));
+      continue;
+    }
+    for (const double block : BlockPowers(part, first + begin, p_)) {
+      AddBlock(block);
     }
   }
 }
 
+void NormSum::AddBlock(double block) {
+  if (std::isinf(p_) || !std::isfinite(block)) {
+    extreme_ = Greater(extreme_, block);
+  } else {
+    sum_.Add(block);
+  }
+}
+
+void NormSum::Finish() {
+  if (on_device_.empty()) return;
+  TorchScope scope;
+  const at::Tensor blocks = at::cat(std::exchange(on_device_, {})).cpu();
+  const double* const data = blocks.const_data_ptr<double>();
+  for (int64_t i = 0; i < blocks.numel(); ++i) AddBlock(data[i]);
+}
+
 std::string NormSum::Serialize() const {
+  TESSERA_CHECK(on_device_.empty()) << "before Finish";
   const std::string text = absl::StrCat(HexFloat(p_), " ", HexFloat(extreme_),
                                         " ", sum_.Text(), " ");
   return absl::StrCat(text, HexFingerprint(text));

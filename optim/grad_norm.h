@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
@@ -24,6 +25,7 @@ namespace tessera {
 //
 //   NormSum sum(2);
 //   for (segments of this rank) sum.Add(gradient, first);
+//   sum.Finish();
 //   for (texts of the other ranks) TESSERA_RETURN_IF_ERROR(sum.Merge(text));
 //   const double norm = sum.Norm();
 //
@@ -39,11 +41,14 @@ class NormSum {
   // Adds a parameter's elements [first, first + n), counted from its storage's
   // element 0. No two calls on any rank may cover parts of one block of the
   // grid: 64 elements, 32 if complex. With p = 2 complex numbers may as well
-  // come as pairs of real ones: the bits are the same. LOCAL. Memory of 3 MB,
-  // on CUDA some 130 MB. Throws c10::Error as libtorch does, see CatchTorch.
-  // REQUIRES: `segment` is contiguous, [n], on CPU or CUDA, of float16,
-  // bfloat16, float32, float64, complex64 or complex128; first >= 0.
+  // come as pairs of real ones: the bits are the same. LOCAL. Memory of 3 MB;
+  // on devices some 130 MB, and 8 bytes a block until Finish. Throws c10::Error
+  // as libtorch does, see CatchTorch. REQUIRES: `segment` is contiguous, [n],
+  // of float16, bfloat16, float32, float64, complex64 or complex128; first >=
+  // 0. ASYNC on devices: on the current stream.
   void Add(const at::Tensor& segment, int64_t first);
+  // All of this rank's has been added. Of a device: waits for it, once.
+  void Finish();
 
   // This sum as text: equal sums have equal texts. Below 700 bytes.
   std::string Serialize() const;
@@ -56,7 +61,10 @@ class NormSum {
   double Norm() const;
 
  private:
+  void AddBlock(double block);
+
   double p_;
+  std::vector<at::Tensor> on_device_;  // block sums that Finish will fetch
   // The greatest block if p is infinity; else 0, or the infinity or NaN that
   // was among the block sums.
   double extreme_ = 0;

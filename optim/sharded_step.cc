@@ -74,6 +74,7 @@ absl::StatusOr<double> GlobalNorm(
     for (size_t u = 0; u < flats.size(); ++u) {
       AddFlat(*flats[u], gradients.of(u), &mine);
     }
+    mine.Finish();
   }));
   TESSERA_ASSIGN_OR_RETURN(
       const auto all,

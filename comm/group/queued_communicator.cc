@@ -10,8 +10,8 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "c10/core/GradMode.h"
-#include "c10/core/impl/VirtualGuardImpl.h"
 #include "comm/comm_thread.h"
+#include "comm/group/comm_stream.h"
 #include "comm/reduce/element_type.h"
 
 namespace tessera {
@@ -93,13 +93,6 @@ CollectiveRecord RecordOf(CollectiveOp op, const at::Tensor& tensor) {
   return record;
 }
 
-void SynchronizeCurrentStream(const at::Tensor& t) {
-  if (t.device().is_cpu()) return;
-  c10::impl::VirtualGuardImpl(t.device().type())
-      .getStream(t.device())
-      .synchronize();
-}
-
 QueuedCommunicator::QueuedCommunicator(Membership membership)
     : membership_(Completed(std::move(membership))),
       log_({rank(), world_size(), CommTraceWanted(), membership_.group}) {}
@@ -136,7 +129,7 @@ absl::Status QueuedCommunicator::RunCall(CollectiveRecord record,
 }
 
 CommFuture QueuedCommunicator::Enqueue(CollectiveRecord record, CommTag tag,
-                                       Body body, Done done) {
+                                       Body body, c10::Device device) {
   record.what = tag.what.empty() ? std::string(CollectiveName(record.op))
                                  : std::move(tag.what);
   record.group = membership_.group;
@@ -146,22 +139,22 @@ CommFuture QueuedCommunicator::Enqueue(CollectiveRecord record, CommTag tag,
   if (membership_.in_call) {
     c10::AutoGradMode no_grad(false);  // as on the communication thread
     const absl::Status status = RunCall(std::move(record), body);
-    if (done) done(status);
-    return status.ok() ? CommFuture() : DoneFuture(status);
+    if (status.ok() && device.is_cpu()) return CommFuture();
+    return DoneFuture(status, StreamPoint::Now(device));
   }
   return CommThread::Get().Post(
       [self = shared_from_this(), record = std::move(record),
-       body = std::move(body), done = std::move(done)] {
+       body = std::move(body), device,
+       after = StreamPoint::Now(device)]() -> CommThread::End {
+        const OnCommStream scope(device, after);
         const absl::Status status = self->RunCall(record, body);
-        if (done) done(status);
-        return status;
+        return {status, scope.Now()};
       });
 }
 
 void QueuedCommunicator::Divide(const at::Tensor& shard, double divisor) {
   if (divisor == 1) return;
   shard.div_(divisor);
-  SynchronizeCurrentStream(shard);  // this thread's: others use their own
 }
 
 absl::Status QueuedCommunicator::RunAllGather(const Call& call,
@@ -180,12 +173,10 @@ absl::Status QueuedCommunicator::RunReduceScatter(const Call& call,
                                                   double divisor) {
   if (!NeedsCopy(whole)) return DoReduceScatter(call, whole, shard, divisor);
   const at::Tensor host = at::empty(shard.sizes(), shard.dtype());
-  TESSERA_RETURN_IF_ERROR(
-      DoReduceScatter(call, whole.cpu(), host, /*divisor=*/1));
+  // Divided here: a device may multiply by the reciprocal, and the bits must
+  // not depend on the backend.
+  TESSERA_RETURN_IF_ERROR(DoReduceScatter(call, whole.cpu(), host, divisor));
   shard.copy_(host);
-  // There, and not in the copy: a device may round a division otherwise, and
-  // the bits must not depend on the backend.
-  Divide(shard, divisor);
   return absl::OkStatus();
 }
 
@@ -204,11 +195,12 @@ CommFuture QueuedCommunicator::AllGather(at::Tensor shard, at::Tensor whole,
   absl::Status valid = CheckShardOfWhole(shard, whole, *this);
   if (!valid.ok()) return Refused(valid, tag);
   if (shard.numel() == 0) return DoneFuture(failure());
-  SynchronizeCurrentStream(whole);
-  return Enqueue(RecordOf(CollectiveOp::kAllGather, whole), std::move(tag),
-                 [this, shard, whole](const Call& call) {
-                   return RunAllGather(call, shard, whole);
-                 });
+  return Enqueue(
+      RecordOf(CollectiveOp::kAllGather, whole), std::move(tag),
+      [this, shard, whole](const Call& call) {
+        return RunAllGather(call, shard, whole);
+      },
+      whole.device());
 }
 
 CommFuture QueuedCommunicator::ReduceScatterSum(at::Tensor whole,
@@ -217,24 +209,26 @@ CommFuture QueuedCommunicator::ReduceScatterSum(at::Tensor whole,
   absl::Status valid = CheckShardOfWhole(shard, whole, *this);
   if (!valid.ok()) return Refused(valid, tag);
   if (shard.numel() == 0) return DoneFuture(failure());
-  SynchronizeCurrentStream(whole);
-  return Enqueue(RecordOf(CollectiveOp::kReduceScatter, whole), std::move(tag),
-                 [this, shard, whole, divisor](const Call& call) {
-                   return RunReduceScatter(call, whole, shard, divisor);
-                 });
+  return Enqueue(
+      RecordOf(CollectiveOp::kReduceScatter, whole), std::move(tag),
+      [this, shard, whole, divisor](const Call& call) {
+        return RunReduceScatter(call, whole, shard, divisor);
+      },
+      whole.device());
 }
 
 CommFuture QueuedCommunicator::AllReduceSum(at::Tensor tensor, CommTag tag) {
   absl::Status valid = CheckTensor(tensor, "tensor");
   if (!valid.ok()) return Refused(valid, tag);
   if (tensor.numel() == 0) return DoneFuture(failure());
-  SynchronizeCurrentStream(tensor);
-  return Enqueue(RecordOf(CollectiveOp::kAllReduce, tensor), std::move(tag),
-                 [this, tensor](const Call& call) {
-                   return RunInPlace(tensor, [&](const at::Tensor& t) {
-                     return DoAllReduceSum(call, t);
-                   });
-                 });
+  return Enqueue(
+      RecordOf(CollectiveOp::kAllReduce, tensor), std::move(tag),
+      [this, tensor](const Call& call) {
+        return RunInPlace(tensor, [&](const at::Tensor& t) {
+          return DoAllReduceSum(call, t);
+        });
+      },
+      tensor.device());
 }
 
 CommFuture QueuedCommunicator::Broadcast(at::Tensor tensor, int root,
@@ -246,15 +240,16 @@ CommFuture QueuedCommunicator::Broadcast(at::Tensor tensor, int root,
   }
   if (!valid.ok()) return Refused(valid, tag);
   if (tensor.numel() == 0) return DoneFuture(failure());
-  SynchronizeCurrentStream(tensor);
   CollectiveRecord record = RecordOf(CollectiveOp::kBroadcast, tensor);
   record.root = root;
-  return Enqueue(std::move(record), std::move(tag),
-                 [this, tensor, root](const Call& call) {
-                   return RunInPlace(tensor, [&](const at::Tensor& t) {
-                     return DoBroadcast(call, t, root);
-                   });
-                 });
+  return Enqueue(
+      std::move(record), std::move(tag),
+      [this, tensor, root](const Call& call) {
+        return RunInPlace(tensor, [&](const at::Tensor& t) {
+          return DoBroadcast(call, t, root);
+        });
+      },
+      tensor.device());
 }
 
 absl::StatusOr<std::vector<std::string>> QueuedCommunicator::AllGatherStrings(

@@ -26,10 +26,6 @@
 
 namespace tessera {
 
-// Blocks until all that the caller's current stream holds for `t` is done, so
-// that another thread may read and write `t`. Nothing for CPU tensors.
-void SynchronizeCurrentStream(const at::Tensor& t);
-
 // What the recorder is told of a collective on `tensor`, the whole one.
 CollectiveRecord RecordOf(CollectiveOp op, const at::Tensor& tensor);
 
@@ -100,12 +96,13 @@ class QueuedCommunicator
   FlightRecorder* records() { return &recorder_; }
   CommLog* costs() { return &log_; }
 
-  // Divides a shard of sums, and blocks until that is done. Nothing for 1.
+  // Divides a shard of sums, on the current stream. Nothing for 1.
   static void Divide(const at::Tensor& shard, double divisor);
 
   // The backend's side of each collective: blocks until its result may be read
-  // by any thread and on any stream. An error makes this communicator failed,
-  // and those that share its failure.
+  // by any thread; of tensors of a device, by what their current stream does
+  // next. An error makes this communicator failed, and those that share its
+  // failure.
   virtual absl::Status DoAllGather(const Call& call, const at::Tensor& shard,
                                    const at::Tensor& whole) = 0;
   // The sum, and then Divide or what has its bits.
@@ -122,12 +119,10 @@ class QueuedCommunicator
   // Tells the others of an error of these, unless they have been told.
   virtual void TellFailure(const absl::Status&) {}
 
-  // Queues a collective that `record` describes. `done` is told how it ended,
-  // before the future ends, on the thread.
+  // Queues a collective that `record` describes, on tensors of `device`.
   using Body = std::function<absl::Status(const Call&)>;
-  using Done = std::function<void(const absl::Status&)>;
   CommFuture Enqueue(CollectiveRecord record, CommTag tag, Body body,
-                     Done done = nullptr);
+                     c10::Device device = at::kCPU);
 
  private:
   // These go through a copy in host memory where the backend wants that.

@@ -22,7 +22,6 @@ absl::Status Copy(const at::Tensor& from, const at::Tensor& to) {
     return absl::OkStatus();
   }
   ElementsOver(to, 0, to.numel()).copy_(ElementsOver(from, 0, from.numel()));
-  SynchronizeCurrentStream(to);
   return absl::OkStatus();
 }
 

@@ -35,8 +35,7 @@
 #include "base/status.h"
 #include "base/torch/tensor_over.h"
 #include "base/torch_guard.h"
-#include "c10/core/DeviceGuard.h"
-#include "c10/core/impl/VirtualGuardImpl.h"
+#include "comm/group/comm_stream.h"
 #include "comm/group/watched_communicator.h"
 #include "comm/rendezvous/abandonable.h"
 #include "torch/csrc/distributed/c10d/Backend.hpp"
@@ -93,8 +92,8 @@ class DeviceCommunicator : public WatchedCommunicator {
     Work work;         // null: they have been read
   };
 
-  // Runs `body` with this rank's device current, under the monitor; its results
-  // are there when this returns OK.
+  // Runs `body` under the monitor, with this rank's device and communication
+  // stream current; what that stream does next sees its results.
   absl::Status OnDevice(const Call& call,
                         const std::function<absl::Status()>& body);
   void StartAgreement(const Call& call);
@@ -107,20 +106,21 @@ class DeviceCommunicator : public WatchedCommunicator {
   absl::Status WaitFor(const Work& work);
   absl::Status ResultOf(const Work& work) const;
   void Abort(const absl::Status& why);
-  // Blocks until the current stream is done.
-  void Synchronize() const;
   // The tensor itself if it is on the device, a copy there otherwise.
   at::Tensor OnOwn(const at::Tensor& t) const { return t.to(device_); }
   Work StartGather(const at::Tensor& shard, const at::Tensor& whole);
   absl::Status Gather(const at::Tensor& shard, const at::Tensor& whole) {
     return WaitFor(StartGather(shard, whole));
   }
-  absl::Status Scatter(const at::Tensor& whole, const at::Tensor& shard);
-  absl::Status OrderedScatter(const at::Tensor& whole, const at::Tensor& shard);
+  absl::Status Scatter(const at::Tensor& whole, const at::Tensor& shard,
+                       double divisor);
+  absl::Status OrderedScatter(const at::Tensor& whole, const at::Tensor& shard,
+                              double divisor);
 
   const at::Device device_;
   const std::string name_;
-  const std::function<absl::Status(const at::Tensor&, const at::Tensor&)>
+  const std::function<absl::Status(const at::Tensor&, double,
+                                   const at::Tensor&)>
       ordered_sum_;
   const absl::Duration abort_patience_;
   c10::intrusive_ptr<c10d::Backend> backend_;
@@ -150,20 +150,14 @@ absl::Status DeviceCommunicator::WaitFor(const Work& work) {
   return ResultOf(work);
 }
 
-void DeviceCommunicator::Synchronize() const {
-  if (device_.is_cpu()) return;
-  c10::impl::VirtualGuardImpl(device_.type()).getStream(device_).synchronize();
-}
-
 absl::Status DeviceCommunicator::OnDevice(
     const Call& call, const std::function<absl::Status()>& body) {
   absl::Status status = Watched(call, [&]() -> absl::Status {
-    c10::DeviceGuard guard(device_);
+    // Texts and tensors of the CPU are of no device, but take ours.
+    const OnCommStream scope(device_, StreamPoint());
     StartAgreement(call);
     TESSERA_RETURN_IF_ERROR(body());
-    TESSERA_RETURN_IF_ERROR(EndAgreement());
-    Synchronize();
-    return absl::OkStatus();
+    return EndAgreement();
   });
   if (!status.ok()) Abort(status);
   return status;
@@ -251,25 +245,26 @@ Work DeviceCommunicator::StartGather(const at::Tensor& shard,
 }
 
 absl::Status DeviceCommunicator::Scatter(const at::Tensor& whole,
-                                         const at::Tensor& shard) {
-  if (ordered_sum_) return OrderedScatter(whole, shard);
+                                         const at::Tensor& shard,
+                                         double divisor) {
+  if (ordered_sum_) return OrderedScatter(whole, shard, divisor);
   at::Tensor input = ElementsOver(whole, 0, whole.numel());
   at::Tensor output = ElementsOver(shard, 0, shard.numel());
-  return WaitFor(backend_->_reduce_scatter_base(output, input));
+  TESSERA_RETURN_IF_ERROR(
+      WaitFor(backend_->_reduce_scatter_base(output, input)));
+  Divide(output, divisor);
+  return absl::OkStatus();
 }
 
 absl::Status DeviceCommunicator::OrderedScatter(const at::Tensor& whole,
-                                                const at::Tensor& shard) {
+                                                const at::Tensor& shard,
+                                                double divisor) {
   at::Tensor input = ElementsOver(whole, 0, whole.numel());
   at::Tensor slices = at::empty_like(input);
   std::vector<int64_t> equal;
   TESSERA_RETURN_IF_ERROR(
       WaitFor(backend_->alltoall_base(slices, input, equal, equal)));
-  TESSERA_RETURN_IF_ERROR(
-      ordered_sum_(slices, ElementsOver(shard, 0, shard.numel())));
-  // `slices` is freed to this stream's pool; all work on it is on this stream.
-  Synchronize();
-  return absl::OkStatus();
+  return ordered_sum_(slices, divisor, ElementsOver(shard, 0, shard.numel()));
 }
 
 absl::Status DeviceCommunicator::DoAllGather(const Call& call,
@@ -292,16 +287,14 @@ absl::Status DeviceCommunicator::DoReduceScatter(const Call& call,
                                                  const at::Tensor& whole,
                                                  const at::Tensor& shard,
                                                  double divisor) {
-  TESSERA_RETURN_IF_ERROR(OnDevice(call, [&]() -> absl::Status {
+  return OnDevice(call, [&]() -> absl::Status {
     at::Tensor output = OnOwn(shard);
-    TESSERA_RETURN_IF_ERROR(Scatter(OnOwn(whole), output));
+    TESSERA_RETURN_IF_ERROR(Scatter(OnOwn(whole), output, divisor));
     if (shard.device() != device_) {
       ElementsOver(shard, 0, shard.numel()).copy_(output.view(-1));
     }
     return absl::OkStatus();
-  }));
-  Divide(shard, divisor);
-  return absl::OkStatus();
+  });
 }
 
 absl::Status DeviceCommunicator::DoAllReduceSum(const Call& call,
@@ -314,8 +307,7 @@ absl::Status DeviceCommunicator::DoAllReduceSum(const Call& call,
         at::zeros({each * world_size()}, plain.options().device(device_));
     padded.narrow(0, 0, numel).copy_(plain);
     at::Tensor own = padded.narrow(0, rank() * each, each);
-    Synchronize();
-    TESSERA_RETURN_IF_ERROR(Scatter(padded, own));
+    TESSERA_RETURN_IF_ERROR(Scatter(padded, own, /*divisor=*/1));
     TESSERA_RETURN_IF_ERROR(Gather(own, padded));
     plain.copy_(padded.narrow(0, 0, numel));
     return absl::OkStatus();
@@ -344,7 +336,6 @@ absl::StatusOr<std::vector<std::string>> DeviceCommunicator::DoAllGatherStrings(
     at::Tensor length = at::full({1}, static_cast<int64_t>(mine.size()),
                                  bytes.dtype(at::kLong));
     at::Tensor lengths = at::empty({world_size()}, bytes.dtype(at::kLong));
-    Synchronize();
     TESSERA_RETURN_IF_ERROR(Gather(length, lengths));
     // In another collective a rank's bytes would be no lengths.
     TESSERA_RETURN_IF_ERROR(EndAgreement());
@@ -368,13 +359,18 @@ absl::StatusOr<std::vector<std::string>> DeviceCommunicator::DoAllGatherStrings(
 
 }  // namespace
 
-void AddSlices(const at::Tensor& slices, const at::Tensor& sum) {
+void AddSlices(const at::Tensor& slices, double divisor,
+               const at::Tensor& sum) {
   const int64_t numel = sum.numel();
+  const bool narrow = at::isReducedFloatingType(sum.scalar_type());
   at::Tensor total = ElementsOver(slices, 0, numel);
+  total = narrow ? total.to(at::kFloat) : total.clone();
   for (int64_t at = numel; at < slices.numel(); at += numel) {
     total.add_(ElementsOver(slices, at, numel));
   }
-  ElementsOver(sum, 0, numel).copy_(total);
+  const at::Tensor target = ElementsOver(sum, 0, numel);
+  target.copy_(total);
+  if (divisor != 1) target.div_(divisor);
 }
 
 std::shared_ptr<Communicator> MakeDeviceCommunicator(

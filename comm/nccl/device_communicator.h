@@ -2,9 +2,9 @@
 // backend of c10d that works on tensors of that device: NCCL, or what stands in
 // its place in tests. Tensors of other devices are copied there and back.
 //
-// Simple and right, not fast: a collective starts when the caller's stream is
-// done, and the communication thread waits for its end. With each goes a small
-// all-gather of what the ranks are in, see the .cc.
+// Simple, not yet fast: the communication thread waits for the end of each
+// before it begins the next. With each goes a small all-gather of what the
+// ranks are in, see the .cc.
 //
 // A backend that cannot be aborted within `abort_patience` after a failure
 // never will: the process logs the failure and ends, with exit code 1.
@@ -33,15 +33,17 @@ namespace tessera {
 struct DeviceCommunicatorOptions : GroupOptions {
   at::Device device = at::kCPU;  // this rank's
   std::string backend;           // for messages: "nccl"
-  // sum [S] = the slices of `slices` [W*S] in rank order, on the current
-  // stream. Null: the backend sums, in an order of its own.
-  std::function<absl::Status(const at::Tensor& slices, const at::Tensor& sum)>
+  // sum [S] = the slices of `slices` [W*S] in rank order, divided, as
+  // comm/communicator.h says; on the current stream. Null: the backend sums, in
+  // an order of its own.
+  std::function<absl::Status(const at::Tensor& slices, double divisor,
+                             const at::Tensor& sum)>
       ordered_sum;
   absl::Duration abort_patience = kAbortGrace;
 };
 
 // As `ordered_sum`, of any dtype and device, one slice after the other.
-void AddSlices(const at::Tensor& slices, const at::Tensor& sum);
+void AddSlices(const at::Tensor& slices, double divisor, const at::Tensor& sum);
 
 // `backend` is connected, and no other uses it. LOCAL.
 std::shared_ptr<Communicator> MakeDeviceCommunicator(

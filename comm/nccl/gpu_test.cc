@@ -37,14 +37,14 @@ at::Tensor Values(int64_t numel, at::ScalarType dtype) {
 }
 
 template <typename T>
-void ExpectSameAsCpu(int slices, int64_t numel) {
+void ExpectSameAsCpu(int slices, int64_t numel, double divisor) {
   const at::Tensor host =
       Values(slices * numel, c10::CppTypeToScalarType<T>::value);
   at::Tensor want = torch::empty({numel}, host.dtype());
-  OrderedSumCpu(host.data_ptr<T>(), slices, numel, want.data_ptr<T>());
+  OrderedSumCpu(host.data_ptr<T>(), slices, numel, divisor, want.data_ptr<T>());
   at::Tensor device = host.to(at::kCUDA);
   // In the place of slice 0.
-  EXPECT_EQ(OrderedSumCuda(device.data_ptr<T>(), slices, numel,
+  EXPECT_EQ(OrderedSumCuda(device.data_ptr<T>(), slices, numel, divisor,
                            device.data_ptr<T>(), nullptr),
             0);
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
@@ -57,8 +57,12 @@ TEST_F(GpuTest, OrderedSumHasTheBitsOfTheCpu) {
   torch::manual_seed(1);
   for (int slices : {1, 2, 3, 8}) {
     for (int64_t numel : {1, 255, 257, 3000017}) {
-      ExpectSameAsCpu<float>(slices, numel);
-      ExpectSameAsCpu<double>(slices, numel);
+      for (double divisor : {1.0, 3.0}) {
+        ExpectSameAsCpu<float>(slices, numel, divisor);
+        ExpectSameAsCpu<double>(slices, numel, divisor);
+        ExpectSameAsCpu<c10::BFloat16>(slices, numel, divisor);
+        ExpectSameAsCpu<c10::Half>(slices, numel, divisor);
+      }
     }
   }
 }

@@ -23,20 +23,34 @@ namespace {
 // Waits are ended by our own monitor; NCCL's timeout must never come first.
 constexpr std::chrono::milliseconds kNever = std::chrono::hours(24 * 365);
 
-// `sum` = the slices of `slices`, added in rank order, on the current stream.
-absl::Status OrderedSum(const at::Tensor& slices, const at::Tensor& sum) {
+template <typename T>
+int SumOnGpu(const at::Tensor& slices, double divisor, const at::Tensor& sum) {
   const int64_t numel = sum.numel();
-  const int count = static_cast<int>(slices.numel() / numel);
-  void* const stream = c10::cuda::getCurrentCUDAStream().stream();
+  return OrderedSumCuda(slices.const_data_ptr<T>(),
+                        static_cast<int>(slices.numel() / numel), numel,
+                        divisor, sum.mutable_data_ptr<T>(),
+                        c10::cuda::getCurrentCUDAStream().stream());
+}
+
+// As DeviceCommunicatorOptions::ordered_sum.
+absl::Status OrderedSum(const at::Tensor& slices, double divisor,
+                        const at::Tensor& sum) {
   int error = 0;
-  if (sum.scalar_type() == at::kFloat) {
-    error = OrderedSumCuda(slices.const_data_ptr<float>(), count, numel,
-                           sum.mutable_data_ptr<float>(), stream);
-  } else if (sum.scalar_type() == at::kDouble) {
-    error = OrderedSumCuda(slices.const_data_ptr<double>(), count, numel,
-                           sum.mutable_data_ptr<double>(), stream);
-  } else {
-    AddSlices(slices, sum);
+  switch (sum.scalar_type()) {
+    case at::kFloat:
+      error = SumOnGpu<float>(slices, divisor, sum);
+      break;
+    case at::kDouble:
+      error = SumOnGpu<double>(slices, divisor, sum);
+      break;
+    case at::kBFloat16:
+      error = SumOnGpu<c10::BFloat16>(slices, divisor, sum);
+      break;
+    case at::kHalf:
+      error = SumOnGpu<c10::Half>(slices, divisor, sum);
+      break;
+    default:
+      AddSlices(slices, divisor, sum);
   }
   if (error == 0) return absl::OkStatus();
   return absl::InternalError(absl::StrCat(

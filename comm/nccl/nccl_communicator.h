@@ -1,6 +1,4 @@
 // The communicator of GPU ranks, each with a GPU of its own: c10d's NCCL.
-// Simple and right, not fast: a collective starts when the caller's stream is
-// done, and the communication thread waits for its end.
 //
 // Sums: in rank order by default, through an all-to-all and a kernel of ours,
 // so that they have the bits that gloo gives. With ordered_sums off NCCL sums

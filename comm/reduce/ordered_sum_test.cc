@@ -40,7 +40,7 @@ TYPED_TEST(OrderedSumTest, CpuAddsInOrder) {
     for (int64_t numel : {0, 1, 7, 1000}) {
       const auto values = Values<TypeParam>(slices * numel);
       std::vector<TypeParam> out(numel);
-      OrderedSumCpu(values.data(), slices, numel, out.data());
+      OrderedSumCpu(values.data(), slices, numel, /*divisor=*/1, out.data());
       std::vector<TypeParam> want(values.begin(), values.begin() + numel);
       for (int s = 1; s < slices; ++s) {
         for (int64_t i = 0; i < numel; ++i) want[i] += values[s * numel + i];
@@ -53,7 +53,7 @@ TYPED_TEST(OrderedSumTest, CpuAddsInOrder) {
 TYPED_TEST(OrderedSumTest, NegativeZeroStays) {
   const TypeParam zeros[2] = {TypeParam{-0.0}, TypeParam{-0.0}};
   TypeParam sum = 1;
-  OrderedSumCpu(zeros, 2, 1, &sum);
+  OrderedSumCpu(zeros, 2, 1, /*divisor=*/1, &sum);
   EXPECT_TRUE(std::signbit(sum));
 }
 
@@ -63,9 +63,30 @@ TYPED_TEST(OrderedSumTest, OrderShows) {
   turned.insert(turned.end(), values.begin(), values.begin() + 1000);
   std::vector<TypeParam> a(1000);
   std::vector<TypeParam> b(1000);
-  OrderedSumCpu(values.data(), 3, 1000, a.data());
-  OrderedSumCpu(turned.data(), 3, 1000, b.data());
+  OrderedSumCpu(values.data(), 3, 1000, /*divisor=*/1, a.data());
+  OrderedSumCpu(turned.data(), 3, 1000, /*divisor=*/1, b.data());
   EXPECT_FALSE(SameBits(a, b));
+}
+
+// 256 + 1 is 256 in bfloat16, so a sum that is rounded each time stays there.
+TEST(OrderedSumOfHalvesTest, IsRoundedOnce) {
+  const c10::BFloat16 values[3] = {256, 1, 1};
+  c10::BFloat16 sum = 0;
+  OrderedSumCpu(values, 3, 1, /*divisor=*/1, &sum);
+  EXPECT_EQ(258, static_cast<float>(sum));
+}
+
+// 257 is rounded to 256 first.
+TEST(OrderedSumOfHalvesTest, IsDividedAfterItIsRounded) {
+  const c10::BFloat16 values[2] = {256, 1};
+  c10::BFloat16 sum = 0;
+  OrderedSumCpu(values, 2, 1, /*divisor=*/3, &sum);
+  EXPECT_EQ(static_cast<float>(c10::BFloat16(256.f / 3)),
+            static_cast<float>(sum));
+  const float floats[2] = {1, 2};
+  float third = 0;
+  OrderedSumCpu(floats, 2, 1, /*divisor=*/7, &third);
+  EXPECT_EQ(3.f / 7, third);
 }
 
 }  // namespace

@@ -20,11 +20,21 @@
 #include "base/status.h"
 #include "base/thread/start_thread.h"
 #include "base/torch_guard.h"
+#include "c10/core/impl/VirtualGuardImpl.h"
 #include "comm/group/watched_communicator.h"
 #include "comm/watch/watchdog.h"
 
 namespace tessera {
 namespace {
+
+// Blocks until what the current stream of t's device has been given is done:
+// the server's thread reads and writes through the host, at any time.
+void SynchronizeCurrentStream(const at::Tensor& t) {
+  if (t.is_cpu()) return;
+  c10::impl::VirtualGuardImpl(t.device().type())
+      .getStream(t.device())
+      .synchronize();
+}
 
 absl::Status CheckPull(int64_t version, const at::Tensor& whole,
                        int world_size) {

@@ -69,6 +69,10 @@ int DeviceOf(const std::vector<RankInfo>& infos, int rank) {
   return FindNeighbours(infos, rank).local_rank % num_gpus;
 }
 
+int OwnGpuOf(const std::vector<RankInfo>& infos, int rank) {
+  return CheckGpus(infos).ok() ? DeviceOf(infos, rank) : -1;
+}
+
 std::vector<int> MemoryGroups(const std::vector<RankInfo>& infos) {
   std::map<std::tuple<std::string, std::string, std::string>, int> index;
   std::vector<int> groups;

@@ -49,6 +49,8 @@ std::string BackendOfSubgroup(absl::string_view whole,
 // The device index that `rank` uses: its local rank among those it sees, -1
 // without a GPU.
 int DeviceOf(const std::vector<RankInfo>& infos, int rank);
+// The same, where each rank has one that no other uses; else -1, on all.
+int OwnGpuOf(const std::vector<RankInfo>& infos, int rank);
 
 }  // namespace tessera
 #endif  // COMM_WORLD_BACKEND_CHOICE_H_

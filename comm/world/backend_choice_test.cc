@@ -52,6 +52,7 @@ TEST(ChooseBackendTest, NcclWhereEveryRankHasItsOwnGpu) {
   const std::vector<RankInfo> own = {
       {"a", {"g0", "g1"}}, {"a", {"g0", "g1"}}, {"b", {"g0"}}};
   EXPECT_EQ(DeviceOf(own, 1), 1);
+  EXPECT_EQ(OwnGpuOf(own, 1), 1);
   EXPECT_EQ(DeviceOf(own, 2), 0);
   EXPECT_THAT(ChooseBackend(own, "auto", true), IsOkAndHolds("nccl"));
   EXPECT_THAT(ChooseBackend(own, "nccl", true), IsOkAndHolds("nccl"));
@@ -62,6 +63,7 @@ TEST(ChooseBackendTest, NcclWhereEveryRankHasItsOwnGpu) {
 TEST(ChooseBackendTest, RanksThatSeeOneGpuEach) {
   const std::vector<RankInfo> own = {{"a", {"g0"}}, {"a", {"g1"}}};
   EXPECT_EQ(DeviceOf(own, 1), 0);
+  EXPECT_EQ(OwnGpuOf(own, 1), 0);
   EXPECT_THAT(ChooseBackend(own, "auto", true), IsOkAndHolds("nccl"));
 }
 
@@ -116,6 +118,7 @@ TEST(ChooseBackendTest, SharedGpuIsRefusedWithTheFix) {
 TEST(ChooseBackendTest, RefusesByName) {
   const std::vector<RankInfo> none = {{"a", {"g0"}}, {"a", {}}};
   EXPECT_EQ(DeviceOf(none, 1), -1);
+  EXPECT_EQ(OwnGpuOf(none, 0), -1);
   EXPECT_THAT(ChooseBackend(none, "auto", true), IsOkAndHolds("shm"));
   EXPECT_THAT(ChooseBackend(none, "nccl", true),
               StatusIs(absl::StatusCode::kInvalidArgument,

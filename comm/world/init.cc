@@ -16,6 +16,7 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
+#include "c10/core/impl/VirtualGuardImpl.h"
 #include "comm/comm_thread.h"
 #include "comm/connect/job_secret.h"
 #include "comm/group/self_communicator.h"
@@ -250,7 +251,23 @@ class WorldBuilder {
   static void SetPlanWorld(int ranks, World* world) {
     world->plan_world_ = ranks;
   }
+
+ private:
+  static absl::Status SetDevice(const std::vector<RankInfo>& infos,
+                                World* world);
 };
+
+absl::Status WorldBuilder::SetDevice(const std::vector<RankInfo>& infos,
+                                     World* world) {
+  const std::string& backend = world->options_.backend;
+  const bool may = BuiltWithNccl() && (backend == "auto" || backend == "nccl");
+  const int gpu = may ? OwnGpuOf(infos, world->rank_) : -1;
+  if (gpu < 0) return absl::OkStatus();
+  world->device_ = {at::kCUDA, static_cast<c10::DeviceIndex>(gpu)};
+  return CatchTorch("device", [&] {
+    c10::impl::VirtualGuardImpl(at::kCUDA).setDevice(world->device_);
+  });
+}
 
 // Why in this order. Ranks that have only an address in common cannot agree on
 // anything before they meet, so the choice of a backend must need no agreement:
@@ -268,7 +285,9 @@ absl::StatusOr<World*> WorldBuilder::Build(const Job& job,
   world->world_size_ = job.world_size;
   if (job.world_size == 1) {
     world->comm_ = MakeSelfCommunicator();
-    TESSERA_RETURN_IF_ERROR(SetThreads({OwnInfo(options)}, 0));
+    const std::vector<RankInfo> own = {OwnInfo(options)};
+    TESSERA_RETURN_IF_ERROR(SetDevice(own, world.get()));
+    TESSERA_RETURN_IF_ERROR(SetThreads(own, 0));
     return world.release();
   }
   const absl::Time deadline = absl::Now() + options.startup_timeout;
@@ -287,6 +306,7 @@ absl::StatusOr<World*> WorldBuilder::Build(const Job& job,
   TESSERA_ASSIGN_OR_RETURN(
       Meeting meeting, Meet(place, job.rank, job.world_size, info, deadline));
   const GroupPlan plan = PlanOf(job, options, meeting.infos);
+  TESSERA_RETURN_IF_ERROR(SetDevice(plan.infos, world.get()));
   TESSERA_RETURN_IF_ERROR(SetThreads(plan.infos, job.rank));
   const Neighbours neighbours = FindNeighbours(plan.infos, job.rank);
   world->local_rank_ = neighbours.local_rank;

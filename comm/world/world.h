@@ -49,6 +49,11 @@ class World {
   int world_size() const { return world_size_; }
   int local_rank() const { return local_rank_; }
   int local_world_size() const { return local_world_size_; }
+  // What this rank is to train on: the GPU of its number among its host's
+  // ranks, of those that it sees, where each rank has one that no other uses
+  // and WorldOptions::backend may be nccl; else the CPU. Init has made it this
+  // thread's current device. For EngineOptions::device.
+  at::Device device() const { return device_; }
   // As given to Init, with what flags have changed.
   const WorldOptions& options() const { return options_; }
   // --plan_world; 0 without it.
@@ -60,6 +65,7 @@ class World {
   friend class WorldBuilder;  // comm/world/init.cc
   int rank_ = 0, world_size_ = 1, local_rank_ = 0, local_world_size_ = 1;
   int plan_world_ = 0;
+  at::Device device_ = at::kCPU;
   WorldOptions options_;
   std::shared_ptr<Communicator> comm_;
 };

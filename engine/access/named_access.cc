@@ -27,6 +27,7 @@ absl::StatusOr<at::Tensor> NamedAccess::Gradient(absl::string_view name) {
   TESSERA_ASSIGN_OR_RETURN(const ParameterRef place, parts_->Find(name));
   return Announced(CatchTorch("Gradient", [&]() -> absl::StatusOr<at::Tensor> {
     TorchScope scope;
+    parts_->gradients->Enter();
     TESSERA_ASSIGN_OR_RETURN(
         at::Tensor gradient,
         parts_->gradients->of(place.flat).Whole(place.parameter));
@@ -131,6 +132,7 @@ absl::Status NamedAccess::SetGradient(absl::string_view name,
                                       const at::Tensor& value) {
   TESSERA_ASSIGN_OR_RETURN(const ParameterRef place,
                            AgreeOnValue(name, value, "Engine::SetGradient"));
+  parts_->gradients->Enter();
   const FlatGradient& gradient = parts_->gradients->of(place.flat);
   if (!gradient.has_gradient(static_cast<size_t>(place.parameter))) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -160,6 +162,7 @@ absl::StatusOr<at::Tensor> NamedAccess::OwnedState(absl::string_view name,
     return absl::FailedPreconditionError(
         "the engine has no optimizer: the configuration names none");
   }
+  parts_->gradients->Enter();
   FlatBuffer& state = which == OptimizerState::kExpAvg
                           ? parts_->optimizer->exp_avg(place.flat)
                           : parts_->optimizer->exp_avg_sq(place.flat);

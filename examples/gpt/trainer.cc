@@ -16,12 +16,6 @@
 
 namespace {
 
-// A GPU where the ranks talk over NCCL, each on its own.
-at::Device ChooseDevice(const tessera::World& world) {
-  if (world.communicator()->backend() != "nccl") return at::kCPU;
-  return at::Device(at::kCUDA, static_cast<int8_t>(world.local_rank()));
-}
-
 const char* Plural(int64_t count) { return count == 1 ? "" : "s"; }
 
 }  // namespace
@@ -88,7 +82,7 @@ std::string Trainer::Agreed() const {
 absl::Status Trainer::MakeModel() {
   at::manual_seed(flags_.seed);  // the same initial values on all ranks
   model_ = Gpt(flags_.model);
-  device_ = ChooseDevice(world_);
+  device_ = world_.device();
   for (const auto& parameter : model_->parameters()) {
     parameter_count_ += parameter.numel();
   }

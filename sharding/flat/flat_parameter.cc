@@ -22,7 +22,9 @@ absl::Status FlatParameter::MakeMasters() {
   absl::MutexLock lock(&mutex_);
   if (master_dtype() == dtype() || master_.defined()) return absl::OkStatus();
   TESSERA_RETURN_IF_ERROR(AllocateMasters());
+  kept_.Order();
   master_.View().copy_(copy_->Owned());
+  kept_ = StreamPoint::Now(device());
   return absl::OkStatus();
 }
 
@@ -35,8 +37,13 @@ void FlatParameter::DropMasters() {
 // must lie nowhere before its memory does.
 void FlatParameter::Free() {
   if (dirty_.exchange(false)) WriteBack();
-  if (traits_.can_be_freed) storages_.Unpoint();
+  if (traits_.can_be_freed) {
+    storages_.Unpoint();
+    uses_.Use();  // a part of it may be kept
+    uses_.Keep(copy_->whole().View());
+  }
   copy_->Free();
+  if (traits_.keeps_secondary) kept_ = StreamPoint::Now(device());
   storages_.Follow(copy_->whole());
   free_when_unpinned_ = false;
 }
@@ -47,6 +54,8 @@ void FlatParameter::Free() {
 void FlatParameter::WriteBack() {
   constexpr int64_t kChunk = 1 << 20;
   TorchScope scope;
+  uses_.OrderAfter();
+  kept_.Order();
   written_to_ = true;
   const FlatBuffer& whole = copy_->whole();
   if (options().check_writes) {
@@ -69,6 +78,7 @@ void FlatParameter::WriteBack() {
   }
   const at::Tensor kept = copy_->Owned();
   if (kept.const_data_ptr() != mine.const_data_ptr()) kept.copy_(mine);
+  kept_ = StreamPoint::Now(device());
 }
 
 uint64_t FlatParameter::TakeWritten() {
@@ -91,6 +101,7 @@ absl::Status FlatParameter::Pin() {
       storages_.Show(copy_->whole());
     }
     free_when_unpinned_ = false;
+    uses_.Use();
   }
   ++pins_;
   return absl::OkStatus();
@@ -116,8 +127,13 @@ void FlatParameter::Unpin() {
 
 absl::Status FlatParameter::Gather() {
   TESSERA_RETURN_IF_ERROR(std::exchange(failed_, absl::OkStatus()));
-  if (!copy_->whole().defined()) TESSERA_RETURN_IF_ERROR(copy_->StartGather());
+  if (!copy_->whole().defined()) TESSERA_RETURN_IF_ERROR(LaunchGather());
   return Settle();
+}
+
+absl::Status FlatParameter::LaunchGather() {
+  kept_.Order();  // what is gathered
+  return copy_->StartGather();
 }
 
 // What is on its way has come, and is shown. An error leaves the storages
@@ -125,8 +141,9 @@ absl::Status FlatParameter::Gather() {
 absl::Status FlatParameter::Settle() {
   if (!copy_->arriving()) return absl::OkStatus();
   TESSERA_RETURN_IF_ERROR(copy_->Settle());
+  uses_.SetReady();
   storages_.Show(copy_->whole());
-  ready_ = !traits_.can_be_freed;
+  ready_ = counts_pins_only();
   return absl::OkStatus();
 }
 
@@ -140,7 +157,7 @@ void FlatParameter::StartGather() {
   absl::MutexLock lock(&mutex_);
   if (!blocked_.ok()) return;  // the others do not gather it either
   if (life_ == Life::kOwned && !copy_->whole().defined()) {
-    failed_ = copy_->StartGather();
+    failed_ = LaunchGather();
   }
 }
 
@@ -199,6 +216,8 @@ absl::Status FlatParameter::PrepareUpdate() {
   absl::MutexLock lock(&mutex_);
   TESSERA_RETURN_IF_ERROR(Settle());
   TESSERA_RETURN_IF_ERROR(CheckNotHeld());
+  uses_.OrderAfter();
+  kept_.Order();
   if (copy_->whole().defined()) Free();
   return absl::OkStatus();
 }
@@ -209,6 +228,8 @@ absl::Status FlatParameter::PublishOwned(bool working_written) {
   if (master_.defined() && !working_written) {
     copy_->Owned().copy_(master_.View());
   }
+  kept_ = StreamPoint::Now(device());
+  if (!traits_.can_be_freed) uses_.SetReady();
   if (!traits_.publishes) return absl::OkStatus();
   HideUntilSettled();
   copy_->Publish();
@@ -229,6 +250,7 @@ at::Tensor FlatParameter::Masters() const {
 
 at::Tensor FlatParameter::masters() const {
   absl::MutexLock lock(&mutex_);
+  kept_.Order();
   return Masters();
 }
 

@@ -23,7 +23,8 @@
 // A flat's own collectives stay within the shard group; SumOverRanks goes over
 // the replicas too.
 //
-// Threads: all methods may be called from any thread.
+// Threads: all methods may be called from any thread, and on any stream of the
+// flat's device: a pin is for the stream that is current when it begins.
 #ifndef SHARDING_FLAT_FLAT_PARAMETER_H_
 #define SHARDING_FLAT_FLAT_PARAMETER_H_
 
@@ -38,6 +39,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "base/torch/stream_point.h"
+#include "base/torch/stream_uses.h"
 #include "comm/communicator.h"
 #include "sharding/copy/flat_description.h"
 #include "sharding/copy/working_copy.h"
@@ -179,10 +182,14 @@ class FlatParameter final : public FlatDescription,
   absl::Status Gather() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Settle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void HideUntilSettled() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status LaunchGather() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Free() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WriteBack() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckNotHeld() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   at::Tensor Masters() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool counts_pins_only() const {
+    return !traits_.can_be_freed && device().is_cpu();
+  }
   absl::Status GiveBack();
   void Forget();
   void DropMemory(Life life) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -198,7 +205,8 @@ class FlatParameter final : public FlatDescription,
   // Read without the lock, changed with it, except where the flat is never
   // freed.
   std::atomic<int> pins_{0};
-  // Is never freed, and nothing is on its way: a pin only counts.
+  // Is never freed, nothing is on its way, and no stream has to be told of: a
+  // pin only counts.
   std::atomic<bool> ready_{false};
 
   mutable absl::Mutex mutex_;
@@ -206,6 +214,8 @@ class FlatParameter final : public FlatDescription,
   std::unique_ptr<WorkingCopy> copy_ ABSL_PT_GUARDED_BY(mutex_);
   WorkingCopy::Traits traits_;  // of copy_
   FlatStorages storages_ ABSL_GUARDED_BY(mutex_);
+  StreamUses uses_ ABSL_GUARDED_BY(mutex_);   // of the whole copy
+  StreamPoint kept_ ABSL_GUARDED_BY(mutex_);  // Owned() and masters are written
   // [owned], where it is not the working copy.
   FlatBuffer master_ ABSL_GUARDED_BY(mutex_);
   Life life_ ABSL_GUARDED_BY(mutex_) = Life::kReleased;

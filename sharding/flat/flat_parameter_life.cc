@@ -34,7 +34,8 @@ FlatParameter::FlatParameter(std::string name,
     : FlatDescription(std::move(name), std::move(params), options,
                       std::move(comm)),
       schedule_(std::move(schedule)),
-      storages_(this) {}
+      storages_(this),
+      uses_(device()) {}
 
 absl::StatusOr<std::shared_ptr<FlatParameter>> FlatParameter::Prepare(
     std::string name, std::vector<NamedParameter> params,
@@ -64,7 +65,9 @@ absl::Status FlatParameter::Adopt() {
     TESSERA_RETURN_IF_ERROR(TakeStorages());
     storages_.Follow(copy_->whole());
     for (const auto& p : parameters()) AddTag(p.tensor);
-    ready_ = !traits_.can_be_freed;
+    kept_ = StreamPoint::Now(device());
+    uses_.SetReady();
+    ready_ = counts_pins_only();
     copy_->Offer();
   }
   for (size_t i = 0; i < storages().size(); ++i) {
@@ -119,6 +122,7 @@ absl::Status FlatParameter::GiveBack() {
 
 void FlatParameter::DropMemory(Life life) {
   ready_ = false;
+  uses_.Keep(copy_->whole().View());
   copy_->Drop();
   master_.Reset();
   life_ = life;
@@ -136,7 +140,8 @@ void FlatParameter::Abandon() {
   {
     absl::MutexLock lock(&mutex_);
     if (life_ != Life::kOwned) return;
-    (void)Settle();  // nothing may write into our buffers any more
+    // Nothing may write into our buffers any more.
+    (void)Settle();
     storages_.Abandon();
     DropMemory(Life::kAbandoned);
   }

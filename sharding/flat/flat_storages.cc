@@ -4,7 +4,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/torch/stream_uses.h"
 #include "base/torch_guard.h"
+#include "c10/core/DeviceGuard.h"
 #include "c10/core/StorageImpl.h"
 #include "sharding/construct/construction.h"
 #include "sharding/torch/storage_access.h"
@@ -29,6 +31,7 @@ absl::Status FlatStorages::TakeOver(
     const std::function<std::string(const std::string& parameter)>& error_of) {
   for (size_t i = 0; i < storages_.size(); ++i) {
     TESSERA_RETURN_IF_ERROR(TakeValues(static_cast<int>(i), take));
+    KeepForCurrentStream(flat_.ParameterOfSlot(static_cast<int>(i)).tensor);
     storages_[i]->set_data_ptr_noswap(c10::DataPtr(nullptr, flat_.device()));
   }
   const auto& dtype = flat_.options().dtype;
@@ -113,6 +116,7 @@ void FlatStorages::Hide() {
 }
 
 void FlatStorages::GiveBack(const at::Tensor& values) {
+  const c10::OptionalDeviceGuard guard(flat_.device());  // for the allocator
   at::Allocator* allocator = c10::GetAllocator(flat_.device().type());
   for (size_t i = 0; i < storages_.size(); ++i) {
     const auto& storage = converted() ? originals_[i] : storages_[i];

@@ -64,6 +64,7 @@ absl::Status Summoning::BroadcastWritten(int root) {
   Communicator& group = *flat_.communicator();
   const at::Tensor whole = flat_.copy_->whole().Bytes();
   const CommTag tag{absl::StrCat("what was written into unit ", flat_.name())};
+  flat_.uses_.OrderAfter();
   const int in_group = root % group.world_size();
   // To one rank of each shard group, and to the others of these.
   if (flat_.replicas() != nullptr && group.rank() == in_group) {
@@ -73,6 +74,7 @@ absl::Status Summoning::BroadcastWritten(int root) {
             .Wait());
   }
   TESSERA_RETURN_IF_ERROR(group.Broadcast(whole, in_group, tag).Wait());
+  flat_.uses_.SetReady();
   flat_.dirty_ = true;
   flat_.blocked_ = absl::OkStatus();
   return absl::OkStatus();
@@ -90,7 +92,9 @@ void Summoning::DropReceived() {
 
 void Summoning::TakeBack() {
   if (flat_.life_ != FlatParameter::Life::kOwned) return;
+  flat_.uses_.OrderAfter();
   flat_.copy_->Restore();
+  if (!flat_.can_be_freed()) flat_.uses_.SetReady();
   flat_.storages_.Follow(flat_.copy_->whole());
   flat_.dirty_ = false;
 }

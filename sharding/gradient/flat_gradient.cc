@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "base/torch/stream_uses.h"
 #include "sharding/flat/whole_values.h"
 
 namespace tessera {
@@ -239,8 +240,10 @@ void FlatGradient::DropMicroBatch() {
   for (ParameterGradient& p : parameters_) {
     p.seen = false;
     p.state = State::kAbsent;
-    p.partial.reset();
-    p.held.reset();
+    for (at::Tensor* const t : {&p.partial, &p.held}) {
+      if (t->defined()) KeepForCurrentStream(*t);
+      t->reset();
+    }
   }
   sent_ = late_ = false;
   sums_.reset();

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "base/torch/stream_uses.h"
 #include "sharding/gradient/flat_gradient.h"
 
 namespace tessera {
@@ -128,6 +129,7 @@ absl::Status FlatGradient::Fold() {
     const at::Tensor sum = std::exchange(p.partial, at::Tensor());
     TESSERA_RETURN_IF_ERROR(
         AddToPlace(static_cast<int>(i), sum, p.partial_how));
+    KeepForCurrentStream(sum);
   }
   return absl::OkStatus();
 }

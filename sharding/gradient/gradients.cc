@@ -69,7 +69,9 @@ class Gradients::ArrivalHook : public autograd::PostAccumulateGradHook {
 Gradients::Gradients(const std::vector<std::shared_ptr<FlatParameter>>& flats,
                      std::shared_ptr<Communicator> comm,
                      GradientOptions options, std::vector<bool> expected)
-    : comm_(std::move(comm)), options_(options) {
+    : comm_(std::move(comm)),
+      options_(options),
+      stream_(flats.empty() ? at::Device(at::kCPU) : flats[0]->device()) {
   auto next = expected.begin();
   for (size_t u = 0; u < flats.size(); ++u) {
     const auto& params = flats[u]->parameters();
@@ -119,6 +121,7 @@ void Gradients::MakeBuckets() {
 }
 
 Gradients::~Gradients() {
+  (void)CatchTorch(kReduction, [this] { stream_.Enter(); });
   for (const auto& flat : flats_) {
     for (const auto& p : flat->flat().parameters()) {
       if (auto* hook = ArrivalHook::On(p.tensor, this)) {
@@ -159,6 +162,7 @@ void Gradients::Arrived(int flat_index, int parameter,
   }
   TorchScope scope;
   absl::MutexLock lock(&mutex_);
+  stream_.Enter();
   FlatGradient& flat = *flats_[static_cast<size_t>(flat_index)];
   at::Tensor gradient = std::move(tensor.mutable_grad());
   if (!gradient.defined()) return;
@@ -214,6 +218,7 @@ absl::Status Gradients::Run(const std::function<void()>& backward,
                             const MicroBatch& micro_batch) {
   cursor_ = 0;
   running_ = &micro_batch;
+  stream_.Enter();
   absl::Status mine = CatchTorch("backward", [&] { return TakeOutside(); });
   for (auto& flat : flats_) flat->Begin(micro_batch.may_nest);
   if (mine.ok()) {
@@ -223,6 +228,7 @@ absl::Status Gradients::Run(const std::function<void()>& backward,
   }
   ReleaseNodePins();
   TorchScope scope;
+  stream_.Enter();
   absl::Status status = CatchTorch(kReduction, [&] {
     if (!micro_batch.reduce) return EndLocal(mine);
     TESSERA_RETURN_IF_ERROR(AgreeOnFailing(mine));
@@ -333,6 +339,7 @@ void Gradients::Discard() {
 }
 
 void Gradients::Zero() {
+  stream_.Enter();
   Discard();
   num_reductions_ = 0;
   total_weight_ = 0;

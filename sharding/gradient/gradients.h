@@ -44,6 +44,7 @@
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "base/torch/stream_uses.h"
 #include "comm/communicator.h"
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/gradient/flat_gradient.h"
@@ -137,7 +138,9 @@ class Gradients {
   // Runs since Zero that reduced, and did not fail: the same on all ranks.
   int64_t num_reductions() const { return num_reductions_; }
 
-  // By flat, in the model's order.
+  // This thread's current stream goes on with what Run has left. LOCAL.
+  void Enter() { stream_.Enter(); }
+  // By flat, in the model's order. REQUIRES: Enter.
   const FlatGradient& of(size_t flat) const { return *flats_[flat]; }
 
   // FailedPrecondition naming a parameter with a gradient that is not reduced:
@@ -185,6 +188,7 @@ class Gradients {
   std::vector<std::vector<GradAccesses*>> accesses_;
   absl::Mutex mutex_;  // hooks against each other
   const GradientOptions options_;
+  StreamChain stream_;  // of all work on gradients
   std::unique_ptr<GradientPlaces> places_;
   // In the order in which they are launched.
   std::vector<std::vector<FlatGradient*>> buckets_;

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/torch/stream_uses.h"
 #include "base/torch_guard.h"
 
 namespace tessera {
@@ -94,6 +95,7 @@ absl::StatusOr<FlatBuffer> FlatBuffer::Over(char* data, int64_t numel,
 void FlatBuffer::Reset() {
   if (entered_bytes_ > 0) MemoryLedger::Global().Remove(kind_, entered_bytes_);
   entered_bytes_ = 0;
+  if (tensor_.defined()) KeepForCurrentStream(tensor_);
   tensor_.reset();
   cpu_ = CountedBuffer();
   data_ = nullptr;

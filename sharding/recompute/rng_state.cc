@@ -13,7 +13,9 @@ RngState RngState::Capture(const std::vector<at::Device>& devices) {
   std::vector<at::Device> seen;
   for (at::Device device : devices) {
     // Only these have generators that advance by themselves.
-    if (!device.is_cuda() && !device.is_xpu()) continue;
+    if (!device.is_cuda() && !device.is_xpu() && !device.is_privateuseone()) {
+      continue;
+    }
     if (std::find(seen.begin(), seen.end(), device) != seen.end()) continue;
     seen.push_back(device);
     result.all_.emplace_back(DefaultGeneratorOf(device));

@@ -124,16 +124,36 @@ absl::Status CheckCollectives(const World& world, Communicator& comm) {
   return absl::OkStatus();
 }
 
+// Summed in float32, rounded once, divided, rounded again.
+absl::Status CheckHalves(const World& world, Communicator& comm) {
+  constexpr int64_t kNumel = 1001;
+  std::vector<int> ranks;
+  for (int r = 0; r < world.world_size(); ++r) ranks.push_back(r);
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+    const at::Tensor whole =
+        SumInOrder({world.rank()}, 0, world.world_size() * kNumel, dtype);
+    at::Tensor shard = torch::zeros({kNumel}, dtype);
+    TESSERA_RETURN_IF_ERROR(
+        comm.ReduceScatterSum(whole, shard, {"halves"}, /*divisor=*/3).Wait());
+    TESSERA_RETURN_IF_ERROR(ExpectBits(
+        shard, SumInOrder(ranks, world.rank() * kNumel, kNumel, dtype).div(3),
+        "halves"));
+  }
+  return absl::OkStatus();
+}
+
 TESSERA_RANK_FUNCTION(Collectives) {
   DeviceCommunicatorOptions options = OptionsOf(world);
-  options.ordered_sum = [](const at::Tensor& slices, const at::Tensor& sum) {
-    AddSlices(slices, sum);
+  options.ordered_sum = [](const at::Tensor& slices, double divisor,
+                           const at::Tensor& sum) {
+    AddSlices(slices, divisor, sum);
     return absl::OkStatus();
   };
   TESSERA_ASSIGN_OR_RETURN(const auto comm, Connect(options, args));
   for (int i = 0; i < 3; ++i) {
     TESSERA_RETURN_IF_ERROR(CheckCollectives(world, *comm));
   }
+  TESSERA_RETURN_IF_ERROR(CheckHalves(world, *comm));
   return "ok";
 }
 

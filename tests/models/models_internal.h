@@ -13,11 +13,12 @@
 
 namespace tessera {
 
-// Random inputs of one micro-batch of one rank.
+// Random inputs of one micro-batch of one rank, where the model is.
 class Inputs {
  public:
   Inputs(const TestModel& model, int rank, int64_t micro_batch)
       : dtype_(model.dtype()),
+        device_(model.parameters()[0].device()),
         generator_(at::detail::createCPUGenerator(
             1000003 * static_cast<uint64_t>(micro_batch) +
             static_cast<uint64_t>(rank) + 17)) {}
@@ -25,14 +26,15 @@ class Inputs {
   // In the model's dtype.
   at::Tensor Normal(at::IntArrayRef sizes) { return Target(sizes).to(dtype_); }
   at::Tensor Target(at::IntArrayRef sizes) {
-    return torch::randn(sizes, generator_);
+    return torch::randn(sizes, generator_).to(device_);
   }
   at::Tensor Tokens(int64_t below, at::IntArrayRef sizes) {
-    return torch::randint(below, sizes, generator_, torch::kLong);
+    return torch::randint(below, sizes, generator_, torch::kLong).to(device_);
   }
 
  private:
   const at::ScalarType dtype_;
+  const at::Device device_;
   at::Generator generator_;
 };
 

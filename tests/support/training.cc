@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -15,11 +17,40 @@
 #include "base/status.h"
 #include "engine/construct_sharded.h"
 #include "gtest/gtest.h"
+#include "testing/device/test_device.h"
 #include "tests/support/rank_pool.h"
 #include "verify/plain_autograd.h"
 
 namespace tessera {
 namespace {
+
+std::optional<at::Device> DeviceOf(const TrainingSpec& spec) {
+  if (spec.device.empty()) return std::nullopt;
+  return testdevice::TestDevice(std::stoi(spec.device));
+}
+
+// Draws what the oracle does, whose draws are all of the CPU's generator.
+void PrepareDevice(const TrainingSpec& spec, int rank) {
+  if (spec.device.empty()) return;
+  testdevice::Register({});
+  testdevice::SetMode(absl::StrContains(spec.device, "workers")
+                          ? testdevice::Mode::kWorkers
+                          : testdevice::Mode::kAtOnce);
+  testdevice::ClearFaults();
+  testdevice::ManualSeed(TrainingSpec::kRankSeed + static_cast<uint64_t>(rank));
+}
+
+absl::Status CheckFaults(const TrainingSpec& spec) {
+  if (spec.device.empty()) return absl::OkStatus();
+  testdevice::CheckFreed();
+  const std::vector<testdevice::Fault> faults = testdevice::Faults();
+  if (faults.empty()) return absl::OkStatus();
+  std::string text = absl::StrCat(faults.size(), " faults of order");
+  for (size_t i = 0; i < std::min<size_t>(faults.size(), 5); ++i) {
+    absl::StrAppend(&text, "\n", faults[i].message);
+  }
+  return absl::InternalError(text);
+}
 
 std::string OutcomeLine(int step, bool skipped, double scale, double norm) {
   if (skipped) {
@@ -120,6 +151,7 @@ absl::StatusOr<std::unique_ptr<Engine>> MakeEngine(
     std::shared_ptr<Communicator> comm) {
   EngineOptions options;
   options.communicator = std::move(comm);
+  options.device = DeviceOf(spec);
   return Engine::Create(std::move(model), ConfigOf(spec), options);
 }
 
@@ -153,7 +185,9 @@ absl::Status AddFinalState(Engine& engine, const TestModel& model,
                            Record* record) {
   TESSERA_ASSIGN_OR_RETURN(Record parameters, ParametersOf(engine, model));
   record->insert(record->end(), parameters.begin(), parameters.end());
-  AddState(model, at::detail::getDefaultCPUGenerator().get_state(), record);
+  const at::Device device = model.parameters()[0].device();
+  AddState(model, at::globalContext().defaultGenerator(device).get_state(),
+           record);
   return absl::OkStatus();
 }
 
@@ -161,6 +195,7 @@ absl::StatusOr<Record> TrainWithEngine(const TrainingSpec& spec,
                                        std::shared_ptr<Communicator> comm) {
   const int rank = comm->rank();
   SetPoisonOnFree(spec.poison);
+  PrepareDevice(spec, rank);
   std::shared_ptr<TestModel> model;
   if (spec.construct_budget > 0) {
     TESSERA_ASSIGN_OR_RETURN(
@@ -185,6 +220,7 @@ absl::StatusOr<Record> TrainWithEngine(const TrainingSpec& spec,
     closed.push_back(ParameterLine(
         name, model->named_parameters()[name].detach().to(at::kFloat)));
   }
+  TESSERA_RETURN_IF_ERROR(CheckFaults(spec));
   const std::string difference = FirstDifference(masters, closed);
   if (difference.empty()) return record;
   return absl::InternalError(absl::StrCat("after Close\n", difference));
@@ -270,7 +306,7 @@ std::string FirstDifference(const Record& expected, const Record& got) {
 
 std::string PrintOf(const at::Tensor& tensor) {
   if (!tensor.defined()) return "none";
-  const at::Tensor dense = tensor.detach().contiguous();
+  const at::Tensor dense = tensor.detach().cpu().contiguous();
   return absl::StrFormat("[%s] %s %016x", absl::StrJoin(dense.sizes(), ", "),
                          c10::toString(dense.scalar_type()),
                          Fingerprint(dense.const_data_ptr(),

@@ -41,6 +41,7 @@ void VisitResult(Spec& spec, const Visit& visit) {
   visit("hysteresis", &spec.hysteresis);
   visit("min_loss_scale", &spec.min_loss_scale);
   visit("shard_group", &spec.shard_group);
+  visit("libtorch_exact", &spec.libtorch_exact);
   visit("gradients", &spec.gradients);
   visit("outcomes", &spec.outcomes);
 }
@@ -61,6 +62,7 @@ void VisitWay(Spec& spec, const Visit& visit) {
   visit("in_place_gradient_bytes", &spec.in_place_gradient_bytes);
   visit("recompute", &spec.recompute);
   visit("poison", &spec.poison);
+  visit("device", &spec.device);
   visit("construct_budget", &spec.construct_budget);
 }
 
@@ -112,6 +114,7 @@ struct TakeField {
 
 void SetPrecision(const TrainingSpec& spec, proto::Config* config) {
   config->mutable_precision()->set_fp32_norms(spec.fp32_norms);
+  config->mutable_precision()->set_libtorch_exact(spec.libtorch_exact);
   if (!spec.buffer_dtype.empty()) {
     config->mutable_data_types()->set_buffer_dtype(spec.buffer_dtype);
   }
@@ -254,6 +257,7 @@ OracleOptions OracleOptionsOf(const TrainingSpec& spec, int world_size) {
   options.predivide = spec.predivide;
   options.max_norm = spec.clipping;
   options.norm_p = spec.clipping_norm;
+  options.libtorch_exact = spec.libtorch_exact;
   if (spec.weights) options.weight = WeightOf;
   if (spec.dtype == "bf16") options.skip_overflows = spec.check_overflow;
   if (spec.dtype == "fp16") {

@@ -39,6 +39,8 @@ struct TrainingSpec {
   // Of sharding.shard_group_size: decides in which order sums run, but at stage
   // 0. 0: all ranks.
   int shard_group = 0;
+  // torch::optim::AdamW's bits: those of the CPU on all devices.
+  bool libtorch_exact = false;
   bool gradients = false;  // every step's gradients go into the record
   bool outcomes = false;   // and so do its scale and norm
 
@@ -60,6 +62,10 @@ struct TrainingSpec {
   // activation_checkpointing: "", or "units/policy/check" ("auto/full").
   std::string recompute;
   bool poison = false;  // SetPoisonOnFree
+  // A number: of a device without hardware (testing/device), on which the
+  // engine trains while another is the current one; "1/workers": with a thread
+  // for each stream. "": the CPU.
+  std::string device;
   // Built by ConstructSharded with so many bytes; 0: plainly.
   int64_t construct_budget = 0;
 

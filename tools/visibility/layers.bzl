@@ -7,6 +7,7 @@ BUILD files cannot read a text file, so the table is here a second time;
 # A folder, and those whose headers it may include besides its own; FOLDER/... is
 # a folder and all of its rooms.
 LAYERS = {
+    "testing/device": [],
     "base": [],
     "base/memory": ["base"],
     "base/thread": ["base"],
@@ -56,7 +57,7 @@ LAYERS = {
     "examples": ["base/...", "config", "comm", "comm/world", "data", "sharding/...", "optim", "checkpoint/...", "engine/..."],
     "benchmarks": ["base/...", "config/...", "comm/...", "data", "sharding/...", "optim", "checkpoint/...", "engine/...", "verify"],
     "tools": ["base/...", "config/...", "comm/...", "data", "sharding/...", "optim", "checkpoint/...", "engine/...", "examples"],
-    "tests": ["base/...", "config/...", "comm/...", "data", "sharding/...", "optim", "checkpoint/...", "engine/...", "verify", "examples", "tools"],
+    "tests": ["testing/...", "base/...", "config/...", "comm/...", "data", "sharding/...", "optim", "checkpoint/...", "engine/...", "verify", "examples", "tools"],
 }
 
 def _allows(words, layer):

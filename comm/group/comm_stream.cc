@@ -1,0 +1,34 @@
+#include "comm/group/comm_stream.h"
+
+#include <map>
+#include <utility>
+
+#include "c10/core/impl/VirtualGuardImpl.h"
+
+namespace tessera {
+namespace {
+
+// This thread's, one for each device, for as long as the thread lives. Of high
+// priority: computing waits for what is communicated, seldom the other way.
+c10::Stream CommStreamOf(c10::Device device) {
+  thread_local std::map<std::pair<c10::DeviceType, int>, c10::Stream> streams;
+  const std::pair<c10::DeviceType, int> key(device.type(), device.index());
+  const auto known = streams.find(key);
+  if (known != streams.end()) return known->second;
+  const c10::Stream made =
+      c10::impl::VirtualGuardImpl(device.type())
+          .getStreamFromGlobalPool(device, /*isHighPriority=*/true);
+  streams.emplace(key, made);
+  return made;
+}
+
+}  // namespace
+
+OnCommStream::OnCommStream(c10::Device device, const StreamPoint& after)
+    : device_(device) {
+  if (device.is_cpu()) return;
+  guard_.emplace(CommStreamOf(device));
+  after.Order();
+}
+
+}  // namespace tessera

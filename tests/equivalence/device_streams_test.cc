@@ -1,0 +1,315 @@
+// A program that uses streams of its own, and one that looks for waits: on a
+// device without hardware (testing/device/test_device.h).
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "base/status.h"
+#include "base/status_matchers.h"
+#include "c10/core/Event.h"
+#include "c10/core/StreamGuard.h"
+#include "c10/core/impl/VirtualGuardImpl.h"
+#include "comm/world/world.h"
+#include "engine/engine.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "testing/device/test_device.h"
+#include "tests/support/rank_pool.h"
+#include "tests/support/temp_folder.h"
+#include "tests/support/training.h"
+
+namespace tessera {
+namespace {
+
+using testdevice::TestDevice;
+using ::testing::Each;
+
+constexpr int kDevice = 1;
+
+c10::impl::VirtualGuardImpl Impl() {
+  return c10::impl::VirtualGuardImpl(c10::DeviceType::PrivateUse1);
+}
+c10::Stream Default() { return Impl().getDefaultStream(TestDevice(kDevice)); }
+c10::Stream FromPool() {
+  return Impl().getStreamFromGlobalPool(TestDevice(kDevice));
+}
+
+void Order(c10::Stream first, c10::Stream second) {
+  c10::Event event(c10::DeviceType::PrivateUse1);
+  event.record(first);
+  event.block(second);
+}
+
+std::string FaultsText() {
+  testdevice::CheckFreed();
+  std::vector<std::string> texts;
+  for (const auto& fault : testdevice::Faults()) texts.push_back(fault.message);
+  return absl::StrJoin(texts, "\n");
+}
+
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    a = register_module("a", torch::nn::Linear(6, 9));
+    b = register_module("b", torch::nn::Linear(9, 5));
+    c = register_module("c", torch::nn::Linear(5, 3));
+    dropout = register_module("dropout", torch::nn::Dropout(0.3));
+  }
+  // `side`: where one of the two branches runs.
+  at::Tensor forward(const at::Tensor& x, c10::Stream side) {
+    const at::Tensor h = b(torch::tanh(a(x)));
+    Order(Default(), side);
+    at::Tensor g;
+    {
+      const c10::StreamGuard guard(side);
+      const at::Tensor scaled = x * 2;
+      g = b(torch::tanh(a(scaled)));
+      g.record_stream(Default());
+    }
+    Order(side, Default());
+    return dropout(c(h) + c(g)).square().mean();
+  }
+  torch::nn::Linear a{nullptr}, b{nullptr}, c{nullptr};
+  torch::nn::Dropout dropout{nullptr};
+};
+TORCH_MODULE(Net);
+
+absl::StatusOr<std::unique_ptr<Engine>> MakeEngineOf(
+    const Net& net, int stage, double clipping,
+    std::shared_ptr<Communicator> comm) {
+  proto::Config config;
+  config.set_train_micro_batch_size_per_gpu(1);
+  config.set_gradient_clipping(clipping);
+  config.mutable_optimizer()->set_type("AdamW");
+  config.mutable_zero_optimization()->set_stage(std::min(stage, 3));
+  if (stage > 3) config.mutable_sharding()->set_reshard_group_size(2);
+  config.mutable_zero_optimization()->set_stage3_max_reuse_distance(0);
+  config.mutable_zero_optimization()->set_stage3_param_persistence_threshold(0);
+  config.mutable_precision()->set_libtorch_exact(true);
+  EngineOptions options;
+  options.communicator = std::move(comm);
+  options.device = TestDevice(kDevice);
+  return Engine::Create(net.ptr(), config, options);
+}
+
+void Prepare(testdevice::Mode mode) {
+  testdevice::Register({});
+  testdevice::SetMode(mode);
+  testdevice::ClearFaults();
+  torch::manual_seed(1);
+  testdevice::ManualSeed(1);
+}
+
+// "stage mode": what the parameters are after two steps whose branches run on
+// two streams (side) or on one, and what was found out of order.
+TESSERA_RANK_FUNCTION(Branches) {
+  const std::vector<std::string> words = absl::StrSplit(args, ' ');
+  Prepare(words[1] == "workers" ? testdevice::Mode::kWorkers
+                                : testdevice::Mode::kAtOnce);
+  Net net;
+  TESSERA_ASSIGN_OR_RETURN(
+      const auto engine,
+      MakeEngineOf(net, std::stoi(words[0]), 0, world.communicator()));
+  const c10::Stream side = words[2] == "side" ? FromPool() : Default();
+  torch::manual_seed(world.rank());
+  for (int step = 0; step < 2; ++step) {
+    const at::Tensor x = torch::randn({4, 6}).to(TestDevice(kDevice));
+    TESSERA_RETURN_IF_ERROR(engine->Backward(net->forward(x, side)));
+    TESSERA_RETURN_IF_ERROR(engine->Step());
+  }
+  TESSERA_ASSIGN_OR_RETURN(const Record record, ParametersOf(*engine, *net));
+  TESSERA_RETURN_IF_ERROR(engine->Close());
+  const std::string faults = FaultsText();
+  testdevice::SetMode(testdevice::Mode::kAtOnce);
+  if (!faults.empty()) return absl::InternalError(faults);
+  return ToText(record);
+}
+
+// Stage 3 that gathers for the backward in a group of two.
+constexpr int kInGroup = 4;
+
+class StreamsTest
+    : public ::testing::TestWithParam<std::tuple<int, int, std::string>> {};
+
+TEST_P(StreamsTest, BranchesOnTwoStreamsAreOrderedAndHaveTheSameBits) {
+  const auto& [world_size, stage, mode] = GetParam();
+  if (world_size == 1 && stage == kInGroup) return;
+  RankPool* const pool = RankPool::Get(world_size);
+  const auto one =
+      pool->Run("Branches", absl::StrCat(stage, " ", mode, " one"));
+  const auto two =
+      pool->Run("Branches", absl::StrCat(stage, " ", mode, " side"));
+  ASSERT_THAT(one, Each(IsOk()));
+  ASSERT_THAT(two, Each(IsOk()));
+  EXPECT_EQ(*one[0], *two[0]);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, StreamsTest,
+    ::testing::Combine(::testing::Values(1, 2),
+                       ::testing::Values(0, 1, 2, 3, kInGroup),
+                       ::testing::Values("once", "workers")),
+    [](const auto& info) {
+      const int stage = std::get<1>(info.param);
+      return absl::StrCat(
+          "World", std::get<0>(info.param),
+          stage == kInGroup ? "Group" : absl::StrCat("Stage", stage),
+          std::get<2>(info.param) == "once" ? "" : "Workers");
+    });
+
+// A stream that comes after the default one, and that nothing comes after.
+c10::Stream Aside() {
+  const c10::Stream stream = FromPool();
+  Order(Default(), stream);
+  return stream;
+}
+
+// "stage mode where": the parameters after three steps. An evaluation, a write
+// of the program's and the update of each are on the stream of the forward or,
+// "aside", each on one of its own, after which the program waits for none.
+TESSERA_RANK_FUNCTION(Updates) {
+  const std::vector<std::string> words = absl::StrSplit(args, ' ');
+  Prepare(words[1] == "workers" ? testdevice::Mode::kWorkers
+                                : testdevice::Mode::kAtOnce);
+  Net net;
+  TESSERA_ASSIGN_OR_RETURN(
+      const auto engine,
+      MakeEngineOf(net, std::stoi(words[0]), 0, world.communicator()));
+  const bool aside = words[2] == "aside";
+  for (int step = 0; step < 3; ++step) {
+    torch::manual_seed(10 * step + world.rank());
+    const at::Tensor x = torch::randn({4, 6}).to(TestDevice(kDevice));
+    TESSERA_RETURN_IF_ERROR(engine->Backward(net->forward(x, Default())));
+    {
+      const c10::StreamGuard guard(aside ? Aside() : Default());
+      const torch::NoGradGuard no_grad;
+      net->a(x);
+      x.record_stream(Impl().getStream(TestDevice(kDevice)));
+    }
+    if (step == 1) {
+      const c10::StreamGuard guard(aside ? Aside() : Default());
+      const torch::NoGradGuard no_grad;
+      net->b->weight.mul_(0.5);
+    }
+    const c10::StreamGuard guard(aside ? FromPool() : Default());
+    TESSERA_RETURN_IF_ERROR(engine->Step());
+  }
+  TESSERA_ASSIGN_OR_RETURN(const Record record, ParametersOf(*engine, *net));
+  TESSERA_RETURN_IF_ERROR(engine->Close());
+  const std::string faults = FaultsText();
+  testdevice::SetMode(testdevice::Mode::kAtOnce);
+  if (!faults.empty()) return absl::InternalError(faults);
+  return ToText(record);
+}
+
+TEST_P(StreamsTest, UpdatesOnOtherStreamsAreOrderedAndHaveTheSameBits) {
+  const auto& [world_size, stage, mode] = GetParam();
+  if (world_size == 1 && stage == kInGroup) return;
+  RankPool* const pool = RankPool::Get(world_size);
+  const auto one =
+      pool->Run("Updates", absl::StrCat(stage, " ", mode, " here"));
+  const auto two =
+      pool->Run("Updates", absl::StrCat(stage, " ", mode, " aside"));
+  ASSERT_THAT(one, Each(IsOk()));
+  ASSERT_THAT(two, Each(IsOk()));
+  EXPECT_EQ(*one[0], *two[0]);
+}
+
+// "stage mode folder": the parameters after two steps, between which the first
+// engine is saved and a second one, of other values and another generator,
+// loaded, have the bits of two steps without that.
+TESSERA_RANK_FUNCTION(Resumes) {
+  const std::vector<std::string> words = absl::StrSplit(args, ' ');
+  Prepare(words[1] == "workers" ? testdevice::Mode::kWorkers
+                                : testdevice::Mode::kAtOnce);
+  const int stage = std::stoi(words[0]);
+  const at::Tensor x = torch::randn({4, 6}).to(TestDevice(kDevice));
+  const auto step = [&](Net& net, Engine* engine) -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(engine->Backward(net->forward(x, Default())));
+    return engine->Step();
+  };
+  Net first, second;
+  TESSERA_ASSIGN_OR_RETURN(const auto one,
+                           MakeEngineOf(first, stage, 0, world.communicator()));
+  TESSERA_RETURN_IF_ERROR(step(first, one.get()));
+  TESSERA_RETURN_IF_ERROR(one->SaveCheckpoint(words[2]));
+  TESSERA_RETURN_IF_ERROR(step(first, one.get()));
+  TESSERA_ASSIGN_OR_RETURN(const Record expected, ParametersOf(*one, *first));
+  TESSERA_RETURN_IF_ERROR(one->Close());
+  testdevice::ManualSeed(99);
+  TESSERA_ASSIGN_OR_RETURN(
+      const auto two, MakeEngineOf(second, stage, 0, world.communicator()));
+  TESSERA_RETURN_IF_ERROR(two->LoadCheckpoint(words[2]).status());
+  TESSERA_RETURN_IF_ERROR(step(second, two.get()));
+  TESSERA_ASSIGN_OR_RETURN(const Record got, ParametersOf(*two, *second));
+  TESSERA_RETURN_IF_ERROR(two->Close());
+  const std::string faults = FaultsText();
+  testdevice::SetMode(testdevice::Mode::kAtOnce);
+  if (!faults.empty()) return absl::InternalError(faults);
+  return FirstDifference(expected, got);
+}
+
+TEST_P(StreamsTest, ACheckpointBringsBackAllOfIt) {
+  const auto& [world_size, stage, mode] = GetParam();
+  if (world_size == 1 && stage == kInGroup) return;
+  const TempFolder folder;
+  EXPECT_THAT(RankPool::Get(world_size)
+                  ->Run("Resumes", absl::StrCat(stage, " ", mode, " ",
+                                                folder.path(), "/checkpoint")),
+              Each(IsOkAndHolds("")));
+}
+
+// How often threads of the program's, not the communication thread, have waited
+// for the device in a step. "stage clipping".
+TESSERA_RANK_FUNCTION(Waits) {
+  const std::vector<std::string> words = absl::StrSplit(args, ' ');
+  Prepare(testdevice::Mode::kAtOnce);
+  Net net;
+  TESSERA_ASSIGN_OR_RETURN(
+      const auto engine,
+      MakeEngineOf(net, std::stoi(words[0]), std::stod(words[1]),
+                   world.communicator()));
+  const at::Tensor x = torch::randn({4, 6}).to(TestDevice(kDevice));
+  std::string waits;
+  for (int step = 0; step < 3; ++step) {
+    testdevice::ResetHostWaits();
+    TESSERA_RETURN_IF_ERROR(engine->Backward(net->forward(x, Default())));
+    TESSERA_RETURN_IF_ERROR(engine->Step());
+    waits.clear();
+    for (const auto& each : testdevice::HostWaits()) {
+      if (each.thread == "tessera-comm") continue;
+      absl::StrAppend(&waits, each.times, " ", each.what, ";");
+    }
+  }
+  TESSERA_RETURN_IF_ERROR(engine->Close());
+  return waits;
+}
+
+// It is the communication thread that waits for copies to the host's memory,
+// where the collectives are; the program's waits for that thread only.
+TEST(WaitsTest, TheProgramsThreadsNeverWaitForTheDevice) {
+  for (int world_size : {1, 2}) {
+    for (int stage : {0, 1, 2, 3}) {
+      EXPECT_THAT(
+          RankPool::Get(world_size)->Run("Waits", absl::StrCat(stage, " 0")),
+          Each(IsOkAndHolds("")))
+          << "W " << world_size << " stage " << stage;
+    }
+  }
+}
+
+TEST(WaitsTest, ClippingWaitsOnce) {
+  for (int world_size : {1, 2}) {
+    EXPECT_THAT(RankPool::Get(world_size)->Run("Waits", "3 0.5"),
+                Each(IsOkAndHolds("1 blocking aten::copy_ to the host;")));
+  }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,133 @@
+// Training on a device, as a device without hardware sees it
+// (testing/device/test_device.h): device 1 of 2, while 0 is the current one.
+// The bits are the oracle's, which trains on the CPU, and no access is out of
+// order: neither as streams are launched, nor with threads that run them late.
+//
+//   W {1, 2, 3} x stage {0, 1, 2, 3} x dtype {fp32, bf16, fp16}
+//   x accumulation {1, 3} x overlap {on, off} x clipping {off, on}
+//   x reshard_after_forward {true, false, a smaller group}
+//   x {at once, with threads}
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "tests/support/pairwise.h"
+#include "tests/support/training.h"
+
+namespace tessera {
+namespace {
+
+const std::vector<std::string> kDtypes = {"fp32", "bf16", "fp16"};
+const std::vector<std::string> kReshard = {"true", "false", "2"};
+const std::vector<std::string> kDevices = {"1", "1/workers"};
+const Choice kAxes = {3, 4, 3, 2, 2, 2, 3, 2};
+
+TrainingSpec SpecOf(const Choice& choice) {
+  const int world_size = static_cast<int>(choice[0]) + 1;
+  TrainingSpec spec;
+  spec.model = "Gpt";
+  spec.steps = 2;
+  spec.stage = static_cast<int>(choice[1]);
+  spec.dtype = kDtypes[choice[2]];
+  spec.accumulation = choice[3] == 0 ? 1 : 3;
+  spec.overlap = choice[4] == 0;
+  spec.clipping = choice[5] == 0 ? 0 : 0.5;
+  spec.reshard = kReshard[choice[6]];
+  if (world_size % 2 != 0 && spec.reshard == "2") spec.reshard = "true";
+  spec.device = kDevices[choice[7]];
+  spec.libtorch_exact = true;
+  spec.initial_scale_power = 12;
+  spec.gradients = true;
+  spec.outcomes = spec.clipping > 0 || spec.dtype != "fp32";
+  spec.max_reuse_distance = 0;
+  spec.reduce_bucket_size = 2000;
+  return spec;
+}
+
+class DeviceMatrixTest : public ::testing::TestWithParam<std::tuple<int, int>> {
+};
+
+TEST_P(DeviceMatrixTest, IsTheOracles) {
+  const auto [world_size, stage] = GetParam();
+  static const std::vector<Choice> cells = Pairwise(kAxes, 40);
+  int run = 0;
+  for (const Choice& choice : cells) {
+    if (static_cast<int>(choice[0]) + 1 != world_size) continue;
+    const TrainingSpec spec = SpecOf(choice);
+    if (spec.stage != stage) continue;
+    ExpectEqualsOracle(spec, world_size);
+    ++run;
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(run, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, DeviceMatrixTest,
+                         ::testing::Combine(::testing::Values(1, 2, 3),
+                                            ::testing::Values(0, 1, 2, 3)),
+                         [](const auto& info) {
+                           return absl::StrCat("World", std::get<0>(info.param),
+                                               "Stage",
+                                               std::get<1>(info.param));
+                         });
+
+class DeviceTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  DeviceTest() {
+    spec_.device = GetParam();
+    spec_.libtorch_exact = true;
+    spec_.gradients = true;
+  }
+  TrainingSpec spec_;
+};
+
+INSTANTIATE_TEST_SUITE_P(All, DeviceTest, ::testing::Values("1", "1/workers"),
+                         [](const auto& info) {
+                           return info.param == "1" ? "AtOnce" : "Workers";
+                         });
+
+TEST_P(DeviceTest, ModelsOfAllKinds) {
+  // Not those whose gradients autograd adds up in another order on devices, nor
+  // what torch makes of other operators there: its recurrent cells, group norm
+  // of channels_last.
+  for (const char* model :
+       {"Mlp", "Resnet", "Attention", "Views", "SharedStorage", "Frozen",
+        "UsedTwice", "Tied", "Clamped", "TwoForwards", "Checkpointing"}) {
+    for (int stage : {0, 3}) {
+      spec_.model = model;
+      spec_.stage = stage;
+      ExpectEqualsOracle(spec_, 2);
+    }
+  }
+}
+
+TEST_P(DeviceTest, ShardGroups) {
+  spec_.model = "Gpt";
+  spec_.shard_group = 2;
+  for (int stage : {1, 2, 3}) {
+    spec_.stage = stage;
+    ExpectEqualsOracle(spec_, 4);
+  }
+}
+
+TEST_P(DeviceTest, GroupsOfNeighbours) {
+  spec_.model = "Gpt";
+  spec_.stage = 3;
+  spec_.hpz = 2;
+  ExpectEqualsOracle(spec_, 2);
+}
+
+TEST_P(DeviceTest, Recomputation) {
+  spec_.model = "Gpt";
+  for (const char* policy : {"auto/full", "auto/selective"}) {
+    for (int stage : {0, 3}) {
+      spec_.stage = stage;
+      spec_.recompute = policy;
+      ExpectEqualsOracle(spec_, 2);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera
