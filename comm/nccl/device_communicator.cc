@@ -88,8 +88,9 @@ class DeviceCommunicator : public WatchedCommunicator {
   // The ranks' words about the collective under way.
   struct Agreement {
     Word mine;
-    at::Tensor words;  // on the device, of all ranks
-    Work work;         // null: they have been read
+    // On the device: this rank's, which is read until all are there, and all.
+    at::Tensor sent, words;
+    Work work;  // null: they have been read
   };
 
   // Runs `body` under the monitor, with this rank's device and communication
@@ -197,10 +198,11 @@ void DeviceCommunicator::StartAgreement(const Call& call) {
   const std::string text =
       absl::StrCat(call.what, " #", call.sequence, " (", call.details, ")");
   text.copy(agreement_.mine.text, sizeof(agreement_.mine.text) - 1);
-  const at::Tensor mine = OnOwn(BytesOver(&agreement_.mine, sizeof(Word)));
-  agreement_.words = at::empty(
-      {world_size() * static_cast<int64_t>(sizeof(Word))}, mine.options());
-  agreement_.work = StartGather(mine, agreement_.words);
+  agreement_.sent = OnOwn(BytesOver(&agreement_.mine, sizeof(Word)));
+  agreement_.words =
+      at::empty({world_size() * static_cast<int64_t>(sizeof(Word))},
+                agreement_.sent.options());
+  agreement_.work = StartGather(agreement_.sent, agreement_.words);
 }
 
 absl::Status DeviceCommunicator::ReadAgreement() {

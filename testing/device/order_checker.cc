@@ -24,9 +24,11 @@ int OrderChecker::AddStream(std::string name, int device) {
   return static_cast<int>(streams_.size()) - 1;
 }
 
-Clock OrderChecker::Record(int stream) const {
+Clock OrderChecker::Record(int stream) {
   absl::MutexLock lock(&mutex_);
-  return Of(stream).clock;
+  Clock clock = Of(stream).clock;
+  clock.Join(Host());
+  return clock;
 }
 
 void OrderChecker::Block(int stream, const Clock& event) {

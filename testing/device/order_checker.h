@@ -66,8 +66,8 @@ class OrderChecker {
 
   // ---- Order.
 
-  // What an event knows that is recorded now.
-  Clock Record(int stream) const;
+  // What an event knows that this thread of the host records now.
+  Clock Record(int stream);
   // What `stream` runs from here on comes after that.
   void Block(int stream, const Clock& event);
   // This thread of the host has waited for that; Record(stream) for all of a

@@ -229,6 +229,19 @@ TEST_P(TestDeviceTest, AMissingWaitIsFound) {
   }
 }
 
+TEST_P(TestDeviceTest, WhatAnOperatorReturnsIsWritten) {
+  const c10::Stream side = FromPool(1);
+  const at::Tensor x = at::ones({100}, TestDevice(1));
+  Wait(Current(1), side);
+  const at::Tensor y = at::layer_norm(x, {100});  // has no out= of its own
+  EXPECT_THAT(Faults(), IsEmpty());
+  const c10::StreamGuard guard(side);
+  const at::Tensor z = y * 2;
+  ASSERT_THAT(Faults(), Not(IsEmpty()));
+  EXPECT_THAT(Faults()[0].message,
+              HasSubstr("wait for aten::native_layer_norm on the default"));
+}
+
 TEST_P(TestDeviceTest, AWaitIsEnough) {
   const c10::Stream side = FromPool(1);
   const at::Tensor x = at::ones({100}, TestDevice(1));

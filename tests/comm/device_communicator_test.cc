@@ -17,7 +17,9 @@
 #include "comm/world/world.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "testing/device/test_device.h"
 #include "tests/comm/collective_checks.h"
+#include "tests/comm/device_gloo.h"
 #include "tests/support/rank_pool.h"
 #include "tests/support/temp_folder.h"
 #include "torch/csrc/distributed/c10d/FileStore.hpp"
@@ -57,6 +59,7 @@ DeviceCommunicatorOptions OptionsOf(const World& world) {
 }
 
 // The ranks of `world`, over a Gloo of their own; `folder` is one of their own.
+// On the device without hardware where options.device is one.
 template <typename Backend = Gloo>
 absl::StatusOr<std::shared_ptr<Communicator>> Connect(
     const DeviceCommunicatorOptions& options, absl::string_view folder) {
@@ -69,11 +72,14 @@ absl::StatusOr<std::shared_ptr<Communicator>> Connect(
   gloo->threads = 2;
   gloo->devices.push_back(
       Gloo::createDeviceForHostname("127.0.0.1", /*lazyInit=*/false));
-  return MakeDeviceCommunicator(
-      options, std::move(domain),
-      c10::make_intrusive<Backend>(
-          c10::make_intrusive<c10d::PrefixStore>("gloo", store), options.rank,
-          options.world_size, gloo));
+  c10::intrusive_ptr<c10d::Backend> backend = c10::make_intrusive<Backend>(
+      c10::make_intrusive<c10d::PrefixStore>("gloo", store), options.rank,
+      options.world_size, gloo);
+  if (!options.device.is_cpu()) {
+    backend =
+        c10::make_intrusive<DeviceGloo>(std::move(backend), options.device);
+  }
+  return MakeDeviceCommunicator(options, std::move(domain), backend);
 }
 
 // Of rank `rank`, from element `begin` on.
@@ -81,7 +87,8 @@ at::Tensor Values(int rank, int64_t numel, int64_t begin = 0) {
   return SumInOrder({rank}, begin, numel, at::kFloat);
 }
 
-absl::Status CheckCollectives(const World& world, Communicator& comm) {
+absl::Status CheckCollectives(const World& world, Communicator& comm,
+                              at::Device device) {
   constexpr int64_t kNumel = 1001;
   const int size = world.world_size();
   std::vector<int> ranks;
@@ -90,28 +97,28 @@ absl::Status CheckCollectives(const World& world, Communicator& comm) {
     ranks.push_back(r);
     all.push_back(Values(r, kNumel));
   }
-  const at::Tensor mine = Values(world.rank(), kNumel);
-  at::Tensor whole = torch::zeros({size * kNumel});
+  const at::Tensor mine = Values(world.rank(), kNumel).to(device);
+  at::Tensor whole = torch::zeros({size * kNumel}, device);
   TESSERA_RETURN_IF_ERROR(comm.AllGather(mine, whole, {"gather"}).Wait());
-  TESSERA_RETURN_IF_ERROR(ExpectBits(whole, torch::cat(all), "gather"));
+  TESSERA_RETURN_IF_ERROR(ExpectBits(whole.cpu(), torch::cat(all), "gather"));
 
-  at::Tensor shard = torch::zeros({kNumel});
+  at::Tensor shard = torch::zeros({kNumel}, device);
   TESSERA_RETURN_IF_ERROR(
-      comm.ReduceScatterSum(Values(world.rank(), size * kNumel), shard,
-                            {"scatter"})
+      comm.ReduceScatterSum(Values(world.rank(), size * kNumel).to(device),
+                            shard, {"scatter"})
           .Wait());
   TESSERA_RETURN_IF_ERROR(ExpectBits(
-      shard, SumInOrder(ranks, world.rank() * kNumel, kNumel, at::kFloat),
+      shard.cpu(), SumInOrder(ranks, world.rank() * kNumel, kNumel, at::kFloat),
       "scatter"));
 
   at::Tensor sum = mine.clone();
   TESSERA_RETURN_IF_ERROR(comm.AllReduceSum(sum, {"reduce"}).Wait());
-  TESSERA_RETURN_IF_ERROR(
-      ExpectBits(sum, SumInOrder(ranks, 0, kNumel, at::kFloat), "reduce"));
+  TESSERA_RETURN_IF_ERROR(ExpectBits(
+      sum.cpu(), SumInOrder(ranks, 0, kNumel, at::kFloat), "reduce"));
 
   at::Tensor root = mine.clone();
   TESSERA_RETURN_IF_ERROR(comm.Broadcast(root, 1, {"broadcast"}).Wait());
-  TESSERA_RETURN_IF_ERROR(ExpectBits(root, all[1], "broadcast"));
+  TESSERA_RETURN_IF_ERROR(ExpectBits(root.cpu(), all[1], "broadcast"));
 
   TESSERA_ASSIGN_OR_RETURN(
       const std::vector<std::string> texts,
@@ -125,43 +132,68 @@ absl::Status CheckCollectives(const World& world, Communicator& comm) {
 }
 
 // Summed in float32, rounded once, divided, rounded again.
-absl::Status CheckHalves(const World& world, Communicator& comm) {
+absl::Status CheckHalves(const World& world, Communicator& comm,
+                         at::Device device) {
   constexpr int64_t kNumel = 1001;
   std::vector<int> ranks;
   for (int r = 0; r < world.world_size(); ++r) ranks.push_back(r);
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
     const at::Tensor whole =
-        SumInOrder({world.rank()}, 0, world.world_size() * kNumel, dtype);
-    at::Tensor shard = torch::zeros({kNumel}, dtype);
+        SumInOrder({world.rank()}, 0, world.world_size() * kNumel, dtype)
+            .to(device);
+    at::Tensor shard = torch::zeros({kNumel}, whole.options());
     TESSERA_RETURN_IF_ERROR(
         comm.ReduceScatterSum(whole, shard, {"halves"}, /*divisor=*/3).Wait());
     TESSERA_RETURN_IF_ERROR(ExpectBits(
-        shard, SumInOrder(ranks, world.rank() * kNumel, kNumel, dtype).div(3),
+        shard.cpu(),
+        SumInOrder(ranks, world.rank() * kNumel, kNumel, dtype).div(3),
         "halves"));
   }
   return absl::OkStatus();
 }
 
+// "folder device": "cpu"; "once" and "workers", a device's modes.
 TESSERA_RANK_FUNCTION(Collectives) {
+  const std::vector<std::string> words = absl::StrSplit(args, ' ');
   DeviceCommunicatorOptions options = OptionsOf(world);
   options.ordered_sum = [](const at::Tensor& slices, double divisor,
                            const at::Tensor& sum) {
     AddSlices(slices, divisor, sum);
     return absl::OkStatus();
   };
-  TESSERA_ASSIGN_OR_RETURN(const auto comm, Connect(options, args));
-  for (int i = 0; i < 3; ++i) {
-    TESSERA_RETURN_IF_ERROR(CheckCollectives(world, *comm));
+  if (words[1] != "cpu") {
+    testdevice::Register({});
+    testdevice::SetMode(words[1] == "once" ? testdevice::Mode::kAtOnce
+                                           : testdevice::Mode::kWorkers);
+    testdevice::ClearFaults();
+    options.device = testdevice::TestDevice(1);
   }
-  TESSERA_RETURN_IF_ERROR(CheckHalves(world, *comm));
-  return "ok";
+  {
+    TESSERA_ASSIGN_OR_RETURN(const auto comm, Connect(options, words[0]));
+    for (int i = 0; i < 3; ++i) {
+      TESSERA_RETURN_IF_ERROR(CheckCollectives(world, *comm, options.device));
+    }
+    TESSERA_RETURN_IF_ERROR(CheckHalves(world, *comm, options.device));
+  }
+  if (words[1] == "cpu") return "ok";
+  testdevice::CheckFreed();
+  const auto faults = testdevice::Faults();
+  testdevice::SetMode(testdevice::Mode::kAtOnce);
+  return faults.empty() ? "ok" : faults[0].message;
 }
 
-TEST(DeviceCommunicatorTest, CollectivesAreRight) {
+class CollectivesTest : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(CollectivesTest, AreRightAndInOrder) {
   const TempFolder folder;
-  EXPECT_THAT(RankPool::Get(3)->Run("Collectives", folder.path()),
+  EXPECT_THAT(RankPool::Get(3)->Run(
+                  "Collectives", absl::StrCat(folder.path(), " ", GetParam())),
               Each(IsOkAndHolds("ok")));
 }
+
+INSTANTIATE_TEST_SUITE_P(All, CollectivesTest,
+                         ::testing::Values("cpu", "once", "workers"),
+                         [](const auto& info) { return info.param; });
 
 // What the collective of this rank ends with. `kind` "gather": of one size on
 // all ranks, of another unit on each; "kind": a gather on rank 0, a sum on the

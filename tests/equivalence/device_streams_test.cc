@@ -59,6 +59,7 @@ struct NetImpl : torch::nn::Module {
     a = register_module("a", torch::nn::Linear(6, 9));
     b = register_module("b", torch::nn::Linear(9, 5));
     c = register_module("c", torch::nn::Linear(5, 3));
+    d = register_module("d", torch::nn::Linear(5, 5));  // on `side` alone
     dropout = register_module("dropout", torch::nn::Dropout(0.3));
   }
   // `side`: where one of the two branches runs.
@@ -69,13 +70,13 @@ struct NetImpl : torch::nn::Module {
     {
       const c10::StreamGuard guard(side);
       const at::Tensor scaled = x * 2;
-      g = b(torch::tanh(a(scaled)));
+      g = d(b(torch::tanh(a(scaled))));
       g.record_stream(Default());
     }
     Order(side, Default());
     return dropout(c(h) + c(g)).square().mean();
   }
-  torch::nn::Linear a{nullptr}, b{nullptr}, c{nullptr};
+  torch::nn::Linear a{nullptr}, b{nullptr}, c{nullptr}, d{nullptr};
   torch::nn::Dropout dropout{nullptr};
 };
 TORCH_MODULE(Net);
