@@ -395,10 +395,12 @@ TEST_P(TestDeviceTest, NewMemoryIsPoisoned) {
   EXPECT_TRUE(at::empty({9}, TestDevice(0)).isnan().all().item<bool>());
 }
 
+using WorkersTest = TestDeviceTest;
+INSTANTIATE_TEST_SUITE_P(Modes, WorkersTest, ::testing::Values(Mode::kWorkers));
+
 // Without its wait a worker comes too late or too early: the bits are wrong,
 // not only the order. Many tries, for a delay is drawn for one task in four.
-TEST_P(TestDeviceTest, WorkersShowAMissingWaitInTheBits) {
-  if (GetParam() != Mode::kWorkers) GTEST_SKIP() << "of workers";
+TEST_P(WorkersTest, ShowAMissingWaitInTheBits) {
   int wrong = 0;
   for (int i = 0; i < 50; ++i) {
     const c10::Stream side = FromPool(0);
