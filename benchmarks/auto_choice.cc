@@ -8,18 +8,16 @@
 //
 // A line a case: what auto chose, the fastest, and the ratio of their times: of
 // each round, the median over rounds. Choices whose ratio is at most 1.05 count
-// as the same: rounds of one way alone differ by more. The fastest of a dozen is
-// also the luckiest, so where the ratio is larger the two are timed once more,
-// in turns of their own, and these decide. With --verbose a line for each way,
-// with what was planned of it.
+// as the same: rounds of one way alone differ by more. The fastest of a dozen
+// is also the luckiest, so where the ratio is larger the two are timed once
+// more, in turns of their own, and these decide. With --verbose a line for each
+// way, with what was planned of it.
 #include "engine/plan/auto_choice.h"
 
 #include <torch/torch.h>
 
 #include <algorithm>
 #include <cstdio>
-#include <functional>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,8 +29,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "benchmarks/auto_cases.h"
 #include "benchmarks/flag_checks.h"
-#include "benchmarks/peer_gpt.h"
 #include "config/config.h"
 #include "engine/plan/rates.h"
 #include "engine/tessera.h"
@@ -49,84 +47,6 @@ constexpr double kSame = 1.05;
 constexpr int kDuelRounds = 9;
 constexpr int kWarmUp = 3;  // steps
 constexpr double kTurnSeconds = 0.3;
-
-struct Model {
-  std::shared_ptr<torch::nn::Module> module;
-  std::function<at::Tensor(int64_t samples)> loss;
-};
-
-struct Case {
-  std::string name;
-  std::string backend;
-  std::function<Model()> make;
-  // Of what stage 0 needs that keeps all activations; 0: any amount.
-  double memory = 0;
-  int64_t samples = 2;  // of a rank in a step
-  bool auto_micro_batch = false;
-  bool bf16 = false;
-};
-
-Model Gpt(int64_t dim, int64_t layers, int64_t seq) {
-  auto gpt = std::make_shared<PeerGpt>(PeerGptOptions{dim, layers, 4, seq});
-  return {gpt, [gpt, seq](int64_t samples) {
-            const at::Tensor tokens =
-                torch::randint(256, {samples, seq}, torch::kLong);
-            return gpt->Loss(tokens, tokens);
-          }};
-}
-
-Model Mlp(int64_t dim, int64_t layers) {
-  torch::nn::Sequential mlp;
-  for (int64_t i = 0; i < layers; ++i) {
-    mlp->push_back(torch::nn::Linear(dim, dim));
-    mlp->push_back(torch::nn::ReLU());
-  }
-  return {mlp.ptr(), [mlp, dim](int64_t samples) mutable {
-            return mlp->forward(torch::randn({samples, dim})).square().mean();
-          }};
-}
-
-Model Cnn(int64_t channels, int64_t blocks, int64_t size) {
-  torch::nn::Sequential cnn;
-  int64_t in = 3;
-  for (int64_t i = 0; i < blocks; ++i) {
-    cnn->push_back(torch::nn::Conv2d(
-        torch::nn::Conv2dOptions(in, channels, 3).padding(1).bias(false)));
-    cnn->push_back(torch::nn::BatchNorm2d(channels));
-    cnn->push_back(torch::nn::ReLU());
-    in = channels;
-  }
-  cnn->push_back(torch::nn::AdaptiveAvgPool2d(1));
-  cnn->push_back(torch::nn::Flatten());
-  cnn->push_back(torch::nn::Linear(channels, 10));
-  return {cnn.ptr(), [cnn, size](int64_t samples) mutable {
-            return torch::nn::functional::cross_entropy(
-                cnn->forward(torch::randn({samples, 3, size, size})),
-                torch::zeros({samples}, torch::kLong));
-          }};
-}
-
-std::vector<Case> Cases() {
-  return {
-      {"tiny MLP", "shm", [] { return Mlp(64, 3); }},
-      {"tiny GPT", "gloo", [] { return Gpt(64, 2, 32); }},
-      {"small GPT", "gloo", [] { return Gpt(256, 4, 128); }},
-      {"wide MLP, states for 0.6", "shm", [] { return Mlp(1024, 8); }, 0.6},
-      {"wide MLP, states for 0.7", "gloo", [] { return Mlp(1024, 8); }, 0.7},
-      {"long GPT, activations for 0.5", "shm", [] { return Gpt(128, 8, 256); },
-       0.5, 4},
-      {"GPT, all for 0.35", "shm", [] { return Gpt(256, 8, 128); }, 0.35, 8},
-      {"GPT, micro-batch, 0.4", "shm", [] { return Gpt(128, 6, 128); }, 0.4, 16,
-       true},
-      {"CNN, micro-batch, 0.5", "shm", [] { return Cnn(32, 6, 32); }, 0.5, 16,
-       true},
-      {"bf16 GPT, all for 0.5", "shm", [] { return Gpt(256, 6, 128); }, 0.5, 8,
-       false, true},
-      {"GPT, all for 0.45", "gloo", [] { return Gpt(256, 6, 128); }, 0.45, 8},
-      {"GPT, micro-batch, any memory", "gloo", [] { return Gpt(128, 4, 64); },
-       0, 8, true},
-  };
-}
 
 struct Way {
   int stage = 0;
@@ -377,9 +297,9 @@ absl::StatusOr<bool> RunCase(const Case& c, const World& world) {
   double ratio = Ratio(*chosen, measured[best]);
   // Ranks have their own clocks: rank 0's decides.
   TESSERA_ASSIGN_OR_RETURN(
-      const auto duel, world.communicator()->AllGatherStrings(
-                           absl::StrCat(ratio > kSame ? best : ways.size()),
-                           {"a duel"}));
+      const auto duel,
+      world.communicator()->AllGatherStrings(
+          absl::StrCat(ratio > kSame ? best : ways.size()), {"a duel"}));
   const auto rival = static_cast<size_t>(std::stoul(duel[0]));
   if (rival < ways.size()) {
     best = rival;

@@ -138,17 +138,31 @@ CommFuture QueuedCommunicator::Enqueue(CollectiveRecord record, CommTag tag,
   record.ticket = recorder_.Enqueue(record);
   if (membership_.in_call) {
     c10::AutoGradMode no_grad(false);  // as on the communication thread
-    const absl::Status status = RunCall(std::move(record), body);
+    StreamPoint result;
+    const absl::Status status =
+        RunCall(std::move(record), [&](const Call& call) -> absl::Status {
+          TESSERA_RETURN_IF_ERROR(body(call));
+          result = StreamPoint::Now(device);
+          return absl::OkStatus();
+        });
     if (status.ok() && device.is_cpu()) return CommFuture();
-    return DoneFuture(status, StreamPoint::Now(device));
+    return DoneFuture(status, result);
   }
   return CommThread::Get().Post(
       [self = shared_from_this(), record = std::move(record),
        body = std::move(body), device,
        after = StreamPoint::Now(device)]() -> CommThread::End {
-        const OnCommStream scope(device, after);
-        const absl::Status status = self->RunCall(record, body);
-        return {status, scope.Now()};
+        // Within the call: a device that has failed is the call's failure,
+        // which the other ranks are told of.
+        StreamPoint result;
+        const absl::Status status =
+            self->RunCall(record, [&](const Call& call) -> absl::Status {
+              const OnCommStream scope(device, after);
+              TESSERA_RETURN_IF_ERROR(body(call));
+              result = scope.Now();
+              return absl::OkStatus();
+            });
+        return {status, result};
       });
 }
 

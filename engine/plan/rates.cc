@@ -135,8 +135,8 @@ class BetweenProducts {
 using Collective =
     std::function<CommFuture(const at::Tensor& whole, const at::Tensor& shard)>;
 
-// Through a small one and a large one. Large ones take turns, so that none finds
-// its memory in a cache, and shards lie in their wholes, as in training.
+// Through a small one and a large one. Large ones take turns, so that none
+// finds its memory in a cache, and shards lie in their wholes, as in training.
 absl::StatusOr<RateLine> LineOf(Communicator* comm, BetweenProducts* between,
                                 const Collective& collective) {
   double seconds[2];
@@ -200,13 +200,13 @@ absl::Status MeasurePulls(Communicator* comm, BetweenProducts* between,
   TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<ShardServer> server,
                            comm->ServeShards({"measuring rates"}));
   for (const int64_t numel : {kSmall, kLarge}) {  // keys
-    server->Offer(numel, at::zeros({std::max<int64_t>(
-                             1, numel / comm->world_size())}));
+    server->Offer(
+        numel, at::zeros({std::max<int64_t>(1, numel / comm->world_size())}));
   }
   server->SetVersion(0);
   const Collective pull = [&](const at::Tensor& whole, const at::Tensor&) {
-    const int64_t key = whole.numel() > kSmall * comm->world_size() ? kLarge
-                                                                    : kSmall;
+    const int64_t key =
+        whole.numel() > kSmall * comm->world_size() ? kLarge : kSmall;
     return server->Pull(key, 0, whole, {"measuring rates"});
   };
   TESSERA_ASSIGN_OR_RETURN(rates->gather, LineOf(comm, between, pull));

@@ -46,12 +46,11 @@ double CommunicationSeconds(const StepTraffic& traffic, double compute_seconds,
                             const Rates& rates) {
   const double gathers =
       Collectives(traffic.gathers, traffic.gathered_bytes, rates.gather);
-  const double sums =
-      Collectives(
-          traffic.reductions, traffic.reduced_bytes,
-          traffic.all_reduces ? rates.all_reduce : rates.reduce_scatter) +
-      Collectives(traffic.replica_sums, traffic.replica_bytes,
-                  rates.all_reduce);
+  const double sums = Collectives(traffic.reductions, traffic.reduced_bytes,
+                                  traffic.all_reduces ? rates.all_reduce
+                                                      : rates.reduce_scatter) +
+                      Collectives(traffic.replica_sums, traffic.replica_bytes,
+                                  rates.all_reduce);
   const double after = Collectives(traffic.publications,
                                    traffic.published_bytes, rates.all_gather);
   if (!traffic.overlaps) return gathers + sums + after;

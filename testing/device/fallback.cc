@@ -94,6 +94,25 @@ class Call {
     }
   }
 
+  // The same value with f(t) in the place of each tensor; nothing where it has
+  // none.
+  template <typename F>
+  static std::optional<c10::IValue> MapTensors(const c10::IValue& value,
+                                               const F& f) {
+    if (value.isTensor()) return c10::IValue(f(value.toTensor()));
+    if (value.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const at::Tensor& t : value.toTensorVector()) list.push_back(f(t));
+      return c10::IValue(std::move(list));
+    }
+    if (!value.isOptionalTensorList()) return std::nullopt;
+    c10::List<std::optional<at::Tensor>> list;
+    for (const std::optional<at::Tensor>& t : value.toOptionalTensorList()) {
+      list.push_back(t.has_value() ? std::optional<at::Tensor>(f(*t)) : t);
+    }
+    return c10::IValue(std::move(list));
+  }
+
   bool ShapesDependOnValues() const {
     if (op_.hasTag(at::Tag::data_dependent_output)) return true;
     if (!op_.hasTag(at::Tag::dynamic_output_shape)) return false;
@@ -117,20 +136,8 @@ class Call {
     };
     for (size_t i = 0; i < arguments_.size(); ++i) {
       const c10::IValue& value = arguments_[i];
-      if (value.isTensor()) {
-        made.emplace_back(of(value.toTensor()));
-      } else if (value.isTensorList()) {
-        c10::List<at::Tensor> list;
-        for (const at::Tensor& t : value.toTensorVector())
-          list.push_back(of(t));
-        made.emplace_back(std::move(list));
-      } else if (value.isOptionalTensorList()) {
-        c10::List<std::optional<at::Tensor>> list;
-        for (const std::optional<at::Tensor>& t :
-             value.toOptionalTensorList()) {
-          list.push_back(t.has_value() ? std::optional<at::Tensor>(of(*t)) : t);
-        }
-        made.emplace_back(std::move(list));
+      if (auto mapped = MapTensors(value, of)) {
+        made.push_back(*std::move(mapped));
       } else if (value.isDevice()) {
         made.emplace_back(c10::Device(at::kCPU));
       } else if (IsGenerator(i)) {
@@ -198,16 +205,7 @@ class Call {
     };
     Stack made;
     for (const c10::IValue& value : results) {
-      if (value.isTensor()) {
-        made.emplace_back(of(value.toTensor()));
-      } else if (value.isTensorList()) {
-        c10::List<at::Tensor> list;
-        for (const at::Tensor& t : value.toTensorVector())
-          list.push_back(of(t));
-        made.emplace_back(std::move(list));
-      } else {
-        made.push_back(value);
-      }
+      made.push_back(MapTensors(value, of).value_or(value));
     }
     for (const auto& [of_device, grown] : host.Grown()) {
       of_device.resize_(grown.sizes());

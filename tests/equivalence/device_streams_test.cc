@@ -47,11 +47,14 @@ void Order(c10::Stream first, c10::Stream second) {
   event.block(second);
 }
 
-std::string FaultsText() {
+// What was found out of order.
+absl::Status CheckNoFaults() {
   testdevice::CheckFreed();
+  testdevice::SetMode(testdevice::Mode::kAtOnce);
   std::vector<std::string> texts;
   for (const auto& fault : testdevice::Faults()) texts.push_back(fault.message);
-  return absl::StrJoin(texts, "\n");
+  if (texts.empty()) return absl::OkStatus();
+  return absl::InternalError(absl::StrJoin(texts, "\n"));
 }
 
 struct NetImpl : torch::nn::Module {
@@ -99,20 +102,28 @@ absl::StatusOr<std::unique_ptr<Engine>> MakeEngineOf(
   return Engine::Create(net.ptr(), config, options);
 }
 
-void Prepare(testdevice::Mode mode) {
+void Prepare(const std::string& mode) {
   testdevice::Register({});
-  testdevice::SetMode(mode);
+  testdevice::SetMode(mode == "workers" ? testdevice::Mode::kWorkers
+                                        : testdevice::Mode::kAtOnce);
   testdevice::ClearFaults();
   torch::manual_seed(1);
   testdevice::ManualSeed(1);
 }
 
-// "stage mode": what the parameters are after two steps whose branches run on
-// two streams (side) or on one, and what was found out of order.
+// What the parameters are; closes the engine.
+absl::StatusOr<std::string> Finish(torch::nn::Module& net, Engine* engine) {
+  TESSERA_ASSIGN_OR_RETURN(const Record record, ParametersOf(*engine, net));
+  TESSERA_RETURN_IF_ERROR(engine->Close());
+  TESSERA_RETURN_IF_ERROR(CheckNoFaults());
+  return ToText(record);
+}
+
+// "stage mode where": what the parameters are after two steps whose branches
+// run on two streams (side) or on one.
 TESSERA_RANK_FUNCTION(Branches) {
   const std::vector<std::string> words = absl::StrSplit(args, ' ');
-  Prepare(words[1] == "workers" ? testdevice::Mode::kWorkers
-                                : testdevice::Mode::kAtOnce);
+  Prepare(words[1]);
   Net net;
   TESSERA_ASSIGN_OR_RETURN(
       const auto engine,
@@ -124,45 +135,52 @@ TESSERA_RANK_FUNCTION(Branches) {
     TESSERA_RETURN_IF_ERROR(engine->Backward(net->forward(x, side)));
     TESSERA_RETURN_IF_ERROR(engine->Step());
   }
-  TESSERA_ASSIGN_OR_RETURN(const Record record, ParametersOf(*engine, *net));
-  TESSERA_RETURN_IF_ERROR(engine->Close());
-  const std::string faults = FaultsText();
-  testdevice::SetMode(testdevice::Mode::kAtOnce);
-  if (!faults.empty()) return absl::InternalError(faults);
-  return ToText(record);
+  return Finish(*net, engine.get());
 }
 
 // Stage 3 that gathers for the backward in a group of two.
 constexpr int kInGroup = 4;
 
 class StreamsTest
-    : public ::testing::TestWithParam<std::tuple<int, int, std::string>> {};
+    : public ::testing::TestWithParam<std::tuple<int, int, std::string>> {
+ protected:
+  // A rank function gives the same whichever of the two streams is meant.
+  static void ExpectSame(const std::string& function, const char* here,
+                         const char* elsewhere) {
+    const auto& [world_size, stage, mode] = GetParam();
+    RankPool* const pool = RankPool::Get(world_size);
+    const std::string args = absl::StrCat(stage, " ", mode, " ");
+    const auto one = pool->Run(function, absl::StrCat(args, here));
+    const auto two = pool->Run(function, absl::StrCat(args, elsewhere));
+    ASSERT_THAT(one, Each(IsOk()));
+    ASSERT_THAT(two, Each(IsOk()));
+    EXPECT_EQ(*one[0], *two[0]);
+  }
+};
 
 TEST_P(StreamsTest, BranchesOnTwoStreamsAreOrderedAndHaveTheSameBits) {
-  const auto& [world_size, stage, mode] = GetParam();
-  if (world_size == 1 && stage == kInGroup) return;
-  RankPool* const pool = RankPool::Get(world_size);
-  const auto one =
-      pool->Run("Branches", absl::StrCat(stage, " ", mode, " one"));
-  const auto two =
-      pool->Run("Branches", absl::StrCat(stage, " ", mode, " side"));
-  ASSERT_THAT(one, Each(IsOk()));
-  ASSERT_THAT(two, Each(IsOk()));
-  EXPECT_EQ(*one[0], *two[0]);
+  ExpectSame("Branches", "one", "side");
+}
+
+std::string NameOf(
+    const ::testing::TestParamInfo<std::tuple<int, int, std::string>>& info) {
+  const auto& [world_size, stage, mode] = info.param;
+  return absl::StrCat(
+      "World", world_size,
+      stage == kInGroup ? "Group" : absl::StrCat("Stage", stage),
+      mode == "once" ? "" : "Workers");
 }
 
 INSTANTIATE_TEST_SUITE_P(
     All, StreamsTest,
-    ::testing::Combine(::testing::Values(1, 2),
-                       ::testing::Values(0, 1, 2, 3, kInGroup),
+    ::testing::Combine(::testing::Values(1, 2), ::testing::Values(0, 1, 2, 3),
                        ::testing::Values("once", "workers")),
-    [](const auto& info) {
-      const int stage = std::get<1>(info.param);
-      return absl::StrCat(
-          "World", std::get<0>(info.param),
-          stage == kInGroup ? "Group" : absl::StrCat("Stage", stage),
-          std::get<2>(info.param) == "once" ? "" : "Workers");
-    });
+    NameOf);
+INSTANTIATE_TEST_SUITE_P(
+    Groups, StreamsTest,
+    ::testing::Combine(::testing::Values(2), ::testing::Values(kInGroup),
+                       ::testing::Values("once", "workers")),
+    NameOf);
 
 // A stream that comes after the default one, and that nothing comes after.
 c10::Stream Aside() {
@@ -176,8 +194,7 @@ c10::Stream Aside() {
 // "aside", each on one of its own, after which the program waits for none.
 TESSERA_RANK_FUNCTION(Updates) {
   const std::vector<std::string> words = absl::StrSplit(args, ' ');
-  Prepare(words[1] == "workers" ? testdevice::Mode::kWorkers
-                                : testdevice::Mode::kAtOnce);
+  Prepare(words[1]);
   Net net;
   TESSERA_ASSIGN_OR_RETURN(
       const auto engine,
@@ -201,25 +218,11 @@ TESSERA_RANK_FUNCTION(Updates) {
     const c10::StreamGuard guard(aside ? FromPool() : Default());
     TESSERA_RETURN_IF_ERROR(engine->Step());
   }
-  TESSERA_ASSIGN_OR_RETURN(const Record record, ParametersOf(*engine, *net));
-  TESSERA_RETURN_IF_ERROR(engine->Close());
-  const std::string faults = FaultsText();
-  testdevice::SetMode(testdevice::Mode::kAtOnce);
-  if (!faults.empty()) return absl::InternalError(faults);
-  return ToText(record);
+  return Finish(*net, engine.get());
 }
 
 TEST_P(StreamsTest, UpdatesOnOtherStreamsAreOrderedAndHaveTheSameBits) {
-  const auto& [world_size, stage, mode] = GetParam();
-  if (world_size == 1 && stage == kInGroup) return;
-  RankPool* const pool = RankPool::Get(world_size);
-  const auto one =
-      pool->Run("Updates", absl::StrCat(stage, " ", mode, " here"));
-  const auto two =
-      pool->Run("Updates", absl::StrCat(stage, " ", mode, " aside"));
-  ASSERT_THAT(one, Each(IsOk()));
-  ASSERT_THAT(two, Each(IsOk()));
-  EXPECT_EQ(*one[0], *two[0]);
+  ExpectSame("Updates", "here", "aside");
 }
 
 // "stage mode folder": the parameters after two steps, between which the first
@@ -227,8 +230,7 @@ TEST_P(StreamsTest, UpdatesOnOtherStreamsAreOrderedAndHaveTheSameBits) {
 // loaded, have the bits of two steps without that.
 TESSERA_RANK_FUNCTION(Resumes) {
   const std::vector<std::string> words = absl::StrSplit(args, ' ');
-  Prepare(words[1] == "workers" ? testdevice::Mode::kWorkers
-                                : testdevice::Mode::kAtOnce);
+  Prepare(words[1]);
   const int stage = std::stoi(words[0]);
   const at::Tensor x = torch::randn({4, 6}).to(TestDevice(kDevice));
   const auto step = [&](Net& net, Engine* engine) -> absl::Status {
@@ -250,15 +252,12 @@ TESSERA_RANK_FUNCTION(Resumes) {
   TESSERA_RETURN_IF_ERROR(step(second, two.get()));
   TESSERA_ASSIGN_OR_RETURN(const Record got, ParametersOf(*two, *second));
   TESSERA_RETURN_IF_ERROR(two->Close());
-  const std::string faults = FaultsText();
-  testdevice::SetMode(testdevice::Mode::kAtOnce);
-  if (!faults.empty()) return absl::InternalError(faults);
+  TESSERA_RETURN_IF_ERROR(CheckNoFaults());
   return FirstDifference(expected, got);
 }
 
 TEST_P(StreamsTest, ACheckpointBringsBackAllOfIt) {
   const auto& [world_size, stage, mode] = GetParam();
-  if (world_size == 1 && stage == kInGroup) return;
   const TempFolder folder;
   EXPECT_THAT(RankPool::Get(world_size)
                   ->Run("Resumes", absl::StrCat(stage, " ", mode, " ",
@@ -270,7 +269,7 @@ TEST_P(StreamsTest, ACheckpointBringsBackAllOfIt) {
 // for the device in a step. "stage clipping".
 TESSERA_RANK_FUNCTION(Waits) {
   const std::vector<std::string> words = absl::StrSplit(args, ' ');
-  Prepare(testdevice::Mode::kAtOnce);
+  Prepare("once");
   Net net;
   TESSERA_ASSIGN_OR_RETURN(
       const auto engine,
