@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/sigpipe.h"
+#include "base/status.h"
 #include "base/thread/start_thread.h"
 #include "base/torch_guard.h"
 #include "c10/core/GradMode.h"
@@ -25,12 +26,19 @@ void MoveTo(int cpu) {
 
 }  // namespace
 
-void EndFuture(CommFuture::State& state, absl::Status status,
-               StreamPoint result) {
+void EndFuture(CommFuture::State& state, CommThread::End end) {
   absl::MutexLock lock(&state.mutex);
-  state.status = std::move(status);
-  state.result = std::move(result);
+  state.status = std::move(end.status);
+  state.result = std::move(end.result);
+  state.held = std::move(end.held);
   state.done = true;
+}
+
+CommFuture::State::~State() {
+  absl::MutexLock lock(&mutex);
+  if (held == nullptr) return;
+  // A device that has failed says so elsewhere.
+  (void)CatchTorch("communication", [result = result] { result.Order(); });
 }
 
 absl::Status CommFuture::Wait() const {
@@ -43,12 +51,13 @@ absl::Status CommFuture::Wait() const {
   // A device that has failed says so here.
   const absl::Status ordered = CatchTorch(
       "communication", [result = state_->result] { result.Order(); });
+  state_->held = nullptr;
   return state_->status.ok() ? ordered : state_->status;
 }
 
-CommFuture DoneFuture(absl::Status status, StreamPoint result) {
+CommFuture DoneFuture(CommThread::End end) {
   auto state = std::make_shared<CommFuture::State>();
-  EndFuture(*state, std::move(status), std::move(result));
+  EndFuture(*state, std::move(end));
   return CommFuture(std::move(state));
 }
 
@@ -57,22 +66,36 @@ CommThread& CommThread::Get() {
   return *thread;
 }
 
+CommThread& CommThread::OfDevices() {
+  static CommThread* const thread = new CommThread("tessera-device");
+  return *thread;
+}
+
 bool CommThread::IsCurrent() { return on_comm_thread; }
 
-CommFuture CommThread::Post(Work work) {
-  auto state = std::make_shared<CommFuture::State>();
+absl::Status CommThread::Start() {
   absl::MutexLock lock(&mutex_);
+  return StartLocked();
+}
+
+absl::Status CommThread::StartLocked() {
   // While a Stop is under way the thread still drains the queue; only its own
   // work may add to that.
   auto running = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return !stopping_;
   };
   if (!IsCurrent()) mutex_.Await(absl::Condition(&running));
-  if (!thread_.joinable() && !stopping_) {
-    auto started = StartThread("tessera-comm", [this] { Run(); });
-    if (!started.ok()) return DoneFuture(started.status());
-    thread_ = *std::move(started);
-  }
+  if (thread_.joinable() || stopping_) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(thread_,
+                           StartThread(name_.c_str(), [this] { Run(); }));
+  return absl::OkStatus();
+}
+
+CommFuture CommThread::Post(Work work) {
+  auto state = std::make_shared<CommFuture::State>();
+  absl::MutexLock lock(&mutex_);
+  const absl::Status started = StartLocked();
+  if (!started.ok()) return DoneFuture(started);
   queue_.push_back({std::move(work), state, follows_ ? sched_getcpu() : -1});
   return CommFuture(std::move(state));
 }
@@ -103,7 +126,7 @@ void CommThread::Run() {
         CatchTorch("communication", [&] { end = item.work(); });
     if (!thrown.ok()) end = thrown;
     item.work = nullptr;  // frees the tensors before anybody is told
-    EndFuture(*item.state, std::move(end.status), std::move(end.result));
+    EndFuture(*item.state, std::move(end));
     item.state = nullptr;
   }
 }

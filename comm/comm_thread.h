@@ -3,6 +3,9 @@
 //   caller --Post(work)--> [ work, work, ... ] --> "tessera-comm" -->
 //   CommFuture
 //
+// And, where collectives are given to a device, the one that watches their ends
+// there, in the same order (OfDevices).
+//
 // Work runs in the order of Post, one piece at a time, without autograd. The
 // thread starts with the first Post; Stop runs what is queued and joins it.
 //
@@ -17,6 +20,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -35,33 +39,32 @@ struct CommFuture::State {
   absl::Status status ABSL_GUARDED_BY(mutex);
   // Where the result is, in a stream's work.
   StreamPoint result ABSL_GUARDED_BY(mutex);
+  // What the device may still use: until the first Wait, whose stream comes
+  // after that.
+  std::shared_ptr<void> held ABSL_GUARDED_BY(mutex);
+  ~State();  // nobody has waited: as Wait
 };
-
-// Ends the future that has this state; once. Its result is there from `result`
-// on.
-void EndFuture(CommFuture::State& state, absl::Status status,
-               StreamPoint result = {});
-
-// A future that has ended already, with `status`.
-CommFuture DoneFuture(absl::Status status, StreamPoint result = {});
 
 class CommThread {
  public:
   // How a piece of work ended.
   struct End {
     End() = default;
-    End(absl::Status status,
-        StreamPoint result = {})  // NOLINT: a status is one
-        : status(std::move(status)), result(std::move(result)) {}
+    End(absl::Status status)  // NOLINT: a status is one
+        : status(std::move(status)) {}
     absl::Status status;
-    StreamPoint result;
+    StreamPoint result;          // the result is there from here on
+    std::shared_ptr<void> held;  // until a stream has come after that
   };
   using Work = std::function<End()>;
 
   // The process's own. Never destroyed.
   static CommThread& Get();
+  // The same, for the ends of collectives on devices.
+  static CommThread& OfDevices();
 
-  CommThread() = default;
+  explicit CommThread(std::string name = "tessera-comm")
+      : name_(std::move(name)) {}
   CommThread(const CommThread&) = delete;
   CommThread& operator=(const CommThread&) = delete;
 
@@ -71,6 +74,9 @@ class CommThread {
   // future has ended with ResourceExhausted, and `work` was not run. LOCAL,
   // ASYNC.
   CommFuture Post(Work work);
+
+  // Starts the thread, unless it runs. ResourceExhausted. LOCAL.
+  absl::Status Start() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Work posted from now on runs on the processor that its caller is on. For
   // ranks that have one each: the kernel leaves a thread where it ran last, and
@@ -82,7 +88,7 @@ class CommThread {
   // LOCAL, blocking. REQUIRES: not on the communication thread.
   void Stop();
 
-  // True on the communication thread.
+  // True on a communication thread.
   static bool IsCurrent();
 
  private:
@@ -93,13 +99,21 @@ class CommThread {
   };
   void Run();
   bool Next(Item* item);
+  absl::Status StartLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  const std::string name_;
   std::atomic<bool> follows_ = false;
   absl::Mutex mutex_;
   std::deque<Item> queue_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_ ABSL_GUARDED_BY(mutex_);
 };
+
+// Ends the future that has this state; once.
+void EndFuture(CommFuture::State& state, CommThread::End end);
+
+// A future that has ended already.
+CommFuture DoneFuture(CommThread::End end);
 
 }  // namespace tessera
 #endif  // COMM_COMM_THREAD_H_

@@ -117,8 +117,33 @@ absl::Status QueuedCommunicator::RunCall(CollectiveRecord record,
   TESSERA_VLOG(comm, 2) << call.what << " #" << call.sequence;
   recorder_.Enter(record.ticket, record.sequence);
   record.entered = MonotonicNow();
-  record.status = CatchTorch(call.what, [&] { return body(call); });
+  status = CatchTorch(call.what, [&] { return body(call); });
+  if (status.ok()) {
+    if (Body end = TakeDeviceEnd()) {
+      return WatchDevice(record, call, std::move(end));
+    }
+  }
+  return Note(std::move(record), std::move(status));
+}
+
+absl::Status QueuedCommunicator::WatchDevice(const CollectiveRecord& record,
+                                             const Call& call, Body end) {
+  absl::Status started = CommThread::OfDevices().Start();
+  if (!started.ok()) return Note(record, std::move(started));
+  CommThread::OfDevices().Post([self = shared_from_this(),
+                                record = CollectiveRecord(record), call,
+                                end = std::move(end)]() mutable {
+    record.entered = MonotonicNow();  // those before it have ended
+    absl::Status status = CatchTorch(call.what, [&] { return end(call); });
+    return self->Note(std::move(record), std::move(status));
+  });
+  return absl::OkStatus();
+}
+
+absl::Status QueuedCommunicator::Note(CollectiveRecord record,
+                                      absl::Status status) {
   record.left = MonotonicNow();
+  record.status = std::move(status);
   recorder_.Leave(record.ticket, record.status);
   log_.Add(record);
   if (!record.status.ok()) {
@@ -146,24 +171,26 @@ CommFuture QueuedCommunicator::Enqueue(CollectiveRecord record, CommTag tag,
           return absl::OkStatus();
         });
     if (status.ok() && device.is_cpu()) return CommFuture();
-    return DoneFuture(status, result);
+    CommThread::End end(status);
+    end.result = result;
+    return DoneFuture(std::move(end));
   }
-  return CommThread::Get().Post(
-      [self = shared_from_this(), record = std::move(record),
-       body = std::move(body), device,
-       after = StreamPoint::Now(device)]() -> CommThread::End {
-        // Within the call: a device that has failed is the call's failure,
-        // which the other ranks are told of.
-        StreamPoint result;
-        const absl::Status status =
-            self->RunCall(record, [&](const Call& call) -> absl::Status {
-              const OnCommStream scope(device, after);
-              TESSERA_RETURN_IF_ERROR(body(call));
-              result = scope.Now();
-              return absl::OkStatus();
-            });
-        return {status, result};
-      });
+  return CommThread::Get().Post([self = shared_from_this(),
+                                 record = std::move(record),
+                                 body = std::make_shared<Body>(std::move(body)),
+                                 device, after = StreamPoint::Now(device)]() {
+    // Within the call: a device that has failed is the call's failure,
+    // which the other ranks are told of.
+    CommThread::End end;
+    end.status = self->RunCall(record, [&](const Call& call) {
+      const OnCommStream scope(device, after);
+      absl::Status status = (*body)(call);
+      status.Update(CatchTorch(call.what, [&] { end.result = scope.Now(); }));
+      return status;
+    });
+    if (!device.is_cpu()) end.held = body;  // with its tensors
+    return end;
+  });
 }
 
 void QueuedCommunicator::Divide(const at::Tensor& shard, double divisor) {

@@ -7,6 +7,8 @@
 // Backends see valid, non-empty arguments only, on one thread, one call at a
 // time, and with world_size() > 1 (except SelfCommunicator). Those that work in
 // host memory see CPU tensors only: tensors of other devices go through a copy.
+// Those that give a collective to a device return when that is done; its end
+// there is watched on a thread of its own (TakeDeviceEnd).
 #ifndef COMM_GROUP_QUEUED_COMMUNICATOR_H_
 #define COMM_GROUP_QUEUED_COMMUNICATOR_H_
 
@@ -59,7 +61,6 @@ class QueuedCommunicator
   const FlightRecorder& recorder() const { return recorder_; }
   const CommLog& log() const { return log_; }
 
- protected:
   // One call of a collective. Ranks whose calls match have the same.
   struct Call {
     using Op = CollectiveOp;
@@ -71,6 +72,7 @@ class QueuedCommunicator
     std::string details;
   };
 
+ protected:
   // Which tensors a backend works on.
   enum class TensorsSeen { kAny, kOnHost };
 
@@ -99,10 +101,22 @@ class QueuedCommunicator
   // Divides a shard of sums, on the current stream. Nothing for 1.
   static void Divide(const at::Tensor& shard, double divisor);
 
-  // The backend's side of each collective: blocks until its result may be read
-  // by any thread; of tensors of a device, by what their current stream does
-  // next. An error makes this communicator failed, and those that share its
-  // failure.
+  // Queues a collective that `record` describes, on tensors of `device`.
+  using Body = std::function<absl::Status(const Call&)>;
+  CommFuture Enqueue(CollectiveRecord record, CommTag tag, Body body,
+                     c10::Device device = at::kCPU);
+  // Where the collective that has just returned OK was given to a device: what
+  // blocks until the device has done it, and says how it ended; else null. The
+  // former runs on the thread that watches devices.
+  virtual Body TakeDeviceEnd() { return nullptr; }
+  // Tells the others of an error of these, unless they have been told.
+  virtual void TellFailure(const absl::Status&) {}
+
+ public:
+  // The backend's side of each collective, on the communication thread: blocks
+  // until its result may be read by any thread; of tensors of a device, by what
+  // their current stream does next. An error makes this communicator failed,
+  // and those that share its failure.
   virtual absl::Status DoAllGather(const Call& call, const at::Tensor& shard,
                                    const at::Tensor& whole) = 0;
   // The sum, and then Divide or what has its bits.
@@ -116,13 +130,6 @@ class QueuedCommunicator
                                    int root) = 0;
   virtual absl::StatusOr<std::vector<std::string>> DoAllGatherStrings(
       const Call& call, const std::string& mine) = 0;
-  // Tells the others of an error of these, unless they have been told.
-  virtual void TellFailure(const absl::Status&) {}
-
-  // Queues a collective that `record` describes, on tensors of `device`.
-  using Body = std::function<absl::Status(const Call&)>;
-  CommFuture Enqueue(CollectiveRecord record, CommTag tag, Body body,
-                     c10::Device device = at::kCPU);
 
  private:
   // These go through a copy in host memory where the backend wants that.
@@ -138,6 +145,11 @@ class QueuedCommunicator
     return membership_.tensors == TensorsSeen::kOnHost && !t.is_cpu();
   }
   absl::Status RunCall(CollectiveRecord record, const Body& body);
+  // Has the end of what a device was given watched, and then noted.
+  absl::Status WatchDevice(const CollectiveRecord& record, const Call& call,
+                           Body end);
+  // The collective has ended.
+  absl::Status Note(CollectiveRecord record, absl::Status status);
 
   const Membership membership_;
   FlightRecorder recorder_;

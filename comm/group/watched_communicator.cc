@@ -161,17 +161,18 @@ Subgroup WatchedCommunicator::SubgroupOf(
   return subgroup;
 }
 
-absl::Status WatchedCommunicator::Watched(
-    const Call& call, const std::function<absl::Status()>& body) {
-  domain_->monitor().Begin(
-      {call.sequence, call.signature, call.what, call.details}, watched_);
+absl::Status WatchedCommunicator::WatchedBy(
+    WaitMonitor* monitor, const Call& call,
+    const std::function<absl::Status()>& body) {
+  monitor->Begin({call.sequence, call.signature, call.what, call.details},
+                 watched_);
   absl::Status status = CatchTorch(std::string(backend()).c_str(), body);
   if (absl::IsFailedPrecondition(status)) {
     status = WithTheCause(status);
   } else if (!status.ok()) {
     status = Annotate(status, call.what);
   }
-  return domain_->monitor().End(status);
+  return monitor->End(status);
 }
 
 absl::Status WatchedCommunicator::WithTheCause(const absl::Status& mismatch) {

@@ -59,7 +59,12 @@ class WatchedCommunicator : public QueuedCommunicator {
   // `body` does, otherwise the best reason known; FailedPrecondition of `body`
   // means that the ranks are in different collectives.
   absl::Status Watched(const Call& call,
-                       const std::function<absl::Status()>& body);
+                       const std::function<absl::Status()>& body) {
+    return WatchedBy(&domain_->monitor(), call, body);
+  }
+  // By another monitor of the domain.
+  absl::Status WatchedBy(WaitMonitor* monitor, const Call& call,
+                         const std::function<absl::Status()>& body);
   // It is rank `peer` whose message is waited for now.
   void SetAwaited(int peer) {
     domain_->monitor().SetAwaited(options_.first_rank(peer));

@@ -10,8 +10,11 @@
 #include <vector>
 
 #include "base/status_matchers.h"
+#include "comm/group/queued_communicator.h"
+#include "comm/group/self_communicator.h"
 #include "comm/nccl/nccl_communicator.h"
 #include "comm/reduce/ordered_sum.h"
+#include "comm/watch/failure_domain.h"
 #include "gmock/gmock.h"
 #include "torch/csrc/distributed/c10d/HashStore.hpp"
 #include "torch/torch.h"
@@ -76,12 +79,18 @@ TEST_F(GpuTest, NamesGpus) {
 TEST_F(GpuTest, NcclOfOneRank) {
   if (!BuiltWithNccl()) GTEST_SKIP() << "no NCCL in this build";
   for (bool ordered : {true, false}) {
+    const auto store = c10::make_intrusive<c10d::HashStore>();
     NcclCommunicatorOptions options;
     options.world_size = 1;
     options.ordered_sums = ordered;
     TESSERA_ASSERT_OK_AND_ASSIGN(
+        options.domain,
+        FailureDomain::Join(store, options, /*same_host=*/true));
+    TESSERA_ASSERT_OK_AND_ASSIGN(
         std::shared_ptr<Communicator> comm,
-        MakeNcclCommunicator(c10::make_intrusive<c10d::HashStore>(), options));
+        MakeNcclCommunicator(store, options, options.domain,
+                             std::dynamic_pointer_cast<QueuedCommunicator>(
+                                 MakeSelfCommunicator(options))));
     for (at::DeviceType where : {at::kCUDA, at::kCPU}) {
       const at::Tensor a = torch::arange(5, at::kFloat).to(where);
       at::Tensor b = torch::zeros_like(a);

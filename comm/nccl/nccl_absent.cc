@@ -9,7 +9,8 @@ bool BuiltWithNccl() { return false; }
 std::vector<std::string> VisibleGpus() { return {}; }
 
 absl::StatusOr<std::shared_ptr<Communicator>> MakeNcclCommunicator(
-    c10::intrusive_ptr<c10d::Store>, const NcclCommunicatorOptions&) {
+    const c10::intrusive_ptr<c10d::Store>&, const NcclCommunicatorOptions&,
+    std::shared_ptr<FailureDomain>, std::shared_ptr<QueuedCommunicator>) {
   return absl::UnimplementedError("this build has no CUDA, so no nccl backend");
 }
 

@@ -96,11 +96,10 @@ absl::StatusOr<c10::intrusive_ptr<c10d::ProcessGroupNCCL>> MakeGroup(
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<Communicator>> MakeNcclCommunicator(
-    c10::intrusive_ptr<c10d::Store> store,
-    const NcclCommunicatorOptions& options) {
-  TESSERA_ASSIGN_OR_RETURN(
-      std::shared_ptr<FailureDomain> domain,
-      FailureDomain::Join(store, options, /*same_host=*/false));
+    const c10::intrusive_ptr<c10d::Store>& store,
+    const NcclCommunicatorOptions& options,
+    std::shared_ptr<FailureDomain> domain,
+    std::shared_ptr<QueuedCommunicator> host) {
   TESSERA_ASSIGN_OR_RETURN(c10::intrusive_ptr<c10d::ProcessGroupNCCL> group,
                            MakeGroup(store, options));
   DeviceCommunicatorOptions on_device{options};
@@ -108,7 +107,8 @@ absl::StatusOr<std::shared_ptr<Communicator>> MakeNcclCommunicator(
       at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(options.device));
   on_device.backend = "nccl";
   if (options.ordered_sums) on_device.ordered_sum = OrderedSum;
-  return MakeDeviceCommunicator(on_device, std::move(domain), std::move(group));
+  return MakeDeviceCommunicator(on_device, std::move(domain), std::move(host),
+                                std::move(group));
 }
 
 }  // namespace tessera

@@ -21,6 +21,9 @@ class Store;
 
 namespace tessera {
 
+class FailureDomain;
+class QueuedCommunicator;
+
 struct NcclCommunicatorOptions : GroupOptions {
   int device = 0;  // this rank's GPU, which no other rank uses
   bool ordered_sums = true;
@@ -33,11 +36,15 @@ bool BuiltWithNccl();
 // the same name in every process of its host. Empty without CUDA. LOCAL.
 std::vector<std::string> VisibleGpus();
 
-// COLLECTIVE, blocking. `store` must hold keys of this communicator only.
-// Returns Unimplemented in a build without CUDA.
+// COLLECTIVE, blocking. `store` must hold keys of this communicator only;
+// `domain` and `host` are as of MakeDeviceCommunicator
+// (comm/nccl/device_communicator.h). Returns Unimplemented in a build without
+// CUDA.
 absl::StatusOr<std::shared_ptr<Communicator>> MakeNcclCommunicator(
-    c10::intrusive_ptr<c10d::Store> store,
-    const NcclCommunicatorOptions& options);
+    const c10::intrusive_ptr<c10d::Store>& store,
+    const NcclCommunicatorOptions& options,
+    std::shared_ptr<FailureDomain> domain,
+    std::shared_ptr<QueuedCommunicator> host);
 
 }  // namespace tessera
 #endif  // COMM_NCCL_NCCL_COMMUNICATOR_H_

@@ -22,6 +22,19 @@ absl::StatusOr<std::shared_ptr<FailureDomain>> FailureDomain::Join(
   return domain;
 }
 
+WaitMonitor& FailureDomain::device_monitor() {
+  absl::MutexLock lock(&mutex_);
+  if (device_monitor_ == nullptr) {
+    WaitMonitor::Options options;
+    options.timeout = collective_timeout_;
+    options.grace = absl::InfiniteDuration();
+    options.publishes = false;
+    device_monitor_ =
+        std::make_unique<WaitMonitor>(announcements_.get(), options);
+  }
+  return *device_monitor_;
+}
+
 absl::Status FailureDomain::EndOf(int rank) const {
   for (const EndedRank& ended : announcements_->liveness().Ended()) {
     if (ended.rank == rank) return HasEnded(rank, ended.left);

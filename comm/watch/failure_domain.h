@@ -6,7 +6,8 @@
 //
 // They fail together: their ranks have one place to announce what concerns all
 // of their groups (comm/watch/announcements.h), one monitor for their waits,
-// one of which is under way at a time, and one first failure. Ranks are those
+// one of which is under way at a time (and one for what devices have been
+// given), and one first failure. Ranks are those
 // of the first group, in numbers and in messages. Lives as long as any of its
 // groups.
 //
@@ -18,8 +19,11 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "c10/util/intrusive_ptr.h"
 #include "comm/group_options.h"
 #include "comm/watch/announcements.h"
@@ -42,10 +46,15 @@ class FailureDomain {
       : announcements_(std::move(announcements)),
         monitor_(announcements_.get(),
                  {options.collective_timeout, options.announce_grace}),
+        collective_timeout_(options.collective_timeout),
         failure_(std::make_shared<FirstFailure>()) {}
 
   Announcements& announcements() { return *announcements_; }
   WaitMonitor& monitor() { return monitor_; }
+  // For what all ranks have given to their devices. There is no other rank to
+  // wait for: only the end of a process, or a failure that stays, ends it, or
+  // the timeout. LOCAL.
+  WaitMonitor& device_monitor();
   const std::shared_ptr<FirstFailure>& failure() const { return failure_; }
 
   // See Communicator::Announce; a final announcement is of a failure that
@@ -62,6 +71,9 @@ class FailureDomain {
  private:
   const std::unique_ptr<Announcements> announcements_;
   WaitMonitor monitor_;
+  const absl::Duration collective_timeout_;
+  absl::Mutex mutex_;
+  std::unique_ptr<WaitMonitor> device_monitor_ ABSL_GUARDED_BY(mutex_);
   const std::shared_ptr<FirstFailure> failure_;
 };
 

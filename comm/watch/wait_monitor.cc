@@ -50,7 +50,7 @@ WaitMonitor::~WaitMonitor() {
 void WaitMonitor::Begin(WaitingIn wait,
                         std::shared_ptr<const WatchedGroup> group) {
   awaited_ = -1;
-  const bool has_posted = announcements_->has_posted();
+  const bool has_posted = options_.publishes && announcements_->has_posted();
   WaitingIn published;
   {
     absl::MutexLock lock(&mutex_);
@@ -121,7 +121,7 @@ void WaitMonitor::Look() {
     current = current_;
   }
   if (current.judged) return EndIfStuck(current);
-  Publish(current);
+  if (options_.publishes) Publish(current);
   if (!current.active) return;
   absl::Status verdict = Judge(current);
   if (verdict.ok()) return;

@@ -60,6 +60,9 @@ class WaitMonitor {
     absl::Duration abort_grace = kAbortGrace;
     // False: nobody looks but the caller (tests whose clock is moved by hand).
     bool on_watchdog = true;
+    // False: what is waited in is not told to the other ranks: they know, since
+    // they have agreed on it before.
+    bool publishes = true;
   };
 
   // `announcements` is borrowed and outlives this.

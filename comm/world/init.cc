@@ -376,6 +376,7 @@ void Shutdown() {
   if (world == nullptr) return;
   WaitForRetiredServers(kRetiredGrace);
   CommThread::Get().Stop();
+  CommThread::OfDevices().Stop();
   const Communicator& comm = *world->communicator();
   const absl::Status written =
       WriteCommLogs(comm.Report(), comm.ChromeTrace(), comm.rank());

@@ -13,6 +13,7 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "comm/gloo/gloo_communicator.h"
+#include "comm/group/queued_communicator.h"
 #include "comm/group/self_communicator.h"
 #include "comm/hierarchical/hierarchical_communicator.h"
 #include "comm/nccl/nccl_communicator.h"
@@ -55,14 +56,39 @@ HierarchicalOptions OverGloo(const GroupPlan& plan) {
 }
 
 absl::StatusOr<std::shared_ptr<Communicator>> MakeWith(
+    absl::string_view backend, const GroupPlan& plan, StorePtr store);
+
+// Over a group of the same ranks that works in host memory.
+absl::StatusOr<std::shared_ptr<Communicator>> MakeWithNccl(
+    const GroupPlan& plan, const StorePtr& store) {
+  GroupPlan host = plan;
+  host.backend = "auto";
+  host.options.make_subgroup = nullptr;
+  host.options.make_shard_server = nullptr;
+  TESSERA_ASSIGN_OR_RETURN(
+      host.options.domain,
+      FailureDomain::Join(
+          store, plan.options,
+          FindNeighbours(plan.infos, plan.options.rank).same_host));
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::string backend,
+      ChooseBackend(plan.infos, host.backend, /*built_with_nccl=*/false));
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::shared_ptr<Communicator> made,
+      MakeWith(backend, host,
+               c10::make_intrusive<c10d::PrefixStore>("host", store)));
+  NcclCommunicatorOptions nccl{plan.options};
+  nccl.device = plan.device;
+  nccl.ordered_sums = plan.ordered_sums;
+  return MakeNcclCommunicator(
+      store, nccl, host.options.domain,
+      std::dynamic_pointer_cast<QueuedCommunicator>(made));
+}
+
+absl::StatusOr<std::shared_ptr<Communicator>> MakeWith(
     absl::string_view backend, const GroupPlan& plan, StorePtr store) {
   if (backend == "self") return MakeSelfCommunicator(plan.options);
-  if (backend == "nccl") {
-    NcclCommunicatorOptions nccl{plan.options};
-    nccl.device = plan.device;
-    nccl.ordered_sums = plan.ordered_sums;
-    return MakeNcclCommunicator(std::move(store), nccl);
-  }
+  if (backend == "nccl") return MakeWithNccl(plan, store);
   // Where memory cannot be shared, which all ranks see the same way.
   const auto falls_back = [&](const absl::Status& status) {
     if (!absl::IsUnavailable(status) || plan.backend != "auto") return false;

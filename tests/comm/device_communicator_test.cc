@@ -1,10 +1,11 @@
-// What the communicator over c10d's NCCL does, with c10d's Gloo in NCCL's
-// place: it too matches collectives by their order alone, and of one kind and
-// size lets any two pass.
+// What the communicator over c10d's NCCL does, on the device without hardware,
+// with a backend of NCCL's manners (tests/support/device_group.h).
 #include "comm/nccl/device_communicator.h"
 
+#include <sched.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <utility>
@@ -12,74 +13,53 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
+#include "c10/core/impl/VirtualGuardImpl.h"
+#include "comm/comm_thread.h"
+#include "comm/group/queued_communicator.h"
 #include "comm/world/world.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "testing/device/test_device.h"
 #include "tests/comm/collective_checks.h"
-#include "tests/comm/device_gloo.h"
+#include "tests/support/device_group.h"
 #include "tests/support/rank_pool.h"
-#include "tests/support/temp_folder.h"
-#include "torch/csrc/distributed/c10d/FileStore.hpp"
-#include "torch/csrc/distributed/c10d/PrefixStore.hpp"
-#include "torch/csrc/distributed/c10d/ProcessGroupGloo.hpp"
+#include "torch/csrc/distributed/c10d/Backend.hpp"
 #include "torch/torch.h"
 
 namespace tessera {
 namespace {
 
+using testdevice::TestDevice;
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
-using Gloo = c10d::ProcessGroupGloo;
-using Store = c10::intrusive_ptr<c10d::Store>;
 
+constexpr int kDevice = 1;
 constexpr absl::Duration kPatience = absl::Milliseconds(200);
 
-// Its collectives end as Gloo's do, but it cannot be aborted.
-class StuckGloo : public Gloo {
- public:
-  using Gloo::Gloo;
-  void abort() override {
-    while (true) pause();
-  }
-};
-
-DeviceCommunicatorOptions OptionsOf(const World& world) {
-  DeviceCommunicatorOptions options;
-  options.rank = world.rank();
-  options.world_size = world.world_size();
-  options.collective_timeout = absl::Seconds(40);
-  options.announce_grace = absl::Seconds(1);
-  options.backend = "gloo in nccl's place";
-  options.abort_patience = kPatience;
-  return options;
+void Prepare(absl::string_view mode) {
+  testdevice::Register({});
+  testdevice::SetMode(mode == "workers" ? testdevice::Mode::kWorkers
+                                        : testdevice::Mode::kAtOnce);
+  testdevice::ClearFaults();
 }
 
-// The ranks of `world`, over a Gloo of their own; `folder` is one of their own.
-// On the device without hardware where options.device is one.
-template <typename Backend = Gloo>
+// A group over the ranks of `world`, which are in no other collective.
 absl::StatusOr<std::shared_ptr<Communicator>> Connect(
-    const DeviceCommunicatorOptions& options, absl::string_view folder) {
-  const Store store = c10::make_intrusive<c10d::FileStore>(
-      absl::StrCat(folder, "/store"), options.world_size);
+    const World& world, DeviceCommunicatorOptions options,
+    c10::intrusive_ptr<c10d::Backend> backend = nullptr) {
   TESSERA_ASSIGN_OR_RETURN(
-      std::shared_ptr<FailureDomain> domain,
-      FailureDomain::Join(store, options, /*same_host=*/true));
-  auto gloo = Gloo::Options::create(std::chrono::seconds(40));
-  gloo->threads = 2;
-  gloo->devices.push_back(
-      Gloo::createDeviceForHostname("127.0.0.1", /*lazyInit=*/false));
-  c10::intrusive_ptr<c10d::Backend> backend = c10::make_intrusive<Backend>(
-      c10::make_intrusive<c10d::PrefixStore>("gloo", store), options.rank,
-      options.world_size, gloo);
-  if (!options.device.is_cpu()) {
-    backend =
-        c10::make_intrusive<DeviceGloo>(std::move(backend), options.device);
-  }
-  return MakeDeviceCommunicator(options, std::move(domain), backend);
+      std::shared_ptr<Communicator> host,
+      world.communicator()->Split(0, CommTag("host of devices")));
+  const DeviceCommunicatorOptions own =
+      DeviceOptionsOf(*host, TestDevice(kDevice));
+  static_cast<GroupOptions&>(options) = own;
+  options.device = own.device;
+  options.abort_patience = kPatience;
+  return MakeDeviceGroup(options, std::move(host), std::move(backend));
 }
 
 // Of rank `rank`, from element `begin` on.
@@ -87,6 +67,7 @@ at::Tensor Values(int rank, int64_t numel, int64_t begin = 0) {
   return SumInOrder({rank}, begin, numel, at::kFloat);
 }
 
+// Of tensors of `device`, and texts.
 absl::Status CheckCollectives(const World& world, Communicator& comm,
                               at::Device device) {
   constexpr int64_t kNumel = 1001;
@@ -152,30 +133,20 @@ absl::Status CheckHalves(const World& world, Communicator& comm,
   return absl::OkStatus();
 }
 
-// "folder device": "cpu"; "once" and "workers", a device's modes.
+// "once" and "workers", a device's modes.
 TESSERA_RANK_FUNCTION(Collectives) {
-  const std::vector<std::string> words = absl::StrSplit(args, ' ');
-  DeviceCommunicatorOptions options = OptionsOf(world);
-  options.ordered_sum = [](const at::Tensor& slices, double divisor,
-                           const at::Tensor& sum) {
-    AddSlices(slices, divisor, sum);
-    return absl::OkStatus();
-  };
-  if (words[1] != "cpu") {
-    testdevice::Register({});
-    testdevice::SetMode(words[1] == "once" ? testdevice::Mode::kAtOnce
-                                           : testdevice::Mode::kWorkers);
-    testdevice::ClearFaults();
-    options.device = testdevice::TestDevice(1);
-  }
+  Prepare(args);
+  const at::Device device = TestDevice(kDevice);
   {
-    TESSERA_ASSIGN_OR_RETURN(const auto comm, Connect(options, words[0]));
+    DeviceCommunicatorOptions options;
+    options.slices_bytes = 900;  // parts of unequal size
+    TESSERA_ASSIGN_OR_RETURN(const auto comm, Connect(world, options));
     for (int i = 0; i < 3; ++i) {
-      TESSERA_RETURN_IF_ERROR(CheckCollectives(world, *comm, options.device));
+      TESSERA_RETURN_IF_ERROR(CheckCollectives(world, *comm, device));
+      TESSERA_RETURN_IF_ERROR(CheckCollectives(world, *comm, at::kCPU));
     }
-    TESSERA_RETURN_IF_ERROR(CheckHalves(world, *comm, options.device));
+    TESSERA_RETURN_IF_ERROR(CheckHalves(world, *comm, device));
   }
-  if (words[1] == "cpu") return "ok";
   testdevice::CheckFreed();
   const auto faults = testdevice::Faults();
   testdevice::SetMode(testdevice::Mode::kAtOnce);
@@ -185,30 +156,65 @@ TESSERA_RANK_FUNCTION(Collectives) {
 class CollectivesTest : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(CollectivesTest, AreRightAndInOrder) {
-  const TempFolder folder;
-  EXPECT_THAT(RankPool::Get(3)->Run(
-                  "Collectives", absl::StrCat(folder.path(), " ", GetParam())),
+  EXPECT_THAT(RankPool::Get(3)->Run("Collectives", GetParam()),
               Each(IsOkAndHolds("ok")));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CollectivesTest,
-                         ::testing::Values("cpu", "once", "workers"),
+                         ::testing::Values("once", "workers"),
                          [](const auto& info) { return info.param; });
+
+// The device is kept busy until the program has posted, waited and freed.
+TESSERA_RANK_FUNCTION(NobodyWaits) {
+  Prepare("workers");
+  const at::Device device = TestDevice(kDevice);
+  TESSERA_ASSIGN_OR_RETURN(const auto comm, Connect(world, {}));
+  constexpr int64_t kNumel = 1001;
+  at::Tensor sum = Values(world.rank(), kNumel).to(device);
+  at::Tensor whole = torch::zeros({world.world_size() * kNumel}, device);
+  testdevice::ResetHostWaits();
+  auto posted = std::make_shared<std::atomic<bool>>(false);
+  testdevice::Launch(
+      c10::impl::VirtualGuardImpl(device.type()).getStream(device), "long work",
+      {}, [posted] {
+        while (!*posted) sched_yield();
+      });
+  TESSERA_RETURN_IF_ERROR(comm->AllReduceSum(sum, {"sum"}).Wait());
+  TESSERA_RETURN_IF_ERROR(
+      comm->AllGather(std::exchange(sum, at::Tensor()), whole, {"gather"})
+          .Wait());
+  whole.mul_(2);
+  const int64_t waits = testdevice::CountHostWaits();
+  *posted = true;
+  std::vector<int> ranks;
+  for (int r = 0; r < world.world_size(); ++r) ranks.push_back(r);
+  const at::Tensor expected = SumInOrder(ranks, 0, kNumel, at::kFloat);
+  TESSERA_RETURN_IF_ERROR(ExpectBits(
+      whole.cpu(), expected.repeat({world.world_size()}).mul(2), "gather"));
+  testdevice::CheckFreed();
+  const auto faults = testdevice::Faults();
+  testdevice::SetMode(testdevice::Mode::kAtOnce);
+  return faults.empty() ? absl::StrCat("waits: ", waits) : faults[0].message;
+}
+
+TEST(DeviceCommunicatorTest, NoThreadWaitsForTheDevice) {
+  EXPECT_THAT(RankPool::Get(2)->Run("NobodyWaits", "", absl::Seconds(20)),
+              Each(IsOkAndHolds("waits: 0")));
+}
 
 // What the collective of this rank ends with. `kind` "gather": of one size on
 // all ranks, of another unit on each; "kind": a gather on rank 0, a sum on the
-// others. (Of other sizes Gloo itself ends the process.)
+// others; "size": of other sizes.
 TESSERA_RANK_FUNCTION(DifferentCollectives) {
-  const std::pair<absl::string_view, absl::string_view> words =
-      absl::StrSplit(args, absl::MaxSplits(' ', 1));
-  TESSERA_ASSIGN_OR_RETURN(const auto comm,
-                           Connect(OptionsOf(world), words.second));
-  TESSERA_RETURN_IF_ERROR(comm->Barrier("before"));
+  Prepare("once");
+  TESSERA_ASSIGN_OR_RETURN(const auto comm, Connect(world, {}));
   const bool first = world.rank() == 0;
   const std::string unit = first ? "unit a" : "unit b";
-  const at::Tensor shard = torch::full({1000}, 1.0 * world.rank());
-  at::Tensor whole = torch::zeros({world.world_size() * 1000});
-  const CommFuture end = !first && words.first == "kind"
+  const int64_t numel = first || args != "size" ? 1000 : 500;
+  const auto on = torch::TensorOptions(TestDevice(kDevice));
+  const at::Tensor shard = torch::full({numel}, 1.0 * world.rank(), on);
+  at::Tensor whole = torch::zeros({world.world_size() * numel}, on);
+  const CommFuture end = !first && args == "kind"
                              ? comm->AllReduceSum(whole, {unit})
                              : comm->AllGather(shard, whole, {unit});
   return end.Wait().ToString();
@@ -217,37 +223,85 @@ TESSERA_RANK_FUNCTION(DifferentCollectives) {
 class DifferentTest : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(DifferentTest, RanksInDifferentCollectivesAreToldOfBoth) {
-  const TempFolder folder;
   EXPECT_THAT(
-      RankPool::Get(2)->Run("DifferentCollectives",
-                            absl::StrCat(GetParam(), " ", folder.path()),
+      RankPool::Get(2)->Run("DifferentCollectives", GetParam(),
                             absl::Seconds(20)),
       Each(IsOkAndHolds(AllOf(HasSubstr("different collectives"),
                               HasSubstr("unit a"), HasSubstr("unit b"),
-                              HasSubstr("rank 0"), HasSubstr("rank 1")))));
+                              HasSubstr("rank ")))));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, DifferentTest,
-                         ::testing::Values("gather", "kind"),
+                         ::testing::Values("gather", "kind", "size"),
                          [](const auto& info) { return info.param; });
 
-TESSERA_RANK_FUNCTION(CannotBeAborted) {
-  TESSERA_ASSIGN_OR_RETURN(const auto comm,
-                           Connect<StuckGloo>(OptionsOf(world), args));
-  at::Tensor whole = torch::zeros({world.world_size()});
-  return comm
-      ->AllGather(torch::ones({1}), whole,
-                  {world.rank() == 0 ? "unit a" : "unit b"})
-      .Wait()
-      .ToString();
+// A backend whose gathers never end by themselves.
+class EndlessBackend : public c10d::Backend {
+ public:
+  EndlessBackend(int rank, int size, bool can_be_aborted)
+      : Backend(rank, size), can_be_aborted_(can_be_aborted) {}
+  c10::intrusive_ptr<c10d::Work> _allgather_base(
+      at::Tensor&, at::Tensor&, const c10d::AllgatherOptions&) override {
+    return c10::make_intrusive<Endless>();
+  }
+  void abort() override {
+    while (!can_be_aborted_) pause();
+  }
+
+ private:
+  struct Endless : c10d::Work {
+    bool isCompleted() override { return false; }
+    std::exception_ptr exception() const override { return nullptr; }
+    bool wait(std::chrono::milliseconds) override { return true; }
+  };
+  const bool can_be_aborted_;
+};
+
+// "": how a gather of the device that does not end ends, and the collective
+// after it; "stuck": and it cannot be aborted; "gone": and rank 1's process
+// ends.
+TESSERA_RANK_FUNCTION(Endless) {
+  Prepare("once");
+  TESSERA_ASSIGN_OR_RETURN(
+      const auto comm,
+      Connect(world, {},
+              c10::make_intrusive<EndlessBackend>(
+                  world.rank(), world.world_size(), args != "stuck")));
+  const auto on = torch::TensorOptions(TestDevice(kDevice));
+  at::Tensor whole = torch::zeros({world.world_size()}, on);
+  const CommFuture given =
+      comm->AllGather(torch::ones({1}, on), whole, {"unit a"});
+  TESSERA_RETURN_IF_ERROR(given.Wait());
+  if (args == "gone" && world.rank() == 1) _exit(3);
+  const auto* queued = dynamic_cast<QueuedCommunicator*>(comm.get());
+  while (queued->failure().ok()) absl::SleepFor(absl::Milliseconds(5));
+  return comm->Barrier("afterwards").ToString();
+}
+
+RankPoolOptions TwoRanks(absl::Duration timeout) {
+  RankPoolOptions options;
+  options.collective_timeout = timeout;
+  return options;
+}
+
+TEST(DeviceCommunicatorTest, WhatNeverEndsOnTheDeviceIsEndedByTheTimeout) {
+  RankPool pool(TwoRanks(absl::Seconds(2)));
+  EXPECT_THAT(pool.Run("Endless", "", absl::Seconds(20)),
+              Each(IsOkAndHolds(AllOf(HasSubstr("unit a"),
+                                      HasSubstr("has not ended within 2s")))));
+}
+
+TEST(DeviceCommunicatorTest, TheEndOfARankEndsWhatItsDeviceWasGiven) {
+  RankPool pool(TwoRanks(absl::Seconds(40)));
+  const auto answers = pool.Run("Endless", "gone", absl::Seconds(20));
+  EXPECT_THAT(answers[0], IsOkAndHolds(HasSubstr("rank 1 has ended")));
 }
 
 TEST(DeviceCommunicatorTest, WhatCannotBeAbortedEndsTheProcess) {
-  const TempFolder folder;
-  RankPool pool({});
-  EXPECT_THAT(pool.Run("CannotBeAborted", folder.path(), absl::Seconds(20)),
+  RankPool pool(TwoRanks(absl::Seconds(2)));
+  EXPECT_THAT(pool.Run("Endless", "stuck", absl::Seconds(20)),
               Each(StatusIs(absl::StatusCode::kUnavailable,
-                            AllOf(HasSubstr("different collectives"),
+                            AllOf(HasSubstr("has not ended within 2s"),
                                   HasSubstr("cannot be aborted (200ms"),
                                   HasSubstr("so this process ends")))));
 }

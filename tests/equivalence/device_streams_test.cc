@@ -21,6 +21,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "testing/device/test_device.h"
+#include "tests/support/device_group.h"
 #include "tests/support/rank_pool.h"
 #include "tests/support/temp_folder.h"
 #include "tests/support/training.h"
@@ -86,7 +87,7 @@ TORCH_MODULE(Net);
 
 absl::StatusOr<std::unique_ptr<Engine>> MakeEngineOf(
     const Net& net, int stage, double clipping,
-    std::shared_ptr<Communicator> comm) {
+    const std::shared_ptr<Communicator>& comm) {
   proto::Config config;
   config.set_train_micro_batch_size_per_gpu(1);
   config.set_gradient_clipping(clipping);
@@ -97,8 +98,9 @@ absl::StatusOr<std::unique_ptr<Engine>> MakeEngineOf(
   config.mutable_zero_optimization()->set_stage3_param_persistence_threshold(0);
   config.mutable_precision()->set_libtorch_exact(true);
   EngineOptions options;
-  options.communicator = std::move(comm);
   options.device = TestDevice(kDevice);
+  TESSERA_ASSIGN_OR_RETURN(options.communicator,
+                           DeviceGroup(comm, *options.device));
   return Engine::Create(net.ptr(), config, options);
 }
 

@@ -6,7 +6,7 @@
 //   W {1, 2, 3} x stage {0, 1, 2, 3} x dtype {fp32, bf16, fp16}
 //   x accumulation {1, 3} x overlap {on, off} x clipping {off, on}
 //   x reshard_after_forward {true, false, a smaller group}
-//   x {at once, with threads}
+//   x {at once, with threads, at once with collectives on the host}
 #include <string>
 #include <vector>
 
@@ -20,8 +20,8 @@ namespace {
 
 const std::vector<std::string> kDtypes = {"fp32", "bf16", "fp16"};
 const std::vector<std::string> kReshard = {"true", "false", "2"};
-const std::vector<std::string> kDevices = {"1", "1/workers"};
-const Choice kAxes = {3, 4, 3, 2, 2, 2, 3, 2};
+const std::vector<std::string> kDevices = {"1", "1/workers", "1/host"};
+const Choice kAxes = {3, 4, 3, 2, 2, 2, 3, 3};
 
 TrainingSpec SpecOf(const Choice& choice) {
   const int world_size = static_cast<int>(choice[0]) + 1;

@@ -18,6 +18,7 @@
 #include "engine/construct_sharded.h"
 #include "gtest/gtest.h"
 #include "testing/device/test_device.h"
+#include "tests/support/device_group.h"
 #include "tests/support/rank_pool.h"
 #include "verify/plain_autograd.h"
 
@@ -38,6 +39,17 @@ void PrepareDevice(const TrainingSpec& spec, int rank) {
                           : testdevice::Mode::kAtOnce);
   testdevice::ClearFaults();
   testdevice::ManualSeed(TrainingSpec::kRankSeed + static_cast<uint64_t>(rank));
+}
+
+// Its collectives are those of devices, unless it is "host": then they are the
+// host's, with copies.
+absl::StatusOr<std::shared_ptr<Communicator>> CommunicatorOf(
+    const TrainingSpec& spec, std::shared_ptr<Communicator> comm) {
+  const std::optional<at::Device> device = DeviceOf(spec);
+  if (!device.has_value() || absl::StrContains(spec.device, "host")) {
+    return comm;
+  }
+  return DeviceGroup(comm, *device);
 }
 
 absl::Status CheckFaults(const TrainingSpec& spec) {
@@ -196,6 +208,7 @@ absl::StatusOr<Record> TrainWithEngine(const TrainingSpec& spec,
   const int rank = comm->rank();
   SetPoisonOnFree(spec.poison);
   PrepareDevice(spec, rank);
+  TESSERA_ASSIGN_OR_RETURN(comm, CommunicatorOf(spec, std::move(comm)));
   std::shared_ptr<TestModel> model;
   if (spec.construct_budget > 0) {
     TESSERA_ASSIGN_OR_RETURN(

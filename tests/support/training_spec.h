@@ -64,7 +64,8 @@ struct TrainingSpec {
   bool poison = false;  // SetPoisonOnFree
   // A number: of a device without hardware (testing/device), on which the
   // engine trains while another is the current one; "1/workers": with a thread
-  // for each stream. "": the CPU.
+  // for each stream; "1/host": with collectives in the memory of the host, as
+  // if it had none. "": the CPU.
   std::string device;
   // Built by ConstructSharded with so many bytes; 0: plainly.
   int64_t construct_budget = 0;
