@@ -13,7 +13,14 @@ absl::StatusOr<std::unique_ptr<WorkingCopy>> WorkingCopy::Make(
     const FlatDescription* flat, std::atomic<int64_t>* live) {
   const FlatParameterOptions& options = flat->options();
   if (options.shared != nullptr) return SharedCopy::Make(flat);
-  if (!options.stage.sharded_parameters) return ReplicatedCopy::Make(flat);
+  // A device that is alone has nothing to gather: its shard is the whole copy,
+  // which a gather would only copy. On the CPU a program of one rank is shown
+  // what it would be with more of them.
+  const bool alone =
+      flat->communicator()->world_size() == 1 && !flat->device().is_cpu();
+  if (!options.stage.sharded_parameters || alone) {
+    return ReplicatedCopy::Make(flat);
+  }
   if (options.served != nullptr) return ServedCopy::Make(flat, live);
   return GatheredCopy::Make(flat, live);
 }
