@@ -202,6 +202,26 @@ TEST(DeviceCommunicatorTest, NoThreadWaitsForTheDevice) {
               Each(IsOkAndHolds("waits: 0")));
 }
 
+// A collective that the program does not wait for reads memory that has been
+// freed, and given out again.
+TESSERA_RANK_FUNCTION(Dropped) {
+  Prepare("once");
+  const at::Device device = TestDevice(kDevice);
+  TESSERA_ASSIGN_OR_RETURN(const auto comm, Connect(world, {}));
+  constexpr int64_t kNumel = 1001;
+  at::Tensor whole = torch::zeros({world.world_size() * kNumel}, device);
+  comm->AllGather(Values(world.rank(), kNumel).to(device), whole, {"dropped"});
+  TESSERA_RETURN_IF_ERROR(comm->Barrier("it has been given to the device"));
+  const at::Tensor again = torch::zeros({kNumel}, device);
+  testdevice::CheckFreed();
+  const auto faults = testdevice::Faults();
+  return faults.empty() ? "ok" : faults[0].message;
+}
+
+TEST(DeviceCommunicatorTest, WhatNobodyWaitsForKeepsItsMemory) {
+  EXPECT_THAT(RankPool::Get(2)->Run("Dropped", ""), Each(IsOkAndHolds("ok")));
+}
+
 // What the collective of this rank ends with. `kind` "gather": of one size on
 // all ranks, of another unit on each; "kind": a gather on rank 0, a sum on the
 // others; "size": of other sizes.
