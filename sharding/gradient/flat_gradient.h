@@ -175,6 +175,9 @@ class FlatGradient {
   absl::Status WritePlace(int parameter, const at::Tensor& gradient,
                           bool first);
 
+  // Fold of small ones of a device, all at once.
+  absl::Status FoldSmall();
+
   bool AnyArrived() const;
   // Some of the step's gradient is there: sums are added to it.
   bool accumulating() const;

@@ -10,13 +10,30 @@
 // nobody waits for a gradient that is not expected, so it may come before or
 // after that. All ranks have to launch the same sums, so what is held waits
 // until the agreement has told all of them of it.
+//
+// Why small ones of a device wait for the others, and large ones do not: each
+// copy is a launch, which costs more than copying a bias; one for all of a flat
+// costs as much as one. To keep large ones would be to hold them twice.
 #include <utility>
+#include <vector>
 
+#include "ATen/ops/_foreach_copy.h"
 #include "base/status.h"
 #include "base/torch/stream_uses.h"
 #include "sharding/gradient/flat_gradient.h"
 
 namespace tessera {
+namespace {
+
+// Up to here a gradient of a device is copied together with others.
+constexpr size_t kSmallBytes = 256 << 10;
+
+bool IsSmallOfDevice(const at::Tensor& gradient) {
+  return !gradient.is_cpu() && gradient.layout() == at::kStrided &&
+         gradient.nbytes() <= kSmallBytes;
+}
+
+}  // namespace
 
 absl::Status FlatGradient::Add(int parameter, const at::Tensor& gradient,
                                Arrival how, bool partial) {
@@ -28,7 +45,8 @@ absl::Status FlatGradient::Add(int parameter, const at::Tensor& gradient,
     return absl::OkStatus();
   }
   if (how == Arrival::kZero) return AddZero(parameter, how);
-  if (partial || p.partial.defined()) {
+  if (partial || p.partial.defined() ||
+      (p.state == State::kAbsent && IsSmallOfDevice(gradient))) {
     AddPartial(&p, gradient, how);
     return absl::OkStatus();
   }
@@ -123,6 +141,7 @@ absl::Status FlatGradient::WritePlace(int parameter, const at::Tensor& gradient,
 }
 
 absl::Status FlatGradient::Fold() {
+  TESSERA_RETURN_IF_ERROR(FoldSmall());
   for (size_t i = 0; i < parameters_.size(); ++i) {
     ParameterGradient& p = parameters_[i];
     if (!p.partial.defined()) continue;
@@ -131,6 +150,29 @@ absl::Status FlatGradient::Fold() {
         AddToPlace(static_cast<int>(i), sum, p.partial_how));
     KeepForCurrentStream(sum);
   }
+  return absl::OkStatus();
+}
+
+absl::Status FlatGradient::FoldSmall() {
+  std::vector<int> small;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const ParameterGradient& p = parameters_[i];
+    if (p.state != State::kPartial || !IsSmallOfDevice(p.partial)) continue;
+    small.push_back(static_cast<int>(i));
+    // It may move all of it: before the first place is asked for.
+    TESSERA_RETURN_IF_ERROR(EnsureLocal(DtypeOf(p.partial_how)));
+  }
+  if (small.empty()) return absl::OkStatus();
+  std::vector<at::Tensor> places, sums;
+  for (int i : small) {
+    ParameterGradient& p = At(i);
+    TESSERA_RETURN_IF_ERROR(local_.Vacate(i));
+    p.state = State::kPlaced;
+    places.push_back(PlaceIn(*local_, i));
+    sums.push_back(std::exchange(p.partial, at::Tensor()));
+  }
+  at::_foreach_copy_(places, sums);
+  for (const at::Tensor& sum : sums) KeepForCurrentStream(sum);
   return absl::OkStatus();
 }
 

@@ -243,12 +243,11 @@ TESSERA_RANK_FUNCTION(DifferentCollectives) {
 class DifferentTest : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(DifferentTest, RanksInDifferentCollectivesAreToldOfBoth) {
-  EXPECT_THAT(
-      RankPool::Get(2)->Run("DifferentCollectives", GetParam(),
-                            absl::Seconds(20)),
-      Each(IsOkAndHolds(AllOf(HasSubstr("different collectives"),
-                              HasSubstr("unit a"), HasSubstr("unit b"),
-                              HasSubstr("rank ")))));
+  EXPECT_THAT(RankPool::Get(2)->Run("DifferentCollectives", GetParam(),
+                                    absl::Seconds(20)),
+              Each(IsOkAndHolds(AllOf(HasSubstr("different collectives"),
+                                      HasSubstr("unit a"), HasSubstr("unit b"),
+                                      HasSubstr("rank ")))));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, DifferentTest,
