@@ -169,8 +169,8 @@ absl::StatusOr<std::optional<std::string>> CheckpointManager::Resume(
     auto loaded =
         engine_->LoadCheckpoint(absl::StrCat(options_.dir, "/", name), load);
     if (loaded.ok()) {
-      seen_step_ = engine_->step();
-      last_ = std::make_shared<LastSave>(LastSave{seen_step_, {}});
+      seen_updates_ = engine_->updates();
+      last_ = std::make_shared<LastSave>(LastSave{engine_->step(), {}});
       last_save_ = options_.clock();
       return std::optional<std::string>(std::move(loaded->client_state));
     }
@@ -211,12 +211,20 @@ std::string CheckpointManager::Wanted() const {
   return first || due ? "save" : "";
 }
 
+// To ask for step() would wait for the device, so that comes last.
+bool CheckpointManager::IsStepToSave() const {
+  const int64_t step = engine_->step_at_most();
+  return options_.every_steps > 0 && step > 0 &&
+         step % options_.every_steps == 0 && step == engine_->step();
+}
+
 absl::StatusOr<bool> CheckpointManager::MaybeSave(
     const ClientState& client_state) {
-  const int64_t step = engine_->step();
-  if (step == std::exchange(seen_step_, step)) return false;  // within a step
-  bool save =
-      options_.every_steps > 0 && step > 0 && step % options_.every_steps == 0;
+  const int64_t updates = engine_->updates();
+  if (updates == std::exchange(seen_updates_, updates)) {
+    return false;  // within a step
+  }
+  bool save = IsStepToSave();
   bool stop = false;
   if (options_.on_signals || options_.every > absl::ZeroDuration() ||
       options_.mean_time_between_failures > absl::ZeroDuration()) {

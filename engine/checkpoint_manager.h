@@ -124,6 +124,7 @@ class CheckpointManager {
   FolderHolds Holds() const;
   // By rank 0's clock; ZeroDuration: not by time.
   absl::Duration Interval() const;
+  bool IsStepToSave() const;
   std::string Wanted() const;
 
   Engine* const engine_;
@@ -131,7 +132,7 @@ class CheckpointManager {
   const CheckpointManagerOptions options_;
   std::unique_ptr<StopSignals> signals_;
   std::shared_ptr<LastSave> last_ = std::make_shared<LastSave>();
-  int64_t seen_step_ = -1;
+  int64_t seen_updates_ = -1;
   // Of what is in the folder; -1: not looked yet.
   int64_t newest_micros_ = -1;
   // Names that Resume has passed over, and why.

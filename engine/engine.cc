@@ -152,6 +152,7 @@ absl::Status Engine::SetLearningRate(double rate) {
 }
 absl::Status Engine::ZeroGrad() { return impl_->trainer().ZeroGrad(); }
 absl::StatusOr<at::Tensor> Engine::Gradient(absl::string_view name) {
+  impl_->trainer().Settle();  // it is divided by the loss scale
   return impl_->access().Gradient(name);
 }
 absl::StatusOr<at::Tensor> Engine::Parameter(absl::string_view name) {
@@ -170,6 +171,7 @@ absl::Status Engine::SetMaster(absl::string_view name,
 }
 absl::Status Engine::SetGradient(absl::string_view name,
                                  const at::Tensor& value) {
+  impl_->trainer().Settle();
   return impl_->access().SetGradient(name, value);
 }
 absl::Status Engine::SetOptimizerState(absl::string_view name,
@@ -268,6 +270,8 @@ const std::shared_ptr<const PlanReport>& Engine::plan() const {
   return impl_->parts()->plan;
 }
 int64_t Engine::step() const { return impl_->trainer().step(); }
+int64_t Engine::step_at_most() const { return impl_->trainer().step_at_most(); }
+int64_t Engine::updates() const { return impl_->trainer().updates(); }
 absl::StatusOr<std::string> Engine::UnitOf(absl::string_view parameter) const {
   return impl_->UnitOf(parameter);
 }

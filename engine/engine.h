@@ -131,7 +131,17 @@ class Engine {
   // come through Backward or were not reduced, with parameters registered after
   // Create. OutOfRange if fp16's dynamic scale cannot be halved any more.
   // COLLECTIVE.
+  //
+  // On devices that have kernels for all of it it waits for no stream: whether
+  // gradients overflowed, and their norm, only the device knows when it
+  // returns. The next one (that steps the optimizer) takes what became of this
+  // one, and returns its error, if it has any, instead of a step, for which the
+  // gradients stay; it waits if the device has not come to this one's norm yet,
+  // so a program is one step ahead at the most. An error of the last one is
+  // Close's.
   absl::Status Step();
+  // On such devices these wait for that norm, the first time they are asked; so
+  // do step(), Gradient, SetGradient, and what saves, loads or closes. LOCAL.
   const StepReport& last_step() const;
 
   // Records all that this process holds from now on until the next optimizer
@@ -324,7 +334,12 @@ class Engine {
   const std::string& auto_reason() const;
   // EngineOptions::plan, or what Create has planned; null: neither.
   const std::shared_ptr<const PlanReport>& plan() const;
-  int64_t step() const;  // optimizer steps done
+  // Optimizer steps done. LOCAL; may wait, see last_step.
+  int64_t step() const;
+  // The number that step() has, unless the last step was skipped; and that of
+  // steps done or skipped. Neither waits for the device. LOCAL.
+  int64_t step_at_most() const;
+  int64_t updates() const;
   // The unit that a parameter is in. NotFound. LOCAL.
   absl::StatusOr<std::string> UnitOf(absl::string_view parameter) const;
   // One line per unit: name, parameters, elements; for logs.

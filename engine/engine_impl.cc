@@ -109,6 +109,7 @@ absl::Status Engine::Impl::GiveBack(const absl::Status& why) {
 absl::Status Engine::Impl::Close() {
   TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
   saver_.Settle();
+  trainer_.Settle();
   ExclusiveScope exclusive(parts_.get(), "Engine::Close");
   TESSERA_RETURN_IF_ERROR(exclusive.Begin());
   exclusive.Dismiss();
@@ -128,7 +129,7 @@ absl::Status Engine::Impl::Close() {
   parts_->optimizer.reset();
   parts_->flats.clear();
   parts_->closed = true;
-  return absl::OkStatus();
+  return trainer_.TakeUntold();  // there is no Step any more to say it
 }
 
 absl::StatusOr<std::string> Engine::Impl::UnitOf(
@@ -184,7 +185,7 @@ absl::Status Engine::Impl::SaveSafetensors(
     const std::string& dir, const SaveSafetensorsOptions& options) {
   TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
   ExclusiveScope exclusive(parts_.get(), "SaveSafetensors");
-  TESSERA_RETURN_IF_ERROR(exclusive.Begin());
+  TESSERA_RETURN_IF_ERROR(exclusive.Begin(trainer_.CheckNotFailed()));
   TESSERA_RETURN_IF_ERROR(exclusive.Commit(CheckReplicas(parts_.get())));
   return CatchAnnounced(parts_->comm.get(), "SaveSafetensors", [&] {
     return WriteSafetensorsOf(StateOf(*parts_, trainer_.step()), dir, options);

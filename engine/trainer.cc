@@ -4,7 +4,6 @@
 #include <cmath>
 #include <utility>
 
-#include "ATen/ops/full.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/memory/heap.h"
@@ -107,29 +106,6 @@ bool Trainer::ReducesNow() const {
   return no_sync_ == 0 && (last || !parts_->settings.accumulate_locally);
 }
 
-// What autograd starts from, in the loss's dtype: undefined for 1. One that a
-// half loss cannot hold is infinite there, and the step an overflow. A weight
-// counts as what it is in that dtype.
-at::Tensor Trainer::Seed(const at::Tensor& loss, std::optional<double> weight,
-                         MicroBatch* micro_batch) const {
-  TorchScope scope;
-  const double scale = parts_->scaler.has_value() ? parts_->scaler->scale() : 1;
-  const double share = weight.value_or(
-      1.0 / static_cast<double>(parts_->config.gradient_accumulation_steps()));
-  if (scale * share == 1) return at::Tensor();
-  const auto seed_on = [&](at::Device device) {
-    return at::full(loss.sizes(), scale * share,
-                    at::TensorOptions(at::kDouble).device(device))
-        .to(loss.scalar_type());
-  };
-  if (weight.has_value()) {
-    // Not of the loss's device, whose forward it would wait for.
-    const double used = seed_on(at::kCPU).item().toDouble() / scale;
-    if (std::isfinite(used)) micro_batch->weight = used;
-  }
-  return seed_on(loss.device());
-}
-
 // To ask a tensor for its graph may throw: the backward will say why.
 bool Trainer::MayNest(const at::Tensor& loss) const {
   if (!parts_->gradients->AnyUsedWithoutGrad() || !loss.defined()) return false;
@@ -160,13 +136,12 @@ absl::Status Trainer::RunBackward(const at::Tensor& loss,
     ThrowIfError(parts_->gradients->CheckAttached());
   };
   micro_batch.position = absl::StrCat(
-      "optimizer step ", step_, ", micro-batch ", micro_steps_, ", Backward ",
-      parts_->gradients->num_reductions(), " of the step");
+      "optimizer step ", updates(), ", micro-batch ", micro_steps_,
+      ", Backward ", parts_->gradients->num_reductions(), " of the step");
   micro_batch.weight = options.weight;
   micro_batch.reduce = ReducesNow();
   if (options.add_outside) {
-    micro_batch.outside_factor =
-        parts_->scaler.has_value() ? parts_->scaler->scale() : 1;
+    micro_batch.outside_factor = SettledScales().made;
   }
   micro_batch.may_nest = MayNest(loss);
   // The first backwards have large gradients on the heap, too.
@@ -281,18 +256,20 @@ absl::Status Trainer::UpdateParameters() {
   SetScheduledRate();
   parts_->gradients->Enter();
   TESSERA_ASSIGN_OR_RETURN(
-      const ShardedStepResult stepped,
+      StepOutcome outcome,
       StepShards(parts_->flats, *parts_->gradients, parts_->divisor(),
                  parts_->settings.step, parts_->optimizer.get(),
                  parts_->comm.get()));
-  report_.skipped = stepped.skipped;
-  report_.grad_norm = stepped.grad_norm;
-  report_.clipped_norm = stepped.clipped_norm;
+  step_at_most_ = ++step_;
+  if (outcome.pending()) {
+    outcome_ = std::move(outcome);
+  } else {
+    Report(*outcome.Take());
+  }
   if (parts_->recomputed != nullptr) {
     report_.recompute = parts_->recomputed->TakeReport();
   }
   report_.loss_scale = parts_->scaler.has_value() ? parts_->scaler->scale() : 1;
-  ++(stepped.skipped ? report_.skipped_steps : step_);
   return absl::OkStatus();
 }
 
@@ -301,6 +278,7 @@ absl::Status Trainer::UpdateParameters() {
 // after that are either one rank's own, which fails the update, or found by all
 // ranks, which end it as it is and may go on.
 absl::Status Trainer::OptimizerStep() {
+  TESSERA_RETURN_IF_ERROR(TakeOutcome());
   absl::Status status = parts_->gradients->TakeLooks();
   if (status.ok()) status = parts_->gradients->CheckNothingPending();
   if (status.ok()) status = CheckParametersKnown();
@@ -316,9 +294,7 @@ absl::Status Trainer::OptimizerStep() {
   TESSERA_RETURN_IF_ERROR(exclusive.Commit());
   EndStep();
   // The step is made, and the same on all ranks, whatever becomes of these.
-  if (parts_->scaler.has_value()) {
-    status = parts_->scaler->Update(report_.skipped);
-  }
+  if (!outcome_.has_value()) status = UpdateScale();
   if (parts_->buffer_sync != nullptr) {
     status.Update(parts_->buffer_sync->Sync());
   }
@@ -345,7 +321,7 @@ absl::Status Trainer::Step() {
         "Step: within an Engine::NoSyncScope the gradients are not reduced; "
         "end it before the last Backward of the step");
   }
-  const int64_t steps = step_ + report_.skipped_steps;
+  const int64_t before = updates();
   const RefusalReport refusals(parts_);
   absl::Status status;
   {
@@ -353,8 +329,7 @@ absl::Status Trainer::Step() {
     status = refusals.In(CatchAnnounced(parts_->comm.get(), "Step",
                                         [&] { return OptimizerStep(); }));
   }
-  const bool stepped = step_ + report_.skipped_steps > steps;
-  if (stepped) report_.memory = memory_.EndStep();
+  if (updates() > before) report_.memory = memory_.EndStep();
   return status;
 }
 
@@ -373,7 +348,8 @@ void Trainer::NoteParameters() {
   parameters_fingerprint_ = FingerprintOfParameters(*parts_->module);
 }
 
-absl::Status Trainer::CheckAtBoundary() const {
+absl::Status Trainer::CheckAtBoundary() {
+  TESSERA_RETURN_IF_ERROR(CheckNotFailed());
   if (!has_backward_ && micro_steps_ == 0) return absl::OkStatus();
   return absl::FailedPreconditionError(
       "in the middle of a step; save after Step at an accumulation boundary");
@@ -381,7 +357,9 @@ absl::Status Trainer::CheckAtBoundary() const {
 
 absl::Status Trainer::Resume(int64_t step) {
   TESSERA_RETURN_IF_ERROR(ZeroGrad());
-  step_ = step;
+  outcome_.reset();  // of other values, as what it had to say
+  failed_ = untold_ = absl::OkStatus();
+  step_ = step_at_most_ = step;
   if (parts_->scaler.has_value()) {
     report_.skipped_steps = parts_->scaler->skipped_steps();
   }

@@ -6,6 +6,9 @@
 //   Backward  gradients, reduced                      (sharding/gradient)
 //   Step      within an ExclusiveScope: checks of what the user wrote, norm and
 //             AdamW, new values to all ranks          (optim/sharded_step.h)
+//
+// On devices a Step may not know yet what came of it (trainer_outcome.cc); who
+// asks, or depends on it, calls Settle.
 #ifndef ENGINE_TRAINER_H_
 #define ENGINE_TRAINER_H_
 
@@ -19,6 +22,7 @@
 #include "engine/parts/engine_parts.h"
 #include "engine/parts/engine_types.h"
 #include "engine/step_memory_reporter.h"
+#include "optim/step_outcome.h"
 
 namespace tessera {
 
@@ -38,14 +42,37 @@ class Trainer {
   void NoteParameters();
   void ChangeNoSync(int by) { no_sync_ += by; }
   void NoteAutocast() { autocast_seen_ = true; }
-  // FailedPrecondition in the middle of a step. LOCAL.
-  absl::Status CheckAtBoundary() const;
+  // FailedPrecondition in the middle of a step, or as CheckNotFailed.
+  absl::Status CheckAtBoundary();
   // Goes on after step `step`, of a checkpoint that has been loaded. LOCAL.
   absl::Status Resume(int64_t step);
 
+  // The outcome of the last step is known: where it was not, waits for the
+  // device to say. Everything of an engine that depends on it is right then.
+  // LOCAL.
+  void Settle();
+  // What the last step had to say, if nothing has told it yet: an error that
+  // all ranks have. LOCAL. Waits as Settle.
+  absl::Status TakeUntold();
+  // What has failed the last step for good, so that values are not to be
+  // trusted. LOCAL. Waits as Settle.
+  absl::Status CheckNotFailed();
+  // The number that step() has, if the last step was not skipped; the same on
+  // all ranks, whoever has settled. LOCAL, waits for nothing.
+  int64_t step_at_most() const { return step_at_most_; }
+  // Optimizer steps made or skipped. LOCAL, waits for nothing.
+  int64_t updates() const { return step_ + report_.skipped_steps; }
+
   StepMemoryReporter& memory() { return memory_; }
-  int64_t step() const { return step_; }  // optimizer steps done
-  const StepReport& last_step() const { return report_; }
+  // Both wait as Settle. LOCAL.
+  int64_t step() {
+    Settle();
+    return step_;  // optimizer steps done
+  }
+  const StepReport& last_step() {
+    Settle();
+    return report_;
+  }
 
  private:
   absl::Status TakeZeroGrad();
@@ -54,13 +81,24 @@ class Trainer {
   absl::Status CheckEndOfMicroBatch() const;
   bool ReducesNow() const;
   bool MayNest(const at::Tensor& loss) const;
+  // Of the next loss: what it is where the last step was made, and where it was
+  // skipped.
+  struct LossScales {
+    double made = 1, skipped = 1;
+    bool known() const { return made == skipped; }
+  };
+  LossScales Scales() const;
+  LossScales SettledScales();
   at::Tensor Seed(const at::Tensor& loss, std::optional<double> weight,
-                  MicroBatch* micro_batch) const;
+                  MicroBatch* micro_batch);
   absl::Status CheckStep();
   absl::Status CheckParametersKnown() const;
   absl::Status CheckUpdate();
   void SetScheduledRate();
   absl::Status UpdateParameters();
+  void Report(const ShardedStepResult& result);
+  absl::Status UpdateScale();
+  absl::Status TakeOutcome();
   absl::Status RunBackward(const at::Tensor& loss,
                            const BackwardOptions& options);
   absl::Status OptimizerStep();
@@ -71,6 +109,11 @@ class Trainer {
   absl::flat_hash_set<const void*> known_parameters_;
   uint64_t parameters_fingerprint_ = 0;
   StepReport report_;
+  // Of the last step, while it is not known: step_ and report_ are what they
+  // are if it was not skipped, and the scale is that of before.
+  std::optional<StepOutcome> outcome_;
+  absl::Status untold_;  // of a step that had returned: the next Step's
+  absl::Status failed_;  // the same, after which nothing goes on
   StepMemoryReporter memory_;
   int no_sync_ = 0;             // NoSyncScopes
   bool autocast_seen_ = false;  // since the last Step
@@ -79,6 +122,7 @@ class Trainer {
   int64_t backwards_ = 0;       // since Create
   int64_t micro_steps_ = 0;     // Steps since the last optimizer step
   int64_t step_ = 0;
+  int64_t step_at_most_ = 0;
 };
 
 }  // namespace tessera

@@ -4,13 +4,17 @@
 #include <cmath>
 #include <utility>
 
+#include "ATen/OpMathType.h"
 #include "ATen/Parallel.h"
 #include "ATen/TensorIterator.h"
 #include "ATen/ops/_fused_adamw.h"
 #include "ATen/ops/full.h"
+#include "ATen/ops/where.h"
 #include "ATen/ops/zeros.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
+#include "c10/core/DeviceGuard.h"
+#include "optim/device_kernels.h"
 #include "sharding/torch/torch_scope.h"
 
 namespace tessera {
@@ -105,8 +109,42 @@ std::vector<Run> RunsOf(const FlatParameter& flat, const FlatGradient& gradient,
 }
 
 bool IsForKernel(const FlatParameter& flat) {
-  return flat.device().is_cpu() && flat.master_dtype() == at::kFloat;
+  return flat.master_dtype() == at::kFloat &&
+         (flat.device().is_cpu() ||
+          DeviceKernelsOf(flat.device().type()) != nullptr);
 }
+
+// gradient *= factor, with the same bits wherever the factor is: a tensor of no
+// dimension is rounded to the gradient's dtype before it, as a number is.
+void Multiply(const at::Tensor& gradient, const GradientFactor& factor) {
+  if (factor.scalars.defined()) {
+    const at::ScalarType dtype = at::toOpMathType(gradient.scalar_type());
+    gradient.mul_(factor.scalars.select(0, kFactor).to(dtype));
+  } else if (factor.value != 1) {
+    gradient.mul_(factor.value);
+  }
+}
+
+// What the tensors hold now, to be put back if the device skips the step.
+class Undoable {
+ public:
+  explicit Undoable(const GradientFactor& factor) : factor_(factor) {}
+  void Keep(const std::vector<at::Tensor>& tensors) {
+    if (!factor_.may_skip) return;
+    for (const at::Tensor& t : tensors) kept_.emplace_back(t, t.clone());
+  }
+  void UndoIfSkipped() const {
+    if (kept_.empty()) return;
+    const at::Tensor skipped = factor_.scalars.select(0, kSkip).ne(0);
+    for (const auto& [t, before] : kept_) {
+      t.copy_(at::where(skipped, before, t));
+    }
+  }
+
+ private:
+  const GradientFactor& factor_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> kept_;  // it, and its values
+};
 
 // All of a unit's owned elements. A working copy of another type than the
 // kernel's stays to be written.
@@ -201,11 +239,12 @@ absl::Status AdamW::Prepare(const Gradients& gradients) {
   return absl::OkStatus();
 }
 
-absl::Status AdamW::Step(const Gradients& gradients, double factor,
-                         const AfterUnit& after) {
+absl::Status AdamW::Step(const Gradients& gradients,
+                         const GradientFactor& factor, const AfterUnit& after) {
   return CatchTorch("optimizer step", [&]() -> absl::Status {
     TorchScope scope;
     Counts counts;
+    counted_.clear();
     for (size_t u = 0; u < flats_.size(); ++u) {
       const FlatGradient& gradient = gradients.of(u);
       if (!gradient.owned().defined()) continue;
@@ -215,8 +254,8 @@ absl::Status AdamW::Step(const Gradients& gradients, double factor,
       if (IsForKernel(*flats_[u]) && !options_.libtorch_exact) {
         working_written = StepInKernel(u, gradient, factor);
       } else {
-        if (factor != 1) gradient.owned().mul_(factor);
-        StepInLibtorch(u, gradient, &counts);
+        Multiply(gradient.owned(), factor);
+        StepInLibtorch(u, gradient, factor, &counts);
       }
       if (after) TESSERA_RETURN_IF_ERROR(after(u, working_written));
     }
@@ -226,15 +265,24 @@ absl::Status AdamW::Step(const Gradients& gradients, double factor,
 
 void AdamW::CountStep(const FlatParameter& flat, const FlatGradient& gradient) {
   for (size_t i = 0; i < flat.parameters().size(); ++i) {
-    if (gradient.has_gradient(i)) ++steps_[flat.parameters()[i].index];
+    if (!gradient.has_gradient(i)) continue;
+    counted_.push_back(static_cast<size_t>(flat.parameters()[i].index));
+    ++steps_[counted_.back()];
   }
+}
+
+void AdamW::Uncount() {
+  for (const size_t i : counted_) --steps_[i];
+  counted_.clear();
 }
 
 // True if the working copy was written, too: that of what was not stepped is
 // its masters rounded already.
 bool AdamW::StepInKernel(size_t u, const FlatGradient& gradient,
-                         double factor) {
+                         const GradientFactor& factor) {
   FlatParameter& flat = *flats_[u];
+  const DeviceKernels* const kernels = DeviceKernelsOf(flat.device().type());
+  const c10::DeviceGuard guard(flat.device());
   const at::Tensor masters = flat.masters();
   const AdamWRange all =
       RangeOf(masters, states_[u].exp_avg.View(), states_[u].exp_avg_sq.View(),
@@ -242,14 +290,20 @@ bool AdamW::StepInKernel(size_t u, const FlatGradient& gradient,
   for (const Run& run : RunsOf(flat, gradient, steps_, /*in_groups=*/false)) {
     const Range mine = {run.range.begin - flat.owned().begin,
                         run.range.end - flat.owned().begin};
-    UpdateInThreads(Part(all, mine.begin, mine.end), Slice(masters, mine),
-                    CoefficientsOf(options_, run.step, factor));
+    const AdamWRange part = Part(all, mine.begin, mine.end);
+    const AdamWCoefficients coefficients =
+        CoefficientsOf(options_, run.step, factor.value);
+    if (flat.device().is_cpu()) {
+      UpdateInThreads(part, Slice(masters, mine), coefficients);
+    } else {
+      kernels->AdamW(part, coefficients, factor.scalars);
+    }
   }
   return all.working_type != WorkingType::kNone;
 }
 
 void AdamW::StepInLibtorch(size_t u, const FlatGradient& gradient,
-                           Counts* counts) {
+                           const GradientFactor& factor, Counts* counts) {
   FlatParameter& flat = *flats_[u];
   Lists lists;
   std::vector<int64_t> steps;
@@ -276,6 +330,10 @@ void AdamW::StepInLibtorch(size_t u, const FlatGradient& gradient,
     lists.steps.push_back(count);
   }
   if (lists.params.empty()) return;
+  Undoable step(factor);
+  step.Keep(lists.params);
+  step.Keep(lists.exp_avgs);
+  step.Keep(lists.exp_avg_sqs);
   if (options_.libtorch_exact) {
     StepAsTorchOptim(lists, steps, options_);
   } else {
@@ -285,6 +343,7 @@ void AdamW::StepInLibtorch(size_t u, const FlatGradient& gradient,
                       options_.weight_decay, options_.eps, /*amsgrad=*/false,
                       /*maximize=*/false);
   }
+  step.UndoIfSkipped();
   for (auto& r : undo) {
     r.original.copy_(r.copy.narrow(0, r.offset, r.original.numel()));
   }

@@ -3,8 +3,9 @@
 //
 // Float32 on the CPU goes to AdamWUpdate (optim/adamw_kernel.h), where an
 // element has the same bits wherever it lies; a 16-bit working copy is written
-// in the same pass. Others go to libtorch's fused kernel, which groups elements
-// the same way at every cut (sharding/layout/layout.h).
+// in the same pass. On devices that have it (optim/device_kernels.h) the same
+// kernel does the same. Others go to libtorch's fused kernel, which groups
+// elements the same way at every cut (sharding/layout/layout.h).
 //
 // With libtorch_exact all go through the operators that torch::optim::AdamW
 // calls (exp_avg.mul_().add_() and so on), one after the other, and have its
@@ -18,8 +19,10 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
+#include "ATen/core/Tensor.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -29,6 +32,18 @@
 #include "sharding/layout/flat_buffer.h"
 
 namespace tessera {
+
+// What gradients are multiplied with.
+struct GradientFactor {
+  GradientFactor(double value = 1) : value(value) {}  // NOLINT: is a number
+  // One that the device knows, and if `may_skip` whether there is a step at
+  // all: FinishNorm's (optim/device_kernels.h).
+  GradientFactor(at::Tensor scalars, bool may_skip)
+      : scalars(std::move(scalars)), may_skip(may_skip) {}
+  double value = 1;
+  at::Tensor scalars;  // undefined: `value` is it
+  bool may_skip = false;
+};
 
 class AdamW {
  public:
@@ -47,10 +62,14 @@ class AdamW {
   // `after` is called when a unit is done, while it is in the caches: to
   // publish it (FlatParameter::PublishOwned; `working_written` is for that). An
   // error of it ends the step there.
+  // On devices all of it is ASYNC, on the current stream.
   using AfterUnit =
       std::function<absl::Status(size_t flat, bool working_written)>;
-  absl::Status Step(const Gradients& gradients, double factor = 1,
+  absl::Status Step(const Gradients& gradients,
+                    const GradientFactor& factor = {},
                     const AfterUnit& after = nullptr);
+  // The device has skipped the last Step: it does not count. Once. LOCAL.
+  void Uncount();
 
   // Of the steps from now on.
   void SetRate(double lr) { options_.lr = lr; }
@@ -88,12 +107,15 @@ class AdamW {
   // Tensors that hold a number of steps, by that number.
   using Counts = absl::flat_hash_map<int64_t, at::Tensor>;
   void CountStep(const FlatParameter& flat, const FlatGradient& gradient);
-  bool StepInKernel(size_t u, const FlatGradient& gradient, double factor);
-  void StepInLibtorch(size_t u, const FlatGradient& gradient, Counts* counts);
+  bool StepInKernel(size_t u, const FlatGradient& gradient,
+                    const GradientFactor& factor);
+  void StepInLibtorch(size_t u, const FlatGradient& gradient,
+                      const GradientFactor& factor, Counts* counts);
   absl::Status EnsureState(size_t flat);
   std::vector<std::shared_ptr<FlatParameter>> flats_;
   std::vector<State> states_;
   std::vector<int64_t> steps_;
+  std::vector<size_t> counted_;  // whose number the last Step has raised
   AdamWOptions options_;
   double configured_rate_ = 0;
 };

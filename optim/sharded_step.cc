@@ -3,11 +3,15 @@
 #include <cmath>
 #include <optional>
 #include <string>
+#include <utility>
 
+#include "ATen/ops/empty.h"
 #include "ATen/ops/view_as_complex.h"
-#include "absl/strings/str_cat.h"
+#include "ATen/ops/zeros.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
+#include "c10/core/DeviceGuard.h"
+#include "optim/device_kernels.h"
 #include "optim/grad_norm.h"
 #include "sharding/torch/torch_scope.h"
 #include "torch/csrc/autograd/variable.h"
@@ -15,10 +19,13 @@
 namespace tessera {
 namespace {
 
-// Adds this rank's shard of a flat's gradients, also where it owns more: so
-// each element counts on one rank.
+using Flats = std::vector<std::shared_ptr<FlatParameter>>;
+
+// Calls add(segment, first), as NormSum::Add, for this rank's shard of a flat's
+// gradients, also where it owns more: so each element counts on one rank.
+template <typename Add>
 void AddFlat(const FlatParameter& flat, const FlatGradient& gradient,
-             NormSum* sum) {
+             const Add& add) {
   const at::Tensor owned = gradient.owned();
   if (!owned.defined()) return;
   const Range shard = flat.layout().shard(flat.communicator()->rank());
@@ -33,13 +40,8 @@ void AddFlat(const FlatParameter& flat, const FlatGradient& gradient,
       part = at::view_as_complex(part.view({-1, 2}));
       first /= 2;
     }
-    sum->Add(part, first);
+    add(part, first);
   }
-}
-
-std::string Ranks(size_t begin, size_t end) {
-  return end - begin == 1 ? absl::StrCat("rank ", begin)
-                          : absl::StrCat("ranks ", begin, " to ", end - 1);
 }
 
 // The sum over the first `group_size` ranks, a shard group, which the others
@@ -54,25 +56,24 @@ absl::StatusOr<NormSum> SumOfGroup(const std::vector<std::string>& all,
     }
     if (!first.has_value()) first = sum;
     if (sum.Serialize() == first->Serialize()) continue;
-    return absl::InternalError(absl::StrCat(
-        "Step: the reduced gradients of ", Ranks(begin, begin + group_size),
-        " are not those of ", Ranks(0, group_size),
-        ", whose replicas they are (sharding.shard_group_size ", group_size,
-        "): a collective gave other bits on other ranks; go on from a "
-        "checkpoint"));
+    return ReplicasDiffer(static_cast<int64_t>(begin),
+                          static_cast<int64_t>(group_size));
   }
   return *first;
 }
 
 // The norm of the undivided gradients, the same on all ranks.
-absl::StatusOr<double> GlobalNorm(
-    const std::vector<std::shared_ptr<FlatParameter>>& flats,
-    const Gradients& gradients, double norm_type, Communicator* comm) {
+absl::StatusOr<double> GlobalNorm(const Flats& flats,
+                                  const Gradients& gradients, double norm_type,
+                                  Communicator* comm) {
   NormSum mine(norm_type);
   TESSERA_RETURN_IF_ERROR(CatchTorch("gradient norm", [&] {
     TorchScope scope;
     for (size_t u = 0; u < flats.size(); ++u) {
-      AddFlat(*flats[u], gradients.of(u), &mine);
+      AddFlat(*flats[u], gradients.of(u),
+              [&](const at::Tensor& segment, int64_t first) {
+                mine.Add(segment, first);
+              });
     }
     mine.Finish();
   }));
@@ -84,6 +85,114 @@ absl::StatusOr<double> GlobalNorm(
       const NormSum sum,
       SumOfGroup(all, static_cast<size_t>(group_size), norm_type));
   return sum.Norm();
+}
+
+// The device's, if they can do what the step needs; the same on all ranks,
+// since it decides which collective there is. Null: the host finds the norm.
+const DeviceKernels* NormKernels(const Flats& flats, double norm_type) {
+  if (flats.empty()) return nullptr;
+  const DeviceKernels* const kernels =
+      DeviceKernelsOf(flats[0]->device().type());
+  if (kernels == nullptr) return nullptr;
+  for (const auto& flat : flats) {
+    const bool complex = flat->parameters()[0].tensor.is_complex();
+    const at::ScalarType dtype = flat->master_dtype();
+    if (!kernels->HasNorm(norm_type,
+                          complex ? at::toComplexType(dtype) : dtype)) {
+      return nullptr;
+    }
+  }
+  return kernels;
+}
+
+// What FinishNorm makes of the norm, float64 [kStepScalars] on the device.
+absl::StatusOr<at::Tensor> ScalarsOnDevice(const DeviceKernels& kernels,
+                                           const Flats& flats,
+                                           const Gradients& gradients,
+                                           const NormFinish& finish,
+                                           Communicator* comm) {
+  const at::Device device = flats[0]->device();
+  const c10::DeviceGuard guard(device);
+  at::Tensor mine, all, scalars;
+  TESSERA_RETURN_IF_ERROR(CatchTorch("gradient norm", [&] {
+    TorchScope scope;
+    const auto words = at::TensorOptions(at::kLong).device(device);
+    mine = at::zeros({kNormWords}, words);
+    for (size_t u = 0; u < flats.size(); ++u) {
+      AddFlat(*flats[u], gradients.of(u),
+              [&](const at::Tensor& segment, int64_t first) {
+                kernels.AddToNorm(segment, first, finish.p, mine);
+              });
+    }
+    all = at::empty({comm->world_size() * kNormWords}, words);
+  }));
+  TESSERA_RETURN_IF_ERROR(
+      comm->AllGather(mine, all, CommTag{"gradient norm"}).Wait());
+  TESSERA_RETURN_IF_ERROR(CatchTorch("gradient norm", [&] {
+    TorchScope scope;
+    scalars = at::empty({kStepScalars}, mine.options().dtype(at::kDouble));
+    kernels.FinishNorm(all, finish, scalars);
+  }));
+  return scalars;
+}
+
+// By the norm: what the gradients are multiplied with, and what becomes of the
+// step.
+struct Decision {
+  GradientFactor factor;
+  StepOutcome outcome;
+};
+
+absl::StatusOr<Decision> DecideOnHost(const Flats& flats,
+                                      const Gradients& gradients,
+                                      double divisor,
+                                      const ShardedStepOptions& options,
+                                      Communicator* comm) {
+  const double inverse = 1 / divisor;
+  TESSERA_ASSIGN_OR_RETURN(
+      const double raw, GlobalNorm(flats, gradients, options.norm_type, comm));
+  ShardedStepResult result;
+  result.grad_norm = raw * inverse;
+  result.skipped = options.skip_on_overflow && !std::isfinite(raw);
+  if (result.skipped) return Decision{inverse, StepOutcome(result)};
+  const double clip = ClipCoefficient(result.grad_norm, options.max_norm);
+  result.clipped_norm = result.grad_norm * clip;
+  return Decision{inverse * clip, StepOutcome(result)};
+}
+
+absl::StatusOr<Decision> DecideOnDevice(const DeviceKernels& kernels,
+                                        const Flats& flats,
+                                        const Gradients& gradients,
+                                        double divisor,
+                                        const ShardedStepOptions& options,
+                                        Communicator* comm) {
+  NormFinish finish;
+  finish.p = options.norm_type;
+  finish.group_size = flats[0]->communicator()->world_size();
+  finish.divisor = divisor;
+  finish.max_norm = options.max_norm;
+  finish.skip_on_overflow = options.skip_on_overflow;
+  TESSERA_ASSIGN_OR_RETURN(
+      const at::Tensor scalars,
+      ScalarsOnDevice(kernels, flats, gradients, finish, comm));
+  return CatchTorch("gradient norm", [&] {
+    return Decision{GradientFactor(scalars, options.skip_on_overflow),
+                    StepOutcome(scalars, finish, comm->world_size())};
+  });
+}
+
+absl::StatusOr<Decision> Decide(const Flats& flats, const Gradients& gradients,
+                                double divisor,
+                                const ShardedStepOptions& options,
+                                Communicator* comm) {
+  if (options.max_norm <= 0 && !options.skip_on_overflow &&
+      !options.report_norm) {
+    return Decision{1 / divisor, StepOutcome(ShardedStepResult())};
+  }
+  if (const auto* kernels = NormKernels(flats, options.norm_type)) {
+    return DecideOnDevice(*kernels, flats, gradients, divisor, options, comm);
+  }
+  return DecideOnHost(flats, gradients, divisor, options, comm);
 }
 
 // Owners' new values reach the others, and libtorch learns of the change: a
@@ -102,31 +211,21 @@ absl::Status Publish(FlatParameter* flat, const FlatGradient& gradient,
 
 }  // namespace
 
-absl::StatusOr<ShardedStepResult> StepShards(
+absl::StatusOr<StepOutcome> StepShards(
     const std::vector<std::shared_ptr<FlatParameter>>& flats,
     const Gradients& gradients, double divisor,
     const ShardedStepOptions& options, AdamW* optimizer, Communicator* comm) {
   TESSERA_RETURN_IF_ERROR(CatchTorch(
       "optimizer states", [&] { return optimizer->Prepare(gradients); }));
-  ShardedStepResult result;
-  const double inverse = 1 / divisor;
-  double factor = inverse;
-  if (options.max_norm > 0 || options.skip_on_overflow || options.report_norm) {
-    TESSERA_ASSIGN_OR_RETURN(
-        const double raw,
-        GlobalNorm(flats, gradients, options.norm_type, comm));
-    result.grad_norm = raw * inverse;
-    result.skipped = options.skip_on_overflow && !std::isfinite(raw);
-    if (result.skipped) return result;
-    const double clip = ClipCoefficient(result.grad_norm, options.max_norm);
-    result.clipped_norm = result.grad_norm * clip;
-    factor = inverse * clip;
-  }
-  TESSERA_RETURN_IF_ERROR(
-      optimizer->Step(gradients, factor, [&](size_t u, bool working_written) {
+  TESSERA_ASSIGN_OR_RETURN(Decision decision,
+                           Decide(flats, gradients, divisor, options, comm));
+  StepOutcome& outcome = decision.outcome;
+  if (!outcome.pending() && outcome.Take()->skipped) return std::move(outcome);
+  TESSERA_RETURN_IF_ERROR(optimizer->Step(
+      gradients, decision.factor, [&](size_t u, bool working_written) {
         return Publish(flats[u].get(), gradients.of(u), working_written);
       }));
-  return result;
+  return std::move(outcome);
 }
 
 }  // namespace tessera

@@ -6,19 +6,22 @@
 //   factor  1 / divisor, times max_norm / (norm + 1e-6) if that is below 1
 //   AdamW   with gradients * factor, flat by flat, each published when done
 //
+// On devices that have kernels for it (optim/device_kernels.h) all of that is
+// given to the current stream, and the outcome is not known yet.
+//
 // Sources: gradient clipping as DeepSpeed's gradient_clipping and
 // torch.nn.utils.clip_grad_norm_; skipped steps as in Micikevicius et al.,
 // "Mixed Precision Training", 2018.
 #ifndef OPTIM_SHARDED_STEP_H_
 #define OPTIM_SHARDED_STEP_H_
 
-#include <limits>
 #include <memory>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "comm/communicator.h"
 #include "optim/adamw.h"
+#include "optim/step_outcome.h"
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/gradient/gradients.h"
 
@@ -32,14 +35,6 @@ struct ShardedStepOptions {
   bool report_norm = false;  // even if neither asks for it
 };
 
-struct ShardedStepResult {
-  bool skipped = false;
-  // Of the gradients divided by the divisor, before clipping and after; NaN if
-  // the options do not ask for it.
-  double grad_norm = std::numeric_limits<double>::quiet_NaN();
-  double clipped_norm = std::numeric_limits<double>::quiet_NaN();
-};
-
 // Steps `optimizer` with the step's gradients / divisor, and publishes each
 // flat that was stepped while it is in the caches
 // (FlatParameter::PublishOwned): its new values reach the other ranks, and its
@@ -48,7 +43,11 @@ struct ShardedStepResult {
 // where a norm is asked for and differs between replicas. REQUIRES:
 // FlatParameter::PrepareUpdate of all. COLLECTIVE where a norm is asked for
 // (one small exchange), and as PublishOwned is.
-absl::StatusOr<ShardedStepResult> StepShards(
+//
+// Where the outcome is pending, who Takes it gets the error of replicas, and
+// calls optimizer->Uncount for a step that was skipped; such a step publishes
+// the values that were there.
+absl::StatusOr<StepOutcome> StepShards(
     const std::vector<std::shared_ptr<FlatParameter>>& flats,
     const Gradients& gradients, double divisor,
     const ShardedStepOptions& options, AdamW* optimizer, Communicator* comm);

@@ -94,8 +94,10 @@ PinnedAllocator* Pinned() {
   return allocator;
 }
 
+// What a task still held is freed when it ends. It may not wait there: others
+// may wait for it.
 void PinnedAllocator::Delete(void* data) {
-  Runtime::Get().Drain();
+  if (!Runtime::Get().OnWorker()) Runtime::Get().Drain();
   Runtime::Get().checker().Free(reinterpret_cast<uintptr_t>(data));
   PinnedAllocator* const pinned = Pinned();
   absl::MutexLock lock(&pinned->mutex_);

@@ -163,6 +163,13 @@ void Runtime::Drain() {
   for (const Worker::Done& done : all) done->WaitForNotification();
 }
 
+bool Runtime::OnWorker() const {
+  absl::MutexLock lock(&mutex_);
+  return std::any_of(workers_.begin(), workers_.end(), [](const auto& worker) {
+    return worker != nullptr && worker->IsCurrent();
+  });
+}
+
 bool Runtime::IsIdle(c10::Stream stream) {
   const std::shared_ptr<Event> all = Record(stream);
   return Query(*all);

@@ -60,6 +60,8 @@ class Runtime {
   // All streams have done all. The host learns nothing by it, nor is it
   // counted: no law of devices makes it wait.
   void Drain();
+  // This thread is a stream's.
+  bool OnWorker() const;
   bool IsIdle(c10::Stream stream);
 
   // ---- Events.

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "c10/core/CachingDeviceAllocator.h"
 #include "c10/core/Event.h"
 #include "c10/core/StreamGuard.h"
@@ -182,6 +184,20 @@ TEST_P(TestDeviceTest, CopiesToPinnedMemoryDoNotWait) {
   NoteHostAccess("print", all);
   EXPECT_THAT(Faults(), IsEmpty());
   EXPECT_TRUE(at::equal(pinned, at::ones({3})));
+}
+
+// By the task itself, if the program has let go of it: another stream may wait
+// for that task.
+TEST_P(TestDeviceTest, PinnedMemoryIsFreedByATask) {
+  const at::Tensor x = at::ones({3}, TestDevice(1));
+  const c10::Stream side = FromPool(1);
+  Launch(Current(1), "late", {},
+         [] { absl::SleepFor(absl::Milliseconds(20)); });
+  at::empty({3}, at::TensorOptions().pinned_memory(true))
+      .copy_(x, /*non_blocking=*/true);
+  Wait(Current(1), side);
+  Impl().synchronizeStream(side);
+  EXPECT_THAT(Faults(), IsEmpty());
 }
 
 TEST_P(TestDeviceTest, ACopyBetweenDevicesIsOrderedOnBoth) {

@@ -1,5 +1,5 @@
-// A program that uses streams of its own, and one that looks for waits: on a
-// device without hardware (testing/device/test_device.h).
+// A program that uses streams of its own, on a device without hardware
+// (testing/device/test_device.h).
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -22,6 +22,7 @@
 #include "gtest/gtest.h"
 #include "testing/device/test_device.h"
 #include "tests/support/device_group.h"
+#include "tests/support/device_kernels.h"
 #include "tests/support/rank_pool.h"
 #include "tests/support/temp_folder.h"
 #include "tests/support/training.h"
@@ -86,17 +87,15 @@ struct NetImpl : torch::nn::Module {
 TORCH_MODULE(Net);
 
 absl::StatusOr<std::unique_ptr<Engine>> MakeEngineOf(
-    const Net& net, int stage, double clipping,
-    const std::shared_ptr<Communicator>& comm) {
+    const Net& net, int stage, const std::shared_ptr<Communicator>& comm) {
   proto::Config config;
   config.set_train_micro_batch_size_per_gpu(1);
-  config.set_gradient_clipping(clipping);
+  config.set_gradient_clipping(0.5);
   config.mutable_optimizer()->set_type("AdamW");
   config.mutable_zero_optimization()->set_stage(std::min(stage, 3));
   if (stage > 3) config.mutable_sharding()->set_reshard_group_size(2);
   config.mutable_zero_optimization()->set_stage3_max_reuse_distance(0);
   config.mutable_zero_optimization()->set_stage3_param_persistence_threshold(0);
-  config.mutable_precision()->set_libtorch_exact(true);
   EngineOptions options;
   options.device = TestDevice(kDevice);
   TESSERA_ASSIGN_OR_RETURN(options.communicator,
@@ -106,6 +105,7 @@ absl::StatusOr<std::unique_ptr<Engine>> MakeEngineOf(
 
 void Prepare(const std::string& mode) {
   testdevice::Register({});
+  RegisterTestDeviceKernels();
   testdevice::SetMode(mode == "workers" ? testdevice::Mode::kWorkers
                                         : testdevice::Mode::kAtOnce);
   testdevice::ClearFaults();
@@ -129,7 +129,7 @@ TESSERA_RANK_FUNCTION(Branches) {
   Net net;
   TESSERA_ASSIGN_OR_RETURN(
       const auto engine,
-      MakeEngineOf(net, std::stoi(words[0]), 0, world.communicator()));
+      MakeEngineOf(net, std::stoi(words[0]), world.communicator()));
   const c10::Stream side = words[2] == "side" ? FromPool() : Default();
   torch::manual_seed(world.rank());
   for (int step = 0; step < 2; ++step) {
@@ -200,7 +200,7 @@ TESSERA_RANK_FUNCTION(Updates) {
   Net net;
   TESSERA_ASSIGN_OR_RETURN(
       const auto engine,
-      MakeEngineOf(net, std::stoi(words[0]), 0, world.communicator()));
+      MakeEngineOf(net, std::stoi(words[0]), world.communicator()));
   const bool aside = words[2] == "aside";
   for (int step = 0; step < 3; ++step) {
     torch::manual_seed(10 * step + world.rank());
@@ -241,15 +241,15 @@ TESSERA_RANK_FUNCTION(Resumes) {
   };
   Net first, second;
   TESSERA_ASSIGN_OR_RETURN(const auto one,
-                           MakeEngineOf(first, stage, 0, world.communicator()));
+                           MakeEngineOf(first, stage, world.communicator()));
   TESSERA_RETURN_IF_ERROR(step(first, one.get()));
   TESSERA_RETURN_IF_ERROR(one->SaveCheckpoint(words[2]));
   TESSERA_RETURN_IF_ERROR(step(first, one.get()));
   TESSERA_ASSIGN_OR_RETURN(const Record expected, ParametersOf(*one, *first));
   TESSERA_RETURN_IF_ERROR(one->Close());
   testdevice::ManualSeed(99);
-  TESSERA_ASSIGN_OR_RETURN(
-      const auto two, MakeEngineOf(second, stage, 0, world.communicator()));
+  TESSERA_ASSIGN_OR_RETURN(const auto two,
+                           MakeEngineOf(second, stage, world.communicator()));
   TESSERA_RETURN_IF_ERROR(two->LoadCheckpoint(words[2]).status());
   TESSERA_RETURN_IF_ERROR(step(second, two.get()));
   TESSERA_ASSIGN_OR_RETURN(const Record got, ParametersOf(*two, *second));
@@ -265,52 +265,6 @@ TEST_P(StreamsTest, ACheckpointBringsBackAllOfIt) {
                   ->Run("Resumes", absl::StrCat(stage, " ", mode, " ",
                                                 folder.path(), "/checkpoint")),
               Each(IsOkAndHolds("")));
-}
-
-// How often threads of the program's, not the communication thread, have waited
-// for the device in a step. "stage clipping".
-TESSERA_RANK_FUNCTION(Waits) {
-  const std::vector<std::string> words = absl::StrSplit(args, ' ');
-  Prepare("once");
-  Net net;
-  TESSERA_ASSIGN_OR_RETURN(
-      const auto engine,
-      MakeEngineOf(net, std::stoi(words[0]), std::stod(words[1]),
-                   world.communicator()));
-  const at::Tensor x = torch::randn({4, 6}).to(TestDevice(kDevice));
-  std::string waits;
-  for (int step = 0; step < 3; ++step) {
-    testdevice::ResetHostWaits();
-    TESSERA_RETURN_IF_ERROR(engine->Backward(net->forward(x, Default())));
-    TESSERA_RETURN_IF_ERROR(engine->Step());
-    waits.clear();
-    for (const auto& each : testdevice::HostWaits()) {
-      if (each.thread == "tessera-comm") continue;
-      absl::StrAppend(&waits, each.times, " ", each.what, ";");
-    }
-  }
-  TESSERA_RETURN_IF_ERROR(engine->Close());
-  return waits;
-}
-
-// It is the communication thread that waits for copies to the host's memory,
-// where the collectives are; the program's waits for that thread only.
-TEST(WaitsTest, TheProgramsThreadsNeverWaitForTheDevice) {
-  for (int world_size : {1, 2}) {
-    for (int stage : {0, 1, 2, 3}) {
-      EXPECT_THAT(
-          RankPool::Get(world_size)->Run("Waits", absl::StrCat(stage, " 0")),
-          Each(IsOkAndHolds("")))
-          << "W " << world_size << " stage " << stage;
-    }
-  }
-}
-
-TEST(WaitsTest, ClippingWaitsOnce) {
-  for (int world_size : {1, 2}) {
-    EXPECT_THAT(RankPool::Get(world_size)->Run("Waits", "3 0.5"),
-                Each(IsOkAndHolds("1 blocking aten::copy_ to the host;")));
-  }
 }
 
 }  // namespace

@@ -36,7 +36,6 @@ TrainingSpec SpecOf(const Choice& choice) {
   spec.reshard = kReshard[choice[6]];
   if (world_size % 2 != 0 && spec.reshard == "2") spec.reshard = "true";
   spec.device = kDevices[choice[7]];
-  spec.libtorch_exact = true;
   spec.initial_scale_power = 12;
   spec.gradients = true;
   spec.outcomes = spec.clipping > 0 || spec.dtype != "fp32";
@@ -76,7 +75,6 @@ class DeviceTest : public ::testing::TestWithParam<std::string> {
  protected:
   DeviceTest() {
     spec_.device = GetParam();
-    spec_.libtorch_exact = true;
     spec_.gradients = true;
   }
   TrainingSpec spec_;
@@ -116,6 +114,79 @@ TEST_P(DeviceTest, GroupsOfNeighbours) {
   spec_.stage = 3;
   spec_.hpz = 2;
   ExpectEqualsOracle(spec_, 2);
+}
+
+// Operator by operator; a step that is skipped is taken back.
+TEST_P(DeviceTest, LibtorchExact) {
+  spec_.libtorch_exact = true;
+  spec_.steps = 2;
+  for (const char* dtype : {"fp32", "bf16"}) {
+    spec_.model = "Gpt";
+    spec_.dtype = dtype;
+    spec_.clipping = 0.5;
+    for (int stage : {0, 3}) {
+      spec_.stage = stage;
+      ExpectEqualsOracle(spec_, 2);
+    }
+  }
+}
+
+// fp16's scale goes down and up again. Ranks that ask after each step what came
+// of it (outcomes) know the scale of the next loss; the others leave it to the
+// device.
+class DeviceOverflowTest : public DeviceTest {
+ protected:
+  DeviceOverflowTest() {
+    spec_.model = "Overflows";
+    spec_.dtype = "fp16";
+    spec_.steps = 9;
+    spec_.initial_scale_power = 8;
+    spec_.loss_scale_window = 2;
+    spec_.hysteresis = 1;
+    spec_.gradients = false;  // NaNs of those that overflow have any sign
+  }
+  void ExpectOraclesWhetherAskedOrNot(int world_size) {
+    for (const bool asks : {true, false}) {
+      spec_.outcomes = asks;
+      ExpectEqualsOracle(spec_, world_size);
+    }
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(All, DeviceOverflowTest,
+                         ::testing::Values("1", "1/workers"),
+                         [](const auto& info) {
+                           return info.param == "1" ? "AtOnce" : "Workers";
+                         });
+
+TEST_P(DeviceOverflowTest, Stages) {
+  for (int stage : {0, 1, 2, 3}) {
+    spec_.stage = stage;
+    ExpectOraclesWhetherAskedOrNot(2);
+  }
+}
+
+TEST_P(DeviceOverflowTest, HysteresisClippingAndAStaticScale) {
+  spec_.stage = 3;
+  spec_.hysteresis = 2;
+  spec_.clipping = 0.5;
+  ExpectOraclesWhetherAskedOrNot(2);
+  spec_.clipping = 0;
+  spec_.loss_scale = 24;
+  ExpectOraclesWhetherAskedOrNot(3);
+}
+
+TEST_P(DeviceOverflowTest, AccumulationAndWeights) {
+  spec_.accumulation = 3;
+  for (const bool weights : {false, true}) {
+    spec_.weights = weights;
+    ExpectOraclesWhetherAskedOrNot(2);
+  }
+}
+
+TEST_P(DeviceOverflowTest, LibtorchExact) {
+  spec_.libtorch_exact = true;
+  ExpectOraclesWhetherAskedOrNot(2);
 }
 
 TEST_P(DeviceTest, Recomputation) {

@@ -19,6 +19,7 @@
 #include "gtest/gtest.h"
 #include "testing/device/test_device.h"
 #include "tests/support/device_group.h"
+#include "tests/support/device_kernels.h"
 #include "tests/support/rank_pool.h"
 #include "verify/plain_autograd.h"
 
@@ -34,6 +35,7 @@ std::optional<at::Device> DeviceOf(const TrainingSpec& spec) {
 void PrepareDevice(const TrainingSpec& spec, int rank) {
   if (spec.device.empty()) return;
   testdevice::Register({});
+  RegisterTestDeviceKernels();
   testdevice::SetMode(absl::StrContains(spec.device, "workers")
                           ? testdevice::Mode::kWorkers
                           : testdevice::Mode::kAtOnce);

@@ -42,6 +42,7 @@ LAYERS = {
     "sharding/trace": ["base/...", "sharding/torch", "sharding/dispatch", "sharding/trace/operators"],
     "sharding/gradient": ["base/...", "comm", "sharding/layout", "sharding/torch", "sharding/flat", "sharding/dispatch"],
     "optim": ["base/...", "comm", "sharding/layout", "sharding/torch", "sharding/flat", "sharding/gradient"],
+    "optim/cuda": ["base/...", "optim"],
     "checkpoint/disk": ["base/..."],
     "checkpoint/format": ["base/...", "checkpoint/disk"],
     "checkpoint/exchange": ["base/...", "checkpoint/disk", "checkpoint/format", "config/reader"],
@@ -52,12 +53,12 @@ LAYERS = {
     "engine/plan/replay": ["base/...", "config", "comm", "sharding/...", "optim", "engine/setup", "engine/parts"],
     "engine/plan": ["base/...", "config", "comm", "sharding/...", "optim", "engine/setup", "engine/parts", "engine/plan/replay"],
     "engine/access": ["base/...", "comm", "sharding/...", "optim", "checkpoint/...", "engine/setup", "engine/parts"],
-    "engine": ["base/...", "config", "comm", "comm/world", "data", "engine/...", "sharding/...", "optim", "checkpoint/..."],
+    "engine": ["base/...", "config", "comm", "comm/world", "data", "engine/...", "sharding/...", "optim/...", "checkpoint/..."],
     "verify": ["base/...", "config", "comm", "comm/world", "sharding/...", "engine/..."],
     "examples": ["base/...", "config", "comm", "comm/world", "data", "sharding/...", "optim", "checkpoint/...", "engine/..."],
     "benchmarks": ["base/...", "config/...", "comm/...", "data", "sharding/...", "optim", "checkpoint/...", "engine/...", "verify"],
     "tools": ["base/...", "config/...", "comm/...", "data", "sharding/...", "optim", "checkpoint/...", "engine/...", "examples"],
-    "tests": ["testing/...", "base/...", "config/...", "comm/...", "data", "sharding/...", "optim", "checkpoint/...", "engine/...", "verify", "examples", "tools"],
+    "tests": ["testing/...", "base/...", "config/...", "comm/...", "data", "sharding/...", "optim/...", "checkpoint/...", "engine/...", "verify", "examples", "tools"],
 }
 
 def _allows(words, layer):

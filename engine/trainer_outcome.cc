@@ -1,0 +1,131 @@
+// What came of the last step, where a device decides that, and what depends on
+// it before it is known.
+//
+// Why a step does not just wait. The device is then idle from the end of its
+// work until the host has been told, and has launched the next forward. So
+// Step n gives the device everything, its own decision included (clipping,
+// overflow), and returns. What it decided comes to the host by itself, and is
+// taken
+//
+//   - by Step n + 1, at its start, on all ranks: the number of steps, the rate
+//     and the divisor depend on it. By then a whole forward and backward have
+//     been given to the device behind it; a host that is even further ahead
+//     waits there, which costs the device nothing.
+//   - by whoever asks (Settle), on that rank alone. So nothing that ranks
+//     compare may depend on who has settled: updates(), step_at_most().
+//
+// Between the two one thing depends on it: the scale of the losses of step
+// n + 1, which an overflow in step n may have halved. There are two candidates,
+// and the device takes its own (Seed).
+//
+// What a step that has returned had to say as an error, the next Step says: the
+// same on all ranks.
+#include <cmath>
+#include <utility>
+
+#include "ATen/ops/full.h"
+#include "ATen/ops/where.h"
+#include "base/status.h"
+#include "engine/parts/exclusive_scope.h"
+#include "engine/trainer.h"
+#include "sharding/torch/torch_scope.h"
+
+namespace tessera {
+
+void Trainer::Report(const ShardedStepResult& result) {
+  report_.skipped = result.skipped;
+  report_.grad_norm = result.grad_norm;
+  report_.clipped_norm = result.clipped_norm;
+  if (!result.skipped) return;
+  --step_;
+  ++report_.skipped_steps;
+}
+
+absl::Status Trainer::UpdateScale() {
+  if (!parts_->scaler.has_value()) return absl::OkStatus();
+  return parts_->scaler->Update(report_.skipped);
+}
+
+void Trainer::Settle() {
+  if (!outcome_.has_value()) return;
+  StepOutcome outcome = *std::exchange(outcome_, std::nullopt);
+  const absl::StatusOr<ShardedStepResult> result = outcome.Take();
+  if (!result.ok()) {
+    failed_ = untold_ = result.status();
+    return;
+  }
+  Report(*result);
+  if (result->skipped) parts_->optimizer->Uncount();
+  untold_ = UpdateScale();
+}
+
+absl::Status Trainer::TakeUntold() {
+  Settle();
+  return std::exchange(untold_, absl::OkStatus());
+}
+
+absl::Status Trainer::CheckNotFailed() {
+  Settle();
+  return failed_;
+}
+
+// Before a step: what the last one had to say. Its gradients stay for the next
+// call.
+absl::Status Trainer::TakeOutcome() {
+  if (outcome_.has_value() && outcome_->only_reports()) outcome_.reset();
+  const absl::Status untold = TakeUntold();
+  return failed_.ok() ? untold : ExclusiveScope::FailAll(parts_, failed_);
+}
+
+Trainer::LossScales Trainer::Scales() const {
+  if (!parts_->scaler.has_value()) return {};
+  if (!outcome_.has_value()) {
+    return {parts_->scaler->scale(), parts_->scaler->scale()};
+  }
+  // One that cannot be halved any more stays: the next Step says so.
+  LossScaler made = *parts_->scaler, skipped = *parts_->scaler;
+  (void)made.Update(/*overflow=*/false);
+  (void)skipped.Update(/*overflow=*/outcome_->may_be_skipped());
+  return {made.scale(), skipped.scale()};
+}
+
+Trainer::LossScales Trainer::SettledScales() {
+  if (!Scales().known()) Settle();
+  return Scales();
+}
+
+// What autograd starts from, in the loss's dtype: undefined for 1. One that a
+// half loss cannot hold is infinite there, and the step an overflow. A weight
+// counts as what it is in that dtype.
+at::Tensor Trainer::Seed(const at::Tensor& loss, std::optional<double> weight,
+                         MicroBatch* micro_batch) {
+  TorchScope scope;
+  const double share = weight.value_or(
+      1.0 / static_cast<double>(parts_->config.gradient_accumulation_steps()));
+  const auto seed_on = [&](at::Device device, double scale) {
+    return at::full(loss.sizes(), scale * share,
+                    at::TensorOptions(at::kDouble).device(device))
+        .to(loss.scalar_type());
+  };
+  // Not of the loss's device, whose forward it would wait for.
+  const auto used = [&](double scale) {
+    return seed_on(at::kCPU, scale).item().toDouble() / scale;
+  };
+  LossScales scales = Scales();
+  if (!scales.known() &&
+      (loss.device() != parts_->device() ||
+       (weight.has_value() && used(scales.made) != used(scales.skipped)))) {
+    scales = SettledScales();
+  }
+  if (scales.known() && scales.made * share == 1) return at::Tensor();
+  if (weight.has_value()) {
+    const double counts = used(scales.made);
+    if (std::isfinite(counts)) micro_batch->weight = counts;
+  }
+  const at::Tensor seed = seed_on(loss.device(), scales.made);
+  if (scales.known()) return seed;
+  return at::where(outcome_->Skipped(), seed_on(loss.device(), scales.skipped),
+                   seed);
+}
+
+}  // namespace tessera

@@ -1,0 +1,245 @@
+// The kernels of CUDA against the CPU, to the bit; skipped where there is no
+// GPU.
+#include <torch/torch.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "optim/adamw_kernel.h"
+#include "optim/device_kernels.h"
+#include "optim/grad_norm.h"
+
+namespace tessera {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+class OptimKernelsGpu : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (kernels_ == nullptr) GTEST_SKIP() << "a build without CUDA";
+    if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+    torch::manual_seed(1);
+  }
+  const DeviceKernels* const kernels_ = DeviceKernelsOf(at::kCUDA);
+};
+
+// With or without a GPU.
+TEST(OptimKernels, AreThereInABuildWithCuda) {
+#ifdef TESSERA_HAS_CUDA
+  ASSERT_NE(DeviceKernelsOf(at::kCUDA), nullptr);
+  EXPECT_TRUE(DeviceKernelsOf(at::kCUDA)->HasNorm(2, at::kComplexFloat));
+  EXPECT_FALSE(DeviceKernelsOf(at::kCUDA)->HasNorm(1, at::kComplexFloat));
+  EXPECT_FALSE(DeviceKernelsOf(at::kCUDA)->HasNorm(3, at::kFloat));
+#else
+  EXPECT_EQ(DeviceKernelsOf(at::kCUDA), nullptr);
+#endif
+}
+
+bool SameBits(const at::Tensor& of_device, const at::Tensor& expected) {
+  const at::Tensor got = of_device.cpu();
+  return got.nbytes() == expected.nbytes() &&
+         std::memcmp(got.const_data_ptr(), expected.const_data_ptr(),
+                     got.nbytes()) == 0;
+}
+
+// ---- the norm
+
+at::Tensor OnGpu(int64_t numel, at::ScalarType dtype) {
+  return torch::zeros({numel}, at::TensorOptions(dtype).device(at::kCUDA));
+}
+
+at::Tensor AnyBits(int64_t numel, at::ScalarType dtype) {
+  const auto bytes = static_cast<int64_t>(c10::elementSize(dtype));
+  return torch::randint(0, 256, {numel * bytes}, at::kByte).view(dtype);
+}
+
+// From 1e-300 to 1e150, as far as the dtype goes.
+at::Tensor Wide(int64_t numel, at::ScalarType dtype) {
+  const at::Tensor powers = torch::randint(-300, 150, {numel}, at::kDouble);
+  return (torch::randn({numel}, at::kDouble) * torch::pow(10.0, powers))
+      .nan_to_num(0, 1, -1)
+      .to(dtype);
+}
+
+// What FinishNorm makes of a NormSum, without a maximum.
+at::Tensor Expected(const NormSum& sum) {
+  double norm = sum.Norm();
+  if (std::isnan(norm)) norm = std::numeric_limits<double>::quiet_NaN();
+  return torch::tensor({1.0, 0.0, norm, norm, 0.0}, at::kDouble);
+}
+
+TEST_F(OptimKernelsGpu, NormIsTheCpus) {
+  for (const double p : {1.0, 2.0, kInfinity}) {
+    for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16,
+                             at::kComplexFloat}) {
+      if (!kernels_->HasNorm(p, dtype)) continue;
+      NormSum expected(p);
+      const at::Tensor sum = OnGpu(kNormWords, at::kLong);
+      const at::Tensor scalars = OnGpu(kStepScalars, at::kDouble);
+      for (const int64_t numel : {1, 63, 64, 65, 1000, 100003, 3000017}) {
+        for (const int64_t first : {0, 5}) {
+          const at::Tensor x = torch::randn({numel}).to(dtype);
+          expected.Add(x, first);
+          kernels_->AddToNorm(x.to(at::kCUDA), first, p, sum);
+        }
+      }
+      kernels_->FinishNorm(sum, {.p = p}, scalars);
+      EXPECT_TRUE(SameBits(scalars, Expected(expected)))
+          << dtype << ", p " << p << ": " << scalars.cpu();
+    }
+  }
+}
+
+// Each value is a sum of its own: rounding, subnormals, overflow, NaN.
+TEST_F(OptimKernelsGpu, AllMagnitudesAreTheCpus) {
+  for (const double p : {1.0, 2.0, kInfinity}) {
+    for (const auto dtype :
+         {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
+      for (int round = 0; round < 100; ++round) {
+        const at::Tensor x =
+            round % 2 == 0 ? Wide(3000, dtype) : AnyBits(1 + round / 2, dtype);
+        NormSum expected(p);
+        expected.Add(x, 0);
+        const at::Tensor sum = OnGpu(kNormWords, at::kLong);
+        const at::Tensor scalars = OnGpu(kStepScalars, at::kDouble);
+        kernels_->AddToNorm(x.to(at::kCUDA), 0, p, sum);
+        kernels_->FinishNorm(sum, {.p = p}, scalars);
+        ASSERT_TRUE(SameBits(scalars, Expected(expected)))
+            << dtype << ", p " << p << ": " << scalars.cpu();
+      }
+    }
+  }
+}
+
+TEST_F(OptimKernelsGpu, ScalarsAreTheCpus) {
+  constexpr int64_t kGroup = 3;
+  NormSum expected(2);
+  const at::Tensor all = OnGpu(3 * kGroup * kNormWords, at::kLong);
+  for (int64_t rank = 0; rank < kGroup; ++rank) {
+    const at::Tensor x = torch::randn({1000 + rank});
+    expected.Add(x, 0);
+    for (int64_t group = 0; group < 3; ++group) {
+      kernels_->AddToNorm(
+          x.to(at::kCUDA), 0, 2,
+          all.narrow(0, (group * kGroup + rank) * kNormWords, kNormWords));
+    }
+  }
+  const at::Tensor scalars = OnGpu(kStepScalars, at::kDouble);
+  for (const double max_norm : {0.0, 0.5, 1e9}) {
+    kernels_->FinishNorm(all, {2, kGroup, 3, max_norm, true}, scalars);
+    const double norm = expected.Norm() * (1 / 3.0);
+    const double clip = ClipCoefficient(norm, max_norm);
+    EXPECT_TRUE(SameBits(
+        scalars, torch::tensor({1 / 3.0 * clip, 0.0, norm, norm * clip, 0.0},
+                               at::kDouble)))
+        << max_norm << ": " << scalars.cpu();
+  }
+  const at::Tensor one = torch::ones({1}).to(at::kCUDA);
+  kernels_->AddToNorm(one, 0, 2, all.narrow(0, 7 * kNormWords, kNormWords));
+  kernels_->FinishNorm(all, {.group_size = kGroup}, scalars);
+  EXPECT_EQ(scalars[kReplicasDiffer].item<double>(), 7);
+  kernels_->AddToNorm(one / 0, 0, 2, all.narrow(0, 0, kNormWords));
+  kernels_->FinishNorm(all, {.group_size = kGroup, .skip_on_overflow = true},
+                       scalars);
+  EXPECT_EQ(scalars[kSkip].item<double>(), 1);
+  EXPECT_EQ(scalars[kGradNorm].item<double>(), kInfinity);
+}
+
+// ---- AdamW
+
+struct State {
+  State(int64_t numel, WorkingType type)
+      : type(type),
+        master(Values(numel)),
+        exp_avg(Values(numel)),
+        exp_avg_sq(Values(numel).abs()),
+        gradient(Values(numel)),
+        working(torch::zeros({numel}, type == WorkingType::kFloat32 ? at::kFloat
+                                      : type == WorkingType::kFloat16
+                                          ? at::kHalf
+                                          : at::kBFloat16)) {}
+  // Every third has any bits.
+  static at::Tensor Values(int64_t numel) {
+    at::Tensor x = torch::randn({numel});
+    x.slice(0, 0, c10::nullopt, 3).copy_(AnyBits((numel + 2) / 3, at::kFloat));
+    return x;
+  }
+  State ToGpu() const {
+    State other = *this;
+    for (at::Tensor* t : {&other.master, &other.exp_avg, &other.exp_avg_sq,
+                          &other.gradient, &other.working}) {
+      *t = t->to(at::kCUDA);
+    }
+    return other;
+  }
+  AdamWRange Range() const {
+    AdamWRange r;
+    r.master = master.mutable_data_ptr<float>();
+    r.exp_avg = exp_avg.mutable_data_ptr<float>();
+    r.exp_avg_sq = exp_avg_sq.mutable_data_ptr<float>();
+    r.gradient = gradient.const_data_ptr<float>();
+    r.numel = master.numel();
+    r.working_type = type;
+    if (type != WorkingType::kNone) r.working = working.mutable_data_ptr();
+    return r;
+  }
+  WorkingType type;
+  at::Tensor master, exp_avg, exp_avg_sq, gradient, working;
+};
+
+void ExpectSame(const State& of_device, const State& expected) {
+  EXPECT_TRUE(SameBits(of_device.master, expected.master));
+  EXPECT_TRUE(SameBits(of_device.exp_avg, expected.exp_avg));
+  EXPECT_TRUE(SameBits(of_device.exp_avg_sq, expected.exp_avg_sq));
+  EXPECT_TRUE(SameBits(of_device.gradient, expected.gradient));
+  EXPECT_TRUE(SameBits(of_device.working, expected.working));
+}
+
+constexpr WorkingType kTypes[] = {WorkingType::kNone, WorkingType::kFloat32,
+                                  WorkingType::kBFloat16,
+                                  WorkingType::kFloat16};
+
+// Aligned or not, with lengths that four does not divide.
+TEST_F(OptimKernelsGpu, AdamWIsTheCpus) {
+  const AdamWOptions cases[] = {{.lr = 1e-2, .weight_decay = 0.1},
+                                {.beta1 = 0.3, .eps = 1e-3}};
+  for (const AdamWOptions& options : cases) {
+    for (const WorkingType type : kTypes) {
+      for (const int64_t numel : {3, 1000, 5'000'003}) {
+        for (const int64_t begin : {0, 1, 4}) {
+          State expected(numel + begin, type);
+          const State state = expected.ToGpu();
+          const auto step = [&](const State& s) {
+            return Part(s.Range(), begin, begin + numel);
+          };
+          const AdamWCoefficients c = CoefficientsOf(options, 7, 0.37);
+          kernels_->AdamW(step(state), c, {});
+          AdamWUpdate(step(expected), c);
+          ExpectSame(state, expected);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(OptimKernelsGpu, AdamWTakesFactorAndSkip) {
+  for (const WorkingType type : kTypes) {
+    State expected(1003, type);
+    const State state = expected.ToGpu();
+    const AdamWCoefficients c = CoefficientsOf({.lr = 0.1}, 1, 5);
+    at::Tensor scalars =
+        torch::tensor({1 / 3.0, 0.0, 0.0, 0.0, 0.0}, at::kDouble);
+    kernels_->AdamW(state.Range(), c, scalars.to(at::kCUDA));
+    scalars[kSkip] = 1;
+    kernels_->AdamW(state.Range(), c, scalars.to(at::kCUDA));
+    AdamWUpdate(expected.Range(), CoefficientsOf({.lr = 0.1}, 1, 1 / 3.0));
+    ExpectSame(state, expected);
+  }
+}
+
+}  // namespace
+}  // namespace tessera

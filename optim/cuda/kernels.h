@@ -1,0 +1,38 @@
+// Launches of an optimizer step's kernels (norm.cu, adamw.cu), on the GPU that
+// is current. `stream` is a cudaStream_t. ASYNC: on `stream`. The return value
+// is a cudaError_t, 0 if the launches went well. In a build without CUDA nobody
+// may call them.
+#ifndef OPTIM_CUDA_KERNELS_H_
+#define OPTIM_CUDA_KERNELS_H_
+
+#include <cstdint>
+
+#include "c10/util/BFloat16.h"
+#include "c10/util/Half.h"
+#include "optim/adamw_kernel.h"
+#include "optim/cuda/norm_math.h"
+#include "optim/step_scalars.h"
+
+namespace tessera {
+
+// `sum`: [kNormWords], digits below 2^32 before and after. REQUIRES: fewer than
+// 2^32 blocks (a terabyte of float32).
+int AddToNormCuda(const NormSegment<float>& segment, NormPower power,
+                  uint64_t* sum, void* stream);
+int AddToNormCuda(const NormSegment<double>& segment, NormPower power,
+                  uint64_t* sum, void* stream);
+int AddToNormCuda(const NormSegment<c10::BFloat16>& segment, NormPower power,
+                  uint64_t* sum, void* stream);
+int AddToNormCuda(const NormSegment<c10::Half>& segment, NormPower power,
+                  uint64_t* sum, void* stream);
+
+// `all`: [ranks * kNormWords]; `scalars`: [kStepScalars].
+int FinishNormCuda(const uint64_t* all, int64_t ranks, const NormFinish& finish,
+                   double* scalars, void* stream);
+
+// `scalars`: null, or [kStepScalars], of which factor and skip are read.
+int AdamWCuda(const AdamWRange& range, const AdamWCoefficients& coefficients,
+              const double* scalars, void* stream);
+
+}  // namespace tessera
+#endif  // OPTIM_CUDA_KERNELS_H_

@@ -1,0 +1,284 @@
+// DeviceKernels on the device without hardware: the CPU's bits, on the right
+// stream, with all that they read and write declared, and no wait of the host.
+#include "optim/device_kernels.h"
+
+#include <torch/torch.h>
+
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "base/bits.h"
+#include "c10/core/Event.h"
+#include "c10/core/impl/VirtualGuardImpl.h"
+#include "gtest/gtest.h"
+#include "optim/grad_norm.h"
+#include "testing/device/test_device.h"
+#include "tests/support/device_kernels.h"
+
+namespace tessera {
+namespace {
+
+using testdevice::Mode;
+using testdevice::TestDevice;
+
+constexpr auto kType = c10::DeviceType::PrivateUse1;
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+c10::impl::VirtualGuardImpl Impl() {
+  return c10::impl::VirtualGuardImpl(kType);
+}
+
+class DeviceKernelsTest : public ::testing::TestWithParam<Mode> {
+ protected:
+  static void SetUpTestSuite() {
+    testdevice::Register({});
+    RegisterTestDeviceKernels();
+    RegisterTestDeviceKernels();
+  }
+  void SetUp() override {
+    testdevice::SetMode(GetParam(), 1);
+    testdevice::ClearFaults();
+    testdevice::ResetHostWaits();
+    torch::manual_seed(1);
+  }
+  void TearDown() override { testdevice::SetMode(Mode::kAtOnce); }
+  static const DeviceKernels& Kernels() { return *DeviceKernelsOf(kType); }
+};
+
+INSTANTIATE_TEST_SUITE_P(Modes, DeviceKernelsTest,
+                         ::testing::Values(Mode::kAtOnce, Mode::kWorkers),
+                         [](const auto& info) {
+                           return info.param == Mode::kAtOnce ? "AtOnce"
+                                                              : "Workers";
+                         });
+
+void ExpectSameBits(const at::Tensor& of_device, const at::Tensor& expected,
+                    const std::string& what) {
+  const at::Tensor got = of_device.cpu();
+  EXPECT_TRUE(got.nbytes() == expected.nbytes() &&
+              std::memcmp(got.const_data_ptr(), expected.const_data_ptr(),
+                          got.nbytes()) == 0)
+      << what;
+}
+
+void ExpectNoFaults() {
+  for (const testdevice::Fault& fault : testdevice::Faults()) {
+    ADD_FAILURE() << fault.message;
+  }
+}
+
+// ---- the norm
+
+at::Tensor Sums(int64_t ranks, c10::Device device) {
+  return torch::zeros({ranks * kNormWords},
+                      at::TensorOptions(at::kLong).device(device));
+}
+at::Tensor Scalars(c10::Device device) {
+  return torch::empty({kStepScalars},
+                      at::TensorOptions(at::kDouble).device(device));
+}
+
+TEST_P(DeviceKernelsTest, NormHasTheCpusBits) {
+  constexpr int64_t kRanks = 3;
+  // Of another device than the current one.
+  const c10::Device device = TestDevice(1);
+  for (const double p : {1.0, 2.0, kInfinity}) {
+    NormSum expected(p);
+    const at::Tensor all = Sums(kRanks, device);
+    for (int64_t rank = 0; rank < kRanks; ++rank) {
+      const at::Tensor sum = all.narrow(0, rank * kNormWords, kNormWords);
+      for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf,
+                               at::kBFloat16, at::kComplexFloat}) {
+        if (!Kernels().HasNorm(p, dtype)) continue;
+        for (const int64_t numel : {0, 1, 3000}) {
+          const at::Tensor x = torch::randn({numel}).to(dtype);
+          expected.Add(x, 29);
+          Kernels().AddToNorm(x.to(device), 29, p, sum);
+        }
+      }
+    }
+    const at::Tensor scalars = Scalars(device);
+    testdevice::ResetHostWaits();
+    Kernels().FinishNorm(all, {p, kRanks, 3, 0.5, true}, scalars);
+    EXPECT_EQ(testdevice::CountHostWaits(), 0);
+    const double norm = expected.Norm() * (1 / 3.0);
+    const double clip = ClipCoefficient(norm, 0.5);
+    ExpectSameBits(
+        scalars,
+        torch::tensor({(1 / 3.0) * clip, 0.0, norm, norm * clip, 0.0},
+                      at::kDouble),
+        HexFloat(p));
+  }
+  ExpectNoFaults();
+}
+
+TEST_P(DeviceKernelsTest, SkipsOverflowsAndFindsOtherReplicas) {
+  const c10::Device device = TestDevice(0);
+  const at::Tensor all = Sums(4, device);
+  const at::Tensor x = torch::ones({10}, device);
+  x[3] = kInfinity;
+  for (const int64_t rank : {0, 2}) {
+    Kernels().AddToNorm(x, 0, 2, all.narrow(0, rank * kNormWords, kNormWords));
+  }
+  const at::Tensor scalars = Scalars(device);
+  Kernels().FinishNorm(all, {.group_size = 2, .skip_on_overflow = true},
+                       scalars);
+  EXPECT_EQ(scalars[kSkip].item<double>(), 1);
+  EXPECT_EQ(scalars[kGradNorm].item<double>(), kInfinity);
+  EXPECT_EQ(scalars[kReplicasDiffer].item<double>(), 0);
+  Kernels().AddToNorm(torch::ones({1}, device), 0, 2,
+                      all.narrow(0, 3 * kNormWords, kNormWords));
+  Kernels().FinishNorm(all, {.group_size = 2}, scalars);
+  EXPECT_EQ(scalars[kSkip].item<double>(), 0);
+  EXPECT_EQ(scalars[kReplicasDiffer].item<double>(), 3);
+  ExpectNoFaults();
+}
+
+TEST_P(DeviceKernelsTest, SaysWhatItHas) {
+  EXPECT_TRUE(Kernels().HasNorm(2, at::kComplexDouble));
+  EXPECT_FALSE(Kernels().HasNorm(1, at::kComplexDouble));
+  EXPECT_FALSE(Kernels().HasNorm(3, at::kFloat));
+  EXPECT_FALSE(Kernels().HasNorm(1.5, at::kFloat));
+}
+
+// ---- AdamW
+
+struct State {
+  State(int64_t numel, WorkingType type)
+      : type(type),
+        master(torch::randn({numel})),
+        exp_avg(torch::randn({numel})),
+        exp_avg_sq(torch::rand({numel})),
+        gradient(torch::randn({numel})),
+        working(torch::zeros({numel}, type == WorkingType::kFloat32 ? at::kFloat
+                                      : type == WorkingType::kFloat16
+                                          ? at::kHalf
+                                          : at::kBFloat16)) {}
+  State To(c10::Device device) const {
+    State other = *this;
+    for (at::Tensor* t : {&other.master, &other.exp_avg, &other.exp_avg_sq,
+                          &other.gradient, &other.working}) {
+      *t = t->to(device, /*non_blocking=*/false, /*copy=*/true);
+    }
+    return other;
+  }
+  AdamWRange Range() const {
+    AdamWRange r;
+    r.master = master.mutable_data_ptr<float>();
+    r.exp_avg = exp_avg.mutable_data_ptr<float>();
+    r.exp_avg_sq = exp_avg_sq.mutable_data_ptr<float>();
+    r.gradient = gradient.const_data_ptr<float>();
+    r.numel = master.numel();
+    r.working_type = type;
+    if (type != WorkingType::kNone) r.working = working.mutable_data_ptr();
+    return r;
+  }
+  WorkingType type;
+  at::Tensor master, exp_avg, exp_avg_sq, gradient, working;
+};
+
+void ExpectSame(const State& of_device, const State& expected) {
+  ExpectSameBits(of_device.master, expected.master, "master");
+  ExpectSameBits(of_device.exp_avg, expected.exp_avg, "exp_avg");
+  ExpectSameBits(of_device.exp_avg_sq, expected.exp_avg_sq, "exp_avg_sq");
+  ExpectSameBits(of_device.gradient, expected.gradient, "gradient");
+  ExpectSameBits(of_device.working, expected.working, "working");
+}
+
+at::Tensor ScalarsOf(double factor, bool skip, c10::Device device) {
+  return torch::tensor({factor, skip ? 1.0 : 0.0, 0.0, 0.0, 0.0}, at::kDouble)
+      .to(device);
+}
+
+constexpr WorkingType kTypes[] = {WorkingType::kNone, WorkingType::kFloat32,
+                                  WorkingType::kBFloat16,
+                                  WorkingType::kFloat16};
+
+TEST_P(DeviceKernelsTest, AdamWHasTheCpusBits) {
+  const AdamWOptions options = {.lr = 1e-2, .weight_decay = 0.1};
+  const c10::Device device = TestDevice(1);
+  for (const WorkingType type : kTypes) {
+    for (const int64_t numel : {0, 1, 1000}) {
+      State expected(numel, type);
+      const State state = expected.To(device);
+      const at::Tensor scalars = ScalarsOf(0.37, false, device);
+      const at::Tensor skip = ScalarsOf(0.37, true, device);
+      testdevice::ResetHostWaits();
+      Kernels().AdamW(state.Range(), CoefficientsOf(options, 1, 0.2), {});
+      Kernels().AdamW(state.Range(), CoefficientsOf(options, 2, 0.2), scalars);
+      Kernels().AdamW(state.Range(), CoefficientsOf(options, 3, 0.2), skip);
+      EXPECT_EQ(testdevice::CountHostWaits(), 0);
+      AdamWUpdate(expected.Range(), CoefficientsOf(options, 1, 0.2));
+      AdamWUpdate(expected.Range(), CoefficientsOf(options, 2, 0.37));
+      ExpectSame(state, expected);
+    }
+  }
+  ExpectNoFaults();
+}
+
+// ---- what they declare
+
+// Whether a fault is found where a kernel comes on a side stream without a wait
+// for what the default stream does with `t`.
+bool IsFault(const std::function<void()>& before,
+             const std::function<void()>& kernel) {
+  const c10::Device device = TestDevice(0);
+  const c10::Stream side = Impl().getStreamFromGlobalPool(device);
+  c10::Event event(kType);
+  event.record(Impl().getStream(device));
+  event.block(side);
+  testdevice::ClearFaults();
+  before();
+  {
+    const c10::Stream own = Impl().exchangeStream(side);
+    kernel();
+    Impl().exchangeStream(own);
+  }
+  Impl().synchronizeDevice(device.index());
+  const bool found = !testdevice::Faults().empty();
+  testdevice::ClearFaults();
+  return found;
+}
+
+void ExpectDeclared(const std::vector<at::Tensor>& written,
+                    const std::vector<at::Tensor>& read,
+                    const std::function<void()>& kernel) {
+  EXPECT_FALSE(IsFault([] {}, kernel));
+  for (size_t i = 0; i < written.size(); ++i) {
+    EXPECT_TRUE(IsFault([&] { written[i].clone(); }, kernel)) << i;
+    EXPECT_TRUE(IsFault([&] { written[i].zero_(); }, kernel)) << i;
+  }
+  for (size_t i = 0; i < read.size(); ++i) {
+    EXPECT_FALSE(IsFault([&] { read[i].clone(); }, kernel)) << i;
+    EXPECT_TRUE(IsFault([&] { read[i].zero_(); }, kernel)) << i;
+    // All of it.
+    const at::Tensor last = read[i].narrow(0, read[i].numel() - 1, 1);
+    EXPECT_TRUE(IsFault([&] { last.zero_(); }, kernel)) << i;
+  }
+}
+
+TEST_P(DeviceKernelsTest, DeclareWhatTheyReadAndWrite) {
+  const c10::Device device = TestDevice(0);
+  const at::Tensor x = torch::ones({100}, device);
+  const at::Tensor sum = Sums(1, device), scalars = Scalars(device).zero_();
+  ExpectDeclared({sum}, {x}, [&] { Kernels().AddToNorm(x, 0, 2, sum); });
+  ExpectDeclared({scalars}, {sum},
+                 [&] { Kernels().FinishNorm(sum, {}, scalars); });
+  for (const WorkingType type : kTypes) {
+    const State s = State(100, type).To(device);
+    std::vector<at::Tensor> written = {s.master, s.exp_avg, s.exp_avg_sq};
+    if (type != WorkingType::kNone) written.push_back(s.working);
+    ExpectDeclared(written, {s.gradient, scalars}, [&] {
+      Kernels().AdamW(s.Range(), CoefficientsOf({}, 1), scalars);
+    });
+    EXPECT_FALSE(IsFault(
+        [&] { scalars.zero_(); },
+        [&] { Kernels().AdamW(s.Range(), CoefficientsOf({}, 1), {}); }));
+  }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,156 @@
+#include "tests/support/device_kernels.h"
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ATen/Context.h"
+#include "ATen/Dispatch.h"
+#include "ATen/ops/view_as_real.h"
+#include "c10/core/impl/VirtualGuardImpl.h"
+#include "optim/cuda/norm_math.h"
+#include "optim/device_kernels.h"
+#include "testing/device/test_device.h"
+
+namespace tessera {
+namespace {
+
+using testdevice::OnHost;
+using testdevice::Region;
+
+constexpr auto kType = c10::DeviceType::PrivateUse1;
+
+c10::Stream CurrentStream(c10::Device device) {
+  return c10::impl::VirtualGuardImpl(kType).getStream(device);
+}
+
+Region Reads(const void* begin, int64_t bytes) { return {begin, bytes, false}; }
+Region Writes(const void* begin, int64_t bytes) { return {begin, bytes, true}; }
+Region Reads(const at::Tensor& t) {
+  return Reads(t.const_data_ptr(), static_cast<int64_t>(t.nbytes()));
+}
+Region Writes(const at::Tensor& t) {
+  return Writes(t.const_data_ptr(), static_cast<int64_t>(t.nbytes()));
+}
+
+uint64_t* WordsOf(const at::Tensor& t) {
+  return reinterpret_cast<uint64_t*>(t.mutable_data_ptr<int64_t>());
+}
+
+template <typename T>
+void AddToWords(const T* x, int64_t numel, int64_t first, double p,
+                uint64_t* words) {
+  const NormSegment<T> segment(x, numel, first);
+  switch (NormPowerOf(p)) {
+    case NormPower::kOne:
+      return AddToNormOnHost<NormPower::kOne>(segment, words);
+    case NormPower::kTwo:
+      return AddToNormOnHost<NormPower::kTwo>(segment, words);
+    case NormPower::kInfinity:
+      return AddToNormOnHost<NormPower::kInfinity>(segment, words);
+  }
+}
+
+int64_t ItemBytes(WorkingType type) {
+  switch (type) {
+    case WorkingType::kNone:
+      return 0;
+    case WorkingType::kFloat32:
+      return 4;
+    case WorkingType::kBFloat16:
+    case WorkingType::kFloat16:
+      return 2;
+  }
+}
+
+// The same memory, where the host finds it.
+AdamWRange RangeOnHost(AdamWRange range) {
+  range.master = OnHost(range.master);
+  range.exp_avg = OnHost(range.exp_avg);
+  range.exp_avg_sq = OnHost(range.exp_avg_sq);
+  range.gradient = OnHost(range.gradient);
+  range.working = OnHost(range.working);
+  return range;
+}
+
+class TestDeviceKernels final : public DeviceKernels {
+ public:
+  bool HasNorm(double p, at::ScalarType dtype) const override {
+    return HasNormPower(p) && (!at::isComplexType(dtype) || p == 2);
+  }
+
+  void AddToNorm(const at::Tensor& segment, int64_t first, double p,
+                 const at::Tensor& sum) const override {
+    if (segment.is_complex()) {
+      return AddToNorm(at::view_as_real(segment).flatten(), 2 * first, p, sum);
+    }
+    const int64_t numel = segment.numel();
+    if (numel == 0) return;
+    AT_DISPATCH_FLOATING_TYPES_AND2(
+        at::kHalf, at::kBFloat16, segment.scalar_type(), "AddToNorm", [&] {
+          const auto* const x = segment.const_data_ptr<scalar_t>();
+          uint64_t* const words = WordsOf(sum);
+          testdevice::Launch(
+              CurrentStream(segment.device()), "AddToNorm",
+              {Reads(segment), Writes(sum)}, [x, numel, first, p, words] {
+                AddToWords(OnHost(x), numel, first, p, OnHost(words));
+              });
+        });
+  }
+
+  void FinishNorm(const at::Tensor& all, const NormFinish& finish,
+                  const at::Tensor& scalars) const override {
+    const int64_t ranks = all.numel() / kNormWords;
+    const auto* const words =
+        reinterpret_cast<const uint64_t*>(all.const_data_ptr<int64_t>());
+    double* const to = scalars.mutable_data_ptr<double>();
+    testdevice::Launch(
+        CurrentStream(all.device()), "FinishNorm",
+        {Reads(all), Writes(scalars)}, [words, ranks, finish, to] {
+          FinishNormOnHost(OnHost(words), ranks, finish, OnHost(to));
+        });
+  }
+
+  void AdamW(const AdamWRange& range, const AdamWCoefficients& coefficients,
+             const at::Tensor& scalars) const override {
+    if (range.numel == 0) return;
+    const int64_t bytes = range.numel * static_cast<int64_t>(sizeof(float));
+    std::vector<Region> regions = {
+        Writes(range.master, bytes), Writes(range.exp_avg, bytes),
+        Writes(range.exp_avg_sq, bytes), Reads(range.gradient, bytes)};
+    if (range.working_type != WorkingType::kNone) {
+      regions.push_back(
+          Writes(range.working, range.numel * ItemBytes(range.working_type)));
+    }
+    const double* values = nullptr;
+    if (scalars.defined()) {
+      regions.push_back(Reads(scalars));
+      values = scalars.const_data_ptr<double>();
+    }
+    testdevice::Launch(
+        CurrentStream(
+            at::globalContext().getDeviceFromPtr(range.master, kType)),
+        "AdamW", regions, [range, c = coefficients, values]() mutable {
+          if (values != nullptr) {
+            const double* const found = OnHost(values);
+            if (found[kSkip] != 0) return;
+            c.gradient_factor = static_cast<float>(found[kFactor]);
+          }
+          AdamWUpdate(RangeOnHost(range), c);
+        });
+  }
+};
+
+}  // namespace
+
+void RegisterTestDeviceKernels() {
+  static const auto* const kernels = [] {
+    auto* const made = new TestDeviceKernels();
+    RegisterDeviceKernels(kType, made);
+    return made;
+  }();
+  (void)kernels;
+}
+
+}  // namespace tessera
