@@ -19,7 +19,7 @@ class PlainAdamW {
     for (const at::Tensor& p : parameters_) {
       exp_avgs_.push_back(torch::zeros_like(p));
       exp_avg_sqs_.push_back(torch::zeros_like(p));
-      steps_.push_back(torch::zeros({}));
+      steps_.push_back(torch::zeros({}, p.device()));
     }
   }
 

@@ -12,7 +12,6 @@
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -34,6 +33,7 @@
 #include "benchmarks/flag_checks.h"
 #include "benchmarks/peer_gpt.h"
 #include "benchmarks/plain_libtorch.h"
+#include "benchmarks/train_figures.h"
 #include "benchmarks/turns.h"
 #include "comm/launch/job.h"
 #include "data/byte_corpus.h"
@@ -44,6 +44,7 @@ ABSL_FLAG(std::string, data, "", "The text: any file.");
 ABSL_FLAG(std::string, engine, "tessera",
           "tessera, or none: each process trains alone, with libtorch's fused "
           "AdamW, and does not communicate.");
+ABSL_FLAG(std::string, device, "cpu", "cpu, or gpu: World::device().");
 ABSL_FLAG(int, stage, 3, "ZeRO stage, 0 to 3.");
 ABSL_FLAG(int64_t, dim, 512, "Width of the model.");
 ABSL_FLAG(int64_t, layers, 8, "Blocks.");
@@ -68,12 +69,20 @@ namespace {
 constexpr double kLr = 1e-3, kWeightDecay = 0.01;
 constexpr int kWarmUp = 2;  // steps
 
+absl::StatusOr<at::Device> DeviceOfFlags(const World& world) {
+  const std::string name = absl::GetFlag(FLAGS_device);
+  if (name == "cpu") return at::Device(at::kCPU);
+  if (name == "gpu" && !world.device().is_cpu()) return world.device();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--device: expected cpu, or gpu where there is one, got '", name, "'"));
+}
+
 struct Batch {
   at::Tensor inputs, targets;
 };
 
 // The peers' generator gives the peers' indices.
-Batch BatchOf(const ByteCorpus& corpus, int step, int rank) {
+Batch BatchOf(const ByteCorpus& corpus, int step, int rank, at::Device device) {
   const int64_t seq = absl::GetFlag(FLAGS_seq);
   const int64_t rows = absl::GetFlag(FLAGS_micro_batch);
   const auto size = static_cast<int64_t>(corpus.bytes().size());
@@ -87,7 +96,8 @@ Batch BatchOf(const ByteCorpus& corpus, int step, int rank) {
         corpus.bytes().data() + starts[i].item<int64_t>();
     std::copy(from, from + seq + 1, samples[i].data_ptr<int64_t>());
   }
-  return {samples.slice(1, 0, seq), samples.slice(1, 1, seq + 1)};
+  return {samples.slice(1, 0, seq).to(device),
+          samples.slice(1, 1, seq + 1).to(device)};
 }
 
 // One way of training.
@@ -126,11 +136,14 @@ proto::Config ConfigOfFlags() {
 class Sharded : public Trainer {
  public:
   static absl::StatusOr<std::unique_ptr<Trainer>> Create(
-      std::shared_ptr<PeerGpt> model) {
+      std::shared_ptr<PeerGpt> model, at::Device device) {
     auto trainer = std::make_unique<Sharded>();
     trainer->model_ = std::move(model);
-    TESSERA_ASSIGN_OR_RETURN(trainer->engine_,
-                             Engine::Create(trainer->model_, ConfigOfFlags()));
+    EngineOptions options;
+    options.device = device;
+    TESSERA_ASSIGN_OR_RETURN(
+        trainer->engine_,
+        Engine::Create(trainer->model_, ConfigOfFlags(), options));
     const std::string init = absl::GetFlag(FLAGS_init);
     if (!init.empty()) {
       TESSERA_RETURN_IF_ERROR(trainer->engine_->LoadSafetensors(init).status());
@@ -158,16 +171,19 @@ class Sharded : public Trainer {
 // Plain libtorch, as the peers' "single"; autocast for bf16.
 class Alone : public Trainer {
  public:
-  explicit Alone(std::shared_ptr<PeerGpt> model)
-      : model_(std::move(model)),
-        optimizer_(model_->parameters(), kLr, kWeightDecay) {}
+  Alone(std::shared_ptr<PeerGpt> model, at::Device device)
+      : device_(device.type()),
+        model_(std::move(model)),
+        optimizer_(model_->parameters(), kLr, kWeightDecay) {
+    at::autocast::set_autocast_dtype(device_, at::kBFloat16);
+  }
 
   absl::StatusOr<double> Step(const Batch& batch) override {
     const bool bf16 = absl::GetFlag(FLAGS_dtype) == "bf16";
-    at::autocast::set_autocast_enabled(at::kCPU, bf16);
+    at::autocast::set_autocast_enabled(device_, bf16);
     const at::Tensor loss = model_->Loss(batch.inputs, batch.targets);
     at::autocast::clear_cache();
-    at::autocast::set_autocast_enabled(at::kCPU, false);
+    at::autocast::set_autocast_enabled(device_, false);
     loss.backward();
     if (absl::GetFlag(FLAGS_clip) > 0) {
       torch::nn::utils::clip_grad_norm_(optimizer_.parameters(),
@@ -178,15 +194,16 @@ class Alone : public Trainer {
   }
 
  private:
+  const at::DeviceType device_;
   const PlainAutograd plain_autograd_;
   std::shared_ptr<PeerGpt> model_;
   PlainAdamW optimizer_;
 };
 
 absl::StatusOr<std::unique_ptr<Trainer>> MakeTrainer(
-    std::shared_ptr<PeerGpt> model) {
+    std::shared_ptr<PeerGpt> model, at::Device device) {
   const std::string engine = absl::GetFlag(FLAGS_engine);
-  if (engine == "tessera") return Sharded::Create(std::move(model));
+  if (engine == "tessera") return Sharded::Create(std::move(model), device);
   if (engine != "none") {
     return absl::InvalidArgumentError(
         absl::StrCat("--engine: expected tessera or none, got '", engine, "'"));
@@ -194,19 +211,16 @@ absl::StatusOr<std::unique_ptr<Trainer>> MakeTrainer(
   if (!absl::GetFlag(FLAGS_init).empty()) {
     return absl::InvalidArgumentError("--init is not for --engine none");
   }
-  return std::unique_ptr<Trainer>(std::make_unique<Alone>(std::move(model)));
+  model->to(device);
+  return std::unique_ptr<Trainer>(
+      std::make_unique<Alone>(std::move(model), device));
 }
 
-struct Figures {
-  std::vector<double> milliseconds;  // of the timed steps
-  std::vector<double> losses;
-};
-
 // Steps `begin` to `end` of the training.
-absl::Status Train(int rank, const ByteCorpus& corpus, int begin, int end,
-                   Trainer& trainer, Figures* figures) {
+absl::Status Train(int rank, const ByteCorpus& corpus, at::Device device,
+                   int begin, int end, Trainer& trainer, Figures* figures) {
   for (int i = begin; i < end; ++i) {
-    const Batch batch = BatchOf(corpus, i, rank);
+    const Batch batch = BatchOf(corpus, i, rank, device);
     const absl::Time start = absl::Now();
     TESSERA_ASSIGN_OR_RETURN(const double loss, trainer.Step(batch));
     if (i >= kWarmUp) {
@@ -231,42 +245,9 @@ absl::StatusOr<std::optional<int>> NextTurn() {
   return steps;
 }
 
-// "1.5, 2.25": a loss comes back from it as the same bits. Python reads what is
-// not finite, too.
-std::string Listed(const std::vector<double>& values) {
-  return absl::StrJoin(values, ", ", [](std::string* out, double value) {
-    if (std::isfinite(value)) {
-      absl::StrAppendFormat(out, "%.9g", value);
-    } else {
-      absl::StrAppend(out, std::isnan(value) ? "NaN"
-                           : value < 0       ? "-Infinity"
-                                             : "Infinity");
-    }
-  });
-}
-
-void PrintTurn(const Figures& figures) {
-  absl::PrintF(R"({"ms": [%s], "loss": [%s]})"
-               "\n",
-               Listed(figures.milliseconds), Listed(figures.losses));
-  std::fflush(stdout);
-}
-
-// What forwards left, when they ended and at the peak, and what was computed
-// for backward then.
-std::string ActivationsText(const StepMemoryReport& memory) {
-  int64_t after_forward = 0;
-  for (const auto& unit : memory.activations) after_forward += unit.bytes;
-  const HeldMemory& held = memory.at_peak.held;
-  return absl::StrFormat(
-      R"({"after_forward": %d, "at_peak": %d, "temporary_at_peak": %d, )"
-      R"("step_peak": %d})",
-      after_forward, held[HeldKind::kActivations], held[HeldKind::kTemporary],
-      memory.peak_bytes);
-}
-
-void PrintAll(const World& world, int64_t parameters, const Trainer& trainer,
-              const Figures& figures, int64_t pss_bytes) {
+void PrintAll(const World& world, at::Device device, int64_t parameters,
+              const Trainer& trainer, const Figures& figures,
+              int64_t pss_bytes) {
   const bool alone = absl::GetFlag(FLAGS_engine) == "none";
   std::vector<double> ms = figures.milliseconds;
   std::sort(ms.begin(), ms.end());
@@ -280,7 +261,7 @@ void PrintAll(const World& world, int64_t parameters, const Trainer& trainer,
       R"("world": %d, "params": %d, "step_ms": %.2f, "min_ms": %.2f, )"
       R"("tok_s": %.0f, "loss": [%s], "bytes_at_peak": {"parameters": %d, )"
       R"("gradients": %d, "optimizer": %d, "working": %d}, )"
-      R"("activations": %s, "pss_mb": %d, "units": [%s]})"
+      R"("activations": %s, "device": %s, "pss_mb": %d, "units": [%s]})"
       "\n",
       absl::GetFlag(FLAGS_engine), alone ? 0 : absl::GetFlag(FLAGS_stage),
       absl::GetFlag(FLAGS_dtype), std::string(world.communicator()->backend()),
@@ -290,7 +271,8 @@ void PrintAll(const World& world, int64_t parameters, const Trainer& trainer,
       memory[MemoryKind::kGradients].peak_bytes,
       memory[MemoryKind::kOptimizer].peak_bytes,
       memory[MemoryKind::kWorking].peak_bytes,
-      ActivationsText(trainer.Memory()), pss_bytes >> 20,
+      ActivationsText(trainer.Memory()), DeviceText(device, trainer.Memory()),
+      pss_bytes >> 20,
       absl::StrJoin(trainer.Units(), ", ", [](std::string* out, const auto& u) {
         absl::StrAppend(out, "\"", absl::CEscape(u), "\"");
       }));
@@ -355,14 +337,16 @@ absl::Status Run(int argc, char** argv) {
                      absl::GetFlag(FLAGS_heads), absl::GetFlag(FLAGS_seq)});
   int64_t parameters = 0;
   for (const at::Tensor& p : model->parameters()) parameters += p.numel();
-  TESSERA_ASSIGN_OR_RETURN(const auto trainer, MakeTrainer(std::move(model)));
+  TESSERA_ASSIGN_OR_RETURN(const at::Device device, DeviceOfFlags(*world));
+  TESSERA_ASSIGN_OR_RETURN(const auto trainer,
+                           MakeTrainer(std::move(model), device));
   const bool first = world->rank() == 0;
   Figures all;
   int done = 0;
   auto train = [&](int steps) {
     Figures turn;
-    const absl::Status status =
-        Train(world->rank(), corpus, done, done + steps, *trainer, &turn);
+    const absl::Status status = Train(world->rank(), corpus, device, done,
+                                      done + steps, *trainer, &turn);
     done += steps;
     if (status.ok() && turns) PrintTurn(turn);
     for (const double ms : turn.milliseconds) all.milliseconds.push_back(ms);
@@ -378,7 +362,7 @@ absl::Status Run(int argc, char** argv) {
     TESSERA_RETURN_IF_ERROR(train(absl::GetFlag(FLAGS_steps)));
   }
   TESSERA_ASSIGN_OR_RETURN(const int64_t pss, ResidentBytes());
-  if (first) PrintAll(*world, parameters, *trainer, all, pss);
+  if (first) PrintAll(*world, device, parameters, *trainer, all, pss);
   return absl::OkStatus();
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <complex>
 
 #include "ATen/Dispatch.h"
 #include "ATen/Parallel.h"
@@ -28,8 +29,8 @@ double Magnitude(T x) {
 }
 template <typename T>
 double Magnitude(c10::complex<T> x) {
-  return std::hypot(static_cast<double>(x.real()),
-                    static_cast<double>(x.imag()));
+  // glibc's cabs is its hypot; a program with std::hypot needs glibc 2.35.
+  return std::abs(std::complex<double>(x.real(), x.imag()));
 }
 
 bool TakesProducts(double p) { return p <= kMaxProducts && p == std::floor(p); }

@@ -13,17 +13,19 @@
 namespace tessera {
 namespace {
 
-at::Generator DefaultGenerator() {
-  return at::detail::getDefaultCPUGenerator();
+at::Generator DefaultGenerator(at::Device device) {
+  return at::globalContext().defaultGenerator(device);
 }
 
 // The default generator is what it was again at the end of the scope.
 class KeepGenerator {
  public:
-  KeepGenerator() : state_(DefaultGenerator().get_state()) {}
-  ~KeepGenerator() { DefaultGenerator().set_state(state_); }
+  explicit KeepGenerator(at::Device device)
+      : generator_(DefaultGenerator(device)), state_(generator_.get_state()) {}
+  ~KeepGenerator() { generator_.set_state(state_); }
 
  private:
+  at::Generator generator_;
   at::Tensor state_;
 };
 
@@ -67,6 +69,11 @@ at::Tensor SumInOrder(const std::vector<at::Tensor>& tensors) {
     sum = sum.defined() ? sum + term : term;
   }
   return sum.to(dtype);
+}
+
+// By a tensor: of a number, GPUs multiply by the reciprocal.
+at::Tensor Divided(const at::Tensor& t, double divisor) {
+  return t.div(torch::full({}, divisor, t.options()));
 }
 
 double EpsilonOf(at::ScalarType type) {
@@ -143,13 +150,14 @@ Oracle::Oracle(const MakeModule& make_module, OracleOptions options)
   TORCH_CHECK(options_.predivide == 1 || !(options_.sum || options_.weight),
               "predivide is of means");
   at::set_num_threads(1);
-  KeepGenerator keep;
+  KeepGenerator keep(at::kCPU);
+  KeepGenerator keep_device(options_.device);
   for (int r = 0; r < options_.world_size; ++r) {
     torch::manual_seed(options_.model_seed);
     Rank rank;
     rank.module = make_module();
     torch::manual_seed(options_.rank_seed + static_cast<uint64_t>(r));
-    rank.generator_state = DefaultGenerator().get_state();
+    rank.generator_state = DefaultGenerator(options_.device).get_state();
     if (r == 0) AddParameters(*rank.module);
     ConvertModule(*rank.module, options_);
     const auto replicas = DistinctParameters(*rank.module);
@@ -182,7 +190,8 @@ void Oracle::AddParameters(const torch::nn::Module& module) {
 
 at::Tensor Oracle::RunRank(const Loss& loss, int r, double scale) {
   Rank& rank = ranks_[r];
-  DefaultGenerator().set_state(rank.generator_state);
+  at::Generator generator = DefaultGenerator(options_.device);
+  generator.set_state(rank.generator_state);
   std::optional<PlainCasts> casts;
   if (options_.cast_inputs) casts.emplace(Replicas(r));
   at::Tensor value = loss(*rank.module, r, micro_batches_);
@@ -202,7 +211,7 @@ at::Tensor Oracle::RunRank(const Loss& loss, int r, double scale) {
     TORCH_CHECK(options_.weight && weight == 0, "no loss, but a weight");
   }
   casts.reset();
-  rank.generator_state = DefaultGenerator().get_state();
+  rank.generator_state = generator.get_state();
   TakeGradients(r, weight);
   return value;
 }
@@ -240,7 +249,7 @@ void Oracle::Reduce(Parameter* p) const {
   for (at::Tensor& waiting : p->waiting) {
     if (!waiting.defined()) waiting = torch::zeros_like(p->master);
     at::Tensor send = waiting.to(dtype);
-    if (options_.predivide != 1) send = send.div(options_.predivide);
+    if (options_.predivide != 1) send = Divided(send, options_.predivide);
     sends.push_back(send);
     waiting.reset();
   }
@@ -254,7 +263,7 @@ void Oracle::Reduce(Parameter* p) const {
   }
   at::Tensor mean = SumInOrder(sums).to(p->master.scalar_type());
   if (!options_.sum && !options_.weight) {
-    mean = mean.div(options_.world_size / options_.predivide);
+    mean = Divided(mean, options_.world_size / options_.predivide);
   }
   p->gradient = p->gradient.defined() ? p->gradient + mean : mean;
 }
@@ -304,7 +313,7 @@ void Oracle::StepOptimizer(double factor) {
 }
 
 std::vector<std::vector<at::Tensor>> Oracle::TrainStep(const Loss& loss) {
-  KeepGenerator keep;
+  KeepGenerator keep(options_.device);
   for (Parameter& p : parameters_) {
     p.gradient.reset();
     p.rounding.reset();

@@ -51,6 +51,8 @@ namespace tessera {
 
 struct OracleOptions {
   int world_size = 1;
+  // Where the modules are. The default generator below is this device's.
+  at::Device device = at::kCPU;
   // Ranks that follow each other shard, the groups are replicas: sums are
   // (send0 + send1) + (send2 + send3), each + of one kind as above. 0: all
   // ranks are one group.

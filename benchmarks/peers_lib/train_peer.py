@@ -88,14 +88,15 @@ class Torch:
     def fsdp1(self, model):
         from torch.distributed.fsdp import FullyShardedDataParallel
         return FullyShardedDataParallel(
-            model, device_id=torch.device('cpu'),
+            model, device_id=torch.device(self.options.device),
             auto_wrap_policy=lambda module, recurse, nonwrapped_numel:
             recurse or isinstance(module, Block))
 
     def fsdp2(self, model):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard, MixedPrecisionPolicy
-        options = {'mesh': init_device_mesh('cpu', (dist.get_world_size(),))}
+        options = {'mesh': init_device_mesh(
+            self.options.device, (dist.get_world_size(),))}
         if self.options.bf16:
             options['mp_policy'] = MixedPrecisionPolicy(
                 param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -104,7 +105,8 @@ class Torch:
         return fully_shard(model, **options)
 
     def step(self, inputs, targets):
-        with torch.autocast('cpu', dtype=torch.bfloat16, enabled=self.autocast):
+        with torch.autocast(self.options.device, dtype=torch.bfloat16,
+                            enabled=self.autocast):
             loss = self.model(inputs, targets)
         loss.backward()
         if self.options.clip:
@@ -156,13 +158,17 @@ class Batches:
                                generator=generator)
         rows = torch.stack([self.text[start:start + length + 1].long()
                             for start in starts.tolist()])
-        return rows[:, :-1], rows[:, 1:]
+        device = self.options.device
+        return rows[:, :-1].to(device), rows[:, 1:].to(device)
 
 
 def parse():
     parser = argparse.ArgumentParser()
     parser.add_argument('--engine', required=True)
     parser.add_argument('--data', required=True)
+    parser.add_argument('--device', default='cpu',
+                        help='cpu, or cuda: of as many GPUs that of its rank; '
+                        'not of DeepSpeed')
     parser.add_argument('--dim', type=int, default=512)
     parser.add_argument('--layers', type=int, default=8)
     parser.add_argument('--heads', type=int, default=8)
@@ -207,7 +213,10 @@ def load_libraries(options):
     if options.engine.startswith('fsdp'):
         import torch.distributed.fsdp  # noqa: F401
     if not options.save_init:
-        dist.init_process_group('gloo')
+        cuda = options.device == 'cuda'
+        dist.init_process_group('nccl' if cuda else 'gloo')
+        if cuda:
+            torch.cuda.set_device(dist.get_rank() % torch.cuda.device_count())
 
 
 def main():
@@ -230,6 +239,7 @@ def main():
     torch.manual_seed(0)
     model = Gpt(options.dim, options.layers, options.heads, options.seq)
     model.checkpointed = options.ckpt
+    model.to(options.device)
     kind = DeepSpeed if options.engine.startswith('ds') else Torch
     trainer = kind(model, options)
     batches = Batches(options, rank)
@@ -245,6 +255,9 @@ def main():
             losses.append(loss)
             done += 1
         say(ms=milliseconds, loss=losses)
+    if options.device == 'cuda':
+        say(device={'allocated_peak': torch.cuda.max_memory_allocated(),
+                    'reserved': torch.cuda.memory_reserved()})
     dist.destroy_process_group()
 
 

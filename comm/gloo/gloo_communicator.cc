@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "base/torch/divide.h"
 #include "base/torch/tensor_over.h"
 #include "base/torch_guard.h"
 #include "comm/gloo/gloo_messages.h"
@@ -246,7 +247,7 @@ absl::Status GlooCommunicator::DoReduceScatter(const Call& call,
     return SumSlices(call.signature, whole, Slices(whole.numel(), world_size()),
                      shard);
   }));
-  Divide(shard, divisor);
+  DivideBy(shard, divisor);
   return absl::OkStatus();
 }
 

@@ -193,11 +193,6 @@ CommFuture QueuedCommunicator::Enqueue(CollectiveRecord record, CommTag tag,
   });
 }
 
-void QueuedCommunicator::Divide(const at::Tensor& shard, double divisor) {
-  if (divisor == 1) return;
-  shard.div_(divisor);
-}
-
 absl::Status QueuedCommunicator::RunAllGather(const Call& call,
                                               const at::Tensor& shard,
                                               const at::Tensor& whole) {

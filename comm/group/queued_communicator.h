@@ -98,9 +98,6 @@ class QueuedCommunicator
   FlightRecorder* records() { return &recorder_; }
   CommLog* costs() { return &log_; }
 
-  // Divides a shard of sums, on the current stream. Nothing for 1.
-  static void Divide(const at::Tensor& shard, double divisor);
-
   // Queues a collective that `record` describes, on tensors of `device`.
   using Body = std::function<absl::Status(const Call&)>;
   CommFuture Enqueue(CollectiveRecord record, CommTag tag, Body body,
@@ -119,7 +116,7 @@ class QueuedCommunicator
   // and those that share its failure.
   virtual absl::Status DoAllGather(const Call& call, const at::Tensor& shard,
                                    const at::Tensor& whole) = 0;
-  // The sum, and then Divide or what has its bits.
+  // The sum, and then DivideBy (base/torch/divide.h) or what has its bits.
   virtual absl::Status DoReduceScatter(const Call& call,
                                        const at::Tensor& whole,
                                        const at::Tensor& shard,

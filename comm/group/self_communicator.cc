@@ -5,6 +5,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "base/status.h"
+#include "base/torch/divide.h"
 #include "base/torch/tensor_over.h"
 #include "comm/group/queued_communicator.h"
 #include "comm/note_board.h"
@@ -74,7 +75,7 @@ class SelfCommunicator : public QueuedCommunicator {
                                const at::Tensor& shard,
                                double divisor) override {
     TESSERA_RETURN_IF_ERROR(Copy(whole, shard));
-    Divide(shard, divisor);
+    DivideBy(shard, divisor);
     return absl::OkStatus();
   }
   absl::Status DoAllReduceSum(const Call&, const at::Tensor&) override {

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/torch/divide.h"
 #include "base/torch_guard.h"
 #include "comm/gloo/gloo_messages.h"
 #include "comm/group/watched_communicator.h"
@@ -147,7 +148,7 @@ absl::Status HierarchicalCommunicator::DoReduceScatter(const Call& call,
     return SumSlices(group_, sliced,
                      static_cast<char*>(shard.mutable_data_ptr()));
   }));
-  Divide(shard, divisor);
+  DivideBy(shard, divisor);
   return absl::OkStatus();
 }
 

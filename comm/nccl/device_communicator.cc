@@ -33,6 +33,7 @@
 #include "absl/time/clock.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "base/torch/divide.h"
 #include "base/torch/tensor_over.h"
 #include "base/torch_guard.h"
 #include "c10/core/Event.h"
@@ -153,7 +154,7 @@ void DeviceCommunicator::Scatter(const at::Tensor& whole,
   at::Tensor input = ElementsOver(whole, 0, whole.numel());
   at::Tensor output = ElementsOver(shard, 0, shard.numel());
   Follow(backend_->_reduce_scatter_base(output, input));
-  Divide(output, divisor);
+  DivideBy(output, divisor);
 }
 
 // Slices are exchanged, a part of each at a time: the memory for the others' is
@@ -300,7 +301,7 @@ void AddSlices(const at::Tensor& slices, double divisor,
   }
   const at::Tensor target = ElementsOver(sum, 0, numel);
   target.copy_(total);
-  if (divisor != 1) target.div_(divisor);
+  DivideBy(target, divisor);
 }
 
 absl::StatusOr<std::shared_ptr<Communicator>> MakeDeviceCommunicator(

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/memory/memfd.h"
 #include "base/status.h"
+#include "base/torch/divide.h"
 #include "comm/group/watched_communicator.h"
 #include "comm/reduce/element_type.h"
 #include "comm/shm/collectives.h"
@@ -136,7 +137,7 @@ absl::Status ShmCommunicator::DoReduceScatter(const Call& call,
         what, type, averages ? shm::ReduceOp::kAverage : shm::ReduceOp::kSum,
         whole.const_data_ptr(), shard.mutable_data_ptr(), shard.numel());
   }));
-  if (!averages) Divide(shard, divisor);
+  if (!averages) DivideBy(shard, divisor);
   return absl::OkStatus();
 }
 

@@ -210,10 +210,12 @@ std::string Trainer::Describe() const {
   const int ranks = world_.world_size(), threads = at::get_num_threads();
   return absl::StrFormat(
       "GPT of %.2f M parameters (%d layer%s, width %d, %d bytes of context)\n"
-      "ZeRO stage %d, %d rank%s%s, %d thread%s each, %d bytes of text a step\n",
+      "ZeRO stage %d, %d rank%s%s%s, %d thread%s each, %d bytes of text a "
+      "step\n",
       parameter_count_ / 1e6, model.layers(), Plural(model.layers()),
       model.dim(), model.seq(), engine_->stage(), ranks, Plural(ranks),
       ranks == 1 ? ""
                  : absl::StrCat(" over ", world_.communicator()->backend()),
-      threads, Plural(threads), tokens_per_step());
+      device_.is_cpu() ? "" : absl::StrCat(" on ", device_.str()), threads,
+      Plural(threads), tokens_per_step());
 }

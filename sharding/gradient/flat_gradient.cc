@@ -13,11 +13,11 @@
 #include <utility>
 
 #include "base/status.h"
+#include "base/torch/divide.h"
 #include "base/torch/stream_uses.h"
 #include "sharding/flat/whole_values.h"
 
 namespace tessera {
-
 FlatGradient::FlatGradient(std::shared_ptr<FlatParameter> flat,
                            const std::vector<bool>& expected,
                            int64_t lendable_bytes)
@@ -130,7 +130,7 @@ absl::StatusOr<at::Tensor> FlatGradient::Outgoing(double predivide) {
     whole = outgoing_.View();
     if (flat_->stage().sharded_gradients) local_.Reset();
   }
-  if (predivide != 1) whole.div_(predivide);
+  DivideBy(whole, predivide);
   return whole;
 }
 
@@ -149,7 +149,7 @@ absl::StatusOr<at::Tensor> FlatGradient::OutgoingHeld(double predivide) {
     PlaceIn(outgoing_, static_cast<int>(i)).copy_(parameters_[i].held);
   }
   const at::Tensor whole = outgoing_.View();
-  if (predivide != 1) whole.div_(predivide);
+  DivideBy(whole, predivide);
   return whole;
 }
 
@@ -163,8 +163,7 @@ absl::StatusOr<at::Tensor> FlatGradient::PlaceOfSums(const at::Tensor& whole) {
 }
 
 at::Tensor FlatGradient::Mean(const at::Tensor& sums, double divisor) const {
-  const at::Tensor wide = sums.to(flat_->master_dtype());
-  return divisor == 1 ? wide : wide.div(divisor);
+  return Divided(sums.to(flat_->master_dtype()), divisor);
 }
 
 absl::Status FlatGradient::TakeSums(const at::Tensor& sums, double divisor) {
@@ -194,7 +193,7 @@ absl::Status FlatGradient::TakeSums(const at::Tensor& sums, double divisor) {
       to = reduced_.View();
     }
     if (to.data_ptr() != sums.data_ptr()) to.copy_(sums);
-    if (divisor != 1) to.div_(divisor);
+    DivideBy(to, divisor);
   }
   DropOutgoing();
   return absl::OkStatus();

@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -26,14 +27,26 @@
 namespace tessera {
 namespace {
 
+bool IsTestDevice(const TrainingSpec& spec) {
+  return !spec.device.empty() && absl::ascii_isdigit(spec.device[0]);
+}
+
 std::optional<at::Device> DeviceOf(const TrainingSpec& spec) {
   if (spec.device.empty()) return std::nullopt;
+  if (!IsTestDevice(spec)) return at::Device(spec.device);
   return testdevice::TestDevice(std::stoi(spec.device));
+}
+
+// Of two kernels of a GPU, that whose bits are the same in each run.
+void ChooseKernels(const TrainingSpec& spec) {
+  if (spec.OracleDevice().is_cpu()) return;
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+  at::globalContext().setDeterministicFillUninitializedMemory(false);
 }
 
 // Draws what the oracle does, whose draws are all of the CPU's generator.
 void PrepareDevice(const TrainingSpec& spec, int rank) {
-  if (spec.device.empty()) return;
+  if (!IsTestDevice(spec)) return;
   testdevice::Register({});
   RegisterTestDeviceKernels();
   testdevice::SetMode(absl::StrContains(spec.device, "workers")
@@ -43,19 +56,19 @@ void PrepareDevice(const TrainingSpec& spec, int rank) {
   testdevice::ManualSeed(TrainingSpec::kRankSeed + static_cast<uint64_t>(rank));
 }
 
-// Its collectives are those of devices, unless it is "host": then they are the
-// host's, with copies.
+// Collectives of a device without hardware are those of devices, unless it is
+// "host": then they are the host's, with copies. A GPU's are what the ranks
+// have.
 absl::StatusOr<std::shared_ptr<Communicator>> CommunicatorOf(
     const TrainingSpec& spec, std::shared_ptr<Communicator> comm) {
-  const std::optional<at::Device> device = DeviceOf(spec);
-  if (!device.has_value() || absl::StrContains(spec.device, "host")) {
+  if (!IsTestDevice(spec) || absl::StrContains(spec.device, "host")) {
     return comm;
   }
-  return DeviceGroup(comm, *device);
+  return DeviceGroup(comm, *DeviceOf(spec));
 }
 
 absl::Status CheckFaults(const TrainingSpec& spec) {
-  if (spec.device.empty()) return absl::OkStatus();
+  if (!IsTestDevice(spec)) return absl::OkStatus();
   testdevice::CheckFreed();
   const std::vector<testdevice::Fault> faults = testdevice::Faults();
   if (faults.empty()) return absl::OkStatus();
@@ -83,8 +96,13 @@ std::string OutcomeLine(int step, const StepReport& report) {
 }
 
 std::vector<Record> RecordOracle(const TrainingSpec& spec, int world_size) {
-  Oracle oracle([&] { return MakeTestModel(spec.model); },
-                OracleOptionsOf(spec, world_size));
+  ChooseKernels(spec);
+  const auto make_model = [&] {
+    auto model = MakeTestModel(spec.model);
+    model->to(spec.OracleDevice());
+    return model;
+  };
+  Oracle oracle(make_model, OracleOptionsOf(spec, world_size));
   std::vector<Record> records(static_cast<size_t>(world_size));
   auto add_to_all = [&](const std::string& line) {
     for (Record& record : records) record.push_back(line);
@@ -163,6 +181,7 @@ absl::StatusOr<std::shared_ptr<TestModel>> ConstructModel(
 absl::StatusOr<std::unique_ptr<Engine>> MakeEngine(
     std::shared_ptr<torch::nn::Module> model, const TrainingSpec& spec,
     std::shared_ptr<Communicator> comm) {
+  ChooseKernels(spec);
   EngineOptions options;
   options.communicator = std::move(comm);
   options.device = DeviceOf(spec);
@@ -262,8 +281,8 @@ Record ParametersOf(const Oracle& oracle) {
 const std::vector<Record>& TrainWithOracle(const TrainingSpec& spec,
                                            int world_size) {
   static auto* records = new std::map<std::string, std::vector<Record>>();
-  auto [it, absent] =
-      records->try_emplace(absl::StrCat(spec.ResultText(), " W", world_size));
+  auto [it, absent] = records->try_emplace(absl::StrCat(
+      spec.ResultText(), " W", world_size, " ", spec.OracleDevice().str()));
   if (absent) {
     PlainAutograd plain;  // with which nothing of ours saves tensors
     it->second = RecordOracle(spec, world_size);

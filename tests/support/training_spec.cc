@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -208,6 +209,11 @@ TrainingSpec TrainingSpec::FromText(absl::string_view text) {
   return spec;
 }
 
+at::Device TrainingSpec::OracleDevice() const {
+  const bool own = device.empty() || absl::ascii_isdigit(device[0]);
+  return own ? at::Device(at::kCPU) : at::Device(device);
+}
+
 std::string TrainingSpec::ResultText() const {
   TrainingSpec same = *this;
   if (stage == 0) same.shard_group = 0;
@@ -242,6 +248,7 @@ proto::Config ConfigOf(const TrainingSpec& spec) {
 OracleOptions OracleOptionsOf(const TrainingSpec& spec, int world_size) {
   OracleOptions options;
   options.world_size = world_size;
+  options.device = spec.OracleDevice();
   if (spec.stage > 0) options.shard_group_size = spec.shard_group;
   options.accumulation = spec.accumulation;
   options.model_seed = TrainingSpec::kModelSeed;

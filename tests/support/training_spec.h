@@ -65,7 +65,7 @@ struct TrainingSpec {
   // A number: of a device without hardware (testing/device), on which the
   // engine trains while another is the current one; "1/workers": with a thread
   // for each stream; "1/host": with collectives in the memory of the host, as
-  // if it had none. "": the CPU.
+  // if it had none. "cuda:0": there, and so does the oracle. "": the CPU.
   std::string device;
   // Built by ConstructSharded with so many bytes; 0: plainly.
   int64_t construct_budget = 0;
@@ -74,6 +74,8 @@ struct TrainingSpec {
   // name the first one counts.
   std::string ToText() const;
   static TrainingSpec FromText(absl::string_view text);
+  // The device that the oracle trains on, too.
+  at::Device OracleDevice() const;
   // Text that is equal if the result is.
   std::string ResultText() const;
 };

@@ -59,6 +59,7 @@ LAYERS = {
     "benchmarks": ["base/...", "config/...", "comm/...", "data", "sharding/...", "optim", "checkpoint/...", "engine/...", "verify"],
     "tools": ["base/...", "config/...", "comm/...", "data", "sharding/...", "optim", "checkpoint/...", "engine/...", "examples"],
     "tests": ["testing/...", "base/...", "config/...", "comm/...", "data", "sharding/...", "optim/...", "checkpoint/...", "engine/...", "verify", "examples", "tools"],
+    "bundle": ["testing/...", "base/...", "config/...", "comm/...", "data", "sharding/...", "optim/...", "checkpoint/...", "engine/...", "verify", "examples", "benchmarks", "tools", "tests"],
 }
 
 def _allows(words, layer):

@@ -1,0 +1,376 @@
+"""What gpu_check runs: a function for each item, which returns its figures.
+
+An item that cannot be run raises Skip, one that fails Failed, one whose time is
+over TimedOut; all that its programs write is in its log.
+"""
+import collections
+import contextlib
+import glob
+import os
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.join(HERE, 'benchmarks'))
+import turns  # noqa: E402 pylint: disable=wrong-import-position
+
+RUN = os.path.join(HERE, 'run')
+PYTHON = os.environ.get('TESSERA_PYTHON', 'python3')
+DATA = os.path.join(HERE, 'LICENSE')  # any text
+GPT = ('--data', DATA, '--config', 'examples/gpt/zero3.json', '--dim', '32',
+       '--layers', '2', '--heads', '2', '--seq', '16', '--steps', '3', '--json')
+# Of compute-sanitizer, in the output of any rank.
+FOUND = 'SUMMARY: [1-9].*'
+NO_GPU = {'CUDA_VISIBLE_DEVICES': ''}
+WARM_UP = 3  # steps before the first round
+END_SECONDS = 10  # that trainings may take to end
+# For sums that are the same in each run.
+SAME_BITS = {'CUBLAS_WORKSPACE_CONFIG': ':4096:8'}
+
+
+class Skip(Exception):
+    pass
+
+
+class Failed(Exception):
+    pass
+
+
+class TimedOut(Exception):
+    pass
+
+
+class Context:
+    """Of one item: its log, the time it has, the GPU (or None)."""
+
+    def __init__(self, log, seconds, gpu):
+        self.log, self.gpu = log, gpu
+        self.deadline = time.monotonic() + seconds
+
+    def left(self):
+        seconds = self.deadline - time.monotonic()
+        if seconds <= 0:
+            raise TimedOut()
+        return seconds
+
+    def note(self, text):
+        with open(self.log, 'a', encoding='utf-8') as file:
+            file.write(text + '\n')
+
+    def need_gpu(self):
+        if self.gpu is None:
+            raise Skip('no GPU')
+
+    def run(self, *command, env=None):
+        """Its output, both streams; Failed unless it ends with 0."""
+        code, said = self.code_and_output(*command, env=env)
+        if code != 0:
+            last = ' | '.join(said.strip().splitlines()[-3:])
+            raise Failed('%s: exit code %d: %s' % (
+                ' '.join(map(os.path.basename, command[:3])), code, last))
+        return said
+
+    def code_and_output(self, *command, env=None):
+        self.note('$ ' + ' '.join(command) + ''.join(
+            '  [%s=%s]' % pair for pair in (env or {}).items()))
+        left = self.left()
+        # A session of its own: what it starts ends with it.
+        child = subprocess.Popen(
+            command, cwd=HERE, env={**os.environ, **(env or {})},
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            out = child.communicate(timeout=left)[0]
+        except subprocess.TimeoutExpired:
+            out = None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+        if out is None:
+            self.note(child.communicate()[0].decode(errors='replace'))
+            raise TimedOut()
+        said = out.decode(errors='replace')
+        self.note(said)
+        return child.returncode, said
+
+    def gtest(self, program, pattern='*', env=None, prefix=()):
+        """(passed, skipped, why) of its cases; Failed if one failed."""
+        report = self.log + '.xml'
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(report)
+        code, said = self.code_and_output(
+            RUN, *prefix, os.path.join(HERE, 'bin', program),
+            '--gtest_filter=' + pattern, '--gtest_output=xml:' + report,
+            env=env)
+        passed, skipped, failed, why = 0, 0, [], set()
+        try:
+            root = xml.etree.ElementTree.parse(report).getroot()
+        except (OSError, xml.etree.ElementTree.ParseError):
+            raise Failed('%s wrote no report (exit code %d): %s' % (
+                program, code, ' | '.join(said.splitlines()[-3:]))) from None
+        for case in root.iter('testcase'):
+            if case.get('status') == 'notrun':
+                continue
+            skip = case.find('skipped')
+            if case.find('failure') is not None:
+                failed.append(case.get('name'))
+            elif skip is not None:
+                skipped += 1
+                why.add(skip.get('message', '').strip().splitlines()[-1])
+            else:
+                passed += 1
+        if re.search(FOUND, said):
+            raise Failed('%s: %s' % (program, re.search(FOUND, said)[0]))
+        if failed or code != 0 or passed + skipped == 0:
+            raise Failed('%s: %d failed (%s), %d passed, exit code %d' % (
+                program, len(failed), ', '.join(failed[:4]), passed, code))
+        return passed, skipped, '; '.join(sorted(why))
+
+
+def tests(context, *runs, env=None, prefix=()):
+    """Of (program, pattern); skipped if nothing passed."""
+    figures, total = [], 0
+    for program, pattern in runs:
+        passed, skipped, why = context.gtest(program, pattern, env, prefix)
+        if context.gpu and 'no GPU' in why:
+            raise Failed(program + ': the driver has a GPU, libtorch sees none')
+        total += passed
+        figures.append('%s: %d passed' % (program, passed) + (
+            ', %d skipped: %s' % (skipped, why) if skipped else ''))
+    if total == 0:
+        raise Skip(why if context.gpu else 'no GPU')
+    return figures
+
+
+def ldd(context):
+    """No library is missing, and no version of one."""
+    missing = collections.Counter()
+    programs = sorted(glob.glob(os.path.join(HERE, 'bin', '*')))
+    for program in programs:
+        said = context.run(RUN, 'ldd', program)
+        # A missing version is told of by the program's path.
+        missing.update({line.replace(program + ': ', '').strip()
+                        for line in said.splitlines() if 'not found' in line})
+    if missing:
+        raise Failed('; '.join('%s (%d of %d programs)' % (
+            line, count, len(programs)) for line, count in missing.items()))
+    return ['%d programs, nothing missing' % len(programs)]
+
+
+def tools(context):
+    said = context.run(RUN, 'tessera', 'config', 'check',
+                       'examples/gpt/zero3.json', '--world', '2')
+    context.run(RUN, 'tessera', 'plan', '--help')
+    return ['tessera config check: %d lines' % len(said.splitlines())]
+
+
+def programs(context):
+    hello = context.run(RUN, 'hello', '--world=2', env=NO_GPU)
+    losses = [line.split() for line in hello.splitlines()]
+    if len(losses) != 20 or float(losses[-1][1]) >= float(losses[0][1]):
+        raise Failed('hello: not 20 losses that fall')
+    context.run(RUN, 'gpt', '--world=2', *GPT, env=NO_GPU)
+    return ['hello, 2 ranks: loss %s to %s' % (losses[0][1], losses[-1][1]),
+            'gpt, 2 ranks: 3 steps']
+
+
+def gpt_on_gpu(context):
+    context.need_gpu()
+    said = context.run(RUN, 'gpt', '--world=1', '--dtype=bf16', *GPT)
+    if ' on cuda' not in said:
+        raise Failed('gpt did not use the GPU')
+    return said.strip().splitlines()[-1:]
+
+
+def unit_tests(context):
+    """Without a GPU they skip, and say so themselves."""
+    return tests(context, ('optim_gpu_test', '*'), ('comm_gpu_test', '*'),
+                 ('multiproc_gpu_test', '*'))
+
+
+def engine_on_cpu(context):
+    return tests(context, ('engine_gpu_test', '*'),
+                 env={**NO_GPU, 'TESSERA_GPU_TEST_DEVICE': 'cpu'})
+
+
+def engine(context, pattern, backend):
+    context.need_gpu()
+    return tests(context, ('engine_gpu_test', pattern),
+                 env={**SAME_BITS, 'TESSERA_TEST_BACKEND': backend})
+
+
+def sanitizer(context):
+    """memcheck on all, racecheck and initcheck on the kernel alone."""
+    context.need_gpu()
+    tool = shutil.which('compute-sanitizer') or shutil.which(
+        'compute-sanitizer', path='/usr/local/cuda/bin')
+    if tool is None:
+        raise Skip('no compute-sanitizer')
+    figures = []
+    for check, program, pattern in (
+            ('memcheck', 'comm_gpu_test', '*'),
+            ('memcheck', 'engine_gpu_test', '*Bf16/World1Stage3'),
+            ('racecheck', 'comm_gpu_test', '*OrderedSum*'),
+            ('initcheck', 'comm_gpu_test', '*OrderedSum*')):
+        try:
+            figures += [check + ': ' + line for line in tests(
+                context, (program, pattern), prefix=(
+                    tool, '--tool', check, '--target-processes', 'all',
+                    '--error-exitcode', '86'),
+                env={**SAME_BITS, 'TESSERA_TEST_BACKEND': 'gloo'})]
+        except Skip as skip:
+            figures.append('%s: %s: skipped: %s' % (check, program, skip))
+    return figures
+
+
+class Size:
+    """Of the GPT: some 1 B parameters, fewer where four do not fit the GPU."""
+
+    def __init__(self, gpu, trainings=4):
+        self.layers, self.dim, self.heads, self.seq = 2, 64, 2, 32
+        self.rounds, self.steps, self.micro_batch = 2, 2, 2
+        if gpu is None:
+            return
+        self.dim, self.heads, self.seq = 2048, 16, 1024
+        self.rounds, self.steps = 6, 5
+        # 20 bytes a parameter (masters, states, gradients, a copy), and what
+        # does not depend on the number of layers.
+        layer = 20 * 12 * self.dim**2
+        room = 0.92 * gpu.memory / trainings - 4e9
+        self.layers = max(1, min(20, int(room / layer)))
+
+    def flags(self):
+        return [word for name in ('layers', 'dim', 'heads', 'seq', 'micro_batch')
+                for word in ('--' + name, str(getattr(self, name)))]
+
+    def __str__(self):
+        return ('GPT of %.2f M parameters (%d layers, width %d), bf16, %d x %d '
+                'tokens a step' % (12e-6 * self.layers * self.dim**2,
+                                   self.layers, self.dim, self.micro_batch,
+                                   self.seq))
+
+
+def ours(size, context, *more):
+    return [RUN, 'bench_train', '--turns', '--data', DATA, '--dtype', 'bf16',
+            '--device', 'gpu' if context.gpu else 'cpu', *size.flags(), *more]
+
+
+def fsdp2(size, context):
+    return [PYTHON, os.path.join(HERE, 'benchmarks', 'train_peer.py'),
+            '--engine', 'fsdp2', '--data', DATA, '--bf16', '--device',
+            'cuda' if context.gpu else 'cpu', *size.flags()]
+
+
+def memory(end):
+    """Figures, from what a training says at its end."""
+    words = []
+    if end.get('device'):
+        words.append('allocated %.2f GB at the peak, reserved %.2f GB' % (
+            end['device']['allocated_peak'] / 1e9,
+            end['device']['reserved'] / 1e9))
+    if end.get('engine') == 'tessera':
+        words.append('ledger: %.4f GB at a step\'s peak; peaks of %s' % (
+            end['activations']['step_peak'] / 1e9, ', '.join(
+                '%s %.4f' % (kind, count / 1e9)
+                for kind, count in end['bytes_at_peak'].items())))
+    return words
+
+
+def take_turns(context, size, commands):
+    """Figures of trainings [(name, command, environment)], the first one 1.00."""
+    figures, rounds = [str(size)], []
+    if context.gpu is None:
+        figures.append('on the CPU: this shows that it runs, and no more')
+    turns.TURN_LIMIT = context.left()
+    all_commands = [(name, command, 1, env) for name, command, env in commands]
+    try:
+        with turns.trainings(all_commands, dict(os.environ)) as started:
+            turns.interleave(started, WARM_UP, 1)
+            for _ in range(size.rounds):
+                begin = time.monotonic()
+                rounds.append(turns.interleave(started, size.steps, 1))
+                took = time.monotonic() - begin
+                if begin + 2 * took + END_SECONDS > context.deadline:
+                    break
+            ends = {training.name: training.end() for training in started}
+    except SystemExit as end:
+        context.note(str(end))
+        raise Failed(' | '.join(str(end).splitlines()[-4:])) from None
+    medians = {name: [statistics.median(turn[name][0]) for turn in rounds]
+               for name in ends}
+    first = next(iter(medians.values()))
+    for name, each in medians.items():
+        context.note('%s: %s' % (name, each))
+        middle = statistics.median(each)
+        figures.append(
+            '%s: %.2f ms a step (%.2f to %.2f), %.0f tokens/s, %.3f of the '
+            'first one\'s time' % (
+                name, middle, min(each), max(each),
+                1e3 * size.micro_batch * size.seq / middle,
+                statistics.median(a / b for a, b in zip(each, first))))
+        figures += ['%s: %s' % (name, text) for text in memory(ends[name])]
+    figures.append('%d rounds of %d steps' % (len(rounds), size.steps))
+    return figures
+
+
+def speed(context):
+    size = Size(context.gpu)
+    commands = [('plain libtorch', ours(size, context, '--engine', 'none'), {}),
+                ('stage 0', ours(size, context, '--stage', '0'), {}),
+                ('stage 3', ours(size, context, '--stage', '3'), {})]
+    code, _ = context.code_and_output(
+        PYTHON, '-c', 'import torch.distributed.fsdp')
+    if code == 0:
+        commands.append(('FSDP2', fsdp2(size, context), {}))
+    figures = take_turns(context, size, commands)
+    if code != 0:
+        figures.append('FSDP2: skipped: %s cannot import torch' % PYTHON)
+    return figures
+
+
+def clipping(context):
+    context.need_gpu()
+    size = Size(context.gpu)
+    return take_turns(context, size, [
+        ('stage 3', ours(size, context), {}),
+        ('stage 3, clipping', ours(size, context, '--clip', '1'), {})])
+
+
+def peaks(context):
+    context.need_gpu()
+    size = Size(context.gpu)
+    size.rounds = 1
+    stages = [('stage %d' % stage, ours(size, context, '--stage', str(stage)), {})
+              for stage in (0, 2, 3)]
+    name, command, _ = stages[-1]
+    return take_turns(context, size, stages + [
+        (name + ', expandable segments', command,
+         {'PYTORCH_ALLOC_CONF': 'expandable_segments:True'})])
+
+
+# (name, seconds, function, what it is)
+ITEMS = (
+    ('ldd', 60, ldd, 'every program finds its libraries'),
+    ('tools', 20, tools, '`tessera` reads a configuration'),
+    ('programs', 60, programs, 'examples, 2 ranks on the CPU'),
+    ('engine_cpu', 60, engine_on_cpu, 'the test of the engine, on the CPU'),
+    ('unit', 90, unit_tests, 'GPU tests of optimizer and communication'),
+    ('gpt_gpu', 60, gpt_on_gpu, 'the example on the GPU'),
+    ('engine', 240, lambda c: engine(c, '*World1*', 'gloo'),
+     'engine against the oracle, W = 1'),
+    ('gloo', 150, lambda c: engine(c, '*World2*:*World3*', 'gloo'),
+     'the same, W = 2 and 3 over gloo on one GPU'),
+    ('nccl', 90, lambda c: engine(c, '*World1*', 'nccl'),
+     'the same, W = 1 over NCCL'),
+    ('sanitizer', 210, sanitizer, 'compute-sanitizer'),
+    ('speed', 300, speed, 'in turns: plain libtorch, ours, FSDP2, W = 1'),
+    ('clipping', 90, clipping, 'what clipping costs'),
+    ('peaks', 120, peaks, 'memory beside what the ledger says'),
+)
