@@ -1,6 +1,5 @@
-// The loop of AdamWUpdate. Included by one .cc per instruction set, each of
-// which sets TESSERA_ADAMW_ISA to a name of its own and is compiled with that
-// set's flags. Nothing here may come from a shared template or inline function:
+// The loop of AdamWUpdate. Compiled once for each instruction set, with its flags
+// and TESSERA_ADAMW_ISA, a name of its own (BUILD). Nothing here may come from a shared template or inline function:
 // the linker could take its AVX-512 copy for all.
 #include <immintrin.h>
 

@@ -1,0 +1,99 @@
+// What a step waits for, on a device without hardware: nothing.
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/status.h"
+#include "base/status_matchers.h"
+#include "comm/world/world.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "testing/device/test_device.h"
+#include "tests/equivalence/device_run.h"
+#include "tests/support/rank_pool.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::Each;
+
+// How often a thread has waited for the device since the last call.
+std::string TakeWaits() {
+  std::string waits;
+  for (const auto& each : testdevice::HostWaits()) {
+    absl::StrAppend(&waits, each.times, " ", each.what, ";");
+  }
+  testdevice::ResetHostWaits();
+  return waits;
+}
+
+// "way|reads": the waits of six steps, with "loss" the last of which reads it.
+TESSERA_RANK_FUNCTION(Waits) {
+  const std::vector<std::string> words = absl::StrSplit(args, '|');
+  TESSERA_ASSIGN_OR_RETURN(DeviceRun run,
+                           DeviceRun::Make(WayOf(words[0]), world));
+  testdevice::ResetHostWaits();
+  for (int step = 0; step < 6; ++step) {
+    const at::Tensor loss = run.net->forward(run.x);
+    TESSERA_RETURN_IF_ERROR(run.engine->Backward(loss));
+    TESSERA_RETURN_IF_ERROR(run.engine->Step());
+    if (words[1] == "loss" && step == 5) loss.item();
+  }
+  const std::string waits = TakeWaits();
+  TESSERA_RETURN_IF_ERROR(run.Finish().status());
+  return waits;
+}
+
+TEST(WaitsTest, NoThreadWaitsForTheDevice) {
+  for (int world_size : {1, 2}) {
+    for (int stage : {0, 1, 2, 3}) {
+      for (const double clipping : {0.0, 0.5}) {
+        // 2^30 overflows in all of these steps.
+        for (const int fp16 : {kFp32, kBf16, 30}) {
+          const Way way{"1", stage, clipping, 2, fp16};
+          EXPECT_THAT(
+              RankPool::Get(world_size)->Run("Waits", TextOf(way) + "|"),
+              Each(IsOkAndHolds("")))
+              << "W " << world_size << ": " << TextOf(way);
+        }
+      }
+    }
+  }
+}
+
+// A root that has no kernel.
+TEST(WaitsTest, ANormThatTheHostFindsWaitsOnceAStep) {
+  EXPECT_THAT(RankPool::Get(2)->Run("Waits", TextOf(Way{"1", 3, 0.5, 3}) + "|"),
+              Each(IsOkAndHolds("6 blocking aten::copy_ to the host;")));
+}
+
+TEST(WaitsTest, ReadingALossWaitsForIt) {
+  EXPECT_THAT(
+      RankPool::Get(2)->Run("Waits", TextOf(Way{"1", 3, 0.5, 2, 8}) + "|loss"),
+      Each(IsOkAndHolds("1 item;")));
+}
+
+// Of a device that comes to its work later: what asking waits for.
+TESSERA_RANK_FUNCTION(Asks) {
+  TESSERA_ASSIGN_OR_RETURN(DeviceRun run, DeviceRun::Make(WayOf(args), world));
+  TESSERA_RETURN_IF_ERROR(run.TrainStep());
+  testdevice::ResetHostWaits();
+  const bool skipped = run.engine->last_step().skipped;
+  const double norm = run.engine->last_step().clipped_norm;
+  const int64_t step = run.engine->step();
+  const std::string waits = TakeWaits();
+  TESSERA_RETURN_IF_ERROR(run.Finish().status());
+  const bool once = waits.empty() || waits == "1 synchronize event;";
+  return absl::StrCat(once ? "at most once" : waits, skipped, step,
+                      norm <= 0.5);
+}
+
+TEST(WaitsTest, AskingForTheLastStepWaitsAtMostOnce) {
+  EXPECT_THAT(
+      RankPool::Get(2)->Run("Asks", TextOf(Way{"1/workers", 3, 0.5, 2, 8})),
+      Each(IsOkAndHolds("at most once011")));
+}
+
+}  // namespace
+}  // namespace tessera
