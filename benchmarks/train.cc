@@ -255,7 +255,7 @@ void PrintAll(const World& world, at::Device device, int64_t parameters,
   const double tokens =
       static_cast<double>(absl::GetFlag(FLAGS_micro_batch) *
                           absl::GetFlag(FLAGS_seq) * world.world_size());
-  const MemoryReport memory = MemoryLedger::Global().Report();
+  const MemoryReport memory = MemoryLedger::Host().Report();
   absl::PrintF(
       R"({"engine": "%s", "stage": %d, "dtype": "%s", "backend": "%s", )"
       R"("world": %d, "params": %d, "step_ms": %.2f, "min_ms": %.2f, )"

@@ -7,19 +7,15 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "base/memory/memory.h"
+#include "base/status.h"
 
 namespace tessera {
 namespace {
 
 constexpr int64_t kHugePage = 2 << 20;
 
-absl::Status Refused(int64_t bytes, absl::string_view why) {
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "cannot allocate ", bytes, " bytes for a copy of the state: ", why,
-      "; held now: ", MemoryLedger::Global().Report().ToString()));
-}
+constexpr char kWhat[] = "a copy of the state";
 
 // Where a process has as many mappings as it may, the kernel does not cut one
 // in two (neighbours are one to it); it takes the pages then.
@@ -33,17 +29,15 @@ void GiveBack(char* data, int64_t bytes) {
 
 absl::StatusOr<CopyMemory> CopyMemory::Allocate(int64_t bytes, Pages pages) {
   if (bytes == 0) return CopyMemory();
-  MemoryLedger& ledger = MemoryLedger::Global();
-  if (!ledger.TryAdd(MemoryKind::kOther, bytes)) {
-    return Refused(bytes, absl::StrCat("the limit is ", ledger.limit_bytes()));
-  }
+  MemoryLedger& ledger = MemoryLedger::Host();
+  TESSERA_RETURN_IF_ERROR(ledger.Claim(MemoryKind::kOther, bytes, kWhat));
   const auto length = static_cast<size_t>(bytes);
   void* const data = mmap(nullptr, length, PROT_READ | PROT_WRITE,
                           MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) {
     const int error = errno;
     ledger.Remove(MemoryKind::kOther, bytes);
-    return Refused(bytes, std::strerror(error));
+    return ledger.Refused(bytes, kWhat, std::strerror(error));
   }
   if (pages == Pages::kHuge) {
     (void)madvise(data, length, MADV_HUGEPAGE);  // a kernel may have none
@@ -63,7 +57,7 @@ CopyMemory& CopyMemory::operator=(CopyMemory&& other) noexcept {
 
 void CopyMemory::FreeUpTo(int64_t end) {
   if (end <= freed_) return;
-  MemoryLedger::Global().Remove(MemoryKind::kOther, end - freed_);
+  MemoryLedger::Host().Remove(MemoryKind::kOther, end - freed_);
   freed_ = end;
   const int64_t unmap = end == bytes_ ? end : end / kHugePage * kHugePage;
   GiveBack(data_ + unmapped_, unmap - unmapped_);

@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kMiB = 1 << 20;
 
-int64_t Held() { return MemoryLedger::Global().total().current_bytes; }
+int64_t Held() { return MemoryLedger::Host().total().current_bytes; }
 
 // Whether the process has the page that `at` is in.
 bool IsMapped(const char* at) {
@@ -63,7 +63,7 @@ TEST(CopyMemoryTest, ItsEndGivesAllBack) {
 }
 
 TEST(CopyMemoryTest, BeyondTheLimitIsRefused) {
-  MemoryLedger& ledger = MemoryLedger::Global();
+  MemoryLedger& ledger = MemoryLedger::Host();
   const int64_t limit = ledger.limit_bytes();
   ledger.SetLimit(Held() + kMiB);
   EXPECT_EQ(CopyMemory::Allocate(2 * kMiB).status().code(),

@@ -238,7 +238,7 @@ TEST(ResolveConfig, WritesAllDefaultsOut) {
       "shared_working_copy: \"auto\" served_gathers: \"auto\" "
       "shard_group_size: 0 buffer_sync: \"local\" "
       "keep_freed_heap: true in_place_gradient_bytes: 131072 "
-      "report_grad_norm: false } "
+      "report_grad_norm: false deterministic: \"auto\" } "
       "precision { fp32_norms: false cast_inputs: true libtorch_exact: false } "
       "gradient_allreduce_op: \"mean\" memory_breakdown: false "
       "activation_checkpointing { policy: \"full\" every: 1 budget_bytes: 0 "

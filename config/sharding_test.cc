@@ -191,7 +191,7 @@ TEST(Sharding, AllKeys) {
         "report_grad_norm": true,
         "shared_working_copy": "off",
         "served_gathers": "on", "shard_group_size": 1,
-        "buffer_sync": "mean")"),
+        "buffer_sync": "mean", "deterministic": "on")"),
                   "f.json", 1));
   EXPECT_EQ(
       config.sharding().ShortDebugString(),
@@ -202,7 +202,7 @@ TEST(Sharding, AllKeys) {
       "check_writes: true shared_working_copy: \"off\" served_gathers: \"on\" "
       "shard_group_size: 1 buffer_sync: \"mean\" "
       "keep_freed_heap: false in_place_gradient_bytes: 0 "
-      "report_grad_norm: true");
+      "report_grad_norm: true deterministic: \"on\"");
 }
 
 TEST(Sharding, HasRanges) {
@@ -221,6 +221,9 @@ TEST(Sharding, HasRanges) {
       {"\"served_gathers\": \"on\"", "OK"},
       {"\"served_gathers\": \"\"",
        "sharding.served_gathers: expected auto, on or off, got ''"},
+      {"\"deterministic\": \"off\"", "OK"},
+      {"\"deterministic\": \"true\"",
+       "sharding.deterministic: expected auto, on or off, got 'true'"},
       {"\"buffer_sync\": \"rank0\"", "OK"},
       {"\"buffer_sync\": \"sum\"",
        "sharding.buffer_sync: expected local, rank0 or mean, got 'sum'"},

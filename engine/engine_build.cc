@@ -91,8 +91,9 @@ absl::StatusOr<std::vector<bool>> Engine::Impl::AgreeOnModule(
 absl::Status Engine::Impl::Build(const EngineOptions& options) {
   CountTensorMemory();
   const RefusalReport refusals(parts_.get());
-  TESSERA_RETURN_IF_ERROR(
-      parts_->comm->AgreeOk(MoveTo(options.device), "Engine::Create"));
+  absl::Status moved = MoveTo(options.device);
+  if (moved.ok()) moved = MakeDeterministic();
+  TESSERA_RETURN_IF_ERROR(parts_->comm->AgreeOk(moved, "Engine::Create"));
   // The user's predicates run there.
   const absl::StatusOr<Partition> partition =
       CatchTorch("units", [&] { return Plan(); });
@@ -124,6 +125,7 @@ absl::Status Engine::Impl::Build(const EngineOptions& options) {
       expected.push_back(trainable[static_cast<size_t>(p.index)]);
     }
   }
+  LimitMemory(flats[0].parameters[0].tensor.device());
   absl::Status taken =
       CatchAnnounced(parts_->comm.get(), "Engine::Create",
                      [&] { return TakeOver(std::move(flats)); });

@@ -4,8 +4,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
-#include "base/memory/memory.h"
 #include "base/status.h"
+#include "base/torch/device_ledger.h"
 #include "base/torch_guard.h"
 #include "config/config_text.h"
 #include "engine/access/safetensors_saving.h"
@@ -90,12 +90,7 @@ absl::Status Engine::Impl::GiveBack(const absl::Status& why) {
                                  "; the module, which ConstructSharded made, "
                                  "is lost: construct it again"));
   }
-  // What is asked for here is what the module held before.
-  MemoryLedger& ledger = MemoryLedger::Global();
-  const int64_t limit = ledger.limit_bytes();
-  ledger.SetLimit(MemoryLedger::kNoLimit);
   absl::Status given = Close();
-  ledger.SetLimit(limit);
   if (given.ok()) return why;
   return absl::Status(
       why.code(),
@@ -113,6 +108,8 @@ absl::Status Engine::Impl::Close() {
   ExclusiveScope exclusive(parts_.get(), "Engine::Close");
   TESSERA_RETURN_IF_ERROR(exclusive.Begin());
   exclusive.Dismiss();
+  // What is asked for here is the module's, which held it before.
+  const NoMemoryLimit unlimited(&LedgerOf(parts_->device()));
   for (const auto& flat : parts_->flats) {
     const absl::Status released =
         CatchTorch("Close", [&] { return flat->Release(); });
@@ -128,6 +125,8 @@ absl::Status Engine::Impl::Close() {
   parts_->gradients.reset();
   parts_->optimizer.reset();
   parts_->flats.clear();
+  memory_limit_.reset();
+  deterministic_.reset();
   parts_->closed = true;
   return trainer_.TakeUntold();  // there is no Step any more to say it
 }

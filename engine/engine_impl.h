@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/memory/ledger.h"
+#include "base/torch/deterministic.h"
 #include "engine/access/named_access.h"
 #include "engine/access/saver.h"
 #include "engine/engine.h"
@@ -81,6 +83,11 @@ class Engine::Impl {
   absl::Status MakeBufferSync();
   absl::Status MakeRecomputed(absl::Span<const UnitPlan> units);
 
+  // engine_process.cc
+  // Where the module is on a device.
+  absl::Status MakeDeterministic();
+  void LimitMemory(at::Device device);
+
   // engine_impl.cc
   void GiveBuffersBack();
   absl::Status GiveBack(const absl::Status& why);
@@ -94,6 +101,9 @@ class Engine::Impl {
   bool chose_stage_ = false;
   std::vector<std::pair<at::Tensor, at::ScalarType>> converted_buffers_;
   bool constructed_ = false;  // by ConstructSharded
+  // From Create until Close.
+  std::optional<MemoryLimit> memory_limit_;
+  std::optional<DeterministicScope> deterministic_;
 };
 
 }  // namespace tessera

@@ -7,6 +7,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/torch/device_ledger.h"
 #include "c10/core/CachingDeviceAllocator.h"
 #include "engine/plan/plan_changes.h"
 
@@ -89,10 +90,14 @@ void AddDevice(const at::Device& device, std::string* text) {
   if (device.is_cpu()) return;
   const auto stats =
       c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
-  const auto& bytes = stats.allocated_bytes[static_cast<size_t>(
-      c10::CachingAllocator::StatType::AGGREGATE)];
-  absl::StrAppend(text, "\n", device.str(), ": ", BytesText(bytes.current),
-                  " in tensors and buffers, peak ", BytesText(bytes.peak));
+  constexpr auto kAll =
+      static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  const auto& allocated = stats.allocated_bytes[kAll];
+  const auto& reserved = stats.reserved_bytes[kAll];
+  absl::StrAppend(text, "\n", device.str(), ": ", BytesText(allocated.current),
+                  " in tensors and buffers (peak ", BytesText(allocated.peak),
+                  "), ", BytesText(reserved.current), " reserved (peak ",
+                  BytesText(reserved.peak), ")");
 }
 
 // The configured stage's peak, and what would fit instead.
@@ -129,8 +134,12 @@ void AddPlan(const PlanReport& plan, int stage, int64_t held,
 
 std::string HeldReport(const EngineParts& parts,
                        const StepMemory::Refusal& refusal) {
+  const std::string where =
+      refusal.device == parts.device().str() && refusal.device == "cpu"
+          ? ""
+          : absl::StrCat(" on ", refusal.device);
   std::string text = absl::StrCat(
-      "held by rank ", parts.comm->rank(), "/", parts.comm->world_size(),
+      "held by rank ", parts.comm->rank(), "/", parts.comm->world_size(), where,
       " when it was refused: ", HeldTable(refusal.moment),
       "\npeak of the step until then: ", BytesText(refusal.peak_bytes));
   AddUnits(UnitRows(parts, refusal), &text);
@@ -146,7 +155,7 @@ std::string RefusalReport::Text(const absl::Status& status) const {
   StepMemory& memory = StepMemory::Global();
   if (memory.refusals() == before_) {
     if (parts_->device().is_cpu()) return "";
-    memory.NoteRefusal();
+    memory.NoteRefusal(LedgerOf(parts_->device()));
   }
   return absl::StrCat("\n", HeldReport(*parts_, memory.last_refusal()));
 }

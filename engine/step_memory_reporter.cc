@@ -1,8 +1,11 @@
 #include "engine/step_memory_reporter.h"
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/log.h"
+#include "base/torch/device_ledger.h"
 #include "c10/core/CachingDeviceAllocator.h"
 
 namespace tessera {
@@ -11,16 +14,16 @@ namespace {
 constexpr int64_t kPrintedSteps = 3;
 constexpr size_t kPrintedUnits = 10;
 
-// Since the last call.
-int64_t TakeDevicePeak(const at::Device& device) {
-  if (device.is_cpu()) return 0;
-  auto* const allocator = c10::getDeviceAllocator(device.type());
-  const auto stats = allocator->getDeviceStats(device.index());
-  allocator->resetPeakStats(device.index());
-  return stats
-      .allocated_bytes[static_cast<size_t>(
-          c10::CachingAllocator::StatType::AGGREGATE)]
-      .peak;
+constexpr auto kAll =
+    static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+
+// REQUIRES: no CPU. The peaks are those since ResetPeaks.
+c10::CachingDeviceAllocator::DeviceStats StatsOf(const at::Device& device) {
+  return c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
+}
+
+void ResetPeaks(const at::Device& device) {
+  c10::getDeviceAllocator(device.type())->resetPeakStats(device.index());
 }
 
 }  // namespace
@@ -32,14 +35,33 @@ bool StepMemoryReporter::IsRecorded(int64_t step) const {
 
 void StepMemoryReporter::Begin() {
   training_.emplace();
-  (void)TakeDevicePeak(parts_->device());
+  const at::Device device = parts_->device();
+  if (!device.is_cpu()) {
+    device_.emplace(&LedgerOf(device), [device] {
+      return StatsOf(device).allocated_bytes[kAll].current;
+    });
+    ResetPeaks(device);
+  }
   if (IsRecorded(1)) RecordMemory();
+}
+
+// Peaks are since the step before ended, or Begin.
+StepMemoryReport StepMemoryReporter::ReportOfDevice(StepMemoryReport report) {
+  const at::Device device = parts_->device();
+  const auto stats = StatsOf(device);
+  ResetPeaks(device);
+  report.device = device.str();
+  report.peak_bytes = stats.allocated_bytes[kAll].peak;
+  report.reserved_peak_bytes = stats.reserved_bytes[kAll].peak;
+  report.at_peak = StepMemory::Global().TakePeakOf(&*device_);
+  report.activations.clear();
+  return report;
 }
 
 StepMemoryReport StepMemoryReporter::EndStep() {
   StepMemory& memory = StepMemory::Global();
   StepMemoryReport report = memory.EndStep();
-  report.device_peak_bytes = TakeDevicePeak(parts_->device());
+  if (device_.has_value()) report = ReportOfDevice(std::move(report));
   ++steps_;
   if (auto timeline = memory.TakeTimeline()) {
     timeline->report = report;

@@ -24,17 +24,23 @@ class StepMemoryReporter {
   // written, if the configuration asks for it. LOCAL.
   StepMemoryReport EndStep();
   // The engine trains no more.
-  void End() { training_.reset(); }
+  void End() {
+    device_.reset();
+    training_.reset();
+  }
 
   // As Engine's of these names.
   void RecordMemory() { StepMemory::Global().Record(); }
   absl::Status WriteMemoryTimeline(const std::string& prefix);
 
  private:
+  // `report` is the host's. REQUIRES: device_.
+  StepMemoryReport ReportOfDevice(StepMemoryReport report);
   bool IsRecorded(int64_t step) const;
 
   EngineParts* const parts_;
   std::optional<StepMemory::Training> training_;
+  std::optional<DeviceMemory> device_;      // none: the CPU
   std::optional<MemoryTimeline> timeline_;  // the last one
   int64_t steps_ = 0;                       // since Create
 };

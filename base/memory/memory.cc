@@ -15,7 +15,6 @@
 #include "base/check.h"
 #include "base/file.h"
 #include "base/memory/kept_buffers.h"
-#include "base/memory/ledger_watch.h"
 #include "base/status.h"
 
 namespace tessera {
@@ -24,15 +23,6 @@ namespace {
 std::atomic<bool> g_poison_on_free{false};
 
 std::atomic<MemorySource*> g_source{nullptr};
-
-std::atomic<LedgerWatch*> g_watch{nullptr};
-
-void TellWatch(const MemoryLedger* ledger, int64_t change) {
-  LedgerWatch* const watch = g_watch.load(std::memory_order_acquire);
-  if (watch != nullptr && ledger == &MemoryLedger::Global()) {
-    watch->Changed(change);
-  }
-}
 
 int64_t RoundUp(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
@@ -56,7 +46,7 @@ KeptBuffers& Kept() {
 // other sizes that were not held at the peak's moment would push out what the
 // next step takes again.
 int64_t RoomToKeep() {
-  const MemoryUse total = MemoryLedger::Global().total();
+  const MemoryUse total = MemoryLedger::Host().total();
   const int64_t most =
       total.peak_bytes + std::max(total.peak_bytes / 16, kKeepSlackBytes);
   return kKeep ? std::max<int64_t>(0, most - total.current_bytes) : 0;
@@ -143,119 +133,7 @@ void FreeRaw(void* data, int64_t bytes) {
   }
 }
 
-absl::Status Refused(int64_t bytes, MemoryKind kind, absl::string_view why) {
-  LedgerWatch* const watch = g_watch.load(std::memory_order_acquire);
-  if (watch != nullptr) watch->Refused();
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "cannot allocate ", bytes, " bytes for ", MemoryKindName(kind), ": ", why,
-      "; held now: ", MemoryLedger::Global().Report().ToString()));
-}
-
 }  // namespace
-
-absl::string_view MemoryKindName(MemoryKind kind) {
-  switch (kind) {
-    case MemoryKind::kParameters:
-      return "parameters";
-    case MemoryKind::kGradients:
-      return "gradients";
-    case MemoryKind::kOptimizer:
-      return "optimizer";
-    case MemoryKind::kWorking:
-      return "working";
-    case MemoryKind::kCommunication:
-      return "communication";
-    case MemoryKind::kOther:
-      return "other";
-  }
-  return "?";
-}
-
-std::string MemoryReport::ToString() const {
-  std::string text;
-  for (int i = 0; i < kNumMemoryKinds; ++i) {
-    if (by_kind[i].peak_bytes == 0) continue;
-    absl::StrAppend(&text, MemoryKindName(static_cast<MemoryKind>(i)), " ",
-                    by_kind[i].current_bytes, " (peak ", by_kind[i].peak_bytes,
-                    "), ");
-  }
-  absl::StrAppend(&text, "total ", total.current_bytes, " (peak ",
-                  total.peak_bytes, ")");
-  return text;
-}
-
-MemoryLedger& MemoryLedger::Global() {
-  static MemoryLedger* const ledger = new MemoryLedger;
-  return *ledger;
-}
-
-void MemoryLedger::Raise(Counter& counter, int64_t current_bytes) {
-  int64_t peak = counter.peak.load(std::memory_order_relaxed);
-  while (peak < current_bytes &&
-         !counter.peak.compare_exchange_weak(peak, current_bytes,
-                                             std::memory_order_relaxed)) {
-  }
-}
-
-void MemoryLedger::AddToKind(MemoryKind kind, int64_t bytes) {
-  TESSERA_CHECK_GE(bytes, 0);
-  Counter& counter = by_kind_[static_cast<int>(kind)];
-  Raise(counter, counter.current.fetch_add(bytes) + bytes);
-}
-
-void MemoryLedger::Add(MemoryKind kind, int64_t bytes) {
-  AddToKind(kind, bytes);
-  Raise(total_, total_.current.fetch_add(bytes) + bytes);
-  TellWatch(this, bytes);
-}
-
-bool MemoryLedger::TryAdd(MemoryKind kind, int64_t bytes) {
-  // Reserved by compare-exchange: a refused request must not show in the peak,
-  // nor make a smaller one of another thread fail.
-  int64_t current = total_.current.load();
-  do {
-    if (bytes > limit_bytes_.load(std::memory_order_relaxed) - current) {
-      return false;
-    }
-  } while (!total_.current.compare_exchange_weak(current, current + bytes));
-  Raise(total_, current + bytes);
-  AddToKind(kind, bytes);
-  TellWatch(this, bytes);
-  return true;
-}
-
-void MemoryLedger::Remove(MemoryKind kind, int64_t bytes) {
-  Counter& counter = by_kind_[static_cast<int>(kind)];
-  const int64_t before = counter.current.fetch_sub(bytes);
-  TESSERA_CHECK_GE(before, bytes) << MemoryKindName(kind);
-  total_.current.fetch_sub(bytes);
-  TellWatch(this, -bytes);
-}
-
-MemoryReport MemoryLedger::Report() const {
-  MemoryReport report;
-  for (int i = 0; i < kNumMemoryKinds; ++i) {
-    report.by_kind[i] = {by_kind_[i].current.load(), by_kind_[i].peak.load()};
-  }
-  report.total = total();
-  report.kept_bytes = Kept().bytes();
-  return report;
-}
-
-MemoryUse MemoryLedger::total() const {
-  return {total_.current.load(), total_.peak.load()};
-}
-
-void MemoryLedger::ResetPeak() {
-  for (Counter& counter : by_kind_) counter.peak = counter.current.load();
-  total_.peak = total_.current.load();
-}
-
-void MemoryLedger::SetLimit(int64_t bytes) {
-  limit_bytes_ = bytes;
-  if (this == &Global()) ReturnKept();  // which is not in the ledger
-}
-int64_t MemoryLedger::limit_bytes() const { return limit_bytes_; }
 
 CountedBuffer::CountedBuffer(CountedBuffer&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)),
@@ -273,7 +151,7 @@ CountedBuffer& CountedBuffer::operator=(CountedBuffer&& other) noexcept {
 
 void CountedBuffer::Free() {
   if (data_ == nullptr) return;
-  MemoryLedger::Global().Remove(kind_, bytes_);
+  MemoryLedger::Host().Remove(kind_, bytes_);
   FreeRaw(data_, bytes_);
   data_ = nullptr;
   bytes_ = 0;
@@ -286,22 +164,15 @@ absl::StatusOr<CountedBuffer> AllocateCounted(int64_t bytes, MemoryKind kind,
         absl::StrCat("cannot allocate ", bytes, " bytes"));
   }
   if (bytes == 0) return CountedBuffer(nullptr, 0, kind);
-  MemoryLedger& ledger = MemoryLedger::Global();
-  if (!ledger.TryAdd(kind, bytes)) {
-    return Refused(bytes, kind,
-                   absl::StrCat("the limit is ", ledger.limit_bytes()));
-  }
+  MemoryLedger& ledger = MemoryLedger::Host();
+  TESSERA_RETURN_IF_ERROR(ledger.Claim(kind, bytes, MemoryKindName(kind)));
   void* data = AllocateRaw(bytes, kind, zeroed);
   if (data == nullptr) {
     const int error = errno;
     ledger.Remove(kind, bytes);
-    return Refused(bytes, kind, std::strerror(error));
+    return ledger.Refused(bytes, MemoryKindName(kind), std::strerror(error));
   }
   return CountedBuffer(data, bytes, kind);
-}
-
-void SetLedgerWatch(LedgerWatch* watch) {
-  g_watch.store(watch, std::memory_order_release);
 }
 
 void SetMemorySource(MemorySource* source) {
@@ -312,6 +183,7 @@ void SetMemorySource(MemorySource* source) {
 
 void EndKeptPeriod() { Unmap(Kept().EndPeriod()); }
 void ReturnKept() { Unmap(Kept().Shrink(0)); }
+int64_t KeptBytes() { return Kept().bytes(); }
 
 void SetPoisonOnFree(bool poison) { g_poison_on_free = poison; }
 bool PoisonsOnFree() { return g_poison_on_free; }

@@ -1,9 +1,9 @@
-// Counted memory: the one place where large host buffers come from, and the
-// ledger that says how many bytes are held for what.
+// Counted memory: the one place where large host buffers come from. The host's
+// ledger (base/memory/ledger.h) counts them.
 //
 //   AllocateCounted(bytes, kind) --> CountedBuffer --> memory
-//                     \  Add/Remove
-//                      MemoryLedger <-- device allocators: Add/Remove
+//                     \  Claim/Remove
+//                      MemoryLedger::Host()
 //
 // From 128 KiB on a buffer is its own anonymous mapping: fresh pages are zero,
 // and a page counts in the resident size only when touched. Huge pages are not
@@ -21,97 +21,19 @@
 // The ledger counts the bytes asked for, not pages: pages not yet touched are
 // in it and rounding to 4 KiB is not.
 //
-// Threads: AllocateCounted, MemoryLedger and SetPoisonOnFree are safe from any
-// thread; one CountedBuffer needs outside order.
+// Threads: AllocateCounted and SetPoisonOnFree are safe from any thread; one
+// CountedBuffer needs outside order.
 #ifndef BASE_MEMORY_MEMORY_H_
 #define BASE_MEMORY_MEMORY_H_
 
-#include <array>
-#include <atomic>
 #include <cstdint>
-#include <string>
-#include <utility>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
+#include "base/memory/ledger.h"
 
 namespace tessera {
 
-enum class MemoryKind {
-  kParameters,     // shards, and whole parameters where they are not sharded
-  kGradients,      // accumulated gradients
-  kOptimizer,      // master weights and moments
-  kWorking,        // gathered copies
-  kCommunication,  // staging of collectives
-  kOther,
-};
-inline constexpr int kNumMemoryKinds = 6;
-
-// "parameters", "gradients", ...
-absl::string_view MemoryKindName(MemoryKind kind);
-
-struct MemoryUse {
-  int64_t current_bytes = 0;
-  int64_t peak_bytes = 0;
-};
-
-// What the ledger held at one moment. The total's peak is the peak of the sum,
-// not the sum of the peaks. While other threads allocate, the figures may be of
-// slightly different instants.
-struct MemoryReport {
-  std::array<MemoryUse, kNumMemoryKinds> by_kind;
-  MemoryUse total;
-  // Freed, and still with the process; in none of the others.
-  int64_t kept_bytes = 0;
-
-  const MemoryUse& operator[](MemoryKind kind) const {
-    return by_kind[static_cast<int>(kind)];
-  }
-  // "parameters 1048576 (peak 2097152), ..., total ...", in bytes; kinds that
-  // were never used are left out, and kept_bytes.
-  std::string ToString() const;
-};
-
-// The bytes held by this process for each kind. LOCAL.
-class MemoryLedger {
- public:
-  static MemoryLedger& Global();
-
-  MemoryLedger() = default;
-  MemoryLedger(const MemoryLedger&) = delete;
-  MemoryLedger& operator=(const MemoryLedger&) = delete;
-
-  // Counts memory that exists already; never refused.
-  void Add(MemoryKind kind, int64_t bytes);
-  // Counts `bytes` unless the limit would be exceeded; then changes nothing.
-  bool TryAdd(MemoryKind kind, int64_t bytes);
-  // REQUIRES: that many bytes of this kind were added.
-  void Remove(MemoryKind kind, int64_t bytes);
-
-  MemoryReport Report() const;
-  MemoryUse total() const;
-  // Lowers all peaks to the current figures.
-  void ResetPeak();
-
-  // The most that TryAdd lets all kinds together hold; kNoLimit at first.
-  static constexpr int64_t kNoLimit = INT64_MAX;
-  void SetLimit(int64_t bytes);
-  int64_t limit_bytes() const;
-
- private:
-  struct Counter {
-    std::atomic<int64_t> current{0};
-    std::atomic<int64_t> peak{0};
-  };
-  static void Raise(Counter& counter, int64_t current_bytes);
-  void AddToKind(MemoryKind kind, int64_t bytes);
-
-  std::array<Counter, kNumMemoryKinds> by_kind_;
-  Counter total_;
-  std::atomic<int64_t> limit_bytes_{kNoLimit};
-};
-
-// Owns bytes that the global ledger counts. Moved-from or default-constructed
+// Owns bytes that the host's ledger counts. Moved-from or default-constructed
 // it is empty.
 class CountedBuffer {
  public:
@@ -175,6 +97,8 @@ void SetMemorySource(MemorySource* source);
 void EndKeptPeriod();
 // Everything that is kept goes back to the system.
 void ReturnKept();
+// Freed, and still with the process.
+int64_t KeptBytes();
 
 // On: every buffer is filled with 0xFF bytes (NaN, as floating point) before it
 // is freed, so that tests see reads through stale pointers. Off at first.

@@ -29,7 +29,7 @@ class MemoryTest : public ::testing::Test {
     Ledger().SetLimit(MemoryLedger::kNoLimit);
     EXPECT_EQ(Ledger().Report().total.current_bytes, 0);
   }
-  static MemoryLedger& Ledger() { return MemoryLedger::Global(); }
+  static MemoryLedger& Ledger() { return MemoryLedger::Host(); }
   static MemoryUse Use() { return Ledger().Report()[kKind]; }
 
   static CountedBuffer Allocate(int64_t bytes, bool zeroed = false) {

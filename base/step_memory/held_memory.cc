@@ -67,8 +67,13 @@ std::string HeldTable(const HeldMoment& moment) {
 }
 
 std::string StepMemoryTable(const StepMemoryReport& report, size_t max_units) {
-  std::string text = absl::StrCat("peak of ", BytesText(report.peak_bytes),
-                                  "; held then: ", HeldTable(report.at_peak));
+  std::string text = absl::StrCat("peak of ", BytesText(report.peak_bytes));
+  if (report.device != "cpu") {
+    absl::StrAppend(&text, " on ", report.device, ", ",
+                    BytesText(report.reserved_peak_bytes), " reserved, ",
+                    BytesText(report.host_peak_bytes), " on the host");
+  }
+  absl::StrAppend(&text, "; held then: ", HeldTable(report.at_peak));
   std::vector<UnitActivations> units = report.activations;
   std::stable_sort(units.begin(), units.end(),
                    [](const UnitActivations& a, const UnitActivations& b) {
@@ -82,10 +87,6 @@ std::string StepMemoryTable(const StepMemoryReport& report, size_t max_units) {
   }
   if (units.size() > max_units) {
     absl::StrAppend(&text, "\n  and ", units.size() - max_units, " more units");
-  }
-  if (report.device_peak_bytes > 0) {
-    absl::StrAppend(&text, "\nthe device's allocator: peak of ",
-                    BytesText(report.device_peak_bytes));
   }
   return text;
 }

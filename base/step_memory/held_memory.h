@@ -1,6 +1,7 @@
 // HeldMemory: what a process holds at one moment of its training, by kind: the
-// kinds of the ledger (base/memory/memory.h), and tensors of libtorch's CPU
-// allocator by when they were made.
+// kinds of the ledger (base/memory/ledger.h), and tensors of libtorch's CPU
+// allocator by when they were made. On a device all of its allocator's are
+// "tensors".
 //
 //   activations   in a forward of this step
 //   temporary     in a backward or a Step of this step, what is computed again
@@ -61,22 +62,29 @@ struct UnitActivations {
   int64_t bytes = 0;
 };
 
-// Of one step.
+// Of one step, on the device that the engine trains on.
 struct StepMemoryReport {
-  // The most that was held at any moment, since the step before ended.
+  std::string device = "cpu";  // libtorch's name for it
+  // The most that was held there at any moment, since the step before ended; on
+  // a device the peak of what libtorch's allocator has given out, to the whole
+  // process.
   int64_t peak_bytes = 0;
   // What was held then. A new moment is looked at when the peak has grown by
   // 64 KiB or by 1/1024 of itself, whichever is more: so its total is less than
-  // peak_bytes by at most that.
+  // peak_bytes by at most that. On a device, which is looked at between units
+  // and phases, it is less by what came and went in between.
   HeldMoment at_peak;
   // By unit, the bytes of tensors that were made while it was the last one used
   // in a forward and that were still there when the forward ended (at
   // Backward): its activations. In the order of first use; units without any
-  // are left out. Of several micro-batches, those of the one that held most.
+  // are left out. Of several micro-batches, those of the one that held most. On
+  // a device nothing: nobody counts its blocks.
   std::vector<UnitActivations> activations;
-  // Peak of libtorch's allocator for the engine's device since the step before
-  // ended, of the whole process; 0 on the CPU.
-  int64_t device_peak_bytes = 0;
+  // The most that a device's allocator has taken from it, blocks that it keeps
+  // for later among it; 0 on the CPU.
+  int64_t reserved_peak_bytes = 0;
+  // The host's peak_bytes, also where the engine trains on a device.
+  int64_t host_peak_bytes = 0;
 };
 
 // "12.3 MiB", "12.3 KiB", "123 B"

@@ -111,7 +111,36 @@ void StepMemory::SetSlot() {
   g_counters.slot = set_.load() * kTensorSlotsOfSet + slot;
 }
 
+void StepMemory::AddDevice(DeviceMemory* device) {
+  absl::MutexLock lock(&devices_mutex_);
+  devices_.push_back(device);
+  ++num_devices_;
+}
+
+void StepMemory::RemoveDevice(DeviceMemory* device) {
+  absl::MutexLock lock(&devices_mutex_);
+  devices_.erase(std::find(devices_.begin(), devices_.end(), device));
+  --num_devices_;
+}
+
+// What has run until now ends: its unit and phase are the moment's.
+void StepMemory::LookAtDevices() {
+  if (num_devices_.load(std::memory_order_relaxed) == 0) return;
+  absl::MutexLock lock(&devices_mutex_);
+  for (DeviceMemory* const device : devices_) {
+    device->Look(phase_.load(),
+                 g_counters.unit.load(std::memory_order_relaxed));
+  }
+}
+
+HeldMoment StepMemory::TakePeakOf(DeviceMemory* device) {
+  const DeviceMemory::Moment peak = device->TakePeak();
+  absl::MutexLock lock(&mutex_);
+  return {peak.held, peak.phase, NameOf(peak.unit)};
+}
+
 void StepMemory::ChangeUnit(int unit) {
+  LookAtDevices();
   if (!g_counters.records.load(std::memory_order_relaxed)) {
     g_counters.unit.store(unit, std::memory_order_relaxed);
     if (phase_.load() == MemoryPhase::kForward) SetSlot();
@@ -124,6 +153,7 @@ void StepMemory::ChangeUnit(int unit) {
 }
 
 MemoryPhase StepMemory::SetPhase(MemoryPhase phase) {
+  LookAtDevices();
   absl::MutexLock lock(&mutex_);
   const MemoryPhase before = phase_;
   if (trainings_ == 0) return before;
@@ -140,12 +170,12 @@ MemoryPhase StepMemory::SetPhase(MemoryPhase phase) {
 int64_t StepMemory::tensor_bytes() const { return g_counters.all.load(); }
 
 int64_t StepMemory::Held() const {
-  return tensor_bytes() + MemoryLedger::Global().total().current_bytes;
+  return tensor_bytes() + MemoryLedger::Host().total().current_bytes;
 }
 
 StepMemory::Moment StepMemory::NowLocked() const {
   Moment moment;
-  const MemoryReport ledger = MemoryLedger::Global().Report();
+  const MemoryReport ledger = MemoryLedger::Host().Report();
   for (size_t i = 0; i < kNumMemoryKinds; ++i) {
     moment.held.by_kind[i] = ledger.by_kind[i].current_bytes;
   }
@@ -219,7 +249,8 @@ void StepMemory::Sample() {
   if (held > next_look_) TakePeak(held);
 }
 
-void StepMemory::Changed(int64_t change) {
+void StepMemory::Changed(const MemoryLedger& ledger, int64_t change) {
+  if (!ledger.of_host()) return;  // looked at from time to time
   if (change < 0) {
     if (g_counters.records.load(std::memory_order_relaxed)) Sample();
     return;
@@ -255,6 +286,7 @@ StepMemoryReport StepMemory::EndStep() {
   StepMemoryReport report;
   report.peak_bytes =
       recording_ != nullptr ? recorded_peak_ : g_counters.floor.load();
+  report.host_peak_bytes = report.peak_bytes;
   report.at_peak = Named(at_peak_);
   report.activations = std::move(activations_);
   if (recording_ != nullptr) {
@@ -275,10 +307,29 @@ StepMemoryReport StepMemory::EndStep() {
   return report;
 }
 
-void StepMemory::Refused() {
+void StepMemory::Refused(const MemoryLedger& ledger) {
+  HeldMemory on_device;
+  int64_t peak = 0;
+  if (!ledger.of_host()) {
+    on_device = DeviceMemory::HeldOn(ledger, 0);
+    absl::MutexLock lock(&devices_mutex_);
+    for (const DeviceMemory* const device : devices_) {
+      if (&device->ledger() != &ledger) continue;
+      on_device = device->Now();
+      peak = device->peak().held.total();
+    }
+    peak = std::max(peak, on_device.total());
+  }
   absl::MutexLock lock(&mutex_);
   refusal_.times = ++refusals_;
+  refusal_.device = ledger.device();
   refusal_.moment = Named(NowLocked());
+  if (!ledger.of_host()) {
+    refusal_.moment.held = on_device;
+    refusal_.peak_bytes = peak;
+    refusal_.activations.clear();
+    return;
+  }
   refusal_.peak_bytes =
       recording_ != nullptr ? recorded_peak_ : g_counters.floor.load();
   refusal_.activations = ActivationsNow();

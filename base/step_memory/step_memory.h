@@ -1,5 +1,6 @@
-// StepMemory: what this process holds while it trains, its peak in a step, and
-// on request all of a step over time.
+// StepMemory: what this process holds of the host's memory while it trains, its
+// peak in a step, and on request all of a step over time; and, where engines
+// train on devices, when to look at what is held there (device_memory.h).
 //
 //   ledger (base/memory) ----+
 //                            +--> held: peak, what was held then, when
@@ -30,6 +31,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/synchronization/mutex.h"
 #include "base/memory/ledger_watch.h"
+#include "base/step_memory/device_memory.h"
 #include "base/step_memory/held_memory.h"
 #include "base/step_memory/memory_timeline.h"
 #include "base/step_memory/tensor_bytes.h"
@@ -78,12 +80,15 @@ class StepMemory final : public LedgerWatch {
   // if it never was. `times` it was so far.
   struct Refusal {
     int64_t times = 0;
-    HeldMoment moment;
+    std::string device;      // whose memory it was: "cpu", "cuda:0"
+    HeldMoment moment;       // on that device
     int64_t peak_bytes = 0;  // of the step until then
-    std::vector<UnitActivations> activations;
+    std::vector<UnitActivations> activations;  // of the CPU alone
   };
-  // Memory is refused now, by another than the ledger.
-  void NoteRefusal() { Refused(); }
+  // Memory that `ledger` counts is refused now, by another than the ledger.
+  void NoteRefusal(const MemoryLedger& ledger = MemoryLedger::Host()) {
+    Refused(ledger);
+  }
   int64_t refusals() const { return refusals_.load(); }
   Refusal last_refusal() const;
 
@@ -93,8 +98,14 @@ class StepMemory final : public LedgerWatch {
   std::optional<MemoryTimeline> TakeTimeline();
 
   // ---- LedgerWatch
-  void Changed(int64_t change) override;
-  void Refused() override;
+  void Changed(const MemoryLedger& ledger, int64_t change) override;
+  void Refused(const MemoryLedger& ledger) override;
+
+  // ---- DeviceMemory's: `device` is looked at from now on, and until Remove.
+  void AddDevice(DeviceMemory* device);
+  void RemoveDevice(DeviceMemory* device);
+  // DeviceMemory::TakePeak, with the unit's name.
+  HeldMoment TakePeakOf(DeviceMemory* device);
 
  private:
   friend void tensor_bytes_internal::Grown(int64_t held);
@@ -108,6 +119,7 @@ class StepMemory final : public LedgerWatch {
   };
 
   StepMemory();
+  void LookAtDevices();
   void Grow(int64_t held);
   void Sample();
   void ChangeUnit(int unit);
@@ -130,6 +142,10 @@ class StepMemory final : public LedgerWatch {
   std::atomic<int> set_{0};            // of slots, this step's
   std::atomic<int64_t> next_look_{0};  // a peak above it is looked at
   std::atomic<int64_t> refusals_{0};
+
+  std::atomic<int> num_devices_{0};
+  mutable absl::Mutex devices_mutex_;  // before any other
+  std::vector<DeviceMemory*> devices_ ABSL_GUARDED_BY(devices_mutex_);
 
   mutable absl::Mutex mutex_;  // last of all: held during no other lock's
   int trainings_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -59,7 +59,7 @@ inline void AddTensorBytes(int slot, int64_t bytes) {
       bytes, std::memory_order_relaxed);
   const int64_t held =
       counters.all.fetch_add(bytes, std::memory_order_relaxed) + bytes +
-      MemoryLedger::Global().total().current_bytes;
+      MemoryLedger::Host().total().current_bytes;
   if (held > counters.floor.load(std::memory_order_relaxed)) {
     tensor_bytes_internal::Grown(held);
   }

@@ -68,9 +68,9 @@ TEST(SavedPiecesTest, WhatDoesNotLastIsCopiedAtOnceAndTheRestByDetach) {
 }
 
 TEST(SavedPiecesTest, WhatIsWrittenCostsNoMemory) {
-  const int64_t before = MemoryLedger::Global().total().current_bytes;
+  const int64_t before = MemoryLedger::Host().total().current_bytes;
   const auto held = [&] {
-    return MemoryLedger::Global().total().current_bytes - before;
+    return MemoryLedger::Host().total().current_bytes - before;
   };
   const int64_t bytes = kNumel * static_cast<int64_t>(sizeof(float));
   SavedPieces pieces(TwoPieces());
@@ -84,7 +84,7 @@ TEST(SavedPiecesTest, WhatIsWrittenCostsNoMemory) {
 }
 
 TEST(SavedPiecesTest, WithoutMemoryDetachWaitsUntilAllIsWritten) {
-  MemoryLedger& ledger = MemoryLedger::Global();
+  MemoryLedger& ledger = MemoryLedger::Host();
   const int64_t limit = ledger.limit_bytes();
   const std::vector<SavedPiece> live = TwoPieces();
   SavedPieces pieces(live);

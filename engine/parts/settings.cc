@@ -198,6 +198,11 @@ Settings SettingsOf(const proto::Config& config, const EngineOptions& options,
   s.keep_freed_heap = config.sharding().keep_freed_heap();
   s.shared_working_copy = config.sharding().shared_working_copy();
   s.served_gathers = config.sharding().served_gathers();
+  if (config.sharding().deterministic() != "off") {
+    s.determinism = config.sharding().deterministic() == "on"
+                        ? Determinism::kErrors
+                        : Determinism::kWarns;
+  }
   if (config.sharding().buffer_sync() != "local") {
     s.buffer_sync = config.sharding().buffer_sync() == "mean"
                         ? BufferSync::Values::kMean

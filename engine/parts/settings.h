@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "ATen/core/Tensor.h"
+#include "base/torch/deterministic.h"
 #include "config/config.pb.h"
 #include "engine/parts/engine_types.h"
 #include "engine/setup/buffer_sync.h"
@@ -45,6 +46,7 @@ struct Settings {
   bool check_writes = false;
   bool keep_freed_heap = true;
   std::string shared_working_copy, served_gathers;  // auto, on, off
+  std::optional<Determinism> determinism;           // on devices; absent: off
   std::optional<BufferSync::Values> buffer_sync;    // absent: local
   int reshard_group_size = 0;  // 0: as schedule.reshard_after_forward says
   int shard_group_size = 1;    // the world size where there are no replicas

@@ -50,11 +50,10 @@ std::string PerRank(const std::vector<RankMemory>& memory,
 }  // namespace
 
 absl::StatusOr<std::vector<RankMemory>> GatherMemory(
-    tessera::Communicator& communicator) {
+    const tessera::MemoryLedger& ledger, tessera::Communicator& communicator) {
   const auto resident = tessera::ReadResidentMemory();  // absent: shown as 0
-  const std::string mine =
-      absl::StrCat(resident.ok() ? resident->rss_bytes : 0, " ",
-                   tessera::MemoryLedger::Global().Report().total.peak_bytes);
+  const std::string mine = absl::StrCat(resident.ok() ? resident->rss_bytes : 0,
+                                        " ", ledger.total().peak_bytes);
   TESSERA_ASSIGN_OR_RETURN(
       const std::vector<std::string> all,
       communicator.AllGatherStrings(mine, {"memory of each rank"}));

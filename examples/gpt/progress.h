@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/memory/ledger.h"
 #include "comm/communicator.h"
 
 // Memory of one rank: what the kernel says it holds now, and the most that the
@@ -22,9 +23,10 @@ struct RankMemory {
   int64_t counted_peak_bytes = 0;
 };
 
-// Of all ranks, in their order. COLLECTIVE.
+// Of all ranks, in their order; `ledger`: of the device that trains.
+// COLLECTIVE.
 absl::StatusOr<std::vector<RankMemory>> GatherMemory(
-    tessera::Communicator& communicator);
+    const tessera::MemoryLedger& ledger, tessera::Communicator& communicator);
 
 // "412/409 MB, counted peak 96/96"; of more than four ranks the least
 // and the most: "405..412 MB, counted peak 96..97".

@@ -15,6 +15,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status.h"
+#include "base/torch/device_ledger.h"
 #include "base/torch_guard.h"
 #include "comm/world/world.h"
 #include "engine/world_options.h"
@@ -60,7 +61,10 @@ absl::Status TrainSteps(int64_t steps, Trainer& trainer, Progress& progress,
     speed.StepDone();
     report->tokens_per_second = speed.tokens_per_second();
     if (progress.IsDue(step)) {
-      TESSERA_ASSIGN_OR_RETURN(const auto memory, GatherMemory(communicator));
+      const at::Device device = tessera::World::Current()->device();
+      TESSERA_ASSIGN_OR_RETURN(
+          const auto memory,
+          GatherMemory(tessera::LedgerOf(device), communicator));
       progress.SetMemory(memory);
     }
     progress.Show({step, loss, report->tokens_per_second});

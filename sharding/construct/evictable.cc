@@ -24,13 +24,8 @@ namespace {
 constexpr int64_t kPageBytes = 4096;
 
 absl::Status Count(int64_t bytes) {
-  MemoryLedger& ledger = MemoryLedger::Global();
-  if (ledger.TryAdd(MemoryKind::kWorking, bytes)) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "cannot allocate ", bytes,
-      " bytes for a tensor of a module under construction: the "
-      "limit is ",
-      ledger.limit_bytes(), "; held now: ", ledger.Report().ToString()));
+  return MemoryLedger::Host().Claim(MemoryKind::kWorking, bytes,
+                                    "a tensor of a module under construction");
 }
 
 absl::Status NoMapping(int64_t bytes) {
@@ -60,7 +55,7 @@ absl::StatusOr<c10::DataPtr> Evictable::Allocate(
       mmap(nullptr, static_cast<size_t>(room), PROT_READ | PROT_WRITE,
            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) {
-    MemoryLedger::Global().Remove(MemoryKind::kWorking, bytes);
+    MemoryLedger::Host().Remove(MemoryKind::kWorking, bytes);
     return NoMapping(bytes);
   }
   return DataPtrOf(
@@ -74,7 +69,7 @@ Evictable::Evictable(char* data, int64_t bytes, int64_t room,
 
 Evictable::~Evictable() {
   if (owner_ != nullptr) {
-    if (whole_) MemoryLedger::Global().Remove(MemoryKind::kWorking, bytes_);
+    if (whole_) MemoryLedger::Host().Remove(MemoryKind::kWorking, bytes_);
     owner_->Forget(this);
   }
   faults_ = nullptr;  // before the addresses can be another's
@@ -98,7 +93,7 @@ absl::Status Evictable::Take(c10::StorageImpl* storage,
            0) != MAP_FAILED;
   if (!guarded) TESSERA_CHECK_EQ(madvise(data_, size, MADV_DONTNEED), 0);
   whole_ = false;
-  MemoryLedger::Global().Remove(MemoryKind::kWorking, bytes_);
+  MemoryLedger::Host().Remove(MemoryKind::kWorking, bytes_);
   SetError(storage, error);
   return guarded ? absl::OkStatus() : NoMapping(bytes_);
 }
@@ -114,7 +109,7 @@ absl::Status Evictable::Return() {
   if (!counted.ok()) return counted;
   if (mprotect(data_, static_cast<size_t>(room_), PROT_READ | PROT_WRITE) !=
       0) {
-    MemoryLedger::Global().Remove(MemoryKind::kWorking, bytes_);
+    MemoryLedger::Host().Remove(MemoryKind::kWorking, bytes_);
     return NoMapping(bytes_);
   }
   faults_ = nullptr;
@@ -126,7 +121,7 @@ void Evictable::Show(c10::StorageImpl* storage) { ShowStorage(storage); }
 
 void Evictable::Retire() {
   if (owner_ == nullptr) return;
-  MemoryLedger::Global().Remove(MemoryKind::kWorking, bytes_);
+  MemoryLedger::Host().Remove(MemoryKind::kWorking, bytes_);
   owner_ = nullptr;
 }
 

@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 constexpr int64_t kBytes = 10000;
 
 int64_t Working() {
-  return MemoryLedger::Global().Report()[MemoryKind::kWorking].current_bytes;
+  return MemoryLedger::Host().Report()[MemoryKind::kWorking].current_bytes;
 }
 
 c10::intrusive_ptr<c10::StorageImpl> MakeStorage() {
@@ -73,9 +73,9 @@ TEST(EvictableTest, ReturnIsRefusedByTheLimit) {
   auto storage = MakeStorage();
   Evictable* const memory = Evictable::Of(storage.get());
   TESSERA_EXPECT_OK(memory->Take(storage.get(), "it is gone"));
-  MemoryLedger::Global().SetLimit(kBytes - 1);
+  MemoryLedger::Host().SetLimit(kBytes - 1);
   EXPECT_THAT(memory->Return().message(), HasSubstr("the limit is 9999"));
-  MemoryLedger::Global().SetLimit(MemoryLedger::kNoLimit);
+  MemoryLedger::Host().SetLimit(MemoryLedger::kNoLimit);
   EXPECT_FALSE(memory->whole());
 }
 

@@ -3,8 +3,8 @@
 #include <cstring>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/torch/device_ledger.h"
 #include "base/torch/stream_uses.h"
 #include "base/torch_guard.h"
 
@@ -61,14 +61,20 @@ absl::StatusOr<FlatBuffer> FlatBuffer::Allocate(int64_t numel,
     buffer.tensor_ = TensorOver(buffer.data_, {numel}, {1}, dtype, device);
     return buffer;
   }
-  TESSERA_RETURN_IF_ERROR(CatchTorch("allocate", [&] {
+  // Entered first, so that the limit is kept while several threads allocate;
+  // `buffer` takes it back where the device has no more.
+  MemoryLedger& ledger = LedgerOf(device);
+  TESSERA_RETURN_IF_ERROR(buffer.Enter(&ledger, bytes));
+  const absl::Status made = CatchTorch("allocate", [&] {
     const auto options = at::TensorOptions(dtype).device(device);
     buffer.tensor_ = fill == Fill::kZero ? at::zeros({numel}, options)
                                          : at::empty({numel}, options);
-  }));
+  });
+  if (absl::IsResourceExhausted(made)) {
+    return ledger.Refused(bytes, MemoryKindName(kind), made.message());
+  }
+  TESSERA_RETURN_IF_ERROR(made);
   buffer.data_ = static_cast<char*>(buffer.tensor_.mutable_data_ptr());
-  MemoryLedger::Global().Add(kind, bytes);
-  buffer.entered_bytes_ = bytes;
   return buffer;
 }
 
@@ -78,22 +84,25 @@ absl::StatusOr<FlatBuffer> FlatBuffer::Over(char* data, int64_t numel,
   FlatBuffer buffer;
   buffer.item_bytes_ = static_cast<int64_t>(c10::elementSize(dtype));
   if (counted.has_value()) {
-    const int64_t bytes = numel * buffer.item_bytes_;
-    if (!MemoryLedger::Global().TryAdd(*counted, bytes)) {
-      return absl::ResourceExhaustedError(absl::StrCat(
-          "cannot allocate ", bytes, " bytes for ", MemoryKindName(*counted),
-          ": the limit is ", MemoryLedger::Global().limit_bytes()));
-    }
     buffer.kind_ = *counted;
-    buffer.entered_bytes_ = bytes;
+    TESSERA_RETURN_IF_ERROR(
+        buffer.Enter(&MemoryLedger::Host(), numel * buffer.item_bytes_));
   }
   buffer.data_ = data;
   buffer.tensor_ = TensorOver(data, {numel}, {1}, dtype, at::kCPU);
   return buffer;
 }
 
+absl::Status FlatBuffer::Enter(MemoryLedger* ledger, int64_t bytes) {
+  TESSERA_RETURN_IF_ERROR(ledger->Claim(kind_, bytes, MemoryKindName(kind_)));
+  ledger_ = ledger;
+  entered_bytes_ = bytes;
+  return absl::OkStatus();
+}
+
 void FlatBuffer::Reset() {
-  if (entered_bytes_ > 0) MemoryLedger::Global().Remove(kind_, entered_bytes_);
+  if (ledger_ != nullptr) ledger_->Remove(kind_, entered_bytes_);
+  ledger_ = nullptr;
   entered_bytes_ = 0;
   if (tensor_.defined()) KeepForCurrentStream(tensor_);
   tensor_.reset();
@@ -112,6 +121,7 @@ FlatBuffer& FlatBuffer::operator=(FlatBuffer&& other) noexcept {
   Reset();
   tensor_ = std::move(other.tensor_);
   cpu_ = std::move(other.cpu_);
+  ledger_ = std::exchange(other.ledger_, nullptr);
   entered_bytes_ = std::exchange(other.entered_bytes_, 0);
   data_ = std::exchange(other.data_, nullptr);
   item_bytes_ = other.item_bytes_;

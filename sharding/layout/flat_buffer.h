@@ -1,6 +1,6 @@
 // FlatBuffer: one counted piece of memory on a device, as a one-dimensional
-// tensor. CPU memory comes from base/memory/memory.h; CUDA memory from
-// libtorch's allocator and is entered in the same ledger.
+// tensor. CPU memory comes from base/memory/memory.h; a device's from
+// libtorch's allocator, and is entered in the ledger of that device.
 #ifndef SHARDING_LAYOUT_FLAT_BUFFER_H_
 #define SHARDING_LAYOUT_FLAT_BUFFER_H_
 
@@ -30,7 +30,7 @@ class FlatBuffer {
   FlatBuffer& operator=(FlatBuffer&& other) noexcept;
   ~FlatBuffer();
 
-  // ResourceExhausted names kind and size.
+  // ResourceExhausted names kind and size, and what limits if the ledger does.
   static absl::StatusOr<FlatBuffer> Allocate(int64_t numel,
                                              at::ScalarType dtype,
                                              at::Device device, MemoryKind kind,
@@ -56,9 +56,12 @@ class FlatBuffer {
   at::Tensor Bytes(Range range) const;
 
  private:
-  at::Tensor tensor_;          // [numel]; does not own CPU memory
-  CountedBuffer cpu_;          // CPU memory of its own, else empty
-  int64_t entered_bytes_ = 0;  // in the ledger, by hand
+  absl::Status Enter(MemoryLedger* ledger, int64_t bytes);
+
+  at::Tensor tensor_;               // [numel]; does not own CPU memory
+  CountedBuffer cpu_;               // CPU memory of its own, else empty
+  MemoryLedger* ledger_ = nullptr;  // where it is entered by hand, if it is
+  int64_t entered_bytes_ = 0;
   char* data_ = nullptr;
   int64_t item_bytes_ = 1;
   MemoryKind kind_ = MemoryKind::kOther;

@@ -82,7 +82,7 @@ TEST(ValuesTest, ShowTheOrderOfTheirSum) {
 
 // Several pieces, the last one short, for every rank.
 TESSERA_RANK_FUNCTION(ReduceScatterInPieces) {
-  MemoryLedger::Global().ResetPeak();
+  MemoryLedger::Host().ResetPeak();
   const int64_t numel = (int64_t{3} << 20) + 13;
   const int w = world.world_size();
   at::Tensor whole = torch::full({w * numel}, world.rank() + 0.5, at::kDouble);
@@ -97,7 +97,7 @@ TESSERA_RANK_FUNCTION(ReduceScatterInPieces) {
                           w * (w - 1) / 2.0 + 0.5 * w;
   TESSERA_RETURN_IF_ERROR(ExpectBits(shard, want, "shard"));
   const MemoryUse use =
-      MemoryLedger::Global().Report()[MemoryKind::kCommunication];
+      MemoryLedger::Host().Report()[MemoryKind::kCommunication];
   const bool needs_none = world.communicator()->backend() == "shm";
   if ((use.peak_bytes == 0) != needs_none || use.peak_bytes > 4 << 20) {
     return absl::InternalError(absl::StrCat("peak ", use.peak_bytes));

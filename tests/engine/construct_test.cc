@@ -219,7 +219,7 @@ TEST(ConstructTest, ValuesThatDifferAreNeverMixed) {
 
 // Bytes held at most beyond the shard, evictions, gathers, overwrites.
 TESSERA_RANK_FUNCTION(CountEvictions) {
-  MemoryLedger& ledger = MemoryLedger::Global();
+  MemoryLedger& ledger = MemoryLedger::Host();
   ledger.ResetPeak();
   const int64_t before = ledger.total().current_bytes;
   torch::manual_seed(5);

@@ -109,7 +109,7 @@ TESSERA_RANK_FUNCTION(CostOfOperator) {
   auto comm = std::make_shared<SharingRecorder>(world.communicator());
   TESSERA_ASSIGN_OR_RETURN(auto engine, Create(model, comm, /*stage=*/3));
   comm->Take();
-  MemoryLedger& ledger = MemoryLedger::Global();
+  MemoryLedger& ledger = MemoryLedger::Host();
   ledger.ResetPeak();
   const int64_t before = ledger.total().current_bytes;
   torch::NoGradGuard no_grad;

@@ -274,11 +274,11 @@ TESSERA_RANK_FUNCTION(MostGathered) {
     largest = std::max(largest, numel);
     all += numel;
   }
-  MemoryLedger::Global().ResetPeak();
+  MemoryLedger::Host().ResetPeak();
   for (int step = 0; step < spec.steps; ++step) {
     TESSERA_RETURN_IF_ERROR(t.TrainStep(step));
   }
-  const MemoryReport report = MemoryLedger::Global().Report();
+  const MemoryReport report = MemoryLedger::Host().Report();
   TESSERA_RETURN_IF_ERROR(t.engine->Close());
   return absl::StrCat(largest, " ", all, " ",
                       report[MemoryKind::kWorking].peak_bytes);

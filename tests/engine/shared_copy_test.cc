@@ -131,7 +131,7 @@ TESSERA_RANK_FUNCTION(StepFailsOnOneRank) {
       auto engine, MakeEngine(model, SharedSpec(), world.communicator()));
   late.requires_grad_(true);
   TESSERA_RETURN_IF_ERROR(engine->Backward(model->Loss()));
-  MemoryLedger& ledger = MemoryLedger::Global();
+  MemoryLedger& ledger = MemoryLedger::Host();
   if (world.rank() + 1 == world.world_size()) {
     ledger.SetLimit(ledger.Report().total.current_bytes);
   }

@@ -43,7 +43,7 @@ void Evaluate(Trainee* trainee, int64_t micro_batch) {
 TESSERA_RANK_FUNCTION(Wander) {
   const TrainingSpec spec = TrainingSpec::FromText(args);
   at::set_num_threads(1);
-  MemoryLedger& ledger = MemoryLedger::Global();
+  MemoryLedger& ledger = MemoryLedger::Host();
   const int64_t before = ledger.Report()[MemoryKind::kWorking].current_bytes;
   TESSERA_ASSIGN_OR_RETURN(Trainee t,
                            Trainee::Make(spec, world.communicator()));

@@ -233,7 +233,7 @@ TESSERA_RANK_FUNCTION(TrainWithLittleMemory) {
   TrainingSpec spec;
   spec.stage = std::stoi(words.at(0));
   auto model = BuildModel("Mlp", world.rank());
-  MemoryLedger& ledger = MemoryLedger::Global();
+  MemoryLedger& ledger = MemoryLedger::Host();
   const int64_t held = ledger.Report().total.current_bytes;
   if (world.rank() == world.world_size() - 1) {
     ledger.SetLimit(held + std::stoll(words.at(1)));
@@ -264,7 +264,7 @@ TESSERA_RANK_FUNCTION(CreateWithLittleMemory) {
   auto model = BuildModel("Mlp", world.rank());
   std::vector<at::Tensor> before;
   for (const at::Tensor& p : model->parameters()) before.push_back(p.clone());
-  MemoryLedger& ledger = MemoryLedger::Global();
+  MemoryLedger& ledger = MemoryLedger::Host();
   const int64_t held = ledger.Report().total.current_bytes;
   int refusals = 0;
   for (int64_t bytes = 0;; bytes += 600) {

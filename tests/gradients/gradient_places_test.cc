@@ -229,7 +229,7 @@ absl::StatusOr<std::string> TrainKeeping(
   }
   TESSERA_RETURN_IF_ERROR(run.Train(&InOrder, [&](Run&, int step, at::Tensor&) {
     keeping = keeps(step);
-    if (step == kKnown) MemoryLedger::Global().ResetPeak();
+    if (step == kKnown) MemoryLedger::Host().ResetPeak();
   }));
   if (check != nullptr) TESSERA_RETURN_IF_ERROR(check(kept.size()));
   TESSERA_ASSIGN_OR_RETURN(std::string answer, run.Finish());
@@ -248,7 +248,7 @@ TESSERA_RANK_FUNCTION(KeepGradients) {
         // What each of the two backwards kept is all in one flat.
         constexpr int64_t kFlatBytes = 5 * kDim * kDim * sizeof(float);
         const int64_t peak =
-            MemoryLedger::Global().Report()[MemoryKind::kGradients].peak_bytes;
+            MemoryLedger::Host().Report()[MemoryKind::kGradients].peak_bytes;
         if (peak <= 4 * kFlatBytes + 4096) return absl::OkStatus();
         return absl::InternalError(
             absl::StrCat(peak, " bytes of gradients, a flat has ", kFlatBytes));

@@ -46,7 +46,7 @@ struct Large : torch::nn::Module {
 
 TESSERA_RANK_FUNCTION(ConstructLarge) {
   constexpr int64_t kShard = kLayers * kRows * kColumns * 4 / 4;
-  MemoryLedger& ledger = MemoryLedger::Global();
+  MemoryLedger& ledger = MemoryLedger::Host();
   const int64_t before = ledger.total().current_bytes;
   ledger.SetLimit(before + kShard + kBudget);
   ledger.ResetPeak();

@@ -80,7 +80,7 @@ TESSERA_RANK_FUNCTION(PeaksOfSteps) {
   const TrainingSpec spec = TrainingSpec::FromText(args);
   at::set_num_threads(1);
   torch::manual_seed(1);
-  MemoryLedger& ledger = MemoryLedger::Global();
+  MemoryLedger& ledger = MemoryLedger::Host();
   const MemoryReport start = ledger.Report();
   const int64_t before = start.total.current_bytes -
                          start[MemoryKind::kCommunication].current_bytes;

@@ -75,7 +75,7 @@ struct Figures {
   static absl::StatusOr<Figures> Now() {
     malloc_trim(0);
     TESSERA_ASSIGN_OR_RETURN(ResidentMemory memory, ReadResidentMemory());
-    const MemoryReport report = MemoryLedger::Global().Report();
+    const MemoryReport report = MemoryLedger::Host().Report();
     Figures f;
     f.parameters = report[MemoryKind::kParameters].current_bytes;
     f.gradients = report[MemoryKind::kGradients].current_bytes;
@@ -120,7 +120,7 @@ TESSERA_RANK_FUNCTION(TrainWideModel) {
   TESSERA_ASSIGN_OR_RETURN(auto engine,
                            MakeEngine(model, spec, world.communicator()));
   TESSERA_RETURN_IF_ERROR(note());
-  MemoryLedger::Global().ResetPeak();
+  MemoryLedger::Host().ResetPeak();
   for (int step = 0; step < 2; ++step) {
     at::Tensor loss = model->Loss(world.rank());
     if (step == 0) TESSERA_RETURN_IF_ERROR(note());

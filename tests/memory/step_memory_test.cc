@@ -358,7 +358,7 @@ struct Greedy : torch::autograd::Function<Greedy> {
 // args: who refuses. The Status, of all ranks.
 TESSERA_RANK_FUNCTION(RunOutOfMemory) {
   std::shared_ptr<Chain> model;
-  MemoryLedger& ledger = MemoryLedger::Global();
+  MemoryLedger& ledger = MemoryLedger::Host();
   const bool last = world.rank() == world.world_size() - 1;
   const int64_t held = ledger.total().current_bytes;
   if (args == "create" && last) ledger.SetLimit(held + 20'000);

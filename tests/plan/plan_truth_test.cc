@@ -30,7 +30,7 @@ namespace {
 
 // Staging of collectives is no part of a plan.
 int64_t LedgerBytes() {
-  const MemoryReport report = MemoryLedger::Global().Report();
+  const MemoryReport report = MemoryLedger::Host().Report();
   return report.total.current_bytes -
          report[MemoryKind::kCommunication].current_bytes;
 }
@@ -38,11 +38,11 @@ int64_t LedgerBytes() {
 // The ledger's own peaks are between those of tensors.
 class SampleLedger final : public LedgerWatch {
  public:
-  void Changed(int64_t change) override {
-    engine_.Changed(change);
+  void Changed(const MemoryLedger& ledger, int64_t change) override {
+    engine_.Changed(ledger, change);
     CountedTensors::Global().Sample();
   }
-  void Refused() override { engine_.Refused(); }
+  void Refused(const MemoryLedger& ledger) override { engine_.Refused(ledger); }
 
   static void Install() {
     static const bool done = [] {
@@ -155,7 +155,7 @@ TESSERA_RANK_FUNCTION(BytesOfTransport) {
       auto engine, Engine::Create(model.module, truth.config(), options));
   TESSERA_RETURN_IF_ERROR(TrainSteps(model, truth, engine.get(), 1));
   int64_t bytes =
-      MemoryLedger::Global().Report()[MemoryKind::kCommunication].peak_bytes;
+      MemoryLedger::Host().Report()[MemoryKind::kCommunication].peak_bytes;
   TESSERA_RETURN_IF_ERROR(engine->Close());
   std::ifstream maps("/proc/self/maps");
   std::string line;

@@ -11,7 +11,7 @@ LAYERS = {
     "base": [],
     "base/memory": ["base"],
     "base/thread": ["base"],
-    "base/torch": ["base"],
+    "base/torch": ["base", "base/memory"],
     "base/step_memory": ["base", "base/memory"],
     "config/reader": ["base/..."],
     "config": ["base/...", "config/reader"],

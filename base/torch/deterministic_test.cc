@@ -1,0 +1,134 @@
+#include "base/torch/deterministic.h"
+
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ATen/Context.h"
+#include "base/status_matchers.h"
+#include "c10/util/Exception.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// "on warn nofill cudnn nobench"
+std::string Now() {
+  const at::Context& c = at::globalContext();
+  std::string text = !c.deterministicAlgorithms()          ? "off"
+                     : c.deterministicAlgorithmsWarnOnly() ? "warns"
+                                                           : "errors";
+  text += c.deterministicFillUninitializedMemory() ? " fill" : "";
+  text += c.deterministicCuDNN() ? " cudnn" : "";
+  text += c.benchmarkCuDNN() ? " benchmark" : "";
+  return text;
+}
+
+class DeterministicTest : public ::testing::Test {
+ protected:
+  DeterministicTest() { Reset(); }
+  ~DeterministicTest() override { Reset(); }
+  static void Reset() {
+    at::Context& c = at::globalContext();
+    c.setDeterministicAlgorithms(false, false);
+    c.setDeterministicFillUninitializedMemory(true);
+    c.setDeterministicCuDNN(false);
+    c.setBenchmarkCuDNN(false);
+  }
+};
+
+TEST_F(DeterministicTest, OnWithinAndAsBeforeAfterwards) {
+  at::globalContext().setBenchmarkCuDNN(true);
+  ASSERT_EQ(Now(), "off fill benchmark");
+  {
+    const DeterministicScope scope(Determinism::kWarns);
+    EXPECT_EQ(Now(), "warns cudnn");
+  }
+  EXPECT_EQ(Now(), "off fill benchmark");
+  {
+    const DeterministicScope scope(Determinism::kErrors);
+    EXPECT_EQ(Now(), "errors cudnn");
+  }
+  EXPECT_EQ(Now(), "off fill benchmark");
+}
+
+TEST_F(DeterministicTest, TheStrictestScopeCountsAndTheLastOneRestores) {
+  auto first = std::make_unique<DeterministicScope>(Determinism::kWarns);
+  auto second = std::make_unique<DeterministicScope>(Determinism::kErrors);
+  EXPECT_EQ(Now(), "errors cudnn");
+  first.reset();
+  EXPECT_EQ(Now(), "errors cudnn");
+  first = std::make_unique<DeterministicScope>(Determinism::kWarns);
+  second.reset();
+  EXPECT_EQ(Now(), "warns cudnn");
+  first.reset();
+  EXPECT_EQ(Now(), "off fill");
+}
+
+TEST_F(DeterministicTest, WhatTheUserHadSetIsNotWeakened) {
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+  {
+    const DeterministicScope scope(Determinism::kWarns);
+    EXPECT_EQ(Now(), "errors fill cudnn");
+  }
+  EXPECT_EQ(Now(), "errors fill");
+}
+
+TEST_F(DeterministicTest, WhatTheUserSetsMeanwhileStays) {
+  {
+    const DeterministicScope scope(Determinism::kWarns);
+    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+    at::globalContext().setBenchmarkCuDNN(true);
+  }
+  EXPECT_EQ(Now(), "errors fill benchmark");
+}
+
+class Heard final : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override {
+    texts.push_back(warning.msg().substr(0, 6));
+  }
+  std::vector<std::string> texts;
+};
+
+TEST_F(DeterministicTest, AnOperatorIsWarnedOfOnce) {
+  Heard heard;
+  const c10::WarningUtils::WarningHandlerGuard guard(&heard);
+  {
+    const DeterministicScope scope(Determinism::kWarns);
+    for (int i = 0; i < 3; ++i) {
+      at::globalContext().alertNotDeterministic("first_");
+      at::globalContext().alertNotDeterministic("second");
+      TORCH_WARN("others");
+    }
+    EXPECT_THAT(heard.texts,
+                ElementsAre("first_", "second", "others", "others", "others"));
+  }
+  EXPECT_EQ(c10::WarningUtils::get_warning_handler(), &heard);
+  const DeterministicScope scope(Determinism::kErrors);
+  EXPECT_THROW(at::globalContext().alertNotDeterministic("first_"), c10::Error);
+}
+
+TEST_F(DeterministicTest, CublasIsAskedForUnlessTheUserSaysHow) {
+  constexpr char kName[] = "CUBLAS_WORKSPACE_CONFIG";
+  unsetenv(kName);
+  TESSERA_EXPECT_OK(SetDeterministicCublas());
+  EXPECT_STREQ(std::getenv(kName), ":4096:8");
+  setenv(kName, ":16:8", 1);
+  TESSERA_EXPECT_OK(SetDeterministicCublas());
+  EXPECT_STREQ(std::getenv(kName), ":16:8");
+  setenv(kName, ":0:0", 1);
+  EXPECT_THAT(SetDeterministicCublas(),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("CUBLAS_WORKSPACE_CONFIG is ':0:0'")));
+  EXPECT_STREQ(std::getenv(kName), ":0:0");
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,17 @@
+// Where the memory of a libtorch device is counted.
+#ifndef BASE_TORCH_DEVICE_LEDGER_H_
+#define BASE_TORCH_DEVICE_LEDGER_H_
+
+#include "ATen/core/Tensor.h"
+#include "base/memory/ledger.h"
+
+namespace tessera {
+
+// `device` has an index, as a tensor's has, unless it is the CPU.
+inline MemoryLedger& LedgerOf(at::Device device) {
+  return device.is_cpu() ? MemoryLedger::Host()
+                         : MemoryLedger::Of(device.str());
+}
+
+}  // namespace tessera
+#endif  // BASE_TORCH_DEVICE_LEDGER_H_

@@ -1,0 +1,48 @@
+// What is the process's own and is an engine's from Create to Close: the limit
+// of what it may hold, libtorch's switches. Destroying it gives both back.
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
+#include "base/torch/device_ledger.h"
+#include "engine/engine_impl.h"
+#include "torch/nn/module.h"
+
+namespace tessera {
+
+// From here on: what was made before is the module's, and the plan's.
+void Engine::Impl::LimitMemory(at::Device device) {
+  const int64_t bytes = parts_->config.sharding().memory_limit_bytes();
+  if (bytes == 0) return;
+  memory_limit_.emplace(
+      &LedgerOf(device), bytes,
+      absl::StrCat("sharding.memory_limit_bytes: raise it, or hold less: a "
+                   "higher zero_optimization.stage, more ranks, a 16-bit dtype",
+                   parts_->stage < 3 ? ""
+                                     : ", lower stage3_max_live_parameters and "
+                                       "stage3_max_reuse_distance"));
+}
+
+absl::Status Engine::Impl::MakeDeterministic() {
+  if (!parts_->settings.determinism.has_value()) return absl::OkStatus();
+  bool on_device = false, on_cuda = false;
+  for (const at::Tensor& p : parts_->module->parameters()) {
+    on_device |= p.defined() && !p.device().is_cpu();
+    on_cuda |= p.defined() && p.device().is_cuda();
+  }
+  if (!on_device) return absl::OkStatus();
+  if (on_cuda) {
+    const absl::Status cublas = SetDeterministicCublas();
+    if (!cublas.ok()) {
+      if (*parts_->settings.determinism == Determinism::kErrors) {
+        return absl::Status(cublas.code(),
+                            absl::StrCat("sharding.deterministic is \"on\", ",
+                                         "and ", cublas.message()));
+      }
+      TESSERA_LOG_RANK0(WARNING)
+          << "sharding.deterministic: " << cublas.message();
+    }
+  }
+  deterministic_.emplace(*parts_->settings.determinism);
+  return absl::OkStatus();
+}
+
+}  // namespace tessera
