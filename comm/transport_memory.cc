@@ -34,6 +34,7 @@ int64_t TransportBytes(absl::string_view backend, int ranks,
   if (backend == "shm") return kShmStagingBytes;
   if (backend == "gloo") return received;
   if (backend == "hierarchical") return kShmStagingBytes + received;
+  if (backend == "cuda_ipc") return 2 * kCudaIpcSlotBytes;
   if (backend != "nccl") return 0;
   return Setting(nccl, "NCCL_MAX_NCHANNELS", kNcclChannels) * kNcclConnections *
          Setting(nccl, "NCCL_BUFFSIZE", kNcclBufferBytes);

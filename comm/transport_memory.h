@@ -6,6 +6,7 @@
 //          buffers are the kernel's
 //   nccl   buffers of its channels, on the device. An estimate: how many
 //          channels NCCL takes depends on the machine's links
+//   cuda_ipc  two slots that the others read, on the device
 //
 // Threads: any.
 #ifndef COMM_TRANSPORT_MEMORY_H_
@@ -25,9 +26,12 @@ inline constexpr int64_t kShmStagingBytes = 2 << 20;
 inline constexpr int64_t kGlooReceiveBytes = 4 << 20;
 inline constexpr int64_t kGlooMinPieceBytes = 64 << 10;
 
-// "shm", "gloo", "hierarchical" (which has both), "nccl"; 0: none of these, or
-// one rank. The most, which tensors of some MiB take. `nccl`: its environment
-// variables, of which NCCL_BUFFSIZE and NCCL_MAX_NCHANNELS count.
+// What a rank of cuda_ipc sends at a time.
+inline constexpr int64_t kCudaIpcSlotBytes = 16 << 20;
+
+// "shm", "gloo", "hierarchical" (which has both), "nccl", "cuda_ipc"; 0: none
+// of these, or one rank. The most, which tensors of some MiB take. `nccl`: its
+// environment variables, of which NCCL_BUFFSIZE and NCCL_MAX_NCHANNELS count.
 int64_t TransportBytes(absl::string_view backend, int ranks,
                        const std::map<std::string, std::string>& nccl = {});
 

@@ -128,6 +128,7 @@ absl::Status DeviceCommunicator::Give(const Call& call, const at::Tensor& t,
   }
   TESSERA_RETURN_IF_ERROR(host_->DoAllGatherStrings(call, "").status());
   if (*aborted_) return absl::CancelledError("the group has failed");
+  if (options_.on_agreed) options_.on_agreed(call);
   return CatchTorch(options_.backend.c_str(), [&] {
     give();
     given_.end = std::make_shared<c10::Event>(options_.device.type());

@@ -47,6 +47,10 @@ struct DeviceCommunicatorOptions : GroupOptions {
   std::function<absl::Status(const at::Tensor& slices, double divisor,
                              const at::Tensor& sum)>
       ordered_sum;
+  // Told of each collective of the device's, once the ranks have agreed that
+  // they are in it and before the backend is called; on the same thread. For
+  // backends whose hosts meet while they give it to the device.
+  std::function<void(const QueuedCommunicator::Call& call)> on_agreed;
   // What `ordered_sum` has of the other ranks at a time, in bytes.
   int64_t slices_bytes = int64_t{32} << 20;
   absl::Duration abort_patience = kAbortGrace;

@@ -5,13 +5,11 @@
 #include <cstdlib>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "c10/cuda/CUDAGuard.h"
-#include "c10/cuda/CUDAStream.h"
 #include "comm/nccl/device_communicator.h"
-#include "comm/reduce/ordered_sum.h"
+#include "comm/nccl/gpu_sum.h"
 #include "comm/watch/failure_domain.h"
 
 // The only file that sees c10d's NCCL header.
@@ -22,40 +20,6 @@ namespace {
 
 // Waits are ended by our own monitor; NCCL's timeout must never come first.
 constexpr std::chrono::milliseconds kNever = std::chrono::hours(24 * 365);
-
-template <typename T>
-int SumOnGpu(const at::Tensor& slices, double divisor, const at::Tensor& sum) {
-  const int64_t numel = sum.numel();
-  return OrderedSumCuda(slices.const_data_ptr<T>(),
-                        static_cast<int>(slices.numel() / numel), numel,
-                        divisor, sum.mutable_data_ptr<T>(),
-                        c10::cuda::getCurrentCUDAStream().stream());
-}
-
-// As DeviceCommunicatorOptions::ordered_sum.
-absl::Status OrderedSum(const at::Tensor& slices, double divisor,
-                        const at::Tensor& sum) {
-  int error = 0;
-  switch (sum.scalar_type()) {
-    case at::kFloat:
-      error = SumOnGpu<float>(slices, divisor, sum);
-      break;
-    case at::kDouble:
-      error = SumOnGpu<double>(slices, divisor, sum);
-      break;
-    case at::kBFloat16:
-      error = SumOnGpu<c10::BFloat16>(slices, divisor, sum);
-      break;
-    case at::kHalf:
-      error = SumOnGpu<c10::Half>(slices, divisor, sum);
-      break;
-    default:
-      AddSlices(slices, divisor, sum);
-  }
-  if (error == 0) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat(
-      "ordered sum: ", cudaGetErrorString(static_cast<cudaError_t>(error))));
-}
 
 }  // namespace
 
@@ -106,7 +70,7 @@ absl::StatusOr<std::shared_ptr<Communicator>> MakeNcclCommunicator(
   on_device.device =
       at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(options.device));
   on_device.backend = "nccl";
-  if (options.ordered_sums) on_device.ordered_sum = OrderedSum;
+  if (options.ordered_sums) on_device.ordered_sum = OrderedSumOnGpu;
   return MakeDeviceCommunicator(on_device, std::move(domain), std::move(host),
                                 std::move(group));
 }

@@ -17,21 +17,31 @@ namespace {
 constexpr absl::string_view kGlooFix =
     "; take backend gloo, which carries GPU tensors through host memory";
 
-absl::Status CheckGpus(const std::vector<RankInfo>& infos) {
+absl::Status CheckEachSeesAGpu(const std::vector<RankInfo>& infos,
+                               absl::string_view backend) {
+  for (size_t r = 0; r < infos.size(); ++r) {
+    if (!infos[r].gpus.empty()) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "backend ", backend, ": rank ", r, " sees no GPU", kGlooFix));
+  }
+  return absl::OkStatus();
+}
+
+// Each has one that no other uses.
+absl::Status CheckOwnGpus(const std::vector<RankInfo>& infos) {
+  TESSERA_RETURN_IF_ERROR(CheckEachSeesAGpu(infos, "nccl"));
   std::map<std::pair<std::string, std::string>, size_t> user_of;
   for (size_t r = 0; r < infos.size(); ++r) {
     const int device = DeviceOf(infos, static_cast<int>(r));
-    if (device < 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("backend nccl: rank ", r, " sees no GPU", kGlooFix));
-    }
     const auto [other, alone] = user_of.emplace(
         std::make_pair(infos[r].host, infos[r].gpus[device]), r);
     if (!alone) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("backend nccl: ranks ", other->second, " and ", r,
-                       " would use the same GPU (", infos[r].gpus[device],
-                       "), which NCCL refuses", kGlooFix));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "backend nccl: ranks ", other->second, " and ", r,
+          " would use the same GPU (", infos[r].gpus[device],
+          "), which NCCL refuses; take backend cuda_ipc if they are all on "
+          "one host, or gloo, which carries GPU tensors through "
+          "host memory"));
     }
   }
   return absl::OkStatus();
@@ -43,6 +53,16 @@ std::string ByMemory(const std::vector<RankInfo>& infos) {
   const size_t num_groups = *std::max_element(groups.begin(), groups.end()) + 1;
   if (num_groups == 1) return "shm";
   return num_groups < infos.size() ? "hierarchical" : "gloo";
+}
+
+// Whether they can open each other's memory shows when they try.
+absl::Status CheckCudaIpc(const std::vector<RankInfo>& infos) {
+  TESSERA_RETURN_IF_ERROR(CheckEachSeesAGpu(infos, "cuda_ipc"));
+  if (ByMemory(infos) == "shm") return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "backend cuda_ipc: the ranks are not all on one host and in one network "
+      "namespace; take nccl if each has a GPU of its own, or gloo, which "
+      "carries GPU tensors through host memory"));
 }
 
 }  // namespace
@@ -69,10 +89,6 @@ int DeviceOf(const std::vector<RankInfo>& infos, int rank) {
   return FindNeighbours(infos, rank).local_rank % num_gpus;
 }
 
-int OwnGpuOf(const std::vector<RankInfo>& infos, int rank) {
-  return CheckGpus(infos).ok() ? DeviceOf(infos, rank) : -1;
-}
-
 std::vector<int> MemoryGroups(const std::vector<RankInfo>& infos) {
   std::map<std::tuple<std::string, std::string, std::string>, int> index;
   std::vector<int> groups;
@@ -95,11 +111,12 @@ std::string BackendOfSubgroup(absl::string_view whole,
 
 absl::Status CheckBackendName(absl::string_view name) {
   for (absl::string_view known :
-       {"auto", "shm", "hierarchical", "gloo", "nccl"}) {
+       {"auto", "shm", "hierarchical", "gloo", "nccl", "cuda_ipc"}) {
     if (name == known) return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrCat(
-      "backend '", name, "': expected auto, shm, hierarchical, gloo or nccl"));
+      "backend '", name,
+      "': expected auto, shm, hierarchical, gloo, nccl or cuda_ipc"));
 }
 
 absl::StatusOr<std::string> ChooseBackend(const std::vector<RankInfo>& infos,
@@ -108,7 +125,7 @@ absl::StatusOr<std::string> ChooseBackend(const std::vector<RankInfo>& infos,
   TESSERA_RETURN_IF_ERROR(CheckBackendName(wanted));
   if (wanted == "gloo" || wanted == "hierarchical") return std::string(wanted);
   if (wanted == "auto") {
-    if (built_with_nccl && CheckGpus(infos).ok()) return "nccl";
+    if (built_with_nccl && CheckOwnGpus(infos).ok()) return "nccl";
     return ByMemory(infos);
   }
   if (wanted == "shm") {
@@ -119,11 +136,19 @@ absl::StatusOr<std::string> ChooseBackend(const std::vector<RankInfo>& infos,
   }
   if (!built_with_nccl) {
     return absl::InvalidArgumentError(
-        "backend nccl: this program was built without CUDA; take gloo");
+        absl::StrCat("backend ", wanted,
+                     ": this program was built without CUDA; take gloo"));
   }
-  absl::Status gpus = CheckGpus(infos);
-  if (!gpus.ok()) return gpus;
+  TESSERA_RETURN_IF_ERROR(wanted == "nccl" ? CheckOwnGpus(infos)
+                                           : CheckCudaIpc(infos));
   return std::string(wanted);
+}
+
+int GpuOf(const std::vector<RankInfo>& infos, int rank,
+          absl::string_view wanted, bool built_with_nccl) {
+  const auto chosen = ChooseBackend(infos, wanted, built_with_nccl);
+  if (!chosen.ok() || (*chosen != "nccl" && *chosen != "cuda_ipc")) return -1;
+  return DeviceOf(infos, rank);
 }
 
 }  // namespace tessera

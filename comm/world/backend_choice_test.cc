@@ -52,7 +52,10 @@ TEST(ChooseBackendTest, NcclWhereEveryRankHasItsOwnGpu) {
   const std::vector<RankInfo> own = {
       {"a", {"g0", "g1"}}, {"a", {"g0", "g1"}}, {"b", {"g0"}}};
   EXPECT_EQ(DeviceOf(own, 1), 1);
-  EXPECT_EQ(OwnGpuOf(own, 1), 1);
+  EXPECT_EQ(GpuOf(own, 1, "auto", true), 1);
+  EXPECT_EQ(GpuOf(own, 1, "nccl", true), 1);
+  EXPECT_EQ(GpuOf(own, 1, "gloo", true), -1);
+  EXPECT_EQ(GpuOf(own, 1, "auto", false), -1);
   EXPECT_EQ(DeviceOf(own, 2), 0);
   EXPECT_THAT(ChooseBackend(own, "auto", true), IsOkAndHolds("nccl"));
   EXPECT_THAT(ChooseBackend(own, "nccl", true), IsOkAndHolds("nccl"));
@@ -63,7 +66,7 @@ TEST(ChooseBackendTest, NcclWhereEveryRankHasItsOwnGpu) {
 TEST(ChooseBackendTest, RanksThatSeeOneGpuEach) {
   const std::vector<RankInfo> own = {{"a", {"g0"}}, {"a", {"g1"}}};
   EXPECT_EQ(DeviceOf(own, 1), 0);
-  EXPECT_EQ(OwnGpuOf(own, 1), 0);
+  EXPECT_EQ(GpuOf(own, 1, "auto", true), 0);
   EXPECT_THAT(ChooseBackend(own, "auto", true), IsOkAndHolds("nccl"));
 }
 
@@ -99,6 +102,8 @@ TEST(BackendOfSubgroupTest, IsTheWholesOrWhatFitsTheHosts) {
   EXPECT_EQ(BackendOfSubgroup("shm", {a, a}), "shm");
   EXPECT_EQ(BackendOfSubgroup("nccl", {a, b}), "nccl");
   EXPECT_EQ(BackendOfSubgroup("nccl", {a}), "self");
+  EXPECT_EQ(BackendOfSubgroup("cuda_ipc", {a, a}), "cuda_ipc");
+  EXPECT_EQ(BackendOfSubgroup("cuda_ipc", {a}), "self");
   EXPECT_EQ(BackendOfSubgroup("hierarchical", {a, a}), "shm");
   EXPECT_EQ(BackendOfSubgroup("hierarchical", {a, b}), "gloo");
   EXPECT_EQ(BackendOfSubgroup("hierarchical", {a, b, b}), "hierarchical");
@@ -112,13 +117,38 @@ TEST(ChooseBackendTest, SharedGpuIsRefusedWithTheFix) {
   EXPECT_THAT(ChooseBackend(shared, "nccl", true),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr("ranks 0 and 2 would use the same GPU"),
+                             HasSubstr("take backend cuda_ipc"),
+                             HasSubstr("or gloo"))));
+}
+
+TEST(ChooseBackendTest, CudaIpcByNameWhereRanksOfOneHostSeeGpus) {
+  std::vector<RankInfo> infos = {
+      {"a", {"g0", "g1"}}, {"a", {"g0", "g1"}}, {"a", {"g0", "g1"}}};
+  EXPECT_THAT(ChooseBackend(infos, "cuda_ipc", true), IsOkAndHolds("cuda_ipc"));
+  EXPECT_EQ(GpuOf(infos, 1, "cuda_ipc", true), 1);
+  EXPECT_EQ(GpuOf(infos, 2, "cuda_ipc", true), 0);
+  EXPECT_EQ(GpuOf(infos, 2, "auto", true), -1);
+  EXPECT_THAT(
+      ChooseBackend(infos, "cuda_ipc", false),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("backend cuda_ipc: this program was built without")));
+  infos[1].network = "other";
+  EXPECT_THAT(
+      ChooseBackend(infos, "cuda_ipc", true),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               AllOf(HasSubstr("not all on one host"), HasSubstr("gloo"))));
+  infos[2].gpus.clear();
+  EXPECT_EQ(GpuOf(infos, 0, "cuda_ipc", true), -1);
+  EXPECT_THAT(ChooseBackend(infos, "cuda_ipc", true),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("backend cuda_ipc: rank 2 sees no GPU"),
                              HasSubstr("take backend gloo"))));
 }
 
 TEST(ChooseBackendTest, RefusesByName) {
   const std::vector<RankInfo> none = {{"a", {"g0"}}, {"a", {}}};
   EXPECT_EQ(DeviceOf(none, 1), -1);
-  EXPECT_EQ(OwnGpuOf(none, 0), -1);
+  EXPECT_EQ(GpuOf(none, 0, "auto", true), -1);
   EXPECT_THAT(ChooseBackend(none, "auto", true), IsOkAndHolds("shm"));
   EXPECT_THAT(ChooseBackend(none, "nccl", true),
               StatusIs(absl::StatusCode::kInvalidArgument,

@@ -259,9 +259,8 @@ class WorldBuilder {
 
 absl::Status WorldBuilder::SetDevice(const std::vector<RankInfo>& infos,
                                      World* world) {
-  const std::string& backend = world->options_.backend;
-  const bool may = BuiltWithNccl() && (backend == "auto" || backend == "nccl");
-  const int gpu = may ? OwnGpuOf(infos, world->rank_) : -1;
+  const int gpu =
+      GpuOf(infos, world->rank_, world->options_.backend, BuiltWithNccl());
   if (gpu < 0) return absl::OkStatus();
   world->device_ = {at::kCUDA, static_cast<c10::DeviceIndex>(gpu)};
   return CatchTorch("device", [&] {

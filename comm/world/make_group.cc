@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
+#include "comm/cuda_ipc/cuda_ipc_communicator.h"
 #include "comm/gloo/gloo_communicator.h"
 #include "comm/group/queued_communicator.h"
 #include "comm/group/self_communicator.h"
@@ -58,11 +59,12 @@ HierarchicalOptions OverGloo(const GroupPlan& plan) {
 absl::StatusOr<std::shared_ptr<Communicator>> MakeWith(
     absl::string_view backend, const GroupPlan& plan, StorePtr store);
 
-// Over a group of the same ranks that works in host memory.
-absl::StatusOr<std::shared_ptr<Communicator>> MakeWithNccl(
-    const GroupPlan& plan, const StorePtr& store) {
+// nccl or cuda_ipc, over a group of the same ranks that works in host memory;
+// for cuda_ipc in memory that they share.
+absl::StatusOr<std::shared_ptr<Communicator>> MakeOfGpus(
+    absl::string_view of_gpus, const GroupPlan& plan, const StorePtr& store) {
   GroupPlan host = plan;
-  host.backend = "auto";
+  host.backend = of_gpus == "nccl" ? "auto" : "shm";
   host.options.make_subgroup = nullptr;
   host.options.make_shard_server = nullptr;
   TESSERA_ASSIGN_OR_RETURN(
@@ -77,18 +79,24 @@ absl::StatusOr<std::shared_ptr<Communicator>> MakeWithNccl(
       const std::shared_ptr<Communicator> made,
       MakeWith(backend, host,
                c10::make_intrusive<c10d::PrefixStore>("host", store)));
+  const auto queued = std::dynamic_pointer_cast<QueuedCommunicator>(made);
+  if (of_gpus == "cuda_ipc") {
+    CudaIpcCommunicatorOptions ipc{plan.options};
+    ipc.device = plan.device;
+    return MakeCudaIpcCommunicator(ipc, host.options.domain, queued);
+  }
   NcclCommunicatorOptions nccl{plan.options};
   nccl.device = plan.device;
   nccl.ordered_sums = plan.ordered_sums;
-  return MakeNcclCommunicator(
-      store, nccl, host.options.domain,
-      std::dynamic_pointer_cast<QueuedCommunicator>(made));
+  return MakeNcclCommunicator(store, nccl, host.options.domain, queued);
 }
 
 absl::StatusOr<std::shared_ptr<Communicator>> MakeWith(
     absl::string_view backend, const GroupPlan& plan, StorePtr store) {
   if (backend == "self") return MakeSelfCommunicator(plan.options);
-  if (backend == "nccl") return MakeWithNccl(plan, store);
+  if (backend == "nccl" || backend == "cuda_ipc") {
+    return MakeOfGpus(backend, plan, store);
+  }
   // Where memory cannot be shared, which all ranks see the same way.
   const auto falls_back = [&](const absl::Status& status) {
     if (!absl::IsUnavailable(status) || plan.backend != "auto") return false;

@@ -19,13 +19,13 @@ namespace tessera {
 struct WorldOptions {
   // "auto": nccl where this build has CUDA and every rank has a GPU of its own;
   // shm where all ranks are on one host and can share memory; hierarchical
-  // where some can; gloo otherwise. Or "shm", "hierarchical", "gloo", "nccl".
+  // where some can; gloo otherwise. Or "shm", "hierarchical", "gloo", "nccl";
+  // or "cuda_ipc", for GPUs of one host that ranks may share.
   std::string backend = "auto";
   absl::Duration startup_timeout = absl::Seconds(60);
   absl::Duration collective_timeout = absl::Minutes(5);
   // NCCL's environment variables, by name. Set in this process at Init, unless
-  // the environment holds them or the backend is "gloo", "shm" or
-  // "hierarchical".
+  // the environment holds them or the backend is neither "auto" nor "nccl".
   std::map<std::string, std::string> nccl_environment;
   // How long a peer's announcement stands before it ends a collective.
   absl::Duration announce_grace = kAnnounceGrace;
@@ -35,8 +35,8 @@ struct WorldOptions {
   std::string dump_folder;
   // Ranks of one host share memory only if they are given the same word here.
   std::string memory_group;
-  // nccl: sum in rank order, as gloo does, by an all-to-all and a kernel of our
-  // own. Off: NCCL's own reduce-scatter, faster, in an order of its own.
+  // nccl: sum in rank order, as all others do, by an all-to-all and a kernel of
+  // our own. Off: NCCL's own reduce-scatter, faster, in an order of its own.
   bool ordered_sums = true;
 };
 
@@ -50,8 +50,8 @@ class World {
   int local_rank() const { return local_rank_; }
   int local_world_size() const { return local_world_size_; }
   // What this rank is to train on: the GPU of its number among its host's
-  // ranks, of those that it sees, where each rank has one that no other uses
-  // and WorldOptions::backend may be nccl; else the CPU. Init has made it this
+  // ranks, of those that it sees, where the backend is nccl or cuda_ipc; for
+  // one rank alone, where it might be; else the CPU. Init has made it this
   // thread's current device. For EngineOptions::device.
   at::Device device() const { return device_; }
   // As given to Init, with what flags have changed.

@@ -18,6 +18,7 @@
 #include "base/status_matchers.h"
 #include "c10/core/impl/VirtualGuardImpl.h"
 #include "comm/comm_thread.h"
+#include "comm/cuda_ipc/slot_backend.h"
 #include "comm/group/queued_communicator.h"
 #include "comm/world/world.h"
 #include "gmock/gmock.h"
@@ -297,6 +298,34 @@ TESSERA_RANK_FUNCTION(Endless) {
   return comm->Barrier("afterwards").ToString();
 }
 
+// Rank 1's process ends after the ranks have agreed on a gather, when they are
+// to meet while they give it to their devices.
+TESSERA_RANK_FUNCTION(EndsBeforeAMeeting) {
+  Prepare("once");
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::shared_ptr<Communicator> host,
+      world.communicator()->Split(0, CommTag("host of devices")));
+  const auto meeting = std::make_shared<HostMeeting>(
+      std::dynamic_pointer_cast<QueuedCommunicator>(host));
+  DeviceCommunicatorOptions options =
+      DeviceOptionsOf(*host, TestDevice(kDevice));
+  options.on_agreed = [meeting](const auto& call) { meeting->Begin(call); };
+  const bool ends = world.rank() == 1;
+  TESSERA_ASSIGN_OR_RETURN(
+      auto backend,
+      MakeDeviceBackend(host.get(), options.device, [ends, meeting] {
+        if (ends) _exit(3);
+        return meeting->Meet();
+      }));
+  TESSERA_ASSIGN_OR_RETURN(const auto comm,
+                           MakeDeviceGroup(options, host, std::move(backend)));
+  const auto on = torch::TensorOptions(options.device);
+  at::Tensor whole = torch::zeros({world.world_size()}, on);
+  return comm->AllGather(torch::ones({1}, on), whole, {"unit a"})
+      .Wait()
+      .ToString();
+}
+
 RankPoolOptions TwoRanks(absl::Duration timeout) {
   RankPoolOptions options;
   options.collective_timeout = timeout;
@@ -314,6 +343,13 @@ TEST(DeviceCommunicatorTest, TheEndOfARankEndsWhatItsDeviceWasGiven) {
   RankPool pool(TwoRanks(absl::Seconds(40)));
   const auto answers = pool.Run("Endless", "gone", absl::Seconds(20));
   EXPECT_THAT(answers[0], IsOkAndHolds(HasSubstr("rank 1 has ended")));
+}
+
+TEST(DeviceCommunicatorTest, TheEndOfARankEndsTheMeetingOfTheOthers) {
+  RankPool pool(TwoRanks(absl::Seconds(40)));
+  const auto answers = pool.Run("EndsBeforeAMeeting", "", absl::Seconds(20));
+  EXPECT_THAT(answers[0], IsOkAndHolds(AllOf(HasSubstr("unit a"),
+                                             HasSubstr("rank 1 has ended"))));
 }
 
 TEST(DeviceCommunicatorTest, WhatCannotBeAbortedEndsTheProcess) {

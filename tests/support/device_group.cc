@@ -3,7 +3,6 @@
 #include <sched.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <functional>
@@ -14,9 +13,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "c10/core/Event.h"
 #include "c10/core/impl/VirtualGuardImpl.h"
-#include "comm/group/queued_communicator.h"
+#include "comm/cuda_ipc/peer_memory.h"
+#include "comm/cuda_ipc/slot_backend.h"
 #include "comm/group/self_communicator.h"
 #include "comm/group/watched_communicator.h"
 #include "comm/shared_memory.h"
@@ -25,169 +24,103 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kSlotBytes = 256 << 10;
-constexpr int64_t kHeaderBytes = 4096;
+constexpr int64_t kSlotBytes = 64 << 10;
 
 c10::impl::VirtualGuardImpl Impl() {
   return c10::impl::VirtualGuardImpl(c10::DeviceType::PrivateUse1);
 }
 
-//   [ how often each rank has come | slot of rank 0 | slot of rank 1 | ... ]
-class Slots {
+// Slots in memory that the processes share. Marks are counts of their records:
+// of those that the host has made, and of those that a stream has come to.
+//
+//   [ marks of rank 0 | marks of rank 1 | ... ]
+//   [ slots of rank 0 | slots of rank 1 | ... ]
+class TestPeerMemory : public PeerMemory,
+                       public std::enable_shared_from_this<TestPeerMemory> {
  public:
-  Slots(int rank, int size, std::unique_ptr<SharedMemory> memory)
-      : rank_(rank), size_(size), memory_(std::move(memory)) {}
-
-  int rank() const { return rank_; }
-  int size() const { return size_; }
-  char* of(int rank) const {
-    return memory_->writable() + kHeaderBytes + rank * kSlotBytes;
+  static int64_t Bytes(int ranks) {
+    return ranks * static_cast<int64_t>(sizeof(Marks) + kSlots * kSlotBytes);
   }
-  // Returns when all ranks have come as often as this one.
-  void Meet() {
-    const int64_t mine = ++count(rank_);
-    for (int r = 0; r < size_; ++r) {
-      while (count(r) < mine) {
+  TestPeerMemory(const Communicator& host, std::unique_ptr<SharedMemory> memory,
+                 c10::Stream stream)
+      : rank_(host.rank()),
+        size_(host.world_size()),
+        memory_(std::move(memory)),
+        stream_(stream) {}
+
+  int rank() const override { return rank_; }
+  int world_size() const override { return size_; }
+  int64_t slot_bytes() const override { return kSlotBytes; }
+
+  absl::Status Record(Mark mark, int slot) override {
+    Count& own = count(rank_, mark, slot);
+    Launch("mark of a slot", {},
+           [&own, n = ++own.recorded] { own.reached = n; });
+    return absl::OkStatus();
+  }
+  absl::Status Await(int rank, Mark mark, int slot) override {
+    const Count& theirs = count(rank, mark, slot);
+    Launch("wait for a mark", {}, [this, &theirs, n = theirs.recorded.load()] {
+      while (theirs.reached < n) {
         TORCH_CHECK(!aborted_, "the collective was aborted");
         sched_yield();
         usleep(20);
       }
-    }
+    });
+    return absl::OkStatus();
   }
-  void Abort() { aborted_ = true; }
+  absl::Status Put(const void* from, int slot, int64_t at,
+                   int64_t bytes) override {
+    Launch("write of a slot", {{from, bytes, false}},
+           [to = of(rank_, slot) + at, from, bytes] {
+             std::memcpy(to, testdevice::OnHost(from), bytes);
+           });
+    return absl::OkStatus();
+  }
+  absl::Status Get(int rank, int slot, int64_t at, void* to,
+                   int64_t bytes) override {
+    Launch("read of a slot", {{to, bytes, true}},
+           [to, from = of(rank, slot) + at, bytes] {
+             std::memcpy(testdevice::OnHost(to), from, bytes);
+           });
+    return absl::OkStatus();
+  }
+  absl::Status Copy(const void* from, void* to, int64_t bytes) override {
+    Launch(
+        "copy", {{from, bytes, false}, {to, bytes, true}}, [from, to, bytes] {
+          std::memcpy(testdevice::OnHost(to), testdevice::OnHost(from), bytes);
+        });
+    return absl::OkStatus();
+  }
+  void Abort() override { aborted_ = true; }
 
  private:
-  std::atomic<int64_t>& count(int rank) const {
-    return reinterpret_cast<std::atomic<int64_t>*>(memory_->writable())[rank];
+  struct Count {
+    std::atomic<int64_t> recorded, reached;
+  };
+  using Marks = Count[kMarks][kSlots];
+
+  // A task keeps this alive.
+  void Launch(const std::string& what,
+              const std::vector<testdevice::Region>& regions,
+              std::function<void()> work) {
+    testdevice::Launch(
+        stream_, what, regions,
+        [self = shared_from_this(), work = std::move(work)] { work(); });
   }
+  Count& count(int rank, Mark mark, int slot) const {
+    auto* const all = reinterpret_cast<Marks*>(memory_->writable());
+    return all[rank][static_cast<int>(mark)][slot];
+  }
+  char* of(int rank, int slot) const {
+    return memory_->writable() + size_ * sizeof(Marks) +
+           (rank * kSlots + slot) * kSlotBytes;
+  }
+
   const int rank_, size_;
   const std::unique_ptr<SharedMemory> memory_;
-  std::atomic<bool> aborted_{false};
-};
-
-class DeviceBackend : public c10d::Backend {
- public:
-  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-  using Tensors = std::vector<at::Tensor>;
-
-  DeviceBackend(std::shared_ptr<Slots> slots, at::Device device)
-      : Backend(slots->rank(), slots->size()),
-        slots_(std::move(slots)),
-        stream_(Impl().getStreamFromGlobalPool(device)) {}
-
-  const std::string getBackendName() const override { return "test device"; }
-  void abort() override { slots_->Abort(); }
-
-  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
-                          const c10d::AllgatherOptions&) override {
-    const auto bytes = static_cast<int64_t>(input.nbytes());
-    return Run(
-        "all-gather", {input}, {output},
-        [slots = slots_.get(), bytes](const char* const* in, char* const* out) {
-          Pieces(bytes, kSlotBytes, [&](int64_t at, int64_t n) {
-            std::memcpy(slots->of(slots->rank()), in[0] + at, n);
-            slots->Meet();
-            for (int r = 0; r < slots->size(); ++r) {
-              std::memcpy(out[0] + r * bytes + at, slots->of(r), n);
-            }
-            slots->Meet();
-          });
-        });
-  }
-  WorkPtr alltoall(Tensors& output, Tensors& input,
-                   const c10d::AllToAllOptions&) override {
-    const auto bytes = static_cast<int64_t>(input[0].nbytes());
-    return Run(
-        "all-to-all", input, output,
-        [slots = slots_.get(), bytes](const char* const* in, char* const* out) {
-          const int64_t piece = kSlotBytes / slots->size();
-          Pieces(bytes, piece, [&](int64_t at, int64_t n) {
-            for (int r = 0; r < slots->size(); ++r) {
-              std::memcpy(slots->of(slots->rank()) + r * piece, in[r] + at, n);
-            }
-            slots->Meet();
-            for (int r = 0; r < slots->size(); ++r) {
-              std::memcpy(out[r] + at, slots->of(r) + slots->rank() * piece, n);
-            }
-            slots->Meet();
-          });
-        });
-  }
-  WorkPtr broadcast(Tensors& tensors,
-                    const c10d::BroadcastOptions& options) override {
-    const auto bytes = static_cast<int64_t>(tensors[0].nbytes());
-    const auto root = static_cast<int>(options.rootRank);
-    return Run("broadcast", tensors, tensors,
-               [slots = slots_.get(), bytes, root](const char* const* in,
-                                                   char* const* out) {
-                 Pieces(bytes, kSlotBytes, [&](int64_t at, int64_t n) {
-                   if (slots->rank() == root) {
-                     std::memcpy(slots->of(root), in[0] + at, n);
-                   }
-                   slots->Meet();
-                   std::memcpy(out[0] + at, slots->of(root), n);
-                   slots->Meet();
-                 });
-               });
-  }
-
- private:
-  using Body = std::function<void(const char* const* in, char* const* out)>;
-
-  class OnStream : public c10d::Work {
-   public:
-    OnStream(c10::Stream stream, Tensors held)
-        : event_(stream.device_type()), held_(std::move(held)) {
-      event_.record(stream);
-    }
-    bool isCompleted() override { return event_.query(); }
-    std::exception_ptr exception() const override { return nullptr; }
-    bool wait(std::chrono::milliseconds) override {
-      event_.block(Impl().getStream(event_.device()));
-      held_.clear();
-      return true;
-    }
-
-   private:
-    c10::Event event_;
-    Tensors held_;
-  };
-
-  static void Pieces(int64_t bytes, int64_t most,
-                     const std::function<void(int64_t at, int64_t n)>& piece) {
-    for (int64_t at = 0; at < bytes; at += most) {
-      piece(at, std::min(most, bytes - at));
-    }
-  }
-
-  WorkPtr Run(const std::string& what, const Tensors& inputs,
-              const Tensors& outputs, const Body& body) {
-    c10::Event before(c10::DeviceType::PrivateUse1);
-    before.record(Impl().getStream(stream_.device()));
-    before.block(stream_);
-    std::vector<testdevice::Region> regions;
-    std::vector<const char*> in;
-    std::vector<char*> out;
-    for (const at::Tensor& t : inputs) {
-      const auto* data = static_cast<const char*>(t.const_data_ptr());
-      regions.push_back({data, static_cast<int64_t>(t.nbytes()), false});
-      in.push_back(testdevice::OnHost(data));
-    }
-    for (const at::Tensor& t : outputs) {
-      auto* data = static_cast<char*>(t.mutable_data_ptr());
-      regions.push_back({data, static_cast<int64_t>(t.nbytes()), true});
-      out.push_back(testdevice::OnHost(data));
-    }
-    testdevice::Launch(stream_, what, regions, [slots = slots_, body, in, out] {
-      body(in.data(), out.data());
-    });
-    Tensors held = inputs;
-    held.insert(held.end(), outputs.begin(), outputs.end());
-    return c10::make_intrusive<OnStream>(stream_, std::move(held));
-  }
-
-  const std::shared_ptr<Slots> slots_;
   const c10::Stream stream_;
+  std::atomic<bool> aborted_{false};
 };
 
 // Makes the subgroups of a device group, over those of its host group.
@@ -206,23 +139,28 @@ absl::StatusOr<std::shared_ptr<Communicator>> MakeSubgroup(
 }  // namespace
 
 absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> MakeDeviceBackend(
-    Communicator* host, c10::Device device) {
+    Communicator* host, c10::Device device, Meeting meet) {
   TESSERA_ASSIGN_OR_RETURN(
       std::unique_ptr<SharedMemory> memory,
-      host->ShareMemory(kHeaderBytes + host->world_size() * kSlotBytes,
+      host->ShareMemory(TestPeerMemory::Bytes(host->world_size()),
                         CommTag("slots of a test device")));
-  return c10::make_intrusive<DeviceBackend>(
-      std::make_shared<Slots>(host->rank(), host->world_size(),
-                              std::move(memory)),
-      device);
+  const c10::Stream stream = Impl().getStreamFromGlobalPool(device);
+  return MakeSlotBackend(
+      "test device",
+      std::make_shared<TestPeerMemory>(*host, std::move(memory), stream),
+      stream, std::move(meet));
 }
 
 absl::StatusOr<std::shared_ptr<Communicator>> MakeDeviceGroup(
     DeviceCommunicatorOptions options, std::shared_ptr<Communicator> host,
     c10::intrusive_ptr<c10d::Backend> backend) {
+  auto queued = std::dynamic_pointer_cast<WatchedCommunicator>(host);
   if (backend == nullptr) {
-    TESSERA_ASSIGN_OR_RETURN(backend,
-                             MakeDeviceBackend(host.get(), options.device));
+    const auto meeting = std::make_shared<HostMeeting>(queued);
+    options.on_agreed = [meeting](const auto& call) { meeting->Begin(call); };
+    TESSERA_ASSIGN_OR_RETURN(
+        backend, MakeDeviceBackend(host.get(), options.device,
+                                   [meeting] { return meeting->Meet(); }));
   }
   options.backend = "device";
   if (!options.ordered_sum) {
@@ -235,7 +173,6 @@ absl::StatusOr<std::shared_ptr<Communicator>> MakeDeviceGroup(
   options.make_subgroup = [host, device = options.device](const Subgroup& s) {
     return MakeSubgroup(host, device, s);
   };
-  auto queued = std::dynamic_pointer_cast<WatchedCommunicator>(host);
   return MakeDeviceCommunicator(options, queued->domain(), queued,
                                 std::move(backend));
 }

@@ -1,12 +1,9 @@
 // DeviceGroup: the collectives of ranks of one host on the device without
 // hardware (testing/device/test_device.h), as GPUs have them: a
 // DeviceCommunicator (comm/nccl/device_communicator.h) over what stands in the
-// place of c10d's NCCL here.
-//
-// That has NCCL's manners: a collective is given to a stream of its own, after
-// what the caller's current stream has been given; it is done when that stream
-// is; wait() lets the caller's stream, not the host, wait for it; and it takes
-// whatever the other ranks gave in the same order, with no names.
+// place of c10d's NCCL here: the backend of GPUs that can open each other's
+// memory (comm/cuda_ipc/slot_backend.h, which has NCCL's manners), with memory
+// of the host that the ranks share in the place of theirs.
 #ifndef TESTS_SUPPORT_DEVICE_GROUP_H_
 #define TESTS_SUPPORT_DEVICE_GROUP_H_
 
@@ -16,15 +13,16 @@
 #include "c10/core/Device.h"
 #include "c10/util/intrusive_ptr.h"
 #include "comm/communicator.h"
+#include "comm/cuda_ipc/slot_exchange.h"
 #include "comm/nccl/device_communicator.h"
 #include "torch/csrc/distributed/c10d/Backend.hpp"
 
 namespace tessera {
 
 // What stands in NCCL's place, over memory that the ranks of `host` share. Of
-// `host` nothing is used afterwards. COLLECTIVE.
+// `host` nothing is used afterwards, unless `meet` does. COLLECTIVE.
 absl::StatusOr<c10::intrusive_ptr<c10d::Backend>> MakeDeviceBackend(
-    Communicator* host, c10::Device device);
+    Communicator* host, c10::Device device, Meeting meet);
 
 // A group of the same ranks as `comm`, whose tensors are of `device` or the
 // CPU's; it can be split. `comm` itself if it is alone. COLLECTIVE. The same

@@ -26,6 +26,7 @@ LAYERS = {
     "comm/shm": ["base/...", "comm", "comm/connect", "comm/reduce", "comm/watch", "comm/group"],
     "comm/gloo": ["base/...", "comm", "comm/connect", "comm/reduce", "comm/record", "comm/watch", "comm/group"],
     "comm/nccl": ["base/...", "comm", "comm/reduce", "comm/rendezvous", "comm/watch", "comm/group"],
+    "comm/cuda_ipc": ["base/...", "comm", "comm/group", "comm/nccl", "comm/watch"],
     "comm/hierarchical": ["base/...", "comm", "comm/reduce", "comm/watch", "comm/group", "comm/shm", "comm/gloo"],
     "comm/serve": ["base/...", "comm", "comm/connect", "comm/rendezvous", "comm/record", "comm/watch", "comm/group"],
     "comm/world": ["base/...", "comm/..."],
