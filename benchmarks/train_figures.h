@@ -68,7 +68,7 @@ inline std::string DeviceText(at::Device device,
       static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
   return absl::StrFormat(
       R"({"allocated_peak": %d, "reserved": %d})",
-      std::max(last_step.device_peak_bytes, stats.allocated_bytes[kAll].peak),
+      std::max(last_step.peak_bytes, stats.allocated_bytes[kAll].peak),
       stats.reserved_bytes[kAll].current);
 }
 

@@ -51,9 +51,8 @@ TEST(Communication, AbsentKeysStayAbsent) {
 TEST(Communication, FaultsAreNamed) {
   const std::pair<const char*, const char*> cases[] = {
       {R"({"backend": "mpi"})",
-       ":1:31: communication.backend: expected auto, shm, hierarchical, gloo "
-       "or nccl, got "
-       "'mpi'"},
+       ":1:31: communication.backend: expected auto, shm, hierarchical, "
+       "gloo, nccl or cuda_ipc, got 'mpi'"},
       {R"({"timeout_seconds": 0})",
        "communication.timeout_seconds: expected a finite number "
        "above 0, got 0"},

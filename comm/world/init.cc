@@ -15,6 +15,7 @@
 #include "base/env.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "base/torch/deterministic.h"
 #include "base/torch_guard.h"
 #include "c10/core/impl/VirtualGuardImpl.h"
 #include "comm/comm_thread.h"
@@ -346,6 +347,7 @@ absl::StatusOr<const World*> Init(int* argc, char** argv,
                         << ", started by " << job.launcher << ", meets at '"
                         << job.rendezvous << "'";
   // Before other threads are there, which may read the environment.
+  if (BuiltWithNccl()) (void)SetDeterministicCublas();  // else Create says so
   if (options.backend == "auto" || options.backend == "nccl") {
     for (const std::string& set :
          SetNcclEnvironment(options.nccl_environment)) {
