@@ -10,6 +10,7 @@
 #include "base/thread/start_thread.h"
 #include "base/torch_guard.h"
 #include "c10/core/GradMode.h"
+#include "c10/core/StreamGuard.h"
 
 namespace tessera {
 namespace {
@@ -31,6 +32,7 @@ void EndFuture(CommFuture::State& state, CommThread::End end) {
   state.status = std::move(end.status);
   state.result = std::move(end.result);
   state.held = std::move(end.held);
+  state.caller = end.caller;
   state.done = true;
 }
 
@@ -38,7 +40,10 @@ CommFuture::State::~State() {
   absl::MutexLock lock(&mutex);
   if (held == nullptr) return;
   // A device that has failed says so elsewhere.
-  (void)CatchTorch("communication", [result = result] { result.Order(); });
+  (void)CatchTorch("communication", [result = result, stream = caller] {
+    const c10::OptionalStreamGuard guard(stream);
+    result.Order();
+  });
 }
 
 absl::Status CommFuture::Wait() const {

@@ -20,6 +20,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -28,6 +29,7 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "base/torch/stream_point.h"
+#include "c10/core/Stream.h"
 #include "comm/communicator.h"
 
 namespace tessera {
@@ -42,7 +44,8 @@ struct CommFuture::State {
   // What the device may still use: until the first Wait, whose stream comes
   // after that.
   std::shared_ptr<void> held ABSL_GUARDED_BY(mutex);
-  ~State();  // nobody has waited: as Wait
+  std::optional<c10::Stream> caller ABSL_GUARDED_BY(mutex);
+  ~State();  // nobody has waited: as Wait, on the caller's stream
 };
 
 class CommThread {
@@ -53,8 +56,9 @@ class CommThread {
     End(absl::Status status)  // NOLINT: a status is one
         : status(std::move(status)) {}
     absl::Status status;
-    StreamPoint result;          // the result is there from here on
-    std::shared_ptr<void> held;  // until a stream has come after that
+    StreamPoint result;                 // the result is there from here on
+    std::shared_ptr<void> held;         // until a stream has come after that
+    std::optional<c10::Stream> caller;  // the current one of who has posted
   };
   using Work = std::function<End()>;
 

@@ -51,8 +51,10 @@ class CommFuture {
 
   // Blocks until the collective has ended here. Its tensors stay alive till
   // then. May be called more than once. Of tensors of a device: until the
-  // communication thread has done its part, and what this thread's current
-  // stream does from here on comes after it; whoever frees them waits first.
+  // communication thread has given it to the device, and what this thread's
+  // current stream does from here on comes after it; whoever frees them waits
+  // first. What the device fails at afterwards is an error of the next
+  // collective, and what was read in between may be anything.
   absl::Status Wait() const;
   // False for a default-constructed one, which has nothing to wait for.
   bool valid() const { return state_ != nullptr; }

@@ -159,10 +159,12 @@ absl::StatusOr<at::Tensor> Engine::Parameter(absl::string_view name) {
   return impl_->access().Parameter(name);
 }
 absl::StatusOr<at::Tensor> Engine::Master(absl::string_view name) {
+  TESSERA_RETURN_IF_ERROR(impl_->trainer().CheckNotFailed());
   return impl_->access().Master(name);
 }
 absl::StatusOr<at::Tensor> Engine::OptimizerStateOf(absl::string_view name,
                                                     OptimizerState which) {
+  TESSERA_RETURN_IF_ERROR(impl_->trainer().CheckNotFailed());
   return impl_->access().State(name, which);
 }
 absl::Status Engine::SetMaster(absl::string_view name,
@@ -180,9 +182,11 @@ absl::Status Engine::SetOptimizerState(absl::string_view name,
   return impl_->access().SetState(name, which, value);
 }
 absl::StatusOr<StateDict> Engine::FullStateDict(StateDictOptions options) {
+  TESSERA_RETURN_IF_ERROR(impl_->trainer().CheckNotFailed());
   return tessera::FullStateDict(impl_->parts().get(), options);
 }
 absl::StatusOr<std::vector<ParameterShard>> Engine::ShardedStateDict() {
+  TESSERA_RETURN_IF_ERROR(impl_->trainer().CheckNotFailed());
   return tessera::ShardedStateDict(impl_->parts().get());
 }
 absl::StatusOr<LoadSafetensorsReport> Engine::LoadSafetensors(

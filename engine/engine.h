@@ -317,7 +317,8 @@ class Engine {
   // Makes every parameter whole and plain again and takes all hooks away. The
   // module is then as if the engine had never been, but that frozen parameters
   // have the values that their working dtype could hold: they have no masters.
-  // COLLECTIVE.
+  // COLLECTIVE. After an error it may be called again, but for what the last
+  // Step had to say (see Step), with which it is closed.
   absl::Status Close();
 
   // Model states held by this rank between uses, and what one replica of all

@@ -32,6 +32,18 @@ absl::Status CheckNotOwned(const Partition& partition) {
   return absl::OkStatus();
 }
 
+// Of which kind of device each is, too: steps have other collectives on others.
+std::string ListOf(absl::Span<const FlatPlan> flats) {
+  std::string list;
+  for (const FlatPlan& flat : flats) {
+    const at::Device device = flat.parameters[0].tensor.device();
+    absl::StrAppend(&list, flat.name, device.is_cpu() ? "" : " on ",
+                    device.is_cpu() ? "" : at::DeviceTypeName(device.type()),
+                    "; ");
+  }
+  return list;
+}
+
 }  // namespace
 
 absl::StatusOr<Partition> Engine::Impl::Plan() {
@@ -115,10 +127,8 @@ absl::Status Engine::Impl::Build(const EngineOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(
       std::vector<FlatPlan> flats,
       SplitFlats(partition->units, trainable, parts_->settings.flats));
-  std::string names;
-  for (const auto& flat : flats) absl::StrAppend(&names, flat.name, "; ");
   TESSERA_RETURN_IF_ERROR(
-      CheckSame(names, "list of units", parts_->comm.get()));
+      CheckSame(ListOf(flats), "list of units", parts_->comm.get()));
   std::vector<bool> expected;  // in the flats' order
   for (const auto& flat : flats) {
     for (const auto& p : flat.parameters) {

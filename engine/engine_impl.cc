@@ -66,6 +66,11 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> module,
 
 Engine::Impl::~Impl() {
   saver_.Settle();
+  const absl::Status untold = trainer_.TakeUntold();
+  if (!untold.ok()) {
+    TESSERA_LOG(ERROR) << "of the last Step, and nobody has asked: "
+                       << untold.message();
+  }
   parts_->before_change = nullptr;
   parts_->recomputed.reset();
   parts_->gradients.reset();
@@ -220,8 +225,8 @@ absl::StatusOr<LoadCheckpointReport> Engine::Impl::LoadCheckpoint(
   if (!published.ok()) return exclusive.Fail(published);
   TESSERA_RETURN_IF_ERROR(exclusive.Commit());
   // Gradients of other values are dropped in any case.
-  TESSERA_RETURN_IF_ERROR(
-      trainer_.Resume(options.model_only ? trainer_.step() : loaded->step));
+  TESSERA_RETURN_IF_ERROR(trainer_.Resume(
+      options.model_only ? std::nullopt : std::make_optional(loaded->step)));
   if (chose_stage_ && loaded->report.stage != parts_->stage &&
       loaded->report.world_size == parts_->comm->world_size()) {
     TESSERA_LOG_RANK0(WARNING)

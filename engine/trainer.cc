@@ -253,6 +253,7 @@ absl::Status Trainer::SetLearningRate(double rate) {
 }
 
 absl::Status Trainer::UpdateParameters() {
+  outcome_.reset();  // one that nobody has asked for
   SetScheduledRate();
   parts_->gradients->Enter();
   TESSERA_ASSIGN_OR_RETURN(
@@ -355,11 +356,12 @@ absl::Status Trainer::CheckAtBoundary() {
       "in the middle of a step; save after Step at an accumulation boundary");
 }
 
-absl::Status Trainer::Resume(int64_t step) {
+absl::Status Trainer::Resume(std::optional<int64_t> step) {
   TESSERA_RETURN_IF_ERROR(ZeroGrad());
+  if (!step.has_value()) return absl::OkStatus();
   outcome_.reset();  // of other values, as what it had to say
   failed_ = untold_ = absl::OkStatus();
-  step_ = step_at_most_ = step;
+  step_ = step_at_most_ = *step;
   if (parts_->scaler.has_value()) {
     report_.skipped_steps = parts_->scaler->skipped_steps();
   }

@@ -44,8 +44,9 @@ class Trainer {
   void NoteAutocast() { autocast_seen_ = true; }
   // FailedPrecondition in the middle of a step, or as CheckNotFailed.
   absl::Status CheckAtBoundary();
-  // Goes on after step `step`, of a checkpoint that has been loaded. LOCAL.
-  absl::Status Resume(int64_t step);
+  // Goes on from a checkpoint that has been loaded: after its step `step`;
+  // unset: of which the values alone were loaded. LOCAL.
+  absl::Status Resume(std::optional<int64_t> step);
 
   // The outcome of the last step is known: where it was not, waits for the
   // device to say. Everything of an engine that depends on it is right then.

@@ -7,10 +7,11 @@
 // overflow), and returns. What it decided comes to the host by itself, and is
 // taken
 //
-//   - by Step n + 1, at its start, on all ranks: the number of steps, the rate
-//     and the divisor depend on it. By then a whole forward and backward have
-//     been given to the device behind it; a host that is even further ahead
-//     waits there, which costs the device nothing.
+//   - by Step n + 1, at its start, on all ranks, where more depends on it than
+//   a
+//     report: the number of steps, the rate and the divisor. By then a whole
+//     forward and backward have been given to the device behind it; a host that
+//     is even further ahead waits there, which costs the device nothing.
 //   - by whoever asks (Settle), on that rank alone. So nothing that ranks
 //     compare may depend on who has settled: updates(), step_at_most().
 //
@@ -72,8 +73,10 @@ absl::Status Trainer::CheckNotFailed() {
 // Before a step: what the last one had to say. Its gradients stay for the next
 // call.
 absl::Status Trainer::TakeOutcome() {
-  if (outcome_.has_value() && outcome_->only_reports()) outcome_.reset();
-  const absl::Status untold = TakeUntold();
+  const bool waits = outcome_.has_value() && !outcome_->only_reports();
+  const absl::Status untold = waits || !outcome_.has_value()
+                                  ? TakeUntold()
+                                  : std::exchange(untold_, absl::OkStatus());
   return failed_.ok() ? untold : ExclusiveScope::FailAll(parts_, failed_);
 }
 

@@ -50,9 +50,10 @@ TEST(WorldOptionsFromTest, NoSectionChangesNothing) {
 TEST(WorldOptionsFromTest, FaultsOfTheSectionAreErrors) {
   EXPECT_THAT(
       WorldOptionsFrom(File("{\"communication\": {\"backend\": \"mpi\"}}")),
-      StatusIs(StatusCode::kInvalidArgument,
-               HasSubstr("options.json:1:31: communication.backend: expected "
-                         "auto, shm, hierarchical, gloo or nccl, got 'mpi'")));
+      StatusIs(
+          StatusCode::kInvalidArgument,
+          HasSubstr("options.json:1:31: communication.backend: expected auto, "
+                    "shm, hierarchical, gloo, nccl or cuda_ipc, got 'mpi'")));
   EXPECT_THAT(WorldOptionsFrom("/nowhere.json"),
               StatusIs(StatusCode::kNotFound));
 }

@@ -71,9 +71,10 @@ at::Tensor SumInOrder(const std::vector<at::Tensor>& tensors) {
   return sum.to(dtype);
 }
 
-// By a tensor: of a number, GPUs multiply by the reciprocal.
+// By a tensor: of a number GPUs multiply by the reciprocal. 16 bits as floats.
 at::Tensor Divided(const at::Tensor& t, double divisor) {
-  return t.div(torch::full({}, divisor, t.options()));
+  const at::Tensor wide = Is16Bit(t.scalar_type()) ? t.to(at::kFloat) : t;
+  return wide.div(torch::full({}, divisor, wide.options())).to(t.dtype());
 }
 
 double EpsilonOf(at::ScalarType type) {

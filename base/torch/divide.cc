@@ -9,16 +9,36 @@ at::Tensor OnDeviceOf(const at::Tensor& t, double divisor) {
   return at::full({}, divisor, t.options().dtype(at::kDouble));
 }
 
+// On a device a divisor that lies there becomes of the type of `t`; on the CPU
+// it stays a float beside 16 bits, which are divided as floats.
+bool IsRoundedIn(at::ScalarType type, double divisor) {
+  return at::isReducedFloatingType(type) &&
+         at::full({}, divisor, type).item<double>() != divisor;
+}
+
+at::Tensor ByFloats(const at::Tensor& t, double divisor) {
+  const at::Tensor wide = t.to(at::kFloat);
+  return wide.div_(OnDeviceOf(wide, divisor)).to(t.scalar_type());
+}
+
 }  // namespace
 
 void DivideBy(const at::Tensor& t, double divisor) {
   if (divisor == 1) return;
-  t.is_cpu() ? t.div_(divisor) : t.div_(OnDeviceOf(t, divisor));
+  if (t.is_cpu()) {
+    t.div_(divisor);
+  } else if (IsRoundedIn(t.scalar_type(), divisor)) {
+    t.copy_(ByFloats(t, divisor));
+  } else {
+    t.div_(OnDeviceOf(t, divisor));
+  }
 }
 
 at::Tensor Divided(const at::Tensor& t, double divisor) {
   if (divisor == 1) return t;
-  return t.is_cpu() ? t.div(divisor) : t.div(OnDeviceOf(t, divisor));
+  if (t.is_cpu()) return t.div(divisor);
+  if (IsRoundedIn(t.scalar_type(), divisor)) return ByFloats(t, divisor);
+  return t.div(OnDeviceOf(t, divisor));
 }
 
 }  // namespace tessera

@@ -15,9 +15,12 @@ c10::Stream CommStreamOf(c10::Device device) {
   const std::pair<c10::DeviceType, int> key(device.type(), device.index());
   const auto known = streams.find(key);
   if (known != streams.end()) return known->second;
+  const c10::impl::VirtualGuardImpl impl(device.type());
+  // For good: what is done outside of a scope, such as to destroy an event,
+  // would make a context on the first device.
+  impl.setDevice(device);
   const c10::Stream made =
-      c10::impl::VirtualGuardImpl(device.type())
-          .getStreamFromGlobalPool(device, /*isHighPriority=*/true);
+      impl.getStreamFromGlobalPool(device, /*isHighPriority=*/true);
   streams.emplace(key, made);
   return made;
 }

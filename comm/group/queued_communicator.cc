@@ -1,5 +1,6 @@
 #include "comm/group/queued_communicator.h"
 
+#include <optional>
 #include <utility>
 
 #include "ATen/ops/empty.h"
@@ -10,6 +11,7 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "c10/core/GradMode.h"
+#include "c10/core/impl/VirtualGuardImpl.h"
 #include "comm/comm_thread.h"
 #include "comm/group/comm_stream.h"
 #include "comm/reduce/element_type.h"
@@ -76,6 +78,11 @@ Membership Completed(Membership membership) {
   return membership;
 }
 
+std::optional<c10::Stream> CurrentStream(c10::Device device) {
+  if (device.is_cpu()) return std::nullopt;
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
 CommFuture Refused(const absl::Status& status, const CommTag& tag) {
   return DoneFuture(Annotate(status, tag.what));
 }
@@ -118,18 +125,18 @@ absl::Status QueuedCommunicator::RunCall(CollectiveRecord record,
   recorder_.Enter(record.ticket, record.sequence);
   record.entered = MonotonicNow();
   status = CatchTorch(call.what, [&] { return body(call); });
-  if (status.ok()) {
-    if (Body end = TakeDeviceEnd()) {
-      return WatchDevice(record, call, std::move(end));
-    }
+  if (Body end = TakeDeviceEnd(status)) {
+    return WatchDevice(record, call, std::move(end));
   }
   return Note(std::move(record), std::move(status));
 }
 
 absl::Status QueuedCommunicator::WatchDevice(const CollectiveRecord& record,
                                              const Call& call, Body end) {
-  absl::Status started = CommThread::OfDevices().Start();
-  if (!started.ok()) return Note(record, std::move(started));
+  // Without a thread for it this one waits.
+  if (!CommThread::OfDevices().Start().ok()) {
+    return Note(record, CatchTorch(call.what, [&] { return end(call); }));
+  }
   CommThread::OfDevices().Post([self = shared_from_this(),
                                 record = CollectiveRecord(record), call,
                                 end = std::move(end)]() mutable {
@@ -178,7 +185,8 @@ CommFuture QueuedCommunicator::Enqueue(CollectiveRecord record, CommTag tag,
   return CommThread::Get().Post([self = shared_from_this(),
                                  record = std::move(record),
                                  body = std::make_shared<Body>(std::move(body)),
-                                 device, after = StreamPoint::Now(device)]() {
+                                 device, caller = CurrentStream(device),
+                                 after = StreamPoint::Now(device)]() {
     // Within the call: a device that has failed is the call's failure,
     // which the other ranks are told of.
     CommThread::End end;
@@ -188,7 +196,10 @@ CommFuture QueuedCommunicator::Enqueue(CollectiveRecord record, CommTag tag,
       status.Update(CatchTorch(call.what, [&] { end.result = scope.Now(); }));
       return status;
     });
-    if (!device.is_cpu()) end.held = body;  // with its tensors
+    if (!device.is_cpu()) {
+      end.held = body;  // with its tensors
+      end.caller = caller;
+    }
     return end;
   });
 }

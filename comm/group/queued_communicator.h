@@ -102,10 +102,14 @@ class QueuedCommunicator
   using Body = std::function<absl::Status(const Call&)>;
   CommFuture Enqueue(CollectiveRecord record, CommTag tag, Body body,
                      c10::Device device = at::kCPU);
-  // Where the collective that has just returned OK was given to a device: what
-  // blocks until the device has done it, and says how it ended; else null. The
-  // former runs on the thread that watches devices.
-  virtual Body TakeDeviceEnd() { return nullptr; }
+  // The collective has ended with `status`. Where that is OK and it was given
+  // to a device: what blocks until the device has done it, and says how it
+  // ended, on the thread that watches devices; else null.
+  virtual Body TakeDeviceEnd(const absl::Status& /*status*/) { return nullptr; }
+  // Counts on from where `other` is, as a group of the same ranks and name.
+  void CountOnFrom(const QueuedCommunicator& other) {
+    sequence_ = other.sequence_.load();
+  }
   // Tells the others of an error of these, unless they have been told.
   virtual void TellFailure(const absl::Status&) {}
 

@@ -65,9 +65,15 @@ class DeviceCommunicator : public WatchedCommunicator {
         options_(options),
         host_(std::move(host)),
         backend_(std::move(backend)),
-        aborted_(std::move(aborted)) {}
+        aborted_(std::move(aborted)) {
+    CountOnFrom(*host_);
+  }
 
   absl::string_view backend() const override { return options_.backend; }
+  // Ranks wait for each other on the host, before each collective.
+  std::vector<absl::Duration> WaitedFor() const override {
+    return host_->WaitedFor();
+  }
 
   absl::Status DoAllGather(const Call& call, const at::Tensor& shard,
                            const at::Tensor& whole) override;
@@ -84,11 +90,12 @@ class DeviceCommunicator : public WatchedCommunicator {
   }
 
  protected:
-  Body TakeDeviceEnd() override;
+  Body TakeDeviceEnd(const absl::Status& status) override;
 
  private:
   // What a collective gave to the device.
   struct Given {
+    bool any = false;                 // or a part of it
     std::vector<Work> works;          // the backend's
     std::shared_ptr<c10::Event> end;  // of all of it: sums follow the last work
   };
@@ -108,6 +115,8 @@ class DeviceCommunicator : public WatchedCommunicator {
   // On the thread that watches.
   absl::Status Await(const Call& call, const Given& given);
   absl::Status Poll(const Given& given) const;
+  // The device may hold what will never end. The group has failed before its
+  // streams go on with what is there then.
   void Abort(const absl::Status& why);
 
   const DeviceCommunicatorOptions options_;
@@ -128,13 +137,19 @@ absl::Status DeviceCommunicator::Give(const Call& call, const at::Tensor& t,
   }
   TESSERA_RETURN_IF_ERROR(host_->DoAllGatherStrings(call, "").status());
   if (*aborted_) return absl::CancelledError("the group has failed");
-  if (options_.on_agreed) options_.on_agreed(call);
-  return CatchTorch(options_.backend.c_str(), [&] {
+  given_.any = true;
+  const auto give_all = [&] {
     give();
     given_.end = std::make_shared<c10::Event>(options_.device.type());
     given_.end->record(c10::impl::VirtualGuardImpl(options_.device.type())
                            .getStream(options_.device));
-  });
+    return absl::OkStatus();
+  };
+  if (options_.on_agreed) {  // its backend meets by itself
+    options_.on_agreed(call);
+    return CatchTorch(options_.backend.c_str(), give_all);
+  }
+  return Watched(call, give_all);  // NCCL connects in the first
 }
 
 void DeviceCommunicator::Follow(Work work) {
@@ -227,15 +242,23 @@ absl::Status DeviceCommunicator::DoBroadcast(const Call& call,
 
 // ---- their ends
 
-QueuedCommunicator::Body DeviceCommunicator::TakeDeviceEnd() {
+QueuedCommunicator::Body DeviceCommunicator::TakeDeviceEnd(
+    const absl::Status& status) {
   Given given = std::exchange(given_, {});
-  if (given.end == nullptr) return nullptr;
+  if (!given.any) return nullptr;
+  if (!status.ok()) {
+    Abort(status);
+    return nullptr;
+  }
   return [this, given = std::move(given)](const Call& call) {
     return Await(call, given);
   };
 }
 
 absl::Status DeviceCommunicator::Await(const Call& call, const Given& given) {
+  // This thread's for good, as in comm/group/comm_stream.cc.
+  c10::impl::VirtualGuardImpl(options_.device.type())
+      .setDevice(options_.device);
   // What comes after a failure is not waited for: nobody will see its end.
   if (*aborted_) return failure();
   const absl::Status status =
@@ -265,6 +288,7 @@ absl::Status DeviceCommunicator::Poll(const Given& given) const {
 
 void DeviceCommunicator::Abort(const absl::Status& why) {
   *aborted_ = true;
+  domain()->failure()->Set(why);
   const absl::Time deadline = absl::Now() + options_.abort_patience;
   const absl::Status ended = RunAbandonable(
       [backend = backend_, name = options_.backend]() mutable {

@@ -55,8 +55,10 @@ void WaitMonitor::Begin(WaitingIn wait,
   {
     absl::MutexLock lock(&mutex_);
     wait.group = group->name;
-    wait.begun = std::move(current_.wait.begun);
-    wait.begun[wait.group] = wait.sequence;
+    if (options_.publishes) {
+      wait.begun = std::move(current_.wait.begun);
+      wait.begun[wait.group] = wait.sequence;
+    }
     current_.active = true;
     current_.judged = false;
     ++current_.id;
@@ -159,6 +161,11 @@ absl::Status WaitMonitor::Judge(const Current& current) {
   TESSERA_RETURN_IF_ERROR(judge_.JudgeEnded(wait));
   TESSERA_RETURN_IF_ERROR(judge_.JudgeAnnouncements(wait));
   if (!judge_.TimedOut(wait.begin)) return absl::OkStatus();
+  if (!options_.publishes) {
+    return judge_.TooLong(wait.name,
+                          "all ranks have given it to their devices, and that "
+                          "of this one has not come to its end");
+  }
   return judge_.TooLong(
       wait.name,
       judge_.progress().Describe(current.wait, current.group->ranks, awaited_,

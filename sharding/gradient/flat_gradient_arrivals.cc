@@ -30,7 +30,7 @@ constexpr size_t kSmallBytes = 256 << 10;
 
 bool IsSmallOfDevice(const at::Tensor& gradient) {
   return !gradient.is_cpu() && gradient.layout() == at::kStrided &&
-         gradient.nbytes() <= kSmallBytes;
+         gradient.storage().nbytes() <= kSmallBytes;
 }
 
 }  // namespace

@@ -213,4 +213,77 @@ TESSERA_RANK_FUNCTION(GatherTexts) {
 }
 
 }  // namespace
+namespace {
+
+// Of rank `rank`, from element `begin` on.
+at::Tensor Values(int rank, int64_t numel, int64_t begin = 0) {
+  return SumInOrder({rank}, begin, numel, at::kFloat);
+}
+
+}  // namespace
+
+absl::Status CheckTensorCollectives(const World& world, Communicator& comm,
+                                    at::Device device) {
+  constexpr int64_t kNumel = 1001;
+  const int size = world.world_size();
+  std::vector<int> ranks;
+  std::vector<at::Tensor> all;
+  for (int r = 0; r < size; ++r) {
+    ranks.push_back(r);
+    all.push_back(Values(r, kNumel));
+  }
+  const at::Tensor mine = Values(world.rank(), kNumel).to(device);
+  at::Tensor whole = torch::zeros({size * kNumel}, device);
+  TESSERA_RETURN_IF_ERROR(comm.AllGather(mine, whole, {"gather"}).Wait());
+  TESSERA_RETURN_IF_ERROR(ExpectBits(whole.cpu(), torch::cat(all), "gather"));
+
+  at::Tensor shard = torch::zeros({kNumel}, device);
+  TESSERA_RETURN_IF_ERROR(
+      comm.ReduceScatterSum(Values(world.rank(), size * kNumel).to(device),
+                            shard, {"scatter"})
+          .Wait());
+  TESSERA_RETURN_IF_ERROR(ExpectBits(
+      shard.cpu(), SumInOrder(ranks, world.rank() * kNumel, kNumel, at::kFloat),
+      "scatter"));
+
+  at::Tensor sum = mine.clone();
+  TESSERA_RETURN_IF_ERROR(comm.AllReduceSum(sum, {"reduce"}).Wait());
+  TESSERA_RETURN_IF_ERROR(ExpectBits(
+      sum.cpu(), SumInOrder(ranks, 0, kNumel, at::kFloat), "reduce"));
+
+  at::Tensor root = mine.clone();
+  TESSERA_RETURN_IF_ERROR(comm.Broadcast(root, 1, {"broadcast"}).Wait());
+  TESSERA_RETURN_IF_ERROR(ExpectBits(root.cpu(), all[1], "broadcast"));
+
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::vector<std::string> texts,
+      comm.AllGatherStrings(std::string(world.rank() * 300, 'x'), {"texts"}));
+  for (int r = 0; r < size; ++r) {
+    if (texts[r] != std::string(r * 300, 'x')) {
+      return absl::InternalError(absl::StrCat("text of rank ", r));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckHalves(const World& world, Communicator& comm,
+                         at::Device device) {
+  constexpr int64_t kNumel = 1001;
+  std::vector<int> ranks;
+  for (int r = 0; r < world.world_size(); ++r) ranks.push_back(r);
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+    const at::Tensor whole =
+        SumInOrder({world.rank()}, 0, world.world_size() * kNumel, dtype)
+            .to(device);
+    at::Tensor shard = torch::zeros({kNumel}, whole.options());
+    TESSERA_RETURN_IF_ERROR(
+        comm.ReduceScatterSum(whole, shard, {"halves"}, /*divisor=*/3).Wait());
+    TESSERA_RETURN_IF_ERROR(ExpectBits(
+        shard.cpu(),
+        SumInOrder(ranks, world.rank() * kNumel, kNumel, dtype).div(3),
+        "halves"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace tessera

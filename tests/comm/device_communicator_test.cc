@@ -16,6 +16,7 @@
 #include "absl/time/clock.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
+#include "c10/core/StreamGuard.h"
 #include "c10/core/impl/VirtualGuardImpl.h"
 #include "comm/comm_thread.h"
 #include "comm/cuda_ipc/slot_backend.h"
@@ -68,72 +69,6 @@ at::Tensor Values(int rank, int64_t numel, int64_t begin = 0) {
   return SumInOrder({rank}, begin, numel, at::kFloat);
 }
 
-// Of tensors of `device`, and texts.
-absl::Status CheckCollectives(const World& world, Communicator& comm,
-                              at::Device device) {
-  constexpr int64_t kNumel = 1001;
-  const int size = world.world_size();
-  std::vector<int> ranks;
-  std::vector<at::Tensor> all;
-  for (int r = 0; r < size; ++r) {
-    ranks.push_back(r);
-    all.push_back(Values(r, kNumel));
-  }
-  const at::Tensor mine = Values(world.rank(), kNumel).to(device);
-  at::Tensor whole = torch::zeros({size * kNumel}, device);
-  TESSERA_RETURN_IF_ERROR(comm.AllGather(mine, whole, {"gather"}).Wait());
-  TESSERA_RETURN_IF_ERROR(ExpectBits(whole.cpu(), torch::cat(all), "gather"));
-
-  at::Tensor shard = torch::zeros({kNumel}, device);
-  TESSERA_RETURN_IF_ERROR(
-      comm.ReduceScatterSum(Values(world.rank(), size * kNumel).to(device),
-                            shard, {"scatter"})
-          .Wait());
-  TESSERA_RETURN_IF_ERROR(ExpectBits(
-      shard.cpu(), SumInOrder(ranks, world.rank() * kNumel, kNumel, at::kFloat),
-      "scatter"));
-
-  at::Tensor sum = mine.clone();
-  TESSERA_RETURN_IF_ERROR(comm.AllReduceSum(sum, {"reduce"}).Wait());
-  TESSERA_RETURN_IF_ERROR(ExpectBits(
-      sum.cpu(), SumInOrder(ranks, 0, kNumel, at::kFloat), "reduce"));
-
-  at::Tensor root = mine.clone();
-  TESSERA_RETURN_IF_ERROR(comm.Broadcast(root, 1, {"broadcast"}).Wait());
-  TESSERA_RETURN_IF_ERROR(ExpectBits(root.cpu(), all[1], "broadcast"));
-
-  TESSERA_ASSIGN_OR_RETURN(
-      const std::vector<std::string> texts,
-      comm.AllGatherStrings(std::string(world.rank() * 300, 'x'), {"texts"}));
-  for (int r = 0; r < size; ++r) {
-    if (texts[r] != std::string(r * 300, 'x')) {
-      return absl::InternalError(absl::StrCat("text of rank ", r));
-    }
-  }
-  return absl::OkStatus();
-}
-
-// Summed in float32, rounded once, divided, rounded again.
-absl::Status CheckHalves(const World& world, Communicator& comm,
-                         at::Device device) {
-  constexpr int64_t kNumel = 1001;
-  std::vector<int> ranks;
-  for (int r = 0; r < world.world_size(); ++r) ranks.push_back(r);
-  for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
-    const at::Tensor whole =
-        SumInOrder({world.rank()}, 0, world.world_size() * kNumel, dtype)
-            .to(device);
-    at::Tensor shard = torch::zeros({kNumel}, whole.options());
-    TESSERA_RETURN_IF_ERROR(
-        comm.ReduceScatterSum(whole, shard, {"halves"}, /*divisor=*/3).Wait());
-    TESSERA_RETURN_IF_ERROR(ExpectBits(
-        shard.cpu(),
-        SumInOrder(ranks, world.rank() * kNumel, kNumel, dtype).div(3),
-        "halves"));
-  }
-  return absl::OkStatus();
-}
-
 // "once" and "workers", a device's modes.
 TESSERA_RANK_FUNCTION(Collectives) {
   Prepare(args);
@@ -143,8 +78,8 @@ TESSERA_RANK_FUNCTION(Collectives) {
     options.slices_bytes = 900;  // parts of unequal size
     TESSERA_ASSIGN_OR_RETURN(const auto comm, Connect(world, options));
     for (int i = 0; i < 3; ++i) {
-      TESSERA_RETURN_IF_ERROR(CheckCollectives(world, *comm, device));
-      TESSERA_RETURN_IF_ERROR(CheckCollectives(world, *comm, at::kCPU));
+      TESSERA_RETURN_IF_ERROR(CheckTensorCollectives(world, *comm, device));
+      TESSERA_RETURN_IF_ERROR(CheckTensorCollectives(world, *comm, at::kCPU));
     }
     TESSERA_RETURN_IF_ERROR(CheckHalves(world, *comm, device));
   }
@@ -203,11 +138,13 @@ TEST(DeviceCommunicatorTest, NoThreadWaitsForTheDevice) {
               Each(IsOkAndHolds("waits: 0")));
 }
 
-// A collective that the program does not wait for reads memory that has been
-// freed, and given out again.
+// A collective that the program does not wait for, on a stream of its own,
+// reads memory that has been freed, and given out again.
 TESSERA_RANK_FUNCTION(Dropped) {
   Prepare("once");
   const at::Device device = TestDevice(kDevice);
+  const c10::StreamGuard aside(c10::impl::VirtualGuardImpl(device.type())
+                                   .getStreamFromGlobalPool(device));
   TESSERA_ASSIGN_OR_RETURN(const auto comm, Connect(world, {}));
   constexpr int64_t kNumel = 1001;
   at::Tensor whole = torch::zeros({world.world_size() * kNumel}, device);
@@ -264,9 +201,19 @@ class EndlessBackend : public c10d::Backend {
       at::Tensor&, at::Tensor&, const c10d::AllgatherOptions&) override {
     return c10::make_intrusive<Endless>();
   }
+  // The first goes on for ever, the second cannot be given.
+  c10::intrusive_ptr<c10d::Work> alltoall(
+      std::vector<at::Tensor>&, std::vector<at::Tensor>&,
+      const c10d::AllToAllOptions&) override {
+    TORCH_CHECK(!given_, "no more of it");
+    given_ = true;
+    return c10::make_intrusive<Endless>();
+  }
   void abort() override {
+    aborted_ = true;
     while (!can_be_aborted_) pause();
   }
+  bool aborted() const { return aborted_; }
 
  private:
   struct Endless : c10d::Work {
@@ -275,6 +222,8 @@ class EndlessBackend : public c10d::Backend {
     bool wait(std::chrono::milliseconds) override { return true; }
   };
   const bool can_be_aborted_;
+  bool given_ = false;
+  std::atomic<bool> aborted_{false};
 };
 
 // "": how a gather of the device that does not end ends, and the collective
@@ -295,7 +244,37 @@ TESSERA_RANK_FUNCTION(Endless) {
   if (args == "gone" && world.rank() == 1) _exit(3);
   const auto* queued = dynamic_cast<QueuedCommunicator*>(comm.get());
   while (queued->failure().ok()) absl::SleepFor(absl::Milliseconds(5));
+  while (args == "stuck") pause();
   return comm->Barrier("afterwards").ToString();
+}
+
+RankPoolOptions TwoRanks(absl::Duration timeout) {
+  RankPoolOptions options;
+  options.collective_timeout = timeout;
+  return options;
+}
+
+// A sum of which the second of two parts cannot be given to the device.
+TESSERA_RANK_FUNCTION(FailsHalfway) {
+  Prepare("once");
+  const auto backend = c10::make_intrusive<EndlessBackend>(
+      world.rank(), world.world_size(), /*can_be_aborted=*/true);
+  DeviceCommunicatorOptions options;
+  options.slices_bytes = 400;
+  TESSERA_ASSIGN_OR_RETURN(const auto comm, Connect(world, options, backend));
+  const auto on = torch::TensorOptions(TestDevice(kDevice));
+  const absl::Status status =
+      comm->ReduceScatterSum(torch::ones({world.world_size() * 100}, on),
+                             torch::zeros({100}, on), {"unit a"})
+          .Wait();
+  return absl::StrCat(backend->aborted() ? "aborted: " : "", status.ToString());
+}
+
+TEST(DeviceCommunicatorTest, WhatFailsHalfwayIsAborted) {
+  RankPool pool(TwoRanks(absl::Seconds(40)));
+  EXPECT_THAT(pool.Run("FailsHalfway", "", absl::Seconds(20)),
+              Each(IsOkAndHolds(
+                  AllOf(HasSubstr("aborted: "), HasSubstr("no more of it")))));
 }
 
 // Rank 1's process ends after the ranks have agreed on a gather, when they are
@@ -326,17 +305,12 @@ TESSERA_RANK_FUNCTION(EndsBeforeAMeeting) {
       .ToString();
 }
 
-RankPoolOptions TwoRanks(absl::Duration timeout) {
-  RankPoolOptions options;
-  options.collective_timeout = timeout;
-  return options;
-}
-
 TEST(DeviceCommunicatorTest, WhatNeverEndsOnTheDeviceIsEndedByTheTimeout) {
   RankPool pool(TwoRanks(absl::Seconds(2)));
   EXPECT_THAT(pool.Run("Endless", "", absl::Seconds(20)),
-              Each(IsOkAndHolds(AllOf(HasSubstr("unit a"),
-                                      HasSubstr("has not ended within 2s")))));
+              Each(IsOkAndHolds(AllOf(
+                  HasSubstr("unit a"), HasSubstr("has not ended within 2s"),
+                  HasSubstr("given it to their devices")))));
 }
 
 TEST(DeviceCommunicatorTest, TheEndOfARankEndsWhatItsDeviceWasGiven) {

@@ -195,9 +195,7 @@ absl::StatusOr<std::shared_ptr<Communicator>> DeviceGroup(
   if (group != nullptr) return group;
   TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<Communicator> host,
                            comm->Split(0, CommTag("host of devices")));
-  // Named as the host group: what is said of it is of a group of its own.
   DeviceCommunicatorOptions options = DeviceOptionsOf(*host, device);
-  options.name += ".devices";
   TESSERA_ASSIGN_OR_RETURN(group, MakeDeviceGroup(options, std::move(host)));
   return group;
 }
