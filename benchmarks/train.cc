@@ -30,6 +30,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/memory/memory.h"
+#include "base/torch/device_ledger.h"
 #include "benchmarks/flag_checks.h"
 #include "benchmarks/peer_gpt.h"
 #include "benchmarks/plain_libtorch.h"
@@ -67,7 +68,7 @@ namespace tessera {
 namespace {
 
 constexpr double kLr = 1e-3, kWeightDecay = 0.01;
-constexpr int kWarmUp = 2;  // steps
+constexpr int kWarmUp = 2;  // steps, neither timed nor in the peaks
 
 absl::StatusOr<at::Device> DeviceOfFlags(const World& world) {
   const std::string name = absl::GetFlag(FLAGS_device);
@@ -154,7 +155,11 @@ class Sharded : public Trainer {
     const at::Tensor loss = model_->Loss(batch.inputs, batch.targets);
     TESSERA_RETURN_IF_ERROR(engine_->Backward(loss));
     TESSERA_RETURN_IF_ERROR(engine_->Step());
-    return loss.item<double>();
+    const double value = loss.item<double>();
+    // Settles, as the next Backward would, within the step's time: Memory()
+    // comes after it.
+    (void)engine_->last_step();
+    return value;
   }
   std::vector<std::string> Units() const override {
     return engine_->DescribeUnits();
@@ -218,8 +223,10 @@ absl::StatusOr<std::unique_ptr<Trainer>> MakeTrainer(
 
 // Steps `begin` to `end` of the training.
 absl::Status Train(int rank, const ByteCorpus& corpus, at::Device device,
-                   int begin, int end, Trainer& trainer, Figures* figures) {
+                   int begin, int end, Trainer& trainer, Figures* figures,
+                   Peaks* peaks) {
   for (int i = begin; i < end; ++i) {
+    if (i == kWarmUp) peaks->Restart();
     const Batch batch = BatchOf(corpus, i, rank, device);
     const absl::Time start = absl::Now();
     TESSERA_ASSIGN_OR_RETURN(const double loss, trainer.Step(batch));
@@ -228,6 +235,7 @@ absl::Status Train(int rank, const ByteCorpus& corpus, at::Device device,
           absl::ToDoubleMilliseconds(absl::Now() - start));
     }
     figures->losses.push_back(loss);
+    peaks->StepDone(trainer.Memory());
   }
   return absl::OkStatus();
 }
@@ -247,7 +255,7 @@ absl::StatusOr<std::optional<int>> NextTurn() {
 
 void PrintAll(const World& world, at::Device device, int64_t parameters,
               const Trainer& trainer, const Figures& figures,
-              int64_t pss_bytes) {
+              const Peaks& peaks, int64_t pss_bytes) {
   const bool alone = absl::GetFlag(FLAGS_engine) == "none";
   std::vector<double> ms = figures.milliseconds;
   std::sort(ms.begin(), ms.end());
@@ -255,7 +263,7 @@ void PrintAll(const World& world, at::Device device, int64_t parameters,
   const double tokens =
       static_cast<double>(absl::GetFlag(FLAGS_micro_batch) *
                           absl::GetFlag(FLAGS_seq) * world.world_size());
-  const MemoryReport memory = MemoryLedger::Host().Report();
+  const MemoryReport memory = LedgerOf(device).Report();
   absl::PrintF(
       R"({"engine": "%s", "stage": %d, "dtype": "%s", "backend": "%s", )"
       R"("world": %d, "params": %d, "step_ms": %.2f, "min_ms": %.2f, )"
@@ -270,9 +278,8 @@ void PrintAll(const World& world, at::Device device, int64_t parameters,
       memory[MemoryKind::kParameters].peak_bytes,
       memory[MemoryKind::kGradients].peak_bytes,
       memory[MemoryKind::kOptimizer].peak_bytes,
-      memory[MemoryKind::kWorking].peak_bytes,
-      ActivationsText(trainer.Memory()), DeviceText(device, trainer.Memory()),
-      pss_bytes >> 20,
+      memory[MemoryKind::kWorking].peak_bytes, peaks.ActivationsText(),
+      peaks.DeviceText(), pss_bytes >> 20,
       absl::StrJoin(trainer.Units(), ", ", [](std::string* out, const auto& u) {
         absl::StrAppend(out, "\"", absl::CEscape(u), "\"");
       }));
@@ -342,11 +349,12 @@ absl::Status Run(int argc, char** argv) {
                            MakeTrainer(std::move(model), device));
   const bool first = world->rank() == 0;
   Figures all;
+  Peaks peaks(device);
   int done = 0;
   auto train = [&](int steps) {
     Figures turn;
     const absl::Status status = Train(world->rank(), corpus, device, done,
-                                      done + steps, *trainer, &turn);
+                                      done + steps, *trainer, &turn, &peaks);
     done += steps;
     if (status.ok() && turns) PrintTurn(turn);
     for (const double ms : turn.milliseconds) all.milliseconds.push_back(ms);
@@ -362,7 +370,7 @@ absl::Status Run(int argc, char** argv) {
     TESSERA_RETURN_IF_ERROR(train(absl::GetFlag(FLAGS_steps)));
   }
   TESSERA_ASSIGN_OR_RETURN(const int64_t pss, ResidentBytes());
-  if (first) PrintAll(*world, device, parameters, *trainer, all, pss);
+  if (first) PrintAll(*world, device, parameters, *trainer, all, peaks, pss);
   return absl::OkStatus();
 }
 

@@ -43,34 +43,58 @@ inline void PrintTurn(const Figures& figures) {
   std::fflush(stdout);
 }
 
-// What forwards left, when they ended and at the peak, and what was computed
-// for backward then.
-inline std::string ActivationsText(const StepMemoryReport& memory) {
-  int64_t after_forward = 0;
-  for (const auto& unit : memory.activations) after_forward += unit.bytes;
-  const HeldMemory& held = memory.at_peak.held;
-  return absl::StrFormat(
-      R"({"after_forward": %d, "at_peak": %d, "temporary_at_peak": %d, )"
-      R"("step_peak": %d})",
-      after_forward, held[HeldKind::kActivations], held[HeldKind::kTemporary],
-      memory.peak_bytes);
-}
+// The peaks of the steps since Restart, or of all.
+class Peaks {
+ public:
+  explicit Peaks(at::Device device) : device_(device) {}
 
-// Of libtorch's allocator for a device, the whole process: the peak of what was
-// allocated since the peak was last asked for, and what is held for it; null on
-// the CPU. `last_step`: an engine asks for the peak at the end of each step.
-inline std::string DeviceText(at::Device device,
-                              const StepMemoryReport& last_step) {
-  if (device.is_cpu()) return "null";
-  const auto stats =
-      c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
-  constexpr auto kAll =
-      static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-  return absl::StrFormat(
-      R"({"allocated_peak": %d, "reserved": %d})",
-      std::max(last_step.peak_bytes, stats.allocated_bytes[kAll].peak),
-      stats.reserved_bytes[kAll].current);
-}
+  void Restart() {
+    step_ = {};
+    if (!device_.is_cpu()) Allocator()->resetPeakStats(device_.index());
+  }
+  // After each step; an engine asks for a device's peak, and resets it, then.
+  void StepDone(const StepMemoryReport& step) {
+    if (step.peak_bytes > step_.peak_bytes) step_ = step;
+  }
+
+  // Of the step that held most: what forwards left, when they ended and at the
+  // peak, what was computed for backward then, and what the device's ledger
+  // had.
+  std::string ActivationsText() const {
+    int64_t after_forward = 0;
+    for (const auto& unit : step_.activations) after_forward += unit.bytes;
+    const HeldMemory& held = step_.at_peak.held;
+    int64_t ledger = 0;
+    for (int i = 0; i < kNumMemoryKinds; ++i) ledger += held.by_kind[i];
+    return absl::StrFormat(
+        R"({"after_forward": %d, "at_peak": %d, "temporary_at_peak": %d, )"
+        R"("step_peak": %d, "ledger_at_peak": %d})",
+        after_forward, held[HeldKind::kActivations], held[HeldKind::kTemporary],
+        step_.peak_bytes, ledger);
+  }
+
+  // Of libtorch's allocator for the device, the whole process: the most that
+  // was allocated, and what is held for it now; null on the CPU.
+  std::string DeviceText() const {
+    if (device_.is_cpu()) return "null";
+    const auto stats = Allocator()->getDeviceStats(device_.index());
+    constexpr auto kAll =
+        static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    // The allocator's alone where no engine resets it.
+    return absl::StrFormat(
+        R"({"allocated_peak": %d, "reserved": %d})",
+        std::max(step_.peak_bytes, stats.allocated_bytes[kAll].peak),
+        stats.reserved_bytes[kAll].current);
+  }
+
+ private:
+  c10::DeviceAllocator* Allocator() const {
+    return c10::getDeviceAllocator(device_.type());
+  }
+
+  const at::Device device_;
+  StepMemoryReport step_;
+};
 
 }  // namespace tessera
 #endif  // BENCHMARKS_TRAIN_FIGURES_H_

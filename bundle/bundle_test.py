@@ -9,13 +9,19 @@ and none of our folders. PROGRAM, as Bazel built it, tells where libtorch is: it
 folder is at a neutral place there, as a wheel of Python's that is not imported.
 """
 import ctypes
+import importlib.machinery
+import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
+import time
+import types
 import unittest
+from unittest import mock
 
 LIB = '/usr/lib/x86_64-linux-gnu'
 # Debian's packages that tools/setup installs for the build.
@@ -24,6 +30,7 @@ MAX_BYTES = 60 << 20
 GLIBC_MINOR = 34  # of 2.34, as docs/bundle.md says
 ON_CPU = {'ldd', 'tools', 'programs', 'engine_cpu', 'speed'}
 RBIND, TMPFS = 0x1000 | 0x4000, 0
+DRIVER = '/proc/driver'
 IN_THE_NAMESPACE = '--inside'
 
 
@@ -39,6 +46,8 @@ def make_root(root, folders):
     mount('none', root, TMPFS, b'tmpfs')
     for name in ('usr', 'etc', 'proc', 'dev'):
         mount('/' + name, root + '/' + name)
+    if os.path.isdir(root + DRIVER):  # nor this machine's
+        mount('none', root + DRIVER, TMPFS, b'tmpfs')
     for name in ('bin', 'sbin', 'lib', 'lib64'):
         os.symlink('usr/' + name, root + '/' + name)
     mount('none', root + '/usr/local', TMPFS, b'tmpfs')
@@ -53,7 +62,15 @@ def make_root(root, folders):
         torch = os.path.exists(folder + '/libtorch_cpu.so')
         mount(folder, '%s/wheels/%s/lib' % (
             root, 'torch' if torch else 'nvidia/%d' % i))
-    open(root + '/wheels/torch/__init__.py', 'w', encoding='utf-8').close()
+    make_wheel(root + '/wheels')
+
+
+def make_wheel(folder, version='2.11.0'):
+    """What tells of a torch in `folder`, without its libraries."""
+    os.makedirs(folder + '/torch', exist_ok=True)
+    open(folder + '/torch/__init__.py', 'w', encoding='utf-8').close()
+    with open(folder + '/torch/version.py', 'w', encoding='utf-8') as file:
+        file.write("__version__ = '%s'\n" % version)
 
 
 def inside(bundle, root, left_out, *command_and_folders):
@@ -86,6 +103,9 @@ class BundleTest(unittest.TestCase):
         self.addCleanup(self.root.cleanup)
 
     def run_inside(self, *command, left_out=''):
+        if shutil.which('unshare') is None:
+            print('SKIPPED: no unshare (util-linux) here')
+            self.skipTest('no unshare')
         namespaces = ['unshare', '--user', '--map-root-user', '--mount']
         may = subprocess.run([*namespaces, 'true'], check=False,
                              stderr=subprocess.PIPE, text=True)
@@ -130,24 +150,150 @@ class BundleTest(unittest.TestCase):
         code, results, report = self.check()
         self.assertEqual(code, 0)
         self.assertIn('- GPU: none\n', report)
+        self.assertIn('- torch: 2.11.0 in /wheels/torch\n', report)
         for item, result in results.items():
             self.assertEqual(
                 result, 'passed' if item in ON_CPU else 'skipped: no GPU', item)
         self.assertGreater(len(results), 10)
 
+    def test_a_gpu_that_is_demanded(self):
+        code, results, report = self.check('--only', 'gpt_gpu', '--gpu')
+        self.assertEqual((code, results),
+                         (1, {'gpu': 'failed', 'gpt_gpu': 'skipped: no GPU'}))
+        self.assertIn('- GPU: no GPU\n', report)
+
+    def protobuf(self):
+        """The name of its library in the bundle."""
+        with tarfile.open(self.bundle) as tar:
+            return next(name for name in map(os.path.basename, tar.getnames())
+                        if re.match(r'libprotobuf\.so\.', name))
+
     def test_a_library_that_is_left_out_is_seen(self):
+        name = self.protobuf()
         code, results, report = self.check(
-            '--only', 'ldd', left_out='lib/libprotobuf.so.32')
+            '--only', 'ldd', left_out='lib/' + name)
         self.assertEqual((code, results), (1, {'ldd': 'failed'}))
-        self.assertIn('libprotobuf.so.32 => not found', report)
+        self.assertIn(name + ' => not found', report)
 
     def test_our_folders_are_out_of_sight(self):
         paths = [*self.folders, os.path.realpath(self.program),
-                 os.path.realpath(__file__), LIB + '/libprotobuf.so.32']
+                 os.path.realpath(__file__), os.path.join(LIB, self.protobuf())]
         code, said = self.run_inside(
             '/bin/sh', '-c', 'for path in /usr/bin/python3 "$@"; do '
             '[ ! -e "${path}" ] || echo "${path}"; done', 'sh', *paths)
         self.assertEqual((code, said), (0, '/usr/bin/python3\n'))
+
+
+class PartsTest(unittest.TestCase):
+    """Of gpu_check and run, without the bundle's programs."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+        with tarfile.open(BundleTest.bundle) as tar:
+            for member in tar:
+                if member.name.split('/')[1] not in ('bin', 'lib'):
+                    tar.extract(member, self.folder)
+        self.home = self.folder + '/tessera'
+        sys.path.insert(0, self.home)
+        self.addCleanup(sys.path.remove, self.home)
+        for name in ('gpu_items', 'turns'):
+            sys.modules.pop(name, None)
+        loader = importlib.machinery.SourceFileLoader(
+            'gpu_check', self.home + '/gpu_check')
+        self.gpu_check = importlib.util.module_from_spec(
+            importlib.util.spec_from_loader('gpu_check', loader))
+        loader.exec_module(self.gpu_check)
+
+    def found(self, driver, **library):
+        """find_gpu's, with a library of these functions; without, none."""
+        def load(_):
+            if not library:
+                raise OSError('libcuda.so.1: cannot open')
+            return types.SimpleNamespace(cuGetErrorName=name_error, **library)
+
+        def name_error(_, to):
+            to._obj.value = b'CUDA_ERROR_OF_TEST'
+        with mock.patch.object(self.gpu_check, 'DRIVER', driver), \
+                mock.patch.object(self.gpu_check.ctypes, 'CDLL', load):
+            return self.gpu_check.find_gpu()
+
+    def test_no_gpu_is_nothing_wrong(self):
+        nowhere = self.folder + '/none'
+        self.assertEqual(self.found(nowhere), (None, ''))
+        self.assertEqual(self.found(nowhere, cuInit=lambda _: 100), (None, ''))
+
+    def test_a_driver_that_does_not_work(self):
+        gpu, wrong = self.found(self.home)
+        self.assertIsNone(gpu)
+        self.assertIn('no library: libcuda.so.1: cannot open', wrong)
+        self.assertEqual(
+            self.found(self.home, cuInit=lambda _: 803),
+            (None, 'cuInit failed with 803 (CUDA_ERROR_OF_TEST)'))
+        self.assertEqual(
+            self.found(self.home, cuInit=lambda _: 0,
+                       cuDeviceGetCount=lambda _: 999),
+            (None, 'cuDeviceGetCount failed with 999 (CUDA_ERROR_OF_TEST)'))
+
+    def test_what_is_wrong_is_said(self):
+        items = self.gpu_check.gpu_items
+        context = items.Context(self.folder + '/log', 9, None, 'cuInit failed')
+        with self.assertRaisesRegex(items.Failed, 'cuInit failed'):
+            items.gpu(context)
+        with self.assertRaisesRegex(items.Skip, 'cuInit failed'):
+            context.need_gpu()
+
+    def test_an_output_that_stays_open(self):
+        """By a session of its own, which is not killed."""
+        items = self.gpu_check.gpu_items
+        begin = time.monotonic()
+        with mock.patch.object(items, 'KILL_SECONDS', 0.5):
+            with self.assertRaises(items.TimedOut):
+                items.Context(self.folder + '/log', 1, None).run(
+                    'sh', '-c', 'echo begun; setsid sleep 20 & sleep 60')
+        self.assertLess(time.monotonic() - begin, 10)
+        with open(self.folder + '/log', encoding='utf-8') as file:
+            self.assertIn('\nbegun\n', file.read())
+
+    def run_says(self, **environment):
+        """(exit code, output) of a command that tells of its libraries."""
+        done = subprocess.run(
+            [self.home + '/run', 'sh', '-c', 'echo "${LD_LIBRARY_PATH}"'],
+            env={'PATH': '/usr/bin:/bin', 'TESSERA_PYTHON': sys.executable,
+                 **environment},
+            cwd=self.folder, check=False, text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT)
+        return done.returncode, done.stdout
+
+    def test_the_version_of_libtorch(self):
+        torch = self.folder + '/libtorch'
+        header = torch + '/include/torch/headeronly/version.h'
+        os.makedirs(os.path.dirname(header))
+        code, said = self.run_says(TESSERA_LIBTORCH=torch)
+        self.assertEqual(code, 127)
+        self.assertIn('of no version that it tells; these', said)
+        for path, text in (
+                (header, '#define TORCH_VERSION_MAJOR 2\n'
+                 '#define TORCH_VERSION_MINOR %s\n'
+                 '#define TORCH_VERSION_PATCH 0\n'
+                 '#define TORCH_VERSION_ABI_TAG 0\n'),
+                (torch + '/build-version', '2.%s.0+cu130\n'),
+                (torch + '/version.py', "__version__ = '2.%s.0'\n")):
+            for minor, expected in ('10', 127), ('110', 127), ('11', 0):
+                with open(path, 'w', encoding='utf-8') as file:
+                    file.write(text % minor)
+                code, said = self.run_says(TESSERA_LIBTORCH=torch)
+                self.assertEqual(code, expected, said)
+                self.assertIn('/libtorch/lib' if code == 0 else
+                              'is torch 2.%s.0' % minor, said)
+
+    def test_a_torch_of_the_current_folder_is_not_taken(self):
+        make_wheel(self.folder, '2.10.0')
+        make_wheel(self.folder + '/wheels')
+        code, said = self.run_says(PYTHONPATH=self.folder + '/wheels')
+        self.assertEqual(code, 0, said)
+        self.assertIn(self.folder + '/wheels/torch/lib', said)
 
 
 if __name__ == '__main__':

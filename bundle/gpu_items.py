@@ -28,9 +28,13 @@ GPT = ('--data', DATA, '--config', 'examples/gpt/zero3.json', '--dim', '32',
        '--layers', '2', '--heads', '2', '--seq', '16', '--steps', '3', '--json')
 # Of compute-sanitizer, in the output of any rank.
 FOUND = 'SUMMARY: [1-9].*'
+# Tests of optim's kernels, and of those of the norm.
+KERNELS = 'OptimKernelsGpu.'
+NORM = KERNELS + 'Norm*:' + KERNELS + 'Scalars*'
 NO_GPU = {'CUDA_VISIBLE_DEVICES': ''}
 WARM_UP = 3  # steps before the first round
 END_SECONDS = 10  # that trainings may take to end
+KILL_SECONDS = 5  # that what was killed may take to end
 # For sums that are the same in each run.
 SAME_BITS = {'CUBLAS_WORKSPACE_CONFIG': ':4096:8'}
 
@@ -48,10 +52,11 @@ class TimedOut(Exception):
 
 
 class Context:
-    """Of one item: its log, the time it has, the GPU (or None)."""
+    """Of one item: its log, the time it has, the GPU (or None, and why)."""
 
-    def __init__(self, log, seconds, gpu):
-        self.log, self.gpu = log, gpu
+    def __init__(self, log, seconds, gpu, wrong=''):
+        self.log, self.gpu, self.wrong = log, gpu, wrong
+        self.no_gpu = wrong or 'no GPU'
         self.deadline = time.monotonic() + seconds
 
     def left(self):
@@ -66,7 +71,7 @@ class Context:
 
     def need_gpu(self):
         if self.gpu is None:
-            raise Skip('no GPU')
+            raise Skip(self.no_gpu)
 
     def run(self, *command, env=None):
         """Its output, both streams; Failed unless it ends with 0."""
@@ -81,7 +86,8 @@ class Context:
         self.note('$ ' + ' '.join(command) + ''.join(
             '  [%s=%s]' % pair for pair in (env or {}).items()))
         left = self.left()
-        # A session of its own: what it starts ends with it.
+        # A session of its own: what it starts ends with it, unless that begins
+        # another session, which may then hold the output open.
         child = subprocess.Popen(
             command, cwd=HERE, env={**os.environ, **(env or {})},
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -94,7 +100,12 @@ class Context:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
         if out is None:
-            self.note(child.communicate()[0].decode(errors='replace'))
+            try:
+                out = child.communicate(timeout=KILL_SECONDS)[0]
+            except subprocess.TimeoutExpired as expired:
+                out = expired.output or b''
+                child.stdout.close()
+            self.note(out.decode(errors='replace'))
             raise TimedOut()
         said = out.decode(errors='replace')
         self.note(said)
@@ -145,8 +156,16 @@ def tests(context, *runs, env=None, prefix=()):
         figures.append('%s: %d passed' % (program, passed) + (
             ', %d skipped: %s' % (skipped, why) if skipped else ''))
     if total == 0:
-        raise Skip(why if context.gpu else 'no GPU')
+        raise Skip(why if context.gpu else context.no_gpu)
     return figures
+
+
+def gpu(context):
+    """What gpu_check found when it started."""
+    if context.wrong:
+        raise Failed(context.wrong)
+    context.need_gpu()
+    return ['%d of them' % context.gpu.count]
 
 
 def ldd(context):
@@ -191,7 +210,7 @@ def gpt_on_gpu(context):
 
 def unit_tests(context):
     """Without a GPU they skip, and say so themselves."""
-    return tests(context, ('optim_gpu_test', '*'), ('comm_gpu_test', '*'),
+    return tests(context, ('optim_gpu_test', 'Optim*Gpu.*'), ('comm_gpu_test', '*'),
                  ('multiproc_gpu_test', '*'))
 
 
@@ -207,7 +226,7 @@ def engine(context, pattern, backend):
 
 
 def sanitizer(context):
-    """memcheck on all, racecheck and initcheck on the kernel alone."""
+    """memcheck on all, racecheck and initcheck on kernels that add up."""
     context.need_gpu()
     tool = shutil.which('compute-sanitizer') or shutil.which(
         'compute-sanitizer', path='/usr/local/cuda/bin')
@@ -216,9 +235,12 @@ def sanitizer(context):
     figures = []
     for check, program, pattern in (
             ('memcheck', 'comm_gpu_test', '*'),
+            ('memcheck', 'optim_gpu_test', KERNELS + '*'),
             ('memcheck', 'engine_gpu_test', '*Bf16/World1Stage3'),
             ('racecheck', 'comm_gpu_test', '*OrderedSum*'),
-            ('initcheck', 'comm_gpu_test', '*OrderedSum*')):
+            ('initcheck', 'comm_gpu_test', '*OrderedSum*'),
+            ('racecheck', 'optim_gpu_test', NORM),
+            ('initcheck', 'optim_gpu_test', NORM)):
         try:
             figures += [check + ': ' + line for line in tests(
                 context, (program, pattern), prefix=(
@@ -269,7 +291,10 @@ def fsdp2(size, context):
 
 
 def memory(end):
-    """Figures, from what a training says at its end."""
+    """Figures, from what a training says at its end.
+
+    Those of steps are of all after the warm-up, the first two.
+    """
     words = []
     if end.get('device'):
         words.append('allocated %.2f GB at the peak, reserved %.2f GB' % (
@@ -277,7 +302,7 @@ def memory(end):
             end['device']['reserved'] / 1e9))
     if end.get('engine') == 'tessera':
         words.append('ledger: %.4f GB at a step\'s peak; peaks of %s' % (
-            end['activations']['step_peak'] / 1e9, ', '.join(
+            end['activations']['ledger_at_peak'] / 1e9, ', '.join(
                 '%s %.4f' % (kind, count / 1e9)
                 for kind, count in end['bytes_at_peak'].items())))
     return words
@@ -357,11 +382,12 @@ def peaks(context):
 
 # (name, seconds, function, what it is)
 ITEMS = (
+    ('gpu', 5, gpu, 'the driver, and what it finds'),
     ('ldd', 60, ldd, 'every program finds its libraries'),
     ('tools', 20, tools, '`tessera` reads a configuration'),
     ('programs', 60, programs, 'examples, 2 ranks on the CPU'),
     ('engine_cpu', 60, engine_on_cpu, 'the test of the engine, on the CPU'),
-    ('unit', 90, unit_tests, 'GPU tests of optimizer and communication'),
+    ('unit', 120, unit_tests, 'GPU tests of optimizer and communication'),
     ('gpt_gpu', 60, gpt_on_gpu, 'the example on the GPU'),
     ('engine', 240, lambda c: engine(c, '*World1*', 'gloo'),
      'engine against the oracle, W = 1'),
@@ -369,7 +395,7 @@ ITEMS = (
      'the same, W = 2 and 3 over gloo on one GPU'),
     ('nccl', 90, lambda c: engine(c, '*World1*', 'nccl'),
      'the same, W = 1 over NCCL'),
-    ('sanitizer', 210, sanitizer, 'compute-sanitizer'),
+    ('sanitizer', 300, sanitizer, 'compute-sanitizer'),
     ('speed', 300, speed, 'in turns: plain libtorch, ours, FSDP2, W = 1'),
     ('clipping', 90, clipping, 'what clipping costs'),
     ('peaks', 120, peaks, 'memory beside what the ledger says'),

@@ -1,5 +1,5 @@
-// The kernels of CUDA against the CPU, to the bit; skipped where there is no
-// GPU.
+// The kernels of CUDA, and libtorch's operators where there are none, against
+// the CPU, to the bit; skipped where there is no GPU.
 #include <torch/torch.h>
 
 #include <cmath>
@@ -9,6 +9,7 @@
 
 #include "gtest/gtest.h"
 #include "optim/adamw_kernel.h"
+#include "optim/block_powers.h"
 #include "optim/device_kernels.h"
 #include "optim/grad_norm.h"
 
@@ -17,17 +18,24 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-class OptimKernelsGpu : public ::testing::Test {
+class OptimGpu : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+    torch::manual_seed(1);
+  }
+};
+
+class OptimKernelsGpu : public OptimGpu {
  protected:
   void SetUp() override {
     if (kernels_ == nullptr) GTEST_SKIP() << "a build without CUDA";
-    if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
-    torch::manual_seed(1);
+    OptimGpu::SetUp();
   }
   const DeviceKernels* const kernels_ = DeviceKernelsOf(at::kCUDA);
 };
 
-// With or without a GPU.
+// With or without a GPU; gpu_check (bundle/) runs the others.
 TEST(OptimKernels, AreThereInABuildWithCuda) {
 #ifdef TESSERA_HAS_CUDA
   ASSERT_NE(DeviceKernelsOf(at::kCUDA), nullptr);
@@ -46,7 +54,35 @@ bool SameBits(const at::Tensor& of_device, const at::Tensor& expected) {
                      got.nbytes()) == 0;
 }
 
-// ---- the norm
+// ---- the norm by libtorch's operators
+
+TEST_F(OptimGpu, BlockPowersAreTheCpus) {
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
+    const at::Tensor x = torch::randn({100003}).to(dtype);
+    for (const double p : {1.0, 2.0, 3.0, kInfinity}) {
+      const at::Tensor blocks =
+          BlockPowersByOperators(x.to(at::kCUDA), 5, p).cpu().contiguous();
+      const double* const data = blocks.const_data_ptr<double>();
+      EXPECT_EQ(std::vector<double>(data, data + blocks.numel()),
+                BlockPowers(x, 5, p))
+          << dtype << ", p " << p;
+    }
+  }
+}
+
+TEST_F(OptimGpu, NormIsTheCpus) {
+  const at::Tensor x = torch::randn({(1 << 22) + 77});
+  const at::Tensor z = torch::randn({1000}, at::kComplexFloat);
+  NormSum cpu(2), gpu(2);
+  cpu.Add(x, 9);
+  cpu.Add(z, 0);
+  gpu.Add(x.to(at::kCUDA), 9);
+  gpu.Add(z.to(at::kCUDA), 0);
+  gpu.Finish();
+  EXPECT_EQ(gpu.Serialize(), cpu.Serialize());
+}
+
+// ---- the norm by kernels
 
 at::Tensor OnGpu(int64_t numel, at::ScalarType dtype) {
   return torch::zeros({numel}, at::TensorOptions(dtype).device(at::kCUDA));
