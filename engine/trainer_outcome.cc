@@ -73,10 +73,9 @@ absl::Status Trainer::CheckNotFailed() {
 // Before a step: what the last one had to say. Its gradients stay for the next
 // call.
 absl::Status Trainer::TakeOutcome() {
-  const bool waits = outcome_.has_value() && !outcome_->only_reports();
-  const absl::Status untold = waits || !outcome_.has_value()
-                                  ? TakeUntold()
-                                  : std::exchange(untold_, absl::OkStatus());
+  const bool is_a_report = outcome_.has_value() && outcome_->only_reports();
+  if (!is_a_report) Settle();
+  const absl::Status untold = std::exchange(untold_, absl::OkStatus());
   return failed_.ok() ? untold : ExclusiveScope::FailAll(parts_, failed_);
 }
 
