@@ -2,7 +2,8 @@
 // unit, and what each of the last 65,536 took.
 //
 // time      from the begin of a collective on the communication thread to its
-//           end there; the wait for slower ranks is in it.
+//           end there; the wait for slower ranks is in it. Of what a device was
+//           given: from the end of the one before on the device to its own.
 // alg GB/s  bytes / time, bytes being the whole tensor's.
 // bus GB/s  what the busiest link carries, as nccl-tests define it, so that it
 //           may be compared between operations and world sizes W:

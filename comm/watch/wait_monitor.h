@@ -16,7 +16,8 @@
 // store (and soon after it begins to wait long), and reads what the others have
 // written; so it can tell what a rank did last that does not come.
 //
-// One monitor serves all groups of a domain (comm/watch/failure_domain.h): each
+// One monitor serves all groups of a domain (comm/watch/failure_domain.h; another
+// one the thread that watches devices): each
 // wait is in a collective of one of them. The ranks here are those of the first
 // group.
 //
