@@ -226,6 +226,29 @@ class EndlessBackend : public c10d::Backend {
   std::atomic<bool> aborted_{false};
 };
 
+// As NCCL takes any two gathers of one size for one.
+TESSERA_RANK_FUNCTION(DifferentUnits) {
+  Prepare("once");
+  TESSERA_ASSIGN_OR_RETURN(
+      const auto comm, Connect(world, {},
+                               c10::make_intrusive<EndlessBackend>(
+                                   world.rank(), world.world_size(), true)));
+  const auto on = torch::TensorOptions(TestDevice(kDevice));
+  return comm
+      ->AllGather(torch::ones({1}, on), torch::zeros({world.world_size()}, on),
+                  {world.rank() == 0 ? "unit a" : "unit b"})
+      .Wait()
+      .ToString();
+}
+
+TEST(DeviceCommunicatorTest, RanksAgreeBeforeABackendThatDoesNotMeet) {
+  RankPool pool({});
+  EXPECT_THAT(
+      pool.Run("DifferentUnits", "", absl::Seconds(20)),
+      Each(IsOkAndHolds(AllOf(HasSubstr("different collectives"),
+                              HasSubstr("unit a"), HasSubstr("unit b")))));
+}
+
 // "": how a gather of the device that does not end ends, and the collective
 // after it; "stuck": and it cannot be aborted; "gone": and rank 1's process
 // ends.
