@@ -122,11 +122,12 @@ absl::Status Engine::Impl::Build(const EngineOptions& options) {
   TESSERA_RETURN_IF_ERROR(MakeGroups());
   SetOverlap(parts_->config.zero_optimization(), parts_->stage,
              &parts_->settings);
-  parts_->schedule = std::make_shared<Schedule>(parts_->settings.schedule);
   parts_->settings.flats.sharded_parameters = parts_->stage == 3;
   TESSERA_ASSIGN_OR_RETURN(
       std::vector<FlatPlan> flats,
       SplitFlats(partition->units, trainable, parts_->settings.flats));
+  LimitLive(flats);
+  parts_->schedule = std::make_shared<Schedule>(parts_->settings.schedule);
   TESSERA_RETURN_IF_ERROR(
       CheckSame(ListOf(flats), "list of units", parts_->comm.get()));
   std::vector<bool> expected;  // in the flats' order

@@ -108,13 +108,13 @@ absl::Status Engine::Impl::GiveBack(const absl::Status& why) {
 // with the engine: Close may be called again.
 absl::Status Engine::Impl::Close() {
   TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
+  // What is asked for here is the module's, which held it before.
+  const NoMemoryLimit unlimited(&LedgerOf(parts_->device()));
   saver_.Settle();
   trainer_.Settle();
   ExclusiveScope exclusive(parts_.get(), "Engine::Close");
   TESSERA_RETURN_IF_ERROR(exclusive.Begin());
   exclusive.Dismiss();
-  // What is asked for here is the module's, which held it before.
-  const NoMemoryLimit unlimited(&LedgerOf(parts_->device()));
   for (const auto& flat : parts_->flats) {
     const absl::Status released =
         CatchTorch("Close", [&] { return flat->Release(); });
@@ -205,6 +205,8 @@ absl::StatusOr<LoadCheckpointReport> Engine::Impl::LoadCheckpoint(
     const std::string& dir, const LoadCheckpointOptions& options) {
   TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
   saver_.Settle();
+  // What is asked for here is gone when it returns, and plans do not count it.
+  const NoMemoryLimit unlimited(&LedgerOf(parts_->device()));
   ExclusiveScope exclusive(parts_.get(), "LoadCheckpoint");
   TESSERA_RETURN_IF_ERROR(exclusive.Begin());
   absl::StatusOr<LoadedState> loaded = absl::UnknownError("not loaded");

@@ -68,6 +68,7 @@ class Engine::Impl {
                                                   const EngineOptions& options);
   absl::Status ChooseStage(absl::Span<const UnitPlan> units,
                            const std::vector<bool>& trainable);
+  void LimitLive(absl::Span<const FlatPlan> flats);
   absl::Status MakeGroups();
   absl::Status TakeOver(std::vector<FlatPlan> flats);
   absl::StatusOr<std::vector<FlatParameterOptions>> FlatParameterOptionsOfAll(

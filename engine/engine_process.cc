@@ -1,5 +1,7 @@
 // What is the process's own and is an engine's from Create to Close: the limit
 // of what it may hold, libtorch's switches. Destroying it gives both back.
+#include <string>
+
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/torch/device_ledger.h"
@@ -7,13 +9,31 @@
 #include "torch/nn/module.h"
 
 namespace tessera {
+namespace {
+
+void WarnOfOthersLimit(const MemoryLedger& ledger, int64_t own) {
+  const int64_t others = ledger.least_memory_limit();
+  if (others == MemoryLedger::kNoLimit) return;
+  TESSERA_LOG_RANK0(WARNING)
+      << "sharding.memory_limit_bytes: another engine of this process limits "
+      << ledger.device() << " to " << others << " bytes, and this one "
+      << (own == 0 ? std::string("has no limit")
+                   : absl::StrCat("to ", own, " bytes"))
+      << ": while both are open "
+      << (own == 0 || others <= own ? "the other's" : "this one's")
+      << " binds what all engines hold there together";
+}
+
+}  // namespace
 
 // From here on: what was made before is the module's, and the plan's.
 void Engine::Impl::LimitMemory(at::Device device) {
   const int64_t bytes = parts_->config.sharding().memory_limit_bytes();
+  MemoryLedger& ledger = LedgerOf(device);
+  WarnOfOthersLimit(ledger, bytes);
   if (bytes == 0) return;
   memory_limit_.emplace(
-      &LedgerOf(device), bytes,
+      &ledger, bytes,
       absl::StrCat("sharding.memory_limit_bytes: raise it, or hold less: a "
                    "higher zero_optimization.stage, more ranks, a 16-bit dtype",
                    parts_->stage < 3 ? ""

@@ -9,6 +9,7 @@
 #include "engine/engine_impl.h"
 #include "engine/setup/rank_memory.h"
 #include "engine/setup/stage_choice.h"
+#include "sharding/copy/flat_description.h"
 
 namespace tessera {
 namespace {
@@ -36,6 +37,14 @@ FlatSize SizeOf(const Settings& settings, const FlatPlan& flat) {
   return size;
 }
 
+StateOptions StatesOf(const EngineParts& parts) {
+  StateOptions options;
+  options.has_optimizer = parts.settings.adamw.has_value();
+  options.accumulates = parts.config.gradient_accumulation_steps() > 1;
+  options.accumulates_locally = parts.settings.accumulate_locally;
+  return options;
+}
+
 }  // namespace
 
 // The stage decides how units are cut into flats (nothing persists below stage
@@ -60,18 +69,14 @@ absl::Status Engine::Impl::ChooseStage(absl::Span<const UnitPlan> units,
                         world == nullptr ? 1 : world->local_world_size(),
                         TakenOverBytes(*parts_->module),
                         "zero_optimization.stage auto", parts_->comm.get()));
-  StateOptions options;
-  options.has_optimizer = parts_->settings.adamw.has_value();
-  options.accumulates = parts_->config.gradient_accumulation_steps() > 1;
-  options.accumulates_locally = parts_->settings.accumulate_locally;
   std::vector<FlatSize> sizes;
   for (const auto& flat : flats) {
     sizes.push_back(SizeOf(parts_->settings, flat));
   }
   TESSERA_ASSIGN_OR_RETURN(
       StageChoice choice,
-      tessera::ChooseStage(sizes, parts_->settings.shard_group_size, options,
-                           memory));
+      tessera::ChooseStage(sizes, parts_->settings.shard_group_size,
+                           StatesOf(*parts_), memory));
   parts_->stage = choice.stage;
   auto_reason_ = std::move(choice.reason);
   if (parts_->settings.shard_group_size < parts_->comm->world_size()) {
@@ -83,6 +88,34 @@ absl::Status Engine::Impl::ChooseStage(absl::Span<const UnitPlan> units,
     TESSERA_LOG(INFO) << "zero_optimization.stage auto: " << auto_reason_;
   }
   return absl::OkStatus();
+}
+
+// What may be kept whole must not be refused by the limit. From sizes and the
+// configuration alone, so all ranks gather and free the same; what else the
+// process holds is not known here.
+void Engine::Impl::LimitLive(absl::Span<const FlatPlan> flats) {
+  const int64_t limit = parts_->config.sharding().memory_limit_bytes();
+  if (limit == 0 || parts_->stage < 3) return;
+  const int group_size = parts_->settings.shard_group_size;
+  const int reshard = parts_->settings.reshard_group_size;
+  std::vector<FlatSize> sizes;
+  int64_t resharded_bytes = 0;
+  for (const auto& flat : flats) {
+    sizes.push_back(SizeOf(parts_->settings, flat));
+    FlatSize& size = sizes.back();
+    size.numel = LayoutOf(flat.parameters, group_size).whole_numel();
+    if (reshard > 0 && reshard < group_size && !size.persistent) {
+      resharded_bytes += size.numel / reshard * size.working_bytes;
+    }
+  }
+  const int64_t most = MaxLiveWithin(sizes, group_size, StatesOf(*parts_),
+                                     resharded_bytes, limit);
+  int64_t& max_live = parts_->settings.schedule.max_live;
+  if (most >= max_live) return;
+  TESSERA_VLOG(engine, 1) << "sharding.memory_limit_bytes: at most " << most
+                          << " elements are kept whole, instead of " << max_live
+                          << " (stage3_max_live_parameters)";
+  max_live = most;
 }
 
 }  // namespace tessera

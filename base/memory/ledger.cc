@@ -107,7 +107,8 @@ bool MemoryLedger::TryAdd(MemoryKind kind, int64_t bytes) {
   // nor make a smaller one of another thread fail.
   int64_t current = total_.current.load();
   do {
-    if (bytes > limit_bytes_.load(std::memory_order_relaxed) - current) {
+    if (bytes > 0 &&
+        bytes > limit_bytes_.load(std::memory_order_relaxed) - current) {
       return false;
     }
   } while (!total_.current.compare_exchange_weak(current, current + bytes));
@@ -159,12 +160,22 @@ void MemoryLedger::ResetPeak() {
   total_.peak = total_.current.load();
 }
 
-void MemoryLedger::FindLimit() {
-  int64_t least = set_limit_;
+int64_t MemoryLedger::LeastMemoryLimit() const {
+  int64_t least = kNoLimit;
   for (const MemoryLimit* limit : limits_) {
     least = std::min(least, limit->bytes());
   }
-  limit_bytes_ = unlimited_ > 0 ? kNoLimit : least;
+  return least;
+}
+
+int64_t MemoryLedger::least_memory_limit() const {
+  absl::MutexLock lock(&limits_mutex_);
+  return LeastMemoryLimit();
+}
+
+void MemoryLedger::FindLimit() {
+  limit_bytes_ =
+      unlimited_ > 0 ? kNoLimit : std::min(set_limit_, LeastMemoryLimit());
 }
 
 void MemoryLedger::SetLimit(int64_t bytes) {

@@ -86,6 +86,7 @@ class MemoryLedger {
   // Counts memory that exists already; never refused.
   void Add(MemoryKind kind, int64_t bytes);
   // Counts `bytes` unless the limit would be exceeded; then changes nothing.
+  // 0 bytes exceed none.
   bool TryAdd(MemoryKind kind, int64_t bytes);
   // REQUIRES: that many bytes of this kind were added.
   void Remove(MemoryKind kind, int64_t bytes);
@@ -107,6 +108,8 @@ class MemoryLedger {
   static constexpr int64_t kNoLimit = INT64_MAX;
   void SetLimit(int64_t bytes);
   int64_t limit_bytes() const { return limit_bytes_; }
+  // The least of the MemoryLimits alone, lifted or not; kNoLimit without any.
+  int64_t least_memory_limit() const;
 
  private:
   friend class MemoryLimit;
@@ -119,6 +122,7 @@ class MemoryLedger {
   static void Raise(Counter& counter, int64_t current_bytes);
   void AddToKind(MemoryKind kind, int64_t bytes);
   void TellWatch(int64_t change) const;
+  int64_t LeastMemoryLimit() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(limits_mutex_);
   // After any change of what limits.
   void FindLimit() ABSL_EXCLUSIVE_LOCKS_REQUIRED(limits_mutex_);
   void ChangeLimits(const MemoryLimit* added, const MemoryLimit* gone);

@@ -53,6 +53,16 @@ TEST(DeviceLedger, ALimitBindsItsDeviceAlone) {
   Device(1).Remove(kKind, 1001);
 }
 
+// A limit may come when more is held already.
+TEST(DeviceLedger, NothingIsNeverRefused) {
+  Device(0).Add(kKind, 1000);
+  const MemoryLimit limit(&Device(0), 100, "a key");
+  EXPECT_TRUE(Device(0).TryAdd(kKind, 0));
+  TESSERA_EXPECT_OK(Device(0).Claim(kKind, 0, "nothing"));
+  EXPECT_FALSE(Device(0).TryAdd(kKind, 1));
+  Device(0).Remove(kKind, 1000);
+}
+
 TEST(DeviceLedger, DeviceBytesRefuseNoHostBufferNorTheOtherWayRound) {
   const MemoryLimit of_host(&MemoryLedger::Host(), 1000, "a key");
   ASSERT_TRUE(Device(0).TryAdd(kKind, 5000));
@@ -113,13 +123,18 @@ TEST(DeviceLedger, TheLeastLimitCountsUntilItGoes) {
       const NoMemoryLimit unlimited(&ledger);
       EXPECT_EQ(ledger.limit_bytes(), MemoryLedger::kNoLimit);
       EXPECT_EQ(Device(1).limit_bytes(), MemoryLedger::kNoLimit);
+      EXPECT_EQ(ledger.least_memory_limit(), 100);
     }
     EXPECT_EQ(ledger.limit_bytes(), 100);
     small.reset();
     EXPECT_EQ(ledger.limit_bytes(), 300);
     ledger.SetLimit(MemoryLedger::kNoLimit);
     EXPECT_EQ(ledger.limit_bytes(), 500);
+    ledger.SetLimit(400);
+    EXPECT_EQ(ledger.least_memory_limit(), 500);
+    ledger.SetLimit(MemoryLedger::kNoLimit);
   }
+  EXPECT_EQ(ledger.least_memory_limit(), MemoryLedger::kNoLimit);
   EXPECT_EQ(ledger.limit_bytes(), MemoryLedger::kNoLimit);
 }
 

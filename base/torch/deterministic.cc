@@ -1,7 +1,9 @@
 #include "base/torch/deterministic.h"
 
+#include <atomic>
 #include <cstdlib>
 #include <string>
+#include <vector>
 
 #include "ATen/Context.h"
 #include "absl/base/const_init.h"
@@ -70,27 +72,36 @@ void AddScope(Determinism how, int change) {
   g_set = wanted;
 }
 
+}  // namespace
+
 // libtorch warns at each call, which in C++ nothing makes fewer of.
-class WarnsOnce final : public c10::WarningHandler {
+//
+// A handler hands on to the one that it was put before. One that was taken down
+// may come back (a guard of the user's, opened while a scope lived, puts it
+// there again) or be handed on to by a user's own: so it lives for ever, does
+// nothing while no scope of it lives, and is put before no other one again.
+class DeterministicScope::WarnsOnce final : public c10::WarningHandler {
  public:
-  // The thread's own. Never freed: a scope may end on another thread.
-  static WarnsOnce& OfThread() {
-    thread_local WarnsOnce* const handler = new WarnsOnce;
-    return *handler;
+  // For one scope more on this thread.
+  static WarnsOnce* Begin() {
+    thread_local WarnsOnce* own = nullptr;
+    c10::WarningHandler* const now = c10::WarningUtils::get_warning_handler();
+    if (own == nullptr || (own->scopes_ == 0 && own != now)) {
+      own = Made(now);
+      c10::WarningUtils::set_warning_handler(own);
+    }
+    if (own->scopes_.fetch_add(1) == 0) own->seen_.clear();
+    return own;
   }
-  void Begin() {
-    if (scopes_++ > 0) return;
-    next_ = c10::WarningUtils::get_warning_handler();
-    c10::WarningUtils::set_warning_handler(this);
-  }
+  // For one less. On any thread: handlers are each thread's own, so on another
+  // one it stays where it is.
   void End() {
-    if (scopes_ == 0 || --scopes_ > 0) return;
+    if (scopes_.fetch_sub(1) > 1) return;
     if (c10::WarningUtils::get_warning_handler() != this) return;
     c10::WarningUtils::set_warning_handler(next_);
-    seen_.clear();
   }
   void process(const c10::Warning& warning) override {
-    if (absl::StrContains(warning.msg(), "deterministic") &&
+    if (scopes_ > 0 && absl::StrContains(warning.msg(), "deterministic") &&
         !seen_.insert(warning.msg()).second) {
       return;
     }
@@ -98,20 +109,26 @@ class WarnsOnce final : public c10::WarningHandler {
   }
 
  private:
-  int scopes_ = 0;
-  c10::WarningHandler* next_ = nullptr;
-  absl::flat_hash_set<std::string> seen_;
+  explicit WarnsOnce(c10::WarningHandler* next) : next_(next) {}
+  static WarnsOnce* Made(c10::WarningHandler* next) {
+    static auto* const all = new std::vector<WarnsOnce*>;
+    absl::MutexLock lock(&g_mutex);
+    all->push_back(new WarnsOnce(next));
+    return all->back();
+  }
+
+  c10::WarningHandler* const next_;
+  std::atomic<int> scopes_ = 0;
+  absl::flat_hash_set<std::string> seen_;  // the thread's alone
 };
 
-}  // namespace
-
-DeterministicScope::DeterministicScope(Determinism how) : how_(how) {
+DeterministicScope::DeterministicScope(Determinism how)
+    : how_(how), warns_(WarnsOnce::Begin()) {
   AddScope(how_, 1);
-  WarnsOnce::OfThread().Begin();
 }
 
 DeterministicScope::~DeterministicScope() {
-  WarnsOnce::OfThread().End();
+  warns_->End();
   AddScope(how_, -1);
 }
 

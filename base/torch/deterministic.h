@@ -37,7 +37,10 @@ class DeterministicScope {
   DeterministicScope& operator=(const DeterministicScope&) = delete;
 
  private:
+  class WarnsOnce;
+
   const Determinism how_;
+  WarnsOnce* const warns_;  // of the thread that made this
 };
 
 // cuBLAS sums in one order if CUBLAS_WORKSPACE_CONFIG says ":4096:8" or

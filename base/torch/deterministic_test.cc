@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "ATen/Context.h"
@@ -113,6 +114,94 @@ TEST_F(DeterministicTest, AnOperatorIsWarnedOfOnce) {
   EXPECT_EQ(c10::WarningUtils::get_warning_handler(), &heard);
   const DeterministicScope scope(Determinism::kErrors);
   EXPECT_THROW(at::globalContext().alertNotDeterministic("first_"), c10::Error);
+}
+
+// A guard of the user's that was opened within a scope and ends after it puts
+// the scope's handler back.
+TEST_F(DeterministicTest, AHandlerThatComesBackHandsOnAndIsTakenAgain) {
+  Heard heard;
+  const c10::WarningUtils::WarningHandlerGuard guard(&heard);
+  const auto warn = [] {
+    for (int i = 0; i < 2; ++i) {
+      at::globalContext().alertNotDeterministic("first_");
+    }
+  };
+  auto scope = std::make_unique<DeterministicScope>(Determinism::kWarns);
+  {
+    Heard inner;
+    const c10::WarningUtils::WarningHandlerGuard within(&inner);
+    scope.reset();
+  }
+  ASSERT_NE(c10::WarningUtils::get_warning_handler(), &heard);
+  TORCH_WARN("others");
+  TORCH_WARN("others");
+  EXPECT_THAT(heard.texts, ElementsAre("others", "others"));
+  heard.texts.clear();
+  for (int i = 0; i < 2; ++i) {
+    scope = std::make_unique<DeterministicScope>(Determinism::kWarns);
+    warn();
+    scope.reset();
+  }
+  EXPECT_THAT(heard.texts, ElementsAre("first_", "first_"));
+  EXPECT_EQ(c10::WarningUtils::get_warning_handler(), &heard);
+}
+
+// Hands on to what was there before it, as a user's may.
+class HandsOn final : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override {
+    ++calls;
+    before->process(warning);
+  }
+  c10::WarningHandler* before = c10::WarningUtils::get_warning_handler();
+  int calls = 0;
+};
+
+TEST_F(DeterministicTest, AHandlerThatHandsOnMakesNoCircle) {
+  Heard heard;
+  const c10::WarningUtils::WarningHandlerGuard guard(&heard);
+  auto scope = std::make_unique<DeterministicScope>(Determinism::kWarns);
+  HandsOn hands_on;
+  {
+    const c10::WarningUtils::WarningHandlerGuard within(&hands_on);
+    scope.reset();
+    scope = std::make_unique<DeterministicScope>(Determinism::kWarns);
+    at::globalContext().alertNotDeterministic("first_");
+    EXPECT_EQ(hands_on.calls, 1);
+    EXPECT_THAT(heard.texts, ElementsAre("first_"));
+    scope.reset();
+  }
+  // The first scope's is back, and hands on to what was there before it.
+  TORCH_WARN("others");
+  EXPECT_THAT(heard.texts, ElementsAre("first_", "others"));
+}
+
+TEST_F(DeterministicTest, AScopeThatEndsElsewhereLeavesThatThreadsOwn) {
+  Heard heard;
+  const c10::WarningUtils::WarningHandlerGuard guard(&heard);
+  auto gone = std::make_unique<DeterministicScope>(Determinism::kWarns);
+  std::thread([&] {
+    Heard others;
+    const c10::WarningUtils::WarningHandlerGuard guard(&others);
+    const DeterministicScope own(Determinism::kWarns);
+    gone.reset();
+    for (int i = 0; i < 2; ++i) {
+      at::globalContext().alertNotDeterministic("first_");
+    }
+    EXPECT_THAT(others.texts, ElementsAre("first_"));
+  }).join();
+  EXPECT_EQ(Now(), "off fill");
+  // The handler here is still there, and does nothing until a scope begins.
+  for (int i = 0; i < 2; ++i) TORCH_WARN("nondeterministic");
+  EXPECT_THAT(heard.texts, ElementsAre("nondet", "nondet"));
+  {
+    const DeterministicScope scope(Determinism::kWarns);
+    for (int i = 0; i < 2; ++i) {
+      at::globalContext().alertNotDeterministic("first_");
+    }
+  }
+  EXPECT_THAT(heard.texts, ElementsAre("nondet", "nondet", "first_"));
+  EXPECT_EQ(c10::WarningUtils::get_warning_handler(), &heard);
 }
 
 TEST_F(DeterministicTest, CublasIsAskedForUnlessTheUserSaysHow) {

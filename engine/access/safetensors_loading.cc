@@ -7,6 +7,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/torch/device_ledger.h"
 #include "base/torch_guard.h"
 #include "c10/core/impl/VirtualGuardImpl.h"
 #include "checkpoint/safetensors.h"
@@ -250,6 +251,8 @@ absl::StatusOr<LoadSafetensorsReport> LoadSafetensors(
     EngineParts* parts, const std::string& path,
     const LoadSafetensorsOptions& options) {
   TESSERA_RETURN_IF_ERROR(parts->CheckOpen());
+  // What is asked for here is gone when it returns, and plans do not count it.
+  const NoMemoryLimit unlimited(&LedgerOf(parts->device()));
   Communicator* const comm = parts->comm.get();
   Loading loading;
   TESSERA_RETURN_IF_ERROR(

@@ -6,6 +6,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/torch/device_ledger.h"
 #include "base/torch_guard.h"
 #include "engine/parts/exclusive_scope.h"
 #include "engine/parts/write_checks.h"
@@ -68,6 +69,8 @@ absl::StatusOr<StateDict> FullStateDict(EngineParts* parts,
                                         const StateDictOptions& options) {
   constexpr char kWhere[] = "Engine::FullStateDict";
   TESSERA_RETURN_IF_ERROR(parts->CheckOpen());
+  // Of one unit after another, which plans do not count.
+  const NoMemoryLimit unlimited(&LedgerOf(parts->device()));
   ExclusiveScope exclusive(parts, kWhere);
   TESSERA_RETURN_IF_ERROR(exclusive.Begin());
   const absl::Status equal = CheckReplicas(parts);

@@ -1,6 +1,9 @@
 #include "engine/setup/stage_choice.h"
 
 #include <algorithm>
+#include <functional>
+#include <limits>
+#include <map>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -47,6 +50,32 @@ StageBytes ModelStateBytes(absl::Span<const FlatSize> flats, int stage,
   bytes.parameters += 3 * largest_whole;
   bytes.gradients += 2 * largest_gradient;
   return bytes;
+}
+
+int64_t MaxLiveWithin(absl::Span<const FlatSize> flats, int group_size,
+                      const StateOptions& options, int64_t kept_bytes,
+                      int64_t limit_bytes) {
+  std::map<int, int64_t, std::greater<>> numel_of;  // by bytes, largest first
+  int64_t largest = 0, second = 0, largest_bytes = 0;
+  for (const FlatSize& f : flats) {
+    if (f.persistent) continue;
+    numel_of[f.working_bytes] += f.numel;
+    largest_bytes = std::max(largest_bytes, f.numel * f.working_bytes);
+    second = std::max(second, std::min(largest, f.numel));
+    largest = std::max(largest, f.numel);
+  }
+  // Of the three units in flight two are among those that are whole.
+  int64_t room =
+      limit_bytes - kept_bytes + 2 * largest_bytes -
+      ModelStateBytes(flats, /*stage=*/3, group_size, options).total();
+  int64_t numel = 0;
+  for (const auto& [bytes, n] : numel_of) {
+    const int64_t fits = std::min(n, std::max<int64_t>(room, 0) / bytes);
+    numel += fits;
+    room -= fits * bytes;
+    if (fits < n) return std::max(numel, largest + second);
+  }
+  return std::numeric_limits<int64_t>::max();
 }
 
 absl::StatusOr<StageChoice> ChooseStage(absl::Span<const FlatSize> flats,

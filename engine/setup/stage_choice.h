@@ -57,6 +57,15 @@ struct StateOptions {
 StageBytes ModelStateBytes(absl::Span<const FlatSize> flats, int stage,
                            int group_size, const StateOptions& options);
 
+// The most elements of stage 3's units that may be whole at once (the
+// schedule's max_live) so that a rank holds at most `limit_bytes` with the
+// states beside them, by the same formulas: less than the two largest units
+// together it is not, whatever the limit, nor does it bound what fits whole.
+// `flats`: with their padding. `kept_bytes`: what is held beside them.
+int64_t MaxLiveWithin(absl::Span<const FlatSize> flats, int group_size,
+                      const StateOptions& options, int64_t kept_bytes,
+                      int64_t limit_bytes);
+
 struct StageChoice {
   int stage = 0;
   std::string reason;  // for people: every stage's bytes, and the memory

@@ -1,5 +1,6 @@
 #include "engine/setup/stage_choice.h"
 
+#include <limits>
 #include <vector>
 
 #include "base/status_matchers.h"
@@ -43,6 +44,31 @@ TEST(ModelStateBytes, BFloat16) {
   EXPECT_EQ(sharded.parameters, (2 + 4) * 250 + 3 * 2 * 600);
   EXPECT_EQ(sharded.gradients, 4 * 250 + 2 * 2 * 600);
   EXPECT_EQ(sharded.optimizer, 8 * 250);
+}
+
+TEST(MaxLiveWithin, IsWhatTheStatesLeave) {
+  const auto most = [](const std::vector<FlatSize>& flats, int64_t more,
+                       int64_t kept = 0) {
+    const int64_t all = ModelStateBytes(flats, 3, 4, {}).total();
+    return MaxLiveWithin(flats, 4, {}, kept, all + more);
+  };
+  const std::vector<FlatSize> ten(10, FlatSize{100});
+  EXPECT_EQ(most(ten, 0), 200);
+  EXPECT_EQ(most(ten, 4 * 300), 500);
+  EXPECT_EQ(most(ten, 4 * 300, /*kept=*/4 * 100), 400);
+  EXPECT_EQ(most(ten, 4 * 799), 999);
+  EXPECT_EQ(most(ten, 4 * 800), std::numeric_limits<int64_t>::max());
+  // Less than what computes needs would not train at all.
+  EXPECT_EQ(most(ten, -4 * 100), 200);
+  EXPECT_EQ(MaxLiveWithin(Fp32(), 4, {}, 0, 1), 1000);
+  // The wider ones first: whichever are kept fit.
+  std::vector<FlatSize> mixed(10, FlatSize{100, 2});
+  mixed.push_back({50, 4});
+  EXPECT_EQ(most(mixed, 2 * 200), 50 + 300);
+  // What persists is never freed.
+  std::vector<FlatSize> persistent(10, FlatSize{100});
+  for (FlatSize& f : persistent) f.persistent = true;
+  EXPECT_EQ(most(persistent, -100), std::numeric_limits<int64_t>::max());
 }
 
 TEST(ModelStateBytes, AccumulationHoldsMoreGradients) {
