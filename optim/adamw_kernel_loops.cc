@@ -1,6 +1,7 @@
-// The loop of AdamWUpdate. Compiled once for each instruction set, with its flags
-// and TESSERA_ADAMW_ISA, a name of its own (BUILD). Nothing here may come from a shared template or inline function:
-// the linker could take its AVX-512 copy for all.
+// The loop of AdamWUpdate. Compiled once for each instruction set, with its
+// flags and TESSERA_ADAMW_ISA, a name of its own (BUILD). Nothing here may come
+// from a shared template or inline function: the linker could take its AVX-512
+// copy for all.
 #include <immintrin.h>
 
 #include <cstdint>

@@ -16,10 +16,9 @@
 // store (and soon after it begins to wait long), and reads what the others have
 // written; so it can tell what a rank did last that does not come.
 //
-// One monitor serves all groups of a domain (comm/watch/failure_domain.h; another
-// one the thread that watches devices): each
-// wait is in a collective of one of them. The ranks here are those of the first
-// group.
+// One monitor serves all groups of a domain (comm/watch/failure_domain.h;
+// another one the thread that watches devices): each wait is in a collective of
+// one of them. The ranks here are those of the first group.
 //
 // Threads: Begin and End come from one thread.
 #ifndef COMM_WATCH_WAIT_MONITOR_H_
