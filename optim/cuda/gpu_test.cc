@@ -10,6 +10,7 @@
 #include "gtest/gtest.h"
 #include "optim/adamw_kernel.h"
 #include "optim/block_powers.h"
+#include "optim/cuda/adamw_testing.h"
 #include "optim/device_kernels.h"
 #include "optim/grad_norm.h"
 
@@ -187,45 +188,14 @@ TEST_F(OptimKernelsGpu, ScalarsAreTheCpus) {
 
 // ---- AdamW
 
-struct State {
-  State(int64_t numel, WorkingType type)
-      : type(type),
-        master(Values(numel)),
-        exp_avg(Values(numel)),
-        exp_avg_sq(Values(numel).abs()),
-        gradient(Values(numel)),
-        working(torch::zeros({numel}, type == WorkingType::kFloat32 ? at::kFloat
-                                      : type == WorkingType::kFloat16
-                                          ? at::kHalf
-                                          : at::kBFloat16)) {}
-  // Every third has any bits.
-  static at::Tensor Values(int64_t numel) {
-    at::Tensor x = torch::randn({numel});
-    x.slice(0, 0, c10::nullopt, 3).copy_(AnyBits((numel + 2) / 3, at::kFloat));
-    return x;
-  }
-  State ToGpu() const {
-    State other = *this;
-    for (at::Tensor* t : {&other.master, &other.exp_avg, &other.exp_avg_sq,
-                          &other.gradient, &other.working}) {
-      *t = t->to(at::kCUDA);
-    }
-    return other;
-  }
-  AdamWRange Range() const {
-    AdamWRange r;
-    r.master = master.mutable_data_ptr<float>();
-    r.exp_avg = exp_avg.mutable_data_ptr<float>();
-    r.exp_avg_sq = exp_avg_sq.mutable_data_ptr<float>();
-    r.gradient = gradient.const_data_ptr<float>();
-    r.numel = master.numel();
-    r.working_type = type;
-    if (type != WorkingType::kNone) r.working = working.mutable_data_ptr();
-    return r;
-  }
-  WorkingType type;
-  at::Tensor master, exp_avg, exp_avg_sq, gradient, working;
-};
+using State = AdamWState;
+
+// Every third has any bits.
+at::Tensor MixedValues(int64_t numel) {
+  at::Tensor x = torch::randn({numel});
+  x.slice(0, 0, c10::nullopt, 3).copy_(AnyBits((numel + 2) / 3, at::kFloat));
+  return x;
+}
 
 void ExpectSame(const State& of_device, const State& expected) {
   EXPECT_TRUE(SameBits(of_device.master, expected.master));
@@ -247,8 +217,8 @@ TEST_F(OptimKernelsGpu, AdamWIsTheCpus) {
     for (const WorkingType type : kTypes) {
       for (const int64_t numel : {3, 1000, 5'000'003}) {
         for (const int64_t begin : {0, 1, 4}) {
-          State expected(numel + begin, type);
-          const State state = expected.ToGpu();
+          State expected(numel + begin, type, MixedValues);
+          const State state = expected.To(at::kCUDA);
           // At 4 only the gradient is not aligned.
           const auto step = [&](const State& s) {
             AdamWRange range = Part(s.Range(), begin, begin + numel);
@@ -267,8 +237,8 @@ TEST_F(OptimKernelsGpu, AdamWIsTheCpus) {
 
 TEST_F(OptimKernelsGpu, AdamWTakesFactorAndSkip) {
   for (const WorkingType type : kTypes) {
-    State expected(1003, type);
-    const State state = expected.ToGpu();
+    State expected(1003, type, MixedValues);
+    const State state = expected.To(at::kCUDA);
     const AdamWCoefficients c = CoefficientsOf({.lr = 0.1}, 1, 5);
     at::Tensor scalars =
         torch::tensor({1 / 3.0, 0.0, 0.0, 0.0, 0.0}, at::kDouble);

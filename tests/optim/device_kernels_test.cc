@@ -14,6 +14,7 @@
 #include "c10/core/Event.h"
 #include "c10/core/impl/VirtualGuardImpl.h"
 #include "gtest/gtest.h"
+#include "optim/cuda/adamw_testing.h"
 #include "optim/grad_norm.h"
 #include "testing/device/test_device.h"
 #include "tests/support/device_kernels.h"
@@ -146,39 +147,9 @@ TEST_P(DeviceKernelsTest, SaysWhatItHas) {
 
 // ---- AdamW
 
-struct State {
-  State(int64_t numel, WorkingType type)
-      : type(type),
-        master(torch::randn({numel})),
-        exp_avg(torch::randn({numel})),
-        exp_avg_sq(torch::rand({numel})),
-        gradient(torch::randn({numel})),
-        working(torch::zeros({numel}, type == WorkingType::kFloat32 ? at::kFloat
-                                      : type == WorkingType::kFloat16
-                                          ? at::kHalf
-                                          : at::kBFloat16)) {}
-  State To(c10::Device device) const {
-    State other = *this;
-    for (at::Tensor* t : {&other.master, &other.exp_avg, &other.exp_avg_sq,
-                          &other.gradient, &other.working}) {
-      *t = t->to(device, /*non_blocking=*/false, /*copy=*/true);
-    }
-    return other;
-  }
-  AdamWRange Range() const {
-    AdamWRange r;
-    r.master = master.mutable_data_ptr<float>();
-    r.exp_avg = exp_avg.mutable_data_ptr<float>();
-    r.exp_avg_sq = exp_avg_sq.mutable_data_ptr<float>();
-    r.gradient = gradient.const_data_ptr<float>();
-    r.numel = master.numel();
-    r.working_type = type;
-    if (type != WorkingType::kNone) r.working = working.mutable_data_ptr();
-    return r;
-  }
-  WorkingType type;
-  at::Tensor master, exp_avg, exp_avg_sq, gradient, working;
-};
+using State = AdamWState;
+
+at::Tensor Normal(int64_t numel) { return torch::randn({numel}); }
 
 void ExpectSame(const State& of_device, const State& expected) {
   ExpectSameBits(of_device.master, expected.master, "master");
@@ -202,7 +173,7 @@ TEST_P(DeviceKernelsTest, AdamWHasTheCpusBits) {
   const c10::Device device = TestDevice(1);
   for (const WorkingType type : kTypes) {
     for (const int64_t numel : {0, 1, 1000}) {
-      State expected(numel, type);
+      State expected(numel, type, Normal);
       const State state = expected.To(device);
       const at::Tensor scalars = ScalarsOf(0.37, false, device);
       const at::Tensor skip = ScalarsOf(0.37, true, device);
@@ -268,7 +239,7 @@ TEST_P(DeviceKernelsTest, DeclareWhatTheyReadAndWrite) {
   ExpectDeclared({scalars}, {sum},
                  [&] { Kernels().FinishNorm(sum, {}, scalars); });
   for (const WorkingType type : kTypes) {
-    const State s = State(100, type).To(device);
+    const State s = State(100, type, Normal).To(device);
     std::vector<at::Tensor> written = {s.master, s.exp_avg, s.exp_avg_sq};
     if (type != WorkingType::kNone) written.push_back(s.working);
     ExpectDeclared(written, {s.gradient, scalars}, [&] {
