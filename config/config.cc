@@ -176,6 +176,17 @@ void SayHowToIgnore(absl::string_view file_name,
                   ": \"warn\" ignores such keys)");
 }
 
+// Where a module on the CPU has its states anyway; where it is, Engine::Create
+// knows. Below stage 3 nvme counts as cpu.
+void ClearOffloadToCpu(proto::ZeroOptimization* zero) {
+  const bool below_3 = zero->has_stage() && zero->stage() < 3;
+  const std::string& states = zero->offload_optimizer().device();
+  if (states == "cpu" || (below_3 && states == "nvme")) {
+    zero->clear_offload_optimizer();
+  }
+  if (zero->offload_param().device() == "cpu") zero->clear_offload_param();
+}
+
 }  // namespace
 
 std::string FormatFault(const ConfigFault& fault, absl::string_view file_name) {
@@ -270,6 +281,7 @@ absl::Status CheckRunnable(const proto::Config& config) {
   if (zero.has_stage() && zero.stage() < 3) {
     effective.mutable_zero_optimization()->clear_offload_param();
   }
+  ClearOffloadToCpu(effective.mutable_zero_optimization());
   std::vector<std::string> missing = MissingFeatures(effective);
   const proto::Optimizer& optimizer = config.optimizer();
   const bool is_adam =

@@ -242,7 +242,8 @@ TEST(DeepSpeed, OverlapIsTrueAtStage3Only) {
 // What parses may still be more than this version does.
 TEST(DeepSpeed, MissingFeaturesAreRefusedWhereTheyWouldRun) {
   const std::pair<const char*, const char*> cases[] = {
-      {"\"zero_optimization\": {\"offload_optimizer\": {\"device\": \"cpu\"}}",
+      {"\"zero_optimization\": {\"stage\": 3, \"offload_optimizer\": {\"device\": "
+       "\"nvme\", \"nvme_path\": \"/tmp\"}}",
        "zero_optimization.offload_optimizer: offload of optimizer states"},
       {"\"zero_optimization\": {\"zenflow\": {}}",
        "zero_optimization.zenflow: ZenFlow"},
@@ -261,9 +262,6 @@ TEST(DeepSpeed, MissingFeaturesAreRefusedWhereTheyWouldRun) {
        "data_efficiency: DeepSpeed's data efficiency library"},
       {"\"hybrid_engine\": {\"enabled\": true}",
        "hybrid_engine: DeepSpeed's hybrid engine"},
-      {"\"zero_optimization\": {\"stage\": 3, \"offload_param\": {\"device\": "
-       "\"cpu\"}}",
-       "zero_optimization.offload_param: offload of parameters"},
       {"\"bf16\": {\"enabled\": true, \"bf16_optimizer_states\": true}",
        "bf16.bf16_optimizer_states: true: optimizer states of 16 bits"},
   };

@@ -91,9 +91,30 @@ TEST(Offload, BelowStage3IsNoted) {
               ElementsAre("zero_optimization.offload_optimizer.device: nvme "
                           "counts as cpu at stage 2, as in DeepSpeed: it needs "
                           "stage 3"));
-  EXPECT_THAT(CheckRunnable(nvme.config),
-              StatusIs(StatusCode::kUnimplemented,
-                       HasSubstr("offload of optimizer states")));
+  TESSERA_EXPECT_OK(CheckRunnable(nvme.config));
+}
+
+// Of a module on the CPU; Engine::Create looks where it is.
+TEST(Offload, ToTheCpuIsAccepted) {
+  for (const char* members :
+       {"\"stage\": 2, \"offload_optimizer\": {\"device\": \"cpu\"}",
+        "\"stage\": 3, \"offload_optimizer\": {\"device\": \"cpu\"}, "
+        "\"offload_param\": {\"device\": \"cpu\"}",
+        "\"stage\": 2, \"cpu_offload\": true"}) {
+    TESSERA_EXPECT_OK(CheckRunnable(ReportOf(members).config)) << members;
+  }
+}
+
+TEST(Offload, ToNvmeIsRefused) {
+  for (const auto& [section, what] :
+       {std::pair("offload_optimizer", "offload of optimizer states"),
+        std::pair("offload_param", "offload of parameters")}) {
+    const std::string members =
+        absl::StrCat("\"stage\": 3, \"", section,
+                     "\": {\"device\": \"nvme\", \"nvme_path\": \"/tmp\"}");
+    EXPECT_THAT(CheckRunnable(ReportOf(members).config),
+                StatusIs(StatusCode::kUnimplemented, HasSubstr(what)));
+  }
 }
 
 }  // namespace

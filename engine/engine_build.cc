@@ -58,22 +58,6 @@ absl::StatusOr<Partition> Engine::Impl::Plan() {
   return partition;
 }
 
-absl::Status Engine::Impl::MoveTo(std::optional<at::Device> device) {
-  for (const at::Tensor& p : parts_->module->parameters()) {
-    constructed_ |= IsEvictable(p);
-    TESSERA_RETURN_IF_ERROR(CheckGroupOfEvictable(p, *parts_->comm));
-  }
-  if (!device.has_value()) return absl::OkStatus();
-  if (constructed_ && !device->is_cpu()) {
-    return absl::UnimplementedError(absl::StrCat(
-        "EngineOptions::device is ", device->str(),
-        ", and ConstructSharded made the module, on the CPU, where it stays"));
-  }
-  if (constructed_) return absl::OkStatus();
-  return CatchTorch("EngineOptions::device",
-                    [&] { parts_->module->to(*device); });
-}
-
 // The same module on all ranks. Returns, by number of the parameter, whether
 // some rank requires its gradient. COLLECTIVE.
 absl::StatusOr<std::vector<bool>> Engine::Impl::AgreeOnModule(

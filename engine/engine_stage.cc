@@ -1,15 +1,19 @@
-// Which stage an engine has, where its configuration says "auto".
+// Where an engine trains, and which stage it has where its configuration says
+// "auto".
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "base/torch_guard.h"
 #include "comm/world/world.h"
 #include "engine/engine_impl.h"
 #include "engine/setup/rank_memory.h"
 #include "engine/setup/stage_choice.h"
+#include "sharding/construct/construction.h"
 #include "sharding/copy/flat_description.h"
+#include "torch/nn/module.h"
 
 namespace tessera {
 namespace {
@@ -45,7 +49,51 @@ StateOptions StatesOf(const EngineParts& parts) {
   return options;
 }
 
+// To the CPU of a module that is there: nothing to do. CheckRunnable
+// (config/config.h) has refused what is not available anywhere.
+absl::Status CheckOffload(const torch::nn::Module& module,
+                          const proto::ZeroOptimization& zero) {
+  const auto wanted = [](const auto& offload) {
+    return offload.device() == "cpu" || offload.device() == "nvme";
+  };
+  const bool states = wanted(zero.offload_optimizer());
+  // What is not sharded is not offloaded (config/validate_sharding.cc).
+  const bool sharded = !zero.has_stage() || zero.stage() == 3;
+  const bool parameters = sharded && wanted(zero.offload_param());
+  if (!states && !parameters) return absl::OkStatus();
+  const char* const key = states ? "zero_optimization.offload_optimizer"
+                                 : "zero_optimization.offload_param";
+  for (const at::Tensor& p : module.parameters()) {
+    if (!p.defined() || p.device().is_cpu()) continue;
+    return absl::UnimplementedError(absl::StrCat(
+        key, ": expected none for a module on ", p.device().str(),
+        ", got cpu: not available in this version; leave the section out, or "
+        "train on the CPU"));
+  }
+  TESSERA_LOG_RANK0(INFO) << key
+                          << ": the module is on the CPU, in whose memory its "
+                             "states are anyway: nothing changes";
+  return absl::OkStatus();
+}
+
 }  // namespace
+
+absl::Status Engine::Impl::MoveTo(std::optional<at::Device> device) {
+  for (const at::Tensor& p : parts_->module->parameters()) {
+    constructed_ |= IsEvictable(p);
+    TESSERA_RETURN_IF_ERROR(CheckGroupOfEvictable(p, *parts_->comm));
+  }
+  if (device.has_value() && constructed_ && !device->is_cpu()) {
+    return absl::UnimplementedError(absl::StrCat(
+        "EngineOptions::device is ", device->str(),
+        ", and ConstructSharded made the module, on the CPU, where it stays"));
+  }
+  if (device.has_value() && !constructed_) {
+    TESSERA_RETURN_IF_ERROR(CatchTorch("EngineOptions::device",
+                                       [&] { parts_->module->to(*device); }));
+  }
+  return CheckOffload(*parts_->module, parts_->config.zero_optimization());
+}
 
 // The stage decides how units are cut into flats (nothing persists below stage
 // 3), and the flats' sizes which stage fits. Which parameters persist does not

@@ -81,6 +81,30 @@ grep -q "2 ranks over gloo" "${folder}/said" || fail "$(cat "${folder}/said")"
 grep -q 'gloo.json:2:1: my_key: ignored: unknown key' "${folder}/said" ||
   fail "$(cat "${folder}/said")"
 
+# What a DeepSpeed user begins with: offload to the CPU is free there, and has
+# the same losses as none.
+seed='{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 8,
+"zero_optimization": {"stage": 2OFFLOAD}, "fp16": {"enabled": true},
+"optimizer": {"type": "AdamW", "params": {"lr": 0.001}}}'
+echo "${seed/OFFLOAD/}" > "${folder}/none.json"
+echo "${seed/OFFLOAD/, \"offload_optimizer\": {\"device\": \"cpu\"\}}" \
+  > "${folder}/cpu.json"
+for world in 1 2 4; do
+  cpu="$(stage=2 run --config "${folder}/cpu.json" --steps 2 \
+    2> "${folder}/said")" || fail "$(cat "${folder}/said")"
+  grep -q "offload_optimizer: the module is on the CPU" "${folder}/said" ||
+    fail "nothing said: $(cat "${folder}/said")"
+  none="$(stage=2 run --config "${folder}/none.json" --steps 2)"
+  [[ "$(field "${cpu}" held_out_loss)" == '"0x1.'* ]] || fail "no loss: ${cpu}"
+  [[ "$(field "${cpu}" last_loss)" != "$(field "${cpu}" first_loss)" ]] ||
+    fail "nothing was trained on ${world} ranks: ${cpu}"
+  for key in last_loss held_out_loss; do
+    [[ "$(field "${cpu}" "${key}")" == "$(field "${none}" "${key}")" ]] ||
+      fail "offloaded on ${world} ranks: ${cpu} instead of ${none}"
+  done
+done
+world=2
+
 # The parameters of a model with other heads are the same.
 run --heads 4 --steps 0 --resume "${folder}/state3" 2> "${folder}/said" &&
   fail "resumed with other heads"

@@ -22,6 +22,9 @@
 namespace tessera {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
 using testdevice::TestDevice;
 
 std::string Now() {
@@ -99,6 +102,27 @@ TESSERA_RANK_FUNCTION(UsersOwn) {
   return absl::StrJoin(seen, " ");
 }
 
+// Of a module on a device nothing is offloaded yet, and that is said.
+TESSERA_RANK_FUNCTION(OffloadedFromADevice) {
+  testdevice::Register({});
+  torch::nn::Linear net = Layer(8);
+  proto::Config config;
+  config.set_train_micro_batch_size_per_gpu(1);
+  config.mutable_optimizer()->set_type("AdamW");
+  proto::ZeroOptimization& zero = *config.mutable_zero_optimization();
+  zero.set_stage(args == "offload_param" ? 3 : 2);
+  if (args == "offload_optimizer") {
+    zero.mutable_offload_optimizer()->set_device("cpu");
+  } else {
+    zero.mutable_offload_param()->set_device("cpu");
+  }
+  EngineOptions options;
+  TESSERA_RETURN_IF_ERROR(
+      Engine::Create(Layer(8).ptr(), config, options).status());  // on the CPU
+  options.device = TestDevice(1);
+  return Engine::Create(net.ptr(), config, options).status().ToString();
+}
+
 void Expect(const std::string& function, const std::string& args,
             const std::string& wanted) {
   for (auto& answer : RankPool::Get(2)->Run(function, args)) {
@@ -112,6 +136,24 @@ TEST(Deterministic, FromCreateToClose) {
   Expect("Around", "on", "off errors errors off");
   Expect("Around", "off", "off off off off");
   Expect("Around", "cpu", "off off off off");
+}
+
+TEST(Offload, OfAModuleOnADeviceIsRefused) {
+  for (const char* key : {"offload_optimizer", "offload_param"}) {
+    for (auto& answer : RankPool::Get(2)->Run("OffloadedFromADevice", key)) {
+      EXPECT_THAT(answer,
+                  IsOkAndHolds(AllOf(
+                      HasSubstr("UNIMPLEMENTED"),
+                      HasSubstr(absl::StrCat("zero_optimization.", key,
+                                             ": expected none for a module on "
+                                             "testdevice:1")))));
+    }
+  }
+  // Below stage 3 parameters are not offloaded.
+  for (auto& answer :
+       RankPool::Get(2)->Run("OffloadedFromADevice", "stage 2")) {
+    EXPECT_THAT(answer, IsOkAndHolds("OK"));
+  }
 }
 
 TEST(Deterministic, AFailedCreateGivesItBack) {
