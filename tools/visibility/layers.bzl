@@ -31,6 +31,7 @@ LAYERS = {
     "comm/serve": ["base/...", "comm", "comm/connect", "comm/rendezvous", "comm/record", "comm/watch", "comm/group"],
     "comm/world": ["base/...", "comm/..."],
     "data": ["base/..."],
+    "offload/disk": ["base/..."],
     "sharding/layout": ["base/..."],
     "sharding/torch": ["base/..."],
     "sharding/construct": ["base/...", "comm", "sharding/layout", "sharding/torch"],

@@ -1,0 +1,30 @@
+// OpenSwap: a new file without a name in a folder, and no leavings of others.
+//
+// A file has the name tessera-swap-XXXXXX from its creation until it is
+// unlinked, some microseconds. Who finds such a file older than a minute that
+// nobody has locked removes it: its job was killed in between.
+//
+// Threads: any.
+#ifndef OFFLOAD_DISK_SWAP_FOLDER_H_
+#define OFFLOAD_DISK_SWAP_FOLDER_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "offload/disk/swap_system.h"
+
+namespace tessera {
+
+struct OpenedSwap {
+  int fd = -1;          // the caller closes it
+  bool direct = false;  // O_DIRECT
+};
+
+// Errors name the folder, and begin with `owner`. LOCAL.
+absl::StatusOr<OpenedSwap> OpenSwap(SwapSystem* system,
+                                    const std::string& folder,
+                                    absl::string_view owner);
+
+}  // namespace tessera
+#endif  // OFFLOAD_DISK_SWAP_FOLDER_H_

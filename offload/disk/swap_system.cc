@@ -1,0 +1,102 @@
+#include "offload/disk/swap_system.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <cstddef>
+
+namespace tessera {
+namespace {
+
+constexpr mode_t kOwnersOnly = 0600;
+
+template <class T>
+T OrError(T result) {
+  return result < 0 ? -errno : result;
+}
+
+}  // namespace
+
+SwapSystem* SwapSystem::Real() {
+  static auto* const real = new SwapSystem;
+  return real;
+}
+
+int SwapSystem::OpenFolder(const std::string& path) {
+  return OrError(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+}
+
+int SwapSystem::Open(int folder, const std::string& name, int flags) {
+  return OrError(openat(folder, name.c_str(), flags | O_CLOEXEC, kOwnersOnly));
+}
+
+void SwapSystem::Close(int fd) { close(fd); }
+
+int SwapSystem::Unlink(int folder, const std::string& name) {
+  return OrError(unlinkat(folder, name.c_str(), 0));
+}
+
+int SwapSystem::List(int folder, std::vector<std::string>* names) {
+  names->clear();
+  // Of its own, since reading moves the descriptor's position.
+  const int fd = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  DIR* const stream = fd < 0 ? nullptr : fdopendir(fd);
+  if (stream == nullptr) {
+    const int error = errno;
+    if (fd >= 0) close(fd);
+    return -error;
+  }
+  errno = 0;
+  while (const dirent* entry = readdir(stream)) {
+    names->push_back(entry->d_name);
+    errno = 0;
+  }
+  const int error = errno;
+  closedir(stream);
+  return -error;
+}
+
+int SwapSystem::Stat(int fd, struct stat* info) {
+  return OrError(fstat(fd, info));
+}
+
+int SwapSystem::Lock(int fd) {
+  struct flock whole = {};
+  whole.l_type = F_WRLCK;
+  whole.l_whence = SEEK_SET;
+  return OrError(fcntl(fd, F_OFD_SETLK, &whole));
+}
+
+int SwapSystem::Fallocate(int fd, int64_t begin, int64_t bytes) {
+  return OrError(fallocate(fd, 0, begin, bytes));
+}
+
+int SwapSystem::Truncate(int fd, int64_t bytes) {
+  return OrError(ftruncate(fd, bytes));
+}
+
+int64_t SwapSystem::FsFree(int fd) {
+  struct statvfs info = {};
+  if (fstatvfs(fd, &info) != 0) return -errno;
+  return static_cast<int64_t>(info.f_bavail) *
+         static_cast<int64_t>(info.f_frsize);
+}
+
+int64_t SwapSystem::PRead(int fd, char* to, int64_t bytes, int64_t offset) {
+  return OrError(pread(fd, to, static_cast<size_t>(bytes), offset));
+}
+
+int64_t SwapSystem::PWrite(int fd, const char* from, int64_t bytes,
+                           int64_t offset) {
+  return OrError(pwrite(fd, from, static_cast<size_t>(bytes), offset));
+}
+
+int64_t SwapSystem::Completed(bool /*write*/, int64_t /*offset*/,
+                              int64_t result) {
+  return result;
+}
+
+}  // namespace tessera
