@@ -242,7 +242,8 @@ TEST(DeepSpeed, OverlapIsTrueAtStage3Only) {
 // What parses may still be more than this version does.
 TEST(DeepSpeed, MissingFeaturesAreRefusedWhereTheyWouldRun) {
   const std::pair<const char*, const char*> cases[] = {
-      {"\"zero_optimization\": {\"stage\": 3, \"offload_optimizer\": {\"device\": "
+      {"\"zero_optimization\": {\"stage\": 3, \"offload_optimizer\": "
+       "{\"device\": "
        "\"nvme\", \"nvme_path\": \"/tmp\"}}",
        "zero_optimization.offload_optimizer: offload of optimizer states"},
       {"\"zero_optimization\": {\"zenflow\": {}}",
