@@ -3,10 +3,12 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <cstddef>
+#include <cstdint>
 
 namespace tessera {
 namespace {
@@ -16,6 +18,15 @@ constexpr mode_t kOwnersOnly = 0600;
 template <class T>
 T OrError(T result) {
   return result < 0 ? -errno : result;
+}
+
+// The limit of the size of files (ulimit -f), beyond which a file that grows
+// ends the process by SIGXFSZ, without a word.
+bool IsBeyondLimit(int64_t bytes) {
+  rlimit limit = {};
+  return getrlimit(RLIMIT_FSIZE, &limit) == 0 &&
+         limit.rlim_cur != RLIM_INFINITY &&
+         static_cast<uint64_t>(bytes) > limit.rlim_cur;
 }
 
 }  // namespace
@@ -71,10 +82,12 @@ int SwapSystem::Lock(int fd) {
 }
 
 int SwapSystem::Fallocate(int fd, int64_t begin, int64_t bytes) {
+  if (IsBeyondLimit(begin + bytes)) return -EFBIG;
   return OrError(fallocate(fd, 0, begin, bytes));
 }
 
 int SwapSystem::Truncate(int fd, int64_t bytes) {
+  if (IsBeyondLimit(bytes)) return -EFBIG;
   return OrError(ftruncate(fd, bytes));
 }
 
