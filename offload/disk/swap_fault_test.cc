@@ -1,26 +1,14 @@
 // What SwapFile says of disks that fail, are full or lie.
 #include <errno.h>
-#include <fcntl.h>
-#include <stdlib.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
-#include <cstring>
-#include <fstream>
-#include <functional>
 #include <memory>
 #include <string>
-#include <thread>
-#include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -4,6 +4,7 @@
 #define OFFLOAD_DISK_SWAP_TEST_UTIL_H_
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
