@@ -50,7 +50,8 @@ absl::Status CommFuture::Wait() const {
   if (state_ == nullptr) return absl::OkStatus();
   absl::MutexLock lock(&state_->mutex);
   // The communication thread would wait for itself.
-  TESSERA_CHECK(state_->done || !CommThread::IsCurrent())
+  TESSERA_CHECK(state_->done || state_->ends_elsewhere ||
+                !CommThread::IsCurrent())
       << "Wait() for a pending collective on the communication thread";
   state_->mutex.Await(absl::Condition(&state_->done));
   // A device that has failed says so here.

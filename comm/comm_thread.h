@@ -45,6 +45,9 @@ struct CommFuture::State {
   // after that.
   std::shared_ptr<void> held ABSL_GUARDED_BY(mutex);
   std::optional<c10::Stream> caller ABSL_GUARDED_BY(mutex);
+  // By another thread than the communication thread (comm/comm_promise.h),
+  // which may wait for it then. Set before it is shared.
+  bool ends_elsewhere = false;
   ~State();  // nobody has waited: as Wait, on the caller's stream
 };
 

@@ -176,17 +176,6 @@ void SayHowToIgnore(absl::string_view file_name,
                   ": \"warn\" ignores such keys)");
 }
 
-// Where a module on the CPU has its states anyway; where it is, Engine::Create
-// knows. Below stage 3 nvme counts as cpu.
-void ClearOffloadToCpu(proto::ZeroOptimization* zero) {
-  const bool below_3 = zero->has_stage() && zero->stage() < 3;
-  const std::string& states = zero->offload_optimizer().device();
-  if (states == "cpu" || (below_3 && states == "nvme")) {
-    zero->clear_offload_optimizer();
-  }
-  if (zero->offload_param().device() == "cpu") zero->clear_offload_param();
-}
-
 }  // namespace
 
 std::string FormatFault(const ConfigFault& fault, absl::string_view file_name) {
@@ -276,13 +265,13 @@ absl::StatusOr<proto::Config> ResolveConfig(const proto::Config& config,
 }
 
 absl::Status CheckRunnable(const proto::Config& config) {
-  proto::Config effective = config;  // without what means nothing
+  std::vector<std::string> missing = MissingFeatures(config);
   const proto::ZeroOptimization& zero = config.zero_optimization();
-  if (zero.has_stage() && zero.stage() < 3) {
-    effective.mutable_zero_optimization()->clear_offload_param();
+  const bool below_3 = zero.has_stage() && zero.stage() < 3;
+  if (zero.offload_param().device() == "nvme" && !below_3) {
+    missing.push_back(
+        "zero_optimization.offload_param.device: nvme: offload of parameters");
   }
-  ClearOffloadToCpu(effective.mutable_zero_optimization());
-  std::vector<std::string> missing = MissingFeatures(effective);
   const proto::Optimizer& optimizer = config.optimizer();
   const bool is_adam =
       optimizer.type() == "Adam" || optimizer.type() == "AdamW";

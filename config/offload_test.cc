@@ -105,16 +105,29 @@ TEST(Offload, ToTheCpuIsAccepted) {
   }
 }
 
-TEST(Offload, ToNvmeIsRefused) {
-  for (const auto& [section, what] :
-       {std::pair("offload_optimizer", "offload of optimizer states"),
-        std::pair("offload_param", "offload of parameters")}) {
-    const std::string members =
+TEST(Offload, ToNvme) {
+  const auto at_stage_3 = [](const char* section) {
+    return ReportOf(
         absl::StrCat("\"stage\": 3, \"", section,
-                     "\": {\"device\": \"nvme\", \"nvme_path\": \"/tmp\"}");
-    EXPECT_THAT(CheckRunnable(ReportOf(members).config),
-                StatusIs(StatusCode::kUnimplemented, HasSubstr(what)));
-  }
+                     "\": {\"device\": \"nvme\", \"nvme_path\": \"/tmp\"}"));
+  };
+  const ConfigReport states = at_stage_3("offload_optimizer");
+  EXPECT_THAT(NotesOf(states), ElementsAre());
+  TESSERA_EXPECT_OK(CheckRunnable(states.config));
+  EXPECT_EQ(states.config.aio().queue_depth(), 8);  // as without a section
+  EXPECT_EQ(states.config.sharding().offload().slice_numel(), 1 << 20);
+  EXPECT_THAT(CheckRunnable(at_stage_3("offload_param").config),
+              StatusIs(StatusCode::kUnimplemented,
+                       HasSubstr("zero_optimization.offload_param.device: "
+                                 "nvme: offload of parameters")));
+}
+
+TEST(Offload, HasRulesForTheDisk) {
+  EXPECT_EQ(FaultOf(With("\"aio\": {\"block_size\": 1000}")),
+            "aio.block_size: expected a multiple of 4096, got 1000");
+  EXPECT_EQ(
+      FaultOf(With("\"sharding\": {\"offload\": {\"slice_numel\": 5000}}")),
+      "sharding.offload.slice_numel: expected a multiple of 4096, got 5000");
 }
 
 }  // namespace

@@ -158,24 +158,48 @@ void CheckGroups(int world_size, const proto::ZeroOptimization& zero,
   }
 }
 
-// DeepSpeed refuses it without CUDA.
-void CheckAio(const proto::Aio& aio, Faults* faults) {
+constexpr int64_t kBlock = 4096;  // bytes of a disk's; elements of a slice
+
+// DeepSpeed refuses GPUDirect Storage without CUDA.
+void ResolveAio(const proto::ZeroOptimization& zero, proto::Config* config,
+                Faults* faults) {
+  const bool on_disk = (!zero.has_stage() || zero.stage() == 3) &&
+                       (zero.offload_optimizer().device() == "nvme" ||
+                        zero.offload_param().device() == "nvme");
+  if (config->has_aio() && !on_disk) {
+    faults->Note("aio", "has no effect: nothing is offloaded to nvme");
+  }
+  if (!config->has_aio() && !on_disk) return;
+  proto::Aio& aio = *config->mutable_aio();
+  FillDefaults(&aio);
+  if (aio.block_size() % kBlock != 0) {
+    faults->Add("aio.block_size", "expected a multiple of ", kBlock, ", got ",
+                aio.block_size());
+  }
   if (!aio.use_gds()) return;
   faults->Add("aio.use_gds",
               "expected false, got true: there is no GPUDirect Storage in this "
               "version");
 }
 
+void ResolveOffloadTuning(proto::OffloadTuning* tuning, Faults* faults) {
+  FillDefaults(tuning);
+  if (tuning->slice_numel() % kBlock == 0) return;
+  faults->Add("sharding.offload.slice_numel", "expected a multiple of ", kBlock,
+              ", got ", tuning->slice_numel());
+}
+
 }  // namespace
 
 void ResolveSharding(int world_size, proto::Config* config, Faults* faults) {
   ResolveDeprecated(config->mutable_zero_optimization(), faults);
-  CheckAio(config->aio(), faults);
   ResolveZero(world_size, config->mutable_zero_optimization(), faults);
+  ResolveAio(config->zero_optimization(), config, faults);
   proto::Sharding& sharding = *config->mutable_sharding();
   const proto::ZeroOptimization& zero = config->zero_optimization();
   ResolveSecondShards(world_size, zero, &sharding, faults);
   FillDefaults(&sharding);
+  ResolveOffloadTuning(sharding.mutable_offload(), faults);
   faults->CheckNoneEmpty("sharding.unit_classes", sharding.unit_classes());
   faults->CheckNoneEmpty("sharding.ignored_parameters",
                          sharding.ignored_parameters());

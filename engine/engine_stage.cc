@@ -49,17 +49,18 @@ StateOptions StatesOf(const EngineParts& parts) {
   return options;
 }
 
-// To the CPU of a module that is there: nothing to do. CheckRunnable
-// (config/config.h) has refused what is not available anywhere.
+// To the CPU of a module that is there: nothing to do. nvme is another matter
+// at stage 3 (engine/setup/states_on_disk.h), and cpu below it.
 absl::Status CheckOffload(const torch::nn::Module& module,
                           const proto::ZeroOptimization& zero) {
-  const auto wanted = [](const auto& offload) {
-    return offload.device() == "cpu" || offload.device() == "nvme";
-  };
-  const bool states = wanted(zero.offload_optimizer());
   // What is not sharded is not offloaded (config/validate_sharding.cc).
   const bool sharded = !zero.has_stage() || zero.stage() == 3;
-  const bool parameters = sharded && wanted(zero.offload_param());
+  const auto wanted = [&](const auto& offload, bool nvme) {
+    return offload.device() == "cpu" || (offload.device() == "nvme" && nvme);
+  };
+  const bool states = wanted(zero.offload_optimizer(), /*nvme=*/!sharded);
+  const bool parameters =
+      sharded && wanted(zero.offload_param(), /*nvme=*/false);
   if (!states && !parameters) return absl::OkStatus();
   const char* const key = states ? "zero_optimization.offload_optimizer"
                                  : "zero_optimization.offload_param";

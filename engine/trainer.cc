@@ -258,7 +258,7 @@ absl::Status Trainer::UpdateParameters() {
   parts_->gradients->Enter();
   TESSERA_ASSIGN_OR_RETURN(
       StepOutcome outcome,
-      StepShards(parts_->flats, *parts_->gradients, parts_->divisor(),
+      StepShards(parts_->flats, parts_->gradients.get(), parts_->divisor(),
                  parts_->settings.step, parts_->optimizer.get(),
                  parts_->comm.get()));
   step_at_most_ = ++step_;

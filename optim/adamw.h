@@ -11,6 +11,9 @@
 // calls (exp_avg.mul_().add_() and so on), one after the other, and have its
 // bits: some ten passes over memory instead of one.
 //
+// States that lie on a disk are streamed through (offload/update_stream.h),
+// with the same bits.
+//
 // A parameter without a gradient is skipped: no decay, no momentum, and its own
 // step count stays (bias correction), as in libtorch.
 #ifndef OPTIM_ADAMW_H_
@@ -19,31 +22,18 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <utility>
 #include <vector>
 
-#include "ATen/core/Tensor.h"
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "comm/communicator.h"
+#include "offload/tiered_buffer.h"
 #include "optim/adamw_kernel.h"
+#include "optim/unit_step.h"
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/gradient/gradients.h"
-#include "sharding/layout/flat_buffer.h"
 
 namespace tessera {
-
-// What gradients are multiplied with.
-struct GradientFactor {
-  GradientFactor(double value = 1) : value(value) {}  // NOLINT: is a number
-  // One that the device knows, and if `may_skip` whether there is a step at
-  // all: FinishNorm's (optim/device_kernels.h).
-  GradientFactor(at::Tensor scalars, bool may_skip)
-      : scalars(std::move(scalars)), may_skip(may_skip) {}
-  double value = 1;
-  at::Tensor scalars;  // undefined: `value` is it
-  bool may_skip = false;
-};
 
 class AdamW {
  public:
@@ -62,11 +52,13 @@ class AdamW {
   // `after` is called when a unit is done, while it is in the caches: to
   // publish it (FlatParameter::PublishOwned; `working_written` is for that). An
   // error of it ends the step there.
-  // On devices all of it is ASYNC, on the current stream.
-  using AfterUnit =
-      std::function<absl::Status(size_t flat, bool working_written)>;
-  absl::Status Step(const Gradients& gradients,
-                    const GradientFactor& factor = {},
+  // On devices all of it is ASYNC, on the current stream. Units whose states lie
+  // on a disk are changed behind the call: `after` is called at once, with a
+  // valid `updated` (FlatParameter::PublishOwned), and must be given; their
+  // gradients are gone.
+  using AfterUnit = std::function<absl::Status(
+      size_t flat, bool working_written, const CommFuture& updated)>;
+  absl::Status Step(Gradients* gradients, const GradientFactor& factor = {},
                     const AfterUnit& after = nullptr);
   // The device has skipped the last Step: it does not count. Once. LOCAL.
   void Uncount();
@@ -81,9 +73,10 @@ class AdamW {
   // As created.
   double configured_rate() const { return configured_rate_; }
 
-  // States of a unit, for checkpoints: [owned] each, or undefined.
-  FlatBuffer& exp_avg(int flat) { return states_[flat].exp_avg; }
-  FlatBuffer& exp_avg_sq(int flat) { return states_[flat].exp_avg_sq; }
+  // States of a unit, for checkpoints: [owned] each, or undefined; perhaps on a
+  // disk. REQUIRES: FlatParameter::PrepareUpdate.
+  TieredBuffer& exp_avg(int flat) { return states_[flat].exp_avg; }
+  TieredBuffer& exp_avg_sq(int flat) { return states_[flat].exp_avg_sq; }
   // Whether a unit's states are there and have never been written: zeros. Who
   // writes them says so. LOCAL.
   bool has_zeros(int flat) const {
@@ -97,20 +90,16 @@ class AdamW {
   absl::Status MatchStates(const std::vector<uint8_t>& has_state);
   // Steps done per parameter of the model, the same on all ranks.
   std::vector<int64_t>& parameter_steps() { return steps_; }
+  // Of memory, buffers for what lies on a disk among it.
   int64_t resident_bytes() const;
 
  private:
   struct State {
-    FlatBuffer exp_avg, exp_avg_sq;  // [owned]
+    TieredBuffer exp_avg, exp_avg_sq;  // [owned]
     bool written = false;
   };
-  // Tensors that hold a number of steps, by that number.
-  using Counts = absl::flat_hash_map<int64_t, at::Tensor>;
   void CountStep(const FlatParameter& flat, const FlatGradient& gradient);
-  bool StepInKernel(size_t u, const FlatGradient& gradient,
-                    const GradientFactor& factor);
-  void StepInLibtorch(size_t u, const FlatGradient& gradient,
-                      const GradientFactor& factor, Counts* counts);
+  CommFuture StartOnDisk(size_t u, const UnitStep& step, Gradients* gradients);
   absl::Status EnsureState(size_t flat);
   std::vector<std::shared_ptr<FlatParameter>> flats_;
   std::vector<State> states_;

@@ -198,8 +198,8 @@ absl::StatusOr<Decision> Decide(const Flats& flats, const Gradients& gradients,
 // Owners' new values reach the others, and libtorch learns of the change: a
 // graph that saved the old values fails in backward, as in plain libtorch.
 absl::Status Publish(FlatParameter* flat, const FlatGradient& gradient,
-                     bool working_written) {
-  TESSERA_RETURN_IF_ERROR(flat->PublishOwned(working_written));
+                     bool working_written, const CommFuture& updated) {
+  TESSERA_RETURN_IF_ERROR(flat->PublishOwned(working_written, updated));
   const auto& params = flat->parameters();
   for (size_t i = 0; i < params.size(); ++i) {
     if (gradient.has_gradient(i)) {
@@ -213,17 +213,19 @@ absl::Status Publish(FlatParameter* flat, const FlatGradient& gradient,
 
 absl::StatusOr<StepOutcome> StepShards(
     const std::vector<std::shared_ptr<FlatParameter>>& flats,
-    const Gradients& gradients, double divisor,
-    const ShardedStepOptions& options, AdamW* optimizer, Communicator* comm) {
+    Gradients* gradients, double divisor, const ShardedStepOptions& options,
+    AdamW* optimizer, Communicator* comm) {
   TESSERA_RETURN_IF_ERROR(CatchTorch(
-      "optimizer states", [&] { return optimizer->Prepare(gradients); }));
+      "optimizer states", [&] { return optimizer->Prepare(*gradients); }));
   TESSERA_ASSIGN_OR_RETURN(Decision decision,
-                           Decide(flats, gradients, divisor, options, comm));
+                           Decide(flats, *gradients, divisor, options, comm));
   StepOutcome& outcome = decision.outcome;
   if (!outcome.pending() && outcome.Take()->skipped) return std::move(outcome);
   TESSERA_RETURN_IF_ERROR(optimizer->Step(
-      gradients, decision.factor, [&](size_t u, bool working_written) {
-        return Publish(flats[u].get(), gradients.of(u), working_written);
+      gradients, decision.factor,
+      [&](size_t u, bool working_written, const CommFuture& updated) {
+        return Publish(flats[u].get(), gradients->of(u), working_written,
+                       updated);
       }));
   return std::move(outcome);
 }

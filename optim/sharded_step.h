@@ -49,8 +49,8 @@ struct ShardedStepOptions {
 // the values that were there.
 absl::StatusOr<StepOutcome> StepShards(
     const std::vector<std::shared_ptr<FlatParameter>>& flats,
-    const Gradients& gradients, double divisor,
-    const ShardedStepOptions& options, AdamW* optimizer, Communicator* comm);
+    Gradients* gradients, double divisor, const ShardedStepOptions& options,
+    AdamW* optimizer, Communicator* comm);
 
 }  // namespace tessera
 #endif  // OPTIM_SHARDED_STEP_H_

@@ -56,6 +56,7 @@ void Run(const std::vector<Task>& tasks) {
 
 void AwaitDevices(const std::vector<SavedPiece>& pieces) {
   for (const SavedPiece& piece : pieces) {
+    if (!piece.elements.defined()) continue;
     const at::Device device = piece.elements.device();
     if (device.is_cpu()) continue;
     c10::impl::VirtualGuardImpl(device.type())
@@ -73,9 +74,12 @@ absl::Status SavedPieces::CopyNow(bool all, CopyMemory* memory) {
   int64_t bytes = 0;
   for (size_t i = 0; i < pieces_.size(); ++i) {
     Copy& copy = copies_[i];
-    if (copy.made || copy.written || (!all && pieces_[i].lasts)) continue;
-    copied.push_back(i);
     const at::Tensor& from = pieces_[i].elements;
+    if (copy.made || copy.written || !from.defined() ||
+        (!all && pieces_[i].lasts)) {
+      continue;
+    }
+    copied.push_back(i);
     if (!from.is_cpu()) {
       TESSERA_RETURN_IF_ERROR(CatchTorch("copy of the state", [&] {
         copy.pinned = at::empty(
@@ -107,9 +111,18 @@ absl::Status SavedPieces::Keep() {
   return CopyNow(/*all=*/false, &kept_memory_);
 }
 
+// That is not written.
+bool SavedPieces::AnyElsewhere() const {
+  for (size_t i = 0; i < pieces_.size(); ++i) {
+    if (!pieces_[i].elements.defined() && !copies_[i].written) return true;
+  }
+  return false;
+}
+
 void SavedPieces::Detach() {
   absl::MutexLock lock(&mutex_);
-  if (abandoned_ || CopyNow(/*all=*/true, &detached_memory_).ok()) return;
+  if (abandoned_) return;
+  if (!AnyElsewhere() && CopyNow(/*all=*/true, &detached_memory_).ok()) return;
   for (Copy& copy : copies_) {  // what it could get is not used
     if (!copy.made) copy.pinned.reset();
   }
@@ -149,6 +162,12 @@ absl::StatusOr<absl::string_view> SavedPieces::Part(size_t i, int64_t begin,
     return absl::string_view(from + begin, size);
   }
   const at::Tensor& live = pieces_[i].elements;
+  if (!live.defined()) {
+    scratch->resize(size);
+    TESSERA_RETURN_IF_ERROR(
+        pieces_[i].elsewhere.read(begin, bytes, scratch->data()));
+    return absl::string_view(*scratch);
+  }
   if (live.is_cpu() && !kept_) {
     return absl::string_view(BytesOf(live) + begin, size);
   }

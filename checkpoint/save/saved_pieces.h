@@ -1,7 +1,8 @@
 // SavedPieces: the tensors that a save still has to write, while training goes
 // on. What nobody changes before Detach stays where it lies; the rest is copied
 // at once. Detach copies what has not been written by then, so a disk that is
-// fast enough costs no memory, and a slow one a copy of what is left.
+// fast enough costs no memory, and a slow one a copy of what is left. For what
+// lies on a disk itself Detach waits, since memory may not hold it.
 //
 //   training  Keep() ... forward, backward ...  Detach()  step ...
 //   writer      Part(0) Part(0) Written(0) Part(1) ... Written(n)
@@ -12,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -33,6 +35,21 @@ struct SavedPiece {
   at::Tensor elements;  // contiguous, any device
   // Nobody changes them before Detach.
   bool lasts = false;
+  // Not in memory: `elements` is undefined, and nobody changes them before
+  // Detach. `read` copies their bytes [begin, begin + bytes), blocking.
+  struct Elsewhere {
+    int64_t numel = 0, bytes = 0;
+    std::function<absl::Status(int64_t begin, int64_t bytes, char* to)> read;
+  };
+  Elsewhere elsewhere;
+
+  int64_t numel() const {
+    return elements.defined() ? elements.numel() : elsewhere.numel;
+  }
+  int64_t bytes() const {
+    return elements.defined() ? static_cast<int64_t>(elements.nbytes())
+                              : elsewhere.bytes;
+  }
 };
 
 // Waits for what devices still compute of them: they are read on another
@@ -51,9 +68,9 @@ class SavedPieces {
   // on, for Detach may come. Without it nothing may change until all is
   // written. ResourceExhausted. LOCAL.
   absl::Status Keep();
-  // From its return on nothing of the tensors is read. Blocks for a copy of
-  // what has not been written; where there is no memory for that, until it has
-  // been. LOCAL.
+  // From its return on nothing of the pieces is read. Blocks for a copy of
+  // what has not been written; where there is no memory for that, or some of it
+  // is not in memory, until it has been. LOCAL.
   void Detach();
   // Nothing more is written: Detach waits for nobody.
   void Abandon();
@@ -77,6 +94,7 @@ class SavedPieces {
   // Of those that are not written and, with `all` false, do not last.
   absl::Status CopyNow(bool all, CopyMemory* memory)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool AnyElsewhere() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   bool AllWritten() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
     return abandoned_ || num_written_ == pieces_.size();
   }

@@ -173,6 +173,7 @@ CommFuture QueuedCommunicator::Enqueue(CollectiveRecord record, CommTag tag,
     StreamPoint result;
     const absl::Status status =
         RunCall(std::move(record), [&](const Call& call) -> absl::Status {
+          if (tag.ready) TESSERA_RETURN_IF_ERROR(tag.ready());
           TESSERA_RETURN_IF_ERROR(body(call));
           result = StreamPoint::Now(device);
           return absl::OkStatus();
@@ -186,12 +187,14 @@ CommFuture QueuedCommunicator::Enqueue(CollectiveRecord record, CommTag tag,
                                  record = std::move(record),
                                  body = std::make_shared<Body>(std::move(body)),
                                  device, caller = CurrentStream(device),
-                                 after = StreamPoint::Now(device)]() {
+                                 after = StreamPoint::Now(device),
+                                 ready = std::move(tag.ready)]() {
     // Within the call: a device that has failed is the call's failure,
     // which the other ranks are told of.
     CommThread::End end;
     end.status = self->RunCall(record, [&](const Call& call) {
       const OnCommStream scope(device, after);
+      if (ready) TESSERA_RETURN_IF_ERROR(ready());
       absl::Status status = (*body)(call);
       status.Update(CatchTorch(call.what, [&] { end.result = scope.Now(); }));
       return status;

@@ -60,6 +60,8 @@ absl::StatusOr<at::Tensor> NamedAccess::Master(absl::string_view name) {
   absl::StatusOr<at::Tensor> master =
       CatchTorch("Master", [&]() -> absl::StatusOr<at::Tensor> {
         TESSERA_RETURN_IF_ERROR(flat.PrepareUpdate());
+        TESSERA_ASSIGN_OR_RETURN(const Raised raised,
+                                 Raised::Of(flat.separate_masters()));
         return WholeCopy(place, flat.masters(), "masters");
       });
   if (!master.ok()) return scope.Fail(master.status());
@@ -117,8 +119,13 @@ absl::Status NamedAccess::SetMaster(absl::string_view name,
   TESSERA_RETURN_IF_ERROR(scope.Begin());
   FlatParameter& flat = parts_->flat(place);
   const absl::Status written = CatchTorch(kWhere, [&]() -> absl::Status {
+    TieredBuffer* const separate = flat.separate_masters();
+    TESSERA_ASSIGN_OR_RETURN(const Raised raised, Raised::Of(separate));
     TESSERA_RETURN_IF_ERROR(
         WriteOwned(flat, place.parameter, value, flat.masters()));
+    if (separate != nullptr) {
+      TESSERA_RETURN_IF_ERROR(separate->Lower(/*changed=*/true));
+    }
     return flat.PublishOwned();
   });
   if (!written.ok()) return scope.Fail(written);
@@ -155,32 +162,35 @@ absl::Status NamedAccess::SetGradient(absl::string_view name,
       "Engine::SetGradient");
 }
 
-absl::StatusOr<at::Tensor> NamedAccess::OwnedState(absl::string_view name,
-                                                   const ParameterRef& place,
-                                                   OptimizerState which) {
+absl::StatusOr<TieredBuffer*> NamedAccess::OwnedState(absl::string_view name,
+                                                      const ParameterRef& place,
+                                                      OptimizerState which) {
   if (parts_->optimizer == nullptr) {
     return absl::FailedPreconditionError(
         "the engine has no optimizer: the configuration names none");
   }
   parts_->gradients->Enter();
-  FlatBuffer& state = which == OptimizerState::kExpAvg
-                          ? parts_->optimizer->exp_avg(place.flat)
-                          : parts_->optimizer->exp_avg_sq(place.flat);
+  TieredBuffer& state = which == OptimizerState::kExpAvg
+                            ? parts_->optimizer->exp_avg(place.flat)
+                            : parts_->optimizer->exp_avg_sq(place.flat);
   if (!state.defined()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "parameter '", name, "' has no optimizer state: it is frozen"));
   }
-  return state.View();
+  return &state;
 }
 
 absl::StatusOr<at::Tensor> NamedAccess::State(absl::string_view name,
                                               OptimizerState which) {
   TESSERA_ASSIGN_OR_RETURN(const ParameterRef place, parts_->Find(name));
-  TESSERA_ASSIGN_OR_RETURN(const at::Tensor owned,
+  TESSERA_ASSIGN_OR_RETURN(TieredBuffer* const owned,
                            OwnedState(name, place, which));
-  return Announced(CatchTorch("OptimizerStateOf", [&] {
-    return WholeCopy(place, owned, "optimizer states");
-  }));
+  return Announced(
+      CatchTorch("OptimizerStateOf", [&]() -> absl::StatusOr<at::Tensor> {
+        TESSERA_RETURN_IF_ERROR(parts_->flat(place).AwaitUpdated());
+        TESSERA_ASSIGN_OR_RETURN(const Raised raised, Raised::Of(owned));
+        return WholeCopy(place, owned->View(), "optimizer states");
+      }));
 }
 
 absl::Status NamedAccess::SetState(absl::string_view name, OptimizerState which,
@@ -188,17 +198,20 @@ absl::Status NamedAccess::SetState(absl::string_view name, OptimizerState which,
   TESSERA_ASSIGN_OR_RETURN(
       const ParameterRef place,
       AgreeOnValue(name, value, "Engine::SetOptimizerState"));
-  TESSERA_ASSIGN_OR_RETURN(const at::Tensor owned,
+  TESSERA_ASSIGN_OR_RETURN(TieredBuffer* const owned,
                            OwnedState(name, place, which));
   if (parts_->before_change) parts_->before_change();  // a save reads it yet
-  parts_->optimizer->SetWritten(place.flat);
-  return parts_->comm->AgreeOk(CatchTorch("Engine::SetOptimizerState",
-                                          [&] {
-                                            return WriteOwned(
-                                                parts_->flat(place),
-                                                place.parameter, value, owned);
-                                          }),
-                               "Engine::SetOptimizerState");
+  FlatParameter& flat = parts_->flat(place);
+  const absl::Status written =
+      CatchTorch("Engine::SetOptimizerState", [&]() -> absl::Status {
+        TESSERA_RETURN_IF_ERROR(flat.AwaitUpdated());
+        TESSERA_ASSIGN_OR_RETURN(const Raised raised, Raised::Of(owned));
+        parts_->optimizer->SetWritten(place.flat);
+        TESSERA_RETURN_IF_ERROR(
+            WriteOwned(flat, place.parameter, value, owned->View()));
+        return owned->Lower(/*changed=*/true);
+      });
+  return parts_->comm->AgreeOk(written, "Engine::SetOptimizerState");
 }
 
 }  // namespace tessera

@@ -46,7 +46,7 @@ class NamedAccess {
                                             const at::Tensor& value,
                                             absl::string_view where);
   // This rank's part of one state, [owned]; the others have theirs.
-  absl::StatusOr<at::Tensor> OwnedState(absl::string_view name,
+  absl::StatusOr<TieredBuffer*> OwnedState(absl::string_view name,
                                         const ParameterRef& place,
                                         OptimizerState which);
 

@@ -121,6 +121,8 @@ absl::StatusOr<FlatBuffer> ReadOwned(const Safetensors& file,
                                      FlatParameter* flat) {
   TorchScope scope;
   AwaitDevice(flat->device());
+  TESSERA_ASSIGN_OR_RETURN(const Raised raised,
+                           Raised::Of(flat->separate_masters()));
   const at::Tensor masters = flat->masters();
   TESSERA_ASSIGN_OR_RETURN(
       FlatBuffer values,
@@ -136,6 +138,15 @@ absl::StatusOr<FlatBuffer> ReadOwned(const Safetensors& file,
   TESSERA_RETURN_IF_ERROR(file.CheckUnchanged());
   AwaitDevice(flat->device());
   return values;
+}
+
+absl::Status SetMasters(FlatParameter* flat, const at::Tensor& values) {
+  TorchScope scope;
+  TieredBuffer* const separate = flat->separate_masters();
+  TESSERA_ASSIGN_OR_RETURN(const Raised raised, Raised::Of(separate));
+  flat->masters().copy_(values);
+  return separate == nullptr ? absl::OkStatus()
+                             : separate->Lower(/*changed=*/true);
 }
 
 // What this rank needs to load: matched names, and whole values of what is not
@@ -210,10 +221,7 @@ absl::Status LoadFlat(const Loading& loading, const EngineParts& parts,
   *could_read = agreed.ok();
   TESSERA_RETURN_IF_ERROR(agreed);
   return CatchTorch(kWhere, [&]() -> absl::Status {
-    {
-      TorchScope scope;
-      flat.masters().copy_(values->View());
-    }
+    TESSERA_RETURN_IF_ERROR(SetMasters(&flat, values->View()));
     TESSERA_RETURN_IF_ERROR(flat.PublishOwned());
     for (size_t i = 0; i < sources.size(); ++i) {
       if (sources[i].tensor == nullptr) continue;

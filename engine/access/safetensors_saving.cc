@@ -40,8 +40,8 @@ absl::Status WriteOwn(CheckpointContent content, SafetensorsExport* files) {
   for (size_t i = 0; i < pieces.size(); ++i) {
     const SavedPiece& piece = pieces[i];
     if (piece.state != ValueState(head.storages(piece.storage))) continue;
-    const int64_t element = static_cast<int64_t>(piece.elements.element_size());
-    const int64_t bytes = static_cast<int64_t>(piece.elements.nbytes());
+    const int64_t bytes = piece.bytes();
+    const int64_t element = bytes / piece.numel();
     for (int64_t at = 0; at < bytes; at += kPartBytes) {
       TESSERA_ASSIGN_OR_RETURN(
           const absl::string_view part,

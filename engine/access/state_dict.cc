@@ -30,6 +30,8 @@ using Values = absl::flat_hash_map<const void*, at::Tensor>;
 absl::StatusOr<Values> GatherMasters(const EngineParts& parts, bool keeps) {
   Values values;
   for (const auto& flat : parts.flats) {
+    TESSERA_ASSIGN_OR_RETURN(const Raised raised,
+                             Raised::Of(flat->separate_masters()));
     TESSERA_ASSIGN_OR_RETURN(const FlatBuffer whole,
                              GatherWhole(*flat, flat->masters(), "masters"));
     TorchScope scope;
@@ -95,9 +97,11 @@ absl::StatusOr<std::vector<ParameterShard>> ShardedStateDict(
   ExclusiveScope exclusive(parts, kWhere);
   TESSERA_RETURN_IF_ERROR(exclusive.Begin());
   std::vector<ParameterShard> shards;
-  const absl::Status copied = CatchTorch(kWhere, [&] {
+  const absl::Status copied = CatchTorch(kWhere, [&]() -> absl::Status {
     TorchScope scope;
     for (const auto& flat : parts->flats) {
+      TESSERA_ASSIGN_OR_RETURN(const Raised raised,
+                               Raised::Of(flat->separate_masters()));
       const at::Tensor masters = flat->masters();
       for (const FlatParameter::Segment& segment : flat->segments()) {
         const FlatParameter::Parameter& p =
@@ -112,6 +116,7 @@ absl::StatusOr<std::vector<ParameterShard>> ShardedStateDict(
                           (segment.range.begin - p.range.begin) / per, values});
       }
     }
+    return absl::OkStatus();
   });
   // Nothing has changed, so an error of one rank ends nothing.
   TESSERA_RETURN_IF_ERROR(exclusive.Commit());

@@ -101,11 +101,24 @@ const std::vector<std::string>& StateTable::NamesOf(
   return names_.at(tensor.unsafeGetTensorImpl());
 }
 
+bool StateTable::Has(int flat, State state) const {
+  return state == kValue ||
+         (optimizer_ != nullptr && optimizer_->exp_avg(flat).defined());
+}
+
+at::ScalarType StateTable::DtypeOf(int flat, State state) const {
+  return state == kValue ? FlatOf(flat).dtype_of_masters()
+                         : Buffer(flat, state)->dtype();
+}
+
+TieredBuffer* StateTable::Buffer(int flat, State state) const {
+  if (state == kValue) return FlatOf(flat).separate_masters();
+  return state == kExpAvg ? &optimizer_->exp_avg(flat)
+                          : &optimizer_->exp_avg_sq(flat);
+}
+
 at::Tensor StateTable::Elements(int flat, State state) const {
-  if (state == kValue) return flats_[static_cast<size_t>(flat)]->masters();
-  if (optimizer_ == nullptr || !optimizer_->exp_avg(flat).defined()) return {};
-  return state == kExpAvg ? optimizer_->exp_avg(flat).View()
-                          : optimizer_->exp_avg_sq(flat).View();
+  return state == kValue ? FlatOf(flat).masters() : Buffer(flat, state)->View();
 }
 
 Range StateTable::Part(const Slot& slot, Range part) const {
@@ -132,9 +145,8 @@ void StateTable::DescribeSlot(const Slot& slot,
     }
   }
   for (State state : {kValue, kExpAvg, kExpAvgSq}) {
-    const at::Tensor elements = Elements(slot.flat, state);
-    if (elements.defined()) {
-      AddState(NameOf(state), elements.scalar_type(), storage);
+    if (Has(slot.flat, state)) {
+      AddState(NameOf(state), DtypeOf(slot.flat, state), storage);
     }
   }
 }

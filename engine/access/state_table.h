@@ -13,6 +13,7 @@
 #include "ATen/core/Tensor.h"
 #include "absl/container/flat_hash_map.h"
 #include "checkpoint/format/manifest.pb.h"
+#include "offload/tiered_buffer.h"
 #include "optim/adamw.h"
 #include "sharding/flat/flat_parameter.h"
 
@@ -51,12 +52,21 @@ class StateTable {
   const std::vector<std::string>& NamesOf(const at::Tensor& tensor) const;
   // What a manifest says of all of them.
   void Describe(proto::CheckpointManifest* head) const;
-  // This rank's elements of a state, [owned]; undefined where there are none.
+  // Whether this rank has elements of a state, [owned], and of which dtype.
+  bool Has(int flat, State state) const;
+  at::ScalarType DtypeOf(int flat, State state) const;
+  // Where they lie, perhaps on a disk; null for values that are the working
+  // copy itself. REQUIRES: Has.
+  TieredBuffer* Buffer(int flat, State state) const;
+  // REQUIRES: Has, and that they are in memory or raised.
   at::Tensor Elements(int flat, State state) const;
   // The elements of a slot that are in `part`, a range of its flat.
   Range Part(const Slot& slot, Range part) const;
 
  private:
+  FlatParameter& FlatOf(int flat) const {
+    return *flats_[static_cast<size_t>(flat)];
+  }
   void DescribeSlot(const Slot& slot, proto::CheckpointStorage* storage) const;
 
   const std::vector<std::shared_ptr<FlatParameter>>& flats_;

@@ -51,6 +51,17 @@ Range ShareOf(const TrainingState& state, const FlatParameter& flat) {
   return {cut(number), cut(number + 1)};
 }
 
+SavedPiece::Elsewhere PieceOnDisk(const TieredBuffer& buffer, Range range) {
+  SavedPiece::Elsewhere piece;
+  piece.numel = range.numel();
+  piece.bytes = range.numel() * buffer.item_bytes();
+  piece.read = [&buffer, first = range.begin * buffer.item_bytes()](
+                   int64_t begin, int64_t bytes, char* to) {
+    return buffer.ReadBytes(first + begin, bytes, to);
+  };
+  return piece;
+}
+
 void AddPieces(const TrainingState& state, const StateTable& table,
                CheckpointContent* content) {
   for (size_t s = 0; s < table.slots().size(); ++s) {
@@ -61,15 +72,23 @@ void AddPieces(const TrainingState& state, const StateTable& table,
     int number = 0;
     for (StateTable::State kind :
          {StateTable::kValue, StateTable::kExpAvg, StateTable::kExpAvgSq}) {
-      const at::Tensor elements = table.Elements(slot.flat, kind);
-      if (!elements.defined()) continue;
+      if (!table.Has(slot.flat, kind)) continue;
+      SavedPiece piece;
+      piece.storage = static_cast<int>(s);
+      piece.state = number++;
+      piece.begin = part.begin - flat.layout().slot(slot.slot).begin;
+      const Range mine = {part.begin - flat.owned().begin,
+                          part.end - flat.owned().begin};
+      const TieredBuffer* const buffer = table.Buffer(slot.flat, kind);
+      if (buffer != nullptr && buffer->on_disk()) {
+        piece.elsewhere = PieceOnDisk(*buffer, mine);
+      } else {
+        piece.elements =
+            table.Elements(slot.flat, kind).slice(0, mine.begin, mine.end);
+      }
       // Masters may be what the program has in its hands; states are not.
-      content->pieces.push_back(
-          {static_cast<int>(s), number++,
-           part.begin - flat.layout().slot(slot.slot).begin,
-           elements.slice(0, part.begin - flat.owned().begin,
-                          part.end - flat.owned().begin),
-           /*lasts=*/kind != StateTable::kValue});
+      piece.lasts = kind != StateTable::kValue;
+      content->pieces.push_back(std::move(piece));
     }
   }
 }

@@ -211,10 +211,12 @@ class Loading {
   // fails; what else is to be overwritten is staged.
   void WantOwned(const StateMatch::Place& place, int64_t begin, int flat,
                  StateTable::State kind, Range range) {
-    const at::Tensor elements = table_.Elements(flat, kind);
     const int number = place.states[kind];
-    if (number < 0 || kind == StateTable::kValue ||
-        !state_.optimizer->has_zeros(flat) ||
+    const bool in_memory = kind != StateTable::kValue &&
+                           table_.Buffer(flat, kind)->in_memory();
+    const at::Tensor elements =
+        in_memory ? table_.Elements(flat, kind) : at::Tensor();
+    if (number < 0 || !in_memory || !state_.optimizer->has_zeros(flat) ||
         !InPlace(elements,
                  manifest_.storages(place.storage).states(number).dtype())) {
       Staged staged;
@@ -244,7 +246,7 @@ class Loading {
                          part.end - flat.owned().begin};
     for (StateTable::State kind :
          {StateTable::kValue, StateTable::kExpAvg, StateTable::kExpAvgSq}) {
-      if (!table_.Elements(slot.flat, kind).defined()) continue;
+      if (!table_.Has(slot.flat, kind)) continue;
       if (kind != StateTable::kValue && !loads_states_) continue;
       WantOwned(place, begin, slot.flat, kind, range);
     }
@@ -321,7 +323,8 @@ class Loading {
     if (loads_states_) {
       TESSERA_RETURN_IF_ERROR(state_.optimizer->MatchStates(has_state_));
     }
-    for (const Staged& one : staged_) Place(one);
+    for (const Staged& one : staged_) TESSERA_RETURN_IF_ERROR(Place(one));
+    TESSERA_RETURN_IF_ERROR(Lower());
     if (loads_states_) {
       for (size_t f = 0; f < has_state_.size(); ++f) {
         if (has_state_[f] != 0) {
@@ -363,14 +366,33 @@ class Loading {
         state_.program_rate->value_or(state_.optimizer->configured_rate()));
   }
 
-  void Place(const Staged& one) const {
+  absl::Status Place(const Staged& one) {
     if (one.flat < 0) {
       one.plain.copy_(one.from.view(one.plain.sizes()));
-      return;
+      return absl::OkStatus();
     }
-    const at::Tensor elements = table_.Elements(one.flat, one.kind);
-    if (!elements.defined()) return;
-    elements.slice(0, one.range.begin, one.range.end).copy_(one.from);
+    if (!table_.Has(one.flat, one.kind)) return absl::OkStatus();
+    if (one.flat != raised_flat_) TESSERA_RETURN_IF_ERROR(Lower());
+    raised_flat_ = one.flat;
+    TieredBuffer* const buffer = table_.Buffer(one.flat, one.kind);
+    if (buffer != nullptr && !buffer->in_memory()) {
+      TESSERA_RETURN_IF_ERROR(buffer->Raise());
+      raised_.push_back(buffer);
+    }
+    table_.Elements(one.flat, one.kind)
+        .slice(0, one.range.begin, one.range.end)
+        .copy_(one.from);
+    return absl::OkStatus();
+  }
+
+  // What lies on a disk is in memory for one flat at a time.
+  absl::Status Lower() {
+    absl::Status status;
+    for (TieredBuffer* buffer : raised_) {
+      status.Update(buffer->Lower(/*changed=*/true));
+    }
+    raised_.clear();
+    return status;
   }
 
   const TrainingState& state_;
@@ -386,6 +408,8 @@ class Loading {
   CopyMemory memory_;              // what is wanted; nothing of it is kept
   int64_t memory_bytes_ = 0;
   std::vector<Staged> staged_;
+  std::vector<TieredBuffer*> raised_;  // by Place, of this flat
+  int raised_flat_ = -1;
   std::map<std::string, std::string> values_;
   const bool loads_states_ =
       state_.optimizer != nullptr && !options_.model_only;

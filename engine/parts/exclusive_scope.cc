@@ -13,8 +13,10 @@
 // So Enter is an agreement: when it returns every rank has let go of all units
 // (pins of autograd's nodes, gathers ahead) and starts no read. And Commit says
 // when reads may begin: with a shared copy the next use waits for an all-reduce
-// of one number, to which each owner comes after its write; served shards carry
-// a version, and whoever asks for the new one is answered when it is there.
+// of one number, to which each owner comes after its write (a unit whose states
+// lie on a disk is written behind the step, and has one of its own); served
+// shards carry a version, and whoever asks for the new one is answered when it
+// is there.
 //
 // Why a rank must not just return with an error between the two. The others
 // would wait in Commit's all-reduce until the timeout, or for a version that
@@ -51,6 +53,30 @@ absl::Status AwaitOthers(EngineParts* parts, const CommFuture& written) {
   for (const auto& flat : parts->flats) {
     status.Update(flat->AwaitOthers(written));
   }
+  return status;
+}
+
+// The next use of a unit waits until all owners have written it: those of which
+// some are changed on behind this, each for its own; the same on all ranks.
+absl::Status AwaitOwners(EngineParts* parts) {
+  const auto written = [&](const CommFuture& updated) {
+    CommTag tag{"end of an update"};
+    if (updated.valid()) tag.ready = [updated] { return updated.Wait(); };
+    return parts->comm->AllReduceSum(at::zeros({1}), std::move(tag));
+  };
+  const CommFuture now = written({});
+  absl::Status status;
+  for (const auto& flat : parts->flats) {
+    const CommFuture updated = flat->updated();
+    status.Update(flat->AwaitOthers(updated.valid() ? written(updated) : now));
+  }
+  return status;
+}
+
+// Of this rank.
+absl::Status AwaitUpdates(EngineParts* parts) {
+  absl::Status status;
+  for (const auto& flat : parts->flats) status.Update(flat->updated().Wait());
   return status;
 }
 
@@ -106,12 +132,13 @@ absl::Status ExclusiveScope::BeginOne(FlatParameter* flat) {
 }
 
 absl::Status ExclusiveScope::Commit(absl::Status status) {
+  if (parts_->served != nullptr) {
+    const absl::Status updated = AwaitUpdates(parts_);
+    if (!updated.ok()) return Fail(updated);
+    parts_->served->EndUpdate();
+  }
   open_ = false;
-  if (parts_->served != nullptr) parts_->served->EndUpdate();
-  if (!parts_->shares_working_copy) return status;
-  status.Update(AwaitOthers(
-      parts_,
-      parts_->comm->AllReduceSum(at::zeros({1}), CommTag{"end of an update"})));
+  if (parts_->shares_working_copy) status.Update(AwaitOwners(parts_));
   return status;
 }
 

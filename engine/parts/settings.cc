@@ -142,6 +142,27 @@ ScheduleOptions ScheduleOf(const proto::Config& config) {
   return schedule;
 }
 
+OffloadOptions OffloadOf(const proto::Config& config) {
+  const proto::OffloadOptimizer& optimizer =
+      config.zero_optimization().offload_optimizer();
+  const proto::OffloadTuning& tuning = config.sharding().offload();
+  OffloadOptions offload;
+  offload.states = config.has_optimizer() && optimizer.device() == "nvme";
+  if (!offload.states) return offload;
+  offload.ratio = optimizer.ratio();
+  offload.swap.folder = optimizer.nvme_path();
+  offload.swap.block_bytes = config.aio().block_size();
+  offload.swap.queue_depth = static_cast<int>(config.aio().queue_depth());
+  offload.swap.threads = static_cast<int>(config.aio().intra_op_parallelism());
+  offload.swap.single_submit = config.aio().single_submit();
+  offload.swap.overlap_events = config.aio().overlap_events();
+  offload.swap.checksums = tuning.checksums();
+  offload.stream.buffers =
+      static_cast<int>(std::max<int64_t>(optimizer.buffer_count(), 2));
+  offload.stream.slice_numel = tuning.slice_numel();
+  return offload;
+}
+
 GradientOptions GradientsOf(const proto::Config& config, int world_size) {
   GradientOptions gradients;
   gradients.bucket_numel = std::min<int64_t>(
@@ -163,6 +184,7 @@ Settings SettingsOf(const proto::Config& config, const EngineOptions& options,
   s.schedule = ScheduleOf(config);
   SetRecompute(config.activation_checkpointing(), options, &s);
   s.gradients = GradientsOf(config, world_size);
+  s.offload = OffloadOf(config);
   const proto::ZeroOptimization& zero = config.zero_optimization();
   s.flats.persistence_threshold = zero.stage3_param_persistence_threshold();
   s.flats.model_persistence_threshold =

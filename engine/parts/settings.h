@@ -10,6 +10,7 @@
 #include "engine/parts/engine_types.h"
 #include "engine/setup/buffer_sync.h"
 #include "engine/setup/recompute_choice.h"
+#include "engine/setup/states_on_disk.h"
 #include "optim/adamw.h"
 #include "optim/loss_scaler.h"
 #include "optim/lr_schedule.h"
@@ -39,6 +40,7 @@ struct Settings {
   std::optional<at::ScalarType> reduce_dtype;
   // Of autocast scopes (Engine::Autocast).
   std::optional<at::ScalarType> autocast_dtype;
+  OffloadOptions offload;      // at stage 3
   RecomputeChoice recomputed;  // without units: nothing is
   RecomputeOptions recompute;
   bool cast_inputs = false;

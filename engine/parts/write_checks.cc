@@ -14,13 +14,15 @@ namespace tessera {
 namespace {
 
 // Of this rank's masters of each of these units.
-std::vector<uint64_t> FingerprintsOf(
+absl::StatusOr<std::vector<uint64_t>> FingerprintsOf(
     const std::vector<std::shared_ptr<FlatParameter>>& flats,
     const std::vector<bool>& which) {
   TorchScope scope;
   std::vector<uint64_t> prints;
   for (size_t u = 0; u < flats.size(); ++u) {
     if (!which[u]) continue;
+    TESSERA_ASSIGN_OR_RETURN(const Raised raised,
+                             Raised::Of(flats[u]->separate_masters()));
     const at::Tensor bytes = flats[u]->masters().cpu();
     prints.push_back(Fingerprint(bytes.const_data_ptr(),
                                  static_cast<int64_t>(bytes.nbytes())));
@@ -58,16 +60,15 @@ absl::Status CheckReplicas(EngineParts* parts) {
   if (!any) return absl::OkStatus();
   const auto& flats = parts->flats;
   std::vector<bool>& unverified = parts->unverified_replicas;
-  std::vector<uint64_t> prints;
-  const absl::Status printed = CatchTorch("comparison of replicas", [&] {
-    prints = FingerprintsOf(flats, unverified);
-  });
-  if (!printed.ok()) {
-    parts->comm->Announce(printed);
-    return printed;
+  const absl::StatusOr<std::vector<uint64_t>> prints =
+      CatchTorch("comparison of replicas",
+                 [&] { return FingerprintsOf(flats, unverified); });
+  if (!prints.ok()) {
+    parts->comm->Announce(prints.status());
+    return prints.status();
   }
   TESSERA_ASSIGN_OR_RETURN(const auto all,
-                           AllGatherValues(parts->comm.get(), prints,
+                           AllGatherValues(parts->comm.get(), *prints,
                                            CommTag{"comparison of replicas"}));
   const auto n = static_cast<size_t>(parts->shard_group->world_size());
   for (size_t rank = n; rank < all.size(); ++rank) {

@@ -30,6 +30,8 @@
 
 namespace tessera {
 
+class UpdateStream;  // offload/update_stream.h
+
 // The three booleans that a ZeRO stage is.
 struct Stage {
   bool sharded_optimizer = false;
@@ -71,6 +73,9 @@ struct FlatParameterOptions {
   // are `served_key`. Null: they are. Not with reshard_group.
   std::shared_ptr<ServedGathers> served;
   int64_t served_key = 0;
+  // On whose disk masters lie that are not the working copy, and the optimizer's
+  // states of the flat. Null: in memory. Of flats on the CPU.
+  std::shared_ptr<UpdateStream> states_stream;
 };
 
 // Where the storages of these parameters lie in the flat buffer.

@@ -30,11 +30,15 @@ void ReplicatedCopy::Drop() {
   WorkingCopy::Drop();
 }
 
-void ReplicatedCopy::Publish() {
+void ReplicatedCopy::Publish(CommFuture updated) {
+  if (!traits_.publishes) {
+    if (updated.valid()) arriving_ = std::move(updated);
+    return;
+  }
+  CommTag tag{absl::StrCat("all-gather after the step of unit ", flat_.name())};
+  if (updated.valid()) tag.ready = [updated] { return updated.Wait(); };
   arriving_ = flat_.communicator()->AllGather(
-      whole().Bytes(flat_.owned()), whole().Bytes(),
-      CommTag{
-          absl::StrCat("all-gather after the step of unit ", flat_.name())});
+      whole().Bytes(flat_.owned()), whole().Bytes(), std::move(tag));
 }
 
 // Nothing else holds the values of before: the owners' parts are here, too.

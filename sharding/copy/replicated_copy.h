@@ -17,7 +17,7 @@ class ReplicatedCopy : public WorkingCopy {
   at::Tensor Owned() const override { return whole().View(flat_.owned()); }
   void Take(Range slot, const at::Tensor& values) override;
   void Drop() override;
-  void Publish() override;
+  void Publish(CommFuture updated) override;
   absl::Status Save() override;
   void Restore() override;
   void DropSaved() override { saved_.Reset(); }

@@ -100,9 +100,12 @@ absl::StatusOr<std::unique_ptr<WorkingCopy>> GatheredCopy::Make(
 
 absl::StatusOr<CommFuture> GatheredCopy::Launch() {
   const bool near = secondary_holds_;
-  const CommTag tag{absl::StrCat(
+  CommTag tag{absl::StrCat(
       near ? "all-gather within a group of unit " : "all-gather of unit ",
       flat_.name())};
+  if (updated_.valid()) {
+    tag.ready = [updated = updated_] { return updated.Wait(); };
+  }
   return near ? flat_.options().reshard_group->AllGather(secondary_.Bytes(),
                                                          whole().Bytes(), tag)
               : flat_.communicator()->AllGather(shard_.Bytes(), whole().Bytes(),
@@ -150,7 +153,9 @@ absl::StatusOr<std::unique_ptr<WorkingCopy>> ServedCopy::Make(
   return copy;
 }
 
+// Its own shard is read at once.
 absl::StatusOr<CommFuture> ServedCopy::Launch() {
+  TESSERA_RETURN_IF_ERROR(updated_.Wait());
   return flat_.options().served->Pull(
       flat_.options().served_key, whole().Bytes(),
       CommTag{absl::StrCat("gather of unit ", flat_.name())});

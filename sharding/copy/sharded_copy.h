@@ -20,6 +20,7 @@ class ShardedCopy : public WorkingCopy {
   absl::Status StartGather() override;
   absl::Status Settle() override;
   void Free() override { DropWhole(); }
+  void Publish(CommFuture updated) override { updated_ = std::move(updated); }
   absl::Status PrepareReceive() override;
 
  protected:
@@ -31,7 +32,8 @@ class ShardedCopy : public WorkingCopy {
   // Memory for what Free will leave besides the shard.
   virtual absl::Status AllocateSecondary() { return absl::OkStatus(); }
 
-  FlatBuffer shard_;  // [S]
+  FlatBuffer shard_;    // [S]
+  CommFuture updated_;  // of the shard
 
  private:
   absl::Status AllocateWhole();

@@ -23,6 +23,7 @@ class SharedCopy : public WorkingCopy {
   void Take(Range slot, const at::Tensor& values) override;
   void Drop() override;
   void Free() override;
+  void Publish(CommFuture /*updated*/) override {}
   bool Await(const CommFuture& written) override;
   absl::Status PrepareWrite() override;
   void Restore() override { Free(); }

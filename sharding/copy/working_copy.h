@@ -91,9 +91,10 @@ class WorkingCopy {
   virtual void Free() {}
   virtual void DropSecondary() {}
 
-  // Owned() has been updated: starts to fetch the others' parts. COLLECTIVE,
-  // ASYNC.
-  virtual void Publish() {}
+  // Owned() has been updated, or is from the end of `updated` on, if that is
+  // valid: is not read before. Starts to fetch the others' parts. COLLECTIVE
+  // where the traits say `publishes`, ASYNC.
+  virtual void Publish(CommFuture updated) = 0;
   // Not to be used before `written`, when all ranks have written their part of
   // shared memory; false if none of that is used. LOCAL.
   virtual bool Await(const CommFuture& /*written*/) { return false; }

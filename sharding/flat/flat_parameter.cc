@@ -6,14 +6,19 @@
 #include "absl/strings/str_cat.h"
 #include "base/bits.h"
 #include "base/status.h"
+#include "offload/update_stream.h"
 #include "sharding/torch/torch_scope.h"
 
 namespace tessera {
 
 absl::Status FlatParameter::AllocateMasters() {
+  const auto& stream = options().states_stream;
   TESSERA_ASSIGN_OR_RETURN(
-      master_, FlatBuffer::Allocate(owned().numel(), master_dtype(), device(),
-                                    MemoryKind::kParameters));
+      master_, TieredBuffer::Allocate(
+                   owned().numel(), master_dtype(), device(),
+                   MemoryKind::kParameters,
+                   stream == nullptr ? nullptr : stream->disk(),
+                   absl::StrCat("masters of unit ", name())));
   return absl::OkStatus();
 }
 
@@ -22,10 +27,11 @@ absl::Status FlatParameter::MakeMasters() {
   absl::MutexLock lock(&mutex_);
   if (master_dtype() == dtype() || master_.defined()) return absl::OkStatus();
   TESSERA_RETURN_IF_ERROR(AllocateMasters());
+  TESSERA_RETURN_IF_ERROR(master_.Raise());
   kept_.Order();
   master_.View().copy_(copy_->Owned());
   kept_ = StreamPoint::Now(device());
-  return absl::OkStatus();
+  return master_.Lower(/*changed=*/true);
 }
 
 void FlatParameter::DropMasters() {
@@ -52,7 +58,6 @@ void FlatParameter::Free() {
 // the master where the working copy is no longer the master rounded: a master
 // keeps the bits that the working copy cannot hold.
 void FlatParameter::WriteBack() {
-  constexpr int64_t kChunk = 1 << 20;
   TorchScope scope;
   uses_.OrderAfter();
   kept_.Order();
@@ -65,10 +70,19 @@ void FlatParameter::WriteBack() {
                                     static_cast<int64_t>(bytes.nbytes()));
   }
   const at::Tensor mine = whole.View(owned());
+  if (master_.defined()) not_written_.Update(WriteBackToMasters(mine));
+  const at::Tensor kept = copy_->Owned();
+  if (kept.const_data_ptr() != mine.const_data_ptr()) kept.copy_(mine);
+  kept_ = StreamPoint::Now(device());
+}
+
+absl::Status FlatParameter::WriteBackToMasters(const at::Tensor& mine) {
+  constexpr int64_t kChunk = 1 << 20;
+  TESSERA_RETURN_IF_ERROR(AwaitUpdate());
+  TESSERA_ASSIGN_OR_RETURN(const Raised raised, Raised::Of(&master_));
   const at::ScalarType bits =
       c10::elementSize(dtype()) == 2 ? at::kShort : at::kInt;
-  for (int64_t at = 0; master_.defined() && at < owned().numel();
-       at += kChunk) {
+  for (int64_t at = 0; at < owned().numel(); at += kChunk) {
     const int64_t n = std::min(kChunk, owned().numel() - at);
     const at::Tensor working = mine.narrow(0, at, n);
     const at::Tensor master = master_.View().narrow(0, at, n);
@@ -76,9 +90,17 @@ void FlatParameter::WriteBack() {
         master.to(dtype()).view(bits).ne(working.view(bits));
     master.copy_(at::where(changed, working.to(master_dtype()), master));
   }
-  const at::Tensor kept = copy_->Owned();
-  if (kept.const_data_ptr() != mine.const_data_ptr()) kept.copy_(mine);
-  kept_ = StreamPoint::Now(device());
+  return master_.Lower(/*changed=*/true);
+}
+
+// Of this flat: computed; of all on its disk: written.
+absl::Status FlatParameter::AwaitUpdate() {
+  TESSERA_RETURN_IF_ERROR(updated_.Wait());
+  if (options().states_stream != nullptr) {
+    TESSERA_RETURN_IF_ERROR(options().states_stream->Drain());
+  }
+  updated_ = CommFuture();
+  return absl::OkStatus();
 }
 
 uint64_t FlatParameter::TakeWritten() {
@@ -156,6 +178,8 @@ void FlatParameter::HideUntilSettled() {
 void FlatParameter::StartGather() {
   absl::MutexLock lock(&mutex_);
   if (!blocked_.ok()) return;  // the others do not gather it either
+  // Alone, the gather is made by this call, which would wait for the update.
+  if (updated_.valid() && communicator()->world_size() == 1) return;
   if (life_ == Life::kOwned && !copy_->whole().defined()) {
     failed_ = LaunchGather();
   }
@@ -216,24 +240,31 @@ absl::Status FlatParameter::PrepareUpdate() {
   absl::MutexLock lock(&mutex_);
   TESSERA_RETURN_IF_ERROR(Settle());
   TESSERA_RETURN_IF_ERROR(CheckNotHeld());
+  TESSERA_RETURN_IF_ERROR(AwaitUpdate());
   uses_.OrderAfter();
   kept_.Order();
   if (copy_->whole().defined()) Free();
-  return absl::OkStatus();
+  return not_written_;
 }
 
-absl::Status FlatParameter::PublishOwned(bool working_written) {
+absl::Status FlatParameter::PublishOwned(bool working_written,
+                                         CommFuture updated) {
   TorchScope scope;
   absl::MutexLock lock(&mutex_);
-  if (master_.defined() && !working_written) {
+  updated_ = updated;
+  if (master_.defined() && !working_written && !updated.valid()) {
+    TESSERA_ASSIGN_OR_RETURN(const Raised raised, Raised::Of(&master_));
     copy_->Owned().copy_(master_.View());
   }
   kept_ = StreamPoint::Now(device());
   if (!traits_.can_be_freed) uses_.SetReady();
-  if (!traits_.publishes) return absl::OkStatus();
-  HideUntilSettled();
-  copy_->Publish();
-  return options().overlap ? absl::OkStatus() : Settle();
+  const bool arrives =
+      traits_.publishes ||
+      (updated.valid() && !traits_.can_be_freed && !traits_.shared);
+  if (arrives) HideUntilSettled();
+  copy_->Publish(std::move(updated));
+  if (options().overlap) return absl::OkStatus();
+  return arrives ? Settle() : updated_.Wait();
 }
 
 absl::Status FlatParameter::AwaitOthers(const CommFuture& written) {
@@ -242,6 +273,11 @@ absl::Status FlatParameter::AwaitOthers(const CommFuture& written) {
   if (!copy_->Await(written)) return absl::OkStatus();
   HideUntilSettled();
   return options().overlap ? absl::OkStatus() : Settle();
+}
+
+CommFuture FlatParameter::updated() const {
+  absl::MutexLock lock(&mutex_);
+  return updated_;
 }
 
 at::Tensor FlatParameter::Masters() const {
@@ -254,6 +290,10 @@ at::Tensor FlatParameter::masters() const {
   return Masters();
 }
 
+at::ScalarType FlatParameter::dtype_of_masters() const {
+  return master_.defined() ? master_.dtype() : dtype();
+}
+
 at::Tensor FlatParameter::separate_working() const {
   absl::MutexLock lock(&mutex_);
   return master_.defined() ? copy_->Owned() : at::Tensor();
@@ -263,7 +303,7 @@ int64_t FlatParameter::resident_bytes() const {
   absl::MutexLock lock(&mutex_);
   return traits_.resident_numel *
              static_cast<int64_t>(c10::elementSize(dtype())) +
-         master_.bytes();
+         master_.resident_bytes();
 }
 
 }  // namespace tessera

@@ -8,7 +8,8 @@
 //            (sharding/copy/working_copy.h: whole always, or when used)
 //   master   the values that the optimizer updates: the owned elements in
 //            float32 where the working dtype has 16 bits, or whatever the
-//            parameters were made in; otherwise the working copy itself
+//            parameters were made in; otherwise the working copy itself.
+//            Perhaps on a disk (FlatParameterOptions::states_stream)
 //
 // A pin keeps the flat whole: every operator pins all its flats before it runs.
 // What can be freed may be so at any time while it is not pinned
@@ -42,6 +43,7 @@
 #include "base/torch/stream_point.h"
 #include "base/torch/stream_uses.h"
 #include "comm/communicator.h"
+#include "offload/tiered_buffer.h"
 #include "sharding/copy/flat_description.h"
 #include "sharding/copy/working_copy.h"
 #include "sharding/flat/flat_storages.h"
@@ -129,16 +131,26 @@ class FlatParameter final : public FlatDescription,
 
   // FailedPrecondition if a tessera::Use holds the flat. LOCAL.
   absl::Status CheckUpdatable();
-  // Before an owner changes its part: frees what can be freed, takes writes of
-  // the user into the masters. Errors as CheckUpdatable. LOCAL.
+  // Before an owner changes its part: waits for an update that goes on, frees
+  // what can be freed, takes writes of the user into the masters. Errors as
+  // CheckUpdatable, and a disk's. LOCAL.
   absl::Status PrepareUpdate();
   // After an owner changed its masters (optimizer, load): the working copies of
   // all ranks become them. REQUIRES: PrepareUpdate. COLLECTIVE where every rank
   // has the flat whole and its optimizer is sharded; ASYNC with
   // FlatParameterOptions::overlap. Where the working copy is shared, the caller
   // says when all have written: AwaitOthers. `working_written`: this rank's
-  // separate_working() holds the masters already.
-  absl::Status PublishOwned(bool working_written = false);
+  // separate_working() holds the masters already. `updated`: the owner's part is
+  // changed, both of it, from the end of this on; nothing uses it before.
+  absl::Status PublishOwned(bool working_written = false,
+                            CommFuture updated = {});
+  // What that was given; invalid once it is known to have ended. LOCAL.
+  CommFuture updated() const;
+  // Waits until the owner's part is changed, and the disk has it. LOCAL.
+  absl::Status AwaitUpdated() {
+    absl::MutexLock lock(&mutex_);
+    return AwaitUpdate();
+  }
   // The flat is not used before `written`: every rank has changed its part of
   // the shared working copy. LOCAL; nothing where it is not shared.
   absl::Status AwaitOthers(const CommFuture& written);
@@ -149,8 +161,14 @@ class FlatParameter final : public FlatDescription,
   bool TakeWrittenTo() { return written_to_.exchange(false); }
 
   // This rank's masters, [owned().numel()]; of master_dtype() where the flat is
-  // trainable or has had MakeMasters, else of dtype().
+  // trainable or has had MakeMasters, else of dtype(). REQUIRES: PrepareUpdate,
+  // and Raised (offload/tiered_buffer.h) where they lie on a disk.
   at::Tensor masters() const;
+  at::ScalarType dtype_of_masters() const;
+  // Their buffer, which may lie on a disk; null where the working copy is it.
+  TieredBuffer* separate_masters() {
+    return master_.defined() ? &master_ : nullptr;
+  }
   // This rank's part of the working copy, of dtype(), where masters() is
   // another; else undefined. For who changes the masters and writes both at
   // once. REQUIRES: PrepareUpdate, before writing.
@@ -159,7 +177,7 @@ class FlatParameter final : public FlatDescription,
   absl::Status MakeMasters();
   // Back to the state before that. LOCAL.
   void DropMasters();
-  // Bytes of parameters, masters included, held between uses.
+  // Bytes of memory of parameters, masters included, held between uses.
   int64_t resident_bytes() const;
   // The storages, in slot order; the same from Adopt on.
   const std::vector<c10::intrusive_ptr<c10::StorageImpl>>& storages() const
@@ -185,6 +203,9 @@ class FlatParameter final : public FlatDescription,
   absl::Status LaunchGather() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Free() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WriteBack() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status WriteBackToMasters(const at::Tensor& mine)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status AwaitUpdate() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckNotHeld() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   at::Tensor Masters() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool counts_pins_only() const {
@@ -216,8 +237,11 @@ class FlatParameter final : public FlatDescription,
   FlatStorages storages_ ABSL_GUARDED_BY(mutex_);
   StreamUses uses_ ABSL_GUARDED_BY(mutex_);   // of the whole copy
   StreamPoint kept_ ABSL_GUARDED_BY(mutex_);  // Owned() and masters are written
-  // [owned], where it is not the working copy.
-  FlatBuffer master_ ABSL_GUARDED_BY(mutex_);
+  // [owned], where it is not the working copy. Who reads or writes it outside of
+  // the lock has it by PrepareUpdate.
+  TieredBuffer master_;
+  CommFuture updated_ ABSL_GUARDED_BY(mutex_);       // PublishOwned's
+  absl::Status not_written_ ABSL_GUARDED_BY(mutex_);  // back to the masters
   Life life_ ABSL_GUARDED_BY(mutex_) = Life::kReleased;
   bool free_when_unpinned_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status failed_ ABSL_GUARDED_BY(mutex_);   // to be gathered

@@ -62,7 +62,9 @@ absl::Status FlatParameter::Adopt() {
   {
     absl::MutexLock lock(&mutex_);
     life_ = Life::kOwned;
+    if (master_.defined()) TESSERA_RETURN_IF_ERROR(master_.Raise());
     TESSERA_RETURN_IF_ERROR(TakeStorages());
+    TESSERA_RETURN_IF_ERROR(master_.Lower(/*changed=*/true));
     storages_.Follow(copy_->whole());
     for (const auto& p : parameters()) AddTag(p.tensor);
     kept_ = StreamPoint::Now(device());
@@ -87,7 +89,8 @@ absl::Status FlatParameter::TakeStorages() {
             copy_->Take(slot, values);
             const Range mine = Intersect(slot, owned());
             if (mine.empty() || !master_.defined()) return;
-            master_.View({mine.begin - owned().begin, mine.end - owned().begin})
+            Slice(master_.View(),
+                  {mine.begin - owned().begin, mine.end - owned().begin})
                 .copy_(values.narrow(0, mine.begin - slot.begin, mine.numel()));
           },
       [this](const std::string& parameter) {
@@ -110,6 +113,7 @@ absl::Status FlatParameter::GiveBack() {
   FlatBuffer masters;  // where the parameters get their old dtype back
   const bool whole = copy_->whole().defined() && !storages_.converted();
   if (!whole) {
+    TESSERA_ASSIGN_OR_RETURN(const Raised raised, Raised::Of(&master_));
     TESSERA_ASSIGN_OR_RETURN(masters, GatherWhole(*this, Masters(), "masters"));
   }
   const at::Tensor values = whole ? copy_->whole().View() : masters.View();
@@ -122,6 +126,7 @@ absl::Status FlatParameter::GiveBack() {
 
 void FlatParameter::DropMemory(Life life) {
   ready_ = false;
+  (void)AwaitUpdate();  // it may write to the memory yet
   uses_.Keep(copy_->whole().View());
   copy_->Drop();
   master_.Reset();

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/check.h"
 #include "base/status.h"
 #include "base/torch/divide.h"
 #include "base/torch/stream_uses.h"
@@ -261,6 +262,11 @@ void FlatGradient::Zero() {
 at::Tensor FlatGradient::owned() const {
   if (in_place_) return local_->View(flat_->owned());
   return reduced_.defined() ? reduced_.View() : at::Tensor();
+}
+
+FlatBuffer FlatGradient::TakeStepGradient() {
+  TESSERA_CHECK(!in_place_) << flat_->name();
+  return std::move(reduced_);
 }
 
 absl::StatusOr<at::Tensor> FlatGradient::Whole(int parameter) const {

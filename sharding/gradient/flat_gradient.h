@@ -132,6 +132,8 @@ class FlatGradient {
   // ranges of parameters with has_gradient hold one. Undefined if there is
   // none.
   at::Tensor owned() const;
+  // The same, given away: undefined from then on. REQUIRES: stages 2 and 3.
+  FlatBuffer TakeStepGradient();
   // The whole gradient of a parameter, in its shape and the master dtype;
   // undefined without one. COLLECTIVE.
   absl::StatusOr<at::Tensor> Whole(int parameter) const;

@@ -142,6 +142,9 @@ class Gradients {
   void Enter() { stream_.Enter(); }
   // By flat, in the model's order. REQUIRES: Enter.
   const FlatGradient& of(size_t flat) const { return *flats_[flat]; }
+  FlatBuffer TakeStepGradient(size_t flat) {
+    return flats_[flat]->TakeStepGradient();
+  }
 
   // FailedPrecondition naming a parameter with a gradient that is not reduced:
   // of a Run that did not, of a bare loss.backward(), or put there by hand.

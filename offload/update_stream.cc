@@ -1,0 +1,259 @@
+#include "offload/update_stream.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/monotonic.h"
+#include "base/status.h"
+#include "base/thread/start_thread.h"
+#include "base/torch_guard.h"
+#include "c10/core/GradMode.h"
+#include "sharding/torch/torch_scope.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kNumelUnit = 4096;  // of slices, see UpdateStreamOptions
+
+absl::Status WaitForAll(std::vector<SwapFuture>* futures) {
+  absl::Status status;
+  for (const SwapFuture& future : *futures) status.Update(future.Wait());
+  futures->clear();
+  return status;
+}
+
+bool AllDone(const std::vector<SwapFuture>& futures) {
+  return std::all_of(futures.begin(), futures.end(),
+                     [](const SwapFuture& future) { return future.Done(); });
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<UpdateStream>> UpdateStream::Create(
+    std::shared_ptr<SwapFile> disk, const UpdateStreamOptions& options) {
+  TESSERA_CHECK(options.slice_numel % kNumelUnit == 0 && options.buffers > 0);
+  std::unique_ptr<UpdateStream> stream(
+      new UpdateStream(std::move(disk), options));
+  TESSERA_RETURN_IF_ERROR(stream->TakeMemory());
+  TESSERA_ASSIGN_OR_RETURN(
+      stream->thread_,
+      StartThread("tessera-update", [self = stream.get()] { self->Run(); }));
+  return stream;
+}
+
+absl::Status UpdateStream::TakeMemory() {
+  const int64_t state_bytes = options_.slice_numel * options_.item_bytes;
+  const int64_t bytes = options_.most_states * state_bytes + kSwapAlignment;
+  buffers_.resize(static_cast<size_t>(options_.buffers));
+  for (Buffer& buffer : buffers_) {
+    TESSERA_ASSIGN_OR_RETURN(buffer.memory,
+                             AllocateCounted(bytes, MemoryKind::kOptimizer));
+    memory_bytes_ += bytes;
+    char* at = buffer.memory.data_as<char>();
+    at += (kSwapAlignment - reinterpret_cast<uintptr_t>(at) % kSwapAlignment) %
+          kSwapAlignment;
+    for (int64_t i = 0; i < options_.most_states; ++i) {
+      buffer.data.push_back(at + i * state_bytes);
+    }
+    disk_->Register(at, bytes - kSwapAlignment);
+  }
+  return absl::OkStatus();
+}
+
+UpdateStream::~UpdateStream() {
+  {
+    absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+  }
+  if (thread_.joinable()) thread_.join();
+  for (const Buffer& buffer : buffers_) {
+    if (!buffer.data.empty()) disk_->Unregister(buffer.data[0]);
+  }
+}
+
+CommFuture UpdateStream::Push(StreamedUpdate update) {
+  auto unit = std::make_shared<Unit>();
+  unit->numel = update.states[0]->numel();
+  for (const TieredBuffer* state : update.states) {
+    TESSERA_CHECK(state->disk() == disk_.get() && !state->in_memory() &&
+                  state->numel() == unit->numel &&
+                  state->item_bytes() <= options_.item_bytes)
+        << state->what();
+  }
+  TESSERA_CHECK(static_cast<int64_t>(update.states.size()) <=
+                options_.most_states);
+  unit->update = std::move(update);
+  const CommFuture computed = unit->computed.future();
+  absl::MutexLock lock(&mutex_);
+  ++pushed_;
+  written_ = false;
+  queue_.push_back(std::move(unit));
+  return computed;
+}
+
+absl::Status UpdateStream::Drain() {
+  absl::MutexLock lock(&mutex_);
+  mutex_.Await(absl::Condition(
+      +[](UpdateStream* self) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+        return self->ended_ == self->pushed_ && self->written_;
+      },
+      this));
+  return failed_;
+}
+
+UpdateStreamStats UpdateStream::stats() const {
+  absl::MutexLock lock(&mutex_);
+  return stats_;
+}
+
+void UpdateStream::Run() {
+  const c10::AutoGradMode no_grad(false);
+  while (true) {
+    ReadAhead();
+    if (computed_ < read_) {
+      Buffer& buffer = At(computed_);
+      Unit* const unit = buffer.unit.get();
+      const absl::Status status = Compute(&buffer);
+      ++computed_;
+      if (!status.ok()) {
+        absl::MutexLock lock(&mutex_);
+        failed_.Update(status);
+      }
+      if (buffer.slice.end == unit->numel) End(unit, status);
+      buffer.unit.reset();
+      continue;
+    }
+    absl::Status status;
+    for (Buffer& buffer : buffers_) status.Update(AwaitWritten(&buffer));
+    absl::MutexLock lock(&mutex_);
+    failed_.Update(status);
+    written_ = queue_.empty();
+    mutex_.Await(absl::Condition(
+        +[](UpdateStream* self) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+          return self->stopping_ || !self->queue_.empty();
+        },
+        this));
+    if (queue_.empty()) return;
+  }
+}
+
+// reading_ is a unit of which some elements are not being read yet; false if
+// there is none.
+bool UpdateStream::Next() {
+  while (reading_ == nullptr) {
+    std::shared_ptr<Unit> next;
+    absl::Status failed;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (queue_.empty()) return false;
+      next = std::move(queue_.front());
+      queue_.pop_front();
+      failed = failed_;
+    }
+    reading_at_ = 0;
+    if (failed.ok() && next->numel > 0) {
+      reading_ = std::move(next);
+    } else {
+      End(next.get(), failed);
+    }
+  }
+  return true;
+}
+
+// A buffer that is still being written is waited for only where there is
+// nothing else to do.
+void UpdateStream::ReadAhead() {
+  while (read_ - computed_ < static_cast<int64_t>(buffers_.size()) && Next()) {
+    Buffer& buffer = At(read_);
+    if (computed_ < read_ && !AllDone(buffer.writes)) return;
+    const absl::Status written = AwaitWritten(&buffer);
+    if (!written.ok()) {
+      absl::MutexLock lock(&mutex_);
+      failed_.Update(written);
+    }
+    const Range slice = {
+        reading_at_,
+        std::min(reading_at_ + options_.slice_numel, reading_->numel)};
+    StartRead(reading_, slice, &buffer);
+    ++read_;
+    reading_at_ = slice.end;
+    if (reading_at_ == reading_->numel) reading_ = nullptr;
+  }
+}
+
+void UpdateStream::StartRead(std::shared_ptr<Unit> unit, Range slice,
+                             Buffer* buffer) {
+  for (size_t i = 0; i < unit->update.states.size(); ++i) {
+    const TieredBuffer& state = *unit->update.states[i];
+    const int64_t bytes = slice.numel() * state.item_bytes();
+    if (state.zeros()) {
+      std::memset(buffer->data[i], 0, static_cast<size_t>(bytes));
+      continue;
+    }
+    buffer->reads.push_back(
+        disk_->Read(state.extent(), slice.begin * state.item_bytes(),
+                    buffer->data[i], bytes, state.what()));
+  }
+  buffer->unit = std::move(unit);
+  buffer->slice = slice;
+}
+
+// And starts to write it. After an error of a slice before it nothing is
+// computed or written.
+absl::Status UpdateStream::Compute(Buffer* buffer) {
+  const absl::Duration begin = MonotonicNow();
+  const absl::Status read = WaitForAll(&buffer->reads);
+  const absl::Duration computing = MonotonicNow();
+  absl::Status status;
+  {
+    absl::MutexLock lock(&mutex_);
+    stats_.stalled += computing - begin;
+    status = failed_;
+  }
+  status.Update(read);
+  if (!status.ok()) return status;
+  status = CatchTorch("update of states on a disk", [&] {
+    TorchScope scope;
+    return buffer->unit->update.compute(buffer->slice, buffer->data);
+  });
+  {
+    absl::MutexLock lock(&mutex_);
+    stats_.computing += MonotonicNow() - computing;
+  }
+  if (status.ok()) StartWrite(buffer);
+  return status;
+}
+
+void UpdateStream::StartWrite(Buffer* buffer) {
+  const std::vector<TieredBuffer*>& states = buffer->unit->update.states;
+  for (size_t i = 0; i < states.size(); ++i) {
+    const int64_t item = states[i]->item_bytes();
+    buffer->writes.push_back(disk_->Write(
+        states[i]->extent(), buffer->slice.begin * item, buffer->data[i],
+        buffer->slice.numel() * item, states[i]->what()));
+  }
+}
+
+absl::Status UpdateStream::AwaitWritten(Buffer* buffer) {
+  if (buffer->writes.empty()) return absl::OkStatus();
+  const absl::Duration begin = MonotonicNow();
+  const absl::Status status = WaitForAll(&buffer->writes);
+  absl::MutexLock lock(&mutex_);
+  stats_.stalled += MonotonicNow() - begin;
+  return status;
+}
+
+void UpdateStream::End(Unit* unit, const absl::Status& status) {
+  for (TieredBuffer* state : unit->update.states) {
+    if (status.ok()) state->SetWritten();
+  }
+  unit->update = StreamedUpdate();
+  unit->computed.End(status);
+  absl::MutexLock lock(&mutex_);
+  ++ended_;
+}
+
+}  // namespace tessera

@@ -1,0 +1,150 @@
+// UpdateStream: changes states that lie on a disk, unit by unit, on a thread of
+// its own, through a few small buffers of memory:
+//
+//     slice i+2   being read
+//     slice i+1   read
+//     slice i     computed, on the thread
+//     slice i-1   being written
+//
+// A slice is the same elements of all states of a unit (masters, exp_avg,
+// exp_avg_sq), and slices go on from one unit to the next without a stop. So an
+// update costs what its transfers cost, or its arithmetic, whichever is more,
+// and memory that does not grow with the model. It runs while the program goes
+// on: what needs the values of a unit waits for the future of Push.
+//
+// After an error of the disk what lies there is neither the old nor the new:
+// every later Push and Drain returns that error. A checkpoint has what was
+// saved.
+//
+// Source: ZeRO-Infinity (arXiv 2104.07857), section 5.2.
+// Threads: any.
+#ifndef OFFLOAD_UPDATE_STREAM_H_
+#define OFFLOAD_UPDATE_STREAM_H_
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "base/memory/memory.h"
+#include "comm/comm_promise.h"
+#include "comm/communicator.h"
+#include "offload/disk/swap_file.h"
+#include "offload/tiered_buffer.h"
+#include "sharding/layout/layout.h"
+
+namespace tessera {
+
+struct UpdateStreamOptions {
+  int buffers = 4;  // slices in memory at a time (DeepSpeed's buffer_count)
+  // Elements of a slice, a multiple of 4096: so slices begin where a kernel's
+  // groups of elements do, and where a disk's blocks do.
+  int64_t slice_numel = 1 << 20;
+  int64_t most_states = 3;  // of a unit
+  int64_t item_bytes = 4;   // of an element, at most
+};
+
+// What is to be done to one unit.
+struct StreamedUpdate {
+  // All on the stream's disk, of the same length. They are the stream's, and
+  // stay where they are, until Drain, and are not pushed again before.
+  std::vector<TieredBuffer*> states;
+  // Elements [slice.begin, slice.end) of states[i] lie at data[i], read, and
+  // are written from there. On the stream's thread, slice by slice; destroyed
+  // before the future ends.
+  std::function<absl::Status(Range slice, const std::vector<char*>& data)>
+      compute;
+};
+
+// Since Create.
+struct UpdateStreamStats {
+  absl::Duration computing;  // in StreamedUpdate::compute
+  absl::Duration stalled;    // waited for the disk, with something to do
+};
+
+class UpdateStream {
+ public:
+  // Takes its memory (`buffers` slices of `most_states`), and starts its
+  // thread. ResourceExhausted. LOCAL.
+  static absl::StatusOr<std::unique_ptr<UpdateStream>> Create(
+      std::shared_ptr<SwapFile> disk, const UpdateStreamOptions& options);
+  // Waits for what has been pushed.
+  ~UpdateStream();
+  UpdateStream(const UpdateStream&) = delete;
+  UpdateStream& operator=(const UpdateStream&) = delete;
+
+  // The future ends when all slices have been computed, whether they are
+  // written or not. LOCAL, ASYNC.
+  CommFuture Push(StreamedUpdate update);
+  // All that was pushed has been computed and written; the error of before, if
+  // there was one. LOCAL, blocking.
+  absl::Status Drain();
+
+  const std::shared_ptr<SwapFile>& disk() const { return disk_; }
+  int64_t resident_bytes() const { return memory_bytes_; }
+  UpdateStreamStats stats() const;
+
+ private:
+  struct Unit {
+    StreamedUpdate update;
+    CommPromise computed;
+    int64_t numel = 0;
+  };
+  // A slice in memory.
+  struct Buffer {
+    CountedBuffer memory;
+    std::shared_ptr<Unit> unit;
+    Range slice;
+    std::vector<char*> data;  // by state
+    std::vector<SwapFuture> reads, writes;
+  };
+
+  UpdateStream(std::shared_ptr<SwapFile> disk,
+               const UpdateStreamOptions& options)
+      : disk_(std::move(disk)), options_(options) {}
+  absl::Status TakeMemory();
+  void Run();
+  bool Next();
+  void ReadAhead();
+  void StartRead(std::shared_ptr<Unit> unit, Range slice, Buffer* buffer);
+  absl::Status Compute(Buffer* buffer);
+  void StartWrite(Buffer* buffer);
+  absl::Status AwaitWritten(Buffer* buffer);
+  void End(Unit* unit, const absl::Status& status);
+  Buffer& At(int64_t slice_number) {
+    return buffers_[static_cast<size_t>(slice_number %
+                                        static_cast<int64_t>(buffers_.size()))];
+  }
+
+  const std::shared_ptr<SwapFile> disk_;
+  const UpdateStreamOptions options_;
+  int64_t memory_bytes_ = 0;
+
+  // The thread's own. Slices are numbered as they come: those below computed_
+  // have been, those below read_ are being read or have been.
+  std::vector<Buffer> buffers_;
+  int64_t read_ = 0, computed_ = 0;
+  std::shared_ptr<Unit> reading_;  // null: the next of the queue
+  int64_t reading_at_ = 0;         // its elements below are being read
+
+  mutable absl::Mutex mutex_;
+  std::deque<std::shared_ptr<Unit>> queue_ ABSL_GUARDED_BY(mutex_);
+  int64_t pushed_ ABSL_GUARDED_BY(mutex_) = 0;   // units
+  int64_t ended_ ABSL_GUARDED_BY(mutex_) = 0;    // computed, or failed
+  bool written_ ABSL_GUARDED_BY(mutex_) = true;  // nothing is on its way
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status failed_ ABSL_GUARDED_BY(mutex_);
+  UpdateStreamStats stats_ ABSL_GUARDED_BY(mutex_);
+  std::thread thread_;
+};
+
+}  // namespace tessera
+#endif  // OFFLOAD_UPDATE_STREAM_H_

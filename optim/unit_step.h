@@ -1,0 +1,84 @@
+// UnitStep: the AdamW step of one unit, decided: which of its elements, by
+// which coefficients. It can be applied to all of them at once, or slice by
+// slice as states come from a disk, with the same bits: a kernel's groups of
+// elements are where they would be on whole parameters.
+#ifndef OPTIM_UNIT_STEP_H_
+#define OPTIM_UNIT_STEP_H_
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "absl/container/flat_hash_map.h"
+#include "optim/adamw_kernel.h"
+#include "sharding/flat/flat_parameter.h"
+#include "sharding/gradient/flat_gradient.h"
+#include "sharding/layout/layout.h"
+
+namespace tessera {
+
+// What gradients are multiplied with.
+struct GradientFactor {
+  GradientFactor(double value = 1) : value(value) {}  // NOLINT: is a number
+  // One that the device knows, and if `may_skip` whether there is a step at
+  // all: FinishNorm's (optim/device_kernels.h).
+  GradientFactor(at::Tensor scalars, bool may_skip)
+      : scalars(std::move(scalars)), may_skip(may_skip) {}
+  double value = 1;
+  at::Tensor scalars;  // undefined: `value` is it
+  bool may_skip = false;
+};
+
+// The same elements of each, [n].
+struct StepTensors {
+  at::Tensor masters, exp_avg, exp_avg_sq;  // of the master dtype
+  at::Tensor gradient;  // the same; may hold another than before afterwards
+  at::Tensor working;   // undefined where masters are it
+};
+
+class UnitStep {
+ public:
+  // `steps`: by parameter of the model, this one counted.
+  UnitStep(const FlatParameter& flat, const FlatGradient& gradient,
+           const std::vector<int64_t>& steps, const AdamWOptions& options,
+           GradientFactor factor);
+
+  // Tensors that hold a number of steps, by that number; may be kept for
+  // several.
+  using Counts = absl::flat_hash_map<int64_t, at::Tensor>;
+  // Steps the elements of `slice`, counted from the first that this rank owns,
+  // of which `tensors` are. A slice begins at a multiple of 64. True if the
+  // working copy was written, too. LOCAL; on devices ASYNC, on the current
+  // stream.
+  bool Apply(Range slice, const StepTensors& tensors, Counts* counts) const;
+
+ private:
+  // Segments that follow each other without a gap, of equal step counts: what a
+  // kernel takes at once.
+  struct Run {
+    Range range;         // from the first element that this rank owns
+    Range in_parameter;  // of the first segment
+    int64_t param_numel;
+    int64_t step;
+
+    bool aligned() const;
+    // `in_groups`: only if the kernel's groups are each segment's.
+    bool Extend(const Run& next, bool in_groups);
+    // The part of it in `slice`, from where that begins; empty if there is
+    // none.
+    Run In(Range slice) const;
+  };
+  bool ApplyKernel(Range slice, const StepTensors& tensors) const;
+  void ApplyLibtorch(Range slice, const StepTensors& tensors,
+                     Counts* counts) const;
+
+  AdamWOptions options_;
+  GradientFactor factor_;
+  at::Device device_;
+  bool kernel_ = false;
+  std::vector<Run> runs_;
+};
+
+}  // namespace tessera
+#endif  // OPTIM_UNIT_STEP_H_
