@@ -73,10 +73,10 @@ struct CommTag {
       : what(std::move(what)), site(site) {}
   std::string what;
   CallSite site;
-  // Called before the collective reads or writes its tensors here, on the thread
-  // that issues it, which it may block: these come from elsewhere, a disk say.
-  // An error of it is the collective's. Must not wait for a collective (for what
-  // it may: comm/comm_promise.h). Empty: they are there.
+  // Called before the collective reads or writes its tensors here, on the
+  // thread that issues it, which it may block: these come from elsewhere, a
+  // disk say. An error of it is the collective's. Must not wait for a
+  // collective (for what it may: comm/comm_promise.h). Empty: they are there.
   std::function<absl::Status()> ready;
 };
 

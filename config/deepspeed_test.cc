@@ -18,6 +18,7 @@ using ::absl::StatusCode;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::UnorderedElementsAre;
 
 std::string With(absl::string_view members) {
   return Json(absl::StrCat("\"train_batch_size\": 8, ", members));

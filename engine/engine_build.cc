@@ -284,11 +284,10 @@ Engine::Impl::FlatParameterOptionsOfAll(absl::Span<const FlatPlan> flats) {
 absl::Status Engine::Impl::TakeOver(std::vector<FlatPlan> flats) {
   TESSERA_ASSIGN_OR_RETURN(std::vector<FlatParameterOptions> all_options,
                            FlatParameterOptionsOfAll(flats));
-  TESSERA_ASSIGN_OR_RETURN(
-      parts_->states_stream,
-      PutStatesOnDisk(parts_->settings.offload, flats,
-                      parts_->shard_group->world_size(), parts_->comm.get(),
-                      &all_options));
+  TESSERA_ASSIGN_OR_RETURN(parts_->states_stream,
+                           PutStatesOnDisk(parts_->settings.offload, flats,
+                                           parts_->shard_group->world_size(),
+                                           parts_->comm.get(), &all_options));
   std::vector<Gatherable*> freeable;
   for (size_t i = 0; i < flats.size(); ++i) {
     FlatPlan& plan = flats[i];

@@ -100,7 +100,8 @@ absl::Status TieredBuffer::ReadBytes(int64_t begin, int64_t bytes,
     return absl::OkStatus();
   }
   const int64_t from = begin / kSwapAlignment * kSwapAlignment;
-  if (from == begin) return disk_->Read(extent_, begin, to, bytes, what_).Wait();
+  if (from == begin)
+    return disk_->Read(extent_, begin, to, bytes, what_).Wait();
   const int64_t whole = begin + bytes - from;
   TESSERA_ASSIGN_OR_RETURN(const CountedBuffer around,
                            AllocateCounted(whole, MemoryKind::kOther));

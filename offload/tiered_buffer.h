@@ -38,12 +38,9 @@ class TieredBuffer {
   // Zeros. `disk`: where they lie; null: in memory, on `device`. `what` is for
   // messages: "exp_avg of unit layers.3". REQUIRES: the device is the CPU where
   // there is a disk. LOCAL.
-  static absl::StatusOr<TieredBuffer> Allocate(int64_t numel,
-                                               at::ScalarType dtype,
-                                               at::Device device,
-                                               MemoryKind kind,
-                                               std::shared_ptr<SwapFile> disk,
-                                               std::string what);
+  static absl::StatusOr<TieredBuffer> Allocate(
+      int64_t numel, at::ScalarType dtype, at::Device device, MemoryKind kind,
+      std::shared_ptr<SwapFile> disk, std::string what);
   TieredBuffer(TieredBuffer&& other) noexcept;
   TieredBuffer& operator=(TieredBuffer&& other) noexcept;
   ~TieredBuffer() { Reset(); }

@@ -193,9 +193,9 @@ void UpdateStream::StartRead(std::shared_ptr<Unit> unit, Range slice,
       std::memset(buffer->data[i], 0, static_cast<size_t>(bytes));
       continue;
     }
-    buffer->reads.push_back(
-        disk_->Read(state.extent(), slice.begin * state.item_bytes(),
-                    buffer->data[i], bytes, state.what()));
+    buffer->reads.push_back(disk_->Read(state.extent(),
+                                        slice.begin * state.item_bytes(),
+                                        buffer->data[i], bytes, state.what()));
   }
   buffer->unit = std::move(unit);
   buffer->slice = slice;

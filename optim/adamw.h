@@ -52,9 +52,9 @@ class AdamW {
   // `after` is called when a unit is done, while it is in the caches: to
   // publish it (FlatParameter::PublishOwned; `working_written` is for that). An
   // error of it ends the step there.
-  // On devices all of it is ASYNC, on the current stream. Units whose states lie
-  // on a disk are changed behind the call: `after` is called at once, with a
-  // valid `updated` (FlatParameter::PublishOwned), and must be given; their
+  // On devices all of it is ASYNC, on the current stream. Units whose states
+  // lie on a disk are changed behind the call: `after` is called at once, with
+  // a valid `updated` (FlatParameter::PublishOwned), and must be given; their
   // gradients are gone.
   using AfterUnit = std::function<absl::Status(
       size_t flat, bool working_written, const CommFuture& updated)>;

@@ -114,11 +114,12 @@ class RankOptimizer {
     TESSERA_RETURN_IF_ERROR(gradients_->Run(backward, {"a step"}));
     TESSERA_RETURN_IF_ERROR(flat_->PrepareUpdate());
     TESSERA_RETURN_IF_ERROR(
-        adamw_->Step(gradients_.get(), factor, [&](size_t u, bool working_written, const CommFuture&) {
-          EXPECT_EQ(u, 0u);
-          working_written_ = working_written;
-          return absl::OkStatus();
-        }));
+        adamw_->Step(gradients_.get(), factor,
+                     [&](size_t u, bool working_written, const CommFuture&) {
+                       EXPECT_EQ(u, 0u);
+                       working_written_ = working_written;
+                       return absl::OkStatus();
+                     }));
     gradients_->Zero();
     return absl::OkStatus();
   }

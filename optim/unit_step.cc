@@ -148,9 +148,8 @@ bool UnitStep::Run::aligned() const {
 
 bool UnitStep::Run::Extend(const Run& next, bool in_groups) {
   if (next.range.begin != range.end || next.step != step) return false;
-  if (in_groups &&
-      (!aligned() || !next.aligned() || range.begin % kGroup != 0 ||
-       range.numel() % kGroup != 0)) {
+  if (in_groups && (!aligned() || !next.aligned() ||
+                    range.begin % kGroup != 0 || range.numel() % kGroup != 0)) {
     return false;
   }
   range.end = next.range.end;

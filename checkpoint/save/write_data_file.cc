@@ -64,9 +64,8 @@ absl::StatusOr<proto::CheckpointFile> WriteDataFile(
   for (size_t i = 0; i < pieces->size(); ++i) {
     const SavedPiece& piece = (*pieces)[i];
     const int64_t bytes = piece.bytes();
-    TESSERA_RETURN_IF_ERROR(writer.BeginPiece(piece.storage, piece.state,
-                                              piece.begin,
-                                              piece.numel(), bytes));
+    TESSERA_RETURN_IF_ERROR(writer.BeginPiece(
+        piece.storage, piece.state, piece.begin, piece.numel(), bytes));
     for (int64_t at = 0; at < bytes; at += kPartBytes) {
       const int64_t size = std::min(kPartBytes, bytes - at);
       TESSERA_ASSIGN_OR_RETURN(const absl::string_view part,

@@ -47,8 +47,8 @@ class NamedAccess {
                                             absl::string_view where);
   // This rank's part of one state, [owned]; the others have theirs.
   absl::StatusOr<TieredBuffer*> OwnedState(absl::string_view name,
-                                        const ParameterRef& place,
-                                        OptimizerState which);
+                                           const ParameterRef& place,
+                                           OptimizerState which);
 
   EngineParts* const parts_;
 };

@@ -212,8 +212,8 @@ class Loading {
   void WantOwned(const StateMatch::Place& place, int64_t begin, int flat,
                  StateTable::State kind, Range range) {
     const int number = place.states[kind];
-    const bool in_memory = kind != StateTable::kValue &&
-                           table_.Buffer(flat, kind)->in_memory();
+    const bool in_memory =
+        kind != StateTable::kValue && table_.Buffer(flat, kind)->in_memory();
     const at::Tensor elements =
         in_memory ? table_.Elements(flat, kind) : at::Tensor();
     if (number < 0 || !in_memory || !state_.optimizer->has_zeros(flat) ||

@@ -160,6 +160,7 @@ OffloadOptions OffloadOf(const proto::Config& config) {
   offload.stream.buffers =
       static_cast<int>(std::max<int64_t>(optimizer.buffer_count(), 2));
   offload.stream.slice_numel = tuning.slice_numel();
+  offload.min_state_bytes = tuning.min_state_bytes();
   return offload;
 }
 

@@ -18,8 +18,8 @@ constexpr char kKey[] = "zero_optimization.offload_optimizer";
 
 int64_t StateItemBytes(const FlatPlan& flat) {
   const at::ScalarType own = ElementType(flat.dtype);
-  return static_cast<int64_t>(c10::elementSize(
-      at::isReducedFloatingType(own) ? at::kFloat : own));
+  return static_cast<int64_t>(
+      c10::elementSize(at::isReducedFloatingType(own) ? at::kFloat : own));
 }
 
 struct Choice {
@@ -35,18 +35,16 @@ Choice Choose(const OffloadOptions& options, absl::Span<const FlatPlan> flats,
   Choice choice;
   std::vector<int64_t> numels;
   for (const FlatPlan& flat : flats) {
-    numels.push_back(
-        LayoutOf(flat.parameters, shard_group_size).shard_numel());
+    numels.push_back(LayoutOf(flat.parameters, shard_group_size).shard_numel());
     choice.total_numel += numels.back();
   }
-  const double wanted =
-      options.ratio * static_cast<double>(choice.total_numel);
+  const double wanted = options.ratio * static_cast<double>(choice.total_numel);
   double passed = 0;  // those before the chosen ones, from the end
   for (size_t i = flats.size(); i-- > 0;) {
     passed += static_cast<double>(numels[i]);
     const int64_t item = StateItemBytes(flats[i]);
     if (!flat_options[i].stage.sharded_parameters ||
-        numels[i] * item < options.least_bytes || passed > wanted) {
+        numels[i] * item < options.min_state_bytes || passed > wanted) {
       continue;
     }
     choice.flats.push_back(i);

@@ -26,7 +26,7 @@ struct OffloadOptions {
   UpdateStreamOptions stream;
   // Of one state of a unit, on a rank: less stays in memory, since a disk takes
   // as long for it as for more.
-  int64_t least_bytes = 64 << 10;
+  int64_t min_state_bytes = 64 << 10;
 };
 
 // Chooses units from the model's end until they have `ratio` of its elements,

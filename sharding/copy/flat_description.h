@@ -73,8 +73,8 @@ struct FlatParameterOptions {
   // are `served_key`. Null: they are. Not with reshard_group.
   std::shared_ptr<ServedGathers> served;
   int64_t served_key = 0;
-  // On whose disk masters lie that are not the working copy, and the optimizer's
-  // states of the flat. Null: in memory. Of flats on the CPU.
+  // On whose disk masters lie that are not the working copy, and the
+  // optimizer's states of the flat. Null: in memory. Of flats on the CPU.
   std::shared_ptr<UpdateStream> states_stream;
 };
 

@@ -37,8 +37,8 @@ void ReplicatedCopy::Publish(CommFuture updated) {
   }
   CommTag tag{absl::StrCat("all-gather after the step of unit ", flat_.name())};
   if (updated.valid()) tag.ready = [updated] { return updated.Wait(); };
-  arriving_ = flat_.communicator()->AllGather(
-      whole().Bytes(flat_.owned()), whole().Bytes(), std::move(tag));
+  arriving_ = flat_.communicator()->AllGather(whole().Bytes(flat_.owned()),
+                                              whole().Bytes(), std::move(tag));
 }
 
 // Nothing else holds the values of before: the owners' parts are here, too.

@@ -14,11 +14,11 @@ namespace tessera {
 absl::Status FlatParameter::AllocateMasters() {
   const auto& stream = options().states_stream;
   TESSERA_ASSIGN_OR_RETURN(
-      master_, TieredBuffer::Allocate(
-                   owned().numel(), master_dtype(), device(),
-                   MemoryKind::kParameters,
-                   stream == nullptr ? nullptr : stream->disk(),
-                   absl::StrCat("masters of unit ", name())));
+      master_,
+      TieredBuffer::Allocate(owned().numel(), master_dtype(), device(),
+                             MemoryKind::kParameters,
+                             stream == nullptr ? nullptr : stream->disk(),
+                             absl::StrCat("masters of unit ", name())));
   return absl::OkStatus();
 }
 

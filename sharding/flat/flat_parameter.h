@@ -140,8 +140,8 @@ class FlatParameter final : public FlatDescription,
   // has the flat whole and its optimizer is sharded; ASYNC with
   // FlatParameterOptions::overlap. Where the working copy is shared, the caller
   // says when all have written: AwaitOthers. `working_written`: this rank's
-  // separate_working() holds the masters already. `updated`: the owner's part is
-  // changed, both of it, from the end of this on; nothing uses it before.
+  // separate_working() holds the masters already. `updated`: the owner's part
+  // is changed, both of it, from the end of this on; nothing uses it before.
   absl::Status PublishOwned(bool working_written = false,
                             CommFuture updated = {});
   // What that was given; invalid once it is known to have ended. LOCAL.
@@ -237,10 +237,10 @@ class FlatParameter final : public FlatDescription,
   FlatStorages storages_ ABSL_GUARDED_BY(mutex_);
   StreamUses uses_ ABSL_GUARDED_BY(mutex_);   // of the whole copy
   StreamPoint kept_ ABSL_GUARDED_BY(mutex_);  // Owned() and masters are written
-  // [owned], where it is not the working copy. Who reads or writes it outside of
-  // the lock has it by PrepareUpdate.
+  // [owned], where it is not the working copy. Who reads or writes it outside
+  // of the lock has it by PrepareUpdate.
   TieredBuffer master_;
-  CommFuture updated_ ABSL_GUARDED_BY(mutex_);       // PublishOwned's
+  CommFuture updated_ ABSL_GUARDED_BY(mutex_);        // PublishOwned's
   absl::Status not_written_ ABSL_GUARDED_BY(mutex_);  // back to the masters
   Life life_ ABSL_GUARDED_BY(mutex_) = Life::kReleased;
   bool free_when_unpinned_ ABSL_GUARDED_BY(mutex_) = false;

@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/bits.h"
+#include "base/env.h"
 #include "c10/util/Exception.h"
 
 namespace tessera {
@@ -62,6 +63,7 @@ void VisitWay(Spec& spec, const Visit& visit) {
   visit("reduce_bucket_size", &spec.reduce_bucket_size);
   visit("in_place_gradient_bytes", &spec.in_place_gradient_bytes);
   visit("recompute", &spec.recompute);
+  visit("states_on_disk", &spec.states_on_disk);
   visit("poison", &spec.poison);
   visit("device", &spec.device);
   visit("construct_budget", &spec.construct_budget);
@@ -140,6 +142,22 @@ void SetRecompute(const std::string& text, proto::Config* config) {
   recompute->add_units(words[0]);
   if (words.size() > 1) recompute->set_policy(words[1]);
   if (words.size() > 2) recompute->set_check(words[2]);
+}
+
+// Small units too, in slices that are smaller than some.
+void SetOffload(const TrainingSpec& spec, proto::Config* config) {
+  if (spec.states_on_disk < 0) return;
+  auto* const offload =
+      config->mutable_zero_optimization()->mutable_offload_optimizer();
+  offload->set_device("nvme");
+  offload->set_nvme_path(
+      absl::StrCat(EnvString("TEST_TMPDIR").value_or("/tmp"), "/swap"));
+  if (spec.stage == 3) offload->set_ratio(spec.states_on_disk);
+  proto::OffloadTuning* const tuning =
+      config->mutable_sharding()->mutable_offload();
+  tuning->set_min_state_bytes(0);
+  tuning->set_slice_numel(4096);
+  tuning->set_checksums(true);
 }
 
 void SetSharding(const TrainingSpec& spec, proto::Config* config) {
@@ -242,6 +260,7 @@ proto::Config ConfigOf(const TrainingSpec& spec) {
   SetPrecision(spec, &config);
   SetSharding(spec, &config);
   SetRecompute(spec.recompute, &config);
+  SetOffload(spec, &config);
   return config;
 }
 

@@ -61,6 +61,8 @@ struct TrainingSpec {
   int64_t in_place_gradient_bytes = 1;
   // activation_checkpointing: "", or "units/policy/check" ("auto/full").
   std::string recompute;
+  // Of offload_optimizer to nvme: the ratio; below 0: none.
+  double states_on_disk = -1;
   bool poison = false;  // SetPoisonOnFree
   // A number: of a device without hardware (testing/device), on which the
   // engine trains while another is the current one; "1/workers": with a thread
