@@ -61,6 +61,12 @@ absl::Status CommFuture::Wait() const {
   return state_->status.ok() ? ordered : state_->status;
 }
 
+bool CommFuture::Done() const {
+  if (state_ == nullptr) return true;
+  absl::MutexLock lock(&state_->mutex);
+  return state_->done;
+}
+
 CommFuture DoneFuture(CommThread::End end) {
   auto state = std::make_shared<CommFuture::State>();
   EndFuture(*state, std::move(end));

@@ -57,6 +57,8 @@ class CommFuture {
   // first. What the device fails at afterwards is an error of the next
   // collective, and what was read in between may be anything.
   absl::Status Wait() const;
+  // Wait would not block here.
+  bool Done() const;
   // False for a default-constructed one, which has nothing to wait for.
   bool valid() const { return state_ != nullptr; }
 

@@ -266,12 +266,6 @@ absl::StatusOr<proto::Config> ResolveConfig(const proto::Config& config,
 
 absl::Status CheckRunnable(const proto::Config& config) {
   std::vector<std::string> missing = MissingFeatures(config);
-  const proto::ZeroOptimization& zero = config.zero_optimization();
-  const bool below_3 = zero.has_stage() && zero.stage() < 3;
-  if (zero.offload_param().device() == "nvme" && !below_3) {
-    missing.push_back(
-        "zero_optimization.offload_param.device: nvme: offload of parameters");
-  }
   const proto::Optimizer& optimizer = config.optimizer();
   const bool is_adam =
       optimizer.type() == "Adam" || optimizer.type() == "AdamW";

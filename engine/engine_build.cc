@@ -44,6 +44,20 @@ std::string ListOf(absl::Span<const FlatPlan> flats) {
   return list;
 }
 
+bool AnyParametersOnDisk(const std::vector<FlatParameterOptions>& options) {
+  return std::any_of(options.begin(), options.end(),
+                     [](const FlatParameterOptions& each) {
+                       return each.parameters_on_disk;
+                     });
+}
+
+// The same on all ranks.
+absl::Status OnDiskError(const char* key) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      key, ": expected auto or off, since zero_optimization.offload_param puts "
+           "parameters on nvme, got on"));
+}
+
 }  // namespace
 
 absl::StatusOr<Partition> Engine::Impl::Plan() {
@@ -137,6 +151,9 @@ absl::Status Engine::Impl::Build(const EngineOptions& options) {
     const absl::Status given = GiveBack(taken);
     return absl::Status(given.code(), absl::StrCat(given.message(), held));
   }
+  if (parts_->stream != nullptr) {
+    parts_->stream->SetBeforeWrite([this] { saver_.BeforeChange(); });
+  }
   InstallSavedTensorHooks();
   parts_->gradients = std::make_unique<Gradients>(parts_->flats, parts_->comm,
                                                   parts_->settings.gradients,
@@ -188,6 +205,10 @@ absl::Status Engine::Impl::ShareWorkingCopy(
   const bool must = parts_->settings.shared_working_copy == "on";
   const bool debugging =
       parts_->settings.schedule.max_live == 0 || PoisonsOnFree();
+  if (AnyParametersOnDisk(*options)) {
+    return must ? OnDiskError("sharding.shared_working_copy")
+                : absl::OkStatus();
+  }
   if (parts_->stage < 3 || parts_->shard_group->world_size() == 1 ||
       parts_->settings.shared_working_copy == "off" || (debugging && !must)) {
     return absl::OkStatus();
@@ -243,6 +264,10 @@ absl::Status Engine::Impl::ServeGathers(
       wanted == "off" || (wanted == "auto" && !by_default)) {
     return absl::OkStatus();
   }
+  if (AnyParametersOnDisk(*options)) {
+    return wanted == "on" ? OnDiskError("sharding.served_gathers")
+                          : absl::OkStatus();
+  }
   auto server = parts_->shard_group->ServeShards(CommTag{"served gathers"});
   const absl::Status agreed =
       AgreeOverGroups(server.status(), "sharding.served_gathers");
@@ -268,6 +293,12 @@ Engine::Impl::FlatParameterOptionsOfAll(absl::Span<const FlatPlan> flats) {
         FlatParameterOptionsOf(parts_->settings, flat, parts_->stage));
     options.back().replicas = parts_->replicas;
   }
+  if (parts_->stage == 3) {
+    TESSERA_ASSIGN_OR_RETURN(
+        parts_->stream, PutOnDisk(parts_->settings.offload, flats,
+                                  parts_->shard_group->world_size(),
+                                  parts_->comm.get(), &options));
+  }
   TESSERA_RETURN_IF_ERROR(ShareWorkingCopy(flats, &options));
   if (parts_->shares_working_copy) return options;
   TESSERA_RETURN_IF_ERROR(ServeGathers(flats, &options));
@@ -282,12 +313,8 @@ Engine::Impl::FlatParameterOptionsOfAll(absl::Span<const FlatPlan> flats) {
 // One flat after another on all ranks, so that all know what has been taken
 // over.
 absl::Status Engine::Impl::TakeOver(std::vector<FlatPlan> flats) {
-  TESSERA_ASSIGN_OR_RETURN(std::vector<FlatParameterOptions> all_options,
+  TESSERA_ASSIGN_OR_RETURN(const auto all_options,
                            FlatParameterOptionsOfAll(flats));
-  TESSERA_ASSIGN_OR_RETURN(parts_->states_stream,
-                           PutStatesOnDisk(parts_->settings.offload, flats,
-                                           parts_->shard_group->world_size(),
-                                           parts_->comm.get(), &all_options));
   std::vector<Gatherable*> freeable;
   for (size_t i = 0; i < flats.size(); ++i) {
     FlatPlan& plan = flats[i];

@@ -72,6 +72,7 @@ Engine::Impl::~Impl() {
                        << untold.message();
   }
   parts_->before_change = nullptr;
+  if (parts_->stream != nullptr) parts_->stream->SetBeforeWrite(nullptr);
   parts_->recomputed.reset();
   parts_->gradients.reset();
   if (parts_->served != nullptr) parts_->served->Stop();

@@ -60,6 +60,12 @@ void TieredBuffer::Reset() {
   numel_ = -1;
 }
 
+FlatBuffer TieredBuffer::TakeMemory() {
+  FlatBuffer memory = std::move(memory_);
+  Reset();
+  return memory;
+}
+
 absl::Status TieredBuffer::Raise() {
   if (in_memory()) return absl::OkStatus();
   TESSERA_ASSIGN_OR_RETURN(

@@ -62,6 +62,9 @@ class TieredBuffer {
   bool in_memory() const { return memory_.defined(); }
   // [n]. REQUIRES: in_memory.
   const at::Tensor& View() const { return memory_.View(); }
+  const FlatBuffer& memory() const { return memory_; }
+  // The memory, given away; nothing is left. REQUIRES: not on a disk.
+  FlatBuffer TakeMemory();
   // Reads what is on a disk; nothing to do where it is in memory.
   absl::Status Raise();
   // Back to the disk, if it has one: written if `changed`. After an error it is

@@ -74,7 +74,7 @@ UpdateStream::~UpdateStream() {
   }
 }
 
-CommFuture UpdateStream::Push(StreamedUpdate update) {
+UpdateStream::Pushed UpdateStream::Push(StreamedUpdate update) {
   auto unit = std::make_shared<Unit>();
   unit->numel = update.states[0]->numel();
   for (const TieredBuffer* state : update.states) {
@@ -86,12 +86,12 @@ CommFuture UpdateStream::Push(StreamedUpdate update) {
   TESSERA_CHECK(static_cast<int64_t>(update.states.size()) <=
                 options_.most_states);
   unit->update = std::move(update);
-  const CommFuture computed = unit->computed.future();
+  const Pushed pushed = {unit->computed.future(), unit->written.future()};
   absl::MutexLock lock(&mutex_);
   ++pushed_;
   written_ = false;
   queue_.push_back(std::move(unit));
-  return computed;
+  return pushed;
 }
 
 absl::Status UpdateStream::Drain() {
@@ -114,22 +114,16 @@ void UpdateStream::Run() {
   while (true) {
     ReadAhead();
     if (computed_ < read_) {
-      Buffer& buffer = At(computed_);
-      Unit* const unit = buffer.unit.get();
+      Buffer& buffer = At(computed_++);
+      const std::shared_ptr<Unit> unit = buffer.unit;
       const absl::Status status = Compute(&buffer);
-      ++computed_;
-      if (!status.ok()) {
-        absl::MutexLock lock(&mutex_);
-        failed_.Update(status);
-      }
-      if (buffer.slice.end == unit->numel) End(unit, status);
-      buffer.unit.reset();
+      if (!status.ok()) EndSlice(&buffer, status);
+      if (buffer.slice.end == unit->numel) EndComputed(unit.get());
+      RetireWritten();
       continue;
     }
-    absl::Status status;
-    for (Buffer& buffer : buffers_) status.Update(AwaitWritten(&buffer));
+    for (Buffer& buffer : buffers_) AwaitWritten(&buffer);
     absl::MutexLock lock(&mutex_);
-    failed_.Update(status);
     written_ = queue_.empty();
     mutex_.Await(absl::Condition(
         +[](UpdateStream* self) ABSL_NO_THREAD_SAFETY_ANALYSIS {
@@ -138,6 +132,11 @@ void UpdateStream::Run() {
         this));
     if (queue_.empty()) return;
   }
+}
+
+void UpdateStream::Fail(const absl::Status& status) {
+  absl::MutexLock lock(&mutex_);
+  failed_.Update(status);
 }
 
 // reading_ is a unit of which some elements are not being read yet; false if
@@ -157,7 +156,9 @@ bool UpdateStream::Next() {
     if (failed.ok() && next->numel > 0) {
       reading_ = std::move(next);
     } else {
-      End(next.get(), failed);
+      next->status = failed;
+      EndComputed(next.get());
+      next->written.End(failed);
     }
   }
   return true;
@@ -169,11 +170,7 @@ void UpdateStream::ReadAhead() {
   while (read_ - computed_ < static_cast<int64_t>(buffers_.size()) && Next()) {
     Buffer& buffer = At(read_);
     if (computed_ < read_ && !AllDone(buffer.writes)) return;
-    const absl::Status written = AwaitWritten(&buffer);
-    if (!written.ok()) {
-      absl::MutexLock lock(&mutex_);
-      failed_.Update(written);
-    }
+    AwaitWritten(&buffer);
     const Range slice = {
         reading_at_,
         std::min(reading_at_ + options_.slice_numel, reading_->numel)};
@@ -186,8 +183,12 @@ void UpdateStream::ReadAhead() {
 
 void UpdateStream::StartRead(std::shared_ptr<Unit> unit, Range slice,
                              Buffer* buffer) {
-  for (size_t i = 0; i < unit->update.states.size(); ++i) {
-    const TieredBuffer& state = *unit->update.states[i];
+  const StreamedUpdate& update = unit->update;
+  const size_t num_read = update.num_read < 0
+                              ? update.states.size()
+                              : static_cast<size_t>(update.num_read);
+  for (size_t i = 0; i < num_read; ++i) {
+    const TieredBuffer& state = *update.states[i];
     const int64_t bytes = slice.numel() * state.item_bytes();
     if (state.zeros()) {
       std::memset(buffer->data[i], 0, static_cast<size_t>(bytes));
@@ -237,21 +238,42 @@ void UpdateStream::StartWrite(Buffer* buffer) {
   }
 }
 
-absl::Status UpdateStream::AwaitWritten(Buffer* buffer) {
-  if (buffer->writes.empty()) return absl::OkStatus();
+// Of a buffer that is written, or was.
+void UpdateStream::AwaitWritten(Buffer* buffer) {
+  if (buffer->unit == nullptr) return;
   const absl::Duration begin = MonotonicNow();
   const absl::Status status = WaitForAll(&buffer->writes);
-  absl::MutexLock lock(&mutex_);
-  stats_.stalled += MonotonicNow() - begin;
-  return status;
+  {
+    absl::MutexLock lock(&mutex_);
+    stats_.stalled += MonotonicNow() - begin;
+  }
+  EndSlice(buffer, status);
 }
 
-void UpdateStream::End(Unit* unit, const absl::Status& status) {
+void UpdateStream::RetireWritten() {
+  for (int64_t i = std::max<int64_t>(
+           0, read_ - static_cast<int64_t>(buffers_.size()));
+       i < computed_; ++i) {
+    Buffer& buffer = At(i);
+    if (buffer.unit != nullptr && AllDone(buffer.writes)) AwaitWritten(&buffer);
+  }
+}
+
+// Nothing of it is under way.
+void UpdateStream::EndSlice(Buffer* buffer, const absl::Status& status) {
+  const std::shared_ptr<Unit> unit = std::exchange(buffer->unit, nullptr);
+  if (!status.ok()) Fail(status);
+  unit->status.Update(status);
+  unit->numel_written += buffer->slice.numel();
+  if (unit->numel_written == unit->numel) unit->written.End(unit->status);
+}
+
+void UpdateStream::EndComputed(Unit* unit) {
   for (TieredBuffer* state : unit->update.states) {
-    if (status.ok()) state->SetWritten();
+    if (unit->status.ok()) state->SetWritten();
   }
   unit->update = StreamedUpdate();
-  unit->computed.End(status);
+  unit->computed.End(unit->status);
   absl::MutexLock lock(&mutex_);
   ++ended_;
 }

@@ -57,6 +57,9 @@ struct StreamedUpdate {
   // All on the stream's disk, of the same length. They are the stream's, and
   // stay where they are, until Drain, and are not pushed again before.
   std::vector<TieredBuffer*> states;
+  // Those from here on are not read: `compute` writes all of them. Below 0: all
+  // are read.
+  int num_read = -1;
   // Elements [slice.begin, slice.end) of states[i] lie at data[i], read, and
   // are written from there. On the stream's thread, slice by slice; destroyed
   // before the future ends.
@@ -81,12 +84,24 @@ class UpdateStream {
   UpdateStream(const UpdateStream&) = delete;
   UpdateStream& operator=(const UpdateStream&) = delete;
 
-  // The future ends when all slices have been computed, whether they are
-  // written or not. LOCAL, ASYNC.
-  CommFuture Push(StreamedUpdate update);
+  // When all slices have been computed, and when they are on the disk, too.
+  struct Pushed {
+    CommFuture computed, written;
+  };
+  // LOCAL, ASYNC.
+  Pushed Push(StreamedUpdate update);
   // All that was pushed has been computed and written; the error of before, if
   // there was one. LOCAL, blocking.
   absl::Status Drain();
+
+  // Who writes to what lies on the disk otherwise calls this before: it calls
+  // what was set, by which those that read it meanwhile come to an end. LOCAL.
+  void BeforeWrite() const {
+    if (before_write_) before_write_();
+  }
+  void SetBeforeWrite(std::function<void()> before) {
+    before_write_ = std::move(before);
+  }
 
   const std::shared_ptr<SwapFile>& disk() const { return disk_; }
   int64_t resident_bytes() const { return memory_bytes_; }
@@ -95,13 +110,15 @@ class UpdateStream {
  private:
   struct Unit {
     StreamedUpdate update;
-    CommPromise computed;
+    CommPromise computed, written;
     int64_t numel = 0;
+    int64_t numel_written = 0;
+    absl::Status status;  // the first error
   };
   // A slice in memory.
   struct Buffer {
     CountedBuffer memory;
-    std::shared_ptr<Unit> unit;
+    std::shared_ptr<Unit> unit;  // from its read to the end of its write
     Range slice;
     std::vector<char*> data;  // by state
     std::vector<SwapFuture> reads, writes;
@@ -117,8 +134,11 @@ class UpdateStream {
   void StartRead(std::shared_ptr<Unit> unit, Range slice, Buffer* buffer);
   absl::Status Compute(Buffer* buffer);
   void StartWrite(Buffer* buffer);
-  absl::Status AwaitWritten(Buffer* buffer);
-  void End(Unit* unit, const absl::Status& status);
+  void AwaitWritten(Buffer* buffer);
+  void Fail(const absl::Status& status);
+  void RetireWritten();
+  void EndSlice(Buffer* buffer, const absl::Status& status);
+  void EndComputed(Unit* unit);
   Buffer& At(int64_t slice_number) {
     return buffers_[static_cast<size_t>(slice_number %
                                         static_cast<int64_t>(buffers_.size()))];
@@ -126,6 +146,7 @@ class UpdateStream {
 
   const std::shared_ptr<SwapFile> disk_;
   const UpdateStreamOptions options_;
+  std::function<void()> before_write_;
   int64_t memory_bytes_ = 0;
 
   // The thread's own. Slices are numbered as they come: those below computed_

@@ -4,9 +4,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "base/torch/tensor_over.h"
 #include "base/torch_guard.h"
 #include "offload/update_stream.h"
+#include "optim/streamed_step.h"
 #include "sharding/torch/torch_scope.h"
 
 namespace tessera {
@@ -30,11 +30,12 @@ absl::Status AdamW::EnsureState(size_t u) {
   FlatParameter& flat = *flats_[u];
   if (states_[u].exp_avg_sq.defined()) return absl::OkStatus();
   TESSERA_RETURN_IF_ERROR(flat.MakeMasters());
-  const auto& stream = flat.options().states_stream;
+  const FlatParameterOptions& options = flat.options();
   const auto allocate = [&](const char* state) {
     return TieredBuffer::Allocate(
         flat.owned().numel(), flat.master_dtype(), flat.device(),
-        MemoryKind::kOptimizer, stream == nullptr ? nullptr : stream->disk(),
+        MemoryKind::kOptimizer,
+        options.states_on_disk ? options.stream->disk() : nullptr,
         absl::StrCat(state, " of unit ", flat.name()));
   };
   TESSERA_ASSIGN_OR_RETURN(states_[u].exp_avg, allocate("exp_avg"));
@@ -80,7 +81,7 @@ absl::Status AdamW::Step(Gradients* gradients, const GradientFactor& factor,
       CountStep(*flats_[u], gradient);
       states_[u].written = true;
       const UnitStep step(*flats_[u], gradient, steps_, options_, factor);
-      if (states_[u].exp_avg.on_disk()) {
+      if (flats_[u]->options().stream != nullptr) {
         const CommFuture updated = StartOnDisk(u, step, gradients);
         TESSERA_RETURN_IF_ERROR(after(u, /*working_written=*/true, updated));
         continue;
@@ -97,43 +98,28 @@ absl::Status AdamW::Step(Gradients* gradients, const GradientFactor& factor,
   });
 }
 
-// The unit's gradient goes with it: the next step's is another. Masters are on
-// the disk too, or where the working copy is.
+// The unit's gradient goes with it: the next step's is another.
 CommFuture AdamW::StartOnDisk(size_t u, const UnitStep& step,
                               Gradients* gradients) {
   FlatParameter& flat = *flats_[u];
-  TieredBuffer* const masters = flat.separate_masters();
-  StreamedUpdate update;
-  update.states = {&states_[u].exp_avg, &states_[u].exp_avg_sq};
-  StepTensors all;
-  if (masters == nullptr) {
-    all.masters = flat.masters();
+  StreamedStep streamed(step, gradients->TakeStepGradient(u));
+  using Place = StreamedStep::Place;
+  streamed.Add(Place::kExpAvg, &states_[u].exp_avg);
+  streamed.Add(Place::kExpAvgSq, &states_[u].exp_avg_sq);
+  if (TieredBuffer* const masters = flat.masters_buffer()) {
+    streamed.Add(Place::kMasters, masters);
   } else {
-    update.states.push_back(masters);
-    all.working = flat.separate_working();
+    streamed.SetMemory(Place::kMasters, flat.masters());
   }
-  auto gradient =
-      std::make_shared<const FlatBuffer>(gradients->TakeStepGradient(u));
-  update.compute = [step, all, gradient, dtype = flat.master_dtype()](
-                       Range slice, const std::vector<char*>& data) {
-    const auto over = [&](char* at) {
-      return TensorOver(at, {slice.numel()}, {1}, dtype, at::kCPU);
-    };
-    const auto part = [&](const at::Tensor& of) {
-      return of.defined() ? ElementsOver(of, slice.begin, slice.numel()) : of;
-    };
-    const StepTensors tensors = {
-        all.masters.defined() ? part(all.masters) : over(data[2]),
-        over(data[0]), over(data[1]), part(gradient->View()),
-        part(all.working)};
-    UnitStep::Counts counts;
-    const bool working_written = step.Apply(slice, tensors, &counts);
-    if (tensors.working.defined() && !working_written) {
-      tensors.working.copy_(tensors.masters);
-    }
-    return absl::OkStatus();
-  };
-  return flat.options().states_stream->Push(std::move(update));
+  TieredBuffer* const working = flat.separate_working_on_disk();
+  if (working != nullptr) {
+    streamed.Add(Place::kWorking, working);
+  } else {
+    streamed.SetMemory(Place::kWorking, flat.separate_working());
+  }
+  const UpdateStream::Pushed pushed =
+      flat.options().stream->Push(std::move(streamed).Update());
+  return flat.options().parameters_on_disk ? pushed.written : pushed.computed;
 }
 
 void AdamW::CountStep(const FlatParameter& flat, const FlatGradient& gradient) {
@@ -154,8 +140,8 @@ int64_t AdamW::resident_bytes() const {
   const UpdateStream* stream = nullptr;
   for (size_t u = 0; u < states_.size(); ++u) {
     bytes += states_[u].exp_avg.resident_bytes() * 2;
-    if (states_[u].exp_avg.on_disk()) {
-      stream = flats_[u]->options().states_stream.get();
+    if (flats_[u]->options().stream != nullptr) {
+      stream = flats_[u]->options().stream.get();
     }
   }
   return stream == nullptr ? bytes : bytes + stream->resident_bytes();

@@ -61,7 +61,7 @@ absl::StatusOr<at::Tensor> NamedAccess::Master(absl::string_view name) {
       CatchTorch("Master", [&]() -> absl::StatusOr<at::Tensor> {
         TESSERA_RETURN_IF_ERROR(flat.PrepareUpdate());
         TESSERA_ASSIGN_OR_RETURN(const Raised raised,
-                                 Raised::Of(flat.separate_masters()));
+                                 Raised::Of(flat.masters_buffer()));
         return WholeCopy(place, flat.masters(), "masters");
       });
   if (!master.ok()) return scope.Fail(master.status());
@@ -119,7 +119,7 @@ absl::Status NamedAccess::SetMaster(absl::string_view name,
   TESSERA_RETURN_IF_ERROR(scope.Begin());
   FlatParameter& flat = parts_->flat(place);
   const absl::Status written = CatchTorch(kWhere, [&]() -> absl::Status {
-    TieredBuffer* const separate = flat.separate_masters();
+    TieredBuffer* const separate = flat.masters_buffer();
     TESSERA_ASSIGN_OR_RETURN(const Raised raised, Raised::Of(separate));
     TESSERA_RETURN_IF_ERROR(
         WriteOwned(flat, place.parameter, value, flat.masters()));

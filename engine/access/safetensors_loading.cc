@@ -122,7 +122,7 @@ absl::StatusOr<FlatBuffer> ReadOwned(const Safetensors& file,
   TorchScope scope;
   AwaitDevice(flat->device());
   TESSERA_ASSIGN_OR_RETURN(const Raised raised,
-                           Raised::Of(flat->separate_masters()));
+                           Raised::Of(flat->masters_buffer()));
   const at::Tensor masters = flat->masters();
   TESSERA_ASSIGN_OR_RETURN(
       FlatBuffer values,
@@ -142,7 +142,7 @@ absl::StatusOr<FlatBuffer> ReadOwned(const Safetensors& file,
 
 absl::Status SetMasters(FlatParameter* flat, const at::Tensor& values) {
   TorchScope scope;
-  TieredBuffer* const separate = flat->separate_masters();
+  TieredBuffer* const separate = flat->masters_buffer();
   TESSERA_ASSIGN_OR_RETURN(const Raised raised, Raised::Of(separate));
   flat->masters().copy_(values);
   return separate == nullptr ? absl::OkStatus()

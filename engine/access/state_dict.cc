@@ -31,7 +31,7 @@ absl::StatusOr<Values> GatherMasters(const EngineParts& parts, bool keeps) {
   Values values;
   for (const auto& flat : parts.flats) {
     TESSERA_ASSIGN_OR_RETURN(const Raised raised,
-                             Raised::Of(flat->separate_masters()));
+                             Raised::Of(flat->masters_buffer()));
     TESSERA_ASSIGN_OR_RETURN(const FlatBuffer whole,
                              GatherWhole(*flat, flat->masters(), "masters"));
     TorchScope scope;
@@ -101,7 +101,7 @@ absl::StatusOr<std::vector<ParameterShard>> ShardedStateDict(
     TorchScope scope;
     for (const auto& flat : parts->flats) {
       TESSERA_ASSIGN_OR_RETURN(const Raised raised,
-                               Raised::Of(flat->separate_masters()));
+                               Raised::Of(flat->masters_buffer()));
       const at::Tensor masters = flat->masters();
       for (const FlatParameter::Segment& segment : flat->segments()) {
         const FlatParameter::Parameter& p =

@@ -112,7 +112,7 @@ at::ScalarType StateTable::DtypeOf(int flat, State state) const {
 }
 
 TieredBuffer* StateTable::Buffer(int flat, State state) const {
-  if (state == kValue) return FlatOf(flat).separate_masters();
+  if (state == kValue) return FlatOf(flat).masters_buffer();
   return state == kExpAvg ? &optimizer_->exp_avg(flat)
                           : &optimizer_->exp_avg_sq(flat);
 }

@@ -68,7 +68,7 @@ struct EngineParts {
   std::shared_ptr<const PlanReport> plan;       // EngineOptions::plan
   std::unique_ptr<AdamW> optimizer;  // null: the configuration has none
   std::optional<LossScaler> scaler;
-  std::shared_ptr<UpdateStream> states_stream;  // null: none is on a disk
+  std::shared_ptr<UpdateStream> stream;  // null: nothing is on a disk
   bool shares_working_copy = false;
   std::shared_ptr<ServedGathers> served;  // null: gathers are collectives
   bool closed = false;

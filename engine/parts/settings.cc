@@ -147,18 +147,23 @@ OffloadOptions OffloadOf(const proto::Config& config) {
       config.zero_optimization().offload_optimizer();
   const proto::OffloadTuning& tuning = config.sharding().offload();
   OffloadOptions offload;
+  const proto::OffloadParam& parameters =
+      config.zero_optimization().offload_param();
   offload.states = config.has_optimizer() && optimizer.device() == "nvme";
-  if (!offload.states) return offload;
+  offload.parameters = parameters.device() == "nvme";
   offload.ratio = optimizer.ratio();
-  offload.swap.folder = optimizer.nvme_path();
+  offload.max_in_memory = parameters.max_in_cpu();
+  offload.swap.folder =
+      offload.states ? optimizer.nvme_path() : parameters.nvme_path();
   offload.swap.block_bytes = config.aio().block_size();
   offload.swap.queue_depth = static_cast<int>(config.aio().queue_depth());
   offload.swap.threads = static_cast<int>(config.aio().intra_op_parallelism());
   offload.swap.single_submit = config.aio().single_submit();
   offload.swap.overlap_events = config.aio().overlap_events();
   offload.swap.checksums = tuning.checksums();
-  offload.stream.buffers =
-      static_cast<int>(std::max<int64_t>(optimizer.buffer_count(), 2));
+  constexpr int64_t kLeastBuffers = 2;
+  offload.stream.buffers = static_cast<int>(
+      std::max(optimizer.buffer_count(), kLeastBuffers));
   offload.stream.slice_numel = tuning.slice_numel();
   offload.min_state_bytes = tuning.min_state_bytes();
   return offload;

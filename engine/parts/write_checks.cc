@@ -22,7 +22,7 @@ absl::StatusOr<std::vector<uint64_t>> FingerprintsOf(
   for (size_t u = 0; u < flats.size(); ++u) {
     if (!which[u]) continue;
     TESSERA_ASSIGN_OR_RETURN(const Raised raised,
-                             Raised::Of(flats[u]->separate_masters()));
+                             Raised::Of(flats[u]->masters_buffer()));
     const at::Tensor bytes = flats[u]->masters().cpu();
     prints.push_back(Fingerprint(bytes.const_data_ptr(),
                                  static_cast<int64_t>(bytes.nbytes())));

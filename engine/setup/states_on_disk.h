@@ -1,5 +1,5 @@
-// Which units have their optimizer states on a disk, and what streams through
-// them there.
+// Which units have their optimizer states on a disk, and their parameters, and
+// what streams through them there.
 #ifndef ENGINE_SETUP_STATES_ON_DISK_H_
 #define ENGINE_SETUP_STATES_ON_DISK_H_
 
@@ -20,21 +20,24 @@
 namespace tessera {
 
 struct OffloadOptions {
-  bool states = false;  // of the optimizer, to a disk
+  bool states = false;  // of the optimizer, and masters, to a disk
   double ratio = 1;     // of all elements
+  bool parameters = false;    // shards of working copies, to a disk
+  int64_t max_in_memory = 0;  // elements of these on a rank that stay in memory
   SwapOptions swap;     // owner is set here
   UpdateStreamOptions stream;
-  // Of one state of a unit, on a rank: less stays in memory, since a disk takes
-  // as long for it as for more.
+  // Of one state of a unit, on a rank, or of its parameters: less stays in
+  // memory, since a disk takes as long for it as for more.
   int64_t min_state_bytes = 64 << 10;
 };
 
-// Chooses units from the model's end until they have `ratio` of its elements,
-// of those that are sharded and large enough; opens this rank's file, and sets
-// FlatParameterOptions::states_stream of the chosen. Null where none is.
-// InvalidArgument if a unit is not on the CPU; what opening the file returns,
-// the same on all ranks. COLLECTIVE.
-absl::StatusOr<std::shared_ptr<UpdateStream>> PutStatesOnDisk(
+// Chooses units from the model's end: of the states until they have `ratio` of
+// its elements, of the parameters until max_in_memory elements are left; of
+// those that are sharded and large enough. Opens this rank's file, and sets
+// what FlatParameterOptions say of the chosen. Null where none is. Unimplemented
+// if a unit is not on the CPU; what opening the file returns, the same on all
+// ranks. COLLECTIVE.
+absl::StatusOr<std::shared_ptr<UpdateStream>> PutOnDisk(
     const OffloadOptions& options, absl::Span<const FlatPlan> flats,
     int shard_group_size, Communicator* comm,
     std::vector<FlatParameterOptions>* flat_options);

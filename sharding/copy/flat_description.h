@@ -73,9 +73,14 @@ struct FlatParameterOptions {
   // are `served_key`. Null: they are. Not with reshard_group.
   std::shared_ptr<ServedGathers> served;
   int64_t served_key = 0;
-  // On whose disk masters lie that are not the working copy, and the
-  // optimizer's states of the flat. Null: in memory. Of flats on the CPU.
-  std::shared_ptr<UpdateStream> states_stream;
+  // Whose disk holds some of the flat, and what updates it there; null: all of
+  // it is in memory. Of flats on the CPU.
+  std::shared_ptr<UpdateStream> stream;
+  // Masters that are not the working copy, and the optimizer's states.
+  bool states_on_disk = false;
+  // Shards of the working copy, of flats whose parameters are sharded; without
+  // `shared` and `served`. Where they are the masters, these.
+  bool parameters_on_disk = false;
 };
 
 // Where the storages of these parameters lie in the flat buffer.

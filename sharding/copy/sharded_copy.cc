@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "offload/update_stream.h"
 #include "sharding/torch/torch_scope.h"
 #include "torch/csrc/autograd/graph_task.h"
 
@@ -19,20 +20,26 @@ ShardedCopy::ShardedCopy(const FlatDescription* flat, Traits traits,
     : WorkingCopy(flat,
                   [&] {
                     traits.can_be_freed = true;
-                    traits.resident_numel = flat->layout().shard_numel();
+                    traits.resident_numel = flat->options().parameters_on_disk
+                                                ? 0
+                                                : flat->layout().shard_numel();
                     return traits;
                   }()),
       live_(live) {}
 
 absl::Status ShardedCopy::AllocateShard() {
+  const FlatParameterOptions& options = flat_.options();
   TESSERA_ASSIGN_OR_RETURN(
-      shard_, Allocate(flat_.layout().shard_numel(), MemoryKind::kParameters,
-                       Fill::kZero));
+      shard_, TieredBuffer::Allocate(
+                  flat_.layout().shard_numel(), flat_.dtype(), flat_.device(),
+                  MemoryKind::kParameters,
+                  options.parameters_on_disk ? options.stream->disk() : nullptr,
+                  absl::StrCat("parameters of unit ", flat_.name())));
   return absl::OkStatus();
 }
 
 void ShardedCopy::Take(Range slot, const at::Tensor& values) {
-  TakeOwned(slot, values, shard_);
+  TakeOwned(slot, values, shard_.View());
 }
 
 void ShardedCopy::Drop() {
@@ -103,13 +110,52 @@ absl::StatusOr<CommFuture> GatheredCopy::Launch() {
   CommTag tag{absl::StrCat(
       near ? "all-gather within a group of unit " : "all-gather of unit ",
       flat_.name())};
+  if (near) {
+    return flat_.options().reshard_group->AllGather(
+        secondary_.Bytes(), whole().Bytes(), std::move(tag));
+  }
+  if (updated_.Done() && updated_.Wait().ok()) updated_ = CommFuture();
+  if (shard_.on_disk()) return LaunchFromDisk(std::move(tag));
   if (updated_.valid()) {
     tag.ready = [updated = updated_] { return updated.Wait(); };
   }
-  return near ? flat_.options().reshard_group->AllGather(secondary_.Bytes(),
-                                                         whole().Bytes(), tag)
-              : flat_.communicator()->AllGather(shard_.Bytes(), whole().Bytes(),
-                                                tag);
+  return flat_.communicator()->AllGather(shard_.memory().Bytes(),
+                                         whole().Bytes(), std::move(tag));
+}
+
+// The read begins now, or when the update has left the shard on the disk.
+absl::StatusOr<CommFuture> GatheredCopy::LaunchFromDisk(CommTag tag) {
+  const Range owned = flat_.owned();
+  const auto read = [shard = &shard_, to = whole().data(owned.begin)] {
+    return shard->disk()->Read(shard->extent(), 0, to, shard->bytes(),
+                               shard->what());
+  };
+  if (flat_.communicator()->world_size() == 1) {  // Settle waits for it
+    TESSERA_RETURN_IF_ERROR(updated_.Wait());
+    reading_ = read();
+    return CommFuture();
+  }
+  if (updated_.valid()) {
+    tag.ready = [updated = updated_, read]() -> absl::Status {
+      TESSERA_RETURN_IF_ERROR(updated.Wait());
+      return read().Wait();
+    };
+  } else {
+    reading_ = read();
+    tag.ready = [reading = reading_] { return reading.Wait(); };
+  }
+  return flat_.communicator()->AllGather(whole().Bytes(owned), whole().Bytes(),
+                                         std::move(tag));
+}
+
+// Nothing reads to memory that may be freed from here on, whatever became of
+// the collective.
+absl::Status GatheredCopy::Settle() {
+  const absl::Status read = std::exchange(reading_, SwapFuture()).Wait();
+  if (read.ok()) return ShardedCopy::Settle();
+  (void)ShardedCopy::Settle();
+  ShardedCopy::Free();
+  return read;
 }
 
 absl::Status GatheredCopy::AllocateSecondary() {
@@ -162,12 +208,13 @@ absl::StatusOr<CommFuture> ServedCopy::Launch() {
 }
 
 void ServedCopy::Offer() {
-  flat_.options().served->Offer(flat_.options().served_key, shard_.Bytes());
+  flat_.options().served->Offer(flat_.options().served_key,
+                                shard_.memory().Bytes());
 }
 
 // Others may be reading the shard, and go on until they have stopped, too.
 void ServedCopy::Drop() {
-  flat_.options().served->Keep(std::move(shard_));
+  flat_.options().served->Keep(shard_.TakeMemory());
   ShardedCopy::Drop();
 }
 

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <memory>
 
+#include "offload/disk/swap_file.h"
+#include "offload/tiered_buffer.h"
 #include "sharding/copy/working_copy.h"
 
 namespace tessera {
@@ -15,6 +17,7 @@ namespace tessera {
 class ShardedCopy : public WorkingCopy {
  public:
   at::Tensor Owned() const override { return shard_.View(); }
+  TieredBuffer* OwnedBuffer() override { return &shard_; }
   void Take(Range slot, const at::Tensor& values) override;
   void Drop() override;
   absl::Status StartGather() override;
@@ -32,8 +35,8 @@ class ShardedCopy : public WorkingCopy {
   // Memory for what Free will leave besides the shard.
   virtual absl::Status AllocateSecondary() { return absl::OkStatus(); }
 
-  FlatBuffer shard_;    // [S]
-  CommFuture updated_;  // of the shard
+  TieredBuffer shard_;  // [S]
+  CommFuture updated_;  // of the shard; Launch comes after it
 
  private:
   absl::Status AllocateWhole();
@@ -43,24 +46,28 @@ class ShardedCopy : public WorkingCopy {
 };
 
 // Gathered by an all-gather, for a backward perhaps within a group of
-// neighbours, from what the forward left with them.
+// neighbours, from what the forward left with them. The shard may lie on a
+// disk: it is read to its place in the whole copy, and gathered from there.
 class GatheredCopy : public ShardedCopy {
  public:
   static absl::StatusOr<std::unique_ptr<WorkingCopy>> Make(
       const FlatDescription* flat, std::atomic<int64_t>* live);
 
   void Drop() override;
+  absl::Status Settle() override;
   void Free() override;
   void DropSecondary() override;
 
  private:
   using ShardedCopy::ShardedCopy;
   absl::StatusOr<CommFuture> Launch() override;
+  absl::StatusOr<CommFuture> LaunchFromDisk(CommTag tag);
   absl::Status AllocateSecondary() override;
 
   // [P / n]; holds values from the end of a forward to the next border.
   FlatBuffer secondary_;
   bool secondary_holds_ = false;
+  SwapFuture reading_;  // of a shard on a disk, to whole()
 };
 
 // Gathered by reading the others' shards, whatever they do meanwhile

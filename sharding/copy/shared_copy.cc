@@ -56,7 +56,7 @@ void SharedCopy::ReadShared() {
 }
 
 void SharedCopy::Take(Range slot, const at::Tensor& values) {
-  TakeOwned(slot, values, owned_);  // the others write theirs
+  TakeOwned(slot, values, owned_.View());  // the others write theirs
 }
 
 void SharedCopy::Drop() {

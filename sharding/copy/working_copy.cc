@@ -47,11 +47,11 @@ absl::StatusOr<FlatBuffer> WorkingCopy::Allocate(int64_t numel, MemoryKind kind,
 }
 
 void WorkingCopy::TakeOwned(Range slot, const at::Tensor& values,
-                            const FlatBuffer& to) {
+                            const at::Tensor& to) {
   const Range owned = flat_.owned();
   const Range mine = Intersect(slot, owned);
   if (mine.empty()) return;
-  to.View({mine.begin - owned.begin, mine.end - owned.begin})
+  Slice(to, {mine.begin - owned.begin, mine.end - owned.begin})
       .copy_(values.narrow(0, mine.begin - slot.begin, mine.numel()));
 }
 

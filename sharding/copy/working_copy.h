@@ -28,6 +28,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "comm/communicator.h"
+#include "offload/tiered_buffer.h"
 #include "sharding/copy/flat_description.h"
 #include "sharding/layout/flat_buffer.h"
 
@@ -68,7 +69,10 @@ class WorkingCopy {
   // way to it.
   const FlatBuffer& whole() const { return whole_; }
   // This rank's part, which the engine reads and writes between uses: [owned].
+  // REQUIRES: OwnedBuffer, if there is one, is in memory or raised.
   virtual at::Tensor Owned() const = 0;
+  // Where that lies if it may lie on a disk; else null.
+  virtual TieredBuffer* OwnedBuffer() { return nullptr; }
 
   // The values of one storage, of any dtype: keeps its part of them. LOCAL.
   virtual void Take(Range slot, const at::Tensor& values) = 0;
@@ -122,7 +126,7 @@ class WorkingCopy {
   absl::StatusOr<FlatBuffer> Allocate(int64_t numel, MemoryKind kind,
                                       Fill fill) const;
   // Copies the owned part of one storage's values to `to`, [owned].
-  void TakeOwned(Range slot, const at::Tensor& values, const FlatBuffer& to);
+  void TakeOwned(Range slot, const at::Tensor& values, const at::Tensor& to);
 
   const FlatDescription& flat_;
   const Traits traits_;

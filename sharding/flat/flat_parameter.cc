@@ -12,12 +12,12 @@
 namespace tessera {
 
 absl::Status FlatParameter::AllocateMasters() {
-  const auto& stream = options().states_stream;
+  const auto& stream = options().stream;
   TESSERA_ASSIGN_OR_RETURN(
       master_,
       TieredBuffer::Allocate(owned().numel(), master_dtype(), device(),
                              MemoryKind::kParameters,
-                             stream == nullptr ? nullptr : stream->disk(),
+                             options().states_on_disk ? stream->disk() : nullptr,
                              absl::StrCat("masters of unit ", name())));
   return absl::OkStatus();
 }
@@ -28,6 +28,8 @@ absl::Status FlatParameter::MakeMasters() {
   if (master_dtype() == dtype() || master_.defined()) return absl::OkStatus();
   TESSERA_RETURN_IF_ERROR(AllocateMasters());
   TESSERA_RETURN_IF_ERROR(master_.Raise());
+  TESSERA_ASSIGN_OR_RETURN(const Raised raised,
+                           Raised::Of(copy_->OwnedBuffer()));
   kept_.Order();
   master_.View().copy_(copy_->Owned());
   kept_ = StreamPoint::Now(device());
@@ -69,16 +71,25 @@ void FlatParameter::WriteBack() {
         written_ * 31 + Fingerprint(bytes.const_data_ptr(),
                                     static_cast<int64_t>(bytes.nbytes()));
   }
-  const at::Tensor mine = whole.View(owned());
-  if (master_.defined()) not_written_.Update(WriteBackToMasters(mine));
+  not_written_.Update(WriteBackOwned(whole.View(owned())));
+  kept_ = StreamPoint::Now(device());
+}
+
+absl::Status FlatParameter::WriteBackOwned(const at::Tensor& mine) {
+  if (options().stream != nullptr) {
+    TESSERA_RETURN_IF_ERROR(AwaitUpdate());
+    options().stream->BeforeWrite();
+  }
+  if (master_.defined()) TESSERA_RETURN_IF_ERROR(WriteBackToMasters(mine));
+  TieredBuffer* const buffer = copy_->OwnedBuffer();
+  TESSERA_ASSIGN_OR_RETURN(const Raised raised, Raised::Of(buffer));
   const at::Tensor kept = copy_->Owned();
   if (kept.const_data_ptr() != mine.const_data_ptr()) kept.copy_(mine);
-  kept_ = StreamPoint::Now(device());
+  return buffer == nullptr ? absl::OkStatus() : buffer->Lower(/*changed=*/true);
 }
 
 absl::Status FlatParameter::WriteBackToMasters(const at::Tensor& mine) {
   constexpr int64_t kChunk = 1 << 20;
-  TESSERA_RETURN_IF_ERROR(AwaitUpdate());
   TESSERA_ASSIGN_OR_RETURN(const Raised raised, Raised::Of(&master_));
   const at::ScalarType bits =
       c10::elementSize(dtype()) == 2 ? at::kShort : at::kInt;
@@ -96,8 +107,8 @@ absl::Status FlatParameter::WriteBackToMasters(const at::Tensor& mine) {
 // Of this flat: computed; of all on its disk: written.
 absl::Status FlatParameter::AwaitUpdate() {
   TESSERA_RETURN_IF_ERROR(updated_.Wait());
-  if (options().states_stream != nullptr) {
-    TESSERA_RETURN_IF_ERROR(options().states_stream->Drain());
+  if (options().stream != nullptr) {
+    TESSERA_RETURN_IF_ERROR(options().stream->Drain());
   }
   updated_ = CommFuture();
   return absl::OkStatus();
@@ -179,7 +190,7 @@ void FlatParameter::StartGather() {
   absl::MutexLock lock(&mutex_);
   if (!blocked_.ok()) return;  // the others do not gather it either
   // Alone, the gather is made by this call, which would wait for the update.
-  if (updated_.valid() && communicator()->world_size() == 1) return;
+  if (!updated_.Done() && communicator()->world_size() == 1) return;
   if (life_ == Life::kOwned && !copy_->whole().defined()) {
     failed_ = LaunchGather();
   }
@@ -253,8 +264,13 @@ absl::Status FlatParameter::PublishOwned(bool working_written,
   absl::MutexLock lock(&mutex_);
   updated_ = updated;
   if (master_.defined() && !working_written && !updated.valid()) {
+    TieredBuffer* const buffer = copy_->OwnedBuffer();
     TESSERA_ASSIGN_OR_RETURN(const Raised raised, Raised::Of(&master_));
+    TESSERA_ASSIGN_OR_RETURN(const Raised owned, Raised::Of(buffer));
     copy_->Owned().copy_(master_.View());
+    if (buffer != nullptr) {
+      TESSERA_RETURN_IF_ERROR(buffer->Lower(/*changed=*/true));
+    }
   }
   kept_ = StreamPoint::Now(device());
   if (!traits_.can_be_freed) uses_.SetReady();
@@ -292,6 +308,16 @@ at::Tensor FlatParameter::masters() const {
 
 at::ScalarType FlatParameter::dtype_of_masters() const {
   return master_.defined() ? master_.dtype() : dtype();
+}
+
+TieredBuffer* FlatParameter::masters_buffer() {
+  return master_.defined() ? &master_ : copy_->OwnedBuffer();
+}
+
+TieredBuffer* FlatParameter::separate_working_on_disk() {
+  return master_.defined() && options().parameters_on_disk
+             ? copy_->OwnedBuffer()
+             : nullptr;
 }
 
 at::Tensor FlatParameter::separate_working() const {

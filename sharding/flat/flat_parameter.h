@@ -165,14 +165,15 @@ class FlatParameter final : public FlatDescription,
   // and Raised (offload/tiered_buffer.h) where they lie on a disk.
   at::Tensor masters() const;
   at::ScalarType dtype_of_masters() const;
-  // Their buffer, which may lie on a disk; null where the working copy is it.
-  TieredBuffer* separate_masters() {
-    return master_.defined() ? &master_ : nullptr;
-  }
+  // Where they lie, perhaps on a disk; null where that is memory of the working
+  // copy.
+  TieredBuffer* masters_buffer() ABSL_NO_THREAD_SAFETY_ANALYSIS;
   // This rank's part of the working copy, of dtype(), where masters() is
   // another; else undefined. For who changes the masters and writes both at
-  // once. REQUIRES: PrepareUpdate, before writing.
+  // once. REQUIRES: PrepareUpdate, before writing; not where it lies on a disk.
   at::Tensor separate_working() const;
+  // Where it lies if that is a disk; else null.
+  TieredBuffer* separate_working_on_disk() ABSL_NO_THREAD_SAFETY_ANALYSIS;
   // For a flat whose parameters were unfrozen. LOCAL. ResourceExhausted.
   absl::Status MakeMasters();
   // Back to the state before that. LOCAL.
@@ -203,6 +204,8 @@ class FlatParameter final : public FlatDescription,
   absl::Status LaunchGather() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Free() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WriteBack() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status WriteBackOwned(const at::Tensor& mine)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status WriteBackToMasters(const at::Tensor& mine)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status AwaitUpdate() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

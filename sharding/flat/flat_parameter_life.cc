@@ -62,9 +62,16 @@ absl::Status FlatParameter::Adopt() {
   {
     absl::MutexLock lock(&mutex_);
     life_ = Life::kOwned;
-    if (master_.defined()) TESSERA_RETURN_IF_ERROR(master_.Raise());
+    TieredBuffer* const shard = copy_->OwnedBuffer();
+    for (TieredBuffer* const buffer : {&master_, shard}) {
+      if (buffer == nullptr || !buffer->defined()) continue;
+      TESSERA_RETURN_IF_ERROR(buffer->Raise());
+    }
     TESSERA_RETURN_IF_ERROR(TakeStorages());
-    TESSERA_RETURN_IF_ERROR(master_.Lower(/*changed=*/true));
+    for (TieredBuffer* const buffer : {&master_, shard}) {
+      if (buffer == nullptr) continue;
+      TESSERA_RETURN_IF_ERROR(buffer->Lower(/*changed=*/true));
+    }
     storages_.Follow(copy_->whole());
     for (const auto& p : parameters()) AddTag(p.tensor);
     kept_ = StreamPoint::Now(device());
@@ -113,7 +120,8 @@ absl::Status FlatParameter::GiveBack() {
   FlatBuffer masters;  // where the parameters get their old dtype back
   const bool whole = copy_->whole().defined() && !storages_.converted();
   if (!whole) {
-    TESSERA_ASSIGN_OR_RETURN(const Raised raised, Raised::Of(&master_));
+    TESSERA_ASSIGN_OR_RETURN(const Raised raised,
+                             Raised::Of(masters_buffer()));
     TESSERA_ASSIGN_OR_RETURN(masters, GatherWhole(*this, Masters(), "masters"));
   }
   const at::Tensor values = whole ? copy_->whole().View() : masters.View();

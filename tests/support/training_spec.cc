@@ -64,6 +64,7 @@ void VisitWay(Spec& spec, const Visit& visit) {
   visit("in_place_gradient_bytes", &spec.in_place_gradient_bytes);
   visit("recompute", &spec.recompute);
   visit("states_on_disk", &spec.states_on_disk);
+  visit("parameters_in_memory", &spec.parameters_in_memory);
   visit("poison", &spec.poison);
   visit("device", &spec.device);
   visit("construct_budget", &spec.construct_budget);
@@ -146,13 +147,21 @@ void SetRecompute(const std::string& text, proto::Config* config) {
 
 // Small units too, in slices that are smaller than some.
 void SetOffload(const TrainingSpec& spec, proto::Config* config) {
-  if (spec.states_on_disk < 0) return;
-  auto* const offload =
-      config->mutable_zero_optimization()->mutable_offload_optimizer();
-  offload->set_device("nvme");
-  offload->set_nvme_path(
-      absl::StrCat(EnvString("TEST_TMPDIR").value_or("/tmp"), "/swap"));
-  if (spec.stage == 3) offload->set_ratio(spec.states_on_disk);
+  const std::string folder =
+      absl::StrCat(EnvString("TEST_TMPDIR").value_or("/tmp"), "/swap");
+  proto::ZeroOptimization* const zero = config->mutable_zero_optimization();
+  if (spec.states_on_disk >= 0) {
+    zero->mutable_offload_optimizer()->set_device("nvme");
+    zero->mutable_offload_optimizer()->set_nvme_path(folder);
+    if (spec.stage == 3) {
+      zero->mutable_offload_optimizer()->set_ratio(spec.states_on_disk);
+    }
+  }
+  if (spec.parameters_in_memory >= 0) {
+    zero->mutable_offload_param()->set_device("nvme");
+    zero->mutable_offload_param()->set_nvme_path(folder);
+    zero->mutable_offload_param()->set_max_in_cpu(spec.parameters_in_memory);
+  }
   proto::OffloadTuning* const tuning =
       config->mutable_sharding()->mutable_offload();
   tuning->set_min_state_bytes(0);

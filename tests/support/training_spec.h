@@ -61,8 +61,10 @@ struct TrainingSpec {
   int64_t in_place_gradient_bytes = 1;
   // activation_checkpointing: "", or "units/policy/check" ("auto/full").
   std::string recompute;
-  // Of offload_optimizer to nvme: the ratio; below 0: none.
+  // Of offload_optimizer to nvme: the ratio; below 0: none. And of
+  // offload_param: max_in_cpu.
   double states_on_disk = -1;
+  int64_t parameters_in_memory = -1;
   bool poison = false;  // SetPoisonOnFree
   // A number: of a device without hardware (testing/device), on which the
   // engine trains while another is the current one; "1/workers": with a thread

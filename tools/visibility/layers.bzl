@@ -36,7 +36,7 @@ LAYERS = {
     "sharding/torch": ["base/..."],
     "offload": ["base/...", "comm", "offload/disk", "sharding/layout", "sharding/torch"],
     "sharding/construct": ["base/...", "comm", "sharding/layout", "sharding/torch"],
-    "sharding/copy": ["base/...", "comm", "comm/serve", "sharding/layout", "sharding/torch", "offload/disk"],
+    "sharding/copy": ["base/...", "comm", "comm/serve", "sharding/layout", "sharding/torch", "offload", "offload/disk"],
     "sharding/flat": ["base/...", "comm", "sharding/layout", "sharding/torch", "sharding/construct", "sharding/copy", "offload", "offload/disk"],
     "sharding/dispatch": ["base/...", "comm", "sharding/layout", "sharding/torch", "sharding/construct", "sharding/flat"],
     "sharding/recompute": ["base/...", "comm", "sharding/layout", "sharding/torch", "sharding/construct", "sharding/flat", "sharding/dispatch"],

@@ -1,0 +1,60 @@
+#include "optim/streamed_step.h"
+
+#include <utility>
+
+#include "base/torch/tensor_over.h"
+
+namespace tessera {
+
+StreamedStep::StreamedStep(const UnitStep& step, FlatBuffer gradient)
+    : parts_{step, std::make_shared<const FlatBuffer>(std::move(gradient)),
+             {}, {-1, -1, -1, -1}, {}} {}
+
+void StreamedStep::Add(Place place, TieredBuffer* buffer) {
+  if (!buffer->on_disk()) return SetMemory(place, buffer->View());
+  const auto number = static_cast<int>(update_.states.size());
+  parts_.streamed[place] = number;
+  parts_.dtypes[place] = buffer->dtype();
+  // All of a working copy is written, from the masters.
+  if (place == kWorking) update_.num_read = number;
+  update_.states.push_back(buffer);
+}
+
+void StreamedStep::SetMemory(Place place, at::Tensor elements) {
+  parts_.memory[place] = std::move(elements);
+}
+
+// A kernel would leave out the working copy of what it does not step.
+absl::Status StreamedStep::Parts::Apply(Range slice,
+                                        const std::vector<char*>& data) const {
+  const auto part = [&](Place place) -> at::Tensor {
+    if (streamed[place] >= 0) {
+      return TensorOver(data[static_cast<size_t>(streamed[place])],
+                        {slice.numel()}, {1}, dtypes[place], at::kCPU);
+    }
+    const at::Tensor& all = memory[place];
+    return all.defined() ? ElementsOver(all, slice.begin, slice.numel()) : all;
+  };
+  const bool working_in_memory = memory[kWorking].defined();
+  const at::Tensor working = part(kWorking);
+  const StepTensors tensors = {
+      part(kMasters), part(kExpAvg), part(kExpAvgSq),
+      ElementsOver(gradient->View(), slice.begin, slice.numel()),
+      working_in_memory ? working : at::Tensor()};
+  UnitStep::Counts counts;
+  const bool working_written = step.Apply(slice, tensors, &counts);
+  if (working.defined() && !(working_in_memory && working_written)) {
+    working.copy_(tensors.masters);
+  }
+  return absl::OkStatus();
+}
+
+StreamedUpdate StreamedStep::Update() && {
+  update_.compute = [parts = std::move(parts_)](
+                        Range slice, const std::vector<char*>& data) {
+    return parts.Apply(slice, data);
+  };
+  return std::move(update_);
+}
+
+}  // namespace tessera

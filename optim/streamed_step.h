@@ -1,0 +1,47 @@
+// StreamedStep: the step of a unit some of whose states lie on a disk, as the
+// update stream wants it: what lies there comes slice by slice, the rest stays
+// where it is.
+#ifndef OPTIM_STREAMED_STEP_H_
+#define OPTIM_STREAMED_STEP_H_
+
+#include <array>
+#include <memory>
+
+#include "ATen/core/Tensor.h"
+#include "offload/tiered_buffer.h"
+#include "offload/update_stream.h"
+#include "optim/unit_step.h"
+#include "sharding/layout/flat_buffer.h"
+
+namespace tessera {
+
+class StreamedStep {
+ public:
+  enum Place { kExpAvg, kExpAvgSq, kMasters, kWorking, kNumPlaces };
+
+  // `gradient`: [owned], freed when the step is made.
+  StreamedStep(const UnitStep& step, FlatBuffer gradient);
+  // What of the unit lies where, [owned] each; kWorking comes last, and only
+  // where masters are another. In memory it must outlive the step.
+  void Add(Place place, TieredBuffer* buffer);
+  void SetMemory(Place place, at::Tensor elements);
+  // REQUIRES: some of it is on a disk.
+  StreamedUpdate Update() &&;
+
+ private:
+  // What the update computes with: copied into it.
+  struct Parts {
+    UnitStep step;
+    std::shared_ptr<const FlatBuffer> gradient;
+    std::array<at::Tensor, kNumPlaces> memory;
+    std::array<int, kNumPlaces> streamed;  // number in the slice, or -1
+    std::array<at::ScalarType, kNumPlaces> dtypes;
+
+    absl::Status Apply(Range slice, const std::vector<char*>& data) const;
+  };
+  Parts parts_;
+  StreamedUpdate update_;
+};
+
+}  // namespace tessera
+#endif  // OPTIM_STREAMED_STEP_H_
