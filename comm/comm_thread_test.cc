@@ -1,7 +1,10 @@
 #include "comm/comm_thread.h"
 
+#include "absl/status/status.h"
+#include "absl/synchronization/notification.h"
 #include "base/status_matchers.h"
 #include "base/thread/no_threads.h"
+#include "comm/comm_promise.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -28,6 +31,47 @@ TEST(CommThreadTest, WithoutAThreadTheFutureIsAnError) {
   TESSERA_EXPECT_OK(thread.Post(work).Wait());
   EXPECT_TRUE(ran);
   thread.Stop();
+}
+
+// It would be an error of what the communication thread ends itself.
+TEST(CommPromiseTest, TheCommunicationThreadMayWait) {
+  CommThread thread;
+  for (const absl::Status& status :
+       {absl::OkStatus(), absl::DataLossError("a disk")}) {
+    CommPromise promise;
+    absl::Notification waits;
+    int value = 0, seen = 0;
+    const CommFuture future = thread.Post([&] {
+      waits.Notify();
+      const absl::Status ended = promise.future().Wait();
+      seen = value;
+      return ended;
+    });
+    waits.WaitForNotification();
+    value = 7;
+    promise.End(status);
+    EXPECT_EQ(future.Wait(), status);
+    EXPECT_EQ(seen, 7);
+    EXPECT_EQ(promise.future().Wait(), status);
+  }
+  thread.Stop();
+}
+
+TEST(CommThreadDeathTest, ItMayNotWaitForItself) {
+  EXPECT_DEATH(
+      {
+        CommThread thread;
+        CommFuture later;
+        absl::Notification go;
+        const CommFuture future = thread.Post([&] {
+          go.WaitForNotification();
+          return later.Wait();
+        });
+        later = thread.Post([] { return absl::OkStatus(); });
+        go.Notify();
+        (void)future.Wait();
+      },
+      "pending collective on the communication thread");
 }
 
 }  // namespace

@@ -12,7 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "optim/adamw_reference.h"
+#include "optim/adamw_test_util.h"
 #include "sharding/flat/schedule.h"
 
 namespace tessera {
@@ -20,42 +20,6 @@ namespace {
 
 constexpr AdamWOptions kOptions = {
     .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.98, .eps = 1e-7, .weight_decay = 0.3};
-
-// One rank of W, alone: what others would send is zeros, strings are one's own.
-class AloneCommunicator : public Communicator {
- public:
-  AloneCommunicator(int rank, int world_size)
-      : rank_(rank), world_size_(world_size) {}
-  int rank() const override { return rank_; }
-  int world_size() const override { return world_size_; }
-  absl::string_view backend() const override { return "alone"; }
-  CommFuture AllGather(at::Tensor shard, at::Tensor whole, CommTag) override {
-    const int64_t numel = whole.numel() / world_size_;
-    whole.narrow(0, rank_ * numel, numel).copy_(shard);
-    return CommFuture();
-  }
-  CommFuture ReduceScatterSum(at::Tensor whole, at::Tensor shard, CommTag,
-                              double divisor) override {
-    const int64_t numel = whole.numel() / world_size_;
-    shard.copy_(whole.narrow(0, rank_ * numel, numel)).div_(divisor);
-    return CommFuture();
-  }
-  CommFuture AllReduceSum(at::Tensor, CommTag) override { return CommFuture(); }
-  CommFuture Broadcast(at::Tensor, int, CommTag) override {
-    return CommFuture();
-  }
-  absl::StatusOr<std::vector<std::string>> AllGatherStrings(
-      absl::string_view mine, CommTag) override {
-    return std::vector<std::string>(static_cast<size_t>(world_size_),
-                                    std::string(mine));
-  }
-  void Announce(const absl::Status&) override {}
-  bool AllAnnounced(absl::Duration) override { return true; }
-  void ClearAnnouncement() override {}
-
- private:
-  int rank_, world_size_;
-};
 
 // A function of a parameter with a given gradient; its values are not read.
 struct WithGradient : torch::autograd::Function<WithGradient> {

@@ -1,0 +1,189 @@
+#include "offload/update_stream.h"
+
+#include <algorithm>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
+#include "base/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "offload/disk/swap_file.h"
+#include "offload/update_stream_test_util.h"
+
+namespace tessera {
+namespace {
+
+INSTANTIATE_TEST_SUITE_P(, UpdateStreamTest, ::testing::Bool(),
+                         [](const auto& info) {
+                           return info.param ? "Uring" : "Threads";
+                         });
+
+TEST_P(UpdateStreamTest, GivesWhatALoopInMemoryGives) {
+  for (const int buffers : {1, 2, 4}) {
+    MakeStream(buffers);
+    units_.clear();
+    const auto f = at::kFloat, d = at::kDouble;
+    AddUnit(0, {f});
+    AddUnit(1, {f, d});
+    AddUnit(100, {d, d, f});
+    AddUnit(0, {d, d});
+    AddUnit(5 * kSlice + 777, {f, f, f, f});
+    AddUnit(kSlice, {d});
+    AddUnit(kSlice - 1, {f, d});
+    AddUnit(kSlice + 1, {d, d, d, d});
+    AddUnit(3 * kSlice, {f, d, f});
+    for (int round = 0; round < 4; ++round) {
+      for (const auto& unit : units_) Push(unit.get(), round);
+      TESSERA_EXPECT_OK(stream_->Drain());
+      for (const auto& unit : units_) {
+        unit->ChangeInMemory(round);
+        unit->ExpectAllSlices();
+        unit->ExpectAsInMemory();
+      }
+      std::rotate(units_.begin(), units_.begin() + 1, units_.end());
+    }
+  }
+}
+
+TEST_P(UpdateStreamTest, ReadsAllButZerosAndWritesAll) {
+  MakeStream();
+  const SwapStats before = file_->stats();
+  TestUnit* const unit = AddUnit(3 * kSlice);
+  const int64_t bytes = 2 * 3 * kSlice * 4;
+  for (int round = 0; round < 3; ++round) {
+    Push(unit, round);
+    TESSERA_EXPECT_OK(stream_->Drain());
+    EXPECT_FALSE(unit->states[0].zeros());
+    const SwapStats now = file_->stats();
+    EXPECT_EQ(now.bytes_written - before.bytes_written, bytes * (round + 1));
+    EXPECT_EQ(now.bytes_read - before.bytes_read, bytes * round);
+  }
+}
+
+TEST_P(UpdateStreamTest, AFutureEndsAfterTheLastSliceAndBeforeItIsWritten) {
+  absl::Notification may_be_written;
+  system_.answer = [&](bool write, int64_t, int64_t result) {
+    if (write) may_be_written.WaitForNotification();
+    return result;
+  };
+  MakeStream();
+  TestUnit* const unit = AddUnit(4 * kSlice);  // as many as there are buffers
+  TESSERA_EXPECT_OK(Push(unit).Wait());
+  unit->ExpectAllSlices();
+  unit->ChangeInMemory(0);
+  EXPECT_FALSE(written_.Done());
+  may_be_written.Notify();
+  TESSERA_EXPECT_OK(written_.Wait());
+  unit->ExpectAsInMemory();
+}
+
+TEST_P(UpdateStreamTest, WhatIsWrittenWholeIsNotRead) {
+  MakeStream();
+  TestUnit* const unit = AddUnit(2 * kSlice);
+  TESSERA_EXPECT_OK(Push(unit).Wait());
+  TESSERA_EXPECT_OK(stream_->Drain());
+  const int64_t before = file_->stats().bytes_read;
+  num_read_ = 1;
+  TESSERA_EXPECT_OK(Push(unit).Wait());
+  EXPECT_EQ(file_->stats().bytes_read - before, unit->states[0].bytes());
+}
+
+TEST_P(UpdateStreamTest, AFutureWaitsForNoLaterUnit) {
+  MakeStream();
+  absl::Notification go;
+  TestUnit* const one = AddUnit(2 * kSlice);
+  TestUnit* const two = AddUnit(kSlice);
+  const CommFuture first = Push(one);
+  const CommFuture second = Push(two, 0, [&](Range) {
+    go.WaitForNotification();
+    return absl::OkStatus();
+  });
+  TESSERA_EXPECT_OK(first.Wait());
+  one->ExpectAllSlices();
+  go.Notify();
+  TESSERA_EXPECT_OK(second.Wait());
+  two->ExpectAllSlices();
+}
+
+TEST_P(UpdateStreamTest, ComputeIsDestroyedBeforeItsFutureEnds) {
+  MakeStream();
+  for (const bool fails : {false, true}) {
+    for (const int64_t numel : {int64_t{0}, 2 * kSlice}) {
+      auto held = std::make_shared<int>(1);
+      const std::weak_ptr<int> seen = held;
+      const CommFuture future =
+          Push(AddUnit(numel), 0, [fails, held = std::move(held)](Range) {
+            return fails ? absl::DataLossError("refused") : absl::OkStatus();
+          });
+      (void)future.Wait();
+      EXPECT_TRUE(seen.expired()) << fails << " " << numel;
+    }
+  }
+}
+
+TEST_P(UpdateStreamTest, UnitsArePushedWhileOthersAreChanged) {
+  MakeStream(2);
+  absl::Notification began, go;
+  Push(AddUnit(3 * kSlice), 0, [&](Range slice) {
+    if (slice.begin == 0) began.Notify();
+    go.WaitForNotification();
+    return absl::OkStatus();
+  });
+  began.WaitForNotification();
+  for (int i = 0; i < 8; ++i) AddUnit(i * 1000);
+  std::vector<std::thread> threads;
+  for (size_t t = 0; t < 2; ++t) {
+    threads.emplace_back([&, t] {
+      for (size_t i = 1 + t; i <= 8; i += 2) {
+        const CommFuture future = Push(units_[i].get());
+        if (i == 1 + t) go.WaitForNotification();
+        TESSERA_EXPECT_OK(future.Wait());
+      }
+      TESSERA_EXPECT_OK(stream_->Drain());
+    });
+  }
+  go.Notify();
+  for (std::thread& thread : threads) thread.join();
+  for (const auto& unit : units_) {
+    unit->ExpectAllSlices();
+    unit->ChangeInMemory(0);
+    unit->ExpectAsInMemory();
+  }
+}
+
+// Often, since the thread may have begun with it or not.
+TEST_P(UpdateStreamTest, TheEndWaitsForWhatWasPushed) {
+  for (int i = 0; i < 20; ++i) {
+    units_.clear();
+    MakeStream();
+    const CommFuture future = Push(AddUnit(i % 3 * kSlice));
+    Push(AddUnit(kSlice + 9));
+    stream_.reset();
+    for (const auto& unit : units_) {
+      unit->ExpectAllSlices();
+      unit->ChangeInMemory(0);
+      unit->ExpectAsInMemory();
+    }
+    ASSERT_FALSE(HasFailure());  // or the future may never end
+    TESSERA_EXPECT_OK(future.Wait());
+  }
+}
+
+TEST_P(UpdateStreamTest, MemoryIsThatOfItsBuffers) {
+  MakeStream(3);
+  TESSERA_EXPECT_OK(stream_->Drain());  // of nothing
+  EXPECT_EQ(stream_->disk(), file_);
+  EXPECT_EQ(stream_->resident_bytes(), 3 * (4 * kSlice * 8 + kSwapAlignment));
+  EXPECT_EQ(stream_->stats().computing, absl::ZeroDuration());
+  Push(AddUnit(3 * kSlice));
+  TESSERA_EXPECT_OK(stream_->Drain());
+  EXPECT_GT(stream_->stats().computing, absl::ZeroDuration());
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,191 @@
+// That a step has the same bits slice by slice as at once. What the bits are:
+// adamw_test.cc.
+#include "optim/unit_step.h"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "gtest/gtest.h"
+#include "optim/adamw_kernel.h"
+#include "optim/adamw_test_util.h"
+#include "sharding/flat/flat_parameter.h"
+#include "sharding/flat/schedule.h"
+#include "sharding/gradient/flat_gradient.h"
+#include "sharding/layout/layout.h"
+
+namespace tessera {
+namespace {
+
+struct Case {
+  const char* name;
+  at::ScalarType dtype;
+  at::ScalarType working;  // `dtype`: the masters are the working copy
+  bool libtorch_exact;
+};
+
+bool SameBits(const at::Tensor& a, const at::Tensor& b) {
+  return std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
+}
+
+StepTensors Copies(const StepTensors& of) {
+  return {of.masters.clone(), of.exp_avg.clone(), of.exp_avg_sq.clone(),
+          of.gradient.clone(),
+          of.working.defined() ? of.working.clone() : at::Tensor()};
+}
+
+StepTensors Part(const StepTensors& of, Range slice) {
+  const auto part = [&](const at::Tensor& t) {
+    return t.defined() ? t.narrow(0, slice.begin, slice.numel()) : t;
+  };
+  return {part(of.masters), part(of.exp_avg), part(of.exp_avg_sq),
+          part(of.gradient), part(of.working)};
+}
+
+class UnitStepTest : public ::testing::TestWithParam<Case> {
+ protected:
+  UnitStepTest() { torch::manual_seed(5); }
+  ~UnitStepTest() override { EndUnit(); }
+  void EndUnit() {
+    if (flat_ != nullptr) flat_->Abandon();
+    named_.clear();
+  }
+  void AddParameters() {
+    // What lies at odd places of a storage, and one after the other.
+    const at::Tensor all = Random(1400), dense = Random(65 + 640);
+    for (const at::Tensor& value :
+         {all.narrow(0, 3, 501), all.narrow(0, 505, 1), all.narrow(0, 507, 64),
+          all.narrow(0, 639, 700), Random(128), Random(64), Random(192),
+          Random(63), Random(1), dense.narrow(0, 0, 65),
+          dense.narrow(0, 65, 640), Random(9001), Random(1005), Random(301)}) {
+      const auto index = static_cast<int>(named_.size());
+      named_.push_back({absl::StrCat("p", index), value, index});
+    }
+  }
+  static at::Tensor Random(int64_t numel) {
+    return torch::randn({numel}, GetParam().dtype);
+  }
+  // What rank `rank` of `world_size` owns of the unit.
+  void MakeUnit(int rank, int world_size) {
+    EndUnit();
+    AddParameters();
+    auto comm = std::make_shared<AloneCommunicator>(rank, world_size);
+    FlatParameterOptions options;
+    options.stage = Stage::Of(1);
+    if (GetParam().working != GetParam().dtype) {
+      options.dtype = GetParam().working;
+    }
+    for (NamedParameter& p : named_) p.tensor.requires_grad_();
+    flat_ =
+        FlatParameter::Prepare("unit", named_, options, comm,
+                               std::make_shared<Schedule>(ScheduleOptions()))
+            .value();
+    TESSERA_ASSERT_OK(flat_->Adopt());
+  }
+  // Only which parameters have a gradient counts.
+  std::unique_ptr<FlatGradient> Gradient() {
+    auto gradient = std::make_unique<FlatGradient>(
+        flat_, std::vector<bool>(named_.size(), true), /*lendable_bytes=*/0);
+    std::vector<bool> had;
+    for (size_t i = 0; i < named_.size(); ++i) had.push_back(i != 5 && i != 12);
+    const at::Tensor whole = gradient->Outgoing(/*predivide=*/1).value();
+    const at::Tensor sums = gradient->PlaceOfSums(whole).value();
+    TESSERA_EXPECT_OK(gradient->TakeSums(sums, /*divisor=*/1));
+    TESSERA_EXPECT_OK(gradient->Commit(had));
+    return gradient;
+  }
+  StepTensors RandomTensors() {
+    const int64_t n = flat_->owned().numel();
+    StepTensors tensors = {Random(n), Random(n), Random(n).abs(), Random(n),
+                           at::Tensor()};
+    if (GetParam().working != GetParam().dtype) {
+      tensors.working = tensors.masters.to(GetParam().working);
+    }
+    return tensors;
+  }
+  // [owned]: 1 where a parameter with a gradient lies.
+  at::Tensor Stepped(const FlatGradient& gradient) {
+    const at::Tensor stepped =
+        torch::zeros({flat_->owned().numel()}, at::kBool);
+    for (const auto& segment : flat_->segments()) {
+      if (!gradient.has_gradient(static_cast<size_t>(segment.parameter))) {
+        continue;
+      }
+      stepped
+          .narrow(0, segment.range.begin - flat_->owned().begin,
+                  segment.range.numel())
+          .fill_(true);
+    }
+    return stepped;
+  }
+  void ExpectSameInSlices();
+
+  std::vector<NamedParameter> named_;
+  std::shared_ptr<FlatParameter> flat_;
+};
+
+void UnitStepTest::ExpectSameInSlices() {
+  const Case& c = GetParam();
+  const bool working_written = !c.libtorch_exact && c.working != c.dtype;
+  // Neighbours with the same number, and with others.
+  const std::vector<int64_t> steps = {1, 1, 1, 4, 2, 2, 2, 2, 9, 3, 3, 1, 1, 5};
+  const AdamWOptions options = {.lr = 1e-2,
+                                .beta1 = 0.9,
+                                .beta2 = 0.98,
+                                .eps = 1e-7,
+                                .weight_decay = 0.3,
+                                .libtorch_exact = c.libtorch_exact};
+  const auto gradient = Gradient();
+  const UnitStep step(*flat_, *gradient, steps, options, /*factor=*/0.3);
+  const StepTensors before = RandomTensors();
+  const int64_t numel = before.masters.numel();
+  const StepTensors whole = Copies(before);
+  UnitStep::Counts counts;
+  EXPECT_EQ(step.Apply({0, numel}, whole, &counts), working_written);
+  EXPECT_TRUE(at::equal(whole.exp_avg.ne(before.exp_avg), Stepped(*gradient)));
+  for (const int64_t cut : {64, 128, 192, 1024, 4096}) {
+    const StepTensors cuts = Copies(before);
+    for (int64_t begin = 0; begin < numel; begin += cut) {
+      const Range slice = {begin, std::min(begin + cut, numel)};
+      EXPECT_EQ(step.Apply(slice, Part(cuts, slice), &counts), working_written);
+    }
+    EXPECT_TRUE(SameBits(cuts.masters, whole.masters)) << cut;
+    EXPECT_TRUE(SameBits(cuts.exp_avg, whole.exp_avg)) << cut;
+    EXPECT_TRUE(SameBits(cuts.exp_avg_sq, whole.exp_avg_sq)) << cut;
+    if (before.working.defined()) {
+      EXPECT_TRUE(SameBits(cuts.working, whole.working)) << cut;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    , UnitStepTest,
+    ::testing::Values(Case{"Kernel", at::kFloat, at::kFloat, false},
+                      Case{"KernelBFloat16", at::kFloat, at::kBFloat16, false},
+                      Case{"Libtorch", at::kDouble, at::kDouble, false},
+                      Case{"Exact", at::kFloat, at::kFloat, true},
+                      Case{"ExactBFloat16", at::kFloat, at::kBFloat16, true},
+                      Case{"ExactDouble", at::kDouble, at::kDouble, true}),
+    [](const auto& info) { return info.param.name; });
+
+TEST_P(UnitStepTest, HasTheSameBitsInSlices) {
+  MakeUnit(/*rank=*/0, /*world_size=*/1);
+  ExpectSameInSlices();
+}
+
+// Which begins and ends within parameters.
+TEST_P(UnitStepTest, HasTheSameBitsInSlicesOfAShard) {
+  for (const int rank : {0, 1, 2}) {
+    MakeUnit(rank, /*world_size=*/3);
+    ExpectSameInSlices();
+  }
+}
+
+}  // namespace
+}  // namespace tessera
