@@ -242,8 +242,8 @@ TEST(DeepSpeed, OverlapIsTrueAtStage3Only) {
 // What parses may still be more than this version does.
 TEST(DeepSpeed, MissingFeaturesAreRefusedWhereTheyWouldRun) {
   const std::pair<const char*, const char*> cases[] = {
-      {"\"zero_optimization\": {\"offload_optimizer\": {\"super_offload\": "
-       "true}}",
+      {"\"zero_optimization\": {\"offload_optimizer\": {\"device\": "
+       "\"cpu\", \"super_offload\": true}}",
        "zero_optimization.offload_optimizer.super_offload: true: "
        "SuperOffload"},
       {"\"zero_optimization\": {\"zenflow\": {}}",

@@ -191,7 +191,9 @@ TEST(Sharding, AllKeys) {
         "report_grad_norm": true,
         "shared_working_copy": "off",
         "served_gathers": "on", "shard_group_size": 1,
-        "buffer_sync": "mean", "deterministic": "on")"),
+        "buffer_sync": "mean", "deterministic": "on",
+        "offload": {"checksums": true, "slice_numel": 8192,
+                    "min_state_bytes": 0})"),
                   "f.json", 1));
   EXPECT_EQ(
       config.sharding().ShortDebugString(),
@@ -202,7 +204,8 @@ TEST(Sharding, AllKeys) {
       "check_writes: true shared_working_copy: \"off\" served_gathers: \"on\" "
       "shard_group_size: 1 buffer_sync: \"mean\" "
       "keep_freed_heap: false in_place_gradient_bytes: 0 "
-      "report_grad_norm: true deterministic: \"on\"");
+      "report_grad_norm: true deterministic: \"on\" "
+      "offload { checksums: true slice_numel: 8192 min_state_bytes: 0 }");
 }
 
 TEST(Sharding, HasRanges) {
