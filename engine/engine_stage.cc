@@ -11,6 +11,7 @@
 #include "engine/engine_impl.h"
 #include "engine/setup/rank_memory.h"
 #include "engine/setup/stage_choice.h"
+#include "engine/setup/states_on_disk.h"
 #include "sharding/construct/construction.h"
 #include "sharding/copy/flat_description.h"
 #include "torch/nn/module.h"
@@ -39,6 +40,29 @@ FlatSize SizeOf(const Settings& settings, const FlatPlan& flat) {
   size.trainable = flat.trainable;
   size.persistent = flat.persistent;
   return size;
+}
+
+// As stage 3 would have them, and what would stream through those on a disk.
+struct FlatSizes {
+  std::vector<FlatSize> flats;
+  int64_t stream_bytes = 0;
+};
+
+FlatSizes SizesOf(const Settings& settings, absl::Span<const FlatPlan> flats) {
+  std::vector<FlatParameterOptions> options;
+  FlatSizes sizes;
+  for (const FlatPlan& flat : flats) {
+    options.push_back(FlatParameterOptionsOf(settings, flat, /*stage=*/3));
+    sizes.flats.push_back(SizeOf(settings, flat));
+  }
+  const DiskChoice choice = ChooseOnDisk(settings.offload, flats,
+                                         settings.shard_group_size, &options);
+  if (choice.any()) sizes.stream_bytes = StreamBytes(choice.stream);
+  for (size_t i = 0; i < flats.size(); ++i) {
+    sizes.flats[i].states_on_disk = options[i].states_on_disk;
+    sizes.flats[i].parameters_on_disk = options[i].parameters_on_disk;
+  }
+  return sizes;
 }
 
 StateOptions StatesOf(const EngineParts& parts) {
@@ -118,14 +142,13 @@ absl::Status Engine::Impl::ChooseStage(absl::Span<const UnitPlan> units,
                         world == nullptr ? 1 : world->local_world_size(),
                         TakenOverBytes(*parts_->module),
                         "zero_optimization.stage auto", parts_->comm.get()));
-  std::vector<FlatSize> sizes;
-  for (const auto& flat : flats) {
-    sizes.push_back(SizeOf(parts_->settings, flat));
-  }
+  const FlatSizes sizes = SizesOf(parts_->settings, flats);
+  StateOptions states = StatesOf(*parts_);
+  states.stream_bytes = sizes.stream_bytes;
   TESSERA_ASSIGN_OR_RETURN(
       StageChoice choice,
-      tessera::ChooseStage(sizes, parts_->settings.shard_group_size,
-                           StatesOf(*parts_), memory));
+      tessera::ChooseStage(sizes.flats, parts_->settings.shard_group_size,
+                           states, memory));
   parts_->stage = choice.stage;
   auto_reason_ = std::move(choice.reason);
   if (parts_->settings.shard_group_size < parts_->comm->world_size()) {
@@ -147,18 +170,19 @@ void Engine::Impl::LimitLive(absl::Span<const FlatPlan> flats) {
   if (limit == 0 || parts_->stage < 3) return;
   const int group_size = parts_->settings.shard_group_size;
   const int reshard = parts_->settings.reshard_group_size;
-  std::vector<FlatSize> sizes;
+  FlatSizes sizes = SizesOf(parts_->settings, flats);
+  StateOptions states = StatesOf(*parts_);
+  states.stream_bytes = sizes.stream_bytes;
   int64_t resharded_bytes = 0;
-  for (const auto& flat : flats) {
-    sizes.push_back(SizeOf(parts_->settings, flat));
-    FlatSize& size = sizes.back();
-    size.numel = LayoutOf(flat.parameters, group_size).whole_numel();
+  for (size_t i = 0; i < flats.size(); ++i) {
+    FlatSize& size = sizes.flats[i];
+    size.numel = LayoutOf(flats[i].parameters, group_size).whole_numel();
     if (reshard > 0 && reshard < group_size && !size.persistent) {
       resharded_bytes += size.numel / reshard * size.working_bytes;
     }
   }
-  const int64_t most = MaxLiveWithin(sizes, group_size, StatesOf(*parts_),
-                                     resharded_bytes, limit);
+  const int64_t most =
+      MaxLiveWithin(sizes.flats, group_size, states, resharded_bytes, limit);
   int64_t& max_live = parts_->settings.schedule.max_live;
   if (most >= max_live) return;
   TESSERA_VLOG(engine, 1) << "sharding.memory_limit_bytes: at most " << most

@@ -16,6 +16,7 @@
 #include "engine/parts/exclusive_scope.h"
 #include "engine/parts/write_checks.h"
 #include "engine/setup/initial_sync.h"
+#include "offload/update_stream.h"
 #include "optim/lr_schedule.h"
 #include "optim/sharded_step.h"
 #include "sharding/dispatch/saved_tensors.h"
@@ -271,7 +272,23 @@ absl::Status Trainer::UpdateParameters() {
     report_.recompute = parts_->recomputed->TakeReport();
   }
   report_.loss_scale = parts_->scaler.has_value() ? parts_->scaler->scale() : 1;
+  ReportOffload();
   return absl::OkStatus();
+}
+
+void Trainer::ReportOffload() {
+  if (parts_->stream == nullptr) return;
+  const SwapStats disk = parts_->stream->disk()->stats();
+  const UpdateStreamStats stream = parts_->stream->stats();
+  const OffloadReport now = {disk.bytes_read, disk.bytes_written, disk.reading,
+                             disk.writing,    stream.computing,   stream.stalled};
+  const OffloadReport before = std::exchange(offload_, now);
+  report_.offload = {now.bytes_read - before.bytes_read,
+                     now.bytes_written - before.bytes_written,
+                     now.reading - before.reading,
+                     now.writing - before.writing,
+                     now.computing - before.computing,
+                     now.stalled - before.stalled};
 }
 
 // What is wrong before the update is agreed on where entering it is an

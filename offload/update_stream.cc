@@ -32,6 +32,12 @@ bool AllDone(const std::vector<SwapFuture>& futures) {
 
 }  // namespace
 
+int64_t StreamBytes(const UpdateStreamOptions& options) {
+  return options.buffers * (options.most_states * options.slice_numel *
+                                options.item_bytes +
+                            kSwapAlignment);
+}
+
 absl::StatusOr<std::unique_ptr<UpdateStream>> UpdateStream::Create(
     std::shared_ptr<SwapFile> disk, const UpdateStreamOptions& options) {
   TESSERA_CHECK(options.slice_numel % kNumelUnit == 0 && options.buffers > 0);

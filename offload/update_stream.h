@@ -52,6 +52,9 @@ struct UpdateStreamOptions {
   int64_t item_bytes = 4;   // of an element, at most
 };
 
+// Of memory, in all.
+int64_t StreamBytes(const UpdateStreamOptions& options);
+
 // What is to be done to one unit.
 struct StreamedUpdate {
   // All on the stream's disk, of the same length. They are the stream's, and

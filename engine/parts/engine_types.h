@@ -14,6 +14,7 @@
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "base/step_memory/held_memory.h"
 #include "checkpoint/exchange/name_map.h"
 #include "comm/communicator.h"
@@ -90,6 +91,16 @@ struct BackwardOptions {
   bool add_outside = false;
 };
 
+// What went to nvme and came from there, of this rank.
+struct OffloadReport {
+  int64_t bytes_read = 0, bytes_written = 0;
+  // With at least one request of that kind under way.
+  absl::Duration reading, writing;
+  // Of the thread that updates states there: in the arithmetic, and waiting for
+  // the disk with something to do.
+  absl::Duration computing, stalled;
+};
+
 // What became of the last optimizer step.
 struct StepReport {
   // A gradient was not finite (fp16, bf16.check_grad_overflow): nothing was
@@ -105,6 +116,9 @@ struct StepReport {
   double clipped_norm = 0;
   // Of the step's forwards; nothing without activation_checkpointing.units.
   RecomputeReport recompute;
+  // Since the step before, so that of this step's own update it has what has
+  // been done when Step returns. Nothing without offload to nvme.
+  OffloadReport offload;
   // The peak of what the process held, from the end of the optimizer step
   // before (or Create) to that of this one, forwards and micro-batches in
   // between among it; what of, when, and the activations of each unit.

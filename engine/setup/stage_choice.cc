@@ -25,13 +25,17 @@ StageBytes ModelStateBytes(absl::Span<const FlatSize> flats, int stage,
     const int64_t shard = (f.numel + group_size - 1) / group_size;
     const int64_t owned = stage >= 1 ? shard : f.numel;
     const bool sharded = stage >= 3 && !f.persistent;
-    bytes.parameters += (sharded ? shard : f.numel) * f.working_bytes;
+    if (!sharded || !f.parameters_on_disk) {
+      bytes.parameters += (sharded ? shard : f.numel) * f.working_bytes;
+    }
     if (sharded) {
       largest_whole = std::max(largest_whole, f.numel * f.working_bytes);
     }
     if (!f.trainable) continue;
-    bytes.parameters += owned * f.master_bytes;
-    if (options.has_optimizer) bytes.optimizer += 2 * owned * f.state_bytes;
+    if (!sharded || !f.states_on_disk) {
+      bytes.parameters += owned * f.master_bytes;
+      if (options.has_optimizer) bytes.optimizer += 2 * owned * f.state_bytes;
+    }
     if (options.accumulates) {
       bytes.gradients +=
           (options.accumulates_locally ? f.numel : owned) * f.state_bytes;
@@ -47,6 +51,7 @@ StageBytes ModelStateBytes(absl::Span<const FlatSize> flats, int stage,
       }
     }
   }
+  if (stage >= 3) bytes.optimizer += options.stream_bytes;
   bytes.parameters += 3 * largest_whole;
   bytes.gradients += 2 * largest_gradient;
   return bytes;

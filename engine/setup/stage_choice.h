@@ -35,6 +35,8 @@ struct FlatSize {
   int state_bytes = 4;  // of gradient shards and each optimizer state
   bool trainable = true;
   bool persistent = false;
+  // At stage 3: masters and optimizer states, and the shard.
+  bool states_on_disk = false, parameters_on_disk = false;
 };
 
 struct StageBytes {
@@ -50,6 +52,7 @@ struct StateOptions {
   // Micro-batches are added up: reduced each time, or on each rank first.
   bool accumulates = false;
   bool accumulates_locally = false;
+  int64_t stream_bytes = 0;  // for what is on a disk, at stage 3
 };
 
 // Bytes of one rank of a shard group of `group_size`. Padding, below 256 bytes

@@ -26,54 +26,6 @@ int64_t StateItemBytes(const FlatPlan& flat) {
   return BytesOf(at::isReducedFloatingType(own) ? at::kFloat : own);
 }
 
-struct Chosen {
-  int flats = 0;
-  int64_t numel = 0;  // on a rank
-};
-
-class Chooser {
- public:
-  Chooser(const OffloadOptions& options, absl::Span<const FlatPlan> flats,
-          int shard_group_size, std::vector<FlatParameterOptions>* flat_options)
-      : options_(options), flats_(flats), flat_options_(*flat_options) {
-    for (const FlatPlan& flat : flats) {
-      numels_.push_back(
-          LayoutOf(flat.parameters, shard_group_size).shard_numel());
-      total_numel_ += numels_.back();
-      item_bytes_ = std::max(item_bytes_, StateItemBytes(flat));
-    }
-  }
-  int64_t total_numel() const { return total_numel_; }
-  int64_t item_bytes() const { return item_bytes_; }
-
-  // From the end, `wanted` elements at most, of units that are large enough.
-  template <typename ItemBytes>
-  Chosen Choose(double wanted, const ItemBytes& item_bytes,
-                bool FlatParameterOptions::* set) {
-    Chosen chosen;
-    double passed = 0;
-    for (size_t i = flats_.size(); i-- > 0;) {
-      passed += static_cast<double>(numels_[i]);
-      if (!flat_options_[i].stage.sharded_parameters || passed > wanted ||
-          numels_[i] * item_bytes(flats_[i]) < options_.min_state_bytes) {
-        continue;
-      }
-      flat_options_[i].*set = true;
-      ++chosen.flats;
-      chosen.numel += numels_[i];
-    }
-    return chosen;
-  }
-
- private:
-  const OffloadOptions& options_;
-  const absl::Span<const FlatPlan> flats_;
-  std::vector<FlatParameterOptions>& flat_options_;
-  std::vector<int64_t> numels_;
-  int64_t total_numel_ = 0;
-  int64_t item_bytes_ = 4;
-};
-
 absl::Status CheckOnCpu(const char* key, absl::Span<const FlatPlan> flats) {
   for (const FlatPlan& flat : flats) {
     const at::Device device = flat.parameters[0].tensor.device();
@@ -87,30 +39,82 @@ absl::Status CheckOnCpu(const char* key, absl::Span<const FlatPlan> flats) {
 }
 
 absl::StatusOr<std::shared_ptr<UpdateStream>> Open(
-    const OffloadOptions& options, int64_t item_bytes, int rank) {
+    const OffloadOptions& options, const UpdateStreamOptions& stream,
+    int rank) {
   SwapOptions swap = options.swap;
   swap.owner = absl::StrCat("rank ", rank);
   std::error_code error;  // that it is not there is Create's to say
   std::filesystem::create_directories(swap.folder, error);
   TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<SwapFile> file,
                            SwapFile::Create(swap));
-  UpdateStreamOptions stream = options.stream;
-  stream.item_bytes = item_bytes;
-  stream.most_states = options.parameters ? 4 : 3;
   TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<UpdateStream> made,
                            UpdateStream::Create(std::move(file), stream));
   return std::shared_ptr<UpdateStream>(std::move(made));
 }
 
-std::string TextOf(const char* what, const Chosen& chosen, size_t flats,
+std::string TextOf(const char* what, const OnDisk& chosen, size_t units,
                    int64_t total_numel) {
   return absl::StrFormat("%s of %d of %d units, %.1f %% of the elements", what,
-                         chosen.flats, flats,
+                         chosen.units, units,
                          100.0 * static_cast<double>(chosen.numel) /
                              static_cast<double>(total_numel));
 }
 
+void TellWhatStays(const OffloadOptions& options, const DiskChoice& choice) {
+  if (options.parameters && choice.parameters.units == 0) {
+    TESSERA_LOG_RANK0(INFO)
+        << kParametersKey << ": all parameters stay in memory: max_in_cpu is "
+        << options.max_in_memory << " elements, and a rank has "
+        << choice.total_numel;
+  }
+  if (options.states && choice.states.units == 0) {
+    TESSERA_LOG_RANK0(INFO) << kStatesKey
+                            << ": all states stay in memory: no unit is large "
+                               "enough, or within the ratio";
+  }
+}
+
 }  // namespace
+
+DiskChoice ChooseOnDisk(const OffloadOptions& options,
+                        absl::Span<const FlatPlan> flats, int shard_group_size,
+                        std::vector<FlatParameterOptions>* flat_options) {
+  DiskChoice choice;
+  choice.stream = options.stream;
+  choice.stream.most_states = options.parameters ? 4 : 3;
+  std::vector<int64_t> numels;
+  for (const FlatPlan& flat : flats) {
+    numels.push_back(LayoutOf(flat.parameters, shard_group_size).shard_numel());
+    choice.total_numel += numels.back();
+    choice.stream.item_bytes =
+        std::max(choice.stream.item_bytes, StateItemBytes(flat));
+  }
+  const auto total = static_cast<double>(choice.total_numel);
+  const double states = options.states ? options.ratio * total : 0;
+  const double parameters =
+      options.parameters ? total - static_cast<double>(options.max_in_memory)
+                         : 0;
+  double passed = 0;  // this one, and all behind it
+  for (size_t i = flats.size(); i-- > 0;) {
+    FlatParameterOptions& flat = (*flat_options)[i];
+    passed += static_cast<double>(numels[i]);
+    if (!flat.stage.sharded_parameters) continue;
+    const auto take = [&](double wanted, int64_t item_bytes, OnDisk* chosen) {
+      if (passed > wanted || numels[i] * item_bytes < options.min_state_bytes) {
+        return false;
+      }
+      ++chosen->units;
+      chosen->numel += numels[i];
+      return true;
+    };
+    flat.states_on_disk =
+        take(states, StateItemBytes(flats[i]), &choice.states);
+    flat.parameters_on_disk =
+        take(parameters, BytesOf(ElementType(flats[i].working_dtype)),
+             &choice.parameters);
+  }
+  return choice;
+}
 
 absl::StatusOr<std::shared_ptr<UpdateStream>> PutOnDisk(
     const OffloadOptions& options, absl::Span<const FlatPlan> flats,
@@ -119,31 +123,11 @@ absl::StatusOr<std::shared_ptr<UpdateStream>> PutOnDisk(
   if (!options.states && !options.parameters) return nullptr;
   const char* const key = options.states ? kStatesKey : kParametersKey;
   TESSERA_RETURN_IF_ERROR(CheckOnCpu(key, flats));
-  Chooser chooser(options, flats, shard_group_size, flat_options);
-  const auto total = static_cast<double>(chooser.total_numel());
-  const Chosen states = chooser.Choose(options.states ? options.ratio * total : 0,
-                                       StateItemBytes,
-                                       &FlatParameterOptions::states_on_disk);
-  const Chosen parameters = chooser.Choose(
-      options.parameters ? total - static_cast<double>(options.max_in_memory)
-                         : 0,
-      [](const FlatPlan& flat) {
-        return BytesOf(ElementType(flat.working_dtype));
-      },
-      &FlatParameterOptions::parameters_on_disk);
-  if (options.parameters && parameters.flats == 0) {
-    TESSERA_LOG_RANK0(INFO)
-        << kParametersKey << ": all parameters stay in memory: max_in_cpu is "
-        << options.max_in_memory << ", and a rank has "
-        << chooser.total_numel();
-  }
-  if (options.states && states.flats == 0) {
-    TESSERA_LOG_RANK0(INFO) << kStatesKey
-                            << ": all states stay in memory: no unit is large "
-                               "enough, or within the ratio";
-  }
-  if (states.flats + parameters.flats == 0) return nullptr;
-  auto stream = Open(options, chooser.item_bytes(), comm->rank());
+  const DiskChoice choice =
+      ChooseOnDisk(options, flats, shard_group_size, flat_options);
+  TellWhatStays(options, choice);
+  if (!choice.any()) return nullptr;
+  auto stream = Open(options, choice.stream, comm->rank());
   const absl::Status opened =
       Annotate(stream.status(), absl::StrCat(key, ".nvme_path"));
   TESSERA_RETURN_IF_ERROR(comm->AgreeOk(opened, "Engine::Create"));
@@ -152,8 +136,10 @@ absl::StatusOr<std::shared_ptr<UpdateStream>> PutOnDisk(
   }
   TESSERA_LOG_RANK0(INFO) << absl::StrFormat(
       "offload to nvme: %s; %s (%s, %s); %d buffers, %.1f MB",
-      TextOf("optimizer states", states, flats.size(), chooser.total_numel()),
-      TextOf("parameters", parameters, flats.size(), chooser.total_numel()),
+      TextOf("optimizer states", choice.states, flats.size(),
+             choice.total_numel),
+      TextOf("parameters", choice.parameters, flats.size(),
+             choice.total_numel),
       options.swap.folder, (*stream)->disk()->Describe(),
       options.stream.buffers,
       static_cast<double>((*stream)->resident_bytes()) / 1e6);

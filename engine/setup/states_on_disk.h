@@ -31,12 +31,30 @@ struct OffloadOptions {
   int64_t min_state_bytes = 64 << 10;
 };
 
-// Chooses units from the model's end: of the states until they have `ratio` of
-// its elements, of the parameters until max_in_memory elements are left; of
-// those that are sharded and large enough. Opens this rank's file, and sets
-// what FlatParameterOptions say of the chosen. Null where none is. Unimplemented
-// if a unit is not on the CPU; what opening the file returns, the same on all
-// ranks. COLLECTIVE.
+// What lies on a disk, of which `units` are some of all.
+struct OnDisk {
+  int units = 0;
+  int64_t numel = 0;  // of them, on a rank
+};
+struct DiskChoice {
+  OnDisk states, parameters;
+  int64_t total_numel = 0;     // of all units, on a rank
+  UpdateStreamOptions stream;  // what streams through them
+
+  bool any() const { return states.units + parameters.units > 0; }
+};
+
+// Sets states_on_disk and parameters_on_disk of units from the model's end: of
+// the states until they have `ratio` of its elements, of the parameters until
+// max_in_memory elements are left; of those that are sharded (at stage 3) and
+// large enough. LOCAL, the same on all ranks.
+DiskChoice ChooseOnDisk(const OffloadOptions& options,
+                        absl::Span<const FlatPlan> flats, int shard_group_size,
+                        std::vector<FlatParameterOptions>* flat_options);
+
+// The same, and opens this rank's file for them, FlatParameterOptions::stream.
+// Null where nothing is chosen. Unimplemented if a unit is not on the CPU; what
+// opening the file returns, the same on all ranks. COLLECTIVE.
 absl::StatusOr<std::shared_ptr<UpdateStream>> PutOnDisk(
     const OffloadOptions& options, absl::Span<const FlatPlan> flats,
     int shard_group_size, Communicator* comm,

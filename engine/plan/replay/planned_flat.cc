@@ -56,9 +56,11 @@ PlannedBytes BytesBetweenSteps(const PlannedFlat& flat, bool has_optimizer,
                                bool shared) {
   PlannedBytes bytes;
   const bool cut = flat.sharded_parameters || shared;
-  bytes.Add(PlanKind::kParameters,
-            (cut ? flat.shard_numel : flat.whole_numel) * flat.working_bytes);
-  if (!flat.trained) return bytes;
+  if (!flat.parameters_on_disk) {
+    bytes.Add(PlanKind::kParameters,
+              (cut ? flat.shard_numel : flat.whole_numel) * flat.working_bytes);
+  }
+  if (!flat.trained || flat.states_on_disk) return bytes;
   bytes.Add(PlanKind::kMasters, flat.owned_numel() * flat.master_bytes);
   if (has_optimizer) {
     bytes.Add(PlanKind::kOptimizer, 2 * flat.owned_numel() * flat.state_bytes);

@@ -25,6 +25,8 @@ struct PlannedFlat {
   bool sharded_parameters = false;
   bool sharded_gradients = false;
   bool sharded_optimizer = false;
+  bool states_on_disk = false;  // masters and moments
+  bool parameters_on_disk = false;
 
   int64_t owned_numel() const {
     return sharded_optimizer ? shard_numel : whole_numel;

@@ -330,6 +330,7 @@ void Replay::MicroBatch(bool reduces) {
 
 StepReplayResult Replay::Run() {
   held_.Add(PlanKind::kParameters, options_.buffer_bytes);
+  held_.Add(PlanKind::kOptimizer, options_.stream_bytes);
   for (const PlannedFlat& flat : flats_) {
     const PlannedBytes bytes = BytesBetweenSteps(flat, options_.has_optimizer,
                                                  options_.shares_working_copy);

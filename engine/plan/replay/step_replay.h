@@ -36,6 +36,7 @@ struct StepReplayOptions {
   bool shares_working_copy = false;
   RecomputationOptions recomputed;
   int64_t buffer_bytes = 0;  // of the module, all the time
+  int64_t stream_bytes = 0;  // through which states on a disk are updated
 };
 
 struct StepReplayResult {
