@@ -240,7 +240,7 @@ TEST(ResolveConfig, WritesAllDefaultsOut) {
       "keep_freed_heap: true in_place_gradient_bytes: 131072 "
       "report_grad_norm: false deterministic: \"auto\" "
       "offload { checksums: false slice_numel: 1048576 "
-      "min_state_bytes: 65536 } } "
+      "min_state_bytes: 65536 gradients: false } } "
       "precision { fp32_norms: false cast_inputs: true libtorch_exact: false } "
       "gradient_allreduce_op: \"mean\" memory_breakdown: false "
       "activation_checkpointing { policy: \"full\" every: 1 budget_bytes: 0 "

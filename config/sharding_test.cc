@@ -193,7 +193,7 @@ TEST(Sharding, AllKeys) {
         "served_gathers": "on", "shard_group_size": 1,
         "buffer_sync": "mean", "deterministic": "on",
         "offload": {"checksums": true, "slice_numel": 8192,
-                    "min_state_bytes": 0})"),
+                    "min_state_bytes": 0, "gradients": true})"),
                   "f.json", 1));
   EXPECT_EQ(
       config.sharding().ShortDebugString(),
@@ -205,7 +205,8 @@ TEST(Sharding, AllKeys) {
       "shard_group_size: 1 buffer_sync: \"mean\" "
       "keep_freed_heap: false in_place_gradient_bytes: 0 "
       "report_grad_norm: true deterministic: \"on\" "
-      "offload { checksums: true slice_numel: 8192 min_state_bytes: 0 }");
+      "offload { checksums: true slice_numel: 8192 min_state_bytes: 0 "
+      "gradients: true }");
 }
 
 TEST(Sharding, HasRanges) {

@@ -44,20 +44,6 @@ std::string ListOf(absl::Span<const FlatPlan> flats) {
   return list;
 }
 
-bool AnyParametersOnDisk(const std::vector<FlatParameterOptions>& options) {
-  return std::any_of(options.begin(), options.end(),
-                     [](const FlatParameterOptions& each) {
-                       return each.parameters_on_disk;
-                     });
-}
-
-// The same on all ranks.
-absl::Status OnDiskError(const char* key) {
-  return absl::InvalidArgumentError(absl::StrCat(
-      key, ": expected auto or off, since zero_optimization.offload_param puts "
-           "parameters on nvme, got on"));
-}
-
 }  // namespace
 
 absl::StatusOr<Partition> Engine::Impl::Plan() {
@@ -152,7 +138,7 @@ absl::Status Engine::Impl::Build(const EngineOptions& options) {
     return absl::Status(given.code(), absl::StrCat(given.message(), held));
   }
   if (parts_->stream != nullptr) {
-    parts_->stream->SetBeforeWrite([this] { saver_.BeforeChange(); });
+    parts_->stream->SetBeforeWrite([this] { saver_.Detach(); });
   }
   InstallSavedTensorHooks();
   parts_->gradients = std::make_unique<Gradients>(parts_->flats, parts_->comm,
@@ -206,7 +192,7 @@ absl::Status Engine::Impl::ShareWorkingCopy(
   const bool debugging =
       parts_->settings.schedule.max_live == 0 || PoisonsOnFree();
   if (AnyParametersOnDisk(*options)) {
-    return must ? OnDiskError("sharding.shared_working_copy")
+    return must ? WithParametersOnDisk("sharding.shared_working_copy")
                 : absl::OkStatus();
   }
   if (parts_->stage < 3 || parts_->shard_group->world_size() == 1 ||
@@ -265,7 +251,7 @@ absl::Status Engine::Impl::ServeGathers(
     return absl::OkStatus();
   }
   if (AnyParametersOnDisk(*options)) {
-    return wanted == "on" ? OnDiskError("sharding.served_gathers")
+    return wanted == "on" ? WithParametersOnDisk("sharding.served_gathers")
                           : absl::OkStatus();
   }
   auto server = parts_->shard_group->ServeShards(CommTag{"served gathers"});
@@ -294,10 +280,10 @@ Engine::Impl::FlatParameterOptionsOfAll(absl::Span<const FlatPlan> flats) {
     options.back().replicas = parts_->replicas;
   }
   if (parts_->stage == 3) {
-    TESSERA_ASSIGN_OR_RETURN(
-        parts_->stream, PutOnDisk(parts_->settings.offload, flats,
-                                  parts_->shard_group->world_size(),
-                                  parts_->comm.get(), &options));
+    TESSERA_ASSIGN_OR_RETURN(parts_->stream,
+                             PutOnDisk(parts_->settings.offload, flats,
+                                       parts_->shard_group->world_size(),
+                                       parts_->comm.get(), &options));
   }
   TESSERA_RETURN_IF_ERROR(ShareWorkingCopy(flats, &options));
   if (parts_->shares_working_copy) return options;

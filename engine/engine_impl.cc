@@ -131,6 +131,7 @@ absl::Status Engine::Impl::Close() {
   parts_->gradients.reset();
   parts_->optimizer.reset();
   parts_->flats.clear();
+  parts_->stream.reset();
   memory_limit_.reset();
   deterministic_.reset();
   parts_->closed = true;

@@ -61,6 +61,7 @@ FlatSizes SizesOf(const Settings& settings, absl::Span<const FlatPlan> flats) {
   for (size_t i = 0; i < flats.size(); ++i) {
     sizes.flats[i].states_on_disk = options[i].states_on_disk;
     sizes.flats[i].parameters_on_disk = options[i].parameters_on_disk;
+    sizes.flats[i].gradients_on_disk = options[i].gradients_on_disk;
   }
   return sizes;
 }
@@ -73,32 +74,26 @@ StateOptions StatesOf(const EngineParts& parts) {
   return options;
 }
 
-// To the CPU of a module that is there: nothing to do. nvme is another matter
-// at stage 3 (engine/setup/states_on_disk.h), and cpu below it.
+// Of modules on the CPU alone; what is to be there is there. nvme counts as cpu
+// below stage 3, and what is not sharded is not offloaded
+// (config/validate_sharding.cc).
 absl::Status CheckOffload(const torch::nn::Module& module,
                           const proto::ZeroOptimization& zero) {
-  // What is not sharded is not offloaded (config/validate_sharding.cc).
   const bool sharded = !zero.has_stage() || zero.stage() == 3;
-  const auto wanted = [&](const auto& offload, bool nvme) {
-    return offload.device() == "cpu" || (offload.device() == "nvme" && nvme);
+  const auto check = [&](const std::string& device, const char* key) {
+    if (device != "cpu" && device != "nvme") return absl::OkStatus();
+    TESSERA_RETURN_IF_ERROR(CheckOnCpu(key, module.parameters()));
+    if (device == "nvme" && sharded) return absl::OkStatus();
+    TESSERA_LOG_RANK0(INFO) << key
+                            << ": the module is on the CPU, in whose memory "
+                               "its states are anyway: nothing changes";
+    return absl::OkStatus();
   };
-  const bool states = wanted(zero.offload_optimizer(), /*nvme=*/!sharded);
-  const bool parameters =
-      sharded && wanted(zero.offload_param(), /*nvme=*/false);
-  if (!states && !parameters) return absl::OkStatus();
-  const char* const key = states ? "zero_optimization.offload_optimizer"
-                                 : "zero_optimization.offload_param";
-  for (const at::Tensor& p : module.parameters()) {
-    if (!p.defined() || p.device().is_cpu()) continue;
-    return absl::UnimplementedError(absl::StrCat(
-        key, ": expected none for a module on ", p.device().str(),
-        ", got cpu: not available in this version; leave the section out, or "
-        "train on the CPU"));
-  }
-  TESSERA_LOG_RANK0(INFO) << key
-                          << ": the module is on the CPU, in whose memory its "
-                             "states are anyway: nothing changes";
-  return absl::OkStatus();
+  TESSERA_RETURN_IF_ERROR(check(zero.offload_optimizer().device(),
+                                "zero_optimization.offload_optimizer"));
+  if (!sharded) return absl::OkStatus();
+  return check(zero.offload_param().device(),
+               "zero_optimization.offload_param");
 }
 
 }  // namespace

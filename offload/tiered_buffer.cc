@@ -45,6 +45,7 @@ TieredBuffer& TieredBuffer::operator=(TieredBuffer&& other) noexcept {
   extent_ = other.extent_;
   what_ = std::move(other.what_);
   zeros_ = other.zeros_;
+  storing_ = std::move(other.storing_);
   memory_ = std::move(other.memory_);
   numel_ = std::exchange(other.numel_, -1);
   dtype_ = other.dtype_;
@@ -54,7 +55,10 @@ TieredBuffer& TieredBuffer::operator=(TieredBuffer&& other) noexcept {
 }
 
 void TieredBuffer::Reset() {
-  if (disk_ != nullptr) disk_->Free(extent_);
+  if (disk_ != nullptr) {
+    (void)storing_.Wait();
+    disk_->Free(extent_);
+  }
   disk_ = nullptr;
   memory_.Reset();
   numel_ = -1;
@@ -68,15 +72,14 @@ FlatBuffer TieredBuffer::TakeMemory() {
 
 absl::Status TieredBuffer::Raise() {
   if (in_memory()) return absl::OkStatus();
-  TESSERA_ASSIGN_OR_RETURN(
-      FlatBuffer memory,
-      FlatBuffer::Allocate(numel_, dtype_, device_, kind_,
-                           zeros_ ? Fill::kZero : Fill::kNone));
+  auto memory = FlatBuffer::Allocate(numel_, dtype_, device_, kind_,
+                                     zeros_ ? Fill::kZero : Fill::kNone);
+  TESSERA_RETURN_IF_ERROR(Annotate(memory.status(), what_));
   if (!zeros_) {
     TESSERA_RETURN_IF_ERROR(
-        disk_->Read(extent_, 0, memory.data(), bytes(), what_).Wait());
+        disk_->Read(extent_, 0, memory->data(), bytes(), what_).Wait());
   }
-  memory_ = std::move(memory);
+  memory_ = *std::move(memory);
   return absl::OkStatus();
 }
 
@@ -91,13 +94,26 @@ absl::Status TieredBuffer::Lower(bool changed) {
   return absl::OkStatus();
 }
 
+void TieredBuffer::StartStore(FlatBuffer memory) {
+  TESSERA_CHECK(on_disk() && !in_memory() && memory.numel() == numel_) << what_;
+  memory_ = std::move(memory);
+  storing_ = disk_->Write(extent_, 0, memory_.data(), bytes(), what_);
+}
+
+absl::Status TieredBuffer::FinishStore() {
+  const absl::Status stored = std::exchange(storing_, SwapFuture()).Wait();
+  if (stored.ok()) zeros_ = false;
+  memory_.Reset();
+  return stored;
+}
+
 void TieredBuffer::Drop() {
   if (disk_ != nullptr) memory_.Reset();
 }
 
 absl::Status TieredBuffer::ReadBytes(int64_t begin, int64_t bytes,
                                      char* to) const {
-  if (in_memory()) {
+  if (disk_ == nullptr) {
     std::memcpy(to, memory_.data() + begin, static_cast<size_t>(bytes));
     return absl::OkStatus();
   }
@@ -115,6 +131,17 @@ absl::Status TieredBuffer::ReadBytes(int64_t begin, int64_t bytes,
       disk_->Read(extent_, from, around.data(), whole, what_).Wait());
   std::memcpy(to, around.data_as<char>() + (begin - from),
               static_cast<size_t>(bytes));
+  return absl::OkStatus();
+}
+
+absl::Status TieredBuffer::WriteBytes(int64_t begin, int64_t bytes,
+                                      const void* from) {
+  TESSERA_CHECK(on_disk() && !in_memory() &&
+                (!zeros_ || bytes == this->bytes()))
+      << what_;
+  TESSERA_RETURN_IF_ERROR(
+      disk_->Write(extent_, begin, from, bytes, what_).Wait());
+  zeros_ = false;
   return absl::OkStatus();
 }
 

@@ -6,16 +6,17 @@
 //                    through a few small buffers (offload/update_stream.h);
 //                    what else needs it raises it for a moment:
 //
-//     TESSERA_ASSIGN_OR_RETURN(const Raised raised, Raised::Of(&buffer));
+//     TESSERA_ASSIGN_OR_RETURN(Raised raised, Raised::Of(&buffer));
 //     ... buffer.View() ...
-//     return buffer.Lower(/*changed=*/true);
+//     return raised.Commit();  // where that has changed
 //
 // On a disk what nobody has written is zeros, and costs no write.
 //
 // Errors are those of the swap file, ResourceExhausted where memory or room on
 // the disk is refused.
 //
-// Threads: none of its own; the caller orders the calls.
+// Threads: none of its own; the caller orders the calls. ReadBytes of what lies
+// on a disk may run beside Raise and Drop.
 #ifndef OFFLOAD_TIERED_BUFFER_H_
 #define OFFLOAD_TIERED_BUFFER_H_
 
@@ -72,6 +73,11 @@ class TieredBuffer {
   absl::Status Lower(bool changed);
   // Lower, where nothing has changed.
   void Drop();
+  // `memory`, [n] of its dtype, becomes what it holds, and is on its way to the
+  // disk; it is in memory until FinishStore, which waits. REQUIRES: on a disk,
+  // and not in memory.
+  void StartStore(FlatBuffer memory);
+  absl::Status FinishStore();
 
   // ---- on a disk
 
@@ -82,15 +88,19 @@ class TieredBuffer {
   // of the extent says so.
   bool zeros() const { return zeros_; }
   void SetWritten() { zeros_ = false; }
-  // Copies bytes [begin, begin + bytes) to `to`: what lies on the disk, or in
-  // memory. Blocking.
+  // Copies bytes [begin, begin + bytes) to `to`: of what lies on the disk if it
+  // has one, raised or not. Blocking.
   absl::Status ReadBytes(int64_t begin, int64_t bytes, char* to) const;
+  // To the disk. REQUIRES: on a disk, not raised; `begin` is a multiple of
+  // kSwapAlignment; all of it if it is zeros. Blocking.
+  absl::Status WriteBytes(int64_t begin, int64_t bytes, const void* from);
 
  private:
   std::shared_ptr<SwapFile> disk_;
   SwapExtent extent_;
   std::string what_;
   bool zeros_ = false;
+  SwapFuture storing_;
   FlatBuffer memory_;
   int64_t numel_ = -1;
   at::ScalarType dtype_ = at::kFloat;
@@ -98,8 +108,8 @@ class TieredBuffer {
   MemoryKind kind_ = MemoryKind::kOther;
 };
 
-// Raised from Of to its end, or Lower of the buffer; nothing where it is in
-// memory anyway. A null or undefined buffer is none.
+// Raised from Of to its end, or to Commit. Nothing where it is in memory
+// anyway; a null or undefined buffer is none.
 class Raised {
  public:
   static absl::StatusOr<Raised> Of(TieredBuffer* buffer);
@@ -108,6 +118,11 @@ class Raised {
   Raised& operator=(Raised&&) = delete;
   ~Raised() {
     if (buffer_ != nullptr) buffer_->Drop();
+  }
+  // What has changed goes to the disk. After an error it is lost.
+  absl::Status Commit() {
+    return buffer_ == nullptr ? absl::OkStatus()
+                              : buffer_->Lower(/*changed=*/true);
   }
 
  private:

@@ -3,8 +3,10 @@
 #include <errno.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <memory>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -132,6 +134,26 @@ TEST_P(TieredBufferTest, WhatNobodyWroteIsZerosAndCostsNothing) {
   ExpectHolds(&buffer, values);
   TieredBuffer in_memory = Allocate(3000, at::kFloat, /*in_memory=*/true);
   EXPECT_TRUE(at::equal(in_memory.View(), torch::zeros({3000})));
+}
+
+// A save reads on its own thread what a call raises meanwhile.
+TEST_P(TieredBufferTest, ReadsTheDiskWhileAnotherThreadRaises) {
+  const at::Tensor values = Numbers(5000);
+  TieredBuffer buffer = AllocateWith(values);
+  std::atomic<bool> done{false};
+  std::thread raises([&] {
+    while (!done) {
+      TESSERA_EXPECT_OK(Raised::Of(&buffer));
+    }
+  });
+  for (int i = 0; i < 300; ++i) {
+    at::Tensor got = torch::zeros({5000});
+    TESSERA_EXPECT_OK(buffer.ReadBytes(
+        0, buffer.bytes(), static_cast<char*>(got.mutable_data_ptr())));
+    EXPECT_TRUE(at::equal(got, values));
+  }
+  done = true;
+  raises.join();
 }
 
 TEST_P(TieredBufferTest, WhatIsLoweredAsChangedComesBack) {

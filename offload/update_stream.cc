@@ -33,9 +33,9 @@ bool AllDone(const std::vector<SwapFuture>& futures) {
 }  // namespace
 
 int64_t StreamBytes(const UpdateStreamOptions& options) {
-  return options.buffers * (options.most_states * options.slice_numel *
-                                options.item_bytes +
-                            kSwapAlignment);
+  return options.buffers *
+         (options.most_states * options.slice_numel * options.item_bytes +
+          kSwapAlignment);
 }
 
 absl::StatusOr<std::unique_ptr<UpdateStream>> UpdateStream::Create(
@@ -82,8 +82,9 @@ UpdateStream::~UpdateStream() {
 
 UpdateStream::Pushed UpdateStream::Push(StreamedUpdate update) {
   auto unit = std::make_shared<Unit>();
-  unit->numel = update.states[0]->numel();
-  for (const TieredBuffer* state : update.states) {
+  unit->numel = update.states[0].buffer->numel();
+  for (const StreamedUpdate::State& each : update.states) {
+    const TieredBuffer* const state = each.buffer;
     TESSERA_CHECK(state->disk() == disk_.get() && !state->in_memory() &&
                   state->numel() == unit->numel &&
                   state->item_bytes() <= options_.item_bytes)
@@ -189,12 +190,10 @@ void UpdateStream::ReadAhead() {
 
 void UpdateStream::StartRead(std::shared_ptr<Unit> unit, Range slice,
                              Buffer* buffer) {
-  const StreamedUpdate& update = unit->update;
-  const size_t num_read = update.num_read < 0
-                              ? update.states.size()
-                              : static_cast<size_t>(update.num_read);
-  for (size_t i = 0; i < num_read; ++i) {
-    const TieredBuffer& state = *update.states[i];
+  const std::vector<StreamedUpdate::State>& states = unit->update.states;
+  for (size_t i = 0; i < states.size(); ++i) {
+    if (!states[i].read) continue;
+    const TieredBuffer& state = *states[i].buffer;
     const int64_t bytes = slice.numel() * state.item_bytes();
     if (state.zeros()) {
       std::memset(buffer->data[i], 0, static_cast<size_t>(bytes));
@@ -235,12 +234,15 @@ absl::Status UpdateStream::Compute(Buffer* buffer) {
 }
 
 void UpdateStream::StartWrite(Buffer* buffer) {
-  const std::vector<TieredBuffer*>& states = buffer->unit->update.states;
+  const std::vector<StreamedUpdate::State>& states =
+      buffer->unit->update.states;
   for (size_t i = 0; i < states.size(); ++i) {
-    const int64_t item = states[i]->item_bytes();
-    buffer->writes.push_back(disk_->Write(
-        states[i]->extent(), buffer->slice.begin * item, buffer->data[i],
-        buffer->slice.numel() * item, states[i]->what()));
+    if (!states[i].written) continue;
+    const TieredBuffer& state = *states[i].buffer;
+    buffer->writes.push_back(
+        disk_->Write(state.extent(), buffer->slice.begin * state.item_bytes(),
+                     buffer->data[i],
+                     buffer->slice.numel() * state.item_bytes(), state.what()));
   }
 }
 
@@ -257,8 +259,8 @@ void UpdateStream::AwaitWritten(Buffer* buffer) {
 }
 
 void UpdateStream::RetireWritten() {
-  for (int64_t i = std::max<int64_t>(
-           0, read_ - static_cast<int64_t>(buffers_.size()));
+  for (int64_t i =
+           std::max<int64_t>(0, read_ - static_cast<int64_t>(buffers_.size()));
        i < computed_; ++i) {
     Buffer& buffer = At(i);
     if (buffer.unit != nullptr && AllDone(buffer.writes)) AwaitWritten(&buffer);
@@ -275,8 +277,8 @@ void UpdateStream::EndSlice(Buffer* buffer, const absl::Status& status) {
 }
 
 void UpdateStream::EndComputed(Unit* unit) {
-  for (TieredBuffer* state : unit->update.states) {
-    if (unit->status.ok()) state->SetWritten();
+  for (const StreamedUpdate::State& state : unit->update.states) {
+    if (unit->status.ok() && state.written) state.buffer->SetWritten();
   }
   unit->update = StreamedUpdate();
   unit->computed.End(unit->status);

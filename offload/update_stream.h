@@ -57,14 +57,16 @@ int64_t StreamBytes(const UpdateStreamOptions& options);
 
 // What is to be done to one unit.
 struct StreamedUpdate {
+  struct State {
+    TieredBuffer* buffer = nullptr;
+    bool read = true;     // false: `compute` writes all of it
+    bool written = true;  // false: `compute` only reads it
+  };
   // All on the stream's disk, of the same length. They are the stream's, and
   // stay where they are, until Drain, and are not pushed again before.
-  std::vector<TieredBuffer*> states;
-  // Those from here on are not read: `compute` writes all of them. Below 0: all
-  // are read.
-  int num_read = -1;
-  // Elements [slice.begin, slice.end) of states[i] lie at data[i], read, and
-  // are written from there. On the stream's thread, slice by slice; destroyed
+  std::vector<State> states;
+  // Elements [slice.begin, slice.end) of states[i] lie at data[i], and are
+  // written from there. On the stream's thread, slice by slice; destroyed
   // before the future ends.
   std::function<absl::Status(Range slice, const std::vector<char*>& data)>
       compute;

@@ -109,7 +109,10 @@ class UpdateStreamTest : public SwapFileTest {
   using Before = std::function<absl::Status(Range slice)>;
   CommFuture Push(TestUnit* unit, int round = 0, Before before = nullptr) {
     StreamedUpdate update;
-    for (TieredBuffer& state : unit->states) update.states.push_back(&state);
+    for (TieredBuffer& state : unit->states) {
+      const auto number = static_cast<int>(update.states.size());
+      update.states.push_back({&state, number < num_read_, true});
+    }
     update.compute = [unit, round, before = std::move(before)](
                          Range slice,
                          const std::vector<char*>& data) -> absl::Status {
@@ -120,7 +123,6 @@ class UpdateStreamTest : public SwapFileTest {
       }
       return absl::OkStatus();
     };
-    update.num_read = num_read_;
     const UpdateStream::Pushed pushed = stream_->Push(std::move(update));
     written_ = pushed.written;
     return pushed.computed;
@@ -146,7 +148,7 @@ class UpdateStreamTest : public SwapFileTest {
   }
 
   std::shared_ptr<SwapFile> file_;
-  int num_read_ = -1;   // of Push
+  int num_read_ = 99;   // of Push: the first states
   CommFuture written_;  // of the last Push
   std::vector<std::unique_ptr<TestUnit>> units_;
   std::unique_ptr<UpdateStream> stream_;

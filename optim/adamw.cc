@@ -63,7 +63,7 @@ absl::Status AdamW::MatchStates(const std::vector<uint8_t>& has_state) {
 
 absl::Status AdamW::Prepare(const Gradients& gradients) {
   for (size_t u = 0; u < flats_.size(); ++u) {
-    if (!gradients.of(u).owned().defined()) continue;
+    if (!gradients.of(u).has_step_gradient()) continue;
     TESSERA_RETURN_IF_ERROR(EnsureState(u));
   }
   return absl::OkStatus();
@@ -77,7 +77,7 @@ absl::Status AdamW::Step(Gradients* gradients, const GradientFactor& factor,
     counted_.clear();
     for (size_t u = 0; u < flats_.size(); ++u) {
       const FlatGradient& gradient = gradients->of(u);
-      if (!gradient.owned().defined()) continue;
+      if (!gradient.has_step_gradient()) continue;
       CountStep(*flats_[u], gradient);
       states_[u].written = true;
       const UnitStep step(*flats_[u], gradient, steps_, options_, factor);
@@ -102,8 +102,14 @@ absl::Status AdamW::Step(Gradients* gradients, const GradientFactor& factor,
 CommFuture AdamW::StartOnDisk(size_t u, const UnitStep& step,
                               Gradients* gradients) {
   FlatParameter& flat = *flats_[u];
-  StreamedStep streamed(step, gradients->TakeStepGradient(u));
+  StreamedStep streamed(step);
   using Place = StreamedStep::Place;
+  FlatGradient::Taken gradient = gradients->TakeStepGradient(u);
+  if (gradient.on_disk != nullptr) {
+    streamed.Add(Place::kGradient, gradient.on_disk);
+  } else {
+    streamed.SetGradient(std::move(gradient.memory));
+  }
   streamed.Add(Place::kExpAvg, &states_[u].exp_avg);
   streamed.Add(Place::kExpAvgSq, &states_[u].exp_avg_sq);
   if (TieredBuffer* const masters = flat.masters_buffer()) {

@@ -27,7 +27,6 @@ template <typename Add>
 void AddFlat(const FlatParameter& flat, const FlatGradient& gradient,
              const Add& add) {
   const at::Tensor owned = gradient.owned();
-  if (!owned.defined()) return;
   const Range shard = flat.layout().shard(flat.communicator()->rank());
   for (size_t i = 0; i < flat.parameters().size(); ++i) {
     const FlatParameter::Parameter& p = flat.parameters()[i];
@@ -67,15 +66,19 @@ absl::StatusOr<double> GlobalNorm(const Flats& flats,
                                   const Gradients& gradients, double norm_type,
                                   Communicator* comm) {
   NormSum mine(norm_type);
-  TESSERA_RETURN_IF_ERROR(CatchTorch("gradient norm", [&] {
+  TESSERA_RETURN_IF_ERROR(CatchTorch("gradient norm", [&]() -> absl::Status {
     TorchScope scope;
     for (size_t u = 0; u < flats.size(); ++u) {
-      AddFlat(*flats[u], gradients.of(u),
+      const FlatGradient& gradient = gradients.of(u);
+      if (!gradient.has_step_gradient()) continue;
+      TESSERA_ASSIGN_OR_RETURN(const Raised raised, gradient.Raise());
+      AddFlat(*flats[u], gradient,
               [&](const at::Tensor& segment, int64_t first) {
                 mine.Add(segment, first);
               });
     }
     mine.Finish();
+    return absl::OkStatus();
   }));
   TESSERA_ASSIGN_OR_RETURN(
       const auto all,
@@ -119,6 +122,7 @@ absl::StatusOr<at::Tensor> ScalarsOnDevice(const DeviceKernels& kernels,
     const auto words = at::TensorOptions(at::kLong).device(device);
     mine = at::zeros({kNormWords}, words);
     for (size_t u = 0; u < flats.size(); ++u) {
+      if (!gradients.of(u).has_step_gradient()) continue;
       AddFlat(*flats[u], gradients.of(u),
               [&](const at::Tensor& segment, int64_t first) {
                 kernels.AddToNorm(segment, first, finish.p, mine);

@@ -6,18 +6,23 @@
 
 namespace tessera {
 
-StreamedStep::StreamedStep(const UnitStep& step, FlatBuffer gradient)
-    : parts_{step, std::make_shared<const FlatBuffer>(std::move(gradient)),
-             {}, {-1, -1, -1, -1}, {}} {}
+StreamedStep::StreamedStep(const UnitStep& step)
+    : parts_{step, nullptr, {}, {}, {}} {
+  parts_.streamed.fill(-1);
+}
 
+// All of a working copy is written, from the masters.
 void StreamedStep::Add(Place place, TieredBuffer* buffer) {
   if (!buffer->on_disk()) return SetMemory(place, buffer->View());
-  const auto number = static_cast<int>(update_.states.size());
-  parts_.streamed[place] = number;
+  parts_.streamed[place] = static_cast<int>(update_.states.size());
   parts_.dtypes[place] = buffer->dtype();
-  // All of a working copy is written, from the masters.
-  if (place == kWorking) update_.num_read = number;
-  update_.states.push_back(buffer);
+  update_.states.push_back({buffer, /*read=*/place != kWorking,
+                            /*written=*/place != kGradient});
+}
+
+void StreamedStep::SetGradient(FlatBuffer gradient) {
+  parts_.gradient = std::make_shared<const FlatBuffer>(std::move(gradient));
+  parts_.memory[kGradient] = parts_.gradient->View();
 }
 
 void StreamedStep::SetMemory(Place place, at::Tensor elements) {
@@ -37,10 +42,9 @@ absl::Status StreamedStep::Parts::Apply(Range slice,
   };
   const bool working_in_memory = memory[kWorking].defined();
   const at::Tensor working = part(kWorking);
-  const StepTensors tensors = {
-      part(kMasters), part(kExpAvg), part(kExpAvgSq),
-      ElementsOver(gradient->View(), slice.begin, slice.numel()),
-      working_in_memory ? working : at::Tensor()};
+  const StepTensors tensors = {part(kMasters), part(kExpAvg), part(kExpAvgSq),
+                               part(kGradient),
+                               working_in_memory ? working : at::Tensor()};
   UnitStep::Counts counts;
   const bool working_written = step.Apply(slice, tensors, &counts);
   if (working.defined() && !(working_in_memory && working_written)) {

@@ -17,13 +17,14 @@ namespace tessera {
 
 class StreamedStep {
  public:
-  enum Place { kExpAvg, kExpAvgSq, kMasters, kWorking, kNumPlaces };
+  enum Place { kExpAvg, kExpAvgSq, kMasters, kWorking, kGradient, kNumPlaces };
 
-  // `gradient`: [owned], freed when the step is made.
-  StreamedStep(const UnitStep& step, FlatBuffer gradient);
-  // What of the unit lies where, [owned] each; kWorking comes last, and only
-  // where masters are another. In memory it must outlive the step.
+  explicit StreamedStep(const UnitStep& step);
+  // What of the unit lies where, [owned] each; kWorking only where masters are
+  // another. In memory it must outlive the step, but `gradient`, which is freed
+  // when that is made.
   void Add(Place place, TieredBuffer* buffer);
+  void SetGradient(FlatBuffer gradient);
   void SetMemory(Place place, at::Tensor elements);
   // REQUIRES: some of it is on a disk.
   StreamedUpdate Update() &&;
@@ -32,7 +33,7 @@ class StreamedStep {
   // What the update computes with: copied into it.
   struct Parts {
     UnitStep step;
-    std::shared_ptr<const FlatBuffer> gradient;
+    std::shared_ptr<const FlatBuffer> gradient;  // where it is in memory
     std::array<at::Tensor, kNumPlaces> memory;
     std::array<int, kNumPlaces> streamed;  // number in the slice, or -1
     std::array<at::ScalarType, kNumPlaces> dtypes;

@@ -119,13 +119,10 @@ absl::Status NamedAccess::SetMaster(absl::string_view name,
   TESSERA_RETURN_IF_ERROR(scope.Begin());
   FlatParameter& flat = parts_->flat(place);
   const absl::Status written = CatchTorch(kWhere, [&]() -> absl::Status {
-    TieredBuffer* const separate = flat.masters_buffer();
-    TESSERA_ASSIGN_OR_RETURN(const Raised raised, Raised::Of(separate));
+    TESSERA_ASSIGN_OR_RETURN(Raised raised, Raised::Of(flat.masters_buffer()));
     TESSERA_RETURN_IF_ERROR(
         WriteOwned(flat, place.parameter, value, flat.masters()));
-    if (separate != nullptr) {
-      TESSERA_RETURN_IF_ERROR(separate->Lower(/*changed=*/true));
-    }
+    TESSERA_RETURN_IF_ERROR(raised.Commit());
     return flat.PublishOwned();
   });
   if (!written.ok()) return scope.Fail(written);
@@ -140,7 +137,7 @@ absl::Status NamedAccess::SetGradient(absl::string_view name,
   TESSERA_ASSIGN_OR_RETURN(const ParameterRef place,
                            AgreeOnValue(name, value, "Engine::SetGradient"));
   parts_->gradients->Enter();
-  const FlatGradient& gradient = parts_->gradients->of(place.flat);
+  FlatGradient& gradient = parts_->gradients->of(place.flat);
   if (!gradient.has_gradient(static_cast<size_t>(place.parameter))) {
     return absl::FailedPreconditionError(absl::StrCat(
         "Engine::SetGradient: parameter '", name,
@@ -149,16 +146,19 @@ absl::Status NamedAccess::SetGradient(absl::string_view name,
   }
   // As Gradient divides. All ranks do the same, so their errors agree.
   return parts_->comm->AgreeOk(
-      CatchTorch("Engine::SetGradient",
-                 [&] {
-                   TorchScope scope;
-                   return WriteOwned(gradient.flat(), place.parameter,
-                                     parts_->divisor() == 1
-                                         ? value
-                                         : value.to(gradient.owned().dtype()) *
-                                               parts_->divisor(),
-                                     gradient.owned());
-                 }),
+      CatchTorch(
+          "Engine::SetGradient",
+          [&]() -> absl::Status {
+            TorchScope scope;
+            TESSERA_ASSIGN_OR_RETURN(Raised raised, gradient.Raise());
+            TESSERA_RETURN_IF_ERROR(WriteOwned(
+                gradient.flat(), place.parameter,
+                parts_->divisor() == 1
+                    ? value
+                    : value.to(gradient.owned().dtype()) * parts_->divisor(),
+                gradient.owned()));
+            return raised.Commit();
+          }),
       "Engine::SetGradient");
 }
 
@@ -205,11 +205,11 @@ absl::Status NamedAccess::SetState(absl::string_view name, OptimizerState which,
   const absl::Status written =
       CatchTorch("Engine::SetOptimizerState", [&]() -> absl::Status {
         TESSERA_RETURN_IF_ERROR(flat.AwaitUpdated());
-        TESSERA_ASSIGN_OR_RETURN(const Raised raised, Raised::Of(owned));
+        TESSERA_ASSIGN_OR_RETURN(Raised raised, Raised::Of(owned));
         parts_->optimizer->SetWritten(place.flat);
         TESSERA_RETURN_IF_ERROR(
             WriteOwned(flat, place.parameter, value, owned->View()));
-        return owned->Lower(/*changed=*/true);
+        return raised.Commit();
       });
   return parts_->comm->AgreeOk(written, "Engine::SetOptimizerState");
 }

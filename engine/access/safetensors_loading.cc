@@ -142,11 +142,9 @@ absl::StatusOr<FlatBuffer> ReadOwned(const Safetensors& file,
 
 absl::Status SetMasters(FlatParameter* flat, const at::Tensor& values) {
   TorchScope scope;
-  TieredBuffer* const separate = flat->masters_buffer();
-  TESSERA_ASSIGN_OR_RETURN(const Raised raised, Raised::Of(separate));
+  TESSERA_ASSIGN_OR_RETURN(Raised raised, Raised::Of(flat->masters_buffer()));
   flat->masters().copy_(values);
-  return separate == nullptr ? absl::OkStatus()
-                             : separate->Lower(/*changed=*/true);
+  return raised.Commit();
 }
 
 // What this rank needs to load: matched names, and whole values of what is not

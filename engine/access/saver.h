@@ -35,6 +35,11 @@ class Saver {
   // Masters and optimizer states are about to change: a save that still reads
   // them gets copies. LOCAL.
   void BeforeChange();
+  // The same for who must not run what a save that is done still has to
+  // (OnEnd).
+  void Detach() {
+    if (pending_ != nullptr) pending_->Detach();
+  }
 
  private:
   absl::Status MakeLinks(Communicator* comm, const PendingSaveOptions& options);

@@ -374,11 +374,9 @@ class Loading {
     if (!table_.Has(one.flat, one.kind)) return absl::OkStatus();
     if (one.flat != raised_flat_) TESSERA_RETURN_IF_ERROR(Lower());
     raised_flat_ = one.flat;
-    TieredBuffer* const buffer = table_.Buffer(one.flat, one.kind);
-    if (buffer != nullptr && !buffer->in_memory()) {
-      TESSERA_RETURN_IF_ERROR(buffer->Raise());
-      raised_.push_back(buffer);
-    }
+    TESSERA_ASSIGN_OR_RETURN(Raised raised,
+                             Raised::Of(table_.Buffer(one.flat, one.kind)));
+    raised_.push_back(std::move(raised));
     table_.Elements(one.flat, one.kind)
         .slice(0, one.range.begin, one.range.end)
         .copy_(one.from);
@@ -388,9 +386,7 @@ class Loading {
   // What lies on a disk is in memory for one flat at a time.
   absl::Status Lower() {
     absl::Status status;
-    for (TieredBuffer* buffer : raised_) {
-      status.Update(buffer->Lower(/*changed=*/true));
-    }
+    for (Raised& raised : raised_) status.Update(raised.Commit());
     raised_.clear();
     return status;
   }
@@ -408,7 +404,7 @@ class Loading {
   CopyMemory memory_;              // what is wanted; nothing of it is kept
   int64_t memory_bytes_ = 0;
   std::vector<Staged> staged_;
-  std::vector<TieredBuffer*> raised_;  // by Place, of this flat
+  std::vector<Raised> raised_;  // by Place, of this flat
   int raised_flat_ = -1;
   std::map<std::string, std::string> values_;
   const bool loads_states_ =

@@ -104,12 +104,13 @@ absl::Status ExclusiveScope::Enter(absl::Status mine, FlatParameter* flat) {
 absl::Status ExclusiveScope::Prepare() {
   LetGo(parts_);
   if (parts_->before_change) parts_->before_change();
-  return CatchTorch("update", [&]() -> absl::Status {
-    for (const auto& flat : parts_->flats) {
-      TESSERA_RETURN_IF_ERROR(flat->PrepareUpdate());
-    }
-    return absl::OkStatus();
-  });
+  // All of them, whatever becomes of some: which updates are behind us is to be
+  // the same on all ranks (AwaitOwners).
+  absl::Status status;
+  for (const auto& flat : parts_->flats) {
+    status.Update(CatchTorch("update", [&] { return flat->PrepareUpdate(); }));
+  }
+  return status;
 }
 
 absl::Status ExclusiveScope::Begin(absl::Status mine) {

@@ -54,7 +54,7 @@ class ExclusiveScope {
   // Ends the scope: from the next use on a unit is what all owners have made of
   // it. `status`: an error that all ranks have come to, returned; what has been
   // changed stays. COLLECTIVE, ASYNC with overlap, with a shared working copy;
-  // else LOCAL.
+  // else LOCAL: with served shards it waits for what a disk updates.
   absl::Status Commit(absl::Status status = absl::OkStatus());
   // Ends the scope where this rank could not do its part: what the others made
   // of theirs is used by nobody. Returns `status`. LOCAL.

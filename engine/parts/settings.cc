@@ -162,10 +162,11 @@ OffloadOptions OffloadOf(const proto::Config& config) {
   offload.swap.overlap_events = config.aio().overlap_events();
   offload.swap.checksums = tuning.checksums();
   constexpr int64_t kLeastBuffers = 2;
-  offload.stream.buffers = static_cast<int>(
-      std::max(optimizer.buffer_count(), kLeastBuffers));
+  offload.stream.buffers =
+      static_cast<int>(std::max(optimizer.buffer_count(), kLeastBuffers));
   offload.stream.slice_numel = tuning.slice_numel();
   offload.min_state_bytes = tuning.min_state_bytes();
+  offload.gradients = offload.states && tuning.gradients();
   return offload;
 }
 

@@ -111,6 +111,7 @@ absl::StatusOr<StagePlan> PlanStage(const ModelTrace& model, int stage,
   for (size_t i = 0; i < flats.size(); ++i) {
     planned[i].states_on_disk = flat_options[i].states_on_disk;
     planned[i].parameters_on_disk = flat_options[i].parameters_on_disk;
+    planned[i].gradients_on_disk = flat_options[i].gradients_on_disk;
   }
   const std::vector<int> flat_of = PlacesIn(flats, model.trace);
   StepReplayOptions replay;

@@ -41,7 +41,9 @@ StageBytes ModelStateBytes(absl::Span<const FlatSize> flats, int stage,
           (options.accumulates_locally ? f.numel : owned) * f.state_bytes;
     }
     if (stage >= 2) {
-      bytes.gradients += owned * f.state_bytes;
+      if (!sharded || !f.gradients_on_disk) {
+        bytes.gradients += owned * f.state_bytes;
+      }
       largest_gradient = std::max(largest_gradient, f.numel * f.reduce_bytes);
     } else {
       bytes.gradients += f.numel * f.reduce_bytes;

@@ -37,6 +37,7 @@ struct FlatSize {
   bool persistent = false;
   // At stage 3: masters and optimizer states, and the shard.
   bool states_on_disk = false, parameters_on_disk = false;
+  bool gradients_on_disk = false;  // the shard
 };
 
 struct StageBytes {

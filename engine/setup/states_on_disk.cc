@@ -26,18 +26,6 @@ int64_t StateItemBytes(const FlatPlan& flat) {
   return BytesOf(at::isReducedFloatingType(own) ? at::kFloat : own);
 }
 
-absl::Status CheckOnCpu(const char* key, absl::Span<const FlatPlan> flats) {
-  for (const FlatPlan& flat : flats) {
-    const at::Device device = flat.parameters[0].tensor.device();
-    if (device.is_cpu()) continue;
-    return absl::UnimplementedError(absl::StrCat(
-        key, ".device: expected none for a module on ", device.str(),
-        ", got nvme: not available in this version; leave the section out, or "
-        "train on the CPU"));
-  }
-  return absl::OkStatus();
-}
-
 absl::StatusOr<std::shared_ptr<UpdateStream>> Open(
     const OffloadOptions& options, const UpdateStreamOptions& stream,
     int rank) {
@@ -45,11 +33,16 @@ absl::StatusOr<std::shared_ptr<UpdateStream>> Open(
   swap.owner = absl::StrCat("rank ", rank);
   std::error_code error;  // that it is not there is Create's to say
   std::filesystem::create_directories(swap.folder, error);
-  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<SwapFile> file,
-                           SwapFile::Create(swap));
-  TESSERA_ASSIGN_OR_RETURN(std::unique_ptr<UpdateStream> made,
-                           UpdateStream::Create(std::move(file), stream));
-  return std::shared_ptr<UpdateStream>(std::move(made));
+  auto file = SwapFile::Create(swap);
+  TESSERA_RETURN_IF_ERROR(Annotate(
+      file.status(), absl::StrCat(options.states ? kStatesKey : kParametersKey,
+                                  ".nvme_path")));
+  auto made = UpdateStream::Create(*std::move(file), stream);
+  TESSERA_RETURN_IF_ERROR(Annotate(
+      made.status(),
+      absl::StrCat(kStatesKey, ".buffer_count ", stream.buffers,
+                   ", of sharding.offload.slice_numel ", stream.slice_numel)));
+  return std::shared_ptr<UpdateStream>(*std::move(made));
 }
 
 std::string TextOf(const char* what, const OnDisk& chosen, size_t units,
@@ -81,7 +74,6 @@ DiskChoice ChooseOnDisk(const OffloadOptions& options,
                         std::vector<FlatParameterOptions>* flat_options) {
   DiskChoice choice;
   choice.stream = options.stream;
-  choice.stream.most_states = options.parameters ? 4 : 3;
   std::vector<int64_t> numels;
   for (const FlatPlan& flat : flats) {
     numels.push_back(LayoutOf(flat.parameters, shard_group_size).shard_numel());
@@ -94,7 +86,8 @@ DiskChoice ChooseOnDisk(const OffloadOptions& options,
   const double parameters =
       options.parameters ? total - static_cast<double>(options.max_in_memory)
                          : 0;
-  double passed = 0;  // this one, and all behind it
+  double passed = 0;   // this one, and all behind it
+  int two_copies = 0;  // 1: of some unit masters and parameters stream
   for (size_t i = flats.size(); i-- > 0;) {
     FlatParameterOptions& flat = (*flat_options)[i];
     passed += static_cast<double>(numels[i]);
@@ -109,10 +102,15 @@ DiskChoice ChooseOnDisk(const OffloadOptions& options,
     };
     flat.states_on_disk =
         take(states, StateItemBytes(flats[i]), &choice.states);
+    flat.gradients_on_disk = options.gradients && flat.states_on_disk;
     flat.parameters_on_disk =
         take(parameters, BytesOf(ElementType(flats[i].working_dtype)),
              &choice.parameters);
+    const bool separate = flats[i].working_dtype != flats[i].dtype ||
+                          at::isReducedFloatingType(flats[i].working_dtype);
+    if (flat.parameters_on_disk && separate) two_copies = 1;
   }
+  choice.stream.most_states = 3 + two_copies + (options.gradients ? 1 : 0);
   return choice;
 }
 
@@ -121,16 +119,12 @@ absl::StatusOr<std::shared_ptr<UpdateStream>> PutOnDisk(
     int shard_group_size, Communicator* comm,
     std::vector<FlatParameterOptions>* flat_options) {
   if (!options.states && !options.parameters) return nullptr;
-  const char* const key = options.states ? kStatesKey : kParametersKey;
-  TESSERA_RETURN_IF_ERROR(CheckOnCpu(key, flats));
   const DiskChoice choice =
       ChooseOnDisk(options, flats, shard_group_size, flat_options);
   TellWhatStays(options, choice);
   if (!choice.any()) return nullptr;
   auto stream = Open(options, choice.stream, comm->rank());
-  const absl::Status opened =
-      Annotate(stream.status(), absl::StrCat(key, ".nvme_path"));
-  TESSERA_RETURN_IF_ERROR(comm->AgreeOk(opened, "Engine::Create"));
+  TESSERA_RETURN_IF_ERROR(comm->AgreeOk(stream.status(), "Engine::Create"));
   for (FlatParameterOptions& flat : *flat_options) {
     if (flat.states_on_disk || flat.parameters_on_disk) flat.stream = *stream;
   }
@@ -138,12 +132,36 @@ absl::StatusOr<std::shared_ptr<UpdateStream>> PutOnDisk(
       "offload to nvme: %s; %s (%s, %s); %d buffers, %.1f MB",
       TextOf("optimizer states", choice.states, flats.size(),
              choice.total_numel),
-      TextOf("parameters", choice.parameters, flats.size(),
-             choice.total_numel),
+      TextOf("parameters", choice.parameters, flats.size(), choice.total_numel),
       options.swap.folder, (*stream)->disk()->Describe(),
       options.stream.buffers,
       static_cast<double>((*stream)->resident_bytes()) / 1e6);
   return std::move(*stream);
+}
+
+bool AnyParametersOnDisk(const std::vector<FlatParameterOptions>& options) {
+  return std::any_of(
+      options.begin(), options.end(),
+      [](const FlatParameterOptions& each) { return each.parameters_on_disk; });
+}
+
+absl::Status WithParametersOnDisk(absl::string_view key) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      key, ": expected auto or off, got on: ", kParametersKey,
+      " puts parameters on nvme, where each rank has its own; leave one of the "
+      "two out"));
+}
+
+absl::Status CheckOnCpu(absl::string_view key,
+                        absl::Span<const at::Tensor> parameters) {
+  for (const at::Tensor& p : parameters) {
+    if (!p.defined() || p.device().is_cpu()) continue;
+    return absl::UnimplementedError(absl::StrCat(
+        key, ".device: expected none for a module on ", p.device().str(),
+        ", got cpu or nvme: not available in this version; leave the section "
+        "out, or train on the CPU"));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace tessera

@@ -8,8 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "comm/communicator.h"
 #include "offload/disk/swap_file.h"
@@ -20,11 +22,12 @@
 namespace tessera {
 
 struct OffloadOptions {
-  bool states = false;  // of the optimizer, and masters, to a disk
-  double ratio = 1;     // of all elements
+  bool states = false;        // of the optimizer, and masters, to a disk
+  double ratio = 1;           // of all elements
+  bool gradients = false;     // shards of them, of units whose states are there
   bool parameters = false;    // shards of working copies, to a disk
   int64_t max_in_memory = 0;  // elements of these on a rank that stay in memory
-  SwapOptions swap;     // owner is set here
+  SwapOptions swap;           // owner is set here
   UpdateStreamOptions stream;
   // Of one state of a unit, on a rank, or of its parameters: less stays in
   // memory, since a disk takes as long for it as for more.
@@ -53,12 +56,21 @@ DiskChoice ChooseOnDisk(const OffloadOptions& options,
                         std::vector<FlatParameterOptions>* flat_options);
 
 // The same, and opens this rank's file for them, FlatParameterOptions::stream.
-// Null where nothing is chosen. Unimplemented if a unit is not on the CPU; what
-// opening the file returns, the same on all ranks. COLLECTIVE.
+// Null where nothing is chosen. What opening the file returns, the same on all
+// ranks. REQUIRES: the units are on the CPU. COLLECTIVE.
 absl::StatusOr<std::shared_ptr<UpdateStream>> PutOnDisk(
     const OffloadOptions& options, absl::Span<const FlatPlan> flats,
     int shard_group_size, Communicator* comm,
     std::vector<FlatParameterOptions>* flat_options);
+
+bool AnyParametersOnDisk(const std::vector<FlatParameterOptions>& options);
+// InvalidArgument: `key`, which is "on", cannot be had with these. The same on
+// all ranks.
+absl::Status WithParametersOnDisk(absl::string_view key);
+
+// Unimplemented naming `key` if a parameter is not on the CPU. LOCAL.
+absl::Status CheckOnCpu(absl::string_view key,
+                        absl::Span<const at::Tensor> parameters);
 
 }  // namespace tessera
 #endif  // ENGINE_SETUP_STATES_ON_DISK_H_

@@ -76,8 +76,11 @@ struct FlatParameterOptions {
   // Whose disk holds some of the flat, and what updates it there; null: all of
   // it is in memory. Of flats on the CPU.
   std::shared_ptr<UpdateStream> stream;
-  // Masters that are not the working copy, and the optimizer's states.
+  // Masters that are not the working copy, and the optimizer's states; of flats
+  // whose parameters are sharded.
   bool states_on_disk = false;
+  // The shard of the step's gradient, where that is sharded.
+  bool gradients_on_disk = false;
   // Shards of the working copy, of flats whose parameters are sharded; without
   // `shared` and `served`. Where they are the masters, these.
   bool parameters_on_disk = false;

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/check.h"
 #include "base/status.h"
 
 namespace tessera {
@@ -30,15 +31,14 @@ void ReplicatedCopy::Drop() {
   WorkingCopy::Drop();
 }
 
+// What is updated later is sharded (FlatParameterOptions::states_on_disk).
 void ReplicatedCopy::Publish(CommFuture updated) {
-  if (!traits_.publishes) {
-    if (updated.valid()) arriving_ = std::move(updated);
-    return;
-  }
-  CommTag tag{absl::StrCat("all-gather after the step of unit ", flat_.name())};
-  if (updated.valid()) tag.ready = [updated] { return updated.Wait(); };
-  arriving_ = flat_.communicator()->AllGather(whole().Bytes(flat_.owned()),
-                                              whole().Bytes(), std::move(tag));
+  TESSERA_CHECK(!updated.valid()) << flat_.name();
+  if (!traits_.publishes) return;
+  arriving_ = flat_.communicator()->AllGather(
+      whole().Bytes(flat_.owned()), whole().Bytes(),
+      CommTag{
+          absl::StrCat("all-gather after the step of unit ", flat_.name())});
 }
 
 // Nothing else holds the values of before: the owners' parts are here, too.

@@ -154,7 +154,7 @@ absl::Status GatheredCopy::Settle() {
   const absl::Status read = std::exchange(reading_, SwapFuture()).Wait();
   if (read.ok()) return ShardedCopy::Settle();
   (void)ShardedCopy::Settle();
-  ShardedCopy::Free();
+  if (whole().defined()) ShardedCopy::Free();
   return read;
 }
 

@@ -3,16 +3,16 @@
 //
 //   ReplicatedCopy  whole on every rank, always (stages 0 to 2, and what
 //                   persists at stage 3)
-//   GatheredCopy    a shard; whole for as long as it is used, by an all-gather
-//                   (stage 3)
+//   GatheredCopy    a shard, perhaps on a disk; whole for as long as it is
+//   used,
+//                   by an all-gather (stage 3)
 //   ServedCopy      the same, but each rank reads the others' shards when it
 //                   needs them (one-sided gathers)
 //   SharedCopy      whole, always, in memory that the ranks of a host share
 //
 // Only the strategy knows what memory there is; FlatParameter knows when a copy
 // is needed, written to, published and freed, and to whom it may be shown. A
-// new way, say shards that lie on a disk, is one more class here and one line
-// in Make.
+// new way is one more class here and one line in Make.
 //
 // Threads: outside order (FlatParameter's mutex), except for traits and
 // is_whole.

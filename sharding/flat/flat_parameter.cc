@@ -11,29 +11,29 @@
 
 namespace tessera {
 
-absl::Status FlatParameter::AllocateMasters() {
-  const auto& stream = options().stream;
-  TESSERA_ASSIGN_OR_RETURN(
-      master_,
-      TieredBuffer::Allocate(owned().numel(), master_dtype(), device(),
-                             MemoryKind::kParameters,
-                             options().states_on_disk ? stream->disk() : nullptr,
-                             absl::StrCat("masters of unit ", name())));
-  return absl::OkStatus();
+absl::StatusOr<TieredBuffer> FlatParameter::AllocateMasters() const {
+  return TieredBuffer::Allocate(
+      owned().numel(), master_dtype(), device(), MemoryKind::kParameters,
+      options().states_on_disk ? options().stream->disk() : nullptr,
+      absl::StrCat("masters of unit ", name()));
 }
 
 absl::Status FlatParameter::MakeMasters() {
   TorchScope scope;
   absl::MutexLock lock(&mutex_);
   if (master_dtype() == dtype() || master_.defined()) return absl::OkStatus();
-  TESSERA_RETURN_IF_ERROR(AllocateMasters());
-  TESSERA_RETURN_IF_ERROR(master_.Raise());
-  TESSERA_ASSIGN_OR_RETURN(const Raised raised,
-                           Raised::Of(copy_->OwnedBuffer()));
-  kept_.Order();
-  master_.View().copy_(copy_->Owned());
-  kept_ = StreamPoint::Now(device());
-  return master_.Lower(/*changed=*/true);
+  TESSERA_ASSIGN_OR_RETURN(TieredBuffer made, AllocateMasters());
+  {
+    TESSERA_ASSIGN_OR_RETURN(Raised raised, Raised::Of(&made));
+    TESSERA_ASSIGN_OR_RETURN(const Raised working,
+                             Raised::Of(copy_->OwnedBuffer()));
+    kept_.Order();
+    made.View().copy_(copy_->Owned());
+    kept_ = StreamPoint::Now(device());
+    TESSERA_RETURN_IF_ERROR(raised.Commit());
+  }
+  master_ = std::move(made);
+  return absl::OkStatus();
 }
 
 void FlatParameter::DropMasters() {
@@ -82,36 +82,55 @@ absl::Status FlatParameter::WriteBackOwned(const at::Tensor& mine) {
   }
   if (master_.defined()) TESSERA_RETURN_IF_ERROR(WriteBackToMasters(mine));
   TieredBuffer* const buffer = copy_->OwnedBuffer();
-  TESSERA_ASSIGN_OR_RETURN(const Raised raised, Raised::Of(buffer));
+  if (buffer != nullptr && buffer->on_disk()) {
+    return buffer->WriteBytes(0, buffer->bytes(), mine.const_data_ptr());
+  }
   const at::Tensor kept = copy_->Owned();
   if (kept.const_data_ptr() != mine.const_data_ptr()) kept.copy_(mine);
-  return buffer == nullptr ? absl::OkStatus() : buffer->Lower(/*changed=*/true);
+  return absl::OkStatus();
 }
 
+// Piece by piece, of masters on a disk, too: a write must not need memory for
+// all of them.
 absl::Status FlatParameter::WriteBackToMasters(const at::Tensor& mine) {
   constexpr int64_t kChunk = 1 << 20;
-  TESSERA_ASSIGN_OR_RETURN(const Raised raised, Raised::Of(&master_));
   const at::ScalarType bits =
       c10::elementSize(dtype()) == 2 ? at::kShort : at::kInt;
+  FlatBuffer from_disk;
+  if (master_.on_disk()) {
+    TESSERA_ASSIGN_OR_RETURN(
+        from_disk,
+        FlatBuffer::Allocate(std::min(kChunk, owned().numel()), master_dtype(),
+                             device(), MemoryKind::kWorking, Fill::kNone));
+  }
   for (int64_t at = 0; at < owned().numel(); at += kChunk) {
     const int64_t n = std::min(kChunk, owned().numel() - at);
+    const int64_t begin = at * master_.item_bytes();
+    const int64_t bytes = n * master_.item_bytes();
     const at::Tensor working = mine.narrow(0, at, n);
-    const at::Tensor master = master_.View().narrow(0, at, n);
+    at::Tensor master;
+    if (master_.on_disk()) {
+      TESSERA_RETURN_IF_ERROR(
+          master_.ReadBytes(begin, bytes, from_disk.data()));
+      master = from_disk.View({0, n});
+    } else {
+      master = master_.View().narrow(0, at, n);
+    }
     const at::Tensor changed =
         master.to(dtype()).view(bits).ne(working.view(bits));
     master.copy_(at::where(changed, working.to(master_dtype()), master));
+    if (!master_.on_disk()) continue;
+    TESSERA_RETURN_IF_ERROR(master_.WriteBytes(begin, bytes, from_disk.data()));
   }
-  return master_.Lower(/*changed=*/true);
+  return absl::OkStatus();
 }
 
 // Of this flat: computed; of all on its disk: written.
 absl::Status FlatParameter::AwaitUpdate() {
-  TESSERA_RETURN_IF_ERROR(updated_.Wait());
-  if (options().stream != nullptr) {
-    TESSERA_RETURN_IF_ERROR(options().stream->Drain());
-  }
-  updated_ = CommFuture();
-  return absl::OkStatus();
+  absl::Status status = updated_.Wait();
+  if (options().stream != nullptr) status.Update(options().stream->Drain());
+  if (status.ok()) updated_ = CommFuture();
+  return status;
 }
 
 uint64_t FlatParameter::TakeWritten() {
@@ -249,13 +268,13 @@ absl::Status FlatParameter::CheckNotHeld() {
 
 absl::Status FlatParameter::PrepareUpdate() {
   absl::MutexLock lock(&mutex_);
+  TESSERA_RETURN_IF_ERROR(AwaitUpdate());  // whatever comes of the rest
   TESSERA_RETURN_IF_ERROR(Settle());
   TESSERA_RETURN_IF_ERROR(CheckNotHeld());
-  TESSERA_RETURN_IF_ERROR(AwaitUpdate());
   uses_.OrderAfter();
   kept_.Order();
   if (copy_->whole().defined()) Free();
-  return not_written_;
+  return std::exchange(not_written_, absl::OkStatus());
 }
 
 absl::Status FlatParameter::PublishOwned(bool working_written,
@@ -264,23 +283,17 @@ absl::Status FlatParameter::PublishOwned(bool working_written,
   absl::MutexLock lock(&mutex_);
   updated_ = updated;
   if (master_.defined() && !working_written && !updated.valid()) {
-    TieredBuffer* const buffer = copy_->OwnedBuffer();
-    TESSERA_ASSIGN_OR_RETURN(const Raised raised, Raised::Of(&master_));
-    TESSERA_ASSIGN_OR_RETURN(const Raised owned, Raised::Of(buffer));
+    TESSERA_ASSIGN_OR_RETURN(const Raised masters, Raised::Of(&master_));
+    TESSERA_ASSIGN_OR_RETURN(Raised working, Raised::Of(copy_->OwnedBuffer()));
     copy_->Owned().copy_(master_.View());
-    if (buffer != nullptr) {
-      TESSERA_RETURN_IF_ERROR(buffer->Lower(/*changed=*/true));
-    }
+    TESSERA_RETURN_IF_ERROR(working.Commit());
   }
   kept_ = StreamPoint::Now(device());
   if (!traits_.can_be_freed) uses_.SetReady();
-  const bool arrives =
-      traits_.publishes ||
-      (updated.valid() && !traits_.can_be_freed && !traits_.shared);
-  if (arrives) HideUntilSettled();
+  if (traits_.publishes) HideUntilSettled();
   copy_->Publish(std::move(updated));
   if (options().overlap) return absl::OkStatus();
-  return arrives ? Settle() : updated_.Wait();
+  return traits_.publishes ? Settle() : updated_.Wait();
 }
 
 absl::Status FlatParameter::AwaitOthers(const CommFuture& written) {

@@ -9,7 +9,7 @@
 //   master   the values that the optimizer updates: the owned elements in
 //            float32 where the working dtype has 16 bits, or whatever the
 //            parameters were made in; otherwise the working copy itself.
-//            Perhaps on a disk (FlatParameterOptions::states_stream)
+//            Perhaps on a disk (FlatParameterOptions::states_on_disk)
 //
 // A pin keeps the flat whole: every operator pins all its flats before it runs.
 // What can be freed may be so at any time while it is not pinned
@@ -196,7 +196,7 @@ class FlatParameter final : public FlatDescription,
                 const FlatParameterOptions& options,
                 std::shared_ptr<Communicator> comm,
                 std::shared_ptr<Schedule> schedule);
-  absl::Status AllocateMasters() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<TieredBuffer> AllocateMasters() const;
   absl::Status TakeStorages() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Gather() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Settle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -51,7 +51,13 @@ absl::StatusOr<std::shared_ptr<FlatParameter>> FlatParameter::Prepare(
       WorkingCopy::Make(flat.get(), flat->schedule_->live_counter()));
   flat->traits_ = flat->copy_->traits();
   if (flat->trainable() && flat->master_dtype() != flat->dtype()) {
-    TESSERA_RETURN_IF_ERROR(flat->AllocateMasters());
+    TESSERA_ASSIGN_OR_RETURN(flat->master_, flat->AllocateMasters());
+  }
+  // What lies on a disk is filled in memory: by Adopt, which refuses nothing.
+  TieredBuffer* const shard = flat->copy_->OwnedBuffer();
+  for (TieredBuffer* const buffer : {&flat->master_, shard}) {
+    if (buffer == nullptr || !buffer->defined()) continue;
+    TESSERA_RETURN_IF_ERROR(buffer->Raise());
   }
   return flat;
 }
@@ -62,13 +68,8 @@ absl::Status FlatParameter::Adopt() {
   {
     absl::MutexLock lock(&mutex_);
     life_ = Life::kOwned;
-    TieredBuffer* const shard = copy_->OwnedBuffer();
-    for (TieredBuffer* const buffer : {&master_, shard}) {
-      if (buffer == nullptr || !buffer->defined()) continue;
-      TESSERA_RETURN_IF_ERROR(buffer->Raise());
-    }
     TESSERA_RETURN_IF_ERROR(TakeStorages());
-    for (TieredBuffer* const buffer : {&master_, shard}) {
+    for (TieredBuffer* const buffer : {&master_, copy_->OwnedBuffer()}) {
       if (buffer == nullptr) continue;
       TESSERA_RETURN_IF_ERROR(buffer->Lower(/*changed=*/true));
     }
@@ -120,8 +121,7 @@ absl::Status FlatParameter::GiveBack() {
   FlatBuffer masters;  // where the parameters get their old dtype back
   const bool whole = copy_->whole().defined() && !storages_.converted();
   if (!whole) {
-    TESSERA_ASSIGN_OR_RETURN(const Raised raised,
-                             Raised::Of(masters_buffer()));
+    TESSERA_ASSIGN_OR_RETURN(const Raised raised, Raised::Of(masters_buffer()));
     TESSERA_ASSIGN_OR_RETURN(masters, GatherWhole(*this, Masters(), "masters"));
   }
   const at::Tensor values = whole ? copy_->whole().View() : masters.View();

@@ -12,10 +12,12 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status.h"
 #include "base/torch/divide.h"
 #include "base/torch/stream_uses.h"
+#include "offload/update_stream.h"
 #include "sharding/flat/whole_values.h"
 
 namespace tessera {
@@ -105,7 +107,7 @@ absl::StatusOr<FlatBuffer> FlatGradient::AllocateReduced(Fill fill) const {
 }
 
 absl::Status FlatGradient::EnsureReduced(Fill fill) {
-  if (in_place_ || reduced_.defined()) return absl::OkStatus();
+  if (has_step_gradient()) return absl::OkStatus();
   TESSERA_ASSIGN_OR_RETURN(reduced_, AllocateReduced(fill));
   return absl::OkStatus();
 }
@@ -159,6 +161,7 @@ absl::StatusOr<at::Tensor> FlatGradient::PlaceOfSums(const at::Tensor& whole) {
                        flat_->owned().numel() < whole.numel() &&
                        whole.scalar_type() == flat_->master_dtype();
   if (!to_stay) return Slice(whole, flat_->owned());
+  is_stored_ = false;  // of a micro-batch that was dropped
   TESSERA_RETURN_IF_ERROR(EnsureReduced(Fill::kNone));
   return reduced_.View();
 }
@@ -181,6 +184,7 @@ absl::Status FlatGradient::TakeSums(const at::Tensor& sums, double divisor) {
       sums_ = sums_memory_.View().copy_(sums);
     }
   } else {
+    is_stored_ = false;
     at::Tensor to;
     if (reduces_in_place()) {
       to = local_->View(flat_->owned());
@@ -195,9 +199,39 @@ absl::Status FlatGradient::TakeSums(const at::Tensor& sums, double divisor) {
     }
     if (to.data_ptr() != sums.data_ptr()) to.copy_(sums);
     DivideBy(to, divisor);
+    TESSERA_RETURN_IF_ERROR(StartStore());
   }
   DropOutgoing();
   return absl::OkStatus();
+}
+
+// To the disk, if it is to be there: the last step may still be reading the one
+// of before.
+absl::Status FlatGradient::StartStore() {
+  const FlatParameterOptions& options = flat_->options();
+  if (!options.gradients_on_disk || !reduced_.defined()) {
+    return absl::OkStatus();
+  }
+  TESSERA_RETURN_IF_ERROR(flat_->updated().Wait());
+  if (!stored_.defined()) {
+    TESSERA_ASSIGN_OR_RETURN(
+        stored_,
+        TieredBuffer::Allocate(
+            flat_->owned().numel(), flat_->master_dtype(), flat_->device(),
+            MemoryKind::kGradients, options.stream->disk(),
+            absl::StrCat("gradient of unit ", flat_->name())));
+  }
+  stored_.StartStore(std::move(reduced_));
+  is_stored_ = true;
+  return absl::OkStatus();
+}
+
+absl::Status FlatGradient::FinishStore() {
+  return is_stored_ ? stored_.FinishStore() : absl::OkStatus();
+}
+
+absl::StatusOr<Raised> FlatGradient::Raise() const {
+  return Raised::Of(is_stored_ ? &stored_ : nullptr);
 }
 
 void FlatGradient::DropOutgoing() {
@@ -226,8 +260,11 @@ void FlatGradient::Accumulate(const std::vector<bool>& had,
 absl::Status FlatGradient::Commit(const std::vector<bool>& had) {
   if (!sent_) return absl::OkStatus();
   if (sums_.defined()) {
+    TESSERA_RETURN_IF_ERROR(FinishStore());
+    TESSERA_ASSIGN_OR_RETURN(Raised raised, Raise());
     TESSERA_RETURN_IF_ERROR(EnsureReduced(Fill::kZero));
     Accumulate(had, Mean(sums_, divisor_));
+    TESSERA_RETURN_IF_ERROR(raised.Commit());
   } else if (reduces_in_place()) {
     in_place_ = true;
     reduced_.Reset();
@@ -257,20 +294,25 @@ void FlatGradient::Zero() {
   in_place_ = false;
   for (ParameterGradient& p : parameters_) p.in_step = false;
   reduced_.Reset();
+  (void)FinishStore();
+  is_stored_ = false;
 }
 
 at::Tensor FlatGradient::owned() const {
   if (in_place_) return local_->View(flat_->owned());
+  if (is_stored_) return stored_.View();
   return reduced_.defined() ? reduced_.View() : at::Tensor();
 }
 
-FlatBuffer FlatGradient::TakeStepGradient() {
+FlatGradient::Taken FlatGradient::TakeStepGradient() {
   TESSERA_CHECK(!in_place_) << flat_->name();
-  return std::move(reduced_);
+  if (!std::exchange(is_stored_, false)) return {std::move(reduced_), nullptr};
+  return {FlatBuffer(), &stored_};
 }
 
 absl::StatusOr<at::Tensor> FlatGradient::Whole(int parameter) const {
   if (!has_gradient(Index(parameter))) return at::Tensor();
+  TESSERA_ASSIGN_OR_RETURN(const Raised raised, Raise());
   TESSERA_ASSIGN_OR_RETURN(const FlatBuffer whole,
                            GatherWhole(*flat_, owned(), "gradient"));
   return PlaceIn(whole, parameter).clone();
@@ -284,6 +326,7 @@ int64_t FlatGradient::resident_bytes() const {
     return numel * static_cast<int64_t>(c10::elementSize(dtype));
   };
   const int64_t reduced = bytes(flat_->owned().numel(), flat_->master_dtype());
+  if (flat_->options().gradients_on_disk) return 0;
   if (flat_->stage().sharded_gradients) return reduced;
   const int64_t local =
       bytes(flat_->layout().whole_numel(), flat_->reduce_dtype());

@@ -43,6 +43,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "c10/core/Allocator.h"
+#include "offload/tiered_buffer.h"
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/gradient/lendable_flat.h"
 #include "sharding/layout/flat_buffer.h"
@@ -128,12 +129,25 @@ class FlatGradient {
   bool has_gradient(size_t parameter) const {
     return parameters_[parameter].in_step;
   }
+  bool has_step_gradient() const {
+    return in_place_ || reduced_.defined() || is_stored_;
+  }
   // This rank's slice of the step's gradient, [owned] of the master dtype; only
   // ranges of parameters with has_gradient hold one. Undefined if there is
-  // none.
+  // none. REQUIRES: Raise, where it may lie on a disk
+  // (FlatParameterOptions::gradients_on_disk).
   at::Tensor owned() const;
-  // The same, given away: undefined from then on. REQUIRES: stages 2 and 3.
-  FlatBuffer TakeStepGradient();
+  // It is in memory while what this returns is there. LOCAL.
+  absl::StatusOr<Raised> Raise() const;
+  // The same, given away: there is none from then on. REQUIRES: stages 2 and 3.
+  struct Taken {
+    FlatBuffer memory;                // or
+    TieredBuffer* on_disk = nullptr;  // read until the flat is updated
+  };
+  Taken TakeStepGradient();
+  // What TakeSums has given to the disk is there, and no longer in memory.
+  // LOCAL.
+  absl::Status FinishStore();
   // The whole gradient of a parameter, in its shape and the master dtype;
   // undefined without one. COLLECTIVE.
   absl::StatusOr<at::Tensor> Whole(int parameter) const;
@@ -194,6 +208,7 @@ class FlatGradient {
   // step's gradient (+)= the slices of `mean`, [owned], of those that had one.
   void Accumulate(const std::vector<bool>& had, const at::Tensor& mean);
   at::Tensor Mean(const at::Tensor& sums, double divisor) const;
+  absl::Status StartStore();
 
   std::shared_ptr<FlatParameter> flat_;
   std::vector<Range> gaps_;  // between the parameters, in the flat buffer
@@ -210,7 +225,9 @@ class FlatGradient {
 
   LendableFlat local_;   // [P]
   FlatBuffer outgoing_;  // [P], where local_ is of another dtype; what was held
-  FlatBuffer reduced_;   // [owned], unless in_place_
+  FlatBuffer reduced_;   // [owned], unless in_place_ or is_stored_
+  mutable TieredBuffer stored_;  // [owned], on a disk
+  bool is_stored_ = false;       // the step's gradient is there
   // The step's gradient is the owned range of local_ itself.
   bool in_place_ = false;
 };

@@ -211,7 +211,16 @@ absl::Status Gradients::LaunchReady(bool all) {
 absl::Status Gradients::FinishInFlight() {
   if (in_flight_ == nullptr) return absl::OkStatus();
   const auto reduction = std::move(in_flight_);
+  TESSERA_RETURN_IF_ERROR(FinishStoring());
+  storing_ = reduction->flats();
   return CatchTorch(kReduction, [&] { return reduction->Finish(); });
+}
+
+absl::Status Gradients::FinishStoring() {
+  absl::Status status;
+  for (FlatGradient* flat : storing_) status.Update(flat->FinishStore());
+  storing_.clear();
+  return status;
 }
 
 absl::Status Gradients::Run(const std::function<void()>& backward,
@@ -268,6 +277,7 @@ absl::Status Gradients::ReduceRest(absl::Status mine) {
   absl::Status reduced =
       CatchTorch(kReduction, [&] { return LaunchReady(/*all=*/true); });
   reduced.Update(FinishInFlight());
+  reduced.Update(FinishStoring());
   if (!reduced.ok()) {
     // The others wait in a reduction, not in the agreement.
     mine.Update(reduced);
@@ -328,6 +338,7 @@ absl::Status Gradients::Commit(const std::vector<bool>& arrived,
 }
 
 void Gradients::Discard() {
+  (void)FinishStoring();  // of what is dropped
   local_weight_ = 0;
   local_failure_ = absl::OkStatus();
   for (auto& flat : flats_) {

@@ -142,7 +142,8 @@ class Gradients {
   void Enter() { stream_.Enter(); }
   // By flat, in the model's order. REQUIRES: Enter.
   const FlatGradient& of(size_t flat) const { return *flats_[flat]; }
-  FlatBuffer TakeStepGradient(size_t flat) {
+  FlatGradient& of(size_t flat) { return *flats_[flat]; }
+  FlatGradient::Taken TakeStepGradient(size_t flat) {
     return flats_[flat]->TakeStepGradient();
   }
 
@@ -171,6 +172,7 @@ class Gradients {
   void ForgetAccesses();
   absl::Status LaunchReady(bool all);
   absl::Status FinishInFlight();
+  absl::Status FinishStoring();
   absl::Status EndLocal(const absl::Status& backward);
   absl::Status ReduceRest(absl::Status mine);
   bool AnyGathersTogether() const;
@@ -198,6 +200,7 @@ class Gradients {
   std::atomic<const MicroBatch*> running_ = nullptr;  // null: not within Run
   size_t cursor_ = 0;                                 // buckets launched
   std::unique_ptr<Reduction> in_flight_;              // null: none
+  std::vector<FlatGradient*> storing_;  // to a disk, while the next is reduced
   double total_weight_ = 0;
   int64_t num_reductions_ = 0;
   // Of Runs that did not reduce: their weights, and what went wrong.

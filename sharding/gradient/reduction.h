@@ -36,6 +36,7 @@ class Reduction {
   // The same with what `flat` held, after its Commit. COLLECTIVE, ASYNC.
   static absl::StatusOr<std::unique_ptr<Reduction>> StartHeld(
       FlatGradient* flat, MeanOptions mean);
+  const std::vector<FlatGradient*>& flats() const { return flats_; }
   // Waits, and gives every flat its sums. LOCAL. Call it once.
   absl::Status Finish();
 

@@ -5,7 +5,7 @@
 //   x accumulation {1, 3} x clipping {off, on} x ratio {0, 0.3, 1}
 //   x recompute {off, on} x gathers {all-gathers, none, served}
 //   x shard groups {one, of two} x kernel {Tessera's, libtorch's}
-//   x parameters on the disk {none, some, all}
+//   x parameters on the disk {none, some, all} x gradients there {no, yes}
 #include <string>
 #include <vector>
 
@@ -24,7 +24,7 @@ const std::vector<int> kStages = {3, 3, 3, 3, 2, 1};
 const std::vector<std::string> kDtypes = {"fp32", "bf16", "fp16"};
 const std::vector<double> kRatios = {0, 0.3, 1, 1};
 const std::vector<int64_t> kInMemory = {-1, 3000, 0};
-const Choice kAxes = {3, 6, 3, 2, 2, 4, 2, 3, 2, 2, 3};
+const Choice kAxes = {3, 6, 3, 2, 2, 4, 2, 3, 2, 2, 3, 2};
 
 struct Cell {
   int world_size = 1;
@@ -44,6 +44,7 @@ Cell CellOf(const Choice& choice) {
   spec.states_on_disk = kRatios[choice[5]];
   spec.recompute = choice[6] == 0 ? "" : "auto/full";
   spec.parameters_in_memory = kInMemory[choice[10]];
+  spec.gradients_on_disk = choice[11] == 1;
   const bool shm = DefaultBackend() == "shm";
   const bool in_memory = spec.parameters_in_memory < 0;
   spec.shared = choice[7] == 1 && shm && in_memory ? "on" : "off";
@@ -86,6 +87,7 @@ TEST(StatesOnDiskModels, HaveTheOraclesBits) {
     for (const char* dtype : {"fp32", "bf16", "fp16"}) {
       TrainingSpec spec;
       spec.parameters_in_memory = 0;
+      spec.gradients_on_disk = std::string(model) != "Mlp";
       spec.model = model;
       spec.steps = 5;
       spec.stage = 3;

@@ -65,6 +65,7 @@ void VisitWay(Spec& spec, const Visit& visit) {
   visit("recompute", &spec.recompute);
   visit("states_on_disk", &spec.states_on_disk);
   visit("parameters_in_memory", &spec.parameters_in_memory);
+  visit("gradients_on_disk", &spec.gradients_on_disk);
   visit("poison", &spec.poison);
   visit("device", &spec.device);
   visit("construct_budget", &spec.construct_budget);
@@ -167,6 +168,7 @@ void SetOffload(const TrainingSpec& spec, proto::Config* config) {
   tuning->set_min_state_bytes(0);
   tuning->set_slice_numel(4096);
   tuning->set_checksums(true);
+  tuning->set_gradients(spec.gradients_on_disk);
 }
 
 void SetSharding(const TrainingSpec& spec, proto::Config* config) {

@@ -65,7 +65,8 @@ struct TrainingSpec {
   // offload_param: max_in_cpu.
   double states_on_disk = -1;
   int64_t parameters_in_memory = -1;
-  bool poison = false;  // SetPoisonOnFree
+  bool gradients_on_disk = false;  // with states_on_disk
+  bool poison = false;             // SetPoisonOnFree
   // A number: of a device without hardware (testing/device), on which the
   // engine trains while another is the current one; "1/workers": with a thread
   // for each stream; "1/host": with collectives in the memory of the host, as

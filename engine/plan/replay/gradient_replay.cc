@@ -139,6 +139,7 @@ void GradientReplay::Start(std::vector<size_t> bucket) {
 
 // As FlatGradient::TakeSums.
 void GradientReplay::Finish() {
+  if (!in_flight_.empty()) FinishStoring();
   for (const size_t i : std::exchange(in_flight_, {})) {
     State& state = states_[i];
     const PlannedFlat& flat = flats_[i];
@@ -157,8 +158,16 @@ void GradientReplay::Finish() {
       EnsureReduced(i);
     }
     if (flat.sharded_gradients) FreeLocal(i);
+    if (flat.gradients_on_disk && !state.in_step) storing_.push_back(i);
   }
   held_->Remove(PlanKind::kGradients, std::exchange(packed_bytes_, 0));
+}
+
+void GradientReplay::FinishStoring() {
+  for (const size_t i : std::exchange(storing_, {})) {
+    held_->Remove(PlanKind::kGradients,
+                  std::exchange(states_[i].reduced_bytes, 0));
+  }
 }
 
 void GradientReplay::End() {
@@ -168,12 +177,13 @@ void GradientReplay::End() {
   if (!reduces_) return;
   LaunchReady(/*all=*/true);
   Finish();
+  FinishStoring();
   for (size_t i = 0; i < states_.size(); ++i) {
     State& state = states_[i];
     if (!state.expected) continue;
     const PlannedFlat& flat = flats_[i];
     if (state.in_step) {
-      EnsureReduced(i);
+      if (!flat.gradients_on_disk) EnsureReduced(i);
     } else if (!flat.sharded_gradients &&
                flat.reduce_bytes == flat.state_bytes) {
       state.in_place = true;

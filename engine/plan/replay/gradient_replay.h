@@ -57,6 +57,7 @@ class GradientReplay {
   void LaunchReady(bool all);
   void Start(std::vector<size_t> bucket);
   void Finish();
+  void FinishStoring();
   int64_t item_bytes(size_t i) const;
 
   const std::vector<PlannedFlat>& flats_;
@@ -68,7 +69,8 @@ class GradientReplay {
   size_t cursor_ = 0;
   bool reduces_ = true;
   std::vector<size_t> in_flight_;
-  int64_t packed_bytes_ = 0;  // of what is in flight
+  std::vector<size_t> storing_;  // to a disk
+  int64_t packed_bytes_ = 0;     // of what is in flight
   int64_t reduced_bytes_ = 0, reductions_ = 0;
 };
 

@@ -27,6 +27,7 @@ struct PlannedFlat {
   bool sharded_optimizer = false;
   bool states_on_disk = false;  // masters and moments
   bool parameters_on_disk = false;
+  bool gradients_on_disk = false;  // shards, but of two units
 
   int64_t owned_numel() const {
     return sharded_optimizer ? shard_numel : whole_numel;

@@ -1,0 +1,317 @@
+// Checkpoints of what lies on a disk: where states and parameters lie is
+// nothing to a checkpoint, so any way saves for any other, and training goes on
+// with the same bits. An async save has the values of its moment.
+#include <torch/torch.h>
+
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status.h"
+#include "checkpoint/format/checkpoint_folder.h"
+#include "checkpoint/format/checkpoint_reader.h"
+#include "comm/world/world.h"
+#include "engine/engine.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/offload/wide_trainee.h"
+#include "tests/support/rank_pool.h"
+#include "tests/support/temp_folder.h"
+#include "tests/support/trainee.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+// Of a rank function: "<how>|<folder>|<TrainingSpec>".
+struct Args {
+  explicit Args(absl::string_view text) {
+    const std::vector<std::string> parts =
+        absl::StrSplit(text, absl::MaxSplits('|', 2));
+    how = parts.at(0);
+    dir = parts.at(1);
+    spec = TrainingSpec::FromText(parts.at(2));
+  }
+  std::string how, dir;
+  TrainingSpec spec;
+};
+
+// Three steps, and a save; the values then.
+TESSERA_RANK_FUNCTION(SaveAfterSteps) {
+  const Args a(args);
+  TESSERA_ASSIGN_OR_RETURN(Trainee t, MakeWide(a.spec, world.communicator()));
+  Record record;
+  TESSERA_RETURN_IF_ERROR(TrainWide(&t, 0, 3, &record));
+  record.clear();
+  TESSERA_RETURN_IF_ERROR(t.engine->SaveCheckpoint(a.dir));
+  TESSERA_RETURN_IF_ERROR(AddValues(&t, &record));
+  TESSERA_RETURN_IF_ERROR(t.engine->Close());
+  return ToText(record);
+}
+
+// how: "model_only", "only", "trained", words together; "". Loads into another
+// model, perhaps one that has been trained; the values then, and the losses and
+// values of what follows.
+TESSERA_RANK_FUNCTION(LoadAndGoOn) {
+  const Args a(args);
+  TESSERA_ASSIGN_OR_RETURN(Trainee t,
+                           MakeWide(a.spec, world.communicator(), /*seed=*/9));
+  Record record;
+  if (absl::StrContains(a.how, "trained")) {
+    TESSERA_RETURN_IF_ERROR(TrainWide(&t, 10, 12, &record));
+    record.clear();
+  }
+  LoadCheckpointOptions options;
+  options.model_only = absl::StrContains(a.how, "model_only");
+  if (absl::StrContains(a.how, "part")) {
+    options.only = {"blocks.2", "blocks.1.norm", "*.up.weight"};
+  }
+  TESSERA_RETURN_IF_ERROR(t.engine->LoadCheckpoint(a.dir, options).status());
+  TESSERA_RETURN_IF_ERROR(AddValues(&t, &record));
+  TESSERA_RETURN_IF_ERROR(TrainWide(&t, 3, 5, &record));
+  TESSERA_RETURN_IF_ERROR(AddValues(&t, &record));
+  TESSERA_RETURN_IF_ERROR(t.engine->Close());
+  return ToText(record);
+}
+
+constexpr OffloadWay kStates = {"States", 1, -1};
+constexpr OffloadWay kHalf = {"Half", 0.5, 60'000};
+
+class OffloadCheckpointTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  std::vector<std::string> Run(int world_size, const char* function,
+                               const std::string& how, const std::string& dir,
+                               const OffloadWay& way) const {
+    return RunOnRanks(
+        world_size, function,
+        absl::StrCat(how, "|", dir, "|", way.Spec(GetParam()).ToText()));
+  }
+  static void ExpectSame(const std::vector<std::string>& expected,
+                         const std::vector<std::string>& got) {
+    ASSERT_THAT(expected, Each(StartsWith("parameter")));
+    for (size_t r = 0; r < expected.size(); ++r) {
+      EXPECT_EQ(
+          FirstDifference(RecordFromText(expected[r]), RecordFromText(got[r])),
+          "")
+          << "rank " << r;
+    }
+  }
+  // The way that saved is of no account, nor that which loads.
+  void ExpectAllWays(int saving, int loading) {
+    const TempFolder folder;
+    const std::string dir = folder / "Memory";
+    const auto saved = Run(saving, "SaveAfterSteps", "", dir, kInMemory);
+    const auto expected = Run(loading, "LoadAndGoOn", "", dir, kInMemory);
+    for (const OffloadWay& from : {kInMemory, kAllOnDisk, kHalf}) {
+      SCOPED_TRACE(absl::StrCat(from.name, " saves"));
+      const std::string of = folder / from.name;
+      if (of != dir) {
+        ExpectSame(saved, Run(saving, "SaveAfterSteps", "", of, from));
+      }
+      const bool trained = from.states >= 0;
+      for (const OffloadWay& to : {kInMemory, kAllOnDisk, kStates, kHalf}) {
+        SCOPED_TRACE(absl::StrCat(to.name, " loads"));
+        ExpectSame(expected, Run(loading, "LoadAndGoOn",
+                                 trained ? "trained" : "", of, to));
+      }
+    }
+  }
+};
+INSTANTIATE_TEST_SUITE_P(All, OffloadCheckpointTest,
+                         ::testing::Values("fp32", "bf16"),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(OffloadCheckpointTest, AnyWayLoadsWhatAnyOtherSaved) {
+  ExpectAllWays(2, 2);
+}
+TEST_P(OffloadCheckpointTest, OfTwoRanksOnOne) { ExpectAllWays(2, 1); }
+TEST_P(OffloadCheckpointTest, OfOneRankOnTwo) { ExpectAllWays(1, 2); }
+
+TEST_P(OffloadCheckpointTest, LoadsTheModelAloneOrAPart) {
+  const TempFolder folder;
+  for (const OffloadWay& from : {kInMemory, kAllOnDisk}) {
+    const std::string dir = folder / from.name;
+    Run(2, "SaveAfterSteps", "", dir, from);
+    for (const char* how : {"model_only", "model_only trained", "part",
+                            "part trained", "part model_only trained"}) {
+      const auto expected = Run(2, "LoadAndGoOn", how, dir, kInMemory);
+      for (const OffloadWay& to : {kAllOnDisk, kStates, kHalf}) {
+        SCOPED_TRACE(absl::StrCat(to.name, " loads ", how));
+        ExpectSame(expected, Run(2, "LoadAndGoOn", how, dir, to));
+      }
+    }
+  }
+}
+
+// ---- saves beside the training
+
+// What the program does while the checkpoint is written.
+absl::Status Meanwhile(const std::string& how, Trainee* t) {
+  Record record;
+  if (how == "Step") return TrainWide(t, 3, 5, &record);
+  if (how == "Write") {
+    {
+      torch::NoGradGuard no_grad;
+      for (const at::Tensor& p : t->model->parameters()) p.mul_(2);
+    }
+    return TrainWide(t, 3, 4, &record);
+  }
+  if (how == "Read") {  // what is saved, over and over
+    while (t->engine->saving_checkpoint()) {
+      TESSERA_RETURN_IF_ERROR(AddValues(t, &record));
+    }
+    return absl::OkStatus();
+  }
+  if (how == "Close") return t->engine->Close();
+  for (const auto& p : t->model->named_parameters()) {
+    if (!p.value().requires_grad()) continue;
+    const at::Tensor ones = torch::ones(p.value().sizes());
+    TESSERA_RETURN_IF_ERROR(how == "SetMaster"
+                                ? t->engine->SetMaster(p.key(), ones)
+                                : t->engine->SetOptimizerState(
+                                      p.key(), OptimizerState::kExpAvg, ones));
+  }
+  return absl::OkStatus();
+}
+
+// The values at an async save right after a Step, during which the program goes
+// on. Ranks' numbers of rounds differ, so "Read" is of one rank alone.
+TESSERA_RANK_FUNCTION(SaveAsideAndGoOn) {
+  const Args a(args);
+  Record record;
+  proto::Config config = ConfigOf(a.spec);
+  config.mutable_checkpoint()->set_max_bandwidth(8'000'000);
+  TESSERA_ASSIGN_OR_RETURN(
+      Trainee t,
+      Trainee::Make(WideModelOf(world.rank()), config, world.communicator()));
+  TESSERA_RETURN_IF_ERROR(TrainWide(&t, 0, 3, &record));
+  SaveOptions options;
+  options.async = true;
+  TESSERA_RETURN_IF_ERROR(t.engine->SaveCheckpoint(a.dir, "", options));
+  const bool goes_on = t.engine->saving_checkpoint();
+  TESSERA_RETURN_IF_ERROR(Meanwhile(a.how, &t));
+  TESSERA_RETURN_IF_ERROR(t.engine->WaitForCheckpoint());
+  return goes_on ? "beside" : "not beside";
+}
+
+TEST_P(OffloadCheckpointTest, AnAsyncSaveHasTheValuesOfItsMoment) {
+  const TempFolder folder;
+  Run(2, "SaveAfterSteps", "", folder / "whole", kInMemory);
+  const auto expected = Run(2, "LoadAndGoOn", "", folder / "whole", kInMemory);
+  for (const char* how : {"Step", "Write", "SetMaster", "SetState", "Close"}) {
+    for (const OffloadWay& way : {kStates, kAllOnDisk}) {
+      SCOPED_TRACE(absl::StrCat(how, " ", way.name));
+      const std::string dir = folder / absl::StrCat(how, way.name);
+      EXPECT_THAT(Run(2, "SaveAsideAndGoOn", how, dir, way), Each("beside"));
+      ExpectSame(expected, Run(2, "LoadAndGoOn", "", dir, kInMemory));
+    }
+  }
+  // On one rank reads need no other.
+  Run(1, "SaveAfterSteps", "", folder / "one", kInMemory);
+  EXPECT_THAT(Run(1, "SaveAsideAndGoOn", "Read", folder / "read", kAllOnDisk),
+              Each("beside"));
+  ExpectSame(Run(1, "LoadAndGoOn", "", folder / "one", kInMemory),
+             Run(1, "LoadAndGoOn", "", folder / "read", kAllOnDisk));
+}
+
+// A save has ended, and the call that writes a unit back is not the one that
+// tells so: what is told may use units itself.
+TESSERA_RANK_FUNCTION(WriteAfterASave) {
+  const Args a(args);
+  TESSERA_ASSIGN_OR_RETURN(Trainee t, MakeWide(a.spec, world.communicator()));
+  Record record;
+  TESSERA_RETURN_IF_ERROR(TrainWide(&t, 0, 3, &record));
+  std::string told = "nobody was told";
+  SaveOptions options;
+  options.async = true;
+  options.on_end = [&](const absl::Status& saved) {
+    const absl::Status read = t.engine->Parameter("head.weight").status();
+    told = absl::StrCat(saved.ToString(), " ", read.ToString());
+  };
+  TESSERA_RETURN_IF_ERROR(t.engine->SaveCheckpoint(a.dir, "", options));
+  while (t.engine->saving_checkpoint()) absl::SleepFor(absl::Milliseconds(1));
+  TESSERA_RETURN_IF_ERROR(world.communicator()->Barrier("saved"));
+  {
+    torch::NoGradGuard no_grad;
+    t.parameter("head.weight").mul_(2);
+  }
+  TESSERA_RETURN_IF_ERROR(TrainWide(&t, 3, 4, &record));
+  TESSERA_RETURN_IF_ERROR(t.engine->WaitForCheckpoint());
+  TESSERA_RETURN_IF_ERROR(t.engine->Close());
+  return told;
+}
+
+TEST_P(OffloadCheckpointTest, AWriteTellsNobodyOfASaveThatHasEnded) {
+  const TempFolder folder;
+  EXPECT_THAT(Run(2, "WriteAfterASave", "", folder / "saved", kAllOnDisk),
+              Each("OK OK"));
+}
+
+// ---- loads that are refused
+
+// how: "trained" or "". A load that fails, then steps: what it said, and the
+// losses and values; with "none" there is no load.
+TESSERA_RANK_FUNCTION(LoadIsRefused) {
+  const Args a(args);
+  TESSERA_ASSIGN_OR_RETURN(Trainee t, MakeWide(a.spec, world.communicator()));
+  Record record;
+  if (absl::StrContains(a.how, "trained")) {
+    TESSERA_RETURN_IF_ERROR(TrainWide(&t, 0, 2, &record));
+  }
+  std::string said = "none";
+  if (!absl::StrContains(a.how, "none")) {
+    said = t.engine->LoadCheckpoint(a.dir).status().ToString();
+  }
+  TESSERA_RETURN_IF_ERROR(AddValues(&t, &record));
+  TESSERA_RETURN_IF_ERROR(TrainWide(&t, 2, 4, &record));
+  TESSERA_RETURN_IF_ERROR(AddValues(&t, &record));
+  TESSERA_RETURN_IF_ERROR(t.engine->Close());
+  return absl::StrCat(said, "\n", ToText(record));
+}
+
+// A byte of the last state of a rank's file.
+void Damage(const std::string& dir, int rank) {
+  const auto reader = CheckpointReader::Open(dir, FileSystem::Real());
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  const auto& manifest = reader->manifest();
+  std::fstream file(dir + "/" + DataFileName(manifest.id(), rank),
+                    std::ios::in | std::ios::out | std::ios::binary);
+  const int64_t at = manifest.files(rank).index_offset() - 5000;
+  file.seekg(at);
+  const char byte = static_cast<char>(file.get());
+  file.seekp(at);
+  file.put(static_cast<char>(byte ^ 1));
+  ASSERT_TRUE(file.good());
+}
+
+TEST_P(OffloadCheckpointTest, ARefusedLoadChangesNothing) {
+  const TempFolder folder;
+  const std::string dir = folder / "damaged";
+  Run(2, "SaveAfterSteps", "", dir, kAllOnDisk);
+  Damage(dir, 1);
+  for (const std::string state : {"new", "trained"}) {
+    auto expected = Run(2, "LoadIsRefused", state + " none", dir, kInMemory);
+    TakeFirstLines(&expected);
+    for (const OffloadWay& way : {kStates, kAllOnDisk, kHalf}) {
+      SCOPED_TRACE(absl::StrCat(way.name, " ", state));
+      auto got = Run(2, "LoadIsRefused", state, dir, way);
+      EXPECT_THAT(TakeFirstLines(&got), Each(AllOf(StartsWith("DATA_LOSS"),
+                                                   HasSubstr("rank-00001"))));
+      EXPECT_EQ(got, expected);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera
