@@ -58,6 +58,13 @@ ABSL_FLAG(
     std::string, recompute, "",
     "Computes the blocks' activations again in backward: full or selective "
     "(activation_checkpointing.policy); none by default.");
+ABSL_FLAG(std::string, states_on_disk, "",
+          "A folder where the optimizer's states are "
+          "(zero_optimization.offload_optimizer); in memory by default.");
+ABSL_FLAG(std::string, parameters_on_disk, "",
+          "A folder where the parameters' shards are, too "
+          "(zero_optimization.offload_param), none of them in memory; the "
+          "states as well, unless --states_on_disk says where.");
 ABSL_FLAG(int, steps, 8, "Steps; the first two are not timed.");
 ABSL_FLAG(bool, turns, false, "Take turns: see the top of train.cc.");
 ABSL_FLAG(std::string, backend, "auto", "auto, shm, gloo, hierarchical, nccl.");
@@ -113,6 +120,20 @@ class Trainer {
   virtual StepMemoryReport Memory() const { return {}; }
 };
 
+void SetOffload(proto::ZeroOptimization* zero) {
+  std::string states = absl::GetFlag(FLAGS_states_on_disk);
+  const std::string parameters = absl::GetFlag(FLAGS_parameters_on_disk);
+  if (!parameters.empty()) {
+    zero->mutable_offload_param()->set_device("nvme");
+    zero->mutable_offload_param()->set_nvme_path(parameters);
+    zero->mutable_offload_param()->set_max_in_cpu(0);
+    if (states.empty()) states = parameters;
+  }
+  if (states.empty()) return;
+  zero->mutable_offload_optimizer()->set_device("nvme");
+  zero->mutable_offload_optimizer()->set_nvme_path(states);
+}
+
 proto::Config ConfigOfFlags() {
   proto::Config config;
   config.set_train_micro_batch_size_per_gpu(
@@ -122,6 +143,7 @@ proto::Config ConfigOfFlags() {
   config.mutable_optimizer()->mutable_params()->set_lr(kLr);
   config.mutable_optimizer()->mutable_params()->set_weight_decay(kWeightDecay);
   config.mutable_zero_optimization()->set_stage(absl::GetFlag(FLAGS_stage));
+  SetOffload(config.mutable_zero_optimization());
   const std::string recompute = absl::GetFlag(FLAGS_recompute);
   if (!recompute.empty()) {
     config.mutable_activation_checkpointing()->add_units("PeerBlock");

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import tempfile
 
 import checkpoints
 import losses
@@ -24,11 +25,12 @@ EXACT_PEERS = ('ddp', 'fsdp2')
 
 def run(row, bench):
     if bench.small and row.model is not None:
-        row = dataclasses.replace(row, model=rows.SMALL, loss_steps=10)
+        model = rows.SMALL_ON_DISK if row.kind == 'offload' else rows.SMALL
+        row = dataclasses.replace(row, model=model, loss_steps=10)
     if bench.loss_steps:
         row = dataclasses.replace(
             row, loss_steps=min(row.loss_steps, bench.loss_steps))
-    kinds = {'speed': speed, 'memory': memory, 'adamw': adamw,
+    kinds = {'speed': speed, 'memory': memory, 'offload': offload, 'adamw': adamw,
              'collectives': collectives, 'checkpoint': checkpoints.measure}
     return kinds[row.kind](row, bench)
 
@@ -38,6 +40,10 @@ def command(side, row, bench, init):
     options = [*row.model.options(), '--data', bench.data]
     if row.clip:
         options += ['--clip', str(row.clip)]
+    for variant, flag in (('_nvme', '--states_on_disk'),
+                          ('_nvmep', '--parameters_on_disk')):
+        if side.endswith(variant):
+            options += [flag, os.path.join(bench.disk or bench.folder, side)]
     world = 4 if side.endswith('_of_4') else WORLD
     if side.startswith('stage') or side == 'none':
         options += ['--dtype', 'bf16' if row.bf16 else 'fp32', '--turns']
@@ -113,8 +119,8 @@ def memory_available():
 
 def groups_of(row):
     """The goals of each run: all in one, or one each where memory is short."""
-    need = sum((rows.BYTES_PER_PARAMETER[rows.engine_of(side)]
-                * row.model.numel + rows.BYTES_OF_LIBRARIES)
+    need = sum((rows.bytes_per_parameter(side) * row.model.numel
+                + rows.BYTES_OF_LIBRARIES)
                * (4 if side.endswith('_of_4') else WORLD) for side in row.sides)
     if need <= 0.9 * memory_available():
         return [row.goals]
@@ -173,7 +179,7 @@ def speed_of(row, bench, started, off, result):
     compare_losses(started, reference, losses.bounds(reference, off), result)
     if result.failed:
         return
-    measured = turns.interleave(started, row.steps, bench.rounds)
+    measured = turns.interleave(started, row.steps, bench.rounds, row.uncounted)
     for goal in row.goals:
         result.lines.append(line_of(goal, measured))
     note_bounds(measured, result)
@@ -267,6 +273,32 @@ def memory(row, bench):
         f'joined. {REPETITIONS} times, one after the other; the interval is '
         'from the least to the largest.')
     return result
+
+
+# ---- states, or parameters too, on a disk
+
+
+# Now, since it takes minutes, and a turn has a limit. What is there is kept.
+COMPILE = '''from deepspeed.ops.op_builder import AsyncIOBuilder, CPUAdamBuilder
+AsyncIOBuilder().load()
+CPUAdamBuilder().load()'''
+
+
+def offload(row, bench):
+    """Speed, then memory, of the same sides."""
+    said_by([peer_env.PYTHON, '-c', COMPILE], bench.peers)
+    def only(wanted):
+        return dataclasses.replace(row, goals=tuple(
+            goal for goal in row.goals if (goal.what == 'memory') == wanted))
+    with tempfile.TemporaryDirectory(prefix='offload.',
+                                     dir=bench.disk or bench.folder) as disk:
+        bench = dataclasses.replace(bench, disk=disk)
+        result = speed(only(False), bench)
+        if result.failed:
+            return dataclasses.replace(result, row=row)
+        held = memory(only(True), bench)
+    return Result(row, result.lines + held.lines, result.notes + held.notes,
+                  {**result.raw, **held.raw})
 
 
 # ---- programs that measure by themselves

@@ -10,6 +10,7 @@ import unittest
 sys.path.insert(0, 'benchmarks/peers_lib')
 import losses  # pylint: disable=wrong-import-position
 import measure  # pylint: disable=wrong-import-position
+import outcome  # pylint: disable=wrong-import-position
 import ratios  # pylint: disable=wrong-import-position
 import results  # pylint: disable=wrong-import-position
 import rows  # pylint: disable=wrong-import-position
@@ -123,6 +124,57 @@ class RowsTest(unittest.TestCase):
         self.assertEqual(
             [side for side in rows.TITLES if not measure.comparable(side)],
             ['none', 'stage3_of_4'])
+
+
+    def test_engines_of_variants(self):
+        self.assertEqual(
+            [rows.engine_of(side) for side in
+             ('ds3_nvme', 'ds3_nvmep', 'stage3_nvme', 'stage3_of_4', 'ds3')],
+            ['ds3', 'ds3', 'stage3', 'stage3', 'ds3'])
+        self.assertGreater(rows.bytes_per_parameter('ds3_nvmep'),
+                           rows.bytes_per_parameter('ds3'))
+        self.assertEqual(rows.bytes_per_parameter('stage3_nvme'),
+                         rows.bytes_per_parameter('stage3'))
+
+    def test_both_engines_get_a_folder_of_their_own(self):
+        class Bench:
+            train, data, disk, peers = 'train', 'text', '/disk', {}
+        row = next(row for row in rows.ROWS if row.name == 'P')
+        for side in row.sides:
+            words = measure.command(side, row, Bench, 'init')[1]
+            at = words.index('--parameters_on_disk')
+            self.assertEqual(words[at + 1], f'/disk/{side}')
+            self.assertNotIn('--states_on_disk', words)
+        self.assertNotIn('--states_on_disk', measure.command(
+            'stage3', row, Bench, 'init')[1])
+
+    def test_offload_is_speed_and_memory(self):
+        row = next(row for row in rows.ROWS if row.name == 'N')
+        asked = []
+        self.addCleanup(setattr, measure, 'said_by', measure.said_by)
+        measure.said_by = lambda words, more: asked.append(words[1])
+
+        def fake(kind):
+            def run(part, bench):
+                asked.append((kind, part.sides, [g.what for g in part.goals]))
+                self.assertTrue(os.path.isdir(bench.disk))
+                self.assertEqual(os.path.dirname(bench.disk), folder)
+                return measure.Result(part, [kind], [kind], {kind: 1})
+            return run
+        for kind in ('speed', 'memory'):
+            self.addCleanup(setattr, measure, kind, getattr(measure, kind))
+            setattr(measure, kind, fake(kind))
+        with tempfile.TemporaryDirectory() as folder:
+            bench = outcome.Bench(*[''] * 4, data='', peers={}, folder='',
+                                  rounds=1, small=False, loss_steps=None,
+                                  disk=folder)
+            result = measure.offload(row, bench)
+            self.assertEqual(os.listdir(folder), [])
+        self.assertEqual(asked, [
+            '-c', ('speed', ['stage3_nvme', 'ds3_nvme'], ['tokens/s']),
+            ('memory', ['stage3_nvme', 'ds3_nvme'], ['memory'])])
+        self.assertEqual(result.lines, ['speed', 'memory'])
+        self.assertEqual(result.row, row)
 
 
 class CompareTest(unittest.TestCase):

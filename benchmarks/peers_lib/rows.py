@@ -5,7 +5,8 @@ import dataclasses
 # with them, so that what does not fit is run in pairs).
 BYTES_PER_PARAMETER = {'stage0': 20, 'stage1': 16, 'stage2': 14, 'stage3': 12,
                        'none': 18, 'ddp': 20, 'fsdp1': 20, 'fsdp2': 14,
-                       'ds1': 32, 'ds2': 32, 'ds3': 32}
+                       'ds1': 32, 'ds2': 32, 'ds3': 32, 'ds3_nvme': 40,
+                       'ds3_nvmep': 46}
 BYTES_OF_LIBRARIES = 500 << 20  # of a rank
 TITLES = {'stage0': 'Tessera, stage 0', 'stage1': 'Tessera, stage 1',
           'stage2': 'Tessera, stage 2', 'stage3': 'Tessera, stage 3',
@@ -18,6 +19,10 @@ TITLES = {'stage0': 'Tessera, stage 0', 'stage1': 'Tessera, stage 1',
           'stage3_selective': 'Tessera, stage 3, products kept',
           'ddp_ckpt': 'PyTorch DDP, checkpointed',
           'fsdp2_ckpt': 'PyTorch FSDP2, checkpointed',
+          'stage3_nvme': 'Tessera, stage 3, states on nvme',
+          'stage3_nvmep': 'Tessera, stage 3, parameters on nvme',
+          'ds3_nvme': 'DeepSpeed 3, states on nvme',
+          'ds3_nvmep': 'DeepSpeed 3, parameters on nvme',
           'write': 'plain writes and fsync', 'copy_fresh': 'copy, fresh memory',
           'copy_huge': 'copy, fresh huge pages', 'copy_warm': 'copy, used memory',
           'load_cold': 'load from the disk', 'read_cold': 'plain reads',
@@ -29,14 +34,19 @@ TITLES = {'stage0': 'Tessera, stage 0', 'stage1': 'Tessera, stage 1',
           'reshard_4_to_3': '3 ranks read of 4'}
 
 
-# What is behind a side's engine: ranks, activations that are computed again.
-VARIANTS = ('_of_4', '_ckpt', '_selective')
+# What is behind a side's engine: ranks, activations that are computed again,
+# states on a disk, parameters and states on a disk.
+VARIANTS = ('_of_4', '_ckpt', '_selective', '_nvme', '_nvmep')
 
 
 def engine_of(side):
     for variant in VARIANTS:
         side = side.removesuffix(variant)
     return side
+
+
+def bytes_per_parameter(side):
+    return BYTES_PER_PARAMETER.get(side) or BYTES_PER_PARAMETER[engine_of(side)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,10 +92,14 @@ class Goal:
 @dataclasses.dataclass(frozen=True)
 class Row:
     name: str
-    kind: str  # 'speed', 'memory', 'adamw', 'collectives' or 'checkpoint'
+    # 'speed', 'memory', 'offload' (both), 'adamw', 'collectives' or 'checkpoint'
+    kind: str
     model: Model = None
     goals: tuple = ()
     steps: int = 3  # of a turn
+    # The first ones of a turn, which do not count: where a step goes on behind
+    # the next one, they have none before them.
+    uncounted: int = 0
     loss_steps: int = 20  # that are compared, before anything is timed
     bf16: bool = False
     clip: float = 0
@@ -113,8 +127,11 @@ MIDDLE = Model(dim=512, layers=8, heads=8, seq=256, micro_batch=2)
 LARGE = Model(dim=1024, layers=12, heads=8, seq=64, micro_batch=1)
 NARROW = Model(dim=64, layers=24, heads=8, seq=16, micro_batch=1)
 DEEP = Model(dim=256, layers=24, heads=8, seq=512, micro_batch=4)
+SHORT = Model(dim=512, layers=8, heads=8, seq=64, micro_batch=1)
 STORED = Model(dim=1024, layers=6, heads=8, seq=64, micro_batch=1)
 SMALL = Model(dim=64, layers=2, heads=8, seq=32, micro_batch=2)  # for --small
+# Of SMALL all states would stay in memory (offload_tuning.min_state_bytes).
+SMALL_ON_DISK = Model(dim=256, layers=2, heads=8, seq=32, micro_batch=2)
 
 
 def ahead_of(peer, ours='stage3', at_least=None):
@@ -129,6 +146,13 @@ def of_the_bound(share):
 
 def step_time(limit):
     return Goal('stage3', 'none', 'step time', at_most=limit)
+
+
+def offloaded(side):
+    """Against DeepSpeed's own."""
+    ours, theirs = f'stage3_{side}', f'ds3_{side}'
+    return (ahead_of(theirs, ours=ours, at_least=2.5),
+            Goal(ours, theirs, 'memory', at_most=0.35))
 
 
 # Operations of benchmarks/checkpoint, and of checkpoint_peer.py ("dcp_").
@@ -192,4 +216,12 @@ ROWS = (
         Goal('stage3_ckpt', 'ddp_ckpt', 'memory', at_most=1.0),
         Goal('stage3_ckpt', 'stage3', 'memory')), steps=4,
         note='memory, activations computed again'),
+    Row('N', 'offload', SHORT, offloaded('nvme'), uncounted=1,
+        note='states on nvme'),
+    Row('O', 'offload', LARGE, offloaded('nvme'), uncounted=1, loss_steps=6,
+        note='states on nvme'),
+    Row('P', 'offload', SHORT, offloaded('nvmep'), uncounted=1,
+        note='parameters and states on nvme'),
+    Row('Q', 'offload', LARGE, offloaded('nvmep'), uncounted=1, loss_steps=6,
+        note='parameters and states on nvme'),
 )

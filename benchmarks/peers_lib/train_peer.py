@@ -7,6 +7,7 @@ reads lines, one to begin and the number of steps of each turn, and prints
 """
 import argparse
 import json
+import os
 import sys
 import time
 
@@ -117,8 +118,38 @@ class Torch:
         return loss
 
 
+def on_disk(folder):
+    return {'device': 'nvme', 'nvme_path': folder, 'pin_memory': False}
+
+
+def set_offload(config, options):
+    """States, and parameters, on the disk, by the engine's own AdamW: it takes
+    no other there."""
+    zero = config['zero_optimization']
+    zero['offload_optimizer'] = {
+        **on_disk(options.states_on_disk or options.parameters_on_disk),
+        'pipeline_read': True, 'pipeline_write': True}
+    if options.parameters_on_disk:
+        # With its defaults none would be on the disk, since 1e9 elements stay in
+        # memory, or else its buffers would run out: it keeps what it has read
+        # from forward to backward, unless it is told not to, and reads ahead.
+        largest = max(4 * options.dim, VOCABULARY, options.seq) * options.dim
+        zero['offload_param'] = {
+            **on_disk(options.parameters_on_disk), 'max_in_cpu': 0,
+            'buffer_size': largest, 'buffer_count': 16}
+        zero['stage3_max_live_parameters'] = 2 * largest
+        zero['stage3_max_reuse_distance'] = 0
+        zero['stage3_prefetch_bucket_size'] = largest
+    config['aio'] = {'block_size': 1 << 20, 'queue_depth': 8,
+                     'intra_op_parallelism': 1, 'single_submit': False,
+                     'overlap_events': True}
+    config['optimizer'] = {
+        'type': 'AdamW', 'params': {'lr': LR, 'weight_decay': WEIGHT_DECAY}}
+
+
 class DeepSpeed:
-    """ds1, ds2, ds3: ZeRO stages, with torch's fused AdamW."""
+    """ds1, ds2, ds3: ZeRO stages, with torch's fused AdamW, or its own where
+    states are on a disk."""
 
     def __init__(self, model, options):
         import deepspeed
@@ -133,8 +164,16 @@ class DeepSpeed:
             'zero_allow_untested_optimizer': True,
             'gradient_clipping': options.clip,
         }
+        if options.states_on_disk or options.parameters_on_disk:
+            set_offload(config, options)
+            of_states = {'model_parameters': model.parameters()}
+            if options.parameters_on_disk:
+                # initialize() alone would have bfloat16 buffers for them.
+                deepspeed.zero.Init(module=model, config_dict_or_path=config)
+        else:
+            of_states = {'optimizer': adamw(model.parameters())}
         self.engine = deepspeed.initialize(
-            model=model, optimizer=adamw(model.parameters()), config=config)[0]
+            model=model, config=config, **of_states)[0]
 
     def step(self, inputs, targets):
         loss = self.engine(inputs, targets)
@@ -178,6 +217,10 @@ def parse():
     parser.add_argument('--clip', type=float, default=0)
     parser.add_argument('--ckpt', action='store_true',
                         help='blocks are computed again in backward')
+    parser.add_argument('--states_on_disk', metavar='FOLDER',
+                        help='where DeepSpeed 3 has the optimizer states')
+    parser.add_argument('--parameters_on_disk', metavar='FOLDER',
+                        help='where it has parameters, and states')
     parser.add_argument('--save_init', default='',
                         help='write the initial weights there, and end')
     parser.add_argument('--save_nudged', default=[], nargs='*', metavar='FILE',
@@ -221,14 +264,15 @@ def load_libraries(options):
 
 def main():
     options = parse()
+    # DeepSpeed writes to standard output, from C++ too: only our lines go there.
+    out = os.fdopen(os.dup(1), 'w')
+    os.dup2(2, 1)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     load_libraries(options)
     if options.save_init:
         save_weights(options)
         return
-    # DeepSpeed logs to standard output: only our lines go there.
-    out, sys.stdout = sys.stdout, sys.stderr
     rank = dist.get_rank()
 
     def say(**line):

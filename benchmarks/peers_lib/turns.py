@@ -15,10 +15,13 @@ import tempfile
 import threading
 import time
 
+PROGRAM = 'peers'  # who asks, for messages
 TURN_LIMIT = 600  # seconds that one turn, or the start, may take
 END_LIMIT = 60  # seconds that the ranks may take to end
 SAMPLE_EVERY = 0.05  # seconds between samples of memory
 LOOK_EVERY = 0.2  # seconds between looks at the other ranks
+QUIET = 0.5  # seconds without a transfer, after which a disk is at rest
+QUIET_LIMIT = 120  # seconds to wait for that
 LAST_LINES = 15  # of what a failed training wrote
 
 
@@ -35,6 +38,13 @@ def pss_bytes(pid):
             if line.startswith('Pss:'):
                 return int(line.split()[1]) << 10
     return 0
+
+
+def bytes_moved(pid):
+    """What a process has read from disks and written there, since it began."""
+    with open(f'/proc/{pid}/io', encoding='ascii') as counters:
+        fields = dict(line.split(': ') for line in counters)
+    return int(fields['read_bytes']), int(fields['write_bytes'])
 
 
 class Training:
@@ -129,6 +139,21 @@ class Training:
             done.set()
             sampler.join()
 
+    def moved(self):
+        """Bytes read and written by each rank."""
+        return [bytes_moved(rank.pid) for rank in self.ranks]
+
+    def settle(self):
+        """Waits until the disk has all that it began to write, behind its last
+        step, and nothing is read ahead."""
+        deadline = time.monotonic() + QUIET_LIMIT
+        before = None
+        while (now := self.moved()) != before:
+            if time.monotonic() > deadline:
+                self.fail(f'still reads or writes after {QUIET_LIMIT} seconds')
+            before = now
+            time.sleep(QUIET)
+
     def end(self):
         """What benchmarks/train says at its end, {} of the others."""
         for rank in self.ranks:
@@ -166,7 +191,7 @@ class Training:
         self.log.seek(0)
         last = self.log.read().decode(errors='replace').splitlines()
         raise SystemExit('\n'.join(
-            [f'peers: {self.name} {what}; its last lines:',
+            [f'{PROGRAM}: {self.name} {what}; its last lines:',
              *(last[-LAST_LINES:] or ['(none)'])]))
 
 
@@ -186,15 +211,19 @@ def trainings(commands, environment):
             training.log.close()
 
 
-def interleave(started, steps, rounds):
-    """By name, the milliseconds of each turn: [rounds][steps]."""
+def interleave(started, steps, rounds, uncounted=0):
+    """By name, the milliseconds of each turn: [rounds][steps]. Without those of
+    its first `uncounted`, if there are any; the disk is at rest before each then.
+    """
     turns = {training.name: [] for training in started}
     # In another order each time, so that nobody always follows the same one.
     order, shuffled = list(started), random.Random(1)
     for _ in range(rounds):
         shuffled.shuffle(order)
         for training in order:
-            turns[training.name].append(training.turn(steps))
+            turns[training.name].append(training.turn(steps)[uncounted:])
+            if uncounted:
+                training.settle()
     return turns
 
 

@@ -76,11 +76,51 @@ class TurnsTest(unittest.TestCase):
 
             def turn(self, steps):
                 order.append(self.name + str(steps))
+                return [steps]
         turns.interleave([Stub('a'), Stub('b'), Stub('c')], 5, 8)
         rounds = [tuple(order[i:i + 3]) for i in range(0, 24, 3)]
         for one in rounds:
             self.assertEqual(sorted(one), ['a5', 'b5', 'c5'])
         self.assertGreater(len(set(rounds)), 3)
+
+    def test_first_steps_do_not_count_and_the_disk_rests(self):
+        class Stub:
+            name, moved = 'a', 0
+
+            def turn(self, steps):
+                self.moved += steps
+                return list(range(steps))
+
+            def settle(self):
+                self.moved = 0
+        stub = Stub()
+        self.assertEqual(turns.interleave([stub], 3, 2, uncounted=1),
+                         {'a': [[1, 2]] * 2})
+        self.assertEqual(stub.moved, 0)
+        turns.interleave([stub], 3, 2)
+        self.assertEqual(stub.moved, 6)
+
+    def quietly(self, series, limit):
+        """Looks that settle takes at a training that has moved so much."""
+        self.addCleanup(setattr, turns, 'QUIET', turns.QUIET)
+        self.addCleanup(setattr, turns, 'QUIET_LIMIT', turns.QUIET_LIMIT)
+        turns.QUIET, turns.QUIET_LIMIT = 0, limit
+        training = turns.Training('a', [], 2, {})
+        self.addCleanup(training.log.close)
+        left = list(series)
+        training.moved = lambda: left.pop(0)
+        training.settle()
+        return len(series) - len(left)
+
+    def test_settles_when_nothing_moves(self):
+        self.assertEqual(self.quietly([1, 2, 3, 3, 4], limit=60), 4)
+        with self.assertRaisesRegex(SystemExit, 'still reads or writes'):
+            self.quietly([1, 2, 3], limit=-1)
+
+    def test_bytes_moved(self):
+        with self.of('a') as (training,):
+            read, written = zip(*training.moved())
+            self.assertTrue(all(0 <= n < 1 << 40 for n in read + written))
 
     def test_watches_memory(self):
         with self.of('a') as (training,):
