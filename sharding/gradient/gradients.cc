@@ -329,6 +329,7 @@ absl::Status Gradients::Commit(const std::vector<bool>& arrived,
       TESSERA_ASSIGN_OR_RETURN(const auto reduction,
                                Reduction::StartHeld(flat.get(), mean()));
       TESSERA_RETURN_IF_ERROR(reduction->Finish());
+      TESSERA_RETURN_IF_ERROR(flat->FinishStore());
       TESSERA_RETURN_IF_ERROR(flat->Commit(late));
     }
     for (size_t i = 0; i < n; ++i) came[i] = came[i] || late[i];
