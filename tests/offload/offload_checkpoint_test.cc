@@ -119,7 +119,8 @@ class OffloadCheckpointTest : public ::testing::TestWithParam<std::string> {
       if (of != dir) {
         ExpectSame(saved, Run(saving, "SaveAfterSteps", "", of, from));
       }
-      const bool trained = from.states >= 0;
+      // With another number of ranks generators stay what they were.
+      const bool trained = from.states >= 0 && saving == loading;
       for (const OffloadWay& to : {kInMemory, kAllOnDisk, kStates, kHalf}) {
         SCOPED_TRACE(absl::StrCat(to.name, " loads"));
         ExpectSame(expected, Run(loading, "LoadAndGoOn",
@@ -201,6 +202,7 @@ TESSERA_RANK_FUNCTION(SaveAsideAndGoOn) {
   TESSERA_RETURN_IF_ERROR(t.engine->SaveCheckpoint(a.dir, "", options));
   const bool goes_on = t.engine->saving_checkpoint();
   TESSERA_RETURN_IF_ERROR(Meanwhile(a.how, &t));
+  if (a.how == "Close") return goes_on ? "beside" : "not beside";
   TESSERA_RETURN_IF_ERROR(t.engine->WaitForCheckpoint());
   return goes_on ? "beside" : "not beside";
 }

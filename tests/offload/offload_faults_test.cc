@@ -42,6 +42,13 @@ using ::testing::UnorderedElementsAre;
 
 // ---- Create is refused
 
+// Frozen parameters that are converted come back rounded, offload or not.
+TrainingSpec InFloat32() {
+  TrainingSpec spec = OnDisk();
+  spec.dtype = "fp32";
+  return spec;
+}
+
 // The module of a Create that failed, against one that no engine has seen.
 std::string WhatHasChanged(const std::shared_ptr<WideModel>& module, int rank) {
   const auto fresh = WideModelOf(rank);
@@ -91,7 +98,7 @@ TESSERA_RANK_FUNCTION(CreateWithin) {
 
 std::vector<std::string> Create(const std::string& folder,
                                 const std::string& bytes, int rank,
-                                const TrainingSpec& spec = OnDisk()) {
+                                const TrainingSpec& spec = InFloat32()) {
   return RunOnRanks(
       2, "CreateWithin",
       absl::StrCat(folder, "|", bytes, "|", rank, "|", spec.ToText()));
@@ -110,7 +117,7 @@ TEST(OffloadCreateTest, AFolderThatIsNoneIsNamedOnAllRanks) {
                    HasSubstr("rank 0"), ::testing::EndsWith("\nnothing"))))
         << path;
   }
-  TrainingSpec parameters = OnDisk();
+  TrainingSpec parameters = InFloat32();
   parameters.states_on_disk = -1;
   EXPECT_THAT(Create("/dev/full", kUnlimited, -1, parameters),
               Each(HasSubstr("offload_param.nvme_path")));
@@ -169,7 +176,7 @@ TEST(OffloadCreateTest, AFullDiskIsSaidWithWhatItHas) {
   const auto create = [&](int64_t bytes) {
     return RunOnRanks(
         2, "CreateOnASmallDisk",
-        absl::StrCat(folder.path(), "|", bytes, "|", OnDisk().ToText()));
+        absl::StrCat(folder.path(), "|", bytes, "|", InFloat32().ToText()));
   };
   const auto said = create(200 << 10);
   if (said[0] == "may not mount") GTEST_SKIP() << said[0];
