@@ -275,11 +275,11 @@ TESSERA_RANK_FUNCTION(LoadWhereNothingCanBeWritten) {
     rlimit limit = before;
     limit.rlim_cur = 4096;
     // An error instead of the end of the process.
-    const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+    const auto handler = signal(SIGXFSZ, SIG_IGN);
     setrlimit(RLIMIT_FSIZE, &limit);
     const auto restore = absl::MakeCleanup([&] {
       setrlimit(RLIMIT_FSIZE, &before);
-      std::signal(SIGXFSZ, handler);
+      signal(SIGXFSZ, handler);
     });
     loaded = t.engine->LoadCheckpoint(a.dir).status();
   }
