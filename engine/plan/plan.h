@@ -17,9 +17,12 @@
 // (operators that have other bits, or say nothing of what they write) is not
 // seen.
 //
-// Not in it: a hierarchical gather (reshard_group_size), offloading. Beside it:
-// what libtorch itself takes (base_bytes says it of this process), and
-// transports (communication_bytes).
+// What is offloaded to nvme takes no memory, and the buffers that it streams
+// through do; the disk's time is not in the step's.
+//
+// Not in it: a hierarchical gather (reshard_group_size). Beside it: what libtorch
+// itself takes (base_bytes says it of this process), and transports
+// (communication_bytes).
 #ifndef ENGINE_PLAN_PLAN_H_
 #define ENGINE_PLAN_PLAN_H_
 

@@ -10,9 +10,11 @@
 #include "base/bits.h"
 #include "base/memory/memory.h"
 #include "base/status.h"
+#include "base/status_matchers.h"
 #include "comm/world/world.h"
 #include "engine/construct_sharded.h"
 #include "engine/engine.h"
+#include "engine/plan/plan.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/rank_pool.h"
@@ -44,7 +46,9 @@ struct Deep : torch::nn::Module {
   Tensor Loss(int rank, int step) {
     auto generator = at::make_generator<at::CPUGeneratorImpl>(
         static_cast<uint64_t>(100 * step + rank));
-    Tensor x = torch::randn({2, kSide}, generator);
+    return Loss(torch::randn({2, kSide}, generator));
+  }
+  Tensor Loss(Tensor x) {
     for (const Tensor& w : weights) x = torch::tanh(x.matmul(w)) + x;
     return x.square().mean();
   }
@@ -98,6 +102,16 @@ TESSERA_RANK_FUNCTION(TrainDeep) {
     absl::StrAppend(&losses, HexFloat(loss.item<double>()), " ");
   }
   const int64_t peak = ledger.total().peak_bytes - before;
+  const OffloadReport offload = engine->last_step().offload;
+  // Of a step: moments and values are read, and values for two gathers, and
+  // gradients; moments, values and gradients are written. Perhaps some of it is
+  // still to come when Step returns.
+  const int64_t shard_bytes = kNumel / kRanks * 4;
+  if (!args.empty() && (offload.bytes_read < 4 * shard_bytes ||
+                        offload.bytes_written < 2 * shard_bytes)) {
+    return absl::InternalError(absl::StrCat("read ", offload.bytes_read,
+                                            ", wrote ", offload.bytes_written));
+  }
   ledger.SetLimit(MemoryLedger::kNoLimit);
   for (const char* name : {"weight0", "weight11", "weight23"}) {
     TESSERA_ASSIGN_OR_RETURN(const Tensor whole, engine->Master(name));
@@ -117,6 +131,28 @@ TEST(OffloadMemory, StatesOfFourTimesTheLimitTrainWithTheSameBits) {
   ASSERT_THAT(in_memory, Each(StartsWith("0x1.")));
   EXPECT_EQ(RunOnRanks(kRanks, "TrainDeep", folder.path(), absl::Seconds(120)),
             in_memory);
+}
+
+TEST(OffloadMemory, APlanCountsWhatStaysInMemory) {
+  TESSERA_ASSERT_OK_AND_ASSIGN(
+      const auto model, ConstructFake([] { return std::make_shared<Deep>(); }));
+  PlanOptions options;
+  options.world_size = kRanks;
+  const auto plan = [&](const std::string& folder) {
+    const auto report = Plan(
+        *model,
+        [&] {
+          return model->Loss(torch::zeros({2, kSide}));
+        },
+        ConfigOfDeep(folder), options);
+    TESSERA_EXPECT_OK(report);
+    return report->stages.at(3);
+  };
+  EXPECT_EQ(plan("").between_steps.total(), kStateBytes / 4 * 3);
+  const StagePlan on_disk = plan("/nowhere");
+  // Four buffers of slices of gradient, values and two moments.
+  EXPECT_EQ(on_disk.between_steps.total(), 4 * (4 * (1 << 16) * 4 + 4096));
+  EXPECT_LT(on_disk.peak.total(), kLimitBytes);
 }
 
 }  // namespace
