@@ -221,12 +221,16 @@ absl::StatusOr<LoadCheckpointReport> Engine::Impl::LoadCheckpoint(
   if (!run.ok()) return exclusive.Fail(run);
   // All ranks have come to it: LoadState agrees on what it returns.
   if (!loaded.ok()) {
+    if (changed) parts_->FailDisk(loaded.status());
     return changed ? exclusive.Fail(loaded.status())
                    : exclusive.Commit(loaded.status());
   }
   const absl::Status published =
       CatchTorch("LoadCheckpoint", [&] { return PublishAll(parts_->flats); });
-  if (!published.ok()) return exclusive.Fail(published);
+  if (!published.ok()) {
+    parts_->FailDisk(published);
+    return exclusive.Fail(published);
+  }
   TESSERA_RETURN_IF_ERROR(exclusive.Commit());
   // Gradients of other values are dropped in any case.
   TESSERA_RETURN_IF_ERROR(trainer_.Resume(

@@ -99,6 +99,9 @@ class UpdateStream {
   // there was one. LOCAL, blocking.
   absl::Status Drain();
 
+  // Something that lies on the disk is neither the old nor the new, by another
+  // writer than this one: as after an error of its own. LOCAL.
+  void Fail(const absl::Status& status);
   // Who writes to what lies on the disk otherwise calls this before: it calls
   // what was set, by which those that read it meanwhile come to an end. LOCAL.
   void BeforeWrite() const {
@@ -140,7 +143,6 @@ class UpdateStream {
   absl::Status Compute(Buffer* buffer);
   void StartWrite(Buffer* buffer);
   void AwaitWritten(Buffer* buffer);
-  void Fail(const absl::Status& status);
   void RetireWritten();
   void EndSlice(Buffer* buffer, const absl::Status& status);
   void EndComputed(Unit* unit);

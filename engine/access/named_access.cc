@@ -125,7 +125,10 @@ absl::Status NamedAccess::SetMaster(absl::string_view name,
     TESSERA_RETURN_IF_ERROR(raised.Commit());
     return flat.PublishOwned();
   });
-  if (!written.ok()) return scope.Fail(written);
+  if (!written.ok()) {
+    parts_->FailDisk(written);
+    return scope.Fail(written);
+  }
   const auto& parameters = flat.parameters();
   torch::autograd::impl::bump_version(
       parameters[static_cast<size_t>(place.parameter)].tensor);
@@ -211,6 +214,7 @@ absl::Status NamedAccess::SetState(absl::string_view name, OptimizerState which,
             WriteOwned(flat, place.parameter, value, owned->View()));
         return raised.Commit();
       });
+  if (!written.ok()) parts_->FailDisk(written);
   return parts_->comm->AgreeOk(written, "Engine::SetOptimizerState");
 }
 

@@ -237,7 +237,10 @@ absl::Status LoadAll(const Loading& loading, EngineParts* parts) {
   for (size_t u = 0; u < parts->flats.size(); ++u) {
     const absl::Status status = LoadFlat(loading, *parts, u, &could_read);
     if (status.ok()) continue;
-    if (could_read) return exclusive.Fail(status);
+    if (could_read) {
+      parts->FailDisk(status);
+      return exclusive.Fail(status);
+    }
     if (u == 0) return exclusive.Commit(status);
     return exclusive.Commit(absl::Status(
         status.code(), absl::StrCat(status.message(), "; units before [",

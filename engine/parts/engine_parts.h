@@ -20,6 +20,7 @@
 #include "absl/strings/string_view.h"
 #include "engine/parts/settings.h"
 #include "engine/setup/buffer_sync.h"
+#include "offload/update_stream.h"
 #include "optim/adamw.h"
 #include "optim/loss_scaler.h"
 #include "sharding/copy/served_gathers.h"
@@ -45,6 +46,11 @@ struct EngineParts {
   absl::StatusOr<FlatParameter*> FindFlat(absl::string_view name) const;
   FlatParameter& flat(const ParameterRef& place) const {
     return *flats[static_cast<size_t>(place.flat)];
+  }
+  // A call that changes masters or states could not end: where some of them lie
+  // on a disk nothing trains on with what is there now. LOCAL.
+  void FailDisk(const absl::Status& status) const {
+    if (stream != nullptr) stream->Fail(status);
   }
   // What the step's gradients are divided by at last. REQUIRES: open.
   double divisor() const;
