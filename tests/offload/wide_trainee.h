@@ -19,6 +19,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/torch_guard.h"
 #include "tests/models/models.h"
 #include "tests/support/trainee.h"
 #include "tests/support/training.h"
@@ -142,7 +143,10 @@ inline WideModel& Wide(const Trainee& t) {
 // Steps of the micro-batches [first, end), and their losses.
 inline absl::Status TrainWide(Trainee* t, int first, int end, Record* record) {
   for (int step = first; step < end; ++step) {
-    const at::Tensor loss = t->Loss(step);
+    // A forward throws what a gather throws.
+    TESSERA_ASSIGN_OR_RETURN(const at::Tensor loss, CatchTorch("forward", [&] {
+                               return t->Loss(step);
+                             }));
     TESSERA_RETURN_IF_ERROR(t->engine->Backward(loss));
     TESSERA_RETURN_IF_ERROR(t->engine->Step());
     record->push_back(LossLine(step, 0, loss));
