@@ -3,8 +3,8 @@
 // in exact sums, what follows from it (clipping, overflow), and AdamW with a
 // working copy. Their bits are the CPU's.
 //
-//   AddToNorm   block sums of |x|^p (optim/block_powers.h), added exactly
-//               (optim/exact_sum.h), to this rank's sum:  int64 [kNormWords]
+//   AddToNorm   block sums of |x|^p (optim/norm/block_powers.h), added exactly
+//               (optim/norm/exact_sum.h), to this rank's sum:  int64 [kNormWords]
 //   FinishNorm  of all ranks' sums, gathered: norm, clipped norm, factor, skip:
 //               float64 [kStepScalars]
 //   AdamW       reads factor and skip from there

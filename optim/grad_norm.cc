@@ -13,7 +13,7 @@
 #include "base/bits.h"
 #include "base/check.h"
 #include "base/status.h"
-#include "optim/block_powers.h"
+#include "optim/norm/block_powers.h"
 #include "sharding/torch/torch_scope.h"
 
 namespace tessera {

@@ -9,10 +9,10 @@
 
 #include "gtest/gtest.h"
 #include "optim/adamw_kernel.h"
-#include "optim/block_powers.h"
 #include "optim/cuda/adamw_testing.h"
 #include "optim/device_kernels.h"
 #include "optim/grad_norm.h"
+#include "optim/norm/block_powers.h"
 
 namespace tessera {
 namespace {

@@ -30,7 +30,7 @@ TESSERA_HOST_DEVICE inline NormPower NormPowerOf(double p) {
                   : NormPower::kInfinity;
 }
 
-// ---- a block's sum: that of optim/block_powers.h
+// ---- a block's sum: that of optim/norm/block_powers.h
 
 inline constexpr int kNormLanes = 8;
 inline constexpr int kNormTurns = 8;  // elements of a lane
@@ -96,7 +96,7 @@ inline double JoinLanesOnHost(const double* lanes) {
   return now[0];
 }
 
-// ---- exact sums: those of optim/exact_sum.h
+// ---- exact sums: those of optim/norm/exact_sum.h
 
 // x = (part[0] + part[1] 2^32 + part[2] 2^64) 2^(32 digit - 1074)
 struct SplitDouble {

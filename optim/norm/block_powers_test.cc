@@ -1,4 +1,4 @@
-#include "optim/block_powers.h"
+#include "optim/norm/block_powers.h"
 
 #include <torch/torch.h>
 

@@ -1,4 +1,4 @@
-#include "optim/exact_sum.h"
+#include "optim/norm/exact_sum.h"
 
 #include <algorithm>
 #include <cmath>

@@ -15,8 +15,8 @@
 // each product's rounding (squares of float32 are exact). Any other p calls
 // pow, and complex numbers hypot: those bits may differ between kinds of
 // processors and devices; all others are the same on all.
-#ifndef OPTIM_BLOCK_POWERS_H_
-#define OPTIM_BLOCK_POWERS_H_
+#ifndef OPTIM_NORM_BLOCK_POWERS_H_
+#define OPTIM_NORM_BLOCK_POWERS_H_
 
 #include <cstdint>
 #include <vector>
@@ -42,4 +42,4 @@ at::Tensor BlockPowersByOperators(const at::Tensor& segment, int64_t first,
                                   double p);
 
 }  // namespace tessera
-#endif  // OPTIM_BLOCK_POWERS_H_
+#endif  // OPTIM_NORM_BLOCK_POWERS_H_

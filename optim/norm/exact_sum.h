@@ -6,8 +6,8 @@
 // A double's 53 bits fall into three digits at most; carries wait until the 64
 // bits of a digit could overflow. 2^78 of the largest double fit.
 // Threads: const methods may run concurrently; the others need outside order.
-#ifndef OPTIM_EXACT_SUM_H_
-#define OPTIM_EXACT_SUM_H_
+#ifndef OPTIM_NORM_EXACT_SUM_H_
+#define OPTIM_NORM_EXACT_SUM_H_
 
 #include <array>
 #include <cstdint>
@@ -60,4 +60,4 @@ class ExactSum {
 };
 
 }  // namespace tessera
-#endif  // OPTIM_EXACT_SUM_H_
+#endif  // OPTIM_NORM_EXACT_SUM_H_
