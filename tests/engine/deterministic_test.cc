@@ -141,12 +141,12 @@ TEST(Deterministic, FromCreateToClose) {
 TEST(Offload, OfAModuleOnADeviceIsRefused) {
   for (const char* key : {"offload_optimizer", "offload_param"}) {
     for (auto& answer : RankPool::Get(2)->Run("OffloadedFromADevice", key)) {
-      EXPECT_THAT(answer,
-                  IsOkAndHolds(AllOf(
-                      HasSubstr("UNIMPLEMENTED"),
-                      HasSubstr(absl::StrCat("zero_optimization.", key,
-                                             ": expected none for a module on "
-                                             "testdevice:1")))));
+      EXPECT_THAT(answer, IsOkAndHolds(AllOf(HasSubstr("UNIMPLEMENTED"),
+                                             HasSubstr(absl::StrCat(
+                                                 "zero_optimization.", key,
+                                                 ".device: expected none for a "
+                                                 "module on "
+                                                 "testdevice:1")))));
     }
   }
   // Below stage 3 parameters are not offloaded.
