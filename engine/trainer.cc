@@ -280,8 +280,9 @@ void Trainer::ReportOffload() {
   if (parts_->stream == nullptr) return;
   const SwapStats disk = parts_->stream->disk()->stats();
   const UpdateStreamStats stream = parts_->stream->stats();
-  const OffloadReport now = {disk.bytes_read, disk.bytes_written, disk.reading,
-                             disk.writing,    stream.computing,   stream.stalled};
+  const OffloadReport now = {disk.bytes_read,  disk.bytes_written,
+                             disk.reading,     disk.writing,
+                             stream.computing, stream.stalled};
   const OffloadReport before = std::exchange(offload_, now);
   report_.offload = {now.bytes_read - before.bytes_read,
                      now.bytes_written - before.bytes_written,

@@ -117,7 +117,7 @@ class Trainer {
   absl::Status untold_;  // of a step that had returned: the next Step's
   absl::Status failed_;  // the same, after which nothing goes on
   StepMemoryReporter memory_;
-  OffloadReport offload_;  // since Create, when the last step was made
+  OffloadReport offload_;       // since Create, when the last step was made
   int no_sync_ = 0;             // NoSyncScopes
   bool autocast_seen_ = false;  // since the last Step
   bool has_backward_ = false;   // since the last Step

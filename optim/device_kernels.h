@@ -4,7 +4,8 @@
 // working copy. Their bits are the CPU's.
 //
 //   AddToNorm   block sums of |x|^p (optim/norm/block_powers.h), added exactly
-//               (optim/norm/exact_sum.h), to this rank's sum:  int64 [kNormWords]
+//               (optim/norm/exact_sum.h), to this rank's sum:  int64
+//               [kNormWords]
 //   FinishNorm  of all ranks' sums, gathered: norm, clipped norm, factor, skip:
 //               float64 [kStepScalars]
 //   AdamW       reads factor and skip from there

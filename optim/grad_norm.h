@@ -4,9 +4,10 @@
 //
 // The bits depend on the gradients alone, not on sharding, world size, threads
 // or order: elements are summed in blocks of 64 on a grid that starts with each
-// parameter's storage (optim/norm/block_powers.h, which also says for which p the
-// kind of processor matters), and shards are cut on that grid; the block sums
-// are added exactly (optim/norm/exact_sum.h), and their sum is rounded once.
+// parameter's storage (optim/norm/block_powers.h, which also says for which p
+// the kind of processor matters), and shards are cut on that grid; the block
+// sums are added exactly (optim/norm/exact_sum.h), and their sum is rounded
+// once.
 #ifndef OPTIM_GRAD_NORM_H_
 #define OPTIM_GRAD_NORM_H_
 

@@ -20,8 +20,8 @@
 // What is offloaded to nvme takes no memory, and the buffers that it streams
 // through do; the disk's time is not in the step's.
 //
-// Not in it: a hierarchical gather (reshard_group_size). Beside it: what libtorch
-// itself takes (base_bytes says it of this process), and transports
+// Not in it: a hierarchical gather (reshard_group_size). Beside it: what
+// libtorch itself takes (base_bytes says it of this process), and transports
 // (communication_bytes).
 #ifndef ENGINE_PLAN_PLAN_H_
 #define ENGINE_PLAN_PLAN_H_
