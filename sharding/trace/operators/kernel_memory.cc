@@ -1,12 +1,15 @@
 // The figures are those of libtorch's kernels (aten/src/ATen/native) and of
 // oneDNN below them, read off their allocations; where oneDNN chooses among
-// implementations by the processor, those of AVX-512.
+// implementations by the processor, those of AVX-512. A processor without them
+// convolves 16-bit numbers by libtorch's own kernels.
 #include "sharding/trace/operators/kernel_memory.h"
 
 #include <algorithm>
 
 #include "ATen/Parallel.h"
+#include "ATen/core/dispatch/Dispatcher.h"
 #include "absl/container/flat_hash_map.h"
+#include "c10/core/impl/LocalDispatchKeySet.h"
 
 namespace tessera {
 namespace {
@@ -63,11 +66,86 @@ int64_t BlockedResult(const at::Tensor& t) {
   return BytesOf(t) / channels * Blocked(channels);
 }
 
+// Whether oneDNN has kernels of 16-bit numbers here: asked of libtorch.
+bool AskOneDnn(const char* op) {
+  const c10::impl::ForceDispatchKeyGuard nothing_watches({}, {});
+  torch::jit::Stack stack;
+  c10::Dispatcher::singleton().findSchemaOrThrow(op, "").callBoxed(stack);
+  return stack.at(0).toBool();
+}
+bool IsOneDnns(at::ScalarType type) {
+  static const bool bfloat16 = AskOneDnn("mkldnn::_is_mkldnn_bf16_supported");
+  static const bool half = AskOneDnn("mkldnn::_is_mkldnn_fp16_supported");
+  return type == at::kBFloat16 ? bfloat16 : type != at::kHalf || half;
+}
+
+bool AreAll(const std::vector<int64_t>& values, int64_t wanted) {
+  return std::all_of(values.begin(), values.end(),
+                     [wanted](int64_t v) { return v == wanted; });
+}
+
+// libtorch's own kernels multiply matrices: in the columns of one lies what
+// each window of the images reads, of all images at once or of one. Groups are
+// convolved one by one, each reading a copy of its channels.
+struct ColumnKernels {
+  at::Tensor weight;
+  at::Tensor windows;   // one of its places for each window: the result's, or,
+                        // transposed, the input's
+  bool dilated, plain;  // plain: an image is its own columns
+  int64_t groups;
+
+  int64_t Columns(bool all_images) const {
+    if (plain || windows.numel() == 0 || weight.numel() == 0) return 0;
+    const int64_t image = BytesOf(windows) / windows.size(0) / windows.size(1);
+    return image * (weight.numel() / weight.size(0)) *
+           (all_images && !dilated ? windows.size(0) : 1);
+  }
+};
+
+ColumnKernels ColumnsOf(const at::Tensor& weight, const at::Tensor& windows,
+                        const Args& args, size_t stride) {
+  const bool is_point =
+      std::all_of(weight.sizes().begin() + 2, weight.sizes().end(),
+                  [](int64_t size) { return size == 1; });
+  return {weight, windows, !AreAll(args.integers(stride + 2), 1),
+          is_point && !args.boolean(stride + 3) &&
+              AreAll(args.integers(stride), 1) &&
+              AreAll(args.integers(stride + 1), 0),
+          args.integer(stride + 5)};
+}
+
+int64_t ColumnConvolution(const Args& args, const at::Tensor& input,
+                          const at::Tensor& out) {
+  const bool transposed = args.boolean(6);
+  const ColumnKernels kernels =
+      ColumnsOf(args.tensor(1), transposed ? input : out, args, 3);
+  const int64_t columns = kernels.Columns(!transposed || input.dim() <= 4);
+  if (kernels.groups == 1) return columns;
+  // The groups' results are put together at the end.
+  return std::max(BytesOf(out), columns + BytesOf(input) / kernels.groups);
+}
+
+int64_t ColumnConvolutionBackward(const Args& args, const Results& results) {
+  const at::Tensor grad = args.tensor(0), input = args.tensor(1);
+  const bool transposed = args.boolean(7);
+  const ColumnKernels kernels =
+      ColumnsOf(args.tensor(2), transposed ? input : grad, args, 4);
+  const auto mask = args[10].toBoolList();
+  const bool takes = mask[1] || (mask[0] && input.dim() == 5);
+  const int64_t columns = takes ? kernels.Columns(!transposed) : 0;
+  if (kernels.groups == 1) return columns;
+  return std::max(BytesOf(results),
+                  columns + (BytesOf(grad) + BytesOf(input)) / kernels.groups);
+}
+
 // Results are counted besides, here as everywhere.
 int64_t Convolution(const Args& args, const Results& results) {
   const at::Tensor out = results[0].toTensor();
   const at::Tensor input = args.tensor(0);
   if (input.dim() != args.tensor(1).dim()) return 0;
+  if (!IsOneDnns(input.scalar_type())) {
+    return ColumnConvolution(args, input, out);
+  }
   const int64_t reads = BlockedImages(input) + BlockedWeight(args.tensor(1));
   const int64_t writes = BlockedResult(out);
   const bool again =
@@ -79,6 +157,9 @@ int64_t Convolution(const Args& args, const Results& results) {
 int64_t ConvolutionBackward(const Args& args, const Results& results) {
   const at::Tensor grad = args.tensor(0), input = args.tensor(1),
                    weight = args.tensor(2);
+  if (!IsOneDnns(input.scalar_type())) {
+    return ColumnConvolutionBackward(args, results);
+  }
   const auto mask = args[10].toBoolList();
   const int64_t weights = BlockedWeight(weight);
   const int64_t of_input = mask[0] ? BytesOf(input) : 0;
