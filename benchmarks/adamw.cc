@@ -10,6 +10,9 @@
 // "+copy" does in a pass of its own. The triad is counted as STREAM does, 12
 // bytes, and with what the processor reads before it writes, 16.
 //
+// With --disk=FOLDER a file there is read and written beside all of it, as by
+// an update whose states stream through a disk.
+//
 // Prints a table and one JSON line: medians; ratios of a round's times, their
 // median and its 95 % interval (order statistics).
 #include <torch/torch.h>
@@ -20,6 +23,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <functional>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
@@ -33,6 +37,7 @@
 #include "absl/strings/string_view.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
+#include "benchmarks/disk_traffic.h"
 #include "benchmarks/flag_checks.h"
 #include "benchmarks/triad.h"
 #include "benchmarks/workers.h"
@@ -43,6 +48,8 @@ ABSL_FLAG(int, threads, 2, "threads of all");
 ABSL_FLAG(int, rounds, 15,
           "rounds that are measured, after one that is not; 6 or more, for the "
           "interval");
+ABSL_FLAG(std::string, disk, "",
+          "a folder: transfers of a file there go on meanwhile");
 
 namespace tessera {
 namespace {
@@ -167,6 +174,21 @@ void Measure(std::vector<Contestant>* all, int rounds) {
   }
 }
 
+absl::Status MeasureBesideTraffic(const std::string& disk, int rounds,
+                                  std::vector<Contestant>* all) {
+  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<DiskTraffic> traffic,
+                           DiskTraffic::Start(disk));
+  const auto begin = std::chrono::steady_clock::now();
+  const int64_t before = traffic->bytes();
+  Measure(all, rounds);
+  const std::chrono::duration<double> took =
+      std::chrono::steady_clock::now() - begin;
+  std::printf(
+      "beside %.2f GB/s to and from the disk\n",
+      static_cast<double>(traffic->bytes() - before) * 1e-9 / took.count());
+  return traffic->Stop();
+}
+
 void Print(const std::vector<Contestant>& all, int64_t numel, int threads) {
   std::vector<std::string> ms, rates, ratios;
   for (const Contestant& c : all) {
@@ -204,7 +226,12 @@ absl::Status Run(const std::vector<char*>& words) {
   const Buffers buffers(numel);
   Workers workers(threads);
   std::vector<Contestant> all = Contestants(buffers, &workers);
-  Measure(&all, rounds);
+  const std::string disk = absl::GetFlag(FLAGS_disk);
+  if (disk.empty()) {
+    Measure(&all, rounds);
+  } else {
+    TESSERA_RETURN_IF_ERROR(MeasureBesideTraffic(disk, rounds, &all));
+  }
   Print(all, numel, threads);
   return absl::OkStatus();
 }

@@ -4,8 +4,10 @@
 #define COMM_COMM_PROMISE_H_
 
 #include <memory>
+#include <utility>
 
 #include "absl/status/status.h"
+#include "base/torch/stream_point.h"
 #include "comm/comm_thread.h"
 #include "comm/communicator.h"
 
@@ -17,8 +19,13 @@ class CommPromise {
     state_->ends_elsewhere = true;
   }
   CommFuture future() const { return CommFuture(state_); }
-  // Once. The values that it is about are there for all threads. LOCAL.
-  void End(const absl::Status& status) { EndFuture(*state_, status); }
+  // Once. The values that it is about are there for all threads; those of a
+  // device from `result` on, after which who waits goes on. LOCAL.
+  void End(const absl::Status& status, StreamPoint result = {}) {
+    CommThread::End end(status);
+    end.result = std::move(result);
+    EndFuture(*state_, std::move(end));
+  }
 
  private:
   std::shared_ptr<CommFuture::State> state_;

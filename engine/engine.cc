@@ -8,6 +8,7 @@
 #include "base/torch_guard.h"
 #include "comm/world/world.h"
 #include "config/config.h"
+#include "engine/access/moved_states.h"
 #include "engine/access/safetensors_loading.h"
 #include "engine/access/state_dict.h"
 #include "engine/access/summoned.h"
@@ -227,6 +228,18 @@ absl::StatusOr<Engine::SummonScope> Engine::SummonByName(
                      options));
   return SummonScope(std::make_unique<SummonScope::State>(
       SummonScope::State{std::move(summoned)}));
+}
+
+absl::Status Engine::Offload(const OffloadStates& states) {
+  TESSERA_RETURN_IF_ERROR(impl_->trainer().CheckNotFailed());
+  const absl::Status moved =
+      tessera::OffloadStatesOf(impl_->parts().get(), states);
+  ReturnKept();
+  return moved;
+}
+absl::Status Engine::Reload() {
+  TESSERA_RETURN_IF_ERROR(impl_->trainer().CheckNotFailed());
+  return ReloadStatesOf(impl_->parts().get());
 }
 
 absl::Status Engine::SetPrefetch(absl::string_view unit, Pass pass,

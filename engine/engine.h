@@ -261,6 +261,20 @@ class Engine {
   absl::Status SaveSafetensors(const std::string& dir,
                                const SaveSafetensorsOptions& options = {});
 
+  // Frees memory between steps, for a program that needs it meanwhile
+  // (generation, evaluation): the states move elsewhere, until Reload. All goes
+  // on with the same bits, but slower: what is used comes back for the moment
+  // of its use, unit by unit. What the configuration has put elsewhere is there
+  // already. DeepSpeed's offload_states and reload_states.
+  // InvalidArgument (device, nvme_path); Unimplemented: nvme for a module on a
+  // device; FailedPrecondition: parameters while other ranks read them where
+  // they are (sharding.served_gathers); ResourceExhausted, and the disk's
+  // errors, after which some of the states have moved, and all can be used.
+  // COLLECTIVE.
+  absl::Status Offload(const OffloadStates& states = {});
+  // All that Offload took is back. After an error some of it is. COLLECTIVE.
+  absl::Status Reload();
+
   // ---- the schedule at stage 3; names as in DescribeUnits. NotFound. LOCAL,
   // but make the same calls on all ranks. ----
 

@@ -191,8 +191,8 @@ absl::Status Engine::Impl::ShareWorkingCopy(
   const bool must = parts_->settings.shared_working_copy == "on";
   const bool debugging =
       parts_->settings.schedule.max_live == 0 || PoisonsOnFree();
-  if (AnyParametersOnDisk(*options)) {
-    return must ? WithParametersOnDisk("sharding.shared_working_copy")
+  if (AnyParametersElsewhere(*options)) {
+    return must ? WithParametersElsewhere("sharding.shared_working_copy")
                 : absl::OkStatus();
   }
   if (parts_->stage < 3 || parts_->shard_group->world_size() == 1 ||
@@ -250,8 +250,8 @@ absl::Status Engine::Impl::ServeGathers(
       wanted == "off" || (wanted == "auto" && !by_default)) {
     return absl::OkStatus();
   }
-  if (AnyParametersOnDisk(*options)) {
-    return wanted == "on" ? WithParametersOnDisk("sharding.served_gathers")
+  if (AnyParametersElsewhere(*options)) {
+    return wanted == "on" ? WithParametersElsewhere("sharding.served_gathers")
                           : absl::OkStatus();
   }
   auto server = parts_->shard_group->ServeShards(CommTag{"served gathers"});
@@ -279,12 +279,10 @@ Engine::Impl::FlatParameterOptionsOfAll(absl::Span<const FlatPlan> flats) {
         FlatParameterOptionsOf(parts_->settings, flat, parts_->stage));
     options.back().replicas = parts_->replicas;
   }
-  if (parts_->stage == 3) {
-    TESSERA_ASSIGN_OR_RETURN(parts_->stream,
-                             PutOnDisk(parts_->settings.offload, flats,
-                                       parts_->shard_group->world_size(),
-                                       parts_->comm.get(), &options));
-  }
+  TESSERA_ASSIGN_OR_RETURN(parts_->stream,
+                           PutInTiers(parts_->settings.offload, flats,
+                                      parts_->shard_group->world_size(),
+                                      parts_->comm.get(), &options));
   TESSERA_RETURN_IF_ERROR(ShareWorkingCopy(flats, &options));
   if (parts_->shares_working_copy) return options;
   TESSERA_RETURN_IF_ERROR(ServeGathers(flats, &options));

@@ -267,8 +267,8 @@ StateBytes Engine::Impl::replicated_state_bytes() const {
     };
     bytes.parameters += size(flat->dtype());
     if (!flat->trainable()) continue;
-    const bool masters = flat->master_dtype() != flat->dtype();
-    if (masters) bytes.parameters += size(flat->master_dtype());
+    if (flat->separate_masters())
+      bytes.parameters += size(flat->master_dtype());
     bytes.gradients += size(flat->reduce_dtype());
     if (flat->reduce_dtype() != flat->master_dtype()) {
       bytes.gradients += size(flat->master_dtype());

@@ -11,7 +11,7 @@
 #include "engine/engine_impl.h"
 #include "engine/setup/rank_memory.h"
 #include "engine/setup/stage_choice.h"
-#include "engine/setup/states_on_disk.h"
+#include "engine/setup/tiers.h"
 #include "sharding/construct/construction.h"
 #include "sharding/copy/flat_description.h"
 #include "torch/nn/module.h"
@@ -55,13 +55,15 @@ FlatSizes SizesOf(const Settings& settings, absl::Span<const FlatPlan> flats) {
     options.push_back(FlatParameterOptionsOf(settings, flat, /*stage=*/3));
     sizes.flats.push_back(SizeOf(settings, flat));
   }
-  const DiskChoice choice = ChooseOnDisk(settings.offload, flats,
-                                         settings.shard_group_size, &options);
+  const TierChoice choice =
+      ChooseTiers(settings.offload, flats, settings.shard_group_size, &options);
   if (choice.any()) sizes.stream_bytes = StreamBytes(choice.stream);
   for (size_t i = 0; i < flats.size(); ++i) {
-    sizes.flats[i].states_on_disk = options[i].states_on_disk;
-    sizes.flats[i].parameters_on_disk = options[i].parameters_on_disk;
-    sizes.flats[i].gradients_on_disk = options[i].gradients_on_disk;
+    FlatSize& size = sizes.flats[i];
+    size.states_elsewhere = options[i].states != Tier::kMemory;
+    size.parameters_elsewhere = options[i].parameters != Tier::kMemory;
+    size.gradients_elsewhere = options[i].gradients != Tier::kMemory;
+    size.at_all_stages = options[i].states == Tier::kHost;
   }
   return sizes;
 }
@@ -74,23 +76,33 @@ StateOptions StatesOf(const EngineParts& parts) {
   return options;
 }
 
-// Of modules on the CPU alone; what is to be there is there. nvme counts as cpu
-// below stage 3, and what is not sharded is not offloaded
+// What is to be in the memory of the CPU is there with a module on it. nvme
+// counts as cpu below stage 3, and what is not sharded is not offloaded
 // (config/validate_sharding.cc).
 absl::Status CheckOffload(const torch::nn::Module& module,
                           const proto::ZeroOptimization& zero) {
+  constexpr char kStates[] = "zero_optimization.offload_optimizer";
   const bool sharded = !zero.has_stage() || zero.stage() == 3;
-  const auto check = [&](const std::string& device, const char* key) {
+  std::string on_device;
+  for (const at::Tensor& p : module.parameters()) {
+    if (p.defined() && !p.device().is_cpu()) on_device = p.device().str();
+  }
+  const auto check = [&](const std::string& device, absl::string_view key) {
     if (device != "cpu" && device != "nvme") return absl::OkStatus();
-    TESSERA_RETURN_IF_ERROR(CheckOnCpu(key, module.parameters()));
-    if (device == "nvme" && sharded) return absl::OkStatus();
+    const bool on_disk = device == "nvme" && sharded;
+    const bool states = key == kStates;
+    if (!on_device.empty() && on_disk && !states) {
+      return absl::UnimplementedError(
+          absl::StrCat(key, ".device: expected none or cpu for a module on ",
+                       on_device, ", got nvme: not available in this version"));
+    }
+    if (on_disk || !on_device.empty()) return absl::OkStatus();
     TESSERA_LOG_RANK0(INFO) << key
                             << ": the module is on the CPU, in whose memory "
                                "its states are anyway: nothing changes";
     return absl::OkStatus();
   };
-  TESSERA_RETURN_IF_ERROR(check(zero.offload_optimizer().device(),
-                                "zero_optimization.offload_optimizer"));
+  TESSERA_RETURN_IF_ERROR(check(zero.offload_optimizer().device(), kStates));
   if (!sharded) return absl::OkStatus();
   return check(zero.offload_param().device(),
                "zero_optimization.offload_param");

@@ -278,7 +278,8 @@ absl::Status Trainer::UpdateParameters() {
 
 void Trainer::ReportOffload() {
   if (parts_->stream == nullptr) return;
-  const SwapStats disk = parts_->stream->disk()->stats();
+  SwapStats disk;  // the host's copies are the device's to report
+  if (parts_->stream->disk() != nullptr) disk = parts_->stream->disk()->stats();
   const UpdateStreamStats stream = parts_->stream->stats();
   const OffloadReport now = {disk.bytes_read,  disk.bytes_written,
                              disk.reading,     disk.writing,

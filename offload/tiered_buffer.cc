@@ -7,23 +7,29 @@
 #include "base/check.h"
 #include "base/memory/memory.h"
 #include "base/status.h"
+#include "base/torch/tensor_over.h"
+#include "base/torch_guard.h"
 
 namespace tessera {
 
 absl::StatusOr<TieredBuffer> TieredBuffer::Allocate(
     int64_t numel, at::ScalarType dtype, at::Device device, MemoryKind kind,
-    std::shared_ptr<SwapFile> disk, std::string what) {
+    Place place, std::string what) {
   TieredBuffer buffer;
-  if (disk == nullptr) {
+  TESSERA_CHECK(place.tier != Tier::kHost || !device.is_cpu()) << what;
+  if (place.tier == Tier::kMemory) {
     TESSERA_ASSIGN_OR_RETURN(buffer.memory_,
                              FlatBuffer::Allocate(numel, dtype, device, kind));
+  } else if (place.tier == Tier::kHost) {
+    auto host = FlatBuffer::AllocatePinned(numel, dtype, kind);
+    TESSERA_RETURN_IF_ERROR(Annotate(host.status(), what));
+    buffer.host_ = *std::move(host);
   } else {
-    TESSERA_CHECK(device.is_cpu()) << what << " of " << device.str();
     const int64_t bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
-    auto extent = disk->Allocate(bytes);
+    auto extent = place.disk->Allocate(bytes);
     TESSERA_RETURN_IF_ERROR(Annotate(extent.status(), what));
     buffer.extent_ = *extent;
-    buffer.disk_ = std::move(disk);
+    buffer.disk_ = std::move(place.disk);
     buffer.zeros_ = true;
   }
   buffer.what_ = std::move(what);
@@ -32,6 +38,25 @@ absl::StatusOr<TieredBuffer> TieredBuffer::Allocate(
   buffer.device_ = device;
   buffer.kind_ = kind;
   return buffer;
+}
+
+absl::Status TieredBuffer::Move(Place to) {
+  if (to.tier == tier()) return absl::OkStatus();
+  if (tier() == Tier::kMemory) {
+    TESSERA_ASSIGN_OR_RETURN(
+        TieredBuffer there,
+        Allocate(numel_, dtype_, device_, kind_, std::move(to), what_));
+    TESSERA_RETURN_IF_ERROR(there.CopyFrom({0, numel_}, memory_.View()));
+    *this = std::move(there);
+    return absl::OkStatus();
+  }
+  TESSERA_CHECK(to.tier == Tier::kMemory && !in_memory()) << what_;
+  TESSERA_RETURN_IF_ERROR(Raise());
+  if (on_disk()) disk_->Free(extent_);
+  disk_ = nullptr;
+  zeros_ = false;
+  host_.Reset();
+  return absl::OkStatus();
 }
 
 TieredBuffer::TieredBuffer(TieredBuffer&& other) noexcept {
@@ -46,6 +71,9 @@ TieredBuffer& TieredBuffer::operator=(TieredBuffer&& other) noexcept {
   what_ = std::move(other.what_);
   zeros_ = other.zeros_;
   storing_ = std::move(other.storing_);
+  host_ = std::move(other.host_);
+  read_ = std::move(other.read_);
+  filled_ = std::move(other.filled_);
   memory_ = std::move(other.memory_);
   numel_ = std::exchange(other.numel_, -1);
   dtype_ = other.dtype_;
@@ -60,6 +88,7 @@ void TieredBuffer::Reset() {
     disk_->Free(extent_);
   }
   disk_ = nullptr;
+  host_.Reset();
   memory_.Reset();
   numel_ = -1;
 }
@@ -75,32 +104,32 @@ absl::Status TieredBuffer::Raise() {
   auto memory = FlatBuffer::Allocate(numel_, dtype_, device_, kind_,
                                      zeros_ ? Fill::kZero : Fill::kNone);
   TESSERA_RETURN_IF_ERROR(Annotate(memory.status(), what_));
-  if (!zeros_) {
-    TESSERA_RETURN_IF_ERROR(
-        disk_->Read(extent_, 0, memory->data(), bytes(), what_).Wait());
-  }
+  if (!zeros_) TESSERA_RETURN_IF_ERROR(CopyTo({0, numel_}, memory->View()));
   memory_ = *std::move(memory);
   return absl::OkStatus();
 }
 
 absl::Status TieredBuffer::Lower(bool changed) {
-  if (disk_ == nullptr || !in_memory()) return absl::OkStatus();
+  if (!elsewhere() || !in_memory()) return absl::OkStatus();
   if (changed) {
-    TESSERA_RETURN_IF_ERROR(
-        disk_->Write(extent_, 0, memory_.data(), bytes(), what_).Wait());
-    zeros_ = false;
+    TESSERA_RETURN_IF_ERROR(CopyFrom({0, numel_}, memory_.View()));
   }
   memory_.Reset();
   return absl::OkStatus();
 }
 
-void TieredBuffer::StartStore(FlatBuffer memory) {
-  TESSERA_CHECK(on_disk() && !in_memory() && memory.numel() == numel_) << what_;
+absl::Status TieredBuffer::StartStore(FlatBuffer memory) {
+  TESSERA_CHECK(elsewhere() && !in_memory() && memory.numel() == numel_)
+      << what_;
+  if (on_host()) return CopyFrom({0, numel_}, memory.View());
+  TESSERA_CHECK(device_.is_cpu()) << what_;
   memory_ = std::move(memory);
   storing_ = disk_->Write(extent_, 0, memory_.data(), bytes(), what_);
+  return absl::OkStatus();
 }
 
 absl::Status TieredBuffer::FinishStore() {
+  if (on_host()) return absl::OkStatus();
   const absl::Status stored = std::exchange(storing_, SwapFuture()).Wait();
   if (stored.ok()) zeros_ = false;
   memory_.Reset();
@@ -108,11 +137,64 @@ absl::Status TieredBuffer::FinishStore() {
 }
 
 void TieredBuffer::Drop() {
-  if (disk_ != nullptr) memory_.Reset();
+  if (elsewhere()) memory_.Reset();
+}
+
+absl::Status TieredBuffer::CopyTo(Range range, const at::Tensor& to) const {
+  const int64_t begin = range.begin * item_bytes();
+  const int64_t bytes = range.numel() * item_bytes();
+  if (!on_host() && device_.is_cpu()) {
+    return ReadBytes(begin, bytes, static_cast<char*>(to.mutable_data_ptr()));
+  }
+  if (!on_host()) {
+    TESSERA_ASSIGN_OR_RETURN(const CountedBuffer between,
+                             AllocateCounted(bytes, MemoryKind::kOther));
+    TESSERA_RETURN_IF_ERROR(ReadBytes(begin, bytes, between.data_as<char>()));
+    return CatchTorch(what_, [&] {
+      to.copy_(TensorOver(between.data_as<char>(), {range.numel()}, {1}, dtype_,
+                          at::kCPU));
+    });
+  }
+  return CatchTorch(what_, [&] {
+    filled_.Order();
+    to.copy_(host_.View(range), /*non_blocking=*/true);
+    read_.Order();
+    read_ = StreamPoint::Now(device_);
+  });
+}
+
+absl::Status TieredBuffer::CopyFrom(Range range, const at::Tensor& from) {
+  if (!on_host()) {
+    TESSERA_ASSIGN_OR_RETURN(const at::Tensor here, CatchTorch(what_, [&] {
+                               return from.cpu();
+                             }));  // itself on the CPU
+    return WriteBytes(range.begin * item_bytes(), range.numel() * item_bytes(),
+                      here.const_data_ptr());
+  }
+  return CatchTorch(what_, [&] {
+    read_.Order();
+    filled_.Order();
+    host_.View(range).copy_(from, /*non_blocking=*/true);
+    filled_ = StreamPoint::Now(device_);
+  });
+}
+
+absl::StatusOr<at::Tensor> TieredBuffer::OnHost() const {
+  TESSERA_CHECK(on_host() && !in_memory()) << what_;
+  return CatchTorch(what_, [&] {
+    filled_.Wait();
+    read_.Wait();
+    return host_.View();
+  });
 }
 
 absl::Status TieredBuffer::ReadBytes(int64_t begin, int64_t bytes,
                                      char* to) const {
+  if (on_host()) {
+    TESSERA_RETURN_IF_ERROR(CatchTorch(what_, [&] { filled_.Wait(); }));
+    std::memcpy(to, host_.data() + begin, static_cast<size_t>(bytes));
+    return absl::OkStatus();
+  }
   if (disk_ == nullptr) {
     std::memcpy(to, memory_.data() + begin, static_cast<size_t>(bytes));
     return absl::OkStatus();
@@ -136,9 +218,7 @@ absl::Status TieredBuffer::ReadBytes(int64_t begin, int64_t bytes,
 
 absl::Status TieredBuffer::WriteBytes(int64_t begin, int64_t bytes,
                                       const void* from) {
-  TESSERA_CHECK(on_disk() && !in_memory() &&
-                (!zeros_ || bytes == this->bytes()))
-      << what_;
+  TESSERA_CHECK(on_disk() && (!zeros_ || bytes == this->bytes())) << what_;
   TESSERA_RETURN_IF_ERROR(
       disk_->Write(extent_, begin, from, bytes, what_).Wait());
   zeros_ = false;

@@ -1,22 +1,28 @@
 // TieredBuffer: [n] elements of one state of one unit (its masters, or a moment
-// of the optimizer), which lie in memory or on a disk.
+// of the optimizer), which lie in a tier:
 //
-//   in memory        a FlatBuffer, always: View
-//   on a disk        an extent of the rank's swap file. A step streams it
-//                    through a few small buffers (offload/update_stream.h);
-//                    what else needs it raises it for a moment:
+//   kMemory   of the device where the unit is: a FlatBuffer, always: View
+//   kHost     pinned memory of the host, of a unit on a device. A step works on
+//             it there: OnHost
+//   kDisk     an extent of the rank's swap file. A step streams it through a
+//             few small buffers (offload/update_stream.h)
+//
+// What else needs what lies elsewhere raises it to memory for a moment:
 //
 //     TESSERA_ASSIGN_OR_RETURN(Raised raised, Raised::Of(&buffer));
 //     ... buffer.View() ...
 //     return raised.Commit();  // where that has changed
 //
-// On a disk what nobody has written is zeros, and costs no write.
+// On a disk what nobody has written is zeros, and costs no write. Copies
+// between a device and the host are ASYNC, on the current stream, and come
+// after one another whatever their streams; between a device and a disk they
+// block, and take as much of the host's memory.
 //
 // Errors are those of the swap file, ResourceExhausted where memory or room on
 // the disk is refused.
 //
 // Threads: none of its own; the caller orders the calls. ReadBytes of what lies
-// on a disk may run beside Raise and Drop.
+// elsewhere may run beside Raise and Drop.
 #ifndef OFFLOAD_TIERED_BUFFER_H_
 #define OFFLOAD_TIERED_BUFFER_H_
 
@@ -28,20 +34,33 @@
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/torch/stream_point.h"
 #include "offload/disk/swap_file.h"
 #include "sharding/layout/flat_buffer.h"
+#include "sharding/layout/layout.h"
 
 namespace tessera {
 
+enum class Tier : uint8_t { kMemory, kHost, kDisk };
+
 class TieredBuffer {
  public:
+  struct Place {
+    Tier tier = Tier::kMemory;
+    std::shared_ptr<SwapFile> disk;  // of kDisk
+  };
+
   TieredBuffer() = default;
-  // Zeros. `disk`: where they lie; null: in memory, on `device`. `what` is for
-  // messages: "exp_avg of unit layers.3". REQUIRES: the device is the CPU where
-  // there is a disk. LOCAL.
-  static absl::StatusOr<TieredBuffer> Allocate(
-      int64_t numel, at::ScalarType dtype, at::Device device, MemoryKind kind,
-      std::shared_ptr<SwapFile> disk, std::string what);
+  // Zeros, of a unit on `device`. `what` is for messages: "exp_avg of unit
+  // layers.3". REQUIRES: with kHost the device is not the CPU. LOCAL.
+  static absl::StatusOr<TieredBuffer> Allocate(int64_t numel,
+                                               at::ScalarType dtype,
+                                               at::Device device,
+                                               MemoryKind kind, Place place,
+                                               std::string what);
+  // Lies in `to` from here on, with what it holds; after an error where it was.
+  // REQUIRES: one of the two is kMemory, or they are the same; not raised.
+  absl::Status Move(Place to);
   TieredBuffer(TieredBuffer&& other) noexcept;
   TieredBuffer& operator=(TieredBuffer&& other) noexcept;
   ~TieredBuffer() { Reset(); }
@@ -54,8 +73,14 @@ class TieredBuffer {
   int64_t item_bytes() const {
     return static_cast<int64_t>(c10::elementSize(dtype_));
   }
+  Tier tier() const {
+    return on_disk() ? Tier::kDisk : on_host() ? Tier::kHost : Tier::kMemory;
+  }
   bool on_disk() const { return disk_ != nullptr; }
-  // Bytes of memory that it takes now.
+  bool on_host() const { return host_.defined(); }
+  // Not where the unit is, but while it is raised.
+  bool elsewhere() const { return on_disk() || on_host(); }
+  // Bytes of the device's memory that it takes now.
   int64_t resident_bytes() const { return memory_.bytes(); }
 
   // ---- in memory, or raised
@@ -64,20 +89,37 @@ class TieredBuffer {
   // [n]. REQUIRES: in_memory.
   const at::Tensor& View() const { return memory_.View(); }
   const FlatBuffer& memory() const { return memory_; }
-  // The memory, given away; nothing is left. REQUIRES: not on a disk.
+  // The memory, given away; nothing is left. REQUIRES: !elsewhere().
   FlatBuffer TakeMemory();
-  // Reads what is on a disk; nothing to do where it is in memory.
+  // Reads what lies elsewhere; nothing to do where it is in memory.
   absl::Status Raise();
-  // Back to the disk, if it has one: written if `changed`. After an error it is
-  // in memory still.
+  // Back to where it lies, if that is elsewhere: written if `changed`. After an
+  // error it is in memory still.
   absl::Status Lower(bool changed);
   // Lower, where nothing has changed.
   void Drop();
-  // `memory`, [n] of its dtype, becomes what it holds, and is on its way to the
-  // disk; it is in memory until FinishStore, which waits. REQUIRES: on a disk,
-  // and not in memory.
-  void StartStore(FlatBuffer memory);
+  // `memory`, [n] of its dtype, becomes what it holds, and is on its way there;
+  // with a disk it is in memory until FinishStore, which waits. REQUIRES:
+  // elsewhere, and not in memory; of a device, on the host.
+  absl::Status StartStore(FlatBuffer memory);
   absl::Status FinishStore();
+
+  // ---- elsewhere
+
+  // Copies elements of what lies there, raised or not, to `to`, or from
+  // `from`: [range] of its dtype, on the unit's device. From: as WriteBytes.
+  absl::Status CopyTo(Range range, const at::Tensor& to) const;
+  absl::Status CopyFrom(Range range, const at::Tensor& from);
+  // Copies bytes [begin, begin + bytes) to `to`: of what lies there if it is
+  // elsewhere. Blocking.
+  absl::Status ReadBytes(int64_t begin, int64_t bytes, char* to) const;
+
+  // ---- on the host
+
+  // [n], for the host to read and write until it is next raised or copied:
+  // waits for the device's copies. REQUIRES: on the host, and not raised.
+  // Blocking.
+  absl::StatusOr<at::Tensor> OnHost() const;
 
   // ---- on a disk
 
@@ -88,10 +130,7 @@ class TieredBuffer {
   // of the extent says so.
   bool zeros() const { return zeros_; }
   void SetWritten() { zeros_ = false; }
-  // Copies bytes [begin, begin + bytes) to `to`: of what lies on the disk if it
-  // has one, raised or not. Blocking.
-  absl::Status ReadBytes(int64_t begin, int64_t bytes, char* to) const;
-  // To the disk. REQUIRES: on a disk, not raised; `begin` is a multiple of
+  // To the disk. REQUIRES: on a disk; `begin` is a multiple of
   // kSwapAlignment; all of it if it is zeros. Blocking.
   absl::Status WriteBytes(int64_t begin, int64_t bytes, const void* from);
 
@@ -101,6 +140,9 @@ class TieredBuffer {
   std::string what_;
   bool zeros_ = false;
   SwapFuture storing_;
+  FlatBuffer host_;           // on the host
+  mutable StreamPoint read_;  // the device has read host_ so far
+  StreamPoint filled_;        // and has written it
   FlatBuffer memory_;
   int64_t numel_ = -1;
   at::ScalarType dtype_ = at::kFloat;

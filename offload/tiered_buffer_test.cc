@@ -41,9 +41,13 @@ class TieredBufferTest : public SwapFileTest {
     if (file_ == nullptr) file_ = Open();
     auto buffer =
         TieredBuffer::Allocate(numel, dtype, at::kCPU, MemoryKind::kOptimizer,
-                               in_memory ? nullptr : file_, "moments");
+                               PlaceOf(in_memory), "moments");
     TESSERA_EXPECT_OK(buffer);
     return *std::move(buffer);
+  }
+  TieredBuffer::Place PlaceOf(bool in_memory) const {
+    if (in_memory) return {};
+    return {Tier::kDisk, file_};
   }
   TieredBuffer AllocateWith(const at::Tensor& values, bool in_memory = false) {
     TieredBuffer buffer =
@@ -287,7 +291,7 @@ TEST_P(TieredBufferTest, AFullDiskNamesIt) {
   system_.fallocate_error = ENOSPC;
   EXPECT_THAT(
       TieredBuffer::Allocate(10, at::kFloat, at::kCPU, MemoryKind::kOptimizer,
-                             file_, "exp_avg of unit x"),
+                             {Tier::kDisk, file_}, "exp_avg of unit x"),
       StatusIs(absl::StatusCode::kResourceExhausted,
                AllOf(HasSubstr("exp_avg of unit x"), HasSubstr("[rank 3]"))));
 }

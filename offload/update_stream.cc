@@ -33,6 +33,7 @@ bool AllDone(const std::vector<SwapFuture>& futures) {
 }  // namespace
 
 int64_t StreamBytes(const UpdateStreamOptions& options) {
+  if (options.most_states == 0) return 0;
   return options.buffers *
          (options.most_states * options.slice_numel * options.item_bytes +
           kSwapAlignment);
@@ -43,29 +44,54 @@ absl::StatusOr<std::unique_ptr<UpdateStream>> UpdateStream::Create(
   TESSERA_CHECK(options.slice_numel % kNumelUnit == 0 && options.buffers > 0);
   std::unique_ptr<UpdateStream> stream(
       new UpdateStream(std::move(disk), options));
-  TESSERA_RETURN_IF_ERROR(stream->TakeMemory());
+  TESSERA_ASSIGN_OR_RETURN(std::vector<Buffer> buffers,
+                           stream->TakeMemory(options.most_states));
+  stream->Use(std::move(buffers));
   TESSERA_ASSIGN_OR_RETURN(
       stream->thread_,
       StartThread("tessera-update", [self = stream.get()] { self->Run(); }));
   return stream;
 }
 
-absl::Status UpdateStream::TakeMemory() {
+absl::StatusOr<std::vector<UpdateStream::Buffer>> UpdateStream::TakeMemory(
+    int64_t states) const {
   const int64_t state_bytes = options_.slice_numel * options_.item_bytes;
-  const int64_t bytes = options_.most_states * state_bytes + kSwapAlignment;
-  buffers_.resize(static_cast<size_t>(options_.buffers));
-  for (Buffer& buffer : buffers_) {
+  const int64_t bytes = states * state_bytes + kSwapAlignment;
+  std::vector<Buffer> buffers(static_cast<size_t>(options_.buffers));
+  if (states == 0) return buffers;
+  for (Buffer& buffer : buffers) {
     TESSERA_ASSIGN_OR_RETURN(buffer.memory,
                              AllocateCounted(bytes, MemoryKind::kOptimizer));
-    memory_bytes_ += bytes;
     char* at = buffer.memory.data_as<char>();
     at += (kSwapAlignment - reinterpret_cast<uintptr_t>(at) % kSwapAlignment) %
           kSwapAlignment;
-    for (int64_t i = 0; i < options_.most_states; ++i) {
+    for (int64_t i = 0; i < states; ++i) {
       buffer.data.push_back(at + i * state_bytes);
     }
-    disk_->Register(at, bytes - kSwapAlignment);
   }
+  return buffers;
+}
+
+void UpdateStream::Use(std::vector<Buffer> buffers) {
+  for (const Buffer& buffer : buffers_) {
+    if (!buffer.data.empty()) disk_->Unregister(buffer.data[0]);
+  }
+  buffers_ = std::move(buffers);
+  memory_bytes_ = 0;
+  for (const Buffer& buffer : buffers_) {
+    if (buffer.data.empty()) continue;
+    memory_bytes_ += buffer.memory.bytes();
+    disk_->Register(buffer.data[0], buffer.memory.bytes() - kSwapAlignment);
+  }
+}
+
+absl::Status UpdateStream::Reserve(int64_t states) {
+  TESSERA_RETURN_IF_ERROR(Drain());
+  if (states <= options_.most_states) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(std::vector<Buffer> buffers, TakeMemory(states));
+  absl::MutexLock lock(&mutex_);  // the thread waits for what comes next
+  Use(std::move(buffers));
+  options_.most_states = states;
   return absl::OkStatus();
 }
 
@@ -75,14 +101,12 @@ UpdateStream::~UpdateStream() {
     stopping_ = true;
   }
   if (thread_.joinable()) thread_.join();
-  for (const Buffer& buffer : buffers_) {
-    if (!buffer.data.empty()) disk_->Unregister(buffer.data[0]);
-  }
+  Use({});
 }
 
 UpdateStream::Pushed UpdateStream::Push(StreamedUpdate update) {
   auto unit = std::make_shared<Unit>();
-  unit->numel = update.states[0].buffer->numel();
+  unit->numel = update.numel;
   for (const StreamedUpdate::State& each : update.states) {
     const TieredBuffer* const state = each.buffer;
     TESSERA_CHECK(state->disk() == disk_.get() && !state->in_memory() &&
@@ -165,7 +189,7 @@ bool UpdateStream::Next() {
     } else {
       next->status = failed;
       EndComputed(next.get());
-      next->written.End(failed);
+      next->written.End(failed, next->end);
     }
   }
   return true;
@@ -273,15 +297,22 @@ void UpdateStream::EndSlice(Buffer* buffer, const absl::Status& status) {
   if (!status.ok()) Fail(status);
   unit->status.Update(status);
   unit->numel_written += buffer->slice.numel();
-  if (unit->numel_written == unit->numel) unit->written.End(unit->status);
+  if (unit->numel_written == unit->numel) {
+    unit->written.End(unit->status, unit->end);
+  }
 }
 
 void UpdateStream::EndComputed(Unit* unit) {
   for (const StreamedUpdate::State& state : unit->update.states) {
     if (unit->status.ok() && state.written) state.buffer->SetWritten();
   }
+  if (unit->status.ok() && unit->update.end != nullptr) {
+    unit->status = CatchTorch("update of states on the host",
+                              [&] { unit->end = unit->update.end(); });
+    if (!unit->status.ok()) Fail(unit->status);
+  }
   unit->update = StreamedUpdate();
-  unit->computed.End(unit->status);
+  unit->computed.End(unit->status, unit->end);
   absl::MutexLock lock(&mutex_);
   ++ended_;
 }

@@ -1,5 +1,6 @@
-// UpdateStream: changes states that lie on a disk, unit by unit, on a thread of
-// its own, through a few small buffers of memory:
+// UpdateStream: changes states that lie on a disk, or on the host while their
+// units are on a device, unit by unit, on a thread of its own. What lies on a
+// disk goes through a few small buffers of memory:
 //
 //     slice i+2   being read
 //     slice i+1   read
@@ -35,6 +36,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/memory/memory.h"
+#include "base/torch/stream_point.h"
 #include "comm/comm_promise.h"
 #include "comm/communicator.h"
 #include "offload/disk/swap_file.h"
@@ -48,7 +50,7 @@ struct UpdateStreamOptions {
   // Elements of a slice, a multiple of 4096: so slices begin where a kernel's
   // groups of elements do, and where a disk's blocks do.
   int64_t slice_numel = 1 << 20;
-  int64_t most_states = 3;  // of a unit
+  int64_t most_states = 3;  // of a unit, on the disk; 0: there is none
   int64_t item_bytes = 4;   // of an element, at most
 };
 
@@ -62,14 +64,18 @@ struct StreamedUpdate {
     bool read = true;     // false: `compute` writes all of it
     bool written = true;  // false: `compute` only reads it
   };
-  // All on the stream's disk, of the same length. They are the stream's, and
-  // stay where they are, until Drain, and are not pushed again before.
+  int64_t numel = 0;
+  // All on the stream's disk, of `numel`. They are the stream's, and stay where
+  // they are, until Drain, and are not pushed again before.
   std::vector<State> states;
   // Elements [slice.begin, slice.end) of states[i] lie at data[i], and are
   // written from there. On the stream's thread, slice by slice; destroyed
   // before the future ends.
   std::function<absl::Status(Range slice, const std::vector<char*>& data)>
       compute;
+  // After the last slice: where in a device's work what they have changed
+  // there is to be had. Empty: they have changed nothing on a device.
+  std::function<StreamPoint()> end;
 };
 
 // Since Create.
@@ -81,7 +87,8 @@ struct UpdateStreamStats {
 class UpdateStream {
  public:
   // Takes its memory (`buffers` slices of `most_states`), and starts its
-  // thread. ResourceExhausted. LOCAL.
+  // thread. `disk`: null where there are no states on one. ResourceExhausted.
+  // LOCAL.
   static absl::StatusOr<std::unique_ptr<UpdateStream>> Create(
       std::shared_ptr<SwapFile> disk, const UpdateStreamOptions& options);
   // Waits for what has been pushed.
@@ -89,12 +96,16 @@ class UpdateStream {
   UpdateStream(const UpdateStream&) = delete;
   UpdateStream& operator=(const UpdateStream&) = delete;
 
-  // When all slices have been computed, and when they are on the disk, too.
+  // When all slices have been computed, and when they are on the disk, too; who
+  // waits goes on after StreamedUpdate::end, on its current stream.
   struct Pushed {
     CommFuture computed, written;
   };
   // LOCAL, ASYNC.
   Pushed Push(StreamedUpdate update);
+  // Units of up to so many states may be pushed from here on. REQUIRES: Drain.
+  // ResourceExhausted; it is as before then. LOCAL.
+  absl::Status Reserve(int64_t states);
   // All that was pushed has been computed and written; the error of before, if
   // there was one. LOCAL, blocking.
   absl::Status Drain();
@@ -111,7 +122,7 @@ class UpdateStream {
     before_write_ = std::move(before);
   }
 
-  const std::shared_ptr<SwapFile>& disk() const { return disk_; }
+  const std::shared_ptr<SwapFile>& disk() const { return disk_; }  // or null
   int64_t resident_bytes() const { return memory_bytes_; }
   UpdateStreamStats stats() const;
 
@@ -121,6 +132,7 @@ class UpdateStream {
     CommPromise computed, written;
     int64_t numel = 0;
     int64_t numel_written = 0;
+    StreamPoint end;      // of its update
     absl::Status status;  // the first error
   };
   // A slice in memory.
@@ -135,7 +147,8 @@ class UpdateStream {
   UpdateStream(std::shared_ptr<SwapFile> disk,
                const UpdateStreamOptions& options)
       : disk_(std::move(disk)), options_(options) {}
-  absl::Status TakeMemory();
+  absl::StatusOr<std::vector<Buffer>> TakeMemory(int64_t states) const;
+  void Use(std::vector<Buffer> buffers);
   void Run();
   bool Next();
   void ReadAhead();
@@ -152,12 +165,12 @@ class UpdateStream {
   }
 
   const std::shared_ptr<SwapFile> disk_;
-  const UpdateStreamOptions options_;
+  UpdateStreamOptions options_;
   std::function<void()> before_write_;
   int64_t memory_bytes_ = 0;
 
-  // The thread's own. Slices are numbered as they come: those below computed_
-  // have been, those below read_ are being read or have been.
+  // The thread's own, but for Reserve. Slices are numbered as they come: those
+  // below computed_ have been, those below read_ are being read or have been.
   std::vector<Buffer> buffers_;
   int64_t read_ = 0, computed_ = 0;
   std::shared_ptr<Unit> reading_;  // null: the next of the queue

@@ -92,7 +92,7 @@ class UpdateStreamTest : public SwapFileTest {
     unit->numel = numel;
     for (const at::ScalarType dtype : dtypes) {
       auto state = TieredBuffer::Allocate(
-          numel, dtype, at::kCPU, MemoryKind::kOptimizer, file_,
+          numel, dtype, at::kCPU, MemoryKind::kOptimizer, {Tier::kDisk, file_},
           absl::StrCat("state ", unit->states.size(), " of unit ",
                        units_.size()));
       TESSERA_EXPECT_OK(state);
@@ -109,6 +109,7 @@ class UpdateStreamTest : public SwapFileTest {
   using Before = std::function<absl::Status(Range slice)>;
   CommFuture Push(TestUnit* unit, int round = 0, Before before = nullptr) {
     StreamedUpdate update;
+    update.numel = unit->numel;
     for (TieredBuffer& state : unit->states) {
       const auto number = static_cast<int>(update.states.size());
       update.states.push_back({&state, number < num_read_, true});

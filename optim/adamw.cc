@@ -1,8 +1,10 @@
 #include "optim/adamw.h"
 
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/check.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "offload/update_stream.h"
@@ -34,12 +36,35 @@ absl::Status AdamW::EnsureState(size_t u) {
   const auto allocate = [&](const char* state) {
     return TieredBuffer::Allocate(
         flat.owned().numel(), flat.master_dtype(), flat.device(),
-        MemoryKind::kOptimizer,
-        options.states_on_disk ? options.stream->disk() : nullptr,
+        MemoryKind::kOptimizer, options.PlaceOf(options.states),
         absl::StrCat(state, " of unit ", flat.name()));
   };
   TESSERA_ASSIGN_OR_RETURN(states_[u].exp_avg, allocate("exp_avg"));
+  if (flat.updated_on_host()) TESSERA_RETURN_IF_ERROR(EnsureHostBuffers(u));
   TESSERA_ASSIGN_OR_RETURN(states_[u].exp_avg_sq, allocate("exp_avg_sq"));
+  return absl::OkStatus();
+}
+
+absl::Status AdamW::EnsureHostBuffers(size_t u) {
+  const FlatParameter& flat = *flats_[u];
+  const auto allocate = [&](at::ScalarType dtype, MemoryKind kind,
+                            const char* what) {
+    return TieredBuffer::Allocate(flat.owned().numel(), dtype, flat.device(),
+                                  kind, {Tier::kHost, nullptr},
+                                  absl::StrCat(what, " of unit ", flat.name()));
+  };
+  if (!flat.stage().sharded_gradients) {
+    TESSERA_ASSIGN_OR_RETURN(
+        states_[u].gradient,
+        allocate(flat.master_dtype(), MemoryKind::kGradients, "gradient"));
+  }
+  const bool masters_are_it = flat.dtype() == flat.master_dtype() &&
+                              flat.options().states == Tier::kHost;
+  if (!masters_are_it && flat.options().parameters == Tier::kMemory) {
+    TESSERA_ASSIGN_OR_RETURN(
+        states_[u].working,
+        allocate(flat.dtype(), MemoryKind::kOptimizer, "new values"));
+  }
   return absl::OkStatus();
 }
 
@@ -74,28 +99,92 @@ absl::Status AdamW::Step(Gradients* gradients, const GradientFactor& factor,
   return CatchTorch("optimizer step", [&]() -> absl::Status {
     TorchScope scope;
     UnitStep::Counts counts;
+    std::optional<HostFactor> on_host;
+    std::vector<Awaited> awaited;
     counted_.clear();
     for (size_t u = 0; u < flats_.size(); ++u) {
+      const FlatParameter& flat = *flats_[u];
       const FlatGradient& gradient = gradients->of(u);
       if (!gradient.has_step_gradient()) continue;
-      CountStep(*flats_[u], gradient);
+      CountStep(flat, gradient);
       states_[u].written = true;
-      const UnitStep step(*flats_[u], gradient, steps_, options_, factor);
-      if (flats_[u]->options().stream != nullptr) {
-        const CommFuture updated = StartOnDisk(u, step, gradients);
-        TESSERA_RETURN_IF_ERROR(after(u, /*working_written=*/true, updated));
+      const UnitStep step(flat, gradient, steps_, options_, factor);
+      CommFuture updated;
+      if (flat.updated_on_host()) {
+        if (!on_host.has_value()) on_host.emplace(factor);
+        TESSERA_ASSIGN_OR_RETURN(updated,
+                                 StartOnHost(u, step, *on_host, gradients));
+      } else if (flat.options().stream != nullptr && flat.device().is_cpu()) {
+        updated = StartOnDisk(u, step, gradients);
+      } else {
+        TESSERA_ASSIGN_OR_RETURN(const bool working_written,
+                                 StepHere(u, step, gradient, &counts));
+        if (after) TESSERA_RETURN_IF_ERROR(after(u, working_written, {}));
         continue;
       }
-      const StepTensors tensors = {
-          flats_[u]->masters(), states_[u].exp_avg.View(),
-          states_[u].exp_avg_sq.View(), gradient.owned(),
-          flats_[u]->separate_working()};
-      const bool working_written =
-          step.Apply({0, flats_[u]->owned().numel()}, tensors, &counts);
-      if (after) TESSERA_RETURN_IF_ERROR(after(u, working_written, {}));
+      if (flat.can_be_freed()) {
+        TESSERA_RETURN_IF_ERROR(after(u, /*working_written=*/true, updated));
+      } else {
+        awaited.push_back({u, updated});
+      }
+    }
+    for (const Awaited& each : awaited) {
+      TESSERA_RETURN_IF_ERROR(each.updated.Wait());
+      TESSERA_RETURN_IF_ERROR(after(each.flat, /*working_written=*/true, {}));
     }
     return absl::OkStatus();
   });
+}
+
+// What lies elsewhere, its shard or what Engine::Offload has taken there, is
+// back for the moment of its step.
+absl::StatusOr<bool> AdamW::StepHere(size_t u, const UnitStep& step,
+                                     const FlatGradient& gradient,
+                                     UnitStep::Counts* counts) {
+  FlatParameter& flat = *flats_[u];
+  TESSERA_ASSIGN_OR_RETURN(Raised masters, Raised::Of(flat.masters_buffer()));
+  TESSERA_ASSIGN_OR_RETURN(Raised working,
+                           Raised::Of(flat.separate_working_elsewhere()));
+  TESSERA_ASSIGN_OR_RETURN(Raised exp_avg, Raised::Of(&states_[u].exp_avg));
+  TESSERA_ASSIGN_OR_RETURN(Raised exp_avg_sq,
+                           Raised::Of(&states_[u].exp_avg_sq));
+  const StepTensors tensors = {flat.masters(), states_[u].exp_avg.View(),
+                               states_[u].exp_avg_sq.View(), gradient.owned(),
+                               flat.separate_working()};
+  const bool working_written =
+      step.Apply({0, flat.owned().numel()}, tensors, counts);
+  TESSERA_RETURN_IF_ERROR(exp_avg.Commit());
+  TESSERA_RETURN_IF_ERROR(exp_avg_sq.Commit());
+  TESSERA_RETURN_IF_ERROR(masters.Commit());
+  if (working_written) TESSERA_RETURN_IF_ERROR(working.Commit());
+  return working_written;
+}
+
+absl::StatusOr<CommFuture> AdamW::StartOnHost(size_t u, const UnitStep& step,
+                                              const HostFactor& factor,
+                                              Gradients* gradients) {
+  FlatParameter& flat = *flats_[u];
+  State& state = states_[u];
+  HostStates on_host = {flat.masters_buffer(), &state.exp_avg,
+                        &state.exp_avg_sq};
+  if (flat.stage().sharded_gradients) {
+    on_host.gradient = gradients->TakeStepGradient(u).elsewhere;
+  } else {
+    TESSERA_RETURN_IF_ERROR(state.gradient.CopyFrom({0, flat.owned().numel()},
+                                                    gradients->of(u).owned()));
+    on_host.gradient = &state.gradient;
+  }
+  TESSERA_CHECK(on_host.gradient != nullptr) << flat.name();
+  // A shard on the host is the new values' place itself.
+  TieredBuffer* const shard = flat.separate_working_elsewhere();
+  on_host.working = shard != nullptr          ? shard
+                    : state.working.defined() ? &state.working
+                                              : nullptr;
+  const at::Tensor on_device =
+      shard != nullptr ? at::Tensor() : flat.separate_working();
+  return flat.options()
+      .stream->Push(HostStep(step, factor, on_host, flat.device(), on_device))
+      .computed;
 }
 
 // The unit's gradient goes with it: the next step's is another.
@@ -105,8 +194,8 @@ CommFuture AdamW::StartOnDisk(size_t u, const UnitStep& step,
   StreamedStep streamed(step);
   using Place = StreamedStep::Place;
   FlatGradient::Taken gradient = gradients->TakeStepGradient(u);
-  if (gradient.on_disk != nullptr) {
-    streamed.Add(Place::kGradient, gradient.on_disk);
+  if (gradient.elsewhere != nullptr) {
+    streamed.Add(Place::kGradient, gradient.elsewhere);
   } else {
     streamed.SetGradient(std::move(gradient.memory));
   }
@@ -117,7 +206,7 @@ CommFuture AdamW::StartOnDisk(size_t u, const UnitStep& step,
   } else {
     streamed.SetMemory(Place::kMasters, flat.masters());
   }
-  TieredBuffer* const working = flat.separate_working_on_disk();
+  TieredBuffer* const working = flat.separate_working_elsewhere();
   if (working != nullptr) {
     streamed.Add(Place::kWorking, working);
   } else {
@@ -125,7 +214,9 @@ CommFuture AdamW::StartOnDisk(size_t u, const UnitStep& step,
   }
   const UpdateStream::Pushed pushed =
       flat.options().stream->Push(std::move(streamed).Update());
-  return flat.options().parameters_on_disk ? pushed.written : pushed.computed;
+  const TieredBuffer* const shard = flat.shard_buffer();
+  const bool gathered_from_disk = shard != nullptr && shard->on_disk();
+  return gathered_from_disk ? pushed.written : pushed.computed;
 }
 
 void AdamW::CountStep(const FlatParameter& flat, const FlatGradient& gradient) {

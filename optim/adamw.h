@@ -11,8 +11,9 @@
 // calls (exp_avg.mul_().add_() and so on), one after the other, and have its
 // bits: some ten passes over memory instead of one.
 //
-// States that lie on a disk are streamed through (offload/update_stream.h),
-// with the same bits.
+// States that lie on a disk are streamed through (offload/update_stream.h);
+// those on the host, of units on a device, are updated there
+// (optim/host_step.h): with the same bits.
 //
 // A parameter without a gradient is skipped: no decay, no momentum, and its own
 // step count stays (bias correction), as in libtorch.
@@ -29,6 +30,7 @@
 #include "comm/communicator.h"
 #include "offload/tiered_buffer.h"
 #include "optim/adamw_kernel.h"
+#include "optim/host_step.h"
 #include "optim/unit_step.h"
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/gradient/gradients.h"
@@ -53,9 +55,10 @@ class AdamW {
   // publish it (FlatParameter::PublishOwned; `working_written` is for that). An
   // error of it ends the step there.
   // On devices all of it is ASYNC, on the current stream. Units whose states
-  // lie on a disk are changed behind the call: `after` is called at once, with
+  // lie elsewhere are changed behind the call: `after` is called at once, with
   // a valid `updated` (FlatParameter::PublishOwned), and must be given; their
-  // gradients are gone.
+  // gradients are gone. Of these, such as cannot be freed are waited for by
+  // this call.
   using AfterUnit = std::function<absl::Status(
       size_t flat, bool working_written, const CommFuture& updated)>;
   absl::Status Step(Gradients* gradients, const GradientFactor& factor = {},
@@ -96,11 +99,27 @@ class AdamW {
  private:
   struct State {
     TieredBuffer exp_avg, exp_avg_sq;  // [owned]
+    // Where the CPU updates these for a device, on the host: the gradient if it
+    // is not sharded, and what is on its way to the working copy, of its dtype.
+    TieredBuffer gradient, working;
     bool written = false;
+  };
+  // A unit's update is under way; to be published when it has ended.
+  struct Awaited {
+    size_t flat;
+    CommFuture updated;
   };
   void CountStep(const FlatParameter& flat, const FlatGradient& gradient);
   CommFuture StartOnDisk(size_t u, const UnitStep& step, Gradients* gradients);
+  absl::StatusOr<CommFuture> StartOnHost(size_t u, const UnitStep& step,
+                                         const HostFactor& factor,
+                                         Gradients* gradients);
+  // Whether the working copy is written, too.
+  absl::StatusOr<bool> StepHere(size_t u, const UnitStep& step,
+                                const FlatGradient& gradient,
+                                UnitStep::Counts* counts);
   absl::Status EnsureState(size_t flat);
+  absl::Status EnsureHostBuffers(size_t flat);
   std::vector<std::shared_ptr<FlatParameter>> flats_;
   std::vector<State> states_;
   std::vector<int64_t> steps_;

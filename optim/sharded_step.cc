@@ -117,18 +117,21 @@ absl::StatusOr<at::Tensor> ScalarsOnDevice(const DeviceKernels& kernels,
   const at::Device device = flats[0]->device();
   const c10::DeviceGuard guard(device);
   at::Tensor mine, all, scalars;
-  TESSERA_RETURN_IF_ERROR(CatchTorch("gradient norm", [&] {
+  TESSERA_RETURN_IF_ERROR(CatchTorch("gradient norm", [&]() -> absl::Status {
     TorchScope scope;
     const auto words = at::TensorOptions(at::kLong).device(device);
     mine = at::zeros({kNormWords}, words);
     for (size_t u = 0; u < flats.size(); ++u) {
-      if (!gradients.of(u).has_step_gradient()) continue;
-      AddFlat(*flats[u], gradients.of(u),
+      const FlatGradient& gradient = gradients.of(u);
+      if (!gradient.has_step_gradient()) continue;
+      TESSERA_ASSIGN_OR_RETURN(const Raised raised, gradient.Raise());
+      AddFlat(*flats[u], gradient,
               [&](const at::Tensor& segment, int64_t first) {
                 kernels.AddToNorm(segment, first, finish.p, mine);
               });
     }
     all = at::empty({comm->world_size() * kNormWords}, words);
+    return absl::OkStatus();
   }));
   TESSERA_RETURN_IF_ERROR(
       comm->AllGather(mine, all, CommTag{"gradient norm"}).Wait());

@@ -16,6 +16,7 @@ void StreamedStep::Add(Place place, TieredBuffer* buffer) {
   if (!buffer->on_disk()) return SetMemory(place, buffer->View());
   parts_.streamed[place] = static_cast<int>(update_.states.size());
   parts_.dtypes[place] = buffer->dtype();
+  update_.numel = buffer->numel();
   update_.states.push_back({buffer, /*read=*/place != kWorking,
                             /*written=*/place != kGradient});
 }

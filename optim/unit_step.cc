@@ -64,9 +64,9 @@ at::Tensor Realign(const at::Tensor& segment, Range in_parameter,
 }
 
 bool IsForKernel(const FlatParameter& flat) {
+  const at::Device device = flat.update_device();
   return flat.master_dtype() == at::kFloat &&
-         (flat.device().is_cpu() ||
-          DeviceKernelsOf(flat.device().type()) != nullptr);
+         (device.is_cpu() || DeviceKernelsOf(device.type()) != nullptr);
 }
 
 // gradient *= factor, with the same bits wherever the factor is: a tensor of no
@@ -175,12 +175,15 @@ UnitStep::UnitStep(const FlatParameter& flat, const FlatGradient& gradient,
                    const AdamWOptions& options, GradientFactor factor)
     : options_(options),
       factor_(std::move(factor)),
-      device_(flat.device()),
+      device_(flat.update_device()),
       kernel_(IsForKernel(flat) && !options.libtorch_exact) {
   const int64_t first = flat.owned().begin;
   for (const auto& segment : flat.segments()) {
     const auto parameter = static_cast<size_t>(segment.parameter);
-    if (!gradient.has_gradient(parameter)) continue;
+    if (!gradient.has_gradient(parameter)) {
+      steps_all_ = false;
+      continue;
+    }
     const auto& p = flat.parameters()[parameter];
     const Run run{{segment.range.begin - first, segment.range.end - first},
                   {segment.range.begin - p.range.begin,

@@ -39,7 +39,8 @@ struct StepTensors {
 
 class UnitStep {
  public:
-  // `steps`: by parameter of the model, this one counted.
+  // On FlatDescription::update_device(). `steps`: by parameter of the model,
+  // this one counted.
   UnitStep(const FlatParameter& flat, const FlatGradient& gradient,
            const std::vector<int64_t>& steps, const AdamWOptions& options,
            GradientFactor factor);
@@ -52,6 +53,10 @@ class UnitStep {
   // working copy was written, too. LOCAL; on devices ASYNC, on the current
   // stream.
   bool Apply(Range slice, const StepTensors& tensors, Counts* counts) const;
+  // Every element that belongs to a parameter is stepped.
+  bool steps_all() const { return steps_all_; }
+  // What the gradients are multiplied with after all.
+  void SetFactor(double value) { factor_ = value; }
 
  private:
   // Segments that follow each other without a gap, of equal step counts: what a
@@ -77,6 +82,7 @@ class UnitStep {
   GradientFactor factor_;
   at::Device device_;
   bool kernel_ = false;
+  bool steps_all_ = true;
   std::vector<Run> runs_;
 };
 

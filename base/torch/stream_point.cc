@@ -21,4 +21,9 @@ void StreamPoint::Order() const {
   event_->block(impl.getStream(event_->device()));
 }
 
+void StreamPoint::Wait() const {
+  if (event_ == nullptr || event_->query()) return;
+  event_->synchronize();
+}
+
 }  // namespace tessera

@@ -6,7 +6,7 @@
 //   ... another thread, or another current stream ...
 //   written.Order();                                  // comes after that
 //
-// No call here waits on the host.
+// Only Wait waits on the host.
 #ifndef BASE_TORCH_STREAM_POINT_H_
 #define BASE_TORCH_STREAM_POINT_H_
 
@@ -29,6 +29,9 @@ class StreamPoint {
   // What this thread's current stream of the device is given from here on comes
   // after the point. Any thread.
   void Order() const;
+  // Blocks this thread until the point is reached: for what the host reads or
+  // writes itself.
+  void Wait() const;
 
  private:
   std::shared_ptr<const c10::Event> event_;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "ATen/detail/CUDAHooksInterface.h"
+#include "ATen/ops/empty.h"
 #include "absl/strings/str_cat.h"
 #include "base/bits.h"
 #include "base/status.h"
@@ -51,7 +52,7 @@ Range ShareOf(const TrainingState& state, const FlatParameter& flat) {
   return {cut(number), cut(number + 1)};
 }
 
-SavedPiece::Elsewhere PieceOnDisk(const TieredBuffer& buffer, Range range) {
+SavedPiece::Elsewhere PieceElsewhere(const TieredBuffer& buffer, Range range) {
   SavedPiece::Elsewhere piece;
   piece.numel = range.numel();
   piece.bytes = range.numel() * buffer.item_bytes();
@@ -62,8 +63,16 @@ SavedPiece::Elsewhere PieceOnDisk(const TieredBuffer& buffer, Range range) {
   return piece;
 }
 
-void AddPieces(const TrainingState& state, const StateTable& table,
-               CheckpointContent* content) {
+// The piece is in memory of the host from here on.
+absl::Status TakeCopy(const TieredBuffer& buffer, SavedPiece* piece) {
+  const SavedPiece::Elsewhere from = std::exchange(piece->elsewhere, {});
+  piece->elements = at::empty({from.numel}, buffer.dtype());
+  return from.read(0, from.bytes,
+                   static_cast<char*>(piece->elements.mutable_data_ptr()));
+}
+
+absl::Status AddPieces(const TrainingState& state, const StateTable& table,
+                       CheckpointContent* content) {
   for (size_t s = 0; s < table.slots().size(); ++s) {
     const StateTable::Slot& slot = table.slots()[s];
     const FlatParameter& flat = *state.flats[static_cast<size_t>(slot.flat)];
@@ -80,8 +89,12 @@ void AddPieces(const TrainingState& state, const StateTable& table,
       const Range mine = {part.begin - flat.owned().begin,
                           part.end - flat.owned().begin};
       const TieredBuffer* const buffer = table.Buffer(slot.flat, kind);
-      if (buffer != nullptr && buffer->on_disk()) {
-        piece.elsewhere = PieceOnDisk(*buffer, mine);
+      if (buffer != nullptr && buffer->elsewhere()) {
+        piece.elsewhere = PieceElsewhere(*buffer, mine);
+        // Who writes to it later ends the save before, by the stream.
+        if (flat.options().stream == nullptr) {
+          TESSERA_RETURN_IF_ERROR(TakeCopy(*buffer, &piece));
+        }
       } else {
         piece.elements =
             table.Elements(slot.flat, kind).slice(0, mine.begin, mine.end);
@@ -91,6 +104,7 @@ void AddPieces(const TrainingState& state, const StateTable& table,
       content->pieces.push_back(std::move(piece));
     }
   }
+  return absl::OkStatus();
 }
 
 // Rank 0's are the checkpoint's, and a rank whose tensor differs keeps its own.
@@ -194,7 +208,7 @@ absl::StatusOr<CheckpointContent> ContentOf(const TrainingState& state,
       absl::StrCat("fingerprint ",
                    absl::Hex(Crc32c(content.head.SerializeAsString()))),
       "list of what a checkpoint is to hold"));
-  AddPieces(state, table, &content);
+  TESSERA_RETURN_IF_ERROR(AddPieces(state, table, &content));
   TESSERA_RETURN_IF_ERROR(AddPlain(state, table, &content));
   for (const NamedGenerator& one : GeneratorsOf(state.device)) {
     content.values.emplace_back(one.name, BytesOf(one.generator.get_state()));

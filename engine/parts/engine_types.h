@@ -91,9 +91,9 @@ struct BackwardOptions {
   bool add_outside = false;
 };
 
-// What went to nvme and came from there, of this rank.
+// What updates of offloaded states did, of this rank.
 struct OffloadReport {
-  int64_t bytes_read = 0, bytes_written = 0;
+  int64_t bytes_read = 0, bytes_written = 0;  // of nvme
   // With at least one request of that kind under way.
   absl::Duration reading, writing;
   // Of the thread that updates states there: in the arithmetic, and waiting for
@@ -117,12 +117,23 @@ struct StepReport {
   // Of the step's forwards; nothing without activation_checkpointing.units.
   RecomputeReport recompute;
   // Since the step before, so that of this step's own update it has what has
-  // been done when Step returns. Nothing without offload to nvme.
+  // been done when Step returns. Nothing without offload.
   OffloadReport offload;
   // The peak of what the process held, from the end of the optimizer step
   // before (or Create) to that of this one, forwards and micro-batches in
   // between among it; what of, when, and the activations of each unit.
   StepMemoryReport memory;
+};
+
+// What Engine::Offload takes elsewhere, of this rank's model states.
+struct OffloadStates {
+  bool parameters = true;  // shards of working copies (stage 3)
+  bool masters = true;     // where they have memory of their own
+  bool optimizer = true;   // AdamW's moments
+  // "cpu": page-locked memory of the host, of a module on a device; "nvme": a
+  // file in nvme_path, of a module on the CPU.
+  std::string device = "cpu";
+  std::string nvme_path;  // "": the configuration's
 };
 
 // What AdamW keeps of each element.

@@ -149,12 +149,20 @@ OffloadOptions OffloadOf(const proto::Config& config) {
   OffloadOptions offload;
   const proto::OffloadParam& parameters =
       config.zero_optimization().offload_param();
-  offload.states = config.has_optimizer() && optimizer.device() == "nvme";
-  offload.parameters = parameters.device() == "nvme";
+  // nvme counts as cpu below stage 3 (config/validate_sharding.cc).
+  const bool below_3 = config.zero_optimization().has_stage() &&
+                       config.zero_optimization().stage() < 3;
+  const auto tier_of = [below_3](const std::string& device) {
+    if (device == "nvme" && !below_3) return Tier::kDisk;
+    return device == "none" || device.empty() ? Tier::kMemory : Tier::kHost;
+  };
+  if (config.has_optimizer()) offload.states = tier_of(optimizer.device());
+  offload.parameters = tier_of(parameters.device());
+  offload.updates = config.has_optimizer();
   offload.ratio = optimizer.ratio();
   offload.max_in_memory = parameters.max_in_cpu();
-  offload.swap.folder =
-      offload.states ? optimizer.nvme_path() : parameters.nvme_path();
+  offload.swap.folder = offload.states == Tier::kDisk ? optimizer.nvme_path()
+                                                      : parameters.nvme_path();
   offload.swap.block_bytes = config.aio().block_size();
   offload.swap.queue_depth = static_cast<int>(config.aio().queue_depth());
   offload.swap.threads = static_cast<int>(config.aio().intra_op_parallelism());
@@ -166,7 +174,7 @@ OffloadOptions OffloadOf(const proto::Config& config) {
       static_cast<int>(std::max(optimizer.buffer_count(), kLeastBuffers));
   offload.stream.slice_numel = tuning.slice_numel();
   offload.min_state_bytes = tuning.min_state_bytes();
-  offload.gradients = offload.states && tuning.gradients();
+  offload.gradients = offload.states == Tier::kDisk && tuning.gradients();
   return offload;
 }
 

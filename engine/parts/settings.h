@@ -10,7 +10,7 @@
 #include "engine/parts/engine_types.h"
 #include "engine/setup/buffer_sync.h"
 #include "engine/setup/recompute_choice.h"
-#include "engine/setup/states_on_disk.h"
+#include "engine/setup/tiers.h"
 #include "optim/adamw.h"
 #include "optim/loss_scaler.h"
 #include "optim/lr_schedule.h"

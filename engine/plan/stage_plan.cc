@@ -105,13 +105,13 @@ absl::StatusOr<StagePlan> PlanStage(const ModelTrace& model, int stage,
     planned.push_back(PlannedFlatOf(settings, flat, stage));
     flat_options.push_back(FlatParameterOptionsOf(settings, flat, stage));
   }
-  // Nothing below stage 3, where no parameters are sharded.
-  const DiskChoice on_disk = ChooseOnDisk(
+  const TierChoice tiers = ChooseTiers(
       settings.offload, flats, settings.shard_group_size, &flat_options);
   for (size_t i = 0; i < flats.size(); ++i) {
-    planned[i].states_on_disk = flat_options[i].states_on_disk;
-    planned[i].parameters_on_disk = flat_options[i].parameters_on_disk;
-    planned[i].gradients_on_disk = flat_options[i].gradients_on_disk;
+    const auto elsewhere = [](Tier tier) { return tier != Tier::kMemory; };
+    planned[i].states_elsewhere = elsewhere(flat_options[i].states);
+    planned[i].parameters_elsewhere = elsewhere(flat_options[i].parameters);
+    planned[i].gradients_elsewhere = elsewhere(flat_options[i].gradients);
   }
   const std::vector<int> flat_of = PlacesIn(flats, model.trace);
   StepReplayOptions replay;
@@ -121,9 +121,9 @@ absl::StatusOr<StagePlan> PlanStage(const ModelTrace& model, int stage,
   replay.micro_batches = config.gradient_accumulation_steps();
   replay.accumulates_locally = settings.accumulate_locally;
   replay.has_optimizer = settings.adamw.has_value();
-  replay.stream_bytes = on_disk.any() ? StreamBytes(on_disk.stream) : 0;
+  replay.stream_bytes = tiers.any() ? StreamBytes(tiers.stream) : 0;
   replay.shares_working_copy =
-      stage == 3 && options.world_size > 1 && on_disk.parameters.units == 0 &&
+      stage == 3 && options.world_size > 1 && tiers.parameters.units == 0 &&
       settings.shared_working_copy != "off" &&
       (options.shared_working_copy || settings.shared_working_copy == "on");
   replay.buffer_bytes = model.buffer_bytes;

@@ -25,14 +25,18 @@ StageBytes ModelStateBytes(absl::Span<const FlatSize> flats, int stage,
     const int64_t shard = (f.numel + group_size - 1) / group_size;
     const int64_t owned = stage >= 1 ? shard : f.numel;
     const bool sharded = stage >= 3 && !f.persistent;
-    if (!sharded || !f.parameters_on_disk) {
+    const auto stays = [&](bool elsewhere, int least_stage) {
+      const bool there = f.at_all_stages ? stage >= least_stage : sharded;
+      return !elsewhere || !there;
+    };
+    if (!sharded || !f.parameters_elsewhere) {
       bytes.parameters += (sharded ? shard : f.numel) * f.working_bytes;
     }
     if (sharded) {
       largest_whole = std::max(largest_whole, f.numel * f.working_bytes);
     }
     if (!f.trainable) continue;
-    if (!sharded || !f.states_on_disk) {
+    if (stays(f.states_elsewhere, 1)) {
       bytes.parameters += owned * f.master_bytes;
       if (options.has_optimizer) bytes.optimizer += 2 * owned * f.state_bytes;
     }
@@ -41,7 +45,7 @@ StageBytes ModelStateBytes(absl::Span<const FlatSize> flats, int stage,
           (options.accumulates_locally ? f.numel : owned) * f.state_bytes;
     }
     if (stage >= 2) {
-      if (!sharded || !f.gradients_on_disk) {
+      if (stays(f.gradients_elsewhere, 2)) {
         bytes.gradients += owned * f.state_bytes;
       }
       largest_gradient = std::max(largest_gradient, f.numel * f.reduce_bytes);

@@ -35,9 +35,11 @@ struct FlatSize {
   int state_bytes = 4;  // of gradient shards and each optimizer state
   bool trainable = true;
   bool persistent = false;
-  // At stage 3: masters and optimizer states, and the shard.
-  bool states_on_disk = false, parameters_on_disk = false;
-  bool gradients_on_disk = false;  // the shard
+  // At stage 3: masters and optimizer states, and the shards.
+  bool states_elsewhere = false, parameters_elsewhere = false;
+  bool gradients_elsewhere = false;
+  // States and gradients wherever they are sharded, below stage 3, too.
+  bool at_all_stages = false;
 };
 
 struct StageBytes {

@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/step_memory/step_memory.h"
 #include "c10/core/StorageImpl.h"
+#include "offload/update_stream.h"
 #include "sharding/layout/flat_buffer.h"
 
 namespace tessera {
@@ -28,6 +29,10 @@ std::vector<const c10::StorageImpl*> DistinctStorages(
 }
 
 }  // namespace
+
+TieredBuffer::Place FlatParameterOptions::PlaceOf(Tier tier) const {
+  return {tier, tier == Tier::kDisk ? stream->disk() : nullptr};
+}
 
 FlatLayout LayoutOf(const std::vector<NamedParameter>& parameters,
                     int world_size) {

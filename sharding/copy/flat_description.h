@@ -24,6 +24,7 @@
 
 #include "ATen/core/Tensor.h"
 #include "comm/communicator.h"
+#include "offload/tiered_buffer.h"
 #include "sharding/copy/served_gathers.h"
 #include "sharding/layout/layout.h"
 #include "sharding/layout/named_parameter.h"
@@ -73,17 +74,21 @@ struct FlatParameterOptions {
   // are `served_key`. Null: they are. Not with reshard_group.
   std::shared_ptr<ServedGathers> served;
   int64_t served_key = 0;
-  // Whose disk holds some of the flat, and what updates it there; null: all of
-  // it is in memory. Of flats on the CPU.
+  // What updates that part of the flat that is not in the memory of its device,
+  // and whose disk it is; null: all of it is there. The host is for flats on a
+  // device, a disk for flats whose parameters are sharded.
   std::shared_ptr<UpdateStream> stream;
-  // Masters that are not the working copy, and the optimizer's states; of flats
-  // whose parameters are sharded.
-  bool states_on_disk = false;
-  // The shard of the step's gradient, where that is sharded.
-  bool gradients_on_disk = false;
+  // Masters that are not the working copy, and the optimizer's states.
+  Tier states = Tier::kMemory;
+  // The shard of the step's gradient, where that is sharded; not of a device on
+  // a disk.
+  Tier gradients = Tier::kMemory;
   // Shards of the working copy, of flats whose parameters are sharded; without
-  // `shared` and `served`. Where they are the masters, these.
-  bool parameters_on_disk = false;
+  // `shared` and `served`; not of a device on a disk. Where they are the
+  // masters, these.
+  Tier parameters = Tier::kMemory;
+
+  TieredBuffer::Place PlaceOf(Tier tier) const;
 };
 
 // Where the storages of these parameters lie in the flat buffer.
@@ -136,6 +141,20 @@ class FlatDescription {
   at::ScalarType master_dtype() const { return master_dtype_; }
   at::ScalarType reduce_dtype() const { return reduce_dtype_; }
   at::Device device() const { return device_; }
+  // The optimizer computes on the CPU, though the flat is on a device: its
+  // states are not there.
+  bool updated_on_host() const {
+    return !device_.is_cpu() && options_.states != Tier::kMemory;
+  }
+  at::Device update_device() const {
+    return updated_on_host() ? at::Device(at::kCPU) : device_;
+  }
+  // Masters have memory of their own: of another dtype, or off the device, on
+  // which the working copy is.
+  bool separate_masters() const {
+    return master_dtype_ != dtype_ ||
+           (updated_on_host() && options_.parameters == Tier::kMemory);
+  }
   Communicator* communicator() const { return comm_.get(); }  // shard group
   Communicator* replicas() const { return options_.replicas.get(); }
   // First parameter over this storage.

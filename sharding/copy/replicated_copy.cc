@@ -31,7 +31,7 @@ void ReplicatedCopy::Drop() {
   WorkingCopy::Drop();
 }
 
-// What is updated later is sharded (FlatParameterOptions::states_on_disk).
+// Who updates it later waits for that before (optim/adamw.h).
 void ReplicatedCopy::Publish(CommFuture updated) {
   TESSERA_CHECK(!updated.valid()) << flat_.name();
   if (!traits_.publishes) return;

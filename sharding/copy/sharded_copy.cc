@@ -4,6 +4,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/torch/side_stream.h"
+#include "base/torch/stream_point.h"
+#include "c10/core/StreamGuard.h"
+#include "comm/comm_thread.h"
 #include "offload/update_stream.h"
 #include "sharding/torch/torch_scope.h"
 #include "torch/csrc/autograd/graph_task.h"
@@ -20,9 +24,10 @@ ShardedCopy::ShardedCopy(const FlatDescription* flat, Traits traits,
     : WorkingCopy(flat,
                   [&] {
                     traits.can_be_freed = true;
-                    traits.resident_numel = flat->options().parameters_on_disk
-                                                ? 0
-                                                : flat->layout().shard_numel();
+                    traits.resident_numel =
+                        flat->options().parameters == Tier::kMemory
+                            ? flat->layout().shard_numel()
+                            : 0;
                     return traits;
                   }()),
       live_(live) {}
@@ -32,8 +37,7 @@ absl::Status ShardedCopy::AllocateShard() {
   TESSERA_ASSIGN_OR_RETURN(
       shard_, TieredBuffer::Allocate(
                   flat_.layout().shard_numel(), flat_.dtype(), flat_.device(),
-                  MemoryKind::kParameters,
-                  options.parameters_on_disk ? options.stream->disk() : nullptr,
+                  MemoryKind::kParameters, options.PlaceOf(options.parameters),
                   absl::StrCat("parameters of unit ", flat_.name())));
   return absl::OkStatus();
 }
@@ -114,8 +118,12 @@ absl::StatusOr<CommFuture> GatheredCopy::Launch() {
     return flat_.options().reshard_group->AllGather(
         secondary_.Bytes(), whole().Bytes(), std::move(tag));
   }
-  if (updated_.Done() && updated_.Wait().ok()) updated_ = CommFuture();
+  // On a device another stream may be current the next time, and has to wait.
+  if (updated_.Done() && updated_.Wait().ok() && flat_.device().is_cpu()) {
+    updated_ = CommFuture();
+  }
   if (shard_.on_disk()) return LaunchFromDisk(std::move(tag));
+  if (shard_.on_host()) return LaunchFromHost(std::move(tag));
   if (updated_.valid()) {
     tag.ready = [updated = updated_] { return updated.Wait(); };
   }
@@ -146,6 +154,33 @@ absl::StatusOr<CommFuture> GatheredCopy::LaunchFromDisk(CommTag tag) {
   }
   return flat_.communicator()->AllGather(whole().Bytes(owned), whole().Bytes(),
                                          std::move(tag));
+}
+
+// The copy to the device is given to the stream of the collective.
+absl::StatusOr<CommFuture> GatheredCopy::LaunchFromHost(CommTag tag) {
+  if (flat_.communicator()->world_size() == 1) return CopyFromHost();
+  const Range owned = flat_.owned();
+  tag.ready = [updated = updated_, shard = &shard_,
+               to = whole().View(owned)]() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(updated.Wait());
+    TorchScope scope;
+    return shard->CopyTo({0, shard->numel()}, to);
+  };
+  return flat_.communicator()->AllGather(whole().Bytes(owned), whole().Bytes(),
+                                         std::move(tag));
+}
+
+// Alone: nothing to gather, and no other stream that would do it meanwhile.
+absl::StatusOr<CommFuture> GatheredCopy::CopyFromHost() {
+  TESSERA_RETURN_IF_ERROR(updated_.Wait());
+  const StreamPoint allocated = StreamPoint::Now(flat_.device());
+  CommThread::End end;
+  const c10::StreamGuard guard(SideStream(flat_.device()));
+  allocated.Order();
+  TESSERA_RETURN_IF_ERROR(
+      shard_.CopyTo({0, shard_.numel()}, whole().View(flat_.owned())));
+  end.result = StreamPoint::Now(flat_.device());
+  return DoneFuture(std::move(end));
 }
 
 // Nothing reads to memory that may be freed from here on, whatever became of

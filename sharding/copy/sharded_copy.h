@@ -47,7 +47,8 @@ class ShardedCopy : public WorkingCopy {
 
 // Gathered by an all-gather, for a backward perhaps within a group of
 // neighbours, from what the forward left with them. The shard may lie on a
-// disk: it is read to its place in the whole copy, and gathered from there.
+// disk, or on the host: it is read to its place in the whole copy, and gathered
+// from there.
 class GatheredCopy : public ShardedCopy {
  public:
   static absl::StatusOr<std::unique_ptr<WorkingCopy>> Make(
@@ -62,6 +63,8 @@ class GatheredCopy : public ShardedCopy {
   using ShardedCopy::ShardedCopy;
   absl::StatusOr<CommFuture> Launch() override;
   absl::StatusOr<CommFuture> LaunchFromDisk(CommTag tag);
+  absl::StatusOr<CommFuture> LaunchFromHost(CommTag tag);
+  absl::StatusOr<CommFuture> CopyFromHost();
   absl::Status AllocateSecondary() override;
 
   // [P / n]; holds values from the end of a forward to the next border.

@@ -14,10 +14,11 @@ absl::StatusOr<std::unique_ptr<WorkingCopy>> WorkingCopy::Make(
   const FlatParameterOptions& options = flat->options();
   if (options.shared != nullptr) return SharedCopy::Make(flat);
   // A device that is alone has nothing to gather: its shard is the whole copy,
-  // which a gather would only copy. On the CPU a program of one rank is shown
-  // what it would be with more of them.
-  const bool alone =
-      flat->communicator()->world_size() == 1 && !flat->device().is_cpu();
+  // which a gather would only copy, unless it is on the host. On the CPU a
+  // program of one rank is shown what it would be with more of them.
+  const bool alone = flat->communicator()->world_size() == 1 &&
+                     !flat->device().is_cpu() &&
+                     options.parameters == Tier::kMemory;
   if (!options.stage.sharded_parameters || alone) {
     return ReplicatedCopy::Make(flat);
   }

@@ -12,16 +12,16 @@
 namespace tessera {
 
 absl::StatusOr<TieredBuffer> FlatParameter::AllocateMasters() const {
-  return TieredBuffer::Allocate(
-      owned().numel(), master_dtype(), device(), MemoryKind::kParameters,
-      options().states_on_disk ? options().stream->disk() : nullptr,
-      absl::StrCat("masters of unit ", name()));
+  return TieredBuffer::Allocate(owned().numel(), master_dtype(), device(),
+                                MemoryKind::kParameters,
+                                options().PlaceOf(options().states),
+                                absl::StrCat("masters of unit ", name()));
 }
 
 absl::Status FlatParameter::MakeMasters() {
   TorchScope scope;
   absl::MutexLock lock(&mutex_);
-  if (master_dtype() == dtype() || master_.defined()) return absl::OkStatus();
+  if (!separate_masters() || master_.defined()) return absl::OkStatus();
   TESSERA_ASSIGN_OR_RETURN(TieredBuffer made, AllocateMasters());
   {
     TESSERA_ASSIGN_OR_RETURN(Raised raised, Raised::Of(&made));
@@ -82,45 +82,44 @@ absl::Status FlatParameter::WriteBackOwned(const at::Tensor& mine) {
   }
   if (master_.defined()) TESSERA_RETURN_IF_ERROR(WriteBackToMasters(mine));
   TieredBuffer* const buffer = copy_->OwnedBuffer();
-  if (buffer != nullptr && buffer->on_disk()) {
-    return buffer->WriteBytes(0, buffer->bytes(), mine.const_data_ptr());
+  if (buffer != nullptr && buffer->elsewhere()) {
+    return buffer->CopyFrom({0, buffer->numel()}, mine);
   }
   const at::Tensor kept = copy_->Owned();
   if (kept.const_data_ptr() != mine.const_data_ptr()) kept.copy_(mine);
   return absl::OkStatus();
 }
 
-// Piece by piece, of masters on a disk, too: a write must not need memory for
-// all of them.
+// Piece by piece, of masters that lie elsewhere, too: a write must not need
+// memory for all of them.
 absl::Status FlatParameter::WriteBackToMasters(const at::Tensor& mine) {
   constexpr int64_t kChunk = 1 << 20;
-  const at::ScalarType bits =
-      c10::elementSize(dtype()) == 2 ? at::kShort : at::kInt;
-  FlatBuffer from_disk;
-  if (master_.on_disk()) {
+  const auto item = c10::elementSize(dtype());
+  const at::ScalarType bits = item == 2   ? at::kShort
+                              : item == 4 ? at::kInt
+                                          : at::kLong;
+  FlatBuffer raised;
+  if (master_.elsewhere()) {
     TESSERA_ASSIGN_OR_RETURN(
-        from_disk,
+        raised,
         FlatBuffer::Allocate(std::min(kChunk, owned().numel()), master_dtype(),
                              device(), MemoryKind::kWorking, Fill::kNone));
   }
   for (int64_t at = 0; at < owned().numel(); at += kChunk) {
     const int64_t n = std::min(kChunk, owned().numel() - at);
-    const int64_t begin = at * master_.item_bytes();
-    const int64_t bytes = n * master_.item_bytes();
     const at::Tensor working = mine.narrow(0, at, n);
     at::Tensor master;
-    if (master_.on_disk()) {
-      TESSERA_RETURN_IF_ERROR(
-          master_.ReadBytes(begin, bytes, from_disk.data()));
-      master = from_disk.View({0, n});
+    if (master_.elsewhere()) {
+      master = raised.View({0, n});
+      TESSERA_RETURN_IF_ERROR(master_.CopyTo({at, at + n}, master));
     } else {
       master = master_.View().narrow(0, at, n);
     }
     const at::Tensor changed =
         master.to(dtype()).view(bits).ne(working.view(bits));
     master.copy_(at::where(changed, working.to(master_dtype()), master));
-    if (!master_.on_disk()) continue;
-    TESSERA_RETURN_IF_ERROR(master_.WriteBytes(begin, bytes, from_disk.data()));
+    if (!master_.elsewhere()) continue;
+    TESSERA_RETURN_IF_ERROR(master_.CopyFrom({at, at + n}, master));
   }
   return absl::OkStatus();
 }
@@ -129,8 +128,11 @@ absl::Status FlatParameter::WriteBackToMasters(const at::Tensor& mine) {
 absl::Status FlatParameter::AwaitUpdate() {
   absl::Status status = updated_.Wait();
   if (options().stream != nullptr) status.Update(options().stream->Drain());
-  if (status.ok()) updated_ = CommFuture();
-  return status;
+  if (!status.ok() || !updated_.valid()) return status;
+  kept_.Order();
+  kept_ = StreamPoint::Now(device());  // another stream may be the next
+  updated_ = CommFuture();
+  return absl::OkStatus();
 }
 
 uint64_t FlatParameter::TakeWritten() {
@@ -327,10 +329,10 @@ TieredBuffer* FlatParameter::masters_buffer() {
   return master_.defined() ? &master_ : copy_->OwnedBuffer();
 }
 
-TieredBuffer* FlatParameter::separate_working_on_disk() {
-  return master_.defined() && options().parameters_on_disk
-             ? copy_->OwnedBuffer()
-             : nullptr;
+TieredBuffer* FlatParameter::separate_working_elsewhere() {
+  TieredBuffer* const shard = copy_->OwnedBuffer();
+  return master_.defined() && shard != nullptr && shard->elsewhere() ? shard
+                                                                     : nullptr;
 }
 
 at::Tensor FlatParameter::separate_working() const {
@@ -340,9 +342,12 @@ at::Tensor FlatParameter::separate_working() const {
 
 int64_t FlatParameter::resident_bytes() const {
   absl::MutexLock lock(&mutex_);
-  return traits_.resident_numel *
-             static_cast<int64_t>(c10::elementSize(dtype())) +
-         master_.resident_bytes();
+  const TieredBuffer* const shard = copy_->OwnedBuffer();
+  const int64_t working =
+      shard != nullptr ? shard->resident_bytes()
+                       : traits_.resident_numel *
+                             static_cast<int64_t>(c10::elementSize(dtype()));
+  return working + master_.resident_bytes();
 }
 
 }  // namespace tessera

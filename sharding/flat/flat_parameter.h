@@ -9,7 +9,7 @@
 //   master   the values that the optimizer updates: the owned elements in
 //            float32 where the working dtype has 16 bits, or whatever the
 //            parameters were made in; otherwise the working copy itself.
-//            Perhaps on a disk (FlatParameterOptions::states_on_disk)
+//            Perhaps elsewhere (FlatParameterOptions::states)
 //
 // A pin keeps the flat whole: every operator pins all its flats before it runs.
 // What can be freed may be so at any time while it is not pinned
@@ -162,18 +162,23 @@ class FlatParameter final : public FlatDescription,
 
   // This rank's masters, [owned().numel()]; of master_dtype() where the flat is
   // trainable or has had MakeMasters, else of dtype(). REQUIRES: PrepareUpdate,
-  // and Raised (offload/tiered_buffer.h) where they lie on a disk.
+  // and Raised (offload/tiered_buffer.h) where they lie elsewhere.
   at::Tensor masters() const;
   at::ScalarType dtype_of_masters() const;
-  // Where they lie, perhaps on a disk; null where that is memory of the working
+  // Where they lie, perhaps elsewhere; null where that is memory of the working
   // copy.
   TieredBuffer* masters_buffer() ABSL_NO_THREAD_SAFETY_ANALYSIS;
+  // Where this rank's shard of the working copy lies, perhaps elsewhere; null
+  // where it is part of a whole copy.
+  TieredBuffer* shard_buffer() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    return copy_->OwnedBuffer();
+  }
   // This rank's part of the working copy, of dtype(), where masters() is
   // another; else undefined. For who changes the masters and writes both at
-  // once. REQUIRES: PrepareUpdate, before writing; not where it lies on a disk.
+  // once. REQUIRES: PrepareUpdate, before writing; not where it lies elsewhere.
   at::Tensor separate_working() const;
-  // Where it lies if that is a disk; else null.
-  TieredBuffer* separate_working_on_disk() ABSL_NO_THREAD_SAFETY_ANALYSIS;
+  // Where it lies if that is elsewhere; else null.
+  TieredBuffer* separate_working_elsewhere() ABSL_NO_THREAD_SAFETY_ANALYSIS;
   // For a flat whose parameters were unfrozen. LOCAL. ResourceExhausted.
   absl::Status MakeMasters();
   // Back to the state before that. LOCAL.

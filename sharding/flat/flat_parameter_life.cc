@@ -50,10 +50,10 @@ absl::StatusOr<std::shared_ptr<FlatParameter>> FlatParameter::Prepare(
       flat->copy_,
       WorkingCopy::Make(flat.get(), flat->schedule_->live_counter()));
   flat->traits_ = flat->copy_->traits();
-  if (flat->trainable() && flat->master_dtype() != flat->dtype()) {
+  if (flat->trainable() && flat->separate_masters()) {
     TESSERA_ASSIGN_OR_RETURN(flat->master_, flat->AllocateMasters());
   }
-  // What lies on a disk is filled in memory: by Adopt, which refuses nothing.
+  // What lies elsewhere is filled in memory: by Adopt, which refuses nothing.
   TieredBuffer* const shard = flat->copy_->OwnedBuffer();
   for (TieredBuffer* const buffer : {&flat->master_, shard}) {
     if (buffer == nullptr || !buffer->defined()) continue;

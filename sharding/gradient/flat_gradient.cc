@@ -205,11 +205,11 @@ absl::Status FlatGradient::TakeSums(const at::Tensor& sums, double divisor) {
   return absl::OkStatus();
 }
 
-// To the disk, if it is to be there: the last step may still be reading the one
-// of before.
+// To where it is to be, if that is elsewhere: the last step may still be
+// reading the one of before.
 absl::Status FlatGradient::StartStore() {
   const FlatParameterOptions& options = flat_->options();
-  if (!options.gradients_on_disk || !reduced_.defined()) {
+  if (options.gradients == Tier::kMemory || !reduced_.defined()) {
     return absl::OkStatus();
   }
   TESSERA_RETURN_IF_ERROR(flat_->updated().Wait());
@@ -218,10 +218,10 @@ absl::Status FlatGradient::StartStore() {
         stored_,
         TieredBuffer::Allocate(
             flat_->owned().numel(), flat_->master_dtype(), flat_->device(),
-            MemoryKind::kGradients, options.stream->disk(),
+            MemoryKind::kGradients, options.PlaceOf(options.gradients),
             absl::StrCat("gradient of unit ", flat_->name())));
   }
-  stored_.StartStore(std::move(reduced_));
+  TESSERA_RETURN_IF_ERROR(stored_.StartStore(std::move(reduced_)));
   is_stored_ = true;
   return absl::OkStatus();
 }
@@ -326,7 +326,7 @@ int64_t FlatGradient::resident_bytes() const {
     return numel * static_cast<int64_t>(c10::elementSize(dtype));
   };
   const int64_t reduced = bytes(flat_->owned().numel(), flat_->master_dtype());
-  if (flat_->options().gradients_on_disk) return 0;
+  if (flat_->options().gradients != Tier::kMemory) return 0;
   if (flat_->stage().sharded_gradients) return reduced;
   const int64_t local =
       bytes(flat_->layout().whole_numel(), flat_->reduce_dtype());

@@ -134,18 +134,18 @@ class FlatGradient {
   }
   // This rank's slice of the step's gradient, [owned] of the master dtype; only
   // ranges of parameters with has_gradient hold one. Undefined if there is
-  // none. REQUIRES: Raise, where it may lie on a disk
-  // (FlatParameterOptions::gradients_on_disk).
+  // none. REQUIRES: Raise, where it may lie elsewhere
+  // (FlatParameterOptions::gradients).
   at::Tensor owned() const;
   // It is in memory while what this returns is there. LOCAL.
   absl::StatusOr<Raised> Raise() const;
   // The same, given away: there is none from then on. REQUIRES: stages 2 and 3.
   struct Taken {
-    FlatBuffer memory;                // or
-    TieredBuffer* on_disk = nullptr;  // read until the flat is updated
+    FlatBuffer memory;                  // or
+    TieredBuffer* elsewhere = nullptr;  // read until the flat is updated
   };
   Taken TakeStepGradient();
-  // What TakeSums has given to the disk is there, and no longer in memory.
+  // What TakeSums has sent elsewhere is there, and no longer in memory.
   // LOCAL.
   absl::Status FinishStore();
   // The whole gradient of a parameter, in its shape and the master dtype;
@@ -226,7 +226,7 @@ class FlatGradient {
   LendableFlat local_;   // [P]
   FlatBuffer outgoing_;  // [P], where local_ is of another dtype; what was held
   FlatBuffer reduced_;   // [owned], unless in_place_ or is_stored_
-  mutable TieredBuffer stored_;  // [owned], on a disk
+  mutable TieredBuffer stored_;  // [owned], elsewhere
   bool is_stored_ = false;       // the step's gradient is there
   // The step's gradient is the owned range of local_ itself.
   bool in_place_ = false;

@@ -52,13 +52,15 @@ struct Way {
   double norm = 2;   // by which is clipped
   int fp16 = kFp32;  // the power of the first scale, or one of these
   int shard_group = 0;
+  int offload = 0;  // to the host: 1: states, 2: parameters, too
 };
 
 inline std::string TextOf(const Way& way) {
-  return absl::StrJoin({way.device, absl::StrCat(way.stage),
-                        absl::StrCat(way.clipping), absl::StrCat(way.norm),
-                        absl::StrCat(way.fp16), absl::StrCat(way.shard_group)},
-                       " ");
+  return absl::StrJoin(
+      {way.device, absl::StrCat(way.stage), absl::StrCat(way.clipping),
+       absl::StrCat(way.norm), absl::StrCat(way.fp16),
+       absl::StrCat(way.shard_group), absl::StrCat(way.offload)},
+      " ");
 }
 
 inline Way WayOf(absl::string_view text) {
@@ -68,7 +70,8 @@ inline Way WayOf(absl::string_view text) {
           std::stod(words[2]),
           std::stod(words[3]),
           std::stoi(words[4]),
-          std::stoi(words[5])};
+          std::stoi(words[5]),
+          std::stoi(words[6])};
 }
 
 inline proto::Config ConfigOf(const Way& way) {
@@ -83,6 +86,10 @@ inline proto::Config ConfigOf(const Way& way) {
   if (way.shard_group > 0) {
     config.mutable_sharding()->set_shard_group_size(way.shard_group);
   }
+  proto::ZeroOptimization* const zero = config.mutable_zero_optimization();
+  if (way.offload > 0) zero->mutable_offload_optimizer()->set_device("cpu");
+  if (way.offload > 1) zero->mutable_offload_param()->set_device("cpu");
+  config.mutable_sharding()->mutable_offload()->set_min_state_bytes(0);
   if (way.fp16 == kBf16) {
     config.mutable_bf16()->set_enabled(true);
     config.mutable_bf16()->set_check_grad_overflow(true);

@@ -1,8 +1,10 @@
 // What a step waits for, on a device without hardware: nothing.
+#include <set>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
@@ -59,6 +61,46 @@ TEST(WaitsTest, NoThreadWaitsForTheDevice) {
         }
       }
     }
+  }
+}
+
+// States on the host: the program's threads wait for no stream, and the thread
+// that updates them there waits for the gradients.
+TEST(WaitsTest, NorWithStatesOnTheHost) {
+  for (int world_size : {1, 2}) {
+    for (const int stage : {1, 2, 3}) {
+      for (const double clipping : {0.0, 0.5}) {
+        for (const int fp16 : {kFp32, 30}) {
+          const Way way{"1", stage, clipping, 2, fp16, 0, stage == 3 ? 2 : 1};
+          EXPECT_THAT(
+              RankPool::Get(world_size)->Run("Waits", TextOf(way) + "|"),
+              Each(IsOkAndHolds("")))
+              << "W " << world_size << ": " << TextOf(way);
+        }
+      }
+    }
+  }
+}
+
+// The same of a device that comes to its work later.
+TESSERA_RANK_FUNCTION(Waiters) {
+  TESSERA_ASSIGN_OR_RETURN(DeviceRun run, DeviceRun::Make(WayOf(args), world));
+  testdevice::ResetHostWaits();
+  for (int step = 0; step < 6; ++step) {
+    TESSERA_RETURN_IF_ERROR(run.TrainStep());
+  }
+  std::set<std::string> threads;
+  for (const auto& each : testdevice::HostWaits()) threads.insert(each.thread);
+  TESSERA_RETURN_IF_ERROR(run.Finish().status());
+  return absl::StrJoin(threads, " ");
+}
+
+TEST(WaitsTest, OnlyTheUpdateOfStatesOnTheHostWaits) {
+  for (const int stage : {1, 2, 3}) {
+    const Way way{"1/workers", stage, 0.5, 2, kBf16, 0, stage == 3 ? 2 : 1};
+    EXPECT_THAT(RankPool::Get(2)->Run("Waiters", TextOf(way)),
+                Each(IsOkAndHolds("tessera-update")))
+        << TextOf(way);
   }
 }
 

@@ -188,10 +188,26 @@ absl::StatusOr<std::unique_ptr<Engine>> MakeEngine(
   return Engine::Create(std::move(model), ConfigOf(spec), options);
 }
 
+namespace {
+
+absl::Status MoveStates(Engine& engine, const TrainingSpec& spec, int step) {
+  if (spec.moved.empty()) return absl::OkStatus();
+  if (step == 3) return engine.Reload();
+  if (step != 1) return absl::OkStatus();
+  OffloadStates states;
+  states.device = spec.moved;
+  states.nvme_path = TrainingSpec::SwapFolder();
+  states.parameters = spec.served == "off";
+  return engine.Offload(states);
+}
+
+}  // namespace
+
 absl::Status TrainSteps(Engine& engine, TestModel& model,
                         const TrainingSpec& spec, int rank, int first,
                         Record* record) {
   for (int step = first; step < spec.steps; ++step) {
+    TESSERA_RETURN_IF_ERROR(MoveStates(engine, spec, step));
     for (int i = 0; i < spec.accumulation; ++i) {
       at::Tensor loss = model.Loss(rank, step * spec.accumulation + i);
       BackwardOptions options;

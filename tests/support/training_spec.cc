@@ -63,9 +63,11 @@ void VisitWay(Spec& spec, const Visit& visit) {
   visit("reduce_bucket_size", &spec.reduce_bucket_size);
   visit("in_place_gradient_bytes", &spec.in_place_gradient_bytes);
   visit("recompute", &spec.recompute);
+  visit("tier", &spec.tier);
   visit("states_on_disk", &spec.states_on_disk);
   visit("parameters_in_memory", &spec.parameters_in_memory);
   visit("gradients_on_disk", &spec.gradients_on_disk);
+  visit("moved", &spec.moved);
   visit("poison", &spec.poison);
   visit("device", &spec.device);
   visit("construct_budget", &spec.construct_budget);
@@ -148,18 +150,17 @@ void SetRecompute(const std::string& text, proto::Config* config) {
 
 // Small units too, in slices that are smaller than some.
 void SetOffload(const TrainingSpec& spec, proto::Config* config) {
-  const std::string folder =
-      absl::StrCat(EnvString("TEST_TMPDIR").value_or("/tmp"), "/swap");
+  const std::string folder = TrainingSpec::SwapFolder();
   proto::ZeroOptimization* const zero = config->mutable_zero_optimization();
   if (spec.states_on_disk >= 0) {
-    zero->mutable_offload_optimizer()->set_device("nvme");
+    zero->mutable_offload_optimizer()->set_device(spec.tier);
     zero->mutable_offload_optimizer()->set_nvme_path(folder);
     if (spec.stage == 3) {
       zero->mutable_offload_optimizer()->set_ratio(spec.states_on_disk);
     }
   }
   if (spec.parameters_in_memory >= 0) {
-    zero->mutable_offload_param()->set_device("nvme");
+    zero->mutable_offload_param()->set_device(spec.tier);
     zero->mutable_offload_param()->set_nvme_path(folder);
     zero->mutable_offload_param()->set_max_in_cpu(spec.parameters_in_memory);
   }
@@ -210,6 +211,10 @@ std::optional<at::ScalarType> DtypeOf(const std::string& name) {
 }
 
 }  // namespace
+
+std::string TrainingSpec::SwapFolder() {
+  return absl::StrCat(EnvString("TEST_TMPDIR").value_or("/tmp"), "/swap");
+}
 
 std::string TrainingSpec::ToText() const {
   const TrainingSpec defaults;

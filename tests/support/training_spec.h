@@ -62,11 +62,17 @@ struct TrainingSpec {
   // activation_checkpointing: "", or "units/policy/check" ("auto/full").
   std::string recompute;
   // Of offload_optimizer to nvme: the ratio; below 0: none. And of
-  // offload_param: max_in_cpu.
+  // offload_param: max_in_cpu. Or both to "cpu", which means something on a
+  // device.
+  std::string tier = "nvme";
   double states_on_disk = -1;
   int64_t parameters_in_memory = -1;
   bool gradients_on_disk = false;  // with states_on_disk
-  bool poison = false;             // SetPoisonOnFree
+  // A device of Engine::Offload, which is called after the first step; two
+  // steps later Reload. Not of parameters unless `served` is "off". "":
+  // neither.
+  std::string moved;
+  bool poison = false;  // SetPoisonOnFree
   // A number: of a device without hardware (testing/device), on which the
   // engine trains while another is the current one; "1/workers": with a thread
   // for each stream; "1/host": with collectives in the memory of the host, as
@@ -81,6 +87,8 @@ struct TrainingSpec {
   static TrainingSpec FromText(absl::string_view text);
   // The device that the oracle trains on, too.
   at::Device OracleDevice() const;
+  // Of what goes to a disk.
+  static std::string SwapFolder();
   // Text that is equal if the result is.
   std::string ResultText() const;
 };

@@ -158,7 +158,7 @@ void GradientReplay::Finish() {
       EnsureReduced(i);
     }
     if (flat.sharded_gradients) FreeLocal(i);
-    if (flat.gradients_on_disk && !state.in_step) storing_.push_back(i);
+    if (flat.gradients_elsewhere && !state.in_step) storing_.push_back(i);
   }
   held_->Remove(PlanKind::kGradients, std::exchange(packed_bytes_, 0));
 }
@@ -183,7 +183,7 @@ void GradientReplay::End() {
     if (!state.expected) continue;
     const PlannedFlat& flat = flats_[i];
     if (state.in_step) {
-      if (!flat.gradients_on_disk) EnsureReduced(i);
+      if (!flat.gradients_elsewhere) EnsureReduced(i);
     } else if (!flat.sharded_gradients &&
                flat.reduce_bytes == flat.state_bytes) {
       state.in_place = true;

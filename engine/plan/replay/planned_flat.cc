@@ -56,11 +56,11 @@ PlannedBytes BytesBetweenSteps(const PlannedFlat& flat, bool has_optimizer,
                                bool shared) {
   PlannedBytes bytes;
   const bool cut = flat.sharded_parameters || shared;
-  if (!flat.parameters_on_disk) {
+  if (!flat.parameters_elsewhere) {
     bytes.Add(PlanKind::kParameters,
               (cut ? flat.shard_numel : flat.whole_numel) * flat.working_bytes);
   }
-  if (!flat.trained || flat.states_on_disk) return bytes;
+  if (!flat.trained || flat.states_elsewhere) return bytes;
   bytes.Add(PlanKind::kMasters, flat.owned_numel() * flat.master_bytes);
   if (has_optimizer) {
     bytes.Add(PlanKind::kOptimizer, 2 * flat.owned_numel() * flat.state_bytes);

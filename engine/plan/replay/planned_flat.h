@@ -25,9 +25,9 @@ struct PlannedFlat {
   bool sharded_parameters = false;
   bool sharded_gradients = false;
   bool sharded_optimizer = false;
-  bool states_on_disk = false;  // masters and moments
-  bool parameters_on_disk = false;
-  bool gradients_on_disk = false;  // shards, but of two units
+  bool states_elsewhere = false;  // masters and moments
+  bool parameters_elsewhere = false;
+  bool gradients_elsewhere = false;  // shards, but of two units
 
   int64_t owned_numel() const {
     return sharded_optimizer ? shard_numel : whole_numel;

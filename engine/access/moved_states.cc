@@ -1,0 +1,127 @@
+#include "engine/access/moved_states.h"
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "base/torch_guard.h"
+#include "engine/parts/exclusive_scope.h"
+#include "engine/setup/tiers.h"
+#include "sharding/torch/torch_scope.h"
+
+namespace tessera {
+namespace {
+
+constexpr char kOffload[] = "Engine::Offload";
+
+absl::Status Check(const EngineParts& parts, const OffloadStates& states) {
+  const auto refuse = [](auto... words) {
+    return absl::InvalidArgumentError(absl::StrCat(kOffload, ": ", words...));
+  };
+  if (states.device != "cpu" && states.device != "nvme") {
+    return refuse("device: expected cpu or nvme, got \"", states.device, "\"");
+  }
+  if (states.parameters && parts.served != nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        kOffload,
+        ": parameters: other ranks read the shards where they are; set "
+        "sharding.served_gathers to \"off\", or leave parameters out"));
+  }
+  if (states.device == "cpu") return absl::OkStatus();
+  if (!parts.device().is_cpu()) {
+    return absl::UnimplementedError(
+        absl::StrCat(kOffload, ": device: expected cpu for a module on ",
+                     parts.device().str(), ", got nvme"));
+  }
+  if (states.nvme_path.empty() && parts.settings.offload.swap.folder.empty()) {
+    return refuse("nvme_path: expected a folder, got none");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<TieredBuffer::Place> PlaceOf(const EngineParts& parts,
+                                            const OffloadStates& states) {
+  if (states.device == "cpu") return TieredBuffer::Place{Tier::kHost, nullptr};
+  TieredBuffer::Place place{Tier::kDisk, nullptr};
+  if (parts.stream != nullptr) {    // what streams there takes the rest along
+    constexpr int64_t kStates = 4;  // masters, shard, two moments
+    TESSERA_RETURN_IF_ERROR(parts.stream->Reserve(
+        kStates + (parts.settings.offload.gradients ? 1 : 0)));
+    place.disk = parts.stream->disk();
+    return place;
+  }
+  SwapOptions swap = parts.settings.offload.swap;
+  if (!states.nvme_path.empty()) swap.folder = states.nvme_path;
+  TESSERA_ASSIGN_OR_RETURN(place.disk,
+                           OpenSwapFile(swap, parts.comm->rank(),
+                                        absl::StrCat(kOffload, ": nvme_path")));
+  return place;
+}
+
+// move(buffer, configured): of what `states` says of all units, and where the
+// configuration has it.
+template <typename Move>
+absl::Status ForEach(EngineParts* parts, const OffloadStates& states,
+                     const Move& move) {
+  return CatchTorch(kOffload, [&]() -> absl::Status {
+    TorchScope scope;
+    for (size_t u = 0; u < parts->flats.size(); ++u) {
+      FlatParameter& flat = *parts->flats[u];
+      const FlatParameterOptions& options = flat.options();
+      TieredBuffer* const shard = flat.shard_buffer();
+      TieredBuffer* const masters = flat.masters_buffer();
+      if (states.parameters && shard != nullptr) {
+        TESSERA_RETURN_IF_ERROR(move(shard, options.parameters));
+      }
+      if (states.masters && masters != nullptr && masters != shard) {
+        TESSERA_RETURN_IF_ERROR(move(masters, options.states));
+      }
+      const int number = static_cast<int>(u);
+      if (!states.optimizer || parts->optimizer == nullptr ||
+          !parts->optimizer->exp_avg(number).defined()) {
+        continue;
+      }
+      TESSERA_RETURN_IF_ERROR(
+          move(&parts->optimizer->exp_avg(number), options.states));
+      TESSERA_RETURN_IF_ERROR(
+          move(&parts->optimizer->exp_avg_sq(number), options.states));
+    }
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace
+
+absl::Status OffloadStatesOf(EngineParts* parts, const OffloadStates& states) {
+  TESSERA_RETURN_IF_ERROR(parts->CheckOpen());
+  ExclusiveScope scope(parts, kOffload);
+  TESSERA_RETURN_IF_ERROR(scope.Begin(Check(*parts, states)));
+  // On the CPU that is where they are.
+  if (states.device == "cpu" && parts->device().is_cpu()) {
+    return scope.Commit();
+  }
+  absl::StatusOr<TieredBuffer::Place> place = PlaceOf(*parts, states);
+  absl::Status moved = place.status();
+  if (moved.ok()) {
+    moved = ForEach(parts, states, [&](TieredBuffer* buffer, Tier) {
+      return buffer->elsewhere() ? absl::OkStatus() : buffer->Move(*place);
+    });
+  }
+  return scope.Commit(parts->comm->AgreeOk(moved, kOffload));
+}
+
+absl::Status ReloadStatesOf(EngineParts* parts) {
+  constexpr char kReload[] = "Engine::Reload";
+  TESSERA_RETURN_IF_ERROR(parts->CheckOpen());
+  ExclusiveScope scope(parts, kReload);
+  TESSERA_RETURN_IF_ERROR(scope.Begin());
+  const absl::Status moved =
+      ForEach(parts, OffloadStates(), [](TieredBuffer* buffer, Tier before) {
+        return before == Tier::kMemory ? buffer->Move({}) : absl::OkStatus();
+      });
+  return scope.Commit(parts->comm->AgreeOk(moved, kReload));
+}
+
+}  // namespace tessera

@@ -1,0 +1,214 @@
+#include "engine/setup/tiers.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "sharding/layout/flat_buffer.h"
+
+namespace tessera {
+namespace {
+
+constexpr char kStatesKey[] = "zero_optimization.offload_optimizer";
+constexpr char kParametersKey[] = "zero_optimization.offload_param";
+
+int64_t BytesOf(at::ScalarType dtype) {
+  return static_cast<int64_t>(c10::elementSize(dtype));
+}
+
+int64_t StateItemBytes(const FlatPlan& flat) {
+  const at::ScalarType own = ElementType(flat.dtype);
+  return BytesOf(at::isReducedFloatingType(own) ? at::kFloat : own);
+}
+
+absl::StatusOr<std::shared_ptr<UpdateStream>> MakeStream(
+    const OffloadOptions& options, const TierChoice& choice, int rank) {
+  std::shared_ptr<SwapFile> disk;
+  if (choice.on_disk) {
+    const char* const section =
+        options.states == Tier::kDisk ? kStatesKey : kParametersKey;
+    TESSERA_ASSIGN_OR_RETURN(
+        disk,
+        OpenSwapFile(options.swap, rank, absl::StrCat(section, ".nvme_path")));
+  }
+  auto made = UpdateStream::Create(std::move(disk), choice.stream);
+  TESSERA_RETURN_IF_ERROR(
+      Annotate(made.status(),
+               absl::StrCat(kStatesKey, ".buffer_count ", choice.stream.buffers,
+                            ", of sharding.offload.slice_numel ",
+                            choice.stream.slice_numel)));
+  return std::shared_ptr<UpdateStream>(*std::move(made));
+}
+
+std::string TextOf(const char* what, const Offloaded& chosen, size_t units,
+                   int64_t total_numel) {
+  return absl::StrFormat("%s of %d of %d units, %.1f %% of the elements", what,
+                         chosen.units, units,
+                         100.0 * static_cast<double>(chosen.numel) /
+                             static_cast<double>(total_numel));
+}
+
+// That the host means nothing for a module on the CPU has been said
+// (engine/engine_stage.cc).
+void TellWhatStays(const OffloadOptions& options, const TierChoice& choice,
+                   bool on_cpu) {
+  if (options.parameters == Tier::kDisk && choice.parameters.units == 0) {
+    TESSERA_LOG_RANK0(INFO)
+        << kParametersKey << ": all parameters stay in memory: max_in_cpu is "
+        << options.max_in_memory << " elements, and a rank has "
+        << choice.total_numel;
+  }
+  const bool said = on_cpu && options.states == Tier::kHost;
+  if (options.states != Tier::kMemory && !said && choice.states.units == 0) {
+    TESSERA_LOG_RANK0(INFO)
+        << kStatesKey
+        << ": all states stay where their units are: none is sharded and large "
+           "enough, or within the ratio";
+  }
+}
+
+bool IsOnCpu(const FlatPlan& flat) {
+  return flat.parameters[0].tensor.device().is_cpu();
+}
+
+// kMemory where `wanted` is not for such a unit.
+Tier TierFor(Tier wanted, const FlatPlan& flat, Stage stage, bool parameters) {
+  switch (wanted) {
+    case Tier::kMemory:
+      return Tier::kMemory;
+    case Tier::kHost: {
+      const bool sharded =
+          parameters ? stage.sharded_parameters : stage.sharded_optimizer;
+      return sharded && !IsOnCpu(flat) ? wanted : Tier::kMemory;
+    }
+    case Tier::kDisk:
+      return stage.sharded_parameters ? wanted : Tier::kMemory;
+  }
+}
+
+// Those of a device are on the host, where they are needed.
+Tier TierOfGradients(const OffloadOptions& options, const FlatPlan& flat,
+                     const FlatParameterOptions& chosen) {
+  if (chosen.states == Tier::kMemory || !chosen.stage.sharded_gradients) {
+    return Tier::kMemory;
+  }
+  if (!IsOnCpu(flat)) return Tier::kHost;
+  return options.gradients ? chosen.states : Tier::kMemory;
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<SwapFile>> OpenSwapFile(SwapOptions swap,
+                                                       int rank,
+                                                       absl::string_view key) {
+  swap.owner = absl::StrCat("rank ", rank);
+  std::error_code error;  // that it is not there is Create's to say
+  std::filesystem::create_directories(swap.folder, error);
+  auto file = SwapFile::Create(swap);
+  TESSERA_RETURN_IF_ERROR(Annotate(file.status(), key));
+  return std::shared_ptr<SwapFile>(*std::move(file));
+}
+
+TierChoice ChooseTiers(const OffloadOptions& options,
+                       absl::Span<const FlatPlan> flats, int shard_group_size,
+                       std::vector<FlatParameterOptions>* flat_options) {
+  TierChoice choice;
+  choice.stream = options.stream;
+  std::vector<int64_t> numels;
+  for (const FlatPlan& flat : flats) {
+    numels.push_back(LayoutOf(flat.parameters, shard_group_size).shard_numel());
+    choice.total_numel += numels.back();
+    choice.stream.item_bytes =
+        std::max(choice.stream.item_bytes, StateItemBytes(flat));
+  }
+  const auto total = static_cast<double>(choice.total_numel);
+  const double states = options.ratio * total;
+  const double parameters =
+      options.parameters == Tier::kDisk
+          ? total - static_cast<double>(options.max_in_memory)
+          : total;
+  double passed = 0;   // this one, and all behind it
+  int two_copies = 0;  // 1: of some unit masters and parameters stream
+  for (size_t i = flats.size(); i-- > 0;) {
+    FlatParameterOptions& flat = (*flat_options)[i];
+    passed += static_cast<double>(numels[i]);
+    const auto take = [&](Tier tier, double wanted, int64_t item_bytes,
+                          Offloaded* chosen) {
+      if (tier == Tier::kMemory || passed > wanted ||
+          numels[i] * item_bytes < options.min_state_bytes) {
+        return Tier::kMemory;
+      }
+      ++chosen->units;
+      chosen->numel += numels[i];
+      choice.on_disk |= tier == Tier::kDisk;
+      return tier;
+    };
+    flat.states = take(TierFor(options.states, flats[i], flat.stage, false),
+                       states, StateItemBytes(flats[i]), &choice.states);
+    flat.gradients = TierOfGradients(options, flats[i], flat);
+    flat.parameters = take(
+        TierFor(options.parameters, flats[i], flat.stage, true), parameters,
+        BytesOf(ElementType(flats[i].working_dtype)), &choice.parameters);
+    const bool separate = flats[i].working_dtype != flats[i].dtype ||
+                          at::isReducedFloatingType(flats[i].working_dtype);
+    if (flat.parameters == Tier::kDisk && separate) two_copies = 1;
+  }
+  choice.stream.most_states = choice.on_disk && options.updates
+                                  ? 3 + two_copies + (options.gradients ? 1 : 0)
+                                  : 0;
+  return choice;
+}
+
+absl::StatusOr<std::shared_ptr<UpdateStream>> PutInTiers(
+    const OffloadOptions& options, absl::Span<const FlatPlan> flats,
+    int shard_group_size, Communicator* comm,
+    std::vector<FlatParameterOptions>* flat_options) {
+  const TierChoice choice =
+      ChooseTiers(options, flats, shard_group_size, flat_options);
+  TellWhatStays(options, choice, IsOnCpu(flats[0]));
+  if (!choice.any()) return nullptr;
+  auto stream = MakeStream(options, choice, comm->rank());
+  TESSERA_RETURN_IF_ERROR(comm->AgreeOk(stream.status(), "Engine::Create"));
+  for (FlatParameterOptions& flat : *flat_options) {
+    if (flat.states != Tier::kMemory || flat.parameters != Tier::kMemory) {
+      flat.stream = *stream;
+    }
+  }
+  const std::string what =
+      absl::StrCat(TextOf("optimizer states", choice.states, flats.size(),
+                          choice.total_numel),
+                   "; ",
+                   TextOf("parameters", choice.parameters, flats.size(),
+                          choice.total_numel));
+  if (!choice.on_disk) {
+    TESSERA_LOG_RANK0(INFO) << "offload to cpu: " << what;
+    return std::move(*stream);
+  }
+  TESSERA_LOG_RANK0(INFO) << absl::StrFormat(
+      "offload to nvme: %s (%s, %s); %d buffers, %.1f MB", what,
+      options.swap.folder, (*stream)->disk()->Describe(),
+      options.stream.buffers,
+      static_cast<double>((*stream)->resident_bytes()) / 1e6);
+  return std::move(*stream);
+}
+
+bool AnyParametersElsewhere(const std::vector<FlatParameterOptions>& options) {
+  return std::any_of(options.begin(), options.end(),
+                     [](const FlatParameterOptions& each) {
+                       return each.parameters != Tier::kMemory;
+                     });
+}
+
+absl::Status WithParametersElsewhere(absl::string_view key) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      key, ": expected auto or off, got on: ", kParametersKey,
+      " puts parameters where each rank has its own; leave one of the two "
+      "out"));
+}
+
+}  // namespace tessera

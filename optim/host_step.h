@@ -1,0 +1,56 @@
+// HostStep: the step of a unit that is on a device, while its states are on the
+// host or on a disk, as the update stream wants it. The processor computes on
+// them, slice by slice, with the bits of the device's kernels; and each slice
+// of the working copy goes to the device while the next one is computed.
+//
+// Source: ZeRO-Offload (arXiv 2101.06840), DeepSpeed's offload_optimizer with
+// device cpu.
+#ifndef OPTIM_HOST_STEP_H_
+#define OPTIM_HOST_STEP_H_
+
+#include "ATen/core/Tensor.h"
+#include "base/torch/stream_point.h"
+#include "offload/tiered_buffer.h"
+#include "offload/update_stream.h"
+#include "optim/unit_step.h"
+
+namespace tessera {
+
+// What the device decides, on its way to the host: one for all units of a step.
+class HostFactor {
+ public:
+  explicit HostFactor(const GradientFactor& factor);
+  struct Value {
+    double factor = 1;
+    bool skip = false;  // there is no step
+  };
+  // Blocking.
+  Value Wait() const;
+
+ private:
+  Value value_;
+  at::Tensor scalars_;  // on the host; undefined: value_ is it
+  StreamPoint arrived_;
+};
+
+// [owned] each, and left alone by others until the update has ended.
+struct HostStates {
+  // On the host, or on a disk.
+  TieredBuffer* masters = nullptr;
+  TieredBuffer* exp_avg = nullptr;
+  TieredBuffer* exp_avg_sq = nullptr;
+  // On the host.
+  TieredBuffer* gradient = nullptr;
+  // On the host, of the working dtype; null where masters there are it.
+  TieredBuffer* working = nullptr;
+};
+
+// `on_device`: what becomes of the working copy, [owned]; undefined where it
+// stays on the host. Comes after what this thread's current stream of the
+// device has been given.
+StreamedUpdate HostStep(const UnitStep& step, const HostFactor& factor,
+                        const HostStates& states, at::Device device,
+                        at::Tensor on_device);
+
+}  // namespace tessera
+#endif  // OPTIM_HOST_STEP_H_

@@ -1,0 +1,107 @@
+// Optimizer states, gradients and parameters in the host's memory, or the
+// states on a disk, while the module is on a device: whatever the way, the bits
+// are the oracle's, which knows of none, and everything that the device does
+// comes in order (testing/device/test_device.h).
+//
+//   W {1, 2} x stage {1, 2, 3} x dtype {fp32, bf16, fp16}
+//   x accumulation {1, 3} x clipping {off, on} x ratio {0, 0.3, 1}
+//   x recompute {off, on} x shard groups {one, of one} x kernel {Tessera's,
+//   libtorch's} x parameters on the host {no, yes} x work {at once, later}
+//   x what persists {nothing, small units} x states {on the host, on a disk}
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "tests/support/pairwise.h"
+#include "tests/support/rank_pool.h"
+#include "tests/support/training.h"
+
+namespace tessera {
+namespace {
+
+const std::vector<int> kStages = {3, 3, 2, 1};
+const std::vector<std::string> kDtypes = {"fp32", "bf16", "fp16"};
+const std::vector<double> kRatios = {1, 1, 0.3, 0};
+const Choice kAxes = {2, 4, 3, 2, 2, 4, 2, 2, 2, 2, 2, 2, 2};
+
+struct Cell {
+  int world_size = 1;
+  TrainingSpec spec;
+};
+
+Cell CellOf(const Choice& choice) {
+  Cell cell;
+  cell.world_size = choice[0] + 1;
+  TrainingSpec& spec = cell.spec;
+  spec.model = "Gpt";
+  spec.steps = 3;
+  spec.stage = kStages[choice[1]];
+  spec.tier = choice[12] == 1 && spec.stage == 3 ? "nvme" : "cpu";
+  spec.dtype = kDtypes[choice[2]];
+  spec.accumulation = choice[3] == 0 ? 1 : 3;
+  spec.clipping = choice[4] == 0 ? 0 : 0.5;
+  spec.states_on_disk = kRatios[choice[5]];
+  spec.recompute = choice[6] == 0 ? "" : "auto/full";
+  if (choice[7] == 1 && cell.world_size == 2) spec.shard_group = 1;
+  spec.libtorch_exact = choice[8] == 1;
+  // Parameters of a device are not on a disk.
+  const bool may_move = spec.stage == 3 && spec.tier == "cpu";
+  spec.parameters_in_memory = choice[9] == 1 && may_move ? 0 : -1;
+  spec.device = choice[10] == 0 ? "1" : "1/workers";
+  if (choice[11] == 1) spec.param_persistence_threshold = 300;
+  spec.initial_scale_power = 12;
+  spec.outcomes = spec.clipping > 0 || spec.dtype != "fp32";
+  spec.poison = true;
+  return cell;
+}
+
+class HostStates : public ::testing::TestWithParam<int> {};
+
+TEST_P(HostStates, HaveTheOraclesBits) {
+  static const std::vector<Choice> cells = Pairwise(kAxes, 32);
+  int run = 0;
+  for (const Choice& choice : cells) {
+    const Cell cell = CellOf(choice);
+    if (cell.world_size != GetParam()) continue;
+    ExpectEqualsOracle(cell.spec, cell.world_size);
+    ++run;
+    if (HasFailure()) return;  // one difference is enough to read
+  }
+  RecordProperty("cells", run);
+  EXPECT_GT(run, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, HostStates, ::testing::Values(1, 2),
+                         [](const auto& info) {
+                           return absl::StrCat("World", info.param);
+                         });
+
+// Units that come and go, a shared storage, writes of the user's into
+// parameters (to masters on the host), layers that are not used, steps that are
+// skipped.
+TEST(HostStatesModels, HaveTheOraclesBits) {
+  for (const char* model : {"Mlp", "SharedStorage", "Tied", "Frozen", "Clamped",
+                            "ChangingRank", "Overflows"}) {
+    for (const int stage : {2, 3}) {
+      for (const char* dtype : {"fp32", "fp16"}) {
+        TrainingSpec spec;
+        spec.device = "1/workers";
+        spec.tier = "cpu";
+        spec.model = model;
+        spec.steps = 5;
+        spec.stage = stage;
+        spec.dtype = dtype;
+        spec.states_on_disk = 1;
+        spec.parameters_in_memory = stage == 3 && spec.dtype == "fp16" ? 0 : -1;
+        spec.outcomes = spec.dtype != "fp32";
+        spec.initial_scale_power = 8;
+        ExpectEqualsOracle(spec, 2);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,134 @@
+// Engine::Offload and Reload: states that are elsewhere for a while, in which
+// training goes on with the same bits.
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "base/status_matchers.h"
+#include "comm/world/world.h"
+#include "engine/engine.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/support/rank_pool.h"
+#include "tests/support/training.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+// After the first step they go, after the third they come back.
+TEST(MovedStates, TrainWithTheOraclesBits) {
+  for (const char* device : {"1", "1/workers", ""}) {  // a device comes first
+    for (const int stage : {0, 1, 2, 3}) {
+      for (const char* dtype : {"fp32", "bf16"}) {
+        for (const bool own : {false, true}) {
+          TrainingSpec spec;
+          spec.model = "Gpt";
+          spec.steps = 4;
+          spec.stage = stage;
+          spec.dtype = dtype;
+          spec.device = device;
+          spec.moved = spec.device.empty() ? "nvme" : "cpu";
+          spec.clipping = 0.5;
+          if (own) spec.served = spec.shared = "off";
+          // What the configuration has elsewhere stays there.
+          if (own && stage == 3 && spec.dtype == "bf16") {
+            spec.tier = spec.moved;
+            spec.states_on_disk = 0.5;
+          }
+          ExpectEqualsOracle(spec, 2);
+          if (HasFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+std::string BytesOf(const Engine& engine) {
+  const StateBytes bytes = engine.state_bytes();
+  return absl::StrCat(bytes.parameters > 0 ? "parameters " : "",
+                      bytes.optimizer > 0 ? "optimizer " : "");
+}
+
+// "what": what of the states takes memory before, meanwhile and after.
+TESSERA_RANK_FUNCTION(TakenMemory) {
+  TrainingSpec spec;
+  spec.stage = 3;
+  spec.dtype = "bf16";
+  spec.served = spec.shared = "off";
+  auto model = BuildModel(spec.model, world.rank());
+  TESSERA_ASSIGN_OR_RETURN(auto engine,
+                           MakeEngine(model, spec, world.communicator()));
+  Record record;
+  spec.steps = 1;
+  TESSERA_RETURN_IF_ERROR(
+      TrainSteps(*engine, *model, spec, world.rank(), 0, &record));
+  std::string text = BytesOf(*engine);
+  OffloadStates states;
+  states.device = "nvme";
+  states.nvme_path = TrainingSpec::SwapFolder();
+  states.parameters = states.masters = args == "all";
+  TESSERA_RETURN_IF_ERROR(engine->Offload(states));
+  absl::StrAppend(&text, "| ", BytesOf(*engine), "| ");
+  TESSERA_RETURN_IF_ERROR(engine->Reload());
+  absl::StrAppend(&text, BytesOf(*engine));
+  TESSERA_RETURN_IF_ERROR(engine->Close());
+  return text;
+}
+
+TEST(MovedStates, TakeNoMemoryMeanwhile) {
+  EXPECT_THAT(
+      RankPool::Get(2)->Run("TakenMemory", "all"),
+      Each(IsOkAndHolds("parameters optimizer | | parameters optimizer ")));
+  EXPECT_THAT(
+      RankPool::Get(2)->Run("TakenMemory", "optimizer"),
+      Each(IsOkAndHolds(
+          "parameters optimizer | parameters | parameters optimizer ")));
+}
+
+// What Offload says of options that cannot be had; the engine trains on.
+TESSERA_RANK_FUNCTION(Refused) {
+  TrainingSpec spec;
+  spec.stage = 3;
+  spec.steps = 1;
+  spec.served = args == "served" ? "on" : "off";
+  spec.shared = "off";
+  auto model = BuildModel(spec.model, world.rank());
+  TESSERA_ASSIGN_OR_RETURN(auto engine,
+                           MakeEngine(model, spec, world.communicator()));
+  OffloadStates states;
+  states.device = args == "device" ? "cuda" : "nvme";
+  if (args == "served" || args == "blocked") states.nvme_path = "/proc/no";
+  const std::string said = engine->Offload(states).ToString();
+  Record record;
+  TESSERA_RETURN_IF_ERROR(
+      TrainSteps(*engine, *model, spec, world.rank(), 0, &record));
+  TESSERA_RETURN_IF_ERROR(engine->Close());
+  return said;
+}
+
+TEST(MovedStates, RefusalsSayWhatIsExpected) {
+  const auto refused = [](const char* how) {
+    return RankPool::Get(2)->Run("Refused", how);
+  };
+  EXPECT_THAT(refused("device"),
+              Each(IsOkAndHolds(
+                  HasSubstr("device: expected cpu or nvme, got \"cuda\""))));
+  EXPECT_THAT(
+      refused("path"),
+      Each(IsOkAndHolds(HasSubstr("nvme_path: expected a folder, got none"))));
+  EXPECT_THAT(refused("served"),
+              Each(IsOkAndHolds(HasSubstr("sharding.served_gathers"))));
+  EXPECT_THAT(refused("blocked"),
+              Each(IsOkAndHolds(AllOf(HasSubstr("Engine::Offload: nvme_path"),
+                                      HasSubstr("/proc/no")))));
+}
+
+}  // namespace
+}  // namespace tessera
