@@ -69,6 +69,11 @@ absl::Status ReadCheckpoint(CheckpointReader* reader,
   });
 }
 
+absl::Status ReadVerified(CheckpointReader* reader,
+                          absl::Span<const WantedElements> wanted) {
+  return reader->Read(wanted, NumReadThreads());
+}
+
 std::string CheckpointDtype(at::ScalarType dtype) {
   std::string name = NameOfDtype(dtype);
   return DtypeBytes(name) > 0 ? name : "";

@@ -38,6 +38,10 @@ absl::Status ReadCheckpoint(CheckpointReader* reader,
                             absl::Span<const WantedElements> wanted,
                             const ReadOptions& options, Communicator* comm,
                             std::vector<proto::CheckpointValue>* values);
+// Once more, and to its place, what ReadCheckpoint has only verified. After an
+// error some of it is there. LOCAL, blocking.
+absl::Status ReadVerified(CheckpointReader* reader,
+                          absl::Span<const WantedElements> wanted);
 
 // "F32"; "" where checkpoints have no such dtype (complex numbers are pairs).
 std::string CheckpointDtype(at::ScalarType dtype);

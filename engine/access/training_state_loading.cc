@@ -7,32 +7,18 @@
 #include "ATen/MemoryOverlap.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
-#include "base/torch/tensor_over.h"
 #include "base/torch_guard.h"
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/copy_memory.h"
+#include "checkpoint/together.h"
 #include "engine/access/own_values.h"
 #include "engine/access/state_match.h"
+#include "engine/access/state_reads.h"
 #include "engine/access/state_table.h"
 #include "engine/access/training_state.h"
 #include "sharding/torch/torch_scope.h"
 
 namespace tessera {
 namespace {
-
-// What has been read and is not yet in its place.
-struct Staged {
-  at::Tensor from;      // numbers, of the saved dtype
-  int64_t wanted = -1;  // which of those that are read, and its byte of their
-  int64_t at = 0;       // memory
-  // Where they belong: elements of what a flat's rank owns; or a plain tensor.
-  int flat = -1;
-  StateTable::State kind = StateTable::kValue;
-  Range range;
-  at::Tensor plain;
-  // What a plain tensor is called there, in ranks' own values.
-  std::string own_name;
-};
 
 class Loading {
  public:
@@ -43,13 +29,14 @@ class Loading {
         how_(how),
         reader_(*reader),
         manifest_(reader->manifest()),
-        table_(state.flats, state.optimizer, state.module) {}
+        table_(state.flats, state.optimizer, state.module),
+        reads_(state.flats, state.optimizer, table_, manifest_) {}
 
   // `*changed`: something may have changed, of which an error tells.
   absl::StatusOr<LoadedState> Run(bool* changed) {
     const absl::Status prepared = Prepare();
     if (!prepared.ok()) {
-      for (const at::Tensor& zeros : zeros_) zeros.zero_();
+      reads_.Undo();
       if (state_.optimizer != nullptr && !old_has_state_.empty()) {
         (void)state_.optimizer->MatchStates(old_has_state_);
       }
@@ -57,7 +44,15 @@ class Loading {
     }
     // Nothing is refused from here on.
     *changed = true;
-    TESSERA_RETURN_IF_ERROR(Agree([&] { return Apply(); }));
+    TESSERA_RETURN_IF_ERROR(Agree([&] { return Place(); }));
+    if (OnDisk()) {
+      TESSERA_RETURN_IF_ERROR(RunTogether(state_.comm, "LoadCheckpoint", [&] {
+        TorchScope scope;
+        return reads_.ReadToDisk(&reader_);
+      }));
+    }
+    TESSERA_RETURN_IF_ERROR(Agree([&] { return Resume(); }));
+    loaded_.report.bytes_read = reader_.bytes_read();
     return std::move(loaded_);
   }
 
@@ -68,6 +63,13 @@ class Loading {
                                 "LoadCheckpoint");
   }
 
+  // The same on all ranks.
+  bool OnDisk() const {
+    return std::any_of(
+        state_.flats.begin(), state_.flats.end(),
+        [](const auto& flat) { return flat->options().stream != nullptr; });
+  }
+
   absl::Status Prepare() {
     TESSERA_RETURN_IF_ERROR(Agree([&] { return Plan(); }));
     TESSERA_RETURN_IF_ERROR(state_.comm->AgreeEqual(
@@ -76,8 +78,7 @@ class Loading {
         "part of the checkpoint to load"));
     std::vector<proto::CheckpointValue> values;
     TESSERA_RETURN_IF_ERROR(
-        ReadCheckpoint(&reader_, wanted_, how_, state_.comm, &values));
-    loaded_.report.bytes_read = reader_.bytes_read();
+        ReadCheckpoint(&reader_, reads_.Wanted(), how_, state_.comm, &values));
     for (proto::CheckpointValue& value : values) {
       values_[value.name()] = std::move(*value.mutable_value());
     }
@@ -93,26 +94,7 @@ class Loading {
     loaded_.report.missing = match_->missing();
     loaded_.report.unexpected = match_->unexpected();
     if (loads_states_) TESSERA_RETURN_IF_ERROR(PlanStates());
-    for (size_t s = 0; s < table_.slots().size(); ++s) PlanSlot(s);
-    for (size_t i = 0; i < table_.plain().size(); ++i) PlanPlain(i);
-    return TakeMemory();
-  }
-
-  // For all that is wanted.
-  absl::Status TakeMemory() {
-    TESSERA_ASSIGN_OR_RETURN(
-        memory_,
-        CopyMemory::Allocate(memory_bytes_, CopyMemory::Pages::kSmall));
-    for (Staged& one : staged_) {
-      if (one.wanted < 0) continue;
-      WantedElements& wanted = wanted_[static_cast<size_t>(one.wanted)];
-      wanted.to = memory_.data() + one.at;
-      const std::string& dtype =
-          manifest_.storages(wanted.storage).states(wanted.state).dtype();
-      one.from = TensorOver(wanted.to, {wanted.end - wanted.begin}, {1},
-                            DtypeOfCheckpoint(dtype), at::kCPU);
-    }
-    return absl::OkStatus();
+    return reads_.Plan(*match_, loads_states_);
   }
 
   // Memory for states that are to come; those that are to go are dropped once
@@ -181,89 +163,6 @@ class Loading {
     return absl::OkStatus();
   }
 
-  void Want(const StateMatch::Place& place, int64_t begin, Staged staged,
-            int64_t numel) {
-    const int number = place.states[staged.kind];
-    if (number < 0) {  // never stepped there, in a flat whose others were
-      staged.from = at::zeros({numel});
-    } else {
-      const std::string& dtype =
-          manifest_.storages(place.storage).states(number).dtype();
-      staged.wanted = static_cast<int64_t>(wanted_.size());
-      staged.at = memory_bytes_;
-      constexpr int64_t kAlign = 64;
-      memory_bytes_ +=
-          (numel * DtypeBytes(dtype) + kAlign - 1) / kAlign * kAlign;
-      wanted_.push_back({place.storage, number, begin, begin + numel, nullptr});
-    }
-    staged_.push_back(std::move(staged));
-  }
-
-  // Whether elements, as the checkpoint has them in `dtype`, can be read to
-  // where they belong.
-  static bool InPlace(const at::Tensor& elements, const std::string& dtype) {
-    return elements.is_cpu() && elements.is_contiguous() &&
-           elements.scalar_type() == DtypeOfCheckpoint(dtype);
-  }
-
-  // Those that a rank owns of a flat. States that are zeros, as those of a new
-  // engine, are read to where they belong, and become zeros again if the load
-  // fails; what else is to be overwritten is staged.
-  void WantOwned(const StateMatch::Place& place, int64_t begin, int flat,
-                 StateTable::State kind, Range range) {
-    const int number = place.states[kind];
-    const bool in_memory =
-        kind != StateTable::kValue && table_.Buffer(flat, kind)->in_memory();
-    const at::Tensor elements =
-        in_memory ? table_.Elements(flat, kind) : at::Tensor();
-    if (number < 0 || !in_memory || !state_.optimizer->has_zeros(flat) ||
-        !InPlace(elements,
-                 manifest_.storages(place.storage).states(number).dtype())) {
-      Staged staged;
-      staged.flat = flat;
-      staged.kind = kind;
-      staged.range = range;
-      Want(place, begin, std::move(staged), range.numel());
-      return;
-    }
-    char* const to =
-        static_cast<char*>(elements.mutable_data_ptr()) +
-        range.begin * static_cast<int64_t>(elements.element_size());
-    wanted_.push_back(
-        {place.storage, number, begin, begin + range.numel(), to});
-    zeros_.push_back(elements.slice(0, range.begin, range.end));
-  }
-
-  void PlanSlot(size_t s) {
-    const StateTable::Slot& slot = table_.slots()[s];
-    const FlatParameter& flat = *state_.flats[static_cast<size_t>(slot.flat)];
-    const Range part = table_.Part(slot, flat.owned());
-    const StateMatch::Place& place = match_->slot(s);
-    if (part.empty() || !place.loaded()) return;
-    const int64_t begin =
-        part.begin - flat.layout().slot(slot.slot).begin + place.shift;
-    const Range range = {part.begin - flat.owned().begin,
-                         part.end - flat.owned().begin};
-    for (StateTable::State kind :
-         {StateTable::kValue, StateTable::kExpAvg, StateTable::kExpAvgSq}) {
-      if (!table_.Has(slot.flat, kind)) continue;
-      if (kind != StateTable::kValue && !loads_states_) continue;
-      WantOwned(place, begin, slot.flat, kind, range);
-    }
-  }
-
-  void PlanPlain(size_t i) {
-    const StateMatch::Place& place = match_->plain(i);
-    if (!place.loaded()) return;
-    const at::Tensor& tensor = table_.plain()[i].tensor;
-    Staged staged;
-    staged.plain = tensor.detach();
-    if (tensor.is_complex()) staged.plain = at::view_as_real(staged.plain);
-    staged.own_name = manifest_.storages(place.storage).tensors(0).name();
-    const int64_t numel = staged.plain.numel();
-    Want(place, place.shift, std::move(staged), numel);
-  }
-
   // What this rank has of its own, and whether it can be taken over.
   absl::Status CheckValues() {
     // One that was made into other files has them of those that saved it.
@@ -274,7 +173,12 @@ class Loading {
     loaded_.report.world_size = manifest_.training().world_size();
     loaded_.report.stage = manifest_.training().stage();
     loaded_.report.client_state = values_[kClientState];
-    if (same_ranks_) TESSERA_RETURN_IF_ERROR(TakeOwnTensors());
+    if (same_ranks_) {
+      TESSERA_RETURN_IF_ERROR(
+          Annotate(reads_.TakeOwn(values_),
+                   absl::StrCat("checkpoint ", reader_.path(), ": rank ",
+                                state_.comm->rank())));
+    }
     if (options_.model_only) return absl::OkStatus();
     if (same_ranks_) {
       for (const NamedGenerator& one : GeneratorsOf(state_.device)) {
@@ -290,24 +194,6 @@ class Loading {
     return absl::OkStatus();
   }
 
-  // In place of rank 0's.
-  absl::Status TakeOwnTensors() {
-    for (Staged& one : staged_) {
-      if (one.own_name.empty()) continue;
-      const auto it = values_.find(absl::StrCat(kOwnTensor, one.own_name));
-      if (it == values_.end()) continue;
-      if (it->second.size() != one.from.nbytes()) {
-        return absl::DataLossError(absl::StrCat(
-            "checkpoint ", reader_.path(), ": rank ", state_.comm->rank(),
-            "'s own '", one.own_name, "' has ", it->second.size(),
-            " bytes, expected ", one.from.nbytes()));
-      }
-      std::copy(it->second.begin(), it->second.end(),
-                static_cast<char*>(one.from.mutable_data_ptr()));
-    }
-    return absl::OkStatus();
-  }
-
   LossScalerState SavedScaler() const {
     const proto::CheckpointTraining& training = manifest_.training();
     LossScalerState scaler;
@@ -318,13 +204,16 @@ class Loading {
     return scaler;
   }
 
-  absl::Status Apply() {
+  absl::Status Place() {
     // First, since what has no states has no masters either.
     if (loads_states_) {
       TESSERA_RETURN_IF_ERROR(state_.optimizer->MatchStates(has_state_));
     }
-    for (const Staged& one : staged_) TESSERA_RETURN_IF_ERROR(Place(one));
-    TESSERA_RETURN_IF_ERROR(Lower());
+    return reads_.Place();
+  }
+
+  // Counts, the rate, the scaler and generators.
+  absl::Status Resume() {
     if (loads_states_) {
       for (size_t f = 0; f < has_state_.size(); ++f) {
         if (has_state_[f] != 0) {
@@ -366,31 +255,6 @@ class Loading {
         state_.program_rate->value_or(state_.optimizer->configured_rate()));
   }
 
-  absl::Status Place(const Staged& one) {
-    if (one.flat < 0) {
-      one.plain.copy_(one.from.view(one.plain.sizes()));
-      return absl::OkStatus();
-    }
-    if (!table_.Has(one.flat, one.kind)) return absl::OkStatus();
-    if (one.flat != raised_flat_) TESSERA_RETURN_IF_ERROR(Lower());
-    raised_flat_ = one.flat;
-    TESSERA_ASSIGN_OR_RETURN(Raised raised,
-                             Raised::Of(table_.Buffer(one.flat, one.kind)));
-    raised_.push_back(std::move(raised));
-    table_.Elements(one.flat, one.kind)
-        .slice(0, one.range.begin, one.range.end)
-        .copy_(one.from);
-    return absl::OkStatus();
-  }
-
-  // What lies on a disk is in memory for one flat at a time.
-  absl::Status Lower() {
-    absl::Status status;
-    for (Raised& raised : raised_) status.Update(raised.Commit());
-    raised_.clear();
-    return status;
-  }
-
   const TrainingState& state_;
   const LoadCheckpointOptions& options_;
   const ReadOptions how_;
@@ -399,13 +263,7 @@ class Loading {
   const StateTable table_;
   absl::StatusOr<StateMatch> match_ = absl::UnknownError("not matched");
   std::vector<uint8_t> has_state_, old_has_state_;
-  std::vector<WantedElements> wanted_;
-  std::vector<at::Tensor> zeros_;  // states that are read to their place
-  CopyMemory memory_;              // what is wanted; nothing of it is kept
-  int64_t memory_bytes_ = 0;
-  std::vector<Staged> staged_;
-  std::vector<Raised> raised_;  // by Place, of this flat
-  int raised_flat_ = -1;
+  StateReads reads_;
   std::map<std::string, std::string> values_;
   const bool loads_states_ =
       state_.optimizer != nullptr && !options_.model_only;

@@ -3,9 +3,11 @@
 // with the same bits. An async save has the values of its moment.
 #include <torch/torch.h>
 
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,6 +25,7 @@
 #include "gtest/gtest.h"
 #include "tests/offload/wide_trainee.h"
 #include "tests/support/rank_pool.h"
+#include "tests/support/recording_communicator.h"
 #include "tests/support/temp_folder.h"
 #include "tests/support/trainee.h"
 
@@ -31,6 +34,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::Each;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
@@ -285,7 +289,7 @@ TESSERA_RANK_FUNCTION(LoadIsRefused) {
 // A byte of the last state of a rank's file.
 void Damage(const std::string& dir, int rank) {
   const auto reader = CheckpointReader::Open(dir, FileSystem::Real());
-  ASSERT_TRUE(reader.ok()) << reader.status();
+  if (!reader.ok()) abort();
   const auto& manifest = reader->manifest();
   std::fstream file(dir + "/" + DataFileName(manifest.id(), rank),
                     std::ios::in | std::ios::out | std::ios::binary);
@@ -294,7 +298,8 @@ void Damage(const std::string& dir, int rank) {
   const char byte = static_cast<char>(file.get());
   file.seekp(at);
   file.put(static_cast<char>(byte ^ 1));
-  ASSERT_TRUE(file.good());
+  file.close();
+  if (!file.good()) abort();
 }
 
 TEST_P(OffloadCheckpointTest, ARefusedLoadChangesNothing) {
@@ -313,6 +318,78 @@ TEST_P(OffloadCheckpointTest, ARefusedLoadChangesNothing) {
       EXPECT_EQ(got, expected);
     }
   }
+}
+
+// Damages the last rank's file before that rank meets the others for the nth
+// time.
+class DamagingCommunicator : public RecordingCommunicator {
+ public:
+  using RecordingCommunicator::RecordingCommunicator;
+  absl::StatusOr<std::vector<std::string>> AllGatherStrings(
+      absl::string_view mine, CommTag tag) override {
+    if (meetings_left-- == 0) {
+      if (rank() == world_size() - 1) Damage(dir, rank());
+      damaged = true;
+    }
+    return RecordingCommunicator::AllGatherStrings(mine, std::move(tag));
+  }
+  int meetings_left = -1;
+  std::string dir;
+  bool damaged = false;
+};
+
+// how: "<n>", of the meetings of the load; -1: nothing is damaged, -2: nothing
+// is loaded. What it said, and the values and losses then.
+TESSERA_RANK_FUNCTION(LoadWhileItIsDamaged) {
+  const Args a(args);
+  auto comm = std::make_shared<DamagingCommunicator>(world.communicator());
+  TESSERA_ASSIGN_OR_RETURN(Trainee t, MakeWide(a.spec, comm));
+  Record record;
+  TESSERA_RETURN_IF_ERROR(TrainWide(&t, 0, 2, &record));
+  record.clear();
+  const int meeting = std::stoi(a.how);
+  absl::Status loaded;
+  if (meeting > -2) {
+    comm->dir = a.dir;
+    comm->meetings_left = meeting;
+    loaded = t.engine->LoadCheckpoint(a.dir).status();
+    comm->meetings_left = -1;
+    if (meeting >= 0 && !comm->damaged) return "over";
+  }
+  absl::Status went_on = AddValues(&t, &record);
+  if (went_on.ok()) went_on = TrainWide(&t, 3, 5, &record);
+  if (went_on.ok()) went_on = AddValues(&t, &record);
+  if (!went_on.ok()) record = {"lost"};
+  return absl::StrCat(loaded.ToString(), "\n", ToText(record));
+}
+
+// Files that are changed between the two times that what lies on a disk is
+// read: nothing is changed, or all of it, or nothing trains on.
+TEST_P(OffloadCheckpointTest, AFileThatIsDamagedAtAnyTimeIsNoMixture) {
+  const TempFolder folder;
+  const std::string dir = folder / "saved", copy = folder / "copy";
+  Run(2, "SaveAfterSteps", "", dir, kAllOnDisk);
+  const auto load = [&](int meeting, std::vector<std::string>* said) {
+    std::filesystem::remove_all(copy);
+    std::filesystem::copy(dir, copy);
+    auto values =
+        Run(2, "LoadWhileItIsDamaged", absl::StrCat(meeting), copy, kAllOnDisk);
+    *said = TakeFirstLines(&values);
+    return values;
+  };
+  std::vector<std::string> said;
+  const auto all = load(-1, &said), none = load(-2, &said);
+  ASSERT_NE(all, none);
+  std::set<std::string> became;
+  for (int meeting = 0;; ++meeting) {
+    SCOPED_TRACE(absl::StrCat("meeting ", meeting));
+    const auto values = load(meeting, &said);
+    if (said[1] == "over") break;
+    became.insert(values == all ? "all" : values == none ? "none" : values[1]);
+    EXPECT_THAT(
+        said, Each(values == all ? StartsWith("OK") : StartsWith("DATA_LOSS")));
+  }
+  EXPECT_THAT(became, ElementsAre("all", "lost", "none"));
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Model states of four times what a rank may hold, by its ledger and by the
 // kernel (RLIMIT_AS): all of them on the disk, they train with the bits of the
-// same training in memory, and hold what the plan says.
+// same training in memory, hold what the plan says, and are loaded in still
+// less.
 #include <errno.h>
 #include <malloc.h>
 #include <sys/resource.h>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "base/bits.h"
 #include "base/memory/memory.h"
 #include "base/status.h"
@@ -35,12 +37,18 @@ using ::testing::Each;
 using ::testing::StartsWith;
 
 constexpr int kRanks = 2;
-constexpr int kSteps = 3;
+constexpr int kSteps = 3, kSaved = 1;
 constexpr int64_t kLayers = 24, kSide = 1024;
 constexpr int64_t kNumel = kLayers * kSide * kSide;
 // Parameters, gradients and two moments of a rank, in float32.
 constexpr int64_t kStateBytes = kNumel / kRanks * 16;
 constexpr int64_t kLimitBytes = kStateBytes / 4;
+// What a load may hold: the stream's buffers, which are there always, and twice
+// the values and moments of a unit.
+constexpr int64_t kSliceNumel = 1 << 16;
+constexpr int64_t kStreamBytes = 4 * (4 * kSliceNumel * 4 + 4096);
+constexpr int64_t kLoadBytes = kStreamBytes + 2 * kSide * kSide / kRanks * 12;
+static_assert(kLoadBytes < kStateBytes / 10);
 
 struct Deep : torch::nn::Module {
   Deep() {
@@ -81,7 +89,7 @@ proto::Config ConfigOfDeep(const std::string& folder) {
   zero->mutable_offload_param()->set_max_in_cpu(0);
   auto* const tuning = config.mutable_sharding()->mutable_offload();
   tuning->set_gradients(true);
-  tuning->set_slice_numel(1 << 16);
+  tuning->set_slice_numel(kSliceNumel);
   return config;
 }
 
@@ -90,15 +98,62 @@ absl::StatusOr<StagePlan> PlanOf(const std::string& folder) {
       const auto model, ConstructFake([] { return std::make_shared<Deep>(); }));
   PlanOptions options;
   options.world_size = kRanks;
+  const auto loss = [&] { return model->Loss(torch::zeros({2, kSide})); };
   TESSERA_ASSIGN_OR_RETURN(const PlanReport report,
-                           Plan(
-                               *model,
-                               [&] {
-                                 return model->Loss(torch::zeros({2, kSide}));
-                               },
-                               ConfigOfDeep(folder), options));
+                           Plan(*model, loss, ConfigOfDeep(folder), options));
   return report.stages.at(3);
 }
+
+// A model and its engine, and what the ledger had before them. The module is
+// constructed in shards, which are in memory until Create has taken them over.
+struct DeepRun {
+  // `folder`: of swap files; "": in memory.
+  static absl::StatusOr<DeepRun> Make(const std::string& folder,
+                                      uint64_t seed = 5) {
+    DeepRun run;
+    run.before = MemoryLedger::Host().total().current_bytes;
+    torch::manual_seed(seed);
+    TESSERA_ASSIGN_OR_RETURN(
+        run.model, ConstructSharded(kSide * kSide * 16,
+                                    [] { return std::make_shared<Deep>(); }));
+    TESSERA_ASSIGN_OR_RETURN(run.engine,
+                             Engine::Create(run.model, ConfigOfDeep(folder)));
+    ReturnKept();
+    MemoryLedger::Host().ResetPeak();
+    return run;
+  }
+  // Adds what the losses are to `record`.
+  absl::Status Train(int rank, int first, int end, std::string* record) const {
+    for (int step = first; step < end; ++step) {
+      const Tensor loss = model->Loss(rank, step);
+      TESSERA_RETURN_IF_ERROR(engine->Backward(loss));
+      TESSERA_RETURN_IF_ERROR(engine->Step());
+      absl::StrAppend(record, HexFloat(loss.item<double>()), " ");
+    }
+    return absl::OkStatus();
+  }
+  absl::Status AddMasters(std::string* record) const {
+    for (const char* name : {"weight0", "weight11", "weight23"}) {
+      TESSERA_ASSIGN_OR_RETURN(const Tensor whole, engine->Master(name));
+      absl::StrAppend(record, PrintOf(whole), " ");
+    }
+    return absl::OkStatus();
+  }
+  absl::Status CheckPeak(int64_t most) const {
+    const int64_t peak = MemoryLedger::Host().total().peak_bytes - before;
+    if (peak <= most) return absl::OkStatus();
+    return absl::InternalError(absl::StrCat("peak ", peak, " of ", most));
+  }
+  void End() {
+    engine = nullptr;
+    model = nullptr;
+    ReturnKept();
+  }
+
+  int64_t before = 0;
+  std::shared_ptr<Deep> model;
+  std::unique_ptr<Engine> engine;
+};
 
 int64_t AddressSpaceBytes() {
   int64_t pages = 0;
@@ -113,44 +168,38 @@ void SettleAddressSpace() {
   torch::ones({1}, torch::requires_grad()).sum().backward();
 }
 
-// This process gets no more address space than `bytes` from here on.
-absl::Status LimitAddressSpace(int64_t bytes) {
-  const auto limit = static_cast<rlim_t>(AddressSpaceBytes() + bytes);
+// The ledger gives out no more than kLimitBytes, and the kernel no more address
+// space than that takes.
+absl::Status LimitMemory(int64_t before) {
+  MemoryLedger& ledger = MemoryLedger::Host();
+  ledger.SetLimit(before + kLimitBytes);
+  const int64_t left = before + kLimitBytes - ledger.total().current_bytes;
+  const auto limit = static_cast<rlim_t>(AddressSpaceBytes() + left);
   const rlimit limits = {limit, limit};
   if (setrlimit(RLIMIT_AS, &limits) == 0) return absl::OkStatus();
   return absl::ErrnoToStatus(errno, "setrlimit(RLIMIT_AS)");
 }
 
+// At most 5 % more than planned.
+absl::Status CheckPlan(const std::string& folder, int64_t held) {
+  TESSERA_ASSIGN_OR_RETURN(const StagePlan plan, PlanOf(folder));
+  const int64_t planned = plan.peak.total();
+  if (held <= planned / 100 * 105) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("held ", held, ", plan ", planned));
+}
+
 // `args`: the folder; none: in memory, without a limit. What is limited is
-// training, on the ledger and by the kernel: the module is constructed in
-// shards, which are in memory until Create has taken them over.
+// training.
 TESSERA_RANK_FUNCTION(TrainDeep) {
   MemoryLedger& ledger = MemoryLedger::Host();
-  const int64_t before = ledger.total().current_bytes;
   SettleAddressSpace();
-  torch::manual_seed(5);
-  TESSERA_ASSIGN_OR_RETURN(auto model, ConstructSharded(kSide * kSide * 16, [] {
-                             return std::make_shared<Deep>();
-                           }));
-  TESSERA_ASSIGN_OR_RETURN(
-      auto engine, Engine::Create(model, ConfigOfDeep(std::string(args))));
-  ReturnKept();
-  if (!args.empty()) {
-    ledger.SetLimit(before + kLimitBytes);
-    TESSERA_RETURN_IF_ERROR(
-        LimitAddressSpace(before + kLimitBytes - ledger.total().current_bytes));
-  }
-  ledger.ResetPeak();
-  std::string losses;
-  for (int step = 0; step < kSteps; ++step) {
-    const Tensor loss = model->Loss(world.rank(), step);
-    TESSERA_RETURN_IF_ERROR(engine->Backward(loss));
-    TESSERA_RETURN_IF_ERROR(engine->Step());
-    absl::StrAppend(&losses, HexFloat(loss.item<double>()), " ");
-  }
-  const int64_t peak = ledger.total().peak_bytes - before;
-  const int64_t held = engine->last_step().memory.peak_bytes;
-  const OffloadReport offload = engine->last_step().offload;
+  TESSERA_ASSIGN_OR_RETURN(DeepRun run, DeepRun::Make(std::string(args)));
+  if (!args.empty()) TESSERA_RETURN_IF_ERROR(LimitMemory(run.before));
+  std::string record;
+  TESSERA_RETURN_IF_ERROR(run.Train(world.rank(), 0, kSteps, &record));
+  const absl::Status fits = run.CheckPeak(kLimitBytes);
+  const int64_t held = run.engine->last_step().memory.peak_bytes;
+  const OffloadReport offload = run.engine->last_step().offload;
   // Of a step: moments and values are read, and values for two gathers, and
   // gradients; moments, values and gradients are written. Perhaps some of it is
   // still to come when Step returns.
@@ -161,22 +210,47 @@ TESSERA_RANK_FUNCTION(TrainDeep) {
                                             ", wrote ", offload.bytes_written));
   }
   ledger.SetLimit(MemoryLedger::kNoLimit);
-  for (const char* name : {"weight0", "weight11", "weight23"}) {
-    TESSERA_ASSIGN_OR_RETURN(const Tensor whole, engine->Master(name));
-    absl::StrAppend(&losses, PrintOf(whole), " ");
-  }
-  engine = nullptr;
-  model = nullptr;
-  ReturnKept();
-  if (args.empty()) return losses;
-  if (peak > kLimitBytes) {
-    return absl::InternalError(
-        absl::StrCat("peak ", peak, " of ", kLimitBytes));
-  }
-  TESSERA_ASSIGN_OR_RETURN(const StagePlan plan, PlanOf(std::string(args)));
-  const int64_t planned = plan.peak.total();
-  if (held <= planned / 100 * 105) return losses;
-  return absl::InternalError(absl::StrCat("held ", held, ", plan ", planned));
+  TESSERA_RETURN_IF_ERROR(run.AddMasters(&record));
+  run.End();
+  if (args.empty()) return record;
+  TESSERA_RETURN_IF_ERROR(fits);
+  TESSERA_RETURN_IF_ERROR(CheckPlan(std::string(args), held));
+  return record;
+}
+
+// In memory, to the end, with a save to `args` on the way: what came after it.
+TESSERA_RANK_FUNCTION(SaveDeep) {
+  TESSERA_ASSIGN_OR_RETURN(DeepRun run, DeepRun::Make(""));
+  std::string record;
+  TESSERA_RETURN_IF_ERROR(run.Train(world.rank(), 0, kSaved, &record));
+  TESSERA_RETURN_IF_ERROR(run.engine->SaveCheckpoint(std::string(args)));
+  record.clear();
+  TESSERA_RETURN_IF_ERROR(run.Train(world.rank(), kSaved, kSteps, &record));
+  TESSERA_RETURN_IF_ERROR(run.AddMasters(&record));
+  run.End();
+  return record;
+}
+
+// "<folder>|<checkpoint>": other values become those, and go on. No limit of
+// the ledger binds a load, so its peak is looked at.
+TESSERA_RANK_FUNCTION(LoadDeep) {
+  const std::vector<std::string> parts = absl::StrSplit(args, '|');
+  TESSERA_ASSIGN_OR_RETURN(DeepRun run, DeepRun::Make(parts[0], /*seed=*/6));
+  TESSERA_RETURN_IF_ERROR(run.engine->LoadCheckpoint(parts[1]).status());
+  const absl::Status fits = run.CheckPeak(kLoadBytes);
+  std::string record;
+  TESSERA_RETURN_IF_ERROR(run.Train(world.rank(), kSaved, kSteps, &record));
+  // A second time, over states that have been written.
+  MemoryLedger::Host().ResetPeak();
+  TESSERA_RETURN_IF_ERROR(run.engine->LoadCheckpoint(parts[1]).status());
+  const absl::Status again = run.CheckPeak(kLoadBytes);
+  record.clear();
+  TESSERA_RETURN_IF_ERROR(run.Train(world.rank(), kSaved, kSteps, &record));
+  TESSERA_RETURN_IF_ERROR(run.AddMasters(&record));
+  run.End();
+  TESSERA_RETURN_IF_ERROR(fits);
+  TESSERA_RETURN_IF_ERROR(again);
+  return record;
 }
 
 TEST(OffloadMemory, StatesOfFourTimesTheLimitTrainWithTheSameBits) {
@@ -188,12 +262,24 @@ TEST(OffloadMemory, StatesOfFourTimesTheLimitTrainWithTheSameBits) {
             in_memory);
 }
 
+TEST(OffloadMemory, TheyAreLoadedOneUnitAtATime) {
+  const TempFolder folder;
+  const std::string dir = folder / "checkpoint";
+  const std::vector<std::string> never_stopped =
+      RunOnRanks(kRanks, "SaveDeep", dir, absl::Seconds(120));
+  ASSERT_THAT(never_stopped, Each(StartsWith("0x1.")));
+  EXPECT_EQ(
+      RunOnRanks(kRanks, "LoadDeep", absl::StrCat(folder.path(), "|", dir),
+                 absl::Seconds(120)),
+      never_stopped);
+}
+
 TEST(OffloadMemory, APlanCountsWhatStaysInMemory) {
   TESSERA_ASSERT_OK_AND_ASSIGN(const StagePlan in_memory, PlanOf(""));
   EXPECT_EQ(in_memory.between_steps.total(), kStateBytes / 4 * 3);
   TESSERA_ASSERT_OK_AND_ASSIGN(const StagePlan on_disk, PlanOf("/nowhere"));
   // Four buffers of slices of gradient, values and two moments.
-  EXPECT_EQ(on_disk.between_steps.total(), 4 * (4 * (1 << 16) * 4 + 4096));
+  EXPECT_EQ(on_disk.between_steps.total(), kStreamBytes);
   EXPECT_LT(on_disk.peak.total(), kLimitBytes);
 }
 

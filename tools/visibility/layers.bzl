@@ -57,6 +57,7 @@ LAYERS = {
     "engine/plan/replay": ["base/...", "config", "comm", "sharding/...", "optim", "engine/setup", "engine/parts", "offload/..."],
     "engine/plan": ["base/...", "config", "comm", "sharding/...", "optim", "engine/setup", "engine/parts", "engine/plan/replay", "offload/..."],
     "engine/access": ["base/...", "comm", "sharding/...", "optim", "checkpoint/...", "engine/setup", "engine/parts", "offload/..."],
+    "engine/offload": ["base/...", "comm", "sharding/...", "optim", "engine/setup", "engine/parts", "offload/..."],
     "engine": ["base/...", "config", "comm", "comm/world", "data", "engine/...", "sharding/...", "optim/...", "checkpoint/...", "offload/..."],
     "verify": ["base/...", "config", "comm", "comm/world", "sharding/...", "engine/...", "offload/..."],
     "examples": ["base/...", "config", "comm", "comm/world", "data", "sharding/...", "optim", "checkpoint/...", "engine/...", "offload/..."],

@@ -1,4 +1,4 @@
-#include "engine/access/moved_states.h"
+#include "engine/offload/moved_states.h"
 
 #include <memory>
 #include <string>

@@ -1,0 +1,182 @@
+// States on the host, or moved there for a while, while the net is on a device
+// without hardware: what is called between steps finds them wherever they are,
+// and a checkpoint goes from any tier to any other.
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/status.h"
+#include "base/status_matchers.h"
+#include "comm/world/world.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "testing/device/test_device.h"
+#include "tests/equivalence/device_run.h"
+#include "tests/support/rank_pool.h"
+#include "tests/support/temp_folder.h"
+
+namespace tessera {
+namespace {
+
+constexpr const char* kNames[] = {"a.weight", "a.bias", "b.weight", "b.bias"};
+
+// Whatever can be asked for by name.
+absl::StatusOr<std::string> AllOf(Engine* engine) {
+  std::string text;
+  const auto add = [&](const absl::StatusOr<at::Tensor>& tensor) {
+    TESSERA_RETURN_IF_ERROR(tensor.status());
+    absl::StrAppend(&text, PrintOf(tensor->cpu()), "\n");
+    return absl::OkStatus();
+  };
+  for (const char* name : kNames) {
+    TESSERA_RETURN_IF_ERROR(add(engine->Parameter(name)));
+    TESSERA_RETURN_IF_ERROR(add(engine->Master(name)));
+    for (const OptimizerState which :
+         {OptimizerState::kExpAvg, OptimizerState::kExpAvgSq}) {
+      TESSERA_RETURN_IF_ERROR(add(engine->OptimizerStateOf(name, which)));
+    }
+  }
+  TESSERA_ASSIGN_OR_RETURN(const StateDict dict, engine->FullStateDict());
+  for (const auto& [name, tensor] : dict) {
+    absl::StrAppend(&text, name, " ", PrintOf(tensor), "\n");
+  }
+  return text;
+}
+
+// Changes one of each kind.
+absl::Status ChangeSome(DeviceRun* run) {
+  Engine* const engine = run->engine.get();
+  TESSERA_ASSIGN_OR_RETURN(const at::Tensor master, engine->Master("a.weight"));
+  TESSERA_RETURN_IF_ERROR(
+      engine->SetMaster("a.weight", master.cpu() * 1.25 + 0.001));
+  TESSERA_RETURN_IF_ERROR(engine->SetOptimizerState(
+      "b.bias", OptimizerState::kExpAvg, torch::full({5}, 0.125)));
+  {  // and as a program would
+    const torch::NoGradGuard no_grad;
+    run->net->b->weight.mul_(1.5);
+  }
+  TESSERA_ASSIGN_OR_RETURN(auto scope, engine->SummonByName({"a.bias"}));
+  {
+    const torch::NoGradGuard no_grad;
+    run->net->a->bias.add_(0.25);
+  }
+  return scope.Close();
+}
+
+// "way": steps, calls and writes in between; with "moved" Offload before these
+// and Reload after the next step.
+TESSERA_RANK_FUNCTION(Calls) {
+  const std::vector<std::string> words = absl::StrSplit(args, '|');
+  TESSERA_ASSIGN_OR_RETURN(DeviceRun run,
+                           DeviceRun::Make(WayOf(words[0]), world));
+  const bool moved = words[1] == "moved";
+  TESSERA_RETURN_IF_ERROR(run.TrainStep());
+  if (moved) TESSERA_RETURN_IF_ERROR(run.engine->Offload());
+  TESSERA_ASSIGN_OR_RETURN(std::string text, AllOf(run.engine.get()));
+  TESSERA_RETURN_IF_ERROR(ChangeSome(&run));
+  TESSERA_RETURN_IF_ERROR(run.TrainStep());
+  if (moved) TESSERA_RETURN_IF_ERROR(run.engine->Reload());
+  TESSERA_RETURN_IF_ERROR(run.TrainStep());
+  TESSERA_ASSIGN_OR_RETURN(const std::string then, AllOf(run.engine.get()));
+  absl::StrAppend(&text, then);
+  if (moved) TESSERA_RETURN_IF_ERROR(run.engine->Offload());
+  TESSERA_ASSIGN_OR_RETURN(const std::string end, run.Finish());
+  return text + end;
+}
+
+// "way|way|folder|how": saved by one after a step, loaded by the other; the
+// first has gone on meanwhile where the save is "async".
+TESSERA_RANK_FUNCTION(SaveAndLoad) {
+  const std::vector<std::string> words = absl::StrSplit(args, '|');
+  std::string text;
+  {
+    TESSERA_ASSIGN_OR_RETURN(DeviceRun run,
+                             DeviceRun::Make(WayOf(words[0]), world));
+    TESSERA_RETURN_IF_ERROR(run.TrainStep());
+    if (words[3] == "moved") TESSERA_RETURN_IF_ERROR(run.engine->Offload());
+    SaveOptions options;
+    options.async = words[3] == "async";
+    TESSERA_RETURN_IF_ERROR(run.engine->SaveCheckpoint(words[2], "", options));
+    TESSERA_RETURN_IF_ERROR(run.TrainStep());
+    TESSERA_RETURN_IF_ERROR(run.engine->WaitForCheckpoint());
+    TESSERA_ASSIGN_OR_RETURN(text, AllOf(run.engine.get()));
+    TESSERA_RETURN_IF_ERROR(run.Finish().status());
+  }
+  TESSERA_ASSIGN_OR_RETURN(DeviceRun run,
+                           DeviceRun::Make(WayOf(words[1]), world));
+  if (words[3] == "moved") TESSERA_RETURN_IF_ERROR(run.engine->Offload());
+  TESSERA_RETURN_IF_ERROR(run.engine->LoadCheckpoint(words[2]).status());
+  TESSERA_RETURN_IF_ERROR(run.TrainStep());
+  TESSERA_ASSIGN_OR_RETURN(const std::string loaded, AllOf(run.engine.get()));
+  TESSERA_RETURN_IF_ERROR(run.Finish().status());
+  return loaded == text ? text : absl::StrCat("saved\n", text, "\n", loaded);
+}
+
+Way WayOf(int stage, int fp16, int offload, const char* device = "1/workers") {
+  return {device, stage, 0.5, 2, fp16, 0, offload};
+}
+
+using Answers = std::vector<absl::StatusOr<std::string>>;
+
+void ExpectSame(const Answers& expected, const Answers& got) {
+  ASSERT_EQ(expected.size(), got.size());
+  for (size_t r = 0; r < got.size(); ++r) {
+    TESSERA_ASSERT_OK(expected[r]);
+    TESSERA_ASSERT_OK(got[r]);
+    EXPECT_EQ(*expected[r], *got[r]) << "rank " << r;
+  }
+}
+
+TEST(DeviceOffload, CallsFindWhatIsElsewhere) {
+  for (const int world_size : {1, 2}) {
+    for (const int stage : {1, 2, 3}) {
+      for (const int fp16 : {kFp32, kBf16}) {
+        RankPool* const pool = RankPool::Get(world_size);
+        const Answers expected =
+            pool->Run("Calls", TextOf(WayOf(stage, fp16, 0)) + "|");
+        for (const int offload : {0, 1, 2}) {
+          for (const char* moved : {"", "moved"}) {
+            const Way way = WayOf(stage, fp16, offload);
+            SCOPED_TRACE(
+                absl::StrCat("W ", world_size, ": ", TextOf(way), moved));
+            ExpectSame(expected, pool->Run("Calls", TextOf(way) + "|" + moved));
+            if (HasFailure()) return;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(DeviceOffload, ACheckpointGoesFromAnyTierToAnother) {
+  RankPool* const pool = RankPool::Get(2);
+  for (const int fp16 : {kFp32, kBf16}) {
+    Answers first;
+    for (const int from : {0, 1, 2}) {
+      for (const int to : {0, 1, 2}) {
+        for (const char* how : {"", "async", "moved"}) {
+          const TempFolder folder;
+          const std::string text = absl::StrCat(
+              TextOf(WayOf(3, fp16, from)), "|", TextOf(WayOf(3, fp16, to)),
+              "|", folder / "checkpoint", "|", how);
+          SCOPED_TRACE(text);
+          Answers got = pool->Run("SaveAndLoad", text);
+          if (first.empty()) first = got;
+          for (const auto& answer : got) {
+            TESSERA_ASSERT_OK(answer);
+            EXPECT_FALSE(absl::StartsWith(*answer, "saved")) << *answer;
+          }
+          ExpectSame(first, got);
+          if (HasFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera
