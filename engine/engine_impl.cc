@@ -72,7 +72,10 @@ Engine::Impl::~Impl() {
                        << untold.message();
   }
   parts_->before_change = nullptr;
-  if (parts_->stream != nullptr) parts_->stream->SetBeforeWrite(nullptr);
+  if (parts_->stream != nullptr) {
+    parts_->stream->SetBeforeWrite(nullptr);
+    (void)parts_->stream->Drain();  // it reads gradients and states
+  }
   parts_->recomputed.reset();
   parts_->gradients.reset();
   if (parts_->served != nullptr) parts_->served->Stop();
@@ -221,14 +224,14 @@ absl::StatusOr<LoadCheckpointReport> Engine::Impl::LoadCheckpoint(
   if (!run.ok()) return exclusive.Fail(run);
   // All ranks have come to it: LoadState agrees on what it returns.
   if (!loaded.ok()) {
-    if (changed) parts_->FailDisk(loaded.status());
+    if (changed) parts_->FailTiers(loaded.status());
     return changed ? exclusive.Fail(loaded.status())
                    : exclusive.Commit(loaded.status());
   }
   const absl::Status published =
       CatchTorch("LoadCheckpoint", [&] { return PublishAll(parts_->flats); });
   if (!published.ok()) {
-    parts_->FailDisk(published);
+    parts_->FailTiers(published);
     return exclusive.Fail(published);
   }
   TESSERA_RETURN_IF_ERROR(exclusive.Commit());

@@ -57,13 +57,16 @@ FlatSizes SizesOf(const Settings& settings, absl::Span<const FlatPlan> flats) {
   }
   const TierChoice choice =
       ChooseTiers(settings.offload, flats, settings.shard_group_size, &options);
-  if (choice.any()) sizes.stream_bytes = StreamBytes(choice.stream);
+  // Those of a device's states are the host's.
+  const bool on_cpu =
+      !flats.empty() && flats[0].parameters[0].tensor.device().is_cpu();
+  if (choice.any() && on_cpu) sizes.stream_bytes = StreamBytes(choice.stream);
   for (size_t i = 0; i < flats.size(); ++i) {
     FlatSize& size = sizes.flats[i];
     size.states_elsewhere = options[i].states != Tier::kMemory;
     size.parameters_elsewhere = options[i].parameters != Tier::kMemory;
     size.gradients_elsewhere = options[i].gradients != Tier::kMemory;
-    size.at_all_stages = options[i].states == Tier::kHost;
+    size.at_all_stages = !flats[i].parameters[0].tensor.device().is_cpu();
   }
   return sizes;
 }

@@ -52,9 +52,8 @@ std::vector<UnitRow> UnitRows(const EngineParts& parts,
       unit.gradients += parts.gradients->of(i).resident_bytes();
     }
     if (parts.optimizer != nullptr && flat.trainable()) {
-      const bool here = flat.options().states == Tier::kMemory;
-      const int64_t numel = here ? flat.owned().numel() : 0;
-      unit.optimizer += 2 * Bytes(numel, flat.master_dtype());
+      const int number = static_cast<int>(i);
+      unit.optimizer += 2 * parts.optimizer->exp_avg(number).resident_bytes();
     }
     if (flat.can_be_freed() && flat.whole()) {
       unit.working += Bytes(flat.whole_numel(), flat.dtype());

@@ -257,11 +257,14 @@ absl::Status Trainer::UpdateParameters() {
   outcome_.reset();  // one that nobody has asked for
   SetScheduledRate();
   parts_->gradients->Enter();
-  TESSERA_ASSIGN_OR_RETURN(
-      StepOutcome outcome,
-      StepShards(parts_->flats, parts_->gradients.get(), parts_->divisor(),
-                 parts_->settings.step, parts_->optimizer.get(),
-                 parts_->comm.get()));
+  absl::StatusOr<StepOutcome> made = StepShards(
+      parts_->flats, parts_->gradients.get(), parts_->divisor(),
+      parts_->settings.step, parts_->optimizer.get(), parts_->comm.get());
+  if (!made.ok() && parts_->optimizer->half_stepped()) {
+    parts_->Lose(made.status());
+  }
+  TESSERA_RETURN_IF_ERROR(made.status());
+  StepOutcome outcome = *std::move(made);
   step_at_most_ = ++step_;
   if (outcome.pending()) {
     outcome_ = std::move(outcome);

@@ -306,10 +306,12 @@ void UpdateStream::EndComputed(Unit* unit) {
   for (const StreamedUpdate::State& state : unit->update.states) {
     if (unit->status.ok() && state.written) state.buffer->SetWritten();
   }
-  if (unit->status.ok() && unit->update.end != nullptr) {
-    unit->status = CatchTorch("update of states on the host",
-                              [&] { unit->end = unit->update.end(); });
-    if (!unit->status.ok()) Fail(unit->status);
+  if (unit->update.end != nullptr) {  // after an error, too: some is on its way
+    const absl::Status ended = CatchTorch("update of states on the host", [&] {
+      unit->end = unit->update.end();
+    });
+    if (!ended.ok()) Fail(ended);
+    unit->status.Update(ended);
   }
   unit->update = StreamedUpdate();
   unit->computed.End(unit->status, unit->end);

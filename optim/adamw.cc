@@ -39,14 +39,18 @@ absl::Status AdamW::EnsureState(size_t u) {
         MemoryKind::kOptimizer, options.PlaceOf(options.states),
         absl::StrCat(state, " of unit ", flat.name()));
   };
-  TESSERA_ASSIGN_OR_RETURN(states_[u].exp_avg, allocate("exp_avg"));
-  if (flat.updated_on_host()) TESSERA_RETURN_IF_ERROR(EnsureHostBuffers(u));
-  TESSERA_ASSIGN_OR_RETURN(states_[u].exp_avg_sq, allocate("exp_avg_sq"));
+  State made;  // all of it, or nothing
+  TESSERA_ASSIGN_OR_RETURN(made.exp_avg, allocate("exp_avg"));
+  TESSERA_ASSIGN_OR_RETURN(made.exp_avg_sq, allocate("exp_avg_sq"));
+  if (flat.updated_on_host()) {
+    TESSERA_RETURN_IF_ERROR(AllocateHostBuffers(flat, &made));
+  }
+  states_[u] = std::move(made);
   return absl::OkStatus();
 }
 
-absl::Status AdamW::EnsureHostBuffers(size_t u) {
-  const FlatParameter& flat = *flats_[u];
+absl::Status AdamW::AllocateHostBuffers(const FlatParameter& flat,
+                                        State* state) {
   const auto allocate = [&](at::ScalarType dtype, MemoryKind kind,
                             const char* what) {
     return TieredBuffer::Allocate(flat.owned().numel(), dtype, flat.device(),
@@ -55,14 +59,14 @@ absl::Status AdamW::EnsureHostBuffers(size_t u) {
   };
   if (!flat.stage().sharded_gradients) {
     TESSERA_ASSIGN_OR_RETURN(
-        states_[u].gradient,
+        state->gradient,
         allocate(flat.master_dtype(), MemoryKind::kGradients, "gradient"));
   }
   const bool masters_are_it = flat.dtype() == flat.master_dtype() &&
                               flat.options().states == Tier::kHost;
   if (!masters_are_it && flat.options().parameters == Tier::kMemory) {
     TESSERA_ASSIGN_OR_RETURN(
-        states_[u].working,
+        state->working,
         allocate(flat.dtype(), MemoryKind::kOptimizer, "new values"));
   }
   return absl::OkStatus();
@@ -98,42 +102,56 @@ absl::Status AdamW::Step(Gradients* gradients, const GradientFactor& factor,
                          const AfterUnit& after) {
   return CatchTorch("optimizer step", [&]() -> absl::Status {
     TorchScope scope;
-    UnitStep::Counts counts;
-    std::optional<HostFactor> on_host;
     std::vector<Awaited> awaited;
     counted_.clear();
-    for (size_t u = 0; u < flats_.size(); ++u) {
-      const FlatParameter& flat = *flats_[u];
-      const FlatGradient& gradient = gradients->of(u);
-      if (!gradient.has_step_gradient()) continue;
-      CountStep(flat, gradient);
-      states_[u].written = true;
-      const UnitStep step(flat, gradient, steps_, options_, factor);
-      CommFuture updated;
-      if (flat.updated_on_host()) {
-        if (!on_host.has_value()) on_host.emplace(factor);
-        TESSERA_ASSIGN_OR_RETURN(updated,
-                                 StartOnHost(u, step, *on_host, gradients));
-      } else if (flat.options().stream != nullptr && flat.device().is_cpu()) {
-        updated = StartOnDisk(u, step, gradients);
-      } else {
-        TESSERA_ASSIGN_OR_RETURN(const bool working_written,
-                                 StepHere(u, step, gradient, &counts));
-        if (after) TESSERA_RETURN_IF_ERROR(after(u, working_written, {}));
-        continue;
-      }
-      if (flat.can_be_freed()) {
-        TESSERA_RETURN_IF_ERROR(after(u, /*working_written=*/true, updated));
-      } else {
-        awaited.push_back({u, updated});
-      }
-    }
+    half_stepped_ = false;
+    absl::Status status = StepUnits(gradients, factor, after, &awaited);
+    // All of them, whatever becomes of some: the device writes to their memory.
+    for (const Awaited& each : awaited) status.Update(each.updated.Wait());
     for (const Awaited& each : awaited) {
-      TESSERA_RETURN_IF_ERROR(each.updated.Wait());
-      TESSERA_RETURN_IF_ERROR(after(each.flat, /*working_written=*/true, {}));
+      TESSERA_RETURN_IF_ERROR(status);
+      status = after(each.flat, /*working_written=*/true, {});
     }
-    return absl::OkStatus();
+    if (status.ok()) half_stepped_ = false;
+    return status;
   });
+}
+
+// What is always whole on a device is awaited: its all-gather follows, in the
+// same order on all ranks.
+absl::Status AdamW::StepUnits(Gradients* gradients,
+                              const GradientFactor& factor,
+                              const AfterUnit& after,
+                              std::vector<Awaited>* awaited) {
+  UnitStep::Counts counts;
+  std::optional<HostFactor> on_host;
+  for (size_t u = 0; u < flats_.size(); ++u) {
+    const FlatParameter& flat = *flats_[u];
+    const FlatGradient& gradient = gradients->of(u);
+    if (!gradient.has_step_gradient()) continue;
+    CountStep(flat, gradient);
+    states_[u].written = true;
+    const UnitStep step(flat, gradient, steps_, options_, factor);
+    CommFuture updated;
+    bool working_written = true;
+    if (flat.updated_on_host()) {
+      if (!on_host.has_value()) on_host.emplace(factor);
+      TESSERA_ASSIGN_OR_RETURN(updated,
+                               StartOnHost(u, step, *on_host, gradients));
+    } else if (flat.options().stream != nullptr && flat.device().is_cpu()) {
+      updated = StartOnDisk(u, step, gradients);
+    } else {
+      TESSERA_ASSIGN_OR_RETURN(working_written,
+                               StepHere(u, step, gradient, &counts));
+    }
+    half_stepped_ = true;
+    if (flat.updated_on_host() && !flat.can_be_freed()) {
+      awaited->push_back({u, updated});
+    } else if (after) {
+      TESSERA_RETURN_IF_ERROR(after(u, working_written, updated));
+    }
+  }
+  return absl::OkStatus();
 }
 
 // What lies elsewhere, its shard or what Engine::Offload has taken there, is
@@ -237,7 +255,8 @@ int64_t AdamW::resident_bytes() const {
   const UpdateStream* stream = nullptr;
   for (size_t u = 0; u < states_.size(); ++u) {
     bytes += states_[u].exp_avg.resident_bytes() * 2;
-    if (flats_[u]->options().stream != nullptr) {
+    if (flats_[u]->options().stream != nullptr &&
+        flats_[u]->device().is_cpu()) {
       stream = flats_[u]->options().stream.get();
     }
   }

@@ -63,6 +63,8 @@ class AdamW {
       size_t flat, bool working_written, const CommFuture& updated)>;
   absl::Status Step(Gradients* gradients, const GradientFactor& factor = {},
                     const AfterUnit& after = nullptr);
+  // The last Step has returned an error after it had stepped some units. LOCAL.
+  bool half_stepped() const { return half_stepped_; }
   // The device has skipped the last Step: it does not count. Once. LOCAL.
   void Uncount();
 
@@ -110,6 +112,8 @@ class AdamW {
     CommFuture updated;
   };
   void CountStep(const FlatParameter& flat, const FlatGradient& gradient);
+  absl::Status StepUnits(Gradients* gradients, const GradientFactor& factor,
+                         const AfterUnit& after, std::vector<Awaited>* awaited);
   CommFuture StartOnDisk(size_t u, const UnitStep& step, Gradients* gradients);
   absl::StatusOr<CommFuture> StartOnHost(size_t u, const UnitStep& step,
                                          const HostFactor& factor,
@@ -119,13 +123,15 @@ class AdamW {
                                 const FlatGradient& gradient,
                                 UnitStep::Counts* counts);
   absl::Status EnsureState(size_t flat);
-  absl::Status EnsureHostBuffers(size_t flat);
+  static absl::Status AllocateHostBuffers(const FlatParameter& flat,
+                                          State* state);
   std::vector<std::shared_ptr<FlatParameter>> flats_;
   std::vector<State> states_;
   std::vector<int64_t> steps_;
   std::vector<size_t> counted_;  // whose number the last Step has raised
   AdamWOptions options_;
   double configured_rate_ = 0;
+  bool half_stepped_ = false;
 };
 
 }  // namespace tessera

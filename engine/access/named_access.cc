@@ -126,7 +126,7 @@ absl::Status NamedAccess::SetMaster(absl::string_view name,
     return flat.PublishOwned();
   });
   if (!written.ok()) {
-    parts_->FailDisk(written);
+    parts_->FailTiers(written);
     return scope.Fail(written);
   }
   const auto& parameters = flat.parameters();
@@ -214,7 +214,7 @@ absl::Status NamedAccess::SetState(absl::string_view name, OptimizerState which,
             WriteOwned(flat, place.parameter, value, owned->View()));
         return raised.Commit();
       });
-  if (!written.ok()) parts_->FailDisk(written);
+  if (!written.ok()) parts_->FailTiers(written);
   return parts_->comm->AgreeOk(written, "Engine::SetOptimizerState");
 }
 

@@ -238,7 +238,7 @@ absl::Status LoadAll(const Loading& loading, EngineParts* parts) {
     const absl::Status status = LoadFlat(loading, *parts, u, &could_read);
     if (status.ok()) continue;
     if (could_read) {
-      parts->FailDisk(status);
+      parts->FailTiers(status);
       return exclusive.Fail(status);
     }
     if (u == 0) return exclusive.Commit(status);

@@ -91,8 +91,8 @@ absl::Status AddPieces(const TrainingState& state, const StateTable& table,
       const TieredBuffer* const buffer = table.Buffer(slot.flat, kind);
       if (buffer != nullptr && buffer->elsewhere()) {
         piece.elsewhere = PieceElsewhere(*buffer, mine);
-        // Who writes to it later ends the save before, by the stream.
-        if (flat.options().stream == nullptr) {
+        // A program's write to it later ends the save before, by the stream.
+        if (flat.options().stream == nullptr && kind == StateTable::kValue) {
           TESSERA_RETURN_IF_ERROR(TakeCopy(*buffer, &piece));
         }
       } else {

@@ -45,12 +45,10 @@ class Loading {
     // Nothing is refused from here on.
     *changed = true;
     TESSERA_RETURN_IF_ERROR(Agree([&] { return Place(); }));
-    if (OnDisk()) {
-      TESSERA_RETURN_IF_ERROR(RunTogether(state_.comm, "LoadCheckpoint", [&] {
-        TorchScope scope;
-        return reads_.ReadToDisk(&reader_);
-      }));
-    }
+    TESSERA_RETURN_IF_ERROR(RunTogether(state_.comm, "LoadCheckpoint", [&] {
+      TorchScope scope;
+      return reads_.ReadToDisk(&reader_);
+    }));
     TESSERA_RETURN_IF_ERROR(Agree([&] { return Resume(); }));
     loaded_.report.bytes_read = reader_.bytes_read();
     return std::move(loaded_);
@@ -61,13 +59,6 @@ class Loading {
   absl::Status Agree(const Work& work) {
     return state_.comm->AgreeOk(CatchTorch("LoadCheckpoint", work),
                                 "LoadCheckpoint");
-  }
-
-  // The same on all ranks.
-  bool OnDisk() const {
-    return std::any_of(
-        state_.flats.begin(), state_.flats.end(),
-        [](const auto& flat) { return flat->options().stream != nullptr; });
   }
 
   absl::Status Prepare() {

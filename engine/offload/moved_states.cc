@@ -35,8 +35,15 @@ absl::Status Check(const EngineParts& parts, const OffloadStates& states) {
         absl::StrCat(kOffload, ": device: expected cpu for a module on ",
                      parts.device().str(), ", got nvme"));
   }
-  if (states.nvme_path.empty() && parts.settings.offload.swap.folder.empty()) {
+  const std::string& configured = parts.settings.offload.swap.folder;
+  if (states.nvme_path.empty() && configured.empty()) {
     return refuse("nvme_path: expected a folder, got none");
+  }
+  // A rank has one file.
+  if (parts.stream != nullptr && !states.nvme_path.empty() &&
+      states.nvme_path != configured) {
+    return refuse("nvme_path: expected none, or the configuration's \"",
+                  configured, "\", got \"", states.nvme_path, "\"");
   }
   return absl::OkStatus();
 }
@@ -60,33 +67,40 @@ absl::StatusOr<TieredBuffer::Place> PlaceOf(const EngineParts& parts,
   return place;
 }
 
-// move(buffer, configured): of what `states` says of all units, and where the
+// move(buffer, configured): of what `states` says of a unit, and where the
 // configuration has it.
 template <typename Move>
-absl::Status ForEach(EngineParts* parts, const OffloadStates& states,
+absl::Status MoveUnit(EngineParts* parts, size_t u, const OffloadStates& states,
+                      const Move& move) {
+  FlatParameter& flat = *parts->flats[u];
+  const FlatParameterOptions& options = flat.options();
+  TieredBuffer* const shard = flat.shard_buffer();
+  TieredBuffer* const masters = flat.masters_buffer();
+  if (states.parameters && shard != nullptr) {
+    TESSERA_RETURN_IF_ERROR(move(shard, options.parameters));
+  }
+  if (states.masters && masters != nullptr && masters != shard) {
+    TESSERA_RETURN_IF_ERROR(move(masters, options.states));
+  }
+  AdamW* const optimizer = parts->optimizer.get();
+  const int number = static_cast<int>(u);
+  if (!states.optimizer || optimizer == nullptr ||
+      !optimizer->exp_avg(number).defined()) {
+    return absl::OkStatus();
+  }
+  TESSERA_RETURN_IF_ERROR(move(&optimizer->exp_avg(number), options.states));
+  return move(&optimizer->exp_avg_sq(number), options.states);
+}
+
+template <typename Move>
+absl::Status MoveAll(EngineParts* parts, const OffloadStates& states,
                      const Move& move) {
   return CatchTorch(kOffload, [&]() -> absl::Status {
     TorchScope scope;
     for (size_t u = 0; u < parts->flats.size(); ++u) {
-      FlatParameter& flat = *parts->flats[u];
-      const FlatParameterOptions& options = flat.options();
-      TieredBuffer* const shard = flat.shard_buffer();
-      TieredBuffer* const masters = flat.masters_buffer();
-      if (states.parameters && shard != nullptr) {
-        TESSERA_RETURN_IF_ERROR(move(shard, options.parameters));
-      }
-      if (states.masters && masters != nullptr && masters != shard) {
-        TESSERA_RETURN_IF_ERROR(move(masters, options.states));
-      }
-      const int number = static_cast<int>(u);
-      if (!states.optimizer || parts->optimizer == nullptr ||
-          !parts->optimizer->exp_avg(number).defined()) {
-        continue;
-      }
-      TESSERA_RETURN_IF_ERROR(
-          move(&parts->optimizer->exp_avg(number), options.states));
-      TESSERA_RETURN_IF_ERROR(
-          move(&parts->optimizer->exp_avg_sq(number), options.states));
+      const absl::Status moved = MoveUnit(parts, u, states, move);
+      parts->flats[u]->SetMoved();
+      TESSERA_RETURN_IF_ERROR(moved);
     }
     return absl::OkStatus();
   });
@@ -102,10 +116,11 @@ absl::Status OffloadStatesOf(EngineParts* parts, const OffloadStates& states) {
   if (states.device == "cpu" && parts->device().is_cpu()) {
     return scope.Commit();
   }
-  absl::StatusOr<TieredBuffer::Place> place = PlaceOf(*parts, states);
+  const absl::StatusOr<TieredBuffer::Place> place = PlaceOf(*parts, states);
   absl::Status moved = place.status();
+  parts->moved = true;
   if (moved.ok()) {
-    moved = ForEach(parts, states, [&](TieredBuffer* buffer, Tier) {
+    moved = MoveAll(parts, states, [&](TieredBuffer* buffer, Tier) {
       return buffer->elsewhere() ? absl::OkStatus() : buffer->Move(*place);
     });
   }
@@ -118,7 +133,7 @@ absl::Status ReloadStatesOf(EngineParts* parts) {
   ExclusiveScope scope(parts, kReload);
   TESSERA_RETURN_IF_ERROR(scope.Begin());
   const absl::Status moved =
-      ForEach(parts, OffloadStates(), [](TieredBuffer* buffer, Tier before) {
+      MoveAll(parts, OffloadStates(), [](TieredBuffer* buffer, Tier before) {
         return before == Tier::kMemory ? buffer->Move({}) : absl::OkStatus();
       });
   return scope.Commit(parts->comm->AgreeOk(moved, kReload));

@@ -7,6 +7,7 @@ namespace tessera {
 
 absl::Status EngineParts::CheckOpen() const {
   if (closed) return absl::FailedPreconditionError("the engine was closed");
+  TESSERA_RETURN_IF_ERROR(lost);
   if (gradients != nullptr && gradients->runs()) {
     return absl::FailedPreconditionError(
         "called within an Engine::Backward, by a hook or another thread: call "
@@ -41,6 +42,20 @@ absl::StatusOr<FlatParameter*> EngineParts::FindFlat(
   }
   return absl::NotFoundError(absl::StrCat(
       "there is no unit '", name, "'; Engine::DescribeUnits lists them"));
+}
+
+void EngineParts::FailTiers(const absl::Status& status) {
+  if (stream != nullptr) stream->Fail(status);
+  if (stream == nullptr && moved) Lose(status);
+}
+
+void EngineParts::Lose(const absl::Status& status) {
+  lost.Update(absl::Status(
+      status.code(),
+      absl::StrCat(
+          status.message(),
+          " (so the model's states are neither those of before nor "
+          "those of after: go on from a checkpoint, in a new engine)")));
 }
 
 double EngineParts::divisor() const {

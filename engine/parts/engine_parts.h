@@ -36,7 +36,8 @@ struct ParameterRef {
 };
 
 struct EngineParts {
-  // FailedPrecondition after Close, and within a Backward. LOCAL.
+  // FailedPrecondition after Close, and within a Backward; what has been lost.
+  // LOCAL.
   absl::Status CheckOpen() const;
   // FailedPrecondition while a scope of Engine::Summon is open. LOCAL.
   absl::Status CheckNotSummoned() const;
@@ -47,11 +48,12 @@ struct EngineParts {
   FlatParameter& flat(const ParameterRef& place) const {
     return *flats[static_cast<size_t>(place.flat)];
   }
-  // A call that changes masters or states could not end: where some of them lie
-  // on a disk nothing trains on with what is there now. LOCAL.
-  void FailDisk(const absl::Status& status) const {
-    if (stream != nullptr) stream->Fail(status);
-  }
+  // A call that changes masters or states could not end: where some of them are
+  // elsewhere, what is there is neither the old nor the new, and nothing trains
+  // on with it. LOCAL.
+  void FailTiers(const absl::Status& status);
+  // The same wherever they are: some units have been stepped. LOCAL.
+  void Lose(const absl::Status& status);
   // What the step's gradients are divided by at last. REQUIRES: open.
   double divisor() const;
   at::Device device() const;
@@ -74,10 +76,12 @@ struct EngineParts {
   std::shared_ptr<const PlanReport> plan;       // EngineOptions::plan
   std::unique_ptr<AdamW> optimizer;  // null: the configuration has none
   std::optional<LossScaler> scaler;
-  std::shared_ptr<UpdateStream> stream;  // null: nothing is on a disk
+  std::shared_ptr<UpdateStream> stream;  // null: all is in memory
   bool shares_working_copy = false;
   std::shared_ptr<ServedGathers> served;  // null: gathers are collectives
   bool closed = false;
+  bool moved = false;  // by Engine::Offload
+  absl::Status lost;
 
   // ---- by Trainer::SetLearningRate, and LoadCheckpoint ----
   std::optional<double> program_rate;

@@ -133,7 +133,9 @@ struct OffloadStates {
   // "cpu": page-locked memory of the host, of a module on a device; "nvme": a
   // file in nvme_path, of a module on the CPU.
   std::string device = "cpu";
-  std::string nvme_path;  // "": the configuration's
+  // "": the configuration's, which no other is to be where some states are on
+  // nvme already.
+  std::string nvme_path;
 };
 
 // What AdamW keeps of each element.

@@ -149,12 +149,9 @@ OffloadOptions OffloadOf(const proto::Config& config) {
   OffloadOptions offload;
   const proto::OffloadParam& parameters =
       config.zero_optimization().offload_param();
-  // nvme counts as cpu below stage 3 (config/validate_sharding.cc).
-  const bool below_3 = config.zero_optimization().has_stage() &&
-                       config.zero_optimization().stage() < 3;
-  const auto tier_of = [below_3](const std::string& device) {
-    if (device == "nvme" && !below_3) return Tier::kDisk;
-    return device == "none" || device.empty() ? Tier::kMemory : Tier::kHost;
+  const auto tier_of = [](const std::string& device) {
+    if (device == "nvme") return Tier::kDisk;
+    return device == "cpu" ? Tier::kHost : Tier::kMemory;
   };
   if (config.has_optimizer()) offload.states = tier_of(optimizer.device());
   offload.parameters = tier_of(parameters.device());

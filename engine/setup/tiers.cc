@@ -76,19 +76,12 @@ bool IsOnCpu(const FlatPlan& flat) {
   return flat.parameters[0].tensor.device().is_cpu();
 }
 
-// kMemory where `wanted` is not for such a unit.
-Tier TierFor(Tier wanted, const FlatPlan& flat, Stage stage, bool parameters) {
-  switch (wanted) {
-    case Tier::kMemory:
-      return Tier::kMemory;
-    case Tier::kHost: {
-      const bool sharded =
-          parameters ? stage.sharded_parameters : stage.sharded_optimizer;
-      return sharded && !IsOnCpu(flat) ? wanted : Tier::kMemory;
-    }
-    case Tier::kDisk:
-      return stage.sharded_parameters ? wanted : Tier::kMemory;
-  }
+// Of `sharded` states or parameters: kMemory where `wanted` is not for such a
+// unit. Below stage 3 nvme counts as cpu (config/validate_sharding.cc).
+Tier TierFor(Tier wanted, const FlatPlan& flat, Stage stage, bool sharded) {
+  if (wanted == Tier::kDisk && stage.sharded_parameters) return wanted;
+  return wanted != Tier::kMemory && sharded && !IsOnCpu(flat) ? Tier::kHost
+                                                              : Tier::kMemory;
 }
 
 // Those of a device are on the host, where they are needed.
@@ -134,6 +127,7 @@ TierChoice ChooseTiers(const OffloadOptions& options,
           : total;
   double passed = 0;   // this one, and all behind it
   int two_copies = 0;  // 1: of some unit masters and parameters stream
+  int gradients = 0;   // 1: and gradients
   for (size_t i = flats.size(); i-- > 0;) {
     FlatParameterOptions& flat = (*flat_options)[i];
     passed += static_cast<double>(numels[i]);
@@ -148,19 +142,22 @@ TierChoice ChooseTiers(const OffloadOptions& options,
       choice.on_disk |= tier == Tier::kDisk;
       return tier;
     };
-    flat.states = take(TierFor(options.states, flats[i], flat.stage, false),
+    flat.states = take(TierFor(options.states, flats[i], flat.stage,
+                               flat.stage.sharded_optimizer),
                        states, StateItemBytes(flats[i]), &choice.states);
     flat.gradients = TierOfGradients(options, flats[i], flat);
-    flat.parameters = take(
-        TierFor(options.parameters, flats[i], flat.stage, true), parameters,
-        BytesOf(ElementType(flats[i].working_dtype)), &choice.parameters);
+    if (flat.gradients == Tier::kDisk) gradients = 1;
+    flat.parameters =
+        take(TierFor(options.parameters, flats[i], flat.stage,
+                     flat.stage.sharded_parameters),
+             parameters, BytesOf(ElementType(flats[i].working_dtype)),
+             &choice.parameters);
     const bool separate = flats[i].working_dtype != flats[i].dtype ||
                           at::isReducedFloatingType(flats[i].working_dtype);
     if (flat.parameters == Tier::kDisk && separate) two_copies = 1;
   }
-  choice.stream.most_states = choice.on_disk && options.updates
-                                  ? 3 + two_copies + (options.gradients ? 1 : 0)
-                                  : 0;
+  choice.stream.most_states =
+      choice.on_disk && options.updates ? 3 + two_copies + gradients : 0;
   return choice;
 }
 

@@ -24,10 +24,6 @@ ShardedCopy::ShardedCopy(const FlatDescription* flat, Traits traits,
     : WorkingCopy(flat,
                   [&] {
                     traits.can_be_freed = true;
-                    traits.resident_numel =
-                        flat->options().parameters == Tier::kMemory
-                            ? flat->layout().shard_numel()
-                            : 0;
                     return traits;
                   }()),
       live_(live) {}

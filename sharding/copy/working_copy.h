@@ -49,7 +49,7 @@ class WorkingCopy {
     bool keeps_secondary = false;
     // After an update the other ranks' parts have to be fetched (Publish).
     bool publishes = false;
-    // Elements held between uses.
+    // Elements held between uses, where there is no OwnedBuffer.
     int64_t resident_numel = 0;
   };
 

@@ -128,11 +128,11 @@ absl::Status FlatParameter::WriteBackToMasters(const at::Tensor& mine) {
 absl::Status FlatParameter::AwaitUpdate() {
   absl::Status status = updated_.Wait();
   if (options().stream != nullptr) status.Update(options().stream->Drain());
-  if (!status.ok() || !updated_.valid()) return status;
+  if (!updated_.valid()) return status;
   kept_.Order();
   kept_ = StreamPoint::Now(device());  // another stream may be the next
-  updated_ = CommFuture();
-  return absl::OkStatus();
+  if (status.ok()) updated_ = CommFuture();
+  return status;
 }
 
 uint64_t FlatParameter::TakeWritten() {

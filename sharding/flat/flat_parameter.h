@@ -179,6 +179,12 @@ class FlatParameter final : public FlatDescription,
   at::Tensor separate_working() const;
   // Where it lies if that is elsewhere; else null.
   TieredBuffer* separate_working_elsewhere() ABSL_NO_THREAD_SAFETY_ANALYSIS;
+  // This thread's current stream has moved masters or the shard to other
+  // memory. LOCAL.
+  void SetMoved() {
+    absl::MutexLock lock(&mutex_);
+    kept_ = StreamPoint::Now(device());
+  }
   // For a flat whose parameters were unfrozen. LOCAL. ResourceExhausted.
   absl::Status MakeMasters();
   // Back to the state before that. LOCAL.

@@ -86,10 +86,15 @@ absl::StatusOr<FlatBuffer> FlatBuffer::AllocatePinned(int64_t numel,
   buffer.kind_ = kind;
   TESSERA_RETURN_IF_ERROR(
       buffer.Enter(&MemoryLedger::Host(), numel * buffer.item_bytes_));
-  TESSERA_RETURN_IF_ERROR(CatchTorch("allocate pinned memory", [&] {
+  const absl::Status made = CatchTorch("allocate pinned memory", [&] {
     buffer.tensor_ = at::zeros(
         {numel}, at::TensorOptions(dtype).device(at::kCPU).pinned_memory(true));
-  }));
+  });
+  // A driver's own words for it are no kind of error of libtorch's.
+  if (!made.ok()) {
+    return MemoryLedger::Host().Refused(numel * buffer.item_bytes_,
+                                        MemoryKindName(kind), made.message());
+  }
   buffer.data_ = static_cast<char*>(buffer.tensor_.mutable_data_ptr());
   return buffer;
 }
