@@ -11,6 +11,8 @@
 #include "absl/strings/str_split.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
+#include "c10/core/StreamGuard.h"
+#include "c10/core/impl/VirtualGuardImpl.h"
 #include "comm/world/world.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -116,6 +118,39 @@ TESSERA_RANK_FUNCTION(SaveAndLoad) {
   return loaded == text ? text : absl::StrCat("saved\n", text, "\n", loaded);
 }
 
+// "way": an engine ends without Close while its last step is being made.
+TESSERA_RANK_FUNCTION(EndsAfterAStep) {
+  TESSERA_ASSIGN_OR_RETURN(DeviceRun run, DeviceRun::Make(WayOf(args), world));
+  TESSERA_RETURN_IF_ERROR(run.TrainStep());
+  TESSERA_RETURN_IF_ERROR(run.TrainStep());
+  run.engine = nullptr;
+  testdevice::CheckFreed();
+  testdevice::SetMode(testdevice::Mode::kAtOnce);
+  for (const auto& fault : testdevice::Faults()) return fault.message;
+  return "ended";
+}
+
+// "way": moved on another stream than what comes after, which no event of the
+// program's orders.
+TESSERA_RANK_FUNCTION(MovesOnAStream) {
+  TESSERA_ASSIGN_OR_RETURN(DeviceRun run, DeviceRun::Make(WayOf(args), world));
+  TESSERA_RETURN_IF_ERROR(run.TrainStep());
+  const at::Device device = testdevice::TestDevice(1);
+  const c10::Stream side = c10::impl::VirtualGuardImpl(device.type())
+                               .getStreamFromGlobalPool(device);
+  {
+    const c10::StreamGuard guard(side);
+    TESSERA_RETURN_IF_ERROR(run.engine->Offload());
+  }
+  TESSERA_RETURN_IF_ERROR(run.TrainStep());
+  {
+    const c10::StreamGuard guard(side);
+    TESSERA_RETURN_IF_ERROR(run.engine->Reload());
+  }
+  TESSERA_RETURN_IF_ERROR(run.TrainStep());
+  return run.Finish();
+}
+
 Way WayOf(int stage, int fp16, int offload, const char* device = "1/workers") {
   return {device, stage, 0.5, 2, fp16, 0, offload};
 }
@@ -148,6 +183,27 @@ TEST(DeviceOffload, CallsFindWhatIsElsewhere) {
           }
         }
       }
+    }
+  }
+}
+
+TEST(DeviceOffload, AnEngineMayEndWhileItsStepIsBeingMade) {
+  for (const int stage : {2, 3}) {
+    for (const int offload : {1, 2}) {
+      const Way way = WayOf(stage, kBf16, offload);
+      EXPECT_THAT(RankPool::Get(2)->Run("EndsAfterAStep", TextOf(way)),
+                  ::testing::Each(IsOkAndHolds("ended")))
+          << TextOf(way);
+    }
+  }
+}
+
+TEST(DeviceOffload, StatesMayMoveOnAnyStream) {
+  for (const int stage : {1, 3}) {
+    for (const int fp16 : {kFp32, kBf16}) {
+      const std::string way = TextOf(WayOf(stage, fp16, 0));
+      const Answers got = RankPool::Get(2)->Run("MovesOnAStream", way);
+      for (const auto& answer : got) TESSERA_EXPECT_OK(answer);
     }
   }
 }

@@ -97,6 +97,28 @@ TEST_P(EngineGpuTest, Fp16Clipping) {
   ExpectEqualsOracle(spec_, world_size_);
 }
 
+// States, gradients and parameters in the host's memory, or states on a disk.
+TEST_P(EngineGpuTest, StatesOnTheHost) {
+  if (spec_.stage == 0) GTEST_SKIP() << "stage 0 shards none";
+  for (const char* dtype : {"fp32", "bf16"}) {
+    for (const char* tier : {"cpu", "nvme"}) {
+      spec_.dtype = dtype;
+      spec_.tier = tier;
+      spec_.states_on_disk = 1;
+      spec_.clipping = 0.5;
+      const bool moves = spec_.stage == 3 && spec_.tier == "cpu";
+      spec_.parameters_in_memory = moves ? 0 : -1;
+      ExpectEqualsOracle(spec_, world_size_);
+    }
+  }
+}
+
+TEST_P(EngineGpuTest, StatesThatMoveToTheHostForAWhile) {
+  spec_.steps = 4;
+  spec_.moved = "cpu";
+  ExpectEqualsOracle(spec_, world_size_);
+}
+
 TEST_P(EngineGpuTest, AResumedRunIsTheOneThatDidNotStop) {
   spec_.steps = kSteps;
   const TempFolder folder;

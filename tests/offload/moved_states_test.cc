@@ -13,6 +13,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/rank_pool.h"
+#include "tests/support/temp_folder.h"
 #include "tests/support/training.h"
 
 namespace tessera {
@@ -90,6 +91,51 @@ TEST(MovedStates, TakeNoMemoryMeanwhile) {
       RankPool::Get(2)->Run("TakenMemory", "optimizer"),
       Each(IsOkAndHolds(
           "parameters optimizer | parameters | parameters optimizer ")));
+}
+
+// "folder": what a step makes of a checkpoint that is loaded over states that
+// are elsewhere; the parameters are those of the run that saved it.
+TESSERA_RANK_FUNCTION(LoadsWhileMoved) {
+  TrainingSpec spec;
+  spec.stage = 3;
+  spec.dtype = "bf16";
+  spec.steps = 3;
+  spec.served = spec.shared = "off";
+  const auto make = [&](std::shared_ptr<TestModel>* model) {
+    *model = BuildModel(spec.model, world.rank());
+    return MakeEngine(*model, spec, world.communicator());
+  };
+  const auto train = [&](Engine& engine, TestModel& model, int first, int end) {
+    TrainingSpec part = spec;
+    part.steps = end;
+    Record record;
+    return TrainSteps(engine, model, part, world.rank(), first, &record);
+  };
+  std::shared_ptr<TestModel> model;
+  TESSERA_ASSIGN_OR_RETURN(auto engine, make(&model));
+  TESSERA_RETURN_IF_ERROR(train(*engine, *model, 0, 2));
+  TESSERA_RETURN_IF_ERROR(engine->SaveCheckpoint(std::string(args)));
+  TESSERA_RETURN_IF_ERROR(train(*engine, *model, 2, 3));
+  TESSERA_ASSIGN_OR_RETURN(const Record wanted, ParametersOf(*engine, *model));
+  TESSERA_RETURN_IF_ERROR(engine->Close());
+
+  TESSERA_ASSIGN_OR_RETURN(engine, make(&model));
+  TESSERA_RETURN_IF_ERROR(train(*engine, *model, 0, 1));
+  OffloadStates states;
+  states.device = "nvme";
+  states.nvme_path = TrainingSpec::SwapFolder();
+  TESSERA_RETURN_IF_ERROR(engine->Offload(states));
+  TESSERA_RETURN_IF_ERROR(engine->LoadCheckpoint(std::string(args)).status());
+  TESSERA_RETURN_IF_ERROR(train(*engine, *model, 2, 3));
+  TESSERA_ASSIGN_OR_RETURN(const Record got, ParametersOf(*engine, *model));
+  TESSERA_RETURN_IF_ERROR(engine->Close());
+  return FirstDifference(wanted, got);
+}
+
+TEST(MovedStates, AreLoadedWhereTheyAre) {
+  const TempFolder folder;
+  EXPECT_THAT(RankPool::Get(2)->Run("LoadsWhileMoved", folder / "checkpoint"),
+              Each(IsOkAndHolds("")));
 }
 
 // What Offload says of options that cannot be had; the engine trains on.

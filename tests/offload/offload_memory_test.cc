@@ -2,7 +2,6 @@
 // kernel (RLIMIT_AS): all of them on the disk, they train with the bits of the
 // same training in memory, hold what the plan says, and are loaded in still
 // less.
-#include <errno.h>
 #include <malloc.h>
 #include <sys/resource.h>
 #include <torch/torch.h>
@@ -10,6 +9,7 @@
 
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -168,17 +168,31 @@ void SettleAddressSpace() {
   torch::ones({1}, torch::requires_grad()).sum().backward();
 }
 
-// The ledger gives out no more than kLimitBytes, and the kernel no more address
-// space than that takes.
-absl::Status LimitMemory(int64_t before) {
-  MemoryLedger& ledger = MemoryLedger::Host();
-  ledger.SetLimit(before + kLimitBytes);
-  const int64_t left = before + kLimitBytes - ledger.total().current_bytes;
-  const auto limit = static_cast<rlim_t>(AddressSpaceBytes() + left);
-  const rlimit limits = {limit, limit};
-  if (setrlimit(RLIMIT_AS, &limits) == 0) return absl::OkStatus();
-  return absl::ErrnoToStatus(errno, "setrlimit(RLIMIT_AS)");
-}
+// While it is there the ledger gives out no more than kLimitBytes, of which
+// `before` is not counted, and the kernel no more address space than that
+// takes.
+class MemoryLimit {
+ public:
+  explicit MemoryLimit(int64_t before) {
+    MemoryLedger& ledger = MemoryLedger::Host();
+    const int64_t most = before + kLimitBytes;
+    const int64_t left = most - ledger.total().current_bytes;
+    ledger.SetLimit(most);
+    TORCH_CHECK(getrlimit(RLIMIT_AS, &before_) == 0);
+    rlimit limit = before_;
+    limit.rlim_cur = static_cast<rlim_t>(AddressSpaceBytes() + left);
+    TORCH_CHECK(setrlimit(RLIMIT_AS, &limit) == 0);
+  }
+  ~MemoryLimit() {
+    (void)setrlimit(RLIMIT_AS, &before_);
+    MemoryLedger::Host().SetLimit(MemoryLedger::kNoLimit);
+  }
+  MemoryLimit(const MemoryLimit&) = delete;
+  MemoryLimit& operator=(const MemoryLimit&) = delete;
+
+ private:
+  rlimit before_;
+};
 
 // At most 5 % more than planned.
 absl::Status CheckPlan(const std::string& folder, int64_t held) {
@@ -191,10 +205,10 @@ absl::Status CheckPlan(const std::string& folder, int64_t held) {
 // `args`: the folder; none: in memory, without a limit. What is limited is
 // training.
 TESSERA_RANK_FUNCTION(TrainDeep) {
-  MemoryLedger& ledger = MemoryLedger::Host();
   SettleAddressSpace();
   TESSERA_ASSIGN_OR_RETURN(DeepRun run, DeepRun::Make(std::string(args)));
-  if (!args.empty()) TESSERA_RETURN_IF_ERROR(LimitMemory(run.before));
+  std::optional<MemoryLimit> limit;
+  if (!args.empty()) limit.emplace(run.before);
   std::string record;
   TESSERA_RETURN_IF_ERROR(run.Train(world.rank(), 0, kSteps, &record));
   const absl::Status fits = run.CheckPeak(kLimitBytes);
@@ -209,7 +223,7 @@ TESSERA_RANK_FUNCTION(TrainDeep) {
     return absl::InternalError(absl::StrCat("read ", offload.bytes_read,
                                             ", wrote ", offload.bytes_written));
   }
-  ledger.SetLimit(MemoryLedger::kNoLimit);
+  limit.reset();
   TESSERA_RETURN_IF_ERROR(run.AddMasters(&record));
   run.End();
   if (args.empty()) return record;
