@@ -151,6 +151,25 @@ TESSERA_RANK_FUNCTION(MovesOnAStream) {
   return run.Finish();
 }
 
+// "way": the loss of a forward between Backward and Step, when gradients have
+// left for the host already.
+TESSERA_RANK_FUNCTION(LooksBeforeTheStep) {
+  TESSERA_ASSIGN_OR_RETURN(DeviceRun run, DeviceRun::Make(WayOf(args), world));
+  std::string text;
+  for (int step = 0; step < 3; ++step) {
+    TESSERA_RETURN_IF_ERROR(run.Backward());
+    at::Tensor loss;
+    {
+      const torch::NoGradGuard no_grad;
+      for (int i = 0; i < 8; ++i) loss = run.net->forward(run.x);
+    }
+    TESSERA_RETURN_IF_ERROR(run.engine->Step());
+    absl::StrAppend(&text, PrintOf(loss.cpu()), "\n");
+  }
+  TESSERA_RETURN_IF_ERROR(run.Finish().status());
+  return text;
+}
+
 Way WayOf(int stage, int fp16, int offload, const char* device = "1/workers") {
   return {device, stage, 0.5, 2, fp16, 0, offload};
 }
@@ -195,6 +214,18 @@ TEST(DeviceOffload, AnEngineMayEndWhileItsStepIsBeingMade) {
                   ::testing::Each(IsOkAndHolds("ended")))
           << TextOf(way);
     }
+  }
+}
+
+TEST(DeviceOffload, AForwardBeforeTheStepSeesTheOldValues) {
+  for (const int stage : {2, 3}) {
+    const auto losses = [&](int offload) {
+      Way way = WayOf(stage, kFp32, offload);
+      way.clipping = 0;  // the norm comes after all that was before the step
+      return RankPool::Get(2)->Run("LooksBeforeTheStep", TextOf(way));
+    };
+    const Answers expected = losses(0);
+    for (const int offload : {1, 2}) ExpectSame(expected, losses(offload));
   }
 }
 
