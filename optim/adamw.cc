@@ -112,6 +112,7 @@ absl::Status AdamW::Step(Gradients* gradients, const GradientFactor& factor,
       TESSERA_RETURN_IF_ERROR(status);
       status = after(each.flat, /*working_written=*/true, {});
     }
+    if (!status.ok() && !half_stepped_) Uncount();
     if (status.ok()) half_stepped_ = false;
     return status;
   });
@@ -169,6 +170,7 @@ absl::StatusOr<bool> AdamW::StepHere(size_t u, const UnitStep& step,
   const StepTensors tensors = {flat.masters(), states_[u].exp_avg.View(),
                                states_[u].exp_avg_sq.View(), gradient.owned(),
                                flat.separate_working()};
+  half_stepped_ = true;  // and not only when all of it is back where it lies
   const bool working_written =
       step.Apply({0, flat.owned().numel()}, tensors, counts);
   TESSERA_RETURN_IF_ERROR(exp_avg.Commit());

@@ -55,8 +55,9 @@ class Update {
                                  step_.steps_all() ? working : at::Tensor()};
     UnitStep::Counts counts;
     const bool written = step_.Apply(slice, tensors, &counts);
-    // A kernel leaves out the working copy of what it does not step.
-    if (working.defined() && !(written && step_.steps_all())) {
+    // A kernel leaves out the working copy of what it does not step, so it got
+    // none then.
+    if (working.defined() && !written) {
       working.copy_(tensors.masters);
     }
     if (!on_device_.defined()) return absl::OkStatus();

@@ -1,5 +1,4 @@
 // LoadState; saving is in training_state.cc.
-#include <algorithm>
 #include <cmath>
 #include <map>
 #include <utility>

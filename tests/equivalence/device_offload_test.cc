@@ -9,8 +9,10 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/memory/ledger.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
+#include "base/torch/device_ledger.h"
 #include "c10/core/StreamGuard.h"
 #include "c10/core/impl/VirtualGuardImpl.h"
 #include "comm/world/world.h"
@@ -170,6 +172,27 @@ TESSERA_RANK_FUNCTION(LooksBeforeTheStep) {
   return text;
 }
 
+// "way|": a step of moved states; with "refused" one that gets no memory of the
+// device comes before it, and changes nothing.
+TESSERA_RANK_FUNCTION(StepsAfterARefusal) {
+  const std::vector<std::string> words = absl::StrSplit(args, '|');
+  TESSERA_ASSIGN_OR_RETURN(DeviceRun run,
+                           DeviceRun::Make(WayOf(words[0]), world));
+  TESSERA_RETURN_IF_ERROR(run.TrainStep());
+  TESSERA_RETURN_IF_ERROR(run.engine->Offload());
+  TESSERA_RETURN_IF_ERROR(run.Backward());
+  if (words[1] == "refused") {
+    MemoryLedger& ledger = LedgerOf(testdevice::TestDevice(1));
+    ledger.SetLimit(ledger.total().current_bytes);
+    const absl::Status refused = run.engine->Step();
+    ledger.SetLimit(MemoryLedger::kNoLimit);
+    if (!absl::IsResourceExhausted(refused)) return refused.ToString();
+  }
+  TESSERA_RETURN_IF_ERROR(run.engine->Step());
+  TESSERA_RETURN_IF_ERROR(run.TrainStep());
+  return run.Finish();
+}
+
 Way WayOf(int stage, int fp16, int offload, const char* device = "1/workers") {
   return {device, stage, 0.5, 2, fp16, 0, offload};
 }
@@ -226,6 +249,15 @@ TEST(DeviceOffload, AForwardBeforeTheStepSeesTheOldValues) {
     };
     const Answers expected = losses(0);
     for (const int offload : {1, 2}) ExpectSame(expected, losses(offload));
+  }
+}
+
+TEST(DeviceOffload, ARefusedStepIsMadeLater) {
+  for (const int stage : {1, 3}) {
+    const std::string way = TextOf(WayOf(stage, kBf16, 0));
+    RankPool* const pool = RankPool::Get(1);
+    ExpectSame(pool->Run("StepsAfterARefusal", way + "|"),
+               pool->Run("StepsAfterARefusal", way + "|refused"));
   }
 }
 
