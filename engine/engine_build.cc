@@ -331,7 +331,10 @@ absl::Status Engine::Impl::TakeOver(std::vector<FlatPlan> flats) {
   if (parts_->settings.adamw.has_value()) {
     auto optimizer = AdamW::Create(parts_->flats, *parts_->settings.adamw);
     mine.Update(optimizer.status());
-    if (optimizer.ok()) parts_->optimizer = *std::move(optimizer);
+    if (optimizer.ok()) {
+      parts_->optimizer = *std::move(optimizer);
+      parts_->optimizer->SetEarlyBytes(parts_->settings.offload.early_bytes);
+    }
   }
   return parts_->comm->AgreeOk(mine, "Engine::Create");
 }

@@ -60,7 +60,9 @@ FlatSizes SizesOf(const Settings& settings, absl::Span<const FlatPlan> flats) {
   // Those of a device's states are the host's.
   const bool on_cpu =
       !flats.empty() && flats[0].parameters[0].tensor.device().is_cpu();
-  if (choice.any() && on_cpu) sizes.stream_bytes = StreamBytes(choice.stream);
+  if (choice.any() && on_cpu) {
+    sizes.stream_bytes = StreamBytes(choice.stream) + choice.early_bytes;
+  }
   for (size_t i = 0; i < flats.size(); ++i) {
     FlatSize& size = sizes.flats[i];
     size.states_elsewhere = options[i].states != Tier::kMemory;

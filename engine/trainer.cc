@@ -17,7 +17,6 @@
 #include "engine/parts/write_checks.h"
 #include "engine/setup/initial_sync.h"
 #include "offload/update_stream.h"
-#include "optim/lr_schedule.h"
 #include "optim/sharded_step.h"
 #include "sharding/dispatch/saved_tensors.h"
 #include "sharding/gradient/nested_graphs.h"
@@ -145,6 +144,7 @@ absl::Status Trainer::RunBackward(const at::Tensor& loss,
     micro_batch.outside_factor = SettledScales().made;
   }
   micro_batch.may_nest = MayNest(loss);
+  StepEarly(options, &micro_batch);
   // The first backwards have large gradients on the heap, too.
   const bool keeps_heap =
       parts_->settings.keep_freed_heap && parts_->device().is_cpu();
@@ -158,6 +158,9 @@ absl::Status Trainer::RunBackward(const at::Tensor& loss,
     has_backward_ = true;
     more_losses_ = options.more_losses;
     parts_->weighted = options.weight.has_value();
+    ++step_backwards_;
+  } else if (parts_->optimizer != nullptr) {
+    parts_->optimizer->DropEarly();
   }
   return status;
 }
@@ -219,14 +222,9 @@ absl::Status Trainer::CheckUpdate() {
 
 void Trainer::SetScheduledRate() {
   if (parts_->optimizer == nullptr) return;
-  if (parts_->settings.lr_schedule.has_value()) {
-    const LrSchedule schedule(*parts_->settings.lr_schedule);
-    parts_->optimizer->SetRate(schedule.Rate(step_));
-    const auto betas = schedule.BetasAt(step_);
-    if (betas.has_value()) {
-      parts_->optimizer->SetBetas(betas->beta1, betas->beta2);
-    }
-  }
+  const AdamWOptions options = ScheduledOptions();
+  parts_->optimizer->SetRate(options.lr);
+  parts_->optimizer->SetBetas(options.beta1, options.beta2);
   report_.learning_rate = parts_->optimizer->rate();
 }
 
@@ -286,14 +284,16 @@ void Trainer::ReportOffload() {
   const UpdateStreamStats stream = parts_->stream->stats();
   const OffloadReport now = {disk.bytes_read,  disk.bytes_written,
                              disk.reading,     disk.writing,
-                             stream.computing, stream.stalled};
+                             stream.computing, stream.stalled,
+                             /*early_units=*/0};
   const OffloadReport before = std::exchange(offload_, now);
   report_.offload = {now.bytes_read - before.bytes_read,
                      now.bytes_written - before.bytes_written,
                      now.reading - before.reading,
                      now.writing - before.writing,
                      now.computing - before.computing,
-                     now.stalled - before.stalled};
+                     now.stalled - before.stalled,
+                     parts_->optimizer->early_units()};
 }
 
 // What is wrong before the update is agreed on where entering it is an
@@ -325,10 +325,11 @@ absl::Status Trainer::OptimizerStep() {
 }
 
 void Trainer::EndStep() {
+  if (parts_->optimizer != nullptr) parts_->optimizer->DropEarly();
   parts_->gradients->Zero();
   has_backward_ = autocast_seen_ = false;
   parts_->weighted.reset();
-  micro_steps_ = 0;
+  micro_steps_ = step_backwards_ = 0;
   EndKeptPeriod();
 }
 
@@ -360,6 +361,7 @@ absl::Status Trainer::ZeroGrad() {
   TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
   if (parts_->recomputed != nullptr) parts_->recomputed->EndForward();
   ReleaseNodePins();
+  if (step_backwards_ > 0) foreseen_ = false;
   EndStep();
   return absl::OkStatus();
 }

@@ -92,6 +92,8 @@ class Trainer {
   LossScales SettledScales();
   at::Tensor Seed(const at::Tensor& loss, std::optional<double> weight,
                   MicroBatch* micro_batch);
+  AdamWOptions ScheduledOptions() const;
+  void StepEarly(const BackwardOptions& options, MicroBatch* micro_batch);
   absl::Status CheckStep();
   absl::Status CheckParametersKnown() const;
   absl::Status CheckUpdate();
@@ -123,7 +125,11 @@ class Trainer {
   bool has_backward_ = false;   // since the last Step
   bool more_losses_ = false;    // as the last Backward said
   int64_t backwards_ = 0;       // since Create
-  int64_t micro_steps_ = 0;     // Steps since the last optimizer step
+  int64_t step_backwards_ = 0;  // since the last optimizer step
+  // The last step went as early steps expect the next one to go; absent: there
+  // was none.
+  std::optional<bool> foreseen_;
+  int64_t micro_steps_ = 0;  // Steps since the last optimizer step
   int64_t step_ = 0;
   int64_t step_at_most_ = 0;
 };

@@ -21,6 +21,9 @@
 //
 // What a step that has returned had to say as an error, the next Step says: the
 // same on all ranks.
+//
+// The other way round, what the next step will be is foreseen from the last one
+// (StepEarly).
 #include <cmath>
 #include <utility>
 
@@ -29,6 +32,8 @@
 #include "base/status.h"
 #include "engine/parts/exclusive_scope.h"
 #include "engine/trainer.h"
+#include "offload/update_stream.h"
+#include "optim/lr_schedule.h"
 #include "sharding/torch/torch_scope.h"
 
 namespace tessera {
@@ -37,9 +42,53 @@ void Trainer::Report(const ShardedStepResult& result) {
   report_.skipped = result.skipped;
   report_.grad_norm = result.grad_norm;
   report_.clipped_norm = result.clipped_norm;
+  foreseen_ = !result.skipped &&
+              (parts_->settings.step.max_norm <= 0 ||
+               result.grad_norm == result.clipped_norm) &&
+              step_backwards_ == parts_->config.gradient_accumulation_steps();
   if (!result.skipped) return;
   --step_;
   ++report_.skipped_steps;
+}
+
+// What Step would use now.
+AdamWOptions Trainer::ScheduledOptions() const {
+  AdamWOptions options = parts_->optimizer->options();
+  if (!parts_->settings.lr_schedule.has_value()) return options;
+  const LrSchedule schedule(*parts_->settings.lr_schedule);
+  options.lr = schedule.Rate(step_);
+  const auto betas = schedule.BetasAt(step_);
+  if (betas.has_value()) {
+    options.beta1 = betas->beta1;
+    options.beta2 = betas->beta2;
+  }
+  return options;
+}
+
+// Units are stepped as their gradients come, where this backward is to be the
+// step's last, and the step may be foreseen: gradients are divided by what is
+// known, and not clipped (optim/adamw_early.cc). After a step that was not as
+// expected none is, since what is made twice takes twice the disk's time.
+void Trainer::StepEarly(const BackwardOptions& options,
+                        MicroBatch* micro_batch) {
+  AdamW* const optimizer = parts_->optimizer.get();
+  if (optimizer == nullptr) return;
+  optimizer->DropEarly();  // of a Backward before this one
+  const bool may =
+      parts_->settings.offload.early_step && parts_->stream != nullptr &&
+      parts_->stream->disk() != nullptr && parts_->device().is_cpu();
+  const bool last =
+      micro_steps_ + 1 == parts_->config.gradient_accumulation_steps() &&
+      !has_backward_ && !options.more_losses && micro_batch->reduce;
+  if (!may || !last || options.weight.has_value() ||
+      !foreseen_.value_or(parts_->settings.step.max_norm <= 0)) {
+    return;
+  }
+  micro_batch->reduced = [this, with = ScheduledOptions(),
+                          factor = 1 / parts_->divisor()](size_t flat) {
+    parts_->optimizer->StartEarly(flat, &parts_->gradients->of(flat), with,
+                                  factor);
+  };
 }
 
 absl::Status Trainer::UpdateScale() {

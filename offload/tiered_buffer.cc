@@ -52,8 +52,7 @@ absl::Status TieredBuffer::Move(Place to) {
   }
   TESSERA_CHECK(to.tier == Tier::kMemory && !in_memory()) << what_;
   TESSERA_RETURN_IF_ERROR(Raise());
-  if (on_disk()) disk_->Free(extent_);
-  disk_ = nullptr;
+  FreeExtents();
   zeros_ = false;
   host_.Reset();
   return absl::OkStatus();
@@ -68,6 +67,7 @@ TieredBuffer& TieredBuffer::operator=(TieredBuffer&& other) noexcept {
   Reset();
   disk_ = std::move(other.disk_);
   extent_ = other.extent_;
+  next_ = std::exchange(other.next_, std::nullopt);
   what_ = std::move(other.what_);
   zeros_ = other.zeros_;
   storing_ = std::move(other.storing_);
@@ -83,14 +83,33 @@ TieredBuffer& TieredBuffer::operator=(TieredBuffer&& other) noexcept {
 }
 
 void TieredBuffer::Reset() {
-  if (disk_ != nullptr) {
-    (void)storing_.Wait();
-    disk_->Free(extent_);
-  }
-  disk_ = nullptr;
+  if (on_disk()) (void)storing_.Wait();
+  FreeExtents();
   host_.Reset();
   memory_.Reset();
   numel_ = -1;
+}
+
+void TieredBuffer::FreeExtents() {
+  if (!on_disk()) return;
+  disk_->Free(extent_);
+  if (next_.has_value()) disk_->Free(*next_);
+  next_.reset();
+  disk_ = nullptr;
+}
+
+absl::Status TieredBuffer::MakeRoomForNext() {
+  if (next_.has_value()) return absl::OkStatus();
+  auto room = disk_->Allocate(bytes());
+  TESSERA_RETURN_IF_ERROR(Annotate(room.status(), what_));
+  next_ = *room;
+  return absl::OkStatus();
+}
+
+void TieredBuffer::Flip() {
+  TESSERA_CHECK(next_.has_value() && !in_memory()) << what_;
+  std::swap(extent_, *next_);
+  zeros_ = false;
 }
 
 FlatBuffer TieredBuffer::TakeMemory() {

@@ -28,6 +28,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -125,6 +126,13 @@ class TieredBuffer {
 
   SwapFile* disk() const { return disk_.get(); }
   const SwapExtent& extent() const { return extent_; }
+  // As much room again, where what it is to hold next can be written while it
+  // holds what it does: until Flip, which exchanges the two. ResourceExhausted.
+  // LOCAL.
+  absl::Status MakeRoomForNext();
+  const std::optional<SwapExtent>& next() const { return next_; }
+  // REQUIRES: next, all of it written or being written; not raised.
+  void Flip();
   const std::string& what() const { return what_; }
   // Nobody has written it: zeros, whatever the disk has there. Who writes all
   // of the extent says so.
@@ -135,8 +143,11 @@ class TieredBuffer {
   absl::Status WriteBytes(int64_t begin, int64_t bytes, const void* from);
 
  private:
+  void FreeExtents();
+
   std::shared_ptr<SwapFile> disk_;
   SwapExtent extent_;
+  std::optional<SwapExtent> next_;
   std::string what_;
   bool zeros_ = false;
   SwapFuture storing_;

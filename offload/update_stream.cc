@@ -32,6 +32,32 @@ bool AllDone(const std::vector<SwapFuture>& futures) {
 
 }  // namespace
 
+struct UpdateStream::Unit {
+  // Where a state is read and written, from Push on.
+  struct Place {
+    SwapExtent from, to;
+    bool zeros = false;
+  };
+
+  StreamedUpdate update;
+  std::vector<Place> places;  // by state
+  bool pushed_early = false;
+  std::vector<TieredBuffer*> flipped;  // if it was, and is kept
+  CommPromise computed, written;
+  int64_t numel = 0;
+
+  // The thread's own.
+  int64_t numel_written = 0;
+  StreamPoint end;      // of its update
+  absl::Status status;  // the first error
+
+  // By the stream's mutex.
+  bool early = false;  // may still be dropped
+  bool begun = false, is_computed = false, is_written = false;
+  int64_t drains = 0;          // before it was pushed
+  std::shared_ptr<void> held;  // until it is computed
+};
+
 int64_t StreamBytes(const UpdateStreamOptions& options) {
   if (options.most_states == 0) return 0;
   return options.buffers *
@@ -96,6 +122,7 @@ absl::Status UpdateStream::Reserve(int64_t states) {
 }
 
 UpdateStream::~UpdateStream() {
+  DropQueued();
   {
     absl::MutexLock lock(&mutex_);
     stopping_ = true;
@@ -104,33 +131,129 @@ UpdateStream::~UpdateStream() {
   Use({});
 }
 
-UpdateStream::Pushed UpdateStream::Push(StreamedUpdate update) {
+std::shared_ptr<UpdateStream::Unit> UpdateStream::UnitOf(StreamedUpdate update,
+                                                         bool early) const {
   auto unit = std::make_shared<Unit>();
   unit->numel = update.numel;
+  unit->pushed_early = unit->early = early;
   for (const StreamedUpdate::State& each : update.states) {
     const TieredBuffer* const state = each.buffer;
     TESSERA_CHECK(state->disk() == disk_.get() && !state->in_memory() &&
                   state->numel() == unit->numel &&
                   state->item_bytes() <= options_.item_bytes)
         << state->what();
+    Unit::Place place = {state->extent(), state->extent(), state->zeros()};
+    if (early && each.written) {
+      place.to = state->next().value();
+      unit->flipped.push_back(each.buffer);
+    }
+    unit->places.push_back(place);
   }
   TESSERA_CHECK(static_cast<int64_t>(update.states.size()) <=
                 options_.most_states);
   unit->update = std::move(update);
-  const Pushed pushed = {unit->computed.future(), unit->written.future()};
+  return unit;
+}
+
+int64_t& UpdateStream::CountOf(const Unit& unit) {
+  return unit.early ? early_ : kept_;
+}
+
+// It is not one of the early ones any more: what has begun is awaited as the
+// others are, whatever becomes of it.
+void UpdateStream::TakeOver(const Early& unit) {
+  if (unit->begun && !unit->is_written) {
+    --early_;
+    ++kept_;
+  }
+  const auto queued = std::find(queue_.begin(), queue_.end(), unit);
+  if (queued != queue_.end()) {
+    --early_;
+    queue_.erase(queued);
+  }
+  unit->early = false;
+}
+
+void UpdateStream::Queue(std::shared_ptr<Unit> unit) {
   absl::MutexLock lock(&mutex_);
-  ++pushed_;
-  written_ = false;
+  ++CountOf(*unit);
+  unit->drains = drains_;
   queue_.push_back(std::move(unit));
+}
+
+UpdateStream::Pushed UpdateStream::Push(StreamedUpdate update) {
+  std::shared_ptr<Unit> unit = UnitOf(std::move(update), /*early=*/false);
+  const Pushed pushed = {unit->computed.future(), unit->written.future()};
+  Queue(std::move(unit));
   return pushed;
 }
 
-absl::Status UpdateStream::Drain() {
+UpdateStream::Early UpdateStream::PushEarly(StreamedUpdate update) {
+  std::shared_ptr<Unit> unit = UnitOf(std::move(update), /*early=*/true);
+  Queue(unit);
+  return unit;
+}
+
+std::optional<UpdateStream::Pushed> UpdateStream::Keep(
+    const Early& early, std::shared_ptr<void> held) {
+  {
+    absl::MutexLock lock(&mutex_);
+    TakeOver(early);
+    if (!early->begun || early->drains != drains_ || !failed_.ok()) {
+      return std::nullopt;
+    }
+    if (!early->is_computed) early->held = std::move(held);
+  }
+  for (TieredBuffer* const state : early->flipped) state->Flip();
+  return Pushed{early->computed.future(), early->written.future()};
+}
+
+void UpdateStream::Drop(const Early& early) {
   absl::MutexLock lock(&mutex_);
+  TakeOver(early);
+}
+
+// Early ones that have not begun are not counted any more. What is returned is
+// destroyed by who calls, without the lock.
+UpdateStream::Units UpdateStream::TakeQueuedEarly() {
+  Units dropped;
+  std::deque<std::shared_ptr<Unit>> rest;
+  for (std::shared_ptr<Unit>& unit : queue_) {
+    if (unit->early) {
+      --early_;
+      dropped.push_back(std::move(unit));
+    } else {
+      rest.push_back(std::move(unit));
+    }
+  }
+  queue_ = std::move(rest);
+  return dropped;
+}
+
+void UpdateStream::DropQueued() {
+  Units dropped;
+  absl::MutexLock lock(&mutex_);
+  dropped = TakeQueuedEarly();
+}
+
+absl::Status UpdateStream::Drain() {
+  Units dropped;
+  absl::MutexLock lock(&mutex_);
+  ++drains_;
+  dropped = TakeQueuedEarly();
   mutex_.Await(absl::Condition(
       +[](UpdateStream* self) ABSL_NO_THREAD_SAFETY_ANALYSIS {
-        return self->ended_ == self->pushed_ && self->written_;
+        return self->kept_ == 0 && self->early_ == 0;
       },
+      this));
+  return failed_;
+}
+
+absl::Status UpdateStream::DrainKept() {
+  absl::MutexLock lock(&mutex_);
+  mutex_.Await(absl::Condition(
+      +[](UpdateStream* self)
+           ABSL_NO_THREAD_SAFETY_ANALYSIS { return self->kept_ == 0; },
       this));
   return failed_;
 }
@@ -148,14 +271,15 @@ void UpdateStream::Run() {
       Buffer& buffer = At(computed_++);
       const std::shared_ptr<Unit> unit = buffer.unit;
       const absl::Status status = Compute(&buffer);
-      if (!status.ok()) EndSlice(&buffer, status);
+      if (!status.ok()) Fail(status);
+      unit->status.Update(status);
       if (buffer.slice.end == unit->numel) EndComputed(unit.get());
+      if (!status.ok()) EndSlice(&buffer, absl::OkStatus());
       RetireWritten();
       continue;
     }
     for (Buffer& buffer : buffers_) AwaitWritten(&buffer);
     absl::MutexLock lock(&mutex_);
-    written_ = queue_.empty();
     mutex_.Await(absl::Condition(
         +[](UpdateStream* self) ABSL_NO_THREAD_SAFETY_ANALYSIS {
           return self->stopping_ || !self->queue_.empty();
@@ -181,6 +305,7 @@ bool UpdateStream::Next() {
       if (queue_.empty()) return false;
       next = std::move(queue_.front());
       queue_.pop_front();
+      next->begun = true;
       failed = failed_;
     }
     reading_at_ = 0;
@@ -189,7 +314,7 @@ bool UpdateStream::Next() {
     } else {
       next->status = failed;
       EndComputed(next.get());
-      next->written.End(failed, next->end);
+      EndWritten(next.get());
     }
   }
   return true;
@@ -218,12 +343,13 @@ void UpdateStream::StartRead(std::shared_ptr<Unit> unit, Range slice,
   for (size_t i = 0; i < states.size(); ++i) {
     if (!states[i].read) continue;
     const TieredBuffer& state = *states[i].buffer;
+    const Unit::Place& place = unit->places[i];
     const int64_t bytes = slice.numel() * state.item_bytes();
-    if (state.zeros()) {
+    if (place.zeros) {
       std::memset(buffer->data[i], 0, static_cast<size_t>(bytes));
       continue;
     }
-    buffer->reads.push_back(disk_->Read(state.extent(),
+    buffer->reads.push_back(disk_->Read(place.from,
                                         slice.begin * state.item_bytes(),
                                         buffer->data[i], bytes, state.what()));
   }
@@ -264,8 +390,8 @@ void UpdateStream::StartWrite(Buffer* buffer) {
     if (!states[i].written) continue;
     const TieredBuffer& state = *states[i].buffer;
     buffer->writes.push_back(
-        disk_->Write(state.extent(), buffer->slice.begin * state.item_bytes(),
-                     buffer->data[i],
+        disk_->Write(buffer->unit->places[i].to,
+                     buffer->slice.begin * state.item_bytes(), buffer->data[i],
                      buffer->slice.numel() * state.item_bytes(), state.what()));
   }
 }
@@ -297,14 +423,14 @@ void UpdateStream::EndSlice(Buffer* buffer, const absl::Status& status) {
   if (!status.ok()) Fail(status);
   unit->status.Update(status);
   unit->numel_written += buffer->slice.numel();
-  if (unit->numel_written == unit->numel) {
-    unit->written.End(unit->status, unit->end);
-  }
+  if (unit->numel_written == unit->numel) EndWritten(unit.get());
 }
 
 void UpdateStream::EndComputed(Unit* unit) {
   for (const StreamedUpdate::State& state : unit->update.states) {
-    if (unit->status.ok() && state.written) state.buffer->SetWritten();
+    if (unit->status.ok() && state.written && !unit->pushed_early) {
+      state.buffer->SetWritten();
+    }
   }
   if (unit->update.end != nullptr) {  // after an error, too: some is on its way
     const absl::Status ended = CatchTorch("update of states on the host", [&] {
@@ -314,9 +440,21 @@ void UpdateStream::EndComputed(Unit* unit) {
     unit->status.Update(ended);
   }
   unit->update = StreamedUpdate();
+  std::shared_ptr<void> held;
+  {
+    absl::MutexLock lock(&mutex_);
+    unit->is_computed = true;
+    held = std::move(unit->held);
+  }
+  held = nullptr;
   unit->computed.End(unit->status, unit->end);
+}
+
+void UpdateStream::EndWritten(Unit* unit) {
+  unit->written.End(unit->status, unit->end);
   absl::MutexLock lock(&mutex_);
-  ++ended_;
+  unit->is_written = true;
+  --CountOf(*unit);
 }
 
 }  // namespace tessera

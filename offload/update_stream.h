@@ -17,6 +17,14 @@
 // every later Push and Drain returns that error. A checkpoint has what was
 // saved.
 //
+// An update may begin before it is known that it is the right one (PushEarly):
+// what it writes goes to where the states' next values are to lie
+// (TieredBuffer::next), and only Keep makes it what they hold.
+//
+//     PushEarly ... Keep        as if it had been pushed then
+//     PushEarly ... Keep        nothing: it had not begun, or Drain was called
+//     PushEarly ... Drain       by who changes what it reads: dropped
+//
 // Source: ZeRO-Infinity (arXiv 2104.07857), section 5.2.
 // Threads: any.
 #ifndef OFFLOAD_UPDATE_STREAM_H_
@@ -26,6 +34,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -103,12 +112,30 @@ class UpdateStream {
   };
   // LOCAL, ASYNC.
   Pushed Push(StreamedUpdate update);
+
+  struct Unit;
+  using Early = std::shared_ptr<Unit>;
+  // What it reads stays as it is until Drain, or until it is kept or dropped
+  // and whatever is pushed behind it begins. REQUIRES: DrainKept; its states
+  // that are written have room for what comes next
+  // (TieredBuffer::MakeRoomForNext). LOCAL, ASYNC.
+  Early PushEarly(StreamedUpdate update);
+  // Of these those that have not begun never will. LOCAL.
+  void DropQueued();
+  // It was the right one, as if pushed now: its states are flipped, and used by
+  // nobody before these futures; `held` is let go when it is computed. Nothing
+  // where it had not begun, or has been drained since: it is dropped. LOCAL.
+  std::optional<Pushed> Keep(const Early& early, std::shared_ptr<void> held);
+  // It was not. LOCAL.
+  void Drop(const Early& early);
   // Units of up to so many states may be pushed from here on. REQUIRES: Drain.
   // ResourceExhausted; it is as before then. LOCAL.
   absl::Status Reserve(int64_t states);
-  // All that was pushed has been computed and written; the error of before, if
-  // there was one. LOCAL, blocking.
+  // All that was pushed has been computed and written, and early ones are
+  // dropped; the error of before, if there was one. LOCAL, blocking.
   absl::Status Drain();
+  // The same, but for early ones, which go on. LOCAL, blocking.
+  absl::Status DrainKept();
 
   // Something that lies on the disk is neither the old nor the new, by another
   // writer than this one: as after an error of its own. LOCAL.
@@ -127,14 +154,6 @@ class UpdateStream {
   UpdateStreamStats stats() const;
 
  private:
-  struct Unit {
-    StreamedUpdate update;
-    CommPromise computed, written;
-    int64_t numel = 0;
-    int64_t numel_written = 0;
-    StreamPoint end;      // of its update
-    absl::Status status;  // the first error
-  };
   // A slice in memory.
   struct Buffer {
     CountedBuffer memory;
@@ -159,6 +178,13 @@ class UpdateStream {
   void RetireWritten();
   void EndSlice(Buffer* buffer, const absl::Status& status);
   void EndComputed(Unit* unit);
+  void EndWritten(Unit* unit);
+  std::shared_ptr<Unit> UnitOf(StreamedUpdate update, bool early) const;
+  void Queue(std::shared_ptr<Unit> unit);
+  using Units = std::vector<std::shared_ptr<Unit>>;
+  Units TakeQueuedEarly() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  int64_t& CountOf(const Unit& unit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void TakeOver(const Early& unit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Buffer& At(int64_t slice_number) {
     return buffers_[static_cast<size_t>(slice_number %
                                         static_cast<int64_t>(buffers_.size()))];
@@ -178,9 +204,10 @@ class UpdateStream {
 
   mutable absl::Mutex mutex_;
   std::deque<std::shared_ptr<Unit>> queue_ ABSL_GUARDED_BY(mutex_);
-  int64_t pushed_ ABSL_GUARDED_BY(mutex_) = 0;   // units
-  int64_t ended_ ABSL_GUARDED_BY(mutex_) = 0;    // computed, or failed
-  bool written_ ABSL_GUARDED_BY(mutex_) = true;  // nothing is on its way
+  // Units that are not at their end: early ones, and the others.
+  int64_t early_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t kept_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t drains_ ABSL_GUARDED_BY(mutex_) = 0;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status failed_ ABSL_GUARDED_BY(mutex_);
   UpdateStreamStats stats_ ABSL_GUARDED_BY(mutex_);

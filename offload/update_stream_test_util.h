@@ -108,6 +108,21 @@ class UpdateStreamTest : public SwapFileTest {
   // `before`: of each slice.
   using Before = std::function<absl::Status(Range slice)>;
   CommFuture Push(TestUnit* unit, int round = 0, Before before = nullptr) {
+    const UpdateStream::Pushed pushed =
+        stream_->Push(UpdateOf(unit, round, std::move(before)));
+    written_ = pushed.written;
+    return pushed.computed;
+  }
+  UpdateStream::Early PushEarly(TestUnit* unit, int round = 0,
+                                Before before = nullptr) {
+    for (TieredBuffer& state : unit->states) {
+      TESSERA_EXPECT_OK(state.MakeRoomForNext());
+    }
+    return stream_->PushEarly(UpdateOf(unit, round, std::move(before)));
+  }
+  // What was pushed so far has been computed.
+  void AwaitComputed() { TESSERA_EXPECT_OK(Push(AddUnit(1)).Wait()); }
+  StreamedUpdate UpdateOf(TestUnit* unit, int round, Before before) {
     StreamedUpdate update;
     update.numel = unit->numel;
     for (TieredBuffer& state : unit->states) {
@@ -124,9 +139,7 @@ class UpdateStreamTest : public SwapFileTest {
       }
       return absl::OkStatus();
     };
-    const UpdateStream::Pushed pushed = stream_->Push(std::move(update));
-    written_ = pushed.written;
-    return pushed.computed;
+    return update;
   }
   // Requests of that kind fail from now on that touch byte `at` of the extent.
   void Fail(bool writes, const TieredBuffer& state, int64_t at) {

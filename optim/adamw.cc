@@ -126,13 +126,16 @@ absl::Status AdamW::StepUnits(Gradients* gradients,
                               std::vector<Awaited>* awaited) {
   UnitStep::Counts counts;
   std::optional<HostFactor> on_host;
+  early_units_ = 0;
+  DropQueuedEarly();
   for (size_t u = 0; u < flats_.size(); ++u) {
     const FlatParameter& flat = *flats_[u];
     const FlatGradient& gradient = gradients->of(u);
     if (!gradient.has_step_gradient()) continue;
+    const UnitStep step(flat, gradient.has_gradient(), steps_, options_,
+                        factor);
     CountStep(flat, gradient);
     states_[u].written = true;
-    const UnitStep step(flat, gradient, steps_, options_, factor);
     CommFuture updated;
     bool working_written = true;
     if (flat.updated_on_host()) {
@@ -207,18 +210,10 @@ absl::StatusOr<CommFuture> AdamW::StartOnHost(size_t u, const UnitStep& step,
       .computed;
 }
 
-// The unit's gradient goes with it: the next step's is another.
-CommFuture AdamW::StartOnDisk(size_t u, const UnitStep& step,
-                              Gradients* gradients) {
+StreamedStep AdamW::Streamed(size_t u, const UnitStep& step, bool early) {
   FlatParameter& flat = *flats_[u];
-  StreamedStep streamed(step);
+  StreamedStep streamed(step, early);
   using Place = StreamedStep::Place;
-  FlatGradient::Taken gradient = gradients->TakeStepGradient(u);
-  if (gradient.elsewhere != nullptr) {
-    streamed.Add(Place::kGradient, gradient.elsewhere);
-  } else {
-    streamed.SetGradient(std::move(gradient.memory));
-  }
   streamed.Add(Place::kExpAvg, &states_[u].exp_avg);
   streamed.Add(Place::kExpAvgSq, &states_[u].exp_avg_sq);
   if (TieredBuffer* const masters = flat.masters_buffer()) {
@@ -232,9 +227,29 @@ CommFuture AdamW::StartOnDisk(size_t u, const UnitStep& step,
   } else {
     streamed.SetMemory(Place::kWorking, flat.separate_working());
   }
-  const UpdateStream::Pushed pushed =
-      flat.options().stream->Push(std::move(streamed).Update());
-  const TieredBuffer* const shard = flat.shard_buffer();
+  return streamed;
+}
+
+// The unit's gradient goes with it: the next step's is another.
+CommFuture AdamW::StartOnDisk(size_t u, const UnitStep& step,
+                              Gradients* gradients) {
+  FlatParameter& flat = *flats_[u];
+  if (const auto kept = KeepEarly(u, step, gradients)) return *kept;
+  StreamedStep streamed = Streamed(u, step, /*early=*/false);
+  FlatGradient::Taken gradient = gradients->TakeStepGradient(u);
+  if (gradient.elsewhere != nullptr) {
+    streamed.Add(StreamedStep::kGradient, gradient.elsewhere);
+  } else {
+    streamed.SetGradient(std::move(gradient.memory));
+  }
+  return UpdatedOf(&flat,
+                   flat.options().stream->Push(std::move(streamed).Update()));
+}
+
+// Who gathers from the disk waits until it is there.
+CommFuture AdamW::UpdatedOf(FlatParameter* flat,
+                            const UpdateStream::Pushed& pushed) {
+  const TieredBuffer* const shard = flat->shard_buffer();
   const bool gathered_from_disk = shard != nullptr && shard->on_disk();
   return gathered_from_disk ? pushed.written : pushed.computed;
 }

@@ -23,14 +23,17 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "comm/communicator.h"
 #include "offload/tiered_buffer.h"
+#include "offload/update_stream.h"
 #include "optim/adamw_kernel.h"
 #include "optim/host_step.h"
+#include "optim/streamed_step.h"
 #include "optim/unit_step.h"
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/gradient/gradients.h"
@@ -63,6 +66,19 @@ class AdamW {
       size_t flat, bool working_written, const CommFuture& updated)>;
   absl::Status Step(Gradients* gradients, const GradientFactor& factor = {},
                     const AfterUnit& after = nullptr);
+  // A unit's gradient has come, and it is expected that the next Step is with
+  // these: where its states lie on a disk it is stepped now, into memory and
+  // room on the disk of its own, so that Step has only to say that it was
+  // right, or does it again. No longer while `early_bytes` of new values are
+  // waiting in memory, or where there is no more room. REQUIRES: Take of what
+  // the last Step has given to `after`. LOCAL, ASYNC.
+  void StartEarly(size_t flat, FlatGradient* gradient,
+                  const AdamWOptions& options, double factor);
+  // None of these was right. LOCAL, blocking.
+  void DropEarly();
+  void SetEarlyBytes(int64_t bytes) { early_bytes_ = bytes; }
+  // Units for which the last Step had only to say so.
+  int64_t early_units() const { return early_units_; }
   // The last Step has returned an error after it had stepped some units. LOCAL.
   bool half_stepped() const { return half_stepped_; }
   // The device has skipped the last Step: it does not count. Once. LOCAL.
@@ -75,6 +91,7 @@ class AdamW {
     options_.beta2 = beta2;
   }
   double rate() const { return options_.lr; }
+  const AdamWOptions& options() const { return options_; }
   // As created.
   double configured_rate() const { return configured_rate_; }
 
@@ -99,12 +116,20 @@ class AdamW {
   int64_t resident_bytes() const;
 
  private:
+  // Of a unit, by StartEarly.
+  struct EarlyStep {
+    UnitStep step;
+    UpdateStream::Early update;
+    // Its new values, where they go to memory: masters, or the working copy.
+    std::shared_ptr<FlatBuffer> memory;
+  };
   struct State {
     TieredBuffer exp_avg, exp_avg_sq;  // [owned]
     // Where the CPU updates these for a device, on the host: the gradient if it
     // is not sharded, and what is on its way to the working copy, of its dtype.
     TieredBuffer gradient, working;
     bool written = false;
+    std::optional<EarlyStep> early;
   };
   // A unit's update is under way; to be published when it has ended.
   struct Awaited {
@@ -115,6 +140,15 @@ class AdamW {
   absl::Status StepUnits(Gradients* gradients, const GradientFactor& factor,
                          const AfterUnit& after, std::vector<Awaited>* awaited);
   CommFuture StartOnDisk(size_t u, const UnitStep& step, Gradients* gradients);
+  // Of a unit on a disk, what is read and written; without its gradient.
+  StreamedStep Streamed(size_t u, const UnitStep& step, bool early);
+  absl::Status MakeRoomForNext(size_t u);
+  absl::StatusOr<std::shared_ptr<FlatBuffer>> NextInMemory(size_t u);
+  void DropQueuedEarly();
+  std::optional<CommFuture> KeepEarly(size_t u, const UnitStep& step,
+                                      Gradients* gradients);
+  static CommFuture UpdatedOf(FlatParameter* flat,
+                              const UpdateStream::Pushed& pushed);
   absl::StatusOr<CommFuture> StartOnHost(size_t u, const UnitStep& step,
                                          const HostFactor& factor,
                                          Gradients* gradients);
@@ -132,6 +166,8 @@ class AdamW {
   AdamWOptions options_;
   double configured_rate_ = 0;
   bool half_stepped_ = false;
+  int64_t early_bytes_ = 0;
+  int64_t early_units_ = 0;
 };
 
 }  // namespace tessera

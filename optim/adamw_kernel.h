@@ -42,6 +42,12 @@ struct AdamWOptions {
   // The bits of torch::optim::AdamW instead: class AdamW's affair
   // (optim/adamw.h), the kernel does not know it.
   bool libtorch_exact = false;
+
+  friend bool operator==(const AdamWOptions& a, const AdamWOptions& b) {
+    return a.lr == b.lr && a.beta1 == b.beta1 && a.beta2 == b.beta2 &&
+           a.eps == b.eps && a.weight_decay == b.weight_decay &&
+           a.libtorch_exact == b.libtorch_exact;
+  }
 };
 
 // What the elements of one step have in common.

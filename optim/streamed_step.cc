@@ -6,8 +6,8 @@
 
 namespace tessera {
 
-StreamedStep::StreamedStep(const UnitStep& step)
-    : parts_{step, nullptr, {}, {}, {}} {
+StreamedStep::StreamedStep(const UnitStep& step, bool early)
+    : parts_{step, early, nullptr, {}, {}, {}, {}} {
   parts_.streamed.fill(-1);
 }
 
@@ -30,6 +30,11 @@ void StreamedStep::SetMemory(Place place, at::Tensor elements) {
   parts_.memory[place] = std::move(elements);
 }
 
+void StreamedStep::SetNext(Place place,
+                           std::shared_ptr<const FlatBuffer> elements) {
+  parts_.next[place] = std::move(elements);
+}
+
 // A kernel would leave out the working copy of what it does not step.
 absl::Status StreamedStep::Parts::Apply(Range slice,
                                         const std::vector<char*>& data) const {
@@ -41,10 +46,21 @@ absl::Status StreamedStep::Parts::Apply(Range slice,
     const at::Tensor& all = memory[place];
     return all.defined() ? ElementsOver(all, slice.begin, slice.numel()) : all;
   };
+  const auto changed = [&](Place place) {
+    const at::Tensor now = part(place);
+    if (next[place] == nullptr) return now;
+    const at::Tensor to =
+        ElementsOver(next[place]->View(), slice.begin, slice.numel());
+    return to.copy_(now);
+  };
+  at::Tensor gradient = part(kGradient);
+  if (early && streamed[kGradient] < 0 && !step.keeps_gradient()) {
+    gradient = gradient.clone();
+  }
   const bool working_in_memory = memory[kWorking].defined();
-  const at::Tensor working = part(kWorking);
-  const StepTensors tensors = {part(kMasters), part(kExpAvg), part(kExpAvgSq),
-                               part(kGradient),
+  const at::Tensor working = changed(kWorking);
+  const StepTensors tensors = {changed(kMasters), part(kExpAvg),
+                               part(kExpAvgSq), gradient,
                                working_in_memory ? working : at::Tensor()};
   UnitStep::Counts counts;
   const bool working_written = step.Apply(slice, tensors, &counts);

@@ -19,13 +19,17 @@ class StreamedStep {
  public:
   enum Place { kExpAvg, kExpAvgSq, kMasters, kWorking, kGradient, kNumPlaces };
 
-  explicit StreamedStep(const UnitStep& step);
+  // `early`: for UpdateStream::PushEarly, so gradients are left as they are,
+  // and what is changed in memory goes elsewhere (SetNext).
+  explicit StreamedStep(const UnitStep& step, bool early = false);
   // What of the unit lies where, [owned] each; kWorking only where masters are
-  // another. In memory it must outlive the step, but `gradient`, which is freed
-  // when that is made.
+  // another. In memory it must outlive the step, but SetGradient's, which is
+  // freed when that is made.
   void Add(Place place, TieredBuffer* buffer);
   void SetGradient(FlatBuffer gradient);
   void SetMemory(Place place, at::Tensor elements);
+  // Of memory in that place all elements as they are after the step.
+  void SetNext(Place place, std::shared_ptr<const FlatBuffer> elements);
   // REQUIRES: some of it is on a disk.
   StreamedUpdate Update() &&;
 
@@ -33,8 +37,10 @@ class StreamedStep {
   // What the update computes with: copied into it.
   struct Parts {
     UnitStep step;
+    bool early;
     std::shared_ptr<const FlatBuffer> gradient;  // where it is in memory
     std::array<at::Tensor, kNumPlaces> memory;
+    std::array<std::shared_ptr<const FlatBuffer>, kNumPlaces> next;
     std::array<int, kNumPlaces> streamed;  // number in the slice, or -1
     std::array<at::ScalarType, kNumPlaces> dtypes;
 

@@ -141,6 +141,11 @@ void UpdateInThreads(const AdamWRange& range, at::Tensor masters,
 
 }  // namespace
 
+bool UnitStep::Run::operator==(const Run& other) const {
+  return range == other.range && in_parameter == other.in_parameter &&
+         param_numel == other.param_numel && step == other.step;
+}
+
 bool UnitStep::Run::aligned() const {
   return in_parameter.begin % kGroup == 0 &&
          (in_parameter.end % kGroup == 0 || in_parameter.end == param_numel);
@@ -170,7 +175,7 @@ UnitStep::Run UnitStep::Run::In(Range slice) const {
   return run;
 }
 
-UnitStep::UnitStep(const FlatParameter& flat, const FlatGradient& gradient,
+UnitStep::UnitStep(const FlatParameter& flat, const HasGradient& has_gradient,
                    const std::vector<int64_t>& steps,
                    const AdamWOptions& options, GradientFactor factor)
     : options_(options),
@@ -180,7 +185,7 @@ UnitStep::UnitStep(const FlatParameter& flat, const FlatGradient& gradient,
   const int64_t first = flat.owned().begin;
   for (const auto& segment : flat.segments()) {
     const auto parameter = static_cast<size_t>(segment.parameter);
-    if (!gradient.has_gradient(parameter)) {
+    if (!has_gradient[parameter]) {
       steps_all_ = false;
       continue;
     }
@@ -189,11 +194,16 @@ UnitStep::UnitStep(const FlatParameter& flat, const FlatGradient& gradient,
                   {segment.range.begin - p.range.begin,
                    segment.range.end - p.range.begin},
                   p.range.numel(),
-                  steps[static_cast<size_t>(p.index)]};
+                  steps[static_cast<size_t>(p.index)] + 1};
     if (runs_.empty() || !runs_.back().Extend(run, !kernel_)) {
       runs_.push_back(run);
     }
   }
+}
+
+bool UnitStep::operator==(const UnitStep& other) const {
+  return options_ == other.options_ && factor_.value == other.factor_.value &&
+         runs_ == other.runs_;
 }
 
 bool UnitStep::Apply(Range slice, const StepTensors& tensors,

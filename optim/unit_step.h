@@ -18,6 +18,9 @@
 
 namespace tessera {
 
+// Whether parameter i of a unit has a gradient.
+using HasGradient = std::vector<bool>;
+
 // What gradients are multiplied with.
 struct GradientFactor {
   GradientFactor(double value = 1) : value(value) {}  // NOLINT: is a number
@@ -39,11 +42,13 @@ struct StepTensors {
 
 class UnitStep {
  public:
-  // On FlatDescription::update_device(). `steps`: by parameter of the model,
-  // this one counted.
-  UnitStep(const FlatParameter& flat, const FlatGradient& gradient,
+  // On FlatDescription::update_device(), of parameters with a gradient.
+  // `steps`: by parameter of the model, before this one.
+  UnitStep(const FlatParameter& flat, const HasGradient& has_gradient,
            const std::vector<int64_t>& steps, const AdamWOptions& options,
            GradientFactor factor);
+  // Does the same to the same unit. REQUIRES: both factors are numbers.
+  bool operator==(const UnitStep& other) const;
 
   // Tensors that hold a number of steps, by that number; may be kept for
   // several.
@@ -55,6 +60,8 @@ class UnitStep {
   bool Apply(Range slice, const StepTensors& tensors, Counts* counts) const;
   // Every element that belongs to a parameter is stepped.
   bool steps_all() const { return steps_all_; }
+  // Apply leaves in StepTensors::gradient what it was.
+  bool keeps_gradient() const { return kernel_ || factor_.value == 1; }
   // What the gradients are multiplied with after all.
   void SetFactor(double value) { factor_ = value; }
 
@@ -67,6 +74,7 @@ class UnitStep {
     int64_t param_numel;
     int64_t step;
 
+    bool operator==(const Run& other) const;
     bool aligned() const;
     // `in_groups`: only if the kernel's groups are each segment's.
     bool Extend(const Run& next, bool in_groups);

@@ -153,7 +153,7 @@ absl::Status NamedAccess::SetGradient(absl::string_view name,
           "Engine::SetGradient",
           [&]() -> absl::Status {
             TorchScope scope;
-            TESSERA_ASSIGN_OR_RETURN(Raised raised, gradient.Raise());
+            TESSERA_ASSIGN_OR_RETURN(Raised raised, gradient.RaiseToChange());
             TESSERA_RETURN_IF_ERROR(WriteOwned(
                 gradient.flat(), place.parameter,
                 parts_->divisor() == 1

@@ -48,6 +48,12 @@ void LetGo(EngineParts* parts) {
   parts->schedule->EndPass();
 }
 
+// Nobody but Step goes on with updates that have been begun early. An error of
+// theirs is PrepareUpdate's.
+void DropEarly(EngineParts* parts) {
+  if (parts->stream != nullptr) (void)parts->stream->Drain();
+}
+
 absl::Status AwaitOthers(EngineParts* parts, const CommFuture& written) {
   absl::Status status;
   for (const auto& flat : parts->flats) {
@@ -115,6 +121,7 @@ absl::Status ExclusiveScope::Prepare() {
 
 absl::Status ExclusiveScope::Begin(absl::Status mine) {
   mine.Update(parts_->CheckNotSummoned());
+  DropEarly(parts_);
   TESSERA_RETURN_IF_ERROR(Enter(mine));
   if (mine.ok()) mine = Prepare();
   const absl::Status agreed = parts_->comm->AgreeOk(mine, where_);
@@ -123,6 +130,7 @@ absl::Status ExclusiveScope::Begin(absl::Status mine) {
 }
 
 absl::Status ExclusiveScope::BeginOne(FlatParameter* flat) {
+  DropEarly(parts_);
   TESSERA_RETURN_IF_ERROR(Enter(absl::OkStatus(), flat));
   LetGo(parts_);
   if (parts_->before_change) parts_->before_change();

@@ -34,7 +34,8 @@ class ExclusiveScope {
   ExclusiveScope(const ExclusiveScope&) = delete;
   ExclusiveScope& operator=(const ExclusiveScope&) = delete;
 
-  // Enter and Prepare, and an agreement that all ranks have done both. `mine`:
+  // Enter and Prepare, and an agreement that all ranks have done both; updates
+  // that were begun early are dropped (offload/update_stream.h). `mine`:
   // what is wrong here, if anything is. FailedPrecondition if a tessera::Use
   // holds a unit, or a scope of Engine::Summon is open; the same on all ranks;
   // the scope is not open then. COLLECTIVE.

@@ -171,6 +171,8 @@ OffloadOptions OffloadOf(const proto::Config& config) {
       static_cast<int>(std::max(optimizer.buffer_count(), kLeastBuffers));
   offload.stream.slice_numel = tuning.slice_numel();
   offload.min_state_bytes = tuning.min_state_bytes();
+  offload.early_step = tuning.early_step();
+  offload.early_bytes = tuning.early_bytes();
   offload.gradients = offload.states == Tier::kDisk && tuning.gradients();
   return offload;
 }

@@ -121,7 +121,8 @@ absl::StatusOr<StagePlan> PlanStage(const ModelTrace& model, int stage,
   replay.micro_batches = config.gradient_accumulation_steps();
   replay.accumulates_locally = settings.accumulate_locally;
   replay.has_optimizer = settings.adamw.has_value();
-  replay.stream_bytes = tiers.any() ? StreamBytes(tiers.stream) : 0;
+  replay.stream_bytes =
+      tiers.any() ? StreamBytes(tiers.stream) + tiers.early_bytes : 0;
   replay.shares_working_copy =
       stage == 3 && options.world_size > 1 && tiers.parameters.units == 0 &&
       settings.shared_working_copy != "off" &&

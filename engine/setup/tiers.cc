@@ -155,7 +155,13 @@ TierChoice ChooseTiers(const OffloadOptions& options,
     const bool separate = flats[i].working_dtype != flats[i].dtype ||
                           at::isReducedFloatingType(flats[i].working_dtype);
     if (flat.parameters == Tier::kDisk && separate) two_copies = 1;
+    if (flat.states == Tier::kDisk && flat.parameters == Tier::kMemory) {
+      choice.early_bytes +=
+          numels[i] * BytesOf(ElementType(flats[i].working_dtype));
+    }
   }
+  choice.early_bytes = std::min(choice.early_bytes,
+                                options.early_step ? options.early_bytes : 0);
   choice.stream.most_states =
       choice.on_disk && options.updates ? 3 + two_copies + gradients : 0;
   return choice;

@@ -35,6 +35,10 @@ struct OffloadOptions {
   bool updates = true;  // there is an optimizer: what is on a disk streams
   SwapOptions swap;     // owner is set here
   UpdateStreamOptions stream;
+  // Units are stepped before Step where that may be foreseen, while so many
+  // bytes of their new values in memory wait for it.
+  bool early_step = false;
+  int64_t early_bytes = 0;
   // Of one state of a unit, on a rank, or of its parameters: less stays in
   // memory, since a disk takes as long for it as for more.
   int64_t min_state_bytes = 64 << 10;
@@ -50,6 +54,7 @@ struct TierChoice {
   bool on_disk = false;        // some of it
   int64_t total_numel = 0;     // of all units, on a rank
   UpdateStreamOptions stream;  // what streams through what is on a disk
+  int64_t early_bytes = 0;     // of memory, that early steps take at most
 
   bool any() const { return states.units + parameters.units > 0; }
 };

@@ -78,6 +78,7 @@ void FlatParameter::WriteBack() {
 absl::Status FlatParameter::WriteBackOwned(const at::Tensor& mine) {
   if (options().stream != nullptr) {
     TESSERA_RETURN_IF_ERROR(AwaitUpdate());
+    TESSERA_RETURN_IF_ERROR(options().stream->Drain());  // early ones, too
     options().stream->BeforeWrite();
   }
   if (master_.defined()) TESSERA_RETURN_IF_ERROR(WriteBackToMasters(mine));
@@ -124,10 +125,12 @@ absl::Status FlatParameter::WriteBackToMasters(const at::Tensor& mine) {
   return absl::OkStatus();
 }
 
-// Of this flat: computed; of all on its disk: written.
+// Of this flat: computed; of all on its disk: written. Early updates go on.
 absl::Status FlatParameter::AwaitUpdate() {
   absl::Status status = updated_.Wait();
-  if (options().stream != nullptr) status.Update(options().stream->Drain());
+  if (options().stream != nullptr) {
+    status.Update(options().stream->DrainKept());
+  }
   if (!updated_.valid()) return status;
   kept_.Order();
   kept_ = StreamPoint::Now(device());  // another stream may be the next
@@ -277,6 +280,13 @@ absl::Status FlatParameter::PrepareUpdate() {
   kept_.Order();
   if (copy_->whole().defined()) Free();
   return std::exchange(not_written_, absl::OkStatus());
+}
+
+absl::Status FlatParameter::AwaitUpdated() {
+  absl::MutexLock lock(&mutex_);
+  absl::Status status = AwaitUpdate();
+  if (options().stream != nullptr) status.Update(options().stream->Drain());
+  return status;
 }
 
 absl::Status FlatParameter::PublishOwned(bool working_written,

@@ -146,11 +146,9 @@ class FlatParameter final : public FlatDescription,
                             CommFuture updated = {});
   // What that was given; invalid once it is known to have ended. LOCAL.
   CommFuture updated() const;
-  // Waits until the owner's part is changed, and the disk has it. LOCAL.
-  absl::Status AwaitUpdated() {
-    absl::MutexLock lock(&mutex_);
-    return AwaitUpdate();
-  }
+  // Waits until the owner's part is changed, and the disk has it; updates that
+  // have been begun early are dropped. LOCAL.
+  absl::Status AwaitUpdated();
   // The flat is not used before `written`: every rank has changed its part of
   // the shared working copy. LOCAL; nothing where it is not shared.
   absl::Status AwaitOthers(const CommFuture& written);

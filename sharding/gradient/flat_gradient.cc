@@ -68,6 +68,18 @@ bool FlatGradient::accumulating() const {
                      [](const auto& p) { return p.in_step; });
 }
 
+std::vector<bool> FlatGradient::has_gradient() const {
+  std::vector<bool> has;
+  for (const ParameterGradient& p : parameters_) has.push_back(p.in_step);
+  return has;
+}
+
+std::vector<bool> FlatGradient::expected() const {
+  std::vector<bool> expected;
+  for (const ParameterGradient& p : parameters_) expected.push_back(p.expected);
+  return expected;
+}
+
 bool FlatGradient::reduces_in_place() const {
   return !flat_->stage().sharded_gradients && local_.defined() &&
          local_->dtype() == flat_->master_dtype() &&
@@ -161,6 +173,7 @@ absl::StatusOr<at::Tensor> FlatGradient::PlaceOfSums(const at::Tensor& whole) {
                        flat_->owned().numel() < whole.numel() &&
                        whole.scalar_type() == flat_->master_dtype();
   if (!to_stay) return Slice(whole, flat_->owned());
+  TESSERA_RETURN_IF_ERROR(AwaitReaders());
   is_stored_ = false;  // of a micro-batch that was dropped
   TESSERA_RETURN_IF_ERROR(EnsureReduced(Fill::kNone));
   return reduced_.View();
@@ -184,6 +197,9 @@ absl::Status FlatGradient::TakeSums(const at::Tensor& sums, double divisor) {
       sums_ = sums_memory_.View().copy_(sums);
     }
   } else {
+    const bool in_place =
+        reduced_.defined() && sums.data_ptr() == reduced_.data();
+    if (!in_place) TESSERA_RETURN_IF_ERROR(AwaitReaders());
     is_stored_ = false;
     at::Tensor to;
     if (reduces_in_place()) {
@@ -203,6 +219,14 @@ absl::Status FlatGradient::TakeSums(const at::Tensor& sums, double divisor) {
   }
   DropOutgoing();
   return absl::OkStatus();
+}
+
+// An update that was begun early may be reading the step's gradient, which is
+// about to be another: it does not count then.
+absl::Status FlatGradient::AwaitReaders() {
+  const auto& stream = flat_->options().stream;
+  const bool read = stream != nullptr && flat_->device().is_cpu();
+  return read && has_step_gradient() ? stream->Drain() : absl::OkStatus();
 }
 
 // To where it is to be, if that is elsewhere: the last step may still be
@@ -234,6 +258,11 @@ absl::StatusOr<Raised> FlatGradient::Raise() const {
   return Raised::Of(is_stored_ ? &stored_ : nullptr);
 }
 
+absl::StatusOr<Raised> FlatGradient::RaiseToChange() {
+  TESSERA_RETURN_IF_ERROR(AwaitReaders());
+  return Raise();
+}
+
 void FlatGradient::DropOutgoing() {
   outgoing_.Reset();
   if (flat_->stage().sharded_gradients) local_.Reset();
@@ -261,7 +290,7 @@ absl::Status FlatGradient::Commit(const std::vector<bool>& had) {
   if (!sent_) return absl::OkStatus();
   if (sums_.defined()) {
     TESSERA_RETURN_IF_ERROR(FinishStore());
-    TESSERA_ASSIGN_OR_RETURN(Raised raised, Raise());
+    TESSERA_ASSIGN_OR_RETURN(Raised raised, RaiseToChange());
     TESSERA_RETURN_IF_ERROR(EnsureReduced(Fill::kZero));
     Accumulate(had, Mean(sums_, divisor_));
     TESSERA_RETURN_IF_ERROR(raised.Commit());
@@ -290,6 +319,7 @@ void FlatGradient::DropMicroBatch() {
 
 void FlatGradient::Zero() {
   DropMicroBatch();
+  (void)AwaitReaders();
   flat_->ClearUsedWithoutGrad();
   in_place_ = false;
   for (ParameterGradient& p : parameters_) p.in_step = false;

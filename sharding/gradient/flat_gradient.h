@@ -129,6 +129,9 @@ class FlatGradient {
   bool has_gradient(size_t parameter) const {
     return parameters_[parameter].in_step;
   }
+  // The same of all parameters, and of those that are expected to.
+  std::vector<bool> has_gradient() const;
+  std::vector<bool> expected() const;
   bool has_step_gradient() const {
     return in_place_ || reduced_.defined() || is_stored_;
   }
@@ -139,12 +142,18 @@ class FlatGradient {
   at::Tensor owned() const;
   // It is in memory while what this returns is there. LOCAL.
   absl::StatusOr<Raised> Raise() const;
+  // The same, for who changes it.
+  absl::StatusOr<Raised> RaiseToChange();
   // The same, given away: there is none from then on. REQUIRES: stages 2 and 3.
   struct Taken {
     FlatBuffer memory;                  // or
     TieredBuffer* elsewhere = nullptr;  // read until the flat is updated
   };
   Taken TakeStepGradient();
+  // Where the step's gradient lies, if that is elsewhere; else null.
+  TieredBuffer* elsewhere() { return is_stored_ ? &stored_ : nullptr; }
+  // There is a step's gradient, to which sums are added; else they become it.
+  bool accumulating() const;
   // What TakeSums has sent elsewhere is there, and no longer in memory.
   // LOCAL.
   absl::Status FinishStore();
@@ -195,8 +204,6 @@ class FlatGradient {
   absl::Status FoldSmall();
 
   bool AnyArrived() const;
-  // Some of the step's gradient is there: sums are added to it.
-  bool accumulating() const;
   bool reduces_in_place() const;
   absl::Status EnsureLocal(at::ScalarType dtype);
   absl::StatusOr<FlatBuffer> AllocateReduced(Fill fill) const;
@@ -209,6 +216,7 @@ class FlatGradient {
   void Accumulate(const std::vector<bool>& had, const at::Tensor& mean);
   at::Tensor Mean(const at::Tensor& sums, double divisor) const;
   absl::Status StartStore();
+  absl::Status AwaitReaders();
 
   std::shared_ptr<FlatParameter> flat_;
   std::vector<Range> gaps_;  // between the parameters, in the flat buffer

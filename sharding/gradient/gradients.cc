@@ -213,14 +213,33 @@ absl::Status Gradients::FinishInFlight() {
   const auto reduction = std::move(in_flight_);
   TESSERA_RETURN_IF_ERROR(FinishStoring());
   storing_ = reduction->flats();
-  return CatchTorch(kReduction, [&] { return reduction->Finish(); });
+  TESSERA_RETURN_IF_ERROR(
+      CatchTorch(kReduction, [&] { return reduction->Finish(); }));
+  TellReduced(/*stored=*/false);
+  return absl::OkStatus();
 }
 
 absl::Status Gradients::FinishStoring() {
   absl::Status status;
   for (FlatGradient* flat : storing_) status.Update(flat->FinishStore());
+  if (status.ok()) TellReduced(/*stored=*/true);
   storing_.clear();
   return status;
+}
+
+// Of those that are being stored: where that is there, or is nothing to be
+// done.
+void Gradients::TellReduced(bool stored) {
+  if (!runs() || running().reduced == nullptr) return;
+  for (FlatGradient* flat : storing_) {
+    if (flat->accumulating() || (flat->elsewhere() != nullptr) != stored) {
+      continue;
+    }
+    const auto place =
+        std::find_if(flats_.begin(), flats_.end(),
+                     [&](const auto& each) { return each.get() == flat; });
+    running().reduced(static_cast<size_t>(place - flats_.begin()));
+  }
 }
 
 absl::Status Gradients::Run(const std::function<void()>& backward,

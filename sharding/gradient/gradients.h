@@ -86,6 +86,10 @@ struct MicroBatch {
   // What .grad() of parameters has, which no Run has made, is added, times
   // this. Absent: it is an error, unless it is zero.
   std::optional<double> outside_factor;
+  // Called when the sums of a flat, by its number, are the step's gradient, if
+  // all are well and nothing comes late, while others are still to come. On any
+  // thread.
+  std::function<void(size_t flat)> reduced;
 };
 
 class Gradients {
@@ -173,6 +177,7 @@ class Gradients {
   absl::Status LaunchReady(bool all);
   absl::Status FinishInFlight();
   absl::Status FinishStoring();
+  void TellReduced(bool stored);
   absl::Status EndLocal(const absl::Status& backward);
   absl::Status ReduceRest(absl::Status mine);
   bool AnyGathersTogether() const;

@@ -32,6 +32,9 @@ struct Range {
   int64_t end = 0;
   int64_t numel() const { return end - begin; }
   bool empty() const { return end <= begin; }
+  bool operator==(const Range& other) const {
+    return begin == other.begin && end == other.end;
+  }
 };
 
 inline Range Intersect(Range a, Range b) {

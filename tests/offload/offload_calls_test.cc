@@ -1,6 +1,7 @@
 // Every call that reads or changes what lies on a disk, made right after a Step
-// while the update goes on: what it gives, and what training makes of it, are
-// the bits of the same program without a disk.
+// while the update goes on, and right after a Backward, while units are stepped
+// early: what it gives, and what training makes of it, are the bits of the same
+// program without a disk.
 #include <torch/torch.h>
 
 #include <map>
@@ -268,11 +269,21 @@ const std::vector<std::pair<std::string, Program>>& Programs() {
   return *programs;
 }
 
-// args: "<program>|<folder>|<TrainingSpec>".
+// What it says is what it says without a disk, too; it may leave the engine in
+// the middle of a step, or without gradients.
+absl::Status RunWithinStep(const Program& program, const Call& call) {
+  TESSERA_RETURN_IF_ERROR(call.t->Backward(3));
+  call.record->push_back(program(call).ToString());
+  if (call.t->engine == nullptr) return absl::OkStatus();
+  call.record->push_back(call.engine().Step().ToString());
+  return call.engine().ZeroGrad();
+}
+
+// args: "<program>|<when>|<folder>|<TrainingSpec>".
 TESSERA_RANK_FUNCTION(RunProgram) {
   const std::vector<std::string> parts =
-      absl::StrSplit(args, absl::MaxSplits('|', 2));
-  const TrainingSpec spec = TrainingSpec::FromText(parts[2]);
+      absl::StrSplit(args, absl::MaxSplits('|', 3));
+  const TrainingSpec spec = TrainingSpec::FromText(parts[3]);
   TESSERA_ASSIGN_OR_RETURN(Trainee t, MakeWide(spec, world.communicator()));
   const bool on_disk =
       spec.states_on_disk >= 0 || spec.parameters_in_memory >= 0;
@@ -284,7 +295,9 @@ TESSERA_RANK_FUNCTION(RunProgram) {
   TESSERA_RETURN_IF_ERROR(TrainWide(&t, 0, 3, &record));
   for (const auto& [name, program] : Programs()) {
     if (name != parts[0]) continue;
-    TESSERA_RETURN_IF_ERROR(program({&t, parts[1], &record}));
+    const Call call = {&t, parts[2], &record};
+    TESSERA_RETURN_IF_ERROR(parts[1] == "after" ? program(call)
+                                                : RunWithinStep(program, call));
   }
   if (t.engine == nullptr) return ToText(record);
   TESSERA_RETURN_IF_ERROR(AddValues(&t, &record));
@@ -310,20 +323,21 @@ class OffloadCallsTest
     : public ::testing::TestWithParam<std::pair<std::string, Program>> {
  protected:
   std::vector<std::string> Run(int world_size, const OffloadWay& way,
-                               const std::string& dtype) {
+                               const std::string& dtype, const char* when) {
     const TempFolder folder;
     TrainingSpec spec = way.Spec(dtype);
     spec.poison = true;
     return RunOnRanks(world_size, "RunProgram",
-                      absl::StrCat(GetParam().first, "|", folder / "files", "|",
-                                   spec.ToText()));
+                      absl::StrCat(GetParam().first, "|", when, "|",
+                                   folder / "files", "|", spec.ToText()));
   }
   template <typename Ways>
-  void ExpectSame(int world_size, const Ways& ways, const std::string& dtype) {
-    const auto expected = Run(world_size, kInMemory, dtype);
+  void ExpectSame(int world_size, const Ways& ways, const std::string& dtype,
+                  const char* when = "after") {
+    const auto expected = Run(world_size, kInMemory, dtype, when);
     ASSERT_THAT(expected, Each(StartsWith("step 0, micro-batch 0: loss")));
     for (const OffloadWay& way : ways) {
-      const auto got = Run(world_size, way, dtype);
+      const auto got = Run(world_size, way, dtype, when);
       for (size_t r = 0; r < expected.size(); ++r) {
         EXPECT_EQ(FirstDifference(RecordFromText(expected[r]),
                                   RecordFromText(got[r])),
@@ -337,6 +351,11 @@ class OffloadCallsTest
 TEST_P(OffloadCallsTest, HasTheBitsOfTheSameWithoutADisk) {
   ExpectSame(2, kWays, "fp32");
   ExpectSame(2, kWays, "bf16");
+}
+
+TEST_P(OffloadCallsTest, HasThemInTheMiddleOfAStep) {
+  ExpectSame(2, kWays, "fp32", "within");
+  ExpectSame(2, kWays, "bf16", "within");
 }
 
 // One rank alone waits for its update where others do so in collectives.

@@ -1,0 +1,168 @@
+// Updates that begin before it is known that they are the right ones.
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/synchronization/notification.h"
+#include "base/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "offload/update_stream.h"
+#include "offload/update_stream_test_util.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+INSTANTIATE_TEST_SUITE_P(, UpdateStreamTest, ::testing::Bool(),
+                         [](const auto& info) {
+                           return info.param ? "Uring" : "Threads";
+                         });
+
+// Several times, so that what was the next is what is, and the next again;
+// first from zeros.
+TEST_P(UpdateStreamTest, OneThatIsKeptIsAsIfPushedThen) {
+  MakeStream();
+  TestUnit* const unit = AddUnit(5 * kSlice + 77);
+  for (int round = 0; round < 5; ++round) {
+    const UpdateStream::Early early = PushEarly(unit, round);
+    AwaitComputed();
+    unit->ExpectAllSlices();
+    unit->ExpectAsInMemory();  // as before
+    const auto kept = stream_->Keep(early, nullptr);
+    ASSERT_TRUE(kept.has_value());
+    TESSERA_EXPECT_OK(kept->computed.Wait());
+    TESSERA_EXPECT_OK(kept->written.Wait());
+    unit->ChangeInMemory(round);
+    unit->ExpectAsInMemory();
+    if (round % 2 == 0) continue;
+    Push(unit, round);  // between them one that is not early
+    TESSERA_EXPECT_OK(stream_->Drain());
+    unit->ExpectAllSlices();
+    unit->ChangeInMemory(round);
+    unit->ExpectAsInMemory();
+  }
+}
+
+TEST_P(UpdateStreamTest, OneIsKeptWhileItGoesOn) {
+  MakeStream(2);
+  absl::Notification began, go;
+  TestUnit* const unit = AddUnit(6 * kSlice);
+  const UpdateStream::Early early = PushEarly(unit, 0, [&](Range slice) {
+    if (slice.begin == kSlice) began.Notify();
+    if (slice.begin >= kSlice) go.WaitForNotification();
+    return absl::OkStatus();
+  });
+  began.WaitForNotification();
+  auto held = std::make_shared<int>(1);
+  const std::weak_ptr<int> seen = held;
+  const auto kept = stream_->Keep(early, std::move(held));
+  ASSERT_TRUE(kept.has_value());
+  EXPECT_FALSE(kept->computed.Done());
+  EXPECT_FALSE(seen.expired());
+  go.Notify();
+  TESSERA_EXPECT_OK(kept->computed.Wait());
+  EXPECT_TRUE(seen.expired());
+  TESSERA_EXPECT_OK(stream_->DrainKept());
+  unit->ExpectAllSlices();
+  unit->ChangeInMemory(0);
+  unit->ExpectAsInMemory();
+}
+
+TEST_P(UpdateStreamTest, OneThatIsDroppedLeavesNoTrace) {
+  MakeStream();
+  TestUnit* const unit = AddUnit(3 * kSlice);
+  for (int round = 0; round < 3; ++round) {
+    UpdateStream::Early early = PushEarly(unit, round + 50);
+    if (round > 0) AwaitComputed();
+    stream_->Drop(early);
+    TESSERA_EXPECT_OK(stream_->DrainKept());
+    unit->ExpectAsInMemory();
+    early = PushEarly(unit, round);
+    AwaitComputed();
+    ASSERT_TRUE(stream_->Keep(early, nullptr).has_value());
+    TESSERA_EXPECT_OK(stream_->DrainKept());
+    unit->ChangeInMemory(round);
+    unit->ExpectAsInMemory();
+  }
+}
+
+TEST_P(UpdateStreamTest, DrainDropsThem) {
+  MakeStream();
+  TestUnit* const unit = AddUnit(3 * kSlice);
+  const UpdateStream::Early early = PushEarly(unit);
+  AwaitComputed();
+  TESSERA_EXPECT_OK(stream_->Drain());
+  EXPECT_FALSE(stream_->Keep(early, nullptr).has_value());
+  EXPECT_TRUE(unit->states[0].zeros());
+  unit->ExpectAsInMemory();
+}
+
+TEST_P(UpdateStreamTest, WhatHasNotBegunNeverWill) {
+  for (const char* by : {"DropQueued", "Drop", "Keep"}) {
+    SCOPED_TRACE(by);
+    MakeStream();
+    absl::Notification go;
+    Push(AddUnit(kSlice), 0, [&](Range) {
+      go.WaitForNotification();
+      return absl::OkStatus();
+    });
+    TestUnit* const ahead = AddUnit(8 * kSlice);  // more than is read ahead
+    Push(ahead);
+    TestUnit* const unit = AddUnit(kSlice);
+    const UpdateStream::Early early = PushEarly(unit);
+    if (*by == 'K') {
+      EXPECT_FALSE(stream_->Keep(early, nullptr).has_value());
+    } else {
+      by == std::string("Drop") ? stream_->Drop(early) : stream_->DropQueued();
+    }
+    go.Notify();
+    TESSERA_EXPECT_OK(stream_->Drain());
+    ahead->ExpectAllSlices();
+    EXPECT_THAT(unit->slices, IsEmpty());
+    unit->ExpectAsInMemory();
+    EXPECT_FALSE(stream_->Keep(early, nullptr).has_value());
+  }
+}
+
+TEST_P(UpdateStreamTest, DrainKeptDoesNotWaitForThem) {
+  MakeStream();
+  absl::Notification began, go;
+  Push(AddUnit(kSlice));
+  TESSERA_EXPECT_OK(written_.Wait());
+  TestUnit* const unit = AddUnit(kSlice);
+  PushEarly(unit, 0, [&](Range) {
+    began.Notify();
+    go.WaitForNotification();
+    return absl::OkStatus();
+  });
+  began.WaitForNotification();
+  TESSERA_EXPECT_OK(stream_->DrainKept());
+  go.Notify();
+  TESSERA_EXPECT_OK(stream_->Drain());
+  unit->ExpectAllSlices();
+  unit->ExpectAsInMemory();
+}
+
+TEST_P(UpdateStreamTest, AnErrorOfOneIsThatOfAllThatComesAfter) {
+  MakeStream();
+  TestUnit* const unit = AddUnit(3 * kSlice);
+  Push(unit);
+  TESSERA_ASSERT_OK(stream_->Drain());
+  Fail(/*writes=*/false, unit->states[1], kSlice * 4);
+  const UpdateStream::Early early = PushEarly(unit, 1);
+  TestUnit* const after = AddUnit(kSlice);
+  const auto error = StatusIs(absl::StatusCode::kUnavailable,
+                              HasSubstr("of state 1 of unit 0 "));
+  EXPECT_THAT(Push(after).Wait(), error);
+  EXPECT_THAT(after->slices, IsEmpty());
+  EXPECT_FALSE(stream_->Keep(early, nullptr).has_value());
+  ExpectStaysFailed(error);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,150 @@
+// Steps that are made before they are asked for.
+//
+// Why: a disk that works only from Step on, and into the next forward, is idle
+// while a backward computes, and a step takes the sum of both. A unit's
+// gradient is final when it has been reduced, if the step goes as steps mostly
+// go: one backward, nothing clipped, no overflow, every expected parameter.
+// What else would be (clipping by a norm of gradients that are still to come)
+// is known at Step alone. So the step is made as if it were known, where it can
+// be dropped: what was there stays, on the disk and in memory, and Step looks
+// whether what it has decided is what was assumed.
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "base/status.h"
+#include "base/torch_guard.h"
+#include "optim/adamw.h"
+#include "sharding/torch/torch_scope.h"
+
+namespace tessera {
+namespace {
+
+bool MastersOnDisk(FlatParameter* flat) {
+  const TieredBuffer* const masters = flat->masters_buffer();
+  return masters != nullptr && masters->on_disk();
+}
+
+// What a step writes to memory: masters, or the working copy where they are on
+// the disk; undefined where that is there, too.
+at::Tensor WrittenInMemory(FlatParameter* flat) {
+  if (!MastersOnDisk(flat)) return flat->masters();
+  return flat->separate_working_elsewhere() == nullptr
+             ? flat->separate_working()
+             : at::Tensor();
+}
+
+}  // namespace
+
+// What is on the disk of a unit, and is written by its step.
+absl::Status AdamW::MakeRoomForNext(size_t u) {
+  FlatParameter& flat = *flats_[u];
+  for (TieredBuffer* const state :
+       {&states_[u].exp_avg, &states_[u].exp_avg_sq, flat.masters_buffer(),
+        flat.separate_working_elsewhere()}) {
+    if (state == nullptr || !state->on_disk()) continue;
+    TESSERA_RETURN_IF_ERROR(state->MakeRoomForNext());
+  }
+  return absl::OkStatus();
+}
+
+// Null where nothing is written to memory; ResourceExhausted beyond
+// early_bytes_.
+absl::StatusOr<std::shared_ptr<FlatBuffer>> AdamW::NextInMemory(size_t u) {
+  const at::Tensor now = WrittenInMemory(flats_[u].get());
+  if (!now.defined()) return nullptr;
+  auto bytes = static_cast<int64_t>(now.nbytes());
+  for (const State& state : states_) {
+    if (!state.early.has_value() || state.early->memory == nullptr) continue;
+    bytes += state.early->memory->bytes();
+  }
+  if (bytes > early_bytes_) return absl::ResourceExhaustedError("early_bytes");
+  TESSERA_ASSIGN_OR_RETURN(
+      FlatBuffer memory,
+      FlatBuffer::Allocate(now.numel(), now.scalar_type(), now.device(),
+                           MemoryKind::kOptimizer, Fill::kNone));
+  return std::make_shared<FlatBuffer>(std::move(memory));
+}
+
+void AdamW::StartEarly(size_t u, FlatGradient* gradient,
+                       const AdamWOptions& options, double factor) {
+  FlatParameter& flat = *flats_[u];
+  if (flat.options().states != Tier::kDisk || !flat.device().is_cpu() ||
+      !states_[u].exp_avg.on_disk() || states_[u].early.has_value()) {
+    return;
+  }
+  // What is refused is made by Step, which says what is wrong.
+  (void)CatchTorch("early step", [&]() -> absl::Status {
+    TorchScope scope;
+    UpdateStream& stream = *flat.options().stream;
+    TESSERA_RETURN_IF_ERROR(stream.DrainKept());
+    TESSERA_RETURN_IF_ERROR(MakeRoomForNext(u));
+    TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<FlatBuffer> memory,
+                             NextInMemory(u));
+    const UnitStep step(flat, gradient->expected(), steps_, options, factor);
+    StreamedStep streamed = Streamed(u, step, /*early=*/true);
+    if (TieredBuffer* const elsewhere = gradient->elsewhere()) {
+      streamed.Add(StreamedStep::kGradient, elsewhere);
+    } else {
+      streamed.SetMemory(StreamedStep::kGradient, gradient->owned());
+    }
+    if (memory != nullptr) {
+      streamed.SetNext(MastersOnDisk(&flat) ? StreamedStep::kWorking
+                                            : StreamedStep::kMasters,
+                       memory);
+    }
+    states_[u].early =
+        EarlyStep{step, stream.PushEarly(std::move(streamed).Update()), memory};
+    return absl::OkStatus();
+  });
+}
+
+void AdamW::DropEarly() {
+  for (size_t u = 0; u < states_.size(); ++u) {
+    if (!states_[u].early.has_value()) continue;
+    (void)flats_[u]->options().stream->Drain();  // an error is the next Step's
+    states_[u].early.reset();
+  }
+}
+
+// Step goes through the units as a forward uses them: what has not begun would
+// be in its way.
+void AdamW::DropQueuedEarly() {
+  for (size_t u = 0; u < states_.size(); ++u) {
+    if (!states_[u].early.has_value()) continue;
+    return flats_[u]->options().stream->DropQueued();
+  }
+}
+
+// What it has written to memory goes to its place behind it.
+std::optional<CommFuture> AdamW::KeepEarly(size_t u, const UnitStep& step,
+                                           Gradients* gradients) {
+  std::optional<EarlyStep> early =
+      std::exchange(states_[u].early, std::nullopt);
+  if (!early.has_value()) return std::nullopt;
+  FlatParameter& flat = *flats_[u];
+  UpdateStream& stream = *flat.options().stream;
+  if (!(early->step == step)) {
+    stream.Drop(early->update);
+    return std::nullopt;
+  }
+  const auto gradient = std::make_shared<FlatGradient::Taken>();
+  const std::optional<UpdateStream::Pushed> kept =
+      stream.Keep(early->update, gradient);
+  if (!kept.has_value()) return std::nullopt;
+  *gradient = gradients->TakeStepGradient(u);
+  ++early_units_;
+  if (early->memory == nullptr) return UpdatedOf(&flat, *kept);
+  const at::Tensor to = WrittenInMemory(&flat);
+  StreamedUpdate copy;
+  copy.numel = to.numel();
+  copy.compute = [from = std::move(early->memory), to](
+                     Range slice, const std::vector<char*>&) {
+    ElementsOver(to, slice.begin, slice.numel()).copy_(from->View(slice));
+    return absl::OkStatus();
+  };
+  return UpdatedOf(&flat, stream.Push(std::move(copy)));
+}
+
+}  // namespace tessera
