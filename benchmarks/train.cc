@@ -65,6 +65,7 @@ ABSL_FLAG(std::string, parameters_on_disk, "",
           "A folder where the parameters' shards are, too "
           "(zero_optimization.offload_param), none of them in memory; the "
           "states as well, unless --states_on_disk says where.");
+ABSL_FLAG(bool, early_step, true, "sharding.offload.early_step.");
 ABSL_FLAG(int, steps, 8, "Steps; the first two are not timed.");
 ABSL_FLAG(bool, turns, false, "Take turns: see the top of train.cc.");
 ABSL_FLAG(std::string, backend, "auto", "auto, shm, gloo, hierarchical, nccl.");
@@ -144,6 +145,8 @@ proto::Config ConfigOfFlags() {
   config.mutable_optimizer()->mutable_params()->set_weight_decay(kWeightDecay);
   config.mutable_zero_optimization()->set_stage(absl::GetFlag(FLAGS_stage));
   SetOffload(config.mutable_zero_optimization());
+  config.mutable_sharding()->mutable_offload()->set_early_step(
+      absl::GetFlag(FLAGS_early_step));
   const std::string recompute = absl::GetFlag(FLAGS_recompute);
   if (!recompute.empty()) {
     config.mutable_activation_checkpointing()->add_units("PeerBlock");

@@ -240,11 +240,14 @@ TEST(ResolveConfig, WritesAllDefaultsOut) {
       "keep_freed_heap: true in_place_gradient_bytes: 131072 "
       "report_grad_norm: false deterministic: \"auto\" "
       "offload { checksums: false slice_numel: 1048576 "
-      "min_state_bytes: 65536 gradients: false } } "
+      "min_state_bytes: 65536 gradients: false early_step: true "
+      "early_bytes: 268435456 } } "
       "precision { fp32_norms: false cast_inputs: true libtorch_exact: false } "
       "gradient_allreduce_op: \"mean\" memory_breakdown: false "
-      "activation_checkpointing { policy: \"full\" every: 1 budget_bytes: 0 "
-      "check: \"first\" } unknown_keys: \"error\" "
+      "activation_checkpointing { cpu_checkpointing: false policy: \"full\" "
+      "every: 1 budget_bytes: 0 "
+      "check: \"first\" offload: \"none\" offload_min_bytes: 65536 } "
+      "unknown_keys: \"error\" "
       "auto_micro_batch: false");
 }
 

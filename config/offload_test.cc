@@ -119,6 +119,30 @@ TEST(Offload, ToNvme) {
   TESSERA_EXPECT_OK(CheckRunnable(at_stage_3("offload_param").config));
 }
 
+TEST(Offload, OfActivations) {
+  const auto fault = [](absl::string_view members) {
+    return FaultOf(
+        With(absl::StrCat("\"activation_checkpointing\": {", members, "}")));
+  };
+  EXPECT_EQ(fault("\"offload\": \"nvme\""),
+            "activation_checkpointing.nvme_path: expected a folder, for "
+            "offload \"nvme\"");
+  EXPECT_EQ(fault("\"policy\": \"keep\""),
+            "activation_checkpointing.policy: \"keep\" is for offload \"cpu\" "
+            "or \"nvme\", and that is \"none\": leave "
+            "activation_checkpointing out");
+  EXPECT_EQ(fault("\"cpu_checkpointing\": true, \"offload\": \"nvme\", "
+                  "\"nvme_path\": \"/tmp\""),
+            "activation_checkpointing.cpu_checkpointing: expected false with "
+            "offload \"nvme\", got true");
+  const auto read = ReadConfig(
+      With("\"activation_checkpointing\": {\"cpu_checkpointing\": true}"),
+      "f.json", 1);
+  TESSERA_ASSERT_OK(read);
+  EXPECT_THAT(NotesOf(*read), ElementsAre());
+  EXPECT_EQ(read->config.activation_checkpointing().offload(), "cpu");
+}
+
 TEST(Offload, HasRulesForTheDisk) {
   EXPECT_EQ(FaultOf(With("\"aio\": {\"block_size\": 1000}")),
             "aio.block_size: expected a multiple of 4096, got 1000");

@@ -193,7 +193,8 @@ TEST(Sharding, AllKeys) {
         "served_gathers": "on", "shard_group_size": 1,
         "buffer_sync": "mean", "deterministic": "on",
         "offload": {"checksums": true, "slice_numel": 8192,
-                    "min_state_bytes": 0, "gradients": true})"),
+                    "min_state_bytes": 0, "gradients": true,
+                    "early_step": false, "early_bytes": 7})"),
                   "f.json", 1));
   EXPECT_EQ(
       config.sharding().ShortDebugString(),
@@ -206,7 +207,7 @@ TEST(Sharding, AllKeys) {
       "keep_freed_heap: false in_place_gradient_bytes: 0 "
       "report_grad_norm: true deterministic: \"on\" "
       "offload { checksums: true slice_numel: 8192 min_state_bytes: 0 "
-      "gradients: true }");
+      "gradients: true early_step: false early_bytes: 7 }");
 }
 
 TEST(Sharding, HasRanges) {

@@ -163,9 +163,11 @@ constexpr int64_t kBlock = 4096;  // bytes of a disk's; elements of a slice
 // DeepSpeed refuses GPUDirect Storage without CUDA.
 void ResolveAio(const proto::ZeroOptimization& zero, proto::Config* config,
                 Faults* faults) {
-  const bool on_disk = (!zero.has_stage() || zero.stage() == 3) &&
-                       (zero.offload_optimizer().device() == "nvme" ||
-                        zero.offload_param().device() == "nvme");
+  const bool states_on_disk = (!zero.has_stage() || zero.stage() == 3) &&
+                              (zero.offload_optimizer().device() == "nvme" ||
+                               zero.offload_param().device() == "nvme");
+  const bool on_disk =
+      states_on_disk || config->activation_checkpointing().offload() == "nvme";
   if (config->has_aio() && !on_disk) {
     faults->Note("aio", "has no effect: nothing is offloaded to nvme");
   }
@@ -180,6 +182,33 @@ void ResolveAio(const proto::ZeroOptimization& zero, proto::Config* config,
   faults->Add("aio.use_gds",
               "expected false, got true: there is no GPUDirect Storage in this "
               "version");
+}
+
+void ResolveActivations(proto::ActivationCheckpointing* activations,
+                        Faults* faults) {
+  if (activations->cpu_checkpointing()) {
+    if (activations->offload() == "nvme") {
+      faults->Add("activation_checkpointing.cpu_checkpointing",
+                  "expected false with offload \"nvme\", got true");
+    }
+    activations->set_offload("cpu");
+  }
+  activations->clear_cpu_checkpointing();
+  if (activations->policy() == "auto" && activations->units().empty()) {
+    activations->add_units("auto");
+  }
+  FillDefaults(activations);
+  if (activations->offload() == "nvme" && activations->nvme_path().empty()) {
+    faults->Add("activation_checkpointing.nvme_path",
+                "expected a folder, for offload \"nvme\"");
+  }
+  if (activations->policy() == "keep" && activations->offload() == "none") {
+    faults->Add("activation_checkpointing.policy",
+                "\"keep\" is for offload \"cpu\" or \"nvme\", and that is "
+                "\"none\": leave activation_checkpointing out");
+  }
+  faults->CheckNoneEmpty("activation_checkpointing.units",
+                         activations->units());
 }
 
 void ResolveOffloadTuning(proto::OffloadTuning* tuning, Faults* faults) {
@@ -204,14 +233,7 @@ void ResolveSharding(int world_size, proto::Config* config, Faults* faults) {
   faults->CheckNoneEmpty("sharding.ignored_parameters",
                          sharding.ignored_parameters());
   CheckGroups(world_size, zero, sharding, faults);
-  proto::ActivationCheckpointing* const recompute =
-      config->mutable_activation_checkpointing();
-  if (recompute->policy() == "auto" && recompute->units().empty()) {
-    recompute->add_units("auto");
-  }
-  FillDefaults(recompute);
-  faults->CheckNoneEmpty("activation_checkpointing.units",
-                         config->activation_checkpointing().units());
+  ResolveActivations(config->mutable_activation_checkpointing(), faults);
 }
 
 }  // namespace tessera

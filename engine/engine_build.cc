@@ -345,8 +345,13 @@ absl::Status Engine::Impl::MakeRecomputed(absl::Span<const UnitPlan> units) {
   if (choice.units.empty() && !choice.is_recomputed) return absl::OkStatus();
   TESSERA_ASSIGN_OR_RETURN(const RecomputedModules found,
                            ChooseRecomputed(*parts_->module, units, choice));
-  parts_->recomputed =
-      std::make_unique<RecomputedUnits>(parts_->settings.recompute);
+  RecomputeOptions options = parts_->settings.recompute;
+  TESSERA_ASSIGN_OR_RETURN(
+      options.store,
+      MakeActivationStore(parts_->settings.activations, parts_->device(),
+                          parts_->comm->rank()));
+  if (options.store == nullptr && !options.recomputes) return absl::OkStatus();
+  parts_->recomputed = std::make_unique<RecomputedUnits>(std::move(options));
   for (const RecomputedModule& module : found.modules) {
     for (const at::Tensor& p : module.parameters) {
       const StorageOwner owned = Registry::Global().Find(p);

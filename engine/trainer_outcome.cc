@@ -33,7 +33,7 @@
 #include "engine/parts/exclusive_scope.h"
 #include "engine/trainer.h"
 #include "offload/update_stream.h"
-#include "optim/lr_schedule.h"
+#include "optim/schedule/lr_schedule.h"
 #include "sharding/torch/torch_scope.h"
 
 namespace tessera {

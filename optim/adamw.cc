@@ -272,6 +272,7 @@ int64_t AdamW::resident_bytes() const {
   const UpdateStream* stream = nullptr;
   for (size_t u = 0; u < states_.size(); ++u) {
     bytes += states_[u].exp_avg.resident_bytes() * 2;
+    if (states_[u].next != nullptr) bytes += states_[u].next->bytes();
     if (flats_[u]->options().stream != nullptr &&
         flats_[u]->device().is_cpu()) {
       stream = flats_[u]->options().stream.get();

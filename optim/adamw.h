@@ -120,8 +120,6 @@ class AdamW {
   struct EarlyStep {
     UnitStep step;
     UpdateStream::Early update;
-    // Its new values, where they go to memory: masters, or the working copy.
-    std::shared_ptr<FlatBuffer> memory;
   };
   struct State {
     TieredBuffer exp_avg, exp_avg_sq;  // [owned]
@@ -130,6 +128,9 @@ class AdamW {
     TieredBuffer gradient, working;
     bool written = false;
     std::optional<EarlyStep> early;
+    // What early steps write instead of memory: masters, or the working copy.
+    // Kept from step to step, since new memory costs as much as the step.
+    std::shared_ptr<FlatBuffer> next;
   };
   // A unit's update is under way; to be published when it has ended.
   struct Awaited {
@@ -143,7 +144,6 @@ class AdamW {
   // Of a unit on a disk, what is read and written; without its gradient.
   StreamedStep Streamed(size_t u, const UnitStep& step, bool early);
   absl::Status MakeRoomForNext(size_t u);
-  absl::StatusOr<std::shared_ptr<FlatBuffer>> NextInMemory(size_t u);
   void DropQueuedEarly();
   std::optional<CommFuture> KeepEarly(size_t u, const UnitStep& step,
                                       Gradients* gradients);

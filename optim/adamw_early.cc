@@ -37,7 +37,8 @@ at::Tensor WrittenInMemory(FlatParameter* flat) {
 
 }  // namespace
 
-// What is on the disk of a unit, and is written by its step.
+// Of all that the unit's step writes. ResourceExhausted, beyond early_bytes_,
+// too; Unavailable while an early step that was dropped still writes there.
 absl::Status AdamW::MakeRoomForNext(size_t u) {
   FlatParameter& flat = *flats_[u];
   for (TieredBuffer* const state :
@@ -46,25 +47,24 @@ absl::Status AdamW::MakeRoomForNext(size_t u) {
     if (state == nullptr || !state->on_disk()) continue;
     TESSERA_RETURN_IF_ERROR(state->MakeRoomForNext());
   }
-  return absl::OkStatus();
-}
-
-// Null where nothing is written to memory; ResourceExhausted beyond
-// early_bytes_.
-absl::StatusOr<std::shared_ptr<FlatBuffer>> AdamW::NextInMemory(size_t u) {
-  const at::Tensor now = WrittenInMemory(flats_[u].get());
-  if (!now.defined()) return nullptr;
+  const at::Tensor now = WrittenInMemory(&flat);
+  std::shared_ptr<FlatBuffer>& next = states_[u].next;
+  if (!now.defined()) return absl::OkStatus();
+  if (next != nullptr) {
+    return next.use_count() == 1 ? absl::OkStatus()
+                                 : absl::UnavailableError("is written");
+  }
   auto bytes = static_cast<int64_t>(now.nbytes());
   for (const State& state : states_) {
-    if (!state.early.has_value() || state.early->memory == nullptr) continue;
-    bytes += state.early->memory->bytes();
+    if (state.next != nullptr) bytes += state.next->bytes();
   }
   if (bytes > early_bytes_) return absl::ResourceExhaustedError("early_bytes");
   TESSERA_ASSIGN_OR_RETURN(
       FlatBuffer memory,
       FlatBuffer::Allocate(now.numel(), now.scalar_type(), now.device(),
                            MemoryKind::kOptimizer, Fill::kNone));
-  return std::make_shared<FlatBuffer>(std::move(memory));
+  next = std::make_shared<FlatBuffer>(std::move(memory));
+  return absl::OkStatus();
 }
 
 void AdamW::StartEarly(size_t u, FlatGradient* gradient,
@@ -80,8 +80,6 @@ void AdamW::StartEarly(size_t u, FlatGradient* gradient,
     UpdateStream& stream = *flat.options().stream;
     TESSERA_RETURN_IF_ERROR(stream.DrainKept());
     TESSERA_RETURN_IF_ERROR(MakeRoomForNext(u));
-    TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<FlatBuffer> memory,
-                             NextInMemory(u));
     const UnitStep step(flat, gradient->expected(), steps_, options, factor);
     StreamedStep streamed = Streamed(u, step, /*early=*/true);
     if (TieredBuffer* const elsewhere = gradient->elsewhere()) {
@@ -89,13 +87,13 @@ void AdamW::StartEarly(size_t u, FlatGradient* gradient,
     } else {
       streamed.SetMemory(StreamedStep::kGradient, gradient->owned());
     }
-    if (memory != nullptr) {
+    if (states_[u].next != nullptr) {
       streamed.SetNext(MastersOnDisk(&flat) ? StreamedStep::kWorking
                                             : StreamedStep::kMasters,
-                       memory);
+                       states_[u].next);
     }
     states_[u].early =
-        EarlyStep{step, stream.PushEarly(std::move(streamed).Update()), memory};
+        EarlyStep{step, stream.PushEarly(std::move(streamed).Update())};
     return absl::OkStatus();
   });
 }
@@ -135,12 +133,12 @@ std::optional<CommFuture> AdamW::KeepEarly(size_t u, const UnitStep& step,
   if (!kept.has_value()) return std::nullopt;
   *gradient = gradients->TakeStepGradient(u);
   ++early_units_;
-  if (early->memory == nullptr) return UpdatedOf(&flat, *kept);
+  if (states_[u].next == nullptr) return UpdatedOf(&flat, *kept);
   const at::Tensor to = WrittenInMemory(&flat);
   StreamedUpdate copy;
   copy.numel = to.numel();
-  copy.compute = [from = std::move(early->memory), to](
-                     Range slice, const std::vector<char*>&) {
+  copy.compute = [from = states_[u].next, to](Range slice,
+                                              const std::vector<char*>&) {
     ElementsOver(to, slice.begin, slice.numel()).copy_(from->View(slice));
     return absl::OkStatus();
   };

@@ -25,14 +25,22 @@ import turns
 
 WORLD = measure.WORLD
 WARM_UP = 4  # steps, during which memory is watched
-FLAGS = {'memory': None, 'states': '--states_on_disk',
-         'parameters': '--parameters_on_disk'}
+# The last word is followed by a folder.
+FLAGS = {'memory': (), 'states': ('--states_on_disk',),
+         'parameters': ('--parameters_on_disk',),
+         'clipping': ('--clip=1e9', '--states_on_disk'),
+         'late': ('--clip=1e9', '--noearly_step', '--states_on_disk')}
 TITLES = {'memory': 'all in memory', 'states': 'states on the disk',
-          'parameters': 'parameters and states on the disk'}
+          'parameters': 'parameters and states on the disk',
+          'clipping': 'states on the disk, clipping that never clips',
+          'late': 'the same, no unit is stepped before Step'}
 # Of a rank, for each parameter of the model, and for its libraries.
-BYTES_PER_PARAMETER = {'memory': 9.5, 'states': 6, 'parameters': 6}
+BYTES_PER_PARAMETER = {'memory': 9.5, 'states': 7, 'parameters': 6,
+                       'clipping': 7, 'late': 6}
 BYTES_OF_LIBRARIES = 200 << 20
-GOALS = {'states': 0.9, 'parameters': 0.85}
+# Of clipping: what stepping early costs.
+GOALS = {'states': 0.9, 'parameters': 0.85, 'clipping': 0.97}
+BESIDE = {'states': 'memory', 'parameters': 'memory', 'clipping': 'late'}
 HEAD = ('', 'step', 'without offload', 'transfer', 'reads, then writes',
         'both at once', 'efficiency', 'interval', 'goal', '',
         'read, written', 'memory')
@@ -75,6 +83,11 @@ class Outcome:
 
     @property
     def efficiency(self):
+        if self.way.name == 'clipping':
+            return ratios.Ratio(
+                [late / step for late, step
+                 in zip(self.without.step, self.way.step)],
+                at_least=GOALS['clipping'])
         return ratios.Ratio(
             [max(compute, transfer) / step for compute, transfer, step
              in zip(self.without.step, self.way.transfer, self.way.step)],
@@ -85,11 +98,16 @@ class Outcome:
         return self.verdict.ok and self.efficiency.met
 
 
+def beside(ways):
+    """These, behind what they are compared with."""
+    return [*dict.fromkeys(BESIDE[way] for way in ways), *ways]
+
+
 def groups(setting):
-    """What runs together: all, or each beside that without offload."""
+    """What runs together: all, or each beside what it is compared with."""
     def need(ways):
         return sum(WORLD * (BYTES_PER_PARAMETER[way] * setting.model.numel
-                            + BYTES_OF_LIBRARIES) for way in ('memory', *ways))
+                            + BYTES_OF_LIBRARIES) for way in beside(ways))
     available = measure.memory_available()
     if need(setting.ways) <= 0.9 * available:
         return [setting.ways]
@@ -111,31 +129,31 @@ def run(setting):
 
 
 def run_group(setting, names, folder):
-    ways = [Way(name) for name in ('memory', *names)]
+    ways = {name: Way(name) for name in beside(names)}
     with contextlib.ExitStack() as stack:
         trainings = {way.name: begin(setting, way, folder, stack)
-                     for way in ways}
+                     for way in ways.values()}
         program = os.path.join(os.path.dirname(os.path.abspath(__file__)),
                                'raw_disk.py')
         (raw,) = stack.enter_context(turns.trainings(
             [('bare transfers', [sys.executable, program, '--folder', folder],
               WORLD, {})], turns.environment()))
-        rates = in_turns(setting, ways, trainings, raw)
-        verdicts = {way.name: losses.Verdict(trainings['memory'].losses,
-                                             trainings[way.name].losses)
-                    for way in ways}
+        rates = in_turns(setting, list(ways.values()), trainings, raw)
+        verdicts = {name: losses.Verdict(trainings[BESIDE[name]].losses,
+                                         trainings[name].losses)
+                    for name in names}
         for training in (*trainings.values(), raw):
             training.end()
-    return [Outcome(way, ways[0], verdicts[way.name], rates)
-            for way in ways[1:]]
+    return [Outcome(ways[name], ways[BESIDE[name]], verdicts[name], rates)
+            for name in names]
 
 
 def begin(setting, way, folder, stack):
     """The way's training, warm; what it holds, and what a step of it moves."""
-    flag = FLAGS[way.name]
+    flags = FLAGS[way.name]
     words = [setting.train, *setting.model.options(), '--data', setting.data,
              '--stage', '3', '--turns',
-             *([flag, os.path.join(folder, way.name)] if flag else [])]
+             *flags, *([os.path.join(folder, way.name)] if flags else [])]
     (training,) = stack.enter_context(turns.trainings(
         [(TITLES[way.name], words, WORLD, {})], turns.environment()))
     training.watched_turn(WARM_UP)
@@ -148,7 +166,7 @@ def begin(setting, way, folder, stack):
         sum(after[i] - start[i] for start, after
             in zip(before, training.moved())) // (setting.steps * WORLD)
         for i in range(2))
-    if flag and not (way.read and way.written):
+    if flags and not (way.read and way.written):
         raise SystemExit(f'offload: {TITLES[way.name]}: a step reads {way.read} '
                          f'bytes and writes {way.written}: the model is too '
                          'small, or the folder is on no disk')
@@ -163,7 +181,8 @@ def in_turns(setting, ways, trainings, raw):
     def bare(reads, writes):
         return timed(raw, f'{reads} {writes}')
 
-    offloaded, one = ways[1:], ways[1]
+    offloaded = [way for way in ways if FLAGS[way.name]]
+    one = offloaded[0]
     turn_of = {('step', way.name): (step, way) for way in ways}
     turn_of.update({('both', way.name): (bare, way.read, way.written)
                     for way in offloaded})
@@ -230,14 +249,15 @@ def table(setting, outcomes):
                                zip(one.way.step, one.without.step)])
         lines.append(
             f'- {TITLES[one.way.name]}: a step takes {slower.median:.3f} '
-            f'({slower.low:.3f} to {slower.high:.3f}) of one without offload; '
-            f'losses: {one.verdict.text}. The disk alone read {read:.2f} GB/s '
+            f'({slower.low:.3f} to {slower.high:.3f}) of: '
+            f'{TITLES[one.without.name]}; losses: {one.verdict.text}. The disk alone read {read:.2f} GB/s '
             f'and wrote {written:.2f}.')
     lines += [
         '- efficiency: the larger of compute (the step without offload) and '
         'transfer, over the step. transfer: bare reads and writes of as many '
         'bytes by as many ranks, blocks of 1 MiB, 8 under way, O_DIRECT; the '
-        'faster of the next two.',
+        'faster of the next two. Of clipping: the step of those that are not '
+        'stepped before Step, over the step.',
         '- read, written: by a rank in a step, as the kernel counts. memory: '
         'peak of a rank beyond its loaded libraries, proportional set size.']
     return '\n'.join(lines) + '\n'

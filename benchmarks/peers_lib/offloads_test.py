@@ -55,6 +55,14 @@ class BoundsTest(unittest.TestCase):
         self.assertTrue(outcome(100, 87, 87, 1, 'parameters').met)
         self.assertFalse(outcome(100, 87, 87, 1, 'states').met)
 
+    def test_clipping_is_beside_later_steps(self):
+        for late, expected in ((98, 0.98), (96, 0.96)):
+            one = outcome(100, 500, 500, late, 'clipping')
+            self.assertAlmostEqual(one.efficiency.median, expected)
+            self.assertEqual(one.met, expected >= 0.97)
+        self.assertEqual(offloads.beside(('states', 'clipping')),
+                         ['memory', 'late', 'states', 'clipping'])
+
     def test_wrong_losses_meet_nothing(self):
         bad = losses.Verdict([1.0], [2.0])
         self.assertFalse(outcome(100, 99, 99, 1, verdict=bad).met)

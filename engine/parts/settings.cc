@@ -119,8 +119,26 @@ PartitionOptions PartitionOf(const proto::Config& config,
   return partition;
 }
 
+Tier TierOf(const std::string& device) {
+  if (device == "nvme") return Tier::kDisk;
+  return device == "cpu" ? Tier::kHost : Tier::kMemory;
+}
+
+// Without a folder.
+SwapOptions SwapOf(const proto::Config& config) {
+  SwapOptions swap;
+  swap.block_bytes = config.aio().block_size();
+  swap.queue_depth = static_cast<int>(config.aio().queue_depth());
+  swap.threads = static_cast<int>(config.aio().intra_op_parallelism());
+  swap.single_submit = config.aio().single_submit();
+  swap.overlap_events = config.aio().overlap_events();
+  swap.checksums = config.sharding().offload().checksums();
+  return swap;
+}
+
 void SetRecompute(const proto::ActivationCheckpointing& config,
-                  const EngineOptions& options, Settings* settings) {
+                  const EngineOptions& options, const SwapOptions& swap,
+                  Settings* settings) {
   settings->recomputed.units = List(config.units());
   settings->recomputed.is_recomputed = options.is_recomputed;
   settings->recomputed.every = config.every();
@@ -129,6 +147,11 @@ void SetRecompute(const proto::ActivationCheckpointing& config,
   recompute.budget_bytes = config.budget_bytes();
   if (config.check() == "always") recompute.checks = ReplayChecks::kAlways;
   if (config.check() == "never") recompute.checks = ReplayChecks::kNever;
+  recompute.recomputes = config.policy() != "keep";
+  settings->activations.tier = TierOf(config.offload());
+  settings->activations.least_bytes = config.offload_min_bytes();
+  settings->activations.swap = swap;
+  settings->activations.swap.folder = config.nvme_path();
 }
 
 ScheduleOptions ScheduleOf(const proto::Config& config) {
@@ -149,23 +172,14 @@ OffloadOptions OffloadOf(const proto::Config& config) {
   OffloadOptions offload;
   const proto::OffloadParam& parameters =
       config.zero_optimization().offload_param();
-  const auto tier_of = [](const std::string& device) {
-    if (device == "nvme") return Tier::kDisk;
-    return device == "cpu" ? Tier::kHost : Tier::kMemory;
-  };
-  if (config.has_optimizer()) offload.states = tier_of(optimizer.device());
-  offload.parameters = tier_of(parameters.device());
+  if (config.has_optimizer()) offload.states = TierOf(optimizer.device());
+  offload.parameters = TierOf(parameters.device());
   offload.updates = config.has_optimizer();
   offload.ratio = optimizer.ratio();
   offload.max_in_memory = parameters.max_in_cpu();
+  offload.swap = SwapOf(config);
   offload.swap.folder = offload.states == Tier::kDisk ? optimizer.nvme_path()
                                                       : parameters.nvme_path();
-  offload.swap.block_bytes = config.aio().block_size();
-  offload.swap.queue_depth = static_cast<int>(config.aio().queue_depth());
-  offload.swap.threads = static_cast<int>(config.aio().intra_op_parallelism());
-  offload.swap.single_submit = config.aio().single_submit();
-  offload.swap.overlap_events = config.aio().overlap_events();
-  offload.swap.checksums = tuning.checksums();
   constexpr int64_t kLeastBuffers = 2;
   offload.stream.buffers =
       static_cast<int>(std::max(optimizer.buffer_count(), kLeastBuffers));
@@ -196,7 +210,7 @@ Settings SettingsOf(const proto::Config& config, const EngineOptions& options,
   Settings s;
   s.partition = PartitionOf(config, options);
   s.schedule = ScheduleOf(config);
-  SetRecompute(config.activation_checkpointing(), options, &s);
+  SetRecompute(config.activation_checkpointing(), options, SwapOf(config), &s);
   s.gradients = GradientsOf(config, world_size);
   s.offload = OffloadOf(config);
   const proto::ZeroOptimization& zero = config.zero_optimization();

@@ -13,7 +13,7 @@
 #include "engine/setup/tiers.h"
 #include "optim/adamw.h"
 #include "optim/loss_scaler.h"
-#include "optim/lr_schedule.h"
+#include "optim/schedule/lr_schedule.h"
 #include "optim/sharded_step.h"
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/flat/schedule.h"
@@ -42,7 +42,8 @@ struct Settings {
   std::optional<at::ScalarType> autocast_dtype;
   OffloadOptions offload;      // at stage 3
   RecomputeChoice recomputed;  // without units: nothing is
-  RecomputeOptions recompute;
+  RecomputeOptions recompute;  // without a store
+  ActivationOffload activations;
   bool cast_inputs = false;
   bool accumulate_locally = false;
   bool check_writes = false;

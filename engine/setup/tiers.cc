@@ -200,6 +200,29 @@ absl::StatusOr<std::shared_ptr<UpdateStream>> PutInTiers(
   return std::move(*stream);
 }
 
+absl::StatusOr<std::shared_ptr<ActivationStore>> MakeActivationStore(
+    const ActivationOffload& options, at::Device device, int rank) {
+  constexpr char kKey[] = "activation_checkpointing.offload";
+  if (options.tier == Tier::kMemory) return nullptr;
+  if (options.tier == Tier::kHost && device.is_cpu()) {
+    TESSERA_LOG_RANK0(INFO)
+        << kKey << " \"cpu\": nothing changes, a module on the CPU has its "
+        << "activations there";
+    return nullptr;
+  }
+  std::shared_ptr<SwapFile> disk;
+  if (options.tier == Tier::kDisk) {
+    if (!device.is_cpu()) {
+      return absl::UnimplementedError(absl::StrCat(
+          kKey, ": expected \"cpu\" for a module on a device, got \"nvme\""));
+    }
+    TESSERA_ASSIGN_OR_RETURN(
+        disk,
+        OpenSwapFile(options.swap, rank, "activation_checkpointing.nvme_path"));
+  }
+  return ActivationStore::Create(std::move(disk), options.least_bytes);
+}
+
 bool AnyParametersElsewhere(const std::vector<FlatParameterOptions>& options) {
   return std::any_of(options.begin(), options.end(),
                      [](const FlatParameterOptions& each) {

@@ -13,6 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "comm/communicator.h"
+#include "offload/activation_store.h"
 #include "offload/disk/swap_file.h"
 #include "offload/tiered_buffer.h"
 #include "offload/update_stream.h"
@@ -42,6 +43,14 @@ struct OffloadOptions {
   // Of one state of a unit, on a rank, or of its parameters: less stays in
   // memory, since a disk takes as long for it as for more.
   int64_t min_state_bytes = 64 << 10;
+};
+
+// Where what recomputed modules leave for their backward is in between: on the
+// host for modules on a device, on a disk for those on the CPU.
+struct ActivationOffload {
+  Tier tier = Tier::kMemory;
+  SwapOptions swap;         // owner is set here
+  int64_t least_bytes = 1;  // less stays
 };
 
 // What lies elsewhere, of which `units` are some of all.
@@ -80,6 +89,11 @@ absl::StatusOr<std::shared_ptr<UpdateStream>> PutInTiers(
 absl::StatusOr<std::shared_ptr<SwapFile>> OpenSwapFile(SwapOptions swap,
                                                        int rank,
                                                        absl::string_view key);
+
+// Null where nothing is to go anywhere: the host is for modules on a device.
+// Unimplemented: a disk for these. LOCAL.
+absl::StatusOr<std::shared_ptr<ActivationStore>> MakeActivationStore(
+    const ActivationOffload& options, at::Device device, int rank);
 
 bool AnyParametersElsewhere(const std::vector<FlatParameterOptions>& options);
 // InvalidArgument: `key`, which is "on", cannot be had with these. The same on

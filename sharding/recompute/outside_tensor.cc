@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/torch_guard.h"
 #include "sharding/flat/registry.h"
 #include "sharding/torch/version_error.h"
 #include "torch/csrc/autograd/variable.h"
@@ -42,6 +43,11 @@ at::Tensor OutsideTensor::Value(const TensorPlace* place,
     const at::Tensor cast = cast_->Make();
     return place == nullptr ? cast : place->Over(cast.storage());
   }
+  if (stored_ != nullptr) {
+    auto memory = store_->Get(stored_);
+    ThrowIfError(memory.status());
+    return place->Over(*std::move(memory));
+  }
   if (copied_) return place->Over(copy_);
   TORCH_CHECK(VersionOf(alias_) == version_,
               VersionError(alias_.toString(), alias_.sizes(), version_,
@@ -56,17 +62,43 @@ at::Tensor OutsideTensor::Value(const TensorPlace* place,
 bool OutsideTensor::IsNow(const at::Tensor& tensor) const {
   if (cast_ != nullptr) return false;
   if (!copied_) return version_ == VersionOf(tensor);
+  if (stored_ != nullptr) return false;
   const c10::Storage& now = tensor.storage();
   return now.device().is_cpu() && now.nbytes() == copy_.nbytes() &&
          std::memcmp(now.data(), copy_.data(), now.nbytes()) == 0;
 }
 
 void OutsideTensor::Copy() {
-  if (cast_ != nullptr || copied_ || VersionOf(alias_) != version_) return;
+  if (cast_ != nullptr || copied_) return;
+  if (stored_ != nullptr) return store_->AwaitOut(stored_);
+  if (VersionOf(alias_) != version_) return;
   if (!alias_.has_storage() || Registry::Global().Find(alias_)) return;
   copy_ = CopyOf(alias_.storage());
   copied_ = true;
   alias_.reset();
+}
+
+void OutsideTensor::MoveTo(ActivationStore::Group* group,
+                           const std::string& what) {
+  if (cast_ != nullptr || stored_ != nullptr) return;
+  if (!copied_ &&
+      (!IsPlain(alias_) || alias_.is_inference() ||
+       VersionOf(alias_) != version_ || Registry::Global().Find(alias_))) {
+    return;
+  }
+  auto stored = group->Put(copied_ ? copy_ : alias_.storage(), version_, what);
+  ThrowIfError(stored.status());
+  if (*stored == nullptr) return;
+  store_ = group->store();
+  stored_ = *std::move(stored);
+  alias_.reset();
+  copy_ = c10::Storage();
+}
+
+void OutsideTensor::MoveBack(const at::Tensor& tensor) {
+  if (stored_ == nullptr) return;
+  alias_ = AliasOf(tensor);
+  stored_ = nullptr;
 }
 
 std::shared_ptr<OutsideTensor> OutsideTensors::Of(const at::Tensor& tensor) {
@@ -76,7 +108,9 @@ std::shared_ptr<OutsideTensor> OutsideTensors::Of(const at::Tensor& tensor) {
   if (it != by_storage_.end()) {
     for (const auto& held : it->second.held) {
       auto known = held.lock();
-      if (known != nullptr && known->IsNow(tensor)) return known;
+      if (known == nullptr || !known->IsNow(tensor)) continue;
+      known->MoveBack(tensor);
+      return known;
     }
   }
   auto made = std::make_shared<OutsideTensor>(tensor);

@@ -21,6 +21,7 @@
 
 #include "ATen/core/Tensor.h"
 #include "absl/container/flat_hash_map.h"
+#include "offload/activation_store.h"
 #include "sharding/dispatch/saved_casts.h"
 #include "sharding/flat/pins.h"
 #include "sharding/recompute/placed_tensor.h"
@@ -40,6 +41,12 @@ class OutsideTensor {
   bool IsNow(const at::Tensor& tensor) const;
   // From now on a copy of its memory is held.
   void Copy();
+  // From now on its memory is where the group has put it; not a flat's, nor
+  // what has changed or stays there. `what`: for messages.
+  void MoveTo(ActivationStore::Group* group, const std::string& what);
+  // `tensor`, over the same storage and the same now, is there all the same:
+  // held again, since nothing is gained.
+  void MoveBack(const at::Tensor& tensor);
   // The copy. REQUIRES: Copy, of a tensor that no flat owns.
   const c10::Storage& copy() const { return copy_; }
 
@@ -49,6 +56,8 @@ class OutsideTensor {
   c10::Storage copy_;
   int64_t version_ = 0;
   bool copied_ = false;
+  std::shared_ptr<ActivationStore> store_;
+  ActivationStore::Stored stored_;  // not null: instead of alias_ or copy_
 };
 
 // Those of a thread, over all of its tapes.

@@ -14,6 +14,9 @@ struct RecomputeReport {
   // be.
   int64_t given_up = 0, kept = 0;
   int64_t given_up_bytes = 0;
+  // What left for elsewhere in between (activation_checkpointing.offload), and
+  // came back.
+  int64_t moved_bytes = 0, moved_back_bytes = 0;
   // "[blocks.3] why": modules whose activations have to be kept, since Create.
   std::vector<std::string> unable;
 };

@@ -29,9 +29,10 @@ bool OfTheModule(const absl::Status& error) {
 }  // namespace
 
 void RecomputedUnits::Module::Close(Region* region) {
-  const int64_t bytes = region->Prepare();
   // No forward: a program looks at parameters, or writes them.
   if (!region->saved()) return region->KeepAll(nullptr);
+  if (!shared_->options.recomputes) return Move(region);
+  const int64_t bytes = region->Prepare();
   std::string unable = region->spoilt();
   if (!closed_.exchange(true)) AgreeAtFirst(bytes, &unable);
   if (!unable.empty()) Keep(unable);
@@ -107,9 +108,18 @@ bool RecomputedUnits::Module::MayGather() const {
 
 void RecomputedUnits::Module::GiveUp(Region* region, int64_t bytes) {
   region->GiveUp();
+  if (shared_->options.store != nullptr) region->MoveHeld();
   absl::MutexLock lock(&shared_->mutex);
   ++shared_->report.given_up;
   shared_->report.given_up_bytes += bytes;
+}
+
+void RecomputedUnits::Module::Move(Region* region) {
+  const int64_t bytes = region->SavedBytes();
+  if (auto token = shared_->TryKeep(bytes)) {
+    return KeepAll(region, bytes, token);
+  }
+  region->MoveSaved();
 }
 
 void RecomputedUnits::Module::Keep(absl::string_view why) {

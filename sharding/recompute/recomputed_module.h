@@ -49,6 +49,7 @@ class RecomputedUnits::Shared : public std::enable_shared_from_this<Shared> {
   absl::Mutex mutex;
   int64_t kept_bytes ABSL_GUARDED_BY(mutex) = 0;  // of the budget
   RecomputeReport report ABSL_GUARDED_BY(mutex);
+  ActivationStats moved ABSL_GUARDED_BY(mutex);  // when it was last taken
 };
 
 class RecomputedUnits::Module {
@@ -59,8 +60,11 @@ class RecomputedUnits::Module {
   void AddFlat(const FlatParameter* flat) { flats_.insert(flat); }
 
   std::shared_ptr<Region> NewRegion(OutsideTensors* outside) const {
-    return std::make_shared<Region>(name_, shared_->options.keeps, outside,
-                                    shared_->restored);
+    const RecomputeOptions& options = shared_->options;
+    return std::make_shared<Region>(
+        name_,
+        Region::Options{options.keeps, options.store, options.recomputes},
+        outside, shared_->restored);
   }
   bool is_kept() const { return is_kept_; }
   int64_t backwards() const { return shared_->backwards; }
@@ -81,6 +85,7 @@ class RecomputedUnits::Module {
   // Its parameters may have to be gathered, together with the other ranks.
   bool MayGather() const;
   void GiveUp(Region* region, int64_t bytes);
+  void Move(Region* region);
   void Keep(absl::string_view why);
 
   const std::string name_;

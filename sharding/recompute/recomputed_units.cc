@@ -223,13 +223,17 @@ void RecomputedUnits::EndForward() {
   ThreadUnits::OfThread().EndForward();
 }
 
-void RecomputedUnits::EndBackward() { shared_->restored->DropAll(); }
+void RecomputedUnits::EndBackward() {
+  shared_->restored->DropAll();
+  if (shared_->options.store != nullptr) shared_->options.store->DropFetched();
+}
 
 RecomputeReport RecomputedUnits::TakeReport() {
   absl::MutexLock lock(&shared_->mutex);
   RecomputeReport report = shared_->report;
-  if (!told_ && report.given_up == 0 && report.kept > 0 &&
-      report.unable.empty() && shared_->options.budget_bytes == 0) {
+  if (!told_ && shared_->options.recomputes && report.given_up == 0 &&
+      report.kept > 0 && report.unable.empty() &&
+      shared_->options.budget_bytes == 0) {
     told_ = true;
     TESSERA_LOG(WARNING)
         << "activation_checkpointing: nothing is computed again: the module "
@@ -239,6 +243,11 @@ RecomputeReport RecomputedUnits::TakeReport() {
   shared_->report.given_up = 0;
   shared_->report.kept = 0;
   shared_->report.given_up_bytes = 0;
+  if (shared_->options.store == nullptr) return report;
+  const ActivationStats moved = shared_->options.store->stats();
+  report.moved_bytes = moved.bytes_out - shared_->moved.bytes_out;
+  report.moved_back_bytes = moved.bytes_back - shared_->moved.bytes_back;
+  shared_->moved = moved;
   return report;
 }
 

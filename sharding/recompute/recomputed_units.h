@@ -17,6 +17,10 @@
 // is not compared if it would have to gather, and what it would give up is
 // kept.
 //
+// What a module leaves for its backward all the same (its inputs, what
+// operators that are kept made) may be elsewhere in between; or all that it
+// saves is, and nothing is computed again (offload/activation_store.h).
+//
 // Threads: any; each has its own open region.
 #ifndef SHARDING_RECOMPUTE_RECOMPUTED_UNITS_H_
 #define SHARDING_RECOMPUTE_RECOMPUTED_UNITS_H_
@@ -31,6 +35,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/synchronization/mutex.h"
+#include "offload/activation_store.h"
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/recompute/recompute_report.h"
 #include "sharding/recompute/region.h"
@@ -48,6 +53,10 @@ struct RecomputeOptions {
   // much as the rank that had most when its forward first ended.
   int64_t budget_bytes = 0;
   ReplayChecks checks = ReplayChecks::kFirst;
+  // Where what is not given up is in between; null: it stays.
+  std::shared_ptr<ActivationStore> store;
+  // False, with a store: nothing is computed again.
+  bool recomputes = true;
 };
 
 class RecomputedUnits {

@@ -63,26 +63,28 @@ class Region::Slot final : public SavedSlot {
   const int64_t version_;
   const TensorPlace place_;
   const at::Device device_;
-  at::Tensor alias_;       // undefined: given up
-  c10::Storage restored_;  // until it is handed out
+  at::Tensor alias_;                // undefined: given up, or
+  ActivationStore::Stored stored_;  // there
+  c10::Storage restored_;           // until it is handed out
 };
 
-Region::Region(std::string name, Keeps keeps, OutsideTensors* outside,
+Region::Region(std::string name, Options options, OutsideTensors* outside,
                std::shared_ptr<RestoredRegions> restored)
     : tape_(std::move(name)),
-      keeps_(std::move(keeps)),
+      options_(std::move(options)),
       outside_(outside),
       restored_(std::move(restored)) {}
 Region::~Region() = default;
 
 bool Region::Begin(const c10::OperatorHandle& op, const OperatorInfo& info,
                    const torch::jit::Stack& stack) {
-  return tape_.Begin(op, info, stack, outside_);
+  return options_.records && tape_.Begin(op, info, stack, outside_);
 }
 
 void Region::End(const c10::OperatorHandle& op, const OperatorInfo& info,
                  const torch::jit::Stack& stack) {
-  tape_.End(op, info, stack, keeps_ != nullptr && keeps_(info.name));
+  tape_.End(op, info, stack,
+            options_.keeps != nullptr && options_.keeps(info.name));
 }
 
 std::shared_ptr<SavedSlot> Region::Save(const at::Tensor& tensor,
@@ -105,7 +107,10 @@ int64_t Region::Prepare() {
     if (slot == nullptr) continue;
     const int memory = tape_.MemoryOf(slot->alias_);
     // What no operator has filled is not the tape's to make.
-    if (memory < 0 || tape_.IsUnfilled(memory)) continue;
+    if (memory < 0 || tape_.IsUnfilled(memory)) {
+      held_.push_back(weak);
+      continue;
+    }
     wanted.push_back(memory);
     slots.push_back(std::move(slot));
   }
@@ -115,7 +120,10 @@ int64_t Region::Prepare() {
   absl::flat_hash_set<int> counted;
   for (size_t i = 0; i < slots.size(); ++i) {
     given_up_.emplace_back();  // as many as the tape restores
-    if (tape_.Holds(wanted[i])) continue;
+    if (tape_.Holds(wanted[i])) {
+      held_.push_back(slots[i]);
+      continue;
+    }
     given_up_.back() = slots[i];
     if (counted.insert(wanted[i]).second) {
       bytes += static_cast<int64_t>(slots[i]->alias_.storage().nbytes());
@@ -147,11 +155,52 @@ void Region::GiveUp() {
   }
 }
 
+void Region::Move(Slot* slot, ActivationStore::Group* group) {
+  if (!slot->alias_.defined() || slot->changed()) return;
+  auto stored = group->Put(slot->alias_.storage(), slot->version_,
+                           absl::StrCat("activations of ", tape_.name()));
+  ThrowIfError(stored.status());
+  slot->stored_ = *std::move(stored);
+  if (slot->stored_ != nullptr) slot->alias_.reset();
+}
+
+void Region::MoveHeld() {
+  absl::MutexLock lock(&mutex_);
+  ActivationStore::Group group = options_.store->NewGroup();
+  for (const auto& weak : held_) {
+    if (const auto slot = weak.lock()) Move(slot.get(), &group);
+  }
+  tape_.MoveHeld(&group);
+}
+
+int64_t Region::SavedBytes() const {
+  int64_t bytes = 0;
+  absl::flat_hash_set<const void*> counted;
+  for (const auto& weak : slots_) {
+    const auto slot = weak.lock();
+    if (slot == nullptr) continue;
+    const c10::Storage& storage = slot->alias_.storage();
+    if (!counted.insert(storage.unsafeGetStorageImpl()).second) continue;
+    bytes += static_cast<int64_t>(storage.nbytes());
+  }
+  return bytes;
+}
+
+void Region::MoveSaved() {
+  absl::MutexLock lock(&mutex_);
+  ActivationStore::Group group = options_.store->NewGroup();
+  held_.swap(slots_);
+  for (const auto& weak : held_) {
+    if (const auto slot = weak.lock()) Move(slot.get(), &group);
+  }
+}
+
 void Region::KeepAll(const std::shared_ptr<void>& token) {
   for (const auto& weak : given_up_) {
     if (const auto slot = weak.lock()) slot->token_ = token;
   }
   given_up_.clear();
+  held_.clear();
   slots_.clear();
   tape_.Clear();
 }
@@ -159,23 +208,49 @@ void Region::KeepAll(const std::shared_ptr<void>& token) {
 at::Tensor Region::Take(Slot* slot) {
   absl::MutexLock lock(&mutex_);
   if (slot->alias_.defined()) return slot->alias_;
-  if (!slot->restored_) Restore();
+  if (!slot->restored_) {
+    if (slot->stored_ == nullptr) {
+      Restore();
+    } else {
+      Fetch(slot);
+    }
+    restored_->Add(weak_from_this());
+  }
   return slot->place_.Over(std::exchange(slot->restored_, c10::Storage()));
 }
 
+// Once for all that have saved it: autograd asks for them one by one.
+void Region::Fetch(Slot* slot) {
+  auto memory = options_.store->Get(slot->stored_);
+  ThrowIfError(memory.status());
+  for (const auto& weak : held_) {
+    const auto other = weak.lock();
+    if (other != nullptr && other->stored_ == slot->stored_) {
+      other->restored_ = *memory;
+    }
+  }
+}
+
+// What is moved is read once for the tape and for autograd.
 void Region::Restore() {
+  for (const auto& weak : held_) {
+    const auto slot = weak.lock();
+    if (slot == nullptr || slot->stored_ == nullptr) continue;
+    if (!slot->restored_) Fetch(slot.get());
+  }
   const std::vector<c10::Storage> restored = tape_.Replay();
   for (size_t i = 0; i < given_up_.size(); ++i) {
     const auto slot = given_up_[i].lock();
     if (slot != nullptr) slot->restored_ = restored[i];
   }
-  restored_->Add(weak_from_this());
 }
 
 void Region::DropRestored() {
   absl::MutexLock lock(&mutex_);
-  for (const auto& weak : given_up_) {
-    if (const auto slot = weak.lock()) slot->restored_ = c10::Storage();
+  for (const auto* const slots : {&given_up_, &held_}) {
+    for (const auto& weak : *slots) {
+      if (const auto slot = weak.lock()) slot->restored_ = c10::Storage();
+    }
   }
 }
 

@@ -23,6 +23,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "offload/activation_store.h"
 #include "sharding/dispatch/operator_watch.h"
 #include "sharding/recompute/outside_tensor.h"
 #include "sharding/recompute/tape.h"
@@ -47,9 +48,15 @@ class Region : public std::enable_shared_from_this<Region> {
  public:
   // Whether what an operator makes is held, and not computed again.
   using Keeps = std::function<bool(absl::string_view op)>;
-  // `keeps` may be null: nothing is. `outside` is the thread's, until the
-  // region is closed.
-  Region(std::string name, Keeps keeps, OutsideTensors* outside,
+  struct Options {
+    Keeps keeps;  // null: nothing is
+    // Where what stays goes in between; null: it stays there.
+    std::shared_ptr<ActivationStore> store;
+    // False: nothing is computed again.
+    bool records = true;
+  };
+  // `outside` is the thread's, until the region is closed.
+  Region(std::string name, Options options, OutsideTensors* outside,
          std::shared_ptr<RestoredRegions> restored);
   ~Region();
 
@@ -81,8 +88,15 @@ class Region : public std::enable_shared_from_this<Region> {
   // first difference. COLLECTIVE as Tape::Replay.
   absl::Status Verify();
   void GiveUp();
+  // Behind GiveUp: what is not given up goes to the store. May throw.
+  void MoveHeld();
   // `token` lives as long as what is kept.
   void KeepAll(const std::shared_ptr<void>& token);
+
+  // Instead of all these, where nothing is computed again: what has been saved,
+  // in bytes; goes to the store. May throw.
+  int64_t SavedBytes() const;
+  void MoveSaved();
 
   // Frees what was computed again and not unpacked. Any thread.
   void DropRestored();
@@ -91,16 +105,18 @@ class Region : public std::enable_shared_from_this<Region> {
  private:
   class Slot;
   at::Tensor Take(Slot* slot);
+  void Move(Slot* slot, ActivationStore::Group* group);
+  void Fetch(Slot* slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Restore() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Tape tape_;
-  const Keeps keeps_;
+  const Options options_;
   OutsideTensors* const outside_;
   const std::shared_ptr<RestoredRegions> restored_;
   bool saved_ = false;
   std::vector<std::weak_ptr<Slot>> slots_;
-  // After Prepare: of those that can be given up, in the tape's order.
-  std::vector<std::weak_ptr<Slot>> given_up_;
+  // After Prepare: of those that can be given up, in the tape's order; others.
+  std::vector<std::weak_ptr<Slot>> given_up_, held_;
   absl::Mutex mutex_;  // what slots hold, or have restored
 };
 

@@ -252,6 +252,20 @@ void Tape::Clear() {
   last_used_.clear();
 }
 
+// But what is filled from, which is read as it is.
+void Tape::MoveHeld(ActivationStore::Group* group) {
+  const std::string what = absl::StrCat("activations of ", name_);
+  for (Memory& memory : memories_) {
+    if (memory.outside != nullptr) memory.outside->MoveTo(group, what);
+    memory.held.reset();
+  }
+  for (const Operator& op : operators_) {
+    for (const Use& use : op.uses) {
+      if (use.outside != nullptr && !op.fills) use.outside->MoveTo(group, what);
+    }
+  }
+}
+
 bool Tape::IsNeeded(const Operator& op, const std::vector<bool>& needed) const {
   for (const Use& use : op.uses) {
     const bool writes = use.written || op.fills;

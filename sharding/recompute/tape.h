@@ -85,6 +85,8 @@ class Tape {
   // operators throw. Parameters are gathered; COLLECTIVE where their gathers
   // are.
   std::vector<c10::Storage> Replay() const;
+  // What it holds for Replay goes there. REQUIRES: Close.
+  void MoveHeld(ActivationStore::Group* group);
   // The operator that made the i-th wanted memory.
   const std::string& MakerOf(size_t i) const {
     return memories_[static_cast<size_t>(wanted_[i])].maker;

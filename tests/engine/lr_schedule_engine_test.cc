@@ -13,7 +13,7 @@
 #include "engine/engine.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "optim/lr_schedule.h"
+#include "optim/schedule/lr_schedule.h"
 #include "tests/support/rank_pool.h"
 #include "tests/support/temp_folder.h"
 #include "tests/support/trainee.h"

@@ -63,6 +63,7 @@ void VisitWay(Spec& spec, const Visit& visit) {
   visit("reduce_bucket_size", &spec.reduce_bucket_size);
   visit("in_place_gradient_bytes", &spec.in_place_gradient_bytes);
   visit("recompute", &spec.recompute);
+  visit("activations", &spec.activations);
   visit("tier", &spec.tier);
   visit("states_on_disk", &spec.states_on_disk);
   visit("parameters_in_memory", &spec.parameters_in_memory);
@@ -276,6 +277,12 @@ proto::Config ConfigOf(const TrainingSpec& spec) {
   SetPrecision(spec, &config);
   SetSharding(spec, &config);
   SetRecompute(spec.recompute, &config);
+  if (!spec.activations.empty()) {
+    auto* const activations = config.mutable_activation_checkpointing();
+    activations->set_offload(spec.activations);
+    activations->set_nvme_path(TrainingSpec::SwapFolder());
+    activations->set_offload_min_bytes(1);
+  }
   SetOffload(spec, &config);
   return config;
 }

@@ -61,6 +61,8 @@ struct TrainingSpec {
   int64_t in_place_gradient_bytes = 1;
   // activation_checkpointing: "", or "units/policy/check" ("auto/full").
   std::string recompute;
+  // activation_checkpointing.offload: "cpu" or "nvme"; "": none.
+  std::string activations;
   // Of offload_optimizer to nvme: the ratio; below 0: none. And of
   // offload_param: max_in_cpu. Or both to "cpu", which means something on a
   // device.

@@ -1,4 +1,4 @@
-#include "optim/lr_schedule.h"
+#include "optim/schedule/lr_schedule.h"
 
 #include <algorithm>
 #include <cmath>

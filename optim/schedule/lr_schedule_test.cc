@@ -1,6 +1,6 @@
 // Rates that DeepSpeed 0.19.8 gives for the same parameters, of the first
 // twelve steps, to the bit; the optimizer's own rate is 0.02.
-#include "optim/lr_schedule.h"
+#include "optim/schedule/lr_schedule.h"
 
 #include <vector>
 

@@ -9,8 +9,8 @@
 //
 // Sources: Goyal et al., 2017 (warmup); Smith, "A disciplined approach to
 // neural network hyper-parameters", 2018 (OneCycle, LRRangeTest).
-#ifndef OPTIM_LR_SCHEDULE_H_
-#define OPTIM_LR_SCHEDULE_H_
+#ifndef OPTIM_SCHEDULE_LR_SCHEDULE_H_
+#define OPTIM_SCHEDULE_LR_SCHEDULE_H_
 
 #include <cstdint>
 #include <optional>
@@ -74,4 +74,4 @@ class LrSchedule {
 };
 
 }  // namespace tessera
-#endif  // OPTIM_LR_SCHEDULE_H_
+#endif  // OPTIM_SCHEDULE_LR_SCHEDULE_H_

@@ -1,0 +1,198 @@
+// What modules leave for their backward, elsewhere in between: the bits are the
+// oracle's, which knows nothing of it, and memory does not grow with depth.
+#include <torch/torch.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "base/status.h"
+#include "base/torch_guard.h"
+#include "comm/world/world.h"
+#include "engine/engine.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/support/pairwise.h"
+#include "tests/support/rank_pool.h"
+#include "tests/support/temp_folder.h"
+#include "tests/support/trainee.h"
+#include "tests/support/training.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+const std::vector<int> kWorldSizes = {1, 2};
+const std::vector<std::string> kDtypes = {"fp32", "bf16", "fp16"};
+const std::vector<std::string> kPolicies = {"full", "selective", "keep"};
+const std::vector<std::string> kModels = {"Gpt", "Mlp", "Clamped",
+                                          "ChangingRank"};
+//  world size, stage, dtype, policy, accumulation, model, states on the disk
+const Choice kAxes = {2, 4, 3, 3, 2, 4, 2};
+
+// On the disk; or a device without hardware, to the host.
+TrainingSpec SpecOf(const Choice& choice, const std::string& device) {
+  TrainingSpec spec;
+  spec.steps = 3;
+  spec.stage = choice[1];
+  spec.dtype = kDtypes[choice[2]];
+  spec.recompute = absl::StrCat("auto/", kPolicies[choice[3]]);
+  spec.accumulation = choice[4] == 0 ? 1 : 3;
+  spec.model = kModels[choice[5]];
+  if (choice[6] == 1 && spec.stage > 0) spec.states_on_disk = 1;
+  spec.tier = device.empty() ? "nvme" : "cpu";
+  spec.activations = spec.tier;
+  spec.device = device;
+  spec.initial_scale_power = 8;
+  spec.poison = device.empty();
+  return spec;
+}
+
+void ExpectOraclesBits(int world_size, const std::string& device) {
+  static const std::vector<Choice> cells = Pairwise(kAxes, 24);
+  int run = 0;
+  for (const Choice& choice : cells) {
+    if (kWorldSizes[choice[0]] != world_size) continue;
+    ExpectEqualsOracle(SpecOf(choice, device), world_size);
+    ++run;
+    if (::testing::Test::HasFailure()) return;
+  }
+  EXPECT_GT(run, 0);
+}
+
+// First, since libtorch counts the devices at a process's first backward.
+TEST(Activations, OfADeviceOnTheHostHaveTheOraclesBits) {
+  for (const int world_size : kWorldSizes) {
+    ExpectOraclesBits(world_size, "1");
+    ExpectOraclesBits(world_size, "1/workers");
+  }
+}
+
+TEST(Activations, OnADiskHaveTheOraclesBits) {
+  for (const int world_size : kWorldSizes) ExpectOraclesBits(world_size, "");
+}
+
+// ---- what is held, and what is said
+
+// Of a chain of blocks whose every activation has so many bytes.
+constexpr int64_t kDim = 64, kRows = 4096;
+constexpr int64_t kActivation = kDim * kRows * 4;
+
+struct BlockImpl : torch::nn::Module {
+  BlockImpl() {
+    up = register_module("up", torch::nn::Linear(kDim, kDim));
+    down = register_module("down", torch::nn::Linear(kDim, kDim));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return x + down(torch::tanh(up(x)));
+  }
+  torch::nn::Linear up{nullptr}, down{nullptr};
+};
+TORCH_MODULE(Block);
+
+struct Chain : torch::nn::Module {
+  explicit Chain(int depth) {
+    for (int i = 0; i < depth; ++i) blocks->push_back(Block());
+    register_module("blocks", blocks);
+  }
+  at::Tensor Loss() {
+    at::Tensor x = torch::ones({kRows, kDim});
+    for (const auto& block : *blocks) x = block->as<Block>()->forward(x);
+    return x.pow(2).mean();
+  }
+  torch::nn::ModuleList blocks;
+};
+
+// args: "<depth>|<policy>|<folder>"; "": nothing is done to activations. The
+// peak of activations, in units of kActivation, and what has moved.
+TESSERA_RANK_FUNCTION(TrainChain) {
+  const std::vector<std::string> words = absl::StrSplit(args, '|');
+  at::set_num_threads(1);
+  torch::manual_seed(3);
+  auto chain = std::make_shared<Chain>(std::stoi(words[0]));
+  proto::Config config;
+  config.set_train_micro_batch_size_per_gpu(1);
+  config.mutable_optimizer()->set_type("AdamW");
+  config.mutable_zero_optimization()->set_stage(3);
+  config.mutable_sharding()->add_unit_classes("Block");
+  if (!words[1].empty()) {
+    auto* const activations = config.mutable_activation_checkpointing();
+    activations->add_units("Block");
+    activations->set_policy(words[1]);
+    activations->set_offload("nvme");
+    activations->set_nvme_path(words[2]);
+  }
+  TESSERA_ASSIGN_OR_RETURN(const auto engine,
+                           Engine::Create(chain, config, {}));
+  std::string losses;
+  for (int step = 0; step < 3; ++step) {
+    TESSERA_ASSIGN_OR_RETURN(const at::Tensor loss, CatchTorch("forward", [&] {
+                               return chain->Loss();
+                             }));
+    TESSERA_RETURN_IF_ERROR(engine->Backward(loss));
+    TESSERA_RETURN_IF_ERROR(engine->Step());
+    absl::StrAppendFormat(&losses, " %a", loss.item<double>());
+  }
+  const StepReport& report = engine->last_step();
+  const int64_t held = report.memory.peak_bytes;
+  const RecomputeReport moved = report.recompute;
+  TESSERA_RETURN_IF_ERROR(engine->Close());
+  return absl::StrCat(held / kActivation, "|", moved.moved_bytes / kActivation,
+                      "|", moved.moved_back_bytes / kActivation, "|", losses);
+}
+
+struct Moved {
+  int64_t held = -1, out = -1, back = -1;
+  std::string losses;
+};
+
+Moved TrainChainOf(int depth, const std::string& policy,
+                   const std::string& folder) {
+  const auto said = RunOnRanks(2, "TrainChain",
+                               absl::StrCat(depth, "|", policy, "|", folder));
+  EXPECT_EQ(said[0].substr(said[0].rfind('|')),
+            said[1].substr(said[1].rfind('|')));
+  const std::vector<std::string> words = absl::StrSplit(said[0], '|');
+  Moved moved;
+  if (words.size() != 4 || !absl::SimpleAtoi(words[0], &moved.held) ||
+      !absl::SimpleAtoi(words[1], &moved.out) ||
+      !absl::SimpleAtoi(words[2], &moved.back)) {
+    ADD_FAILURE() << said[0];
+    return moved;
+  }
+  moved.losses = words[3];
+  return moved;
+}
+
+TEST(Activations, WhatIsHeldDoesNotGrowWithDepth) {
+  const TempFolder folder;
+  for (const char* policy : {"keep", "full"}) {
+    SCOPED_TRACE(policy);
+    const Moved shallow = TrainChainOf(8, policy, folder.path());
+    const Moved deep = TrainChainOf(24, policy, folder.path());
+    EXPECT_LE(deep.held, shallow.held + 2);
+    // The last block keeps its own. Each saves its input, and of the two
+    // products one more: a tanh, which is made again.
+    const int each = *policy == 'k' ? 2 : 1;
+    EXPECT_EQ(deep.out, 23 * each);
+    EXPECT_LE(deep.back, deep.out);
+    EXPECT_GE(deep.back, deep.out - 2);  // what had not left when it was wanted
+    const Moved plain = TrainChainOf(24, "", "");
+    EXPECT_GE(plain.held, deep.held + 20 * each);
+    EXPECT_EQ(plain.losses, deep.losses);
+  }
+}
+
+TEST(Activations, AFolderThatIsNoneIsNamed) {
+  EXPECT_THAT(RunOnRanks(2, "TrainChain", "4|full|/proc/nowhere"),
+              Each(HasSubstr("activation_checkpointing.nvme_path")));
+}
+
+}  // namespace
+}  // namespace tessera
