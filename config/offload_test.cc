@@ -56,8 +56,11 @@ TEST(Offload, HasRules) {
        "zero_optimization.offload_optimizer.ratio: expected 1 at stage 2, got "
        "0.5: less needs stage 3"},
       {"\"offload_optimizer\": {\"device\": \"CPU\"}",
-       "zero_optimization.offload_optimizer.device: expected none, cpu or "
-       "nvme, got 'CPU'"},
+       "zero_optimization.offload_optimizer.device: expected none, cpu, nvme "
+       "or auto, got 'CPU'"},
+      {"\"offload_optimizer\": {\"device\": \"auto\"}, \"offload_param\": "
+       "{\"device\": \"auto\"}",
+       "OK"},
       {"\"offload_optimizer\": true",
        "zero_optimization.offload_optimizer: expected an object, got true"},
       {"\"offload_optimizer\": null, \"offload_param\": null", "OK"},

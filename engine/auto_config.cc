@@ -18,6 +18,7 @@
 #include "comm/all_gather_values.h"
 #include "comm/world/world.h"
 #include "config/config.h"
+#include "engine/parts/settings.h"
 #include "engine/plan/auto_choice.h"
 #include "engine/plan/plan.h"
 #include "engine/plan/rates.h"
@@ -93,11 +94,9 @@ absl::StatusOr<proto::Config> AsTrained(
   if (made.zero_optimization().auto_stage()) {
     made.mutable_zero_optimization()->set_stage(training.stage());
   }
+  if (!LeavesToAuto(made)) return ResolveConfig(made, world_size);
   proto::ActivationCheckpointing* const recompute =
       made.mutable_activation_checkpointing();
-  if (!made.auto_micro_batch() && recompute->policy() != "auto") {
-    return ResolveConfig(made, world_size);
-  }
   // That of another version may have keys that this one does not know.
   TESSERA_ASSIGN_OR_RETURN(
       const ConfigReport report,
@@ -124,16 +123,30 @@ absl::StatusOr<proto::Config> AsTrained(
     *recompute->mutable_units() = theirs.activation_checkpointing().units();
     recompute->set_policy(theirs.activation_checkpointing().policy());
   }
+  proto::ZeroOptimization* const zero = made.mutable_zero_optimization();
+  if (zero->offload_optimizer().device() == "auto") {
+    const auto& states = theirs.zero_optimization().offload_optimizer();
+    zero->mutable_offload_optimizer()->set_device(states.device());
+    zero->mutable_offload_optimizer()->set_ratio(states.ratio());
+  }
+  if (zero->offload_param().device() == "auto") {
+    const auto& parameters = theirs.zero_optimization().offload_param();
+    proto::OffloadParam* const to = zero->mutable_offload_param();
+    to->set_device(parameters.device());
+    to->set_max_in_cpu(parameters.max_in_cpu());
+    if (to->nvme_path().empty()) {
+      to->set_nvme_path(zero->offload_optimizer().nvme_path());
+    }
+  }
   return ResolveConfig(made, world_size);
 }
 
 absl::Status CheckCanDecide(const proto::Config& config,
                             const EngineOptions& options) {
   if (options.planned_loss != nullptr) return absl::OkStatus();
-  const char* key = config.auto_micro_batch() ? "train_micro_batch_size_per_gpu"
-                    : config.activation_checkpointing().policy() == "auto"
-                        ? "activation_checkpointing.policy"
-                        : nullptr;
+  const char* const key = config.auto_micro_batch()
+                              ? "train_micro_batch_size_per_gpu"
+                              : KeyThatPlansDecide(config);
   if (key == nullptr) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       key,
@@ -150,7 +163,7 @@ at::Device DeviceOf(const torch::nn::Module& module,
 
 PlanOptions PlanOptionsOf(const proto::Config& config,
                           const EngineOptions& options, int64_t memory_bytes,
-                          const Communicator& comm) {
+                          bool on_cpu, const Communicator& comm) {
   PlanOptions plan;
   plan.world_size = comm.world_size();
   plan.memory_bytes = memory_bytes;
@@ -158,10 +171,20 @@ PlanOptions PlanOptionsOf(const proto::Config& config,
   plan.shared_working_copy =
       comm.backend() == "shm" && !PoisonsOnFree() &&
       config.zero_optimization().stage3_max_live_parameters() > 0;
+  plan.on_cpu = on_cpu;
   plan.is_unit = options.is_unit;
   plan.is_leaf = options.is_leaf;
   plan.is_recomputed = options.is_recomputed;
   return plan;
+}
+
+// With those of the disk, where one is named.
+absl::StatusOr<Rates> RatesOf(const proto::Config& config, Communicator* comm) {
+  TESSERA_ASSIGN_OR_RETURN(Rates rates, MeasureRates(comm));
+  if (const auto disk = DiskOf(config)) {
+    TESSERA_RETURN_IF_ERROR(MeasureDisk(*disk, comm, &rates));
+  }
+  return rates;
 }
 
 // Rank 0's choice, on all.
@@ -235,10 +258,11 @@ absl::Status DecideByPlan(const torch::nn::Module& module,
       const int64_t memory,
       AgreeOnRankMemory(decided->config.sharding().memory_limit_bytes(), device,
                         LocalRanks(), TakenOverBytes(module), "auto", comm));
-  PlanOptions plan = PlanOptionsOf(decided->config, options, memory, *comm);
+  PlanOptions plan =
+      PlanOptionsOf(decided->config, options, memory, device.is_cpu(), *comm);
   if (left) {
     if (device.is_cpu()) {
-      TESSERA_ASSIGN_OR_RETURN(plan.rates, MeasureRates(comm));
+      TESSERA_ASSIGN_OR_RETURN(plan.rates, RatesOf(decided->config, comm));
     }
     auto choice = CatchTorch("auto", [&] {
       return ChooseAuto(module, options.planned_loss, decided->config, plan);
@@ -277,11 +301,12 @@ absl::Status PlanAndEnd(const torch::nn::Module& module,
       AgreeOnRankMemory(resolved->sharding().memory_limit_bytes(), device,
                         LocalRanks(), TakenOverBytes(module), "--plan_world",
                         comm));
-  PlanOptions plan = PlanOptionsOf(*resolved, options, memory, *comm);
+  PlanOptions plan =
+      PlanOptionsOf(*resolved, options, memory, device.is_cpu(), *comm);
   plan.shared_working_copy &= plan_world == comm->world_size();
   plan.world_size = plan_world;
   if (device.is_cpu()) {
-    TESSERA_ASSIGN_OR_RETURN(const Rates rates, MeasureRates(comm));
+    TESSERA_ASSIGN_OR_RETURN(const Rates rates, RatesOf(*resolved, comm));
     plan.rates = AtWorldSize(rates, plan_world);
   }
   const auto text = CatchTorch("--plan_world", [&] {

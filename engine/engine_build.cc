@@ -348,7 +348,8 @@ absl::Status Engine::Impl::MakeRecomputed(absl::Span<const UnitPlan> units) {
   RecomputeOptions options = parts_->settings.recompute;
   TESSERA_ASSIGN_OR_RETURN(
       options.store,
-      MakeActivationStore(parts_->settings.activations, parts_->device(),
+      MakeActivationStore(parts_->settings.activations,
+                          parts_->module->buffers(), parts_->device(),
                           parts_->comm->rank()));
   if (options.store == nullptr && !options.recomputes) return absl::OkStatus();
   parts_->recomputed = std::make_unique<RecomputedUnits>(std::move(options));

@@ -55,11 +55,11 @@ FlatSizes SizesOf(const Settings& settings, absl::Span<const FlatPlan> flats) {
     options.push_back(FlatParameterOptionsOf(settings, flat, /*stage=*/3));
     sizes.flats.push_back(SizeOf(settings, flat));
   }
-  const TierChoice choice =
-      ChooseTiers(settings.offload, flats, settings.shard_group_size, &options);
-  // Those of a device's states are the host's.
   const bool on_cpu =
       !flats.empty() && flats[0].parameters[0].tensor.device().is_cpu();
+  const TierChoice choice = ChooseTiers(
+      settings.offload, flats, settings.shard_group_size, on_cpu, &options);
+  // Those of a device's states are the host's.
   if (choice.any() && on_cpu) {
     sizes.stream_bytes = StreamBytes(choice.stream) + choice.early_bytes;
   }

@@ -80,7 +80,8 @@ ActivationStore::Group ActivationStore::NewGroup() {
 
 bool ActivationStore::Takes(const c10::Storage& storage) const {
   return storage.device().is_cpu() == (disk_ != nullptr) &&
-         BytesOf(storage) >= least_bytes_;
+         BytesOf(storage) >= least_bytes_ &&
+         !left_.contains(storage.unsafeGetStorageImpl());
 }
 
 absl::StatusOr<ActivationStore::Stored> ActivationStore::Group::Put(

@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
@@ -49,6 +50,13 @@ class ActivationStore : public std::enable_shared_from_this<ActivationStore> {
   // host. What has fewer bytes stays where it is.
   static std::shared_ptr<ActivationStore> Create(std::shared_ptr<SwapFile> disk,
                                                  int64_t least_bytes);
+
+  // This memory stays, since it is there all the time: a module's buffer.
+  // Before the first group.
+  void Leave(const c10::Storage& storage) {
+    left_.insert_or_assign(storage.unsafeGetStorageImpl(),
+                           storage.getWeakStorageImpl());
+  }
 
   // A memory that is elsewhere; its room is free again when nobody has this.
   class Entry;
@@ -105,6 +113,10 @@ class ActivationStore : public std::enable_shared_from_this<ActivationStore> {
 
   const std::shared_ptr<SwapFile> disk_;
   const int64_t least_bytes_;
+  // Weak, so that none of another gets an address of these.
+  absl::flat_hash_map<const c10::StorageImpl*,
+                      c10::weak_intrusive_ptr<c10::StorageImpl>>
+      left_;
   std::atomic<int64_t> gone_{0};
   mutable absl::Mutex mutex_;
   using Entries = std::vector<std::weak_ptr<Entry>>;

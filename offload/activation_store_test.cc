@@ -162,6 +162,14 @@ TEST_P(ActivationStoreTest, WhatIsSmallStays) {
   EXPECT_EQ(Put(&of_devices, Values(1)), nullptr);
 }
 
+TEST_P(ActivationStoreTest, WhatIsLeftStays) {
+  const at::Tensor buffer = Values(1);
+  store_->Leave(buffer.storage());
+  ActivationStore::Group group = store_->NewGroup();
+  EXPECT_EQ(Put(&group, buffer), nullptr);
+  EXPECT_NE(Put(&group, Values(2)), nullptr);
+}
+
 TEST_P(ActivationStoreTest, ErrorsOfTheDiskAreThoseOfGet) {
   for (const bool writes : {true, false}) {
     ActivationStore::Group group = store_->NewGroup();

@@ -1,62 +1,22 @@
 #include "offload/update_stream.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
+#include "ATen/Parallel.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "base/check.h"
-#include "base/monotonic.h"
 #include "base/status.h"
 #include "base/thread/start_thread.h"
-#include "base/torch_guard.h"
-#include "c10/core/GradMode.h"
-#include "sharding/torch/torch_scope.h"
+#include "offload/update_stream_unit.h"
 
 namespace tessera {
 namespace {
 
 constexpr int64_t kNumelUnit = 4096;  // of slices, see UpdateStreamOptions
 
-absl::Status WaitForAll(std::vector<SwapFuture>* futures) {
-  absl::Status status;
-  for (const SwapFuture& future : *futures) status.Update(future.Wait());
-  futures->clear();
-  return status;
-}
-
-bool AllDone(const std::vector<SwapFuture>& futures) {
-  return std::all_of(futures.begin(), futures.end(),
-                     [](const SwapFuture& future) { return future.Done(); });
-}
-
 }  // namespace
-
-struct UpdateStream::Unit {
-  // Where a state is read and written, from Push on.
-  struct Place {
-    SwapExtent from, to;
-    bool zeros = false;
-  };
-
-  StreamedUpdate update;
-  std::vector<Place> places;  // by state
-  bool pushed_early = false;
-  std::vector<TieredBuffer*> flipped;  // if it was, and is kept
-  CommPromise computed, written;
-  int64_t numel = 0;
-
-  // The thread's own.
-  int64_t numel_written = 0;
-  StreamPoint end;      // of its update
-  absl::Status status;  // the first error
-
-  // By the stream's mutex.
-  bool early = false;  // may still be dropped
-  bool begun = false, is_computed = false, is_written = false;
-  int64_t drains = 0;          // before it was pushed
-  std::shared_ptr<void> held;  // until it is computed
-};
 
 int64_t StreamBytes(const UpdateStreamOptions& options) {
   if (options.most_states == 0) return 0;
@@ -73,9 +33,18 @@ absl::StatusOr<std::unique_ptr<UpdateStream>> UpdateStream::Create(
   TESSERA_ASSIGN_OR_RETURN(std::vector<Buffer> buffers,
                            stream->TakeMemory(options.most_states));
   stream->Use(std::move(buffers));
+  // libtorch gives new threads as many as the last one was set to.
+  const int all = at::get_num_threads();
+  const int some = std::max(1, static_cast<int>(options.threads * all));
+  absl::Notification begun;
   TESSERA_ASSIGN_OR_RETURN(
-      stream->thread_,
-      StartThread("tessera-update", [self = stream.get()] { self->Run(); }));
+      stream->thread_, StartThread("tessera-update", [&, self = stream.get()] {
+        if (some < all) at::set_num_threads(some);
+        begun.Notify();
+        self->Run();
+      }));
+  begun.WaitForNotification();
+  if (some < all) at::set_num_threads(all);
   return stream;
 }
 
@@ -261,200 +230,6 @@ absl::Status UpdateStream::DrainKept() {
 UpdateStreamStats UpdateStream::stats() const {
   absl::MutexLock lock(&mutex_);
   return stats_;
-}
-
-void UpdateStream::Run() {
-  const c10::AutoGradMode no_grad(false);
-  while (true) {
-    ReadAhead();
-    if (computed_ < read_) {
-      Buffer& buffer = At(computed_++);
-      const std::shared_ptr<Unit> unit = buffer.unit;
-      const absl::Status status = Compute(&buffer);
-      if (!status.ok()) Fail(status);
-      unit->status.Update(status);
-      if (buffer.slice.end == unit->numel) EndComputed(unit.get());
-      if (!status.ok()) EndSlice(&buffer, absl::OkStatus());
-      RetireWritten();
-      continue;
-    }
-    for (Buffer& buffer : buffers_) AwaitWritten(&buffer);
-    absl::MutexLock lock(&mutex_);
-    mutex_.Await(absl::Condition(
-        +[](UpdateStream* self) ABSL_NO_THREAD_SAFETY_ANALYSIS {
-          return self->stopping_ || !self->queue_.empty();
-        },
-        this));
-    if (queue_.empty()) return;
-  }
-}
-
-void UpdateStream::Fail(const absl::Status& status) {
-  absl::MutexLock lock(&mutex_);
-  failed_.Update(status);
-}
-
-// reading_ is a unit of which some elements are not being read yet; false if
-// there is none.
-bool UpdateStream::Next() {
-  while (reading_ == nullptr) {
-    std::shared_ptr<Unit> next;
-    absl::Status failed;
-    {
-      absl::MutexLock lock(&mutex_);
-      if (queue_.empty()) return false;
-      next = std::move(queue_.front());
-      queue_.pop_front();
-      next->begun = true;
-      failed = failed_;
-    }
-    reading_at_ = 0;
-    if (failed.ok() && next->numel > 0) {
-      reading_ = std::move(next);
-    } else {
-      next->status = failed;
-      EndComputed(next.get());
-      EndWritten(next.get());
-    }
-  }
-  return true;
-}
-
-// A buffer that is still being written is waited for only where there is
-// nothing else to do.
-void UpdateStream::ReadAhead() {
-  while (read_ - computed_ < static_cast<int64_t>(buffers_.size()) && Next()) {
-    Buffer& buffer = At(read_);
-    if (computed_ < read_ && !AllDone(buffer.writes)) return;
-    AwaitWritten(&buffer);
-    const Range slice = {
-        reading_at_,
-        std::min(reading_at_ + options_.slice_numel, reading_->numel)};
-    StartRead(reading_, slice, &buffer);
-    ++read_;
-    reading_at_ = slice.end;
-    if (reading_at_ == reading_->numel) reading_ = nullptr;
-  }
-}
-
-void UpdateStream::StartRead(std::shared_ptr<Unit> unit, Range slice,
-                             Buffer* buffer) {
-  const std::vector<StreamedUpdate::State>& states = unit->update.states;
-  for (size_t i = 0; i < states.size(); ++i) {
-    if (!states[i].read) continue;
-    const TieredBuffer& state = *states[i].buffer;
-    const Unit::Place& place = unit->places[i];
-    const int64_t bytes = slice.numel() * state.item_bytes();
-    if (place.zeros) {
-      std::memset(buffer->data[i], 0, static_cast<size_t>(bytes));
-      continue;
-    }
-    buffer->reads.push_back(disk_->Read(place.from,
-                                        slice.begin * state.item_bytes(),
-                                        buffer->data[i], bytes, state.what()));
-  }
-  buffer->unit = std::move(unit);
-  buffer->slice = slice;
-}
-
-// And starts to write it. After an error of a slice before it nothing is
-// computed or written.
-absl::Status UpdateStream::Compute(Buffer* buffer) {
-  const absl::Duration begin = MonotonicNow();
-  const absl::Status read = WaitForAll(&buffer->reads);
-  const absl::Duration computing = MonotonicNow();
-  absl::Status status;
-  {
-    absl::MutexLock lock(&mutex_);
-    stats_.stalled += computing - begin;
-    status = failed_;
-  }
-  status.Update(read);
-  if (!status.ok()) return status;
-  status = CatchTorch("update of states on a disk", [&] {
-    TorchScope scope;
-    return buffer->unit->update.compute(buffer->slice, buffer->data);
-  });
-  {
-    absl::MutexLock lock(&mutex_);
-    stats_.computing += MonotonicNow() - computing;
-  }
-  if (status.ok()) StartWrite(buffer);
-  return status;
-}
-
-void UpdateStream::StartWrite(Buffer* buffer) {
-  const std::vector<StreamedUpdate::State>& states =
-      buffer->unit->update.states;
-  for (size_t i = 0; i < states.size(); ++i) {
-    if (!states[i].written) continue;
-    const TieredBuffer& state = *states[i].buffer;
-    buffer->writes.push_back(
-        disk_->Write(buffer->unit->places[i].to,
-                     buffer->slice.begin * state.item_bytes(), buffer->data[i],
-                     buffer->slice.numel() * state.item_bytes(), state.what()));
-  }
-}
-
-// Of a buffer that is written, or was.
-void UpdateStream::AwaitWritten(Buffer* buffer) {
-  if (buffer->unit == nullptr) return;
-  const absl::Duration begin = MonotonicNow();
-  const absl::Status status = WaitForAll(&buffer->writes);
-  {
-    absl::MutexLock lock(&mutex_);
-    stats_.stalled += MonotonicNow() - begin;
-  }
-  EndSlice(buffer, status);
-}
-
-void UpdateStream::RetireWritten() {
-  for (int64_t i =
-           std::max<int64_t>(0, read_ - static_cast<int64_t>(buffers_.size()));
-       i < computed_; ++i) {
-    Buffer& buffer = At(i);
-    if (buffer.unit != nullptr && AllDone(buffer.writes)) AwaitWritten(&buffer);
-  }
-}
-
-// Nothing of it is under way.
-void UpdateStream::EndSlice(Buffer* buffer, const absl::Status& status) {
-  const std::shared_ptr<Unit> unit = std::exchange(buffer->unit, nullptr);
-  if (!status.ok()) Fail(status);
-  unit->status.Update(status);
-  unit->numel_written += buffer->slice.numel();
-  if (unit->numel_written == unit->numel) EndWritten(unit.get());
-}
-
-void UpdateStream::EndComputed(Unit* unit) {
-  for (const StreamedUpdate::State& state : unit->update.states) {
-    if (unit->status.ok() && state.written && !unit->pushed_early) {
-      state.buffer->SetWritten();
-    }
-  }
-  if (unit->update.end != nullptr) {  // after an error, too: some is on its way
-    const absl::Status ended = CatchTorch("update of states on the host", [&] {
-      unit->end = unit->update.end();
-    });
-    if (!ended.ok()) Fail(ended);
-    unit->status.Update(ended);
-  }
-  unit->update = StreamedUpdate();
-  std::shared_ptr<void> held;
-  {
-    absl::MutexLock lock(&mutex_);
-    unit->is_computed = true;
-    held = std::move(unit->held);
-  }
-  held = nullptr;
-  unit->computed.End(unit->status, unit->end);
-}
-
-void UpdateStream::EndWritten(Unit* unit) {
-  unit->written.End(unit->status, unit->end);
-  absl::MutexLock lock(&mutex_);
-  unit->is_written = true;
-  --CountOf(*unit);
 }
 
 }  // namespace tessera

@@ -61,6 +61,8 @@ struct UpdateStreamOptions {
   int64_t slice_numel = 1 << 20;
   int64_t most_states = 3;  // of a unit, on the disk; 0: there is none
   int64_t item_bytes = 4;   // of an element, at most
+  // The part of Create's thread's that compute; one does at least.
+  double threads = 1;
 };
 
 // Of memory, in all.

@@ -3,6 +3,7 @@
 #include <functional>
 #include <limits>
 #include <map>
+#include <memory>
 #include <utility>
 
 #include "ATen/ops/randint.h"
@@ -15,8 +16,10 @@
 #include "base/status.h"
 #include "comm/group/self_communicator.h"
 #include "config/config.h"
+#include "engine/parts/settings.h"
 #include "engine/plan/auto_choice.h"
 #include "engine/plan/plan.h"
+#include "engine/plan/rates.h"
 #include "examples/gpt/gpt.h"
 #include "examples/llama/llama.h"
 
@@ -26,7 +29,7 @@ namespace {
 constexpr char kUsage[] =
     "tessera plan --config FILE --model MODEL [--world N] [--memory GIB]\n"
     "             [--one_host] [--network GB/S] [--latency US] [--tflops N]\n"
-    "             [--bandwidth GB/S]\n"
+    "             [--bandwidth GB/S] [--disk GB/S]\n"
     "    prints what each rank will hold, and how long a step takes, at every\n"
     "    stage: nothing is computed, and the model may be of any size\n"
     "    MODEL      gpt:KEY=NUMBER,... with dim, layers, heads, seq, vocab\n"
@@ -39,9 +42,9 @@ constexpr char kUsage[] =
     "    --network  what a rank sends, in GB/s, and --latency, of a message, "
     "in\n"
     "               microseconds (10); without it times have no communication\n"
-    "    --tflops   of a rank, and --bandwidth of its memory, in GB/s; what "
-    "is\n"
-    "               absent is measured here, by one process\n"
+    "    --tflops   of a rank, --bandwidth of its memory, and --disk of what\n"
+    "               it reads and writes there, in GB/s; what is absent is\n"
+    "               measured here, by one process (a disk: in nvme_path)\n"
     "    The batch is train_micro_batch_size_per_gpu. For a model of your own\n"
     "    call tessera::Plan.\n";
 
@@ -49,7 +52,7 @@ struct Flags {
   std::string config, model;
   int world_size = 1;
   double memory_gib = 0;
-  double network = 0, latency = 10, tflops = 0, bandwidth = 0;
+  double network = 0, latency = 10, tflops = 0, bandwidth = 0, disk = 0;
   bool one_host = false;
 };
 
@@ -59,6 +62,7 @@ double* NumberOf(const std::string& name, Flags* flags) {
   if (name == "--latency") return &flags->latency;
   if (name == "--tflops") return &flags->tflops;
   if (name == "--bandwidth") return &flags->bandwidth;
+  if (name == "--disk") return &flags->disk;
   return nullptr;
 }
 
@@ -202,9 +206,16 @@ absl::StatusOr<Model> MakeModel(const std::string& text) {
       absl::StrCat("--model: expected gpt:... or llama:..., got '", text, "'"));
 }
 
-absl::StatusOr<Rates> RatesOf(const Flags& flags) {
-  TESSERA_ASSIGN_OR_RETURN(Rates rates,
-                           MeasureRates(MakeSelfCommunicator().get()));
+absl::StatusOr<Rates> RatesOf(const Flags& flags, const proto::Config& config) {
+  const std::shared_ptr<Communicator> self = MakeSelfCommunicator();
+  TESSERA_ASSIGN_OR_RETURN(Rates rates, MeasureRates(self.get()));
+  if (flags.disk > 0) {
+    rates.disk_read_per_second = rates.disk_written_per_second =
+        flags.disk * 1e9;
+  } else if (const auto disk = DiskOf(config)) {
+    TESSERA_RETURN_IF_ERROR(
+        Annotate(MeasureDisk(*disk, self.get(), &rates), "--disk"));
+  }
   if (flags.tflops > 0) {
     rates.flops_per_second = rates.half_flops_per_second = flags.tflops * 1e12;
   }
@@ -223,7 +234,7 @@ absl::StatusOr<std::string> TextOf(const Flags& flags) {
   options.memory_bytes =
       static_cast<int64_t>(flags.memory_gib * (int64_t{1} << 30));
   options.shared_working_copy = flags.one_host;
-  TESSERA_ASSIGN_OR_RETURN(options.rates, RatesOf(flags));
+  TESSERA_ASSIGN_OR_RETURN(options.rates, RatesOf(flags, config));
   return PlanText(*model.module, model.loss, config, options);
 }
 

@@ -184,6 +184,7 @@ OffloadOptions OffloadOf(const proto::Config& config) {
   offload.stream.buffers =
       static_cast<int>(std::max(optimizer.buffer_count(), kLeastBuffers));
   offload.stream.slice_numel = tuning.slice_numel();
+  offload.step_cores = optimizer.cpuadam_cores_perc();
   offload.min_state_bytes = tuning.min_state_bytes();
   offload.early_step = tuning.early_step();
   offload.early_bytes = tuning.early_bytes();
@@ -264,6 +265,25 @@ Settings SettingsOf(const proto::Config& config, const EngineOptions& options,
   s.shard_group_size = config.sharding().shard_group_size();
   if (s.shard_group_size == 0) s.shard_group_size = world_size;
   return s;
+}
+
+std::optional<SwapOptions> DiskOf(const proto::Config& config) {
+  const proto::ZeroOptimization& zero = config.zero_optimization();
+  const bool sharded = !zero.has_stage() || zero.stage() == 3;
+  SwapOptions swap = SwapOf(config);
+  const auto takes = [&](const std::string& device, const std::string& folder) {
+    if (device != "nvme" && device != "auto") return false;
+    swap.folder = folder;
+    return !folder.empty();
+  };
+  const proto::ActivationCheckpointing& activations =
+      config.activation_checkpointing();
+  const bool any = (sharded && (takes(zero.offload_optimizer().device(),
+                                      zero.offload_optimizer().nvme_path()) ||
+                                takes(zero.offload_param().device(),
+                                      zero.offload_param().nvme_path()))) ||
+                   takes(activations.offload(), activations.nvme_path());
+  return any ? std::optional(swap) : std::nullopt;
 }
 
 void SetOverlap(const proto::ZeroOptimization& zero, int stage,

@@ -60,6 +60,9 @@ struct Settings {
 Settings SettingsOf(const proto::Config& config, const EngineOptions& options,
                     int world_size);
 
+// The disk that a resolved configuration offloads to, or may.
+std::optional<SwapOptions> DiskOf(const proto::Config& config);
+
 // What runs while the model computes; the stage may be known late.
 void SetOverlap(const proto::ZeroOptimization& zero, int stage,
                 Settings* settings);

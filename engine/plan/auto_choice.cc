@@ -56,6 +56,57 @@ std::vector<std::string> Policies(const proto::Config& config,
   return {policy};
 }
 
+// From nothing on, each with more elsewhere than the one before.
+std::vector<AutoTiers> TiersOf(const proto::Config& config, int stage,
+                               bool on_cpu) {
+  const proto::ZeroOptimization& zero = config.zero_optimization();
+  const bool states = zero.offload_optimizer().device() == "auto";
+  const bool parameters = zero.offload_param().device() == "auto";
+  std::vector<AutoTiers> tiers;
+  const auto add = [&](const char* of_states, double ratio,
+                       const char* of_parameters) {
+    AutoTiers next;
+    if (states) next.states = of_states;
+    if (states) next.ratio = ratio;
+    if (parameters) next.parameters = of_parameters;
+    next.level = static_cast<int>(tiers.size());
+    const bool same = !tiers.empty() && tiers.back().states == next.states &&
+                      tiers.back().ratio == next.ratio &&
+                      tiers.back().parameters == next.parameters;
+    if (!same) tiers.push_back(next);
+  };
+  const double all = zero.offload_optimizer().ratio();
+  add("none", all, "none");
+  if (!states && !parameters) return tiers;
+  const auto add_tier = [&](const char* tier, bool with_parameters) {
+    if (stage == 3 && all == 1) add(tier, 0.5, "none");
+    add(tier, all, "none");
+    if (stage == 3 && with_parameters) add(tier, all, tier);
+  };
+  if (!on_cpu && stage > 0) add_tier("cpu", true);
+  const bool disk = stage == 3 && DiskOf(config).has_value();
+  if (disk && on_cpu) {
+    add_tier("nvme", true);
+  } else if (disk) {
+    add("nvme", all, "cpu");
+  }
+  return tiers;
+}
+
+void SetTiers(const AutoTiers& tiers, proto::ZeroOptimization* zero) {
+  if (!tiers.states.empty()) {
+    zero->mutable_offload_optimizer()->set_device(tiers.states);
+    zero->mutable_offload_optimizer()->set_ratio(tiers.ratio);
+  }
+  if (tiers.parameters.empty()) return;
+  proto::OffloadParam* const parameters = zero->mutable_offload_param();
+  parameters->set_device(tiers.parameters);
+  parameters->set_max_in_cpu(0);
+  if (parameters->nvme_path().empty()) {
+    parameters->set_nvme_path(zero->offload_optimizer().nvme_path());
+  }
+}
+
 absl::StatusOr<proto::Config> ConfigOf(const proto::Config& config,
                                        const AutoCandidate& way,
                                        int world_size) {
@@ -64,6 +115,7 @@ absl::StatusOr<proto::Config> ConfigOf(const proto::Config& config,
   made.set_gradient_accumulation_steps(way.micro_batches);
   made.set_auto_micro_batch(false);
   made.mutable_zero_optimization()->set_stage(way.stage);
+  SetTiers(way.tiers, made.mutable_zero_optimization());
   proto::ActivationCheckpointing* const recompute =
       made.mutable_activation_checkpointing();
   if (recompute->policy() == "auto") {
@@ -79,6 +131,25 @@ PlanOptions OptionsOf(PlanOptions options, const AutoCandidate& way) {
   return options;
 }
 
+// Its plan is one of the candidates.
+absl::Status PlanWay(const ModelTrace& model, const proto::Config& config,
+                     const PlanOptions& options, AutoCandidate way,
+                     std::vector<AutoCandidate>* candidates) {
+  const PlanOptions of_way = OptionsOf(options, way);
+  TESSERA_ASSIGN_OR_RETURN(const proto::Config made,
+                           ConfigOf(config, way, options.world_size));
+  TESSERA_ASSIGN_OR_RETURN(
+      const StagePlan plan,
+      PlanStage(
+          model, way.stage,
+          way.policy.empty() ? Recomputed::kNone : Recomputed::kConfigured,
+          made, PlanSettings(made, of_way), of_way));
+  way.peak_bytes = plan.peak.total();
+  way.seconds = plan.seconds;
+  candidates->push_back(std::move(way));
+  return absl::OkStatus();
+}
+
 // Those of one micro-batch.
 absl::Status PlanMicroBatch(const ModelTrace& model,
                             const proto::Config& config,
@@ -91,19 +162,12 @@ absl::Status PlanMicroBatch(const ModelTrace& model,
                   [](int module) { return module >= 0; });
   for (const std::string& policy : Policies(config, recomputes)) {
     for (const int stage : Stages(config)) {
-      AutoCandidate way{stage, micro_batch, samples / micro_batch, policy};
-      const PlanOptions of_way = OptionsOf(options, way);
-      TESSERA_ASSIGN_OR_RETURN(const proto::Config made,
-                               ConfigOf(config, way, options.world_size));
-      TESSERA_ASSIGN_OR_RETURN(
-          const StagePlan plan,
-          PlanStage(
-              model, stage,
-              policy.empty() ? Recomputed::kNone : Recomputed::kConfigured,
-              made, PlanSettings(made, of_way), of_way));
-      way.peak_bytes = plan.peak.total();
-      way.seconds = plan.seconds;
-      candidates->push_back(std::move(way));
+      for (const AutoTiers& tiers : TiersOf(config, stage, options.on_cpu)) {
+        TESSERA_RETURN_IF_ERROR(
+            PlanWay(model, config, options,
+                    {stage, micro_batch, samples / micro_batch, policy, tiers},
+                    candidates));
+      }
     }
   }
   return absl::OkStatus();
@@ -137,9 +201,22 @@ absl::StatusOr<std::vector<AutoCandidate>> PlanAll(
 }
 
 // What is simpler, at the same speed.
-std::tuple<int, int, int64_t> Simplicity(const AutoCandidate& way) {
+std::tuple<int, int, int, int64_t> Simplicity(const AutoCandidate& way) {
   const int recompute = way.policy.empty() ? 0 : way.policy == "full" ? 2 : 1;
-  return {recompute, way.stage, -way.micro_batch};
+  return {way.tiers.level, recompute, way.stage, -way.micro_batch};
+}
+
+std::string TextOf(const AutoTiers& tiers) {
+  const bool states = !tiers.states.empty() && tiers.states != "none";
+  const bool parameters =
+      !tiers.parameters.empty() && tiers.parameters != "none";
+  return absl::StrCat(
+      states ? absl::StrCat(
+                   ", ",
+                   tiers.ratio < 1 ? absl::StrCat(tiers.ratio, " of the ") : "",
+                   "states to ", tiers.states)
+             : "",
+      parameters ? absl::StrCat(", parameters to ", tiers.parameters) : "");
 }
 
 std::string TextOf(const AutoCandidate& way) {
@@ -148,7 +225,8 @@ std::string TextOf(const AutoCandidate& way) {
       ", micro-batch ", way.micro_batch, " x ", way.micro_batches,
       way.policy.empty()
           ? ", activations kept"
-          : absl::StrCat(", activations recomputed (", way.policy, ")"));
+          : absl::StrCat(", activations recomputed (", way.policy, ")"),
+      TextOf(way.tiers));
 }
 
 std::string FiguresOf(const AutoCandidate& way) {
@@ -208,7 +286,20 @@ absl::Status NothingFits(const std::vector<AutoCandidate>& ways,
 
 bool LeavesToAuto(const proto::Config& config) {
   return config.zero_optimization().auto_stage() || config.auto_micro_batch() ||
-         config.activation_checkpointing().policy() == "auto";
+         KeyThatPlansDecide(config) != nullptr;
+}
+
+const char* KeyThatPlansDecide(const proto::Config& config) {
+  const proto::ZeroOptimization& zero = config.zero_optimization();
+  if (config.activation_checkpointing().policy() == "auto") {
+    return "activation_checkpointing.policy";
+  }
+  if (zero.offload_optimizer().device() == "auto") {
+    return "zero_optimization.offload_optimizer.device";
+  }
+  return zero.offload_param().device() == "auto"
+             ? "zero_optimization.offload_param.device"
+             : nullptr;
 }
 
 absl::StatusOr<AutoChoice> ChooseAuto(const torch::nn::Module& module,

@@ -6,6 +6,10 @@
 //   (auto_micro_batch)                        rank has in a step
 //   activation_checkpointing.policy "auto"    nothing is computed again, or
 //                                             "selective", or "full"
+//   offload_optimizer.device "auto"           none; half of the states (at
+//                                             stage 3), or all, in the host's
+//                                             memory for a device, or on nvme
+//   offload_param.device "auto"               none, or behind all states
 #ifndef ENGINE_PLAN_AUTO_CHOICE_H_
 #define ENGINE_PLAN_AUTO_CHOICE_H_
 
@@ -22,11 +26,19 @@
 
 namespace tessera {
 
+// What is offloaded; devices are "" where the configuration says it.
+struct AutoTiers {
+  std::string states, parameters;
+  double ratio = 1;  // of states
+  int level = 0;     // 0: nothing; then from the host to the disk
+};
+
 // One way of training. Seconds are of a step, with the same samples in each.
 struct AutoCandidate {
   int stage = 0;
   int64_t micro_batch = 1, micro_batches = 1;
   std::string policy;  // "": nothing is computed again
+  AutoTiers tiers;
   int64_t peak_bytes = 0;
   StepSeconds seconds;
 };
@@ -42,9 +54,12 @@ struct AutoChoice {
 using SampledLoss = std::function<at::Tensor(int64_t samples)>;
 
 bool LeavesToAuto(const proto::Config& config);
-// Where others take at most 2 % less time: no recomputation before selective
-// before full, a lower stage before a higher one, a larger micro-batch before a
-// smaller one. Without options.rates all are of one time. REQUIRES: `config` is
+// Of these the first whose plan is not made before it is decided; null: none.
+const char* KeyThatPlansDecide(const proto::Config& config);
+// Where others take at most 2 % less time: less offload before more, no
+// recomputation before selective before full, a lower stage before a higher
+// one, a larger micro-batch before a smaller one. Without options.rates all are
+// of one time. REQUIRES: `config` is
 // resolved. LOCAL, and the same for the same arguments. ResourceExhausted, with
 // the figures: nothing fits; else Plan's errors.
 absl::StatusOr<AutoChoice> ChooseAuto(const torch::nn::Module& module,

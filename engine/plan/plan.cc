@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/memory/memory.h"
@@ -9,6 +10,7 @@
 #include "comm/transport_memory.h"
 #include "config/config.h"
 #include "engine/parts/settings.h"
+#include "engine/plan/auto_choice.h"
 #include "engine/plan/model_trace.h"
 #include "engine/plan/stage_plan.h"
 #include "torch/nn/module.h"
@@ -68,10 +70,11 @@ absl::StatusOr<PlanReport> Plan(const torch::nn::Module& module,
   TESSERA_ASSIGN_OR_RETURN(const proto::Config resolved,
                            ResolveConfig(config, options.world_size));
   TESSERA_RETURN_IF_ERROR(CheckRunnable(resolved));
-  if (resolved.activation_checkpointing().policy() == "auto") {
+  if (const char* const key = KeyThatPlansDecide(resolved)) {
     return absl::InvalidArgumentError(
-        "Plan: activation_checkpointing.policy is \"auto\", which a plan of "
-        "each decides: see ChooseAuto, or write the value");
+        absl::StrCat("Plan: ", key,
+                     " is \"auto\", which a plan of each decides: see "
+                     "ChooseAuto, or write the value"));
   }
   TESSERA_ASSIGN_OR_RETURN(report.memory_bytes,
                            MemoryOfRank(resolved, options));

@@ -18,7 +18,9 @@
 // seen.
 //
 // What is offloaded to nvme takes no memory, and the buffers that it streams
-// through do; the disk's time is not in the step's.
+// through do. Activations that are moved there are counted until they have left
+// and from when they come back, as where the disk takes its time. Of the disk's
+// time a step has what the rest of it does not hide.
 //
 // Not in it: a hierarchical gather (reshard_group_size). Beside it: what
 // libtorch itself takes (base_bytes says it of this process), and transports
@@ -51,6 +53,9 @@ struct PlanOptions {
   // The ranks are on one host and have one working copy (over shm, that is the
   // default of sharding.shared_working_copy).
   bool shared_working_copy = false;
+  // They train on the CPU; else on a device whose memory is meant, and what is
+  // offloaded to cpu is none of it.
+  bool on_cpu = true;
   // As of Engine::Create: what decides which modules are units.
   EngineOptions::ModulePredicate is_unit, is_leaf, is_recomputed;
   // Of the ranks, for the time of a step.
@@ -77,6 +82,8 @@ struct StagePlan {
   // gradients, where each piece goes around from rank to rank. Nothing is
   // gathered where the ranks of a host share their working copy.
   int64_t sent_bytes = 0;
+  // By one rank, in a step, from its disk and to it.
+  OffloadTraffic disk;
   StepSeconds seconds;  // of a step, as configured; 0 without rates
   int64_t units = 0;    // flat parameters
 };

@@ -41,21 +41,28 @@ std::string Row(const StagePlan& stage, bool configured, int64_t memory) {
 // What a step's time is made of.
 std::string Times(const PlanReport& report) {
   std::string text =
-      "  stage    compute  recompute  communication     update       step  "
-      "samples/s\n";
+      "  stage    compute  recompute  communication     update    offload  "
+      "     step  samples/s\n";
   for (const StagePlan& stage : report.stages) {
     const StepSeconds& s = stage.seconds;
     absl::StrAppendFormat(
-        &text, "%s %-5d %7.4g ms %7.4g ms %11.4g ms %7.4g ms %7.4g ms %10.4g\n",
+        &text,
+        "%s %-5d %7.4g ms %7.4g ms %11.4g ms %7.4g ms %7.4g ms %7.4g ms "
+        "%10.4g\n",
         stage.stage == report.configured_stage ? ">" : " ", stage.stage,
         s.compute * 1e3, s.recompute * 1e3, s.communication * 1e3,
-        s.update * 1e3, s.total() * 1e3,
+        s.update * 1e3, s.offload * 1e3, s.total() * 1e3,
         static_cast<double>(report.samples) / s.total());
   }
   const Rates& rates = *report.rates;
   absl::StrAppendFormat(&text, "by rates of %.4g Tflop/s, %.4g GB/s of memory",
                         rates.flops_per_second / 1e12,
                         rates.bytes_per_second / 1e9);
+  if (rates.disk_read_per_second > 0) {
+    absl::StrAppendFormat(
+        &text, ", of a disk that reads %.4g and writes %.4g GB/s",
+        rates.disk_read_per_second / 1e9, rates.disk_written_per_second / 1e9);
+  }
   if (report.world_size == 1) return absl::StrCat(text, "\n");
   if (rates.world_size == 1) {
     return absl::StrCat(text,
@@ -108,6 +115,12 @@ std::string PlanReport::ToString() const {
                     backend == "nccl" ? ", an estimate" : "", ") take ",
                     backend == "nccl" ? "" : "at most ",
                     BytesText(communication_bytes), " besides\n");
+  }
+  for (const StagePlan& stage : stages) {
+    if (stage.disk.read + stage.disk.written == 0) continue;
+    absl::StrAppend(&text, "at stage ", stage.stage, " a step reads ",
+                    BytesText(stage.disk.read), " from a disk and writes ",
+                    BytesText(stage.disk.written), "\n");
   }
   const int64_t most = std::max(formula.gradients, formula.activations);
   absl::StrAppend(

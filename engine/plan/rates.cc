@@ -11,9 +11,11 @@
 #include "ATen/ops/zeros.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/memory/memory.h"
 #include "base/status.h"
 #include "comm/all_gather_values.h"
 #include "comm/shard_server.h"
+#include "engine/setup/tiers.h"
 #include "sharding/torch/torch_scope.h"
 
 namespace tessera {
@@ -256,6 +258,41 @@ absl::StatusOr<Rates> MeasureRates(Communicator* comm) {
   TESSERA_ASSIGN_OR_RETURN(
       const auto all, AllGatherValue(comm, rates, CommTag{"measured rates"}));
   return all[0];
+}
+
+absl::Status MeasureDisk(const SwapOptions& disk, Communicator* comm,
+                         Rates* rates) {
+  constexpr char kWhat[] = "measuring the disk";
+  constexpr int64_t kBytes = 64 << 20;
+  absl::StatusOr<std::shared_ptr<SwapFile>> file =
+      OpenSwapFile(disk, comm->rank(), "nvme_path");
+  absl::StatusOr<SwapExtent> extent = file.status();
+  if (file.ok()) extent = (*file)->Allocate(kBytes);
+  TESSERA_RETURN_IF_ERROR(comm->AgreeOk(extent.status(), kWhat));
+  auto memory = AllocateCounted(kBytes, MemoryKind::kOther, /*zeroed=*/true);
+  TESSERA_RETURN_IF_ERROR(comm->AgreeOk(memory.status(), kWhat));
+  // The first time a block is written the file system has to find it.
+  double seconds[3];
+  for (int i = 0; i < 3; ++i) {
+    TESSERA_RETURN_IF_ERROR(comm->Barrier(kWhat));
+    const absl::Time start = absl::Now();
+    const SwapFuture moved =
+        i < 2 ? (*file)->Write(*extent, 0, memory->data(), kBytes, kWhat)
+              : (*file)->Read(*extent, 0, memory->data(), kBytes, kWhat);
+    TESSERA_RETURN_IF_ERROR(comm->AgreeOk(moved.Wait(), kWhat));
+    seconds[i] = std::max(absl::ToDoubleSeconds(absl::Now() - start), 1e-9);
+  }
+  rates->disk_written_per_second = static_cast<double>(kBytes) / seconds[1];
+  rates->disk_read_per_second = static_cast<double>(kBytes) / seconds[2];
+  TESSERA_ASSIGN_OR_RETURN(const auto all,
+                           AllGatherValue(comm, *rates, CommTag{kWhat}));
+  for (const Rates& each : all) {
+    rates->disk_written_per_second =
+        std::min(rates->disk_written_per_second, each.disk_written_per_second);
+    rates->disk_read_per_second =
+        std::min(rates->disk_read_per_second, each.disk_read_per_second);
+  }
+  return absl::OkStatus();
 }
 
 // A ring's: all but a rank's own part goes once through each link, twice for a

@@ -5,8 +5,10 @@
 
 #include <cstdint>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "comm/communicator.h"
+#include "offload/disk/swap_file.h"
 
 namespace tessera {
 
@@ -37,12 +39,20 @@ struct Rates {
   // the same does.
   double exposed = 1, gather_exposed = 1;
   int world_size = 1;  // of the group; 1: nothing is known of collectives
+  // Bytes of a rank, from a disk and to it; 0: nothing is known of one.
+  double disk_read_per_second = 0, disk_written_per_second = 0;
 };
 
 // Of the CPU. Takes 0.4 s over shared memory, 1.3 s over gloo on one host; rank
 // 0's figures, the same on all. COLLECTIVE.
 // Errors are those of collectives.
 absl::StatusOr<Rates> MeasureRates(Communicator* comm);
+// Sets those of the disk: each rank moves some 64 MiB there and back, as
+// offload does, all at the same time. The file goes with the call. The slowest
+// rank's figures, the same on all. COLLECTIVE. Errors are the disk's, and those
+// of collectives.
+absl::Status MeasureDisk(const SwapOptions& disk, Communicator* comm,
+                         Rates* rates);
 
 // With the collectives of `ranks` each of which sends `bytes_per_second` around
 // a ring, and waits `latency_seconds` for each message.

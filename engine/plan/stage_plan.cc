@@ -71,10 +71,58 @@ int64_t UpdateBytes(const std::vector<PlannedFlat>& flats) {
   return bytes;
 }
 
+// Of one flat in a step, but for what gathers read: its update, and its
+// gradients on the way there.
+OffloadTraffic UpdateTraffic(const PlannedFlat& flat,
+                             const FlatParameterOptions& tiers,
+                             const Settings& settings, int64_t reductions) {
+  const bool states = tiers.states == Tier::kDisk;
+  const bool parameters = tiers.parameters == Tier::kDisk;
+  const bool separate = flat.master_bytes > 0;
+  const int64_t state_bytes = flat.owned_numel() * flat.state_bytes;
+  OffloadTraffic traffic;
+  if (!flat.trained || !settings.adamw.has_value()) return traffic;
+  const int64_t changed = (states ? 2 : 0) + ((separate ? states : parameters));
+  traffic.read = traffic.written = changed * state_bytes;
+  if (separate && parameters) {
+    traffic.written += flat.owned_numel() * flat.working_bytes;
+  }
+  if (tiers.gradients == Tier::kDisk) {
+    const bool normed = settings.step.max_norm > 0 || settings.step.report_norm;
+    traffic.written += reductions * state_bytes;
+    traffic.read += (reductions - 1 + (normed ? 2 : 1)) * state_bytes;
+  }
+  return traffic;
+}
+
+// `gathered`: of the flats' parameters, whole, in a step.
+OffloadTraffic DiskTraffic(const std::vector<PlannedFlat>& planned,
+                           const std::vector<FlatParameterOptions>& tiers,
+                           const Settings& settings, const TierChoice& choice,
+                           const StepReplayOptions& replay, int64_t gathered) {
+  OffloadTraffic traffic;
+  const int64_t reductions =
+      replay.accumulates_locally ? 1 : replay.micro_batches;
+  for (size_t i = 0; i < planned.size(); ++i) {
+    const OffloadTraffic each =
+        UpdateTraffic(planned[i], tiers[i], settings, reductions);
+    traffic.read += each.read;
+    traffic.written += each.written;
+  }
+  if (choice.parameters.units > 0 && choice.on_disk) {
+    traffic.read += static_cast<int64_t>(
+        static_cast<double>(gathered / settings.shard_group_size) *
+        static_cast<double>(choice.parameters.numel) /
+        static_cast<double>(choice.total_numel));
+  }
+  return traffic;
+}
+
 StepSeconds SecondsOf(const ModelTrace& model, const Settings& settings,
                       const Recomputation& recomputation,
-                      const StepTraffic& traffic, int64_t micro_batches,
-                      int64_t update_bytes, const Rates& rates) {
+                      const StepTraffic& traffic, const OffloadTraffic& disk,
+                      int64_t micro_batches, int64_t update_bytes,
+                      const Rates& rates) {
   const bool half = settings.autocast_dtype.has_value() ||
                     (settings.param_dtype.has_value() &&
                      at::isReducedFloatingType(*settings.param_dtype));
@@ -84,6 +132,7 @@ StepSeconds SecondsOf(const ModelTrace& model, const Settings& settings,
   seconds.recompute = times * RecomputeSeconds(recomputation, rates, half);
   seconds.communication = CommunicationSeconds(traffic, seconds.compute, rates);
   seconds.update = static_cast<double>(update_bytes) / rates.bytes_per_second;
+  seconds.offload = OffloadSeconds(disk, seconds.total(), rates);
   return seconds;
 }
 
@@ -105,8 +154,9 @@ absl::StatusOr<StagePlan> PlanStage(const ModelTrace& model, int stage,
     planned.push_back(PlannedFlatOf(settings, flat, stage));
     flat_options.push_back(FlatParameterOptionsOf(settings, flat, stage));
   }
-  const TierChoice tiers = ChooseTiers(
-      settings.offload, flats, settings.shard_group_size, &flat_options);
+  const TierChoice tiers =
+      ChooseTiers(settings.offload, flats, settings.shard_group_size,
+                  options.on_cpu, &flat_options);
   for (size_t i = 0; i < flats.size(); ++i) {
     const auto elsewhere = [](Tier tier) { return tier != Tier::kMemory; };
     planned[i].states_elsewhere = elsewhere(flat_options[i].states);
@@ -121,8 +171,10 @@ absl::StatusOr<StagePlan> PlanStage(const ModelTrace& model, int stage,
   replay.micro_batches = config.gradient_accumulation_steps();
   replay.accumulates_locally = settings.accumulate_locally;
   replay.has_optimizer = settings.adamw.has_value();
-  replay.stream_bytes =
-      tiers.any() ? StreamBytes(tiers.stream) + tiers.early_bytes : 0;
+  // Those of a device's states are the host's.
+  replay.stream_bytes = tiers.any() && options.on_cpu
+                            ? StreamBytes(tiers.stream) + tiers.early_bytes
+                            : 0;
   replay.shares_working_copy =
       stage == 3 && options.world_size > 1 && tiers.parameters.units == 0 &&
       settings.shared_working_copy != "off" &&
@@ -130,6 +182,11 @@ absl::StatusOr<StagePlan> PlanStage(const ModelTrace& model, int stage,
   replay.buffer_bytes = model.buffer_bytes;
   replay.recomputed.keeps = settings.recompute.keeps;
   replay.recomputed.budget_bytes = settings.recompute.budget_bytes;
+  replay.recomputed.recomputes = settings.recompute.recomputes;
+  const Tier elsewhere = options.on_cpu ? Tier::kDisk : Tier::kHost;
+  if (settings.activations.tier == elsewhere) {
+    replay.recomputed.moves_from = settings.activations.least_bytes;
+  }
   if (recomputed == Recomputed::kAutomatic) {
     replay.recomputed.module_of = model.automatic;
   } else if (recomputed == Recomputed::kConfigured && model.recomputes) {
@@ -149,6 +206,14 @@ absl::StatusOr<StagePlan> PlanStage(const ModelTrace& model, int stage,
   plan.sent_bytes = SentBytes(result, published.bytes, ranks,
                               options.world_size, /*all_reduces=*/stage == 0);
   plan.units = static_cast<int64_t>(planned.size());
+  plan.disk = DiskTraffic(planned, flat_options, settings, tiers, replay,
+                          result.gathered_bytes);
+  if (options.on_cpu) {
+    const int64_t moved =
+        result.recomputation.moved_bytes * replay.micro_batches;
+    plan.disk.read += moved;
+    plan.disk.written += moved;
+  }
   if (!options.rates.has_value()) return plan;
   StepTraffic traffic;
   if (options.world_size > 1) {
@@ -165,9 +230,10 @@ absl::StatusOr<StagePlan> PlanStage(const ModelTrace& model, int stage,
       traffic.replica_bytes = result.reduced_bytes / ranks;
     }
   }
-  plan.seconds = SecondsOf(
-      model, settings, result.recomputation, traffic, replay.micro_batches,
-      replay.has_optimizer ? UpdateBytes(planned) : 0, *options.rates);
+  plan.seconds = SecondsOf(model, settings, result.recomputation, traffic,
+                           plan.disk, replay.micro_batches,
+                           replay.has_optimizer ? UpdateBytes(planned) : 0,
+                           *options.rates);
   return plan;
 }
 

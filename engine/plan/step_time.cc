@@ -59,4 +59,13 @@ double CommunicationSeconds(const StepTraffic& traffic, double compute_seconds,
          after;
 }
 
+double OffloadSeconds(const OffloadTraffic& traffic, double seconds,
+                      const Rates& rates) {
+  if (rates.disk_read_per_second <= 0) return 0;
+  const double transfer =
+      static_cast<double>(traffic.read) / rates.disk_read_per_second +
+      static_cast<double>(traffic.written) / rates.disk_written_per_second;
+  return std::max(0.0, transfer - seconds);
+}
+
 }  // namespace tessera

@@ -19,7 +19,10 @@ struct StepSeconds {
   double recompute = 0;      // of activations, in backward
   double communication = 0;  // that is not hidden
   double update = 0;         // of masters and moments
-  double total() const { return compute + recompute + communication + update; }
+  double offload = 0;        // of a disk, that all of these do not hide
+  double total() const {
+    return compute + recompute + communication + update + offload;
+  }
 };
 
 // Collectives of a step, by what they move.
@@ -34,6 +37,11 @@ struct StepTraffic {
   int64_t publications = 0, published_bytes = 0;
 };
 
+// By a rank in a step, from a disk and to it.
+struct OffloadTraffic {
+  int64_t read = 0, written = 0;  // bytes
+};
+
 // Of a micro-batch. `half`: products are of 16-bit floats.
 double ComputeSeconds(const Trace& trace, const Rates& rates, bool half);
 // The same, of what runs again; and all that may have to is recorded.
@@ -42,6 +50,10 @@ double RecomputeSeconds(const Recomputation& recomputation, const Rates& rates,
 // What `traffic` adds to a step that computes for `compute_seconds`.
 double CommunicationSeconds(const StepTraffic& traffic, double compute_seconds,
                             const Rates& rates);
+// What `traffic` adds to a step that takes `seconds` without; 0 where nothing
+// is known of the disk. A disk that does both at once is faster.
+double OffloadSeconds(const OffloadTraffic& traffic, double seconds,
+                      const Rates& rates);
 
 }  // namespace tessera
 #endif  // ENGINE_PLAN_STEP_TIME_H_

@@ -43,6 +43,16 @@ TEST(StepTimeTest, AnOperatorTakesWhatIsLonger) {
   EXPECT_DOUBLE_EQ(ComputeSeconds(trace, RoundRates(), /*half=*/true), 6);
 }
 
+TEST(StepTimeTest, ADiskIsHiddenByTheRest) {
+  Rates rates = RoundRates();
+  const OffloadTraffic traffic = {100, 60};
+  EXPECT_EQ(OffloadSeconds(traffic, 0, rates), 0);  // of no known disk
+  rates.disk_read_per_second = 10;
+  rates.disk_written_per_second = 20;
+  EXPECT_DOUBLE_EQ(OffloadSeconds(traffic, 3, rates), 10 + 3 - 3);
+  EXPECT_EQ(OffloadSeconds(traffic, 13, rates), 0);
+}
+
 TEST(StepTimeTest, CollectivesAreHiddenAsFarAsMeasured) {
   StepTraffic traffic;
   traffic.gathers = 2;

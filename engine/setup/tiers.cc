@@ -72,25 +72,21 @@ void TellWhatStays(const OffloadOptions& options, const TierChoice& choice,
   }
 }
 
-bool IsOnCpu(const FlatPlan& flat) {
-  return flat.parameters[0].tensor.device().is_cpu();
-}
-
 // Of `sharded` states or parameters: kMemory where `wanted` is not for such a
 // unit. Below stage 3 nvme counts as cpu (config/validate_sharding.cc).
-Tier TierFor(Tier wanted, const FlatPlan& flat, Stage stage, bool sharded) {
+Tier TierFor(Tier wanted, bool on_cpu, Stage stage, bool sharded) {
   if (wanted == Tier::kDisk && stage.sharded_parameters) return wanted;
-  return wanted != Tier::kMemory && sharded && !IsOnCpu(flat) ? Tier::kHost
-                                                              : Tier::kMemory;
+  return wanted != Tier::kMemory && sharded && !on_cpu ? Tier::kHost
+                                                       : Tier::kMemory;
 }
 
 // Those of a device are on the host, where they are needed.
-Tier TierOfGradients(const OffloadOptions& options, const FlatPlan& flat,
+Tier TierOfGradients(const OffloadOptions& options, bool on_cpu,
                      const FlatParameterOptions& chosen) {
   if (chosen.states == Tier::kMemory || !chosen.stage.sharded_gradients) {
     return Tier::kMemory;
   }
-  if (!IsOnCpu(flat)) return Tier::kHost;
+  if (!on_cpu) return Tier::kHost;
   return options.gradients ? chosen.states : Tier::kMemory;
 }
 
@@ -109,9 +105,11 @@ absl::StatusOr<std::shared_ptr<SwapFile>> OpenSwapFile(SwapOptions swap,
 
 TierChoice ChooseTiers(const OffloadOptions& options,
                        absl::Span<const FlatPlan> flats, int shard_group_size,
+                       bool on_cpu,
                        std::vector<FlatParameterOptions>* flat_options) {
   TierChoice choice;
   choice.stream = options.stream;
+  if (!on_cpu) choice.stream.threads = options.step_cores;
   std::vector<int64_t> numels;
   for (const FlatPlan& flat : flats) {
     numels.push_back(LayoutOf(flat.parameters, shard_group_size).shard_numel());
@@ -142,13 +140,13 @@ TierChoice ChooseTiers(const OffloadOptions& options,
       choice.on_disk |= tier == Tier::kDisk;
       return tier;
     };
-    flat.states = take(TierFor(options.states, flats[i], flat.stage,
+    flat.states = take(TierFor(options.states, on_cpu, flat.stage,
                                flat.stage.sharded_optimizer),
                        states, StateItemBytes(flats[i]), &choice.states);
-    flat.gradients = TierOfGradients(options, flats[i], flat);
+    flat.gradients = TierOfGradients(options, on_cpu, flat);
     if (flat.gradients == Tier::kDisk) gradients = 1;
     flat.parameters =
-        take(TierFor(options.parameters, flats[i], flat.stage,
+        take(TierFor(options.parameters, on_cpu, flat.stage,
                      flat.stage.sharded_parameters),
              parameters, BytesOf(ElementType(flats[i].working_dtype)),
              &choice.parameters);
@@ -171,9 +169,10 @@ absl::StatusOr<std::shared_ptr<UpdateStream>> PutInTiers(
     const OffloadOptions& options, absl::Span<const FlatPlan> flats,
     int shard_group_size, Communicator* comm,
     std::vector<FlatParameterOptions>* flat_options) {
+  const bool on_cpu = flats[0].parameters[0].tensor.device().is_cpu();
   const TierChoice choice =
-      ChooseTiers(options, flats, shard_group_size, flat_options);
-  TellWhatStays(options, choice, IsOnCpu(flats[0]));
+      ChooseTiers(options, flats, shard_group_size, on_cpu, flat_options);
+  TellWhatStays(options, choice, on_cpu);
   if (!choice.any()) return nullptr;
   auto stream = MakeStream(options, choice, comm->rank());
   TESSERA_RETURN_IF_ERROR(comm->AgreeOk(stream.status(), "Engine::Create"));
@@ -201,7 +200,8 @@ absl::StatusOr<std::shared_ptr<UpdateStream>> PutInTiers(
 }
 
 absl::StatusOr<std::shared_ptr<ActivationStore>> MakeActivationStore(
-    const ActivationOffload& options, at::Device device, int rank) {
+    const ActivationOffload& options, const std::vector<at::Tensor>& buffers,
+    at::Device device, int rank) {
   constexpr char kKey[] = "activation_checkpointing.offload";
   if (options.tier == Tier::kMemory) return nullptr;
   if (options.tier == Tier::kHost && device.is_cpu()) {
@@ -220,7 +220,13 @@ absl::StatusOr<std::shared_ptr<ActivationStore>> MakeActivationStore(
         disk,
         OpenSwapFile(options.swap, rank, "activation_checkpointing.nvme_path"));
   }
-  return ActivationStore::Create(std::move(disk), options.least_bytes);
+  auto store = ActivationStore::Create(std::move(disk), options.least_bytes);
+  for (const at::Tensor& buffer : buffers) {
+    if (buffer.defined() && buffer.has_storage()) {
+      store->Leave(buffer.storage());
+    }
+  }
+  return store;
 }
 
 bool AnyParametersElsewhere(const std::vector<FlatParameterOptions>& options) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -36,6 +37,7 @@ struct OffloadOptions {
   bool updates = true;  // there is an optimizer: what is on a disk streams
   SwapOptions swap;     // owner is set here
   UpdateStreamOptions stream;
+  double step_cores = 1;  // the part that step units of a device
   // Units are stepped before Step where that may be foreseen, while so many
   // bytes of their new values in memory wait for it.
   bool early_step = false;
@@ -71,9 +73,11 @@ struct TierChoice {
 // Sets FlatParameterOptions::{states, gradients, parameters} of units from the
 // model's end: of the states until they have `ratio` of its elements, of the
 // parameters until max_in_memory elements are left (on the host none are); of
-// those that are sharded and large enough. LOCAL, the same on all ranks.
+// those that are sharded and large enough. `on_cpu`: where the units will be.
+// LOCAL, the same on all ranks.
 TierChoice ChooseTiers(const OffloadOptions& options,
                        absl::Span<const FlatPlan> flats, int shard_group_size,
+                       bool on_cpu,
                        std::vector<FlatParameterOptions>* flat_options);
 
 // The same, and makes FlatParameterOptions::stream of them, with this rank's
@@ -91,9 +95,10 @@ absl::StatusOr<std::shared_ptr<SwapFile>> OpenSwapFile(SwapOptions swap,
                                                        absl::string_view key);
 
 // Null where nothing is to go anywhere: the host is for modules on a device.
-// Unimplemented: a disk for these. LOCAL.
+// The module's `buffers` stay. Unimplemented: a disk for a device. LOCAL.
 absl::StatusOr<std::shared_ptr<ActivationStore>> MakeActivationStore(
-    const ActivationOffload& options, at::Device device, int rank);
+    const ActivationOffload& options, const std::vector<at::Tensor>& buffers,
+    at::Device device, int rank);
 
 bool AnyParametersElsewhere(const std::vector<FlatParameterOptions>& options);
 // InvalidArgument: `key`, which is "on", cannot be had with these. The same on

@@ -2,8 +2,10 @@
 #include "engine/plan/auto_choice.h"
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "ATen/ops/zeros.h"
 #include "base/status_matchers.h"
@@ -164,7 +166,67 @@ TEST_F(AutoChoiceTest, MicroBatchesThatTheModelRefuses) {
   EXPECT_THAT(choice.reason,
               HasSubstr("; not of micro-batches of 2, 1 (trace: too few"));
   least_samples_ = 100;
-  EXPECT_THAT(Choose(kAny), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("too few")));
+  EXPECT_THAT(Choose(kAny), StatusIs(absl::StatusCode::kInvalidArgument,
+                                     HasSubstr("too few")));
+}
+
+// Where memory is short states go to the disk, and parameters behind them: as
+// little as does.
+TEST_F(AutoChoiceTest, AsMuchGoesToADiskAsHasTo) {
+  config_.set_auto_micro_batch(false);
+  config_.mutable_activation_checkpointing()->clear_policy();
+  proto::ZeroOptimization* const zero = config_.mutable_zero_optimization();
+  zero->mutable_offload_optimizer()->set_device("auto");
+  zero->mutable_offload_optimizer()->set_nvme_path("/nowhere");
+  zero->mutable_offload_param()->set_device("auto");
+  config_.mutable_sharding()->mutable_offload()->set_slice_numel(4096);
+  config_.mutable_sharding()->mutable_offload()->set_min_state_bytes(0);
+  config_.mutable_sharding()->mutable_offload()->set_early_bytes(0);
+  options_.rates->disk_read_per_second = 1e9;
+  options_.rates->disk_written_per_second = 1e9;
+  TESSERA_ASSERT_OK_AND_ASSIGN(const AutoChoice all, Choose(kAny));
+  EXPECT_EQ(all.chosen.tiers.level, 0);
+  // Stages 0 to 3, and at stage 3 half of the states, all, and parameters.
+  EXPECT_THAT(all.others, SizeIs(4 + 3 - 1));
+  std::map<int, AutoCandidate> at_stage_3;
+  for (const AutoCandidate& way : all.others) {
+    if (way.stage == 3) at_stage_3[way.tiers.level] = way;
+  }
+  ASSERT_THAT(at_stage_3, SizeIs(4));
+  const std::vector<std::string> texts = {
+      "activations kept:", "0.5 of the states to nvme:",
+      "kept, states to nvme:", "states to nvme, parameters to nvme:"};
+  for (int level = 3; level > 0; --level) {
+    const AutoCandidate& way = at_stage_3[level];
+    EXPECT_LT(way.peak_bytes, at_stage_3[level - 1].peak_bytes);
+    EXPECT_GE(way.seconds.offload, at_stage_3[level - 1].seconds.offload);
+    TESSERA_ASSERT_OK_AND_ASSIGN(const AutoChoice choice,
+                                 Choose(way.peak_bytes));
+    EXPECT_EQ(choice.chosen.tiers.level, level);
+    EXPECT_THAT(choice.reason, HasSubstr(texts[static_cast<size_t>(level)]));
+    EXPECT_FALSE(LeavesToAuto(choice.config));
+    const auto& chosen = choice.config.zero_optimization();
+    EXPECT_EQ(chosen.offload_optimizer().device(), "nvme");
+    EXPECT_EQ(chosen.offload_optimizer().ratio(), level == 1 ? 0.5 : 1);
+    EXPECT_EQ(chosen.offload_param().device(), level == 3 ? "nvme" : "none");
+    EXPECT_EQ(chosen.offload_param().nvme_path(), "/nowhere");
+  }
+  // Without a folder there is nowhere to go; the host means nothing here, and
+  // much to a device.
+  zero->mutable_offload_optimizer()->clear_nvme_path();
+  TESSERA_ASSERT_OK_AND_ASSIGN(const AutoChoice nowhere, Choose(kAny));
+  EXPECT_THAT(nowhere.others, SizeIs(4 - 1));
+  options_.on_cpu = false;
+  options_.rates.reset();
+  TESSERA_ASSERT_OK_AND_ASSIGN(const AutoChoice host, Choose(kAny));
+  EXPECT_EQ(host.chosen.tiers.level, 0);
+  EXPECT_THAT(host.others, SizeIs(4 + 1 + 1 + 3 - 1));
+  int64_t least = kAny;
+  for (const AutoCandidate& way : host.others) {
+    least = std::min(least, way.peak_bytes);
+  }
+  TESSERA_ASSERT_OK_AND_ASSIGN(const AutoChoice most, Choose(least));
+  EXPECT_THAT(most.reason, HasSubstr("states to cpu, parameters to cpu"));
 }
 
 TEST_F(AutoChoiceTest, PlanTextSaysBoth) {

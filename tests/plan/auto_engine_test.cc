@@ -144,6 +144,42 @@ TESSERA_RANK_FUNCTION(LossesOfBoth) {
   return losses;
 }
 
+// "FOLDER BYTES": what goes to a disk, the losses, and those without.
+TESSERA_RANK_FUNCTION(LossesOffloaded) {
+  const std::vector<std::string> words = absl::StrSplit(args, ' ');
+  int64_t memory = 0;
+  (void)absl::SimpleAtoi(words[1], &memory);
+  proto::Config config = AutoConfigOf(world.world_size(), memory);
+  config.set_auto_micro_batch(false);
+  config.mutable_activation_checkpointing()->clear_policy();
+  proto::ZeroOptimization* const zero = config.mutable_zero_optimization();
+  zero->set_stage(3);
+  zero->mutable_offload_optimizer()->set_device("auto");
+  zero->mutable_offload_optimizer()->set_nvme_path(words[0]);
+  zero->mutable_offload_param()->set_device("auto");
+  proto::OffloadTuning* const tuning =
+      config.mutable_sharding()->mutable_offload();
+  tuning->set_slice_numel(4096);
+  tuning->set_min_state_bytes(0);
+  std::string said;
+  for (const bool offloads : {true, false}) {
+    const auto gpt = MakeGpt();
+    if (!offloads) {
+      zero->clear_offload_optimizer();
+      zero->clear_offload_param();
+      config.mutable_sharding()->clear_memory_limit_bytes();
+    }
+    TESSERA_ASSIGN_OR_RETURN(const auto engine, CreateOn(world, gpt, config));
+    TESSERA_ASSIGN_OR_RETURN(const double loss, Train(*gpt, engine.get(), 3));
+    const auto& made = engine->config().zero_optimization();
+    absl::StrAppend(&said, made.offload_optimizer().device(), "/",
+                    made.offload_param().device(),
+                    absl::StrFormat(" %a\n", loss));
+    TESSERA_RETURN_IF_ERROR(engine->Close());
+  }
+  return said;
+}
+
 TESSERA_RANK_FUNCTION(WithoutPlannedLoss) {
   proto::Config config = AutoConfigOf(world.world_size(), 0);
   config.set_auto_micro_batch(args == "micro_batch");
@@ -197,6 +233,8 @@ std::string OnAll(int world_size, const std::string& function,
 constexpr int64_t kPlenty = int64_t{1} << 32;
 // Below what stage 0 takes, that has some 4 MB of states.
 constexpr int64_t kLittle = 4 << 20;
+// Below what stage 3 takes without a disk.
+constexpr int64_t kLeast = 2 << 20;
 
 TEST(AutoEngineTest, TrainsAsIfItHadBeenWritten) {
   for (const int64_t memory : {kPlenty, kLittle}) {
@@ -228,6 +266,20 @@ TEST(AutoEngineTest, ARunThatGoesOnKeepsToWhatItWas) {
             absl::StrCat("0 ", saved.substr(6, 1), " of 2"));
   EXPECT_THAT(way(1, kPlenty, ""),
               AllOf(StartsWith("stage 0"), Not(HasSubstr("was trained"))));
+}
+
+TEST(AutoEngineTest, WhatGoesToADiskHasTheSameBits) {
+  const TempFolder folder;
+  for (const auto& [memory, way] :
+       {std::pair(kPlenty, "none/none"), std::pair(kLeast, "nvme/nvme")}) {
+    const std::vector<std::string> both = absl::StrSplit(
+        OnAll(2, "LossesOffloaded", absl::StrCat(folder.path(), " ", memory)),
+        '\n');
+    ASSERT_EQ(both.size(), 3);
+    EXPECT_THAT(both[0], StartsWith(way));
+    EXPECT_EQ(both[0].substr(both[0].find(' ')),
+              both[1].substr(both[1].find(' ')));
+  }
 }
 
 TEST(AutoEngineTest, WhatNeedsAPlanSaysSo) {

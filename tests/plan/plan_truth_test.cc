@@ -57,7 +57,8 @@ class SampleLedger final : public LedgerWatch {
   LedgerWatch& engine_ = StepMemory::Global();
 };
 
-// The third step, as all later ones: the peak, and what is sent.
+// The third step, as all later ones: the peak, what is sent, and what is
+// written to a disk and read.
 TESSERA_RANK_FUNCTION(ThirdStep) {
   const TruthCase truth = TruthCase::FromText(args);
   at::set_num_threads(1);
@@ -87,8 +88,13 @@ TESSERA_RANK_FUNCTION(ThirdStep) {
   const int64_t peak = tensors.peak_bytes() - before;
   int64_t sent_bytes = 0;
   for (const auto& call : comm->Take()) sent_bytes += call.sent_bytes();
+  // The update of the second runs beside the third, and its own behind it.
+  const RecomputeReport& moved = engine->last_step().recompute;
+  const OffloadReport& disk = engine->last_step().offload;
+  const int64_t written = moved.moved_bytes + disk.bytes_written;
+  const int64_t read = moved.moved_back_bytes + disk.bytes_read;
   TESSERA_RETURN_IF_ERROR(engine->Close());
-  return absl::StrCat(peak, " ", sent_bytes);
+  return absl::StrCat(peak, " ", sent_bytes, " ", written, " ", read);
 }
 
 // A module can be planned before an engine has it, and after; one that was
@@ -212,6 +218,10 @@ TEST_P(PlanTruthTest, IsWhatARankHoldsAndSends) {
     const bool exact = truth.dtype == "fp32" && truth.units.empty() &&
                        (truth.model == "Gpt" || truth.model == "Llama");
     EXPECT_LE(std::abs(off), exact ? 0.1 : 5) << report->ToString();
+    if (truth.moved) {
+      EXPECT_EQ(absl::StrCat(stage.disk.written), words[2]);
+      EXPECT_EQ(absl::StrCat(stage.disk.read), words[3]);
+    }
     // A communicator that looks on has no memory to share.
     if (!truth.shared) EXPECT_EQ(absl::StrCat(stage.sent_bytes), words[1]);
   }
@@ -324,6 +334,22 @@ INSTANTIATE_TEST_SUITE_P(
         Some(Times(Times(Times({"Gpt", "Llama"}, kPolicies), kEnds),
                    {"budget=3000000", "budget=9000000", "every=2"}),
              5)),
+    NameOfCase);
+
+// What stays, elsewhere in between.
+INSTANTIATE_TEST_SUITE_P(
+    Moved, PlanTruthTest,
+    ::testing::ValuesIn(Times(Times({"LongGpt moved=1 units=auto"},
+                                    {"policy=full", "policy=selective",
+                                     "policy=keep"}),
+                              kEnds)),
+    NameOfCase);
+INSTANTIATE_TEST_SUITE_P(
+    Disk, PlanTruthTest,
+    ::testing::ValuesIn(Times(Times({"WideGpt stage=3"},
+                                    {"disk=states", "disk=all",
+                                     "disk=gradients"}),
+                              {"", "accumulation=2 dtype=bf16"})),
     NameOfCase);
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "base/status.h"
 #include "examples/gpt/gpt.h"
 #include "examples/llama/llama.h"
+#include "gtest/gtest.h"
 #include "sharding/trace/traced_models.h"
 
 namespace tessera {
@@ -40,10 +41,9 @@ void SetField(const std::string& field, const std::string& value,
   int64_t number = 0;
   (void)absl::SimpleAtoi(value, &number);
   const std::map<std::string, std::string*> texts = {
-      {"dtype", &truth->dtype},
-      {"units", &truth->units},
-      {"backend", &truth->backend},
-      {"policy", &truth->policy},
+      {"dtype", &truth->dtype},     {"units", &truth->units},
+      {"backend", &truth->backend}, {"policy", &truth->policy},
+      {"disk", &truth->disk},
   };
   const std::map<std::string, int*> numbers = {
       {"stage", &truth->stage},       {"world", &truth->world},
@@ -55,10 +55,9 @@ void SetField(const std::string& field, const std::string& value,
       {"budget", &truth->budget},
   };
   const std::map<std::string, bool*> switches = {
-      {"fp32_norms", &truth->fp32_norms},
-      {"shared", &truth->shared},
-      {"local", &truth->local},
-      {"keeps_heap", &truth->keeps_heap},
+      {"fp32_norms", &truth->fp32_norms}, {"shared", &truth->shared},
+      {"local", &truth->local},           {"keeps_heap", &truth->keeps_heap},
+      {"moved", &truth->moved},
   };
   if (texts.count(field) > 0) {
     *texts.at(field) = value;
@@ -139,6 +138,22 @@ proto::Config TruthCase::config() const {
     checkpointing->set_policy(policy);
     checkpointing->set_every(every);
     checkpointing->set_budget_bytes(budget);
+    if (moved) {
+      checkpointing->set_offload("nvme");
+      checkpointing->set_nvme_path(::testing::TempDir());
+    }
+  }
+  if (!disk.empty()) {
+    proto::OffloadOptimizer* const states = zero->mutable_offload_optimizer();
+    states->set_device("nvme");
+    states->set_nvme_path(::testing::TempDir());
+    if (disk != "states") {
+      zero->mutable_offload_param()->set_device("nvme");
+      zero->mutable_offload_param()->set_nvme_path(::testing::TempDir());
+      zero->mutable_offload_param()->set_max_in_cpu(0);
+    }
+    config.mutable_sharding()->mutable_offload()->set_gradients(disk ==
+                                                                "gradients");
   }
   config.mutable_sharding()->set_shared_working_copy(shared ? "on" : "off");
   config.mutable_sharding()->set_keep_freed_heap(keeps_heap);

@@ -40,6 +40,11 @@ struct TruthCase {
   std::string units, policy = "full";
   int every = 1;
   int64_t budget = 0;  // bytes
+  // What stays goes to a disk; with policy "keep" all that is saved.
+  bool moved = false;
+  // What of states and parameters is there: "", states, all, gradients (all,
+  // and these).
+  std::string disk;
 
   static TruthCase FromText(absl::string_view text);
   proto::Config config() const;

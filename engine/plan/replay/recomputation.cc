@@ -5,84 +5,11 @@
 #include <set>
 #include <utility>
 
+#include "engine/plan/replay/recomputer.h"
+
 namespace tessera {
-namespace {
 
 using Kind = TraceEvent::Kind;
-
-// An operator of the forward.
-struct Operation {
-  int64_t event = 0;  // its kOperator
-  std::vector<int32_t> made, touched;
-  std::vector<TracedUse> uses;
-};
-
-struct Region {
-  int32_t first = 0;  // parameter
-  int64_t end = 0;    // the first event after it
-  int64_t last_node = -1;
-  std::vector<Operation> operations;
-  // Once it is given up.
-  std::vector<int32_t> given_up;
-  std::vector<const Operation*> needed;  // in order
-  int64_t restored = -1;                 // event before which; -1: never
-};
-
-// What becomes of an allocation.
-struct Life {
-  int maker = -1;  // region
-  bool held = false;
-  bool cast = false;
-  int64_t bytes = 0;
-  int64_t freed = 0;  // event; the number of events: never
-  int64_t last_forward_use = -1;
-  int64_t own_use = -1;     // the first by a node of its region, in backward
-  int64_t other_use = -1;   // the last by another node
-  int64_t held_until = -1;  // by tapes
-};
-
-class Recomputer {
- public:
-  Recomputer(const Trace& trace, const RecomputationOptions& options);
-  Recomputation Run();
-
- private:
-  void FindRegions();
-  void FindLives();
-  void FindOperations();
-  void FindBackwardUses();
-  bool IsWanted(const Life& life) const;
-  void FindHeld(int number);
-  void Close(int number);
-  std::set<int32_t> FindNeeded(int number, const std::vector<int32_t>& wanted);
-  int64_t NodeStart(int64_t event) const;
-  std::vector<int32_t> UnpackedFirst(int64_t start) const;
-  int64_t EndOfOperator(int64_t event) const;
-  int64_t GoneFrom(const Region& region, const Life& life) const;
-  Rerun RerunOf(const Region& region) const;
-  Life& life(int32_t allocation) {
-    return lives_[static_cast<size_t>(allocation)];
-  }
-  const Life& life(int32_t allocation) const {
-    return lives_[static_cast<size_t>(allocation)];
-  }
-  const TraceEvent& event(int64_t i) const {
-    return trace_.events[static_cast<size_t>(i)];
-  }
-  int RegionOf(int64_t forward) const {
-    return forward < 0 || forward >= backward_
-               ? -1
-               : region_of_[static_cast<size_t>(forward)];
-  }
-
-  const Trace& trace_;
-  const RecomputationOptions& options_;
-  const int64_t backward_, end_;
-  std::vector<Region> regions_;
-  std::vector<int> region_of_;  // by event of the forward; -1: it is of none
-  std::vector<Life> lives_;     // by allocation
-  int64_t kept_bytes_ = 0;      // of the budget
-};
 
 Recomputer::Recomputer(const Trace& trace, const RecomputationOptions& options)
     : trace_(trace),
@@ -126,12 +53,13 @@ void Recomputer::FindLives() {
     if (e.kind == Kind::kFree) life(e.what).freed = i;
     if (e.kind != Kind::kAllocate) continue;
     life(e.what).bytes = e.bytes;
+    life(e.what).forward = i < backward_;
     if (i < backward_) life(e.what).maker = RegionOf(i);
   }
 }
 
 void Recomputer::FindOperations() {
-  Operation next;
+  TracedOperation next;
   size_t u = 0;
   for (int64_t i = 0; i < backward_; ++i) {
     const TraceEvent& e = event(i);
@@ -184,10 +112,17 @@ std::vector<int32_t> Recomputer::UnpackedFirst(int64_t start) const {
 void Recomputer::FindBackwardUses() {
   for (const TracedUse& use : trace_.uses) {
     if (use.event < backward_) continue;
-    Life& used = life(use.allocation);
+    TracedLife& used = life(use.allocation);
     const int64_t ends = EndOfOperator(use.event);
     if (ends == end_) continue;
-    if (used.maker >= 0 && RegionOf(event(ends).forward) == used.maker) {
+    const int region = RegionOf(event(ends).forward);
+    if (region >= 0) {
+      regions_[static_cast<size_t>(region)].saved.try_emplace(
+          use.allocation, NodeStart(use.event));
+    } else {
+      used.stays = true;
+    }
+    if (used.maker >= 0 && region == used.maker) {
       if (used.own_use < 0) used.own_use = NodeStart(use.event);
     } else {
       used.other_use = ends + 1;
@@ -202,7 +137,7 @@ void Recomputer::FindBackwardUses() {
 
 // A node of its own region saved it: its slot gives it up. Not what others
 // saved alone.
-bool Recomputer::IsWanted(const Life& life) const {
+bool Recomputer::IsWanted(const TracedLife& life) const {
   return life.freed >= backward_ && !life.cast &&
          (life.own_use >= 0 || life.other_use < 0);
 }
@@ -210,8 +145,8 @@ bool Recomputer::IsWanted(const Life& life) const {
 // As Tape::End: until the region is closed, whatever becomes of it.
 void Recomputer::FindHeld(int number) {
   if (options_.keeps == nullptr) return;
-  Region& region = regions_[static_cast<size_t>(number)];
-  for (const Operation& op : region.operations) {
+  TracedRegion& region = regions_[static_cast<size_t>(number)];
+  for (const TracedOperation& op : region.operations) {
     const std::string& name =
         trace_.operators[static_cast<size_t>(event(op.event).what)];
     const bool keeps = options_.keeps(name);
@@ -220,7 +155,7 @@ void Recomputer::FindHeld(int number) {
       if (keeps) life(made).held_until = region.end;
     }
   }
-  for (const Operation& op : region.operations) {
+  for (const TracedOperation& op : region.operations) {
     for (const TracedUse& use : op.uses) {
       if (use.written) life(use.allocation).held = false;
     }
@@ -230,7 +165,7 @@ void Recomputer::FindHeld(int number) {
 // As Tape::Close. What the tape holds then.
 std::set<int32_t> Recomputer::FindNeeded(int number,
                                          const std::vector<int32_t>& wanted) {
-  Region& region = regions_[static_cast<size_t>(number)];
+  TracedRegion& region = regions_[static_cast<size_t>(number)];
   std::set<int32_t> needed, holds;
   const auto need = [&](int32_t a) {
     (life(a).maker == number && !life(a).held ? needed : holds).insert(a);
@@ -255,12 +190,13 @@ std::set<int32_t> Recomputer::FindNeeded(int number,
 // As RecomputedUnits' Module::Close. The region that backward follows at once
 // is kept.
 void Recomputer::Close(int number) {
-  Region& region = regions_[static_cast<size_t>(number)];
+  TracedRegion& region = regions_[static_cast<size_t>(number)];
   FindHeld(number);
   if (region.end == backward_) return;
+  if (!options_.recomputes) return Move({}, &region);
   std::vector<int32_t> wanted;
   int64_t bytes = 0;
-  for (const Operation& op : region.operations) {
+  for (const TracedOperation& op : region.operations) {
     for (const int32_t made : op.made) {
       if (!IsWanted(life(made))) continue;
       wanted.push_back(made);
@@ -272,8 +208,11 @@ void Recomputer::Close(int number) {
     kept_bytes_ += bytes;
     return;
   }
+  std::set<int32_t> held_by_tape;
   for (const int32_t a : FindNeeded(number, wanted)) {
     if (life(a).cast && life(a).maker != number) continue;  // a recipe
+    held_by_tape.insert(a);
+    if (Moves(a)) continue;
     life(a).held_until = std::max(life(a).held_until, region.last_node);
   }
   for (const int32_t a : wanted) {
@@ -284,10 +223,12 @@ void Recomputer::Close(int number) {
       region.restored = use;
     }
   }
+  Move(held_by_tape, &region);
 }
 
 // Whoever else has it lets it go.
-int64_t Recomputer::GoneFrom(const Region& region, const Life& life) const {
+int64_t Recomputer::GoneFrom(const TracedRegion& region,
+                             const TracedLife& life) const {
   const int64_t used =
       life.last_forward_use < 0 ? 0 : EndOfOperator(life.last_forward_use) + 1;
   return std::max({region.end, used, life.other_use, life.held_until});
@@ -295,7 +236,7 @@ int64_t Recomputer::GoneFrom(const Region& region, const Life& life) const {
 
 // As Tape::Replay: what is wanted stays to the end, all else until it was last
 // used.
-Rerun Recomputer::RerunOf(const Region& region) const {
+Rerun Recomputer::RerunOf(const TracedRegion& region) const {
   Rerun rerun{region.restored, UnpackedFirst(region.restored), {}};
   std::map<int32_t, size_t> last_used;
   for (size_t k = 0; k < region.needed.size(); ++k) {
@@ -313,7 +254,7 @@ Rerun Recomputer::RerunOf(const Region& region) const {
     rerun.steps.push_back({kind, true, what, -1, -1, bytes});
   };
   for (size_t k = 0; k < region.needed.size(); ++k) {
-    const Operation& op = *region.needed[k];
+    const TracedOperation& op = *region.needed[k];
     for (const int32_t parameter : op.touched) {
       step(Kind::kTouch, parameter, 0);
     }
@@ -341,7 +282,7 @@ Recomputation Recomputer::Run() {
   FindBackwardUses();
   for (size_t r = 0; r < regions_.size(); ++r) Close(static_cast<int>(r));
   std::vector<bool> given_up(lives_.size(), false);
-  for (const Region& region : regions_) {
+  for (const TracedRegion& region : regions_) {
     made.recorded += static_cast<int64_t>(region.operations.size());
     for (const int32_t a : region.given_up) {
       given_up[static_cast<size_t>(a)] = true;
@@ -351,18 +292,18 @@ Recomputation Recomputer::Run() {
     }
     if (region.restored >= 0) made.reruns.push_back(RerunOf(region));
   }
+  AddMoved(&made);
   for (size_t i = 0; i < lives_.size(); ++i) {
     if (given_up[i] || lives_[i].held_until <= lives_[i].freed) continue;
     made.outlives[i] = true;
     made.absences.push_back(
         {static_cast<int32_t>(i), lives_[i].held_until, -1, -1});
   }
-  std::sort(made.reruns.begin(), made.reruns.end(),
-            [](const auto& a, const auto& b) { return a.event < b.event; });
+  std::stable_sort(
+      made.reruns.begin(), made.reruns.end(),
+      [](const auto& a, const auto& b) { return a.event < b.event; });
   return made;
 }
-
-}  // namespace
 
 Recomputation Recompute(const Trace& trace,
                         const RecomputationOptions& options) {

@@ -10,6 +10,9 @@
 //             from outside, and what the policy does not compute again
 //   run again before the first node that needs what was given up: the operators
 //             that lead to it, with their parameters and temporaries
+//   moved     of what its nodes saved and its tape holds all the rest
+//             (offload/activation_store.h): gone until a node of the region
+//             behind it asks for the first of its own
 #ifndef ENGINE_PLAN_REPLAY_RECOMPUTATION_H_
 #define ENGINE_PLAN_REPLAY_RECOMPUTATION_H_
 
@@ -32,6 +35,11 @@ struct RecomputationOptions {
   // Whose results are held (RecomputeOptions); null: nobody's.
   std::function<bool(absl::string_view op)> keeps;
   int64_t budget_bytes = 0;
+  // What is not given up is elsewhere in between if it has so many bytes; < 0:
+  // it stays.
+  int64_t moves_from = -1;
+  // False: nothing is given up.
+  bool recomputes = true;
 };
 
 // A region that runs again.
@@ -50,6 +58,7 @@ struct Recomputation {
   std::vector<bool> outlives;
   std::vector<Rerun> reruns;  // by event
   int64_t recorded = 0;       // operators of the forward, for these or others
+  int64_t moved_bytes = 0;    // elsewhere, and back
 };
 
 Recomputation Recompute(const Trace& trace,

@@ -82,6 +82,11 @@ class RecomputationTest : public ::testing::Test {
     const Recomputation made = Recompute(trace_, options_);
     std::string gone = "gone", outlive = "outlive", text;
     for (const Absence& absence : made.absences) {
+      if (absence.until >= 0) {
+        absl::StrAppend(&text, "; ", absence.allocation, " away ", absence.from,
+                        "-", absence.until);
+        continue;
+      }
       const bool outlives =
           made.outlives[static_cast<size_t>(absence.allocation)];
       absl::StrAppend(outlives ? &outlive : &gone, " ", absence.allocation, "@",
@@ -103,6 +108,7 @@ class RecomputationTest : public ::testing::Test {
         }
       }
     }
+    if (made.moved_bytes > 0) absl::StrAppend(&text, "; ", made.moved_bytes);
     return absl::StrCat(gone, ", ", outlive, text);
   }
 
@@ -139,6 +145,23 @@ class RecomputationTest : public ::testing::Test {
       Node(b, {a}, {a});
     }
     Node(a, {x}, {x}, 0);
+  }
+
+  // `n` modules, each mm and gelu of 100 bytes, whose nodes save what they
+  // read; the last of no module that is computed again.
+  void Chain(int n) {
+    options_.module_of.clear();
+    std::vector<int32_t> made = {Run("gelu", -1, {}, 100)};
+    for (int i = 0; i < n; ++i) {
+      options_.module_of.push_back(i + 1 < n ? i : RecomputationOptions::kNone);
+      made.push_back(Run("mm", i, {made.back()}, 100));
+      made.push_back(Run("gelu", -1, {made.back()}, 100));
+    }
+    Backward();
+    for (size_t i = made.size(); i-- > 1;) {
+      Node(made[i], {made[i - 1]}, {made[i - 1]},
+           i % 2 == 1 ? static_cast<int32_t>(i / 2) : -1);
+    }
   }
 
   bool backward_ = false;
@@ -229,6 +252,21 @@ TEST_F(RecomputationTest, TheLastRegionIsKept) {
   options_.module_of[2] = 0;
   OneModule();
   EXPECT_EQ(Result(), "gone, outlive");
+}
+
+TEST_F(RecomputationTest, WhatStaysIsElsewhereUntilTheNextOneAsks) {
+  Chain(4);
+  options_.recomputes = false;
+  options_.moves_from = 100;
+  EXPECT_EQ(Result(), "");
+  options_.moves_from = 101;
+  EXPECT_EQ(Result(), "gone, outlive");
+  options_.moves_from = 100;
+  options_.budget_bytes = 400;
+  EXPECT_EQ(Result(), "");
+  options_.budget_bytes = 0;
+  options_.recomputes = true;
+  EXPECT_EQ(Result(), "");
 }
 
 }  // namespace

@@ -1,0 +1,46 @@
+// What the stream knows of one unit (update_stream.cc,
+// update_stream_thread.cc).
+#ifndef OFFLOAD_UPDATE_STREAM_UNIT_H_
+#define OFFLOAD_UPDATE_STREAM_UNIT_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/torch/stream_point.h"
+#include "comm/comm_promise.h"
+#include "offload/disk/swap_file.h"
+#include "offload/tiered_buffer.h"
+#include "offload/update_stream.h"
+
+namespace tessera {
+
+struct UpdateStream::Unit {
+  // Where a state is read and written, from Push on.
+  struct Place {
+    SwapExtent from, to;
+    bool zeros = false;
+  };
+
+  StreamedUpdate update;
+  std::vector<Place> places;  // by state
+  bool pushed_early = false;
+  std::vector<TieredBuffer*> flipped;  // if it was, and is kept
+  CommPromise computed, written;
+  int64_t numel = 0;
+
+  // The thread's own.
+  int64_t numel_written = 0;
+  StreamPoint end;      // of its update
+  absl::Status status;  // the first error
+
+  // By the stream's mutex.
+  bool early = false;  // may still be dropped
+  bool begun = false, is_computed = false, is_written = false;
+  int64_t drains = 0;          // before it was pushed
+  std::shared_ptr<void> held;  // until it is computed
+};
+
+}  // namespace tessera
+#endif  // OFFLOAD_UPDATE_STREAM_UNIT_H_
