@@ -217,7 +217,10 @@ absl::StatusOr<c10::Storage> ActivationStore::Get(const Stored& stored) {
     entry->back.Order();
     c10::Storage memory = std::exchange(entry->memory, c10::Storage());
     entry->given.reset();
-    if (!here) entry->given = memory.getWeakStorageImpl();
+    // Who else has what was never away may write to it.
+    if (!here || memory.use_count() == 1) {
+      entry->given = memory.getWeakStorageImpl();
+    }
     return memory;
   });
 }

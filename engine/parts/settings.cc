@@ -186,7 +186,11 @@ OffloadOptions OffloadOf(const proto::Config& config) {
   offload.stream.slice_numel = tuning.slice_numel();
   offload.step_cores = optimizer.cpuadam_cores_perc();
   offload.min_state_bytes = tuning.min_state_bytes();
-  offload.early_step = tuning.early_step();
+  // Where micro-batches are added up as they are reduced, a gradient is there
+  // when the last one has ended.
+  offload.early_step =
+      tuning.early_step() && (config.gradient_accumulation_steps() == 1 ||
+                              config.sharding().accumulation() == "local");
   offload.early_bytes = tuning.early_bytes();
   offload.gradients = offload.states == Tier::kDisk && tuning.gradients();
   return offload;

@@ -266,8 +266,8 @@ absl::Status MeasureDisk(const SwapOptions& disk, Communicator* comm,
   constexpr int64_t kBytes = 64 << 20;
   absl::StatusOr<std::shared_ptr<SwapFile>> file =
       OpenSwapFile(disk, comm->rank(), "nvme_path");
-  absl::StatusOr<SwapExtent> extent = file.status();
-  if (file.ok()) extent = (*file)->Allocate(kBytes);
+  auto extent = file.ok() ? (*file)->Allocate(kBytes)
+                          : absl::StatusOr<SwapExtent>(file.status());
   TESSERA_RETURN_IF_ERROR(comm->AgreeOk(extent.status(), kWhat));
   auto memory = AllocateCounted(kBytes, MemoryKind::kOther, /*zeroed=*/true);
   TESSERA_RETURN_IF_ERROR(comm->AgreeOk(memory.status(), kWhat));

@@ -88,7 +88,9 @@ OffloadTraffic UpdateTraffic(const PlannedFlat& flat,
     traffic.written += flat.owned_numel() * flat.working_bytes;
   }
   if (tiers.gradients == Tier::kDisk) {
-    const bool normed = settings.step.max_norm > 0 || settings.step.report_norm;
+    const bool normed = settings.step.max_norm > 0 ||
+                        settings.step.report_norm ||
+                        settings.step.skip_on_overflow;
     traffic.written += reductions * state_bytes;
     traffic.read += (reductions - 1 + (normed ? 2 : 1)) * state_bytes;
   }

@@ -176,6 +176,7 @@ TEST_F(AutoChoiceTest, AsMuchGoesToADiskAsHasTo) {
   config_.set_auto_micro_batch(false);
   config_.mutable_activation_checkpointing()->clear_policy();
   proto::ZeroOptimization* const zero = config_.mutable_zero_optimization();
+  zero->set_stage3_param_persistence_threshold(0);
   zero->mutable_offload_optimizer()->set_device("auto");
   zero->mutable_offload_optimizer()->set_nvme_path("/nowhere");
   zero->mutable_offload_param()->set_device("auto");
@@ -196,6 +197,7 @@ TEST_F(AutoChoiceTest, AsMuchGoesToADiskAsHasTo) {
   const std::vector<std::string> texts = {
       "activations kept:", "0.5 of the states to nvme:",
       "kept, states to nvme:", "states to nvme, parameters to nvme:"};
+  zero->set_stage(3);
   for (int level = 3; level > 0; --level) {
     const AutoCandidate& way = at_stage_3[level];
     EXPECT_LT(way.peak_bytes, at_stage_3[level - 1].peak_bytes);
@@ -213,6 +215,7 @@ TEST_F(AutoChoiceTest, AsMuchGoesToADiskAsHasTo) {
   }
   // Without a folder there is nowhere to go; the host means nothing here, and
   // much to a device.
+  zero->set_auto_stage(true);
   zero->mutable_offload_optimizer()->clear_nvme_path();
   TESSERA_ASSERT_OK_AND_ASSIGN(const AutoChoice nowhere, Choose(kAny));
   EXPECT_THAT(nowhere.others, SizeIs(4 - 1));
