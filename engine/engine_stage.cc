@@ -84,33 +84,22 @@ StateOptions StatesOf(const EngineParts& parts) {
 // What is to be in the memory of the CPU is there with a module on it. nvme
 // counts as cpu below stage 3, and what is not sharded is not offloaded
 // (config/validate_sharding.cc).
-absl::Status CheckOffload(const torch::nn::Module& module,
-                          const proto::ZeroOptimization& zero) {
-  constexpr char kStates[] = "zero_optimization.offload_optimizer";
+void TellWhatIsThere(const torch::nn::Module& module,
+                     const proto::ZeroOptimization& zero) {
   const bool sharded = !zero.has_stage() || zero.stage() == 3;
-  std::string on_device;
   for (const at::Tensor& p : module.parameters()) {
-    if (p.defined() && !p.device().is_cpu()) on_device = p.device().str();
+    if (p.defined() && !p.device().is_cpu()) return;
   }
-  const auto check = [&](const std::string& device, absl::string_view key) {
-    if (device != "cpu" && device != "nvme") return absl::OkStatus();
-    const bool on_disk = device == "nvme" && sharded;
-    const bool states = key == kStates;
-    if (!on_device.empty() && on_disk && !states) {
-      return absl::UnimplementedError(
-          absl::StrCat(key, ".device: expected none or cpu for a module on ",
-                       on_device, ", got nvme: not available in this version"));
-    }
-    if (on_disk || !on_device.empty()) return absl::OkStatus();
+  const auto tell = [&](const std::string& device, absl::string_view key) {
+    if (device != "cpu" && (device != "nvme" || sharded)) return;
     TESSERA_LOG_RANK0(INFO) << key
                             << ": the module is on the CPU, in whose memory "
                                "its states are anyway: nothing changes";
-    return absl::OkStatus();
   };
-  TESSERA_RETURN_IF_ERROR(check(zero.offload_optimizer().device(), kStates));
-  if (!sharded) return absl::OkStatus();
-  return check(zero.offload_param().device(),
-               "zero_optimization.offload_param");
+  tell(zero.offload_optimizer().device(),
+       "zero_optimization.offload_optimizer");
+  if (!sharded) return;
+  tell(zero.offload_param().device(), "zero_optimization.offload_param");
 }
 
 }  // namespace
@@ -129,7 +118,8 @@ absl::Status Engine::Impl::MoveTo(std::optional<at::Device> device) {
     TESSERA_RETURN_IF_ERROR(CatchTorch("EngineOptions::device",
                                        [&] { parts_->module->to(*device); }));
   }
-  return CheckOffload(*parts_->module, parts_->config.zero_optimization());
+  TellWhatIsThere(*parts_->module, parts_->config.zero_optimization());
+  return absl::OkStatus();
 }
 
 // The stage decides how units are cut into flats (nothing persists below stage

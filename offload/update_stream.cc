@@ -39,6 +39,7 @@ absl::StatusOr<std::unique_ptr<UpdateStream>> UpdateStream::Create(
   absl::Notification begun;
   TESSERA_ASSIGN_OR_RETURN(
       stream->thread_, StartThread("tessera-update", [&, self = stream.get()] {
+        (void)at::get_num_threads();  // takes the number of all, once
         if (some < all) at::set_num_threads(some);
         begun.Notify();
         self->Run();

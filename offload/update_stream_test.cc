@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "ATen/Parallel.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
@@ -63,6 +64,36 @@ TEST_P(UpdateStreamTest, ReadsAllButZerosAndWritesAll) {
     EXPECT_EQ(now.bytes_written - before.bytes_written, bytes * (round + 1));
     EXPECT_EQ(now.bytes_read - before.bytes_read, bytes * round);
   }
+}
+
+// The rest of the cores feeds a device.
+TEST_P(UpdateStreamTest, ComputesWithAPartOfTheThreads) {
+  const int before = at::get_num_threads();
+  at::set_num_threads(4);
+  for (const auto& [part, expected] :
+       {std::pair(1.0, 4), std::pair(0.8, 3), std::pair(0.0, 1)}) {
+    UpdateStreamOptions options;
+    options.most_states = 0;
+    options.threads = part;
+    TESSERA_ASSERT_OK_AND_ASSIGN(
+        stream_, UpdateStream::Create(/*disk=*/nullptr, options));
+    int threads = 0;
+    StreamedUpdate update;
+    update.numel = 1;
+    update.compute = [&](Range, const std::vector<char*>&) {
+      threads = at::get_num_threads();
+      return absl::OkStatus();
+    };
+    stream_->Push(std::move(update));
+    TESSERA_EXPECT_OK(stream_->Drain());
+    EXPECT_EQ(threads, expected) << part;
+    EXPECT_EQ(at::get_num_threads(), 4);
+    int of_another = 0;
+    std::thread([&] { of_another = at::get_num_threads(); }).join();
+    EXPECT_EQ(of_another, 4);
+  }
+  stream_ = nullptr;
+  at::set_num_threads(before);
 }
 
 TEST_P(UpdateStreamTest, AFutureEndsAfterTheLastSliceAndBeforeItIsWritten) {

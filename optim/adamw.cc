@@ -205,9 +205,9 @@ absl::StatusOr<CommFuture> AdamW::StartOnHost(size_t u, const UnitStep& step,
                                               : nullptr;
   const at::Tensor on_device =
       shard != nullptr ? at::Tensor() : flat.separate_working();
-  return flat.options()
-      .stream->Push(HostStep(step, factor, on_host, flat.device(), on_device))
-      .computed;
+  return UpdatedOf(
+      &flat, flat.options().stream->Push(
+                 HostStep(step, factor, on_host, flat.device(), on_device)));
 }
 
 StreamedStep AdamW::Streamed(size_t u, const UnitStep& step, bool early) {

@@ -33,13 +33,15 @@ class Update {
     for (TieredBuffer* const state : OfStates()) {
       if (state->on_disk()) streamed.push_back({state});
     }
+    if (states_.working != nullptr && states_.working->on_disk()) {
+      streamed.push_back({states_.working, /*read=*/false});
+    }
     return streamed;
   }
 
   // On the update's thread, all of them. `data`: of Streamed.
   absl::Status Compute(Range slice, const std::vector<char*>& data) {
     if (slice.begin == 0) TESSERA_RETURN_IF_ERROR(Begin());
-    if (skip_) return absl::OkStatus();
     std::vector<at::Tensor> states;
     size_t streamed = 0;
     for (const at::Tensor& all : on_host_) {
@@ -49,7 +51,16 @@ class Update {
                                         states_.masters->dtype(), at::kCPU));
     }
     const at::Tensor working =
-        working_.defined() ? Slice(working_, slice) : at::Tensor();
+        working_.defined() ? Slice(working_, slice)
+        : states_.working != nullptr
+            ? TensorOver(data[streamed], {slice.numel()}, {1},
+                         states_.working->dtype(), at::kCPU)
+            : at::Tensor();
+    // What is on a disk is written in any case.
+    if (skip_) {
+      if (working.defined() && !working_.defined()) working.copy_(states[0]);
+      return absl::OkStatus();
+    }
     const StepTensors tensors = {states[0], states[1], states[2],
                                  Slice(gradient_, slice),
                                  step_.steps_all() ? working : at::Tensor()};
@@ -92,7 +103,9 @@ class Update {
       TESSERA_ASSIGN_OR_RETURN(on_host_.back(), state->OnHost());
     }
     TESSERA_ASSIGN_OR_RETURN(gradient_, states_.gradient->OnHost());
-    if (states_.working == nullptr) return absl::OkStatus();
+    if (states_.working == nullptr || states_.working->on_disk()) {
+      return absl::OkStatus();
+    }
     TESSERA_ASSIGN_OR_RETURN(working_, states_.working->OnHost());
     return absl::OkStatus();
   }

@@ -41,7 +41,7 @@ struct HostStates {
   TieredBuffer* exp_avg_sq = nullptr;
   // On the host.
   TieredBuffer* gradient = nullptr;
-  // On the host, of the working dtype; null where masters there are it.
+  // The same, of the working dtype; null where masters on the host are it.
   TieredBuffer* working = nullptr;
 };
 

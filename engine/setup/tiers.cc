@@ -150,7 +150,14 @@ TierChoice ChooseTiers(const OffloadOptions& options,
                      flat.stage.sharded_parameters),
              parameters, BytesOf(ElementType(flats[i].working_dtype)),
              &choice.parameters);
-    const bool separate = flats[i].working_dtype != flats[i].dtype ||
+    if (flat.parameters == Tier::kMemory && options.parameters == Tier::kDisk) {
+      flat.parameters =
+          take(TierFor(Tier::kHost, on_cpu, flat.stage,
+                       flat.stage.sharded_parameters),
+               total, BytesOf(ElementType(flats[i].working_dtype)),
+               &choice.parameters);
+    }
+    const bool separate = !on_cpu || flats[i].working_dtype != flats[i].dtype ||
                           at::isReducedFloatingType(flats[i].working_dtype);
     if (flat.parameters == Tier::kDisk && separate) two_copies = 1;
     if (flat.states == Tier::kDisk && flat.parameters == Tier::kMemory) {

@@ -72,7 +72,7 @@ struct TierChoice {
 
 // Sets FlatParameterOptions::{states, gradients, parameters} of units from the
 // model's end: of the states until they have `ratio` of its elements, of the
-// parameters until max_in_memory elements are left (on the host none are); of
+// parameters until max_in_memory elements are left, which stay on the host; of
 // those that are sharded and large enough. `on_cpu`: where the units will be.
 // LOCAL, the same on all ranks.
 TierChoice ChooseTiers(const OffloadOptions& options,

@@ -2,10 +2,12 @@
 
 #include <utility>
 
+#include "ATen/ops/empty.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/torch/side_stream.h"
 #include "base/torch/stream_point.h"
+#include "base/torch_guard.h"
 #include "c10/core/StreamGuard.h"
 #include "comm/comm_thread.h"
 #include "offload/update_stream.h"
@@ -16,6 +18,14 @@ namespace tessera {
 namespace {
 
 bool InForward() { return torch::autograd::get_current_graph_task_id() == -1; }
+
+// From pinned memory to a device, for this thread's current stream.
+absl::Status CopyHere(const at::Tensor& from, const at::Tensor& to) {
+  return CatchTorch("copy to a device", [&] {
+    TorchScope scope;
+    to.copy_(from, /*non_blocking=*/true);
+  });
+}
 
 }  // namespace
 
@@ -127,26 +137,48 @@ absl::StatusOr<CommFuture> GatheredCopy::Launch() {
                                          whole().Bytes(), std::move(tag));
 }
 
+// [S] of the host, that a device copies from; undefined on the CPU, where a
+// read goes to its place itself.
+absl::StatusOr<at::Tensor> GatheredCopy::MakeLanding() const {
+  if (flat_.device().is_cpu()) return at::Tensor();
+  return CatchTorch(shard_.what(), [&] {
+    return at::empty(
+        {shard_.numel()},
+        at::TensorOptions(flat_.dtype()).device(at::kCPU).pinned_memory(true));
+  });
+}
+
 // The read begins now, or when the update has left the shard on the disk.
 absl::StatusOr<CommFuture> GatheredCopy::LaunchFromDisk(CommTag tag) {
   const Range owned = flat_.owned();
-  const auto read = [shard = &shard_, to = whole().data(owned.begin)] {
-    return shard->disk()->Read(shard->extent(), 0, to, shard->bytes(),
+  TESSERA_ASSIGN_OR_RETURN(const at::Tensor landing, MakeLanding());
+  void* const place = landing.defined() ? landing.mutable_data_ptr()
+                                        : whole().data(owned.begin);
+  const auto read = [shard = &shard_, place] {
+    return shard->disk()->Read(shard->extent(), 0, place, shard->bytes(),
                                shard->what());
   };
   if (flat_.communicator()->world_size() == 1) {  // Settle waits for it
     TESSERA_RETURN_IF_ERROR(updated_.Wait());
+    landing_ = landing;
     reading_ = read();
     return CommFuture();
   }
-  if (updated_.valid()) {
-    tag.ready = [updated = updated_, read]() -> absl::Status {
+  const auto arrive = [landing, to = whole().View(owned)](
+                          const SwapFuture& reading) -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(reading.Wait());
+    return landing.defined() ? CopyHere(landing, to) : absl::OkStatus();
+  };
+  if (updated_.valid() && !updated_.Done()) {
+    tag.ready = [updated = updated_, read, arrive]() -> absl::Status {
       TESSERA_RETURN_IF_ERROR(updated.Wait());
-      return read().Wait();
+      return arrive(read());
     };
   } else {
+    TESSERA_RETURN_IF_ERROR(updated_.Wait());
+    landing_ = landing;
     reading_ = read();
-    tag.ready = [reading = reading_] { return reading.Wait(); };
+    tag.ready = [reading = reading_, arrive] { return arrive(reading); };
   }
   return flat_.communicator()->AllGather(whole().Bytes(owned), whole().Bytes(),
                                          std::move(tag));
@@ -182,7 +214,12 @@ absl::StatusOr<CommFuture> GatheredCopy::CopyFromHost() {
 // Nothing reads to memory that may be freed from here on, whatever became of
 // the collective.
 absl::Status GatheredCopy::Settle() {
-  const absl::Status read = std::exchange(reading_, SwapFuture()).Wait();
+  absl::Status read = std::exchange(reading_, SwapFuture()).Wait();
+  const at::Tensor landing = std::exchange(landing_, at::Tensor());
+  if (read.ok() && landing.defined() &&
+      flat_.communicator()->world_size() == 1) {
+    read = CopyHere(landing, whole().View(flat_.owned()));
+  }
   if (read.ok()) return ShardedCopy::Settle();
   (void)ShardedCopy::Settle();
   if (whole().defined()) ShardedCopy::Free();

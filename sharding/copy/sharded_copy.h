@@ -63,6 +63,7 @@ class GatheredCopy : public ShardedCopy {
   using ShardedCopy::ShardedCopy;
   absl::StatusOr<CommFuture> Launch() override;
   absl::StatusOr<CommFuture> LaunchFromDisk(CommTag tag);
+  absl::StatusOr<at::Tensor> MakeLanding() const;
   absl::StatusOr<CommFuture> LaunchFromHost(CommTag tag);
   absl::StatusOr<CommFuture> CopyFromHost();
   absl::Status AllocateSecondary() override;
@@ -70,7 +71,8 @@ class GatheredCopy : public ShardedCopy {
   // [P / n]; holds values from the end of a forward to the next border.
   FlatBuffer secondary_;
   bool secondary_holds_ = false;
-  SwapFuture reading_;  // of a shard on a disk, to whole()
+  SwapFuture reading_;  // of a shard on a disk, to whole(), or for a device
+  at::Tensor landing_;  // to this
 };
 
 // Gathered by reading the others' shards, whatever they do meanwhile

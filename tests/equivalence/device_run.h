@@ -52,7 +52,8 @@ struct Way {
   double norm = 2;   // by which is clipped
   int fp16 = kFp32;  // the power of the first scale, or one of these
   int shard_group = 0;
-  int offload = 0;  // to the host: 1: states, 2: parameters, too
+  // To the host: 1: states, 2: parameters, too; 3: these to a disk.
+  int offload = 0;
 };
 
 inline std::string TextOf(const Way& way) {
@@ -88,7 +89,13 @@ inline proto::Config ConfigOf(const Way& way) {
   }
   proto::ZeroOptimization* const zero = config.mutable_zero_optimization();
   if (way.offload > 0) zero->mutable_offload_optimizer()->set_device("cpu");
-  if (way.offload > 1) zero->mutable_offload_param()->set_device("cpu");
+  proto::OffloadParam* const parameters = zero->mutable_offload_param();
+  if (way.offload == 2) parameters->set_device("cpu");
+  if (way.offload == 3) {
+    parameters->set_device("nvme");
+    parameters->set_nvme_path(TrainingSpec::SwapFolder());
+    parameters->set_max_in_cpu(0);
+  }
   config.mutable_sharding()->mutable_offload()->set_min_state_bytes(0);
   if (way.fp16 == kBf16) {
     config.mutable_bf16()->set_enabled(true);

@@ -1,12 +1,13 @@
-// Optimizer states, gradients and parameters in the host's memory, or the
-// states on a disk, while the module is on a device: whatever the way, the bits
-// are the oracle's, which knows of none, and everything that the device does
-// comes in order (testing/device/test_device.h).
+// Optimizer states, gradients and parameters in the host's memory, or states
+// and parameters on a disk, while the module is on a device: whatever the way,
+// the bits are the oracle's, which knows of none, and everything that the
+// device does comes in order (testing/device/test_device.h).
 //
 //   W {1, 2} x stage {1, 2, 3} x dtype {fp32, bf16, fp16}
 //   x accumulation {1, 3} x clipping {off, on} x ratio {0, 0.3, 1}
 //   x recompute {off, on} x shard groups {one, of one} x kernel {Tessera's,
-//   libtorch's} x parameters on the host {no, yes} x work {at once, later}
+//   libtorch's} x parameters {on the device, on the host, on a disk, there and
+//   on the host} x work {at once, later}
 //   x what persists {nothing, small units} x states {on the host, on a disk}
 #include <string>
 #include <vector>
@@ -23,7 +24,7 @@ namespace {
 const std::vector<int> kStages = {3, 3, 2, 1};
 const std::vector<std::string> kDtypes = {"fp32", "bf16", "fp16"};
 const std::vector<double> kRatios = {1, 1, 0.3, 0};
-const Choice kAxes = {2, 4, 3, 2, 2, 4, 2, 2, 2, 2, 2, 2, 2};
+const Choice kAxes = {2, 4, 3, 2, 2, 4, 2, 2, 2, 4, 2, 2, 2};
 
 struct Cell {
   int world_size = 1;
@@ -45,9 +46,11 @@ Cell CellOf(const Choice& choice) {
   spec.recompute = choice[6] == 0 ? "" : "auto/full";
   if (choice[7] == 1 && cell.world_size == 2) spec.shard_group = 1;
   spec.libtorch_exact = choice[8] == 1;
-  // Parameters of a device are not on a disk.
-  const bool may_move = spec.stage == 3 && spec.tier == "cpu";
-  spec.parameters_in_memory = choice[9] == 1 && may_move ? 0 : -1;
+  if (spec.stage == 3 && choice[9] > 0) {
+    // Of a Gpt of these tests some on the disk, some on the host; or all.
+    spec.parameters_in_memory = choice[9] == 3 ? 2000 : 0;
+    spec.parameters_tier = choice[9] == 1 ? "cpu" : "nvme";
+  }
   spec.device = choice[10] == 0 ? "1" : "1/workers";
   if (choice[11] == 1) spec.param_persistence_threshold = 300;
   spec.initial_scale_power = 12;
@@ -83,17 +86,18 @@ INSTANTIATE_TEST_SUITE_P(All, HostStates, ::testing::Values(1, 2),
 TEST(HostStatesModels, HaveTheOraclesBits) {
   for (const char* model : {"Mlp", "SharedStorage", "Tied", "Frozen", "Clamped",
                             "ChangingRank", "Overflows"}) {
-    for (const int stage : {2, 3}) {
+    for (const char* parameters : {"", "none", "cpu", "nvme"}) {
       for (const char* dtype : {"fp32", "fp16"}) {
         TrainingSpec spec;
         spec.device = "1/workers";
         spec.tier = "cpu";
         spec.model = model;
         spec.steps = 5;
-        spec.stage = stage;
+        spec.stage = *parameters == '\0' ? 2 : 3;
         spec.dtype = dtype;
         spec.states_on_disk = 1;
-        spec.parameters_in_memory = stage == 3 && spec.dtype == "fp16" ? 0 : -1;
+        if (spec.stage == 3) spec.parameters_in_memory = 0;
+        spec.parameters_tier = parameters;
         spec.outcomes = spec.dtype != "fp32";
         spec.initial_scale_power = 8;
         ExpectEqualsOracle(spec, 2);

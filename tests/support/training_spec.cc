@@ -67,6 +67,7 @@ void VisitWay(Spec& spec, const Visit& visit) {
   visit("tier", &spec.tier);
   visit("states_on_disk", &spec.states_on_disk);
   visit("parameters_in_memory", &spec.parameters_in_memory);
+  visit("parameters_tier", &spec.parameters_tier);
   visit("gradients_on_disk", &spec.gradients_on_disk);
   visit("moved", &spec.moved);
   visit("poison", &spec.poison);
@@ -161,7 +162,8 @@ void SetOffload(const TrainingSpec& spec, proto::Config* config) {
     }
   }
   if (spec.parameters_in_memory >= 0) {
-    zero->mutable_offload_param()->set_device(spec.tier);
+    zero->mutable_offload_param()->set_device(
+        spec.parameters_tier.empty() ? spec.tier : spec.parameters_tier);
     zero->mutable_offload_param()->set_nvme_path(folder);
     zero->mutable_offload_param()->set_max_in_cpu(spec.parameters_in_memory);
   }

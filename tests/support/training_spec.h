@@ -69,6 +69,7 @@ struct TrainingSpec {
   std::string tier = "nvme";
   double states_on_disk = -1;
   int64_t parameters_in_memory = -1;
+  std::string parameters_tier;  // if not `tier`
   bool gradients_on_disk = false;  // with states_on_disk
   // A device of Engine::Offload, which is called after the first step; two
   // steps later Reload. Not of parameters unless `served` is "off". "":
