@@ -22,8 +22,6 @@
 namespace tessera {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 using testdevice::TestDevice;
 
@@ -102,27 +100,6 @@ TESSERA_RANK_FUNCTION(UsersOwn) {
   return absl::StrJoin(seen, " ");
 }
 
-// Parameters of a module on a device are not on a disk yet, and that is said.
-TESSERA_RANK_FUNCTION(OffloadedFromADevice) {
-  testdevice::Register({});
-  torch::nn::Linear net = Layer(8);
-  proto::Config config;
-  config.set_train_micro_batch_size_per_gpu(1);
-  config.mutable_optimizer()->set_type("AdamW");
-  proto::ZeroOptimization& zero = *config.mutable_zero_optimization();
-  zero.set_stage(args == "stage 2" ? 2 : 3);
-  if (args == "offload_optimizer") {
-    zero.mutable_offload_optimizer()->set_device("nvme");
-    zero.mutable_offload_optimizer()->set_nvme_path("/tmp");
-  } else {
-    zero.mutable_offload_param()->set_device("nvme");
-    zero.mutable_offload_param()->set_nvme_path("/tmp");
-  }
-  EngineOptions options;
-  options.device = TestDevice(1);
-  return Engine::Create(net.ptr(), config, options).status().ToString();
-}
-
 void Expect(const std::string& function, const std::string& args,
             const std::string& wanted) {
   for (auto& answer : RankPool::Get(2)->Run(function, args)) {
@@ -136,25 +113,6 @@ TEST(Deterministic, FromCreateToClose) {
   Expect("Around", "on", "off errors errors off");
   Expect("Around", "off", "off off off off");
   Expect("Around", "cpu", "off off off off");
-}
-
-TEST(Offload, OfAModuleOnADeviceToADiskIsRefused) {
-  for (const char* key : {"offload_param"}) {
-    for (auto& answer : RankPool::Get(2)->Run("OffloadedFromADevice", key)) {
-      EXPECT_THAT(
-          answer,
-          IsOkAndHolds(AllOf(HasSubstr("UNIMPLEMENTED"),
-                             HasSubstr(absl::StrCat("zero_optimization.", key,
-                                                    ".device: expected none or "
-                                                    "cpu for a module on "
-                                                    "testdevice:1")))));
-    }
-  }
-  // Below stage 3 parameters are not offloaded.
-  for (auto& answer :
-       RankPool::Get(2)->Run("OffloadedFromADevice", "stage 2")) {
-    EXPECT_THAT(answer, IsOkAndHolds("OK"));
-  }
 }
 
 TEST(Deterministic, AFailedCreateGivesItBack) {

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <iostream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -57,6 +58,9 @@ class SampleLedger final : public LedgerWatch {
   LedgerWatch& engine_ = StepMemory::Global();
 };
 
+// Steps over which a disk's bytes are added up.
+constexpr int kDiskSteps = 4;
+
 // The third step, as all later ones: the peak, what is sent, and what is
 // written to a disk and read.
 TESSERA_RANK_FUNCTION(ThirdStep) {
@@ -88,11 +92,13 @@ TESSERA_RANK_FUNCTION(ThirdStep) {
   const int64_t peak = tensors.peak_bytes() - before;
   int64_t sent_bytes = 0;
   for (const auto& call : comm->Take()) sent_bytes += call.sent_bytes();
-  // The update of the second runs beside the third, and its own behind it.
   const RecomputeReport& moved = engine->last_step().recompute;
-  const OffloadReport& disk = engine->last_step().offload;
-  const int64_t written = moved.moved_bytes + disk.bytes_written;
-  const int64_t read = moved.moved_back_bytes + disk.bytes_read;
+  int64_t written = moved.moved_bytes, read = moved.moved_back_bytes;
+  for (int i = 0; i < (truth.disk.empty() ? 0 : kDiskSteps); ++i) {
+    if (i > 0) TESSERA_RETURN_IF_ERROR(TrainSteps(model, truth, &*engine, 1));
+    written += engine->last_step().offload.bytes_written;
+    read += engine->last_step().offload.bytes_read;
+  }
   TESSERA_RETURN_IF_ERROR(engine->Close());
   return absl::StrCat(peak, " ", sent_bytes, " ", written, " ", read);
 }
@@ -228,8 +234,14 @@ TEST_P(PlanTruthTest, IsWhatARankHoldsAndSends) {
     }
     // A step that is made early and dropped, or taken back, is made twice.
     if (!truth.disk.empty() && truth.accumulation > 1) {
-      EXPECT_EQ(absl::StrCat(stage.disk.written), words[2]);
-      EXPECT_EQ(absl::StrCat(stage.disk.read), words[3]);
+      // A part of the update before the first, and not all of the last one's.
+      for (const auto& [planned_bytes, said] :
+           {std::pair(stage.disk.written, words[2]),
+            std::pair(stage.disk.read, words[3])}) {
+        int64_t bytes = 0;
+        ASSERT_TRUE(absl::SimpleAtoi(said, &bytes));
+        EXPECT_LE(std::abs(bytes - kDiskSteps * planned_bytes), planned_bytes);
+      }
     }
     // A communicator that looks on has no memory to share.
     if (!truth.shared) EXPECT_EQ(absl::StrCat(stage.sent_bytes), words[1]);
