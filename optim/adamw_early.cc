@@ -59,10 +59,11 @@ absl::Status AdamW::MakeRoomForNext(size_t u) {
     if (state.next != nullptr) bytes += state.next->bytes();
   }
   if (bytes > early_bytes_) return absl::ResourceExhaustedError("early_bytes");
+  // Zeros, for what lies between parameters: a kernel leaves that out.
   TESSERA_ASSIGN_OR_RETURN(
       FlatBuffer memory,
       FlatBuffer::Allocate(now.numel(), now.scalar_type(), now.device(),
-                           MemoryKind::kOptimizer, Fill::kNone));
+                           MemoryKind::kOptimizer, Fill::kZero));
   next = std::make_shared<FlatBuffer>(std::move(memory));
   return absl::OkStatus();
 }

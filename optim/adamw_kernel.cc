@@ -51,6 +51,7 @@ AdamWRange Part(const AdamWRange& range, int64_t begin, int64_t end) {
   part.exp_avg_sq += begin;
   part.gradient += begin;
   part.numel = end - begin;
+  if (range.new_master != nullptr) part.new_master += begin;
   if (range.working_type != WorkingType::kNone) {
     const int64_t item = range.working_type == WorkingType::kFloat32 ? 4 : 2;
     part.working = static_cast<char*>(range.working) + begin * item;

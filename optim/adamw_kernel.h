@@ -73,6 +73,9 @@ struct AdamWRange {
   float* exp_avg_sq = nullptr;
   const float* gradient = nullptr;
   int64_t numel = 0;  // of each
+  // Where new masters go while the old ones stay, apart from the rest; null:
+  // they are changed in place. Of the CPU alone.
+  float* new_master = nullptr;
   // Its elements' type, and memory for `numel` of them, apart from the rest.
   WorkingType working_type = WorkingType::kNone;
   void* working = nullptr;

@@ -162,7 +162,7 @@ inline void Step(const AdamWRange& r, const Coefficients& c, int64_t i) {
   const Floats denominator = Sqrt(exp_avg_sq) / c.correction + c.eps;
   const Floats master = OneNan(Load(r.master + i) * c.decay +
                                c.minus_step_size * exp_avg / denominator);
-  Store(master, r.master + i);
+  Store(master, r.new_master + i);
   StoreWorking<kWorking>(master, r.working, i);
 }
 
@@ -185,13 +185,13 @@ inline void Tail(const AdamWRange& r, const Coefficients& c, int64_t begin) {
   __builtin_memcpy(exp_avg_sq, r.exp_avg_sq + begin, bytes);
   __builtin_memcpy(gradient, r.gradient + begin, bytes);
   AdamWRange tail;
-  tail.master = master;
+  tail.master = tail.new_master = master;
   tail.exp_avg = exp_avg;
   tail.exp_avg_sq = exp_avg_sq;
   tail.gradient = gradient;
   tail.working = working;
   Turn<kWorking, kFromGradient>(tail, c, 0);
-  __builtin_memcpy(r.master + begin, master, bytes);
+  __builtin_memcpy(r.new_master + begin, master, bytes);
   __builtin_memcpy(r.exp_avg + begin, exp_avg, bytes);
   __builtin_memcpy(r.exp_avg_sq + begin, exp_avg_sq, bytes);
   if (kWorking != WorkingType::kNone) {
@@ -202,7 +202,8 @@ inline void Tail(const AdamWRange& r, const Coefficients& c, int64_t begin) {
 
 template <WorkingType kWorking, bool kFromGradient>
 void Loop(const AdamWRange& range, const Coefficients& coefficients) {
-  const AdamWRange r = range;
+  AdamWRange r = range;
+  if (r.new_master == nullptr) r.new_master = r.master;
   const Coefficients c = coefficients;
   int64_t i = 0;
   for (; i + kTurn <= r.numel; i += kTurn) {

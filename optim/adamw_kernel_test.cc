@@ -270,6 +270,34 @@ TEST(AdamWKernelTest, AnElementDoesNotDependOnItsPlace) {
   }
 }
 
+TEST(AdamWKernelTest, OldMastersStayWhereNewOnesGoElsewhere) {
+  const Case c = Cases()[2];
+  const State start = MakeState(100, 55);
+  for (Isa isa : Isas()) {
+    for (int64_t numel = 0; numel <= 50; ++numel) {
+      State s = start, expected = start;
+      Floats elsewhere(start.numel(), 7);
+      AdamWRange range = s.Range();
+      range.new_master = elsewhere.data();
+      const AdamWCoefficients with =
+          CoefficientsOf(c.options, c.step, c.factor);
+      AdamWUpdate(Part(range, 7, 7 + numel), with, isa);
+      AdamWUpdate(Part(expected.Range(), 7, 7 + numel), with, isa);
+      ASSERT_EQ(std::memcmp(s.master.data(), start.master.data(),
+                            start.numel() * sizeof(float)),
+                0);
+      for (size_t i = 0; i < start.numel(); ++i) {
+        const auto at = static_cast<int64_t>(i);
+        const bool in = at >= 7 && at < 7 + numel;
+        ASSERT_EQ(BitsOf(elsewhere[i]), BitsOf(in ? expected.master[i] : 7.f))
+            << IsaName(isa) << " " << numel << " " << i;
+      }
+      s.master = expected.master;
+      ASSERT_EQ(Difference(s, expected), "") << IsaName(isa) << " " << numel;
+    }
+  }
+}
+
 // ---- working copies
 
 struct Working {

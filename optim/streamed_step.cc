@@ -46,12 +46,12 @@ absl::Status StreamedStep::Parts::Apply(Range slice,
     const at::Tensor& all = memory[place];
     return all.defined() ? ElementsOver(all, slice.begin, slice.numel()) : all;
   };
+  const auto next_of = [&](Place place) {
+    return ElementsOver(next[place]->View(), slice.begin, slice.numel());
+  };
   const auto changed = [&](Place place) {
     const at::Tensor now = part(place);
-    if (next[place] == nullptr) return now;
-    const at::Tensor to =
-        ElementsOver(next[place]->View(), slice.begin, slice.numel());
-    return to.copy_(now);
+    return next[place] == nullptr ? now : next_of(place).copy_(now);
   };
   at::Tensor gradient = part(kGradient);
   if (early && streamed[kGradient] < 0 && !step.keeps_gradient()) {
@@ -59,13 +59,17 @@ absl::Status StreamedStep::Parts::Apply(Range slice,
   }
   const bool working_in_memory = memory[kWorking].defined();
   const at::Tensor working = changed(kWorking);
-  const StepTensors tensors = {changed(kMasters), part(kExpAvg),
-                               part(kExpAvgSq), gradient,
-                               working_in_memory ? working : at::Tensor()};
+  const bool apart = next[kMasters] != nullptr && step.writes_elsewhere();
+  const StepTensors tensors = {apart ? part(kMasters) : changed(kMasters),
+                               part(kExpAvg),
+                               part(kExpAvgSq),
+                               gradient,
+                               working_in_memory ? working : at::Tensor(),
+                               apart ? next_of(kMasters) : at::Tensor()};
   UnitStep::Counts counts;
   const bool working_written = step.Apply(slice, tensors, &counts);
   if (working.defined() && !(working_in_memory && working_written)) {
-    working.copy_(tensors.masters);
+    working.copy_(apart ? tensors.new_masters : tensors.masters);
   }
   return absl::OkStatus();
 }

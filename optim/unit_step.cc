@@ -219,9 +219,11 @@ bool UnitStep::Apply(Range slice, const StepTensors& tensors,
 bool UnitStep::ApplyKernel(Range slice, const StepTensors& tensors) const {
   const DeviceKernels* const kernels = DeviceKernelsOf(device_.type());
   const c10::DeviceGuard guard(device_);
-  const AdamWRange all =
-      RangeOf(tensors.masters, tensors.exp_avg, tensors.exp_avg_sq,
-              tensors.gradient, tensors.working);
+  AdamWRange all = RangeOf(tensors.masters, tensors.exp_avg, tensors.exp_avg_sq,
+                           tensors.gradient, tensors.working);
+  if (tensors.new_masters.defined()) {
+    all.new_master = tensors.new_masters.mutable_data_ptr<float>();
+  }
   for (const Run& whole : runs_) {
     const Range mine = whole.In(slice).range;
     if (mine.empty()) continue;

@@ -38,6 +38,9 @@ struct StepTensors {
   at::Tensor masters, exp_avg, exp_avg_sq;  // of the master dtype
   at::Tensor gradient;  // the same; may hold another than before afterwards
   at::Tensor working;   // undefined where masters are it
+  // Where masters go instead, which then stay as they are; undefined: there.
+  // REQUIRES: writes_elsewhere.
+  at::Tensor new_masters;
 };
 
 class UnitStep {
@@ -60,6 +63,11 @@ class UnitStep {
   bool Apply(Range slice, const StepTensors& tensors, Counts* counts) const;
   // Every element that belongs to a parameter is stepped.
   bool steps_all() const { return steps_all_; }
+  // Apply knows StepTensors::new_masters, and writes all of it that belongs to
+  // a parameter.
+  bool writes_elsewhere() const {
+    return kernel_ && steps_all_ && device_.is_cpu();
+  }
   // Apply leaves in StepTensors::gradient what it was.
   bool keeps_gradient() const { return kernel_ || factor_.value == 1; }
   // What the gradients are multiplied with after all.
