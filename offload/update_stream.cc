@@ -148,6 +148,7 @@ void UpdateStream::Queue(std::shared_ptr<Unit> unit) {
   absl::MutexLock lock(&mutex_);
   ++CountOf(*unit);
   unit->drains = drains_;
+  unit->number = pushes_++;
   queue_.push_back(std::move(unit));
 }
 
@@ -206,14 +207,36 @@ void UpdateStream::DropQueued() {
   dropped = TakeQueuedEarly();
 }
 
+// Where they lie is this thread's to ask; whether they are zeros is not, while
+// they are being written.
+void UpdateStream::Foresee(
+    const std::vector<std::vector<TieredBuffer*>>& units) {
+  std::deque<std::shared_ptr<Unit>> foreseen;
+  for (const std::vector<TieredBuffer*>& states : units) {
+    auto unit = std::make_shared<Unit>();
+    for (TieredBuffer* const state : states) {
+      TESSERA_CHECK(state->disk() == disk_.get()) << state->what();
+      unit->numel = state->numel();
+      unit->update.states.push_back({state, /*read=*/true, /*written=*/false});
+      unit->places.push_back({state->extent(), {}, /*zeros=*/false});
+    }
+    if (unit->numel > 0) foreseen.push_back(std::move(unit));
+  }
+  absl::MutexLock lock(&mutex_);
+  foreseen_.swap(foreseen);
+  foreseen_from_ = pushes_;
+}
+
 absl::Status UpdateStream::Drain() {
   Units dropped;
   absl::MutexLock lock(&mutex_);
   ++drains_;
   dropped = TakeQueuedEarly();
+  foreseen_.clear();
+  forget_ = is_ahead_;
   mutex_.Await(absl::Condition(
       +[](UpdateStream* self) ABSL_NO_THREAD_SAFETY_ANALYSIS {
-        return self->kept_ == 0 && self->early_ == 0;
+        return self->kept_ == 0 && self->early_ == 0 && !self->is_ahead_;
       },
       this));
   return failed_;

@@ -25,11 +25,15 @@
 //     PushEarly ... Keep        nothing: it had not begun, or Drain was called
 //     PushEarly ... Drain       by who changes what it reads: dropped
 //
+// And the first slices of what is likely to be pushed next can be read before
+// it is, while there is nothing else to read (Foresee).
+//
 // Source: ZeRO-Infinity (arXiv 2104.07857), section 5.2.
 // Threads: any.
 #ifndef OFFLOAD_UPDATE_STREAM_H_
 #define OFFLOAD_UPDATE_STREAM_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -55,7 +59,7 @@
 namespace tessera {
 
 struct UpdateStreamOptions {
-  int buffers = 4;  // slices in memory at a time (DeepSpeed's buffer_count)
+  int buffers = 12;  // slices in memory at a time
   // Elements of a slice, a multiple of 4096: so slices begin where a kernel's
   // groups of elements do, and where a disk's blocks do.
   int64_t slice_numel = 1 << 20;
@@ -133,8 +137,16 @@ class UpdateStream {
   // Units of up to so many states may be pushed from here on. REQUIRES: Drain.
   // ResourceExhausted; it is as before then. LOCAL.
   absl::Status Reserve(int64_t states);
-  // All that was pushed has been computed and written, and early ones are
-  // dropped; the error of before, if there was one. LOCAL, blocking.
+  // What is pushed from here on is expected to read these, each perhaps among
+  // others behind them, in this order: as much as the stream's memory holds is
+  // read once what is not early has been written, and nothing else is to be
+  // read; in vain if another comes. They stay where and as they are until
+  // Drain, or until they are pushed. In place of what was foreseen before.
+  // LOCAL, ASYNC.
+  void Foresee(const std::vector<std::vector<TieredBuffer*>>& units);
+  // All that was pushed has been computed and written, early ones are dropped,
+  // and nothing is foreseen; the error of before, if there was one. LOCAL,
+  // blocking.
   absl::Status Drain();
   // The same, but for early ones, which go on. LOCAL, blocking.
   absl::Status DrainKept();
@@ -173,7 +185,20 @@ class UpdateStream {
   void Run();
   bool Next();
   void ReadAhead();
-  void StartRead(std::shared_ptr<Unit> unit, Range slice, Buffer* buffer);
+  bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool MayForesee() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool HasRoom() const {
+    return read_ - computed_ < static_cast<int64_t>(buffers_.size());
+  }
+  int64_t FirstInMemory() const {
+    return std::max<int64_t>(0, read_ - static_cast<int64_t>(buffers_.size()));
+  }
+  std::shared_ptr<Unit> Pop() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Begin(std::shared_ptr<Unit> unit, const absl::Status& failed);
+  void Adopt(const std::shared_ptr<Unit>& unit);
+  void DropAhead();
+  void SetAhead(bool ahead);
+  void StartRead(const Unit& unit, size_t first_state, Buffer* buffer);
   absl::Status Compute(Buffer* buffer);
   void StartWrite(Buffer* buffer);
   void AwaitWritten(Buffer* buffer);
@@ -198,11 +223,13 @@ class UpdateStream {
   int64_t memory_bytes_ = 0;
 
   // The thread's own, but for Reserve. Slices are numbered as they come: those
-  // below computed_ have been, those below read_ are being read or have been.
+  // below computed_ have been, those below read_ are being read or have been;
+  // from pushed_ on they are of units that are foreseen.
   std::vector<Buffer> buffers_;
-  int64_t read_ = 0, computed_ = 0;
-  std::shared_ptr<Unit> reading_;  // null: the next of the queue
+  int64_t read_ = 0, pushed_ = 0, computed_ = 0;
+  std::shared_ptr<Unit> reading_;  // null: the next
   int64_t reading_at_ = 0;         // its elements below are being read
+  Units ahead_;  // those that are foreseen and read; the last may be reading_
 
   mutable absl::Mutex mutex_;
   std::deque<std::shared_ptr<Unit>> queue_ ABSL_GUARDED_BY(mutex_);
@@ -210,6 +237,13 @@ class UpdateStream {
   int64_t early_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t kept_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t drains_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t pushes_ ABSL_GUARDED_BY(mutex_) = 0;
+  // Of what is pushed from foreseen_from_ on: what is expected and not read
+  // yet.
+  std::deque<std::shared_ptr<Unit>> foreseen_ ABSL_GUARDED_BY(mutex_);
+  int64_t foreseen_from_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool is_ahead_ ABSL_GUARDED_BY(mutex_) = false;  // of ahead_ there are some
+  bool forget_ ABSL_GUARDED_BY(mutex_) = false;    // them
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status failed_ ABSL_GUARDED_BY(mutex_);
   UpdateStreamStats stats_ ABSL_GUARDED_BY(mutex_);

@@ -1,4 +1,5 @@
-// What the stream's thread does: reads ahead, computes, writes.
+// What the stream's thread does: reads (update_stream_reads.cc), computes,
+// writes.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -11,27 +12,11 @@
 #include "sharding/torch/torch_scope.h"
 
 namespace tessera {
-namespace {
-
-absl::Status WaitForAll(std::vector<SwapFuture>* futures) {
-  absl::Status status;
-  for (const SwapFuture& future : *futures) status.Update(future.Wait());
-  futures->clear();
-  return status;
-}
-
-bool AllDone(const std::vector<SwapFuture>& futures) {
-  return std::all_of(futures.begin(), futures.end(),
-                     [](const SwapFuture& future) { return future.Done(); });
-}
-
-}  // namespace
-
 void UpdateStream::Run() {
   const c10::AutoGradMode no_grad(false);
   while (true) {
     ReadAhead();
-    if (computed_ < read_) {
+    if (computed_ < pushed_) {
       Buffer& buffer = At(computed_++);
       const std::shared_ptr<Unit> unit = buffer.unit;
       const absl::Status status = Compute(&buffer);
@@ -42,83 +27,26 @@ void UpdateStream::Run() {
       RetireWritten();
       continue;
     }
-    for (Buffer& buffer : buffers_) AwaitWritten(&buffer);
-    absl::MutexLock lock(&mutex_);
-    mutex_.Await(absl::Condition(
-        +[](UpdateStream* self) ABSL_NO_THREAD_SAFETY_ANALYSIS {
-          return self->stopping_ || !self->queue_.empty();
-        },
-        this));
-    if (queue_.empty()) return;
+    for (int64_t i = FirstInMemory(); i < computed_; ++i) AwaitWritten(&At(i));
+    {
+      absl::MutexLock lock(&mutex_);
+      mutex_.Await(absl::Condition(this, &UpdateStream::HasWork));
+      if (!stopping_ || !queue_.empty()) continue;
+    }
+    DropAhead();
+    return;
   }
+}
+
+// That there is something to be done, or an end.
+bool UpdateStream::HasWork() const {
+  return stopping_ || forget_ || !queue_.empty() || MayForesee() ||
+         (reading_ != nullptr && HasRoom());
 }
 
 void UpdateStream::Fail(const absl::Status& status) {
   absl::MutexLock lock(&mutex_);
   failed_.Update(status);
-}
-
-// reading_ is a unit of which some elements are not being read yet; false if
-// there is none.
-bool UpdateStream::Next() {
-  while (reading_ == nullptr) {
-    std::shared_ptr<Unit> next;
-    absl::Status failed;
-    {
-      absl::MutexLock lock(&mutex_);
-      if (queue_.empty()) return false;
-      next = std::move(queue_.front());
-      queue_.pop_front();
-      next->begun = true;
-      failed = failed_;
-    }
-    reading_at_ = 0;
-    if (failed.ok() && next->numel > 0) {
-      reading_ = std::move(next);
-    } else {
-      next->status = failed;
-      EndComputed(next.get());
-      EndWritten(next.get());
-    }
-  }
-  return true;
-}
-
-// A buffer that is still being written is waited for only where there is
-// nothing else to do.
-void UpdateStream::ReadAhead() {
-  while (read_ - computed_ < static_cast<int64_t>(buffers_.size()) && Next()) {
-    Buffer& buffer = At(read_);
-    if (computed_ < read_ && !AllDone(buffer.writes)) return;
-    AwaitWritten(&buffer);
-    const Range slice = {
-        reading_at_,
-        std::min(reading_at_ + options_.slice_numel, reading_->numel)};
-    StartRead(reading_, slice, &buffer);
-    ++read_;
-    reading_at_ = slice.end;
-    if (reading_at_ == reading_->numel) reading_ = nullptr;
-  }
-}
-
-void UpdateStream::StartRead(std::shared_ptr<Unit> unit, Range slice,
-                             Buffer* buffer) {
-  const std::vector<StreamedUpdate::State>& states = unit->update.states;
-  for (size_t i = 0; i < states.size(); ++i) {
-    if (!states[i].read) continue;
-    const TieredBuffer& state = *states[i].buffer;
-    const Unit::Place& place = unit->places[i];
-    const int64_t bytes = slice.numel() * state.item_bytes();
-    if (place.zeros) {
-      std::memset(buffer->data[i], 0, static_cast<size_t>(bytes));
-      continue;
-    }
-    buffer->reads.push_back(disk_->Read(place.from,
-                                        slice.begin * state.item_bytes(),
-                                        buffer->data[i], bytes, state.what()));
-  }
-  buffer->unit = std::move(unit);
-  buffer->slice = slice;
 }
 
 // And starts to write it. After an error of a slice before it nothing is
@@ -173,9 +101,7 @@ void UpdateStream::AwaitWritten(Buffer* buffer) {
 }
 
 void UpdateStream::RetireWritten() {
-  for (int64_t i =
-           std::max<int64_t>(0, read_ - static_cast<int64_t>(buffers_.size()));
-       i < computed_; ++i) {
+  for (int64_t i = FirstInMemory(); i < computed_; ++i) {
     Buffer& buffer = At(i);
     if (buffer.unit != nullptr && AllDone(buffer.writes)) AwaitWritten(&buffer);
   }

@@ -1,5 +1,5 @@
 // What the stream knows of one unit (update_stream.cc,
-// update_stream_thread.cc).
+// update_stream_thread.cc, update_stream_reads.cc).
 #ifndef OFFLOAD_UPDATE_STREAM_UNIT_H_
 #define OFFLOAD_UPDATE_STREAM_UNIT_H_
 
@@ -23,6 +23,9 @@ struct UpdateStream::Unit {
     bool zeros = false;
   };
 
+  // Whether it reads what `foreseen` does, before it reads anything else.
+  bool ReadsFirst(const Unit& foreseen) const;
+
   StreamedUpdate update;
   std::vector<Place> places;  // by state
   bool pushed_early = false;
@@ -39,8 +42,13 @@ struct UpdateStream::Unit {
   bool early = false;  // may still be dropped
   bool begun = false, is_computed = false, is_written = false;
   int64_t drains = 0;          // before it was pushed
+  int64_t number = 0;          // of pushes before it
   std::shared_ptr<void> held;  // until it is computed
 };
+
+// Leaves none.
+absl::Status WaitForAll(std::vector<SwapFuture>* futures);
+bool AllDone(const std::vector<SwapFuture>& futures);
 
 }  // namespace tessera
 #endif  // OFFLOAD_UPDATE_STREAM_UNIT_H_

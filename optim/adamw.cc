@@ -155,6 +155,7 @@ absl::Status AdamW::StepUnits(Gradients* gradients,
       TESSERA_RETURN_IF_ERROR(after(u, working_written, updated));
     }
   }
+  Foresee();
   return absl::OkStatus();
 }
 

@@ -145,6 +145,7 @@ class AdamW {
   StreamedStep Streamed(size_t u, const UnitStep& step, bool early);
   absl::Status MakeRoomForNext(size_t u);
   void DropQueuedEarly();
+  void Foresee();
   std::optional<CommFuture> KeepEarly(size_t u, const UnitStep& step,
                                       Gradients* gradients);
   static CommFuture UpdatedOf(FlatParameter* flat,
@@ -167,6 +168,7 @@ class AdamW {
   double configured_rate_ = 0;
   bool half_stepped_ = false;
   int64_t early_bytes_ = 0;
+  std::vector<size_t> early_order_;  // of StartEarly, since the last Step
   int64_t early_units_ = 0;
 };
 

@@ -95,6 +95,7 @@ void AdamW::StartEarly(size_t u, FlatGradient* gradient,
     }
     states_[u].early =
         EarlyStep{step, stream.PushEarly(std::move(streamed).Update())};
+    early_order_.push_back(u);
     return absl::OkStatus();
   });
 }
@@ -114,6 +115,22 @@ void AdamW::DropQueuedEarly() {
     if (!states_[u].early.has_value()) continue;
     return flats_[u]->options().stream->DropQueued();
   }
+}
+
+// The next backward's gradients come in the same order, most likely.
+void AdamW::Foresee() {
+  UpdateStream* stream = nullptr;
+  std::vector<std::vector<TieredBuffer*>> units;
+  for (const size_t u : std::exchange(early_order_, {})) {
+    stream = flats_[u]->options().stream.get();
+    std::vector<TieredBuffer*>& states = units.emplace_back();
+    for (TieredBuffer* const state :
+         {&states_[u].exp_avg, &states_[u].exp_avg_sq,
+          flats_[u]->masters_buffer()}) {
+      if (state != nullptr && state->on_disk()) states.push_back(state);
+    }
+  }
+  if (stream != nullptr) stream->Foresee(units);
 }
 
 // What it has written to memory goes to its place behind it.

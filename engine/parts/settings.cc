@@ -180,9 +180,10 @@ OffloadOptions OffloadOf(const proto::Config& config) {
   offload.swap = SwapOf(config);
   offload.swap.folder = offload.states == Tier::kDisk ? optimizer.nvme_path()
                                                       : parameters.nvme_path();
-  constexpr int64_t kLeastBuffers = 2;
-  offload.stream.buffers =
-      static_cast<int>(std::max(optimizer.buffer_count(), kLeastBuffers));
+  // One is read, one computed, one written.
+  constexpr int64_t kSlicesOfBuffer = 3;
+  offload.stream.buffers = static_cast<int>(
+      kSlicesOfBuffer * std::max<int64_t>(optimizer.buffer_count(), 1));
   offload.stream.slice_numel = tuning.slice_numel();
   offload.step_cores = optimizer.cpuadam_cores_perc();
   offload.min_state_bytes = tuning.min_state_bytes();

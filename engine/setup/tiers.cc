@@ -90,6 +90,18 @@ Tier TierOfGradients(const OffloadOptions& options, bool on_cpu,
   return options.gradients ? chosen.states : Tier::kMemory;
 }
 
+// Of a unit, those that a step streams: moments, masters, the working copy
+// besides them (`separate`), the gradient.
+int StatesOnDisk(const FlatParameterOptions& flat, bool separate) {
+  const bool states = flat.states == Tier::kDisk;
+  const bool parameters = flat.parameters == Tier::kDisk;
+  int count = states ? 2 : 0;
+  if (separate ? states : parameters) ++count;
+  if (separate && parameters) ++count;
+  if (flat.gradients == Tier::kDisk) ++count;
+  return count;
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<SwapFile>> OpenSwapFile(SwapOptions swap,
@@ -123,9 +135,8 @@ TierChoice ChooseTiers(const OffloadOptions& options,
       options.parameters == Tier::kDisk
           ? total - static_cast<double>(options.max_in_memory)
           : total;
-  double passed = 0;   // this one, and all behind it
-  int two_copies = 0;  // 1: of some unit masters and parameters stream
-  int gradients = 0;   // 1: and gradients
+  double passed = 0;  // this one, and all behind it
+  int most_states = 0;
   for (size_t i = flats.size(); i-- > 0;) {
     FlatParameterOptions& flat = (*flat_options)[i];
     passed += static_cast<double>(numels[i]);
@@ -144,7 +155,6 @@ TierChoice ChooseTiers(const OffloadOptions& options,
                                flat.stage.sharded_optimizer),
                        states, StateItemBytes(flats[i]), &choice.states);
     flat.gradients = TierOfGradients(options, on_cpu, flat);
-    if (flat.gradients == Tier::kDisk) gradients = 1;
     flat.parameters =
         take(TierFor(options.parameters, on_cpu, flat.stage,
                      flat.stage.sharded_parameters),
@@ -159,7 +169,7 @@ TierChoice ChooseTiers(const OffloadOptions& options,
     }
     const bool separate = !on_cpu || flats[i].working_dtype != flats[i].dtype ||
                           at::isReducedFloatingType(flats[i].working_dtype);
-    if (flat.parameters == Tier::kDisk && separate) two_copies = 1;
+    most_states = std::max(most_states, StatesOnDisk(flat, separate));
     if (flat.states == Tier::kDisk && flat.parameters == Tier::kMemory) {
       choice.early_bytes +=
           numels[i] * BytesOf(ElementType(flats[i].working_dtype));
@@ -168,7 +178,7 @@ TierChoice ChooseTiers(const OffloadOptions& options,
   choice.early_bytes = std::min(choice.early_bytes,
                                 options.early_step ? options.early_bytes : 0);
   choice.stream.most_states =
-      choice.on_disk && options.updates ? 3 + two_copies + gradients : 0;
+      choice.on_disk && options.updates ? most_states : 0;
   return choice;
 }
 

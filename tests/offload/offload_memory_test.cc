@@ -46,7 +46,7 @@ constexpr int64_t kLimitBytes = kStateBytes / 4;
 // What a load may hold: the stream's buffers, which are there always, and twice
 // the values and moments of a unit.
 constexpr int64_t kSliceNumel = 1 << 16;
-constexpr int64_t kStreamBytes = 4 * (4 * kSliceNumel * 4 + 4096);
+constexpr int64_t kStreamBytes = 12 * (4 * kSliceNumel * 4 + 4096);
 constexpr int64_t kLoadBytes = kStreamBytes + 2 * kSide * kSide / kRanks * 12;
 static_assert(kLoadBytes < kStateBytes / 10);
 
@@ -292,7 +292,7 @@ TEST(OffloadMemory, APlanCountsWhatStaysInMemory) {
   TESSERA_ASSERT_OK_AND_ASSIGN(const StagePlan in_memory, PlanOf(""));
   EXPECT_EQ(in_memory.between_steps.total(), kStateBytes / 4 * 3);
   TESSERA_ASSERT_OK_AND_ASSIGN(const StagePlan on_disk, PlanOf("/nowhere"));
-  // Four buffers of slices of gradient, values and two moments.
+  // Four buffers of three slices of gradient, values and two moments.
   EXPECT_EQ(on_disk.between_steps.total(), kStreamBytes);
   EXPECT_LT(on_disk.peak.total(), kLimitBytes);
 }
