@@ -241,7 +241,7 @@ TEST(ResolveConfig, WritesAllDefaultsOut) {
       "report_grad_norm: false deterministic: \"auto\" "
       "offload { checksums: false slice_numel: 1048576 "
       "min_state_bytes: 65536 gradients: false early_step: true "
-      "early_bytes: 268435456 } } "
+      "early_bytes: 2147483648 } } "
       "precision { fp32_norms: false cast_inputs: true libtorch_exact: false } "
       "gradient_allreduce_op: \"mean\" memory_breakdown: false "
       "activation_checkpointing { cpu_checkpointing: false policy: \"full\" "

@@ -133,7 +133,10 @@ absl::Status ReceiveDescriptors(int fd, std::string* bytes,
                                 std::vector<int>* descriptors) {
   Envelope envelope(bytes, descriptors->size());
   const size_t size = descriptors->size() * sizeof(int);
-  const ssize_t got = recvmsg(fd, &envelope.message, MSG_CMSG_CLOEXEC);
+  // With a timeout it is not begun again by itself after an interruption, of
+  // which io_uring, too, makes some.
+  const ssize_t got =
+      TEMP_FAILURE_RETRY(recvmsg(fd, &envelope.message, MSG_CMSG_CLOEXEC));
   if (got < 0) return Failed("recvmsg");
   const cmsghdr* header = CMSG_FIRSTHDR(&envelope.message);
   if (got != static_cast<ssize_t>(bytes->size()) || header == nullptr ||
@@ -161,7 +164,8 @@ absl::Status TakeDescriptors(const std::string& name, absl::Duration timeout,
   setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
   // Of connect, where too many wait already.
   setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
-  if (connect(fd, reinterpret_cast<sockaddr*>(&address), size) != 0) {
+  if (TEMP_FAILURE_RETRY(
+          connect(fd, reinterpret_cast<sockaddr*>(&address), size)) != 0) {
     return Failed("connecting to its local socket");
   }
   if (!SameUser(fd)) return absl::UnavailableError("another user runs it");

@@ -1,5 +1,6 @@
 #include "comm/shm/descriptors.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -26,10 +27,26 @@
 namespace {
 
 std::atomic<int> failed_accepts{0};
+std::atomic<int> interruptions{0};  // of the calls to come
+
+bool Interrupted() {
+  if (interruptions <= 0) return false;
+  --interruptions;
+  errno = EINTR;
+  return true;
+}
 
 }  // namespace
 
 // Instead of libc's.
+extern "C" int connect(int fd, const sockaddr* address, socklen_t size) {
+  if (Interrupted()) return -1;
+  return static_cast<int>(syscall(SYS_connect, fd, address, size));
+}
+extern "C" ssize_t recvmsg(int fd, msghdr* message, int flags) {
+  if (Interrupted()) return -1;
+  return syscall(SYS_recvmsg, fd, message, flags);
+}
 extern "C" int accept4(int fd, sockaddr* address, socklen_t* size, int flags) {
   const auto accepted = syscall(SYS_accept4, fd, address, size, flags);
   if (accepted < 0) ++failed_accepts;
@@ -67,6 +84,14 @@ TEST(DescriptorsTest, WithoutAThreadNothingIsOffered) {
   EXPECT_THAT(DescriptorOffer::Start({STDERR_FILENO}, "m", 1),
               StatusIs(absl::StatusCode::kResourceExhausted,
                        HasSubstr("tessera-offer")));
+}
+
+TEST(DescriptorsTest, AnInterruptionIsNoError) {
+  for (const int count : {1, 3}) {
+    interruptions = count;
+    TESSERA_EXPECT_OK(Exchange(1, 1, 1));
+    EXPECT_EQ(interruptions, 0);
+  }
 }
 
 TEST(DescriptorsTest, NoneIsKeptOfAMessageThatIsNotWhatWasExpected) {

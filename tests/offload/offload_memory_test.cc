@@ -45,7 +45,7 @@ constexpr int64_t kStateBytes = kNumel / kRanks * 16;
 constexpr int64_t kLimitBytes = kStateBytes / 4;
 // What a load may hold: the stream's buffers, which are there always, and twice
 // the values and moments of a unit.
-constexpr int64_t kSliceNumel = 1 << 16;
+constexpr int64_t kSliceNumel = 1 << 14;
 constexpr int64_t kStreamBytes = 12 * (4 * kSliceNumel * 4 + 4096);
 constexpr int64_t kLoadBytes = kStreamBytes + 2 * kSide * kSide / kRanks * 12;
 static_assert(kLoadBytes < kStateBytes / 10);
