@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "ATen/Parallel.h"
-#include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "base/check.h"
 #include "base/status.h"
@@ -85,7 +84,8 @@ absl::Status UpdateStream::Reserve(int64_t states) {
   TESSERA_RETURN_IF_ERROR(Drain());
   if (states <= options_.most_states) return absl::OkStatus();
   TESSERA_ASSIGN_OR_RETURN(std::vector<Buffer> buffers, TakeMemory(states));
-  absl::MutexLock lock(&mutex_);  // the thread waits for what comes next
+  absl::MutexLock lock(&mutex_);
+  mutex_.Await(absl::Condition(&waits_));  // the thread, which uses them
   Use(std::move(buffers));
   options_.most_states = states;
   return absl::OkStatus();

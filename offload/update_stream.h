@@ -141,8 +141,8 @@ class UpdateStream {
   // others behind them, in this order: as much as the stream's memory holds is
   // read once what is not early has been written, and nothing else is to be
   // read; in vain if another comes. They stay where and as they are until
-  // Drain, or until they are pushed. In place of what was foreseen before.
-  // LOCAL, ASYNC.
+  // Drain, or until they are pushed. In place of what was foreseen before and
+  // is not being read. LOCAL, ASYNC.
   void Foresee(const std::vector<std::vector<TieredBuffer*>>& units);
   // All that was pushed has been computed and written, early ones are dropped,
   // and nothing is foreseen; the error of before, if there was one. LOCAL,
@@ -244,6 +244,7 @@ class UpdateStream {
   int64_t foreseen_from_ ABSL_GUARDED_BY(mutex_) = 0;
   bool is_ahead_ ABSL_GUARDED_BY(mutex_) = false;  // of ahead_ there are some
   bool forget_ ABSL_GUARDED_BY(mutex_) = false;    // them
+  bool waits_ ABSL_GUARDED_BY(mutex_) = false;     // the thread, for work
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status failed_ ABSL_GUARDED_BY(mutex_);
   UpdateStreamStats stats_ ABSL_GUARDED_BY(mutex_);

@@ -4,7 +4,6 @@
 #include <cstring>
 #include <utility>
 
-#include "base/check.h"
 #include "offload/update_stream_unit.h"
 
 namespace tessera {
@@ -83,7 +82,7 @@ std::shared_ptr<UpdateStream::Unit> UpdateStream::Pop() {
   std::shared_ptr<Unit> next = std::move(queue_.front());
   queue_.pop_front();
   next->begun = true;
-  if (next->number < foreseen_from_) return next;
+  if (next->numel == 0 || next->number < foreseen_from_) return next;
   if (!ahead_.empty()) {
     if (!next->ReadsFirst(*ahead_.front())) foreseen_.clear();
   } else if (!foreseen_.empty()) {

@@ -1,7 +1,5 @@
 // What the stream's thread does: reads (update_stream_reads.cc), computes,
 // writes.
-#include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "base/monotonic.h"
@@ -12,6 +10,7 @@
 #include "sharding/torch/torch_scope.h"
 
 namespace tessera {
+
 void UpdateStream::Run() {
   const c10::AutoGradMode no_grad(false);
   while (true) {
@@ -30,7 +29,9 @@ void UpdateStream::Run() {
     for (int64_t i = FirstInMemory(); i < computed_; ++i) AwaitWritten(&At(i));
     {
       absl::MutexLock lock(&mutex_);
+      waits_ = true;
       mutex_.Await(absl::Condition(this, &UpdateStream::HasWork));
+      waits_ = false;
       if (!stopping_ || !queue_.empty()) continue;
     }
     DropAhead();

@@ -49,6 +49,11 @@ absl::Status AdamW::MakeRoomForNext(size_t u) {
   }
   const at::Tensor now = WrittenInMemory(&flat);
   std::shared_ptr<FlatBuffer>& next = states_[u].next;
+  // Engine::Offload and Reload change what is in memory.
+  if (next != nullptr &&
+      (!now.defined() || next->dtype() != now.scalar_type())) {
+    next = nullptr;
+  }
   if (!now.defined()) return absl::OkStatus();
   if (next != nullptr) {
     return next.use_count() == 1 ? absl::OkStatus()
@@ -101,6 +106,7 @@ void AdamW::StartEarly(size_t u, FlatGradient* gradient,
 }
 
 void AdamW::DropEarly() {
+  early_order_.clear();
   for (size_t u = 0; u < states_.size(); ++u) {
     if (!states_[u].early.has_value()) continue;
     (void)flats_[u]->options().stream->Drain();  // an error is the next Step's
@@ -117,16 +123,21 @@ void AdamW::DropQueuedEarly() {
   }
 }
 
-// The next backward's gradients come in the same order, most likely.
+// The next backward's gradients come in the same order, most likely. Where
+// parameters are on the disk it has no idle time: gathers come first there.
 void AdamW::Foresee() {
+  const std::vector<size_t> order = std::exchange(early_order_, {});
+  if (early_units_ == 0) return;  // the next step is none that is foreseen
   UpdateStream* stream = nullptr;
   std::vector<std::vector<TieredBuffer*>> units;
-  for (const size_t u : std::exchange(early_order_, {})) {
-    stream = flats_[u]->options().stream.get();
+  for (const size_t u : order) {
+    FlatParameter& flat = *flats_[u];
+    const TieredBuffer* const shard = flat.shard_buffer();
+    if (shard != nullptr && shard->on_disk()) return;
+    stream = flat.options().stream.get();
     std::vector<TieredBuffer*>& states = units.emplace_back();
     for (TieredBuffer* const state :
-         {&states_[u].exp_avg, &states_[u].exp_avg_sq,
-          flats_[u]->masters_buffer()}) {
+         {&states_[u].exp_avg, &states_[u].exp_avg_sq, flat.masters_buffer()}) {
       if (state != nullptr && state->on_disk()) states.push_back(state);
     }
   }

@@ -51,6 +51,24 @@ TEST(MovedStates, TrainWithTheOraclesBits) {
   }
 }
 
+// Parameters go where an early step of before has kept new ones in memory, and
+// come back.
+TEST(MovedStates, OfUnitsThatAreSteppedEarly) {
+  for (const char* dtype : {"fp32", "bf16"}) {
+    TrainingSpec spec;
+    spec.model = "Gpt";
+    spec.steps = 5;
+    spec.stage = 3;
+    spec.dtype = dtype;
+    spec.device = "";
+    spec.moved = "nvme";
+    spec.states_on_disk = 1;
+    spec.served = spec.shared = "off";
+    ExpectEqualsOracle(spec, 2);
+    if (HasFailure()) return;
+  }
+}
+
 std::string BytesOf(const Engine& engine) {
   const StateBytes bytes = engine.state_bytes();
   return absl::StrCat(bytes.parameters > 0 ? "parameters " : "",
