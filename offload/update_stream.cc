@@ -214,6 +214,7 @@ void UpdateStream::Foresee(
   std::deque<std::shared_ptr<Unit>> foreseen;
   for (const std::vector<TieredBuffer*>& states : units) {
     auto unit = std::make_shared<Unit>();
+    TESSERA_CHECK(static_cast<int64_t>(states.size()) <= options_.most_states);
     for (TieredBuffer* const state : states) {
       TESSERA_CHECK(state->disk() == disk_.get()) << state->what();
       unit->numel = state->numel();

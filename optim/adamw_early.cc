@@ -41,12 +41,6 @@ at::Tensor WrittenInMemory(FlatParameter* flat) {
 // too; Unavailable while an early step that was dropped still writes there.
 absl::Status AdamW::MakeRoomForNext(size_t u) {
   FlatParameter& flat = *flats_[u];
-  for (TieredBuffer* const state :
-       {&states_[u].exp_avg, &states_[u].exp_avg_sq, flat.masters_buffer(),
-        flat.separate_working_elsewhere()}) {
-    if (state == nullptr || !state->on_disk()) continue;
-    TESSERA_RETURN_IF_ERROR(state->MakeRoomForNext());
-  }
   const at::Tensor now = WrittenInMemory(&flat);
   std::shared_ptr<FlatBuffer>& next = states_[u].next;
   // Engine::Offload and Reload change what is in memory.
@@ -54,16 +48,22 @@ absl::Status AdamW::MakeRoomForNext(size_t u) {
       (!now.defined() || next->dtype() != now.scalar_type())) {
     next = nullptr;
   }
-  if (!now.defined()) return absl::OkStatus();
-  if (next != nullptr) {
-    return next.use_count() == 1 ? absl::OkStatus()
-                                 : absl::UnavailableError("is written");
+  if (next != nullptr && next.use_count() > 1) {
+    return absl::UnavailableError("is written");
   }
-  auto bytes = static_cast<int64_t>(now.nbytes());
+  const bool needs_memory = now.defined() && next == nullptr;
+  auto bytes = needs_memory ? static_cast<int64_t>(now.nbytes()) : 0;
   for (const State& state : states_) {
     if (state.next != nullptr) bytes += state.next->bytes();
   }
   if (bytes > early_bytes_) return absl::ResourceExhaustedError("early_bytes");
+  for (TieredBuffer* const state :
+       {&states_[u].exp_avg, &states_[u].exp_avg_sq, flat.masters_buffer(),
+        flat.separate_working_elsewhere()}) {
+    if (state == nullptr || !state->on_disk()) continue;
+    TESSERA_RETURN_IF_ERROR(state->MakeRoomForNext());
+  }
+  if (!needs_memory) return absl::OkStatus();
   // Zeros, for what lies between parameters: a kernel leaves that out.
   TESSERA_ASSIGN_OR_RETURN(
       FlatBuffer memory,

@@ -61,10 +61,10 @@ class UnitStep {
   // working copy was written, too. LOCAL; on devices ASYNC, on the current
   // stream.
   bool Apply(Range slice, const StepTensors& tensors, Counts* counts) const;
-  // Every element that belongs to a parameter is stepped.
+  // Every element of a storage is stepped; some may belong to no parameter.
   bool steps_all() const { return steps_all_; }
-  // Apply knows StepTensors::new_masters, and writes all of it that belongs to
-  // a parameter.
+  // Apply knows StepTensors::new_masters, and writes all of it but gaps between
+  // storages.
   bool writes_elsewhere() const {
     return kernel_ && steps_all_ && device_.is_cpu();
   }
@@ -98,7 +98,7 @@ class UnitStep {
   GradientFactor factor_;
   at::Device device_;
   bool kernel_ = false;
-  bool steps_all_ = true;
+  bool steps_all_ = false;
   std::vector<Run> runs_;
 };
 

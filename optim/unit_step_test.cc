@@ -175,6 +175,23 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"ExactDouble", at::kDouble, at::kDouble, true}),
     [](const auto& info) { return info.param.name; });
 
+// A storage may have elements of no parameter: what takes it that all have been
+// written would lose them.
+TEST_P(UnitStepTest, KnowsWhetherAllOfTheStoragesIsStepped) {
+  for (const int rank : {0, 2}) {  // whose part begins with one, and has none
+    MakeUnit(rank, /*world_size=*/3);
+    const HasGradient all(named_.size(), 1);
+    HasGradient some = all;
+    some[static_cast<size_t>(flat_->segments().back().parameter)] = 0;
+    const std::vector<int64_t> steps(named_.size());
+    const UnitStep of_all(*flat_, all, steps, {}, 1);
+    EXPECT_EQ(of_all.steps_all(), rank == 2);
+    EXPECT_EQ(of_all.writes_elsewhere(),
+              rank == 2 && GetParam().dtype == at::kFloat);
+    EXPECT_FALSE(UnitStep(*flat_, some, steps, {}, 1).steps_all());
+  }
+}
+
 TEST_P(UnitStepTest, HasTheSameBitsInSlices) {
   MakeUnit(/*rank=*/0, /*world_size=*/1);
   ExpectSameInSlices();

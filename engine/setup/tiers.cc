@@ -37,11 +37,11 @@ absl::StatusOr<std::shared_ptr<UpdateStream>> MakeStream(
         OpenSwapFile(options.swap, rank, absl::StrCat(section, ".nvme_path")));
   }
   auto made = UpdateStream::Create(std::move(disk), choice.stream);
-  TESSERA_RETURN_IF_ERROR(
-      Annotate(made.status(),
-               absl::StrCat(kStatesKey, ".buffer_count ", choice.stream.buffers,
-                            ", of sharding.offload.slice_numel ",
-                            choice.stream.slice_numel)));
+  TESSERA_RETURN_IF_ERROR(Annotate(
+      made.status(),
+      absl::StrCat(kStatesKey, ".buffer_count: ", choice.stream.buffers,
+                   " slices of sharding.offload.slice_numel ",
+                   choice.stream.slice_numel)));
   return std::shared_ptr<UpdateStream>(*std::move(made));
 }
 
@@ -209,7 +209,7 @@ absl::StatusOr<std::shared_ptr<UpdateStream>> PutInTiers(
     return std::move(*stream);
   }
   TESSERA_LOG_RANK0(INFO) << absl::StrFormat(
-      "offload to nvme: %s (%s, %s); %d buffers, %.1f MB", what,
+      "offload to nvme: %s (%s, %s); %d slices, %.1f MB", what,
       options.swap.folder, (*stream)->disk()->Describe(),
       options.stream.buffers,
       static_cast<double>((*stream)->resident_bytes()) / 1e6);
