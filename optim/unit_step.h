@@ -61,7 +61,8 @@ class UnitStep {
   // working copy was written, too. LOCAL; on devices ASYNC, on the current
   // stream.
   bool Apply(Range slice, const StepTensors& tensors, Counts* counts) const;
-  // Every element of a storage is stepped; some may belong to no parameter.
+  // Every element of the storages is stepped: none is of a parameter without a
+  // gradient, or of no parameter.
   bool steps_all() const { return steps_all_; }
   // Apply knows StepTensors::new_masters, and writes all of it but gaps between
   // storages.
