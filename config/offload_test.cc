@@ -138,6 +138,9 @@ TEST(Offload, OfActivations) {
                   "\"nvme_path\": \"/tmp\""),
             "activation_checkpointing.cpu_checkpointing: expected false with "
             "offload \"nvme\", got true");
+  EXPECT_EQ(fault("\"cpu_checkpointing\": true, \"offload\": \"none\""),
+            "activation_checkpointing.cpu_checkpointing: expected false with "
+            "offload \"none\", got true");
   const auto read = ReadConfig(
       With("\"activation_checkpointing\": {\"cpu_checkpointing\": true}"),
       "f.json", 1);

@@ -163,9 +163,13 @@ constexpr int64_t kBlock = 4096;  // bytes of a disk's; elements of a slice
 // DeepSpeed refuses GPUDirect Storage without CUDA.
 void ResolveAio(const proto::ZeroOptimization& zero, proto::Config* config,
                 Faults* faults) {
-  const bool states_on_disk = (!zero.has_stage() || zero.stage() == 3) &&
-                              (zero.offload_optimizer().device() == "nvme" ||
-                               zero.offload_param().device() == "nvme");
+  const auto may_be_on_disk = [](const std::string& device) {
+    return device == "nvme" || device == "auto";
+  };
+  const bool states_on_disk =
+      (!zero.has_stage() || zero.stage() == 3) &&
+      (may_be_on_disk(zero.offload_optimizer().device()) ||
+       may_be_on_disk(zero.offload_param().device()));
   const bool on_disk =
       states_on_disk || config->activation_checkpointing().offload() == "nvme";
   if (config->has_aio() && !on_disk) {
@@ -187,9 +191,10 @@ void ResolveAio(const proto::ZeroOptimization& zero, proto::Config* config,
 void ResolveActivations(proto::ActivationCheckpointing* activations,
                         Faults* faults) {
   if (activations->cpu_checkpointing()) {
-    if (activations->offload() == "nvme") {
+    if (activations->has_offload() && activations->offload() != "cpu") {
       faults->Add("activation_checkpointing.cpu_checkpointing",
-                  "expected false with offload \"nvme\", got true");
+                  "expected false with offload \"", activations->offload(),
+                  "\", got true");
     }
     activations->set_offload("cpu");
   }

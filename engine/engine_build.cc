@@ -342,7 +342,10 @@ absl::Status Engine::Impl::TakeOver(std::vector<FlatPlan> flats) {
 // By the flats' own slots: names and tensors of a storage are one there.
 absl::Status Engine::Impl::MakeRecomputed(absl::Span<const UnitPlan> units) {
   const RecomputeChoice& choice = parts_->settings.recomputed;
-  if (choice.units.empty() && !choice.is_recomputed) return absl::OkStatus();
+  if (choice.units.empty() && !choice.is_recomputed) {
+    NoteIfNoneMoves(parts_->settings.activations);
+    return absl::OkStatus();
+  }
   TESSERA_ASSIGN_OR_RETURN(const RecomputedModules found,
                            ChooseRecomputed(*parts_->module, units, choice));
   RecomputeOptions options = parts_->settings.recompute;

@@ -85,7 +85,8 @@ bool ActivationStore::Takes(const c10::Storage& storage) const {
 }
 
 absl::StatusOr<ActivationStore::Stored> ActivationStore::Group::Put(
-    const c10::Storage& storage, int64_t version, const std::string& what) {
+    const c10::Storage& storage, int64_t used, int64_t version,
+    const std::string& what) {
   if (!store_->Takes(storage)) return nullptr;
   for (const Known& known : known_) {
     if (known.storage._unsafe_get_target() == storage.unsafeGetStorageImpl() &&
@@ -93,6 +94,7 @@ absl::StatusOr<ActivationStore::Stored> ActivationStore::Group::Put(
       return known.stored;
     }
   }
+  if (used < BytesOf(storage) / kMostUnused) return nullptr;
   auto entry = std::make_shared<Entry>(store_, number_, storage.device(),
                                        BytesOf(storage), what);
   TESSERA_RETURN_IF_ERROR(CatchTorch(what, [&]() -> absl::Status {
@@ -182,15 +184,16 @@ absl::Status ActivationStore::StartBack(Entry* entry) {
   return absl::OkStatus();
 }
 
-// What somebody has had is not needed again by itself.
-absl::Status ActivationStore::StartGroupBack(int64_t number) {
+// What somebody has had is not needed again by itself, and what has not left
+// for the disk yet is here. An error is told to who asks for that memory.
+void ActivationStore::StartGroupBack(int64_t number) {
   for (const std::weak_ptr<Entry>& each : by_group_[number]) {
     const Stored entry = each.lock();
     if (entry == nullptr || entry->asked) continue;
+    if (disk_ != nullptr && !entry->is_out) continue;
     EndOut(entry.get());
-    TESSERA_RETURN_IF_ERROR(StartBack(entry.get()));
+    (void)CatchTorch(entry->what, [&] { return StartBack(entry.get()); });
   }
-  return absl::OkStatus();
 }
 
 absl::StatusOr<c10::Storage> ActivationStore::Get(const Stored& stored) {
@@ -208,10 +211,8 @@ absl::StatusOr<c10::Storage> ActivationStore::Get(const Stored& stored) {
     TESSERA_RETURN_IF_ERROR(StartBack(entry));
     if (!std::exchange(entry->asked, true)) {
       const auto mine = by_group_.find(entry->group);
-      TESSERA_RETURN_IF_ERROR(StartGroupBack(mine->first));
-      if (mine != by_group_.begin()) {
-        TESSERA_RETURN_IF_ERROR(StartGroupBack(std::prev(mine)->first));
-      }
+      StartGroupBack(mine->first);
+      if (mine != by_group_.begin()) StartGroupBack(std::prev(mine)->first);
     }
     TESSERA_RETURN_IF_ERROR(entry->under_way.Wait());
     entry->back.Order();

@@ -45,6 +45,7 @@ struct ActivationStats {  // since Create
 class ActivationStore : public std::enable_shared_from_this<ActivationStore> {
  public:
   static constexpr size_t kUnderWay = 2;
+  static constexpr int64_t kMostUnused = 32;
 
   // `disk`: where memory of the CPU goes; null: memory of devices goes to the
   // host. What has fewer bytes stays where it is.
@@ -67,10 +68,11 @@ class ActivationStore : public std::enable_shared_from_this<ActivationStore> {
    public:
     // The memory as it is now goes there; the same one for the same memory and
     // version. Null: it stays, since it is small, or not where this store takes
-    // from. ResourceExhausted. ASYNC: nobody writes to it before AwaitOut, but
-    // may free it.
-    absl::StatusOr<Stored> Put(const c10::Storage& storage, int64_t version,
-                               const std::string& what);
+    // from, or what is `used` of it, in bytes, is less than a kMostUnused-th: a
+    // batch of a data set is a view of all of that. ResourceExhausted. ASYNC:
+    // nobody writes to it before AwaitOut, but may free it.
+    absl::StatusOr<Stored> Put(const c10::Storage& storage, int64_t used,
+                               int64_t version, const std::string& what);
     const std::shared_ptr<ActivationStore>& store() const { return store_; }
 
    private:
@@ -108,8 +110,7 @@ class ActivationStore : public std::enable_shared_from_this<ActivationStore> {
   void EndOut(Entry* entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void LimitOut() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status StartBack(Entry* entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status StartGroupBack(int64_t number)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void StartGroupBack(int64_t number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::shared_ptr<SwapFile> disk_;
   const int64_t least_bytes_;

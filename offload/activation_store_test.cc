@@ -39,8 +39,9 @@ class ActivationStoreTest : public SwapFileTest {
     return torch::randn({numel});
   }
   Stored Put(ActivationStore::Group *group, const at::Tensor &tensor) {
-    auto stored = group->Put(tensor.storage(), tensor._version(),
-                             absl::StrCat("activation ", count_++));
+    auto stored =
+        group->Put(tensor.storage(), static_cast<int64_t>(tensor.nbytes()),
+                   tensor._version(), absl::StrCat("activation ", count_++));
     TESSERA_EXPECT_OK(stored);
     return *std::move(stored);
   }
@@ -157,6 +158,14 @@ TEST_P(ActivationStoreTest, WhatIsSmallStays) {
   ActivationStore::Group group = store_->NewGroup();
   EXPECT_EQ(Put(&group, Values(1, kLeast / 4 - 1)), nullptr);
   EXPECT_NE(Put(&group, Values(1, kLeast / 4)), nullptr);
+  // A batch of a data set is not a reason to move all of it; a third of what
+  // one product made is.
+  const at::Tensor set = Values(1, 33 * kNumel),
+                   product = Values(1, 3 * kNumel);
+  EXPECT_EQ(Put(&group, set.narrow(0, 0, kNumel)), nullptr);
+  const Stored third = Put(&group, product.narrow(0, 0, kNumel));
+  EXPECT_NE(third, nullptr);
+  EXPECT_EQ(Put(&group, product.narrow(0, 0, 7)), third);
   store_ = ActivationStore::Create(/*disk=*/nullptr, kLeast);
   ActivationStore::Group of_devices = store_->NewGroup();
   EXPECT_EQ(Put(&of_devices, Values(1)), nullptr);

@@ -100,7 +100,7 @@ void TieredBuffer::FreeExtents() {
 
 absl::Status TieredBuffer::MakeRoomForNext() {
   if (next_.has_value()) return absl::OkStatus();
-  auto room = disk_->Allocate(bytes());
+  auto room = disk_->AllocateSpare(bytes());
   TESSERA_RETURN_IF_ERROR(Annotate(room.status(), what_));
   next_ = *room;
   return absl::OkStatus();

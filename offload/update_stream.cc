@@ -170,9 +170,11 @@ std::optional<UpdateStream::Pushed> UpdateStream::Keep(
   {
     absl::MutexLock lock(&mutex_);
     TakeOver(early);
-    if (!early->begun || early->drains != drains_ || !failed_.ok()) {
+    if (!early->begun || early->drains != drains_ || early->failed ||
+        !failed_.ok()) {
       return std::nullopt;
     }
+    early->kept = true;
     if (!early->is_computed) early->held = std::move(held);
   }
   for (TieredBuffer* const state : early->flipped) state->Flip();

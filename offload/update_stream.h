@@ -15,7 +15,8 @@
 //
 // After an error of the disk what lies there is neither the old nor the new:
 // every later Push and Drain returns that error. A checkpoint has what was
-// saved.
+// saved. Of what is early and is not kept the old is whole: an error of it is
+// only that it cannot be kept.
 //
 // An update may begin before it is known that it is the right one (PushEarly):
 // what it writes goes to where the states' next values are to lie
@@ -130,7 +131,8 @@ class UpdateStream {
   void DropQueued();
   // It was the right one, as if pushed now: its states are flipped, and used by
   // nobody before these futures; `held` is let go when it is computed. Nothing
-  // where it had not begun, or has been drained since: it is dropped. LOCAL.
+  // where it had not begun, has been drained since, or has failed: it is
+  // dropped. LOCAL.
   std::optional<Pushed> Keep(const Early& early, std::shared_ptr<void> held);
   // It was not. LOCAL.
   void Drop(const Early& early);
@@ -197,7 +199,8 @@ class UpdateStream {
   void Begin(std::shared_ptr<Unit> unit, const absl::Status& failed);
   void Adopt(const std::shared_ptr<Unit>& unit);
   void DropAhead();
-  void SetAhead(bool ahead);
+  void EndAhead();
+  void FailUnit(Unit* unit, const absl::Status& status);
   void StartRead(const Unit& unit, size_t first_state, Buffer* buffer);
   absl::Status Compute(Buffer* buffer);
   void StartWrite(Buffer* buffer);

@@ -148,20 +148,61 @@ TEST_P(UpdateStreamTest, DrainKeptDoesNotWaitForThem) {
   unit->ExpectAsInMemory();
 }
 
-TEST_P(UpdateStreamTest, AnErrorOfOneIsThatOfAllThatComesAfter) {
-  MakeStream();
+// What it would have changed is whole, so it is made again by whoever asks.
+TEST_P(UpdateStreamTest, AnErrorOfOneIsItsOwn) {
+  MakeStream(1);  // so what comes waits until what was is written
   TestUnit* const unit = AddUnit(3 * kSlice);
   Push(unit);
   TESSERA_ASSERT_OK(stream_->Drain());
-  Fail(/*writes=*/false, unit->states[1], kSlice * 4);
-  const UpdateStream::Early early = PushEarly(unit, 1);
-  TestUnit* const after = AddUnit(kSlice);
-  const auto error = StatusIs(absl::StatusCode::kUnavailable,
-                              HasSubstr("of state 1 of unit 0 "));
-  EXPECT_THAT(Push(after).Wait(), error);
-  EXPECT_THAT(after->slices, IsEmpty());
-  EXPECT_FALSE(stream_->Keep(early, nullptr).has_value());
-  ExpectStaysFailed(error);
+  unit->ChangeInMemory(0);
+  for (const bool writes : {false, true}) {
+    const UpdateStream::Early warm_up = PushEarly(unit, 7);  // has its room
+    stream_->Drop(warm_up);
+    TESSERA_ASSERT_OK(stream_->DrainKept());
+    unit->slices.clear();
+    const int64_t first = (writes ? unit->states[1].next()->begin
+                                  : unit->states[1].extent().begin) +
+                          kSlice * 4;
+    system_.answer = [=](bool write, int64_t offset, int64_t result) {
+      return write == writes && offset == first ? -EIO : result;
+    };
+    const UpdateStream::Early early = PushEarly(unit, 1);
+    TestUnit* const after = AddUnit(kSlice);
+    TESSERA_EXPECT_OK(Push(after).Wait());
+    TESSERA_EXPECT_OK(written_.Wait());
+    after->ExpectAllSlices();
+    EXPECT_FALSE(stream_->Keep(early, nullptr).has_value());
+    unit->ExpectAsInMemory();
+    system_.answer = nullptr;
+    unit->slices.clear();
+    TESSERA_EXPECT_OK(Push(unit, 2).Wait());
+    TESSERA_EXPECT_OK(stream_->Drain());
+    unit->ChangeInMemory(2);
+    unit->ExpectAsInMemory();
+  }
+}
+
+// Once it is kept it is all there is.
+TEST_P(UpdateStreamTest, AnErrorOfOneThatIsKeptIsThatOfAllThatComesAfter) {
+  MakeStream(2);
+  TestUnit* const unit = AddUnit(6 * kSlice);
+  absl::Notification began, go;
+  const UpdateStream::Early early = PushEarly(unit, 1, [&](Range slice) {
+    if (slice.begin == kSlice) {
+      began.Notify();
+      go.WaitForNotification();
+    }
+    return absl::OkStatus();
+  });
+  began.WaitForNotification();
+  const int64_t fails = unit->states[1].next()->begin + 3 * kSlice * 4;
+  system_.answer = [=](bool write, int64_t offset, int64_t result) {
+    return write && offset == fails ? -EIO : result;
+  };
+  EXPECT_TRUE(stream_->Keep(early, nullptr).has_value());
+  go.Notify();
+  ExpectStaysFailed(StatusIs(absl::StatusCode::kUnavailable,
+                             HasSubstr("of state 1 of unit 0 ")));
 }
 
 }  // namespace

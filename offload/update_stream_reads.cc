@@ -119,7 +119,7 @@ void UpdateStream::Adopt(const std::shared_ptr<Unit>& unit) {
     StartRead(*unit, foreseen->places.size(), &At(pushed_));
   }
   if (reading_ == foreseen) reading_ = unit;
-  if (ahead_.empty()) SetAhead(false);
+  if (ahead_.empty()) EndAhead();
 }
 
 // What was foreseen did not come. Its errors are nobody's.
@@ -131,12 +131,12 @@ void UpdateStream::DropAhead() {
   }
   if (!ahead_.empty() && reading_ == ahead_.back()) reading_ = nullptr;
   ahead_.clear();
-  SetAhead(false);
+  EndAhead();
 }
 
-void UpdateStream::SetAhead(bool ahead) {
+void UpdateStream::EndAhead() {
   absl::MutexLock lock(&mutex_);
-  is_ahead_ = ahead;
+  is_ahead_ = false;
 }
 
 // Of the buffer's slice, states from `first_state` on.

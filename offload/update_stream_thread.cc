@@ -19,8 +19,7 @@ void UpdateStream::Run() {
       Buffer& buffer = At(computed_++);
       const std::shared_ptr<Unit> unit = buffer.unit;
       const absl::Status status = Compute(&buffer);
-      if (!status.ok()) Fail(status);
-      unit->status.Update(status);
+      FailUnit(unit.get(), status);
       if (buffer.slice.end == unit->numel) EndComputed(unit.get());
       if (!status.ok()) EndSlice(&buffer, absl::OkStatus());
       RetireWritten();
@@ -50,6 +49,15 @@ void UpdateStream::Fail(const absl::Status& status) {
   failed_.Update(status);
 }
 
+// An early one's is nobody else's: it has written where nobody reads.
+void UpdateStream::FailUnit(Unit* unit, const absl::Status& status) {
+  if (status.ok()) return;
+  unit->status.Update(status);
+  absl::MutexLock lock(&mutex_);
+  unit->failed = true;
+  if (!unit->pushed_early || unit->kept) failed_.Update(status);
+}
+
 // And starts to write it. After an error of a slice before it nothing is
 // computed or written.
 absl::Status UpdateStream::Compute(Buffer* buffer) {
@@ -62,6 +70,7 @@ absl::Status UpdateStream::Compute(Buffer* buffer) {
     stats_.stalled += computing - begin;
     status = failed_;
   }
+  status.Update(buffer->unit->status);
   status.Update(read);
   if (!status.ok()) return status;
   status = CatchTorch("update of states on a disk", [&] {
@@ -111,8 +120,7 @@ void UpdateStream::RetireWritten() {
 // Nothing of it is under way.
 void UpdateStream::EndSlice(Buffer* buffer, const absl::Status& status) {
   const std::shared_ptr<Unit> unit = std::exchange(buffer->unit, nullptr);
-  if (!status.ok()) Fail(status);
-  unit->status.Update(status);
+  FailUnit(unit.get(), status);
   unit->numel_written += buffer->slice.numel();
   if (unit->numel_written == unit->numel) EndWritten(unit.get());
 }
@@ -127,8 +135,7 @@ void UpdateStream::EndComputed(Unit* unit) {
     const absl::Status ended = CatchTorch("update of states on the host", [&] {
       unit->end = unit->update.end();
     });
-    if (!ended.ok()) Fail(ended);
-    unit->status.Update(ended);
+    FailUnit(unit, ended);
   }
   unit->update = StreamedUpdate();
   std::shared_ptr<void> held;

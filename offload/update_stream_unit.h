@@ -40,6 +40,8 @@ struct UpdateStream::Unit {
 
   // By the stream's mutex.
   bool early = false;  // may still be dropped
+  bool kept = false;   // was early, and is the right one
+  bool failed = false;
   bool begun = false, is_computed = false, is_written = false;
   int64_t drains = 0;          // before it was pushed
   int64_t number = 0;          // of pushes before it

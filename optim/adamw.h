@@ -71,7 +71,8 @@ class AdamW {
   // room on the disk of its own, so that Step has only to say that it was
   // right, or does it again. No longer while `early_bytes` of new values are
   // waiting in memory, or where there is no more room. REQUIRES: Take of what
-  // the last Step has given to `after`. LOCAL, ASYNC.
+  // the last Step has given to `after`. LOCAL; waits for what of the last Step
+  // is still being written, and is ASYNC then.
   void StartEarly(size_t flat, FlatGradient* gradient,
                   const AdamWOptions& options, double factor);
   // None of these was right. LOCAL, blocking.

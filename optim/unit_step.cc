@@ -183,14 +183,15 @@ UnitStep::UnitStep(const FlatParameter& flat, const HasGradient& has_gradient,
       device_(flat.update_device()),
       kernel_(IsForKernel(flat) && !options.libtorch_exact) {
   const int64_t first = flat.owned().begin;
-  int64_t others = 0;  // elements of storages, parameters' or not
+  // Elements of storages, parameters' or not, that are not stepped.
+  int64_t left_out = 0;
   for (int i = 0; i < flat.layout().num_slots(); ++i) {
-    others += Intersect(flat.layout().slot(i), flat.owned()).numel();
+    left_out += Intersect(flat.layout().slot(i), flat.owned()).numel();
   }
   for (const auto& segment : flat.segments()) {
     const auto parameter = static_cast<size_t>(segment.parameter);
     if (!has_gradient[parameter]) continue;
-    others -= segment.range.numel();
+    left_out -= segment.range.numel();
     const auto& p = flat.parameters()[parameter];
     const Run run{{segment.range.begin - first, segment.range.end - first},
                   {segment.range.begin - p.range.begin,
@@ -201,7 +202,7 @@ UnitStep::UnitStep(const FlatParameter& flat, const HasGradient& has_gradient,
       runs_.push_back(run);
     }
   }
-  steps_all_ = others == 0;
+  steps_all_ = left_out == 0;
 }
 
 bool UnitStep::operator==(const UnitStep& other) const {

@@ -84,7 +84,10 @@ std::vector<AutoTiers> TiersOf(const proto::Config& config, int stage,
     if (stage == 3 && with_parameters) add(tier, all, tier);
   };
   if (!on_cpu && stage > 0) add_tier("cpu", true);
-  const bool disk = stage == 3 && DiskOf(config).has_value();
+  // And not only for activations.
+  const bool disk = stage == 3 && DiskOf(config).has_value() &&
+                    (!zero.offload_optimizer().nvme_path().empty() ||
+                     !zero.offload_param().nvme_path().empty());
   if (disk && on_cpu) {
     add_tier("nvme", true);
   } else if (disk) {
@@ -95,8 +98,12 @@ std::vector<AutoTiers> TiersOf(const proto::Config& config, int stage,
 
 void SetTiers(const AutoTiers& tiers, proto::ZeroOptimization* zero) {
   if (!tiers.states.empty()) {
-    zero->mutable_offload_optimizer()->set_device(tiers.states);
-    zero->mutable_offload_optimizer()->set_ratio(tiers.ratio);
+    proto::OffloadOptimizer* const states = zero->mutable_offload_optimizer();
+    states->set_device(tiers.states);
+    states->set_ratio(tiers.ratio);
+    if (states->nvme_path().empty()) {
+      states->set_nvme_path(zero->offload_param().nvme_path());
+    }
   }
   if (tiers.parameters.empty()) return;
   proto::OffloadParam* const parameters = zero->mutable_offload_param();

@@ -246,6 +246,13 @@ absl::StatusOr<std::shared_ptr<ActivationStore>> MakeActivationStore(
   return store;
 }
 
+void NoteIfNoneMoves(const ActivationOffload& options) {
+  if (options.tier == Tier::kMemory) return;
+  TESSERA_LOG_RANK0(WARNING)
+      << "activation_checkpointing.offload: nothing is moved, since no module "
+      << "is named: set activation_checkpointing.units (\"auto\")";
+}
+
 bool AnyParametersElsewhere(const std::vector<FlatParameterOptions>& options) {
   return std::any_of(options.begin(), options.end(),
                      [](const FlatParameterOptions& each) {

@@ -100,6 +100,10 @@ absl::StatusOr<std::shared_ptr<ActivationStore>> MakeActivationStore(
     const ActivationOffload& options, const std::vector<at::Tensor>& buffers,
     at::Device device, int rank);
 
+// Says so, where no module is named whose activations are to go anywhere.
+// LOCAL.
+void NoteIfNoneMoves(const ActivationOffload& options);
+
 bool AnyParametersElsewhere(const std::vector<FlatParameterOptions>& options);
 // InvalidArgument: `key`, which is "on", cannot be had with these. The same on
 // all ranks.

@@ -31,6 +31,7 @@ INSTANTIATE_TEST_SUITE_P(, SwapFileTest, ::testing::Bool(),
 TEST_P(SwapFileTest, AFullDiskIsSaidByAllocate) {
   const auto file = Open();
   system_.fallocate_error = ENOSPC;
+  system_.fs_free = 12345;
   EXPECT_THAT(
       file->Allocate(5000),
       StatusIs(absl::StatusCode::kResourceExhausted,
@@ -39,6 +40,22 @@ TEST_P(SwapFileTest, AFullDiskIsSaidByAllocate) {
                      HasSubstr("nvme_path"))));
   system_.fallocate_error = EOPNOTSUPP;
   ExpectRoundTrip(file.get(), 5000, 0);
+}
+
+// As the file system says how much it has, not as it gives.
+TEST_P(SwapFileTest, SpareRoomLeavesHalfOfTheDisk) {
+  const auto file = Open();
+  system_.fs_free = 8 * 8192;
+  const auto full = StatusIs(absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(file->AllocateSpare(5 * 8192), full);
+  TESSERA_ASSERT_OK_AND_ASSIGN(const SwapExtent spare,
+                               file->AllocateSpare(4 * 8192));
+  system_.fs_free = 4 * 8192;
+  EXPECT_THAT(file->AllocateSpare(8192), full);
+  TESSERA_EXPECT_OK(file->Allocate(8192));
+  file->Free(spare);
+  system_.fs_free = 0;
+  TESSERA_EXPECT_OK(file->AllocateSpare(8192));  // the file has it already
 }
 
 TEST_P(SwapFileTest, AnErrorOfTheDiskEndsItsRequestAlone) {

@@ -5,6 +5,7 @@
 
 #include <errno.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <memory>
@@ -41,7 +42,10 @@ class RealSwapFile : public SwapFile {
   ~RealSwapFile() override;
   absl::Status Start();
 
-  absl::StatusOr<SwapExtent> Allocate(int64_t bytes) override;
+  absl::StatusOr<SwapExtent> Allocate(int64_t bytes) override {
+    return Allocate(bytes, /*left_free=*/0);
+  }
+  absl::StatusOr<SwapExtent> AllocateSpare(int64_t bytes) override;
   void Free(const SwapExtent& extent) override;
   SwapFuture Read(const SwapExtent& extent, int64_t offset, void* to,
                   int64_t bytes, absl::string_view what) override {
@@ -64,6 +68,7 @@ class RealSwapFile : public SwapFile {
  private:
   SwapFuture Enqueue(bool write, const SwapExtent& extent, int64_t offset,
                      char* memory, int64_t bytes, absl::string_view what);
+  absl::StatusOr<SwapExtent> Allocate(int64_t bytes, int64_t left_free);
   absl::Status Full(int64_t bytes, int error);
   // Without a ring.
   void RunThread();
@@ -75,6 +80,7 @@ class RealSwapFile : public SwapFile {
 
   absl::Mutex room_mutex_;
   SwapRoom room_ ABSL_GUARDED_BY(room_mutex_);
+  int64_t spared_ ABSL_GUARDED_BY(room_mutex_) = -1;  // by AllocateSpare
   std::atomic<int64_t> file_bytes_{0};
 
   SwapRequests requests_;
@@ -125,7 +131,19 @@ absl::Status RealSwapFile::Full(int64_t bytes, int error) {
       "a lower ratio"));
 }
 
-absl::StatusOr<SwapExtent> RealSwapFile::Allocate(int64_t bytes) {
+// A file system that does not say how much it has is taken for a large one.
+absl::StatusOr<SwapExtent> RealSwapFile::AllocateSpare(int64_t bytes) {
+  int64_t spared;
+  {
+    absl::MutexLock lock(&room_mutex_);
+    if (spared_ < 0) spared_ = std::max<int64_t>(0, system_->FsFree(fd_)) / 2;
+    spared = spared_;
+  }
+  return Allocate(bytes, spared);
+}
+
+absl::StatusOr<SwapExtent> RealSwapFile::Allocate(int64_t bytes,
+                                                  int64_t left_free) {
   TESSERA_CHECK(bytes >= 0) << bytes;
   if (bytes == 0) return SwapExtent{};
   SwapExtent extent;
@@ -134,6 +152,9 @@ absl::StatusOr<SwapExtent> RealSwapFile::Allocate(int64_t bytes) {
   if (room_.Take(extent.bytes, &extent.begin)) return extent;
   const int64_t end = room_.end();
   const int64_t more = extent.bytes - (end - room_.Tail());
+  if (left_free > 0 && system_->FsFree(fd_) - more < left_free) {
+    return Full(more, ENOSPC);
+  }
   int result = 0;
   do {
     result = system_->Fallocate(fd_, end, more);

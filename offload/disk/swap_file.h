@@ -105,6 +105,9 @@ class SwapFile {
   // `bytes` are rounded up to kSwapAlignment. What lies there is anything.
   // ResourceExhausted says how much the file system has left. LOCAL.
   virtual absl::StatusOr<SwapExtent> Allocate(int64_t bytes) = 0;
+  // Room that one can do without: of what the file system has left when this is
+  // first called half stays free, for checkpoints, say. LOCAL.
+  virtual absl::StatusOr<SwapExtent> AllocateSpare(int64_t bytes) = 0;
   // Room for another Allocate. REQUIRES: nothing of it is under way.
   virtual void Free(const SwapExtent& extent) = 0;
 

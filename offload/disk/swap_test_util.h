@@ -44,7 +44,7 @@ class TestSystem : public SwapSystem {
     if (fallocate_error != 0) return -fallocate_error;
     return SwapSystem::Fallocate(of, begin, bytes);
   }
-  int64_t FsFree(int /*fd*/) override { return 12345; }
+  int64_t FsFree(int /*fd*/) override { return fs_free; }
   int64_t PRead(int of, char* to, int64_t bytes, int64_t offset) override {
     return Answer(false, offset, SwapSystem::PRead(of, to, bytes, offset));
   }
@@ -59,6 +59,7 @@ class TestSystem : public SwapSystem {
 
   bool direct = true;
   int fallocate_error = 0;
+  int64_t fs_free = int64_t{1} << 40;
   int fd = -1;
   // As Completed; null: nothing is refused.
   std::function<int64_t(bool write, int64_t offset, int64_t result)> answer;

@@ -86,7 +86,9 @@ void OutsideTensor::MoveTo(ActivationStore::Group* group,
        VersionOf(alias_) != version_ || Registry::Global().Find(alias_))) {
     return;
   }
-  auto stored = group->Put(copied_ ? copy_ : alias_.storage(), version_, what);
+  const c10::Storage& from = copied_ ? copy_ : alias_.storage();
+  const size_t used = copied_ ? from.nbytes() : alias_.nbytes();
+  auto stored = group->Put(from, static_cast<int64_t>(used), version_, what);
   ThrowIfError(stored.status());
   if (*stored == nullptr) return;
   store_ = group->store();

@@ -126,7 +126,9 @@ class ThreadUnits final : public OperatorWatch {
     if (region_ == nullptr || in_composite()) return false;
     // What came before was no part of a forward.
     if (!region_->spoilt().empty() && !region_->saved()) return true;
-    return region_->num_operators() > 0 && owned.flat.get() == first_.first &&
+    // A region that keeps what it computes records no operators.
+    const bool has_begun = region_->num_operators() > 0 || region_->saved();
+    return has_begun && owned.flat.get() == first_.first &&
            owned.slot == first_.second;
   }
 

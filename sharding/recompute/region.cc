@@ -157,8 +157,10 @@ void Region::GiveUp() {
 
 void Region::Move(Slot* slot, ActivationStore::Group* group) {
   if (!slot->alias_.defined() || slot->changed()) return;
-  auto stored = group->Put(slot->alias_.storage(), slot->version_,
-                           absl::StrCat("activations of ", tape_.name()));
+  const at::Tensor& t = slot->alias_;
+  auto stored =
+      group->Put(t.storage(), static_cast<int64_t>(t.nbytes()), slot->version_,
+                 absl::StrCat("activations of ", tape_.name()));
   ThrowIfError(stored.status());
   slot->stored_ = *std::move(stored);
   if (slot->stored_ != nullptr) slot->alias_.reset();

@@ -2,6 +2,7 @@
 // oracle's, which knows nothing of it, and memory does not grow with depth.
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -97,15 +98,19 @@ struct BlockImpl : torch::nn::Module {
 TORCH_MODULE(Block);
 
 struct Chain : torch::nn::Module {
-  explicit Chain(int depth) {
-    for (int i = 0; i < depth; ++i) blocks->push_back(Block());
+  // Of `uses` times the same block, where that is negative.
+  explicit Chain(int depth) : uses(std::max(1, -depth)) {
+    for (int i = 0; i < std::max(1, depth); ++i) blocks->push_back(Block());
     register_module("blocks", blocks);
   }
   at::Tensor Loss() {
     at::Tensor x = torch::ones({kRows, kDim});
-    for (const auto& block : *blocks) x = block->as<Block>()->forward(x);
+    for (int use = 0; use < uses; ++use) {
+      for (const auto& block : *blocks) x = block->as<Block>()->forward(x);
+    }
     return x.pow(2).mean();
   }
+  int uses;
   torch::nn::ModuleList blocks;
 };
 
@@ -186,6 +191,17 @@ TEST(Activations, WhatIsHeldDoesNotGrowWithDepth) {
     const Moved plain = TrainChainOf(24, "", "");
     EXPECT_GE(plain.held, deep.held + 20 * each);
     EXPECT_EQ(plain.losses, deep.losses);
+  }
+}
+
+TEST(Activations, EachUseOfAModuleIsOne) {
+  const TempFolder folder;
+  const Moved plain = TrainChainOf(-8, "", "");
+  for (const char* policy : {"keep", "full"}) {
+    SCOPED_TRACE(policy);
+    const Moved moved = TrainChainOf(-8, policy, folder.path());
+    EXPECT_EQ(moved.out, 7 * (*policy == 'k' ? 2 : 1));
+    EXPECT_EQ(moved.losses, plain.losses);
   }
 }
 

@@ -219,6 +219,17 @@ TEST_F(AutoChoiceTest, AsMuchGoesToADiskAsHasTo) {
   zero->mutable_offload_optimizer()->clear_nvme_path();
   TESSERA_ASSERT_OK_AND_ASSIGN(const AutoChoice nowhere, Choose(kAny));
   EXPECT_THAT(nowhere.others, SizeIs(4 - 1));
+  // That of activations is none for states; that of parameters is.
+  auto* const activations = config_.mutable_activation_checkpointing();
+  activations->set_offload("nvme");
+  activations->set_nvme_path("/nowhere");
+  TESSERA_ASSERT_OK_AND_ASSIGN(const AutoChoice activations_only, Choose(kAny));
+  EXPECT_THAT(activations_only.others, SizeIs(4 - 1));
+  config_.clear_activation_checkpointing();
+  zero->mutable_offload_param()->set_nvme_path("/nowhere");
+  TESSERA_ASSERT_OK_AND_ASSIGN(const AutoChoice by_other, Choose(kAny));
+  EXPECT_THAT(by_other.others, SizeIs(4 + 3 - 1));
+  zero->mutable_offload_param()->clear_nvme_path();
   options_.on_cpu = false;
   options_.rates.reset();
   TESSERA_ASSERT_OK_AND_ASSIGN(const AutoChoice host, Choose(kAny));
