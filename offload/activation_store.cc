@@ -171,8 +171,8 @@ absl::Status ActivationStore::StartBack(Entry* entry) {
   entry->memory = to.storage();
   stats_.bytes_back += entry->bytes;
   if (disk_ != nullptr) {
-    entry->under_way = disk_->Read(entry->extent, 0, to.mutable_data_ptr(),
-                                   entry->bytes, entry->what);
+    entry->under_way = disk_->ReadUrgent(
+        entry->extent, 0, to.mutable_data_ptr(), entry->bytes, entry->what);
     return absl::OkStatus();
   }
   const StreamPoint made = StreamPoint::Now(entry->device);
@@ -192,7 +192,10 @@ void ActivationStore::StartGroupBack(int64_t number) {
     if (entry == nullptr || entry->asked) continue;
     if (disk_ != nullptr && !entry->is_out) continue;
     EndOut(entry.get());
-    (void)CatchTorch(entry->what, [&] { return StartBack(entry.get()); });
+    const auto start = [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+      return StartBack(entry.get());
+    };
+    (void)CatchTorch(entry->what, start);
   }
 }
 

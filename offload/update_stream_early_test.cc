@@ -172,8 +172,8 @@ TEST_P(UpdateStreamTest, AnErrorOfOneIsItsOwn) {
     TESSERA_EXPECT_OK(written_.Wait());
     after->ExpectAllSlices();
     EXPECT_FALSE(stream_->Keep(early, nullptr).has_value());
-    unit->ExpectAsInMemory();
     system_.answer = nullptr;
+    unit->ExpectAsInMemory();
     unit->slices.clear();
     TESSERA_EXPECT_OK(Push(unit, 2).Wait());
     TESSERA_EXPECT_OK(stream_->Drain());

@@ -49,12 +49,19 @@ class RealSwapFile : public SwapFile {
   void Free(const SwapExtent& extent) override;
   SwapFuture Read(const SwapExtent& extent, int64_t offset, void* to,
                   int64_t bytes, absl::string_view what) override {
-    return Enqueue(false, extent, offset, static_cast<char*>(to), bytes, what);
+    return Enqueue(SwapRequests::Kind::kRead, extent, offset,
+                   static_cast<char*>(to), bytes, what);
+  }
+  SwapFuture ReadUrgent(const SwapExtent& extent, int64_t offset, void* to,
+                        int64_t bytes, absl::string_view what) override {
+    return Enqueue(SwapRequests::Kind::kReadUrgent, extent, offset,
+                   static_cast<char*>(to), bytes, what);
   }
   SwapFuture Write(const SwapExtent& extent, int64_t offset, const void* from,
                    int64_t bytes, absl::string_view what) override {
     auto* const memory = const_cast<char*>(static_cast<const char*>(from));
-    return Enqueue(true, extent, offset, memory, bytes, what);
+    return Enqueue(SwapRequests::Kind::kWrite, extent, offset, memory, bytes,
+                   what);
   }
   bool Register(void* memory, int64_t bytes) override {
     return ring_ != nullptr && ring_->Register(memory, bytes);
@@ -66,8 +73,9 @@ class RealSwapFile : public SwapFile {
   std::string Describe() const override;
 
  private:
-  SwapFuture Enqueue(bool write, const SwapExtent& extent, int64_t offset,
-                     char* memory, int64_t bytes, absl::string_view what);
+  SwapFuture Enqueue(SwapRequests::Kind kind, const SwapExtent& extent,
+                     int64_t offset, char* memory, int64_t bytes,
+                     absl::string_view what);
   absl::StatusOr<SwapExtent> Allocate(int64_t bytes, int64_t left_free);
   absl::Status Full(int64_t bytes, int error);
   // Without a ring.
@@ -188,11 +196,12 @@ void RealSwapFile::Free(const SwapExtent& extent) {
 
 // Requests.
 
-SwapFuture RealSwapFile::Enqueue(bool write, const SwapExtent& extent,
-                                 int64_t offset, char* memory, int64_t bytes,
+SwapFuture RealSwapFile::Enqueue(SwapRequests::Kind kind,
+                                 const SwapExtent& extent, int64_t offset,
+                                 char* memory, int64_t bytes,
                                  absl::string_view what) {
   SwapFuture future =
-      requests_.Enqueue(write, extent, offset, memory, bytes, what);
+      requests_.Enqueue(kind, extent, offset, memory, bytes, what);
   if (ring_ != nullptr && bytes > 0) ring_->Wake();
   return future;
 }

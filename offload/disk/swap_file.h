@@ -15,7 +15,8 @@
 // multiples of kSwapAlignment are handed to the disk as they are; others go
 // through blocks of the file's own, a copy more.
 //
-// Order: none between requests. Who reads what is being written, or the other
+// Order: none between requests (those that wait for the disk go to it as they
+// came, ReadUrgent's first). Who reads what is being written, or the other
 // way round, waits in between.
 //
 // Errors name folder, owner, what was read or written, and what to try:
@@ -117,6 +118,10 @@ class SwapFile {
   // extent; `offset` is a multiple of kSwapAlignment. ASYNC.
   virtual SwapFuture Read(const SwapExtent& extent, int64_t offset, void* to,
                           int64_t bytes, absl::string_view what) = 0;
+  // Before all that waits and is not urgent: somebody needs it to go on.
+  virtual SwapFuture ReadUrgent(const SwapExtent& extent, int64_t offset,
+                                void* to, int64_t bytes,
+                                absl::string_view what) = 0;
   virtual SwapFuture Write(const SwapExtent& extent, int64_t offset,
                            const void* from, int64_t bytes,
                            absl::string_view what) = 0;

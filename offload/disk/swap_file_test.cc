@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "base/status_matchers.h"
 #include "gmock/gmock.h"
@@ -22,6 +23,7 @@ namespace tessera {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::UnorderedElementsAre;
@@ -81,6 +83,49 @@ TEST_P(SwapFileTest, NeighboursKeepTheirBytes) {
   EXPECT_EQ(std::memcmp(got.data() + 2 * kSwapAlignment,
                         around.data() + 2 * kSwapAlignment, kSwapAlignment),
             0);
+}
+
+// While the first is under way; each is two blocks.
+TEST_P(SwapFileTest, UrgentReadsComeFirst) {
+  options_.queue_depth = options_.threads = 1;
+  options_.block_bytes = kSwapAlignment;
+  absl::Notification began, go;
+  std::vector<int64_t> blocks;
+  system_.answer = [&](bool, int64_t offset, int64_t result) {
+    blocks.push_back(offset / kSwapAlignment);
+    if (blocks.size() == 1) {
+      began.Notify();
+      go.WaitForNotification();
+    }
+    return result;
+  };
+  const auto file = Open();
+  const Memory memory(2 * kSwapAlignment);
+  std::vector<SwapExtent> extents;
+  for (int i = 0; i < 5; ++i) {
+    TESSERA_ASSERT_OK_AND_ASSIGN(const SwapExtent extent,
+                                 file->Allocate(memory.bytes()));
+    extents.push_back(extent);
+  }
+  std::vector<SwapFuture> futures;
+  const auto read = [&](size_t i) {
+    futures.push_back(
+        file->Read(extents[i], 0, memory.data(), memory.bytes(), "a"));
+  };
+  const auto read_urgent = [&](size_t i) {
+    futures.push_back(
+        file->ReadUrgent(extents[i], 0, memory.data(), memory.bytes(), "a"));
+  };
+  read(0);
+  began.WaitForNotification();
+  read(1);
+  read_urgent(2);
+  futures.push_back(
+      file->Write(extents[3], 0, memory.data(), memory.bytes(), "a"));
+  read_urgent(4);
+  go.Notify();
+  for (const SwapFuture& future : futures) TESSERA_EXPECT_OK(future.Wait());
+  EXPECT_THAT(blocks, ElementsAre(0, 4, 5, 8, 9, 1, 2, 3, 6, 7));
 }
 
 TEST_P(SwapFileTest, ManyThreadsHaveManyRequests) {

@@ -36,7 +36,7 @@ bool SwapFuture::Done() const {
   return state_->done;
 }
 
-SwapFuture SwapRequests::Enqueue(bool write, const SwapExtent& extent,
+SwapFuture SwapRequests::Enqueue(Kind kind, const SwapExtent& extent,
                                  int64_t offset, char* memory, int64_t bytes,
                                  absl::string_view what) {
   TESSERA_CHECK(offset >= 0 && bytes >= 0 && offset % kSwapAlignment == 0 &&
@@ -45,7 +45,8 @@ SwapFuture SwapRequests::Enqueue(bool write, const SwapExtent& extent,
       << extent.bytes;
   if (bytes == 0) return SwapFuture();
   auto request = std::make_shared<Request>();
-  request->write = write;
+  request->write = kind == Kind::kWrite;
+  request->urgent = kind == Kind::kReadUrgent;
   request->memory = memory;
   request->begin = extent.begin + offset;
   request->bytes = bytes;
@@ -54,8 +55,13 @@ SwapFuture SwapRequests::Enqueue(bool write, const SwapExtent& extent,
   {
     absl::MutexLock lock(&mutex_);
     CountTime();
-    ++(write ? writes_ : reads_);
-    queue_.push_back(request);
+    ++(request->write ? writes_ : reads_);
+    const auto behind =
+        request->urgent
+            ? std::find_if(queue_.begin(), queue_.end(),
+                           [](const auto& other) { return !other->urgent; })
+            : queue_.end();
+    queue_.insert(behind, request);
   }
   return SwapFuture(std::move(request));
 }

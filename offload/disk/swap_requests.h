@@ -44,6 +44,7 @@ inline bool SwapAligned(const void* memory) {
 struct SwapFuture::State {
   // Of the request, fixed.
   bool write = false;
+  bool urgent = false;
   char* memory = nullptr;
   int64_t begin = 0;  // in the file
   int64_t bytes = 0;
@@ -87,9 +88,10 @@ class SwapRequests {
   SwapRequests(const SwapRequests&) = delete;
   SwapRequests& operator=(const SwapRequests&) = delete;
 
-  // SwapFile::Read and Write. Who asks the disk is woken by the caller, unless
-  // it waits in AwaitCut. ASYNC.
-  SwapFuture Enqueue(bool write, const SwapExtent& extent, int64_t offset,
+  // SwapFile::Read, ReadUrgent and Write. Who asks the disk is woken by the
+  // caller, unless it waits in AwaitCut. ASYNC.
+  enum class Kind { kRead, kReadUrgent, kWrite };
+  SwapFuture Enqueue(Kind kind, const SwapExtent& extent, int64_t offset,
                      char* memory, int64_t bytes, absl::string_view what)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -132,6 +134,7 @@ class SwapRequests {
       std::make_shared<std::atomic<int64_t>>(0);
 
   mutable absl::Mutex mutex_;
+  // Those that are urgent before others; of either the oldest first.
   std::deque<std::shared_ptr<Request>> queue_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   int reads_ ABSL_GUARDED_BY(mutex_) = 0, writes_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -155,8 +155,8 @@ absl::StatusOr<CommFuture> GatheredCopy::LaunchFromDisk(CommTag tag) {
   void* const place = landing.defined() ? landing.mutable_data_ptr()
                                         : whole().data(owned.begin);
   const auto read = [shard = &shard_, place] {
-    return shard->disk()->Read(shard->extent(), 0, place, shard->bytes(),
-                               shard->what());
+    return shard->disk()->ReadUrgent(shard->extent(), 0, place, shard->bytes(),
+                                     shard->what());
   };
   if (flat_.communicator()->world_size() == 1) {  // Settle waits for it
     TESSERA_RETURN_IF_ERROR(updated_.Wait());
