@@ -168,9 +168,9 @@ absl::Status ActivationStore::StartBack(Entry* entry) {
   TorchScope scope;
   const at::Tensor to = at::empty(
       {entry->bytes}, at::TensorOptions(at::kByte).device(entry->device));
-  entry->memory = to.storage();
   stats_.bytes_back += entry->bytes;
   if (disk_ != nullptr) {
+    entry->memory = to.storage();
     entry->under_way = disk_->ReadUrgent(
         entry->extent, 0, to.mutable_data_ptr(), entry->bytes, entry->what);
     return absl::OkStatus();
@@ -181,6 +181,7 @@ absl::Status ActivationStore::StartBack(Entry* entry) {
   TESSERA_RETURN_IF_ERROR(entry->host.CopyTo({0, entry->bytes}, to));
   KeepForCurrentStream(to);
   entry->back = StreamPoint::Now(entry->device);
+  entry->memory = to.storage();  // only now: after an error it holds nothing
   return absl::OkStatus();
 }
 
