@@ -253,6 +253,8 @@ absl::Status Trainer::SetLearningRate(double rate) {
 
 absl::Status Trainer::UpdateParameters() {
   outcome_.reset();  // one that nobody has asked for
+  one_backward_each_ =
+      step_backwards_ == parts_->config.gradient_accumulation_steps();
   SetScheduledRate();
   parts_->gradients->Enter();
   absl::StatusOr<StepOutcome> made = StepShards(
@@ -282,10 +284,13 @@ void Trainer::ReportOffload() {
   SwapStats disk;  // the host's copies are the device's to report
   if (parts_->stream->disk() != nullptr) disk = parts_->stream->disk()->stats();
   const UpdateStreamStats stream = parts_->stream->stats();
-  const OffloadReport now = {disk.bytes_read,  disk.bytes_written,
-                             disk.reading,     disk.writing,
-                             stream.computing, stream.stalled,
-                             /*early_units=*/0};
+  const OffloadReport now = {disk.bytes_read,
+                             disk.bytes_written,
+                             disk.reading,
+                             disk.writing,
+                             stream.computing,
+                             stream.stalled,
+                             parts_->optimizer->early_units()};
   const OffloadReport before = std::exchange(offload_, now);
   report_.offload = {now.bytes_read - before.bytes_read,
                      now.bytes_written - before.bytes_written,
@@ -293,7 +298,7 @@ void Trainer::ReportOffload() {
                      now.writing - before.writing,
                      now.computing - before.computing,
                      now.stalled - before.stalled,
-                     parts_->optimizer->early_units()};
+                     now.early_units - before.early_units};
 }
 
 // What is wrong before the update is agreed on where entering it is an

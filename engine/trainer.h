@@ -126,6 +126,8 @@ class Trainer {
   bool more_losses_ = false;    // as the last Backward said
   int64_t backwards_ = 0;       // since Create
   int64_t step_backwards_ = 0;  // since the last optimizer step
+  // In the last optimizer step.
+  bool one_backward_each_ = false;
   // The last step went as early steps expect the next one to go; absent: there
   // was none.
   std::optional<bool> foreseen_;

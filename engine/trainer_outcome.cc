@@ -45,7 +45,7 @@ void Trainer::Report(const ShardedStepResult& result) {
   foreseen_ = !result.skipped &&
               (parts_->settings.step.max_norm <= 0 ||
                result.grad_norm == result.clipped_norm) &&
-              step_backwards_ == parts_->config.gradient_accumulation_steps();
+              one_backward_each_;
   if (!result.skipped) return;
   --step_;
   ++report_.skipped_steps;
@@ -75,15 +75,15 @@ void Trainer::StepEarly(const BackwardOptions& options,
   if (optimizer == nullptr) return;
   optimizer->DropEarly();  // of a Backward before this one
   const bool may =
-      parts_->settings.offload.early_step && parts_->stream != nullptr &&
-      parts_->stream->disk() != nullptr && parts_->device().is_cpu();
+      parts_->settings.offload.early_step && optimizer->MayStepEarly();
   const bool last =
       micro_steps_ + 1 == parts_->config.gradient_accumulation_steps() &&
       !has_backward_ && !options.more_losses && micro_batch->reduce;
-  if (!may || !last || options.weight.has_value() ||
-      !foreseen_.value_or(parts_->settings.step.max_norm <= 0)) {
-    return;
-  }
+  if (!may || !last || options.weight.has_value()) return;
+  // A device has said by now what it decided: this forward has come after units
+  // whose step on the host had to wait for that.
+  Settle();
+  if (!foreseen_.value_or(parts_->settings.step.max_norm <= 0)) return;
   micro_batch->reduced = [this, with = ScheduledOptions(),
                           factor = 1 / parts_->divisor()](size_t flat) {
     parts_->optimizer->StartEarly(flat, &parts_->gradients->of(flat), with,

@@ -12,6 +12,12 @@
 
 namespace tessera {
 
+const at::Tensor& HostElements::Wait() const {
+  filled.Wait();
+  read.Wait();
+  return elements;
+}
+
 absl::StatusOr<TieredBuffer> TieredBuffer::Allocate(
     int64_t numel, at::ScalarType dtype, at::Device device, MemoryKind kind,
     Place place, std::string what) {
@@ -52,9 +58,8 @@ absl::Status TieredBuffer::Move(Place to) {
   }
   TESSERA_CHECK(to.tier == Tier::kMemory && !in_memory()) << what_;
   TESSERA_RETURN_IF_ERROR(Raise());
-  FreeExtents();
+  FreeElsewhere();
   zeros_ = false;
-  host_.Reset();
   return absl::OkStatus();
 }
 
@@ -74,6 +79,9 @@ TieredBuffer& TieredBuffer::operator=(TieredBuffer&& other) noexcept {
   host_ = std::move(other.host_);
   read_ = std::move(other.read_);
   filled_ = std::move(other.filled_);
+  next_host_ = std::move(other.next_host_);
+  next_read_ = std::move(other.next_read_);
+  next_filled_ = std::move(other.next_filled_);
   memory_ = std::move(other.memory_);
   numel_ = std::exchange(other.numel_, -1);
   dtype_ = other.dtype_;
@@ -84,13 +92,14 @@ TieredBuffer& TieredBuffer::operator=(TieredBuffer&& other) noexcept {
 
 void TieredBuffer::Reset() {
   if (on_disk()) (void)storing_.Wait();
-  FreeExtents();
-  host_.Reset();
+  FreeElsewhere();
   memory_.Reset();
   numel_ = -1;
 }
 
-void TieredBuffer::FreeExtents() {
+void TieredBuffer::FreeElsewhere() {
+  host_.Reset();
+  next_host_.Reset();
   if (!on_disk()) return;
   disk_->Free(extent_);
   if (next_.has_value()) disk_->Free(*next_);
@@ -99,7 +108,13 @@ void TieredBuffer::FreeExtents() {
 }
 
 absl::Status TieredBuffer::MakeRoomForNext() {
-  if (next_.has_value()) return absl::OkStatus();
+  if (has_next()) return absl::OkStatus();
+  if (on_host()) {
+    auto room = FlatBuffer::AllocatePinned(numel_, dtype_, kind_);
+    TESSERA_RETURN_IF_ERROR(Annotate(room.status(), what_));
+    next_host_ = *std::move(room);
+    return absl::OkStatus();
+  }
   auto room = disk_->AllocateSpare(bytes());
   TESSERA_RETURN_IF_ERROR(Annotate(room.status(), what_));
   next_ = *room;
@@ -107,9 +122,25 @@ absl::Status TieredBuffer::MakeRoomForNext() {
 }
 
 void TieredBuffer::Flip() {
-  TESSERA_CHECK(next_.has_value() && !in_memory()) << what_;
+  TESSERA_CHECK(has_next() && !in_memory()) << what_;
+  if (on_host()) {
+    std::swap(host_, next_host_);
+    std::swap(read_, next_read_);
+    std::swap(filled_, next_filled_);
+    return;
+  }
   std::swap(extent_, *next_);
   zeros_ = false;
+}
+
+HostElements TieredBuffer::Host() const {
+  TESSERA_CHECK(on_host() && !in_memory()) << what_;
+  return {host_.View(), read_, filled_};
+}
+
+HostElements TieredBuffer::NextOnHost() const {
+  TESSERA_CHECK(next_host_.defined()) << what_;
+  return {next_host_.View(), next_read_, next_filled_};
 }
 
 FlatBuffer TieredBuffer::TakeMemory() {
@@ -195,15 +226,6 @@ absl::Status TieredBuffer::CopyFrom(Range range, const at::Tensor& from) {
     filled_.Order();
     host_.View(range).copy_(from, /*non_blocking=*/true);
     filled_ = StreamPoint::Now(device_);
-  });
-}
-
-absl::StatusOr<at::Tensor> TieredBuffer::OnHost() const {
-  TESSERA_CHECK(on_host() && !in_memory()) << what_;
-  return CatchTorch(what_, [&] {
-    filled_.Wait();
-    read_.Wait();
-    return host_.View();
   });
 }
 

@@ -3,7 +3,7 @@
 //
 //   kMemory   of the device where the unit is: a FlatBuffer, always: View
 //   kHost     pinned memory of the host, of a unit on a device. A step works on
-//             it there: OnHost
+//             it there: Host
 //   kDisk     an extent of the rank's swap file. A step streams it through a
 //             few small buffers (offload/update_stream.h)
 //
@@ -43,6 +43,15 @@
 namespace tessera {
 
 enum class Tier : uint8_t { kMemory, kHost, kDisk };
+
+// Elements on the host, of a unit on a device, as they are when the device has
+// done what it had been given with them.
+struct HostElements {
+  at::Tensor elements;       // [n]
+  StreamPoint read, filled;  // by the device
+  // For the host to read and write. Blocking; throws c10::Error.
+  const at::Tensor& Wait() const;
+};
 
 class TieredBuffer {
  public:
@@ -117,22 +126,26 @@ class TieredBuffer {
 
   // ---- on the host
 
-  // [n], for the host to read and write until it is next raised or copied:
-  // waits for the device's copies. REQUIRES: on the host, and not raised.
-  // Blocking.
-  absl::StatusOr<at::Tensor> OnHost() const;
+  // What the host may read and write, behind Wait, until it is next raised or
+  // copied. REQUIRES: on the host, and not raised.
+  HostElements Host() const;
+
+  // ---- what it is to hold next
+
+  // As much room again where it lies, on the host or on a disk: what it is to
+  // hold next can be written there while it holds what it does. Until Flip,
+  // which exchanges the two. REQUIRES: elsewhere. ResourceExhausted. LOCAL.
+  absl::Status MakeRoomForNext();
+  bool has_next() const { return next_.has_value() || next_host_.defined(); }
+  const std::optional<SwapExtent>& next() const { return next_; }  // on a disk
+  HostElements NextOnHost() const;
+  // REQUIRES: has_next, all of it written or being written; not raised.
+  void Flip();
 
   // ---- on a disk
 
   SwapFile* disk() const { return disk_.get(); }
   const SwapExtent& extent() const { return extent_; }
-  // As much room again, where what it is to hold next can be written while it
-  // holds what it does: until Flip, which exchanges the two. ResourceExhausted.
-  // LOCAL.
-  absl::Status MakeRoomForNext();
-  const std::optional<SwapExtent>& next() const { return next_; }
-  // REQUIRES: next, all of it written or being written; not raised.
-  void Flip();
   const std::string& what() const { return what_; }
   // Nobody has written it: zeros, whatever the disk has there. Who writes all
   // of the extent says so.
@@ -143,7 +156,7 @@ class TieredBuffer {
   absl::Status WriteBytes(int64_t begin, int64_t bytes, const void* from);
 
  private:
-  void FreeExtents();
+  void FreeElsewhere();
 
   std::shared_ptr<SwapFile> disk_;
   SwapExtent extent_;
@@ -154,6 +167,8 @@ class TieredBuffer {
   FlatBuffer host_;           // on the host
   mutable StreamPoint read_;  // the device has read host_ so far
   StreamPoint filled_;        // and has written it
+  FlatBuffer next_host_;
+  StreamPoint next_read_, next_filled_;  // of that
   FlatBuffer memory_;
   int64_t numel_ = -1;
   at::ScalarType dtype_ = at::kFloat;

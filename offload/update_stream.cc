@@ -136,12 +136,15 @@ void UpdateStream::TakeOver(const Early& unit) {
     --early_;
     ++kept_;
   }
-  const auto queued = std::find(queue_.begin(), queue_.end(), unit);
-  if (queued != queue_.end()) {
+  if (IsQueued(unit)) {
     --early_;
-    queue_.erase(queued);
+    queue_.erase(std::find(queue_.begin(), queue_.end(), unit));
   }
   unit->early = false;
+}
+
+bool UpdateStream::IsQueued(const Early& unit) const {
+  return std::find(queue_.begin(), queue_.end(), unit) != queue_.end();
 }
 
 void UpdateStream::Queue(std::shared_ptr<Unit> unit) {
@@ -169,11 +172,16 @@ std::optional<UpdateStream::Pushed> UpdateStream::Keep(
     const Early& early, std::shared_ptr<void> held) {
   {
     absl::MutexLock lock(&mutex_);
-    TakeOver(early);
-    if (!early->begun || early->drains != drains_ || early->failed ||
-        !failed_.ok()) {
+    const bool dropped = !early->begun && !IsQueued(early);
+    if (dropped || early->drains != drains_ || early->failed || !failed_.ok()) {
+      TakeOver(early);
       return std::nullopt;
     }
+    if (!early->is_written) {
+      --early_;
+      ++kept_;
+    }
+    early->early = false;
     early->kept = true;
     if (!early->is_computed) early->held = std::move(held);
   }

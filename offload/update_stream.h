@@ -23,7 +23,7 @@
 // (TieredBuffer::next), and only Keep makes it what they hold.
 //
 //     PushEarly ... Keep        as if it had been pushed then
-//     PushEarly ... Keep        nothing: it had not begun, or Drain was called
+//     PushEarly ... Keep        nothing: it was taken back, or Drain was called
 //     PushEarly ... Drain       by who changes what it reads: dropped
 //
 // And the first slices of what is likely to be pushed next can be read before
@@ -130,8 +130,9 @@ class UpdateStream {
   // Of these those that have not begun never will. LOCAL.
   void DropQueued();
   // It was the right one, as if pushed now: its states are flipped, and used by
-  // nobody before these futures; `held` is let go when it is computed. Nothing
-  // where it had not begun, has been drained since, or has failed: it is
+  // nobody before these futures; `held` is let go when it is computed. Where it
+  // has not begun it stays where it is in the queue. Nothing where it was taken
+  // back (DropQueued, Drop), has been drained since, or has failed: it is
   // dropped. LOCAL.
   std::optional<Pushed> Keep(const Early& early, std::shared_ptr<void> held);
   // It was not. LOCAL.
@@ -215,6 +216,7 @@ class UpdateStream {
   Units TakeQueuedEarly() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   int64_t& CountOf(const Unit& unit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void TakeOver(const Early& unit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool IsQueued(const Early& unit) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Buffer& At(int64_t slice_number) {
     return buffers_[static_cast<size_t>(slice_number %
                                         static_cast<int64_t>(buffers_.size()))];

@@ -1,7 +1,6 @@
 // Updates that begin before it is known that they are the right ones.
 #include <memory>
 #include <optional>
-#include <string>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -102,9 +101,33 @@ TEST_P(UpdateStreamTest, DrainDropsThem) {
   unit->ExpectAsInMemory();
 }
 
-TEST_P(UpdateStreamTest, WhatHasNotBegunNeverWill) {
-  for (const char* by : {"DropQueued", "Drop", "Keep"}) {
-    SCOPED_TRACE(by);
+TEST_P(UpdateStreamTest, WhatHasNotBegunIsKeptInItsPlace) {
+  MakeStream();
+  absl::Notification go;
+  Push(AddUnit(kSlice), 0, [&](Range) {
+    go.WaitForNotification();
+    return absl::OkStatus();
+  });
+  Push(AddUnit(8 * kSlice));  // more than is read ahead
+  TestUnit* const unit = AddUnit(3 * kSlice);
+  const UpdateStream::Early early = PushEarly(unit);
+  const auto kept = stream_->Keep(early, nullptr);
+  ASSERT_TRUE(kept.has_value());
+  stream_->DropQueued();  // it is none of these any more
+  const CommFuture after = Push(AddUnit(kSlice));
+  EXPECT_FALSE(kept->computed.Done());
+  go.Notify();
+  TESSERA_EXPECT_OK(after.Wait());
+  EXPECT_TRUE(kept->computed.Done());
+  TESSERA_EXPECT_OK(stream_->DrainKept());
+  unit->ExpectAllSlices();
+  unit->ChangeInMemory(0);
+  unit->ExpectAsInMemory();
+}
+
+TEST_P(UpdateStreamTest, WhatWasTakenBackNeverBegins) {
+  for (const bool all : {false, true}) {
+    SCOPED_TRACE(all);
     MakeStream();
     absl::Notification go;
     Push(AddUnit(kSlice), 0, [&](Range) {
@@ -115,11 +138,7 @@ TEST_P(UpdateStreamTest, WhatHasNotBegunNeverWill) {
     Push(ahead);
     TestUnit* const unit = AddUnit(kSlice);
     const UpdateStream::Early early = PushEarly(unit);
-    if (*by == 'K') {
-      EXPECT_FALSE(stream_->Keep(early, nullptr).has_value());
-    } else {
-      by == std::string("Drop") ? stream_->Drop(early) : stream_->DropQueued();
-    }
+    all ? stream_->DropQueued() : stream_->Drop(early);
     go.Notify();
     TESSERA_EXPECT_OK(stream_->Drain());
     ahead->ExpectAllSlices();

@@ -126,7 +126,7 @@ absl::Status AdamW::StepUnits(Gradients* gradients,
                               std::vector<Awaited>* awaited) {
   UnitStep::Counts counts;
   std::optional<HostFactor> on_host;
-  early_units_ = 0;
+  const int64_t early_units = *early_units_;
   DropQueuedEarly();
   for (size_t u = 0; u < flats_.size(); ++u) {
     const FlatParameter& flat = *flats_[u];
@@ -155,7 +155,8 @@ absl::Status AdamW::StepUnits(Gradients* gradients,
       TESSERA_RETURN_IF_ERROR(after(u, working_written, updated));
     }
   }
-  Foresee();
+  if (*early_units_ > early_units) Foresee();
+  early_order_.clear();
   return absl::OkStatus();
 }
 
@@ -184,31 +185,47 @@ absl::StatusOr<bool> AdamW::StepHere(size_t u, const UnitStep& step,
   return working_written;
 }
 
+HostStates AdamW::HostStatesOf(size_t u) {
+  FlatParameter& flat = *flats_[u];
+  State& state = states_[u];
+  // A shard on the host is the new values' place itself.
+  TieredBuffer* const shard = flat.separate_working_elsewhere();
+  HostStates states = {flat.masters_buffer(), &state.exp_avg,
+                       &state.exp_avg_sq};
+  states.working = shard != nullptr          ? shard
+                   : state.working.defined() ? &state.working
+                                             : nullptr;
+  return states;
+}
+
+absl::StatusOr<TieredBuffer*> AdamW::GradientOnHost(size_t u,
+                                                    FlatGradient* gradient) {
+  if (gradient->elsewhere() != nullptr) return gradient->elsewhere();
+  TieredBuffer& copy = states_[u].gradient;
+  TESSERA_CHECK(copy.defined()) << flats_[u]->name();
+  TESSERA_RETURN_IF_ERROR(copy.CopyFrom({0, copy.numel()}, gradient->coming()));
+  return &copy;
+}
+
 absl::StatusOr<CommFuture> AdamW::StartOnHost(size_t u, const UnitStep& step,
                                               const HostFactor& factor,
                                               Gradients* gradients) {
   FlatParameter& flat = *flats_[u];
-  State& state = states_[u];
-  HostStates on_host = {flat.masters_buffer(), &state.exp_avg,
-                        &state.exp_avg_sq};
-  if (flat.stage().sharded_gradients) {
-    on_host.gradient = gradients->TakeStepGradient(u).elsewhere;
+  HostStates states = HostStatesOf(u);
+  const std::optional<EarlyHost> early = KeepEarlyOnHost(u, step);
+  if (early.has_value() && !flat.stage().sharded_gradients) {
+    states.gradient = &states_[u].gradient;  // has been copied
   } else {
-    TESSERA_RETURN_IF_ERROR(state.gradient.CopyFrom({0, flat.owned().numel()},
-                                                    gradients->of(u).owned()));
-    on_host.gradient = &state.gradient;
+    TESSERA_ASSIGN_OR_RETURN(states.gradient,
+                             GradientOnHost(u, &gradients->of(u)));
   }
-  TESSERA_CHECK(on_host.gradient != nullptr) << flat.name();
-  // A shard on the host is the new values' place itself.
-  TieredBuffer* const shard = flat.separate_working_elsewhere();
-  on_host.working = shard != nullptr          ? shard
-                    : state.working.defined() ? &state.working
-                                              : nullptr;
-  const at::Tensor on_device =
-      shard != nullptr ? at::Tensor() : flat.separate_working();
-  return UpdatedOf(
-      &flat, flat.options().stream->Push(
-                 HostStep(step, factor, on_host, flat.device(), on_device)));
+  if (flat.stage().sharded_gradients) (void)gradients->TakeStepGradient(u);
+  const at::Tensor on_device = flat.separate_working_elsewhere() != nullptr
+                                   ? at::Tensor()
+                                   : flat.separate_working();
+  return UpdatedOf(&flat,
+                   flat.options().stream->Push(HostStep(
+                       step, factor, states, flat.device(), on_device, early)));
 }
 
 StreamedStep AdamW::Streamed(size_t u, const UnitStep& step, bool early) {

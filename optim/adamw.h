@@ -20,6 +20,8 @@
 #ifndef OPTIM_ADAMW_H_
 #define OPTIM_ADAMW_H_
 
+#include <array>
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -67,19 +69,23 @@ class AdamW {
   absl::Status Step(Gradients* gradients, const GradientFactor& factor = {},
                     const AfterUnit& after = nullptr);
   // A unit's gradient has come, and it is expected that the next Step is with
-  // these: where its states lie on a disk it is stepped now, into memory and
-  // room on the disk of its own, so that Step has only to say that it was
-  // right, or does it again. No longer while `early_bytes` of new values are
-  // waiting in memory, or where there is no more room. REQUIRES: Take of what
-  // the last Step has given to `after`. LOCAL; waits for what of the last Step
-  // is still being written, and is ASYNC then.
+  // these: where its states lie on a disk (on the CPU) or on the host (on a
+  // device) it is stepped now, into memory and room on the disk of its own, so
+  // that Step has only to say that it was right, or does it again. No longer
+  // while `early_bytes` of new values are waiting in memory, or where there is
+  // no more room. REQUIRES: what became of the last Step is known (Uncount).
+  // LOCAL; waits for what of the last Step is still being written, and is ASYNC
+  // then.
   void StartEarly(size_t flat, FlatGradient* gradient,
                   const AdamWOptions& options, double factor);
+  // Some units may be. LOCAL.
+  bool MayStepEarly() const;
   // None of these was right. LOCAL, blocking.
   void DropEarly();
   void SetEarlyBytes(int64_t bytes) { early_bytes_ = bytes; }
-  // Units for which the last Step had only to say so.
-  int64_t early_units() const { return early_units_; }
+  // Units for which a Step had only to say so, since Create. Any thread; of a
+  // device some time after Step.
+  int64_t early_units() const { return *early_units_; }
   // The last Step has returned an error after it had stepped some units. LOCAL.
   bool half_stepped() const { return half_stepped_; }
   // The device has skipped the last Step: it does not count. Once. LOCAL.
@@ -132,6 +138,7 @@ class AdamW {
     // What early steps write instead of memory: masters, or the working copy.
     // Kept from step to step, since new memory costs as much as the step.
     std::shared_ptr<FlatBuffer> next;
+    int64_t next_bytes = 0;  // of memory, that early steps write
   };
   // A unit's update is under way; to be published when it has ended.
   struct Awaited {
@@ -144,7 +151,17 @@ class AdamW {
   CommFuture StartOnDisk(size_t u, const UnitStep& step, Gradients* gradients);
   // Of a unit on a disk, what is read and written; without its gradient.
   StreamedStep Streamed(size_t u, const UnitStep& step, bool early);
+  bool EarlyOnDisk(size_t u) const;
+  bool EarlyOnHost(size_t u) const;
+  // What a step of the unit writes, wherever it lies; null: it has none.
+  std::array<TieredBuffer*, 4> WrittenBuffers(size_t u);
   absl::Status MakeRoomForNext(size_t u);
+  absl::StatusOr<UpdateStream::Early> PushEarlyOnDisk(size_t u,
+                                                      const UnitStep& step,
+                                                      FlatGradient* gradient);
+  absl::StatusOr<UpdateStream::Early> PushEarlyOnHost(size_t u,
+                                                      const UnitStep& step,
+                                                      FlatGradient* gradient);
   void DropQueuedEarly();
   void Foresee();
   std::optional<CommFuture> KeepEarly(size_t u, const UnitStep& step,
@@ -154,6 +171,14 @@ class AdamW {
   absl::StatusOr<CommFuture> StartOnHost(size_t u, const UnitStep& step,
                                          const HostFactor& factor,
                                          Gradients* gradients);
+  // Without the gradient.
+  HostStates HostStatesOf(size_t u);
+  // The unit's gradient on the host.
+  absl::StatusOr<TieredBuffer*> GradientOnHost(size_t u,
+                                               FlatGradient* gradient);
+  // Whether an early step of the unit may be the right one, by what is known
+  // here: by the factor, which the device may decide, it is compared later.
+  std::optional<EarlyHost> KeepEarlyOnHost(size_t u, const UnitStep& step);
   // Whether the working copy is written, too.
   absl::StatusOr<bool> StepHere(size_t u, const UnitStep& step,
                                 const FlatGradient& gradient,
@@ -170,7 +195,8 @@ class AdamW {
   bool half_stepped_ = false;
   int64_t early_bytes_ = 0;
   std::vector<size_t> early_order_;  // of StartEarly, since the last Step
-  int64_t early_units_ = 0;
+  std::shared_ptr<std::atomic<int64_t>> early_units_ =
+      std::make_shared<std::atomic<int64_t>>(0);
 };
 
 }  // namespace tessera

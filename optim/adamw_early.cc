@@ -8,6 +8,11 @@
 // is known at Step alone. So the step is made as if it were known, where it can
 // be dropped: what was there stays, on the disk and in memory, and Step looks
 // whether what it has decided is what was assumed.
+//
+// Of units on a device whose states are on the host Step does not know either:
+// the device decides, and tells the update stream's thread, behind the early
+// step (HostStep).
+#include <array>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -37,70 +42,116 @@ at::Tensor WrittenInMemory(FlatParameter* flat) {
 
 }  // namespace
 
+bool AdamW::EarlyOnDisk(size_t u) const {
+  const FlatParameter& flat = *flats_[u];
+  return flat.device().is_cpu() && flat.options().states == Tier::kDisk &&
+         states_[u].exp_avg.on_disk();
+}
+
+// All that it writes is on the host: what is on a disk would have to be kept or
+// dropped by what the device decides, while it goes through the slices.
+bool AdamW::EarlyOnHost(size_t u) const {
+  FlatParameter& flat = *flats_[u];
+  if (!flat.updated_on_host() || !states_[u].exp_avg.on_host()) return false;
+  const TieredBuffer* const shard = flat.separate_working_elsewhere();
+  return flat.masters_buffer()->on_host() &&
+         (shard == nullptr || shard->on_host());
+}
+
+bool AdamW::MayStepEarly() const {
+  for (size_t u = 0; u < flats_.size(); ++u) {
+    if (EarlyOnDisk(u) || EarlyOnHost(u)) return true;
+  }
+  return false;
+}
+
+std::array<TieredBuffer*, 4> AdamW::WrittenBuffers(size_t u) {
+  FlatParameter& flat = *flats_[u];
+  return {&states_[u].exp_avg, &states_[u].exp_avg_sq, flat.masters_buffer(),
+          flat.separate_working_elsewhere()};
+}
+
 // Of all that the unit's step writes. ResourceExhausted, beyond early_bytes_,
 // too; Unavailable while an early step that was dropped still writes there.
 absl::Status AdamW::MakeRoomForNext(size_t u) {
   FlatParameter& flat = *flats_[u];
-  const at::Tensor now = WrittenInMemory(&flat);
-  std::shared_ptr<FlatBuffer>& next = states_[u].next;
+  State& state = states_[u];
+  const at::Tensor now = EarlyOnDisk(u) ? WrittenInMemory(&flat) : at::Tensor();
   // Engine::Offload and Reload change what is in memory.
-  if (next != nullptr &&
-      (!now.defined() || next->dtype() != now.scalar_type())) {
-    next = nullptr;
+  if (state.next != nullptr &&
+      (!now.defined() || state.next->dtype() != now.scalar_type())) {
+    state.next = nullptr;
   }
-  if (next != nullptr && next.use_count() > 1) {
+  if (state.next != nullptr && state.next.use_count() > 1) {
     return absl::UnavailableError("is written");
   }
-  const bool needs_memory = now.defined() && next == nullptr;
-  auto bytes = needs_memory ? static_cast<int64_t>(now.nbytes()) : 0;
-  for (const State& state : states_) {
-    if (state.next != nullptr) bytes += state.next->bytes();
+  state.next_bytes = now.defined() ? static_cast<int64_t>(now.nbytes()) : 0;
+  for (const TieredBuffer* const buffer : WrittenBuffers(u)) {
+    if (buffer != nullptr && buffer->on_host()) {
+      state.next_bytes += buffer->bytes();
+    }
   }
-  if (bytes > early_bytes_) return absl::ResourceExhaustedError("early_bytes");
-  for (TieredBuffer* const state :
-       {&states_[u].exp_avg, &states_[u].exp_avg_sq, flat.masters_buffer(),
-        flat.separate_working_elsewhere()}) {
-    if (state == nullptr || !state->on_disk()) continue;
-    TESSERA_RETURN_IF_ERROR(state->MakeRoomForNext());
+  int64_t bytes = 0;
+  for (const State& each : states_) bytes += each.next_bytes;
+  if (bytes > early_bytes_) {
+    state.next_bytes = 0;
+    return absl::ResourceExhaustedError("early_bytes");
   }
-  if (!needs_memory) return absl::OkStatus();
+  for (TieredBuffer* const buffer : WrittenBuffers(u)) {
+    if (buffer == nullptr || !buffer->elsewhere()) continue;
+    TESSERA_RETURN_IF_ERROR(buffer->MakeRoomForNext());
+  }
+  if (!now.defined() || state.next != nullptr) return absl::OkStatus();
   // Zeros, for what lies between parameters: a kernel leaves that out.
   TESSERA_ASSIGN_OR_RETURN(
       FlatBuffer memory,
       FlatBuffer::Allocate(now.numel(), now.scalar_type(), now.device(),
                            MemoryKind::kOptimizer, Fill::kZero));
-  next = std::make_shared<FlatBuffer>(std::move(memory));
+  state.next = std::make_shared<FlatBuffer>(std::move(memory));
   return absl::OkStatus();
+}
+
+absl::StatusOr<UpdateStream::Early> AdamW::PushEarlyOnDisk(
+    size_t u, const UnitStep& step, FlatGradient* gradient) {
+  FlatParameter& flat = *flats_[u];
+  StreamedStep streamed = Streamed(u, step, /*early=*/true);
+  if (TieredBuffer* const elsewhere = gradient->elsewhere()) {
+    streamed.Add(StreamedStep::kGradient, elsewhere);
+  } else {
+    streamed.SetMemory(StreamedStep::kGradient, gradient->owned());
+  }
+  if (states_[u].next != nullptr) {
+    streamed.SetNext(
+        MastersOnDisk(&flat) ? StreamedStep::kWorking : StreamedStep::kMasters,
+        states_[u].next);
+  }
+  early_order_.push_back(u);
+  return flat.options().stream->PushEarly(std::move(streamed).Update());
+}
+
+absl::StatusOr<UpdateStream::Early> AdamW::PushEarlyOnHost(
+    size_t u, const UnitStep& step, FlatGradient* gradient) {
+  HostStates states = HostStatesOf(u);
+  TESSERA_ASSIGN_OR_RETURN(states.gradient, GradientOnHost(u, gradient));
+  return flats_[u]->options().stream->PushEarly(EarlyHostStep(step, states));
 }
 
 void AdamW::StartEarly(size_t u, FlatGradient* gradient,
                        const AdamWOptions& options, double factor) {
-  FlatParameter& flat = *flats_[u];
-  if (flat.options().states != Tier::kDisk || !flat.device().is_cpu() ||
-      !states_[u].exp_avg.on_disk() || states_[u].early.has_value()) {
-    return;
-  }
+  if (states_[u].early.has_value()) return;
+  const bool on_host = EarlyOnHost(u);
+  if (!on_host && !EarlyOnDisk(u)) return;
   // What is refused is made by Step, which says what is wrong.
   (void)CatchTorch("early step", [&]() -> absl::Status {
     TorchScope scope;
-    UpdateStream& stream = *flat.options().stream;
-    TESSERA_RETURN_IF_ERROR(stream.DrainKept());
+    FlatParameter& flat = *flats_[u];
+    TESSERA_RETURN_IF_ERROR(flat.options().stream->DrainKept());
     TESSERA_RETURN_IF_ERROR(MakeRoomForNext(u));
     const UnitStep step(flat, gradient->expected(), steps_, options, factor);
-    StreamedStep streamed = Streamed(u, step, /*early=*/true);
-    if (TieredBuffer* const elsewhere = gradient->elsewhere()) {
-      streamed.Add(StreamedStep::kGradient, elsewhere);
-    } else {
-      streamed.SetMemory(StreamedStep::kGradient, gradient->owned());
-    }
-    if (states_[u].next != nullptr) {
-      streamed.SetNext(MastersOnDisk(&flat) ? StreamedStep::kWorking
-                                            : StreamedStep::kMasters,
-                       states_[u].next);
-    }
-    states_[u].early =
-        EarlyStep{step, stream.PushEarly(std::move(streamed).Update())};
-    early_order_.push_back(u);
+    TESSERA_ASSIGN_OR_RETURN(UpdateStream::Early pushed,
+                             on_host ? PushEarlyOnHost(u, step, gradient)
+                                     : PushEarlyOnDisk(u, step, gradient));
+    states_[u].early = EarlyStep{step, std::move(pushed)};
     return absl::OkStatus();
   });
 }
@@ -115,10 +166,11 @@ void AdamW::DropEarly() {
 }
 
 // Step goes through the units as a forward uses them: what has not begun would
-// be in its way.
+// be in the way of a disk. A device is behind its host, and has these gradients
+// in the order in which they are to be stepped.
 void AdamW::DropQueuedEarly() {
   for (size_t u = 0; u < states_.size(); ++u) {
-    if (!states_[u].early.has_value()) continue;
+    if (!states_[u].early.has_value() || !EarlyOnDisk(u)) continue;
     return flats_[u]->options().stream->DropQueued();
   }
 }
@@ -127,7 +179,6 @@ void AdamW::DropQueuedEarly() {
 // parameters are on the disk it has no idle time: gathers come first there.
 void AdamW::Foresee() {
   const std::vector<size_t> order = std::exchange(early_order_, {});
-  if (early_units_ == 0) return;  // the next step is none that is foreseen
   UpdateStream* stream = nullptr;
   std::vector<std::vector<TieredBuffer*>> units;
   for (const size_t u : order) {
@@ -161,7 +212,7 @@ std::optional<CommFuture> AdamW::KeepEarly(size_t u, const UnitStep& step,
       stream.Keep(early->update, gradient);
   if (!kept.has_value()) return std::nullopt;
   *gradient = gradients->TakeStepGradient(u);
-  ++early_units_;
+  ++*early_units_;
   if (states_[u].next == nullptr) return UpdatedOf(&flat, *kept);
   const at::Tensor to = WrittenInMemory(&flat);
   StreamedUpdate copy;
@@ -172,6 +223,20 @@ std::optional<CommFuture> AdamW::KeepEarly(size_t u, const UnitStep& step,
     return absl::OkStatus();
   };
   return UpdatedOf(&flat, stream.Push(std::move(copy)));
+}
+
+std::optional<EarlyHost> AdamW::KeepEarlyOnHost(size_t u,
+                                                const UnitStep& step) {
+  const std::optional<EarlyStep> early =
+      std::exchange(states_[u].early, std::nullopt);
+  if (!early.has_value()) return std::nullopt;
+  UpdateStream& stream = *flats_[u]->options().stream;
+  if (!early->step.SameButFactor(step)) {
+    stream.Drop(early->update);
+    return std::nullopt;
+  }
+  if (!stream.Keep(early->update, nullptr).has_value()) return std::nullopt;
+  return EarlyHost{early->step.factor(), early_units_};
 }
 
 }  // namespace tessera

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -16,21 +17,37 @@
 namespace tessera {
 namespace {
 
+// A kernel leaves out the working copy of what it does not step, so it gets
+// none then.
+void ApplyOnHost(const UnitStep& step, Range slice, const StepTensors& all) {
+  StepTensors tensors = all;
+  if (!step.steps_all()) tensors.working.reset();
+  UnitStep::Counts counts;
+  const bool written = step.Apply(slice, tensors, &counts);
+  if (all.working.defined() && !written) all.working.copy_(all.masters);
+}
+
+std::array<TieredBuffer*, 3> OfStates(const HostStates& states) {
+  return {states.masters, states.exp_avg, states.exp_avg_sq};
+}
+
 class Update {
  public:
   Update(const UnitStep& step, const HostFactor& factor,
-         const HostStates& states, at::Device device, at::Tensor on_device)
+         const HostStates& states, at::Device device, at::Tensor on_device,
+         std::optional<EarlyHost> early)
       : step_(step),
         factor_(factor),
         states_(states),
         device_(device),
         on_device_(std::move(on_device)),
+        early_(std::move(early)),
         after_(StreamPoint::Now(device)) {}
 
   // What is on a disk comes with each slice, in this order.
   std::vector<StreamedUpdate::State> Streamed() const {
     std::vector<StreamedUpdate::State> streamed;
-    for (TieredBuffer* const state : OfStates()) {
+    for (TieredBuffer* const state : OfStates(states_)) {
       if (state->on_disk()) streamed.push_back({state});
     }
     if (states_.working != nullptr && states_.working->on_disk()) {
@@ -41,7 +58,53 @@ class Update {
 
   // On the update's thread, all of them. `data`: of Streamed.
   absl::Status Compute(Range slice, const std::vector<char*>& data) {
-    if (slice.begin == 0) TESSERA_RETURN_IF_ERROR(Begin());
+    if (slice.begin == 0) Begin();
+    if (!taken_) StepSlice(slice, data);
+    if (skip_ || !on_device_.defined()) return absl::OkStatus();
+    const c10::StreamGuard guard(SideStream(device_));
+    const TieredBuffer& from =
+        states_.working == nullptr ? *states_.masters : *states_.working;
+    return from.CopyTo(slice, Slice(on_device_, slice));
+  }
+
+  StreamPoint End() const {
+    if (skip_ || !on_device_.defined()) return {};
+    const c10::StreamGuard guard(SideStream(device_));
+    return StreamPoint::Now(device_);
+  }
+
+ private:
+  void Begin() {
+    {
+      const c10::StreamGuard guard(SideStream(device_));
+      after_.Order();
+    }
+    const HostFactor::Value value = factor_.Wait();
+    skip_ = value.skip;
+    step_.SetFactor(value.factor);
+    if (early_.has_value() && !skip_ && early_->factor == value.factor) {
+      return TakeEarly();
+    }
+    for (TieredBuffer* const state : OfStates(states_)) {
+      on_host_.push_back(state->on_disk() ? at::Tensor()
+                                          : state->Host().Wait());
+    }
+    gradient_ = states_.gradient->Host().Wait();
+    if (states_.working == nullptr || states_.working->on_disk()) return;
+    working_ = states_.working->Host().Wait();
+  }
+
+  // It was the right one.
+  void TakeEarly() {
+    taken_ = true;
+    ++*early_->taken;
+    for (TieredBuffer* const state : OfStates(states_)) state->Flip();
+    if (states_.working != nullptr && states_.working->has_next()) {
+      states_.working->Flip();
+    }
+  }
+
+  void StepSlice(Range slice, const std::vector<char*>& data) const {
     std::vector<at::Tensor> states;
     size_t streamed = 0;
     for (const at::Tensor& all : on_host_) {
@@ -56,58 +119,13 @@ class Update {
             ? TensorOver(data[streamed], {slice.numel()}, {1},
                          states_.working->dtype(), at::kCPU)
             : at::Tensor();
-    // What is on a disk is written in any case.
-    if (skip_) {
-      if (working.defined() && !working_.defined()) working.copy_(states[0]);
-      return absl::OkStatus();
+    if (!skip_) {
+      ApplyOnHost(
+          step_, slice,
+          {states[0], states[1], states[2], Slice(gradient_, slice), working});
+    } else if (working.defined() && !working_.defined()) {
+      working.copy_(states[0]);  // what is on a disk is written in any case
     }
-    const StepTensors tensors = {states[0], states[1], states[2],
-                                 Slice(gradient_, slice),
-                                 step_.steps_all() ? working : at::Tensor()};
-    UnitStep::Counts counts;
-    const bool written = step_.Apply(slice, tensors, &counts);
-    // A kernel leaves out the working copy of what it does not step, so it got
-    // none then.
-    if (working.defined() && !written) {
-      working.copy_(tensors.masters);
-    }
-    if (!on_device_.defined()) return absl::OkStatus();
-    const c10::StreamGuard guard(SideStream(device_));
-    const TieredBuffer& from =
-        states_.working == nullptr ? *states_.masters : *states_.working;
-    return from.CopyTo(slice, Slice(on_device_, slice));
-  }
-
-  StreamPoint End() const {
-    if (skip_ || !on_device_.defined()) return {};
-    const c10::StreamGuard guard(SideStream(device_));
-    return StreamPoint::Now(device_);
-  }
-
- private:
-  std::array<TieredBuffer*, 3> OfStates() const {
-    return {states_.masters, states_.exp_avg, states_.exp_avg_sq};
-  }
-
-  absl::Status Begin() {
-    {
-      const c10::StreamGuard guard(SideStream(device_));
-      after_.Order();
-    }
-    const HostFactor::Value value = factor_.Wait();
-    skip_ = value.skip;
-    step_.SetFactor(value.factor);
-    for (TieredBuffer* const state : OfStates()) {
-      on_host_.emplace_back();
-      if (state->on_disk()) continue;
-      TESSERA_ASSIGN_OR_RETURN(on_host_.back(), state->OnHost());
-    }
-    TESSERA_ASSIGN_OR_RETURN(gradient_, states_.gradient->OnHost());
-    if (states_.working == nullptr || states_.working->on_disk()) {
-      return absl::OkStatus();
-    }
-    TESSERA_ASSIGN_OR_RETURN(working_, states_.working->OnHost());
-    return absl::OkStatus();
   }
 
   UnitStep step_;
@@ -115,10 +133,57 @@ class Update {
   const HostStates states_;
   const at::Device device_;
   const at::Tensor on_device_;
+  const std::optional<EarlyHost> early_;
   const StreamPoint after_;
   bool skip_ = false;
+  bool taken_ = false;               // the early step
   std::vector<at::Tensor> on_host_;  // of OfStates; undefined: on a disk
   at::Tensor gradient_, working_;
+};
+
+// All of it is as it is when this is made: a Flip may come before it begins.
+class EarlyUpdate {
+ public:
+  EarlyUpdate(const UnitStep& step, const HostStates& states)
+      : step_(step), gradient_(states.gradient->Host()) {
+    for (TieredBuffer* const state : OfStates(states)) {
+      now_.push_back(state->Host());
+      next_.push_back(state->NextOnHost());
+    }
+    if (states.working == nullptr) return;
+    working_ = states.working->has_next() ? states.working->NextOnHost()
+                                          : states.working->Host();
+  }
+
+  void Compute(Range slice) const {
+    if (slice.begin == 0) Wait();
+    StepTensors tensors;
+    const std::array<at::Tensor*, 3> states = {
+        &tensors.masters, &tensors.exp_avg, &tensors.exp_avg_sq};
+    for (size_t i = 0; i < states.size(); ++i) {
+      *states[i] =
+          Slice(next_[i].elements, slice).copy_(Slice(now_[i].elements, slice));
+    }
+    tensors.gradient = Slice(gradient_.elements, slice);
+    if (!step_.keeps_gradient()) tensors.gradient = tensors.gradient.clone();
+    if (working_.elements.defined()) {
+      tensors.working = Slice(working_.elements, slice);
+    }
+    ApplyOnHost(step_, slice, tensors);
+  }
+
+ private:
+  void Wait() const {
+    for (const HostElements& each : now_) each.Wait();
+    for (const HostElements& each : next_) each.Wait();
+    gradient_.Wait();
+    working_.Wait();
+  }
+
+  const UnitStep step_;
+  const HostElements gradient_;
+  std::vector<HostElements> now_, next_;  // of OfStates
+  HostElements working_;                  // undefined: masters are it
 };
 
 }  // namespace
@@ -142,9 +207,9 @@ HostFactor::Value HostFactor::Wait() const {
 
 StreamedUpdate HostStep(const UnitStep& step, const HostFactor& factor,
                         const HostStates& states, at::Device device,
-                        at::Tensor on_device) {
-  const auto update = std::make_shared<Update>(step, factor, states, device,
-                                               std::move(on_device));
+                        at::Tensor on_device, std::optional<EarlyHost> early) {
+  const auto update = std::make_shared<Update>(
+      step, factor, states, device, std::move(on_device), std::move(early));
   StreamedUpdate streamed;
   streamed.numel = states.masters->numel();
   streamed.states = update->Streamed();
@@ -152,6 +217,17 @@ StreamedUpdate HostStep(const UnitStep& step, const HostFactor& factor,
     return update->Compute(slice, data);
   };
   streamed.end = [update] { return update->End(); };
+  return streamed;
+}
+
+StreamedUpdate EarlyHostStep(const UnitStep& step, const HostStates& states) {
+  StreamedUpdate streamed;
+  streamed.numel = states.masters->numel();
+  streamed.compute = [update = EarlyUpdate(step, states)](
+                         Range slice, const std::vector<char*>&) {
+    update.Compute(slice);
+    return absl::OkStatus();
+  };
   return streamed;
 }
 

@@ -3,10 +3,20 @@
 // them, slice by slice, with the bits of the device's kernels; and each slice
 // of the working copy goes to the device while the next one is computed.
 //
+// EarlyHostStep is its first half, made while the backward goes on, by a factor
+// that is assumed (optim/adamw_early.cc): new values are written beside what is
+// there (TieredBuffer::next). HostStep behind it has only to exchange the two,
+// if the device has decided so, and to copy.
+//
 // Source: ZeRO-Offload (arXiv 2101.06840), DeepSpeed's offload_optimizer with
 // device cpu.
 #ifndef OPTIM_HOST_STEP_H_
 #define OPTIM_HOST_STEP_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
 
 #include "ATen/core/Tensor.h"
 #include "base/torch/stream_point.h"
@@ -45,12 +55,25 @@ struct HostStates {
   TieredBuffer* working = nullptr;
 };
 
+// An early step was made with `factor`; how many turn out to be the right ones
+// is added to `taken`.
+struct EarlyHost {
+  double factor = 1;
+  std::shared_ptr<std::atomic<int64_t>> taken;
+};
+
 // `on_device`: what becomes of the working copy, [owned]; undefined where it
 // stays on the host. Comes after what this thread's current stream of the
-// device has been given.
+// device has been given. `early`: behind the EarlyHostStep of the same.
 StreamedUpdate HostStep(const UnitStep& step, const HostFactor& factor,
                         const HostStates& states, at::Device device,
-                        at::Tensor on_device);
+                        at::Tensor on_device,
+                        std::optional<EarlyHost> early = std::nullopt);
+
+// Leaves the gradient as it is, and writes what has room for that to `next`: a
+// working copy without is one of which nothing is read any more. REQUIRES: all
+// of it is on the host, and the states have that room; the factor is a number.
+StreamedUpdate EarlyHostStep(const UnitStep& step, const HostStates& states);
 
 }  // namespace tessera
 #endif  // OPTIM_HOST_STEP_H_

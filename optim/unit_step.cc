@@ -206,8 +206,11 @@ UnitStep::UnitStep(const FlatParameter& flat, const HasGradient& has_gradient,
 }
 
 bool UnitStep::operator==(const UnitStep& other) const {
-  return options_ == other.options_ && factor_.value == other.factor_.value &&
-         runs_ == other.runs_;
+  return SameButFactor(other) && factor_.value == other.factor_.value;
+}
+
+bool UnitStep::SameButFactor(const UnitStep& other) const {
+  return options_ == other.options_ && runs_ == other.runs_;
 }
 
 bool UnitStep::Apply(Range slice, const StepTensors& tensors,

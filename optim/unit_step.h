@@ -52,6 +52,8 @@ class UnitStep {
            GradientFactor factor);
   // Does the same to the same unit. REQUIRES: both factors are numbers.
   bool operator==(const UnitStep& other) const;
+  // The same, by whatever factors.
+  bool SameButFactor(const UnitStep& other) const;
 
   // Tensors that hold a number of steps, by that number; may be kept for
   // several.
@@ -73,6 +75,8 @@ class UnitStep {
   bool keeps_gradient() const { return kernel_ || factor_.value == 1; }
   // What the gradients are multiplied with after all.
   void SetFactor(double value) { factor_ = value; }
+  // REQUIRES: is a number.
+  double factor() const { return factor_.value; }
 
  private:
   // Segments that follow each other without a gap, of equal step counts: what a

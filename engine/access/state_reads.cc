@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/torch/tensor_over.h"
+#include "base/torch_guard.h"
 #include "engine/access/own_values.h"
 
 namespace tessera {
@@ -201,7 +202,9 @@ absl::Status StateReads::PlaceOwned(const StagedOwned& one) const {
   if (!table_.Has(one.to.flat, one.to.kind)) return absl::OkStatus();
   TieredBuffer* const buffer = table_.Buffer(one.to.flat, one.to.kind);
   if (buffer != nullptr && buffer->on_host()) {
-    TESSERA_ASSIGN_OR_RETURN(const at::Tensor all, buffer->OnHost());
+    TESSERA_ASSIGN_OR_RETURN(
+        const at::Tensor all,
+        CatchTorch(buffer->what(), [&] { return buffer->Host().Wait(); }));
     Put(one, all.slice(0, one.to.range.begin, one.to.range.end));
     return absl::OkStatus();
   }

@@ -225,8 +225,8 @@ absl::Status FlatGradient::TakeSums(const at::Tensor& sums, double divisor) {
 // about to be another: it does not count then.
 absl::Status FlatGradient::AwaitReaders() {
   const auto& stream = flat_->options().stream;
-  const bool read = stream != nullptr && flat_->device().is_cpu();
-  return read && has_step_gradient() ? stream->Drain() : absl::OkStatus();
+  return stream != nullptr && has_step_gradient() ? stream->Drain()
+                                                  : absl::OkStatus();
 }
 
 // To where it is to be, if that is elsewhere: the last step may still be
@@ -332,6 +332,11 @@ at::Tensor FlatGradient::owned() const {
   if (in_place_) return local_->View(flat_->owned());
   if (is_stored_) return stored_.View();
   return reduced_.defined() ? reduced_.View() : at::Tensor();
+}
+
+at::Tensor FlatGradient::coming() const {
+  return !accumulating() && reduces_in_place() ? local_->View(flat_->owned())
+                                               : owned();
 }
 
 FlatGradient::Taken FlatGradient::TakeStepGradient() {

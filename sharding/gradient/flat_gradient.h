@@ -140,6 +140,9 @@ class FlatGradient {
   // none. REQUIRES: Raise, where it may lie elsewhere
   // (FlatParameterOptions::gradients).
   at::Tensor owned() const;
+  // The same, or where the step has none yet what it will be when this
+  // micro-batch is committed. REQUIRES: TakeSums.
+  at::Tensor coming() const;
   // It is in memory while what this returns is there. LOCAL.
   absl::StatusOr<Raised> Raise() const;
   // The same, for who changes it.

@@ -16,6 +16,7 @@
 #include "engine/engine.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "testing/device/test_device.h"
 #include "tests/offload/wide_trainee.h"
 #include "tests/support/rank_pool.h"
 #include "tests/support/trainee.h"
@@ -132,7 +133,9 @@ TESSERA_RANK_FUNCTION(TrainProgram) {
   const std::vector<std::string> parts =
       absl::StrSplit(args, absl::MaxSplits('|', 1));
   const TrainingSpec spec = TrainingSpec::FromText(parts[1]);
-  TESSERA_ASSIGN_OR_RETURN(Trainee t, MakeWide(spec, world.communicator()));
+  testdevice::Register({});  // before the CPU's first backward
+  TESSERA_ASSIGN_OR_RETURN(Trainee t,
+                           MakeWideOnDevice(spec, world.communicator()));
   Record record;
   int64_t early_units = 0;
   for (const auto& [name, program] : Programs()) {
@@ -145,6 +148,7 @@ TESSERA_RANK_FUNCTION(TrainProgram) {
   }
   TESSERA_RETURN_IF_ERROR(AddValues(&t, &record));
   TESSERA_RETURN_IF_ERROR(t.engine->Close());
+  TESSERA_RETURN_IF_ERROR(CheckFaults(spec));
   return absl::StrCat(early_units, "\n", ToText(record));
 }
 
@@ -169,6 +173,7 @@ class EarlyStepTest
     }
     spec.states_on_disk = spec.parameters_in_memory = -1;
     spec.gradients_on_disk = false;
+    spec.tier = "nvme";
     auto expected = RunOnRanks(kRanks, "TrainProgram",
                                absl::StrCat(program, "|", spec.ToText()));
     EXPECT_THAT(TakeFirstLines(&expected), Each(Eq("0")));
@@ -179,6 +184,17 @@ class EarlyStepTest
           << program << " " << spec.ToText() << ", rank " << r;
     }
     return early;
+  }
+  static TrainingSpec OnHost(const char* dtype, const char* device, int stage) {
+    TrainingSpec spec;
+    spec.tier = "cpu";
+    spec.stage = stage;
+    spec.dtype = dtype;
+    spec.device = device;
+    spec.states_on_disk = 1;
+    if (stage == 3) spec.parameters_in_memory = *dtype == 'b' ? 0 : -1;
+    spec.poison = true;
+    return spec;
   }
   static constexpr int kRanks = 2;
 };
@@ -192,6 +208,17 @@ TEST_P(EarlyStepTest, HasTheBitsOfTheSameWithoutADisk) {
       EXPECT_THAT(Train(GetParam().first, spec), Each(Gt(0))) << way.name;
       if (HasFailure()) return;
     }
+  }
+}
+
+// Of a device, whose states are on the host: whether the step was the right one
+// the device decides.
+TEST_P(EarlyStepTest, HasTheBitsOfADeviceWithoutAHost) {
+  for (const TrainingSpec& spec :
+       {OnHost("fp32", "1/workers", 3), OnHost("bf16", "1", 3),
+        OnHost("fp32", "1", 2), OnHost("bf16", "1/workers", 1)}) {
+    EXPECT_THAT(Train(GetParam().first, spec), Each(Gt(0))) << spec.ToText();
+    if (HasFailure()) return;
   }
 }
 
@@ -210,6 +237,29 @@ TEST_F(EarlyStepTest, ClippingIsForeseenFromTheLastStep) {
     EXPECT_THAT(Train("Plain", spec), Each(Gt(0)));
     spec.clipping = 1e4;
     EXPECT_THAT(Train("Plain", spec), Each(Gt(0)));
+  }
+}
+
+// The device's own decision, which the host learns behind the early step.
+TEST_F(EarlyStepTest, ClippingByADeviceIsForeseenToo) {
+  for (TrainingSpec spec :
+       {OnHost("fp32", "1", 3), OnHost("bf16", "1/workers", 2)}) {
+    spec.clipping = 1e-4;
+    EXPECT_THAT(Train("Plain", spec), Each(0));
+    spec.clipping = 5.6;  // between the largest norm and the least
+    EXPECT_THAT(Train("Plain", spec), Each(Gt(0)));
+  }
+}
+
+TEST_F(EarlyStepTest, OverflowsOfADeviceAreMadeUndone) {
+  for (const int stage : {1, 3}) {
+    TrainingSpec spec = OnHost("fp16", "1/workers", stage);
+    spec.initial_scale_power = 20;
+    spec.loss_scale_window = 2;
+    spec.hysteresis = 1;
+    EXPECT_THAT(Train("Plain", spec), Each(Gt(0)));
+    spec.libtorch_exact = true;
+    EXPECT_THAT(Train("ChangesRate", spec), Each(Gt(0)));
   }
 }
 

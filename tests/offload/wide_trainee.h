@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -60,8 +61,8 @@ class WideModel : public TestModel {
     named_buffers()["calls"].add_(1);
     at::Generator generator = at::detail::createCPUGenerator(
         static_cast<uint64_t>(1000 * micro_batch + rank));
-    at::Tensor h =
-        torch::randn({6, WideBlockImpl::kDim}, generator).to(dtype());
+    at::Tensor h = torch::randn({6, WideBlockImpl::kDim}, generator)
+                       .to(blocks_->parameters()[0].device(), dtype());
     for (const auto& block : *blocks_) {
       h = block->as<WideBlock>()->forward(h);
     }
@@ -90,6 +91,19 @@ inline absl::StatusOr<Trainee> MakeWide(const TrainingSpec& spec,
                                         std::shared_ptr<Communicator> comm,
                                         uint64_t seed = 5) {
   return Trainee::Make(WideModelOf(comm->rank(), seed), ConfigOf(spec), comm);
+}
+
+// The same on TrainingSpec::device.
+inline absl::StatusOr<Trainee> MakeWideOnDevice(
+    const TrainingSpec& spec, std::shared_ptr<Communicator> comm) {
+  PrepareDevice(spec, comm->rank());
+  TESSERA_ASSIGN_OR_RETURN(comm, CommunicatorOf(spec, std::move(comm)));
+  Trainee t;
+  t.rank = comm->rank();
+  t.model = WideModelOf(t.rank);
+  TESSERA_ASSIGN_OR_RETURN(t.engine,
+                           MakeEngine(t.model, spec, std::move(comm)));
+  return t;
 }
 
 // What lies where: TrainingSpec's.

@@ -44,41 +44,6 @@ void ChooseKernels(const TrainingSpec& spec) {
   at::globalContext().setDeterministicFillUninitializedMemory(false);
 }
 
-// Draws what the oracle does, whose draws are all of the CPU's generator.
-void PrepareDevice(const TrainingSpec& spec, int rank) {
-  if (!IsTestDevice(spec)) return;
-  testdevice::Register({});
-  RegisterTestDeviceKernels();
-  testdevice::SetMode(absl::StrContains(spec.device, "workers")
-                          ? testdevice::Mode::kWorkers
-                          : testdevice::Mode::kAtOnce);
-  testdevice::ClearFaults();
-  testdevice::ManualSeed(TrainingSpec::kRankSeed + static_cast<uint64_t>(rank));
-}
-
-// Collectives of a device without hardware are those of devices, unless it is
-// "host": then they are the host's, with copies. A GPU's are what the ranks
-// have.
-absl::StatusOr<std::shared_ptr<Communicator>> CommunicatorOf(
-    const TrainingSpec& spec, std::shared_ptr<Communicator> comm) {
-  if (!IsTestDevice(spec) || absl::StrContains(spec.device, "host")) {
-    return comm;
-  }
-  return DeviceGroup(comm, *DeviceOf(spec));
-}
-
-absl::Status CheckFaults(const TrainingSpec& spec) {
-  if (!IsTestDevice(spec)) return absl::OkStatus();
-  testdevice::CheckFreed();
-  const std::vector<testdevice::Fault> faults = testdevice::Faults();
-  if (faults.empty()) return absl::OkStatus();
-  std::string text = absl::StrCat(faults.size(), " faults of order");
-  for (size_t i = 0; i < std::min<size_t>(faults.size(), 5); ++i) {
-    absl::StrAppend(&text, "\n", faults[i].message);
-  }
-  return absl::InternalError(text);
-}
-
 std::string OutcomeLine(int step, bool skipped, double scale, double norm) {
   if (skipped) {
     return absl::StrCat("step ", step, ": skipped, scale ", HexFloat(scale));
@@ -176,6 +141,37 @@ absl::StatusOr<std::shared_ptr<TestModel>> ConstructModel(
   torch::manual_seed(TrainingSpec::kRankSeed +
                      static_cast<uint64_t>(comm->rank()));
   return model;
+}
+
+void PrepareDevice(const TrainingSpec& spec, int rank) {
+  if (!IsTestDevice(spec)) return;
+  testdevice::Register({});
+  RegisterTestDeviceKernels();
+  testdevice::SetMode(absl::StrContains(spec.device, "workers")
+                          ? testdevice::Mode::kWorkers
+                          : testdevice::Mode::kAtOnce);
+  testdevice::ClearFaults();
+  testdevice::ManualSeed(TrainingSpec::kRankSeed + static_cast<uint64_t>(rank));
+}
+
+absl::StatusOr<std::shared_ptr<Communicator>> CommunicatorOf(
+    const TrainingSpec& spec, std::shared_ptr<Communicator> comm) {
+  if (!IsTestDevice(spec) || absl::StrContains(spec.device, "host")) {
+    return comm;
+  }
+  return DeviceGroup(comm, *DeviceOf(spec));
+}
+
+absl::Status CheckFaults(const TrainingSpec& spec) {
+  if (!IsTestDevice(spec)) return absl::OkStatus();
+  testdevice::CheckFreed();
+  const std::vector<testdevice::Fault> faults = testdevice::Faults();
+  if (faults.empty()) return absl::OkStatus();
+  std::string text = absl::StrCat(faults.size(), " faults of order");
+  for (size_t i = 0; i < std::min<size_t>(faults.size(), 5); ++i) {
+    absl::StrAppend(&text, "\n", faults[i].message);
+  }
+  return absl::InternalError(text);
 }
 
 absl::StatusOr<std::unique_ptr<Engine>> MakeEngine(

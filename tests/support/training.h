@@ -37,6 +37,17 @@ std::shared_ptr<TestModel> BuildModel(absl::string_view name, int rank);
 absl::StatusOr<std::shared_ptr<TestModel>> ConstructModel(
     absl::string_view name, int64_t budget, std::shared_ptr<Communicator> comm);
 
+// Before anything is made for TrainingSpec::device, if it is one without
+// hardware: it draws what the oracle does, whose draws are all of the CPU's
+// generator.
+void PrepareDevice(const TrainingSpec& spec, int rank);
+// Its collectives are those of devices, unless it is "host": then they are the
+// host's, with copies. Others' are what the ranks have. COLLECTIVE.
+absl::StatusOr<std::shared_ptr<Communicator>> CommunicatorOf(
+    const TrainingSpec& spec, std::shared_ptr<Communicator> comm);
+// What it has been given out of order so far.
+absl::Status CheckFaults(const TrainingSpec& spec);
+
 // COLLECTIVE.
 absl::StatusOr<std::unique_ptr<Engine>> MakeEngine(
     std::shared_ptr<torch::nn::Module> model, const TrainingSpec& spec,
