@@ -113,11 +113,9 @@ std::shared_ptr<UpdateStream::Unit> UpdateStream::UnitOf(StreamedUpdate update,
                   state->item_bytes() <= options_.item_bytes)
         << state->what();
     Unit::Place place = {state->extent(), state->extent(), state->zeros()};
-    if (early && each.written) {
-      place.to = state->next().value();
-      unit->flipped.push_back(each.buffer);
-    }
+    if (early && each.written) place.to = state->next().value();
     unit->places.push_back(place);
+    unit->changed.push_back(each.written ? each.buffer : nullptr);
   }
   TESSERA_CHECK(static_cast<int64_t>(update.states.size()) <=
                 options_.most_states);
@@ -152,6 +150,7 @@ void UpdateStream::Queue(std::shared_ptr<Unit> unit) {
   ++CountOf(*unit);
   unit->drains = drains_;
   unit->number = pushes_++;
+  if (!unit->early) Announce(unit);
   queue_.push_back(std::move(unit));
 }
 
@@ -183,9 +182,12 @@ std::optional<UpdateStream::Pushed> UpdateStream::Keep(
     }
     early->early = false;
     early->kept = true;
+    if (!early->is_written) Announce(early);
     if (!early->is_computed) early->held = std::move(held);
   }
-  for (TieredBuffer* const state : early->flipped) state->Flip();
+  for (TieredBuffer* const state : early->changed) {
+    if (state != nullptr) state->Flip();
+  }
   return Pushed{early->computed.future(), early->written.future()};
 }
 

@@ -26,6 +26,9 @@
 //     PushEarly ... Keep        nothing: it was taken back, or Drain was called
 //     PushEarly ... Drain       by who changes what it reads: dropped
 //
+// Who needs new values before the disk has them takes them from the slices
+// (StartFetch).
+//
 // And the first slices of what is likely to be pushed next can be read before
 // it is, while there is nothing else to read (Foresee).
 //
@@ -45,6 +48,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
@@ -121,6 +125,24 @@ class UpdateStream {
   Pushed Push(StreamedUpdate update);
 
   struct Unit;
+  // New values on their way to memory; copied or read.
+  class Fetch {
+   public:
+    // Until they are there, and nothing writes to that memory any more.
+    absl::Status Wait() const;
+
+   private:
+    friend class UpdateStream;
+    size_t state_ = 0;
+    char* to_ = nullptr;
+    CommPromise taken_;              // of slices
+    std::vector<SwapFuture> reads_;  // of others; set when that has ended
+  };
+  // Copies what `state`, which is being changed, is to hold, all of it, to
+  // `to`. Null where it is not being changed: what it holds is on the disk.
+  // LOCAL, ASYNC.
+  std::shared_ptr<const Fetch> StartFetch(const TieredBuffer& state, void* to);
+
   using Early = std::shared_ptr<Unit>;
   // What it reads stays as it is until Drain, or until it is kept or dropped
   // and whatever is pushed behind it begins. REQUIRES: DrainKept; its states
@@ -174,7 +196,8 @@ class UpdateStream {
   // A slice in memory.
   struct Buffer {
     CountedBuffer memory;
-    std::shared_ptr<Unit> unit;  // from its read to the end of its write
+    std::shared_ptr<Unit> unit;      // from its read to the end of its write
+    std::shared_ptr<Unit> computed;  // whose new values these are
     Range slice;
     std::vector<char*> data;  // by state
     std::vector<SwapFuture> reads, writes;
@@ -212,6 +235,14 @@ class UpdateStream {
   void EndWritten(Unit* unit);
   std::shared_ptr<Unit> UnitOf(StreamedUpdate update, bool early) const;
   void Queue(std::shared_ptr<Unit> unit);
+  void Announce(const std::shared_ptr<Unit>& unit)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Renounce(const Unit& unit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SetComputed(Buffer* buffer);
+  static void TakeSlice(const Buffer& buffer, Fetch* fetch);
+  void ReadWritten(const Unit& unit, int64_t end, Fetch* fetch)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EndFetches(Unit* unit);
   using Units = std::vector<std::shared_ptr<Unit>>;
   Units TakeQueuedEarly() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   int64_t& CountOf(const Unit& unit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -241,6 +272,9 @@ class UpdateStream {
   // Units that are not at their end: early ones, and the others.
   int64_t early_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t kept_ ABSL_GUARDED_BY(mutex_) = 0;
+  // By what those that are not early change, until it is written.
+  absl::flat_hash_map<const TieredBuffer*, std::shared_ptr<Unit>> changing_
+      ABSL_GUARDED_BY(mutex_);
   int64_t drains_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t pushes_ ABSL_GUARDED_BY(mutex_) = 0;
   // Of what is pushed from foreseen_from_ on: what is expected and not read

@@ -29,8 +29,12 @@ void UpdateStream::ReadAhead() {
     if (computed_ < read_ && !AllDone(buffer.writes)) return;
     AwaitWritten(&buffer);
     buffer.unit = reading_;
-    buffer.slice = {reading_at_, std::min(reading_at_ + options_.slice_numel,
-                                          reading_->numel)};
+    {
+      absl::MutexLock lock(&mutex_);
+      buffer.computed = nullptr;
+      buffer.slice = {reading_at_, std::min(reading_at_ + options_.slice_numel,
+                                            reading_->numel)};
+    }
     StartRead(*reading_, /*first_state=*/0, &buffer);
     ++read_;
     if (ahead_.empty()) pushed_ = read_;

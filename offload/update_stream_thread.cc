@@ -20,6 +20,7 @@ void UpdateStream::Run() {
       const std::shared_ptr<Unit> unit = buffer.unit;
       const absl::Status status = Compute(&buffer);
       FailUnit(unit.get(), status);
+      if (status.ok()) SetComputed(&buffer);
       if (buffer.slice.end == unit->numel) EndComputed(unit.get());
       if (!status.ok()) EndSlice(&buffer, absl::OkStatus());
       RetireWritten();
@@ -138,6 +139,7 @@ void UpdateStream::EndComputed(Unit* unit) {
     FailUnit(unit, ended);
   }
   unit->update = StreamedUpdate();
+  EndFetches(unit);
   std::shared_ptr<void> held;
   {
     absl::MutexLock lock(&mutex_);
@@ -151,6 +153,7 @@ void UpdateStream::EndComputed(Unit* unit) {
 void UpdateStream::EndWritten(Unit* unit) {
   unit->written.End(unit->status, unit->end);
   absl::MutexLock lock(&mutex_);
+  Renounce(*unit);
   unit->is_written = true;
   --CountOf(*unit);
 }

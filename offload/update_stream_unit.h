@@ -27,9 +27,9 @@ struct UpdateStream::Unit {
   bool ReadsFirst(const Unit& foreseen) const;
 
   StreamedUpdate update;
-  std::vector<Place> places;  // by state
-  bool pushed_early = false;
-  std::vector<TieredBuffer*> flipped;  // if it was, and is kept
+  std::vector<Place> places;           // by state
+  std::vector<TieredBuffer*> changed;  // by state; null: it is only read
+  bool pushed_early = false;  // what has changed is flipped if it is kept
   CommPromise computed, written;
   int64_t numel = 0;
 
@@ -43,9 +43,11 @@ struct UpdateStream::Unit {
   bool kept = false;   // was early, and is the right one
   bool failed = false;
   bool begun = false, is_computed = false, is_written = false;
-  int64_t drains = 0;          // before it was pushed
-  int64_t number = 0;          // of pushes before it
-  std::shared_ptr<void> held;  // until it is computed
+  int64_t drains = 0;                           // before it was pushed
+  int64_t number = 0;                           // of pushes before it
+  std::shared_ptr<void> held;                   // until it is computed
+  int64_t numel_computed = 0;                   // without an error
+  std::vector<std::shared_ptr<Fetch>> fetches;  // of the rest of it
 };
 
 // Leaves none.

@@ -148,38 +148,33 @@ absl::StatusOr<at::Tensor> GatheredCopy::MakeLanding() const {
   });
 }
 
-// The read begins now, or when the update has left the shard on the disk.
+absl::Status GatheredCopy::Reading::Wait() const {
+  return fetch != nullptr ? fetch->Wait() : read.Wait();
+}
+
+// What is still being updated does not come from the disk.
 absl::StatusOr<CommFuture> GatheredCopy::LaunchFromDisk(CommTag tag) {
   const Range owned = flat_.owned();
   TESSERA_ASSIGN_OR_RETURN(const at::Tensor landing, MakeLanding());
   void* const place = landing.defined() ? landing.mutable_data_ptr()
                                         : whole().data(owned.begin);
-  const auto read = [shard = &shard_, place] {
-    return shard->disk()->ReadUrgent(shard->extent(), 0, place, shard->bytes(),
-                                     shard->what());
-  };
-  if (flat_.communicator()->world_size() == 1) {  // Settle waits for it
+  Reading reading;
+  UpdateStream* const stream = flat_.options().stream.get();
+  if (stream != nullptr) reading.fetch = stream->StartFetch(shard_, place);
+  if (reading.fetch == nullptr) {
     TESSERA_RETURN_IF_ERROR(updated_.Wait());
-    landing_ = landing;
-    reading_ = read();
-    return CommFuture();
+    reading.read = shard_.disk()->ReadUrgent(shard_.extent(), 0, place,
+                                             shard_.bytes(), shard_.what());
   }
-  const auto arrive = [landing, to = whole().View(owned)](
-                          const SwapFuture& reading) -> absl::Status {
+  landing_ = landing;
+  reading_ = reading;
+  if (flat_.communicator()->world_size() == 1) {
+    return CommFuture();  // Settle waits for it
+  }
+  tag.ready = [reading, landing, to = whole().View(owned)]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(reading.Wait());
     return landing.defined() ? CopyHere(landing, to) : absl::OkStatus();
   };
-  if (updated_.valid() && !updated_.Done()) {
-    tag.ready = [updated = updated_, read, arrive]() -> absl::Status {
-      TESSERA_RETURN_IF_ERROR(updated.Wait());
-      return arrive(read());
-    };
-  } else {
-    TESSERA_RETURN_IF_ERROR(updated_.Wait());
-    landing_ = landing;
-    reading_ = read();
-    tag.ready = [reading = reading_, arrive] { return arrive(reading); };
-  }
   return flat_.communicator()->AllGather(whole().Bytes(owned), whole().Bytes(),
                                          std::move(tag));
 }
@@ -214,7 +209,7 @@ absl::StatusOr<CommFuture> GatheredCopy::CopyFromHost() {
 // Nothing reads to memory that may be freed from here on, whatever became of
 // the collective.
 absl::Status GatheredCopy::Settle() {
-  absl::Status read = std::exchange(reading_, SwapFuture()).Wait();
+  absl::Status read = std::exchange(reading_, Reading()).Wait();
   const at::Tensor landing = std::exchange(landing_, at::Tensor());
   if (read.ok() && landing.defined() &&
       flat_.communicator()->world_size() == 1) {

@@ -9,6 +9,7 @@
 
 #include "offload/disk/swap_file.h"
 #include "offload/tiered_buffer.h"
+#include "offload/update_stream.h"
 #include "sharding/copy/working_copy.h"
 
 namespace tessera {
@@ -71,8 +72,14 @@ class GatheredCopy : public ShardedCopy {
   // [P / n]; holds values from the end of a forward to the next border.
   FlatBuffer secondary_;
   bool secondary_holds_ = false;
-  SwapFuture reading_;  // of a shard on a disk, to whole(), or for a device
-  at::Tensor landing_;  // to this
+  // Of a shard on a disk, to whole(), or for a device to landing_.
+  struct Reading {
+    SwapFuture read;
+    std::shared_ptr<const UpdateStream::Fetch> fetch;  // while it is changed
+    absl::Status Wait() const;
+  };
+  Reading reading_;
+  at::Tensor landing_;
 };
 
 // Gathered by reading the others' shards, whatever they do meanwhile

@@ -213,8 +213,13 @@ void FlatParameter::HideUntilSettled() {
 void FlatParameter::StartGather() {
   absl::MutexLock lock(&mutex_);
   if (!blocked_.ok()) return;  // the others do not gather it either
-  // Alone, the gather is made by this call, which would wait for the update.
-  if (!updated_.Done() && communicator()->world_size() == 1) return;
+  // Alone, the gather is made by this call, which would wait for the update,
+  // but for what comes from a disk.
+  const TieredBuffer* const shard = copy_->OwnedBuffer();
+  const bool from_disk = shard != nullptr && shard->on_disk();
+  if (!updated_.Done() && !from_disk && communicator()->world_size() == 1) {
+    return;
+  }
   if (life_ == Life::kOwned && !copy_->whole().defined()) {
     failed_ = LaunchGather();
   }
