@@ -181,7 +181,9 @@ TEST(Activations, WhatIsHeldDoesNotGrowWithDepth) {
     SCOPED_TRACE(policy);
     const Moved shallow = TrainChainOf(8, policy, folder.path());
     const Moved deep = TrainChainOf(24, policy, folder.path());
-    EXPECT_LE(deep.held, shallow.held + 2);
+    // Two on their way out, and a group that comes back, are held for as long
+    // as the disk takes; what grew with depth would be 16 more.
+    EXPECT_LE(deep.held, shallow.held + 4);
     // The last block keeps its own. Each saves its input, and of the two
     // products one more: a tanh, which is made again.
     const int each = *policy == 'k' ? 2 : 1;
