@@ -38,6 +38,7 @@ absl::StatusOr<TieredBuffer> TieredBuffer::Allocate(
     buffer.disk_ = std::move(place.disk);
     buffer.zeros_ = true;
   }
+  buffer.tier_ = place.tier;
   buffer.what_ = std::move(what);
   buffer.numel_ = numel;
   buffer.dtype_ = dtype;
@@ -70,6 +71,7 @@ TieredBuffer::TieredBuffer(TieredBuffer&& other) noexcept {
 TieredBuffer& TieredBuffer::operator=(TieredBuffer&& other) noexcept {
   if (this == &other) return *this;
   Reset();
+  tier_ = std::exchange(other.tier_, Tier::kMemory);
   disk_ = std::move(other.disk_);
   extent_ = other.extent_;
   next_ = std::exchange(other.next_, std::nullopt);
@@ -98,13 +100,17 @@ void TieredBuffer::Reset() {
 }
 
 void TieredBuffer::FreeElsewhere() {
+  DropNext();
+  if (on_disk()) disk_->Free(extent_);
+  tier_ = Tier::kMemory;
   host_.Reset();
+  disk_ = nullptr;
+}
+
+void TieredBuffer::DropNext() {
   next_host_.Reset();
-  if (!on_disk()) return;
-  disk_->Free(extent_);
   if (next_.has_value()) disk_->Free(*next_);
   next_.reset();
-  disk_ = nullptr;
 }
 
 absl::Status TieredBuffer::MakeRoomForNext() {

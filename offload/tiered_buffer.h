@@ -22,7 +22,8 @@
 // the disk is refused.
 //
 // Threads: none of its own; the caller orders the calls. ReadBytes of what lies
-// elsewhere may run beside Raise and Drop.
+// elsewhere may run beside Raise and Drop; where it lies, and how much, may be
+// asked beside all but Move and Reset.
 #ifndef OFFLOAD_TIERED_BUFFER_H_
 #define OFFLOAD_TIERED_BUFFER_H_
 
@@ -83,11 +84,9 @@ class TieredBuffer {
   int64_t item_bytes() const {
     return static_cast<int64_t>(c10::elementSize(dtype_));
   }
-  Tier tier() const {
-    return on_disk() ? Tier::kDisk : on_host() ? Tier::kHost : Tier::kMemory;
-  }
-  bool on_disk() const { return disk_ != nullptr; }
-  bool on_host() const { return host_.defined(); }
+  Tier tier() const { return tier_; }
+  bool on_disk() const { return tier_ == Tier::kDisk; }
+  bool on_host() const { return tier_ == Tier::kHost; }
   // Not where the unit is, but while it is raised.
   bool elsewhere() const { return on_disk() || on_host(); }
   // Bytes of the device's memory that it takes now.
@@ -141,6 +140,8 @@ class TieredBuffer {
   HostElements NextOnHost() const;
   // REQUIRES: has_next, all of it written or being written; not raised.
   void Flip();
+  // REQUIRES: nobody writes there.
+  void DropNext();
 
   // ---- on a disk
 
@@ -158,6 +159,7 @@ class TieredBuffer {
  private:
   void FreeElsewhere();
 
+  Tier tier_ = Tier::kMemory;
   std::shared_ptr<SwapFile> disk_;
   SwapExtent extent_;
   std::optional<SwapExtent> next_;

@@ -20,7 +20,8 @@
 //
 // An update may begin before it is known that it is the right one (PushEarly):
 // what it writes goes to where the states' next values are to lie
-// (TieredBuffer::next), and only Keep makes it what they hold.
+// (TieredBuffer::next), and only Keep makes it what they hold; of what is not
+// on the disk that is the business of what is pushed behind it.
 //
 //     PushEarly ... Keep        as if it had been pushed then
 //     PushEarly ... Keep        nothing: it was taken back, or Drain was called
@@ -135,8 +136,8 @@ class UpdateStream {
     friend class UpdateStream;
     size_t state_ = 0;
     char* to_ = nullptr;
-    CommPromise taken_;              // of slices
-    std::vector<SwapFuture> reads_;  // of others; set when that has ended
+    CommPromise taken_;  // of slices
+    SwapFuture read_;    // of others
   };
   // Copies what `state`, which is being changed, is to hold, all of it, to
   // `to`. Null where it is not being changed: what it holds is on the disk.
@@ -196,8 +197,9 @@ class UpdateStream {
   // A slice in memory.
   struct Buffer {
     CountedBuffer memory;
-    std::shared_ptr<Unit> unit;      // from its read to the end of its write
-    std::shared_ptr<Unit> computed;  // whose new values these are
+    std::shared_ptr<Unit> unit;  // from its read to the end of its write
+    // Whose new values these are, and which: by mutex_.
+    std::shared_ptr<Unit> computed;
     Range slice;
     std::vector<char*> data;  // by state
     std::vector<SwapFuture> reads, writes;
@@ -240,8 +242,6 @@ class UpdateStream {
   void Renounce(const Unit& unit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SetComputed(Buffer* buffer);
   static void TakeSlice(const Buffer& buffer, Fetch* fetch);
-  void ReadWritten(const Unit& unit, int64_t end, Fetch* fetch)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndFetches(Unit* unit);
   using Units = std::vector<std::shared_ptr<Unit>>;
   Units TakeQueuedEarly() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -258,7 +258,8 @@ class UpdateStream {
   std::function<void()> before_write_;
   int64_t memory_bytes_ = 0;
 
-  // The thread's own, but for Reserve. Slices are numbered as they come: those
+  // The thread's own, but for Reserve; what StartFetch reads of them is changed
+  // by mutex_. Slices are numbered as they come: those
   // below computed_ have been, those below read_ are being read or have been;
   // from pushed_ on they are of units that are foreseen.
   std::vector<Buffer> buffers_;

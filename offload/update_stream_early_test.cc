@@ -2,6 +2,7 @@
 #include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/synchronization/notification.h"
@@ -199,6 +200,31 @@ TEST_P(UpdateStreamTest, AnErrorOfOneIsItsOwn) {
     unit->ChangeInMemory(2);
     unit->ExpectAsInMemory();
   }
+}
+
+// What changes nothing on the disk has written beside what is in memory, and
+// what is pushed behind it looks whether it has.
+TEST_P(UpdateStreamTest, AnErrorOfOneInMemoryIsItsOwnWhenItIsKept) {
+  MakeStream();
+  absl::Notification go;
+  Push(AddUnit(kSlice), 0, [&](Range) {
+    go.WaitForNotification();
+    return absl::OkStatus();
+  });
+  StreamedUpdate update;
+  update.numel = kSlice;
+  update.compute = [](Range, const std::vector<char*>&) {
+    return absl::ResourceExhaustedError("no memory");
+  };
+  const auto kept =
+      stream_->Keep(stream_->PushEarly(std::move(update)), nullptr);
+  ASSERT_TRUE(kept.has_value());
+  const CommFuture after = Push(AddUnit(kSlice));
+  go.Notify();
+  EXPECT_THAT(kept->computed.Wait(),
+              StatusIs(absl::StatusCode::kResourceExhausted));
+  TESSERA_EXPECT_OK(after.Wait());
+  TESSERA_EXPECT_OK(stream_->Drain());
 }
 
 // Once it is kept it is all there is.

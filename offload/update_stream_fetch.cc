@@ -15,7 +15,7 @@ namespace tessera {
 
 absl::Status UpdateStream::Fetch::Wait() const {
   absl::Status status = taken_.future().Wait();
-  for (const SwapFuture& read : reads_) status.Update(read.Wait());
+  status.Update(read_.Wait());
   return status;
 }
 
@@ -38,7 +38,12 @@ std::shared_ptr<const UpdateStream::Fetch> UpdateStream::StartFetch(
     in_memory = std::min(in_memory, buffer.slice.begin);
     TakeSlice(buffer, fetch.get());
   }
-  ReadWritten(unit, in_memory, fetch.get());
+  // Those before have been written, or else failed_ says so.
+  const size_t i = fetch->state_;
+  if (in_memory > 0) {
+    fetch->read_ = disk_->ReadUrgent(
+        unit.places[i].to, 0, to, in_memory * state.item_bytes(), state.what());
+  }
   if (unit.numel_computed == unit.numel) {
     fetch->taken_.End(absl::OkStatus());
   } else {
@@ -60,18 +65,6 @@ void UpdateStream::Renounce(const Unit& unit) {
     if (changing != changing_.end() && changing->second.get() == &unit) {
       changing_.erase(changing);
     }
-  }
-}
-
-// Elements below `end`, which the disk has.
-void UpdateStream::ReadWritten(const Unit& unit, int64_t end, Fetch* fetch) {
-  const TieredBuffer& state = *unit.changed[fetch->state_];
-  for (int64_t begin = 0; begin < end; begin += options_.slice_numel) {
-    const int64_t numel = std::min(options_.slice_numel, end - begin);
-    const int64_t offset = begin * state.item_bytes();
-    fetch->reads_.push_back(disk_->ReadUrgent(
-        unit.places[fetch->state_].to, offset, fetch->to_ + offset,
-        numel * state.item_bytes(), state.what()));
   }
 }
 

@@ -50,13 +50,16 @@ void UpdateStream::Fail(const absl::Status& status) {
   failed_.Update(status);
 }
 
-// An early one's is nobody else's: it has written where nobody reads.
+// An early one's is nobody else's: it has written where nobody reads. That of
+// one that changes nothing on the disk is told to what is pushed behind it.
 void UpdateStream::FailUnit(Unit* unit, const absl::Status& status) {
   if (status.ok()) return;
   unit->status.Update(status);
   absl::MutexLock lock(&mutex_);
   unit->failed = true;
-  if (!unit->pushed_early || unit->kept) failed_.Update(status);
+  if (!unit->pushed_early || (unit->kept && !unit->changed.empty())) {
+    failed_.Update(status);
+  }
 }
 
 // And starts to write it. After an error of a slice before it nothing is

@@ -126,7 +126,7 @@ absl::Status AdamW::StepUnits(Gradients* gradients,
                               std::vector<Awaited>* awaited) {
   UnitStep::Counts counts;
   std::optional<HostFactor> on_host;
-  const int64_t early_units = *early_units_;
+  const int64_t early_units = early_units_;
   DropQueuedEarly();
   for (size_t u = 0; u < flats_.size(); ++u) {
     const FlatParameter& flat = *flats_[u];
@@ -155,7 +155,7 @@ absl::Status AdamW::StepUnits(Gradients* gradients,
       TESSERA_RETURN_IF_ERROR(after(u, working_written, updated));
     }
   }
-  if (*early_units_ > early_units) Foresee();
+  if (early_units_ > early_units) Foresee();
   early_order_.clear();
   return absl::OkStatus();
 }
@@ -212,8 +212,8 @@ absl::StatusOr<CommFuture> AdamW::StartOnHost(size_t u, const UnitStep& step,
                                               Gradients* gradients) {
   FlatParameter& flat = *flats_[u];
   HostStates states = HostStatesOf(u);
-  const std::optional<EarlyHost> early = KeepEarlyOnHost(u, step);
-  if (early.has_value() && !flat.stage().sharded_gradients) {
+  const std::shared_ptr<const EarlyHost> early = KeepEarlyOnHost(u, step);
+  if (early != nullptr && !flat.stage().sharded_gradients) {
     states.gradient = &states_[u].gradient;  // has been copied
   } else {
     TESSERA_ASSIGN_OR_RETURN(states.gradient,
@@ -264,7 +264,8 @@ CommFuture AdamW::StartOnDisk(size_t u, const UnitStep& step,
                    flat.options().stream->Push(std::move(streamed).Update()));
 }
 
-// Who gathers from the disk waits until it is there.
+// Who gathers from the disk takes what is not there yet from the stream
+// (UpdateStream::StartFetch), and is told what became of the rest.
 CommFuture AdamW::UpdatedOf(FlatParameter* flat,
                             const UpdateStream::Pushed& pushed) {
   const TieredBuffer* const shard = flat->shard_buffer();

@@ -85,7 +85,7 @@ class AdamW {
   void SetEarlyBytes(int64_t bytes) { early_bytes_ = bytes; }
   // Units for which a Step had only to say so, since Create. Any thread; of a
   // device some time after Step.
-  int64_t early_units() const { return *early_units_; }
+  int64_t early_units() const { return early_units_; }
   // The last Step has returned an error after it had stepped some units. LOCAL.
   bool half_stepped() const { return half_stepped_; }
   // The device has skipped the last Step: it does not count. Once. LOCAL.
@@ -127,6 +127,7 @@ class AdamW {
   struct EarlyStep {
     UnitStep step;
     UpdateStream::Early update;
+    std::shared_ptr<EarlyHost> on_host;  // null: on a disk
   };
   struct State {
     TieredBuffer exp_avg, exp_avg_sq;  // [owned]
@@ -138,7 +139,6 @@ class AdamW {
     // What early steps write instead of memory: masters, or the working copy.
     // Kept from step to step, since new memory costs as much as the step.
     std::shared_ptr<FlatBuffer> next;
-    int64_t next_bytes = 0;  // of memory, that early steps write
   };
   // A unit's update is under way; to be published when it has ended.
   struct Awaited {
@@ -155,13 +155,12 @@ class AdamW {
   bool EarlyOnHost(size_t u) const;
   // What a step of the unit writes, wherever it lies; null: it has none.
   std::array<TieredBuffer*, 4> WrittenBuffers(size_t u);
+  int64_t NextBytes(size_t with);
   absl::Status MakeRoomForNext(size_t u);
-  absl::StatusOr<UpdateStream::Early> PushEarlyOnDisk(size_t u,
-                                                      const UnitStep& step,
-                                                      FlatGradient* gradient);
-  absl::StatusOr<UpdateStream::Early> PushEarlyOnHost(size_t u,
-                                                      const UnitStep& step,
-                                                      FlatGradient* gradient);
+  EarlyStep PushEarlyOnDisk(size_t u, const UnitStep& step,
+                            FlatGradient* gradient);
+  absl::StatusOr<EarlyStep> PushEarlyOnHost(size_t u, const UnitStep& step,
+                                            FlatGradient* gradient);
   void DropQueuedEarly();
   void Foresee();
   std::optional<CommFuture> KeepEarly(size_t u, const UnitStep& step,
@@ -176,9 +175,10 @@ class AdamW {
   // The unit's gradient on the host.
   absl::StatusOr<TieredBuffer*> GradientOnHost(size_t u,
                                                FlatGradient* gradient);
-  // Whether an early step of the unit may be the right one, by what is known
-  // here: by the factor, which the device may decide, it is compared later.
-  std::optional<EarlyHost> KeepEarlyOnHost(size_t u, const UnitStep& step);
+  // An early step of the unit that may be the right one, by what is known here:
+  // the factor, which the device may decide, is compared later. Or null.
+  std::shared_ptr<const EarlyHost> KeepEarlyOnHost(size_t u,
+                                                   const UnitStep& step);
   // Whether the working copy is written, too.
   absl::StatusOr<bool> StepHere(size_t u, const UnitStep& step,
                                 const FlatGradient& gradient,
@@ -195,8 +195,7 @@ class AdamW {
   bool half_stepped_ = false;
   int64_t early_bytes_ = 0;
   std::vector<size_t> early_order_;  // of StartEarly, since the last Step
-  std::shared_ptr<std::atomic<int64_t>> early_units_ =
-      std::make_shared<std::atomic<int64_t>>(0);
+  std::atomic<int64_t> early_units_{0};
 };
 
 }  // namespace tessera

@@ -71,48 +71,62 @@ std::array<TieredBuffer*, 4> AdamW::WrittenBuffers(size_t u) {
           flat.separate_working_elsewhere()};
 }
 
+// Of memory that early steps write, with that of the unit `with`.
+int64_t AdamW::NextBytes(size_t with) {
+  int64_t bytes = 0;
+  for (size_t u = 0; u < states_.size(); ++u) {
+    for (const TieredBuffer* const buffer : WrittenBuffers(u)) {
+      if (buffer == nullptr || !buffer->on_host()) continue;
+      if (u == with || buffer->has_next()) bytes += buffer->bytes();
+    }
+    if (u == with && EarlyOnDisk(u)) {
+      const at::Tensor now = WrittenInMemory(flats_[u].get());
+      bytes += now.defined() ? static_cast<int64_t>(now.nbytes()) : 0;
+    } else if (states_[u].next != nullptr) {
+      bytes += states_[u].next->bytes();
+    }
+  }
+  return bytes;
+}
+
 // Of all that the unit's step writes. ResourceExhausted, beyond early_bytes_,
 // too; Unavailable while an early step that was dropped still writes there.
 absl::Status AdamW::MakeRoomForNext(size_t u) {
-  FlatParameter& flat = *flats_[u];
-  State& state = states_[u];
-  const at::Tensor now = EarlyOnDisk(u) ? WrittenInMemory(&flat) : at::Tensor();
+  const at::Tensor now =
+      EarlyOnDisk(u) ? WrittenInMemory(flats_[u].get()) : at::Tensor();
+  std::shared_ptr<FlatBuffer>& next = states_[u].next;
   // Engine::Offload and Reload change what is in memory.
-  if (state.next != nullptr &&
-      (!now.defined() || state.next->dtype() != now.scalar_type())) {
-    state.next = nullptr;
+  if (next != nullptr &&
+      (!now.defined() || next->dtype() != now.scalar_type())) {
+    next = nullptr;
   }
-  if (state.next != nullptr && state.next.use_count() > 1) {
+  if (next != nullptr && next.use_count() > 1) {
     return absl::UnavailableError("is written");
   }
-  state.next_bytes = now.defined() ? static_cast<int64_t>(now.nbytes()) : 0;
-  for (const TieredBuffer* const buffer : WrittenBuffers(u)) {
-    if (buffer != nullptr && buffer->on_host()) {
-      state.next_bytes += buffer->bytes();
-    }
-  }
-  int64_t bytes = 0;
-  for (const State& each : states_) bytes += each.next_bytes;
-  if (bytes > early_bytes_) {
-    state.next_bytes = 0;
+  if (NextBytes(u) > early_bytes_) {
     return absl::ResourceExhaustedError("early_bytes");
   }
   for (TieredBuffer* const buffer : WrittenBuffers(u)) {
     if (buffer == nullptr || !buffer->elsewhere()) continue;
-    TESSERA_RETURN_IF_ERROR(buffer->MakeRoomForNext());
+    const absl::Status made = buffer->MakeRoomForNext();
+    if (made.ok()) continue;
+    for (TieredBuffer* const other : WrittenBuffers(u)) {
+      if (other != nullptr) other->DropNext();
+    }
+    return made;
   }
-  if (!now.defined() || state.next != nullptr) return absl::OkStatus();
+  if (!now.defined() || next != nullptr) return absl::OkStatus();
   // Zeros, for what lies between parameters: a kernel leaves that out.
   TESSERA_ASSIGN_OR_RETURN(
       FlatBuffer memory,
       FlatBuffer::Allocate(now.numel(), now.scalar_type(), now.device(),
                            MemoryKind::kOptimizer, Fill::kZero));
-  state.next = std::make_shared<FlatBuffer>(std::move(memory));
+  next = std::make_shared<FlatBuffer>(std::move(memory));
   return absl::OkStatus();
 }
 
-absl::StatusOr<UpdateStream::Early> AdamW::PushEarlyOnDisk(
-    size_t u, const UnitStep& step, FlatGradient* gradient) {
+AdamW::EarlyStep AdamW::PushEarlyOnDisk(size_t u, const UnitStep& step,
+                                        FlatGradient* gradient) {
   FlatParameter& flat = *flats_[u];
   StreamedStep streamed = Streamed(u, step, /*early=*/true);
   if (TieredBuffer* const elsewhere = gradient->elsewhere()) {
@@ -126,14 +140,21 @@ absl::StatusOr<UpdateStream::Early> AdamW::PushEarlyOnDisk(
         states_[u].next);
   }
   early_order_.push_back(u);
-  return flat.options().stream->PushEarly(std::move(streamed).Update());
+  return {step, flat.options().stream->PushEarly(std::move(streamed).Update()),
+          nullptr};
 }
 
-absl::StatusOr<UpdateStream::Early> AdamW::PushEarlyOnHost(
+absl::StatusOr<AdamW::EarlyStep> AdamW::PushEarlyOnHost(
     size_t u, const UnitStep& step, FlatGradient* gradient) {
   HostStates states = HostStatesOf(u);
   TESSERA_ASSIGN_OR_RETURN(states.gradient, GradientOnHost(u, gradient));
-  return flats_[u]->options().stream->PushEarly(EarlyHostStep(step, states));
+  auto early = std::make_shared<EarlyHost>();
+  early->factor = step.factor();
+  early->taken = &early_units_;
+  return EarlyStep{step,
+                   flats_[u]->options().stream->PushEarly(
+                       EarlyHostStep(step, states, early)),
+                   early};
 }
 
 void AdamW::StartEarly(size_t u, FlatGradient* gradient,
@@ -148,10 +169,12 @@ void AdamW::StartEarly(size_t u, FlatGradient* gradient,
     TESSERA_RETURN_IF_ERROR(flat.options().stream->DrainKept());
     TESSERA_RETURN_IF_ERROR(MakeRoomForNext(u));
     const UnitStep step(flat, gradient->expected(), steps_, options, factor);
-    TESSERA_ASSIGN_OR_RETURN(UpdateStream::Early pushed,
-                             on_host ? PushEarlyOnHost(u, step, gradient)
-                                     : PushEarlyOnDisk(u, step, gradient));
-    states_[u].early = EarlyStep{step, std::move(pushed)};
+    if (on_host) {
+      TESSERA_ASSIGN_OR_RETURN(states_[u].early,
+                               PushEarlyOnHost(u, step, gradient));
+    } else {
+      states_[u].early = PushEarlyOnDisk(u, step, gradient);
+    }
     return absl::OkStatus();
   });
 }
@@ -166,8 +189,8 @@ void AdamW::DropEarly() {
 }
 
 // Step goes through the units as a forward uses them: what has not begun would
-// be in the way of a disk. A device is behind its host, and has these gradients
-// in the order in which they are to be stepped.
+// be in the way of a disk. A device is behind its host: there it is in the
+// order in which the gradients are still to come.
 void AdamW::DropQueuedEarly() {
   for (size_t u = 0; u < states_.size(); ++u) {
     if (!states_[u].early.has_value() || !EarlyOnDisk(u)) continue;
@@ -178,10 +201,9 @@ void AdamW::DropQueuedEarly() {
 // The next backward's gradients come in the same order, most likely. Where
 // parameters are on the disk it has no idle time: gathers come first there.
 void AdamW::Foresee() {
-  const std::vector<size_t> order = std::exchange(early_order_, {});
   UpdateStream* stream = nullptr;
   std::vector<std::vector<TieredBuffer*>> units;
-  for (const size_t u : order) {
+  for (const size_t u : early_order_) {
     FlatParameter& flat = *flats_[u];
     const TieredBuffer* const shard = flat.shard_buffer();
     if (shard != nullptr && shard->on_disk()) return;
@@ -212,7 +234,7 @@ std::optional<CommFuture> AdamW::KeepEarly(size_t u, const UnitStep& step,
       stream.Keep(early->update, gradient);
   if (!kept.has_value()) return std::nullopt;
   *gradient = gradients->TakeStepGradient(u);
-  ++*early_units_;
+  ++early_units_;
   if (states_[u].next == nullptr) return UpdatedOf(&flat, *kept);
   const at::Tensor to = WrittenInMemory(&flat);
   StreamedUpdate copy;
@@ -225,18 +247,20 @@ std::optional<CommFuture> AdamW::KeepEarly(size_t u, const UnitStep& step,
   return UpdatedOf(&flat, stream.Push(std::move(copy)));
 }
 
-std::optional<EarlyHost> AdamW::KeepEarlyOnHost(size_t u,
-                                                const UnitStep& step) {
+std::shared_ptr<const EarlyHost> AdamW::KeepEarlyOnHost(size_t u,
+                                                        const UnitStep& step) {
   const std::optional<EarlyStep> early =
       std::exchange(states_[u].early, std::nullopt);
-  if (!early.has_value()) return std::nullopt;
+  if (!early.has_value()) return nullptr;
   UpdateStream& stream = *flats_[u]->options().stream;
-  if (!early->step.SameButFactor(step)) {
-    stream.Drop(early->update);
-    return std::nullopt;
+  if (early->step.SameButFactor(step)) {
+    const bool kept = stream.Keep(early->update, nullptr).has_value();
+    return kept ? early->on_host : nullptr;
   }
-  if (!stream.Keep(early->update, nullptr).has_value()) return std::nullopt;
-  return EarlyHost{early->step.factor(), early_units_};
+  stream.Drop(early->update);
+  // It may be reading what Step copies anew.
+  if (states_[u].gradient.defined()) (void)stream.DrainKept();
+  return nullptr;
 }
 
 }  // namespace tessera

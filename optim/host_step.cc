@@ -2,7 +2,6 @@
 
 #include <array>
 #include <memory>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -35,7 +34,7 @@ class Update {
  public:
   Update(const UnitStep& step, const HostFactor& factor,
          const HostStates& states, at::Device device, at::Tensor on_device,
-         std::optional<EarlyHost> early)
+         std::shared_ptr<const EarlyHost> early)
       : step_(step),
         factor_(factor),
         states_(states),
@@ -82,7 +81,8 @@ class Update {
     const HostFactor::Value value = factor_.Wait();
     skip_ = value.skip;
     step_.SetFactor(value.factor);
-    if (early_.has_value() && !skip_ && early_->factor == value.factor) {
+    if (early_ != nullptr && early_->made && !skip_ &&
+        early_->factor == value.factor) {
       return TakeEarly();
     }
     for (TieredBuffer* const state : OfStates(states_)) {
@@ -133,7 +133,7 @@ class Update {
   const HostStates states_;
   const at::Device device_;
   const at::Tensor on_device_;
-  const std::optional<EarlyHost> early_;
+  const std::shared_ptr<const EarlyHost> early_;
   const StreamPoint after_;
   bool skip_ = false;
   bool taken_ = false;               // the early step
@@ -144,8 +144,11 @@ class Update {
 // All of it is as it is when this is made: a Flip may come before it begins.
 class EarlyUpdate {
  public:
-  EarlyUpdate(const UnitStep& step, const HostStates& states)
-      : step_(step), gradient_(states.gradient->Host()) {
+  EarlyUpdate(const UnitStep& step, const HostStates& states,
+              std::shared_ptr<EarlyHost> early)
+      : step_(step),
+        gradient_(states.gradient->Host()),
+        early_(std::move(early)) {
     for (TieredBuffer* const state : OfStates(states)) {
       now_.push_back(state->Host());
       next_.push_back(state->NextOnHost());
@@ -170,6 +173,7 @@ class EarlyUpdate {
       tensors.working = Slice(working_.elements, slice);
     }
     ApplyOnHost(step_, slice, tensors);
+    early_->made = slice.end == gradient_.elements.numel();
   }
 
  private:
@@ -182,6 +186,7 @@ class EarlyUpdate {
 
   const UnitStep step_;
   const HostElements gradient_;
+  const std::shared_ptr<EarlyHost> early_;
   std::vector<HostElements> now_, next_;  // of OfStates
   HostElements working_;                  // undefined: masters are it
 };
@@ -207,7 +212,8 @@ HostFactor::Value HostFactor::Wait() const {
 
 StreamedUpdate HostStep(const UnitStep& step, const HostFactor& factor,
                         const HostStates& states, at::Device device,
-                        at::Tensor on_device, std::optional<EarlyHost> early) {
+                        at::Tensor on_device,
+                        std::shared_ptr<const EarlyHost> early) {
   const auto update = std::make_shared<Update>(
       step, factor, states, device, std::move(on_device), std::move(early));
   StreamedUpdate streamed;
@@ -220,10 +226,11 @@ StreamedUpdate HostStep(const UnitStep& step, const HostFactor& factor,
   return streamed;
 }
 
-StreamedUpdate EarlyHostStep(const UnitStep& step, const HostStates& states) {
+StreamedUpdate EarlyHostStep(const UnitStep& step, const HostStates& states,
+                             std::shared_ptr<EarlyHost> early) {
   StreamedUpdate streamed;
   streamed.numel = states.masters->numel();
-  streamed.compute = [update = EarlyUpdate(step, states)](
+  streamed.compute = [update = EarlyUpdate(step, states, std::move(early))](
                          Range slice, const std::vector<char*>&) {
     update.Compute(slice);
     return absl::OkStatus();

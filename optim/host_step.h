@@ -16,7 +16,6 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <optional>
 
 #include "ATen/core/Tensor.h"
 #include "base/torch/stream_point.h"
@@ -55,25 +54,28 @@ struct HostStates {
   TieredBuffer* working = nullptr;
 };
 
-// An early step was made with `factor`; how many turn out to be the right ones
-// is added to `taken`.
+// Of an early step, for the step behind it.
 struct EarlyHost {
-  double factor = 1;
-  std::shared_ptr<std::atomic<int64_t>> taken;
+  double factor = 1;  // that was assumed
+  bool made = false;  // all of it
+  // How many turn out to be the right ones is added to it.
+  std::atomic<int64_t>* taken = nullptr;
 };
 
 // `on_device`: what becomes of the working copy, [owned]; undefined where it
 // stays on the host. Comes after what this thread's current stream of the
-// device has been given. `early`: behind the EarlyHostStep of the same.
+// device has been given. `early`: behind that EarlyHostStep; or null.
 StreamedUpdate HostStep(const UnitStep& step, const HostFactor& factor,
                         const HostStates& states, at::Device device,
                         at::Tensor on_device,
-                        std::optional<EarlyHost> early = std::nullopt);
+                        std::shared_ptr<const EarlyHost> early);
 
 // Leaves the gradient as it is, and writes what has room for that to `next`: a
 // working copy without is one of which nothing is read any more. REQUIRES: all
 // of it is on the host, and the states have that room; the factor is a number.
-StreamedUpdate EarlyHostStep(const UnitStep& step, const HostStates& states);
+// `early`: what it sets, not null.
+StreamedUpdate EarlyHostStep(const UnitStep& step, const HostStates& states,
+                             std::shared_ptr<EarlyHost> early);
 
 }  // namespace tessera
 #endif  // OPTIM_HOST_STEP_H_

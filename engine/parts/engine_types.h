@@ -99,7 +99,8 @@ struct OffloadReport {
   // Of the thread that updates states there: in the arithmetic, and waiting for
   // the disk with something to do.
   absl::Duration computing, stalled;
-  // Units that had been stepped when Step came (sharding.offload.early_step).
+  // Units that had been stepped when Step came (sharding.offload.early_step);
+  // of a device, which decides later, those of the step before.
   int64_t early_units = 0;
 };
 

@@ -225,8 +225,9 @@ absl::Status FlatGradient::TakeSums(const at::Tensor& sums, double divisor) {
 // about to be another: it does not count then.
 absl::Status FlatGradient::AwaitReaders() {
   const auto& stream = flat_->options().stream;
-  return stream != nullptr && has_step_gradient() ? stream->Drain()
-                                                  : absl::OkStatus();
+  const bool read = stream != nullptr &&
+                    (flat_->device().is_cpu() || flat_->updated_on_host());
+  return read && has_step_gradient() ? stream->Drain() : absl::OkStatus();
 }
 
 // To where it is to be, if that is elsewhere: the last step may still be
