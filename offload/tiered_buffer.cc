@@ -27,7 +27,7 @@ absl::StatusOr<TieredBuffer> TieredBuffer::Allocate(
     TESSERA_ASSIGN_OR_RETURN(buffer.memory_,
                              FlatBuffer::Allocate(numel, dtype, device, kind));
   } else if (place.tier == Tier::kHost) {
-    auto host = FlatBuffer::AllocatePinned(numel, dtype, kind);
+    auto host = PinnedBuffer::Allocate(numel, dtype, kind);
     TESSERA_RETURN_IF_ERROR(Annotate(host.status(), what));
     buffer.host_ = *std::move(host);
   } else {
@@ -103,12 +103,13 @@ void TieredBuffer::FreeElsewhere() {
   DropNext();
   if (on_disk()) disk_->Free(extent_);
   tier_ = Tier::kMemory;
-  host_.Reset();
+  host_.Reset({std::exchange(read_, {}), std::exchange(filled_, {})});
   disk_ = nullptr;
 }
 
 void TieredBuffer::DropNext() {
-  next_host_.Reset();
+  next_host_.Reset(
+      {std::exchange(next_read_, {}), std::exchange(next_filled_, {})});
   if (next_.has_value()) disk_->Free(*next_);
   next_.reset();
 }
@@ -116,7 +117,7 @@ void TieredBuffer::DropNext() {
 absl::Status TieredBuffer::MakeRoomForNext() {
   if (has_next()) return absl::OkStatus();
   if (on_host()) {
-    auto room = FlatBuffer::AllocatePinned(numel_, dtype_, kind_);
+    auto room = PinnedBuffer::Allocate(numel_, dtype_, kind_);
     TESSERA_RETURN_IF_ERROR(Annotate(room.status(), what_));
     next_host_ = *std::move(room);
     return absl::OkStatus();

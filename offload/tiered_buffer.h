@@ -38,6 +38,7 @@
 #include "absl/status/statusor.h"
 #include "base/torch/stream_point.h"
 #include "offload/disk/swap_file.h"
+#include "offload/pinned_buffer.h"
 #include "sharding/layout/flat_buffer.h"
 #include "sharding/layout/layout.h"
 
@@ -166,10 +167,10 @@ class TieredBuffer {
   std::string what_;
   bool zeros_ = false;
   SwapFuture storing_;
-  FlatBuffer host_;           // on the host
+  PinnedBuffer host_;         // on the host
   mutable StreamPoint read_;  // the device has read host_ so far
   StreamPoint filled_;        // and has written it
-  FlatBuffer next_host_;
+  PinnedBuffer next_host_;
   StreamPoint next_read_, next_filled_;  // of that
   FlatBuffer memory_;
   int64_t numel_ = -1;

@@ -78,27 +78,6 @@ absl::StatusOr<FlatBuffer> FlatBuffer::Allocate(int64_t numel,
   return buffer;
 }
 
-absl::StatusOr<FlatBuffer> FlatBuffer::AllocatePinned(int64_t numel,
-                                                      at::ScalarType dtype,
-                                                      MemoryKind kind) {
-  FlatBuffer buffer;
-  buffer.item_bytes_ = static_cast<int64_t>(c10::elementSize(dtype));
-  buffer.kind_ = kind;
-  TESSERA_RETURN_IF_ERROR(
-      buffer.Enter(&MemoryLedger::Host(), numel * buffer.item_bytes_));
-  const absl::Status made = CatchTorch("allocate pinned memory", [&] {
-    buffer.tensor_ = at::zeros(
-        {numel}, at::TensorOptions(dtype).device(at::kCPU).pinned_memory(true));
-  });
-  // A driver's own words for it are no kind of error of libtorch's.
-  if (!made.ok()) {
-    return MemoryLedger::Host().Refused(numel * buffer.item_bytes_,
-                                        MemoryKindName(kind), made.message());
-  }
-  buffer.data_ = static_cast<char*>(buffer.tensor_.mutable_data_ptr());
-  return buffer;
-}
-
 absl::StatusOr<FlatBuffer> FlatBuffer::Over(char* data, int64_t numel,
                                             at::ScalarType dtype,
                                             std::optional<MemoryKind> counted) {

@@ -35,12 +35,6 @@ class FlatBuffer {
                                              at::ScalarType dtype,
                                              at::Device device, MemoryKind kind,
                                              Fill fill = Fill::kZero);
-  // Zeros in memory of the host that devices copy from and to while the host
-  // goes on (pinned): libtorch's, which may take up to twice as much.
-  // ResourceExhausted.
-  static absl::StatusOr<FlatBuffer> AllocatePinned(int64_t numel,
-                                                   at::ScalarType dtype,
-                                                   MemoryKind kind);
   // CPU memory of others, which outlives it. `counted`: as what the ledger
   // counts it, if it does. ResourceExhausted.
   static absl::StatusOr<FlatBuffer> Over(char* data, int64_t numel,

@@ -1,0 +1,54 @@
+// PinnedBuffer: [n] elements in memory of the host that devices copy from and
+// to while the host goes on (pinned). Buffers lie in chunks, each one
+// allocation of libtorch's, which rounds every allocation up to a power of two
+// and would take up to twice what the buffers of a model have. A chunk is as
+// large as the buffer that needs it, and at least a quarter of what there is,
+// so that few are made; it is given back with its last buffer.
+//
+// Threads: any.
+#ifndef OFFLOAD_PINNED_BUFFER_H_
+#define OFFLOAD_PINNED_BUFFER_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "absl/status/statusor.h"
+#include "base/memory/memory.h"
+#include "base/torch/stream_point.h"
+#include "sharding/layout/flat_buffer.h"
+#include "sharding/layout/layout.h"
+
+namespace tessera {
+
+class PinnedBuffer {
+ public:
+  PinnedBuffer() = default;
+  // Zeros. Waits for what devices do with memory that was freed before, if it
+  // is that. ResourceExhausted names kind and size. LOCAL.
+  static absl::StatusOr<PinnedBuffer> Allocate(int64_t numel,
+                                               at::ScalarType dtype,
+                                               MemoryKind kind);
+  PinnedBuffer(PinnedBuffer&& other) noexcept { *this = std::move(other); }
+  PinnedBuffer& operator=(PinnedBuffer&& other) noexcept;
+  ~PinnedBuffer() { Reset(); }
+  // Nobody uses it from these points on. ASYNC.
+  void Reset(std::vector<StreamPoint> uses = {});
+
+  bool defined() const { return tensor_.defined(); }
+  char* data() const { return static_cast<char*>(tensor_.mutable_data_ptr()); }
+  const at::Tensor& View() const { return tensor_; }
+  at::Tensor View(Range range) const { return Slice(tensor_, range); }
+
+ private:
+  int64_t place_ = 0, bytes_ = 0;  // in its chunk
+  int64_t claimed_ = 0;            // of the ledger
+  MemoryKind kind_ = MemoryKind::kOther;
+  at::Tensor tensor_;  // a view of the chunk
+};
+
+// Bytes of all chunks.
+int64_t PinnedChunkBytes();
+
+}  // namespace tessera
+#endif  // OFFLOAD_PINNED_BUFFER_H_
