@@ -57,7 +57,7 @@ TEST_F(PinnedBufferTest, AModelsBuffersTakeLittleMoreThanTheyHold) {
     EXPECT_TRUE(all.back().View().is_pinned());
     EXPECT_EQ(all.back().View().numel(), numel);
   }
-  EXPECT_LE(PinnedChunkBytes(), bytes * 9 / 8);
+  EXPECT_LE(PinnedChunkBytes(), bytes * 5 / 4);
   EXPECT_EQ(Claimed(), bytes);
 }
 
