@@ -1,13 +1,14 @@
 // Model states of four times what a rank may hold, by its ledger and by the
-// kernel (RLIMIT_AS): all of them on the disk, they train with the bits of the
-// same training in memory, hold what the plan says, and are loaded in still
-// less.
+// kernel (RLIMIT_AS, and a memory cgroup where that is allowed): all of them on
+// the disk, they train with the bits of the same training in memory, hold what
+// the plan says, and are loaded in still less.
 #include <malloc.h>
 #include <sys/resource.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
 #include <fstream>
+#include <iostream>
 #include <memory>
 #include <optional>
 #include <string>
@@ -25,6 +26,7 @@
 #include "engine/plan/plan.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/offload/memory_cgroup.h"
 #include "tests/support/rank_pool.h"
 #include "tests/support/temp_folder.h"
 #include "tests/support/trainee.h"
@@ -182,8 +184,13 @@ class MemoryLimit {
     rlimit limit = before_;
     limit.rlim_cur = static_cast<rlim_t>(AddressSpaceBytes() + left);
     TORCH_CHECK(setrlimit(RLIMIT_AS, &limit) == 0);
+    cgroup_.emplace(left);
+    std::cerr << "a memory cgroup of " << left << " bytes "
+              << (cgroup_->entered() ? "binds this rank\n"
+                                     : "is not allowed here\n");
   }
   ~MemoryLimit() {
+    cgroup_.reset();
     (void)setrlimit(RLIMIT_AS, &before_);
     MemoryLedger::Host().SetLimit(MemoryLedger::kNoLimit);
   }
@@ -192,6 +199,7 @@ class MemoryLimit {
 
  private:
   rlimit before_;
+  std::optional<MemoryCgroup> cgroup_;
 };
 
 // At most 5 % more than planned.
