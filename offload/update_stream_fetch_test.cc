@@ -1,6 +1,7 @@
 // New values that are wanted before the disk has them.
 #include <cstring>
 #include <memory>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -77,6 +78,32 @@ TEST_P(FetchTest, TakesWhatTheUpdateMakes) {
   ExpectIs(*later, behind->want[1]);
   TESSERA_EXPECT_OK(stream_->Drain());
   unit->ExpectAsInMemory();
+}
+
+// Two of its four buffers hold another unit's by then.
+TEST_P(FetchTest, TakesNothingOfAnother) {
+  MakeStream(4);
+  TestUnit* const unit = AddUnit(kNumel);
+  TestUnit* const behind = AddUnit(kNumel);
+  absl::Notification pushed;
+  const Before stops = StopsAt(9);
+  Push(unit, 0, [&](Range at) {
+    if (at.begin == 8 * kSlice) {
+      pushed.WaitForNotification();
+      while (file_->stats().bytes_written < 8 * kSlice * 4 * 2) {
+        std::this_thread::yield();  // its buffers are read to behind this
+      }
+    }
+    return stops(at);
+  });
+  Push(behind, 1);
+  pushed.Notify();
+  stopped_.WaitForNotification();
+  unit->ChangeInMemory(0);
+  const auto wanted = Fetch(unit->states[0]);
+  go_.Notify();
+  ExpectIs(*wanted, unit->want[0]);
+  TESSERA_EXPECT_OK(stream_->Drain());
 }
 
 // It has been computed, and is not written yet.
