@@ -231,6 +231,11 @@ TEST_P(UpdateStreamTest, AnErrorOfOneInMemoryIsItsOwnWhenItIsKept) {
 TEST_P(UpdateStreamTest, AnErrorOfOneThatIsKeptIsThatOfAllThatComesAfter) {
   MakeStream(2);
   TestUnit* const unit = AddUnit(6 * kSlice);
+  TESSERA_ASSERT_OK(unit->states[1].MakeRoomForNext());
+  const int64_t fails = unit->states[1].next()->begin + 3 * kSlice * 4;
+  system_.answer = [=](bool write, int64_t offset, int64_t result) {
+    return write && offset == fails ? -EIO : result;
+  };
   absl::Notification began, go;
   const UpdateStream::Early early = PushEarly(unit, 1, [&](Range slice) {
     if (slice.begin == kSlice) {
@@ -240,10 +245,6 @@ TEST_P(UpdateStreamTest, AnErrorOfOneThatIsKeptIsThatOfAllThatComesAfter) {
     return absl::OkStatus();
   });
   began.WaitForNotification();
-  const int64_t fails = unit->states[1].next()->begin + 3 * kSlice * 4;
-  system_.answer = [=](bool write, int64_t offset, int64_t result) {
-    return write && offset == fails ? -EIO : result;
-  };
   EXPECT_TRUE(stream_->Keep(early, nullptr).has_value());
   go.Notify();
   ExpectStaysFailed(StatusIs(absl::StatusCode::kUnavailable,
