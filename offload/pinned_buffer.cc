@@ -22,6 +22,12 @@ constexpr int64_t kAlignment = 4096;
 constexpr int64_t kLeastChunk = int64_t{1} << 20;
 constexpr int64_t kMostGrowth = int64_t{1} << 30;
 
+// What a buffer of so many bytes takes of a chunk.
+int64_t Rounded(int64_t bytes) {
+  return std::max((bytes + kAlignment - 1) / kAlignment, int64_t{1}) *
+         kAlignment;
+}
+
 class PinnedChunks {
  public:
   static PinnedChunks& Global() {
@@ -146,21 +152,14 @@ absl::StatusOr<PinnedBuffer> PinnedBuffer::Allocate(int64_t numel,
   PinnedBuffer buffer;
   buffer.kind_ = kind;
   const absl::Status made = CatchTorch("allocate pinned memory", [&] {
-    const int64_t rounded =
-        std::max((bytes + kAlignment - 1) / kAlignment, int64_t{1}) *
-        kAlignment;
-    const PinnedChunks::Place place = PinnedChunks::Global().Take(rounded);
-    buffer.place_ = place.begin;
-    buffer.bytes_ = rounded;
+    const PinnedChunks::Place place =
+        PinnedChunks::Global().Take(Rounded(bytes));
     buffer.tensor_ = place.chunk.narrow(0, place.begin, bytes).view(dtype);
     for (const StreamPoint& each : place.after) each.Wait();
     buffer.tensor_.zero_();
   });
-  if (made.ok()) {
-    buffer.claimed_ = bytes;
-    return buffer;
-  }
-  MemoryLedger::Host().Remove(kind, bytes);
+  if (made.ok()) return buffer;
+  if (!buffer.defined()) MemoryLedger::Host().Remove(kind, bytes);
   // A driver's own words for it are no kind of error of libtorch's.
   return MemoryLedger::Host().Refused(bytes, MemoryKindName(kind),
                                       made.message());
@@ -169,9 +168,6 @@ absl::StatusOr<PinnedBuffer> PinnedBuffer::Allocate(int64_t numel,
 PinnedBuffer& PinnedBuffer::operator=(PinnedBuffer&& other) noexcept {
   if (this == &other) return *this;
   Reset();
-  place_ = other.place_;
-  bytes_ = other.bytes_;
-  claimed_ = std::exchange(other.claimed_, 0);
   kind_ = other.kind_;
   tensor_ = std::move(other.tensor_);
   return *this;
@@ -179,11 +175,12 @@ PinnedBuffer& PinnedBuffer::operator=(PinnedBuffer&& other) noexcept {
 
 void PinnedBuffer::Reset(std::vector<StreamPoint> uses) {
   if (!defined()) return;
-  MemoryLedger::Host().Remove(kind_, claimed_);
-  claimed_ = 0;
-  const at::Tensor view = std::move(tensor_);
-  tensor_.reset();
-  PinnedChunks::Global().Give(view, place_, bytes_, std::move(uses));
+  const at::Tensor view = std::exchange(tensor_, at::Tensor());
+  const auto bytes = static_cast<int64_t>(view.nbytes());
+  MemoryLedger::Host().Remove(kind_, bytes);
+  PinnedChunks::Global().Give(
+      view, view.storage_offset() * static_cast<int64_t>(view.element_size()),
+      Rounded(bytes), std::move(uses));
 }
 
 }  // namespace tessera

@@ -41,10 +41,8 @@ class PinnedBuffer {
   at::Tensor View(Range range) const { return Slice(tensor_, range); }
 
  private:
-  int64_t place_ = 0, bytes_ = 0;  // in its chunk
-  int64_t claimed_ = 0;            // of the ledger
   MemoryKind kind_ = MemoryKind::kOther;
-  at::Tensor tensor_;  // a view of the chunk
+  at::Tensor tensor_;  // a view of its chunk
 };
 
 // Bytes of all chunks.
