@@ -222,10 +222,9 @@ absl::Status Trainer::CheckUpdate() {
 
 void Trainer::SetScheduledRate() {
   if (parts_->optimizer == nullptr) return;
-  const AdamWOptions options = ScheduledOptions();
-  parts_->optimizer->SetRate(options.lr);
-  parts_->optimizer->SetBetas(options.beta1, options.beta2);
-  report_.learning_rate = parts_->optimizer->rate();
+  std::vector<OptimizerOptions> options = ScheduledOptions();
+  report_.learning_rate = options[0].lr;
+  parts_->optimizer->SetOptions(std::move(options));
 }
 
 absl::Status Trainer::SetLearningRate(double rate) {
@@ -246,7 +245,6 @@ absl::Status Trainer::SetLearningRate(double rate) {
   TESSERA_RETURN_IF_ERROR(CheckSame(absl::StrFormat("%.17g", rate),
                                     "rate of SetLearningRate",
                                     parts_->comm.get()));
-  parts_->optimizer->SetRate(rate);
   parts_->program_rate = rate;
   return absl::OkStatus();
 }

@@ -5,7 +5,7 @@
 //
 //   Backward  gradients, reduced                      (sharding/gradient)
 //   Step      within an ExclusiveScope: checks of what the user wrote, norm and
-//             AdamW, new values to all ranks          (optim/sharded_step.h)
+//             update, new values to all ranks         (optim/sharded_step.h)
 //
 // On devices a Step may not know yet what came of it (trainer_outcome.cc); who
 // asks, or depends on it, calls Settle.
@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "ATen/core/Tensor.h"
 #include "absl/container/flat_hash_set.h"
@@ -92,7 +93,7 @@ class Trainer {
   LossScales SettledScales();
   at::Tensor Seed(const at::Tensor& loss, std::optional<double> weight,
                   MicroBatch* micro_batch);
-  AdamWOptions ScheduledOptions() const;
+  std::vector<OptimizerOptions> ScheduledOptions() const;
   void StepEarly(const BackwardOptions& options, MicroBatch* micro_batch);
   absl::Status CheckStep();
   absl::Status CheckParametersKnown() const;

@@ -52,26 +52,30 @@ void Trainer::Report(const ShardedStepResult& result) {
 }
 
 // What Step would use now.
-AdamWOptions Trainer::ScheduledOptions() const {
-  AdamWOptions options = parts_->optimizer->options();
-  if (!parts_->settings.lr_schedule.has_value()) return options;
-  const LrSchedule schedule(*parts_->settings.lr_schedule);
-  options.lr = schedule.Rate(step_);
-  const auto betas = schedule.BetasAt(step_);
-  if (betas.has_value()) {
-    options.beta1 = betas->beta1;
-    options.beta2 = betas->beta2;
+std::vector<OptimizerOptions> Trainer::ScheduledOptions() const {
+  std::vector<OptimizerOptions> groups = {*parts_->settings.optimizer};
+  for (OptimizerOptions& options : groups) {
+    options.lr = parts_->program_rate.value_or(options.lr);
+    if (!parts_->settings.lr_schedule.has_value()) continue;
+    const LrSchedule schedule(*parts_->settings.lr_schedule);
+    options.lr = schedule.Rate(step_);
+    const auto betas = schedule.BetasAt(step_);
+    if (betas.has_value()) {
+      options.beta1 = betas->beta1;
+      options.beta2 = betas->beta2;
+    }
   }
-  return options;
+  return groups;
 }
 
 // Units are stepped as their gradients come, where this backward is to be the
 // step's last, and the step may be foreseen: gradients are divided by what is
-// known, and not clipped (optim/adamw_early.cc). After a step that was not as
-// expected none is, since what is made twice takes twice the disk's time.
+// known, and not clipped (optim/sharded_optimizer_early.cc). After a step that
+// was not as expected none is, since what is made twice takes twice the disk's
+// time.
 void Trainer::StepEarly(const BackwardOptions& options,
                         MicroBatch* micro_batch) {
-  AdamW* const optimizer = parts_->optimizer.get();
+  ShardedOptimizer* const optimizer = parts_->optimizer.get();
   if (optimizer == nullptr) return;
   optimizer->DropEarly();  // of a Backward before this one
   const bool may =

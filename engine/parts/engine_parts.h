@@ -21,8 +21,8 @@
 #include "engine/parts/settings.h"
 #include "engine/setup/buffer_sync.h"
 #include "offload/update_stream.h"
-#include "optim/adamw.h"
 #include "optim/loss_scaler.h"
+#include "optim/sharded_optimizer.h"
 #include "sharding/copy/served_gathers.h"
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/flat/schedule.h"
@@ -74,7 +74,7 @@ struct EngineParts {
   std::unique_ptr<Gradients> gradients;
   std::unique_ptr<RecomputedUnits> recomputed;  // null: nothing is
   std::shared_ptr<const PlanReport> plan;       // EngineOptions::plan
-  std::unique_ptr<AdamW> optimizer;  // null: the configuration has none
+  std::unique_ptr<ShardedOptimizer> optimizer;  // null: there is none
   std::optional<LossScaler> scaler;
   std::shared_ptr<UpdateStream> stream;  // null: all is in memory
   bool shares_working_copy = false;

@@ -8,6 +8,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
+#include "optim/kernels/element_step.h"
 #include "sharding/recompute/matmul_operators.h"
 #include "torch/nn/module.h"
 
@@ -45,8 +46,8 @@ ModulePredicate LeafPredicate(const proto::LeafModule& leaf,
   };
 }
 
-AdamWOptions AdamWOf(const proto::OptimizerParams& params) {
-  AdamWOptions options;
+OptimizerOptions OptimizerOf(const proto::OptimizerParams& params) {
+  OptimizerOptions options;
   options.lr = params.lr();
   options.beta1 = params.betas(0);
   options.beta2 = params.betas(1);
@@ -230,11 +231,12 @@ Settings SettingsOf(const proto::Config& config, const EngineOptions& options,
       config.fp16().enabled() ||
       (config.bf16().enabled() && config.bf16().check_grad_overflow());
   if (config.has_optimizer()) {
-    s.adamw = AdamWOf(config.optimizer().params());
-    s.adamw->libtorch_exact = config.precision().libtorch_exact();
+    s.optimizer = OptimizerOf(config.optimizer().params());
+    s.optimizer->libtorch_exact = config.precision().libtorch_exact();
+    s.offload.optimizer_states = StatesOf(FormulaOf(*s.optimizer)).count;
   }
-  if (s.adamw.has_value() && config.has_scheduler()) {
-    s.lr_schedule = LrScheduleOf(config.scheduler(), s.adamw->lr);
+  if (s.optimizer.has_value() && config.has_scheduler()) {
+    s.lr_schedule = LrScheduleOf(config.scheduler(), s.optimizer->lr);
   }
   if (config.fp16().enabled()) s.loss_scaler = LossScalerOf(config.fp16());
   if (config.fp16().enabled()) s.param_dtype = at::kHalf;

@@ -11,7 +11,7 @@
 #include "engine/setup/buffer_sync.h"
 #include "engine/setup/recompute_choice.h"
 #include "engine/setup/tiers.h"
-#include "optim/adamw.h"
+#include "optim/kernels/optimizer_options.h"
 #include "optim/loss_scaler.h"
 #include "optim/schedule/lr_schedule.h"
 #include "optim/sharded_step.h"
@@ -30,8 +30,8 @@ struct Settings {
   ScheduleOptions schedule;
   GradientOptions gradients;
   ShardedStepOptions step;
-  std::optional<AdamWOptions> adamw;
-  std::optional<LrScheduleOptions> lr_schedule;  // of adamw
+  std::optional<OptimizerOptions> optimizer;     // of the first group
+  std::optional<LrScheduleOptions> lr_schedule;  // of optimizer
   std::optional<LossScalerOptions> loss_scaler;  // with fp16
   // Absent: parameters and buffers stay as they are.
   std::optional<at::ScalarType> param_dtype;
