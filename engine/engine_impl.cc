@@ -20,19 +20,19 @@ namespace tessera {
 namespace {
 
 TrainingState StateOf(EngineParts& parts, int64_t step) {
-  return {
-      *parts.module,
-      parts.flats,
-      parts.optimizer.get(),
-      parts.scaler.has_value() ? &*parts.scaler : nullptr,
-      parts.settings.lr_schedule.has_value() ? nullptr : &parts.program_rate,
-      parts.comm.get(),
-      parts.device(),
-      parts.shard_group->world_size(),
-      parts.stage,
-      step,
-      ConfigToJson(parts.config),
-      parts.config.checkpoint().use_node_local_storage()};
+  return {*parts.module,
+          parts.flats,
+          parts.optimizer.get(),
+          parts.scaler.has_value() ? &*parts.scaler : nullptr,
+          &parts.groups,
+          &parts.configured_options,
+          parts.comm.get(),
+          parts.device(),
+          parts.shard_group->world_size(),
+          parts.stage,
+          step,
+          ConfigToJson(parts.config),
+          parts.config.checkpoint().use_node_local_storage()};
 }
 
 // Owners' masters reach all working copies, and libtorch learns of the change.

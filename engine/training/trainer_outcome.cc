@@ -31,7 +31,7 @@
 #include "ATen/ops/where.h"
 #include "base/status.h"
 #include "engine/parts/exclusive_scope.h"
-#include "engine/trainer.h"
+#include "engine/training/trainer.h"
 #include "offload/update_stream.h"
 #include "optim/schedule/lr_schedule.h"
 #include "sharding/torch/torch_scope.h"
@@ -53,9 +53,8 @@ void Trainer::Report(const ShardedStepResult& result) {
 
 // What Step would use now.
 std::vector<OptimizerOptions> Trainer::ScheduledOptions() const {
-  std::vector<OptimizerOptions> groups = {*parts_->settings.optimizer};
+  std::vector<OptimizerOptions> groups = parts_->groups.options;
   for (OptimizerOptions& options : groups) {
-    options.lr = parts_->program_rate.value_or(options.lr);
     if (!parts_->settings.lr_schedule.has_value()) continue;
     const LrSchedule schedule(*parts_->settings.lr_schedule);
     options.lr = schedule.Rate(step_);

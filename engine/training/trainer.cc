@@ -1,4 +1,4 @@
-#include "engine/trainer.h"
+#include "engine/training/trainer.h"
 
 #include <algorithm>
 #include <cmath>
@@ -11,11 +11,11 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "comm/all_gather_values.h"
-#include "engine/held_report.h"
 #include "engine/parts/catch_announced.h"
 #include "engine/parts/exclusive_scope.h"
 #include "engine/parts/write_checks.h"
 #include "engine/setup/initial_sync.h"
+#include "engine/training/held_report.h"
 #include "offload/update_stream.h"
 #include "optim/sharded_step.h"
 #include "sharding/dispatch/saved_tensors.h"
@@ -224,6 +224,10 @@ void Trainer::SetScheduledRate() {
   if (parts_->optimizer == nullptr) return;
   std::vector<OptimizerOptions> options = ScheduledOptions();
   report_.learning_rate = options[0].lr;
+  report_.groups.clear();
+  for (size_t g = 0; g < options.size(); ++g) {
+    report_.groups.push_back({parts_->groups.names[g], options[g].lr});
+  }
   parts_->optimizer->SetOptions(std::move(options));
 }
 
@@ -245,7 +249,7 @@ absl::Status Trainer::SetLearningRate(double rate) {
   TESSERA_RETURN_IF_ERROR(CheckSame(absl::StrFormat("%.17g", rate),
                                     "rate of SetLearningRate",
                                     parts_->comm.get()));
-  parts_->program_rate = rate;
+  for (OptimizerOptions& group : parts_->groups.options) group.lr = rate;
   return absl::OkStatus();
 }
 
