@@ -43,7 +43,7 @@ TEST(Optimizer, TypeInAnyCase) {
         << type;
   }
   // Others are known, and refused where they would have to run.
-  for (const char* type : {"Lamb", "zerooneadam", "NAdam"}) {
+  for (const char* type : {"ASGD", "zerooneadam", "NAdam"}) {
     const std::string json =
         OptimizerJson(absl::StrCat("{\"type\": \"", type, "\"}"));
     TESSERA_ASSERT_OK_AND_ASSIGN(const proto::Config config,
@@ -54,7 +54,7 @@ TEST(Optimizer, TypeInAnyCase) {
                                       "optimizer.type: ",
                                       config.optimizer().type(),
                                       ": there is Adam, AdamW, SGD, Adagrad, "
-                                      "RMSprop or Lion")));
+                                      "RMSprop, Lion, Lamb or Muon")));
   }
   EXPECT_EQ(FaultOf(OptimizerJson("{\"type\": \"AdanW\"}")),
             "optimizer.type: expected Adam, AdamW, or another optimizer of "

@@ -68,7 +68,25 @@ const std::vector<Known>& KnownOptimizers() {
        {}},
       {"Lion",
        {{"lr", 1e-3}, {"weight_decay", 0}, {"maximize", 0}},
-       {0.9, 0.99}}};
+       {0.9, 0.99}},
+      {"Lamb",
+       {{"lr", 1e-3},
+        {"eps", 1e-8},
+        {"weight_decay", 0},
+        {"bias_correction", 1},
+        {"min_coeff", 0.01},
+        {"max_coeff", 10},
+        {"maximize", 0}},
+       {0.9, 0.999}},
+      {"Muon",
+       {{"lr", 1e-3},
+        {"momentum", 0.95},
+        {"nesterov", 1},
+        {"weight_decay", 0},
+        {"eps", 1e-10},
+        {"ns_steps", 5},
+        {"maximize", 0}},
+       {0.9, 0.95}}};
   return *known;
 }
 
@@ -79,9 +97,16 @@ const Known* FindKnown(const std::string& type) {
   return nullptr;
 }
 
+bool IsMuon(const Known& known) {
+  return absl::string_view(known.type) == "Muon";
+}
+
 bool Has(const Known& known, const std::string& field) {
   if (field == "betas") return !known.betas.empty();
   if (field == "state_dtype") return true;
+  const bool of_muon = field == "muon_lr" || field == "adam_lr" ||
+                       field == "ns_method" || field == "adjust_lr_fn";
+  if (of_muon) return IsMuon(known);
   return std::any_of(
       known.parameters.begin(), known.parameters.end(),
       [&](const Parameter& parameter) { return field == parameter.field; });
@@ -133,11 +158,18 @@ void FillParameters(const Known& known, proto::OptimizerParams* params) {
     if (reflection.HasField(*params, field)) continue;
     if (field->cpp_type() == FieldDescriptor::CPPTYPE_BOOL) {
       reflection.SetBool(params, field, parameter.value != 0);
+    } else if (field->cpp_type() == FieldDescriptor::CPPTYPE_INT64) {
+      reflection.SetInt64(params, field, static_cast<int64_t>(parameter.value));
     } else {
       reflection.SetDouble(params, field, parameter.value);
     }
   }
   if (!params->has_state_dtype()) params->set_state_dtype("fp32");
+  if (!IsMuon(known)) return;
+  if (!params->has_muon_lr()) params->set_muon_lr(params->lr());
+  if (!params->has_adam_lr()) params->set_adam_lr(params->lr());
+  if (!params->has_ns_method()) params->set_ns_method("gram");
+  if (!params->has_adjust_lr_fn()) params->set_adjust_lr_fn("original");
 }
 
 void CheckBetas(const std::string& path, int size, Faults* faults) {
@@ -163,8 +195,13 @@ void ResolveParameters(const Known& known, proto::OptimizerParams* params,
   if (!known.betas.empty()) {
     CheckBetas(path + ".betas", params->betas_size(), faults);
   }
+  if (IsMuon(known)) return;
   CheckNesterov(path + ".nesterov", params->nesterov(), params->momentum(),
                 params->dampening(), faults);
+}
+
+bool IsReserved(const std::string& group) {
+  return group == "default" || group == "no_decay" || group == "muon";
 }
 
 void ResolveGroup(int number, const Known& known, proto::Optimizer* optimizer,
@@ -176,7 +213,7 @@ void ResolveGroup(int number, const Known& known, proto::Optimizer* optimizer,
   const bool taken =
       std::any_of(all.begin(), all.begin() + number,
                   [&](const auto& g) { return g.name() == group.name(); });
-  if (taken || group.name() == "default" || group.name() == "no_decay") {
+  if (taken || IsReserved(group.name())) {
     faults->Add(path + ".name", "there is another group '", group.name(), "'");
   }
   if (group.parameters_size() == 0 && group.modules_size() == 0) {
@@ -188,6 +225,11 @@ void ResolveGroup(int number, const Known& known, proto::Optimizer* optimizer,
   if (params.betas_size() != 0) {
     CheckBetas(inside + ".betas", params.betas_size(), faults);
   }
+  if (group.use_muon() && !IsMuon(known)) {
+    faults->Add(path + ".use_muon", "expected false, of the optimizer ",
+                known.type);
+  }
+  if (IsMuon(known)) return;
   const proto::OptimizerParams& base = optimizer->params();
   const double momentum =
       params.has_momentum() ? params.momentum() : base.momentum();

@@ -9,6 +9,7 @@
 #include "engine/parts/group_choice.h"
 #include "engine/setup/initial_sync.h"
 #include "engine/training/held_report.h"
+#include "optim/kernels/element_step.h"
 #include "optim/kernels/option_names.h"
 #include "sharding/construct/construction.h"
 #include "sharding/dispatch/saved_tensors.h"
@@ -65,7 +66,8 @@ absl::StatusOr<Partition> Engine::Impl::Plan(const EngineOptions& options) {
   TESSERA_ASSIGN_OR_RETURN(
       GroupChoice choice,
       ChooseGroups(parts_->config.optimizer(), options.param_groups,
-                   *parts_->settings.optimizer, *parts_->module, all));
+                   *parts_->settings.optimizer, parts_->settings.muon,
+                   *parts_->module, all));
   for (NamedParameter& p : all) {
     const int group = choice.groups.of[static_cast<size_t>(p.index)];
     if (choice.frozen[static_cast<size_t>(group)]) {
@@ -129,14 +131,21 @@ absl::Status Engine::Impl::Build(const EngineOptions& options) {
       CatchTorch("units", [&] { return Plan(options); });
   TESSERA_RETURN_IF_ERROR(
       parts_->comm->AgreeOk(partition.status(), "Engine::Create"));
-  TESSERA_RETURN_IF_ERROR(AgreeOnGroups());
   TESSERA_ASSIGN_OR_RETURN(const std::vector<bool> trainable,
                            AgreeOnModule(*partition, options));
+  TESSERA_RETURN_IF_ERROR(AgreeOnGroups());
   trainer_.NoteParameters();
   parts_->settings.flats.working_dtype =
       [settings = &parts_->settings](const NamedParameter& p) {
         return WorkingDtype(*settings, p);
       };
+  if (parts_->settings.muon.has_value()) {
+    parts_->settings.flats.part = [this](const NamedParameter& p) {
+      const int group = parts_->groups.of[static_cast<size_t>(p.index)];
+      return static_cast<int>(
+          FormulaOf(parts_->groups.options[static_cast<size_t>(group)]));
+    };
+  }
   TESSERA_RETURN_IF_ERROR(ChooseStage(partition->units, trainable));
   TESSERA_RETURN_IF_ERROR(MakeGroups());
   SetOverlap(parts_->config.zero_optimization(), parts_->stage,

@@ -11,8 +11,9 @@
 namespace tessera {
 
 struct ParameterGroups {
-  // Of each group, at least one; all of one formula (FormulaOf) and type of
-  // states. The first is of parameters that no other claims.
+  // Of each group, at least one. Those of parameters of one unit have one
+  // formula (FormulaOf) and type of states. The first is of parameters that no
+  // other claims.
   std::vector<OptimizerOptions> options;
   std::vector<std::string> names;  // of each group
   std::vector<int> of;             // the group of each parameter of the model

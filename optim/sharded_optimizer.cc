@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/check.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
@@ -21,21 +24,30 @@ absl::StatusOr<std::unique_ptr<ShardedOptimizer>> ShardedOptimizer::Create(
   made->groups_ = std::move(groups);
   made->flats_ = std::move(flats);
   made->states_.resize(made->flats_.size());
-  for (size_t u = 0; u < made->flats_.size(); ++u) {
-    const FlatParameter& flat = *made->flats_[u];
-    TESSERA_RETURN_IF_ERROR(made->CheckKernels(flat));
-    if (flat.trainable()) TESSERA_RETURN_IF_ERROR(made->EnsureState(u));
-    made->steps_.resize(made->steps_.size() + flat.parameters().size());
+  for (const auto& flat : made->flats_) {
+    made->steps_.resize(made->steps_.size() + flat->parameters().size());
   }
   made->groups_.of.resize(made->steps_.size());
+  for (size_t u = 0; u < made->flats_.size(); ++u) {
+    TESSERA_RETURN_IF_ERROR(made->CheckKernels(u));
+    if (!made->flats_[u]->trainable()) continue;
+    TESSERA_RETURN_IF_ERROR(made->EnsureState(u));
+  }
   return made;
 }
 
 // libtorch's kernels do plain AdamW on any device.
-absl::Status ShardedOptimizer::CheckKernels(const FlatParameter& flat) const {
+absl::Status ShardedOptimizer::CheckKernels(size_t u) const {
+  const FlatParameter& flat = *flats_[u];
   const at::Device device = flat.update_device();
-  const OptimizerOptions& o = groups_.options[0];
-  const bool plain = formula() == Formula::kAdamW && o.bias_correction &&
+  const OptimizerOptions& o = OptionsOf(u);
+  if (flat.updated_on_host() && IsDirection(FormulaOf(u))) {
+    return absl::UnimplementedError(absl::StrCat(
+        "optimizer ", NameOf(FormulaOf(u)), ": states of unit ", flat.name(),
+        " cannot lie on the host or a disk while it is on ",
+        flat.device().str(), "; leave offload_optimizer out"));
+  }
+  const bool plain = FormulaOf(u) == Formula::kAdamW && o.bias_correction &&
                      !o.maximize && o.states == StateType::kFloat32;
   if (device.is_cpu() || plain || DeviceKernelsOf(device.type()) != nullptr) {
     return absl::OkStatus();
@@ -45,14 +57,25 @@ absl::Status ShardedOptimizer::CheckKernels(const FlatParameter& flat) const {
                    "; use AdamW, or offload the optimizer to the CPU"));
 }
 
+const OptimizerOptions& ShardedOptimizer::OptionsOf(size_t u) const {
+  const auto first = static_cast<size_t>(flats_[u]->parameters()[0].index);
+  return groups_.options[static_cast<size_t>(groups_.of[first])];
+}
+
+std::string ShardedOptimizer::name() const {
+  std::set<std::string> names;
+  for (size_t u = 0; u < flats_.size(); ++u) names.insert(NameOf(FormulaOf(u)));
+  return absl::StrJoin(names, "+");
+}
+
 absl::Status ShardedOptimizer::EnsureState(size_t u) {
   FlatParameter& flat = *flats_[u];
   if (states_[u].made) return absl::OkStatus();
   TESSERA_RETURN_IF_ERROR(flat.MakeMasters());
   const FlatParameterOptions& options = flat.options();
-  const bool narrow = groups_.options[0].states == StateType::kBFloat16 &&
+  const bool narrow = OptionsOf(u).states == StateType::kBFloat16 &&
                       flat.master_dtype() == at::kFloat;
-  const StepStates names = StatesOf(formula());
+  const StepStates names = StatesOf(FormulaOf(u));
   State made;  // all of it, or nothing
   made.made = true;
   for (int s = 0; s < names.count; ++s) {
@@ -156,7 +179,7 @@ absl::Status ShardedOptimizer::StepUnits(Gradients* gradients,
   for (size_t u = 0; u < flats_.size(); ++u) {
     const FlatParameter& flat = *flats_[u];
     const FlatGradient& gradient = gradients->of(u);
-    if (!gradient.has_step_gradient()) continue;
+    if (!gradient.has_step_gradient() || IsDirection(FormulaOf(u))) continue;
     const UnitStep step(flat, gradient.has_gradient(), steps_, groups_.options,
                         groups_.of, factor);
     CountStep(flat, gradient);
@@ -171,7 +194,7 @@ absl::Status ShardedOptimizer::StepUnits(Gradients* gradients,
       updated = StartOnDisk(u, step, gradients);
     } else {
       TESSERA_ASSIGN_OR_RETURN(working_written,
-                               StepHere(u, step, gradient, &counts));
+                               StepHere(u, step, gradient.owned(), &counts));
     }
     half_stepped_ = true;
     if (flat.updated_on_host() && !flat.can_be_freed()) {
@@ -182,13 +205,13 @@ absl::Status ShardedOptimizer::StepUnits(Gradients* gradients,
   }
   if (early_units_ > early_units) Foresee();
   early_order_.clear();
-  return absl::OkStatus();
+  return StepDirected(gradients, factor, after);
 }
 
 // What lies elsewhere, its shard or what Engine::Offload has taken there, is
 // back for the moment of its step.
 absl::StatusOr<bool> ShardedOptimizer::StepHere(size_t u, const UnitStep& step,
-                                                const FlatGradient& gradient,
+                                                const at::Tensor& gradient,
                                                 UnitStep::Counts* counts) {
   FlatParameter& flat = *flats_[u];
   TESSERA_ASSIGN_OR_RETURN(Raised masters, Raised::Of(flat.masters_buffer()));
@@ -197,17 +220,24 @@ absl::StatusOr<bool> ShardedOptimizer::StepHere(size_t u, const UnitStep& step,
   StepTensors tensors;
   std::vector<Raised> moments;
   for (TieredBuffer& state : states_[u].moments) {
+    if (step.phase() == StepPhase::kDescent) break;
     TESSERA_ASSIGN_OR_RETURN(Raised raised, Raised::Of(&state));
     moments.push_back(std::move(raised));
     tensors.states.push_back(state.View());
   }
   tensors.masters = flat.masters();
-  tensors.gradient = gradient.owned();
-  tensors.working = flat.separate_working();
+  tensors.gradient = gradient;
+  const bool directs = step.phase() == StepPhase::kDirection;
+  if (directs) {
+    tensors.new_masters = gradient;
+  } else {
+    tensors.working = flat.separate_working();
+  }
   half_stepped_ = true;  // and not only when all of it is back where it lies
   const bool working_written =
       step.Apply({0, flat.owned().numel()}, tensors, counts);
   for (Raised& state : moments) TESSERA_RETURN_IF_ERROR(state.Commit());
+  if (directs) return false;
   TESSERA_RETURN_IF_ERROR(masters.Commit());
   if (working_written) TESSERA_RETURN_IF_ERROR(working.Commit());
   return working_written;

@@ -25,6 +25,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -33,6 +34,7 @@
 #include "comm/communicator.h"
 #include "offload/tiered_buffer.h"
 #include "offload/update_stream.h"
+#include "optim/directed_step.h"
 #include "optim/host_step.h"
 #include "optim/kernels/optimizer_options.h"
 #include "optim/parameter_groups.h"
@@ -100,9 +102,14 @@ class ShardedOptimizer {
     groups_.options = std::move(options);
   }
   const ParameterGroups& groups() const { return groups_; }
-  Formula formula() const { return FormulaOf(groups_.options[0]); }
+  // That all parameters of a unit have.
+  Formula FormulaOf(size_t flat) const {
+    return tessera::FormulaOf(OptionsOf(flat));
+  }
+  // Of all units: "adamw", "adamw+muon".
+  std::string name() const;
 
-  // States of a unit, for checkpoints: StatesOf(formula()), [owned] each; none
+  // States of a unit, for checkpoints: StatesOf its formula, [owned] each; none
   // where the unit has none; perhaps on a disk. REQUIRES:
   // FlatParameter::PrepareUpdate.
   std::vector<TieredBuffer>& states(int flat) {
@@ -185,9 +192,22 @@ class ShardedOptimizer {
                                                    const UnitStep& step);
   // Whether the working copy is written, too.
   absl::StatusOr<bool> StepHere(size_t u, const UnitStep& step,
-                                const FlatGradient& gradient,
+                                const at::Tensor& gradient,
                                 UnitStep::Counts* counts);
-  absl::Status CheckKernels(const FlatParameter& flat) const;
+  // sharded_optimizer_directed.cc
+  absl::Status StepDirected(Gradients* gradients, const GradientFactor& factor,
+                            const AfterUnit& after);
+  absl::StatusOr<DirectedUnit> Direct(size_t u, Gradients* gradients,
+                                      const GradientFactor& factor);
+  absl::Status Descend(size_t u, const DirectedUnit& unit,
+                       const Completion& completion,
+                       const GradientFactor& factor, const AfterUnit& after);
+  absl::Status StepLamb(const std::vector<size_t>& units, Gradients* gradients,
+                        const GradientFactor& factor, const AfterUnit& after);
+  absl::Status StepMuon(const std::vector<size_t>& units, Gradients* gradients,
+                        const GradientFactor& factor, const AfterUnit& after);
+  absl::Status CheckKernels(size_t u) const;
+  const OptimizerOptions& OptionsOf(size_t u) const;
   absl::Status EnsureState(size_t flat);
   static absl::Status AllocateHostBuffers(const FlatParameter& flat,
                                           State* state);

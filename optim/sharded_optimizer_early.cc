@@ -44,6 +44,7 @@ at::Tensor WrittenInMemory(FlatParameter* flat) {
 
 bool ShardedOptimizer::EarlyOnDisk(size_t u) const {
   FlatParameter& flat = *flats_[u];
+  if (IsDirection(FormulaOf(u))) return false;
   const std::vector<TieredBuffer>& moments = states_[u].moments;
   const auto on_disk = [](const TieredBuffer& b) { return b.on_disk(); };
   return flat.device().is_cpu() && flat.options().states == Tier::kDisk &&

@@ -171,7 +171,8 @@ void StepInThreads(Formula formula, const StepPart& part, at::Tensor masters) {
 bool UnitStep::Run::operator==(const Run& other) const {
   return range == other.range && in_parameter == other.in_parameter &&
          param_numel == other.param_numel && step == other.step &&
-         group == other.group && parameter == other.parameter;
+         group == other.group && parameter == other.parameter &&
+         scale == other.scale;
 }
 
 bool UnitStep::Run::aligned() const {
@@ -181,7 +182,7 @@ bool UnitStep::Run::aligned() const {
 
 bool UnitStep::Run::Extend(const Run& next) {
   if (next.range.begin != range.end || next.step != step ||
-      next.group != group) {
+      next.group != group || next.scale != scale) {
     return false;
   }
   range.end = next.range.end;
@@ -210,13 +211,17 @@ UnitStep::Run UnitStep::Run::In(Range slice) const {
 UnitStep::UnitStep(const FlatParameter& flat, const HasGradient& has_gradient,
                    const std::vector<int64_t>& steps,
                    const std::vector<OptimizerOptions>& options,
-                   const std::vector<int>& group_of, GradientFactor factor)
+                   const std::vector<int>& group_of, GradientFactor factor,
+                   StepPhase phase, const std::vector<double>& scales)
     : options_(options),
       factor_(std::move(factor)),
       device_(flat.update_device()),
-      kernel_(IsForKernel(flat, options[0])) {
+      phase_(phase),
+      first_group_(static_cast<size_t>(
+          group_of[static_cast<size_t>(flat.parameters()[0].index)])),
+      kernel_(IsForKernel(flat, options[first_group_])) {
   // Each parameter has random bits of its own.
-  const bool merges = options_[0].states != StateType::kBFloat16;
+  const bool merges = options_[first_group_].states != StateType::kBFloat16;
   const int64_t first = flat.owned().begin;
   // Elements of storages, parameters' or not, that are not stepped.
   int64_t left_out = 0;
@@ -234,7 +239,8 @@ UnitStep::UnitStep(const FlatParameter& flat, const HasGradient& has_gradient,
                   p.range.numel(),
                   steps[static_cast<size_t>(p.index)] + 1,
                   group_of[static_cast<size_t>(p.index)],
-                  p.index};
+                  p.index,
+                  scales.empty() ? 1 : scales[parameter]};
     const bool extended =
         !runs_.empty() && merges &&
         (kernel_ ? runs_.back().Extend(run) : runs_.back().ExtendInGroups(run));
@@ -261,11 +267,22 @@ bool UnitStep::Apply(Range slice, const StepTensors& tensors,
   return false;
 }
 
+Formula UnitStep::formula() const {
+  return phase_ == StepPhase::kDescent ? Formula::kDescent
+                                       : FormulaOf(options_[first_group_]);
+}
+
+StepCoefficients UnitStep::CoefficientsFor(const Run& run) const {
+  const OptimizerOptions& options = options_[static_cast<size_t>(run.group)];
+  if (phase_ == StepPhase::kDescent) return DescentOf(options, run.scale);
+  return CoefficientsOf(options, run.step, factor_.value,
+                        SeedOf(run.parameter, run.step));
+}
+
 // True if the working copy was written, too: that of what was not stepped is
 // its masters rounded already.
 bool UnitStep::ApplyKernel(Range slice, const StepTensors& tensors) const {
   const StepRange all = RangeOf(tensors);
-  const Formula formula = FormulaOf(options_[0]);
   std::vector<StepPart> parts;  // of a device, at once
   for (const Run& whole : runs_) {
     const Run run = whole.In(slice);
@@ -273,18 +290,16 @@ bool UnitStep::ApplyKernel(Range slice, const StepTensors& tensors) const {
     StepPart part;
     part.range = Part(all, run.range.begin, run.range.end);
     part.range.number = run.in_parameter.begin;
-    part.coefficients =
-        CoefficientsOf(options_[static_cast<size_t>(run.group)], run.step,
-                       factor_.value, SeedOf(run.parameter, run.step));
+    part.coefficients = CoefficientsFor(run);
     if (device_.is_cpu()) {
-      StepInThreads(formula, part, Slice(tensors.masters, run.range));
+      StepInThreads(formula(), part, Slice(tensors.masters, run.range));
     } else {
       parts.push_back(part);
     }
   }
   if (!parts.empty()) {
     const c10::DeviceGuard guard(device_);
-    DeviceKernelsOf(device_.type())->Step(formula, parts, factor_.scalars);
+    DeviceKernelsOf(device_.type())->Step(formula(), parts, factor_.scalars);
   }
   return all.working_type != NumberType::kNone;
 }

@@ -45,15 +45,28 @@ struct StepTensors {
   at::Tensor new_masters;
 };
 
+// What of a step is made.
+enum class StepPhase : uint8_t {
+  kWhole,
+  // Of a directed step (optim/directed_step.h): the direction, into
+  // StepTensors::new_masters, which may be the gradient; masters stay.
+  kDirection,
+  // And the descent along it: the gradient is the direction.
+  kDescent,
+};
+
 class UnitStep {
  public:
   // On FlatDescription::update_device(), of parameters with a gradient.
   // `steps`, `group_of`: by parameter of the model; before this step, and the
-  // group, whose number in `options` it is.
+  // group, whose number in `options` it is. `scales`: of kDescent, of the rate,
+  // by parameter of the unit.
   UnitStep(const FlatParameter& flat, const HasGradient& has_gradient,
            const std::vector<int64_t>& steps,
            const std::vector<OptimizerOptions>& options,
-           const std::vector<int>& group_of, GradientFactor factor);
+           const std::vector<int>& group_of, GradientFactor factor,
+           StepPhase phase = StepPhase::kWhole,
+           const std::vector<double>& scales = {});
   // Does the same to the same unit. REQUIRES: both factors are numbers.
   bool operator==(const UnitStep& other) const;
   // The same, by whatever factors.
@@ -67,6 +80,7 @@ class UnitStep {
   // working copy was written, too. LOCAL; on devices ASYNC, on the current
   // stream.
   bool Apply(Range slice, const StepTensors& tensors, Counts* counts) const;
+  StepPhase phase() const { return phase_; }
   // Every element of the storages is stepped: none is of a parameter without a
   // gradient, or of no parameter.
   bool steps_all() const { return steps_all_; }
@@ -92,6 +106,7 @@ class UnitStep {
     int64_t step;
     int group;
     int64_t parameter;  // of the model, the first segment's
+    double scale;
 
     bool operator==(const Run& other) const;
     bool aligned() const;
@@ -103,12 +118,16 @@ class UnitStep {
     Run In(Range slice) const;
   };
   bool ApplyKernel(Range slice, const StepTensors& tensors) const;
+  Formula formula() const;
+  StepCoefficients CoefficientsFor(const Run& run) const;
   void ApplyLibtorch(int group, Range slice, const StepTensors& tensors,
                      Counts* counts) const;
 
   std::vector<OptimizerOptions> options_;  // of groups
   GradientFactor factor_;
   at::Device device_;
+  StepPhase phase_;
+  size_t first_group_ = 0;  // of a parameter of the unit: all have its formula
   bool kernel_ = false;
   bool steps_all_ = false;
   std::vector<Run> runs_;

@@ -61,9 +61,12 @@ class Matcher {
     }
   }
 
-  // The place of a storage of `numel` numbers that holds `views`.
+  // The place of a storage of `numel` numbers that holds `views`; nullptr: of
+  // a tensor that each rank has whole, contiguous there.
   StateMatch::Place Match(int64_t numel, absl::Span<const View> views,
-                          bool contiguous) {
+                          const StateTable::Slot* slot) {
+    const int num_states =
+        slot == nullptr ? StateTable::kFirst : table_.num_states(slot->flat);
     std::optional<StateMatch::Place> place;
     std::vector<const View*> found, left;
     for (const View& view : views) {
@@ -71,7 +74,7 @@ class Matcher {
       const Saved* const saved = Find(tensor);
       (saved == nullptr ? left : found).push_back(&view);
       if (saved == nullptr) continue;
-      CheckSizes(tensor, *saved->tensor, contiguous);
+      CheckSizes(tensor, *saved->tensor, /*contiguous=*/slot == nullptr);
       const int64_t shift =
           saved->tensor->offset() * NumbersPer(tensor) - view.range.begin;
       if (place.has_value() &&
@@ -96,8 +99,9 @@ class Matcher {
                                     " numbers, expected ", numel));
     }
     for (int i = 0; i < storage.states_size(); ++i) {
-      for (int known = 0; known < table_.num_states(); ++known) {
-        if (storage.states(i).name() == table_.NameOf(known)) {
+      for (int known = 0; known < num_states; ++known) {
+        const int flat = slot == nullptr ? 0 : slot->flat;
+        if (storage.states(i).name() == table_.NameOf(flat, known)) {
           place->states[known] = i;
         }
       }
@@ -108,7 +112,9 @@ class Matcher {
           absl::StrCat("'", storage.tensors(0).name(), "' has no values"));
       return *place;
     }
-    CheckStates(storage, *place);
+    if (num_states > StateTable::kFirst) {
+      CheckStates(storage, num_states, *place);
+    }
     // Numbers with a point are cast to each other, as LoadSafetensors does.
     const std::string& saved = storage.states(value).dtype();
     const at::ScalarType dtype = NumberDtype(views[0].tensor);
@@ -188,10 +194,11 @@ class Matcher {
   }
 
   // One state without another would be wrong updates.
-  void CheckStates(const proto::CheckpointStorage& storage,
+  void CheckStates(const proto::CheckpointStorage& storage, int num_states,
                    const StateMatch::Place& place) {
-    bool good = true;
-    for (int state = StateTable::kFirst; state < table_.num_states(); ++state) {
+    const bool others = storage.states_size() > 1 && !place.has_states();
+    bool good = options_.model_only || !others;
+    for (int state = StateTable::kFirst; state < num_states; ++state) {
       const int number = place.states[state];
       good &= (number >= 0) == place.has_states();
       good &=
@@ -341,8 +348,7 @@ absl::StatusOr<StateMatch> StateMatch::Create(
       views.push_back(
           {p.tensor, {p.range.begin - range.begin, p.range.end - range.begin}});
     }
-    const Place place = matcher.Match(range.numel(), views,
-                                      /*contiguous=*/false);
+    const Place place = matcher.Match(range.numel(), views, &slot);
     match.slots_.push_back(place);
     for (const Matcher::View& view : views) {
       const proto::CheckpointTensor* const saved =
@@ -350,7 +356,8 @@ absl::StatusOr<StateMatch> StateMatch::Create(
       if (saved == nullptr) continue;
       // Moments that begin with zeros have no steps behind them.
       match.steps_[view.tensor.unsafeGetTensorImpl()] =
-          table.num_states() > StateTable::kFirst && !place.has_states()
+          table.num_states(slot.flat) > StateTable::kFirst &&
+                  !place.has_states()
               ? 0
               : saved->steps();
     }
@@ -358,7 +365,7 @@ absl::StatusOr<StateMatch> StateMatch::Create(
   for (const StateTable::Plain& plain : table.plain()) {
     const int64_t numel = plain.tensor.numel() * NumbersPer(plain.tensor);
     match.plain_.push_back(matcher.Match(numel, {{plain.tensor, {0, numel}}},
-                                         /*contiguous=*/true));
+                                         /*slot=*/nullptr));
   }
   TESSERA_RETURN_IF_ERROR(matcher.Result(&match.missing_, &match.unexpected_));
   return match;

@@ -82,7 +82,8 @@ void StateReads::PlanSlot(const StateTable::Slot& slot,
   if (part.empty() || !place.loaded()) return;
   const int64_t begin =
       part.begin - flat.layout().slot(slot.slot).begin + place.shift;
-  for (StateTable::State kind = 0; kind < table_.num_states(); ++kind) {
+  for (StateTable::State kind = 0; kind < table_.num_states(slot.flat);
+       ++kind) {
     if (!table_.Has(slot.flat, kind)) continue;
     if (kind != StateTable::kValue && !with_states) continue;
     Owned one;

@@ -52,14 +52,17 @@ std::vector<int64_t> ContiguousStrides(at::IntArrayRef sizes) {
   return strides;
 }
 
-int StateTable::num_states() const {
+int StateTable::num_states(int flat) const {
+  if (optimizer_ == nullptr) return kFirst;
   return kFirst +
-         (optimizer_ == nullptr ? 0 : StatesOf(optimizer_->formula()).count);
+         StatesOf(optimizer_->FormulaOf(static_cast<size_t>(flat))).count;
 }
 
-const char* StateTable::NameOf(State state) const {
+const char* StateTable::NameOf(int flat, State state) const {
   if (state == kValue) return "value";
-  return StatesOf(optimizer_->formula()).states[state - kFirst].name;
+  return StatesOf(optimizer_->FormulaOf(static_cast<size_t>(flat)))
+      .states[state - kFirst]
+      .name;
 }
 
 StateTable::StateTable(const std::vector<std::shared_ptr<FlatParameter>>& flats,
@@ -149,9 +152,9 @@ void StateTable::DescribeSlot(const Slot& slot,
       }
     }
   }
-  for (State state = kValue; state < num_states(); ++state) {
+  for (State state = kValue; state < num_states(slot.flat); ++state) {
     if (Has(slot.flat, state)) {
-      AddState(NameOf(state), DtypeOf(slot.flat, state), storage);
+      AddState(NameOf(slot.flat, state), DtypeOf(slot.flat, state), storage);
     }
   }
 }
@@ -166,7 +169,7 @@ void StateTable::Describe(proto::CheckpointManifest* head) const {
       AddTensor(name, plain.tensor, 0, ContiguousStrides(plain.tensor.sizes()),
                 storage);
     }
-    AddState(NameOf(kValue), NumberDtype(plain.tensor), storage);
+    AddState("value", NumberDtype(plain.tensor), storage);
   }
 }
 

@@ -45,9 +45,9 @@ class StateTable {
   StateTable(const std::vector<std::shared_ptr<FlatParameter>>& flats,
              ShardedOptimizer* optimizer, const torch::nn::Module& module);
 
-  // Of the optimizer, or of values alone.
-  int num_states() const;
-  const char* NameOf(State state) const;
+  // Of a flat's elements, with an optimizer or without.
+  int num_states(int flat) const;
+  const char* NameOf(int flat, State state) const;
   // In the order of the model's parameters; their numbers are those of the
   // manifest, the plain ones after them.
   const std::vector<Slot>& slots() const { return slots_; }

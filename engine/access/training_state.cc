@@ -80,7 +80,8 @@ absl::Status AddPieces(const TrainingState& state, const StateTable& table,
     const Range part = table.Part(slot, ShareOf(state, flat));
     if (part.empty()) continue;
     int number = 0;
-    for (StateTable::State kind = 0; kind < table.num_states(); ++kind) {
+    for (StateTable::State kind = 0; kind < table.num_states(slot.flat);
+         ++kind) {
       if (!table.Has(slot.flat, kind)) continue;
       SavedPiece piece;
       piece.storage = static_cast<int>(s);
@@ -179,7 +180,7 @@ void DescribeTraining(const TrainingState& state,
   }
   training->set_backend(std::string(state.comm->backend()));
   if (state.optimizer != nullptr) {
-    training->set_optimizer(NameOf(state.optimizer->formula()));
+    training->set_optimizer(state.optimizer->name());
     DescribeOptions(state, training);
   }
   if (state.scaler != nullptr) {

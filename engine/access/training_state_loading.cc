@@ -100,9 +100,9 @@ class Loading {
     for (size_t s = 0; s < table_.slots().size(); ++s) {
       const StateMatch::Place& place = match_->slot(s);
       const size_t flat = static_cast<size_t>(table_.slots()[s].flat);
-      const bool saved = table_.num_states() > StateTable::kFirst
-                             ? place.has_states()
-                             : old_has_state_[flat] != 0;
+      const int count = table_.num_states(table_.slots()[s].flat);
+      const bool saved = count > StateTable::kFirst ? place.has_states()
+                                                    : old_has_state_[flat] != 0;
       if (place.loaded() ? saved : old_has_state_[flat] != 0) {
         has_state_[flat] = both[flat] = 1;
       }
@@ -114,7 +114,7 @@ class Loading {
     if (options_.model_only) return absl::OkStatus();
     const proto::CheckpointTraining& training = manifest_.training();
     const std::string mine =
-        state_.optimizer == nullptr ? "" : NameOf(state_.optimizer->formula());
+        state_.optimizer == nullptr ? "" : state_.optimizer->name();
     if (state_.optimizer != nullptr && training.optimizer() != mine) {
       return absl::FailedPreconditionError(absl::StrCat(
           "the checkpoint holds ",

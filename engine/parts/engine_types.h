@@ -42,6 +42,8 @@ struct ParameterGroup {
   // In place of the configuration's: "lr", "weight_decay", "beta1", "eps", ...
   std::vector<std::pair<std::string, double>> options;
   bool frozen = false;  // until Engine::SetFrozen
+  // Of the optimizer Muon: by Muon, and not by AdamW.
+  bool use_muon = false;
 };
 
 struct EngineOptions {

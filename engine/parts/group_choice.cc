@@ -18,7 +18,8 @@
 namespace tessera {
 namespace {
 
-constexpr char kDefault[] = "default", kNoDecay[] = "no_decay";
+constexpr char kDefault[] = "default", kNoDecay[] = "no_decay",
+               kMuon[] = "muon";
 
 template <typename Strings>
 std::vector<std::string> List(const Strings& strings) {
@@ -31,6 +32,7 @@ ParameterGroup GroupOf(const proto::ParamGroup& config) {
   group.parameters = List(config.parameters());
   group.modules = List(config.modules());
   group.frozen = config.frozen();
+  group.use_muon = config.use_muon();
   const proto::GroupParams& params = config.params();
   const auto set = [&](bool has, const char* name, double value) {
     if (has) group.options.emplace_back(name, value);
@@ -52,6 +54,8 @@ ParameterGroup GroupOf(const proto::ParamGroup& config) {
   set(params.has_initial_accumulator_value(), "initial_accumulator_value",
       params.initial_accumulator_value());
   set(params.has_maximize(), "maximize", params.maximize());
+  set(params.has_min_coeff(), "min_coeff", params.min_coeff());
+  set(params.has_max_coeff(), "max_coeff", params.max_coeff());
   return group;
 }
 
@@ -65,6 +69,14 @@ bool IsUndecayed(const ModuleWalk::Parameter& p,
   return absl::StartsWith(last, "bias") || absl::EndsWith(last, "bias") ||
          absl::StrContains(class_name, "Norm") ||
          absl::StrContains(class_name, "Embedding");
+}
+
+// A hidden matrix, as the method is meant for: neither embedding nor output.
+bool IsForMuon(const ModuleWalk::Parameter& p, const std::string& class_name) {
+  return p.tensor.dim() >= 2 && !p.tensor.is_complex() &&
+         !absl::StrContains(class_name, "Embedding") &&
+         !absl::StrContains(p.name, "embed") &&
+         !absl::StrContains(p.name, "head");
 }
 
 // What one group means in this module.
@@ -107,8 +119,10 @@ class Chooser {
  public:
   Chooser(const proto::Optimizer& config,
           const std::vector<ParameterGroup>& program,
-          const OptimizerOptions& base, const torch::nn::Module& module)
-      : walk_(WalkModule(module)), base_(base) {
+          const OptimizerOptions& base,
+          const std::optional<OptimizerOptions>& muon,
+          const torch::nn::Module& module)
+      : walk_(WalkModule(module)), base_(base), muon_(muon) {
     for (const ParameterGroup& group : program) {
       Add(group,
           absl::StrCat("EngineOptions::param_groups[", groups_.size(), "]"));
@@ -129,7 +143,12 @@ class Chooser {
       TESSERA_RETURN_IF_ERROR(Annotate(AddOptions(groups_[g]), places_[g]));
     }
     TESSERA_RETURN_IF_ERROR(ClaimAll());
-    if (no_decay_) AddNoDecay();
+    if (no_decay_) {
+      OptimizerOptions options = base_;
+      options.weight_decay = 0;
+      AddAutomatic(kNoDecay, options, IsUndecayed);
+    }
+    if (muon_.has_value()) AddAutomatic(kMuon, *muon_, IsForMuon);
     choice_.groups.of.resize(parameters.size());
     for (const NamedParameter& p : parameters) {
       const auto it = group_of_.find(p.tensor.unsafeGetTensorImpl());
@@ -147,12 +166,15 @@ class Chooser {
 
   absl::Status AddOptions(const ParameterGroup& group) {
     const std::vector<std::string>& names = choice_.groups.names;
-    if (group.name.empty() || group.name == kNoDecay ||
+    if (group.name.empty() || group.name == kNoDecay || group.name == kMuon ||
         std::find(names.begin(), names.end(), group.name) != names.end()) {
       return absl::InvalidArgumentError(absl::StrCat(
           "expected a name that no other group has, got '", group.name, "'"));
     }
-    OptimizerOptions options = base_;
+    if (group.use_muon && !muon_.has_value()) {
+      return absl::InvalidArgumentError("use_muon: the optimizer is not Muon");
+    }
+    OptimizerOptions options = group.use_muon ? *muon_ : base_;
     // Together: nesterov needs its momentum.
     for (const auto& [name, value] : group.options) {
       if (name != "nesterov") {
@@ -182,6 +204,12 @@ class Chooser {
           *walk_.modules[static_cast<size_t>(p.module)].module;
       for (size_t g = 0; g < claims.size(); ++g) {
         if (!claims[g].Claim(p, module)) continue;
+        if (groups_[g].use_muon &&
+            (p.tensor.dim() < 2 || p.tensor.is_complex())) {
+          return absl::InvalidArgumentError(absl::StrCat(
+              places_[g], ": use_muon: parameter '", p.name,
+              "' is no real matrix: it has ", p.tensor.dim(), " dims"));
+        }
         TESSERA_RETURN_IF_ERROR(Give(p, static_cast<int>(g) + 1));
       }
     }
@@ -205,22 +233,28 @@ class Chooser {
         names[static_cast<size_t>(group)], "'; let one of them leave it out"));
   }
 
-  void AddNoDecay() {
+  // Of parameters that are in no group yet; a tied one if all of it is meant.
+  template <typename IsMeant>
+  void AddAutomatic(const char* name, const OptimizerOptions& options,
+                    const IsMeant& is_meant) {
     const int group = static_cast<int>(choice_.groups.options.size());
-    OptimizerOptions options = base_;
-    options.weight_decay = 0;
     choice_.groups.options.push_back(options);
-    choice_.groups.names.push_back(kNoDecay);
+    choice_.groups.names.push_back(name);
     choice_.frozen.push_back(false);
+    absl::flat_hash_set<const at::TensorImpl*> meant, not_meant;
     for (const ModuleWalk::Parameter& p : walk_.parameters) {
       const auto& m = walk_.modules[static_cast<size_t>(p.module)];
-      if (!IsUndecayed(p, m.module->name())) continue;
-      group_of_.emplace(p.tensor.unsafeGetTensorImpl(), group);
+      const bool is = is_meant(p, m.module->name());
+      (is ? meant : not_meant).insert(p.tensor.unsafeGetTensorImpl());
+    }
+    for (const at::TensorImpl* const p : meant) {
+      if (!not_meant.contains(p)) group_of_.emplace(p, group);
     }
   }
 
   const ModuleWalk walk_;
   const OptimizerOptions base_;
+  const std::optional<OptimizerOptions> muon_;
   std::vector<ParameterGroup> groups_;
   std::vector<std::string> places_;  // of groups, for messages
   bool no_decay_ = false;
@@ -232,9 +266,10 @@ class Chooser {
 
 absl::StatusOr<GroupChoice> ChooseGroups(
     const proto::Optimizer& config, const std::vector<ParameterGroup>& program,
-    const OptimizerOptions& base, const torch::nn::Module& module,
+    const OptimizerOptions& base, const std::optional<OptimizerOptions>& muon,
+    const torch::nn::Module& module,
     const std::vector<NamedParameter>& parameters) {
-  return Chooser(config, program, base, module).Choose(parameters);
+  return Chooser(config, program, base, muon, module).Choose(parameters);
 }
 
 }  // namespace tessera

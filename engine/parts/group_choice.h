@@ -4,6 +4,7 @@
 #ifndef ENGINE_PARTS_GROUP_CHOICE_H_
 #define ENGINE_PARTS_GROUP_CHOICE_H_
 
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -25,13 +26,15 @@ struct GroupChoice {
 };
 
 // `parameters`: of the engine, each once, with its number. `base`: the options
-// of who is in no group. The program's groups come first. InvalidArgument of a
+// of who is in no group; `muon`: of matrices, with Muon. The program's groups
+// come first. InvalidArgument of a
 // pattern or class that means nothing, of two groups that claim one parameter,
 // and of options that the optimizer does not have. LOCAL; the program's
 // predicates run here.
 absl::StatusOr<GroupChoice> ChooseGroups(
     const proto::Optimizer& config, const std::vector<ParameterGroup>& program,
-    const OptimizerOptions& base, const torch::nn::Module& module,
+    const OptimizerOptions& base, const std::optional<OptimizerOptions>& muon,
+    const torch::nn::Module& module,
     const std::vector<NamedParameter>& parameters);
 
 }  // namespace tessera

@@ -52,6 +52,8 @@ Algorithm AlgorithmOf(const proto::Optimizer& optimizer) {
   if (type == "Adagrad") return Algorithm::kAdagrad;
   if (type == "RMSprop") return Algorithm::kRmsProp;
   if (type == "Lion") return Algorithm::kLion;
+  if (type == "Lamb") return Algorithm::kLamb;
+  if (type == "Muon") return Algorithm::kAdamW;  // of all but matrices
   return optimizer.params().adam_w_mode() ? Algorithm::kAdamW
                                           : Algorithm::kAdam;
 }
@@ -80,6 +82,20 @@ OptimizerOptions OptimizerOf(const proto::Optimizer& optimizer) {
   o.lr_decay = params.lr_decay();
   o.initial_accumulator_value = params.initial_accumulator_value();
   o.maximize = params.maximize();
+  if (params.has_min_coeff()) o.min_coeff = params.min_coeff();
+  if (params.has_max_coeff()) o.max_coeff = params.max_coeff();
+  if (optimizer.type() == "Muon") o.lr = params.adam_lr();
+  return o;
+}
+
+// Of those options of Muon's, the matrices'.
+OptimizerOptions MuonOf(const proto::OptimizerParams& params,
+                        OptimizerOptions o) {
+  o.algorithm = Algorithm::kMuon;
+  o.lr = params.muon_lr();
+  o.ns_steps = params.ns_steps();
+  o.ns_gram = params.ns_method() == "gram";
+  o.match_rms_adamw = params.adjust_lr_fn() == "match_rms_adamw";
   return o;
 }
 
@@ -260,6 +276,9 @@ Settings SettingsOf(const proto::Config& config, const EngineOptions& options,
   if (config.has_optimizer()) {
     s.optimizer = OptimizerOf(config.optimizer());
     s.optimizer->libtorch_exact = config.precision().libtorch_exact();
+    if (config.optimizer().type() == "Muon") {
+      s.muon = MuonOf(config.optimizer().params(), *s.optimizer);
+    }
     s.offload.optimizer_states = StatesOf(FormulaOf(*s.optimizer)).count;
   }
   if (s.optimizer.has_value() && config.has_scheduler()) {

@@ -31,6 +31,7 @@ struct Settings {
   GradientOptions gradients;
   ShardedStepOptions step;
   std::optional<OptimizerOptions> optimizer;     // of the first group
+  std::optional<OptimizerOptions> muon;          // of matrices, with Muon
   std::optional<LrScheduleOptions> lr_schedule;  // of optimizer
   std::optional<LossScalerOptions> loss_scaler;  // with fp16
   // Absent: parameters and buffers stay as they are.

@@ -69,6 +69,10 @@ __device__ void SetWorking(const StepRange& r, int64_t i, float master) {
   }
 }
 
+__device__ void* MastersTo(const StepRange& r) {
+  return r.new_master == nullptr ? r.master : r.new_master;
+}
+
 // kWidth elements as they lie in memory, of float32 or of 16 bits.
 struct alignas(16) Wide32 {
   float x[kWidth];
@@ -99,7 +103,7 @@ __device__ void StepAt(const StepRange& r, const StepConstants<float>& k,
     e.states[s].x = FloatAt(r.states[s], r.state_type, i);
   }
   StepOneElement<F>(k, FloatAt(r.gradient, r.gradient_type, i), &e);
-  static_cast<float*>(r.master)[i] = e.master.x;
+  static_cast<float*>(MastersTo(r))[i] = e.master.x;
   const uint32_t random =
       r.state_type == NumberType::kBFloat16
           ? RandomBitsOf(static_cast<uint64_t>(r.number + i), k.seed)
@@ -146,7 +150,7 @@ __device__ void StepWideAt(const StepRange& r, const StepConstants<float>& k,
                        ? Float16BitsOf(e.master.x)
                        : BFloat16BitsOf(e.master.x);
   }
-  static_cast<Wide32*>(r.master)[i] = master;
+  static_cast<Wide32*>(MastersTo(r))[i] = master;
   for (int s = 0; s < F::kStates; ++s) {
     if (narrow) {
       static_cast<Wide16*>(r.states[s])[i] = narrow_states[s];
@@ -171,6 +175,7 @@ __device__ bool IsAligned(const StepRange& r, int states) {
            reinterpret_cast<uintptr_t>(p) % to == 0;
   };
   bool all = aligned(r.master, NumberType::kFloat32) &&
+             aligned(r.new_master, NumberType::kFloat32) &&
              aligned(r.gradient, r.gradient_type) &&
              aligned(r.working, r.working_type);
   for (int s = 0; s < states; ++s) {
@@ -211,7 +216,7 @@ __global__ void __launch_bounds__(kThreads)
       e.states[s].x = static_cast<const double*>(r.states[s])[i];
     }
     StepOneElement<F>(k, static_cast<const double*>(r.gradient)[i], &e);
-    static_cast<double*>(r.master)[i] = e.master.x;
+    static_cast<double*>(MastersTo(r))[i] = e.master.x;
     for (int s = 0; s < F::kStates; ++s) {
       static_cast<double*>(r.states[s])[i] = e.states[s].x;
     }
@@ -268,7 +273,7 @@ __global__ void __launch_bounds__(kThreads)
       e.master.x = static_cast<const float*>(r.master)[i];
       for (int s = 0; s < F::kStates; ++s) e.states[s].x = states[s][j];
       StepOneElement<F>(k, FloatAt(r.gradient, r.gradient_type, i), &e);
-      static_cast<float*>(r.master)[i] = e.master.x;
+      static_cast<float*>(MastersTo(r))[i] = e.master.x;
       for (int s = 0; s < F::kStates; ++s) states[s][j] = e.states[s].x;
       SetWorking(r, i, e.master.x);
     }

@@ -68,6 +68,23 @@ void SetLion(const OptimizerOptions& o, StepCoefficients* k) {
   c[F::kWeight2] = 1 - o.beta2;
 }
 
+void SetLamb(const OptimizerOptions& o, double step, StepCoefficients* k) {
+  using F = LambFormula;
+  SetAdam(o, step, /*l2=*/true, k);  // the same but for the last
+  static_assert(static_cast<int>(F::kEps) ==
+                    static_cast<int>(AdamFormula<true, false>::kEps),
+                "in one order");
+  k->values[F::kCorrection1] =
+      o.bias_correction ? 1 - std::pow(o.beta1, step) : 1;
+}
+
+void SetMuon(const OptimizerOptions& o, StepCoefficients* k) {
+  using F = MuonFormula;
+  k->values[F::kWeight] = 1 - o.momentum;
+  k->values[F::kMomentum] = o.momentum;
+  k->variant = o.nesterov;
+}
+
 uint64_t Mixed(uint64_t x) {
   x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
   x = (x ^ x >> 27) * 0x94d049bb133111ebu;
@@ -94,7 +111,16 @@ Formula FormulaOf(const OptimizerOptions& o) {
       return o.momentum != 0 ? Formula::kRmsPropMomentum : Formula::kRmsProp;
     case Algorithm::kLion:
       return Formula::kLion;
+    case Algorithm::kLamb:
+      return Formula::kLambDirection;
+    case Algorithm::kMuon:
+      return Formula::kMuonDirection;
   }
+}
+
+bool IsDirection(Formula formula) {
+  return formula == Formula::kLambDirection ||
+         formula == Formula::kMuonDirection;
 }
 
 const char* NameOf(Formula formula) {
@@ -123,6 +149,12 @@ const char* NameOf(Formula formula) {
       return "rmsprop_centered_momentum";
     case Formula::kLion:
       return "lion";
+    case Formula::kLambDirection:
+      return "lamb";
+    case Formula::kMuonDirection:
+      return "muon";
+    case Formula::kDescent:
+      return "descent";
   }
 }
 
@@ -155,6 +187,12 @@ StepStates StatesOf(Formula formula) {
               3};
     case Formula::kLion:
       return {{{"exp_avg", false}}, 1};
+    case Formula::kLambDirection:
+      return {{{"exp_avg", false}, {"exp_avg_sq", true}}, 2};
+    case Formula::kMuonDirection:
+      return {{{"momentum_buffer", false}}, 1};
+    case Formula::kDescent:
+      return {{}, 0};
   }
 }
 
@@ -195,10 +233,25 @@ StepCoefficients CoefficientsOf(const OptimizerOptions& o, int64_t step,
     case Algorithm::kLion:
       SetLion(o, &k);
       break;
+    case Algorithm::kLamb:
+      SetLamb(o, steps, &k);
+      break;
+    case Algorithm::kMuon:
+      SetMuon(o, &k);
+      break;
   }
   k.gradient_factor = gradient_factor;
   k.sign = o.maximize ? -1 : 1;
   k.seed = seed;
+  return k;
+}
+
+StepCoefficients DescentOf(const OptimizerOptions& o, double scale) {
+  using F = DescentFormula;
+  StepCoefficients k;
+  const bool decays = o.algorithm == Algorithm::kMuon && o.weight_decay != 0;
+  k.values[F::kDecay] = decays ? 1 - o.lr * o.weight_decay : 1;
+  k.values[F::kMinusRate] = -(o.lr * scale);
   return k;
 }
 

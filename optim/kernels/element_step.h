@@ -44,8 +44,15 @@ enum class Formula : uint8_t {
   kRmsPropCentered,
   kRmsPropCenteredMomentum,
   kLion,
+  // The first half of a directed step, whose result is a direction and no new
+  // master, and the second one.
+  kLambDirection,
+  kMuonDirection,
+  kDescent,
 };
+// Of kLamb and kMuon the direction.
 Formula FormulaOf(const OptimizerOptions& options);
+bool IsDirection(Formula formula);
 // As checkpoints call it: "adamw", "sgd_momentum".
 const char* NameOf(Formula formula);
 
@@ -76,6 +83,8 @@ struct StepCoefficients {
 // `step` counts from 1.
 StepCoefficients CoefficientsOf(const OptimizerOptions& options, int64_t step,
                                 double gradient_factor = 1, uint64_t seed = 0);
+// The descent along a direction: of masters, by `scale` times the rate.
+StepCoefficients DescentOf(const OptimizerOptions& options, double scale);
 // Of a parameter's step, by its number in the model.
 uint64_t SeedOf(int64_t parameter, int64_t step);
 
@@ -101,8 +110,9 @@ struct StepRange {
   NumberType gradient_type = NumberType::kFloat32;
   NumberType working_type = NumberType::kNone;
   void* working = nullptr;
-  // Where new masters go while the old ones stay, apart from the rest; null:
-  // they are changed in place. Of the CPU alone.
+  // Where new masters go while the old ones stay, or the direction; apart from
+  // the rest, or the gradient itself (of the masters' type). Null: masters are
+  // changed in place.
   void* new_master = nullptr;
   // The first element's number in its parameter, for random bits, and its place
   // in its block of kBlock8.

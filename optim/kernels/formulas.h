@@ -186,6 +186,76 @@ struct LionFormula {
   }
 };
 
+// LAMB's direction, in place of the master:
+//
+//   exp_avg     lerp(exp_avg, g, 1 - beta1), one FMA
+//   exp_avg_sq  fma(g, g * (1 - beta2), exp_avg_sq * beta2)
+//   direction   exp_avg / (1 - beta1^step)
+//               / (sqrt(exp_avg_sq) / sqrt(1 - beta2^step) + eps)
+//               + weight_decay * master
+//
+// Source: You et al., "Large Batch Optimization for Deep Learning: Training
+// BERT in 76 minutes", 2020.
+struct LambFormula {
+  static constexpr int kStates = 2;
+  enum : int {
+    kL2,
+    kWeight,
+    kBeta2,
+    kSquareWeight,
+    kCorrection,
+    kEps,
+    kCorrection1
+  };
+  template <typename V>
+  TESSERA_HOST_DEVICE static void Step(const V* c, bool from_gradient, V g,
+                                       V* master, V* state) {
+    const V weight = from_gradient ? c[kWeight] - V::Of(1) : c[kWeight];
+    const V m =
+        OneNan(MultiplyAdd(weight, g - state[0], from_gradient ? g : state[0]));
+    const V v =
+        OneNan(MultiplyAdd(g, g * c[kSquareWeight], state[1] * c[kBeta2]));
+    state[0] = m;
+    state[1] = v;
+    const V denominator = SquareRoot(v) / c[kCorrection] + c[kEps];
+    *master =
+        OneNan(MultiplyAdd(c[kL2], *master, m / c[kCorrection1] / denominator));
+  }
+};
+
+// Muon's direction before it is made orthogonal, in place of the master:
+//
+//   momentum_buffer  lerp(momentum_buffer, g, 1 - momentum)
+//   direction        with Nesterov lerp(g, momentum_buffer, momentum), else
+//                    momentum_buffer
+//
+// Source: Jordan, "Muon: An optimizer for hidden layers in neural networks",
+// 2024; torch.optim.Muon.
+struct MuonFormula {
+  static constexpr int kStates = 1;
+  enum : int { kWeight, kMomentum };
+  template <typename V>
+  TESSERA_HOST_DEVICE static void Step(const V* c, bool nesterov, V g,
+                                       V* master, V* state) {
+    const V buffer = OneNan(MultiplyAdd(c[kWeight], g - state[0], state[0]));
+    state[0] = buffer;
+    *master =
+        nesterov ? OneNan(MultiplyAdd(c[kMomentum], buffer - g, g)) : buffer;
+  }
+};
+
+// The second half: `g` is the direction.
+//
+//   master  master * (1 - lr * weight_decay) - lr * scale * direction
+struct DescentFormula {
+  static constexpr int kStates = 0;
+  enum : int { kDecay, kMinusRate };
+  template <typename V>
+  TESSERA_HOST_DEVICE static void Step(const V* c, bool, V g, V* master, V*) {
+    *master = OneNan(MultiplyAdd(c[kMinusRate], g, *master * c[kDecay]));
+  }
+};
+
 // Calls visit(F()) with the formula's type.
 template <typename Visit>
 auto VisitFormula(Formula formula, const Visit& visit) {
@@ -214,6 +284,12 @@ auto VisitFormula(Formula formula, const Visit& visit) {
       return visit(RmsPropFormula<true, true>());
     case Formula::kLion:
       return visit(LionFormula());
+    case Formula::kLambDirection:
+      return visit(LambFormula());
+    case Formula::kMuonDirection:
+      return visit(MuonFormula());
+    case Formula::kDescent:
+      return visit(DescentFormula());
   }
 }
 

@@ -160,6 +160,8 @@ std::unique_ptr<torch::optim::Optimizer> TorchOptim(
                    .centered(o.centered)
                    .weight_decay(o.weight_decay));
     case Algorithm::kLion:
+    case Algorithm::kLamb:
+    case Algorithm::kMuon:
       return nullptr;
   }
 }

@@ -16,6 +16,9 @@ enum class Algorithm : uint8_t {
   kAdagrad,
   kRmsProp,
   kLion,
+  // Whose change of a parameter depends on all of it (optim/directed_step.h):
+  kLamb,
+  kMuon,  // of matrices
 };
 
 // What the states of float32 masters are kept in; those of float64 are float64.
@@ -45,6 +48,12 @@ struct OptimizerOptions {
   double lr_decay = 0;                   // Adagrad
   double initial_accumulator_value = 0;  // Adagrad
   bool maximize = false;
+  double min_coeff = 0.01;  // LAMB: of the trust ratio, at least
+  double max_coeff = 10;    // LAMB: at most
+  // Muon: see optim/matrix/newton_schulz.h.
+  int64_t ns_steps = 5;
+  bool ns_gram = false;
+  bool match_rms_adamw = false;
 
   friend bool operator==(const OptimizerOptions& a, const OptimizerOptions& b) {
     return a.lr == b.lr && a.beta1 == b.beta1 && a.beta2 == b.beta2 &&
@@ -56,7 +65,9 @@ struct OptimizerOptions {
            a.alpha == b.alpha && a.centered == b.centered &&
            a.lr_decay == b.lr_decay &&
            a.initial_accumulator_value == b.initial_accumulator_value &&
-           a.maximize == b.maximize;
+           a.maximize == b.maximize && a.min_coeff == b.min_coeff &&
+           a.max_coeff == b.max_coeff && a.ns_steps == b.ns_steps &&
+           a.ns_gram == b.ns_gram && a.match_rms_adamw == b.match_rms_adamw;
   }
 };
 

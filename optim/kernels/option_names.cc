@@ -16,6 +16,8 @@ constexpr unsigned Of(Algorithm algorithm) {
   return 1u << static_cast<unsigned>(algorithm);
 }
 constexpr unsigned kAdams = Of(Algorithm::kAdamW) | Of(Algorithm::kAdam);
+constexpr unsigned kBetas =
+    kAdams | Of(Algorithm::kLion) | Of(Algorithm::kLamb);
 constexpr unsigned kAll = ~0u;
 
 struct Option {
@@ -31,21 +33,28 @@ const Option kOptions[] = {
     {"lr", kAll, &OptimizerOptions::lr},
     {"weight_decay", kAll, &OptimizerOptions::weight_decay},
     {"maximize", kAll, &OptimizerOptions::maximize},
-    {"beta1", kAdams | Of(Algorithm::kLion), &OptimizerOptions::beta1, 0, 1},
-    {"beta2", kAdams | Of(Algorithm::kLion), &OptimizerOptions::beta2, 0, 1},
-    {"eps", kAdams | Of(Algorithm::kAdagrad) | Of(Algorithm::kRmsProp),
+    {"beta1", kBetas, &OptimizerOptions::beta1, 0, 1},
+    {"beta2", kBetas, &OptimizerOptions::beta2, 0, 1},
+    {"eps",
+     kAdams | Of(Algorithm::kAdagrad) | Of(Algorithm::kRmsProp) |
+         Of(Algorithm::kLamb),
      &OptimizerOptions::eps, 0, HUGE_VAL, /*above=*/true},
-    {"bias_correction", kAdams, &OptimizerOptions::bias_correction},
+    {"bias_correction", kAdams | Of(Algorithm::kLamb),
+     &OptimizerOptions::bias_correction},
     {"amsgrad", kAdams, &OptimizerOptions::amsgrad},
-    {"momentum", Of(Algorithm::kSgd) | Of(Algorithm::kRmsProp),
+    {"momentum",
+     Of(Algorithm::kSgd) | Of(Algorithm::kRmsProp) | Of(Algorithm::kMuon),
      &OptimizerOptions::momentum},
     {"dampening", Of(Algorithm::kSgd), &OptimizerOptions::dampening, -HUGE_VAL},
-    {"nesterov", Of(Algorithm::kSgd), &OptimizerOptions::nesterov},
+    {"nesterov", Of(Algorithm::kSgd) | Of(Algorithm::kMuon),
+     &OptimizerOptions::nesterov},
     {"alpha", Of(Algorithm::kRmsProp), &OptimizerOptions::alpha, 0, 1},
     {"centered", Of(Algorithm::kRmsProp), &OptimizerOptions::centered},
     {"lr_decay", Of(Algorithm::kAdagrad), &OptimizerOptions::lr_decay},
     {"initial_accumulator_value", Of(Algorithm::kAdagrad),
      &OptimizerOptions::initial_accumulator_value},
+    {"min_coeff", Of(Algorithm::kLamb), &OptimizerOptions::min_coeff},
+    {"max_coeff", Of(Algorithm::kLamb), &OptimizerOptions::max_coeff},
 };
 
 absl::StatusOr<const Option*> Find(absl::string_view name,
@@ -96,6 +105,10 @@ const char* NameOf(Algorithm algorithm) {
       return "RMSprop";
     case Algorithm::kLion:
       return "Lion";
+    case Algorithm::kLamb:
+      return "Lamb";
+    case Algorithm::kMuon:
+      return "Muon";
   }
 }
 
@@ -124,7 +137,8 @@ absl::Status SetOption(absl::string_view name, double value,
   } else {
     changed.*(std::get<bool OptimizerOptions::*>(option.member)) = value != 0;
   }
-  if (changed.nesterov && (changed.momentum == 0 || changed.dampening != 0)) {
+  if (changed.algorithm == Algorithm::kSgd && changed.nesterov &&
+      (changed.momentum == 0 || changed.dampening != 0)) {
     return absl::InvalidArgumentError(
         "nesterov: expected a momentum above 0 and no dampening with it");
   }

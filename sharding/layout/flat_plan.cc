@@ -57,9 +57,10 @@ struct Kind {
   at::ScalarType dtype;
   at::ScalarType working_dtype;
   bool trainable;
+  int part;
 
   auto Fields() const {
-    return std::make_tuple(unit, dtype, working_dtype, trainable);
+    return std::make_tuple(unit, dtype, working_dtype, trainable, part);
   }
   bool operator==(const Kind& other) const {
     return Fields() == other.Fields();
@@ -78,12 +79,22 @@ absl::StatusOr<Kind> KindOf(const StorageGroup& group,
     return options.working_dtype ? options.working_dtype(p)
                                  : p.tensor.scalar_type();
   };
+  auto part = [&](const NamedParameter& p) {
+    return options.part ? options.part(p) : 0;
+  };
   const NamedParameter& first = parameters.all[group.members[0]];
   Kind kind{parameters.unit_of[group.members[0]], first.tensor.scalar_type(),
-            working_dtype(first), false};
+            working_dtype(first), false, part(first)};
   for (int i : group.members) {
     const NamedParameter& p = parameters.all[i];
     if (trainable[i]) kind.trainable = true;
+    if (part(p) != kind.part) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "parameters '", first.name, "' and '", p.name,
+          "' lie in one storage, but are stepped by optimizers that keep other "
+          "states; put them into one group, or give one of them memory of its "
+          "own (clone)"));
+    }
     if (working_dtype(p) == kind.working_dtype) continue;
     return absl::InvalidArgumentError(absl::StrCat(
         "parameters '", first.name, "' and '", p.name,

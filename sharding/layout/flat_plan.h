@@ -38,6 +38,9 @@ struct FlatOptions {
   int64_t model_persistence_threshold = std::numeric_limits<int64_t>::max();
   // What the model computes with; the parameter's own dtype if null.
   std::function<at::ScalarType(const NamedParameter&)> working_dtype;
+  // Parameters of other numbers lie in other flats (an optimizer keeps other
+  // states of them); one number if null.
+  std::function<int(const NamedParameter&)> part;
 };
 
 struct FlatPlan {
@@ -57,7 +60,7 @@ struct FlatPlan {
 // Parameters of one storage are in one flat: trained if one of them is, and one
 // as to persistence. `trainable[i]` is of the parameter with index i and must
 // be the same on all ranks. InvalidArgument names two parameters of one storage
-// that differ in working dtype. LOCAL, O(parameters).
+// that differ in working dtype or part. LOCAL, O(parameters).
 // REQUIRES: `units` of PlanUnits, one entry of `trainable` per parameter.
 absl::StatusOr<std::vector<FlatPlan>> SplitFlats(
     absl::Span<const UnitPlan> units, const std::vector<bool>& trainable,

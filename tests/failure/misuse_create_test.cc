@@ -206,7 +206,7 @@ TEST(MisuseCreateTest, ClassesAndPatternsThatMatchNothingAreNamed) {
       AllOf(StartsWith("INVALID_ARGUMENT"),
             HasSubstr("sharding.ignored_parameters: 'blocks.7*' is no "
                       "parameter and no module"),
-            HasSubstr("such as 'in.weight'")));
+            HasSubstr("such as 'blocks.0'")));
 }
 
 TEST(MisuseCreateTest, MemoryThatSufficesForNoStageIsSaid) {

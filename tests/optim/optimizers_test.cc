@@ -45,6 +45,12 @@ constexpr Case kCases[] = {
     {"RmsProp", "type: 'RMSprop' params { momentum: 0.5 centered: true }"},
     {"Lion", "type: 'Lion' params { weight_decay: 0.1 }"},
     {"NarrowStates", "type: 'AdamW' params { state_dtype: 'bf16' }"},
+    {"Lamb", "type: 'Lamb' params { lr: 0.01 weight_decay: 0.1 }"},
+    {"Muon", "type: 'Muon' params { lr: 0.01 weight_decay: 0.1 }"},
+    {"StandardMuon",
+     "type: 'Muon' params { lr: 0.01 ns_method: 'standard' ns_steps: 3 "
+     "nesterov: false adjust_lr_fn: 'match_rms_adamw' } no_decay: 'auto' "
+     "param_groups { parameters: 'blocks.0.*.weight' params { lr: 0.02 } }"},
     {"Groups",
      "type: 'AdamW' params { weight_decay: 0.1 } no_decay: 'auto' "
      "param_groups { name: 'first' parameters: '*0*weight' params { lr: 0.01 "
@@ -52,7 +58,7 @@ constexpr Case kCases[] = {
 };
 
 // "key=value" words: optimizer (a number of kCases), stage, dtype, offload,
-// steps, first, save, load.
+// steps, first, save, load, data (same: all ranks have rank 0's).
 class Words {
  public:
   explicit Words(absl::string_view text) {
@@ -100,7 +106,8 @@ TESSERA_RANK_FUNCTION(TrainWith) {
   const int steps = std::stoi(words.Get("steps", "3"));
   const int accumulation = std::stoi(words.Get("accumulation", "1"));
   for (int i = first * accumulation; i < (first + steps) * accumulation; ++i) {
-    TESSERA_RETURN_IF_ERROR(t.Backward(i));
+    const int of = words.Get("data") == "same" ? 0 : world.rank();
+    TESSERA_RETURN_IF_ERROR(t.engine->Backward(t.model->Loss(of, i)));
     TESSERA_RETURN_IF_ERROR(t.engine->Step());
   }
   if (!words.Get("save").empty()) {
@@ -121,7 +128,8 @@ TEST_P(OptimizersTest, HasTheSameBitsHoweverItIsSharded) {
   for (const char* dtype : {"fp32", "bf16"}) {
     const std::string words = absl::StrCat(" dtype=", dtype);
     const std::vector<std::string> replicated = Train(2, "stage=0" + words);
-    EXPECT_THAT(replicated, Each(AllOf(replicated[0], HasSubstr("parameter in.weight"))));
+    EXPECT_THAT(replicated,
+                Each(AllOf(replicated[0], HasSubstr("parameter in.weight"))));
     for (const char* how :
          {"stage=1", "stage=2", "stage=3", "stage=3 offload=nvme"}) {
       EXPECT_EQ(Train(2, how + words), replicated) << how << words;
@@ -129,7 +137,14 @@ TEST_P(OptimizersTest, HasTheSameBitsHoweverItIsSharded) {
   }
 }
 
-// Also at another number of ranks: of micro-batches whose sums are the same.
+// Of gradients that are the same on all ranks, and so in the mean.
+TEST_P(OptimizersTest, DoesNotDependOnTheNumberOfRanks) {
+  const std::string alone = Train(1, "stage=0 data=same")[0];
+  EXPECT_THAT(alone, HasSubstr("parameter in.weight"));
+  EXPECT_THAT(Train(2, "stage=3 data=same"), Each(alone));
+  EXPECT_THAT(Train(4, "stage=2 data=same"), Each(alone));
+}
+
 TEST_P(OptimizersTest, GoesOnFromACheckpoint) {
   const TempFolder folder;
   const std::vector<std::string> whole = Train(2, "stage=1 steps=4");

@@ -59,6 +59,7 @@ StepRange RangeOnHost(StepRange range) {
     if (state != nullptr) state = OnHost(state);
   }
   range.gradient = OnHost(range.gradient);
+  if (range.new_master != nullptr) range.new_master = OnHost(range.new_master);
   if (range.working != nullptr) range.working = OnHost(range.working);
   return range;
 }
@@ -114,8 +115,13 @@ class TestDeviceKernels final : public DeviceKernels {
       return BytesOf(type, range.numel);
     };
     std::vector<Region> regions = {
-        Writes(range.master, bytes(range.master_type)),
         Reads(range.gradient, bytes(range.gradient_type))};
+    if (range.new_master == nullptr) {
+      regions.push_back(Writes(range.master, bytes(range.master_type)));
+    } else {
+      regions.push_back(Reads(range.master, bytes(range.master_type)));
+      regions.push_back(Writes(range.new_master, bytes(range.master_type)));
+    }
     for (int s = 0; s < StatesOf(formula).count; ++s) {
       regions.push_back(Writes(range.states[s], bytes(range.state_type)));
     }

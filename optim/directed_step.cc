@@ -1,0 +1,218 @@
+// Why matrices are dealt out. Every rank could make all of them orthogonal from
+// a gathered direction, which would take W times the work; and shards cut
+// matrices anywhere, so no rank has one by itself. Units follow each other in
+// three stages (gathered, computed, sent back), so that the processor or device
+// works on one while its neighbours are on their way.
+//
+// Sent are the few bits in which products are made anyway: the direction
+// rounded to them, and the result as it is, each matrix by one rank, zeros by
+// the others (a sum with zeros is exact).
+#include "optim/directed_step.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "ATen/ops/empty.h"
+#include "ATen/ops/zeros.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "base/check.h"
+#include "base/status.h"
+#include "optim/grad_norm.h"
+#include "optim/matrix/newton_schulz.h"
+#include "sharding/layout/flat_buffer.h"
+
+namespace tessera {
+namespace {
+
+using Parameter = FlatParameter::Parameter;
+
+NewtonSchulzOptions NewtonSchulzOf(const OptimizerOptions& o) {
+  NewtonSchulzOptions options;
+  options.steps = o.ns_steps;
+  options.gram = o.ns_gram;
+  options.dtype = o.ns_gram ? at::kHalf : at::kBFloat16;
+  return options;
+}
+
+// Rows and columns of a parameter: the last dims of a convolution are one.
+std::pair<int64_t, int64_t> SizesOf(const Parameter& p) {
+  const int64_t rows = p.tensor.size(0);
+  return {rows, rows == 0 ? 0 : p.tensor.numel() / rows};
+}
+
+// Keller Jordan's, or that which has the root mean square of AdamW's changes
+// (Liu et al., "Muon is Scalable for LLM Training", 2025); torch.optim.Muon's
+// adjust_lr_fn.
+double ScaleOf(const Parameter& p, const OptimizerOptions& o) {
+  const auto [rows, columns] = SizesOf(p);
+  const auto r = static_cast<double>(rows), c = static_cast<double>(columns);
+  return o.match_rms_adamw ? 0.2 * std::sqrt(std::max(r, c))
+                           : std::sqrt(std::max(1.0, r / c));
+}
+
+// A parameter's elements in a flat buffer, in its shape.
+at::Tensor In(const at::Tensor& whole, const Parameter& p) {
+  return whole.as_strided(p.tensor.sizes(), p.tensor.strides(), p.range.begin);
+}
+
+// Of each rank the sums of one parameter.
+absl::StatusOr<double> NormOf(
+    const std::vector<std::vector<absl::string_view>>& all, size_t number) {
+  NormSum sum(/*p=*/2);
+  for (const auto& rank : all) {
+    if (number >= rank.size()) {
+      return absl::DataLossError("trust ratios: a rank has sent too few sums");
+    }
+    TESSERA_RETURN_IF_ERROR(sum.Merge(rank[number]));
+  }
+  return sum.Norm();
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> TrustSums(const DirectedUnit& unit,
+                                      const at::Tensor& masters) {
+  const FlatParameter& flat = *unit.flat;
+  const Range shard = flat.layout().shard(flat.communicator()->rank());
+  std::vector<std::string> sums;
+  for (const Parameter& p : flat.parameters()) {
+    const Range mine = Intersect(Intersect(p.range, shard), flat.owned());
+    for (const at::Tensor& of : {masters, unit.direction}) {
+      NormSum sum(/*p=*/2);
+      if (!mine.empty()) {
+        sum.Add(of.narrow(0, mine.begin - flat.owned().begin, mine.numel()),
+                p.storage_offset + mine.begin - p.range.begin);
+      }
+      sum.Finish();
+      sums.push_back(sum.Serialize());
+    }
+  }
+  return absl::StrJoin(sums, "\n");
+}
+
+absl::StatusOr<std::vector<Completion>> TrustRatios(
+    absl::Span<const DirectedUnit> units, const std::vector<std::string>& sums,
+    const std::vector<OptimizerOptions>& options,
+    const std::vector<int>& group_of) {
+  std::vector<std::vector<absl::string_view>> all;
+  for (const std::string& rank : sums) {
+    all.push_back(absl::StrSplit(rank, '\n'));
+  }
+  std::vector<Completion> completions;
+  size_t number = 0;
+  for (const DirectedUnit& unit : units) {
+    Completion& completion = completions.emplace_back();
+    for (const Parameter& p : unit.flat->parameters()) {
+      TESSERA_ASSIGN_OR_RETURN(const double master, NormOf(all, number++));
+      TESSERA_ASSIGN_OR_RETURN(const double direction, NormOf(all, number++));
+      const OptimizerOptions& o =
+          options[static_cast<size_t>(group_of[static_cast<size_t>(p.index)])];
+      const double ratio =
+          master > 0 && direction > 0
+              ? std::clamp(master / direction, o.min_coeff, o.max_coeff)
+              : 1;
+      completion.scales.push_back(ratio);
+    }
+  }
+  return completions;
+}
+
+const OptimizerOptions& Orthogonalizer::OptionsOf(const DirectedUnit& unit,
+                                                  size_t i) const {
+  const auto index = static_cast<size_t>(unit.flat->parameters()[i].index);
+  return options_[static_cast<size_t>(group_of_[index])];
+}
+
+absl::Status Orthogonalizer::Start(const DirectedUnit& unit) {
+  const FlatParameter& flat = *unit.flat;
+  Communicator* const comm = flat.communicator();
+  load_.resize(static_cast<size_t>(comm->world_size()));
+  InFlight in_flight;
+  in_flight.unit = unit;
+  for (size_t i = 0; i < flat.parameters().size(); ++i) {
+    const auto [rows, columns] = SizesOf(flat.parameters()[i]);
+    const auto least = std::min_element(load_.begin(), load_.end());
+    in_flight.worker.push_back(static_cast<int>(least - load_.begin()));
+    if (!unit.has_gradient[i]) continue;
+    *least +=
+        OrthogonalFlops(rows, columns, NewtonSchulzOf(OptionsOf(unit, i)));
+  }
+  in_flight.part = unit.direction.to(NewtonSchulzOf(OptionsOf(unit, 0)).dtype);
+  if (flat.stage().sharded_optimizer && comm->world_size() > 1) {
+    in_flight.whole =
+        at::empty({flat.layout().whole_numel()}, in_flight.part.options());
+    in_flight.arrives = comm->AllGather(in_flight.part, in_flight.whole,
+                                        CommTag{"Muon's directions"});
+  } else {
+    in_flight.whole = in_flight.part;
+  }
+  started_.push_back(std::move(in_flight));
+  return absl::OkStatus();
+}
+
+absl::Status Orthogonalizer::ComputeMatrices(InFlight* in_flight) {
+  const FlatParameter& flat = *in_flight->unit.flat;
+  const int rank = flat.communicator()->rank();
+  const at::Tensor from = in_flight->whole;
+  in_flight->whole = at::zeros({from.numel()}, from.options());
+  for (size_t i = 0; i < flat.parameters().size(); ++i) {
+    const Parameter& p = flat.parameters()[i];
+    const bool mine = in_flight->worker[i] == rank;
+    if (!mine || !in_flight->unit.has_gradient[i] || p.tensor.numel() == 0) {
+      continue;
+    }
+    const auto [rows, columns] = SizesOf(p);
+    const at::Tensor matrix = In(from, p).reshape({rows, columns});
+    const at::Tensor result =
+        Orthogonal(matrix, NewtonSchulzOf(OptionsOf(in_flight->unit, i)));
+    // No negative zeros, which sums over ranks would not keep.
+    In(in_flight->whole, p).copy_(result.add(0).view(p.tensor.sizes()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Orthogonalizer::Compute() {
+  TESSERA_CHECK(!started_.empty()) << "nothing was started";
+  InFlight in_flight = std::move(started_.front());
+  started_.pop_front();
+  const FlatParameter& flat = *in_flight.unit.flat;
+  Communicator* const comm = flat.communicator();
+  if (in_flight.arrives.valid()) {
+    TESSERA_RETURN_IF_ERROR(in_flight.arrives.Wait());
+  }
+  TESSERA_RETURN_IF_ERROR(ComputeMatrices(&in_flight));
+  in_flight.arrives = CommFuture();
+  if (comm->world_size() > 1) {
+    const CommTag tag{"orthogonal directions"};
+    in_flight.arrives =
+        flat.stage().sharded_optimizer
+            ? comm->ReduceScatterSum(in_flight.whole, in_flight.part, tag)
+            : comm->AllReduceSum(in_flight.whole, tag);
+  }
+  computed_.push_back(std::move(in_flight));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Completion> Orthogonalizer::Finish() {
+  TESSERA_CHECK(!computed_.empty()) << "nothing was computed";
+  InFlight in_flight = std::move(computed_.front());
+  computed_.pop_front();
+  const FlatParameter& flat = *in_flight.unit.flat;
+  if (in_flight.arrives.valid()) {
+    TESSERA_RETURN_IF_ERROR(in_flight.arrives.Wait());
+  }
+  const bool scattered =
+      flat.stage().sharded_optimizer && flat.communicator()->world_size() > 1;
+  in_flight.unit.direction.copy_(scattered ? in_flight.part : in_flight.whole);
+  Completion completion;
+  for (size_t i = 0; i < flat.parameters().size(); ++i) {
+    completion.scales.push_back(
+        ScaleOf(flat.parameters()[i], OptionsOf(in_flight.unit, i)));
+  }
+  return completion;
+}
+
+}  // namespace tessera

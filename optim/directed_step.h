@@ -1,0 +1,97 @@
+// DirectedStep: steps in which the change of an element depends on all of its
+// parameter, though shards cut it:
+//
+//   direction  on the shards, element by element, in place of the gradient
+//              (optim/kernels/formulas.h)
+//   completed  LAMB: the norms of each parameter and its direction, in exact
+//              sums (optim/grad_norm.h), give its trust ratio
+//              Muon: matrices are gathered, made orthogonal, each by one rank,
+//              and their parts go back to the shards
+//   descent    on the shards, element by element
+//
+// So the bits are those of whole parameters, at every stage and world size.
+//
+// Sources: You et al., "Large Batch Optimization for Deep Learning", 2020
+// (LAMB); Jordan, "Muon", 2024, of which DeepSpeed gathers gradients and
+// PyTorch leaves the work to every rank.
+#ifndef OPTIM_DIRECTED_STEP_H_
+#define OPTIM_DIRECTED_STEP_H_
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "comm/communicator.h"
+#include "optim/kernels/optimizer_options.h"
+#include "optim/unit_step.h"
+#include "sharding/flat/flat_parameter.h"
+#include "sharding/layout/flat_buffer.h"
+
+namespace tessera {
+
+// A unit whose direction has been found.
+struct DirectedUnit {
+  FlatParameter* flat = nullptr;
+  HasGradient has_gradient;
+  at::Tensor direction;  // [owned], of the master dtype
+};
+
+// What is needed of the direction of each parameter of a unit.
+struct Completion {
+  std::vector<double> scales;  // of the rate, by parameter of the unit
+};
+
+// Of LAMB: the exact sums of squares of each parameter's masters and direction,
+// as far as they lie in this rank's shard, one after the other as text. LOCAL.
+absl::StatusOr<std::string> TrustSums(const DirectedUnit& unit,
+                                      const at::Tensor& masters);
+// The trust ratios of units from the sums of all ranks of the shard group,
+// which each has joined with '\n': |master| / |direction|, within min_coeff and
+// max_coeff; 1 where one of the norms is 0. `options`: of each parameter of the
+// model by its group. LOCAL.
+absl::StatusOr<std::vector<Completion>> TrustRatios(
+    absl::Span<const DirectedUnit> units, const std::vector<std::string>& sums,
+    const std::vector<OptimizerOptions>& options,
+    const std::vector<int>& group_of);
+
+// Of Muon: the step's matrices, dealt out to the ranks of a shard group in one
+// order, each to whom has least to do so far.
+class Orthogonalizer {
+ public:
+  // `options`, `group_of`: by parameter of the model; borrowed.
+  Orthogonalizer(const std::vector<OptimizerOptions>& options,
+                 const std::vector<int>& group_of)
+      : options_(options), group_of_(group_of) {}
+
+  // Begins to gather a unit's direction. COLLECTIVE, ASYNC. ResourceExhausted.
+  absl::Status Start(const DirectedUnit& unit);
+  // This rank's matrices of the unit that was started first and has not been
+  // computed; their parts begin to go to their owners. COLLECTIVE, ASYNC on a
+  // device, and as far as the parts go.
+  absl::Status Compute();
+  // The unit that was computed first has its direction. COLLECTIVE.
+  absl::StatusOr<Completion> Finish();
+
+ private:
+  struct InFlight {
+    DirectedUnit unit;
+    at::Tensor whole, part;  // [P], [owned], in few bits
+    CommFuture arrives;
+    std::vector<int> worker;  // of each parameter of the unit
+  };
+  const OptimizerOptions& OptionsOf(const DirectedUnit& unit, size_t i) const;
+  absl::Status ComputeMatrices(InFlight* in_flight);
+
+  const std::vector<OptimizerOptions>& options_;
+  const std::vector<int>& group_of_;
+  std::vector<double> load_;  // of each rank, so far
+  std::deque<InFlight> started_, computed_;
+};
+
+}  // namespace tessera
+#endif  // OPTIM_DIRECTED_STEP_H_
