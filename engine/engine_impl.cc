@@ -12,6 +12,7 @@
 #include "engine/access/training_state.h"
 #include "engine/parts/catch_announced.h"
 #include "engine/parts/exclusive_scope.h"
+#include "engine/parts/rate_settings.h"
 #include "engine/parts/write_checks.h"
 #include "sharding/torch/torch_scope.h"
 #include "torch/csrc/autograd/variable.h"
@@ -20,19 +21,19 @@ namespace tessera {
 namespace {
 
 TrainingState StateOf(EngineParts& parts, int64_t step) {
-  return {
-      *parts.module,
-      parts.flats,
-      parts.optimizer.get(),
-      parts.scaler.has_value() ? &*parts.scaler : nullptr,
-      parts.settings.lr_schedule.has_value() ? nullptr : &parts.program_rate,
-      parts.comm.get(),
-      parts.device(),
-      parts.shard_group->world_size(),
-      parts.stage,
-      step,
-      ConfigToJson(parts.config),
-      parts.config.checkpoint().use_node_local_storage()};
+  return {*parts.module,
+          parts.flats,
+          parts.optimizer.get(),
+          parts.scaler.has_value() ? &*parts.scaler : nullptr,
+          parts.lr_schedule == nullptr ? &parts.program_rate : nullptr,
+          parts.lr_schedule == nullptr ? nullptr : parts.lr_schedule->plateau(),
+          parts.comm.get(),
+          parts.device(),
+          parts.shard_group->world_size(),
+          parts.stage,
+          step,
+          ConfigToJson(parts.config),
+          parts.config.checkpoint().use_node_local_storage()};
 }
 
 // Owners' masters reach all working copies, and libtorch learns of the change.
@@ -61,6 +62,7 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> module,
   parts_->plan = options.plan;
   parts_->settings =
       SettingsOf(parts_->config, options, parts_->comm->world_size());
+  parts_->lr_schedule = LrScheduleOf(parts_->config);
   parts_->before_change = [this] { saver_.BeforeChange(); };
 }
 

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "base/memory/heap.h"
 #include "base/memory/memory.h"
 #include "base/status.h"
@@ -14,8 +13,8 @@
 #include "engine/held_report.h"
 #include "engine/parts/catch_announced.h"
 #include "engine/parts/exclusive_scope.h"
+#include "engine/parts/learning_rate.h"
 #include "engine/parts/write_checks.h"
-#include "engine/setup/initial_sync.h"
 #include "offload/update_stream.h"
 #include "optim/sharded_step.h"
 #include "sharding/dispatch/saved_tensors.h"
@@ -222,33 +221,10 @@ absl::Status Trainer::CheckUpdate() {
 
 void Trainer::SetScheduledRate() {
   if (parts_->optimizer == nullptr) return;
-  const AdamWOptions options = ScheduledOptions();
+  const AdamWOptions options = ScheduledOptions(*parts_, step_);
   parts_->optimizer->SetRate(options.lr);
   parts_->optimizer->SetBetas(options.beta1, options.beta2);
   report_.learning_rate = parts_->optimizer->rate();
-}
-
-absl::Status Trainer::SetLearningRate(double rate) {
-  TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
-  absl::Status mine;
-  if (parts_->optimizer == nullptr ||
-      parts_->settings.lr_schedule.has_value()) {
-    mine = absl::FailedPreconditionError(
-        absl::StrCat("the configuration has ",
-                     parts_->optimizer == nullptr
-                         ? "no optimizer"
-                         : "a scheduler, which sets the rate itself"));
-  } else if (!std::isfinite(rate) || rate < 0) {
-    mine = absl::InvalidArgumentError(
-        absl::StrCat("expected a finite number of at least 0, got ", rate));
-  }
-  TESSERA_RETURN_IF_ERROR(parts_->comm->AgreeOk(mine, "SetLearningRate"));
-  TESSERA_RETURN_IF_ERROR(CheckSame(absl::StrFormat("%.17g", rate),
-                                    "rate of SetLearningRate",
-                                    parts_->comm.get()));
-  parts_->optimizer->SetRate(rate);
-  parts_->program_rate = rate;
-  return absl::OkStatus();
 }
 
 absl::Status Trainer::UpdateParameters() {

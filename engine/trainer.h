@@ -34,7 +34,6 @@ class Trainer {
   absl::Status Backward(const at::Tensor& loss, const BackwardOptions& options);
   absl::Status Step();
   absl::Status ZeroGrad();
-  absl::Status SetLearningRate(double rate);
   absl::StatusOr<bool> AnyRankHasData(bool this_rank);
 
   // The module's parameters as they are now: a Step with others is refused.
@@ -92,7 +91,6 @@ class Trainer {
   LossScales SettledScales();
   at::Tensor Seed(const at::Tensor& loss, std::optional<double> weight,
                   MicroBatch* micro_batch);
-  AdamWOptions ScheduledOptions() const;
   void StepEarly(const BackwardOptions& options, MicroBatch* micro_batch);
   absl::Status CheckStep();
   absl::Status CheckParametersKnown() const;

@@ -19,6 +19,7 @@
 #include "engine/parts/engine_types.h"
 #include "optim/adamw.h"
 #include "optim/loss_scaler.h"
+#include "optim/schedule/plateau.h"
 #include "sharding/flat/flat_parameter.h"
 
 namespace torch::nn {
@@ -36,6 +37,7 @@ struct TrainingState {
   LossScaler* scaler;  // may be null
   // The learning rate that the program has set, if it has; null: it cannot.
   std::optional<double>* program_rate;
+  Plateau* plateau;    // of the scheduler; may be null
   Communicator* comm;  // all ranks
   at::Device device;   // whose generator programs draw from
   // These and the next so many hold replicas of the same parts, and so on.
@@ -49,10 +51,10 @@ struct TrainingState {
 // Each element of masters and optimizer states once, by one of the ranks that
 // hold it; parameters that the engine leaves alone, and buffers: once if they
 // are the same on all ranks, else rank 0's, and those that differ; steps per
-// parameter, the learning rate if the program has set it, the loss scaler's
-// state; of each rank the default generators of the CPU and of `device`, and
-// `client_state`. Nothing is copied: pieces that last do until the next update.
-// COLLECTIVE.
+// parameter, the learning rate if the program has set it, the state of a
+// scheduler that has one, the loss scaler's; of each rank the default
+// generators of the CPU and of `device`, and `client_state`. Nothing is copied:
+// pieces that last do until the next update. COLLECTIVE.
 absl::StatusOr<CheckpointContent> ContentOf(const TrainingState& state,
                                             absl::string_view client_state);
 

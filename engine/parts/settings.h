@@ -13,7 +13,6 @@
 #include "engine/setup/tiers.h"
 #include "optim/adamw.h"
 #include "optim/loss_scaler.h"
-#include "optim/schedule/lr_schedule.h"
 #include "optim/sharded_step.h"
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/flat/schedule.h"
@@ -31,7 +30,6 @@ struct Settings {
   GradientOptions gradients;
   ShardedStepOptions step;
   std::optional<AdamWOptions> adamw;
-  std::optional<LrScheduleOptions> lr_schedule;  // of adamw
   std::optional<LossScalerOptions> loss_scaler;  // with fp16
   // Absent: parameters and buffers stay as they are.
   std::optional<at::ScalarType> param_dtype;

@@ -57,7 +57,7 @@ LAYERS = {
     "engine/parts": ["base/...", "config", "comm", "sharding/...", "optim", "optim/schedule", "checkpoint/exchange", "engine/setup", "offload/..."],
     "engine/plan/replay": ["base/...", "config", "comm", "sharding/...", "optim", "engine/setup", "engine/parts", "offload/..."],
     "engine/plan": ["base/...", "config", "comm", "sharding/...", "optim", "engine/setup", "engine/parts", "engine/plan/replay", "offload/..."],
-    "engine/access": ["base/...", "comm", "sharding/...", "optim", "checkpoint/...", "engine/setup", "engine/parts", "offload/..."],
+    "engine/access": ["base/...", "comm", "sharding/...", "optim", "optim/schedule", "checkpoint/...", "engine/setup", "engine/parts", "offload/..."],
     "engine/offload": ["base/...", "comm", "sharding/...", "optim", "engine/setup", "engine/parts", "offload/..."],
     "engine": ["base/...", "config", "comm", "comm/world", "data", "engine/...", "sharding/...", "optim/...", "checkpoint/...", "offload/..."],
     "verify": ["base/...", "config", "comm", "comm/world", "sharding/...", "engine/...", "offload/..."],
