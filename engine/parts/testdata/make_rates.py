@@ -151,7 +151,7 @@ TORCH = [
     ("PolynomialLR", {}),
     ("PolynomialLR", {"total_iters": 50, "power": 1.7}),
     ("CosineAnnealingLR", {"T_max": 20}),
-    ("CosineAnnealingLR", {"T_max": 47, "eta_min": 1e-4}),
+    ("CosineAnnealingLR", {"T_max": 47, "eta_min": 0.00081}),
     ("CosineAnnealingLR", {"T_max": 1, "eta_min": 1e-5}),
     ("CosineAnnealingWarmRestarts", {"T_0": 9}),
     ("CosineAnnealingWarmRestarts", {"T_0": 5, "T_mult": 2, "eta_min": 1e-4}),
@@ -222,6 +222,7 @@ PLATEAU = [
     ({"mode": "max", "patience": 1, "threshold": 0.2,
       "threshold_mode": "abs", "factor": 0.7}, NOISY),
     ({"threshold_mode": "abs", "threshold": 0.5, "patience": 4}, FALLING),
+    ({"threshold": 0.2, "patience": 1}, FALLING),
     ({"patience": 2, "factor": 0.9}, BROKEN),
     ({"mode": "max", "patience": 2, "factor": 0.9}, BROKEN),
 ]
