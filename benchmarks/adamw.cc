@@ -41,7 +41,7 @@
 #include "benchmarks/flag_checks.h"
 #include "benchmarks/triad.h"
 #include "benchmarks/workers.h"
-#include "optim/adamw_kernel.h"
+#include "optim/kernels/element_step.h"
 
 ABSL_FLAG(int64_t, numel, int64_t{1} << 26, "parameters");
 ABSL_FLAG(int, threads, 2, "threads of all");
@@ -54,7 +54,7 @@ ABSL_FLAG(std::string, disk, "",
 namespace tessera {
 namespace {
 
-constexpr AdamWOptions kOptions = {.lr = 1e-3, .weight_decay = 0.01};
+constexpr OptimizerOptions kOptions = {.lr = 1e-3, .weight_decay = 0.01};
 
 struct Contestant {
   std::string name;
@@ -70,11 +70,11 @@ struct Buffers {
         exp_avg_sq(torch::rand({numel}).mul_(0.01)),
         gradient(torch::randn({numel})),
         working(torch::zeros({numel}, torch::kBFloat16)) {}
-  AdamWRange Range(WorkingType type) const {
-    AdamWRange r;
+  StepRange Range(NumberType type) const {
+    StepRange r;
     r.master = master.data_ptr<float>();
-    r.exp_avg = exp_avg.data_ptr<float>();
-    r.exp_avg_sq = exp_avg_sq.data_ptr<float>();
+    r.states[0] = exp_avg.data_ptr();
+    r.states[1] = exp_avg_sq.data_ptr();
     r.gradient = gradient.data_ptr<float>();
     r.numel = master.numel();
     r.working_type = type;
@@ -119,19 +119,20 @@ std::string Ratio(const Contestant& ours, const Contestant& other,
 
 std::vector<Contestant> Contestants(const Buffers& b, Workers* workers) {
   std::vector<Contestant> all;
-  const auto add_ours = [&](Isa isa, WorkingType type, const char* suffix) {
-    const AdamWRange range = b.Range(type);
-    const double bytes = type == WorkingType::kNone ? 28 : 30;
+  const auto add_ours = [&](Isa isa, NumberType type, const char* suffix) {
+    const StepRange range = b.Range(type);
+    const double bytes = type == NumberType::kNone ? 28 : 30;
     all.push_back({absl::StrCat(IsaName(isa), suffix), bytes, [=](int64_t s) {
                      const auto c = CoefficientsOf(kOptions, s);
                      workers->Run(range.numel, [&](int64_t from, int64_t to) {
-                       AdamWUpdate(Part(range, from, to), c, isa);
+                       StepElements(Formula::kAdamW, Part(range, from, to), c,
+                                    isa);
                      });
                    }});
   };
-  add_ours(BestIsa(), WorkingType::kNone, "");
+  add_ours(BestIsa(), NumberType::kNone, "");
   for (Isa isa : {Isa::kAvx2, Isa::kPortable}) {
-    if (isa < BestIsa()) add_ours(isa, WorkingType::kNone, "");
+    if (isa < BestIsa()) add_ours(isa, NumberType::kNone, "");
   }
   const auto libtorch = [b](int64_t s) {
     at::_fused_adamw_({b.master}, {b.gradient}, {b.exp_avg}, {b.exp_avg_sq}, {},
@@ -140,7 +141,7 @@ std::vector<Contestant> Contestants(const Buffers& b, Workers* workers) {
                       kOptions.eps, /*amsgrad=*/false, /*maximize=*/false);
   };
   all.push_back({"libtorch", 28, libtorch});
-  add_ours(BestIsa(), WorkingType::kBFloat16, "_bf16");
+  add_ours(BestIsa(), NumberType::kBFloat16, "_bf16");
   all.push_back({"libtorch+copy", 30, [=](int64_t s) {
                    libtorch(s);
                    b.working.copy_(b.master);

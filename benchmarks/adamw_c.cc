@@ -4,7 +4,7 @@
 
 #include "benchmarks/triad.h"
 #include "benchmarks/workers.h"
-#include "optim/adamw_kernel.h"
+#include "optim/kernels/element_step.h"
 
 namespace tessera {
 namespace {
@@ -23,24 +23,25 @@ Workers& WorkersOf(int threads) {
 
 extern "C" {
 
-// [numel] each. `working_type`: a tessera::WorkingType, of what `working`
+// [numel] each. `working_type`: a tessera::NumberType, of what `working`
 // points to.
 void tessera_adamw(float* master, float* exp_avg, float* exp_avg_sq,
                    const float* gradient, int working_type, void* working,
                    int64_t numel, double lr, double beta1, double beta2,
                    double eps, double weight_decay, int64_t step, int threads) {
-  tessera::AdamWRange range;
+  tessera::StepRange range;
   range.master = master;
-  range.exp_avg = exp_avg;
-  range.exp_avg_sq = exp_avg_sq;
+  range.states[0] = exp_avg;
+  range.states[1] = exp_avg_sq;
   range.gradient = gradient;
   range.numel = numel;
-  range.working_type = static_cast<tessera::WorkingType>(working_type);
+  range.working_type = static_cast<tessera::NumberType>(working_type);
   range.working = working;
   const auto coefficients =
       tessera::CoefficientsOf({lr, beta1, beta2, eps, weight_decay}, step);
   tessera::WorkersOf(threads).Run(numel, [&](int64_t begin, int64_t end) {
-    tessera::AdamWUpdate(tessera::Part(range, begin, end), coefficients);
+    tessera::StepElements(tessera::Formula::kAdamW,
+                          tessera::Part(range, begin, end), coefficients);
   });
 }
 

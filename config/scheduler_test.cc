@@ -252,6 +252,24 @@ TEST(SchedulerConfigTest, TheBatchScalesRates) {
   }
 }
 
+TEST(SchedulerConfigTest, CyclesNeedAMomentum) {
+  const auto fault = [](absl::string_view optimizer,
+                        absl::string_view members) {
+    return FaultOf(Json(absl::StrCat(
+        "\"train_batch_size\": 8, \"optimizer\": ", optimizer, ", ",
+        SchedulerOf(
+            "OneCycleLR",
+            absl::StrCat("\"max_lr\": 1, \"total_steps\": 9", members)))));
+  };
+  EXPECT_EQ(fault("{\"type\": \"SGD\"}", ""),
+            "scheduler.params.cycle_momentum: needs an optimizer with betas or "
+            "with a momentum above 0; write false with SGD");
+  EXPECT_EQ(fault("{\"type\": \"SGD\"}", ", \"cycle_momentum\": false"), "OK");
+  EXPECT_EQ(fault("{\"type\": \"SGD\", \"params\": {\"momentum\": 0.9}}", ""),
+            "OK");
+  EXPECT_EQ(fault("{\"type\": \"AdamW\"}", ""), "OK");
+}
+
 // What is completed resolves to itself, of every type.
 TEST(SchedulerConfigTest, CompletedSchedulersStay) {
   for (const std::string& members :

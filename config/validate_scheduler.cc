@@ -269,6 +269,19 @@ void CheckValues(const std::string& type, const proto::SchedulerParams& p,
   if (type == "WSD") CheckWsd(p, faults);
 }
 
+// torch sets a momentum there that the optimizer does not have.
+void CheckHasMomentum(const proto::Optimizer& optimizer,
+                      const std::string& type, const proto::SchedulerParams& p,
+                      Faults* faults) {
+  const std::string& of = optimizer.type();
+  const bool none = of == "Adagrad" || ((of == "SGD" || of == "RMSprop") &&
+                                        optimizer.params().momentum() == 0);
+  if (!p.cycle_momentum() || IsDeepSpeeds(type) || !none) return;
+  faults->Add(Path("cycle_momentum"),
+              "needs an optimizer with betas or with a ",
+              "momentum above 0; write false with ", of);
+}
+
 void ResolveWarmup(proto::Scheduler* scheduler, Faults* faults) {
   proto::SchedulerWarmup& warmup = *scheduler->mutable_warmup();
   FillDefaults(&warmup);
@@ -340,6 +353,7 @@ void ResolveScheduler(proto::Config* config, Faults* faults) {
     Fill(type, config->optimizer().params().lr(), scheduler.mutable_params());
     CheckNames(type, written, scheduler.params(), faults);
     CheckValues(type, scheduler.params(), faults);
+    CheckHasMomentum(config->optimizer(), type, scheduler.params(), faults);
   }
 }
 

@@ -168,9 +168,9 @@ absl::StatusOr<at::Tensor> Engine::Master(absl::string_view name) {
   return impl_->access().Master(name);
 }
 absl::StatusOr<at::Tensor> Engine::OptimizerStateOf(absl::string_view name,
-                                                    OptimizerState which) {
+                                                    absl::string_view state) {
   TESSERA_RETURN_IF_ERROR(impl_->trainer().CheckNotFailed());
-  return impl_->access().State(name, which);
+  return impl_->access().State(name, state);
 }
 absl::Status Engine::SetMaster(absl::string_view name,
                                const at::Tensor& value) {
@@ -182,9 +182,9 @@ absl::Status Engine::SetGradient(absl::string_view name,
   return impl_->access().SetGradient(name, value);
 }
 absl::Status Engine::SetOptimizerState(absl::string_view name,
-                                       OptimizerState which,
+                                       absl::string_view state,
                                        const at::Tensor& value) {
-  return impl_->access().SetState(name, which, value);
+  return impl_->access().SetState(name, state, value);
 }
 absl::StatusOr<StateDict> Engine::FullStateDict(StateDictOptions options) {
   TESSERA_RETURN_IF_ERROR(impl_->trainer().CheckNotFailed());

@@ -180,10 +180,12 @@ class Engine {
   // has 16 bits. COLLECTIVE.
   absl::StatusOr<at::Tensor> Master(absl::string_view name);
 
-  // A whole copy of an optimizer state, in the parameter's shape and its
-  // master's dtype. FailedPrecondition of a frozen parameter. COLLECTIVE.
+  // A whole copy of an optimizer state of a parameter, by the name that
+  // torch::optim gives it ("exp_avg", "momentum_buffer"), in the parameter's
+  // shape and the state's dtype. NotFound if the optimizer has no such;
+  // FailedPrecondition of a frozen parameter. COLLECTIVE.
   absl::StatusOr<at::Tensor> OptimizerStateOf(absl::string_view name,
-                                              OptimizerState which);
+                                              absl::string_view state);
 
   // Puts `value`, whole and the same on all ranks (checked), in the place of
   // what Master, Gradient or OptimizerStateOf give; of any dtype. A master's
@@ -193,7 +195,8 @@ class Engine {
   // safe_set_full_grad, safe_set_full_optimizer_state.
   absl::Status SetMaster(absl::string_view name, const at::Tensor& value);
   absl::Status SetGradient(absl::string_view name, const at::Tensor& value);
-  absl::Status SetOptimizerState(absl::string_view name, OptimizerState which,
+  absl::Status SetOptimizerState(absl::string_view name,
+                                 absl::string_view state,
                                  const at::Tensor& value);
 
   // Whole copies of all masters and buffers, on the CPU. COLLECTIVE; gathers

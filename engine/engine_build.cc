@@ -328,8 +328,11 @@ absl::Status Engine::Impl::TakeOver(std::vector<FlatPlan> flats) {
     mine.Update(scaler.status());
     if (scaler.ok()) parts_->scaler = *scaler;
   }
-  if (parts_->settings.adamw.has_value()) {
-    auto optimizer = AdamW::Create(parts_->flats, *parts_->settings.adamw);
+  if (parts_->settings.optimizer.has_value()) {
+    ParameterGroups groups;
+    groups.options = {*parts_->settings.optimizer};
+    groups.names = {"default"};
+    auto optimizer = ShardedOptimizer::Create(parts_->flats, groups);
     mine.Update(optimizer.status());
     if (optimizer.ok()) {
       parts_->optimizer = *std::move(optimizer);

@@ -279,7 +279,10 @@ StateBytes Engine::Impl::replicated_state_bytes() const {
       bytes.gradients += size(flat->master_dtype());
     }
     if (parts_->optimizer != nullptr) {
-      bytes.optimizer += 2 * size(flat->master_dtype());
+      bytes.optimizer += StateBytesOf(
+          *parts_->settings.optimizer,
+          static_cast<int64_t>(c10::elementSize(flat->master_dtype())),
+          flat->layout().payload_numel());
     }
   }
   return bytes;

@@ -37,6 +37,10 @@ FlatSize SizeOf(const Settings& settings, const FlatPlan& flat) {
   size.master_bytes = working == master ? 0 : bytes(master);
   size.reduce_bytes = bytes(options.reduce_dtype.value_or(working));
   size.state_bytes = bytes(master);
+  if (settings.optimizer.has_value()) {
+    size.optimizer_block_bytes =
+        StateBytesOf(*settings.optimizer, bytes(master), 64);
+  }
   size.trainable = flat.trainable;
   size.persistent = flat.persistent;
   return size;
@@ -75,7 +79,7 @@ FlatSizes SizesOf(const Settings& settings, absl::Span<const FlatPlan> flats) {
 
 StateOptions StatesOf(const EngineParts& parts) {
   StateOptions options;
-  options.has_optimizer = parts.settings.adamw.has_value();
+  options.has_optimizer = parts.settings.optimizer.has_value();
   options.accumulates = parts.config.gradient_accumulation_steps() > 1;
   options.accumulates_locally = parts.settings.accumulate_locally;
   return options;

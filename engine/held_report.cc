@@ -53,7 +53,9 @@ std::vector<UnitRow> UnitRows(const EngineParts& parts,
     }
     if (parts.optimizer != nullptr && flat.trainable()) {
       const int number = static_cast<int>(i);
-      unit.optimizer += 2 * parts.optimizer->exp_avg(number).resident_bytes();
+      for (const TieredBuffer& state : parts.optimizer->states(number)) {
+        unit.optimizer += state.resident_bytes();
+      }
     }
     if (flat.can_be_freed() && flat.whole()) {
       unit.working += Bytes(flat.whole_numel(), flat.dtype());

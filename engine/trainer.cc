@@ -221,10 +221,9 @@ absl::Status Trainer::CheckUpdate() {
 
 void Trainer::SetScheduledRate() {
   if (parts_->optimizer == nullptr) return;
-  const AdamWOptions options = ScheduledOptions(*parts_, step_);
-  parts_->optimizer->SetRate(options.lr);
-  parts_->optimizer->SetBetas(options.beta1, options.beta2);
-  report_.learning_rate = parts_->optimizer->rate();
+  std::vector<OptimizerOptions> options = ScheduledOptions(*parts_, step_);
+  report_.learning_rate = options[0].lr;
+  parts_->optimizer->SetOptions(std::move(options));
 }
 
 absl::Status Trainer::UpdateParameters() {

@@ -5,7 +5,7 @@
 //
 //   Backward  gradients, reduced                      (sharding/gradient)
 //   Step      within an ExclusiveScope: checks of what the user wrote, norm and
-//             AdamW, new values to all ranks          (optim/sharded_step.h)
+//             update, new values to all ranks         (optim/sharded_step.h)
 //
 // On devices a Step may not know yet what came of it (trainer_outcome.cc); who
 // asks, or depends on it, calls Settle.

@@ -53,11 +53,12 @@ void Trainer::Report(const ShardedStepResult& result) {
 
 // Units are stepped as their gradients come, where this backward is to be the
 // step's last, and the step may be foreseen: gradients are divided by what is
-// known, and not clipped (optim/adamw_early.cc). After a step that was not as
-// expected none is, since what is made twice takes twice the disk's time.
+// known, and not clipped (optim/sharded_optimizer_early.cc). After a step that
+// was not as expected none is, since what is made twice takes twice the disk's
+// time.
 void Trainer::StepEarly(const BackwardOptions& options,
                         MicroBatch* micro_batch) {
-  AdamW* const optimizer = parts_->optimizer.get();
+  ShardedOptimizer* const optimizer = parts_->optimizer.get();
   if (optimizer == nullptr) return;
   optimizer->DropEarly();  // of a Backward before this one
   const bool may =

@@ -1,14 +1,14 @@
 // DeviceKernels: what an optimizer step does on a device that is not the CPU,
 // as kernels on its current stream, without a wait of the host: the global norm
-// in exact sums, what follows from it (clipping, overflow), and AdamW with a
-// working copy. Their bits are the CPU's.
+// in exact sums, what follows from it (clipping, overflow), and the optimizer's
+// step with a working copy. Their bits are the CPU's.
 //
 //   AddToNorm   block sums of |x|^p (optim/norm/block_powers.h), added exactly
 //               (optim/norm/exact_sum.h), to this rank's sum:  int64
 //               [kNormWords]
 //   FinishNorm  of all ranks' sums, gathered: norm, clipped norm, factor, skip:
 //               float64 [kStepScalars]
-//   AdamW       reads factor and skip from there
+//   Step        reads factor and skip from there
 //
 // One object for each kind of device (RegisterDeviceKernels); CUDA's is in
 // optim/cuda.
@@ -18,8 +18,9 @@
 #include <cstdint>
 
 #include "ATen/core/Tensor.h"
+#include "absl/types/span.h"
 #include "c10/core/DeviceType.h"
-#include "optim/adamw_kernel.h"
+#include "optim/kernels/element_step.h"
 #include "optim/step_scalars.h"
 
 namespace tessera {
@@ -39,12 +40,12 @@ class DeviceKernels {
   // `scalars`: float64 [kStepScalars]. ASYNC.
   virtual void FinishNorm(const at::Tensor& all, const NormFinish& finish,
                           const at::Tensor& scalars) const = 0;
-  // AdamWUpdate on memory of the device. `scalars`: as FinishNorm wrote them,
-  // for the factor (then that of `coefficients` is not read) and the skip;
-  // undefined: neither. ASYNC.
-  virtual void AdamW(const AdamWRange& range,
-                     const AdamWCoefficients& coefficients,
-                     const at::Tensor& scalars) const = 0;
+  // StepElements of each, on memory of one device, of one type of masters and
+  // of states, none empty. `scalars`: as FinishNorm wrote them, for the factor
+  // (then that of `coefficients` is not read) and the skip; undefined: neither.
+  // ASYNC.
+  virtual void Step(Formula formula, absl::Span<const StepPart> parts,
+                    const at::Tensor& scalars) const = 0;
 };
 
 // Null: there are none. LOCAL.

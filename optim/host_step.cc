@@ -1,6 +1,5 @@
 #include "optim/host_step.h"
 
-#include <array>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -26,8 +25,11 @@ void ApplyOnHost(const UnitStep& step, Range slice, const StepTensors& all) {
   if (all.working.defined() && !written) all.working.copy_(all.masters);
 }
 
-std::array<TieredBuffer*, 3> OfStates(const HostStates& states) {
-  return {states.masters, states.exp_avg, states.exp_avg_sq};
+// Masters first.
+std::vector<TieredBuffer*> OfStates(const HostStates& states) {
+  std::vector<TieredBuffer*> all = {states.masters};
+  all.insert(all.end(), states.moments.begin(), states.moments.end());
+  return all;
 }
 
 class Update {
@@ -105,13 +107,20 @@ class Update {
   }
 
   void StepSlice(Range slice, const std::vector<char*>& data) const {
-    std::vector<at::Tensor> states;
+    StepTensors tensors;
+    const std::vector<TieredBuffer*> states = OfStates(states_);
     size_t streamed = 0;
-    for (const at::Tensor& all : on_host_) {
-      states.push_back(all.defined()
-                           ? Slice(all, slice)
-                           : TensorOver(data[streamed++], {slice.numel()}, {1},
-                                        states_.masters->dtype(), at::kCPU));
+    for (size_t i = 0; i < states.size(); ++i) {
+      const at::Tensor& all = on_host_[i];
+      at::Tensor part = all.defined()
+                            ? Slice(all, slice)
+                            : TensorOver(data[streamed++], {slice.numel()}, {1},
+                                         states[i]->dtype(), at::kCPU);
+      if (i == 0) {
+        tensors.masters = std::move(part);
+      } else {
+        tensors.states.push_back(std::move(part));
+      }
     }
     const at::Tensor working =
         working_.defined() ? Slice(working_, slice)
@@ -120,11 +129,11 @@ class Update {
                          states_.working->dtype(), at::kCPU)
             : at::Tensor();
     if (!skip_) {
-      ApplyOnHost(
-          step_, slice,
-          {states[0], states[1], states[2], Slice(gradient_, slice), working});
+      tensors.gradient = Slice(gradient_, slice);
+      tensors.working = working;
+      ApplyOnHost(step_, slice, tensors);
     } else if (working.defined() && !working_.defined()) {
-      working.copy_(states[0]);  // what is on a disk is written in any case
+      working.copy_(tensors.masters);  // what is on a disk is written anyway
     }
   }
 
@@ -161,11 +170,14 @@ class EarlyUpdate {
   void Compute(Range slice) const {
     if (slice.begin == 0) Wait();
     StepTensors tensors;
-    const std::array<at::Tensor*, 3> states = {
-        &tensors.masters, &tensors.exp_avg, &tensors.exp_avg_sq};
-    for (size_t i = 0; i < states.size(); ++i) {
-      *states[i] =
+    for (size_t i = 0; i < now_.size(); ++i) {
+      const at::Tensor next =
           Slice(next_[i].elements, slice).copy_(Slice(now_[i].elements, slice));
+      if (i == 0) {
+        tensors.masters = next;
+      } else {
+        tensors.states.push_back(next);
+      }
     }
     tensors.gradient = Slice(gradient_.elements, slice);
     if (!step_.keeps_gradient()) tensors.gradient = tensors.gradient.clone();

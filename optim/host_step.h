@@ -16,6 +16,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "ATen/core/Tensor.h"
 #include "base/torch/stream_point.h"
@@ -46,8 +47,7 @@ class HostFactor {
 struct HostStates {
   // On the host, or on a disk.
   TieredBuffer* masters = nullptr;
-  TieredBuffer* exp_avg = nullptr;
-  TieredBuffer* exp_avg_sq = nullptr;
+  std::vector<TieredBuffer*> moments;  // the optimizer's states
   // On the host.
   TieredBuffer* gradient = nullptr;
   // The same, of the working dtype; null where masters on the host are it.

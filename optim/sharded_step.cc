@@ -221,7 +221,7 @@ absl::Status Publish(FlatParameter* flat, const FlatGradient& gradient,
 absl::StatusOr<StepOutcome> StepShards(
     const std::vector<std::shared_ptr<FlatParameter>>& flats,
     Gradients* gradients, double divisor, const ShardedStepOptions& options,
-    AdamW* optimizer, Communicator* comm) {
+    ShardedOptimizer* optimizer, Communicator* comm) {
   TESSERA_RETURN_IF_ERROR(CatchTorch(
       "optimizer states", [&] { return optimizer->Prepare(*gradients); }));
   TESSERA_ASSIGN_OR_RETURN(Decision decision,

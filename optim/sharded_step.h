@@ -1,10 +1,10 @@
 // One optimizer step over the shards of all flats: the global gradient norm,
-// clipping by it, what loss scaling and weights divide by, AdamW.
+// clipping by it, what loss scaling and weights divide by, the optimizer.
 //
 //   norm    of every parameter that has a gradient, each once, in exact sums
 //           (optim/grad_norm.h): the same bits at every stage and world size
 //   factor  1 / divisor, times max_norm / (norm + 1e-6) if that is below 1
-//   AdamW   with gradients * factor, flat by flat, each published when done
+//   step    with gradients * factor, flat by flat, each published when done
 //
 // On devices that have kernels for it (optim/device_kernels.h) all of that is
 // given to the current stream, and the outcome is not known yet.
@@ -20,7 +20,7 @@
 
 #include "absl/status/statusor.h"
 #include "comm/communicator.h"
-#include "optim/adamw.h"
+#include "optim/sharded_optimizer.h"
 #include "optim/step_outcome.h"
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/gradient/gradients.h"
@@ -50,7 +50,7 @@ struct ShardedStepOptions {
 absl::StatusOr<StepOutcome> StepShards(
     const std::vector<std::shared_ptr<FlatParameter>>& flats,
     Gradients* gradients, double divisor, const ShardedStepOptions& options,
-    AdamW* optimizer, Communicator* comm);
+    ShardedOptimizer* optimizer, Communicator* comm);
 
 }  // namespace tessera
 #endif  // OPTIM_SHARDED_STEP_H_

@@ -1,5 +1,6 @@
 #include "optim/streamed_step.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/torch/tensor_over.h"
@@ -7,13 +8,14 @@
 namespace tessera {
 
 StreamedStep::StreamedStep(const UnitStep& step, bool early)
-    : parts_{step, early, nullptr, {}, {}, {}, {}} {
+    : parts_{step, early, nullptr, 0, {}, {}, {}, {}} {
   parts_.streamed.fill(-1);
 }
 
 // All of a working copy is written, from the masters.
 void StreamedStep::Add(Place place, TieredBuffer* buffer) {
   if (!buffer->on_disk()) return SetMemory(place, buffer->View());
+  CountState(place);
   parts_.streamed[place] = static_cast<int>(update_.states.size());
   parts_.dtypes[place] = buffer->dtype();
   update_.numel = buffer->numel();
@@ -26,7 +28,12 @@ void StreamedStep::SetGradient(FlatBuffer gradient) {
   parts_.memory[kGradient] = parts_.gradient->View();
 }
 
+void StreamedStep::CountState(Place place) {
+  parts_.states = std::max(parts_.states, place + 1 - kStates);
+}
+
 void StreamedStep::SetMemory(Place place, at::Tensor elements) {
+  CountState(place);
   parts_.memory[place] = std::move(elements);
 }
 
@@ -60,12 +67,14 @@ absl::Status StreamedStep::Parts::Apply(Range slice,
   const bool working_in_memory = memory[kWorking].defined();
   const at::Tensor working = changed(kWorking);
   const bool apart = next[kMasters] != nullptr && step.writes_elsewhere();
-  const StepTensors tensors = {apart ? part(kMasters) : changed(kMasters),
-                               part(kExpAvg),
-                               part(kExpAvgSq),
-                               gradient,
-                               working_in_memory ? working : at::Tensor(),
-                               apart ? next_of(kMasters) : at::Tensor()};
+  StepTensors tensors;
+  tensors.masters = apart ? part(kMasters) : changed(kMasters);
+  for (int s = 0; s < states; ++s) {
+    tensors.states.push_back(part(StatePlace(static_cast<size_t>(s))));
+  }
+  tensors.gradient = gradient;
+  if (working_in_memory) tensors.working = working;
+  if (apart) tensors.new_masters = next_of(kMasters);
   UnitStep::Counts counts;
   const bool working_written = step.Apply(slice, tensors, &counts);
   if (working.defined() && !(working_in_memory && working_written)) {

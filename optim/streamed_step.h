@@ -17,7 +17,11 @@ namespace tessera {
 
 class StreamedStep {
  public:
-  enum Place { kExpAvg, kExpAvgSq, kMasters, kWorking, kGradient, kNumPlaces };
+  // The optimizer's states are kStates and those after it.
+  enum Place : int { kMasters, kWorking, kGradient, kStates };
+  static Place StatePlace(size_t state) {
+    return static_cast<Place>(kStates + static_cast<int>(state));
+  }
 
   // `early`: for UpdateStream::PushEarly, so gradients are left as they are,
   // and what is changed in memory goes elsewhere (SetNext).
@@ -34,11 +38,14 @@ class StreamedStep {
   StreamedUpdate Update() &&;
 
  private:
+  static constexpr int kNumPlaces = kStates + kMaxStates;
+  void CountState(Place place);
   // What the update computes with: copied into it.
   struct Parts {
     UnitStep step;
     bool early;
     std::shared_ptr<const FlatBuffer> gradient;  // where it is in memory
+    int states = 0;
     std::array<at::Tensor, kNumPlaces> memory;
     std::array<std::shared_ptr<const FlatBuffer>, kNumPlaces> next;
     std::array<int, kNumPlaces> streamed;  // number in the slice, or -1

@@ -27,7 +27,7 @@ struct Lists {
 
 // torch::optim::AdamW::step, operator by operator.
 void StepAsTorchOptim(const Lists& lists, const std::vector<int64_t>& steps,
-                      const AdamWOptions& o) {
+                      const OptimizerOptions& o) {
   for (size_t i = 0; i < steps.size(); ++i) {
     const at::Tensor& param = lists.params[i];
     const at::Tensor& grad = lists.grads[i];
@@ -63,10 +63,14 @@ at::Tensor Realign(const at::Tensor& segment, Range in_parameter,
   return copy;
 }
 
-bool IsForKernel(const FlatParameter& flat) {
+// AdamW of float64 is libtorch's, with its bits.
+bool IsForKernel(const FlatParameter& flat, const OptimizerOptions& options) {
   const at::Device device = flat.update_device();
-  return flat.master_dtype() == at::kFloat &&
-         (device.is_cpu() || DeviceKernelsOf(device.type()) != nullptr);
+  if (options.libtorch_exact) return false;
+  const bool plain = FormulaOf(options) == Formula::kAdamW &&
+                     options.bias_correction && !options.maximize;
+  if (flat.master_dtype() != at::kFloat && plain) return false;
+  return device.is_cpu() || DeviceKernelsOf(device.type()) != nullptr;
 }
 
 // gradient *= factor, with the same bits wherever the factor is: a tensor of no
@@ -101,25 +105,45 @@ class Undoable {
   std::vector<std::pair<at::Tensor, at::Tensor>> kept_;  // it, and its values
 };
 
+NumberType NumberTypeOf(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat:
+      return NumberType::kFloat32;
+    case at::kDouble:
+      return NumberType::kFloat64;
+    case at::kBFloat16:
+      return NumberType::kBFloat16;
+    case at::kHalf:
+      return NumberType::kFloat16;
+    default:
+      return NumberType::kNone;
+  }
+}
+
 // All of a unit's owned elements. A working copy of another type than the
 // kernel's stays to be written.
-AdamWRange RangeOf(const at::Tensor& masters, const at::Tensor& exp_avg,
-                   const at::Tensor& exp_avg_sq, const at::Tensor& gradient,
-                   const at::Tensor& working) {
-  AdamWRange range;
-  range.master = masters.mutable_data_ptr<float>();
-  range.exp_avg = exp_avg.mutable_data_ptr<float>();
-  range.exp_avg_sq = exp_avg_sq.mutable_data_ptr<float>();
-  range.gradient = gradient.const_data_ptr<float>();
-  range.numel = masters.numel();
-  if (!working.defined()) return range;
-  if (working.scalar_type() == at::kBFloat16) {
-    range.working_type = WorkingType::kBFloat16;
-  } else if (working.scalar_type() == at::kHalf) {
-    range.working_type = WorkingType::kFloat16;
+StepRange RangeOf(const StepTensors& tensors) {
+  StepRange range;
+  range.master = tensors.masters.mutable_data_ptr();
+  range.master_type = NumberTypeOf(tensors.masters.scalar_type());
+  range.state_type = range.master_type;
+  for (size_t s = 0; s < tensors.states.size(); ++s) {
+    range.states[s] = tensors.states[s].mutable_data_ptr();
+    range.state_type = NumberTypeOf(tensors.states[s].scalar_type());
   }
-  if (range.working_type != WorkingType::kNone) {
-    range.working = working.mutable_data_ptr();
+  range.gradient = tensors.gradient.const_data_ptr();
+  range.gradient_type = NumberTypeOf(tensors.gradient.scalar_type());
+  range.numel = tensors.masters.numel();
+  if (tensors.new_masters.defined()) {
+    range.new_master = tensors.new_masters.mutable_data_ptr();
+  }
+  if (!tensors.working.defined() || range.master_type != NumberType::kFloat32) {
+    return range;
+  }
+  const NumberType working = NumberTypeOf(tensors.working.scalar_type());
+  if (working == NumberType::kBFloat16 || working == NumberType::kFloat16) {
+    range.working_type = working;
+    range.working = tensors.working.mutable_data_ptr();
   }
   return range;
 }
@@ -127,15 +151,18 @@ AdamWRange RangeOf(const at::Tensor& masters, const at::Tensor& exp_avg,
 // In libtorch's threads, which only its own code can use: at::parallel_for is a
 // plain loop where it is compiled without OpenMP, as here. `masters` are those
 // of `range`.
-void UpdateInThreads(const AdamWRange& range, at::Tensor masters,
-                     const AdamWCoefficients& coefficients) {
+void StepInThreads(Formula formula, const StepPart& part, at::Tensor masters) {
+  const StepRange& range = part.range;
+  const StepCoefficients& coefficients = part.coefficients;
   if (range.numel < at::internal::GRAIN_SIZE || at::get_num_threads() == 1) {
-    return AdamWUpdate(range, coefficients);
+    return StepElements(formula, range, coefficients);
   }
+  const auto item = static_cast<int64_t>(masters.element_size());
   auto iterator = at::TensorIterator::nullary_op(masters);
   iterator.for_each([&](char** data, const int64_t*, int64_t numel) {
-    const int64_t begin = reinterpret_cast<float*>(data[0]) - range.master;
-    AdamWUpdate(Part(range, begin, begin + numel), coefficients);
+    const int64_t begin =
+        (data[0] - static_cast<const char*>(range.master)) / item;
+    StepElements(formula, Part(range, begin, begin + numel), coefficients);
   });
 }
 
@@ -143,7 +170,8 @@ void UpdateInThreads(const AdamWRange& range, at::Tensor masters,
 
 bool UnitStep::Run::operator==(const Run& other) const {
   return range == other.range && in_parameter == other.in_parameter &&
-         param_numel == other.param_numel && step == other.step;
+         param_numel == other.param_numel && step == other.step &&
+         group == other.group && parameter == other.parameter;
 }
 
 bool UnitStep::Run::aligned() const {
@@ -151,14 +179,18 @@ bool UnitStep::Run::aligned() const {
          (in_parameter.end % kGroup == 0 || in_parameter.end == param_numel);
 }
 
-bool UnitStep::Run::Extend(const Run& next, bool in_groups) {
-  if (next.range.begin != range.end || next.step != step) return false;
-  if (in_groups && (!aligned() || !next.aligned() ||
-                    range.begin % kGroup != 0 || range.numel() % kGroup != 0)) {
+bool UnitStep::Run::Extend(const Run& next) {
+  if (next.range.begin != range.end || next.step != step ||
+      next.group != group) {
     return false;
   }
   range.end = next.range.end;
   return true;
+}
+
+bool UnitStep::Run::ExtendInGroups(const Run& next) {
+  return aligned() && next.aligned() && range.begin % kGroup == 0 &&
+         range.numel() % kGroup == 0 && Extend(next);
 }
 
 // Of several segments in groups the first one's place stands for all: groups
@@ -177,11 +209,14 @@ UnitStep::Run UnitStep::Run::In(Range slice) const {
 
 UnitStep::UnitStep(const FlatParameter& flat, const HasGradient& has_gradient,
                    const std::vector<int64_t>& steps,
-                   const AdamWOptions& options, GradientFactor factor)
+                   const std::vector<OptimizerOptions>& options,
+                   const std::vector<int>& group_of, GradientFactor factor)
     : options_(options),
       factor_(std::move(factor)),
       device_(flat.update_device()),
-      kernel_(IsForKernel(flat) && !options.libtorch_exact) {
+      kernel_(IsForKernel(flat, options[0])) {
+  // Each parameter has random bits of its own.
+  const bool merges = options_[0].states != StateType::kBFloat16;
   const int64_t first = flat.owned().begin;
   // Elements of storages, parameters' or not, that are not stepped.
   int64_t left_out = 0;
@@ -197,10 +232,13 @@ UnitStep::UnitStep(const FlatParameter& flat, const HasGradient& has_gradient,
                   {segment.range.begin - p.range.begin,
                    segment.range.end - p.range.begin},
                   p.range.numel(),
-                  steps[static_cast<size_t>(p.index)] + 1};
-    if (runs_.empty() || !runs_.back().Extend(run, !kernel_)) {
-      runs_.push_back(run);
-    }
+                  steps[static_cast<size_t>(p.index)] + 1,
+                  group_of[static_cast<size_t>(p.index)],
+                  p.index};
+    const bool extended =
+        !runs_.empty() && merges &&
+        (kernel_ ? runs_.back().Extend(run) : runs_.back().ExtendInGroups(run));
+    if (!extended) runs_.push_back(run);
   }
   steps_all_ = left_out == 0;
 }
@@ -217,43 +255,49 @@ bool UnitStep::Apply(Range slice, const StepTensors& tensors,
                      Counts* counts) const {
   if (kernel_) return ApplyKernel(slice, tensors);
   Multiply(tensors.gradient, factor_);
-  ApplyLibtorch(slice, tensors, counts);
+  for (size_t group = 0; group < options_.size(); ++group) {
+    ApplyLibtorch(static_cast<int>(group), slice, tensors, counts);
+  }
   return false;
 }
 
 // True if the working copy was written, too: that of what was not stepped is
 // its masters rounded already.
 bool UnitStep::ApplyKernel(Range slice, const StepTensors& tensors) const {
-  const DeviceKernels* const kernels = DeviceKernelsOf(device_.type());
-  const c10::DeviceGuard guard(device_);
-  AdamWRange all = RangeOf(tensors.masters, tensors.exp_avg, tensors.exp_avg_sq,
-                           tensors.gradient, tensors.working);
-  if (tensors.new_masters.defined()) {
-    all.new_master = tensors.new_masters.mutable_data_ptr<float>();
-  }
+  const StepRange all = RangeOf(tensors);
+  const Formula formula = FormulaOf(options_[0]);
+  std::vector<StepPart> parts;  // of a device, at once
   for (const Run& whole : runs_) {
-    const Range mine = whole.In(slice).range;
-    if (mine.empty()) continue;
-    const AdamWRange part = Part(all, mine.begin, mine.end);
-    const AdamWCoefficients coefficients =
-        CoefficientsOf(options_, whole.step, factor_.value);
+    const Run run = whole.In(slice);
+    if (run.range.empty()) continue;
+    StepPart part;
+    part.range = Part(all, run.range.begin, run.range.end);
+    part.range.number = run.in_parameter.begin;
+    part.coefficients =
+        CoefficientsOf(options_[static_cast<size_t>(run.group)], run.step,
+                       factor_.value, SeedOf(run.parameter, run.step));
     if (device_.is_cpu()) {
-      UpdateInThreads(part, Slice(tensors.masters, mine), coefficients);
+      StepInThreads(formula, part, Slice(tensors.masters, run.range));
     } else {
-      kernels->AdamW(part, coefficients, factor_.scalars);
+      parts.push_back(part);
     }
   }
-  return all.working_type != WorkingType::kNone;
+  if (!parts.empty()) {
+    const c10::DeviceGuard guard(device_);
+    DeviceKernelsOf(device_.type())->Step(formula, parts, factor_.scalars);
+  }
+  return all.working_type != NumberType::kNone;
 }
 
-void UnitStep::ApplyLibtorch(Range slice, const StepTensors& tensors,
+void UnitStep::ApplyLibtorch(int group, Range slice, const StepTensors& tensors,
                              Counts* counts) const {
+  const OptimizerOptions& options = options_[static_cast<size_t>(group)];
   Lists lists;
   std::vector<int64_t> steps;
   std::vector<Realigned> undo;
   for (const Run& whole : runs_) {
     const Run run = whole.In(slice);
-    if (run.range.empty()) continue;
+    if (run.range.empty() || run.group != group) continue;
     auto view = [&](const at::Tensor& of) {
       const at::Tensor t = Slice(of, run.range);
       return run.aligned()
@@ -262,8 +306,8 @@ void UnitStep::ApplyLibtorch(Range slice, const StepTensors& tensors,
     };
     lists.params.push_back(view(tensors.masters));
     lists.grads.push_back(view(tensors.gradient));
-    lists.exp_avgs.push_back(view(tensors.exp_avg));
-    lists.exp_avg_sqs.push_back(view(tensors.exp_avg_sq));
+    lists.exp_avgs.push_back(view(tensors.states[0]));
+    lists.exp_avg_sqs.push_back(view(tensors.states[1]));
     steps.push_back(run.step);
     at::Tensor& count = (*counts)[run.step];
     if (!count.defined()) {
@@ -277,13 +321,13 @@ void UnitStep::ApplyLibtorch(Range slice, const StepTensors& tensors,
   step.Keep(lists.params);
   step.Keep(lists.exp_avgs);
   step.Keep(lists.exp_avg_sqs);
-  if (options_.libtorch_exact) {
-    StepAsTorchOptim(lists, steps, options_);
+  if (options.libtorch_exact) {
+    StepAsTorchOptim(lists, steps, options);
   } else {
     at::_fused_adamw_(lists.params, lists.grads, lists.exp_avgs,
                       lists.exp_avg_sqs, /*max_exp_avg_sqs=*/{}, lists.steps,
-                      options_.lr, options_.beta1, options_.beta2,
-                      options_.weight_decay, options_.eps, /*amsgrad=*/false,
+                      options.lr, options.beta1, options.beta2,
+                      options.weight_decay, options.eps, /*amsgrad=*/false,
                       /*maximize=*/false);
   }
   step.UndoIfSkipped();

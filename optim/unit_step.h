@@ -1,5 +1,5 @@
-// UnitStep: the AdamW step of one unit, decided: which of its elements, by
-// which coefficients. It can be applied to all of them at once, or slice by
+// UnitStep: the step of one unit, decided: which of its elements, by which
+// coefficients. It can be applied to all of them at once, or slice by
 // slice as states come from a disk, with the same bits: a kernel's groups of
 // elements are where they would be on whole parameters.
 #ifndef OPTIM_UNIT_STEP_H_
@@ -11,7 +11,8 @@
 
 #include "ATen/core/Tensor.h"
 #include "absl/container/flat_hash_map.h"
-#include "optim/adamw_kernel.h"
+#include "optim/kernels/element_step.h"
+#include "optim/kernels/optimizer_options.h"
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/gradient/flat_gradient.h"
 #include "sharding/layout/layout.h"
@@ -35,8 +36,9 @@ struct GradientFactor {
 
 // The same elements of each, [n].
 struct StepTensors {
-  at::Tensor masters, exp_avg, exp_avg_sq;  // of the master dtype
-  at::Tensor gradient;  // the same; may hold another than before afterwards
+  at::Tensor masters;              // of the master dtype
+  std::vector<at::Tensor> states;  // the formula's, in its order
+  at::Tensor gradient;  // of the master dtype; may hold another afterwards
   at::Tensor working;   // undefined where masters are it
   // Where masters go instead, which then stay as they are; undefined: there.
   // REQUIRES: writes_elsewhere.
@@ -46,10 +48,12 @@ struct StepTensors {
 class UnitStep {
  public:
   // On FlatDescription::update_device(), of parameters with a gradient.
-  // `steps`: by parameter of the model, before this one.
+  // `steps`, `group_of`: by parameter of the model; before this step, and the
+  // group, whose number in `options` it is.
   UnitStep(const FlatParameter& flat, const HasGradient& has_gradient,
-           const std::vector<int64_t>& steps, const AdamWOptions& options,
-           GradientFactor factor);
+           const std::vector<int64_t>& steps,
+           const std::vector<OptimizerOptions>& options,
+           const std::vector<int>& group_of, GradientFactor factor);
   // Does the same to the same unit. REQUIRES: both factors are numbers.
   bool operator==(const UnitStep& other) const;
   // The same, by whatever factors.
@@ -79,27 +83,30 @@ class UnitStep {
   double factor() const { return factor_.value; }
 
  private:
-  // Segments that follow each other without a gap, of equal step counts: what a
-  // kernel takes at once.
+  // Segments that follow each other without a gap, of one group and with equal
+  // step counts: what a kernel takes at once.
   struct Run {
     Range range;         // from the first element that this rank owns
     Range in_parameter;  // of the first segment
     int64_t param_numel;
     int64_t step;
+    int group;
+    int64_t parameter;  // of the model, the first segment's
 
     bool operator==(const Run& other) const;
     bool aligned() const;
-    // `in_groups`: only if the kernel's groups are each segment's.
-    bool Extend(const Run& next, bool in_groups);
+    bool Extend(const Run& next);
+    // Only if the kernel's groups of elements are each segment's.
+    bool ExtendInGroups(const Run& next);
     // The part of it in `slice`, from where that begins; empty if there is
     // none.
     Run In(Range slice) const;
   };
   bool ApplyKernel(Range slice, const StepTensors& tensors) const;
-  void ApplyLibtorch(Range slice, const StepTensors& tensors,
+  void ApplyLibtorch(int group, Range slice, const StepTensors& tensors,
                      Counts* counts) const;
 
-  AdamWOptions options_;
+  std::vector<OptimizerOptions> options_;  // of groups
   GradientFactor factor_;
   at::Device device_;
   bool kernel_ = false;

@@ -13,8 +13,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
-#include "optim/adamw_kernel.h"
-#include "optim/adamw_test_util.h"
+#include "optim/kernels/optimizer_options.h"
+#include "optim/step_test_util.h"
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/flat/schedule.h"
 #include "sharding/gradient/flat_gradient.h"
@@ -24,18 +24,30 @@ namespace tessera {
 namespace {
 
 struct Case {
+  friend std::ostream& operator<<(std::ostream& out, const Case& c) {
+    return out << c.name;
+  }
   const char* name;
   at::ScalarType dtype;
   at::ScalarType working;  // `dtype`: the masters are the working copy
-  bool libtorch_exact;
+  OptimizerOptions options;
 };
 
 bool SameBits(const at::Tensor& a, const at::Tensor& b) {
   return std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
 }
 
+template <typename Make>
+std::vector<at::Tensor> Each(const std::vector<at::Tensor>& of,
+                             const Make& make) {
+  std::vector<at::Tensor> made;
+  for (const at::Tensor& t : of) made.push_back(make(t));
+  return made;
+}
+
 StepTensors Copies(const StepTensors& of) {
-  return {of.masters.clone(), of.exp_avg.clone(), of.exp_avg_sq.clone(),
+  return {of.masters.clone(),
+          Each(of.states, [](const at::Tensor& t) { return t.clone(); }),
           of.gradient.clone(),
           of.working.defined() ? of.working.clone() : at::Tensor()};
 }
@@ -44,8 +56,8 @@ StepTensors Part(const StepTensors& of, Range slice) {
   const auto part = [&](const at::Tensor& t) {
     return t.defined() ? t.narrow(0, slice.begin, slice.numel()) : t;
   };
-  return {part(of.masters), part(of.exp_avg), part(of.exp_avg_sq),
-          part(of.gradient), part(of.working)};
+  return {part(of.masters), Each(of.states, part), part(of.gradient),
+          part(of.working)};
 }
 
 class UnitStepTest : public ::testing::TestWithParam<Case> {
@@ -102,8 +114,16 @@ class UnitStepTest : public ::testing::TestWithParam<Case> {
   }
   StepTensors RandomTensors() {
     const int64_t n = flat_->owned().numel();
-    StepTensors tensors = {Random(n), Random(n), Random(n).abs(), Random(n),
-                           at::Tensor()};
+    StepTensors tensors;
+    tensors.masters = Random(n);
+    const OptimizerOptions& options = GetParam().options;
+    for (int state = 0; state < StatesOf(FormulaOf(options)).count; ++state) {
+      tensors.states.push_back(Random(n).abs());
+      if (options.states == StateType::kBFloat16) {
+        tensors.states.back() = tensors.states.back().to(at::kBFloat16);
+      }
+    }
+    tensors.gradient = Random(n);
     if (GetParam().working != GetParam().dtype) {
       tensors.working = tensors.masters.to(GetParam().working);
     }
@@ -132,24 +152,23 @@ class UnitStepTest : public ::testing::TestWithParam<Case> {
 
 void UnitStepTest::ExpectSameInSlices() {
   const Case& c = GetParam();
-  const bool working_written = !c.libtorch_exact && c.working != c.dtype;
+  const bool working_written =
+      !c.options.libtorch_exact && c.working != c.dtype;
   // Neighbours with the same number, and with others.
   const std::vector<int64_t> steps = {0, 0, 0, 3, 1, 1, 1, 1, 8, 2, 2, 0, 0, 4};
-  const AdamWOptions options = {.lr = 1e-2,
-                                .beta1 = 0.9,
-                                .beta2 = 0.98,
-                                .eps = 1e-7,
-                                .weight_decay = 0.3,
-                                .libtorch_exact = c.libtorch_exact};
+  OptimizerOptions other = c.options;
+  other.lr = 3e-2;
+  other.weight_decay = 0;
+  const std::vector<int> groups = {0, 0, 0, 1, 0, 1, 1, 0, 0, 1, 1, 1, 0, 0};
   const auto gradient = Gradient();
-  const UnitStep step(*flat_, gradient->has_gradient(), steps, options,
-                      /*factor=*/0.3);
+  const UnitStep step(*flat_, gradient->has_gradient(), steps,
+                      {c.options, other}, groups, /*factor=*/0.3);
   const StepTensors before = RandomTensors();
   const int64_t numel = before.masters.numel();
   const StepTensors whole = Copies(before);
   UnitStep::Counts counts;
   EXPECT_EQ(step.Apply({0, numel}, whole, &counts), working_written);
-  EXPECT_TRUE(at::equal(whole.exp_avg.ne(before.exp_avg), Stepped(*gradient)));
+  EXPECT_TRUE(at::equal(whole.masters.ne(before.masters), Stepped(*gradient)));
   for (const int64_t cut : {64, 128, 192, 1024, 4096}) {
     const StepTensors cuts = Copies(before);
     for (int64_t begin = 0; begin < numel; begin += cut) {
@@ -157,38 +176,68 @@ void UnitStepTest::ExpectSameInSlices() {
       EXPECT_EQ(step.Apply(slice, Part(cuts, slice), &counts), working_written);
     }
     EXPECT_TRUE(SameBits(cuts.masters, whole.masters)) << cut;
-    EXPECT_TRUE(SameBits(cuts.exp_avg, whole.exp_avg)) << cut;
-    EXPECT_TRUE(SameBits(cuts.exp_avg_sq, whole.exp_avg_sq)) << cut;
+    for (size_t i = 0; i < whole.states.size(); ++i) {
+      EXPECT_TRUE(SameBits(cuts.states[i], whole.states[i])) << cut;
+    }
     if (before.working.defined()) {
       EXPECT_TRUE(SameBits(cuts.working, whole.working)) << cut;
     }
   }
 }
 
+OptimizerOptions Options(Algorithm algorithm, bool libtorch_exact = false) {
+  OptimizerOptions o = {.lr = 1e-2,
+                        .beta1 = 0.9,
+                        .beta2 = 0.98,
+                        .eps = 1e-7,
+                        .weight_decay = 0.3,
+                        .libtorch_exact = libtorch_exact,
+                        .algorithm = algorithm};
+  o.momentum = 0.9;
+  return o;
+}
+OptimizerOptions Narrow() {
+  OptimizerOptions o = Options(Algorithm::kAdamW);
+  o.states = StateType::kBFloat16;
+  return o;
+}
+constexpr auto kAdamW = Algorithm::kAdamW;
+
 INSTANTIATE_TEST_SUITE_P(
     , UnitStepTest,
-    ::testing::Values(Case{"Kernel", at::kFloat, at::kFloat, false},
-                      Case{"KernelBFloat16", at::kFloat, at::kBFloat16, false},
-                      Case{"Libtorch", at::kDouble, at::kDouble, false},
-                      Case{"Exact", at::kFloat, at::kFloat, true},
-                      Case{"ExactBFloat16", at::kFloat, at::kBFloat16, true},
-                      Case{"ExactDouble", at::kDouble, at::kDouble, true}),
+    ::testing::Values(
+        Case{"Kernel", at::kFloat, at::kFloat, Options(kAdamW)},
+        Case{"KernelBFloat16", at::kFloat, at::kBFloat16, Options(kAdamW)},
+        Case{"Libtorch", at::kDouble, at::kDouble, Options(kAdamW)},
+        Case{"Exact", at::kFloat, at::kFloat, Options(kAdamW, true)},
+        Case{"ExactBFloat16", at::kFloat, at::kBFloat16, Options(kAdamW, true)},
+        Case{"ExactDouble", at::kDouble, at::kDouble, Options(kAdamW, true)},
+        Case{"Sgd", at::kFloat, at::kHalf, Options(Algorithm::kSgd)},
+        Case{"SgdDouble", at::kDouble, at::kDouble, Options(Algorithm::kSgd)},
+        Case{"RmsProp", at::kFloat, at::kFloat, Options(Algorithm::kRmsProp)},
+        Case{"Lion", at::kFloat, at::kBFloat16, Options(Algorithm::kLion)},
+        Case{"BFloat16States", at::kFloat, at::kBFloat16, Narrow()}),
     [](const auto& info) { return info.param.name; });
 
 // A storage may have elements of no parameter: what takes it that all have been
 // written would lose them.
 TEST_P(UnitStepTest, KnowsWhetherAllOfTheStoragesIsStepped) {
+  const Case& c = GetParam();
   for (const int rank : {0, 2}) {  // whose part begins with one, and has none
     MakeUnit(rank, /*world_size=*/3);
     const HasGradient all(named_.size(), 1);
     HasGradient some = all;
     some[static_cast<size_t>(flat_->segments().back().parameter)] = 0;
     const std::vector<int64_t> steps(named_.size());
-    const UnitStep of_all(*flat_, all, steps, {}, 1);
+    const std::vector<int> groups(named_.size());
+    const std::vector<OptimizerOptions> options = {GetParam().options};
+    const UnitStep of_all(*flat_, all, steps, options, groups, 1);
     EXPECT_EQ(of_all.steps_all(), rank == 2);
     EXPECT_EQ(of_all.writes_elsewhere(),
-              rank == 2 && GetParam().dtype == at::kFloat);
-    EXPECT_FALSE(UnitStep(*flat_, some, steps, {}, 1).steps_all());
+              rank == 2 && !c.options.libtorch_exact &&
+                  (c.dtype == at::kFloat ||
+                   c.options.algorithm != Algorithm::kAdamW));
+    EXPECT_FALSE(UnitStep(*flat_, some, steps, options, groups, 1).steps_all());
   }
 }
 

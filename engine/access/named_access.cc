@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/bits.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
@@ -167,27 +168,35 @@ absl::Status NamedAccess::SetGradient(absl::string_view name,
 
 absl::StatusOr<TieredBuffer*> NamedAccess::OwnedState(absl::string_view name,
                                                       const ParameterRef& place,
-                                                      OptimizerState which) {
+                                                      absl::string_view state) {
   if (parts_->optimizer == nullptr) {
     return absl::FailedPreconditionError(
         "the engine has no optimizer: the configuration names none");
   }
   parts_->gradients->Enter();
-  TieredBuffer& state = which == OptimizerState::kExpAvg
-                            ? parts_->optimizer->exp_avg(place.flat)
-                            : parts_->optimizer->exp_avg_sq(place.flat);
-  if (!state.defined()) {
+  const StepStates known = StatesOf(parts_->optimizer->formula());
+  std::vector<absl::string_view> names;
+  for (int s = 0; s < known.count; ++s) names.push_back(known.states[s].name);
+  const auto it = std::find(names.begin(), names.end(), state);
+  if (it == names.end()) {
+    return absl::NotFoundError(
+        absl::StrCat("optimizer state '", state, "': expected ",
+                     names.empty() ? "none: this optimizer keeps no states"
+                                   : absl::StrJoin(names, " or ")));
+  }
+  std::vector<TieredBuffer>& states = parts_->optimizer->states(place.flat);
+  if (states.empty()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "parameter '", name, "' has no optimizer state: it is frozen"));
   }
-  return &state;
+  return &states[static_cast<size_t>(it - names.begin())];
 }
 
 absl::StatusOr<at::Tensor> NamedAccess::State(absl::string_view name,
-                                              OptimizerState which) {
+                                              absl::string_view state) {
   TESSERA_ASSIGN_OR_RETURN(const ParameterRef place, parts_->Find(name));
   TESSERA_ASSIGN_OR_RETURN(TieredBuffer* const owned,
-                           OwnedState(name, place, which));
+                           OwnedState(name, place, state));
   return Announced(
       CatchTorch("OptimizerStateOf", [&]() -> absl::StatusOr<at::Tensor> {
         TESSERA_RETURN_IF_ERROR(parts_->flat(place).AwaitUpdated());
@@ -196,13 +205,14 @@ absl::StatusOr<at::Tensor> NamedAccess::State(absl::string_view name,
       }));
 }
 
-absl::Status NamedAccess::SetState(absl::string_view name, OptimizerState which,
+absl::Status NamedAccess::SetState(absl::string_view name,
+                                   absl::string_view state,
                                    const at::Tensor& value) {
   TESSERA_ASSIGN_OR_RETURN(
       const ParameterRef place,
       AgreeOnValue(name, value, "Engine::SetOptimizerState"));
   TESSERA_ASSIGN_OR_RETURN(TieredBuffer* const owned,
-                           OwnedState(name, place, which));
+                           OwnedState(name, place, state));
   if (parts_->before_change) parts_->before_change();  // a save reads it yet
   FlatParameter& flat = parts_->flat(place);
   const absl::Status written =

@@ -27,11 +27,11 @@ class NamedAccess {
   absl::StatusOr<at::Tensor> Master(absl::string_view name);
   absl::StatusOr<at::Tensor> Gradient(absl::string_view name);
   absl::StatusOr<at::Tensor> State(absl::string_view name,
-                                   OptimizerState which);
+                                   absl::string_view state);
 
   absl::Status SetMaster(absl::string_view name, const at::Tensor& value);
   absl::Status SetGradient(absl::string_view name, const at::Tensor& value);
-  absl::Status SetState(absl::string_view name, OptimizerState which,
+  absl::Status SetState(absl::string_view name, absl::string_view state,
                         const at::Tensor& value);
 
  private:
@@ -48,7 +48,7 @@ class NamedAccess {
   // This rank's part of one state, [owned]; the others have theirs.
   absl::StatusOr<TieredBuffer*> OwnedState(absl::string_view name,
                                            const ParameterRef& place,
-                                           OptimizerState which);
+                                           absl::string_view state);
 
   EngineParts* const parts_;
 };

@@ -15,6 +15,11 @@
 #include "sharding/layout/names.h"
 
 namespace tessera {
+
+bool StateMatch::Place::has_states() const {
+  return std::any_of(states + StateTable::kFirst, std::end(states),
+                     [](int number) { return number >= 0; });
+}
 namespace {
 
 constexpr size_t kMaxNamed = 8;  // in a message
@@ -91,9 +96,8 @@ class Matcher {
                                     " numbers, expected ", numel));
     }
     for (int i = 0; i < storage.states_size(); ++i) {
-      for (int known = 0; known < StateTable::kNumStates; ++known) {
-        if (storage.states(i).name() ==
-            StateTable::NameOf(static_cast<StateTable::State>(known))) {
+      for (int known = 0; known < table_.num_states(); ++known) {
+        if (storage.states(i).name() == table_.NameOf(known)) {
           place->states[known] = i;
         }
       }
@@ -183,13 +187,13 @@ class Matcher {
     }
   }
 
-  // One moment without the other would be wrong updates.
+  // One state without another would be wrong updates.
   void CheckStates(const proto::CheckpointStorage& storage,
                    const StateMatch::Place& place) {
-    const int first = place.states[StateTable::kExpAvg];
-    const int second = place.states[StateTable::kExpAvgSq];
-    bool good = (first < 0) == (second < 0);
-    for (int number : {first, second}) {
+    bool good = true;
+    for (int state = StateTable::kFirst; state < table_.num_states(); ++state) {
+      const int number = place.states[state];
+      good &= (number >= 0) == place.has_states();
       good &=
           number < 0 ||
           at::isFloatingType(DtypeOfCheckpoint(storage.states(number).dtype()));
@@ -197,7 +201,7 @@ class Matcher {
     if (good) return;
     wrong_.push_back(absl::StrCat(
         "'", storage.tensors(0).name(),
-        "' has not both of AdamW's moments, or not as floating numbers"));
+        "' has not all of the optimizer's states, or not as floating numbers"));
   }
 
   // The module has it, or what is the same under another name.
@@ -346,7 +350,9 @@ absl::StatusOr<StateMatch> StateMatch::Create(
       if (saved == nullptr) continue;
       // Moments that begin with zeros have no steps behind them.
       match.steps_[view.tensor.unsafeGetTensorImpl()] =
-          place.states[StateTable::kExpAvg] < 0 ? 0 : saved->steps();
+          table.num_states() > StateTable::kFirst && !place.has_states()
+              ? 0
+              : saved->steps();
     }
   }
   for (const StateTable::Plain& plain : table.plain()) {

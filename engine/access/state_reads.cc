@@ -82,8 +82,7 @@ void StateReads::PlanSlot(const StateTable::Slot& slot,
   if (part.empty() || !place.loaded()) return;
   const int64_t begin =
       part.begin - flat.layout().slot(slot.slot).begin + place.shift;
-  for (StateTable::State kind :
-       {StateTable::kValue, StateTable::kExpAvg, StateTable::kExpAvgSq}) {
+  for (StateTable::State kind = 0; kind < table_.num_states(); ++kind) {
     if (!table_.Has(slot.flat, kind)) continue;
     if (kind != StateTable::kValue && !with_states) continue;
     Owned one;

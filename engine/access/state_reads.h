@@ -28,7 +28,7 @@
 #include "checkpoint/copy_memory.h"
 #include "engine/access/state_match.h"
 #include "engine/access/state_table.h"
-#include "optim/adamw.h"
+#include "optim/sharded_optimizer.h"
 #include "sharding/flat/flat_parameter.h"
 
 namespace tessera {
@@ -56,7 +56,7 @@ class StateReads {
  public:
   // All outlive this; `optimizer` may be null.
   StateReads(const std::vector<std::shared_ptr<FlatParameter>>& flats,
-             AdamW* optimizer, const StateTable& table,
+             ShardedOptimizer* optimizer, const StateTable& table,
              const proto::CheckpointManifest& manifest)
       : flats_(flats),
         optimizer_(optimizer),
@@ -113,7 +113,7 @@ class StateReads {
                         CheckpointReader* reader) const;
 
   const std::vector<std::shared_ptr<FlatParameter>>& flats_;
-  AdamW* const optimizer_;
+  ShardedOptimizer* const optimizer_;
   const StateTable& table_;
   const proto::CheckpointManifest& manifest_;
   Staging staging_;

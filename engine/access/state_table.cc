@@ -52,13 +52,19 @@ std::vector<int64_t> ContiguousStrides(at::IntArrayRef sizes) {
   return strides;
 }
 
-const char* StateTable::NameOf(State state) {
-  constexpr const char* kNames[] = {"value", "exp_avg", "exp_avg_sq"};
-  return kNames[state];
+int StateTable::num_states() const {
+  return kFirst +
+         (optimizer_ == nullptr ? 0 : StatesOf(optimizer_->formula()).count);
+}
+
+const char* StateTable::NameOf(State state) const {
+  if (state == kValue) return "value";
+  return StatesOf(optimizer_->formula()).states[state - kFirst].name;
 }
 
 StateTable::StateTable(const std::vector<std::shared_ptr<FlatParameter>>& flats,
-                       AdamW* optimizer, const torch::nn::Module& module)
+                       ShardedOptimizer* optimizer,
+                       const torch::nn::Module& module)
     : flats_(flats), optimizer_(optimizer) {
   const auto named = module.named_parameters();
   const auto buffers = module.named_buffers();
@@ -103,7 +109,7 @@ const std::vector<std::string>& StateTable::NamesOf(
 
 bool StateTable::Has(int flat, State state) const {
   return state == kValue ||
-         (optimizer_ != nullptr && optimizer_->exp_avg(flat).defined());
+         (optimizer_ != nullptr && !optimizer_->states(flat).empty());
 }
 
 at::ScalarType StateTable::DtypeOf(int flat, State state) const {
@@ -113,8 +119,7 @@ at::ScalarType StateTable::DtypeOf(int flat, State state) const {
 
 TieredBuffer* StateTable::Buffer(int flat, State state) const {
   if (state == kValue) return FlatOf(flat).masters_buffer();
-  return state == kExpAvg ? &optimizer_->exp_avg(flat)
-                          : &optimizer_->exp_avg_sq(flat);
+  return &optimizer_->states(flat)[static_cast<size_t>(state - kFirst)];
 }
 
 at::Tensor StateTable::Elements(int flat, State state) const {
@@ -144,7 +149,7 @@ void StateTable::DescribeSlot(const Slot& slot,
       }
     }
   }
-  for (State state : {kValue, kExpAvg, kExpAvgSq}) {
+  for (State state = kValue; state < num_states(); ++state) {
     if (Has(slot.flat, state)) {
       AddState(NameOf(state), DtypeOf(slot.flat, state), storage);
     }

@@ -14,7 +14,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "offload/tiered_buffer.h"
-#include "optim/adamw.h"
+#include "optim/sharded_optimizer.h"
 #include "sharding/flat/flat_parameter.h"
 
 namespace torch::nn {
@@ -36,13 +36,18 @@ class StateTable {
     at::Tensor tensor;
     bool buffer = false;
   };
-  // The states of a flat's elements that a checkpoint holds.
-  enum State { kValue, kExpAvg, kExpAvgSq, kNumStates };
+  // The states of a flat's elements that a checkpoint holds, by number: its
+  // value, and from kFirst on the optimizer's.
+  using State = int;
+  static constexpr State kValue = 0, kFirst = 1;
+  static constexpr int kMostStates = kFirst + kMaxStates;
 
   StateTable(const std::vector<std::shared_ptr<FlatParameter>>& flats,
-             AdamW* optimizer, const torch::nn::Module& module);
+             ShardedOptimizer* optimizer, const torch::nn::Module& module);
 
-  static const char* NameOf(State state);
+  // Of the optimizer, or of values alone.
+  int num_states() const;
+  const char* NameOf(State state) const;
   // In the order of the model's parameters; their numbers are those of the
   // manifest, the plain ones after them.
   const std::vector<Slot>& slots() const { return slots_; }
@@ -70,7 +75,7 @@ class StateTable {
   void DescribeSlot(const Slot& slot, proto::CheckpointStorage* storage) const;
 
   const std::vector<std::shared_ptr<FlatParameter>>& flats_;
-  AdamW* const optimizer_;
+  ShardedOptimizer* const optimizer_;
   std::vector<Slot> slots_;
   std::vector<Plain> plain_;
   absl::flat_hash_map<const at::TensorImpl*, std::vector<std::string>> names_;

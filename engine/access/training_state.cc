@@ -79,8 +79,7 @@ absl::Status AddPieces(const TrainingState& state, const StateTable& table,
     const Range part = table.Part(slot, ShareOf(state, flat));
     if (part.empty()) continue;
     int number = 0;
-    for (StateTable::State kind :
-         {StateTable::kValue, StateTable::kExpAvg, StateTable::kExpAvgSq}) {
+    for (StateTable::State kind = 0; kind < table.num_states(); ++kind) {
       if (!table.Has(slot.flat, kind)) continue;
       SavedPiece piece;
       piece.storage = static_cast<int>(s);
@@ -162,7 +161,7 @@ void DescribeTraining(const TrainingState& state,
   }
   training->set_backend(std::string(state.comm->backend()));
   if (state.optimizer != nullptr) {
-    training->set_optimizer("adamw");
+    training->set_optimizer(NameOf(state.optimizer->formula()));
     if (state.program_rate != nullptr && state.program_rate->has_value()) {
       training->set_learning_rate(**state.program_rate);
     }

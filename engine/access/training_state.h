@@ -17,9 +17,9 @@
 #include "checkpoint/save/pending_save.h"
 #include "comm/communicator.h"
 #include "engine/parts/engine_types.h"
-#include "optim/adamw.h"
 #include "optim/loss_scaler.h"
 #include "optim/schedule/plateau.h"
+#include "optim/sharded_optimizer.h"
 #include "sharding/flat/flat_parameter.h"
 
 namespace torch::nn {
@@ -33,8 +33,8 @@ namespace tessera {
 struct TrainingState {
   const torch::nn::Module& module;
   const std::vector<std::shared_ptr<FlatParameter>>& flats;
-  AdamW* optimizer;    // may be null
-  LossScaler* scaler;  // may be null
+  ShardedOptimizer* optimizer;  // may be null
+  LossScaler* scaler;           // may be null
   // The learning rate that the program has set, if it has; null: it cannot.
   std::optional<double>* program_rate;
   Plateau* plateau;    // of the scheduler; may be null

@@ -96,8 +96,10 @@ class Loading {
     for (size_t s = 0; s < table_.slots().size(); ++s) {
       const StateMatch::Place& place = match_->slot(s);
       const size_t flat = static_cast<size_t>(table_.slots()[s].flat);
-      if (place.loaded() ? place.states[StateTable::kExpAvg] >= 0
-                         : old_has_state_[flat] != 0) {
+      const bool saved = table_.num_states() > StateTable::kFirst
+                             ? place.has_states()
+                             : old_has_state_[flat] != 0;
+      if (place.loaded() ? saved : old_has_state_[flat] != 0) {
         has_state_[flat] = both[flat] = 1;
       }
     }
@@ -107,14 +109,16 @@ class Loading {
   absl::Status CheckTraining() const {
     if (options_.model_only) return absl::OkStatus();
     const proto::CheckpointTraining& training = manifest_.training();
-    if (state_.optimizer != nullptr && training.optimizer() != "adamw") {
+    const std::string mine =
+        state_.optimizer == nullptr ? "" : NameOf(state_.optimizer->formula());
+    if (state_.optimizer != nullptr && training.optimizer() != mine) {
       return absl::FailedPreconditionError(absl::StrCat(
           "the checkpoint holds ",
           training.has_optimizer() ? absl::StrCat("states of the optimizer '",
                                                   training.optimizer(), "'")
                                    : "no optimizer states",
-          ", and this run trains with 'adamw'; "
-          "LoadCheckpointOptions::model_only loads parameters and buffers "
+          ", and this run trains with '", mine,
+          "'; LoadCheckpointOptions::model_only loads parameters and buffers "
           "alone"));
     }
     bool counts = manifest_.step() >= 0;
@@ -254,8 +258,6 @@ class Loading {
     if (training.has_learning_rate()) {
       *state_.program_rate = training.learning_rate();
     }
-    state_.optimizer->SetRate(
-        state_.program_rate->value_or(state_.optimizer->configured_rate()));
   }
 
   const TrainingState& state_;

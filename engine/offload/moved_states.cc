@@ -52,10 +52,11 @@ absl::StatusOr<TieredBuffer::Place> PlaceOf(const EngineParts& parts,
                                             const OffloadStates& states) {
   if (states.device == "cpu") return TieredBuffer::Place{Tier::kHost, nullptr};
   TieredBuffer::Place place{Tier::kDisk, nullptr};
-  if (parts.stream != nullptr) {    // what streams there takes the rest along
-    constexpr int64_t kStates = 4;  // masters, shard, two moments
+  if (parts.stream != nullptr) {  // what streams there takes the rest along
+    // Masters, shard, the optimizer's states.
+    const int64_t count = 2 + parts.settings.offload.optimizer_states;
     TESSERA_RETURN_IF_ERROR(parts.stream->Reserve(
-        kStates + (parts.settings.offload.gradients ? 1 : 0)));
+        count + (parts.settings.offload.gradients ? 1 : 0)));
     place.disk = parts.stream->disk();
     return place;
   }
@@ -82,14 +83,12 @@ absl::Status MoveUnit(EngineParts* parts, size_t u, const OffloadStates& states,
   if (states.masters && masters != nullptr && masters != shard) {
     TESSERA_RETURN_IF_ERROR(move(masters, options.states));
   }
-  AdamW* const optimizer = parts->optimizer.get();
-  const int number = static_cast<int>(u);
-  if (!states.optimizer || optimizer == nullptr ||
-      !optimizer->exp_avg(number).defined()) {
-    return absl::OkStatus();
+  ShardedOptimizer* const optimizer = parts->optimizer.get();
+  if (!states.optimizer || optimizer == nullptr) return absl::OkStatus();
+  for (TieredBuffer& state : optimizer->states(static_cast<int>(u))) {
+    TESSERA_RETURN_IF_ERROR(move(&state, options.states));
   }
-  TESSERA_RETURN_IF_ERROR(move(&optimizer->exp_avg(number), options.states));
-  return move(&optimizer->exp_avg_sq(number), options.states);
+  return absl::OkStatus();
 }
 
 template <typename Move>

@@ -21,9 +21,9 @@
 #include "engine/parts/settings.h"
 #include "engine/setup/buffer_sync.h"
 #include "offload/update_stream.h"
-#include "optim/adamw.h"
 #include "optim/loss_scaler.h"
 #include "optim/schedule/lr_schedule.h"
+#include "optim/sharded_optimizer.h"
 #include "sharding/copy/served_gathers.h"
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/flat/schedule.h"
@@ -75,9 +75,8 @@ struct EngineParts {
   std::unique_ptr<Gradients> gradients;
   std::unique_ptr<RecomputedUnits> recomputed;  // null: nothing is
   std::shared_ptr<const PlanReport> plan;       // EngineOptions::plan
-  std::unique_ptr<AdamW> optimizer;  // null: the configuration has none
-  std::unique_ptr<LrSchedule>
-      lr_schedule;  // null: it has none, or no optimizer
+  std::unique_ptr<ShardedOptimizer> optimizer;  // null: there is none
+  std::unique_ptr<LrSchedule> lr_schedule;      // null: the rate stays
   std::optional<LossScaler> scaler;
   std::shared_ptr<UpdateStream> stream;  // null: all is in memory
   bool shares_working_copy = false;

@@ -132,7 +132,7 @@ struct StepReport {
 struct OffloadStates {
   bool parameters = true;  // shards of working copies (stage 3)
   bool masters = true;     // where they have memory of their own
-  bool optimizer = true;   // AdamW's moments
+  bool optimizer = true;   // the optimizer's states
   // "cpu": page-locked memory of the host, of a module on a device; "nvme": a
   // file in nvme_path, of a module on the CPU.
   std::string device = "cpu";
@@ -140,9 +140,6 @@ struct OffloadStates {
   // nvme already.
   std::string nvme_path;
 };
-
-// What AdamW keeps of each element.
-enum class OptimizerState { kExpAvg, kExpAvgSq };
 
 // Parameters, then buffers, by the names of named_parameters() and
 // named_buffers().

@@ -11,17 +11,36 @@
 
 namespace tessera {
 
-AdamWOptions ScheduledOptions(const EngineParts& parts, int64_t steps_done) {
-  AdamWOptions options = parts.optimizer->options();
-  if (parts.lr_schedule == nullptr) return options;
-  options.lr =
-      parts.lr_schedule->Rate(steps_done, parts.optimizer->configured_rate());
-  const auto betas = parts.lr_schedule->BetasAt(steps_done);
-  if (betas.has_value()) {
-    options.beta1 = betas->beta1;
-    options.beta2 = betas->beta2.value_or(options.beta2);
+namespace {
+
+// torch's cycles move the momentum of an optimizer that has no betas.
+void SetMomentum(const LrSchedule::Betas& betas, OptimizerOptions* options) {
+  const bool has_betas = options->algorithm == Algorithm::kAdamW ||
+                         options->algorithm == Algorithm::kAdam ||
+                         options->algorithm == Algorithm::kLion;
+  if (has_betas) {
+    options->beta1 = betas.beta1;
+    options->beta2 = betas.beta2.value_or(options->beta2);
+  } else if (!betas.beta2.has_value() && options->momentum > 0) {
+    options->momentum = betas.beta1;
   }
-  return options;
+}
+
+}  // namespace
+
+std::vector<OptimizerOptions> ScheduledOptions(const EngineParts& parts,
+                                               int64_t steps_done) {
+  std::vector<OptimizerOptions> groups = {*parts.settings.optimizer};
+  for (OptimizerOptions& options : groups) {
+    if (parts.lr_schedule == nullptr) {
+      options.lr = parts.program_rate.value_or(options.lr);
+      continue;
+    }
+    options.lr = parts.lr_schedule->Rate(steps_done, options.lr);
+    const auto betas = parts.lr_schedule->BetasAt(steps_done);
+    if (betas.has_value()) SetMomentum(*betas, &options);
+  }
+  return groups;
 }
 
 absl::Status SetLearningRate(EngineParts* parts, double rate) {
@@ -41,7 +60,6 @@ absl::Status SetLearningRate(EngineParts* parts, double rate) {
   TESSERA_RETURN_IF_ERROR(CheckSame(absl::StrFormat("%.17g", rate),
                                     "rate of SetLearningRate",
                                     parts->comm.get()));
-  parts->optimizer->SetRate(rate);
   parts->program_rate = rate;
   return absl::OkStatus();
 }

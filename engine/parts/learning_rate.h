@@ -4,16 +4,18 @@
 #define ENGINE_PARTS_LEARNING_RATE_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "engine/parts/engine_parts.h"
-#include "optim/adamw.h"
+#include "optim/kernels/optimizer_options.h"
 
 namespace tessera {
 
-// What the optimizer step after `steps_done` uses. REQUIRES: an optimizer.
-// LOCAL.
-AdamWOptions ScheduledOptions(const EngineParts& parts, int64_t steps_done);
+// What the optimizer step after `steps_done` uses, of each group of parameters.
+// REQUIRES: an optimizer. LOCAL.
+std::vector<OptimizerOptions> ScheduledOptions(const EngineParts& parts,
+                                               int64_t steps_done);
 
 // COLLECTIVE.
 absl::Status SetLearningRate(EngineParts* parts, double rate);

@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
 #include "engine/parts/rate_settings.h"
+#include "optim/kernels/element_step.h"
 #include "sharding/recompute/matmul_operators.h"
 #include "torch/nn/module.h"
 
@@ -46,9 +47,9 @@ ModulePredicate LeafPredicate(const proto::LeafModule& leaf,
   };
 }
 
-AdamWOptions AdamWOf(const proto::Config& config) {
+OptimizerOptions OptimizerOf(const proto::Config& config) {
   const proto::OptimizerParams& params = config.optimizer().params();
-  AdamWOptions options;
+  OptimizerOptions options;
   options.lr = params.lr() * RateFactorOf(config);
   options.beta1 = params.betas(0);
   options.beta2 = params.betas(1);
@@ -195,8 +196,9 @@ Settings SettingsOf(const proto::Config& config, const EngineOptions& options,
       config.fp16().enabled() ||
       (config.bf16().enabled() && config.bf16().check_grad_overflow());
   if (config.has_optimizer()) {
-    s.adamw = AdamWOf(config);
-    s.adamw->libtorch_exact = config.precision().libtorch_exact();
+    s.optimizer = OptimizerOf(config);
+    s.optimizer->libtorch_exact = config.precision().libtorch_exact();
+    s.offload.optimizer_states = StatesOf(FormulaOf(*s.optimizer)).count;
   }
   if (config.fp16().enabled()) s.loss_scaler = LossScalerOf(config.fp16());
   if (config.fp16().enabled()) s.param_dtype = at::kHalf;

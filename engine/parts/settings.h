@@ -11,7 +11,7 @@
 #include "engine/setup/buffer_sync.h"
 #include "engine/setup/recompute_choice.h"
 #include "engine/setup/tiers.h"
-#include "optim/adamw.h"
+#include "optim/kernels/optimizer_options.h"
 #include "optim/loss_scaler.h"
 #include "optim/sharded_step.h"
 #include "sharding/flat/flat_parameter.h"
@@ -29,7 +29,7 @@ struct Settings {
   ScheduleOptions schedule;
   GradientOptions gradients;
   ShardedStepOptions step;
-  std::optional<AdamWOptions> adamw;
+  std::optional<OptimizerOptions> optimizer;     // of the first group
   std::optional<LossScalerOptions> loss_scaler;  // with fp16
   // Absent: parameters and buffers stay as they are.
   std::optional<at::ScalarType> param_dtype;

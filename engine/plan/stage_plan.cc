@@ -58,15 +58,16 @@ Published PublishedOf(const std::vector<PlannedFlat>& flats) {
   return published;
 }
 
-// AdamW reads the gradient, reads and writes the master and two moments, and
+// A step reads the gradient, reads and writes the master and the states, and
 // writes what the working copy has of its own.
 int64_t UpdateBytes(const std::vector<PlannedFlat>& flats) {
   int64_t bytes = 0;
   for (const PlannedFlat& flat : flats) {
     if (!flat.trained) continue;
-    bytes +=
-        flat.owned_numel() * (7 * flat.state_bytes +
-                              (flat.master_bytes > 0 ? flat.working_bytes : 0));
+    bytes += flat.owned_numel() *
+                 (3 * flat.state_bytes +
+                  (flat.master_bytes > 0 ? flat.working_bytes : 0)) +
+             2 * flat.owned_numel() / 64 * flat.optimizer_block_bytes;
   }
   return bytes;
 }
@@ -81,9 +82,12 @@ OffloadTraffic UpdateTraffic(const PlannedFlat& flat,
   const bool separate = flat.master_bytes > 0;
   const int64_t state_bytes = flat.owned_numel() * flat.state_bytes;
   OffloadTraffic traffic;
-  if (!flat.trained || !settings.adamw.has_value()) return traffic;
-  const int64_t changed = (states ? 2 : 0) + ((separate ? states : parameters));
-  traffic.read = traffic.written = changed * state_bytes;
+  if (!flat.trained || !settings.optimizer.has_value()) return traffic;
+  traffic.read = (separate ? states : parameters) ? state_bytes : 0;
+  if (states) {
+    traffic.read += flat.owned_numel() / 64 * flat.optimizer_block_bytes;
+  }
+  traffic.written = traffic.read;
   if (separate && parameters) {
     traffic.written += flat.owned_numel() * flat.working_bytes;
   }
@@ -172,7 +176,7 @@ absl::StatusOr<StagePlan> PlanStage(const ModelTrace& model, int stage,
   replay.world_size = options.world_size;
   replay.micro_batches = config.gradient_accumulation_steps();
   replay.accumulates_locally = settings.accumulate_locally;
-  replay.has_optimizer = settings.adamw.has_value();
+  replay.has_optimizer = settings.optimizer.has_value();
   // Those of a device's states are the host's.
   replay.stream_bytes = tiers.any() && options.on_cpu
                             ? StreamBytes(tiers.stream) + tiers.early_bytes

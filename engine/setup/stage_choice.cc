@@ -38,7 +38,9 @@ StageBytes ModelStateBytes(absl::Span<const FlatSize> flats, int stage,
     if (!f.trainable) continue;
     if (stays(f.states_elsewhere, 1)) {
       bytes.parameters += owned * f.master_bytes;
-      if (options.has_optimizer) bytes.optimizer += 2 * owned * f.state_bytes;
+      if (options.has_optimizer) {
+        bytes.optimizer += owned * f.optimizer_block_bytes / 64;
+      }
     }
     if (options.accumulates) {
       bytes.gradients +=

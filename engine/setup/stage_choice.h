@@ -32,7 +32,7 @@ struct FlatSize {
   int working_bytes = 4;
   int master_bytes = 0;  // of masters with memory of their own, else 0
   int reduce_bytes = 4;
-  int state_bytes = 4;  // of gradient shards and each optimizer state
+  int state_bytes = 4;  // of gradient shards
   bool trainable = true;
   bool persistent = false;
   // At stage 3: masters and optimizer states, and the shards.
@@ -40,6 +40,8 @@ struct FlatSize {
   bool gradients_elsewhere = false;
   // States and gradients wherever they are sharded, below stage 3, too.
   bool at_all_stages = false;
+  // Of 64 elements, all of their optimizer states.
+  int64_t optimizer_block_bytes = 2 * 4 * 64;
 };
 
 struct StageBytes {

@@ -92,10 +92,11 @@ Tier TierOfGradients(const OffloadOptions& options, bool on_cpu,
 
 // Of a unit, those that a step streams: moments, masters, the working copy
 // besides them (`separate`), the gradient.
-int StatesOnDisk(const FlatParameterOptions& flat, bool separate) {
+int StatesOnDisk(const FlatParameterOptions& flat, bool separate,
+                 int optimizer_states) {
   const bool states = flat.states == Tier::kDisk;
   const bool parameters = flat.parameters == Tier::kDisk;
-  int count = states ? 2 : 0;
+  int count = states ? optimizer_states : 0;
   if (separate ? states : parameters) ++count;
   if (separate && parameters) ++count;
   if (flat.gradients == Tier::kDisk) ++count;
@@ -169,7 +170,8 @@ TierChoice ChooseTiers(const OffloadOptions& options,
     }
     const bool separate = !on_cpu || flats[i].working_dtype != flats[i].dtype ||
                           at::isReducedFloatingType(flats[i].working_dtype);
-    most_states = std::max(most_states, StatesOnDisk(flat, separate));
+    most_states = std::max(
+        most_states, StatesOnDisk(flat, separate, options.optimizer_states));
     if (flat.states == Tier::kDisk && flat.parameters == Tier::kMemory) {
       choice.early_bytes +=
           numels[i] * BytesOf(ElementType(flats[i].working_dtype));

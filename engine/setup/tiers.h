@@ -42,6 +42,7 @@ struct OffloadOptions {
   // bytes of their new values in memory wait for it.
   bool early_step = false;
   int64_t early_bytes = 0;
+  int optimizer_states = 2;  // of each element
   // Of one state of a unit, on a rank, or of its parameters: less stays in
   // memory, since a disk takes as long for it as for more.
   int64_t min_state_bytes = 64 << 10;

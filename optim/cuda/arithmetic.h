@@ -9,11 +9,7 @@
 #include <cstdint>
 #include <cstring>
 
-#ifdef __CUDACC__
-#define TESSERA_HOST_DEVICE __host__ __device__
-#else
-#define TESSERA_HOST_DEVICE
-#endif
+#include "optim/kernels/formulas.h"  // TESSERA_HOST_DEVICE
 
 namespace tessera {
 
@@ -35,6 +31,9 @@ TESSERA_HOST_DEVICE inline To BitCast(From from) {
 
 TESSERA_HOST_DEVICE inline double Plus(double a, double b) {
   TESSERA_GPU_OR_CPU(__dadd_rn(a, b), a + b);
+}
+TESSERA_HOST_DEVICE inline double Minus(double a, double b) {
+  TESSERA_GPU_OR_CPU(__dsub_rn(a, b), a - b);
 }
 TESSERA_HOST_DEVICE inline double Times(double a, double b) {
   TESSERA_GPU_OR_CPU(__dmul_rn(a, b), a * b);
@@ -64,6 +63,10 @@ TESSERA_HOST_DEVICE inline float SquareRoot(float a) {
 // a * b + c, rounded once.
 TESSERA_HOST_DEVICE inline float MultiplyAdd(float a, float b, float c) {
   TESSERA_GPU_OR_CPU(__fmaf_rn(a, b, c), std::fma(a, b, c));
+}
+
+TESSERA_HOST_DEVICE inline double MultiplyAdd(double a, double b, double c) {
+  TESSERA_GPU_OR_CPU(__fma_rn(a, b, c), std::fma(a, b, c));
 }
 
 #undef TESSERA_GPU_OR_CPU

@@ -64,15 +64,16 @@ class CudaKernels final : public DeviceKernels {
         on.stream()));
   }
 
-  void AdamW(const AdamWRange& range, const AdamWCoefficients& coefficients,
-             const at::Tensor& scalars) const override {
-    if (range.numel == 0) return;
+  void Step(Formula formula, absl::Span<const StepPart> parts,
+            const at::Tensor& scalars) const override {
+    if (parts.empty()) return;
     const OnDevice on(at::globalContext().getDeviceFromPtr(
-        range.master, c10::DeviceType::CUDA));
-    Check(AdamWCuda(
-        range, coefficients,
-        scalars.defined() ? scalars.const_data_ptr<double>() : nullptr,
-        on.stream()));
+        parts[0].range.master, c10::DeviceType::CUDA));
+    Check(
+        StepCuda(formula, StatesOf(formula), parts.data(),
+                 static_cast<int64_t>(parts.size()),
+                 scalars.defined() ? scalars.const_data_ptr<double>() : nullptr,
+                 on.stream()));
   }
 };
 

@@ -5,13 +5,14 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <string>
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "optim/adamw_kernel.h"
-#include "optim/cuda/adamw_testing.h"
+#include "optim/cuda/step_testing.h"
 #include "optim/device_kernels.h"
 #include "optim/grad_norm.h"
+#include "optim/kernels/element_step.h"
 #include "optim/norm/block_powers.h"
 
 namespace tessera {
@@ -188,8 +189,6 @@ TEST_F(OptimKernelsGpu, ScalarsAreTheCpus) {
 
 // ---- AdamW
 
-using State = AdamWState;
-
 // Every third has any bits.
 at::Tensor MixedValues(int64_t numel) {
   at::Tensor x = torch::randn({numel});
@@ -197,56 +196,95 @@ at::Tensor MixedValues(int64_t numel) {
   return x;
 }
 
-void ExpectSame(const State& of_device, const State& expected) {
-  EXPECT_TRUE(SameBits(of_device.master, expected.master));
-  EXPECT_TRUE(SameBits(of_device.exp_avg, expected.exp_avg));
-  EXPECT_TRUE(SameBits(of_device.exp_avg_sq, expected.exp_avg_sq));
-  EXPECT_TRUE(SameBits(of_device.gradient, expected.gradient));
-  EXPECT_TRUE(SameBits(of_device.working, expected.working));
+void ExpectSame(StepMemory of_device, StepMemory expected,
+                const std::string& what) {
+  const auto all = of_device.All(), others = expected.All();
+  for (size_t i = 0; i < all.size(); ++i) {
+    EXPECT_TRUE(SameBits(*all[i], *others[i])) << what << " " << i;
+  }
 }
 
-constexpr WorkingType kTypes[] = {WorkingType::kNone, WorkingType::kFloat32,
-                                  WorkingType::kBFloat16,
-                                  WorkingType::kFloat16};
+struct Algorithms {
+  OptimizerOptions options;
+  StepTypes types;
+};
 
-// Aligned or not, with lengths that four does not divide.
-TEST_F(OptimKernelsGpu, AdamWIsTheCpus) {
-  const AdamWOptions cases[] = {{.lr = 1e-2, .weight_decay = 0.1},
-                                {.beta1 = 0.3, .eps = 1e-3}};
-  for (const AdamWOptions& options : cases) {
-    for (const WorkingType type : kTypes) {
-      for (const int64_t numel : {3, 1000, 5'000'003}) {
-        for (const int64_t begin : {0, 1, 4}) {
-          State expected(numel + begin, type, MixedValues);
-          const State state = expected.To(at::kCUDA);
-          // At 4 only the gradient is not aligned.
-          const auto step = [&](const State& s) {
-            AdamWRange range = Part(s.Range(), begin, begin + numel);
-            range.gradient -= begin / 4;
-            return range;
-          };
-          const AdamWCoefficients c = CoefficientsOf(options, 7, 0.37);
-          kernels_->AdamW(step(state), c, {});
-          AdamWUpdate(step(expected), c);
-          ExpectSame(state, expected);
+// Each formula, and each type of memory.
+std::vector<Algorithms> StepCases() {
+  std::vector<Algorithms> cases;
+  for (const Algorithm algorithm :
+       {Algorithm::kAdamW, Algorithm::kAdam, Algorithm::kSgd,
+        Algorithm::kAdagrad, Algorithm::kRmsProp, Algorithm::kLion}) {
+    for (const bool more : {false, true}) {
+      OptimizerOptions o = {.lr = 1e-2, .weight_decay = 0.1};
+      o.algorithm = algorithm;
+      o.momentum = more ? 0.9 : 0;
+      o.centered = o.amsgrad = more;
+      cases.push_back({o, {}});
+      StepTypes wide;
+      wide.master = wide.states = wide.gradient = NumberType::kFloat64;
+      cases.push_back({o, wide});
+      for (const NumberType states :
+           {NumberType::kFloat32, NumberType::kBFloat16, NumberType::kBlock8}) {
+        cases.push_back({o, {NumberType::kBFloat16, states}});
+        cases.push_back(
+            {o, {NumberType::kFloat16, states, NumberType::kFloat16}});
+        cases.push_back(
+            {o, {NumberType::kFloat32, states, NumberType::kBFloat16}});
+      }
+    }
+  }
+  return cases;
+}
+
+// Aligned or not, with lengths that four does not divide; and many at once.
+TEST_F(OptimKernelsGpu, StepIsTheCpus) {
+  for (const Algorithms& c : StepCases()) {
+    const Formula formula = FormulaOf(c.options);
+    for (const int64_t numel : {3, 1000, 500'003}) {
+      StepMemory expected(formula, numel + 5, c.types, MixedValues);
+      const StepMemory state = expected.To(at::kCUDA);
+      const auto parts = [&](const StepMemory& m) {
+        std::vector<StepPart> all;
+        const int64_t cuts[] = {0, 1, 5, 5 + numel / 3, numel + 5};
+        for (int i = 0; i < 4; ++i) {
+          if (c.types.states == NumberType::kBlock8 && i > 0) break;
+          const bool whole = c.types.states == NumberType::kBlock8;
+          StepPart part;
+          part.range =
+              Part(m.Range(), cuts[i], whole ? numel + 5 : cuts[i + 1]);
+          part.coefficients =
+              CoefficientsOf(c.options, 7 + i, 0.37, SeedOf(i, 7));
+          if (part.range.numel > 0) all.push_back(part);
+        }
+        return all;
+      };
+      for (int step = 0; step < 2; ++step) {
+        kernels_->Step(formula, parts(state), {});
+        for (const StepPart& part : parts(expected)) {
+          StepElements(formula, part.range, part.coefficients);
         }
       }
+      ExpectSame(state, expected, NameOf(formula));
     }
   }
 }
 
-TEST_F(OptimKernelsGpu, AdamWTakesFactorAndSkip) {
-  for (const WorkingType type : kTypes) {
-    State expected(1003, type, MixedValues);
-    const State state = expected.To(at::kCUDA);
-    const AdamWCoefficients c = CoefficientsOf({.lr = 0.1}, 1, 5);
+TEST_F(OptimKernelsGpu, StepTakesFactorAndSkip) {
+  for (const Algorithms& c : StepCases()) {
+    const Formula formula = FormulaOf(c.options);
+    StepMemory expected(formula, 1003, c.types, MixedValues);
+    const StepMemory state = expected.To(at::kCUDA);
     at::Tensor scalars =
         torch::tensor({1 / 3.0, 0.0, 0.0, 0.0, 0.0}, at::kDouble);
-    kernels_->AdamW(state.Range(), c, scalars.to(at::kCUDA));
+    const std::vector<StepPart> parts = {
+        {state.Range(), CoefficientsOf(c.options, 1, 5)}};
+    kernels_->Step(formula, parts, scalars.to(at::kCUDA));
     scalars[kSkip] = 1;
-    kernels_->AdamW(state.Range(), c, scalars.to(at::kCUDA));
-    AdamWUpdate(expected.Range(), CoefficientsOf({.lr = 0.1}, 1, 1 / 3.0));
-    ExpectSame(state, expected);
+    kernels_->Step(formula, parts, scalars.to(at::kCUDA));
+    StepElements(formula, expected.Range(),
+                 CoefficientsOf(c.options, 1, 1 / 3.0));
+    ExpectSame(state, expected, NameOf(formula));
   }
 }
 

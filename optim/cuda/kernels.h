@@ -1,4 +1,4 @@
-// Launches of an optimizer step's kernels (norm.cu, adamw.cu), on the GPU that
+// Launches of an optimizer step's kernels (norm.cu, step.cu), on the GPU that
 // is current. `stream` is a cudaStream_t. ASYNC: on `stream`. The return value
 // is a cudaError_t, 0 if the launches went well. In a build without CUDA nobody
 // may call them.
@@ -9,8 +9,8 @@
 
 #include "c10/util/BFloat16.h"
 #include "c10/util/Half.h"
-#include "optim/adamw_kernel.h"
 #include "optim/cuda/norm_math.h"
+#include "optim/kernels/element_step.h"
 #include "optim/step_scalars.h"
 
 namespace tessera {
@@ -30,9 +30,11 @@ int AddToNormCuda(const NormSegment<c10::Half>& segment, NormPower power,
 int FinishNormCuda(const uint64_t* all, int64_t ranks, const NormFinish& finish,
                    double* scalars, void* stream);
 
-// `scalars`: null, or [kStepScalars], of which factor and skip are read.
-int AdamWCuda(const AdamWRange& range, const AdamWCoefficients& coefficients,
-              const double* scalars, void* stream);
+// `states`: StatesOf(formula); `parts`: `count` of them, of one master and
+// state type. `scalars`: null, or [kStepScalars], of which factor and skip are
+// read.
+int StepCuda(Formula formula, const StepStates& states, const StepPart* parts,
+             int64_t count, const double* scalars, void* stream);
 
 }  // namespace tessera
 #endif  // OPTIM_CUDA_KERNELS_H_

@@ -158,7 +158,7 @@ TESSERA_RANK_FUNCTION(TrainSaveAndSetStates) {
       TESSERA_ASSIGN_OR_RETURN(const at::Tensor master,
                                engine->Master(item.key()));
       TESSERA_RETURN_IF_ERROR(engine->SetOptimizerState(
-          item.key(), OptimizerState::kExpAvgSq, torch::ones_like(master)));
+          item.key(), "exp_avg_sq", torch::ones_like(master)));
     }
     TESSERA_RETURN_IF_ERROR(engine->WaitForCheckpoint());
     TESSERA_RETURN_IF_ERROR(engine->Close());

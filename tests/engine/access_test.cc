@@ -34,7 +34,7 @@ absl::StatusOr<Record> ReadAll(Trainee* t) {
                              t->engine->Master(p.key()));
     record.push_back(ParameterLine(absl::StrCat(p.key(), " master"), master));
     for (const auto which :
-         {OptimizerState::kExpAvg, OptimizerState::kExpAvgSq}) {
+         {"exp_avg", "exp_avg_sq"}) {
       TESSERA_ASSIGN_OR_RETURN(const at::Tensor state,
                                t->engine->OptimizerStateOf(p.key(), which));
       record.push_back(ParameterLine(absl::StrCat(p.key(), " state"), state));
@@ -90,7 +90,7 @@ TESSERA_RANK_FUNCTION(CopyByName) {
       TESSERA_RETURN_IF_ERROR(to.engine->SetGradient(name, gradient));
     }
     for (const auto which :
-         {OptimizerState::kExpAvg, OptimizerState::kExpAvgSq}) {
+         {"exp_avg", "exp_avg_sq"}) {
       TESSERA_ASSIGN_OR_RETURN(const at::Tensor state,
                                from.engine->OptimizerStateOf(name, which));
       TESSERA_RETURN_IF_ERROR(to.engine->SetOptimizerState(name, which, state));
@@ -219,7 +219,7 @@ TESSERA_RANK_FUNCTION(MisuseAccess) {
   say(t.engine->SetMaster(name, at::Tensor()));
   say(t.engine->SetMaster(name, value + world.rank()));
   say(t.engine->SetGradient(name, value));
-  say(t.engine->SetOptimizerState(name, OptimizerState::kExpAvg,
+  say(t.engine->SetOptimizerState(name, "exp_avg",
                                   value.unsqueeze(0)));
   // None of it has changed anything.
   TESSERA_ASSIGN_OR_RETURN(const at::Tensor after, t.engine->Master(name));

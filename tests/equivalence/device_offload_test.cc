@@ -39,8 +39,8 @@ absl::StatusOr<std::string> AllOf(Engine* engine) {
   for (const char* name : kNames) {
     TESSERA_RETURN_IF_ERROR(add(engine->Parameter(name)));
     TESSERA_RETURN_IF_ERROR(add(engine->Master(name)));
-    for (const OptimizerState which :
-         {OptimizerState::kExpAvg, OptimizerState::kExpAvgSq}) {
+    for (const char* const which :
+         {"exp_avg", "exp_avg_sq"}) {
       TESSERA_RETURN_IF_ERROR(add(engine->OptimizerStateOf(name, which)));
     }
   }
@@ -58,7 +58,7 @@ absl::Status ChangeSome(DeviceRun* run) {
   TESSERA_RETURN_IF_ERROR(
       engine->SetMaster("a.weight", master.cpu() * 1.25 + 0.001));
   TESSERA_RETURN_IF_ERROR(engine->SetOptimizerState(
-      "b.bias", OptimizerState::kExpAvg, torch::full({5}, 0.125)));
+      "b.bias", "exp_avg", torch::full({5}, 0.125)));
   {  // and as a program would
     const torch::NoGradGuard no_grad;
     run->net->b->weight.mul_(1.5);

@@ -28,8 +28,8 @@ namespace {
 using ::testing::Each;
 using ::testing::StartsWith;
 
-constexpr OptimizerState kStates[] = {OptimizerState::kExpAvg,
-                                      OptimizerState::kExpAvgSq};
+constexpr const char* kStates[] = {"exp_avg",
+                                      "exp_avg_sq"};
 
 struct Call {
   Trainee* t;
@@ -70,7 +70,7 @@ absl::Status ReadParameters(const Call& call) {
                  [&](auto& name) { return call.engine().Parameter(name); });
 }
 absl::Status ReadStates(const Call& call) {
-  for (const OptimizerState which : kStates) {
+  for (const char* const which : kStates) {
     TESSERA_RETURN_IF_ERROR(ReadAll(call, [&](auto& name) {
       return call.engine().OptimizerStateOf(name, which);
     }));

@@ -185,7 +185,7 @@ absl::Status Meanwhile(const std::string& how, Trainee* t) {
     TESSERA_RETURN_IF_ERROR(how == "SetMaster"
                                 ? t->engine->SetMaster(p.key(), ones)
                                 : t->engine->SetOptimizerState(
-                                      p.key(), OptimizerState::kExpAvg, ones));
+                                      p.key(), "exp_avg", ones));
   }
   return absl::OkStatus();
 }

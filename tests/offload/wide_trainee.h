@@ -180,7 +180,7 @@ inline absl::Status AddValues(Trainee* t, Record* record) {
     TESSERA_ASSIGN_OR_RETURN(const at::Tensor copy, t->engine->Parameter(name));
     add(name, copy);
     for (const auto which :
-         {OptimizerState::kExpAvg, OptimizerState::kExpAvgSq}) {
+         {"exp_avg", "exp_avg_sq"}) {
       const auto state = t->engine->OptimizerStateOf(name, which);
       if (absl::IsFailedPrecondition(state.status())) continue;  // frozen
       TESSERA_RETURN_IF_ERROR(state.status());

@@ -14,7 +14,7 @@
 #include "c10/core/Event.h"
 #include "c10/core/impl/VirtualGuardImpl.h"
 #include "gtest/gtest.h"
-#include "optim/cuda/adamw_testing.h"
+#include "optim/cuda/step_testing.h"
 #include "optim/grad_norm.h"
 #include "testing/device/test_device.h"
 #include "tests/support/device_kernels.h"
@@ -145,18 +145,15 @@ TEST_P(DeviceKernelsTest, SaysWhatItHas) {
   EXPECT_FALSE(Kernels().HasNorm(1.5, at::kFloat));
 }
 
-// ---- AdamW
-
-using State = AdamWState;
+// ---- steps
 
 at::Tensor Normal(int64_t numel) { return torch::randn({numel}); }
 
-void ExpectSame(const State& of_device, const State& expected) {
-  ExpectSameBits(of_device.master, expected.master, "master");
-  ExpectSameBits(of_device.exp_avg, expected.exp_avg, "exp_avg");
-  ExpectSameBits(of_device.exp_avg_sq, expected.exp_avg_sq, "exp_avg_sq");
-  ExpectSameBits(of_device.gradient, expected.gradient, "gradient");
-  ExpectSameBits(of_device.working, expected.working, "working");
+void ExpectSame(StepMemory of_device, StepMemory expected) {
+  const auto all = of_device.All(), others = expected.All();
+  for (size_t i = 0; i < all.size(); ++i) {
+    ExpectSameBits(*all[i], *others[i], absl::StrCat("tensor ", i).c_str());
+  }
 }
 
 at::Tensor ScalarsOf(double factor, bool skip, c10::Device device) {
@@ -164,26 +161,46 @@ at::Tensor ScalarsOf(double factor, bool skip, c10::Device device) {
       .to(device);
 }
 
-constexpr WorkingType kTypes[] = {WorkingType::kNone, WorkingType::kFloat32,
-                                  WorkingType::kBFloat16,
-                                  WorkingType::kFloat16};
+constexpr NumberType kTypes[] = {NumberType::kNone, NumberType::kFloat32,
+                                 NumberType::kBFloat16, NumberType::kFloat16};
 
-TEST_P(DeviceKernelsTest, AdamWHasTheCpusBits) {
-  const AdamWOptions options = {.lr = 1e-2, .weight_decay = 0.1};
+// What memory holds, by working copies and states.
+std::vector<StepTypes> MemoryTypes() {
+  std::vector<StepTypes> all;
+  for (const NumberType working : kTypes) {
+    for (const NumberType states :
+         {NumberType::kFloat32, NumberType::kBFloat16, NumberType::kBlock8}) {
+      all.push_back({working, states});
+    }
+  }
+  return all;
+}
+
+constexpr Formula kFormula = Formula::kAdamW;
+
+void StepOnDevice(const StepMemory& m, const StepCoefficients& c,
+                  const at::Tensor& scalars) {
+  const StepPart part = {m.Range(), c};
+  DeviceKernelsOf(kType)->Step(kFormula, {part}, scalars);
+}
+
+TEST_P(DeviceKernelsTest, StepHasTheCpusBits) {
+  const OptimizerOptions options = {.lr = 1e-2, .weight_decay = 0.1};
   const c10::Device device = TestDevice(1);
-  for (const WorkingType type : kTypes) {
-    for (const int64_t numel : {0, 1, 1000}) {
-      State expected(numel, type, Normal);
-      const State state = expected.To(device);
+  for (const StepTypes& types : MemoryTypes()) {
+    for (const int64_t numel : {1, 1000}) {
+      StepMemory expected(kFormula, numel, types, Normal);
+      const StepMemory state = expected.To(device);
       const at::Tensor scalars = ScalarsOf(0.37, false, device);
       const at::Tensor skip = ScalarsOf(0.37, true, device);
       testdevice::ResetHostWaits();
-      Kernels().AdamW(state.Range(), CoefficientsOf(options, 1, 0.2), {});
-      Kernels().AdamW(state.Range(), CoefficientsOf(options, 2, 0.2), scalars);
-      Kernels().AdamW(state.Range(), CoefficientsOf(options, 3, 0.2), skip);
+      StepOnDevice(state, CoefficientsOf(options, 1, 0.2), {});
+      StepOnDevice(state, CoefficientsOf(options, 2, 0.2), scalars);
+      StepOnDevice(state, CoefficientsOf(options, 3, 0.2), skip);
       EXPECT_EQ(testdevice::CountHostWaits(), 0);
-      AdamWUpdate(expected.Range(), CoefficientsOf(options, 1, 0.2));
-      AdamWUpdate(expected.Range(), CoefficientsOf(options, 2, 0.37));
+      StepElements(kFormula, expected.Range(), CoefficientsOf(options, 1, 0.2));
+      StepElements(kFormula, expected.Range(),
+                   CoefficientsOf(options, 2, 0.37));
       ExpectSame(state, expected);
     }
   }
@@ -238,16 +255,14 @@ TEST_P(DeviceKernelsTest, DeclareWhatTheyReadAndWrite) {
   ExpectDeclared({sum}, {x}, [&] { Kernels().AddToNorm(x, 0, 2, sum); });
   ExpectDeclared({scalars}, {sum},
                  [&] { Kernels().FinishNorm(sum, {}, scalars); });
-  for (const WorkingType type : kTypes) {
-    const State s = State(100, type, Normal).To(device);
-    std::vector<at::Tensor> written = {s.master, s.exp_avg, s.exp_avg_sq};
-    if (type != WorkingType::kNone) written.push_back(s.working);
-    ExpectDeclared(written, {s.gradient, scalars}, [&] {
-      Kernels().AdamW(s.Range(), CoefficientsOf({}, 1), scalars);
-    });
-    EXPECT_FALSE(IsFault(
-        [&] { scalars.zero_(); },
-        [&] { Kernels().AdamW(s.Range(), CoefficientsOf({}, 1), {}); }));
+  for (const StepTypes& types : MemoryTypes()) {
+    const StepMemory s = StepMemory(kFormula, 100, types, Normal).To(device);
+    std::vector<at::Tensor> written = {s.master, s.states[0], s.states[1]};
+    if (types.working != NumberType::kNone) written.push_back(s.working);
+    ExpectDeclared(written, {s.gradient, scalars},
+                   [&] { StepOnDevice(s, CoefficientsOf({}, 1), scalars); });
+    EXPECT_FALSE(IsFault([&] { scalars.zero_(); },
+                         [&] { StepOnDevice(s, CoefficientsOf({}, 1), {}); }));
   }
 }
 

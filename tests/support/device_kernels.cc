@@ -52,25 +52,14 @@ void AddToWords(const T* x, int64_t numel, int64_t first, double p,
   }
 }
 
-int64_t ItemBytes(WorkingType type) {
-  switch (type) {
-    case WorkingType::kNone:
-      return 0;
-    case WorkingType::kFloat32:
-      return 4;
-    case WorkingType::kBFloat16:
-    case WorkingType::kFloat16:
-      return 2;
-  }
-}
-
 // The same memory, where the host finds it.
-AdamWRange RangeOnHost(AdamWRange range) {
+StepRange RangeOnHost(StepRange range) {
   range.master = OnHost(range.master);
-  range.exp_avg = OnHost(range.exp_avg);
-  range.exp_avg_sq = OnHost(range.exp_avg_sq);
+  for (void*& state : range.states) {
+    if (state != nullptr) state = OnHost(state);
+  }
   range.gradient = OnHost(range.gradient);
-  range.working = OnHost(range.working);
+  if (range.working != nullptr) range.working = OnHost(range.working);
   return range;
 }
 
@@ -112,16 +101,26 @@ class TestDeviceKernels final : public DeviceKernels {
         });
   }
 
-  void AdamW(const AdamWRange& range, const AdamWCoefficients& coefficients,
-             const at::Tensor& scalars) const override {
-    if (range.numel == 0) return;
-    const int64_t bytes = range.numel * static_cast<int64_t>(sizeof(float));
+  void Step(Formula formula, absl::Span<const StepPart> parts,
+            const at::Tensor& scalars) const override {
+    for (const StepPart& part : parts) StepOne(formula, part, scalars);
+  }
+
+ private:
+  static void StepOne(Formula formula, const StepPart& part,
+                      const at::Tensor& scalars) {
+    const StepRange& range = part.range;
+    const auto bytes = [&](NumberType type) {
+      return BytesOf(type, range.numel);
+    };
     std::vector<Region> regions = {
-        Writes(range.master, bytes), Writes(range.exp_avg, bytes),
-        Writes(range.exp_avg_sq, bytes), Reads(range.gradient, bytes)};
-    if (range.working_type != WorkingType::kNone) {
-      regions.push_back(
-          Writes(range.working, range.numel * ItemBytes(range.working_type)));
+        Writes(range.master, bytes(range.master_type)),
+        Reads(range.gradient, bytes(range.gradient_type))};
+    for (int s = 0; s < StatesOf(formula).count; ++s) {
+      regions.push_back(Writes(range.states[s], bytes(range.state_type)));
+    }
+    if (range.working_type != NumberType::kNone) {
+      regions.push_back(Writes(range.working, bytes(range.working_type)));
     }
     const double* values = nullptr;
     if (scalars.defined()) {
@@ -131,13 +130,14 @@ class TestDeviceKernels final : public DeviceKernels {
     testdevice::Launch(
         CurrentStream(
             at::globalContext().getDeviceFromPtr(range.master, kType)),
-        "AdamW", regions, [range, c = coefficients, values]() mutable {
+        "optimizer step", regions,
+        [formula, range, c = part.coefficients, values]() mutable {
           if (values != nullptr) {
             const double* const found = OnHost(values);
             if (found[kSkip] != 0) return;
-            c.gradient_factor = static_cast<float>(found[kFactor]);
+            c.gradient_factor = found[kFactor];
           }
-          AdamWUpdate(RangeOnHost(range), c);
+          StepElements(formula, RangeOnHost(range), c);
         });
   }
 };

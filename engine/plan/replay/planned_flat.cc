@@ -45,6 +45,10 @@ PlannedFlat PlannedFlatOf(const Settings& settings, const FlatPlan& flat,
   planned.master_bytes = flat.trainable && working != wide ? bytes(wide) : 0;
   planned.reduce_bytes = bytes(options.reduce_dtype.value_or(working));
   planned.state_bytes = bytes(wide);
+  if (settings.optimizer.has_value()) {
+    planned.optimizer_block_bytes =
+        StateBytesOf(*settings.optimizer, planned.state_bytes, 64);
+  }
   planned.trained = flat.trainable;
   planned.sharded_parameters = options.stage.sharded_parameters;
   planned.sharded_gradients = options.stage.sharded_gradients;
@@ -63,7 +67,8 @@ PlannedBytes BytesBetweenSteps(const PlannedFlat& flat, bool has_optimizer,
   if (!flat.trained || flat.states_elsewhere) return bytes;
   bytes.Add(PlanKind::kMasters, flat.owned_numel() * flat.master_bytes);
   if (has_optimizer) {
-    bytes.Add(PlanKind::kOptimizer, 2 * flat.owned_numel() * flat.state_bytes);
+    bytes.Add(PlanKind::kOptimizer,
+              flat.owned_numel() / 64 * flat.optimizer_block_bytes);
   }
   return bytes;
 }

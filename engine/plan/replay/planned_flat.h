@@ -20,7 +20,9 @@ struct PlannedFlat {
   int64_t working_bytes = 4;
   int64_t master_bytes = 0;  // with memory of its own, else 0
   int64_t reduce_bytes = 4;
-  int64_t state_bytes = 4;  // of the master's dtype: gradients, each moment
+  int64_t state_bytes = 4;  // of the master's dtype: gradients
+  // Of 64 elements, all of their optimizer states.
+  int64_t optimizer_block_bytes = 2 * 4 * 64;
   bool trained = true;
   bool sharded_parameters = false;
   bool sharded_gradients = false;

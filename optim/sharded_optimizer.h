@@ -1,11 +1,11 @@
-// AdamW on the segments of flat shards, with the bits of the same kernel on
-// whole parameters, whatever the shards.
+// ShardedOptimizer: an optimizer on the segments of flat shards, with the bits
+// of the same kernel on whole parameters, whatever the shards.
 //
-// Float32 on the CPU goes to AdamWUpdate (optim/adamw_kernel.h), where an
-// element has the same bits wherever it lies; a 16-bit working copy is written
-// in the same pass. On devices that have it (optim/device_kernels.h) the same
-// kernel does the same. Others go to libtorch's fused kernel, which groups
-// elements the same way at every cut (sharding/layout/layout.h).
+// On the CPU, and on devices that have it (optim/device_kernels.h), a step is
+// StepElements (optim/kernels/element_step.h), where an element has the same
+// bits wherever it lies; a 16-bit working copy is written in the same pass.
+// AdamW of float64 goes to libtorch's fused kernel, which groups elements the
+// same way at every cut (sharding/layout/layout.h).
 //
 // With libtorch_exact all go through the operators that torch::optim::AdamW
 // calls (exp_avg.mul_().add_() and so on), one after the other, and have its
@@ -17,15 +17,15 @@
 //
 // A parameter without a gradient is skipped: no decay, no momentum, and its own
 // step count stays (bias correction), as in libtorch.
-#ifndef OPTIM_ADAMW_H_
-#define OPTIM_ADAMW_H_
+#ifndef OPTIM_SHARDED_OPTIMIZER_H_
+#define OPTIM_SHARDED_OPTIMIZER_H_
 
-#include <array>
 #include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -33,8 +33,9 @@
 #include "comm/communicator.h"
 #include "offload/tiered_buffer.h"
 #include "offload/update_stream.h"
-#include "optim/adamw_kernel.h"
 #include "optim/host_step.h"
+#include "optim/kernels/optimizer_options.h"
+#include "optim/parameter_groups.h"
 #include "optim/streamed_step.h"
 #include "optim/unit_step.h"
 #include "sharding/flat/flat_parameter.h"
@@ -42,13 +43,15 @@
 
 namespace tessera {
 
-class AdamW {
+class ShardedOptimizer {
  public:
-  // Allocates the states of this rank's part of every trainable unit, 2 * owned
-  // elements of the master dtype; another unit's when it first has a gradient
-  // (it was unfrozen). LOCAL. ResourceExhausted.
-  static absl::StatusOr<std::unique_ptr<AdamW>> Create(
-      std::vector<std::shared_ptr<FlatParameter>> flats, AdamWOptions options);
+  // Allocates the states of this rank's part of every trainable unit, StatesOf
+  // the formula, owned elements each; another unit's when it first has a
+  // gradient (it was unfrozen). LOCAL. ResourceExhausted; Unimplemented of a
+  // device that has no kernels for the formula.
+  static absl::StatusOr<std::unique_ptr<ShardedOptimizer>> Create(
+      std::vector<std::shared_ptr<FlatParameter>> flats,
+      ParameterGroups groups);
 
   // Memory for what Step needs: of units that were unfrozen. LOCAL.
   // ResourceExhausted; nothing has been stepped then.
@@ -77,7 +80,7 @@ class AdamW {
   // LOCAL; waits for what of the last Step is still being written, and is ASYNC
   // then.
   void StartEarly(size_t flat, FlatGradient* gradient,
-                  const AdamWOptions& options, double factor);
+                  const std::vector<OptimizerOptions>& options, double factor);
   // Some units may be. LOCAL.
   bool MayStepEarly() const;
   // None of these was right. LOCAL, blocking.
@@ -91,25 +94,24 @@ class AdamW {
   // The device has skipped the last Step: it does not count. Once. LOCAL.
   void Uncount();
 
-  // Of the steps from now on.
-  void SetRate(double lr) { options_.lr = lr; }
-  void SetBetas(double beta1, double beta2) {
-    options_.beta1 = beta1;
-    options_.beta2 = beta2;
+  // Of the steps from now on, of each group. REQUIRES: the same formulas and
+  // types of states as before.
+  void SetOptions(std::vector<OptimizerOptions> options) {
+    groups_.options = std::move(options);
   }
-  double rate() const { return options_.lr; }
-  const AdamWOptions& options() const { return options_; }
-  // As created.
-  double configured_rate() const { return configured_rate_; }
+  const ParameterGroups& groups() const { return groups_; }
+  Formula formula() const { return FormulaOf(groups_.options[0]); }
 
-  // States of a unit, for checkpoints: [owned] each, or undefined; perhaps on a
-  // disk. REQUIRES: FlatParameter::PrepareUpdate.
-  TieredBuffer& exp_avg(int flat) { return states_[flat].exp_avg; }
-  TieredBuffer& exp_avg_sq(int flat) { return states_[flat].exp_avg_sq; }
+  // States of a unit, for checkpoints: StatesOf(formula()), [owned] each; none
+  // where the unit has none; perhaps on a disk. REQUIRES:
+  // FlatParameter::PrepareUpdate.
+  std::vector<TieredBuffer>& states(int flat) {
+    return states_[static_cast<size_t>(flat)].moments;
+  }
   // Whether a unit's states are there and have never been written: zeros. Who
   // writes them says so. LOCAL.
   bool has_zeros(int flat) const {
-    return states_[flat].exp_avg.defined() && !states_[flat].written;
+    return states_[flat].made && !states_[flat].written;
   }
   void SetWritten(int flat) { states_[flat].written = true; }
   // Which units have states, 1 or 0 each: those of trainable units and of such
@@ -130,7 +132,8 @@ class AdamW {
     std::shared_ptr<EarlyHost> on_host;  // null: on a disk
   };
   struct State {
-    TieredBuffer exp_avg, exp_avg_sq;  // [owned]
+    std::vector<TieredBuffer> moments;  // of the formula, [owned] each
+    bool made = false;                  // they are there, if it has any
     // Where the CPU updates these for a device, on the host: the gradient if it
     // is not sharded, and what is on its way to the working copy, of its dtype.
     TieredBuffer gradient, working;
@@ -151,10 +154,11 @@ class AdamW {
   CommFuture StartOnDisk(size_t u, const UnitStep& step, Gradients* gradients);
   // Of a unit on a disk, what is read and written; without its gradient.
   StreamedStep Streamed(size_t u, const UnitStep& step, bool early);
+  bool AnyOnDisk(size_t u, FlatGradient* gradient);
   bool EarlyOnDisk(size_t u) const;
   bool EarlyOnHost(size_t u) const;
-  // What a step of the unit writes, wherever it lies; null: it has none.
-  std::array<TieredBuffer*, 4> WrittenBuffers(size_t u);
+  // What a step of the unit writes, wherever it lies.
+  std::vector<TieredBuffer*> WrittenBuffers(size_t u);
   int64_t NextBytes(size_t with);
   absl::Status MakeRoomForNext(size_t u);
   EarlyStep PushEarlyOnDisk(size_t u, const UnitStep& step,
@@ -183,6 +187,7 @@ class AdamW {
   absl::StatusOr<bool> StepHere(size_t u, const UnitStep& step,
                                 const FlatGradient& gradient,
                                 UnitStep::Counts* counts);
+  absl::Status CheckKernels(const FlatParameter& flat) const;
   absl::Status EnsureState(size_t flat);
   static absl::Status AllocateHostBuffers(const FlatParameter& flat,
                                           State* state);
@@ -190,8 +195,7 @@ class AdamW {
   std::vector<State> states_;
   std::vector<int64_t> steps_;
   std::vector<size_t> counted_;  // whose number the last Step has raised
-  AdamWOptions options_;
-  double configured_rate_ = 0;
+  ParameterGroups groups_;
   bool half_stepped_ = false;
   int64_t early_bytes_ = 0;
   std::vector<size_t> early_order_;  // of StartEarly, since the last Step
@@ -199,4 +203,4 @@ class AdamW {
 };
 
 }  // namespace tessera
-#endif  // OPTIM_ADAMW_H_
+#endif  // OPTIM_SHARDED_OPTIMIZER_H_

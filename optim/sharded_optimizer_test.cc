@@ -1,4 +1,4 @@
-#include "optim/adamw.h"
+#include "optim/sharded_optimizer.h"
 
 #include <torch/torch.h>
 
@@ -12,13 +12,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
-#include "optim/adamw_test_util.h"
+#include "optim/step_test_util.h"
 #include "sharding/flat/schedule.h"
 
 namespace tessera {
 namespace {
 
-constexpr AdamWOptions kOptions = {
+constexpr OptimizerOptions kOptions = {
     .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.98, .eps = 1e-7, .weight_decay = 0.3};
 
 // A function of a parameter with a given gradient; its values are not read.
@@ -55,7 +55,9 @@ class RankOptimizer {
                                std::make_shared<Schedule>(ScheduleOptions()))
             .value();
     TESSERA_EXPECT_OK(flat_->Adopt());
-    adamw_ = AdamW::Create({flat_}, kOptions).value();
+    optimizer_ =
+        ShardedOptimizer::Create({flat_}, {{kOptions}, {"default"}, {}})
+            .value();
     gradients_ = std::make_unique<Gradients>(
         std::vector<std::shared_ptr<FlatParameter>>{flat_}, comm_,
         GradientOptions(), std::vector<bool>(params_.size(), true));
@@ -77,13 +79,13 @@ class RankOptimizer {
     };
     TESSERA_RETURN_IF_ERROR(gradients_->Run(backward, {"a step"}));
     TESSERA_RETURN_IF_ERROR(flat_->PrepareUpdate());
-    TESSERA_RETURN_IF_ERROR(
-        adamw_->Step(gradients_.get(), factor,
-                     [&](size_t u, bool working_written, const CommFuture&) {
-                       EXPECT_EQ(u, 0u);
-                       working_written_ = working_written;
-                       return absl::OkStatus();
-                     }));
+    TESSERA_RETURN_IF_ERROR(optimizer_->Step(
+        gradients_.get(), factor,
+        [&](size_t u, bool working_written, const CommFuture&) {
+          EXPECT_EQ(u, 0u);
+          working_written_ = working_written;
+          return absl::OkStatus();
+        }));
     gradients_->Zero();
     return absl::OkStatus();
   }
@@ -104,9 +106,10 @@ class RankOptimizer {
                    static_cast<size_t>(segment.range.numel() * item)) == 0;
       };
       const char* what =
-          !same(reference.params, flat_->masters())              ? "values"
-          : !same(reference.exp_avgs, adamw_->exp_avg(0).View()) ? "exp_avg"
-          : !same(reference.exp_avg_sqs, adamw_->exp_avg_sq(0).View())
+          !same(reference.params, flat_->masters()) ? "values"
+          : !same(reference.exp_avgs, optimizer_->states(0)[0].View())
+              ? "exp_avg"
+          : !same(reference.exp_avg_sqs, optimizer_->states(0)[1].View())
               ? "exp_avg_sq"
               : nullptr;
       if (what != nullptr) {
@@ -116,7 +119,7 @@ class RankOptimizer {
     }
     return "";
   }
-  AdamW& adamw() { return *adamw_; }
+  ShardedOptimizer& optimizer() { return *optimizer_; }
   FlatParameter& flat() { return *flat_; }
   // What the last step said.
   bool working_written() const { return working_written_; }
@@ -126,7 +129,7 @@ class RankOptimizer {
   std::shared_ptr<Communicator> comm_;
   Tensors params_;
   std::shared_ptr<FlatParameter> flat_;
-  std::unique_ptr<AdamW> adamw_;
+  std::unique_ptr<ShardedOptimizer> optimizer_;
   std::unique_ptr<Gradients> gradients_;
 };
 
@@ -156,23 +159,23 @@ void ExpectSegmentsEqualWhole(const Tensors& values, int stage, int world_size,
     }
     EXPECT_EQ(optimizer.Difference(reference), "")
         << "rank " << rank << "/" << world_size;
-    EXPECT_EQ(optimizer.adamw().parameter_steps(), reference.steps);
+    EXPECT_EQ(optimizer.optimizer().parameter_steps(), reference.steps);
   }
 }
 
 bool Never(int, size_t) { return false; }
 
-class AdamWTest
+class ShardedOptimizerTest
     : public ::testing::TestWithParam<std::tuple<int, at::ScalarType>> {
  protected:
-  AdamWTest() { torch::manual_seed(5); }
+  ShardedOptimizerTest() { torch::manual_seed(5); }
   int stage() const { return std::get<0>(GetParam()); }
   at::Tensor Random(at::IntArrayRef sizes) {
     return torch::randn(sizes, std::get<1>(GetParam()));
   }
 };
 
-TEST_P(AdamWTest, GivesTheSameBitsAtEveryCut) {
+TEST_P(ShardedOptimizerTest, GivesTheSameBitsAtEveryCut) {
   // One storage of 16 groups and a bit: W = 17 cuts it after each of them.
   const at::Tensor value = Random({1005});
   for (int world_size : {1, 2, 3, 4, 5, 6, 8, 16, 17, 18}) {
@@ -180,7 +183,7 @@ TEST_P(AdamWTest, GivesTheSameBitsAtEveryCut) {
   }
 }
 
-TEST_P(AdamWTest, GivesTheSameBitsForManySizes) {
+TEST_P(ShardedOptimizerTest, GivesTheSameBitsForManySizes) {
   Tensors values;
   for (int64_t numel :
        {1, 2, 3, 15, 16, 17, 31, 63, 64, 65, 127, 128, 129, 257, 1009, 2048}) {
@@ -192,7 +195,7 @@ TEST_P(AdamWTest, GivesTheSameBitsForManySizes) {
   }
 }
 
-TEST_P(AdamWTest, GivesTheSameBitsAtOddPlacesOfASharedStorage) {
+TEST_P(ShardedOptimizerTest, GivesTheSameBitsAtOddPlacesOfASharedStorage) {
   const at::Tensor all = Random({1400});
   const Tensors values = {all.narrow(0, 3, 501), all.narrow(0, 505, 1),
                           all.narrow(0, 507, 64), all.narrow(0, 639, 700),
@@ -202,7 +205,7 @@ TEST_P(AdamWTest, GivesTheSameBitsAtOddPlacesOfASharedStorage) {
   }
 }
 
-TEST_P(AdamWTest, GivesTheSameBitsForParametersWithoutGaps) {
+TEST_P(ShardedOptimizerTest, GivesTheSameBitsForParametersWithoutGaps) {
   const at::Tensor all = Random({65 + 640});
   const Tensors values = {Random({128}),        Random({64}),
                           Random({64, 3}),      Random({63}),
@@ -216,7 +219,7 @@ TEST_P(AdamWTest, GivesTheSameBitsForParametersWithoutGaps) {
   }
 }
 
-TEST_P(AdamWTest, LeavesASkippedParameterAndItsStepCountAlone) {
+TEST_P(ShardedOptimizerTest, LeavesASkippedParameterAndItsStepCountAlone) {
   const Tensors values = {Random({300}), Random({301}), Random({20})};
   for (int world_size : {1, 2, 3}) {
     // The first always has a gradient, the second never, the third sometimes.
@@ -226,7 +229,7 @@ TEST_P(AdamWTest, LeavesASkippedParameterAndItsStepCountAlone) {
   }
 }
 
-TEST_P(AdamWTest, DoesNotDependOnTheNumberOfThreads) {
+TEST_P(ShardedOptimizerTest, DoesNotDependOnTheNumberOfThreads) {
   // More elements than libtorch gives to one thread.
   const Tensors values = {Random({140'003})};
   const int threads = at::get_num_threads();
@@ -241,7 +244,7 @@ TEST_P(AdamWTest, DoesNotDependOnTheNumberOfThreads) {
   EXPECT_EQ(three.Difference(one), "");
 }
 
-TEST_P(AdamWTest, MultipliesGradients) {
+TEST_P(ShardedOptimizerTest, MultipliesGradients) {
   const Tensors values = {Random({300}), Random({77})};
   const Tensors gradients = {torch::randn_like(values[0]),
                              torch::randn_like(values[1])};
@@ -257,7 +260,7 @@ TEST_P(AdamWTest, MultipliesGradients) {
 }
 
 // That of what is skipped, too, although nothing writes it.
-TEST_P(AdamWTest, WritesA16BitWorkingCopy) {
+TEST_P(ShardedOptimizerTest, WritesA16BitWorkingCopy) {
   if (std::get<1>(GetParam()) != at::kFloat) GTEST_SKIP() << "masters in float";
   const Tensors values = {Random({40'000}), Random({20}), Random({301})};
   for (at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
@@ -283,14 +286,14 @@ TEST_P(AdamWTest, WritesA16BitWorkingCopy) {
   }
 }
 
-TEST_P(AdamWTest, CountsItsBytes) {
+TEST_P(ShardedOptimizerTest, CountsItsBytes) {
   RankOptimizer optimizer({Random({1000})}, stage(), 1, 2);
   // Half of 1024 elements, twice.
   const int64_t item = c10::elementSize(std::get<1>(GetParam()));
-  EXPECT_EQ(optimizer.adamw().resident_bytes(), 2 * 512 * item);
+  EXPECT_EQ(optimizer.optimizer().resident_bytes(), 2 * 512 * item);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, AdamWTest,
+INSTANTIATE_TEST_SUITE_P(All, ShardedOptimizerTest,
                          ::testing::Combine(::testing::Values(1, 2, 3),
                                             ::testing::Values(at::kFloat,
                                                               at::kDouble)),

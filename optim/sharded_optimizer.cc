@@ -1,5 +1,6 @@
-#include "optim/adamw.h"
+#include "optim/sharded_optimizer.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -8,40 +9,62 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "offload/update_stream.h"
+#include "optim/device_kernels.h"
 #include "optim/streamed_step.h"
 #include "sharding/torch/torch_scope.h"
 
 namespace tessera {
 
-absl::StatusOr<std::unique_ptr<AdamW>> AdamW::Create(
-    std::vector<std::shared_ptr<FlatParameter>> flats, AdamWOptions options) {
-  auto adamw = std::make_unique<AdamW>();
-  adamw->options_ = options;
-  adamw->configured_rate_ = options.lr;
-  adamw->flats_ = std::move(flats);
-  adamw->states_.resize(adamw->flats_.size());
-  for (size_t u = 0; u < adamw->flats_.size(); ++u) {
-    const FlatParameter& flat = *adamw->flats_[u];
-    if (flat.trainable()) TESSERA_RETURN_IF_ERROR(adamw->EnsureState(u));
-    adamw->steps_.resize(adamw->steps_.size() + flat.parameters().size());
+absl::StatusOr<std::unique_ptr<ShardedOptimizer>> ShardedOptimizer::Create(
+    std::vector<std::shared_ptr<FlatParameter>> flats, ParameterGroups groups) {
+  auto made = std::make_unique<ShardedOptimizer>();
+  made->groups_ = std::move(groups);
+  made->flats_ = std::move(flats);
+  made->states_.resize(made->flats_.size());
+  for (size_t u = 0; u < made->flats_.size(); ++u) {
+    const FlatParameter& flat = *made->flats_[u];
+    TESSERA_RETURN_IF_ERROR(made->CheckKernels(flat));
+    if (flat.trainable()) TESSERA_RETURN_IF_ERROR(made->EnsureState(u));
+    made->steps_.resize(made->steps_.size() + flat.parameters().size());
   }
-  return adamw;
+  made->groups_.of.resize(made->steps_.size());
+  return made;
 }
 
-absl::Status AdamW::EnsureState(size_t u) {
+// libtorch's kernels do plain AdamW on any device.
+absl::Status ShardedOptimizer::CheckKernels(const FlatParameter& flat) const {
+  const at::Device device = flat.update_device();
+  const OptimizerOptions& o = groups_.options[0];
+  const bool plain = formula() == Formula::kAdamW && o.bias_correction &&
+                     !o.maximize && o.states == StateType::kFloat32;
+  if (device.is_cpu() || plain || DeviceKernelsOf(device.type()) != nullptr) {
+    return absl::OkStatus();
+  }
+  return absl::UnimplementedError(
+      absl::StrCat("optimizer: there are no kernels for it on ", device.str(),
+                   "; use AdamW, or offload the optimizer to the CPU"));
+}
+
+absl::Status ShardedOptimizer::EnsureState(size_t u) {
   FlatParameter& flat = *flats_[u];
-  if (states_[u].exp_avg_sq.defined()) return absl::OkStatus();
+  if (states_[u].made) return absl::OkStatus();
   TESSERA_RETURN_IF_ERROR(flat.MakeMasters());
   const FlatParameterOptions& options = flat.options();
-  const auto allocate = [&](const char* state) {
-    return TieredBuffer::Allocate(
-        flat.owned().numel(), flat.master_dtype(), flat.device(),
-        MemoryKind::kOptimizer, options.PlaceOf(options.states),
-        absl::StrCat(state, " of unit ", flat.name()));
-  };
+  const bool narrow = groups_.options[0].states == StateType::kBFloat16 &&
+                      flat.master_dtype() == at::kFloat;
+  const StepStates names = StatesOf(formula());
   State made;  // all of it, or nothing
-  TESSERA_ASSIGN_OR_RETURN(made.exp_avg, allocate("exp_avg"));
-  TESSERA_ASSIGN_OR_RETURN(made.exp_avg_sq, allocate("exp_avg_sq"));
+  made.made = true;
+  for (int s = 0; s < names.count; ++s) {
+    TESSERA_ASSIGN_OR_RETURN(
+        TieredBuffer state,
+        TieredBuffer::Allocate(
+            flat.owned().numel(), narrow ? at::kBFloat16 : flat.master_dtype(),
+            flat.device(), MemoryKind::kOptimizer,
+            options.PlaceOf(options.states),
+            absl::StrCat(names.states[s].name, " of unit ", flat.name())));
+    made.moments.push_back(std::move(state));
+  }
   if (flat.updated_on_host()) {
     TESSERA_RETURN_IF_ERROR(AllocateHostBuffers(flat, &made));
   }
@@ -49,8 +72,8 @@ absl::Status AdamW::EnsureState(size_t u) {
   return absl::OkStatus();
 }
 
-absl::Status AdamW::AllocateHostBuffers(const FlatParameter& flat,
-                                        State* state) {
+absl::Status ShardedOptimizer::AllocateHostBuffers(const FlatParameter& flat,
+                                                   State* state) {
   const auto allocate = [&](at::ScalarType dtype, MemoryKind kind,
                             const char* what) {
     return TieredBuffer::Allocate(flat.owned().numel(), dtype, flat.device(),
@@ -72,13 +95,14 @@ absl::Status AdamW::AllocateHostBuffers(const FlatParameter& flat,
   return absl::OkStatus();
 }
 
-std::vector<uint8_t> AdamW::has_state() const {
+std::vector<uint8_t> ShardedOptimizer::has_state() const {
   std::vector<uint8_t> has;
-  for (const State& state : states_) has.push_back(state.exp_avg_sq.defined());
+  for (const State& state : states_) has.push_back(state.made);
   return has;
 }
 
-absl::Status AdamW::MatchStates(const std::vector<uint8_t>& has_state) {
+absl::Status ShardedOptimizer::MatchStates(
+    const std::vector<uint8_t>& has_state) {
   for (size_t u = 0; u < flats_.size(); ++u) {
     if (has_state[u] != 0) {
       TESSERA_RETURN_IF_ERROR(EnsureState(u));
@@ -90,7 +114,7 @@ absl::Status AdamW::MatchStates(const std::vector<uint8_t>& has_state) {
   return absl::OkStatus();
 }
 
-absl::Status AdamW::Prepare(const Gradients& gradients) {
+absl::Status ShardedOptimizer::Prepare(const Gradients& gradients) {
   for (size_t u = 0; u < flats_.size(); ++u) {
     if (!gradients.of(u).has_step_gradient()) continue;
     TESSERA_RETURN_IF_ERROR(EnsureState(u));
@@ -98,8 +122,9 @@ absl::Status AdamW::Prepare(const Gradients& gradients) {
   return absl::OkStatus();
 }
 
-absl::Status AdamW::Step(Gradients* gradients, const GradientFactor& factor,
-                         const AfterUnit& after) {
+absl::Status ShardedOptimizer::Step(Gradients* gradients,
+                                    const GradientFactor& factor,
+                                    const AfterUnit& after) {
   return CatchTorch("optimizer step", [&]() -> absl::Status {
     TorchScope scope;
     std::vector<Awaited> awaited;
@@ -120,10 +145,10 @@ absl::Status AdamW::Step(Gradients* gradients, const GradientFactor& factor,
 
 // What is always whole on a device is awaited: its all-gather follows, in the
 // same order on all ranks.
-absl::Status AdamW::StepUnits(Gradients* gradients,
-                              const GradientFactor& factor,
-                              const AfterUnit& after,
-                              std::vector<Awaited>* awaited) {
+absl::Status ShardedOptimizer::StepUnits(Gradients* gradients,
+                                         const GradientFactor& factor,
+                                         const AfterUnit& after,
+                                         std::vector<Awaited>* awaited) {
   UnitStep::Counts counts;
   std::optional<HostFactor> on_host;
   const int64_t early_units = early_units_;
@@ -132,8 +157,8 @@ absl::Status AdamW::StepUnits(Gradients* gradients,
     const FlatParameter& flat = *flats_[u];
     const FlatGradient& gradient = gradients->of(u);
     if (!gradient.has_step_gradient()) continue;
-    const UnitStep step(flat, gradient.has_gradient(), steps_, options_,
-                        factor);
+    const UnitStep step(flat, gradient.has_gradient(), steps_, groups_.options,
+                        groups_.of, factor);
     CountStep(flat, gradient);
     states_[u].written = true;
     CommFuture updated;
@@ -142,7 +167,7 @@ absl::Status AdamW::StepUnits(Gradients* gradients,
       if (!on_host.has_value()) on_host.emplace(factor);
       TESSERA_ASSIGN_OR_RETURN(updated,
                                StartOnHost(u, step, *on_host, gradients));
-    } else if (flat.options().stream != nullptr && flat.device().is_cpu()) {
+    } else if (AnyOnDisk(u, &gradients->of(u))) {
       updated = StartOnDisk(u, step, gradients);
     } else {
       TESSERA_ASSIGN_OR_RETURN(working_written,
@@ -162,44 +187,48 @@ absl::Status AdamW::StepUnits(Gradients* gradients,
 
 // What lies elsewhere, its shard or what Engine::Offload has taken there, is
 // back for the moment of its step.
-absl::StatusOr<bool> AdamW::StepHere(size_t u, const UnitStep& step,
-                                     const FlatGradient& gradient,
-                                     UnitStep::Counts* counts) {
+absl::StatusOr<bool> ShardedOptimizer::StepHere(size_t u, const UnitStep& step,
+                                                const FlatGradient& gradient,
+                                                UnitStep::Counts* counts) {
   FlatParameter& flat = *flats_[u];
   TESSERA_ASSIGN_OR_RETURN(Raised masters, Raised::Of(flat.masters_buffer()));
   TESSERA_ASSIGN_OR_RETURN(Raised working,
                            Raised::Of(flat.separate_working_elsewhere()));
-  TESSERA_ASSIGN_OR_RETURN(Raised exp_avg, Raised::Of(&states_[u].exp_avg));
-  TESSERA_ASSIGN_OR_RETURN(Raised exp_avg_sq,
-                           Raised::Of(&states_[u].exp_avg_sq));
-  const StepTensors tensors = {flat.masters(), states_[u].exp_avg.View(),
-                               states_[u].exp_avg_sq.View(), gradient.owned(),
-                               flat.separate_working()};
+  StepTensors tensors;
+  std::vector<Raised> moments;
+  for (TieredBuffer& state : states_[u].moments) {
+    TESSERA_ASSIGN_OR_RETURN(Raised raised, Raised::Of(&state));
+    moments.push_back(std::move(raised));
+    tensors.states.push_back(state.View());
+  }
+  tensors.masters = flat.masters();
+  tensors.gradient = gradient.owned();
+  tensors.working = flat.separate_working();
   half_stepped_ = true;  // and not only when all of it is back where it lies
   const bool working_written =
       step.Apply({0, flat.owned().numel()}, tensors, counts);
-  TESSERA_RETURN_IF_ERROR(exp_avg.Commit());
-  TESSERA_RETURN_IF_ERROR(exp_avg_sq.Commit());
+  for (Raised& state : moments) TESSERA_RETURN_IF_ERROR(state.Commit());
   TESSERA_RETURN_IF_ERROR(masters.Commit());
   if (working_written) TESSERA_RETURN_IF_ERROR(working.Commit());
   return working_written;
 }
 
-HostStates AdamW::HostStatesOf(size_t u) {
+HostStates ShardedOptimizer::HostStatesOf(size_t u) {
   FlatParameter& flat = *flats_[u];
   State& state = states_[u];
   // A shard on the host is the new values' place itself.
   TieredBuffer* const shard = flat.separate_working_elsewhere();
-  HostStates states = {flat.masters_buffer(), &state.exp_avg,
-                       &state.exp_avg_sq};
+  HostStates states;
+  states.masters = flat.masters_buffer();
+  for (TieredBuffer& moment : state.moments) states.moments.push_back(&moment);
   states.working = shard != nullptr          ? shard
                    : state.working.defined() ? &state.working
                                              : nullptr;
   return states;
 }
 
-absl::StatusOr<TieredBuffer*> AdamW::GradientOnHost(size_t u,
-                                                    FlatGradient* gradient) {
+absl::StatusOr<TieredBuffer*> ShardedOptimizer::GradientOnHost(
+    size_t u, FlatGradient* gradient) {
   if (gradient->elsewhere() != nullptr) return gradient->elsewhere();
   TieredBuffer& copy = states_[u].gradient;
   TESSERA_CHECK(copy.defined()) << flats_[u]->name();
@@ -207,9 +236,9 @@ absl::StatusOr<TieredBuffer*> AdamW::GradientOnHost(size_t u,
   return &copy;
 }
 
-absl::StatusOr<CommFuture> AdamW::StartOnHost(size_t u, const UnitStep& step,
-                                              const HostFactor& factor,
-                                              Gradients* gradients) {
+absl::StatusOr<CommFuture> ShardedOptimizer::StartOnHost(
+    size_t u, const UnitStep& step, const HostFactor& factor,
+    Gradients* gradients) {
   FlatParameter& flat = *flats_[u];
   HostStates states = HostStatesOf(u);
   const std::shared_ptr<const EarlyHost> early = KeepEarlyOnHost(u, step);
@@ -228,12 +257,14 @@ absl::StatusOr<CommFuture> AdamW::StartOnHost(size_t u, const UnitStep& step,
                        step, factor, states, flat.device(), on_device, early)));
 }
 
-StreamedStep AdamW::Streamed(size_t u, const UnitStep& step, bool early) {
+StreamedStep ShardedOptimizer::Streamed(size_t u, const UnitStep& step,
+                                        bool early) {
   FlatParameter& flat = *flats_[u];
   StreamedStep streamed(step, early);
   using Place = StreamedStep::Place;
-  streamed.Add(Place::kExpAvg, &states_[u].exp_avg);
-  streamed.Add(Place::kExpAvgSq, &states_[u].exp_avg_sq);
+  for (size_t s = 0; s < states_[u].moments.size(); ++s) {
+    streamed.Add(StreamedStep::StatePlace(s), &states_[u].moments[s]);
+  }
   if (TieredBuffer* const masters = flat.masters_buffer()) {
     streamed.Add(Place::kMasters, masters);
   } else {
@@ -248,9 +279,19 @@ StreamedStep AdamW::Streamed(size_t u, const UnitStep& step, bool early) {
   return streamed;
 }
 
+bool ShardedOptimizer::AnyOnDisk(size_t u, FlatGradient* gradient) {
+  if (flats_[u]->options().stream == nullptr || !flats_[u]->device().is_cpu()) {
+    return false;
+  }
+  if (gradient->elsewhere() != nullptr) return true;
+  const std::vector<TieredBuffer*> written = WrittenBuffers(u);
+  return std::any_of(written.begin(), written.end(),
+                     [](const TieredBuffer* b) { return b->on_disk(); });
+}
+
 // The unit's gradient goes with it: the next step's is another.
-CommFuture AdamW::StartOnDisk(size_t u, const UnitStep& step,
-                              Gradients* gradients) {
+CommFuture ShardedOptimizer::StartOnDisk(size_t u, const UnitStep& step,
+                                         Gradients* gradients) {
   FlatParameter& flat = *flats_[u];
   if (const auto kept = KeepEarly(u, step, gradients)) return *kept;
   StreamedStep streamed = Streamed(u, step, /*early=*/false);
@@ -266,14 +307,15 @@ CommFuture AdamW::StartOnDisk(size_t u, const UnitStep& step,
 
 // Who gathers from the disk takes what is not there yet from the stream
 // (UpdateStream::StartFetch), and is told what became of the rest.
-CommFuture AdamW::UpdatedOf(FlatParameter* flat,
-                            const UpdateStream::Pushed& pushed) {
+CommFuture ShardedOptimizer::UpdatedOf(FlatParameter* flat,
+                                       const UpdateStream::Pushed& pushed) {
   const TieredBuffer* const shard = flat->shard_buffer();
   const bool gathered_from_disk = shard != nullptr && shard->on_disk();
   return gathered_from_disk ? pushed.written : pushed.computed;
 }
 
-void AdamW::CountStep(const FlatParameter& flat, const FlatGradient& gradient) {
+void ShardedOptimizer::CountStep(const FlatParameter& flat,
+                                 const FlatGradient& gradient) {
   for (size_t i = 0; i < flat.parameters().size(); ++i) {
     if (!gradient.has_gradient(i)) continue;
     counted_.push_back(static_cast<size_t>(flat.parameters()[i].index));
@@ -281,16 +323,18 @@ void AdamW::CountStep(const FlatParameter& flat, const FlatGradient& gradient) {
   }
 }
 
-void AdamW::Uncount() {
+void ShardedOptimizer::Uncount() {
   for (const size_t i : counted_) --steps_[i];
   counted_.clear();
 }
 
-int64_t AdamW::resident_bytes() const {
+int64_t ShardedOptimizer::resident_bytes() const {
   int64_t bytes = 0;
   const UpdateStream* stream = nullptr;
   for (size_t u = 0; u < states_.size(); ++u) {
-    bytes += states_[u].exp_avg.resident_bytes() * 2;
+    for (const TieredBuffer& state : states_[u].moments) {
+      bytes += state.resident_bytes();
+    }
     if (states_[u].next != nullptr) bytes += states_[u].next->bytes();
     if (flats_[u]->options().stream != nullptr &&
         flats_[u]->device().is_cpu()) {

@@ -1,6 +1,6 @@
-// The kernel against libtorch's fused AdamW, against the formula element by
-// element, and against itself: instruction sets, places, lengths.
-#include "optim/adamw_kernel.h"
+// StepElements of AdamW: against libtorch's fused one, against the formula
+// element by element, and against itself: instruction sets, places, lengths. Of
+// all formulas: formulas_test.cc.
 
 #include <ATen/Version.h>
 #include <torch/torch.h>
@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
+#include "optim/kernels/element_step.h"
 
 namespace tessera {
 namespace {
@@ -36,11 +37,11 @@ struct State {
   explicit State(size_t n)
       : master(n), exp_avg(n), exp_avg_sq(n), gradient(n) {}
   size_t numel() const { return master.size(); }
-  AdamWRange Range() {
-    AdamWRange r;
+  StepRange Range() {
+    StepRange r;
     r.master = master.data();
-    r.exp_avg = exp_avg.data();
-    r.exp_avg_sq = exp_avg_sq.data();
+    r.states[0] = exp_avg.data();
+    r.states[1] = exp_avg_sq.data();
     r.gradient = gradient.data();
     r.numel = static_cast<int64_t>(numel());
     return r;
@@ -97,7 +98,7 @@ State MakeState(size_t numel, unsigned seed) {
 
 struct Case {
   const char* name;
-  AdamWOptions options;
+  OptimizerOptions options;
   int64_t step;
   double factor;
 };
@@ -123,13 +124,14 @@ std::vector<Isa> Isas() {
 }
 
 State Updated(State s, const Case& c, Isa isa) {
-  AdamWUpdate(s.Range(), CoefficientsOf(c.options, c.step, c.factor), isa);
+  StepElements(Formula::kAdamW, s.Range(),
+               CoefficientsOf(c.options, c.step, c.factor), isa);
   return s;
 }
 
 // The formula of the header, with std::fma.
 State ByFormula(State s, const Case& c) {
-  const AdamWOptions& o = c.options;
+  const OptimizerOptions& o = c.options;
   const auto rounded = [](double x) { return static_cast<float>(x); };
   const double steps = static_cast<double>(c.step);
   const float weight = rounded(1 - o.beta1), square = rounded(1 - o.beta2),
@@ -161,7 +163,7 @@ at::Tensor TensorOf(Floats& values) {
 }
 
 State ByLibtorch(State s, const Case& c) {
-  const AdamWOptions& o = c.options;
+  const OptimizerOptions& o = c.options;
   at::Tensor gradient = TensorOf(s.gradient);
   if (c.factor != 1) gradient = gradient.mul(c.factor);
   at::_fused_adamw_({TensorOf(s.master)}, {gradient}, {TensorOf(s.exp_avg)},
@@ -173,7 +175,7 @@ State ByLibtorch(State s, const Case& c) {
 
 constexpr size_t kNumel = 1 << 20;  // whole vectors
 
-TEST(AdamWKernelTest, HasTheBitsOfLibtorchsVectorisedBody) {
+TEST(AdamWBitsTest, HasTheBitsOfLibtorchsVectorisedBody) {
   const std::string capability = at::get_cpu_capability();
   if (capability != "AVX2" && capability != "AVX512") {
     GTEST_SKIP() << "libtorch runs without FMA here: " << capability;
@@ -192,7 +194,7 @@ TEST(AdamWKernelTest, HasTheBitsOfLibtorchsVectorisedBody) {
   at::set_num_threads(threads);
 }
 
-TEST(AdamWKernelTest, HasTheBitsOfTheFormula) {
+TEST(AdamWBitsTest, HasTheBitsOfTheFormula) {
   unsigned seed = 20;
   for (const Case& c : Cases()) {
     const State s = MakeState(kNumel / 4, seed++);
@@ -207,7 +209,7 @@ TEST(AdamWKernelTest, HasTheBitsOfTheFormula) {
 // exp_avg is odd in its last bit, and what is added is half of that bit except
 // for 2^-30 of it: it stays. A sum rounded to float64 lies in the middle, from
 // where it would go to the even neighbour.
-TEST(AdamWKernelTest, FusesWithOneRounding) {
+TEST(AdamWBitsTest, FusesWithOneRounding) {
   const Case c = {"", {.beta1 = 1 - 0x1p-16 * (1 + 0x1p-15)}, 1, 1};
   const float odd = 1 + 0x1p-23f, difference = 0x1p-8f * (1 - 0x1p-15f);
   State s(0);
@@ -229,7 +231,7 @@ TEST(AdamWKernelTest, FusesWithOneRounding) {
   }
 }
 
-TEST(AdamWKernelTest, WritesOneNan) {
+TEST(AdamWBitsTest, WritesOneNan) {
   const Case c = Cases()[1];
   for (Isa isa : Isas()) {
     const State s = Updated(MakeState(3000, 40), c, isa);
@@ -246,7 +248,7 @@ TEST(AdamWKernelTest, WritesOneNan) {
 }
 
 // Every length at every place, with what lies around it.
-TEST(AdamWKernelTest, AnElementDoesNotDependOnItsPlace) {
+TEST(AdamWBitsTest, AnElementDoesNotDependOnItsPlace) {
   constexpr size_t kAround = 20;
   const Case c = Cases()[2];
   const State all = MakeState(150, 50);
@@ -260,9 +262,10 @@ TEST(AdamWKernelTest, AnElementDoesNotDependOnItsPlace) {
           expected.exp_avg[i] = whole.exp_avg[i];
           expected.exp_avg_sq[i] = whole.exp_avg_sq[i];
         }
-        AdamWUpdate(Part(s.Range(), static_cast<int64_t>(begin),
-                         static_cast<int64_t>(begin + numel)),
-                    CoefficientsOf(c.options, c.step, c.factor), isa);
+        StepElements(Formula::kAdamW,
+                     Part(s.Range(), static_cast<int64_t>(begin),
+                          static_cast<int64_t>(begin + numel)),
+                     CoefficientsOf(c.options, c.step, c.factor), isa);
         ASSERT_EQ(Difference(s, expected), "")
             << IsaName(isa) << " " << begin << " + " << numel;
       }
@@ -270,19 +273,19 @@ TEST(AdamWKernelTest, AnElementDoesNotDependOnItsPlace) {
   }
 }
 
-TEST(AdamWKernelTest, OldMastersStayWhereNewOnesGoElsewhere) {
+TEST(AdamWBitsTest, OldMastersStayWhereNewOnesGoElsewhere) {
   const Case c = Cases()[2];
   const State start = MakeState(100, 55);
   for (Isa isa : Isas()) {
     for (int64_t numel = 0; numel <= 50; ++numel) {
       State s = start, expected = start;
       Floats elsewhere(start.numel(), 7);
-      AdamWRange range = s.Range();
+      StepRange range = s.Range();
       range.new_master = elsewhere.data();
-      const AdamWCoefficients with =
-          CoefficientsOf(c.options, c.step, c.factor);
-      AdamWUpdate(Part(range, 7, 7 + numel), with, isa);
-      AdamWUpdate(Part(expected.Range(), 7, 7 + numel), with, isa);
+      const StepCoefficients with = CoefficientsOf(c.options, c.step, c.factor);
+      StepElements(Formula::kAdamW, Part(range, 7, 7 + numel), with, isa);
+      StepElements(Formula::kAdamW, Part(expected.Range(), 7, 7 + numel), with,
+                   isa);
       ASSERT_EQ(std::memcmp(s.master.data(), start.master.data(),
                             start.numel() * sizeof(float)),
                 0);
@@ -301,12 +304,12 @@ TEST(AdamWKernelTest, OldMastersStayWhereNewOnesGoElsewhere) {
 // ---- working copies
 
 struct Working {
-  WorkingType type;
+  NumberType type;
   at::ScalarType dtype;
 };
-constexpr Working kWorking[] = {{WorkingType::kFloat32, at::kFloat},
-                                {WorkingType::kBFloat16, at::kBFloat16},
-                                {WorkingType::kFloat16, at::kHalf}};
+constexpr Working kWorking[] = {{NumberType::kFloat32, at::kFloat},
+                                {NumberType::kBFloat16, at::kBFloat16},
+                                {NumberType::kFloat16, at::kHalf}};
 
 std::string Bytes(const at::Tensor& t) {
   return std::string(static_cast<const char*>(t.const_data_ptr()), t.nbytes());
@@ -321,7 +324,7 @@ State StateOf(const Floats& values) {
 
 // Every upper half of a float with lower ones around the middles of both
 // 16-bit types, through copy_. A rate of 0 keeps the masters.
-TEST(AdamWKernelTest, WorkingCopiesAreRoundedAsCopyDoesIt) {
+TEST(AdamWBitsTest, WorkingCopiesAreRoundedAsCopyDoesIt) {
   Floats values;
   for (uint32_t high = 0; high < 1 << 16; ++high) {
     for (uint32_t low : {0x0000u, 0x0001u, 0x0fffu, 0x1000u, 0x1001u, 0x3000u,
@@ -330,16 +333,16 @@ TEST(AdamWKernelTest, WorkingCopiesAreRoundedAsCopyDoesIt) {
     }
   }
   const State start = StateOf(values);
-  const AdamWCoefficients keep = CoefficientsOf({.lr = 0}, 1);
+  const StepCoefficients keep = CoefficientsOf({.lr = 0}, 1);
   for (const Working& w : kWorking) {
     for (Isa isa : Isas()) {
       State s = start;
       at::Tensor working =
           torch::empty({static_cast<int64_t>(s.numel())}, w.dtype);
-      AdamWRange range = s.Range();
+      StepRange range = s.Range();
       range.working_type = w.type;
       range.working = working.data_ptr();
-      AdamWUpdate(range, keep, isa);
+      StepElements(Formula::kAdamW, range, keep, isa);
       const at::Tensor expected = torch::empty_like(working);
       expected.copy_(TensorOf(s.master));
       EXPECT_TRUE(Bytes(working) == Bytes(expected))
@@ -348,7 +351,7 @@ TEST(AdamWKernelTest, WorkingCopiesAreRoundedAsCopyDoesIt) {
   }
 }
 
-TEST(AdamWKernelTest, AWorkingCopyChangesNothingAndStaysInItsRange) {
+TEST(AdamWBitsTest, AWorkingCopyChangesNothingAndStaysInItsRange) {
   const Case c = Cases()[2];
   const State start = MakeState(100, 60);
   for (const Working& w : kWorking) {
@@ -358,14 +361,15 @@ TEST(AdamWKernelTest, AWorkingCopyChangesNothingAndStaysInItsRange) {
         // Elements 7 .. 7 + numel of it are written, the others stay.
         at::Tensor working = torch::full({100}, 7, w.dtype);
         at::Tensor expected = working.clone();
-        AdamWRange range = s.Range();
+        StepRange range = s.Range();
         range.working_type = w.type;
         range.working = working.data_ptr();
         range = Part(range, 7, 7 + numel);
-        AdamWUpdate(range, CoefficientsOf(c.options, c.step, c.factor), isa);
+        StepElements(Formula::kAdamW, range,
+                     CoefficientsOf(c.options, c.step, c.factor), isa);
         State without = start;
-        AdamWUpdate(Part(without.Range(), 7, 7 + numel),
-                    CoefficientsOf(c.options, c.step, c.factor), isa);
+        StepElements(Formula::kAdamW, Part(without.Range(), 7, 7 + numel),
+                     CoefficientsOf(c.options, c.step, c.factor), isa);
         ASSERT_EQ(Difference(s, without), "");
         expected.narrow(0, 7, numel)
             .copy_(TensorOf(s.master).narrow(0, 7, numel));

@@ -12,7 +12,7 @@
 // Of units on a device whose states are on the host Step does not know either:
 // the device decides, and tells the update stream's thread, behind the early
 // step (HostStep).
-#include <array>
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -20,7 +20,7 @@
 
 #include "base/status.h"
 #include "base/torch_guard.h"
-#include "optim/adamw.h"
+#include "optim/sharded_optimizer.h"
 #include "sharding/torch/torch_scope.h"
 
 namespace tessera {
@@ -42,41 +42,54 @@ at::Tensor WrittenInMemory(FlatParameter* flat) {
 
 }  // namespace
 
-bool AdamW::EarlyOnDisk(size_t u) const {
-  const FlatParameter& flat = *flats_[u];
+bool ShardedOptimizer::EarlyOnDisk(size_t u) const {
+  FlatParameter& flat = *flats_[u];
+  const std::vector<TieredBuffer>& moments = states_[u].moments;
+  const auto on_disk = [](const TieredBuffer& b) { return b.on_disk(); };
   return flat.device().is_cpu() && flat.options().states == Tier::kDisk &&
-         states_[u].exp_avg.on_disk();
+         std::all_of(moments.begin(), moments.end(), on_disk) &&
+         (!moments.empty() || MastersOnDisk(&flat));
 }
 
 // All that it writes is on the host: what is on a disk would have to be kept or
 // dropped by what the device decides, while it goes through the slices.
-bool AdamW::EarlyOnHost(size_t u) const {
+bool ShardedOptimizer::EarlyOnHost(size_t u) const {
   FlatParameter& flat = *flats_[u];
-  if (!flat.updated_on_host() || !states_[u].exp_avg.on_host()) return false;
+  const std::vector<TieredBuffer>& moments = states_[u].moments;
+  if (!flat.updated_on_host() || !states_[u].made ||
+      !std::all_of(moments.begin(), moments.end(),
+                   [](const TieredBuffer& b) { return b.on_host(); })) {
+    return false;
+  }
   const TieredBuffer* const shard = flat.separate_working_elsewhere();
   return flat.masters_buffer()->on_host() &&
          (shard == nullptr || shard->on_host());
 }
 
-bool AdamW::MayStepEarly() const {
+bool ShardedOptimizer::MayStepEarly() const {
   for (size_t u = 0; u < flats_.size(); ++u) {
     if (EarlyOnDisk(u) || EarlyOnHost(u)) return true;
   }
   return false;
 }
 
-std::array<TieredBuffer*, 4> AdamW::WrittenBuffers(size_t u) {
+std::vector<TieredBuffer*> ShardedOptimizer::WrittenBuffers(size_t u) {
   FlatParameter& flat = *flats_[u];
-  return {&states_[u].exp_avg, &states_[u].exp_avg_sq, flat.masters_buffer(),
-          flat.separate_working_elsewhere()};
+  std::vector<TieredBuffer*> written;
+  for (TieredBuffer& state : states_[u].moments) written.push_back(&state);
+  for (TieredBuffer* const buffer :
+       {flat.masters_buffer(), flat.separate_working_elsewhere()}) {
+    if (buffer != nullptr) written.push_back(buffer);
+  }
+  return written;
 }
 
 // Of memory that early steps write, with that of the unit `with`.
-int64_t AdamW::NextBytes(size_t with) {
+int64_t ShardedOptimizer::NextBytes(size_t with) {
   int64_t bytes = 0;
   for (size_t u = 0; u < states_.size(); ++u) {
     for (const TieredBuffer* const buffer : WrittenBuffers(u)) {
-      if (buffer == nullptr || !buffer->on_host()) continue;
+      if (!buffer->on_host()) continue;
       if (u == with || buffer->has_next()) bytes += buffer->bytes();
     }
     if (u == with && EarlyOnDisk(u)) {
@@ -91,7 +104,7 @@ int64_t AdamW::NextBytes(size_t with) {
 
 // Of all that the unit's step writes. ResourceExhausted, beyond early_bytes_,
 // too; Unavailable while an early step that was dropped still writes there.
-absl::Status AdamW::MakeRoomForNext(size_t u) {
+absl::Status ShardedOptimizer::MakeRoomForNext(size_t u) {
   const at::Tensor now =
       EarlyOnDisk(u) ? WrittenInMemory(flats_[u].get()) : at::Tensor();
   std::shared_ptr<FlatBuffer>& next = states_[u].next;
@@ -107,11 +120,11 @@ absl::Status AdamW::MakeRoomForNext(size_t u) {
     return absl::ResourceExhaustedError("early_bytes");
   }
   for (TieredBuffer* const buffer : WrittenBuffers(u)) {
-    if (buffer == nullptr || !buffer->elsewhere()) continue;
+    if (!buffer->elsewhere()) continue;
     const absl::Status made = buffer->MakeRoomForNext();
     if (made.ok()) continue;
     for (TieredBuffer* const other : WrittenBuffers(u)) {
-      if (other != nullptr) other->DropNext();
+      other->DropNext();
     }
     return made;
   }
@@ -125,8 +138,8 @@ absl::Status AdamW::MakeRoomForNext(size_t u) {
   return absl::OkStatus();
 }
 
-AdamW::EarlyStep AdamW::PushEarlyOnDisk(size_t u, const UnitStep& step,
-                                        FlatGradient* gradient) {
+ShardedOptimizer::EarlyStep ShardedOptimizer::PushEarlyOnDisk(
+    size_t u, const UnitStep& step, FlatGradient* gradient) {
   FlatParameter& flat = *flats_[u];
   StreamedStep streamed = Streamed(u, step, /*early=*/true);
   if (TieredBuffer* const elsewhere = gradient->elsewhere()) {
@@ -144,7 +157,7 @@ AdamW::EarlyStep AdamW::PushEarlyOnDisk(size_t u, const UnitStep& step,
           nullptr};
 }
 
-absl::StatusOr<AdamW::EarlyStep> AdamW::PushEarlyOnHost(
+absl::StatusOr<ShardedOptimizer::EarlyStep> ShardedOptimizer::PushEarlyOnHost(
     size_t u, const UnitStep& step, FlatGradient* gradient) {
   HostStates states = HostStatesOf(u);
   TESSERA_ASSIGN_OR_RETURN(states.gradient, GradientOnHost(u, gradient));
@@ -157,8 +170,9 @@ absl::StatusOr<AdamW::EarlyStep> AdamW::PushEarlyOnHost(
                    early};
 }
 
-void AdamW::StartEarly(size_t u, FlatGradient* gradient,
-                       const AdamWOptions& options, double factor) {
+void ShardedOptimizer::StartEarly(size_t u, FlatGradient* gradient,
+                                  const std::vector<OptimizerOptions>& options,
+                                  double factor) {
   if (states_[u].early.has_value()) return;
   const bool on_host = EarlyOnHost(u);
   if (!on_host && !EarlyOnDisk(u)) return;
@@ -168,7 +182,8 @@ void AdamW::StartEarly(size_t u, FlatGradient* gradient,
     FlatParameter& flat = *flats_[u];
     TESSERA_RETURN_IF_ERROR(flat.options().stream->DrainKept());
     TESSERA_RETURN_IF_ERROR(MakeRoomForNext(u));
-    const UnitStep step(flat, gradient->expected(), steps_, options, factor);
+    const UnitStep step(flat, gradient->expected(), steps_, options, groups_.of,
+                        factor);
     if (on_host) {
       TESSERA_ASSIGN_OR_RETURN(states_[u].early,
                                PushEarlyOnHost(u, step, gradient));
@@ -179,7 +194,7 @@ void AdamW::StartEarly(size_t u, FlatGradient* gradient,
   });
 }
 
-void AdamW::DropEarly() {
+void ShardedOptimizer::DropEarly() {
   early_order_.clear();
   for (size_t u = 0; u < states_.size(); ++u) {
     if (!states_[u].early.has_value()) continue;
@@ -191,7 +206,7 @@ void AdamW::DropEarly() {
 // Step goes through the units as a forward uses them: what has not begun would
 // be in the way of a disk. A device is behind its host: there it is in the
 // order in which the gradients are still to come.
-void AdamW::DropQueuedEarly() {
+void ShardedOptimizer::DropQueuedEarly() {
   for (size_t u = 0; u < states_.size(); ++u) {
     if (!states_[u].early.has_value() || !EarlyOnDisk(u)) continue;
     return flats_[u]->options().stream->DropQueued();
@@ -200,7 +215,7 @@ void AdamW::DropQueuedEarly() {
 
 // The next backward's gradients come in the same order, most likely. Where
 // parameters are on the disk it has no idle time: gathers come first there.
-void AdamW::Foresee() {
+void ShardedOptimizer::Foresee() {
   UpdateStream* stream = nullptr;
   std::vector<std::vector<TieredBuffer*>> units;
   for (const size_t u : early_order_) {
@@ -209,17 +224,17 @@ void AdamW::Foresee() {
     if (shard != nullptr && shard->on_disk()) return;
     stream = flat.options().stream.get();
     std::vector<TieredBuffer*>& states = units.emplace_back();
-    for (TieredBuffer* const state :
-         {&states_[u].exp_avg, &states_[u].exp_avg_sq, flat.masters_buffer()}) {
-      if (state != nullptr && state->on_disk()) states.push_back(state);
+    for (TieredBuffer* const state : WrittenBuffers(u)) {
+      if (state->on_disk()) states.push_back(state);
     }
   }
   if (stream != nullptr) stream->Foresee(units);
 }
 
 // What it has written to memory goes to its place behind it.
-std::optional<CommFuture> AdamW::KeepEarly(size_t u, const UnitStep& step,
-                                           Gradients* gradients) {
+std::optional<CommFuture> ShardedOptimizer::KeepEarly(size_t u,
+                                                      const UnitStep& step,
+                                                      Gradients* gradients) {
   std::optional<EarlyStep> early =
       std::exchange(states_[u].early, std::nullopt);
   if (!early.has_value()) return std::nullopt;
@@ -247,8 +262,8 @@ std::optional<CommFuture> AdamW::KeepEarly(size_t u, const UnitStep& step,
   return UpdatedOf(&flat, stream.Push(std::move(copy)));
 }
 
-std::shared_ptr<const EarlyHost> AdamW::KeepEarlyOnHost(size_t u,
-                                                        const UnitStep& step) {
+std::shared_ptr<const EarlyHost> ShardedOptimizer::KeepEarlyOnHost(
+    size_t u, const UnitStep& step) {
   const std::optional<EarlyStep> early =
       std::exchange(states_[u].early, std::nullopt);
   if (!early.has_value()) return nullptr;

@@ -1,7 +1,7 @@
 // For tests of AdamW: what it is compared with, the kernels on whole
 // parameters, and a rank without the others.
-#ifndef OPTIM_ADAMW_TEST_UTIL_H_
-#define OPTIM_ADAMW_TEST_UTIL_H_
+#ifndef OPTIM_STEP_TEST_UTIL_H_
+#define OPTIM_STEP_TEST_UTIL_H_
 
 #include <torch/torch.h>
 
@@ -14,7 +14,8 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "comm/communicator.h"
-#include "optim/adamw_kernel.h"
+#include "optim/kernels/element_step.h"
+#include "optim/kernels/optimizer_options.h"
 
 namespace tessera {
 
@@ -42,9 +43,10 @@ inline Tensors CopyWithStorages(const Tensors& tensors) {
   return copies;
 }
 
-// The kernels on whole parameters; adamw_kernel_test is of that of float32.
+// The kernels on whole parameters; optim/kernels has the tests of that of
+// float32.
 struct AdamWReference {
-  AdamWReference(const AdamWOptions& options, const Tensors& values)
+  AdamWReference(const OptimizerOptions& options, const Tensors& values)
       : options(options), params(CopyWithStorages(values)) {
     for (const at::Tensor& p : params) {
       exp_avgs.push_back(torch::zeros_like(p));
@@ -70,15 +72,16 @@ struct AdamWReference {
   // Element by element in memory, so the gradient must lie as the parameter.
   void StepInKernel(size_t i, const at::Tensor& gradient, double factor) {
     const at::Tensor laid_out = torch::empty_like(params[i]).copy_(gradient);
-    AdamWRange range;
-    range.master = params[i].data_ptr<float>();
-    range.exp_avg = exp_avgs[i].data_ptr<float>();
-    range.exp_avg_sq = exp_avg_sqs[i].data_ptr<float>();
-    range.gradient = laid_out.data_ptr<float>();
+    StepRange range;
+    range.master = params[i].data_ptr();
+    range.states[0] = exp_avgs[i].data_ptr();
+    range.states[1] = exp_avg_sqs[i].data_ptr();
+    range.gradient = laid_out.data_ptr();
     range.numel = params[i].numel();
-    AdamWUpdate(range, CoefficientsOf(options, ++steps[i], factor));
+    StepElements(Formula::kAdamW, range,
+                 CoefficientsOf(options, ++steps[i], factor));
   }
-  AdamWOptions options;
+  OptimizerOptions options;
   Tensors params, exp_avgs, exp_avg_sqs;
   std::vector<int64_t> steps;
 };
@@ -120,4 +123,4 @@ class AloneCommunicator : public Communicator {
 };
 
 }  // namespace tessera
-#endif  // OPTIM_ADAMW_TEST_UTIL_H_
+#endif  // OPTIM_STEP_TEST_UTIL_H_

@@ -1,0 +1,325 @@
+// The optimizer's step of many ranges in one launch: each block of threads
+// takes elements of one of them. One pass: masters, states, working copy.
+//
+//   float32, bfloat16 states   kWidth elements to a thread, loaded at once
+//   where
+//                              memory is aligned for that
+//   8-bit states               a block of 64 elements to a warp, two to a lane
+//   float64                    one element to a thread
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "optim/cuda/kernels.h"
+#include "optim/cuda/step_element.h"
+
+namespace tessera {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWidth = 4;
+constexpr int64_t kBlockElements = 16384;  // at least, of one block of threads
+constexpr int64_t kMaxBlocks = 4096;       // of one range
+constexpr int kMaxParts = 12;              // of a launch: 4 KiB of arguments
+
+// Which blocks of threads do which range.
+struct Batch {
+  StepRange ranges[kMaxParts];
+  StepCoefficients coefficients[kMaxParts];
+  int first_block[kMaxParts + 1];
+  int count;
+};
+
+// What a thread is to do: its number among those of its range, and theirs.
+struct Share {
+  int part;
+  int64_t thread, threads;
+};
+__device__ Share ShareOf(const Batch& batch) {
+  int part = 0;
+  const int block = static_cast<int>(blockIdx.x);
+  while (block >= batch.first_block[part + 1]) ++part;
+  const int first = batch.first_block[part];
+  return {part, static_cast<int64_t>(block - first) * kThreads + threadIdx.x,
+          static_cast<int64_t>(batch.first_block[part + 1] - first) * kThreads};
+}
+
+// Where the threads are to find factor and skip, if not in the constants.
+template <typename T>
+__device__ bool TakeScalars(const double* scalars, StepConstants<T>* k) {
+  if (scalars == nullptr) return true;
+  k->SetFactor(scalars[kFactor]);
+  return scalars[kSkip] == 0;
+}
+
+__device__ float FloatAt(const void* from, NumberType type, int64_t i) {
+  if (type == NumberType::kFloat32) return static_cast<const float*>(from)[i];
+  const uint16_t half = static_cast<const uint16_t*>(from)[i];
+  return type == NumberType::kBFloat16 ? FloatOfBFloat16(half)
+                                       : FloatOfFloat16(half);
+}
+
+__device__ void SetWorking(const StepRange& r, int64_t i, float master) {
+  if (r.working_type == NumberType::kFloat32) {
+    static_cast<float*>(r.working)[i] = master;
+  } else if (r.working_type != NumberType::kNone) {
+    static_cast<uint16_t*>(r.working)[i] =
+        r.working_type == NumberType::kBFloat16 ? BFloat16BitsOf(master)
+                                                : Float16BitsOf(master);
+  }
+}
+
+// kWidth elements as they lie in memory, of float32 or of 16 bits.
+struct alignas(16) Wide32 {
+  float x[kWidth];
+};
+struct alignas(8) Wide16 {
+  uint16_t x[kWidth];
+};
+__device__ void LoadWide(const void* from, NumberType type, int64_t i,
+                         float* to) {
+  if (type == NumberType::kFloat32) {
+    const Wide32 wide = static_cast<const Wide32*>(from)[i];
+    for (int j = 0; j < kWidth; ++j) to[j] = wide.x[j];
+    return;
+  }
+  const Wide16 wide = static_cast<const Wide16*>(from)[i];
+  for (int j = 0; j < kWidth; ++j) {
+    to[j] = type == NumberType::kBFloat16 ? FloatOfBFloat16(wide.x[j])
+                                          : FloatOfFloat16(wide.x[j]);
+  }
+}
+
+template <typename F>
+__device__ void StepAt(const StepRange& r, const StepConstants<float>& k,
+                       int64_t i) {
+  StepElement<float> e;
+  e.master.x = static_cast<const float*>(r.master)[i];
+  for (int s = 0; s < F::kStates; ++s) {
+    e.states[s].x = FloatAt(r.states[s], r.state_type, i);
+  }
+  StepOneElement<F>(k, FloatAt(r.gradient, r.gradient_type, i), &e);
+  static_cast<float*>(r.master)[i] = e.master.x;
+  const uint32_t random =
+      r.state_type == NumberType::kBFloat16
+          ? RandomBitsOf(static_cast<uint64_t>(r.number + i), k.seed)
+          : 0;
+  for (int s = 0; s < F::kStates; ++s) {
+    if (r.state_type == NumberType::kFloat32) {
+      static_cast<float*>(r.states[s])[i] = e.states[s].x;
+    } else {
+      static_cast<uint16_t*>(r.states[s])[i] =
+          BFloat16StateBitsOf(e.states[s].x, s, random);
+    }
+  }
+  SetWorking(r, i, e.master.x);
+}
+
+// Elements kWidth * i and those after it.
+template <typename F>
+__device__ void StepWideAt(const StepRange& r, const StepConstants<float>& k,
+                           int64_t i) {
+  float gradient[kWidth], states[F::kStates + 1][kWidth];
+  Wide32 master = static_cast<const Wide32*>(r.master)[i];
+  LoadWide(r.gradient, r.gradient_type, i, gradient);
+  for (int s = 0; s < F::kStates; ++s) {
+    LoadWide(r.states[s], r.state_type, i, states[s]);
+  }
+  const bool narrow = r.state_type == NumberType::kBFloat16;
+  Wide16 working, narrow_states[F::kStates + 1];
+  for (int j = 0; j < kWidth; ++j) {
+    StepElement<float> e;
+    e.master.x = master.x[j];
+    for (int s = 0; s < F::kStates; ++s) e.states[s].x = states[s][j];
+    StepOneElement<F>(k, gradient[j], &e);
+    master.x[j] = e.master.x;
+    const uint32_t random =
+        narrow ? RandomBitsOf(static_cast<uint64_t>(r.number + i * kWidth + j),
+                              k.seed)
+               : 0;
+    for (int s = 0; s < F::kStates; ++s) {
+      states[s][j] = e.states[s].x;
+      narrow_states[s].x[j] =
+          narrow ? BFloat16StateBitsOf(e.states[s].x, s, random) : 0;
+    }
+    working.x[j] = r.working_type == NumberType::kFloat16
+                       ? Float16BitsOf(e.master.x)
+                       : BFloat16BitsOf(e.master.x);
+  }
+  static_cast<Wide32*>(r.master)[i] = master;
+  for (int s = 0; s < F::kStates; ++s) {
+    if (narrow) {
+      static_cast<Wide16*>(r.states[s])[i] = narrow_states[s];
+      continue;
+    }
+    Wide32 wide;
+    for (int j = 0; j < kWidth; ++j) wide.x[j] = states[s][j];
+    static_cast<Wide32*>(r.states[s])[i] = wide;
+  }
+  if (r.working_type == NumberType::kFloat32) {
+    static_cast<Wide32*>(r.working)[i] = master;
+  } else if (r.working_type != NumberType::kNone) {
+    static_cast<Wide16*>(r.working)[i] = working;
+  }
+}
+
+__device__ bool IsAligned(const StepRange& r, int states) {
+  const auto aligned = [](const void* p, NumberType type) {
+    const size_t to =
+        type == NumberType::kFloat32 ? sizeof(Wide32) : sizeof(Wide16);
+    return type == NumberType::kNone ||
+           reinterpret_cast<uintptr_t>(p) % to == 0;
+  };
+  bool all = aligned(r.master, NumberType::kFloat32) &&
+             aligned(r.gradient, r.gradient_type) &&
+             aligned(r.working, r.working_type);
+  for (int s = 0; s < states; ++s) {
+    all = all && aligned(r.states[s], r.state_type);
+  }
+  return all;
+}
+
+template <typename F>
+__global__ void __launch_bounds__(kThreads)
+    StepKernel(const __grid_constant__ Batch batch, const double* scalars) {
+  const Share share = ShareOf(batch);
+  const StepRange& r = batch.ranges[share.part];
+  StepConstants<float> k(batch.coefficients[share.part]);
+  if (!TakeScalars(scalars, &k)) return;
+  const int64_t wide = IsAligned(r, F::kStates) ? r.numel / kWidth : 0;
+  for (int64_t i = share.thread; i < wide; i += share.threads) {
+    StepWideAt<F>(r, k, i);
+  }
+  for (int64_t i = wide * kWidth + share.thread; i < r.numel;
+       i += share.threads) {
+    StepAt<F>(r, k, i);
+  }
+}
+
+template <typename F>
+__global__ void __launch_bounds__(kThreads)
+    StepDoublesKernel(const __grid_constant__ Batch batch,
+                      const double* scalars) {
+  const Share share = ShareOf(batch);
+  const StepRange& r = batch.ranges[share.part];
+  StepConstants<double> k(batch.coefficients[share.part]);
+  if (!TakeScalars(scalars, &k)) return;
+  for (int64_t i = share.thread; i < r.numel; i += share.threads) {
+    StepElement<double> e;
+    e.master.x = static_cast<const double*>(r.master)[i];
+    for (int s = 0; s < F::kStates; ++s) {
+      e.states[s].x = static_cast<const double*>(r.states[s])[i];
+    }
+    StepOneElement<F>(k, static_cast<const double*>(r.gradient)[i], &e);
+    static_cast<double*>(r.master)[i] = e.master.x;
+    for (int s = 0; s < F::kStates; ++s) {
+      static_cast<double*>(r.states[s])[i] = e.states[s].x;
+    }
+  }
+}
+
+// A state's block by a warp: lane l has elements 2 * l and 2 * l + 1.
+__device__ void StoreBlock8(const float* x, bool non_negative, int lane,
+                            unsigned char* to) {
+  uint32_t most = 0x00800000;  // 2^-126
+  for (int j = 0; j < 2; ++j) {
+    most = max(most, BitCast<uint32_t>(x[j]) & 0x7fffffffu);
+  }
+  for (int offset = 16; offset > 0; offset /= 2) {
+    most = max(most, __shfl_xor_sync(0xffffffffu, most, offset));
+  }
+  const float scale = Block8ScaleOf(most);
+  const bool finite = most < 0x7f800000u;
+  const float inverse = finite ? Over(1.0f, scale) : 0.0f;
+  for (int j = 0; j < 2; ++j) {
+    to[2 * lane + j] =
+        finite ? Block8CodeOf(Times(x[j], inverse), non_negative) : 0;
+  }
+  if (lane == 0) *reinterpret_cast<float*>(to + kBlock8Elements) = scale;
+}
+
+template <typename F>
+__global__ void __launch_bounds__(kThreads)
+    StepBlock8Kernel(const __grid_constant__ Batch batch, StepStates names,
+                     const double* scalars) {
+  const Share share = ShareOf(batch);
+  const StepRange& r = batch.ranges[share.part];
+  StepConstants<float> k(batch.coefficients[share.part]);
+  if (!TakeScalars(scalars, &k)) return;
+  const int lane = static_cast<int>(share.thread % 32);
+  const int64_t blocks =
+      (r.in_block + r.numel + kBlock8Elements - 1) / kBlock8Elements;
+  for (int64_t b = share.thread / 32; b < blocks; b += share.threads / 32) {
+    float states[F::kStates + 1][2];
+    for (int s = 0; s < F::kStates; ++s) {
+      const auto* const from =
+          static_cast<const unsigned char*>(r.states[s]) + b * kBlock8Bytes;
+      const float scale =
+          *reinterpret_cast<const float*>(from + kBlock8Elements);
+      for (int j = 0; j < 2; ++j) {
+        states[s][j] = Block8ValueOf(from[2 * lane + j], scale,
+                                     names.states[s].non_negative);
+      }
+    }
+    for (int j = 0; j < 2; ++j) {
+      const int64_t i = b * kBlock8Elements + 2 * lane + j - r.in_block;
+      if (i < 0 || i >= r.numel) continue;
+      StepElement<float> e;
+      e.master.x = static_cast<const float*>(r.master)[i];
+      for (int s = 0; s < F::kStates; ++s) e.states[s].x = states[s][j];
+      StepOneElement<F>(k, FloatAt(r.gradient, r.gradient_type, i), &e);
+      static_cast<float*>(r.master)[i] = e.master.x;
+      for (int s = 0; s < F::kStates; ++s) states[s][j] = e.states[s].x;
+      SetWorking(r, i, e.master.x);
+    }
+    __syncwarp();  // all have read the old scale
+    for (int s = 0; s < F::kStates; ++s) {
+      StoreBlock8(states[s], names.states[s].non_negative, lane,
+                  static_cast<unsigned char*>(r.states[s]) + b * kBlock8Bytes);
+    }
+  }
+}
+
+template <typename F>
+void Launch(const Batch& batch, const StepStates& names, const double* scalars,
+            cudaStream_t stream) {
+  const auto blocks = static_cast<unsigned>(batch.first_block[batch.count]);
+  const StepRange& first = batch.ranges[0];
+  if (first.master_type == NumberType::kFloat64) {
+    StepDoublesKernel<F><<<blocks, kThreads, 0, stream>>>(batch, scalars);
+  } else if (first.state_type == NumberType::kBlock8 && F::kStates > 0) {
+    StepBlock8Kernel<F><<<blocks, kThreads, 0, stream>>>(batch, names, scalars);
+  } else {
+    StepKernel<F><<<blocks, kThreads, 0, stream>>>(batch, scalars);
+  }
+}
+
+}  // namespace
+
+int StepCuda(Formula formula, const StepStates& states, const StepPart* parts,
+             int64_t count, const double* scalars, void* stream) {
+  const auto on = static_cast<cudaStream_t>(stream);
+  for (int64_t begin = 0; begin < count; begin += kMaxParts) {
+    Batch batch;
+    batch.count = static_cast<int>(std::min<int64_t>(kMaxParts, count - begin));
+    batch.first_block[0] = 0;
+    for (int p = 0; p < batch.count; ++p) {
+      const StepPart& part = parts[begin + p];
+      batch.ranges[p] = part.range;
+      batch.coefficients[p] = part.coefficients;
+      const int64_t blocks = std::min(
+          (part.range.numel + kBlockElements - 1) / kBlockElements, kMaxBlocks);
+      batch.first_block[p + 1] =
+          batch.first_block[p] + static_cast<int>(blocks);
+    }
+    if (batch.first_block[batch.count] == 0) continue;
+    VisitFormula(formula, [&](auto f) {
+      Launch<decltype(f)>(batch, states, scalars, on);
+    });
+    const cudaError_t error = cudaGetLastError();
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+}  // namespace tessera

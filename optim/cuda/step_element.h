@@ -1,0 +1,182 @@
+// StepElements (optim/kernels/element_step.h) of single elements, with its
+// bits, as functions that CPU and GPU share.
+#ifndef OPTIM_CUDA_STEP_ELEMENT_H_
+#define OPTIM_CUDA_STEP_ELEMENT_H_
+
+#include <cstdint>
+
+#include "optim/cuda/arithmetic.h"
+#include "optim/kernels/block8.h"
+#include "optim/kernels/element_step.h"
+#include "optim/kernels/formulas.h"
+
+namespace tessera {
+
+// One number, for formulas.
+template <typename T>
+struct Scalar {
+  TESSERA_HOST_DEVICE static Scalar Of(T x) { return {x}; }
+  T x;
+};
+template <typename T>
+TESSERA_HOST_DEVICE inline Scalar<T> operator+(Scalar<T> a, Scalar<T> b) {
+  return {Plus(a.x, b.x)};
+}
+template <typename T>
+TESSERA_HOST_DEVICE inline Scalar<T> operator-(Scalar<T> a, Scalar<T> b) {
+  return {Minus(a.x, b.x)};
+}
+template <typename T>
+TESSERA_HOST_DEVICE inline Scalar<T> operator*(Scalar<T> a, Scalar<T> b) {
+  return {Times(a.x, b.x)};
+}
+template <typename T>
+TESSERA_HOST_DEVICE inline Scalar<T> operator/(Scalar<T> a, Scalar<T> b) {
+  return {Over(a.x, b.x)};
+}
+template <typename T>
+TESSERA_HOST_DEVICE inline Scalar<T> SquareRoot(Scalar<T> a) {
+  return {SquareRoot(a.x)};
+}
+template <typename T>
+TESSERA_HOST_DEVICE inline Scalar<T> MultiplyAdd(Scalar<T> a, Scalar<T> b,
+                                                 Scalar<T> c) {
+  return {MultiplyAdd(a.x, b.x, c.x)};
+}
+template <typename T>
+TESSERA_HOST_DEVICE inline Scalar<T> OneNan(Scalar<T> a) {
+  return {OneNan(a.x)};
+}
+template <typename T>
+TESSERA_HOST_DEVICE inline Scalar<T> Max(Scalar<T> a, Scalar<T> b) {
+  return OneNan(Scalar<T>{a.x > b.x || a.x != a.x ? a.x : b.x});
+}
+template <typename T>
+TESSERA_HOST_DEVICE inline Scalar<T> Sign(Scalar<T> a) {
+  const T one = a.x > 0 ? T(1) : T(-1);
+  return OneNan(Scalar<T>{a.x == 0 ? T(0) : a.x == a.x ? one : a.x});
+}
+
+// ---- 16 and 8 bits
+
+// To nearest even, as bits.
+TESSERA_HOST_DEVICE inline uint16_t BFloat16BitsOf(float x) {
+  const uint32_t bits = BitCast<uint32_t>(x);
+  const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  return static_cast<uint16_t>(x == x ? rounded : 0xffff);
+}
+
+TESSERA_HOST_DEVICE inline uint16_t Float16BitsOf(float x) {
+  const uint32_t bits = BitCast<uint32_t>(x);
+  const uint32_t rest = bits & 0x7fffffff;
+  const uint32_t sign = bits >> 16 & 0x8000;
+  uint32_t half = (rest + 0xfff + (rest >> 13 & 1) - 0x38000000) >> 13;
+  // Subnormal: adding 0.5 makes the sum's last bit that of the smallest one.
+  if (rest < 0x38800000) {
+    half = BitCast<uint32_t>(Plus(BitCast<float>(rest), 0.5f)) - 0x3f000000;
+  }
+  if (rest >= 0x477ff000) half = 0x7c00;
+  if (rest > 0x7f800000) half = 0x7e00;
+  return static_cast<uint16_t>(half | sign);
+}
+
+TESSERA_HOST_DEVICE inline float FloatOfBFloat16(uint16_t bits) {
+  return BitCast<float>(static_cast<uint32_t>(bits) << 16);
+}
+
+TESSERA_HOST_DEVICE inline float FloatOfFloat16(uint16_t half) {
+  const uint32_t rest = half & 0x7fffu;
+  const uint32_t sign = (half & 0x8000u) << 16;
+  if (rest < 0x400) {  // subnormal: its integer, which is exact, over 2^24
+    const float small = Times(static_cast<float>(rest), 0x1p-24f);
+    return BitCast<float>(BitCast<uint32_t>(small) | sign);
+  }
+  const uint32_t more = rest >= 0x7c00 ? 0x70000000u : 0x38000000u;
+  return BitCast<float>(((rest << 13) + more) | sign);
+}
+
+// Note [Stochastic rounding], in element_step.h. `number`: in the parameter.
+TESSERA_HOST_DEVICE inline uint32_t RandomBitsOf(uint64_t number,
+                                                 uint64_t seed) {
+  const auto upper = static_cast<uint32_t>(number >> 32);
+  uint32_t x = static_cast<uint32_t>(number) ^ upper * 0x85ebca6bu;
+  x = x * 0x9e3779b9u + static_cast<uint32_t>(seed);
+  x = (x ^ x >> 16) * 0x7feb352du;
+  x = (x ^ x >> 15 ^ static_cast<uint32_t>(seed >> 32)) * 0x846ca68bu;
+  return x ^ x >> 16;
+}
+TESSERA_HOST_DEVICE inline uint16_t BFloat16StateBitsOf(float x, int state,
+                                                        uint32_t random) {
+  const uint32_t bits = state == 0   ? random & 0xffff
+                        : state == 1 ? random >> 16
+                                     : random >> 8 & 0xffff;
+  const uint32_t rounded = (BitCast<uint32_t>(x) + bits) >> 16;
+  return static_cast<uint16_t>(x == x ? rounded : 0x7fc0);
+}
+
+// block8.h. `x`: over the scale.
+TESSERA_HOST_DEVICE inline uint8_t Block8CodeOf(float x, bool non_negative) {
+  const uint32_t bits = BitCast<uint32_t>(x);
+  const uint32_t rest = bits & 0x7fffffff;
+  const auto rounded =
+      static_cast<int32_t>((rest + 0x7ffff + (rest >> 20 & 1)) >> 20);
+  const int32_t one = non_negative ? 31 << 3 : 15 << 3;
+  const int32_t code = rounded - (127 << 3) + one;
+  if (non_negative) {
+    return static_cast<uint8_t>(code < 1 ? (rest == 0 ? 0 : 1) : code);
+  }
+  return static_cast<uint8_t>((code < 1 ? 0 : code) |
+                              static_cast<int32_t>(bits >> 24 & 0x80));
+}
+TESSERA_HOST_DEVICE inline float Block8ValueOf(uint8_t code, float scale,
+                                               bool non_negative) {
+  const uint32_t rest = non_negative ? code : code & 0x7fu;
+  const uint32_t bias = (127u << 3) - (non_negative ? 31u << 3 : 15u << 3);
+  const uint32_t sign = non_negative ? 0 : (code & 0x80u) << 24;
+  const uint32_t bits = rest == 0 ? 0 : (rest + bias) << 20;
+  return OneNan(Times(BitCast<float>(bits | sign), scale));
+}
+// Of the largest magnitude's bits, 2^-126 among them.
+TESSERA_HOST_DEVICE inline float Block8ScaleOf(uint32_t largest) {
+  return BitCast<float>(largest < 0x7f800000 ? largest : 0x7fc00000u);
+}
+
+// ---- a step
+
+// What one launch has in common. The factor may come later, from a device.
+template <typename T>
+struct StepConstants {
+  TESSERA_HOST_DEVICE explicit StepConstants(const StepCoefficients& k)
+      : variant(k.variant), sign(k.sign), seed(k.seed) {
+    for (int i = 0; i < kMaxCoefficients; ++i) {
+      c[i] = {static_cast<T>(k.values[i])};
+    }
+    SetFactor(k.gradient_factor);
+  }
+  TESSERA_HOST_DEVICE void SetFactor(double value) {
+    factor = {static_cast<T>(Times(value, sign))};
+  }
+  Scalar<T> c[kMaxCoefficients];
+  Scalar<T> factor;
+  bool variant;
+  double sign;
+  uint64_t seed;
+};
+
+// Masters and states of one element, as the formula changes them.
+template <typename T>
+struct StepElement {
+  Scalar<T> master;
+  Scalar<T> states[kMaxStates];
+};
+
+template <typename F, typename T>
+TESSERA_HOST_DEVICE inline void StepOneElement(const StepConstants<T>& k,
+                                               T gradient,
+                                               StepElement<T>* element) {
+  F::Step(k.c, k.variant, Scalar<T>{gradient} * k.factor, &element->master,
+          element->states);
+}
+
+}  // namespace tessera
+#endif  // OPTIM_CUDA_STEP_ELEMENT_H_

@@ -1,0 +1,34 @@
+// States of 8 bits, in blocks of 64 elements:
+//
+//   | 64 codes, a byte each | float32 scale |     68 bytes
+//
+// The scale is the largest magnitude of the block (at least 2^-126), and a code
+// is the element divided by it, rounded to nearest even to 4 bits of mantissa,
+// the leading one not stored:
+//
+//   non-negative   eeeeemmm    9/8 * 2^-31 .. 1; less, but not 0, is the first
+//   signed        seeeemmm     9/8 * 2^-15 .. 1; below 17/16 * 2^-15 it is 0
+//
+// So an element has a relative error of at most 2^-4, or is below 17/16 * 2^-15
+// of the largest. A second moment does not become 0 where it was not, since it
+// divides; its range in powers of two is twice that of the first, as it is of
+// squares. A block with an infinity or a NaN is all NaN. Zero bytes are zeros.
+//
+// Blocks begin at multiples of 64 elements of a storage, and ranks own whole
+// blocks (sharding/layout/layout.h), so they are the same at every world size.
+//
+// Source of the method: Dettmers et al., "8-bit Optimizers via Block-wise
+// Quantization", 2022; of floating-point codes relative to a block: Peng et
+// al., "FP8-LM", 2023.
+#ifndef OPTIM_KERNELS_BLOCK8_H_
+#define OPTIM_KERNELS_BLOCK8_H_
+
+#include <cstdint>
+
+namespace tessera {
+
+inline constexpr int kBlock8Elements = 64;
+inline constexpr int64_t kBlock8Bytes = 68;
+
+}  // namespace tessera
+#endif  // OPTIM_KERNELS_BLOCK8_H_

@@ -1,0 +1,127 @@
+// StepElements: one step of an elementwise optimizer of a range of masters on
+// the CPU, in one pass over memory: it reads the gradient in whatever type that
+// has, scales it on the way, updates masters and states, and writes a working
+// copy.
+//
+// What is computed: formulas.h; from which numbers: CoefficientsOf.
+//
+// Note [Bits of a step]
+// An element's bits depend on that element's inputs alone (with kBlock8 on
+// those of its block): not on instruction set, threads, alignment, or where a
+// range begins or ends. NaN is always written as 0x7fc00000, in a working copy
+// as what at::Tensor::copy_ makes of that: 0xffff in bfloat16, 0x7e00 in
+// float16.
+//
+// Note [Stochastic rounding]
+// States of kBFloat16 are rounded to one of the two neighbours, up with the
+// probability of what is lost by rounding down, so that small changes add up
+// (a moment that decays by 0.999 would stand still in 8 bits of mantissa). The
+// random bits are a function of StepCoefficients::seed (the step and the
+// parameter) and of the element's number in its parameter: the same at every
+// world size.
+//
+// Threads: none of its own; ranges that do not overlap may be done at once.
+#ifndef OPTIM_KERNELS_ELEMENT_STEP_H_
+#define OPTIM_KERNELS_ELEMENT_STEP_H_
+
+#include <cstdint>
+
+#include "base/isa.h"
+#include "optim/kernels/optimizer_options.h"
+
+namespace tessera {
+
+enum class Formula : uint8_t {
+  kAdamW,
+  kAdamWAmsGrad,
+  kAdam,
+  kAdamAmsGrad,
+  kSgd,
+  kSgdMomentum,
+  kAdagrad,
+  kRmsProp,
+  kRmsPropMomentum,
+  kRmsPropCentered,
+  kRmsPropCenteredMomentum,
+  kLion,
+};
+Formula FormulaOf(const OptimizerOptions& options);
+// As checkpoints call it: "adamw", "sgd_momentum".
+const char* NameOf(Formula formula);
+
+inline constexpr int kMaxStates = 3;
+struct StepState {
+  const char* name;  // as checkpoints call it: "exp_avg"
+  bool non_negative;
+};
+// Of a formula, in its order; `count` of them.
+struct StepStates {
+  StepState states[kMaxStates];
+  int count;
+};
+StepStates StatesOf(Formula formula);
+// Of the states of `numel` elements, beside masters of so many bytes each.
+int64_t StateBytesOf(const OptimizerOptions& options, int64_t master_bytes,
+                     int64_t numel);
+
+// What the elements of one step have in common.
+inline constexpr int kMaxCoefficients = 7;
+struct StepCoefficients {
+  double values[kMaxCoefficients] = {};  // the formula's
+  bool variant = false;                  // the formula's
+  double gradient_factor = 1;            // 1 changes no gradient
+  double sign = 1;                       // of gradients; -1: maximize
+  uint64_t seed = 0;                     // Note [Stochastic rounding]
+};
+// `step` counts from 1.
+StepCoefficients CoefficientsOf(const OptimizerOptions& options, int64_t step,
+                                double gradient_factor = 1, uint64_t seed = 0);
+// Of a parameter's step, by its number in the model.
+uint64_t SeedOf(int64_t parameter, int64_t step);
+
+enum class NumberType : uint8_t {
+  kNone,
+  kFloat32,
+  kBFloat16,
+  kFloat16,
+  kFloat64,
+  kBlock8,  // optim/kernels/block8.h
+};
+int64_t BytesOf(NumberType type, int64_t numel);
+
+struct StepRange {
+  void* master = nullptr;
+  void* states[kMaxStates] = {};  // of kBlock8: the first element's block
+  const void* gradient = nullptr;
+  int64_t numel = 0;  // of each
+  // kFloat32 or kFloat64. Of the latter all others are, too; the working copy
+  // is kNone.
+  NumberType master_type = NumberType::kFloat32;
+  NumberType state_type = NumberType::kFloat32;
+  NumberType gradient_type = NumberType::kFloat32;
+  NumberType working_type = NumberType::kNone;
+  void* working = nullptr;
+  // Where new masters go while the old ones stay, apart from the rest; null:
+  // they are changed in place. Of the CPU alone.
+  void* new_master = nullptr;
+  // The first element's number in its parameter, for random bits, and its place
+  // in its block of kBlock8.
+  int64_t number = 0;
+  int in_block = 0;
+};
+
+// A range and what it is stepped with.
+struct StepPart {
+  StepRange range;
+  StepCoefficients coefficients;
+};
+
+// LOCAL. REQUIRES: the memory of `range` does not overlap.
+void StepElements(Formula formula, const StepRange& range,
+                  const StepCoefficients& coefficients, Isa isa = BestIsa());
+
+// Elements [begin, end) of a range.
+StepRange Part(const StepRange& range, int64_t begin, int64_t end);
+
+}  // namespace tessera
+#endif  // OPTIM_KERNELS_ELEMENT_STEP_H_

@@ -1,0 +1,64 @@
+// OptimizerOptions: which algorithm, and its hyperparameters: those of one
+// group of parameters. Names as PyTorch's and DeepSpeed's; not all are of every
+// algorithm.
+#ifndef OPTIM_KERNELS_OPTIMIZER_OPTIONS_H_
+#define OPTIM_KERNELS_OPTIMIZER_OPTIONS_H_
+
+#include <cstdint>
+
+namespace tessera {
+
+// What it computes: optim/kernels/formulas.h.
+enum class Algorithm : uint8_t {
+  kAdamW,  // weight decay of the weights
+  kAdam,   // weight decay added to the gradient (L2), as of all below but Lion
+  kSgd,    // with momentum, Nesterov's too
+  kAdagrad,
+  kRmsProp,
+  kLion,
+};
+
+// What the states of float32 masters are kept in; those of float64 are float64.
+//
+//   kFloat32   as computed
+//   kBFloat16  rounded stochastically (optim/kernels/element_step.h)
+//   kBlock8    8 bits each, and the largest of 64 (optim/kernels/block8.h)
+enum class StateType : uint8_t { kFloat32, kBFloat16, kBlock8 };
+
+struct OptimizerOptions {
+  double lr = 1e-3;
+  double beta1 = 0.9;    // AdamW, Adam, Lion
+  double beta2 = 0.999;  // the same
+  double eps = 1e-8;     // AdamW, Adam, Adagrad, RMSprop
+  double weight_decay = 0;
+  // The bits of the class of torch::optim instead, operator by operator. AdamW.
+  bool libtorch_exact = false;
+  Algorithm algorithm = Algorithm::kAdamW;
+  StateType states = StateType::kFloat32;
+  bool bias_correction = true;           // AdamW, Adam
+  bool amsgrad = false;                  // AdamW, Adam
+  double momentum = 0;                   // SGD, RMSprop
+  double dampening = 0;                  // SGD
+  bool nesterov = false;                 // SGD
+  double alpha = 0.99;                   // RMSprop
+  bool centered = false;                 // RMSprop
+  double lr_decay = 0;                   // Adagrad
+  double initial_accumulator_value = 0;  // Adagrad
+  bool maximize = false;
+
+  friend bool operator==(const OptimizerOptions& a, const OptimizerOptions& b) {
+    return a.lr == b.lr && a.beta1 == b.beta1 && a.beta2 == b.beta2 &&
+           a.eps == b.eps && a.weight_decay == b.weight_decay &&
+           a.libtorch_exact == b.libtorch_exact && a.algorithm == b.algorithm &&
+           a.states == b.states && a.bias_correction == b.bias_correction &&
+           a.amsgrad == b.amsgrad && a.momentum == b.momentum &&
+           a.dampening == b.dampening && a.nesterov == b.nesterov &&
+           a.alpha == b.alpha && a.centered == b.centered &&
+           a.lr_decay == b.lr_decay &&
+           a.initial_accumulator_value == b.initial_accumulator_value &&
+           a.maximize == b.maximize;
+  }
+};
+
+}  // namespace tessera
+#endif  // OPTIM_KERNELS_OPTIMIZER_OPTIONS_H_

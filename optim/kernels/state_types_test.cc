@@ -1,0 +1,303 @@
+// States of 16 and of 8 bits: what their memory holds, that it is the same
+// however a range is cut and by whatever instructions, and how far a training
+// with them is from one with float32.
+#include <torch/torch.h>
+
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "optim/kernels/block8.h"
+#include "optim/kernels/element_step.h"
+
+namespace tessera {
+namespace {
+
+constexpr Formula kFormula = Formula::kAdamW;
+
+std::vector<Isa> Isas() {
+  std::vector<Isa> isas = {Isa::kPortable};
+  if (BestIsa() >= Isa::kAvx2) isas.push_back(Isa::kAvx2);
+  if (BestIsa() >= Isa::kAvx512) isas.push_back(Isa::kAvx512);
+  return isas;
+}
+
+struct Memory {
+  Memory(int64_t numel, NumberType type)
+      : type(type),
+        master(torch::zeros({numel})),
+        states{torch::zeros({BytesOf(type, numel)}, at::kByte),
+               torch::zeros({BytesOf(type, numel)}, at::kByte)} {}
+  StepRange Range(const at::Tensor& gradient) const {
+    StepRange r;
+    r.master = master.data_ptr();
+    for (int s = 0; s < 2; ++s) r.states[s] = states[s].data_ptr();
+    r.gradient = gradient.const_data_ptr();
+    r.numel = master.numel();
+    r.state_type = type;
+    return r;
+  }
+  std::string Bits() const {
+    std::string bits;
+    for (const at::Tensor& t : {master, states[0], states[1]}) {
+      bits.append(static_cast<const char*>(t.const_data_ptr()), t.nbytes());
+    }
+    return bits;
+  }
+  NumberType type;
+  at::Tensor master;
+  at::Tensor states[2];
+};
+
+at::Tensor GradientOf(int64_t numel, int step) {
+  torch::manual_seed(static_cast<uint64_t>(step));
+  return torch::randn({numel}) * torch::logspace(-6, 2, numel);
+}
+
+void Step(const Memory& memory, int step, Isa isa) {
+  const at::Tensor gradient = GradientOf(memory.master.numel(), step);
+  StepElements(kFormula, memory.Range(gradient),
+               CoefficientsOf({.lr = 1e-2}, step, 1, SeedOf(3, step)), isa);
+}
+
+constexpr NumberType kTypes[] = {NumberType::kBFloat16, NumberType::kBlock8};
+
+TEST(StateTypesTest, InstructionSetsAndCutsHaveTheSameBits) {
+  for (const NumberType type : kTypes) {
+    for (const int64_t numel : {1, 15, 17, 63, 64, 65, 1009, 5000}) {
+      Memory whole(numel, type);
+      for (int step = 1; step <= 4; ++step) Step(whole, step, Isa::kPortable);
+      for (const Isa isa : Isas()) {
+        // Within blocks, too: both parts of it see the other's old elements.
+        const int64_t piece = type == NumberType::kBlock8 ? 128 : 29;
+        Memory cut(numel, type);
+        for (int step = 1; step <= 4; ++step) {
+          const at::Tensor gradient = GradientOf(numel, step);
+          const auto k = CoefficientsOf({.lr = 1e-2}, step, 1, SeedOf(3, step));
+          for (int64_t begin = 0; begin < numel; begin += piece) {
+            StepElements(kFormula,
+                         Part(cut.Range(gradient), begin,
+                              std::min(begin + piece, numel)),
+                         k, isa);
+          }
+        }
+        ASSERT_TRUE(cut.Bits() == whole.Bits())
+            << IsaName(isa) << " " << numel << " " << static_cast<int>(type);
+      }
+    }
+  }
+}
+
+// ---- bfloat16
+
+// Of many elements with one value the mean is the value, as only stochastic
+// rounding has it: off by less than six of its standard deviations, which are
+// at most half a unit over the root of their number.
+TEST(StateTypesTest, BFloat16IsRoundedWithoutBias) {
+  constexpr int64_t kNumel = 1 << 16;
+  for (const float value : {1.003f, -0.7001f, 3.1e-5f}) {
+    for (const Isa isa : Isas()) {
+      Memory m(kNumel, NumberType::kBFloat16);
+      const at::Tensor gradient = torch::full({kNumel}, value);
+      OptimizerOptions take;  // exp_avg becomes the gradient
+      take.beta1 = 0;
+      StepElements(kFormula, m.Range(gradient),
+                   CoefficientsOf(take, 1, 1, SeedOf(1, 1)), isa);
+      const at::Tensor held = m.states[0].view(at::kBFloat16).to(at::kDouble);
+      const double unit = std::abs(value) * 0x1p-7;
+      EXPECT_LT(std::abs(held.mean().item<double>() - value),
+                6 * unit / 2 / std::sqrt(static_cast<double>(kNumel)));
+      EXPECT_LE((held - value).abs().max().item<double>(), unit);
+      // Neighbours are independent: as often the same as not.
+      const at::Tensor up = held > value;
+      const double share = up.to(at::kDouble).mean().item<double>();
+      const double both = (up.slice(0, 1) & up.slice(0, 0, kNumel - 1))
+                              .to(at::kDouble)
+                              .mean()
+                              .item<double>();
+      EXPECT_LT(std::abs(both - share * share),
+                6 / std::sqrt(static_cast<double>(kNumel)));
+    }
+  }
+}
+
+TEST(StateTypesTest, RandomBitsAreOfTheStepTheParameterAndTheElement) {
+  constexpr int64_t kNumel = 640;
+  const at::Tensor gradient = torch::full({kNumel}, 1.003f);
+  OptimizerOptions take;
+  take.beta1 = 0;
+  const auto held = [&](int64_t parameter, int64_t step, int64_t number) {
+    Memory m(kNumel, NumberType::kBFloat16);
+    StepRange range = m.Range(gradient);
+    range.number = number;
+    StepElements(kFormula, range,
+                 CoefficientsOf(take, 1, 1, SeedOf(parameter, step)));
+    return m.states[0].view(at::kBFloat16).to(at::kFloat);
+  };
+  const at::Tensor one = held(0, 1, 0);
+  EXPECT_TRUE(one.equal(held(0, 1, 0)));
+  // Others: where the two roundings are as good as independent, a share of
+  // p^2 + (1 - p)^2 is the same; all would be if something were left out.
+  for (const at::Tensor& other : {held(1, 1, 0), held(0, 2, 0), held(0, 1, 640),
+                                  held(0, 1, int64_t{1} << 32)}) {
+    EXPECT_FALSE(one.equal(other));
+  }
+  // By their number in the parameter.
+  EXPECT_TRUE(one.slice(0, 64).equal(held(0, 1, 64).slice(0, 0, 576)));
+}
+
+// ---- 8 bits
+
+float ScaleOf(const at::Tensor& state, int64_t block) {
+  float scale;
+  std::memcpy(&scale,
+              static_cast<const char*>(state.const_data_ptr()) +
+                  block * kBlock8Bytes + kBlock8Elements,
+              sizeof(scale));
+  return scale;
+}
+
+// block8.h, of one code.
+double ValueOf(uint8_t code, bool non_negative, double scale) {
+  const int rest = non_negative ? code : code & 0x7f;
+  const int one = non_negative ? 31 : 15;
+  if (rest == 0) return 0;
+  const double magnitude =
+      std::ldexp(1 + (rest & 7) / 8.0, (rest >> 3) - one) * scale;
+  return !non_negative && (code & 0x80) != 0 ? -magnitude : magnitude;
+}
+
+std::vector<double> Values(const at::Tensor& state, int64_t numel,
+                           bool non_negative) {
+  const auto* const bytes = state.const_data_ptr<uint8_t>();
+  std::vector<double> values;
+  for (int64_t i = 0; i < numel; ++i) {
+    const int64_t block = i / kBlock8Elements;
+    values.push_back(ValueOf(bytes[block * kBlock8Bytes + i % kBlock8Elements],
+                             non_negative, ScaleOf(state, block)));
+  }
+  return values;
+}
+
+// beta1 0 and beta2 0: exp_avg is the gradient, exp_avg_sq its square.
+TEST(StateTypesTest, Block8HoldsWhatItsHeaderSays) {
+  constexpr int64_t kNumel = 64 * 200;
+  OptimizerOptions take;
+  take.beta1 = take.beta2 = 0;
+  torch::manual_seed(4);
+  at::Tensor gradient = torch::randn({kNumel}) *
+                        torch::exp2(torch::empty({kNumel}).uniform_(-20, 0));
+  gradient.slice(0, 0, 64).zero_();
+  gradient.slice(0, 64, 128).fill_(3);
+  for (const Isa isa : Isas()) {
+    Memory m(kNumel, NumberType::kBlock8);
+    StepElements(kFormula, m.Range(gradient), CoefficientsOf(take, 1), isa);
+    const auto moments = Values(m.states[0], kNumel, false);
+    const auto squares = Values(m.states[1], kNumel, true);
+    for (int64_t i = 0; i < kNumel; ++i) {
+      const auto at = static_cast<size_t>(i);
+      const double g = gradient[i].item<float>(), square = g * g;
+      const double scale = ScaleOf(m.states[0], i / 64);
+      ASSERT_LE(std::abs(moments[at] - g),
+                std::max(std::abs(g) * 0x1p-4, scale * 17 * 0x1p-19));
+      ASSERT_LE(std::abs(squares[at] - square),
+                std::max(square * (0x1p-4 + 0x1p-23),
+                         ScaleOf(m.states[1], i / 64) * 0x1p-30));
+      ASSERT_EQ(squares[at] == 0, square == 0) << i;
+    }
+  }
+}
+
+// What is held is what it would be made of again: nothing creeps.
+TEST(StateTypesTest, Block8KeepsWhatItHolds) {
+  constexpr int64_t kNumel = 64 * 50;
+  Memory m(kNumel, NumberType::kBlock8);
+  for (int step = 1; step <= 3; ++step) Step(m, step, BestIsa());
+  const std::string before = m.Bits();
+  OptimizerOptions keep;  // lerp of weight 0, times 1
+  keep.beta1 = keep.beta2 = 1;
+  keep.lr = 0;
+  keep.bias_correction = false;
+  const at::Tensor gradient = torch::randn({kNumel});
+  for (const Isa isa : Isas()) {
+    StepElements(kFormula, m.Range(gradient), CoefficientsOf(keep, 4), isa);
+    EXPECT_TRUE(m.Bits() == before) << IsaName(isa);
+  }
+}
+
+TEST(StateTypesTest, Block8WithAnInfinityIsNan) {
+  for (const float bad : {INFINITY, -INFINITY, NAN}) {
+    for (const Isa isa : Isas()) {
+      Memory m(192, NumberType::kBlock8);
+      at::Tensor gradient = torch::ones({192});
+      gradient[70] = bad;
+      StepElements(kFormula, m.Range(gradient), CoefficientsOf({}, 1), isa);
+      for (int s = 0; s < 2; ++s) {
+        EXPECT_TRUE(std::isfinite(ScaleOf(m.states[s], 0)));
+        EXPECT_TRUE(std::isnan(ScaleOf(m.states[s], 1)));
+        EXPECT_TRUE(std::isfinite(ScaleOf(m.states[s], 2)));
+      }
+    }
+  }
+}
+
+// A parameter that begins and ends within blocks: the others' elements stay,
+// within the rounding of their block.
+TEST(StateTypesTest, Block8LeavesTheRestOfABlock) {
+  const at::Tensor gradient = torch::full({200}, 0.5f);
+  for (const Isa isa : Isas()) {
+    Memory m(200, NumberType::kBlock8);
+    StepElements(kFormula, m.Range(gradient), CoefficientsOf({}, 1), isa);
+    const at::Tensor masters = m.master.clone();
+    StepElements(kFormula, Part(m.Range(gradient), 70, 150),
+                 CoefficientsOf({}, 2), isa);
+    const auto squares = Values(m.states[1], 200, true);
+    for (int64_t i = 0; i < 200; ++i) {
+      const bool in = i >= 70 && i < 150;
+      EXPECT_EQ(masters[i].item<float>() != m.master[i].item<float>(), in);
+      const double expected = in ? 0.25 * 0.001999 : 0.25 * 0.001;
+      EXPECT_LE(std::abs(squares[static_cast<size_t>(i)] - expected),
+                expected * 0x1p-3)
+          << i;
+    }
+  }
+}
+
+// ---- a training
+
+// A linear regression, from zeros: the loss after 300 steps. Few bits of the
+// moments must cost little of it.
+double LossAfterTraining(NumberType type) {
+  constexpr int64_t kFeatures = 256, kSamples = 512;
+  torch::manual_seed(11);
+  const at::Tensor x = torch::randn({kSamples, kFeatures}),
+                   goal = torch::randn({kFeatures}), y = x.matmul(goal);
+  Memory m(kFeatures, type);
+  double loss = 0;
+  for (int step = 1; step <= 300; ++step) {
+    const at::Tensor off = x.matmul(m.master) - y;
+    loss = off.square().mean().item<double>();
+    const at::Tensor gradient =
+        x.t().matmul(off).mul(2.0 / kSamples).contiguous();
+    StepElements(kFormula, m.Range(gradient),
+                 CoefficientsOf({.lr = 2e-2}, step, 1, SeedOf(0, step)));
+  }
+  return loss;
+}
+
+TEST(StateTypesTest, TrainsAsFloat32Does) {
+  const double wide = LossAfterTraining(NumberType::kFloat32);
+  for (const NumberType type : kTypes) {
+    const double loss = LossAfterTraining(type);
+    RecordProperty(absl::StrCat("loss_", static_cast<int>(type)),
+                   absl::StrCat(loss, " of ", wide));
+    // From 256 to about this: a thousandth of the way.
+    EXPECT_LT(loss, wide + 0.256) << static_cast<int>(type);
+  }
+}
+
+}  // namespace
+}  // namespace tessera
