@@ -268,17 +268,9 @@ absl::StatusOr<proto::Config> ResolveConfig(const proto::Config& config,
 absl::Status CheckRunnable(const proto::Config& config) {
   std::vector<std::string> missing = MissingFeatures(config);
   const proto::Optimizer& optimizer = config.optimizer();
-  const bool is_adam =
-      optimizer.type() == "Adam" || optimizer.type() == "AdamW";
-  if (config.has_optimizer() && !is_adam) {
+  if (config.has_optimizer() && !IsOptimizer(optimizer.type())) {
     missing.push_back(absl::StrCat("optimizer.type: ", optimizer.type(),
-                                   ": there is Adam and AdamW"));
-  }
-  if (config.has_optimizer() && is_adam && !optimizer.params().adam_w_mode() &&
-      optimizer.params().weight_decay() != 0) {
-    missing.push_back(
-        "optimizer.params.adam_w_mode: false: weight decay that is added to "
-        "the gradient (L2): write true, or \"weight_decay\": 0");
+                                   ": there is ", JoinWords(OptimizerNames())));
   }
   if (config.scheduler().has_type() && !IsSchedule(config.scheduler().type())) {
     const std::string& type = config.scheduler().type();

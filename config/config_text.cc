@@ -114,7 +114,12 @@ std::string JsonValueOf(const Message& message, const FieldDescriptor& field,
     std::vector<std::string> elements;
     const int size = message.GetReflection()->FieldSize(message, &field);
     for (int i = 0; i < size; ++i) {
-      elements.push_back(JsonScalar(message, field, i));
+      elements.push_back(
+          field.message_type() == nullptr
+              ? JsonScalar(message, field, i)
+              : JsonObject(message.GetReflection()->GetRepeatedMessage(
+                               message, &field, i),
+                           indent));
     }
     return absl::StrCat("[", absl::StrJoin(elements, ", "), "]");
   }
@@ -182,6 +187,12 @@ class TextWriter {
                      bool is_written, const std::string& indent) {
     const int size = message.GetReflection()->FieldSize(message, &field);
     for (int i = 0; i < size; ++i) {
+      if (field.message_type() != nullptr && !field.is_map()) {
+        WriteSection(
+            message.GetReflection()->GetRepeatedMessage(message, &field, i),
+            field, indent);
+        continue;
+      }
       const std::string value = ValueText(message, field, i);
       if (field.message_type() != nullptr) {  // a map's entry
         absl::StrAppend(&text_, indent, field.name(), " {\n", value, indent,
@@ -190,6 +201,14 @@ class TextWriter {
         WriteLine(field, value, is_written ? "" : "  # default", indent);
       }
     }
+  }
+
+  // Of a list; what it holds is as it was written.
+  void WriteSection(const Message& section, const FieldDescriptor& field,
+                    const std::string& indent) {
+    absl::StrAppend(&text_, indent, field.name(), " {\n");
+    WriteFields(section, &section, indent + "  ");
+    absl::StrAppend(&text_, indent, "}\n");
   }
 
   static const char* Mark(const Message& message, const FieldDescriptor& field,

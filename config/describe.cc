@@ -157,6 +157,9 @@ void Collect(const Descriptor& level, const std::string& prefix,
     keys->push_back(key);
     if (IsSection(field)) {
       Collect(*field.message_type(), key.path + ".", &key, keys);
+    } else if (field.is_repeated() && !field.is_map() &&
+               field.message_type() != nullptr) {
+      Collect(*field.message_type(), key.path + "[].", &key, keys);
     }
   }
 }
@@ -200,6 +203,9 @@ std::string SchemaType(const FieldDescriptor& field) {
                         absl::StrAppend(out, QuoteJson(word));
                       }),
         "]");
+  }
+  if (field.message_type() != nullptr) {  // of a list of sections
+    return SchemaOf(*field.message_type(), "  ");
   }
   std::string type = absl::StrCat("\"type\": ", QuoteJson(KindOfOne(field)));
   const auto limit = [&](const char* name, const auto& id) {

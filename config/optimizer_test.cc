@@ -7,6 +7,7 @@
 #include "base/status_matchers.h"
 #include "config/config.h"
 #include "config/config_test_util.h"
+#include "config/config_text.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -29,7 +30,9 @@ TEST(Optimizer, DefaultsAreWrittenOut) {
       ParseConfig(OptimizerJson("{\"type\": \"adamw\"}"), "f.json", 1));
   EXPECT_EQ(config.optimizer().ShortDebugString(),
             "type: \"AdamW\" params { lr: 0.001 betas: 0.9 betas: 0.999 "
-            "eps: 1e-08 weight_decay: 0 adam_w_mode: true }");
+            "eps: 1e-08 weight_decay: 0 adam_w_mode: true bias_correction: "
+            "true amsgrad: false state_dtype: \"fp32\" maximize: false } "
+            "no_decay: \"off\"");
 }
 
 TEST(Optimizer, TypeInAnyCase) {
@@ -40,7 +43,7 @@ TEST(Optimizer, TypeInAnyCase) {
         << type;
   }
   // Others are known, and refused where they would have to run.
-  for (const char* type : {"Lamb", "zerooneadam", "SGD"}) {
+  for (const char* type : {"Lamb", "zerooneadam", "NAdam"}) {
     const std::string json =
         OptimizerJson(absl::StrCat("{\"type\": \"", type, "\"}"));
     TESSERA_ASSERT_OK_AND_ASSIGN(const proto::Config config,
@@ -50,7 +53,8 @@ TEST(Optimizer, TypeInAnyCase) {
                          absl::StrCat("not available in this version: "
                                       "optimizer.type: ",
                                       config.optimizer().type(),
-                                      ": there is Adam and AdamW")));
+                                      ": there is Adam, AdamW, SGD, Adagrad, "
+                                      "RMSprop or Lion")));
   }
   EXPECT_EQ(FaultOf(OptimizerJson("{\"type\": \"AdanW\"}")),
             "optimizer.type: expected Adam, AdamW, or another optimizer of "
@@ -103,15 +107,120 @@ TEST(Optimizer, ParamsHaveRanges) {
   }
 }
 
-TEST(Optimizer, L2DecayIsNotRun) {
-  TESSERA_ASSERT_OK_AND_ASSIGN(
-      const proto::Config config,
-      ParseConfig(ParamsJson("\"adam_w_mode\": false, \"weight_decay\": 0.1"),
-                  "f.json", 1));
-  EXPECT_THAT(CheckRunnable(config),
-              StatusIs(StatusCode::kUnimplemented,
-                       HasSubstr("optimizer.params.adam_w_mode: false: weight "
-                                 "decay that is added to the gradient")));
+TEST(Optimizer, EachHasItsOwnDefaults) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"SGD",
+       "lr: 0.001 weight_decay: 0 state_dtype: \"fp32\" momentum: 0 "
+       "dampening: 0 nesterov: false maximize: false"},
+      {"Adagrad",
+       "lr: 0.01 eps: 1e-10 weight_decay: 0 state_dtype: \"fp32\" lr_decay: 0 "
+       "initial_accumulator_value: 0 maximize: false"},
+      {"RMSprop",
+       "lr: 0.01 eps: 1e-08 weight_decay: 0 state_dtype: \"fp32\" momentum: 0 "
+       "alpha: 0.99 centered: false maximize: false"},
+      {"lion",
+       "lr: 0.001 betas: 0.9 betas: 0.99 weight_decay: 0 state_dtype: "
+       "\"fp32\" maximize: false"},
+  };
+  for (const auto& [type, params] : cases) {
+    const std::string json =
+        OptimizerJson(absl::StrCat("{\"type\": \"", type, "\"}"));
+    TESSERA_ASSERT_OK_AND_ASSIGN(const proto::Config config,
+                                 ParseConfig(json, "f.json", 1));
+    TESSERA_EXPECT_OK(CheckRunnable(config));
+    EXPECT_EQ(config.optimizer().params().ShortDebugString(), params) << type;
+  }
+}
+
+TEST(Optimizer, OptionsOfOthersAreRefused) {
+  const auto fault = [](const char* type, const char* params) {
+    return FaultOf(OptimizerJson(absl::StrCat(
+        "{\"type\": \"", type, "\", \"params\": {", params, "}}")));
+  };
+  EXPECT_EQ(fault("SGD", "\"eps\": 1e-8"),
+            "optimizer.params.eps: 'SGD' has no such parameter");
+  EXPECT_EQ(fault("SGD", "\"nesterov\": true"),
+            "optimizer.params.nesterov: expected a momentum above 0 and no "
+            "dampening with it");
+  EXPECT_EQ(fault("SGD", "\"nesterov\": true, \"momentum\": 0.9"), "OK");
+  EXPECT_EQ(fault("Lion", "\"amsgrad\": true"),
+            "optimizer.params.amsgrad: 'Lion' has no such parameter");
+  EXPECT_EQ(fault("Adam", "\"state_dtype\": \"bf16\""), "OK");
+  EXPECT_EQ(fault("Adam", "\"state_dtype\": \"fp8\""),
+            "optimizer.params.state_dtype: expected fp32 or bf16, got 'fp8'");
+}
+
+TEST(Optimizer, ExactBitsAreOfAdamWAlone) {
+  const auto fault = [](const char* optimizer) {
+    return FaultOf(absl::StrCat(
+        "{\"train_batch_size\": 1, \"precision\": {\"libtorch_exact\": "
+        "true}, \"optimizer\": ",
+        optimizer, "}"));
+  };
+  EXPECT_EQ(fault("{\"type\": \"AdamW\"}"), "OK");
+  EXPECT_THAT(fault("{\"type\": \"SGD\"}"),
+              HasSubstr("precision.libtorch_exact: expected AdamW"));
+  EXPECT_THAT(fault("{\"type\": \"AdamW\", \"params\": {\"amsgrad\": true}}"),
+              HasSubstr("precision.libtorch_exact: expected AdamW"));
+}
+
+// ---- groups
+
+std::string GroupsJson(absl::string_view groups) {
+  return OptimizerJson(
+      absl::StrCat("{\"type\": \"SGD\", \"params\": {\"momentum\": 0.9}, "
+                   "\"param_groups\": [",
+                   groups, "]}"));
+}
+
+TEST(ParamGroups, AreReadAndNamed) {
+  const std::string json = GroupsJson(
+      "{\"parameters\": [\"a.*\", \"b\"], \"params\": {\"lr\": 0.5}}, "
+      "{\"name\": \"norms\", \"modules\": \"LayerNorm\", \"frozen\": true}");
+  TESSERA_ASSERT_OK_AND_ASSIGN(const proto::Config config,
+                               ParseConfig(json, "f.json", 1));
+  ASSERT_EQ(config.optimizer().param_groups_size(), 2);
+  EXPECT_EQ(config.optimizer().param_groups(0).ShortDebugString(),
+            "name: \"group 1\" parameters: \"a.*\" parameters: \"b\" params { "
+            "lr: 0.5 }");
+  EXPECT_EQ(config.optimizer().param_groups(1).ShortDebugString(),
+            "name: \"norms\" modules: \"LayerNorm\" frozen: true");
+  // As a file again, of both kinds.
+  for (const auto& [text, file] :
+       {std::pair(ConfigToJson(config), "f.json"),
+        std::pair(ConfigToText(config, config), "f.textproto")}) {
+    TESSERA_ASSERT_OK_AND_ASSIGN(const proto::Config again,
+                                 ParseConfig(text, file, 1));
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_EQ(again.optimizer().param_groups(i).DebugString(),
+                config.optimizer().param_groups(i).DebugString())
+          << file;
+    }
+  }
+}
+
+TEST(ParamGroups, SayWhatIsWrongWithWhich) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"{}",
+       "optimizer.param_groups[0]: expected patterns of parameters, or classes "
+       "of modules"},
+      {"{\"parameters\": \"*\", \"params\": {\"lr\": -1}}",
+       "optimizer.param_groups[0].params.lr: expected a finite number of at "
+       "least 0, got -1"},
+      {"{\"parameters\": \"*\", \"params\": {\"eps\": 1e-3}}",
+       "optimizer.param_groups[0].params.eps: 'SGD' has no such parameter"},
+      {"{\"parameters\": \"*\", \"params\": {\"momentum\": 0}}",
+       "optimizer.param_groups[0].params.momentum: expected 0 for all groups "
+       "or for none: with a momentum there are other states"},
+      {"{\"parameters\": \"*\", \"parms\": {}}",
+       "optimizer.param_groups[0].parms: unknown key, did you mean 'params'?"},
+      {"{\"name\": \"a\", \"parameters\": \"x\"}, "
+       "{\"name\": \"a\", \"parameters\": \"y\"}",
+       "optimizer.param_groups[1].name: there is another group 'a'"},
+  };
+  for (const auto& [groups, fault] : cases) {
+    EXPECT_EQ(FaultOf(GroupsJson(groups)), fault) << groups;
+  }
 }
 
 TEST(Optimizer, EmptyBetasAreNotTwoNumbers) {

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <iterator>
 #include <string>
 #include <vector>
@@ -21,7 +22,70 @@ constexpr const char* kDeepSpeed[] = {
 constexpr const char* kTorch[] = {
     "Adadelta", "Adafactor", "Adamax", "ASGD", "LBFGS",     "NAdam",
     "RAdam",    "RMSprop",   "Rprop",  "SGD",  "SparseAdam"};
-constexpr int kLastOfAdam = 10;  // OptimizerParams' fields of Adam and AdamW
+
+// What an optimizer has, each with its default.
+struct Parameter {
+  const char* field;
+  double value;  // a flag's is 0 or 1
+};
+struct Known {
+  const char* type;
+  std::vector<Parameter> parameters;
+  std::vector<double> betas;  // none: it has no such
+};
+const std::vector<Known>& KnownOptimizers() {
+  static const std::vector<Parameter> adam = {
+      {"lr", 1e-3},       {"eps", 1e-8},          {"weight_decay", 0},
+      {"adam_w_mode", 1}, {"bias_correction", 1}, {"amsgrad", 0},
+      {"maximize", 0}};
+  static const auto* const known = new std::vector<Known>{
+      {"Adam", adam, {0.9, 0.999}},
+      {"AdamW", adam, {0.9, 0.999}},
+      {"SGD",
+       {{"lr", 1e-3},
+        {"momentum", 0},
+        {"dampening", 0},
+        {"nesterov", 0},
+        {"weight_decay", 0},
+        {"maximize", 0}},
+       {}},
+      {"Adagrad",
+       {{"lr", 1e-2},
+        {"lr_decay", 0},
+        {"weight_decay", 0},
+        {"initial_accumulator_value", 0},
+        {"eps", 1e-10},
+        {"maximize", 0}},
+       {}},
+      {"RMSprop",
+       {{"lr", 1e-2},
+        {"alpha", 0.99},
+        {"eps", 1e-8},
+        {"weight_decay", 0},
+        {"momentum", 0},
+        {"centered", 0},
+        {"maximize", 0}},
+       {}},
+      {"Lion",
+       {{"lr", 1e-3}, {"weight_decay", 0}, {"maximize", 0}},
+       {0.9, 0.99}}};
+  return *known;
+}
+
+const Known* FindKnown(const std::string& type) {
+  for (const Known& known : KnownOptimizers()) {
+    if (type == known.type) return &known;
+  }
+  return nullptr;
+}
+
+bool Has(const Known& known, const std::string& field) {
+  if (field == "betas") return !known.betas.empty();
+  if (field == "state_dtype") return true;
+  return std::any_of(
+      known.parameters.begin(), known.parameters.end(),
+      [&](const Parameter& parameter) { return field == parameter.field; });
+}
 
 // The name as it is spelled; "" if there is none such.
 template <typename Equal>
@@ -43,32 +107,111 @@ void Append(const Names& names, std::vector<std::string>* all) {
   all->insert(all->end(), std::begin(names), std::end(names));
 }
 
-void CheckOnlyAdams(const proto::OptimizerParams& params,
-                    const std::string& type, Faults* faults) {
+// `params`: OptimizerParams or GroupParams.
+void CheckParameters(const google::protobuf::Message& params,
+                     const std::string& path, const Known& known,
+                     Faults* faults) {
   std::vector<const FieldDescriptor*> fields;
   params.GetReflection()->ListFields(params, &fields);
   for (const FieldDescriptor* field : fields) {
-    if (field->number() <= kLastOfAdam ||
-        field->options().HasExtension(proto::no_effect)) {
+    const auto& options = field->options();
+    if (Has(known, field->name()) || options.HasExtension(proto::no_effect) ||
+        options.HasExtension(proto::refused) ||
+        field->name() == "fp32_optimizer_states") {
       continue;
     }
-    faults->Add(absl::StrCat("optimizer.params.", field->name()), "'", type,
+    faults->Add(absl::StrCat(path, ".", field->name()), "'", known.type,
                 "' has no such parameter");
   }
 }
 
-void ResolveAdam(proto::OptimizerParams* params, Faults* faults) {
-  FillDefaults(params);
+void FillParameters(const Known& known, proto::OptimizerParams* params) {
+  const auto& reflection = *params->GetReflection();
+  for (const Parameter& parameter : known.parameters) {
+    const FieldDescriptor* const field =
+        params->GetDescriptor()->FindFieldByName(parameter.field);
+    if (reflection.HasField(*params, field)) continue;
+    if (field->cpp_type() == FieldDescriptor::CPPTYPE_BOOL) {
+      reflection.SetBool(params, field, parameter.value != 0);
+    } else {
+      reflection.SetDouble(params, field, parameter.value);
+    }
+  }
+  if (!params->has_state_dtype()) params->set_state_dtype("fp32");
+}
+
+void CheckBetas(const std::string& path, int size, Faults* faults) {
+  if (size == 2) return;
+  faults->Add(path, "expected two numbers, got ", size);
+}
+
+void CheckNesterov(const std::string& path, bool nesterov, double momentum,
+                   double dampening, Faults* faults) {
+  if (!nesterov || (momentum > 0 && dampening == 0)) return;
+  faults->Add(path, "expected a momentum above 0 and no dampening with it");
+}
+
+void ResolveParameters(const Known& known, proto::OptimizerParams* params,
+                       Faults* faults) {
+  const std::string path = "optimizer.params";
+  CheckParameters(*params, path, known, faults);
+  FillParameters(known, params);
   // An empty list in a file is no request for the defaults.
-  if (params->betas_size() == 0 &&
-      !faults->IsWritten("optimizer.params.betas")) {
-    params->add_betas(0.9);
-    params->add_betas(0.999);
+  if (params->betas_size() == 0 && !faults->IsWritten(path + ".betas")) {
+    for (const double beta : known.betas) params->add_betas(beta);
   }
-  if (params->betas_size() != 2) {
-    faults->Add("optimizer.params.betas", "expected two numbers, got ",
-                params->betas_size());
+  if (!known.betas.empty()) {
+    CheckBetas(path + ".betas", params->betas_size(), faults);
   }
+  CheckNesterov(path + ".nesterov", params->nesterov(), params->momentum(),
+                params->dampening(), faults);
+}
+
+void ResolveGroup(int number, const Known& known, proto::Optimizer* optimizer,
+                  Faults* faults) {
+  const std::string path = absl::StrCat("optimizer.param_groups[", number, "]");
+  proto::ParamGroup& group = *optimizer->mutable_param_groups(number);
+  if (!group.has_name()) group.set_name(absl::StrCat("group ", number + 1));
+  const auto& all = optimizer->param_groups();
+  const bool taken =
+      std::any_of(all.begin(), all.begin() + number,
+                  [&](const auto& g) { return g.name() == group.name(); });
+  if (taken || group.name() == "default" || group.name() == "no_decay") {
+    faults->Add(path + ".name", "there is another group '", group.name(), "'");
+  }
+  if (group.parameters_size() == 0 && group.modules_size() == 0) {
+    faults->Add(path, "expected patterns of parameters, or classes of modules");
+  }
+  const proto::GroupParams& params = group.params();
+  const std::string inside = path + ".params";
+  CheckParameters(params, inside, known, faults);
+  if (params.betas_size() != 0) {
+    CheckBetas(inside + ".betas", params.betas_size(), faults);
+  }
+  const proto::OptimizerParams& base = optimizer->params();
+  const double momentum =
+      params.has_momentum() ? params.momentum() : base.momentum();
+  if ((momentum == 0) != (base.momentum() == 0)) {
+    faults->Add(inside + ".momentum",
+                "expected 0 for all groups or for none: with a momentum there "
+                "are other states");
+  }
+  CheckNesterov(
+      inside + ".nesterov",
+      params.has_nesterov() ? params.nesterov() : base.nesterov(), momentum,
+      params.has_dampening() ? params.dampening() : base.dampening(), faults);
+}
+
+// The operators of torch::optim are called for plain AdamW.
+void CheckExact(const proto::Config& config, Faults* faults) {
+  const proto::OptimizerParams& params = config.optimizer().params();
+  const bool plain = params.adam_w_mode() && params.bias_correction() &&
+                     !params.amsgrad() && !params.maximize() &&
+                     params.state_dtype() == "fp32";
+  if (!config.precision().libtorch_exact() || plain) return;
+  faults->Add("precision.libtorch_exact",
+              "expected AdamW with adam_w_mode and bias_correction, without "
+              "amsgrad and maximize, and state_dtype fp32");
 }
 
 }  // namespace
@@ -95,10 +238,27 @@ void ResolveOptimizer(proto::Config* config, Faults* faults) {
       faults->Note("optimizer.type", type,
                    ": DeepSpeed 0.19.8 has removed it: use AdamW");
     }
-    if (type != "Adam" && type != "AdamW") return;
-    CheckOnlyAdams(optimizer.params(), type, faults);
+    const Known* const ours = FindKnown(type);
+    if (ours == nullptr) return;
+    ResolveParameters(*ours, optimizer.mutable_params(), faults);
+    for (int i = 0; i < optimizer.param_groups_size(); ++i) {
+      ResolveGroup(i, *ours, &optimizer, faults);
+    }
+    if (!optimizer.has_no_decay()) optimizer.set_no_decay("off");
+    CheckExact(*config, faults);
+    return;
   }
-  ResolveAdam(optimizer.mutable_params(), faults);
+  ResolveParameters(*FindKnown("AdamW"), optimizer.mutable_params(), faults);
+}
+
+bool IsOptimizer(absl::string_view type) {
+  return FindKnown(std::string(type)) != nullptr;
+}
+
+std::vector<std::string> OptimizerNames() {
+  std::vector<std::string> names;
+  for (const Known& known : KnownOptimizers()) names.push_back(known.type);
+  return names;
 }
 
 void ResolveGradients(proto::Config* config, Faults* faults) {

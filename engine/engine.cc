@@ -18,6 +18,7 @@
 #include "engine/parts/learning_rate.h"
 #include "engine/setup/initial_sync.h"
 #include "engine/world_options.h"
+#include "optim/kernels/option_names.h"
 
 namespace tessera {
 namespace {
@@ -154,6 +155,22 @@ absl::Status Engine::SetLearningRate(double rate) {
 }
 absl::Status Engine::ReportMetric(double metric) {
   return tessera::ReportMetric(impl_->parts().get(), metric);
+}
+absl::Status Engine::SetOption(absl::string_view group,
+                               absl::string_view option, double value) {
+  return impl_->trainer().SetOption(group, option, value);
+}
+absl::StatusOr<double> Engine::OptionOf(absl::string_view group,
+                                        absl::string_view option) const {
+  TESSERA_ASSIGN_OR_RETURN(const size_t number,
+                           impl_->trainer().FindGroup(group));
+  return tessera::OptionOf(option, impl_->parts()->groups.options[number]);
+}
+std::vector<std::string> Engine::GroupNames() const {
+  return impl_->parts()->groups.names;
+}
+absl::Status Engine::SetFrozen(absl::string_view group, bool frozen) {
+  return impl_->trainer().SetFrozen(group, frozen);
 }
 absl::Status Engine::ZeroGrad() { return impl_->trainer().ZeroGrad(); }
 absl::StatusOr<at::Tensor> Engine::Gradient(absl::string_view name) {

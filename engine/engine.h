@@ -165,6 +165,25 @@ class Engine {
   // FailedPrecondition without such a scheduler. COLLECTIVE.
   absl::Status ReportMetric(double metric);
 
+  // Of one group of parameters ("default": those of no other), an option that
+  // the optimizer has ("weight_decay", "beta1", ...), for the steps from now
+  // on; a checkpoint keeps it. `value`: of a flag 0 or 1. The same on all ranks
+  // (checked). NotFound of a group, InvalidArgument of an option or value,
+  // FailedPrecondition of the rate if the configuration has a scheduler, and of
+  // what would change which states there are. COLLECTIVE.
+  absl::Status SetOption(absl::string_view group, absl::string_view option,
+                         double value);
+  // As it is set, without a schedule. NotFound, InvalidArgument. LOCAL.
+  absl::StatusOr<double> OptionOf(absl::string_view group,
+                                  absl::string_view option) const;
+  // The names of the groups, "default" first; none without an optimizer. LOCAL.
+  std::vector<std::string> GroupNames() const;
+  // The parameters of a group need no gradient from now on, and stay as they
+  // are (no decay either); or need one again, with the states they had. The
+  // same on all ranks (checked). NotFound; FailedPrecondition in the middle of
+  // a step. COLLECTIVE.
+  absl::Status SetFrozen(absl::string_view group, bool frozen);
+
   // Drops all gradients, whoever made them, and the micro-batches counted since
   // the last optimizer step. zero_grad() of the module, or of an optimizer over
   // all its parameters, does the same before the next Backward or Step, if no

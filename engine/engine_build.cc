@@ -5,9 +5,12 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "engine/engine_impl.h"
-#include "engine/held_report.h"
 #include "engine/parts/catch_announced.h"
+#include "engine/parts/group_choice.h"
+#include "engine/parts/rate_settings.h"
 #include "engine/setup/initial_sync.h"
+#include "engine/training/held_report.h"
+#include "optim/kernels/option_names.h"
 #include "sharding/construct/construction.h"
 #include "sharding/dispatch/saved_tensors.h"
 #include "sharding/dispatch/tag.h"
@@ -46,7 +49,7 @@ std::string ListOf(absl::Span<const FlatPlan> flats) {
 
 }  // namespace
 
-absl::StatusOr<Partition> Engine::Impl::Plan() {
+absl::StatusOr<Partition> Engine::Impl::Plan(const EngineOptions& options) {
   TESSERA_RETURN_IF_ERROR(CheckTagFallback());
   TESSERA_ASSIGN_OR_RETURN(
       Partition partition,
@@ -55,7 +58,42 @@ absl::StatusOr<Partition> Engine::Impl::Plan() {
     return absl::InvalidArgumentError("the module has no parameters");
   }
   TESSERA_RETURN_IF_ERROR(CheckNotOwned(partition));
+  if (!parts_->settings.optimizer.has_value()) return partition;
+  std::vector<NamedParameter> all;
+  for (const auto& unit : partition.units) {
+    all.insert(all.end(), unit.parameters.begin(), unit.parameters.end());
+  }
+  TESSERA_ASSIGN_OR_RETURN(
+      GroupChoice choice,
+      ChooseGroups(parts_->config.optimizer(), options.param_groups,
+                   *parts_->settings.optimizer, *parts_->module, all));
+  for (NamedParameter& p : all) {
+    const int group = choice.groups.of[static_cast<size_t>(p.index)];
+    if (choice.frozen[static_cast<size_t>(group)]) {
+      p.tensor.requires_grad_(false);
+    }
+  }
+  parts_->groups = std::move(choice.groups);
+  for (OptimizerOptions& group : parts_->groups.options) {
+    group.lr *= RateFactorOf(parts_->config);
+  }
+  parts_->configured_options = parts_->groups.options;
   return partition;
+}
+
+// The program's may differ.
+absl::Status Engine::Impl::AgreeOnGroups() {
+  const ParameterGroups& groups = parts_->groups;
+  std::string text;
+  for (size_t g = 0; g < groups.options.size(); ++g) {
+    absl::StrAppend(&text, "'", groups.names[g], "'");
+    for (const std::string& name : OptionNames(groups.options[g].algorithm)) {
+      absl::StrAppend(&text, " ", *tessera::OptionOf(name, groups.options[g]));
+    }
+    absl::StrAppend(&text, "; ");
+  }
+  for (const int group : groups.of) absl::StrAppend(&text, group, " ");
+  return CheckSame(text, "list of parameter groups", parts_->comm.get());
 }
 
 // The same module on all ranks. Returns, by number of the parameter, whether
@@ -92,9 +130,10 @@ absl::Status Engine::Impl::Build(const EngineOptions& options) {
   TESSERA_RETURN_IF_ERROR(parts_->comm->AgreeOk(moved, "Engine::Create"));
   // The user's predicates run there.
   const absl::StatusOr<Partition> partition =
-      CatchTorch("units", [&] { return Plan(); });
+      CatchTorch("units", [&] { return Plan(options); });
   TESSERA_RETURN_IF_ERROR(
       parts_->comm->AgreeOk(partition.status(), "Engine::Create"));
+  TESSERA_RETURN_IF_ERROR(AgreeOnGroups());
   TESSERA_ASSIGN_OR_RETURN(const std::vector<bool> trainable,
                            AgreeOnModule(*partition, options));
   trainer_.NoteParameters();
@@ -329,10 +368,7 @@ absl::Status Engine::Impl::TakeOver(std::vector<FlatPlan> flats) {
     if (scaler.ok()) parts_->scaler = *scaler;
   }
   if (parts_->settings.optimizer.has_value()) {
-    ParameterGroups groups;
-    groups.options = {*parts_->settings.optimizer};
-    groups.names = {"default"};
-    auto optimizer = ShardedOptimizer::Create(parts_->flats, groups);
+    auto optimizer = ShardedOptimizer::Create(parts_->flats, parts_->groups);
     mine.Update(optimizer.status());
     if (optimizer.ok()) {
       parts_->optimizer = *std::move(optimizer);

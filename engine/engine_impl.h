@@ -1,6 +1,6 @@
 // Engine::Impl: makes the parts of an engine from a module and a configuration,
 // has those that work on them, and gives the module back. What they do is
-// Trainer's (engine/trainer.h) and engine/access's.
+// Trainer's (engine/training/trainer.h) and engine/access's.
 #ifndef ENGINE_ENGINE_IMPL_H_
 #define ENGINE_ENGINE_IMPL_H_
 
@@ -16,7 +16,7 @@
 #include "engine/access/saver.h"
 #include "engine/engine.h"
 #include "engine/parts/engine_parts.h"
-#include "engine/trainer.h"
+#include "engine/training/trainer.h"
 #include "sharding/layout/flat_plan.h"
 #include "sharding/layout/partition.h"
 
@@ -63,7 +63,8 @@ class Engine::Impl {
  private:
   // engine_build.cc, in the order in which Build calls them
   absl::Status MoveTo(std::optional<at::Device> device);
-  absl::StatusOr<Partition> Plan();
+  absl::StatusOr<Partition> Plan(const EngineOptions& options);
+  absl::Status AgreeOnGroups();
   absl::StatusOr<std::vector<bool>> AgreeOnModule(const Partition& partition,
                                                   const EngineOptions& options);
   absl::Status ChooseStage(absl::Span<const UnitPlan> units,

@@ -31,6 +31,24 @@ bool HasInside(const FieldDescriptor& field) {
          !IsFreeForm(field);
 }
 
+// A list of sections.
+bool IsList(const FieldDescriptor& field) {
+  return field.message_type() != nullptr && field.is_repeated() &&
+         !field.is_map();
+}
+
+// Calls each(path, section) of what is inside of a section or a list of them.
+template <typename Each>
+void ForEachInside(const std::string& here, const Message& message,
+                   const FieldDescriptor& field, const Each& each) {
+  const Reflection& reflection = *message.GetReflection();
+  if (!IsList(field)) return each(here, reflection.GetMessage(message, &field));
+  for (int i = 0; i < reflection.FieldSize(message, &field); ++i) {
+    each(absl::StrCat(here, "[", i, "]"),
+         reflection.GetRepeatedMessage(message, &field, i));
+  }
+}
+
 std::vector<const FieldDescriptor*> SetFields(const Message& message) {
   std::vector<const FieldDescriptor*> fields;
   message.GetReflection()->ListFields(message, &fields);
@@ -164,6 +182,13 @@ void CheckFieldsAt(const std::string& path, Message* message, Faults* faults) {
       CheckFieldsAt(here,
                     message->GetReflection()->MutableMessage(message, field),
                     faults);
+    } else if (IsList(*field)) {
+      const Reflection& reflection = *message->GetReflection();
+      for (int i = 0; i < reflection.FieldSize(*message, field); ++i) {
+        CheckFieldsAt(absl::StrCat(here, "[", i, "]"),
+                      reflection.MutableRepeatedMessage(message, field, i),
+                      faults);
+      }
     } else if (field->is_repeated() && !field->is_map()) {
       const int size = message->GetReflection()->FieldSize(*message, field);
       for (int i = 0; i < size; ++i) {
@@ -236,8 +261,11 @@ void NoteIneffectiveKeysAt(const std::string& path, const Message& message,
     } else if (options.HasExtension(proto::deprecated_for)) {
       faults->Note(here, "deprecated: write ",
                    options.GetExtension(proto::deprecated_for));
-    } else if (HasInside(*field)) {
-      NoteIneffectiveKeysAt(here, Inside(message, *field), faults);
+    } else if (HasInside(*field) || IsList(*field)) {
+      ForEachInside(here, message, *field,
+                    [&](const std::string& path, const Message& inside) {
+                      NoteIneffectiveKeysAt(path, inside, faults);
+                    });
     }
   }
 }
@@ -249,8 +277,13 @@ void MissingFeaturesAt(const std::string& path, const Message& message,
     const FieldOptions& options = field->options();
     const std::string& what = options.GetExtension(proto::not_yet);
     if (what.empty()) {
-      if (HasInside(*field) && !options.HasExtension(proto::no_effect) &&
-          !IsOff(message, *field)) {
+      if (IsList(*field)) {
+        ForEachInside(here, message, *field,
+                      [&](const std::string& path, const Message& inside) {
+                        MissingFeaturesAt(path, inside, missing);
+                      });
+      } else if (HasInside(*field) && !options.HasExtension(proto::no_effect) &&
+                 !IsOff(message, *field)) {
         MissingFeaturesAt(here, Inside(message, *field), missing);
       }
     } else if (field->is_repeated()) {

@@ -26,7 +26,7 @@ void Collect(const Descriptor& schema, absl::string_view key,
       continue;
     }
     if (HasJsonKey(field, key)) found.insert(absl::StrCat(prefix, key));
-    if (field.message_type() == nullptr || field.is_map()) continue;
+    if (field.message_type() == nullptr || field.is_repeated()) continue;
     Collect(*field.message_type(), key,
             absl::StrCat(prefix, JsonKeys(field)[0], "."), found);
   }

@@ -77,11 +77,21 @@ void RecordPositions(const Message& message, TextFormat::ParseInfoTree& tree,
     } else {
       note(field_path, -1);
     }
-    if (field->message_type() == nullptr || field->is_repeated()) continue;
-    TextFormat::ParseInfoTree* nested = tree.GetTreeForNested(field, -1);
-    if (nested == nullptr) continue;
-    RecordPositions(message.GetReflection()->GetMessage(message, field),
-                    *nested, field_path, record);
+    if (field->message_type() == nullptr || field->is_map()) continue;
+    const auto& reflection = *message.GetReflection();
+    if (!field->is_repeated()) {
+      TextFormat::ParseInfoTree* nested = tree.GetTreeForNested(field, -1);
+      if (nested == nullptr) continue;
+      RecordPositions(reflection.GetMessage(message, field), *nested,
+                      field_path, record);
+      continue;
+    }
+    for (int i = 0; i < reflection.FieldSize(message, field); ++i) {
+      TextFormat::ParseInfoTree* nested = tree.GetTreeForNested(field, i);
+      if (nested == nullptr) continue;
+      RecordPositions(reflection.GetRepeatedMessage(message, field, i), *nested,
+                      AtIndex(field_path, i), record);
+    }
   }
 }
 

@@ -132,7 +132,7 @@ class Matcher {
   absl::Status Result(std::vector<std::string>* missing,
                       std::vector<std::string>* unexpected) {
     if (!options_.only.empty()) {
-      TESSERA_RETURN_IF_ERROR(only_.CheckMatched(example_));
+      TESSERA_RETURN_IF_ERROR(only_.CheckMatched(names_));
     } else {
       FindUnexpected();
     }
@@ -223,7 +223,7 @@ class Matcher {
 
   // By its name, or that of a module around it.
   bool IsWanted(const std::string& name) {
-    if (example_.empty()) example_ = name;
+    names_.push_back(name);
     if (options_.only.empty()) return true;
     bool wanted = only_.Match(name);
     for (size_t dot = name.find('.'); dot != std::string::npos;
@@ -314,7 +314,7 @@ class Matcher {
   const proto::CheckpointManifest& manifest_;
   const LoadCheckpointOptions& options_;
   PathPatterns only_;
-  std::string example_;  // of a name
+  std::vector<std::string> names_;  // of the module
   absl::flat_hash_map<std::string, Saved> saved_;
   absl::flat_hash_set<std::string> found_;
   absl::flat_hash_map<const at::TensorImpl*, const proto::CheckpointTensor*>

@@ -13,6 +13,7 @@
 #include "engine/access/own_values.h"
 #include "engine/access/state_table.h"
 #include "engine/parts/version.h"
+#include "optim/kernels/option_names.h"
 #include "sharding/torch/torch_scope.h"
 #include "torch/version.h"
 
@@ -148,6 +149,23 @@ absl::Status AddPlain(const TrainingState& state, const StateTable& table,
   return absl::OkStatus();
 }
 
+// Those that are not as configured.
+void DescribeOptions(const TrainingState& state,
+                     proto::CheckpointTraining* training) {
+  for (size_t g = 0; g < state.groups->options.size(); ++g) {
+    const OptimizerOptions& set = state.groups->options[g];
+    const OptimizerOptions& configured = (*state.configured_options)[g];
+    for (const std::string& name : OptionNames(set.algorithm)) {
+      const double value = *OptionOf(name, set);
+      if (value == *OptionOf(name, configured)) continue;
+      proto::CheckpointOption* const option = training->add_options();
+      option->set_group(state.groups->names[g]);
+      option->set_name(name);
+      option->set_value(value);
+    }
+  }
+}
+
 void DescribeTraining(const TrainingState& state,
                       proto::CheckpointTraining* training) {
   training->set_world_size(state.comm->world_size());
@@ -162,9 +180,7 @@ void DescribeTraining(const TrainingState& state,
   training->set_backend(std::string(state.comm->backend()));
   if (state.optimizer != nullptr) {
     training->set_optimizer(NameOf(state.optimizer->formula()));
-    if (state.program_rate != nullptr && state.program_rate->has_value()) {
-      training->set_learning_rate(**state.program_rate);
-    }
+    DescribeOptions(state, training);
   }
   if (state.plateau != nullptr) {
     const PlateauState& plateau = state.plateau->state();

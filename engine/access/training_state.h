@@ -35,8 +35,8 @@ struct TrainingState {
   const std::vector<std::shared_ptr<FlatParameter>>& flats;
   ShardedOptimizer* optimizer;  // may be null
   LossScaler* scaler;           // may be null
-  // The learning rate that the program has set, if it has; null: it cannot.
-  std::optional<double>* program_rate;
+  ParameterGroups* groups;  // their options as set; null: without an optimizer
+  const std::vector<OptimizerOptions>* configured_options;  // of groups
   Plateau* plateau;    // of the scheduler; may be null
   Communicator* comm;  // all ranks
   at::Device device;   // whose generator programs draw from
@@ -51,7 +51,7 @@ struct TrainingState {
 // Each element of masters and optimizer states once, by one of the ranks that
 // hold it; parameters that the engine leaves alone, and buffers: once if they
 // are the same on all ranks, else rank 0's, and those that differ; steps per
-// parameter, the learning rate if the program has set it, the state of a
+// parameter, options of groups that the program has set, the state of a
 // scheduler that has one, the loss scaler's; of each rank the default
 // generators of the CPU and of `device`, and `client_state`. Nothing is copied:
 // pieces that last do until the next update. COLLECTIVE.

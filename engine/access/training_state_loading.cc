@@ -1,10 +1,12 @@
 // LoadState; saving is in training_state.cc.
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <utility>
 
 #include "ATen/MemoryOverlap.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "checkpoint/checkpoint.h"
@@ -14,6 +16,7 @@
 #include "engine/access/state_reads.h"
 #include "engine/access/state_table.h"
 #include "engine/access/training_state.h"
+#include "optim/kernels/option_names.h"
 #include "sharding/torch/torch_scope.h"
 
 namespace tessera {
@@ -80,6 +83,7 @@ class Loading {
     match_ = StateMatch::Create(table_, state_.flats, manifest_, options_);
     TESSERA_RETURN_IF_ERROR(Annotate(match_.status(), what));
     TESSERA_RETURN_IF_ERROR(Annotate(CheckTraining(), what));
+    if (loads_states_) TESSERA_RETURN_IF_ERROR(Annotate(TakeOptions(), what));
     TESSERA_RETURN_IF_ERROR(CheckWritable());
     loaded_.report.missing = match_->missing();
     loaded_.report.unexpected = match_->unexpected();
@@ -210,7 +214,7 @@ class Loading {
     return reads_.Place();
   }
 
-  // Counts, the rate, the scaler and generators.
+  // Counts, options, the scaler and generators.
   absl::Status Resume() {
     if (loads_states_) {
       for (size_t f = 0; f < has_state_.size(); ++f) {
@@ -228,7 +232,7 @@ class Loading {
           steps = match_->steps(p.tensor).value_or(steps);
         }
       }
-      if (state_.program_rate != nullptr) TakeRate();
+      state_.groups->options = options_set_;
       if (state_.plateau != nullptr && manifest_.training().has_plateau()) {
         state_.plateau->Restore(SavedPlateau());
       }
@@ -252,12 +256,27 @@ class Loading {
             saved.reductions()};
   }
 
-  void TakeRate() {
+  // What the run that saved it had set, in place of what this one has.
+  absl::Status TakeOptions() {
     const proto::CheckpointTraining& training = manifest_.training();
-    state_.program_rate->reset();
-    if (training.has_learning_rate()) {
-      *state_.program_rate = training.learning_rate();
+    options_set_ = *state_.configured_options;
+    for (OptimizerOptions& group : options_set_) {
+      if (training.has_learning_rate()) group.lr = training.learning_rate();
     }
+    const std::vector<std::string>& names = state_.groups->names;
+    for (const proto::CheckpointOption& option : training.options()) {
+      const auto it = std::find(names.begin(), names.end(), option.group());
+      if (it == names.end()) {
+        return absl::FailedPreconditionError(absl::StrCat(
+            "it has '", option.name(), "' set of the parameter group '",
+            option.group(), "', and this run has no such group (it has '",
+            absl::StrJoin(names, "', '"), "')"));
+      }
+      TESSERA_RETURN_IF_ERROR(
+          SetOption(option.name(), option.value(),
+                    &options_set_[static_cast<size_t>(it - names.begin())]));
+    }
+    return absl::OkStatus();
   }
 
   const TrainingState& state_;
@@ -272,6 +291,7 @@ class Loading {
   std::map<std::string, std::string> values_;
   const bool loads_states_ =
       state_.optimizer != nullptr && !options_.model_only;
+  std::vector<OptimizerOptions> options_set_;
   bool same_ranks_ = false;
   LoadedState loaded_;
 };

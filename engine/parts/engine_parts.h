@@ -22,6 +22,7 @@
 #include "engine/setup/buffer_sync.h"
 #include "offload/update_stream.h"
 #include "optim/loss_scaler.h"
+#include "optim/parameter_groups.h"
 #include "optim/schedule/lr_schedule.h"
 #include "optim/sharded_optimizer.h"
 #include "sharding/copy/served_gathers.h"
@@ -85,8 +86,10 @@ struct EngineParts {
   bool moved = false;  // by Engine::Offload
   absl::Status lost;
 
-  // ---- by Trainer::SetLearningRate, and LoadCheckpoint ----
-  std::optional<double> program_rate;
+  // ---- the optimizer's, as they are without a schedule: made by Engine::Impl,
+  // changed by SetLearningRate, Trainer's SetOption, and LoadCheckpoint ----
+  ParameterGroups groups;
+  std::vector<OptimizerOptions> configured_options;  // as made
 
   // ---- the step's, by Trainer: its Backwards have weights, or have none ----
   std::optional<bool> weighted;

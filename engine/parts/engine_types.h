@@ -29,6 +29,21 @@ namespace tessera {
 
 struct PlanReport;  // engine/plan/plan.h
 
+// Parameters that are stepped with options of their own.
+struct ParameterGroup {
+  std::string name;  // for messages, SetOption and checkpoints
+  // Which: patterns of their names, as optimizer.param_groups has them; classes
+  // of modules ("LayerNorm") whose own parameters are meant; and what the
+  // program says of each.
+  std::vector<std::string> parameters, modules;
+  std::function<bool(const torch::nn::Module& module,
+                     absl::string_view parameter, const at::Tensor& tensor)>
+      claims;
+  // In place of the configuration's: "lr", "weight_decay", "beta1", "eps", ...
+  std::vector<std::pair<std::string, double>> options;
+  bool frozen = false;  // until Engine::SetFrozen
+};
+
 struct EngineOptions {
   // The group over which to shard; the world's (comm/world/world.h) if null.
   std::shared_ptr<Communicator> communicator;
@@ -51,6 +66,9 @@ struct EngineOptions {
   // Modules whose forward is computed again in backward, besides those that
   // activation_checkpointing.units names.
   ModulePredicate is_recomputed;
+  // Besides those of the configuration (optimizer.param_groups); a parameter is
+  // of one group at most. The same on all ranks.
+  std::vector<ParameterGroup> param_groups;
   // For what a configuration's file leaves "auto".
   AutoValues auto_values;
   // What tessera::Plan said of this module and configuration: an error that
@@ -112,6 +130,13 @@ struct StepReport {
   int64_t skipped_steps = 0;  // so far
   double loss_scale = 1;      // that its losses were multiplied with
   double learning_rate = 0;   // of this step; 0 without an optimizer
+  // The same of each group, "default" first: of parameters that are in no
+  // other.
+  struct Group {
+    std::string name;
+    double learning_rate = 0;
+  };
+  std::vector<Group> groups;
   // Global norm of the gradients before clipping and after; NaN where nothing
   // asks for it (gradient_clipping 0, neither fp16 nor bf16's check, and no
   // sharding.report_grad_norm).

@@ -30,12 +30,9 @@ void SetMomentum(const LrSchedule::Betas& betas, OptimizerOptions* options) {
 
 std::vector<OptimizerOptions> ScheduledOptions(const EngineParts& parts,
                                                int64_t steps_done) {
-  std::vector<OptimizerOptions> groups = {*parts.settings.optimizer};
+  std::vector<OptimizerOptions> groups = parts.groups.options;
+  if (parts.lr_schedule == nullptr) return groups;
   for (OptimizerOptions& options : groups) {
-    if (parts.lr_schedule == nullptr) {
-      options.lr = parts.program_rate.value_or(options.lr);
-      continue;
-    }
     options.lr = parts.lr_schedule->Rate(steps_done, options.lr);
     const auto betas = parts.lr_schedule->BetasAt(steps_done);
     if (betas.has_value()) SetMomentum(*betas, &options);
@@ -60,7 +57,7 @@ absl::Status SetLearningRate(EngineParts* parts, double rate) {
   TESSERA_RETURN_IF_ERROR(CheckSame(absl::StrFormat("%.17g", rate),
                                     "rate of SetLearningRate",
                                     parts->comm.get()));
-  parts->program_rate = rate;
+  for (OptimizerOptions& group : parts->groups.options) group.lr = rate;
   return absl::OkStatus();
 }
 

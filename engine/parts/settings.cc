@@ -8,7 +8,6 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
-#include "engine/parts/rate_settings.h"
 #include "optim/kernels/element_step.h"
 #include "sharding/recompute/matmul_operators.h"
 #include "torch/nn/module.h"
@@ -47,15 +46,41 @@ ModulePredicate LeafPredicate(const proto::LeafModule& leaf,
   };
 }
 
-OptimizerOptions OptimizerOf(const proto::Config& config) {
-  const proto::OptimizerParams& params = config.optimizer().params();
-  OptimizerOptions options;
-  options.lr = params.lr() * RateFactorOf(config);
-  options.beta1 = params.betas(0);
-  options.beta2 = params.betas(1);
-  options.eps = params.eps();
-  options.weight_decay = params.weight_decay();
-  return options;
+Algorithm AlgorithmOf(const proto::Optimizer& optimizer) {
+  const std::string& type = optimizer.type();
+  if (type == "SGD") return Algorithm::kSgd;
+  if (type == "Adagrad") return Algorithm::kAdagrad;
+  if (type == "RMSprop") return Algorithm::kRmsProp;
+  if (type == "Lion") return Algorithm::kLion;
+  return optimizer.params().adam_w_mode() ? Algorithm::kAdamW
+                                          : Algorithm::kAdam;
+}
+
+OptimizerOptions OptimizerOf(const proto::Optimizer& optimizer) {
+  const proto::OptimizerParams& params = optimizer.params();
+  OptimizerOptions o;
+  o.algorithm = AlgorithmOf(optimizer);
+  o.lr = params.lr();
+  if (params.betas_size() == 2) {
+    o.beta1 = params.betas(0);
+    o.beta2 = params.betas(1);
+  }
+  o.eps = params.eps();
+  o.weight_decay = params.weight_decay();
+  o.states = params.state_dtype() == "bf16" ? StateType::kBFloat16
+                                            : StateType::kFloat32;
+  if (params.has_bias_correction())
+    o.bias_correction = params.bias_correction();
+  o.amsgrad = params.amsgrad();
+  o.momentum = params.momentum();
+  o.dampening = params.dampening();
+  o.nesterov = params.nesterov();
+  if (params.has_alpha()) o.alpha = params.alpha();
+  o.centered = params.centered();
+  o.lr_decay = params.lr_decay();
+  o.initial_accumulator_value = params.initial_accumulator_value();
+  o.maximize = params.maximize();
+  return o;
 }
 
 LossScalerOptions LossScalerOf(const proto::Fp16& fp16) {
@@ -196,7 +221,7 @@ Settings SettingsOf(const proto::Config& config, const EngineOptions& options,
       config.fp16().enabled() ||
       (config.bf16().enabled() && config.bf16().check_grad_overflow());
   if (config.has_optimizer()) {
-    s.optimizer = OptimizerOf(config);
+    s.optimizer = OptimizerOf(config.optimizer());
     s.optimizer->libtorch_exact = config.precision().libtorch_exact();
     s.offload.optimizer_states = StatesOf(FormulaOf(*s.optimizer)).count;
   }

@@ -122,14 +122,26 @@ bool PathPatterns::Match(absl::string_view path) {
   return any;
 }
 
-absl::Status PathPatterns::CheckMatched(absl::string_view example) const {
+absl::Status PathPatterns::CheckMatched(
+    const std::vector<std::string>& present) const {
+  constexpr size_t kShown = 3;
   for (const auto& pattern : patterns_) {
     if (matched_.at(pattern)) continue;
+    std::vector<std::pair<int, std::string>> nearest;
+    for (const std::string& path : present) {
+      nearest.emplace_back(EditDistance(pattern, path), path);
+    }
+    std::sort(nearest.begin(), nearest.end());
+    if (nearest.size() > kShown) nearest.resize(kShown);
     return absl::InvalidArgumentError(
         absl::StrCat(option_, ": '", pattern,
                      "' is no parameter and no module; expected names as of "
                      "named_parameters() and named_modules(), such as '",
-                     example, "'; '*' stands for any characters, '?' for one"));
+                     absl::StrJoin(nearest, "', '",
+                                   [](std::string* out, const auto& path) {
+                                     absl::StrAppend(out, path.second);
+                                   }),
+                     "'; '*' stands for any characters, '?' for one"));
   }
   return absl::OkStatus();
 }

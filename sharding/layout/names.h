@@ -43,9 +43,9 @@ class PathPatterns {
   // Whether one of them means this path. O(its length) for each pattern with a
   // wildcard, and once for all others.
   bool Match(absl::string_view path);
-  // InvalidArgument naming the first that has matched nothing. `example`: a
-  // path that was there.
-  absl::Status CheckMatched(absl::string_view example) const;
+  // InvalidArgument naming the first that has matched nothing, and the nearest
+  // of `present`, paths that were there (some at least).
+  absl::Status CheckMatched(const std::vector<std::string>& present) const;
 
  private:
   std::string option_;

@@ -326,8 +326,12 @@ absl::StatusOr<Partition> PlanUnits(const nn::Module& module,
   TESSERA_ASSIGN_OR_RETURN(const std::vector<Role> roles,
                            FindRoles(walk, options, &patterns));
   Parameters parameters = Collect(walk, roles, &patterns);
-  TESSERA_RETURN_IF_ERROR(patterns.CheckMatched(
-      walk.parameters.empty() ? "" : walk.parameters[0].name));
+  std::vector<std::string> paths;
+  for (const auto& p : walk.parameters) paths.push_back(p.name);
+  for (const auto& m : walk.modules) {
+    if (!m.path.empty()) paths.push_back(m.path);
+  }
+  TESSERA_RETURN_IF_ERROR(patterns.CheckMatched(paths));
   for (const auto& p : parameters.planned) {
     TESSERA_RETURN_IF_ERROR(
         CheckSupported(p, parameters.planned[0].tensor.device()));

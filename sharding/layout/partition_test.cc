@@ -299,12 +299,14 @@ TEST(PlanUnits, IgnoredParametersStayOutside) {
 
 TEST(PlanUnits, AnIgnoredNameThatIsNotThereIsAnError) {
   PartitionOptions options;
-  for (const char* pattern : {"z*", "x.q", "", "inner"}) {
+  for (const auto& [pattern, nearest] :
+       {std::pair("z*", "'x'"), std::pair("x.q", "'x.p'"), std::pair("", "'x'"),
+        std::pair("inner", "'x.inner'")}) {
     options.ignored = {"x", "x.p", pattern};
     EXPECT_THAT(
         PlanUnits(Model(), options),
         Refused(absl::StrCat("sharding.ignored_parameters: '", pattern, "'"),
-                "'before'"));
+                nearest));
   }
 }
 

@@ -60,6 +60,7 @@ LAYERS = {
     "engine/plan": ["base/...", "config", "comm", "sharding/...", "optim", "optim/kernels", "engine/setup", "engine/parts", "engine/plan/replay", "offload/..."],
     "engine/access": ["base/...", "comm", "sharding/...", "optim", "optim/kernels", "optim/schedule", "checkpoint/...", "engine/setup", "engine/parts", "offload/..."],
     "engine/offload": ["base/...", "comm", "sharding/...", "optim", "engine/setup", "engine/parts", "offload/..."],
+    "engine/training": ["base/...", "config", "comm", "sharding/...", "optim/...", "engine/setup", "engine/parts", "engine/plan", "checkpoint/exchange", "offload/..."],
     "engine": ["base/...", "config", "comm", "comm/world", "data", "engine/...", "sharding/...", "optim/...", "checkpoint/...", "offload/..."],
     "verify": ["base/...", "config", "comm", "comm/world", "sharding/...", "engine/...", "offload/..."],
     "examples": ["base/...", "config", "comm", "comm/world", "data", "sharding/...", "optim", "optim/kernels", "checkpoint/...", "engine/...", "offload/..."],

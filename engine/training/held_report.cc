@@ -1,4 +1,4 @@
-#include "engine/held_report.h"
+#include "engine/training/held_report.h"
 
 #include <algorithm>
 #include <utility>

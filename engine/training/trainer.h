@@ -19,9 +19,10 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "engine/parts/engine_parts.h"
 #include "engine/parts/engine_types.h"
-#include "engine/step_memory_reporter.h"
+#include "engine/training/step_memory_reporter.h"
 #include "optim/step_outcome.h"
 
 namespace tessera {
@@ -34,6 +35,11 @@ class Trainer {
   absl::Status Backward(const at::Tensor& loss, const BackwardOptions& options);
   absl::Status Step();
   absl::Status ZeroGrad();
+  absl::Status SetOption(absl::string_view group, absl::string_view option,
+                         double value);
+  absl::Status SetFrozen(absl::string_view group, bool frozen);
+  // Its number. NotFound; FailedPrecondition without an optimizer. LOCAL.
+  absl::StatusOr<size_t> FindGroup(absl::string_view name) const;
   absl::StatusOr<bool> AnyRankHasData(bool this_rank);
 
   // The module's parameters as they are now: a Step with others is refused.
@@ -95,6 +101,8 @@ class Trainer {
   absl::Status CheckStep();
   absl::Status CheckParametersKnown() const;
   absl::Status CheckUpdate();
+  absl::Status CheckOption(absl::string_view group, absl::string_view option,
+                           double value) const;
   void SetScheduledRate();
   absl::Status UpdateParameters();
   void Report(const ShardedStepResult& result);

@@ -1,4 +1,4 @@
-#include "engine/trainer.h"
+#include "engine/training/trainer.h"
 
 #include <algorithm>
 #include <cmath>
@@ -10,11 +10,11 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "comm/all_gather_values.h"
-#include "engine/held_report.h"
 #include "engine/parts/catch_announced.h"
 #include "engine/parts/exclusive_scope.h"
 #include "engine/parts/learning_rate.h"
 #include "engine/parts/write_checks.h"
+#include "engine/training/held_report.h"
 #include "offload/update_stream.h"
 #include "optim/sharded_step.h"
 #include "sharding/dispatch/saved_tensors.h"
@@ -223,6 +223,10 @@ void Trainer::SetScheduledRate() {
   if (parts_->optimizer == nullptr) return;
   std::vector<OptimizerOptions> options = ScheduledOptions(*parts_, step_);
   report_.learning_rate = options[0].lr;
+  report_.groups.clear();
+  for (size_t g = 0; g < options.size(); ++g) {
+    report_.groups.push_back({parts_->groups.names[g], options[g].lr});
+  }
   parts_->optimizer->SetOptions(std::move(options));
 }
 

@@ -1,4 +1,4 @@
-#include "engine/step_memory_reporter.h"
+#include "engine/training/step_memory_reporter.h"
 
 #include <utility>
 

@@ -32,7 +32,7 @@
 #include "base/status.h"
 #include "engine/parts/exclusive_scope.h"
 #include "engine/parts/learning_rate.h"
-#include "engine/trainer.h"
+#include "engine/training/trainer.h"
 #include "offload/update_stream.h"
 #include "sharding/torch/torch_scope.h"
 

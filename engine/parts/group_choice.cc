@@ -1,0 +1,240 @@
+#include "engine/parts/group_choice.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "optim/kernels/option_names.h"
+#include "sharding/layout/module_walk.h"
+#include "sharding/layout/names.h"
+#include "torch/nn/module.h"
+
+namespace tessera {
+namespace {
+
+constexpr char kDefault[] = "default", kNoDecay[] = "no_decay";
+
+template <typename Strings>
+std::vector<std::string> List(const Strings& strings) {
+  return {strings.begin(), strings.end()};
+}
+
+ParameterGroup GroupOf(const proto::ParamGroup& config) {
+  ParameterGroup group;
+  group.name = config.name();
+  group.parameters = List(config.parameters());
+  group.modules = List(config.modules());
+  group.frozen = config.frozen();
+  const proto::GroupParams& params = config.params();
+  const auto set = [&](bool has, const char* name, double value) {
+    if (has) group.options.emplace_back(name, value);
+  };
+  set(params.has_lr(), "lr", params.lr());
+  if (params.betas_size() == 2) {
+    set(true, "beta1", params.betas(0));
+    set(true, "beta2", params.betas(1));
+  }
+  set(params.has_eps(), "eps", params.eps());
+  set(params.has_weight_decay(), "weight_decay", params.weight_decay());
+  set(params.has_bias_correction(), "bias_correction",
+      params.bias_correction());
+  set(params.has_momentum(), "momentum", params.momentum());
+  set(params.has_dampening(), "dampening", params.dampening());
+  set(params.has_nesterov(), "nesterov", params.nesterov());
+  set(params.has_alpha(), "alpha", params.alpha());
+  set(params.has_lr_decay(), "lr_decay", params.lr_decay());
+  set(params.has_initial_accumulator_value(), "initial_accumulator_value",
+      params.initial_accumulator_value());
+  set(params.has_maximize(), "maximize", params.maximize());
+  return group;
+}
+
+// A bias, or of a norm or an embedding, by the names that people give them.
+bool IsUndecayed(const ModuleWalk::Parameter& p,
+                 const std::string& class_name) {
+  const size_t dot = p.name.rfind('.');
+  const absl::string_view last =
+      dot == p.name.npos ? absl::string_view(p.name)
+                         : absl::string_view(p.name).substr(dot + 1);
+  return absl::StartsWith(last, "bias") || absl::EndsWith(last, "bias") ||
+         absl::StrContains(class_name, "Norm") ||
+         absl::StrContains(class_name, "Embedding");
+}
+
+// What one group means in this module.
+class Claims {
+ public:
+  Claims(const ParameterGroup& group, std::string where)
+      : group_(group),
+        where_(std::move(where)),
+        patterns_(absl::StrCat(where_, ".parameters"), group.parameters),
+        classes_(absl::StrCat(where_, ".modules"), group.modules) {}
+
+  bool Claim(const ModuleWalk::Parameter& p, const torch::nn::Module& module) {
+    // Each of them, so that all know whether they have matched.
+    bool claimed = patterns_.Match(p.name);
+    claimed = classes_.Match(module.name()) || claimed;
+    claimed =
+        (group_.claims && group_.claims(module, p.name, p.tensor)) || claimed;
+    any_ = any_ || claimed;
+    return claimed;
+  }
+
+  absl::Status CheckMatched(const absl::flat_hash_set<std::string>& classes,
+                            const std::vector<std::string>& parameters) const {
+    TESSERA_RETURN_IF_ERROR(patterns_.CheckMatched(parameters));
+    TESSERA_RETURN_IF_ERROR(classes_.CheckMatched(classes));
+    if (any_) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat(
+        where_, ": the group '", group_.name, "' has no parameters"));
+  }
+
+ private:
+  const ParameterGroup& group_;
+  const std::string where_;
+  PathPatterns patterns_;
+  ClassNames classes_;
+  bool any_ = false;
+};
+
+class Chooser {
+ public:
+  Chooser(const proto::Optimizer& config,
+          const std::vector<ParameterGroup>& program,
+          const OptimizerOptions& base, const torch::nn::Module& module)
+      : walk_(WalkModule(module)), base_(base) {
+    for (const ParameterGroup& group : program) {
+      Add(group,
+          absl::StrCat("EngineOptions::param_groups[", groups_.size(), "]"));
+    }
+    for (int i = 0; i < config.param_groups_size(); ++i) {
+      Add(GroupOf(config.param_groups(i)),
+          absl::StrCat("optimizer.param_groups[", i, "]"));
+    }
+    no_decay_ = config.no_decay() == "auto";
+  }
+
+  absl::StatusOr<GroupChoice> Choose(
+      const std::vector<NamedParameter>& parameters) {
+    choice_.groups.options = {base_};
+    choice_.groups.names = {kDefault};
+    choice_.frozen = {false};
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      TESSERA_RETURN_IF_ERROR(Annotate(AddOptions(groups_[g]), places_[g]));
+    }
+    TESSERA_RETURN_IF_ERROR(ClaimAll());
+    if (no_decay_) AddNoDecay();
+    choice_.groups.of.resize(parameters.size());
+    for (const NamedParameter& p : parameters) {
+      const auto it = group_of_.find(p.tensor.unsafeGetTensorImpl());
+      if (it == group_of_.end()) continue;
+      choice_.groups.of[static_cast<size_t>(p.index)] = it->second;
+    }
+    return std::move(choice_);
+  }
+
+ private:
+  void Add(ParameterGroup group, std::string where) {
+    groups_.push_back(std::move(group));
+    places_.push_back(std::move(where));
+  }
+
+  absl::Status AddOptions(const ParameterGroup& group) {
+    const std::vector<std::string>& names = choice_.groups.names;
+    if (group.name.empty() || group.name == kNoDecay ||
+        std::find(names.begin(), names.end(), group.name) != names.end()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "expected a name that no other group has, got '", group.name, "'"));
+    }
+    OptimizerOptions options = base_;
+    // Together: nesterov needs its momentum.
+    for (const auto& [name, value] : group.options) {
+      if (name != "nesterov") {
+        TESSERA_RETURN_IF_ERROR(SetOption(name, value, &options));
+      }
+    }
+    for (const auto& [name, value] : group.options) {
+      if (name == "nesterov") {
+        TESSERA_RETURN_IF_ERROR(SetOption(name, value, &options));
+      }
+    }
+    choice_.groups.options.push_back(options);
+    choice_.groups.names.push_back(group.name);
+    choice_.frozen.push_back(group.frozen);
+    return absl::OkStatus();
+  }
+
+  absl::Status ClaimAll() {
+    absl::flat_hash_set<std::string> classes;
+    for (const auto& m : walk_.modules) classes.insert(m.module->name());
+    std::vector<Claims> claims;
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      claims.emplace_back(groups_[g], places_[g]);
+    }
+    for (const ModuleWalk::Parameter& p : walk_.parameters) {
+      const torch::nn::Module& module =
+          *walk_.modules[static_cast<size_t>(p.module)].module;
+      for (size_t g = 0; g < claims.size(); ++g) {
+        if (!claims[g].Claim(p, module)) continue;
+        TESSERA_RETURN_IF_ERROR(Give(p, static_cast<int>(g) + 1));
+      }
+    }
+    std::vector<std::string> names;
+    for (const auto& p : walk_.parameters) names.push_back(p.name);
+    for (const Claims& each : claims) {
+      TESSERA_RETURN_IF_ERROR(each.CheckMatched(classes, names));
+    }
+    return absl::OkStatus();
+  }
+
+  // A tied parameter has several names, which may be of one group.
+  absl::Status Give(const ModuleWalk::Parameter& p, int group) {
+    const auto [it, first] =
+        group_of_.emplace(p.tensor.unsafeGetTensorImpl(), group);
+    if (first || it->second == group) return absl::OkStatus();
+    const std::vector<std::string>& names = choice_.groups.names;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "parameter '", p.name, "' is claimed by two groups, '",
+        names[static_cast<size_t>(it->second)], "' and '",
+        names[static_cast<size_t>(group)], "'; let one of them leave it out"));
+  }
+
+  void AddNoDecay() {
+    const int group = static_cast<int>(choice_.groups.options.size());
+    OptimizerOptions options = base_;
+    options.weight_decay = 0;
+    choice_.groups.options.push_back(options);
+    choice_.groups.names.push_back(kNoDecay);
+    choice_.frozen.push_back(false);
+    for (const ModuleWalk::Parameter& p : walk_.parameters) {
+      const auto& m = walk_.modules[static_cast<size_t>(p.module)];
+      if (!IsUndecayed(p, m.module->name())) continue;
+      group_of_.emplace(p.tensor.unsafeGetTensorImpl(), group);
+    }
+  }
+
+  const ModuleWalk walk_;
+  const OptimizerOptions base_;
+  std::vector<ParameterGroup> groups_;
+  std::vector<std::string> places_;  // of groups, for messages
+  bool no_decay_ = false;
+  GroupChoice choice_;
+  absl::flat_hash_map<const at::TensorImpl*, int> group_of_;
+};
+
+}  // namespace
+
+absl::StatusOr<GroupChoice> ChooseGroups(
+    const proto::Optimizer& config, const std::vector<ParameterGroup>& program,
+    const OptimizerOptions& base, const torch::nn::Module& module,
+    const std::vector<NamedParameter>& parameters) {
+  return Chooser(config, program, base, module).Choose(parameters);
+}
+
+}  // namespace tessera

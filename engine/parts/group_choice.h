@@ -1,0 +1,38 @@
+// Which group each parameter is stepped with: what a configuration
+// (optimizer.param_groups, optimizer.no_decay) and a program
+// (EngineOptions::param_groups) say of them.
+#ifndef ENGINE_PARTS_GROUP_CHOICE_H_
+#define ENGINE_PARTS_GROUP_CHOICE_H_
+
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "config/config.pb.h"
+#include "engine/parts/engine_types.h"
+#include "optim/kernels/optimizer_options.h"
+#include "optim/parameter_groups.h"
+#include "sharding/layout/named_parameter.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace tessera {
+
+struct GroupChoice {
+  ParameterGroups groups;
+  std::vector<bool> frozen;  // of each group
+};
+
+// `parameters`: of the engine, each once, with its number. `base`: the options
+// of who is in no group. The program's groups come first. InvalidArgument of a
+// pattern or class that means nothing, of two groups that claim one parameter,
+// and of options that the optimizer does not have. LOCAL; the program's
+// predicates run here.
+absl::StatusOr<GroupChoice> ChooseGroups(
+    const proto::Optimizer& config, const std::vector<ParameterGroup>& program,
+    const OptimizerOptions& base, const torch::nn::Module& module,
+    const std::vector<NamedParameter>& parameters);
+
+}  // namespace tessera
+#endif  // ENGINE_PARTS_GROUP_CHOICE_H_

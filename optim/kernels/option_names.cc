@@ -1,0 +1,152 @@
+#include "optim/kernels/option_names.h"
+
+#include <cmath>
+#include <cstdint>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/edit_distance.h"
+#include "optim/kernels/element_step.h"
+
+namespace tessera {
+namespace {
+
+constexpr unsigned Of(Algorithm algorithm) {
+  return 1u << static_cast<unsigned>(algorithm);
+}
+constexpr unsigned kAdams = Of(Algorithm::kAdamW) | Of(Algorithm::kAdam);
+constexpr unsigned kAll = ~0u;
+
+struct Option {
+  const char* name;
+  unsigned algorithms;
+  std::variant<double OptimizerOptions::*, bool OptimizerOptions::*> member;
+  // A number is finite, at least (or above) the first and below the second.
+  double least = 0, below = HUGE_VAL;
+  bool above = false;
+};
+
+const Option kOptions[] = {
+    {"lr", kAll, &OptimizerOptions::lr},
+    {"weight_decay", kAll, &OptimizerOptions::weight_decay},
+    {"maximize", kAll, &OptimizerOptions::maximize},
+    {"beta1", kAdams | Of(Algorithm::kLion), &OptimizerOptions::beta1, 0, 1},
+    {"beta2", kAdams | Of(Algorithm::kLion), &OptimizerOptions::beta2, 0, 1},
+    {"eps", kAdams | Of(Algorithm::kAdagrad) | Of(Algorithm::kRmsProp),
+     &OptimizerOptions::eps, 0, HUGE_VAL, /*above=*/true},
+    {"bias_correction", kAdams, &OptimizerOptions::bias_correction},
+    {"amsgrad", kAdams, &OptimizerOptions::amsgrad},
+    {"momentum", Of(Algorithm::kSgd) | Of(Algorithm::kRmsProp),
+     &OptimizerOptions::momentum},
+    {"dampening", Of(Algorithm::kSgd), &OptimizerOptions::dampening, -HUGE_VAL},
+    {"nesterov", Of(Algorithm::kSgd), &OptimizerOptions::nesterov},
+    {"alpha", Of(Algorithm::kRmsProp), &OptimizerOptions::alpha, 0, 1},
+    {"centered", Of(Algorithm::kRmsProp), &OptimizerOptions::centered},
+    {"lr_decay", Of(Algorithm::kAdagrad), &OptimizerOptions::lr_decay},
+    {"initial_accumulator_value", Of(Algorithm::kAdagrad),
+     &OptimizerOptions::initial_accumulator_value},
+};
+
+absl::StatusOr<const Option*> Find(absl::string_view name,
+                                   Algorithm algorithm) {
+  for (const Option& option : kOptions) {
+    if (name == option.name && (option.algorithms & Of(algorithm)) != 0) {
+      return &option;
+    }
+  }
+  const std::vector<std::string> known = OptionNames(algorithm);
+  const std::string nearest = NearestName(name, known);
+  return absl::InvalidArgumentError(absl::StrCat(
+      "option '", name, "': ", NameOf(algorithm), " has no such; it has ",
+      absl::StrJoin(known, ", "),
+      nearest.empty() ? "" : absl::StrCat("; did you mean '", nearest, "'?")));
+}
+
+absl::Status CheckRange(const Option& option, double value) {
+  const bool good =
+      std::isfinite(value) && value < option.below &&
+      (option.above ? value > option.least : value >= option.least);
+  if (good) return absl::OkStatus();
+  std::string range = "a finite number";
+  if (std::isfinite(option.least)) {
+    absl::StrAppend(&range, option.above ? " above " : " of at least ",
+                    option.least);
+  }
+  if (std::isfinite(option.below)) {
+    absl::StrAppend(&range, " and below ", option.below);
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "option '", option.name, "': expected ", range, ", got ", value));
+}
+
+}  // namespace
+
+const char* NameOf(Algorithm algorithm) {
+  switch (algorithm) {
+    case Algorithm::kAdamW:
+      return "AdamW";
+    case Algorithm::kAdam:
+      return "Adam";
+    case Algorithm::kSgd:
+      return "SGD";
+    case Algorithm::kAdagrad:
+      return "Adagrad";
+    case Algorithm::kRmsProp:
+      return "RMSprop";
+    case Algorithm::kLion:
+      return "Lion";
+  }
+}
+
+std::vector<std::string> OptionNames(Algorithm algorithm) {
+  std::vector<std::string> names;
+  for (const Option& option : kOptions) {
+    if ((option.algorithms & Of(algorithm)) != 0) names.push_back(option.name);
+  }
+  return names;
+}
+
+absl::Status SetOption(absl::string_view name, double value,
+                       OptimizerOptions* options) {
+  const absl::StatusOr<const Option*> found = Find(name, options->algorithm);
+  if (!found.ok()) return found.status();
+  const Option& option = **found;
+  OptimizerOptions changed = *options;
+  if (const auto* number =
+          std::get_if<double OptimizerOptions::*>(&option.member)) {
+    const absl::Status in_range = CheckRange(option, value);
+    if (!in_range.ok()) return in_range;
+    changed.*(*number) = value;
+  } else if (value != 0 && value != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("option '", name, "': expected 0 or 1, got ", value));
+  } else {
+    changed.*(std::get<bool OptimizerOptions::*>(option.member)) = value != 0;
+  }
+  if (changed.nesterov && (changed.momentum == 0 || changed.dampening != 0)) {
+    return absl::InvalidArgumentError(
+        "nesterov: expected a momentum above 0 and no dampening with it");
+  }
+  if (FormulaOf(changed) != FormulaOf(*options)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "option '", name, "': with ", value, " ", NameOf(options->algorithm),
+        " keeps other states than before; all groups have the same, from the "
+        "beginning on"));
+  }
+  *options = changed;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<double> OptionOf(absl::string_view name,
+                                const OptimizerOptions& options) {
+  const absl::StatusOr<const Option*> found = Find(name, options.algorithm);
+  if (!found.ok()) return found.status();
+  const auto& member = (*found)->member;
+  if (const auto* number = std::get_if<double OptimizerOptions::*>(&member)) {
+    return options.*(*number);
+  }
+  return options.*(std::get<bool OptimizerOptions::*>(member)) ? 1.0 : 0.0;
+}
+
+}  // namespace tessera

@@ -1,0 +1,34 @@
+// The hyperparameters of an algorithm by the names that torch::optim and
+// DeepSpeed give them: for configurations, groups and calls.
+#ifndef OPTIM_KERNELS_OPTION_NAMES_H_
+#define OPTIM_KERNELS_OPTION_NAMES_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "optim/kernels/optimizer_options.h"
+
+namespace tessera {
+
+// "AdamW", as configurations call it.
+const char* NameOf(Algorithm algorithm);
+
+// Those that an algorithm has: "lr", "beta1", "weight_decay", ... Flags are 0
+// or 1.
+std::vector<std::string> OptionNames(Algorithm algorithm);
+
+// Sets one. InvalidArgument of a name that the algorithm does not have (with
+// the nearest that it has) or a value out of its range; FailedPrecondition of a
+// value with which there would be other states (a momentum where there was
+// none). Nothing has changed then. LOCAL.
+absl::Status SetOption(absl::string_view name, double value,
+                       OptimizerOptions* options);
+// InvalidArgument as above. LOCAL.
+absl::StatusOr<double> OptionOf(absl::string_view name,
+                                const OptimizerOptions& options);
+
+}  // namespace tessera
+#endif  // OPTIM_KERNELS_OPTION_NAMES_H_

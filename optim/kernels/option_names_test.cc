@@ -1,0 +1,82 @@
+#include "optim/kernels/option_names.h"
+
+#include <cmath>
+
+#include "base/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tessera {
+namespace {
+
+using ::absl::StatusCode;
+using ::testing::HasSubstr;
+
+OptimizerOptions Of(Algorithm algorithm) {
+  OptimizerOptions options;
+  options.algorithm = algorithm;
+  return options;
+}
+
+TEST(OptionNamesTest, SetsWhatTheAlgorithmHas) {
+  for (const Algorithm algorithm :
+       {Algorithm::kAdamW, Algorithm::kAdam, Algorithm::kSgd,
+        Algorithm::kAdagrad, Algorithm::kRmsProp, Algorithm::kLion}) {
+    for (const std::string& name : OptionNames(algorithm)) {
+      OptimizerOptions options = Of(algorithm);
+      options.momentum = 0.5;  // there is one, for nesterov
+      const double before = OptionOf(name, options).value();
+      if (name == "amsgrad" || name == "centered") continue;  // other states
+      const double value = before == 1          ? 0
+                           : name == "nesterov" ? 1
+                           : name == "maximize" ? 1
+                                                : 0.25;
+      TESSERA_ASSERT_OK(SetOption(name, value, &options));
+      EXPECT_EQ(OptionOf(name, options).value(), value) << name;
+    }
+  }
+}
+
+TEST(OptionNamesTest, SaysWhatItHasInstead) {
+  OptimizerOptions options;
+  EXPECT_THAT(SetOption("momentum", 0.9, &options),
+              StatusIs(StatusCode::kInvalidArgument,
+                       HasSubstr("option 'momentum': AdamW has no such; it "
+                                 "has lr, weight_decay, ")));
+  EXPECT_THAT(SetOption("beta3", 0.9, &options),
+              StatusIs(StatusCode::kInvalidArgument,
+                       HasSubstr("did you mean 'beta1'?")));
+}
+
+TEST(OptionNamesTest, RefusesWhatIsOutOfRange) {
+  OptimizerOptions options;
+  EXPECT_THAT(SetOption("lr", std::nan(""), &options),
+              StatusIs(StatusCode::kInvalidArgument,
+                       "option 'lr': expected a finite number of at least 0, "
+                       "got nan"));
+  EXPECT_THAT(SetOption("eps", -1e-8, &options),
+              StatusIs(StatusCode::kInvalidArgument,
+                       "option 'eps': expected a finite number above 0, got "
+                       "-1e-08"));
+  EXPECT_THAT(SetOption("beta2", 1, &options),
+              StatusIs(StatusCode::kInvalidArgument,
+                       "option 'beta2': expected a finite number of at least 0 "
+                       "and below 1, got 1"));
+  EXPECT_THAT(SetOption("maximize", 2, &options),
+              StatusIs(StatusCode::kInvalidArgument,
+                       "option 'maximize': expected 0 or 1, got 2"));
+  EXPECT_TRUE(options == OptimizerOptions());
+}
+
+TEST(OptionNamesTest, RefusesOtherStates) {
+  OptimizerOptions options = Of(Algorithm::kSgd);
+  EXPECT_THAT(SetOption("momentum", 0.9, &options),
+              StatusIs(StatusCode::kFailedPrecondition,
+                       HasSubstr("SGD keeps other states than before")));
+  EXPECT_THAT(SetOption("nesterov", 1, &options),
+              StatusIs(StatusCode::kInvalidArgument,
+                       HasSubstr("expected a momentum above 0")));
+}
+
+}  // namespace
+}  // namespace tessera

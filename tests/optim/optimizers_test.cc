@@ -1,0 +1,374 @@
+// Each optimizer with an engine: the same bits at every stage, over the tiers
+// of offload, and where a run goes on from a checkpoint at another stage and
+// number of ranks; groups of parameters, their options, and what is wrong with
+// them.
+#include <torch/torch.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "base/status.h"
+#include "base/status_matchers.h"
+#include "comm/world/world.h"
+#include "engine/engine.h"
+#include "gmock/gmock.h"
+#include "google/protobuf/text_format.h"
+#include "gtest/gtest.h"
+#include "tests/support/rank_pool.h"
+#include "tests/support/temp_folder.h"
+#include "tests/support/trainee.h"
+#include "tests/support/training.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+struct Case {
+  const char* name;
+  const char* optimizer;  // a proto::Optimizer
+};
+constexpr Case kCases[] = {
+    {"Adam", "type: 'Adam' params { adam_w_mode: false weight_decay: 0.1 }"},
+    {"AmsGrad", "type: 'AdamW' params { amsgrad: true weight_decay: 0.1 }"},
+    {"NoCorrection", "type: 'AdamW' params { bias_correction: false }"},
+    {"Sgd", "type: 'SGD' params { lr: 0.1 weight_decay: 0.1 }"},
+    {"Nesterov", "type: 'SGD' params { lr: 0.1 momentum: 0.9 nesterov: true }"},
+    {"Adagrad", "type: 'Adagrad' params { lr_decay: 0.1 }"},
+    {"RmsProp", "type: 'RMSprop' params { momentum: 0.5 centered: true }"},
+    {"Lion", "type: 'Lion' params { weight_decay: 0.1 }"},
+    {"NarrowStates", "type: 'AdamW' params { state_dtype: 'bf16' }"},
+    {"Groups",
+     "type: 'AdamW' params { weight_decay: 0.1 } no_decay: 'auto' "
+     "param_groups { name: 'first' parameters: '*0*weight' params { lr: 0.01 "
+     "betas: 0.5 betas: 0.9 } }"},
+};
+
+// "key=value" words: optimizer (a number of kCases), stage, dtype, offload,
+// steps, first, save, load.
+class Words {
+ public:
+  explicit Words(absl::string_view text) {
+    for (absl::string_view word : absl::StrSplit(text, ' ')) {
+      words_.push_back(absl::StrSplit(word, absl::MaxSplits('=', 1)));
+    }
+  }
+  std::string Get(absl::string_view key, const std::string& other = "") const {
+    for (const auto& [name, value] : words_) {
+      if (name == key) return value;
+    }
+    return other;
+  }
+
+ private:
+  std::vector<std::pair<std::string, std::string>> words_;
+};
+
+proto::Config ConfigOf(const Words& words) {
+  TrainingSpec spec;
+  spec.stage = std::stoi(words.Get("stage", "0"));
+  spec.dtype = words.Get("dtype", "fp32");
+  spec.accumulation = std::stoi(words.Get("accumulation", "1"));
+  if (words.Get("offload") == "nvme") spec.states_on_disk = 1;
+  proto::Config config = ConfigOf(spec);
+  const Case& c = kCases[std::stoul(words.Get("optimizer", "0"))];
+  config.clear_optimizer();
+  google::protobuf::TextFormat::ParseFromString(c.optimizer,
+                                                config.mutable_optimizer());
+  return config;
+}
+
+// Trains `steps` steps from `first` on; saves at the end, or has loaded before.
+// The parameters at the end.
+TESSERA_RANK_FUNCTION(TrainWith) {
+  const Words words(args);
+  TESSERA_ASSIGN_OR_RETURN(
+      Trainee t, Trainee::Make(BuildModel("Mlp", world.rank()), ConfigOf(words),
+                               world.communicator()));
+  if (!words.Get("load").empty()) {
+    TESSERA_RETURN_IF_ERROR(
+        t.engine->LoadCheckpoint(words.Get("load")).status());
+  }
+  const int first = std::stoi(words.Get("first", "0"));
+  const int steps = std::stoi(words.Get("steps", "3"));
+  const int accumulation = std::stoi(words.Get("accumulation", "1"));
+  for (int i = first * accumulation; i < (first + steps) * accumulation; ++i) {
+    TESSERA_RETURN_IF_ERROR(t.Backward(i));
+    TESSERA_RETURN_IF_ERROR(t.engine->Step());
+  }
+  if (!words.Get("save").empty()) {
+    TESSERA_RETURN_IF_ERROR(t.engine->SaveCheckpoint(words.Get("save")));
+  }
+  return t.Finish();
+}
+
+class OptimizersTest : public ::testing::TestWithParam<size_t> {
+ protected:
+  std::vector<std::string> Train(int world_size, const std::string& words) {
+    return RunOnRanks(world_size, "TrainWith",
+                      absl::StrCat("optimizer=", GetParam(), " ", words));
+  }
+};
+
+TEST_P(OptimizersTest, HasTheSameBitsHoweverItIsSharded) {
+  for (const char* dtype : {"fp32", "bf16"}) {
+    const std::string words = absl::StrCat(" dtype=", dtype);
+    const std::vector<std::string> replicated = Train(2, "stage=0" + words);
+    EXPECT_THAT(replicated, Each(AllOf(replicated[0], HasSubstr("parameter in.weight"))));
+    for (const char* how :
+         {"stage=1", "stage=2", "stage=3", "stage=3 offload=nvme"}) {
+      EXPECT_EQ(Train(2, how + words), replicated) << how << words;
+    }
+  }
+}
+
+// Also at another number of ranks: of micro-batches whose sums are the same.
+TEST_P(OptimizersTest, GoesOnFromACheckpoint) {
+  const TempFolder folder;
+  const std::vector<std::string> whole = Train(2, "stage=1 steps=4");
+  const std::string dir = folder.path() + "/checkpoint";
+  Train(2, absl::StrCat("stage=3 steps=2 save=", dir));
+  for (const char* how : {"stage=2", "stage=3 offload=nvme"}) {
+    EXPECT_EQ(Train(2, absl::StrCat(how, " first=2 steps=2 load=", dir)), whole)
+        << how;
+  }
+  // By one rank: only that the states are the same, by a step that one rank
+  // makes from them.
+  const std::vector<std::string> alone =
+      Train(1, absl::StrCat("stage=0 first=2 steps=1 load=", dir));
+  const std::string again = folder.path() + "/again";
+  Train(2, absl::StrCat("stage=2 steps=0 load=", dir, " save=", again));
+  EXPECT_EQ(Train(1, absl::StrCat("stage=0 first=2 steps=1 load=", again)),
+            alone);
+}
+
+INSTANTIATE_TEST_SUITE_P(, OptimizersTest,
+                         ::testing::Range(size_t{0}, std::size(kCases)),
+                         [](const auto& info) {
+                           return kCases[info.param].name;
+                         });
+
+// ---- groups
+
+// What a group has that the optimizer's options do not say: by hand, with
+// weights of one element.
+struct Net : TestModel {
+  Net() {
+    a = register_parameter("a", torch::ones({1}));
+    b = register_parameter("b", torch::ones({1}));
+    norm =
+        register_module("norm", torch::nn::LayerNorm(std::vector<int64_t>{3}));
+  }
+  at::Tensor Loss(int, int64_t) override {
+    const at::Tensor x = norm->forward(torch::arange(3, at::kFloat));
+    return 2 * a.sum() + 3 * b.sum() + x.square().sum();
+  }
+  at::Tensor a, b;
+  torch::nn::LayerNorm norm{nullptr};
+};
+
+proto::Config SgdConfig() {
+  TrainingSpec spec;
+  proto::Config config = ConfigOf(spec);
+  google::protobuf::TextFormat::ParseFromString(
+      "type: 'SGD' params { lr: 0.5 }", config.mutable_optimizer());
+  config.mutable_optimizer()->mutable_params()->clear_betas();
+  return config;
+}
+
+absl::StatusOr<std::unique_ptr<Engine>> EngineOf(
+    std::shared_ptr<Net> net, const proto::Config& config,
+    const std::vector<ParameterGroup>& groups, const World& world) {
+  EngineOptions options;
+  options.communicator = world.communicator();
+  options.param_groups = groups;
+  return Engine::Create(std::move(net), config, options);
+}
+
+absl::Status StepOnce(Engine* engine, Net* net) {
+  TESSERA_RETURN_IF_ERROR(engine->Backward(net->Loss(0, 0)));
+  return engine->Step();
+}
+
+// The gradient of a is 2, of b 3; the masters after each change.
+TESSERA_RANK_FUNCTION(SetOptions) {
+  auto net = std::make_shared<Net>();
+  proto::Config config = SgdConfig();
+  proto::ParamGroup* const group =
+      config.mutable_optimizer()->add_param_groups();
+  group->set_name("second");
+  group->add_parameters("b");
+  group->mutable_params()->set_lr(0.25);
+  ParameterGroup norms;
+  norms.name = "norms";
+  norms.modules = {"LayerNorm"};
+  norms.frozen = true;
+  TESSERA_ASSIGN_OR_RETURN(const auto engine,
+                           EngineOf(net, config, {norms}, world));
+  std::string record =
+      absl::StrCat(absl::StrJoin(engine->GroupNames(), ","), "\n");
+  const auto step = [&]() -> absl::Status {
+    TESSERA_RETURN_IF_ERROR(StepOnce(engine.get(), net.get()));
+    TESSERA_ASSIGN_OR_RETURN(const at::Tensor a, engine->Master("a"));
+    TESSERA_ASSIGN_OR_RETURN(const at::Tensor b, engine->Master("b"));
+    TESSERA_ASSIGN_OR_RETURN(const at::Tensor w, engine->Master("norm.weight"));
+    absl::StrAppend(&record, a.item<float>(), " ", b.item<float>(), " ",
+                    w.equal(torch::ones({3})) ? "frozen" : "moved");
+    for (const auto& g : engine->last_step().groups) {
+      absl::StrAppend(&record, " ", g.name, ":", g.learning_rate);
+    }
+    absl::StrAppend(&record, "\n");
+    return absl::OkStatus();
+  };
+  TESSERA_RETURN_IF_ERROR(step());  // a: 1 - .5 * 2, b: 1 - .25 * 3
+  TESSERA_RETURN_IF_ERROR(engine->SetOption("second", "lr", 1));
+  TESSERA_RETURN_IF_ERROR(engine->SetOption("default", "weight_decay", 1));
+  TESSERA_RETURN_IF_ERROR(step());  // a: 0 - .5 * (2 + 0), b: .25 - 3
+  TESSERA_RETURN_IF_ERROR(engine->SetFrozen("second", true));
+  TESSERA_RETURN_IF_ERROR(engine->SetFrozen("norms", false));
+  TESSERA_RETURN_IF_ERROR(step());  // a: -1 - .5 * (2 - 1)
+  TESSERA_RETURN_IF_ERROR(engine->SetFrozen("second", false));
+  TESSERA_RETURN_IF_ERROR(engine->SetLearningRate(0));
+  TESSERA_RETURN_IF_ERROR(step());
+  TESSERA_RETURN_IF_ERROR(engine->SetOption("second", "lr", 1));
+  TESSERA_RETURN_IF_ERROR(step());  // b: -2.75 - 3
+  return record;
+}
+
+TEST(ParameterGroupsTest, HaveTheirOwnOptions) {
+  EXPECT_THAT(RunOnRanks(2, "SetOptions", ""),
+              Each("default,norms,second\n"
+                   "0 0.25 frozen default:0.5 norms:0.5 second:0.25\n"
+                   "-1 -2.75 frozen default:0.5 norms:0.5 second:1\n"
+                   "-1.5 -2.75 moved default:0.5 norms:0.5 second:1\n"
+                   "-1.5 -2.75 moved default:0 norms:0 second:0\n"
+                   "-1.5 -5.75 moved default:0 norms:0 second:1\n"));
+}
+
+// args: a folder. Options that the program has set, after a load elsewhere.
+TESSERA_RANK_FUNCTION(SaveOptions) {
+  proto::Config config = SgdConfig();
+  proto::ParamGroup* const group =
+      config.mutable_optimizer()->add_param_groups();
+  group->set_name("second");
+  group->add_parameters("b");
+  const auto make = [&] {
+    return EngineOf(std::make_shared<Net>(), config, {}, world);
+  };
+  TESSERA_ASSIGN_OR_RETURN(auto engine, make());
+  TESSERA_RETURN_IF_ERROR(engine->SetOption("second", "weight_decay", 0.125));
+  TESSERA_RETURN_IF_ERROR(engine->SetLearningRate(0.0625));
+  const std::string folder(args);
+  TESSERA_RETURN_IF_ERROR(engine->SaveCheckpoint(folder));
+  TESSERA_RETURN_IF_ERROR(engine->Close());
+  TESSERA_ASSIGN_OR_RETURN(engine, make());
+  TESSERA_RETURN_IF_ERROR(engine->SetOption("default", "weight_decay", 3));
+  TESSERA_RETURN_IF_ERROR(engine->LoadCheckpoint(folder).status());
+  std::string record;
+  for (const char* name : {"default", "second"}) {
+    for (const char* option : {"lr", "weight_decay"}) {
+      TESSERA_ASSIGN_OR_RETURN(const double value,
+                               engine->OptionOf(name, option));
+      absl::StrAppend(&record, value, " ");
+    }
+  }
+  TESSERA_RETURN_IF_ERROR(engine->Close());
+  // Where there is no such group.
+  config.mutable_optimizer()->clear_param_groups();
+  TESSERA_ASSIGN_OR_RETURN(engine, make());
+  return absl::StrCat(record,
+                      engine->LoadCheckpoint(folder).status().ToString());
+}
+
+TEST(ParameterGroupsTest, AreKeptInCheckpoints) {
+  const TempFolder folder;
+  EXPECT_THAT(RunOnRanks(2, "SaveOptions", folder.path() + "/saved"),
+              Each(AllOf(HasSubstr("0.0625 0 0.0625 0.125 "),
+                         HasSubstr("FAILED_PRECONDITION"),
+                         HasSubstr("of the parameter group 'second', and this "
+                                   "run has no such group"))));
+}
+
+// What is wrong, in one line each.
+TESSERA_RANK_FUNCTION(WrongGroups) {
+  std::string record;
+  const auto say = [&](const absl::Status& status) {
+    absl::StrAppend(&record, status.ToString(), "\n");
+  };
+  const auto create = [&](const std::vector<ParameterGroup>& groups) {
+    say(EngineOf(std::make_shared<Net>(), SgdConfig(), groups, world).status());
+  };
+  ParameterGroup a;
+  a.name = "a";
+  a.parameters = {"norm.wieght"};
+  create({a});
+  a.parameters = {"norm.*"};
+  ParameterGroup b = a;
+  b.name = "b";
+  b.parameters.clear();
+  b.modules = {"LayerNorm"};
+  create({a, b});
+  b.modules = {"LayerNrm"};
+  create({b});
+  a.options = {{"beta1", 0.5}};
+  create({a});
+  a.options = {{"momentum", 0.9}};
+  create({a});
+  a.options = {{"lr", std::nan("")}};
+  create({a});
+  a.options = {{"lr", 0.1 * (1 + world.rank())}};
+  create({a});
+  a.options.clear();
+  a.parameters.clear();
+  a.claims = [](const auto&, absl::string_view, const at::Tensor&) {
+    return false;
+  };
+  create({a});
+  TESSERA_ASSIGN_OR_RETURN(const auto engine, EngineOf(std::make_shared<Net>(),
+                                                       SgdConfig(), {}, world));
+  say(engine->SetOption("defualt", "lr", 0.1));
+  say(engine->SetOption("default", "learning_rate", 0.1));
+  say(engine->SetOption("default", "weight_decay", 0.1 * world.rank()));
+  say(engine->SetOption("default", "lr", -1));
+  say(engine->OptimizerStateOf("a", "exp_avg").status());
+  return record;
+}
+
+TEST(ParameterGroupsTest, WhatIsWrongIsSaid) {
+  const std::vector<std::string> answers = RunOnRanks(2, "WrongGroups", "");
+  const std::vector<std::string> lines = absl::StrSplit(answers[0], '\n');
+  EXPECT_THAT(
+      lines,
+      ElementsAre(
+          HasSubstr("EngineOptions::param_groups[0].parameters: 'norm.wieght' "
+                    "is no parameter and no module; expected names as of "
+                    "named_parameters() and named_modules(), such as "
+                    "'norm.weight'"),
+          HasSubstr("parameter 'norm.weight' is claimed by two groups, 'a' and "
+                    "'b'"),
+          HasSubstr("no module is of class 'LayerNrm'; expected one of these, "
+                    "nearest first: torch::nn::LayerNormImpl"),
+          HasSubstr("option 'beta1': SGD has no such; it has lr"),
+          HasSubstr("option 'momentum': with 0.9 SGD keeps other states"),
+          HasSubstr("option 'lr': expected a finite number of at least 0, got "
+                    "nan"),
+          HasSubstr("list of parameter groups differs"),
+          HasSubstr("the group 'a' has no parameters"),
+          HasSubstr("no parameter group 'defualt'; there is 'default'; did you "
+                    "mean 'default'?"),
+          HasSubstr("option 'learning_rate': SGD has no such"),
+          HasSubstr("option of SetOption differs"),
+          HasSubstr("option 'lr': expected a finite number of at least 0, got "
+                    "-1"),
+          HasSubstr("NOT_FOUND"), ""));
+}
+
+}  // namespace
+}  // namespace tessera
