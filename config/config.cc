@@ -66,6 +66,7 @@ void Resolve(int world_size, const AutoValues& values, ConfigReport* report) {
   ResolveGradients(config, &faults);
   ResolveOptimizer(config, &faults);
   ResolveScheduler(config, &faults);
+  ResolveLearningRateScaling(config, &faults);
   ResolveSharding(world_size, config, &faults);
   ResolvePrecision(config, &faults);
   CheckCommunication(config->communication(), &faults);
@@ -271,10 +272,10 @@ absl::Status CheckRunnable(const proto::Config& config) {
     missing.push_back(absl::StrCat("optimizer.type: ", optimizer.type(),
                                    ": there is ", JoinWords(OptimizerNames())));
   }
-  if (config.has_scheduler() && !IsSchedule(config.scheduler().type())) {
+  if (config.scheduler().has_type() && !IsSchedule(config.scheduler().type())) {
+    const std::string& type = config.scheduler().type();
     missing.push_back(
-        absl::StrCat("scheduler.type: ", config.scheduler().type(),
-                     ": there is ", JoinWords(ScheduleNames())));
+        absl::StrCat("scheduler.type: ", type, ": ", InsteadOfSchedule(type)));
   }
   const std::string& accumulate = config.data_types().grad_accum_dtype();
   if (!accumulate.empty() && accumulate != "fp32") {

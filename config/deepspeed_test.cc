@@ -251,10 +251,13 @@ TEST(DeepSpeed, MissingFeaturesAreRefusedWhereTheyWouldRun) {
       {"\"zero_optimization\": {\"zero_quantized_weights\": true}",
        "zero_optimization.zero_quantized_weights: true: quantized gathers "
        "(ZeRO++)"},
-      {"\"scheduler\": {\"type\": \"StepLR\", \"params\": {\"gamma\": 0.1}}",
-       "scheduler.params.gamma: 0.1: schedules of torch.optim; scheduler.type: "
-       "StepLR: there is LRRangeTest, OneCycle, WarmupLR, WarmupDecayLR or "
-       "WarmupCosineLR"},
+      {"\"scheduler\": {\"type\": \"SequentialLR\"}",
+       "scheduler.type: SequentialLR: use scheduler.warmup for steps before "
+       "another schedule"},
+      {"\"scheduler\": {\"type\": \"LambdaLR\"}",
+       "scheduler.type: LambdaLR: call Engine::SetLearningRate before each "
+       "Step "
+       "instead"},
       {"\"sequence_parallel_size\": 2",
        "sequence_parallel_size: 2: sequence parallelism"},
       {"\"tensor_parallel\": {\"autotp_size\": 4}",
@@ -287,51 +290,6 @@ TEST(DeepSpeed, MissingFeaturesAreRefusedWhereTheyWouldRun) {
   }
 }
 
-TEST(DeepSpeed, SchedulesHaveTheirDefaults) {
-  const auto params = [](absl::string_view type, absl::string_view given) {
-    return ReportOf(absl::StrCat("\"optimizer\": {\"type\": \"Adam\"}, "
-                                 "\"scheduler\": {\"type\": \"",
-                                 type, "\", \"params\": {", given, "}}"))
-        .config.scheduler()
-        .params()
-        .ShortDebugString();
-  };
-  EXPECT_EQ(params("WarmupLR", ""),
-            "warmup_min_lr: 0 warmup_max_lr: 0.001 warmup_num_steps: 1000 "
-            "warmup_type: \"log\" last_batch_iteration: -1");
-  EXPECT_EQ(params("WarmupDecayLR", "\"total_num_steps\": 9"),
-            "warmup_min_lr: 0 warmup_max_lr: 0.001 warmup_num_steps: 1000 "
-            "warmup_type: \"log\" total_num_steps: 9 last_batch_iteration: -1");
-  EXPECT_EQ(params("WarmupCosineLR", "\"total_num_steps\": 9"),
-            "warmup_num_steps: 1000 warmup_type: \"log\" total_num_steps: 9 "
-            "warmup_min_ratio: 0 cos_min_ratio: 0.0001 last_batch_iteration: "
-            "-1");
-  EXPECT_EQ(params("OneCycle",
-                   "\"cycle_min_lr\": 0.1, \"cycle_max_lr\": 1, "
-                   "\"cycle_second_step_size\": null"),
-            "last_batch_iteration: -1 cycle_min_lr: 0.1 cycle_max_lr: 1 "
-            "decay_lr_rate: 0 cycle_first_step_size: 2000 "
-            "cycle_second_step_size: 2000 cycle_first_stair_count: 0 "
-            "cycle_second_stair_count: 0 decay_step_size: 0 cycle_momentum: "
-            "true cycle_min_mom: 0.8 cycle_max_mom: 0.9 decay_mom_rate: 0");
-  EXPECT_EQ(params("LRRangeTest", ""),
-            "last_batch_iteration: -1 lr_range_test_min_lr: 0.001 "
-            "lr_range_test_step_size: 2000 lr_range_test_step_rate: 1 "
-            "lr_range_test_staircase: false");
-  const auto fault = [](absl::string_view scheduler) {
-    return FaultOf(With(absl::StrCat("\"scheduler\": {", scheduler, "}")));
-  };
-  EXPECT_EQ(fault("\"type\": \"WarmupDecayLR\""),
-            "scheduler.params.total_num_steps: missing: 'WarmupDecayLR' needs "
-            "it");
-  EXPECT_EQ(fault("\"type\": \"WarmupLR\", \"params\": {\"gamma\": 1}"),
-            "scheduler.params.gamma: 'WarmupLR' has no such parameter");
-  EXPECT_EQ(fault("\"type\": \"OneCycle\", \"params\": {\"cycle_min_lr\": 1, "
-                  "\"cycle_max_lr\": 2, \"cycle_first_step_size\": 0}"),
-            "scheduler.params.cycle_first_step_size: expected at least 1, got "
-            "0");
-}
-
 // What DeepSpeed takes for granted.
 TEST(DeepSpeed, NonsenseThatItAcceptsIsRefused) {
   const std::pair<const char*, const char*> cases[] = {
@@ -353,8 +311,8 @@ TEST(DeepSpeed, NonsenseThatItAcceptsIsRefused) {
       {"{\"train_batch_size\": 8, \"zero_optimization\": {\"stage\": true}}",
        "zero_optimization.stage: expected an integer or \"auto\", got true"},
       {"{\"train_batch_size\": 8, \"scheduler\": {\"type\": \"WarmupRL\"}}",
-       "scheduler.type: expected LRRangeTest, OneCycle, WarmupLR, "
-       "WarmupDecayLR, WarmupCosineLR or a class of torch.optim.lr_scheduler, "
+       "scheduler.type: expected a schedule of DeepSpeed or "
+       "torch.optim.lr_scheduler, or WSD, "
        "got 'WarmupRL', did you mean 'WarmupLR'?"},
       {"{\"train_batch_size\": 8, \"train_batch_size\": 8}",
        "train_batch_size: duplicate key, first at 1:2"},

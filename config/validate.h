@@ -25,9 +25,13 @@ std::vector<std::string> OptimizerNames();
 // scheduler, if there is one: its type's parameters get their defaults.
 // REQUIRES: ResolveOptimizer.
 void ResolveScheduler(proto::Config* config, Faults* faults);
-// Whether it is one of ours (DeepSpeed's); their names.
+// Whether it is one of ours; their names; of another class of
+// torch.optim.lr_scheduler what to do instead.
 bool IsSchedule(absl::string_view type);
 const std::vector<std::string>& ScheduleNames();
+std::string InsteadOfSchedule(absl::string_view type);
+// learning_rate_scaling, if there is one. REQUIRES: ResolveBatch.
+void ResolveLearningRateScaling(proto::Config* config, Faults* faults);
 // zero_optimization, deprecated forms included, sharding, and aio.
 void ResolveSharding(int world_size, proto::Config* config, Faults* faults);
 // Gives dtypes the names that config.proto has of DeepSpeed's others.

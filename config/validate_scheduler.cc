@@ -1,9 +1,16 @@
 #include <algorithm>
+#include <cmath>
+#include <cstdint>
 #include <iterator>
+#include <map>
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "config/defaults.h"
+#include "config/reader/json_options.pb.h"
 #include "config/validate.h"
 #include "google/protobuf/descriptor.h"
 
@@ -12,21 +19,11 @@ namespace {
 
 using google::protobuf::FieldDescriptor;
 
-constexpr const char* kTorch[] = {"ChainedScheduler",
-                                  "ConstantLR",
-                                  "CosineAnnealingLR",
-                                  "CosineAnnealingWarmRestarts",
-                                  "CyclicLR",
-                                  "ExponentialLR",
-                                  "LambdaLR",
-                                  "LinearLR",
-                                  "MultiplicativeLR",
-                                  "MultiStepLR",
-                                  "OneCycleLR",
-                                  "PolynomialLR",
-                                  "ReduceLROnPlateau",
-                                  "SequentialLR",
-                                  "StepLR"};
+// Of torch.optim.lr_scheduler, but not here.
+constexpr const char* kOthers[] = {"ChainedScheduler", "LambdaLR",
+                                   "MultiplicativeLR", "SequentialLR"};
+constexpr const char* kDeepSpeed[] = {"LRRangeTest", "OneCycle", "WarmupLR",
+                                      "WarmupDecayLR", "WarmupCosineLR"};
 
 // Sets what is absent.
 #define TESSERA_DEFAULT(field, value) \
@@ -58,8 +55,8 @@ void FillRangeTest(proto::SchedulerParams* params) {
 }
 
 // DeepSpeed's defaults, except for what must be given.
-void Fill(const std::string& type, double optimizer_lr,
-          proto::SchedulerParams* params) {
+void FillDeepSpeed(const std::string& type, double optimizer_lr,
+                   proto::SchedulerParams* params) {
   TESSERA_DEFAULT(last_batch_iteration, -1);
   if (type == "OneCycle") return FillOneCycle(params);
   if (type == "LRRangeTest") return FillRangeTest(params);
@@ -72,14 +69,100 @@ void Fill(const std::string& type, double optimizer_lr,
   TESSERA_DEFAULT(warmup_min_lr, 0);
   TESSERA_DEFAULT(warmup_max_lr, type == "WarmupLR" ? optimizer_lr : 1e-3);
 }
+
+void FillOneCycleLr(proto::SchedulerParams* params) {
+  if (params->has_epochs() && params->has_steps_per_epoch()) {
+    TESSERA_DEFAULT(total_steps, params->epochs() * params->steps_per_epoch());
+  }
+  TESSERA_DEFAULT(pct_start, 0.3);
+  TESSERA_DEFAULT(anneal_strategy, "cos");
+  TESSERA_DEFAULT(cycle_momentum, true);
+  TESSERA_DEFAULT(base_momentum, 0.85);
+  TESSERA_DEFAULT(max_momentum, 0.95);
+  TESSERA_DEFAULT(div_factor, 25);
+  TESSERA_DEFAULT(final_div_factor, 1e4);
+  TESSERA_DEFAULT(three_phase, false);
+}
+
+void FillCyclicLr(proto::SchedulerParams* params) {
+  TESSERA_DEFAULT(step_size_up, 2000);
+  TESSERA_DEFAULT(step_size_down, params->step_size_up());
+  TESSERA_DEFAULT(mode, "triangular");
+  TESSERA_DEFAULT(gamma, 1);
+  TESSERA_DEFAULT(cycle_momentum, true);
+  TESSERA_DEFAULT(base_momentum, 0.8);
+  TESSERA_DEFAULT(max_momentum, 0.9);
+}
+
+void FillPlateau(proto::SchedulerParams* params) {
+  TESSERA_DEFAULT(mode, "min");
+  TESSERA_DEFAULT(factor, 0.1);
+  TESSERA_DEFAULT(patience, 10);
+  TESSERA_DEFAULT(threshold, 1e-4);
+  TESSERA_DEFAULT(threshold_mode, "rel");
+  TESSERA_DEFAULT(cooldown, 0);
+  TESSERA_DEFAULT(min_lr, 0);
+  TESSERA_DEFAULT(eps, 1e-8);
+}
+
+void FillWsd(proto::SchedulerParams* params) {
+  TESSERA_DEFAULT(warmup_num_steps, 0);
+  TESSERA_DEFAULT(warmup_min_ratio, 0);
+  TESSERA_DEFAULT(decay_type, "linear");
+  TESSERA_DEFAULT(decay_min_ratio, 0);
+}
+
+// torch's defaults.
+void FillTorch(const std::string& type, proto::SchedulerParams* params) {
+  TESSERA_DEFAULT(last_epoch, -1);
+  if (type == "OneCycleLR") return FillOneCycleLr(params);
+  if (type == "CyclicLR") return FillCyclicLr(params);
+  if (type == "StepLR" || type == "MultiStepLR") TESSERA_DEFAULT(gamma, 0.1);
+  if (type == "ConstantLR") TESSERA_DEFAULT(factor, 1.0 / 3.0);
+  if (type == "LinearLR") {
+    TESSERA_DEFAULT(start_factor, 1.0 / 3.0);
+    TESSERA_DEFAULT(end_factor, 1);
+  }
+  if (type == "PolynomialLR") TESSERA_DEFAULT(power, 1);
+  if (type == "ConstantLR" || type == "LinearLR" || type == "PolynomialLR") {
+    TESSERA_DEFAULT(total_iters, 5);
+  }
+  if (type == "CosineAnnealingLR" || type == "CosineAnnealingWarmRestarts") {
+    TESSERA_DEFAULT(eta_min, 0);
+  }
+  if (type == "CosineAnnealingWarmRestarts") TESSERA_DEFAULT(t_mult, 1);
+}
+
+bool IsDeepSpeeds(const std::string& type) {
+  return std::find(std::begin(kDeepSpeed), std::end(kDeepSpeed), type) !=
+         std::end(kDeepSpeed);
+}
+
+void Fill(const std::string& type, double optimizer_lr,
+          proto::SchedulerParams* params) {
+  if (IsDeepSpeeds(type)) return FillDeepSpeed(type, optimizer_lr, params);
+  if (type == "ReduceLROnPlateau") return FillPlateau(params);
+  if (type == "WSD") return FillWsd(params);
+  FillTorch(type, params);
+}
 #undef TESSERA_DEFAULT
 
 std::vector<std::string> NeededBy(const std::string& type) {
-  if (type == "OneCycle") return {"cycle_min_lr", "cycle_max_lr"};
-  if (type == "WarmupDecayLR" || type == "WarmupCosineLR") {
-    return {"total_num_steps"};
-  }
-  return {};
+  static const auto* const needed =
+      new std::map<std::string, std::vector<std::string>>{
+          {"OneCycle", {"cycle_min_lr", "cycle_max_lr"}},
+          {"WarmupDecayLR", {"total_num_steps"}},
+          {"WarmupCosineLR", {"total_num_steps"}},
+          {"StepLR", {"step_size"}},
+          {"MultiStepLR", {"milestones"}},
+          {"ExponentialLR", {"gamma"}},
+          {"CosineAnnealingLR", {"T_max"}},
+          {"CosineAnnealingWarmRestarts", {"T_0"}},
+          {"OneCycleLR", {"max_lr", "total_steps"}},
+          {"CyclicLR", {"base_lr", "max_lr"}},
+          {"WSD", {"total_num_steps", "decay_num_steps"}}};
+  const auto it = needed->find(type);
+  return it == needed->end() ? std::vector<std::string>() : it->second;
 }
 
 const FieldDescriptor* FieldOf(const proto::SchedulerParams& params,
@@ -87,43 +170,162 @@ const FieldDescriptor* FieldOf(const proto::SchedulerParams& params,
   return params.GetDescriptor()->FindFieldByName(name);
 }
 
-// Parameters that the type does not have, and such as it needs.
-void CheckParams(const std::string& type, const proto::SchedulerParams& params,
-                 Faults* faults) {
+bool Holds(const proto::SchedulerParams& params, const FieldDescriptor& field) {
+  const auto& reflection = *params.GetReflection();
+  return field.is_repeated() ? reflection.FieldSize(params, &field) > 0
+                             : reflection.HasField(params, &field);
+}
+
+std::string Path(absl::string_view name) {
+  return absl::StrCat("scheduler.params.", name);
+}
+
+// Parameters that the type does not have, and such as it needs. `params` are as
+// written, `filled` with defaults.
+void CheckNames(const std::string& type, const proto::SchedulerParams& params,
+                const proto::SchedulerParams& filled, Faults* faults) {
   proto::SchedulerParams known;
   Fill(type, 0, &known);
-  const std::vector<std::string> needed = NeededBy(type);
+  std::vector<std::string> names = NeededBy(type);
+  if (type == "OneCycleLR") {
+    names.insert(names.end(), {"epochs", "steps_per_epoch"});
+  }
   std::vector<const FieldDescriptor*> fields;
   params.GetReflection()->ListFields(params, &fields);
   for (const FieldDescriptor* field : fields) {
-    const bool has =
-        (!field->is_repeated() &&
-         known.GetReflection()->HasField(known, field)) ||
-        std::find(needed.begin(), needed.end(), field->name()) != needed.end();
-    if (has) continue;
-    faults->Add(absl::StrCat("scheduler.params.", field->name()), "'", type,
-                "' has no such parameter");
-  }
-  for (const std::string& name : needed) {
-    if (params.GetReflection()->HasField(params, FieldOf(params, name))) {
+    if (Holds(known, *field) ||
+        field->options().HasExtension(proto::no_effect) ||
+        std::find(names.begin(), names.end(), field->name()) != names.end()) {
       continue;
     }
-    faults->Add(absl::StrCat("scheduler.params.", name), "missing: '", type,
-                "' needs it");
+    faults->Add(Path(field->name()), "'", type, "' has no such parameter");
+  }
+  for (const std::string& name : NeededBy(type)) {
+    if (Holds(filled, *FieldOf(params, name))) continue;
+    faults->Add(Path(name), "missing: '", type, "' needs it",
+                name == "total_steps" ? ", or epochs and steps_per_epoch" : "");
+  }
+}
+
+void CheckOneCycleLr(const proto::SchedulerParams& p, Faults* faults) {
+  if (p.has_epochs() && p.has_steps_per_epoch() &&
+      p.total_steps() != p.epochs() * p.steps_per_epoch()) {
+    faults->Add(Path("total_steps"), "expected epochs * steps_per_epoch = ",
+                p.epochs() * p.steps_per_epoch(), ", got ", p.total_steps(),
+                "; leave it out, or them");
+  }
+  // torch divides by 0.
+  if (p.pct_start() * static_cast<double>(p.total_steps()) == 1) {
+    faults->Add(Path("pct_start"), "times total_steps is 1, so that the rise ",
+                "has no steps; got ", p.pct_start(), " of ", p.total_steps());
+  }
+}
+
+void CheckWsd(const proto::SchedulerParams& p, Faults* faults) {
+  if (!(p.warmup_min_ratio() >= 0 && p.warmup_min_ratio() <= 1)) {
+    faults->Add(Path("warmup_min_ratio"), "expected 0 to 1, got ",
+                p.warmup_min_ratio());
+  }
+  if (!p.has_total_num_steps() || !p.has_decay_num_steps()) return;
+  int64_t both = 0;
+  if (__builtin_add_overflow(p.warmup_num_steps(), p.decay_num_steps(),
+                             &both) ||
+      both > p.total_num_steps()) {
+    faults->Add(Path("total_num_steps"),
+                "expected at least warmup_num_steps + decay_num_steps, ",
+                p.warmup_num_steps(), " + ", p.decay_num_steps(), ", got ",
+                p.total_num_steps());
+  }
+}
+
+void CheckMilestones(const proto::SchedulerParams& p, Faults* faults) {
+  const auto& milestones = p.milestones();
+  if (std::is_sorted(milestones.begin(), milestones.end())) return;
+  faults->Add(Path("milestones"), "expected ascending steps, got ",
+              absl::StrJoin(milestones, ", "));
+}
+
+// What a range of a field (config/scheduler.proto) cannot say. `p`: filled.
+void CheckValues(const std::string& type, const proto::SchedulerParams& p,
+                 Faults* faults) {
+  if (p.has_last_epoch() && p.last_epoch() != -1) {
+    faults->Add(Path("last_epoch"), "expected -1, got ", p.last_epoch(),
+                ": a run goes on from its checkpoint");
+  }
+  const bool plateau = type == "ReduceLROnPlateau";
+  if (p.has_mode() && plateau != (p.mode() == "min" || p.mode() == "max")) {
+    faults->Add(Path("mode"), "expected ",
+                plateau ? "min or max" : "triangular, triangular2 or exp_range",
+                ", got '", p.mode(), "'");
+  }
+  if (plateau && p.factor() >= 1) {
+    faults->Add(Path("factor"), "expected less than 1, got ", p.factor());
+  }
+  if (type == "ConstantLR" && p.factor() == 0) {
+    faults->Add(Path("factor"), "expected above 0, got 0");
+  }
+  if (type == "MultiStepLR") CheckMilestones(p, faults);
+  if (type == "OneCycleLR") CheckOneCycleLr(p, faults);
+  if (type == "WSD") CheckWsd(p, faults);
+}
+
+// torch sets a momentum there that the optimizer does not have.
+void CheckHasMomentum(const proto::Optimizer& optimizer,
+                      const std::string& type, const proto::SchedulerParams& p,
+                      Faults* faults) {
+  const std::string& of = optimizer.type();
+  const bool none = of == "Adagrad" || ((of == "SGD" || of == "RMSprop") &&
+                                        optimizer.params().momentum() == 0);
+  if (!p.cycle_momentum() || IsDeepSpeeds(type) || !none) return;
+  faults->Add(Path("cycle_momentum"),
+              "needs an optimizer with betas or with a ",
+              "momentum above 0; write false with ", of);
+}
+
+void ResolveWarmup(proto::Scheduler* scheduler, Faults* faults) {
+  proto::SchedulerWarmup& warmup = *scheduler->mutable_warmup();
+  FillDefaults(&warmup);
+  if (!warmup.has_start_factor()) warmup.set_start_factor(1.0 / 3.0);
+  const std::string& type = scheduler->type();
+  if (type == "WSD" || absl::StartsWith(type, "Warmup")) {
+    faults->Add("scheduler.warmup", "'", type, "' has a warmup of its own: ",
+                "use scheduler.params.warmup_num_steps");
   }
 }
 
 }  // namespace
 
 const std::vector<std::string>& ScheduleNames() {
-  static const auto* const names = new std::vector<std::string>{
-      "LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR"};
+  static const auto* const names =
+      new std::vector<std::string>{"LRRangeTest",
+                                   "OneCycle",
+                                   "WarmupLR",
+                                   "WarmupDecayLR",
+                                   "WarmupCosineLR",
+                                   "ConstantLR",
+                                   "CosineAnnealingLR",
+                                   "CosineAnnealingWarmRestarts",
+                                   "CyclicLR",
+                                   "ExponentialLR",
+                                   "LinearLR",
+                                   "MultiStepLR",
+                                   "OneCycleLR",
+                                   "PolynomialLR",
+                                   "ReduceLROnPlateau",
+                                   "StepLR",
+                                   "WSD"};
   return *names;
 }
 
 bool IsSchedule(absl::string_view type) {
   const std::vector<std::string>& names = ScheduleNames();
   return std::find(names.begin(), names.end(), type) != names.end();
+}
+
+std::string InsteadOfSchedule(absl::string_view type) {
+  return type == "SequentialLR" || type == "ChainedScheduler"
+             ? "use scheduler.warmup for steps before another schedule"
+             : "call Engine::SetLearningRate before each Step instead";
 }
 
 void ResolveScheduler(proto::Config* config, Faults* faults) {
@@ -133,18 +335,52 @@ void ResolveScheduler(proto::Config* config, Faults* faults) {
   proto::Scheduler& scheduler = *config->mutable_scheduler();
   const std::string& type = scheduler.type();
   std::vector<std::string> known = ScheduleNames();
-  known.insert(known.end(), std::begin(kTorch), std::end(kTorch));
+  known.insert(known.end(), std::begin(kOthers), std::end(kOthers));
+  if (scheduler.has_warmup()) ResolveWarmup(&scheduler, faults);
   if (!scheduler.has_type()) {
-    faults->Add("scheduler.type", "missing: expected WarmupLR or another");
+    if (!scheduler.has_warmup()) {
+      faults->Add("scheduler.type", "missing: expected WarmupLR or another");
+    } else if (scheduler.params().ByteSizeLong() > 0) {
+      faults->Add("scheduler.type", "missing, and there are params");
+    }
   } else if (std::find(known.begin(), known.end(), type) == known.end()) {
     faults->AddUnknown("scheduler.type", type,
-                       "LRRangeTest, OneCycle, WarmupLR, WarmupDecayLR, "
-                       "WarmupCosineLR or a class of torch.optim.lr_scheduler",
+                       "a schedule of DeepSpeed or torch.optim.lr_scheduler, "
+                       "or WSD",
                        known);
   } else if (IsSchedule(type)) {
-    CheckParams(type, scheduler.params(), faults);
+    const proto::SchedulerParams written = scheduler.params();
     Fill(type, config->optimizer().params().lr(), scheduler.mutable_params());
+    CheckNames(type, written, scheduler.params(), faults);
+    CheckValues(type, scheduler.params(), faults);
+    CheckHasMomentum(config->optimizer(), type, scheduler.params(), faults);
   }
+}
+
+void ResolveLearningRateScaling(proto::Config* config, Faults* faults) {
+  if (!config->has_learning_rate_scaling()) return;
+  proto::LearningRateScaling& scaling =
+      *config->mutable_learning_rate_scaling();
+  FillDefaults(&scaling);
+  double factor = 1;
+  const bool sqrt = scaling.rule() == "sqrt";
+  if (sqrt || scaling.rule() == "linear") {
+    if (!scaling.has_base_batch_size()) {
+      faults->Add("learning_rate_scaling.base_batch_size",
+                  "missing: the rule '", scaling.rule(), "' needs it");
+      return;
+    }
+    if (config->train_batch_size() < 1) return;  // a fault of its own
+    factor = static_cast<double>(config->train_batch_size()) /
+             static_cast<double>(scaling.base_batch_size());
+    if (sqrt) factor = std::sqrt(factor);
+  }
+  if (scaling.has_factor() && scaling.factor() != factor) {
+    faults->Add("learning_rate_scaling.factor", "expected ", factor,
+                ", by rule, train_batch_size and base_batch_size, got ",
+                scaling.factor(), "; leave it out");
+  }
+  scaling.set_factor(factor);
 }
 
 }  // namespace tessera

@@ -15,6 +15,7 @@
 #include "engine/engine_impl.h"
 #include "engine/offload/moved_states.h"
 #include "engine/parts/catch_announced.h"
+#include "engine/parts/learning_rate.h"
 #include "engine/setup/initial_sync.h"
 #include "engine/world_options.h"
 #include "optim/kernels/option_names.h"
@@ -150,7 +151,10 @@ absl::Status Engine::WriteMemoryTimeline(const std::string& prefix) {
   return impl_->trainer().memory().WriteMemoryTimeline(prefix);
 }
 absl::Status Engine::SetLearningRate(double rate) {
-  return impl_->trainer().SetLearningRate(rate);
+  return tessera::SetLearningRate(impl_->parts().get(), rate);
+}
+absl::Status Engine::ReportMetric(double metric) {
+  return tessera::ReportMetric(impl_->parts().get(), metric);
 }
 absl::Status Engine::SetOption(absl::string_view group,
                                absl::string_view option, double value) {

@@ -158,6 +158,12 @@ class Engine {
   // The same on all ranks (checked: InvalidArgument). FailedPrecondition
   // without an optimizer, or if the configuration has a scheduler. COLLECTIVE.
   absl::Status SetLearningRate(double rate);
+  // What the scheduler ReduceLROnPlateau is to follow, a validation loss, say:
+  // of torch's its step(metric). The steps from now on have the rate that
+  // follows; NaN counts as no better than before. A checkpoint keeps what has
+  // become of the reports. The same on all ranks (checked: InvalidArgument).
+  // FailedPrecondition without such a scheduler. COLLECTIVE.
+  absl::Status ReportMetric(double metric);
 
   // Of one group of parameters ("default": those of no other), an option that
   // the optimizer has ("weight_decay", "beta1", ...), for the steps from now

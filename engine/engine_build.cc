@@ -7,6 +7,7 @@
 #include "engine/engine_impl.h"
 #include "engine/parts/catch_announced.h"
 #include "engine/parts/group_choice.h"
+#include "engine/parts/rate_settings.h"
 #include "engine/setup/initial_sync.h"
 #include "engine/training/held_report.h"
 #include "optim/kernels/element_step.h"
@@ -75,6 +76,9 @@ absl::StatusOr<Partition> Engine::Impl::Plan(const EngineOptions& options) {
     }
   }
   parts_->groups = std::move(choice.groups);
+  for (OptimizerOptions& group : parts_->groups.options) {
+    group.lr *= RateFactorOf(parts_->config);
+  }
   parts_->configured_options = parts_->groups.options;
   return partition;
 }

@@ -12,6 +12,7 @@
 #include "engine/access/training_state.h"
 #include "engine/parts/catch_announced.h"
 #include "engine/parts/exclusive_scope.h"
+#include "engine/parts/rate_settings.h"
 #include "engine/parts/write_checks.h"
 #include "sharding/torch/torch_scope.h"
 #include "torch/csrc/autograd/variable.h"
@@ -26,6 +27,7 @@ TrainingState StateOf(EngineParts& parts, int64_t step) {
           parts.scaler.has_value() ? &*parts.scaler : nullptr,
           &parts.groups,
           &parts.configured_options,
+          parts.lr_schedule == nullptr ? nullptr : parts.lr_schedule->plateau(),
           parts.comm.get(),
           parts.device(),
           parts.shard_group->world_size(),
@@ -61,6 +63,7 @@ Engine::Impl::Impl(std::shared_ptr<torch::nn::Module> module,
   parts_->plan = options.plan;
   parts_->settings =
       SettingsOf(parts_->config, options, parts_->comm->world_size());
+  parts_->lr_schedule = LrScheduleOf(parts_->config);
   parts_->before_change = [this] { saver_.BeforeChange(); };
 }
 

@@ -30,8 +30,8 @@ absl::Status CheckKnown(const proto::Config& config) {
   if (config.sharding().buffer_sync() != "local") {
     return Unknown("sharding.buffer_sync");
   }
-  if (config.has_scheduler() && config.scheduler().type() == "OneCycle") {
-    return Unknown("the scheduler OneCycle, which changes betas");
+  if (config.scheduler().params().cycle_momentum()) {
+    return Unknown("scheduler.params.cycle_momentum, which changes betas");
   }
   return absl::OkStatus();
 }

@@ -183,6 +183,13 @@ void DescribeTraining(const TrainingState& state,
     training->set_optimizer(state.optimizer->name());
     DescribeOptions(state, training);
   }
+  if (state.plateau != nullptr) {
+    const PlateauState& plateau = state.plateau->state();
+    training->mutable_plateau()->set_best(plateau.best);
+    training->mutable_plateau()->set_bad_reports(plateau.bad_reports);
+    training->mutable_plateau()->set_cooldown_left(plateau.cooldown_left);
+    training->mutable_plateau()->set_reductions(plateau.reductions);
+  }
   if (state.scaler != nullptr) {
     const LossScalerState scaler = state.scaler->state();
     training->set_loss_scale(scaler.scale);

@@ -18,6 +18,7 @@
 #include "comm/communicator.h"
 #include "engine/parts/engine_types.h"
 #include "optim/loss_scaler.h"
+#include "optim/schedule/plateau.h"
 #include "optim/sharded_optimizer.h"
 #include "sharding/flat/flat_parameter.h"
 
@@ -36,8 +37,9 @@ struct TrainingState {
   LossScaler* scaler;           // may be null
   ParameterGroups* groups;  // their options as set; null: without an optimizer
   const std::vector<OptimizerOptions>* configured_options;  // of groups
-  Communicator* comm;                                       // all ranks
-  at::Device device;  // whose generator programs draw from
+  Plateau* plateau;    // of the scheduler; may be null
+  Communicator* comm;  // all ranks
+  at::Device device;   // whose generator programs draw from
   // These and the next so many hold replicas of the same parts, and so on.
   int shard_group_size;
   int stage;
@@ -49,10 +51,10 @@ struct TrainingState {
 // Each element of masters and optimizer states once, by one of the ranks that
 // hold it; parameters that the engine leaves alone, and buffers: once if they
 // are the same on all ranks, else rank 0's, and those that differ; steps per
-// parameter, options of groups that the program has set, the loss scaler's
-// state; of each rank the default generators of the CPU and of `device`, and
-// `client_state`. Nothing is copied: pieces that last do until the next update.
-// COLLECTIVE.
+// parameter, options of groups that the program has set, the state of a
+// scheduler that has one, the loss scaler's; of each rank the default
+// generators of the CPU and of `device`, and `client_state`. Nothing is copied:
+// pieces that last do until the next update. COLLECTIVE.
 absl::StatusOr<CheckpointContent> ContentOf(const TrainingState& state,
                                             absl::string_view client_state);
 

@@ -137,6 +137,10 @@ class Loading {
           "it says that it is of step ", manifest_.step(),
           " with the learning rate ", rate, ", or has steps below 0"));
     }
+    if (!Plateau::IsPossible(SavedPlateau())) {
+      return absl::DataLossError(
+          "its state of ReduceLROnPlateau (best, counts) is none");
+    }
     return absl::OkStatus();
   }
 
@@ -229,6 +233,9 @@ class Loading {
         }
       }
       state_.groups->options = options_set_;
+      if (state_.plateau != nullptr && manifest_.training().has_plateau()) {
+        state_.plateau->Restore(SavedPlateau());
+      }
     }
     if (state_.scaler != nullptr && manifest_.training().has_loss_scale()) {
       TESSERA_RETURN_IF_ERROR(state_.scaler->Restore(SavedScaler()));
@@ -241,6 +248,12 @@ class Loading {
       generator.set_state(GeneratorState(it->second));
     }
     return absl::OkStatus();
+  }
+
+  PlateauState SavedPlateau() const {
+    const proto::CheckpointPlateau& saved = manifest_.training().plateau();
+    return {saved.best(), saved.bad_reports(), saved.cooldown_left(),
+            saved.reductions()};
   }
 
   // What the run that saved it had set, in place of what this one has.

@@ -23,6 +23,7 @@
 #include "offload/update_stream.h"
 #include "optim/loss_scaler.h"
 #include "optim/parameter_groups.h"
+#include "optim/schedule/lr_schedule.h"
 #include "optim/sharded_optimizer.h"
 #include "sharding/copy/served_gathers.h"
 #include "sharding/flat/flat_parameter.h"
@@ -76,6 +77,7 @@ struct EngineParts {
   std::unique_ptr<RecomputedUnits> recomputed;  // null: nothing is
   std::shared_ptr<const PlanReport> plan;       // EngineOptions::plan
   std::unique_ptr<ShardedOptimizer> optimizer;  // null: there is none
+  std::unique_ptr<LrSchedule> lr_schedule;      // null: the rate stays
   std::optional<LossScaler> scaler;
   std::shared_ptr<UpdateStream> stream;  // null: all is in memory
   bool shares_working_copy = false;
@@ -85,7 +87,7 @@ struct EngineParts {
   absl::Status lost;
 
   // ---- the optimizer's, as they are without a schedule: made by Engine::Impl,
-  // changed by Trainer's SetLearningRate and SetOption, and LoadCheckpoint ----
+  // changed by SetLearningRate, Trainer's SetOption, and LoadCheckpoint ----
   ParameterGroups groups;
   std::vector<OptimizerOptions> configured_options;  // as made
 

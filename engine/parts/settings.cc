@@ -99,43 +99,6 @@ OptimizerOptions MuonOf(const proto::OptimizerParams& params,
   return o;
 }
 
-LrScheduleOptions LrScheduleOf(const proto::Scheduler& scheduler, double lr) {
-  using Type = LrScheduleOptions::Type;
-  const proto::SchedulerParams& params = scheduler.params();
-  LrScheduleOptions o;
-  o.type = scheduler.type() == "WarmupLR"         ? Type::kWarmup
-           : scheduler.type() == "WarmupDecayLR"  ? Type::kWarmupDecay
-           : scheduler.type() == "WarmupCosineLR" ? Type::kWarmupCosine
-           : scheduler.type() == "OneCycle"       ? Type::kOneCycle
-                                                  : Type::kRangeTest;
-  o.optimizer_lr = lr;
-  o.last_batch_iteration = params.last_batch_iteration();
-  o.warmup_min_lr = params.warmup_min_lr();
-  o.warmup_max_lr = params.warmup_max_lr();
-  o.warmup_num_steps = params.warmup_num_steps();
-  o.warmup_linear = params.warmup_type() == "linear";
-  o.total_num_steps = params.total_num_steps();
-  o.warmup_min_ratio = params.warmup_min_ratio();
-  o.cos_min_ratio = params.cos_min_ratio();
-  o.cycle_min_lr = params.cycle_min_lr();
-  o.cycle_max_lr = params.cycle_max_lr();
-  o.decay_lr_rate = params.decay_lr_rate();
-  o.cycle_first_step_size = params.cycle_first_step_size();
-  o.cycle_second_step_size = params.cycle_second_step_size();
-  o.cycle_first_stair_count = params.cycle_first_stair_count();
-  o.cycle_second_stair_count = params.cycle_second_stair_count();
-  o.decay_step_size = params.decay_step_size();
-  o.cycle_momentum = params.cycle_momentum();
-  o.cycle_min_mom = params.cycle_min_mom();
-  o.cycle_max_mom = params.cycle_max_mom();
-  o.decay_mom_rate = params.decay_mom_rate();
-  o.range_min_lr = params.lr_range_test_min_lr();
-  o.range_step_size = params.lr_range_test_step_size();
-  o.range_step_rate = params.lr_range_test_step_rate();
-  o.range_staircase = params.lr_range_test_staircase();
-  return o;
-}
-
 LossScalerOptions LossScalerOf(const proto::Fp16& fp16) {
   LossScalerOptions options;
   options.static_scale = fp16.loss_scale();
@@ -280,9 +243,6 @@ Settings SettingsOf(const proto::Config& config, const EngineOptions& options,
       s.muon = MuonOf(config.optimizer().params(), *s.optimizer);
     }
     s.offload.optimizer_states = StatesOf(FormulaOf(*s.optimizer)).count;
-  }
-  if (s.optimizer.has_value() && config.has_scheduler()) {
-    s.lr_schedule = LrScheduleOf(config.scheduler(), s.optimizer->lr);
   }
   if (config.fp16().enabled()) s.loss_scaler = LossScalerOf(config.fp16());
   if (config.fp16().enabled()) s.param_dtype = at::kHalf;

@@ -13,7 +13,6 @@
 #include "engine/setup/tiers.h"
 #include "optim/kernels/optimizer_options.h"
 #include "optim/loss_scaler.h"
-#include "optim/schedule/lr_schedule.h"
 #include "optim/sharded_step.h"
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/flat/schedule.h"
@@ -32,7 +31,6 @@ struct Settings {
   ShardedStepOptions step;
   std::optional<OptimizerOptions> optimizer;     // of the first group
   std::optional<OptimizerOptions> muon;          // of matrices, with Muon
-  std::optional<LrScheduleOptions> lr_schedule;  // of optimizer
   std::optional<LossScalerOptions> loss_scaler;  // with fp16
   // Absent: parameters and buffers stay as they are.
   std::optional<at::ScalarType> param_dtype;

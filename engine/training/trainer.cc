@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "base/memory/heap.h"
 #include "base/memory/memory.h"
 #include "base/status.h"
@@ -13,8 +12,8 @@
 #include "comm/all_gather_values.h"
 #include "engine/parts/catch_announced.h"
 #include "engine/parts/exclusive_scope.h"
+#include "engine/parts/learning_rate.h"
 #include "engine/parts/write_checks.h"
-#include "engine/setup/initial_sync.h"
 #include "engine/training/held_report.h"
 #include "offload/update_stream.h"
 #include "optim/sharded_step.h"
@@ -222,35 +221,13 @@ absl::Status Trainer::CheckUpdate() {
 
 void Trainer::SetScheduledRate() {
   if (parts_->optimizer == nullptr) return;
-  std::vector<OptimizerOptions> options = ScheduledOptions();
+  std::vector<OptimizerOptions> options = ScheduledOptions(*parts_, step_);
   report_.learning_rate = options[0].lr;
   report_.groups.clear();
   for (size_t g = 0; g < options.size(); ++g) {
     report_.groups.push_back({parts_->groups.names[g], options[g].lr});
   }
   parts_->optimizer->SetOptions(std::move(options));
-}
-
-absl::Status Trainer::SetLearningRate(double rate) {
-  TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
-  absl::Status mine;
-  if (parts_->optimizer == nullptr ||
-      parts_->settings.lr_schedule.has_value()) {
-    mine = absl::FailedPreconditionError(
-        absl::StrCat("the configuration has ",
-                     parts_->optimizer == nullptr
-                         ? "no optimizer"
-                         : "a scheduler, which sets the rate itself"));
-  } else if (!std::isfinite(rate) || rate < 0) {
-    mine = absl::InvalidArgumentError(
-        absl::StrCat("expected a finite number of at least 0, got ", rate));
-  }
-  TESSERA_RETURN_IF_ERROR(parts_->comm->AgreeOk(mine, "SetLearningRate"));
-  TESSERA_RETURN_IF_ERROR(CheckSame(absl::StrFormat("%.17g", rate),
-                                    "rate of SetLearningRate",
-                                    parts_->comm.get()));
-  for (OptimizerOptions& group : parts_->groups.options) group.lr = rate;
-  return absl::OkStatus();
 }
 
 absl::Status Trainer::UpdateParameters() {

@@ -14,7 +14,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <vector>
 
 #include "ATen/core/Tensor.h"
 #include "absl/container/flat_hash_set.h"
@@ -36,7 +35,6 @@ class Trainer {
   absl::Status Backward(const at::Tensor& loss, const BackwardOptions& options);
   absl::Status Step();
   absl::Status ZeroGrad();
-  absl::Status SetLearningRate(double rate);
   absl::Status SetOption(absl::string_view group, absl::string_view option,
                          double value);
   absl::Status SetFrozen(absl::string_view group, bool frozen);
@@ -99,7 +97,6 @@ class Trainer {
   LossScales SettledScales();
   at::Tensor Seed(const at::Tensor& loss, std::optional<double> weight,
                   MicroBatch* micro_batch);
-  std::vector<OptimizerOptions> ScheduledOptions() const;
   void StepEarly(const BackwardOptions& options, MicroBatch* micro_batch);
   absl::Status CheckStep();
   absl::Status CheckParametersKnown() const;

@@ -32,7 +32,7 @@ absl::Status Trainer::CheckOption(absl::string_view group,
                                   absl::string_view option,
                                   double value) const {
   TESSERA_ASSIGN_OR_RETURN(const size_t number, FindGroup(group));
-  if (option == "lr" && parts_->settings.lr_schedule.has_value()) {
+  if (option == "lr" && parts_->lr_schedule != nullptr) {
     return absl::FailedPreconditionError(
         "the configuration has a scheduler, which sets the rate itself");
   }

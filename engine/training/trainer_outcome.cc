@@ -31,9 +31,9 @@
 #include "ATen/ops/where.h"
 #include "base/status.h"
 #include "engine/parts/exclusive_scope.h"
+#include "engine/parts/learning_rate.h"
 #include "engine/training/trainer.h"
 #include "offload/update_stream.h"
-#include "optim/schedule/lr_schedule.h"
 #include "sharding/torch/torch_scope.h"
 
 namespace tessera {
@@ -49,22 +49,6 @@ void Trainer::Report(const ShardedStepResult& result) {
   if (!result.skipped) return;
   --step_;
   ++report_.skipped_steps;
-}
-
-// What Step would use now.
-std::vector<OptimizerOptions> Trainer::ScheduledOptions() const {
-  std::vector<OptimizerOptions> groups = parts_->groups.options;
-  for (OptimizerOptions& options : groups) {
-    if (!parts_->settings.lr_schedule.has_value()) continue;
-    const LrSchedule schedule(*parts_->settings.lr_schedule);
-    options.lr = schedule.Rate(step_);
-    const auto betas = schedule.BetasAt(step_);
-    if (betas.has_value()) {
-      options.beta1 = betas->beta1;
-      options.beta2 = betas->beta2;
-    }
-  }
-  return groups;
 }
 
 // Units are stepped as their gradients come, where this backward is to be the
@@ -87,7 +71,7 @@ void Trainer::StepEarly(const BackwardOptions& options,
   // whose step on the host had to wait for that.
   Settle();
   if (!foreseen_.value_or(parts_->settings.step.max_norm <= 0)) return;
-  micro_batch->reduced = [this, with = ScheduledOptions(),
+  micro_batch->reduced = [this, with = ScheduledOptions(*parts_, step_),
                           factor = 1 / parts_->divisor()](size_t flat) {
     parts_->optimizer->StartEarly(flat, &parts_->gradients->of(flat), with,
                                   factor);

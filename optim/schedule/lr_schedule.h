@@ -1,14 +1,26 @@
-// LrSchedule: the learning rate of each step, by DeepSpeed's schedules
-// (WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle, LRRangeTest of 0.19.8),
-// as functions of the number of optimizer steps done. So there is nothing to
-// save: an engine that resumes knows its steps. Skipped steps (overflow) do not
-// count.
+// LrSchedule: the learning rate of each step, as a function of the optimizer
+// steps done and the rate that a group of parameters is configured with. So
+// there is nothing to save: an engine that resumes knows its steps. (What
+// follows a metric of the program has a state, plateau.h.) Skipped steps
+// (overflow) do not count.
 //
-//   steps done     0        1        2 ...
-//   rate      the first   f(0)     f(1)     f(i): after "batch iteration" i
+//   deepspeed_schedules.h  WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle,
+//                          LRRangeTest
+//   torch_schedules.h      StepLR, MultiStepLR, ConstantLR, LinearLR,
+//                          ExponentialLR, PolynomialLR, CosineAnnealingLR,
+//                          CosineAnnealingWarmRestarts
+//   torch_cycles.h         OneCycleLR, CyclicLR
+//   plateau.h              ReduceLROnPlateau
+//   warmup_stable_decay.h  WSD
+//   warmup.h               a warm-up before any of them
 //
-// Sources: Goyal et al., 2017 (warmup); Smith, "A disciplined approach to
-// neural network hyper-parameters", 2018 (OneCycle, LRRangeTest).
+// Each is to the bit what the library that it is named after computes, in
+// double, with its operations in its order: a run that moves here goes on with
+// the same rates. So nothing in them is simplified, not even what is equal in
+// exact arithmetic.
+//
+// Threads: outside order, const methods too (they keep what they have
+// computed).
 #ifndef OPTIM_SCHEDULE_LR_SCHEDULE_H_
 #define OPTIM_SCHEDULE_LR_SCHEDULE_H_
 
@@ -17,60 +29,30 @@
 
 namespace tessera {
 
-struct LrScheduleOptions {
-  enum class Type {
-    kWarmup,
-    kWarmupDecay,
-    kWarmupCosine,
-    kOneCycle,
-    kRangeTest
-  };
-  Type type = Type::kWarmup;
-  double optimizer_lr = 1e-3;  // the optimizer's own
-  int64_t last_batch_iteration = -1;
-
-  // Warmups. Steps; below 2 they count as 2.
-  double warmup_min_lr = 0, warmup_max_lr = 1e-3;
-  int64_t warmup_num_steps = 1000;
-  bool warmup_linear = false;  // else logarithmic
-  int64_t total_num_steps = 0;
-  double warmup_min_ratio = 0, cos_min_ratio = 1e-4;
-
-  double cycle_min_lr = 0, cycle_max_lr = 0, decay_lr_rate = 0;
-  int64_t cycle_first_step_size = 2000, cycle_second_step_size = 2000;
-  int64_t cycle_first_stair_count = 0, cycle_second_stair_count = 0;
-  int64_t decay_step_size = 0;
-  bool cycle_momentum = true;
-  double cycle_min_mom = 0.8, cycle_max_mom = 0.9, decay_mom_rate = 0;
-
-  double range_min_lr = 1e-3, range_step_rate = 1;
-  int64_t range_step_size = 2000;
-  bool range_staircase = false;
-};
+class Plateau;  // optim/schedule/plateau.h
 
 class LrSchedule {
  public:
-  explicit LrSchedule(const LrScheduleOptions& options) : o_(options) {}
+  virtual ~LrSchedule() = default;
 
-  // Of the step after `steps_done`.
-  double Rate(int64_t steps_done) const;
+  // Of the step after `steps_done` (at least 0), for a group whose own rate is
+  // `base_lr`. LOCAL. O(1) if steps are asked for in ascending order.
+  virtual double Rate(int64_t steps_done, double base_lr) const = 0;
 
   struct Betas {
-    double beta1, beta2;
+    double beta1;
+    std::optional<double> beta2;  // unset: the optimizer's own stays
   };
-  // Where the schedule sets them (OneCycle).
-  std::optional<Betas> BetasAt(int64_t steps_done) const;
+  // Where the schedule sets them, of all groups. LOCAL.
+  virtual std::optional<Betas> BetasAt(int64_t /*steps_done*/) const {
+    return std::nullopt;
+  }
 
- private:
-  double WarmupFraction(double iteration) const;
-  double RateAt(double iteration) const;
-  double DecayFraction(double iteration) const;
-  double CosineRatio(double iteration) const;
-  double CycleScale(double iteration) const;
-  double CycleSize() const;
-  double CycleRate(double iteration) const;
+  // The rate that a warm-up before this schedule goes up to (warmup.h).
+  virtual double WarmupTarget(double base_lr) const { return base_lr; }
 
-  LrScheduleOptions o_;
+  // The state of a schedule that follows a metric; null: of the steps alone.
+  virtual Plateau* plateau() { return nullptr; }
 };
 
 }  // namespace tessera

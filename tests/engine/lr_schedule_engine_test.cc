@@ -13,7 +13,7 @@
 #include "engine/engine.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "optim/schedule/lr_schedule.h"
+#include "optim/schedule/deepspeed_schedules.h"
 #include "tests/support/rank_pool.h"
 #include "tests/support/temp_folder.h"
 #include "tests/support/trainee.h"
@@ -89,7 +89,7 @@ TESSERA_RANK_FUNCTION(TrainByWarmup) {
   spec.stage = 3;
   proto::Config config = ConfigOf(spec);
   const bool by_hand = !args.empty();
-  LrScheduleOptions options;
+  DeepSpeedScheduleOptions options;
   options.warmup_max_lr = 0.05;
   options.warmup_num_steps = 4;
   options.warmup_linear = true;
@@ -107,7 +107,7 @@ TESSERA_RANK_FUNCTION(TrainByWarmup) {
   for (int step = 0; step < kSteps; ++step) {
     if (by_hand) {
       TESSERA_RETURN_IF_ERROR(
-          t.engine->SetLearningRate(LrSchedule(options).Rate(step)));
+          t.engine->SetLearningRate(DeepSpeedSchedule(options).Rate(step, 0)));
     }
     TESSERA_RETURN_IF_ERROR(t.TrainStep(step));
   }
@@ -172,6 +172,7 @@ TESSERA_RANK_FUNCTION(MisuseRates) {
       t, Trainee::Make(BuildModel(spec.model, world.rank()), config,
                        world.communicator()));
   say(t.engine->SetLearningRate(0.1));
+  say(t.engine->ReportMetric(0.1));
   return said;
 }
 
@@ -184,7 +185,10 @@ TEST(LrScheduleTest, MisuseIsNamedOnAllRanks) {
           HasSubstr("INVALID_ARGUMENT: the rate of SetLearningRate differs "
                     "between rank 0"),
           HasSubstr("FAILED_PRECONDITION: [SetLearningRate] rank 0: the "
-                    "configuration has a scheduler"))));
+                    "configuration has a scheduler"),
+          HasSubstr("FAILED_PRECONDITION: [ReportMetric] rank 0: the "
+                    "configuration has no scheduler that follows a "
+                    "metric"))));
 }
 
 TESSERA_RANK_FUNCTION(SkipOne) {
@@ -211,6 +215,106 @@ TESSERA_RANK_FUNCTION(SkipOne) {
 TEST(LrScheduleTest, SkippedStepsDoNotCount) {
   EXPECT_THAT(RunOnRanks(2, "SkipOne", ""),
               Each("0.01, 0.055 skipped, 0.055, 0.1, "));
+}
+
+// args: "cycle" (OneCycleLR with a momentum that stays) or "fixed" (the same as
+// the optimizer's betas); the parameters at the end.
+TESSERA_RANK_FUNCTION(TrainWithMomentum) {
+  TrainingSpec spec;
+  spec.stage = 3;
+  const bool cycle = args == "cycle";
+  proto::Config config = ConfigOf(spec);
+  proto::OptimizerParams* adam = config.mutable_optimizer()->mutable_params();
+  adam->clear_betas();
+  adam->add_betas(cycle ? 0.1 : 0.75);
+  adam->add_betas(0.9);
+  config.mutable_scheduler()->set_type("OneCycleLR");
+  proto::SchedulerParams* params = config.mutable_scheduler()->mutable_params();
+  params->set_max_lr(0.1);
+  params->set_total_steps(kSteps);
+  params->set_cycle_momentum(cycle);
+  params->set_base_momentum(0.75);
+  params->set_max_momentum(0.75);
+  config.mutable_scheduler()->mutable_warmup()->set_num_steps(2);
+  TESSERA_ASSIGN_OR_RETURN(
+      Trainee t, Trainee::Make(BuildModel(spec.model, world.rank()), config,
+                               world.communicator()));
+  for (int step = 0; step < kSteps; ++step) {
+    TESSERA_RETURN_IF_ERROR(t.TrainStep(step));
+  }
+  return t.Finish();
+}
+
+TEST(LrScheduleTest, ACycleSetsBeta1Alone) {
+  EXPECT_EQ(RunOnRanks(2, "TrainWithMomentum", "cycle"),
+            RunOnRanks(2, "TrainWithMomentum", "fixed"));
+}
+
+// args: the type of a scheduler, or none. Rates for a batch of half the size.
+TESSERA_RANK_FUNCTION(ScaleRates) {
+  TrainingSpec spec;
+  proto::Config config = ConfigOf(spec);
+  config.clear_train_micro_batch_size_per_gpu();
+  config.clear_gradient_accumulation_steps();
+  config.set_train_batch_size(8);
+  config.mutable_optimizer()->mutable_params()->set_lr(0.25);
+  config.mutable_learning_rate_scaling()->set_rule("linear");
+  config.mutable_learning_rate_scaling()->set_base_batch_size(4);
+  if (!args.empty()) {
+    config.mutable_scheduler()->set_type(std::string(args));
+    config.mutable_scheduler()->mutable_params()->set_gamma(0.5);
+  }
+  TESSERA_ASSIGN_OR_RETURN(
+      Trainee t, Trainee::Make(BuildModel(spec.model, world.rank()), config,
+                               world.communicator()));
+  std::string rates;
+  for (int step = 0; step < 3; ++step) {
+    TESSERA_RETURN_IF_ERROR(t.TrainStep(step));
+    absl::StrAppend(&rates, t.engine->last_step().learning_rate, " ");
+  }
+  TESSERA_RETURN_IF_ERROR(t.engine->Close());
+  return absl::StrCat(rates, "by ",
+                      t.engine->config().learning_rate_scaling().factor());
+}
+
+TEST(LrScheduleTest, TheBatchScalesRatesWithAndWithoutASchedule) {
+  EXPECT_THAT(RunOnRanks(2, "ScaleRates", ""), Each("0.5 0.5 0.5 by 2"));
+  EXPECT_THAT(RunOnRanks(2, "ScaleRates", "ExponentialLR"),
+              Each("0.5 0.25 0.125 by 2"));
+}
+
+// args: "group" or "alone". All parameters, with a rate of 0.25 for half of the
+// batch and half of the rate at each step, as those of a group or without one.
+TESSERA_RANK_FUNCTION(TrainInAGroup) {
+  TrainingSpec spec;
+  spec.stage = 3;
+  proto::Config config = ConfigOf(spec);
+  config.clear_train_micro_batch_size_per_gpu();
+  config.clear_gradient_accumulation_steps();
+  config.set_train_batch_size(8);
+  config.mutable_learning_rate_scaling()->set_rule("linear");
+  config.mutable_learning_rate_scaling()->set_base_batch_size(4);
+  config.mutable_scheduler()->set_type("ExponentialLR");
+  config.mutable_scheduler()->mutable_params()->set_gamma(0.5);
+  const bool group = args == "group";
+  config.mutable_optimizer()->mutable_params()->set_lr(group ? 1 : 0.25);
+  if (group) {
+    proto::ParamGroup* all = config.mutable_optimizer()->add_param_groups();
+    all->add_parameters("*");
+    all->mutable_params()->set_lr(0.25);
+  }
+  TESSERA_ASSIGN_OR_RETURN(
+      Trainee t, Trainee::Make(BuildModel(spec.model, world.rank()), config,
+                               world.communicator()));
+  for (int step = 0; step < kSteps; ++step) {
+    TESSERA_RETURN_IF_ERROR(t.TrainStep(step));
+  }
+  return t.Finish();
+}
+
+TEST(LrScheduleTest, AScheduleMultipliesEachGroupsOwnRate) {
+  EXPECT_EQ(RunOnRanks(2, "TrainInAGroup", "group"),
+            RunOnRanks(2, "TrainInAGroup", "alone"));
 }
 
 }  // namespace

@@ -59,7 +59,7 @@ LAYERS = {
     "engine/parts": ["base/...", "config", "comm", "sharding/...", "optim", "optim/kernels", "optim/schedule", "checkpoint/exchange", "engine/setup", "offload/..."],
     "engine/plan/replay": ["base/...", "config", "comm", "sharding/...", "optim", "optim/kernels", "engine/setup", "engine/parts", "offload/..."],
     "engine/plan": ["base/...", "config", "comm", "sharding/...", "optim", "optim/kernels", "engine/setup", "engine/parts", "engine/plan/replay", "offload/..."],
-    "engine/access": ["base/...", "comm", "sharding/...", "optim", "optim/kernels", "checkpoint/...", "engine/setup", "engine/parts", "offload/..."],
+    "engine/access": ["base/...", "comm", "sharding/...", "optim", "optim/kernels", "optim/schedule", "checkpoint/...", "engine/setup", "engine/parts", "offload/..."],
     "engine/offload": ["base/...", "comm", "sharding/...", "optim", "engine/setup", "engine/parts", "offload/..."],
     "engine/training": ["base/...", "config", "comm", "sharding/...", "optim/...", "engine/setup", "engine/parts", "engine/plan", "checkpoint/exchange", "offload/..."],
     "engine": ["base/...", "config", "comm", "comm/world", "data", "engine/...", "sharding/...", "optim/...", "checkpoint/...", "offload/..."],

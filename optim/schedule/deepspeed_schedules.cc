@@ -1,4 +1,4 @@
-#include "optim/schedule/lr_schedule.h"
+#include "optim/schedule/deepspeed_schedules.h"
 
 #include <algorithm>
 #include <cmath>
@@ -15,67 +15,65 @@ double Steps(int64_t warmup_num_steps) {
 
 }  // namespace
 
-// Each operation below is DeepSpeed's, in its order and in double, with its
-// quirks (a first rate that is not f(0), warm-ups of less than 2 steps that
-// count as 2): a run that moves here must go on with the same bits. So nothing
-// is simplified, not even what is equal in exact arithmetic.
-double LrSchedule::Rate(int64_t steps_done) const {
+// Each operation below is DeepSpeed's, with its quirks (a first rate that is
+// not f(0), warm-ups of less than 2 steps that count as 2).
+double DeepSpeedSchedule::Rate(int64_t steps_done, double base_lr) const {
   const double iteration =
       static_cast<double>(o_.last_batch_iteration + steps_done);
-  if (steps_done > 0) return RateAt(iteration);
+  if (steps_done > 0) return RateAt(iteration, base_lr);
   // DeepSpeed leaves the rate alone where a schedule begins in its middle.
-  if (o_.last_batch_iteration != -1) return o_.optimizer_lr;
+  if (o_.last_batch_iteration != -1) return base_lr;
   switch (o_.type) {
-    case LrScheduleOptions::Type::kWarmup:
-    case LrScheduleOptions::Type::kWarmupDecay:
+    case DeepSpeedScheduleOptions::Type::kWarmup:
+    case DeepSpeedScheduleOptions::Type::kWarmupDecay:
       return o_.warmup_min_lr;
-    case LrScheduleOptions::Type::kWarmupCosine:
+    case DeepSpeedScheduleOptions::Type::kWarmupCosine:
       return 0;
-    case LrScheduleOptions::Type::kOneCycle:
+    case DeepSpeedScheduleOptions::Type::kOneCycle:
       return o_.cycle_min_lr;
-    case LrScheduleOptions::Type::kRangeTest:
+    case DeepSpeedScheduleOptions::Type::kRangeTest:
       return o_.range_min_lr;
   }
-  return o_.optimizer_lr;
+  return base_lr;
 }
 
-double LrSchedule::RateAt(double iteration) const {
+double DeepSpeedSchedule::RateAt(double iteration, double base_lr) const {
   const bool warms_up = iteration < Steps(o_.warmup_num_steps);
   const double rise = o_.warmup_max_lr - o_.warmup_min_lr;
   switch (o_.type) {
-    case LrScheduleOptions::Type::kWarmup:
+    case DeepSpeedScheduleOptions::Type::kWarmup:
       return o_.warmup_min_lr +
              rise * (warms_up ? WarmupFraction(iteration) : 1.0);
-    case LrScheduleOptions::Type::kWarmupDecay:
+    case DeepSpeedScheduleOptions::Type::kWarmupDecay:
       return o_.warmup_min_lr + rise * (warms_up ? WarmupFraction(iteration)
                                                  : DecayFraction(iteration));
-    case LrScheduleOptions::Type::kWarmupCosine:
-      return o_.optimizer_lr * CosineRatio(iteration);
-    case LrScheduleOptions::Type::kOneCycle:
+    case DeepSpeedScheduleOptions::Type::kWarmupCosine:
+      return base_lr * CosineRatio(iteration);
+    case DeepSpeedScheduleOptions::Type::kOneCycle:
       return CycleRate(iteration);
-    case LrScheduleOptions::Type::kRangeTest: {
+    case DeepSpeedScheduleOptions::Type::kRangeTest: {
       double interval =
           (iteration + 1) / static_cast<double>(o_.range_step_size);
       if (o_.range_staircase) interval = std::floor(interval);
       return o_.range_min_lr * (1 + o_.range_step_rate * interval);
     }
   }
-  return o_.optimizer_lr;
+  return base_lr;
 }
 
-double LrSchedule::WarmupFraction(double iteration) const {
+double DeepSpeedSchedule::WarmupFraction(double iteration) const {
   const double steps = Steps(o_.warmup_num_steps);
   return o_.warmup_linear ? iteration / steps
                           : 1.0 / std::log(steps) * std::log(iteration + 1);
 }
 
-double LrSchedule::DecayFraction(double iteration) const {
+double DeepSpeedSchedule::DecayFraction(double iteration) const {
   const auto total = static_cast<double>(o_.total_num_steps);
   return std::max(0.0, (total - iteration) /
                            std::max(1.0, total - Steps(o_.warmup_num_steps)));
 }
 
-double LrSchedule::CosineRatio(double iteration) const {
+double DeepSpeedSchedule::CosineRatio(double iteration) const {
   const double steps = Steps(o_.warmup_num_steps);
   if (iteration < steps) {
     return o_.warmup_min_ratio +
@@ -88,13 +86,13 @@ double LrSchedule::CosineRatio(double iteration) const {
   return std::max(0.0, o_.cos_min_ratio + (1.0 - o_.cos_min_ratio) * ratio);
 }
 
-double LrSchedule::CycleSize() const {
+double DeepSpeedSchedule::CycleSize() const {
   return static_cast<double>(o_.cycle_first_step_size) +
          static_cast<double>(o_.cycle_second_step_size);
 }
 
 // 0 at the ends of a cycle, 1 at its peak.
-double LrSchedule::CycleScale(double iteration) const {
+double DeepSpeedSchedule::CycleScale(double iteration) const {
   const auto first = static_cast<double>(o_.cycle_first_step_size);
   const auto second = static_cast<double>(o_.cycle_second_step_size);
   const double size = CycleSize(), at = iteration + 1;
@@ -111,7 +109,7 @@ double LrSchedule::CycleScale(double iteration) const {
   return std::floor(position) / count;
 }
 
-double LrSchedule::CycleRate(double iteration) const {
+double DeepSpeedSchedule::CycleRate(double iteration) const {
   if (iteration < CycleSize()) {
     return o_.cycle_min_lr +
            (o_.cycle_max_lr - o_.cycle_min_lr) * CycleScale(iteration);
@@ -122,8 +120,10 @@ double LrSchedule::CycleRate(double iteration) const {
   return o_.cycle_min_lr / (1 + o_.decay_lr_rate * interval);
 }
 
-std::optional<LrSchedule::Betas> LrSchedule::BetasAt(int64_t steps_done) const {
-  if (o_.type != LrScheduleOptions::Type::kOneCycle || !o_.cycle_momentum) {
+std::optional<LrSchedule::Betas> DeepSpeedSchedule::BetasAt(
+    int64_t steps_done) const {
+  if (o_.type != DeepSpeedScheduleOptions::Type::kOneCycle ||
+      !o_.cycle_momentum) {
     return std::nullopt;
   }
   if (steps_done == 0) {
