@@ -34,9 +34,8 @@ absl::StatusOr<std::unique_ptr<ShardedOptimizer>> ShardedOptimizer::Create(
 // libtorch's kernels do plain AdamW on any device.
 absl::Status ShardedOptimizer::CheckKernels(const FlatParameter& flat) const {
   const at::Device device = flat.update_device();
-  const OptimizerOptions& o = groups_.options[0];
-  const bool plain = formula() == Formula::kAdamW && o.bias_correction &&
-                     !o.maximize && o.states == StateType::kFloat32;
+  const bool plain = IsPlainAdamW(groups_.options) &&
+                     groups_.options[0].states == StateType::kFloat32;
   if (device.is_cpu() || plain || DeviceKernelsOf(device.type()) != nullptr) {
     return absl::OkStatus();
   }
