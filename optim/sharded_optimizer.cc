@@ -40,15 +40,14 @@ absl::StatusOr<std::unique_ptr<ShardedOptimizer>> ShardedOptimizer::Create(
 absl::Status ShardedOptimizer::CheckKernels(size_t u) const {
   const FlatParameter& flat = *flats_[u];
   const at::Device device = flat.update_device();
-  const OptimizerOptions& o = OptionsOf(u);
   if (flat.updated_on_host() && IsDirection(FormulaOf(u))) {
     return absl::UnimplementedError(absl::StrCat(
         "optimizer ", NameOf(FormulaOf(u)), ": states of unit ", flat.name(),
         " cannot lie on the host or a disk while it is on ",
         flat.device().str(), "; leave offload_optimizer out"));
   }
-  const bool plain = FormulaOf(u) == Formula::kAdamW && o.bias_correction &&
-                     !o.maximize && o.states == StateType::kFloat32;
+  const bool plain = IsPlainAdamW(groups_.options) &&
+                     OptionsOf(u).states == StateType::kFloat32;
   if (device.is_cpu() || plain || DeviceKernelsOf(device.type()) != nullptr) {
     return absl::OkStatus();
   }

@@ -63,13 +63,13 @@ at::Tensor Realign(const at::Tensor& segment, Range in_parameter,
   return copy;
 }
 
-// AdamW of float64 is libtorch's, with its bits.
-bool IsForKernel(const FlatParameter& flat, const OptimizerOptions& options) {
+// AdamW of float64 is libtorch's, with its bits, if its kernel does it for all
+// groups.
+bool IsForKernel(const FlatParameter& flat,
+                 const std::vector<OptimizerOptions>& groups) {
   const at::Device device = flat.update_device();
-  if (options.libtorch_exact) return false;
-  const bool plain = FormulaOf(options) == Formula::kAdamW &&
-                     options.bias_correction && !options.maximize;
-  if (flat.master_dtype() != at::kFloat && plain) return false;
+  if (groups[0].libtorch_exact) return false;
+  if (flat.master_dtype() != at::kFloat && IsPlainAdamW(groups)) return false;
   return device.is_cpu() || DeviceKernelsOf(device.type()) != nullptr;
 }
 
@@ -168,6 +168,14 @@ void StepInThreads(Formula formula, const StepPart& part, at::Tensor masters) {
 
 }  // namespace
 
+bool IsPlainAdamW(const std::vector<OptimizerOptions>& groups) {
+  return std::all_of(groups.begin(), groups.end(),
+                     [](const OptimizerOptions& o) {
+                       return FormulaOf(o) == Formula::kAdamW &&
+                              o.bias_correction && !o.maximize;
+                     });
+}
+
 bool UnitStep::Run::operator==(const Run& other) const {
   return range == other.range && in_parameter == other.in_parameter &&
          param_numel == other.param_numel && step == other.step &&
@@ -219,7 +227,7 @@ UnitStep::UnitStep(const FlatParameter& flat, const HasGradient& has_gradient,
       phase_(phase),
       first_group_(static_cast<size_t>(
           group_of[static_cast<size_t>(flat.parameters()[0].index)])),
-      kernel_(IsForKernel(flat, options[first_group_])) {
+      kernel_(IsForKernel(flat, options)) {
   // Each parameter has random bits of its own.
   const bool merges = options_[first_group_].states != StateType::kBFloat16;
   const int64_t first = flat.owned().begin;

@@ -22,6 +22,9 @@ namespace tessera {
 // Whether parameter i of a unit has a gradient.
 using HasGradient = std::vector<bool>;
 
+// Whether all groups are stepped with AdamW as libtorch's fused kernel has it.
+bool IsPlainAdamW(const std::vector<OptimizerOptions>& groups);
+
 // What gradients are multiplied with.
 struct GradientFactor {
   GradientFactor(double value = 1) : value(value) {}  // NOLINT: is a number

@@ -6,7 +6,7 @@
 #include <optional>
 #include <utility>
 
-#include "verify/oracle_adamw.h"
+#include "verify/oracle_module.h"
 #include "verify/oracle_norm.h"
 #include "verify/plain_casts.h"
 
@@ -36,28 +36,19 @@ LossScaling ScalingOf(const OracleOptions& options) {
   return options.loss_scaling.value_or(none);
 }
 
-// Parameters of `module` that have elements, each once.
-std::vector<std::pair<std::string, at::Tensor>> DistinctParameters(
-    const torch::nn::Module& module) {
-  std::vector<std::pair<std::string, at::Tensor>> distinct;
-  for (const auto& entry : module.named_parameters()) {
-    const at::Tensor& t = entry.value();
-    if (t.numel() == 0) continue;
-    if (std::any_of(distinct.begin(), distinct.end(),
-                    [&](const auto& p) { return p.second.is_same(t); })) {
-      continue;
-    }
-    distinct.emplace_back(entry.key(), t);
-  }
-  return distinct;
-}
-
 bool Is16Bit(at::ScalarType type) {
   return type == at::kBFloat16 || type == at::kHalf;
 }
 
 at::Tensor Reals(const at::Tensor& t) {
   return t.is_complex() ? at::view_as_real(t.resolve_conj()) : t;
+}
+
+// Of each element, from the first one's place.
+at::Tensor PlacesOf(const at::Tensor& t) {
+  int64_t last = 0;
+  for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
+  return at::arange(last + 1, at::kLong).as_strided(t.sizes(), t.strides());
 }
 
 // In their dtype; 16-bit ones in float32, rounded once.
@@ -84,46 +75,6 @@ double EpsilonOf(at::ScalarType type) {
                                : 0x1p-23;
 }
 
-bool IsNorm(torch::nn::Module& module) {
-  namespace nn = torch::nn;
-  return module.as<nn::LayerNorm>() != nullptr ||
-         module.as<nn::GroupNorm>() != nullptr ||
-         module.as<nn::BatchNorm1d>() != nullptr ||
-         module.as<nn::BatchNorm2d>() != nullptr ||
-         module.as<nn::BatchNorm3d>() != nullptr ||
-         module.as<nn::InstanceNorm1d>() != nullptr ||
-         module.as<nn::InstanceNorm2d>() != nullptr ||
-         module.as<nn::InstanceNorm3d>() != nullptr;
-}
-
-// The tensor stays the one it is and, in its storage, where it is.
-void Convert(at::Tensor* t, at::ScalarType dtype) {
-  if (!t->defined() || !t->is_floating_point()) return;
-  if (t->scalar_type() == dtype) return;
-  const auto numel =
-      static_cast<int64_t>(t->storage().nbytes() / t->element_size());
-  at::Tensor converted =
-      torch::zeros({numel}, t->options().dtype(dtype).requires_grad(false))
-          .as_strided(t->sizes(), t->strides(), t->storage_offset());
-  converted.copy_(*t);
-  t->set_data(converted);
-}
-
-void ConvertModule(torch::nn::Module& module, const OracleOptions& options) {
-  torch::NoGradGuard no_grad;
-  for (const auto& m : module.modules()) {
-    if (options.dtype && !(options.keep_norms && IsNorm(*m))) {
-      for (at::Tensor& p : m->parameters(/*recurse=*/false)) {
-        Convert(&p, *options.dtype);
-      }
-    }
-    if (!options.buffer_dtype) continue;
-    for (at::Tensor& b : m->buffers(/*recurse=*/false)) {
-      Convert(&b, *options.buffer_dtype);
-    }
-  }
-}
-
 }  // namespace
 
 struct Oracle::Rank {
@@ -140,13 +91,17 @@ struct Oracle::Parameter {
   std::vector<at::Tensor> waiting;   // by rank: not yet reduced
   at::Tensor gradient;               // of the step; undefined: skipped
   at::Tensor rounding;               // of it
-  at::Tensor master, exp_avg, exp_avg_sq;
+  at::Tensor master;
+  std::vector<at::Tensor> states;  // of its optimizer
   int64_t steps = 0;
+  std::optional<size_t> group;  // none: of the rest
+  OracleRandom random;
 };
 
 Oracle::Oracle(const MakeModule& make_module, OracleOptions options)
     : options_(std::move(options)),
-      lr_(options_.lr),
+      step_options_(options_.optimizer),
+      groups_(options_.groups),
       scale_(ScalingOf(options_)) {
   TORCH_CHECK(options_.predivide == 1 || !(options_.sum || options_.weight),
               "predivide is of means");
@@ -159,8 +114,10 @@ Oracle::Oracle(const MakeModule& make_module, OracleOptions options)
     rank.module = make_module();
     torch::manual_seed(options_.rank_seed + static_cast<uint64_t>(r));
     rank.generator_state = DefaultGenerator(options_.device).get_state();
+    Freeze(*rank.module);
     if (r == 0) AddParameters(*rank.module);
-    ConvertModule(*rank.module, options_);
+    ConvertModule(*rank.module, options_.dtype, options_.keep_norms,
+                  options_.buffer_dtype);
     const auto replicas = DistinctParameters(*rank.module);
     for (size_t i = 0; i < replicas.size(); ++i) {
       parameters_[i].replicas.push_back(replicas[i].second);
@@ -171,8 +128,18 @@ Oracle::Oracle(const MakeModule& make_module, OracleOptions options)
 
 Oracle::~Oracle() = default;
 
+void Oracle::Freeze(const torch::nn::Module& module) const {
+  const auto group_of = OracleGroupsOf(module, groups_);
+  for (auto& [name, t] : DistinctParameters(module)) {
+    const auto it = group_of.find(t.unsafeGetTensorImpl());
+    if (it == group_of.end() || !groups_[it->second].frozen) continue;
+    t.requires_grad_(false);
+  }
+}
+
 void Oracle::AddParameters(const torch::nn::Module& module) {
   torch::NoGradGuard no_grad;
+  const auto group_of = OracleGroupsOf(module, groups_);
   for (const auto& [name, t] : DistinctParameters(module)) {
     Parameter p;
     p.name = name;
@@ -182,11 +149,18 @@ void Oracle::AddParameters(const torch::nn::Module& module) {
     p.place.offset = reals.storage_offset();
     p.master = reals.clone();
     if (Is16Bit(t.scalar_type())) p.master = p.master.to(at::kFloat);
-    p.exp_avg = torch::zeros_like(p.master);
-    p.exp_avg_sq = torch::zeros_like(p.master);
+    const auto group = group_of.find(t.unsafeGetTensorImpl());
+    if (group != group_of.end()) p.group = group->second;
+    p.states = OracleStates(p.master, StepOptionsOf(p));
+    p.random.parameter = static_cast<int64_t>(parameters_.size());
+    p.random.numbers = PlacesOf(reals);
     p.waiting.resize(static_cast<size_t>(options_.world_size));
     parameters_.push_back(std::move(p));
   }
+}
+
+const OracleStepOptions& Oracle::StepOptionsOf(const Parameter& p) const {
+  return p.group ? groups_[*p.group].options : step_options_;
 }
 
 at::Tensor Oracle::RunRank(const Loss& loss, int r, double scale) {
@@ -301,14 +275,17 @@ bool Oracle::GradientsAreFinite() const {
 
 void Oracle::StepOptimizer(double factor) {
   torch::NoGradGuard no_grad;
-  const OracleAdamWOptions adamw = {
-      lr_,          options_.beta1,        options_.beta2,
-      options_.eps, options_.weight_decay, options_.libtorch_exact};
+  // AdamW of float64 is libtorch's if it is no other in any group.
+  const bool elementwise =
+      !IsPlainAdamW(step_options_) ||
+      std::any_of(groups_.begin(), groups_.end(), [](const OracleGroup& group) {
+        return !IsPlainAdamW(group.options);
+      });
   for (Parameter& p : parameters_) {
     if (!p.gradient.defined()) continue;
-    OracleAdamW(p.master, p.exp_avg, p.exp_avg_sq,
-                factor == 1 ? p.gradient : p.gradient.mul(factor), ++p.steps,
-                adamw);
+    OracleStep(p.master, p.states,
+               factor == 1 ? p.gradient : p.gradient.mul(factor), ++p.steps,
+               StepOptionsOf(p), p.random, elementwise);
     for (at::Tensor& replica : p.replicas) Reals(replica).copy_(p.master);
   }
 }
@@ -388,6 +365,17 @@ void Oracle::SetMaster(absl::string_view name, const at::Tensor& value) {
   for (const at::Tensor& replica : p.replicas) {
     Reals(replica.detach()).copy_(p.master);
   }
+}
+
+void Oracle::SetLearningRate(absl::string_view group, double rate) {
+  if (group == "default") {
+    step_options_.lr = rate;
+    return;
+  }
+  auto it = std::find_if(groups_.begin(), groups_.end(),
+                         [&](const OracleGroup& g) { return g.name == group; });
+  TORCH_CHECK(it != groups_.end(), "no group ", std::string(group));
+  it->options.lr = rate;
 }
 
 torch::nn::Module& Oracle::module(int rank) const {

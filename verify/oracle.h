@@ -13,8 +13,9 @@
 //                 micro-batches, the first one copied; or each rank's own
 //                 gradients are, in the master's dtype, and reduced once a step
 //   step          nothing where an element is not finite, if so asked; else
-//                 gradient * (1 / scale / total weight * clipping), AdamW of
-//                 whole masters (verify/oracle_adamw.h), parameters rounded
+//                 gradient * (1 / scale / total weight * clipping), a step of
+//                 whole masters with the options of their group
+//                 (verify/oracle_step.h, oracle_groups.h), parameters rounded
 //
 // With weights: loss.backward(scale * weight), sums instead of means.
 //
@@ -41,7 +42,9 @@
 
 #include "ATen/core/Tensor.h"
 #include "absl/strings/string_view.h"
+#include "verify/oracle_groups.h"
 #include "verify/oracle_scale.h"
+#include "verify/oracle_step.h"
 
 namespace torch::nn {
 class Module;
@@ -63,12 +66,9 @@ struct OracleOptions {
   // Seeds the default generator of rank r with rank_seed + r thereafter.
   uint64_t rank_seed = 0;
 
-  double lr = 1e-3;
-  double beta1 = 0.9;
-  double beta2 = 0.999;
-  double eps = 1e-8;
-  double weight_decay = 0;
-  bool libtorch_exact = false;  // torch::optim::AdamW's bits
+  // Of parameters that are in no group.
+  OracleStepOptions optimizer;
+  std::vector<OracleGroup> groups;
 
   // Of real floating parameters, except those of norm layers if these are
   // kept. Unset: what the module has.
@@ -139,8 +139,9 @@ class Oracle {
   // of all that was added, times the epsilon of the dtype in which it was.
   at::Tensor rounding(absl::string_view name) const;
 
-  // Of the steps from now on.
-  void set_learning_rate(double rate) { lr_ = rate; }
+  // Of the steps from now on, of a group; "default" is of parameters that are
+  // in none.
+  void SetLearningRate(absl::string_view group, double rate);
   // Another master, and on all ranks the parameters that it gives.
   void SetMaster(absl::string_view name, const at::Tensor& value);
 
@@ -152,8 +153,9 @@ class Oracle {
  private:
   struct Rank;
   struct Parameter;
-  void AddRank();
+  void Freeze(const torch::nn::Module& module) const;
   void AddParameters(const torch::nn::Module& module);
+  const OracleStepOptions& StepOptionsOf(const Parameter& p) const;
   at::Tensor RunRank(const Loss& loss, int r, double scale);
   std::vector<at::Tensor> Replicas(int r) const;
   void TakeGradients(int r, double weight);
@@ -165,7 +167,8 @@ class Oracle {
   const Parameter& Find(absl::string_view name) const;
 
   const OracleOptions options_;
-  double lr_;
+  OracleStepOptions step_options_;
+  std::vector<OracleGroup> groups_;
   std::vector<Rank> ranks_;
   std::vector<Parameter> parameters_;
   OracleScale scale_;

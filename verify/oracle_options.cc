@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <string>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
@@ -58,6 +59,76 @@ LossScaling ScalingOf(const proto::Fp16& fp16) {
   return scaling;
 }
 
+absl::StatusOr<OracleStepOptions::Algorithm> AlgorithmOf(
+    const proto::Optimizer& optimizer) {
+  using Algorithm = OracleStepOptions::Algorithm;
+  const std::string type = absl::AsciiStrToLower(optimizer.type());
+  if (type == "adam" || type == "adamw") {
+    return optimizer.params().adam_w_mode() ? Algorithm::kAdamW
+                                            : Algorithm::kAdam;
+  }
+  if (type == "sgd") return Algorithm::kSgd;
+  if (type == "adagrad") return Algorithm::kAdagrad;
+  if (type == "rmsprop") return Algorithm::kRmsProp;
+  if (type == "lion") return Algorithm::kLion;
+  return Unknown(absl::StrCat("optimizer.type ", optimizer.type()));
+}
+
+// What `params` say, of the optimizer or of a group; the rest stays.
+template <typename Params>
+void SetOptions(const Params& params, OracleStepOptions* o) {
+  if (params.has_lr()) o->lr = params.lr();
+  if (params.betas_size() == 2) {
+    o->beta1 = params.betas(0);
+    o->beta2 = params.betas(1);
+  }
+  if (params.has_eps()) o->eps = params.eps();
+  if (params.has_weight_decay()) o->weight_decay = params.weight_decay();
+  if (params.has_bias_correction()) {
+    o->bias_correction = params.bias_correction();
+  }
+  if (params.has_momentum()) o->momentum = params.momentum();
+  if (params.has_dampening()) o->dampening = params.dampening();
+  if (params.has_nesterov()) o->nesterov = params.nesterov();
+  if (params.has_alpha()) o->alpha = params.alpha();
+  if (params.has_lr_decay()) o->lr_decay = params.lr_decay();
+  if (params.has_initial_accumulator_value()) {
+    o->initial_accumulator_value = params.initial_accumulator_value();
+  }
+  if (params.has_maximize()) o->maximize = params.maximize();
+}
+
+absl::Status SetOptimizer(const proto::Config& config, OracleOptions* o) {
+  const proto::Optimizer& optimizer = config.optimizer();
+  const proto::OptimizerParams& params = optimizer.params();
+  OracleStepOptions& all = o->optimizer;
+  TESSERA_ASSIGN_OR_RETURN(all.algorithm, AlgorithmOf(optimizer));
+  SetOptions(params, &all);
+  all.amsgrad = params.amsgrad();
+  all.centered = params.centered();
+  all.bf16_states = params.state_dtype() == "bf16";
+  all.libtorch_exact = config.precision().libtorch_exact();
+  for (const proto::ParamGroup& from : optimizer.param_groups()) {
+    OracleGroup group;
+    group.name = from.name();
+    group.options = all;
+    SetOptions(from.params(), &group.options);
+    group.frozen = from.frozen();
+    group.parameters = {from.parameters().begin(), from.parameters().end()};
+    group.modules = {from.modules().begin(), from.modules().end()};
+    o->groups.push_back(std::move(group));
+  }
+  if (optimizer.no_decay() == "auto") {
+    OracleGroup group;
+    group.name = "no_decay";
+    group.options = all;
+    group.options.weight_decay = 0;
+    group.undecayed = true;
+    o->groups.push_back(std::move(group));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<OracleOptions> OracleOptionsOf(const proto::Config& config,
@@ -66,16 +137,10 @@ absl::StatusOr<OracleOptions> OracleOptionsOf(const proto::Config& config,
   OracleOptions o;
   o.world_size = world_size;
   o.accumulation = static_cast<int>(config.gradient_accumulation_steps());
-  const proto::OptimizerParams& params = config.optimizer().params();
-  o.lr = params.lr();
-  o.beta1 = params.betas(0);
-  o.beta2 = params.betas(1);
-  o.eps = params.eps();
-  o.weight_decay = params.weight_decay();
+  TESSERA_RETURN_IF_ERROR(SetOptimizer(config, &o));
   if (config.fp16().enabled()) o.dtype = at::kHalf;
   if (config.bf16().enabled()) o.dtype = at::kBFloat16;
   o.cast_inputs = o.dtype.has_value() && config.precision().cast_inputs();
-  o.libtorch_exact = config.precision().libtorch_exact();
   o.keep_norms = config.precision().fp32_norms();
   o.buffer_dtype = DtypeOf(config.data_types().buffer_dtype());
   if (config.has_communication_data_type()) {

@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "ATen/autocast_mode.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -18,7 +17,9 @@
 #include "comm/world/world.h"
 #include "config/config.h"
 #include "verify/difference.h"
+#include "verify/engine_groups.h"
 #include "verify/oracle_options.h"
+#include "verify/plain_autocast.h"
 
 namespace tessera {
 namespace {
@@ -141,6 +142,7 @@ absl::Status Verifier::MakeOracle(const Oracle::MakeModule& make) {
   TESSERA_ASSIGN_OR_RETURN(
       OracleOptions oracle,
       OracleOptionsOf(config_, comm_->world_size(), engine_->stage()));
+  TESSERA_RETURN_IF_ERROR(AddGroups(options_.engine.param_groups, &oracle));
   oracle.model_seed = options_.seed;
   oracle.rank_seed = options_.seed + 1;
   oracle.weight = options_.weight;
@@ -198,8 +200,12 @@ absl::Status Verifier::Step() {
 }
 
 absl::Status Verifier::CompareOnRank0(const std::vector<std::string>& lines) {
-  const double rate = engine_->last_step().learning_rate;
-  oracle_->set_learning_rate(rate);
+  // A schedule's rates are the engine's; others are the configuration's.
+  if (config_.has_scheduler()) {
+    for (const StepReport::Group& group : engine_->last_step().groups) {
+      oracle_->SetLearningRate(group.name, group.learning_rate);
+    }
+  }
   const auto losses = oracle_->TrainStep(
       [this](torch::nn::Module& module, int rank, int64_t micro_batch) {
         return LossUnderAutocast(module, rank, micro_batch);
@@ -316,27 +322,6 @@ absl::StatusOr<std::string> Verifier::LinesOf(
   absl::StrAppend(&lines, "generator: ", PrintOfValues(generator), "\n");
   return lines;
 }
-
-// Plain libtorch's own autocast, as Engine::AutocastScope sets it.
-class PlainAutocast {
- public:
-  explicit PlainAutocast(at::ScalarType dtype)
-      : was_(at::autocast::is_autocast_enabled(at::kCPU)),
-        was_dtype_(at::autocast::get_autocast_dtype(at::kCPU)) {
-    at::autocast::set_autocast_enabled(at::kCPU, true);
-    at::autocast::set_autocast_dtype(at::kCPU, dtype);
-    at::autocast::increment_nesting();
-  }
-  ~PlainAutocast() {
-    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
-    at::autocast::set_autocast_enabled(at::kCPU, was_);
-    at::autocast::set_autocast_dtype(at::kCPU, was_dtype_);
-  }
-
- private:
-  const bool was_;
-  const at::ScalarType was_dtype_;
-};
 
 at::Tensor Verifier::LossUnderAutocast(torch::nn::Module& module, int rank,
                                        int64_t micro_batch) const {

@@ -63,12 +63,15 @@ struct VerifyReport {
 // rank 0 calls it alone, too, so it is plain (no ConstructSharded).
 // `loss` is a rank's loss of its micro-batch, numbered from 0, and depends on
 // nothing else: rank 0 asks for those of all ranks. With torch_autocast it runs
-// under autocast. Rank 0 holds W whole models besides. COLLECTIVE.
+// under autocast. Predicates of EngineOptions::param_groups say the same of a
+// parameter whenever they are asked. Rank 0 holds W whole models besides.
+// COLLECTIVE.
 //
 // Errors, on all ranks: DataLoss naming what differs first: step, parameter or
 // buffer, its unit, element, both values, rank; Unimplemented naming a key of
 // the configuration that plain training here does not know
-// (sharding.ignored_parameters, precision.fp32_classes, sharding.buffer_sync);
+// (sharding.ignored_parameters, precision.fp32_classes, sharding.buffer_sync,
+// the scheduler OneCycle);
 // those of Engine::Create, Backward, Step and of `loss`. The config needs an
 // optimizer.
 absl::StatusOr<VerifyReport> Verify(const Oracle::MakeModule& make,

@@ -142,6 +142,13 @@ absl::Status SetOption(absl::string_view name, double value,
     return absl::InvalidArgumentError(
         "nesterov: expected a momentum above 0 and no dampening with it");
   }
+  if (changed.libtorch_exact &&
+      (changed.maximize || !changed.bias_correction)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("option '", name,
+                     "': expected bias_correction and no maximize with "
+                     "precision.libtorch_exact"));
+  }
   if (FormulaOf(changed) != FormulaOf(*options)) {
     return absl::FailedPreconditionError(absl::StrCat(
         "option '", name, "': with ", value, " ", NameOf(options->algorithm),

@@ -68,6 +68,18 @@ TEST(OptionNamesTest, RefusesWhatIsOutOfRange) {
   EXPECT_TRUE(options == OptimizerOptions());
 }
 
+// torch::optim::AdamW's operators are those of plain AdamW.
+TEST(OptionNamesTest, RefusesWhatLibtorchExactDoesNotDo) {
+  OptimizerOptions options;
+  options.libtorch_exact = true;
+  EXPECT_THAT(SetOption("maximize", 1, &options),
+              StatusIs(StatusCode::kInvalidArgument,
+                       HasSubstr("no maximize with precision.libtorch_exact")));
+  EXPECT_THAT(SetOption("bias_correction", 0, &options),
+              StatusIs(StatusCode::kInvalidArgument));
+  TESSERA_EXPECT_OK(SetOption("lr", 0.5, &options));
+}
+
 TEST(OptionNamesTest, RefusesOtherStates) {
   OptimizerOptions options = Of(Algorithm::kSgd);
   EXPECT_THAT(SetOption("momentum", 0.9, &options),

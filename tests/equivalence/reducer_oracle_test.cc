@@ -89,8 +89,7 @@ struct AdamW {
   void Step(at::Tensor p, const OracleOptions& o) {
     torch::NoGradGuard no_grad;
     if (!p.grad().defined()) return;
-    LibtorchAdamW(p, exp_avg, exp_avg_sq, p.grad(), ++steps,
-                  {o.lr, o.beta1, o.beta2, o.eps, o.weight_decay});
+    LibtorchAdamW(p, exp_avg, exp_avg_sq, p.grad(), ++steps, o.optimizer);
     p.mutable_grad().reset();
   }
   at::Tensor exp_avg, exp_avg_sq;

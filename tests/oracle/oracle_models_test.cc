@@ -55,9 +55,7 @@ struct PlainLoop {
       if (!parameters[i].grad().defined()) continue;
       auto& [exp_avg, exp_avg_sq, steps] = states[i];
       LibtorchAdamW(parameters[i], exp_avg, exp_avg_sq, parameters[i].grad(),
-                    ++steps,
-                    {options.lr, options.beta1, options.beta2, options.eps,
-                     options.weight_decay});
+                    ++steps, options.optimizer);
       parameters[i].mutable_grad().reset();
     }
   }
@@ -80,8 +78,8 @@ TEST_P(PlainTest, FiveSteps) {
   options.accumulation = 2;
   options.model_seed = 5;
   options.rank_seed = 6;
-  options.lr = 1e-2;
-  options.weight_decay = 0.1;
+  options.optimizer.lr = 1e-2;
+  options.optimizer.weight_decay = 0.1;
   Oracle oracle = OracleOf(GetParam(), options);
   PlainLoop plain(GetParam(), options);
   for (int step = 0; step < 5; ++step) {
@@ -117,8 +115,8 @@ double NormBound(const std::vector<Tensor>& parameters) {
 // rounding or so of the parameter and of each of five operations.
 TEST(Plain, ClippingIsThatOfLibtorch) {
   OracleOptions options;
-  options.beta1 = options.beta2 = 0;
-  options.eps = 1;
+  options.optimizer.beta1 = options.optimizer.beta2 = 0;
+  options.optimizer.eps = 1;
   options.max_norm = 1;
   Oracle oracle = OracleOf("LargeNorm", options);
   PlainLoop plain("LargeNorm", options);
@@ -139,7 +137,8 @@ TEST(Plain, ClippingIsThatOfLibtorch) {
       const double u = std::ldexp(1, -24);
       const Tensor most =
           (step + 1) *
-          (options.lr * gradients[i].abs() * (bound + 7 * u) + 2 * u * p.abs());
+          (options.optimizer.lr * gradients[i].abs() * (bound + 7 * u) +
+           2 * u * p.abs());
       EXPECT_TRUE((off <= most).all().item<bool>())
           << "step " << step << " " << plain.names[i] << "\n"
           << off << "\n"

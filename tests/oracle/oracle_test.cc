@@ -43,9 +43,9 @@ Oracle Line(const Tensor& value, const OracleOptions& options) {
 // w -= lr * g / (|g| + eps)
 OracleOptions ByHand(double lr, double eps) {
   OracleOptions options;
-  options.lr = lr;
-  options.beta1 = options.beta2 = 0;
-  options.eps = eps;
+  options.optimizer.lr = lr;
+  options.optimizer.beta1 = options.optimizer.beta2 = 0;
+  options.optimizer.eps = eps;
   return options;
 }
 

@@ -9,25 +9,25 @@
 #include <cstdint>
 #include <string>
 
-#include "verify/oracle_adamw.h"
+#include "verify/oracle_step.h"
 
 namespace tessera {
 
-// Arguments as of OracleAdamW. A float32 parameter on the CPU gets zeros at its
+// Arguments as of OracleStep. A float32 parameter on the CPU gets zeros at its
 // end until all elements go through the kernel's vectorised body, in one
 // thread: the scalar code for what is left over rounds otherwise, and
-// training here has the bits of the body (optim/adamw_kernel.h). Where libtorch
-// finds no FMA, it rounds otherwise everywhere: there this is OracleAdamW.
+// training here has the bits of the body (optim/kernels/formulas.h). Where libtorch
+// finds no FMA, it rounds otherwise everywhere: there this is OracleStep.
 inline void LibtorchAdamW(const at::Tensor& param, const at::Tensor& exp_avg,
                           const at::Tensor& exp_avg_sq,
                           const at::Tensor& gradient, int64_t step,
-                          const OracleAdamWOptions& o) {
+                          const OracleStepOptions& o) {
   constexpr int64_t kVector = 64;  // elements, or a divisor of it
   torch::NoGradGuard no_grad;
   const std::string capability = at::get_cpu_capability();
   const bool body = param.is_cpu() && param.scalar_type() == at::kFloat;
   if (body && capability != "AVX2" && capability != "AVX512") {
-    return OracleAdamW(param, exp_avg, exp_avg_sq, gradient, step, o);
+    return OracleStep(param, {exp_avg, exp_avg_sq}, gradient, step, o);
   }
   const int64_t numel = param.numel();
   const int64_t pad = body ? (kVector - numel % kVector) % kVector : 0;

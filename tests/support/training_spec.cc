@@ -3,6 +3,7 @@
 #include <cmath>
 #include <map>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/ascii.h"
@@ -13,12 +14,12 @@
 #include "base/bits.h"
 #include "base/env.h"
 #include "c10/util/Exception.h"
+#include "config/config.h"
+#include "google/protobuf/text_format.h"
+#include "verify/oracle_options.h"
 
 namespace tessera {
 namespace {
-
-constexpr double kLr = 1e-2;
-constexpr double kWeightDecay = 0.1;
 
 // Calls visit("name", &field) for each field; first those of what is computed.
 template <typename Spec, typename Visit>
@@ -26,6 +27,7 @@ void VisitResult(Spec& spec, const Visit& visit) {
   visit("model", &spec.model);
   visit("steps", &spec.steps);
   visit("accumulation", &spec.accumulation);
+  visit("optimizer", &spec.optimizer);
   visit("dtype", &spec.dtype);
   visit("fp32_norms", &spec.fp32_norms);
   visit("buffer_dtype", &spec.buffer_dtype);
@@ -205,6 +207,29 @@ void SetSharding(const TrainingSpec& spec, proto::Config* config) {
   set(spec.reduce_bucket_size, &Zero::set_reduce_bucket_size);
 }
 
+proto::Optimizer OptimizerOf(const TrainingSpec& spec) {
+  proto::Optimizer optimizer;
+  TORCH_CHECK(google::protobuf::TextFormat::ParseFromString(spec.optimizer,
+                                                            &optimizer),
+              "TrainingSpec: optimizer=", spec.optimizer);
+  return optimizer;
+}
+
+// As Verify reads it.
+void SetOptimizer(const TrainingSpec& spec, int world_size,
+                  OracleOptions* options) {
+  proto::Config config;
+  config.set_train_micro_batch_size_per_gpu(1);
+  *config.mutable_optimizer() = OptimizerOf(spec);
+  config.mutable_precision()->set_libtorch_exact(spec.libtorch_exact);
+  const auto resolved = ResolveConfig(config, world_size);
+  TORCH_CHECK(resolved.ok(), resolved.status().ToString());
+  auto read = OracleOptionsOf(*resolved, world_size, /*stage=*/0);
+  TORCH_CHECK(read.ok(), read.status().ToString());
+  options->optimizer = read->optimizer;
+  options->groups = std::move(read->groups);
+}
+
 std::optional<at::ScalarType> DtypeOf(const std::string& name) {
   if (name.empty()) return std::nullopt;
   if (name == "fp32") return at::kFloat;
@@ -273,9 +298,7 @@ proto::Config ConfigOf(const TrainingSpec& spec) {
   if (!spec.reduce_dtype.empty()) {
     config.set_communication_data_type(spec.reduce_dtype);
   }
-  config.mutable_optimizer()->set_type("AdamW");
-  config.mutable_optimizer()->mutable_params()->set_lr(kLr);
-  config.mutable_optimizer()->mutable_params()->set_weight_decay(kWeightDecay);
+  *config.mutable_optimizer() = OptimizerOf(spec);
   SetPrecision(spec, &config);
   SetSharding(spec, &config);
   SetRecompute(spec.recompute, &config);
@@ -297,8 +320,7 @@ OracleOptions OracleOptionsOf(const TrainingSpec& spec, int world_size) {
   options.accumulation = spec.accumulation;
   options.model_seed = TrainingSpec::kModelSeed;
   options.rank_seed = TrainingSpec::kRankSeed;
-  options.lr = kLr;
-  options.weight_decay = kWeightDecay;
+  SetOptimizer(spec, world_size, &options);
   if (spec.dtype != "fp32") options.dtype = DtypeOf(spec.dtype);
   options.keep_norms = spec.fp32_norms;
   options.buffer_dtype = DtypeOf(spec.buffer_dtype);
@@ -308,7 +330,6 @@ OracleOptions OracleOptionsOf(const TrainingSpec& spec, int world_size) {
   options.predivide = spec.predivide;
   options.max_norm = spec.clipping;
   options.norm_p = spec.clipping_norm;
-  options.libtorch_exact = spec.libtorch_exact;
   if (spec.weights) options.weight = WeightOf;
   if (spec.dtype == "bf16") options.skip_overflows = spec.check_overflow;
   if (spec.dtype == "fp16") {

@@ -19,6 +19,8 @@ struct TrainingSpec {
   std::string model = "Mlp";
   int steps = 3;
   int accumulation = 1;
+  // proto::Optimizer as text without spaces.
+  std::string optimizer = "type:'AdamW',params{lr:0.01,weight_decay:0.1}";
   std::string dtype = "fp32";              // of parameters; fp32: as they are
   bool fp32_norms = false;                 // except those of norms
   std::string buffer_dtype;                // of buffers; "": as they are

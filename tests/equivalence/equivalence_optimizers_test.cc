@@ -1,0 +1,145 @@
+// Every optimizer on every number of ranks and at every stage: the bits are the
+// oracle's, whose steps are its own (verify/oracle_step.h).
+//
+//   14 optimizers x stage {0, 1, 2, 3} x W {1, 2} x parameters {fp32, bf16}
+//   x one group or four x states {fp32, bf16} x plainly, or accumulated and
+//   clipped
+//
+// 60 cells in which every pair of values occurs.
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "tests/support/pairwise.h"
+#include "tests/support/rank_pool.h"
+#include "tests/support/training.h"
+
+namespace tessera {
+namespace {
+
+struct Optimizer {
+  const char* type;
+  const char* params;
+  const char* of_group;  // what one group has of its own
+};
+const std::vector<Optimizer> kOptimizers = {
+    {"AdamW", "lr:0.01", "betas:[0.8,0.9],maximize:true"},
+    {"AdamW", "lr:0.01,amsgrad:true", "eps:0.001"},
+    {"AdamW", "lr:0.01,bias_correction:false,maximize:true",
+     "bias_correction:true"},
+    {"Adam", "lr:0.01,adam_w_mode:false", "betas:[0.3,0.9]"},
+    {"Adam", "lr:0.01,adam_w_mode:false,amsgrad:true", "maximize:true"},
+    {"SGD", "lr:0.1", "maximize:true"},
+    {"SGD", "lr:0.1,momentum:0.9,dampening:0.3", "momentum:0.5"},
+    {"SGD", "lr:0.1,momentum:0.9,nesterov:true", "nesterov:false"},
+    {"Adagrad", "lr:0.01,lr_decay:0.1,initial_accumulator_value:0.1",
+     "lr_decay:0.5,eps:0.01"},
+    {"RMSprop", "lr:0.01", "alpha:0.5"},
+    {"RMSprop", "lr:0.01,momentum:0.9", "momentum:0.2"},
+    {"RMSprop", "lr:0.01,centered:true", "alpha:0.5"},
+    {"RMSprop", "lr:0.01,centered:true,momentum:0.9,maximize:true",
+     "eps:0.001"},
+    {"Lion", "lr:0.01", "betas:[0.5,0.6]"}};
+
+// Of Mlp: norms, a frozen layer, biases of the rest, and the others.
+std::string GroupsOf(const Optimizer& optimizer) {
+  return absl::StrCat(
+      ",param_groups{modules:'LayerNorm',params{lr:0.02,", optimizer.of_group,
+      "}},param_groups{name:'still',parameters:'blocks.1.up.*',frozen:true},"
+      "param_groups{parameters:'blocks.*.down.weight',params{weight_decay:0}},"
+      "no_decay:'auto'");
+}
+
+std::string TextOf(const Optimizer& optimizer, bool groups, bool narrow) {
+  return absl::StrCat("type:'", optimizer.type, "',params{weight_decay:0.1,",
+                      optimizer.params, narrow ? ",state_dtype:'bf16'}" : "}",
+                      groups ? GroupsOf(optimizer) : "");
+}
+
+const Choice kAxes = {kOptimizers.size(), 4, 2, 2, 2, 2, 2};
+
+TrainingSpec SpecOf(const Choice& choice) {
+  TrainingSpec spec;
+  spec.steps = 4;
+  spec.stage = static_cast<int>(choice[1]);
+  spec.dtype = choice[3] == 0 ? "fp32" : "bf16";
+  spec.optimizer =
+      TextOf(kOptimizers[choice[0]], choice[4] == 1, choice[5] == 1);
+  if (choice[6] == 1) {
+    spec.accumulation = 2;
+    spec.clipping = 0.3;
+  }
+  spec.gradients = true;
+  spec.poison = true;
+  return spec;
+}
+
+class OptimizersTest : public ::testing::TestWithParam<size_t> {};
+
+TEST_P(OptimizersTest, IsTheOracles) {
+  static const std::vector<Choice> cells = Pairwise(kAxes, 60);
+  int run = 0;
+  for (const Choice& choice : cells) {
+    if (choice[0] != GetParam()) continue;
+    ExpectEqualsOracle(SpecOf(choice), static_cast<int>(choice[2]) + 1);
+    ++run;
+    if (HasFailure()) return;  // one difference is enough to read
+  }
+  EXPECT_GT(run, 3);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, OptimizersTest,
+                         ::testing::Range(size_t{0}, kOptimizers.size()),
+                         [](const auto& info) {
+                           return absl::StrCat(kOptimizers[info.param].type,
+                                               info.param);
+                         });
+
+// An element's random bits are of its place in the parameter: of parameters in
+// another order than that of their indices, at odd places of a storage, of
+// several names, of complex numbers.
+TEST(OptimizersTest, RandomBitsAreOfPlacesInMemory) {
+  for (const char* model : {"ConvNorm", "SharedStorage", "Tied", "Complex"}) {
+    for (const int stage : {1, 3}) {
+      TrainingSpec spec;
+      spec.model = model;
+      spec.stage = stage;
+      spec.optimizer = TextOf(kOptimizers[0], false, /*narrow=*/true);
+      for (const int world_size : {1, 2}) ExpectEqualsOracle(spec, world_size);
+    }
+  }
+}
+
+// Parameters of float64 and float32; states of the former stay float64.
+TEST(OptimizersTest, OfFloat64) {
+  for (const Optimizer& optimizer : kOptimizers) {
+    for (const bool groups : {false, true}) {
+      TrainingSpec spec;
+      spec.model = "MixedDtype";
+      spec.stage = 2;
+      spec.optimizer = TextOf(optimizer, false, /*narrow=*/true);
+      if (groups) {
+        absl::StrAppend(&spec.optimizer,
+                        ",param_groups{parameters:'shift',params{",
+                        optimizer.of_group, "}}");
+      }
+      ExpectEqualsOracle(spec, 2);
+    }
+  }
+}
+
+// A parameter that gets no gradient in a step keeps its states and its count.
+TEST(OptimizersTest, WhatHasNoGradientIsNotStepped) {
+  for (const size_t optimizer : {0u, 6u, 8u, 13u}) {
+    TrainingSpec spec;
+    spec.model = "ChangingRank";
+    spec.steps = 4;
+    spec.stage = 3;
+    spec.optimizer = TextOf(kOptimizers[optimizer], false, /*narrow=*/true);
+    ExpectEqualsOracle(spec, 2);
+  }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,30 @@
+#include "verify/engine_groups.h"
+
+#include "absl/strings/str_cat.h"
+#include "verify/oracle_groups.h"
+
+namespace tessera {
+
+absl::Status AddGroups(const std::vector<ParameterGroup>& program,
+                       OracleOptions* oracle) {
+  std::vector<OracleGroup> groups;
+  for (const ParameterGroup& from : program) {
+    OracleGroup& group = groups.emplace_back();
+    group.name = from.name;
+    group.options = oracle->optimizer;
+    group.frozen = from.frozen;
+    group.parameters = from.parameters;
+    group.modules = from.modules;
+    group.claims = from.claims;
+    for (const auto& [name, value] : from.options) {
+      if (SetOracleOption(name, value, &group.options)) continue;
+      return absl::UnimplementedError(absl::StrCat(
+          "Verify: plain training, to compare with, does not know the option '",
+          name, "' of EngineOptions::param_groups; leave it out to verify"));
+    }
+  }
+  oracle->groups.insert(oracle->groups.begin(), groups.begin(), groups.end());
+  return absl::OkStatus();
+}
+
+}  // namespace tessera

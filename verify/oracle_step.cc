@@ -1,0 +1,237 @@
+#include "verify/oracle_step.h"
+
+#include <torch/torch.h>
+
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "verify/oracle_formulas.h"
+
+namespace tessera {
+namespace {
+
+using oracle::Algorithm;
+using oracle::OneNan;
+
+// ---- random bits
+
+uint64_t Mix(uint64_t x) {
+  x ^= x >> 30;
+  x *= 0xbf58476d1ce4e5b9u;
+  x ^= x >> 27;
+  x *= 0x94d049bb133111ebu;
+  x ^= x >> 31;
+  return x;
+}
+
+uint64_t SeedOfStep(int64_t parameter, int64_t step) {
+  const uint64_t of_parameter =
+      Mix(static_cast<uint64_t>(parameter) + 0x9e3779b97f4a7c15u);
+  return Mix(of_parameter ^ static_cast<uint64_t>(step));
+}
+
+// Of a number above 2^32 the upper half changes the lower one.
+uint32_t RandomOf(uint64_t seed, int64_t number) {
+  const auto lower = static_cast<uint32_t>(number);
+  const auto upper = static_cast<uint32_t>(number >> 32);
+  uint32_t x = lower ^ (upper * 0x85ebca6bu);
+  x *= 0x9e3779b9u;
+  x += static_cast<uint32_t>(seed);
+  x ^= x >> 16;
+  x *= 0x7feb352du;
+  x ^= x >> 15;
+  x ^= static_cast<uint32_t>(seed >> 32);
+  x *= 0x846ca68bu;
+  x ^= x >> 16;
+  return x;
+}
+
+// To a value of bfloat16; `random`: 16 bits.
+float RoundedRandomly(float x, uint32_t random) {
+  if (std::isnan(x)) return OneNan(x);
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  const uint32_t lost = bits & 0xffff;
+  bits -= lost;
+  if (lost + random > 0xffff) bits += 0x10000;
+  std::memcpy(&x, &bits, sizeof(bits));
+  return x;
+}
+double RoundedRandomly(double x, uint32_t) { return x; }  // is never asked for
+
+// ---- tensors
+
+// In order of indices on the CPU as `dtype`; written back by Put.
+class Row {
+ public:
+  Row(const at::Tensor& tensor, at::ScalarType dtype)
+      : original_(tensor), row_(tensor.to(at::kCPU).to(dtype).contiguous()) {}
+  template <typename T>
+  T* data() const {
+    return row_.mutable_data_ptr<T>();
+  }
+  void Put() const {
+    if (!row_.is_same(original_)) original_.copy_(row_);
+  }
+
+ private:
+  at::Tensor original_, row_;
+};
+
+// Of a parameter's step.
+struct Work {
+  const at::Tensor& master;
+  const std::vector<at::Tensor>& states;
+  const at::Tensor& gradient;
+  int64_t step;
+  const OracleStepOptions& options;
+  const OracleRandom& random;
+};
+
+template <typename T>
+void RoundStates(const Work& w, uint64_t seed, int64_t number, T* state) {
+  const uint32_t random = RandomOf(seed, number);
+  const uint32_t bits[] = {random & 0xffff, random >> 16,
+                           (random >> 8) & 0xffff};
+  for (size_t s = 0; s < w.states.size(); ++s) {
+    state[s] = RoundedRandomly(state[s], bits[s]);
+  }
+}
+
+template <typename T, template <typename> class Formula>
+void StepElements(const Work& w) {
+  const at::ScalarType dtype = w.master.scalar_type();
+  const Row master(w.master, dtype), gradient(w.gradient, dtype);
+  std::vector<Row> states;
+  for (const at::Tensor& s : w.states) states.emplace_back(s, dtype);
+  std::optional<Row> numbers;
+  if (w.random.numbers.defined()) {
+    numbers.emplace(w.random.numbers, at::kLong);
+  }
+  const bool narrow = w.options.bf16_states && dtype == at::kFloat;
+  const uint64_t seed = SeedOfStep(w.random.parameter, w.step);
+  const Formula<T> formula(w.options, static_cast<double>(w.step));
+  for (int64_t i = 0; i < w.master.numel(); ++i) {
+    T g = gradient.data<T>()[i];
+    if (w.options.maximize) g = -g;
+    T state[3] = {};
+    for (size_t s = 0; s < states.size(); ++s) {
+      state[s] = states[s].data<T>()[i];
+    }
+    formula.Step(g, master.data<T>() + i, state);
+    if (narrow) {
+      const int64_t number = numbers ? numbers->data<int64_t>()[i] : i;
+      RoundStates(w, seed, number, state);
+    }
+    for (size_t s = 0; s < states.size(); ++s) {
+      states[s].data<T>()[i] = state[s];
+    }
+  }
+  master.Put();
+  for (const Row& s : states) s.Put();
+}
+
+template <template <typename> class Formula>
+void StepOfType(const Work& w) {
+  if (w.master.scalar_type() == at::kDouble) {
+    return StepElements<double, Formula>(w);
+  }
+  TORCH_CHECK(w.master.scalar_type() == at::kFloat, "no masters of ",
+              w.master.scalar_type());
+  StepElements<float, Formula>(w);
+}
+
+// torch::optim::AdamW itself, of a parameter with this state.
+void TorchOptimStep(const Work& w) {
+  const OracleStepOptions& o = w.options;
+  at::Tensor parameter = w.master.detach().clone();
+  parameter.mutable_grad() = w.gradient;
+  torch::optim::AdamW optimizer({parameter}, torch::optim::AdamWOptions(o.lr)
+                                                 .betas({o.beta1, o.beta2})
+                                                 .eps(o.eps)
+                                                 .weight_decay(o.weight_decay));
+  auto state = std::make_unique<torch::optim::AdamWParamState>();
+  state->step(w.step - 1);
+  state->exp_avg(w.states[0]);
+  state->exp_avg_sq(w.states[1]);
+  optimizer.state()[parameter.unsafeGetTensorImpl()] = std::move(state);
+  optimizer.step();
+  w.master.copy_(parameter);
+}
+
+void FusedAdamWStep(const Work& w) {
+  const OracleStepOptions& o = w.options;
+  at::_fused_adamw_({w.master}, {w.gradient}, {w.states[0]}, {w.states[1]},
+                    /*max_exp_avg_sqs=*/{},
+                    {torch::full({}, static_cast<double>(w.step),
+                                 at::TensorOptions(w.master.device()))},
+                    o.lr, o.beta1, o.beta2, o.weight_decay, o.eps,
+                    /*amsgrad=*/false, /*maximize=*/false);
+}
+
+int StateCount(const OracleStepOptions& o) {
+  const int buffers = o.momentum != 0 ? 1 : 0;
+  switch (o.algorithm) {
+    case Algorithm::kAdamW:
+    case Algorithm::kAdam:
+      return o.amsgrad ? 3 : 2;
+    case Algorithm::kSgd:
+      return buffers;
+    case Algorithm::kRmsProp:
+      return 1 + (o.centered ? 1 : 0) + buffers;
+    case Algorithm::kAdagrad:
+    case Algorithm::kLion:
+      return 1;
+  }
+  TORCH_CHECK(false, "no such optimizer");
+}
+
+}  // namespace
+
+bool IsPlainAdamW(const OracleStepOptions& o) {
+  return o.algorithm == Algorithm::kAdamW && !o.amsgrad && !o.maximize &&
+         o.bias_correction;
+}
+
+std::vector<at::Tensor> OracleStates(const at::Tensor& master,
+                                     const OracleStepOptions& options) {
+  const bool narrow = options.bf16_states && master.scalar_type() == at::kFloat;
+  std::vector<at::Tensor> states;
+  for (int s = 0; s < StateCount(options); ++s) {
+    states.push_back(torch::zeros_like(
+        master,
+        master.options().dtype(narrow ? at::kBFloat16 : master.scalar_type())));
+  }
+  return states;
+}
+
+void OracleStep(const at::Tensor& master, const std::vector<at::Tensor>& states,
+                const at::Tensor& gradient, int64_t step,
+                const OracleStepOptions& options, const OracleRandom& random,
+                bool elementwise) {
+  torch::NoGradGuard no_grad;
+  const Work w = {master, states, gradient, step, options, random};
+  if (options.libtorch_exact) return TorchOptimStep(w);
+  const bool is_float = master.scalar_type() == at::kFloat;
+  const bool by_formula =
+      is_float ? master.is_cpu() || options.bf16_states : elementwise;
+  if (IsPlainAdamW(options) && !by_formula) return FusedAdamWStep(w);
+  switch (options.algorithm) {
+    case Algorithm::kAdamW:
+    case Algorithm::kAdam:
+      return StepOfType<oracle::Adam>(w);
+    case Algorithm::kSgd:
+      return StepOfType<oracle::Sgd>(w);
+    case Algorithm::kAdagrad:
+      return StepOfType<oracle::Adagrad>(w);
+    case Algorithm::kRmsProp:
+      return StepOfType<oracle::RmsProp>(w);
+    case Algorithm::kLion:
+      return StepOfType<oracle::Lion>(w);
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,72 @@
+// One step of an optimizer of a whole parameter as the oracle works it out:
+// element by element, slow and obvious. What it computes:
+// verify/oracle_formulas.h.
+//
+// bfloat16 states of float32 masters: computed in float32 and rounded to the
+// neighbour further from zero where the 16 bits that are lost and 16 random
+// ones (below) carry, else to the other.
+//
+//   seed     mix(mix(parameter + 0x9e3779b97f4a7c15) ^ step), mix that of
+//            splitmix64
+//   random   of an element's number: 32 bits; the first state has the lower 16,
+//            the second the upper, the third those in the middle
+#ifndef VERIFY_ORACLE_STEP_H_
+#define VERIFY_ORACLE_STEP_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+
+namespace tessera {
+
+struct OracleStepOptions {
+  enum class Algorithm { kAdamW, kAdam, kSgd, kAdagrad, kRmsProp, kLion };
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0;
+  // torch::optim::AdamW itself, of AdamW.
+  bool libtorch_exact = false;
+  Algorithm algorithm = Algorithm::kAdamW;
+  bool bf16_states = false;  // of float32 masters
+  bool bias_correction = true;
+  bool amsgrad = false;
+  double momentum = 0;
+  double dampening = 0;
+  bool nesterov = false;
+  double alpha = 0.99;
+  bool centered = false;
+  double lr_decay = 0;
+  double initial_accumulator_value = 0;
+  bool maximize = false;
+};
+
+// AdamW without amsgrad and maximize, and with bias correction.
+bool IsPlainAdamW(const OracleStepOptions& options);
+
+// What random bits are a function of, besides the step.
+struct OracleRandom {
+  int64_t parameter = 0;  // its number in the model
+  // Of each element, int64: its place in memory, from the parameter's first.
+  // Undefined: in order of indices.
+  at::Tensor numbers;
+};
+
+// Zeros, of the shape of `master`, real.
+std::vector<at::Tensor> OracleStates(const at::Tensor& master,
+                                     const OracleStepOptions& options);
+
+// Tensors of one shape; masters and gradients of one dtype, real. `states`: as
+// of OracleStates. `step` counts from 1. By the formulas, on the CPU; but with
+// libtorch_exact torch::optim::AdamW, and of plain AdamW at::_fused_adamw_
+// where masters are float64 (unless `elementwise`) or on a device (unless
+// states are bfloat16).
+void OracleStep(const at::Tensor& master, const std::vector<at::Tensor>& states,
+                const at::Tensor& gradient, int64_t step,
+                const OracleStepOptions& options,
+                const OracleRandom& random = {}, bool elementwise = false);
+
+}  // namespace tessera
+#endif  // VERIFY_ORACLE_STEP_H_
