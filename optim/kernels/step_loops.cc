@@ -26,7 +26,8 @@ struct Constants {
   Constants(const StepCoefficients& k, int count)
       : variant(k.variant),
         factor(Vector::Of(static_cast<float>(k.gradient_factor * k.sign))),
-        seed(k.seed) {
+        seed(k.seed),
+        average_weight(Vector::Of(static_cast<float>(k.average_weight))) {
     for (int i = 0; i < count; ++i) {
       c[i] = Vector::Of(static_cast<float>(k.values[i]));
     }
@@ -35,6 +36,7 @@ struct Constants {
   bool variant;
   Vector factor;
   uint64_t seed;
+  Vector average_weight;
 };
 
 // Where a tile's elements lie as float32.
@@ -57,6 +59,15 @@ inline void StepTile(const Tile& t, const Constants& k) {
     F::Step(k.c, k.variant, g, &master, states);
     Store(master.x, t.new_master + i);
     for (int s = 0; s < F::kStates; ++s) Store(states[s].x, t.states[s] + i);
+  }
+}
+
+// From the nearer end would be no other here: weights are small, or 1.
+void AverageTile(const float* master, const Constants& k, float* average) {
+  for (int i = 0; i < kTile; i += kLanes) {
+    const Vector a = {LoadAs<Floats>(average + i)};
+    const Vector m = {LoadAs<Floats>(master + i)};
+    Store(OneNan(MultiplyAdd(k.average_weight, m - a, a)).x, average + i);
   }
 }
 
@@ -198,6 +209,7 @@ class Loop {
       __builtin_prefetch(GradientAt(i) + b);
     }
     fetch(MasterAt(r_.master, i), kTile * 4);
+    if (r_.average != nullptr) fetch(MasterAt(r_.average, i), kTile * 4);
     const int64_t state_bytes = r_.state_type == NumberType::kBlock8
                                     ? kTile
                                     : kTile * ItemBytes(r_.state_type);
@@ -249,6 +261,9 @@ class Loop {
           in_place ? reinterpret_cast<float*>(StateAt(s, i)) : buffers[s];
     }
     StepTile<F>(t, k_);
+    if (r_.average != nullptr) {
+      AverageTile(t.new_master, k_, MasterAt(r_.average, i));
+    }
     if (!in_place) StoreStates(i, r_.number + i, buffers);
     if (r_.working_type != NumberType::kNone) {
       ToWorking(t.new_master, r_.working_type, WorkingAt(i));
@@ -268,6 +283,12 @@ class Loop {
     for (int s = 0; s < F::kStates; ++s) t.states[s] = buffers[s];
     StepTile<F>(t, k_);
     __builtin_memcpy(MasterAt(r_.new_master, i), master + lead, Floats4(n));
+    if (r_.average != nullptr) {
+      float average[kTile] = {};
+      __builtin_memcpy(average + lead, MasterAt(r_.average, i), Floats4(n));
+      AverageTile(master, k_, average);
+      __builtin_memcpy(MasterAt(r_.average, i), average + lead, Floats4(n));
+    }
     // What is no element of this range stays.
     for (int s = 0; s < F::kStates; ++s) {
       for (int j = 0; j < kTile; ++j) {
