@@ -8,7 +8,7 @@
 #include "base/torch_guard.h"
 #include "comm/world/world.h"
 #include "config/config.h"
-#include "engine/access/averages.h"
+#include "engine/offload/averages.h"
 #include "engine/access/safetensors_loading.h"
 #include "engine/access/state_dict.h"
 #include "engine/access/summoned.h"

@@ -1,7 +1,7 @@
 // Exchanges the parameters with their averages (optimizer.params.ema_decay):
 // Engine::SwapInAverages and SwapOutAverages, of which this is the inside.
-#ifndef ENGINE_ACCESS_AVERAGES_H_
-#define ENGINE_ACCESS_AVERAGES_H_
+#ifndef ENGINE_OFFLOAD_AVERAGES_H_
+#define ENGINE_OFFLOAD_AVERAGES_H_
 
 #include "absl/status/status.h"
 #include "engine/parts/engine_parts.h"
@@ -13,4 +13,4 @@ namespace tessera {
 absl::Status SwapAverages(EngineParts* parts, bool in);
 
 }  // namespace tessera
-#endif  // ENGINE_ACCESS_AVERAGES_H_
+#endif  // ENGINE_OFFLOAD_AVERAGES_H_

@@ -1,4 +1,4 @@
-#include "engine/access/averages.h"
+#include "engine/offload/averages.h"
 
 #include "base/status.h"
 #include "base/torch_guard.h"
