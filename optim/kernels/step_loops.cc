@@ -98,24 +98,32 @@ void ToWorking(const float* from, NumberType type, void* to) {
   }
 }
 
-// `number`: the first element's. 16 of 32 bits, others for each state.
-void ToBFloat16State(const float* from, int state, int64_t number,
-                     uint64_t seed, uint16_t* to) {
+// 32 bits for each element of a tile; `number`: the first one's.
+void RandomTile(int64_t number, uint64_t seed, uint32_t* to) {
   const auto high = static_cast<uint32_t>(seed >> 32);
   Words lane;
   for (int j = 0; j < kLanes; ++j) lane[j] = static_cast<uint32_t>(j);
   for (int i = 0; i < kTile; i += kLanes) {
-    // Elements of a tile may differ in the upper half of their numbers.
+    // Elements of a vector may differ in the upper half of their numbers.
     const auto first = static_cast<uint64_t>(number + i);
     const Words low = lane + static_cast<uint32_t>(first);
     const Words carry =
         low < static_cast<uint32_t>(first) ? Words{} + 1 : Words{};
     const Words upper = carry + static_cast<uint32_t>(first >> 32);
-    const Words random = RandomBits(low ^ upper * 0x85ebca6bu,
-                                    static_cast<uint32_t>(seed), high);
-    const Words bits = state == 0   ? random & 0xffff
-                       : state == 1 ? random >> 16
-                                    : random >> 8 & 0xffff;
+    Store(RandomBits(low ^ upper * 0x85ebca6bu, static_cast<uint32_t>(seed),
+                     high),
+          to + i);
+  }
+}
+
+// 16 of the 32 bits, others for each state.
+void ToBFloat16State(const float* from, int state, const uint32_t* random,
+                     uint16_t* to) {
+  for (int i = 0; i < kTile; i += kLanes) {
+    const auto all = LoadAs<Words>(random + i);
+    const Words bits = state == 0   ? all & 0xffff
+                       : state == 1 ? all >> 16
+                                    : all >> 8 & 0xffff;
     Store(ToBFloat16Randomly(LoadAs<Floats>(from + i), bits), to + i);
   }
 }
@@ -126,7 +134,8 @@ void FromBlock8(const char* from, float* to) {
   __builtin_memcpy(&scale, from + kTile, sizeof(scale));
   for (int i = 0; i < kTile; i += kLanes) {
     const Floats x = FromCodes<kNonNegative>(LoadAs<Bytes>(from + i));
-    Store(OneNan(Vector{x} * Vector::Of(scale)).x, to + i);
+    // A scale that is NaN is the one NaN already, and so is its product.
+    Store((Vector{x} * Vector::Of(scale)).x, to + i);
   }
 }
 
@@ -137,9 +146,7 @@ void ToBlock8(const float* from, char* to) {
     const Words rest = LoadAs<Words>(from + i) & 0x7fffffff;
     most = rest > most ? rest : most;
   }
-  uint32_t largest = 0;
-  for (int j = 0; j < kLanes; ++j)
-    largest = most[j] > largest ? most[j] : largest;
+  uint32_t largest = __builtin_reduce_max(most);
   const bool finite = largest < 0x7f800000;
   if (!finite) largest = 0x7fc00000;
   float scale;
@@ -230,11 +237,14 @@ class Loop {
 
   // `number`: of the tile's first element.
   void StoreStates(int64_t i, int64_t number, const Buffers& buffers) const {
+    alignas(64) uint32_t random[kTile];
+    if (r_.state_type == NumberType::kBFloat16) {
+      RandomTile(number, k_.seed, random);
+    }
     for (int s = 0; s < F::kStates; ++s) {
       char* const to = StateAt(s, i);
       if (r_.state_type == NumberType::kBFloat16) {
-        ToBFloat16State(buffers[s], s, number, k_.seed,
-                        reinterpret_cast<uint16_t*>(to));
+        ToBFloat16State(buffers[s], s, random, reinterpret_cast<uint16_t*>(to));
       } else if (states_.states[s].non_negative) {
         ToBlock8<true>(buffers[s], to);
       } else {
@@ -244,8 +254,8 @@ class Loop {
   }
 
   void Whole(int64_t i) const {
-    float gradient[kTile];
-    Buffers buffers;
+    alignas(64) float gradient[kTile];
+    alignas(64) Buffers buffers;
     Tile t;
     t.master = MasterAt(r_.master, i);
     t.new_master = MasterAt(r_.new_master, i);
@@ -341,8 +351,10 @@ class Loop {
         __builtin_memcpy(StateAt(s, i), buffers[s] + lead, Floats4(n));
         continue;
       }
+      uint32_t random[kTile];
+      RandomTile(r_.number + i - lead, k_.seed, random);
       uint16_t halves[kTile];
-      ToBFloat16State(buffers[s], s, r_.number + i - lead, k_.seed, halves);
+      ToBFloat16State(buffers[s], s, random, halves);
       __builtin_memcpy(StateAt(s, i), halves + lead, Floats4(n) / 2);
     }
   }
