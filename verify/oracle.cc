@@ -285,7 +285,8 @@ void Oracle::StepOptimizer(double factor) {
     if (!p.gradient.defined()) continue;
     OracleStep(p.master, p.states,
                factor == 1 ? p.gradient : p.gradient.mul(factor), ++p.steps,
-               StepOptionsOf(p), p.random, elementwise);
+               StepOptionsOf(p), p.random, elementwise,
+               {p.place.strides, p.place.offset});
     for (at::Tensor& replica : p.replicas) Reals(replica).copy_(p.master);
   }
 }

@@ -36,6 +36,9 @@ struct OracleGroup {
   // Biases, and parameters of norms and embeddings: what has "bias" at one end
   // of its last name, or whose class has Norm or Embedding in its last name.
   bool undecayed = false;
+  // Real parameters of two dims or more, of no embedding and with neither
+  // "embed" nor "head" in their names.
+  bool hidden_matrices = false;
 };
 
 bool FitsPattern(absl::string_view pattern, absl::string_view name);
