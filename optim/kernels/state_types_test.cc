@@ -228,6 +228,40 @@ TEST(StateTypesTest, Block8KeepsWhatItHolds) {
   }
 }
 
+// block8.h's, of all that a step may leave there: also blocks of next to
+// nothing, and NaN. So a state goes through a checkpoint of float32 and back.
+TEST(StateTypesTest, Block8IsDecodedAndEncodedToTheSameBytes) {
+  OptimizerOptions take;
+  take.beta1 = take.beta2 = 0;
+  torch::manual_seed(6);
+  for (const int64_t numel : {1, 63, 64, 65, 64 * 300}) {
+    for (const double size : {1e18, 1., 1e-18, 1e-19, 1e-20, 3e-22}) {
+      Memory m(numel, NumberType::kBlock8);
+      at::Tensor gradient =
+          torch::randn({numel}) *
+          torch::exp2(torch::empty({numel}).uniform_(-40, 0)) * size;
+      if (numel > 64) gradient[64] = NAN;
+      StepElements(kFormula, m.Range(gradient), CoefficientsOf(take, 1));
+      for (int s = 0; s < 2; ++s) {
+        const at::Tensor& state = m.states[s];
+        std::vector<float> numbers(static_cast<size_t>(numel));
+        DecodeBlock8(state.const_data_ptr(), numel, s == 1, numbers.data());
+        const std::vector<double> expected = Values(state, numel, s == 1);
+        for (size_t i = 0; i < numbers.size(); ++i) {
+          if (numel > 64 && i / 64 == 1) {
+            ASSERT_TRUE(std::isnan(numbers[i]));
+          } else {
+            ASSERT_EQ(numbers[i], static_cast<float>(expected[i])) << i;
+          }
+        }
+        const at::Tensor again = torch::full({state.numel()}, 255, at::kByte);
+        EncodeBlock8(numbers.data(), numel, s == 1, again.mutable_data_ptr());
+        ASSERT_TRUE(again.equal(state)) << numel << " " << size << " " << s;
+      }
+    }
+  }
+}
+
 TEST(StateTypesTest, Block8WithAnInfinityIsNan) {
   for (const float bad : {INFINITY, -INFINITY, NAN}) {
     for (const Isa isa : Isas()) {
