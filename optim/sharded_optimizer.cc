@@ -10,6 +10,7 @@
 #include "base/torch_guard.h"
 #include "offload/update_stream.h"
 #include "optim/device_kernels.h"
+#include "optim/kernels/block8.h"
 #include "optim/streamed_step.h"
 #include "sharding/torch/torch_scope.h"
 
@@ -45,13 +46,24 @@ absl::Status ShardedOptimizer::CheckKernels(const FlatParameter& flat) const {
                    "; use AdamW, or offload the optimizer to the CPU"));
 }
 
+ElementFormat ShardedOptimizer::StateFormatOf(const FlatParameter& flat) const {
+  const at::ScalarType own = flat.master_dtype();
+  if (own != at::kFloat) return own;
+  switch (groups_.options[0].states) {
+    case StateType::kFloat32:
+      return own;
+    case StateType::kBFloat16:
+      return at::kBFloat16;
+    case StateType::kBlock8:
+      return ElementFormat::Blocks(kBlock8Elements, kBlock8Bytes);
+  }
+}
+
 absl::Status ShardedOptimizer::EnsureState(size_t u) {
   FlatParameter& flat = *flats_[u];
   if (states_[u].made) return absl::OkStatus();
   TESSERA_RETURN_IF_ERROR(flat.MakeMasters());
   const FlatParameterOptions& options = flat.options();
-  const bool narrow = groups_.options[0].states == StateType::kBFloat16 &&
-                      flat.master_dtype() == at::kFloat;
   const StepStates names = StatesOf(formula());
   State made;  // all of it, or nothing
   made.made = true;
@@ -59,9 +71,8 @@ absl::Status ShardedOptimizer::EnsureState(size_t u) {
     TESSERA_ASSIGN_OR_RETURN(
         TieredBuffer state,
         TieredBuffer::Allocate(
-            flat.owned().numel(), narrow ? at::kBFloat16 : flat.master_dtype(),
-            flat.device(), MemoryKind::kOptimizer,
-            options.PlaceOf(options.states),
+            flat.owned().numel(), StateFormatOf(flat), flat.device(),
+            MemoryKind::kOptimizer, options.PlaceOf(options.states),
             absl::StrCat(names.states[s].name, " of unit ", flat.name())));
     made.moments.push_back(std::move(state));
   }

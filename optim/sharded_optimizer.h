@@ -188,6 +188,7 @@ class ShardedOptimizer {
                                 const FlatGradient& gradient,
                                 UnitStep::Counts* counts);
   absl::Status CheckKernels(const FlatParameter& flat) const;
+  ElementFormat StateFormatOf(const FlatParameter& flat) const;
   absl::Status EnsureState(size_t flat);
   static absl::Status AllocateHostBuffers(const FlatParameter& flat,
                                           State* state);

@@ -36,8 +36,9 @@ struct GradientFactor {
 
 // The same elements of each, [n].
 struct StepTensors {
-  at::Tensor masters;              // of the master dtype
-  std::vector<at::Tensor> states;  // the formula's, in its order
+  at::Tensor masters;  // of the master dtype
+  // The formula's, in its order; kByte: of 8 bits (optim/kernels/block8.h).
+  std::vector<at::Tensor> states;
   at::Tensor gradient;  // of the master dtype; may hold another afterwards
   at::Tensor working;   // undefined where masters are it
   // Where masters go instead, which then stay as they are; undefined: there.
@@ -103,6 +104,8 @@ class UnitStep {
     Run In(Range slice) const;
   };
   bool ApplyKernel(Range slice, const StepTensors& tensors) const;
+  // Leaves none.
+  void StepOnDevice(Formula formula, std::vector<StepPart>* parts) const;
   void ApplyLibtorch(int group, Range slice, const StepTensors& tensors,
                      Counts* counts) const;
 
