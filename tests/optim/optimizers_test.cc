@@ -10,7 +10,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
 #include "comm/world/world.h"
@@ -18,6 +17,7 @@
 #include "gmock/gmock.h"
 #include "google/protobuf/text_format.h"
 #include "gtest/gtest.h"
+#include "tests/optim/optimizer_run.h"
 #include "tests/support/rank_pool.h"
 #include "tests/support/temp_folder.h"
 #include "tests/support/trainee.h"
@@ -31,84 +31,6 @@ using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-struct Case {
-  const char* name;
-  const char* optimizer;  // a proto::Optimizer
-};
-constexpr Case kCases[] = {
-    {"Adam", "type: 'Adam' params { adam_w_mode: false weight_decay: 0.1 }"},
-    {"AmsGrad", "type: 'AdamW' params { amsgrad: true weight_decay: 0.1 }"},
-    {"NoCorrection", "type: 'AdamW' params { bias_correction: false }"},
-    {"Sgd", "type: 'SGD' params { lr: 0.1 weight_decay: 0.1 }"},
-    {"Nesterov", "type: 'SGD' params { lr: 0.1 momentum: 0.9 nesterov: true }"},
-    {"Adagrad", "type: 'Adagrad' params { lr_decay: 0.1 }"},
-    {"RmsProp", "type: 'RMSprop' params { momentum: 0.5 centered: true }"},
-    {"Lion", "type: 'Lion' params { weight_decay: 0.1 }"},
-    {"NarrowStates", "type: 'AdamW' params { state_dtype: 'bf16' }"},
-    {"Groups",
-     "type: 'AdamW' params { weight_decay: 0.1 } no_decay: 'auto' "
-     "param_groups { name: 'first' parameters: '*0*weight' params { lr: 0.01 "
-     "betas: 0.5 betas: 0.9 } }"},
-};
-
-// "key=value" words: optimizer (a number of kCases), stage, dtype, offload,
-// steps, first, save, load.
-class Words {
- public:
-  explicit Words(absl::string_view text) {
-    for (absl::string_view word : absl::StrSplit(text, ' ')) {
-      words_.push_back(absl::StrSplit(word, absl::MaxSplits('=', 1)));
-    }
-  }
-  std::string Get(absl::string_view key, const std::string& other = "") const {
-    for (const auto& [name, value] : words_) {
-      if (name == key) return value;
-    }
-    return other;
-  }
-
- private:
-  std::vector<std::pair<std::string, std::string>> words_;
-};
-
-proto::Config ConfigOf(const Words& words) {
-  TrainingSpec spec;
-  spec.stage = std::stoi(words.Get("stage", "0"));
-  spec.dtype = words.Get("dtype", "fp32");
-  spec.accumulation = std::stoi(words.Get("accumulation", "1"));
-  if (words.Get("offload") == "nvme") spec.states_on_disk = 1;
-  proto::Config config = ConfigOf(spec);
-  const Case& c = kCases[std::stoul(words.Get("optimizer", "0"))];
-  config.clear_optimizer();
-  google::protobuf::TextFormat::ParseFromString(c.optimizer,
-                                                config.mutable_optimizer());
-  return config;
-}
-
-// Trains `steps` steps from `first` on; saves at the end, or has loaded before.
-// The parameters at the end.
-TESSERA_RANK_FUNCTION(TrainWith) {
-  const Words words(args);
-  TESSERA_ASSIGN_OR_RETURN(
-      Trainee t, Trainee::Make(BuildModel("Mlp", world.rank()), ConfigOf(words),
-                               world.communicator()));
-  if (!words.Get("load").empty()) {
-    TESSERA_RETURN_IF_ERROR(
-        t.engine->LoadCheckpoint(words.Get("load")).status());
-  }
-  const int first = std::stoi(words.Get("first", "0"));
-  const int steps = std::stoi(words.Get("steps", "3"));
-  const int accumulation = std::stoi(words.Get("accumulation", "1"));
-  for (int i = first * accumulation; i < (first + steps) * accumulation; ++i) {
-    TESSERA_RETURN_IF_ERROR(t.Backward(i));
-    TESSERA_RETURN_IF_ERROR(t.engine->Step());
-  }
-  if (!words.Get("save").empty()) {
-    TESSERA_RETURN_IF_ERROR(t.engine->SaveCheckpoint(words.Get("save")));
-  }
-  return t.Finish();
-}
-
 class OptimizersTest : public ::testing::TestWithParam<size_t> {
  protected:
   std::vector<std::string> Train(int world_size, const std::string& words) {
@@ -121,7 +43,8 @@ TEST_P(OptimizersTest, HasTheSameBitsHoweverItIsSharded) {
   for (const char* dtype : {"fp32", "bf16"}) {
     const std::string words = absl::StrCat(" dtype=", dtype);
     const std::vector<std::string> replicated = Train(2, "stage=0" + words);
-    EXPECT_THAT(replicated, Each(AllOf(replicated[0], HasSubstr("parameter in.weight"))));
+    EXPECT_THAT(replicated,
+                Each(AllOf(replicated[0], HasSubstr("parameter in.weight"))));
     for (const char* how :
          {"stage=1", "stage=2", "stage=3", "stage=3 offload=nvme"}) {
       EXPECT_EQ(Train(2, how + words), replicated) << how << words;
@@ -149,11 +72,9 @@ TEST_P(OptimizersTest, GoesOnFromACheckpoint) {
             alone);
 }
 
-INSTANTIATE_TEST_SUITE_P(, OptimizersTest,
-                         ::testing::Range(size_t{0}, std::size(kCases)),
-                         [](const auto& info) {
-                           return kCases[info.param].name;
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    , OptimizersTest, ::testing::Range(size_t{0}, std::size(kOptimizerCases)),
+    [](const auto& info) { return kOptimizerCases[info.param].name; });
 
 // ---- groups
 
