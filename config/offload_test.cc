@@ -155,6 +155,22 @@ TEST(Offload, HasRulesForTheDisk) {
   EXPECT_EQ(
       FaultOf(With("\"sharding\": {\"offload\": {\"slice_numel\": 5000}}")),
       "sharding.offload.slice_numel: expected a multiple of 4096, got 5000");
+  // 64 elements of 8 bits are 68 bytes, and slices begin at a disk's blocks.
+  const auto fault = [](const char* device, int slice_numel) {
+    return FaultOf(With(absl::StrCat(
+        "\"optimizer\": {\"type\": \"Adam\", \"params\": "
+        "{\"state_dtype\": \"8bit\"}}, \"sharding\": {\"offload\": "
+        "{\"slice_numel\": ",
+        slice_numel,
+        "}}, \"zero_optimization\": {\"stage\": 3, \"offload_optimizer\": "
+        "{\"device\": \"",
+        device, "\", \"nvme_path\": \"/tmp\"}}")));
+  };
+  EXPECT_EQ(fault("cpu", 4096), "OK");
+  EXPECT_EQ(fault("nvme", 65536), "OK");
+  EXPECT_EQ(fault("nvme", 4096 * 15),
+            "sharding.offload.slice_numel: expected a multiple of 65536 with "
+            "state_dtype 8bit on nvme, got 61440");
 }
 
 }  // namespace

@@ -150,8 +150,10 @@ TEST(Optimizer, OptionsOfOthersAreRefused) {
   EXPECT_EQ(fault("Lion", "\"amsgrad\": true"),
             "optimizer.params.amsgrad: 'Lion' has no such parameter");
   EXPECT_EQ(fault("Adam", "\"state_dtype\": \"bf16\""), "OK");
-  EXPECT_EQ(fault("Adam", "\"state_dtype\": \"fp8\""),
-            "optimizer.params.state_dtype: expected fp32 or bf16, got 'fp8'");
+  EXPECT_EQ(fault("SGD", "\"state_dtype\": \"8bit\""), "OK");
+  EXPECT_EQ(
+      fault("Adam", "\"state_dtype\": \"fp8\""),
+      "optimizer.params.state_dtype: expected fp32, bf16 or 8bit, got 'fp8'");
 }
 
 TEST(Optimizer, ExactBitsAreOfAdamWAlone) {

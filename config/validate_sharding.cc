@@ -160,18 +160,20 @@ void CheckGroups(int world_size, const proto::ZeroOptimization& zero,
 
 constexpr int64_t kBlock = 4096;  // bytes of a disk's; elements of a slice
 
+bool StatesMayBeOnDisk(const proto::ZeroOptimization& zero) {
+  const auto may_be = [](const std::string& device) {
+    return device == "nvme" || device == "auto";
+  };
+  return (!zero.has_stage() || zero.stage() == 3) &&
+         (may_be(zero.offload_optimizer().device()) ||
+          may_be(zero.offload_param().device()));
+}
+
 // DeepSpeed refuses GPUDirect Storage without CUDA.
 void ResolveAio(const proto::ZeroOptimization& zero, proto::Config* config,
                 Faults* faults) {
-  const auto may_be_on_disk = [](const std::string& device) {
-    return device == "nvme" || device == "auto";
-  };
-  const bool states_on_disk =
-      (!zero.has_stage() || zero.stage() == 3) &&
-      (may_be_on_disk(zero.offload_optimizer().device()) ||
-       may_be_on_disk(zero.offload_param().device()));
-  const bool on_disk =
-      states_on_disk || config->activation_checkpointing().offload() == "nvme";
+  const bool on_disk = StatesMayBeOnDisk(zero) ||
+                       config->activation_checkpointing().offload() == "nvme";
   if (config->has_aio() && !on_disk) {
     faults->Note("aio", "has no effect: nothing is offloaded to nvme");
   }
@@ -216,11 +218,17 @@ void ResolveActivations(proto::ActivationCheckpointing* activations,
                          activations->units());
 }
 
-void ResolveOffloadTuning(proto::OffloadTuning* tuning, Faults* faults) {
-  FillDefaults(tuning);
-  if (tuning->slice_numel() % kBlock == 0) return;
-  faults->Add("sharding.offload.slice_numel", "expected a multiple of ", kBlock,
-              ", got ", tuning->slice_numel());
+// Slices begin at blocks of a disk: 64 elements of 8 bits are 68 bytes.
+void ResolveOffloadTuning(proto::Config* config, Faults* faults) {
+  proto::OffloadTuning& tuning = *config->mutable_sharding()->mutable_offload();
+  FillDefaults(&tuning);
+  const bool codes = config->optimizer().params().state_dtype() == "8bit" &&
+                     StatesMayBeOnDisk(config->zero_optimization());
+  const int64_t multiple = codes ? 16 * kBlock : kBlock;
+  if (tuning.slice_numel() % multiple == 0) return;
+  faults->Add("sharding.offload.slice_numel", "expected a multiple of ",
+              multiple, codes ? " with state_dtype 8bit on nvme" : "", ", got ",
+              tuning.slice_numel());
 }
 
 }  // namespace
@@ -233,7 +241,7 @@ void ResolveSharding(int world_size, proto::Config* config, Faults* faults) {
   const proto::ZeroOptimization& zero = config->zero_optimization();
   ResolveSecondShards(world_size, zero, &sharding, faults);
   FillDefaults(&sharding);
-  ResolveOffloadTuning(sharding.mutable_offload(), faults);
+  ResolveOffloadTuning(config, faults);
   faults->CheckNoneEmpty("sharding.unit_classes", sharding.unit_classes());
   faults->CheckNoneEmpty("sharding.ignored_parameters",
                          sharding.ignored_parameters());

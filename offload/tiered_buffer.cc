@@ -19,20 +19,21 @@ const at::Tensor& HostElements::Wait() const {
 }
 
 absl::StatusOr<TieredBuffer> TieredBuffer::Allocate(
-    int64_t numel, at::ScalarType dtype, at::Device device, MemoryKind kind,
+    int64_t numel, ElementFormat format, at::Device device, MemoryKind kind,
     Place place, std::string what) {
   TieredBuffer buffer;
   TESSERA_CHECK(place.tier != Tier::kHost || !device.is_cpu()) << what;
   if (place.tier == Tier::kMemory) {
     TESSERA_ASSIGN_OR_RETURN(buffer.memory_,
-                             FlatBuffer::Allocate(numel, dtype, device, kind));
+                             FlatBuffer::Allocate(format.TensorNumel(numel),
+                                                  format.dtype, device, kind));
   } else if (place.tier == Tier::kHost) {
-    auto host = PinnedBuffer::Allocate(numel, dtype, kind);
+    auto host =
+        PinnedBuffer::Allocate(format.TensorNumel(numel), format.dtype, kind);
     TESSERA_RETURN_IF_ERROR(Annotate(host.status(), what));
     buffer.host_ = *std::move(host);
   } else {
-    const int64_t bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
-    auto extent = place.disk->Allocate(bytes);
+    auto extent = place.disk->Allocate(format.BytesOf(numel));
     TESSERA_RETURN_IF_ERROR(Annotate(extent.status(), what));
     buffer.extent_ = *extent;
     buffer.disk_ = std::move(place.disk);
@@ -41,7 +42,7 @@ absl::StatusOr<TieredBuffer> TieredBuffer::Allocate(
   buffer.tier_ = place.tier;
   buffer.what_ = std::move(what);
   buffer.numel_ = numel;
-  buffer.dtype_ = dtype;
+  buffer.format_ = format;
   buffer.device_ = device;
   buffer.kind_ = kind;
   return buffer;
@@ -52,8 +53,8 @@ absl::Status TieredBuffer::Move(Place to) {
   if (tier() == Tier::kMemory) {
     TESSERA_ASSIGN_OR_RETURN(
         TieredBuffer there,
-        Allocate(numel_, dtype_, device_, kind_, std::move(to), what_));
-    TESSERA_RETURN_IF_ERROR(there.CopyFrom({0, numel_}, memory_.View()));
+        Allocate(numel_, format_, device_, kind_, std::move(to), what_));
+    TESSERA_RETURN_IF_ERROR(there.CopyFrom(AllElements(), memory_.View()));
     *this = std::move(there);
     return absl::OkStatus();
   }
@@ -86,7 +87,7 @@ TieredBuffer& TieredBuffer::operator=(TieredBuffer&& other) noexcept {
   next_filled_ = std::move(other.next_filled_);
   memory_ = std::move(other.memory_);
   numel_ = std::exchange(other.numel_, -1);
-  dtype_ = other.dtype_;
+  format_ = other.format_;
   device_ = other.device_;
   kind_ = other.kind_;
   return *this;
@@ -117,7 +118,7 @@ void TieredBuffer::DropNext() {
 absl::Status TieredBuffer::MakeRoomForNext() {
   if (has_next()) return absl::OkStatus();
   if (on_host()) {
-    auto room = PinnedBuffer::Allocate(numel_, dtype_, kind_);
+    auto room = PinnedBuffer::Allocate(TensorNumel(), dtype(), kind_);
     TESSERA_RETURN_IF_ERROR(Annotate(room.status(), what_));
     next_host_ = *std::move(room);
     return absl::OkStatus();
@@ -142,12 +143,12 @@ void TieredBuffer::Flip() {
 
 HostElements TieredBuffer::Host() const {
   TESSERA_CHECK(on_host() && !in_memory()) << what_;
-  return {host_.View(), read_, filled_};
+  return {host_.View(), read_, filled_, format_};
 }
 
 HostElements TieredBuffer::NextOnHost() const {
   TESSERA_CHECK(next_host_.defined()) << what_;
-  return {next_host_.View(), next_read_, next_filled_};
+  return {next_host_.View(), next_read_, next_filled_, format_};
 }
 
 FlatBuffer TieredBuffer::TakeMemory() {
@@ -158,10 +159,10 @@ FlatBuffer TieredBuffer::TakeMemory() {
 
 absl::Status TieredBuffer::Raise() {
   if (in_memory()) return absl::OkStatus();
-  auto memory = FlatBuffer::Allocate(numel_, dtype_, device_, kind_,
+  auto memory = FlatBuffer::Allocate(TensorNumel(), dtype(), device_, kind_,
                                      zeros_ ? Fill::kZero : Fill::kNone);
   TESSERA_RETURN_IF_ERROR(Annotate(memory.status(), what_));
-  if (!zeros_) TESSERA_RETURN_IF_ERROR(CopyTo({0, numel_}, memory->View()));
+  if (!zeros_) TESSERA_RETURN_IF_ERROR(CopyTo(AllElements(), memory->View()));
   memory_ = *std::move(memory);
   return absl::OkStatus();
 }
@@ -169,16 +170,16 @@ absl::Status TieredBuffer::Raise() {
 absl::Status TieredBuffer::Lower(bool changed) {
   if (!elsewhere() || !in_memory()) return absl::OkStatus();
   if (changed) {
-    TESSERA_RETURN_IF_ERROR(CopyFrom({0, numel_}, memory_.View()));
+    TESSERA_RETURN_IF_ERROR(CopyFrom(AllElements(), memory_.View()));
   }
   memory_.Reset();
   return absl::OkStatus();
 }
 
 absl::Status TieredBuffer::StartStore(FlatBuffer memory) {
-  TESSERA_CHECK(elsewhere() && !in_memory() && memory.numel() == numel_)
+  TESSERA_CHECK(elsewhere() && !in_memory() && memory.numel() == TensorNumel())
       << what_;
-  if (on_host()) return CopyFrom({0, numel_}, memory.View());
+  if (on_host()) return CopyFrom(AllElements(), memory.View());
   TESSERA_CHECK(device_.is_cpu()) << what_;
   memory_ = std::move(memory);
   storing_ = disk_->Write(extent_, 0, memory_.data(), bytes(), what_);
@@ -198,8 +199,8 @@ void TieredBuffer::Drop() {
 }
 
 absl::Status TieredBuffer::CopyTo(Range range, const at::Tensor& to) const {
-  const int64_t begin = range.begin * item_bytes();
-  const int64_t bytes = range.numel() * item_bytes();
+  const int64_t begin = format_.BytesOf(range.begin);
+  const int64_t bytes = format_.BytesOf(range.numel());
   if (!on_host() && device_.is_cpu()) {
     return ReadBytes(begin, bytes, static_cast<char*>(to.mutable_data_ptr()));
   }
@@ -208,13 +209,13 @@ absl::Status TieredBuffer::CopyTo(Range range, const at::Tensor& to) const {
                              AllocateCounted(bytes, MemoryKind::kOther));
     TESSERA_RETURN_IF_ERROR(ReadBytes(begin, bytes, between.data_as<char>()));
     return CatchTorch(what_, [&] {
-      to.copy_(TensorOver(between.data_as<char>(), {range.numel()}, {1}, dtype_,
+      to.copy_(TensorOver(between.data_as<char>(), to.sizes(), {1}, dtype(),
                           at::kCPU));
     });
   }
   return CatchTorch(what_, [&] {
     filled_.Order();
-    to.copy_(host_.View(range), /*non_blocking=*/true);
+    to.copy_(host_.View(format_.InTensor(range)), /*non_blocking=*/true);
     read_.Order();
     read_ = StreamPoint::Now(device_);
   });
@@ -225,13 +226,13 @@ absl::Status TieredBuffer::CopyFrom(Range range, const at::Tensor& from) {
     TESSERA_ASSIGN_OR_RETURN(const at::Tensor here, CatchTorch(what_, [&] {
                                return from.cpu();
                              }));  // itself on the CPU
-    return WriteBytes(range.begin * item_bytes(), range.numel() * item_bytes(),
-                      here.const_data_ptr());
+    return WriteBytes(format_.BytesOf(range.begin),
+                      format_.BytesOf(range.numel()), here.const_data_ptr());
   }
   return CatchTorch(what_, [&] {
     read_.Order();
     filled_.Order();
-    host_.View(range).copy_(from, /*non_blocking=*/true);
+    host_.View(format_.InTensor(range)).copy_(from, /*non_blocking=*/true);
     filled_ = StreamPoint::Now(device_);
   });
 }

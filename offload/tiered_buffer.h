@@ -1,5 +1,6 @@
 // TieredBuffer: [n] elements of one state of one unit (its masters, or a moment
-// of the optimizer), which lie in a tier:
+// of the optimizer), of a format (offload/element_format.h), which lie in a
+// tier:
 //
 //   kMemory   of the device where the unit is: a FlatBuffer, always: View
 //   kHost     pinned memory of the host, of a unit on a device. A step works on
@@ -38,6 +39,7 @@
 #include "absl/status/statusor.h"
 #include "base/torch/stream_point.h"
 #include "offload/disk/swap_file.h"
+#include "offload/element_format.h"
 #include "offload/pinned_buffer.h"
 #include "sharding/layout/flat_buffer.h"
 #include "sharding/layout/layout.h"
@@ -49,8 +51,13 @@ enum class Tier : uint8_t { kMemory, kHost, kDisk };
 // Elements on the host, of a unit on a device, as they are when the device has
 // done what it had been given with them.
 struct HostElements {
-  at::Tensor elements;       // [n]
+  at::Tensor elements;       // as View
   StreamPoint read, filled;  // by the device
+  ElementFormat format;
+  // Of them. REQUIRES: begins with a block.
+  at::Tensor Part(Range range) const {
+    return Slice(elements, format.InTensor(range));
+  }
   // For the host to read and write. Blocking; throws c10::Error.
   const at::Tensor& Wait() const;
 };
@@ -66,7 +73,7 @@ class TieredBuffer {
   // Zeros, of a unit on `device`. `what` is for messages: "exp_avg of unit
   // layers.3". REQUIRES: with kHost the device is not the CPU. LOCAL.
   static absl::StatusOr<TieredBuffer> Allocate(int64_t numel,
-                                               at::ScalarType dtype,
+                                               ElementFormat format,
                                                at::Device device,
                                                MemoryKind kind, Place place,
                                                std::string what);
@@ -80,11 +87,9 @@ class TieredBuffer {
 
   bool defined() const { return numel_ >= 0; }
   int64_t numel() const { return defined() ? numel_ : 0; }
-  at::ScalarType dtype() const { return dtype_; }
-  int64_t bytes() const { return numel() * item_bytes(); }
-  int64_t item_bytes() const {
-    return static_cast<int64_t>(c10::elementSize(dtype_));
-  }
+  const ElementFormat& format() const { return format_; }
+  at::ScalarType dtype() const { return format_.dtype; }  // of tensors
+  int64_t bytes() const { return format_.BytesOf(numel()); }
   Tier tier() const { return tier_; }
   bool on_disk() const { return tier_ == Tier::kDisk; }
   bool on_host() const { return tier_ == Tier::kHost; }
@@ -96,8 +101,12 @@ class TieredBuffer {
   // ---- in memory, or raised
 
   bool in_memory() const { return memory_.defined(); }
-  // [n]. REQUIRES: in_memory.
+  // [n]; in blocks their bytes. REQUIRES: in_memory.
   const at::Tensor& View() const { return memory_.View(); }
+  // Of it. REQUIRES: begins with a block.
+  at::Tensor View(Range range) const {
+    return memory_.View(format_.InTensor(range));
+  }
   const FlatBuffer& memory() const { return memory_; }
   // The memory, given away; nothing is left. REQUIRES: !elsewhere().
   FlatBuffer TakeMemory();
@@ -108,7 +117,7 @@ class TieredBuffer {
   absl::Status Lower(bool changed);
   // Lower, where nothing has changed.
   void Drop();
-  // `memory`, [n] of its dtype, becomes what it holds, and is on its way there;
+  // `memory`, as View, becomes what it holds, and is on its way there;
   // with a disk it is in memory until FinishStore, which waits. REQUIRES:
   // elsewhere, and not in memory; of a device, on the host.
   absl::Status StartStore(FlatBuffer memory);
@@ -117,7 +126,7 @@ class TieredBuffer {
   // ---- elsewhere
 
   // Copies elements of what lies there, raised or not, to `to`, or from
-  // `from`: [range] of its dtype, on the unit's device. From: as WriteBytes.
+  // `from`: as View(range), on the unit's device. From: as WriteBytes.
   absl::Status CopyTo(Range range, const at::Tensor& to) const;
   absl::Status CopyFrom(Range range, const at::Tensor& from);
   // Copies bytes [begin, begin + bytes) to `to`: of what lies there if it is
@@ -159,6 +168,8 @@ class TieredBuffer {
 
  private:
   void FreeElsewhere();
+  Range AllElements() const { return {0, numel_}; }
+  int64_t TensorNumel() const { return format_.TensorNumel(numel_); }
 
   Tier tier_ = Tier::kMemory;
   std::shared_ptr<SwapFile> disk_;
@@ -174,7 +185,7 @@ class TieredBuffer {
   StreamPoint next_read_, next_filled_;  // of that
   FlatBuffer memory_;
   int64_t numel_ = -1;
-  at::ScalarType dtype_ = at::kFloat;
+  ElementFormat format_;
   at::Device device_ = at::kCPU;
   MemoryKind kind_ = MemoryKind::kOther;
 };

@@ -110,6 +110,34 @@ TEST_P(TieredBufferTest, SaysWhatItIs) {
   }
 }
 
+TEST_P(TieredBufferTest, ElementsInBlocksAreBytes) {
+  file_ = Open();
+  const at::Tensor bytes = torch::randint(256, {4 * 68}, at::kByte);
+  for (const bool in_memory : {false, true}) {
+    TESSERA_ASSERT_OK_AND_ASSIGN(
+        TieredBuffer buffer,
+        TieredBuffer::Allocate(200, ElementFormat::Blocks(64, 68), at::kCPU,
+                               MemoryKind::kOptimizer, PlaceOf(in_memory),
+                               "moments"));
+    EXPECT_EQ(buffer.numel(), 200);
+    EXPECT_EQ(buffer.bytes(), 4 * 68);
+    EXPECT_EQ(buffer.dtype(), at::kByte);
+    EXPECT_TRUE(buffer.format().in_blocks());
+    Write(&buffer, bytes);
+    ExpectHolds(&buffer, bytes);
+    at::Tensor two = torch::zeros({2 * 68}, at::kByte);
+    TESSERA_EXPECT_OK(buffer.CopyTo({64, 192}, two));
+    EXPECT_TRUE(two.equal(bytes.slice(0, 68, 3 * 68)));
+    TESSERA_ASSERT_OK(buffer.Raise());
+    EXPECT_EQ(buffer.resident_bytes(), 4 * 68);
+    EXPECT_TRUE(buffer.View({64, 200}).equal(bytes.slice(0, 68)));
+    buffer.Drop();
+    // And elsewhere.
+    TESSERA_ASSERT_OK(buffer.Move(PlaceOf(!in_memory)));
+    ExpectHolds(&buffer, bytes);
+  }
+}
+
 TEST_P(TieredBufferTest, WhatNobodyWroteIsZerosAndCostsNothing) {
   // Others have written there.
   AllocateWith(Numbers(3000));

@@ -108,9 +108,11 @@ std::shared_ptr<UpdateStream::Unit> UpdateStream::UnitOf(StreamedUpdate update,
   unit->pushed_early = unit->early = early;
   for (const StreamedUpdate::State& each : update.states) {
     const TieredBuffer* const state = each.buffer;
+    const int64_t slice_bytes = state->format().BytesOf(options_.slice_numel);
     TESSERA_CHECK(state->disk() == disk_.get() && !state->in_memory() &&
                   state->numel() == unit->numel &&
-                  state->item_bytes() <= options_.item_bytes)
+                  slice_bytes <= options_.slice_numel * options_.item_bytes &&
+                  slice_bytes % kSwapAlignment == 0)
         << state->what();
     Unit::Place place = {state->extent(), state->extent(), state->zeros()};
     if (early && each.written) place.to = state->next().value();

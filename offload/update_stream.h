@@ -67,7 +67,9 @@ namespace tessera {
 struct UpdateStreamOptions {
   int buffers = 12;  // slices in memory at a time
   // Elements of a slice, a multiple of 4096: so slices begin where a kernel's
-  // groups of elements do, and where a disk's blocks do.
+  // groups of elements do, and where a disk's blocks do. Of states in blocks
+  // (offload/element_format.h) it takes more: BytesOf(slice_numel) must be a
+  // multiple of kSwapAlignment.
   int64_t slice_numel = 1 << 20;
   int64_t most_states = 3;  // of a unit, on the disk; 0: there is none
   int64_t item_bytes = 4;   // of an element, at most

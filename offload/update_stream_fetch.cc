@@ -41,8 +41,9 @@ std::shared_ptr<const UpdateStream::Fetch> UpdateStream::StartFetch(
   // Those before have been written, or else failed_ says so.
   const size_t i = fetch->state_;
   if (in_memory > 0) {
-    fetch->read_ = disk_->ReadUrgent(
-        unit.places[i].to, 0, to, in_memory * state.item_bytes(), state.what());
+    fetch->read_ =
+        disk_->ReadUrgent(unit.places[i].to, 0, to,
+                          state.format().BytesOf(in_memory), state.what());
   }
   if (unit.numel_computed == unit.numel) {
     fetch->taken_.End(absl::OkStatus());
@@ -69,10 +70,11 @@ void UpdateStream::Renounce(const Unit& unit) {
 }
 
 void UpdateStream::TakeSlice(const Buffer& buffer, Fetch* fetch) {
-  const int64_t item = buffer.computed->changed[fetch->state_]->item_bytes();
-  std::memcpy(fetch->to_ + buffer.slice.begin * item,
+  const ElementFormat& format =
+      buffer.computed->changed[fetch->state_]->format();
+  std::memcpy(fetch->to_ + format.BytesOf(buffer.slice.begin),
               buffer.data[fetch->state_],
-              static_cast<size_t>(buffer.slice.numel() * item));
+              static_cast<size_t>(format.BytesOf(buffer.slice.numel())));
 }
 
 // The buffer holds new values from here on.

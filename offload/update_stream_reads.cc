@@ -151,13 +151,13 @@ void UpdateStream::StartRead(const Unit& unit, size_t first_state,
     if (!states[i].read) continue;
     const TieredBuffer& state = *states[i].buffer;
     const Unit::Place& place = unit.places[i];
-    const int64_t bytes = buffer->slice.numel() * state.item_bytes();
+    const int64_t bytes = state.format().BytesOf(buffer->slice.numel());
     if (place.zeros) {
       std::memset(buffer->data[i], 0, static_cast<size_t>(bytes));
       continue;
     }
     buffer->reads.push_back(
-        disk_->Read(place.from, buffer->slice.begin * state.item_bytes(),
+        disk_->Read(place.from, state.format().BytesOf(buffer->slice.begin),
                     buffer->data[i], bytes, state.what()));
   }
 }

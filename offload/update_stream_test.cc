@@ -66,6 +66,50 @@ TEST_P(UpdateStreamTest, ReadsAllButZerosAndWritesAll) {
   }
 }
 
+// Of states in blocks slices begin with one, and where a disk's do.
+TEST_P(UpdateStreamTest, GoesThroughBlocks) {
+  constexpr int64_t kLong = 65536, kNumel = 3 * kLong + 128;
+  file_ = Open();
+  UpdateStreamOptions options;
+  options.buffers = 2;
+  options.slice_numel = kLong;
+  TESSERA_ASSERT_OK_AND_ASSIGN(stream_, UpdateStream::Create(file_, options));
+  const auto allocate = [&](ElementFormat format) {
+    return TieredBuffer::Allocate(kNumel, format, at::kCPU,
+                                  MemoryKind::kOptimizer, {Tier::kDisk, file_},
+                                  "state");
+  };
+  TESSERA_ASSERT_OK_AND_ASSIGN(TieredBuffer blocks,
+                               allocate(ElementFormat::Blocks(64, 68)));
+  TESSERA_ASSERT_OK_AND_ASSIGN(TieredBuffer wide, allocate(at::kFloat));
+  // Of each block its number in the first byte, of each element in the other.
+  for (int round = 1; round <= 2; ++round) {
+    StreamedUpdate update;
+    update.numel = kNumel;
+    update.states = {{&blocks}, {&wide}};
+    update.compute = [&](Range slice, const std::vector<char*>& data) {
+      for (int64_t i = 0; i < slice.numel(); ++i) {
+        reinterpret_cast<float*>(data[1])[i] +=
+            static_cast<float>(slice.begin + i);
+        data[0][i / 64 * 68] += i % 64 == 0 ? (slice.begin + i) / 64 % 100 : 0;
+      }
+      return absl::OkStatus();
+    };
+    TESSERA_ASSERT_OK(stream_->Push(std::move(update)).computed.Wait());
+    TESSERA_ASSERT_OK(stream_->Drain());
+  }
+  std::vector<char> bytes(static_cast<size_t>(blocks.bytes()));
+  TESSERA_ASSERT_OK(blocks.ReadBytes(0, blocks.bytes(), bytes.data()));
+  std::vector<float> numbers(kNumel);
+  TESSERA_ASSERT_OK(
+      wide.ReadBytes(0, wide.bytes(), reinterpret_cast<char*>(numbers.data())));
+  for (int64_t i = 0; i < kNumel; ++i) {
+    const auto at = static_cast<size_t>(i);
+    ASSERT_EQ(numbers[at], 2 * static_cast<float>(i));
+    ASSERT_EQ(bytes[at / 64 * 68], static_cast<char>(2 * (i / 64 % 100))) << i;
+  }
+}
+
 // The rest of the cores feeds a device.
 TEST_P(UpdateStreamTest, ComputesWithAPartOfTheThreads) {
   const int before = at::get_num_threads();

@@ -95,10 +95,10 @@ void UpdateStream::StartWrite(Buffer* buffer) {
   for (size_t i = 0; i < states.size(); ++i) {
     if (!states[i].written) continue;
     const TieredBuffer& state = *states[i].buffer;
-    buffer->writes.push_back(
-        disk_->Write(buffer->unit->places[i].to,
-                     buffer->slice.begin * state.item_bytes(), buffer->data[i],
-                     buffer->slice.numel() * state.item_bytes(), state.what()));
+    buffer->writes.push_back(disk_->Write(
+        buffer->unit->places[i].to, state.format().BytesOf(buffer->slice.begin),
+        buffer->data[i], state.format().BytesOf(buffer->slice.numel()),
+        state.what()));
   }
 }
 

@@ -112,10 +112,11 @@ class Update {
     size_t streamed = 0;
     for (size_t i = 0; i < states.size(); ++i) {
       const at::Tensor& all = on_host_[i];
+      const Range in_tensor = states[i]->format().InTensor(slice);
       at::Tensor part = all.defined()
-                            ? Slice(all, slice)
-                            : TensorOver(data[streamed++], {slice.numel()}, {1},
-                                         states[i]->dtype(), at::kCPU);
+                            ? Slice(all, in_tensor)
+                            : TensorOver(data[streamed++], {in_tensor.numel()},
+                                         {1}, states[i]->dtype(), at::kCPU);
       if (i == 0) {
         tensors.masters = std::move(part);
       } else {
@@ -171,18 +172,17 @@ class EarlyUpdate {
     if (slice.begin == 0) Wait();
     StepTensors tensors;
     for (size_t i = 0; i < now_.size(); ++i) {
-      const at::Tensor next =
-          Slice(next_[i].elements, slice).copy_(Slice(now_[i].elements, slice));
+      const at::Tensor next = next_[i].Part(slice).copy_(now_[i].Part(slice));
       if (i == 0) {
         tensors.masters = next;
       } else {
         tensors.states.push_back(next);
       }
     }
-    tensors.gradient = Slice(gradient_.elements, slice);
+    tensors.gradient = gradient_.Part(slice);
     if (!step_.keeps_gradient()) tensors.gradient = tensors.gradient.clone();
     if (working_.elements.defined()) {
-      tensors.working = Slice(working_.elements, slice);
+      tensors.working = working_.Part(slice);
     }
     ApplyOnHost(step_, slice, tensors);
     early_->made = slice.end == gradient_.elements.numel();

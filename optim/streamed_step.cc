@@ -14,10 +14,14 @@ StreamedStep::StreamedStep(const UnitStep& step, bool early)
 
 // All of a working copy is written, from the masters.
 void StreamedStep::Add(Place place, TieredBuffer* buffer) {
-  if (!buffer->on_disk()) return SetMemory(place, buffer->View());
+  if (!buffer->on_disk()) {
+    SetMemory(place, buffer->View());
+    parts_.formats[place] = buffer->format();
+    return;
+  }
   CountState(place);
   parts_.streamed[place] = static_cast<int>(update_.states.size());
-  parts_.dtypes[place] = buffer->dtype();
+  parts_.formats[place] = buffer->format();
   update_.numel = buffer->numel();
   update_.states.push_back({buffer, /*read=*/place != kWorking,
                             /*written=*/place != kGradient});
@@ -46,12 +50,14 @@ void StreamedStep::SetNext(Place place,
 absl::Status StreamedStep::Parts::Apply(Range slice,
                                         const std::vector<char*>& data) const {
   const auto part = [&](Place place) -> at::Tensor {
+    const ElementFormat& format = formats[place];
+    const Range part = format.InTensor(slice);
     if (streamed[place] >= 0) {
       return TensorOver(data[static_cast<size_t>(streamed[place])],
-                        {slice.numel()}, {1}, dtypes[place], at::kCPU);
+                        {part.numel()}, {1}, format.dtype, at::kCPU);
     }
     const at::Tensor& all = memory[place];
-    return all.defined() ? ElementsOver(all, slice.begin, slice.numel()) : all;
+    return all.defined() ? ElementsOver(all, part.begin, part.numel()) : all;
   };
   const auto next_of = [&](Place place) {
     return ElementsOver(next[place]->View(), slice.begin, slice.numel());

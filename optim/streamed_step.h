@@ -27,8 +27,8 @@ class StreamedStep {
   // and what is changed in memory goes elsewhere (SetNext).
   explicit StreamedStep(const UnitStep& step, bool early = false);
   // What of the unit lies where, [owned] each; kWorking only where masters are
-  // another. In memory it must outlive the step, but SetGradient's, which is
-  // freed when that is made.
+  // another. What SetMemory is given has elements one by one. In memory it must
+  // outlive the step, but SetGradient's, which is freed when that is made.
   void Add(Place place, TieredBuffer* buffer);
   void SetGradient(FlatBuffer gradient);
   void SetMemory(Place place, at::Tensor elements);
@@ -49,7 +49,7 @@ class StreamedStep {
     std::array<at::Tensor, kNumPlaces> memory;
     std::array<std::shared_ptr<const FlatBuffer>, kNumPlaces> next;
     std::array<int, kNumPlaces> streamed;  // number in the slice, or -1
-    std::array<at::ScalarType, kNumPlaces> dtypes;
+    std::array<ElementFormat, kNumPlaces> formats;
 
     absl::Status Apply(Range slice, const std::vector<char*>& data) const;
   };

@@ -12,6 +12,7 @@
 #include "ATen/ops/zeros.h"
 #include "c10/core/DeviceGuard.h"
 #include "optim/device_kernels.h"
+#include "optim/kernels/block8.h"
 #include "sharding/layout/flat_buffer.h"
 
 namespace tessera {
@@ -19,6 +20,7 @@ namespace {
 
 // Elements that vectorised kernels may treat as one group.
 constexpr int64_t kGroup = 64;
+static_assert(kGroup == kBlock8Elements);
 
 // What libtorch's kernel works on: lists of equal length.
 struct Lists {
@@ -116,6 +118,8 @@ NumberType NumberTypeOf(at::ScalarType dtype) {
       return NumberType::kBFloat16;
     case at::kHalf:
       return NumberType::kFloat16;
+    case at::kByte:
+      return NumberType::kBlock8;
     default:
       return NumberType::kNone;
   }
@@ -155,20 +159,28 @@ StepRange RangeOf(Formula formula, const StepTensors& tensors) {
 
 // In libtorch's threads, which only its own code can use: at::parallel_for is a
 // plain loop where it is compiled without OpenMP, as here. `masters` are those
-// of `range`.
-void StepInThreads(Formula formula, const StepPart& part, at::Tensor masters) {
+// of `range`. States of 8 bits are cut between their blocks alone, so what goes
+// through the iterator is the first element of each block.
+void StepInThreads(Formula formula, const StepPart& part,
+                   const at::Tensor& masters) {
   const StepRange& range = part.range;
   const StepCoefficients& coefficients = part.coefficients;
   if (range.numel < at::internal::GRAIN_SIZE || at::get_num_threads() == 1) {
     return StepElements(formula, range, coefficients);
   }
+  const int64_t lead = range.in_block == 0 ? 0 : kGroup - range.in_block;
+  if (lead > 0) StepElements(formula, Part(range, 0, lead), coefficients);
   const auto item = static_cast<int64_t>(masters.element_size());
-  auto iterator = at::TensorIterator::nullary_op(masters);
-  iterator.for_each([&](char** data, const int64_t*, int64_t numel) {
-    const int64_t begin =
-        (data[0] - static_cast<const char*>(range.master)) / item;
-    StepElements(formula, Part(range, begin, begin + numel), coefficients);
-  });
+  at::Tensor firsts = masters.slice(0, lead, range.numel, kGroup);
+  auto iterator = at::TensorIterator::nullary_op(firsts);
+  iterator.for_each(
+      [&](char** data, const int64_t*, int64_t blocks) {
+        const int64_t begin =
+            (data[0] - static_cast<const char*>(range.master)) / item;
+        const int64_t end = std::min(begin + blocks * kGroup, range.numel);
+        StepElements(formula, Part(range, begin, end), coefficients);
+      },
+      at::internal::GRAIN_SIZE / kGroup);
 }
 
 }  // namespace
@@ -308,15 +320,21 @@ bool UnitStep::ApplyKernel(Range slice, const StepTensors& tensors) const {
     part.coefficients = CoefficientsFor(run);
     if (device_.is_cpu()) {
       StepInThreads(formula(), part, Slice(tensors.masters, run.range));
-    } else {
-      parts.push_back(part);
+      continue;
     }
+    // The block may be one that the part before ends in: after that, then.
+    if (part.range.in_block != 0) StepOnDevice(&parts);
+    parts.push_back(part);
   }
-  if (!parts.empty()) {
-    const c10::DeviceGuard guard(device_);
-    DeviceKernelsOf(device_.type())->Step(formula(), parts, factor_.scalars);
-  }
+  StepOnDevice(&parts);
   return all.working_type != NumberType::kNone;
+}
+
+void UnitStep::StepOnDevice(std::vector<StepPart>* parts) const {
+  if (parts->empty()) return;
+  const c10::DeviceGuard guard(device_);
+  DeviceKernelsOf(device_.type())->Step(formula(), *parts, factor_.scalars);
+  parts->clear();
 }
 
 void UnitStep::ApplyLibtorch(int group, Range slice, const StepTensors& tensors,

@@ -41,7 +41,7 @@ struct GradientFactor {
 struct StepTensors {
   at::Tensor masters;  // of the master dtype
   // The formula's, in its order, and the average if there is one, of the
-  // masters' dtype.
+  // masters' dtype. kByte: of 8 bits (optim/kernels/block8.h).
   std::vector<at::Tensor> states;
   at::Tensor gradient;  // of the master dtype; may hold another afterwards
   at::Tensor working;   // undefined where masters are it
@@ -125,6 +125,8 @@ class UnitStep {
   bool ApplyKernel(Range slice, const StepTensors& tensors) const;
   Formula formula() const;
   StepCoefficients CoefficientsFor(const Run& run) const;
+  // Leaves none.
+  void StepOnDevice(std::vector<StepPart>* parts) const;
   void ApplyLibtorch(int group, Range slice, const StepTensors& tensors,
                      Counts* counts) const;
 

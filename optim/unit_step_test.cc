@@ -13,7 +13,10 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
 #include "gtest/gtest.h"
+#include "offload/element_format.h"
+#include "optim/kernels/block8.h"
 #include "optim/kernels/optimizer_options.h"
+#include "optim/state_numbers.h"
 #include "optim/step_test_util.h"
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/flat/schedule.h"
@@ -32,6 +35,9 @@ struct Case {
   at::ScalarType working;  // `dtype`: the masters are the working copy
   OptimizerOptions options;
 };
+
+const ElementFormat kBlocks =
+    ElementFormat::Blocks(kBlock8Elements, kBlock8Bytes);
 
 bool SameBits(const at::Tensor& a, const at::Tensor& b) {
   return std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
@@ -54,7 +60,10 @@ StepTensors Copies(const StepTensors& of) {
 
 StepTensors Part(const StepTensors& of, Range slice) {
   const auto part = [&](const at::Tensor& t) {
-    return t.defined() ? t.narrow(0, slice.begin, slice.numel()) : t;
+    if (!t.defined()) return t;
+    const Range in_tensor =
+        t.scalar_type() == at::kByte ? kBlocks.InTensor(slice) : slice;
+    return t.slice(0, in_tensor.begin, in_tensor.end);
   };
   return {part(of.masters), Each(of.states, part), part(of.gradient),
           part(of.working)};
@@ -76,9 +85,17 @@ class UnitStepTest : public ::testing::TestWithParam<Case> {
           all.narrow(0, 639, 700), Random(128), Random(64), Random(192),
           Random(63), Random(1), dense.narrow(0, 0, 65),
           dense.narrow(0, 65, 640), Random(9001), Random(1005), Random(301)}) {
-      const auto index = static_cast<int>(named_.size());
-      named_.push_back({absl::StrCat("p", index), value, index});
+      Add(value);
     }
+    if (!large_) return;
+    const at::Tensor large = Random(201'000);
+    Add(large.narrow(0, 0, 70'001));
+    Add(large.narrow(0, 70'001, 99'990));
+    Add(large.narrow(0, 170'000, 31'000));
+  }
+  void Add(const at::Tensor& value) {
+    const auto index = static_cast<int>(named_.size());
+    named_.push_back({absl::StrCat("p", index), value, index});
   }
   static at::Tensor Random(int64_t numel) {
     return torch::randn({numel}, GetParam().dtype);
@@ -119,8 +136,14 @@ class UnitStepTest : public ::testing::TestWithParam<Case> {
     const OptimizerOptions& options = GetParam().options;
     for (int state = 0; state < StatesOf(FormulaOf(options)).count; ++state) {
       tensors.states.push_back(Random(n).abs());
-      if (options.states == StateType::kBFloat16) {
-        tensors.states.back() = tensors.states.back().to(at::kBFloat16);
+      at::Tensor& made = tensors.states.back();
+      if (options.states == StateType::kBFloat16) made = made.to(at::kBFloat16);
+      if (options.states == StateType::kBlock8) {
+        const at::Tensor numbers = made;
+        made = torch::zeros({kBlocks.BytesOf(n)}, at::kByte);
+        SetNumbers(numbers,
+                   StatesOf(FormulaOf(options)).states[state].non_negative,
+                   made);
       }
     }
     tensors.gradient = Random(n);
@@ -146,6 +169,7 @@ class UnitStepTest : public ::testing::TestWithParam<Case> {
   }
   void ExpectSameInSlices();
 
+  bool large_ = false;
   std::vector<NamedParameter> named_;
   std::shared_ptr<FlatParameter> flat_;
 };
@@ -196,9 +220,9 @@ OptimizerOptions Options(Algorithm algorithm, bool libtorch_exact = false) {
   o.momentum = 0.9;
   return o;
 }
-OptimizerOptions Narrow() {
-  OptimizerOptions o = Options(Algorithm::kAdamW);
-  o.states = StateType::kBFloat16;
+OptimizerOptions Narrow(Algorithm algorithm, StateType states) {
+  OptimizerOptions o = Options(algorithm);
+  o.states = states;
   return o;
 }
 constexpr auto kAdamW = Algorithm::kAdamW;
@@ -216,7 +240,12 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"SgdDouble", at::kDouble, at::kDouble, Options(Algorithm::kSgd)},
         Case{"RmsProp", at::kFloat, at::kFloat, Options(Algorithm::kRmsProp)},
         Case{"Lion", at::kFloat, at::kBFloat16, Options(Algorithm::kLion)},
-        Case{"BFloat16States", at::kFloat, at::kBFloat16, Narrow()}),
+        Case{"BFloat16States", at::kFloat, at::kBFloat16,
+             Narrow(kAdamW, StateType::kBFloat16)},
+        Case{"Block8States", at::kFloat, at::kBFloat16,
+             Narrow(kAdamW, StateType::kBlock8)},
+        Case{"Block8RmsProp", at::kFloat, at::kFloat,
+             Narrow(Algorithm::kRmsProp, StateType::kBlock8)}),
     [](const auto& info) { return info.param.name; });
 
 // A storage may have elements of no parameter: what takes it that all have been
@@ -244,6 +273,33 @@ TEST_P(UnitStepTest, KnowsWhetherAllOfTheStoragesIsStepped) {
 TEST_P(UnitStepTest, HasTheSameBitsInSlices) {
   MakeUnit(/*rank=*/0, /*world_size=*/1);
   ExpectSameInSlices();
+}
+
+// However the threads share it. Parameters begin and end within blocks.
+TEST_P(UnitStepTest, HasTheSameBitsOnAnyNumberOfThreads) {
+  const int before_threads = at::get_num_threads();
+  large_ = true;
+  MakeUnit(/*rank=*/0, /*world_size=*/1);
+  const auto gradient = Gradient();
+  std::vector<int64_t> steps(named_.size());
+  for (size_t i = 0; i < steps.size(); ++i) steps[i] = static_cast<int64_t>(i);
+  const UnitStep step(*flat_, gradient->has_gradient(), steps,
+                      {GetParam().options}, std::vector<int>(named_.size()),
+                      /*factor=*/1);
+  const StepTensors before = RandomTensors();
+  StepTensors one;
+  for (const int threads : {1, 2, 3, 4}) {
+    at::set_num_threads(threads);
+    const StepTensors tensors = Copies(before);
+    UnitStep::Counts counts;
+    step.Apply({0, before.masters.numel()}, tensors, &counts);
+    if (threads == 1) one = tensors;
+    EXPECT_TRUE(SameBits(tensors.masters, one.masters)) << threads;
+    for (size_t i = 0; i < one.states.size(); ++i) {
+      EXPECT_TRUE(SameBits(tensors.states[i], one.states[i])) << threads;
+    }
+  }
+  at::set_num_threads(before_threads);
 }
 
 // Which begins and ends within parameters.

@@ -67,6 +67,50 @@ TEST(SavedPiecesTest, WhatDoesNotLastIsCopiedAtOnceAndTheRestByDetach) {
   EXPECT_EQ(ValueOf(&pieces, 1), 3);
 }
 
+// Two numbers in a block of three bytes, which are multiplied with the third.
+SavedPiece PieceInBlocks(const at::Tensor& bytes, int64_t numel) {
+  SavedPiece piece = {0, 0, 0, bytes, /*lasts=*/true};
+  piece.blocks = {numel, 2, 3, sizeof(float),
+                  [](const char* blocks, int64_t n, char* to) {
+                    for (int64_t i = 0; i < n; ++i) {
+                      const char* const block = blocks + i / 2 * 3;
+                      reinterpret_cast<float*>(to)[i] =
+                          static_cast<float>(block[i % 2] * block[2]);
+                    }
+                  }};
+  return piece;
+}
+
+TEST(SavedPiecesTest, BlocksAreDecodedAsTheyAreWritten) {
+  const auto bytes_of = [](int64_t numel) {
+    return numel * static_cast<int64_t>(sizeof(float));
+  };
+  const at::Tensor live =
+      at::tensor({1, 2, 10, 3, 4, 20, 5, 6, 30}).to(at::kChar);
+  const SavedPiece piece = PieceInBlocks(live, 5);
+  EXPECT_EQ(piece.numel(), 5);
+  EXPECT_EQ(piece.bytes(), bytes_of(5));
+  SavedPieces pieces({piece});
+  const auto numbers = [&](int64_t begin, int64_t numel) {
+    std::string scratch;
+    const absl::string_view part =
+        pieces.Part(0, bytes_of(begin), bytes_of(numel), &scratch).value();
+    std::vector<float> values(static_cast<size_t>(numel));
+    std::memcpy(values.data(), part.data(), part.size());
+    return values;
+  };
+  EXPECT_THAT(numbers(0, 5), ElementsAre(10, 20, 60, 80, 150));
+  TESSERA_ASSERT_OK(pieces.Keep());
+  EXPECT_THAT(numbers(2, 3), ElementsAre(60, 80, 150));
+  const int64_t before = MemoryLedger::Host().total().current_bytes;
+  pieces.Detach();
+  // Copied as they are kept, in whole lines of the cache.
+  EXPECT_EQ(MemoryLedger::Host().total().current_bytes - before, 64);
+  live.zero_();
+  EXPECT_THAT(numbers(0, 5), ElementsAre(10, 20, 60, 80, 150));
+  EXPECT_THAT(numbers(4, 1), ElementsAre(150));
+}
+
 TEST(SavedPiecesTest, WhatIsWrittenCostsNoMemory) {
   const int64_t before = MemoryLedger::Host().total().current_bytes;
   const auto held = [&] {

@@ -6,6 +6,7 @@
 
 #include "ATen/Functions.h"
 #include "ATen/Parallel.h"
+#include "base/check.h"
 #include "base/status.h"
 #include "base/torch/tensor_over.h"
 #include "base/torch_guard.h"
@@ -151,9 +152,28 @@ bool SavedPieces::awaited() {
 absl::StatusOr<absl::string_view> SavedPieces::Part(size_t i, int64_t begin,
                                                     int64_t bytes,
                                                     std::string* scratch) {
-  const size_t size = static_cast<size_t>(bytes);
   absl::MutexLock lock(&mutex_);
   if (abandoned_) return absl::CancelledError("the save was given up");
+  const SavedPiece::Blocks& of = pieces_[i].blocks;
+  if (!of.decode) return Kept(i, begin, bytes, scratch);
+  const int64_t first = begin / of.number_bytes;
+  const int64_t numel = bytes / of.number_bytes;
+  TESSERA_CHECK(first % of.block_numel == 0);
+  std::string kept;
+  TESSERA_ASSIGN_OR_RETURN(
+      const absl::string_view blocks,
+      Kept(i, first / of.block_numel * of.block_bytes,
+           (numel + of.block_numel - 1) / of.block_numel * of.block_bytes,
+           &kept));
+  scratch->resize(static_cast<size_t>(bytes));
+  of.decode(blocks.data(), numel, scratch->data());
+  return absl::string_view(*scratch);
+}
+
+absl::StatusOr<absl::string_view> SavedPieces::Kept(size_t i, int64_t begin,
+                                                    int64_t bytes,
+                                                    std::string* scratch) {
+  const size_t size = static_cast<size_t>(bytes);
   const Copy& copy = copies_[i];
   if (copy.made) {
     const char* const from = copy.memory == nullptr

@@ -2,7 +2,8 @@
 // on. What nobody changes before Detach stays where it lies; the rest is copied
 // at once. Detach copies what has not been written by then, so a disk that is
 // fast enough costs no memory, and a slow one a copy of what is left. For what
-// lies on a disk itself Detach waits, since memory may not hold it.
+// lies on a disk itself Detach waits, since memory may not hold it. What is
+// kept in fewer bits than it is written in is copied as it is kept.
 //
 //   training  Keep() ... forward, backward ...  Detach()  step ...
 //   writer      Part(0) Part(0) Written(0) Part(1) ... Written(n)
@@ -42,11 +43,22 @@ struct SavedPiece {
     std::function<absl::Status(int64_t begin, int64_t bytes, char* to)> read;
   };
   Elsewhere elsewhere;
+  // If `decode` is set: what is said above are blocks of `block_bytes`, each of
+  // `block_numel` numbers, of which `numel` of `number_bytes` are written;
+  // `decode` makes `numel` of them from the first of `blocks` on, to `to`.
+  struct Blocks {
+    int64_t numel = 0, block_numel = 0, block_bytes = 0, number_bytes = 0;
+    std::function<void(const char* blocks, int64_t numel, char* to)> decode;
+  };
+  Blocks blocks;
 
+  // As they are written.
   int64_t numel() const {
+    if (blocks.decode) return blocks.numel;
     return elements.defined() ? elements.numel() : elsewhere.numel;
   }
   int64_t bytes() const {
+    if (blocks.decode) return blocks.numel * blocks.number_bytes;
     return elements.defined() ? static_cast<int64_t>(elements.nbytes())
                               : elsewhere.bytes;
   }
@@ -78,7 +90,8 @@ class SavedPieces {
   // Detach waits for all to be written.
   bool awaited();
 
-  // `bytes` of piece `i` from byte `begin` on: where they lie, or in `scratch`.
+  // `bytes` of piece `i` from byte `begin` on, which is a block's first: where
+  // they lie, or in `scratch`.
   absl::StatusOr<absl::string_view> Part(size_t i, int64_t begin, int64_t bytes,
                                          std::string* scratch);
   // Piece `i` is written; its copy is freed. REQUIRES: those before it are.
@@ -93,6 +106,10 @@ class SavedPieces {
   };
   // Of those that are not written and, with `all` false, do not last.
   absl::Status CopyNow(bool all, CopyMemory* memory)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The same, of what is kept.
+  absl::StatusOr<absl::string_view> Kept(size_t i, int64_t begin, int64_t bytes,
+                                         std::string* scratch)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool AnyElsewhere() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   bool AllWritten() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {

@@ -1,5 +1,6 @@
 #include "engine/access/named_access.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -10,6 +11,7 @@
 #include "base/torch_guard.h"
 #include "engine/parts/exclusive_scope.h"
 #include "engine/setup/initial_sync.h"
+#include "optim/state_numbers.h"
 #include "sharding/flat/pins.h"
 #include "sharding/flat/whole_values.h"
 #include "sharding/torch/storage_access.h"
@@ -166,9 +168,9 @@ absl::Status NamedAccess::SetGradient(absl::string_view name,
       "Engine::SetGradient");
 }
 
-absl::StatusOr<TieredBuffer*> NamedAccess::OwnedState(absl::string_view name,
-                                                      const ParameterRef& place,
-                                                      absl::string_view state) {
+absl::StatusOr<NamedAccess::Owned> NamedAccess::OwnedState(
+    absl::string_view name, const ParameterRef& place,
+    absl::string_view state) {
   if (parts_->optimizer == nullptr) {
     return absl::FailedPreconditionError(
         "the engine has no optimizer: the configuration names none");
@@ -188,19 +190,51 @@ absl::StatusOr<TieredBuffer*> NamedAccess::OwnedState(absl::string_view name,
     return absl::FailedPreconditionError(absl::StrCat(
         "parameter '", name, "' has no optimizer state: it is frozen"));
   }
-  return &states[static_cast<size_t>(it - names.begin())];
+  const auto number = static_cast<size_t>(it - names.begin());
+  return Owned{&states[number], parts_->optimizer->IsNonNegative(
+                                    static_cast<size_t>(place.flat), number)};
+}
+
+// Of 8 bits: what shares a block with the parameter is encoded again, and has
+// the same bits unless that is within it. What is behind the storage is 0.
+absl::Status NamedAccess::WriteState(const ParameterRef& place,
+                                     const at::Tensor& value,
+                                     const Owned& state) {
+  const FlatParameter& flat = parts_->flat(place);
+  const TieredBuffer& buffer = *state.buffer;
+  if (!buffer.format().in_blocks()) {
+    return WriteOwned(flat, place.parameter, value, buffer.View());
+  }
+  TorchScope scope;
+  const at::Tensor numbers =
+      NumbersOf(buffer.View(), buffer.numel(), state.non_negative);
+  TESSERA_RETURN_IF_ERROR(WriteOwned(flat, place.parameter, value, numbers));
+  const FlatParameter::Parameter& p =
+      flat.parameters()[static_cast<size_t>(place.parameter)];
+  const Range mine = Intersect(p.range, flat.owned());
+  if (mine.empty()) return absl::OkStatus();
+  const int64_t end =
+      std::min(AlignUp(mine.end), flat.layout().slot(p.slot).end);
+  const Range part = {
+      mine.begin / kAlignElements * kAlignElements - flat.owned().begin,
+      end - flat.owned().begin};
+  SetNumbers(Slice(numbers, part), state.non_negative, buffer.View(part));
+  return absl::OkStatus();
 }
 
 absl::StatusOr<at::Tensor> NamedAccess::State(absl::string_view name,
                                               absl::string_view state) {
   TESSERA_ASSIGN_OR_RETURN(const ParameterRef place, parts_->Find(name));
-  TESSERA_ASSIGN_OR_RETURN(TieredBuffer* const owned,
-                           OwnedState(name, place, state));
+  TESSERA_ASSIGN_OR_RETURN(const Owned owned, OwnedState(name, place, state));
   return Announced(
       CatchTorch("OptimizerStateOf", [&]() -> absl::StatusOr<at::Tensor> {
         TESSERA_RETURN_IF_ERROR(parts_->flat(place).AwaitUpdated());
-        TESSERA_ASSIGN_OR_RETURN(const Raised raised, Raised::Of(owned));
-        return WholeCopy(place, owned->View(), "optimizer states");
+        TESSERA_ASSIGN_OR_RETURN(const Raised raised, Raised::Of(owned.buffer));
+        TorchScope scope;
+        return WholeCopy(place,
+                         NumbersOf(owned.buffer->View(), owned.buffer->numel(),
+                                   owned.non_negative),
+                         "optimizer states");
       }));
 }
 
@@ -210,17 +244,15 @@ absl::Status NamedAccess::SetState(absl::string_view name,
   TESSERA_ASSIGN_OR_RETURN(
       const ParameterRef place,
       AgreeOnValue(name, value, "Engine::SetOptimizerState"));
-  TESSERA_ASSIGN_OR_RETURN(TieredBuffer* const owned,
-                           OwnedState(name, place, state));
+  TESSERA_ASSIGN_OR_RETURN(const Owned owned, OwnedState(name, place, state));
   if (parts_->before_change) parts_->before_change();  // a save reads it yet
   FlatParameter& flat = parts_->flat(place);
   const absl::Status written =
       CatchTorch("Engine::SetOptimizerState", [&]() -> absl::Status {
         TESSERA_RETURN_IF_ERROR(flat.AwaitUpdated());
-        TESSERA_ASSIGN_OR_RETURN(Raised raised, Raised::Of(owned));
+        TESSERA_ASSIGN_OR_RETURN(Raised raised, Raised::Of(owned.buffer));
         parts_->optimizer->SetWritten(place.flat);
-        TESSERA_RETURN_IF_ERROR(
-            WriteOwned(flat, place.parameter, value, owned->View()));
+        TESSERA_RETURN_IF_ERROR(WriteState(place, value, owned));
         return raised.Commit();
       });
   if (!written.ok()) parts_->FailTiers(written);

@@ -46,9 +46,16 @@ class NamedAccess {
                                             const at::Tensor& value,
                                             absl::string_view where);
   // This rank's part of one state, [owned]; the others have theirs.
-  absl::StatusOr<TieredBuffer*> OwnedState(absl::string_view name,
-                                           const ParameterRef& place,
-                                           absl::string_view state);
+  struct Owned {
+    TieredBuffer* buffer;
+    bool non_negative;
+  };
+  absl::StatusOr<Owned> OwnedState(absl::string_view name,
+                                   const ParameterRef& place,
+                                   absl::string_view state);
+  // Into it. REQUIRES: it is in memory or raised.
+  absl::Status WriteState(const ParameterRef& place, const at::Tensor& value,
+                          const Owned& state);
 
   EngineParts* const parts_;
 };

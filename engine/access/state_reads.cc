@@ -6,7 +6,9 @@
 // for what is read would do, too, but need twice the room on the disk, which
 // nobody has promised. What fails in the second reading (a disk, or a file that
 // has been changed between) is an error after a change: LoadState tells so, and
-// the engine trains on with none of it.
+// the engine trains on with none of it. The same is so of states of 8 bits in
+// memory: as float32, which a checkpoint has them as, they are four times as
+// large, and memory may not hold all of that.
 #include "engine/access/state_reads.h"
 
 #include <algorithm>
@@ -17,6 +19,7 @@
 #include "base/torch/tensor_over.h"
 #include "base/torch_guard.h"
 #include "engine/access/own_values.h"
+#include "optim/state_numbers.h"
 
 namespace tessera {
 namespace {
@@ -70,7 +73,7 @@ absl::Status StateReads::Plan(const StateMatch& match, bool with_states) {
   }
   // Slots are in the module's order, and those of one flat not all together.
   std::stable_sort(
-      on_disk_.begin(), on_disk_.end(),
+      read_again_.begin(), read_again_.end(),
       [](const Owned& a, const Owned& b) { return a.flat < b.flat; });
   return staging_.Allocate();
 }
@@ -106,8 +109,9 @@ void StateReads::PlanSlot(const StateTable::Slot& slot,
 // belong; what else is to be overwritten in memory is staged.
 void StateReads::AddOwned(Owned one) {
   const TieredBuffer* const buffer = table_.Buffer(one.flat, one.kind);
-  if (buffer != nullptr && buffer->on_disk()) {
-    on_disk_.push_back(std::move(one));
+  if (buffer != nullptr &&
+      (buffer->on_disk() || buffer->format().in_blocks())) {
+    read_again_.push_back(std::move(one));
     return;
   }
   const bool in_memory = buffer == nullptr || !buffer->elsewhere();
@@ -145,7 +149,7 @@ void StateReads::PlanPlain(const at::Tensor& tensor,
 std::vector<WantedElements> StateReads::Wanted() const {
   std::vector<WantedElements> wanted = staging_.wanted();
   wanted.insert(wanted.end(), in_place_.begin(), in_place_.end());
-  for (const Owned& one : on_disk_) {
+  for (const Owned& one : read_again_) {
     if (one.from.has_value()) wanted.push_back(*one.from);
   }
   return wanted;
@@ -173,8 +177,7 @@ absl::Status StateReads::TakeOwn(
 }
 
 at::Tensor StateReads::PlaceOf(const Owned& one) const {
-  return table_.Elements(one.flat, one.kind)
-      .slice(0, one.range.begin, one.range.end);
+  return table_.Elements(one.flat, one.kind, one.range);
 }
 
 absl::Status StateReads::Place() {
@@ -215,8 +218,8 @@ absl::Status StateReads::PlaceOwned(const StagedOwned& one) const {
   return raised.Commit();
 }
 
-absl::Status StateReads::ReadToDisk(CheckpointReader* reader) {
-  const absl::Span<const Owned> all(on_disk_);
+absl::Status StateReads::ReadAgain(CheckpointReader* reader) {
+  const absl::Span<const Owned> all(read_again_);
   for (size_t begin = 0; begin < all.size();) {
     size_t end = begin + 1;
     while (end < all.size() && all[end].flat == all[begin].flat) ++end;
@@ -233,7 +236,12 @@ absl::Status StateReads::ReadFlat(absl::Span<const Owned> parts,
   std::vector<Raised> raised;
   std::vector<WantedElements> wanted;
   Staging casts;
-  std::vector<std::pair<at::Tensor, size_t>> to_cast;
+  struct Cast {
+    at::Tensor to;
+    bool non_negative;
+    size_t number;
+  };
+  std::vector<Cast> to_cast;
   for (const Owned& one : parts) {
     if (!table_.Has(one.flat, one.kind)) continue;
     TESSERA_ASSIGN_OR_RETURN(Raised here,
@@ -245,13 +253,16 @@ absl::Status StateReads::ReadFlat(absl::Span<const Owned> parts,
     } else if (CanBeReadTo(to, one.dtype)) {
       wanted.push_back(ReadTo(to, *one.from));
     } else {
-      to_cast.emplace_back(to, casts.Add(*one.from, one.dtype));
+      to_cast.push_back({to, table_.non_negative(one.flat, one.kind),
+                         casts.Add(*one.from, one.dtype)});
     }
   }
   TESSERA_RETURN_IF_ERROR(casts.Allocate());
   wanted.insert(wanted.end(), casts.wanted().begin(), casts.wanted().end());
   TESSERA_RETURN_IF_ERROR(ReadVerified(reader, wanted));
-  for (const auto& [to, number] : to_cast) to.copy_(casts.Numbers(number));
+  for (const Cast& cast : to_cast) {
+    SetNumbers(casts.Numbers(cast.number), cast.non_negative, cast.to);
+  }
   for (Raised& one : raised) TESSERA_RETURN_IF_ERROR(one.Commit());
   return absl::OkStatus();
 }

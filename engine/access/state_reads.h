@@ -3,8 +3,8 @@
 //   lies                at first, all together       then
 //   in memory           read to memory of its own    Place: copied
 //   in memory, zeros    read to its place            -
-//   on a disk           verified, and not kept       ReadToDisk: read again, to
-//                                                    its place, flat by flat
+//   on a disk, or is    verified, and not kept       ReadAgain: read again, to
+//   of 8 bits                                        its place, flat by flat
 //
 // Until Place nothing has changed that Undo does not restore. Why some of it is
 // read twice stands in state_reads.cc.
@@ -78,7 +78,7 @@ class StateReads {
   // What has been read goes to its place, and its memory is given back. LOCAL.
   absl::Status Place();
   // The rest. LOCAL, blocking. The disks' errors; some of it has changed then.
-  absl::Status ReadToDisk(CheckpointReader* reader);
+  absl::Status ReadAgain(CheckpointReader* reader);
 
  private:
   // Elements of a state of a flat, [begin, end) of those that this rank owns.
@@ -121,7 +121,7 @@ class StateReads {
   std::vector<StagedPlain> plain_;
   std::vector<WantedElements> in_place_;
   std::vector<at::Tensor> zeros_;  // where those are read to
-  std::vector<Owned> on_disk_;
+  std::vector<Owned> read_again_;
 };
 
 }  // namespace tessera

@@ -115,8 +115,9 @@ bool StateTable::Has(int flat, State state) const {
 }
 
 at::ScalarType StateTable::DtypeOf(int flat, State state) const {
-  return state == kValue ? FlatOf(flat).dtype_of_masters()
-                         : Buffer(flat, state)->dtype();
+  if (state == kValue) return FlatOf(flat).dtype_of_masters();
+  const ElementFormat& format = Buffer(flat, state)->format();
+  return format.in_blocks() ? at::kFloat : format.dtype;
 }
 
 TieredBuffer* StateTable::Buffer(int flat, State state) const {
@@ -124,8 +125,9 @@ TieredBuffer* StateTable::Buffer(int flat, State state) const {
   return &optimizer_->states(flat)[static_cast<size_t>(state - kFirst)];
 }
 
-at::Tensor StateTable::Elements(int flat, State state) const {
-  return state == kValue ? FlatOf(flat).masters() : Buffer(flat, state)->View();
+at::Tensor StateTable::Elements(int flat, State state, Range part) const {
+  return state == kValue ? FlatOf(flat).masters().slice(0, part.begin, part.end)
+                         : Buffer(flat, state)->View(part);
 }
 
 Range StateTable::Part(const Slot& slot, Range part) const {

@@ -57,14 +57,22 @@ class StateTable {
   const std::vector<std::string>& NamesOf(const at::Tensor& tensor) const;
   // What a manifest says of all of them.
   void Describe(proto::CheckpointManifest* head) const;
-  // Whether this rank has elements of a state, [owned], and of which dtype.
+  // Whether this rank has elements of a state, [owned], and of which dtype they
+  // are in a checkpoint, whatever they are kept as (optim/state_numbers.h).
   bool Has(int flat, State state) const;
   at::ScalarType DtypeOf(int flat, State state) const;
+  // Of the optimizer's: as StepState says.
+  bool non_negative(int flat, State state) const {
+    return state != kValue &&
+           optimizer_->IsNonNegative(static_cast<size_t>(flat),
+                                     static_cast<size_t>(state - kFirst));
+  }
   // Where they lie, perhaps on a disk; null for values that are the working
   // copy itself. REQUIRES: Has.
   TieredBuffer* Buffer(int flat, State state) const;
-  // REQUIRES: Has, and that they are in memory or raised.
-  at::Tensor Elements(int flat, State state) const;
+  // Those in `part` of [owned], as they are kept. REQUIRES: Has, and that they
+  // are in memory or raised.
+  at::Tensor Elements(int flat, State state, Range part) const;
   // The elements of a slot that are in `part`, a range of its flat.
   Range Part(const Slot& slot, Range part) const;
 

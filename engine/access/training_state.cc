@@ -13,6 +13,7 @@
 #include "engine/access/own_values.h"
 #include "engine/access/state_table.h"
 #include "engine/parts/version.h"
+#include "optim/kernels/block8.h"
 #include "optim/kernels/option_names.h"
 #include "sharding/torch/torch_scope.h"
 #include "torch/version.h"
@@ -54,14 +55,30 @@ Range ShareOf(const TrainingState& state, const FlatParameter& flat) {
 }
 
 SavedPiece::Elsewhere PieceElsewhere(const TieredBuffer& buffer, Range range) {
+  const ElementFormat& format = buffer.format();
   SavedPiece::Elsewhere piece;
   piece.numel = range.numel();
-  piece.bytes = range.numel() * buffer.item_bytes();
-  piece.read = [&buffer, first = range.begin * buffer.item_bytes()](
+  piece.bytes = format.BytesOf(range.numel());
+  piece.read = [&buffer, first = format.BytesOf(range.begin)](
                    int64_t begin, int64_t bytes, char* to) {
     return buffer.ReadBytes(first + begin, bytes, to);
   };
   return piece;
+}
+
+// States of 8 bits are float32 in a checkpoint, so that it can be loaded into
+// states of any kind; what is encoded again has the same bytes.
+SavedPiece::Blocks BlocksOf(const ElementFormat& format, int64_t numel,
+                            bool non_negative) {
+  SavedPiece::Blocks blocks;
+  blocks.numel = numel;
+  blocks.block_numel = format.block_numel;
+  blocks.block_bytes = format.block_bytes;
+  blocks.number_bytes = sizeof(float);
+  blocks.decode = [non_negative](const char* from, int64_t n, char* to) {
+    DecodeBlock8(from, n, non_negative, reinterpret_cast<float*>(to));
+  };
+  return blocks;
 }
 
 // The piece is in memory of the host from here on.
@@ -97,8 +114,11 @@ absl::Status AddPieces(const TrainingState& state, const StateTable& table,
           TESSERA_RETURN_IF_ERROR(TakeCopy(*buffer, &piece));
         }
       } else {
-        piece.elements =
-            table.Elements(slot.flat, kind).slice(0, mine.begin, mine.end);
+        piece.elements = table.Elements(slot.flat, kind, mine);
+      }
+      if (buffer != nullptr && buffer->format().in_blocks()) {
+        piece.blocks = BlocksOf(buffer->format(), mine.numel(),
+                                table.non_negative(slot.flat, kind));
       }
       // Masters may be what the program has in its hands; states are not.
       piece.lasts = kind != StateTable::kValue;

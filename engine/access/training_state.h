@@ -68,9 +68,9 @@ struct LoadedState {
 // client_state) comes back where as many ranks load as saved; else generators
 // stay, buffers are rank 0's, and rank r gets the client_state of rank r modulo
 // the saved world size. Everything that can be wrong with the files is found,
-// on every rank, before anything is changed. What lies on a disk is read twice,
-// and is in memory one flat at a time; what lies in memory is held there once
-// more. COLLECTIVE.
+// on every rank, before anything is changed. What lies on a disk, and states of
+// 8 bits, are read twice, and in memory (as the checkpoint has them) one flat
+// at a time; what else lies in memory is held there once more. COLLECTIVE.
 // `*changed`: with an error, that even so something has been.
 absl::StatusOr<LoadedState> LoadState(const std::string& dir,
                                       const TrainingState& state,

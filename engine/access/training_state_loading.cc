@@ -49,7 +49,7 @@ class Loading {
     TESSERA_RETURN_IF_ERROR(Agree([&] { return Place(); }));
     TESSERA_RETURN_IF_ERROR(RunTogether(state_.comm, "LoadCheckpoint", [&] {
       TorchScope scope;
-      return reads_.ReadToDisk(&reader_);
+      return reads_.ReadAgain(&reader_);
     }));
     TESSERA_RETURN_IF_ERROR(Agree([&] { return Resume(); }));
     loaded_.report.bytes_read = reader_.bytes_read();

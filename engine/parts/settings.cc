@@ -69,8 +69,9 @@ OptimizerOptions OptimizerOf(const proto::Optimizer& optimizer) {
   }
   o.eps = params.eps();
   o.weight_decay = params.weight_decay();
-  o.states = params.state_dtype() == "bf16" ? StateType::kBFloat16
-                                            : StateType::kFloat32;
+  o.states = params.state_dtype() == "bf16"   ? StateType::kBFloat16
+             : params.state_dtype() == "8bit" ? StateType::kBlock8
+                                              : StateType::kFloat32;
   if (params.has_bias_correction())
     o.bias_correction = params.bias_correction();
   o.amsgrad = params.amsgrad();

@@ -244,7 +244,7 @@ __global__ void __launch_bounds__(kThreads)
 // A state's block by a warp: lane l has elements 2 * l and 2 * l + 1.
 __device__ void StoreBlock8(const float* x, bool non_negative, int lane,
                             unsigned char* to) {
-  uint32_t most = 0x00800000;  // 2^-126
+  uint32_t most = kBlock8LeastScale;
   for (int j = 0; j < 2; ++j) {
     most = max(most, BitCast<uint32_t>(x[j]) & 0x7fffffffu);
   }

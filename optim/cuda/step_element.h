@@ -136,7 +136,7 @@ TESSERA_HOST_DEVICE inline float Block8ValueOf(uint8_t code, float scale,
   const uint32_t bits = rest == 0 ? 0 : (rest + bias) << 20;
   return OneNan(Times(BitCast<float>(bits | sign), scale));
 }
-// Of the largest magnitude's bits, 2^-126 among them.
+// Of the largest magnitude's bits, kBlock8LeastScale among them.
 TESSERA_HOST_DEVICE inline float Block8ScaleOf(uint32_t largest) {
   return BitCast<float>(largest < 0x7f800000 ? largest : 0x7fc00000u);
 }

@@ -194,7 +194,7 @@ TEST(StepElementTest, CodesOf8BitsAreThoseOfStepElements) {
   for (int s = 0; s < 2; ++s) {
     const auto bytes = Bits<uint8_t>(m.states[static_cast<size_t>(s)]);
     for (int64_t b = 0; b < kNumel / 64; ++b) {
-      uint32_t most = 0x00800000;
+      uint32_t most = kBlock8LeastScale;
       std::vector<float> x;
       for (int64_t j = 0; j < 64; ++j) {
         const float g = m.gradient.const_data_ptr<float>()[b * 64 + j];

@@ -2,7 +2,8 @@
 //
 //   | 64 codes, a byte each | float32 scale |     68 bytes
 //
-// The scale is the largest magnitude of the block (at least 2^-126), and a code
+// The scale is the largest magnitude of the block (at least 2^-95, so that no
+// number of a code is subnormal, which would be rounded once more), and a code
 // is the element divided by it, rounded to nearest even to 4 bits of mantissa,
 // the leading one not stored:
 //
@@ -29,6 +30,15 @@ namespace tessera {
 
 inline constexpr int kBlock8Elements = 64;
 inline constexpr int64_t kBlock8Bytes = 68;
+inline constexpr uint32_t kBlock8LeastScale = 0x10000000;  // bits of 2^-95
+
+// `numel` elements, from the first of a block on, as float32, and back: what
+// was decoded is encoded to the bytes that it came from. Of the last block
+// encoded, what is behind the elements becomes 0. LOCAL.
+void DecodeBlock8(const void* blocks, int64_t numel, bool non_negative,
+                  float* elements);
+void EncodeBlock8(const float* elements, int64_t numel, bool non_negative,
+                  void* blocks);
 
 }  // namespace tessera
 #endif  // OPTIM_KERNELS_BLOCK8_H_

@@ -1,7 +1,8 @@
-// The loops of StepElements. Compiled once for each instruction set, with its
-// flags and TESSERA_STEP_ISA, a name of its own (BUILD). Nothing here may come
-// from a shared template or inline function: the linker could take its AVX-512
-// copy for all. (Formulas are templates of a type that is this file's own.)
+// The loops of StepElements, and of block8.h. Compiled once for each
+// instruction set, with its flags and TESSERA_STEP_ISA, a name of its own
+// (BUILD). Nothing here may come from a shared template or inline function: the
+// linker could take its AVX-512 copy for all. (Formulas are templates of a type
+// that is this file's own.)
 //
 // Why tiles. Gradient, states and working copy have four, three and four types:
 // a loop for each combination and formula would be a thousand. So 64 elements
@@ -141,7 +142,7 @@ void FromBlock8(const char* from, float* to) {
 
 template <bool kNonNegative>
 void ToBlock8(const float* from, char* to) {
-  Words most = Words{} + 0x00800000;  // 2^-126
+  Words most = Words{} + kBlock8LeastScale;
   for (int i = 0; i < kTile; i += kLanes) {
     const Words rest = LoadAs<Words>(from + i) & 0x7fffffff;
     most = rest > most ? rest : most;
@@ -157,6 +158,14 @@ void ToBlock8(const float* from, char* to) {
     Store(finite ? ToCodes<kNonNegative>(x.x) : Bytes{}, to + i);
   }
   __builtin_memcpy(to + kTile, &scale, sizeof(scale));
+}
+
+void FromBlock8(const char* from, bool non_negative, float* to) {
+  non_negative ? FromBlock8<true>(from, to) : FromBlock8<false>(from, to);
+}
+
+void ToBlock8(const float* from, bool non_negative, char* to) {
+  non_negative ? ToBlock8<true>(from, to) : ToBlock8<false>(from, to);
 }
 
 // ---- a range
@@ -227,10 +236,8 @@ class Loop {
     for (int s = 0; s < F::kStates; ++s) {
       if (r_.state_type == NumberType::kBFloat16) {
         From16(StateAt(s, i), NumberType::kBFloat16, buffers[s]);
-      } else if (states_.states[s].non_negative) {
-        FromBlock8<true>(StateAt(s, i), buffers[s]);
       } else {
-        FromBlock8<false>(StateAt(s, i), buffers[s]);
+        FromBlock8(StateAt(s, i), states_.states[s].non_negative, buffers[s]);
       }
     }
   }
@@ -245,10 +252,8 @@ class Loop {
       char* const to = StateAt(s, i);
       if (r_.state_type == NumberType::kBFloat16) {
         ToBFloat16State(buffers[s], s, random, reinterpret_cast<uint16_t*>(to));
-      } else if (states_.states[s].non_negative) {
-        ToBlock8<true>(buffers[s], to);
       } else {
-        ToBlock8<false>(buffers[s], to);
+        ToBlock8(buffers[s], states_.states[s].non_negative, to);
       }
     }
   }
@@ -370,6 +375,24 @@ void Step(Formula formula, const StepRange& range, const StepStates& states,
           const StepCoefficients& k) {
   VisitFormula(formula,
                [&](auto f) { Loop<decltype(f)>(range, states, k).Run(); });
+}
+
+void Decode(const char* blocks, int64_t numel, bool non_negative, float* to) {
+  for (int64_t i = 0; i < numel; i += kTile, blocks += kBlock8Bytes) {
+    const int64_t n = numel - i < kTile ? numel - i : kTile;
+    float tile[kTile];
+    FromBlock8(blocks, non_negative, tile);
+    __builtin_memcpy(to + i, tile, static_cast<size_t>(n) * 4);
+  }
+}
+
+void Encode(const float* from, int64_t numel, bool non_negative, char* blocks) {
+  for (int64_t i = 0; i < numel; i += kTile, blocks += kBlock8Bytes) {
+    const int64_t n = numel - i < kTile ? numel - i : kTile;
+    float tile[kTile] = {};
+    __builtin_memcpy(tile, from + i, static_cast<size_t>(n) * 4);
+    ToBlock8(tile, non_negative, blocks);
+  }
 }
 
 }  // namespace tessera::TESSERA_STEP_ISA

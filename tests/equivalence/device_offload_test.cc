@@ -39,8 +39,7 @@ absl::StatusOr<std::string> AllOf(Engine* engine) {
   for (const char* name : kNames) {
     TESSERA_RETURN_IF_ERROR(add(engine->Parameter(name)));
     TESSERA_RETURN_IF_ERROR(add(engine->Master(name)));
-    for (const char* const which :
-         {"exp_avg", "exp_avg_sq"}) {
+    for (const char* const which : {"exp_avg", "exp_avg_sq"}) {
       TESSERA_RETURN_IF_ERROR(add(engine->OptimizerStateOf(name, which)));
     }
   }
@@ -57,8 +56,8 @@ absl::Status ChangeSome(DeviceRun* run) {
   TESSERA_ASSIGN_OR_RETURN(const at::Tensor master, engine->Master("a.weight"));
   TESSERA_RETURN_IF_ERROR(
       engine->SetMaster("a.weight", master.cpu() * 1.25 + 0.001));
-  TESSERA_RETURN_IF_ERROR(engine->SetOptimizerState(
-      "b.bias", "exp_avg", torch::full({5}, 0.125)));
+  TESSERA_RETURN_IF_ERROR(
+      engine->SetOptimizerState("b.bias", "exp_avg", torch::full({5}, 0.125)));
   {  // and as a program would
     const torch::NoGradGuard no_grad;
     run->net->b->weight.mul_(1.5);
@@ -225,6 +224,101 @@ TEST(DeviceOffload, CallsFindWhatIsElsewhere) {
             if (HasFailure()) return;
           }
         }
+      }
+    }
+  }
+}
+
+// And as on the CPU.
+TEST(DeviceOffload, StatesOf8BitsGoWhereOthersDo) {
+  RankPool* const pool = RankPool::Get(2);
+  for (const int stage : {1, 3}) {
+    const auto calls = [&](int offload, const char* device, const char* moved) {
+      Way way = WayOf(stage, kBf16, offload, device);
+      way.states = "8bit";
+      return pool->Run("Calls", TextOf(way) + "|" + moved);
+    };
+    const Answers expected = calls(0, "1/workers", "");
+    for (const int offload : {0, 1, stage == 3 ? 3 : 2}) {
+      for (const char* moved : {"", "moved"}) {
+        SCOPED_TRACE(absl::StrCat(stage, " ", offload, moved));
+        ExpectSame(expected, calls(offload, "1/workers", moved));
+      }
+    }
+    ExpectSame(expected, calls(0, "", ""));
+  }
+}
+
+// Two parameters within one storage, and one block of it, of groups of their
+// own.
+struct OddPlaces : torch::nn::Module {
+  explicit OddPlaces(at::Device device) {
+    const at::Tensor all = torch::linspace(-1, 1, 1000).to(device);
+    a = register_parameter("a", all.narrow(0, 0, 65));
+    b = register_parameter("b", all.narrow(0, 65, 700));
+  }
+  at::Tensor a, b;
+};
+
+// args: a Way, of which the device counts.
+TESSERA_RANK_FUNCTION(TrainOddPlaces) {
+  const Way way = tessera::WayOf(args);
+  testdevice::Register({});
+  proto::Config config = ConfigOf(way);
+  proto::ParamGroup* const group =
+      config.mutable_optimizer()->add_param_groups();
+  group->add_parameters("b");
+  group->mutable_params()->set_lr(0.25);
+  EngineOptions options;
+  TESSERA_ASSIGN_OR_RETURN(options.communicator, GroupOf(way, world));
+  if (!way.device.empty()) {
+    RegisterTestDeviceKernels();
+    options.device = testdevice::TestDevice(1);
+  }
+  const auto net =
+      std::make_shared<OddPlaces>(options.device.value_or(at::kCPU));
+  TESSERA_ASSIGN_OR_RETURN(const auto engine,
+                           Engine::Create(net, config, options));
+  for (int i = 0; i < 3; ++i) {
+    TESSERA_RETURN_IF_ERROR(
+        engine->Backward(net->a.square().sum() + 3 * net->b.square().sum()));
+    TESSERA_RETURN_IF_ERROR(engine->Step());
+  }
+  std::string record;
+  for (const char* name : {"a", "b"}) {
+    TESSERA_ASSIGN_OR_RETURN(const at::Tensor master, engine->Master(name));
+    TESSERA_ASSIGN_OR_RETURN(const at::Tensor state,
+                             engine->OptimizerStateOf(name, "exp_avg"));
+    absl::StrAppend(&record, PrintOf(master.cpu()), PrintOf(state.cpu()));
+  }
+  TESSERA_RETURN_IF_ERROR(engine->Close());
+  return record;
+}
+
+TEST(DeviceOffload, ParametersMayShareABlockOfStates) {
+  for (const int world_size : {1, 2}) {
+    Way way;
+    way.stage = 1;
+    way.states = "8bit";
+    RankPool* const pool = RankPool::Get(world_size);
+    const Answers on_device = pool->Run("TrainOddPlaces", TextOf(way));
+    way.device = "";
+    ExpectSame(pool->Run("TrainOddPlaces", TextOf(way)), on_device);
+  }
+}
+
+TEST(DeviceOffload, StatesOf8BitsAreSavedAsTheyWereAtTheCall) {
+  for (const int from : {0, 2, 3}) {
+    for (const int to : {0, 3}) {
+      const TempFolder folder;
+      Way saves = WayOf(3, kBf16, from), loads = WayOf(3, kBf16, to);
+      saves.states = loads.states = "8bit";
+      const std::string text =
+          absl::StrCat(TextOf(saves), "|", TextOf(loads), "|",
+                       folder / "checkpoint", "|async");
+      for (const auto& answer : RankPool::Get(2)->Run("SaveAndLoad", text)) {
+        TESSERA_ASSERT_OK(answer);
+        EXPECT_FALSE(absl::StartsWith(*answer, "saved")) << text << *answer;
       }
     }
   }

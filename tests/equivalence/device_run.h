@@ -54,13 +54,14 @@ struct Way {
   int shard_group = 0;
   // To the host: 1: states, 2: parameters, too; 3: these to a disk.
   int offload = 0;
+  std::string states = "fp32";  // optimizer.params.state_dtype
 };
 
 inline std::string TextOf(const Way& way) {
   return absl::StrJoin(
       {way.device, absl::StrCat(way.stage), absl::StrCat(way.clipping),
        absl::StrCat(way.norm), absl::StrCat(way.fp16),
-       absl::StrCat(way.shard_group), absl::StrCat(way.offload)},
+       absl::StrCat(way.shard_group), absl::StrCat(way.offload), way.states},
       " ");
 }
 
@@ -72,7 +73,8 @@ inline Way WayOf(absl::string_view text) {
           std::stod(words[3]),
           std::stoi(words[4]),
           std::stoi(words[5]),
-          std::stoi(words[6])};
+          std::stoi(words[6]),
+          words[7]};
 }
 
 inline proto::Config ConfigOf(const Way& way) {
@@ -81,6 +83,7 @@ inline proto::Config ConfigOf(const Way& way) {
   config.set_gradient_clipping(way.clipping);
   config.set_gradient_clipping_norm(way.norm);
   config.mutable_optimizer()->set_type("AdamW");
+  config.mutable_optimizer()->mutable_params()->set_state_dtype(way.states);
   config.mutable_zero_optimization()->set_stage(way.stage);
   config.mutable_zero_optimization()->set_stage3_max_reuse_distance(0);
   config.mutable_zero_optimization()->set_stage3_param_persistence_threshold(0);

@@ -374,5 +374,13 @@ INSTANTIATE_TEST_SUITE_P(
                              {"WideGpt stage=3 disk=all dtype=bf16"})),
     NameOfCase);
 
+// Kept in few bits.
+INSTANTIATE_TEST_SUITE_P(
+    States, PlanTruthTest,
+    ::testing::Values("WideGpt stage=1 states=8bit",
+                      "WideGpt stage=3 states=8bit dtype=bf16",
+                      "WideGpt stage=3 states=8bit disk=states"),
+    NameOfCase);
+
 }  // namespace
 }  // namespace tessera

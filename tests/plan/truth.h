@@ -45,6 +45,7 @@ struct TruthCase {
   // What of states and parameters is there: "", states, all, gradients (all,
   // and these).
   std::string disk;
+  std::string states = "fp32";  // optimizer.params.state_dtype
 
   static TruthCase FromText(absl::string_view text);
   proto::Config config() const;

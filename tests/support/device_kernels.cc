@@ -105,10 +105,23 @@ class TestDeviceKernels final : public DeviceKernels {
 
   void Step(Formula formula, absl::Span<const StepPart> parts,
             const at::Tensor& scalars) const override {
+    CheckApart(formula, parts);
     for (const StepPart& part : parts) StepOne(formula, part, scalars);
   }
 
  private:
+  // A device does all parts at once, so none may write what another one does: a
+  // block of states of 8 bits, say.
+  static void CheckApart(Formula formula, absl::Span<const StepPart> parts) {
+    const char* end = nullptr;
+    for (const StepPart& part : parts) {
+      const StepRange& r = part.range;
+      const auto* const begin = static_cast<const char*>(r.states[0]);
+      if (StatesOf(formula).count == 0) return;
+      TORCH_CHECK(begin >= end, "two parts of a step write the same states");
+      end = begin + BytesOf(r.state_type, r.in_block + r.numel);
+    }
+  }
   static void StepOne(Formula formula, const StepPart& part,
                       const at::Tensor& scalars) {
     const StepRange& range = part.range;
@@ -124,7 +137,9 @@ class TestDeviceKernels final : public DeviceKernels {
       regions.push_back(Writes(range.new_master, bytes(range.master_type)));
     }
     for (int s = 0; s < StatesOf(formula).count; ++s) {
-      regions.push_back(Writes(range.states[s], bytes(range.state_type)));
+      regions.push_back(
+          Writes(range.states[s],
+                 BytesOf(range.state_type, range.in_block + range.numel)));
     }
     if (range.average != nullptr) {
       regions.push_back(Writes(range.average, bytes(range.master_type)));
