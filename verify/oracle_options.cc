@@ -31,6 +31,10 @@ absl::Status CheckKnown(const proto::Config& config) {
   if (config.sharding().buffer_sync() != "local") {
     return Unknown("sharding.buffer_sync");
   }
+  const std::string& states = config.optimizer().params().state_dtype();
+  if (!states.empty() && states != "fp32" && states != "bf16") {
+    return Unknown(absl::StrCat("optimizer.params.state_dtype ", states));
+  }
   if (config.scheduler().params().cycle_momentum()) {
     return Unknown("scheduler.params.cycle_momentum, which changes betas");
   }
