@@ -105,6 +105,8 @@ Oracle::Oracle(const MakeModule& make_module, OracleOptions options)
       scale_(ScalingOf(options_)) {
   TORCH_CHECK(options_.predivide == 1 || !(options_.sum || options_.weight),
               "predivide is of means");
+  step_options_.lr *= options_.rate_factor;
+  for (OracleGroup& group : groups_) group.options.lr *= options_.rate_factor;
   at::set_num_threads(1);
   KeepGenerator keep(at::kCPU);
   KeepGenerator keep_device(options_.device);

@@ -69,6 +69,8 @@ struct OracleOptions {
   // Of parameters that are in no group.
   OracleStepOptions optimizer;
   std::vector<OracleGroup> groups;
+  // All rates above are multiplied with.
+  double rate_factor = 1;
 
   // Of real floating parameters, except those of norm layers if these are
   // kept. Unset: what the module has.

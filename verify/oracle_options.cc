@@ -31,6 +31,10 @@ absl::Status CheckKnown(const proto::Config& config) {
   if (config.sharding().buffer_sync() != "local") {
     return Unknown("sharding.buffer_sync");
   }
+  const std::string& states = config.optimizer().params().state_dtype();
+  if (!states.empty() && states != "fp32" && states != "bf16") {
+    return Unknown(absl::StrCat("optimizer.params.state_dtype ", states));
+  }
   if (config.scheduler().params().cycle_momentum()) {
     return Unknown("scheduler.params.cycle_momentum, which changes betas");
   }
@@ -162,6 +166,9 @@ absl::StatusOr<OracleOptions> OracleOptionsOf(const proto::Config& config,
   o.world_size = world_size;
   o.accumulation = static_cast<int>(config.gradient_accumulation_steps());
   TESSERA_RETURN_IF_ERROR(SetOptimizer(config, &o));
+  if (config.has_learning_rate_scaling()) {
+    o.rate_factor = config.learning_rate_scaling().factor();
+  }
   if (config.fp16().enabled()) o.dtype = at::kHalf;
   if (config.bf16().enabled()) o.dtype = at::kBFloat16;
   o.cast_inputs = o.dtype.has_value() && config.precision().cast_inputs();

@@ -9,8 +9,9 @@
 namespace tessera {
 
 // Of a resolved configuration (config/config.h). Seeds and weights are the
-// caller's. Unimplemented names a key that changes results in a way that the
-// oracle does not know; FailedPrecondition without an optimizer.
+// caller's, and a program's groups (verify/engine_groups.h). Unimplemented
+// names a key that changes results in a way that the oracle does not know;
+// FailedPrecondition without an optimizer.
 absl::StatusOr<OracleOptions> OracleOptionsOf(const proto::Config& config,
                                               int world_size, int stage);
 

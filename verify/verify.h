@@ -71,7 +71,7 @@ struct VerifyReport {
 // buffer, its unit, element, both values, rank; Unimplemented naming a key of
 // the configuration that plain training here does not know
 // (sharding.ignored_parameters, precision.fp32_classes, sharding.buffer_sync,
-// the scheduler OneCycle);
+// scheduler.params.cycle_momentum);
 // those of Engine::Create, Backward, Step and of `loss`. The config needs an
 // optimizer.
 absl::StatusOr<VerifyReport> Verify(const Oracle::MakeModule& make,

@@ -96,6 +96,24 @@ TEST(VerifyOptimizersTest, Schedules) {
       "VerifyScheduled");
 }
 
+TESSERA_RANK_FUNCTION(VerifyScaled) {
+  proto::Config config = ConfigWith(std::string(args));
+  config.mutable_learning_rate_scaling()->set_rule("sqrt");
+  config.mutable_learning_rate_scaling()->set_base_batch_size(11);
+  ParameterGroup norms;
+  norms.name = "norms";
+  norms.modules = {"LayerNorm"};
+  norms.options = {{"lr", 0.3}};
+  return VerifyMlp(config, world, {norms});
+}
+
+TEST(VerifyOptimizersTest, RatesForABatch) {
+  ExpectSame(
+      "type: 'SGD' params { lr: 0.2 } param_groups { parameters: 'in.*' "
+      "params { lr: 0.7 } }",
+      "VerifyScaled");
+}
+
 ParameterGroup Biases() {
   ParameterGroup group;
   group.name = "biases";

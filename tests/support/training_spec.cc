@@ -209,9 +209,9 @@ void SetSharding(const TrainingSpec& spec, proto::Config* config) {
 
 proto::Optimizer OptimizerOf(const TrainingSpec& spec) {
   proto::Optimizer optimizer;
-  TORCH_CHECK(google::protobuf::TextFormat::ParseFromString(spec.optimizer,
-                                                            &optimizer),
-              "TrainingSpec: optimizer=", spec.optimizer);
+  TORCH_CHECK(
+      google::protobuf::TextFormat::ParseFromString(spec.optimizer, &optimizer),
+      "TrainingSpec: optimizer=", spec.optimizer);
   return optimizer;
 }
 
