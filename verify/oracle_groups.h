@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,8 @@ struct OracleGroup {
   // Biases, and parameters of norms and embeddings: what has "bias" at one end
   // of its last name, or whose class has Norm or Embedding in its last name.
   bool undecayed = false;
+  // In place of OracleOptions::max_norm, of the norm of these alone.
+  std::optional<double> max_norm;
 };
 
 bool FitsPattern(absl::string_view pattern, absl::string_view name);
