@@ -226,10 +226,12 @@ TEST(ResolveConfig, WritesAllDefaultsOut) {
       "stage3_max_reuse_distance: 1000000000 "
       "zero_hpz_partition_size: 1 } "
       "gradient_clipping_norm: 2 "
-      "bf16 { enabled: false check_grad_overflow: true } "
+      "bf16 { enabled: false check_grad_overflow: true "
+      "name_overflows: false } "
       "fp16 { enabled: false auto_cast: false loss_scale: 0 "
       "initial_scale_power: 16 loss_scale_window: 1000 hysteresis: 2 "
-      "consecutive_hysteresis: false min_loss_scale: 1 } "
+      "consecutive_hysteresis: false min_loss_scale: 1 "
+      "name_overflows: false } "
       "torch_autocast { enabled: false dtype: \"bfloat16\" } "
       "prescale_gradients: false gradient_predivide_factor: 1 "
       "sharding { max_unit_numel: 50000000 reshard_after_forward: true "
@@ -248,7 +250,7 @@ TEST(ResolveConfig, WritesAllDefaultsOut) {
       "every: 1 budget_bytes: 0 "
       "check: \"first\" offload: \"none\" offload_min_bytes: 65536 } "
       "unknown_keys: \"error\" "
-      "auto_micro_batch: false");
+      "auto_micro_batch: false gradient_clipping_value: 0");
 }
 
 TEST(ResolveConfig, IsIdempotent) {

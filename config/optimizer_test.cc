@@ -182,7 +182,8 @@ std::string GroupsJson(absl::string_view groups) {
 TEST(ParamGroups, AreReadAndNamed) {
   const std::string json = GroupsJson(
       "{\"parameters\": [\"a.*\", \"b\"], \"params\": {\"lr\": 0.5}}, "
-      "{\"name\": \"norms\", \"modules\": \"LayerNorm\", \"frozen\": true}");
+      "{\"name\": \"norms\", \"modules\": \"LayerNorm\", \"frozen\": true, "
+      "\"gradient_clipping\": 0.5}");
   TESSERA_ASSERT_OK_AND_ASSIGN(const proto::Config config,
                                ParseConfig(json, "f.json", 1));
   ASSERT_EQ(config.optimizer().param_groups_size(), 2);
@@ -190,7 +191,8 @@ TEST(ParamGroups, AreReadAndNamed) {
             "name: \"group 1\" parameters: \"a.*\" parameters: \"b\" params { "
             "lr: 0.5 }");
   EXPECT_EQ(config.optimizer().param_groups(1).ShortDebugString(),
-            "name: \"norms\" modules: \"LayerNorm\" frozen: true");
+            "name: \"norms\" modules: \"LayerNorm\" frozen: true "
+            "gradient_clipping: 0.5");
   // As a file again, of both kinds.
   for (const auto& [text, file] :
        {std::pair(ConfigToJson(config), "f.json"),
@@ -213,6 +215,9 @@ TEST(ParamGroups, SayWhatIsWrongWithWhich) {
       {"{\"parameters\": \"*\", \"params\": {\"lr\": -1}}",
        "optimizer.param_groups[0].params.lr: expected a finite number of at "
        "least 0, got -1"},
+      {"{\"parameters\": \"*\", \"gradient_clipping\": -1}",
+       "optimizer.param_groups[0].gradient_clipping: expected a finite number "
+       "of at least 0, got -1"},
       {"{\"parameters\": \"*\", \"params\": {\"eps\": 1e-3}}",
        "optimizer.param_groups[0].params.eps: 'SGD' has no such parameter"},
       {"{\"parameters\": \"*\", \"params\": {\"momentum\": 0}}",
@@ -242,6 +247,10 @@ TEST(Gradients, HaveRanges) {
        "gradient_clipping: expected a finite number of at least 0, got -1"},
       {"\"gradient_clipping\": \"inf\"",
        "gradient_clipping: expected a number, got the string \"inf\""},
+      {"\"gradient_clipping_value\": 0.5", "OK"},
+      {"\"gradient_clipping_value\": -1",
+       "gradient_clipping_value: expected a finite number of at least 0, got "
+       "-1"},
       {"\"gradient_clipping_norm\": 0.5", "OK"},
       {"\"gradient_clipping_norm\": \"inf\"", "OK"},
       {"\"gradient_clipping_norm\": 0",

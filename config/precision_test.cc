@@ -25,12 +25,13 @@ TEST(Fp16, AllKeys) {
       ParseConfig(With(R"("fp16": {"enabled": true, "auto_cast": true,
         "loss_scale": 1024, "initial_scale_power": 12, "hysteresis": 3,
         "loss_scale_window": 1e2, "consecutive_hysteresis": true,
-        "min_loss_scale": 2})"),
+        "min_loss_scale": 2, "name_overflows": true})"),
                   "f.json", 1));
   EXPECT_EQ(config.fp16().ShortDebugString(),
             "enabled: true auto_cast: true loss_scale: 1024 "
             "initial_scale_power: 12 loss_scale_window: 100 hysteresis: 3 "
-            "consecutive_hysteresis: true min_loss_scale: 2");
+            "consecutive_hysteresis: true min_loss_scale: 2 "
+            "name_overflows: true");
   EXPECT_TRUE(config.precision().cast_inputs());
 }
 

@@ -143,6 +143,9 @@ absl::Status Engine::Backward(const at::Tensor& loss, BackwardOptions options) {
 absl::StatusOr<bool> Engine::AnyRankHasData(bool this_rank) {
   return impl_->trainer().AnyRankHasData(this_rank);
 }
+absl::StatusOr<std::vector<NonFiniteGradient>> Engine::NonFiniteGradients() {
+  return impl_->trainer().NonFiniteGradients();
+}
 absl::Status Engine::Step() { return impl_->trainer().Step(); }
 const StepReport& Engine::last_step() const {
   return impl_->trainer().last_step();

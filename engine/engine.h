@@ -129,8 +129,8 @@ class Engine {
   // gradients. Elsewhere: counts and does nothing. FailedPrecondition without a
   // Backward of this engine since the last Step, with gradients that did not
   // come through Backward or were not reduced, with parameters registered after
-  // Create. OutOfRange if fp16's dynamic scale cannot be halved any more.
-  // COLLECTIVE.
+  // Create. OutOfRange if fp16's dynamic scale cannot be halved any more, with
+  // the first parameters that were not finite. COLLECTIVE.
   //
   // On devices that have kernels for all of it it waits for no stream: whether
   // gradients overflowed, and their norm, only the device knows when it
@@ -154,9 +154,9 @@ class Engine {
   absl::Status WriteMemoryTimeline(const std::string& prefix);
 
   // The rate of the steps from now on, for a schedule of the program's own: set
-  // it before each Step. A checkpoint keeps it.
-  // The same on all ranks (checked: InvalidArgument). FailedPrecondition
-  // without an optimizer, or if the configuration has a scheduler. COLLECTIVE.
+  // it before each Step. A checkpoint keeps it. The same on all ranks (checked:
+  // InvalidArgument). FailedPrecondition without an optimizer, or if the
+  // configuration has a scheduler. COLLECTIVE.
   absl::Status SetLearningRate(double rate);
   // What the scheduler ReduceLROnPlateau is to follow, a validation loss, say:
   // of torch's its step(metric). The steps from now on have the rate that
@@ -200,9 +200,12 @@ class Engine {
   // micro-batch has been counted. LOCAL, but make it on all ranks.
   absl::Status ZeroGrad();
 
-  // The step's averaged gradient of a parameter so far, whole, in the
-  // parameter's shape; undefined if it got none. COLLECTIVE.
+  // The step's averaged gradient of a parameter so far, whole, in its shape;
+  // undefined if it got none. COLLECTIVE.
   absl::StatusOr<at::Tensor> Gradient(absl::string_view name);
+  // The step's gradients so far that are not finite, in the module's order, the
+  // same on all ranks. FailedPrecondition before a Backward. COLLECTIVE.
+  absl::StatusOr<std::vector<NonFiniteGradient>> NonFiniteGradients();
   // A whole copy of a parameter as operators see it. COLLECTIVE as a forward.
   absl::StatusOr<at::Tensor> Parameter(absl::string_view name);
   // A whole copy of what the optimizer keeps of it: float32 where the parameter

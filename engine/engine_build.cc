@@ -76,6 +76,7 @@ absl::StatusOr<Partition> Engine::Impl::Plan(const EngineOptions& options) {
     }
   }
   parts_->groups = std::move(choice.groups);
+  parts_->settings.step.group_max_norms = std::move(choice.max_norms);
   for (OptimizerOptions& group : parts_->groups.options) {
     group.lr *= RateFactorOf(parts_->config);
   }
@@ -87,8 +88,12 @@ absl::StatusOr<Partition> Engine::Impl::Plan(const EngineOptions& options) {
 absl::Status Engine::Impl::AgreeOnGroups() {
   const ParameterGroups& groups = parts_->groups;
   std::string text;
+  const auto& max_norms = parts_->settings.step.group_max_norms;
   for (size_t g = 0; g < groups.options.size(); ++g) {
     absl::StrAppend(&text, "'", groups.names[g], "'");
+    if (!max_norms.empty() && max_norms[g].has_value()) {
+      absl::StrAppend(&text, " gradient_clipping ", *max_norms[g]);
+    }
     for (const std::string& name : OptionNames(groups.options[g].algorithm)) {
       absl::StrAppend(&text, " ", *tessera::OptionOf(name, groups.options[g]));
     }

@@ -60,6 +60,11 @@ class LossScaler {
   // finite, so that it was skipped. LOCAL. OutOfRange if a dynamic scale should
   // be halved at min_scale; then nothing has changed but skipped_steps.
   absl::Status Update(bool overflow);
+  // An overflow in the next step would be that error. LOCAL.
+  bool ends_at_overflow() const {
+    return dynamic() && state_.hysteresis_left <= 1 &&
+           state_.scale <= options_.min_scale;
+  }
 
   const LossScalerState& state() const { return state_; }
   // Goes on from a saved state, under this scaler's options: a static scale

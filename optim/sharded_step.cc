@@ -1,18 +1,24 @@
 #include "optim/sharded_step.h"
 
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
 
 #include "ATen/ops/empty.h"
-#include "ATen/ops/view_as_complex.h"
 #include "ATen/ops/zeros.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "c10/core/DeviceGuard.h"
 #include "optim/device_kernels.h"
 #include "optim/grad_norm.h"
+#include "optim/gradients/clipping.h"
+#include "optim/gradients/non_finite.h"
+#include "optim/gradients/owned_gradients.h"
 #include "sharding/torch/torch_scope.h"
 #include "torch/csrc/autograd/variable.h"
 
@@ -21,31 +27,9 @@ namespace {
 
 using Flats = std::vector<std::shared_ptr<FlatParameter>>;
 
-// Calls add(segment, first), as NormSum::Add, for this rank's shard of a flat's
-// gradients, also where it owns more: so each element counts on one rank.
-template <typename Add>
-void AddFlat(const FlatParameter& flat, const FlatGradient& gradient,
-             const Add& add) {
-  const at::Tensor owned = gradient.owned();
-  const Range shard = flat.layout().shard(flat.communicator()->rank());
-  for (size_t i = 0; i < flat.parameters().size(); ++i) {
-    const FlatParameter::Parameter& p = flat.parameters()[i];
-    const Range mine = Intersect(p.range, shard);
-    if (!gradient.has_gradient(i) || mine.empty()) continue;
-    at::Tensor part =
-        owned.narrow(0, mine.begin - flat.owned().begin, mine.numel());
-    int64_t first = p.storage_offset + mine.begin - p.range.begin;
-    if (p.tensor.is_complex()) {  // their parts stay together
-      part = at::view_as_complex(part.view({-1, 2}));
-      first /= 2;
-    }
-    add(part, first);
-  }
-}
-
 // The sum over the first `group_size` ranks, a shard group, which the others
 // must be replicas of.
-absl::StatusOr<NormSum> SumOfGroup(const std::vector<std::string>& all,
+absl::StatusOr<NormSum> SumOfGroup(const std::vector<absl::string_view>& all,
                                    size_t group_size, double norm_type) {
   std::optional<NormSum> first;
   for (size_t begin = 0; begin < all.size(); begin += group_size) {
@@ -61,33 +45,88 @@ absl::StatusOr<NormSum> SumOfGroup(const std::vector<std::string>& all,
   return *first;
 }
 
-// The norm of the undivided gradients, the same on all ranks.
-absl::StatusOr<double> GlobalNorm(const Flats& flats,
-                                  const Gradients& gradients, double norm_type,
-                                  Communicator* comm) {
-  NormSum mine(norm_type);
+// Parameters whose gradients have one norm: the first set is of groups without
+// a maximum of their own, each other of one group with it.
+struct ClipSets {
+  std::vector<double> max_norms;  // of each
+  std::vector<int> of_group;      // the set of each group
+  std::vector<int> of_parameter;  // and of each parameter of the model
+};
+
+ClipSets SetsOf(const ShardedStepOptions& options,
+                const ParameterGroups& groups) {
+  ClipSets sets;
+  sets.max_norms = {options.max_norm};
+  sets.of_group.resize(groups.options.size());
+  for (size_t g = 0; g < options.group_max_norms.size(); ++g) {
+    if (!options.group_max_norms[g].has_value()) continue;
+    sets.of_group[g] = static_cast<int>(sets.max_norms.size());
+    sets.max_norms.push_back(*options.group_max_norms[g]);
+  }
+  for (const int group : groups.of) {
+    sets.of_parameter.push_back(sets.of_group[static_cast<size_t>(group)]);
+  }
+  return sets;
+}
+
+// This rank's part of the sums of each set.
+absl::StatusOr<std::vector<NormSum>> SumsOfSets(const Flats& flats,
+                                                const Gradients& gradients,
+                                                const ClipSets& sets,
+                                                double norm_type) {
+  std::vector<NormSum> sums(sets.max_norms.size(), NormSum(norm_type));
   TESSERA_RETURN_IF_ERROR(CatchTorch("gradient norm", [&]() -> absl::Status {
     TorchScope scope;
     for (size_t u = 0; u < flats.size(); ++u) {
       const FlatGradient& gradient = gradients.of(u);
       if (!gradient.has_step_gradient()) continue;
       TESSERA_ASSIGN_OR_RETURN(const Raised raised, gradient.Raise());
-      AddFlat(*flats[u], gradient,
-              [&](const at::Tensor& segment, int64_t first) {
-                mine.Add(segment, first);
-              });
+      VisitShard(*flats[u], gradient,
+                 [&](const FlatParameter::Parameter& p,
+                     const at::Tensor& segment, int64_t first) {
+                   const auto i = static_cast<size_t>(p.index);
+                   sums[static_cast<size_t>(sets.of_parameter[i])].Add(segment,
+                                                                       first);
+                 });
     }
-    mine.Finish();
+    for (NormSum& sum : sums) sum.Finish();
     return absl::OkStatus();
   }));
-  TESSERA_ASSIGN_OR_RETURN(
-      const auto all,
-      comm->AllGatherStrings(mine.Serialize(), CommTag{"gradient norm"}));
+  return sums;
+}
+
+// The norms of the undivided gradients of each set, the same on all ranks.
+absl::StatusOr<std::vector<double>> NormsOfSets(const Flats& flats,
+                                                const Gradients& gradients,
+                                                const ClipSets& sets,
+                                                double norm_type,
+                                                Communicator* comm) {
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<NormSum> mine,
+                           SumsOfSets(flats, gradients, sets, norm_type));
+  std::vector<std::string> texts;
+  for (const NormSum& sum : mine) texts.push_back(sum.Serialize());
+  TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> ranks,
+                           comm->AllGatherStrings(absl::StrJoin(texts, "\n"),
+                                                  CommTag{"gradient norm"}));
+  std::vector<std::vector<absl::string_view>> of_set(mine.size());
+  for (const std::string& rank : ranks) {
+    const std::vector<absl::string_view> sums = absl::StrSplit(rank, '\n');
+    if (sums.size() != mine.size()) {
+      return absl::DataLossError(absl::StrCat(
+          "gradient norm: expected ", mine.size(), " sums of each rank, got ",
+          sums.size(), "; see that all ranks run one build"));
+    }
+    for (size_t i = 0; i < sums.size(); ++i) of_set[i].push_back(sums[i]);
+  }
   const int group_size = flats[0]->communicator()->world_size();
-  TESSERA_ASSIGN_OR_RETURN(
-      const NormSum sum,
-      SumOfGroup(all, static_cast<size_t>(group_size), norm_type));
-  return sum.Norm();
+  std::vector<double> norms;
+  for (const auto& sums : of_set) {
+    TESSERA_ASSIGN_OR_RETURN(
+        const NormSum sum,
+        SumOfGroup(sums, static_cast<size_t>(group_size), norm_type));
+    norms.push_back(sum.Norm());
+  }
+  return norms;
 }
 
 // The device's, if they can do what the step needs; the same on all ranks,
@@ -125,10 +164,10 @@ absl::StatusOr<at::Tensor> ScalarsOnDevice(const DeviceKernels& kernels,
       const FlatGradient& gradient = gradients.of(u);
       if (!gradient.has_step_gradient()) continue;
       TESSERA_ASSIGN_OR_RETURN(const Raised raised, gradient.Raise());
-      AddFlat(*flats[u], gradient,
-              [&](const at::Tensor& segment, int64_t first) {
-                kernels.AddToNorm(segment, first, finish.p, mine);
-              });
+      VisitShard(*flats[u], gradient,
+                 [&](const auto&, const at::Tensor& segment, int64_t first) {
+                   kernels.AddToNorm(segment, first, finish.p, mine);
+                 });
     }
     all = at::empty({comm->world_size() * kNormWords}, words);
     return absl::OkStatus();
@@ -150,21 +189,44 @@ struct Decision {
   StepOutcome outcome;
 };
 
-absl::StatusOr<Decision> DecideOnHost(const Flats& flats,
-                                      const Gradients& gradients,
+// Of each set its own clipping; the gradients are multiplied with it here, if
+// there are several.
+absl::StatusOr<Decision> DecideOnHost(const Flats& flats, Gradients* gradients,
                                       double divisor,
                                       const ShardedStepOptions& options,
+                                      const ParameterGroups& groups,
                                       Communicator* comm) {
   const double inverse = 1 / divisor;
+  const ClipSets sets = SetsOf(options, groups);
   TESSERA_ASSIGN_OR_RETURN(
-      const double raw, GlobalNorm(flats, gradients, options.norm_type, comm));
+      const std::vector<double> raw,
+      NormsOfSets(flats, *gradients, sets, options.norm_type, comm));
+  std::vector<double> clips;
+  std::vector<ShardedStepResult::Norms> norms;
   ShardedStepResult result;
-  result.grad_norm = raw * inverse;
-  result.skipped = options.skip_on_overflow && !std::isfinite(raw);
+  for (size_t i = 0; i < raw.size(); ++i) {
+    const double norm = raw[i] * inverse;
+    clips.push_back(ClipCoefficient(norm, sets.max_norms[i]));
+    norms.push_back({norm, norm * clips[i]});
+    result.skipped =
+        result.skipped || (options.skip_on_overflow && !std::isfinite(raw[i]));
+  }
+  if (result.skipped) {
+    for (auto& each : norms)
+      each.clipped_norm = std::numeric_limits<double>::quiet_NaN();
+  }
+  result.grad_norm = norms[0].grad_norm;
+  result.clipped_norm = norms[0].clipped_norm;
+  const bool several = sets.max_norms.size() > 1;
+  for (size_t g = 0; several && g < sets.of_group.size(); ++g) {
+    const auto set = static_cast<size_t>(sets.of_group[g]);
+    result.groups.push_back(set == 0 ? ShardedStepResult::Norms() : norms[set]);
+  }
   if (result.skipped) return Decision{inverse, StepOutcome(result)};
-  const double clip = ClipCoefficient(result.grad_norm, options.max_norm);
-  result.clipped_norm = result.grad_norm * clip;
-  return Decision{inverse * clip, StepOutcome(result)};
+  if (!several) return Decision{inverse * clips[0], StepOutcome(result)};
+  TESSERA_RETURN_IF_ERROR(
+      MultiplyGradients(flats, clips, sets.of_parameter, gradients));
+  return Decision{inverse, StepOutcome(result)};
 }
 
 absl::StatusOr<Decision> DecideOnDevice(const DeviceKernels& kernels,
@@ -188,18 +250,34 @@ absl::StatusOr<Decision> DecideOnDevice(const DeviceKernels& kernels,
   });
 }
 
-absl::StatusOr<Decision> Decide(const Flats& flats, const Gradients& gradients,
+absl::StatusOr<Decision> Decide(const Flats& flats, Gradients* gradients,
                                 double divisor,
                                 const ShardedStepOptions& options,
+                                const ParameterGroups& groups,
                                 Communicator* comm) {
   if (options.max_norm <= 0 && !options.skip_on_overflow &&
-      !options.report_norm) {
+      !options.report_norm && options.group_max_norms.empty()) {
     return Decision{1 / divisor, StepOutcome(ShardedStepResult())};
   }
-  if (const auto* kernels = NormKernels(flats, options.norm_type)) {
-    return DecideOnDevice(*kernels, flats, gradients, divisor, options, comm);
+  const DeviceKernels* const kernels = NormKernels(flats, options.norm_type);
+  if (kernels != nullptr && options.group_max_norms.empty()) {
+    return DecideOnDevice(*kernels, flats, *gradients, divisor, options, comm);
   }
-  return DecideOnHost(flats, gradients, divisor, options, comm);
+  return DecideOnHost(flats, gradients, divisor, options, groups, comm);
+}
+
+// A step that may turn out to be skipped is waited for, and what is not finite
+// in it found while its gradients are as they came.
+absl::Status NameOverflows(const Flats& flats, const Gradients& gradients,
+                           Communicator* comm, StepOutcome* outcome) {
+  if (outcome->pending() && !outcome->may_be_skipped()) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(ShardedStepResult result, outcome->Take());
+  if (result.skipped) {
+    TESSERA_ASSIGN_OR_RETURN(result.non_finite,
+                             FindNonFinite(flats, gradients, comm));
+  }
+  *outcome = StepOutcome(result);
+  return absl::OkStatus();
 }
 
 // Owners' new values reach the others, and libtorch learns of the change: a
@@ -224,9 +302,18 @@ absl::StatusOr<StepOutcome> StepShards(
     ShardedOptimizer* optimizer, Communicator* comm) {
   TESSERA_RETURN_IF_ERROR(CatchTorch(
       "optimizer states", [&] { return optimizer->Prepare(*gradients); }));
-  TESSERA_ASSIGN_OR_RETURN(Decision decision,
-                           Decide(flats, *gradients, divisor, options, comm));
+  if (options.max_value > 0) {
+    TESSERA_RETURN_IF_ERROR(ClampGradients(flats, options.max_value * divisor,
+                                           options.skip_on_overflow,
+                                           gradients));
+  }
+  TESSERA_ASSIGN_OR_RETURN(
+      Decision decision,
+      Decide(flats, gradients, divisor, options, optimizer->groups(), comm));
   StepOutcome& outcome = decision.outcome;
+  if (options.name_overflows) {
+    TESSERA_RETURN_IF_ERROR(NameOverflows(flats, *gradients, comm, &outcome));
+  }
   if (!outcome.pending() && outcome.Take()->skipped) return std::move(outcome);
   TESSERA_RETURN_IF_ERROR(optimizer->Step(
       gradients, decision.factor,

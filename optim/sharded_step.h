@@ -1,10 +1,18 @@
 // One optimizer step over the shards of all flats: the global gradient norm,
 // clipping by it, what loss scaling and weights divide by, the optimizer.
 //
+//   values  gradients / divisor within [-max_value, max_value], element by
+//           element; NaN stays
 //   norm    of every parameter that has a gradient, each once, in exact sums
 //           (optim/grad_norm.h): the same bits at every stage and world size
 //   factor  1 / divisor, times max_norm / (norm + 1e-6) if that is below 1
 //   step    with gradients * factor, flat by flat, each published when done
+//
+// A group of parameters with a max_norm of its own has its own norm, too, and
+// is no part of that of the others: as who calls clip_grad_norm_ for the group,
+// and once more for all the rest. Then the factors of clipping are multiplied
+// into the gradients first, rounded to their dtype, and that of the step is
+// 1 / divisor.
 //
 // On devices that have kernels for it (optim/device_kernels.h) all of that is
 // given to the current stream, and the outcome is not known yet.
@@ -16,6 +24,7 @@
 #define OPTIM_SHARDED_STEP_H_
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -30,9 +39,16 @@ namespace tessera {
 struct ShardedStepOptions {
   double max_norm = 0;   // 0: no clipping
   double norm_type = 2;  // p > 0, or infinity
+  double max_value = 0;  // 0: elements are not clipped
+  // By group of the optimizer: in place of max_norm, of the group's own norm.
+  // Empty: no group has one. On a device the host finds the norms then.
+  std::vector<std::optional<double>> group_max_norms;
   // A step with a gradient that is not finite is skipped, on all ranks.
   bool skip_on_overflow = false;
   bool report_norm = false;  // even if neither asks for it
+  // What a skipped step has that is not finite is in its result, before
+  // clipping of values. Who asks for it waits for a device's norm.
+  bool name_overflows = false;
 };
 
 // Steps `optimizer` with the step's gradients / divisor, and publishes each
@@ -40,7 +56,9 @@ struct ShardedStepOptions {
 // (FlatParameter::PublishOwned): its new values reach the other ranks, and its
 // parameters' versions say so. Gradients may be changed. `comm`: all ranks,
 // those of the units' shard group and its replicas, in this order. Internal
-// where a norm is asked for and differs between replicas. REQUIRES:
+// where a norm is asked for and differs between replicas; ResourceExhausted and
+// errors of a disk where clipping reads gradients there. REQUIRES: no early
+// steps with max_value or group_max_norms (optim/gradients/clipping.h), and
 // FlatParameter::PrepareUpdate of all. COLLECTIVE where a norm is asked for
 // (one small exchange), and as PublishOwned is.
 //

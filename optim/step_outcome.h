@@ -14,10 +14,12 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <vector>
 
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "optim/gradients/non_finite.h"
 #include "optim/step_scalars.h"
 
 namespace tessera {
@@ -28,6 +30,15 @@ struct ShardedStepResult {
   // the options do not ask for it.
   double grad_norm = std::numeric_limits<double>::quiet_NaN();
   double clipped_norm = std::numeric_limits<double>::quiet_NaN();
+  // The same of each group of parameters that is clipped by a norm of its own;
+  // none where no group is.
+  struct Norms {
+    double grad_norm = std::numeric_limits<double>::quiet_NaN();
+    double clipped_norm = std::numeric_limits<double>::quiet_NaN();
+  };
+  std::vector<Norms> groups;
+  // Of a step that was skipped, where the options ask for it.
+  std::vector<NonFiniteGradient> non_finite;
 };
 
 class StepOutcome {

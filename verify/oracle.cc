@@ -90,6 +90,7 @@ struct Oracle::Parameter {
   std::vector<at::Tensor> replicas;  // by rank
   std::vector<at::Tensor> waiting;   // by rank: not yet reduced
   at::Tensor gradient;               // of the step; undefined: skipped
+  at::Tensor clipped;                // what the step is made with, of it
   at::Tensor rounding;               // of it
   at::Tensor master;
   std::vector<at::Tensor> states;  // of its optimizer
@@ -257,14 +258,50 @@ void Oracle::AddRounding(Parameter* p,
   }
 }
 
-double Oracle::Norm() const {
+// As what is divided at last: the ends are rounded as elements are.
+void Oracle::ClipValues() {
+  const double end = options_.max_value * outcome_.divisor;
+  for (Parameter& p : parameters_) {
+    p.clipped = p.gradient;
+    if (!p.gradient.defined() || options_.max_value <= 0) continue;
+    p.clipped = OracleClamped(p.gradient, end);
+  }
+}
+
+bool Oracle::HasOwnNorm(const Parameter& p) const {
+  return p.group.has_value() && groups_[*p.group].max_norm.has_value();
+}
+
+double Oracle::Norm(std::optional<size_t> group) const {
   std::vector<PlacedGradient> gradients;
   for (const Parameter& p : parameters_) {
-    if (!p.gradient.defined()) continue;
+    const bool meant = group.has_value() ? p.group == group : !HasOwnNorm(p);
+    if (!p.clipped.defined() || !meant) continue;
     gradients.push_back(p.place);
-    gradients.back().gradient = p.gradient;
+    gradients.back().gradient = p.clipped;
   }
   return OracleNorm(gradients, options_.norm_p);
+}
+
+// What all are to be multiplied with; where groups have maxima of their own,
+// each is multiplied with its factor here.
+double Oracle::ClipNorms(double inverse) {
+  const double of_rest = OracleClipping(outcome_.norm, options_.max_norm);
+  bool any = false;
+  std::vector<double> of_group;
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    any = any || groups_[g].max_norm.has_value();
+    of_group.push_back(
+        groups_[g].max_norm.has_value()
+            ? OracleClipping(Norm(g) * inverse, *groups_[g].max_norm)
+            : of_rest);
+  }
+  if (!any) return inverse * of_rest;
+  for (Parameter& p : parameters_) {
+    const double factor = p.group ? of_group[*p.group] : of_rest;
+    if (p.clipped.defined() && factor != 1) p.clipped = p.clipped.mul(factor);
+  }
+  return inverse;
 }
 
 bool Oracle::GradientsAreFinite() const {
@@ -284,9 +321,9 @@ void Oracle::StepOptimizer(double factor) {
         return !IsPlainAdamW(group.options);
       });
   for (Parameter& p : parameters_) {
-    if (!p.gradient.defined()) continue;
+    if (!p.clipped.defined()) continue;
     OracleStep(p.master, p.states,
-               factor == 1 ? p.gradient : p.gradient.mul(factor), ++p.steps,
+               factor == 1 ? p.clipped : p.clipped.mul(factor), ++p.steps,
                StepOptionsOf(p), p.random, elementwise,
                {p.place.strides, p.place.offset});
     for (at::Tensor& replica : p.replicas) Reals(replica).copy_(p.master);
@@ -297,6 +334,7 @@ std::vector<std::vector<at::Tensor>> Oracle::TrainStep(const Loss& loss) {
   KeepGenerator keep(options_.device);
   for (Parameter& p : parameters_) {
     p.gradient.reset();
+    p.clipped.reset();
     p.rounding.reset();
   }
   total_weight_ = 0;
@@ -314,16 +352,13 @@ std::vector<std::vector<at::Tensor>> Oracle::TrainStep(const Loss& loss) {
   const double samples = options_.weight ? total_weight_ : 1;
   outcome_.divisor = outcome_.scale * samples;
   const double inverse = 1 / outcome_.divisor;
-  outcome_.norm = Norm() * inverse;
+  ClipValues();
+  outcome_.norm = Norm(std::nullopt) * inverse;
   outcome_.skipped = (options_.skip_overflows || options_.loss_scaling) &&
                      !GradientsAreFinite();
   scale_.Update(outcome_.skipped);
   if (outcome_.skipped) return losses;
-  double clipping = 1;
-  if (options_.max_norm > 0 && outcome_.norm + 1e-6 > options_.max_norm) {
-    clipping = options_.max_norm / (outcome_.norm + 1e-6);
-  }
-  StepOptimizer(inverse * clipping);
+  StepOptimizer(ClipNorms(inverse));
   return losses;
 }
 

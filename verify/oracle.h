@@ -13,9 +13,11 @@
 //                 micro-batches, the first one copied; or each rank's own
 //                 gradients are, in the master's dtype, and reduced once a step
 //   step          nothing where an element is not finite, if so asked; else
-//                 gradient * (1 / scale / total weight * clipping), a step of
-//                 whole masters with the options of their group
-//                 (verify/oracle_step.h, oracle_groups.h), parameters rounded
+//                 elements within max_value, and then gradient * (1 / scale /
+//                 total weight * clipping), a step of whole masters with the
+//                 options of their group (verify/oracle_step.h,
+//                 oracle_groups.h), parameters rounded. Where a group is
+//                 clipped by its own norm: (gradient * clipping) * (1 / ...)
 //
 // With weights: loss.backward(scale * weight), sums instead of means.
 //
@@ -99,6 +101,8 @@ struct OracleOptions {
 
   double max_norm = 0;  // 0: no clipping
   double norm_p = 2;    // > 0, or infinite
+  // Of elements of gradient / divisor, before the norm; 0: none.
+  double max_value = 0;
 
   bool roundings = false;  // for rounding()
 };
@@ -114,7 +118,9 @@ class Oracle {
   struct Outcome {
     bool skipped = false;
     double scale = 1;  // its losses were multiplied with
-    double norm = 0;   // of the unscaled gradients, before clipping
+    // Of the unscaled gradients, before clipping by it; without those of groups
+    // that are clipped by norms of their own.
+    double norm = 0;
     // What gradient() is to be divided by: the scale, times all weights.
     double divisor = 1;
   };
@@ -163,7 +169,12 @@ class Oracle {
   void TakeGradients(int r, double weight);
   void Reduce(Parameter* p) const;
   void AddRounding(Parameter* p, const std::vector<at::Tensor>& sends) const;
-  double Norm() const;
+  void ClipValues();
+  // Of the gradients of parameters in that group; none: of all that have no
+  // maximum of their own.
+  double Norm(std::optional<size_t> group) const;
+  bool HasOwnNorm(const Parameter& p) const;
+  double ClipNorms(double inverse);
   bool GradientsAreFinite() const;
   void StepOptimizer(double factor);
   const Parameter& Find(absl::string_view name) const;

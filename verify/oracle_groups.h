@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,8 @@ struct OracleGroup {
   // Real parameters of two dims or more, of no embedding and with neither
   // "embed" nor "head" in their names.
   bool hidden_matrices = false;
+  // In place of OracleOptions::max_norm, of the norm of these alone.
+  std::optional<double> max_norm;
 };
 
 bool FitsPattern(absl::string_view pattern, absl::string_view name);

@@ -2,8 +2,10 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <utility>
 
@@ -115,6 +117,20 @@ double OracleNorm(const std::vector<PlacedGradient>& gradients, double p) {
   }
   const double sum = ExactSum(sums);
   return p == 2 ? std::sqrt(sum) : std::pow(sum, 1 / p);
+}
+
+double OracleClipping(double norm, double max_norm) {
+  if (max_norm == 0 || norm + 1e-6 <= max_norm) return 1;
+  return std::isnan(norm) ? 1 : max_norm / (norm + 1e-6);
+}
+
+at::Tensor OracleClamped(const at::Tensor& t, double end) {
+  const double greatest = t.scalar_type() == at::kFloat
+                              ? std::numeric_limits<float>::max()
+                              : std::numeric_limits<double>::max();
+  const at::Tensor most = torch::full({}, std::min(end, greatest), t.options());
+  const at::Tensor lowered = torch::where(t > most, most, t);
+  return torch::where(lowered < -most, -most, lowered);
 }
 
 }  // namespace tessera

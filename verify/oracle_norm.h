@@ -31,5 +31,11 @@ struct PlacedGradient {
 // before).
 double OracleNorm(const std::vector<PlacedGradient>& gradients, double p);
 
+// What gradients of that norm are multiplied with, so that it is max_norm at
+// most; 1 where max_norm is 0.
+double OracleClipping(double norm, double max_norm);
+// Elements beyond [-end, end] are the nearer of these; NaN stays.
+at::Tensor OracleClamped(const at::Tensor& t, double end);
+
 }  // namespace tessera
 #endif  // VERIFY_ORACLE_NORM_H_

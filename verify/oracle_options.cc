@@ -135,6 +135,7 @@ absl::Status SetOptimizer(const proto::Config& config, OracleOptions* o) {
     group.options = from.use_muon() ? MuonOf(params, all) : all;
     SetOptions(from.params(), &group.options);
     group.frozen = from.frozen();
+    if (from.has_gradient_clipping()) group.max_norm = from.gradient_clipping();
     group.parameters = {from.parameters().begin(), from.parameters().end()};
     group.modules = {from.modules().begin(), from.modules().end()};
     o->groups.push_back(std::move(group));
@@ -187,6 +188,7 @@ absl::StatusOr<OracleOptions> OracleOptionsOf(const proto::Config& config,
   o.skip_overflows =
       config.bf16().enabled() && config.bf16().check_grad_overflow();
   o.max_norm = config.gradient_clipping();
+  o.max_value = config.gradient_clipping_value();
   o.norm_p = config.gradient_clipping_norm();
   return o;
 }

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -19,6 +20,7 @@
 #include "checkpoint/exchange/name_map.h"
 #include "comm/communicator.h"
 #include "config/auto_values.h"
+#include "optim/gradients/non_finite.h"
 #include "sharding/recompute/recompute_report.h"
 
 namespace torch::nn {
@@ -44,6 +46,8 @@ struct ParameterGroup {
   bool frozen = false;  // until Engine::SetFrozen
   // Of the optimizer Muon: by Muon, and not by AdamW.
   bool use_muon = false;
+  // As optimizer.param_groups has it; at least 0.
+  std::optional<double> gradient_clipping;
 };
 
 struct EngineOptions {
@@ -137,13 +141,21 @@ struct StepReport {
   struct Group {
     std::string name;
     double learning_rate = 0;
+    // Of groups with a gradient_clipping of their own, as those below; NaN of
+    // the others.
+    double grad_norm = std::numeric_limits<double>::quiet_NaN();
+    double clipped_norm = std::numeric_limits<double>::quiet_NaN();
   };
   std::vector<Group> groups;
-  // Global norm of the gradients before clipping and after; NaN where nothing
-  // asks for it (gradient_clipping 0, neither fp16 nor bf16's check, and no
-  // sharding.report_grad_norm).
+  // Global norm of the gradients before clipping by it and after; NaN where
+  // nothing asks for it (gradient_clipping 0, neither fp16 nor bf16's check,
+  // and no sharding.report_grad_norm). Without those of groups that have their
+  // own.
   double grad_norm = 0;
   double clipped_norm = 0;
+  // Of a step that was skipped, with name_overflows of bf16 or fp16, and where
+  // that was an error: what was not finite, in the module's order.
+  std::vector<NonFiniteGradient> non_finite;
   // Of the step's forwards; nothing without activation_checkpointing.units.
   RecomputeReport recompute;
   // Since the step before, so that of this step's own update it has what has

@@ -1,6 +1,7 @@
 #include "engine/parts/group_choice.h"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <string>
 #include <utility>
@@ -33,6 +34,9 @@ ParameterGroup GroupOf(const proto::ParamGroup& config) {
   group.modules = List(config.modules());
   group.frozen = config.frozen();
   group.use_muon = config.use_muon();
+  if (config.has_gradient_clipping()) {
+    group.gradient_clipping = config.gradient_clipping();
+  }
   const proto::GroupParams& params = config.params();
   const auto set = [&](bool has, const char* name, double value) {
     if (has) group.options.emplace_back(name, value);
@@ -149,6 +153,7 @@ class Chooser {
       AddAutomatic(kNoDecay, options, IsUndecayed);
     }
     if (muon_.has_value()) AddAutomatic(kMuon, *muon_, IsForMuon);
+    SetMaxNorms();
     choice_.groups.of.resize(parameters.size());
     for (const NamedParameter& p : parameters) {
       const auto it = group_of_.find(p.tensor.unsafeGetTensorImpl());
@@ -174,6 +179,12 @@ class Chooser {
     if (group.use_muon && !muon_.has_value()) {
       return absl::InvalidArgumentError("use_muon: the optimizer is not Muon");
     }
+    const double clipping = group.gradient_clipping.value_or(0);
+    if (!(std::isfinite(clipping) && clipping >= 0)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "gradient_clipping: expected a number of at least 0, got ",
+          clipping));
+    }
     OptimizerOptions options = group.use_muon ? *muon_ : base_;
     // Together: nesterov needs its momentum.
     for (const auto& [name, value] : group.options) {
@@ -190,6 +201,17 @@ class Chooser {
     choice_.groups.names.push_back(group.name);
     choice_.frozen.push_back(group.frozen);
     return absl::OkStatus();
+  }
+
+  // After "default" the groups follow in their order.
+  void SetMaxNorms() {
+    std::vector<std::optional<double>> norms(choice_.groups.options.size());
+    bool any = false;
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      norms[g + 1] = groups_[g].gradient_clipping;
+      any = any || norms[g + 1].has_value();
+    }
+    if (any) choice_.max_norms = std::move(norms);
   }
 
   absl::Status ClaimAll() {

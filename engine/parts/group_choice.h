@@ -23,6 +23,8 @@ namespace tessera {
 struct GroupChoice {
   ParameterGroups groups;
   std::vector<bool> frozen;  // of each group
+  // Their own gradient_clipping; empty where no group has one.
+  std::vector<std::optional<double>> max_norms;
 };
 
 // `parameters`: of the engine, each once, with its number. `base`: the options

@@ -234,10 +234,14 @@ Settings SettingsOf(const proto::Config& config, const EngineOptions& options,
       zero.stage3_model_persistence_threshold();
   s.step.max_norm = config.gradient_clipping();
   s.step.norm_type = config.gradient_clipping_norm();
+  s.step.max_value = config.gradient_clipping_value();
   s.step.report_norm = config.sharding().report_grad_norm();
   s.step.skip_on_overflow =
       config.fp16().enabled() ||
       (config.bf16().enabled() && config.bf16().check_grad_overflow());
+  s.step.name_overflows =
+      (config.fp16().enabled() && config.fp16().name_overflows()) ||
+      (config.bf16().enabled() && config.bf16().name_overflows());
   if (config.has_optimizer()) {
     s.optimizer = OptimizerOf(config.optimizer());
     s.optimizer->libtorch_exact = config.precision().libtorch_exact();

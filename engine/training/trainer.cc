@@ -16,7 +16,6 @@
 #include "engine/parts/write_checks.h"
 #include "engine/training/held_report.h"
 #include "offload/update_stream.h"
-#include "optim/sharded_step.h"
 #include "sharding/dispatch/saved_tensors.h"
 #include "sharding/gradient/nested_graphs.h"
 #include "sharding/layout/module_walk.h"
@@ -238,9 +237,9 @@ absl::Status Trainer::UpdateParameters() {
       step_backwards_ == parts_->config.gradient_accumulation_steps();
   SetScheduledRate();
   parts_->gradients->Enter();
-  absl::StatusOr<StepOutcome> made = StepShards(
-      parts_->flats, parts_->gradients.get(), parts_->divisor(),
-      parts_->settings.step, parts_->optimizer.get(), parts_->comm.get());
+  absl::StatusOr<StepOutcome> made =
+      StepShards(parts_->flats, parts_->gradients.get(), parts_->divisor(),
+                 StepOptions(), parts_->optimizer.get(), parts_->comm.get());
   if (!made.ok() && parts_->optimizer->half_stepped()) {
     parts_->Lose(made.status());
   }

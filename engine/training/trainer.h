@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "ATen/core/Tensor.h"
 #include "absl/container/flat_hash_set.h"
@@ -23,6 +24,8 @@
 #include "engine/parts/engine_parts.h"
 #include "engine/parts/engine_types.h"
 #include "engine/training/step_memory_reporter.h"
+#include "optim/gradients/non_finite.h"
+#include "optim/sharded_step.h"
 #include "optim/step_outcome.h"
 
 namespace tessera {
@@ -41,6 +44,7 @@ class Trainer {
   // Its number. NotFound; FailedPrecondition without an optimizer. LOCAL.
   absl::StatusOr<size_t> FindGroup(absl::string_view name) const;
   absl::StatusOr<bool> AnyRankHasData(bool this_rank);
+  absl::StatusOr<std::vector<NonFiniteGradient>> NonFiniteGradients();
 
   // The module's parameters as they are now: a Step with others is refused.
   // LOCAL.
@@ -104,6 +108,7 @@ class Trainer {
   absl::Status CheckOption(absl::string_view group, absl::string_view option,
                            double value) const;
   void SetScheduledRate();
+  ShardedStepOptions StepOptions() const;
   absl::Status UpdateParameters();
   void Report(const ShardedStepResult& result);
   absl::Status UpdateScale();

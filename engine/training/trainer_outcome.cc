@@ -29,6 +29,7 @@
 
 #include "ATen/ops/full.h"
 #include "ATen/ops/where.h"
+#include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "engine/parts/exclusive_scope.h"
 #include "engine/parts/learning_rate.h"
@@ -42,6 +43,11 @@ void Trainer::Report(const ShardedStepResult& result) {
   report_.skipped = result.skipped;
   report_.grad_norm = result.grad_norm;
   report_.clipped_norm = result.clipped_norm;
+  report_.non_finite = result.non_finite;
+  for (size_t g = 0; g < result.groups.size(); ++g) {
+    report_.groups[g].grad_norm = result.groups[g].grad_norm;
+    report_.groups[g].clipped_norm = result.groups[g].clipped_norm;
+  }
   foreseen_ = !result.skipped &&
               (parts_->settings.step.max_norm <= 0 ||
                result.grad_norm == result.clipped_norm) &&
@@ -53,7 +59,9 @@ void Trainer::Report(const ShardedStepResult& result) {
 
 // Units are stepped as their gradients come, where this backward is to be the
 // step's last, and the step may be foreseen: gradients are divided by what is
-// known, and not clipped (optim/sharded_optimizer_early.cc). After a step that
+// known, and not clipped (optim/sharded_optimizer_early.cc). What changes
+// gradients where they lie, for all of them or for a group, cannot be: the
+// factor of the step would not tell. After a step that
 // was not as expected none is, since what is made twice takes twice the disk's
 // time.
 void Trainer::StepEarly(const BackwardOptions& options,
@@ -61,8 +69,9 @@ void Trainer::StepEarly(const BackwardOptions& options,
   ShardedOptimizer* const optimizer = parts_->optimizer.get();
   if (optimizer == nullptr) return;
   optimizer->DropEarly();  // of a Backward before this one
-  const bool may =
-      parts_->settings.offload.early_step && optimizer->MayStepEarly();
+  const ShardedStepOptions& step = parts_->settings.step;
+  const bool may = parts_->settings.offload.early_step && step.max_value <= 0 &&
+                   step.group_max_norms.empty() && optimizer->MayStepEarly();
   const bool last =
       micro_steps_ + 1 == parts_->config.gradient_accumulation_steps() &&
       !has_backward_ && !options.more_losses && micro_batch->reduce;
@@ -78,9 +87,42 @@ void Trainer::StepEarly(const BackwardOptions& options,
   };
 }
 
+// An overflow that would be an error is named: nobody trains on after it, to
+// ask for it then.
+ShardedStepOptions Trainer::StepOptions() const {
+  ShardedStepOptions options = parts_->settings.step;
+  options.name_overflows =
+      options.name_overflows ||
+      (parts_->scaler.has_value() && parts_->scaler->ends_at_overflow());
+  return options;
+}
+
 absl::Status Trainer::UpdateScale() {
   if (!parts_->scaler.has_value()) return absl::OkStatus();
-  return parts_->scaler->Update(report_.skipped);
+  const absl::Status status = parts_->scaler->Update(report_.skipped);
+  if (status.ok()) return status;
+  constexpr size_t kNamed = 5;
+  return absl::Status(
+      status.code(),
+      absl::StrCat(status.message(), "; in this step the gradients of ",
+                   report_.non_finite.empty()
+                       ? "all parameters are finite, but not their norm"
+                       : DescribeNonFinite(report_.non_finite, kNamed)));
+}
+
+// Beside the step, which stays as it is.
+absl::StatusOr<std::vector<NonFiniteGradient>> Trainer::NonFiniteGradients() {
+  TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
+  absl::Status mine;
+  if (step_backwards_ == 0) {
+    mine = absl::FailedPreconditionError(
+        "no Engine::Backward since the last Step: there are no gradients; call "
+        "it before Step");
+  }
+  TESSERA_RETURN_IF_ERROR(
+      parts_->comm->AgreeOk(mine, "Engine::NonFiniteGradients"));
+  parts_->gradients->Enter();
+  return FindNonFinite(parts_->flats, *parts_->gradients, parts_->comm.get());
 }
 
 void Trainer::Settle() {

@@ -116,6 +116,28 @@ TEST_P(DeviceTest, GroupsOfNeighbours) {
   ExpectEqualsOracle(spec_, 2);
 }
 
+// By value, and of biases by a norm of their own; with states on the host, too.
+TEST_P(DeviceTest, ClippingOfValuesAndGroups) {
+  const std::string groups =
+      absl::StrCat(spec_.optimizer,
+                   ",param_groups{parameters:'*.bias',gradient_clipping:0.01}");
+  spec_.dtype = "fp16";
+  spec_.clipping = 0.1;
+  spec_.tier = "cpu";
+  for (int stage : {0, 1, 3}) {
+    spec_.stage = stage;
+    for (const bool grouped : {false, true}) {
+      spec_.optimizer = grouped ? groups : TrainingSpec().optimizer;
+      spec_.clipping_value = grouped ? 0 : 0.01;
+      for (const double offloaded : {-1, 1}) {
+        if (stage == 0 && offloaded > 0) continue;
+        spec_.states_on_disk = offloaded;
+        ExpectEqualsOracle(spec_, 2);
+      }
+    }
+  }
+}
+
 // Operator by operator; a step that is skipped is taken back.
 TEST_P(DeviceTest, LibtorchExact) {
   spec_.libtorch_exact = true;

@@ -93,6 +93,27 @@ TEST(OracleNorm, OfWhatIsNotFinite) {
   }
 }
 
+TEST(OracleClipping, IsThatOfTorch) {
+  for (const double most : {0.5, 5.0}) {
+    const at::Tensor p = torch::zeros({4}, torch::requires_grad());
+    p.mutable_grad() = torch::tensor({3.0F, 0.0F, -4.0F, 0.25F});
+    const at::Tensor before = p.grad().clone();
+    const double norm = torch::nn::utils::clip_grad_norm_({p}, most);
+    const double factor = OracleClipping(norm, most);
+    EXPECT_TRUE(at::allclose(p.grad(), before * factor, 1e-5));
+    EXPECT_EQ(factor < 1, most < norm);
+    p.mutable_grad() = before.clone();
+    torch::nn::utils::clip_grad_value_({p}, most);
+    EXPECT_TRUE(at::equal(p.grad(), OracleClamped(before, most)));
+  }
+  EXPECT_EQ(OracleClipping(7, 0), 1);
+  const at::Tensor odd = torch::tensor({kInf, -kInf, kNan});
+  const at::Tensor clamped = OracleClamped(odd, 2);
+  EXPECT_EQ(clamped[0].item<double>(), 2);
+  EXPECT_EQ(clamped[1].item<double>(), -2);
+  EXPECT_TRUE(std::isnan(clamped[2].item<double>()));
+}
+
 // With p = 1 and 2^53, whose neighbour is 2 away, the order shows.
 const double kLarge = std::ldexp(1, 53);
 

@@ -37,6 +37,7 @@ void VisitResult(Spec& spec, const Visit& visit) {
   visit("predivide", &spec.predivide);
   visit("clipping", &spec.clipping);
   visit("clipping_norm", &spec.clipping_norm);
+  visit("clipping_value", &spec.clipping_value);
   visit("weights", &spec.weights);
   visit("check_overflow", &spec.check_overflow);
   visit("loss_scale", &spec.loss_scale);
@@ -294,6 +295,7 @@ proto::Config ConfigOf(const TrainingSpec& spec) {
   config.set_gradient_accumulation_steps(spec.accumulation);
   config.set_gradient_clipping(spec.clipping);
   config.set_gradient_clipping_norm(spec.clipping_norm);
+  config.set_gradient_clipping_value(spec.clipping_value);
   config.set_gradient_predivide_factor(spec.predivide);
   if (!spec.reduce_dtype.empty()) {
     config.set_communication_data_type(spec.reduce_dtype);
@@ -330,6 +332,7 @@ OracleOptions OracleOptionsOf(const TrainingSpec& spec, int world_size) {
   options.predivide = spec.predivide;
   options.max_norm = spec.clipping;
   options.norm_p = spec.clipping_norm;
+  options.max_value = spec.clipping_value;
   if (spec.weights) options.weight = WeightOf;
   if (spec.dtype == "bf16") options.skip_overflows = spec.check_overflow;
   if (spec.dtype == "fp16") {

@@ -30,6 +30,7 @@ struct TrainingSpec {
   double predivide = 1;                    // gradient_predivide_factor
   double clipping = 0;                     // 0: none
   double clipping_norm = 2;
+  double clipping_value = 0;               // of elements; 0: none
   // Ranks have unequal numbers of samples, some none.
   bool weights = false;
   bool check_overflow = true;  // with bf16

@@ -1,0 +1,104 @@
+#include "optim/gradients/clipping.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "ATen/ops/clamp.h"
+#include "ATen/ops/isinf.h"
+#include "ATen/ops/where.h"
+#include "base/check.h"
+#include "base/status.h"
+#include "base/torch_guard.h"
+#include "optim/gradients/owned_gradients.h"
+#include "sharding/torch/torch_scope.h"
+
+namespace tessera {
+namespace {
+
+using Flats = std::vector<std::shared_ptr<FlatParameter>>;
+
+// Elements that are clamped at once where that needs memory.
+constexpr int64_t kChunk = int64_t{1} << 22;
+
+// A finite number of the dtype: a scalar beyond it would be refused.
+double Within(double bound, at::ScalarType dtype) {
+  return dtype == at::kDouble
+             ? std::min(bound, std::numeric_limits<double>::max())
+             : std::min(bound,
+                        static_cast<double>(std::numeric_limits<float>::max()));
+}
+
+void Clamp(const at::Tensor& segment, double bound, bool keep_infinite) {
+  const double end = Within(bound, segment.scalar_type());
+  if (!keep_infinite) {
+    segment.clamp_(-end, end);
+    return;
+  }
+  for (int64_t begin = 0; begin < segment.numel(); begin += kChunk) {
+    const at::Tensor part =
+        segment.narrow(0, begin, std::min(kChunk, segment.numel() - begin));
+    part.copy_(at::where(at::isinf(part), part, at::clamp(part, -end, end)));
+  }
+}
+
+// Calls change(parameter, segment) for all of a unit that this rank owns.
+template <typename Change>
+absl::Status ChangeUnit(const FlatParameter& flat, const Change& change,
+                        FlatGradient* gradient) {
+  TESSERA_ASSIGN_OR_RETURN(Raised raised, gradient->RaiseToChange());
+  VisitOwned(flat, *gradient, change);
+  return raised.Commit();
+}
+
+}  // namespace
+
+absl::Status ClampGradients(const Flats& flats, double bound,
+                            bool keep_infinite, Gradients* gradients) {
+  TESSERA_CHECK(bound > 0) << bound;
+  return CatchTorch("gradient clipping", [&]() -> absl::Status {
+    TorchScope scope;
+    for (size_t u = 0; u < flats.size(); ++u) {
+      FlatGradient& gradient = gradients->of(u);
+      if (!gradient.has_step_gradient()) continue;
+      TESSERA_RETURN_IF_ERROR(ChangeUnit(
+          *flats[u],
+          [&](const auto&, const at::Tensor& segment) {
+            Clamp(segment, bound, keep_infinite);
+          },
+          &gradient));
+    }
+    return absl::OkStatus();
+  });
+}
+
+absl::Status MultiplyGradients(const Flats& flats,
+                               const std::vector<double>& factors,
+                               const std::vector<int>& set_of,
+                               Gradients* gradients) {
+  const auto factor_of = [&](const FlatParameter::Parameter& p) {
+    return factors[static_cast<size_t>(set_of[static_cast<size_t>(p.index)])];
+  };
+  return CatchTorch("gradient clipping", [&]() -> absl::Status {
+    TorchScope scope;
+    for (size_t u = 0; u < flats.size(); ++u) {
+      FlatGradient& gradient = gradients->of(u);
+      const auto& parameters = flats[u]->parameters();
+      if (!gradient.has_step_gradient() ||
+          std::all_of(parameters.begin(), parameters.end(),
+                      [&](const auto& p) { return factor_of(p) == 1; })) {
+        continue;
+      }
+      TESSERA_RETURN_IF_ERROR(ChangeUnit(
+          *flats[u],
+          [&](const FlatParameter::Parameter& p, const at::Tensor& segment) {
+            if (factor_of(p) != 1) segment.mul_(factor_of(p));
+          },
+          &gradient));
+    }
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace tessera

@@ -1,0 +1,47 @@
+// Which gradients of a step are not finite: where an overflow is to be looked
+// for.
+#ifndef OPTIM_GRADIENTS_NON_FINITE_H_
+#define OPTIM_GRADIENTS_NON_FINITE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "comm/communicator.h"
+#include "sharding/flat/flat_parameter.h"
+#include "sharding/gradient/gradients.h"
+
+namespace tessera {
+
+// Of one parameter whose gradient, the reduced one, is not finite.
+struct NonFiniteGradient {
+  std::string parameter, unit;
+  // Elements over all ranks, each counted once; a complex one as NaN if one of
+  // its parts is, else as infinite.
+  int64_t nan_numel = 0;
+  int64_t infinite_numel = 0;
+  // The ranks in whose shards they lie, as the unit is cut at stages 1 to 3,
+  // also where each rank has all of it; of replicas the first.
+  std::vector<int> ranks;
+};
+
+// Of the step's gradients so far, in the model's order. `comm`: all ranks,
+// those of the units' shard group and its replicas, in this order. The same on
+// all of them, as are errors: ResourceExhausted, and those of a disk where
+// gradients are. Waits for a device. COLLECTIVE.
+absl::StatusOr<std::vector<NonFiniteGradient>> FindNonFinite(
+    const std::vector<std::shared_ptr<FlatParameter>>& flats,
+    const Gradients& gradients, Communicator* comm);
+
+// The first `most` of them in words, for messages:
+//   'in.weight' of unit 'in' (3 NaN, 1 infinite; in the shards of ranks 0, 1)
+// and how many more there are. LOCAL.
+std::string DescribeNonFinite(absl::Span<const NonFiniteGradient> gradients,
+                              size_t most);
+
+}  // namespace tessera
+#endif  // OPTIM_GRADIENTS_NON_FINITE_H_

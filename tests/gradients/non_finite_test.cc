@@ -1,0 +1,179 @@
+// Which gradients are not finite: said on request before a step, by the report
+// of a step that was skipped, and by the error where no scale is left; the same
+// on all ranks, at every stage.
+#include "optim/gradients/non_finite.h"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/check.h"
+#include "base/status.h"
+#include "comm/world/world.h"
+#include "engine/engine.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/support/rank_pool.h"
+#include "tests/support/trainee.h"
+#include "tests/support/training.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+// "parameter NaNs infinities @ranks", without units, which stages cut
+// otherwise.
+std::string TextOf(const std::vector<NonFiniteGradient>& gradients) {
+  std::string text;
+  for (const NonFiniteGradient& g : gradients) {
+    absl::StrAppend(&text, g.parameter, " ", g.nan_numel, " ", g.infinite_numel,
+                    " @");
+    for (const int rank : g.ranks) absl::StrAppend(&text, rank);
+    absl::StrAppend(&text, g.unit.empty() ? " of no unit; " : "; ");
+  }
+  return text;
+}
+
+// args: "stage dtype [disk]". Of a model with two layers: in, [14, 9]
+// and [14], and out, [4, 14] and [4].
+absl::StatusOr<Trainee> Make(absl::string_view args, const World& world,
+                             bool names,
+                             const std::string& model_name = "Overflows") {
+  const std::vector<std::string> words = absl::StrSplit(args, ' ');
+  TrainingSpec spec;
+  spec.model = model_name;
+  TESSERA_CHECK(absl::SimpleAtoi(words[0], &spec.stage));
+  spec.dtype = words[1];
+  spec.initial_scale_power = 0;
+  spec.hysteresis = 1;
+  if (words.size() > 2) {
+    spec.states_on_disk = 1;
+    spec.gradients_on_disk = true;
+  }
+  proto::Config config = ConfigOf(spec);
+  config.mutable_fp16()->set_name_overflows(names);
+  config.mutable_bf16()->set_name_overflows(names);
+  return Trainee::Make(BuildModel(spec.model, world.rank()), config,
+                       world.communicator());
+}
+
+// A whole gradient, which several ranks own, and some elements of another.
+TESSERA_RANK_FUNCTION(AskedFor) {
+  TESSERA_ASSIGN_OR_RETURN(Trainee t, Make(args, world, false, "Mlp"));
+  const auto none = t.engine->NonFiniteGradients();
+  TESSERA_RETURN_IF_ERROR(
+      ExpectCode(absl::StatusCode::kFailedPrecondition, none.status()));
+  TESSERA_RETURN_IF_ERROR(t.Backward(0));
+  TESSERA_ASSIGN_OR_RETURN(const auto finite, t.engine->NonFiniteGradients());
+  if (!finite.empty()) return "something is not finite";
+  for (const auto& [name, nans] : {std::pair("blocks.1.up.weight", 1000),
+                                   std::pair("blocks.0.up.bias", 2)}) {
+    TESSERA_ASSIGN_OR_RETURN(at::Tensor gradient, t.engine->Gradient(name));
+    const at::Tensor all = gradient.view({-1});
+    all.fill_(-kInfinity);
+    all.slice(0, 0, std::min<int64_t>(nans, all.numel())).fill_(kNan);
+    all.slice(0, all.numel() - 1).fill_(1);
+    TESSERA_RETURN_IF_ERROR(t.engine->SetGradient(name, gradient));
+  }
+  TESSERA_ASSIGN_OR_RETURN(const auto found, t.engine->NonFiniteGradients());
+  TESSERA_RETURN_IF_ERROR(t.engine->ZeroGrad());
+  TESSERA_RETURN_IF_ERROR(t.TrainStep(0));  // it goes on
+  return absl::StrCat(TextOf(found),
+                      t.parameter("blocks.1.up.weight").numel() - 1, " ",
+                      t.parameter("blocks.0.up.bias").numel() - 3);
+}
+
+class NonFiniteTest : public ::testing::TestWithParam<int> {
+ protected:
+  std::string stage() const { return absl::StrCat(GetParam()); }
+};
+
+TEST_P(NonFiniteTest, IsToldBeforeAStep) {
+  for (const int world_size : {1, 2}) {
+    for (const std::string dtype : {" fp32", " bf16"}) {
+      const std::vector<std::string> told =
+          RunOnRanks(world_size, "AskedFor", stage() + dtype);
+      const std::vector<std::string> words = absl::StrSplit(told[0], ' ');
+      ASSERT_EQ(words.size(), 10u) << told[0];
+      const std::string weights = words[8], biases = words[9];
+      EXPECT_THAT(
+          told,
+          Each(AllOf(
+              HasSubstr(absl::StrCat("blocks.0.up.bias 2 ", biases, " @")),
+              HasSubstr(absl::StrCat("; blocks.1.up.weight ", weights, " 0 @")),
+              Not(HasSubstr("no unit")))));
+      EXPECT_EQ(told, RunOnRanks(world_size, "AskedFor", "2" + dtype));
+    }
+  }
+}
+
+// Micro-batch 4 has one element of a gradient that overflows, 1 all.
+TESSERA_RANK_FUNCTION(Reported) {
+  TESSERA_ASSIGN_OR_RETURN(Trainee t, Make(args, world, true));
+  TESSERA_RETURN_IF_ERROR(t.TrainStep(0));
+  if (!t.engine->last_step().non_finite.empty()) return "of a step";
+  const absl::Status status = t.TrainStep(4);
+  std::string text = TextOf(t.engine->last_step().non_finite);
+  absl::StrAppend(&text, status.ToString());
+  TESSERA_RETURN_IF_ERROR(t.TrainStep(0));
+  if (!t.engine->last_step().non_finite.empty()) return "of an older step";
+  return text;
+}
+
+TEST_P(NonFiniteTest, IsInTheReportOfASkippedStep) {
+  EXPECT_THAT(
+      RunOnRanks(2, "Reported", stage() + " fp16"),
+      Each(AllOf(HasSubstr("out.bias 0 1 @"), HasSubstr("OUT_OF_RANGE"))));
+}
+
+// Without the key: the error alone.
+TESSERA_RANK_FUNCTION(LeastScaleNames) {
+  TESSERA_ASSIGN_OR_RETURN(Trainee t, Make(args, world, false));
+  TESSERA_RETURN_IF_ERROR(t.TrainStep(0));
+  return t.TrainStep(4).ToString();
+}
+
+TEST_P(NonFiniteTest, IsNamedWhereNoScaleIsLeft) {
+  EXPECT_THAT(
+      RunOnRanks(2, "LeastScaleNames", stage() + " fp16"),
+      Each(AllOf(HasSubstr("OUT_OF_RANGE"),
+                 HasSubstr("in this step the gradients of 'out.bias' of unit "
+                           "'"),
+                 HasSubstr("' (0 NaN, 1 infinite; in the shard of rank "))));
+}
+
+INSTANTIATE_TEST_SUITE_P(Stages, NonFiniteTest, ::testing::Range(0, 4),
+                         [](const auto& info) {
+                           return absl::StrCat("Stage", info.param);
+                         });
+
+TEST(NonFiniteOnDiskTest, IsFound) {
+  EXPECT_THAT(RunOnRanks(2, "Reported", "3 fp16 disk"),
+              Each(HasSubstr("out.bias 0 1 @")));
+}
+
+TEST(DescribeNonFiniteTest, NamesTheFirst) {
+  const NonFiniteGradient one = {"w", "block", 2, 1, {0, 3}};
+  const NonFiniteGradient other = {"b", "block", 0, 4, {1}};
+  EXPECT_EQ(DescribeNonFinite({one, other, one}, 2),
+            "'w' of unit 'block' (2 NaN, 1 infinite; in the shards of ranks 0, "
+            "3), 'b' of unit 'block' (0 NaN, 4 infinite; in the shard of rank "
+            "1) and 1 more");
+}
+
+}  // namespace
+}  // namespace tessera
