@@ -13,7 +13,6 @@
 #include "base/torch_guard.h"
 #include "offload/update_stream.h"
 #include "optim/device_kernels.h"
-#include "optim/kernels/block8.h"
 #include "optim/streamed_step.h"
 #include "sharding/torch/torch_scope.h"
 
@@ -75,12 +74,6 @@ std::vector<std::string> ShardedOptimizer::StateNames(size_t u) const {
   return names;
 }
 
-bool ShardedOptimizer::IsNonNegative(size_t u, size_t state) const {
-  const StepStates states = StatesOf(FormulaOf(u));
-  return state < static_cast<size_t>(states.count) &&
-         states.states[state].non_negative;
-}
-
 TieredBuffer* ShardedOptimizer::average(size_t u) {
   std::vector<TieredBuffer>& moments = states_[u].moments;
   return OptionsOf(u).ema_decay > 0 && !moments.empty() ? &moments.back()
@@ -93,19 +86,6 @@ std::string ShardedOptimizer::name() const {
   return absl::StrJoin(names, "+");
 }
 
-ElementFormat ShardedOptimizer::StateFormatOf(size_t u) const {
-  const at::ScalarType own = flats_[u]->master_dtype();
-  if (own != at::kFloat) return own;
-  switch (OptionsOf(u).states) {
-    case StateType::kFloat32:
-      return own;
-    case StateType::kBFloat16:
-      return at::kBFloat16;
-    case StateType::kBlock8:
-      return ElementFormat::Blocks(kBlock8Elements, kBlock8Bytes);
-  }
-}
-
 absl::Status ShardedOptimizer::EnsureState(size_t u) {
   FlatParameter& flat = *flats_[u];
   if (states_[u].made) return absl::OkStatus();
@@ -115,14 +95,15 @@ absl::Status ShardedOptimizer::EnsureState(size_t u) {
   State made;  // all of it, or nothing
   made.made = true;
   for (const std::string& name : names) {
+    const StateType type =
+        name == kAverage ? StateType::kFloat32 : OptionsOf(u).states;
     TESSERA_ASSIGN_OR_RETURN(
         TieredBuffer state,
-        TieredBuffer::Allocate(
-            flat.owned().numel(),
-            name == kAverage ? flat.master_dtype() : StateFormatOf(u),
-            flat.device(), MemoryKind::kOptimizer,
-            options.PlaceOf(options.states),
-            absl::StrCat(name, " of unit ", flat.name())));
+        TieredBuffer::Allocate(flat.owned().numel(),
+                               StateFormatOf(type, flat.master_dtype()),
+                               flat.device(), MemoryKind::kOptimizer,
+                               options.PlaceOf(options.states),
+                               absl::StrCat(name, " of unit ", flat.name())));
     made.moments.push_back(std::move(state));
   }
   if (flat.updated_on_host()) {

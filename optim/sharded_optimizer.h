@@ -109,7 +109,11 @@ class ShardedOptimizer {
   // Of its states: the formula's, and "ema" if there is one.
   std::vector<std::string> StateNames(size_t flat) const;
   // Whether a state of that number cannot be negative (StepState).
-  bool IsNonNegative(size_t flat, size_t state) const;
+  bool IsNonNegative(size_t flat, size_t state) const {
+    const StepStates states = StatesOf(FormulaOf(flat));
+    return state < static_cast<size_t>(states.count) &&
+           states.states[state].non_negative;
+  }
   // The average of masters, or null.
   TieredBuffer* average(size_t flat);
   // Of all units: "adamw", "adamw+muon".
@@ -214,7 +218,6 @@ class ShardedOptimizer {
                         const GradientFactor& factor, const AfterUnit& after);
   absl::Status CheckKernels(size_t u) const;
   const OptimizerOptions& OptionsOf(size_t u) const;
-  ElementFormat StateFormatOf(size_t flat) const;
   absl::Status EnsureState(size_t flat);
   static absl::Status AllocateHostBuffers(const FlatParameter& flat,
                                           State* state);

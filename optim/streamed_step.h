@@ -38,7 +38,7 @@ class StreamedStep {
   StreamedUpdate Update() &&;
 
  private:
-  static constexpr int kNumPlaces = kStates + kMaxStates;
+  static constexpr int kNumPlaces = kStates + kMaxStates + 1;  // the average
   void CountState(Place place);
   // What the update computes with: copied into it.
   struct Parts {

@@ -12,7 +12,6 @@
 #include "ATen/ops/zeros.h"
 #include "c10/core/DeviceGuard.h"
 #include "optim/device_kernels.h"
-#include "optim/kernels/block8.h"
 #include "sharding/layout/flat_buffer.h"
 
 namespace tessera {

@@ -11,6 +11,8 @@
 
 #include "ATen/core/Tensor.h"
 #include "absl/container/flat_hash_map.h"
+#include "offload/element_format.h"
+#include "optim/kernels/block8.h"
 #include "optim/kernels/element_step.h"
 #include "optim/kernels/optimizer_options.h"
 #include "sharding/flat/flat_parameter.h"
@@ -24,6 +26,14 @@ using HasGradient = std::vector<bool>;
 
 // Whether all groups are stepped with AdamW as libtorch's fused kernel has it.
 bool IsPlainAdamW(const std::vector<OptimizerOptions>& groups);
+
+// What states are kept in, beside masters of this dtype.
+inline ElementFormat StateFormatOf(StateType type, at::ScalarType masters) {
+  if (masters != at::kFloat || type == StateType::kFloat32) return masters;
+  return type == StateType::kBFloat16
+             ? ElementFormat(at::kBFloat16)
+             : ElementFormat::Blocks(kBlock8Elements, kBlock8Bytes);
+}
 
 // What gradients are multiplied with.
 struct GradientFactor {

@@ -16,7 +16,6 @@
 #include "offload/element_format.h"
 #include "optim/kernels/block8.h"
 #include "optim/kernels/optimizer_options.h"
-#include "optim/state_numbers.h"
 #include "optim/step_test_util.h"
 #include "sharding/flat/flat_parameter.h"
 #include "sharding/flat/schedule.h"
@@ -141,9 +140,9 @@ class UnitStepTest : public ::testing::TestWithParam<Case> {
       if (options.states == StateType::kBlock8) {
         const at::Tensor numbers = made;
         made = torch::zeros({kBlocks.BytesOf(n)}, at::kByte);
-        SetNumbers(numbers,
-                   StatesOf(FormulaOf(options)).states[state].non_negative,
-                   made);
+        EncodeBlock8(numbers.const_data_ptr<float>(), n,
+                     StatesOf(FormulaOf(options)).states[state].non_negative,
+                     made.mutable_data_ptr());
       }
     }
     tensors.gradient = Random(n);

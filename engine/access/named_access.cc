@@ -9,9 +9,9 @@
 #include "base/bits.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
+#include "engine/access/state_table.h"
 #include "engine/parts/exclusive_scope.h"
 #include "engine/setup/initial_sync.h"
-#include "optim/state_numbers.h"
 #include "sharding/flat/pins.h"
 #include "sharding/flat/whole_values.h"
 #include "sharding/torch/storage_access.h"
@@ -207,7 +207,7 @@ absl::Status NamedAccess::WriteState(const ParameterRef& place,
   }
   TorchScope scope;
   const at::Tensor numbers =
-      NumbersOf(buffer.View(), buffer.numel(), state.non_negative);
+      StateNumbers(buffer.View(), buffer.numel(), state.non_negative);
   TESSERA_RETURN_IF_ERROR(WriteOwned(flat, place.parameter, value, numbers));
   const FlatParameter::Parameter& p =
       flat.parameters()[static_cast<size_t>(place.parameter)];
@@ -218,7 +218,7 @@ absl::Status NamedAccess::WriteState(const ParameterRef& place,
   const Range part = {
       mine.begin / kAlignElements * kAlignElements - flat.owned().begin,
       end - flat.owned().begin};
-  SetNumbers(Slice(numbers, part), state.non_negative, buffer.View(part));
+  SetStateNumbers(Slice(numbers, part), state.non_negative, buffer.View(part));
   return absl::OkStatus();
 }
 
@@ -231,10 +231,11 @@ absl::StatusOr<at::Tensor> NamedAccess::State(absl::string_view name,
         TESSERA_RETURN_IF_ERROR(parts_->flat(place).AwaitUpdated());
         TESSERA_ASSIGN_OR_RETURN(const Raised raised, Raised::Of(owned.buffer));
         TorchScope scope;
-        return WholeCopy(place,
-                         NumbersOf(owned.buffer->View(), owned.buffer->numel(),
-                                   owned.non_negative),
-                         "optimizer states");
+        return WholeCopy(
+            place,
+            StateNumbers(owned.buffer->View(), owned.buffer->numel(),
+                         owned.non_negative),
+            "optimizer states");
       }));
 }
 

@@ -19,7 +19,6 @@
 #include "base/torch/tensor_over.h"
 #include "base/torch_guard.h"
 #include "engine/access/own_values.h"
-#include "optim/state_numbers.h"
 
 namespace tessera {
 namespace {
@@ -261,7 +260,7 @@ absl::Status StateReads::ReadFlat(absl::Span<const Owned> parts,
   wanted.insert(wanted.end(), casts.wanted().begin(), casts.wanted().end());
   TESSERA_RETURN_IF_ERROR(ReadVerified(reader, wanted));
   for (const Cast& cast : to_cast) {
-    SetNumbers(casts.Numbers(cast.number), cast.non_negative, cast.to);
+    SetStateNumbers(casts.Numbers(cast.number), cast.non_negative, cast.to);
   }
   for (Raised& one : raised) TESSERA_RETURN_IF_ERROR(one.Commit());
   return absl::OkStatus();

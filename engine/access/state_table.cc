@@ -7,6 +7,7 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "checkpoint/checkpoint.h"
+#include "optim/kernels/block8.h"
 
 namespace tessera {
 namespace {
@@ -40,6 +41,30 @@ int64_t NumbersPer(const at::Tensor& tensor) {
 at::ScalarType NumberDtype(const at::Tensor& tensor) {
   return tensor.is_complex() ? c10::toRealValueType(tensor.scalar_type())
                              : tensor.scalar_type();
+}
+
+at::Tensor StateNumbers(const at::Tensor& kept, int64_t numel,
+                        bool non_negative) {
+  if (kept.scalar_type() != at::kByte) return kept.narrow(0, 0, numel);
+  const at::Tensor blocks = kept.cpu();
+  const at::Tensor numbers = at::empty({numel}, at::kFloat);
+  DecodeBlock8(blocks.const_data_ptr(), numel, non_negative,
+               numbers.mutable_data_ptr<float>());
+  return numbers.to(kept.device());
+}
+
+void SetStateNumbers(const at::Tensor& numbers, bool non_negative,
+                     const at::Tensor& kept) {
+  if (kept.scalar_type() != at::kByte) {
+    kept.copy_(numbers);
+    return;
+  }
+  const at::Tensor floats = numbers.to(at::kCPU, at::kFloat).contiguous();
+  const at::Tensor blocks =
+      kept.is_cpu() ? kept : at::empty(kept.sizes(), at::kByte);
+  EncodeBlock8(floats.const_data_ptr<float>(), floats.numel(), non_negative,
+               blocks.mutable_data_ptr());
+  if (!kept.is_cpu()) kept.copy_(blocks);
 }
 
 std::vector<int64_t> ContiguousStrides(at::IntArrayRef sizes) {

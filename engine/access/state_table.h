@@ -58,7 +58,7 @@ class StateTable {
   // What a manifest says of all of them.
   void Describe(proto::CheckpointManifest* head) const;
   // Whether this rank has elements of a state, [owned], and of which dtype they
-  // are in a checkpoint, whatever they are kept as (optim/state_numbers.h).
+  // are in a checkpoint, whatever they are kept as (StateNumbers).
   bool Has(int flat, State state) const;
   at::ScalarType DtypeOf(int flat, State state) const;
   // Of the optimizer's: as StepState says.
@@ -93,6 +93,20 @@ class StateTable {
 // element of a tensor is, and their dtype.
 int64_t NumbersPer(const at::Tensor& tensor);
 at::ScalarType NumberDtype(const at::Tensor& tensor);
+// The numbers that states of the optimizer are, out of what they are kept as
+// and back. Those of 8 bits (optim/kernels/block8.h) are bytes in blocks, and
+// float32 numbers; others are numbers as they are kept. On whatever device;
+// what is there in blocks goes through the CPU, blocking. Throw c10::Error.
+// LOCAL.
+//
+// [numel], the first of `kept`, which begins with a block; not a copy where
+// they are kept as numbers.
+at::Tensor StateNumbers(const at::Tensor& kept, int64_t numel,
+                        bool non_negative);
+// Of any floating dtype. In blocks what is behind them in the last one is 0.
+void SetStateNumbers(const at::Tensor& numbers, bool non_negative,
+                     const at::Tensor& kept);
+
 // In elements, the last dim's 1.
 std::vector<int64_t> ContiguousStrides(at::IntArrayRef sizes);
 

@@ -51,6 +51,10 @@ inline constexpr OptimizerCase kOptimizerCases[] = {
      "type: 'AdamW' params { weight_decay: 0.1 ema_decay: 0.75 state_dtype: "
      "'bf16' }"},
     {"MuonsAverages", "type: 'Muon' params { lr: 0.01 ema_decay: 0.75 }"},
+    {"AmsGradAverages",
+     "type: 'AdamW' params { amsgrad: true ema_decay: 0.75 }"},
+    {"EightBitMuon",
+     "type: 'Muon' params { lr: 0.01 ema_decay: 0.75 state_dtype: '8bit' }"},
     {"Groups",
      "type: 'AdamW' params { weight_decay: 0.1 } no_decay: 'auto' "
      "param_groups { name: 'first' parameters: '*0*weight' params { lr: 0.01 "
