@@ -31,7 +31,8 @@ TEST(Optimizer, DefaultsAreWrittenOut) {
   EXPECT_EQ(config.optimizer().ShortDebugString(),
             "type: \"AdamW\" params { lr: 0.001 betas: 0.9 betas: 0.999 "
             "eps: 1e-08 weight_decay: 0 adam_w_mode: true bias_correction: "
-            "true amsgrad: false state_dtype: \"fp32\" maximize: false } "
+            "true amsgrad: false state_dtype: \"fp32\" ema_decay: 0 maximize: "
+            "false } "
             "no_decay: \"off\"");
 }
 
@@ -110,17 +111,20 @@ TEST(Optimizer, ParamsHaveRanges) {
 TEST(Optimizer, EachHasItsOwnDefaults) {
   const std::pair<const char*, const char*> cases[] = {
       {"SGD",
-       "lr: 0.001 weight_decay: 0 state_dtype: \"fp32\" momentum: 0 "
+       "lr: 0.001 weight_decay: 0 state_dtype: \"fp32\" ema_decay: 0 momentum: "
+       "0 "
        "dampening: 0 nesterov: false maximize: false"},
       {"Adagrad",
-       "lr: 0.01 eps: 1e-10 weight_decay: 0 state_dtype: \"fp32\" lr_decay: 0 "
+       "lr: 0.01 eps: 1e-10 weight_decay: 0 state_dtype: \"fp32\" ema_decay: 0 "
+       "lr_decay: 0 "
        "initial_accumulator_value: 0 maximize: false"},
       {"RMSprop",
-       "lr: 0.01 eps: 1e-08 weight_decay: 0 state_dtype: \"fp32\" momentum: 0 "
+       "lr: 0.01 eps: 1e-08 weight_decay: 0 state_dtype: \"fp32\" ema_decay: 0 "
+       "momentum: 0 "
        "alpha: 0.99 centered: false maximize: false"},
       {"lion",
        "lr: 0.001 betas: 0.9 betas: 0.99 weight_decay: 0 state_dtype: "
-       "\"fp32\" maximize: false"},
+       "\"fp32\" ema_decay: 0 maximize: false"},
   };
   for (const auto& [type, params] : cases) {
     const std::string json =

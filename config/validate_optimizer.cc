@@ -103,7 +103,7 @@ bool IsMuon(const Known& known) {
 
 bool Has(const Known& known, const std::string& field) {
   if (field == "betas") return !known.betas.empty();
-  if (field == "state_dtype") return true;
+  if (field == "state_dtype" || field == "ema_decay") return true;
   const bool of_muon = field == "muon_lr" || field == "adam_lr" ||
                        field == "ns_method" || field == "adjust_lr_fn";
   if (of_muon) return IsMuon(known);
@@ -165,6 +165,7 @@ void FillParameters(const Known& known, proto::OptimizerParams* params) {
     }
   }
   if (!params->has_state_dtype()) params->set_state_dtype("fp32");
+  if (!params->has_ema_decay()) params->set_ema_decay(0);
   if (!IsMuon(known)) return;
   if (!params->has_muon_lr()) params->set_muon_lr(params->lr());
   if (!params->has_adam_lr()) params->set_adam_lr(params->lr());

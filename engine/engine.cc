@@ -8,6 +8,7 @@
 #include "base/torch_guard.h"
 #include "comm/world/world.h"
 #include "config/config.h"
+#include "engine/offload/averages.h"
 #include "engine/access/safetensors_loading.h"
 #include "engine/access/state_dict.h"
 #include "engine/access/summoned.h"
@@ -174,6 +175,14 @@ std::vector<std::string> Engine::GroupNames() const {
 }
 absl::Status Engine::SetFrozen(absl::string_view group, bool frozen) {
   return impl_->trainer().SetFrozen(group, frozen);
+}
+absl::Status Engine::SwapInAverages() {
+  TESSERA_RETURN_IF_ERROR(impl_->trainer().CheckAtBoundary());
+  return SwapAverages(impl_->parts().get(), /*in=*/true);
+}
+absl::Status Engine::SwapOutAverages() {
+  impl_->trainer().Settle();
+  return SwapAverages(impl_->parts().get(), /*in=*/false);
 }
 absl::Status Engine::ZeroGrad() { return impl_->trainer().ZeroGrad(); }
 absl::StatusOr<at::Tensor> Engine::Gradient(absl::string_view name) {

@@ -184,6 +184,16 @@ class Engine {
   // a step. COLLECTIVE.
   absl::Status SetFrozen(absl::string_view group, bool frozen);
 
+  // The parameters become their exponential moving averages
+  // (optimizer.params.ema_decay), on the shards: no rank holds more than it
+  // did. For evaluation, and to save them by FullStateDict or SaveSafetensors;
+  // until SwapOutAverages nothing trains, and no checkpoint is saved. A
+  // parameter that no step has changed stays as it is. FailedPrecondition.
+  // COLLECTIVE. PyTorch: torch.optim.swa_utils.AveragedModel with
+  // get_ema_multi_avg_fn.
+  absl::Status SwapInAverages();
+  absl::Status SwapOutAverages();
+
   // Drops all gradients, whoever made them, and the micro-batches counted since
   // the last optimizer step. zero_grad() of the module, or of an optimizer over
   // all its parameters, does the same before the next Backward or Step, if no

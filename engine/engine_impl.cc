@@ -211,6 +211,7 @@ absl::Status Engine::Impl::WaitForCheckpoint() {
 
 absl::StatusOr<LoadCheckpointReport> Engine::Impl::LoadCheckpoint(
     const std::string& dir, const LoadCheckpointOptions& options) {
+  TESSERA_RETURN_IF_ERROR(parts_->CheckNotAveraged());
   TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
   saver_.Settle();
   // What is asked for here is gone when it returns, and plans do not count it.

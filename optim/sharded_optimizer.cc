@@ -17,6 +17,11 @@
 #include "sharding/torch/torch_scope.h"
 
 namespace tessera {
+namespace {
+
+constexpr char kAverage[] = "ema";
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<ShardedOptimizer>> ShardedOptimizer::Create(
     std::vector<std::shared_ptr<FlatParameter>> flats, ParameterGroups groups) {
@@ -61,6 +66,20 @@ const OptimizerOptions& ShardedOptimizer::OptionsOf(size_t u) const {
   return groups_.options[static_cast<size_t>(groups_.of[first])];
 }
 
+std::vector<std::string> ShardedOptimizer::StateNames(size_t u) const {
+  const StepStates states = StatesOf(FormulaOf(u));
+  std::vector<std::string> names;
+  for (int s = 0; s < states.count; ++s) names.push_back(states.states[s].name);
+  if (OptionsOf(u).ema_decay > 0) names.push_back(kAverage);
+  return names;
+}
+
+TieredBuffer* ShardedOptimizer::average(size_t u) {
+  std::vector<TieredBuffer>& moments = states_[u].moments;
+  return OptionsOf(u).ema_decay > 0 && !moments.empty() ? &moments.back()
+                                                        : nullptr;
+}
+
 std::string ShardedOptimizer::name() const {
   std::set<std::string> names;
   for (size_t u = 0; u < flats_.size(); ++u) names.insert(NameOf(FormulaOf(u)));
@@ -74,17 +93,18 @@ absl::Status ShardedOptimizer::EnsureState(size_t u) {
   const FlatParameterOptions& options = flat.options();
   const bool narrow = OptionsOf(u).states == StateType::kBFloat16 &&
                       flat.master_dtype() == at::kFloat;
-  const StepStates names = StatesOf(FormulaOf(u));
+  const std::vector<std::string> names = StateNames(u);
   State made;  // all of it, or nothing
   made.made = true;
-  for (int s = 0; s < names.count; ++s) {
+  for (const std::string& name : names) {
+    const bool is_narrow = narrow && name != kAverage;
     TESSERA_ASSIGN_OR_RETURN(
         TieredBuffer state,
-        TieredBuffer::Allocate(
-            flat.owned().numel(), narrow ? at::kBFloat16 : flat.master_dtype(),
-            flat.device(), MemoryKind::kOptimizer,
-            options.PlaceOf(options.states),
-            absl::StrCat(names.states[s].name, " of unit ", flat.name())));
+        TieredBuffer::Allocate(flat.owned().numel(),
+                               is_narrow ? at::kBFloat16 : flat.master_dtype(),
+                               flat.device(), MemoryKind::kOptimizer,
+                               options.PlaceOf(options.states),
+                               absl::StrCat(name, " of unit ", flat.name())));
     made.moments.push_back(std::move(state));
   }
   if (flat.updated_on_host()) {
@@ -219,7 +239,10 @@ absl::StatusOr<bool> ShardedOptimizer::StepHere(size_t u, const UnitStep& step,
   StepTensors tensors;
   std::vector<Raised> moments;
   for (TieredBuffer& state : states_[u].moments) {
-    if (step.phase() == StepPhase::kDescent) break;
+    // Of a descent only the average.
+    const bool averages = &state == average(u);
+    if (step.phase() == StepPhase::kDirection && averages) continue;
+    if (step.phase() == StepPhase::kDescent && !averages) continue;
     TESSERA_ASSIGN_OR_RETURN(Raised raised, Raised::Of(&state));
     moments.push_back(std::move(raised));
     tensors.states.push_back(state.View());

@@ -106,10 +106,14 @@ class ShardedOptimizer {
   Formula FormulaOf(size_t flat) const {
     return tessera::FormulaOf(OptionsOf(flat));
   }
+  // Of its states: the formula's, and "ema" if there is one.
+  std::vector<std::string> StateNames(size_t flat) const;
+  // The average of masters, or null.
+  TieredBuffer* average(size_t flat);
   // Of all units: "adamw", "adamw+muon".
   std::string name() const;
 
-  // States of a unit, for checkpoints: StatesOf its formula, [owned] each; none
+  // States of a unit, for checkpoints: StateNames, [owned] each; none
   // where the unit has none; perhaps on a disk. REQUIRES:
   // FlatParameter::PrepareUpdate.
   std::vector<TieredBuffer>& states(int flat) {

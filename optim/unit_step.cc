@@ -23,6 +23,7 @@ constexpr int64_t kGroup = 64;
 // What libtorch's kernel works on: lists of equal length.
 struct Lists {
   std::vector<at::Tensor> params, grads, exp_avgs, exp_avg_sqs, steps;
+  std::vector<at::Tensor> averages;  // none, or of each
 };
 
 // torch::optim::AdamW::step, operator by operator.
@@ -122,12 +123,16 @@ NumberType NumberTypeOf(at::ScalarType dtype) {
 
 // All of a unit's owned elements. A working copy of another type than the
 // kernel's stays to be written.
-StepRange RangeOf(const StepTensors& tensors) {
+StepRange RangeOf(Formula formula, const StepTensors& tensors) {
   StepRange range;
   range.master = tensors.masters.mutable_data_ptr();
   range.master_type = NumberTypeOf(tensors.masters.scalar_type());
   range.state_type = range.master_type;
-  for (size_t s = 0; s < tensors.states.size(); ++s) {
+  const auto count = static_cast<size_t>(StatesOf(formula).count);
+  if (tensors.states.size() > count) {
+    range.average = tensors.states[count].mutable_data_ptr();
+  }
+  for (size_t s = 0; s < count; ++s) {
     range.states[s] = tensors.states[s].mutable_data_ptr();
     range.state_type = NumberTypeOf(tensors.states[s].scalar_type());
   }
@@ -282,7 +287,9 @@ Formula UnitStep::formula() const {
 
 StepCoefficients UnitStep::CoefficientsFor(const Run& run) const {
   const OptimizerOptions& options = options_[static_cast<size_t>(run.group)];
-  if (phase_ == StepPhase::kDescent) return DescentOf(options, run.scale);
+  if (phase_ == StepPhase::kDescent) {
+    return DescentOf(options, run.step, run.scale);
+  }
   return CoefficientsOf(options, run.step, factor_.value,
                         SeedOf(run.parameter, run.step));
 }
@@ -290,7 +297,7 @@ StepCoefficients UnitStep::CoefficientsFor(const Run& run) const {
 // True if the working copy was written, too: that of what was not stepped is
 // its masters rounded already.
 bool UnitStep::ApplyKernel(Range slice, const StepTensors& tensors) const {
-  const StepRange all = RangeOf(tensors);
+  const StepRange all = RangeOf(formula(), tensors);
   std::vector<StepPart> parts;  // of a device, at once
   for (const Run& whole : runs_) {
     const Run run = whole.In(slice);
@@ -317,6 +324,7 @@ void UnitStep::ApplyLibtorch(int group, Range slice, const StepTensors& tensors,
   const OptimizerOptions& options = options_[static_cast<size_t>(group)];
   Lists lists;
   std::vector<int64_t> steps;
+  std::vector<double> weights;  // of averages
   std::vector<Realigned> undo;
   for (const Run& whole : runs_) {
     const Run run = whole.In(slice);
@@ -331,6 +339,10 @@ void UnitStep::ApplyLibtorch(int group, Range slice, const StepTensors& tensors,
     lists.grads.push_back(view(tensors.gradient));
     lists.exp_avgs.push_back(view(tensors.states[0]));
     lists.exp_avg_sqs.push_back(view(tensors.states[1]));
+    if (tensors.states.size() > 2) {
+      lists.averages.push_back(view(tensors.states[2]));
+      weights.push_back(CoefficientsFor(run).average_weight);
+    }
     steps.push_back(run.step);
     at::Tensor& count = (*counts)[run.step];
     if (!count.defined()) {
@@ -344,6 +356,7 @@ void UnitStep::ApplyLibtorch(int group, Range slice, const StepTensors& tensors,
   step.Keep(lists.params);
   step.Keep(lists.exp_avgs);
   step.Keep(lists.exp_avg_sqs);
+  step.Keep(lists.averages);
   if (options.libtorch_exact) {
     StepAsTorchOptim(lists, steps, options);
   } else {
@@ -352,6 +365,9 @@ void UnitStep::ApplyLibtorch(int group, Range slice, const StepTensors& tensors,
                       options.lr, options.beta1, options.beta2,
                       options.weight_decay, options.eps, /*amsgrad=*/false,
                       /*maximize=*/false);
+  }
+  for (size_t i = 0; i < lists.averages.size(); ++i) {
+    lists.averages[i].lerp_(lists.params[i], weights[i]);
   }
   step.UndoIfSkipped();
   for (auto& r : undo) {

@@ -39,8 +39,10 @@ struct GradientFactor {
 
 // The same elements of each, [n].
 struct StepTensors {
-  at::Tensor masters;              // of the master dtype
-  std::vector<at::Tensor> states;  // the formula's, in its order
+  at::Tensor masters;  // of the master dtype
+  // The formula's, in its order, and the average if there is one, of the
+  // masters' dtype.
+  std::vector<at::Tensor> states;
   at::Tensor gradient;  // of the master dtype; may hold another afterwards
   at::Tensor working;   // undefined where masters are it
   // Where masters go instead, which then stay as they are; undefined: there.

@@ -11,6 +11,11 @@ absl::Status AddGroups(const std::vector<ParameterGroup>& program,
   for (const ParameterGroup& from : program) {
     OracleGroup& group = groups.emplace_back();
     group.name = from.name;
+    if (from.use_muon) {
+      return absl::UnimplementedError(
+          "Verify: plain training, to compare with, does not know use_muon of "
+          "EngineOptions::param_groups; say it in the configuration to verify");
+    }
     group.options = oracle->optimizer;
     group.frozen = from.frozen;
     group.max_norm = from.gradient_clipping;

@@ -322,7 +322,8 @@ void Oracle::StepOptimizer(double factor) {
     if (!p.clipped.defined()) continue;
     OracleStep(p.master, p.states,
                factor == 1 ? p.clipped : p.clipped.mul(factor), ++p.steps,
-               StepOptionsOf(p), p.random, elementwise);
+               StepOptionsOf(p), p.random, elementwise,
+               {p.place.strides, p.place.offset});
     for (at::Tensor& replica : p.replicas) Reals(replica).copy_(p.master);
   }
 }

@@ -42,6 +42,11 @@ bool Has(const OracleGroup& group, const torch::nn::Module& module,
     if (FitsClass(wanted, class_name)) return true;
   }
   if (group.claims && group.claims(module, name, tensor)) return true;
+  if (group.hidden_matrices && tensor.dim() >= 2 && !tensor.is_complex()) {
+    return !absl::StrContains(class_name, "Embedding") &&
+           !absl::StrContains(name, "embed") &&
+           !absl::StrContains(name, "head");
+  }
   return group.undecayed && IsUndecayed(name, class_name);
 }
 
@@ -95,6 +100,8 @@ bool SetOracleOption(absl::string_view name, double value,
       {"dampening", &OracleStepOptions::dampening},
       {"alpha", &OracleStepOptions::alpha},
       {"lr_decay", &OracleStepOptions::lr_decay},
+      {"min_coeff", &OracleStepOptions::min_coeff},
+      {"max_coeff", &OracleStepOptions::max_coeff},
       {"initial_accumulator_value",
        &OracleStepOptions::initial_accumulator_value}};
   const std::map<absl::string_view, bool OracleStepOptions::*> flags = {

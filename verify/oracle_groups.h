@@ -37,6 +37,9 @@ struct OracleGroup {
   // Biases, and parameters of norms and embeddings: what has "bias" at one end
   // of its last name, or whose class has Norm or Embedding in its last name.
   bool undecayed = false;
+  // Real parameters of two dims or more, of no embedding and with neither
+  // "embed" nor "head" in their names.
+  bool hidden_matrices = false;
   // In place of OracleOptions::max_norm, of the norm of these alone.
   std::optional<double> max_norm;
 };

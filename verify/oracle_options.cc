@@ -71,6 +71,8 @@ absl::StatusOr<OracleStepOptions::Algorithm> AlgorithmOf(
   if (type == "adagrad") return Algorithm::kAdagrad;
   if (type == "rmsprop") return Algorithm::kRmsProp;
   if (type == "lion") return Algorithm::kLion;
+  if (type == "lamb") return Algorithm::kLamb;
+  if (type == "muon") return Algorithm::kAdamW;  // of what is no matrix
   return Unknown(absl::StrCat("optimizer.type ", optimizer.type()));
 }
 
@@ -96,6 +98,19 @@ void SetOptions(const Params& params, OracleStepOptions* o) {
     o->initial_accumulator_value = params.initial_accumulator_value();
   }
   if (params.has_maximize()) o->maximize = params.maximize();
+  if (params.has_min_coeff()) o->min_coeff = params.min_coeff();
+  if (params.has_max_coeff()) o->max_coeff = params.max_coeff();
+}
+
+// Those of hidden matrices, and of groups that ask for it.
+OracleStepOptions MuonOf(const proto::OptimizerParams& params,
+                         OracleStepOptions o) {
+  o.algorithm = OracleStepOptions::Algorithm::kMuon;
+  o.lr = params.muon_lr();
+  o.ns_steps = params.ns_steps();
+  o.ns_gram = params.ns_method() == "gram";
+  o.match_rms_adamw = params.adjust_lr_fn() == "match_rms_adamw";
+  return o;
 }
 
 absl::Status SetOptimizer(const proto::Config& config, OracleOptions* o) {
@@ -108,10 +123,12 @@ absl::Status SetOptimizer(const proto::Config& config, OracleOptions* o) {
   all.centered = params.centered();
   all.bf16_states = params.state_dtype() == "bf16";
   all.libtorch_exact = config.precision().libtorch_exact();
+  const bool has_muon = optimizer.type() == "Muon";
+  if (has_muon) all.lr = params.adam_lr();
   for (const proto::ParamGroup& from : optimizer.param_groups()) {
     OracleGroup group;
     group.name = from.name();
-    group.options = all;
+    group.options = from.use_muon() ? MuonOf(params, all) : all;
     SetOptions(from.params(), &group.options);
     group.frozen = from.frozen();
     if (from.has_gradient_clipping()) group.max_norm = from.gradient_clipping();
@@ -125,6 +142,13 @@ absl::Status SetOptimizer(const proto::Config& config, OracleOptions* o) {
     group.options = all;
     group.options.weight_decay = 0;
     group.undecayed = true;
+    o->groups.push_back(std::move(group));
+  }
+  if (has_muon) {
+    OracleGroup group;
+    group.name = "muon";
+    group.options = MuonOf(params, all);
+    group.hidden_matrices = true;
     o->groups.push_back(std::move(group));
   }
   return absl::OkStatus();

@@ -2,6 +2,7 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -9,6 +10,7 @@
 #include <utility>
 
 #include "verify/oracle_formulas.h"
+#include "verify/oracle_norm.h"
 
 namespace tessera {
 namespace {
@@ -172,6 +174,109 @@ void FusedAdamWStep(const Work& w) {
                     /*amsgrad=*/false, /*maximize=*/false);
 }
 
+// ---- of whole parameters
+
+// master = fma(-rate, direction, master * kept)
+template <typename T>
+void DescendAs(const at::Tensor& master, const at::Tensor& direction,
+               double rate, double kept) {
+  const Row to(master, master.scalar_type());
+  const Row from(direction, master.scalar_type());
+  const auto minus_rate = static_cast<T>(-rate);
+  for (int64_t i = 0; i < master.numel(); ++i) {
+    T& x = to.data<T>()[i];
+    const T decayed = x * static_cast<T>(kept);
+    x = OneNan(std::fma(minus_rate, from.data<T>()[i], decayed));
+  }
+  to.Put();
+}
+void Descend(const at::Tensor& master, const at::Tensor& direction, double rate,
+             double kept) {
+  if (master.scalar_type() == at::kDouble) {
+    return DescendAs<double>(master, direction, rate, kept);
+  }
+  DescendAs<float>(master, direction, rate, kept);
+}
+
+// What `Formula` puts in the place of a master.
+template <template <typename> class Formula>
+at::Tensor DirectionOf(const Work& w) {
+  at::Tensor direction = w.master.clone();
+  StepOfType<Formula>(
+      {direction, w.states, w.gradient, w.step, w.options, w.random});
+  return direction;
+}
+
+void LambStep(const Work& w, const OraclePlace& place) {
+  const OracleStepOptions& o = w.options;
+  const at::Tensor direction = DirectionOf<oracle::Lamb>(w);
+  const auto norm = [&](const at::Tensor& of) {
+    PlacedGradient placed;
+    placed.gradient = of;
+    placed.strides = place.strides.empty() ? of.strides().vec() : place.strides;
+    placed.offset = place.offset;
+    return OracleNorm({placed}, /*p=*/2);
+  };
+  const double masters = norm(w.master), directions = norm(direction);
+  double ratio = 1;
+  if (masters > 0 && directions > 0) {
+    ratio = masters / directions;
+    if (ratio < o.min_coeff) ratio = o.min_coeff;
+    if (ratio > o.max_coeff) ratio = o.max_coeff;
+  }
+  Descend(w.master, direction, o.lr * ratio, /*kept=*/1);
+}
+
+// Newton-Schulz in 16 bits: X is [n, m], n at most m.
+at::Tensor Iterated(at::Tensor x, const OracleStepOptions& o) {
+  constexpr double a = 3.4445, b = -4.7750, c = 2.0315;
+  const bool gram = o.ns_gram && x.size(0) < x.size(1);
+  at::Tensor q, r;  // q undefined: the identity
+  for (int64_t i = 0; i < o.ns_steps; ++i) {
+    if (!gram) {
+      const at::Tensor product = torch::mm(x, x.t());
+      const at::Tensor z = torch::addmm(product, product, product, b, c);
+      x = torch::addmm(x, z, x, a, 1);
+      continue;
+    }
+    if (i == 2) {  // begun anew
+      x = torch::mm(q, x);
+      q = at::Tensor();
+    }
+    if (i == 0 || i == 2) r = torch::mm(x, x.t());
+    const at::Tensor z = torch::addmm(r, r, r, b, c);
+    if (q.defined()) {
+      q = torch::addmm(q, z, q, a, 1);
+    } else {
+      q = z.clone();
+      q.diagonal().add_(a);
+    }
+    const at::Tensor half = torch::addmm(r, z, r, a, 1);
+    r = torch::addmm(half, z, half, a, 1);
+  }
+  return q.defined() ? torch::mm(q, x) : x;
+}
+
+void MuonStep(const Work& w) {
+  const OracleStepOptions& o = w.options;
+  const at::Tensor direction = DirectionOf<oracle::Muon>(w);
+  const int64_t rows = direction.size(0);
+  const int64_t columns = direction.numel() / rows;
+  at::Tensor x = direction.to(o.ns_gram ? at::kHalf : at::kBFloat16)
+                     .reshape({rows, columns});
+  if (rows > columns) x = x.t();
+  x = Iterated(x / x.norm().clamp_min(1e-7), o);
+  if (rows > columns) x = x.t();
+  const double tall = static_cast<double>(rows) / static_cast<double>(columns);
+  const double scale =
+      o.match_rms_adamw
+          ? 0.2 * std::sqrt(static_cast<double>(std::max(rows, columns)))
+          : std::sqrt(tall > 1 ? tall : 1.0);
+  const double kept = o.weight_decay == 0 ? 1 : 1 - o.lr * o.weight_decay;
+  // Of zeros only the positive one.
+  Descend(w.master, x.add(0).view(direction.sizes()), o.lr * scale, kept);
+}
+
 int StateCount(const OracleStepOptions& o) {
   const int buffers = o.momentum != 0 ? 1 : 0;
   switch (o.algorithm) {
@@ -184,7 +289,10 @@ int StateCount(const OracleStepOptions& o) {
       return 1 + (o.centered ? 1 : 0) + buffers;
     case Algorithm::kAdagrad:
     case Algorithm::kLion:
+    case Algorithm::kMuon:
       return 1;
+    case Algorithm::kLamb:
+      return 2;
   }
   TORCH_CHECK(false, "no such optimizer");
 }
@@ -211,7 +319,7 @@ std::vector<at::Tensor> OracleStates(const at::Tensor& master,
 void OracleStep(const at::Tensor& master, const std::vector<at::Tensor>& states,
                 const at::Tensor& gradient, int64_t step,
                 const OracleStepOptions& options, const OracleRandom& random,
-                bool elementwise) {
+                bool elementwise, const OraclePlace& place) {
   torch::NoGradGuard no_grad;
   const Work w = {master, states, gradient, step, options, random};
   if (options.libtorch_exact) return TorchOptimStep(w);
@@ -231,6 +339,10 @@ void OracleStep(const at::Tensor& master, const std::vector<at::Tensor>& states,
       return StepOfType<oracle::RmsProp>(w);
     case Algorithm::kLion:
       return StepOfType<oracle::Lion>(w);
+    case Algorithm::kLamb:
+      return LambStep(w, place);
+    case Algorithm::kMuon:
+      return MuonStep(w);
   }
 }
 

@@ -21,7 +21,16 @@
 namespace tessera {
 
 struct OracleStepOptions {
-  enum class Algorithm { kAdamW, kAdam, kSgd, kAdagrad, kRmsProp, kLion };
+  enum class Algorithm {
+    kAdamW,
+    kAdam,
+    kSgd,
+    kAdagrad,
+    kRmsProp,
+    kLion,
+    kLamb,
+    kMuon
+  };
   double lr = 1e-3;
   double beta1 = 0.9;
   double beta2 = 0.999;
@@ -41,6 +50,12 @@ struct OracleStepOptions {
   double lr_decay = 0;
   double initial_accumulator_value = 0;
   bool maximize = false;
+  double min_coeff = 0.01, max_coeff = 10;  // of Lamb
+  // Of Muon: Newton-Schulz steps, on the Gram matrix or not, and whether rates
+  // match AdamW's.
+  int64_t ns_steps = 5;
+  bool ns_gram = false;
+  bool match_rms_adamw = false;
 };
 
 // AdamW without amsgrad and maximize, and with bias correction.
@@ -52,6 +67,13 @@ struct OracleRandom {
   // Of each element, int64: its place in memory, from the parameter's first.
   // Undefined: in order of indices.
   at::Tensor numbers;
+};
+
+// Where a parameter's elements lie in their storage: of Lamb, whose norms are
+// sums of blocks there (verify/oracle_norm.h).
+struct OraclePlace {
+  std::vector<int64_t> strides;  // empty: contiguous
+  int64_t offset = 0;
 };
 
 // Zeros, of the shape of `master`, real.
@@ -66,7 +88,8 @@ std::vector<at::Tensor> OracleStates(const at::Tensor& master,
 void OracleStep(const at::Tensor& master, const std::vector<at::Tensor>& states,
                 const at::Tensor& gradient, int64_t step,
                 const OracleStepOptions& options,
-                const OracleRandom& random = {}, bool elementwise = false);
+                const OracleRandom& random = {}, bool elementwise = false,
+                const OraclePlace& place = {});
 
 }  // namespace tessera
 #endif  // VERIFY_ORACLE_STEP_H_

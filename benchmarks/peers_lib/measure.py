@@ -307,7 +307,7 @@ def offload(row, bench):
 def adamw(row, bench):
     result = Result(row)
     here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    words = [peer_env.PYTHON, os.path.join(here, 'adamw_peer.py'), bench.adamw,
+    words = [peer_env.PYTHON, os.path.join(here, 'optimizers_peer.py'), bench.adamw,
              '--rounds', str(bench.rounds)]
     if bench.small:
         words += ['--numel', str(1 << 16)]

@@ -174,10 +174,8 @@ absl::StatusOr<TieredBuffer*> NamedAccess::OwnedState(absl::string_view name,
         "the engine has no optimizer: the configuration names none");
   }
   parts_->gradients->Enter();
-  const StepStates known =
-      StatesOf(parts_->optimizer->FormulaOf(static_cast<size_t>(place.flat)));
-  std::vector<absl::string_view> names;
-  for (int s = 0; s < known.count; ++s) names.push_back(known.states[s].name);
+  const std::vector<std::string> names =
+      parts_->optimizer->StateNames(static_cast<size_t>(place.flat));
   const auto it = std::find(names.begin(), names.end(), state);
   if (it == names.end()) {
     return absl::NotFoundError(

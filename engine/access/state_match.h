@@ -26,7 +26,7 @@ class StateMatch {
     int storage = -1;   // of the manifest; -1: this one is left alone
     int64_t shift = 0;  // its element of the slot's first one
     // Numbers of its states; -1: it has none.
-    int states[StateTable::kMostStates] = {-1, -1, -1, -1};
+    int states[StateTable::kMostStates] = {-1, -1, -1, -1, -1};
     bool loaded() const { return storage >= 0; }
     // There, some of the optimizer's.
     bool has_states() const;

@@ -24,7 +24,7 @@ void AddTensor(const std::string& name, const at::Tensor& tensor,
   if (tensor.is_complex()) added->set_complex(true);
 }
 
-void AddState(const char* name, at::ScalarType dtype,
+void AddState(const std::string& name, at::ScalarType dtype,
               proto::CheckpointStorage* storage) {
   proto::CheckpointState* const state = storage->add_states();
   state->set_name(name);
@@ -54,15 +54,14 @@ std::vector<int64_t> ContiguousStrides(at::IntArrayRef sizes) {
 
 int StateTable::num_states(int flat) const {
   if (optimizer_ == nullptr) return kFirst;
-  return kFirst +
-         StatesOf(optimizer_->FormulaOf(static_cast<size_t>(flat))).count;
+  return kFirst + static_cast<int>(
+                      optimizer_->StateNames(static_cast<size_t>(flat)).size());
 }
 
-const char* StateTable::NameOf(int flat, State state) const {
+std::string StateTable::NameOf(int flat, State state) const {
   if (state == kValue) return "value";
-  return StatesOf(optimizer_->FormulaOf(static_cast<size_t>(flat)))
-      .states[state - kFirst]
-      .name;
+  return optimizer_->StateNames(
+      static_cast<size_t>(flat))[static_cast<size_t>(state - kFirst)];
 }
 
 StateTable::StateTable(const std::vector<std::shared_ptr<FlatParameter>>& flats,

@@ -40,14 +40,14 @@ class StateTable {
   // value, and from kFirst on the optimizer's.
   using State = int;
   static constexpr State kValue = 0, kFirst = 1;
-  static constexpr int kMostStates = kFirst + kMaxStates;
+  static constexpr int kMostStates = kFirst + kMaxStates + 1;
 
   StateTable(const std::vector<std::shared_ptr<FlatParameter>>& flats,
              ShardedOptimizer* optimizer, const torch::nn::Module& module);
 
   // Of a flat's elements, with an optimizer or without.
   int num_states(int flat) const;
-  const char* NameOf(int flat, State state) const;
+  std::string NameOf(int flat, State state) const;
   // In the order of the model's parameters; their numbers are those of the
   // manifest, the plain ones after them.
   const std::vector<Slot>& slots() const { return slots_; }

@@ -16,6 +16,12 @@ absl::Status EngineParts::CheckOpen() const {
   return absl::OkStatus();
 }
 
+absl::Status EngineParts::CheckNotAveraged() const {
+  if (!averages_in) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "the parameters are their averages; call Engine::SwapOutAverages before");
+}
+
 absl::Status EngineParts::CheckNotSummoned() const {
   if (summoned.empty()) return absl::OkStatus();
   return absl::FailedPreconditionError(

@@ -43,6 +43,8 @@ struct EngineParts {
   absl::Status CheckOpen() const;
   // FailedPrecondition while a scope of Engine::Summon is open. LOCAL.
   absl::Status CheckNotSummoned() const;
+  // FailedPrecondition while the parameters are their averages. LOCAL.
+  absl::Status CheckNotAveraged() const;
   // By the first name of a parameter; by name of a flat. NotFound, and
   // CheckOpen's. LOCAL.
   absl::StatusOr<ParameterRef> Find(absl::string_view name) const;
@@ -83,7 +85,8 @@ struct EngineParts {
   bool shares_working_copy = false;
   std::shared_ptr<ServedGathers> served;  // null: gathers are collectives
   bool closed = false;
-  bool moved = false;  // by Engine::Offload
+  bool moved = false;        // by Engine::Offload
+  bool averages_in = false;  // by Engine::SwapInAverages
   absl::Status lost;
 
   // ---- the optimizer's, as they are without a schedule: made by Engine::Impl,

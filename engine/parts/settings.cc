@@ -82,6 +82,7 @@ OptimizerOptions OptimizerOf(const proto::Optimizer& optimizer) {
   o.lr_decay = params.lr_decay();
   o.initial_accumulator_value = params.initial_accumulator_value();
   o.maximize = params.maximize();
+  o.ema_decay = params.ema_decay();
   if (params.has_min_coeff()) o.min_coeff = params.min_coeff();
   if (params.has_max_coeff()) o.max_coeff = params.max_coeff();
   if (optimizer.type() == "Muon") o.lr = params.adam_lr();
@@ -246,7 +247,8 @@ Settings SettingsOf(const proto::Config& config, const EngineOptions& options,
     if (config.optimizer().type() == "Muon") {
       s.muon = MuonOf(config.optimizer().params(), *s.optimizer);
     }
-    s.offload.optimizer_states = StatesOf(FormulaOf(*s.optimizer)).count;
+    s.offload.optimizer_states = StatesOf(FormulaOf(*s.optimizer)).count +
+                                 (s.optimizer->ema_decay > 0 ? 1 : 0);
   }
   if (config.fp16().enabled()) s.loss_scaler = LossScalerOf(config.fp16());
   if (config.fp16().enabled()) s.param_dtype = at::kHalf;

@@ -128,6 +128,7 @@ absl::Status Trainer::RunBackward(const at::Tensor& loss,
     ThrowIfError(looked);
     ThrowIfError(zeroed);
     ThrowIfError(parts_->CheckNotSummoned());
+    ThrowIfError(parts_->CheckNotAveraged());
     ThrowIfError(CheckBackward(loss, options));
     loss.backward(Seed(loss, options.weight, &micro_batch),
                   options.retain_graph);
@@ -192,6 +193,7 @@ absl::Status Trainer::CheckParametersKnown() const {
 absl::Status Trainer::CheckStep() {
   TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
   TESSERA_RETURN_IF_ERROR(parts_->CheckNotSummoned());
+  TESSERA_RETURN_IF_ERROR(parts_->CheckNotAveraged());
   TESSERA_RETURN_IF_ERROR(TakeZeroGrad());
   if (parts_->optimizer == nullptr) {
     return absl::FailedPreconditionError(
@@ -358,6 +360,7 @@ void Trainer::NoteParameters() {
 
 absl::Status Trainer::CheckAtBoundary() {
   TESSERA_RETURN_IF_ERROR(CheckNotFailed());
+  TESSERA_RETURN_IF_ERROR(parts_->CheckNotAveraged());
   if (!has_backward_ && micro_steps_ == 0) return absl::OkStatus();
   return absl::FailedPreconditionError(
       "in the middle of a step; save after Step at an accumulation boundary");

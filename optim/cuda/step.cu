@@ -59,6 +59,14 @@ __device__ float FloatAt(const void* from, NumberType type, int64_t i) {
                                        : FloatOfFloat16(half);
 }
 
+template <typename T>
+__device__ void SetAverage(const StepRange& r, const StepConstants<T>& k,
+                           int64_t i, T master) {
+  if (r.average == nullptr) return;
+  T* const average = static_cast<T*>(r.average) + i;
+  *average = AverageOf(k, *average, master);
+}
+
 __device__ void SetWorking(const StepRange& r, int64_t i, float master) {
   if (r.working_type == NumberType::kFloat32) {
     static_cast<float*>(r.working)[i] = master;
@@ -116,6 +124,7 @@ __device__ void StepAt(const StepRange& r, const StepConstants<float>& k,
           BFloat16StateBitsOf(e.states[s].x, s, random);
     }
   }
+  SetAverage(r, k, i, e.master.x);
   SetWorking(r, i, e.master.x);
 }
 
@@ -151,6 +160,13 @@ __device__ void StepWideAt(const StepRange& r, const StepConstants<float>& k,
                        : BFloat16BitsOf(e.master.x);
   }
   static_cast<Wide32*>(MastersTo(r))[i] = master;
+  if (r.average != nullptr) {
+    Wide32 average = static_cast<const Wide32*>(r.average)[i];
+    for (int j = 0; j < kWidth; ++j) {
+      average.x[j] = AverageOf(k, average.x[j], master.x[j]);
+    }
+    static_cast<Wide32*>(r.average)[i] = average;
+  }
   for (int s = 0; s < F::kStates; ++s) {
     if (narrow) {
       static_cast<Wide16*>(r.states[s])[i] = narrow_states[s];
@@ -176,6 +192,7 @@ __device__ bool IsAligned(const StepRange& r, int states) {
   };
   bool all = aligned(r.master, NumberType::kFloat32) &&
              aligned(r.new_master, NumberType::kFloat32) &&
+             aligned(r.average, NumberType::kFloat32) &&
              aligned(r.gradient, r.gradient_type) &&
              aligned(r.working, r.working_type);
   for (int s = 0; s < states; ++s) {
@@ -217,6 +234,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     StepOneElement<F>(k, static_cast<const double*>(r.gradient)[i], &e);
     static_cast<double*>(MastersTo(r))[i] = e.master.x;
+    SetAverage(r, k, i, e.master.x);
     for (int s = 0; s < F::kStates; ++s) {
       static_cast<double*>(r.states[s])[i] = e.states[s].x;
     }
@@ -275,6 +293,7 @@ __global__ void __launch_bounds__(kThreads)
       StepOneElement<F>(k, FloatAt(r.gradient, r.gradient_type, i), &e);
       static_cast<float*>(MastersTo(r))[i] = e.master.x;
       for (int s = 0; s < F::kStates; ++s) states[s][j] = e.states[s].x;
+      SetAverage(r, k, i, e.master.x);
       SetWorking(r, i, e.master.x);
     }
     __syncwarp();  // all have read the old scale

@@ -147,7 +147,10 @@ TESSERA_HOST_DEVICE inline float Block8ScaleOf(uint32_t largest) {
 template <typename T>
 struct StepConstants {
   TESSERA_HOST_DEVICE explicit StepConstants(const StepCoefficients& k)
-      : variant(k.variant), sign(k.sign), seed(k.seed) {
+      : variant(k.variant),
+        sign(k.sign),
+        seed(k.seed),
+        average_weight{static_cast<T>(k.average_weight)} {
     for (int i = 0; i < kMaxCoefficients; ++i) {
       c[i] = {static_cast<T>(k.values[i])};
     }
@@ -161,7 +164,15 @@ struct StepConstants {
   bool variant;
   double sign;
   uint64_t seed;
+  Scalar<T> average_weight;
 };
+
+template <typename T>
+TESSERA_HOST_DEVICE inline T AverageOf(const StepConstants<T>& k, T average,
+                                       T master) {
+  return OneNan(
+      MultiplyAdd(k.average_weight.x, Minus(master, average), average));
+}
 
 // Masters and states of one element, as the formula changes them.
 template <typename T>

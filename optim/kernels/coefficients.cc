@@ -85,6 +85,11 @@ void SetMuon(const OptimizerOptions& o, StepCoefficients* k) {
   k->variant = o.nesterov;
 }
 
+// The average begins with the first new master.
+void SetAverage(const OptimizerOptions& o, int64_t step, StepCoefficients* k) {
+  if (o.ema_decay > 0) k->average_weight = step == 1 ? 1 : 1 - o.ema_decay;
+}
+
 uint64_t Mixed(uint64_t x) {
   x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
   x = (x ^ x >> 27) * 0x94d049bb133111ebu;
@@ -199,14 +204,15 @@ StepStates StatesOf(Formula formula) {
 int64_t StateBytesOf(const OptimizerOptions& o, int64_t master_bytes,
                      int64_t numel) {
   const int64_t count = StatesOf(FormulaOf(o)).count;
-  if (master_bytes != 4) return count * master_bytes * numel;
+  const int64_t average = o.ema_decay > 0 ? master_bytes * numel : 0;
+  if (master_bytes != 4) return count * master_bytes * numel + average;
   switch (o.states) {
     case StateType::kFloat32:
-      return count * BytesOf(NumberType::kFloat32, numel);
+      return average + count * BytesOf(NumberType::kFloat32, numel);
     case StateType::kBFloat16:
-      return count * BytesOf(NumberType::kBFloat16, numel);
+      return average + count * BytesOf(NumberType::kBFloat16, numel);
     case StateType::kBlock8:
-      return count * BytesOf(NumberType::kBlock8, numel);
+      return average + count * BytesOf(NumberType::kBlock8, numel);
   }
 }
 
@@ -240,15 +246,18 @@ StepCoefficients CoefficientsOf(const OptimizerOptions& o, int64_t step,
       SetMuon(o, &k);
       break;
   }
+  SetAverage(o, step, &k);
   k.gradient_factor = gradient_factor;
   k.sign = o.maximize ? -1 : 1;
   k.seed = seed;
   return k;
 }
 
-StepCoefficients DescentOf(const OptimizerOptions& o, double scale) {
+StepCoefficients DescentOf(const OptimizerOptions& o, int64_t step,
+                           double scale) {
   using F = DescentFormula;
   StepCoefficients k;
+  SetAverage(o, step, &k);
   const bool decays = o.algorithm == Algorithm::kMuon && o.weight_decay != 0;
   k.values[F::kDecay] = decays ? 1 - o.lr * o.weight_decay : 1;
   k.values[F::kMinusRate] = -(o.lr * scale);

@@ -57,6 +57,12 @@ void StepDoubles(const StepRange& r, const StepCoefficients& k) {
             Number{gradients[i]} * Number{k.gradient_factor * k.sign}, &master,
             states);
     new_masters[i] = master.x;
+    if (r.average != nullptr) {
+      double& average = static_cast<double*>(r.average)[i];
+      average = OneNan(MultiplyAdd(Number{k.average_weight},
+                                   master - Number{average}, Number{average}))
+                    .x;
+    }
     for (int s = 0; s < F::kStates; ++s) {
       static_cast<double*>(r.states[s])[i] = states[s].x;
     }
@@ -91,6 +97,7 @@ StepRange Part(const StepRange& range, int64_t begin, int64_t end) {
   part.master = At(range.master, range.master_type, begin);
   part.new_master = At(range.new_master, range.master_type, begin);
   part.working = At(range.working, range.working_type, begin);
+  part.average = At(range.average, range.master_type, begin);
   part.gradient = static_cast<const char*>(range.gradient) +
                   BytesOf(range.gradient_type, begin);
   part.number += begin;

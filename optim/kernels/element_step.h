@@ -79,12 +79,15 @@ struct StepCoefficients {
   double gradient_factor = 1;            // 1 changes no gradient
   double sign = 1;                       // of gradients; -1: maximize
   uint64_t seed = 0;                     // Note [Stochastic rounding]
+  // Of new masters in StepRange::average.
+  double average_weight = 0;
 };
 // `step` counts from 1.
 StepCoefficients CoefficientsOf(const OptimizerOptions& options, int64_t step,
                                 double gradient_factor = 1, uint64_t seed = 0);
 // The descent along a direction: of masters, by `scale` times the rate.
-StepCoefficients DescentOf(const OptimizerOptions& options, double scale);
+StepCoefficients DescentOf(const OptimizerOptions& options, int64_t step,
+                           double scale);
 // Of a parameter's step, by its number in the model.
 uint64_t SeedOf(int64_t parameter, int64_t step);
 
@@ -114,6 +117,9 @@ struct StepRange {
   // the rest, or the gradient itself (of the masters' type). Null: masters are
   // changed in place.
   void* new_master = nullptr;
+  // Of the masters' type: becomes lerp(average, new master, average_weight),
+  // one FMA. Null: there is none.
+  void* average = nullptr;
   // The first element's number in its parameter, for random bits, and its place
   // in its block of kBlock8.
   int64_t number = 0;

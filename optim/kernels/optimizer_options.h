@@ -48,6 +48,9 @@ struct OptimizerOptions {
   double lr_decay = 0;                   // Adagrad
   double initial_accumulator_value = 0;  // Adagrad
   bool maximize = false;
+  // Above 0: of the exponential moving average of the masters that is kept
+  // beside them, the state "ema".
+  double ema_decay = 0;
   double min_coeff = 0.01;  // LAMB: of the trust ratio, at least
   double max_coeff = 10;    // LAMB: at most
   // Muon: see optim/matrix/newton_schulz.h.
@@ -65,9 +68,10 @@ struct OptimizerOptions {
            a.alpha == b.alpha && a.centered == b.centered &&
            a.lr_decay == b.lr_decay &&
            a.initial_accumulator_value == b.initial_accumulator_value &&
-           a.maximize == b.maximize && a.min_coeff == b.min_coeff &&
-           a.max_coeff == b.max_coeff && a.ns_steps == b.ns_steps &&
-           a.ns_gram == b.ns_gram && a.match_rms_adamw == b.match_rms_adamw;
+           a.maximize == b.maximize && a.ema_decay == b.ema_decay &&
+           a.min_coeff == b.min_coeff && a.max_coeff == b.max_coeff &&
+           a.ns_steps == b.ns_steps && a.ns_gram == b.ns_gram &&
+           a.match_rms_adamw == b.match_rms_adamw;
   }
 };
 

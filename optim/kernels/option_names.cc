@@ -33,6 +33,7 @@ const Option kOptions[] = {
     {"lr", kAll, &OptimizerOptions::lr},
     {"weight_decay", kAll, &OptimizerOptions::weight_decay},
     {"maximize", kAll, &OptimizerOptions::maximize},
+    {"ema_decay", kAll, &OptimizerOptions::ema_decay, 0, 1},
     {"beta1", kBetas, &OptimizerOptions::beta1, 0, 1},
     {"beta2", kBetas, &OptimizerOptions::beta2, 0, 1},
     {"eps",
@@ -149,7 +150,8 @@ absl::Status SetOption(absl::string_view name, double value,
                      "': expected bias_correction and no maximize with "
                      "precision.libtorch_exact"));
   }
-  if (FormulaOf(changed) != FormulaOf(*options)) {
+  if (FormulaOf(changed) != FormulaOf(*options) ||
+      (changed.ema_decay == 0) != (options->ema_decay == 0)) {
     return absl::FailedPreconditionError(absl::StrCat(
         "option '", name, "': with ", value, " ", NameOf(options->algorithm),
         " keeps other states than before; all groups have the same, from the "

@@ -25,6 +25,7 @@ TEST(OptionNamesTest, SetsWhatTheAlgorithmHas) {
     for (const std::string& name : OptionNames(algorithm)) {
       OptimizerOptions options = Of(algorithm);
       options.momentum = 0.5;  // there is one, for nesterov
+      options.ema_decay = 0.5;
       const double before = OptionOf(name, options).value();
       if (name == "amsgrad" || name == "centered") continue;  // other states
       const double value = before == 1          ? 0

@@ -26,7 +26,8 @@ struct Constants {
   Constants(const StepCoefficients& k, int count)
       : variant(k.variant),
         factor(Vector::Of(static_cast<float>(k.gradient_factor * k.sign))),
-        seed(k.seed) {
+        seed(k.seed),
+        average_weight(Vector::Of(static_cast<float>(k.average_weight))) {
     for (int i = 0; i < count; ++i) {
       c[i] = Vector::Of(static_cast<float>(k.values[i]));
     }
@@ -35,6 +36,7 @@ struct Constants {
   bool variant;
   Vector factor;
   uint64_t seed;
+  Vector average_weight;
 };
 
 // Where a tile's elements lie as float32.
@@ -57,6 +59,15 @@ inline void StepTile(const Tile& t, const Constants& k) {
     F::Step(k.c, k.variant, g, &master, states);
     Store(master.x, t.new_master + i);
     for (int s = 0; s < F::kStates; ++s) Store(states[s].x, t.states[s] + i);
+  }
+}
+
+// From the nearer end would be no other here: weights are small, or 1.
+void AverageTile(const float* master, const Constants& k, float* average) {
+  for (int i = 0; i < kTile; i += kLanes) {
+    const Vector a = {LoadAs<Floats>(average + i)};
+    const Vector m = {LoadAs<Floats>(master + i)};
+    Store(OneNan(MultiplyAdd(k.average_weight, m - a, a)).x, average + i);
   }
 }
 
@@ -87,24 +98,32 @@ void ToWorking(const float* from, NumberType type, void* to) {
   }
 }
 
-// `number`: the first element's. 16 of 32 bits, others for each state.
-void ToBFloat16State(const float* from, int state, int64_t number,
-                     uint64_t seed, uint16_t* to) {
+// 32 bits for each element of a tile; `number`: the first one's.
+void RandomTile(int64_t number, uint64_t seed, uint32_t* to) {
   const auto high = static_cast<uint32_t>(seed >> 32);
   Words lane;
   for (int j = 0; j < kLanes; ++j) lane[j] = static_cast<uint32_t>(j);
   for (int i = 0; i < kTile; i += kLanes) {
-    // Elements of a tile may differ in the upper half of their numbers.
+    // Elements of a vector may differ in the upper half of their numbers.
     const auto first = static_cast<uint64_t>(number + i);
     const Words low = lane + static_cast<uint32_t>(first);
     const Words carry =
         low < static_cast<uint32_t>(first) ? Words{} + 1 : Words{};
     const Words upper = carry + static_cast<uint32_t>(first >> 32);
-    const Words random = RandomBits(low ^ upper * 0x85ebca6bu,
-                                    static_cast<uint32_t>(seed), high);
-    const Words bits = state == 0   ? random & 0xffff
-                       : state == 1 ? random >> 16
-                                    : random >> 8 & 0xffff;
+    Store(RandomBits(low ^ upper * 0x85ebca6bu, static_cast<uint32_t>(seed),
+                     high),
+          to + i);
+  }
+}
+
+// 16 of the 32 bits, others for each state.
+void ToBFloat16State(const float* from, int state, const uint32_t* random,
+                     uint16_t* to) {
+  for (int i = 0; i < kTile; i += kLanes) {
+    const auto all = LoadAs<Words>(random + i);
+    const Words bits = state == 0   ? all & 0xffff
+                       : state == 1 ? all >> 16
+                                    : all >> 8 & 0xffff;
     Store(ToBFloat16Randomly(LoadAs<Floats>(from + i), bits), to + i);
   }
 }
@@ -115,7 +134,8 @@ void FromBlock8(const char* from, float* to) {
   __builtin_memcpy(&scale, from + kTile, sizeof(scale));
   for (int i = 0; i < kTile; i += kLanes) {
     const Floats x = FromCodes<kNonNegative>(LoadAs<Bytes>(from + i));
-    Store(OneNan(Vector{x} * Vector::Of(scale)).x, to + i);
+    // A scale that is NaN is the one NaN already, and so is its product.
+    Store((Vector{x} * Vector::Of(scale)).x, to + i);
   }
 }
 
@@ -126,9 +146,7 @@ void ToBlock8(const float* from, char* to) {
     const Words rest = LoadAs<Words>(from + i) & 0x7fffffff;
     most = rest > most ? rest : most;
   }
-  uint32_t largest = 0;
-  for (int j = 0; j < kLanes; ++j)
-    largest = most[j] > largest ? most[j] : largest;
+  uint32_t largest = __builtin_reduce_max(most);
   const bool finite = largest < 0x7f800000;
   if (!finite) largest = 0x7fc00000;
   float scale;
@@ -198,6 +216,7 @@ class Loop {
       __builtin_prefetch(GradientAt(i) + b);
     }
     fetch(MasterAt(r_.master, i), kTile * 4);
+    if (r_.average != nullptr) fetch(MasterAt(r_.average, i), kTile * 4);
     const int64_t state_bytes = r_.state_type == NumberType::kBlock8
                                     ? kTile
                                     : kTile * ItemBytes(r_.state_type);
@@ -218,11 +237,14 @@ class Loop {
 
   // `number`: of the tile's first element.
   void StoreStates(int64_t i, int64_t number, const Buffers& buffers) const {
+    alignas(64) uint32_t random[kTile];
+    if (r_.state_type == NumberType::kBFloat16) {
+      RandomTile(number, k_.seed, random);
+    }
     for (int s = 0; s < F::kStates; ++s) {
       char* const to = StateAt(s, i);
       if (r_.state_type == NumberType::kBFloat16) {
-        ToBFloat16State(buffers[s], s, number, k_.seed,
-                        reinterpret_cast<uint16_t*>(to));
+        ToBFloat16State(buffers[s], s, random, reinterpret_cast<uint16_t*>(to));
       } else if (states_.states[s].non_negative) {
         ToBlock8<true>(buffers[s], to);
       } else {
@@ -232,8 +254,8 @@ class Loop {
   }
 
   void Whole(int64_t i) const {
-    float gradient[kTile];
-    Buffers buffers;
+    alignas(64) float gradient[kTile];
+    alignas(64) Buffers buffers;
     Tile t;
     t.master = MasterAt(r_.master, i);
     t.new_master = MasterAt(r_.new_master, i);
@@ -249,6 +271,9 @@ class Loop {
           in_place ? reinterpret_cast<float*>(StateAt(s, i)) : buffers[s];
     }
     StepTile<F>(t, k_);
+    if (r_.average != nullptr) {
+      AverageTile(t.new_master, k_, MasterAt(r_.average, i));
+    }
     if (!in_place) StoreStates(i, r_.number + i, buffers);
     if (r_.working_type != NumberType::kNone) {
       ToWorking(t.new_master, r_.working_type, WorkingAt(i));
@@ -268,6 +293,12 @@ class Loop {
     for (int s = 0; s < F::kStates; ++s) t.states[s] = buffers[s];
     StepTile<F>(t, k_);
     __builtin_memcpy(MasterAt(r_.new_master, i), master + lead, Floats4(n));
+    if (r_.average != nullptr) {
+      float average[kTile] = {};
+      __builtin_memcpy(average + lead, MasterAt(r_.average, i), Floats4(n));
+      AverageTile(master, k_, average);
+      __builtin_memcpy(MasterAt(r_.average, i), average + lead, Floats4(n));
+    }
     // What is no element of this range stays.
     for (int s = 0; s < F::kStates; ++s) {
       for (int j = 0; j < kTile; ++j) {
@@ -320,8 +351,10 @@ class Loop {
         __builtin_memcpy(StateAt(s, i), buffers[s] + lead, Floats4(n));
         continue;
       }
+      uint32_t random[kTile];
+      RandomTile(r_.number + i - lead, k_.seed, random);
       uint16_t halves[kTile];
-      ToBFloat16State(buffers[s], s, r_.number + i - lead, k_.seed, halves);
+      ToBFloat16State(buffers[s], s, random, halves);
       __builtin_memcpy(StateAt(s, i), halves + lead, Floats4(n) / 2);
     }
   }

@@ -185,15 +185,16 @@ inline Bytes ToCodes(Floats x) {
   const Words bits = reinterpret_cast<Words>(x);
   const Words rest = bits & 0x7fffffff;
   const Words rounded = (rest + 0x7ffff + (rest >> 20 & 1)) >> 20;
-  Ints code = reinterpret_cast<Ints>(rounded) - kCodeBias<kNonNegative>;
-  if constexpr (kNonNegative) {
-    const Ints least = rest == 0 ? Ints{} : Ints{} + 1;
-    code = code < 1 ? least : code;
-    return __builtin_convertvector(code, Bytes);
+  const Ints code = reinterpret_cast<Ints>(rounded) - kCodeBias<kNonNegative>;
+  if constexpr (kNonNegative) {  // what is not 0 is 1 at least
+    const Words least = __builtin_elementwise_min(rest, Words{} + 1);
+    return __builtin_convertvector(
+        __builtin_elementwise_max(code, reinterpret_cast<Ints>(least)), Bytes);
   }
-  code = code < 1 ? Ints{} : code;
+  const Ints positive = __builtin_elementwise_max(code, Ints{});
   const Words sign = bits >> 24 & 0x80;
-  return __builtin_convertvector(reinterpret_cast<Words>(code) | sign, Bytes);
+  return __builtin_convertvector(reinterpret_cast<Words>(positive) | sign,
+                                 Bytes);
 }
 
 template <bool kNonNegative>

@@ -1,11 +1,11 @@
 // Every optimizer on every number of ranks and at every stage: the bits are the
 // oracle's, whose steps are its own (verify/oracle_step.h).
 //
-//   14 optimizers x stage {0, 1, 2, 3} x W {1, 2} x parameters {fp32, bf16}
+//   18 optimizers x stage {0, 1, 2, 3} x W {1, 2} x parameters {fp32, bf16}
 //   x one group or four x states {fp32, bf16} x plainly, or accumulated and
 //   clipped
 //
-// 60 cells in which every pair of values occurs.
+// 80 cells in which every pair of values occurs.
 #include <string>
 #include <vector>
 
@@ -40,7 +40,13 @@ const std::vector<Optimizer> kOptimizers = {
     {"RMSprop", "lr:0.01,centered:true", "alpha:0.5"},
     {"RMSprop", "lr:0.01,centered:true,momentum:0.9,maximize:true",
      "eps:0.001"},
-    {"Lion", "lr:0.01", "betas:[0.5,0.6]"}};
+    {"Lion", "lr:0.01", "betas:[0.5,0.6]"},
+    {"Lamb", "lr:0.01", "betas:[0.5,0.6],max_coeff:0.5"},
+    {"Muon", "lr:0.01,adam_lr:0.002", "betas:[0.5,0.6]"},
+    {"Muon", "lr:0.01,ns_method:'standard',nesterov:false,ns_steps:3",
+     "eps:0.001"},
+    {"Muon", "lr:0.01,adjust_lr_fn:'match_rms_adamw',maximize:true",
+     "betas:[0.5,0.6]"}};
 
 // Of Mlp: norms, a frozen layer, biases of the rest, and the others.
 std::string GroupsOf(const Optimizer& optimizer) {
@@ -78,7 +84,7 @@ TrainingSpec SpecOf(const Choice& choice) {
 class OptimizersTest : public ::testing::TestWithParam<size_t> {};
 
 TEST_P(OptimizersTest, IsTheOracles) {
-  static const std::vector<Choice> cells = Pairwise(kAxes, 60);
+  static const std::vector<Choice> cells = Pairwise(kAxes, 80);
   int run = 0;
   for (const Choice& choice : cells) {
     if (choice[0] != GetParam()) continue;

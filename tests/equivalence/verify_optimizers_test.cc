@@ -66,6 +66,9 @@ TEST(VerifyOptimizersTest, EachOfThem) {
         "type: 'Adam' params { adam_w_mode: false bias_correction: false }",
         "type: 'SGD' params { momentum: 0.9 nesterov: true maximize: true }",
         "type: 'Adagrad' params { lr_decay: 0.1 }",
+        "type: 'Lamb' params { weight_decay: 0.1 }",
+        "type: 'Muon' params { weight_decay: 0.1 } param_groups { name: 'up' "
+        "parameters: '*.up.weight' use_muon: true params { momentum: 0.5 } }",
         "type: 'RMSprop' params { centered: true momentum: 0.9 }",
         "type: 'Lion' params { weight_decay: 0.1 state_dtype: 'bf16' }"}) {
     ExpectSame(optimizer);

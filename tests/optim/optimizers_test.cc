@@ -51,6 +51,10 @@ constexpr Case kCases[] = {
      "type: 'Muon' params { lr: 0.01 ns_method: 'standard' ns_steps: 3 "
      "nesterov: false adjust_lr_fn: 'match_rms_adamw' } no_decay: 'auto' "
      "param_groups { parameters: 'blocks.0.*.weight' params { lr: 0.02 } }"},
+    {"Averages",
+     "type: 'AdamW' params { weight_decay: 0.1 ema_decay: 0.75 state_dtype: "
+     "'bf16' }"},
+    {"MuonsAverages", "type: 'Muon' params { lr: 0.01 ema_decay: 0.75 }"},
     {"Groups",
      "type: 'AdamW' params { weight_decay: 0.1 } no_decay: 'auto' "
      "param_groups { name: 'first' parameters: '*0*weight' params { lr: 0.01 "
@@ -265,6 +269,55 @@ TEST(ParameterGroupsTest, HaveTheirOwnOptions) {
                    "-1.5 -2.75 moved default:0.5 norms:0.5 second:1\n"
                    "-1.5 -2.75 moved default:0 norms:0 second:0\n"
                    "-1.5 -5.75 moved default:0 norms:0 second:1\n"));
+}
+
+// The average of a (which begins as 1, with gradients 2 and a rate of 0.5),
+// where it is swapped in, and what may not be done then.
+TESSERA_RANK_FUNCTION(Averages) {
+  auto net = std::make_shared<Net>();
+  proto::Config config = SgdConfig();
+  config.mutable_zero_optimization()->set_stage(3);
+  config.mutable_optimizer()->mutable_params()->set_ema_decay(0.75);
+  TESSERA_ASSIGN_OR_RETURN(const auto engine, EngineOf(net, config, {}, world));
+  std::string record;
+  const auto say = [&](absl::string_view name) -> absl::Status {
+    TESSERA_ASSIGN_OR_RETURN(const at::Tensor a, engine->Parameter("a"));
+    TESSERA_ASSIGN_OR_RETURN(const at::Tensor ema,
+                             engine->OptimizerStateOf("a", "ema"));
+    absl::StrAppend(&record, name, ": ", a.item<float>(), " ",
+                    ema.item<float>(), "\n");
+    return absl::OkStatus();
+  };
+  for (int step = 0; step < 3; ++step) {
+    TESSERA_RETURN_IF_ERROR(StepOnce(engine.get(), net.get()));
+    TESSERA_RETURN_IF_ERROR(say("step"));
+  }
+  TESSERA_RETURN_IF_ERROR(engine->SwapInAverages());
+  TESSERA_RETURN_IF_ERROR(say("in"));
+  for (const absl::Status& status :
+       {engine->SwapInAverages(), StepOnce(engine.get(), net.get()),
+        engine->SaveCheckpoint("/nowhere")}) {
+    absl::StrAppend(&record, status.ToString(), "\n");
+  }
+  TESSERA_RETURN_IF_ERROR(engine->SwapOutAverages());
+  TESSERA_RETURN_IF_ERROR(say("out"));
+  absl::StrAppend(&record, engine->SwapOutAverages().ToString(), "\n");
+  TESSERA_RETURN_IF_ERROR(StepOnce(engine.get(), net.get()));
+  TESSERA_RETURN_IF_ERROR(say("step"));
+  return record;
+}
+
+// a: 0, -1, -2, -3. Its average: 0, then a quarter of the way each.
+TEST(AveragesTest, AreSwappedInAndOut) {
+  EXPECT_THAT(
+      RunOnRanks(2, "Averages", ""),
+      Each(AllOf(HasSubstr("step: 0 0\nstep: -1 -0.25\nstep: -2 -0.6875\n"
+                           "in: -0.6875 -2\n"),
+                 HasSubstr("the parameters are their averages; call "
+                           "Engine::SwapOutAverages before"),
+                 HasSubstr("out: -2 -0.6875\n"),
+                 HasSubstr("the parameters are not their averages"),
+                 HasSubstr("step: -3 -1.26562\n"))));
 }
 
 // args: a folder. Options that the program has set, after a load elsewhere.

@@ -60,6 +60,7 @@ StepRange RangeOnHost(StepRange range) {
   }
   range.gradient = OnHost(range.gradient);
   if (range.new_master != nullptr) range.new_master = OnHost(range.new_master);
+  if (range.average != nullptr) range.average = OnHost(range.average);
   if (range.working != nullptr) range.working = OnHost(range.working);
   return range;
 }
@@ -124,6 +125,9 @@ class TestDeviceKernels final : public DeviceKernels {
     }
     for (int s = 0; s < StatesOf(formula).count; ++s) {
       regions.push_back(Writes(range.states[s], bytes(range.state_type)));
+    }
+    if (range.average != nullptr) {
+      regions.push_back(Writes(range.average, bytes(range.master_type)));
     }
     if (range.working_type != NumberType::kNone) {
       regions.push_back(Writes(range.working, bytes(range.working_type)));

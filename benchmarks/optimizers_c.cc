@@ -1,5 +1,6 @@
 // The AdamW kernel and the triad as C functions, for programs that measure them
-// beside others in one process (adamw_peer.py). No libtorch: theirs is loaded.
+// beside others in one process (optimizers_peer.py). No libtorch: theirs is
+// loaded.
 #include <memory>
 
 #include "benchmarks/triad.h"

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """AdamW of one tensor on the CPU: ours, torch's and DeepSpeed's, in turn.
 
-    bazel build //benchmarks:libtessera_adamw.so
-    benchmarks/adamw_peer.py bazel-bin/benchmarks/libtessera_adamw.so \\
+    bazel build //benchmarks:libtessera_optimizers.so
+    benchmarks/optimizers_peer.py bazel-bin/benchmarks/libtessera_optimizers.so \\
         --numel 67108864 --threads 2 --rounds 15
 
 All work on the same buffers, round by round in turn, a STREAM triad (a = b + s *
@@ -143,7 +143,7 @@ def main():
     print(
         json.dumps(
             {
-                "benchmark": "adamw_peer",
+                "benchmark": "optimizers_peer",
                 "numel": options.numel,
                 "threads": options.threads,
                 "rounds": options.rounds,
