@@ -20,7 +20,7 @@
 #include "absl/strings/str_split.h"
 #include "base/check.h"
 #include "base/status.h"
-#include "optim/grad_norm.h"
+#include "optim/norm/grad_norm.h"
 #include "optim/matrix/newton_schulz.h"
 #include "sharding/layout/flat_buffer.h"
 

@@ -4,7 +4,7 @@
 //   direction  on the shards, element by element, in place of the gradient
 //              (optim/kernels/formulas.h)
 //   completed  LAMB: the norms of each parameter and its direction, in exact
-//              sums (optim/grad_norm.h), give its trust ratio
+//              sums (optim/norm/grad_norm.h), give its trust ratio
 //              Muon: matrices are gathered, made orthogonal, each by one rank,
 //              and their parts go back to the shards
 //   descent    on the shards, element by element

@@ -11,7 +11,7 @@
 #include "gtest/gtest.h"
 #include "optim/cuda/step_testing.h"
 #include "optim/device_kernels.h"
-#include "optim/grad_norm.h"
+#include "optim/norm/grad_norm.h"
 #include "optim/kernels/element_step.h"
 #include "optim/norm/block_powers.h"
 

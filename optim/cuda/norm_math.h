@@ -1,4 +1,4 @@
-// Gradient norms on a device, with the bits of NormSum (optim/grad_norm.h), as
+// Gradient norms on a device, with the bits of NormSum (optim/norm/grad_norm.h), as
 // functions that CPU and GPU share: the kernels differ from their CPU twins,
 // AddToNormOnHost and FinishNormOnHost, in who does which lane, block or digit.
 //
@@ -221,7 +221,7 @@ TESSERA_HOST_DEVICE inline double NormOfWords(const uint64_t* words,
   return power == NormPower::kTwo ? SquareRoot(sum) : sum;
 }
 
-// optim/grad_norm.h
+// optim/norm/grad_norm.h
 TESSERA_HOST_DEVICE inline double ClipCoefficientOnDevice(double norm,
                                                           double max_norm) {
   const double divisor = Plus(norm, 1e-6);

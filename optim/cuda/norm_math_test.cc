@@ -15,7 +15,7 @@
 #include "absl/strings/str_format.h"
 #include "base/bits.h"
 #include "gtest/gtest.h"
-#include "optim/grad_norm.h"
+#include "optim/norm/grad_norm.h"
 #include "optim/norm/block_powers.h"
 #include "optim/norm/exact_sum.h"
 

@@ -71,7 +71,35 @@ absl::StatusOr<Trainee> Make(absl::string_view args, const World& world,
                        world.communicator());
 }
 
-// A whole gradient, which several ranks own, and some elements of another.
+// Of gradients that are NaN each element counts once, wherever shards are cut;
+// some are of two ranks, if there are two.
+absl::Status CheckAllAreCounted(Trainee* t) {
+  const auto parameters = t->model->named_parameters();
+  size_t with_gradient = 0;
+  for (const auto& p : parameters) {
+    TESSERA_ASSIGN_OR_RETURN(at::Tensor gradient, t->engine->Gradient(p.key()));
+    if (!gradient.defined()) continue;
+    ++with_gradient;
+    TESSERA_RETURN_IF_ERROR(
+        t->engine->SetGradient(p.key(), gradient.fill_(kNan)));
+  }
+  TESSERA_ASSIGN_OR_RETURN(const auto found, t->engine->NonFiniteGradients());
+  if (found.size() != with_gradient) {
+    return absl::InternalError(absl::StrCat(found.size(), " are not finite"));
+  }
+  size_t most_ranks = 0;
+  for (const NonFiniteGradient& g : found) {
+    most_ranks = std::max(most_ranks, g.ranks.size());
+    if (g.nan_numel == parameters[g.parameter].numel()) continue;
+    return absl::InternalError(
+        absl::StrCat(g.parameter, " has ", g.nan_numel, " NaNs"));
+  }
+  const int world_size = t->engine->communicator()->world_size();
+  if (most_ranks == static_cast<size_t>(world_size)) return absl::OkStatus();
+  return absl::InternalError("no parameter is of all ranks");
+}
+
+// All but the last element of one gradient, and of another some.
 TESSERA_RANK_FUNCTION(AskedFor) {
   TESSERA_ASSIGN_OR_RETURN(Trainee t, Make(args, world, false, "Mlp"));
   const auto none = t.engine->NonFiniteGradients();
@@ -90,6 +118,7 @@ TESSERA_RANK_FUNCTION(AskedFor) {
     TESSERA_RETURN_IF_ERROR(t.engine->SetGradient(name, gradient));
   }
   TESSERA_ASSIGN_OR_RETURN(const auto found, t.engine->NonFiniteGradients());
+  TESSERA_RETURN_IF_ERROR(CheckAllAreCounted(&t));
   TESSERA_RETURN_IF_ERROR(t.engine->ZeroGrad());
   TESSERA_RETURN_IF_ERROR(t.TrainStep(0));  // it goes on
   return absl::StrCat(TextOf(found),

@@ -211,6 +211,25 @@ TEST_P(EarlyStepTest, HasTheBitsOfTheSameWithoutADisk) {
   }
 }
 
+// What changes gradients where they lie would make early steps in vain.
+class ClippedTest : public EarlyStepTest {};
+
+TEST_P(ClippedTest, StepsAreNotMadeEarly) {
+  TrainingSpec spec = kAllOnDisk.Spec("fp32");
+  if (GetParam().first == "Values") {
+    spec.clipping_value = 1e-6;
+  } else {
+    spec.optimizer +=
+        ",param_groups{parameters:'*.bias',gradient_clipping:0.0001}";
+  }
+  EXPECT_THAT(Train("Plain", spec), Each(Eq(0)));
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, ClippedTest,
+                         ::testing::Values(std::pair("Values", &Plain),
+                                           std::pair("Groups", &Plain)),
+                         [](const auto& info) { return info.param.first; });
+
 // Of a device, whose states are on the host: whether the step was the right one
 // the device decides.
 TEST_P(EarlyStepTest, HasTheBitsOfADeviceWithoutAHost) {

@@ -15,7 +15,7 @@
 #include "c10/core/impl/VirtualGuardImpl.h"
 #include "gtest/gtest.h"
 #include "optim/cuda/step_testing.h"
-#include "optim/grad_norm.h"
+#include "optim/norm/grad_norm.h"
 #include "testing/device/test_device.h"
 #include "tests/support/device_kernels.h"
 

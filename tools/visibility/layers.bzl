@@ -44,7 +44,7 @@ LAYERS = {
     "sharding/trace/operators": ["base/..."],
     "sharding/trace": ["base/...", "sharding/torch", "sharding/dispatch", "sharding/trace/operators"],
     "sharding/gradient": ["base/...", "comm", "sharding/layout", "sharding/torch", "sharding/flat", "sharding/dispatch", "offload", "offload/disk"],
-    "optim/norm": ["base/..."],
+    "optim/norm": ["base/...", "sharding/torch"],
     "optim/kernels": ["base/..."],
     "optim/matrix": ["base/..."],
     "optim/schedule": [],

@@ -8,8 +8,8 @@
 // the kind of processor matters), and shards are cut on that grid; the block
 // sums are added exactly (optim/norm/exact_sum.h), and their sum is rounded
 // once.
-#ifndef OPTIM_GRAD_NORM_H_
-#define OPTIM_GRAD_NORM_H_
+#ifndef OPTIM_NORM_GRAD_NORM_H_
+#define OPTIM_NORM_GRAD_NORM_H_
 
 #include <cstdint>
 #include <string>
@@ -81,4 +81,4 @@ class NormSum {
 double ClipCoefficient(double norm, double max_norm);
 
 }  // namespace tessera
-#endif  // OPTIM_GRAD_NORM_H_
+#endif  // OPTIM_NORM_GRAD_NORM_H_

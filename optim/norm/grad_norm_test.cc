@@ -1,4 +1,4 @@
-#include "optim/grad_norm.h"
+#include "optim/norm/grad_norm.h"
 
 #include <torch/torch.h>
 
