@@ -1,8 +1,8 @@
 // ElementFormat: how the elements of a state lie in memory, and so on a disk:
 //
 //   one by one    | x0 | x1 | x2 | ...         numbers of a dtype
-//   in blocks     | x0 .. x63 | x64 .. | ...   so many elements of a block in so
-//                                              many bytes, which tensors hold as
+//   in blocks     | x0 .. x63 | x64 .. | ...   a block's elements in so many
+//                                              bytes, which tensors hold as
 //                                              kByte; the last one is whole
 //
 // Elements are counted from the first of a block. Arithmetic only.

@@ -20,8 +20,8 @@
 #include "absl/strings/str_split.h"
 #include "base/check.h"
 #include "base/status.h"
-#include "optim/norm/grad_norm.h"
 #include "optim/matrix/newton_schulz.h"
+#include "optim/norm/grad_norm.h"
 #include "sharding/layout/flat_buffer.h"
 
 namespace tessera {

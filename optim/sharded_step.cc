@@ -15,10 +15,10 @@
 #include "base/torch_guard.h"
 #include "c10/core/DeviceGuard.h"
 #include "optim/device_kernels.h"
-#include "optim/norm/grad_norm.h"
 #include "optim/gradients/clipping.h"
 #include "optim/gradients/non_finite.h"
 #include "optim/gradients/owned_gradients.h"
+#include "optim/norm/grad_norm.h"
 #include "sharding/torch/torch_scope.h"
 #include "torch/csrc/autograd/variable.h"
 

@@ -4,7 +4,8 @@
 //   values  gradients / divisor within [-max_value, max_value], element by
 //           element; NaN stays
 //   norm    of every parameter that has a gradient, each once, in exact sums
-//           (optim/norm/grad_norm.h): the same bits at every stage and world size
+//           (optim/norm/grad_norm.h): the same bits at every stage and world
+//           size
 //   factor  1 / divisor, times max_norm / (norm + 1e-6) if that is below 1
 //   step    with gradients * factor, flat by flat, each published when done
 //

@@ -11,9 +11,9 @@
 #include "gtest/gtest.h"
 #include "optim/cuda/step_testing.h"
 #include "optim/device_kernels.h"
-#include "optim/norm/grad_norm.h"
 #include "optim/kernels/element_step.h"
 #include "optim/norm/block_powers.h"
+#include "optim/norm/grad_norm.h"
 
 namespace tessera {
 namespace {

@@ -1,6 +1,7 @@
-// Gradient norms on a device, with the bits of NormSum (optim/norm/grad_norm.h), as
-// functions that CPU and GPU share: the kernels differ from their CPU twins,
-// AddToNormOnHost and FinishNormOnHost, in who does which lane, block or digit.
+// Gradient norms on a device, with the bits of NormSum
+// (optim/norm/grad_norm.h), as functions that CPU and GPU share: the kernels
+// differ from their CPU twins, AddToNormOnHost and FinishNormOnHost, in who
+// does which lane, block or digit.
 //
 //   elements -> LaneSum -> a block's sum -> DigitWindow -> digits -> Carried
 //   all ranks' words -> WordOfGroup -> Carried -> WriteScalars

@@ -15,9 +15,9 @@
 #include "absl/strings/str_format.h"
 #include "base/bits.h"
 #include "gtest/gtest.h"
-#include "optim/norm/grad_norm.h"
 #include "optim/norm/block_powers.h"
 #include "optim/norm/exact_sum.h"
+#include "optim/norm/grad_norm.h"
 
 namespace tessera {
 namespace {

@@ -38,12 +38,10 @@ inline absl::StatusOr<std::string> StateOf(Engine& engine,
   for (const auto& item : model.named_parameters()) {
     const std::string& name = item.key();
     TESSERA_ASSIGN_OR_RETURN(const at::Tensor value, engine.Master(name));
-    TESSERA_ASSIGN_OR_RETURN(
-        const at::Tensor exp_avg,
-        engine.OptimizerStateOf(name, "exp_avg"));
-    TESSERA_ASSIGN_OR_RETURN(
-        const at::Tensor exp_avg_sq,
-        engine.OptimizerStateOf(name, "exp_avg_sq"));
+    TESSERA_ASSIGN_OR_RETURN(const at::Tensor exp_avg,
+                             engine.OptimizerStateOf(name, "exp_avg"));
+    TESSERA_ASSIGN_OR_RETURN(const at::Tensor exp_avg_sq,
+                             engine.OptimizerStateOf(name, "exp_avg_sq"));
     absl::StrAppend(&lines, "\n", LineOf(name, "value", value), "\n",
                     LineOf(name, "exp_avg", exp_avg), "\n",
                     LineOf(name, "exp_avg_sq", exp_avg_sq));

@@ -142,8 +142,7 @@ class Program {
       if (item.key() == "offset") continue;
       TESSERA_ASSIGN_OR_RETURN(at::Tensor value, engine_->Master(item.key()));
       record->push_back(ParameterLine(item.key(), value));
-      for (const char* which :
-           {"exp_avg", "exp_avg_sq"}) {
+      for (const char* which : {"exp_avg", "exp_avg_sq"}) {
         TESSERA_ASSIGN_OR_RETURN(value,
                                  engine_->OptimizerStateOf(item.key(), which));
         record->push_back(ParameterLine(item.key() + "'s state", value));

@@ -33,8 +33,7 @@ absl::StatusOr<Record> ReadAll(Trainee* t) {
     TESSERA_ASSIGN_OR_RETURN(const at::Tensor master,
                              t->engine->Master(p.key()));
     record.push_back(ParameterLine(absl::StrCat(p.key(), " master"), master));
-    for (const auto which :
-         {"exp_avg", "exp_avg_sq"}) {
+    for (const auto which : {"exp_avg", "exp_avg_sq"}) {
       TESSERA_ASSIGN_OR_RETURN(const at::Tensor state,
                                t->engine->OptimizerStateOf(p.key(), which));
       record.push_back(ParameterLine(absl::StrCat(p.key(), " state"), state));
@@ -89,8 +88,7 @@ TESSERA_RANK_FUNCTION(CopyByName) {
     if (gradient.defined()) {
       TESSERA_RETURN_IF_ERROR(to.engine->SetGradient(name, gradient));
     }
-    for (const auto which :
-         {"exp_avg", "exp_avg_sq"}) {
+    for (const auto which : {"exp_avg", "exp_avg_sq"}) {
       TESSERA_ASSIGN_OR_RETURN(const at::Tensor state,
                                from.engine->OptimizerStateOf(name, which));
       TESSERA_RETURN_IF_ERROR(to.engine->SetOptimizerState(name, which, state));
@@ -219,8 +217,7 @@ TESSERA_RANK_FUNCTION(MisuseAccess) {
   say(t.engine->SetMaster(name, at::Tensor()));
   say(t.engine->SetMaster(name, value + world.rank()));
   say(t.engine->SetGradient(name, value));
-  say(t.engine->SetOptimizerState(name, "exp_avg",
-                                  value.unsqueeze(0)));
+  say(t.engine->SetOptimizerState(name, "exp_avg", value.unsqueeze(0)));
   // None of it has changed anything.
   TESSERA_ASSIGN_OR_RETURN(const at::Tensor after, t.engine->Master(name));
   absl::StrAppend(&said, after.equal(value) ? "unchanged" : "changed");

@@ -28,8 +28,7 @@ namespace {
 using ::testing::Each;
 using ::testing::StartsWith;
 
-constexpr const char* kStates[] = {"exp_avg",
-                                      "exp_avg_sq"};
+constexpr const char* kStates[] = {"exp_avg", "exp_avg_sq"};
 
 struct Call {
   Trainee* t;
