@@ -182,10 +182,10 @@ absl::Status Meanwhile(const std::string& how, Trainee* t) {
   for (const auto& p : t->model->named_parameters()) {
     if (!p.value().requires_grad()) continue;
     const at::Tensor ones = torch::ones(p.value().sizes());
-    TESSERA_RETURN_IF_ERROR(how == "SetMaster"
-                                ? t->engine->SetMaster(p.key(), ones)
-                                : t->engine->SetOptimizerState(
-                                      p.key(), "exp_avg", ones));
+    TESSERA_RETURN_IF_ERROR(
+        how == "SetMaster"
+            ? t->engine->SetMaster(p.key(), ones)
+            : t->engine->SetOptimizerState(p.key(), "exp_avg", ones));
   }
   return absl::OkStatus();
 }

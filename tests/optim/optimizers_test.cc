@@ -180,8 +180,8 @@ TEST(ParameterGroupsTest, HaveTheirOwnOptions) {
                    "-1.5 -5.75 moved default:0 norms:0 second:1\n"));
 }
 
-// args: the stage. The average of a (which begins as 1, with gradients of 2 and a
-// rate of 0.25), where it is swapped in, and what may not be done then.
+// args: the stage. The average of a (which begins as 1, with gradients of 2 and
+// a rate of 0.25), where it is swapped in, and what may not be done then.
 TESSERA_RANK_FUNCTION(Averages) {
   auto net = std::make_shared<Net>();
   proto::Config config = SgdConfig();

@@ -30,7 +30,7 @@ struct TrainingSpec {
   double predivide = 1;                    // gradient_predivide_factor
   double clipping = 0;                     // 0: none
   double clipping_norm = 2;
-  double clipping_value = 0;               // of elements; 0: none
+  double clipping_value = 0;  // of elements; 0: none
   // Ranks have unequal numbers of samples, some none.
   bool weights = false;
   bool check_overflow = true;  // with bf16
@@ -72,7 +72,7 @@ struct TrainingSpec {
   std::string tier = "nvme";
   double states_on_disk = -1;
   int64_t parameters_in_memory = -1;
-  std::string parameters_tier;  // if not `tier`
+  std::string parameters_tier;     // if not `tier`
   bool gradients_on_disk = false;  // with states_on_disk
   // A device of Engine::Offload, which is called after the first step; two
   // steps later Reload. Not of parameters unless `served` is "off". "":
