@@ -156,6 +156,7 @@ absl::Status ShardedOptimizer::MatchStates(
 }
 
 absl::Status ShardedOptimizer::Prepare(const Gradients& gradients) {
+  half_stepped_ = false;
   for (size_t u = 0; u < flats_.size(); ++u) {
     if (!gradients.of(u).has_step_gradient()) continue;
     TESSERA_RETURN_IF_ERROR(EnsureState(u));
@@ -170,7 +171,6 @@ absl::Status ShardedOptimizer::Step(Gradients* gradients,
     TorchScope scope;
     std::vector<Awaited> awaited;
     counted_.clear();
-    half_stepped_ = false;
     absl::Status status = StepUnits(gradients, factor, after, &awaited);
     // All of them, whatever becomes of some: the device writes to their memory.
     for (const Awaited& each : awaited) status.Update(each.updated.Wait());

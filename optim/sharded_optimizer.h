@@ -91,8 +91,13 @@ class ShardedOptimizer {
   // Units for which a Step had only to say so, since Create. Any thread; of a
   // device some time after Step.
   int64_t early_units() const { return early_units_; }
-  // The last Step has returned an error after it had stepped some units. LOCAL.
+  // The last Step has returned an error after it had stepped some units, or
+  // what is to be stepped had been changed for it: it cannot be repeated.
+  // LOCAL.
   bool half_stepped() const { return half_stepped_; }
+  // The gradients of the Step that follows are changed from here on, in ways
+  // that are not to be done twice. REQUIRES: Prepare. LOCAL.
+  void NoteChangedGradients() { half_stepped_ = true; }
   // The device has skipped the last Step: it does not count. Once. LOCAL.
   void Uncount();
 

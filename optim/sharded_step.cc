@@ -194,10 +194,10 @@ struct Decision {
 absl::StatusOr<Decision> DecideOnHost(const Flats& flats, Gradients* gradients,
                                       double divisor,
                                       const ShardedStepOptions& options,
-                                      const ParameterGroups& groups,
+                                      ShardedOptimizer* optimizer,
                                       Communicator* comm) {
   const double inverse = 1 / divisor;
-  const ClipSets sets = SetsOf(options, groups);
+  const ClipSets sets = SetsOf(options, optimizer->groups());
   TESSERA_ASSIGN_OR_RETURN(
       const std::vector<double> raw,
       NormsOfSets(flats, *gradients, sets, options.norm_type, comm));
@@ -224,6 +224,7 @@ absl::StatusOr<Decision> DecideOnHost(const Flats& flats, Gradients* gradients,
   }
   if (result.skipped) return Decision{inverse, StepOutcome(result)};
   if (!several) return Decision{inverse * clips[0], StepOutcome(result)};
+  optimizer->NoteChangedGradients();
   TESSERA_RETURN_IF_ERROR(
       MultiplyGradients(flats, clips, sets.of_parameter, gradients));
   return Decision{inverse, StepOutcome(result)};
@@ -253,7 +254,7 @@ absl::StatusOr<Decision> DecideOnDevice(const DeviceKernels& kernels,
 absl::StatusOr<Decision> Decide(const Flats& flats, Gradients* gradients,
                                 double divisor,
                                 const ShardedStepOptions& options,
-                                const ParameterGroups& groups,
+                                ShardedOptimizer* optimizer,
                                 Communicator* comm) {
   if (options.max_norm <= 0 && !options.skip_on_overflow &&
       !options.report_norm && options.group_max_norms.empty()) {
@@ -263,7 +264,7 @@ absl::StatusOr<Decision> Decide(const Flats& flats, Gradients* gradients,
   if (kernels != nullptr && options.group_max_norms.empty()) {
     return DecideOnDevice(*kernels, flats, *gradients, divisor, options, comm);
   }
-  return DecideOnHost(flats, gradients, divisor, options, groups, comm);
+  return DecideOnHost(flats, gradients, divisor, options, optimizer, comm);
 }
 
 // A step that may turn out to be skipped is waited for, and what is not finite
@@ -307,9 +308,8 @@ absl::StatusOr<StepOutcome> StepShards(
                                            options.skip_on_overflow,
                                            gradients));
   }
-  TESSERA_ASSIGN_OR_RETURN(
-      Decision decision,
-      Decide(flats, gradients, divisor, options, optimizer->groups(), comm));
+  TESSERA_ASSIGN_OR_RETURN(Decision decision, Decide(flats, gradients, divisor,
+                                                     options, optimizer, comm));
   StepOutcome& outcome = decision.outcome;
   if (options.name_overflows) {
     TESSERA_RETURN_IF_ERROR(NameOverflows(flats, *gradients, comm, &outcome));
