@@ -202,9 +202,9 @@ TEST(SchedulerConfigTest, WarmupsAreChecked) {
   const std::pair<const char*, const char*> cases[] = {
       {"\"warmup\": {\"num_steps\": -3}",
        "scheduler.warmup.num_steps: expected at least 0, got -3"},
-      {"\"warmup\": {\"start_factor\": 2}",
+      {"\"warmup\": {\"num_steps\": 3, \"start_factor\": 2}",
        "scheduler.warmup.start_factor: expected above 0 and at most 1, got 2"},
-      {"\"warmup\": {\"shape\": \"square\"}",
+      {"\"warmup\": {\"num_steps\": 3, \"shape\": \"square\"}",
        "scheduler.warmup.shape: expected linear, exponential or cosine, got "
        "'square'"},
       {"\"type\": \"WarmupLR\", \"warmup\": {\"num_steps\": 3}",
@@ -212,6 +212,8 @@ TEST(SchedulerConfigTest, WarmupsAreChecked) {
        "scheduler.params.warmup_num_steps"},
       {"\"warmup\": {\"num_steps\": 3}, \"params\": {\"gamma\": 1}",
        "scheduler.type: missing, and there are params"},
+      {"\"warmup\": {\"shape\": \"cosine\"}",
+       "scheduler.warmup.num_steps: missing: a warmup needs it (0: none)"},
       {"\"params\": {\"gamma\": 1}",
        "scheduler.type: missing: expected WarmupLR or another"},
   };

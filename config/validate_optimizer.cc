@@ -196,6 +196,10 @@ void ResolveParameters(const Known& known, proto::OptimizerParams* params,
   if (!known.betas.empty()) {
     CheckBetas(path + ".betas", params->betas_size(), faults);
   }
+  if (params->min_coeff() > params->max_coeff()) {
+    faults->Add(path + ".min_coeff", "expected at most max_coeff, ",
+                params->max_coeff(), ", got ", params->min_coeff());
+  }
   if (IsMuon(known)) return;
   CheckNesterov(path + ".nesterov", params->nesterov(), params->momentum(),
                 params->dampening(), faults);

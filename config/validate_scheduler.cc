@@ -284,6 +284,10 @@ void CheckHasMomentum(const proto::Optimizer& optimizer,
 
 void ResolveWarmup(proto::Scheduler* scheduler, Faults* faults) {
   proto::SchedulerWarmup& warmup = *scheduler->mutable_warmup();
+  if (!warmup.has_num_steps()) {
+    faults->Add("scheduler.warmup.num_steps",
+                "missing: a warmup needs it (0: none)");
+  }
   FillDefaults(&warmup);
   if (!warmup.has_start_factor()) warmup.set_start_factor(1.0 / 3.0);
   const std::string& type = scheduler->type();
@@ -361,6 +365,10 @@ void ResolveLearningRateScaling(proto::Config* config, Faults* faults) {
   if (!config->has_learning_rate_scaling()) return;
   proto::LearningRateScaling& scaling =
       *config->mutable_learning_rate_scaling();
+  if (scaling.has_base_batch_size() && !scaling.has_rule()) {
+    faults->Add("learning_rate_scaling.rule",
+                "missing: expected linear, sqrt or none");
+  }
   FillDefaults(&scaling);
   double factor = 1;
   const bool sqrt = scaling.rule() == "sqrt";

@@ -90,9 +90,13 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(
   impl->set_auto(std::move(decided.reason),
                  resolved->zero_optimization().auto_stage() &&
                      options.resume_from.empty());
-  TESSERA_RETURN_IF_ERROR(CatchAnnounced(impl->parts()->comm.get(),
-                                         "Engine::Create",
-                                         [&] { return impl->Build(options); }));
+  const absl::Status built =
+      CatchAnnounced(impl->parts()->comm.get(), "Engine::Create",
+                     [&] { return impl->Build(options); });
+  if (!built.ok()) {
+    impl->parts()->RestoreRequiresGrad();
+    return built;
+  }
   ReturnKept();  // training has other sizes; so after a load
   return std::unique_ptr<Engine>(new Engine(std::move(impl)));
 }

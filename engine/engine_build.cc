@@ -11,7 +11,6 @@
 #include "engine/setup/initial_sync.h"
 #include "engine/training/held_report.h"
 #include "optim/kernels/element_step.h"
-#include "optim/kernels/option_names.h"
 #include "sharding/construct/construction.h"
 #include "sharding/dispatch/saved_tensors.h"
 #include "sharding/dispatch/tag.h"
@@ -72,9 +71,10 @@ absl::StatusOr<Partition> Engine::Impl::Plan(const EngineOptions& options) {
   for (NamedParameter& p : all) {
     const int group = choice.groups.of[static_cast<size_t>(p.index)];
     if (choice.frozen[static_cast<size_t>(group)]) {
-      p.tensor.requires_grad_(false);
+      parts_->SetRequiresGrad(p.tensor, false);
     }
   }
+  groups_chosen_ = Describe(choice);
   parts_->groups = std::move(choice.groups);
   parts_->settings.step.group_max_norms = std::move(choice.max_norms);
   for (OptimizerOptions& group : parts_->groups.options) {
@@ -82,25 +82,6 @@ absl::StatusOr<Partition> Engine::Impl::Plan(const EngineOptions& options) {
   }
   parts_->configured_options = parts_->groups.options;
   return partition;
-}
-
-// The program's may differ.
-absl::Status Engine::Impl::AgreeOnGroups() {
-  const ParameterGroups& groups = parts_->groups;
-  std::string text;
-  const auto& max_norms = parts_->settings.step.group_max_norms;
-  for (size_t g = 0; g < groups.options.size(); ++g) {
-    absl::StrAppend(&text, "'", groups.names[g], "'");
-    if (!max_norms.empty() && max_norms[g].has_value()) {
-      absl::StrAppend(&text, " gradient_clipping ", *max_norms[g]);
-    }
-    for (const std::string& name : OptionNames(groups.options[g].algorithm)) {
-      absl::StrAppend(&text, " ", *tessera::OptionOf(name, groups.options[g]));
-    }
-    absl::StrAppend(&text, "; ");
-  }
-  for (const int group : groups.of) absl::StrAppend(&text, group, " ");
-  return CheckSame(text, "list of parameter groups", parts_->comm.get());
 }
 
 // The same module on all ranks. Returns, by number of the parameter, whether
@@ -142,7 +123,10 @@ absl::Status Engine::Impl::Build(const EngineOptions& options) {
       parts_->comm->AgreeOk(partition.status(), "Engine::Create"));
   TESSERA_ASSIGN_OR_RETURN(const std::vector<bool> trainable,
                            AgreeOnModule(*partition, options));
-  TESSERA_RETURN_IF_ERROR(AgreeOnGroups());
+  if (parts_->settings.optimizer.has_value()) {  // the program's may differ
+    TESSERA_RETURN_IF_ERROR(CheckSame(
+        groups_chosen_, "list of parameter groups", parts_->comm.get()));
+  }
   trainer_.NoteParameters();
   parts_->settings.flats.working_dtype =
       [settings = &parts_->settings](const NamedParameter& p) {

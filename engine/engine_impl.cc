@@ -27,6 +27,7 @@ TrainingState StateOf(EngineParts& parts, int64_t step) {
           parts.scaler.has_value() ? &*parts.scaler : nullptr,
           &parts.groups,
           &parts.configured_options,
+          parts.lr_schedule != nullptr,
           parts.lr_schedule == nullptr ? nullptr : parts.lr_schedule->plateau(),
           parts.comm.get(),
           parts.device(),
@@ -131,6 +132,7 @@ absl::Status Engine::Impl::Close() {
     }
   }
   TESSERA_RETURN_IF_ERROR(CatchTorch("Close", [&] { GiveBuffersBack(); }));
+  parts_->RestoreRequiresGrad();
   if (parts_->served != nullptr) parts_->served->End();
   parts_->recomputed.reset();
   trainer_.memory().End();

@@ -61,10 +61,9 @@ class Engine::Impl {
   NamedAccess& access() { return access_; }
 
  private:
-  // engine_build.cc, in the order in which Build calls them
+  // engine_build.cc and engine_stage.cc, in the order in which Build calls them
   absl::Status MoveTo(std::optional<at::Device> device);
   absl::StatusOr<Partition> Plan(const EngineOptions& options);
-  absl::Status AgreeOnGroups();
   absl::StatusOr<std::vector<bool>> AgreeOnModule(const Partition& partition,
                                                   const EngineOptions& options);
   absl::Status ChooseStage(absl::Span<const UnitPlan> units,
@@ -99,6 +98,7 @@ class Engine::Impl {
   Trainer trainer_;
   NamedAccess access_;
   Saver saver_;
+  std::string groups_chosen_;  // by Plan
   std::string auto_reason_;
   bool chose_stage_ = false;
   std::vector<std::pair<at::Tensor, at::ScalarType>> converted_buffers_;

@@ -5,8 +5,10 @@
 // works on one while its neighbours are on their way.
 //
 // Sent are the few bits in which products are made anyway: the direction
-// rounded to them, and the result as it is, each matrix by one rank, zeros by
-// the others (a sum with zeros is exact).
+// rounded to bfloat16, and the result as it is, each matrix by one rank, zeros
+// by the others (a sum with zeros is exact). Directions that are computed with
+// in float16 are sent in float32: they have any size, and only behind their
+// norm's division that of float16's few exponents.
 #include "optim/directed_step.h"
 
 #include <algorithm>
@@ -15,14 +17,12 @@
 
 #include "ATen/ops/empty.h"
 #include "ATen/ops/zeros.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/check.h"
 #include "base/status.h"
 #include "optim/matrix/newton_schulz.h"
 #include "optim/norm/grad_norm.h"
-#include "sharding/layout/flat_buffer.h"
 
 namespace tessera {
 namespace {
@@ -35,6 +35,11 @@ NewtonSchulzOptions NewtonSchulzOf(const OptimizerOptions& o) {
   options.gram = o.ns_gram;
   options.dtype = o.ns_gram ? at::kHalf : at::kBFloat16;
   return options;
+}
+
+// In which directions are sent.
+at::ScalarType SentDtype(const OptimizerOptions& o) {
+  return o.ns_gram ? at::kFloat : at::kBFloat16;
 }
 
 // Rows and columns of a parameter: the last dims of a convolution are one.
@@ -140,14 +145,13 @@ absl::Status Orthogonalizer::Start(const DirectedUnit& unit) {
     *least +=
         OrthogonalFlops(rows, columns, NewtonSchulzOf(OptionsOf(unit, i)));
   }
-  in_flight.part = unit.direction.to(NewtonSchulzOf(OptionsOf(unit, 0)).dtype);
+  const at::Tensor sent = unit.direction.to(SentDtype(OptionsOf(unit, 0)));
   if (flat.stage().sharded_optimizer && comm->world_size() > 1) {
-    in_flight.whole =
-        at::empty({flat.layout().whole_numel()}, in_flight.part.options());
-    in_flight.arrives = comm->AllGather(in_flight.part, in_flight.whole,
-                                        CommTag{"Muon's directions"});
+    in_flight.whole = at::empty({flat.layout().whole_numel()}, sent.options());
+    in_flight.arrives =
+        comm->AllGather(sent, in_flight.whole, CommTag{"Muon's directions"});
   } else {
-    in_flight.whole = in_flight.part;
+    in_flight.whole = sent;
   }
   started_.push_back(std::move(in_flight));
   return absl::OkStatus();
@@ -157,7 +161,9 @@ absl::Status Orthogonalizer::ComputeMatrices(InFlight* in_flight) {
   const FlatParameter& flat = *in_flight->unit.flat;
   const int rank = flat.communicator()->rank();
   const at::Tensor from = in_flight->whole;
-  in_flight->whole = at::zeros({from.numel()}, from.options());
+  in_flight->whole = at::zeros(
+      {from.numel()}, from.options().dtype(
+                          NewtonSchulzOf(OptionsOf(in_flight->unit, 0)).dtype));
   for (size_t i = 0; i < flat.parameters().size(); ++i) {
     const Parameter& p = flat.parameters()[i];
     const bool mine = in_flight->worker[i] == rank;
@@ -187,10 +193,14 @@ absl::Status Orthogonalizer::Compute() {
   in_flight.arrives = CommFuture();
   if (comm->world_size() > 1) {
     const CommTag tag{"orthogonal directions"};
-    in_flight.arrives =
-        flat.stage().sharded_optimizer
-            ? comm->ReduceScatterSum(in_flight.whole, in_flight.part, tag)
-            : comm->AllReduceSum(in_flight.whole, tag);
+    if (flat.stage().sharded_optimizer) {
+      in_flight.part =
+          at::empty({flat.owned().numel()}, in_flight.whole.options());
+      in_flight.arrives =
+          comm->ReduceScatterSum(in_flight.whole, in_flight.part, tag);
+    } else {
+      in_flight.arrives = comm->AllReduceSum(in_flight.whole, tag);
+    }
   }
   computed_.push_back(std::move(in_flight));
   return absl::OkStatus();

@@ -30,7 +30,6 @@
 #include "optim/kernels/optimizer_options.h"
 #include "optim/unit_step.h"
 #include "sharding/flat/flat_parameter.h"
-#include "sharding/layout/flat_buffer.h"
 
 namespace tessera {
 

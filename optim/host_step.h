@@ -4,9 +4,9 @@
 // of the working copy goes to the device while the next one is computed.
 //
 // EarlyHostStep is its first half, made while the backward goes on, by a factor
-// that is assumed (optim/adamw_early.cc): new values are written beside what is
-// there (TieredBuffer::next). HostStep behind it has only to exchange the two,
-// if the device has decided so, and to copy.
+// that is assumed (optim/sharded_optimizer_early.cc): new values are written
+// beside what is there (TieredBuffer::next). HostStep behind it has only to
+// exchange the two, if the device has decided so, and to copy.
 //
 // Source: ZeRO-Offload (arXiv 2101.06840), DeepSpeed's offload_optimizer with
 // device cpu.

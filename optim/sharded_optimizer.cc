@@ -233,14 +233,16 @@ absl::StatusOr<bool> ShardedOptimizer::StepHere(size_t u, const UnitStep& step,
                                                 UnitStep::Counts* counts) {
   FlatParameter& flat = *flats_[u];
   TESSERA_ASSIGN_OR_RETURN(Raised masters, Raised::Of(flat.masters_buffer()));
-  TESSERA_ASSIGN_OR_RETURN(Raised working,
-                           Raised::Of(flat.separate_working_elsewhere()));
+  const bool directs = step.phase() == StepPhase::kDirection;
+  TESSERA_ASSIGN_OR_RETURN(
+      Raised working,
+      Raised::Of(directs ? nullptr : flat.separate_working_elsewhere()));
   StepTensors tensors;
   std::vector<Raised> moments;
   for (TieredBuffer& state : states_[u].moments) {
     // Of a descent only the average.
     const bool averages = &state == average(u);
-    if (step.phase() == StepPhase::kDirection && averages) continue;
+    if (directs && averages) continue;
     if (step.phase() == StepPhase::kDescent && !averages) continue;
     TESSERA_ASSIGN_OR_RETURN(Raised raised, Raised::Of(&state));
     moments.push_back(std::move(raised));
@@ -248,7 +250,6 @@ absl::StatusOr<bool> ShardedOptimizer::StepHere(size_t u, const UnitStep& step,
   }
   tensors.masters = flat.masters();
   tensors.gradient = gradient;
-  const bool directs = step.phase() == StepPhase::kDirection;
   if (directs) {
     tensors.new_masters = gradient;
   } else {

@@ -216,11 +216,14 @@ class ShardedOptimizer {
                                       const GradientFactor& factor);
   absl::Status Descend(size_t u, const DirectedUnit& unit,
                        const Completion& completion,
-                       const GradientFactor& factor, const AfterUnit& after);
+                       const FlatGradient& gradient, const GradientFactor& one,
+                       const AfterUnit& after);
   absl::Status StepLamb(const std::vector<size_t>& units, Gradients* gradients,
-                        const GradientFactor& factor, const AfterUnit& after);
+                        const GradientFactor& factor, const GradientFactor& one,
+                        const AfterUnit& after);
   absl::Status StepMuon(const std::vector<size_t>& units, Gradients* gradients,
-                        const GradientFactor& factor, const AfterUnit& after);
+                        const GradientFactor& factor, const GradientFactor& one,
+                        const AfterUnit& after);
   absl::Status CheckKernels(size_t u) const;
   const OptimizerOptions& OptionsOf(size_t u) const;
   absl::Status EnsureState(size_t flat);

@@ -1,7 +1,7 @@
 // Directed steps (optim/directed_step.h) of the units whose algorithm is such.
 // They are made here and now, whatever tier states lie in: what is elsewhere is
 // raised for each half.
-#include <algorithm>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -25,27 +25,22 @@ absl::StatusOr<DirectedUnit> ShardedOptimizer::Direct(
   TESSERA_ASSIGN_OR_RETURN(const Raised raised, gradient.Raise());
   unit.direction = gradient.elsewhere() == nullptr ? gradient.owned()
                                                    : gradient.owned().clone();
-  CountStep(flat, gradient);
   states_[u].written = true;
   UnitStep::Counts counts;
   TESSERA_RETURN_IF_ERROR(StepHere(u, step, unit.direction, &counts).status());
   return unit;
 }
 
-// A device that skips the step still does: of its factor there is none any
-// more.
+// Of the factor there is none any more. Both halves are of one step, which
+// counts when both have been made.
 absl::Status ShardedOptimizer::Descend(size_t u, const DirectedUnit& unit,
                                        const Completion& completion,
-                                       const GradientFactor& factor,
+                                       const FlatGradient& gradient,
+                                       const GradientFactor& one,
                                        const AfterUnit& after) {
-  GradientFactor one;
-  if (factor.scalars.defined()) {
-    at::Tensor scalars = factor.scalars.clone();
-    scalars.select(0, kFactor).fill_(1);
-    one = GradientFactor(std::move(scalars), factor.may_skip);
-  }
   const UnitStep step(*unit.flat, unit.has_gradient, steps_, groups_.options,
                       groups_.of, one, StepPhase::kDescent, completion.scales);
+  CountStep(*unit.flat, gradient);
   UnitStep::Counts counts;
   TESSERA_ASSIGN_OR_RETURN(const bool working_written,
                            StepHere(u, step, unit.direction, &counts));
@@ -56,6 +51,7 @@ absl::Status ShardedOptimizer::Descend(size_t u, const DirectedUnit& unit,
 absl::Status ShardedOptimizer::StepLamb(const std::vector<size_t>& units,
                                         Gradients* gradients,
                                         const GradientFactor& factor,
+                                        const GradientFactor& one,
                                         const AfterUnit& after) {
   std::vector<DirectedUnit> directed;
   std::vector<std::string> sums;
@@ -76,8 +72,9 @@ absl::Status ShardedOptimizer::StepLamb(const std::vector<size_t>& units,
       const std::vector<Completion> completions,
       TrustRatios(directed, all, groups_.options, groups_.of));
   for (size_t i = 0; i < units.size(); ++i) {
-    TESSERA_RETURN_IF_ERROR(
-        Descend(units[i], directed[i], completions[i], factor, after));
+    TESSERA_RETURN_IF_ERROR(Descend(units[i], directed[i], completions[i],
+                                    gradients->of(units[i]), one, after));
+    directed[i].direction.reset();
   }
   return absl::OkStatus();
 }
@@ -87,6 +84,7 @@ absl::Status ShardedOptimizer::StepLamb(const std::vector<size_t>& units,
 absl::Status ShardedOptimizer::StepMuon(const std::vector<size_t>& units,
                                         Gradients* gradients,
                                         const GradientFactor& factor,
+                                        const GradientFactor& one,
                                         const AfterUnit& after) {
   constexpr size_t kBehind = 2;
   Orthogonalizer orthogonalizer(groups_.options, groups_.of);
@@ -105,8 +103,8 @@ absl::Status ShardedOptimizer::StepMuon(const std::vector<size_t>& units,
     const size_t done = i - kBehind;
     TESSERA_ASSIGN_OR_RETURN(const Completion completion,
                              orthogonalizer.Finish());
-    TESSERA_RETURN_IF_ERROR(
-        Descend(units[done], directed[done], completion, factor, after));
+    TESSERA_RETURN_IF_ERROR(Descend(units[done], directed[done], completion,
+                                    gradients->of(units[done]), one, after));
     directed[done].direction.reset();
   }
   return absl::OkStatus();
@@ -121,11 +119,18 @@ absl::Status ShardedOptimizer::StepDirected(Gradients* gradients,
     if (FormulaOf(u) == Formula::kLambDirection) lamb.push_back(u);
     if (FormulaOf(u) == Formula::kMuonDirection) muon.push_back(u);
   }
+  if (lamb.empty() && muon.empty()) return absl::OkStatus();
+  GradientFactor one;
+  if (factor.scalars.defined()) {  // a device that skips the step still does
+    at::Tensor scalars = factor.scalars.clone();
+    scalars.select(0, kFactor).fill_(1);
+    one = GradientFactor(std::move(scalars), factor.may_skip);
+  }
   if (!lamb.empty()) {
-    TESSERA_RETURN_IF_ERROR(StepLamb(lamb, gradients, factor, after));
+    TESSERA_RETURN_IF_ERROR(StepLamb(lamb, gradients, factor, one, after));
   }
   if (muon.empty()) return absl::OkStatus();
-  return StepMuon(muon, gradients, factor, after);
+  return StepMuon(muon, gradients, factor, one, after);
 }
 
 }  // namespace tessera

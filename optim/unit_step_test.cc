@@ -1,5 +1,5 @@
 // That a step has the same bits slice by slice as at once. What the bits are:
-// adamw_test.cc.
+// kernels/adamw_bits_test.cc.
 #include "optim/unit_step.h"
 
 #include <torch/torch.h>

@@ -262,10 +262,12 @@ void MuonStep(const Work& w) {
   const at::Tensor direction = DirectionOf<oracle::Muon>(w);
   const int64_t rows = direction.size(0);
   const int64_t columns = direction.numel() / rows;
-  at::Tensor x = direction.to(o.ns_gram ? at::kHalf : at::kBFloat16)
+  at::Tensor x = direction.to(o.ns_gram ? at::kFloat : at::kBFloat16)
                      .reshape({rows, columns});
   if (rows > columns) x = x.t();
-  x = Iterated(x / x.norm().clamp_min(1e-7), o);
+  x = x / x.norm().clamp_min(1e-7);
+  if (o.ns_gram) x = x.to(at::kHalf);
+  x = Iterated(x, o);
   if (rows > columns) x = x.t();
   const double tall = static_cast<double>(rows) / static_cast<double>(columns);
   const double scale =

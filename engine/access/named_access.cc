@@ -88,6 +88,7 @@ absl::StatusOr<ParameterRef> NamedAccess::AgreeOnValue(
   std::string print;
   const absl::Status mine = CatchTorch(where, [&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(place.status());
+    TESSERA_RETURN_IF_ERROR(parts_->CheckNotAveraged());
     const auto& parameters =
         parts_->flats[static_cast<size_t>(place->flat)]->parameters();
     const at::Tensor& parameter =

@@ -260,6 +260,7 @@ absl::StatusOr<LoadSafetensorsReport> LoadSafetensors(
     EngineParts* parts, const std::string& path,
     const LoadSafetensorsOptions& options) {
   TESSERA_RETURN_IF_ERROR(parts->CheckOpen());
+  TESSERA_RETURN_IF_ERROR(parts->CheckNotAveraged());
   // What is asked for here is gone when it returns, and plans do not count it.
   const NoMemoryLimit unlimited(&LedgerOf(parts->device()));
   Communicator* const comm = parts->comm.get();

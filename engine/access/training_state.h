@@ -37,6 +37,7 @@ struct TrainingState {
   LossScaler* scaler;           // may be null
   ParameterGroups* groups;  // their options as set; null: without an optimizer
   const std::vector<OptimizerOptions>* configured_options;  // of groups
+  bool scheduled;      // rates are a scheduler's
   Plateau* plateau;    // of the scheduler; may be null
   Communicator* comm;  // all ranks
   at::Device device;   // whose generator programs draw from

@@ -256,13 +256,18 @@ class Loading {
             saved.reductions()};
   }
 
-  // What the run that saved it had set, in place of what this one has.
+  // What the run that saved it had set, in place of what this one has; but the
+  // rates of a run without a scheduler are not those that this one's starts
+  // from.
   absl::Status TakeOptions() {
     const proto::CheckpointTraining& training = manifest_.training();
     options_set_ = *state_.configured_options;
     for (OptimizerOptions& group : options_set_) {
-      if (training.has_learning_rate()) group.lr = training.learning_rate();
+      if (training.has_learning_rate() && !state_.scheduled) {
+        group.lr = training.learning_rate();
+      }
     }
+    std::vector<OptionValues> values(options_set_.size());
     const std::vector<std::string>& names = state_.groups->names;
     for (const proto::CheckpointOption& option : training.options()) {
       const auto it = std::find(names.begin(), names.end(), option.group());
@@ -272,9 +277,12 @@ class Loading {
             option.group(), "', and this run has no such group (it has '",
             absl::StrJoin(names, "', '"), "')"));
       }
-      TESSERA_RETURN_IF_ERROR(
-          SetOption(option.name(), option.value(),
-                    &options_set_[static_cast<size_t>(it - names.begin())]));
+      if (option.name() == "lr" && state_.scheduled) continue;
+      values[static_cast<size_t>(it - names.begin())].emplace_back(
+          option.name(), option.value());
+    }
+    for (size_t g = 0; g < values.size(); ++g) {
+      TESSERA_RETURN_IF_ERROR(SetOptions(values[g], &options_set_[g]));
     }
     return absl::OkStatus();
   }

@@ -64,6 +64,20 @@ void EngineParts::Lose(const absl::Status& status) {
           "those of after: go on from a checkpoint, in a new engine)")));
 }
 
+void EngineParts::SetRequiresGrad(const at::Tensor& parameter,
+                                  bool requires_grad) {
+  requires_grad_before.try_emplace(parameter.unsafeGetTensorImpl(), parameter,
+                                   parameter.requires_grad());
+  parameter.requires_grad_(requires_grad);
+}
+
+void EngineParts::RestoreRequiresGrad() {
+  for (const auto& [impl, before] : requires_grad_before) {
+    before.first.requires_grad_(before.second);
+  }
+  requires_grad_before.clear();
+}
+
 double EngineParts::divisor() const {
   const double scale = scaler.has_value() ? scaler->scale() : 1;
   return weighted.value_or(false) ? scale * gradients->total_weight() : scale;

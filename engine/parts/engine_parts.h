@@ -58,6 +58,9 @@ struct EngineParts {
   void FailTiers(const absl::Status& status);
   // The same wherever they are: some units have been stepped. LOCAL.
   void Lose(const absl::Status& status);
+  // Of a group's parameter, until RestoreRequiresGrad. LOCAL.
+  void SetRequiresGrad(const at::Tensor& parameter, bool requires_grad);
+  void RestoreRequiresGrad();
   // What the step's gradients are divided by at last. REQUIRES: open.
   double divisor() const;
   at::Device device() const;
@@ -93,6 +96,9 @@ struct EngineParts {
   // changed by SetLearningRate, Trainer's SetOption, and LoadCheckpoint ----
   ParameterGroups groups;
   std::vector<OptimizerOptions> configured_options;  // as made
+  // Parameters that were frozen, or no longer are: what they were before.
+  absl::flat_hash_map<at::TensorImpl*, std::pair<at::Tensor, bool>>
+      requires_grad_before;
 
   // ---- the step's, by Trainer: its Backwards have weights, or have none ----
   std::optional<bool> weighted;

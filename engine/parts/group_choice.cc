@@ -10,6 +10,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "optim/kernels/option_names.h"
 #include "sharding/layout/module_walk.h"
@@ -71,8 +72,8 @@ bool IsUndecayed(const ModuleWalk::Parameter& p,
       dot == p.name.npos ? absl::string_view(p.name)
                          : absl::string_view(p.name).substr(dot + 1);
   return absl::StartsWith(last, "bias") || absl::EndsWith(last, "bias") ||
-         absl::StrContains(class_name, "Norm") ||
-         absl::StrContains(class_name, "Embedding");
+         absl::StrContains(LastComponent(class_name), "Norm") ||
+         absl::StrContains(LastComponent(class_name), "Embedding");
 }
 
 // A hidden matrix, as the method is meant for: neither embedding nor output.
@@ -186,17 +187,7 @@ class Chooser {
           clipping));
     }
     OptimizerOptions options = group.use_muon ? *muon_ : base_;
-    // Together: nesterov needs its momentum.
-    for (const auto& [name, value] : group.options) {
-      if (name != "nesterov") {
-        TESSERA_RETURN_IF_ERROR(SetOption(name, value, &options));
-      }
-    }
-    for (const auto& [name, value] : group.options) {
-      if (name == "nesterov") {
-        TESSERA_RETURN_IF_ERROR(SetOption(name, value, &options));
-      }
-    }
+    TESSERA_RETURN_IF_ERROR(SetOptions(group.options, &options));
     choice_.groups.options.push_back(options);
     choice_.groups.names.push_back(group.name);
     choice_.frozen.push_back(group.frozen);
@@ -292,6 +283,26 @@ absl::StatusOr<GroupChoice> ChooseGroups(
     const torch::nn::Module& module,
     const std::vector<NamedParameter>& parameters) {
   return Chooser(config, program, base, muon, module).Choose(parameters);
+}
+
+std::string Describe(const GroupChoice& choice) {
+  std::string text;
+  const ParameterGroups& groups = choice.groups;
+  for (size_t g = 0; g < groups.options.size(); ++g) {
+    absl::StrAppend(&text, "'", groups.names[g], "'",
+                    choice.frozen[g] ? " frozen" : "");
+    if (!choice.max_norms.empty() && choice.max_norms[g].has_value()) {
+      absl::StrAppendFormat(&text, " gradient_clipping %.17g",
+                            *choice.max_norms[g]);
+    }
+    for (const std::string& name : OptionNames(groups.options[g].algorithm)) {
+      absl::StrAppendFormat(&text, " %.17g",
+                            *OptionOf(name, groups.options[g]));
+    }
+    absl::StrAppend(&text, "; ");
+  }
+  for (const int group : groups.of) absl::StrAppend(&text, group, " ");
+  return text;
 }
 
 }  // namespace tessera

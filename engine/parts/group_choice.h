@@ -5,6 +5,7 @@
 #define ENGINE_PARTS_GROUP_CHOICE_H_
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -38,6 +39,9 @@ absl::StatusOr<GroupChoice> ChooseGroups(
     const OptimizerOptions& base, const std::optional<OptimizerOptions>& muon,
     const torch::nn::Module& module,
     const std::vector<NamedParameter>& parameters);
+
+// All that ranks must have chosen alike, to the last bit. LOCAL.
+std::string Describe(const GroupChoice& choice);
 
 }  // namespace tessera
 #endif  // ENGINE_PARTS_GROUP_CHOICE_H_

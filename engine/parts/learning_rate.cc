@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "engine/setup/initial_sync.h"
+#include "optim/kernels/option_names.h"
 #include "optim/schedule/plateau.h"
 
 namespace tessera {
@@ -15,10 +16,7 @@ namespace {
 
 // torch's cycles move the momentum of an optimizer that has no betas.
 void SetMomentum(const LrSchedule::Betas& betas, OptimizerOptions* options) {
-  const bool has_betas = options->algorithm == Algorithm::kAdamW ||
-                         options->algorithm == Algorithm::kAdam ||
-                         options->algorithm == Algorithm::kLion;
-  if (has_betas) {
+  if (OptionOf("beta1", *options).ok()) {
     options->beta1 = betas.beta1;
     options->beta2 = betas.beta2.value_or(options->beta2);
   } else if (!betas.beta2.has_value() && options->momentum > 0) {
@@ -38,6 +36,15 @@ std::vector<OptimizerOptions> ScheduledOptions(const EngineParts& parts,
     if (betas.has_value()) SetMomentum(*betas, &options);
   }
   return groups;
+}
+
+bool SetsMomentum(const EngineParts& parts, int64_t steps_done,
+                  absl::string_view option) {
+  if (parts.lr_schedule == nullptr) return false;
+  const auto betas = parts.lr_schedule->BetasAt(steps_done);
+  if (!betas.has_value()) return false;
+  return option == "beta1" ||
+         option == (betas->beta2.has_value() ? "beta2" : "momentum");
 }
 
 absl::Status SetLearningRate(EngineParts* parts, double rate) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "engine/parts/engine_parts.h"
 #include "optim/kernels/optimizer_options.h"
 
@@ -16,6 +17,10 @@ namespace tessera {
 // REQUIRES: an optimizer. LOCAL.
 std::vector<OptimizerOptions> ScheduledOptions(const EngineParts& parts,
                                                int64_t steps_done);
+
+// Whether that is where an option comes from: "beta1", "momentum". LOCAL.
+bool SetsMomentum(const EngineParts& parts, int64_t steps_done,
+                  absl::string_view option);
 
 // COLLECTIVE.
 absl::Status SetLearningRate(EngineParts* parts, double rate);

@@ -6,6 +6,7 @@
 #include "absl/strings/str_join.h"
 #include "base/edit_distance.h"
 #include "base/status.h"
+#include "engine/parts/learning_rate.h"
 #include "engine/setup/initial_sync.h"
 #include "engine/training/trainer.h"
 #include "optim/kernels/option_names.h"
@@ -36,6 +37,12 @@ absl::Status Trainer::CheckOption(absl::string_view group,
     return absl::FailedPreconditionError(
         "the configuration has a scheduler, which sets the rate itself");
   }
+  if (SetsMomentum(*parts_, step_, option)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("option '", option,
+                     "': the configuration's scheduler has cycle_momentum and "
+                     "sets it itself"));
+  }
   OptimizerOptions changed = parts_->groups.options[number];
   return tessera::SetOption(option, value, &changed);
 }
@@ -58,7 +65,7 @@ absl::Status Trainer::SetFrozen(absl::string_view group, bool frozen) {
   TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
   const absl::StatusOr<size_t> found = FindGroup(group);
   absl::Status mine = found.status();
-  if (mine.ok() && has_backward_) {
+  if (mine.ok() && (has_backward_ || micro_steps_ > 0)) {
     mine = absl::FailedPreconditionError(
         "in the middle of a step; call it after Step or ZeroGrad");
   }
@@ -69,7 +76,7 @@ absl::Status Trainer::SetFrozen(absl::string_view group, bool frozen) {
     for (const FlatParameter::Parameter& p : flat->parameters()) {
       const int of = parts_->groups.of[static_cast<size_t>(p.index)];
       if (static_cast<size_t>(of) == *found) {
-        p.tensor.requires_grad_(!frozen);
+        parts_->SetRequiresGrad(p.tensor, !frozen);
       }
     }
   }

@@ -2,8 +2,7 @@
 // takes elements of one of them. One pass: masters, states, working copy.
 //
 //   float32, bfloat16 states   kWidth elements to a thread, loaded at once
-//   where
-//                              memory is aligned for that
+//                              where memory is aligned for that
 //   8-bit states               a block of 64 elements to a warp, two to a lane
 //   float64                    one element to a thread
 #include <cuda_runtime.h>

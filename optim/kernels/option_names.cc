@@ -90,6 +90,25 @@ absl::Status CheckRange(const Option& option, double value) {
       "option '", option.name, "': expected ", range, ", got ", value));
 }
 
+absl::Status Assign(absl::string_view name, double value,
+                    OptimizerOptions* options) {
+  const absl::StatusOr<const Option*> found = Find(name, options->algorithm);
+  if (!found.ok()) return found.status();
+  const Option& option = **found;
+  if (const auto* number =
+          std::get_if<double OptimizerOptions::*>(&option.member)) {
+    const absl::Status in_range = CheckRange(option, value);
+    if (in_range.ok()) options->*(*number) = value;
+    return in_range;
+  }
+  if (value != 0 && value != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("option '", name, "': expected 0 or 1, got ", value));
+  }
+  options->*(std::get<bool OptimizerOptions::*>(option.member)) = value != 0;
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 const char* NameOf(Algorithm algorithm) {
@@ -121,44 +140,42 @@ std::vector<std::string> OptionNames(Algorithm algorithm) {
   return names;
 }
 
-absl::Status SetOption(absl::string_view name, double value,
-                       OptimizerOptions* options) {
-  const absl::StatusOr<const Option*> found = Find(name, options->algorithm);
-  if (!found.ok()) return found.status();
-  const Option& option = **found;
+absl::Status SetOptions(const OptionValues& values, OptimizerOptions* options) {
   OptimizerOptions changed = *options;
-  if (const auto* number =
-          std::get_if<double OptimizerOptions::*>(&option.member)) {
-    const absl::Status in_range = CheckRange(option, value);
-    if (!in_range.ok()) return in_range;
-    changed.*(*number) = value;
-  } else if (value != 0 && value != 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("option '", name, "': expected 0 or 1, got ", value));
-  } else {
-    changed.*(std::get<bool OptimizerOptions::*>(option.member)) = value != 0;
+  for (const auto& [name, value] : values) {
+    const absl::Status set = Assign(name, value, &changed);
+    if (!set.ok()) return set;
+    if (FormulaOf(changed) != FormulaOf(*options) ||
+        (changed.ema_decay == 0) != (options->ema_decay == 0)) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "option '", name, "': with ", value, " ", NameOf(options->algorithm),
+          " keeps other states than before; all groups have the same, from the "
+          "beginning on"));
+    }
   }
   if (changed.algorithm == Algorithm::kSgd && changed.nesterov &&
       (changed.momentum == 0 || changed.dampening != 0)) {
     return absl::InvalidArgumentError(
         "nesterov: expected a momentum above 0 and no dampening with it");
   }
+  if (changed.min_coeff > changed.max_coeff) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("min_coeff: expected at most max_coeff, ",
+                     changed.max_coeff, ", got ", changed.min_coeff));
+  }
   if (changed.libtorch_exact &&
       (changed.maximize || !changed.bias_correction)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("option '", name,
-                     "': expected bias_correction and no maximize with "
-                     "precision.libtorch_exact"));
-  }
-  if (FormulaOf(changed) != FormulaOf(*options) ||
-      (changed.ema_decay == 0) != (options->ema_decay == 0)) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "option '", name, "': with ", value, " ", NameOf(options->algorithm),
-        " keeps other states than before; all groups have the same, from the "
-        "beginning on"));
+        "expected bias_correction and no maximize with "
+        "precision.libtorch_exact");
   }
   *options = changed;
   return absl::OkStatus();
+}
+
+absl::Status SetOption(absl::string_view name, double value,
+                       OptimizerOptions* options) {
+  return SetOptions({{std::string(name), value}}, options);
 }
 
 absl::StatusOr<double> OptionOf(absl::string_view name,

@@ -4,6 +4,7 @@
 #define OPTIM_KERNELS_OPTION_NAMES_H_
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -20,10 +21,15 @@ const char* NameOf(Algorithm algorithm);
 // or 1.
 std::vector<std::string> OptionNames(Algorithm algorithm);
 
-// Sets one. InvalidArgument of a name that the algorithm does not have (with
-// the nearest that it has) or a value out of its range; FailedPrecondition of a
-// value with which there would be other states (a momentum where there was
-// none). Nothing has changed then. LOCAL.
+using OptionValues = std::vector<std::pair<std::string, double>>;
+
+// Sets them, in any order: what must fit together (nesterov and its momentum)
+// is looked at when all are set. InvalidArgument of a name that the algorithm
+// does not have (with the nearest that it has) or a value out of its range;
+// FailedPrecondition of a value with which there would be other states (a
+// momentum where there was none). Nothing has changed then. LOCAL.
+absl::Status SetOptions(const OptionValues& values, OptimizerOptions* options);
+// One.
 absl::Status SetOption(absl::string_view name, double value,
                        OptimizerOptions* options);
 // InvalidArgument as above. LOCAL.

@@ -1,5 +1,6 @@
 #include "optim/kernels/option_names.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/status_matchers.h"
@@ -79,6 +80,25 @@ TEST(OptionNamesTest, RefusesWhatLibtorchExactDoesNotDo) {
   EXPECT_THAT(SetOption("bias_correction", 0, &options),
               StatusIs(StatusCode::kInvalidArgument));
   TESSERA_EXPECT_OK(SetOption("lr", 0.5, &options));
+}
+
+// In either order: nesterov goes with a momentum and no dampening.
+TEST(OptionNamesTest, SetsTogetherWhatFitsTogether) {
+  const OptionValues damped = {{"dampening", 0.5}, {"nesterov", 0}};
+  const OptionValues nesterov = {{"nesterov", 1}, {"dampening", 0}};
+  OptimizerOptions options = Of(Algorithm::kSgd);
+  options.momentum = 0.9;
+  options.nesterov = true;
+  for (OptionValues values : {damped, nesterov, damped, nesterov}) {
+    TESSERA_EXPECT_OK(SetOptions(values, &options));
+    std::reverse(values.begin(), values.end());
+    TESSERA_EXPECT_OK(SetOptions(values, &options));
+  }
+  const OptimizerOptions before = options;
+  EXPECT_THAT(SetOptions({{"lr", 1}, {"dampening", 0.5}}, &options),
+              StatusIs(StatusCode::kInvalidArgument,
+                       HasSubstr("no dampening with it")));
+  EXPECT_TRUE(options == before);
 }
 
 TEST(OptionNamesTest, RefusesOtherStates) {

@@ -60,9 +60,9 @@ at::Tensor Gram(at::Tensor x, int64_t steps) {
 at::Tensor Orthogonal(const at::Tensor& matrix,
                       const NewtonSchulzOptions& options) {
   const bool tall = matrix.size(0) > matrix.size(1);
-  at::Tensor x = matrix.to(options.dtype);
+  at::Tensor x = options.gram ? matrix : matrix.to(options.dtype);
   if (tall) x = x.t();
-  x = x / x.norm().clamp_min(kLeastNorm);
+  x = (x / x.norm().clamp_min(kLeastNorm)).to(options.dtype);
   const bool gram = options.gram && x.size(0) < x.size(1);
   x = gram ? Gram(x, options.steps) : Standard(x, options.steps);
   if (tall) x = x.t();

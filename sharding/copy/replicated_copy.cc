@@ -31,7 +31,7 @@ void ReplicatedCopy::Drop() {
   WorkingCopy::Drop();
 }
 
-// Who updates it later waits for that before (optim/adamw.h).
+// Who updates it later waits for that before (optim/sharded_optimizer.h).
 void ReplicatedCopy::Publish(CommFuture updated) {
   TESSERA_CHECK(!updated.valid()) << flat_.name();
   if (!traits_.publishes) return;

@@ -16,19 +16,6 @@ absl::string_view StripImpl(absl::string_view name) {
   return absl::StripSuffix(name, "Impl");
 }
 
-// What follows the last "::" that is outside of all brackets:
-// "a::(anonymous namespace)::List<b::C>" -> "List<b::C>".
-absl::string_view LastComponent(absl::string_view name) {
-  int depth = 0;
-  for (size_t i = name.size(); i > 0; --i) {
-    const char c = name[i - 1];
-    if (c == '>' || c == ')') ++depth;
-    if (c == '<' || c == '(') --depth;
-    if (c == ':' && depth == 0) return name.substr(i);
-  }
-  return name;
-}
-
 int Distance(absl::string_view wanted, absl::string_view class_name) {
   wanted = StripImpl(wanted);
   return std::min(EditDistance(wanted, StripImpl(class_name)),
@@ -58,6 +45,17 @@ bool GlobMatches(absl::string_view pattern, absl::string_view text) {
 }
 
 }  // namespace
+
+absl::string_view LastComponent(absl::string_view class_name) {
+  int depth = 0;
+  for (size_t i = class_name.size(); i > 0; --i) {
+    const char c = class_name[i - 1];
+    if (c == '>' || c == ')') ++depth;
+    if (c == '<' || c == '(') --depth;
+    if (c == ':' && depth == 0) return class_name.substr(i);
+  }
+  return class_name;
+}
 
 ClassNames::ClassNames(absl::string_view option,
                        const std::vector<std::string>& wanted)

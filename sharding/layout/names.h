@@ -15,6 +15,10 @@
 
 namespace tessera {
 
+// What follows the last "::" that is outside of all brackets:
+// "a::(anonymous namespace)::List<b::C>" -> "List<b::C>".
+absl::string_view LastComponent(absl::string_view class_name);
+
 // Classes that a user named, in full ("torch::nn::LinearImpl") or by the last
 // component ("Linear"), with or without the "Impl" at the end.
 class ClassNames {

@@ -218,12 +218,14 @@ TEST(LrScheduleTest, SkippedStepsDoNotCount) {
 }
 
 // args: "cycle" (OneCycleLR with a momentum that stays) or "fixed" (the same as
-// the optimizer's betas); the parameters at the end.
+// the optimizer's betas), and the optimizer; the parameters at the end.
 TESSERA_RANK_FUNCTION(TrainWithMomentum) {
+  const std::vector<std::string> words = absl::StrSplit(args, ' ');
   TrainingSpec spec;
   spec.stage = 3;
-  const bool cycle = args == "cycle";
+  const bool cycle = words[0] == "cycle";
   proto::Config config = ConfigOf(spec);
+  config.mutable_optimizer()->set_type(words[1]);
   proto::OptimizerParams* adam = config.mutable_optimizer()->mutable_params();
   adam->clear_betas();
   adam->add_betas(cycle ? 0.1 : 0.75);
@@ -239,6 +241,8 @@ TESSERA_RANK_FUNCTION(TrainWithMomentum) {
   TESSERA_ASSIGN_OR_RETURN(
       Trainee t, Trainee::Make(BuildModel(spec.model, world.rank()), config,
                                world.communicator()));
+  const absl::Status set = t.engine->SetOption("default", "beta1", 0.75);
+  if (set.ok() == cycle) return absl::StrCat(args, ": ", set.ToString());
   for (int step = 0; step < kSteps; ++step) {
     TESSERA_RETURN_IF_ERROR(t.TrainStep(step));
   }
@@ -246,8 +250,10 @@ TESSERA_RANK_FUNCTION(TrainWithMomentum) {
 }
 
 TEST(LrScheduleTest, ACycleSetsBeta1Alone) {
-  EXPECT_EQ(RunOnRanks(2, "TrainWithMomentum", "cycle"),
-            RunOnRanks(2, "TrainWithMomentum", "fixed"));
+  for (const char* type : {" AdamW", " Lamb"}) {
+    EXPECT_EQ(RunOnRanks(2, "TrainWithMomentum", absl::StrCat("cycle", type)),
+              RunOnRanks(2, "TrainWithMomentum", absl::StrCat("fixed", type)));
+  }
 }
 
 // args: the type of a scheduler, or none. Rates for a batch of half the size.

@@ -17,7 +17,6 @@
 #include "comm/world/world.h"
 #include "config/config.pb.h"
 #include "engine/engine.h"
-#include "google/protobuf/text_format.h"
 #include "tests/support/rank_pool.h"
 #include "tests/support/trainee.h"
 #include "tests/support/training.h"
@@ -89,12 +88,9 @@ inline proto::Config ConfigOf(const Words& words) {
   spec.dtype = words.Get("dtype", "fp32");
   spec.accumulation = std::stoi(words.Get("accumulation", "1"));
   if (words.Get("offload") == "nvme") spec.states_on_disk = 1;
+  spec.optimizer =
+      kOptimizerCases[std::stoul(words.Get("optimizer", "0"))].optimizer;
   proto::Config config = ConfigOf(spec);
-  const OptimizerCase& c =
-      kOptimizerCases[std::stoul(words.Get("optimizer", "0"))];
-  config.clear_optimizer();
-  google::protobuf::TextFormat::ParseFromString(c.optimizer,
-                                                config.mutable_optimizer());
   proto::OptimizerParams* const params =
       config.mutable_optimizer()->mutable_params();
   if (!words.Get("states").empty()) {
