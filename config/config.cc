@@ -277,12 +277,6 @@ absl::Status CheckRunnable(const proto::Config& config) {
     missing.push_back(
         absl::StrCat("scheduler.type: ", type, ": ", InsteadOfSchedule(type)));
   }
-  const std::string& accumulate = config.data_types().grad_accum_dtype();
-  if (!accumulate.empty() && accumulate != "fp32") {
-    missing.push_back(absl::StrCat(
-        "data_types.grad_accum_dtype: ", accumulate,
-        ": micro-batches are added in float32: write fp32, or leave it out"));
-  }
   if (missing.empty()) return absl::OkStatus();
   return absl::UnimplementedError(absl::StrCat(
       "not available in this version: ", absl::StrJoin(missing, "; ")));

@@ -279,8 +279,8 @@ StateBytes Engine::Impl::replicated_state_bytes() const {
     if (flat->separate_masters())
       bytes.parameters += size(flat->master_dtype());
     bytes.gradients += size(flat->reduce_dtype());
-    if (flat->reduce_dtype() != flat->master_dtype()) {
-      bytes.gradients += size(flat->master_dtype());
+    if (flat->reduce_dtype() != flat->gradient_dtype()) {
+      bytes.gradients += size(flat->gradient_dtype());
     }
     if (parts_->optimizer != nullptr) {
       bytes.optimizer += StateBytesOf(

@@ -36,7 +36,7 @@ FlatSize SizeOf(const Settings& settings, const FlatPlan& flat) {
   size.working_bytes = bytes(working);
   size.master_bytes = working == master ? 0 : bytes(master);
   size.reduce_bytes = bytes(options.reduce_dtype.value_or(working));
-  size.state_bytes = bytes(master);
+  size.gradient_bytes = bytes(GradientDtypeOf(master, options));
   if (settings.optimizer.has_value()) {
     size.optimizer_block_bytes =
         StateBytesOf(*settings.optimizer, bytes(master), 64);

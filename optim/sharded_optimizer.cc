@@ -124,7 +124,7 @@ absl::Status ShardedOptimizer::AllocateHostBuffers(const FlatParameter& flat,
   if (!flat.stage().sharded_gradients) {
     TESSERA_ASSIGN_OR_RETURN(
         state->gradient,
-        allocate(flat.master_dtype(), MemoryKind::kGradients, "gradient"));
+        allocate(flat.gradient_dtype(), MemoryKind::kGradients, "gradient"));
   }
   const bool masters_are_it = flat.dtype() == flat.master_dtype() &&
                               flat.options().states == Tier::kHost;

@@ -12,7 +12,8 @@
 
 namespace tessera {
 
-// The gradient becomes the direction, where it lies.
+// The gradient becomes the direction, where it lies if it is of the masters'
+// dtype.
 absl::StatusOr<DirectedUnit> ShardedOptimizer::Direct(
     size_t u, Gradients* gradients, const GradientFactor& factor) {
   FlatParameter& flat = *flats_[u];
@@ -23,8 +24,9 @@ absl::StatusOr<DirectedUnit> ShardedOptimizer::Direct(
   const UnitStep step(flat, unit.has_gradient, steps_, groups_.options,
                       groups_.of, factor, StepPhase::kDirection);
   TESSERA_ASSIGN_OR_RETURN(const Raised raised, gradient.Raise());
-  unit.direction = gradient.elsewhere() == nullptr ? gradient.owned()
-                                                   : gradient.owned().clone();
+  unit.direction =
+      gradient.owned().to(flat.master_dtype(), /*non_blocking=*/false,
+                          /*copy=*/gradient.elsewhere() != nullptr);
   states_[u].written = true;
   UnitStep::Counts counts;
   TESSERA_RETURN_IF_ERROR(StepHere(u, step, unit.direction, &counts).status());

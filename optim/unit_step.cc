@@ -284,9 +284,11 @@ bool UnitStep::SameButFactor(const UnitStep& other) const {
 bool UnitStep::Apply(Range slice, const StepTensors& tensors,
                      Counts* counts) const {
   if (kernel_) return ApplyKernel(slice, tensors);
-  Multiply(tensors.gradient, factor_);
+  StepTensors wide = tensors;
+  wide.gradient = tensors.gradient.to(tensors.masters.scalar_type());
+  Multiply(wide.gradient, factor_);
   for (size_t group = 0; group < options_.size(); ++group) {
-    ApplyLibtorch(static_cast<int>(group), slice, tensors, counts);
+    ApplyLibtorch(static_cast<int>(group), slice, wide, counts);
   }
   return false;
 }

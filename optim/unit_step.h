@@ -53,8 +53,10 @@ struct StepTensors {
   // The formula's, in its order, and the average if there is one, of the
   // masters' dtype. kByte: of 8 bits (optim/kernels/block8.h).
   std::vector<at::Tensor> states;
-  at::Tensor gradient;  // of the master dtype; may hold another afterwards
-  at::Tensor working;   // undefined where masters are it
+  // Of the master dtype, or 16 bits beside float32; may hold another
+  // afterwards.
+  at::Tensor gradient;
+  at::Tensor working;  // undefined where masters are it
   // Where masters go instead, which then stay as they are; undefined: there.
   // REQUIRES: writes_elsewhere.
   at::Tensor new_masters;

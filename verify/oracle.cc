@@ -200,6 +200,23 @@ std::vector<at::Tensor> Oracle::Replicas(int r) const {
   return replicas;
 }
 
+at::ScalarType Oracle::GradientDtypeOf(const Parameter& p) const {
+  const at::ScalarType master = p.master.scalar_type();
+  return master == at::kFloat && !p.complex
+             ? options_.gradient_dtype.value_or(master)
+             : master;
+}
+
+at::ScalarType Oracle::ReduceDtypeOf(const Parameter& p) const {
+  const at::ScalarType own = c10::toRealValueType(p.replicas[0].scalar_type());
+  const bool chosen = !p.complex && (own == at::kFloat || Is16Bit(own));
+  return chosen ? options_.reduce_dtype.value_or(own) : own;
+}
+
+at::Tensor Oracle::Kept(const Parameter& p, const at::Tensor& gradient) const {
+  return gradient.to(GradientDtypeOf(p)).to(gradient.scalar_type());
+}
+
 void Oracle::TakeGradients(int r, double weight) {
   torch::NoGradGuard no_grad;
   for (Parameter& p : parameters_) {
@@ -209,6 +226,11 @@ void Oracle::TakeGradients(int r, double weight) {
     if (weight == 0) mine.zero_();
     at::Tensor& waiting = p.waiting[r];
     waiting = waiting.defined() ? waiting + mine : mine;
+    if (options_.accumulate_locally) {
+      waiting =
+          waiting.to(at::promoteTypes(GradientDtypeOf(p), ReduceDtypeOf(p)))
+              .to(mine.scalar_type());
+    }
     grad.reset();
   }
 }
@@ -219,10 +241,7 @@ void Oracle::Reduce(Parameter* p) const {
                    [](const at::Tensor& t) { return t.defined(); })) {
     return;
   }
-  const at::ScalarType own = c10::toRealValueType(p->replicas[0].scalar_type());
-  const bool chosen = !p->complex && (own == at::kFloat || Is16Bit(own));
-  const at::ScalarType dtype =
-      chosen ? options_.reduce_dtype.value_or(own) : own;
+  const at::ScalarType dtype = ReduceDtypeOf(*p);
   std::vector<at::Tensor> sends;
   for (at::Tensor& waiting : p->waiting) {
     if (!waiting.defined()) waiting = torch::zeros_like(p->master);
@@ -243,7 +262,7 @@ void Oracle::Reduce(Parameter* p) const {
   if (!options_.sum && !options_.weight) {
     mean = Divided(mean, options_.world_size / options_.predivide);
   }
-  p->gradient = p->gradient.defined() ? p->gradient + mean : mean;
+  p->gradient = Kept(*p, p->gradient.defined() ? p->gradient + mean : mean);
 }
 
 void Oracle::AddRounding(Parameter* p,
@@ -264,7 +283,9 @@ void Oracle::ClipValues() {
   for (Parameter& p : parameters_) {
     p.clipped = p.gradient;
     if (!p.gradient.defined() || options_.max_value <= 0) continue;
-    p.clipped = OracleClamped(p.gradient, end);
+    const bool half = GradientDtypeOf(p) == at::kHalf;
+    p.clipped =
+        Kept(p, OracleClamped(p.gradient, half ? std::min(end, 65504.0) : end));
   }
 }
 
@@ -299,7 +320,8 @@ double Oracle::ClipNorms(double inverse) {
   if (!any) return inverse * of_rest;
   for (Parameter& p : parameters_) {
     const double factor = p.group ? of_group[*p.group] : of_rest;
-    if (p.clipped.defined() && factor != 1) p.clipped = p.clipped.mul(factor);
+    if (!p.clipped.defined() || factor == 1) continue;
+    p.clipped = Kept(p, p.clipped.mul(factor));
   }
   return inverse;
 }

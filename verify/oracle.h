@@ -85,6 +85,9 @@ struct OracleOptions {
   // Where the parameter's dtype is float32 or 16-bit. Unset, or elsewhere: the
   // parameter's.
   std::optional<at::ScalarType> reduce_dtype;
+  // What the sums over micro-batches are rounded to, after each, beside masters
+  // of float32. Unset: they are not.
+  std::optional<at::ScalarType> gradient_dtype;
 
   // Reduces once a step, not each micro-batch.
   bool accumulate_locally = false;
@@ -167,6 +170,10 @@ class Oracle {
   at::Tensor RunRank(const Loss& loss, int r, double scale);
   std::vector<at::Tensor> Replicas(int r) const;
   void TakeGradients(int r, double weight);
+  at::ScalarType GradientDtypeOf(const Parameter& p) const;
+  at::ScalarType ReduceDtypeOf(const Parameter& p) const;
+  // Rounded to what the step's gradient is kept in.
+  at::Tensor Kept(const Parameter& p, const at::Tensor& gradient) const;
   void Reduce(Parameter* p) const;
   void AddRounding(Parameter* p, const std::vector<at::Tensor>& sends) const;
   void ClipValues();

@@ -178,6 +178,9 @@ absl::StatusOr<OracleOptions> OracleOptionsOf(const proto::Config& config,
   if (config.has_communication_data_type()) {
     o.reduce_dtype = DtypeOf(config.communication_data_type());
   }
+  if (config.data_types().has_grad_accum_dtype()) {
+    o.gradient_dtype = DtypeOf(config.data_types().grad_accum_dtype());
+  }
   o.accumulate_locally = config.sharding().accumulation() == "local";
   if (stage > 0) o.shard_group_size = config.sharding().shard_group_size();
   o.sum = config.gradient_allreduce_op() == "sum";

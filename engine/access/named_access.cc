@@ -153,19 +153,20 @@ absl::Status NamedAccess::SetGradient(absl::string_view name,
   }
   // As Gradient divides. All ranks do the same, so their errors agree.
   return parts_->comm->AgreeOk(
-      CatchTorch(
-          "Engine::SetGradient",
-          [&]() -> absl::Status {
-            TorchScope scope;
-            TESSERA_ASSIGN_OR_RETURN(Raised raised, gradient.RaiseToChange());
-            TESSERA_RETURN_IF_ERROR(WriteOwned(
-                gradient.flat(), place.parameter,
-                parts_->divisor() == 1
-                    ? value
-                    : value.to(gradient.owned().dtype()) * parts_->divisor(),
-                gradient.owned()));
-            return raised.Commit();
-          }),
+      CatchTorch("Engine::SetGradient",
+                 [&]() -> absl::Status {
+                   TorchScope scope;
+                   TESSERA_ASSIGN_OR_RETURN(Raised raised,
+                                            gradient.RaiseToChange());
+                   TESSERA_RETURN_IF_ERROR(WriteOwned(
+                       gradient.flat(), place.parameter,
+                       parts_->divisor() == 1
+                           ? value
+                           : value.to(gradient.flat().master_dtype()) *
+                                 parts_->divisor(),
+                       gradient.owned()));
+                   return raised.Commit();
+                 }),
       "Engine::SetGradient");
 }
 

@@ -260,6 +260,9 @@ Settings SettingsOf(const proto::Config& config, const EngineOptions& options,
   if (config.has_communication_data_type()) {
     s.reduce_dtype = DtypeOf(config.communication_data_type());
   }
+  if (config.data_types().has_grad_accum_dtype()) {
+    s.gradient_dtype = DtypeOf(config.data_types().grad_accum_dtype());
+  }
   if (config.torch_autocast().enabled()) {
     s.autocast_dtype = DtypeOf(config.torch_autocast().dtype());
   }
@@ -332,6 +335,7 @@ FlatParameterOptions FlatParameterOptionsOf(const Settings& settings,
   if (c10::isFloatingType(flat.working_dtype) &&
       flat.working_dtype != at::kDouble) {
     options.reduce_dtype = settings.reduce_dtype;
+    options.gradient_dtype = settings.gradient_dtype;
   }
   options.trainable = flat.trainable;
   options.overlap = settings.schedule.overlap;

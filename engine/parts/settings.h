@@ -37,6 +37,8 @@ struct Settings {
   std::optional<at::ScalarType> buffer_dtype;
   // Of sums over ranks, for parameters of float32 and less.
   std::optional<at::ScalarType> reduce_dtype;
+  // Of steps' gradients, for the same.
+  std::optional<at::ScalarType> gradient_dtype;
   // Of autocast scopes (Engine::Autocast).
   std::optional<at::ScalarType> autocast_dtype;
   OffloadOptions offload;      // at stage 3

@@ -65,7 +65,7 @@ int64_t UpdateBytes(const std::vector<PlannedFlat>& flats) {
   for (const PlannedFlat& flat : flats) {
     if (!flat.trained) continue;
     bytes += flat.owned_numel() *
-                 (3 * flat.state_bytes +
+                 (flat.gradient_bytes + 2 * flat.state_bytes +
                   (flat.master_bytes > 0 ? flat.working_bytes : 0)) +
              2 * flat.owned_numel() / 64 * flat.optimizer_block_bytes;
   }
@@ -95,8 +95,9 @@ OffloadTraffic UpdateTraffic(const PlannedFlat& flat,
     const bool normed = settings.step.max_norm > 0 ||
                         settings.step.report_norm ||
                         settings.step.skip_on_overflow;
-    traffic.written += reductions * state_bytes;
-    traffic.read += (reductions - 1 + (normed ? 2 : 1)) * state_bytes;
+    const int64_t bytes = flat.owned_numel() * flat.gradient_bytes;
+    traffic.written += reductions * bytes;
+    traffic.read += (reductions - 1 + (normed ? 2 : 1)) * bytes;
   }
   return traffic;
 }

@@ -44,18 +44,20 @@ StageBytes ModelStateBytes(absl::Span<const FlatSize> flats, int stage,
     }
     if (options.accumulates) {
       bytes.gradients +=
-          (options.accumulates_locally ? f.numel : owned) * f.state_bytes;
+          options.accumulates_locally
+              ? f.numel * std::max(f.gradient_bytes, f.reduce_bytes)
+              : owned * f.gradient_bytes;
     }
     if (stage >= 2) {
       if (stays(f.gradients_elsewhere, 2)) {
-        bytes.gradients += owned * f.state_bytes;
+        bytes.gradients += owned * f.gradient_bytes;
       }
       largest_gradient = std::max(largest_gradient, f.numel * f.reduce_bytes);
     } else {
       bytes.gradients += f.numel * f.reduce_bytes;
       // In place where both are of one dtype.
-      if (f.reduce_bytes != f.state_bytes) {
-        bytes.gradients += owned * f.state_bytes;
+      if (f.reduce_bytes != f.gradient_bytes) {
+        bytes.gradients += owned * f.gradient_bytes;
       }
     }
   }

@@ -32,7 +32,7 @@ struct FlatSize {
   int working_bytes = 4;
   int master_bytes = 0;  // of masters with memory of their own, else 0
   int reduce_bytes = 4;
-  int state_bytes = 4;  // of gradient shards
+  int gradient_bytes = 4;  // of gradient shards
   bool trainable = true;
   bool persistent = false;
   // At stage 3: masters and optimizer states, and the shards.

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "ATen/Dispatch.h"
 #include "ATen/ops/clamp.h"
 #include "ATen/ops/isinf.h"
 #include "ATen/ops/where.h"
@@ -24,10 +25,12 @@ constexpr int64_t kChunk = int64_t{1} << 22;
 
 // A finite number of the dtype: a scalar beyond it would be refused.
 double Within(double bound, at::ScalarType dtype) {
-  return dtype == at::kDouble
-             ? std::min(bound, std::numeric_limits<double>::max())
-             : std::min(bound,
-                        static_cast<double>(std::numeric_limits<float>::max()));
+  return std::min(
+      bound,
+      AT_DISPATCH_FLOATING_TYPES_AND2(
+          at::kHalf, at::kBFloat16, dtype, "ClampGradients", [] {
+            return static_cast<double>(std::numeric_limits<scalar_t>::max());
+          }));
 }
 
 void Clamp(const at::Tensor& segment, double bound, bool keep_infinite) {

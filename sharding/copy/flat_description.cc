@@ -54,6 +54,12 @@ at::ScalarType WorkingDtypeOf(const std::vector<NamedParameter>& parameters,
       ElementType(parameters[0].tensor.scalar_type()));
 }
 
+at::ScalarType GradientDtypeOf(at::ScalarType masters,
+                               const FlatParameterOptions& options) {
+  return masters == at::kFloat ? options.gradient_dtype.value_or(masters)
+                               : masters;
+}
+
 FlatDescription::FlatDescription(std::string name,
                                  std::vector<NamedParameter> params,
                                  const FlatParameterOptions& options,
@@ -64,6 +70,7 @@ FlatDescription::FlatDescription(std::string name,
   dtype_ = WorkingDtypeOf(params, options_);
   master_dtype_ = at::isReducedFloatingType(original) ? at::kFloat : original;
   reduce_dtype_ = options_.reduce_dtype.value_or(dtype_);
+  gradient_dtype_ = GradientDtypeOf(master_dtype_, options_);
   device_ = params[0].tensor.device();
   layout_ = LayoutOf(params, comm_->world_size());
   owned_ = options_.stage.sharded_optimizer ? layout_.shard(comm_->rank())

@@ -47,6 +47,9 @@ struct FlatParameterOptions {
   std::optional<at::ScalarType> dtype;
   // Of sums over ranks; the working one if absent.
   std::optional<at::ScalarType> reduce_dtype;
+  // Of the step's gradient, in which micro-batches are added; that of masters
+  // if absent, or if these are not float32. DeepSpeed's grad_accum_dtype.
+  std::optional<at::ScalarType> gradient_dtype;
   // Has a master and an optimizer state from the start.
   bool trainable = true;
   // What the optimizer changed reaches the other ranks while the program goes
@@ -97,6 +100,9 @@ FlatLayout LayoutOf(const std::vector<NamedParameter>& parameters,
 // What their operators compute with; of elements, never complex.
 at::ScalarType WorkingDtypeOf(const std::vector<NamedParameter>& parameters,
                               const FlatParameterOptions& options);
+// Of the step's gradients beside masters of that dtype.
+at::ScalarType GradientDtypeOf(at::ScalarType masters,
+                               const FlatParameterOptions& options);
 
 class FlatDescription {
  public:
@@ -140,6 +146,7 @@ class FlatDescription {
   at::ScalarType dtype() const { return dtype_; }  // of elements: never complex
   at::ScalarType master_dtype() const { return master_dtype_; }
   at::ScalarType reduce_dtype() const { return reduce_dtype_; }
+  at::ScalarType gradient_dtype() const { return gradient_dtype_; }
   at::Device device() const { return device_; }
   // The optimizer computes on the CPU, though the flat is on a device: its
   // states are not there.
@@ -177,6 +184,7 @@ class FlatDescription {
   at::ScalarType dtype_ = at::kFloat;
   at::ScalarType master_dtype_ = at::kFloat;
   at::ScalarType reduce_dtype_ = at::kFloat;
+  at::ScalarType gradient_dtype_ = at::kFloat;
   at::Device device_{at::kCPU};
   std::shared_ptr<Communicator> comm_;
 };

@@ -49,8 +49,9 @@ void FlatGradient::set_expected(const std::vector<bool>& expected) {
 }
 
 at::ScalarType FlatGradient::DtypeOf(Arrival how) const {
-  return how == Arrival::kAccumulateLocally ? flat_->master_dtype()
-                                            : flat_->reduce_dtype();
+  return how == Arrival::kAccumulateLocally
+             ? at::promoteTypes(flat_->gradient_dtype(), flat_->reduce_dtype())
+             : flat_->reduce_dtype();
 }
 
 at::Tensor FlatGradient::PlaceIn(const FlatBuffer& buffer,
@@ -82,8 +83,8 @@ std::vector<bool> FlatGradient::expected() const {
 
 bool FlatGradient::reduces_in_place() const {
   return !flat_->stage().sharded_gradients && local_.defined() &&
-         local_->dtype() == flat_->master_dtype() &&
-         flat_->reduce_dtype() == flat_->master_dtype();
+         local_->dtype() == flat_->gradient_dtype() &&
+         flat_->reduce_dtype() == flat_->gradient_dtype();
 }
 
 // local_ ready to take this micro-batch's gradients. Where it holds the step's
@@ -98,7 +99,7 @@ absl::Status FlatGradient::EnsureLocal(at::ScalarType dtype) {
   }
   if (local_.defined() && local_->dtype() == dtype) return absl::OkStatus();
   const bool holds = local_.defined() && AnyArrived();
-  if (holds && local_->dtype() == flat_->master_dtype()) {
+  if (holds && local_->dtype() == DtypeOf(Arrival::kAccumulateLocally)) {
     return absl::OkStatus();
   }
   if (!holds) local_.Reset();
@@ -114,7 +115,7 @@ absl::Status FlatGradient::EnsureLocal(at::ScalarType dtype) {
 }
 
 absl::StatusOr<FlatBuffer> FlatGradient::AllocateReduced(Fill fill) const {
-  return FlatBuffer::Allocate(flat_->owned().numel(), flat_->master_dtype(),
+  return FlatBuffer::Allocate(flat_->owned().numel(), flat_->gradient_dtype(),
                               flat_->device(), MemoryKind::kGradients, fill);
 }
 
@@ -171,12 +172,25 @@ absl::StatusOr<at::Tensor> FlatGradient::OutgoingHeld(double predivide) {
 absl::StatusOr<at::Tensor> FlatGradient::PlaceOfSums(const at::Tensor& whole) {
   const bool to_stay = flat_->stage().sharded_gradients && !accumulating() &&
                        flat_->owned().numel() < whole.numel() &&
-                       whole.scalar_type() == flat_->master_dtype();
+                       whole.scalar_type() == flat_->gradient_dtype();
   if (!to_stay) return Slice(whole, flat_->owned());
   TESSERA_RETURN_IF_ERROR(AwaitReaders());
   is_stored_ = false;  // of a micro-batch that was dropped
   TESSERA_RETURN_IF_ERROR(EnsureReduced(Fill::kNone));
   return reduced_.View();
+}
+
+// Rounded once.
+void FlatGradient::Divide(const at::Tensor& sums, double divisor,
+                          const at::Tensor& mean) const {
+  const bool in_place = mean.scalar_type() == sums.scalar_type() ||
+                        mean.scalar_type() == flat_->master_dtype();
+  if (!in_place) {
+    mean.copy_(Mean(sums, divisor));
+    return;
+  }
+  if (mean.data_ptr() != sums.data_ptr()) mean.copy_(sums);
+  DivideBy(mean, divisor);
 }
 
 at::Tensor FlatGradient::Mean(const at::Tensor& sums, double divisor) const {
@@ -206,15 +220,14 @@ absl::Status FlatGradient::TakeSums(const at::Tensor& sums, double divisor) {
       to = local_->View(flat_->owned());
     } else if (local_.defined() && sums.numel() == local_->numel() &&
                sums.data_ptr() == local_->data() && local_.has_one_owner() &&
-               local_->dtype() == flat_->master_dtype()) {
+               local_->dtype() == flat_->gradient_dtype()) {
       reduced_ = local_.Take();  // alone, all of it is ours
       to = reduced_.View();
     } else {
       TESSERA_RETURN_IF_ERROR(EnsureReduced(Fill::kNone));
       to = reduced_.View();
     }
-    if (to.data_ptr() != sums.data_ptr()) to.copy_(sums);
-    DivideBy(to, divisor);
+    Divide(sums, divisor, to);
     TESSERA_RETURN_IF_ERROR(StartStore());
   }
   DropOutgoing();
@@ -242,7 +255,7 @@ absl::Status FlatGradient::StartStore() {
     TESSERA_ASSIGN_OR_RETURN(
         stored_,
         TieredBuffer::Allocate(
-            flat_->owned().numel(), flat_->master_dtype(), flat_->device(),
+            flat_->owned().numel(), flat_->gradient_dtype(), flat_->device(),
             MemoryKind::kGradients, options.PlaceOf(options.gradients),
             absl::StrCat("gradient of unit ", flat_->name())));
   }
@@ -351,7 +364,10 @@ absl::StatusOr<at::Tensor> FlatGradient::Whole(int parameter) const {
   TESSERA_ASSIGN_OR_RETURN(const Raised raised, Raise());
   TESSERA_ASSIGN_OR_RETURN(const FlatBuffer whole,
                            GatherWhole(*flat_, owned(), "gradient"));
-  return PlaceIn(whole, parameter).clone();
+  const at::Tensor gradient = PlaceIn(whole, parameter);
+  return flat_->gradient_dtype() == flat_->master_dtype()
+             ? gradient.clone()
+             : gradient.to(flat_->master_dtype());
 }
 
 int64_t FlatGradient::resident_bytes() const {
@@ -361,13 +377,14 @@ int64_t FlatGradient::resident_bytes() const {
   const auto bytes = [](int64_t numel, at::ScalarType dtype) {
     return numel * static_cast<int64_t>(c10::elementSize(dtype));
   };
-  const int64_t reduced = bytes(flat_->owned().numel(), flat_->master_dtype());
+  const int64_t reduced =
+      bytes(flat_->owned().numel(), flat_->gradient_dtype());
   if (flat_->options().gradients != Tier::kMemory) return 0;
   if (flat_->stage().sharded_gradients) return reduced;
   const int64_t local =
       bytes(flat_->layout().whole_numel(), flat_->reduce_dtype());
-  return flat_->reduce_dtype() == flat_->master_dtype() ? local
-                                                        : local + reduced;
+  return flat_->reduce_dtype() == flat_->gradient_dtype() ? local
+                                                          : local + reduced;
 }
 
 }  // namespace tessera

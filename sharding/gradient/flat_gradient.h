@@ -6,10 +6,11 @@
 //   reduced           in local      own slice of it [S] from there to Zero
 //   accumulating      + [P]         + [S]           + [S] during backward
 //
-// The local flat is of the reduce dtype, or of the master dtype (float32) while
-// micro-batches are added up in it before they are reduced. The reduced one is
-// of the master dtype; where that is not the reduce dtype it has memory of its
-// own at every stage.
+// The local flat is of the reduce dtype, or while micro-batches are added up in
+// it before they are reduced of the wider of that and the gradient dtype. The
+// reduced one is of the gradient dtype (that of the masters, or a smaller one);
+// where that is not the reduce dtype it has memory of its own at every stage.
+// What is added to it is added in the master dtype and rounded once.
 //
 // A micro-batch goes
 //
@@ -60,7 +61,7 @@ class FlatGradient {
   // What to do with a gradient that arrives.
   enum class Arrival : uint8_t {
     kAdd,                // to the local flat gradient, in the reduce dtype
-    kAccumulateLocally,  // the same, in the master dtype
+    kAccumulateLocally,  // the same, in the wider of it and gradient_dtype()
     kZero,               // counts as arrived, with zeros
   };
   // Adds a gradient of this micro-batch to the local flat gradient (the first
@@ -135,7 +136,7 @@ class FlatGradient {
   bool has_step_gradient() const {
     return in_place_ || reduced_.defined() || is_stored_;
   }
-  // This rank's slice of the step's gradient, [owned] of the master dtype; only
+  // This rank's slice of the step's gradient, [owned] of gradient_dtype(); only
   // ranges of parameters with has_gradient hold one. Undefined if there is
   // none. REQUIRES: Raise, where it may lie elsewhere
   // (FlatParameterOptions::gradients).
@@ -217,7 +218,11 @@ class FlatGradient {
   at::Tensor PlaceIn(const FlatBuffer& buffer, int parameter) const;
   // step's gradient (+)= the slices of `mean`, [owned], of those that had one.
   void Accumulate(const std::vector<bool>& had, const at::Tensor& mean);
+  // In the master dtype.
   at::Tensor Mean(const at::Tensor& sums, double divisor) const;
+  // `mean`: of gradient_dtype(), [owned]; may be `sums`.
+  void Divide(const at::Tensor& sums, double divisor,
+              const at::Tensor& mean) const;
   absl::Status StartStore();
   absl::Status AwaitReaders();
 

@@ -80,7 +80,8 @@ struct MicroBatch {
   // The backward may start others within itself
   // (sharding/gradient/nested_graphs.h).
   bool may_nest = true;
-  // Gradients stay on this rank, added up in the master dtype, until the next
+  // Gradients stay on this rank, added up in no narrower a dtype than
+  // FlatDescription::gradient_dtype, until the next
   // call with reduce. Nothing is COLLECTIVE then.
   bool reduce = true;
   // What .grad() of parameters has, which no Run has made, is added, times

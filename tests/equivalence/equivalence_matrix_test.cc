@@ -157,6 +157,32 @@ TEST_P(MoreTest, DtypesOfReductions) {
   }
 }
 
+// Steps' gradients in 16 bits, clamped and clipped by group in these.
+TEST_P(MoreTest, DtypesOfGradients) {
+  spec_.model = "Gpt";
+  spec_.gradients = true;
+  spec_.accumulation = 3;
+  spec_.clipping = 0.5;
+  spec_.clipping_value = 0.01;
+  spec_.optimizer =
+      "type:'AdamW',params{lr:0.01},param_groups{name:'biases',parameters:"
+      "'*.bias',gradient_clipping:0.05}";
+  spec_.outcomes = true;
+  for (const char* dtype : {"fp32", "bf16"}) {
+    for (const char* reduce : {"", "fp32"}) {
+      for (const char* gradient : {"bf16", "fp16"}) {
+        for (const char* mode : {"each", "local"}) {
+          spec_.dtype = dtype;
+          spec_.reduce_dtype = reduce;
+          spec_.gradient_dtype = gradient;
+          spec_.accumulation_mode = mode;
+          ExpectEqualsOracle(spec_, 3);
+        }
+      }
+    }
+  }
+}
+
 // A block is used in two reentrant checkpoints: its gradient comes in two
 // parts, which are added up in the working dtype.
 TEST_P(MoreTest, GradientsInParts) {

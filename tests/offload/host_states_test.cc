@@ -9,6 +9,7 @@
 //   libtorch's} x parameters {on the device, on the host, on a disk, there and
 //   on the host} x work {at once, later}
 //   x what persists {nothing, small units} x states {on the host, on a disk}
+//   x gradients in {fp32, bf16}
 #include <string>
 #include <vector>
 
@@ -24,7 +25,7 @@ namespace {
 const std::vector<int> kStages = {3, 3, 2, 1};
 const std::vector<std::string> kDtypes = {"fp32", "bf16", "fp16"};
 const std::vector<double> kRatios = {1, 1, 0.3, 0};
-const Choice kAxes = {2, 4, 3, 2, 2, 4, 2, 2, 2, 4, 2, 2, 2};
+const Choice kAxes = {2, 4, 3, 2, 2, 4, 2, 2, 2, 4, 2, 2, 2, 2};
 
 struct Cell {
   int world_size = 1;
@@ -42,6 +43,7 @@ Cell CellOf(const Choice& choice) {
   spec.dtype = kDtypes[choice[2]];
   spec.accumulation = choice[3] == 0 ? 1 : 3;
   spec.clipping = choice[4] == 0 ? 0 : 0.5;
+  spec.gradient_dtype = choice[13] == 0 ? "" : "bf16";
   spec.states_on_disk = kRatios[choice[5]];
   spec.recompute = choice[6] == 0 ? "" : "auto/full";
   if (choice[7] == 1 && cell.world_size == 2) spec.shard_group = 1;

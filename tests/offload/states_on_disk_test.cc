@@ -6,6 +6,7 @@
 //   x recompute {off, on} x gathers {all-gathers, none, served}
 //   x shard groups {one, of two} x kernel {Tessera's, libtorch's}
 //   x parameters on the disk {none, some, all} x gradients there {no, yes}
+//   x gradients in {fp32, bf16}
 #include <string>
 #include <vector>
 
@@ -24,7 +25,7 @@ const std::vector<int> kStages = {3, 3, 3, 3, 2, 1};
 const std::vector<std::string> kDtypes = {"fp32", "bf16", "fp16"};
 const std::vector<double> kRatios = {0, 0.3, 1, 1};
 const std::vector<int64_t> kInMemory = {-1, 3000, 0};
-const Choice kAxes = {3, 6, 3, 2, 2, 4, 2, 3, 2, 2, 3, 2};
+const Choice kAxes = {3, 6, 3, 2, 2, 4, 2, 3, 2, 2, 3, 2, 2};
 
 struct Cell {
   int world_size = 1;
@@ -45,6 +46,7 @@ Cell CellOf(const Choice& choice) {
   spec.recompute = choice[6] == 0 ? "" : "auto/full";
   spec.parameters_in_memory = kInMemory[choice[10]];
   spec.gradients_on_disk = choice[11] == 1;
+  spec.gradient_dtype = choice[12] == 0 ? "" : "bf16";
   const bool shm = DefaultBackend() == "shm";
   const bool in_memory = spec.parameters_in_memory < 0;
   spec.shared = choice[7] == 1 && shm && in_memory ? "on" : "off";

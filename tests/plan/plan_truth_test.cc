@@ -381,6 +381,14 @@ INSTANTIATE_TEST_SUITE_P(
                       "WideGpt stage=3 states=8bit dtype=bf16",
                       "WideGpt stage=3 states=8bit disk=states"),
     NameOfCase);
+INSTANTIATE_TEST_SUITE_P(
+    Gradients, PlanTruthTest,
+    ::testing::Values("WideGpt stage=1 gradients=bf16 accumulation=2",
+                      "WideGpt stage=3 gradients=bf16 dtype=bf16 "
+                      "accumulation=2",
+                      "WideGpt stage=2 gradients=bf16 dtype=bf16 local=1 "
+                      "accumulation=2"),
+    NameOfCase);
 
 }  // namespace
 }  // namespace tessera

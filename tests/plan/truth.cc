@@ -41,9 +41,10 @@ void SetField(const std::string& field, const std::string& value,
   int64_t number = 0;
   (void)absl::SimpleAtoi(value, &number);
   const std::map<std::string, std::string*> texts = {
-      {"dtype", &truth->dtype},     {"units", &truth->units},
-      {"backend", &truth->backend}, {"policy", &truth->policy},
-      {"disk", &truth->disk},       {"states", &truth->states},
+      {"dtype", &truth->dtype},         {"units", &truth->units},
+      {"backend", &truth->backend},     {"policy", &truth->policy},
+      {"disk", &truth->disk},           {"states", &truth->states},
+      {"gradients", &truth->gradients},
   };
   const std::map<std::string, int*> numbers = {
       {"stage", &truth->stage},       {"world", &truth->world},
@@ -126,6 +127,7 @@ proto::Config TruthCase::config() const {
   config.mutable_precision()->set_fp32_norms(fp32_norms);
   config.mutable_optimizer()->set_type("AdamW");
   config.mutable_optimizer()->mutable_params()->set_state_dtype(states);
+  config.mutable_data_types()->set_grad_accum_dtype(gradients);
   if (!backend.empty()) config.mutable_communication()->set_backend(backend);
   proto::ZeroOptimization* const zero = config.mutable_zero_optimization();
   zero->set_stage(stage);

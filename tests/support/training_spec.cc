@@ -32,6 +32,7 @@ void VisitResult(Spec& spec, const Visit& visit) {
   visit("fp32_norms", &spec.fp32_norms);
   visit("buffer_dtype", &spec.buffer_dtype);
   visit("reduce_dtype", &spec.reduce_dtype);
+  visit("gradient_dtype", &spec.gradient_dtype);
   visit("accumulation_mode", &spec.accumulation_mode);
   visit("reduction", &spec.reduction);
   visit("predivide", &spec.predivide);
@@ -300,6 +301,9 @@ proto::Config ConfigOf(const TrainingSpec& spec) {
   if (!spec.reduce_dtype.empty()) {
     config.set_communication_data_type(spec.reduce_dtype);
   }
+  if (!spec.gradient_dtype.empty()) {
+    config.mutable_data_types()->set_grad_accum_dtype(spec.gradient_dtype);
+  }
   *config.mutable_optimizer() = OptimizerOf(spec);
   SetPrecision(spec, &config);
   SetSharding(spec, &config);
@@ -327,6 +331,7 @@ OracleOptions OracleOptionsOf(const TrainingSpec& spec, int world_size) {
   options.keep_norms = spec.fp32_norms;
   options.buffer_dtype = DtypeOf(spec.buffer_dtype);
   options.reduce_dtype = DtypeOf(spec.reduce_dtype);
+  options.gradient_dtype = DtypeOf(spec.gradient_dtype);
   options.accumulate_locally = spec.accumulation_mode == "local";
   options.sum = spec.reduction == "sum";
   options.predivide = spec.predivide;

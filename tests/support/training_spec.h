@@ -25,6 +25,7 @@ struct TrainingSpec {
   bool fp32_norms = false;                 // except those of norms
   std::string buffer_dtype;                // of buffers; "": as they are
   std::string reduce_dtype;                // communication_data_type, or ""
+  std::string gradient_dtype;              // grad_accum_dtype, or ""
   std::string accumulation_mode = "each";  // or "local"
   std::string reduction = "mean";          // or "sum"
   double predivide = 1;                    // gradient_predivide_factor

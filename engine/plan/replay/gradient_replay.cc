@@ -37,7 +37,9 @@ void GradientReplay::MakeBuckets(int world_size) {
 }
 
 int64_t GradientReplay::item_bytes(size_t i) const {
-  return reduces_ ? flats_[i].reduce_bytes : flats_[i].state_bytes;
+  const PlannedFlat& flat = flats_[i];
+  return reduces_ ? flat.reduce_bytes
+                  : std::max(flat.gradient_bytes, flat.reduce_bytes);
 }
 
 void GradientReplay::EnsureLocal(size_t i, int64_t bytes_of_item) {
@@ -57,7 +59,7 @@ void GradientReplay::EnsureLocal(size_t i, int64_t bytes_of_item) {
 void GradientReplay::EnsureReduced(size_t i) {
   State& state = states_[i];
   if (state.reduced_bytes > 0) return;
-  state.reduced_bytes = flats_[i].owned_numel() * flats_[i].state_bytes;
+  state.reduced_bytes = flats_[i].owned_numel() * flats_[i].gradient_bytes;
   held_->Add(PlanKind::kGradients, state.reduced_bytes);
 }
 
@@ -132,7 +134,7 @@ void GradientReplay::Start(std::vector<size_t> bucket) {
   // Sums arrive where they stay.
   if (flat.sharded_gradients && !states_[i].in_step &&
       flat.owned_numel() < flat.whole_numel &&
-      flat.reduce_bytes == flat.state_bytes) {
+      flat.reduce_bytes == flat.gradient_bytes) {
     EnsureReduced(i);
   }
 }
@@ -143,7 +145,7 @@ void GradientReplay::Finish() {
   for (const size_t i : std::exchange(in_flight_, {})) {
     State& state = states_[i];
     const PlannedFlat& flat = flats_[i];
-    const bool same = flat.reduce_bytes == flat.state_bytes;
+    const bool same = flat.reduce_bytes == flat.gradient_bytes;
     if (state.in_step) {
       const bool stays = !flat.sharded_gradients && packed_bytes_ == 0;
       if (!stays) {
@@ -185,7 +187,7 @@ void GradientReplay::End() {
     if (state.in_step) {
       if (!flat.gradients_elsewhere) EnsureReduced(i);
     } else if (!flat.sharded_gradients &&
-               flat.reduce_bytes == flat.state_bytes) {
+               flat.reduce_bytes == flat.gradient_bytes) {
       state.in_place = true;
       held_->Remove(PlanKind::kGradients,
                     std::exchange(state.reduced_bytes, 0));

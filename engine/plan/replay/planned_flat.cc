@@ -44,6 +44,7 @@ PlannedFlat PlannedFlatOf(const Settings& settings, const FlatPlan& flat,
   planned.working_bytes = bytes(working);
   planned.master_bytes = flat.trainable && working != wide ? bytes(wide) : 0;
   planned.reduce_bytes = bytes(options.reduce_dtype.value_or(working));
+  planned.gradient_bytes = bytes(GradientDtypeOf(wide, options));
   planned.state_bytes = bytes(wide);
   if (settings.optimizer.has_value()) {
     planned.optimizer_block_bytes =
