@@ -59,18 +59,15 @@ absl::StatusOr<Partition> Engine::Impl::Plan(const EngineOptions& options) {
   }
   TESSERA_RETURN_IF_ERROR(CheckNotOwned(partition));
   if (!parts_->settings.optimizer.has_value()) return partition;
-  std::vector<NamedParameter> all;
-  for (const auto& unit : partition.units) {
-    all.insert(all.end(), unit.parameters.begin(), unit.parameters.end());
-  }
   TESSERA_ASSIGN_OR_RETURN(
       GroupChoice choice,
       ChooseGroups(parts_->config.optimizer(), options.param_groups,
                    *parts_->settings.optimizer, parts_->settings.muon,
-                   *parts_->module, all));
-  for (NamedParameter& p : all) {
-    const int group = choice.groups.of[static_cast<size_t>(p.index)];
-    if (choice.frozen[static_cast<size_t>(group)]) {
+                   *parts_->module, partition.units));
+  for (const UnitPlan& unit : partition.units) {
+    for (const NamedParameter& p : unit.parameters) {
+      const int group = choice.groups.of[static_cast<size_t>(p.index)];
+      if (!choice.frozen[static_cast<size_t>(group)]) continue;
       parts_->SetRequiresGrad(p.tensor, false);
     }
   }
@@ -133,11 +130,7 @@ absl::Status Engine::Impl::Build(const EngineOptions& options) {
         return WorkingDtype(*settings, p);
       };
   if (parts_->settings.muon.has_value()) {
-    parts_->settings.flats.part = [this](const NamedParameter& p) {
-      const int group = parts_->groups.of[static_cast<size_t>(p.index)];
-      return static_cast<int>(
-          FormulaOf(parts_->groups.options[static_cast<size_t>(group)]));
-    };
+    parts_->settings.flats.part = PartsOf(parts_->groups);
   }
   TESSERA_RETURN_IF_ERROR(ChooseStage(partition->units, trainable));
   TESSERA_RETURN_IF_ERROR(MakeGroups());

@@ -283,8 +283,9 @@ StateBytes Engine::Impl::replicated_state_bytes() const {
       bytes.gradients += size(flat->gradient_dtype());
     }
     if (parts_->optimizer != nullptr) {
+      const auto first = static_cast<size_t>(flat->parameters()[0].index);
       bytes.optimizer += StateBytesOf(
-          *parts_->settings.optimizer,
+          parts_->groups.options[static_cast<size_t>(parts_->groups.of[first])],
           static_cast<int64_t>(c10::elementSize(flat->master_dtype())),
           flat->layout().payload_numel());
     }

@@ -9,6 +9,7 @@
 #include "base/torch_guard.h"
 #include "comm/world/world.h"
 #include "engine/engine_impl.h"
+#include "engine/parts/group_choice.h"
 #include "engine/setup/rank_memory.h"
 #include "engine/setup/stage_choice.h"
 #include "engine/setup/tiers.h"
@@ -19,7 +20,8 @@
 namespace tessera {
 namespace {
 
-FlatSize SizeOf(const Settings& settings, const FlatPlan& flat) {
+FlatSize SizeOf(const Settings& settings, const ParameterGroups& groups,
+                const FlatPlan& flat) {
   const FlatParameterOptions options =
       FlatParameterOptionsOf(settings, flat, /*stage=*/3);
   const auto bytes = [](at::ScalarType dtype) {
@@ -37,9 +39,8 @@ FlatSize SizeOf(const Settings& settings, const FlatPlan& flat) {
   size.master_bytes = working == master ? 0 : bytes(master);
   size.reduce_bytes = bytes(options.reduce_dtype.value_or(working));
   size.gradient_bytes = bytes(GradientDtypeOf(master, options));
-  if (settings.optimizer.has_value()) {
-    size.optimizer_block_bytes =
-        StateBytesOf(*settings.optimizer, bytes(master), 64);
+  if (const OptimizerOptions* const optimizer = OptimizerOf(groups, flat)) {
+    size.optimizer_block_bytes = StateBytesOf(*optimizer, bytes(master), 64);
   }
   size.trainable = flat.trainable;
   size.persistent = flat.persistent;
@@ -52,12 +53,13 @@ struct FlatSizes {
   int64_t stream_bytes = 0;
 };
 
-FlatSizes SizesOf(const Settings& settings, absl::Span<const FlatPlan> flats) {
+FlatSizes SizesOf(const Settings& settings, const ParameterGroups& groups,
+                  absl::Span<const FlatPlan> flats) {
   std::vector<FlatParameterOptions> options;
   FlatSizes sizes;
   for (const FlatPlan& flat : flats) {
     options.push_back(FlatParameterOptionsOf(settings, flat, /*stage=*/3));
-    sizes.flats.push_back(SizeOf(settings, flat));
+    sizes.flats.push_back(SizeOf(settings, groups, flat));
   }
   const bool on_cpu =
       !flats.empty() && flats[0].parameters[0].tensor.device().is_cpu();
@@ -148,7 +150,7 @@ absl::Status Engine::Impl::ChooseStage(absl::Span<const UnitPlan> units,
                         world == nullptr ? 1 : world->local_world_size(),
                         TakenOverBytes(*parts_->module),
                         "zero_optimization.stage auto", parts_->comm.get()));
-  const FlatSizes sizes = SizesOf(parts_->settings, flats);
+  const FlatSizes sizes = SizesOf(parts_->settings, parts_->groups, flats);
   StateOptions states = StatesOf(*parts_);
   states.stream_bytes = sizes.stream_bytes;
   TESSERA_ASSIGN_OR_RETURN(
@@ -176,7 +178,7 @@ void Engine::Impl::LimitLive(absl::Span<const FlatPlan> flats) {
   if (limit == 0 || parts_->stage < 3) return;
   const int group_size = parts_->settings.shard_group_size;
   const int reshard = parts_->settings.reshard_group_size;
-  FlatSizes sizes = SizesOf(parts_->settings, flats);
+  FlatSizes sizes = SizesOf(parts_->settings, parts_->groups, flats);
   StateOptions states = StatesOf(*parts_);
   states.stream_bytes = sizes.stream_bytes;
   int64_t resharded_bytes = 0;

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status.h"
+#include "optim/kernels/element_step.h"
 #include "optim/kernels/option_names.h"
 #include "sharding/layout/module_walk.h"
 #include "sharding/layout/names.h"
@@ -139,8 +140,7 @@ class Chooser {
     no_decay_ = config.no_decay() == "auto";
   }
 
-  absl::StatusOr<GroupChoice> Choose(
-      const std::vector<NamedParameter>& parameters) {
+  absl::StatusOr<GroupChoice> Choose(const std::vector<UnitPlan>& units) {
     choice_.groups.options = {base_};
     choice_.groups.names = {kDefault};
     choice_.frozen = {false};
@@ -155,16 +155,21 @@ class Chooser {
     }
     if (muon_.has_value()) AddAutomatic(kMuon, *muon_, IsForMuon);
     SetMaxNorms();
-    choice_.groups.of.resize(parameters.size());
-    for (const NamedParameter& p : parameters) {
-      const auto it = group_of_.find(p.tensor.unsafeGetTensorImpl());
-      if (it == group_of_.end()) continue;
-      choice_.groups.of[static_cast<size_t>(p.index)] = it->second;
+    for (const UnitPlan& unit : units) {
+      for (const NamedParameter& p : unit.parameters) SetGroupOf(p);
     }
     return std::move(choice_);
   }
 
  private:
+  void SetGroupOf(const NamedParameter& p) {
+    std::vector<int>& of = choice_.groups.of;
+    const auto index = static_cast<size_t>(p.index);
+    if (of.size() <= index) of.resize(index + 1);
+    const auto it = group_of_.find(p.tensor.unsafeGetTensorImpl());
+    if (it != group_of_.end()) of[index] = it->second;
+  }
+
   void Add(ParameterGroup group, std::string where) {
     groups_.push_back(std::move(group));
     places_.push_back(std::move(where));
@@ -280,9 +285,24 @@ class Chooser {
 absl::StatusOr<GroupChoice> ChooseGroups(
     const proto::Optimizer& config, const std::vector<ParameterGroup>& program,
     const OptimizerOptions& base, const std::optional<OptimizerOptions>& muon,
-    const torch::nn::Module& module,
-    const std::vector<NamedParameter>& parameters) {
-  return Chooser(config, program, base, muon, module).Choose(parameters);
+    const torch::nn::Module& module, const std::vector<UnitPlan>& units) {
+  return Chooser(config, program, base, muon, module).Choose(units);
+}
+
+std::function<int(const NamedParameter&)> PartsOf(
+    const ParameterGroups& groups) {
+  return [&groups](const NamedParameter& p) {
+    const int group = groups.of[static_cast<size_t>(p.index)];
+    return static_cast<int>(
+        FormulaOf(groups.options[static_cast<size_t>(group)]));
+  };
+}
+
+const OptimizerOptions* OptimizerOf(const ParameterGroups& groups,
+                                    const FlatPlan& flat) {
+  if (groups.options.empty()) return nullptr;
+  const auto first = static_cast<size_t>(flat.parameters[0].index);
+  return &groups.options[static_cast<size_t>(groups.of[first])];
 }
 
 std::string Describe(const GroupChoice& choice) {

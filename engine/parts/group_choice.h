@@ -4,6 +4,7 @@
 #ifndef ENGINE_PARTS_GROUP_CHOICE_H_
 #define ENGINE_PARTS_GROUP_CHOICE_H_
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,7 +14,8 @@
 #include "engine/parts/engine_types.h"
 #include "optim/kernels/optimizer_options.h"
 #include "optim/parameter_groups.h"
-#include "sharding/layout/named_parameter.h"
+#include "sharding/layout/flat_plan.h"
+#include "sharding/layout/partition.h"
 
 namespace torch::nn {
 class Module;
@@ -28,17 +30,23 @@ struct GroupChoice {
   std::vector<std::optional<double>> max_norms;
 };
 
-// `parameters`: of the engine, each once, with its number. `base`: the options
-// of who is in no group; `muon`: of matrices, with Muon. The program's groups
-// come first. InvalidArgument of a
-// pattern or class that means nothing, of two groups that claim one parameter,
-// and of options that the optimizer does not have. LOCAL; the program's
-// predicates run here.
+// `base`: the options of who is in no group; `muon`: of matrices, with Muon.
+// The program's groups come first. InvalidArgument of a pattern or class that
+// means nothing, of two groups that claim one parameter, and of options that
+// the optimizer does not have. LOCAL; the program's predicates run here.
 absl::StatusOr<GroupChoice> ChooseGroups(
     const proto::Optimizer& config, const std::vector<ParameterGroup>& program,
     const OptimizerOptions& base, const std::optional<OptimizerOptions>& muon,
-    const torch::nn::Module& module,
-    const std::vector<NamedParameter>& parameters);
+    const torch::nn::Module& module, const std::vector<UnitPlan>& units);
+
+// FlatOptions::part: parameters of other algorithms lie in other flats, since
+// their states are others. `groups` is borrowed.
+std::function<int(const NamedParameter&)> PartsOf(
+    const ParameterGroups& groups);
+// The algorithm and states that all parameters of a flat have; null without
+// groups, where there is no optimizer.
+const OptimizerOptions* OptimizerOf(const ParameterGroups& groups,
+                                    const FlatPlan& flat);
 
 // All that ranks must have chosen alike, to the last bit. LOCAL.
 std::string Describe(const GroupChoice& choice);

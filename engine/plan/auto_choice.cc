@@ -190,8 +190,8 @@ absl::StatusOr<std::vector<AutoCandidate>> PlanAll(
   absl::Status refused;
   for (const int64_t micro_batch : MicroBatches(config)) {
     const absl::StatusOr<ModelTrace> model = TraceModel(
-        module, [&] { return loss(micro_batch); },
-        PlanSettings(config, options), options.tracer);
+        module, [&] { return loss(micro_batch); }, config.optimizer(),
+        PlanSettings(config, options), options);
     if (!model.ok()) {
       absl::StrAppend(skipped, refused.ok() ? "" : ", ", micro_batch);
       refused.Update(model.status());

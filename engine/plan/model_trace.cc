@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
+#include "engine/parts/group_choice.h"
 #include "engine/plan/replay/recomputation.h"
 #include "engine/setup/recompute_choice.h"
 #include "sharding/flat/registry.h"
@@ -53,6 +54,44 @@ class Autocast {
   const bool on_, was_enabled_;
   const at::ScalarType was_dtype_;
 };
+
+// Parameters that require no gradient until the end of the scope.
+class Frozen {
+ public:
+  ~Frozen() {
+    for (const at::Tensor& p : parameters_) p.requires_grad_(true);
+  }
+  void Add(const at::Tensor& p) {
+    if (!p.requires_grad()) return;
+    parameters_.push_back(p);
+    p.requires_grad_(false);
+  }
+
+ private:
+  std::vector<at::Tensor> parameters_;
+};
+
+absl::StatusOr<ParameterGroups> GroupsOf(const torch::nn::Module& module,
+                                         const proto::Optimizer& optimizer,
+                                         const Settings& settings,
+                                         const PlanOptions& options,
+                                         const Partition& partition,
+                                         Frozen* frozen) {
+  if (!settings.optimizer.has_value()) return ParameterGroups();
+  TESSERA_ASSIGN_OR_RETURN(GroupChoice choice, CatchTorch("units", [&] {
+                             return ChooseGroups(
+                                 optimizer, options.param_groups,
+                                 *settings.optimizer, settings.muon, module,
+                                 partition.units);
+                           }));
+  for (const UnitPlan& unit : partition.units) {
+    for (const NamedParameter& p : unit.parameters) {
+      const int group = choice.groups.of[static_cast<size_t>(p.index)];
+      if (choice.frozen[static_cast<size_t>(group)]) frozen->Add(p.tensor);
+    }
+  }
+  return std::move(choice.groups);
+}
 
 int64_t BytesOfBuffers(const torch::nn::Module& module,
                        const Settings& settings) {
@@ -105,8 +144,9 @@ absl::StatusOr<std::vector<int>> RecomputedOf(const torch::nn::Module& module,
 
 absl::StatusOr<ModelTrace> TraceModel(const torch::nn::Module& module,
                                       const std::function<at::Tensor()>& loss,
+                                      const proto::Optimizer& optimizer,
                                       const Settings& settings,
-                                      const TracerOptions& options) {
+                                      const PlanOptions& options) {
   ModelTrace model;
   TESSERA_ASSIGN_OR_RETURN(model.partition, CatchTorch("units", [&] {
                              return PlanUnits(module, settings.partition);
@@ -115,6 +155,10 @@ absl::StatusOr<ModelTrace> TraceModel(const torch::nn::Module& module,
     return absl::InvalidArgumentError("Plan: the module has no parameters");
   }
   TESSERA_RETURN_IF_ERROR(CheckNotOwned(model.partition));
+  Frozen frozen;
+  TESSERA_ASSIGN_OR_RETURN(
+      model.groups,
+      GroupsOf(module, optimizer, settings, options, model.partition, &frozen));
   absl::flat_hash_map<const c10::TensorImpl*, at::ScalarType> dtypes;
   for (const UnitPlan& unit : model.partition.units) {
     for (const NamedParameter& p : unit.parameters) {
@@ -125,7 +169,7 @@ absl::StatusOr<ModelTrace> TraceModel(const torch::nn::Module& module,
     }
   }
   TraceOptions trace_options;
-  trace_options.tracer = options;
+  trace_options.tracer = options.tracer;
   trace_options.tracer.cast_inputs = settings.cast_inputs;
   trace_options.dtype = [&](const at::Tensor& p) {
     const auto found = dtypes.find(p.unsafeGetTensorImpl());

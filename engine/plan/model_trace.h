@@ -9,7 +9,10 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
+#include "config/config.pb.h"
 #include "engine/parts/settings.h"
+#include "engine/plan/plan.h"
+#include "optim/parameter_groups.h"
 #include "sharding/layout/partition.h"
 #include "sharding/trace/trace.h"
 
@@ -18,6 +21,7 @@ namespace tessera {
 struct ModelTrace {
   Partition partition;
   std::vector<bool> trainable;  // by number of the parameter
+  ParameterGroups groups;       // none without an optimizer
   Trace trace;
   // RecomputationOptions::module_of. Of those that activation_checkpointing
   // names, and of those that its "auto" means.
@@ -27,11 +31,13 @@ struct ModelTrace {
 };
 
 // With parameters of the working dtypes, and autocast where the configuration
-// has it. Errors as those of Plan (engine/plan/plan.h). LOCAL.
+// has it; those of frozen groups (of `optimizer` and `param_groups`) are frozen
+// meanwhile. Errors as those of Plan (engine/plan/plan.h). LOCAL.
 absl::StatusOr<ModelTrace> TraceModel(const torch::nn::Module& module,
                                       const std::function<at::Tensor()>& loss,
+                                      const proto::Optimizer& optimizer,
                                       const Settings& settings,
-                                      const TracerOptions& options);
+                                      const PlanOptions& options);
 
 // By parameter of the trace, its place in `units`; -1: it is in none.
 template <typename Units>

@@ -79,8 +79,9 @@ absl::StatusOr<PlanReport> Plan(const torch::nn::Module& module,
   TESSERA_ASSIGN_OR_RETURN(report.memory_bytes,
                            MemoryOfRank(resolved, options));
   const Settings settings = PlanSettings(resolved, options);
-  TESSERA_ASSIGN_OR_RETURN(const ModelTrace model,
-                           TraceModel(module, loss, settings, options.tracer));
+  TESSERA_ASSIGN_OR_RETURN(
+      const ModelTrace model,
+      TraceModel(module, loss, resolved.optimizer(), settings, options));
   for (int stage = 0; stage <= 3; ++stage) {
     TESSERA_ASSIGN_OR_RETURN(StagePlan plan,
                              PlanStage(model, stage, Recomputed::kConfigured,
@@ -98,7 +99,12 @@ absl::StatusOr<PlanReport> Plan(const torch::nn::Module& module,
   report.configured_stage = zero.auto_stage() ? -1 : zero.stage();
   for (const at::Tensor& p : module.parameters()) {
     report.parameters += p.numel();
-    if (p.requires_grad()) report.trained += p.numel();
+  }
+  for (const UnitPlan& unit : model.partition.units) {
+    for (const NamedParameter& p : unit.parameters) {
+      const bool trained = model.trainable[static_cast<size_t>(p.index)];
+      report.trained += trained ? p.tensor.numel() : 0;
+    }
   }
   report.buffer_bytes = model.buffer_bytes;
   report.micro_batch = resolved.train_micro_batch_size_per_gpu();

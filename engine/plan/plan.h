@@ -58,6 +58,8 @@ struct PlanOptions {
   bool on_cpu = true;
   // As of Engine::Create: what decides which modules are units.
   EngineOptions::ModulePredicate is_unit, is_leaf, is_recomputed;
+  // The same: which parameters have which states, and which are frozen.
+  std::vector<ParameterGroup> param_groups;
   // Of the ranks, for the time of a step.
   std::optional<Rates> rates;
   TracerOptions tracer;

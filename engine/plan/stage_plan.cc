@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "base/status.h"
+#include "engine/parts/group_choice.h"
+#include "engine/parts/group_choice.h"
 #include "engine/plan/replay/planned_flat.h"
 #include "engine/plan/replay/step_replay.h"
 #include "engine/setup/rank_memory.h"
@@ -152,13 +154,15 @@ absl::StatusOr<StagePlan> PlanStage(const ModelTrace& model, int stage,
                                     const PlanOptions& options) {
   SetOverlap(config.zero_optimization(), stage, &settings);
   settings.flats.sharded_parameters = stage == 3;
+  if (settings.muon.has_value()) settings.flats.part = PartsOf(model.groups);
   TESSERA_ASSIGN_OR_RETURN(
       const std::vector<FlatPlan> flats,
       SplitFlats(model.partition.units, model.trainable, settings.flats));
   std::vector<PlannedFlat> planned;
   std::vector<FlatParameterOptions> flat_options;
   for (const FlatPlan& flat : flats) {
-    planned.push_back(PlannedFlatOf(settings, flat, stage));
+    planned.push_back(
+        PlannedFlatOf(settings, OptimizerOf(model.groups, flat), flat, stage));
     flat_options.push_back(FlatParameterOptionsOf(settings, flat, stage));
   }
   const TierChoice tiers =

@@ -44,7 +44,8 @@ void SetField(const std::string& field, const std::string& value,
       {"dtype", &truth->dtype},         {"units", &truth->units},
       {"backend", &truth->backend},     {"policy", &truth->policy},
       {"disk", &truth->disk},           {"states", &truth->states},
-      {"gradients", &truth->gradients},
+      {"gradients", &truth->gradients}, {"optimizer", &truth->optimizer},
+      {"frozen", &truth->frozen},
   };
   const std::map<std::string, int*> numbers = {
       {"stage", &truth->stage},       {"world", &truth->world},
@@ -125,7 +126,13 @@ proto::Config TruthCase::config() const {
   config.mutable_bf16()->set_enabled(dtype == "bf16");
   config.mutable_torch_autocast()->set_enabled(dtype == "autocast");
   config.mutable_precision()->set_fp32_norms(fp32_norms);
-  config.mutable_optimizer()->set_type("AdamW");
+  config.mutable_optimizer()->set_type(optimizer);
+  if (!frozen.empty()) {
+    proto::ParamGroup* const group =
+        config.mutable_optimizer()->add_param_groups();
+    group->add_parameters(frozen);
+    group->set_frozen(true);
+  }
   config.mutable_optimizer()->mutable_params()->set_state_dtype(states);
   config.mutable_data_types()->set_grad_accum_dtype(gradients);
   if (!backend.empty()) config.mutable_communication()->set_backend(backend);

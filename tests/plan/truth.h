@@ -45,7 +45,9 @@ struct TruthCase {
   // What of states and parameters is there: "", states, all, gradients (all,
   // and these).
   std::string disk;
-  std::string states = "fp32";     // optimizer.params.state_dtype
+  std::string states = "fp32";  // optimizer.params.state_dtype
+  std::string optimizer = "AdamW";
+  std::string frozen;              // a pattern of optimizer.param_groups
   std::string gradients = "fp32";  // data_types.grad_accum_dtype
 
   static TruthCase FromText(absl::string_view text);

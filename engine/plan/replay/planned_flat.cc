@@ -24,8 +24,9 @@ absl::string_view PlanKindName(PlanKind kind) {
   return "";
 }
 
-PlannedFlat PlannedFlatOf(const Settings& settings, const FlatPlan& flat,
-                          int stage) {
+PlannedFlat PlannedFlatOf(const Settings& settings,
+                          const OptimizerOptions* optimizer,
+                          const FlatPlan& flat, int stage) {
   const FlatParameterOptions options =
       FlatParameterOptionsOf(settings, flat, stage);
   // At stage 0 all ranks are one group, but nothing is cut.
@@ -46,9 +47,9 @@ PlannedFlat PlannedFlatOf(const Settings& settings, const FlatPlan& flat,
   planned.reduce_bytes = bytes(options.reduce_dtype.value_or(working));
   planned.gradient_bytes = bytes(GradientDtypeOf(wide, options));
   planned.state_bytes = bytes(wide);
-  if (settings.optimizer.has_value()) {
+  if (optimizer != nullptr) {
     planned.optimizer_block_bytes =
-        StateBytesOf(*settings.optimizer, planned.state_bytes, 64);
+        StateBytesOf(*optimizer, planned.state_bytes, 64);
   }
   planned.trained = flat.trainable;
   planned.sharded_parameters = options.stage.sharded_parameters;

@@ -38,8 +38,10 @@ struct PlannedFlat {
 };
 
 // The flat as `settings` make it at a stage, over the ranks of a shard group.
-PlannedFlat PlannedFlatOf(const Settings& settings, const FlatPlan& flat,
-                          int stage);
+// `optimizer`: null if there is none.
+PlannedFlat PlannedFlatOf(const Settings& settings,
+                          const OptimizerOptions* optimizer,
+                          const FlatPlan& flat, int stage);
 
 // What it takes between steps, gradients not among it. `shared`: a host's ranks
 // have one working copy.
