@@ -320,5 +320,22 @@ TEST(DeepSpeed, NonsenseThatItAcceptsIsRefused) {
   for (const auto& [json, fault] : cases) EXPECT_EQ(FaultOf(json), fault);
 }
 
+// As DeepSpeed has it, which does not say so.
+TEST(DeepSpeed, RatesOfGroupsThatASchedulerReplacesAreNoted) {
+  const char* const optimizer =
+      "\"optimizer\": {\"type\": \"AdamW\", \"param_groups\": [{\"name\": "
+      "\"b\", \"parameters\": \"*.bias\", \"params\": {\"lr\": 0.1}}]}, ";
+  EXPECT_THAT(NotesOf(absl::StrCat(optimizer,
+                                   "\"scheduler\": {\"type\": \"WarmupLR\"}")),
+              ElementsAre("optimizer.param_groups[0].params.lr: has no effect: "
+                          "'WarmupLR' gives all groups one rate, by its own "
+                          "parameters"));
+  EXPECT_THAT(
+      NotesOf(absl::StrCat(optimizer,
+                           "\"scheduler\": {\"type\": \"StepLR\", \"params\": "
+                           "{\"step_size\": 3}}")),
+      ElementsAre());
+}
+
 }  // namespace
 }  // namespace tessera

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <iterator>
 #include <map>
@@ -24,6 +23,11 @@ constexpr const char* kOthers[] = {"ChainedScheduler", "LambdaLR",
                                    "MultiplicativeLR", "SequentialLR"};
 constexpr const char* kDeepSpeed[] = {"LRRangeTest", "OneCycle", "WarmupLR",
                                       "WarmupDecayLR", "WarmupCosineLR"};
+
+// Whose rates are their own parameters'; all others multiply each group's.
+constexpr const char* kOfOneRate[] = {"LRRangeTest", "OneCycle",
+                                      "WarmupLR",    "WarmupDecayLR",
+                                      "OneCycleLR",  "CyclicLR"};
 
 // Sets what is absent.
 #define TESSERA_DEFAULT(field, value) \
@@ -282,6 +286,23 @@ void CheckHasMomentum(const proto::Optimizer& optimizer,
               "momentum above 0; write false with ", of);
 }
 
+void NoteRatesWithoutEffect(const proto::Optimizer& optimizer,
+                            const std::string& type, Faults* faults) {
+  const auto note = [&](const std::string& path) {
+    faults->Note(path, "has no effect: '", type,
+                 "' gives all groups one rate, by its own parameters");
+  };
+  if (std::find(std::begin(kOfOneRate), std::end(kOfOneRate), type) ==
+      std::end(kOfOneRate)) {
+    return;
+  }
+  for (int i = 0; i < optimizer.param_groups_size(); ++i) {
+    if (!optimizer.param_groups(i).params().has_lr()) continue;
+    note(absl::StrCat("optimizer.param_groups[", i, "].params.lr"));
+  }
+  if (optimizer.type() == "Muon") note("optimizer.params.muon_lr");
+}
+
 void ResolveWarmup(proto::Scheduler* scheduler, Faults* faults) {
   proto::SchedulerWarmup& warmup = *scheduler->mutable_warmup();
   if (!warmup.has_num_steps()) {
@@ -358,37 +379,8 @@ void ResolveScheduler(proto::Config* config, Faults* faults) {
     CheckNames(type, written, scheduler.params(), faults);
     CheckValues(type, scheduler.params(), faults);
     CheckHasMomentum(config->optimizer(), type, scheduler.params(), faults);
+    NoteRatesWithoutEffect(config->optimizer(), type, faults);
   }
-}
-
-void ResolveLearningRateScaling(proto::Config* config, Faults* faults) {
-  if (!config->has_learning_rate_scaling()) return;
-  proto::LearningRateScaling& scaling =
-      *config->mutable_learning_rate_scaling();
-  if (scaling.has_base_batch_size() && !scaling.has_rule()) {
-    faults->Add("learning_rate_scaling.rule",
-                "missing: expected linear, sqrt or none");
-  }
-  FillDefaults(&scaling);
-  double factor = 1;
-  const bool sqrt = scaling.rule() == "sqrt";
-  if (sqrt || scaling.rule() == "linear") {
-    if (!scaling.has_base_batch_size()) {
-      faults->Add("learning_rate_scaling.base_batch_size",
-                  "missing: the rule '", scaling.rule(), "' needs it");
-      return;
-    }
-    if (config->train_batch_size() < 1) return;  // a fault of its own
-    factor = static_cast<double>(config->train_batch_size()) /
-             static_cast<double>(scaling.base_batch_size());
-    if (sqrt) factor = std::sqrt(factor);
-  }
-  if (scaling.has_factor() && scaling.factor() != factor) {
-    faults->Add("learning_rate_scaling.factor", "expected ", factor,
-                ", by rule, train_batch_size and base_batch_size, got ",
-                scaling.factor(), "; leave it out");
-  }
-  scaling.set_factor(factor);
 }
 
 }  // namespace tessera
