@@ -5,6 +5,7 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <memory>
@@ -157,6 +158,69 @@ TEST(OracleStepTest, LionIsThePapers) {
     exp_avg = 0.99 * exp_avg + 0.01 * g;
   }
   EXPECT_LT((Train(o, start) - master).abs().max().item<double>(), kBound);
+}
+
+// The whole parameter's norms; the ratio within its limits, and 1 of zeros.
+TEST(OracleStepTest, LambIsThePapers) {
+  for (const double most : {10.0, 0.3}) {
+    for (const double size : {1.0, 0.0}) {
+      OracleStepOptions o = Of(Algorithm::kLamb);
+      o.max_coeff = most;
+      const Tensor start = GradientOf(-1) * size;
+      Tensor master = start.clone(), m = torch::zeros_like(start),
+             v = torch::zeros_like(start);
+      for (int step = 1; step <= kSteps; ++step) {
+        const Tensor g = GradientOf(step);
+        m = o.beta1 * m + (1 - o.beta1) * g;
+        v = o.beta2 * v + (1 - o.beta2) * g * g;
+        const Tensor u =
+            m / (1 - std::pow(o.beta1, step)) /
+                ((v / (1 - std::pow(o.beta2, step))).sqrt() + o.eps) +
+            o.weight_decay * master;
+        const double norm = master.norm().item<double>();
+        const double ratio =
+            norm == 0 ? 1
+                      : std::clamp(norm / u.norm().item<double>(), 0.01, most);
+        master = master - o.lr * ratio * u;
+      }
+      EXPECT_LT((Train(o, start) - master).abs().max().item<double>(), kBound);
+    }
+  }
+}
+
+// One iteration, of a tall matrix and of a wide one, in float64. In bfloat16
+// rounding is of 2^-9 of a number: three times before X of norm 1, so that in
+// Frobenius' norm X is off by 3 of these, X X^T by 7, its square by 14, and
+// a X + (b X X^T + c (X X^T)^2) X by 4 a + 12 |b| + 19 |c|.
+TEST(OracleStepTest, MuonIsThePapers) {
+  constexpr double kA = 3.4445, kB = -4.7750, kC = 2.0315;
+  constexpr double kOff = 0x1p-9 * (4 * kA - 12 * kB + 19 * kC);
+  for (const int64_t rows : {16, 4}) {
+    OracleStepOptions o = Of(Algorithm::kMuon);
+    o.momentum = 0.95;
+    o.nesterov = true;
+    o.ns_steps = 1;
+    const auto matrix = [&](int step) {
+      return GradientOf(step).narrow(0, 0, 64).view({rows, -1});
+    };
+    const Tensor start = matrix(-1), mine = start.clone();
+    const std::vector<Tensor> states = OracleStates(mine, o);
+    Tensor master = start.clone(), buffer = torch::zeros_like(start);
+    for (int step = 1; step <= kSteps; ++step) {
+      const Tensor g = matrix(step);
+      OracleStep(mine, states, g, step, o);
+      buffer = 0.95 * buffer + 0.05 * g;
+      Tensor x = 0.05 * g + 0.95 * buffer;
+      x = x / x.norm();
+      const Tensor square = x.mm(x.t());
+      x = kA * x + (kB * square + kC * square.mm(square)).mm(x);
+      const double scale = rows == 16 ? 2 : 1;  // of 16 x 4: sqrt(4)
+      master = master * (1 - o.lr * o.weight_decay) - o.lr * scale * x;
+      EXPECT_LT((mine - master).norm().item<double>(),
+                step * o.lr * scale * kOff);
+    }
+    EXPECT_GT((master - start).norm().item<double>(), kSteps * o.lr * kOff);
+  }
 }
 
 TEST(OracleStepTest, WithoutBiasCorrectionMomentsAreTakenAsTheyAre) {
