@@ -61,7 +61,8 @@ class Engine::Impl {
   NamedAccess& access() { return access_; }
 
  private:
-  // engine_build.cc, engine_stage.cc and engine_copies.cc, in the order in which Build calls them
+  // engine_build.cc, engine_stage.cc and engine_copies.cc, in the order in
+  // which Build calls them
   absl::Status MoveTo(std::optional<at::Device> device);
   absl::StatusOr<Partition> Plan(const EngineOptions& options);
   absl::StatusOr<std::vector<bool>> AgreeOnModule(const Partition& partition,

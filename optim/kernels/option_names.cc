@@ -55,7 +55,8 @@ const Option kOptions[] = {
     {"initial_accumulator_value", Of(Algorithm::kAdagrad),
      &OptimizerOptions::initial_accumulator_value},
     {"min_coeff", Of(Algorithm::kLamb), &OptimizerOptions::min_coeff},
-    {"max_coeff", Of(Algorithm::kLamb), &OptimizerOptions::max_coeff},
+    {"max_coeff", Of(Algorithm::kLamb), &OptimizerOptions::max_coeff, 0,
+     HUGE_VAL, /*above=*/true},
 };
 
 absl::StatusOr<const Option*> Find(absl::string_view name,
