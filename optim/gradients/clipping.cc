@@ -20,7 +20,7 @@ namespace {
 
 using Flats = std::vector<std::shared_ptr<FlatParameter>>;
 
-// Elements that are clamped at once where that needs memory.
+// Elements that are changed at once where that needs memory.
 constexpr int64_t kChunk = int64_t{1} << 22;
 
 // A finite number of the dtype: a scalar beyond it would be refused.
@@ -43,6 +43,20 @@ void Clamp(const at::Tensor& segment, double bound, bool keep_infinite) {
     const at::Tensor part =
         segment.narrow(0, begin, std::min(kChunk, segment.numel() - begin));
     part.copy_(at::where(at::isinf(part), part, at::clamp(part, -end, end)));
+  }
+}
+
+// Of 16 bits as floats, rounded once: mul_ of a number rounds that to 16 bits,
+// too.
+void Multiply(const at::Tensor& segment, double factor) {
+  if (!at::isReducedFloatingType(segment.scalar_type())) {
+    segment.mul_(factor);
+    return;
+  }
+  for (int64_t begin = 0; begin < segment.numel(); begin += kChunk) {
+    const at::Tensor part =
+        segment.narrow(0, begin, std::min(kChunk, segment.numel() - begin));
+    part.copy_(part.to(at::kFloat).mul_(factor));
   }
 }
 
@@ -96,7 +110,7 @@ absl::Status MultiplyGradients(const Flats& flats,
       TESSERA_RETURN_IF_ERROR(ChangeUnit(
           *flats[u],
           [&](const FlatParameter::Parameter& p, const at::Tensor& segment) {
-            if (factor_of(p) != 1) segment.mul_(factor_of(p));
+            if (factor_of(p) != 1) Multiply(segment, factor_of(p));
           },
           &gradient));
     }

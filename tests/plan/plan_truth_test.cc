@@ -204,6 +204,7 @@ TEST(PlanTransportTest, CommunicationBuffersAreWhatBackendsTake) {
 // args: a TruthCase. Of optimizer states, after a step.
 TESSERA_RANK_FUNCTION(BytesOfStates) {
   const TruthCase truth = TruthCase::FromText(args);
+  torch::manual_seed(1);
   const TruthModel model = MakeTruthModel(truth.model);
   EngineOptions options;
   options.communicator = world.communicator();
