@@ -21,8 +21,7 @@ absl::Status Check(const EngineParts& parts, bool in) {
       (parts.groups.options[0].ema_decay == 0 && !IsScheduleFree(parts))) {
     return absl::FailedPreconditionError(
         "no averages are kept; set optimizer.params.ema_decay above 0, or "
-        "train "
-        "with AdamWScheduleFree");
+        "train with AdamWScheduleFree");
   }
   if (parts.averages_in == in) {
     return absl::FailedPreconditionError(
