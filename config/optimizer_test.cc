@@ -55,7 +55,8 @@ TEST(Optimizer, TypeInAnyCase) {
                                       "optimizer.type: ",
                                       config.optimizer().type(),
                                       ": there is Adam, AdamW, SGD, Adagrad, "
-                                      "RMSprop, Lion, Lamb or Muon")));
+                                      "RMSprop, Lion, Lamb, Muon or "
+                                      "AdamWScheduleFree")));
   }
   EXPECT_EQ(FaultOf(OptimizerJson("{\"type\": \"AdanW\"}")),
             "optimizer.type: expected Adam, AdamW, or another optimizer of "
@@ -125,6 +126,10 @@ TEST(Optimizer, EachHasItsOwnDefaults) {
       {"lion",
        "lr: 0.001 betas: 0.9 betas: 0.99 weight_decay: 0 state_dtype: "
        "\"fp32\" ema_decay: 0 maximize: false"},
+      {"adamwschedulefree",
+       "lr: 0.0025 betas: 0.9 betas: 0.999 eps: 1e-08 weight_decay: 0 "
+       "state_dtype: \"fp32\" ema_decay: 0 r: 0 weight_lr_power: 2 maximize: "
+       "false"},
   };
   for (const auto& [type, params] : cases) {
     const std::string json =
@@ -154,6 +159,38 @@ TEST(Optimizer, OptionsOfOthersAreRefused) {
   EXPECT_EQ(
       fault("Adam", "\"state_dtype\": \"fp8\""),
       "optimizer.params.state_dtype: expected fp32, bf16 or 8bit, got 'fp8'");
+}
+
+TEST(Optimizer, AScheduleFreeOneIsPlain) {
+  const auto fault = [](absl::string_view params, absl::string_view more = "") {
+    return FaultOf(OptimizerJson(
+        absl::StrCat("{\"type\": \"AdamWScheduleFree\", \"params\": {", params,
+                     "}", more, "}")));
+  };
+  EXPECT_EQ(fault("\"r\": 0.5, \"weight_lr_power\": 0"), "OK");
+  EXPECT_EQ(fault("\"r\": -1"),
+            "optimizer.params.r: expected a finite number of at least 0, got "
+            "-1");
+  EXPECT_EQ(fault("\"state_dtype\": \"bf16\""),
+            "optimizer.params.state_dtype: expected fp32 with "
+            "AdamWScheduleFree, whose state z is as good as a master, got "
+            "bf16");
+  EXPECT_EQ(fault("\"ema_decay\": 0.9"),
+            "optimizer.params.ema_decay: expected 0 with AdamWScheduleFree, "
+            "which has an average of its own");
+  EXPECT_EQ(fault("\"betas\": [0, 0.9]"),
+            "optimizer.params.betas[0]: expected above 0 with "
+            "AdamWScheduleFree: without it the average cannot be found");
+  EXPECT_EQ(fault("\"lr\": 1",
+                  ", \"param_groups\": [{\"parameters\": \"*\", \"params\": "
+                  "{\"betas\": [0, 0.9]}}]"),
+            "optimizer.param_groups[0].params.betas[0]: expected above 0 with "
+            "AdamWScheduleFree: without it the average cannot be found");
+  EXPECT_EQ(fault("\"amsgrad\": true"),
+            "optimizer.params.amsgrad: 'AdamWScheduleFree' has no such "
+            "parameter");
+  EXPECT_EQ(FaultOf(ParamsJson("\"r\": 1")),
+            "optimizer.params.r: 'Adam' has no such parameter");
 }
 
 TEST(Optimizer, ExactBitsAreOfAdamWAlone) {

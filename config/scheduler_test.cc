@@ -267,6 +267,9 @@ TEST(SchedulerConfigTest, CyclesNeedAMomentum) {
             "scheduler.params.cycle_momentum: needs an optimizer with betas or "
             "with a momentum above 0; write false with SGD");
   EXPECT_EQ(fault("{\"type\": \"SGD\"}", ", \"cycle_momentum\": false"), "OK");
+  EXPECT_EQ(fault("{\"type\": \"AdamWScheduleFree\"}", ""),
+            "scheduler.params.cycle_momentum: write false with "
+            "AdamWScheduleFree: its average is found by one beta1");
   EXPECT_EQ(fault("{\"type\": \"SGD\", \"params\": {\"momentum\": 0.9}}", ""),
             "OK");
   EXPECT_EQ(fault("{\"type\": \"AdamW\"}", ""), "OK");

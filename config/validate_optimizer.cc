@@ -19,6 +19,8 @@ using google::protobuf::FieldDescriptor;
 constexpr const char* kDeepSpeed[] = {
     "Adam",   "AdamW",   "Adagrad", "Lamb",       "Lion",       "Muon",
     "MuAdam", "MuAdamW", "MuSGD",   "OneBitAdam", "OneBitLamb", "ZeroOneAdam"};
+// Neither's; in any case, too.
+constexpr char kScheduleFree[] = "AdamWScheduleFree";
 constexpr const char* kTorch[] = {
     "Adadelta", "Adafactor", "Adamax", "ASGD", "LBFGS",     "NAdam",
     "RAdam",    "RMSprop",   "Rprop",  "SGD",  "SparseAdam"};
@@ -86,7 +88,15 @@ const std::vector<Known>& KnownOptimizers() {
         {"eps", 1e-10},
         {"ns_steps", 5},
         {"maximize", 0}},
-       {0.9, 0.95}}};
+       {0.9, 0.95}},
+      {kScheduleFree,
+       {{"lr", 2.5e-3},
+        {"eps", 1e-8},
+        {"weight_decay", 0},
+        {"r", 0},
+        {"weight_lr_power", 2},
+        {"maximize", 0}},
+       {0.9, 0.999}}};
   return *known;
 }
 
@@ -99,6 +109,10 @@ const Known* FindKnown(const std::string& type) {
 
 bool IsMuon(const Known& known) {
   return absl::string_view(known.type) == "Muon";
+}
+
+bool IsScheduleFree(const Known& known) {
+  return absl::string_view(known.type) == kScheduleFree;
 }
 
 bool Has(const Known& known, const std::string& field) {
@@ -173,9 +187,30 @@ void FillParameters(const Known& known, proto::OptimizerParams* params) {
   if (!params->has_adjust_lr_fn()) params->set_adjust_lr_fn("original");
 }
 
-void CheckBetas(const std::string& path, int size, Faults* faults) {
-  if (size == 2) return;
-  faults->Add(path, "expected two numbers, got ", size);
+template <typename Betas>
+void CheckBetas(const std::string& path, const Known& known, const Betas& betas,
+                Faults* faults) {
+  if (betas.size() != 2) {
+    faults->Add(path, "expected two numbers, got ", betas.size());
+  } else if (IsScheduleFree(known) && betas[0] == 0) {
+    faults->Add(path + "[0]", "expected above 0 with ", known.type,
+                ": without it the average cannot be found");
+  }
+}
+
+// Of z nothing may be lost, as of masters.
+void CheckScheduleFree(const Known& known, const proto::OptimizerParams& params,
+                       const std::string& path, Faults* faults) {
+  if (!IsScheduleFree(known)) return;
+  if (params.state_dtype() != "fp32") {
+    faults->Add(path + ".state_dtype", "expected fp32 with ", known.type,
+                ", whose state z is as good as a master, got ",
+                params.state_dtype());
+  }
+  if (params.ema_decay() != 0) {
+    faults->Add(path + ".ema_decay", "expected 0 with ", known.type,
+                ", which has an average of its own");
+  }
 }
 
 void CheckNesterov(const std::string& path, bool nesterov, double momentum,
@@ -194,8 +229,9 @@ void ResolveParameters(const Known& known, proto::OptimizerParams* params,
     for (const double beta : known.betas) params->add_betas(beta);
   }
   if (!known.betas.empty()) {
-    CheckBetas(path + ".betas", params->betas_size(), faults);
+    CheckBetas(path + ".betas", known, params->betas(), faults);
   }
+  CheckScheduleFree(known, *params, path, faults);
   if (params->min_coeff() > params->max_coeff()) {
     faults->Add(path + ".min_coeff", "expected at most max_coeff, ",
                 params->max_coeff(), ", got ", params->min_coeff());
@@ -228,7 +264,7 @@ void ResolveGroup(int number, const Known& known, proto::Optimizer* optimizer,
   const std::string inside = path + ".params";
   CheckParameters(params, inside, known, faults);
   if (params.betas_size() != 0) {
-    CheckBetas(inside + ".betas", params.betas_size(), faults);
+    CheckBetas(inside + ".betas", known, params.betas(), faults);
   }
   if (group.use_muon() && !IsMuon(known)) {
     faults->Add(path + ".use_muon", "expected false, of the optimizer ",
@@ -270,6 +306,7 @@ void ResolveOptimizer(proto::Config* config, Faults* faults) {
   proto::Optimizer& optimizer = *config->mutable_optimizer();
   std::vector<std::string> known;
   Append(kDeepSpeed, &known);
+  known.push_back(kScheduleFree);
   std::string type = Find(known, optimizer.type(), SameInAnyCase);
   Append(kTorch, &known);
   if (type.empty()) type = Find(known, optimizer.type(), Same);

@@ -280,6 +280,10 @@ void CheckHasMomentum(const proto::Optimizer& optimizer,
   const std::string& of = optimizer.type();
   const bool none = of == "Adagrad" || ((of == "SGD" || of == "RMSprop") &&
                                         optimizer.params().momentum() == 0);
+  if (p.cycle_momentum() && of == "AdamWScheduleFree") {
+    faults->Add(Path("cycle_momentum"), "write false with ", of,
+                ": its average is found by one beta1");
+  }
   if (!p.cycle_momentum() || IsDeepSpeeds(type) || !none) return;
   faults->Add(Path("cycle_momentum"),
               "needs an optimizer with betas or with a ",

@@ -186,7 +186,9 @@ class Engine {
 
   // The parameters become their exponential moving averages
   // (optimizer.params.ema_decay), on the shards: no rank holds more than it
-  // did. For evaluation, and to save them by FullStateDict or SaveSafetensors;
+  // did; or, of AdamWScheduleFree, which is to be evaluated there alone, its
+  // averages: each rank holds its part of the masters once more then. For
+  // evaluation, and to save them by FullStateDict or SaveSafetensors;
   // until SwapOutAverages nothing trains, and no checkpoint is saved. A
   // parameter that no step has changed stays as it is. FailedPrecondition.
   // COLLECTIVE. PyTorch: torch.optim.swa_utils.AveragedModel with

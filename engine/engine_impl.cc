@@ -138,6 +138,7 @@ absl::Status Engine::Impl::Close() {
   trainer_.memory().End();
   parts_->gradients.reset();
   parts_->optimizer.reset();
+  parts_->training_points.clear();
   parts_->flats.clear();
   parts_->stream.reset();
   memory_limit_.reset();

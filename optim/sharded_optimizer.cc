@@ -17,11 +17,6 @@
 #include "sharding/torch/torch_scope.h"
 
 namespace tessera {
-namespace {
-
-constexpr char kAverage[] = "ema";
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<ShardedOptimizer>> ShardedOptimizer::Create(
     std::vector<std::shared_ptr<FlatParameter>> flats, ParameterGroups groups) {
@@ -33,6 +28,8 @@ absl::StatusOr<std::unique_ptr<ShardedOptimizer>> ShardedOptimizer::Create(
     made->steps_.resize(made->steps_.size() + flat->parameters().size());
   }
   made->groups_.of.resize(made->steps_.size());
+  made->SetAverageWeights(
+      std::vector<AverageWeights>(made->groups_.options.size()));
   for (size_t u = 0; u < made->flats_.size(); ++u) {
     TESSERA_RETURN_IF_ERROR(made->CheckKernels(u));
     if (!made->flats_[u]->trainable()) continue;
@@ -66,93 +63,10 @@ const OptimizerOptions& ShardedOptimizer::OptionsOf(size_t u) const {
   return groups_.options[static_cast<size_t>(groups_.of[first])];
 }
 
-std::vector<std::string> ShardedOptimizer::StateNames(size_t u) const {
-  const StepStates states = StatesOf(FormulaOf(u));
-  std::vector<std::string> names;
-  for (int s = 0; s < states.count; ++s) names.push_back(states.states[s].name);
-  if (OptionsOf(u).ema_decay > 0) names.push_back(kAverage);
-  return names;
-}
-
-TieredBuffer* ShardedOptimizer::average(size_t u) {
-  std::vector<TieredBuffer>& moments = states_[u].moments;
-  return OptionsOf(u).ema_decay > 0 && !moments.empty() ? &moments.back()
-                                                        : nullptr;
-}
-
 std::string ShardedOptimizer::name() const {
   std::set<std::string> names;
   for (size_t u = 0; u < flats_.size(); ++u) names.insert(NameOf(FormulaOf(u)));
   return absl::StrJoin(names, "+");
-}
-
-absl::Status ShardedOptimizer::EnsureState(size_t u) {
-  FlatParameter& flat = *flats_[u];
-  if (states_[u].made) return absl::OkStatus();
-  TESSERA_RETURN_IF_ERROR(flat.MakeMasters());
-  const FlatParameterOptions& options = flat.options();
-  const std::vector<std::string> names = StateNames(u);
-  State made;  // all of it, or nothing
-  made.made = true;
-  for (const std::string& name : names) {
-    const StateType type =
-        name == kAverage ? StateType::kFloat32 : OptionsOf(u).states;
-    TESSERA_ASSIGN_OR_RETURN(
-        TieredBuffer state,
-        TieredBuffer::Allocate(flat.owned().numel(),
-                               StateFormatOf(type, flat.master_dtype()),
-                               flat.device(), MemoryKind::kOptimizer,
-                               options.PlaceOf(options.states),
-                               absl::StrCat(name, " of unit ", flat.name())));
-    made.moments.push_back(std::move(state));
-  }
-  if (flat.updated_on_host()) {
-    TESSERA_RETURN_IF_ERROR(AllocateHostBuffers(flat, &made));
-  }
-  states_[u] = std::move(made);
-  return absl::OkStatus();
-}
-
-absl::Status ShardedOptimizer::AllocateHostBuffers(const FlatParameter& flat,
-                                                   State* state) {
-  const auto allocate = [&](at::ScalarType dtype, MemoryKind kind,
-                            const char* what) {
-    return TieredBuffer::Allocate(flat.owned().numel(), dtype, flat.device(),
-                                  kind, {Tier::kHost, nullptr},
-                                  absl::StrCat(what, " of unit ", flat.name()));
-  };
-  if (!flat.stage().sharded_gradients) {
-    TESSERA_ASSIGN_OR_RETURN(
-        state->gradient,
-        allocate(flat.gradient_dtype(), MemoryKind::kGradients, "gradient"));
-  }
-  const bool masters_are_it = flat.dtype() == flat.master_dtype() &&
-                              flat.options().states == Tier::kHost;
-  if (!masters_are_it && flat.options().parameters == Tier::kMemory) {
-    TESSERA_ASSIGN_OR_RETURN(
-        state->working,
-        allocate(flat.dtype(), MemoryKind::kOptimizer, "new values"));
-  }
-  return absl::OkStatus();
-}
-
-std::vector<uint8_t> ShardedOptimizer::has_state() const {
-  std::vector<uint8_t> has;
-  for (const State& state : states_) has.push_back(state.made);
-  return has;
-}
-
-absl::Status ShardedOptimizer::MatchStates(
-    const std::vector<uint8_t>& has_state) {
-  for (size_t u = 0; u < flats_.size(); ++u) {
-    if (has_state[u] != 0) {
-      TESSERA_RETURN_IF_ERROR(EnsureState(u));
-    } else {
-      states_[u] = State();
-      flats_[u]->DropMasters();
-    }
-  }
-  return absl::OkStatus();
 }
 
 absl::Status ShardedOptimizer::Prepare(const Gradients& gradients) {
@@ -171,6 +85,8 @@ absl::Status ShardedOptimizer::Step(Gradients* gradients,
     TorchScope scope;
     std::vector<Awaited> awaited;
     counted_.clear();
+    weights_before_ = weights_;
+    groups_.options = WithShares(std::move(groups_.options));
     absl::Status status = StepUnits(gradients, factor, after, &awaited);
     // All of them, whatever becomes of some: the device writes to their memory.
     for (const Awaited& each : awaited) status.Update(each.updated.Wait());
@@ -364,20 +280,6 @@ CommFuture ShardedOptimizer::UpdatedOf(FlatParameter* flat,
   const TieredBuffer* const shard = flat->shard_buffer();
   const bool gathered_from_disk = shard != nullptr && shard->on_disk();
   return gathered_from_disk ? pushed.written : pushed.computed;
-}
-
-void ShardedOptimizer::CountStep(const FlatParameter& flat,
-                                 const FlatGradient& gradient) {
-  for (size_t i = 0; i < flat.parameters().size(); ++i) {
-    if (!gradient.has_gradient(i)) continue;
-    counted_.push_back(static_cast<size_t>(flat.parameters()[i].index));
-    ++steps_[counted_.back()];
-  }
-}
-
-void ShardedOptimizer::Uncount() {
-  for (const size_t i : counted_) --steps_[i];
-  counted_.clear();
 }
 
 int64_t ShardedOptimizer::resident_bytes() const {

@@ -37,6 +37,7 @@
 #include "optim/directed_step.h"
 #include "optim/host_step.h"
 #include "optim/kernels/optimizer_options.h"
+#include "optim/kernels/schedule_free.h"
 #include "optim/parameter_groups.h"
 #include "optim/streamed_step.h"
 #include "optim/unit_step.h"
@@ -143,6 +144,11 @@ class ShardedOptimizer {
   absl::Status MatchStates(const std::vector<uint8_t>& has_state);
   // Steps done per parameter of the model, the same on all ranks.
   std::vector<int64_t>& parameter_steps() { return steps_; }
+  // Of each group that schedule-free AdamW steps, the same on all ranks.
+  const std::vector<AverageWeights>& average_weights() const {
+    return weights_;
+  }
+  void SetAverageWeights(std::vector<AverageWeights> weights);
   // Of memory, buffers for what lies on a disk among it.
   int64_t resident_bytes() const;
 
@@ -171,6 +177,8 @@ class ShardedOptimizer {
     CommFuture updated;
   };
   void CountStep(const FlatParameter& flat, const FlatGradient& gradient);
+  std::vector<OptimizerOptions> WithShares(
+      std::vector<OptimizerOptions> options) const;
   absl::Status StepUnits(Gradients* gradients, const GradientFactor& factor,
                          const AfterUnit& after, std::vector<Awaited>* awaited);
   CommFuture StartOnDisk(size_t u, const UnitStep& step, Gradients* gradients);
@@ -233,6 +241,7 @@ class ShardedOptimizer {
   std::vector<State> states_;
   std::vector<int64_t> steps_;
   std::vector<size_t> counted_;  // whose number the last Step has raised
+  std::vector<AverageWeights> weights_, weights_before_;  // it, by group
   ParameterGroups groups_;
   bool half_stepped_ = false;
   int64_t early_bytes_ = 0;

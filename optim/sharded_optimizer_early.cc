@@ -183,8 +183,8 @@ void ShardedOptimizer::StartEarly(size_t u, FlatGradient* gradient,
     FlatParameter& flat = *flats_[u];
     TESSERA_RETURN_IF_ERROR(flat.options().stream->DrainKept());
     TESSERA_RETURN_IF_ERROR(MakeRoomForNext(u));
-    const UnitStep step(flat, gradient->expected(), steps_, options, groups_.of,
-                        factor);
+    const UnitStep step(flat, gradient->expected(), steps_, WithShares(options),
+                        groups_.of, factor);
     if (on_host) {
       TESSERA_ASSIGN_OR_RETURN(states_[u].early,
                                PushEarlyOnHost(u, step, gradient));

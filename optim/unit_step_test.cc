@@ -239,6 +239,8 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"SgdDouble", at::kDouble, at::kDouble, Options(Algorithm::kSgd)},
         Case{"RmsProp", at::kFloat, at::kFloat, Options(Algorithm::kRmsProp)},
         Case{"Lion", at::kFloat, at::kBFloat16, Options(Algorithm::kLion)},
+        Case{"ScheduleFree", at::kFloat, at::kBFloat16,
+             Options(Algorithm::kScheduleFree)},
         Case{"BFloat16States", at::kFloat, at::kBFloat16,
              Narrow(kAdamW, StateType::kBFloat16)},
         Case{"Block8States", at::kFloat, at::kBFloat16,

@@ -344,12 +344,15 @@ void Oracle::StepOptimizer(double factor) {
       });
   for (Parameter& p : parameters_) {
     if (!p.clipped.defined()) continue;
+    OracleStepOptions options = StepOptionsOf(p);
+    options.average_share = averages_.Share(p.group, options);
     OracleStep(p.master, p.states,
                factor == 1 ? p.clipped : p.clipped.mul(factor), ++p.steps,
-               StepOptionsOf(p), p.random, elementwise,
+               options, p.random, elementwise,
                {p.place.strides, p.place.offset});
     for (at::Tensor& replica : p.replicas) Reals(replica).copy_(p.master);
   }
+  averages_.EndStep();
 }
 
 std::vector<std::vector<at::Tensor>> Oracle::TrainStep(const Loss& loss) {

@@ -44,6 +44,7 @@
 
 #include "ATen/core/Tensor.h"
 #include "absl/strings/string_view.h"
+#include "verify/oracle_average.h"
 #include "verify/oracle_groups.h"
 #include "verify/oracle_scale.h"
 #include "verify/oracle_step.h"
@@ -191,6 +192,7 @@ class Oracle {
   std::vector<OracleGroup> groups_;
   std::vector<Rank> ranks_;
   std::vector<Parameter> parameters_;
+  OracleAverages averages_;
   OracleScale scale_;
   int64_t micro_batches_ = 0;  // done by each rank
   double total_weight_ = 0;    // of the step

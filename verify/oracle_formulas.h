@@ -8,7 +8,7 @@
 // (1 - beta1^step)") are computed in float64 and rounded once. g is the
 // gradient, with maximize -gradient. States are zeros before the first step.
 //
-//   all but AdamW and Lion: d = fma(weight_decay, master, g); these: d = g
+//   SGD, Adagrad, RMSprop, Adam: d = fma(weight_decay, master, g); AdamW: d = g
 //
 //   AdamW, Adam
 //     exp_avg     w = 1 - beta1: fma(w, d - exp_avg, exp_avg) if w is below
@@ -48,6 +48,14 @@
 //     c           with nesterov fma(momentum, buffer - g, g), else buffer
 //     master      fma(-(lr * scale), orthogonal(c),
 //                 master * (1 - lr * weight_decay))
+//   Schedule-free AdamW; the master is y
+//     z           at the first step y
+//     exp_avg_sq  as Adam's, of d = g
+//     d           fma(weight_decay, y,
+//                 g / (sqrt(exp_avg_sq) / sqrt(1 - beta2^step) + eps))
+//     y           fma(-(lr * (1 - beta1 * (1 - share))), d,
+//                 fma(share, z - y, y))
+//     z           fma(-lr, d, z)
 //   Lion
 //     c           sign(fma(beta1, exp_avg, (1 - beta1) * g)), of zeros +0
 //     exp_avg     fma(beta2, exp_avg, (1 - beta2) * g)
@@ -291,6 +299,46 @@ class RmsProp {
  private:
   const bool centered_, has_buffer_;
   const T decay_, minus_lr_, alpha_, square_weight_, eps_, momentum_;
+};
+
+template <typename T>
+class ScheduleFree {
+ public:
+  ScheduleFree(const OracleStepOptions& o, double step)
+      : begins_(step == 1),
+        decay_(Rounded<T>(o.weight_decay)),
+        beta2_(Rounded<T>(o.beta2)),
+        square_weight_(Rounded<T>(1 - o.beta2)),
+        eps_(Rounded<T>(o.eps)),
+        share_(Rounded<T>(o.average_share)),
+        minus_lr_(Rounded<T>(-o.lr)) {
+    const double unbiased = 1 - std::pow(o.beta2, step);
+    correction_ = Rounded<T>(std::sqrt(unbiased));
+    // How far x goes of z's step, and of that y.
+    const double of_x = o.beta1 * (1 - o.average_share);
+    minus_lr_of_y_ = Rounded<T>(-(o.lr * (1 - of_x)));
+  }
+
+  void Step(T g, T* master, T* state) const {
+    if (begins_) state[0] = *master;
+    const T decayed = state[1] * beta2_;
+    const T weighted = g * square_weight_;
+    state[1] = OneNan(std::fma(g, weighted, decayed));
+    T denominator = std::sqrt(state[1]);
+    denominator /= correction_;
+    denominator += eps_;
+    T d = g / denominator;
+    d = std::fma(decay_, *master, d);
+    const T way = state[0] - *master;
+    const T nearer = std::fma(share_, way, *master);
+    *master = OneNan(std::fma(minus_lr_of_y_, d, nearer));
+    state[0] = OneNan(std::fma(minus_lr_, d, state[0]));
+  }
+
+ private:
+  const bool begins_;
+  const T decay_, beta2_, square_weight_, eps_, share_, minus_lr_;
+  T correction_, minus_lr_of_y_;
 };
 
 template <typename T>

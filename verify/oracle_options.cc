@@ -77,6 +77,7 @@ absl::StatusOr<OracleStepOptions::Algorithm> AlgorithmOf(
   if (type == "lion") return Algorithm::kLion;
   if (type == "lamb") return Algorithm::kLamb;
   if (type == "muon") return Algorithm::kAdamW;  // of what is no matrix
+  if (type == "adamwschedulefree") return Algorithm::kScheduleFree;
   return Unknown(absl::StrCat("optimizer.type ", optimizer.type()));
 }
 
@@ -104,6 +105,10 @@ void SetOptions(const Params& params, OracleStepOptions* o) {
   if (params.has_maximize()) o->maximize = params.maximize();
   if (params.has_min_coeff()) o->min_coeff = params.min_coeff();
   if (params.has_max_coeff()) o->max_coeff = params.max_coeff();
+  if (params.has_r()) o->r = params.r();
+  if (params.has_weight_lr_power()) {
+    o->weight_lr_power = params.weight_lr_power();
+  }
 }
 
 // Those of hidden matrices, and of groups that ask for it.

@@ -294,6 +294,7 @@ int StateCount(const OracleStepOptions& o) {
     case Algorithm::kMuon:
       return 1;
     case Algorithm::kLamb:
+    case Algorithm::kScheduleFree:
       return 2;
   }
   TORCH_CHECK(false, "no such optimizer");
@@ -341,6 +342,8 @@ void OracleStep(const at::Tensor& master, const std::vector<at::Tensor>& states,
       return StepOfType<oracle::RmsProp>(w);
     case Algorithm::kLion:
       return StepOfType<oracle::Lion>(w);
+    case Algorithm::kScheduleFree:
+      return StepOfType<oracle::ScheduleFree>(w);
     case Algorithm::kLamb:
       return LambStep(w, place);
     case Algorithm::kMuon:

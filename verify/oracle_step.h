@@ -29,7 +29,8 @@ struct OracleStepOptions {
     kRmsProp,
     kLion,
     kLamb,
-    kMuon
+    kMuon,
+    kScheduleFree
   };
   double lr = 1e-3;
   double beta1 = 0.9;
@@ -56,6 +57,8 @@ struct OracleStepOptions {
   int64_t ns_steps = 5;
   bool ns_gram = false;
   bool match_rms_adamw = false;
+  // Of schedule-free AdamW; the share is the step's (verify/oracle_average.h).
+  double r = 0, weight_lr_power = 2, average_share = 1;
 };
 
 // AdamW without amsgrad and maximize, and with bias correction.

@@ -187,6 +187,21 @@ void DescribeOptions(const TrainingState& state,
   }
 }
 
+void DescribeAverages(const TrainingState& state,
+                      proto::CheckpointTraining* training) {
+  for (size_t g = 0; g < state.groups->options.size(); ++g) {
+    if (state.groups->options[g].algorithm != Algorithm::kScheduleFree) {
+      continue;
+    }
+    const AverageWeights& weights = state.optimizer->average_weights()[g];
+    proto::CheckpointAverage* const average = training->add_averages();
+    average->set_group(state.groups->names[g]);
+    average->set_steps(weights.steps);
+    average->set_sum(weights.sum);
+    average->set_largest_rate(weights.largest_rate);
+  }
+}
+
 void DescribeTraining(const TrainingState& state,
                       proto::CheckpointTraining* training) {
   training->set_world_size(state.comm->world_size());
@@ -202,6 +217,7 @@ void DescribeTraining(const TrainingState& state,
   if (state.optimizer != nullptr) {
     training->set_optimizer(state.optimizer->name());
     DescribeOptions(state, training);
+    DescribeAverages(state, training);
   }
   if (state.plateau != nullptr) {
     const PlateauState& plateau = state.plateau->state();

@@ -83,7 +83,10 @@ class Loading {
     match_ = StateMatch::Create(table_, state_.flats, manifest_, options_);
     TESSERA_RETURN_IF_ERROR(Annotate(match_.status(), what));
     TESSERA_RETURN_IF_ERROR(Annotate(CheckTraining(), what));
-    if (loads_states_) TESSERA_RETURN_IF_ERROR(Annotate(TakeOptions(), what));
+    if (loads_states_) {
+      TESSERA_RETURN_IF_ERROR(Annotate(TakeOptions(), what));
+      TESSERA_RETURN_IF_ERROR(Annotate(TakeAverages(), what));
+    }
     TESSERA_RETURN_IF_ERROR(CheckWritable());
     loaded_.report.missing = match_->missing();
     loaded_.report.unexpected = match_->unexpected();
@@ -233,6 +236,7 @@ class Loading {
         }
       }
       state_.groups->options = options_set_;
+      state_.optimizer->SetAverageWeights(weights_);
       if (state_.plateau != nullptr && manifest_.training().has_plateau()) {
         state_.plateau->Restore(SavedPlateau());
       }
@@ -287,6 +291,36 @@ class Loading {
     return absl::OkStatus();
   }
 
+  // Without its weights a group's average would begin anew, with the z of the
+  // next step alone.
+  absl::Status TakeAverages() {
+    weights_ = state_.optimizer->average_weights();
+    for (size_t g = 0; g < weights_.size(); ++g) {
+      if (options_set_[g].algorithm != Algorithm::kScheduleFree) continue;
+      const std::string& name = state_.groups->names[g];
+      const auto& saved = manifest_.training().averages();
+      const auto it = std::find_if(
+          saved.begin(), saved.end(),
+          [&](const auto& average) { return average.group() == name; });
+      if (it == saved.end()) {
+        return absl::FailedPreconditionError(absl::StrCat(
+            "it has no weights of the average of the parameter group '", name,
+            "'; go on with the groups of the run that saved it, or load the "
+            "model alone (LoadCheckpointOptions::model_only)"));
+      }
+      weights_[g] = {it->steps(), it->sum(), it->largest_rate()};
+      const bool possible = it->steps() >= 0 && std::isfinite(it->sum()) &&
+                            it->sum() >= 0 && it->largest_rate() >= 0 &&
+                            std::isfinite(it->largest_rate());
+      if (!possible) {
+        return absl::DataLossError(
+            absl::StrCat("its weights of the average of the parameter group '",
+                         name, "' are none"));
+      }
+    }
+    return absl::OkStatus();
+  }
+
   const TrainingState& state_;
   const LoadCheckpointOptions& options_;
   const ReadOptions how_;
@@ -300,6 +334,7 @@ class Loading {
   const bool loads_states_ =
       state_.optimizer != nullptr && !options_.model_only;
   std::vector<OptimizerOptions> options_set_;
+  std::vector<AverageWeights> weights_;
   bool same_ranks_ = false;
   LoadedState loaded_;
 };

@@ -90,6 +90,9 @@ struct EngineParts {
   bool closed = false;
   bool moved = false;        // by Engine::Offload
   bool averages_in = false;  // by Engine::SwapInAverages
+  // By flat, masters where gradients are taken, while the parameters are
+  // averages that no state holds (schedule-free AdamW).
+  std::vector<TieredBuffer> training_points;
   absl::Status lost;
 
   // ---- the optimizer's, as they are without a schedule: made by Engine::Impl,

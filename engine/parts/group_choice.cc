@@ -62,6 +62,9 @@ ParameterGroup GroupOf(const proto::ParamGroup& config) {
   set(params.has_maximize(), "maximize", params.maximize());
   set(params.has_min_coeff(), "min_coeff", params.min_coeff());
   set(params.has_max_coeff(), "max_coeff", params.max_coeff());
+  set(params.has_r(), "r", params.r());
+  set(params.has_weight_lr_power(), "weight_lr_power",
+      params.weight_lr_power());
   return group;
 }
 

@@ -54,6 +54,7 @@ Algorithm AlgorithmOf(const proto::Optimizer& optimizer) {
   if (type == "Lion") return Algorithm::kLion;
   if (type == "Lamb") return Algorithm::kLamb;
   if (type == "Muon") return Algorithm::kAdamW;  // of all but matrices
+  if (type == "AdamWScheduleFree") return Algorithm::kScheduleFree;
   return optimizer.params().adam_w_mode() ? Algorithm::kAdamW
                                           : Algorithm::kAdam;
 }
@@ -86,6 +87,10 @@ OptimizerOptions OptimizerOf(const proto::Optimizer& optimizer) {
   o.ema_decay = params.ema_decay();
   if (params.has_min_coeff()) o.min_coeff = params.min_coeff();
   if (params.has_max_coeff()) o.max_coeff = params.max_coeff();
+  if (params.has_r()) o.r = params.r();
+  if (params.has_weight_lr_power()) {
+    o.weight_lr_power = params.weight_lr_power();
+  }
   if (optimizer.type() == "Muon") o.lr = params.adam_lr();
   return o;
 }

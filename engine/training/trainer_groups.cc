@@ -44,6 +44,11 @@ absl::Status Trainer::CheckOption(absl::string_view group,
                      "sets it itself"));
   }
   OptimizerOptions changed = parts_->groups.options[number];
+  if (option == "beta1" && changed.algorithm == Algorithm::kScheduleFree) {
+    return absl::FailedPreconditionError(
+        "option 'beta1': the average is found by it, so it stays what it was "
+        "at the beginning");
+  }
   return tessera::SetOption(option, value, &changed);
 }
 

@@ -214,12 +214,14 @@ std::vector<Algorithms> StepCases() {
   std::vector<Algorithms> cases;
   for (const Algorithm algorithm :
        {Algorithm::kAdamW, Algorithm::kAdam, Algorithm::kSgd,
-        Algorithm::kAdagrad, Algorithm::kRmsProp, Algorithm::kLion}) {
+        Algorithm::kAdagrad, Algorithm::kRmsProp, Algorithm::kLion,
+        Algorithm::kScheduleFree}) {
     for (const bool more : {false, true}) {
       OptimizerOptions o = {.lr = 1e-2, .weight_decay = 0.1};
       o.algorithm = algorithm;
       o.momentum = more ? 0.9 : 0;
       o.centered = o.amsgrad = more;
+      o.average_share = 0.3;
       cases.push_back({o, {}});
       StepTypes wide;
       wide.master = wide.states = wide.gradient = NumberType::kFloat64;

@@ -45,7 +45,8 @@ constexpr Formula kFormulas[] = {Formula::kAdamW,
                                  Formula::kRmsPropMomentum,
                                  Formula::kRmsPropCentered,
                                  Formula::kRmsPropCenteredMomentum,
-                                 Formula::kLion};
+                                 Formula::kLion,
+                                 Formula::kScheduleFree};
 
 StepCoefficients SomeCoefficients(Formula formula) {
   OptimizerOptions o = {.lr = 1e-2, .weight_decay = 0.1};
@@ -60,6 +61,9 @@ StepCoefficients SomeCoefficients(Formula formula) {
     o.algorithm = Algorithm::kAdagrad;
   } else if (of({Formula::kLion})) {
     o.algorithm = Algorithm::kLion;
+  } else if (of({Formula::kScheduleFree})) {
+    o.algorithm = Algorithm::kScheduleFree;
+    o.average_share = 0.3;
   } else if (!of({Formula::kAdamW, Formula::kAdamWAmsGrad})) {
     o.algorithm = Algorithm::kRmsProp;
   }

@@ -85,6 +85,21 @@ void SetMuon(const OptimizerOptions& o, StepCoefficients* k) {
   k->variant = o.nesterov;
 }
 
+void SetScheduleFree(const OptimizerOptions& o, double step,
+                     StepCoefficients* k) {
+  using F = ScheduleFreeFormula;
+  double* const c = k->values;
+  c[F::kL2] = o.weight_decay;
+  c[F::kBeta2] = o.beta2;
+  c[F::kSquareWeight] = 1 - o.beta2;
+  c[F::kCorrection] = std::sqrt(1 - std::pow(o.beta2, step));
+  c[F::kEps] = o.eps;
+  c[F::kShare] = o.average_share;
+  c[F::kMinusRateOfY] = -(o.lr * (1 - o.beta1 * (1 - o.average_share)));
+  c[F::kMinusRate] = -o.lr;
+  k->variant = step == 1;
+}
+
 // The average begins with the first new master.
 void SetAverage(const OptimizerOptions& o, int64_t step, StepCoefficients* k) {
   if (o.ema_decay > 0) k->average_weight = step == 1 ? 1 : 1 - o.ema_decay;
@@ -120,6 +135,8 @@ Formula FormulaOf(const OptimizerOptions& o) {
       return Formula::kLambDirection;
     case Algorithm::kMuon:
       return Formula::kMuonDirection;
+    case Algorithm::kScheduleFree:
+      return Formula::kScheduleFree;
   }
 }
 
@@ -154,6 +171,8 @@ const char* NameOf(Formula formula) {
       return "rmsprop_centered_momentum";
     case Formula::kLion:
       return "lion";
+    case Formula::kScheduleFree:
+      return "adamw_schedule_free";
     case Formula::kLambDirection:
       return "lamb";
     case Formula::kMuonDirection:
@@ -192,6 +211,8 @@ StepStates StatesOf(Formula formula) {
               3};
     case Formula::kLion:
       return {{{"exp_avg", false}}, 1};
+    case Formula::kScheduleFree:
+      return {{{"z", false}, {"exp_avg_sq", true}}, 2};
     case Formula::kLambDirection:
       return {{{"exp_avg", false}, {"exp_avg_sq", true}}, 2};
     case Formula::kMuonDirection:
@@ -244,6 +265,9 @@ StepCoefficients CoefficientsOf(const OptimizerOptions& o, int64_t step,
       break;
     case Algorithm::kMuon:
       SetMuon(o, &k);
+      break;
+    case Algorithm::kScheduleFree:
+      SetScheduleFree(o, steps, &k);
       break;
   }
   SetAverage(o, step, &k);

@@ -44,6 +44,7 @@ enum class Formula : uint8_t {
   kRmsPropCentered,
   kRmsPropCenteredMomentum,
   kLion,
+  kScheduleFree,
   // The first half of a directed step, whose result is a direction and no new
   // master, and the second one.
   kLambDirection,
@@ -72,7 +73,7 @@ int64_t StateBytesOf(const OptimizerOptions& options, int64_t master_bytes,
                      int64_t numel);
 
 // What the elements of one step have in common.
-inline constexpr int kMaxCoefficients = 7;
+inline constexpr int kMaxCoefficients = 8;
 struct StepCoefficients {
   double values[kMaxCoefficients] = {};  // the formula's
   bool variant = false;                  // the formula's

@@ -186,6 +186,46 @@ struct LionFormula {
   }
 };
 
+// Schedule-free AdamW. Masters are y, where gradients are taken; the average of
+// all z is x = lerp(y, z, 1 - 1 / beta1), which is no state. At the parameter's
+// first step z is y.
+//
+//   exp_avg_sq  fma(g, g * (1 - beta2), exp_avg_sq * beta2)
+//   d           g / (sqrt(exp_avg_sq) / sqrt(1 - beta2^step) + eps)
+//               + weight_decay * y
+//   y           lerp(y, z, share) - lr * (1 - beta1 * (1 - share)) * d
+//   z           z - lr * d
+//
+// Source: Defazio et al., "The Road Less Scheduled", 2024; share is
+// schedule_free.h's.
+struct ScheduleFreeFormula {
+  static constexpr int kStates = 2;
+  enum : int {
+    kL2,
+    kBeta2,
+    kSquareWeight,
+    kCorrection,
+    kEps,
+    kShare,
+    kMinusRateOfY,
+    kMinusRate
+  };
+  template <typename V>
+  TESSERA_HOST_DEVICE static void Step(const V* c, bool first, V g, V* master,
+                                       V* state) {
+    const V y = *master;
+    const V z = first ? y : state[0];
+    const V v =
+        OneNan(MultiplyAdd(g, g * c[kSquareWeight], state[1] * c[kBeta2]));
+    state[1] = v;
+    const V denominator = SquareRoot(v) / c[kCorrection] + c[kEps];
+    const V d = MultiplyAdd(c[kL2], y, g / denominator);
+    const V nearer = MultiplyAdd(c[kShare], z - y, y);
+    *master = OneNan(MultiplyAdd(c[kMinusRateOfY], d, nearer));
+    state[0] = OneNan(MultiplyAdd(c[kMinusRate], d, z));
+  }
+};
+
 // LAMB's direction, in place of the master:
 //
 //   exp_avg     lerp(exp_avg, g, 1 - beta1), one FMA
@@ -284,6 +324,8 @@ auto VisitFormula(Formula formula, const Visit& visit) {
       return visit(RmsPropFormula<true, true>());
     case Formula::kLion:
       return visit(LionFormula());
+    case Formula::kScheduleFree:
+      return visit(ScheduleFreeFormula());
     case Formula::kLambDirection:
       return visit(LambFormula());
     case Formula::kMuonDirection:

@@ -18,7 +18,8 @@ enum class Algorithm : uint8_t {
   kLion,
   // Whose change of a parameter depends on all of it (optim/directed_step.h):
   kLamb,
-  kMuon,  // of matrices
+  kMuon,          // of matrices
+  kScheduleFree,  // AdamW; weight decay as AdamW's, where gradients are taken
 };
 
 // What the states of float32 masters are kept in; those of float64 are float64.
@@ -57,6 +58,10 @@ struct OptimizerOptions {
   int64_t ns_steps = 5;
   bool ns_gram = false;
   bool match_rms_adamw = false;
+  // Schedule-free AdamW (optim/kernels/schedule_free.h):
+  double r = 0;
+  double weight_lr_power = 2;
+  double average_share = 1;  // of the step: its optimizer sets it
 
   friend bool operator==(const OptimizerOptions& a, const OptimizerOptions& b) {
     return a.lr == b.lr && a.beta1 == b.beta1 && a.beta2 == b.beta2 &&
@@ -71,7 +76,9 @@ struct OptimizerOptions {
            a.maximize == b.maximize && a.ema_decay == b.ema_decay &&
            a.min_coeff == b.min_coeff && a.max_coeff == b.max_coeff &&
            a.ns_steps == b.ns_steps && a.ns_gram == b.ns_gram &&
-           a.match_rms_adamw == b.match_rms_adamw;
+           a.match_rms_adamw == b.match_rms_adamw && a.r == b.r &&
+           a.weight_lr_power == b.weight_lr_power &&
+           a.average_share == b.average_share;
   }
 };
 

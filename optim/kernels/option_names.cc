@@ -16,8 +16,9 @@ constexpr unsigned Of(Algorithm algorithm) {
   return 1u << static_cast<unsigned>(algorithm);
 }
 constexpr unsigned kAdams = Of(Algorithm::kAdamW) | Of(Algorithm::kAdam);
-constexpr unsigned kBetas =
+constexpr unsigned kBeta1s =
     kAdams | Of(Algorithm::kLion) | Of(Algorithm::kLamb);
+constexpr unsigned kScheduleFree = Of(Algorithm::kScheduleFree);
 constexpr unsigned kAll = ~0u;
 
 struct Option {
@@ -33,12 +34,15 @@ const Option kOptions[] = {
     {"lr", kAll, &OptimizerOptions::lr},
     {"weight_decay", kAll, &OptimizerOptions::weight_decay},
     {"maximize", kAll, &OptimizerOptions::maximize},
-    {"ema_decay", kAll, &OptimizerOptions::ema_decay, 0, 1},
-    {"beta1", kBetas, &OptimizerOptions::beta1, 0, 1},
-    {"beta2", kBetas, &OptimizerOptions::beta2, 0, 1},
+    {"ema_decay", kAll & ~kScheduleFree, &OptimizerOptions::ema_decay, 0, 1},
+    {"beta1", kBeta1s, &OptimizerOptions::beta1, 0, 1},
+    {"beta1", kScheduleFree, &OptimizerOptions::beta1, 0, 1, /*above=*/true},
+    {"beta2", kBeta1s | kScheduleFree, &OptimizerOptions::beta2, 0, 1},
+    {"r", kScheduleFree, &OptimizerOptions::r},
+    {"weight_lr_power", kScheduleFree, &OptimizerOptions::weight_lr_power},
     {"eps",
      kAdams | Of(Algorithm::kAdagrad) | Of(Algorithm::kRmsProp) |
-         Of(Algorithm::kLamb),
+         Of(Algorithm::kLamb) | kScheduleFree,
      &OptimizerOptions::eps, 0, HUGE_VAL, /*above=*/true},
     {"bias_correction", kAdams | Of(Algorithm::kLamb),
      &OptimizerOptions::bias_correction},
@@ -130,6 +134,8 @@ const char* NameOf(Algorithm algorithm) {
       return "Lamb";
     case Algorithm::kMuon:
       return "Muon";
+    case Algorithm::kScheduleFree:
+      return "AdamWScheduleFree";
   }
 }
 

@@ -22,7 +22,8 @@ OptimizerOptions Of(Algorithm algorithm) {
 TEST(OptionNamesTest, SetsWhatTheAlgorithmHas) {
   for (const Algorithm algorithm :
        {Algorithm::kAdamW, Algorithm::kAdam, Algorithm::kSgd,
-        Algorithm::kAdagrad, Algorithm::kRmsProp, Algorithm::kLion}) {
+        Algorithm::kAdagrad, Algorithm::kRmsProp, Algorithm::kLion,
+        Algorithm::kScheduleFree}) {
     for (const std::string& name : OptionNames(algorithm)) {
       OptimizerOptions options = Of(algorithm);
       options.momentum = 0.5;  // there is one, for nesterov

@@ -55,14 +55,15 @@ struct Way {
   // To the host: 1: states, 2: parameters, too; 3: these to a disk.
   int offload = 0;
   std::string states = "fp32";  // optimizer.params.state_dtype
+  std::string optimizer = "AdamW";
 };
 
 inline std::string TextOf(const Way& way) {
-  return absl::StrJoin(
-      {way.device, absl::StrCat(way.stage), absl::StrCat(way.clipping),
-       absl::StrCat(way.norm), absl::StrCat(way.fp16),
-       absl::StrCat(way.shard_group), absl::StrCat(way.offload), way.states},
-      " ");
+  return absl::StrJoin({way.device, absl::StrCat(way.stage),
+                        absl::StrCat(way.clipping), absl::StrCat(way.norm),
+                        absl::StrCat(way.fp16), absl::StrCat(way.shard_group),
+                        absl::StrCat(way.offload), way.states, way.optimizer},
+                       " ");
 }
 
 inline Way WayOf(absl::string_view text) {
@@ -74,7 +75,8 @@ inline Way WayOf(absl::string_view text) {
           std::stoi(words[4]),
           std::stoi(words[5]),
           std::stoi(words[6]),
-          words[7]};
+          words[7],
+          words[8]};
 }
 
 inline proto::Config ConfigOf(const Way& way) {
@@ -82,7 +84,7 @@ inline proto::Config ConfigOf(const Way& way) {
   config.set_train_micro_batch_size_per_gpu(1);
   config.set_gradient_clipping(way.clipping);
   config.set_gradient_clipping_norm(way.norm);
-  config.mutable_optimizer()->set_type("AdamW");
+  config.mutable_optimizer()->set_type(way.optimizer);
   config.mutable_optimizer()->mutable_params()->set_state_dtype(way.states);
   config.mutable_zero_optimization()->set_stage(way.stage);
   config.mutable_zero_optimization()->set_stage3_max_reuse_distance(0);

@@ -206,6 +206,15 @@ TEST_P(DeviceOverflowTest, AccumulationAndWeights) {
   }
 }
 
+// A skipped step has no weight in the average.
+TEST_P(DeviceOverflowTest, ScheduleFree) {
+  spec_.optimizer = "type:'AdamWScheduleFree',params{weight_decay:0.1,r:1}";
+  for (int stage : {1, 3}) {
+    spec_.stage = stage;
+    ExpectOraclesWhetherAskedOrNot(2);
+  }
+}
+
 TEST_P(DeviceOverflowTest, LibtorchExact) {
   spec_.libtorch_exact = true;
   ExpectOraclesWhetherAskedOrNot(2);

@@ -1,7 +1,7 @@
 // Every optimizer on every number of ranks and at every stage: the bits are the
 // oracle's, whose steps are its own (verify/oracle_step.h).
 //
-//   18 optimizers x stage {0, 1, 2, 3} x W {1, 2} x parameters {fp32, bf16}
+//   20 optimizers x stage {0, 1, 2, 3} x W {1, 2} x parameters {fp32, bf16}
 //   x one group or four x states {fp32, bf16} x plainly, or accumulated and
 //   clipped
 //
@@ -46,7 +46,9 @@ const std::vector<Optimizer> kOptimizers = {
     {"Muon", "lr:0.01,ns_method:'standard',nesterov:false,ns_steps:3",
      "eps:0.001"},
     {"Muon", "lr:0.01,adjust_lr_fn:'match_rms_adamw',maximize:true",
-     "betas:[0.5,0.6]"}};
+     "betas:[0.5,0.6]"},
+    {"AdamWScheduleFree", "lr:0.01", "betas:[0.5,0.9],weight_lr_power:0"},
+    {"AdamWScheduleFree", "lr:0.01,r:0.5,maximize:true", "r:2,eps:0.001"}};
 
 // Of Mlp: norms, a frozen layer, biases of the rest, and the others.
 std::string GroupsOf(const Optimizer& optimizer) {
@@ -58,9 +60,11 @@ std::string GroupsOf(const Optimizer& optimizer) {
 }
 
 std::string TextOf(const Optimizer& optimizer, bool groups, bool narrow) {
-  return absl::StrCat("type:'", optimizer.type, "',params{weight_decay:0.1,",
-                      optimizer.params, narrow ? ",state_dtype:'bf16'}" : "}",
-                      groups ? GroupsOf(optimizer) : "");
+  const absl::string_view type = optimizer.type;
+  return absl::StrCat(
+      "type:'", type, "',params{weight_decay:0.1,", optimizer.params,
+      narrow && type != "AdamWScheduleFree" ? ",state_dtype:'bf16'}" : "}",
+      groups ? GroupsOf(optimizer) : "");
 }
 
 const Choice kAxes = {kOptimizers.size(), 4, 2, 2, 2, 2, 2};
@@ -137,7 +141,7 @@ TEST(OptimizersTest, OfFloat64) {
 
 // A parameter that gets no gradient in a step keeps its states and its count.
 TEST(OptimizersTest, WhatHasNoGradientIsNotStepped) {
-  for (const size_t optimizer : {0u, 6u, 8u, 13u}) {
+  for (const size_t optimizer : {0u, 6u, 8u, 13u, 18u}) {
     TrainingSpec spec;
     spec.model = "ChangingRank";
     spec.steps = 4;

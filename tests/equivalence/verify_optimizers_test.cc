@@ -70,6 +70,7 @@ TEST(VerifyOptimizersTest, EachOfThem) {
         "type: 'Muon' params { weight_decay: 0.1 } param_groups { name: 'up' "
         "parameters: '*.up.weight' use_muon: true params { momentum: 0.5 } }",
         "type: 'RMSprop' params { centered: true momentum: 0.9 }",
+        "type: 'AdamWScheduleFree' params { weight_decay: 0.1 r: 1 }",
         "type: 'Lion' params { weight_decay: 0.1 state_dtype: 'bf16' }"}) {
     ExpectSame(optimizer);
   }
@@ -94,6 +95,8 @@ TEST(VerifyOptimizersTest, Schedules) {
       "type: 'SGD' params { momentum: 0.9 } param_groups { parameters: 'in.*' "
       "params { momentum: 0.5 } }",
       "VerifyScheduled");
+  ExpectSame("type: 'AdamWScheduleFree' params { weight_decay: 0.1 }",
+             "VerifyScheduled");
 }
 
 TESSERA_RANK_FUNCTION(VerifyScaled) {

@@ -36,6 +36,9 @@ inline constexpr OptimizerCase kOptimizerCases[] = {
     {"Adagrad", "type: 'Adagrad' params { lr_decay: 0.1 }"},
     {"RmsProp", "type: 'RMSprop' params { momentum: 0.5 centered: true }"},
     {"Lion", "type: 'Lion' params { weight_decay: 0.1 }"},
+    {"ScheduleFree",
+     "type: 'AdamWScheduleFree' params { lr: 0.01 weight_decay: 0.1 } "
+     "no_decay: 'auto'"},
     {"NarrowStates", "type: 'AdamW' params { state_dtype: 'bf16' }"},
     {"EightBits", "type: 'AdamW' params { state_dtype: '8bit' }"},
     {"EightBitMomentum",
@@ -63,7 +66,8 @@ inline constexpr OptimizerCase kOptimizerCases[] = {
 // "key=value" words: optimizer (a number of kOptimizerCases), states (its
 // state_dtype), stage, dtype, offload, steps, first, save, load; async: a save
 // during which another step is made; moved: to nvme for a step; data (same: all
-// ranks have rank 0's).
+// ranks have rank 0's); warmup: steps, after which the rate is halved each
+// step.
 class Words {
  public:
   explicit Words(absl::string_view text) {
@@ -98,6 +102,13 @@ inline proto::Config ConfigOf(const Words& words) {
   }
   if (params->state_dtype() == "8bit") {
     config.mutable_sharding()->mutable_offload()->set_slice_numel(65536);
+  }
+  if (!words.Get("warmup").empty()) {
+    proto::Scheduler* const scheduler = config.mutable_scheduler();
+    scheduler->set_type("StepLR");
+    scheduler->mutable_params()->set_step_size(1);
+    scheduler->mutable_params()->set_gamma(0.5);
+    scheduler->mutable_warmup()->set_num_steps(std::stoi(words.Get("warmup")));
   }
   return config;
 }

@@ -86,6 +86,8 @@ std::vector<Case> Cases() {
     }
   }
   add("Lion", Algorithm::kLion, O::kLion, [](auto* o) { o->beta2 = 0.99; });
+  add("ScheduleFree", Algorithm::kScheduleFree, O::kScheduleFree,
+      [](auto* o) { o->average_share = 0.3; });
   return cases;
 }
 

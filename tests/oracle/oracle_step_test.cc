@@ -9,11 +9,13 @@
 #include <cmath>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "verify/oracle_average.h"
 
 namespace tessera {
 namespace {
@@ -221,6 +223,35 @@ TEST(OracleStepTest, MuonIsThePapers) {
     }
     EXPECT_GT((master - start).norm().item<double>(), kSteps * o.lr * kOff);
   }
+}
+
+// By its three sequences; the oracle keeps two of them.
+TEST(OracleStepTest, ScheduleFreeIsThePapers) {
+  OracleStepOptions o = Of(Algorithm::kScheduleFree);
+  o.r = 0.5;
+  const Tensor start = GradientOf(-1);
+  const Tensor master = start.clone();
+  const std::vector<Tensor> states = OracleStates(master, o);
+  OracleAverages averages;
+  Tensor x = start, z = start, v = torch::zeros_like(start);
+  double sum = 0;
+  for (int step = 1; step <= kSteps; ++step) {
+    o.lr = 1e-2 / (1 + std::abs(step - 9));  // up and down
+    o.average_share = averages.Share(std::nullopt, o);
+    averages.EndStep();
+    const Tensor g = GradientOf(step), y = 0.1 * z + 0.9 * x;
+    OracleStep(master, states, g, step, o);
+    v = o.beta2 * v + (1 - o.beta2) * g * g;
+    const Tensor root = (v / (1 - std::pow(o.beta2, step))).sqrt();
+    z = z - o.lr * (g / (root + o.eps) + o.weight_decay * y);
+    const double largest = step < 9 ? o.lr : 1e-2;
+    const double weight = std::sqrt(step) * largest * largest;
+    sum += weight;
+    x = x + weight / sum * (z - x);
+  }
+  EXPECT_LT((master - 0.1 * z - 0.9 * x).abs().max().item<double>(), kBound);
+  EXPECT_LT((states[0] - z).abs().max().item<double>(), kBound);
+  EXPECT_GT((x - z).abs().min().item<double>(), 1e-6);
 }
 
 TEST(OracleStepTest, WithoutBiasCorrectionMomentsAreTakenAsTheyAre) {

@@ -1,0 +1,45 @@
+// The average of schedule-free AdamW: what the parameters of one group have in
+// common, besides their options.
+//
+//   weight  of the group's step k: k^r * largest_rate^weight_lr_power, with the
+//           largest rate of its steps so far
+//   share   of z in x after that step: weight / the sum of all so far; 0 where
+//           that is 0 (rates of 0)
+#ifndef OPTIM_KERNELS_SCHEDULE_FREE_H_
+#define OPTIM_KERNELS_SCHEDULE_FREE_H_
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "optim/kernels/optimizer_options.h"
+
+namespace tessera {
+
+struct AverageWeights {
+  int64_t steps = 0;  // in which a parameter of the group had a gradient
+  double sum = 0;
+  double largest_rate = 0;
+
+  // Of the step that follows, with these options.
+  double WeightOf(const OptimizerOptions& o) const {
+    return std::pow(static_cast<double>(steps + 1), o.r) *
+           std::pow(std::max(o.lr, largest_rate), o.weight_lr_power);
+  }
+  double ShareOf(const OptimizerOptions& o) const {
+    const double weight = WeightOf(o), total = sum + weight;
+    return total > 0 ? weight / total : 0;
+  }
+  // Those after it.
+  AverageWeights After(const OptimizerOptions& o) const {
+    return {steps + 1, sum + WeightOf(o), std::max(o.lr, largest_rate)};
+  }
+
+  friend bool operator==(const AverageWeights& a, const AverageWeights& b) {
+    return a.steps == b.steps && a.sum == b.sum &&
+           a.largest_rate == b.largest_rate;
+  }
+};
+
+}  // namespace tessera
+#endif  // OPTIM_KERNELS_SCHEDULE_FREE_H_
