@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "offload/update_stream.h"
+#include "optim/custom/custom_optimizer.h"
 #include "optim/device_kernels.h"
 #include "optim/streamed_step.h"
 #include "sharding/torch/torch_scope.h"
@@ -41,7 +42,7 @@ absl::StatusOr<std::unique_ptr<ShardedOptimizer>> ShardedOptimizer::Create(
   return made;
 }
 
-// libtorch's kernels do plain AdamW on any device.
+// Operators do a program's own, libtorch's kernels plain AdamW on any device.
 absl::Status ShardedOptimizer::CheckKernels(size_t u) const {
   const FlatParameter& flat = *flats_[u];
   const at::Device device = flat.update_device();
@@ -53,7 +54,8 @@ absl::Status ShardedOptimizer::CheckKernels(size_t u) const {
   }
   const bool plain = IsPlainAdamW(groups_.options) &&
                      OptionsOf(u).states == StateType::kFloat32;
-  if (device.is_cpu() || plain || DeviceKernelsOf(device.type()) != nullptr) {
+  if (device.is_cpu() || plain || is_custom() ||
+      DeviceKernelsOf(device.type()) != nullptr) {
     return absl::OkStatus();
   }
   return absl::UnimplementedError(
@@ -67,9 +69,7 @@ const OptimizerOptions& ShardedOptimizer::OptionsOf(size_t u) const {
 }
 
 std::vector<std::string> ShardedOptimizer::StateNames(size_t u) const {
-  const StepStates states = StatesOf(FormulaOf(u));
-  std::vector<std::string> names;
-  for (int s = 0; s < states.count; ++s) names.push_back(states.states[s].name);
+  std::vector<std::string> names = StateNamesOf(OptionsOf(u));
   if (OptionsOf(u).ema_decay > 0) names.push_back(kAverage);
   return names;
 }
@@ -82,7 +82,8 @@ TieredBuffer* ShardedOptimizer::average(size_t u) {
 
 std::string ShardedOptimizer::name() const {
   std::set<std::string> names;
-  for (size_t u = 0; u < flats_.size(); ++u) names.insert(NameOf(FormulaOf(u)));
+  for (size_t u = 0; u < flats_.size(); ++u)
+    names.insert(OptimizerNameOf(OptionsOf(u)));
   return absl::StrJoin(names, "+");
 }
 

@@ -162,6 +162,8 @@ std::unique_ptr<torch::optim::Optimizer> TorchOptim(
     case Algorithm::kLion:
     case Algorithm::kLamb:
     case Algorithm::kMuon:
+    case Algorithm::kCustom:
+    case Algorithm::kCustomOfRate:
       return nullptr;
   }
 }

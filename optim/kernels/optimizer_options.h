@@ -5,8 +5,11 @@
 #define OPTIM_KERNELS_OPTIMIZER_OPTIONS_H_
 
 #include <cstdint>
+#include <memory>
 
 namespace tessera {
+
+struct CustomOptimizer;  // optim/custom/custom_optimizer.h
 
 // What it computes: optim/kernels/formulas.h.
 enum class Algorithm : uint8_t {
@@ -19,6 +22,10 @@ enum class Algorithm : uint8_t {
   // Whose change of a parameter depends on all of it (optim/directed_step.h):
   kLamb,
   kMuon,  // of matrices
+  // A program's own (optim/custom), which is given all options; and such a one
+  // that is given the rate alone:
+  kCustom,
+  kCustomOfRate,
 };
 
 // What the states of float32 masters are kept in; those of float64 are float64.
@@ -57,6 +64,9 @@ struct OptimizerOptions {
   int64_t ns_steps = 5;
   bool ns_gram = false;
   bool match_rms_adamw = false;
+  // A program's own, and its number of states; null: another.
+  std::shared_ptr<const CustomOptimizer> custom;
+  int custom_states = 0;
 
   friend bool operator==(const OptimizerOptions& a, const OptimizerOptions& b) {
     return a.lr == b.lr && a.beta1 == b.beta1 && a.beta2 == b.beta2 &&
@@ -71,7 +81,8 @@ struct OptimizerOptions {
            a.maximize == b.maximize && a.ema_decay == b.ema_decay &&
            a.min_coeff == b.min_coeff && a.max_coeff == b.max_coeff &&
            a.ns_steps == b.ns_steps && a.ns_gram == b.ns_gram &&
-           a.match_rms_adamw == b.match_rms_adamw;
+           a.match_rms_adamw == b.match_rms_adamw && a.custom == b.custom &&
+           a.custom_states == b.custom_states;
   }
 };
 
