@@ -175,6 +175,7 @@ PlanOptions PlanOptionsOf(const proto::Config& config,
   plan.is_unit = options.is_unit;
   plan.is_leaf = options.is_leaf;
   plan.is_recomputed = options.is_recomputed;
+  plan.optimizer = options.optimizer;
   return plan;
 }
 

@@ -58,6 +58,9 @@ struct PlanOptions {
   bool on_cpu = true;
   // As of Engine::Create: what decides which modules are units.
   EngineOptions::ModulePredicate is_unit, is_leaf, is_recomputed;
+  // As of Engine::Create: which says how many states there are. Without it
+  // optimizer.type "Custom" is InvalidArgument.
+  std::optional<CustomOptimizer> optimizer;
   // Of the ranks, for the time of a step.
   std::optional<Rates> rates;
   TracerOptions tracer;
