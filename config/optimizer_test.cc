@@ -55,8 +55,8 @@ TEST(Optimizer, TypeInAnyCase) {
                                       "optimizer.type: ",
                                       config.optimizer().type(),
                                       ": there is Adam, AdamW, SGD, Adagrad, "
-                                      "RMSprop, Lion, Lamb, Muon or "
-                                      "AdamWScheduleFree")));
+                                      "RMSprop, Lion, Lamb, Muon, "
+                                      "AdamWScheduleFree or Custom")));
   }
   EXPECT_EQ(FaultOf(OptimizerJson("{\"type\": \"AdanW\"}")),
             "optimizer.type: expected Adam, AdamW, or another optimizer of "
@@ -191,6 +191,23 @@ TEST(Optimizer, AScheduleFreeOneIsPlain) {
             "parameter");
   EXPECT_EQ(FaultOf(ParamsJson("\"r\": 1")),
             "optimizer.params.r: 'Adam' has no such parameter");
+}
+
+TEST(Optimizer, AProgramsOwnIsGivenWhatOthersHave) {
+  const auto fault = [](const char* params) {
+    return FaultOf(OptimizerJson(
+        absl::StrCat("{\"type\": \"custom\", \"params\": {", params, "}}")));
+  };
+  EXPECT_EQ(fault(""), "OK");
+  EXPECT_EQ(fault("\"betas\": [0.5, 0.9], \"momentum\": 0.9, \"alpha\": 0.5, "
+                  "\"eps\": 1e-6, \"ema_decay\": 0.9"),
+            "OK");
+  EXPECT_EQ(fault("\"nesterov\": true"), "OK");
+  EXPECT_EQ(fault("\"state_dtype\": \"bf16\""),
+            "optimizer.params.state_dtype: expected fp32, of a program's own "
+            "optimizer, got bf16");
+  EXPECT_EQ(fault("\"ns_steps\": 3"),
+            "optimizer.params.ns_steps: 'Custom' has no such parameter");
 }
 
 TEST(Optimizer, ExactBitsAreOfAdamWAlone) {

@@ -21,6 +21,7 @@ constexpr const char* kDeepSpeed[] = {
     "MuAdam", "MuAdamW", "MuSGD",   "OneBitAdam", "OneBitLamb", "ZeroOneAdam"};
 // Neither's; in any case, too.
 constexpr char kScheduleFree[] = "AdamWScheduleFree";
+constexpr char kCustom[] = "Custom";  // a program's own
 constexpr const char* kTorch[] = {
     "Adadelta", "Adafactor", "Adamax", "ASGD", "LBFGS",     "NAdam",
     "RAdam",    "RMSprop",   "Rprop",  "SGD",  "SparseAdam"};
@@ -96,6 +97,23 @@ const std::vector<Known>& KnownOptimizers() {
         {"r", 0},
         {"weight_lr_power", 2},
         {"maximize", 0}},
+       {0.9, 0.999}},
+      {kCustom,
+       {{"lr", 1e-3},
+        {"eps", 1e-8},
+        {"weight_decay", 0},
+        {"bias_correction", 1},
+        {"amsgrad", 0},
+        {"momentum", 0},
+        {"dampening", 0},
+        {"nesterov", 0},
+        {"alpha", 0.99},
+        {"centered", 0},
+        {"lr_decay", 0},
+        {"initial_accumulator_value", 0},
+        {"min_coeff", 0.01},
+        {"max_coeff", 10},
+        {"maximize", 0}},
        {0.9, 0.999}}};
   return *known;
 }
@@ -113,6 +131,11 @@ bool IsMuon(const Known& known) {
 
 bool IsScheduleFree(const Known& known) {
   return absl::string_view(known.type) == kScheduleFree;
+}
+
+// What fits together is for the program to say.
+bool IsCustom(const Known& known) {
+  return absl::string_view(known.type) == kCustom;
 }
 
 bool Has(const Known& known, const std::string& field) {
@@ -236,7 +259,12 @@ void ResolveParameters(const Known& known, proto::OptimizerParams* params,
     faults->Add(path + ".min_coeff", "expected at most max_coeff, ",
                 params->max_coeff(), ", got ", params->min_coeff());
   }
-  if (IsMuon(known)) return;
+  if (IsCustom(known) && params->state_dtype() != "fp32") {
+    faults->Add(path + ".state_dtype",
+                "expected fp32, of a program's own optimizer, got ",
+                params->state_dtype());
+  }
+  if (IsMuon(known) || IsCustom(known)) return;
   CheckNesterov(path + ".nesterov", params->nesterov(), params->momentum(),
                 params->dampening(), faults);
 }
@@ -270,7 +298,7 @@ void ResolveGroup(int number, const Known& known, proto::Optimizer* optimizer,
     faults->Add(path + ".use_muon", "expected false, of the optimizer ",
                 known.type);
   }
-  if (IsMuon(known)) return;
+  if (IsMuon(known) || IsCustom(known)) return;
   const proto::OptimizerParams& base = optimizer->params();
   const double momentum =
       params.has_momentum() ? params.momentum() : base.momentum();
@@ -307,6 +335,7 @@ void ResolveOptimizer(proto::Config* config, Faults* faults) {
   std::vector<std::string> known;
   Append(kDeepSpeed, &known);
   known.push_back(kScheduleFree);
+  known.push_back(kCustom);
   std::string type = Find(known, optimizer.type(), SameInAnyCase);
   Append(kTorch, &known);
   if (type.empty()) type = Find(known, optimizer.type(), Same);

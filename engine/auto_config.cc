@@ -176,6 +176,7 @@ PlanOptions PlanOptionsOf(const proto::Config& config,
   plan.is_leaf = options.is_leaf;
   plan.is_recomputed = options.is_recomputed;
   plan.param_groups = options.param_groups;
+  plan.optimizer = options.optimizer;
   return plan;
 }
 

@@ -16,6 +16,7 @@
 #include "engine/offload/averages.h"
 #include "engine/offload/moved_states.h"
 #include "engine/parts/catch_announced.h"
+#include "engine/parts/custom_checks.h"
 #include "engine/parts/learning_rate.h"
 #include "engine/setup/initial_sync.h"
 #include "engine/world_options.h"
@@ -67,7 +68,8 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(
     resolved = absl::InvalidArgumentError("Engine::Create: module is null");
   }
   if (resolved.ok()) {
-    const absl::Status runnable = CheckRunnable(*resolved);
+    absl::Status runnable = CheckRunnable(*resolved);
+    if (runnable.ok()) runnable = CheckCustom(*resolved, options.optimizer);
     if (!runnable.ok()) resolved = runnable;
   }
   const World* const world = World::Current();

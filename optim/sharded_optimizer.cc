@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "offload/update_stream.h"
+#include "optim/custom/custom_optimizer.h"
 #include "optim/device_kernels.h"
 #include "optim/streamed_step.h"
 #include "sharding/torch/torch_scope.h"
@@ -38,7 +39,7 @@ absl::StatusOr<std::unique_ptr<ShardedOptimizer>> ShardedOptimizer::Create(
   return made;
 }
 
-// libtorch's kernels do plain AdamW on any device.
+// Operators do a program's own, libtorch's kernels plain AdamW on any device.
 absl::Status ShardedOptimizer::CheckKernels(size_t u) const {
   const FlatParameter& flat = *flats_[u];
   const at::Device device = flat.update_device();
@@ -50,7 +51,8 @@ absl::Status ShardedOptimizer::CheckKernels(size_t u) const {
   }
   const bool plain = IsPlainAdamW(groups_.options) &&
                      OptionsOf(u).states == StateType::kFloat32;
-  if (device.is_cpu() || plain || DeviceKernelsOf(device.type()) != nullptr) {
+  if (device.is_cpu() || plain || is_custom() ||
+      DeviceKernelsOf(device.type()) != nullptr) {
     return absl::OkStatus();
   }
   return absl::UnimplementedError(
@@ -65,7 +67,8 @@ const OptimizerOptions& ShardedOptimizer::OptionsOf(size_t u) const {
 
 std::string ShardedOptimizer::name() const {
   std::set<std::string> names;
-  for (size_t u = 0; u < flats_.size(); ++u) names.insert(NameOf(FormulaOf(u)));
+  for (size_t u = 0; u < flats_.size(); ++u)
+    names.insert(OptimizerNameOf(OptionsOf(u)));
   return absl::StrJoin(names, "+");
 }
 

@@ -112,6 +112,10 @@ class ShardedOptimizer {
   Formula FormulaOf(size_t flat) const {
     return tessera::FormulaOf(OptionsOf(flat));
   }
+  // A program's own optimizer steps all of them (optim/custom). It is not asked
+  // for what is not to be done after all, so nothing is made early, and Step is
+  // told of a step that is not skipped.
+  bool is_custom() const { return groups_.options[0].custom != nullptr; }
   // Of its states: the formula's, and "ema" if there is one.
   std::vector<std::string> StateNames(size_t flat) const;
   // Whether a state of that number cannot be negative (StepState).

@@ -44,7 +44,7 @@ at::Tensor WrittenInMemory(FlatParameter* flat) {
 
 bool ShardedOptimizer::EarlyOnDisk(size_t u) const {
   FlatParameter& flat = *flats_[u];
-  if (IsDirection(FormulaOf(u))) return false;
+  if (IsDirection(FormulaOf(u)) || is_custom()) return false;
   const std::vector<TieredBuffer>& moments = states_[u].moments;
   const auto on_disk = [](const TieredBuffer& b) { return b.on_disk(); };
   return flat.device().is_cpu() && flat.options().states == Tier::kDisk &&
@@ -57,7 +57,7 @@ bool ShardedOptimizer::EarlyOnDisk(size_t u) const {
 bool ShardedOptimizer::EarlyOnHost(size_t u) const {
   FlatParameter& flat = *flats_[u];
   const std::vector<TieredBuffer>& moments = states_[u].moments;
-  if (!flat.updated_on_host() || !states_[u].made ||
+  if (is_custom() || !flat.updated_on_host() || !states_[u].made ||
       !std::all_of(moments.begin(), moments.end(),
                    [](const TieredBuffer& b) { return b.on_host(); })) {
     return false;

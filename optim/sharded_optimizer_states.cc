@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "optim/custom/custom_optimizer.h"
 #include "optim/sharded_optimizer.h"
 
 namespace tessera {
@@ -16,9 +17,7 @@ constexpr char kAverage[] = "ema";
 }  // namespace
 
 std::vector<std::string> ShardedOptimizer::StateNames(size_t u) const {
-  const StepStates states = StatesOf(FormulaOf(u));
-  std::vector<std::string> names;
-  for (int s = 0; s < states.count; ++s) names.push_back(states.states[s].name);
+  std::vector<std::string> names = StateNamesOf(OptionsOf(u));
   if (OptionsOf(u).ema_decay > 0) names.push_back(kAverage);
   return names;
 }

@@ -18,7 +18,7 @@
 namespace tessera {
 namespace {
 
-constexpr OptimizerOptions kOptions = {
+const OptimizerOptions kOptions = {
     .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.98, .eps = 1e-7, .weight_decay = 0.3};
 
 // A function of a parameter with a given gradient; its values are not read.

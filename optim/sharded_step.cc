@@ -261,7 +261,8 @@ absl::StatusOr<Decision> Decide(const Flats& flats, Gradients* gradients,
     return Decision{1 / divisor, StepOutcome(ShardedStepResult())};
   }
   const DeviceKernels* const kernels = NormKernels(flats, options.norm_type);
-  if (kernels != nullptr && options.group_max_norms.empty()) {
+  if (kernels != nullptr && options.group_max_norms.empty() &&
+      !optimizer->is_custom()) {
     return DecideOnDevice(*kernels, flats, *gradients, divisor, options, comm);
   }
   return DecideOnHost(flats, gradients, divisor, options, optimizer, comm);

@@ -38,7 +38,8 @@ class StreamedStep {
   StreamedUpdate Update() &&;
 
  private:
-  static constexpr int kNumPlaces = kStates + kMaxStates + 1;  // the average
+  static constexpr int kNumPlaces =
+      kStates + kMaxCustomStates + 1;  // the average
   void CountState(Place place);
   // What the update computes with: copied into it.
   struct Parts {

@@ -21,6 +21,10 @@
 
 namespace tessera {
 
+// Elements that vectorised kernels and operators may treat as one group.
+inline constexpr int64_t kStepGroup = 64;
+static_assert(kStepGroup == kBlock8Elements);
+
 // Whether parameter i of a unit has a gradient.
 using HasGradient = std::vector<bool>;
 
@@ -75,9 +79,9 @@ enum class StepPhase : uint8_t {
 class UnitStep {
  public:
   // On FlatDescription::update_device(), of parameters with a gradient.
-  // `steps`, `group_of`: by parameter of the model; before this step, and the
-  // group, whose number in `options` it is. `scales`: of kDescent, of the rate,
-  // by parameter of the unit.
+  // `flat` outlives this. `steps`, `group_of`: by parameter of the model;
+  // before this step, and the group, whose number in `options` it is. `scales`:
+  // of kDescent, of the rate, by parameter of the unit.
   UnitStep(const FlatParameter& flat, const HasGradient& has_gradient,
            const std::vector<int64_t>& steps,
            const std::vector<OptimizerOptions>& options,
@@ -95,7 +99,8 @@ class UnitStep {
   // Steps the elements of `slice`, counted from the first that this rank owns,
   // of which `tensors` are. A slice begins at a multiple of 64. True if the
   // working copy was written, too. LOCAL; on devices ASYNC, on the current
-  // stream.
+  // stream. Throws c10::Error, and what a program's own optimizer says
+  // (StatusException).
   bool Apply(Range slice, const StepTensors& tensors, Counts* counts) const;
   StepPhase phase() const { return phase_; }
   // Every element of the storages is stepped: none is of a parameter without a
@@ -123,10 +128,13 @@ class UnitStep {
     int64_t step;
     int group;
     int64_t parameter;  // of the model, the first segment's
+    size_t in_unit;     // the same, of the unit
     double scale;
 
     bool operator==(const Run& other) const;
     bool aligned() const;
+    // The groups of its parameter that it has elements of.
+    Range in_groups() const;
     bool Extend(const Run& next);
     // Only if the kernel's groups of elements are each segment's.
     bool ExtendInGroups(const Run& next);
@@ -139,11 +147,16 @@ class UnitStep {
   StepCoefficients CoefficientsFor(const Run& run) const;
   // Leaves none.
   void StepOnDevice(std::vector<StepPart>* parts) const;
+  // unit_step_operators.cc
+  void ApplyOperators(Range slice, const StepTensors& tensors,
+                      Counts* counts) const;
   void ApplyLibtorch(int group, Range slice, const StepTensors& tensors,
                      Counts* counts) const;
+  void ApplyCustom(Range slice, const StepTensors& tensors) const;
 
   std::vector<OptimizerOptions> options_;  // of groups
   GradientFactor factor_;
+  const FlatParameter* flat_;
   at::Device device_;
   StepPhase phase_;
   size_t first_group_ = 0;  // of a parameter of the unit: all have its formula

@@ -69,12 +69,11 @@ struct VerifyReport {
 //
 // Errors, on all ranks: DataLoss naming what differs first: step, parameter or
 // buffer, its unit, element, both values, rank; Unimplemented naming a key of
-// the configuration that plain training here does not know
-// (sharding.ignored_parameters, precision.fp32_classes, sharding.buffer_sync,
-// scheduler.params.cycle_momentum, a state_dtype of 8 bits), or of
-// EngineOptions::param_groups (use_muon, ema_decay);
-// those of Engine::Create, Backward, Step and of `loss`. The config needs an
-// optimizer.
+// the configuration that plain training here does not know (optimizer.type
+// Custom, sharding.ignored_parameters, precision.fp32_classes,
+// sharding.buffer_sync, scheduler.params.cycle_momentum, a state_dtype of 8
+// bits), or of EngineOptions::param_groups (use_muon, ema_decay); those of
+// Engine::Create, Backward, Step and of `loss`. The config needs an optimizer.
 absl::StatusOr<VerifyReport> Verify(const Oracle::MakeModule& make,
                                     absl::string_view config_path,
                                     const Oracle::Loss& loss,

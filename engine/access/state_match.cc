@@ -17,7 +17,7 @@
 namespace tessera {
 
 bool StateMatch::Place::has_states() const {
-  return std::any_of(states + StateTable::kFirst, std::end(states),
+  return std::any_of(states.begin() + StateTable::kFirst, states.end(),
                      [](int number) { return number >= 0; });
 }
 namespace {

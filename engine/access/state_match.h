@@ -3,6 +3,7 @@
 #ifndef ENGINE_ACCESS_STATE_MATCH_H_
 #define ENGINE_ACCESS_STATE_MATCH_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -25,8 +26,9 @@ class StateMatch {
   struct Place {
     int storage = -1;   // of the manifest; -1: this one is left alone
     int64_t shift = 0;  // its element of the slot's first one
+    Place() { states.fill(-1); }
     // Numbers of its states; -1: it has none.
-    int states[StateTable::kMostStates] = {-1, -1, -1, -1, -1};
+    std::array<int, StateTable::kMostStates> states;
     bool loaded() const { return storage >= 0; }
     // There, some of the optimizer's.
     bool has_states() const;

@@ -40,7 +40,7 @@ class StateTable {
   // value, and from kFirst on the optimizer's.
   using State = int;
   static constexpr State kValue = 0, kFirst = 1;
-  static constexpr int kMostStates = kFirst + kMaxStates + 1;
+  static constexpr int kMostStates = kFirst + kMaxCustomStates + 1;
 
   StateTable(const std::vector<std::shared_ptr<FlatParameter>>& flats,
              ShardedOptimizer* optimizer, const torch::nn::Module& module);

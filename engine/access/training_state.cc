@@ -13,6 +13,7 @@
 #include "engine/access/own_values.h"
 #include "engine/access/state_table.h"
 #include "engine/parts/version.h"
+#include "optim/custom/custom_optimizer.h"
 #include "optim/kernels/block8.h"
 #include "optim/kernels/option_names.h"
 #include "sharding/torch/torch_scope.h"
@@ -236,7 +237,16 @@ void DescribeTraining(const TrainingState& state,
 }
 
 // What no checkpoint can hold is not left out in silence.
-absl::Status CheckPlain(const StateTable& table) {
+absl::Status CheckCanBeHeld(const TrainingState& state,
+                            const StateTable& table) {
+  if (state.optimizer != nullptr && state.optimizer->is_custom() &&
+      state.groups->options[0].custom->keeps_states) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the optimizer '", state.groups->options[0].custom->name,
+        "' keeps states of its own, which a checkpoint cannot hold; say what "
+        "they are (TorchStates of FromTorch), or save parameters alone "
+        "(SaveSafetensors)"));
+  }
   for (const StateTable::Plain& plain : table.plain()) {
     const at::Tensor& t = plain.tensor;
     if (t.layout() == at::kStrided &&
@@ -257,7 +267,8 @@ absl::StatusOr<CheckpointContent> ContentOf(const TrainingState& state,
                                             absl::string_view client_state) {
   TorchScope scope;
   const StateTable table(state.flats, state.optimizer, state.module);
-  TESSERA_RETURN_IF_ERROR(state.comm->AgreeOk(CheckPlain(table), "saving"));
+  TESSERA_RETURN_IF_ERROR(
+      state.comm->AgreeOk(CheckCanBeHeld(state, table), "saving"));
   CheckpointContent content;
   content.head.set_step(state.step);
   table.Describe(&content.head);

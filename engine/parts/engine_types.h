@@ -20,6 +20,7 @@
 #include "checkpoint/exchange/name_map.h"
 #include "comm/communicator.h"
 #include "config/auto_values.h"
+#include "optim/custom/custom_optimizer.h"
 #include "optim/gradients/non_finite.h"
 #include "sharding/recompute/recompute_report.h"
 
@@ -75,6 +76,9 @@ struct EngineOptions {
   // Besides those of the configuration (optimizer.param_groups); a parameter is
   // of one group at most. The same on all ranks.
   std::vector<ParameterGroup> param_groups;
+  // The program's own optimizer, with optimizer.type "Custom" and no other. Of
+  // the same name and states on all ranks.
+  std::optional<CustomOptimizer> optimizer;
   // For what a configuration's file leaves "auto".
   AutoValues auto_values;
   // What tessera::Plan said of this module and configuration: an error that

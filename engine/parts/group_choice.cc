@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status.h"
+#include "optim/custom/custom_optimizer.h"
 #include "optim/kernels/element_step.h"
 #include "optim/kernels/option_names.h"
 #include "sharding/layout/module_walk.h"
@@ -311,6 +312,9 @@ const OptimizerOptions* OptimizerOf(const ParameterGroups& groups,
 std::string Describe(const GroupChoice& choice) {
   std::string text;
   const ParameterGroups& groups = choice.groups;
+  if (groups.options[0].custom != nullptr) {
+    absl::StrAppend(&text, DescribeCustom(*groups.options[0].custom), " ");
+  }
   for (size_t g = 0; g < groups.options.size(); ++g) {
     absl::StrAppend(&text, "'", groups.names[g], "'",
                     choice.frozen[g] ? " frozen" : "");

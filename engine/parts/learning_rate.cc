@@ -14,12 +14,15 @@ namespace tessera {
 
 namespace {
 
-// torch's cycles move the momentum of an optimizer that has no betas.
+// torch's cycles move the momentum of an optimizer that has no betas; of a
+// program's own, which may read either, both.
 void SetMomentum(const LrSchedule::Betas& betas, OptimizerOptions* options) {
   if (OptionOf("beta1", *options).ok()) {
     options->beta1 = betas.beta1;
     options->beta2 = betas.beta2.value_or(options->beta2);
-  } else if (!betas.beta2.has_value() && options->momentum > 0) {
+    if (options->custom == nullptr) return;
+  }
+  if (!betas.beta2.has_value() && options->momentum > 0) {
     options->momentum = betas.beta1;
   }
 }

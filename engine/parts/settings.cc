@@ -1,6 +1,7 @@
 #include "engine/parts/settings.h"
 
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -55,6 +56,7 @@ Algorithm AlgorithmOf(const proto::Optimizer& optimizer) {
   if (type == "Lamb") return Algorithm::kLamb;
   if (type == "Muon") return Algorithm::kAdamW;  // of all but matrices
   if (type == "AdamWScheduleFree") return Algorithm::kScheduleFree;
+  if (type == "Custom") return Algorithm::kCustom;
   return optimizer.params().adam_w_mode() ? Algorithm::kAdamW
                                           : Algorithm::kAdam;
 }
@@ -104,6 +106,12 @@ OptimizerOptions MuonOf(const proto::OptimizerParams& params,
   o.ns_gram = params.ns_method() == "gram";
   o.match_rms_adamw = params.adjust_lr_fn() == "match_rms_adamw";
   return o;
+}
+
+void SetCustom(const CustomOptimizer& custom, OptimizerOptions* o) {
+  if (custom.reads_rate_alone) o->algorithm = Algorithm::kCustomOfRate;
+  o->custom = std::make_shared<const CustomOptimizer>(custom);
+  o->custom_states = static_cast<int>(custom.states.size());
 }
 
 LossScalerOptions LossScalerOf(const proto::Fp16& fp16) {
@@ -250,11 +258,14 @@ Settings SettingsOf(const proto::Config& config, const EngineOptions& options,
   if (config.has_optimizer()) {
     s.optimizer = OptimizerOf(config.optimizer());
     s.optimizer->libtorch_exact = config.precision().libtorch_exact();
+    if (options.optimizer.has_value()) {
+      SetCustom(*options.optimizer, &*s.optimizer);
+    }
     if (config.optimizer().type() == "Muon") {
       s.muon = MuonOf(config.optimizer().params(), *s.optimizer);
     }
-    s.offload.optimizer_states = StatesOf(FormulaOf(*s.optimizer)).count +
-                                 (s.optimizer->ema_decay > 0 ? 1 : 0);
+    s.offload.optimizer_states =
+        StateCountOf(*s.optimizer) + (s.optimizer->ema_decay > 0 ? 1 : 0);
   }
   if (config.fp16().enabled()) s.loss_scaler = LossScalerOf(config.fp16());
   if (config.fp16().enabled()) s.param_dtype = at::kHalf;

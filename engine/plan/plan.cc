@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "comm/transport_memory.h"
 #include "config/config.h"
+#include "engine/parts/custom_checks.h"
 #include "engine/parts/settings.h"
 #include "engine/plan/auto_choice.h"
 #include "engine/plan/model_trace.h"
@@ -70,6 +71,7 @@ absl::StatusOr<PlanReport> Plan(const torch::nn::Module& module,
   TESSERA_ASSIGN_OR_RETURN(const proto::Config resolved,
                            ResolveConfig(config, options.world_size));
   TESSERA_RETURN_IF_ERROR(CheckRunnable(resolved));
+  TESSERA_RETURN_IF_ERROR(CheckCustom(resolved, options.optimizer));
   if (const char* const key = KeyThatPlansDecide(resolved)) {
     return absl::InvalidArgumentError(
         absl::StrCat("Plan: ", key,

@@ -60,6 +60,9 @@ struct PlanOptions {
   EngineOptions::ModulePredicate is_unit, is_leaf, is_recomputed;
   // The same: which parameters have which states, and which are frozen.
   std::vector<ParameterGroup> param_groups;
+  // As of Engine::Create: which says how many states there are. Without it
+  // optimizer.type "Custom" is InvalidArgument.
+  std::optional<CustomOptimizer> optimizer;
   // Of the ranks, for the time of a step.
   std::optional<Rates> rates;
   TracerOptions tracer;

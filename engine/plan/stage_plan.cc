@@ -265,6 +265,7 @@ Settings PlanSettings(const proto::Config& config, const PlanOptions& options) {
   engine.is_unit = options.is_unit;
   engine.is_leaf = options.is_leaf;
   engine.is_recomputed = options.is_recomputed;
+  engine.optimizer = options.optimizer;
   Settings settings = SettingsOf(config, engine, options.world_size);
   settings.flats.working_dtype = [settings](const NamedParameter& p) {
     return WorkingDtype(settings, p);

@@ -137,6 +137,9 @@ Formula FormulaOf(const OptimizerOptions& o) {
       return Formula::kMuonDirection;
     case Algorithm::kScheduleFree:
       return Formula::kScheduleFree;
+    case Algorithm::kCustom:
+    case Algorithm::kCustomOfRate:
+      return Formula::kCustom;
   }
 }
 
@@ -179,6 +182,8 @@ const char* NameOf(Formula formula) {
       return "muon";
     case Formula::kDescent:
       return "descent";
+    case Formula::kCustom:
+      return "custom";
   }
 }
 
@@ -218,13 +223,20 @@ StepStates StatesOf(Formula formula) {
     case Formula::kMuonDirection:
       return {{{"momentum_buffer", false}}, 1};
     case Formula::kDescent:
+    case Formula::kCustom:
       return {{}, 0};
   }
 }
 
+int StateCountOf(const OptimizerOptions& o) {
+  const Formula formula = FormulaOf(o);
+  return formula == Formula::kCustom ? o.custom_states
+                                     : StatesOf(formula).count;
+}
+
 int64_t StateBytesOf(const OptimizerOptions& o, int64_t master_bytes,
                      int64_t numel) {
-  const int64_t count = StatesOf(FormulaOf(o)).count;
+  const int64_t count = StateCountOf(o);
   const int64_t average = o.ema_decay > 0 ? master_bytes * numel : 0;
   if (master_bytes != 4) return count * master_bytes * numel + average;
   switch (o.states) {
@@ -268,6 +280,9 @@ StepCoefficients CoefficientsOf(const OptimizerOptions& o, int64_t step,
       break;
     case Algorithm::kScheduleFree:
       SetScheduleFree(o, steps, &k);
+      break;
+    case Algorithm::kCustom:
+    case Algorithm::kCustomOfRate:
       break;
   }
   SetAverage(o, step, &k);

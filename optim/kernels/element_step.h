@@ -50,6 +50,8 @@ enum class Formula : uint8_t {
   kLambDirection,
   kMuonDirection,
   kDescent,
+  // A program's own (optim/custom): no kernel has it, nor its states.
+  kCustom,
 };
 // Of kLamb and kMuon the direction.
 Formula FormulaOf(const OptimizerOptions& options);
@@ -57,7 +59,8 @@ bool IsDirection(Formula formula);
 // As checkpoints call it: "adamw", "sgd_momentum".
 const char* NameOf(Formula formula);
 
-inline constexpr int kMaxStates = 3;
+inline constexpr int kMaxStates = 3;        // of a formula
+inline constexpr int kMaxCustomStates = 8;  // of a program's own
 struct StepState {
   const char* name;  // as checkpoints call it: "exp_avg"
   bool non_negative;
@@ -68,6 +71,8 @@ struct StepStates {
   int count;
 };
 StepStates StatesOf(Formula formula);
+// Their number, of a program's own optimizer, too.
+int StateCountOf(const OptimizerOptions& options);
 // Of the states of `numel` elements, beside masters of so many bytes each.
 int64_t StateBytesOf(const OptimizerOptions& options, int64_t master_bytes,
                      int64_t numel);

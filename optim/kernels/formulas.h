@@ -331,6 +331,7 @@ auto VisitFormula(Formula formula, const Visit& visit) {
     case Formula::kMuonDirection:
       return visit(MuonFormula());
     case Formula::kDescent:
+    case Formula::kCustom:  // is not asked for
       return visit(DescentFormula());
   }
 }

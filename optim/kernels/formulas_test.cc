@@ -165,6 +165,8 @@ std::unique_ptr<torch::optim::Optimizer> TorchOptim(
     case Algorithm::kLamb:
     case Algorithm::kMuon:
     case Algorithm::kScheduleFree:
+    case Algorithm::kCustom:
+    case Algorithm::kCustomOfRate:
       return nullptr;
   }
 }

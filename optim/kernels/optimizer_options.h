@@ -5,8 +5,11 @@
 #define OPTIM_KERNELS_OPTIMIZER_OPTIONS_H_
 
 #include <cstdint>
+#include <memory>
 
 namespace tessera {
+
+struct CustomOptimizer;  // optim/custom/custom_optimizer.h
 
 // What it computes: optim/kernels/formulas.h.
 enum class Algorithm : uint8_t {
@@ -20,6 +23,10 @@ enum class Algorithm : uint8_t {
   kLamb,
   kMuon,          // of matrices
   kScheduleFree,  // AdamW; weight decay as AdamW's, where gradients are taken
+  // A program's own (optim/custom), which is given all options; and such a one
+  // that is given the rate alone:
+  kCustom,
+  kCustomOfRate,
 };
 
 // What the states of float32 masters are kept in; those of float64 are float64.
@@ -62,6 +69,9 @@ struct OptimizerOptions {
   double r = 0;
   double weight_lr_power = 2;
   double average_share = 1;  // of the step: its optimizer sets it
+  // A program's own, and its number of states; null: another.
+  std::shared_ptr<const CustomOptimizer> custom;
+  int custom_states = 0;
 
   friend bool operator==(const OptimizerOptions& a, const OptimizerOptions& b) {
     return a.lr == b.lr && a.beta1 == b.beta1 && a.beta2 == b.beta2 &&
@@ -78,7 +88,8 @@ struct OptimizerOptions {
            a.ns_steps == b.ns_steps && a.ns_gram == b.ns_gram &&
            a.match_rms_adamw == b.match_rms_adamw && a.r == b.r &&
            a.weight_lr_power == b.weight_lr_power &&
-           a.average_share == b.average_share;
+           a.average_share == b.average_share && a.custom == b.custom &&
+           a.custom_states == b.custom_states;
   }
 };
 

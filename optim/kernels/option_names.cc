@@ -15,11 +15,14 @@ namespace {
 constexpr unsigned Of(Algorithm algorithm) {
   return 1u << static_cast<unsigned>(algorithm);
 }
-constexpr unsigned kAdams = Of(Algorithm::kAdamW) | Of(Algorithm::kAdam);
+constexpr unsigned kCustom = Of(Algorithm::kCustom);
+constexpr unsigned kAdams =
+    Of(Algorithm::kAdamW) | Of(Algorithm::kAdam) | kCustom;
 constexpr unsigned kBeta1s =
     kAdams | Of(Algorithm::kLion) | Of(Algorithm::kLamb);
 constexpr unsigned kScheduleFree = Of(Algorithm::kScheduleFree);
 constexpr unsigned kAll = ~0u;
+constexpr unsigned kAllButOfRate = kAll & ~Of(Algorithm::kCustomOfRate);
 
 struct Option {
   const char* name;
@@ -32,8 +35,8 @@ struct Option {
 
 const Option kOptions[] = {
     {"lr", kAll, &OptimizerOptions::lr},
-    {"weight_decay", kAll, &OptimizerOptions::weight_decay},
-    {"maximize", kAll, &OptimizerOptions::maximize},
+    {"weight_decay", kAllButOfRate, &OptimizerOptions::weight_decay},
+    {"maximize", kAllButOfRate, &OptimizerOptions::maximize},
     {"ema_decay", kAll & ~kScheduleFree, &OptimizerOptions::ema_decay, 0, 1},
     {"beta1", kBeta1s, &OptimizerOptions::beta1, 0, 1},
     {"beta1", kScheduleFree, &OptimizerOptions::beta1, 0, 1, /*above=*/true},
@@ -48,19 +51,24 @@ const Option kOptions[] = {
      &OptimizerOptions::bias_correction},
     {"amsgrad", kAdams, &OptimizerOptions::amsgrad},
     {"momentum",
-     Of(Algorithm::kSgd) | Of(Algorithm::kRmsProp) | Of(Algorithm::kMuon),
+     Of(Algorithm::kSgd) | Of(Algorithm::kRmsProp) | Of(Algorithm::kMuon) |
+         kCustom,
      &OptimizerOptions::momentum},
-    {"dampening", Of(Algorithm::kSgd), &OptimizerOptions::dampening, -HUGE_VAL},
-    {"nesterov", Of(Algorithm::kSgd) | Of(Algorithm::kMuon),
+    {"dampening", Of(Algorithm::kSgd) | kCustom, &OptimizerOptions::dampening,
+     -HUGE_VAL},
+    {"nesterov", Of(Algorithm::kSgd) | Of(Algorithm::kMuon) | kCustom,
      &OptimizerOptions::nesterov},
-    {"alpha", Of(Algorithm::kRmsProp), &OptimizerOptions::alpha, 0, 1},
-    {"centered", Of(Algorithm::kRmsProp), &OptimizerOptions::centered},
-    {"lr_decay", Of(Algorithm::kAdagrad), &OptimizerOptions::lr_decay},
-    {"initial_accumulator_value", Of(Algorithm::kAdagrad),
+    {"alpha", Of(Algorithm::kRmsProp) | kCustom, &OptimizerOptions::alpha, 0,
+     1},
+    {"centered", Of(Algorithm::kRmsProp) | kCustom,
+     &OptimizerOptions::centered},
+    {"lr_decay", Of(Algorithm::kAdagrad) | kCustom,
+     &OptimizerOptions::lr_decay},
+    {"initial_accumulator_value", Of(Algorithm::kAdagrad) | kCustom,
      &OptimizerOptions::initial_accumulator_value},
-    {"min_coeff", Of(Algorithm::kLamb), &OptimizerOptions::min_coeff},
-    {"max_coeff", Of(Algorithm::kLamb), &OptimizerOptions::max_coeff, 0,
-     HUGE_VAL, /*above=*/true},
+    {"min_coeff", Of(Algorithm::kLamb) | kCustom, &OptimizerOptions::min_coeff},
+    {"max_coeff", Of(Algorithm::kLamb) | kCustom, &OptimizerOptions::max_coeff,
+     0, HUGE_VAL, /*above=*/true},
 };
 
 absl::StatusOr<const Option*> Find(absl::string_view name,
@@ -136,6 +144,9 @@ const char* NameOf(Algorithm algorithm) {
       return "Muon";
     case Algorithm::kScheduleFree:
       return "AdamWScheduleFree";
+    case Algorithm::kCustom:
+    case Algorithm::kCustomOfRate:
+      return "Custom";
   }
 }
 

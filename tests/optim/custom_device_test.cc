@@ -1,0 +1,34 @@
+// A program's own optimizer on a device without hardware
+// (testing/device/test_device.h): the bits of the CPU.
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/optim/custom_run.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+// Where the device decides whether there is a step, and with its states there
+// or on the host. Before the CPU, since the device must come first.
+TEST(CustomDeviceTest, IsAsOnTheCpu) {
+  for (const char* words :
+       {"dtype=bf16 clipping=yes", "dtype=fp16 steps=30 clipping=yes"}) {
+    std::vector<std::vector<std::string>> all;
+    for (const char* how :
+         {"stage=1 device=1 own=own", "stage=3 device=1 own=own",
+          "stage=3 offload=cpu device=1 own=own", "stage=1 own=exact"}) {
+      all.push_back(Train(2, absl::StrCat(how, " ", words)));
+      EXPECT_THAT(all.back(), Each(HasSubstr("parameter in.weight"))) << how;
+    }
+    EXPECT_THAT(all, Each(all.back())) << words;
+  }
+}
+
+}  // namespace
+}  // namespace tessera
