@@ -55,7 +55,8 @@ TEST(Optimizer, TypeInAnyCase) {
                                       "optimizer.type: ",
                                       config.optimizer().type(),
                                       ": there is Adam, AdamW, SGD, Adagrad, "
-                                      "RMSprop, Lion, Lamb or Muon")));
+                                      "RMSprop, Lion, Lamb, Muon or "
+                                      "Adafactor")));
   }
   EXPECT_EQ(FaultOf(OptimizerJson("{\"type\": \"AdanW\"}")),
             "optimizer.type: expected Adam, AdamW, or another optimizer of "
@@ -125,6 +126,10 @@ TEST(Optimizer, EachHasItsOwnDefaults) {
       {"lion",
        "lr: 0.001 betas: 0.9 betas: 0.99 weight_decay: 0 state_dtype: "
        "\"fp32\" ema_decay: 0 maximize: false"},
+      {"Adafactor",
+       "lr: 0.01 weight_decay: 0 state_dtype: \"fp32\" ema_decay: 0 eps2: "
+       "0.001 "
+       "beta2_decay: -0.8 d: 1 maximize: false"},
   };
   for (const auto& [type, params] : cases) {
     const std::string json =
@@ -154,6 +159,31 @@ TEST(Optimizer, OptionsOfOthersAreRefused) {
   EXPECT_EQ(
       fault("Adam", "\"state_dtype\": \"fp8\""),
       "optimizer.params.state_dtype: expected fp32, bf16 or 8bit, got 'fp8'");
+}
+
+TEST(Optimizer, AdafactorsParams) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"\"eps\": 1e-30, \"eps2\": 0, \"beta2_decay\": -1, \"d\": 2", "OK"},
+      {"\"betas\": [0.9, 0.9]",
+       "optimizer.params.betas: 'Adafactor' has no such parameter"},
+      {"\"d\": 0.5",
+       "optimizer.params.d: expected a finite number of at least 1, got 0.5"},
+      {"\"beta2_decay\": 0.8",
+       "optimizer.params.beta2_decay: expected a finite number less than 0, "
+       "got "
+       "0.8"},
+      {"\"eps2\": -1",
+       "optimizer.params.eps2: expected a finite number of at least 0, got -1"},
+      {"\"state_dtype\": \"8bit\"",
+       "optimizer.params.state_dtype: expected fp32 with Adafactor, whose "
+       "states are few, got 8bit"}};
+  for (const auto& [params, fault] : cases) {
+    EXPECT_EQ(FaultOf(OptimizerJson(absl::StrCat(
+                  "{\"type\": \"Adafactor\", \"params\": {", params, "}}"))),
+              fault);
+  }
+  EXPECT_EQ(FaultOf(ParamsJson("\"d\": 2")),
+            "optimizer.params.d: 'Adam' has no such parameter");
 }
 
 TEST(Optimizer, ExactBitsAreOfAdamWAlone) {

@@ -86,7 +86,15 @@ const std::vector<Known>& KnownOptimizers() {
         {"eps", 1e-10},
         {"ns_steps", 5},
         {"maximize", 0}},
-       {0.9, 0.95}}};
+       {0.9, 0.95}},
+      {"Adafactor",
+       {{"lr", 1e-2},
+        {"eps2", 1e-3},
+        {"beta2_decay", -0.8},
+        {"d", 1},
+        {"weight_decay", 0},
+        {"maximize", 0}},
+       {}}};
   return *known;
 }
 
@@ -101,12 +109,18 @@ bool IsMuon(const Known& known) {
   return absl::string_view(known.type) == "Muon";
 }
 
+bool IsAdafactor(const Known& known) {
+  return absl::string_view(known.type) == "Adafactor";
+}
+
 bool Has(const Known& known, const std::string& field) {
   if (field == "betas") return !known.betas.empty();
   if (field == "state_dtype" || field == "ema_decay") return true;
   const bool of_muon = field == "muon_lr" || field == "adam_lr" ||
                        field == "ns_method" || field == "adjust_lr_fn";
   if (of_muon) return IsMuon(known);
+  if (field == "eps" && IsAdafactor(known))
+    return true;  // the masters' dtype's
   return std::any_of(
       known.parameters.begin(), known.parameters.end(),
       [&](const Parameter& parameter) { return field == parameter.field; });
@@ -199,6 +213,12 @@ void ResolveParameters(const Known& known, proto::OptimizerParams* params,
   if (params->min_coeff() > params->max_coeff()) {
     faults->Add(path + ".min_coeff", "expected at most max_coeff, ",
                 params->max_coeff(), ", got ", params->min_coeff());
+  }
+  if (IsAdafactor(known) && params->state_dtype() != "fp32") {
+    faults->Add(path + ".state_dtype",
+                "expected fp32 with Adafactor, whose "
+                "states are few, got ",
+                params->state_dtype());
   }
   if (IsMuon(known)) return;
   CheckNesterov(path + ".nesterov", params->nesterov(), params->momentum(),

@@ -12,6 +12,7 @@
 #include "engine/setup/rank_memory.h"
 #include "engine/setup/stage_choice.h"
 #include "engine/setup/tiers.h"
+#include "optim/kernels/shaped_states.h"
 #include "sharding/construct/construction.h"
 #include "sharding/copy/flat_description.h"
 #include "torch/nn/module.h"
@@ -40,6 +41,11 @@ FlatSize SizeOf(const Settings& settings, const FlatPlan& flat) {
   if (settings.optimizer.has_value()) {
     size.optimizer_block_bytes =
         StateBytesOf(*settings.optimizer, bytes(master), 64);
+    for (const auto& p : flat.parameters) {
+      size.shaped_state_bytes +=
+          bytes(master) *
+          ShapedNumel(FormulaOf(*settings.optimizer), p.tensor.sizes());
+    }
   }
   size.trainable = flat.trainable;
   size.persistent = flat.persistent;

@@ -45,12 +45,7 @@ absl::StatusOr<std::unique_ptr<ShardedOptimizer>> ShardedOptimizer::Create(
 absl::Status ShardedOptimizer::CheckKernels(size_t u) const {
   const FlatParameter& flat = *flats_[u];
   const at::Device device = flat.update_device();
-  if (flat.updated_on_host() && IsDirection(FormulaOf(u))) {
-    return absl::UnimplementedError(absl::StrCat(
-        "optimizer ", NameOf(FormulaOf(u)), ": states of unit ", flat.name(),
-        " cannot lie on the host or a disk while it is on ",
-        flat.device().str(), "; leave offload_optimizer out"));
-  }
+  if (IsDirection(FormulaOf(u))) TESSERA_RETURN_IF_ERROR(CheckDirected(u));
   const bool plain = IsPlainAdamW(groups_.options) &&
                      OptionsOf(u).states == StateType::kFloat32;
   if (device.is_cpu() || plain || DeviceKernelsOf(device.type()) != nullptr) {
@@ -106,6 +101,8 @@ absl::Status ShardedOptimizer::EnsureState(size_t u) {
                                absl::StrCat(name, " of unit ", flat.name())));
     made.moments.push_back(std::move(state));
   }
+  TESSERA_ASSIGN_OR_RETURN(made.factored,
+                           FactoredStates::Allocate(flat, FormulaOf(u)));
   if (flat.updated_on_host()) {
     TESSERA_RETURN_IF_ERROR(AllocateHostBuffers(flat, &made));
   }
@@ -384,6 +381,7 @@ int64_t ShardedOptimizer::resident_bytes() const {
   int64_t bytes = 0;
   const UpdateStream* stream = nullptr;
   for (size_t u = 0; u < states_.size(); ++u) {
+    bytes += states_[u].factored.bytes();
     for (const TieredBuffer& state : states_[u].moments) {
       bytes += state.resident_bytes();
     }

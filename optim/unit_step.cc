@@ -75,17 +75,6 @@ bool IsForKernel(const FlatParameter& flat,
   return device.is_cpu() || DeviceKernelsOf(device.type()) != nullptr;
 }
 
-// gradient *= factor, with the same bits wherever the factor is: a tensor of no
-// dimension is rounded to the gradient's dtype before it, as a number is.
-void Multiply(const at::Tensor& gradient, const GradientFactor& factor) {
-  if (factor.scalars.defined()) {
-    const at::ScalarType dtype = at::toOpMathType(gradient.scalar_type());
-    gradient.mul_(factor.scalars.select(0, kFactor).to(dtype));
-  } else if (factor.value != 1) {
-    gradient.mul_(factor.value);
-  }
-}
-
 // What the tensors hold now, to be put back if the device skips the step.
 class Undoable {
  public:
@@ -183,6 +172,17 @@ void StepInThreads(Formula formula, const StepPart& part,
 }
 
 }  // namespace
+
+// With the same bits wherever the factor is: a tensor of no dimension is
+// rounded to the gradient's dtype before it, as a number is.
+void Multiply(const at::Tensor& gradient, const GradientFactor& factor) {
+  if (factor.scalars.defined()) {
+    const at::ScalarType dtype = at::toOpMathType(gradient.scalar_type());
+    gradient.mul_(factor.scalars.select(0, kFactor).to(dtype));
+  } else if (factor.value != 1) {
+    gradient.mul_(factor.value);
+  }
+}
 
 bool IsPlainAdamW(const std::vector<OptimizerOptions>& groups) {
   return std::all_of(groups.begin(), groups.end(),

@@ -61,6 +61,9 @@ ParameterGroup GroupOf(const proto::ParamGroup& config) {
   set(params.has_maximize(), "maximize", params.maximize());
   set(params.has_min_coeff(), "min_coeff", params.min_coeff());
   set(params.has_max_coeff(), "max_coeff", params.max_coeff());
+  set(params.has_eps2(), "eps2", params.eps2());
+  set(params.has_beta2_decay(), "beta2_decay", params.beta2_decay());
+  set(params.has_d(), "d", params.d());
   return group;
 }
 

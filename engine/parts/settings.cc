@@ -53,6 +53,7 @@ Algorithm AlgorithmOf(const proto::Optimizer& optimizer) {
   if (type == "RMSprop") return Algorithm::kRmsProp;
   if (type == "Lion") return Algorithm::kLion;
   if (type == "Lamb") return Algorithm::kLamb;
+  if (type == "Adafactor") return Algorithm::kAdafactor;
   if (type == "Muon") return Algorithm::kAdamW;  // of all but matrices
   return optimizer.params().adam_w_mode() ? Algorithm::kAdamW
                                           : Algorithm::kAdam;
@@ -86,6 +87,9 @@ OptimizerOptions OptimizerOf(const proto::Optimizer& optimizer) {
   o.ema_decay = params.ema_decay();
   if (params.has_min_coeff()) o.min_coeff = params.min_coeff();
   if (params.has_max_coeff()) o.max_coeff = params.max_coeff();
+  if (params.has_eps2()) o.eps2 = params.eps2();
+  if (params.has_beta2_decay()) o.beta2_decay = params.beta2_decay();
+  if (params.has_d()) o.d = params.d();
   if (optimizer.type() == "Muon") o.lr = params.adam_lr();
   return o;
 }

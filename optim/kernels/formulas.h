@@ -288,6 +288,7 @@ auto VisitFormula(Formula formula, const Visit& visit) {
       return visit(LambFormula());
     case Formula::kMuonDirection:
       return visit(MuonFormula());
+    case Formula::kAdafactorDirection:  // has no loop
     case Formula::kDescent:
       return visit(DescentFormula());
   }

@@ -18,7 +18,8 @@ enum class Algorithm : uint8_t {
   kLion,
   // Whose change of a parameter depends on all of it (optim/directed_step.h):
   kLamb,
-  kMuon,  // of matrices
+  kMuon,       // of matrices
+  kAdafactor,  // optim/factored/adafactor.h
 };
 
 // What the states of float32 masters are kept in; those of float64 are float64.
@@ -32,7 +33,8 @@ struct OptimizerOptions {
   double lr = 1e-3;
   double beta1 = 0.9;    // AdamW, Adam, Lion
   double beta2 = 0.999;  // the same
-  double eps = 1e-8;     // AdamW, Adam, Adagrad, RMSprop
+  // AdamW, Adam, Adagrad, RMSprop; Adafactor: 0 is the masters' epsilon.
+  double eps = 1e-8;
   double weight_decay = 0;
   // The bits of the class of torch::optim instead, operator by operator. AdamW.
   bool libtorch_exact = false;
@@ -57,6 +59,11 @@ struct OptimizerOptions {
   int64_t ns_steps = 5;
   bool ns_gram = false;
   bool match_rms_adamw = false;
+  // Adafactor: of a parameter's root mean square, at least; of the second
+  // moments' decay, an exponent; of a change's root mean square, at most.
+  double eps2 = 1e-3;
+  double beta2_decay = -0.8;
+  double d = 1;
 
   friend bool operator==(const OptimizerOptions& a, const OptimizerOptions& b) {
     return a.lr == b.lr && a.beta1 == b.beta1 && a.beta2 == b.beta2 &&
@@ -71,7 +78,8 @@ struct OptimizerOptions {
            a.maximize == b.maximize && a.ema_decay == b.ema_decay &&
            a.min_coeff == b.min_coeff && a.max_coeff == b.max_coeff &&
            a.ns_steps == b.ns_steps && a.ns_gram == b.ns_gram &&
-           a.match_rms_adamw == b.match_rms_adamw;
+           a.match_rms_adamw == b.match_rms_adamw && a.eps2 == b.eps2 &&
+           a.beta2_decay == b.beta2_decay && a.d == b.d;
   }
 };
 

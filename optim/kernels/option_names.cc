@@ -38,7 +38,7 @@ const Option kOptions[] = {
     {"beta2", kBetas, &OptimizerOptions::beta2, 0, 1},
     {"eps",
      kAdams | Of(Algorithm::kAdagrad) | Of(Algorithm::kRmsProp) |
-         Of(Algorithm::kLamb),
+         Of(Algorithm::kLamb) | Of(Algorithm::kAdafactor),
      &OptimizerOptions::eps, 0, HUGE_VAL, /*above=*/true},
     {"bias_correction", kAdams | Of(Algorithm::kLamb),
      &OptimizerOptions::bias_correction},
@@ -56,6 +56,10 @@ const Option kOptions[] = {
      &OptimizerOptions::initial_accumulator_value},
     {"min_coeff", Of(Algorithm::kLamb), &OptimizerOptions::min_coeff},
     {"max_coeff", Of(Algorithm::kLamb), &OptimizerOptions::max_coeff},
+    {"eps2", Of(Algorithm::kAdafactor), &OptimizerOptions::eps2},
+    {"beta2_decay", Of(Algorithm::kAdafactor), &OptimizerOptions::beta2_decay,
+     -HUGE_VAL, 0},
+    {"d", Of(Algorithm::kAdafactor), &OptimizerOptions::d, 1},
 };
 
 absl::StatusOr<const Option*> Find(absl::string_view name,
@@ -129,6 +133,8 @@ const char* NameOf(Algorithm algorithm) {
       return "Lamb";
     case Algorithm::kMuon:
       return "Muon";
+    case Algorithm::kAdafactor:
+      return "Adafactor";
   }
 }
 

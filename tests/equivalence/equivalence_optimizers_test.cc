@@ -1,11 +1,11 @@
 // Every optimizer on every number of ranks and at every stage: the bits are the
 // oracle's, whose steps are its own (verify/oracle_step.h).
 //
-//   18 optimizers x stage {0, 1, 2, 3} x W {1, 2} x parameters {fp32, bf16}
-//   x one group or four x states {fp32, bf16} x plainly, or accumulated and
-//   clipped
+//   20 optimizers x stage {0, 1, 2, 3} x W {1, 2} x parameters {fp32, bf16}
+//   x one group or four x states {fp32, bf16 but of Adafactor} x plainly, or
+//   accumulated and clipped
 //
-// 80 cells in which every pair of values occurs.
+// 88 cells in which every pair of values occurs.
 #include <string>
 #include <vector>
 
@@ -46,7 +46,10 @@ const std::vector<Optimizer> kOptimizers = {
     {"Muon", "lr:0.01,ns_method:'standard',nesterov:false,ns_steps:3",
      "eps:0.001"},
     {"Muon", "lr:0.01,adjust_lr_fn:'match_rms_adamw',maximize:true",
-     "betas:[0.5,0.6]"}};
+     "betas:[0.5,0.6]"},
+    {"Adafactor", "lr:0.01", "eps2:0.1,d:2"},
+    {"Adafactor", "lr:1,eps:0.01,beta2_decay:-0.5,maximize:true",
+     "beta2_decay:-1,eps:0.1"}};
 
 // Of Mlp: norms, a frozen layer, biases of the rest, and the others.
 std::string GroupsOf(const Optimizer& optimizer) {
@@ -58,6 +61,7 @@ std::string GroupsOf(const Optimizer& optimizer) {
 }
 
 std::string TextOf(const Optimizer& optimizer, bool groups, bool narrow) {
+  narrow = narrow && absl::string_view(optimizer.type) != "Adafactor";
   return absl::StrCat("type:'", optimizer.type, "',params{weight_decay:0.1,",
                       optimizer.params, narrow ? ",state_dtype:'bf16'}" : "}",
                       groups ? GroupsOf(optimizer) : "");
@@ -84,7 +88,7 @@ TrainingSpec SpecOf(const Choice& choice) {
 class OptimizersTest : public ::testing::TestWithParam<size_t> {};
 
 TEST_P(OptimizersTest, IsTheOracles) {
-  static const std::vector<Choice> cells = Pairwise(kAxes, 80);
+  static const std::vector<Choice> cells = Pairwise(kAxes, 88);
   int run = 0;
   for (const Choice& choice : cells) {
     if (choice[0] != GetParam()) continue;
@@ -137,7 +141,7 @@ TEST(OptimizersTest, OfFloat64) {
 
 // A parameter that gets no gradient in a step keeps its states and its count.
 TEST(OptimizersTest, WhatHasNoGradientIsNotStepped) {
-  for (const size_t optimizer : {0u, 6u, 8u, 13u}) {
+  for (const size_t optimizer : {0u, 6u, 8u, 13u, 18u}) {
     TrainingSpec spec;
     spec.model = "ChangingRank";
     spec.steps = 4;

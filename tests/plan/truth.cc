@@ -44,6 +44,7 @@ void SetField(const std::string& field, const std::string& value,
       {"dtype", &truth->dtype},     {"units", &truth->units},
       {"backend", &truth->backend}, {"policy", &truth->policy},
       {"disk", &truth->disk},       {"states", &truth->states},
+      {"optimizer", &truth->optimizer},
   };
   const std::map<std::string, int*> numbers = {
       {"stage", &truth->stage},       {"world", &truth->world},
@@ -124,7 +125,7 @@ proto::Config TruthCase::config() const {
   config.mutable_bf16()->set_enabled(dtype == "bf16");
   config.mutable_torch_autocast()->set_enabled(dtype == "autocast");
   config.mutable_precision()->set_fp32_norms(fp32_norms);
-  config.mutable_optimizer()->set_type("AdamW");
+  config.mutable_optimizer()->set_type(optimizer);
   config.mutable_optimizer()->mutable_params()->set_state_dtype(states);
   if (!backend.empty()) config.mutable_communication()->set_backend(backend);
   proto::ZeroOptimization* const zero = config.mutable_zero_optimization();

@@ -46,6 +46,7 @@ struct TruthCase {
   // and these).
   std::string disk;
   std::string states = "fp32";  // optimizer.params.state_dtype
+  std::string optimizer = "AdamW";
 
   static TruthCase FromText(absl::string_view text);
   proto::Config config() const;
