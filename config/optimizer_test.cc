@@ -55,7 +55,7 @@ TEST(Optimizer, TypeInAnyCase) {
                                       "optimizer.type: ",
                                       config.optimizer().type(),
                                       ": there is Adam, AdamW, SGD, Adagrad, "
-                                      "RMSprop, Lion, Lamb, Muon, "
+                                      "RMSprop, Lion, Lamb, Muon, Adafactor, "
                                       "AdamWScheduleFree or Custom")));
   }
   EXPECT_EQ(FaultOf(OptimizerJson("{\"type\": \"AdanW\"}")),
@@ -130,6 +130,10 @@ TEST(Optimizer, EachHasItsOwnDefaults) {
        "lr: 0.0025 betas: 0.9 betas: 0.999 eps: 1e-08 weight_decay: 0 "
        "state_dtype: \"fp32\" ema_decay: 0 r: 0 weight_lr_power: 2 maximize: "
        "false"},
+      {"Adafactor",
+       "lr: 0.01 weight_decay: 0 state_dtype: \"fp32\" ema_decay: 0 eps2: "
+       "0.001 "
+       "beta2_decay: -0.8 d: 1 maximize: false"},
   };
   for (const auto& [type, params] : cases) {
     const std::string json =
@@ -208,6 +212,31 @@ TEST(Optimizer, AProgramsOwnIsGivenWhatOthersHave) {
             "optimizer, got bf16");
   EXPECT_EQ(fault("\"ns_steps\": 3"),
             "optimizer.params.ns_steps: 'Custom' has no such parameter");
+}
+
+TEST(Optimizer, AdafactorsParams) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"\"eps\": 1e-30, \"eps2\": 0, \"beta2_decay\": -1, \"d\": 2", "OK"},
+      {"\"betas\": [0.9, 0.9]",
+       "optimizer.params.betas: 'Adafactor' has no such parameter"},
+      {"\"d\": 0.5",
+       "optimizer.params.d: expected a finite number of at least 1, got 0.5"},
+      {"\"beta2_decay\": 0.8",
+       "optimizer.params.beta2_decay: expected a finite number less than 0, "
+       "got "
+       "0.8"},
+      {"\"eps2\": -1",
+       "optimizer.params.eps2: expected a finite number of at least 0, got -1"},
+      {"\"state_dtype\": \"8bit\"",
+       "optimizer.params.state_dtype: expected fp32 with Adafactor, whose "
+       "states are few, got 8bit"}};
+  for (const auto& [params, fault] : cases) {
+    EXPECT_EQ(FaultOf(OptimizerJson(absl::StrCat(
+                  "{\"type\": \"Adafactor\", \"params\": {", params, "}}"))),
+              fault);
+  }
+  EXPECT_EQ(FaultOf(ParamsJson("\"d\": 2")),
+            "optimizer.params.d: 'Adam' has no such parameter");
 }
 
 TEST(Optimizer, ExactBitsAreOfAdamWAlone) {

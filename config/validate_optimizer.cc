@@ -90,32 +90,37 @@ const std::vector<Known>& KnownOptimizers() {
         {"ns_steps", 5},
         {"maximize", 0}},
        {0.9, 0.95}},
-      {kScheduleFree,
-       {{"lr", 2.5e-3},
-        {"eps", 1e-8},
+      {"Adafactor",
+       {{"lr", 1e-2},
+        {"eps2", 1e-3},
+        {"beta2_decay", -0.8},
+        {"d", 1},
         {"weight_decay", 0},
-        {"r", 0},
-        {"weight_lr_power", 2},
         {"maximize", 0}},
-       {0.9, 0.999}},
-      {kCustom,
-       {{"lr", 1e-3},
-        {"eps", 1e-8},
-        {"weight_decay", 0},
-        {"bias_correction", 1},
-        {"amsgrad", 0},
-        {"momentum", 0},
-        {"dampening", 0},
-        {"nesterov", 0},
-        {"alpha", 0.99},
-        {"centered", 0},
-        {"lr_decay", 0},
-        {"initial_accumulator_value", 0},
-        {"min_coeff", 0.01},
-        {"max_coeff", 10},
-        {"maximize", 0}},
-       {0.9, 0.999}}};
-  return *known;
+       {}}};
+  {kScheduleFree,
+   {{"lr", 2.5e-3},
+    {"eps", 1e-8},
+    {"weight_decay", 0},
+    {"r", 0},
+    {"weight_lr_power", 2},
+    {"maximize", 0}},
+   {0.9, 0.999}},
+  {
+    kCustom, {{"lr", 1e-3},        {"eps", 1e-8},
+              {"weight_decay", 0}, {"bias_correction", 1},
+              {"amsgrad", 0},      {"momentum", 0},
+              {"dampening", 0},    {"nesterov", 0},
+              {"alpha", 0.99},     {"centered", 0},
+              {"lr_decay", 0},     {"initial_accumulator_value", 0},
+              {"min_coeff", 0.01}, {"max_coeff", 10},
+              {"maximize", 0}},
+    {
+      0.9, 0.999
+    }
+  }
+};
+return *known;
 }
 
 const Known* FindKnown(const std::string& type) {
@@ -127,6 +132,10 @@ const Known* FindKnown(const std::string& type) {
 
 bool IsMuon(const Known& known) {
   return absl::string_view(known.type) == "Muon";
+}
+
+bool IsAdafactor(const Known& known) {
+  return absl::string_view(known.type) == "Adafactor";
 }
 
 bool IsScheduleFree(const Known& known) {
@@ -144,6 +153,8 @@ bool Has(const Known& known, const std::string& field) {
   const bool of_muon = field == "muon_lr" || field == "adam_lr" ||
                        field == "ns_method" || field == "adjust_lr_fn";
   if (of_muon) return IsMuon(known);
+  if (field == "eps" && IsAdafactor(known))
+    return true;  // the masters' dtype's
   return std::any_of(
       known.parameters.begin(), known.parameters.end(),
       [&](const Parameter& parameter) { return field == parameter.field; });
@@ -221,16 +232,23 @@ void CheckBetas(const std::string& path, const Known& known, const Betas& betas,
   }
 }
 
-// Of z nothing may be lost, as of masters.
-void CheckScheduleFree(const Known& known, const proto::OptimizerParams& params,
-                       const std::string& path, Faults* faults) {
-  if (!IsScheduleFree(known)) return;
-  if (params.state_dtype() != "fp32") {
-    faults->Add(path + ".state_dtype", "expected fp32 with ", known.type,
-                ", whose state z is as good as a master, got ",
+// Of those whose states are float32 alone, else "".
+std::string WhyFloat32(const Known& known) {
+  if (IsCustom(known)) return ", of a program's own optimizer";
+  const std::string with = absl::StrCat(" with ", known.type, ", whose ");
+  if (IsAdafactor(known)) return with + "states are few";
+  // Of z nothing may be lost.
+  return IsScheduleFree(known) ? with + "state z is as good as a master" : "";
+}
+
+void CheckStates(const Known& known, const proto::OptimizerParams& params,
+                 const std::string& path, Faults* faults) {
+  const std::string why = WhyFloat32(known);
+  if (!why.empty() && params.state_dtype() != "fp32") {
+    faults->Add(path + ".state_dtype", "expected fp32", why, ", got ",
                 params.state_dtype());
   }
-  if (params.ema_decay() != 0) {
+  if (IsScheduleFree(known) && params.ema_decay() != 0) {
     faults->Add(path + ".ema_decay", "expected 0 with ", known.type,
                 ", which has an average of its own");
   }
@@ -254,15 +272,10 @@ void ResolveParameters(const Known& known, proto::OptimizerParams* params,
   if (!known.betas.empty()) {
     CheckBetas(path + ".betas", known, params->betas(), faults);
   }
-  CheckScheduleFree(known, *params, path, faults);
+  CheckStates(known, *params, path, faults);
   if (params->min_coeff() > params->max_coeff()) {
     faults->Add(path + ".min_coeff", "expected at most max_coeff, ",
                 params->max_coeff(), ", got ", params->min_coeff());
-  }
-  if (IsCustom(known) && params->state_dtype() != "fp32") {
-    faults->Add(path + ".state_dtype",
-                "expected fp32, of a program's own optimizer, got ",
-                params->state_dtype());
   }
   if (IsMuon(known) || IsCustom(known)) return;
   CheckNesterov(path + ".nesterov", params->nesterov(), params->momentum(),

@@ -216,7 +216,8 @@ class Engine {
 
   // A whole copy of an optimizer state of a parameter, by the name that
   // torch::optim gives it ("exp_avg", "momentum_buffer"), in the parameter's
-  // shape and the state's dtype. NotFound if the optimizer has no such;
+  // shape (Adafactor's "row_var" and "col_var" have their own) and the state's
+  // dtype. NotFound if the optimizer has no such;
   // FailedPrecondition of a frozen parameter. COLLECTIVE.
   absl::StatusOr<at::Tensor> OptimizerStateOf(absl::string_view name,
                                               absl::string_view state);

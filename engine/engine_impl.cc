@@ -14,6 +14,7 @@
 #include "engine/parts/exclusive_scope.h"
 #include "engine/parts/rate_settings.h"
 #include "engine/parts/write_checks.h"
+#include "optim/kernels/shaped_states.h"
 #include "sharding/torch/torch_scope.h"
 #include "torch/csrc/autograd/variable.h"
 
@@ -289,6 +290,12 @@ StateBytes Engine::Impl::replicated_state_bytes() const {
           parts_->groups.options[static_cast<size_t>(parts_->groups.of[first])],
           static_cast<int64_t>(c10::elementSize(flat->master_dtype())),
           flat->layout().payload_numel());
+      for (const auto& p : flat->parameters()) {
+        bytes.optimizer +=
+            static_cast<int64_t>(c10::elementSize(flat->master_dtype())) *
+            ShapedNumel(FormulaOf(*parts_->settings.optimizer),
+                        p.tensor.sizes());
+      }
     }
   }
   return bytes;

@@ -13,6 +13,7 @@
 #include "engine/setup/rank_memory.h"
 #include "engine/setup/stage_choice.h"
 #include "engine/setup/tiers.h"
+#include "optim/kernels/shaped_states.h"
 #include "sharding/construct/construction.h"
 #include "sharding/copy/flat_description.h"
 #include "torch/nn/module.h"
@@ -41,6 +42,10 @@ FlatSize SizeOf(const Settings& settings, const ParameterGroups& groups,
   size.gradient_bytes = bytes(GradientDtypeOf(master, options));
   if (const OptimizerOptions* const optimizer = OptimizerOf(groups, flat)) {
     size.optimizer_block_bytes = StateBytesOf(*optimizer, bytes(master), 64);
+    for (const auto& p : flat.parameters) {
+      size.shaped_state_bytes +=
+          bytes(master) * ShapedNumel(FormulaOf(*optimizer), p.tensor.sizes());
+    }
   }
   size.trainable = flat.trainable;
   size.persistent = flat.persistent;

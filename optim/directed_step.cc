@@ -63,6 +63,15 @@ at::Tensor In(const at::Tensor& whole, const Parameter& p) {
   return whole.as_strided(p.tensor.sizes(), p.tensor.strides(), p.range.begin);
 }
 
+// Adafactor's, from the norms of a parameter and its direction.
+double UpdateScale(const Parameter& p, double master, double direction,
+                   const OptimizerOptions& o) {
+  if (p.tensor.numel() == 0) return 1;
+  const double root = std::sqrt(static_cast<double>(p.tensor.numel()));
+  return std::max(o.eps2, master / root) /
+         std::max(1.0, direction / (root * o.d));
+}
+
 // Of each rank the sums of one parameter.
 absl::StatusOr<double> NormOf(
     const std::vector<std::vector<absl::string_view>>& all, size_t number) {
@@ -119,7 +128,9 @@ absl::StatusOr<std::vector<Completion>> TrustRatios(
           master > 0 && direction > 0
               ? std::clamp(master / direction, o.min_coeff, o.max_coeff)
               : 1;
-      completion.scales.push_back(ratio);
+      completion.scales.push_back(o.algorithm == Algorithm::kAdafactor
+                                      ? UpdateScale(p, master, direction, o)
+                                      : ratio);
     }
   }
   return completions;

@@ -7,6 +7,9 @@
 //              sums (optim/norm/grad_norm.h), give its trust ratio
 //              Muon: matrices are gathered, made orthogonal, each by one rank,
 //              and their parts go back to the shards
+//              Adafactor: the same norms give the size of the change; its
+//              direction is of means over rows and columns
+//              (optim/factored/adafactor.h)
 //   descent    on the shards, element by element
 //
 // So the bits are those of whole parameters, at every stage and world size.
@@ -45,14 +48,16 @@ struct Completion {
   std::vector<double> scales;  // of the rate, by parameter of the unit
 };
 
-// Of LAMB: the exact sums of squares of each parameter's masters and direction,
-// as far as they lie in this rank's shard, one after the other as text. LOCAL.
+// Of LAMB and Adafactor: the exact sums of squares of each parameter's masters
+// and direction, as far as they lie in this rank's shard, one after the other
+// as text. LOCAL.
 absl::StatusOr<std::string> TrustSums(const DirectedUnit& unit,
                                       const at::Tensor& masters);
 // The trust ratios of units from the sums of all ranks of the shard group,
 // which each has joined with '\n': |master| / |direction|, within min_coeff and
-// max_coeff; 1 where one of the norms is 0. `options`: of each parameter of the
-// model by its group. LOCAL.
+// max_coeff; 1 where one of the norms is 0. Adafactor's scales:
+// optim/factored/adafactor.h. `options`: of each parameter of the model by its
+// group. LOCAL.
 absl::StatusOr<std::vector<Completion>> TrustRatios(
     absl::Span<const DirectedUnit> units, const std::vector<std::string>& sums,
     const std::vector<OptimizerOptions>& options,

@@ -43,12 +43,7 @@ absl::StatusOr<std::unique_ptr<ShardedOptimizer>> ShardedOptimizer::Create(
 absl::Status ShardedOptimizer::CheckKernels(size_t u) const {
   const FlatParameter& flat = *flats_[u];
   const at::Device device = flat.update_device();
-  if (flat.updated_on_host() && IsDirection(FormulaOf(u))) {
-    return absl::UnimplementedError(absl::StrCat(
-        "optimizer ", NameOf(FormulaOf(u)), ": states of unit ", flat.name(),
-        " cannot lie on the host or a disk while it is on ",
-        flat.device().str(), "; leave offload_optimizer out"));
-  }
+  if (IsDirection(FormulaOf(u))) TESSERA_RETURN_IF_ERROR(CheckDirected(u));
   const bool plain = IsPlainAdamW(groups_.options) &&
                      OptionsOf(u).states == StateType::kFloat32;
   if (device.is_cpu() || plain || is_custom() ||
@@ -289,6 +284,7 @@ int64_t ShardedOptimizer::resident_bytes() const {
   int64_t bytes = 0;
   const UpdateStream* stream = nullptr;
   for (size_t u = 0; u < states_.size(); ++u) {
+    bytes += states_[u].factored.bytes();
     for (const TieredBuffer& state : states_[u].moments) {
       bytes += state.resident_bytes();
     }

@@ -35,6 +35,7 @@
 #include "offload/tiered_buffer.h"
 #include "offload/update_stream.h"
 #include "optim/directed_step.h"
+#include "optim/factored/factored_states.h"
 #include "optim/host_step.h"
 #include "optim/kernels/optimizer_options.h"
 #include "optim/kernels/schedule_free.h"
@@ -116,7 +117,8 @@ class ShardedOptimizer {
   // for what is not to be done after all, so nothing is made early, and Step is
   // told of a step that is not skipped.
   bool is_custom() const { return groups_.options[0].custom != nullptr; }
-  // Of its states: the formula's, and "ema" if there is one.
+  // Of its states that are of its elements: the formula's, and "ema" if there
+  // is one.
   std::vector<std::string> StateNames(size_t flat) const;
   // Whether a state of that number cannot be negative (StepState).
   bool IsNonNegative(size_t flat, size_t state) const {
@@ -126,6 +128,12 @@ class ShardedOptimizer {
   }
   // The average of masters, or null.
   TieredBuffer* average(size_t flat);
+  // Those with shapes of their own, whole on every rank: none where the unit
+  // has none. Valid until its states are made or dropped. REQUIRES:
+  // FlatParameter::PrepareUpdate.
+  const std::vector<ShapedState>& shaped_states(int flat) const {
+    return states_[static_cast<size_t>(flat)].factored.all();
+  }
   // Of all units: "adamw", "adamw+muon".
   std::string name() const;
 
@@ -165,7 +173,8 @@ class ShardedOptimizer {
   };
   struct State {
     std::vector<TieredBuffer> moments;  // of the formula, [owned] each
-    bool made = false;                  // they are there, if it has any
+    FactoredStates factored;
+    bool made = false;  // they are there, if it has any
     // Where the CPU updates these for a device, on the host: the gradient if it
     // is not sharded, and what is on its way to the working copy, of its dtype.
     TieredBuffer gradient, working;
@@ -230,12 +239,20 @@ class ShardedOptimizer {
                        const Completion& completion,
                        const FlatGradient& gradient, const GradientFactor& one,
                        const AfterUnit& after);
+  absl::Status DescendByNorms(const std::vector<size_t>& units,
+                              std::vector<DirectedUnit> directed,
+                              Gradients* gradients, const GradientFactor& one,
+                              const AfterUnit& after);
   absl::Status StepLamb(const std::vector<size_t>& units, Gradients* gradients,
                         const GradientFactor& factor, const GradientFactor& one,
                         const AfterUnit& after);
   absl::Status StepMuon(const std::vector<size_t>& units, Gradients* gradients,
                         const GradientFactor& factor, const GradientFactor& one,
                         const AfterUnit& after);
+  absl::Status StepAdafactor(const std::vector<size_t>& units,
+                             Gradients* gradients, const GradientFactor& factor,
+                             const GradientFactor& one, const AfterUnit& after);
+  absl::Status CheckDirected(size_t u) const;
   absl::Status CheckKernels(size_t u) const;
   const OptimizerOptions& OptionsOf(size_t u) const;
   absl::Status EnsureState(size_t flat);

@@ -51,6 +51,9 @@ struct GradientFactor {
   bool may_skip = false;
 };
 
+// gradient *= factor. LOCAL, ASYNC on devices.
+void Multiply(const at::Tensor& gradient, const GradientFactor& factor);
+
 // The same elements of each, [n].
 struct StepTensors {
   at::Tensor masters;  // of the master dtype

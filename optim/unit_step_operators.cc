@@ -69,17 +69,6 @@ void PutBack(const std::vector<Realigned>& realigned) {
   }
 }
 
-// gradient *= factor, with the same bits wherever the factor is: a tensor of no
-// dimension is rounded to the gradient's dtype before it, as a number is.
-void Multiply(const at::Tensor& gradient, const GradientFactor& factor) {
-  if (factor.scalars.defined()) {
-    const at::ScalarType dtype = at::toOpMathType(gradient.scalar_type());
-    gradient.mul_(factor.scalars.select(0, kFactor).to(dtype));
-  } else if (factor.value != 1) {
-    gradient.mul_(factor.value);
-  }
-}
-
 // What the tensors hold now, to be put back if the device skips the step.
 class Undoable {
  public:
@@ -102,6 +91,17 @@ class Undoable {
 };
 
 }  // namespace
+
+// With the same bits wherever the factor is: a tensor of no dimension is
+// rounded to the gradient's dtype before it, as a number is.
+void Multiply(const at::Tensor& gradient, const GradientFactor& factor) {
+  if (factor.scalars.defined()) {
+    const at::ScalarType dtype = at::toOpMathType(gradient.scalar_type());
+    gradient.mul_(factor.scalars.select(0, kFactor).to(dtype));
+  } else if (factor.value != 1) {
+    gradient.mul_(factor.value);
+  }
+}
 
 void UnitStep::ApplyOperators(Range slice, const StepTensors& tensors,
                               Counts* counts) const {

@@ -76,6 +76,7 @@ absl::StatusOr<OracleStepOptions::Algorithm> AlgorithmOf(
   if (type == "rmsprop") return Algorithm::kRmsProp;
   if (type == "lion") return Algorithm::kLion;
   if (type == "lamb") return Algorithm::kLamb;
+  if (type == "adafactor") return Algorithm::kAdafactor;
   if (type == "muon") return Algorithm::kAdamW;  // of what is no matrix
   if (type == "adamwschedulefree") return Algorithm::kScheduleFree;
   return Unknown(absl::StrCat("optimizer.type ", optimizer.type()));
@@ -109,6 +110,9 @@ void SetOptions(const Params& params, OracleStepOptions* o) {
   if (params.has_weight_lr_power()) {
     o->weight_lr_power = params.weight_lr_power();
   }
+  if (params.has_eps2()) o->eps2 = params.eps2();
+  if (params.has_beta2_decay()) o->beta2_decay = params.beta2_decay();
+  if (params.has_d()) o->d = params.d();
 }
 
 // Those of hidden matrices, and of groups that ask for it.
@@ -128,6 +132,7 @@ absl::Status SetOptimizer(const proto::Config& config, OracleOptions* o) {
   OracleStepOptions& all = o->optimizer;
   TESSERA_ASSIGN_OR_RETURN(all.algorithm, AlgorithmOf(optimizer));
   SetOptions(params, &all);
+  if (!params.has_eps()) all.eps = 0;  // Adafactor's: there is no number
   all.amsgrad = params.amsgrad();
   all.centered = params.centered();
   all.bf16_states = params.state_dtype() == "bf16";

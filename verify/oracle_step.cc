@@ -9,6 +9,7 @@
 #include <optional>
 #include <utility>
 
+#include "verify/factored/oracle_adafactor.h"
 #include "verify/oracle_formulas.h"
 #include "verify/oracle_norm.h"
 
@@ -207,17 +208,19 @@ at::Tensor DirectionOf(const Work& w) {
   return direction;
 }
 
+double NormOf(const at::Tensor& t, const OraclePlace& place) {
+  PlacedGradient placed;
+  placed.gradient = t;
+  placed.strides = place.strides.empty() ? t.strides().vec() : place.strides;
+  placed.offset = place.offset;
+  return OracleNorm({placed}, /*p=*/2);
+}
+
 void LambStep(const Work& w, const OraclePlace& place) {
   const OracleStepOptions& o = w.options;
   const at::Tensor direction = DirectionOf<oracle::Lamb>(w);
-  const auto norm = [&](const at::Tensor& of) {
-    PlacedGradient placed;
-    placed.gradient = of;
-    placed.strides = place.strides.empty() ? of.strides().vec() : place.strides;
-    placed.offset = place.offset;
-    return OracleNorm({placed}, /*p=*/2);
-  };
-  const double masters = norm(w.master), directions = norm(direction);
+  const double masters = NormOf(w.master, place);
+  const double directions = NormOf(direction, place);
   double ratio = 1;
   if (masters > 0 && directions > 0) {
     ratio = masters / directions;
@@ -225,6 +228,22 @@ void LambStep(const Work& w, const OraclePlace& place) {
     if (ratio > o.max_coeff) ratio = o.max_coeff;
   }
   Descend(w.master, direction, o.lr * ratio, /*kept=*/1);
+}
+
+void AdafactorStep(const Work& w, const OraclePlace& place) {
+  const OracleStepOptions& o = w.options;
+  if (w.master.numel() == 0) return;
+  const at::Tensor direction = OracleAdafactorDirection(
+      w.states, w.gradient, w.step, {o.beta2_decay, o.eps, o.maximize});
+  const double root = std::sqrt(static_cast<double>(w.master.numel()));
+  double size = NormOf(w.master, place) / root;
+  if (!(size > o.eps2)) size = o.eps2;
+  double excess = NormOf(direction, place) / (root * o.d);
+  if (!(excess > 1)) excess = 1;
+  const double rate =
+      std::min(o.lr, 1 / std::sqrt(static_cast<double>(w.step)));
+  const double kept = o.weight_decay == 0 ? 1 : 1 - o.lr * o.weight_decay;
+  Descend(w.master, direction, rate * (size / excess), kept);
 }
 
 // Newton-Schulz in 16 bits: X is [n, m], n at most m.
@@ -295,6 +314,7 @@ int StateCount(const OracleStepOptions& o) {
       return 1;
     case Algorithm::kLamb:
     case Algorithm::kScheduleFree:
+    case Algorithm::kAdafactor:
       return 2;
   }
   TORCH_CHECK(false, "no such optimizer");
@@ -309,6 +329,9 @@ bool IsPlainAdamW(const OracleStepOptions& o) {
 
 std::vector<at::Tensor> OracleStates(const at::Tensor& master,
                                      const OracleStepOptions& options) {
+  if (options.algorithm == Algorithm::kAdafactor) {
+    return OracleAdafactorStates(master);
+  }
   const bool narrow = options.bf16_states && master.scalar_type() == at::kFloat;
   std::vector<at::Tensor> states;
   for (int s = 0; s < StateCount(options); ++s) {
@@ -348,6 +371,8 @@ void OracleStep(const at::Tensor& master, const std::vector<at::Tensor>& states,
       return LambStep(w, place);
     case Algorithm::kMuon:
       return MuonStep(w);
+    case Algorithm::kAdafactor:
+      return AdafactorStep(w, place);
   }
 }
 

@@ -30,7 +30,8 @@ struct OracleStepOptions {
     kLion,
     kLamb,
     kMuon,
-    kScheduleFree
+    kScheduleFree,
+    kAdafactor  // verify/factored/oracle_adafactor.h
   };
   double lr = 1e-3;
   double beta1 = 0.9;
@@ -59,6 +60,8 @@ struct OracleStepOptions {
   bool match_rms_adamw = false;
   // Of schedule-free AdamW; the share is the step's (verify/oracle_average.h).
   double r = 0, weight_lr_power = 2, average_share = 1;
+  // Of Adafactor, whose eps of 0 is the masters' epsilon.
+  double eps2 = 1e-3, beta2_decay = -0.8, d = 1;
 };
 
 // AdamW without amsgrad and maximize, and with bias correction.
@@ -72,22 +75,22 @@ struct OracleRandom {
   at::Tensor numbers;
 };
 
-// Where a parameter's elements lie in their storage: of Lamb, whose norms are
-// sums of blocks there (verify/oracle_norm.h).
+// Where a parameter's elements lie in their storage: of Lamb and Adafactor,
+// whose norms are sums of blocks there (verify/oracle_norm.h).
 struct OraclePlace {
   std::vector<int64_t> strides;  // empty: contiguous
   int64_t offset = 0;
 };
 
-// Zeros, of the shape of `master`, real.
+// Zeros, of the shape of `master`, real; Adafactor's have shapes of their own.
 std::vector<at::Tensor> OracleStates(const at::Tensor& master,
                                      const OracleStepOptions& options);
 
-// Tensors of one shape; masters and gradients of one dtype, real. `states`: as
-// of OracleStates. `step` counts from 1. By the formulas, on the CPU; but with
-// libtorch_exact torch::optim::AdamW, and of plain AdamW at::_fused_adamw_
-// where masters are float64 (unless `elementwise`) or on a device (unless
-// states are bfloat16).
+// Tensors of one shape (states: see above); masters and gradients of one dtype,
+// real. `states`: as of OracleStates. `step` counts from 1. By the formulas, on
+// the CPU; but with libtorch_exact torch::optim::AdamW, and of plain AdamW
+// at::_fused_adamw_ where masters are float64 (unless `elementwise`) or on a
+// device (unless states are bfloat16).
 void OracleStep(const at::Tensor& master, const std::vector<at::Tensor>& states,
                 const at::Tensor& gradient, int64_t step,
                 const OracleStepOptions& options,

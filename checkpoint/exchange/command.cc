@@ -55,7 +55,8 @@ int64_t BytesOf(const proto::CheckpointManifest& manifest) {
 std::string Summary(const proto::CheckpointManifest& manifest) {
   int64_t parameters = 0;
   for (const auto& storage : manifest.storages()) {
-    if (!storage.buffer()) parameters += storage.numel();
+    if (!storage.buffer() && !storage.shaped_state())
+      parameters += storage.numel();
   }
   const auto& training = manifest.training();
   return absl::StrCat(

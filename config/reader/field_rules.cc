@@ -329,6 +329,8 @@ std::string RangeOf(const FieldDescriptor& field) {
   if (high.empty()) {
     return low.empty() || !finite ? low : absl::StrCat("a finite number ", low);
   }
+  if (low.empty())
+    return finite ? absl::StrCat("a finite number ", high) : high;
   if (options.HasExtension(proto::at_least) &&
       options.HasExtension(proto::at_most)) {
     return absl::StrCat(options.GetExtension(proto::at_least), " to ",

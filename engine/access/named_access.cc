@@ -12,6 +12,7 @@
 #include "engine/access/state_table.h"
 #include "engine/parts/exclusive_scope.h"
 #include "engine/setup/initial_sync.h"
+#include "optim/kernels/shaped_states.h"
 #include "sharding/flat/pins.h"
 #include "sharding/flat/whole_values.h"
 #include "sharding/torch/storage_access.h"
@@ -83,7 +84,8 @@ absl::StatusOr<at::Tensor> NamedAccess::WholeCopy(
 }
 
 absl::StatusOr<ParameterRef> NamedAccess::AgreeOnValue(
-    absl::string_view name, const at::Tensor& value, absl::string_view where) {
+    absl::string_view name, const at::Tensor& value, absl::string_view where,
+    absl::string_view state) {
   const absl::StatusOr<ParameterRef> place = parts_->Find(name);
   std::string print;
   const absl::Status mine = CatchTorch(where, [&]() -> absl::Status {
@@ -91,14 +93,19 @@ absl::StatusOr<ParameterRef> NamedAccess::AgreeOnValue(
     TESSERA_RETURN_IF_ERROR(parts_->CheckNotAveraged());
     const auto& parameters =
         parts_->flats[static_cast<size_t>(place->flat)]->parameters();
-    const at::Tensor& parameter =
+    std::string what = absl::StrCat("parameter '", name, "'");
+    at::Tensor parameter =
         parameters[static_cast<size_t>(place->parameter)].tensor;
+    if (const at::Tensor shaped = ShapedState(*place, state);
+        shaped.defined()) {
+      parameter = shaped;
+      what = absl::StrCat("state '", state, "' of ", what);
+    }
     if (!value.defined() || value.sizes() != parameter.sizes() ||
         value.is_complex() != parameter.is_complex()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("parameter '", name, "' is ", GeometryOf(parameter),
-                       ", and the value is ",
-                       value.defined() ? GeometryOf(value) : "undefined"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          what, " is ", GeometryOf(parameter), ", and the value is ",
+          value.defined() ? GeometryOf(value) : "undefined"));
     }
     TorchScope scope;
     const at::Tensor bytes = value.detach().cpu().contiguous();
@@ -170,6 +177,19 @@ absl::Status NamedAccess::SetGradient(absl::string_view name,
       "Engine::SetGradient");
 }
 
+at::Tensor NamedAccess::ShapedState(const ParameterRef& place,
+                                    absl::string_view state) const {
+  if (parts_->optimizer == nullptr) return at::Tensor();
+  for (const tessera::ShapedState& one :
+       parts_->optimizer->shaped_states(place.flat)) {
+    if (one.parameter == static_cast<size_t>(place.parameter) &&
+        one.name == state) {
+      return one.values;
+    }
+  }
+  return at::Tensor();
+}
+
 absl::StatusOr<NamedAccess::Owned> NamedAccess::OwnedState(
     absl::string_view name, const ParameterRef& place,
     absl::string_view state) {
@@ -178,21 +198,29 @@ absl::StatusOr<NamedAccess::Owned> NamedAccess::OwnedState(
         "the engine has no optimizer: the configuration names none");
   }
   parts_->gradients->Enter();
-  const std::vector<std::string> names =
+  std::vector<std::string> names =
       parts_->optimizer->StateNames(static_cast<size_t>(place.flat));
   const auto it = std::find(names.begin(), names.end(), state);
-  if (it == names.end()) {
+  const size_t number = static_cast<size_t>(it - names.begin());
+  const bool owned = number < names.size();
+  for (const StateShape& shape : ShapedStatesOf(
+           parts_->optimizer->FormulaOf(static_cast<size_t>(place.flat)),
+           parts_->flat(place)
+               .parameters()[static_cast<size_t>(place.parameter)]
+               .tensor.sizes())) {
+    names.push_back(shape.name);
+  }
+  if (std::find(names.begin(), names.end(), state) == names.end()) {
     return absl::NotFoundError(
         absl::StrCat("optimizer state '", state, "': expected ",
                      names.empty() ? "none: this optimizer keeps no states"
                                    : absl::StrJoin(names, " or ")));
   }
   std::vector<TieredBuffer>& states = parts_->optimizer->states(place.flat);
-  if (states.empty()) {
+  if (!owned || states.empty()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "parameter '", name, "' has no optimizer state: it is frozen"));
   }
-  const auto number = static_cast<size_t>(it - names.begin());
   return Owned{&states[number], parts_->optimizer->IsNonNegative(
                                     static_cast<size_t>(place.flat), number)};
 }
@@ -227,6 +255,15 @@ absl::Status NamedAccess::WriteState(const ParameterRef& place,
 absl::StatusOr<at::Tensor> NamedAccess::State(absl::string_view name,
                                               absl::string_view state) {
   TESSERA_ASSIGN_OR_RETURN(const ParameterRef place, parts_->Find(name));
+  if (const at::Tensor shaped = ShapedState(place, state); shaped.defined()) {
+    parts_->gradients->Enter();
+    return Announced(
+        CatchTorch("OptimizerStateOf", [&]() -> absl::StatusOr<at::Tensor> {
+          TESSERA_RETURN_IF_ERROR(parts_->flat(place).AwaitUpdated());
+          TorchScope scope;
+          return shaped.clone();
+        }));
+  }
   TESSERA_ASSIGN_OR_RETURN(const Owned owned, OwnedState(name, place, state));
   return Announced(
       CatchTorch("OptimizerStateOf", [&]() -> absl::StatusOr<at::Tensor> {
@@ -246,15 +283,26 @@ absl::Status NamedAccess::SetState(absl::string_view name,
                                    const at::Tensor& value) {
   TESSERA_ASSIGN_OR_RETURN(
       const ParameterRef place,
-      AgreeOnValue(name, value, "Engine::SetOptimizerState"));
-  TESSERA_ASSIGN_OR_RETURN(const Owned owned, OwnedState(name, place, state));
+      AgreeOnValue(name, value, "Engine::SetOptimizerState", state));
+  const at::Tensor shaped = ShapedState(place, state);
+  Owned owned{};
+  if (shaped.defined()) {
+    parts_->gradients->Enter();
+  } else {
+    TESSERA_ASSIGN_OR_RETURN(owned, OwnedState(name, place, state));
+  }
   if (parts_->before_change) parts_->before_change();  // a save reads it yet
   FlatParameter& flat = parts_->flat(place);
   const absl::Status written =
       CatchTorch("Engine::SetOptimizerState", [&]() -> absl::Status {
         TESSERA_RETURN_IF_ERROR(flat.AwaitUpdated());
-        TESSERA_ASSIGN_OR_RETURN(Raised raised, Raised::Of(owned.buffer));
         parts_->optimizer->SetWritten(place.flat);
+        if (shaped.defined()) {
+          TorchScope scope;
+          shaped.copy_(value);
+          return absl::OkStatus();
+        }
+        TESSERA_ASSIGN_OR_RETURN(Raised raised, Raised::Of(owned.buffer));
         TESSERA_RETURN_IF_ERROR(WriteState(place, value, owned));
         return raised.Commit();
       });

@@ -41,10 +41,15 @@ class NamedAccess {
                                        const at::Tensor& owned,
                                        absl::string_view what) const;
   // Where the parameter is: that all ranks know it, that `value` fits it, and
-  // is the same on all. COLLECTIVE.
+  // is the same on all; a state's shape may be its own. COLLECTIVE.
   absl::StatusOr<ParameterRef> AgreeOnValue(absl::string_view name,
                                             const at::Tensor& value,
-                                            absl::string_view where);
+                                            absl::string_view where,
+                                            absl::string_view state = "");
+  // One with a shape of its own, which each rank has whole; undefined: it is no
+  // such, or is not there.
+  at::Tensor ShapedState(const ParameterRef& place,
+                         absl::string_view state) const;
   // This rank's part of one state, [owned]; the others have theirs.
   struct Owned {
     TieredBuffer* buffer;

@@ -222,6 +222,7 @@ class Matcher {
 
   void FindUnexpected() {
     for (const auto& storage : manifest_.storages()) {
+      if (storage.shaped_state()) continue;  // StateTable::FindShaped
       for (const auto& tensor : storage.tensors()) {
         if (!IsFound(storage, tensor)) unexpected_.push_back(tensor.name());
       }
@@ -354,6 +355,7 @@ absl::StatusOr<StateMatch> StateMatch::Create(
       const proto::CheckpointTensor* const saved =
           matcher.FoundFor(view.tensor);
       if (saved == nullptr) continue;
+      match.names_there_[view.tensor.unsafeGetTensorImpl()] = saved->name();
       // Moments that begin with zeros have no steps behind them.
       match.steps_[view.tensor.unsafeGetTensorImpl()] =
           table.num_states(slot.flat) > StateTable::kFirst &&

@@ -47,6 +47,11 @@ class StateMatch {
   const Place& plain(size_t i) const { return plain_[i]; }
   // Optimizer steps that a tensor has done there; nullopt: it is left alone.
   std::optional<int64_t> steps(const at::Tensor& tensor) const;
+  // What it is called there; "": it is left alone.
+  std::string name_there(const at::Tensor& tensor) const {
+    const auto it = names_there_.find(tensor.unsafeGetTensorImpl());
+    return it == names_there_.end() ? "" : it->second;
+  }
   // Names of what was to be loaded and is not there, and of what is there and
   // not in the module; empty where LoadCheckpointOptions::strict.
   const std::vector<std::string>& missing() const { return missing_; }
@@ -57,6 +62,7 @@ class StateMatch {
  private:
   std::vector<Place> slots_, plain_;
   absl::flat_hash_map<const at::TensorImpl*, int64_t> steps_;
+  absl::flat_hash_map<const at::TensorImpl*, std::string> names_there_;
   std::vector<std::string> missing_, unexpected_;
 };
 

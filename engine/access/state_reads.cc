@@ -63,13 +63,15 @@ at::Tensor Staging::Numbers(size_t i) const {
   return TensorOver(of.to, {of.end - of.begin}, {1}, dtypes_[i], at::kCPU);
 }
 
-absl::Status StateReads::Plan(const StateMatch& match, bool with_states) {
+absl::Status StateReads::Plan(const StateMatch& match, bool with_states,
+                              const std::vector<int>& shaped) {
   for (size_t s = 0; s < table_.slots().size(); ++s) {
     PlanSlot(table_.slots()[s], match.slot(s), with_states);
   }
   for (size_t i = 0; i < table_.plain().size(); ++i) {
     PlanPlain(table_.plain()[i].tensor, match.plain(i));
   }
+  if (with_states) PlanShaped(match, shaped);
   // Slots are in the module's order, and those of one flat not all together.
   std::stable_sort(
       read_again_.begin(), read_again_.end(),
@@ -145,6 +147,22 @@ void StateReads::PlanPlain(const at::Tensor& tensor,
   plain_.push_back(std::move(staged));
 }
 
+void StateReads::PlanShaped(const StateMatch& match,
+                            const std::vector<int>& storages) {
+  for (size_t i = 0; i < storages.size(); ++i) {
+    const StateTable::Shaped& shaped = table_.shaped()[i];
+    if (match.name_there(table_.ParameterOf(shaped)).empty()) continue;
+    StagedShaped staged;
+    staged.to = i;
+    if (storages[i] >= 0) {
+      const proto::CheckpointStorage& of = manifest_.storages(storages[i]);
+      staged.number = staging_.Add({storages[i], 0, 0, of.numel(), nullptr},
+                                   DtypeOfCheckpoint(of.states(0).dtype()));
+    }
+    shaped_.push_back(staged);
+  }
+}
+
 std::vector<WantedElements> StateReads::Wanted() const {
   std::vector<WantedElements> wanted = staging_.wanted();
   wanted.insert(wanted.end(), in_place_.begin(), in_place_.end());
@@ -186,8 +204,18 @@ absl::Status StateReads::Place() {
   for (const StagedOwned& one : staged_) {
     TESSERA_RETURN_IF_ERROR(PlaceOwned(one));
   }
+  for (const StagedShaped& one : shaped_) {
+    const at::Tensor to = table_.ValuesOf(table_.shaped()[one.to]);
+    if (!to.defined()) continue;
+    if (one.number.has_value()) {
+      to.copy_(staging_.Numbers(*one.number).view(to.sizes()));
+    } else {
+      to.zero_();
+    }
+  }
   staging_ = Staging();
   plain_.clear();
+  shaped_.clear();
   staged_.clear();
   return absl::OkStatus();
 }

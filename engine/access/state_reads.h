@@ -64,9 +64,10 @@ class StateReads {
         manifest_(manifest) {}
 
   // All that this rank has of what `match` finds; of flats the values alone
-  // unless `with_states`. Takes the memory that it is read to. LOCAL.
-  // ResourceExhausted.
-  absl::Status Plan(const StateMatch& match, bool with_states);
+  // unless `with_states`, and then `shaped` (StateTable::FindShaped), too.
+  // Takes the memory that it is read to. LOCAL. ResourceExhausted.
+  absl::Status Plan(const StateMatch& match, bool with_states,
+                    const std::vector<int>& shaped);
   // For ReadCheckpoint.
   std::vector<WantedElements> Wanted() const;
   // Where that fails, or what comes before Place. LOCAL.
@@ -101,9 +102,16 @@ class StateReads {
     size_t number = 0;
   };
 
+  // Of the table, by number; nullopt: zeros, see Owned::from.
+  struct StagedShaped {
+    size_t to = 0;
+    std::optional<size_t> number;
+  };
+
   void PlanSlot(const StateTable::Slot& slot, const StateMatch::Place& place,
                 bool with_states);
   void PlanPlain(const at::Tensor& tensor, const StateMatch::Place& place);
+  void PlanShaped(const StateMatch& match, const std::vector<int>& storages);
   void AddOwned(Owned one);
   // REQUIRES: they are in memory or raised.
   at::Tensor PlaceOf(const Owned& one) const;
@@ -119,6 +127,7 @@ class StateReads {
   Staging staging_;
   std::vector<StagedOwned> staged_;
   std::vector<StagedPlain> plain_;
+  std::vector<StagedShaped> shaped_;
   std::vector<WantedElements> in_place_;
   std::vector<at::Tensor> zeros_;  // where those are read to
   std::vector<Owned> read_again_;

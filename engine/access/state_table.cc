@@ -6,8 +6,10 @@
 #include <tuple>
 
 #include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
 #include "checkpoint/checkpoint.h"
 #include "optim/kernels/block8.h"
+#include "optim/kernels/shaped_states.h"
 
 namespace tessera {
 namespace {
@@ -127,6 +129,74 @@ StateTable::StateTable(const std::vector<std::shared_ptr<FlatParameter>>& flats,
       plain_.push_back({item.value(), /*buffer=*/true});
     }
   }
+  if (optimizer_ != nullptr) AddShaped();
+}
+
+void StateTable::AddShaped() {
+  for (size_t f = 0; f < flats_.size(); ++f) {
+    const Formula formula = optimizer_->FormulaOf(f);
+    for (size_t i = 0; i < flats_[f]->parameters().size(); ++i) {
+      const auto sizes = flats_[f]->parameters()[i].tensor.sizes();
+      for (const StateShape& shape : ShapedStatesOf(formula, sizes)) {
+        shaped_.push_back({static_cast<int>(f), i, shape.name, shape.sizes});
+      }
+    }
+  }
+  const auto index = [this](const Shaped& s) {
+    return FlatOf(s.flat).parameters()[s.parameter].index;
+  };
+  std::stable_sort(
+      shaped_.begin(), shaped_.end(),
+      [&](const Shaped& a, const Shaped& b) { return index(a) < index(b); });
+}
+
+at::Tensor StateTable::ValuesOf(const Shaped& shaped) const {
+  for (const ShapedState& state : optimizer_->shaped_states(shaped.flat)) {
+    if (state.parameter == shaped.parameter && state.name == shaped.name) {
+      return state.values;
+    }
+  }
+  return at::Tensor();
+}
+
+absl::StatusOr<std::vector<int>> StateTable::FindShaped(
+    const proto::CheckpointManifest& manifest,
+    const std::function<std::string(const at::Tensor&)>& name_there) const {
+  absl::flat_hash_map<std::string, int> storages;
+  for (int s = 0; s < manifest.storages_size(); ++s) {
+    if (!manifest.storages(s).shaped_state()) continue;
+    for (const auto& tensor : manifest.storages(s).tensors()) {
+      storages[tensor.name()] = s;
+    }
+  }
+  std::vector<int> found;
+  absl::flat_hash_map<const at::TensorImpl*, bool> any;
+  for (const Shaped& shaped : shaped_) {
+    const at::Tensor& parameter = ParameterOf(shaped);
+    const std::string there = name_there(parameter);
+    const auto it = storages.find(absl::StrCat(there, "/", shaped.name));
+    found.push_back(there.empty() || it == storages.end() ? -1 : it->second);
+    bool good =
+        there.empty() ||
+        any.try_emplace(parameter.unsafeGetTensorImpl(), found.back() >= 0)
+                .first->second == (found.back() >= 0);
+    if (found.back() >= 0) {
+      const auto& storage = manifest.storages(found.back());
+      const auto& sizes = storage.tensors(0).sizes();
+      good &= storage.states_size() == 1 &&
+              storage.states(0).name() == shaped.name &&
+              at::isFloatingType(DtypeOfCheckpoint(storage.states(0).dtype()));
+      good &= std::equal(sizes.begin(), sizes.end(), shaped.sizes.begin(),
+                         shaped.sizes.end());
+    }
+    if (good) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("'", NamesOf(parameter)[0],
+                     "' has not all of the optimizer's states, "
+                     "or not as floating numbers of the shape of '",
+                     shaped.name, "'"));
+  }
+  return found;
 }
 
 const std::vector<std::string>& StateTable::NamesOf(
@@ -185,6 +255,20 @@ void StateTable::DescribeSlot(const Slot& slot,
   }
 }
 
+void StateTable::DescribeShaped(const Shaped& shaped,
+                                proto::CheckpointManifest* head) const {
+  const at::Tensor values = ValuesOf(shaped);
+  if (!values.defined()) return;
+  proto::CheckpointStorage* const storage = head->add_storages();
+  storage->set_numel(values.numel());
+  storage->set_shaped_state(true);
+  for (const std::string& name : NamesOf(ParameterOf(shaped))) {
+    AddTensor(absl::StrCat(name, "/", shaped.name), values, 0,
+              ContiguousStrides(values.sizes()), storage);
+  }
+  AddState(shaped.name, values.scalar_type(), storage);
+}
+
 void StateTable::Describe(proto::CheckpointManifest* head) const {
   for (const Slot& slot : slots_) DescribeSlot(slot, head->add_storages());
   for (const Plain& plain : plain_) {
@@ -197,6 +281,7 @@ void StateTable::Describe(proto::CheckpointManifest* head) const {
     }
     AddState("value", NumberDtype(plain.tensor), storage);
   }
+  for (const Shaped& shaped : shaped_) DescribeShaped(shaped, head);
 }
 
 }  // namespace tessera

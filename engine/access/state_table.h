@@ -5,6 +5,7 @@
 #define ENGINE_ACCESS_STATE_TABLE_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -12,6 +13,7 @@
 
 #include "ATen/core/Tensor.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "offload/tiered_buffer.h"
 #include "optim/sharded_optimizer.h"
@@ -36,6 +38,14 @@ class StateTable {
     at::Tensor tensor;
     bool buffer = false;
   };
+  // A state of a parameter that has a shape of its own, which each rank has
+  // whole.
+  struct Shaped {
+    int flat = 0;
+    size_t parameter = 0;  // of the flat
+    std::string name;      // "row_var"
+    std::vector<int64_t> sizes;
+  };
   // The states of a flat's elements that a checkpoint holds, by number: its
   // value, and from kFirst on the optimizer's.
   using State = int;
@@ -49,9 +59,22 @@ class StateTable {
   int num_states(int flat) const;
   std::string NameOf(int flat, State state) const;
   // In the order of the model's parameters; their numbers are those of the
-  // manifest, the plain ones after them.
+  // manifest, the plain ones after them, then the shaped ones that are there.
   const std::vector<Slot>& slots() const { return slots_; }
   const std::vector<Plain>& plain() const { return plain_; }
+  // In the order of the model's parameters, whether they are there or not.
+  const std::vector<Shaped>& shaped() const { return shaped_; }
+  // Undefined where the flat has no states.
+  at::Tensor ValuesOf(const Shaped& shaped) const;
+  const at::Tensor& ParameterOf(const Shaped& shaped) const {
+    return FlatOf(shaped.flat).parameters()[shaped.parameter].tensor;
+  }
+  // The storages of a manifest that have them, -1: none, where the parameter is
+  // called name_there(it), "": it is left alone. FailedPrecondition: one state
+  // without another, or in other sizes. Errors name the parameter.
+  absl::StatusOr<std::vector<int>> FindShaped(
+      const proto::CheckpointManifest& manifest,
+      const std::function<std::string(const at::Tensor&)>& name_there) const;
 
   // All names of a parameter or buffer, in the module's order.
   const std::vector<std::string>& NamesOf(const at::Tensor& tensor) const;
@@ -80,12 +103,16 @@ class StateTable {
   FlatParameter& FlatOf(int flat) const {
     return *flats_[static_cast<size_t>(flat)];
   }
+  void AddShaped();
+  void DescribeShaped(const Shaped& shaped,
+                      proto::CheckpointManifest* head) const;
   void DescribeSlot(const Slot& slot, proto::CheckpointStorage* storage) const;
 
   const std::vector<std::shared_ptr<FlatParameter>>& flats_;
   ShardedOptimizer* const optimizer_;
   std::vector<Slot> slots_;
   std::vector<Plain> plain_;
+  std::vector<Shaped> shaped_;
   absl::flat_hash_map<const at::TensorImpl*, std::vector<std::string>> names_;
 };
 

@@ -171,6 +171,26 @@ absl::Status AddPlain(const TrainingState& state, const StateTable& table,
   return absl::OkStatus();
 }
 
+// The same on all ranks, who take turns.
+void AddShaped(const TrainingState& state, const StateTable& table,
+               CheckpointContent* content) {
+  int number = static_cast<int>(table.slots().size() + table.plain().size());
+  for (const StateTable::Shaped& shaped : table.shaped()) {
+    const at::Tensor values = table.ValuesOf(shaped);
+    if (!values.defined()) continue;
+    const int storage = number++;
+    const bool mine = storage % state.comm->world_size() == state.comm->rank();
+    if (!mine || values.numel() == 0) continue;
+    SavedPiece piece;
+    piece.storage = storage;
+    piece.state = 0;
+    piece.begin = 0;
+    piece.elements = values.view({-1});
+    piece.lasts = true;
+    content->pieces.push_back(std::move(piece));
+  }
+}
+
 // Those that are not as configured.
 void DescribeOptions(const TrainingState& state,
                      proto::CheckpointTraining* training) {
@@ -280,6 +300,7 @@ absl::StatusOr<CheckpointContent> ContentOf(const TrainingState& state,
       "list of what a checkpoint is to hold"));
   TESSERA_RETURN_IF_ERROR(AddPieces(state, table, &content));
   TESSERA_RETURN_IF_ERROR(AddPlain(state, table, &content));
+  AddShaped(state, table, &content);
   for (const NamedGenerator& one : GeneratorsOf(state.device)) {
     content.values.emplace_back(one.name, BytesOf(one.generator.get_state()));
   }

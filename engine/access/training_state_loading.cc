@@ -17,6 +17,7 @@
 #include "engine/access/state_table.h"
 #include "engine/access/training_state.h"
 #include "optim/kernels/option_names.h"
+#include "optim/kernels/shaped_states.h"
 #include "sharding/torch/torch_scope.h"
 
 namespace tessera {
@@ -90,8 +91,15 @@ class Loading {
     TESSERA_RETURN_IF_ERROR(CheckWritable());
     loaded_.report.missing = match_->missing();
     loaded_.report.unexpected = match_->unexpected();
-    if (loads_states_) TESSERA_RETURN_IF_ERROR(PlanStates());
-    return reads_.Plan(*match_, loads_states_);
+    if (loads_states_) {
+      const auto shaped = table_.FindShaped(
+          manifest_,
+          [&](const at::Tensor& t) { return match_->name_there(t); });
+      TESSERA_RETURN_IF_ERROR(Annotate(shaped.status(), what));
+      shaped_ = *shaped;
+      TESSERA_RETURN_IF_ERROR(PlanStates());
+    }
+    return reads_.Plan(*match_, loads_states_, shaped_);
   }
 
   // Memory for states that are to come; those that are to go are dropped once
@@ -104,11 +112,16 @@ class Loading {
       const StateMatch::Place& place = match_->slot(s);
       const size_t flat = static_cast<size_t>(table_.slots()[s].flat);
       const int count = table_.num_states(table_.slots()[s].flat);
-      const bool saved = count > StateTable::kFirst ? place.has_states()
-                                                    : old_has_state_[flat] != 0;
+      const bool keeps = count > StateTable::kFirst ||
+                         HasShapedStates(state_.optimizer->FormulaOf(flat));
+      const bool saved = keeps ? place.has_states() : old_has_state_[flat] != 0;
       if (place.loaded() ? saved : old_has_state_[flat] != 0) {
         has_state_[flat] = both[flat] = 1;
       }
+    }
+    for (size_t i = 0; i < shaped_.size(); ++i) {
+      const auto flat = static_cast<size_t>(table_.shaped()[i].flat);
+      if (shaped_[i] >= 0) has_state_[flat] = both[flat] = 1;
     }
     return state_.optimizer->MatchStates(both);
   }
@@ -329,6 +342,7 @@ class Loading {
   const StateTable table_;
   absl::StatusOr<StateMatch> match_ = absl::UnknownError("not matched");
   std::vector<uint8_t> has_state_, old_has_state_;
+  std::vector<int> shaped_;  // StateTable::FindShaped
   StateReads reads_;
   std::map<std::string, std::string> values_;
   const bool loads_states_ =

@@ -66,6 +66,9 @@ ParameterGroup GroupOf(const proto::ParamGroup& config) {
   set(params.has_r(), "r", params.r());
   set(params.has_weight_lr_power(), "weight_lr_power",
       params.weight_lr_power());
+  set(params.has_eps2(), "eps2", params.eps2());
+  set(params.has_beta2_decay(), "beta2_decay", params.beta2_decay());
+  set(params.has_d(), "d", params.d());
   return group;
 }
 

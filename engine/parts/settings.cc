@@ -54,6 +54,7 @@ Algorithm AlgorithmOf(const proto::Optimizer& optimizer) {
   if (type == "RMSprop") return Algorithm::kRmsProp;
   if (type == "Lion") return Algorithm::kLion;
   if (type == "Lamb") return Algorithm::kLamb;
+  if (type == "Adafactor") return Algorithm::kAdafactor;
   if (type == "Muon") return Algorithm::kAdamW;  // of all but matrices
   if (type == "AdamWScheduleFree") return Algorithm::kScheduleFree;
   if (type == "Custom") return Algorithm::kCustom;
@@ -93,6 +94,9 @@ OptimizerOptions OptimizerOf(const proto::Optimizer& optimizer) {
   if (params.has_weight_lr_power()) {
     o.weight_lr_power = params.weight_lr_power();
   }
+  if (params.has_eps2()) o.eps2 = params.eps2();
+  if (params.has_beta2_decay()) o.beta2_decay = params.beta2_decay();
+  if (params.has_d()) o.d = params.d();
   if (optimizer.type() == "Muon") o.lr = params.adam_lr();
   return o;
 }

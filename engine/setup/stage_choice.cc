@@ -36,6 +36,7 @@ StageBytes ModelStateBytes(absl::Span<const FlatSize> flats, int stage,
       largest_whole = std::max(largest_whole, f.numel * f.working_bytes);
     }
     if (!f.trainable) continue;
+    if (options.has_optimizer) bytes.optimizer += f.shaped_state_bytes;
     if (stays(f.states_elsewhere, 1)) {
       bytes.parameters += owned * f.master_bytes;
       if (options.has_optimizer) {

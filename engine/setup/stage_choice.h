@@ -42,6 +42,8 @@ struct FlatSize {
   bool at_all_stages = false;
   // Of 64 elements, all of their optimizer states.
   int64_t optimizer_block_bytes = 2 * 4 * 64;
+  // Of states with shapes of their own, on every rank.
+  int64_t shaped_state_bytes = 0;
 };
 
 struct StageBytes {

@@ -56,6 +56,9 @@ std::vector<UnitRow> UnitRows(const EngineParts& parts,
       for (const TieredBuffer& state : parts.optimizer->states(number)) {
         unit.optimizer += state.resident_bytes();
       }
+      for (const ShapedState& state : parts.optimizer->shaped_states(number)) {
+        unit.optimizer += static_cast<int64_t>(state.values.nbytes());
+      }
     }
     if (flat.can_be_freed() && flat.whole()) {
       unit.working += Bytes(flat.whole_numel(), flat.dtype());

@@ -1,4 +1,5 @@
 // What a formula needs of options and the step's number, in float64.
+#include <algorithm>
 #include <cmath>
 
 #include "optim/kernels/element_step.h"
@@ -135,6 +136,8 @@ Formula FormulaOf(const OptimizerOptions& o) {
       return Formula::kLambDirection;
     case Algorithm::kMuon:
       return Formula::kMuonDirection;
+    case Algorithm::kAdafactor:
+      return Formula::kAdafactorDirection;
     case Algorithm::kScheduleFree:
       return Formula::kScheduleFree;
     case Algorithm::kCustom:
@@ -145,7 +148,8 @@ Formula FormulaOf(const OptimizerOptions& o) {
 
 bool IsDirection(Formula formula) {
   return formula == Formula::kLambDirection ||
-         formula == Formula::kMuonDirection;
+         formula == Formula::kMuonDirection ||
+         formula == Formula::kAdafactorDirection;
 }
 
 const char* NameOf(Formula formula) {
@@ -180,6 +184,8 @@ const char* NameOf(Formula formula) {
       return "lamb";
     case Formula::kMuonDirection:
       return "muon";
+    case Formula::kAdafactorDirection:
+      return "adafactor";
     case Formula::kDescent:
       return "descent";
     case Formula::kCustom:
@@ -222,6 +228,7 @@ StepStates StatesOf(Formula formula) {
       return {{{"exp_avg", false}, {"exp_avg_sq", true}}, 2};
     case Formula::kMuonDirection:
       return {{{"momentum_buffer", false}}, 1};
+    case Formula::kAdafactorDirection:
     case Formula::kDescent:
     case Formula::kCustom:
       return {{}, 0};
@@ -278,6 +285,7 @@ StepCoefficients CoefficientsOf(const OptimizerOptions& o, int64_t step,
     case Algorithm::kMuon:
       SetMuon(o, &k);
       break;
+    case Algorithm::kAdafactor:
     case Algorithm::kScheduleFree:
       SetScheduleFree(o, steps, &k);
       break;
@@ -297,9 +305,14 @@ StepCoefficients DescentOf(const OptimizerOptions& o, int64_t step,
   using F = DescentFormula;
   StepCoefficients k;
   SetAverage(o, step, &k);
-  const bool decays = o.algorithm == Algorithm::kMuon && o.weight_decay != 0;
+  const bool adafactor = o.algorithm == Algorithm::kAdafactor;
+  const bool decays =
+      (o.algorithm == Algorithm::kMuon || adafactor) && o.weight_decay != 0;
+  const double rate =
+      adafactor ? std::min(o.lr, 1 / std::sqrt(static_cast<double>(step)))
+                : o.lr;
   k.values[F::kDecay] = decays ? 1 - o.lr * o.weight_decay : 1;
-  k.values[F::kMinusRate] = -(o.lr * scale);
+  k.values[F::kMinusRate] = -(rate * scale);
   return k;
 }
 

@@ -49,11 +49,12 @@ enum class Formula : uint8_t {
   // master, and the second one.
   kLambDirection,
   kMuonDirection,
+  kAdafactorDirection,  // not by element: optim/factored/adafactor.h
   kDescent,
   // A program's own (optim/custom): no kernel has it, nor its states.
   kCustom,
 };
-// Of kLamb and kMuon the direction.
+// Of kLamb, kMuon and kAdafactor the direction.
 Formula FormulaOf(const OptimizerOptions& options);
 bool IsDirection(Formula formula);
 // As checkpoints call it: "adamw", "sgd_momentum".
@@ -65,7 +66,8 @@ struct StepState {
   const char* name;  // as checkpoints call it: "exp_avg"
   bool non_negative;
 };
-// Of a formula, in its order; `count` of them.
+// Of a formula, in its order; `count` of them. (Not those with a shape of their
+// own: optim/kernels/shaped_states.h.)
 struct StepStates {
   StepState states[kMaxStates];
   int count;
@@ -91,7 +93,8 @@ struct StepCoefficients {
 // `step` counts from 1.
 StepCoefficients CoefficientsOf(const OptimizerOptions& options, int64_t step,
                                 double gradient_factor = 1, uint64_t seed = 0);
-// The descent along a direction: of masters, by `scale` times the rate.
+// The descent along a direction: of masters, by `scale` times the rate (of
+// kAdafactor one of at most 1 / sqrt(step)).
 StepCoefficients DescentOf(const OptimizerOptions& options, int64_t step,
                            double scale);
 // Of a parameter's step, by its number in the model.

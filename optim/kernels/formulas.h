@@ -330,6 +330,7 @@ auto VisitFormula(Formula formula, const Visit& visit) {
       return visit(LambFormula());
     case Formula::kMuonDirection:
       return visit(MuonFormula());
+    case Formula::kAdafactorDirection:  // has no loop
     case Formula::kDescent:
     case Formula::kCustom:  // is not asked for
       return visit(DescentFormula());

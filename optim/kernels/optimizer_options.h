@@ -22,6 +22,7 @@ enum class Algorithm : uint8_t {
   // Whose change of a parameter depends on all of it (optim/directed_step.h):
   kLamb,
   kMuon,          // of matrices
+  kAdafactor,     // optim/factored/adafactor.h
   kScheduleFree,  // AdamW; weight decay as AdamW's, where gradients are taken
   // A program's own (optim/custom), which is given all options; and such a one
   // that is given the rate alone:
@@ -40,7 +41,8 @@ struct OptimizerOptions {
   double lr = 1e-3;
   double beta1 = 0.9;    // AdamW, Adam, Lion
   double beta2 = 0.999;  // the same
-  double eps = 1e-8;     // AdamW, Adam, Adagrad, RMSprop
+  // AdamW, Adam, Adagrad, RMSprop; Adafactor: 0 is the masters' epsilon.
+  double eps = 1e-8;
   double weight_decay = 0;
   // The bits of the class of torch::optim instead, operator by operator. AdamW.
   bool libtorch_exact = false;
@@ -72,6 +74,11 @@ struct OptimizerOptions {
   // A program's own, and its number of states; null: another.
   std::shared_ptr<const CustomOptimizer> custom;
   int custom_states = 0;
+  // Adafactor: of a parameter's root mean square, at least; of the second
+  // moments' decay, an exponent; of a change's root mean square, at most.
+  double eps2 = 1e-3;
+  double beta2_decay = -0.8;
+  double d = 1;
 
   friend bool operator==(const OptimizerOptions& a, const OptimizerOptions& b) {
     return a.lr == b.lr && a.beta1 == b.beta1 && a.beta2 == b.beta2 &&
@@ -89,7 +96,8 @@ struct OptimizerOptions {
            a.match_rms_adamw == b.match_rms_adamw && a.r == b.r &&
            a.weight_lr_power == b.weight_lr_power &&
            a.average_share == b.average_share && a.custom == b.custom &&
-           a.custom_states == b.custom_states;
+           a.custom_states == b.custom_states && a.eps2 == b.eps2 &&
+           a.beta2_decay == b.beta2_decay && a.d == b.d;
   }
 };
 

@@ -45,7 +45,7 @@ const Option kOptions[] = {
     {"weight_lr_power", kScheduleFree, &OptimizerOptions::weight_lr_power},
     {"eps",
      kAdams | Of(Algorithm::kAdagrad) | Of(Algorithm::kRmsProp) |
-         Of(Algorithm::kLamb) | kScheduleFree,
+         Of(Algorithm::kLamb) | kScheduleFree | Of(Algorithm::kAdafactor),
      &OptimizerOptions::eps, 0, HUGE_VAL, /*above=*/true},
     {"bias_correction", kAdams | Of(Algorithm::kLamb),
      &OptimizerOptions::bias_correction},
@@ -69,6 +69,10 @@ const Option kOptions[] = {
     {"min_coeff", Of(Algorithm::kLamb) | kCustom, &OptimizerOptions::min_coeff},
     {"max_coeff", Of(Algorithm::kLamb) | kCustom, &OptimizerOptions::max_coeff,
      0, HUGE_VAL, /*above=*/true},
+    {"eps2", Of(Algorithm::kAdafactor), &OptimizerOptions::eps2},
+    {"beta2_decay", Of(Algorithm::kAdafactor), &OptimizerOptions::beta2_decay,
+     -HUGE_VAL, 0},
+    {"d", Of(Algorithm::kAdafactor), &OptimizerOptions::d, 1},
 };
 
 absl::StatusOr<const Option*> Find(absl::string_view name,
@@ -142,6 +146,8 @@ const char* NameOf(Algorithm algorithm) {
       return "Lamb";
     case Algorithm::kMuon:
       return "Muon";
+    case Algorithm::kAdafactor:
+      return "Adafactor";
     case Algorithm::kScheduleFree:
       return "AdamWScheduleFree";
     case Algorithm::kCustom:

@@ -69,6 +69,7 @@ TEST(VerifyOptimizersTest, EachOfThem) {
         "type: 'Lamb' params { weight_decay: 0.1 }",
         "type: 'Muon' params { weight_decay: 0.1 } param_groups { name: 'up' "
         "parameters: '*.up.weight' use_muon: true params { momentum: 0.5 } }",
+        "type: 'Adafactor' params { weight_decay: 0.1 eps2: 0.01 }",
         "type: 'RMSprop' params { centered: true momentum: 0.9 }",
         "type: 'AdamWScheduleFree' params { weight_decay: 0.1 r: 1 }",
         "type: 'Lion' params { weight_decay: 0.1 state_dtype: 'bf16' }"}) {

@@ -49,6 +49,8 @@ inline constexpr OptimizerCase kOptimizerCases[] = {
      "type: 'Muon' params { lr: 0.01 ns_method: 'standard' ns_steps: 3 "
      "nesterov: false adjust_lr_fn: 'match_rms_adamw' } no_decay: 'auto' "
      "param_groups { parameters: 'blocks.0.*.weight' params { lr: 0.02 } }"},
+    {"Adafactor",
+     "type: 'Adafactor' params { weight_decay: 0.1 ema_decay: 0.75 }"},
     {"Averages",
      "type: 'AdamW' params { weight_decay: 0.1 ema_decay: 0.75 state_dtype: "
      "'bf16' }"},

@@ -124,9 +124,9 @@ TEST(OracleGroups, ByClassAndWithoutDecay) {
 }
 
 TEST(OracleGroups, WhatIsUnknownIsNamed) {
-  EXPECT_THAT(Read("type: 'Adafactor'"),
+  EXPECT_THAT(Read("type: 'NAdam'"),
               StatusIs(absl::StatusCode::kUnimplemented,
-                       HasSubstr("does not know optimizer.type Adafactor")));
+                       HasSubstr("does not know optimizer.type NAdam")));
 }
 
 // ---- steps

@@ -407,12 +407,14 @@ INSTANTIATE_TEST_SUITE_P(
                              {"WideGpt stage=3 disk=all dtype=bf16"})),
     NameOfCase);
 
-// Kept in few bits.
+// Kept in few bits, or a row and a column of each matrix.
 INSTANTIATE_TEST_SUITE_P(
     States, PlanTruthTest,
     ::testing::Values("WideGpt stage=1 states=8bit",
                       "WideGpt stage=3 states=8bit dtype=bf16",
-                      "WideGpt stage=3 states=8bit disk=states"),
+                      "WideGpt stage=3 states=8bit disk=states",
+                      "WideGpt stage=1 optimizer=Adafactor",
+                      "WideGpt stage=3 optimizer=Adafactor dtype=bf16"),
     NameOfCase);
 INSTANTIATE_TEST_SUITE_P(
     Gradients, PlanTruthTest,

@@ -1,5 +1,6 @@
 #include "engine/plan/replay/planned_flat.h"
 
+#include "optim/kernels/shaped_states.h"
 #include "sharding/copy/flat_description.h"
 
 namespace tessera {
@@ -50,6 +51,11 @@ PlannedFlat PlannedFlatOf(const Settings& settings,
   if (optimizer != nullptr) {
     planned.optimizer_block_bytes =
         StateBytesOf(*optimizer, planned.state_bytes, 64);
+    for (const NamedParameter& p : flat.parameters) {
+      planned.shaped_state_bytes +=
+          planned.state_bytes *
+          ShapedNumel(FormulaOf(*optimizer), p.tensor.sizes());
+    }
   }
   planned.trained = flat.trainable;
   planned.sharded_parameters = options.stage.sharded_parameters;
@@ -65,6 +71,9 @@ PlannedBytes BytesBetweenSteps(const PlannedFlat& flat, bool has_optimizer,
   if (!flat.parameters_elsewhere) {
     bytes.Add(PlanKind::kParameters,
               (cut ? flat.shard_numel : flat.whole_numel) * flat.working_bytes);
+  }
+  if (flat.trained && has_optimizer) {
+    bytes.Add(PlanKind::kOptimizer, flat.shaped_state_bytes);
   }
   if (!flat.trained || flat.states_elsewhere) return bytes;
   bytes.Add(PlanKind::kMasters, flat.owned_numel() * flat.master_bytes);

@@ -24,6 +24,8 @@ struct PlannedFlat {
   int64_t state_bytes = 4;  // of the master's dtype
   // Of 64 elements, all of their optimizer states.
   int64_t optimizer_block_bytes = 2 * 4 * 64;
+  // Of states with shapes of their own, on every rank.
+  int64_t shaped_state_bytes = 0;
   bool trained = true;
   bool sharded_parameters = false;
   bool sharded_gradients = false;

@@ -1,0 +1,31 @@
+// Boxes: a run of a tensor's memory, which a shard may begin and end anywhere,
+// as a few of its sub-tensors:
+//
+//   . . . x x     head
+//   x x x x x     the middle, at most once for each dim
+//   x x x x x
+//   x x . . .     tail
+#ifndef OPTIM_FACTORED_BOXES_H_
+#define OPTIM_FACTORED_BOXES_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "sharding/layout/layout.h"
+
+namespace tessera {
+
+struct Box {
+  std::vector<int64_t> begins, sizes;  // by dim of the tensor
+};
+
+// `run`: from the tensor's first element in memory on. Boxes have `most`
+// elements each, or fewer. REQUIRES: the tensor is dense and does not overlap
+// itself, in whatever order of dims; it is not empty; most >= 1.
+std::vector<Box> BoxesOf(absl::Span<const int64_t> sizes,
+                         absl::Span<const int64_t> strides, Range run,
+                         int64_t most);
+
+}  // namespace tessera
+#endif  // OPTIM_FACTORED_BOXES_H_

@@ -1,0 +1,33 @@
+#include "optim/factored/factored_states.h"
+
+#include "base/status.h"
+#include "optim/kernels/shaped_states.h"
+
+namespace tessera {
+
+absl::StatusOr<FactoredStates> FactoredStates::Allocate(
+    const FlatParameter& flat, Formula formula) {
+  FactoredStates states;
+  if (!HasShapedStates(formula)) return states;
+  int64_t numel = 0;
+  for (const auto& p : flat.parameters()) {
+    numel += ShapedNumel(formula, p.tensor.sizes());
+  }
+  TESSERA_ASSIGN_OR_RETURN(
+      states.buffer_,
+      FlatBuffer::Allocate(numel, flat.master_dtype(), flat.update_device(),
+                           MemoryKind::kOptimizer));
+  int64_t begin = 0;
+  for (size_t i = 0; i < flat.parameters().size(); ++i) {
+    const auto sizes = flat.parameters()[i].tensor.sizes();
+    for (const StateShape& shape : ShapedStatesOf(formula, sizes)) {
+      const int64_t end = begin + shape.numel();
+      states.all_.push_back(
+          {i, shape.name, states.buffer_.View({begin, end}).view(shape.sizes)});
+      begin = end;
+    }
+  }
+  return states;
+}
+
+}  // namespace tessera

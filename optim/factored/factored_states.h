@@ -1,0 +1,43 @@
+// FactoredStates: a unit's states that have shapes of their own
+// (optim/kernels/shaped_states.h), of the masters' dtype on the unit's device.
+// Of a matrix they are a row and a column, so each rank has them whole, with
+// the same bits; those of vectors, too.
+#ifndef OPTIM_FACTORED_FACTORED_STATES_H_
+#define OPTIM_FACTORED_FACTORED_STATES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "absl/status/statusor.h"
+#include "optim/kernels/element_step.h"
+#include "sharding/flat/flat_parameter.h"
+#include "sharding/layout/flat_buffer.h"
+
+namespace tessera {
+
+struct ShapedState {
+  size_t parameter = 0;  // of the unit
+  std::string name;
+  at::Tensor values;  // of its own shape, contiguous; REQUIRES: its owner lives
+};
+
+class FactoredStates {
+ public:
+  FactoredStates() = default;
+  // Zeros; none of a formula without. LOCAL. ResourceExhausted.
+  static absl::StatusOr<FactoredStates> Allocate(const FlatParameter& flat,
+                                                 Formula formula);
+  // In the order of parameters.
+  const std::vector<ShapedState>& all() const { return all_; }
+  int64_t bytes() const { return buffer_.bytes(); }
+
+ private:
+  FlatBuffer buffer_;
+  std::vector<ShapedState> all_;
+};
+
+}  // namespace tessera
+#endif  // OPTIM_FACTORED_FACTORED_STATES_H_

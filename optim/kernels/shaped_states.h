@@ -1,0 +1,31 @@
+// States that have a shape of their own, not the parameter's: a formula's, of
+// one parameter.
+//
+//   Adafactor  row_var [..., R, 1] and col_var [..., 1, C] of [..., R, C];
+//              variance [...] where there are fewer than two dims
+#ifndef OPTIM_KERNELS_SHAPED_STATES_H_
+#define OPTIM_KERNELS_SHAPED_STATES_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "optim/kernels/element_step.h"
+
+namespace tessera {
+
+struct StateShape {
+  const char* name;  // as checkpoints call it
+  std::vector<int64_t> sizes;
+  int64_t numel() const;
+};
+
+bool HasShapedStates(Formula formula);
+// None of a formula without.
+std::vector<StateShape> ShapedStatesOf(Formula formula,
+                                       absl::Span<const int64_t> sizes);
+// Elements of all of them.
+int64_t ShapedNumel(Formula formula, absl::Span<const int64_t> sizes);
+
+}  // namespace tessera
+#endif  // OPTIM_KERNELS_SHAPED_STATES_H_
