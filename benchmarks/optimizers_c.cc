@@ -1,7 +1,9 @@
-// The AdamW kernel and the triad as C functions, for programs that measure them
-// beside others in one process (optimizers_peer.py). No libtorch: theirs is
-// loaded.
+// The kernels of steps and the triad as C functions, for programs that measure
+// them beside others in one process (optimizers_peer.py). No libtorch: theirs
+// is loaded.
 #include <memory>
+#include <string_view>
+#include <utility>
 
 #include "benchmarks/triad.h"
 #include "benchmarks/workers.h"
@@ -19,31 +21,47 @@ Workers& WorkersOf(int threads) {
   return *workers;
 }
 
+bool Find(std::string_view name, Algorithm* algorithm) {
+  constexpr std::pair<std::string_view, Algorithm> kAll[] = {
+      {"adamw", Algorithm::kAdamW}, {"adam", Algorithm::kAdam},
+      {"sgd", Algorithm::kSgd},     {"adagrad", Algorithm::kAdagrad},
+      {"lion", Algorithm::kLion},
+  };
+  for (const auto& [known, its] : kAll) {
+    if (name == known) *algorithm = its;
+    if (name == known) return true;
+  }
+  return false;
+}
+
 }  // namespace
 }  // namespace tessera
 
 extern "C" {
 
-// [numel] each. `working_type`: a tessera::NumberType, of what `working`
-// points to.
-void tessera_adamw(float* master, float* exp_avg, float* exp_avg_sq,
-                   const float* gradient, int working_type, void* working,
-                   int64_t numel, double lr, double beta1, double beta2,
-                   double eps, double weight_decay, int64_t step, int threads) {
+// [numel] each; `states`: as many as the formula has, in its order. Returns 1
+// of a name that is not known.
+int tessera_step(const char* name, float* master, float* const* states,
+                 const float* gradient, int64_t numel, double lr, double beta1,
+                 double beta2, double momentum, double eps, double weight_decay,
+                 int64_t step, int threads) {
+  tessera::OptimizerOptions options = {lr, beta1, beta2, eps, weight_decay};
+  if (!tessera::Find(name, &options.algorithm)) return 1;
+  options.momentum = momentum;
+  const tessera::Formula formula = tessera::FormulaOf(options);
   tessera::StepRange range;
   range.master = master;
-  range.states[0] = exp_avg;
-  range.states[1] = exp_avg_sq;
+  for (int s = 0; s < tessera::StatesOf(formula).count; ++s) {
+    range.states[s] = states[s];
+  }
   range.gradient = gradient;
   range.numel = numel;
-  range.working_type = static_cast<tessera::NumberType>(working_type);
-  range.working = working;
-  const auto coefficients =
-      tessera::CoefficientsOf({lr, beta1, beta2, eps, weight_decay}, step);
+  const auto coefficients = tessera::CoefficientsOf(options, step);
   tessera::WorkersOf(threads).Run(numel, [&](int64_t begin, int64_t end) {
-    tessera::StepElements(tessera::Formula::kAdamW,
-                          tessera::Part(range, begin, end), coefficients);
+    tessera::StepElements(formula, tessera::Part(range, begin, end),
+                          coefficients);
   });
+  return 0;
 }
 
 void tessera_triad(float* a, const float* b, const float* c, float s,

@@ -30,8 +30,9 @@ def run(row, bench):
     if bench.loss_steps:
         row = dataclasses.replace(
             row, loss_steps=min(row.loss_steps, bench.loss_steps))
-    kinds = {'speed': speed, 'memory': memory, 'offload': offload, 'adamw': adamw,
-             'collectives': collectives, 'checkpoint': checkpoints.measure}
+    kinds = {'speed': speed, 'memory': memory, 'offload': offload,
+             'optimizers': optimizers, 'collectives': collectives,
+             'checkpoint': checkpoints.measure}
     return kinds[row.kind](row, bench)
 
 
@@ -304,21 +305,26 @@ def offload(row, bench):
 # ---- programs that measure by themselves
 
 
-def adamw(row, bench):
+def optimizers(row, bench):
     result = Result(row)
     here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    words = [peer_env.PYTHON, os.path.join(here, 'optimizers_peer.py'), bench.adamw,
-             '--rounds', str(bench.rounds)]
+    words = [peer_env.PYTHON, os.path.join(here, 'optimizers_peer.py'),
+             bench.optimizers, '--rounds', str(bench.rounds)]
     if bench.small:
         words += ['--numel', str(1 << 16)]
     figures = json.loads(said_by(words, bench.peers).splitlines()[-1])
     result.raw = figures
-    for name, least in (('torch', 1.0), ('deepspeed', 1.0), ('triad_16', 0.85)):
-        ratio = ratios.Ratio(figures['rate_of_ours_over'][name]['rounds'],
-                             at_least=least)
-        result.lines.append(Line(
-            rows.Goal('adamw', name, 'GB/s', at_least=least), ratio,
-            figures['ms']['ours'], figures['ms'][name.split('_')[0]]))
+    ms = figures['ms']
+    leasts = {'torch': 1.0, 'deepspeed': 1.0, 'triad_16': 0.85}
+    for algorithm, over in figures['over'].items():
+        for who, least in leasts.items():
+            if who not in over:
+                continue
+            theirs = ms['triad' if who == 'triad_16' else f'{algorithm} {who}']
+            result.lines.append(Line(
+                rows.Goal(algorithm, who, 'GB/s', at_least=least),
+                ratios.Ratio(over[who]['rounds'], at_least=least),
+                ms[f'{algorithm} ours'], theirs))
     result.notes.append('triad_16: bytes a second of a = b + s * c, with what '
                         'the processor reads before it writes.')
     return result

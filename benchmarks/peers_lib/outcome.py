@@ -9,7 +9,7 @@ import rows
 class Bench:
     """What a run has at hand. `folder` is for its files, and goes with it."""
     train: str
-    adamw: str
+    optimizers: str
     collectives: str
     checkpoint: str
     data: str

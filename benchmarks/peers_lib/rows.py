@@ -92,7 +92,8 @@ class Goal:
 @dataclasses.dataclass(frozen=True)
 class Row:
     name: str
-    # 'speed', 'memory', 'offload' (both), 'adamw', 'collectives' or 'checkpoint'
+    # 'speed', 'memory', 'offload' (both), 'optimizers', 'collectives' or
+    # 'checkpoint'
     kind: str
     model: Model = None
     goals: tuple = ()
@@ -193,7 +194,7 @@ ROWS = (
     Row('G', 'speed', MIDDLE, (
         Goal('stage3_of_4', 'stage3', 'tokens/s', at_least=0.9),),
         loss_steps=3, note='4 ranks against 2 on the same CPUs'),
-    Row('H', 'adamw', note='AdamW of one tensor of 2^26 fp32 parameters, '
+    Row('H', 'optimizers', note='steps of one tensor of 2^26 fp32 parameters, '
         '2 threads: bytes a second'),
     Row('I', 'collectives', note='collectives of 64 MiB fp32'),
     Row('J', 'speed', MIDDLE, (
