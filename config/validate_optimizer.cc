@@ -97,30 +97,33 @@ const std::vector<Known>& KnownOptimizers() {
         {"d", 1},
         {"weight_decay", 0},
         {"maximize", 0}},
-       {}}};
-  {kScheduleFree,
-   {{"lr", 2.5e-3},
-    {"eps", 1e-8},
-    {"weight_decay", 0},
-    {"r", 0},
-    {"weight_lr_power", 2},
-    {"maximize", 0}},
-   {0.9, 0.999}},
-  {
-    kCustom, {{"lr", 1e-3},        {"eps", 1e-8},
-              {"weight_decay", 0}, {"bias_correction", 1},
-              {"amsgrad", 0},      {"momentum", 0},
-              {"dampening", 0},    {"nesterov", 0},
-              {"alpha", 0.99},     {"centered", 0},
-              {"lr_decay", 0},     {"initial_accumulator_value", 0},
-              {"min_coeff", 0.01}, {"max_coeff", 10},
-              {"maximize", 0}},
-    {
-      0.9, 0.999
-    }
-  }
-};
-return *known;
+       {}},
+      {kScheduleFree,
+       {{"lr", 2.5e-3},
+        {"eps", 1e-8},
+        {"weight_decay", 0},
+        {"r", 0},
+        {"weight_lr_power", 2},
+        {"maximize", 0}},
+       {0.9, 0.999}},
+      {kCustom,
+       {{"lr", 1e-3},
+        {"eps", 1e-8},
+        {"weight_decay", 0},
+        {"bias_correction", 1},
+        {"amsgrad", 0},
+        {"momentum", 0},
+        {"dampening", 0},
+        {"nesterov", 0},
+        {"alpha", 0.99},
+        {"centered", 0},
+        {"lr_decay", 0},
+        {"initial_accumulator_value", 0},
+        {"min_coeff", 0.01},
+        {"max_coeff", 10},
+        {"maximize", 0}},
+       {0.9, 0.999}}};
+  return *known;
 }
 
 const Known* FindKnown(const std::string& type) {

@@ -17,10 +17,10 @@ namespace {
 
 // The gradient: where it lies, if it is there and of the masters' dtype.
 // REQUIRES: FlatGradient::Raise.
-at::Tensor PlaceOfDirection(const FlatParameter& flat,
-                            const FlatGradient& gradient) {
-  return gradient.owned().to(flat.master_dtype(), /*non_blocking=*/false,
-                             /*copy=*/gradient.elsewhere() != nullptr);
+at::Tensor PlaceOfDirection(FlatGradient* gradient) {
+  return gradient->owned().to(gradient->flat().master_dtype(),
+                              /*non_blocking=*/false,
+                              /*copy=*/gradient->elsewhere() != nullptr);
 }
 
 }  // namespace
@@ -55,7 +55,7 @@ absl::StatusOr<DirectedUnit> ShardedOptimizer::Direct(
   const UnitStep step(flat, unit.has_gradient, steps_, groups_.options,
                       groups_.of, factor, StepPhase::kDirection);
   TESSERA_ASSIGN_OR_RETURN(const Raised raised, gradient.Raise());
-  unit.direction = PlaceOfDirection(flat, gradient);
+  unit.direction = PlaceOfDirection(&gradient);
   states_[u].written = true;
   UnitStep::Counts counts;
   TESSERA_RETURN_IF_ERROR(StepHere(u, step, unit.direction, &counts).status());
@@ -165,7 +165,7 @@ absl::Status ShardedOptimizer::StepAdafactor(const std::vector<size_t>& units,
     unit.flat = flats_[u].get();
     unit.has_gradient = gradient.has_gradient();
     TESSERA_ASSIGN_OR_RETURN(const Raised raised, gradient.Raise());
-    unit.direction = PlaceOfDirection(*unit.flat, gradient);
+    unit.direction = PlaceOfDirection(&gradient);
     half_stepped_ = true;
     Multiply(unit.direction, factor);
     std::vector<AdafactorStep::Parameter> parameters;
