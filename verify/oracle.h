@@ -44,7 +44,6 @@
 
 #include "ATen/core/Tensor.h"
 #include "absl/strings/string_view.h"
-#include "verify/oracle_average.h"
 #include "verify/oracle_groups.h"
 #include "verify/oracle_scale.h"
 #include "verify/oracle_step.h"

@@ -13,7 +13,10 @@
 #ifndef VERIFY_ORACLE_STEP_H_
 #define VERIFY_ORACLE_STEP_H_
 
+#include <cmath>
 #include <cstdint>
+#include <map>
+#include <optional>
 #include <vector>
 
 #include "ATen/core/Tensor.h"
@@ -58,10 +61,40 @@ struct OracleStepOptions {
   int64_t ns_steps = 5;
   bool ns_gram = false;
   bool match_rms_adamw = false;
-  // Of schedule-free AdamW; the share is the step's (verify/oracle_average.h).
+  // Of schedule-free AdamW; the share is the step's (OracleAverages).
   double r = 0, weight_lr_power = 2, average_share = 1;
   // Of Adafactor, whose eps of 0 is the masters' epsilon.
   double eps2 = 1e-3, beta2_decay = -0.8, d = 1;
+};
+
+// The averages that schedule-free AdamW keeps, of each group: what part of them
+// the step's z is. Of step k the weight is k^r times the largest rate so far to
+// weight_lr_power, the part that over the sum of all.
+class OracleAverages {
+ public:
+  // In this step, which counts for the groups that are asked for.
+  double Share(std::optional<size_t> group, const OracleStepOptions& o) {
+    OfGroup& of = groups_[group];
+    if (of.counted) return of.share;
+    of.counted = true;
+    of.steps += 1;
+    if (o.lr > of.largest) of.largest = o.lr;
+    const double weight =
+        std::pow(of.steps, o.r) * std::pow(of.largest, o.weight_lr_power);
+    of.total += weight;
+    of.share = of.total == 0 ? 0 : weight / of.total;
+    return of.share;
+  }
+  void EndStep() {
+    for (auto& [group, of] : groups_) of.counted = false;
+  }
+
+ private:
+  struct OfGroup {
+    bool counted = false;
+    double steps = 0, largest = 0, total = 0, share = 0;
+  };
+  std::map<std::optional<size_t>, OfGroup> groups_;
 };
 
 // AdamW without amsgrad and maximize, and with bias correction.

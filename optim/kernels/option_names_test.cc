@@ -71,6 +71,19 @@ TEST(OptionNamesTest, RefusesWhatIsOutOfRange) {
   EXPECT_TRUE(options == OptimizerOptions());
 }
 
+// Its average is found by 1 / beta1, and is the only one.
+TEST(OptionNamesTest, AScheduleFreeBeta1IsAbove0) {
+  OptimizerOptions options = Of(Algorithm::kScheduleFree);
+  EXPECT_THAT(SetOption("beta1", 0, &options),
+              StatusIs(StatusCode::kInvalidArgument,
+                       "option 'beta1': expected a finite number above 0 and "
+                       "below 1, got 0"));
+  EXPECT_THAT(SetOption("ema_decay", 0.5, &options),
+              StatusIs(StatusCode::kInvalidArgument,
+                       HasSubstr("AdamWScheduleFree has no such")));
+  TESSERA_EXPECT_OK(SetOption("beta2", 0, &options));
+}
+
 // torch::optim::AdamW's operators are those of plain AdamW.
 TEST(OptionNamesTest, RefusesWhatLibtorchExactDoesNotDo) {
   OptimizerOptions options;

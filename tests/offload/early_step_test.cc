@@ -291,6 +291,20 @@ TEST_F(EarlyStepTest, OverflowsAreMadeUndone) {
   EXPECT_THAT(Train("Plain", spec), Each(Gt(0)));
 }
 
+// Its part of the average is known before a step, and taken back with it.
+TEST_F(EarlyStepTest, OfScheduleFreeAdamW) {
+  for (TrainingSpec spec : {OnDisk(), OnHost("fp16", "1/workers", 3)}) {
+    spec.optimizer = "type:'AdamWScheduleFree',params{weight_decay:0.1,r:1}";
+    spec.dtype = "fp16";
+    spec.initial_scale_power = 20;
+    spec.loss_scale_window = 2;
+    spec.hysteresis = 1;
+    for (const char* program : {"Plain", "ChangesRate", "SavesAndLoads"}) {
+      EXPECT_THAT(Train(program, spec), Each(Gt(0))) << spec.ToText();
+    }
+  }
+}
+
 TEST_F(EarlyStepTest, OtherKernelsLeaveTheGradientToTheStep) {
   TrainingSpec spec = OnDisk();
   spec.dtype = "fp16";  // has a factor

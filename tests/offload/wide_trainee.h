@@ -179,9 +179,10 @@ inline absl::Status AddValues(Trainee* t, Record* record) {
     add(name + " master", master);
     TESSERA_ASSIGN_OR_RETURN(const at::Tensor copy, t->engine->Parameter(name));
     add(name, copy);
-    for (const auto which : {"exp_avg", "exp_avg_sq"}) {
+    for (const auto which : {"exp_avg", "z", "exp_avg_sq"}) {
       const auto state = t->engine->OptimizerStateOf(name, which);
       if (absl::IsFailedPrecondition(state.status())) continue;  // frozen
+      if (absl::IsNotFound(state.status())) continue;  // another optimizer's
       TESSERA_RETURN_IF_ERROR(state.status());
       add(name + " state", *state);
     }

@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "verify/oracle_average.h"
 
 namespace tessera {
 namespace {
