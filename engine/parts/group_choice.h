@@ -26,6 +26,8 @@ struct GroupChoice {
   std::vector<bool> frozen;  // of each group
   // Their own gradient_clipping; empty where no group has one.
   std::vector<std::optional<double>> max_norms;
+  // The same, adaptive_gradient_clipping.
+  std::vector<std::optional<double>> adaptive;
 };
 
 // `parameters`: of the engine, each once, with its number. `base`: the options
@@ -38,6 +40,13 @@ absl::StatusOr<GroupChoice> ChooseGroups(
     const proto::Optimizer& config, const std::vector<ParameterGroup>& program,
     const OptimizerOptions& base, const std::optional<OptimizerOptions>& muon,
     const torch::nn::Module& module,
+    const std::vector<NamedParameter>& parameters);
+
+// By group: its own adaptive_gradient_clipping, or that of all. Empty: none is
+// above 0. InvalidArgument of a parameter that has no units (CheckHasUnits).
+// REQUIRES: `choice.groups` are as chosen. LOCAL.
+absl::StatusOr<std::vector<double>> AdaptiveClippingOf(
+    const GroupChoice& choice, double of_all,
     const std::vector<NamedParameter>& parameters);
 
 // All that ranks must have chosen alike, to the last bit. LOCAL.
