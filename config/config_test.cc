@@ -250,7 +250,8 @@ TEST(ResolveConfig, WritesAllDefaultsOut) {
       "every: 1 budget_bytes: 0 "
       "check: \"first\" offload: \"none\" offload_min_bytes: 65536 } "
       "unknown_keys: \"error\" "
-      "auto_micro_batch: false gradient_clipping_value: 0");
+      "auto_micro_batch: false gradient_clipping_value: 0 "
+      "adaptive_gradient_clipping: 0 adaptive_gradient_clipping_eps: 0.001");
 }
 
 TEST(ResolveConfig, IsIdempotent) {

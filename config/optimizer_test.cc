@@ -301,6 +301,10 @@ TEST(ParamGroups, SayWhatIsWrongWithWhich) {
       {"{\"parameters\": \"*\", \"gradient_clipping\": -1}",
        "optimizer.param_groups[0].gradient_clipping: expected a finite number "
        "of at least 0, got -1"},
+      {"{\"parameters\": \"*\", \"adaptive_gradient_clipping\": -1}",
+       "optimizer.param_groups[0].adaptive_gradient_clipping: expected a "
+       "finite "
+       "number of at least 0, got -1"},
       {"{\"parameters\": \"*\", \"params\": {\"eps\": 1e-3}}",
        "optimizer.param_groups[0].params.eps: 'SGD' has no such parameter"},
       {"{\"parameters\": \"*\", \"params\": {\"momentum\": 0}}",
@@ -334,6 +338,14 @@ TEST(Gradients, HaveRanges) {
       {"\"gradient_clipping_value\": -1",
        "gradient_clipping_value: expected a finite number of at least 0, got "
        "-1"},
+      {"\"adaptive_gradient_clipping\": 0.01", "OK"},
+      {"\"adaptive_gradient_clipping\": -1",
+       "adaptive_gradient_clipping: expected a finite number of at least 0, "
+       "got "
+       "-1"},
+      {"\"adaptive_gradient_clipping_eps\": 0",
+       "adaptive_gradient_clipping_eps: expected a finite number above 0, got "
+       "0"},
       {"\"gradient_clipping_norm\": 0.5", "OK"},
       {"\"gradient_clipping_norm\": \"inf\"", "OK"},
       {"\"gradient_clipping_norm\": 0",

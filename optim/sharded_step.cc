@@ -15,6 +15,7 @@
 #include "base/torch_guard.h"
 #include "c10/core/DeviceGuard.h"
 #include "optim/device_kernels.h"
+#include "optim/gradients/adaptive_clipping.h"
 #include "optim/gradients/clipping.h"
 #include "optim/gradients/non_finite.h"
 #include "optim/gradients/owned_gradients.h"
@@ -268,6 +269,20 @@ absl::StatusOr<Decision> Decide(const Flats& flats, Gradients* gradients,
   return DecideOnHost(flats, gradients, divisor, options, optimizer, comm);
 }
 
+absl::Status ClipUnits(const Flats& flats, double divisor,
+                       const ShardedStepOptions& options,
+                       ShardedOptimizer* optimizer, Gradients* gradients) {
+  AdaptiveClipping adaptive;
+  adaptive.eps = options.adaptive_eps;
+  adaptive.divisor = divisor;
+  for (const int group : optimizer->groups().of) {
+    adaptive.clipping.push_back(
+        options.adaptive_clipping[static_cast<size_t>(group)]);
+  }
+  return ClipAdaptively(
+      flats, adaptive, [&] { optimizer->NoteChangedGradients(); }, gradients);
+}
+
 // A step that may turn out to be skipped is waited for, and what is not finite
 // in it found while its gradients are as they came.
 absl::Status NameOverflows(const Flats& flats, const Gradients& gradients,
@@ -308,6 +323,10 @@ absl::StatusOr<StepOutcome> StepShards(
     TESSERA_RETURN_IF_ERROR(ClampGradients(flats, options.max_value * divisor,
                                            options.skip_on_overflow,
                                            gradients));
+  }
+  if (!options.adaptive_clipping.empty()) {
+    TESSERA_RETURN_IF_ERROR(
+        ClipUnits(flats, divisor, options, optimizer, gradients));
   }
   TESSERA_ASSIGN_OR_RETURN(Decision decision, Decide(flats, gradients, divisor,
                                                      options, optimizer, comm));

@@ -41,6 +41,11 @@ struct ShardedStepOptions {
   double max_norm = 0;   // 0: no clipping
   double norm_type = 2;  // p > 0, or infinity
   double max_value = 0;  // 0: elements are not clipped
+  // By group of the optimizer: of its parameters' units, after max_value and
+  // before the norms (optim/gradients/adaptive_clipping.h); 0: none. Empty: no
+  // group has one. On a device the host finds the norms.
+  std::vector<double> adaptive_clipping;
+  double adaptive_eps = 1e-3;
   // By group of the optimizer: in place of max_norm, of the group's own norm.
   // Empty: no group has one. On a device the host finds the norms then.
   std::vector<std::optional<double>> group_max_norms;
@@ -50,6 +55,12 @@ struct ShardedStepOptions {
   // What a skipped step has that is not finite is in its result, before
   // clipping of values. Who asks for it waits for a device's norm.
   bool name_overflows = false;
+
+  // Where they lie, before the optimizer reads them (optim/gradients).
+  bool changes_gradients() const {
+    return max_value > 0 || !group_max_norms.empty() ||
+           !adaptive_clipping.empty();
+  }
 };
 
 // Steps `optimizer` with the step's gradients / divisor, and publishes each
@@ -59,7 +70,7 @@ struct ShardedStepOptions {
 // those of the units' shard group and its replicas, in this order. Internal
 // where a norm is asked for and differs between replicas; ResourceExhausted and
 // errors of a disk where clipping reads gradients there. REQUIRES: no early
-// steps with max_value or group_max_norms (optim/gradients/clipping.h), and
+// steps with what changes gradients in place (changes_gradients), and
 // FlatParameter::PrepareUpdate of all. COLLECTIVE where a norm is asked for
 // (one small exchange), and as PublishOwned is.
 //

@@ -19,6 +19,7 @@ absl::Status AddGroups(const std::vector<ParameterGroup>& program,
     group.options = oracle->optimizer;
     group.frozen = from.frozen;
     group.max_norm = from.gradient_clipping;
+    group.adaptive = from.adaptive_gradient_clipping;
     group.parameters = from.parameters;
     group.modules = from.modules;
     group.claims = from.claims;

@@ -289,6 +289,22 @@ void Oracle::ClipValues() {
   }
 }
 
+// A complex parameter's last dim is that of its parts.
+void Oracle::ClipRows() {
+  for (Parameter& p : parameters_) {
+    const double most =
+        p.group.has_value()
+            ? groups_[*p.group].adaptive.value_or(options_.adaptive)
+            : options_.adaptive;
+    if (!p.clipped.defined() || most == 0) continue;
+    PlacedGradient placed = p.place;
+    placed.gradient = p.clipped;
+    const bool rows = p.clipped.dim() - (p.complex ? 1 : 0) >= 2;
+    p.clipped = OracleAdaptivelyClipped(
+        placed, p.master, rows, outcome_.divisor, most, options_.adaptive_eps);
+  }
+}
+
 bool Oracle::HasOwnNorm(const Parameter& p) const {
   return p.group.has_value() && groups_[*p.group].max_norm.has_value();
 }
@@ -378,6 +394,7 @@ std::vector<std::vector<at::Tensor>> Oracle::TrainStep(const Loss& loss) {
   outcome_.divisor = outcome_.scale * samples;
   const double inverse = 1 / outcome_.divisor;
   ClipValues();
+  ClipRows();
   outcome_.norm = Norm(std::nullopt) * inverse;
   outcome_.skipped = (options_.skip_overflows || options_.loss_scaling) &&
                      !GradientsAreFinite();

@@ -106,6 +106,10 @@ struct OracleOptions {
   double norm_p = 2;    // > 0, or infinite
   // Of elements of gradient / divisor, before the norm; 0: none.
   double max_value = 0;
+  // Of the norm of gradient / divisor of each row, by that of the weights,
+  // after max_value; 0: none. Weights' norms count as `adaptive_eps` at least.
+  double adaptive = 0;
+  double adaptive_eps = 1e-3;
 
   bool roundings = false;  // for rounding()
 };
@@ -177,6 +181,7 @@ class Oracle {
   void Reduce(Parameter* p) const;
   void AddRounding(Parameter* p, const std::vector<at::Tensor>& sends) const;
   void ClipValues();
+  void ClipRows();
   // Of the gradients of parameters in that group; none: of all that have no
   // maximum of their own.
   double Norm(std::optional<size_t> group) const;

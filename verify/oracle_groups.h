@@ -42,6 +42,7 @@ struct OracleGroup {
   bool hidden_matrices = false;
   // In place of OracleOptions::max_norm, of the norm of these alone.
   std::optional<double> max_norm;
+  std::optional<double> adaptive;  // in place of OracleOptions::adaptive
 };
 
 bool FitsPattern(absl::string_view pattern, absl::string_view name);

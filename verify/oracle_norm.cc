@@ -124,6 +124,30 @@ double OracleClipping(double norm, double max_norm) {
   return std::isnan(norm) ? 1 : max_norm / (norm + 1e-6);
 }
 
+at::Tensor OracleAdaptivelyClipped(const PlacedGradient& placed,
+                                   const at::Tensor& weights, bool rows,
+                                   double divisor, double most, double eps) {
+  const at::Tensor clipped = placed.gradient.clone();
+  for (int64_t i = 0; i < (rows ? clipped.size(0) : 1); ++i) {
+    const auto norm_of = [&](const at::Tensor& t) {
+      PlacedGradient row = placed;
+      row.gradient = t;
+      if (rows) {
+        row.gradient = t.select(0, i);
+        row.strides.erase(row.strides.begin());
+        row.offset = (row.offset + i * placed.strides[0]) % kBlock;
+      }
+      return row.gradient.numel() == 0 ? 0 : OracleNorm({row}, 2);
+    };
+    const double limit = most * std::max(norm_of(weights), eps);
+    const double norm = norm_of(placed.gradient) * (1 / divisor);
+    if (!std::isfinite(norm) || norm <= limit) continue;
+    const at::Tensor row = rows ? clipped.select(0, i) : clipped;
+    row.mul_(torch::full({}, limit / norm, row.options()));
+  }
+  return clipped;
+}
+
 at::Tensor OracleClamped(const at::Tensor& t, double end) {
   const double greatest = t.scalar_type() == at::kFloat
                               ? std::numeric_limits<float>::max()

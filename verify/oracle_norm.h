@@ -34,6 +34,12 @@ double OracleNorm(const std::vector<PlacedGradient>& gradients, double p);
 // What gradients of that norm are multiplied with, so that it is max_norm at
 // most; 1 where max_norm is 0.
 double OracleClipping(double norm, double max_norm);
+// Each row of a gradient (all of it, without `rows`), whose norm, divided, is
+// more than `most` times that of the same row of `weights`, or than `most *
+// eps`, scaled down to that.
+at::Tensor OracleAdaptivelyClipped(const PlacedGradient& placed,
+                                   const at::Tensor& weights, bool rows,
+                                   double divisor, double most, double eps);
 // Elements beyond [-end, end] are the nearer of these; NaN stays.
 at::Tensor OracleClamped(const at::Tensor& t, double end);
 

@@ -146,6 +146,9 @@ absl::Status SetOptimizer(const proto::Config& config, OracleOptions* o) {
     SetOptions(from.params(), &group.options);
     group.frozen = from.frozen();
     if (from.has_gradient_clipping()) group.max_norm = from.gradient_clipping();
+    if (from.has_adaptive_gradient_clipping()) {
+      group.adaptive = from.adaptive_gradient_clipping();
+    }
     group.parameters = {from.parameters().begin(), from.parameters().end()};
     group.modules = {from.modules().begin(), from.modules().end()};
     o->groups.push_back(std::move(group));
@@ -203,6 +206,10 @@ absl::StatusOr<OracleOptions> OracleOptionsOf(const proto::Config& config,
   o.max_norm = config.gradient_clipping();
   o.max_value = config.gradient_clipping_value();
   o.norm_p = config.gradient_clipping_norm();
+  o.adaptive = config.adaptive_gradient_clipping();
+  if (config.has_adaptive_gradient_clipping_eps()) {
+    o.adaptive_eps = config.adaptive_gradient_clipping_eps();
+  }
   return o;
 }
 

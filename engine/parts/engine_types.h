@@ -49,6 +49,7 @@ struct ParameterGroup {
   bool use_muon = false;
   // As optimizer.param_groups has it; at least 0.
   std::optional<double> gradient_clipping;
+  std::optional<double> adaptive_gradient_clipping;  // the same
 };
 
 struct EngineOptions {

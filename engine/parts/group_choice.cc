@@ -13,6 +13,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "optim/custom/custom_optimizer.h"
+#include "optim/gradients/adaptive_clipping.h"
 #include "optim/kernels/element_step.h"
 #include "optim/kernels/option_names.h"
 #include "sharding/layout/module_walk.h"
@@ -39,6 +40,9 @@ ParameterGroup GroupOf(const proto::ParamGroup& config) {
   group.use_muon = config.use_muon();
   if (config.has_gradient_clipping()) {
     group.gradient_clipping = config.gradient_clipping();
+  }
+  if (config.has_adaptive_gradient_clipping()) {
+    group.adaptive_gradient_clipping = config.adaptive_gradient_clipping();
   }
   const proto::GroupParams& params = config.params();
   const auto set = [&](bool has, const char* name, double value) {
@@ -128,6 +132,13 @@ class Claims {
   bool any_ = false;
 };
 
+absl::Status CheckClipping(const char* what, std::optional<double> clipping) {
+  const double value = clipping.value_or(0);
+  if (std::isfinite(value) && value >= 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(what, ": expected a number of at least 0, got ", value));
+}
+
 class Chooser {
  public:
   Chooser(const proto::Optimizer& config,
@@ -161,7 +172,8 @@ class Chooser {
       AddAutomatic(kNoDecay, options, IsUndecayed);
     }
     if (muon_.has_value()) AddAutomatic(kMuon, *muon_, IsForMuon);
-    SetMaxNorms();
+    choice_.max_norms = OfGroups(&ParameterGroup::gradient_clipping);
+    choice_.adaptive = OfGroups(&ParameterGroup::adaptive_gradient_clipping);
     for (const UnitPlan& unit : units) {
       for (const NamedParameter& p : unit.parameters) SetGroupOf(p);
     }
@@ -192,12 +204,10 @@ class Chooser {
     if (group.use_muon && !muon_.has_value()) {
       return absl::InvalidArgumentError("use_muon: the optimizer is not Muon");
     }
-    const double clipping = group.gradient_clipping.value_or(0);
-    if (!(std::isfinite(clipping) && clipping >= 0)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "gradient_clipping: expected a number of at least 0, got ",
-          clipping));
-    }
+    TESSERA_RETURN_IF_ERROR(
+        CheckClipping("gradient_clipping", group.gradient_clipping));
+    TESSERA_RETURN_IF_ERROR(CheckClipping("adaptive_gradient_clipping",
+                                          group.adaptive_gradient_clipping));
     OptimizerOptions options = group.use_muon ? *muon_ : base_;
     TESSERA_RETURN_IF_ERROR(SetOptions(group.options, &options));
     choice_.groups.options.push_back(options);
@@ -206,15 +216,17 @@ class Chooser {
     return absl::OkStatus();
   }
 
-  // After "default" the groups follow in their order.
-  void SetMaxNorms() {
-    std::vector<std::optional<double>> norms(choice_.groups.options.size());
+  // After "default" the groups follow in their order. Empty: none has one.
+  std::vector<std::optional<double>> OfGroups(
+      std::optional<double> ParameterGroup::*member) const {
+    std::vector<std::optional<double>> values(choice_.groups.options.size());
     bool any = false;
     for (size_t g = 0; g < groups_.size(); ++g) {
-      norms[g + 1] = groups_[g].gradient_clipping;
-      any = any || norms[g + 1].has_value();
+      values[g + 1] = groups_[g].*member;
+      any = any || values[g + 1].has_value();
     }
-    if (any) choice_.max_norms = std::move(norms);
+    if (!any) values.clear();
+    return values;
   }
 
   absl::Status ClaimAll() {
@@ -312,6 +324,27 @@ const OptimizerOptions* OptimizerOf(const ParameterGroups& groups,
   return &groups.options[static_cast<size_t>(groups.of[first])];
 }
 
+absl::StatusOr<std::vector<double>> AdaptiveClippingOf(
+    const GroupChoice& choice, double of_all,
+    const std::vector<UnitPlan>& units) {
+  std::vector<double> clipping(choice.groups.options.size(), of_all);
+  for (size_t g = 0; g < choice.adaptive.size(); ++g) {
+    clipping[g] = choice.adaptive[g].value_or(of_all);
+  }
+  for (const UnitPlan& unit : units) {
+    for (const NamedParameter& p : unit.parameters) {
+      const int group = choice.groups.of[static_cast<size_t>(p.index)];
+      if (clipping[static_cast<size_t>(group)] == 0) continue;
+      TESSERA_RETURN_IF_ERROR(Annotate(CheckHasUnits(p.tensor), p.name));
+    }
+  }
+  if (std::all_of(clipping.begin(), clipping.end(),
+                  [](double c) { return c == 0; })) {
+    clipping.clear();
+  }
+  return clipping;
+}
+
 std::string Describe(const GroupChoice& choice) {
   std::string text;
   const ParameterGroups& groups = choice.groups;
@@ -324,6 +357,10 @@ std::string Describe(const GroupChoice& choice) {
     if (!choice.max_norms.empty() && choice.max_norms[g].has_value()) {
       absl::StrAppendFormat(&text, " gradient_clipping %.17g",
                             *choice.max_norms[g]);
+    }
+    if (!choice.adaptive.empty() && choice.adaptive[g].has_value()) {
+      absl::StrAppendFormat(&text, " adaptive_gradient_clipping %.17g",
+                            *choice.adaptive[g]);
     }
     for (const std::string& name : OptionNames(groups.options[g].algorithm)) {
       absl::StrAppendFormat(&text, " %.17g",

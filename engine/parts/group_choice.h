@@ -28,6 +28,8 @@ struct GroupChoice {
   std::vector<bool> frozen;  // of each group
   // Their own gradient_clipping; empty where no group has one.
   std::vector<std::optional<double>> max_norms;
+  // The same, adaptive_gradient_clipping.
+  std::vector<std::optional<double>> adaptive;
 };
 
 // `base`: the options of who is in no group; `muon`: of matrices, with Muon.
@@ -47,6 +49,13 @@ std::function<int(const NamedParameter&)> PartsOf(
 // groups, where there is no optimizer.
 const OptimizerOptions* OptimizerOf(const ParameterGroups& groups,
                                     const FlatPlan& flat);
+
+// By group: its own adaptive_gradient_clipping, or that of all. Empty: none is
+// above 0. InvalidArgument of a parameter that has no units (CheckHasUnits).
+// REQUIRES: `choice.groups` are as chosen. LOCAL.
+absl::StatusOr<std::vector<double>> AdaptiveClippingOf(
+    const GroupChoice& choice, double of_all,
+    const std::vector<UnitPlan>& units);
 
 // All that ranks must have chosen alike, to the last bit. LOCAL.
 std::string Describe(const GroupChoice& choice);

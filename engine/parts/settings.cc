@@ -252,6 +252,7 @@ Settings SettingsOf(const proto::Config& config, const EngineOptions& options,
   s.step.max_norm = config.gradient_clipping();
   s.step.norm_type = config.gradient_clipping_norm();
   s.step.max_value = config.gradient_clipping_value();
+  s.step.adaptive_eps = config.adaptive_gradient_clipping_eps();
   s.step.report_norm = config.sharding().report_grad_norm();
   s.step.skip_on_overflow =
       config.fp16().enabled() ||

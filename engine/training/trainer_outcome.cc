@@ -70,8 +70,8 @@ void Trainer::StepEarly(const BackwardOptions& options,
   if (optimizer == nullptr) return;
   optimizer->DropEarly();  // of a Backward before this one
   const ShardedStepOptions& step = parts_->settings.step;
-  const bool may = parts_->settings.offload.early_step && step.max_value <= 0 &&
-                   step.group_max_norms.empty() && optimizer->MayStepEarly();
+  const bool may = parts_->settings.offload.early_step &&
+                   !step.changes_gradients() && optimizer->MayStepEarly();
   const bool last =
       micro_steps_ + 1 == parts_->config.gradient_accumulation_steps() &&
       !has_backward_ && !options.more_losses && micro_batch->reduce;

@@ -1,7 +1,7 @@
 // What changes a step's gradients where they lie, before the optimizer reads
-// them: clipping by value, and of groups of parameters each by a norm of its
-// own. Gradients that lie elsewhere (on the host, on a disk) are read and
-// written once more for it.
+// them: clipping by value (then of units: adaptive_clipping.h), and of groups
+// of parameters each by a norm of its own. Gradients that lie elsewhere (on the
+// host, on a disk) are read and written once more for it.
 //
 // Early steps (optim/sharded_optimizer.h) are made with gradients as they came:
 // who calls these makes none, or drops them before.

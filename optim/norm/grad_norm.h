@@ -48,6 +48,8 @@ class NormSum {
   // of float16, bfloat16, float32, float64, complex64 or complex128; first >=
   // 0. ASYNC on devices: on the current stream.
   void Add(const at::Tensor& segment, int64_t first);
+  // A sum of powers of some elements, of one block at most, or more exactly.
+  void AddBlock(double block);
   // All of this rank's has been added. Of a device: waits for it, once.
   void Finish();
 
@@ -62,8 +64,6 @@ class NormSum {
   double Norm() const;
 
  private:
-  void AddBlock(double block);
-
   double p_;
   std::vector<at::Tensor> on_device_;  // block sums that Finish will fetch
   // The greatest block if p is infinity; else 0, or the infinity or NaN that

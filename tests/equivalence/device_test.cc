@@ -116,6 +116,19 @@ TEST_P(DeviceTest, GroupsOfNeighbours) {
   ExpectEqualsOracle(spec_, 2);
 }
 
+// The host finds their norms; with states there, too.
+TEST_P(DeviceTest, ClippingOfUnits) {
+  spec_.dtype = "fp16";
+  spec_.adaptive = 0.02;
+  spec_.tier = "cpu";
+  for (int stage : {0, 3}) {
+    spec_.stage = stage;
+    ExpectEqualsOracle(spec_, 2);
+  }
+  spec_.states_on_disk = 1;
+  ExpectEqualsOracle(spec_, 2);
+}
+
 // By value, and of biases by a norm of their own; with states on the host, too.
 TEST_P(DeviceTest, ClippingOfValuesAndGroups) {
   const std::string groups =

@@ -39,6 +39,7 @@ void VisitResult(Spec& spec, const Visit& visit) {
   visit("clipping", &spec.clipping);
   visit("clipping_norm", &spec.clipping_norm);
   visit("clipping_value", &spec.clipping_value);
+  visit("adaptive", &spec.adaptive);
   visit("weights", &spec.weights);
   visit("check_overflow", &spec.check_overflow);
   visit("loss_scale", &spec.loss_scale);
@@ -297,6 +298,7 @@ proto::Config ConfigOf(const TrainingSpec& spec) {
   config.set_gradient_clipping(spec.clipping);
   config.set_gradient_clipping_norm(spec.clipping_norm);
   config.set_gradient_clipping_value(spec.clipping_value);
+  config.set_adaptive_gradient_clipping(spec.adaptive);
   config.set_gradient_predivide_factor(spec.predivide);
   if (!spec.reduce_dtype.empty()) {
     config.set_communication_data_type(spec.reduce_dtype);
@@ -338,6 +340,7 @@ OracleOptions OracleOptionsOf(const TrainingSpec& spec, int world_size) {
   options.max_norm = spec.clipping;
   options.norm_p = spec.clipping_norm;
   options.max_value = spec.clipping_value;
+  options.adaptive = spec.adaptive;
   if (spec.weights) options.weight = WeightOf;
   if (spec.dtype == "bf16") options.skip_overflows = spec.check_overflow;
   if (spec.dtype == "fp16") {

@@ -32,6 +32,7 @@ struct TrainingSpec {
   double clipping = 0;                     // 0: none
   double clipping_norm = 2;
   double clipping_value = 0;  // of elements; 0: none
+  double adaptive = 0;        // adaptive_gradient_clipping
   // Ranks have unequal numbers of samples, some none.
   bool weights = false;
   bool check_overflow = true;  // with bf16

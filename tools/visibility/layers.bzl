@@ -49,7 +49,7 @@ LAYERS = {
     "optim/custom": ["base/...", "optim/kernels"],
     "optim/matrix": ["base/..."],
     "optim/schedule": [],
-    "optim/gradients": ["base/...", "comm", "sharding/layout", "sharding/torch", "sharding/flat", "sharding/gradient", "offload", "offload/disk"],
+    "optim/gradients": ["base/...", "comm", "optim/norm", "sharding/layout", "sharding/torch", "sharding/flat", "sharding/gradient", "offload", "offload/disk"],
     "optim/factored": ["base/...", "comm", "optim/kernels", "sharding/layout", "sharding/torch", "sharding/flat", "offload", "offload/disk"],
     "optim": ["base/...", "comm", "optim/custom", "optim/factored", "optim/gradients", "optim/kernels", "optim/matrix", "optim/norm", "sharding/layout", "sharding/torch", "sharding/flat", "sharding/gradient", "offload", "offload/disk"],
     "optim/cuda": ["base/...", "optim", "optim/kernels", "optim/norm"],
