@@ -300,8 +300,9 @@ void Oracle::ClipRows() {
     PlacedGradient placed = p.place;
     placed.gradient = p.clipped;
     const bool rows = p.clipped.dim() - (p.complex ? 1 : 0) >= 2;
-    p.clipped = OracleAdaptivelyClipped(
-        placed, p.master, rows, outcome_.divisor, most, options_.adaptive_eps);
+    p.clipped = Kept(
+        p, OracleAdaptivelyClipped(placed, p.master, rows, outcome_.divisor,
+                                   most, options_.adaptive_eps));
   }
 }
 

@@ -9,9 +9,12 @@
 #include <limits>
 #include <utility>
 
+#include "ATen/TensorIterator.h"
 #include "ATen/ops/amax.h"
 #include "ATen/ops/empty.h"
+#include "ATen/ops/full.h"
 #include "ATen/ops/maximum.h"
+#include "ATen/ops/ones.h"
 #include "ATen/ops/repeat_interleave.h"
 #include "ATen/ops/tensor.h"
 #include "ATen/ops/where.h"
@@ -24,7 +27,7 @@ namespace tessera {
 namespace {
 
 // Elements of a box: what is worked on stays in the caches, or fills a device.
-constexpr int64_t kMostOnCpu = 1 << 16, kMostOnDevice = 1 << 24;
+constexpr int64_t kMostOnCpu = 1 << 16, kMostOnDevice = 1 << 22;
 
 // What a box touches of a tensor that has one element where it has a size of 1.
 at::Tensor In(const at::Tensor& all, const Box& box) {
@@ -45,10 +48,56 @@ at::Tensor SquaresOf(const at::Tensor& numbers) {
       .square_();
 }
 
+// Not multiplied by 1 / n, as libtorch does it with a number on a device.
+at::Tensor MeansOf(const at::Tensor& sums, int64_t n) {
+  return sums / at::full({}, n, sums.options());
+}
+
 double EpsOf(const OptimizerOptions& o, at::ScalarType masters) {
   if (o.eps > 0) return o.eps;
   return masters == at::kDouble ? std::numeric_limits<double>::epsilon()
                                 : std::numeric_limits<float>::epsilon();
+}
+
+// g / sqrt(max(row * column, least)), NaN staying what it is.
+template <typename T>
+void DivideByRoots(char** data, const int64_t* strides, int64_t n, T least) {
+  const auto divide = [least](T* g, T row, T column) {
+    T v = row * column;
+    v = v < least ? least : v;
+    *g /= std::sqrt(v);
+  };
+  constexpr auto kItem = static_cast<int64_t>(sizeof(T));
+  auto* const g = reinterpret_cast<T*>(data[0]);
+  const auto* const rows = reinterpret_cast<const T*>(data[1]);
+  const auto* const columns = reinterpret_cast<const T*>(data[2]);
+  if (strides[0] == kItem && strides[1] == 0 && strides[2] == kItem) {
+    for (int64_t i = 0; i < n; ++i) divide(g + i, *rows, columns[i]);
+    return;
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    divide(g + i * strides[0] / kItem, rows[i * strides[1] / kItem],
+           columns[i * strides[2] / kItem]);
+  }
+}
+
+// In loops of its own: libtorch's sqrt of a contiguous tensor on the CPU may be
+// MKL's, which does not round as the others.
+void DivideByRootsOnCpu(const at::Tensor& part, const at::Tensor& rows,
+                        const at::Tensor& columns, double least) {
+  auto iterator = at::TensorIteratorConfig()
+                      .resize_outputs(false)
+                      .add_output(part)
+                      .add_const_input(rows)
+                      .add_const_input(columns)
+                      .build();
+  iterator.for_each([&](char** data, const int64_t* strides, int64_t n) {
+    if (part.scalar_type() == at::kDouble) {
+      DivideByRoots<double>(data, strides, n, least);
+    } else {
+      DivideByRoots<float>(data, strides, n, static_cast<float>(least));
+    }
+  });
 }
 
 }  // namespace
@@ -172,7 +221,7 @@ void AdafactorStep::UpdateStates(const Work& work) const {
     const at::Tensor before = state.to(at::kDouble);
     at::Tensor after = LinesOf(means_, work, s);
     if (work.factored()) {
-      after = after / static_cast<double>(work.sizes.end()[DimOf(s)]);
+      after = MeansOf(after, work.sizes.end()[DimOf(s)]);
     }
     after = (after - before).mul_(weight).add_(before);
     after.masked_fill_(after.isnan(), std::nan(""));  // one of all
@@ -189,14 +238,20 @@ void AdafactorStep::Direct(size_t unit) {
     at::Tensor first = work.states[0];
     if (work.factored()) {
       const at::Tensor rows = first.to(at::kDouble);
-      const at::Tensor mean =
-          WholeLineSums(rows, -2) / static_cast<double>(rows.size(-2));
+      const at::Tensor mean = MeansOf(WholeLineSums(rows, -2), rows.size(-2));
       first = (rows / mean.clamp_min(eps)).to(dtype);
     }
+    const at::Tensor second =
+        work.factored() ? work.states[1] : at::ones({}, first.options());
     VisitBoxes(work, [&](const Box& box, const at::Tensor& part) {
-      at::Tensor v = In(first, box);
-      if (work.factored()) v = v * In(work.states[1], box);
-      part.div_(v.clamp_min(eps * eps).sqrt_());
+      const at::Tensor rows = In(first, box), columns = In(second, box);
+      if (part.is_cpu()) {
+        DivideByRootsOnCpu(part, rows, columns, eps * eps);
+      } else {
+        // Of float32 a root in float64 is rounded as if once.
+        const at::Tensor v = (rows * columns).clamp_min_(eps * eps);
+        part.div_(v.to(at::kDouble).sqrt_().to(dtype));
+      }
     });
   }
 }

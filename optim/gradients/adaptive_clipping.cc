@@ -329,10 +329,12 @@ absl::Status ChangeFlat(const FlatParameter& flat,
   for (const Part& part : parts) {
     if (!Changes(part)) continue;
     const Range& of = flat.parameters()[part.in_flat].range;
-    Multiply(
+    const at::Tensor segment =
         owned.narrow(0, of.begin + part.elements.begin - flat.owned().begin,
-                     part.elements.numel()),
-        part);
+                     part.elements.numel());
+    const at::Tensor wide = segment.to(flat.master_dtype());  // or itself
+    Multiply(wide, part);
+    if (!wide.is_same(segment)) segment.copy_(wide);  // rounded once
   }
   return raised.Commit();
 }

@@ -164,6 +164,7 @@ std::unique_ptr<torch::optim::Optimizer> TorchOptim(
     case Algorithm::kLion:
     case Algorithm::kLamb:
     case Algorithm::kMuon:
+    case Algorithm::kAdafactor:
     case Algorithm::kScheduleFree:
     case Algorithm::kCustom:
     case Algorithm::kCustomOfRate:

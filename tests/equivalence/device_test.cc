@@ -151,6 +151,24 @@ TEST_P(DeviceTest, ClippingOfValuesAndGroups) {
   }
 }
 
+// Of rows and columns that shards cut; of fp16 the first steps are skipped.
+TEST_P(DeviceTest, Adafactor) {
+  spec_.model = "Gpt";
+  spec_.optimizer = "type:'Adafactor',params{weight_decay:0.1}";
+  spec_.initial_scale_power = 24;
+  spec_.gradients = false;  // NaNs of several kinds
+  spec_.outcomes = true;
+  spec_.steps = 6;
+  for (const char* dtype : {"fp32", "fp16"}) {
+    spec_.dtype = dtype;
+    spec_.clipping = 0.5;
+    for (int stage : {0, 3}) {
+      spec_.stage = stage;
+      ExpectEqualsOracle(spec_, 2);
+    }
+  }
+}
+
 // Operator by operator; a step that is skipped is taken back.
 TEST_P(DeviceTest, LibtorchExact) {
   spec_.libtorch_exact = true;
