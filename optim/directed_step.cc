@@ -227,8 +227,11 @@ absl::StatusOr<Completion> Orthogonalizer::Finish() {
   }
   const bool scattered =
       flat.stage().sharded_optimizer && flat.communicator()->world_size() > 1;
-  in_flight.unit.direction.copy_(scattered ? in_flight.part : in_flight.whole);
   Completion completion;
+  completion.direction = scattered ? in_flight.part : in_flight.whole;
+  if (flat.master_dtype() != at::kFloat) {
+    completion.direction = completion.direction.to(flat.master_dtype());
+  }
   for (size_t i = 0; i < flat.parameters().size(); ++i) {
     completion.scales.push_back(
         ScaleOf(flat.parameters()[i], OptionsOf(in_flight.unit, i)));

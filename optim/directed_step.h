@@ -40,12 +40,15 @@ namespace tessera {
 struct DirectedUnit {
   FlatParameter* flat = nullptr;
   HasGradient has_gradient;
-  at::Tensor direction;  // [owned], of the master dtype
+  at::Tensor direction;  // [owned], of the master dtype, or as completed
 };
 
 // What is needed of the direction of each parameter of a unit.
 struct Completion {
   std::vector<double> scales;  // of the rate, by parameter of the unit
+  // In place of the unit's, [owned], of its dtype or of 16 bits, which kernels
+  // of float32 masters read as well; undefined: that one.
+  at::Tensor direction;
 };
 
 // Of LAMB and Adafactor: the exact sums of squares of each parameter's masters

@@ -143,6 +143,7 @@ absl::Status ShardedOptimizer::StepMuon(const std::vector<size_t>& units,
     const size_t done = i - kBehind;
     TESSERA_ASSIGN_OR_RETURN(const Completion completion,
                              orthogonalizer.Finish());
+    directed[done].direction = completion.direction;
     TESSERA_RETURN_IF_ERROR(Descend(units[done], directed[done], completion,
                                     gradients->of(units[done]), one, after));
     directed[done].direction.reset();

@@ -246,34 +246,53 @@ void AdafactorStep(const Work& w, const OraclePlace& place) {
   Descend(w.master, direction, rate * (size / excess), kept);
 }
 
+// Whether oneDNN multiplies such numbers on this processor: the rest libtorch
+// does in plain loops, so float32 does it, rounded each time.
+bool Multiplies(at::ScalarType dtype) {
+  const char* const name = dtype == at::kHalf
+                               ? "mkldnn::_is_mkldnn_fp16_supported"
+                               : "mkldnn::_is_mkldnn_bf16_supported";
+  const auto found = c10::Dispatcher::singleton().findSchema({name, ""});
+  return found.has_value() && found->typed<bool()>().call();
+}
+
 // Newton-Schulz in 16 bits: X is [n, m], n at most m.
 at::Tensor Iterated(at::Tensor x, const OracleStepOptions& o) {
   constexpr double a = 3.4445, b = -4.7750, c = 2.0315;
+  const at::ScalarType dtype = x.scalar_type();
+  const bool wide = x.is_cpu() && !Multiplies(dtype);
+  const auto done = [&](const at::Tensor& y) {
+    return wide ? y.to(dtype).to(at::kFloat) : y;
+  };
+  const auto plus = [&](const at::Tensor& y, double times, const at::Tensor& z,
+                        double product) {  // times y + product z y
+    return done(torch::addmm(y, z, y, times, product));
+  };
   const bool gram = o.ns_gram && x.size(0) < x.size(1);
   at::Tensor q, r;  // q undefined: the identity
+  x = done(x);
   for (int64_t i = 0; i < o.ns_steps; ++i) {
     if (!gram) {
-      const at::Tensor product = torch::mm(x, x.t());
-      const at::Tensor z = torch::addmm(product, product, product, b, c);
-      x = torch::addmm(x, z, x, a, 1);
+      const at::Tensor product = done(torch::mm(x, x.t()));
+      x = plus(x, a, plus(product, b, product, c), 1);
       continue;
     }
     if (i == 2) {  // begun anew
-      x = torch::mm(q, x);
+      x = done(torch::mm(q, x));
       q = at::Tensor();
     }
-    if (i == 0 || i == 2) r = torch::mm(x, x.t());
-    const at::Tensor z = torch::addmm(r, r, r, b, c);
+    if (i == 0 || i == 2) r = done(torch::mm(x, x.t()));
+    const at::Tensor z = plus(r, b, r, c);
     if (q.defined()) {
-      q = torch::addmm(q, z, q, a, 1);
+      q = plus(q, a, z, 1);
     } else {
       q = z.clone();
       q.diagonal().add_(a);
+      q = done(q);
     }
-    const at::Tensor half = torch::addmm(r, z, r, a, 1);
-    r = torch::addmm(half, z, half, a, 1);
+    r = plus(plus(r, a, z, 1), a, z, 1);
   }
-  return q.defined() ? torch::mm(q, x) : x;
+  return q.defined() ? done(torch::mm(q, x)) : x;
 }
 
 void MuonStep(const Work& w) {

@@ -13,7 +13,8 @@ def build(targets):
     print(f'{name}: building //benchmarks', flush=True)
     done = subprocess.run(
         ['bazel', 'build', '--noshow_progress',
-         *(f'//benchmarks:{target}' for target in targets)],
+         *(target if target.startswith('//') else f'//benchmarks:{target}'
+           for target in targets)],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise SystemExit('\n'.join([*done.stderr.splitlines()[-30:],

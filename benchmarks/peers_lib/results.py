@@ -96,10 +96,15 @@ def keep(folder, words, results, stamp):
         text = with_row(text, result.row.name, f'{table(result)}\n{stamp}\n')
         raw[result.row.name] = result.raw
     write(path + '.md', text)
+    write_raw(path + '.json', raw)
+    return path + '.md'
+
+
+def write_raw(path, raw):
+    """A row a line."""
     packed = '{\n' + ',\n'.join(f'{json.dumps(name)}: {json.dumps(raw[name])}'
                                 for name in sorted(raw)) + '\n}\n'
-    write(path + '.json', packed)
-    return path + '.md'
+    write(path, packed)
 
 
 def read(path):

@@ -69,7 +69,7 @@ LAYERS = {
     "verify/factored": [],
     "verify": ["base/...", "verify/factored", "config", "comm", "comm/world", "sharding/...", "engine/...", "offload/..."],
     "examples": ["base/...", "config", "comm", "comm/world", "data", "sharding/...", "optim", "optim/kernels", "checkpoint/...", "engine/...", "offload/..."],
-    "benchmarks": ["base/...", "config/...", "comm/...", "data", "sharding/...", "optim", "optim/kernels", "checkpoint/...", "engine/...", "verify", "offload/..."],
+    "benchmarks": ["base/...", "config/...", "comm/...", "data", "sharding/...", "optim", "optim/kernels", "optim/matrix", "checkpoint/...", "engine/...", "verify", "offload/..."],
     "tools": ["base/...", "config/...", "comm/...", "data", "sharding/...", "optim", "optim/kernels", "checkpoint/...", "engine/...", "examples", "offload/..."],
     "tests": ["testing/...", "base/...", "config/...", "comm/...", "data", "sharding/...", "optim/...", "checkpoint/...", "engine/...", "verify", "examples", "tools", "offload/..."],
     "bundle": ["testing/...", "base/...", "config/...", "comm/...", "data", "sharding/...", "optim/...", "checkpoint/...", "engine/...", "verify", "examples", "benchmarks", "tools", "tests", "offload/..."],
