@@ -44,7 +44,7 @@
 #include "comm/group/self_communicator.h"
 #include "config/config.pb.h"
 #include "engine/engine.h"
-#include "verify/plain_autograd.h"
+#include "verify/plain/plain_autograd.h"
 
 ABSL_FLAG(int, rounds, 31, "Rounds that are measured.");
 ABSL_FLAG(int64_t, blocks, 24, "Blocks of the model that is stepped.");

@@ -39,7 +39,7 @@
 #include "comm/launch/job.h"
 #include "data/byte_corpus.h"
 #include "engine/tessera.h"
-#include "verify/plain_autograd.h"
+#include "verify/plain/plain_autograd.h"
 
 ABSL_FLAG(std::string, data, "", "The text: any file.");
 ABSL_FLAG(std::string, engine, "tessera",

@@ -19,9 +19,9 @@ using google::protobuf::FieldDescriptor;
 constexpr const char* kDeepSpeed[] = {
     "Adam",   "AdamW",   "Adagrad", "Lamb",       "Lion",       "Muon",
     "MuAdam", "MuAdamW", "MuSGD",   "OneBitAdam", "OneBitLamb", "ZeroOneAdam"};
-// Neither's; in any case, too.
-constexpr char kScheduleFree[] = "AdamWScheduleFree";
-constexpr char kCustom[] = "Custom";  // a program's own
+constexpr char kMuon[] = "Muon", kAdafactor[] = "Adafactor";
+// Of neither; in any case, too. The second is a program's own.
+constexpr char kScheduleFree[] = "AdamWScheduleFree", kCustom[] = "Custom";
 constexpr const char* kTorch[] = {
     "Adadelta", "Adafactor", "Adamax", "ASGD", "LBFGS",     "NAdam",
     "RAdam",    "RMSprop",   "Rprop",  "SGD",  "SparseAdam"};
@@ -133,21 +133,8 @@ const Known* FindKnown(const std::string& type) {
   return nullptr;
 }
 
-bool IsMuon(const Known& known) {
-  return absl::string_view(known.type) == "Muon";
-}
-
-bool IsAdafactor(const Known& known) {
-  return absl::string_view(known.type) == "Adafactor";
-}
-
-bool IsScheduleFree(const Known& known) {
-  return absl::string_view(known.type) == kScheduleFree;
-}
-
-// What fits together is for the program to say.
-bool IsCustom(const Known& known) {
-  return absl::string_view(known.type) == kCustom;
+bool Is(absl::string_view type, const Known& known) {
+  return type == known.type;
 }
 
 bool Has(const Known& known, const std::string& field) {
@@ -155,8 +142,8 @@ bool Has(const Known& known, const std::string& field) {
   if (field == "state_dtype" || field == "ema_decay") return true;
   const bool of_muon = field == "muon_lr" || field == "adam_lr" ||
                        field == "ns_method" || field == "adjust_lr_fn";
-  if (of_muon) return IsMuon(known);
-  if (field == "eps" && IsAdafactor(known))
+  if (of_muon) return Is(kMuon, known);
+  if (field == "eps" && Is(kAdafactor, known))
     return true;  // the masters' dtype's
   return std::any_of(
       known.parameters.begin(), known.parameters.end(),
@@ -217,7 +204,7 @@ void FillParameters(const Known& known, proto::OptimizerParams* params) {
   }
   if (!params->has_state_dtype()) params->set_state_dtype("fp32");
   if (!params->has_ema_decay()) params->set_ema_decay(0);
-  if (!IsMuon(known)) return;
+  if (!Is(kMuon, known)) return;
   if (!params->has_muon_lr()) params->set_muon_lr(params->lr());
   if (!params->has_adam_lr()) params->set_adam_lr(params->lr());
   if (!params->has_ns_method()) params->set_ns_method("gram");
@@ -229,7 +216,7 @@ void CheckBetas(const std::string& path, const Known& known, const Betas& betas,
                 Faults* faults) {
   if (betas.size() != 2) {
     faults->Add(path, "expected two numbers, got ", betas.size());
-  } else if (IsScheduleFree(known) && betas[0] == 0) {
+  } else if (Is(kScheduleFree, known) && betas[0] == 0) {
     faults->Add(path + "[0]", "expected above 0 with ", known.type,
                 ": without it the average cannot be found");
   }
@@ -237,11 +224,13 @@ void CheckBetas(const std::string& path, const Known& known, const Betas& betas,
 
 // Of those whose states are float32 alone, else "".
 std::string WhyFloat32(const Known& known) {
-  if (IsCustom(known)) return ", of a program's own optimizer";
+  // What else fits together is for the program to say.
+  if (Is(kCustom, known)) return ", of a program's own optimizer";
   const std::string with = absl::StrCat(" with ", known.type, ", whose ");
-  if (IsAdafactor(known)) return with + "states are few";
+  if (Is(kAdafactor, known)) return with + "states are few";
   // Of z nothing may be lost.
-  return IsScheduleFree(known) ? with + "state z is as good as a master" : "";
+  return Is(kScheduleFree, known) ? with + "state z is as good as a master"
+                                  : "";
 }
 
 void CheckStates(const Known& known, const proto::OptimizerParams& params,
@@ -251,7 +240,7 @@ void CheckStates(const Known& known, const proto::OptimizerParams& params,
     faults->Add(path + ".state_dtype", "expected fp32", why, ", got ",
                 params.state_dtype());
   }
-  if (IsScheduleFree(known) && params.ema_decay() != 0) {
+  if (Is(kScheduleFree, known) && params.ema_decay() != 0) {
     faults->Add(path + ".ema_decay", "expected 0 with ", known.type,
                 ", which has an average of its own");
   }
@@ -280,7 +269,7 @@ void ResolveParameters(const Known& known, proto::OptimizerParams* params,
     faults->Add(path + ".min_coeff", "expected at most max_coeff, ",
                 params->max_coeff(), ", got ", params->min_coeff());
   }
-  if (IsMuon(known) || IsCustom(known)) return;
+  if (Is(kMuon, known) || Is(kCustom, known)) return;
   CheckNesterov(path + ".nesterov", params->nesterov(), params->momentum(),
                 params->dampening(), faults);
 }
@@ -310,11 +299,11 @@ void ResolveGroup(int number, const Known& known, proto::Optimizer* optimizer,
   if (params.betas_size() != 0) {
     CheckBetas(inside + ".betas", known, params.betas(), faults);
   }
-  if (group.use_muon() && !IsMuon(known)) {
+  if (group.use_muon() && !Is(kMuon, known)) {
     faults->Add(path + ".use_muon", "expected false, of the optimizer ",
                 known.type);
   }
-  if (IsMuon(known) || IsCustom(known)) return;
+  if (Is(kMuon, known) || Is(kCustom, known)) return;
   const proto::OptimizerParams& base = optimizer->params();
   const double momentum =
       params.has_momentum() ? params.momentum() : base.momentum();

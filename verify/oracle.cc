@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "verify/oracle_module.h"
-#include "verify/oracle_norm.h"
-#include "verify/plain_casts.h"
+#include "verify/oracle_parameter.h"
+#include "verify/plain/plain_casts.h"
 
 namespace tessera {
 namespace {
@@ -36,14 +36,6 @@ LossScaling ScalingOf(const OracleOptions& options) {
   return options.loss_scaling.value_or(none);
 }
 
-bool Is16Bit(at::ScalarType type) {
-  return type == at::kBFloat16 || type == at::kHalf;
-}
-
-at::Tensor Reals(const at::Tensor& t) {
-  return t.is_complex() ? at::view_as_real(t.resolve_conj()) : t;
-}
-
 // Of each element, from the first one's place.
 at::Tensor PlacesOf(const at::Tensor& t) {
   int64_t last = 0;
@@ -51,53 +43,7 @@ at::Tensor PlacesOf(const at::Tensor& t) {
   return at::arange(last + 1, at::kLong).as_strided(t.sizes(), t.strides());
 }
 
-// In their dtype; 16-bit ones in float32, rounded once.
-at::Tensor SumInOrder(const std::vector<at::Tensor>& tensors) {
-  const at::ScalarType dtype = tensors[0].scalar_type();
-  at::Tensor sum;
-  for (const at::Tensor& t : tensors) {
-    const at::Tensor term = Is16Bit(dtype) ? t.to(at::kFloat) : t;
-    sum = sum.defined() ? sum + term : term;
-  }
-  return sum.to(dtype);
-}
-
-// By a tensor: of a number GPUs multiply by the reciprocal. 16 bits as floats.
-at::Tensor Divided(const at::Tensor& t, double divisor) {
-  const at::Tensor wide = Is16Bit(t.scalar_type()) ? t.to(at::kFloat) : t;
-  return wide.div(torch::full({}, divisor, wide.options())).to(t.dtype());
-}
-
-double EpsilonOf(at::ScalarType type) {
-  return type == at::kBFloat16 ? 0x1p-7
-         : type == at::kHalf   ? 0x1p-10
-         : type == at::kDouble ? 0x1p-52
-                               : 0x1p-23;
-}
-
 }  // namespace
-
-struct Oracle::Rank {
-  std::shared_ptr<torch::nn::Module> module;
-  at::Tensor generator_state;
-};
-
-// One parameter on all ranks; all but the replicas real.
-struct Oracle::Parameter {
-  std::string name;
-  bool complex = false;
-  PlacedGradient place;              // in its storage at the start
-  std::vector<at::Tensor> replicas;  // by rank
-  std::vector<at::Tensor> waiting;   // by rank: not yet reduced
-  at::Tensor gradient;               // of the step; undefined: skipped
-  at::Tensor clipped;                // what the step is made with, of it
-  at::Tensor rounding;               // of it
-  at::Tensor master;
-  std::vector<at::Tensor> states;  // of its optimizer
-  int64_t steps = 0;
-  std::optional<size_t> group;  // none: of the rest
-  OracleRandom random;
-};
 
 Oracle::Oracle(const MakeModule& make_module, OracleOptions options)
     : options_(std::move(options)),
@@ -198,157 +144,6 @@ std::vector<at::Tensor> Oracle::Replicas(int r) const {
   std::vector<at::Tensor> replicas;
   for (const Parameter& p : parameters_) replicas.push_back(p.replicas[r]);
   return replicas;
-}
-
-at::ScalarType Oracle::GradientDtypeOf(const Parameter& p) const {
-  const at::ScalarType master = p.master.scalar_type();
-  return master == at::kFloat && !p.complex
-             ? options_.gradient_dtype.value_or(master)
-             : master;
-}
-
-at::ScalarType Oracle::ReduceDtypeOf(const Parameter& p) const {
-  const at::ScalarType own = c10::toRealValueType(p.replicas[0].scalar_type());
-  const bool chosen = !p.complex && (own == at::kFloat || Is16Bit(own));
-  return chosen ? options_.reduce_dtype.value_or(own) : own;
-}
-
-at::Tensor Oracle::Kept(const Parameter& p, const at::Tensor& gradient) const {
-  return gradient.to(GradientDtypeOf(p)).to(gradient.scalar_type());
-}
-
-void Oracle::TakeGradients(int r, double weight) {
-  torch::NoGradGuard no_grad;
-  for (Parameter& p : parameters_) {
-    at::Tensor& grad = p.replicas[r].mutable_grad();
-    if (!grad.defined()) continue;
-    at::Tensor mine = torch::empty_like(p.master).copy_(Reals(grad.to_dense()));
-    if (weight == 0) mine.zero_();
-    at::Tensor& waiting = p.waiting[r];
-    waiting = waiting.defined() ? waiting + mine : mine;
-    if (options_.accumulate_locally) {
-      waiting =
-          waiting.to(at::promoteTypes(GradientDtypeOf(p), ReduceDtypeOf(p)))
-              .to(mine.scalar_type());
-    }
-    grad.reset();
-  }
-}
-
-void Oracle::Reduce(Parameter* p) const {
-  torch::NoGradGuard no_grad;
-  if (std::none_of(p->waiting.begin(), p->waiting.end(),
-                   [](const at::Tensor& t) { return t.defined(); })) {
-    return;
-  }
-  const at::ScalarType dtype = ReduceDtypeOf(*p);
-  std::vector<at::Tensor> sends;
-  for (at::Tensor& waiting : p->waiting) {
-    if (!waiting.defined()) waiting = torch::zeros_like(p->master);
-    at::Tensor send = waiting.to(dtype);
-    if (options_.predivide != 1) send = Divided(send, options_.predivide);
-    sends.push_back(send);
-    waiting.reset();
-  }
-  AddRounding(p, sends);
-  const size_t group = options_.shard_group_size > 0
-                           ? static_cast<size_t>(options_.shard_group_size)
-                           : sends.size();
-  std::vector<at::Tensor> sums;  // by group
-  for (size_t i = 0; i < sends.size(); i += group) {
-    sums.push_back(SumInOrder({sends.begin() + i, sends.begin() + i + group}));
-  }
-  at::Tensor mean = SumInOrder(sums).to(p->master.scalar_type());
-  if (!options_.sum && !options_.weight) {
-    mean = Divided(mean, options_.world_size / options_.predivide);
-  }
-  p->gradient = Kept(*p, p->gradient.defined() ? p->gradient + mean : mean);
-}
-
-void Oracle::AddRounding(Parameter* p,
-                         const std::vector<at::Tensor>& sends) const {
-  if (!options_.roundings) return;
-  const bool mean = !options_.sum && !options_.weight;
-  const double factor = EpsilonOf(sends[0].scalar_type()) /
-                        (mean ? options_.world_size / options_.predivide : 1);
-  for (const at::Tensor& send : sends) {
-    const at::Tensor one = send.abs().to(at::kDouble).mul(factor);
-    p->rounding = p->rounding.defined() ? p->rounding + one : one;
-  }
-}
-
-// As what is divided at last: the ends are rounded as elements are.
-void Oracle::ClipValues() {
-  const double end = options_.max_value * outcome_.divisor;
-  for (Parameter& p : parameters_) {
-    p.clipped = p.gradient;
-    if (!p.gradient.defined() || options_.max_value <= 0) continue;
-    const bool half = GradientDtypeOf(p) == at::kHalf;
-    p.clipped =
-        Kept(p, OracleClamped(p.gradient, half ? std::min(end, 65504.0) : end));
-  }
-}
-
-// A complex parameter's last dim is that of its parts.
-void Oracle::ClipRows() {
-  for (Parameter& p : parameters_) {
-    const double most =
-        p.group.has_value()
-            ? groups_[*p.group].adaptive.value_or(options_.adaptive)
-            : options_.adaptive;
-    if (!p.clipped.defined() || most == 0) continue;
-    PlacedGradient placed = p.place;
-    placed.gradient = p.clipped;
-    const bool rows = p.clipped.dim() - (p.complex ? 1 : 0) >= 2;
-    p.clipped = Kept(
-        p, OracleAdaptivelyClipped(placed, p.master, rows, outcome_.divisor,
-                                   most, options_.adaptive_eps));
-  }
-}
-
-bool Oracle::HasOwnNorm(const Parameter& p) const {
-  return p.group.has_value() && groups_[*p.group].max_norm.has_value();
-}
-
-double Oracle::Norm(std::optional<size_t> group) const {
-  std::vector<PlacedGradient> gradients;
-  for (const Parameter& p : parameters_) {
-    const bool meant = group.has_value() ? p.group == group : !HasOwnNorm(p);
-    if (!p.clipped.defined() || !meant) continue;
-    gradients.push_back(p.place);
-    gradients.back().gradient = p.clipped;
-  }
-  return OracleNorm(gradients, options_.norm_p);
-}
-
-// What all are to be multiplied with; where groups have maxima of their own,
-// each is multiplied with its factor here.
-double Oracle::ClipNorms(double inverse) {
-  const double of_rest = OracleClipping(outcome_.norm, options_.max_norm);
-  bool any = false;
-  std::vector<double> of_group;
-  for (size_t g = 0; g < groups_.size(); ++g) {
-    any = any || groups_[g].max_norm.has_value();
-    of_group.push_back(
-        groups_[g].max_norm.has_value()
-            ? OracleClipping(Norm(g) * inverse, *groups_[g].max_norm)
-            : of_rest);
-  }
-  if (!any) return inverse * of_rest;
-  for (Parameter& p : parameters_) {
-    const double factor = p.group ? of_group[*p.group] : of_rest;
-    if (!p.clipped.defined() || factor == 1) continue;
-    p.clipped = Kept(p, p.clipped.mul(factor));
-  }
-  return inverse;
-}
-
-bool Oracle::GradientsAreFinite() const {
-  return std::all_of(parameters_.begin(), parameters_.end(),
-                     [](const Parameter& p) {
-                       return !p.gradient.defined() ||
-                              at::isfinite(p.gradient).all().item<bool>();
-                     });
 }
 
 void Oracle::StepOptimizer(double factor) {

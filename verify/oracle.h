@@ -78,7 +78,7 @@ struct OracleOptions {
   // kept. Unset: what the module has.
   std::optional<at::ScalarType> dtype;
   bool keep_norms = false;
-  // Operators cast their inputs to that (verify/plain_casts.h).
+  // Operators cast their inputs to that (verify/plain/plain_casts.h).
   bool cast_inputs = false;
   // Of real floating buffers. Unset: what the module has.
   std::optional<at::ScalarType> buffer_dtype;

@@ -19,7 +19,7 @@
 #include "verify/difference.h"
 #include "verify/engine_groups.h"
 #include "verify/oracle_options.h"
-#include "verify/plain_autocast.h"
+#include "verify/plain/plain_autocast.h"
 
 namespace tessera {
 namespace {

@@ -161,13 +161,7 @@ std::unique_ptr<torch::optim::Optimizer> TorchOptim(
                    .momentum(o.momentum)
                    .centered(o.centered)
                    .weight_decay(o.weight_decay));
-    case Algorithm::kLion:
-    case Algorithm::kLamb:
-    case Algorithm::kMuon:
-    case Algorithm::kAdafactor:
-    case Algorithm::kScheduleFree:
-    case Algorithm::kCustom:
-    case Algorithm::kCustomOfRate:
+    default:
       return nullptr;
   }
 }

@@ -34,7 +34,7 @@
 #include "tests/models/recomputed.h"
 #include "tests/support/libtorch_adamw.h"
 #include "torch/csrc/autograd/engine.h"
-#include "verify/plain_autograd.h"
+#include "verify/plain/plain_autograd.h"
 
 namespace tessera {
 

@@ -22,7 +22,7 @@
 #include "tests/support/device_group.h"
 #include "tests/support/device_kernels.h"
 #include "tests/support/rank_pool.h"
-#include "verify/plain_autograd.h"
+#include "verify/plain/plain_autograd.h"
 
 namespace tessera {
 namespace {

@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/torch_guard.h"
 #include "tests/zoo/rig.h"
-#include "verify/plain_autograd.h"
+#include "verify/plain/plain_autograd.h"
 
 namespace tessera::zoo {
 namespace {

@@ -67,12 +67,13 @@ LAYERS = {
     "engine/training": ["base/...", "config", "comm", "sharding/...", "optim/...", "engine/setup", "engine/parts", "engine/plan", "checkpoint/exchange", "offload/..."],
     "engine": ["base/...", "config", "comm", "comm/world", "data", "engine/...", "sharding/...", "optim/...", "checkpoint/...", "offload/..."],
     "verify/factored": [],
-    "verify": ["base/...", "verify/factored", "config", "comm", "comm/world", "sharding/...", "engine/...", "offload/..."],
+    "verify/plain": ["sharding/dispatch"],
+    "verify": ["base/...", "verify/factored", "verify/plain", "config", "comm", "comm/world", "sharding/...", "engine/...", "offload/..."],
     "examples": ["base/...", "config", "comm", "comm/world", "data", "sharding/...", "optim", "optim/kernels", "checkpoint/...", "engine/...", "offload/..."],
-    "benchmarks": ["base/...", "config/...", "comm/...", "data", "sharding/...", "optim", "optim/kernels", "optim/matrix", "checkpoint/...", "engine/...", "verify", "offload/..."],
+    "benchmarks": ["base/...", "config/...", "comm/...", "data", "sharding/...", "optim", "optim/kernels", "optim/matrix", "checkpoint/...", "engine/...", "verify/...", "offload/..."],
     "tools": ["base/...", "config/...", "comm/...", "data", "sharding/...", "optim", "optim/kernels", "checkpoint/...", "engine/...", "examples", "offload/..."],
-    "tests": ["testing/...", "base/...", "config/...", "comm/...", "data", "sharding/...", "optim/...", "checkpoint/...", "engine/...", "verify", "examples", "tools", "offload/..."],
-    "bundle": ["testing/...", "base/...", "config/...", "comm/...", "data", "sharding/...", "optim/...", "checkpoint/...", "engine/...", "verify", "examples", "benchmarks", "tools", "tests", "offload/..."],
+    "tests": ["testing/...", "base/...", "config/...", "comm/...", "data", "sharding/...", "optim/...", "checkpoint/...", "engine/...", "verify/...", "examples", "tools", "offload/..."],
+    "bundle": ["testing/...", "base/...", "config/...", "comm/...", "data", "sharding/...", "optim/...", "checkpoint/...", "engine/...", "verify/...", "examples", "benchmarks", "tools", "tests", "offload/..."],
 }
 
 def _allows(words, layer):

@@ -1,6 +1,6 @@
 // Autocast as plain libtorch has it, beside Engine::AutocastScope.
-#ifndef VERIFY_PLAIN_AUTOCAST_H_
-#define VERIFY_PLAIN_AUTOCAST_H_
+#ifndef VERIFY_PLAIN_PLAIN_AUTOCAST_H_
+#define VERIFY_PLAIN_PLAIN_AUTOCAST_H_
 
 #include "ATen/autocast_mode.h"
 
@@ -28,4 +28,4 @@ class PlainAutocast {
 };
 
 }  // namespace tessera
-#endif  // VERIFY_PLAIN_AUTOCAST_H_
+#endif  // VERIFY_PLAIN_PLAIN_AUTOCAST_H_

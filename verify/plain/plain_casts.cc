@@ -1,4 +1,4 @@
-#include "verify/plain_casts.h"
+#include "verify/plain/plain_casts.h"
 
 #include <torch/library.h>
 #include <torch/torch.h>

@@ -1,7 +1,7 @@
 // libtorch's own autograd engine, for plain training that ours is compared
 // with.
-#ifndef VERIFY_PLAIN_AUTOGRAD_H_
-#define VERIFY_PLAIN_AUTOGRAD_H_
+#ifndef VERIFY_PLAIN_PLAIN_AUTOGRAD_H_
+#define VERIFY_PLAIN_PLAIN_AUTOGRAD_H_
 
 #include "sharding/dispatch/saved_tensors.h"
 #include "torch/csrc/autograd/engine.h"
@@ -36,4 +36,4 @@ class PlainAutograd {
 };
 
 }  // namespace tessera
-#endif  // VERIFY_PLAIN_AUTOGRAD_H_
+#endif  // VERIFY_PLAIN_PLAIN_AUTOGRAD_H_

@@ -11,8 +11,8 @@
 //
 // Not where the operator's parameters differ in dtype, nor what it writes, nor
 // running statistics, nor what autocast takes.
-#ifndef VERIFY_PLAIN_CASTS_H_
-#define VERIFY_PLAIN_CASTS_H_
+#ifndef VERIFY_PLAIN_PLAIN_CASTS_H_
+#define VERIFY_PLAIN_PLAIN_CASTS_H_
 
 #include <vector>
 
@@ -32,4 +32,4 @@ class PlainCasts {
 };
 
 }  // namespace tessera
-#endif  // VERIFY_PLAIN_CASTS_H_
+#endif  // VERIFY_PLAIN_PLAIN_CASTS_H_

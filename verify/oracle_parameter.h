@@ -1,0 +1,49 @@
+// What the oracle keeps of ranks and parameters.
+#ifndef VERIFY_ORACLE_PARAMETER_H_
+#define VERIFY_ORACLE_PARAMETER_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ATen/core/Tensor.h"
+#include "ATen/ops/view_as_real.h"
+#include "verify/oracle.h"
+#include "verify/oracle_norm.h"
+
+namespace tessera {
+
+struct Oracle::Rank {
+  std::shared_ptr<torch::nn::Module> module;
+  at::Tensor generator_state;
+};
+
+// One parameter on all ranks; all but the replicas real.
+struct Oracle::Parameter {
+  std::string name;
+  bool complex = false;
+  PlacedGradient place;              // in its storage at the start
+  std::vector<at::Tensor> replicas;  // by rank
+  std::vector<at::Tensor> waiting;   // by rank: not yet reduced
+  at::Tensor gradient;               // of the step; undefined: skipped
+  at::Tensor clipped;                // what the step is made with, of it
+  at::Tensor rounding;               // of it
+  at::Tensor master;
+  std::vector<at::Tensor> states;  // of its optimizer
+  int64_t steps = 0;
+  std::optional<size_t> group;  // none: of the rest
+  OracleRandom random;
+};
+
+inline bool Is16Bit(at::ScalarType type) {
+  return type == at::kBFloat16 || type == at::kHalf;
+}
+
+inline at::Tensor Reals(const at::Tensor& t) {
+  return t.is_complex() ? at::view_as_real(t.resolve_conj()) : t;
+}
+
+}  // namespace tessera
+#endif  // VERIFY_ORACLE_PARAMETER_H_
