@@ -13,6 +13,7 @@
 #include "tests/optim/custom_run.h"
 #include "tests/support/rank_pool.h"
 #include "tests/support/temp_folder.h"
+#include "verify/verify.h"
 
 namespace tessera {
 namespace {
@@ -278,6 +279,50 @@ TEST(CustomErrorTest, StatesOfAClassAreNotSavedUnseen) {
   EXPECT_THAT(RunOnRanks(2, "SaveOwnStates", folder.path() + "/checkpoint"),
               Each(AllOf(HasSubstr("'fading' keeps states of its own"),
                          HasSubstr("option 'momentum': Custom has no such"))));
+}
+
+// Two states of float32 at stage 0, as the plan has them; plain training knows
+// no program's own.
+TEST(CustomPlanTest, CountsStates) {
+  const auto model = BuildModel("Mlp", 0);
+  int64_t numel = 0;
+  for (const at::Tensor& p : model->parameters()) numel += p.numel();
+  const proto::Config config = OwnConfigOf(Words("own=own"));
+  const auto plan = [&](const PlanOptions& options) {
+    return Plan(
+        *model, [&] { return model->Loss(0, 0); }, config, options);
+  };
+  PlanOptions options;
+  EXPECT_THAT(plan(options).status().ToString(),
+              HasSubstr("optimizer.type: Custom: expected a program's own"));
+  options.optimizer = OwnAdamW();
+  const auto two = plan(options);
+  ASSERT_TRUE(two.ok()) << two.status();
+  options.optimizer->states.clear();
+  const auto none = plan(options);
+  ASSERT_TRUE(none.ok()) << none.status();
+  const auto bytes = [](const PlanReport& report) {
+    return report.stages[0].between_steps[PlanKind::kOptimizer];
+  };
+  EXPECT_EQ(bytes(*none), 0);
+  EXPECT_GE(bytes(*two), 2 * 4 * numel);
+  EXPECT_LT(bytes(*two), 2 * 4 * (numel + 64 * 30));  // and gaps
+}
+
+TESSERA_RANK_FUNCTION(VerifyOwn) {
+  VerifyOptions options;
+  options.engine.communicator = world.communicator();
+  options.engine.optimizer = OwnAdamW();
+  return Verify([] { return MakeTestModel("Mlp"); },
+                OwnConfigOf(Words("own=own")), OwnLoss(), options)
+      .status()
+      .ToString();
+}
+
+TEST(CustomErrorTest, PlainTrainingDoesNotKnowIt) {
+  EXPECT_THAT(RunOnRanks(2, "VerifyOwn", ""),
+              Each(AllOf(HasSubstr("UNIMPLEMENTED"),
+                         HasSubstr("optimizer.type Custom"))));
 }
 
 // Another one's states are none of its own.
