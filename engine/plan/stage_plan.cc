@@ -60,6 +60,17 @@ Published PublishedOf(const std::vector<PlannedFlat>& flats) {
   return published;
 }
 
+// All-reduced for states with shapes of their own: three float64 each
+// (optim/factored/adafactor.h).
+int64_t LineBytes(const std::vector<PlannedFlat>& flats) {
+  int64_t lines = 0;
+  for (const PlannedFlat& flat : flats) {
+    if (!flat.trained || !flat.sharded_optimizer) continue;
+    lines += flat.shaped_state_bytes / flat.state_bytes;
+  }
+  return 3 * 8 * lines;
+}
+
 // A step reads the gradient, reads and writes the master and the states, and
 // writes what the working copy has of its own.
 int64_t UpdateBytes(const std::vector<PlannedFlat>& flats) {
@@ -215,7 +226,8 @@ absl::StatusOr<StagePlan> PlanStage(const ModelTrace& model, int stage,
       replay.shares_working_copy ? Published() : PublishedOf(planned);
   const int ranks = stage == 0 ? options.world_size : settings.shard_group_size;
   plan.sent_bytes = SentBytes(result, published.bytes, ranks,
-                              options.world_size, /*all_reduces=*/stage == 0);
+                              options.world_size, /*all_reduces=*/stage == 0) +
+                    Around(LineBytes(planned), ranks) * 2;
   plan.units = static_cast<int64_t>(planned.size());
   plan.disk = DiskTraffic(planned, flat_options, settings, tiers, replay,
                           result.gathered_bytes);

@@ -124,6 +124,20 @@ TEST(OptimizersTest, RandomBitsAreOfPlacesInMemory) {
   }
 }
 
+// Rows and columns of parameters whose memory is in another order than that of
+// their indices, at odd places of a storage, of several names.
+TEST(OptimizersTest, RowsAndColumnsAreOfIndices) {
+  for (const char* model : {"ConvNorm", "SharedStorage", "Tied"}) {
+    for (const int stage : {1, 3}) {
+      TrainingSpec spec;
+      spec.model = model;
+      spec.stage = stage;
+      spec.optimizer = TextOf(kOptimizers[18], false, /*narrow=*/false);
+      for (const int world_size : {1, 3}) ExpectEqualsOracle(spec, world_size);
+    }
+  }
+}
+
 // Parameters of float64 and float32; states of the former stay float64.
 TEST(OptimizersTest, OfFloat64) {
   for (const Optimizer& optimizer : kOptimizers) {

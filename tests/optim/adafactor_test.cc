@@ -209,7 +209,8 @@ TEST(AdafactorTest, IsTorchsInFloat32) { ExpectClose("fp32", 0x1p-24); }
 // In float64 both round.
 TEST(AdafactorTest, IsTorchsInFloat64) { ExpectClose("fp64", 3 * 0x1p-53); }
 
-// args: "key=value" words: stage, dtype, threads, save, load, first, steps.
+// args: "key=value" words: stage, dtype, threads, save, load, first, steps;
+// async: a save during which another step is made.
 // Fingerprints of masters and states at the end.
 TESSERA_RANK_FUNCTION(BitsOf) {
   std::map<std::string, std::string> words = {{"stage", "1"},
@@ -235,7 +236,14 @@ TESSERA_RANK_FUNCTION(BitsOf) {
     TESSERA_RETURN_IF_ERROR(t.TrainStep(i));
   }
   if (!words["save"].empty()) {
-    TESSERA_RETURN_IF_ERROR(t.engine->SaveCheckpoint(words["save"], ""));
+    SaveOptions options;
+    options.async = words["async"] == "1";
+    TESSERA_RETURN_IF_ERROR(
+        t.engine->SaveCheckpoint(words["save"], "", options));
+    if (options.async) {
+      TESSERA_RETURN_IF_ERROR(t.TrainStep(100));
+      TESSERA_RETURN_IF_ERROR(t.engine->WaitForCheckpoint());
+    }
   }
   std::string bits;
   const auto add = [&](const std::string& what, const at::Tensor& value) {
@@ -282,7 +290,9 @@ TEST(AdafactorTest, GoesOnFromACheckpointOfOthers) {
   for (const int saved : {1, 3}) {
     const TempFolder folder;
     const std::string dir = folder.path() + "/checkpoint";
-    RunOnRanks(saved, "BitsOf", absl::StrCat("stage=1 steps=2 save=", dir));
+    RunOnRanks(saved, "BitsOf",
+               absl::StrCat("stage=1 steps=2 save=", dir,
+                            saved == 1 ? " async=1" : ""));
     for (const int world_size : {1, 2}) {
       EXPECT_THAT(
           RunOnRanks(world_size, "BitsOf",
@@ -291,6 +301,31 @@ TEST(AdafactorTest, GoesOnFromACheckpointOfOthers) {
           << saved << " to " << world_size;
     }
   }
+}
+
+// Others take the model alone, and refuse the rest.
+TESSERA_RANK_FUNCTION(LoadWithAdamW) {
+  proto::Config config = ConfigOf(2);
+  config.mutable_optimizer()->Clear();
+  config.mutable_optimizer()->set_type("AdamW");
+  TESSERA_ASSIGN_OR_RETURN(
+      Trainee t,
+      Trainee::Make(std::make_shared<Net>(), config, world.communicator()));
+  const absl::Status refused =
+      t.engine->LoadCheckpoint(std::string(args)).status();
+  LoadCheckpointOptions options;
+  options.model_only = true;
+  TESSERA_RETURN_IF_ERROR(
+      t.engine->LoadCheckpoint(std::string(args), options).status());
+  return std::string(refused.message());
+}
+
+TEST(AdafactorTest, OthersLoadTheModelAlone) {
+  const TempFolder folder;
+  const std::string dir = folder.path() + "/checkpoint";
+  RunOnRanks(2, "BitsOf", absl::StrCat("stage=3 steps=1 save=", dir));
+  EXPECT_THAT(RunOnRanks(2, "LoadWithAdamW", dir),
+              Each(HasSubstr("holds states of the optimizer 'adafactor'")));
 }
 
 // A state is set, read, and is what the next step is made from.
