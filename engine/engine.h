@@ -190,9 +190,9 @@ class Engine {
   // averages: each rank holds its part of the masters once more then. For
   // evaluation, and to save them by FullStateDict or SaveSafetensors;
   // until SwapOutAverages nothing trains, and no checkpoint is saved. A
-  // parameter that no step has changed stays as it is. FailedPrecondition.
-  // COLLECTIVE. PyTorch: torch.optim.swa_utils.AveragedModel with
-  // get_ema_multi_avg_fn.
+  // parameter that no step has changed stays as it is. FailedPrecondition;
+  // ResourceExhausted, and nothing has changed. COLLECTIVE. PyTorch:
+  // torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn.
   absl::Status SwapInAverages();
   absl::Status SwapOutAverages();
 

@@ -72,10 +72,8 @@ absl::StatusOr<Partition> Engine::Impl::Plan(const EngineOptions& options) {
     }
   }
   groups_chosen_ = Describe(choice);
-  TESSERA_ASSIGN_OR_RETURN(
-      parts_->settings.step.adaptive_clipping,
-      AdaptiveClippingOf(choice, parts_->config.adaptive_gradient_clipping(),
-                         partition.units));
+  parts_->settings.step.adaptive_clipping =
+      AdaptiveClippingOf(choice, parts_->config.adaptive_gradient_clipping());
   parts_->groups = std::move(choice.groups);
   parts_->settings.step.group_max_norms = std::move(choice.max_norms);
   for (OptimizerOptions& group : parts_->groups.options) {

@@ -266,6 +266,9 @@ StateBytes Engine::Impl::state_bytes() const {
   if (parts_->optimizer != nullptr) {
     bytes.optimizer = parts_->optimizer->resident_bytes();
   }
+  for (const TieredBuffer& kept : parts_->training_points) {
+    bytes.optimizer += kept.resident_bytes();
+  }
   return bytes;
 }
 
@@ -286,15 +289,15 @@ StateBytes Engine::Impl::replicated_state_bytes() const {
     }
     if (parts_->optimizer != nullptr) {
       const auto first = static_cast<size_t>(flat->parameters()[0].index);
-      bytes.optimizer += StateBytesOf(
-          parts_->groups.options[static_cast<size_t>(parts_->groups.of[first])],
-          static_cast<int64_t>(c10::elementSize(flat->master_dtype())),
-          flat->layout().payload_numel());
+      const OptimizerOptions& options =
+          parts_->groups.options[static_cast<size_t>(parts_->groups.of[first])];
+      const auto item =
+          static_cast<int64_t>(c10::elementSize(flat->master_dtype()));
+      bytes.optimizer +=
+          StateBytesOf(options, item, flat->layout().payload_numel());
       for (const auto& p : flat->parameters()) {
         bytes.optimizer +=
-            static_cast<int64_t>(c10::elementSize(flat->master_dtype())) *
-            ShapedNumel(FormulaOf(*parts_->settings.optimizer),
-                        p.tensor.sizes());
+            item * ShapedNumel(FormulaOf(options), p.tensor.sizes());
       }
     }
   }

@@ -38,8 +38,12 @@ FlatSize SizeOf(const Settings& settings, const ParameterGroups& groups,
   }
   size.working_bytes = bytes(working);
   size.master_bytes = working == master ? 0 : bytes(master);
-  size.reduce_bytes = bytes(options.reduce_dtype.value_or(working));
-  size.gradient_bytes = bytes(GradientDtypeOf(master, options));
+  const at::ScalarType sums = options.reduce_dtype.value_or(working);
+  const at::ScalarType gradient = GradientDtypeOf(master, options);
+  size.reduce_bytes = bytes(sums);
+  size.gradient_bytes = bytes(gradient);
+  size.local_bytes = bytes(at::promoteTypes(sums, gradient));
+  size.keeps_sums = sums == gradient;
   if (const OptimizerOptions* const optimizer = OptimizerOf(groups, flat)) {
     size.optimizer_block_bytes = StateBytesOf(*optimizer, bytes(master), 64);
     for (const auto& p : flat.parameters) {

@@ -62,7 +62,9 @@ class ShardedOptimizer {
   absl::Status Prepare(const Gradients& gradients);
   // Updates the owned part of every parameter that has a gradient, unit by
   // unit, with gradients * factor; the gradients may hold that afterwards.
-  // LOCAL. REQUIRES: Prepare, and FlatParameter::PrepareUpdate of all.
+  // LOCAL, but COLLECTIVE of algorithms that need whole parameters
+  // (optim/directed_step.h). REQUIRES: Prepare, and
+  // FlatParameter::PrepareUpdate of all.
   // `after` is called when a unit is done, while it is in the caches: to
   // publish it (FlatParameter::PublishOwned; `working_written` is for that). An
   // error of it ends the step there.

@@ -48,6 +48,8 @@ absl::Status ShardedOptimizer::EnsureState(size_t u) {
                                absl::StrCat(name, " of unit ", flat.name())));
     made.moments.push_back(std::move(state));
   }
+  TESSERA_ASSIGN_OR_RETURN(made.factored,
+                           FactoredStates::Allocate(flat, FormulaOf(u)));
   if (flat.updated_on_host()) {
     TESSERA_RETURN_IF_ERROR(AllocateHostBuffers(flat, &made));
   }

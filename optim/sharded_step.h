@@ -3,6 +3,8 @@
 //
 //   values  gradients / divisor within [-max_value, max_value], element by
 //           element; NaN stays
+//   units   of groups with adaptive_clipping, between values and norms
+//           (optim/gradients/adaptive_clipping.h)
 //   norm    of every parameter that has a gradient, each once, in exact sums
 //           (optim/norm/grad_norm.h): the same bits at every stage and world
 //           size
@@ -72,7 +74,8 @@ struct ShardedStepOptions {
 // errors of a disk where clipping reads gradients there. REQUIRES: no early
 // steps with what changes gradients in place (changes_gradients), and
 // FlatParameter::PrepareUpdate of all. COLLECTIVE where a norm is asked for
-// (one small exchange), and as PublishOwned is.
+// (one small exchange), with adaptive_clipping, and as ShardedOptimizer::Step
+// and PublishOwned are.
 //
 // Where the outcome is pending, who Takes it gets the error of replicas, and
 // calls optimizer->Uncount for a step that was skipped; such a step publishes

@@ -11,8 +11,8 @@ namespace tessera {
 
 // `in`: the parameters become their averages; else what they were again.
 // COLLECTIVE; takes memory for the largest unit's owned part. Of schedule-free
-// AdamW masters are kept where they lie, owned parts of all units, until they
-// are back: the average is made of them and of z, which must both stay.
+// AdamW masters are kept where its states are, owned parts of all units, until
+// they are back: the average is made of them and of z, which must both stay.
 absl::Status SwapAverages(EngineParts* parts, bool in);
 
 }  // namespace tessera

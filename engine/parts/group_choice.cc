@@ -13,7 +13,6 @@
 #include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "optim/custom/custom_optimizer.h"
-#include "optim/gradients/adaptive_clipping.h"
 #include "optim/kernels/element_step.h"
 #include "optim/kernels/option_names.h"
 #include "sharding/layout/module_walk.h"
@@ -324,19 +323,11 @@ const OptimizerOptions* OptimizerOf(const ParameterGroups& groups,
   return &groups.options[static_cast<size_t>(groups.of[first])];
 }
 
-absl::StatusOr<std::vector<double>> AdaptiveClippingOf(
-    const GroupChoice& choice, double of_all,
-    const std::vector<UnitPlan>& units) {
+std::vector<double> AdaptiveClippingOf(const GroupChoice& choice,
+                                       double of_all) {
   std::vector<double> clipping(choice.groups.options.size(), of_all);
   for (size_t g = 0; g < choice.adaptive.size(); ++g) {
     clipping[g] = choice.adaptive[g].value_or(of_all);
-  }
-  for (const UnitPlan& unit : units) {
-    for (const NamedParameter& p : unit.parameters) {
-      const int group = choice.groups.of[static_cast<size_t>(p.index)];
-      if (clipping[static_cast<size_t>(group)] == 0) continue;
-      TESSERA_RETURN_IF_ERROR(Annotate(CheckHasUnits(p.tensor), p.name));
-    }
   }
   if (std::all_of(clipping.begin(), clipping.end(),
                   [](double c) { return c == 0; })) {

@@ -51,11 +51,9 @@ const OptimizerOptions* OptimizerOf(const ParameterGroups& groups,
                                     const FlatPlan& flat);
 
 // By group: its own adaptive_gradient_clipping, or that of all. Empty: none is
-// above 0. InvalidArgument of a parameter that has no units (CheckHasUnits).
-// REQUIRES: `choice.groups` are as chosen. LOCAL.
-absl::StatusOr<std::vector<double>> AdaptiveClippingOf(
-    const GroupChoice& choice, double of_all,
-    const std::vector<UnitPlan>& units);
+// above 0. LOCAL.
+std::vector<double> AdaptiveClippingOf(const GroupChoice& choice,
+                                       double of_all);
 
 // All that ranks must have chosen alike, to the last bit. LOCAL.
 std::string Describe(const GroupChoice& choice);

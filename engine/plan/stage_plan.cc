@@ -5,7 +5,6 @@
 
 #include "base/status.h"
 #include "engine/parts/group_choice.h"
-#include "engine/parts/group_choice.h"
 #include "engine/plan/replay/planned_flat.h"
 #include "engine/plan/replay/step_replay.h"
 #include "engine/setup/rank_memory.h"

@@ -44,10 +44,8 @@ StageBytes ModelStateBytes(absl::Span<const FlatSize> flats, int stage,
       }
     }
     if (options.accumulates) {
-      bytes.gradients +=
-          options.accumulates_locally
-              ? f.numel * std::max(f.gradient_bytes, f.reduce_bytes)
-              : owned * f.gradient_bytes;
+      bytes.gradients += options.accumulates_locally ? f.numel * f.local_bytes
+                                                     : owned * f.gradient_bytes;
     }
     if (stage >= 2) {
       if (stays(f.gradients_elsewhere, 2)) {
@@ -57,7 +55,7 @@ StageBytes ModelStateBytes(absl::Span<const FlatSize> flats, int stage,
     } else {
       bytes.gradients += f.numel * f.reduce_bytes;
       // In place where both are of one dtype.
-      if (f.reduce_bytes != f.gradient_bytes) {
+      if (!f.keeps_sums) {
         bytes.gradients += owned * f.gradient_bytes;
       }
     }

@@ -33,6 +33,8 @@ struct FlatSize {
   int master_bytes = 0;  // of masters with memory of their own, else 0
   int reduce_bytes = 4;
   int gradient_bytes = 4;  // of gradient shards
+  int local_bytes = 4;     // of gradients that are not reduced yet
+  bool keeps_sums = true;  // gradient shards are of the sums' dtype
   bool trainable = true;
   bool persistent = false;
   // At stage 3: masters and optimizer states, and the shards.

@@ -19,6 +19,7 @@ std::vector<FlatSize> Bf16() {
   for (FlatSize& f : flats) {
     f.working_bytes = f.reduce_bytes = 2;
     f.master_bytes = 4;
+    f.keeps_sums = false;
   }
   return flats;
 }

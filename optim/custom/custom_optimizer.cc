@@ -6,6 +6,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/synchronization/mutex.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "optim/kernels/element_step.h"
@@ -62,8 +63,12 @@ std::string DescribeCustom(const CustomOptimizer& optimizer) {
                       ")");
 }
 
+// Units in memory are stepped while others come from a disk, on another thread:
+// a program is spared that.
 absl::Status CallCustom(const CustomOptimizer& optimizer,
                         const CustomStep& step) {
+  static absl::Mutex mutex(absl::kConstInit);
+  absl::MutexLock lock(&mutex);
   const absl::Status called =
       CatchTorch("exception", [&] { return optimizer.step(step); });
   if (called.ok()) return called;

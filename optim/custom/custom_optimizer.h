@@ -46,7 +46,8 @@ struct CustomStep {
   // The group's, as configured, set and scheduled: lr, weight_decay, beta1, ...
   const OptimizerOptions& options;
   // [end - begin] each, views of what is kept: changed in place. float32, of
-  // float64 parameters that.
+  // float64 parameters that. (Of a parameter that lies unaligned in a storage
+  // it shares: copies, in which what others own is 0.)
   at::Tensor master;
   at::Tensor gradient;  // unscaled and clipped; may hold another afterwards
   std::vector<at::Tensor> states;
@@ -64,8 +65,9 @@ struct CustomOptimizer {
   // has a gradient, one after the other: once for what a rank has of it, of
   // states on nvme for slices of that. Without autograd, on the current stream
   // of the masters' device; of states that are offloaded on a thread of the
-  // engine. An error or exception ends the step, on all ranks; the engine is
-  // lost, since some parts have been stepped. LOCAL.
+  // engine, and perhaps after Step has returned. An error or exception ends the
+  // step, or that of offloaded states the call that next needs them, on all
+  // ranks; the engine is lost, since some parts have been stepped. LOCAL.
   std::function<absl::Status(const CustomStep& step)> step;
   // Of the options it reads the rate alone: others are errors, where they are
   // set.

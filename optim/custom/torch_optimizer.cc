@@ -142,11 +142,23 @@ absl::StatusOr<std::unique_ptr<optim::Optimizer>> Make(
       "it is given");
 }
 
+void SetRate(optim::Optimizer* optimizer, double rate) {
+  for (optim::OptimizerParamGroup& group : optimizer->param_groups()) {
+    group.options().set_lr(rate);
+  }
+}
+
+// Options without set_lr throw: here, and not in the first step.
+absl::StatusOr<std::unique_ptr<optim::Optimizer>> MakeProbe(
+    const TorchFactory& factory) {
+  TESSERA_ASSIGN_OR_RETURN(auto probe, Make(factory, at::zeros({1})));
+  SetRate(probe.get(), probe->param_groups()[0].options().get_lr());
+  return probe;
+}
+
 void StepWith(optim::Optimizer* optimizer, at::Tensor parameter,
               const CustomStep& step) {
-  for (optim::OptimizerParamGroup& group : optimizer->param_groups()) {
-    group.options().set_lr(step.options.lr);
-  }
+  SetRate(optimizer, step.options.lr);
   parameter.mutable_grad() = step.gradient;
   optimizer->step();
   parameter.mutable_grad() = at::Tensor();
@@ -161,6 +173,9 @@ absl::Status StepBound(const TorchFactory& factory, const TorchStates& states,
       optimizer->state()[parameter.unsafeGetTensorImpl()];
   if (step.step > 1) {
     state = states.make(step.step - 1, step.states);
+    if (state == nullptr) {
+      return absl::InvalidArgumentError("TorchStates::make has made none");
+    }
   } else if (state == nullptr) {
     optimizer->state().erase(parameter.unsafeGetTensorImpl());
   }
@@ -170,6 +185,11 @@ absl::Status StepBound(const TorchFactory& factory, const TorchStates& states,
     return absl::OkStatus();
   }
   const Tensors tensors = states.tensors(*after->second);
+  if (tensors.size() != step.states.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("TorchStates::tensors: expected ", step.states.size(),
+                     ", one for each name, got ", tensors.size()));
+  }
   for (size_t i = 0; i < step.states.size(); ++i) {
     if (!tensors[i].defined() || tensors[i].is_same(step.states[i])) continue;
     step.states[i].copy_(tensors[i]);
@@ -236,7 +256,7 @@ absl::StatusOr<CustomOptimizer> FromTorch(TorchFactory factory,
         "FromTorch: TorchStates lacks a function: `make` or `tensors`");
   }
   TESSERA_ASSIGN_OR_RETURN(const auto probe, CatchTorch("FromTorch", [&] {
-                             return Make(factory, at::zeros({1}));
+                             return MakeProbe(factory);
                            }));
   if (dynamic_cast<const optim::LBFGS*>(probe.get()) != nullptr) {
     return absl::UnimplementedError(

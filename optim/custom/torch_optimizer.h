@@ -14,8 +14,8 @@
 // States of SGD, Adagrad, RMSprop, Adam and AdamW are the engine's, by
 // libtorch's names; those of another class if `states` says what they are.
 // Otherwise they stay in its objects, one for each part of a parameter:
-// training works, SaveCheckpoint does not, and Offload of parts that then come
-// in other slices ends the step.
+// training works with one engine at a time, SaveCheckpoint does not, and
+// Offload of parts that then come in other slices ends the step.
 #ifndef OPTIM_CUSTOM_TORCH_OPTIMIZER_H_
 #define OPTIM_CUSTOM_TORCH_OPTIMIZER_H_
 

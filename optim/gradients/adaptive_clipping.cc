@@ -341,17 +341,6 @@ absl::Status ChangeFlat(const FlatParameter& flat,
 
 }  // namespace
 
-absl::Status CheckHasUnits(const at::Tensor& parameter) {
-  if (parameter.dim() <= 1 || parameter.is_non_overlapping_and_dense()) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "adaptive_gradient_clipping: expected elements that lie "
-      "together in memory, got strides ",
-      c10::str(parameter.strides()), " of sizes ", c10::str(parameter.sizes()),
-      "; clone it, or leave it out by a group with 0"));
-}
-
 absl::Status ClipAdaptively(const Flats& flats, const AdaptiveClipping& options,
                             const std::function<void()>& before_change,
                             Gradients* gradients) {

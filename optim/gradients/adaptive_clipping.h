@@ -30,16 +30,12 @@ struct AdaptiveClipping {
   double divisor = 1;            // that the step still divides gradients by
 };
 
-// InvalidArgument of one whose elements lie apart in memory, or over each
-// other: such have no units there. LOCAL.
-absl::Status CheckHasUnits(const at::Tensor& parameter);
-
 // Multiplies the gradients where they lie; those of a unit whose norm is not
 // finite stay as they are. `before_change` is called before the first is
 // changed. COLLECTIVE over the shard group: one exchange, where shards are cut.
 // Waits for a device. ResourceExhausted, errors of a disk, and DataLoss.
 // REQUIRES: Gradients::Enter, FlatParameter::PrepareUpdate of all, no early
-// steps, CheckHasUnits of what is clipped.
+// steps.
 absl::Status ClipAdaptively(
     const std::vector<std::shared_ptr<FlatParameter>>& flats,
     const AdaptiveClipping& options, const std::function<void()>& before_change,

@@ -20,7 +20,8 @@
 namespace tessera {
 
 // Each element, of a complex one each part, that is beyond [-bound, bound]
-// becomes the nearer end, rounded to the masters' dtype; NaN stays. `bound`: of
+// becomes the nearer end, rounded to the gradients' dtype (which may be
+// beyond the bound in 16 bits); NaN stays. `bound`: of
 // the gradients as they are, which the step still divides.
 // `keep_infinite`: infinities stay too, for who skips steps because of them.
 // LOCAL; ASYNC on devices, on the current stream. ResourceExhausted, and errors

@@ -285,10 +285,10 @@ StepCoefficients CoefficientsOf(const OptimizerOptions& o, int64_t step,
     case Algorithm::kMuon:
       SetMuon(o, &k);
       break;
-    case Algorithm::kAdafactor:
     case Algorithm::kScheduleFree:
       SetScheduleFree(o, steps, &k);
       break;
+    case Algorithm::kAdafactor:
     case Algorithm::kCustom:
     case Algorithm::kCustomOfRate:
       break;

@@ -39,9 +39,9 @@ enum class StateType : uint8_t { kFloat32, kBFloat16, kBlock8 };
 
 struct OptimizerOptions {
   double lr = 1e-3;
-  double beta1 = 0.9;    // AdamW, Adam, Lion
+  double beta1 = 0.9;    // AdamW, schedule-free too, Adam, Lion, LAMB
   double beta2 = 0.999;  // the same
-  // AdamW, Adam, Adagrad, RMSprop; Adafactor: 0 is the masters' epsilon.
+  // The same but Lion, Adagrad, RMSprop; Adafactor: 0 is the masters' epsilon.
   double eps = 1e-8;
   double weight_decay = 0;
   // The bits of the class of torch::optim instead, operator by operator. AdamW.

@@ -37,9 +37,7 @@ void GradientReplay::MakeBuckets(int world_size) {
 }
 
 int64_t GradientReplay::item_bytes(size_t i) const {
-  const PlannedFlat& flat = flats_[i];
-  return reduces_ ? flat.reduce_bytes
-                  : std::max(flat.gradient_bytes, flat.reduce_bytes);
+  return reduces_ ? flats_[i].reduce_bytes : flats_[i].local_bytes;
 }
 
 void GradientReplay::EnsureLocal(size_t i, int64_t bytes_of_item) {
@@ -133,8 +131,7 @@ void GradientReplay::Start(std::vector<size_t> bucket) {
   const PlannedFlat& flat = flats_[i];
   // Sums arrive where they stay.
   if (flat.sharded_gradients && !states_[i].in_step &&
-      flat.owned_numel() < flat.whole_numel &&
-      flat.reduce_bytes == flat.gradient_bytes) {
+      flat.owned_numel() < flat.whole_numel && flat.keeps_sums) {
     EnsureReduced(i);
   }
 }
@@ -145,7 +142,7 @@ void GradientReplay::Finish() {
   for (const size_t i : std::exchange(in_flight_, {})) {
     State& state = states_[i];
     const PlannedFlat& flat = flats_[i];
-    const bool same = flat.reduce_bytes == flat.gradient_bytes;
+    const bool same = flat.keeps_sums;
     if (state.in_step) {
       const bool stays = !flat.sharded_gradients && packed_bytes_ == 0;
       if (!stays) {
@@ -186,8 +183,7 @@ void GradientReplay::End() {
     const PlannedFlat& flat = flats_[i];
     if (state.in_step) {
       if (!flat.gradients_elsewhere) EnsureReduced(i);
-    } else if (!flat.sharded_gradients &&
-               flat.reduce_bytes == flat.gradient_bytes) {
+    } else if (!flat.sharded_gradients && flat.keeps_sums) {
       state.in_place = true;
       held_->Remove(PlanKind::kGradients,
                     std::exchange(state.reduced_bytes, 0));

@@ -45,8 +45,12 @@ PlannedFlat PlannedFlatOf(const Settings& settings,
   planned.shard_numel = layout.shard_numel();
   planned.working_bytes = bytes(working);
   planned.master_bytes = flat.trainable && working != wide ? bytes(wide) : 0;
-  planned.reduce_bytes = bytes(options.reduce_dtype.value_or(working));
-  planned.gradient_bytes = bytes(GradientDtypeOf(wide, options));
+  const at::ScalarType sums = options.reduce_dtype.value_or(working);
+  const at::ScalarType gradient = GradientDtypeOf(wide, options);
+  planned.reduce_bytes = bytes(sums);
+  planned.gradient_bytes = bytes(gradient);
+  planned.local_bytes = bytes(at::promoteTypes(sums, gradient));
+  planned.keeps_sums = sums == gradient;
   planned.state_bytes = bytes(wide);
   if (optimizer != nullptr) {
     planned.optimizer_block_bytes =

@@ -21,6 +21,9 @@ struct PlannedFlat {
   int64_t master_bytes = 0;  // with memory of its own, else 0
   int64_t reduce_bytes = 4;
   int64_t gradient_bytes = 4;
+  // While micro-batches are added up before they are reduced.
+  int64_t local_bytes = 4;
+  bool keeps_sums = true;   // the step's gradient is of the sums' dtype
   int64_t state_bytes = 4;  // of the master's dtype
   // Of 64 elements, all of their optimizer states.
   int64_t optimizer_block_bytes = 2 * 4 * 64;
