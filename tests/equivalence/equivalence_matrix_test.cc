@@ -157,13 +157,14 @@ TEST_P(MoreTest, DtypesOfReductions) {
   }
 }
 
-// Steps' gradients in 16 bits, clamped and clipped by group in these.
+// Steps' gradients in 16 bits, clipped in these by value, unit and group.
 TEST_P(MoreTest, DtypesOfGradients) {
   spec_.model = "Gpt";
   spec_.gradients = true;
   spec_.accumulation = 3;
   spec_.clipping = 0.5;
   spec_.clipping_value = 0.01;
+  spec_.adaptive = 0.05;
   spec_.optimizer =
       "type:'AdamW',params{lr:0.01},param_groups{name:'biases',parameters:"
       "'*.bias',gradient_clipping:0.05}";

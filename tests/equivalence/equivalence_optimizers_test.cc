@@ -1,9 +1,9 @@
 // Every optimizer on every number of ranks and at every stage: the bits are the
 // oracle's, whose steps are its own (verify/oracle_step.h).
 //
-//   20 optimizers x stage {0, 1, 2, 3} x W {1, 2} x parameters {fp32, bf16}
-//   x one group or four x states {fp32, bf16 but where there is none} x
-//   plainly, or accumulated and clipped
+//   22 optimizers x stage {0, 1, 2, 3} x W {1, 2} x parameters {fp32, bf16}
+//   x one group or four x states {fp32, bf16 but where there is none}
+//   x gradients {fp32, bf16} x plainly, or accumulated and clipped
 //
 // 88 cells in which every pair of values occurs.
 #include <string>
@@ -70,7 +70,7 @@ std::string TextOf(const Optimizer& optimizer, bool groups, bool narrow) {
                       groups ? GroupsOf(optimizer) : "");
 }
 
-const Choice kAxes = {kOptimizers.size(), 4, 2, 2, 2, 2, 2};
+const Choice kAxes = {kOptimizers.size(), 4, 2, 2, 2, 2, 2, 2};
 
 TrainingSpec SpecOf(const Choice& choice) {
   TrainingSpec spec;
@@ -83,6 +83,7 @@ TrainingSpec SpecOf(const Choice& choice) {
     spec.accumulation = 2;
     spec.clipping = 0.3;
   }
+  spec.gradient_dtype = choice[7] == 1 ? "bf16" : "";
   spec.gradients = true;
   spec.poison = true;
   return spec;
