@@ -154,7 +154,8 @@ class Engine {
   absl::Status WriteMemoryTimeline(const std::string& prefix);
 
   // The rate of the steps from now on, for a schedule of the program's own: set
-  // it before each Step. A checkpoint keeps it. The same on all ranks (checked:
+  // it before each Step, of all groups (SetOption: of one). A checkpoint keeps
+  // it. The same on all ranks (checked:
   // InvalidArgument). FailedPrecondition without an optimizer, or if the
   // configuration has a scheduler. COLLECTIVE.
   absl::Status SetLearningRate(double rate);

@@ -65,8 +65,9 @@ class Matcher {
   // a tensor that each rank has whole, contiguous there.
   StateMatch::Place Match(int64_t numel, absl::Span<const View> views,
                           const StateTable::Slot* slot) {
-    const int num_states =
-        slot == nullptr ? StateTable::kFirst : table_.num_states(slot->flat);
+    const int num_states = slot == nullptr || options_.model_only
+                               ? StateTable::kFirst
+                               : table_.num_states(slot->flat);
     std::optional<StateMatch::Place> place;
     std::vector<const View*> found, left;
     for (const View& view : views) {
@@ -153,10 +154,11 @@ class Matcher {
       faults.push_back(absl::StrCat("holds ", Some(unexpected_),
                                     ", which the module lacks"));
     }
+    const bool it = !faults.empty();
     if (!wrong_.empty()) faults.push_back(Some(wrong_, ""));
     if (faults.empty()) return absl::OkStatus();
     return absl::FailedPreconditionError(
-        absl::StrCat("the checkpoint is of another model: it ",
+        absl::StrCat("the checkpoint is of another model: ", it ? "it " : "",
                      absl::StrJoin(faults, "; ")));
   }
 
@@ -196,8 +198,7 @@ class Matcher {
   // One state without another would be wrong updates.
   void CheckStates(const proto::CheckpointStorage& storage, int num_states,
                    const StateMatch::Place& place) {
-    const bool others = storage.states_size() > 1 && !place.has_states();
-    bool good = options_.model_only || !others;
+    bool good = storage.states_size() == 1 || place.has_states();
     for (int state = StateTable::kFirst; state < num_states; ++state) {
       const int number = place.states[state];
       good &= (number >= 0) == place.has_states();
@@ -206,9 +207,12 @@ class Matcher {
           at::isFloatingType(DtypeOfCheckpoint(storage.states(number).dtype()));
     }
     if (good) return;
-    wrong_.push_back(absl::StrCat(
-        "'", storage.tensors(0).name(),
-        "' has not all of the optimizer's states, or not as floating numbers"));
+    wrong_.push_back(
+        absl::StrCat("'", storage.tensors(0).name(),
+                     "' has not all of the optimizer's states (a run with "
+                     "another optimizer, "
+                     "ema_decay or amsgrad?), or not as floating numbers; "
+                     "LoadCheckpointOptions::model_only loads values alone"));
   }
 
   // The module has it, or what is the same under another name.

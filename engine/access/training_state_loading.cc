@@ -81,9 +81,9 @@ class Loading {
 
   absl::Status Plan() {
     const std::string what = absl::StrCat("checkpoint ", reader_.path());
+    TESSERA_RETURN_IF_ERROR(Annotate(CheckTraining(), what));
     match_ = StateMatch::Create(table_, state_.flats, manifest_, options_);
     TESSERA_RETURN_IF_ERROR(Annotate(match_.status(), what));
-    TESSERA_RETURN_IF_ERROR(Annotate(CheckTraining(), what));
     if (loads_states_) {
       TESSERA_RETURN_IF_ERROR(Annotate(TakeOptions(), what));
       TESSERA_RETURN_IF_ERROR(Annotate(TakeAverages(), what));

@@ -66,8 +66,9 @@ struct CustomOptimizer {
   // states on nvme for slices of that. Without autograd, on the current stream
   // of the masters' device; of states that are offloaded on a thread of the
   // engine, and perhaps after Step has returned. An error or exception ends the
-  // step, or that of offloaded states the call that next needs them, on all
-  // ranks; the engine is lost, since some parts have been stepped. LOCAL.
+  // step of its rank (of offloaded states the call that next needs them), and
+  // what the other ranks do next together, with it; the engine is lost, since
+  // some parts have been stepped. LOCAL: it must not call the engine.
   std::function<absl::Status(const CustomStep& step)> step;
   // Of the options it reads the rate alone: others are errors, where they are
   // set.

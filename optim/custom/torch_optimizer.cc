@@ -134,8 +134,8 @@ absl::StatusOr<std::unique_ptr<optim::Optimizer>> Make(
   std::unique_ptr<optim::Optimizer> made = factory({parameter});
   const bool good = made != nullptr && !made->param_groups().empty() &&
                     made->param_groups()[0].has_options() &&
-                    made->size() == 1 &&
-                    made->parameters()[0].is_same(parameter);
+                    made->param_groups()[0].params().size() == 1 &&
+                    made->param_groups()[0].params()[0].is_same(parameter);
   if (good) return made;
   return absl::InvalidArgumentError(
       "FromTorch: the factory is to make an optimizer over the parameters that "
