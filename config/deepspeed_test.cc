@@ -267,7 +267,8 @@ TEST(DeepSpeed, MissingFeaturesAreRefusedWhereTheyWouldRun) {
       {"\"hybrid_engine\": {\"enabled\": true}",
        "hybrid_engine: DeepSpeed's hybrid engine"},
       {"\"bf16\": {\"enabled\": true, \"bf16_optimizer_states\": true}",
-       "bf16.bf16_optimizer_states: true: optimizer states of 16 bits"},
+       "bf16.bf16_optimizer_states: true: that key: write \"state_dtype\": "
+       "\"bf16\" in optimizer.params"},
   };
   for (const auto& [members, missing] : cases) {
     const ConfigReport report = ReportOf(members, 2);

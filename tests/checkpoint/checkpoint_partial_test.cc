@@ -164,6 +164,24 @@ TEST_P(PartialTest, TheModelAlone) {
   });
 }
 
+// Whose states have some of the names, or none.
+TEST_P(PartialTest, TheModelAloneIntoAnotherOptimizer) {
+  const State saved = Save("Gpt");
+  for (const char* optimizer : {"type:'AdamW',params{amsgrad:true}",
+                                "type:'AdamW',params{ema_decay:0.5}",
+                                "type:'AdamWScheduleFree'", "type:'Lion'"}) {
+    spec_.optimizer = optimizer;
+    Loaded got = Load("Gpt", {});
+    EXPECT_THAT(got.said, HasSubstr("LoadCheckpointOptions::model_only loads"));
+    EXPECT_EQ(got.after, got.before);
+    got = Load("Gpt", {"model_only"});
+    EXPECT_EQ(got.said, "missing: ; unexpected: ") << optimizer;
+    ExpectFrom(saved, got, [](const std::string& key) {
+      return absl::EndsWith(key, " value") ? key : "";
+    });
+  }
+}
+
 // By way of safetensors, which have no more than that.
 TEST_P(PartialTest, TheModelImported) {
   const State saved = Save("Gpt");
