@@ -295,10 +295,8 @@ StateBytes Engine::Impl::replicated_state_bytes() const {
           static_cast<int64_t>(c10::elementSize(flat->master_dtype()));
       bytes.optimizer +=
           StateBytesOf(options, item, flat->layout().payload_numel());
-      for (const auto& p : flat->parameters()) {
-        bytes.optimizer +=
-            item * ShapedNumel(FormulaOf(options), p.tensor.sizes());
-      }
+      bytes.optimizer +=
+          item * ShapedNumelOf(FormulaOf(options), flat->parameters());
     }
   }
   return bytes;

@@ -46,10 +46,8 @@ FlatSize SizeOf(const Settings& settings, const ParameterGroups& groups,
   size.keeps_sums = sums == gradient;
   if (const OptimizerOptions* const optimizer = OptimizerOf(groups, flat)) {
     size.optimizer_block_bytes = StateBytesOf(*optimizer, bytes(master), 64);
-    for (const auto& p : flat.parameters) {
-      size.shaped_state_bytes +=
-          bytes(master) * ShapedNumel(FormulaOf(*optimizer), p.tensor.sizes());
-    }
+    size.shaped_state_bytes =
+        bytes(master) * ShapedNumelOf(FormulaOf(*optimizer), flat.parameters);
   }
   size.trainable = flat.trainable;
   size.persistent = flat.persistent;

@@ -9,10 +9,7 @@ absl::StatusOr<FactoredStates> FactoredStates::Allocate(
     const FlatParameter& flat, Formula formula) {
   FactoredStates states;
   if (!HasShapedStates(formula)) return states;
-  int64_t numel = 0;
-  for (const auto& p : flat.parameters()) {
-    numel += ShapedNumel(formula, p.tensor.sizes());
-  }
+  const int64_t numel = ShapedNumelOf(formula, flat.parameters());
   TESSERA_ASSIGN_OR_RETURN(
       states.buffer_,
       FlatBuffer::Allocate(numel, flat.master_dtype(), flat.update_device(),

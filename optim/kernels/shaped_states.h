@@ -26,6 +26,15 @@ std::vector<StateShape> ShapedStatesOf(Formula formula,
                                        absl::Span<const int64_t> sizes);
 // Elements of all of them.
 int64_t ShapedNumel(Formula formula, absl::Span<const int64_t> sizes);
+// The same of several parameters, each with a `tensor`.
+template <typename Parameters>
+int64_t ShapedNumelOf(Formula formula, const Parameters& parameters) {
+  int64_t numel = 0;
+  for (const auto& p : parameters) {
+    numel += ShapedNumel(formula, p.tensor.sizes());
+  }
+  return numel;
+}
 
 }  // namespace tessera
 #endif  // OPTIM_KERNELS_SHAPED_STATES_H_

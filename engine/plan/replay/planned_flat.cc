@@ -55,11 +55,9 @@ PlannedFlat PlannedFlatOf(const Settings& settings,
   if (optimizer != nullptr) {
     planned.optimizer_block_bytes =
         StateBytesOf(*optimizer, planned.state_bytes, 64);
-    for (const NamedParameter& p : flat.parameters) {
-      planned.shaped_state_bytes +=
-          planned.state_bytes *
-          ShapedNumel(FormulaOf(*optimizer), p.tensor.sizes());
-    }
+    planned.shaped_state_bytes =
+        planned.state_bytes *
+        ShapedNumelOf(FormulaOf(*optimizer), flat.parameters);
   }
   planned.trained = flat.trainable;
   planned.sharded_parameters = options.stage.sharded_parameters;
