@@ -15,6 +15,7 @@ namespace {
 // args: a TruthCase. Of optimizer states, after a step.
 TESSERA_RANK_FUNCTION(BytesOfStates) {
   const TruthCase truth = TruthCase::FromText(args);
+  at::set_num_threads(1);
   torch::manual_seed(1);
   const TruthModel model = MakeTruthModel(truth.model);
   EngineOptions options;
