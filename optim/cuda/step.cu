@@ -250,14 +250,11 @@ __device__ void StoreBlock8(const float* x, bool non_negative, int lane,
   for (int offset = 16; offset > 0; offset /= 2) {
     most = max(most, __shfl_xor_sync(0xffffffffu, most, offset));
   }
-  const float scale = Block8ScaleOf(most);
-  const bool finite = most < 0x7f800000u;
-  const float inverse = finite ? Over(1.0f, scale) : 0.0f;
+  const uint32_t scale = Block8ScaleOf(most);
   for (int j = 0; j < 2; ++j) {
-    to[2 * lane + j] =
-        finite ? Block8CodeOf(Times(x[j], inverse), non_negative) : 0;
+    to[2 * lane + j] = Block8CodeOf(x[j], scale, non_negative);
   }
-  if (lane == 0) *reinterpret_cast<float*>(to + kBlock8Elements) = scale;
+  if (lane == 0) *reinterpret_cast<uint32_t*>(to + kBlock8Elements) = scale;
 }
 
 template <typename F>
@@ -276,8 +273,8 @@ __global__ void __launch_bounds__(kThreads)
     for (int s = 0; s < F::kStates; ++s) {
       const auto* const from =
           static_cast<const unsigned char*>(r.states[s]) + b * kBlock8Bytes;
-      const float scale =
-          *reinterpret_cast<const float*>(from + kBlock8Elements);
+      const uint32_t scale =
+          *reinterpret_cast<const uint32_t*>(from + kBlock8Elements);
       for (int j = 0; j < 2; ++j) {
         states[s][j] = Block8ValueOf(from[2 * lane + j], scale,
                                      names.states[s].non_negative);

@@ -98,11 +98,12 @@ TESSERA_HOST_DEVICE inline float FloatOfFloat16(uint16_t half) {
 // Note [Stochastic rounding], in element_step.h. `number`: in the parameter.
 TESSERA_HOST_DEVICE inline uint32_t RandomBitsOf(uint64_t number,
                                                  uint64_t seed) {
-  const auto upper = static_cast<uint32_t>(number >> 32);
-  uint32_t x = static_cast<uint32_t>(number) ^ upper * 0x85ebca6bu;
-  x = x * 0x9e3779b9u + static_cast<uint32_t>(seed);
+  const uint32_t other = static_cast<uint32_t>(seed >> 32) ^
+                         static_cast<uint32_t>(number >> 32) * 0x85ebca6bu;
+  uint32_t x =
+      static_cast<uint32_t>(number) * 0x9e3779b9u + static_cast<uint32_t>(seed);
   x = (x ^ x >> 16) * 0x7feb352du;
-  x = (x ^ x >> 15 ^ static_cast<uint32_t>(seed >> 32)) * 0x846ca68bu;
+  x = (x ^ x >> 15 ^ other) * 0x846ca68bu;
   return x ^ x >> 16;
 }
 TESSERA_HOST_DEVICE inline uint16_t BFloat16StateBitsOf(float x, int state,
@@ -114,31 +115,38 @@ TESSERA_HOST_DEVICE inline uint16_t BFloat16StateBitsOf(float x, int state,
   return static_cast<uint16_t>(x == x ? rounded : 0x7fc0);
 }
 
-// block8.h. `x`: over the scale.
-TESSERA_HOST_DEVICE inline uint8_t Block8CodeOf(float x, bool non_negative) {
+// block8.h. `scale`: its bits.
+TESSERA_HOST_DEVICE inline uint32_t Block8ExponentOf(uint32_t scale,
+                                                     bool non_negative) {
+  return (scale >> 23) - (non_negative ? 31 : 15);  // of code 0
+}
+TESSERA_HOST_DEVICE inline uint8_t Block8CodeOf(float x, uint32_t scale,
+                                                bool non_negative) {
+  if (scale >= 0x7f800000) return non_negative ? 31 << 3 : 15 << 3;
   const uint32_t bits = BitCast<uint32_t>(x);
   const uint32_t rest = bits & 0x7fffffff;
-  const auto rounded =
-      static_cast<int32_t>((rest + 0x7ffff + (rest >> 20 & 1)) >> 20);
-  const int32_t one = non_negative ? 31 << 3 : 15 << 3;
-  const int32_t code = rounded - (127 << 3) + one;
+  const auto code =
+      static_cast<int32_t>((rest + 0x80000) >> 20) -
+      static_cast<int32_t>(Block8ExponentOf(scale, non_negative) << 3);
   if (non_negative) {
-    return static_cast<uint8_t>(code < 1 ? (rest == 0 ? 0 : 1) : code);
+    return static_cast<uint8_t>(code < 1 ? (rest < 0x10000 ? 0 : 1) : code);
   }
   return static_cast<uint8_t>((code < 1 ? 0 : code) |
                               static_cast<int32_t>(bits >> 24 & 0x80));
 }
-TESSERA_HOST_DEVICE inline float Block8ValueOf(uint8_t code, float scale,
+TESSERA_HOST_DEVICE inline float Block8ValueOf(uint8_t code, uint32_t scale,
                                                bool non_negative) {
   const uint32_t rest = non_negative ? code : code & 0x7fu;
-  const uint32_t bias = (127u << 3) - (non_negative ? 31u << 3 : 15u << 3);
   const uint32_t sign = non_negative ? 0 : (code & 0x80u) << 24;
-  const uint32_t bits = rest == 0 ? 0 : (rest + bias) << 20;
-  return OneNan(Times(BitCast<float>(bits | sign), scale));
+  const uint32_t bits =
+      rest == 0 ? 0
+                : (rest << 20) + (scale - ((non_negative ? 31u : 15u) << 23));
+  return BitCast<float>(bits | sign);
 }
-// Of the largest magnitude's bits, kBlock8LeastScale among them.
-TESSERA_HOST_DEVICE inline float Block8ScaleOf(uint32_t largest) {
-  return BitCast<float>(largest < 0x7f800000 ? largest : 0x7fc00000u);
+// The scale's bits, of the largest magnitude's, kBlock8LeastScale among them.
+TESSERA_HOST_DEVICE inline uint32_t Block8ScaleOf(uint32_t largest) {
+  const uint32_t scale = (largest + 0x80000) & 0x7f800000;
+  return scale < 0x7f800000 && largest < 0x7f800000 ? scale : 0x7fc00000u;
 }
 
 // ---- a step
@@ -187,6 +195,10 @@ TESSERA_HOST_DEVICE inline void StepOneElement(const StepConstants<T>& k,
                                                StepElement<T>* element) {
   F::Step(k.c, k.variant, Scalar<T>{gradient} * k.factor, &element->master,
           element->states);
+  element->master = OneNan(element->master);
+  for (int s = 0; s < F::kStates; ++s) {
+    element->states[s] = OneNan(element->states[s]);
+  }
 }
 
 }  // namespace tessera

@@ -2,18 +2,21 @@
 //
 //   | 64 codes, a byte each | float32 scale |     68 bytes
 //
-// The scale is the largest magnitude of the block (at least 2^-95, so that no
-// number of a code is subnormal, which would be rounded once more), and a code
-// is the element divided by it, rounded to nearest even to 4 bits of mantissa,
-// the leading one not stored:
+// The scale is a power of two: the exponent of the largest magnitude of the
+// block (2^-95 at least, so that no number of a code is subnormal). A code is
+// the element over it, rounded to 4 bits of mantissa, the leading one not
+// stored (to nearest, half away from zero; so is the largest one before its
+// exponent is taken):
 //
-//   non-negative   eeeeemmm    9/8 * 2^-31 .. 1; less, but not 0, is the first
-//   signed        seeeemmm     9/8 * 2^-15 .. 1; below 17/16 * 2^-15 it is 0
+//   non-negative   eeeeemmm    9/8 * 2^-31 .. 15/8; less is the first, and
+//                              elements below 2^-133 are 0
+//   signed        seeeemmm     9/8 * 2^-15 .. 15/8; below 17/16 * 2^-15 it is 0
 //
 // So an element has a relative error of at most 2^-4, or is below 17/16 * 2^-15
-// of the largest. A second moment does not become 0 where it was not, since it
-// divides; its range in powers of two is twice that of the first, as it is of
-// squares. A block with an infinity or a NaN is all NaN. Zero bytes are zeros.
+// of the largest. A second moment does not become 0 where it is not next to
+// nothing, since it divides; its range in powers of two is twice that of the
+// first, as it is of squares. A block with an infinity or a NaN is all NaN: the
+// codes of 1, and NaN as the scale. Zero bytes are zeros.
 //
 // Blocks begin at multiples of 64 elements of a storage, and ranks own whole
 // blocks (sharding/layout/layout.h), so they are the same at every world size.

@@ -106,6 +106,41 @@ void SetAverage(const OptimizerOptions& o, int64_t step, StepCoefficients* k) {
   if (o.ema_decay > 0) k->average_weight = step == 1 ? 1 : 1 - o.ema_decay;
 }
 
+// All but whether they are non-negative.
+StepStates NamesOfStates(Formula formula) {
+  switch (formula) {
+    case Formula::kAdamW:
+    case Formula::kAdam:
+    case Formula::kLambDirection:
+      return {{{"exp_avg"}, {"exp_avg_sq"}}, 2};
+    case Formula::kAdamWAmsGrad:
+    case Formula::kAdamAmsGrad:
+      return {{{"exp_avg"}, {"exp_avg_sq"}, {"max_exp_avg_sq"}}, 3};
+    case Formula::kSgdMomentum:
+    case Formula::kMuonDirection:
+      return {{{"momentum_buffer"}}, 1};
+    case Formula::kAdagrad:
+      return {{{"sum"}}, 1};
+    case Formula::kRmsProp:
+      return {{{"square_avg"}}, 1};
+    case Formula::kRmsPropMomentum:
+      return {{{"square_avg"}, {"momentum_buffer"}}, 2};
+    case Formula::kRmsPropCentered:
+      return {{{"square_avg"}, {"grad_avg"}}, 2};
+    case Formula::kRmsPropCenteredMomentum:
+      return {{{"square_avg"}, {"grad_avg"}, {"momentum_buffer"}}, 3};
+    case Formula::kLion:
+      return {{{"exp_avg"}}, 1};
+    case Formula::kScheduleFree:
+      return {{{"z"}, {"exp_avg_sq"}}, 2};
+    case Formula::kSgd:
+    case Formula::kAdafactorDirection:
+    case Formula::kDescent:
+    case Formula::kCustom:
+      return {{}, 0};
+  }
+}
+
 uint64_t Mixed(uint64_t x) {
   x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
   x = (x ^ x >> 27) * 0x94d049bb133111ebu;
@@ -194,45 +229,13 @@ const char* NameOf(Formula formula) {
 }
 
 StepStates StatesOf(Formula formula) {
-  switch (formula) {
-    case Formula::kAdamW:
-    case Formula::kAdam:
-      return {{{"exp_avg", false}, {"exp_avg_sq", true}}, 2};
-    case Formula::kAdamWAmsGrad:
-    case Formula::kAdamAmsGrad:
-      return {
-          {{"exp_avg", false}, {"exp_avg_sq", true}, {"max_exp_avg_sq", true}},
-          3};
-    case Formula::kSgd:
-      return {{}, 0};
-    case Formula::kSgdMomentum:
-      return {{{"momentum_buffer", false}}, 1};
-    case Formula::kAdagrad:
-      return {{{"sum", true}}, 1};
-    case Formula::kRmsProp:
-      return {{{"square_avg", true}}, 1};
-    case Formula::kRmsPropMomentum:
-      return {{{"square_avg", true}, {"momentum_buffer", false}}, 2};
-    case Formula::kRmsPropCentered:
-      return {{{"square_avg", true}, {"grad_avg", false}}, 2};
-    case Formula::kRmsPropCenteredMomentum:
-      return {{{"square_avg", true},
-               {"grad_avg", false},
-               {"momentum_buffer", false}},
-              3};
-    case Formula::kLion:
-      return {{{"exp_avg", false}}, 1};
-    case Formula::kScheduleFree:
-      return {{{"z", false}, {"exp_avg_sq", true}}, 2};
-    case Formula::kLambDirection:
-      return {{{"exp_avg", false}, {"exp_avg_sq", true}}, 2};
-    case Formula::kMuonDirection:
-      return {{{"momentum_buffer", false}}, 1};
-    case Formula::kAdafactorDirection:
-    case Formula::kDescent:
-    case Formula::kCustom:
-      return {{}, 0};
-  }
+  StepStates states = NamesOfStates(formula);
+  VisitFormula(formula, [&](auto f) {
+    for (int s = 0; s < states.count; ++s) {
+      states.states[s].non_negative = (f.kNonNegative >> s & 1) != 0;
+    }
+  });
+  return states;
 }
 
 int StateCountOf(const OptimizerOptions& o) {

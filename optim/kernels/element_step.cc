@@ -7,10 +7,9 @@
 
 namespace tessera {
 
-#define TESSERA_STEP_DECLARE(isa)                           \
-  namespace step_##isa {                                    \
-    void Step(Formula, const StepRange&, const StepStates&, \
-              const StepCoefficients&);                     \
+#define TESSERA_STEP_DECLARE(isa)                                  \
+  namespace step_##isa {                                           \
+    void Step(Formula, const StepRange&, const StepCoefficients&); \
   }
 TESSERA_STEP_DECLARE(portable)
 TESSERA_STEP_DECLARE(avx2)
@@ -56,7 +55,7 @@ void StepDoubles(const StepRange& r, const StepCoefficients& k) {
     F::Step(c, k.variant,
             Number{gradients[i]} * Number{k.gradient_factor * k.sign}, &master,
             states);
-    new_masters[i] = master.x;
+    new_masters[i] = OneNan(master).x;
     if (r.average != nullptr) {
       double& average = static_cast<double*>(r.average)[i];
       average = OneNan(MultiplyAdd(Number{k.average_weight},
@@ -64,7 +63,7 @@ void StepDoubles(const StepRange& r, const StepCoefficients& k) {
                     .x;
     }
     for (int s = 0; s < F::kStates; ++s) {
-      static_cast<double*>(r.states[s])[i] = states[s].x;
+      static_cast<double*>(r.states[s])[i] = OneNan(states[s]).x;
     }
   }
 }
@@ -121,14 +120,13 @@ void StepElements(Formula formula, const StepRange& range,
       StepDoubles<decltype(f)>(range, coefficients);
     });
   }
-  const StepStates states = StatesOf(formula);
   switch (isa) {
     case Isa::kPortable:
-      return step_portable::Step(formula, range, states, coefficients);
+      return step_portable::Step(formula, range, coefficients);
     case Isa::kAvx2:
-      return step_avx2::Step(formula, range, states, coefficients);
+      return step_avx2::Step(formula, range, coefficients);
     case Isa::kAvx512:
-      return step_avx512::Step(formula, range, states, coefficients);
+      return step_avx512::Step(formula, range, coefficients);
   }
 }
 

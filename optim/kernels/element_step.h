@@ -63,8 +63,8 @@ const char* NameOf(Formula formula);
 inline constexpr int kMaxStates = 3;        // of a formula
 inline constexpr int kMaxCustomStates = 8;  // of a program's own
 struct StepState {
-  const char* name;  // as checkpoints call it: "exp_avg"
-  bool non_negative;
+  const char* name = nullptr;  // as checkpoints call it: "exp_avg"
+  bool non_negative = false;
 };
 // Of a formula, in its order; `count` of them. (Not those with a shape of their
 // own: optim/kernels/shaped_states.h.)

@@ -2,13 +2,15 @@
 // vectors of three instruction sets (step_loops.cc), for float64, and for GPUs.
 //
 // V is a float, or several: with + - * /, each rounded once, never fused;
-// SquareRoot, MultiplyAdd(a, b, c) = a * b + c rounded once, Max, Sign, OneNan
-// (every NaN as one), V::Of(x). `g` is the gradient times its factor.
-// Coefficients are computed in float64 (coefficients.cc) and rounded to V once.
+// SquareRoot, MultiplyAdd(a, b, c) = a * b + c rounded once, Max and Sign (NaN
+// of NaN), V::Of(x). C is one of them, or one that stands for all. `g` is the
+// gradient times its factor. Coefficients are computed in float64
+// (coefficients.cc) and rounded to V once.
 //
-// A formula's states are zeros before the first step. OneNan is where an
-// addition might return either of two NaNs: which is for the compiler to
-// choose.
+// A formula's states are zeros before the first step; bit s of kNonNegative
+// says that state s is never less. Of two NaNs an addition might return either,
+// which is for the compiler to choose: who stores what a formula has changed
+// makes every NaN one.
 #ifndef OPTIM_KERNELS_FORMULAS_H_
 #define OPTIM_KERNELS_FORMULAS_H_
 
@@ -23,8 +25,8 @@
 namespace tessera {
 
 // With kL2 weight decay is added to the gradient.
-template <bool kL2, typename V>
-TESSERA_HOST_DEVICE inline V Decayed(V g, V master, V l2) {
+template <bool kL2, typename V, typename C>
+TESSERA_HOST_DEVICE inline V Decayed(V g, V master, C l2) {
   if constexpr (kL2) return MultiplyAdd(l2, master, g);
   return g;
 }
@@ -49,6 +51,7 @@ TESSERA_HOST_DEVICE inline V Decayed(V g, V master, V l2) {
 template <bool kL2, bool kAmsGrad>
 struct AdamFormula {
   static constexpr int kStates = kAmsGrad ? 3 : 2;
+  static constexpr unsigned kNonNegative = kAmsGrad ? 0b110 : 0b10;
   enum : int {
     kDecay,  // of masters; with kL2 what is added of them to gradients
     kWeight,
@@ -58,23 +61,21 @@ struct AdamFormula {
     kEps,
     kMinusStepSize
   };
-  template <typename V>
-  TESSERA_HOST_DEVICE static void Step(const V* c, bool from_gradient, V g,
+  template <typename C, typename V>
+  TESSERA_HOST_DEVICE static void Step(const C* c, bool from_gradient, V g,
                                        V* master, V* state) {
     g = Decayed<kL2>(g, *master, c[kDecay]);
     // From the nearer end, as a lerp does it.
-    const V weight = from_gradient ? c[kWeight] - V::Of(1) : c[kWeight];
-    const V m =
-        OneNan(MultiplyAdd(weight, g - state[0], from_gradient ? g : state[0]));
-    const V v =
-        OneNan(MultiplyAdd(g, g * c[kSquareWeight], state[1] * c[kBeta2]));
+    const C weight = from_gradient ? c[kWeight] - C::Of(1) : c[kWeight];
+    const V m = MultiplyAdd(weight, g - state[0], from_gradient ? g : state[0]);
+    const V v = MultiplyAdd(g, g * c[kSquareWeight], state[1] * c[kBeta2]);
     state[0] = m;
     state[1] = v;
     V square = v;
     if constexpr (kAmsGrad) square = state[2] = Max(state[2], v);
     const V denominator = SquareRoot(square) / c[kCorrection] + c[kEps];
     const V kept = kL2 ? *master : *master * c[kDecay];
-    *master = OneNan(kept + c[kMinusStepSize] * m / denominator);
+    *master = kept + c[kMinusStepSize] * m / denominator;
   }
 };
 
@@ -88,17 +89,18 @@ struct AdamFormula {
 template <bool kMomentum>
 struct SgdFormula {
   static constexpr int kStates = kMomentum ? 1 : 0;
+  static constexpr unsigned kNonNegative = 0;
   enum : int { kL2, kMinusRate, kKept, kAdded, kNesterov };
-  template <typename V>
-  TESSERA_HOST_DEVICE static void Step(const V* c, bool nesterov, V g,
+  template <typename C, typename V>
+  TESSERA_HOST_DEVICE static void Step(const C* c, bool nesterov, V g,
                                        V* master, V* state) {
     V d = MultiplyAdd(c[kL2], *master, g);
     if constexpr (kMomentum) {
-      const V buffer = OneNan(MultiplyAdd(c[kKept], state[0], c[kAdded] * d));
+      const V buffer = MultiplyAdd(c[kKept], state[0], c[kAdded] * d);
       state[0] = buffer;
       d = nesterov ? MultiplyAdd(c[kNesterov], buffer, d) : buffer;
     }
-    *master = OneNan(MultiplyAdd(c[kMinusRate], d, *master));
+    *master = MultiplyAdd(c[kMinusRate], d, *master);
   }
 };
 
@@ -113,15 +115,16 @@ struct SgdFormula {
 // part of the state.)
 struct AdagradFormula {
   static constexpr int kStates = 1;
+  static constexpr unsigned kNonNegative = 1;
   enum : int { kL2, kMinusRate, kInitial, kEps };
-  template <typename V>
-  TESSERA_HOST_DEVICE static void Step(const V* c, bool, V g, V* master,
+  template <typename C, typename V>
+  TESSERA_HOST_DEVICE static void Step(const C* c, bool, V g, V* master,
                                        V* state) {
     const V d = MultiplyAdd(c[kL2], *master, g);
-    const V sum = OneNan(MultiplyAdd(d, d, state[0]));
+    const V sum = MultiplyAdd(d, d, state[0]);
     state[0] = sum;
     const V denominator = SquareRoot(c[kInitial] + sum) + c[kEps];
-    *master = OneNan(*master + c[kMinusRate] * d / denominator);
+    *master = *master + c[kMinusRate] * d / denominator;
   }
 };
 
@@ -139,17 +142,16 @@ struct AdagradFormula {
 template <bool kCentered, bool kMomentum>
 struct RmsPropFormula {
   static constexpr int kStates = 1 + (kCentered ? 1 : 0) + (kMomentum ? 1 : 0);
+  static constexpr unsigned kNonNegative = 1;
   enum : int { kL2, kMinusRate, kAlpha, kSquareWeight, kEps, kKept };
-  template <typename V>
-  TESSERA_HOST_DEVICE static void Step(const V* c, bool, V g, V* master,
+  template <typename C, typename V>
+  TESSERA_HOST_DEVICE static void Step(const C* c, bool, V g, V* master,
                                        V* state) {
     const V d = MultiplyAdd(c[kL2], *master, g);
-    V square =
-        OneNan(MultiplyAdd(d, d * c[kSquareWeight], state[0] * c[kAlpha]));
+    V square = MultiplyAdd(d, d * c[kSquareWeight], state[0] * c[kAlpha]);
     state[0] = square;
     if constexpr (kCentered) {
-      const V mean =
-          OneNan(MultiplyAdd(c[kSquareWeight], d - state[1], state[1]));
+      const V mean = MultiplyAdd(c[kSquareWeight], d - state[1], state[1]);
       state[1] = mean;
       // What rounding has left below zero.
       square = Max(V::Of(0), MultiplyAdd(V::Of(0) - mean, mean, square));
@@ -157,10 +159,10 @@ struct RmsPropFormula {
     V change = d / (SquareRoot(square) + c[kEps]);
     if constexpr (kMomentum) {
       V& buffer = state[kStates - 1];
-      buffer = OneNan(MultiplyAdd(c[kKept], buffer, change));
+      buffer = MultiplyAdd(c[kKept], buffer, change);
       change = buffer;
     }
-    *master = OneNan(MultiplyAdd(c[kMinusRate], change, *master));
+    *master = MultiplyAdd(c[kMinusRate], change, *master);
   }
 };
 
@@ -174,15 +176,15 @@ struct RmsPropFormula {
 // DeepSpeed's Lion.
 struct LionFormula {
   static constexpr int kStates = 1;
+  static constexpr unsigned kNonNegative = 0;
   enum : int { kDecay, kMinusRate, kBeta1, kWeight1, kBeta2, kWeight2 };
-  template <typename V>
-  TESSERA_HOST_DEVICE static void Step(const V* c, bool, V g, V* master,
+  template <typename C, typename V>
+  TESSERA_HOST_DEVICE static void Step(const C* c, bool, V g, V* master,
                                        V* state) {
     const V m = state[0];
     const V direction = Sign(MultiplyAdd(c[kBeta1], m, c[kWeight1] * g));
-    state[0] = OneNan(MultiplyAdd(c[kBeta2], m, c[kWeight2] * g));
-    *master =
-        OneNan(MultiplyAdd(c[kMinusRate], direction, *master * c[kDecay]));
+    state[0] = MultiplyAdd(c[kBeta2], m, c[kWeight2] * g);
+    *master = MultiplyAdd(c[kMinusRate], direction, *master * c[kDecay]);
   }
 };
 
@@ -200,6 +202,7 @@ struct LionFormula {
 // schedule_free.h's.
 struct ScheduleFreeFormula {
   static constexpr int kStates = 2;
+  static constexpr unsigned kNonNegative = 0b10;
   enum : int {
     kL2,
     kBeta2,
@@ -210,19 +213,18 @@ struct ScheduleFreeFormula {
     kMinusRateOfY,
     kMinusRate
   };
-  template <typename V>
-  TESSERA_HOST_DEVICE static void Step(const V* c, bool first, V g, V* master,
+  template <typename C, typename V>
+  TESSERA_HOST_DEVICE static void Step(const C* c, bool first, V g, V* master,
                                        V* state) {
     const V y = *master;
     const V z = first ? y : state[0];
-    const V v =
-        OneNan(MultiplyAdd(g, g * c[kSquareWeight], state[1] * c[kBeta2]));
+    const V v = MultiplyAdd(g, g * c[kSquareWeight], state[1] * c[kBeta2]);
     state[1] = v;
     const V denominator = SquareRoot(v) / c[kCorrection] + c[kEps];
     const V d = MultiplyAdd(c[kL2], y, g / denominator);
     const V nearer = MultiplyAdd(c[kShare], z - y, y);
-    *master = OneNan(MultiplyAdd(c[kMinusRateOfY], d, nearer));
-    state[0] = OneNan(MultiplyAdd(c[kMinusRate], d, z));
+    *master = MultiplyAdd(c[kMinusRateOfY], d, nearer);
+    state[0] = MultiplyAdd(c[kMinusRate], d, z);
   }
 };
 
@@ -238,6 +240,7 @@ struct ScheduleFreeFormula {
 // BERT in 76 minutes", 2020.
 struct LambFormula {
   static constexpr int kStates = 2;
+  static constexpr unsigned kNonNegative = 0b10;
   enum : int {
     kL2,
     kWeight,
@@ -247,19 +250,16 @@ struct LambFormula {
     kEps,
     kCorrection1
   };
-  template <typename V>
-  TESSERA_HOST_DEVICE static void Step(const V* c, bool from_gradient, V g,
+  template <typename C, typename V>
+  TESSERA_HOST_DEVICE static void Step(const C* c, bool from_gradient, V g,
                                        V* master, V* state) {
-    const V weight = from_gradient ? c[kWeight] - V::Of(1) : c[kWeight];
-    const V m =
-        OneNan(MultiplyAdd(weight, g - state[0], from_gradient ? g : state[0]));
-    const V v =
-        OneNan(MultiplyAdd(g, g * c[kSquareWeight], state[1] * c[kBeta2]));
+    const C weight = from_gradient ? c[kWeight] - C::Of(1) : c[kWeight];
+    const V m = MultiplyAdd(weight, g - state[0], from_gradient ? g : state[0]);
+    const V v = MultiplyAdd(g, g * c[kSquareWeight], state[1] * c[kBeta2]);
     state[0] = m;
     state[1] = v;
     const V denominator = SquareRoot(v) / c[kCorrection] + c[kEps];
-    *master =
-        OneNan(MultiplyAdd(c[kL2], *master, m / c[kCorrection1] / denominator));
+    *master = MultiplyAdd(c[kL2], *master, m / c[kCorrection1] / denominator);
   }
 };
 
@@ -273,14 +273,14 @@ struct LambFormula {
 // 2024; torch.optim.Muon.
 struct MuonFormula {
   static constexpr int kStates = 1;
+  static constexpr unsigned kNonNegative = 0;
   enum : int { kWeight, kMomentum };
-  template <typename V>
-  TESSERA_HOST_DEVICE static void Step(const V* c, bool nesterov, V g,
+  template <typename C, typename V>
+  TESSERA_HOST_DEVICE static void Step(const C* c, bool nesterov, V g,
                                        V* master, V* state) {
-    const V buffer = OneNan(MultiplyAdd(c[kWeight], g - state[0], state[0]));
+    const V buffer = MultiplyAdd(c[kWeight], g - state[0], state[0]);
     state[0] = buffer;
-    *master =
-        nesterov ? OneNan(MultiplyAdd(c[kMomentum], buffer - g, g)) : buffer;
+    *master = nesterov ? MultiplyAdd(c[kMomentum], buffer - g, g) : buffer;
   }
 };
 
@@ -289,10 +289,11 @@ struct MuonFormula {
 //   master  master * (1 - lr * weight_decay) - lr * scale * direction
 struct DescentFormula {
   static constexpr int kStates = 0;
+  static constexpr unsigned kNonNegative = 0;
   enum : int { kDecay, kMinusRate };
-  template <typename V>
-  TESSERA_HOST_DEVICE static void Step(const V* c, bool, V g, V* master, V*) {
-    *master = OneNan(MultiplyAdd(c[kMinusRate], g, *master * c[kDecay]));
+  template <typename C, typename V>
+  TESSERA_HOST_DEVICE static void Step(const C* c, bool, V g, V* master, V*) {
+    *master = MultiplyAdd(c[kMinusRate], g, *master * c[kDecay]);
   }
 };
 

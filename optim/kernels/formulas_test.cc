@@ -254,7 +254,6 @@ Tracked Sign(Tracked a) {
   const double sign = a.x > 0 ? 1 : a.x < 0 ? -1 : 0;
   return {sign, std::abs(a.x) <= a.error ? 2.0 : 0.0};
 }
-Tracked OneNan(Tracked a) { return a; }
 
 // One step of float64 from where float32 is, by the plain formulas of the test
 // above, and how far float32 may end from there.

@@ -201,6 +201,7 @@ TEST(StateTypesTest, Block8HoldsWhatItsHeaderSays) {
       const auto at = static_cast<size_t>(i);
       const double g = gradient[i].item<float>(), square = g * g;
       const double scale = ScaleOf(m.states[0], i / 64);
+      ASSERT_EQ(scale, std::exp2(std::ilogb(scale)));
       ASSERT_LE(std::abs(moments[at] - g),
                 std::max(std::abs(g) * 0x1p-4, scale * 17 * 0x1p-19));
       ASSERT_LE(std::abs(squares[at] - square),

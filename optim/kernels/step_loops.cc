@@ -6,30 +6,36 @@
 //
 // Why tiles. Gradient, states and working copy have four, three and four types:
 // a loop for each combination and formula would be a thousand. So 64 elements
-// at a time are brought to float32, in a copy that stays in the first-level
-// cache where memory holds another type; the formula works on float32 alone.
-// What limits a step is memory, many times over.
+// at a time: of states each type has a loop; gradients and working copies of
+// other types pass through a copy that stays in the first-level cache.
+//
+// What limits a step is memory, and next to it the number of instructions: two
+// threads of one core share its width. A division by a constant as three FMAs
+// (Markstein) costs more than the division; a branch in the loop, or anything
+// inlined beside it, half as much as all of it.
 #include <cstdint>
+#include <utility>
 
 #include "optim/kernels/element_step.h"
 #include "optim/kernels/formulas.h"
+#include "optim/kernels/tiles.h"
 #include "optim/kernels/vectors.h"
+#include "optim/kernels/wide.h"
 
 namespace tessera::TESSERA_STEP_ISA {
 namespace {
 
-constexpr int kTile = kBlock8Elements;
 // What is fetched ahead, in elements; the processor's own prefetchers stop at
 // the end of a page.
 constexpr int64_t kAhead = 512;
 
 struct Constants {
-  Constants(const StepCoefficients& k, int count)
+  explicit Constants(const StepCoefficients& k)
       : variant(k.variant),
         factor(Vector::Of(static_cast<float>(k.gradient_factor * k.sign))),
         seed(k.seed),
         average_weight(Vector::Of(static_cast<float>(k.average_weight))) {
-    for (int i = 0; i < count; ++i) {
+    for (int i = 0; i < kMaxCoefficients; ++i) {
       c[i] = Vector::Of(static_cast<float>(k.values[i]));
     }
   }
@@ -40,31 +46,63 @@ struct Constants {
   Vector average_weight;
 };
 
-// Where a tile's elements lie as float32.
+template <typename F>
+constexpr bool IsNonNegative(int state) {
+  return (F::kNonNegative >> state & 1) != 0;
+}
+
+// Where a tile's elements lie.
 struct Tile {
   const float* master;
   float* new_master;
   const float* gradient;
-  float* states[kMaxStates];
+  char* states[kMaxStates];
+  int64_t number;  // of the first element in its parameter
 };
 
-template <typename F>
-inline void StepTile(const Tile& t, const Constants& k) {
-  for (int i = 0; i < kTile; i += kLanes) {
-    Vector master = {LoadAs<Floats>(t.master + i)};
-    const Vector g = Vector{LoadAs<Floats>(t.gradient + i)} * k.factor;
-    Vector states[F::kStates + 1];
-    for (int s = 0; s < F::kStates; ++s) {
-      states[s] = {LoadAs<Floats>(t.states[s] + i)};
+template <typename F, bool kVariant, typename State, int... kState>
+inline void StepTile(const Tile& t, const Constants& k, State* states,
+                     std::integer_sequence<int, kState...>) {
+  (states[kState].Begin(t.states[kState]), ...);
+  RandomBits random(static_cast<uint64_t>(t.number), k.seed);
+  for (int i = 0; i < kTile; i += kWide * kLanes) {
+    auto master = LoadAs<Wide>(t.master + i);
+    const Wide g = LoadAs<Wide>(t.gradient + i) * k.factor;
+    Wide x[] = {states[kState].template Load<IsNonNegative<F>(kState)>(i)...,
+                {}};
+    F::Step(k.c, kVariant, g, &master, x);
+    Store(OneNan(master), t.new_master + i);
+    Words bits[kWide];
+    if constexpr (State::kRandom) {
+      for (Words& b : bits) b = random.Next();
     }
-    F::Step(k.c, k.variant, g, &master, states);
-    Store(master.x, t.new_master + i);
-    for (int s = 0; s < F::kStates; ++s) Store(states[s].x, t.states[s] + i);
+    (states[kState].template Save<kState>(i, x[kState], bits), ...);
   }
+  (states[kState].template End<IsNonNegative<F>(kState)>(), ...);
+}
+template <typename F, typename State, int... kState>
+inline void FlushStates(State* states, std::integer_sequence<int, kState...>) {
+  (states[kState].template Flush<IsNonNegative<F>(kState)>(), ...);
+}
+
+// Between memory and float32, of all states.
+template <typename F, typename State, int... kState>
+void LoadStates(char memory[][kTile * 4], float to[][kTile],
+                std::integer_sequence<int, kState...>) {
+  (LoadTile<State, IsNonNegative<F>(kState)>(memory[kState], to[kState]), ...);
+}
+template <typename F, typename State, int... kState>
+void SaveStates(const float from[][kTile], int64_t number, uint64_t seed,
+                char memory[][kTile * 4],
+                std::integer_sequence<int, kState...>) {
+  (SaveTile<State, IsNonNegative<F>(kState), kState>(from[kState], number, seed,
+                                                     memory[kState]),
+   ...);
 }
 
 // From the nearer end would be no other here: weights are small, or 1.
-void AverageTile(const float* master, const Constants& k, float* average) {
+__attribute__((noinline)) void AverageTile(const float* master,
+                                           const Constants& k, float* average) {
   for (int i = 0; i < kTile; i += kLanes) {
     const Vector a = {LoadAs<Floats>(average + i)};
     const Vector m = {LoadAs<Floats>(master + i)};
@@ -72,129 +110,50 @@ void AverageTile(const float* master, const Constants& k, float* average) {
   }
 }
 
-// ---- between memory and float32
-
-int64_t ItemBytes(NumberType type) {
-  return type == NumberType::kNone ? 0 : type == NumberType::kFloat32 ? 4 : 2;
-}
-
-void From16(const void* from, NumberType type, float* to) {
-  const auto* const halves = static_cast<const uint16_t*>(from);
-  for (int i = 0; i < kTile; i += kLanes) {
-    const auto x = LoadAs<Halves>(halves + i);
-    Store(type == NumberType::kBFloat16 ? FromBFloat16(x) : FromFloat16(x),
-          to + i);
-  }
-}
-
-void ToWorking(const float* from, NumberType type, void* to) {
-  for (int i = 0; i < kTile; i += kLanes) {
-    const auto x = LoadAs<Floats>(from + i);
-    if (type == NumberType::kFloat32) {
-      Store(x, static_cast<float*>(to) + i);
-    } else {
-      Store(type == NumberType::kBFloat16 ? ToBFloat16(x) : ToFloat16(x),
-            static_cast<uint16_t*>(to) + i);
-    }
-  }
-}
-
-// 32 bits for each element of a tile; `number`: the first one's.
-void RandomTile(int64_t number, uint64_t seed, uint32_t* to) {
-  const auto high = static_cast<uint32_t>(seed >> 32);
-  Words lane;
-  for (int j = 0; j < kLanes; ++j) lane[j] = static_cast<uint32_t>(j);
-  for (int i = 0; i < kTile; i += kLanes) {
-    // Elements of a vector may differ in the upper half of their numbers.
-    const auto first = static_cast<uint64_t>(number + i);
-    const Words low = lane + static_cast<uint32_t>(first);
-    const Words carry =
-        low < static_cast<uint32_t>(first) ? Words{} + 1 : Words{};
-    const Words upper = carry + static_cast<uint32_t>(first >> 32);
-    Store(RandomBits(low ^ upper * 0x85ebca6bu, static_cast<uint32_t>(seed),
-                     high),
-          to + i);
-  }
-}
-
-// 16 of the 32 bits, others for each state.
-void ToBFloat16State(const float* from, int state, const uint32_t* random,
-                     uint16_t* to) {
-  for (int i = 0; i < kTile; i += kLanes) {
-    const auto all = LoadAs<Words>(random + i);
-    const Words bits = state == 0   ? all & 0xffff
-                       : state == 1 ? all >> 16
-                                    : all >> 8 & 0xffff;
-    Store(ToBFloat16Randomly(LoadAs<Floats>(from + i), bits), to + i);
-  }
-}
-
-template <bool kNonNegative>
-void FromBlock8(const char* from, float* to) {
-  float scale;
-  __builtin_memcpy(&scale, from + kTile, sizeof(scale));
-  for (int i = 0; i < kTile; i += kLanes) {
-    const Floats x = FromCodes<kNonNegative>(LoadAs<Bytes>(from + i));
-    // A scale that is NaN is the one NaN already, and so is its product.
-    Store((Vector{x} * Vector::Of(scale)).x, to + i);
-  }
-}
-
-template <bool kNonNegative>
-void ToBlock8(const float* from, char* to) {
-  Words most = Words{} + kBlock8LeastScale;
-  for (int i = 0; i < kTile; i += kLanes) {
-    const Words rest = LoadAs<Words>(from + i) & 0x7fffffff;
-    most = rest > most ? rest : most;
-  }
-  uint32_t largest = __builtin_reduce_max(most);
-  const bool finite = largest < 0x7f800000;
-  if (!finite) largest = 0x7fc00000;
-  float scale;
-  __builtin_memcpy(&scale, &largest, sizeof(scale));
-  const Vector inverse = Vector::Of(finite ? 1 / scale : 0);
-  for (int i = 0; i < kTile; i += kLanes) {
-    const Vector x = Vector{LoadAs<Floats>(from + i)} * inverse;
-    Store(finite ? ToCodes<kNonNegative>(x.x) : Bytes{}, to + i);
-  }
-  __builtin_memcpy(to + kTile, &scale, sizeof(scale));
-}
-
-void FromBlock8(const char* from, bool non_negative, float* to) {
-  non_negative ? FromBlock8<true>(from, to) : FromBlock8<false>(from, to);
-}
-
-void ToBlock8(const float* from, bool non_negative, char* to) {
-  non_negative ? ToBlock8<true>(from, to) : ToBlock8<false>(from, to);
-}
-
 // ---- a range
 
 template <typename F>
 class Loop {
  public:
-  Loop(const StepRange& range, const StepStates& states,
-       const StepCoefficients& k)
-      : r_(range), states_(states), k_(k, kMaxCoefficients) {
+  Loop(const StepRange& range, const StepCoefficients& k) : r_(range), k_(k) {
     if (r_.new_master == nullptr) r_.new_master = r_.master;
   }
 
-  void Run() const {
+  void Run() const { k_.variant ? RunVariant<true>() : RunVariant<false>(); }
+
+ private:
+  using EachState = std::make_integer_sequence<int, F::kStates>;
+
+  template <bool kVariant>
+  void RunVariant() const {
+    switch (r_.state_type) {
+      case NumberType::kBFloat16:
+        return RunAs<kVariant, BFloat16State>();
+      case NumberType::kBlock8:
+        return RunAs<kVariant, Block8State>();
+      default:
+        return RunAs<kVariant, Float32State>();
+    }
+  }
+
+  template <bool kVariant, typename State>
+  void RunAs() const {
     int64_t i = 0;
     if (r_.in_block != 0) {
       const int64_t rest = kTile - r_.in_block;
       i = rest < r_.numel ? rest : r_.numel;
-      Partial(0, static_cast<int>(i), r_.in_block);
+      Partial<kVariant, State>(0, static_cast<int>(i), r_.in_block);
     }
+    State states[F::kStates + 1];
     for (; i + kTile <= r_.numel; i += kTile) {
       Prefetch(i + kAhead);
-      Whole(i);
+      Whole<kVariant>(i, states);
     }
-    if (i < r_.numel) Partial(i, static_cast<int>(r_.numel - i), 0);
+    FlushStates<F>(states, EachState());
+    if (i < r_.numel) {
+      Partial<kVariant, State>(i, static_cast<int>(r_.numel - i), 0);
+    }
   }
-
- private:
-  using Buffers = float[F::kStates + 1][kTile];
 
   float* MasterAt(void* of, int64_t i) const {
     return static_cast<float*>(of) + i;
@@ -232,54 +191,23 @@ class Loop {
     for (int s = 0; s < F::kStates; ++s) fetch(StateAt(s, i), state_bytes);
   }
 
-  void LoadStates(int64_t i, Buffers& buffers) const {
-    for (int s = 0; s < F::kStates; ++s) {
-      if (r_.state_type == NumberType::kBFloat16) {
-        From16(StateAt(s, i), NumberType::kBFloat16, buffers[s]);
-      } else {
-        FromBlock8(StateAt(s, i), states_.states[s].non_negative, buffers[s]);
-      }
-    }
-  }
-
-  // `number`: of the tile's first element.
-  void StoreStates(int64_t i, int64_t number, const Buffers& buffers) const {
-    alignas(64) uint32_t random[kTile];
-    if (r_.state_type == NumberType::kBFloat16) {
-      RandomTile(number, k_.seed, random);
-    }
-    for (int s = 0; s < F::kStates; ++s) {
-      char* const to = StateAt(s, i);
-      if (r_.state_type == NumberType::kBFloat16) {
-        ToBFloat16State(buffers[s], s, random, reinterpret_cast<uint16_t*>(to));
-      } else {
-        ToBlock8(buffers[s], states_.states[s].non_negative, to);
-      }
-    }
-  }
-
-  void Whole(int64_t i) const {
-    alignas(64) float gradient[kTile];
-    alignas(64) Buffers buffers;
+  template <bool kVariant, typename State>
+  void Whole(int64_t i, State* states) const {
     Tile t;
     t.master = MasterAt(r_.master, i);
     t.new_master = MasterAt(r_.new_master, i);
+    alignas(64) float gradient[kTile];
     t.gradient = reinterpret_cast<const float*>(GradientAt(i));
     if (r_.gradient_type != NumberType::kFloat32) {
       From16(GradientAt(i), r_.gradient_type, gradient);
       t.gradient = gradient;
     }
-    const bool in_place = r_.state_type == NumberType::kFloat32;
-    if (!in_place) LoadStates(i, buffers);
-    for (int s = 0; s < F::kStates; ++s) {
-      t.states[s] =
-          in_place ? reinterpret_cast<float*>(StateAt(s, i)) : buffers[s];
-    }
-    StepTile<F>(t, k_);
+    for (int s = 0; s < F::kStates; ++s) t.states[s] = StateAt(s, i);
+    t.number = r_.number + i;
+    StepTile<F, kVariant>(t, k_, states, EachState());
     if (r_.average != nullptr) {
       AverageTile(t.new_master, k_, MasterAt(r_.average, i));
     }
-    if (!in_place) StoreStates(i, r_.number + i, buffers);
     if (r_.working_type != NumberType::kNone) {
       ToWorking(t.new_master, r_.working_type, WorkingAt(i));
     }
@@ -287,101 +215,97 @@ class Loop {
 
   // Elements i .. i + n, which are `lead` and those after it of a tile that is
   // a copy.
+  template <bool kVariant, typename State>
   void Partial(int64_t i, int n, int lead) const {
     float master[kTile] = {}, gradient[kTile] = {};
-    Buffers buffers = {}, before;
-    __builtin_memcpy(master + lead, MasterAt(r_.master, i), Floats4(n));
+    Copy(MasterAt(r_.master, i), Size(n, 4), master + lead);
     LoadGradient(i, n, gradient + lead);
-    LoadPartOfStates(i, n, lead, buffers);
-    __builtin_memcpy(before, buffers, sizeof(before));
-    Tile t = {master, master, gradient, {}};
-    for (int s = 0; s < F::kStates; ++s) t.states[s] = buffers[s];
-    StepTile<F>(t, k_);
-    __builtin_memcpy(MasterAt(r_.new_master, i), master + lead, Floats4(n));
-    if (r_.average != nullptr) {
-      float average[kTile] = {};
-      __builtin_memcpy(average + lead, MasterAt(r_.average, i), Floats4(n));
-      AverageTile(master, k_, average);
-      __builtin_memcpy(MasterAt(r_.average, i), average + lead, Floats4(n));
+    char memory[F::kStates + 1][kTile * 4] = {};
+    float states[F::kStates + 1][kTile] = {}, before[F::kStates + 1][kTile];
+    Tile t = {master, master, gradient, {}, r_.number + i - lead};
+    for (int s = 0; s < F::kStates; ++s) {
+      t.states[s] = reinterpret_cast<char*>(states[s]);
+      Copy(StateAt(s, i), StateSize(n), PartOf(memory[s], lead));
     }
+    LoadStates<F, State>(memory, states, EachState());
+    Copy(states, sizeof(states), before);
+    Float32State floats[F::kStates + 1];
+    StepTile<F, kVariant>(t, k_, floats, EachState());
     // What is no element of this range stays.
     for (int s = 0; s < F::kStates; ++s) {
       for (int j = 0; j < kTile; ++j) {
-        if (j < lead || j >= lead + n) buffers[s][j] = before[s][j];
+        if (j < lead || j >= lead + n) states[s][j] = before[s][j];
       }
     }
-    StorePartOfStates(i, n, lead, buffers);
+    SaveStates<F, State>(states, t.number, k_.seed, memory, EachState());
+    for (int s = 0; s < F::kStates; ++s) {
+      Copy(PartOf(memory[s], lead), StateSize(n), StateAt(s, i));
+    }
+    StoreMasters(master, i, n, lead);
+  }
+
+  void LoadGradient(int64_t i, int n, float* to) const {
+    if (r_.gradient_type == NumberType::kFloat32) {
+      return Copy(GradientAt(i), Size(n, 4), to);
+    }
+    uint16_t halves[kTile] = {};
+    float all[kTile];
+    Copy(GradientAt(i), Size(n, 2), halves);
+    From16(halves, r_.gradient_type, all);
+    Copy(all, Size(n, 4), to);
+  }
+
+  void StoreMasters(const float* master, int64_t i, int n, int lead) const {
+    Copy(master + lead, Size(n, 4), MasterAt(r_.new_master, i));
+    if (r_.average != nullptr) {
+      float average[kTile] = {};
+      Copy(MasterAt(r_.average, i), Size(n, 4), average + lead);
+      AverageTile(master, k_, average);
+      Copy(average + lead, Size(n, 4), MasterAt(r_.average, i));
+    }
     if (r_.working_type == NumberType::kNone) return;
     char working[kTile * 4];
     ToWorking(master, r_.working_type, working);
     const int64_t item = ItemBytes(r_.working_type);
-    __builtin_memcpy(WorkingAt(i), working + lead * item,
-                     static_cast<size_t>(n * item));
+    Copy(working + lead * item, Size(n, item), WorkingAt(i));
   }
 
-  static size_t Floats4(int n) { return static_cast<size_t>(n) * 4; }
-
-  void LoadGradient(int64_t i, int n, float* to) const {
-    if (r_.gradient_type == NumberType::kFloat32) {
-      __builtin_memcpy(to, GradientAt(i), Floats4(n));
-      return;
-    }
-    uint16_t halves[kTile] = {};
-    float all[kTile];
-    __builtin_memcpy(halves, GradientAt(i), Floats4(n) / 2);
-    From16(halves, r_.gradient_type, all);
-    __builtin_memcpy(to, all, Floats4(n));
+  static void Copy(const void* from, size_t bytes, void* to) {
+    __builtin_memcpy(to, from, bytes);
   }
-
-  void LoadPartOfStates(int64_t i, int n, int lead, Buffers& buffers) const {
-    if (r_.state_type == NumberType::kBlock8) return LoadStates(i, buffers);
-    for (int s = 0; s < F::kStates; ++s) {
-      if (r_.state_type == NumberType::kFloat32) {
-        __builtin_memcpy(buffers[s] + lead, StateAt(s, i), Floats4(n));
-        continue;
-      }
-      uint16_t halves[kTile] = {};
-      __builtin_memcpy(halves + lead, StateAt(s, i), Floats4(n) / 2);
-      From16(halves, NumberType::kBFloat16, buffers[s]);
-    }
+  static size_t Size(int n, int64_t item) {
+    return static_cast<size_t>(n * item);
   }
-
-  void StorePartOfStates(int64_t i, int n, int lead,
-                         const Buffers& buffers) const {
-    if (r_.state_type == NumberType::kBlock8) {
-      return StoreStates(i, 0, buffers);
-    }
-    for (int s = 0; s < F::kStates; ++s) {
-      if (r_.state_type == NumberType::kFloat32) {
-        __builtin_memcpy(StateAt(s, i), buffers[s] + lead, Floats4(n));
-        continue;
-      }
-      uint32_t random[kTile];
-      RandomTile(r_.number + i - lead, k_.seed, random);
-      uint16_t halves[kTile];
-      ToBFloat16State(buffers[s], s, random, halves);
-      __builtin_memcpy(StateAt(s, i), halves + lead, Floats4(n) / 2);
-    }
+  // Of n elements of a tile's states; a block is whole.
+  size_t StateSize(int n) const {
+    return r_.state_type == NumberType::kBlock8
+               ? static_cast<size_t>(kBlock8Bytes)
+               : Size(n, ItemBytes(r_.state_type));
+  }
+  char* PartOf(char* memory, int lead) const {
+    return r_.state_type == NumberType::kBlock8
+               ? memory
+               : memory + lead * ItemBytes(r_.state_type);
   }
 
   StepRange r_;
-  const StepStates& states_;
   const Constants k_;
 };
 
 }  // namespace
 
-void Step(Formula formula, const StepRange& range, const StepStates& states,
-          const StepCoefficients& k) {
-  VisitFormula(formula,
-               [&](auto f) { Loop<decltype(f)>(range, states, k).Run(); });
+void Step(Formula formula, const StepRange& range, const StepCoefficients& k) {
+  VisitFormula(formula, [&](auto f) { Loop<decltype(f)>(range, k).Run(); });
 }
 
 void Decode(const char* blocks, int64_t numel, bool non_negative, float* to) {
   for (int64_t i = 0; i < numel; i += kTile, blocks += kBlock8Bytes) {
     const int64_t n = numel - i < kTile ? numel - i : kTile;
+    char block[kBlock8Bytes];
     float tile[kTile];
-    FromBlock8(blocks, non_negative, tile);
+    __builtin_memcpy(block, blocks, sizeof(block));
+    non_negative ? LoadTile<Block8State, true>(block, tile)
+                 : LoadTile<Block8State, false>(block, tile);
     __builtin_memcpy(to + i, tile, static_cast<size_t>(n) * 4);
   }
 }
@@ -391,7 +315,8 @@ void Encode(const float* from, int64_t numel, bool non_negative, char* blocks) {
     const int64_t n = numel - i < kTile ? numel - i : kTile;
     float tile[kTile] = {};
     __builtin_memcpy(tile, from + i, static_cast<size_t>(n) * 4);
-    ToBlock8(tile, non_negative, blocks);
+    non_negative ? SaveTile<Block8State, true, 0>(tile, 0, 0, blocks)
+                 : SaveTile<Block8State, false, 0>(tile, 0, 0, blocks);
   }
 }
 

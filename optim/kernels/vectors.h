@@ -8,6 +8,7 @@
 #include <immintrin.h>
 
 #include <cstdint>
+#include <utility>
 
 #include "optim/kernels/block8.h"
 
@@ -25,7 +26,10 @@ using Floats = float __attribute__((vector_size(kLanes * 4)));
 using Words = uint32_t __attribute__((vector_size(kLanes * 4)));
 using Ints = int32_t __attribute__((vector_size(kLanes * 4)));
 using Halves = uint16_t __attribute__((vector_size(kLanes * 2)));
-using Bytes = uint8_t __attribute__((vector_size(kLanes)));
+// Of two and of four vectors.
+using Halves2 = uint16_t __attribute__((vector_size(kLanes * 4)));
+using Shorts2 = int16_t __attribute__((vector_size(kLanes * 4)));
+using Bytes4 = uint8_t __attribute__((vector_size(kLanes * 4)));
 
 struct Vector {
   static Vector Of(float all) { return {all - Floats{}}; }  // -0 stays
@@ -124,7 +128,7 @@ inline Vector OneNan(Vector a) {
 // NaN if either is.
 inline Vector Max(Vector a, Vector b) {
   const Floats larger = a.x > b.x ? a.x : b.x;
-  return OneNan({a.x == a.x ? larger : a.x});
+  return {a.x == a.x ? larger : a.x};
 }
 // -1, 0, 1 or NaN.
 inline Vector Sign(Vector a) {
@@ -132,14 +136,9 @@ inline Vector Sign(Vector a) {
   const Words sign = reinterpret_cast<Words>(a.x) & 0x80000000;
   const Floats signed_one = reinterpret_cast<Floats>(sign | one);
   const Floats finite = a.x == 0 ? Floats{} : signed_one;
-  return OneNan({a.x == a.x ? finite : a.x});
+  return {a.x == a.x ? finite : a.x};
 }
 
-inline Halves ToBFloat16(Floats x) {
-  const Words bits = reinterpret_cast<Words>(x);
-  const Words rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-  return __builtin_convertvector(x == x ? rounded : Words{} + 0xffff, Halves);
-}
 inline Floats FromBFloat16(Halves x) {
   return reinterpret_cast<Floats>(__builtin_convertvector(x, Words) << 16);
 }
@@ -155,55 +154,187 @@ inline void Store(T x, void* to) {
   __builtin_memcpy(to, &x, sizeof(x));
 }
 
+// The upper halves of two vectors' elements.
+template <int... kPlace>
+inline Halves2 UpperHalves(Words a, Words b,
+                           std::integer_sequence<int, kPlace...>) {
+  return __builtin_shufflevector(reinterpret_cast<Halves2>(a),
+                                 reinterpret_cast<Halves2>(b),
+                                 (2 * kPlace + 1)...);
+}
+inline Halves2 UpperHalves(Words a, Words b) {
+  return UpperHalves(a, b, std::make_integer_sequence<int, 2 * kLanes>());
+}
+
+// To nearest even; NaN is 0xffff.
+inline Words RoundedToUpper(Floats x) {
+  const Words bits = reinterpret_cast<Words>(x);
+  const Words rounded = bits + 0x7fff + (bits >> 16 & 1);
+  return rounded | reinterpret_cast<Words>(x != x);
+}
+inline Halves2 ToBFloat16(Floats a, Floats b) {
+  return UpperHalves(RoundedToUpper(a), RoundedToUpper(b));
+}
+
 // ---- Note [Stochastic rounding], in element_step.h
 
-// 32 bits for each number; `seed` in two halves.
-inline Words RandomBits(Words number, uint32_t seed_low, uint32_t seed_high) {
-  Words x = number * 0x9e3779b9u + seed_low;
-  x = (x ^ x >> 16) * 0x7feb352du;
-  x = (x ^ x >> 15 ^ seed_high) * 0x846ca68bu;
-  return x ^ x >> 16;
-}
-
-// `random`: 16 bits each.
-inline Halves ToBFloat16Randomly(Floats x, Words random) {
-  const Words bits = reinterpret_cast<Words>(x) + random;
-  return __builtin_convertvector(x == x ? bits >> 16 : Words{} + 0x7fc0,
-                                 Halves);
-}
-
-// ---- codes of 8 bits (block8.h)
-
-// The code of 1, and what its bits as a float are more than it.
-template <bool kNonNegative>
-constexpr int32_t kCodeOfOne = kNonNegative ? 31 << 3 : 15 << 3;
-template <bool kNonNegative>
-constexpr int32_t kCodeBias = (127 << 3) - kCodeOfOne<kNonNegative>;
-
-template <bool kNonNegative>
-inline Bytes ToCodes(Floats x) {
-  const Words bits = reinterpret_cast<Words>(x);
-  const Words rest = bits & 0x7fffffff;
-  const Words rounded = (rest + 0x7ffff + (rest >> 20 & 1)) >> 20;
-  const Ints code = reinterpret_cast<Ints>(rounded) - kCodeBias<kNonNegative>;
-  if constexpr (kNonNegative) {  // what is not 0 is 1 at least
-    const Words least = __builtin_elementwise_min(rest, Words{} + 1);
-    return __builtin_convertvector(
-        __builtin_elementwise_max(code, reinterpret_cast<Ints>(least)), Bytes);
+// 32 bits for each element of consecutive vectors; `number`: of the first one.
+class RandomBits {
+ public:
+  RandomBits(uint64_t number, uint64_t seed)
+      : left_(~static_cast<uint32_t>(number)),
+        upper_(static_cast<uint32_t>(number >> 32)),
+        high_(static_cast<uint32_t>(seed >> 32)) {
+    for (int j = 0; j < kLanes; ++j) lane_[j] = static_cast<uint32_t>(j);
+    x_ = lane_ * kStep +
+         (static_cast<uint32_t>(number) * kStep + static_cast<uint32_t>(seed));
+    other_ = Words{} + (high_ ^ upper_ * kUpper);
   }
-  const Ints positive = __builtin_elementwise_max(code, Ints{});
-  const Words sign = bits >> 24 & 0x80;
-  return __builtin_convertvector(reinterpret_cast<Words>(positive) | sign,
-                                 Bytes);
+  Words Next() {
+    Words x = x_, other = other_;
+    if (__builtin_expect(left_ < kTileElements, false)) other = PastUpper();
+    x_ += kLanes * kStep;
+    x = (x ^ x >> 16) * 0x7feb352du;
+    x = (x ^ x >> 15 ^ other) * 0x846ca68bu;
+    return x ^ x >> 16;
+  }
+
+ private:
+  static constexpr uint32_t kStep = 0x9e3779b9u, kUpper = 0x85ebca6bu;
+  static constexpr uint32_t kTileElements = 64;
+
+  // With the next upper half from where the lower one is 0 again.
+  Words PastUpper() {
+    const Words next = Words{} + (high_ ^ (upper_ + 1) * kUpper);
+    const Words other = lane_ > left_ ? next : other_;
+    lane_ += kLanes;
+    return other;
+  }
+
+  uint32_t left_, upper_, high_;
+  Words lane_, x_, other_;
+};
+
+// What one of three states adds before it is cut to 16 bits. A NaN is
+// 0x7fc00000, and stays one.
+template <int kState>
+inline Words RandomlyUp(Vector x, Words random) {
+  static_assert(kState < 3, "bits for three states");
+  const Words bits = kState == 0   ? random & 0xffff
+                     : kState == 1 ? random >> 16
+                                   : random >> 8 & 0xffff;
+  return reinterpret_cast<Words>(x.x) + bits;
+}
+
+// ---- codes of 8 bits (block8.h), of four vectors at once
+
+// The exponent of code 0 is the scale's less this; codes are bits 20 to 27 of a
+// float whose exponent is less by that.
+template <bool kNonNegative>
+constexpr uint16_t kCodeOfOne = (kNonNegative ? 31 : 15) << 3;
+
+// Packing and unpacking work on each 16 bytes alone: from four vectors a to d
+// they make a0-3 b0-3 c0-3 d0-3 a4-7 ...
+constexpr int PackedPlace(int element) {
+  const int vector = element / kLanes, in_vector = element % kLanes;
+  return in_vector / 4 * 16 + vector * 4 + in_vector % 4;
+}
+constexpr int PackedElement(int place) {
+  return place % 16 / 4 * kLanes + place / 16 * 4 + place % 4;
+}
+template <int... kPlace>
+inline Bytes4 ToPackedOrder(Bytes4 x, std::integer_sequence<int, kPlace...>) {
+  return __builtin_shufflevector(x, x, PackedElement(kPlace)...);
+}
+template <int... kPlace>
+inline Bytes4 FromPackedOrder(Bytes4 x, std::integer_sequence<int, kPlace...>) {
+  return __builtin_shufflevector(x, x, PackedPlace(kPlace)...);
+}
+
+// The upper halves of a and b; numbers below 256 as bytes.
+template <int... kPlace>
+inline Halves2 PackUpper(Words a, Words b,
+                         std::integer_sequence<int, kPlace...>) {
+  return __builtin_shufflevector(
+      reinterpret_cast<Halves2>(a), reinterpret_cast<Halves2>(b),
+      (kPlace / 8 * 8 + kPlace % 4 * 2 + kPlace % 8 / 4 * 2 * kLanes + 1)...);
+}
+inline Bytes4 PackBytes(Halves2 a, Halves2 b) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Bytes4>(_mm512_packus_epi16(
+      reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
+#elif defined(__AVX2__)
+  return reinterpret_cast<Bytes4>(_mm256_packus_epi16(
+      reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
+#else
+  return reinterpret_cast<Bytes4>(_mm_packus_epi16(
+      reinterpret_cast<__m128i>(a), reinterpret_cast<__m128i>(b)));
+#endif
+}
+
+// The first or second half of each 16 bytes, as upper halves of what is twice
+// as wide.
+constexpr int UnpackedFrom(int place, int lane, bool second) {
+  return place / lane * lane + (second ? lane / 2 : 0) + place % lane / 2;
+}
+template <bool kSecond, int... kPlace>
+inline Halves2 UnpackBytes(Bytes4 x, std::integer_sequence<int, kPlace...>) {
+  return reinterpret_cast<Halves2>(__builtin_shufflevector(
+      Bytes4{}, x,
+      (kPlace % 2 == 0 ? kPlace
+                       : 4 * kLanes + UnpackedFrom(kPlace, 16, kSecond))...));
+}
+template <bool kSecond, int... kPlace>
+inline Vector UnpackHalves(Halves2 x, std::integer_sequence<int, kPlace...>) {
+  return {reinterpret_cast<Floats>(__builtin_shufflevector(
+      Halves2{}, x,
+      (kPlace % 2 == 0 ? kPlace
+                       : 2 * kLanes + UnpackedFrom(kPlace, 8, kSecond))...))};
+}
+
+// `scale`: the upper half of its bits.
+template <bool kNonNegative>
+inline Bytes4 ToCodes(const Vector x[4], uint16_t scale) {
+  constexpr std::make_integer_sequence<int, 2 * kLanes> kHalves;
+  const Halves2 none = Halves2{} + static_cast<uint16_t>(
+                                       (scale >> 4) - kCodeOfOne<kNonNegative>);
+  Halves2 codes[2];
+  for (int i = 0; i < 2; ++i) {
+    const Halves2 half =
+        PackUpper(reinterpret_cast<Words>(x[2 * i].x) + 0x80000,
+                  reinterpret_cast<Words>(x[2 * i + 1].x) + 0x80000, kHalves);
+    const Halves2 rest = kNonNegative ? half >> 4 : half >> 4 & 0x7ff;
+    codes[i] = __builtin_elementwise_max(rest, none) - none;
+    if constexpr (kNonNegative) {  // 2^-133 and more are 1 at least
+      codes[i] = __builtin_elementwise_max(
+          codes[i], half > 8 ? Halves2{} + 1 : Halves2{});
+    } else {
+      codes[i] |= half >> 8 & 0x80;
+    }
+  }
+  return FromPackedOrder(PackBytes(codes[0], codes[1]),
+                         std::make_integer_sequence<int, 4 * kLanes>());
 }
 
 template <bool kNonNegative>
-inline Floats FromCodes(Bytes codes) {
-  const Words code = __builtin_convertvector(codes, Words);
-  const Words rest = kNonNegative ? code : code & 0x7f;
-  const Words bits = (rest + kCodeBias<kNonNegative>) << 20;
-  const Words sign = kNonNegative ? Words{} : (code & 0x80) << 24;
-  return reinterpret_cast<Floats>((rest == 0 ? Words{} : bits) | sign);
+inline void FromCodes(Bytes4 codes, uint16_t scale, Vector to[4]) {
+  constexpr std::make_integer_sequence<int, 4 * kLanes> kBytes;
+  constexpr std::make_integer_sequence<int, 2 * kLanes> kHalves;
+  const Halves2 none = Halves2{} + static_cast<uint16_t>(
+                                       scale - (kCodeOfOne<kNonNegative> << 4));
+  const Bytes4 packed = ToPackedOrder(codes, kBytes);
+  const Halves2 wide[2] = {UnpackBytes<false>(packed, kBytes),
+                           UnpackBytes<true>(packed, kBytes)};
+  for (int i = 0; i < 2; ++i) {
+    Halves2 x = wide[i] >> 4;
+    if constexpr (!kNonNegative) {
+      x = reinterpret_cast<Halves2>(reinterpret_cast<Shorts2>(wide[i]) >> 4) &
+          0x87f0;
+    }
+    const Halves2 more = x + x == 0 ? Halves2{} : none;  // 0 stays
+    to[2 * i] = UnpackHalves<false>(x + more, kHalves);
+    to[2 * i + 1] = UnpackHalves<true>(x + more, kHalves);
+  }
 }
 
 }  // namespace

@@ -1,0 +1,207 @@
+// Of a tile of 64 elements: between memory and float32. For step_loops.cc
+// alone, as vectors.h.
+#ifndef OPTIM_KERNELS_TILES_H_
+#define OPTIM_KERNELS_TILES_H_
+
+#include <cstdint>
+
+#include "optim/kernels/element_step.h"
+#include "optim/kernels/vectors.h"
+#include "optim/kernels/wide.h"
+
+namespace tessera::TESSERA_STEP_ISA {
+namespace {
+
+constexpr int kTile = kBlock8Elements;
+
+inline int64_t ItemBytes(NumberType type) {
+  return type == NumberType::kNone ? 0 : type == NumberType::kFloat32 ? 4 : 2;
+}
+
+__attribute__((noinline)) void From16(const void* from, NumberType type,
+                                      float* to) {
+  const auto* const halves = static_cast<const uint16_t*>(from);
+  for (int i = 0; i < kTile; i += kLanes) {
+    const auto x = LoadAs<Halves>(halves + i);
+    Store(type == NumberType::kBFloat16 ? FromBFloat16(x) : FromFloat16(x),
+          to + i);
+  }
+}
+
+__attribute__((noinline)) void ToWorking(const float* from, NumberType type,
+                                         void* to) {
+  if (type == NumberType::kFloat32) {
+    __builtin_memcpy(to, from, kTile * 4);
+    return;
+  }
+  for (int i = 0; i < kTile; i += 2 * kLanes) {
+    const auto a = LoadAs<Floats>(from + i),
+               b = LoadAs<Floats>(from + i + kLanes);
+    uint16_t* const at = static_cast<uint16_t*>(to) + i;
+    if (type == NumberType::kBFloat16) {
+      Store(ToBFloat16(a, b), at);
+    } else {
+      Store(ToFloat16(a), at);
+      Store(ToFloat16(b), at + kLanes);
+    }
+  }
+}
+
+// ---- block8.h
+
+struct Block8Scale {
+  // Of the largest magnitude's bits.
+  static Block8Scale Of(uint32_t largest) {
+    const uint32_t scale = (largest + 0x80000) & 0x7f800000;
+    return {scale < 0x7f800000 && largest < 0x7f800000 ? scale : 0x7fc00000};
+  }
+  static Block8Scale At(const char* block) {
+    Block8Scale scale;
+    __builtin_memcpy(&scale.bits, block + kTile, sizeof(scale.bits));
+    return scale;
+  }
+  uint16_t Upper() const { return static_cast<uint16_t>(bits >> 16); }
+  uint32_t bits;
+};
+
+// The bits of the largest magnitude among `most` and x.
+inline Words Larger(Words most, Vector x) {
+  const Words rest = reinterpret_cast<Words>(x.x) & 0x7fffffff;
+  return __builtin_elementwise_max(most, rest);
+}
+
+template <bool kNonNegative>
+inline void ToBlock8(const float* from, Block8Scale scale, char* to) {
+  __builtin_memcpy(to + kTile, &scale.bits, sizeof(scale.bits));
+  if (__builtin_expect(scale.bits >= 0x7f800000, false)) {
+    __builtin_memset(to, kCodeOfOne<kNonNegative>, kTile);
+    return;
+  }
+  for (int i = 0; i < kTile; i += kWide * kLanes) {
+    const auto x = LoadAs<Wide>(from + i);
+    Store(ToCodes<kNonNegative>(x.v, scale.Upper()), to + i);
+  }
+}
+
+// ---- a state of tiles, kWide vectors at a time
+//
+// For each tile Begin(memory); Load(i, to) and Save(i, x, random), of elements
+// from i on, for all i; End(). After the last one Flush().
+
+struct Float32State {
+  void Begin(char* of_tile) { memory = of_tile; }
+  template <bool kNonNegative>
+  Wide Load(int i) const {
+    return LoadAs<Wide>(memory + 4 * i);
+  }
+  template <int kState>
+  void Save(int i, const Wide& x, const Words*) {
+    Store(OneNan(x), memory + 4 * i);
+  }
+  template <bool kNonNegative>
+  void End() const {}
+  template <bool kNonNegative>
+  void Flush() const {}
+
+  static constexpr bool kRandom = false;
+  char* memory;
+};
+
+struct BFloat16State {
+  void Begin(char* of_tile) { memory = of_tile; }
+  template <bool kNonNegative>
+  Wide Load(int i) const {
+    Wide x;
+    for (int v = 0; v < kWide; ++v) {
+      x.v[v] = {FromBFloat16(LoadAs<Halves>(memory + 2 * (i + v * kLanes)))};
+    }
+    return x;
+  }
+  template <int kState>
+  void Save(int i, const Wide& x, const Words* random) {
+    for (int v = 0; v < kWide; v += 2) {
+      Store(UpperHalves(RandomlyUp<kState>(OneNan(x.v[v]), random[v]),
+                        RandomlyUp<kState>(OneNan(x.v[v + 1]), random[v + 1])),
+            memory + 2 * (i + v * kLanes));
+    }
+  }
+  template <bool kNonNegative>
+  void End() const {}
+  template <bool kNonNegative>
+  void Flush() const {}
+
+  static constexpr bool kRandom = true;
+  char* memory;
+};
+
+// A tile is encoded after the next one is stepped: the largest magnitude is
+// known last.
+struct Block8State {
+  void Begin(char* of_tile) {
+    block = of_tile;
+    scale = Block8Scale::At(block).Upper();
+    most = Words{} + kBlock8LeastScale;
+  }
+  template <bool kNonNegative>
+  Wide Load(int i) const {
+    Wide x;
+    FromCodes<kNonNegative>(LoadAs<Bytes4>(block + i), scale, x.v);
+    return x;
+  }
+  template <int kState>
+  void Save(int i, const Wide& x, const Words*) {
+    for (const Vector& v : x.v) most = Larger(most, v);
+    Store(x, elements[current] + i);
+  }
+  template <bool kNonNegative>
+  void End() {
+    const auto new_scale = Block8Scale::Of(__builtin_reduce_max(most));
+    Flush<kNonNegative>();
+    waiting = block;
+    waiting_scale = new_scale;
+    current ^= 1;
+  }
+  template <bool kNonNegative>
+  void Flush() {
+    if (waiting == nullptr) return;
+    ToBlock8<kNonNegative>(elements[current ^ 1], waiting_scale, waiting);
+    waiting = nullptr;
+  }
+
+  static constexpr bool kRandom = false;
+  char* block;
+  uint16_t scale;
+  Words most;
+  char* waiting = nullptr;
+  Block8Scale waiting_scale;
+  int current = 0;
+  alignas(64) float elements[2][kTile];
+};
+
+// A tile from and to memory of a state's type.
+template <typename State, bool kNonNegative>
+inline void LoadTile(char* memory, float* to) {
+  State state;
+  state.Begin(memory);
+  for (int i = 0; i < kTile; i += kWide * kLanes) {
+    Store(state.template Load<kNonNegative>(i), to + i);
+  }
+}
+template <typename State, bool kNonNegative, int kState>
+inline void SaveTile(const float* from, int64_t number, uint64_t seed,
+                     char* memory) {
+  State state;
+  state.Begin(memory);
+  RandomBits random(static_cast<uint64_t>(number), seed);
+  for (int i = 0; i < kTile; i += kWide * kLanes) {
+    Words bits[kWide];
+    for (Words& b : bits) b = random.Next();
+    state.template Save<kState>(i, LoadAs<Wide>(from + i), bits);
+  }
+  state.template End<kNonNegative>();
+  state.template Flush<kNonNegative>();
+}
+
+}  // namespace
+}  // namespace tessera::TESSERA_STEP_ISA
+#endif  // OPTIM_KERNELS_TILES_H_
