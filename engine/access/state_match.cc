@@ -139,7 +139,7 @@ class Matcher {
   absl::Status Result(std::vector<std::string>* missing,
                       std::vector<std::string>* unexpected) {
     if (!options_.only.empty()) {
-      TESSERA_RETURN_IF_ERROR(only_.CheckMatched(names_));
+      TESSERA_RETURN_IF_ERROR(only_.CheckMatched(names_, false));
     } else {
       FindUnexpected();
     }

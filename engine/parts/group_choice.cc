@@ -116,7 +116,7 @@ class Claims {
 
   absl::Status CheckMatched(const absl::flat_hash_set<std::string>& classes,
                             const std::vector<std::string>& parameters) const {
-    TESSERA_RETURN_IF_ERROR(patterns_.CheckMatched(parameters));
+    TESSERA_RETURN_IF_ERROR(patterns_.CheckMatched(parameters, false));
     TESSERA_RETURN_IF_ERROR(classes_.CheckMatched(classes));
     if (any_) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat(

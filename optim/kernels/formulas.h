@@ -8,9 +8,9 @@
 // (coefficients.cc) and rounded to V once.
 //
 // A formula's states are zeros before the first step; bit s of kNonNegative
-// says that state s is never less. Of two NaNs an addition might return either,
-// which is for the compiler to choose: who stores what a formula has changed
-// makes every NaN one.
+// says that state s is never less, kHasVariant that `variant` is looked at. Of
+// two NaNs an addition might return either, which is for the compiler to
+// choose: who stores what a formula has changed makes every NaN one.
 #ifndef OPTIM_KERNELS_FORMULAS_H_
 #define OPTIM_KERNELS_FORMULAS_H_
 
@@ -52,6 +52,7 @@ template <bool kL2, bool kAmsGrad>
 struct AdamFormula {
   static constexpr int kStates = kAmsGrad ? 3 : 2;
   static constexpr unsigned kNonNegative = kAmsGrad ? 0b110 : 0b10;
+  static constexpr bool kHasVariant = true;
   enum : int {
     kDecay,  // of masters; with kL2 what is added of them to gradients
     kWeight,
@@ -90,6 +91,7 @@ template <bool kMomentum>
 struct SgdFormula {
   static constexpr int kStates = kMomentum ? 1 : 0;
   static constexpr unsigned kNonNegative = 0;
+  static constexpr bool kHasVariant = kMomentum;
   enum : int { kL2, kMinusRate, kKept, kAdded, kNesterov };
   template <typename C, typename V>
   TESSERA_HOST_DEVICE static void Step(const C* c, bool nesterov, V g,
@@ -116,6 +118,7 @@ struct SgdFormula {
 struct AdagradFormula {
   static constexpr int kStates = 1;
   static constexpr unsigned kNonNegative = 1;
+  static constexpr bool kHasVariant = false;
   enum : int { kL2, kMinusRate, kInitial, kEps };
   template <typename C, typename V>
   TESSERA_HOST_DEVICE static void Step(const C* c, bool, V g, V* master,
@@ -143,6 +146,7 @@ template <bool kCentered, bool kMomentum>
 struct RmsPropFormula {
   static constexpr int kStates = 1 + (kCentered ? 1 : 0) + (kMomentum ? 1 : 0);
   static constexpr unsigned kNonNegative = 1;
+  static constexpr bool kHasVariant = false;
   enum : int { kL2, kMinusRate, kAlpha, kSquareWeight, kEps, kKept };
   template <typename C, typename V>
   TESSERA_HOST_DEVICE static void Step(const C* c, bool, V g, V* master,
@@ -177,6 +181,7 @@ struct RmsPropFormula {
 struct LionFormula {
   static constexpr int kStates = 1;
   static constexpr unsigned kNonNegative = 0;
+  static constexpr bool kHasVariant = false;
   enum : int { kDecay, kMinusRate, kBeta1, kWeight1, kBeta2, kWeight2 };
   template <typename C, typename V>
   TESSERA_HOST_DEVICE static void Step(const C* c, bool, V g, V* master,
@@ -203,6 +208,7 @@ struct LionFormula {
 struct ScheduleFreeFormula {
   static constexpr int kStates = 2;
   static constexpr unsigned kNonNegative = 0b10;
+  static constexpr bool kHasVariant = true;
   enum : int {
     kL2,
     kBeta2,
@@ -241,6 +247,7 @@ struct ScheduleFreeFormula {
 struct LambFormula {
   static constexpr int kStates = 2;
   static constexpr unsigned kNonNegative = 0b10;
+  static constexpr bool kHasVariant = true;
   enum : int {
     kL2,
     kWeight,
@@ -274,6 +281,7 @@ struct LambFormula {
 struct MuonFormula {
   static constexpr int kStates = 1;
   static constexpr unsigned kNonNegative = 0;
+  static constexpr bool kHasVariant = true;
   enum : int { kWeight, kMomentum };
   template <typename C, typename V>
   TESSERA_HOST_DEVICE static void Step(const C* c, bool nesterov, V g,
@@ -290,6 +298,7 @@ struct MuonFormula {
 struct DescentFormula {
   static constexpr int kStates = 0;
   static constexpr unsigned kNonNegative = 0;
+  static constexpr bool kHasVariant = false;
   enum : int { kDecay, kMinusRate };
   template <typename C, typename V>
   TESSERA_HOST_DEVICE static void Step(const C* c, bool, V g, V* master, V*) {

@@ -119,7 +119,12 @@ class Loop {
     if (r_.new_master == nullptr) r_.new_master = r_.master;
   }
 
-  void Run() const { k_.variant ? RunVariant<true>() : RunVariant<false>(); }
+  void Run() const {
+    if constexpr (F::kHasVariant) {
+      if (k_.variant) return RunVariant<true>();
+    }
+    RunVariant<false>();
+  }
 
  private:
   using EachState = std::make_integer_sequence<int, F::kStates>;

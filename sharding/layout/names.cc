@@ -120,8 +120,8 @@ bool PathPatterns::Match(absl::string_view path) {
   return any;
 }
 
-absl::Status PathPatterns::CheckMatched(
-    const std::vector<std::string>& present) const {
+absl::Status PathPatterns::CheckMatched(const std::vector<std::string>& present,
+                                        bool of_modules) const {
   constexpr size_t kShown = 3;
   for (const auto& pattern : patterns_) {
     if (matched_.at(pattern)) continue;
@@ -132,9 +132,10 @@ absl::Status PathPatterns::CheckMatched(
     std::sort(nearest.begin(), nearest.end());
     if (nearest.size() > kShown) nearest.resize(kShown);
     return absl::InvalidArgumentError(
-        absl::StrCat(option_, ": '", pattern,
-                     "' is no parameter and no module; expected names as of "
-                     "named_parameters() and named_modules(), such as '",
+        absl::StrCat(option_, ": '", pattern, "' is no parameter",
+                     of_modules ? " and no module" : "",
+                     "; expected names as of named_parameters()",
+                     of_modules ? " and named_modules()" : "", ", such as '",
                      absl::StrJoin(nearest, "', '",
                                    [](std::string* out, const auto& path) {
                                      absl::StrAppend(out, path.second);

@@ -48,8 +48,10 @@ class PathPatterns {
   // wildcard, and once for all others.
   bool Match(absl::string_view path);
   // InvalidArgument naming the first that has matched nothing, and the nearest
-  // of `present`, paths that were there (some at least).
-  absl::Status CheckMatched(const std::vector<std::string>& present) const;
+  // of `present`, paths that were there (some at least): of parameters alone,
+  // or of modules too.
+  absl::Status CheckMatched(const std::vector<std::string>& present,
+                            bool of_modules) const;
 
  private:
   std::string option_;

@@ -331,7 +331,7 @@ absl::StatusOr<Partition> PlanUnits(const nn::Module& module,
   for (const auto& m : walk.modules) {
     if (!m.path.empty()) paths.push_back(m.path);
   }
-  TESSERA_RETURN_IF_ERROR(patterns.CheckMatched(paths));
+  TESSERA_RETURN_IF_ERROR(patterns.CheckMatched(paths, true));
   for (const auto& p : parameters.planned) {
     TESSERA_RETURN_IF_ERROR(
         CheckSupported(p, parameters.planned[0].tensor.device()));

@@ -363,9 +363,8 @@ TEST(ParameterGroupsTest, WhatIsWrongIsSaid) {
       lines,
       ElementsAre(
           HasSubstr("EngineOptions::param_groups[0].parameters: 'norm.wieght' "
-                    "is no parameter and no module; expected names as of "
-                    "named_parameters() and named_modules(), such as "
-                    "'norm.weight'"),
+                    "is no parameter; expected names as of "
+                    "named_parameters(), such as 'norm.weight'"),
           HasSubstr("parameter 'norm.weight' is claimed by two groups, 'a' and "
                     "'b'"),
           HasSubstr("no module is of class 'LayerNrm'; expected one of these, "
