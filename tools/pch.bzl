@@ -40,7 +40,9 @@ _FLAGS = [
 
 def pch_copts(label):
     """Returns the copts of a file that is compiled with the cc_pch `label`."""
-    path = "$(BINDIR)/" + label[2:].replace(":", "/") + ".pch"
+    label = Label(label)
+    folder = "/".join([part for part in [label.workspace_root, label.package] if part])
+    path = "$(BINDIR)/%s/%s.pch" % (folder, label.name)
     return [
         "-include-pch",
         path,

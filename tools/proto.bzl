@@ -12,6 +12,9 @@ def _impl(ctx):
     )
     headers = []
     sources = []
+
+    # Where imports begin: Tessera may be a repository of another workspace.
+    root = ctx.label.workspace_root
     for src in ctx.files.srcs:
         stem = src.basename[:-len(".proto")]
         header = ctx.actions.declare_file(stem + ".pb.h")
@@ -21,8 +24,8 @@ def _impl(ctx):
         ctx.actions.run(
             executable = "/usr/bin/protoc",
             arguments = [
-                "--cpp_out=" + ctx.bin_dir.path,
-                "-I.",
+                "--cpp_out=%s/%s" % (ctx.bin_dir.path, root),
+                "-I" + (root or "."),
                 "-I/usr/include",
                 src.path,
             ],
