@@ -74,7 +74,7 @@ LAYERS = {
     "tools": ["base/...", "config/...", "comm/...", "data", "sharding/...", "optim", "optim/kernels", "checkpoint/...", "engine/...", "examples", "offload/..."],
     "tests": ["testing/...", "base/...", "config/...", "comm/...", "data", "sharding/...", "optim/...", "checkpoint/...", "engine/...", "verify/...", "examples", "tools", "offload/..."],
     "bundle": ["testing/...", "base/...", "config/...", "comm/...", "data", "sharding/...", "optim/...", "checkpoint/...", "engine/...", "verify/...", "examples", "benchmarks", "tools", "tests", "offload/..."],
-    "dist": ["base/...", "data", "engine/...", "verify/...", "tools", "bundle", "examples", "docs"],
+    "dist": ["base/...", "data", "engine/...", "verify/...", "tools", "bundle", "examples"],
 }
 
 def _allows(words, layer):
