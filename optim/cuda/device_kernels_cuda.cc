@@ -70,8 +70,7 @@ class CudaKernels final : public DeviceKernels {
     const OnDevice on(at::globalContext().getDeviceFromPtr(
         parts[0].range.master, c10::DeviceType::CUDA));
     Check(
-        StepCuda(formula, StatesOf(formula), parts.data(),
-                 static_cast<int64_t>(parts.size()),
+        StepCuda(formula, parts.data(), static_cast<int64_t>(parts.size()),
                  scalars.defined() ? scalars.const_data_ptr<double>() : nullptr,
                  on.stream()));
   }

@@ -30,11 +30,11 @@ int AddToNormCuda(const NormSegment<c10::Half>& segment, NormPower power,
 int FinishNormCuda(const uint64_t* all, int64_t ranks, const NormFinish& finish,
                    double* scalars, void* stream);
 
-// `states`: StatesOf(formula); `parts`: `count` of them, of one master and
+// `parts`: `count` of them, of one master and
 // state type. `scalars`: null, or [kStepScalars], of which factor and skip are
 // read.
-int StepCuda(Formula formula, const StepStates& states, const StepPart* parts,
-             int64_t count, const double* scalars, void* stream);
+int StepCuda(Formula formula, const StepPart* parts, int64_t count,
+             const double* scalars, void* stream);
 
 }  // namespace tessera
 #endif  // OPTIM_CUDA_KERNELS_H_

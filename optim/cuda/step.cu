@@ -259,7 +259,7 @@ __device__ void StoreBlock8(const float* x, bool non_negative, int lane,
 
 template <typename F>
 __global__ void __launch_bounds__(kThreads)
-    StepBlock8Kernel(const __grid_constant__ Batch batch, StepStates names,
+    StepBlock8Kernel(const __grid_constant__ Batch batch,
                      const double* scalars) {
   const Share share = ShareOf(batch);
   const StepRange& r = batch.ranges[share.part];
@@ -276,8 +276,8 @@ __global__ void __launch_bounds__(kThreads)
       const uint32_t scale =
           *reinterpret_cast<const uint32_t*>(from + kBlock8Elements);
       for (int j = 0; j < 2; ++j) {
-        states[s][j] = Block8ValueOf(from[2 * lane + j], scale,
-                                     names.states[s].non_negative);
+        states[s][j] =
+            Block8ValueOf(from[2 * lane + j], scale, IsNonNegative<F>(s));
       }
     }
     for (int j = 0; j < 2; ++j) {
@@ -294,21 +294,20 @@ __global__ void __launch_bounds__(kThreads)
     }
     __syncwarp();  // all have read the old scale
     for (int s = 0; s < F::kStates; ++s) {
-      StoreBlock8(states[s], names.states[s].non_negative, lane,
+      StoreBlock8(states[s], IsNonNegative<F>(s), lane,
                   static_cast<unsigned char*>(r.states[s]) + b * kBlock8Bytes);
     }
   }
 }
 
 template <typename F>
-void Launch(const Batch& batch, const StepStates& names, const double* scalars,
-            cudaStream_t stream) {
+void Launch(const Batch& batch, const double* scalars, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(batch.first_block[batch.count]);
   const StepRange& first = batch.ranges[0];
   if (first.master_type == NumberType::kFloat64) {
     StepDoublesKernel<F><<<blocks, kThreads, 0, stream>>>(batch, scalars);
   } else if (first.state_type == NumberType::kBlock8 && F::kStates > 0) {
-    StepBlock8Kernel<F><<<blocks, kThreads, 0, stream>>>(batch, names, scalars);
+    StepBlock8Kernel<F><<<blocks, kThreads, 0, stream>>>(batch, scalars);
   } else {
     StepKernel<F><<<blocks, kThreads, 0, stream>>>(batch, scalars);
   }
@@ -316,8 +315,8 @@ void Launch(const Batch& batch, const StepStates& names, const double* scalars,
 
 }  // namespace
 
-int StepCuda(Formula formula, const StepStates& states, const StepPart* parts,
-             int64_t count, const double* scalars, void* stream) {
+int StepCuda(Formula formula, const StepPart* parts, int64_t count,
+             const double* scalars, void* stream) {
   const auto on = static_cast<cudaStream_t>(stream);
   for (int64_t begin = 0; begin < count; begin += kMaxParts) {
     Batch batch;
@@ -333,9 +332,8 @@ int StepCuda(Formula formula, const StepStates& states, const StepPart* parts,
           batch.first_block[p] + static_cast<int>(blocks);
     }
     if (batch.first_block[batch.count] == 0) continue;
-    VisitFormula(formula, [&](auto f) {
-      Launch<decltype(f)>(batch, states, scalars, on);
-    });
+    VisitFormula(formula,
+                 [&](auto f) { Launch<decltype(f)>(batch, scalars, on); });
     const cudaError_t error = cudaGetLastError();
     if (error != cudaSuccess) return error;
   }

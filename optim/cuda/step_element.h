@@ -49,12 +49,12 @@ TESSERA_HOST_DEVICE inline Scalar<T> OneNan(Scalar<T> a) {
 }
 template <typename T>
 TESSERA_HOST_DEVICE inline Scalar<T> Max(Scalar<T> a, Scalar<T> b) {
-  return OneNan(Scalar<T>{a.x > b.x || a.x != a.x ? a.x : b.x});
+  return {a.x > b.x || a.x != a.x ? a.x : b.x};
 }
 template <typename T>
 TESSERA_HOST_DEVICE inline Scalar<T> Sign(Scalar<T> a) {
   const T one = a.x > 0 ? T(1) : T(-1);
-  return OneNan(Scalar<T>{a.x == 0 ? T(0) : a.x == a.x ? one : a.x});
+  return {a.x == 0 ? T(0) : a.x == a.x ? one : a.x};
 }
 
 // ---- 16 and 8 bits

@@ -13,10 +13,11 @@
 //   signed        seeeemmm     9/8 * 2^-15 .. 15/8; below 17/16 * 2^-15 it is 0
 //
 // So an element has a relative error of at most 2^-4, or is below 17/16 * 2^-15
-// of the largest. A second moment does not become 0 where it is not next to
+// of the scale. A second moment does not become 0 where it is not next to
 // nothing, since it divides; its range in powers of two is twice that of the
-// first, as it is of squares. A block with an infinity or a NaN is all NaN: the
-// codes of 1, and NaN as the scale. Zero bytes are zeros.
+// first, as it is of squares. A block with an infinity, a NaN, or a magnitude
+// of 31/16 * 2^127 or more is all NaN: the codes of 1, and NaN as the scale.
+// Zero bytes are zeros.
 //
 // Blocks begin at multiples of 64 elements of a storage, and ranks own whole
 // blocks (sharding/layout/layout.h), so they are the same at every world size.
@@ -36,8 +37,10 @@ inline constexpr int64_t kBlock8Bytes = 68;
 inline constexpr uint32_t kBlock8LeastScale = 0x10000000;  // bits of 2^-95
 
 // `numel` elements, from the first of a block on, as float32, and back: what
-// was decoded is encoded to the bytes that it came from. Of the last block
-// encoded, what is behind the elements becomes 0. LOCAL.
+// was decoded is encoded to the bytes that it came from (but zero bytes to
+// codes of 0 and the least scale, which is the same). Of the last block
+// encoded, what is behind the elements becomes 0. Of non-negative ones the sign
+// is left out. LOCAL.
 void DecodeBlock8(const void* blocks, int64_t numel, bool non_negative,
                   float* elements);
 void EncodeBlock8(const float* elements, int64_t numel, bool non_negative,

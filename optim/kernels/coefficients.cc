@@ -106,38 +106,38 @@ void SetAverage(const OptimizerOptions& o, int64_t step, StepCoefficients* k) {
   if (o.ema_decay > 0) k->average_weight = step == 1 ? 1 : 1 - o.ema_decay;
 }
 
-// All but whether they are non-negative.
+// As many as the formula has.
 StepStates NamesOfStates(Formula formula) {
   switch (formula) {
     case Formula::kAdamW:
     case Formula::kAdam:
     case Formula::kLambDirection:
-      return {{{"exp_avg"}, {"exp_avg_sq"}}, 2};
+      return {{{"exp_avg"}, {"exp_avg_sq"}}};
     case Formula::kAdamWAmsGrad:
     case Formula::kAdamAmsGrad:
-      return {{{"exp_avg"}, {"exp_avg_sq"}, {"max_exp_avg_sq"}}, 3};
+      return {{{"exp_avg"}, {"exp_avg_sq"}, {"max_exp_avg_sq"}}};
     case Formula::kSgdMomentum:
     case Formula::kMuonDirection:
-      return {{{"momentum_buffer"}}, 1};
+      return {{{"momentum_buffer"}}};
     case Formula::kAdagrad:
-      return {{{"sum"}}, 1};
+      return {{{"sum"}}};
     case Formula::kRmsProp:
-      return {{{"square_avg"}}, 1};
+      return {{{"square_avg"}}};
     case Formula::kRmsPropMomentum:
-      return {{{"square_avg"}, {"momentum_buffer"}}, 2};
+      return {{{"square_avg"}, {"momentum_buffer"}}};
     case Formula::kRmsPropCentered:
-      return {{{"square_avg"}, {"grad_avg"}}, 2};
+      return {{{"square_avg"}, {"grad_avg"}}};
     case Formula::kRmsPropCenteredMomentum:
-      return {{{"square_avg"}, {"grad_avg"}, {"momentum_buffer"}}, 3};
+      return {{{"square_avg"}, {"grad_avg"}, {"momentum_buffer"}}};
     case Formula::kLion:
-      return {{{"exp_avg"}}, 1};
+      return {{{"exp_avg"}}};
     case Formula::kScheduleFree:
-      return {{{"z"}, {"exp_avg_sq"}}, 2};
+      return {{{"z"}, {"exp_avg_sq"}}};
     case Formula::kSgd:
     case Formula::kAdafactorDirection:
     case Formula::kDescent:
     case Formula::kCustom:
-      return {{}, 0};
+      return {{}};
   }
 }
 
@@ -231,8 +231,9 @@ const char* NameOf(Formula formula) {
 StepStates StatesOf(Formula formula) {
   StepStates states = NamesOfStates(formula);
   VisitFormula(formula, [&](auto f) {
+    states.count = f.kStates;
     for (int s = 0; s < states.count; ++s) {
-      states.states[s].non_negative = (f.kNonNegative >> s & 1) != 0;
+      states.states[s].non_negative = IsNonNegative<decltype(f)>(s);
     }
   });
   return states;

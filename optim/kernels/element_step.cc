@@ -33,10 +33,10 @@ Number MultiplyAdd(Number a, Number b, Number c) {
 }
 Number OneNan(Number a) { return {std::isnan(a.x) ? std::nan("") : a.x}; }
 Number Max(Number a, Number b) {
-  return OneNan({a.x > b.x || std::isnan(a.x) ? a.x : b.x});
+  return {a.x > b.x || std::isnan(a.x) ? a.x : b.x};
 }
 Number Sign(Number a) {
-  return OneNan({a.x > 0 ? 1 : a.x < 0 ? -1 : a.x == 0 ? 0 : a.x});
+  return {a.x > 0 ? 1 : a.x < 0 ? -1 : a.x == 0 ? 0 : a.x};
 }
 
 template <typename F>

@@ -20,7 +20,8 @@
 // parameter) and of the element's number in its parameter: the same at every
 // world size.
 //
-// Threads: none of its own; ranges that do not overlap may be done at once.
+// Threads: none of its own; ranges that do not overlap, and share no block of
+// kBlock8, may be done at once.
 #ifndef OPTIM_KERNELS_ELEMENT_STEP_H_
 #define OPTIM_KERNELS_ELEMENT_STEP_H_
 
@@ -70,7 +71,7 @@ struct StepState {
 // own: optim/kernels/shaped_states.h.)
 struct StepStates {
   StepState states[kMaxStates];
-  int count;
+  int count = 0;
 };
 StepStates StatesOf(Formula formula);
 // Their number, of a program's own optimizer, too.
@@ -118,7 +119,7 @@ struct StepRange {
   // kFloat32 or kFloat64. Of the latter all others are, too; the working copy
   // is kNone.
   NumberType master_type = NumberType::kFloat32;
-  NumberType state_type = NumberType::kFloat32;
+  NumberType state_type = NumberType::kFloat32;  // kBFloat16, kBlock8
   NumberType gradient_type = NumberType::kFloat32;
   NumberType working_type = NumberType::kNone;
   void* working = nullptr;

@@ -306,6 +306,11 @@ struct DescentFormula {
   }
 };
 
+template <typename F>
+TESSERA_HOST_DEVICE constexpr bool IsNonNegative(int state) {
+  return (F::kNonNegative >> state & 1) != 0;
+}
+
 // Calls visit(F()) with the formula's type.
 template <typename Visit>
 auto VisitFormula(Formula formula, const Visit& visit) {
@@ -340,9 +345,11 @@ auto VisitFormula(Formula formula, const Visit& visit) {
       return visit(LambFormula());
     case Formula::kMuonDirection:
       return visit(MuonFormula());
-    case Formula::kAdafactorDirection:  // has no loop
+    // Of neither Adafactor nor a program's own is a loop asked for; they have
+    // no states of this kind.
+    case Formula::kAdafactorDirection:
     case Formula::kDescent:
-    case Formula::kCustom:  // is not asked for
+    case Formula::kCustom:
       return visit(DescentFormula());
   }
 }

@@ -71,7 +71,7 @@ TEST(StateTypesTest, InstructionSetsAndCutsHaveTheSameBits) {
       Memory whole(numel, type);
       for (int step = 1; step <= 4; ++step) Step(whole, step, Isa::kPortable);
       for (const Isa isa : Isas()) {
-        // Within blocks, too: both parts of it see the other's old elements.
+        // Of blocks at their ends; within one see below.
         const int64_t piece = type == NumberType::kBlock8 ? 128 : 29;
         Memory cut(numel, type);
         for (int step = 1; step <= 4; ++step) {
@@ -260,6 +260,39 @@ TEST(StateTypesTest, Block8IsDecodedAndEncodedToTheSameBytes) {
         ASSERT_TRUE(again.equal(state)) << numel << " " << size << " " << s;
       }
     }
+  }
+}
+
+TEST(StateTypesTest, Block8OfWhatIsNeverNegativeLeavesTheSignOut) {
+  float numbers[64], again[64];
+  for (float& x : numbers) x = 1;
+  numbers[3] = -0.f;
+  numbers[4] = -0.5f;
+  char block[kBlock8Bytes];
+  EncodeBlock8(numbers, 64, /*non_negative=*/true, block);
+  DecodeBlock8(block, 64, /*non_negative=*/true, again);
+  EXPECT_EQ(again[3], 0);
+  EXPECT_EQ(again[4], 0.5f);
+  EXPECT_EQ(again[5], 1);
+}
+
+// Of ranges that begin within a block; an empty one does nothing.
+TEST(StateTypesTest, Block8HasTheSameBitsWherePartsOfABlockAreStepped) {
+  const at::Tensor gradient = GradientOf(200, 1);
+  const auto stepped = [&](Isa isa) {
+    const Memory m(200, NumberType::kBlock8);
+    for (const auto& [begin, end] : std::vector<std::pair<int64_t, int64_t>>{
+             {190, 190}, {0, 70}, {70, 150}, {150, 200}}) {
+      const std::string before = m.Bits();
+      StepElements(kFormula, Part(m.Range(gradient), begin, end),
+                   CoefficientsOf({.lr = 1e-2}, 1), isa);
+      EXPECT_EQ(m.Bits() == before, begin == end);
+    }
+    return m.Bits();
+  };
+  const std::string expected = stepped(Isa::kPortable);
+  for (const Isa isa : Isas()) {
+    EXPECT_TRUE(stepped(isa) == expected) << IsaName(isa);
   }
 }
 

@@ -4,10 +4,11 @@
 // linker could take its AVX-512 copy for all. (Formulas are templates of a type
 // that is this file's own.)
 //
-// Why tiles. Gradient, states and working copy have four, three and four types:
-// a loop for each combination and formula would be a thousand. So 64 elements
-// at a time: of states each type has a loop; gradients and working copies of
-// other types pass through a copy that stays in the first-level cache.
+// Why tiles. Gradient, states and working copy have three, three and four
+// types: a loop for each combination and formula would be a thousand. So 64
+// elements at a time: of states each type has a loop; gradients and working
+// copies of other types pass through a copy that stays in the first-level
+// cache.
 //
 // What limits a step is memory, and next to it the number of instructions: two
 // threads of one core share its width. A division by a constant as three FMAs
@@ -45,11 +46,6 @@ struct Constants {
   uint64_t seed;
   Vector average_weight;
 };
-
-template <typename F>
-constexpr bool IsNonNegative(int state) {
-  return (F::kNonNegative >> state & 1) != 0;
-}
 
 // Where a tile's elements lie.
 struct Tile {
@@ -120,6 +116,7 @@ class Loop {
   }
 
   void Run() const {
+    if (r_.numel == 0) return;
     if constexpr (F::kHasVariant) {
       if (k_.variant) return RunVariant<true>();
     }
@@ -131,14 +128,17 @@ class Loop {
 
   template <bool kVariant>
   void RunVariant() const {
-    switch (r_.state_type) {
-      case NumberType::kBFloat16:
-        return RunAs<kVariant, BFloat16State>();
-      case NumberType::kBlock8:
-        return RunAs<kVariant, Block8State>();
-      default:
-        return RunAs<kVariant, Float32State>();
+    if constexpr (F::kStates > 0) {
+      switch (r_.state_type) {
+        case NumberType::kBFloat16:
+          return RunAs<kVariant, BFloat16State>();
+        case NumberType::kBlock8:
+          return RunAs<kVariant, Block8State>();
+        default:
+          break;
+      }
     }
+    RunAs<kVariant, Float32State>();
   }
 
   template <bool kVariant, typename State>
@@ -306,11 +306,9 @@ void Step(Formula formula, const StepRange& range, const StepCoefficients& k) {
 void Decode(const char* blocks, int64_t numel, bool non_negative, float* to) {
   for (int64_t i = 0; i < numel; i += kTile, blocks += kBlock8Bytes) {
     const int64_t n = numel - i < kTile ? numel - i : kTile;
-    char block[kBlock8Bytes];
     float tile[kTile];
-    __builtin_memcpy(block, blocks, sizeof(block));
-    non_negative ? LoadTile<Block8State, true>(block, tile)
-                 : LoadTile<Block8State, false>(block, tile);
+    non_negative ? LoadTile<Block8State, true>(blocks, tile)
+                 : LoadTile<Block8State, false>(blocks, tile);
     __builtin_memcpy(to + i, tile, static_cast<size_t>(n) * 4);
   }
 }
@@ -320,6 +318,9 @@ void Encode(const float* from, int64_t numel, bool non_negative, char* blocks) {
     const int64_t n = numel - i < kTile ? numel - i : kTile;
     float tile[kTile] = {};
     __builtin_memcpy(tile, from + i, static_cast<size_t>(n) * 4);
+    if (non_negative) {
+      for (float& x : tile) x = __builtin_fabsf(x);
+    }
     non_negative ? SaveTile<Block8State, true, 0>(tile, 0, 0, blocks)
                  : SaveTile<Block8State, false, 0>(tile, 0, 0, blocks);
   }

@@ -56,11 +56,6 @@ struct Block8Scale {
     const uint32_t scale = (largest + 0x80000) & 0x7f800000;
     return {scale < 0x7f800000 && largest < 0x7f800000 ? scale : 0x7fc00000};
   }
-  static Block8Scale At(const char* block) {
-    Block8Scale scale;
-    __builtin_memcpy(&scale.bits, block + kTile, sizeof(scale.bits));
-    return scale;
-  }
   uint16_t Upper() const { return static_cast<uint16_t>(bits >> 16); }
   uint32_t bits;
 };
@@ -86,7 +81,7 @@ inline void ToBlock8(const float* from, Block8Scale scale, char* to) {
 
 // ---- a state of tiles, kWide vectors at a time
 //
-// For each tile Begin(memory); Load(i, to) and Save(i, x, random), of elements
+// For each tile Begin(memory); Load(i) and Save(i, x, random), of the elements
 // from i on, for all i; End(). After the last one Flush().
 
 struct Float32State {
@@ -140,12 +135,12 @@ struct BFloat16State {
 struct Block8State {
   void Begin(char* of_tile) {
     block = of_tile;
-    scale = Block8Scale::At(block).Upper();
     most = Words{} + kBlock8LeastScale;
   }
   template <bool kNonNegative>
   Wide Load(int i) const {
     Wide x;
+    const auto scale = LoadAs<uint16_t>(block + kTile + 2);  // its upper half
     FromCodes<kNonNegative>(LoadAs<Bytes4>(block + i), scale, x.v);
     return x;
   }
@@ -171,7 +166,6 @@ struct Block8State {
 
   static constexpr bool kRandom = false;
   char* block;
-  uint16_t scale;
   Words most;
   char* waiting = nullptr;
   Block8Scale waiting_scale;
@@ -181,9 +175,9 @@ struct Block8State {
 
 // A tile from and to memory of a state's type.
 template <typename State, bool kNonNegative>
-inline void LoadTile(char* memory, float* to) {
+inline void LoadTile(const char* memory, float* to) {
   State state;
-  state.Begin(memory);
+  state.Begin(const_cast<char*>(memory));
   for (int i = 0; i < kTile; i += kWide * kLanes) {
     Store(state.template Load<kNonNegative>(i), to + i);
   }

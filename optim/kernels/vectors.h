@@ -192,7 +192,7 @@ class RandomBits {
   }
   Words Next() {
     Words x = x_, other = other_;
-    if (__builtin_expect(left_ < kTileElements, false)) other = PastUpper();
+    if (__builtin_expect(left_ < kBlock8Elements, false)) other = PastUpper();
     x_ += kLanes * kStep;
     x = (x ^ x >> 16) * 0x7feb352du;
     x = (x ^ x >> 15 ^ other) * 0x846ca68bu;
@@ -201,7 +201,6 @@ class RandomBits {
 
  private:
   static constexpr uint32_t kStep = 0x9e3779b9u, kUpper = 0x85ebca6bu;
-  static constexpr uint32_t kTileElements = 64;
 
   // With the next upper half from where the lower one is 0 again.
   Words PastUpper() {
@@ -228,8 +227,7 @@ inline Words RandomlyUp(Vector x, Words random) {
 
 // ---- codes of 8 bits (block8.h), of four vectors at once
 
-// The exponent of code 0 is the scale's less this; codes are bits 20 to 27 of a
-// float whose exponent is less by that.
+// A code is bits 20 to 30 of a float, less those of the scale, and this more.
 template <bool kNonNegative>
 constexpr uint16_t kCodeOfOne = (kNonNegative ? 31 : 15) << 3;
 
