@@ -36,17 +36,18 @@ uint64_t SeedOfStep(int64_t parameter, int64_t step) {
   return Mix(of_parameter ^ static_cast<uint64_t>(step));
 }
 
-// Of a number above 2^32 the upper half changes the lower one.
+// Of a number above 2^32 the upper half changes the seed's.
 uint32_t RandomOf(uint64_t seed, int64_t number) {
   const auto lower = static_cast<uint32_t>(number);
   const auto upper = static_cast<uint32_t>(number >> 32);
-  uint32_t x = lower ^ (upper * 0x85ebca6bu);
+  uint32_t x = lower;
   x *= 0x9e3779b9u;
   x += static_cast<uint32_t>(seed);
   x ^= x >> 16;
   x *= 0x7feb352du;
   x ^= x >> 15;
   x ^= static_cast<uint32_t>(seed >> 32);
+  x ^= upper * 0x85ebca6bu;
   x *= 0x846ca68bu;
   x ^= x >> 16;
   return x;
