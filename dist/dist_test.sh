@@ -10,6 +10,7 @@ archive="$1" user="$2"
 # libtorch is where this build's own library looks for it.
 torch="$(readelf -d "$3" | sed -n 's/.*\[\(.*\)\]/\1/p' | tr ':' '\n' |
   grep -m1 '/torch/lib$')"
+torch="${torch%/lib}"
 work="${TEST_TMPDIR}"
 
 tar -xzf "${archive}" -C "${work}"
@@ -25,29 +26,51 @@ done
 # Elsewhere than where it was unpacked: nothing depends on the place.
 mv "${home}" "${work}/moved"
 home="${work}/moved"
-mkdir "${work}/project"
-cp -L "${user}"/* "${work}/project"
-cp "${home}/share/tessera/examples/hello/hello.cc" "${work}/project"
+cp -rL "${user}" "${home}/share/tessera/examples/user"
 
-cmake -S "${work}/project" -B "${work}/build" \
-  -DCMAKE_CXX_COMPILER=/usr/bin/g++ -DCMAKE_PREFIX_PATH="${home}" \
-  -DTORCH_ROOT="${torch%/lib}" > "${work}/cmake.log" ||
-  { cat "${work}/cmake.log"; exit 1; }
-cmake --build "${work}/build" --parallel 2
+# configure EXAMPLE LIBTORCH
+configure() {
+  cmake -S "${home}/share/tessera/examples/$1" -B "${work}/$1" \
+    -DCMAKE_CXX_COMPILER=/usr/bin/g++ -DCMAKE_PREFIX_PATH="${home}" \
+    -DTORCH_ROOT="$2" > "${work}/cmake.log" 2>&1
+}
+for example in hello user; do
+  configure "${example}" "${torch}" || { cat "${work}/cmake.log"; exit 1; }
+  cmake --build "${work}/${example}" &
+done
+wait -n
+wait -n
 
 cd "${home}/share/tessera"
-losses="$("${work}/build/hello" --world=2)"
+losses="$("${work}/hello/hello" --world=2)"
 echo "${losses}"
 [[ "$(wc -l <<< "${losses}")" == 20 ]]
-"${work}/build/user" "${work}/checkpoint" --world=2
-
+"${work}/user/user" "${work}/checkpoint" --world=2
 "${home}/bin/tessera" config check examples/hello/zero3.json > /dev/null
-PKG_CONFIG_PATH="${home}/lib/pkgconfig" pkg-config --exists 'tessera >= 0.1'
 
-# What is missing is said.
-if cmake -S "${work}/project" -B "${work}/none" -DCMAKE_PREFIX_PATH="${home}" \
-  -DTORCH_ROOT="${work}" > "${work}/none.log" 2>&1; then
-  echo "a folder without libtorch was taken for one"
-  exit 1
-fi
-grep -q 'libtorch 2.11 was not found' "${work}/none.log"
+# By pkg-config it is linked, too.
+read -ra libraries < <(PKG_CONFIG_PATH="${home}/lib/pkgconfig" \
+  pkg-config --libs 'tessera >= 0.1')
+g++ -o "${work}/by_pkg_config" "${work}"/user/CMakeFiles/user.dir/user.cc.o \
+  -L"${torch}/lib" -Wl,--disable-new-dtags,-rpath,"${torch}/lib" \
+  -Wl,--no-as-needed -ltorch_cpu -lc10 "${libraries[@]}" \
+  -Wl,--allow-shlib-undefined
+
+# Nothing, and another version, in the place of libtorch: said, not found out by
+# the linker.
+# refuses FOLDER WORDS
+refuses() {
+  if configure hello "$1"; then
+    echo "$1 was taken for libtorch 2.11"
+    exit 1
+  fi
+  tr -s ' \n' ' ' < "${work}/cmake.log" | grep -qF "$2" ||
+    { cat "${work}/cmake.log"; exit 1; }
+}
+older="${work}/older"
+mkdir -p "${older}/lib" "${older}/include/torch/headeronly"
+touch "${older}/lib/libtorch_cpu.so"
+printf '#define TORCH_VERSION_M%s\n' 'AJOR 2' 'INOR 10' \
+  > "${older}/include/torch/headeronly/version.h"
+refuses "${work}" "has no libtorch: pip install torch==2.11.0"
+refuses "${older}" "has 2.10: pip install torch==2.11.0"

@@ -65,9 +65,12 @@ def main():
     ours = {GENERATED.sub('', path): path for path in rest[split + 1:]}
     version, = VERSION.findall(read(version_header).decode())
     binaries = {name for name in files if re.match(r'bin/|lib/[^/]*\.so', name)}
-    for name, path in pack.libraries_of([files[n] for n in binaries]).items():
+    beside = pack.libraries_of([files[n] for n in binaries])
+    for name, path in beside.items():
         files['lib/' + name] = path
         binaries.add('lib/' + name)
+    filled_in = {b'@TESSERA_VERSION@': version,
+                 b'@BESIDE@': ' '.join('-l:' + name for name in sorted(beside))}
     for name, path in public_headers(ours).items():
         files['include/tessera/' + name] = path
     pack.ROOT = 'tessera-%s-linux-x86_64' % version
@@ -79,7 +82,9 @@ def main():
             if name in binaries:
                 pack.add(tar, name, pack.stripped(path, folder), True)
                 continue
-            data = read(path).replace(b'@TESSERA_VERSION@', version.encode())
+            data = read(path)
+            for mark, text in filled_in.items():
+                data = data.replace(mark, text.encode())
             pack.add(tar, name, data, data.startswith(b'#!'))
         link = tarfile.TarInfo(pack.ROOT + '/lib/libtessera.so')
         link.type, link.linkname = tarfile.SYMTYPE, 'libtessera.so.0'

@@ -1,8 +1,5 @@
 """What a shared library of many cc_library targets, and its users, need."""
 
-def _ours(file):
-    return not file.short_path.startswith("../") and not file.path.startswith("external/")
-
 def _cc_contents_impl(ctx):
     info = cc_common.merge_cc_infos(cc_infos = [dep[CcInfo] for dep in ctx.attr.deps])
     objects, flags = [], []
@@ -20,7 +17,7 @@ def _cc_contents_impl(ctx):
     headers = [
         header
         for header in info.compilation_context.headers.to_list()
-        if _ours(header) and header.extension == "h"
+        if header.extension == "h" and not header.short_path.startswith("../")
     ]
     link_flags = cc_common.create_linking_context(
         linker_inputs = depset([cc_common.create_linker_input(

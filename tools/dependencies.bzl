@@ -38,25 +38,23 @@ _PACKAGES = {
     "uring": ("2.3", {"uring": "liburing"}),
 }
 
+def _once(rule, name, **kwargs):
+    if name not in native.existing_rules():
+        rule(name = name, **kwargs)
+
 def tessera_dependencies():
     """Defines them all, but for those that the workspace has defined before."""
-    known = native.existing_rules()
 
     # Bazel 4 fetches these five from the network when nobody defines them.
     for name in ["rules_cc", "rules_java", "rules_proto", "remote_coverage_tools"]:
-        if name not in known:
-            _bundled_repository(name = name)
-    if "platforms" not in known:
-        native.local_repository(
-            name = "platforms",
-            path = "/usr/share/bazel/platforms",
-        )
-    libtorch_repository(name = "libtorch")
-    cuda_repository(name = "local_cuda")
+        _once(_bundled_repository, name)
+    _once(native.local_repository, "platforms", path = "/usr/share/bazel/platforms")
+    _once(libtorch_repository, "libtorch")
+    _once(cuda_repository, "local_cuda")
     for name, (min_version, packages) in _PACKAGES.items():
-        if name not in known:
-            pkg_config_repository(
-                name = name,
-                min_version = min_version,
-                packages = packages,
-            )
+        _once(
+            pkg_config_repository,
+            name,
+            min_version = min_version,
+            packages = packages,
+        )

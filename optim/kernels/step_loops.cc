@@ -76,10 +76,6 @@ inline void StepTile(const Tile& t, const Constants& k, State* states,
   }
   (states[kState].template End<IsNonNegative<F>(kState)>(), ...);
 }
-template <typename F, typename State, int... kState>
-inline void FlushStates(State* states, std::integer_sequence<int, kState...>) {
-  (states[kState].template Flush<IsNonNegative<F>(kState)>(), ...);
-}
 
 // Between memory and float32, of all states.
 template <typename F, typename State, int... kState>
@@ -154,7 +150,6 @@ class Loop {
       Prefetch(i + kAhead);
       Whole<kVariant>(i, states);
     }
-    FlushStates<F>(states, EachState());
     if (i < r_.numel) {
       Partial<kVariant, State>(i, static_cast<int>(r_.numel - i), 0);
     }

@@ -50,39 +50,34 @@ __attribute__((noinline)) void ToWorking(const float* from, NumberType type,
 
 // ---- block8.h
 
-struct Block8Scale {
-  // Of the largest magnitude's bits.
-  static Block8Scale Of(uint32_t largest) {
-    const uint32_t scale = (largest + 0x80000) & 0x7f800000;
-    return {scale < 0x7f800000 && largest < 0x7f800000 ? scale : 0x7fc00000};
-  }
-  uint16_t Upper() const { return static_cast<uint16_t>(bits >> 16); }
-  uint32_t bits;
-};
-
 // The bits of the largest magnitude among `most` and x.
 inline Words Larger(Words most, Vector x) {
   const Words rest = reinterpret_cast<Words>(x.x) & 0x7fffffff;
   return __builtin_elementwise_max(most, rest);
 }
 
+// `largest`: the bits of the largest magnitude, kBlock8LeastScale among them.
 template <bool kNonNegative>
-inline void ToBlock8(const float* from, Block8Scale scale, char* to) {
-  __builtin_memcpy(to + kTile, &scale.bits, sizeof(scale.bits));
-  if (__builtin_expect(scale.bits >= 0x7f800000, false)) {
+inline void ToBlock8(const float* from, uint32_t largest, char* to) {
+  uint32_t scale = (largest + 0x80000) & 0x7f800000;
+  const bool finite = largest < 0x7f800000 && scale < 0x7f800000;
+  if (!finite) scale = 0x7fc00000;
+  __builtin_memcpy(to + kTile, &scale, sizeof(scale));
+  if (__builtin_expect(!finite, false)) {
     __builtin_memset(to, kCodeOfOne<kNonNegative>, kTile);
     return;
   }
   for (int i = 0; i < kTile; i += kWide * kLanes) {
     const auto x = LoadAs<Wide>(from + i);
-    Store(ToCodes<kNonNegative>(x.v, scale.Upper()), to + i);
+    Store(ToCodes<kNonNegative>(x.v, static_cast<uint16_t>(scale >> 16)),
+          to + i);
   }
 }
 
 // ---- a state of tiles, kWide vectors at a time
 //
 // For each tile Begin(memory); Load(i) and Save(i, x, random), of the elements
-// from i on, for all i; End(). After the last one Flush().
+// from i on, for all i; End().
 
 struct Float32State {
   void Begin(char* of_tile) { memory = of_tile; }
@@ -96,8 +91,6 @@ struct Float32State {
   }
   template <bool kNonNegative>
   void End() const {}
-  template <bool kNonNegative>
-  void Flush() const {}
 
   static constexpr bool kRandom = false;
   char* memory;
@@ -123,15 +116,12 @@ struct BFloat16State {
   }
   template <bool kNonNegative>
   void End() const {}
-  template <bool kNonNegative>
-  void Flush() const {}
 
   static constexpr bool kRandom = true;
   char* memory;
 };
 
-// A tile is encoded after the next one is stepped: the largest magnitude is
-// known last.
+// A tile is encoded at its end: the largest magnitude is known last.
 struct Block8State {
   void Begin(char* of_tile) {
     block = of_tile;
@@ -147,30 +137,17 @@ struct Block8State {
   template <int kState>
   void Save(int i, const Wide& x, const Words*) {
     for (const Vector& v : x.v) most = Larger(most, v);
-    Store(x, elements[current] + i);
+    Store(x, elements + i);
   }
   template <bool kNonNegative>
-  void End() {
-    const auto new_scale = Block8Scale::Of(__builtin_reduce_max(most));
-    Flush<kNonNegative>();
-    waiting = block;
-    waiting_scale = new_scale;
-    current ^= 1;
-  }
-  template <bool kNonNegative>
-  void Flush() {
-    if (waiting == nullptr) return;
-    ToBlock8<kNonNegative>(elements[current ^ 1], waiting_scale, waiting);
-    waiting = nullptr;
+  void End() const {
+    ToBlock8<kNonNegative>(elements, __builtin_reduce_max(most), block);
   }
 
   static constexpr bool kRandom = false;
   char* block;
   Words most;
-  char* waiting = nullptr;
-  Block8Scale waiting_scale;
-  int current = 0;
-  alignas(64) float elements[2][kTile];
+  alignas(64) float elements[kTile];
 };
 
 // A tile from and to memory of a state's type.
@@ -194,7 +171,6 @@ inline void SaveTile(const float* from, int64_t number, uint64_t seed,
     state.template Save<kState>(i, LoadAs<Wide>(from + i), bits);
   }
   state.template End<kNonNegative>();
-  state.template Flush<kNonNegative>();
 }
 
 }  // namespace

@@ -15,14 +15,8 @@ namespace {
 // args: a TruthCase. Of optimizer states, after a step.
 TESSERA_RANK_FUNCTION(BytesOfStates) {
   const TruthCase truth = TruthCase::FromText(args);
-  at::set_num_threads(1);
-  torch::manual_seed(1);
-  const TruthModel model = MakeTruthModel(truth.model);
-  EngineOptions options;
-  options.communicator = world.communicator();
-  TESSERA_ASSIGN_OR_RETURN(
-      auto engine, Engine::Create(model.module, truth.config(), options));
-  TESSERA_RETURN_IF_ERROR(TrainSteps(model, truth, engine.get(), 1));
+  TESSERA_ASSIGN_OR_RETURN(auto engine,
+                           TrainedEngine(truth, world.communicator()));
   return absl::StrCat(engine->state_bytes().optimizer);
 }
 

@@ -158,14 +158,8 @@ TEST(PlanOwnedTest, ModulesOfEnginesAreRefused) {
 // staging that is counted (gloo).
 TESSERA_RANK_FUNCTION(BytesOfTransport) {
   const TruthCase truth = TruthCase::FromText(args);
-  at::set_num_threads(1);
-  torch::manual_seed(1);
-  const TruthModel model = MakeTruthModel(truth.model);
-  EngineOptions options;
-  options.communicator = world.communicator();
-  TESSERA_ASSIGN_OR_RETURN(
-      auto engine, Engine::Create(model.module, truth.config(), options));
-  TESSERA_RETURN_IF_ERROR(TrainSteps(model, truth, engine.get(), 1));
+  TESSERA_ASSIGN_OR_RETURN(auto engine,
+                           TrainedEngine(truth, world.communicator()));
   int64_t bytes =
       MemoryLedger::Host().Report()[MemoryKind::kCommunication].peak_bytes;
   TESSERA_RETURN_IF_ERROR(engine->Close());

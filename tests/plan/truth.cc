@@ -198,4 +198,17 @@ absl::Status TrainSteps(const TruthModel& model, const TruthCase& truth,
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::unique_ptr<Engine>> TrainedEngine(
+    const TruthCase& truth, std::shared_ptr<Communicator> communicator) {
+  at::set_num_threads(1);
+  torch::manual_seed(1);
+  const TruthModel model = MakeTruthModel(truth.model);
+  EngineOptions options;
+  options.communicator = std::move(communicator);
+  TESSERA_ASSIGN_OR_RETURN(
+      auto engine, Engine::Create(model.module, truth.config(), options));
+  TESSERA_RETURN_IF_ERROR(TrainSteps(model, truth, engine.get(), 1));
+  return engine;
+}
+
 }  // namespace tessera

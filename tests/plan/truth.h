@@ -70,5 +70,9 @@ absl::StatusOr<PlanReport> PlanOf(const TruthCase& truth);
 absl::Status TrainSteps(const TruthModel& model, const TruthCase& truth,
                         Engine* engine, int steps);
 
+// An engine of the case after one step, on one thread. COLLECTIVE.
+absl::StatusOr<std::unique_ptr<Engine>> TrainedEngine(
+    const TruthCase& truth, std::shared_ptr<Communicator> communicator);
+
 }  // namespace tessera
 #endif  // TESTS_PLAN_TRUTH_H_
