@@ -2,6 +2,9 @@
 
 #include <torch/torch.h>
 
+#include <memory>
+#include <utility>
+
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"

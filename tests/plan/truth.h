@@ -15,6 +15,7 @@
 
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "config/config.pb.h"
 #include "engine/engine.h"
