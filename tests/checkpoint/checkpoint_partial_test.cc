@@ -260,7 +260,8 @@ TEST_P(PartialTest, OptionsThatMeanNothing) {
   EXPECT_THAT(got.said,
               AllOf(StartsWith("INVALID_ARGUMENT"),
                     HasSubstr("LoadCheckpointOptions::only: 'blocks.2' is no "
-                              "parameter and no module")));
+                              "parameter; expected names as of "
+                              "named_parameters()")));
   EXPECT_EQ(got.after, got.before);
   got = Load("Gpt", {"rank 1: only blocks.0"});
   EXPECT_THAT(got.said,
