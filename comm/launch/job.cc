@@ -86,6 +86,11 @@ absl::StatusOr<int> ReadFlag(absl::string_view arg, absl::string_view next,
       return FlagError(name, "a number of seconds, at least 0", value);
     }
     flags->grace = absl::Seconds(seconds);
+  } else if (name == "numa_binding") {
+    if (value != "node" && value != "off") {
+      return FlagError(name, "node or off", value);
+    }
+    flags->numa_binding = value == "node";
   } else {
     return 0;
   }

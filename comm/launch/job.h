@@ -24,6 +24,7 @@ struct JobFlags {
   std::optional<int> plan_world;
   PrefixOutput prefix_output = PrefixOutput::kAuto;
   absl::Duration grace = kSignalGrace;
+  std::optional<bool> numa_binding;
 };
 
 // Takes them out of argv; what stands after "--" is left alone. Returns

@@ -94,6 +94,7 @@ TEST(TakeJobFlagsTest, RefusesByName) {
       {"--startup_timeout=soon", "positive number of seconds"},
       {"--rendezvous=", "--rendezvous"},
       {"--prefix_output=yes", "--prefix_output: expected auto, on or off"},
+      {"--numa_binding=on", "--numa_binding: expected node or off"},
   };
   for (const auto& [arg, words] : cases) {
     Args args({"prog", "a", arg});

@@ -2,17 +2,14 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <optional>
 #include <utility>
 #include <vector>
 
-#include "ATen/Parallel.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
-#include "base/env.h"
 #include "base/log.h"
 #include "base/status.h"
 #include "base/torch/deterministic.h"
@@ -36,6 +33,7 @@
 #include "comm/serve/retired_servers.h"
 #include "comm/world/backend_choice.h"
 #include "comm/world/make_group.h"
+#include "comm/world/rank_processors.h"
 #include "comm/world/world.h"
 #include "torch/csrc/distributed/c10d/PrefixStore.hpp"
 
@@ -98,31 +96,6 @@ RankInfo OwnInfo(const WorldOptions& options) {
   info.cpus = AllowedCpus();
   info.memory_group = options.memory_group;
   return info;
-}
-
-// libtorch's threads: this rank's share of the host, never more than libtorch
-// takes by itself. OMP_NUM_THREADS goes before (torchrun sets it, to 1).
-absl::Status SetThreads(const std::vector<RankInfo>& infos, int rank) {
-  const Neighbours neighbours = FindNeighbours(infos, rank);
-  std::vector<std::string> cpus;
-  for (int r : neighbours.local_ranks) cpus.push_back(infos[r].cpus);
-  const std::optional<double> limit = CgroupCpus();
-  const int share = ThreadsOf(cpus, neighbours.local_rank, limit);
-  if (share == 1) CommThread::Get().FollowCallers();
-  if (const auto told = EnvString("OMP_NUM_THREADS")) {
-    TESSERA_VLOG(comm, 1) << "threads: as OMP_NUM_THREADS=" << *told << " says";
-    return absl::OkStatus();
-  }
-  return CatchTorch(
-      "threads", [&] {
-        const int threads = std::min(at::get_num_threads(), share);
-        at::set_num_threads(threads);
-        TESSERA_VLOG(comm, 1)
-            << "threads: " << threads << ", for rank " << neighbours.local_rank
-            << " of " << neighbours.local_world_size
-            << " on this host, processors " << infos[rank].cpus
-            << (limit ? absl::StrCat(", cgroup limit ", *limit) : "");
-      });
 }
 
 GroupPlan PlanOf(const Job& job, const WorldOptions& options,
@@ -305,7 +278,8 @@ absl::StatusOr<World*> WorldBuilder::Build(const Job& job,
   MuteTorch(true);  // for good if this fails
   TESSERA_ASSIGN_OR_RETURN(
       Meeting meeting, Meet(place, job.rank, job.world_size, info, deadline));
-  const GroupPlan plan = PlanOf(job, options, meeting.infos);
+  GroupPlan plan = PlanOf(job, options, meeting.infos);
+  if (options.numa_binding) BindToNodes(job.rank, &plan.infos);
   TESSERA_RETURN_IF_ERROR(SetDevice(plan.infos, world.get()));
   TESSERA_RETURN_IF_ERROR(SetThreads(plan.infos, job.rank));
   const Neighbours neighbours = FindNeighbours(plan.infos, job.rank);
@@ -339,6 +313,7 @@ absl::StatusOr<const World*> Init(int* argc, char** argv,
   SetHangDumpFolder(options.dump_folder);
   options.startup_timeout =
       flags.startup_timeout.value_or(options.startup_timeout);
+  options.numa_binding = flags.numa_binding.value_or(options.numa_binding);
   TESSERA_ASSIGN_OR_RETURN(const Job job,
                            FindJob(flags, SourcesOfThisProcess(launched)));
   TESSERA_ASSIGN_OR_RETURN(std::string secret, FindJobSecret());

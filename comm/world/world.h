@@ -38,6 +38,10 @@ struct WorldOptions {
   // nccl: sum in rank order, as all others do, by an all-to-all and a kernel of
   // our own. Off: NCCL's own reduce-scatter, faster, in an order of its own.
   bool ordered_sums = true;
+  // On hosts of several nodes of memory each rank runs on its share of them
+  // (comm/launch/numa.h), unless its launcher has bound it already. Before it,
+  // no thread is to be started that computes.
+  bool numa_binding = false;
 };
 
 class World {
@@ -98,7 +102,8 @@ class World {
 // before them (comm/launch/launcher.h). --grace=SECONDS: how long --world's
 // ranks may go on after a SIGTERM, SIGINT or SIGHUP that was passed on to them
 // (10; inf: for ever). --startup_timeout=SECONDS goes before
-// options.startup_timeout. --plan_world=N: the program wants to know what each
+// options.startup_timeout, --numa_binding=node|off before
+// options.numa_binding. --plan_world=N: the program wants to know what each
 // of N ranks would hold, and ends with it where its engine is made
 // (EngineOptions::planned_loss). All flags read here are removed from argv;
 // each may also be written --world N.
