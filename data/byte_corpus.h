@@ -8,37 +8,30 @@
 // A sample is seq_len + 1 bytes: inputs are its first seq_len, targets its last
 // seq_len.
 //
-// Pages are read when touched and shared between the processes of a host. The
-// file must not be truncated while it is mapped: reading on ends the process
-// (SIGBUS), which names the file on stderr. Threads: const methods may run
-// concurrently.
+// For pages, truncated files and threads see data/mapped_file.h; for files of
+// tokens data/text/token_corpus.h.
 #ifndef DATA_BYTE_CORPUS_H_
 #define DATA_BYTE_CORPUS_H_
 
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "data/mapped_file.h"
 
 namespace tessera {
 
 class ByteCorpus {
  public:
-  // Maps the file. Returns NotFound (and so on) with the path and the system's
-  // words; InvalidArgument with path, size and `min_bytes` if the file is
-  // shorter than that, and for a folder or a pipe. An empty file is always
-  // refused. LOCAL.
+  // Maps the file; errors are MappedFile's. LOCAL.
   static absl::StatusOr<ByteCorpus> Open(const std::string& path,
                                          int64_t min_bytes = 1);
 
-  ByteCorpus(ByteCorpus&& other) noexcept;
-  ByteCorpus& operator=(ByteCorpus&& other) noexcept;
-  ~ByteCorpus();
-
   // All bytes; valid as long as this.
-  absl::Span<const uint8_t> bytes() const { return bytes_; }
-  const std::string& path() const { return path_; }
+  absl::Span<const uint8_t> bytes() const { return file_.bytes(); }
+  const std::string& path() const { return file_.path(); }
 
   // Whole samples in the file; what is left at the end is not used.
   // REQUIRES: seq_len > 0.
@@ -49,12 +42,9 @@ class ByteCorpus {
   absl::Span<const uint8_t> sample(int64_t index, int64_t seq_len) const;
 
  private:
-  ByteCorpus(std::string path, absl::Span<const uint8_t> bytes)
-      : path_(std::move(path)), bytes_(bytes) {}
-  void Unmap();
+  explicit ByteCorpus(MappedFile file) : file_(std::move(file)) {}
 
-  std::string path_;
-  absl::Span<const uint8_t> bytes_;  // the mapping; empty when moved from
+  MappedFile file_;
 };
 
 }  // namespace tessera

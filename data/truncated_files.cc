@@ -22,7 +22,7 @@ struct Slot {
   size_t length = 0;
 };
 
-constexpr int kSlots = 64;
+constexpr int kSlots = 1024;
 Slot g_slots[kSlots];
 ABSL_CONST_INIT absl::Mutex g_mutex(absl::kConstInit);
 struct sigaction g_before;

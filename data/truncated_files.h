@@ -9,8 +9,8 @@
 namespace tessera {
 
 // From here on, until Forget, a SIGBUS in these bytes writes a line with `path`
-// to stderr before it does what it did. The first 64 mappings of a process at a
-// time; more go unnamed. Threads: any.
+// to stderr before it does what it did. The first 1024 mappings of a process at
+// a time; more go unnamed. Threads: any.
 void NameIfTruncated(const void* begin, size_t bytes, const std::string& path);
 void Forget(const void* begin);
 

@@ -36,6 +36,7 @@ _PACKAGES = {
     "protobuf": ("3.21.12", {"protobuf": "protobuf"}),
     "sodium": ("1.0.18", {"sodium": "libsodium"}),
     "uring": ("2.3", {"uring": "liburing"}),
+    "zlib": ("1.2.13", {"zlib": "zlib"}),
 }
 
 def _once(rule, name, **kwargs):
