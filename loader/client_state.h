@@ -1,0 +1,34 @@
+// Several strings in one, for a checkpoint's client_state: a loader's place
+// beside what a program keeps of its own.
+//
+//   save   engine->SaveCheckpoint(
+//              dir, PackClientState({{"loader", loader->State()},
+//                                    {"program", mine}}));
+//   load   TESSERA_ASSIGN_OR_RETURN(
+//              ClientParts parts, UnpackClientState(report.client_state));
+//          loader->Load(parts["loader"]);
+#ifndef LOADER_CLIENT_STATE_H_
+#define LOADER_CLIENT_STATE_H_
+
+#include <map>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace tessera {
+
+// By name. Names are words without spaces; values are any bytes.
+using ClientParts = std::map<std::string, std::string>;
+
+// "tessera-parts 2\nloader 57\n<57 bytes>\nprogram 3\n<3 bytes>\n".
+std::string PackClientState(const ClientParts& parts);
+
+// What PackClientState made `bytes` of. DataLoss, saying where, if it is none.
+absl::StatusOr<ClientParts> UnpackClientState(absl::string_view bytes);
+// One part of it. DataLoss as above; NotFound, with the names that there are.
+absl::StatusOr<std::string> ClientPart(absl::string_view bytes,
+                                       absl::string_view name);
+
+}  // namespace tessera
+#endif  // LOADER_CLIENT_STATE_H_
