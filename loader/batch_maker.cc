@@ -60,11 +60,9 @@ absl::Status BatchMaker::DrawSamples(Batch* batch) {
 
 void BatchMaker::Draw(DrawnBatch* drawn) {
   drawn->batch.number = drawn_++;
-  drawn->status = CatchTorch(Describe(drawn->batch), [&] {
-    const absl::Status status = DrawSamples(&drawn->batch);
-    drawn->behind = place();
-    return status;
-  });
+  drawn->status = CatchTorch(Describe(drawn->batch),
+                             [&] { return DrawSamples(&drawn->batch); });
+  drawn->behind = place();
 }
 
 absl::Status BatchMaker::Seek(absl::string_view state) {

@@ -79,6 +79,7 @@ std::shared_ptr<BatchQueue::Slot> BatchQueue::Begin() {
   maker_->Draw(slot->drawn.get());
   absl::MutexLock lock(&mutex_);
   drawing_ = false;
+  if (stopping_) return nullptr;
   slots_.push_back(slot);
   return slot;
 }

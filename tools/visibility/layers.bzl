@@ -69,7 +69,7 @@ LAYERS = {
     "engine/access": ["base/...", "comm", "sharding/...", "optim", "optim/custom", "optim/kernels", "optim/schedule", "checkpoint/...", "engine/setup", "engine/parts", "offload/..."],
     "engine/offload": ["base/...", "comm", "sharding/...", "optim", "engine/setup", "engine/parts", "offload/..."],
     "engine/training": ["base/...", "config", "comm", "sharding/...", "optim/...", "engine/setup", "engine/parts", "engine/plan", "checkpoint/exchange", "offload/..."],
-    "engine": ["base/...", "config", "comm", "comm/world", "data/...", "loader", "engine/...", "sharding/...", "optim/...", "checkpoint/...", "offload/..."],
+    "engine": ["base/...", "config", "comm", "comm/world", "data/...", "engine/...", "sharding/...", "optim/...", "checkpoint/...", "offload/..."],
     "verify/factored": [],
     "verify/plain": ["sharding/dispatch"],
     "verify": ["base/...", "verify/factored", "verify/plain", "config", "comm", "comm/world", "sharding/...", "engine/...", "offload/..."],

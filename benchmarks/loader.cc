@@ -1,0 +1,312 @@
+// What a DataLoader costs:
+//
+//   bazel-bin/benchmarks/loader --mib 1024 --rounds 31
+//     [--only step]
+//
+//   tokens   batches of a mapped file of 16-bit tokens, widened to int64, asked
+//            for as fast as they come: against a plain loop of one thread over
+//            the mapping that widens the same tokens in the same order, into
+//            one buffer that it writes over again and again. By the number of
+//            workers; 0 is Fetch in Next
+//   step     forward, backward and update of a small GPT (plain libtorch, one
+//            thread) on such batches: what part of a step it waits for data
+//
+// Rounds of the plain loop and of each loader are interleaved; the ratio is
+// that of the loader's rate to the plain loop's, of two rounds beside each
+// other. Printed is a line of JSON for each: medians over rounds, and the
+// interval from the least to the largest. The file is made in TMPDIR and
+// removed again.
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/bits.h"
+#include "base/env.h"
+#include "base/monotonic.h"
+#include "base/status.h"
+#include "base/torch_guard.h"
+#include "benchmarks/flag_checks.h"
+#include "benchmarks/peer_gpt.h"
+#include "data/byte_corpus.h"
+#include "data/distributed_order.h"
+#include "loader/data_loader.h"
+
+ABSL_FLAG(int64_t, mib, 1024, "Size of the file.");
+ABSL_FLAG(int, rounds, 31, "Rounds that are measured.");
+ABSL_FLAG(int64_t, seq, 1024, "Tokens of a sample.");
+ABSL_FLAG(int64_t, batch, 32, "Samples of a batch, for the rate.");
+ABSL_FLAG(int64_t, batches, 512, "Batches of a round.");
+ABSL_FLAG(int64_t, steps, 40, "Steps that are measured.");
+ABSL_FLAG(std::string, only, "", "Figures whose names contain this.");
+
+namespace tessera {
+namespace {
+
+absl::Status CheckFlags(const std::vector<char*>& words) {
+  TESSERA_RETURN_IF_ERROR(FlagsAlone(words));
+  TESSERA_RETURN_IF_ERROR(AtLeast("mib", 1, absl::GetFlag(FLAGS_mib)));
+  TESSERA_RETURN_IF_ERROR(AtLeast("rounds", 1, absl::GetFlag(FLAGS_rounds)));
+  TESSERA_RETURN_IF_ERROR(AtLeast("seq", 1, absl::GetFlag(FLAGS_seq)));
+  TESSERA_RETURN_IF_ERROR(AtLeast("batch", 1, absl::GetFlag(FLAGS_batch)));
+  TESSERA_RETURN_IF_ERROR(AtLeast("batches", 1, absl::GetFlag(FLAGS_batches)));
+  return AtLeast("steps", 1, absl::GetFlag(FLAGS_steps));
+}
+
+// ---- the tokens
+
+// A mapped file of random tokens, gone with it.
+class Tokens {
+ public:
+  static absl::StatusOr<Tokens> Make(int64_t bytes) {
+    std::string path =
+        EnvString("TMPDIR").value_or("/tmp") + "/tessera_loader_XXXXXX";
+    const int fd = mkstemp(path.data());
+    if (fd < 0) {
+      return absl::UnavailableError(
+          absl::StrCat("cannot make a file like ", path));
+    }
+    close(fd);
+    const absl::Cleanup remove = [&] { unlink(path.c_str()); };
+    std::ofstream file(path, std::ios::binary);
+    std::vector<uint64_t> block(1 << 17);
+    uint64_t state = 0;
+    for (int64_t done = 0; done < bytes && file;
+         done += static_cast<int64_t>(block.size() * 8)) {
+      for (uint64_t& word : block) word = MixBits(state += kMixStep);
+      file.write(reinterpret_cast<const char*>(block.data()),
+                 static_cast<std::streamsize>(block.size() * 8));
+    }
+    file.close();
+    if (!file) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("cannot write ", bytes, " bytes to ", path));
+    }
+    TESSERA_ASSIGN_OR_RETURN(ByteCorpus corpus, ByteCorpus::Open(path));
+    return Tokens(std::move(corpus));
+  }
+
+  int64_t samples(int64_t seq) const {
+    return static_cast<int64_t>(corpus_->bytes().size()) / 2 / seq - 1;
+  }
+  // seq + 1 tokens to `out`, those above `mask` without its other bits.
+  void Widen(int64_t index, int64_t seq, uint16_t mask, int64_t* out) const {
+    const auto* tokens =
+        reinterpret_cast<const uint16_t*>(corpus_->bytes().data()) +
+        index * seq;
+    for (int64_t i = 0; i <= seq; ++i) out[i] = tokens[i] & mask;
+  }
+
+ private:
+  explicit Tokens(ByteCorpus corpus)
+      : corpus_(std::make_shared<ByteCorpus>(std::move(corpus))) {}
+  std::shared_ptr<ByteCorpus> corpus_;
+};
+
+Fetch FetchTokens(const Tokens& tokens, int64_t seq, uint16_t mask) {
+  return [tokens, seq, mask](absl::Span<const int64_t> indices,
+                             const BatchContext& context) {
+    const at::Tensor batch = context.Empty(
+        {static_cast<int64_t>(indices.size()), seq + 1}, at::kLong);
+    auto* out = batch.data_ptr<int64_t>();
+    for (const int64_t index : indices) {
+      tokens.Widen(index, seq, mask, out);
+      out += seq + 1;
+    }
+    return std::vector<at::Tensor>{batch};
+  };
+}
+
+absl::StatusOr<std::unique_ptr<SampleOrder>> MakeOrder(const Tokens& tokens,
+                                                       int64_t seq) {
+  DistributedSamplerOptions options;
+  options.num_samples = tokens.samples(seq);
+  return DistributedOrder::Create(options);
+}
+
+absl::StatusOr<std::unique_ptr<DataLoader>> MakeLoader(const Tokens& tokens,
+                                                       int64_t seq,
+                                                       int64_t batch,
+                                                       int workers,
+                                                       uint16_t mask) {
+  TESSERA_ASSIGN_OR_RETURN(auto order, MakeOrder(tokens, seq));
+  DataLoaderOptions options;
+  options.batch_size = batch;
+  options.workers = workers;
+  options.prefetch = 4;
+  return DataLoader::Create(std::move(order), FetchTokens(tokens, seq, mask),
+                            options);
+}
+
+// ---- what is measured
+
+using Body = std::function<absl::Status()>;  // a round
+
+absl::StatusOr<double> SecondsOf(const Body& body) {
+  const absl::Duration begin = MonotonicNow();
+  TESSERA_RETURN_IF_ERROR(body());
+  return absl::ToDoubleSeconds(MonotonicNow() - begin);
+}
+
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+absl::StatusOr<Body> PlainLoop(const Tokens& tokens) {
+  const int64_t seq = absl::GetFlag(FLAGS_seq);
+  TESSERA_ASSIGN_OR_RETURN(std::shared_ptr<SampleOrder> order,
+                           MakeOrder(tokens, seq));
+  const auto buffer = std::make_shared<std::vector<int64_t>>(
+      absl::GetFlag(FLAGS_batch) * (seq + 1));
+  return Body([tokens, seq, order, buffer] {
+    for (int64_t i = 0; i < absl::GetFlag(FLAGS_batches); ++i) {
+      int64_t* out = buffer->data();
+      for (const Sample& sample :
+           order->NextBatch(absl::GetFlag(FLAGS_batch))) {
+        tokens.Widen(sample.index, seq, 0xFFFF, out);
+        out += seq + 1;
+      }
+      // All of it is wanted.
+      asm volatile("" : : "r"(buffer->data()) : "memory");
+    }
+    return absl::OkStatus();
+  });
+}
+
+absl::StatusOr<Body> LoaderLoop(const Tokens& tokens, int workers) {
+  TESSERA_ASSIGN_OR_RETURN(
+      std::shared_ptr<DataLoader> loader,
+      MakeLoader(tokens, absl::GetFlag(FLAGS_seq), absl::GetFlag(FLAGS_batch),
+                 workers, 0xFFFF));
+  return Body([loader] {
+    for (int64_t i = 0; i < absl::GetFlag(FLAGS_batches); ++i) {
+      TESSERA_RETURN_IF_ERROR(loader->Next());
+    }
+    return absl::OkStatus();
+  });
+}
+
+absl::Status MeasureRate(const Tokens& tokens) {
+  constexpr int kMostWorkers = 2;
+  TESSERA_ASSIGN_OR_RETURN(const Body plain, PlainLoop(tokens));
+  std::vector<Body> loaders;
+  for (int workers = 0; workers <= kMostWorkers; ++workers) {
+    TESSERA_ASSIGN_OR_RETURN(loaders.emplace_back(),
+                             LoaderLoop(tokens, workers));
+  }
+  std::vector<std::vector<double>> ratios(loaders.size()), times(ratios),
+      plain_times(ratios);
+  for (int round = -2; round < absl::GetFlag(FLAGS_rounds); ++round) {
+    for (size_t i = 0; i < loaders.size(); ++i) {
+      TESSERA_ASSIGN_OR_RETURN(const double before, SecondsOf(plain));
+      TESSERA_ASSIGN_OR_RETURN(const double loader, SecondsOf(loaders[i]));
+      TESSERA_ASSIGN_OR_RETURN(const double after, SecondsOf(plain));
+      if (round < 0) continue;  // the first ones touch memory
+      ratios[i].push_back((before + after) / 2 / loader);
+      times[i].push_back(loader);
+      plain_times[i].push_back((before + after) / 2);
+    }
+  }
+  const double gigabytes =
+      2e-9 * static_cast<double>(absl::GetFlag(FLAGS_batches) *
+                                 absl::GetFlag(FLAGS_batch) *
+                                 (absl::GetFlag(FLAGS_seq) + 1));
+  for (size_t i = 0; i < loaders.size(); ++i) {
+    const auto [least, most] =
+        std::minmax_element(ratios[i].begin(), ratios[i].end());
+    std::printf(
+        "{\"figure\": \"tokens, %zu workers\", \"ratio\": %.3f, \"least\": "
+        "%.3f, \"most\": %.3f, \"loader_gb_s\": %.3f, \"plain_gb_s\": %.3f, "
+        "\"batch_us\": %.1f}\n",
+        i, Median(ratios[i]), *least, *most, gigabytes / Median(times[i]),
+        gigabytes / Median(plain_times[i]),
+        1e6 * Median(times[i]) /
+            static_cast<double>(absl::GetFlag(FLAGS_batches)));
+  }
+  return absl::OkStatus();
+}
+
+// A step takes some tens of milliseconds: shorter ones wait more easily.
+absl::Status MeasureStep(const Tokens& tokens, int workers) {
+  constexpr int64_t kBatch = 8, kWarmUp = 5;
+  PeerGptOptions shape;
+  shape.dim = 128;
+  shape.layers = 2;
+  shape.heads = 4;
+  shape.seq = 64;
+  PeerGpt model(shape);
+  torch::optim::SGD optimizer(model.parameters(), 0.01);
+  TESSERA_ASSIGN_OR_RETURN(
+      const auto loader,
+      MakeLoader(tokens, shape.seq, kBatch, workers, 0x00FF));
+  std::vector<double> steps;
+  absl::Duration waited;
+  for (int64_t i = 0; i < kWarmUp + absl::GetFlag(FLAGS_steps); ++i) {
+    if (i == kWarmUp) waited = loader->stats().waited;
+    const absl::Duration begin = MonotonicNow();
+    TESSERA_ASSIGN_OR_RETURN(const Batch batch, loader->Next());
+    const at::Tensor& text = batch.tensors[0];
+    optimizer.zero_grad();
+    model
+        .Loss(text.slice(1, 0, shape.seq).contiguous(),
+              text.slice(1, 1, shape.seq + 1).contiguous())
+        .backward();
+    optimizer.step();
+    if (i >= kWarmUp) {
+      steps.push_back(absl::ToDoubleSeconds(MonotonicNow() - begin));
+    }
+  }
+  waited = loader->stats().waited - waited;
+  double all = 0;
+  for (const double step : steps) all += step;
+  std::printf(
+      "{\"figure\": \"step, %d workers\", \"wait_percent\": %.4f, "
+      "\"wait_us\": %.2f, \"step_ms\": %.2f, \"ready\": %.2f}\n",
+      workers, 100 * absl::ToDoubleSeconds(waited) / all,
+      1e6 * absl::ToDoubleSeconds(waited) / static_cast<double>(steps.size()),
+      1e3 * Median(steps), loader->stats().ready);
+  return absl::OkStatus();
+}
+
+absl::Status Run(int argc, char** argv) {
+  absl::SetProgramUsageMessage("measures what a data loader costs");
+  TESSERA_RETURN_IF_ERROR(CheckFlags(absl::ParseCommandLine(argc, argv)));
+  at::set_num_threads(1);
+  TESSERA_ASSIGN_OR_RETURN(const Tokens tokens,
+                           Tokens::Make(absl::GetFlag(FLAGS_mib) << 20));
+  const std::string only = absl::GetFlag(FLAGS_only);
+  if (absl::StrContains("tokens", only)) {
+    TESSERA_RETURN_IF_ERROR(MeasureRate(tokens));
+  }
+  if (!absl::StrContains("step", only)) return absl::OkStatus();
+  for (const int workers : {0, 1, 2}) {
+    TESSERA_RETURN_IF_ERROR(MeasureStep(tokens, workers));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace tessera
+
+int main(int argc, char** argv) {
+  const absl::Status status =
+      tessera::CatchTorch("loader", [&] { return tessera::Run(argc, argv); });
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "loader: %s\n", std::string(status.message()).c_str());
+  return 1;
+}
