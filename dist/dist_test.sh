@@ -47,6 +47,8 @@ echo "${losses}"
 [[ "$(wc -l <<< "${losses}")" == 20 ]]
 "${work}/user/user" "${work}/checkpoint" --world=2
 "${home}/bin/tessera" config check examples/hello/zero3.json > /dev/null
+[[ "$("${home}/bin/tessera" --help)" == *'tessera checkpoint COMMAND'* ]]
+head -n 1 "${home}/share/man/man1/tessera.1" | grep -q 'The command'
 
 # By pkg-config it is linked, too.
 read -ra libraries < <(PKG_CONFIG_PATH="${home}/lib/pkgconfig" \

@@ -39,9 +39,11 @@ int main(int argc, char** argv) {
     return tessera::RunCheckpointCommand(args, &std::cout, &std::cerr);
   }
   if (command == "plan") return RunBeside("tessera_plan", argv + 1);
-  std::cerr << "tessera knows three commands: tessera config, tessera "
-               "checkpoint, tessera plan\n";
-  tessera::RunConfigCommand({}, &std::cout, &std::cerr);
-  tessera::RunCheckpointCommand({}, &std::cout, &std::cerr);
-  return 2;
+  const bool asked = command == "help" || command == "--help";
+  std::ostream& out = asked ? std::cout : std::cerr;
+  out << "tessera knows three commands: tessera config, tessera checkpoint, "
+         "tessera plan (tessera plan --help)\n";
+  tessera::RunConfigCommand({}, &out, &out);
+  tessera::RunCheckpointCommand({}, &out, &out);
+  return asked ? 0 : 2;
 }

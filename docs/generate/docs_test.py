@@ -1,0 +1,204 @@
+#!/usr/bin/python3
+"""Are the pages of docs/ as the tree is?"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, os.path.join(os.getcwd(), "docs/generate"))
+import links  # noqa: E402
+import messages  # noqa: E402
+import race  # noqa: E402
+import troubleshooting  # noqa: E402
+import variables  # noqa: E402
+
+# Bazel shows us links; the sources are where they lead.
+ROOT = os.path.dirname(os.path.realpath("WORKSPACE"))
+AGAIN = "run docs/generate/update and look at what changes"
+
+
+def read(path):
+    with open(os.path.join(ROOT, path), encoding="utf-8") as file:
+        return file.read()
+
+
+class Messages(unittest.TestCase):
+    """What messages.py makes of sources."""
+
+    def found(self, source):
+        return [(m.kind, m.text) for m in messages.messages_of(
+            tuple(messages.lex(source)), "x.cc")]
+
+    def test_literals_and_holes(self):
+        self.assertEqual(
+            [("InvalidArgument", "rank … has come twice: two have one")],
+            self.found('return absl::InvalidArgumentError(absl::StrCat('
+                       '"rank ", rank_, " has come "\n  "twice", ": two have one"));'))
+
+    def test_choices(self):
+        self.assertEqual(
+            [("DataLoss", "…: [more|no] data files[, which is odd]; look")],
+            self.found('return absl::DataLossError(absl::StrCat(path, ": ", n > 1 ? '
+                       '"more" : "no", " data files", odd ? ", which is odd" : "", '
+                       '"; look"));'))
+
+    def test_a_piece_is_what_no_maker_holds(self):
+        self.assertEqual(
+            [("piece", "cannot make the file")],
+            self.found('if (fd < 0) { return Refused("cannot make the file"); }'))
+
+    def test_one_word_alone_is_no_piece(self):
+        self.assertEqual([], self.found('return Refused("fstat");'))
+
+    def test_log_of_several_lines(self):
+        self.assertEqual(
+            [("log WARNING", "…; taking gloo")],
+            self.found('TESSERA_LOG_RANK0(WARNING) << status.message()\n  << "; taking "'
+                       '\n  << std::string("gloo");'))
+
+    def test_checks_throw(self):
+        self.assertEqual(
+            [("exception", "dim … is odd")],
+            self.found('TORCH_CHECK(dim % 2 == 0, "dim ", dim, " is odd");'))
+
+    def test_comments_and_includes_say_nothing(self):
+        self.assertEqual([], self.found(
+            '// return absl::InternalError("not this one");\n#include "a b/c d.h"\n'
+            '/* absl::InternalError("nor this one") */ char c = \'"\';'))
+
+    def test_raw_strings_and_escapes(self):
+        self.assertEqual(
+            [("Internal", 'it is "raw" (here)'), ("Internal", 'a "quoted" word; two lines')],
+            self.found('return absl::InternalError(R"(it is "raw" (here))");\n'
+                       'return absl::InternalError("a \\"quoted\\" word;\\ntwo lines");'))
+
+    def test_a_key_and_its_fault(self):
+        self.assertEqual(
+            [("piece", "aio.use_gds: expected false, got …")],
+            self.found('faults->Add("aio.use_gds", "expected false, got ", value);'))
+
+    def test_no_maker_of_the_tree_is_overlooked(self):
+        # Counted in another way: by their text, comments taken out.
+        for path in messages.sources(ROOT):
+            plain = re.sub(r"//[^\n]*", "", read(path))
+            written = len(re.findall(r"absl::[A-Z]\w+Error\(|TESSERA_LOG(?:_RANK0)?\(", plain))
+            tokens = messages.tokens_of(os.path.join(ROOT, path))
+            kinds = [messages.maker_at(tokens, i) for i in range(len(tokens))]
+            seen = [k for k in kinds if k and k[0] not in ("Status", "exception")]
+            if path != "base/log.h":
+                self.assertEqual(written, len(seen), path)
+
+
+class Troubleshooting(unittest.TestCase):
+    def test_is_what_the_code_says(self):
+        text, faults, count = troubleshooting.page(ROOT)
+        self.assertEqual(0, len(faults), "\n" + "\n".join(faults))
+        self.assertGreater(count, 500)
+        self.assertEqual(text, read(troubleshooting.PAGE), AGAIN)
+
+    def test_a_message_without_family_is_a_fault(self):
+        notes = {"left_out": [], "chapter": [{"family": [
+            {"title": "a", "files": ["a/*"]}, {"title": "b", "files": ["b/*"]}]}]}
+        found = [messages.Message("it is", "Internal", "a/x.cc"),
+                 messages.Message("it was", "Internal", "c/x.cc")]
+        _, faults = troubleshooting.assign(found, notes)
+        self.assertEqual(["c/x.cc: no family for: it was",
+                          "family without messages: b"], faults)
+
+
+class Environment(unittest.TestCase):
+    def test_page_has_all_variables_and_no_others(self):
+        found = variables.all_variables(ROOT)
+        documented = variables.documented(read(variables.PAGE))
+        self.assertGreater(len(found), 50)
+        self.assertEqual({}, {n: p for n, p in found.items() if n not in documented},
+                         "read, and not in " + variables.PAGE)
+        self.assertEqual(set(), documented - found.keys(), "documented, and never read")
+
+    def test_scripts_are_read(self):
+        self.assertEqual(["CUDA_HOME", "PATH"], variables.of_python(
+            "os.environ.get('CUDA_HOME', '/usr')\nctx.os.environ[\"PATH\"]"))
+
+
+class ManPage(unittest.TestCase):
+    USAGES = ("config/command.cc", "checkpoint/exchange/command.cc",
+              "tools/plan_command.cc")
+
+    def setUp(self):
+        self.page = re.sub(r"\\[~&]", " ", re.sub(r"\\f.", "", read(
+            "docs/tessera.1").replace("\\-", "-")))
+
+    def usage(self, path):
+        return re.search(r"kUsage\[\] =\n((?:\s*\".*\"\n?)+;?)", read(path))[1]
+
+    def test_has_all_commands(self):
+        top = set(re.findall(r'command == "([a-z]+)"', read("tools/tessera.cc")))
+        self.assertEqual({"config", "checkpoint", "plan", "help"}, top)
+        for command in top - {"help"}:
+            self.assertIn("\n.SS tessera " + command, self.page)
+        for path in self.USAGES:
+            usage = self.usage(path)
+            own = re.findall(r'tessera (?:config|checkpoint) ([a-z]+)|"  ([a-z]+) [A-Z]', usage)
+            self.assertTrue(own or "plan" in path, path)
+            for command in (a or b for a, b in own):
+                self.assertRegex(self.page, r"\n\.(SY|BI?) .*\b%s\b" % command, path)
+                self.assertRegex(self.page, r"\n\.TP\n\.BI? %s\b" % command, path)
+
+    def test_has_all_options_and_no_others(self):
+        written = set()
+        for path in self.USAGES:
+            text = self.usage(path) + "".join(re.findall(
+                r'(?:name|args\[i\]) [!=]= ("--\w+")', read(path)))
+            written |= set(re.findall(r"--(\w+)", text))
+        self.assertGreater(len(written), 12)
+        told = set(re.findall(r"\n\.TP\n\.\w+ --(\w+)", self.page))
+        self.assertEqual(written, told)
+        synopsis = self.page[:self.page.index(".SH DESCRIPTION")]
+        self.assertEqual(written - {"help"}, set(re.findall(r"--(\w+)", synopsis)))
+
+    def test_is_of_this_version(self):
+        version = re.search(r'"(\d+\.\d+)\.\d+"', read("engine/parts/version.h"))[1]
+        self.assertIn('"Tessera %s"' % version, self.page)
+
+    @unittest.skipUnless(shutil.which("groff"), "groff is not installed")
+    def test_is_good_roff(self):
+        done = subprocess.run(
+            ["groff", "-man", "-ww", "-z", "-Tutf8", os.path.join(ROOT, "docs/tessera.1")],
+            capture_output=True, text=True, check=True)
+        self.assertEqual("", done.stderr)
+
+
+class Race(unittest.TestCase):
+    def test_is_what_the_results_say(self):
+        self.assertEqual(race.picture(ROOT), read(race.PICTURE), AGAIN)
+
+    def test_shows_all_rows_beside_peers(self):
+        ratios = race.ratios(ROOT)
+        self.assertGreater(len(ratios), 10)
+        self.assertTrue(all(race.LEAST < r.low <= r.median <= r.high < race.MOST
+                            for r in ratios), ratios)
+
+
+class Links(unittest.TestCase):
+    def test_all_lead_somewhere(self):
+        faults = list(links.broken(ROOT))
+        self.assertEqual(0, len(faults), "\n" + "\n".join(faults))
+        self.assertGreater(len(list(links.pages(ROOT))), 10)
+
+    def test_broken_ones_are_found(self):
+        with tempfile.TemporaryDirectory() as root:
+            with open(os.path.join(root, "a.md"), "w", encoding="utf-8") as file:
+                file.write("# One `two`, three\n[a](b.md) [b](#one-two-three) [c](#four)\n"
+                           "[d](https://x.org/#y) `[e](no.md)` [f](a.md#one)\n"
+                           "```\n[g](no.md)\n```\n")
+            self.assertEqual(
+                ["a.md: b.md: there is no b.md", "a.md: #four: a.md has no such heading",
+                 "a.md: a.md#one: a.md has no such heading"], list(links.broken(root)))
+
+
+if __name__ == "__main__":
+    sys.exit(unittest.main(verbosity=2))
