@@ -12,6 +12,7 @@ import unittest
 sys.path.insert(0, os.path.join(os.getcwd(), "docs/generate"))
 import links  # noqa: E402
 import messages  # noqa: E402
+import public_headers  # noqa: E402
 import race  # noqa: E402
 import troubleshooting  # noqa: E402
 import variables  # noqa: E402
@@ -170,6 +171,75 @@ class ManPage(unittest.TestCase):
             ["groff", "-man", "-ww", "-z", "-Tutf8", os.path.join(ROOT, "docs/tessera.1")],
             capture_output=True, text=True, check=True)
         self.assertEqual("", done.stderr)
+
+
+class Headers(unittest.TestCase):
+    """The public headers, and what Doxygen is given of them."""
+
+    HEADER = """// What it is,
+// in two lines.
+#ifndef X_H_
+namespace tessera {
+
+struct Options {
+  // Steps; of the
+  //   whole run
+  int steps = 1;
+  int of = 2;  // how many
+};
+
+class Thing {
+ public:
+  int size() const { return 1; }
+  Thing(const Thing&) = delete;
+
+  void Undescribed(int x,
+                   int y);
+ private:
+  void Hidden(int x);
+};
+
+void Free(int x) {
+  if (x) { Free(x); }
+}
+}  // namespace tessera
+#endif
+"""
+
+    def test_all_is_described(self):
+        headers = public_headers.public(ROOT)
+        self.assertGreater(len(headers), 25)
+        count, missing = 0, []
+        for path in headers:
+            text = read(path)
+            count += len(public_headers.Reader(text).declarations)
+            missing += ["%s:%d: %s" % (path, d.line, d.text)
+                        for d in public_headers.undescribed(text, path)]
+        self.assertEqual(0, len(missing), "\n" + "\n".join(missing))
+        self.assertGreater(count, 400)
+
+    def test_what_is_not_is_found(self):
+        self.assertEqual(
+            ["void Undescribed(int x, int y);", "void Free(int x) {"],
+            [d.text.split(" if")[0] for d in public_headers.undescribed(self.HEADER)
+             if not d.text.startswith("class")])
+
+    def test_comments_become_doxygens(self):
+        text = public_headers.filtered(self.HEADER)
+        self.assertIn("/// @file\n/// What it is,\n", text)
+        self.assertIn("/// Steps; of the\n/// @verbatim\n///   whole run\n"
+                      "/// @endverbatim\n  int steps = 1;", text)
+        self.assertIn("int of = 2;  ///< how many", text)
+        self.assertNotIn("delete", text)
+
+    @unittest.skipUnless(shutil.which("doxygen"), "doxygen is not installed")
+    def test_doxygen_has_nothing_to_say(self):
+        with tempfile.TemporaryDirectory() as folder:
+            done = subprocess.run([os.path.join(ROOT, "docs/api_reference"), folder],
+                                  capture_output=True, text=True, check=False)
+            self.assertEqual((0, ""), (done.returncode, done.stderr))
+            self.assertTrue(os.path.exists(os.path.join(
+                folder, "html/classtessera_1_1Engine.html")))
 
 
 class Race(unittest.TestCase):

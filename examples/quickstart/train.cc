@@ -1,0 +1,78 @@
+// A model of one's own, trained in shards (docs/quickstart.md).
+//
+//   train train.json --world=2
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ATen/Functions.h"
+#include "engine/tessera.h"
+#include "torch/nn/module.h"
+#include "torch/nn/modules/linear.h"
+#include "torch/nn/modules/normalization.h"
+
+namespace nn = torch::nn;
+
+// Two instances or more of one class: each becomes a unit, that is, it is
+// gathered, used and freed as a whole.
+struct Block : nn::Module {
+  explicit Block(int64_t width)
+      : norm(register_module("norm",
+                             nn::LayerNorm(nn::LayerNormOptions({width})))),
+        up(register_module("up", nn::Linear(width, 4 * width))),
+        down(register_module("down", nn::Linear(4 * width, width))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    return x + down(up(norm(x)).relu());
+  }
+  nn::LayerNorm norm;
+  nn::Linear up, down;
+};
+
+struct Net : nn::Module {
+  Net() {
+    for (int i = 0; i < 4; ++i) {
+      blocks.push_back(register_module("block" + std::to_string(i),
+                                       std::make_shared<Block>(512)));
+    }
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (auto& block : blocks) x = block->forward(x);
+    return head(x);
+  }
+  std::vector<std::shared_ptr<Block>> blocks;
+  nn::Linear head = register_module("head", nn::Linear(512, 1));
+};
+
+absl::Status Run(int argc, char** argv) {
+  TESSERA_ASSIGN_OR_RETURN(auto* world, tessera::Init(&argc, argv));
+  at::manual_seed(0);  // the same initial values on all ranks
+  auto net = std::make_shared<Net>();
+  TESSERA_ASSIGN_OR_RETURN(auto engine, tessera::Engine::Create(net, argv[1]));
+  at::manual_seed(1 + world->rank());  // and data of each rank's own
+  for (int step = 0; step < 100; ++step) {
+    const at::Tensor x = at::randn({16, 512});
+    const at::Tensor y = x.slice(1, 0, 8).prod(1, /*keepdim=*/true);
+    const at::Tensor loss = (net->forward(x) - y).square().mean();
+    TESSERA_RETURN_IF_ERROR(engine->Backward(loss));
+    TESSERA_RETURN_IF_ERROR(engine->Step());
+    if (world->rank() == 0 && step % 20 == 19) {
+      std::printf("step %3d  loss %.4f  rank 0's peak %.0f MB\n", step + 1,
+                  loss.item<float>(),
+                  engine->last_step().memory.peak_bytes / 1e6);
+    }
+  }
+  TESSERA_RETURN_IF_ERROR(engine->SaveCheckpoint("checkpoint"));
+  return engine->Close();
+}
+
+int main(int argc, char** argv) {
+  if (argc < 2) {
+    std::fprintf(stderr, "usage: train CONFIG.json [--world=N]\n");
+    return 2;
+  }
+  auto status = tessera::CatchTorch("train", [&] { return Run(argc, argv); });
+  if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
+  tessera::Shutdown();
+  return status.ok() ? 0 : 1;
+}
