@@ -58,7 +58,7 @@ def shipped(root):
     """PUBLIC of the packer."""
     with open(os.path.join(root, PACKER), encoding="utf-8") as file:
         for node in ast.parse(file.read()).body:
-            if isinstance(node, ast.Assign) and node.targets[0].id == "PUBLIC":
+            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "PUBLIC":
                 return ast.literal_eval(node.value)
     raise ValueError("no PUBLIC in " + PACKER)
 

@@ -138,6 +138,17 @@ def items(family_messages, remedies, used):
                 yield "  → " + remedy["say"]
 
 
+def frequent(rows, found, faults):
+    """The table of the messages that are met most often."""
+    lines = ["", "## Met most often", "", "| words | what to do |", "|---|---|"]
+    for row in rows:
+        if not any(row["words"] in message.text for message in found):
+            faults.append("no message has the words: " + row["words"])
+        note = " (%s)" % row["note"] if "note" in row else ""
+        lines.append("| `%s`%s | %s |" % (row["words"], note, row["say"]))
+    return lines
+
+
 def page(root):
     """Returns the page and the faults of its sources."""
     with open(os.path.join(root, NOTES), "rb") as file:
@@ -147,8 +158,9 @@ def page(root):
     lines = ["# Troubleshooting", "",
              "<!-- Written by docs/generate/update out of the sources and of",
              "     %s. -->" % NOTES, notes["head"].rstrip(), ""]
-    titles = [chapter["title"] for chapter in notes["chapter"]]
+    titles = ["Met most often"] + [chapter["title"] for chapter in notes["chapter"]]
     lines += ["- [%s](#%s)" % (title, anchor(title)) for title in titles]
+    lines += frequent(notes.get("frequent", []), found, faults)
     used, count = set(), 0
     for chapter in notes["chapter"]:
         lines += ["", "## " + chapter["title"]]
