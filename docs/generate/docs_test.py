@@ -253,11 +253,24 @@ class Race(unittest.TestCase):
                             for r in ratios), ratios)
 
 
+class Quickstart(unittest.TestCase):
+    def test_has_the_files_of_the_example(self):
+        page = read("docs/quickstart.md")
+        for name in ("train.cc", "train.json", "CMakeLists.txt"):
+            self.assertIn("\n%s```" % read("examples/quickstart/" + name), page, name)
+
+
 class Links(unittest.TestCase):
     def test_all_lead_somewhere(self):
         faults = list(links.broken(ROOT))
         self.assertEqual(0, len(faults), "\n" + "\n".join(faults))
         self.assertGreater(len(list(links.pages(ROOT))), 10)
+
+    def test_readme_is_the_index(self):
+        text = read("README.md")
+        for page in links.pages(ROOT):
+            if os.path.dirname(page) == "docs":
+                self.assertIn("(%s" % page, text, "README.md does not lead there")
 
     def test_broken_ones_are_found(self):
         with tempfile.TemporaryDirectory() as root:
