@@ -20,9 +20,8 @@ import functools
 import os
 import re
 
-# Rooms whose messages reach a user: what the library and `tessera` consist of.
-ROOMS = ("base", "comm", "config", "data", "offload", "sharding", "optim",
-         "checkpoint", "engine", "verify", "examples", "tools")
+# Rooms of tools/layers.txt whose messages reach no user.
+OTHERS = ("testing", "tests", "benchmarks", "bundle", "dist")
 HOLE = "…"
 
 # kind: a Status code, "log WARNING", "exception" or "piece".
@@ -285,9 +284,16 @@ def balanced(part):
     return [Token("sign", ",") if i in drop else t for i, t in enumerate(part)]
 
 
-def sources(root, rooms=ROOMS):
+def rooms(root):
+    """The top folders of what the library and its programs consist of."""
+    with open(os.path.join(root, "tools/layers.txt"), encoding="utf-8") as file:
+        tops = [re.match(r"(\w+)[\w/]*:", line) for line in file]
+    return [top for top in dict.fromkeys(m[1] for m in tops if m) if top not in OTHERS]
+
+
+def sources(root):
     """The paths of the C++ files that are not of tests, relative to root."""
-    for room in rooms:
+    for room in rooms(root):
         for folder, folders, files in os.walk(os.path.join(root, room)):
             folders[:] = sorted(f for f in folders if f != "testdata")
             for name in sorted(files):
