@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
 
 #include "absl/numeric/int128.h"
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/bits.h"
 #include "base/check.h"
@@ -179,32 +181,14 @@ double Mixture::share(int source) const {
          static_cast<double>(turns_.size());
 }
 
-absl::StatusOr<MixtureSampler> MixtureSampler::Create(const Mixture* mixture,
-                                                      int rank,
-                                                      int world_size) {
-  if (rank < 0 || rank >= world_size) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "mixture sampler: expected a rank of 0 to world size - 1, got ", rank,
-        " of ", world_size));
+uint64_t Mixture::fingerprint() const {
+  std::vector<int64_t> words = {static_cast<int64_t>(options_.seed),
+                                options_.shuffle, num_samples_};
+  for (size_t i = 0; i < turns_of_.size(); ++i) {
+    words.push_back(turns_of_[i]);
+    words.push_back(options_.sources[i].num_samples);
   }
-  return MixtureSampler(mixture, rank, world_size);
-}
-
-std::optional<MixedSample> MixtureSampler::Next() {
-  if (mixture_->num_samples() - position_ < world_size_) return std::nullopt;
-  const MixedSample sample = mixture_->At(position_ + rank_);
-  position_ += world_size_;
-  return sample;
-}
-
-absl::Status MixtureSampler::Seek(int64_t position) {
-  if (position < 0 || position > mixture_->num_samples()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "mixture sampler: cannot go to sample ", position, ", there are ",
-        mixture_->num_samples(), "; is it other data?"));
-  }
-  position_ = position;
-  return absl::OkStatus();
+  return Fingerprint(words.data(), static_cast<int64_t>(8 * words.size()));
 }
 
 }  // namespace tessera

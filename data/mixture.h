@@ -19,6 +19,9 @@
 // period: exactly, where they have a common denominator of up to 65536 (0.7 and
 // 0.3; 3 and 1), else rounded to multiples of 2^-20 of all.
 //
+// A loader takes its order from data/mixture_order.h, which gives out places of
+// the mixture by ranks.
+//
 // Threads: const methods may run concurrently. LOCAL: ranks agree by their
 // options.
 #ifndef DATA_MIXTURE_H_
@@ -26,10 +29,8 @@
 
 #include <cstdint>
 #include <limits>
-#include <optional>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
 namespace tessera {
@@ -78,6 +79,8 @@ class Mixture {
   int num_sources() const { return static_cast<int>(options_.sources.size()); }
   // The part of all samples that source `source` has, after rounding.
   double share(int source) const;
+  // Of all that says which sample comes where; to be compared.
+  uint64_t fingerprint() const;
 
  private:
   struct Turn {
@@ -93,35 +96,6 @@ class Mixture {
   std::vector<int64_t> turns_of_;  // by source, in a period
   std::vector<Turn> turns_;        // [period]
   int64_t num_samples_ = kEndless;
-};
-
-// MixtureSampler: the samples of one rank, as DistributedSampler gives them
-// out: rank r of W takes places p + r, p + r + W, ..., where p is where all of
-// them began or were sent to. Threads: outside order needed.
-class MixtureSampler {
- public:
-  // `mixture` outlives this. InvalidArgument for a rank outside 0..W-1.
-  static absl::StatusOr<MixtureSampler> Create(const Mixture* mixture, int rank,
-                                               int world_size);
-
-  // The next sample; absent where not all ranks would have one more, so that
-  // all end together.
-  std::optional<MixedSample> Next();
-
-  // What all ranks have taken together, the same on all between rounds: what a
-  // run of any world size needs to go on.
-  int64_t position() const { return position_; }
-  // InvalidArgument for a position that is negative or behind the end.
-  absl::Status Seek(int64_t position);
-
- private:
-  MixtureSampler(const Mixture* mixture, int rank, int world_size)
-      : mixture_(mixture), rank_(rank), world_size_(world_size) {}
-
-  const Mixture* mixture_;  // not owned
-  int rank_;
-  int world_size_;
-  int64_t position_ = 0;
 };
 
 }  // namespace tessera

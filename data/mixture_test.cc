@@ -194,51 +194,6 @@ TEST(Mixture, StopsWhereTheFirstSourceEnds) {
   }
 }
 
-TEST(MixtureSampler, AnyNumberOfRanksTakesTheSameOrder) {
-  const Mixture mixture = Make(Options({0.6, 0.4}, {11, 13}));
-  for (const int first_world : {1, 2, 3}) {
-    for (const int second_world : {1, 4, 5}) {
-      std::vector<MixedSample> taken;
-      int64_t position = 0;
-      for (const int world : {first_world, second_world}) {
-        std::vector<MixtureSampler> ranks;
-        for (int r = 0; r < world; ++r) {
-          TESSERA_ASSERT_OK_AND_ASSIGN(
-              MixtureSampler sampler,
-              MixtureSampler::Create(&mixture, r, world));
-          TESSERA_ASSERT_OK(sampler.Seek(position));
-          ranks.push_back(sampler);
-        }
-        for (int round = 0; round < 7; ++round) {
-          for (MixtureSampler& rank : ranks) taken.push_back(*rank.Next());
-        }
-        for (const MixtureSampler& rank : ranks) {
-          EXPECT_EQ(rank.position(), ranks[0].position());
-        }
-        position = ranks[0].position();
-      }
-      for (size_t i = 0; i < taken.size(); ++i) {
-        EXPECT_EQ(taken[i], mixture.At(static_cast<int64_t>(i)));
-      }
-    }
-  }
-}
-
-TEST(MixtureSampler, AllRanksEndTogether) {
-  MixtureOptions options = Options({1, 1}, {5, 5});
-  options.end = MixtureEnd::kStop;
-  const Mixture mixture = Make(options);
-  ASSERT_EQ(mixture.num_samples(), 10);
-  for (int rank = 0; rank < 4; ++rank) {
-    TESSERA_ASSERT_OK_AND_ASSIGN(MixtureSampler sampler,
-                                 MixtureSampler::Create(&mixture, rank, 4));
-    EXPECT_TRUE(sampler.Next().has_value());
-    EXPECT_TRUE(sampler.Next().has_value());
-    EXPECT_FALSE(sampler.Next().has_value());
-    EXPECT_EQ(sampler.position(), 8);
-  }
-}
-
 TEST(Mixture, BadOptionsAreRefused) {
   EXPECT_THAT(Mixture::Create({}),
               StatusIs(StatusCode::kInvalidArgument,
@@ -254,11 +209,6 @@ TEST(Mixture, BadOptionsAreRefused) {
   EXPECT_THAT(Mixture::Create(Options({1, 1e-8})),
               StatusIs(StatusCode::kInvalidArgument,
                        HasSubstr("source 1: its weight, 1e-08")));
-  const Mixture mixture = Make(Options({1}));
-  EXPECT_FALSE(MixtureSampler::Create(&mixture, 2, 2).ok());
-  TESSERA_ASSERT_OK_AND_ASSIGN(MixtureSampler sampler,
-                               MixtureSampler::Create(&mixture, 0, 1));
-  EXPECT_FALSE(sampler.Seek(-1).ok());
 }
 
 }  // namespace

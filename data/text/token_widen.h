@@ -9,9 +9,9 @@
 namespace tessera {
 
 // out[i] = in[i] for i in [0, count); returns the largest of them, 0 of none.
-// So a check of the vocabulary costs one comparison a call. Compiled for the
-// instruction sets of base/isa.h, with the same results. Buffers may not
-// overlap; `in` is aligned to its type.
+// So a check of the vocabulary costs one comparison a call. AVX2, or plain C++
+// for Isa::kPortable, with the same results. Buffers may not overlap; `in` is
+// aligned to its type.
 uint32_t WidenTokens(const uint8_t* in, int64_t count, int64_t* out,
                      Isa isa = BestIsa());
 uint32_t WidenTokens(const uint16_t* in, int64_t count, int64_t* out,

@@ -1,0 +1,12 @@
+// `tessera tokenize`, a program of its own beside `tessera`: that one has
+// protobuf, which SentencePiece cannot be with (data/sentencepiece/BUILD).
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "tools/tokenize_command.h"
+
+int main(int argc, char** argv) {
+  return tessera::RunTokenizeCommand(
+      std::vector<std::string>(argv + 1, argv + argc), &std::cout, &std::cerr);
+}

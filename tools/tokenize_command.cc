@@ -1,0 +1,233 @@
+#include "tools/tokenize_command.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "base/status.h"
+#include "data/file_names.h"
+#include "data/mapped_file.h"
+#include "data/sentencepiece/sentencepiece_tokenizer.h"
+#include "data/text/token_corpus.h"
+#include "data/text/token_writer.h"
+#include "data/text/tokenizer.h"
+
+namespace tessera {
+namespace {
+
+constexpr char kUsage[] =
+    "tessera tokenize --out FILE [--tokenizer T] [--lines] [--begin|--no_end]\n"
+    "                 [--type uint8|uint16|uint32] [--headerless] TEXT...\n"
+    "    writes the tokens of text files, of which each is a document, or "
+    "with\n"
+    "    --lines each line that is not empty; names may be patterns\n"
+    "    T             bytes+end (257 tokens, the default), bytes (256), or "
+    "the\n"
+    "                  .model file of SentencePiece\n"
+    "    --begin       the end-of-text token stands before each document (as "
+    "in\n"
+    "                  llm.c's files), not behind it; --no_end: nowhere\n"
+    "    --type        as narrow as the vocabulary allows, if absent\n"
+    "    --headerless  without llm.c's header, as nanoGPT has it\n"
+    "tessera tokenize --decode FILE [--tokenizer T] [--type ...] [--tokens N]\n"
+    "    prints the first N tokens (100) of such a file as text\n";
+
+enum class EndToken { kBehind, kBefore, kNowhere };
+
+struct Flags {
+  std::string out, decode, tokenizer = "bytes+end", type;
+  bool lines = false, header = true;
+  EndToken end = EndToken::kBehind;
+  int64_t tokens = 100;
+  std::vector<std::string> texts;
+};
+
+absl::StatusOr<Flags> ReadFlags(const std::vector<std::string>& args) {
+  Flags flags;
+  for (size_t i = 0; i < args.size(); ++i) {
+    const std::string& name = args[i];
+    std::string* const text = name == "--out"         ? &flags.out
+                              : name == "--decode"    ? &flags.decode
+                              : name == "--tokenizer" ? &flags.tokenizer
+                              : name == "--type"      ? &flags.type
+                                                      : nullptr;
+    if (text != nullptr || name == "--tokens") {
+      if (++i == args.size()) {
+        return absl::InvalidArgumentError(
+            absl::StrCat(name, ": needs a value"));
+      }
+      if (text != nullptr) {
+        *text = args[i];
+      } else if (!absl::SimpleAtoi(args[i], &flags.tokens) ||
+                 flags.tokens < 1) {
+        return absl::InvalidArgumentError(
+            absl::StrCat(name, ": expected 1 or more, got ", args[i]));
+      }
+    } else if (name == "--lines") {
+      flags.lines = true;
+    } else if (name == "--headerless") {
+      flags.header = false;
+    } else if (name == "--begin") {
+      flags.end = EndToken::kBefore;
+    } else if (name == "--no_end") {
+      flags.end = EndToken::kNowhere;
+    } else if (absl::StartsWith(name, "--")) {
+      return absl::InvalidArgumentError(absl::StrCat("unknown flag ", name));
+    } else {
+      flags.texts.push_back(name);
+    }
+  }
+  if (flags.out.empty() == flags.decode.empty()) {
+    return absl::InvalidArgumentError("expected either --out or --decode");
+  }
+  if (flags.texts.empty() == flags.decode.empty()) {
+    return absl::InvalidArgumentError(flags.decode.empty()
+                                          ? "expected text files"
+                                          : "--decode takes no text files");
+  }
+  return flags;
+}
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> OpenTokenizer(
+    const std::string& name) {
+  if (name == "bytes") return std::make_unique<ByteTokenizer>();
+  if (name == "bytes+end") return std::make_unique<ByteTokenizer>(true);
+  return SentencePieceTokenizer::Open(name);
+}
+
+// The type that is asked for; else the narrowest that holds the vocabulary and
+// that the header has.
+absl::StatusOr<TokenType> TypeOf(const Flags& flags, int64_t vocab_size) {
+  for (const TokenType type :
+       {TokenType::kUint8, TokenType::kUint16, TokenType::kUint32}) {
+    if (flags.type == TokenTypeName(type)) return type;
+    const bool possible = type != TokenType::kUint8 || !flags.header;
+    if (flags.type.empty() && possible && vocab_size - 1 <= MaxToken(type)) {
+      return type;
+    }
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--type: expected uint8, uint16 or uint32, got ", flags.type));
+}
+
+class Writing {
+ public:
+  Writing(const Flags& flags, const Tokenizer& tokenizer,
+          TokenFileWriter* writer)
+      : flags_(flags), tokenizer_(tokenizer), writer_(*writer) {}
+
+  absl::Status AddFile(const std::string& path) {
+    TESSERA_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(path));
+    absl::string_view rest(reinterpret_cast<const char*>(file.bytes().data()),
+                           file.bytes().size());
+    if (!flags_.lines) return Annotate(AddDocument(rest), path);
+    for (int64_t line = 1; !rest.empty(); ++line) {
+      const size_t length = std::min(rest.find('\n'), rest.size());
+      if (length > 0) {
+        TESSERA_RETURN_IF_ERROR(Annotate(AddDocument(rest.substr(0, length)),
+                                         absl::StrCat(path, ":", line)));
+      }
+      rest.remove_prefix(std::min(length + 1, rest.size()));
+    }
+    return absl::OkStatus();
+  }
+
+  int64_t num_documents() const { return num_documents_; }
+
+ private:
+  absl::Status AddDocument(absl::string_view text) {
+    ids_.clear();
+    const int32_t end = tokenizer_.eos_id();
+    if (flags_.end == EndToken::kBefore) ids_.push_back(end);
+    TESSERA_RETURN_IF_ERROR(tokenizer_.Encode(text, &ids_));
+    if (flags_.end == EndToken::kBehind) ids_.push_back(end);
+    ++num_documents_;
+    return writer_.Append(ids_);
+  }
+
+  const Flags& flags_;
+  const Tokenizer& tokenizer_;
+  TokenFileWriter& writer_;
+  std::vector<int32_t> ids_;
+  int64_t num_documents_ = 0;
+};
+
+absl::Status Write(const Flags& flags, const Tokenizer& tokenizer,
+                   std::ostream* out) {
+  if (flags.end != EndToken::kNowhere && tokenizer.eos_id() < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        flags.tokenizer, ": has no end-of-text token; say --no_end"));
+  }
+  TESSERA_ASSIGN_OR_RETURN(const TokenType type,
+                           TypeOf(flags, tokenizer.vocab_size()));
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::unique_ptr<TokenFileWriter> writer,
+      TokenFileWriter::Create(flags.out, {type, flags.header}));
+  Writing writing(flags, tokenizer, writer.get());
+  for (const std::string& text : flags.texts) {
+    TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> paths,
+                             MatchFiles(text));
+    for (const std::string& path : paths) {
+      TESSERA_RETURN_IF_ERROR(writing.AddFile(path));
+    }
+  }
+  TESSERA_RETURN_IF_ERROR(writer->Finish());
+  *out << flags.out << ": " << writer->num_tokens() << " tokens of "
+       << writing.num_documents() << " documents, " << TokenTypeName(type)
+       << (flags.header ? "" : " without a header") << ", vocabulary "
+       << tokenizer.vocab_size();
+  if (flags.end != EndToken::kNowhere) {
+    *out << ", end of text " << tokenizer.eos_id();
+  }
+  *out << "\n";
+  return absl::OkStatus();
+}
+
+absl::Status Decode(const Flags& flags, const Tokenizer& tokenizer,
+                    std::ostream* out) {
+  TokenFileOptions options;
+  if (!flags.type.empty()) {
+    TESSERA_ASSIGN_OR_RETURN(options.headerless,
+                             TypeOf(flags, tokenizer.vocab_size()));
+  }
+  options.vocab_size = tokenizer.vocab_size();
+  TESSERA_ASSIGN_OR_RETURN(const TokenCorpus corpus,
+                           TokenCorpus::Open(flags.decode, options));
+  std::vector<int64_t> tokens(
+      static_cast<size_t>(std::min(flags.tokens, corpus.num_tokens())));
+  TESSERA_RETURN_IF_ERROR(corpus.CopyTokens(0, absl::MakeSpan(tokens)));
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::string text,
+      tokenizer.Decode(std::vector<int32_t>(tokens.begin(), tokens.end())));
+  *out << text << "\n";
+  return absl::OkStatus();
+}
+
+absl::Status Run(const Flags& flags, std::ostream* out) {
+  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer,
+                           OpenTokenizer(flags.tokenizer));
+  return flags.decode.empty() ? Write(flags, *tokenizer, out)
+                              : Decode(flags, *tokenizer, out);
+}
+
+}  // namespace
+
+int RunTokenizeCommand(const std::vector<std::string>& args, std::ostream* out,
+                       std::ostream* err) {
+  const absl::StatusOr<Flags> flags = ReadFlags(args);
+  if (!flags.ok()) {
+    *err << "tessera tokenize: " << flags.status().message() << "\n" << kUsage;
+    return 2;
+  }
+  const absl::Status status = Run(*flags, out);
+  if (status.ok()) return 0;
+  *err << "tessera tokenize: " << status.message() << "\n";
+  return 1;
+}
+
+}  // namespace tessera
