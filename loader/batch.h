@@ -16,6 +16,8 @@
 
 namespace tessera {
 
+class BlockPool;  // loader/block_pool.h
+
 struct Batch {
   // As Fetch returned them; on DataLoaderOptions::device.
   std::vector<at::Tensor> tensors;
@@ -31,12 +33,10 @@ struct Batch {
 // For one call of Fetch, on its thread.
 class BatchContext {
  public:
-  BatchContext(uint64_t seed, absl::Span<const Sample> samples, bool pinned,
+  // `pool`: null where memory is pinned.
+  BatchContext(uint64_t seed, absl::Span<const Sample> samples, BlockPool* pool,
                const std::atomic<bool>* cancelled)
-      : seed_(seed),
-        samples_(samples),
-        pinned_(pinned),
-        cancelled_(cancelled) {}
+      : seed_(seed), samples_(samples), pool_(pool), cancelled_(cancelled) {}
 
   absl::Span<const Sample> samples() const { return samples_; }
 
@@ -49,7 +49,8 @@ class BatchContext {
   }
 
   // Memory for a tensor of the batch, of any content: pinned where the loader
-  // pins, which saves it a copy.
+  // pins, which saves it a copy; else that of a batch which nobody has any
+  // more, where there is one.
   at::Tensor Empty(at::IntArrayRef sizes, at::ScalarType dtype) const;
 
   // Nobody will see the result (the loader ends, or goes elsewhere): what takes
@@ -59,7 +60,7 @@ class BatchContext {
  private:
   const uint64_t seed_;
   const absl::Span<const Sample> samples_;
-  const bool pinned_;
+  BlockPool* const pool_;
   const std::atomic<bool>* const cancelled_;
 };
 

@@ -92,7 +92,8 @@ absl::Status BatchMaker::MakeTensors(Batch* batch,
   indices.reserve(batch->samples.size());
   for (const Sample& sample : batch->samples) indices.push_back(sample.index);
   const bool pins = options_.pin_memory.value();
-  const BatchContext context(options_.seed, batch->samples, pins, cancelled);
+  const BatchContext context(options_.seed, batch->samples,
+                             pins ? nullptr : &pool_, cancelled);
   TESSERA_ASSIGN_OR_RETURN(batch->tensors, fetch_(indices, context));
   for (at::Tensor& tensor : batch->tensors) {
     if (!tensor.defined()) continue;

@@ -16,9 +16,16 @@
 #include "base/torch/stream_point.h"
 #include "data/sample_order.h"
 #include "loader/batch.h"
+#include "loader/block_pool.h"
 #include "loader/loader_options.h"
 
 namespace tessera {
+
+// Batches that are ready or being made, in all. 0 without workers.
+inline int QueueDepth(const DataLoaderOptions& options) {
+  if (options.workers == 0) return 0;
+  return options.prefetch > 0 ? options.prefetch : 2 * options.workers;
+}
 
 // A place of the order.
 struct OrderPlace {
@@ -40,7 +47,10 @@ class BatchMaker {
   // `options` are checked. REQUIRES: order and fetch are not null.
   BatchMaker(std::unique_ptr<SampleOrder> order, Fetch fetch,
              const DataLoaderOptions& options)
-      : order_(std::move(order)), fetch_(std::move(fetch)), options_(options) {}
+      : order_(std::move(order)),
+        fetch_(std::move(fetch)),
+        options_(options),
+        pool_(QueueDepth(options) + 2) {}
 
   // ---- Threads: outside order.
 
@@ -70,6 +80,7 @@ class BatchMaker {
   const std::unique_ptr<SampleOrder> order_;
   const Fetch fetch_;
   const DataLoaderOptions options_;
+  BlockPool pool_;  // of a queue, and what is made and used beside it
   int64_t drawn_ = 0;
   std::atomic<int64_t> making_nanos_{0};
 };

@@ -92,8 +92,7 @@ absl::Status DataLoader::Impl::Start() {
   if (options_.workers == 0) return absl::OkStatus();
   BatchQueueLimits limits;
   limits.workers = options_.workers;
-  limits.depth = static_cast<size_t>(
-      options_.prefetch > 0 ? options_.prefetch : 2 * options_.workers);
+  limits.depth = static_cast<size_t>(QueueDepth(options_));
   limits.bytes = options_.prefetch_bytes;
   TESSERA_ASSIGN_OR_RETURN(queue_, BatchQueue::Start(&maker_, limits));
   return absl::OkStatus();

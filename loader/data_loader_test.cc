@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ATen/ops/equal.h"
+#include "ATen/ops/full.h"
 #include "ATen/ops/tensor.h"
 #include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
@@ -197,6 +198,38 @@ TEST(DataLoaderTest, AStateThatDoesNotFitChangesNothing) {
     EXPECT_THAT(loader->SetEpoch(-1), StatusIs(StatusCode::kInvalidArgument));
     EXPECT_EQ(loader->State(), plain->State());
     EXPECT_EQ(IndicesOf(*loader->Next()), IndicesOf(*plain->Next()));
+  }
+}
+
+// Memory of batches that are gone is that of the next, and of no batch that is
+// still there.
+TEST(DataLoaderTest, MemoryIsUsedAgain) {
+  for (const int workers : {0, 2}) {
+    const auto fetch = [](absl::Span<const int64_t> indices,
+                          const BatchContext& context) -> Tensors {
+      at::Tensor own = context.Empty({5, 100}, at::kFloat);
+      own.fill_(static_cast<double>(indices[0]));
+      return std::vector<at::Tensor>{own};
+    };
+    DistributedSamplerOptions order = OrderOf(1000);
+    order.shuffle = false;
+    auto loader = MakeLoader(order, fetch, LoaderOptions(1, workers, 3));
+    std::set<const void*> places;
+    std::vector<Batch> held;
+    for (int i = 0; i < 100; ++i) {
+      held.push_back(*loader->Next());
+      places.insert(held.back().tensors[0].const_data_ptr());
+      if (held.size() < 3) continue;
+      const Batch& oldest = held.front();
+      EXPECT_TRUE(at::equal(
+          oldest.tensors[0],
+          at::full({5, 100}, static_cast<double>(oldest.samples[0].index))));
+      held.erase(held.begin());
+    }
+    // The queue's 3, one that each worker may have begun, 3 that are held.
+    EXPECT_LE(places.size(), 3u + 2u + 3u);
+    loader.reset();
+    EXPECT_EQ(held[0].tensors[0][4][99].item<float>(), 98);
   }
 }
 

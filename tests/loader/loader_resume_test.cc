@@ -39,7 +39,7 @@ using ::testing::HasSubstr;
 constexpr int64_t kGlobalBatch = 12, kWidth = 8;
 
 // Of a rank function, as text.
-struct Run {
+struct RunOptions {
   std::string dir;
   int64_t samples = 60;  // of the set: 5 steps
   int64_t steps = 10;    // to train to
@@ -53,9 +53,9 @@ struct Run {
          absl::StrCat(workers), absl::StrCat(resume), absl::StrCat(async)},
         "\n");
   }
-  static Run FromText(absl::string_view text) {
+  static RunOptions FromText(absl::string_view text) {
     const std::vector<std::string> parts = absl::StrSplit(text, '\n');
-    Run run;
+    RunOptions run;
     run.dir = parts.at(0);
     const auto number = [&](size_t i) {
       int64_t value = -1;
@@ -90,7 +90,7 @@ absl::StatusOr<std::vector<at::Tensor>> FetchNumbers(
 }
 
 absl::StatusOr<std::unique_ptr<DataLoader>> MakeLoader(const World& world,
-                                                       const Run& run,
+                                                       const RunOptions& run,
                                                        Fetch fetch) {
   DistributedSamplerOptions sampler;
   sampler.num_samples = run.samples;
@@ -111,7 +111,8 @@ struct Training {
   std::unique_ptr<DataLoader> loader;
 };
 
-absl::StatusOr<Training> MakeTraining(const World& world, const Run& run) {
+absl::StatusOr<Training> MakeTraining(const World& world,
+                                      const RunOptions& run) {
   Training training;
   training.model =
       torch::nn::Linear(torch::nn::LinearOptions(kWidth, 1).bias(false));
@@ -138,8 +139,9 @@ absl::StatusOr<Training> MakeTraining(const World& world, const Run& run) {
 // The sum over all ranks' samples, in hexadecimal.
 absl::StatusOr<std::string> Step(const World& world, const Training& training,
                                  const Batch& batch) {
+  torch::nn::Linear model = training.model;
   const at::Tensor loss =
-      training.model->forward(batch.tensors[0]).sum() * world.world_size();
+      model->forward(batch.tensors[0]).sum() * world.world_size();
   at::Tensor sum = (loss.detach() / world.world_size()).reshape({1});
   TESSERA_RETURN_IF_ERROR(training.engine->Backward(loss));
   TESSERA_RETURN_IF_ERROR(training.engine->Step());
@@ -148,7 +150,7 @@ absl::StatusOr<std::string> Step(const World& world, const Training& training,
   return HexFloat(sum.item<float>());
 }
 
-absl::Status Save(const Run& run, const Training& training) {
+absl::Status Save(const RunOptions& run, const Training& training) {
   SaveOptions options;
   options.async = run.async;
   return training.engine->SaveCheckpoint(
@@ -158,7 +160,7 @@ absl::Status Save(const Run& run, const Training& training) {
       options);
 }
 
-absl::Status Resume(const World& world, const Run& run,
+absl::Status Resume(const World& world, const RunOptions& run,
                     const Training& training) {
   TESSERA_ASSIGN_OR_RETURN(const LoadCheckpointReport report,
                            training.engine->LoadCheckpoint(run.dir));
@@ -174,7 +176,7 @@ absl::Status Resume(const World& world, const Run& run,
 // A line for each step: "7 0x1.8p+3 1:5,1:9": its number, the loss, and this
 // rank's samples, by epoch, without padding.
 TESSERA_RANK_FUNCTION(Train) {
-  const Run run = Run::FromText(args);
+  const RunOptions run = RunOptions::FromText(args);
   TESSERA_ASSIGN_OR_RETURN(Training training, MakeTraining(world, run));
   if (run.resume) TESSERA_RETURN_IF_ERROR(Resume(world, run, training));
   std::vector<std::string> lines;
@@ -204,7 +206,7 @@ struct Outcome {
   std::vector<std::vector<std::string>> samples;  // of each step
 };
 
-Outcome TrainOn(int world_size, const Run& run) {
+Outcome TrainOn(int world_size, const RunOptions& run) {
   Outcome outcome;
   for (const auto& answer :
        RankPool::Get(world_size)->Run("Train", run.ToText())) {
@@ -247,7 +249,7 @@ void ExpectExactlyOnce(const Outcome& first, size_t before, const Outcome& then,
 
 TEST(LoaderResumeTest, AResumedRunIsTheOneThatDidNotStop) {
   const TempFolder folder;
-  Run run;
+  RunOptions run;
   run.dir = folder.path();
   run.workers = 2;
   run.save_at = 3;
@@ -261,7 +263,7 @@ TEST(LoaderResumeTest, AResumedRunIsTheOneThatDidNotStop) {
         std::set<std::string>(whole.losses.begin(), whole.losses.end()).size(),
         10u);
     ExpectExactlyOnce(whole, 10, {}, 60, 2);
-    Run rest = run;
+    RunOptions rest = run;
     rest.resume = true;
     rest.save_at = 0;
     for (const int world_size : {1, 2, 3}) {
@@ -279,7 +281,7 @@ TEST(LoaderResumeTest, AResumedRunIsTheOneThatDidNotStop) {
 // The ends of epochs are padded to the number of ranks.
 TEST(LoaderResumeTest, EachSampleComesOnceWhereRanksDoNotDivideThem) {
   const TempFolder folder;
-  Run run;
+  RunOptions run;
   run.dir = folder.path();
   run.samples = 35;
   run.workers = 1;
@@ -303,7 +305,7 @@ TESSERA_RANK_FUNCTION(OneSampleIsBad) {
     }
     return FetchNumbers(indices, context);
   };
-  Run run;
+  RunOptions run;
   run.samples = kGlobalBatch;
   run.workers = 1;
   TESSERA_ASSIGN_OR_RETURN(auto loader, MakeLoader(world, run, fetch));
