@@ -15,8 +15,11 @@ namespace tessera {
 
 class CommPromise {
  public:
-  CommPromise() : state_(std::make_shared<CommFuture::State>()) {
+  explicit CommPromise(CommPurpose purpose = {WaitReason::kUpdate,
+                                              "own update"})
+      : state_(std::make_shared<CommFuture::State>()) {
     state_->ends_elsewhere = true;
+    state_->purpose = std::move(purpose);
   }
   CommFuture future() const { return CommFuture(state_); }
   // Once. The values that it is about are there for all threads; those of a

@@ -46,6 +46,7 @@ CommFuture::State::~State() {
   });
 }
 
+// What blocks a thread of the program is counted (base/trace/exposed.h).
 absl::Status CommFuture::Wait() const {
   if (state_ == nullptr) return absl::OkStatus();
   absl::MutexLock lock(&state_->mutex);
@@ -53,7 +54,14 @@ absl::Status CommFuture::Wait() const {
   TESSERA_CHECK(state_->done || state_->ends_elsewhere ||
                 !CommThread::IsCurrent())
       << "Wait() for a pending collective on the communication thread";
-  state_->mutex.Await(absl::Condition(&state_->done));
+  if (!state_->done) {
+    const int64_t begin = WaitsAreExposed() ? TraceNow() : 0;
+    state_->mutex.Await(absl::Condition(&state_->done));
+    if (begin != 0) {
+      NoteExposedWait(state_->purpose.reason, state_->purpose.what, begin,
+                      TraceNow());
+    }
+  }
   // A device that has failed says so here.
   const absl::Status ordered = CatchTorch(
       "communication", [result = state_->result] { result.Order(); });
@@ -103,8 +111,9 @@ absl::Status CommThread::StartLocked() {
   return absl::OkStatus();
 }
 
-CommFuture CommThread::Post(Work work) {
+CommFuture CommThread::Post(Work work, CommPurpose purpose) {
   auto state = std::make_shared<CommFuture::State>();
+  state->purpose = std::move(purpose);
   absl::MutexLock lock(&mutex_);
   const absl::Status started = StartLocked();
   if (!started.ok()) return DoneFuture(started);

@@ -29,13 +29,21 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "base/torch/stream_point.h"
+#include "base/trace/exposed.h"
 #include "c10/core/Stream.h"
 #include "comm/communicator.h"
 
 namespace tessera {
 
+// What a CommFuture is waited for.
+struct CommPurpose {
+  WaitReason reason = WaitReason::kOther;
+  std::string what = "communication";
+};
+
 // What a CommFuture and the communication thread share.
 struct CommFuture::State {
+  CommPurpose purpose;  // set before it is shared
   absl::Mutex mutex;
   bool done ABSL_GUARDED_BY(mutex) = false;
   absl::Status status ABSL_GUARDED_BY(mutex);
@@ -80,7 +88,7 @@ class CommThread {
   // ends, on the communication thread. If that thread cannot be started the
   // future has ended with ResourceExhausted, and `work` was not run. LOCAL,
   // ASYNC.
-  CommFuture Post(Work work);
+  CommFuture Post(Work work, CommPurpose purpose = {});
 
   // Starts the thread, unless it runs. ResourceExhausted. LOCAL.
   absl::Status Start() ABSL_LOCKS_EXCLUDED(mutex_);

@@ -4,6 +4,7 @@
 #include "absl/synchronization/notification.h"
 #include "base/status_matchers.h"
 #include "base/thread/no_threads.h"
+#include "base/trace/exposed.h"
 #include "comm/comm_promise.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -54,6 +55,46 @@ TEST(CommPromiseTest, TheCommunicationThreadMayWait) {
     EXPECT_EQ(seen, 7);
     EXPECT_EQ(promise.future().Wait(), status);
   }
+  thread.Stop();
+}
+
+TEST(ExposedTest, AWaitThatBlocksTheProgramCounts) {
+  CommThread thread;
+  const int64_t others = ExposedNanos(WaitReason::kGather);
+  const int64_t before = ExposedNanos(WaitReason::kReduction);
+  // One may have ended before it is waited for, but not all of them.
+  for (int i = 0; i < 10000; ++i) {
+    const CommFuture future = thread.Post(
+        [] {
+          const int64_t until = TraceNow() + 1000000;
+          while (TraceNow() < until) {
+          }
+          return absl::OkStatus();
+        },
+        {WaitReason::kReduction, "sum"});
+    TESSERA_EXPECT_OK(future.Wait());
+    if (ExposedNanos(WaitReason::kReduction) > before) break;
+  }
+  EXPECT_GT(ExposedNanos(WaitReason::kReduction), before);
+  EXPECT_EQ(ExposedNanos(WaitReason::kGather), others);
+  thread.Stop();
+}
+
+TEST(ExposedTest, AWaitOfTheCommunicationThreadDoesNot) {
+  CommThread thread;
+  const int64_t before = ExposedNanos(WaitReason::kUpdate);
+  for (int i = 0; i < 20; ++i) {
+    CommPromise promise;
+    absl::Notification waits;
+    const CommFuture future = thread.Post([&] {
+      waits.Notify();
+      return promise.future().Wait();
+    });
+    waits.WaitForNotification();
+    promise.End(absl::OkStatus());
+    TESSERA_EXPECT_OK(future.Wait());
+  }
+  EXPECT_EQ(ExposedNanos(WaitReason::kUpdate), before);
   thread.Stop();
 }
 

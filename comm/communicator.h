@@ -36,6 +36,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "base/trace/exposed.h"
 #include "comm/call_site.h"
 #include "comm/shared_memory.h"
 
@@ -73,8 +74,15 @@ struct CommTag {
   CommTag(std::string what = "",  // NOLINT: {"..."} makes one
           CallSite site = CallSite::Here())
       : what(std::move(what)), site(site) {}
+  CommTag For(WaitReason why) && {
+    reason = why;
+    return std::move(*this);
+  }
   std::string what;
   CallSite site;
+  // What a wait for it counts as (base/trace/exposed.h); kOther: as its
+  // operation says, a sum as a reduction, an all-gather as a gather.
+  WaitReason reason = WaitReason::kOther;
   // Called before the collective reads or writes its tensors here, on the
   // thread that issues it, which it may block: these come from elsewhere, a
   // disk say. An error of it is the collective's. Must not wait for a
@@ -191,9 +199,6 @@ class Communicator {
   // Tables by operation and by unit, and for whom this rank has waited: text
   // for people. LOCAL.
   virtual std::string Report() const { return ""; }
-  // The last collectives as a JSON object for chrome://tracing; empty of events
-  // unless TESSERA_COMM_TRACE is set. LOCAL.
-  virtual std::string ChromeTrace() const { return ""; }
   // By rank: how long this rank's collectives were blocked until the first
   // message with that rank was through (gloo), or slept for that rank (shm),
   // its own entry 0. Peers are waited for one after the other, so each moment

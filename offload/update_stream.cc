@@ -1,6 +1,7 @@
 #include "offload/update_stream.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "ATen/Parallel.h"
@@ -8,6 +9,7 @@
 #include "base/check.h"
 #include "base/status.h"
 #include "base/thread/start_thread.h"
+#include "base/trace/trace.h"
 #include "offload/update_stream_unit.h"
 
 namespace tessera {
@@ -121,6 +123,9 @@ std::shared_ptr<UpdateStream::Unit> UpdateStream::UnitOf(StreamedUpdate update,
   }
   TESSERA_CHECK(static_cast<int64_t>(update.states.size()) <=
                 options_.most_states);
+  if (update.unit.empty() && !update.states.empty()) {
+    update.unit = std::string(UnitInText(update.states[0].buffer->what()));
+  }
   unit->update = std::move(update);
   return unit;
 }
@@ -259,10 +264,16 @@ absl::Status UpdateStream::Drain() {
 
 absl::Status UpdateStream::DrainKept() {
   absl::MutexLock lock(&mutex_);
+  if (kept_ == 0) return failed_;
+  const int64_t begin = TraceNow();
   mutex_.Await(absl::Condition(
       +[](UpdateStream* self)
            ABSL_NO_THREAD_SAFETY_ANALYSIS { return self->kept_ == 0; },
       this));
+  if (WaitsAreExposed()) {
+    NoteExposedWait(WaitReason::kUpdate, "updates behind the step", begin,
+                    TraceNow());
+  }
   return failed_;
 }
 

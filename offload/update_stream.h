@@ -88,6 +88,7 @@ struct StreamedUpdate {
     bool written = true;  // false: `compute` only reads it
   };
   int64_t numel = 0;
+  std::string unit;  // for traces
   // All on the stream's disk, of `numel`. They are the stream's, and stay where
   // they are, until Drain, and are not pushed again before.
   std::vector<State> states;

@@ -5,6 +5,7 @@
 #include "base/monotonic.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
+#include "base/trace/trace.h"
 #include "c10/core/GradMode.h"
 #include "offload/update_stream_unit.h"
 #include "sharding/torch/torch_scope.h"
@@ -66,7 +67,12 @@ void UpdateStream::FailUnit(Unit* unit, const absl::Status& status) {
 // computed or written.
 absl::Status UpdateStream::Compute(Buffer* buffer) {
   const absl::Duration begin = MonotonicNow();
-  const absl::Status read = WaitForAll(&buffer->reads);
+  absl::Status read;
+  {
+    const TraceScope trace(TraceTrack::kHostUpdate, "wait for the disk",
+                           buffer->unit->update.unit);
+    read = WaitForAll(&buffer->reads);
+  }
   const absl::Duration computing = MonotonicNow();
   absl::Status status;
   {
@@ -77,6 +83,8 @@ absl::Status UpdateStream::Compute(Buffer* buffer) {
   status.Update(buffer->unit->status);
   status.Update(read);
   if (!status.ok()) return status;
+  const TraceScope trace(TraceTrack::kHostUpdate, "update",
+                         buffer->unit->update.unit);
   status = CatchTorch("update of states on a disk", [&] {
     TorchScope scope;
     return buffer->unit->update.compute(buffer->slice, buffer->data);

@@ -1,6 +1,7 @@
 #include "optim/host_step.h"
 
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -8,6 +9,7 @@
 #include "base/status.h"
 #include "base/torch/side_stream.h"
 #include "base/torch/tensor_over.h"
+#include "base/trace/trace.h"
 #include "c10/core/StreamGuard.h"
 #include "optim/step_scalars.h"
 #include "sharding/layout/flat_buffer.h"
@@ -230,6 +232,7 @@ StreamedUpdate HostStep(const UnitStep& step, const HostFactor& factor,
       step, factor, states, device, std::move(on_device), std::move(early));
   StreamedUpdate streamed;
   streamed.numel = states.masters->numel();
+  streamed.unit = std::string(UnitInText(states.masters->what()));
   streamed.states = update->Streamed();
   streamed.compute = [update](Range slice, const std::vector<char*>& data) {
     return update->Compute(slice, data);
@@ -242,6 +245,7 @@ StreamedUpdate EarlyHostStep(const UnitStep& step, const HostStates& states,
                              std::shared_ptr<EarlyHost> early) {
   StreamedUpdate streamed;
   streamed.numel = states.masters->numel();
+  streamed.unit = std::string(UnitInText(states.masters->what()));
   streamed.compute = [update = EarlyUpdate(step, states, std::move(early))](
                          Range slice, const std::vector<char*>&) {
     update.Compute(slice);

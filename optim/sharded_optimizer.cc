@@ -11,6 +11,7 @@
 #include "base/check.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
+#include "base/trace/trace.h"
 #include "offload/update_stream.h"
 #include "optim/custom/custom_optimizer.h"
 #include "optim/device_kernels.h"
@@ -146,6 +147,7 @@ absl::StatusOr<bool> ShardedOptimizer::StepHere(size_t u, const UnitStep& step,
                                                 const at::Tensor& gradient,
                                                 UnitStep::Counts* counts) {
   FlatParameter& flat = *flats_[u];
+  const TraceScope trace(TraceTrack::kStep, "update", flat.name());
   TESSERA_ASSIGN_OR_RETURN(Raised masters, Raised::Of(flat.masters_buffer()));
   const bool directs = step.phase() == StepPhase::kDirection;
   TESSERA_ASSIGN_OR_RETURN(
@@ -206,6 +208,8 @@ absl::StatusOr<CommFuture> ShardedOptimizer::StartOnHost(
     size_t u, const UnitStep& step, const HostFactor& factor,
     Gradients* gradients) {
   FlatParameter& flat = *flats_[u];
+  const TraceScope trace(TraceTrack::kStep, "start update on the host",
+                         flat.name());
   HostStates states = HostStatesOf(u);
   const std::shared_ptr<const EarlyHost> early = KeepEarlyOnHost(u, step);
   if (early != nullptr && !flat.stage().sharded_gradients) {

@@ -13,6 +13,7 @@
 #include "absl/strings/str_split.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
+#include "base/trace/trace.h"
 #include "c10/core/DeviceGuard.h"
 #include "optim/device_kernels.h"
 #include "optim/gradients/adaptive_clipping.h"
@@ -174,7 +175,9 @@ absl::StatusOr<at::Tensor> ScalarsOnDevice(const DeviceKernels& kernels,
     return absl::OkStatus();
   }));
   TESSERA_RETURN_IF_ERROR(
-      comm->AllGather(mine, all, CommTag{"gradient norm"}).Wait());
+      comm->AllGather(mine, all,
+                      CommTag{"gradient norm"}.For(WaitReason::kAgreement))
+          .Wait());
   TESSERA_RETURN_IF_ERROR(CatchTorch("gradient norm", [&] {
     TorchScope scope;
     scalars = at::empty({kStepScalars}, mine.options().dtype(at::kDouble));
@@ -261,6 +264,7 @@ absl::StatusOr<Decision> Decide(const Flats& flats, Gradients* gradients,
       !options.report_norm && options.group_max_norms.empty()) {
     return Decision{1 / divisor, StepOutcome(ShardedStepResult())};
   }
+  const TraceScope trace(TraceTrack::kStep, "norm and clipping");
   const DeviceKernels* const kernels = NormKernels(flats, options.norm_type);
   if (kernels != nullptr && options.group_max_norms.empty() &&
       !optimizer->is_custom()) {
@@ -301,6 +305,7 @@ absl::Status NameOverflows(const Flats& flats, const Gradients& gradients,
 // graph that saved the old values fails in backward, as in plain libtorch.
 absl::Status Publish(FlatParameter* flat, const FlatGradient& gradient,
                      bool working_written, const CommFuture& updated) {
+  const TraceScope trace(TraceTrack::kStep, "publish", flat->name());
   TESSERA_RETURN_IF_ERROR(flat->PublishOwned(working_written, updated));
   const auto& params = flat->parameters();
   for (size_t i = 0; i < params.size(); ++i) {

@@ -51,7 +51,7 @@ struct MemoryTimeline {
 
 // A JSON object for Perfetto or chrome://tracing: counters of what is held
 // ("held": the sum, "by kind"), phases and units as slices. Microseconds of
-// MonotonicNow(), as the traces of collectives have (comm/record/comm_log.h):
+// MonotonicNow(), as traces have (base/trace/trace_json.h):
 // both can be opened together.
 std::string ToChromeTrace(const MemoryTimeline& timeline, int rank);
 // A page that needs nothing else: the kinds over time, one on top of the other,

@@ -9,6 +9,7 @@
 
 #include "absl/time/time.h"
 #include "base/monotonic.h"
+#include "base/trace/trace.h"
 
 namespace tessera {
 
@@ -139,8 +140,22 @@ HeldMoment StepMemory::TakePeakOf(DeviceMemory* device) {
   return {peak.held, peak.phase, NameOf(peak.unit)};
 }
 
+// Which unit was used until now, for a trace.
+void StepMemory::TraceUnit() {
+  const int64_t now = TraceRecords() ? TraceNow() : 0;
+  const std::string& unit = NameOf(g_counters.unit.load());
+  if (!unit.empty() && traced_from_ != 0 && now != 0) {
+    AddTraceSpan({TraceTrack::kUnits, unit, traced_from_, now, unit});
+  }
+  traced_from_ = now;
+}
+
 void StepMemory::ChangeUnit(int unit) {
   LookAtDevices();
+  if (TraceRecords()) {
+    absl::MutexLock lock(&mutex_);
+    TraceUnit();
+  }
   if (!g_counters.records.load(std::memory_order_relaxed)) {
     g_counters.unit.store(unit, std::memory_order_relaxed);
     if (phase_.load() == MemoryPhase::kForward) SetSlot();
@@ -158,6 +173,7 @@ MemoryPhase StepMemory::SetPhase(MemoryPhase phase) {
   const MemoryPhase before = phase_;
   if (trainings_ == 0) return before;
   EndSlices(/*phase_too=*/true);
+  TraceUnit();
   const bool forward = phase == MemoryPhase::kForward;
   if (!forward && !forward_ended_) TakeActivations();
   forward_ended_ = !forward;

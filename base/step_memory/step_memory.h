@@ -130,6 +130,7 @@ class StepMemory final : public LedgerWatch {
   void TakePeak(int64_t held) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void BeginPeak() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndSlices(bool phase_too) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void TraceUnit() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void TakeActivations() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::vector<UnitActivations> ActivationsNow() const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -163,6 +164,7 @@ class StepMemory final : public LedgerWatch {
   std::unique_ptr<MemoryTimeline> recording_ ABSL_GUARDED_BY(mutex_);
   int64_t phase_begin_ ABSL_GUARDED_BY(mutex_) = 0;  // nanoseconds
   int64_t unit_begin_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t traced_from_ ABSL_GUARDED_BY(mutex_) = 0;  // the unit; 0: not known
   std::unique_ptr<MemoryTimeline> recorded_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -2,7 +2,16 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace tessera::thread_internal {
+namespace tessera {
+namespace {
+thread_local bool started_by_tessera = false;
+}  // namespace
+
+bool StartedByTessera() { return started_by_tessera; }
+
+namespace thread_internal {
+
+void MarkThread() { started_by_tessera = true; }
 
 absl::Status NoThread(const char* name, const char* why) {
   return absl::ResourceExhaustedError(
@@ -11,4 +20,5 @@ absl::Status NoThread(const char* name, const char* why) {
                    "the container)"));
 }
 
-}  // namespace tessera::thread_internal
+}  // namespace thread_internal
+}  // namespace tessera

@@ -23,6 +23,7 @@ namespace tessera {
 namespace thread_internal {
 // Names `name`, `why`, and what to try.
 absl::Status NoThread(const char* name, const char* why);
+void MarkThread();
 }  // namespace thread_internal
 
 // Runs `work`, which may be move-only, on a new thread called `name`: a literal
@@ -33,12 +34,17 @@ absl::StatusOr<std::thread> StartThread(const char* name, Work work) {
   try {
     return std::thread([name, work = std::move(work)]() mutable {
       pthread_setname_np(pthread_self(), name);
+      thread_internal::MarkThread();
       work();
     });
   } catch (const std::system_error& error) {
     return thread_internal::NoThread(name, error.what());
   }
 }
+
+// Whether StartThread has started the thread that asks: no thread of the
+// program's or of libtorch's.
+bool StartedByTessera();
 
 }  // namespace tessera
 #endif  // BASE_THREAD_START_THREAD_H_

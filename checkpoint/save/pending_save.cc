@@ -15,6 +15,7 @@
 #include "base/status.h"
 #include "base/thread/start_thread.h"
 #include "base/torch_guard.h"
+#include "base/trace/trace.h"
 #include "checkpoint/format/checkpoint_folder.h"
 #include "checkpoint/local_folders.h"
 #include "checkpoint/save/save_course.h"
@@ -69,6 +70,7 @@ class PendingSave::Impl {
     }
     course_.emplace(std::move(plan_), &pieces_, links_->notes.get());
     const auto run = [this] {
+      const TraceScope trace(TraceTrack::kCheckpoint, "write checkpoint");
       status_ = CatchTorch("checkpoint", [this] { return course_->Run(); });
       course_.reset();  // with the folder's lock
       pieces_.Abandon();

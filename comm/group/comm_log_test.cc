@@ -10,7 +10,9 @@
 #include "absl/time/time.h"
 #include "base/check.h"
 #include "base/file.h"
+#include "base/monotonic.h"
 #include "base/status_matchers.h"
+#include "base/trace/trace.h"
 #include "comm/communicator.h"
 #include "comm/group/queued_communicator.h"
 #include "comm/group/self_communicator.h"
@@ -170,44 +172,44 @@ TEST(CommLogTest, ManyUnitsAreCountedTogether) {
               testing::ContainsRegex("all-reduce +10 .*\\(others\\)"));
 }
 
-TEST(CommLogTest, TheTraceIsBoundedAndEscaped) {
-  CommLog off({0, 2});
-  CommLog log({0, 2, /*keep_events=*/true});
-  for (size_t i = 0; i < CommLog::kMaxEvents + 5; ++i) {
-    const std::string name =
-        i < CommLog::kMaxEvents + 4 ? absl::StrCat("u", i) : "a\"b";
-    const auto record = Took(AllReduceOf(name, 1), absl::Microseconds(10 * i),
-                             absl::Microseconds(7));
-    log.Add(record);
-    off.Add(record);
-  }
-  const std::string trace = log.ToChromeTrace();
-  EXPECT_THAT(trace, Not(HasSubstr("\"u4\"")));
-  EXPECT_THAT(trace, AllOf(HasSubstr("\"name\":\"u5\",\"cat\":\"all-reduce\","
-                                     "\"ph\":\"X\",\"ts\":50.000,\"dur\":7.000,"
-                                     "\"pid\":0"),
-                           HasSubstr(R"("name":"a\"b")")));
-  EXPECT_THAT(off.ToChromeTrace(), Not(HasSubstr("\"X\"")));
+TEST(CommLogTest, ACollectiveIsASpanOfATrace) {
+  CommLog log({0, 2});
+  auto record = Took(AllReduceOf("sum of unit a\"b", 1), absl::Microseconds(10),
+                     absl::Microseconds(7));
+  record.sequence = 5;
+  record.group = "nodes 1.0";
+  log.Add(record);
+  ASSERT_TRUE(StartTrace());
+  record.entered = MonotonicNow();
+  record.enqueued = record.entered - absl::Microseconds(3);
+  record.left = record.entered + absl::Microseconds(9);
+  log.Add(record);
+  const TraceRecording trace = StopTrace();
+  ASSERT_EQ(trace.spans.size(), 1u);
+  const TraceSpan& span = trace.spans[0];
+  EXPECT_EQ(span.track, TraceTrack::kCommunication);
+  EXPECT_EQ(span.name, "sum of unit a\"b");
+  EXPECT_EQ(span.unit, "a\"b");
+  EXPECT_EQ(span.end - span.begin, 9000);
+  EXPECT_EQ(span.bytes, record.bytes);
+  EXPECT_THAT(span.args,
+              AllOf(HasSubstr("\"op\":\"all-reduce\",\"sequence\":5"),
+                    HasSubstr("\"group\":\"nodes 1.0\",\"queued_us\":3.000"),
+                    HasSubstr("\"status\":\"ok\"")));
 }
 
-TEST(CommLogTest, FilesAreWrittenWhereTheEnvironmentSays) {
+TEST(CommLogTest, TheTablesAreWrittenWhereTheEnvironmentSays) {
   const std::string dir = testing::TempDir();
-  TESSERA_EXPECT_OK(WriteCommLogs("report", "trace", 0));  // nothing wanted
+  TESSERA_EXPECT_OK(WriteCommLog("report", 0));  // nothing wanted
   setenv("TESSERA_COMM_LOG", (dir + "/log.txt").c_str(), 1);
-  setenv("TESSERA_COMM_TRACE", (dir + "/trace.").c_str(), 1);
-  EXPECT_TRUE(CommTraceWanted());
-  TESSERA_EXPECT_OK(WriteCommLogs("of rank 0", "t0", 0));
-  TESSERA_EXPECT_OK(WriteCommLogs("of rank 1", "t1", 1));
+  TESSERA_EXPECT_OK(WriteCommLog("of rank 0", 0));
+  TESSERA_EXPECT_OK(WriteCommLog("of rank 1", 1));
   EXPECT_THAT(ReadWholeFile(dir + "/log.txt"), IsOkAndHolds("of rank 0"));
-  EXPECT_THAT(ReadWholeFile(dir + "/trace.0.json"), IsOkAndHolds("t0"));
-  EXPECT_THAT(ReadWholeFile(dir + "/trace.1.json"), IsOkAndHolds("t1"));
   setenv("TESSERA_COMM_LOG", "/nonexistent/folder/log", 1);
-  EXPECT_THAT(WriteCommLogs("x", "y", 0),
+  EXPECT_THAT(WriteCommLog("x", 0),
               StatusIs(absl::StatusCode::kUnavailable,
                        HasSubstr("cannot write /nonexistent/folder/log: ")));
   unsetenv("TESSERA_COMM_LOG");
-  unsetenv("TESSERA_COMM_TRACE");
-  EXPECT_FALSE(CommTraceWanted());
 }
 
 TEST(QueuedCommunicatorTest, EveryCollectiveIsRecordedWithItsCallSite) {

@@ -83,6 +83,23 @@ std::optional<c10::Stream> CurrentStream(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
 
+// What a wait for a collective counts as.
+CommPurpose PurposeOf(const CollectiveRecord& record, WaitReason reason) {
+  if (reason != WaitReason::kOther) return {reason, record.what};
+  switch (record.op) {
+    case CollectiveOp::kAllGather:
+    case CollectiveOp::kPull:
+      return {WaitReason::kGather, record.what};
+    case CollectiveOp::kReduceScatter:
+    case CollectiveOp::kAllReduce:
+      return {WaitReason::kReduction, record.what};
+    case CollectiveOp::kText:
+      return {WaitReason::kAgreement, record.what};
+    default:
+      return {WaitReason::kOther, record.what};
+  }
+}
+
 CommFuture Refused(const absl::Status& status, const CommTag& tag) {
   return DoneFuture(Annotate(status, tag.what));
 }
@@ -102,7 +119,7 @@ CollectiveRecord RecordOf(CollectiveOp op, const at::Tensor& tensor) {
 
 QueuedCommunicator::QueuedCommunicator(Membership membership)
     : membership_(Completed(std::move(membership))),
-      log_({rank(), world_size(), CommTraceWanted(), membership_.group}) {}
+      log_({rank(), world_size(), membership_.group}) {}
 
 absl::Status QueuedCommunicator::RunCall(CollectiveRecord record,
                                          const Body& body) {
@@ -183,12 +200,13 @@ CommFuture QueuedCommunicator::Enqueue(CollectiveRecord record, CommTag tag,
     end.result = result;
     return DoneFuture(std::move(end));
   }
-  return CommThread::Get().Post([self = shared_from_this(),
-                                 record = std::move(record),
-                                 body = std::make_shared<Body>(std::move(body)),
-                                 device, caller = CurrentStream(device),
-                                 after = StreamPoint::Now(device),
-                                 ready = std::move(tag.ready)]() {
+  CommPurpose purpose = PurposeOf(record, tag.reason);
+  CommThread::Work work = [self = shared_from_this(),
+                           record = std::move(record),
+                           body = std::make_shared<Body>(std::move(body)),
+                           device, caller = CurrentStream(device),
+                           after = StreamPoint::Now(device),
+                           ready = std::move(tag.ready)]() {
     // Within the call: a device that has failed is the call's failure,
     // which the other ranks are told of.
     CommThread::End end;
@@ -204,7 +222,8 @@ CommFuture QueuedCommunicator::Enqueue(CollectiveRecord record, CommTag tag,
       end.caller = caller;
     }
     return end;
-  });
+  };
+  return CommThread::Get().Post(std::move(work), std::move(purpose));
 }
 
 absl::Status QueuedCommunicator::RunAllGather(const Call& call,

@@ -48,7 +48,6 @@ class QueuedCommunicator
       absl::string_view mine, CommTag tag) final;
 
   std::string Report() const override { return log_.ToText(backend()); }
-  std::string ChromeTrace() const override { return log_.ToChromeTrace(); }
   std::vector<absl::Duration> WaitedFor() const override {
     return log_.waits();
   }

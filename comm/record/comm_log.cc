@@ -11,7 +11,7 @@
 #include "base/env.h"
 #include "base/json.h"
 #include "base/log.h"
-#include "base/status.h"
+#include "base/trace/trace.h"
 
 namespace tessera {
 namespace {
@@ -28,6 +28,26 @@ absl::Status WriteFile(const std::string& path, const std::string& text) {
   if (ok) return absl::OkStatus();
   return absl::UnavailableError(
       absl::StrCat("cannot write ", path, ": ", std::strerror(errno)));
+}
+
+// Ranks whose calls match have the same group and sequence, so that those who
+// read several files find them.
+void Trace(const CollectiveRecord& record) {
+  const bool pull = record.op == CollectiveOp::kPull;
+  AddTraceSpan(
+      {pull ? TraceTrack::kPulls : TraceTrack::kCommunication, record.what,
+       absl::ToInt64Nanoseconds(record.entered),
+       absl::ToInt64Nanoseconds(record.left),
+       std::string(UnitInText(record.what)), record.bytes,
+       absl::StrFormat(
+           "\"op\":\"%s\",\"sequence\":%d,\"group\":%s,"
+           "\"queued_us\":%.3f,\"what\":%s,\"site\":%s,"
+           "\"status\":%s",
+           CollectiveName(record.op), record.sequence, QuoteJson(record.group),
+           absl::ToDoubleMicroseconds(record.entered - record.enqueued),
+           QuoteJson(record.Describe()),
+           QuoteJson(absl::StrCat(record.site.file, ":", record.site.line)),
+           QuoteJson(record.status.ok() ? "ok" : record.status.message()))});
 }
 
 }  // namespace
@@ -48,6 +68,7 @@ double BusFactor(CollectiveOp op, int world_size) {
 CommLog::CommLog(Options options) : options_(options), begin_(MonotonicNow()) {}
 
 void CommLog::Add(const CollectiveRecord& record) {
+  if (TraceRecords()) Trace(record);
   const absl::Duration took = record.left - record.entered;
   absl::MutexLock lock(&mutex_);
   auto sum = units_.find({record.what, record.op});
@@ -62,9 +83,6 @@ void CommLog::Add(const CollectiveRecord& record) {
   s.bytes += record.bytes;
   s.total += took;
   s.longest = std::max(s.longest, took);
-  if (!options_.keep_events) return;
-  if (events_.size() == kMaxEvents) events_.pop_front();
-  events_.push_back(record);
 }
 
 void CommLog::AddWait(int peer, absl::Duration waited) {
@@ -125,49 +143,12 @@ std::string CommLog::ToText(absl::string_view backend) const {
   return text;
 }
 
-std::string CommLog::ToChromeTrace() const {
-  absl::MutexLock lock(&mutex_);
-  std::string json = absl::StrFormat(
-      "{\"traceEvents\":[\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,"
-      "\"tid\":0,\"args\":{\"name\":\"rank %d\"}}",
-      options_.rank, options_.rank);
-  for (const CollectiveRecord& e : events_) {
-    absl::StrAppendFormat(
-        &json,
-        ",\n{\"name\":%s,\"cat\":\"%s\",\"ph\":\"X\",\"ts\":%.3f,"
-        "\"dur\":%.3f,\"pid\":%d,\"tid\":%d,\"args\":{\"sequence\":%d,"
-        "\"what\":%s,\"queued_us\":%.3f,\"site\":%s,\"status\":%s}}",
-        QuoteJson(e.what), CollectiveName(e.op),
-        absl::ToDoubleMicroseconds(e.entered),
-        absl::ToDoubleMicroseconds(e.left - e.entered), options_.rank,
-        e.op == CollectiveOp::kPull ? 1 : 0,  // beside collectives
-        e.sequence, QuoteJson(e.Describe()),
-        absl::ToDoubleMicroseconds(e.entered - e.enqueued),
-        QuoteJson(absl::StrCat(e.site.file, ":", e.site.line)),
-        QuoteJson(e.status.ok() ? "ok" : e.status.message()));
-  }
-  absl::StrAppend(&json, "\n]}\n");
-  return json;
-}
-
-bool CommTraceWanted() { return EnvString("TESSERA_COMM_TRACE").has_value(); }
-
-absl::Status WriteCommLogs(const std::string& report, const std::string& trace,
-                           int rank) {
-  absl::Status status;
+absl::Status WriteCommLog(const std::string& report, int rank) {
   const std::optional<std::string> log = EnvString("TESSERA_COMM_LOG");
-  if (log.has_value() && rank == 0) {
-    if (*log == "-") {
-      log_internal::WriteToStderr(report);
-    } else {
-      status.Update(WriteFile(*log, report));
-    }
-  }
-  const std::optional<std::string> prefix = EnvString("TESSERA_COMM_TRACE");
-  if (prefix.has_value()) {
-    status.Update(WriteFile(absl::StrCat(*prefix, rank, ".json"), trace));
-  }
-  return status;
+  if (!log.has_value() || rank != 0) return absl::OkStatus();
+  if (*log != "-") return WriteFile(*log, report);
+  log_internal::WriteToStderr(report);
+  return absl::OkStatus();
 }
 
 }  // namespace tessera

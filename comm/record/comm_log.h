@@ -1,5 +1,5 @@
 // CommLog: what the collectives of one communicator cost, by operation and by
-// unit, and what each of the last 65,536 took.
+// unit.
 //
 // time      from the begin of a collective on the communication thread to its
 //           end there; the wait for slower ranks is in it. Of what a device was
@@ -13,15 +13,14 @@
 // Pulls (comm/shard_server.h) stand among them: bytes are those that came from
 // others, and several may have been under way at a time.
 //
-// Always on: one short lock and a look-up for each collective. Events are kept
-// only if asked for.
+// Always on: one short lock and a look-up for each collective. While a trace is
+// recorded (base/trace/trace.h) each is a span of it, too.
 //
 // Threads: all calls may come from any thread.
 #ifndef COMM_RECORD_COMM_LOG_H_
 #define COMM_RECORD_COMM_LOG_H_
 
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <string>
 #include <utility>
@@ -40,13 +39,11 @@ class CommLog {
  public:
   // More units than these are counted together, as "(others)".
   static constexpr size_t kMaxUnits = 1000;
-  static constexpr size_t kMaxEvents = 65536;
 
   struct Options {
     int rank = 0;
     int world_size = 1;
-    bool keep_events = false;  // for ToChromeTrace
-    std::string group;         // its name; "" if of all ranks
+    std::string group;  // its name; "" if of all ranks
   };
   explicit CommLog(Options options);
 
@@ -60,10 +57,6 @@ class CommLog {
 
   // The tables, for people.
   std::string ToText(absl::string_view backend) const;
-  // A JSON object for chrome://tracing or Perfetto: one complete event for each
-  // of the last kMaxEvents collectives; microseconds of MonotonicNow(), so the
-  // files of ranks of one host lie over each other.
-  std::string ToChromeTrace() const;
 
  private:
   struct Sum {
@@ -82,18 +75,14 @@ class CommLog {
   mutable absl::Mutex mutex_;
   Sums units_ ABSL_GUARDED_BY(mutex_);
   std::vector<absl::Duration> waits_ ABSL_GUARDED_BY(mutex_);
-  std::deque<CollectiveRecord> events_ ABSL_GUARDED_BY(mutex_);
 };
 
 // The factor from algorithm to bus bandwidth.
 double BusFactor(CollectiveOp op, int world_size);
 
-// The environment's wishes. TESSERA_COMM_LOG=path, or - for stderr: the tables
-// of rank 0. TESSERA_COMM_TRACE=prefix: prefix<rank>.json of every rank.
-bool CommTraceWanted();
-// Writes what is wanted. LOCAL. Returns the first error, naming the file.
-absl::Status WriteCommLogs(const std::string& report, const std::string& trace,
-                           int rank);
+// Writes `report` of rank 0 where TESSERA_COMM_LOG=path says, or - for stderr.
+// LOCAL. Returns an error that names the file.
+absl::Status WriteCommLog(const std::string& report, int rank);
 
 }  // namespace tessera
 #endif  // COMM_RECORD_COMM_LOG_H_

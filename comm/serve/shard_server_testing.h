@@ -23,8 +23,7 @@ namespace tessera {
 
 // One rank of the group.
 struct Rank {
-  Rank(int rank, int world_size)
-      : costs({rank, world_size, /*keep_events=*/true}) {}
+  Rank(int rank, int world_size) : costs({rank, world_size}) {}
   absl::Status failure() const { return domain->failure()->Get(); }
 
   std::shared_ptr<FailureDomain> domain;

@@ -200,6 +200,7 @@ absl::StatusOr<TcpShardServer::PullPtr> TcpShardServer::MakePull(
   record.group = group_.options.name;
   record.bytes = (world_size_ - 1) * request.bytes;
   record.site = tag.site;
+  pull->future->purpose = {WaitReason::kGather, record.what};
   record.enqueued = record.entered = MonotonicNow();
   return pull;
 }

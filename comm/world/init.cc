@@ -354,8 +354,7 @@ void Shutdown() {
   CommThread::Get().Stop();
   CommThread::OfDevices().Stop();
   const Communicator& comm = *world->communicator();
-  const absl::Status written =
-      WriteCommLogs(comm.Report(), comm.ChromeTrace(), comm.rank());
+  const absl::Status written = WriteCommLog(comm.Report(), comm.rank());
   if (!written.ok()) TESSERA_LOG(WARNING) << written.message();
   delete world;
 }

@@ -128,7 +128,7 @@ absl::StatusOr<std::vector<char*>> WithoutInitFlags(int argc, char** argv);
 // Leaves the job: waits for this rank's pending collectives, and 5 s at most
 // for others that still read its shards (of an engine that was destroyed
 // without Close), then writes the communication log and trace where
-// TESSERA_COMM_LOG and TESSERA_COMM_TRACE say (docs/communication.md). LOCAL.
+// TESSERA_COMM_LOG says (docs/communication.md). LOCAL.
 void Shutdown();
 
 }  // namespace tessera

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/monotonic.h"
+#include "base/trace/trace.h"
 
 namespace tessera {
 namespace {
@@ -23,9 +24,13 @@ absl::Status SwapFuture::Wait() const {
   if (state_ == nullptr) return absl::OkStatus();
   absl::MutexLock lock(&state_->mutex);
   if (!state_->done) {
-    const absl::Duration begin = MonotonicNow();
+    const int64_t begin = TraceNow();
     state_->mutex.Await(absl::Condition(&state_->done));
-    *state_->waited_ns += absl::ToInt64Nanoseconds(MonotonicNow() - begin);
+    const int64_t end = TraceNow();
+    *state_->waited_ns += end - begin;
+    if (WaitsAreExposed()) {
+      NoteExposedWait(WaitReason::kDisk, state_->what, begin, end);
+    }
   }
   return state_->status;
 }
@@ -52,6 +57,7 @@ SwapFuture SwapRequests::Enqueue(Kind kind, const SwapExtent& extent,
   request->bytes = bytes;
   request->what = std::string(what);
   request->waited_ns = waited_ns_;
+  if (TraceRecords()) request->enqueued = TraceNow();
   {
     absl::MutexLock lock(&mutex_);
     CountTime();
@@ -215,6 +221,12 @@ void SwapRequests::EndBlock(SwapSlot* slot, absl::Status status) {
     absl::MutexLock lock(&mutex_);
     CountTime();
     --(request->write ? writes_ : reads_);
+  }
+  if (request->enqueued != 0) {
+    AddTraceSpan(
+        {request->write ? TraceTrack::kDiskWrite : TraceTrack::kDiskRead,
+         request->what, request->enqueued, TraceNow(),
+         std::string(UnitInText(request->what)), request->bytes});
   }
   absl::MutexLock lock(&request->mutex);
   request->status = std::move(status);

@@ -50,6 +50,7 @@ struct SwapFuture::State {
   int64_t bytes = 0;
   std::string what;
   std::shared_ptr<std::atomic<int64_t>> waited_ns;
+  int64_t enqueued = 0;  // TraceNow(), where a trace is recorded
 
   // Guarded by SwapRequests' mutex.
   int64_t cut = 0;  // bytes that have become blocks

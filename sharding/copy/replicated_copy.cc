@@ -37,8 +37,8 @@ void ReplicatedCopy::Publish(CommFuture updated) {
   if (!traits_.publishes) return;
   arriving_ = flat_.communicator()->AllGather(
       whole().Bytes(flat_.owned()), whole().Bytes(),
-      CommTag{
-          absl::StrCat("all-gather after the step of unit ", flat_.name())});
+      CommTag{absl::StrCat("all-gather after the step of unit ", flat_.name())}
+          .For(WaitReason::kPublish));
 }
 
 // Nothing else holds the values of before: the owners' parts are here, too.

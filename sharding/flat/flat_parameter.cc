@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/bits.h"
 #include "base/status.h"
+#include "base/trace/trace.h"
 #include "offload/update_stream.h"
 #include "sharding/torch/torch_scope.h"
 
@@ -44,6 +45,7 @@ void FlatParameter::DropMasters() {
 // What was written must be kept before the whole copy goes, and the storages
 // must lie nowhere before its memory does.
 void FlatParameter::Free() {
+  const TraceScope trace(TraceTrack::kFree, "free", name());
   if (dirty_.exchange(false)) WriteBack();
   if (traits_.can_be_freed) {
     storages_.Unpoint();
@@ -184,11 +186,15 @@ void FlatParameter::Unpin() {
 
 absl::Status FlatParameter::Gather() {
   TESSERA_RETURN_IF_ERROR(std::exchange(failed_, absl::OkStatus()));
-  if (!copy_->whole().defined()) TESSERA_RETURN_IF_ERROR(LaunchGather());
+  if (!copy_->whole().defined()) {
+    TESSERA_RETURN_IF_ERROR(LaunchGather(/*ahead=*/false));
+  }
   return Settle();
 }
 
-absl::Status FlatParameter::LaunchGather() {
+absl::Status FlatParameter::LaunchGather(bool ahead) {
+  gather_begun_ = TraceRecords() ? TraceNow() : 0;
+  gathered_ahead_ = ahead;
   kept_.Order();  // what is gathered
   return copy_->StartGather();
 }
@@ -198,10 +204,21 @@ absl::Status FlatParameter::LaunchGather() {
 absl::Status FlatParameter::Settle() {
   if (!copy_->arriving()) return absl::OkStatus();
   TESSERA_RETURN_IF_ERROR(copy_->Settle());
+  if (gather_begun_ != 0) TraceGather();
   uses_.SetReady();
   storages_.Show(copy_->whole());
   ready_ = counts_pins_only();
   return absl::OkStatus();
+}
+
+// From its start until its values are taken.
+void FlatParameter::TraceGather() {
+  const int64_t bytes =
+      whole_numel() * static_cast<int64_t>(c10::elementSize(dtype()));
+  AddTraceSpan({TraceTrack::kGather, absl::StrCat("gather ", name()),
+                gather_begun_, TraceNow(), name(), bytes,
+                gathered_ahead_ ? "\"ahead\":true" : "\"ahead\":false"});
+  gather_begun_ = 0;
 }
 
 // The next pin takes the lock, and waits.
@@ -210,7 +227,7 @@ void FlatParameter::HideUntilSettled() {
   ready_ = false;
 }
 
-void FlatParameter::StartGather() {
+void FlatParameter::StartGather(bool ahead) {
   absl::MutexLock lock(&mutex_);
   if (!blocked_.ok()) return;  // the others do not gather it either
   // Alone, the gather is made by this call, which would wait for the update,
@@ -221,7 +238,7 @@ void FlatParameter::StartGather() {
     return;
   }
   if (life_ == Life::kOwned && !copy_->whole().defined()) {
-    failed_ = LaunchGather();
+    failed_ = LaunchGather(ahead);
   }
 }
 

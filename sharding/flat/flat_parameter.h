@@ -99,7 +99,7 @@ class FlatParameter final : public FlatDescription,
     return copy_->is_whole();
   }
   // COLLECTIVE as Pin.
-  void StartGather() override;
+  void StartGather(bool ahead) override;
   // Nothing, and true, where it cannot be freed. False, too, if it was written
   // to and others may ask for its shard, until the next update.
   bool TryFree() override;
@@ -209,8 +209,9 @@ class FlatParameter final : public FlatDescription,
   absl::Status TakeStorages() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Gather() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Settle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void TraceGather() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void HideUntilSettled() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status LaunchGather() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status LaunchGather(bool ahead) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Free() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WriteBack() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status WriteBackOwned(const at::Tensor& mine)
@@ -259,6 +260,10 @@ class FlatParameter final : public FlatDescription,
   absl::Status failed_ ABSL_GUARDED_BY(mutex_);   // to be gathered
   absl::Status blocked_ ABSL_GUARDED_BY(mutex_);  // Summoning::BeginElsewhere
   uint64_t written_ ABSL_GUARDED_BY(mutex_) = 0;
+  // Of the gather on its way, where a trace is recorded: when it was started
+  // (else 0), and whether before it was asked for.
+  int64_t gather_begun_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool gathered_ahead_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace tessera

@@ -72,7 +72,7 @@ void Schedule::Touch(Gatherable* flat, Phase phase) {
     if (chosen && next != flat) entries_[next].stays = true;
     if (next->whole()) continue;
     if (!MakeRoom(next, wanted) && next != flat) return;
-    next->StartGather();
+    next->StartGather(/*ahead=*/next != flat);
     MarkTouched(next);
   }
 }

@@ -44,8 +44,8 @@ class Gatherable {
   // Whole, or on its way to be.
   virtual bool whole() const = 0;
   // Starts the gather, for the next pin to wait for; nothing if it is whole.
-  // ASYNC. An error is the pin's.
-  virtual void StartGather() = 0;
+  // `ahead`: before it is asked for. ASYNC. An error is the pin's.
+  virtual void StartGather(bool ahead) = 0;
   // Frees it; false if it is pinned. LOCAL.
   virtual bool TryFree() = 0;
   // The same, now or when the last pin goes.

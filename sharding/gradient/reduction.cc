@@ -5,12 +5,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/trace/trace.h"
 
 namespace tessera {
 
 absl::StatusOr<std::unique_ptr<Reduction>> Reduction::Start(
     std::vector<FlatGradient*> flats, MeanOptions mean) {
   std::unique_ptr<Reduction> reduction(new Reduction(std::move(flats), mean));
+  if (TraceRecords()) reduction->begun_ = TraceNow();
   if (reduction->flats_.size() > 1) {
     TESSERA_RETURN_IF_ERROR(reduction->StartPacked());
     return reduction;
@@ -46,6 +48,7 @@ absl::Status Reduction::StartAlone(const at::Tensor& whole,
 // reduce-scatter brings every rank its own of all flats. Sums are taken element
 // by element, so packing changes no bits.
 absl::Status Reduction::StartPacked() {
+  const TraceScope trace(TraceTrack::kReduce, "pack gradients");
   const FlatParameter& first = flats_[0]->flat();
   Communicator* comm = first.communicator();
   const bool sharded = first.stage().sharded_optimizer;
@@ -87,7 +90,23 @@ absl::Status Reduction::Finish() {
     TESSERA_RETURN_IF_ERROR(
         flats_[i]->TakeSums(sums_[i], mean_.divisor / done_.divided_by));
   }
+  if (begun_ != 0) Trace();
   return absl::OkStatus();
+}
+
+// From its start until its sums are taken.
+void Reduction::Trace() const {
+  std::string units = flats_[0]->flat().name();
+  if (flats_.size() > 1) {
+    absl::StrAppend(&units, " to ", flats_.back()->flat().name());
+  }
+  int64_t bytes = 0;
+  for (const at::Tensor& sum : sums_) {
+    bytes += static_cast<int64_t>(sum.nbytes());
+  }
+  AddTraceSpan({TraceTrack::kReduce, absl::StrCat("reduce ", units), begun_,
+                TraceNow(), units, bytes,
+                absl::StrCat("\"flats\":", flats_.size())});
 }
 
 }  // namespace tessera

@@ -8,6 +8,7 @@
 #ifndef SHARDING_GRADIENT_REDUCTION_H_
 #define SHARDING_GRADIENT_REDUCTION_H_
 
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -46,12 +47,14 @@ class Reduction {
   // `whole`: what the only one sends; `what`: as messages name it.
   absl::Status StartAlone(const at::Tensor& whole, absl::string_view what);
   absl::Status StartPacked();
+  void Trace() const;
 
   std::vector<FlatGradient*> flats_;
   MeanOptions mean_;
   FlatBuffer packed_;             // of several flats
   std::vector<at::Tensor> sums_;  // by flat, [owned]
   SumOverRanks done_;
+  int64_t begun_ = 0;  // where a trace is recorded
 };
 
 }  // namespace tessera

@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/torch_guard.h"
+#include "base/trace/trace.h"
 #include "sharding/dispatch/operator_watch.h"
 #include "sharding/dispatch/stack_tensors.h"
 #include "sharding/flat/pins.h"
@@ -87,6 +88,7 @@ void Tape::Run(const Operator& op, std::vector<c10::Storage>* storages) const {
 }
 
 std::vector<c10::Storage> Tape::Replay() const {
+  const TraceScope trace(TraceTrack::kMain, "compute again", name_);
   ReplayScope scope;
   GeneratorsKept generators;
   std::vector<c10::Storage> storages(memories_.size());

@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/torch_guard.h"
+#include "base/trace/trace.h"
 #include "c10/core/InferenceMode.h"
 #include "sharding/recompute/checkpointed/checkpoint_watch.h"
 #include "sharding/torch/version_error.h"
@@ -204,6 +205,7 @@ void Frame::RunAgain(const Slot& slot, int64_t task) {
     ThrowIfError(absl::FailedPreconditionError(
         absl::StrCat("[", options.name, "] ", changed, ForNode())));
   }
+  const TraceScope trace(TraceTrack::kMain, "compute again", options.name);
   AgainWatch watch(this, LastAlive(), task);
   Run(watch.Inputs(), &watch);
   CheckSaved(slot, watch);

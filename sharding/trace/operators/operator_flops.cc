@@ -61,25 +61,44 @@ int64_t BytesIn(const c10::IValue& value) {
   return bytes;
 }
 
-}  // namespace
+using FlopsTable = absl::flat_hash_map<std::string, Flops>;
 
-int64_t OperatorFlops(const std::string& name, const Args& args,
-                      const Results& results) {
-  static const auto* const table = new absl::flat_hash_map<std::string, Flops>{
+const FlopsTable& TheFlopsTable() {
+  static const auto* const table = new FlopsTable{
       {"aten::mm", Product<0>},
       {"aten::bmm", Product<0>},
+      {"aten::_scaled_mm", Product<0>},
       {"aten::addmm", Product<1>},
+      {"aten::addmm_", Product<1>},
+      {"aten::_addmm_activation", Product<1>},
       {"aten::baddbmm", Product<1>},
+      {"aten::baddbmm_", Product<1>},
+      {"aten::dot", ProductWithVector<0>},
       {"aten::mv", ProductWithVector<0>},
       {"aten::addmv", ProductWithVector<1>},
+      {"aten::addmv_", ProductWithVector<1>},
       {"aten::convolution", Convolution},
       {"aten::convolution_backward", ConvolutionBackward},
+      {"aten::_scaled_dot_product_flash_attention", Attention},
+      {"aten::_scaled_dot_product_efficient_attention", Attention},
+      {"aten::_scaled_dot_product_cudnn_attention", Attention},
       {"aten::_scaled_dot_product_flash_attention_for_cpu", Attention},
       {"aten::_scaled_dot_product_flash_attention_for_cpu_backward",
        AttentionBackward},
   };
-  const auto found = table->find(name);
-  return found == table->end() ? 0 : found->second(args, results);
+  return *table;
+}
+
+}  // namespace
+
+bool HasOperatorFlops(const std::string& name) {
+  return TheFlopsTable().contains(name);
+}
+
+int64_t OperatorFlops(const std::string& name, const Args& args,
+                      const Results& results) {
+  const auto found = TheFlopsTable().find(name);
+  return found == TheFlopsTable().end() ? 0 : found->second(args, results);
 }
 
 int64_t OperatorMovedBytes(const std::string& name, const Args& args,

@@ -15,7 +15,9 @@
 
 namespace tessera {
 
-// `args` and `results` on meta.
+// Of "aten::mm", without an overload's name; of tensors only sizes are looked
+// at. What such an operator calls itself counts with it.
+bool HasOperatorFlops(const std::string& name);
 int64_t OperatorFlops(const std::string& name, const OperatorArguments& args,
                       const OperatorResults& results);
 

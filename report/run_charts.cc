@@ -1,0 +1,256 @@
+#include "report/run_charts.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <set>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+
+namespace tessera {
+namespace {
+
+constexpr size_t kMostOthers = 48;
+
+std::vector<double> Finite(const std::vector<double>& values) {
+  std::vector<double> finite;
+  for (const double value : values) {
+    if (std::isfinite(value)) finite.push_back(value);
+  }
+  return finite;
+}
+
+class Sorting {
+ public:
+  explicit Sorting(const RunFiles& run) : run_(run) {
+    // No figures of a run's course.
+    for (const char* const name :
+         {"time", "samples", "tokens", "skipped_steps", "ranks.slowest",
+          "ranks.fastest", "step_slowest_rank", "step_fastest_rank",
+          "forward_slowest_rank", "forward_fastest_rank"}) {
+      used_.insert(name);
+    }
+  }
+
+  std::vector<ChartGroup> Run() {
+    Training();
+    Speed();
+    Waits();
+    Memory();
+    Others();
+    return std::move(groups_);
+  }
+
+ private:
+  Chart New(std::string title, std::string unit) const {
+    Chart chart;
+    chart.title = std::move(title);
+    chart.unit = std::move(unit);
+    chart.x = run_.steps;
+    return chart;
+  }
+  void Take(const std::string& series, std::string name, Chart* chart) {
+    const auto found = run_.series.find(series);
+    if (found == run_.series.end() || used_.count(series) > 0) return;
+    used_.insert(series);
+    chart->lines.push_back({std::move(name), found->second});
+  }
+  void Keep(Chart chart) {
+    if (!chart.lines.empty()) groups_.back().charts.push_back(std::move(chart));
+  }
+  void Begin(std::string title) { groups_.push_back({std::move(title), {}}); }
+
+  void Training() {
+    Begin("Training");
+    Chart loss = New("loss", "");
+    loss.log_scale = true;
+    Take("loss", "loss", &loss);
+    for (const auto& [name, values] : run_.series) {
+      if (absl::EndsWith(name, "/loss") || absl::EndsWith(name, "_loss")) {
+        Take(name, name, &loss);
+      }
+    }
+    Keep(std::move(loss));
+    Chart rate = New("learning rate", "");
+    rate.from_zero = true;
+    Take("lr", "lr", &rate);
+    for (const auto& [name, values] : run_.series) {
+      if (absl::StartsWith(name, "lr/") || absl::StartsWith(name, "lr.")) {
+        Take(name, name.substr(3), &rate);
+      }
+    }
+    Keep(std::move(rate));
+    Chart norm = New("gradient norm", "");
+    norm.log_scale = true;
+    Take("grad_norm", "gradient norm", &norm);
+    Keep(std::move(norm));
+    Chart scale = New("loss scale", "");
+    scale.log_scale = true;
+    Take("loss_scale", "loss scale", &scale);
+    Keep(std::move(scale));
+  }
+
+  void Speed() {
+    Begin("Speed");
+    Chart tokens = New("tokens a second, all ranks", "");
+    tokens.from_zero = true;
+    Take("tokens_per_second", "tokens a second", &tokens);
+    Take("tokens_per_s", "tokens a second", &tokens);
+    Keep(std::move(tokens));
+    Chart samples = New("samples a second, all ranks", "");
+    samples.from_zero = true;
+    Take("samples_per_second", "samples a second", &samples);
+    Take("samples_per_s", "samples a second", &samples);
+    Keep(std::move(samples));
+    Chart flops = New("operations of a rank", "TFLOP/s");
+    flops.from_zero = true;
+    Take("tflops", "TFLOP/s", &flops);
+    Keep(std::move(flops));
+    Chart mfu = New("share of the device's peak (MFU)", "");
+    mfu.from_zero = true;
+    Take("mfu", "mfu", &mfu);
+    Keep(std::move(mfu));
+    Stragglers();
+    Chart times = New("time of a step", "ms");
+    times.from_zero = true;
+    for (const char* const name : {"step", "forward", "backward", "update"}) {
+      Take(absl::StrCat(name, "_ms"), name, &times);
+    }
+    Take("backward_inner_ms", "autograd", &times);
+    Take("backward_allreduce_ms", "rest of the reduction", &times);
+    Keep(std::move(times));
+  }
+
+  void Stragglers() {
+    for (const std::string of : {"step", "forward"}) {
+      Chart ranks =
+          New(absl::StrCat(of, " on the slowest and fastest rank"), "ms");
+      ranks.from_zero = true;
+      Take(absl::StrCat(of, "_ms_slowest"), "slowest", &ranks);
+      Take(absl::StrCat(of, "_ms_fastest"), "fastest", &ranks);
+      if (of == "step") {
+        Take("ranks.slowest_ms", "slowest", &ranks);
+        Take("ranks.fastest_ms", "fastest", &ranks);
+      }
+      Keep(std::move(ranks));
+    }
+  }
+
+  // As parts of the step.
+  void Waits() {
+    Begin("Waits");
+    const std::vector<double>* const step = FindSeries(run_, {"step_ms"});
+    if (step != nullptr) {
+      Chart shares = New("share of a step that was waited", "%");
+      shares.from_zero = true;
+      Share("exposed_comm_ms", "for communication (exposed)", *step, &shares);
+      Share("data_wait_ms", "for data", *step, &shares);
+      Keep(std::move(shares));
+    }
+    Chart waits = New("waited in a step", "ms");
+    waits.from_zero = true;
+    Take("exposed_comm_ms", "for communication (exposed)", &waits);
+    Take("data_wait_ms", "for data", &waits);
+    Keep(std::move(waits));
+  }
+
+  void Share(const std::string& series, std::string name,
+             const std::vector<double>& step, Chart* chart) const {
+    const auto found = run_.series.find(series);
+    if (found == run_.series.end()) return;
+    ChartLine line = {std::move(name), found->second};
+    for (size_t i = 0; i < line.y.size(); ++i) line.y[i] *= 100 / step[i];
+    chart->lines.push_back(std::move(line));
+  }
+
+  void Memory() {
+    Begin("Memory");
+    Chart kinds = New("held at the peak of a step, by kind", "bytes");
+    kinds.stacked = true;
+    for (const auto& [series, values] : run_.series) {
+      absl::string_view kind = series;
+      const bool flat = absl::ConsumePrefix(&kind, "memory_") &&
+                        absl::ConsumeSuffix(&kind, "_bytes");
+      if (!flat && !absl::ConsumePrefix(&kind, "memory.")) continue;
+      if (kind == "peak" || kind == "peak_bytes") continue;
+      Take(series, std::string(kind), &kinds);
+    }
+    // What changes least lies below.
+    std::stable_sort(kinds.lines.begin(), kinds.lines.end(),
+                     [](const ChartLine& a, const ChartLine& b) {
+                       return LargestOf(a.y) > LargestOf(b.y);
+                     });
+    Keep(std::move(kinds));
+    Chart peak = New("peak of a step", "bytes");
+    peak.from_zero = true;
+    Take("memory_peak_bytes", "peak", &peak);
+    Take("memory.peak_bytes", "peak", &peak);
+    Take("memory.peak", "peak", &peak);
+    Keep(std::move(peak));
+  }
+
+  void Others() {
+    Begin("Other figures");
+    size_t left_out = 0;
+    for (const auto& [name, values] : run_.series) {
+      if (used_.count(name) > 0 || Finite(values).empty()) continue;
+      if (groups_.back().charts.size() == kMostOthers) {
+        ++left_out;
+        continue;
+      }
+      Chart chart = New(name, absl::EndsWith(name, "_ms")      ? "ms"
+                              : absl::EndsWith(name, "_bytes") ? "bytes"
+                                                               : "");
+      Take(name, name, &chart);
+      Keep(std::move(chart));
+    }
+    if (left_out > 0) {
+      absl::StrAppend(&groups_.back().title, " (", left_out, " more left out)");
+    }
+  }
+
+  const RunFiles& run_;
+  std::set<std::string> used_;
+  std::vector<ChartGroup> groups_;
+};
+
+}  // namespace
+
+std::vector<ChartGroup> ChartsOf(const RunFiles& run) {
+  return Sorting(run).Run();
+}
+
+const std::vector<double>* FindSeries(const RunFiles& run,
+                                      const std::vector<std::string>& names) {
+  for (const std::string& name : names) {
+    const auto found = run.series.find(name);
+    if (found != run.series.end()) return &found->second;
+  }
+  return nullptr;
+}
+
+double MedianOf(const std::vector<double>& values) {
+  std::vector<double> sorted = Finite(values);
+  if (sorted.empty()) return std::numeric_limits<double>::quiet_NaN();
+  const auto middle =
+      sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 2);
+  std::nth_element(sorted.begin(), middle, sorted.end());
+  return *middle;
+}
+
+double LargestOf(const std::vector<double>& values) {
+  const std::vector<double> finite = Finite(values);
+  return finite.empty() ? std::numeric_limits<double>::quiet_NaN()
+                        : *std::max_element(finite.begin(), finite.end());
+}
+
+double LastOf(const std::vector<double>& values) {
+  const std::vector<double> finite = Finite(values);
+  return finite.empty() ? std::numeric_limits<double>::quiet_NaN()
+                        : finite.back();
+}
+
+}  // namespace tessera

@@ -1,0 +1,185 @@
+#include "report/run_files.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <limits>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "base/file.h"
+#include "base/status.h"
+#include "report/trace_file.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kMaxBytes = int64_t{1} << 30;
+constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+
+using Row = std::map<std::string, double>;
+
+// Numbers, and those that JSON has no word for, which are strings then.
+std::optional<double> NumberIn(const JsonValue& value) {
+  if (value.kind == JsonKind::kNumber) return value.number;
+  if (value.kind != JsonKind::kString) return std::nullopt;
+  if (value.text == "NaN") return kNone;
+  if (value.text == "Infinity") return std::numeric_limits<double>::infinity();
+  if (value.text == "-Infinity")
+    return -std::numeric_limits<double>::infinity();
+  return std::nullopt;
+}
+
+void AddMembers(const JsonValue& object, const std::string& prefix, int depth,
+                Row* row) {
+  for (const JsonMember& member : object.members) {
+    const std::string name = absl::StrCat(prefix, member.key);
+    if (name == "texts" || name == "histograms") continue;
+    if (const auto number = NumberIn(member.value); number.has_value()) {
+      (*row)[name] = *number;
+    } else if (member.value.kind == JsonKind::kObject && depth < 3) {
+      AddMembers(member.value, absl::StrCat(name, "."), depth + 1, row);
+    }
+  }
+}
+
+absl::StatusOr<bool> Exists(const std::string& path) {
+  std::error_code error;
+  const bool there = fs::exists(path, error);
+  if (error) return FileError(error.value(), path);
+  return there;
+}
+
+// A trace that is broken must not hide the rest of the page.
+void ReadTraces(const std::vector<std::string>& paths, RunFiles* run) {
+  std::vector<TraceFile> traces;
+  for (const std::string& path : paths) {
+    auto trace = ReadTraceFile(path);
+    if (trace.ok()) {
+      traces.push_back(*std::move(trace));
+    } else {
+      run->notes.push_back(std::string(trace.status().message()));
+    }
+  }
+  if (traces.empty()) return;
+  auto summary = Summarize(traces);
+  if (summary.ok()) {
+    run->traces = *std::move(summary);
+  } else {
+    run->notes.push_back(std::string(summary.status().message()));
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> TracesIn(const std::string& folder) {
+  std::vector<std::pair<int, std::string>> found;
+  for (const fs::path& place : {fs::path(folder), fs::path(folder) / "trace"}) {
+    std::error_code error;
+    for (const auto& entry : fs::directory_iterator(place, error)) {
+      const std::string name = entry.path().filename().string();
+      absl::string_view rank = name;
+      int number = 0;
+      if (absl::ConsumePrefix(&rank, "trace.rank") &&
+          absl::ConsumeSuffix(&rank, ".json") &&
+          absl::SimpleAtoi(rank, &number)) {
+        found.emplace_back(number, entry.path().string());
+      }
+    }
+    if (!found.empty()) break;
+  }
+  std::sort(found.begin(), found.end());
+  std::vector<std::string> paths;
+  for (auto& [rank, path] : found) paths.push_back(std::move(path));
+  return paths;
+}
+
+void ReadMetrics(absl::string_view text, absl::string_view name,
+                 RunFiles* run) {
+  std::map<double, Row> rows;
+  int line_number = 0, broken = 0, first_broken = 0;
+  std::string why;
+  for (absl::string_view line : absl::StrSplit(text, '\n')) {
+    ++line_number;
+    if (absl::StripAsciiWhitespace(line).empty()) continue;
+    const auto json = ReadJson(line, name);
+    Row row;
+    if (json.ok() && json->kind == JsonKind::kObject) {
+      AddMembers(*json, "", 0, &row);
+    }
+    const auto step = row.find("step");
+    if (step == row.end() || !std::isfinite(step->second)) {
+      if (broken++ == 0) first_broken = line_number;
+      continue;
+    }
+    rows[step->second] = std::move(row);
+  }
+  if (broken > 0) {
+    run->notes.push_back(absl::StrCat(
+        name, ": ", broken, broken == 1 ? " line is" : " lines are",
+        " no whole JSON object with a step, the first is line ", first_broken,
+        broken == 1 && first_broken == line_number
+            ? " (the last: the run was still writing, or was killed)"
+            : "",
+        "; left out"));
+  }
+  for (const auto& [step, row] : rows) {
+    for (const auto& [key, value] : row) {
+      if (key == "step") continue;
+      std::vector<double>& values = run->series[key];
+      values.resize(run->steps.size(), kNone);
+      values.push_back(value);
+    }
+    run->steps.push_back(step);
+  }
+  for (auto& [key, values] : run->series) {
+    values.resize(run->steps.size(), kNone);
+  }
+}
+
+absl::StatusOr<RunFiles> ReadRunFolder(const std::string& folder) {
+  RunFiles run;
+  run.folder = folder;
+  std::error_code error;
+  if (!fs::is_directory(folder, error)) {
+    return absl::NotFoundError(
+        absl::StrCat(folder, ": expected the folder of a run, there is none"));
+  }
+  const std::string metrics = (fs::path(folder) / "metrics.jsonl").string();
+  const std::string about = (fs::path(folder) / "run.json").string();
+  const std::vector<std::string> traces = TracesIn(folder);
+  TESSERA_ASSIGN_OR_RETURN(const bool has_metrics, Exists(metrics));
+  TESSERA_ASSIGN_OR_RETURN(const bool has_run, Exists(about));
+  if (!has_metrics && !has_run && traces.empty()) {
+    return absl::NotFoundError(
+        absl::StrCat(folder,
+                     ": holds none of metrics.jsonl, run.json and "
+                     "trace.rank*.json; enable jsonl_monitor or trace in the "
+                     "configuration, and give the folder that they write to"));
+  }
+  if (has_metrics) {
+    TESSERA_ASSIGN_OR_RETURN(const std::string text,
+                             ReadRegularFile(metrics, kMaxBytes));
+    ReadMetrics(text, "metrics.jsonl", &run);
+  }
+  if (has_run) {
+    auto json = ReadLargeJson(about);
+    if (json.ok() && json->kind == JsonKind::kObject) {
+      run.run = *std::move(json);
+    } else {
+      run.notes.push_back(json.ok() ? "run.json: expected a JSON object"
+                                    : std::string(json.status().message()));
+    }
+  }
+  ReadTraces(traces, &run);
+  return run;
+}
+
+}  // namespace tessera

@@ -1,0 +1,117 @@
+#include "report/run_files.h"
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_matchers.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "report/command.h"
+#include "report/run_charts.h"
+
+namespace tessera {
+namespace {
+
+using ::absl::StatusCode;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::string Folder(const std::string& name) {
+  const std::string dir = absl::StrCat(testing::TempDir(), "/", name);
+  std::filesystem::remove_all(dir);
+  std::filesystem::create_directories(dir);
+  return dir;
+}
+
+TEST(ReadMetricsTest, StepsInOrderAndGapsWhereNothingIs) {
+  RunFiles run;
+  ReadMetrics(
+      "{\"step\": 2, \"loss\": 3}\n"
+      "{\"step\": 1, \"loss\": \"NaN\", \"memory\": {\"parameters\": 7}}\n"
+      "\n"
+      "{\"step\": 2, \"loss\": 2.5, \"texts\": {\"a\": \"1\"}}\n",
+      "m", &run);
+  EXPECT_THAT(run.steps, ElementsAre(1, 2));
+  EXPECT_TRUE(std::isnan(run.series["loss"][0]));
+  EXPECT_EQ(run.series["loss"][1], 2.5);  // the later line
+  EXPECT_EQ(run.series["memory.parameters"][0], 7);
+  EXPECT_TRUE(std::isnan(run.series["memory.parameters"][1]));
+  EXPECT_EQ(run.series.size(), 2u);
+  EXPECT_TRUE(run.notes.empty());
+}
+
+TEST(ReadMetricsTest, BrokenLinesAreNoted) {
+  RunFiles run;
+  ReadMetrics(
+      "{\"step\": 1}\nnonsense\n[3]\n{\"loss\": 1}\n{\"step\": 2}\n{\"st", "m",
+      &run);
+  EXPECT_THAT(run.steps, ElementsAre(1, 2));
+  EXPECT_THAT(run.notes,
+              ElementsAre(HasSubstr("m: 4 lines are no whole JSON object with "
+                                    "a step, the first is line 2")));
+  RunFiles torn;
+  ReadMetrics("{\"step\": 1}\n{\"st", "m", &torn);
+  EXPECT_THAT(torn.notes, ElementsAre(HasSubstr("line 2 (the last: the run")));
+}
+
+TEST(ReadRunFolderTest, NothingToShowIsAnError) {
+  const std::string dir = Folder("empty");
+  EXPECT_THAT(ReadRunFolder(dir),
+              StatusIs(StatusCode::kNotFound, HasSubstr("holds none of")));
+  EXPECT_THAT(ReadRunFolder(dir + "/x"),
+              StatusIs(StatusCode::kNotFound, HasSubstr("there is none")));
+  std::ostringstream out, err;
+  EXPECT_EQ(RunReportCommand({dir}, &out, &err), 1);
+  EXPECT_EQ(RunReportCommand({dir, dir}, &out, &err), 2);
+  EXPECT_EQ(RunReportCommand({"--what"}, &out, &err), 2);
+  EXPECT_FALSE(std::filesystem::exists(dir + "/report.html"));
+}
+
+// What is broken does not hide the rest.
+TEST(ReadRunFolderTest, BrokenFilesAreNoted) {
+  const std::string dir = Folder("broken");
+  std::ofstream(dir + "/metrics.jsonl") << "{\"step\": 1, \"loss\": 2}\n";
+  std::ofstream(dir + "/run.json") << "{\"stage\":";
+  std::ofstream(dir + "/trace.rank0.json") << "{}";
+  TESSERA_ASSERT_OK_AND_ASSIGN(const RunFiles run, ReadRunFolder(dir));
+  EXPECT_EQ(run.steps.size(), 1u);
+  EXPECT_FALSE(run.run.has_value());
+  EXPECT_FALSE(run.traces.has_value());
+  EXPECT_THAT(run.notes, ElementsAre(HasSubstr("run.json:1:"),
+                                     HasSubstr("trace.rank0.json")));
+}
+
+TEST(ChartsTest, EverySeriesIsInOne) {
+  RunFiles run;
+  ReadMetrics(
+      "{\"step\": 1, \"loss\": 2, \"lr\": 1, \"lr/slow\": 2, \"step_ms\": 10, "
+      "\"exposed_comm_ms\": 1, \"memory_parameters_bytes\": 5, "
+      "\"memory_peak_bytes\": 6, \"step_ms_slowest\": 11, "
+      "\"step_ms_fastest\": 9, \"of the program\": 3, \"eval/loss\": 4}",
+      "m", &run);
+  std::string lines;
+  for (const ChartGroup& group : ChartsOf(run)) {
+    for (const Chart& chart : group.charts) {
+      for (const ChartLine& line : chart.lines) {
+        absl::StrAppend(&lines, chart.title, "=", line.name, "\n");
+      }
+    }
+  }
+  for (const char* const expected :
+       {"loss=loss\n", "loss=eval/loss\n", "learning rate=lr\n",
+        "learning rate=slow\n", "time of a step=step\n",
+        "step on the slowest and fastest rank=slowest\n",
+        "share of a step that was waited=for communication (exposed)\n",
+        "waited in a step=for communication (exposed)\n",
+        "held at the peak of a step, by kind=parameters\n",
+        "peak of a step=peak\n", "of the program=of the program\n"}) {
+    EXPECT_THAT(lines, HasSubstr(expected));
+  }
+}
+
+}  // namespace
+}  // namespace tessera

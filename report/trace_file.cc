@@ -1,0 +1,115 @@
+#include "report/trace_file.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/file.h"
+#include "base/status.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kMaxBytes = int64_t{1} << 30;
+
+double NumberOf(const JsonValue& object, absl::string_view key) {
+  const JsonValue* const value = object.Find(key);
+  return value != nullptr && value->kind == JsonKind::kNumber ? value->number
+                                                              : 0;
+}
+
+std::string TextOf(const JsonValue& object, absl::string_view key) {
+  const JsonValue* const value = object.Find(key);
+  return value != nullptr && value->kind == JsonKind::kString ? value->text
+                                                              : "";
+}
+
+SpanRecord EventOf(const JsonValue& json) {
+  SpanRecord event;
+  event.track = TextOf(json, "cat");
+  event.name = TextOf(json, "name");
+  event.begin = NumberOf(json, "ts");
+  event.end = event.begin + NumberOf(json, "dur");
+  const JsonValue* const args = json.Find("args");
+  if (args == nullptr || args->kind != JsonKind::kObject) return event;
+  event.unit = TextOf(*args, "unit");
+  if (args->Find("bytes") != nullptr) {
+    event.bytes = static_cast<int64_t>(NumberOf(*args, "bytes"));
+  }
+  event.wait = TextOf(*args, "wait");
+  event.op = TextOf(*args, "op");
+  event.group = TextOf(*args, "group");
+  event.sequence = static_cast<int64_t>(NumberOf(*args, "sequence"));
+  event.queued = NumberOf(*args, "queued_us");
+  const JsonValue* const ahead = args->Find("ahead");
+  event.ahead = ahead != nullptr && ahead->boolean;
+  event.step = static_cast<int64_t>(NumberOf(*args, "step"));
+  return event;
+}
+
+// Its events, or an error that names the file.
+absl::StatusOr<const JsonValue*> EventsOf(const JsonValue& json,
+                                          const std::string& path) {
+  const JsonValue* const events =
+      json.kind == JsonKind::kObject ? json.Find("traceEvents") : nullptr;
+  if (events != nullptr && events->kind == JsonKind::kArray) return events;
+  return absl::InvalidArgumentError(absl::StrCat(
+      path, ": expected a trace, a JSON object with an array traceEvents"));
+}
+
+}  // namespace
+
+absl::StatusOr<JsonValue> ReadLargeJson(const std::string& path) {
+  TESSERA_ASSIGN_OR_RETURN(const std::string text,
+                           ReadRegularFile(path, kMaxBytes));
+  JsonLimits limits;
+  limits.max_bytes = kMaxBytes;
+  limits.max_values = int64_t{1} << 28;
+  return ReadJson(text, path, limits);
+}
+
+absl::StatusOr<TraceFile> ReadTraceFile(const std::string& path) {
+  TESSERA_ASSIGN_OR_RETURN(const JsonValue json, ReadLargeJson(path));
+  TESSERA_ASSIGN_OR_RETURN(const JsonValue* const events, EventsOf(json, path));
+  const JsonValue* const other = json.Find("otherData");
+  if (other == nullptr || other->kind != JsonKind::kObject ||
+      other->Find("tessera") == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path,
+                     ": is no trace of the configuration's `trace` section "
+                     "(trace.rank0.json)"));
+  }
+  TraceFile file;
+  file.path = path;
+  file.rank = static_cast<int>(NumberOf(*other, "rank"));
+  file.world_size = static_cast<int>(NumberOf(*other, "world_size"));
+  file.host = TextOf(*other, "host");
+  file.left_out = static_cast<int64_t>(NumberOf(*other, "spans_left_out"));
+  for (const JsonValue& event : events->elements) {
+    if (event.kind != JsonKind::kObject || TextOf(event, "ph") != "X") continue;
+    file.events.push_back(EventOf(event));
+  }
+  std::stable_sort(file.events.begin(), file.events.end(),
+                   [](const SpanRecord& a, const SpanRecord& b) {
+                     return a.begin < b.begin;
+                   });
+  return file;
+}
+
+absl::StatusOr<std::string> MergeTraces(const std::vector<std::string>& paths) {
+  std::string merged = "{\"traceEvents\":[";
+  const char* separator = "\n";
+  for (const std::string& path : paths) {
+    TESSERA_ASSIGN_OR_RETURN(const JsonValue json, ReadLargeJson(path));
+    TESSERA_ASSIGN_OR_RETURN(const JsonValue* const events,
+                             EventsOf(json, path));
+    for (const JsonValue& event : events->elements) {
+      absl::StrAppend(&merged, separator, ToJsonText(event));
+      separator = ",\n";
+    }
+  }
+  absl::StrAppend(&merged, "\n],\n\"displayTimeUnit\":\"ms\"}\n");
+  return merged;
+}
+
+}  // namespace tessera

@@ -1,0 +1,48 @@
+// A trace as base/trace writes it, read back: spans by track.
+#ifndef REPORT_TRACE_FILE_H_
+#define REPORT_TRACE_FILE_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "config/reader/json_reader.h"
+
+namespace tessera {
+
+// Times are microseconds of the host's monotonic clock.
+struct SpanRecord {
+  std::string track, name, unit;
+  double begin = 0, end = 0;
+  int64_t bytes = -1;
+  std::string wait;       // of a wait: its reason ("gather")
+  std::string op, group;  // of a collective
+  int64_t sequence = 0;   // in its group
+  double queued = 0;      // before it began
+  bool ahead = false;     // of a gather: before it was asked for
+  int64_t step = 0;       // of whole steps
+};
+
+struct TraceFile {
+  std::string path;
+  int rank = 0, world_size = 1;
+  std::string host;
+  int64_t left_out = 0;            // spans that were not kept
+  std::vector<SpanRecord> events;  // by begin
+};
+
+// Text as JSON that may be large. InvalidArgument with path, line and column.
+absl::StatusOr<JsonValue> ReadLargeJson(const std::string& path);
+
+// FileError's; InvalidArgument naming `path` where it is no trace of
+// Tessera's. LOCAL.
+absl::StatusOr<TraceFile> ReadTraceFile(const std::string& path);
+
+// One file that holds the events of all: each a JSON object with traceEvents
+// (traces, recordings of memory). LOCAL.
+absl::StatusOr<std::string> MergeTraces(const std::vector<std::string>& paths);
+
+}  // namespace tessera
+#endif  // REPORT_TRACE_FILE_H_

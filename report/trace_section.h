@@ -1,0 +1,15 @@
+// What traces say, as a part of a page.
+#ifndef REPORT_TRACE_SECTION_H_
+#define REPORT_TRACE_SECTION_H_
+
+#include <string>
+
+#include "report/trace_summary.h"
+
+namespace tessera {
+
+// A bar for each step, and tables of waits and ranks.
+std::string TraceSection(const TraceSummary& summary);
+
+}  // namespace tessera
+#endif  // REPORT_TRACE_SECTION_H_

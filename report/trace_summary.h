@@ -1,0 +1,94 @@
+// What traces say: how long steps took, what of their communication was
+// exposed, and why.
+//
+// Why a wait took as long as it did is read off the collective that was waited
+// for, in the order in which it could have been over sooner:
+//
+//   wait            |---- queued ----|-- a peer is late --|---- transfer ----|
+//   this rank's     call           begin                                    end
+//   the last peer's                                      begin
+//
+//   queued     the communication thread was busy with others
+//   peer late  it had begun here, and not yet on the last rank (where its file
+//              is given and comes from the same host)
+//   transfer   the rest; of a gather that was not begun ahead: "not
+//              prefetched", of one that was: "prefetched too late"
+#ifndef REPORT_TRACE_SUMMARY_H_
+#define REPORT_TRACE_SUMMARY_H_
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "report/trace_file.h"
+
+namespace tessera {
+
+enum class WaitCause : uint8_t {
+  kQueued,
+  kPeerLate,
+  kNotPrefetched,
+  kPrefetchedLate,
+  kTransfer,
+};
+inline constexpr int kNumWaitCauses = 5;
+absl::string_view WaitCauseName(WaitCause cause);  // "not prefetched"
+
+// Milliseconds in all that follows.
+struct StepSummary {
+  int64_t step = 0;
+  int rank = -1;  // -1: means over ranks
+  double total = 0;
+  double forward = 0, backward = 0, optimizer = 0;  // phases
+  double communication = 0;  // with at least one collective or pull under way
+  double hidden = 0;         // of it, while the program was not waiting
+  double exposed = 0;        // the program was blocked by communication
+  double recompute = 0;
+  double disk_read = 0, disk_write = 0;  // with at least one under way
+  double disk_wait = 0, update_wait = 0;
+  int64_t disk_bytes_read = 0, disk_bytes_written = 0;
+  std::map<std::string, double> exposed_by_reason;  // "gather", ...
+};
+
+// Waits for one thing, over all steps and ranks.
+struct WaitSummary {
+  std::string reason, unit, what;  // unit: "" if of none
+  int64_t count = 0;
+  double total = 0, longest = 0;
+  double lead = 0;  // mean time between a gather's start and the wait
+  std::array<double, kNumWaitCauses> by_cause{};  // of total
+  std::map<int, double> by_late_rank;             // of kPeerLate
+};
+
+struct RankSummary {
+  int rank = 0;
+  double step = 0;           // mean
+  double work = 0;           // of it, without exposed waits
+  double exposed = 0;        // mean of a step
+  double others_waited = 0;  // mean of a step, sum over the others
+};
+
+struct TraceSummary {
+  int world_size = 1;
+  std::vector<int> ranks;
+  std::vector<StepSummary> steps;    // means, in order
+  std::vector<StepSummary> by_rank;  // each step of each rank
+  std::vector<WaitSummary> waits;    // the largest total first
+  std::vector<RankSummary> rank_summaries;
+  std::vector<std::string> notes;  // for people
+};
+
+// InvalidArgument where two files are of one rank, or none has a whole step.
+absl::StatusOr<TraceSummary> Summarize(absl::Span<const TraceFile> files);
+
+// Tables for people, at most `most_waits` rows of waits; and all of it as JSON.
+std::string SummaryToText(const TraceSummary& summary, int most_waits);
+std::string SummaryToJson(const TraceSummary& summary);
+
+}  // namespace tessera
+#endif  // REPORT_TRACE_SUMMARY_H_
