@@ -70,6 +70,7 @@ void Resolve(int world_size, const AutoValues& values, ConfigReport* report) {
   ResolveSharding(world_size, config, &faults);
   ResolvePrecision(config, &faults);
   CheckCommunication(config->communication(), &faults);
+  CheckTrace(world_size, config->trace(), &faults);
   report->faults = faults.Take();
   report->notes = faults.TakeNotes();
 }

@@ -246,6 +246,7 @@ TEST(ResolveConfig, WritesAllDefaultsOut) {
       "early_bytes: 2147483648 } } "
       "precision { fp32_norms: false cast_inputs: true libtorch_exact: false } "
       "gradient_allreduce_op: \"mean\" memory_breakdown: false "
+      "wall_clock_breakdown: false "
       "activation_checkpointing { cpu_checkpointing: false policy: \"full\" "
       "every: 1 budget_bytes: 0 "
       "check: \"first\" offload: \"none\" offload_min_bytes: 65536 } "

@@ -81,14 +81,20 @@ TEST(DeepSpeed, FormerOffloadKeysSetTheNewOnes) {
 
 TEST(DeepSpeed, KeysWithoutEffectAreNoted) {
   EXPECT_THAT(
-      NotesOf("\"wall_clock_breakdown\": true, \"zero_optimization\": "
+      NotesOf("\"disable_python_gc\": true, \"zero_optimization\": "
               "{\"stage\": 1, \"sub_group_size\": 1e9}, "
-              "\"flops_profiler\": {\"enabled\": true}"),
-      ElementsAre("wall_clock_breakdown: has no effect: use a profiler",
+              "\"compile\": {\"deepcompile\": true}, "
+              "\"comms_logger\": {\"debug\": true}"),
+      ElementsAre("disable_python_gc: has no effect: there is no Python",
                   "zero_optimization.sub_group_size: has no effect: the "
                   "optimizer works unit by unit, in place",
-                  "flops_profiler: has no effect: use a profiler"));
-  EXPECT_THAT(NotesOf("\"flops_profiler\": {\"enabled\": false}"), IsEmpty());
+                  HasSubstr("compile: has no effect: "),
+                  "comms_logger.debug: has no effect: the tables have what "
+                  "each was for"));
+  EXPECT_THAT(NotesOf("\"wall_clock_breakdown\": true, \"steps_per_print\": "
+                      "10, \"flops_profiler\": {\"enabled\": true}, "
+                      "\"tensorboard\": {\"enabled\": true}"),
+              IsEmpty());
   EXPECT_THAT(
       NotesOf("\"aio\": {\"thread_count\": 4}"),
       UnorderedElementsAre("aio: has no effect: nothing is offloaded to nvme",
@@ -206,7 +212,7 @@ TEST(DeepSpeed, TextIsCheckedToo) {
               HasSubstr("pipeline: expected a JSON object"));
   EXPECT_THAT(fault("pipeline { }"), HasSubstr("expected a JSON object"));
   EXPECT_THAT(fault("flops_profiler { recompute_fwd_factor: nan }"),
-              HasSubstr("recompute_fwd_factor: expected a finite number"));
+              HasSubstr("recompute_fwd_factor: expected 0 to 1, got nan"));
   EXPECT_THAT(fault("wandb { group: \"\\377\" }"),
               HasSubstr("wandb.group: expected UTF-8"));
 }
@@ -266,6 +272,12 @@ TEST(DeepSpeed, MissingFeaturesAreRefusedWhereTheyWouldRun) {
        "data_efficiency: DeepSpeed's data efficiency library"},
       {"\"hybrid_engine\": {\"enabled\": true}",
        "hybrid_engine: DeepSpeed's hybrid engine"},
+      {"\"wandb\": {\"enabled\": true, \"project\": \"p\"}",
+       "wandb: Weights & Biases: enable \"tensorboard\" instead, and send its "
+       "folder there with wandb sync --sync-tensorboard"},
+      {"\"comet\": {\"enabled\": true}",
+       "comet: Comet: enable \"tensorboard\" or \"jsonl_monitor\" instead, and "
+       "import their files there"},
       {"\"bf16\": {\"enabled\": true, \"bf16_optimizer_states\": true}",
        "bf16.bf16_optimizer_states: true: that key: write \"state_dtype\": "
        "\"bf16\" in optimizer.params"},
@@ -281,7 +293,9 @@ TEST(DeepSpeed, MissingFeaturesAreRefusedWhereTheyWouldRun) {
   for (const char* members :
        {"\"zero_optimization\": {\"zenflow\": null, \"offload_param\": {}}",
         "\"scheduler\": null", "\"data_efficiency\": {\"enabled\": false}",
-        "\"hybrid_engine\": {}", "\"sequence_parallel_size\": null",
+        "\"wandb\": {\"enabled\": false, \"project\": \"p\"}",
+        "\"comet\": {\"workspace\": \"w\"}", "\"hybrid_engine\": {}",
+        "\"sequence_parallel_size\": null",
         "\"tensor_parallel\": {\"autotp_size\": 1}",
         "\"data_efficiency\": {\"seed\": 1}",
         "\"zero_optimization\": {\"zero_hpz_partition_size\": 0}",

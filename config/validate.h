@@ -40,6 +40,8 @@ void NameDtypes(proto::Config* config);
 void ResolvePrecision(proto::Config* config, Faults* faults);
 // Leaves it as it is.
 void CheckCommunication(const proto::Communication& section, Faults* faults);
+// The same.
+void CheckTrace(int world_size, const proto::Trace& section, Faults* faults);
 
 }  // namespace tessera
 #endif  // CONFIG_VALIDATE_H_

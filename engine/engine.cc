@@ -156,6 +156,7 @@ absl::Status Engine::Step() { return impl_->trainer().Step(); }
 const StepReport& Engine::last_step() const {
   return impl_->trainer().last_step();
 }
+Monitor& Engine::monitor() { return impl_->monitor(); }
 void Engine::RecordMemory() { impl_->trainer().memory().RecordMemory(); }
 absl::Status Engine::WriteMemoryTimeline(const std::string& prefix) {
   return impl_->trainer().memory().WriteMemoryTimeline(prefix);

@@ -44,6 +44,8 @@ class ModuleHolder;
 
 namespace tessera {
 
+class Monitor;  // engine/observe/monitor.h
+
 class Engine {
  public:
   // Takes the module's parameters over: lays them out in units, shards what the
@@ -152,6 +154,10 @@ class Engine {
   // page that needs nothing else. FailedPrecondition if nothing was;
   // FileError's. LOCAL.
   absl::Status WriteMemoryTimeline(const std::string& prefix);
+
+  // What the program adds to the metrics that the configuration's monitors
+  // write: engine/observe/monitor.h, docs/monitoring.md. LOCAL.
+  Monitor& monitor();
 
   // The rate of the steps from now on, for a schedule of the program's own: set
   // it before each Step, of all groups (SetOption: of one). A checkpoint keeps

@@ -164,6 +164,7 @@ absl::Status Engine::Impl::Build(const EngineOptions& options) {
     taken = parts_->comm->AgreeOk(MakeRecomputed(partition->units),
                                   "Engine::Create");
   }
+  if (taken.ok()) taken = MakeObserver();
   if (!taken.ok()) {
     const std::string held = refusals.Text(taken);  // units are still there
     const absl::Status given = GiveBack(taken);
@@ -177,6 +178,7 @@ absl::Status Engine::Impl::Build(const EngineOptions& options) {
                                                   parts_->settings.gradients,
                                                   std::move(expected));
   trainer_.memory().Begin();
+  trainer_.tracer().Begin();
   return absl::OkStatus();
 }
 
@@ -269,6 +271,14 @@ absl::Status Engine::Impl::ConvertBuffers() {
       t.set_data(t.to(*parts_->settings.buffer_dtype));
     }
   });
+}
+
+// Last of all, since it tells what has become of the module.
+absl::Status Engine::Impl::MakeObserver() {
+  TESSERA_ASSIGN_OR_RETURN(observer_,
+                           StepObserver::Create(parts_.get(), &monitor_));
+  trainer_.SetObserver(observer_.get());
+  return absl::OkStatus();
 }
 
 absl::Status Engine::Impl::MakeBufferSync() {

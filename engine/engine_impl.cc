@@ -7,6 +7,7 @@
 #include "base/status.h"
 #include "base/torch/device_ledger.h"
 #include "base/torch_guard.h"
+#include "base/trace/trace.h"
 #include "config/config_text.h"
 #include "engine/access/safetensors_saving.h"
 #include "engine/access/training_state.h"
@@ -76,6 +77,10 @@ Engine::Impl::~Impl() {
     TESSERA_LOG(ERROR) << "of the last Step, and nobody has asked: "
                        << untold.message();
   }
+  if (observer_ != nullptr) {
+    observer_->Complete(trainer_.last_step());
+    observer_->Abandon();
+  }
   parts_->before_change = nullptr;
   if (parts_->stream != nullptr) {
     parts_->stream->SetBeforeWrite(nullptr);
@@ -124,6 +129,10 @@ absl::Status Engine::Impl::Close() {
   ExclusiveScope exclusive(parts_.get(), "Engine::Close");
   TESSERA_RETURN_IF_ERROR(exclusive.Begin());
   exclusive.Dismiss();
+  if (observer_ != nullptr) {
+    observer_->Complete(trainer_.last_step());
+    observer_->Close();
+  }
   for (const auto& flat : parts_->flats) {
     const absl::Status released =
         CatchTorch("Close", [&] { return flat->Release(); });
@@ -137,6 +146,7 @@ absl::Status Engine::Impl::Close() {
   if (parts_->served != nullptr) parts_->served->End();
   parts_->recomputed.reset();
   trainer_.memory().End();
+  trainer_.tracer().End();
   parts_->gradients.reset();
   parts_->optimizer.reset();
   parts_->training_points.clear();
@@ -176,6 +186,7 @@ absl::Status Engine::Impl::SetReshardAfterForward(absl::string_view unit,
 absl::Status Engine::Impl::SaveCheckpoint(const std::string& dir,
                                           absl::string_view client_state,
                                           SaveOptions options) {
+  const TraceScope trace(TraceTrack::kMain, "SaveCheckpoint");
   TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
   saver_.Settle();  // first, or what it has not written yet would be copied
   ExclusiveScope exclusive(parts_.get(), "SaveCheckpoint");
@@ -209,12 +220,14 @@ absl::Status Engine::Impl::SaveSafetensors(
 }
 
 absl::Status Engine::Impl::WaitForCheckpoint() {
+  const TraceScope trace(TraceTrack::kMain, "WaitForCheckpoint");
   TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
   return saver_.Wait();
 }
 
 absl::StatusOr<LoadCheckpointReport> Engine::Impl::LoadCheckpoint(
     const std::string& dir, const LoadCheckpointOptions& options) {
+  const TraceScope trace(TraceTrack::kMain, "LoadCheckpoint");
   TESSERA_RETURN_IF_ERROR(parts_->CheckNotAveraged());
   TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
   saver_.Settle();

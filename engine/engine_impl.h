@@ -15,6 +15,8 @@
 #include "engine/access/named_access.h"
 #include "engine/access/saver.h"
 #include "engine/engine.h"
+#include "engine/observe/monitor.h"
+#include "engine/observe/step_observer.h"
 #include "engine/parts/engine_parts.h"
 #include "engine/training/trainer.h"
 #include "sharding/layout/flat_plan.h"
@@ -58,6 +60,7 @@ class Engine::Impl {
 
   const std::shared_ptr<EngineParts>& parts() const { return parts_; }
   Trainer& trainer() { return trainer_; }
+  Monitor& monitor() { return monitor_; }
   NamedAccess& access() { return access_; }
 
  private:
@@ -84,6 +87,7 @@ class Engine::Impl {
   absl::Status ConvertBuffers();
   absl::Status MakeBufferSync();
   absl::Status MakeRecomputed(absl::Span<const UnitPlan> units);
+  absl::Status MakeObserver();
 
   // engine_process.cc
   // Where the module is on a device.
@@ -97,6 +101,8 @@ class Engine::Impl {
   // Shared with open scopes of Summon, which see by it whether this is there.
   const std::shared_ptr<EngineParts> parts_;
   Trainer trainer_;
+  Monitor monitor_;
+  std::unique_ptr<StepObserver> observer_;  // null: nothing is to be seen
   NamedAccess access_;
   Saver saver_;
   std::string groups_chosen_;  // by Plan

@@ -36,6 +36,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
+#include "base/trace/trace.h"
 #include "comm/comm_thread.h"
 #include "sharding/dispatch/saved_tensors.h"
 
@@ -67,6 +68,7 @@ absl::Status AwaitOthers(EngineParts* parts, const CommFuture& written) {
 absl::Status AwaitOwners(EngineParts* parts) {
   const auto written = [&](const CommFuture& updated) {
     CommTag tag{"end of an update"};
+    tag.reason = WaitReason::kPublish;
     if (updated.valid()) tag.ready = [updated] { return updated.Wait(); };
     return parts->comm->AllReduceSum(at::zeros({1}), std::move(tag));
   };
@@ -108,6 +110,7 @@ absl::Status ExclusiveScope::Enter(absl::Status mine, FlatParameter* flat) {
 }
 
 absl::Status ExclusiveScope::Prepare() {
+  const TraceScope trace(TraceTrack::kStep, "let go of all units");
   LetGo(parts_);
   if (parts_->before_change) parts_->before_change();
   // All of them, whatever becomes of some: which updates are behind us is to be

@@ -9,6 +9,7 @@
 #include "base/memory/memory.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
+#include "base/trace/trace.h"
 #include "comm/all_gather_values.h"
 #include "engine/parts/catch_announced.h"
 #include "engine/parts/exclusive_scope.h"
@@ -115,8 +116,19 @@ absl::Status Trainer::Backward(const at::Tensor& loss,
   TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
   if (parts_->recomputed != nullptr) parts_->recomputed->EndForward();
   const RefusalReport refusals(parts_);
-  const StepMemory::PhaseScope phase(MemoryPhase::kBackward);
-  return refusals.In(RunBackward(loss, options));
+  tracer_.EndForward();
+  if (observer_ != nullptr) observer_->EndForward();
+  absl::Status status;
+  {
+    const StepMemory::PhaseScope phase(MemoryPhase::kBackward);
+    const TraceScope trace(TraceTrack::kMain, "backward");
+    status = refusals.In(RunBackward(loss, options));
+  }
+  tracer_.EndBackward();
+  if (observer_ != nullptr) {
+    observer_->EndBackward(loss, options.weight, status.ok());
+  }
+  return status;
 }
 
 absl::Status Trainer::RunBackward(const at::Tensor& loss,
@@ -132,6 +144,7 @@ absl::Status Trainer::RunBackward(const at::Tensor& loss,
     ThrowIfError(CheckBackward(loss, options));
     loss.backward(Seed(loss, options.weight, &micro_batch),
                   options.retain_graph);
+    if (observer_ != nullptr) observer_->EndAutograd();
     ThrowIfError(parts_->gradients->CheckAttached());
   };
   micro_batch.position = absl::StrCat(
@@ -287,6 +300,7 @@ void Trainer::ReportOffload() {
 // ranks, which end it as it is and may go on.
 absl::Status Trainer::OptimizerStep() {
   TESSERA_RETURN_IF_ERROR(TakeOutcome());
+  if (observer_ != nullptr) observer_->Complete(report_);
   absl::Status status = parts_->gradients->TakeLooks();
   if (status.ok()) status = parts_->gradients->CheckNothingPending();
   if (status.ok()) status = CheckParametersKnown();
@@ -320,9 +334,11 @@ void Trainer::EndStep() {
 
 absl::Status Trainer::Step() {
   TESSERA_RETURN_IF_ERROR(CheckStep());
+  if (observer_ != nullptr) observer_->BeginStep();
   if (micro_steps_ + 1 < parts_->config.gradient_accumulation_steps()) {
     ++micro_steps_;
     has_backward_ = autocast_seen_ = false;
+    if (observer_ != nullptr) observer_->EndMicroBatch();
     return absl::OkStatus();
   }
   if (no_sync_ > 0) {
@@ -335,10 +351,14 @@ absl::Status Trainer::Step() {
   absl::Status status;
   {
     const StepMemory::PhaseScope phase(MemoryPhase::kStep);
+    const TraceScope trace(TraceTrack::kMain, "optimizer step");
     status = refusals.In(CatchAnnounced(parts_->comm.get(), "Step",
                                         [&] { return OptimizerStep(); }));
   }
-  if (updates() > before) report_.memory = memory_.EndStep();
+  if (updates() == before) return status;
+  report_.memory = memory_.EndStep();
+  tracer_.EndStep(updates());
+  if (observer_ != nullptr) observer_->EndStep(updates(), report_.memory);
   return status;
 }
 
@@ -347,6 +367,7 @@ absl::Status Trainer::ZeroGrad() {
   if (parts_->recomputed != nullptr) parts_->recomputed->EndForward();
   ReleaseNodePins();
   if (step_backwards_ > 0) foreseen_ = false;
+  if (observer_ != nullptr) observer_->DropStep();
   EndStep();
   return absl::OkStatus();
 }

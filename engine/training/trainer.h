@@ -21,9 +21,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "engine/observe/step_observer.h"
 #include "engine/parts/engine_parts.h"
 #include "engine/parts/engine_types.h"
 #include "engine/training/step_memory_reporter.h"
+#include "engine/training/step_tracer.h"
 #include "optim/gradients/non_finite.h"
 #include "optim/sharded_step.h"
 #include "optim/step_outcome.h"
@@ -33,7 +35,8 @@ namespace tessera {
 class Trainer {
  public:
   // `parts` outlives this.
-  explicit Trainer(EngineParts* parts) : parts_(parts), memory_(parts) {}
+  explicit Trainer(EngineParts* parts)
+      : parts_(parts), memory_(parts), tracer_(parts) {}
 
   absl::Status Backward(const at::Tensor& loss, const BackwardOptions& options);
   absl::Status Step();
@@ -73,7 +76,10 @@ class Trainer {
   // Optimizer steps made or skipped. LOCAL, waits for nothing.
   int64_t updates() const { return step_ + report_.skipped_steps; }
 
+  // Null: nobody looks on. It outlives all calls here.
+  void SetObserver(StepObserver* observer) { observer_ = observer; }
   StepMemoryReporter& memory() { return memory_; }
+  StepTracer& tracer() { return tracer_; }
   // Both wait as Settle. LOCAL.
   int64_t step() {
     Settle();
@@ -130,6 +136,8 @@ class Trainer {
   absl::Status untold_;  // of a step that had returned: the next Step's
   absl::Status failed_;  // the same, after which nothing goes on
   StepMemoryReporter memory_;
+  StepTracer tracer_;
+  StepObserver* observer_ = nullptr;
   OffloadReport offload_;       // since Create, when the last step was made
   int no_sync_ = 0;             // NoSyncScopes
   bool autocast_seen_ = false;  // since the last Step

@@ -152,7 +152,8 @@ absl::Status Trainer::CheckNotFailed() {
 // call.
 absl::Status Trainer::TakeOutcome() {
   const bool is_a_report = outcome_.has_value() && outcome_->only_reports();
-  if (!is_a_report) Settle();
+  const bool wanted = observer_ != nullptr && observer_->awaits_outcome();
+  if (!is_a_report || wanted) Settle();
   const absl::Status untold = std::exchange(untold_, absl::OkStatus());
   return failed_.ok() ? untold : ExclusiveScope::FailAll(parts_, failed_);
 }

@@ -78,6 +78,7 @@ void VisitWay(Spec& spec, const Visit& visit) {
   visit("poison", &spec.poison);
   visit("device", &spec.device);
   visit("construct_budget", &spec.construct_budget);
+  visit("more", &spec.more);
 }
 
 // Adds "name=value".
@@ -317,6 +318,8 @@ proto::Config ConfigOf(const TrainingSpec& spec) {
     activations->set_offload_min_bytes(1);
   }
   SetOffload(spec, &config);
+  TORCH_CHECK(google::protobuf::TextFormat::MergeFromString(spec.more, &config),
+              "TrainingSpec: more=", spec.more);
   return config;
 }
 

@@ -88,6 +88,8 @@ struct TrainingSpec {
   std::string device;
   // Built by ConstructSharded with so many bytes; 0: plainly.
   int64_t construct_budget = 0;
+  // proto::Config as text without spaces, for what changes no result.
+  std::string more;
 
   // "model=Gpt stage=3", what is not as above, and back. Of two fields of a
   // name the first one counts.

@@ -28,7 +28,7 @@ class PlannedCopy final : public Gatherable {
 
   int64_t whole_numel() const override { return flat_.whole_numel; }
   bool whole() const override { return whole_; }
-  void StartGather() override {
+  void StartGather(bool /*ahead*/) override {
     if (whole_) return;
     whole_ = true;
     *live_ += flat_.whole_numel;
@@ -178,7 +178,7 @@ void Replay::Use(int32_t parameter, bool backward) {
   if (copy == nullptr) return;
   copy->Pin();
   schedule_.Touch(copy, backward ? Phase::kBackward : Phase::kForward);
-  copy->StartGather();
+  copy->StartGather(/*ahead=*/false);
   pinned_.push_back(copy);
 }
 

@@ -1,0 +1,50 @@
+#include "engine/observe/device_peak.h"
+
+#include <filesystem>
+#include <system_error>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "base/file.h"
+
+namespace tessera {
+
+double PeakFlopsOf(absl::string_view model) {
+  struct Peak {
+    const char* name;
+    double tflops;
+  };
+  // The first that fits.
+  static constexpr Peak kPeaks[] = {
+      {"B200", 2250},     {"B100", 1750},    {"GH200", 989}, {"H200", 989},
+      {"H100 PCIe", 756}, {"H100 NVL", 835}, {"H100", 989},  {"H800", 989},
+      {"A100", 312},      {"A800", 312},     {"L40S", 362},  {"L40", 181},
+      {"L4", 121},        {"A40", 150},      {"A30", 165},   {"A10", 125},
+      {"V100", 125},      {"T4", 65},
+  };
+  for (const Peak& peak : kPeaks) {
+    if (absl::StrContains(model, peak.name)) return peak.tflops * 1e12;
+  }
+  return 0;
+}
+
+std::string GpuModel() {
+  std::error_code error;
+  const std::filesystem::directory_iterator gpus("/proc/driver/nvidia/gpus",
+                                                 error);
+  if (error) return "";
+  for (const auto& gpu : gpus) {
+    const auto text = ReadWholeFile((gpu.path() / "information").string());
+    if (!text.ok()) continue;
+    for (absl::string_view line : absl::StrSplit(*text, '\n')) {
+      if (!absl::ConsumePrefix(&line, "Model:")) continue;
+      return std::string(absl::StripAsciiWhitespace(line));
+    }
+  }
+  return "";
+}
+
+}  // namespace tessera

@@ -1,0 +1,81 @@
+#include "engine/observe/run_file.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "base/status.h"
+#include "config/config_text.h"
+#include "engine/parts/version.h"
+#include "engine/plan/plan.h"
+#include "monitor/append_file.h"
+
+namespace tessera {
+namespace {
+
+std::string Strings(const std::vector<std::string>& list) {
+  return absl::StrCat(
+      "[",
+      absl::StrJoin(list, ", ",
+                    [](std::string* out, const std::string& text) {
+                      absl::StrAppend(out, QuoteJson(text));
+                    }),
+      "]");
+}
+
+std::string Units(const EngineParts& parts) {
+  return absl::StrCat(
+      "[",
+      absl::StrJoin(
+          parts.flats, ", ",
+          [](std::string* out, const std::shared_ptr<FlatParameter>& flat) {
+            int64_t numel = 0;
+            for (const auto& p : flat->parameters()) numel += p.tensor.numel();
+            absl::StrAppend(out, "{\"name\": ", QuoteJson(flat->name()),
+                            ", \"parameters\": ", flat->parameters().size(),
+                            ", \"elements\": ", numel, "}");
+          }),
+      "]");
+}
+
+}  // namespace
+
+std::string RunJson(const EngineParts& parts, const RunDescription& run) {
+  std::string text = absl::StrCat(
+      "{\"version\": ", QuoteJson(kTesseraVersion),
+      ", \"world_size\": ", parts.comm->world_size(),
+      ", \"backend\": ", QuoteJson(parts.comm->backend()),
+      ", \"device\": ", QuoteJson(parts.device().str()),
+      ", \"stage\": ", parts.stage, ", \"parameters\": ", run.parameters,
+      ",\n \"hosts\": ", Strings(run.hosts), ",\n \"units\": ", Units(parts));
+  absl::StrAppendFormat(&text, ",\n \"start_time\": %.6f",
+                        run.start_unix_seconds);
+  if (parts.plan != nullptr) {
+    absl::StrAppend(&text, ",\n \"plan\": ", QuoteJson(parts.plan->ToString()));
+  }
+  return absl::StrCat(text, ",\n \"config\": ", ConfigToJson(parts.config),
+                      "}\n");
+}
+
+// Who reads it sees the old or the new one, and never a half.
+absl::Status WriteRunFile(const std::string& path, const std::string& json) {
+  const std::string next = absl::StrCat(path, ".", ::getpid());
+  (void)::unlink(next.c_str());
+  TESSERA_ASSIGN_OR_RETURN(AppendFile file, AppendFile::Open(next));
+  absl::Status status = file.Append(json);
+  if (status.ok() && std::rename(next.c_str(), path.c_str()) != 0) {
+    status = FileError(errno, path);
+  }
+  if (!status.ok()) (void)::unlink(next.c_str());
+  return status;
+}
+
+}  // namespace tessera

@@ -1,0 +1,332 @@
+#include "engine/observe/step_observer.h"
+
+#include <unistd.h>
+
+#include <cmath>
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "base/thread/wait_clock.h"
+#include "engine/observe/device_peak.h"
+#include "engine/observe/run_file.h"
+#include "monitor/append_file.h"
+
+namespace tessera {
+namespace {
+
+// As DeepSpeed's documentation has it; its own default is never.
+constexpr int64_t kBreakdownEach = 10;
+
+double UnixSeconds() {
+  return absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
+}
+
+int64_t PrintEach(const proto::Config& config) {
+  if (config.steps_per_print() > 0) return config.steps_per_print();
+  return config.wall_clock_breakdown() ? kBreakdownEach : 0;
+}
+
+// By rank. COLLECTIVE.
+absl::StatusOr<std::vector<std::string>> HostsOf(Communicator* comm) {
+  char name[256] = {};
+  if (::gethostname(name, sizeof(name) - 1) != 0) name[0] = '\0';
+  return comm->AllGatherStrings(name, {"hosts of a run"});
+}
+
+int64_t ParametersOf(const EngineParts& parts) {
+  int64_t numel = 0;
+  for (const auto& flat : parts.flats) {
+    for (const auto& p : flat->parameters()) numel += p.tensor.numel();
+  }
+  return numel;
+}
+
+// Peaks are those of 16 bits.
+bool ComputesIn16Bits(const proto::Config& config) {
+  return config.bf16().enabled() || config.fp16().enabled() ||
+         config.torch_autocast().enabled();
+}
+
+double PeakFlops(const EngineParts& parts) {
+  const double told = parts.config.flops_profiler().peak_tflops();
+  if (told > 0) return told * 1e12;
+  if (parts.device().is_cpu() || !ComputesIn16Bits(parts.config)) return 0;
+  return PeakFlopsOf(GpuModel());
+}
+
+void LogLines(const std::string& text) {
+  for (absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
+    TESSERA_LOG(INFO) << line;
+  }
+}
+
+}  // namespace
+
+StepObserver::StepObserver(EngineParts* parts, Monitor* monitor)
+    : parts_(parts),
+      monitor_(monitor),
+      rank_(parts->comm->rank()),
+      writes_(MetricsOutputs::Wanted(parts->config)),
+      print_each_(PrintEach(parts->config)),
+      breakdown_(parts->config.wall_clock_breakdown()),
+      parameters_(ParametersOf(*parts)),
+      data_wait_before_(DataWaitNanos()) {}
+
+absl::StatusOr<std::unique_ptr<StepObserver>> StepObserver::Create(
+    EngineParts* parts, Monitor* monitor) {
+  const proto::Config& config = parts->config;
+  if (!MetricsOutputs::Wanted(config) && PrintEach(config) == 0 &&
+      !config.flops_profiler().enabled() && !config.comms_logger().enabled()) {
+    return nullptr;
+  }
+  auto observer =
+      std::unique_ptr<StepObserver>(new StepObserver(parts, monitor));
+  TESSERA_RETURN_IF_ERROR(observer->Open());
+  return observer;
+}
+
+absl::Status StepObserver::Open() {
+  const proto::Config& config = parts_->config;
+  if (config.comms_logger().verbose() && config.comms_logger().enabled()) {
+    TESSERA_RETURN_IF_ERROR(SetVerbosity("comm=2"));
+  }
+  RunDescription run;
+  if (config.jsonl_monitor().enabled()) {
+    TESSERA_ASSIGN_OR_RETURN(run.hosts, HostsOf(parts_->comm.get()));
+  }
+  absl::Status opened;
+  if (rank_ == 0 && writes_) {
+    absl::StatusOr<MetricsOutputs> outputs = MetricsOutputs::Open(config);
+    opened = outputs.status();
+    if (opened.ok() && config.jsonl_monitor().enabled()) {
+      run.start_unix_seconds = UnixSeconds();
+      run.parameters = parameters_;
+      opened = Annotate(WriteRunFile(JoinPath(RunFolder(config), "run.json"),
+                                     RunJson(*parts_, run)),
+                        "jsonl_monitor.output_path");
+    }
+    if (opened.ok()) outputs_.emplace(*std::move(outputs));
+  }
+  if (writes_) {
+    TESSERA_RETURN_IF_ERROR(
+        parts_->comm->AgreeOk(opened, "Engine::Create: monitors"));
+  }
+  monitor_->writes_ = outputs_.has_value();
+  peak_flops_ = PeakFlops(*parts_);
+  BeginProfile(0);
+  return absl::OkStatus();
+}
+
+bool StepObserver::Prints(int64_t step) const {
+  return print_each_ > 0 && step % print_each_ == 0;
+}
+
+void StepObserver::BeginProfile(int64_t updates) {
+  const proto::FlopsProfiler& config = parts_->config.flops_profiler();
+  if (!config.enabled() || rank_ != 0 || profile_.has_value() ||
+      updates < config.profile_step()) {
+    return;
+  }
+  profile_.emplace();
+  profile_->Start();
+}
+
+void StepObserver::EndForward() {
+  const double forward = clock_.EndForward();
+  if (!profile_.has_value() || !profile_->runs()) return;
+  profile_->Stop(forward);
+  FlopsProfileContext context;
+  context.step = updates_ + 1;
+  context.world_size = parts_->comm->world_size();
+  context.parameters = parameters_;
+  context.micro_batches = parts_->config.gradient_accumulation_steps();
+  context.micro_batch_samples = parts_->config.train_micro_batch_size_per_gpu();
+  const proto::FlopsProfiler& config = parts_->config.flops_profiler();
+  const std::string table =
+      FlopsTable(profile_->counts(), profile_->seconds(), context, config);
+  if (config.output_file().empty()) return LogLines(table);
+  const absl::Status written = WriteRunFile(config.output_file(), table);
+  if (!written.ok()) {
+    TESSERA_LOG(WARNING) << "flops_profiler.output_file: " << written.message();
+  }
+}
+
+void StepObserver::EndBackward(const at::Tensor& loss,
+                               std::optional<double> weight, bool counts) {
+  clock_.EndBackward();
+  if (!counts || weight == 0.0) return;  // its loss may be anything
+  losses_.Add(loss, weight.value_or(1));
+  loss_weight_ += weight.value_or(0);
+}
+
+RankMetrics StepObserver::RankMetricsOf(const StepTimes& times,
+                                        const StepMemoryReport& memory) const {
+  RankMetrics mine;
+  const bool weighted = loss_weight_ > 0;
+  const auto micro_batches =
+      static_cast<double>(parts_->config.gradient_accumulation_steps());
+  mine.loss_weight = weighted        ? loss_weight_
+                     : losses_.any() ? micro_batches
+                                     : 0;
+  mine.times = times;
+  mine.tokens = since_.tokens;
+  // Nothing at all: the program has no loader that tells of it.
+  const int64_t waited = DataWaitNanos();
+  if (waited > 0) {
+    mine.data_wait = static_cast<double>(waited - data_wait_before_) * 1e-9;
+  }
+  mine.peak_bytes = static_cast<double>(memory.peak_bytes);
+  mine.at_peak = memory.at_peak.held;
+  return mine;
+}
+
+// Of this rank, as the program has said.
+double StepObserver::TakeTokens() {
+  const int64_t counted = std::exchange(monitor_->tokens_, 0);
+  if (counted > 0) return static_cast<double>(counted);
+  return static_cast<double>(monitor_->tokens_per_sample_ *
+                             parts_->config.train_batch_size()) /
+         parts_->comm->world_size();
+}
+
+void StepObserver::EndStep(int64_t updates, const StepMemoryReport& memory) {
+  updates_ = updates;
+  const StepTimes times = clock_.EndStep();
+  for (PrintInterval* interval : {&since_, &interval_}) {
+    interval->Add(times, parts_->config.train_batch_size());
+  }
+  since_.tokens += TakeTokens();
+  // All ranks have come to the end of this step, so each may queue the same.
+  for (Pending& pending : pending_) {
+    if (!pending.exchange.started()) pending.exchange.Start(parts_->comm.get());
+  }
+  if (writes_ || Prints(updates)) {
+    const RankMetrics mine = RankMetricsOf(times, memory);
+    Pending pending{StepRecord(), RankExchange(mine, std::move(losses_)),
+                    StepMetrics(), since_, std::nullopt};
+    pending.record.step = updates;
+    pending.record.samples = updates * parts_->config.train_batch_size();
+    pending.record.unix_seconds = UnixSeconds();
+    if (Prints(updates)) pending.print = std::exchange(interval_, {});
+    if (pending.exchange.may_start())
+      pending.exchange.Start(parts_->comm.get());
+    pending_.push_back(std::move(pending));
+    since_ = {};
+    data_wait_before_ = DataWaitNanos();
+  }
+  DropStep();
+  BeginProfile(updates);
+}
+
+void StepObserver::DropStep() {
+  losses_.Clear();
+  loss_weight_ = 0;
+}
+
+void StepObserver::Complete(const StepReport& report) {
+  if (pending_.empty()) return;
+  Pending& last = pending_.back();
+  if (last.record.step == updates_ && !last.completed) {
+    last.completed = true;
+    StepRecord& record = last.record;
+    for (const StepReport::Group& group : report.groups) {
+      record.groups.push_back({group.name, group.learning_rate});
+    }
+    record.grad_norm = report.grad_norm;
+    record.loss_scale = report.loss_scale;
+    record.has_loss_scale = parts_->config.fp16().enabled();
+    record.skipped = report.skipped;
+    record.skipped_steps = report.skipped_steps;
+    last.added = std::exchange(monitor_->added_, {});
+  }
+  while (!pending_.empty() && pending_.front().exchange.started()) {
+    Finish(&pending_.front());
+    pending_.pop_front();
+  }
+}
+
+// With a profile by what was counted, else by the 6 operations that each
+// parameter takes for each token (Kaplan et al., 2020).
+void StepObserver::AddSpeed(const PrintInterval& since,
+                            StepRecord* record) const {
+  const double seconds = since.times.step;
+  if (seconds <= 0) return;
+  record->samples_per_second = static_cast<double>(since.samples) / seconds;
+  record->tokens_per_second = record->tokens / seconds;
+  if (profile_.has_value() && profile_->done()) {
+    const double step =
+        static_cast<double>(profile_->counts().total()) *
+        static_cast<double>(parts_->config.gradient_accumulation_steps()) *
+        (3 + parts_->config.flops_profiler().recompute_fwd_factor());
+    record->tflops = step * static_cast<double>(since.steps) / seconds / 1e12;
+  } else if (record->tokens > 0) {
+    record->tflops = 6 * static_cast<double>(parameters_) *
+                     record->tokens_per_second / parts_->comm->world_size() /
+                     1e12;
+  }
+  if (peak_flops_ > 0) record->mfu = record->tflops * 1e12 / peak_flops_;
+}
+
+void StepObserver::Finish(Pending* pending) {
+  StepRecord& record = pending->record;
+  AddRanks(pending->exchange.Finish(parts_->comm->world_size()), &record);
+  AddSpeed(pending->since, &record);
+  monitor_->last_ = std::make_shared<const StepRecord>(record);
+  print_tokens_ += record.tokens;
+  if (pending->print.has_value()) {
+    pending->print->tokens = std::exchange(print_tokens_, 0);
+    if (rank_ == 0) Print(record, *pending->print);
+  }
+  if (!outputs_.has_value()) return;
+  StepMetrics metrics = MetricsOf(record);
+  StepMetrics& added = pending->added;
+  for (auto& scalar : added.scalars) metrics.scalars.push_back(scalar);
+  metrics.texts = std::move(added.texts);
+  metrics.histograms = std::move(added.histograms);
+  outputs_->Write(metrics);
+}
+
+void StepObserver::Print(const StepRecord& record,
+                         const PrintInterval& interval) {
+  TESSERA_LOG(INFO) << ProgressLine(
+      record, interval, parts_->config.timers().throughput().enabled());
+  if (breakdown_) TESSERA_LOG(INFO) << BreakdownLine(interval);
+}
+
+void StepObserver::Close() {
+  for (Pending& pending : pending_) {
+    if (!pending.exchange.started()) pending.exchange.Start(parts_->comm.get());
+  }
+  End();
+}
+
+void StepObserver::Abandon() { End(); }
+
+void StepObserver::End() {
+  if (std::exchange(ended_, true)) return;
+  profile_.reset();
+  for (Pending& pending : pending_) Finish(&pending);
+  pending_.clear();
+  // What was added since.
+  StepMetrics& added = monitor_->added_;
+  if (outputs_.has_value() && !(added.scalars.empty() && added.texts.empty() &&
+                                added.histograms.empty())) {
+    added.step = updates_;
+    added.samples = updates_ * parts_->config.train_batch_size();
+    added.unix_seconds = UnixSeconds();
+    outputs_->Write(std::exchange(added, {}));
+  }
+  if (outputs_.has_value()) outputs_->Flush();
+  if (parts_->config.comms_logger().enabled() && rank_ == 0) {
+    LogLines(parts_->comm->Report());
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,112 @@
+// StepObserver: sees the steps of an engine, and tells people and files of
+// them: metrics to the writers, lines to the log, floating-point operations,
+// collectives' costs. An engine has one if its configuration asks for any of
+// that; a Trainer calls it. Nothing of a training depends on it: losses and
+// states are the same bits with and without it.
+//
+//   Backward n  EndForward .. EndAutograd .. EndBackward
+//   Step n      BeginStep [Complete n-1] ... EndStep   queues the exchange of n
+//   Step n+1    BeginStep [Complete n]                 waits for it; written
+//
+// What the device decides of a step (its norm, whether it was skipped) is known
+// when Complete is called; see rank_exchange.h for the rest.
+#ifndef ENGINE_OBSERVE_STEP_OBSERVER_H_
+#define ENGINE_OBSERVE_STEP_OBSERVER_H_
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+
+#include "ATen/core/Tensor.h"
+#include "absl/status/statusor.h"
+#include "engine/observe/flops_profile.h"
+#include "engine/observe/metrics_outputs.h"
+#include "engine/observe/monitor.h"
+#include "engine/observe/print_lines.h"
+#include "engine/observe/rank_exchange.h"
+#include "engine/observe/step_clock.h"
+#include "engine/parts/engine_parts.h"
+#include "engine/parts/engine_types.h"
+
+namespace tessera {
+
+class StepObserver {
+ public:
+  // Null if the configuration asks for nothing. Opens the writers, on rank 0,
+  // and writes run.json. `parts` and `monitor` outlive it. COLLECTIVE. Errors
+  // of any are returned on all ranks.
+  static absl::StatusOr<std::unique_ptr<StepObserver>> Create(
+      EngineParts* parts, Monitor* monitor);
+
+  // ---- Trainer's. LOCAL, except that EndStep queues an all-gather.
+  void EndForward();
+  void EndAutograd() { clock_.EndAutograd(); }
+  // `counts`: it went well. `weight`: BackwardOptions::weight.
+  void EndBackward(const at::Tensor& loss, std::optional<double> weight,
+                   bool counts);
+  void BeginStep() { clock_.BeginStep(); }
+  void EndMicroBatch() { clock_.EndMicroBatch(); }
+  // Gradients were dropped.
+  void DropStep();
+  // The outcome of the last step is to be settled, for Complete.
+  bool awaits_outcome() const { return !pending_.empty(); }
+  // `report` is all of the last optimizer step, if there was one.
+  void Complete(const StepReport& report);
+  // An optimizer step was made or skipped, `updates` so far. `memory` is this
+  // one's.
+  void EndStep(int64_t updates, const StepMemoryReport& memory);
+
+  // The last steps are told. REQUIRES: Complete. COLLECTIVE.
+  void Close();
+  // The same without the other ranks, as far as they have not told theirs
+  // already: the engine goes. LOCAL.
+  void Abandon();
+
+ private:
+  // A step that is not told yet.
+  struct Pending {
+    StepRecord record;
+    RankExchange exchange;
+    StepMetrics added;                   // by the program
+    PrintInterval since;                 // the one before that was told
+    std::optional<PrintInterval> print;  // a line is due
+    bool completed = false;
+  };
+
+  StepObserver(EngineParts* parts, Monitor* monitor);
+  absl::Status Open();
+  bool Prints(int64_t step) const;
+  void BeginProfile(int64_t updates);
+  RankMetrics RankMetricsOf(const StepTimes& times,
+                            const StepMemoryReport& memory) const;
+  double TakeTokens();
+  void AddSpeed(const PrintInterval& since, StepRecord* record) const;
+  void Finish(Pending* pending);
+  void Print(const StepRecord& record, const PrintInterval& interval);
+  void End();
+
+  EngineParts* const parts_;
+  Monitor* const monitor_;
+  const int rank_;
+  const bool writes_;         // some writer is enabled
+  const int64_t print_each_;  // 0: never
+  const bool breakdown_;
+  int64_t parameters_ = 0;                 // of the model
+  double peak_flops_ = 0;                  // of one device; 0: not known
+  std::optional<MetricsOutputs> outputs_;  // rank 0's
+  StepClock clock_;
+  LossSum losses_;
+  double loss_weight_ = 0;  // of BackwardOptions
+  int64_t updates_ = 0;
+  PrintInterval since_;     // the last step that is told, tokens of this rank
+  PrintInterval interval_;  // since the last line
+  double print_tokens_ = 0;
+  int64_t data_wait_before_ = 0;  // nanoseconds, of the last step that is told
+  std::optional<FlopsProfile> profile_;
+  std::deque<Pending> pending_;  // two at most
+  bool ended_ = false;
+};
+
+}  // namespace tessera
+#endif  // ENGINE_OBSERVE_STEP_OBSERVER_H_

@@ -1,0 +1,130 @@
+#include "engine/training/step_tracer.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
+#include "base/thread/start_thread.h"
+#include "base/trace/trace.h"
+#include "base/trace/trace_json.h"
+
+namespace tessera {
+namespace {
+
+bool Wanted(const proto::Trace& config, int rank) {
+  if (!config.enabled()) return false;
+  return config.ranks().empty() ||
+         std::find(config.ranks().begin(), config.ranks().end(), rank) !=
+             config.ranks().end();
+}
+
+std::string HostName() {
+  std::array<char, 256> name{};
+  if (gethostname(name.data(), name.size() - 1) != 0) return "";
+  return name.data();
+}
+
+// What is written when a recording has ended.
+struct Files {
+  TraceRecording recording;
+  TraceProcess process;
+  std::string folder;
+  KinetoTrace::Result kineto;
+
+  void Write() const {
+    const std::string rank = absl::StrCat(".rank", process.rank, ".json");
+    Warn(WriteFileAtomically(absl::StrCat(folder, "/trace", rank),
+                             TraceToJson(recording, process)));
+    if (recording.left_out > 0) {
+      TESSERA_LOG(WARNING) << "trace: " << recording.left_out
+                           << " spans are left out after the first "
+                           << recording.spans.size()
+                           << "; record fewer steps (trace.end_step)";
+    }
+    if (kineto != nullptr) {
+      Warn(KinetoTrace::Save(*kineto, absl::StrCat(folder, "/kineto", rank)));
+    }
+  }
+
+  static void Warn(const absl::Status& status) {
+    if (!status.ok()) {
+      TESSERA_LOG(WARNING) << "trace: " << status.message()
+                           << "; training goes on without the file";
+    }
+  }
+};
+
+}  // namespace
+
+void StepTracer::Begin() {
+  const proto::Trace& config = parts_->config.trace();
+  if (Wanted(config, parts_->comm->rank()) && config.start_step() == 1) Start();
+}
+
+void StepTracer::Start() {
+  if (!StartTrace()) {
+    TESSERA_LOG(WARNING) << "trace: another engine of this process records; "
+                            "this one's steps are in its files";
+    return;
+  }
+  records_ = true;
+  step_begin_ = phase_end_ = TraceNow();
+  if (parts_->config.trace().kineto()) {
+    Files::Warn(kineto_.Start(parts_->device()));
+  }
+}
+
+void StepTracer::EndForward() {
+  if (!records_) return;
+  AddTraceSpan({TraceTrack::kMain, "forward", phase_end_, TraceNow()});
+}
+
+void StepTracer::EndBackward() { phase_end_ = records_ ? TraceNow() : 0; }
+
+void StepTracer::EndStep(int64_t update) {
+  const proto::Trace& config = parts_->config.trace();
+  if (!config.enabled()) return;
+  ++steps_;
+  if (records_) {
+    const int64_t now = TraceNow();
+    AddTraceSpan({TraceTrack::kSteps, absl::StrCat("step ", steps_),
+                  step_begin_, now, "", -1,
+                  absl::StrCat("\"step\":", steps_, ",\"update\":", update)});
+    step_begin_ = phase_end_ = now;
+    if (steps_ >= config.end_step()) Finish();
+  } else if (steps_ + 1 == config.start_step() &&
+             Wanted(config, parts_->comm->rank())) {
+    Start();
+  }
+}
+
+void StepTracer::Finish() {
+  records_ = false;
+  auto files = std::make_shared<Files>();
+  auto kineto = kineto_.Stop();
+  if (kineto.ok()) files->kineto = *std::move(kineto);
+  Files::Warn(kineto.status());
+  files->recording = StopTrace();
+  files->process = {parts_->comm->rank(), parts_->comm->world_size(),
+                    HostName()};
+  files->folder = parts_->config.trace().output_path();
+  auto thread = StartThread("tessera-trace", [files] { files->Write(); });
+  if (thread.ok()) {
+    writer_ = *std::move(thread);
+  } else {
+    files->Write();
+  }
+}
+
+void StepTracer::End() {
+  if (records_) Finish();
+  if (writer_.joinable()) writer_.join();
+}
+
+}  // namespace tessera

@@ -1,0 +1,53 @@
+// StepTracer: records what the configuration's `trace` section asks for, and
+// writes it: RUN/trace.rankR.json, and with kineto RUN/kineto.rankR.json.
+//
+// Files are made when the last step that is recorded has ended, on a thread of
+// their own; what ends before leaves what it has. Errors are one warning: a
+// trace is no reason to stop a run.
+//
+// Threads: those of Trainer's calls, one at a time.
+#ifndef ENGINE_STEP_TRACER_H_
+#define ENGINE_STEP_TRACER_H_
+
+#include <cstdint>
+#include <thread>
+
+#include "engine/parts/engine_parts.h"
+#include "engine/training/kineto_trace.h"
+
+namespace tessera {
+
+class StepTracer {
+ public:
+  // `parts` outlives this.
+  explicit StepTracer(EngineParts* parts) : parts_(parts) {}
+  ~StepTracer() { End(); }
+  StepTracer(const StepTracer&) = delete;
+  StepTracer& operator=(const StepTracer&) = delete;
+
+  // Create has ended.
+  void Begin();
+  // A backward is about to begin: what came before was its forward, and what
+  // else the program did.
+  void EndForward();
+  void EndBackward();
+  // An optimizer step has ended; `update`: its number, as Engine::step().
+  void EndStep(int64_t update);
+  // The engine trains no more: writes what there is, and waits for the files.
+  void End();
+
+ private:
+  void Start();
+  void Finish();
+
+  EngineParts* const parts_;
+  bool records_ = false;
+  int64_t steps_ = 0;       // since Create
+  int64_t step_begin_ = 0;  // TraceNow()
+  int64_t phase_end_ = 0;   // of the backward or step before
+  KinetoTrace kineto_;
+  std::thread writer_;
+};
+
+}  // namespace tessera
+#endif  // ENGINE_STEP_TRACER_H_

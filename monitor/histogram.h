@@ -1,0 +1,26 @@
+// Histogram: how values are distributed, as TensorBoard shows it.
+#ifndef MONITOR_HISTOGRAM_H_
+#define MONITOR_HISTOGRAM_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+
+namespace tessera {
+
+struct Histogram {
+  double min = 0, max = 0, sum = 0, sum_squares = 0;
+  int64_t count = 0;       // of finite values
+  int64_t not_finite = 0;  // left out of all else
+  // Bucket i has what is above limits[i - 1], up to limits[i], which belongs to
+  // it; the last limit is `max`. Empty without values.
+  std::vector<double> limits;
+  std::vector<int64_t> counts;
+};
+
+// In `buckets` of equal width, or one where all values are the same.
+Histogram HistogramOf(absl::Span<const double> values, int buckets = 64);
+
+}  // namespace tessera
+#endif  // MONITOR_HISTOGRAM_H_

@@ -1,0 +1,38 @@
+// StepMetrics: what is written of one optimizer step, for all writers alike.
+#ifndef MONITOR_STEP_METRICS_H_
+#define MONITOR_STEP_METRICS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "monitor/histogram.h"
+
+namespace tessera {
+
+struct StepMetrics {
+  // A number has two names: a short one for files that have an object for a
+  // step ("loss"), and a path for those that have a series for a number, as
+  // DeepSpeed gives them ("Train/Samples/train_loss").
+  struct Scalar {
+    std::string name, tag;
+    double value = 0;  // may be NaN or infinite
+  };
+  struct Text {
+    std::string tag, text;  // text: UTF-8
+  };
+  struct Values {
+    std::string tag;
+    Histogram histogram;
+  };
+
+  int64_t step = 0;         // optimizer steps so far, this one included
+  int64_t samples = 0;      // the same of samples, of all ranks
+  double unix_seconds = 0;  // when the step ended
+  std::vector<Scalar> scalars;
+  std::vector<Text> texts;
+  std::vector<Values> histograms;
+};
+
+}  // namespace tessera
+#endif  // MONITOR_STEP_METRICS_H_

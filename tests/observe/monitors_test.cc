@@ -1,0 +1,405 @@
+// What monitors write of a training, and that the training does not notice: on
+// two ranks, at every stage.
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "base/file.h"
+#include "base/status.h"
+#include "base/status_matchers.h"
+#include "comm/world/world.h"
+#include "config/reader/json_reader.h"
+#include "engine/engine.h"
+#include "engine/observe/monitor.h"
+#include "gmock/gmock.h"
+#include "tests/support/rank_pool.h"
+#include "tests/support/recording_communicator.h"
+#include "tests/support/temp_folder.h"
+#include "tests/support/trainee.h"
+#include "tests/support/training.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::DoubleEq;
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::Gt;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Key;
+using ::testing::Not;
+using ::testing::SizeIs;
+
+constexpr int kWorldSize = 2;
+
+std::string Jsonl(const std::string& folder) {
+  return absl::StrCat("jsonl_monitor{enabled:true,output_path:'", folder,
+                      "',job_name:'run'}");
+}
+
+// All that can be seen, seen.
+std::string Everything(const std::string& folder) {
+  return absl::StrCat(
+      Jsonl(folder), ",csv_monitor{enabled:true,output_path:'", folder,
+      "',job_name:'csv'},tensorboard{enabled:true,output_path:'", folder,
+      "',job_name:'events'},steps_per_print:2,wall_clock_breakdown:true,"
+      "flops_profiler{enabled:true,profile_step:1,peak_tflops:0.001,"
+      "output_file:'",
+      folder, "/flops'},comms_logger{enabled:true}");
+}
+
+// The lines of metrics.jsonl: of each its numbers, and strings as NaN.
+using Line = std::map<std::string, double>;
+std::vector<Line> LinesOf(const std::string& folder) {
+  const auto text = ReadWholeFile(folder + "/run/metrics.jsonl");
+  TESSERA_EXPECT_OK(text.status());
+  std::vector<Line> lines;
+  for (absl::string_view line :
+       absl::StrSplit(text.value_or(""), '\n', absl::SkipEmpty())) {
+    const auto object = ReadJson(line, "metrics.jsonl");
+    TESSERA_EXPECT_OK(object.status());
+    lines.emplace_back();
+    for (const JsonMember& member : object->members) {
+      lines.back()[member.key] = member.value.kind == JsonKind::kNumber
+                                     ? member.value.number
+                                     : std::nan("");
+    }
+  }
+  return lines;
+}
+
+class MonitorsTest : public ::testing::Test {
+ protected:
+  static TrainingSpec Spec(int stage, std::string more) {
+    TrainingSpec spec;
+    spec.stage = stage;
+    spec.more = std::move(more);
+    return spec;
+  }
+  TempFolder folder_;
+};
+
+// ---- the same bits
+
+// What a device decides is known later, and told all the same. The first test
+// of the ranks' processes, since libtorch counts devices at the first backward.
+TEST_F(MonitorsTest, OnADeviceNothingIsLeftOut) {
+  for (const char* device : {"1", "1/workers"}) {
+    const std::string folder = folder_ / absl::StrCat("of_", device);
+    TrainingSpec spec = Spec(2, Everything(folder));
+    spec.device = device;
+    spec.clipping = 0.5;
+    ExpectEqualsOracle(spec, kWorldSize);
+    const std::vector<Line> lines = LinesOf(folder);
+    ASSERT_THAT(lines, SizeIs(spec.steps)) << device;
+    for (int i = 0; i < spec.steps; ++i) {
+      EXPECT_EQ(lines[static_cast<size_t>(i)].at("step"), i + 1);
+      EXPECT_GT(lines[static_cast<size_t>(i)].at("grad_norm"), 0);
+      EXPECT_GT(lines[static_cast<size_t>(i)].at("loss"), 0);
+    }
+  }
+}
+
+TEST_F(MonitorsTest, TheTrainingIsTheOraclesAtEveryStage) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    const std::string folder = folder_ / absl::StrCat(stage);
+    TrainingSpec spec = Spec(stage, Everything(folder));
+    spec.model = "Gpt";  // dropout: no random number is drawn
+    spec.accumulation = 2;
+    spec.clipping = 0.5;
+    ExpectEqualsOracle(spec, kWorldSize);
+    EXPECT_THAT(LinesOf(folder), SizeIs(spec.steps)) << "stage " << stage;
+  }
+}
+
+TEST_F(MonitorsTest, SkippedStepsAreTheSame) {
+  for (const int stage : {1, 3}) {
+    const std::string folder = folder_ / absl::StrCat(stage);
+    TrainingSpec spec = Spec(stage, Everything(folder));
+    spec.model = "Overflows";
+    spec.dtype = "fp16";
+    spec.steps = 4;
+    ExpectEqualsOracle(spec, kWorldSize);
+    const std::vector<Line> lines = LinesOf(folder);
+    ASSERT_THAT(lines, SizeIs(4));
+    EXPECT_EQ(lines[0].at("skipped_steps"), 0);
+    EXPECT_EQ(lines[1].at("skipped_steps"), 1);
+    EXPECT_EQ(lines[3].at("step"), 4);
+    EXPECT_EQ(lines[0].at("loss_scale"), 65536);
+  }
+}
+
+// ---- what is written
+
+// Trains `spec` and says its own losses, one a line, in full.
+TESSERA_RANK_FUNCTION(Losses) {
+  const TrainingSpec spec = TrainingSpec::FromText(args);
+  TESSERA_ASSIGN_OR_RETURN(Trainee t,
+                           Trainee::Make(spec, world.communicator()));
+  std::vector<std::string> losses;
+  for (int i = 0; i < spec.steps * spec.accumulation; ++i) {
+    const at::Tensor loss = t.Loss(i);
+    losses.push_back(absl::StrCat(static_cast<int64_t>(
+        std::llround(loss.item<double>() * (int64_t{1} << 40)))));
+    BackwardOptions options;
+    if (spec.weights) options.weight = WeightOf(t.rank, i);
+    TESSERA_RETURN_IF_ERROR(t.engine->Backward(loss, options));
+    TESSERA_RETURN_IF_ERROR(t.engine->Step());
+  }
+  TESSERA_RETURN_IF_ERROR(t.engine->Close());
+  return absl::StrJoin(losses, "\n");
+}
+
+// By rank and micro-batch.
+std::vector<std::vector<double>> LossesOf(const TrainingSpec& spec) {
+  std::vector<std::vector<double>> all;
+  for (const std::string& answer :
+       RunOnRanks(kWorldSize, "Losses", spec.ToText())) {
+    all.emplace_back();
+    for (absl::string_view line : absl::StrSplit(answer, '\n')) {
+      int64_t scaled = 0;
+      EXPECT_TRUE(absl::SimpleAtoi(line, &scaled)) << answer;
+      all.back().push_back(static_cast<double>(scaled) / (int64_t{1} << 40));
+    }
+  }
+  return all;
+}
+
+TEST_F(MonitorsTest, TheLossIsTheMeanOverRanksAndMicroBatches) {
+  TrainingSpec spec = Spec(2, Jsonl(folder_.path()));
+  spec.accumulation = 2;
+  const auto losses = LossesOf(spec);
+  const std::vector<Line> lines = LinesOf(folder_.path());
+  ASSERT_THAT(lines, SizeIs(3));
+  for (size_t step = 0; step < 3; ++step) {
+    const Line& line = lines[step];
+    const double mean = (losses[0][2 * step] + losses[0][2 * step + 1] +
+                         losses[1][2 * step] + losses[1][2 * step + 1]) /
+                        4;
+    EXPECT_THAT(line.at("loss"), DoubleEq(mean));
+    EXPECT_EQ(line.at("step"), step + 1);
+    EXPECT_EQ(line.at("samples"), 4 * (step + 1));
+    EXPECT_EQ(line.at("lr"), 0.01);
+    for (const char* key :
+         {"time", "step_ms", "forward_ms", "backward_ms", "backward_inner_ms",
+          "update_ms", "samples_per_second", "memory_peak_bytes",
+          "step_ms_slowest", "forward_ms_fastest"}) {
+      EXPECT_THAT(line, Contains(testing::Pair(key, Gt(0)))) << key;
+    }
+    EXPECT_GE(
+        line.at("step_ms"),
+        line.at("forward_ms") + line.at("backward_ms") + line.at("update_ms"));
+    // Nothing asks for it, and it is not made for this.
+    EXPECT_THAT(line, Not(Contains(Key("grad_norm"))));
+    EXPECT_THAT(line, Not(Contains(Key("tokens"))));
+  }
+}
+
+TEST_F(MonitorsTest, WeightsCount) {
+  TrainingSpec spec = Spec(1, Jsonl(folder_.path()));
+  spec.weights = true;
+  const auto losses = LossesOf(spec);
+  const std::vector<Line> lines = LinesOf(folder_.path());
+  ASSERT_THAT(lines, SizeIs(3));
+  for (int step = 0; step < 3; ++step) {
+    double sum = 0, weight = 0;
+    for (int rank = 0; rank < kWorldSize; ++rank) {
+      const double own = WeightOf(rank, step);
+      sum += own * losses[static_cast<size_t>(rank)][static_cast<size_t>(step)];
+      weight += own;
+    }
+    EXPECT_THAT(lines[static_cast<size_t>(step)].at("loss"),
+                DoubleEq(sum / weight));
+  }
+}
+
+TEST_F(MonitorsTest, DeepSpeedsNamesAreInItsLayout) {
+  (void)LossesOf(Spec(3, Everything(folder_.path())));
+  const std::vector<Line> lines = LinesOf(folder_.path());
+  ASSERT_THAT(lines, SizeIs(3));
+  const auto csv = ReadWholeFile(folder_ / "csv/Train_Samples_train_loss.csv");
+  TESSERA_ASSERT_OK(csv.status());
+  std::vector<std::string> rows = absl::StrSplit(*csv, '\n');
+  ASSERT_THAT(rows, SizeIs(5));
+  EXPECT_EQ(rows[0], "step,train_loss");
+  for (size_t i = 0; i < 3; ++i) {
+    const std::vector<std::string> parts = absl::StrSplit(rows[i + 1], ',');
+    EXPECT_EQ(parts[0], absl::StrCat(2 * (i + 1)));
+    double loss = 0;
+    ASSERT_TRUE(absl::SimpleAtod(parts[1], &loss));
+    EXPECT_EQ(loss, lines[i].at("loss"));
+  }
+  TESSERA_EXPECT_OK(
+      ReadWholeFile(folder_ / "csv/Train_Samples_lr.csv").status());
+  int events = 0;
+  for (const auto& file :
+       std::filesystem::directory_iterator(folder_ / "events")) {
+    EXPECT_GT(std::filesystem::file_size(file.path()), 300);
+    ++events;
+  }
+  EXPECT_EQ(events, 1);
+}
+
+TEST_F(MonitorsTest, RunJsonSaysWhatItIs) {
+  (void)LossesOf(Spec(3, Jsonl(folder_.path())));
+  const auto text = ReadWholeFile(folder_ / "run/run.json");
+  TESSERA_ASSERT_OK(text.status());
+  TESSERA_ASSERT_OK_AND_ASSIGN(const JsonValue run,
+                               ReadJson(*text, "run.json"));
+  EXPECT_EQ(run.Find("world_size")->number, kWorldSize);
+  EXPECT_EQ(run.Find("stage")->number, 3);
+  EXPECT_THAT(run.Find("hosts")->elements, SizeIs(kWorldSize));
+  EXPECT_THAT(run.Find("units")->elements, Not(IsEmpty()));
+  EXPECT_GT(run.Find("parameters")->number, 0);
+  EXPECT_EQ(
+      run.Find("config")->Find("zero_optimization")->Find("stage")->number, 3);
+}
+
+// What a program adds.
+TESSERA_RANK_FUNCTION(Adds) {
+  const TrainingSpec spec = TrainingSpec::FromText(args);
+  TESSERA_ASSIGN_OR_RETURN(Trainee t,
+                           Trainee::Make(spec, world.communicator()));
+  Monitor& monitor = t.engine->monitor();
+  if (monitor.writes() != (t.rank == 0 && !spec.more.empty())) {
+    return absl::InternalError("writes() is wrong");
+  }
+  monitor.AddScalar("before", 1);
+  monitor.SetTokensPerSample(10);
+  TESSERA_RETURN_IF_ERROR(t.TrainStep(0));
+  monitor.AddScalar("eval/loss", 0.25);
+  monitor.AddHistogram("h", torch::tensor({1.0f, 2.0f}));
+  monitor.AddText("note", "said");
+  monitor.CountTokens(t.rank == 0 ? 3 : 4);
+  TESSERA_RETURN_IF_ERROR(t.TrainStep(1));
+  const StepRecord* const last = monitor.last();
+  const std::string seen =
+      last == nullptr ? "none" : absl::StrCat(last->step, " ", last->tokens);
+  monitor.AddScalar("after", 2);
+  // Without Close: the last step is told all the same.
+  t.engine.reset();
+  return seen;
+}
+
+TEST_F(MonitorsTest, WhatAProgramAddsBelongsToTheLastStep) {
+  const TrainingSpec spec = Spec(1, Jsonl(folder_.path()));
+  EXPECT_THAT(RunOnRanks(kWorldSize, "Adds", spec.ToText()), Each("1 20"));
+  const std::vector<Line> lines = LinesOf(folder_.path());
+  ASSERT_THAT(lines, SizeIs(2));
+  EXPECT_EQ(lines[0].at("eval/loss"), 0.25);
+  EXPECT_THAT(lines[0],
+              AllOf(Contains(Key("histograms")), Contains(Key("texts"))));
+  EXPECT_EQ(lines[0].at("tokens"), 20);
+  EXPECT_EQ(lines[1].at("tokens"), 7);
+  EXPECT_EQ(lines[1].at("after"), 2);
+  // 6 operations for each parameter and token.
+  EXPECT_GT(lines[1].at("tflops"), 0);
+}
+
+TEST_F(MonitorsTest, WithoutMonitorsNothingIsKept) {
+  EXPECT_THAT(RunOnRanks(kWorldSize, "Adds", Spec(1, "").ToText()),
+              Each("none"));
+}
+
+// ---- what it costs in messages
+
+TESSERA_RANK_FUNCTION(CountExchanges) {
+  const TrainingSpec spec = TrainingSpec::FromText(args);
+  auto comm = std::make_shared<RecordingCommunicator>(world.communicator());
+  TESSERA_ASSIGN_OR_RETURN(Trainee t, Trainee::Make(spec, comm));
+  comm->Take();
+  Record record;
+  TESSERA_RETURN_IF_ERROR(
+      TrainSteps(*t.engine, *t.model, spec, t.rank, /*first=*/0, &record));
+  int own = 0, all = 0;
+  for (const auto& call : comm->Take()) {
+    ++all;
+    own += call.what == "metrics of a step";
+  }
+  TESSERA_RETURN_IF_ERROR(t.engine->Close());
+  for (const auto& call : comm->Take()) own += call.what == "metrics of a step";
+  return absl::StrCat(own, " ", all);
+}
+
+// "own all" of five steps: those of metrics, and all until the last Step.
+std::vector<int> Exchanges(int stage, const std::string& more) {
+  TrainingSpec spec;
+  spec.stage = stage;
+  spec.steps = 5;
+  spec.more = more;
+  const auto answers = RunOnRanks(kWorldSize, "CountExchanges", spec.ToText());
+  EXPECT_THAT(answers, Each(answers[0]));
+  std::vector<int> counts;
+  for (absl::string_view word : absl::StrSplit(answers[0], ' ')) {
+    counts.push_back(0);
+    EXPECT_TRUE(absl::SimpleAtoi(word, &counts.back())) << answers[0];
+  }
+  return counts;
+}
+
+TEST_F(MonitorsTest, OneSmallMessageForEachStepThatIsTold) {
+  for (const int stage : {0, 3}) {
+    const std::vector<int> none = Exchanges(stage, "");
+    EXPECT_EQ(none[0], 0);
+    EXPECT_THAT(Exchanges(stage, Jsonl(folder_.path())),
+                ElementsAre(5, none[1] + 5));
+    EXPECT_THAT(Exchanges(stage, "steps_per_print:2"),
+                ElementsAre(2, none[1] + 2));
+    EXPECT_THAT(Exchanges(stage,
+                          "comms_logger{enabled:true},"
+                          "flops_profiler{enabled:true}"),
+                ElementsAre(0, none[1]));
+  }
+}
+
+// ---- errors
+
+TESSERA_RANK_FUNCTION(CreateFails) {
+  const TrainingSpec spec = TrainingSpec::FromText(args);
+  auto failed = Trainee::Make(spec, world.communicator());
+  if (failed.ok()) return "created";
+  // The module is whole again, and another engine may have it.
+  TrainingSpec plain = spec;
+  plain.more.clear();
+  TESSERA_ASSIGN_OR_RETURN(Trainee t,
+                           Trainee::Make(plain, world.communicator()));
+  TESSERA_RETURN_IF_ERROR(t.TrainStep(0));
+  TESSERA_RETURN_IF_ERROR(t.engine->Close());
+  return std::string(failed.status().message());
+}
+
+TEST_F(MonitorsTest, AFolderThatCannotBeIsAnErrorOnAllRanks) {
+  const std::string file = folder_ / "file";
+  ASSERT_EQ(::symlink("/dev/null", file.c_str()), 0);
+  for (const char* section : {"jsonl_monitor", "csv_monitor", "tensorboard"}) {
+    const TrainingSpec spec = Spec(
+        1, absl::StrCat(section, "{enabled:true,output_path:'", file, "'}"));
+    const auto answers = RunOnRanks(kWorldSize, "CreateFails", spec.ToText());
+    EXPECT_THAT(answers,
+                Each(AllOf(HasSubstr(absl::StrCat(section, ".output_path: ")),
+                           HasSubstr(file), HasSubstr("rank 0"))));
+  }
+}
+
+// The first line fails already; nobody has to notice but the log.
+TEST_F(MonitorsTest, AFullDiskDoesNotEndTheTraining) {
+  std::filesystem::create_directory(folder_ / "run");
+  ASSERT_EQ(::symlink("/dev/full", (folder_ / "run/metrics.jsonl").c_str()), 0);
+  ExpectEqualsOracle(Spec(3, Jsonl(folder_.path())), kWorldSize);
+}
+
+}  // namespace
+}  // namespace tessera
