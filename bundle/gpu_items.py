@@ -191,12 +191,12 @@ def tools(context):
 
 
 def programs(context):
-    hello = context.run(RUN, 'hello', '--world=2', env=NO_GPU)
-    losses = [line.split() for line in hello.splitlines()]
+    minimal = context.run(RUN, 'minimal', '--world=2', env=NO_GPU)
+    losses = [line.split() for line in minimal.splitlines()]
     if len(losses) != 20 or float(losses[-1][1]) >= float(losses[0][1]):
-        raise Failed('hello: not 20 losses that fall')
+        raise Failed('minimal: not 20 losses that fall')
     context.run(RUN, 'gpt', '--world=2', *GPT, env=NO_GPU)
-    return ['hello, 2 ranks: loss %s to %s' % (losses[0][1], losses[-1][1]),
+    return ['minimal, 2 ranks: loss %s to %s' % (losses[0][1], losses[-1][1]),
             'gpt, 2 ranks: 3 steps']
 
 

@@ -49,7 +49,8 @@ at::Tensor GptBlockImpl::Attend(const at::Tensor& input) {
 at::Tensor GptBlockImpl::forward(const at::Tensor& input) {
   const double p = options_.dropout();
   auto x = input + Dropout(Attend(norm1_->forward(input)), p, is_training());
-  auto hidden = at::gelu(up_->forward(norm2_->forward(x)));
+  auto hidden = at::gelu(up_->forward(norm2_->forward(x)),
+                         options_.gelu_tanh() ? "tanh" : "none");
   return x + Dropout(down_->forward(hidden), p, is_training());
 }
 
@@ -64,8 +65,11 @@ GptImpl::GptImpl(const GptOptions& options) : options_(options) {
     blocks_->push_back(GptBlock(options));
   }
   norm_ = register_module("norm", MakeNorm(dim));
-  head_ = register_module(
-      "head", nn::Linear(nn::LinearOptions(dim, options.vocab()).bias(false)));
+  if (!options.tied()) {
+    head_ = register_module(
+        "head",
+        nn::Linear(nn::LinearOptions(dim, options.vocab()).bias(false)));
+  }
   InitializeWeights();
 }
 
@@ -98,7 +102,8 @@ at::Tensor GptImpl::forward(const at::Tensor& tokens) {
   for (const auto& block : *blocks_) {
     x = block->as<GptBlock>()->forward(x);
   }
-  return head_->forward(norm_->forward(x));
+  x = norm_->forward(x);
+  return head_.is_empty() ? at::linear(x, token_->weight) : head_->forward(x);
 }
 
 at::Tensor GptImpl::loss(const at::Tensor& tokens, const at::Tensor& targets) {

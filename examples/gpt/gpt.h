@@ -5,6 +5,8 @@
 //
 // The vocabulary is the 256 bytes, so any file is a text. Nothing in here knows
 // that it may be trained in shards: that is what the example is meant to show.
+// With Gpt2() it is the model of Hugging Face's GPT2LMHeadModel, whose files it
+// loads and saves by the NameMap "gpt2".
 //
 // Sources: GPT-2 (Radford et al., 2019) for the shape and the initial values.
 #ifndef EXAMPLES_GPT_GPT_H_
@@ -23,12 +25,18 @@
 
 // The default sizes make 10.9 million parameters.
 struct GptOptions {
-  TORCH_ARG(int64_t, dim) = 384;    // width; a multiple of heads
-  TORCH_ARG(int64_t, layers) = 6;   // blocks
-  TORCH_ARG(int64_t, heads) = 6;    // attention heads of a block
-  TORCH_ARG(int64_t, seq) = 128;    // the longest input, in tokens
-  TORCH_ARG(int64_t, vocab) = 256;  // one token per byte
-  TORCH_ARG(double, dropout) = 0;   // of embeddings and both block outputs
+  TORCH_ARG(int64_t, dim) = 384;       // width; a multiple of heads
+  TORCH_ARG(int64_t, layers) = 6;      // blocks
+  TORCH_ARG(int64_t, heads) = 6;       // attention heads of a block
+  TORCH_ARG(int64_t, seq) = 128;       // the longest input, in tokens
+  TORCH_ARG(int64_t, vocab) = 256;     // one token per byte
+  TORCH_ARG(double, dropout) = 0;      // of embeddings and both block outputs
+  TORCH_ARG(bool, gelu_tanh) = false;  // by tanh; transformers' "gelu_new"
+  TORCH_ARG(bool, tied) = false;       // the head is the token embedding
+
+ public:
+  // The activation and the head of GPT-2.
+  GptOptions& Gpt2() { return gelu_tanh(true).tied(true); }
 };
 
 // One block of the transformer, norms first.
@@ -68,7 +76,7 @@ class GptImpl : public torch::nn::Module {
   torch::nn::Embedding token_{nullptr}, position_{nullptr};
   torch::nn::ModuleList blocks_{nullptr};
   torch::nn::LayerNorm norm_{nullptr};
-  torch::nn::Linear head_{nullptr};
+  torch::nn::Linear head_{nullptr};  // none if tied
 };
 TORCH_MODULE(Gpt);
 

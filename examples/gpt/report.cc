@@ -57,7 +57,7 @@ std::string ToJson(const RunReport& report) {
   return absl::StrCat(
       "{\"first_loss\": ", JsonNumber(losses.empty() ? unknown : losses[0]),
       ", \"last_loss\": ", JsonNumber(losses.empty() ? unknown : losses.back()),
-      ", \"uninterrupted_losses\": ",
+      ", \"losses\": ", JsonHexList(losses), ", \"uninterrupted_losses\": ",
       JsonHexList(report.resumed ? none : report.after_losses),
       ", \"resumed_losses\": ",
       JsonHexList(report.resumed ? report.after_losses : none),

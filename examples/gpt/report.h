@@ -15,8 +15,8 @@ struct RunReport {
   std::vector<float> after_losses;  // of the steps after it
   // Of the text that is not trained on, with the parameters before `after`.
   std::optional<float> held_out_loss;
-  bool resumed = false;             // the run began from a saved state
-  double tokens_per_second = 0;     // of all ranks together
+  bool resumed = false;          // the run began from a saved state
+  double tokens_per_second = 0;  // of all ranks together
   int world_size = 1;
   int stage = 0;
   tessera::StateBytes held;        // by rank 0
@@ -27,12 +27,12 @@ struct RunReport {
 // What each rank holds, and what it would hold if everything were replicated.
 std::string StateTable(const RunReport& report);
 
-// One line: first_loss, last_loss, uninterrupted_losses, resumed_losses, tok_s,
-// held_out_loss, world, stage, bytes_per_rank, replicated_bytes, sample. The two
-// lists hold
-// after_losses, as hexadecimal floats: the first if the run began anew, the
-// second if it was resumed. A number that JSON cannot say is null. Bytes of the
-// sample that are not ASCII appear as the character of that number.
+// One line: first_loss, last_loss, losses, uninterrupted_losses,
+// resumed_losses, tok_s, held_out_loss, world, stage, bytes_per_rank,
+// replicated_bytes, sample. Lists are of hexadecimal floats; the last two hold
+// after_losses, the first of them if the run began anew, the second if it was
+// resumed. A number that JSON cannot say is null. Bytes of the sample that are
+// not ASCII appear as the character of that number.
 std::string ToJson(const RunReport& report);
 
 #endif  // EXAMPLES_GPT_REPORT_H_

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "examples/gpt/progress.h"
+#include "examples/gpt/rank_memory.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -21,15 +21,15 @@ TEST(ReportTest, JsonIsOneLineWithExactLosses) {
   report.held = {1, 2, 3};
   report.replicated = {2, 4, 6};
   report.sample = "a\"\\\n\xe9z";
-  EXPECT_EQ(
-      ToJson(report),
-      R"({"first_loss": 5.5, "last_loss": 2.25, "uninterrupted_losses": )"
-      R"(["0x1.99999ap-4", "0x1p+0"], "resumed_losses": [], )"
-      R"("held_out_loss": "0x1.8p+1", "tok_s": 1234, )"
-      R"("world": 2, "stage": 3, "bytes_per_rank": {"parameters": 1, )"
-      R"("gradients": 2, "optimizer": 3}, "replicated_bytes": )"
-      R"({"parameters": 2, "gradients": 4, "optimizer": 6}, )"
-      R"("sample": "a\"\\\u000a\u00e9z"})");
+  EXPECT_EQ(ToJson(report),
+            R"({"first_loss": 5.5, "last_loss": 2.25, "losses": )"
+            R"(["0x1.6p+2", "0x1.2p+1"], "uninterrupted_losses": )"
+            R"(["0x1.99999ap-4", "0x1p+0"], "resumed_losses": [], )"
+            R"("held_out_loss": "0x1.8p+1", "tok_s": 1234, )"
+            R"("world": 2, "stage": 3, "bytes_per_rank": {"parameters": 1, )"
+            R"("gradients": 2, "optimizer": 3}, "replicated_bytes": )"
+            R"({"parameters": 2, "gradients": 4, "optimizer": 6}, )"
+            R"("sample": "a\"\\\u000a\u00e9z"})");
 }
 
 TEST(ReportTest, LossesOfAResumedRunHaveAnotherName) {
@@ -62,7 +62,7 @@ TEST(ReportTest, TableSetsHeldBesideReplicated) {
             "  total                    60.0 MB      160.0 MB\n");
 }
 
-TEST(ProgressTest, MemoryOfManyRanksIsARange) {
+TEST(RankMemoryTest, MemoryOfManyRanksIsARange) {
   const int64_t mb = 1'000'000;
   EXPECT_EQ(Describe({{412 * mb, 96 * mb}, {409 * mb, 97 * mb}}),
             "412/409 MB, counted peak 96/97");
@@ -72,34 +72,6 @@ TEST(ProgressTest, MemoryOfManyRanksIsARange) {
                       {5 * mb, 1 * mb},
                       {5 * mb, 3 * mb}}),
             "4..6 MB, counted peak 1..3");
-}
-
-TEST(ProgressTest, IsDueAtTheEndsAndEachTenth) {
-  const Progress progress(nullptr, 25);
-  std::vector<int64_t> due;
-  for (int64_t step = 1; step <= 25; ++step) {
-    if (progress.IsDue(step)) due.push_back(step);
-  }
-  EXPECT_EQ(due, (std::vector<int64_t>{1, 3, 6, 9, 12, 15, 18, 21, 24, 25}));
-}
-
-TEST(ProgressTest, OffATerminalALineAtEachTenth) {
-  FILE* file = tmpfile();
-  ASSERT_NE(file, nullptr);
-  {
-    Progress progress(file, 20);
-    progress.SetMemory({{1'000'000, 2'000'000}});
-    for (int64_t step = 1; step <= 3; ++step) progress.Show({step, 2.5, 100});
-    progress.Say("done");
-  }
-  std::rewind(file);
-  char text[1000] = {};
-  ASSERT_GT(std::fread(text, 1, sizeof(text) - 1, file), 0u);
-  std::fclose(file);
-  const std::string memory = "1 MB, counted peak 2\n";
-  EXPECT_EQ(std::string(text), " 1/20  loss 2.5000  100 tok/s  " + memory +
-                                   " 2/20  loss 2.5000  100 tok/s  " + memory +
-                                   "done\n");
 }
 
 }  // namespace

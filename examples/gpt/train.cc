@@ -20,10 +20,11 @@
 #include "comm/world/world.h"
 #include "engine/world_options.h"
 #include "examples/gpt/flags.h"
-#include "examples/gpt/progress.h"
+#include "examples/gpt/rank_memory.h"
 #include "examples/gpt/report.h"
 #include "examples/gpt/sample.h"
 #include "examples/gpt/trainer.h"
+#include "monitor/progress_bar.h"
 
 namespace {
 
@@ -50,11 +51,13 @@ class Speed {
 };
 
 // Trains `steps` steps and appends the losses. COLLECTIVE.
-absl::Status TrainSteps(int64_t steps, Trainer& trainer, Progress& progress,
-                        RunReport* report, std::vector<float>* losses) {
+absl::Status TrainSteps(int64_t steps, Trainer& trainer,
+                        tessera::ProgressBar& progress, RunReport* report,
+                        std::vector<float>* losses) {
   tessera::Communicator& communicator =
       *tessera::World::Current()->communicator();
   Speed speed(trainer.tokens_per_step());
+  std::string memory_text;
   for (int64_t step = 1; step <= steps; ++step) {
     TESSERA_ASSIGN_OR_RETURN(const float loss, trainer.Step());
     losses->push_back(loss);
@@ -65,9 +68,11 @@ absl::Status TrainSteps(int64_t steps, Trainer& trainer, Progress& progress,
       TESSERA_ASSIGN_OR_RETURN(
           const auto memory,
           GatherMemory(tessera::LedgerOf(device), communicator));
-      progress.SetMemory(memory);
+      memory_text = Describe(memory);
     }
-    progress.Show({step, loss, report->tokens_per_second});
+    progress.Show(step,
+                  absl::StrFormat("loss %.4f  %.0f tok/s  %s", loss,
+                                  report->tokens_per_second, memory_text));
   }
   return absl::OkStatus();
 }
@@ -79,11 +84,11 @@ absl::Status Work(const TrainFlags& flags, Trainer& trainer, FILE* out,
   if (!flags.resume.empty()) {
     TESSERA_RETURN_IF_ERROR(trainer.Resume(flags.resume));
     report->resumed = true;
-    Progress(out, 0).Say(absl::StrCat("resumed from ", flags.resume, ", step ",
-                                      trainer.engine().step()));
+    tessera::ProgressBar(out, 0).Say(absl::StrCat(
+        "resumed from ", flags.resume, ", step ", trainer.engine().step()));
   }
   {
-    Progress progress(out, flags.steps);
+    tessera::ProgressBar progress(out, flags.steps);
     TESSERA_RETURN_IF_ERROR(
         TrainSteps(flags.steps, trainer, progress, report, &report->losses));
     if (flags.held_out > 0) {
@@ -98,7 +103,7 @@ absl::Status Work(const TrainFlags& flags, Trainer& trainer, FILE* out,
     }
   }
   RunReport after;  // its speed is that of too few steps to tell
-  Progress quiet(nullptr, flags.after);
+  tessera::ProgressBar quiet(nullptr, flags.after);
   TESSERA_RETURN_IF_ERROR(
       TrainSteps(flags.after, trainer, quiet, &after, &report->after_losses));
   if (flags.steps == 0) report->tokens_per_second = after.tokens_per_second;
@@ -141,7 +146,7 @@ absl::Status Run(int argc, char** argv) {
   report.stage = trainer->engine().stage();
   report.held = trainer->engine().state_bytes();
   report.replicated = trainer->engine().replicated_state_bytes();
-  Progress(out, 0).Say(
+  tessera::ProgressBar(out, 0).Say(
       absl::StrCat(trainer->Describe(), "\n", StateTable(report)));
   TESSERA_RETURN_IF_ERROR(Work(flags, *trainer, out, &report));
   if (out != nullptr) SayResults(flags, report, out);

@@ -1,8 +1,10 @@
 #include "examples/llama/llama.h"
 
+#include <cmath>
 #include <memory>
 
 #include "ATen/Functions.h"
+#include "absl/strings/match.h"
 #include "c10/util/Exception.h"
 #include "torch/nn/functional/loss.h"
 #include "torch/nn/init.h"
@@ -11,8 +13,8 @@ namespace {
 
 namespace nn = torch::nn;
 
-nn::Linear MakeLinear(int64_t in, int64_t out) {
-  return nn::Linear(nn::LinearOptions(in, out).bias(false));
+nn::Linear MakeLinear(int64_t in, int64_t out, bool bias = false) {
+  return nn::Linear(nn::LinearOptions(in, out).bias(bias));
 }
 
 // A module that is there for its name.
@@ -20,13 +22,35 @@ std::shared_ptr<nn::Module> AddModule(nn::Module* parent, const char* name) {
   return parent->register_module(name, std::make_shared<nn::Module>());
 }
 
+// How far each pair of numbers turns from one position to the next, in radians
+// [head_dim / 2], when it would by `turns` without scaling.
+at::Tensor Scaled(const at::Tensor& turns, const RopeOptions& rope) {
+  switch (rope.scaling()) {
+    case RopeScaling::kNone:
+      return turns;
+    case RopeScaling::kLinear:
+      return turns / rope.factor();
+    case RopeScaling::kLlama3: {
+      const auto rounds =  // of all positions that the model was made for
+          static_cast<double>(rope.original_positions()) / (2 * M_PI / turns);
+      const auto share =
+          ((rounds - rope.low_frequency_factor()) /
+           (rope.high_frequency_factor() - rope.low_frequency_factor()))
+              .clamp(0, 1);
+      return (1 - share) * turns / rope.factor() + share * turns;
+    }
+  }
+  return turns;
+}
+
 // Numbers i and i + head_dim / 2 of a head turn together.
-RotaryEmbedding MakeRotary(int64_t length, int64_t head_dim, double theta,
-                           const at::Tensor& like) {
+RotaryEmbedding MakeRotary(int64_t length, int64_t head_dim,
+                           const RopeOptions& rope, const at::Tensor& like) {
   const auto options = at::TensorOptions(at::kFloat).device(like.device());
-  const auto turns =
-      at::pow(theta, at::arange(0, head_dim, 2, options) / head_dim)
-          .reciprocal();
+  const auto turns = Scaled(
+      at::pow(rope.theta(), at::arange(0, head_dim, 2, options) / head_dim)
+          .reciprocal(),
+      rope);
   const auto half = at::outer(at::arange(length, options), turns);
   const auto angles = at::cat({half, half}, -1);
   return {angles.cos().to(like.dtype()), angles.sin().to(like.dtype())};
@@ -51,16 +75,20 @@ at::Tensor RmsNormImpl::forward(const at::Tensor& input) {
 LlamaLayerImpl::LlamaLayerImpl(const LlamaOptions& options)
     : options_(options) {
   const int64_t dim = options.dim(), hidden = options.hidden();
-  const int64_t kv_dim = dim / options.heads() * options.kv_heads();
+  const int64_t q_dim = options.width_of_head() * options.heads();
+  const int64_t kv_dim = options.width_of_head() * options.kv_heads();
+  const bool bias = options.attention_bias(), mlp_bias = options.mlp_bias();
   const auto attention = AddModule(this, "self_attn");
-  q_proj_ = attention->register_module("q_proj", MakeLinear(dim, dim));
-  k_proj_ = attention->register_module("k_proj", MakeLinear(dim, kv_dim));
-  v_proj_ = attention->register_module("v_proj", MakeLinear(dim, kv_dim));
-  o_proj_ = attention->register_module("o_proj", MakeLinear(dim, dim));
+  q_proj_ = attention->register_module("q_proj", MakeLinear(dim, q_dim, bias));
+  k_proj_ = attention->register_module("k_proj", MakeLinear(dim, kv_dim, bias));
+  v_proj_ = attention->register_module("v_proj", MakeLinear(dim, kv_dim, bias));
+  o_proj_ = attention->register_module("o_proj", MakeLinear(q_dim, dim, bias));
   const auto mlp = AddModule(this, "mlp");
-  gate_proj_ = mlp->register_module("gate_proj", MakeLinear(dim, hidden));
-  up_proj_ = mlp->register_module("up_proj", MakeLinear(dim, hidden));
-  down_proj_ = mlp->register_module("down_proj", MakeLinear(hidden, dim));
+  gate_proj_ =
+      mlp->register_module("gate_proj", MakeLinear(dim, hidden, mlp_bias));
+  up_proj_ = mlp->register_module("up_proj", MakeLinear(dim, hidden, mlp_bias));
+  down_proj_ =
+      mlp->register_module("down_proj", MakeLinear(hidden, dim, mlp_bias));
   const double eps = options.norm_eps();
   input_layernorm_ = register_module("input_layernorm", RmsNorm(dim, eps));
   post_attention_layernorm_ =
@@ -71,7 +99,7 @@ at::Tensor LlamaLayerImpl::Attend(const at::Tensor& input,
                                   const RotaryEmbedding& rotary) {
   const auto heads_of = [&](nn::Linear& projection) {
     return projection->forward(input)
-        .unflatten(-1, {-1, options_.dim() / options_.heads()})
+        .unflatten(-1, {-1, options_.width_of_head()})
         .transpose(1, 2);
   };
   const auto mixed = at::scaled_dot_product_attention(
@@ -92,8 +120,11 @@ at::Tensor LlamaLayerImpl::forward(const at::Tensor& input,
 LlamaImpl::LlamaImpl(const LlamaOptions& options) : options_(options) {
   const int64_t dim = options.dim(), heads = options.heads();
   const int64_t kv_heads = options.kv_heads();
-  TORCH_CHECK(heads > 0 && dim % (2 * heads) == 0, "Llama: dim ", dim,
-              " is not an even multiple of heads ", heads);
+  TORCH_CHECK(heads > 0 && (options.head_dim() > 0 || dim % heads == 0),
+              "Llama: dim ", dim, " is not a multiple of heads ", heads,
+              ", and there is no head_dim");
+  TORCH_CHECK(options.width_of_head() % 2 == 0, "Llama: a head of ",
+              options.width_of_head(), " numbers; their number must be even");
   TORCH_CHECK(kv_heads > 0 && heads % kv_heads == 0, "Llama: heads ", heads,
               " is not a multiple of kv_heads ", kv_heads);
   const auto model = AddModule(this, "model");
@@ -107,16 +138,20 @@ LlamaImpl::LlamaImpl(const LlamaOptions& options) : options_(options) {
   if (!options.tied()) {
     lm_head_ = register_module("lm_head", MakeLinear(dim, options.vocab()));
   }
-  for (const auto& parameter : parameters()) {  // those of norms stay one
-    if (parameter.dim() > 1) nn::init::normal_(parameter, 0.0, 0.02);
+  for (const auto& item : named_parameters()) {  // those of norms stay one
+    const at::Tensor& parameter = item.value();
+    if (parameter.dim() > 1) {
+      nn::init::normal_(parameter, 0.0, 0.02);
+    } else if (absl::EndsWith(item.key(), ".bias")) {
+      nn::init::zeros_(parameter);
+    }
   }
 }
 
 at::Tensor LlamaImpl::forward(const at::Tensor& tokens) {
   auto x = embed_tokens_->forward(tokens);
   const RotaryEmbedding rotary =
-      MakeRotary(tokens.size(1), options_.dim() / options_.heads(),
-                 options_.rope_theta(), x);
+      MakeRotary(tokens.size(1), options_.width_of_head(), options_.rope(), x);
   for (const auto& layer : *layers_) {
     x = layer->as<LlamaLayer>()->forward(x, rotary);
   }

@@ -10,11 +10,11 @@
 //
 // Modules are called and nested as in Hugging Face's transformers, so that
 // parameters have the same names there, and files of either are read by the
-// other without a NameMap. Of what LlamaConfig offers there is no scaling of
-// the rotary embedding, no bias and no head_dim of its own.
+// other without a NameMap. llama_config.h reads and writes their config.json.
 //
 // Sources: Llama (Touvron et al., 2023); RMSNorm (Zhang and Sennrich, 2019);
-// SwiGLU (Shazeer, 2020); RoPE (Su et al., 2021); GQA (Ainslie et al., 2023).
+// SwiGLU (Shazeer, 2020); RoPE (Su et al., 2021); GQA (Ainslie et al., 2023);
+// scaling of RoPE: Chen et al., 2023 (linear), Llama 3.1's (llama3).
 #ifndef EXAMPLES_LLAMA_LLAMA_H_
 #define EXAMPLES_LLAMA_LLAMA_H_
 
@@ -28,17 +28,49 @@
 #include "torch/nn/modules/linear.h"
 #include "torch/nn/pimpl.h"
 
+// How rotary embeddings reach positions that a model was not trained for: in
+// LlamaConfig rope_scaling, or what rope_parameters hold.
+enum class RopeScaling {
+  kNone,    // "default"
+  kLinear,  // positions are divided by factor
+  // Pairs of numbers that turn once in more than original_positions /
+  // low_frequency_factor positions are slowed down by factor, those that do in
+  // less than original_positions / high_frequency_factor are not, and between
+  // the two it is a mean of both.
+  kLlama3,
+};
+struct RopeOptions {
+  TORCH_ARG(double, theta) = 10000;
+  TORCH_ARG(RopeScaling, scaling) = RopeScaling::kNone;
+  TORCH_ARG(double, factor) = 1;
+  TORCH_ARG(double, low_frequency_factor) = 1;
+  TORCH_ARG(double, high_frequency_factor) = 4;
+  TORCH_ARG(int64_t, original_positions) = 8192;
+};
+
 // Behind each: its key in LlamaConfig.
 struct LlamaOptions {
-  TORCH_ARG(int64_t, dim) = 384;      // hidden_size; an even multiple of heads
+  TORCH_ARG(int64_t, dim) = 384;      // hidden_size
   TORCH_ARG(int64_t, layers) = 6;     // num_hidden_layers
   TORCH_ARG(int64_t, heads) = 6;      // num_attention_heads
   TORCH_ARG(int64_t, kv_heads) = 2;   // num_key_value_heads; divides heads
   TORCH_ARG(int64_t, hidden) = 1024;  // intermediate_size, the width of the mlp
   TORCH_ARG(int64_t, vocab) = 256;    // vocab_size
-  TORCH_ARG(double, rope_theta) = 10000;
+  // head_dim, even; 0: dim / heads, which heads have to divide then.
+  TORCH_ARG(int64_t, head_dim) = 0;
+  TORCH_ARG(RopeOptions, rope);        // rope_theta and rope_scaling
   TORCH_ARG(double, norm_eps) = 1e-5;  // rms_norm_eps
   TORCH_ARG(bool, tied) = false;       // tie_word_embeddings
+  TORCH_ARG(bool, attention_bias) = false;
+  TORCH_ARG(bool, mlp_bias) = false;
+  // max_position_embeddings; nothing is made of that size: a longer text is
+  // only one that the model was not trained for.
+  TORCH_ARG(int64_t, positions) = 2048;
+
+ public:
+  int64_t width_of_head() const {
+    return head_dim() > 0 ? head_dim() : dim() / heads();
+  }
 };
 
 // x / sqrt(mean of x^2 + eps) * weight, over the last dim.
@@ -53,7 +85,7 @@ class RmsNormImpl : public torch::nn::Module {
 };
 TORCH_MODULE(RmsNorm);
 
-// Of positions 0 to T - 1; each [T, dim / heads].
+// Of positions 0 to T - 1; each [T, head_dim].
 struct RotaryEmbedding {
   at::Tensor cos, sin;
 };
@@ -86,6 +118,8 @@ class LlamaImpl : public torch::nn::Module {
 
   // Mean cross entropy, in nats per token, of predicting targets [B, T].
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets);
+
+  const LlamaOptions& options() const { return options_; }
 
  private:
   LlamaOptions options_;

@@ -33,7 +33,7 @@ at::Tensor RandomTokens(int64_t batch, int64_t length) {
 // a head turn together, which heads share a key, where eps stands.
 TEST(LlamaTest, GivesTheLogitsOfTransformers) {
   c10::NoGradGuard no_grad;
-  Llama model(Small().rope_theta(50).norm_eps(0.05));
+  Llama model(Small().rope(RopeOptions().theta(50)).norm_eps(0.05));
   double number = 0;
   for (auto& parameter : model->parameters()) {
     const auto index = at::arange(parameter.numel(), at::kDouble);

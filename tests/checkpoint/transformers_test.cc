@@ -21,6 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "base/check.h"
 #include "base/status.h"
 #include "checkpoint/exchange/command.h"
 #include "checkpoint/safetensors.h"
@@ -30,6 +31,7 @@
 #include "engine/engine.h"
 #include "examples/gpt/gpt.h"
 #include "examples/llama/llama.h"
+#include "examples/llama/llama_config.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/rank_pool.h"
@@ -44,7 +46,8 @@ using ::testing::Each;
 using ::testing::StartsWith;
 
 constexpr int64_t kLayers = 2, kDim = 32, kHeads = 4, kVocab = 67, kSeq = 16;
-constexpr int64_t kLength = 13;  // of the texts that both are given
+constexpr int64_t kHeadNumbers = 12;  // of a head, at most
+constexpr int64_t kLength = 13;       // of the texts that both are given
 
 // A model of ours, with what is needed to have it there.
 struct Model {
@@ -64,44 +67,54 @@ Model Of(Holder holder, std::string names, std::string config, int64_t hidden) {
           std::move(names), std::move(config), hidden};
 }
 
+// Written as transformers 4 did (Llama, TiedLlama) and as 5 do. One position is
+// a few radians and more, so that scaling by frequency has all of its three
+// cases within a head of 12 numbers: pairs that turn once in 6.3, 19, 59, ...
+// positions, of 20 that the model was made for.
+std::string LlamaConfig(absl::string_view kind) {
+  const std::string sizes = R"({"model_type": "llama", "hidden_size": 32,
+      "num_hidden_layers": 2, "num_attention_heads": 4,
+      "num_key_value_heads": 2, "intermediate_size": 44, "vocab_size": 67,
+      "rms_norm_eps": 0.05, )";
+  if (kind == "Llama") {
+    return absl::StrCat(sizes, R"("rope_theta": 50})");
+  }
+  if (kind == "TiedLlama") {
+    return absl::StrCat(sizes,
+                        R"("rope_theta": 50, "tie_word_embeddings": true})");
+  }
+  if (kind == "LinearLlama") {
+    return absl::StrCat(sizes, R"("attention_bias": true, "rope_parameters":
+        {"rope_type": "linear", "rope_theta": 50, "factor": 3}})");
+  }
+  return absl::StrCat(sizes, R"("head_dim": 12, "mlp_bias": true,
+      "tie_word_embeddings": true, "max_position_embeddings": 160,
+      "rope_parameters": {"rope_type": "llama3", "rope_theta": 800,
+        "factor": 8, "low_freq_factor": 0.5, "high_freq_factor": 2,
+        "original_max_position_embeddings": 20}})");
+}
+
 // Where the usual value of an option would hide that it is not heeded it has
 // another one.
 Model MakeModel(absl::string_view kind) {
-  if (kind == "Gpt2") {
-    return Of(Gpt(GptOptions()
-                      .dim(kDim)
-                      .layers(kLayers)
-                      .heads(kHeads)
-                      .seq(kSeq)
-                      .vocab(kVocab)),
-              "gpt2", R"({"model_type": "gpt2", "n_embd": 32, "n_layer": 2,
-                          "n_head": 4, "n_positions": 16, "vocab_size": 67,
-                          "activation_function": "gelu",
-                          "tie_word_embeddings": false,
-                          "bos_token_id": 0, "eos_token_id": 0})",
+  if (kind == "Gpt2" || kind == "UntiedGpt2") {
+    GptOptions options = GptOptions().Gpt2().dim(kDim).layers(kLayers);
+    options.heads(kHeads).seq(kSeq).vocab(kVocab);
+    std::string own;  // beyond GPT2Config's defaults
+    if (kind == "UntiedGpt2") {
+      options.tied(false).gelu_tanh(false);
+      own = R"("tie_word_embeddings": false, "activation_function": "gelu",)";
+    }
+    return Of(Gpt(options), "gpt2",
+              absl::StrCat("{", own, R"("model_type": "gpt2", "n_embd": 32,
+                  "n_layer": 2, "n_head": 4, "n_positions": 16,
+                  "vocab_size": 67, "bos_token_id": 0, "eos_token_id": 0})"),
               4 * kDim);
   }
-  const bool tied = kind == "TiedLlama";
-  return Of(Llama(LlamaOptions()
-                      .dim(kDim)
-                      .layers(kLayers)
-                      .heads(kHeads)
-                      .kv_heads(2)
-                      .hidden(44)
-                      .vocab(kVocab)
-                      .rope_theta(50)
-                      .norm_eps(0.05)
-                      .tied(tied)),
-            "",
-            absl::StrCat(R"({"model_type": "llama", "hidden_size": 32,
-                                 "num_hidden_layers": 2,
-                                 "num_attention_heads": 4,
-                                 "num_key_value_heads": 2,
-                                 "intermediate_size": 44, "vocab_size": 67,
-                                 "rope_theta": 50, "rms_norm_eps": 0.05,
-                                 "tie_word_embeddings": )",
-                         tied ? "true}" : "false}"),
-            44);
+  const std::string config = LlamaConfig(kind);
+  const auto options = ParseLlamaConfig(config, "config.json");
+  TESSERA_CHECK(options.ok()) << options.status();
+  return Of(Llama(*options), "", config, 44);
 }
 
 // How far logits of the two may be from each other, both in float32. On the way
@@ -113,9 +126,9 @@ Model MakeModel(absl::string_view kind) {
 // them. Linear layers change sizes little here, so errors grow no faster than
 // what they are errors of, and all are told in parts of the largest logit.
 double BoundOf(const Model& model, const Tensor& logits) {
-  const double n =
-      kLayers * (5 * kDim + kDim / kHeads + 2 * kLength + model.hidden) +
-      2 * kDim;
+  const double n = kLayers * (4 * kDim + kHeads * kHeadNumbers + kHeadNumbers +
+                              2 * kLength + model.hidden) +
+                   2 * kDim;
   return 4 * std::sqrt(n) * std::numeric_limits<float>::epsilon() *
          logits.abs().max().item<double>();
 }
@@ -311,7 +324,9 @@ class TransformersTest : public ::testing::TestWithParam<const char*> {
 };
 
 INSTANTIATE_TEST_SUITE_P(All, TransformersTest,
-                         ::testing::Values("Gpt2", "Llama", "TiedLlama"),
+                         ::testing::Values("Gpt2", "UntiedGpt2", "Llama",
+                                           "TiedLlama", "LinearLlama",
+                                           "Llama3"),
                          [](const auto& info) { return info.param; });
 
 TEST_P(TransformersTest, ThePackageSafetensorsReadsAndWritesTheSameBytes) {

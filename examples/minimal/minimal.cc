@@ -1,6 +1,6 @@
 // The smallest program: a plain module, trained in shards.
 //
-//   bazel run //examples/hello -- --world=2
+//   bazel run //examples/minimal -- --world=2
 #include <cstdio>
 
 #include "ATen/Functions.h"
@@ -15,7 +15,9 @@ absl::Status Run(int argc, char** argv) {
   at::manual_seed(0);
   nn::Sequential model(nn::Linear(64, 256), nn::Linear(256, 1));
   TESSERA_ASSIGN_OR_RETURN(
-      auto engine, tessera::Engine::Create(model, "examples/hello/zero3.json"));
+      auto engine,
+      tessera::Engine::Create(model, "examples/minimal/zero3.json"));
+  at::manual_seed(1 + world->rank());  // samples of its own
   for (int step = 0; step < 20; ++step) {
     auto x = at::randn({32, 64});
     auto loss = (model->forward(x) - x.sum(1, true)).square().mean();
@@ -27,7 +29,7 @@ absl::Status Run(int argc, char** argv) {
 }
 
 int main(int argc, char** argv) {
-  auto status = tessera::CatchTorch("hello", [&] { return Run(argc, argv); });
+  auto status = tessera::CatchTorch("minimal", [&] { return Run(argc, argv); });
   if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
   tessera::Shutdown();
   return status.ok() ? 0 : 1;

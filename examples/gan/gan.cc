@@ -1,0 +1,178 @@
+// Two modules against each other, each with an engine of its own: a generator
+// learns to make points that a critic cannot tell from those of eight clusters
+// on a circle.
+//
+//   bazel run //examples/gan -- --world=2
+//
+// Sources: Goodfellow et al., 2014, with the loss that does not saturate; a
+// rate for each of the two: Heusel et al., 2017.
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "engine/tessera.h"
+#include "torch/torch.h"
+
+ABSL_FLAG(std::string, generator, "examples/gan/generator.json", "JSON.");
+ABSL_FLAG(std::string, critic, "examples/gan/critic.json", "JSON.");
+ABSL_FLAG(int64_t, steps, 1000, "Of each of the two.");
+ABSL_FLAG(std::string, save, "", "A folder: both are saved there at the end.");
+ABSL_FLAG(std::string, resume, "", "A folder: where --save wrote.");
+
+namespace nn = torch::nn;
+
+namespace {
+
+constexpr int64_t kClusters = 8, kNoise = 2;
+
+nn::Sequential Mlp(int64_t in, int64_t out) {
+  return nn::Sequential(nn::Linear(in, 64), nn::ReLU(), nn::Linear(64, 64),
+                        nn::ReLU(), nn::Linear(64, out));
+}
+
+at::Tensor Centers() {
+  const at::Tensor angle = at::arange(kClusters) * (2 * M_PI / kClusters);
+  return at::stack({angle.cos(), angle.sin()}, 1);  // [clusters, 2]
+}
+
+at::Tensor RealPoints(int64_t n) {
+  return Centers().index({at::randint(kClusters, {n})}) +
+         0.05 * at::randn({n, 2});
+}
+
+// How likely the critic takes `points` for what they are said to be.
+at::Tensor Loss(nn::Sequential& critic, const at::Tensor& points, bool real) {
+  const at::Tensor logits = critic->forward(points);
+  return at::binary_cross_entropy_with_logits(
+      logits, at::full_like(logits, real ? 1. : 0.));
+}
+
+class Gan {
+ public:
+  static absl::StatusOr<std::unique_ptr<Gan>> Create() {
+    auto gan = std::make_unique<Gan>();
+    TESSERA_ASSIGN_OR_RETURN(
+        gan->generator_engine_,
+        tessera::Engine::Create(gan->generator_,
+                                absl::GetFlag(FLAGS_generator)));
+    TESSERA_ASSIGN_OR_RETURN(
+        gan->critic_engine_,
+        tessera::Engine::Create(gan->critic_, absl::GetFlag(FLAGS_critic)));
+    gan->batch_ =
+        gan->critic_engine_->config().train_micro_batch_size_per_gpu();
+    return gan;
+  }
+
+  absl::Status Step() {
+    // The critic's turn. The points are detached: nothing of this loss reaches
+    // the generator.
+    const at::Tensor made = Make(batch_).detach();
+    at::Tensor loss =
+        Loss(critic_, RealPoints(batch_), true) + Loss(critic_, made, false);
+    critic_loss_ = loss.item<float>();
+    TESSERA_RETURN_IF_ERROR(critic_engine_->Backward(loss));
+    TESSERA_RETURN_IF_ERROR(critic_engine_->Step());
+    // The generator's turn. Its loss goes through the critic, whose parameters
+    // get gradients on the way. They are not the generator's engine's, which
+    // leaves them in .grad(); the critic's refuses what it has not been told to
+    // add (BackwardOptions::add_outside). So they are dropped, as in plain
+    // libtorch.
+    loss = Loss(critic_, Make(batch_), true);
+    generator_loss_ = loss.item<float>();
+    TESSERA_RETURN_IF_ERROR(generator_engine_->Backward(loss));
+    TESSERA_RETURN_IF_ERROR(generator_engine_->Step());
+    critic_->zero_grad();
+    return absl::OkStatus();
+  }
+
+  // Of points of all ranks: how many clusters have a fair share (half of 1/8 or
+  // more of all), and the share of those that are near one. COLLECTIVE.
+  absl::Status Judge(tessera::Communicator& ranks, int64_t* clusters,
+                     double* near) {
+    const c10::NoGradGuard no_gradients;
+    const auto [distance, cluster] = at::cdist(Make(1000), Centers()).min(1);
+    at::Tensor counts =
+        at::bincount(cluster.masked_select(distance < 0.25), {}, kClusters);
+    TESSERA_RETURN_IF_ERROR(
+        ranks.AllReduceSum(counts, {"points by cluster"}).Wait());
+    const int64_t all = 1000 * ranks.world_size();
+    *clusters = (counts * 2 * kClusters >= all).sum().item<int64_t>();
+    *near = counts.sum().item<double>() / static_cast<double>(all);
+    return absl::OkStatus();
+  }
+
+  // A folder for each. The generators of random numbers are in both.
+  absl::Status Save(const std::string& dir) {
+    TESSERA_RETURN_IF_ERROR(
+        generator_engine_->SaveCheckpoint(dir + "/generator"));
+    return critic_engine_->SaveCheckpoint(dir + "/critic");
+  }
+  absl::Status Load(const std::string& dir) {
+    TESSERA_RETURN_IF_ERROR(
+        generator_engine_->LoadCheckpoint(dir + "/generator").status());
+    return critic_engine_->LoadCheckpoint(dir + "/critic").status();
+  }
+  absl::Status Close() {
+    TESSERA_RETURN_IF_ERROR(generator_engine_->Close());
+    return critic_engine_->Close();
+  }
+
+  float critic_loss() const { return critic_loss_; }
+  float generator_loss() const { return generator_loss_; }
+
+ private:
+  at::Tensor Make(int64_t n) {
+    return generator_->forward(at::randn({n, kNoise}));
+  }
+
+  nn::Sequential generator_ = Mlp(kNoise, 2), critic_ = Mlp(2, 1);
+  std::unique_ptr<tessera::Engine> generator_engine_, critic_engine_;
+  int64_t batch_ = 0;
+  float critic_loss_ = 0, generator_loss_ = 0;
+};
+
+absl::Status Run(int argc, char** argv) {
+  TESSERA_ASSIGN_OR_RETURN(const auto* world, tessera::Init(&argc, argv));
+  absl::ParseCommandLine(argc, argv);
+  at::manual_seed(1);  // the same initial values on all ranks
+  TESSERA_ASSIGN_OR_RETURN(auto gan, Gan::Create());
+  at::manual_seed(100 + world->rank());  // other points
+  if (const std::string dir = absl::GetFlag(FLAGS_resume); !dir.empty()) {
+    TESSERA_RETURN_IF_ERROR(gan->Load(dir));
+  }
+  const int64_t steps = absl::GetFlag(FLAGS_steps);
+  for (int64_t step = 1; step <= steps; ++step) {
+    TESSERA_RETURN_IF_ERROR(gan->Step());
+    if (world->rank() == 0 && (step % 200 == 0 || step == steps)) {
+      std::printf("step %lld: loss of the critic %.4f, of the generator %.4f\n",
+                  static_cast<long long>(step), gan->critic_loss(),
+                  gan->generator_loss());
+    }
+  }
+  if (const std::string dir = absl::GetFlag(FLAGS_save); !dir.empty()) {
+    TESSERA_RETURN_IF_ERROR(gan->Save(dir));
+  }
+  int64_t clusters = 0;
+  double near = 0;
+  TESSERA_RETURN_IF_ERROR(gan->Judge(*world->communicator(), &clusters, &near));
+  if (world->rank() == 0) {
+    std::printf("%lld of 8 clusters, %.1f %% of the points near one\n",
+                static_cast<long long>(clusters), 100 * near);
+    std::printf("last losses %a %a\n", gan->critic_loss(),
+                gan->generator_loss());
+  }
+  return gan->Close();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const absl::Status status =
+      tessera::CatchTorch("gan", [&] { return Run(argc, argv); });
+  if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
+  tessera::Shutdown();
+  return status.ok() ? 0 : 1;
+}

@@ -1,0 +1,226 @@
+// Trains a Llama in shards, from nothing or from a folder of Hugging Face's,
+// and writes such a folder.
+//
+//   train --world=2 --model=/models/Llama-3.2-1B --load --data=text.bin
+//         --steps=100 --checkpoints=run --out=tuned --sample=200
+//
+// The model (llama.h) and its sizes (llama_config.h) know nothing of Tessera;
+// all that a program needs of it is in Run.
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ATen/Context.h"
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/strings/str_cat.h"
+#include "engine/tessera.h"
+#include "examples/llama/llama.h"
+#include "examples/llama/llama_config.h"
+#include "examples/text/generate.h"
+#include "examples/text/token_batches.h"
+
+ABSL_FLAG(std::string, model, "examples/llama/tiny.json",
+          "Hugging Face's config.json, or a folder that it is in: the sizes.");
+ABSL_FLAG(bool, load, false,
+          "The values, too, come from the safetensors files of the folder "
+          "--model; otherwise they are drawn.");
+ABSL_FLAG(std::string, config, "examples/llama/zero3.json",
+          "Configuration of Tessera, DeepSpeed-style JSON.");
+ABSL_FLAG(int64_t, stage, -1, "ZeRO stage, 0 to 3; -1: the configuration's.");
+ABSL_FLAG(std::string, data, "",
+          "Files of tokens, a pattern: llm.c's, or of --token_bytes each.");
+ABSL_FLAG(int64_t, token_bytes, 1,
+          "1: any text, a token for each byte; 2: nanoGPT's files; 4.");
+ABSL_FLAG(int64_t, steps, 100, "Optimizer steps, those of --checkpoints too.");
+ABSL_FLAG(int64_t, seq, 64, "Tokens that the model is given at once.");
+ABSL_FLAG(uint64_t, seed, 1, "Of drawn values, the data's order, the sample.");
+ABSL_FLAG(std::string, checkpoints, "",
+          "A folder: goes on from the newest checkpoint in it, and saves one "
+          "every --every steps, at the end, and when told to end (SIGTERM).");
+ABSL_FLAG(int64_t, every, 100, "Steps from one checkpoint to the next.");
+ABSL_FLAG(std::string, out, "",
+          "A folder: writes model.safetensors and config.json for "
+          "transformers' LlamaForCausalLM there.");
+ABSL_FLAG(int64_t, sample, 0, "Tokens that the model writes at the end.");
+ABSL_FLAG(std::string, prompt, "In the beginning ", "What they go on from.");
+
+namespace {
+
+absl::StatusOr<tessera::proto::Config> Configuration(int world_size) {
+  TESSERA_ASSIGN_OR_RETURN(
+      tessera::proto::Config config,
+      tessera::LoadConfig(absl::GetFlag(FLAGS_config), world_size));
+  if (const int64_t stage = absl::GetFlag(FLAGS_stage); stage >= 0) {
+    config.mutable_zero_optimization()->set_stage(static_cast<int>(stage));
+  }
+  return config;
+}
+
+absl::StatusOr<std::optional<TokenBatches>> OpenData(
+    const tessera::World& world, const LlamaOptions& model) {
+  TokenBatchesOptions options;
+  options.path = absl::GetFlag(FLAGS_data);
+  options.seq = absl::GetFlag(FLAGS_seq);
+  options.seed = absl::GetFlag(FLAGS_seed);
+  options.rank = world.rank();
+  options.world_size = world.world_size();
+  if (options.seq < 1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--seq: expected a whole number above 0, got ", options.seq));
+  }
+  if (options.path.empty()) return std::optional<TokenBatches>();
+  options.vocab_size = model.vocab();
+  switch (absl::GetFlag(FLAGS_token_bytes)) {
+    case 1:
+      options.type = tessera::TokenType::kUint8;
+      break;
+    case 2:
+      options.type = tessera::TokenType::kUint16;
+      break;
+    case 4:
+      options.type = tessera::TokenType::kUint32;
+      break;
+    default:
+      return absl::InvalidArgumentError(
+          absl::StrCat("--token_bytes: expected 1, 2 or 4, got ",
+                       absl::GetFlag(FLAGS_token_bytes)));
+  }
+  return TokenBatches::Open(options);
+}
+
+// One optimizer step; the mean loss of this rank's samples.
+absl::StatusOr<float> TrainStep(Llama& model, tessera::Engine& engine,
+                                TokenBatches& data, at::Device device) {
+  const tessera::proto::Config& config = engine.config();
+  float sum = 0;
+  for (int64_t i = 0; i < config.gradient_accumulation_steps(); ++i) {
+    const auto batch =
+        data.Next(config.train_micro_batch_size_per_gpu(), device);
+    if (!batch.ok()) {  // the others learn it, and do not wait
+      engine.Backward(at::Tensor()).IgnoreError();
+      return batch.status();
+    }
+    at::Tensor loss;
+    {
+      const tessera::Engine::AutocastScope autocast(&engine);
+      loss = model->loss(batch->tokens, batch->targets);
+    }
+    TESSERA_RETURN_IF_ERROR(engine.Backward(loss));
+    TESSERA_RETURN_IF_ERROR(engine.Step());
+    sum += loss.item<float>();
+  }
+  return sum / static_cast<float>(config.gradient_accumulation_steps());
+}
+
+absl::Status Train(Llama& model, tessera::Engine& engine, TokenBatches& data,
+                   const tessera::World& world) {
+  std::unique_ptr<tessera::CheckpointManager> manager;
+  if (!absl::GetFlag(FLAGS_checkpoints).empty()) {
+    tessera::CheckpointManagerOptions options;
+    options.dir = absl::GetFlag(FLAGS_checkpoints);
+    options.every_steps = absl::GetFlag(FLAGS_every);
+    TESSERA_ASSIGN_OR_RETURN(
+        manager, tessera::CheckpointManager::Create(&engine, options));
+    TESSERA_ASSIGN_OR_RETURN(const auto place, manager->Resume());
+    if (place.has_value()) TESSERA_RETURN_IF_ERROR(data.Seek(*place));
+  }
+  const auto place = [&] { return data.Place(); };
+  while (engine.step() < absl::GetFlag(FLAGS_steps)) {
+    TESSERA_ASSIGN_OR_RETURN(const float loss,
+                             TrainStep(model, engine, data, world.device()));
+    if (world.rank() == 0) {
+      std::printf("step %lld loss %.6f %a\n",
+                  static_cast<long long>(engine.step()), loss, loss);
+    }
+    if (manager == nullptr) continue;
+    TESSERA_ASSIGN_OR_RETURN(const bool told_to_end, manager->MaybeSave(place));
+    if (told_to_end) return absl::OkStatus();
+  }
+  return manager == nullptr ? absl::OkStatus() : manager->Finish(place);
+}
+
+// What transformers' from_pretrained loads.
+absl::Status Export(tessera::Engine& engine, const LlamaOptions& options,
+                    int rank) {
+  const std::string out = absl::GetFlag(FLAGS_out);
+  TESSERA_RETURN_IF_ERROR(engine.SaveSafetensors(out));
+  absl::Status wrote;
+  if (rank == 0) {
+    std::ofstream file(out + "/config.json");
+    file << LlamaConfigJson(options) << std::flush;
+    if (!file) {
+      wrote = absl::UnavailableError(
+          absl::StrCat(out, "/config.json could not be written"));
+    }
+  }
+  return engine.communicator()->AgreeOk(wrote, "config.json");
+}
+
+absl::Status Run(int argc, char** argv) {
+  TESSERA_ASSIGN_OR_RETURN(std::vector<char*> own,
+                           tessera::WithoutInitFlags(argc, argv));
+  absl::ParseCommandLine(static_cast<int>(own.size()), own.data());
+  TESSERA_ASSIGN_OR_RETURN(
+      const tessera::WorldOptions world_options,
+      tessera::WorldOptionsFrom(absl::GetFlag(FLAGS_config)));
+  TESSERA_ASSIGN_OR_RETURN(const tessera::World* const world,
+                           tessera::Init(&argc, argv, world_options));
+  const std::string folder = absl::GetFlag(FLAGS_model);
+  TESSERA_ASSIGN_OR_RETURN(const LlamaOptions options, ReadLlamaConfig(folder));
+  TESSERA_ASSIGN_OR_RETURN(const tessera::proto::Config config,
+                           Configuration(world->world_size()));
+  absl::StatusOr<std::optional<TokenBatches>> data = OpenData(*world, options);
+  TESSERA_RETURN_IF_ERROR(
+      world->communicator()->AgreeOk(data.status(), "the data"));
+
+  at::manual_seed(absl::GetFlag(FLAGS_seed));  // the same values on all ranks
+  Llama model(options);
+  tessera::EngineOptions engine_options;
+  engine_options.device = world->device();
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::unique_ptr<tessera::Engine> engine,
+      tessera::Engine::Create(model, config, engine_options));
+  if (absl::GetFlag(FLAGS_load)) {
+    TESSERA_RETURN_IF_ERROR(engine->LoadSafetensors(folder).status());
+  }
+  if (data->has_value()) {
+    TESSERA_RETURN_IF_ERROR(Train(model, *engine, **data, *world));
+  }
+  if (!absl::GetFlag(FLAGS_out).empty()) {
+    TESSERA_RETURN_IF_ERROR(Export(*engine, options, world->rank()));
+  }
+  if (absl::GetFlag(FLAGS_sample) > 0) {
+    GenerateOptions how;
+    how.count = absl::GetFlag(FLAGS_sample);
+    how.context = absl::GetFlag(FLAGS_seq);
+    how.seed = absl::GetFlag(FLAGS_seed);
+    const auto tokens = Generate(
+        [&](const at::Tensor& seen) {
+          return model->forward(seen.to(world->device()));
+        },
+        TokensOf(absl::GetFlag(FLAGS_prompt)), how);
+    if (world->rank() == 0) std::printf("%s\n", TextOf(tokens).c_str());
+  }
+  return engine->Close();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  absl::SetProgramUsageMessage("trains a Llama in shards; see README.md");
+  const absl::Status status =
+      tessera::CatchTorch("llama", [&] { return Run(argc, argv); });
+  if (!status.ok()) {
+    std::fprintf(stderr, "llama: %s\n", std::string(status.message()).c_str());
+  }
+  tessera::Shutdown();
+  return status.ok() ? 0 : 1;
+}

@@ -1,0 +1,212 @@
+// Trains adapters of a Llama whose own values stay as they are.
+//
+//   train --world=2 --model=/models/Llama-3.2-1B --data=text.bin --steps=100
+//         --adapters=tuned --merged=merged
+//
+// Lora (lora.h) is plain libtorch and works for other models as well; what
+// Tessera does is to keep the frozen base in shards, without optimizer states.
+#include <cstdint>
+#include <cstdio>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ATen/Context.h"
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "engine/tessera.h"
+#include "examples/llama/llama.h"
+#include "examples/llama/llama_config.h"
+#include "examples/lora/lora.h"
+#include "examples/text/token_batches.h"
+
+ABSL_FLAG(std::string, model, "",
+          "The base: a folder of config.json and safetensors files.");
+ABSL_FLAG(std::string, config, "examples/lora/zero3.json",
+          "Configuration of Tessera, DeepSpeed-style JSON.");
+ABSL_FLAG(std::string, data, "", "A text, any file; a token is a byte.");
+ABSL_FLAG(int64_t, steps, 100, "Optimizer steps, those of --resume too.");
+ABSL_FLAG(int64_t, seq, 64, "Tokens that the model is given at once.");
+ABSL_FLAG(uint64_t, seed, 1, "Of the adapters' values and the data's order.");
+ABSL_FLAG(int64_t, rank_of_adapters, 8, "peft's r.");
+ABSL_FLAG(double, alpha, 16, "peft's lora_alpha.");
+ABSL_FLAG(std::string, targets, "q_proj,v_proj",
+          "Linears that have adapters, by the ends of their paths.");
+ABSL_FLAG(std::string, resume, "", "A folder that --save wrote.");
+ABSL_FLAG(std::string, save, "", "A folder for the whole sharded state.");
+ABSL_FLAG(std::string, adapters, "",
+          "A folder: adapter_model.safetensors and adapter_config.json, for "
+          "peft.");
+ABSL_FLAG(std::string, merged, "",
+          "A folder: the model with the adapters added to its weights.");
+
+namespace {
+
+// 64 bits of all values that are no adapter's (FNV-1a), the same on all ranks.
+absl::StatusOr<uint64_t> HashOfBase(Llama& model, tessera::Engine& engine) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const auto& item : model->named_parameters()) {
+    if (absl::StrContains(item.key(), ".lora_")) continue;
+    TESSERA_ASSIGN_OR_RETURN(const at::Tensor whole,
+                             engine.Parameter(item.key()));
+    const at::Tensor values = whole.cpu().contiguous();
+    const auto* const bytes = static_cast<const uint8_t*>(values.data_ptr());
+    for (size_t i = 0; i < values.nbytes(); ++i) {
+      hash = (hash ^ bytes[i]) * 0x100000001b3;
+    }
+  }
+  return hash;
+}
+
+absl::StatusOr<float> TrainStep(Llama& model, const Lora& lora,
+                                tessera::Engine& engine, TokenBatches& data) {
+  const tessera::proto::Config& config = engine.config();
+  float sum = 0;
+  for (int64_t i = 0; i < config.gradient_accumulation_steps(); ++i) {
+    const auto batch = data.Next(config.train_micro_batch_size_per_gpu(),
+                                 tessera::World::Current()->device());
+    if (!batch.ok()) {  // the others learn it, and do not wait
+      engine.Backward(at::Tensor()).IgnoreError();
+      return batch.status();
+    }
+    at::Tensor loss;
+    {
+      const Lora::Scope adapted(lora);
+      const tessera::Engine::AutocastScope autocast(&engine);
+      loss = model->loss(batch->tokens, batch->targets);
+    }
+    TESSERA_RETURN_IF_ERROR(engine.Backward(loss));
+    TESSERA_RETURN_IF_ERROR(engine.Step());
+    sum += loss.item<float>();
+  }
+  return sum / static_cast<float>(config.gradient_accumulation_steps());
+}
+
+absl::Status Train(Llama& model, const Lora& lora, tessera::Engine& engine,
+                   TokenBatches& data) {
+  if (const std::string from = absl::GetFlag(FLAGS_resume); !from.empty()) {
+    TESSERA_ASSIGN_OR_RETURN(const auto report, engine.LoadCheckpoint(from));
+    TESSERA_RETURN_IF_ERROR(data.Seek(report.client_state));
+  }
+  const bool says = engine.communicator()->rank() == 0;
+  while (engine.step() < absl::GetFlag(FLAGS_steps)) {
+    TESSERA_ASSIGN_OR_RETURN(const float loss,
+                             TrainStep(model, lora, engine, data));
+    if (!says) continue;
+    std::printf("step %lld loss %.6f %a\n",
+                static_cast<long long>(engine.step()), loss, loss);
+  }
+  const std::string to = absl::GetFlag(FLAGS_save);
+  return to.empty() ? absl::OkStatus()
+                    : engine.SaveCheckpoint(to, data.Place());
+}
+
+absl::Status SaveMerged(const Lora& lora, tessera::Engine& engine,
+                        const LlamaOptions& options, const std::string& dir) {
+  TESSERA_RETURN_IF_ERROR(lora.Merge(&engine));
+  tessera::SaveSafetensorsOptions save;
+  TESSERA_ASSIGN_OR_RETURN(save.names, lora.BaseNames());
+  TESSERA_RETURN_IF_ERROR(engine.SaveSafetensors(dir, save));
+  absl::Status wrote;
+  if (engine.communicator()->rank() == 0 &&
+      !(std::ofstream(dir + "/config.json")
+        << LlamaConfigJson(options) << std::flush)) {
+    wrote = absl::UnavailableError(
+        absl::StrCat(dir, "/config.json could not be written"));
+  }
+  return engine.communicator()->AgreeOk(wrote, "config.json");
+}
+
+// Reads the base into shards of a model that has adapters. COLLECTIVE.
+absl::StatusOr<std::unique_ptr<tessera::Engine>> Shard(Llama& model,
+                                                       const Lora& lora) {
+  tessera::EngineOptions options;
+  options.device = tessera::World::Current()->device();
+  TESSERA_ASSIGN_OR_RETURN(
+      auto engine,
+      tessera::Engine::Create(model, absl::GetFlag(FLAGS_config), options));
+  tessera::LoadSafetensorsOptions load;
+  TESSERA_ASSIGN_OR_RETURN(load.names, lora.BaseNames());
+  TESSERA_RETURN_IF_ERROR(
+      engine->LoadSafetensors(absl::GetFlag(FLAGS_model), load).status());
+  return engine;
+}
+
+void SayWhatIsHeld(const char* when, uint64_t hash,
+                   const tessera::Engine& engine) {
+  const tessera::StateBytes held = engine.state_bytes();
+  std::printf(
+      "%s: frozen base %016llx; this rank holds %lld bytes of "
+      "parameters, %lld of gradients, %lld of optimizer states\n",
+      when, static_cast<unsigned long long>(hash),
+      static_cast<long long>(held.parameters),
+      static_cast<long long>(held.gradients),
+      static_cast<long long>(held.optimizer));
+}
+
+absl::Status Run(int argc, char** argv) {
+  TESSERA_ASSIGN_OR_RETURN(std::vector<char*> own,
+                           tessera::WithoutInitFlags(argc, argv));
+  absl::ParseCommandLine(static_cast<int>(own.size()), own.data());
+  TESSERA_ASSIGN_OR_RETURN(
+      const tessera::WorldOptions world_options,
+      tessera::WorldOptionsFrom(absl::GetFlag(FLAGS_config)));
+  TESSERA_ASSIGN_OR_RETURN(const tessera::World* const world,
+                           tessera::Init(&argc, argv, world_options));
+  const std::string base = absl::GetFlag(FLAGS_model);
+  TESSERA_ASSIGN_OR_RETURN(const LlamaOptions options, ReadLlamaConfig(base));
+  TokenBatchesOptions batches;
+  batches.path = absl::GetFlag(FLAGS_data);
+  batches.seq = absl::GetFlag(FLAGS_seq);
+  batches.seed = absl::GetFlag(FLAGS_seed);
+  batches.vocab_size = options.vocab();
+  batches.rank = world->rank();
+  batches.world_size = world->world_size();
+  absl::StatusOr<TokenBatches> data = TokenBatches::Open(batches);
+  TESSERA_RETURN_IF_ERROR(
+      world->communicator()->AgreeOk(data.status(), "the data"));
+
+  at::manual_seed(absl::GetFlag(FLAGS_seed));  // the same values on all ranks
+  Llama model(options);
+  LoraOptions adapters;
+  adapters.rank = absl::GetFlag(FLAGS_rank_of_adapters);
+  adapters.alpha = absl::GetFlag(FLAGS_alpha);
+  adapters.targets = absl::StrSplit(absl::GetFlag(FLAGS_targets), ',');
+  TESSERA_ASSIGN_OR_RETURN(const std::unique_ptr<Lora> lora,
+                           Lora::Add(model.get(), adapters));
+  TESSERA_ASSIGN_OR_RETURN(const auto engine, Shard(model, *lora));
+  TESSERA_ASSIGN_OR_RETURN(const uint64_t before, HashOfBase(model, *engine));
+  TESSERA_RETURN_IF_ERROR(Train(model, *lora, *engine, *data));
+  TESSERA_ASSIGN_OR_RETURN(const uint64_t after, HashOfBase(model, *engine));
+  if (world->rank() == 0) {
+    SayWhatIsHeld("before", before, *engine);
+    SayWhatIsHeld("after", after, *engine);
+  }
+  if (before != after) return absl::InternalError("the frozen base changed");
+  if (const std::string dir = absl::GetFlag(FLAGS_adapters); !dir.empty()) {
+    TESSERA_RETURN_IF_ERROR(lora->Save(engine.get(), dir, base));
+  }
+  if (const std::string dir = absl::GetFlag(FLAGS_merged); !dir.empty()) {
+    TESSERA_RETURN_IF_ERROR(SaveMerged(*lora, *engine, options, dir));
+  }
+  return engine->Close();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  absl::SetProgramUsageMessage(
+      "trains LoRA adapters of a Llama; see README.md");
+  const absl::Status status =
+      tessera::CatchTorch("lora", [&] { return Run(argc, argv); });
+  if (!status.ok()) {
+    std::fprintf(stderr, "lora: %s\n", std::string(status.message()).c_str());
+  }
+  tessera::Shutdown();
+  return status.ok() ? 0 : 1;
+}

@@ -1,0 +1,151 @@
+// Trains a small convolutional network on MNIST (or what has its format), and
+// says how much of the test set it gets right.
+//
+//   bazel run //examples/mnist -- --world=2 --data FOLDER --steps 2000
+//
+// FOLDER: MNIST's four files (train-images-idx3-ubyte, ...), as they are or
+// .gz. Without it images are made.
+#include "data/images/mnist.h"
+
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "data/distributed_order.h"
+#include "data/images/made_images.h"
+#include "engine/tessera.h"
+#include "examples/vision/images.h"
+#include "examples/vision/score.h"
+#include "examples/vision/torch_arguments.h"
+#include "loader/data_loader.h"
+#include "torch/torch.h"
+
+ABSL_FLAG(std::string, config, "examples/mnist/adamw.json", "JSON.");
+ABSL_FLAG(std::string, data, "", "A folder; none: images are made.");
+ABSL_FLAG(int64_t, images, 2000, "Of what is made.");
+ABSL_FLAG(int64_t, steps, 200, "In all; batches go on over epochs.");
+ABSL_FLAG(std::string, save, "", "A folder: where the end is saved.");
+ABSL_FLAG(std::string, resume, "", "A folder: where --save wrote.");
+
+namespace nn = torch::nn;
+
+namespace {
+
+nn::Sequential MakeModel() {
+  const auto conv = [](int64_t in, int64_t out) {
+    return nn::Conv2d(nn::Conv2dOptions(in, out, 3).padding(1));
+  };
+  return nn::Sequential(conv(1, 16), nn::ReLU(), nn::MaxPool2d(2), conv(16, 32),
+                        nn::ReLU(), nn::MaxPool2d(2), nn::Flatten(),
+                        nn::Linear(32 * 7 * 7, 64), nn::ReLU(),
+                        nn::Linear(64, 10));
+}
+
+// Of MNIST's training set: mean 0, standard deviation 1.
+void Normalize(absl::Span<const uint8_t> image, tessera::SampleRandom*,
+               float* out) {
+  for (const uint8_t pixel : image) {
+    *out++ = (static_cast<float>(pixel) / 255 - 0.1307f) / 0.3081f;
+  }
+}
+
+absl::StatusOr<ImageSets> OpenData() {
+  return OpenOrMake(
+      absl::GetFlag(FLAGS_data),
+      [](const std::string& folder) {
+        return tessera::MakeMnist(folder, absl::GetFlag(FLAGS_images), 1);
+      },
+      [](const std::string& folder, tessera::ImageSplit split) {
+        return tessera::OpenMnist(folder, split);
+      });
+}
+
+absl::StatusOr<std::unique_ptr<tessera::DataLoader>> MakeLoader(
+    const tessera::ImageSet& images, const tessera::World& world,
+    int64_t batch) {
+  tessera::DistributedSamplerOptions order_options;
+  order_options.num_samples = images.num_images();
+  order_options.rank = world.rank();
+  order_options.world_size = world.world_size();
+  TESSERA_ASSIGN_OR_RETURN(auto order,
+                           tessera::DistributedOrder::Create(order_options));
+  tessera::DataLoaderOptions options;
+  options.batch_size = batch;
+  options.workers = 1;
+  options.device = world.device();
+  return tessera::DataLoader::Create(std::move(order),
+                                     FetchImages(&images, Normalize), options);
+}
+
+absl::Status Run(int argc, char** argv) {
+  TorchArguments arguments(argc, argv);
+  TESSERA_ASSIGN_OR_RETURN(const auto* world,
+                           tessera::Init(&arguments.argc, arguments.argv));
+  absl::ParseCommandLine(arguments.argc, arguments.argv);
+  // An error that one rank has is told to all, so that none waits for it.
+  absl::StatusOr<ImageSets> data = OpenData();
+  TESSERA_RETURN_IF_ERROR(
+      world->communicator()->AgreeOk(data.status(), "data"));
+
+  at::manual_seed(1);  // the same initial values on all ranks
+  nn::Sequential model = MakeModel();
+  tessera::EngineOptions options;
+  options.device = world->device();
+  TESSERA_ASSIGN_OR_RETURN(
+      auto engine,
+      tessera::Engine::Create(model, absl::GetFlag(FLAGS_config), options));
+  const int64_t batch_size = engine->config().train_micro_batch_size_per_gpu();
+  TESSERA_ASSIGN_OR_RETURN(auto loader,
+                           MakeLoader(data->train, *world, batch_size));
+  if (const std::string dir = absl::GetFlag(FLAGS_resume); !dir.empty()) {
+    TESSERA_ASSIGN_OR_RETURN(auto report, engine->LoadCheckpoint(dir));
+    TESSERA_RETURN_IF_ERROR(loader->Load(report.client_state));
+  }
+
+  while (engine->step() < absl::GetFlag(FLAGS_steps)) {
+    absl::StatusOr<tessera::Batch> batch = loader->Next();
+    TESSERA_RETURN_IF_ERROR(
+        world->communicator()->AgreeOk(batch.status(), "data"));
+    const at::Tensor logits = model->forward(batch->tensors[0]);
+    const at::Tensor loss =
+        nn::functional::cross_entropy(logits, batch->tensors[1]);
+    TESSERA_RETURN_IF_ERROR(engine->Backward(loss));
+    TESSERA_RETURN_IF_ERROR(engine->Step());
+    if (world->rank() == 0 && engine->step() % 50 == 0) {
+      std::printf("step %lld: loss %.4f\n",
+                  static_cast<long long>(engine->step()), loss.item<float>());
+    }
+  }
+  if (const std::string dir = absl::GetFlag(FLAGS_save); !dir.empty()) {
+    TESSERA_RETURN_IF_ERROR(engine->SaveCheckpoint(dir, loader->State()));
+  }
+
+  TESSERA_ASSIGN_OR_RETURN(
+      const Score test,
+      Evaluate(*world, data->test.num_images(), batch_size,
+               [&](absl::Span<const int64_t> samples) {
+                 auto [images, labels] =
+                     ImagesOf(data->test, samples, Normalize);
+                 return std::pair(model->forward(images.to(world->device())),
+                                  labels.to(world->device()));
+               }));
+  if (world->rank() == 0) {
+    std::printf("test set: %.2f %% of %lld images, loss %.6g\n",
+                100 * test.accuracy, static_cast<long long>(test.samples),
+                test.loss);
+  }
+  return engine->Close();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const absl::Status status =
+      tessera::CatchTorch("mnist", [&] { return Run(argc, argv); });
+  if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
+  tessera::Shutdown();
+  return status.ok() ? 0 : 1;
+}

@@ -1,0 +1,111 @@
+// Trains a mixture of experts in shards: each expert is a unit, gathered where
+// a token takes it, whatever the other ranks do meanwhile.
+//
+//   train --world=2 --data=kjv.txt --steps=100
+//
+// zero3.json says how: units are blocks and experts; gathers are served, since
+// over nccl they would be collectives, for which all ranks had to use the same
+// experts in the same order.
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ATen/Context.h"
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "engine/tessera.h"
+#include "examples/moe/moe.h"
+#include "examples/text/token_batches.h"
+
+ABSL_FLAG(std::string, config, "examples/moe/zero3.json",
+          "Configuration of Tessera, DeepSpeed-style JSON.");
+ABSL_FLAG(int64_t, stage, -1, "ZeRO stage, 0 to 3; -1: the configuration's.");
+ABSL_FLAG(std::string, data, "", "A text, any file; a token is a byte.");
+ABSL_FLAG(int64_t, steps, 100, "Optimizer steps.");
+ABSL_FLAG(int64_t, seq, 64, "Tokens that the model is given at once.");
+ABSL_FLAG(int64_t, experts, 8, "Of a layer.");
+ABSL_FLAG(uint64_t, seed, 1, "Of the initial values and the data's order.");
+
+namespace {
+
+struct StepResult {
+  float loss = 0;
+  int64_t unused = 0;  // experts of all layers that had no token here
+};
+
+absl::StatusOr<StepResult> TrainStep(Moe& model, tessera::Engine& engine,
+                                     TokenBatches& data) {
+  const auto batch = data.Next(engine.config().train_micro_batch_size_per_gpu(),
+                               tessera::World::Current()->device());
+  if (!batch.ok()) {  // the others learn it, and do not wait
+    engine.Backward(at::Tensor()).IgnoreError();
+    return batch.status();
+  }
+  at::Tensor loss;
+  {
+    const tessera::Engine::AutocastScope autocast(&engine);
+    loss = model->loss(batch->tokens, batch->targets);
+  }
+  TESSERA_RETURN_IF_ERROR(engine.Backward(loss));
+  TESSERA_RETURN_IF_ERROR(engine.Step());
+  return StepResult{loss.item<float>(), model->unused_experts()};
+}
+
+absl::Status Run(int argc, char** argv) {
+  TESSERA_ASSIGN_OR_RETURN(std::vector<char*> own,
+                           tessera::WithoutInitFlags(argc, argv));
+  absl::ParseCommandLine(static_cast<int>(own.size()), own.data());
+  const std::string path = absl::GetFlag(FLAGS_config);
+  TESSERA_ASSIGN_OR_RETURN(const tessera::WorldOptions world_options,
+                           tessera::WorldOptionsFrom(path));
+  TESSERA_ASSIGN_OR_RETURN(const tessera::World* const world,
+                           tessera::Init(&argc, argv, world_options));
+  TESSERA_ASSIGN_OR_RETURN(tessera::proto::Config config,
+                           tessera::LoadConfig(path, world->world_size()));
+  if (const int64_t stage = absl::GetFlag(FLAGS_stage); stage >= 0) {
+    config.mutable_zero_optimization()->set_stage(static_cast<int>(stage));
+  }
+  TokenBatchesOptions batches;
+  batches.path = absl::GetFlag(FLAGS_data);
+  batches.seq = absl::GetFlag(FLAGS_seq);
+  batches.seed = absl::GetFlag(FLAGS_seed);
+  batches.rank = world->rank();
+  batches.world_size = world->world_size();
+  absl::StatusOr<TokenBatches> data = TokenBatches::Open(batches);
+  TESSERA_RETURN_IF_ERROR(
+      world->communicator()->AgreeOk(data.status(), "the data"));
+
+  at::manual_seed(absl::GetFlag(FLAGS_seed));  // the same values on all ranks
+  Moe model(MoeOptions()
+                .seq(absl::GetFlag(FLAGS_seq))
+                .experts(absl::GetFlag(FLAGS_experts)));
+  tessera::EngineOptions options;
+  options.device = world->device();
+  TESSERA_ASSIGN_OR_RETURN(const auto engine,
+                           tessera::Engine::Create(model, config, options));
+  for (int64_t i = 1; i <= absl::GetFlag(FLAGS_steps); ++i) {
+    TESSERA_ASSIGN_OR_RETURN(const StepResult result,
+                             TrainStep(model, *engine, *data));
+    std::printf(
+        "step %lld rank %d loss %.6f %a, %lld experts without a token\n",
+        static_cast<long long>(i), world->rank(), result.loss, result.loss,
+        static_cast<long long>(result.unused));
+  }
+  return engine->Close();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  absl::SetProgramUsageMessage("trains a mixture of experts; see README.md");
+  const absl::Status status =
+      tessera::CatchTorch("moe", [&] { return Run(argc, argv); });
+  if (!status.ok()) {
+    std::fprintf(stderr, "moe: %s\n", std::string(status.message()).c_str());
+  }
+  tessera::Shutdown();
+  return status.ok() ? 0 : 1;
+}

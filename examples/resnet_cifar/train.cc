@@ -1,0 +1,91 @@
+// Trains ResNet-18 on CIFAR-10, as PyTorch's scripts for it do with
+// DistributedDataParallel.
+//
+//   bazel run //examples/resnet_cifar:train -- --world=2 --data FOLDER
+//   train --dist-url tcp://node1:29500 --world-size 6 --rank 3 --data FOLDER
+//
+// All of Tessera in it is in trainer.cc.
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "engine/tessera.h"
+#include "examples/resnet_cifar/trainer.h"
+#include "examples/vision/torch_arguments.h"
+
+ABSL_FLAG(std::string, config, TrainFlags().config, "DeepSpeed-style JSON.");
+ABSL_FLAG(std::string, data, "",
+          "The folder of CIFAR-10's binary version; none: images are made.");
+ABSL_FLAG(int64_t, images, TrainFlags().images, "Of what is made.");
+ABSL_FLAG(int64_t, epochs, TrainFlags().epochs, "In all.");
+ABSL_FLAG(int64_t, max_steps, 0, "Ends there, and saves, if it is not 0.");
+ABSL_FLAG(int64_t, width, TrainFlags().width, "Channels behind the stem.");
+ABSL_FLAG(bool, augment, true, "Random crops and mirrored images.");
+ABSL_FLAG(int32_t, workers, TrainFlags().workers,
+          "Threads of each rank that make batches.");
+ABSL_FLAG(uint64_t, seed, TrainFlags().seed,
+          "Of initial values, order and crops.");
+ABSL_FLAG(std::string, save, "", "A folder, made or gone on with.");
+ABSL_FLAG(double, save_minutes, TrainFlags().save_minutes,
+          "Between checkpoints; one is saved at the end, and on SIGTERM.");
+ABSL_FLAG(bool, resume, false, "From the newest checkpoint in --save.");
+
+namespace {
+
+absl::StatusOr<TrainFlags> Flags(int argc, char** argv) {
+  const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
+  if (rest.size() > 1) {
+    return absl::InvalidArgumentError(std::string("unknown argument '") +
+                                      rest[1] + "'; see --helpfull");
+  }
+  TrainFlags flags;
+  flags.config = absl::GetFlag(FLAGS_config);
+  flags.data = absl::GetFlag(FLAGS_data);
+  flags.images = absl::GetFlag(FLAGS_images);
+  flags.epochs = absl::GetFlag(FLAGS_epochs);
+  flags.max_steps = absl::GetFlag(FLAGS_max_steps);
+  flags.width = absl::GetFlag(FLAGS_width);
+  flags.augment = absl::GetFlag(FLAGS_augment);
+  flags.workers = absl::GetFlag(FLAGS_workers);
+  flags.seed = absl::GetFlag(FLAGS_seed);
+  flags.save = absl::GetFlag(FLAGS_save);
+  flags.save_minutes = absl::GetFlag(FLAGS_save_minutes);
+  flags.resume = absl::GetFlag(FLAGS_resume);
+  if (flags.epochs < 1 || flags.width < 1 || flags.images < 10) {
+    return absl::InvalidArgumentError(
+        "expected --epochs and --width of at least 1, --images of at least 10");
+  }
+  if (flags.resume && flags.save.empty()) {
+    return absl::InvalidArgumentError("--resume: from where? give --save");
+  }
+  return flags;
+}
+
+absl::Status Run(int argc, char** argv) {
+  TorchArguments arguments(argc, argv);
+  // Before Init, since the configuration may say how the ranks talk.
+  TESSERA_ASSIGN_OR_RETURN(
+      std::vector<char*> own,
+      tessera::WithoutInitFlags(arguments.argc, arguments.argv));
+  TESSERA_ASSIGN_OR_RETURN(const TrainFlags flags,
+                           Flags(static_cast<int>(own.size()), own.data()));
+  TESSERA_ASSIGN_OR_RETURN(const tessera::WorldOptions options,
+                           tessera::WorldOptionsFrom(flags.config));
+  TESSERA_ASSIGN_OR_RETURN(
+      const auto* world,
+      tessera::Init(&arguments.argc, arguments.argv, options));
+  TESSERA_ASSIGN_OR_RETURN(auto trainer, Trainer::Create(flags, *world));
+  return trainer->Train();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const absl::Status status =
+      tessera::CatchTorch("train", [&] { return Run(argc, argv); });
+  if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
+  tessera::Shutdown();
+  return status.ok() ? 0 : 1;
+}

@@ -1,0 +1,224 @@
+#include "examples/resnet_cifar/trainer.h"
+
+#include <cstdio>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/time.h"
+#include "data/distributed_order.h"
+#include "data/images/cifar.h"
+#include "data/images/made_images.h"
+#include "examples/resnet_cifar/augment.h"
+#include "loader/client_state.h"
+#include "torch/torch.h"
+
+namespace {
+
+void WholeImage(absl::Span<const uint8_t> image, tessera::SampleRandom*,
+                float* out) {
+  CropAndNormalize(image, Crop(), out);
+}
+
+// The crop of a sample in an epoch is the same whichever rank and thread makes
+// it, and in a run that was resumed.
+void RandomImage(absl::Span<const uint8_t> image, tessera::SampleRandom* random,
+                 float* out) {
+  Crop crop;
+  crop.top = random->Below(2 * kFrame + 1);
+  crop.left = random->Below(2 * kFrame + 1);
+  crop.mirrored = random->Below(2) == 1;
+  CropAndNormalize(image, crop, out);
+}
+
+}  // namespace
+
+int64_t StepsPerEpoch(int64_t images, int64_t ranks, int64_t batch) {
+  const int64_t of_rank = (images + ranks - 1) / ranks;
+  return (of_rank + batch - 1) / batch;
+}
+
+absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(
+    const TrainFlags& flags, const tessera::World& world) {
+  auto trainer = std::unique_ptr<Trainer>(new Trainer(flags, world));
+  // What may fail on one rank alone is agreed on, so that no rank waits for one
+  // that has ended.
+  tessera::Communicator& ranks = *world.communicator();
+  TESSERA_RETURN_IF_ERROR(ranks.AgreeOk(trainer->Prepare(), "set-up"));
+  TESSERA_RETURN_IF_ERROR(ranks.AgreeEqual(
+      absl::StrCat("--epochs ", flags.epochs, " --max_steps ", flags.max_steps,
+                   " --seed ", flags.seed, " --augment ", flags.augment, ", ",
+                   trainer->data_->train.num_images(), " and ",
+                   trainer->data_->test.num_images(), " images"),
+      "training or its data"));
+  TESSERA_RETURN_IF_ERROR(trainer->MakeEngine());
+  TESSERA_RETURN_IF_ERROR(trainer->MakeManager());
+  return trainer;
+}
+
+absl::Status Trainer::Prepare() {
+  TESSERA_ASSIGN_OR_RETURN(
+      config_, tessera::LoadConfig(flags_.config, world_.world_size()));
+  if (config_.gradient_accumulation_steps() != 1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        flags_.config, ": this program takes a step for each batch: expected ",
+        "gradient_accumulation_steps 1, got ",
+        config_.gradient_accumulation_steps()));
+  }
+  TESSERA_ASSIGN_OR_RETURN(data_, OpenOrMake(
+                                      flags_.data,
+                                      [this](const std::string& folder) {
+                                        return tessera::MakeCifar10(
+                                            folder, flags_.images, flags_.seed);
+                                      },
+                                      tessera::OpenCifar10));
+  tessera::DistributedSamplerOptions order_options;
+  order_options.num_samples = data_->train.num_images();
+  order_options.rank = world_.rank();
+  order_options.world_size = world_.world_size();
+  order_options.seed = flags_.seed;
+  TESSERA_ASSIGN_OR_RETURN(auto order,
+                           tessera::DistributedOrder::Create(order_options));
+  tessera::DataLoaderOptions options;
+  options.batch_size = config_.train_micro_batch_size_per_gpu();
+  options.epoch_end = tessera::EpochEnd::kShort;
+  options.seed = flags_.seed;
+  options.workers = flags_.workers;
+  options.device = world_.device();
+  TESSERA_ASSIGN_OR_RETURN(
+      loader_,
+      tessera::DataLoader::Create(
+          std::move(order),
+          FetchImages(&data_->train, flags_.augment ? RandomImage : WholeImage),
+          options));
+  // The last step of the last epoch has a rate of nearly 0.
+  config_.mutable_scheduler()->mutable_params()->set_t_max(
+      flags_.epochs * StepsPerEpoch(order_options.num_samples,
+                                    world_.world_size(), options.batch_size));
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::MakeEngine() {
+  at::manual_seed(flags_.seed);  // the same initial values on all ranks
+  model_ = ResNet18(ResNetOptions().width(flags_.width));
+  tessera::EngineOptions options;
+  options.device = world_.device();
+  options.planned_loss = [this](int64_t samples) {
+    return torch::nn::functional::cross_entropy(
+        model_->forward(at::zeros({samples, 3, kCifarSide, kCifarSide})),
+        at::zeros({samples}, at::kLong));
+  };
+  TESSERA_ASSIGN_OR_RETURN(engine_,
+                           tessera::Engine::Create(model_, config_, options));
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::MakeManager() {
+  if (flags_.save.empty()) return absl::OkStatus();
+  tessera::CheckpointManagerOptions options;
+  options.dir = flags_.save;
+  options.every = absl::Minutes(flags_.save_minutes);
+  TESSERA_ASSIGN_OR_RETURN(
+      manager_, tessera::CheckpointManager::Create(engine_.get(), options));
+  if (!flags_.resume) return absl::OkStatus();
+  TESSERA_ASSIGN_OR_RETURN(const std::optional<std::string> state,
+                           manager_->Resume());
+  if (!state.has_value()) return absl::OkStatus();  // nothing is saved yet
+  TESSERA_RETURN_IF_ERROR(
+      world_.communicator()->AgreeOk(LoadClientState(*state), "resuming"));
+  if (world_.rank() == 0) {
+    std::printf("resumed from %s, step %lld\n", flags_.save.c_str(),
+                static_cast<long long>(engine_->step()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::Train() {
+  bool ends = false;
+  while (epoch_ < flags_.epochs && !ends) {
+    TESSERA_RETURN_IF_ERROR(Step());
+    if (manager_ != nullptr) {
+      TESSERA_ASSIGN_OR_RETURN(
+          ends, manager_->MaybeSave([this] { return ClientState(); }));
+    }
+    ends |= engine_->step() == flags_.max_steps;
+  }
+  if (manager_ != nullptr) {
+    TESSERA_RETURN_IF_ERROR(manager_->Finish([this] { return ClientState(); }));
+  }
+  return engine_->Close();
+}
+
+absl::Status Trainer::Step() {
+  absl::StatusOr<tessera::Batch> batch = loader_->Next();
+  TESSERA_RETURN_IF_ERROR(
+      world_.communicator()->AgreeOk(batch.status(), "data"));
+  const at::Tensor &images = batch->tensors[0], &labels = batch->tensors[1];
+  at::Tensor logits;
+  {
+    const tessera::Engine::AutocastScope autocast(engine_.get());
+    logits = model_->forward(images);
+  }
+  TESSERA_RETURN_IF_ERROR(engine_->Backward(
+      torch::nn::functional::cross_entropy(logits.to(at::kFloat), labels)));
+  TESSERA_RETURN_IF_ERROR(engine_->Step());
+  seen_.Add(logits, labels);
+  return batch->ends_epoch ? EndEpoch() : absl::OkStatus();
+}
+
+absl::Status Trainer::EndEpoch() {
+  ++epoch_;
+  TESSERA_ASSIGN_OR_RETURN(const Score train, seen_.OverRanks(world_));
+  seen_ = ScoreSums(world_.device());
+  model_->eval();
+  auto test = Evaluate(
+      world_, data_->test.num_images(),
+      config_.train_micro_batch_size_per_gpu(),
+      [this](absl::Span<const int64_t> samples) {
+        auto [images, labels] = ImagesOf(data_->test, samples, WholeImage);
+        const tessera::Engine::AutocastScope autocast(engine_.get());
+        return std::pair(model_->forward(images.to(world_.device())),
+                         labels.to(world_.device()));
+      });
+  model_->train();
+  TESSERA_RETURN_IF_ERROR(test.status());
+  return SayEpoch(train, *test);
+}
+
+absl::Status Trainer::SayEpoch(const Score& train, const Score& test) const {
+  if (world_.rank() != 0) return absl::OkStatus();
+  std::printf("%s\n", absl::StrFormat(
+                          "epoch %d/%d step %d rate %.5f: loss %.4f, "
+                          "accuracy %.2f %%; test: loss %.4f, accuracy "
+                          "%.2f %%",
+                          epoch_, flags_.epochs, engine_->step(),
+                          engine_->last_step().learning_rate, train.loss,
+                          100 * train.accuracy, test.loss, 100 * test.accuracy)
+                          .c_str());
+  std::fflush(stdout);
+  return absl::OkStatus();
+}
+
+// What a checkpoint has of this program's, of each rank.
+std::string Trainer::ClientState() const {
+  return tessera::PackClientState({{"loader", loader_->State()},
+                                   {"epoch", absl::StrCat(epoch_)},
+                                   {"ranks", absl::StrCat(world_.world_size())},
+                                   {"seen", seen_.State()}});
+}
+
+absl::Status Trainer::LoadClientState(const std::string& state) {
+  TESSERA_ASSIGN_OR_RETURN(tessera::ClientParts parts,
+                           tessera::UnpackClientState(state));
+  if (!absl::SimpleAtoi(parts["epoch"], &epoch_)) {
+    return absl::DataLossError(
+        absl::StrCat("expected a number of epochs, got '", parts["epoch"],
+                     "'; was it saved by this program?"));
+  }
+  // Sums of as many ranks; others begin the rest of the epoch with none.
+  if (parts["ranks"] == absl::StrCat(world_.world_size())) {
+    TESSERA_RETURN_IF_ERROR(seen_.Load(parts["seen"]));
+  }
+  return loader_->Load(parts["loader"]);
+}

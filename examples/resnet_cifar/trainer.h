@@ -1,0 +1,71 @@
+// Trainer: a ResNet-18, its engine, and its place in the data.
+#ifndef EXAMPLES_RESNET_CIFAR_TRAINER_H_
+#define EXAMPLES_RESNET_CIFAR_TRAINER_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/tessera.h"
+#include "examples/resnet_cifar/resnet.h"
+#include "examples/vision/images.h"
+#include "examples/vision/score.h"
+#include "loader/data_loader.h"
+
+struct TrainFlags {
+  std::string config = "examples/resnet_cifar/sgd.json";
+  std::string data;       // CIFAR-10's binary version; "": one is made
+  int64_t images = 2000;  // of what is made
+  int64_t epochs = 200;
+  int64_t max_steps = 0;  // ends there, and saves; 0: at the end of --epochs
+  int64_t width = 64;
+  bool augment = true;
+  int workers = 2;  // that make batches; of each rank
+  uint64_t seed = 1;
+  std::string save;  // the folder of checkpoints; "": none
+  double save_minutes = 10;
+  bool resume = false;
+};
+
+// Steps of an epoch: each rank has as many samples, padded, and a last batch
+// that may be smaller.
+int64_t StepsPerEpoch(int64_t images, int64_t ranks, int64_t batch);
+
+class Trainer {
+ public:
+  // COLLECTIVE: an error of one rank is returned on all.
+  static absl::StatusOr<std::unique_ptr<Trainer>> Create(
+      const TrainFlags& flags, const tessera::World& world);
+
+  // To the end of the epochs, or until it is told to end. Rank 0 prints a line
+  // for each epoch. COLLECTIVE.
+  absl::Status Train();
+
+ private:
+  Trainer(const TrainFlags& flags, const tessera::World& world)
+      : flags_(flags), world_(world), seen_(world.device()) {}
+  absl::Status Prepare();
+  absl::Status MakeEngine();
+  absl::Status MakeManager();
+  absl::Status Step();
+  absl::Status EndEpoch();
+  absl::Status SayEpoch(const Score& train, const Score& test) const;
+  std::string ClientState() const;
+  absl::Status LoadClientState(const std::string& state);
+
+  const TrainFlags flags_;
+  const tessera::World& world_;
+  tessera::proto::Config config_;
+  std::optional<ImageSets> data_;
+  std::unique_ptr<tessera::DataLoader> loader_;
+  ResNet18 model_{nullptr};
+  std::unique_ptr<tessera::Engine> engine_;
+  std::unique_ptr<tessera::CheckpointManager> manager_;
+  ScoreSums seen_;     // of this epoch's training
+  int64_t epoch_ = 0;  // that have ended
+};
+
+#endif  // EXAMPLES_RESNET_CIFAR_TRAINER_H_
