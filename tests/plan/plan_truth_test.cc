@@ -351,39 +351,44 @@ INSTANTIATE_TEST_SUITE_P(
              5)),
     NameOfCase);
 
-// What stays, elsewhere in between.
+// What stays, elsewhere in between. These models are large, and their steps in
+// 16 bits slow where the processor has no products of them.
 INSTANTIATE_TEST_SUITE_P(
     Moved, PlanTruthTest,
-    ::testing::ValuesIn(Times(Times({"LongGpt moved=1 units=auto"},
-                                    {"policy=full", "policy=selective",
-                                     "policy=keep"}),
-                              kEnds)),
+    ::testing::ValuesIn(Some(Times(Times({"LongGpt moved=1 units=auto"},
+                                         {"policy=full", "policy=selective",
+                                          "policy=keep"}),
+                                   kEnds),
+                             5)),
     NameOfCase);
 INSTANTIATE_TEST_SUITE_P(
     Disk, PlanTruthTest,
-    ::testing::ValuesIn(Both(Times(Times({"WideGpt stage=3"},
-                                         {"disk=states", "disk=all",
-                                          "disk=gradients"}),
-                                   {"", "accumulation=2"}),
-                             {"WideGpt stage=3 disk=all dtype=bf16"})),
+    ::testing::ValuesIn(
+        Some(Both(Times(Times({"WideGpt stage=3"},
+                              {"disk=gradients", "disk=states", "disk=all"}),
+                        {"accumulation=2", ""}),
+                  {"WideGpt stage=3 disk=all dtype=bf16"}),
+             5)),
     NameOfCase);
 
 // Kept in few bits, or a row and a column of each matrix.
 INSTANTIATE_TEST_SUITE_P(
     States, PlanTruthTest,
-    ::testing::Values("WideGpt stage=1 states=8bit",
-                      "WideGpt stage=3 states=8bit dtype=bf16",
-                      "WideGpt stage=3 states=8bit disk=states",
-                      "WideGpt stage=1 optimizer=Adafactor",
-                      "WideGpt stage=3 optimizer=Adafactor dtype=bf16"),
+    ::testing::ValuesIn(Some({"WideGpt stage=3 states=8bit disk=states",
+                              "WideGpt stage=1 states=8bit",
+                              "WideGpt stage=3 states=8bit dtype=bf16",
+                              "WideGpt stage=1 optimizer=Adafactor",
+                              "WideGpt stage=3 optimizer=Adafactor dtype=bf16"},
+                             3)),
     NameOfCase);
 INSTANTIATE_TEST_SUITE_P(
     Gradients, PlanTruthTest,
-    ::testing::Values("WideGpt stage=1 gradients=bf16 accumulation=2",
-                      "WideGpt stage=3 gradients=bf16 dtype=bf16 "
-                      "accumulation=2",
-                      "WideGpt stage=2 gradients=bf16 dtype=bf16 local=1 "
-                      "accumulation=2"),
+    ::testing::ValuesIn(Some({"WideGpt stage=1 gradients=bf16 accumulation=2",
+                              "WideGpt stage=3 gradients=bf16 dtype=bf16 "
+                              "accumulation=2",
+                              "WideGpt stage=2 gradients=bf16 dtype=bf16 "
+                              "local=1 accumulation=2"},
+                             3)),
     NameOfCase);
 
 }  // namespace
