@@ -34,19 +34,20 @@ configure() {
     -DCMAKE_CXX_COMPILER=/usr/bin/g++ -DCMAKE_PREFIX_PATH="${home}" \
     -DTORCH_ROOT="$2" > "${work}/cmake.log" 2>&1
 }
-for example in hello user; do
+builds=()
+for example in minimal user; do
   configure "${example}" "${torch}" || { cat "${work}/cmake.log"; exit 1; }
   cmake --build "${work}/${example}" &
+  builds+=($!)
 done
-wait -n
-wait -n
+for build in "${builds[@]}"; do wait "${build}"; done
 
 cd "${home}/share/tessera"
-losses="$("${work}/hello/hello" --world=2)"
+losses="$("${work}/minimal/minimal" --world=2)"
 echo "${losses}"
 [[ "$(wc -l <<< "${losses}")" == 20 ]]
 "${work}/user/user" "${work}/checkpoint" --world=2
-"${home}/bin/tessera" config check examples/hello/zero3.json > /dev/null
+"${home}/bin/tessera" config check examples/minimal/zero3.json > /dev/null
 [[ "$("${home}/bin/tessera" --help)" == *'tessera checkpoint COMMAND'* ]]
 head -n 1 "${home}/share/man/man1/tessera.1" | grep -q 'The command'
 
@@ -62,7 +63,7 @@ g++ -o "${work}/by_pkg_config" "${work}"/user/CMakeFiles/user.dir/user.cc.o \
 # the linker.
 # refuses FOLDER WORDS
 refuses() {
-  if configure hello "$1"; then
+  if configure minimal "$1"; then
     echo "$1 was taken for libtorch 2.11"
     exit 1
   fi

@@ -20,8 +20,11 @@ sys.dont_write_bytecode = True
 
 import pack  # pylint: disable=wrong-import-position
 
-PUBLIC = ['engine/tessera.h', 'verify/verify.h', 'data/byte_corpus.h',
-          'data/distributed_sampler.h']
+PUBLIC = ['engine/tessera.h', 'verify/verify.h', 'base/thread/wait_clock.h',
+          'data/byte_corpus.h', 'data/distributed_order.h',
+          'data/distributed_sampler.h', 'data/text/token_corpus.h',
+          'loader/client_state.h', 'loader/data_loader.h',
+          'optim/custom/torch_optimizer.h']
 SYSTEM = '/usr/include'
 THIRD_PARTY = ('absl/', 'google/protobuf/')
 INCLUDE = re.compile(r'^\s*#\s*include\s*["<]([^">]+)[">]', re.MULTILINE)

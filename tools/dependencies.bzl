@@ -34,6 +34,7 @@ _PACKAGES = {
     }),
     "isal": ("2.30.0", {"isal": "libisal"}),
     "protobuf": ("3.21.12", {"protobuf": "protobuf"}),
+    "sentencepiece": ("0.1.97", {"sentencepiece": "sentencepiece"}),
     "sodium": ("1.0.18", {"sodium": "libsodium"}),
     "uring": ("2.3", {"uring": "liburing"}),
     "zlib": ("1.2.13", {"zlib": "zlib"}),

@@ -1,7 +1,8 @@
-// The command `tessera`; see kUsage in config/command.cc and in
-// checkpoint/exchange/command.cc, and for `tessera plan` in
-// tools/plan_command.cc: that one is a program of its own, beside this one,
-// since the others do without libtorch.
+// The command `tessera`; see kUsage in config/command.cc, in
+// checkpoint/exchange/command.cc and in report/command.cc. `tessera plan`
+// (tools/plan_command.cc) and `tessera tokenize` are programs of their own,
+// beside this one: the others do without libtorch, and that one without
+// protobuf.
 #include <unistd.h>
 
 #include <cstring>
@@ -11,6 +12,7 @@
 
 #include "checkpoint/exchange/command.h"
 #include "config/command.h"
+#include "report/command.h"
 
 namespace {
 
@@ -38,12 +40,22 @@ int main(int argc, char** argv) {
   if (command == "checkpoint") {
     return tessera::RunCheckpointCommand(args, &std::cout, &std::cerr);
   }
+  if (command == "trace") {
+    return tessera::RunTraceCommand(args, &std::cout, &std::cerr);
+  }
+  if (command == "report") {
+    return tessera::RunReportCommand(args, &std::cout, &std::cerr);
+  }
   if (command == "plan") return RunBeside("tessera_plan", argv + 1);
+  if (command == "tokenize") return RunBeside("tessera_tokenize", argv + 1);
   const bool asked = command == "help" || command == "--help";
   std::ostream& out = asked ? std::cout : std::cerr;
-  out << "tessera knows three commands: tessera config, tessera checkpoint, "
-         "tessera plan (tessera plan --help)\n";
+  out << "tessera knows six commands: tessera config, tessera checkpoint, "
+         "tessera trace, tessera report, tessera plan (tessera plan --help), "
+         "tessera tokenize (tessera tokenize --help)\n";
   tessera::RunConfigCommand({}, &out, &out);
   tessera::RunCheckpointCommand({}, &out, &out);
+  tessera::RunTraceCommand({}, &out, &out);
+  tessera::RunReportCommand({}, &out, &out);
   return asked ? 0 : 2;
 }

@@ -127,7 +127,8 @@ class Environment(unittest.TestCase):
 
 class ManPage(unittest.TestCase):
     USAGES = ("config/command.cc", "checkpoint/exchange/command.cc",
-              "tools/plan_command.cc")
+              "report/command.cc", "tools/plan_command.cc",
+              "tools/tokenize_command.cc")
 
     def setUp(self):
         self.page = re.sub(r"\\[~&]", " ", re.sub(r"\\f.", "", read(
@@ -138,13 +139,14 @@ class ManPage(unittest.TestCase):
 
     def test_has_all_commands(self):
         top = set(re.findall(r'command == "([a-z]+)"', read("tools/tessera.cc")))
-        self.assertEqual({"config", "checkpoint", "plan", "help"}, top)
+        self.assertEqual({"config", "checkpoint", "plan", "trace", "report", "tokenize",
+                          "help"}, top)
         for command in top - {"help"}:
             self.assertIn("\n.SS tessera " + command, self.page)
         for path in self.USAGES:
             usage = self.usage(path)
-            own = re.findall(r'tessera (?:config|checkpoint) ([a-z]+)|"  ([a-z]+) [A-Z]', usage)
-            self.assertTrue(own or "plan" in path, path)
+            own = re.findall(r'tessera (?:config|checkpoint|trace) ([a-z]+)|"  ([a-z]+) [A-Z]', usage)
+            self.assertTrue(own or "plan" in path or "tokenize" in path, path)
             for command in (a or b for a, b in own):
                 self.assertRegex(self.page, r"\n\.(SY|BI?) .*\b%s\b" % command, path)
                 self.assertRegex(self.page, r"\n\.TP\n\.BI? %s\b" % command, path)
@@ -258,6 +260,7 @@ class Quickstart(unittest.TestCase):
         page = read("docs/quickstart.md")
         for name in ("train.cc", "train.json", "CMakeLists.txt"):
             self.assertIn("\n%s```" % read("examples/quickstart/" + name), page, name)
+        self.assertNotRegex(page, r"(?m)^@\w+@?")
 
 
 class Links(unittest.TestCase):

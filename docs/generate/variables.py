@@ -1,8 +1,8 @@
 """The environment variables that the tree reads: extracted, and documented.
 
 docs/environment.md is written by hand; docs_test.py compares its tables with what is
-found here. In C++ each string that looks like a variable's name counts, unless
-NO_VARIABLES has it; in scripts what they read.
+found here. In C++ each string that looks like a variable's name (with an underscore, or
+where one is read) counts, unless NO_VARIABLES has it; in scripts what they read.
 """
 
 import os
@@ -14,11 +14,10 @@ import messages  # noqa: E402
 
 PAGE = "docs/environment.md"
 NAME = re.compile(r"[A-Z][A-Z0-9]+(_[A-Za-z0-9]+)*_?")
-# Strings of the sources that look like one: dtypes, optimizers, words.
-NO_VARIABLES = re.compile(
-    r"B?F\d+(_E\w+)?|BOOL|[CIU]\d+|ASGD|SGD|LBFGS|WSD|T_0|MPICH|FAILED|RUNNING|NCCL_"
-    r"|OK|HDR|SPD|NOT|CPU|GPU|CUDA|NCCL|IP|KiB|GB|MB|AdamW?|NaN|Meta"
-    r"|DistStoreError")
+# Of names with an underscore those that are none: dtypes, what a name begins with.
+NO_VARIABLES = re.compile(r"F8_E\w+|T_0|NCCL_")
+# What reads a variable: one without an underscore counts only there.
+READERS = re.compile(r"getenv|Env[A-Z]\w+|has")
 SCRIPTS = ("demo", "check", "tools/setup", "tools/find_libtorch", "tools/compile_commands",
            "bundle/run", "benchmarks/peers", "benchmarks/offload", ".ci/run")
 # Set within the scripts themselves, or by the shell.
@@ -39,9 +38,13 @@ def of_sources(root):
     """Variables in the strings of the library and its programs."""
     found = {}
     for path in messages.sources(root):
-        for token in messages.tokens_of(os.path.join(root, path)):
-            if token.kind == "string" and NAME.fullmatch(token.text) \
-                    and not NO_VARIABLES.fullmatch(token.text):
+        tokens = messages.tokens_of(os.path.join(root, path))
+        for i, token in enumerate(tokens):
+            if token.kind != "string" or not NAME.fullmatch(token.text):
+                continue
+            is_read = i > 1 and tokens[i - 1].text == "(" \
+                and READERS.fullmatch(tokens[i - 2].text)
+            if is_read or ("_" in token.text and not NO_VARIABLES.fullmatch(token.text)):
                 found.setdefault(token.text, path)
     return found
 

@@ -1,0 +1,134 @@
+#!/usr/bin/python3
+"""`tessera report` over a run's files: the page is XML, holds every series, and
+nothing of it comes from elsewhere."""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+import xml.etree.ElementTree as ET
+
+TESSERA = "tools/tessera"
+HOSTILE = "</script><img src=x onerror=alert(1)>&\"'\u0001"
+NS = "{http://www.w3.org/1999/xhtml}"
+
+
+def metrics(step):
+    return {
+        "step": step,
+        "time": 1.7e9 + step,
+        "loss": 10 / step,
+        "lr": 1e-3,
+        "grad_norm": 1.0,
+        "step_ms": 100.0,
+        "forward_ms": 30.0,
+        "backward_ms": 60.0,
+        "update_ms": 10.0,
+        "data_wait_ms": 1.0,
+        "exposed_comm_ms": 7.0,
+        "tokens_per_second": 5e5,
+        "memory_peak_bytes": 3e9,
+        "memory_parameters_bytes": 1e9,
+        "memory_activations_bytes": 2e9,
+        "step_ms_slowest": 101.0,
+        "step_ms_fastest": 99.0,
+        "step_slowest_rank": 1,
+        HOSTILE: step,
+    }
+
+
+def trace(rank):
+    def event(track, name, begin, end, **args):
+        return {"name": name, "cat": track, "ph": "X", "ts": begin,
+                "dur": end - begin, "pid": rank, "tid": 1, "args": args}
+    return {
+        "traceEvents": [
+            event("steps", "step 3", 0, 1e5, step=3),
+            event("main", "forward", 0, 4e4),
+            event("communication", "all-gather of unit <u>", 0, 2e4,
+                  sequence=1, group="", queued_us=0),
+            event("main", "wait: all-gather of unit <u>", 1e4, 2e4,
+                  wait="gather", unit="<u>"),
+        ],
+        "otherData": {"tessera": 1, "rank": rank, "world_size": 2,
+                      "host": "h", "spans_left_out": 0},
+    }
+
+
+class ReportTest(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.run_folder = pathlib.Path(self.folder.name) / "a <run>"
+        self.run_folder.mkdir()
+
+    def tearDown(self):
+        self.folder.cleanup()
+
+    def report(self):
+        return subprocess.run([TESSERA, "report", str(self.run_folder)],
+                              capture_output=True, text=True, check=False)
+
+    def page(self):
+        result = self.report()
+        self.assertEqual(result.returncode, 0, result.stderr)
+        text = (self.run_folder / "report.html").read_text(encoding="utf-8")
+        return ET.fromstring(text.split("\n", 1)[1]), text, result.stderr
+
+    def write_all(self):
+        lines = [json.dumps(metrics(s)) for s in range(1, 8)]
+        (self.run_folder / "metrics.jsonl").write_text(
+            "\n".join(lines) + "\n{\"step\": 8, \"lo")
+        (self.run_folder / "run.json").write_text(json.dumps({
+            "world_size": 2, "stage": 3, "plan": "planned </pre> 3 GiB",
+            "config": {"train_batch_size": 8, "x": "</details><b>"}}))
+        for rank in range(2):
+            (self.run_folder / f"trace.rank{rank}.json").write_text(
+                json.dumps(trace(rank)))
+
+    def test_every_series_is_there(self):
+        self.write_all()
+        page, text, notes = self.page()
+        series = {g.get("data-series") for g in page.iter(NS + "g")}
+        for name in ("loss", "lr", "gradient norm", "step", "forward",
+                     "backward", "update", "for communication (exposed)",
+                     "for data", "tokens a second", "parameters",
+                     "activations", "peak", "slowest", "fastest",
+                     HOSTILE.replace("\u0001", "\ufffd")):
+            self.assertIn(name, series)
+        words = "".join(page.itertext())
+        for word in ("planned </pre> 3 GiB", "train_batch_size",
+                     "</details><b>", "gather of unit <u>", "was the slowest",
+                     "others waited for it"):
+            self.assertIn(word, words)
+        self.assertIn("the last: the run was still writing", notes)
+        self.assertIn("the last: the run was still writing", words)
+
+    def test_nothing_comes_from_elsewhere(self):
+        self.write_all()
+        page, text, _ = self.page()
+        for element in page.iter():
+            self.assertNotIn(element.tag, (NS + "script", NS + "link",
+                                           NS + "img", NS + "iframe"))
+            for name, value in element.attrib.items():
+                self.assertFalse(name.startswith("on"), name)
+                self.assertNotIn(name, ("href", "src"))
+        self.assertNotIn("url(", text)
+        self.assertNotIn("@import", text)
+        self.assertIn("prefers-color-scheme:dark", text)
+
+    def test_a_trace_alone_is_a_page(self):
+        (self.run_folder / "trace.rank0.json").write_text(json.dumps(trace(0)))
+        page, _, _ = self.page()
+        self.assertIn("gather of unit <u>", "".join(page.itertext()))
+
+    def test_an_empty_folder_is_one_error(self):
+        result = self.report()
+        self.assertEqual(result.returncode, 1)
+        self.assertEqual(result.stderr.count("\n"), 1)
+        self.assertIn("holds none of metrics.jsonl", result.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], "-v"])
