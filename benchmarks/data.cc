@@ -1,14 +1,14 @@
-// How fast samples come out of a token file: its bytes widened to int64 and
-// checked against the vocabulary, as ratios to a plain read of the same mapped
-// file, the sum of its 64-bit words, and to a memcpy of its bytes. All run on
-// one thread over the file's pages, which are in memory by then, in turns of
-// some 1 MiB each, so that whatever else the machine does happens to all; each
-// is a third of the file ahead of the one before, so that none finds in a cache
-// what another has read. Time is the thread's own on the processor: nothing
-// here waits. A sample is written to the same buffer again and again, as a
-// batch is.
+// How fast samples come out of a token file: its bytes widened to int64, or to
+// int32, and checked against the vocabulary, batch after batch, as ratios to a
+// plain read of the same mapped samples, the sum of its 64-bit words, and to a
+// memcpy of its bytes. All run on one thread over the file's pages, which are
+// in memory by then, in turns of some 1 MiB each, so that whatever else the
+// machine does happens to all; each is a quarter of the file ahead of the one
+// before, so that none finds in a cache what another has read. Time is the
+// thread's own on the processor: nothing here waits. Batches are written to the
+// same buffer again and again.
 //
-//   benchmarks/data --mib=512 --seq_len=1024 --rounds=9
+//   benchmarks/data --mib=512 --seq_len=1024 --batch=8 --rounds=9 [--shuffle]
 //
 // The medians of the rounds, in GB of the file a second, and of their ratios
 // with the least and the largest.
@@ -38,6 +38,7 @@
 
 ABSL_FLAG(int64_t, mib, 512, "size of the file");
 ABSL_FLAG(int64_t, seq_len, 1024, "tokens of a sample, less one");
+ABSL_FLAG(int64_t, batch, 8, "samples of a batch");
 ABSL_FLAG(int64_t, rounds, 9, "of which medians are printed");
 ABSL_FLAG(bool, shuffle, false, "samples in a random order");
 ABSL_FLAG(std::string, folder, "/tmp", "where the file is written");
@@ -85,72 +86,126 @@ absl::Status WriteFile(const std::string& path, int64_t mib) {
   std::vector<uint64_t> words(1 << 17);
   uint64_t next = 0;
   for (int64_t i = 0; i < mib; ++i) {
-    for (uint64_t& word : words) word = MixBits(++next);
+    // Without bits 31 and 63: words of 32 bits that fit in int32.
+    for (uint64_t& word : words) word = MixBits(++next) & 0x7FFFFFFF7FFFFFFF;
     file.write(reinterpret_cast<const char*>(words.data()), 1 << 20);
   }
   if (file.flush()) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat(path, ": cannot be written"));
 }
 
-// One type of tokens.
-absl::Status Measure(const std::string& path, TokenType type) {
-  const int64_t seq_len = absl::GetFlag(FLAGS_seq_len);
-  TESSERA_ASSIGN_OR_RETURN(
-      const TokenCorpus corpus,
-      TokenCorpus::OpenFiles({path}, {type, MaxToken(type) + 1}));
-  const absl::Span<const uint8_t> bytes = corpus.files()[0].bytes();
-  std::vector<int64_t> order(static_cast<size_t>(corpus.num_samples(seq_len)));
-  for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int64_t>(i);
-  if (absl::GetFlag(FLAGS_shuffle)) {
-    for (size_t i = order.size() - 1; i > 0; --i) {
-      std::swap(order[i], order[MixBits(i) % (i + 1)]);
+constexpr int kWays = 4;
+constexpr const char* kWayNames[kWays] = {"read", "copy", "int64", "int32"};
+
+int64_t MaxInt32Token(TokenType type) {
+  return std::min<int64_t>(MaxToken(type), (int64_t{1} << 31) - 1);
+}
+
+// One type of tokens, in one way after the other.
+class Measurement {
+ public:
+  Measurement(const TokenCorpus* corpus, TokenType type)
+      : corpus_(*corpus),
+        bytes_(corpus->files()[0].bytes()),
+        seq_len_(absl::GetFlag(FLAGS_seq_len)),
+        sample_bytes_(static_cast<size_t>(seq_len_ * TokenBytes(type))),
+        batch_(static_cast<size_t>(absl::GetFlag(FLAGS_batch))) {
+    order_.resize(static_cast<size_t>(corpus->num_samples(seq_len_)) / batch_ *
+                  batch_);
+    for (size_t i = 0; i < order_.size(); ++i) {
+      order_[i] = static_cast<int64_t>(i);
     }
+    if (absl::GetFlag(FLAGS_shuffle)) {
+      for (size_t i = order_.size() - 1; i > 0; --i) {
+        std::swap(order_[i], order_[MixBits(i) % (i + 1)]);
+      }
+    }
+    wide_.resize(batch_ * (static_cast<size_t>(seq_len_) + 1));
+    narrow_.resize(wide_.size());
   }
-  const auto sample_bytes = static_cast<size_t>(seq_len * TokenBytes(type));
-  std::vector<int64_t> sample(static_cast<size_t>(seq_len) + 1);
-  const double gb = static_cast<double>(order.size() * sample_bytes) / 1e9;
-  std::array<std::vector<double>, 3> rates;  // plain read, copy, samples
-  std::array<std::vector<double>, 2> ratios;
-  const size_t turn = std::max<size_t>(1, (size_t{1} << 20) / sample_bytes);
-  // The first round brings the pages; it is not counted.
-  for (int64_t round = -1; round < absl::GetFlag(FLAGS_rounds); ++round) {
-    std::array<double, 3> seconds = {};
-    for (size_t first = 0; first < order.size(); first += turn) {
-      const size_t last = std::min(order.size(), first + turn);
-      for (size_t way = 0; way < 3; ++way) {
+
+  bool empty() const { return order_.empty(); }
+  double gigabytes() const {
+    return static_cast<double>(order_.size() * sample_bytes_) / 1e9;
+  }
+
+  // Seconds of each way over the whole file.
+  absl::StatusOr<std::array<double, kWays>> Round() {
+    std::array<double, kWays> seconds = {};
+    const size_t batches = order_.size() / batch_;
+    const size_t turn =
+        std::max<size_t>(1, (size_t{1} << 20) / (sample_bytes_ * batch_));
+    for (size_t first = 0; first < batches; first += turn) {
+      const size_t last = std::min(batches, first + turn);
+      for (int way = 0; way < kWays; ++way) {
         const double start = Seconds();
         for (size_t i = first; i < last; ++i) {
-          const size_t ahead = (i + way * order.size() / 3) % order.size();
-          const auto begin = static_cast<size_t>(order[ahead]) * sample_bytes;
-          if (way == 0) {
-            PlainRead(bytes, begin, sample_bytes);
-          } else if (way == 1) {
-            std::memcpy(sample.data(), bytes.data() + begin, sample_bytes);
-          } else {
-            TESSERA_RETURN_IF_ERROR(corpus.CopySample(order[ahead], seq_len,
-                                                      absl::MakeSpan(sample)));
-          }
-          g_sum += static_cast<uint64_t>(sample[0]);
+          TESSERA_RETURN_IF_ERROR(
+              Batch(way, (i + way * batches / kWays) % batches));
         }
         seconds[way] += Seconds() - start;
       }
     }
-    if (round < 0) continue;
-    for (size_t way = 0; way < 3; ++way) {
-      rates[way].push_back(gb / seconds[way]);
+    return seconds;
+  }
+
+ private:
+  absl::Status Batch(int way, size_t number) {
+    const absl::Span<const int64_t> indices =
+        absl::MakeConstSpan(order_).subspan(number * batch_, batch_);
+    g_sum += static_cast<uint64_t>(wide_[0] + narrow_[0]);
+    if (way == 2) {
+      return corpus_.CopySamples(indices, seq_len_, absl::MakeSpan(wide_));
     }
-    for (size_t way = 0; way < 2; ++way) {
-      ratios[way].push_back(seconds[way] / seconds[2]);
+    if (way == 3) {
+      return corpus_.CopySamples(indices, seq_len_, absl::MakeSpan(narrow_));
+    }
+    for (size_t i = 0; i < batch_; ++i) {
+      const size_t begin = static_cast<size_t>(indices[i]) * sample_bytes_;
+      if (way == 0) {
+        PlainRead(bytes_, begin, sample_bytes_);
+      } else {
+        std::memcpy(
+            reinterpret_cast<uint8_t*>(wide_.data()) + i * sample_bytes_,
+            bytes_.data() + begin, sample_bytes_);
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  const TokenCorpus& corpus_;
+  const absl::Span<const uint8_t> bytes_;
+  const int64_t seq_len_;
+  const size_t sample_bytes_, batch_;
+  std::vector<int64_t> order_, wide_;
+  std::vector<int32_t> narrow_;
+};
+
+absl::Status Measure(const std::string& path, TokenType type) {
+  TESSERA_ASSIGN_OR_RETURN(
+      const TokenCorpus corpus,
+      TokenCorpus::OpenFiles({path}, {type, MaxInt32Token(type) + 1}));
+  Measurement measurement(&corpus, type);
+  if (measurement.empty()) {
+    return absl::InvalidArgumentError("the file has less than a batch");
+  }
+  std::array<std::vector<double>, kWays> rates, ratios;
+  // The first round brings the pages; it is not counted.
+  for (int64_t round = -1; round < absl::GetFlag(FLAGS_rounds); ++round) {
+    TESSERA_ASSIGN_OR_RETURN(const auto seconds, measurement.Round());
+    if (round < 0) continue;
+    for (size_t way = 0; way < kWays; ++way) {
+      rates[way].push_back(measurement.gigabytes() / seconds[way]);
+      ratios[way].push_back(seconds[0] / seconds[way]);
     }
   }
-  std::cout << absl::StreamFormat(
-      "%-6s  read %5.2f  copy %5.2f  samples %5.2f GB/s", TokenTypeName(type),
-      Median(rates[0]), Median(rates[1]), Median(rates[2]));
-  for (size_t way = 0; way < 2; ++way) {
+  std::cout << absl::StreamFormat("%-6s  read %5.2f GB/s", TokenTypeName(type),
+                                  Median(rates[0]));
+  for (int way = 1; way < kWays; ++way) {
     const auto [least, largest] =
         std::minmax_element(ratios[way].begin(), ratios[way].end());
-    std::cout << absl::StreamFormat("  to %s %.2f (%.2f to %.2f)",
-                                    way == 0 ? "read" : "copy",
+    std::cout << absl::StreamFormat("  %s %5.2f, %.2f (%.2f to %.2f) of it",
+                                    kWayNames[way], Median(rates[way]),
                                     Median(ratios[way]), *least, *largest);
   }
   std::cout << "\n";
@@ -161,13 +216,15 @@ absl::Status Run(const std::vector<char*>& words) {
   TESSERA_RETURN_IF_ERROR(FlagsAlone(words));
   TESSERA_RETURN_IF_ERROR(AtLeast("mib", 1, absl::GetFlag(FLAGS_mib)));
   TESSERA_RETURN_IF_ERROR(AtLeast("seq_len", 1, absl::GetFlag(FLAGS_seq_len)));
+  TESSERA_RETURN_IF_ERROR(AtLeast("batch", 1, absl::GetFlag(FLAGS_batch)));
   TESSERA_RETURN_IF_ERROR(AtLeast("rounds", 1, absl::GetFlag(FLAGS_rounds)));
   const std::string path =
       absl::StrCat(absl::GetFlag(FLAGS_folder), "/tokens.", getpid());
   const auto remover = absl::MakeCleanup([&] { unlink(path.c_str()); });
   TESSERA_RETURN_IF_ERROR(WriteFile(path, absl::GetFlag(FLAGS_mib)));
   std::cout << absl::GetFlag(FLAGS_mib) << " MiB, seq_len "
-            << absl::GetFlag(FLAGS_seq_len) << ", "
+            << absl::GetFlag(FLAGS_seq_len) << ", batches of "
+            << absl::GetFlag(FLAGS_batch) << ", "
             << (absl::GetFlag(FLAGS_shuffle) ? "shuffled" : "in order") << ", "
             << IsaName(BestIsa()) << "\n";
   for (const TokenType type :

@@ -5,9 +5,11 @@
 //   sample 0 [ t0 t1 t2 t3 | t4 ]                  the last token of a sample
 //   sample 1             [ t4 t5   t6 t7 | t8 ]    is the first of the next
 //
-// A sample is seq_len + 1 tokens as int64: inputs are its first seq_len,
-// targets its last seq_len. Samples go over the borders of files, so what the
-// files are cut into changes nothing. Files may have different formats.
+// A sample is seq_len + 1 tokens: inputs are its first seq_len, targets its
+// last seq_len. They are read as int64, or as int32, which are half the bytes
+// where they go to a device (torch's embeddings take both, its losses int64).
+// Samples go over the borders of files, so what the files are cut into changes
+// nothing. Files may have different formats.
 //
 //   TESSERA_ASSIGN_OR_RETURN(
 //       const TokenCorpus corpus,
@@ -49,14 +51,26 @@ class TokenCorpus {
   // Whole samples; what is left at the end is not used. REQUIRES: seq_len > 0.
   int64_t num_samples(int64_t seq_len) const;
 
-  // Writes the seq_len + 1 tokens of sample `index`. InvalidArgument naming
-  // file and position of the first token that is not in the vocabulary.
+  // Writes the seq_len + 1 tokens of sample `index`. T: int64_t or int32_t.
+  // InvalidArgument naming file and position of the first token that is not in
+  // the vocabulary, or does not fit in an int32_t.
   // REQUIRES: 0 <= index < num_samples(seq_len), out.size() == seq_len + 1.
+  template <typename T>
   absl::Status CopySample(int64_t index, int64_t seq_len,
-                          absl::Span<int64_t> out) const;
+                          absl::Span<T> out) const;
+  // The same of many samples, one behind the other, as a batch has them: while
+  // one is written the memory of the next ones is asked for, which makes it
+  // faster than one call for each in a random order, up to three times.
+  // REQUIRES: out.size() == indices.size() * (seq_len + 1).
+  template <typename T>
+  absl::Status CopySamples(absl::Span<const int64_t> indices, int64_t seq_len,
+                           absl::Span<T> out) const;
   // Writes tokens [begin, begin + out.size()), counted over all files.
   // REQUIRES: 0 <= begin, begin + out.size() <= num_tokens().
-  absl::Status CopyTokens(int64_t begin, absl::Span<int64_t> out) const;
+  template <typename T>
+  absl::Status CopyTokens(int64_t begin, absl::Span<T> out) const {
+    return CopyTokens(begin, out, nullptr);
+  }
 
   // "path: token 17" of a token counted over all files, for messages.
   std::string Describe(int64_t token) const;
@@ -64,6 +78,11 @@ class TokenCorpus {
  private:
   explicit TokenCorpus(std::vector<TokenFile> files);
   size_t FileOf(int64_t token) const;
+  // Where it lies in memory.
+  const uint8_t* AddressOf(int64_t token) const;
+  template <typename T>
+  absl::Status CopyTokens(int64_t begin, absl::Span<T> out,
+                          const void* next) const;
 
   std::vector<TokenFile> files_;  // at least one
   std::vector<int64_t> ends_;     // tokens of files_[0, i]

@@ -48,6 +48,40 @@ TEST(TokenCorpus, SamplesShareTheirBorderToken) {
   EXPECT_DEATH((void)corpus.CopySample(0, 3, absl::MakeSpan(out)), "5 vs 4");
 }
 
+// In any order and over any borders of files, with samples that are shorter and
+// longer than what is asked for ahead.
+TEST(TokenCorpus, SamplesOfABatchAreThoseAlone) {
+  TESSERA_ASSERT_OK_AND_ASSIGN(
+      const TokenCorpus corpus,
+      TokenCorpus::OpenFiles(WriteShards({7000, 3, 29000}), kUint16));
+  for (const int64_t seq_len : {1, 70, 6001}) {
+    std::vector<int64_t> indices;
+    for (int64_t i = 0; i < 20; ++i) {
+      indices.push_back((i * 7 + 3) % corpus.num_samples(seq_len));
+    }
+    const auto length = static_cast<size_t>(seq_len) + 1;
+    std::vector<int64_t> wide(indices.size() * length);
+    std::vector<int32_t> narrow(wide.size());
+    TESSERA_ASSERT_OK(
+        corpus.CopySamples(indices, seq_len, absl::MakeSpan(wide)));
+    TESSERA_ASSERT_OK(
+        corpus.CopySamples(indices, seq_len, absl::MakeSpan(narrow)));
+    std::vector<int64_t> alone(length);
+    for (size_t i = 0; i < indices.size(); ++i) {
+      TESSERA_ASSERT_OK(
+          corpus.CopySample(indices[i], seq_len, absl::MakeSpan(alone)));
+      for (size_t k = 0; k < length; ++k) {
+        ASSERT_EQ(alone[k], indices[i] * seq_len + static_cast<int64_t>(k));
+        ASSERT_EQ(wide[i * length + k], alone[k]);
+        ASSERT_EQ(narrow[i * length + k], alone[k]);
+      }
+    }
+  }
+  std::vector<int64_t> out(10);
+  EXPECT_DEATH((void)corpus.CopySamples({0, 1}, 5, absl::MakeSpan(out)),
+               "10 vs 12");
+}
+
 // Whatever the tokens are cut into, samples are the same.
 TEST(TokenCorpus, FilesChangeNothing) {
   for (const std::vector<int>& sizes :

@@ -1,5 +1,6 @@
 #include "data/text/token_file.h"
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 
@@ -21,6 +22,8 @@ constexpr Format kFormats[] = {{20240520, 1, TokenType::kUint16},
                                {20240801, 7, TokenType::kUint32}};
 // Of multiple-choice questions, which are no token stream.
 constexpr int32_t kEvaluationMagic = 20240522;
+
+constexpr int64_t kEndOfInt32 = int64_t{1} << 31;
 
 int32_t Int32At(absl::Span<const uint8_t> bytes, size_t index) {
   int32_t value;
@@ -121,8 +124,9 @@ absl::Status TokenFile::FindFormat(const TokenFileOptions& options) {
   return absl::OkStatus();
 }
 
-absl::Status TokenFile::CopyTokens(int64_t begin,
-                                   absl::Span<int64_t> out) const {
+template <typename T>
+absl::Status TokenFile::CopyTokens(int64_t begin, absl::Span<T> out,
+                                   const void* next) const {
   const auto count = static_cast<int64_t>(out.size());
   TESSERA_CHECK_GE(begin, 0);
   TESSERA_CHECK_LE(count, num_tokens_ - begin);
@@ -130,38 +134,54 @@ absl::Status TokenFile::CopyTokens(int64_t begin,
   uint32_t largest = 0;
   switch (type_) {
     case TokenType::kUint8:
-      largest = WidenTokens(from, count, out.data());
+      largest = WidenTokens(from, count, out.data(), next);
       break;
     case TokenType::kUint16:
       largest = WidenTokens(reinterpret_cast<const uint16_t*>(from), count,
-                            out.data());
+                            out.data(), next);
       break;
     case TokenType::kUint32:
       largest = WidenTokens(reinterpret_cast<const uint32_t*>(from), count,
-                            out.data());
+                            out.data(), next);
       break;
   }
-  if (vocab_size_ > 0 && count > 0 && largest >= vocab_size_) {
-    return OutsideVocabulary(begin, out);
-  }
+  // Tokens have to be below this.
+  int64_t end = int64_t{std::numeric_limits<uint32_t>::max()} + 1;
+  if (vocab_size_ > 0) end = std::min(end, vocab_size_);
+  if (sizeof(T) == 4) end = std::min(end, kEndOfInt32);
+  if (count > 0 && largest >= end) return OutsideVocabulary(begin, end, out);
   return absl::OkStatus();
 }
 
-absl::Status TokenFile::OutsideVocabulary(int64_t begin,
-                                          absl::Span<const int64_t> out) const {
+template <typename T>
+absl::Status TokenFile::OutsideVocabulary(int64_t begin, int64_t end,
+                                          absl::Span<T> out) const {
+  // Of what was written, so that what is told is what was found, even of a file
+  // that somebody writes to meanwhile.
+  const auto token = [&](size_t i) {
+    return static_cast<int64_t>(static_cast<uint32_t>(out[i]));
+  };
   size_t i = 0;
-  while (i < out.size() && out[i] < vocab_size_) ++i;
-  // Read again, so that what is told is what was found, even of a file that
-  // somebody writes to meanwhile.
-  if (i == out.size()) --i;
-  return absl::InvalidArgumentError(absl::StrCat(
-      path(), ": token ", begin + static_cast<int64_t>(i), " (byte ",
-      static_cast<int64_t>(header_bytes_) +
-          (begin + static_cast<int64_t>(i)) * TokenBytes(type_),
-      ") is ", out[i], ", the vocabulary has ", vocab_size_,
-      "; is it another tokenizer's file, or another type than ",
-      TokenTypeName(type_), "?"));
+  while (i + 1 < out.size() && token(i) < end) ++i;
+  const int64_t position = begin + static_cast<int64_t>(i);
+  const std::string what = absl::StrCat(
+      path(), ": token ", position, " (byte ",
+      static_cast<int64_t>(header_bytes_) + position * TokenBytes(type_),
+      ") is ", token(i));
+  if (vocab_size_ == 0 || end < vocab_size_) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, ", which no int32 holds; read int64 of it"));
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(what, ", the vocabulary has ", vocab_size_,
+                   "; is it another tokenizer's file, or another type than ",
+                   TokenTypeName(type_), "?"));
 }
+
+template absl::Status TokenFile::CopyTokens(int64_t, absl::Span<int32_t>,
+                                            const void*) const;
+template absl::Status TokenFile::CopyTokens(int64_t, absl::Span<int64_t>,
+                                            const void*) const;
 
 absl::StatusOr<std::string> TokenHeader(TokenType type, int64_t num_tokens) {
   if (num_tokens < 0 || num_tokens > std::numeric_limits<int32_t>::max()) {

@@ -61,17 +61,22 @@ class TokenFile {
     return file_.bytes().subspan(header_bytes_);
   }
 
-  // Copies tokens [begin, begin + out.size()) to `out`. InvalidArgument naming
-  // file and position of the first token that is not in the vocabulary; `out`
-  // has been written all the same.
+  // Copies tokens [begin, begin + out.size()) to `out`, of int64_t or int32_t.
+  // InvalidArgument naming file and position of the first token that is not in
+  // the vocabulary, or does not fit in an int32_t; `out` has been written all
+  // the same. `next`: what the caller reads after it, whose memory is asked for
+  // meanwhile (data/text/token_widen.h).
   // REQUIRES: 0 <= begin, begin + out.size() <= num_tokens().
-  absl::Status CopyTokens(int64_t begin, absl::Span<int64_t> out) const;
+  template <typename T>
+  absl::Status CopyTokens(int64_t begin, absl::Span<T> out,
+                          const void* next = nullptr) const;
 
  private:
   explicit TokenFile(MappedFile file) : file_(std::move(file)) {}
   absl::Status FindFormat(const TokenFileOptions& options);
-  absl::Status OutsideVocabulary(int64_t begin,
-                                 absl::Span<const int64_t> out) const;
+  template <typename T>
+  absl::Status OutsideVocabulary(int64_t begin, int64_t end,
+                                 absl::Span<T> out) const;
 
   MappedFile file_;
   size_t header_bytes_ = 0;

@@ -117,6 +117,21 @@ TEST(TokenFile, TokensOutsideTheVocabularyAreNamed) {
                            "has 11;"))));
 }
 
+TEST(TokenFile, TokensThatNoInt32HoldsAreNamed) {
+  const std::string path = WriteTestFile(
+      "f", WithHeader(20240801, 7, 3,
+                      BytesOf<uint32_t>({2147483647, 2147483648, 1})));
+  TESSERA_ASSERT_OK_AND_ASSIGN(const TokenFile file, TokenFile::Open(path, {}));
+  std::vector<int32_t> out(1);
+  TESSERA_EXPECT_OK(file.CopyTokens(0, absl::MakeSpan(out)));
+  EXPECT_THAT(out, ElementsAre(2147483647));
+  EXPECT_THAT(file.CopyTokens(1, absl::MakeSpan(out)),
+              StatusIs(StatusCode::kInvalidArgument,
+                       absl::StrCat(path,
+                                    ": token 1 (byte 1028) is 2147483648, "
+                                    "which no int32 holds; read int64 of it")));
+}
+
 struct BadFile {
   const char* name;
   std::string content;
