@@ -92,7 +92,7 @@ absl::Status Work(const TrainFlags& flags, Trainer& trainer, FILE* out,
     TESSERA_RETURN_IF_ERROR(
         TrainSteps(flags.steps, trainer, progress, report, &report->losses));
     if (flags.held_out > 0) {
-      report->held_out_loss = trainer.HeldOutLoss();
+      TESSERA_ASSIGN_OR_RETURN(report->held_out_loss, trainer.HeldOutLoss());
       progress.Say(absl::StrFormat("loss of the text held out: %.6f",
                                    *report->held_out_loss));
     }

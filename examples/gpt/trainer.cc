@@ -1,18 +1,13 @@
 #include "examples/gpt/trainer.h"
 
-#include <algorithm>
-#include <utility>
-#include <vector>
-
 #include "ATen/Context.h"
 #include "ATen/Functions.h"
 #include "ATen/Parallel.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_split.h"
 #include "base/status.h"
 #include "c10/core/GradMode.h"
+#include "loader/client_state.h"
 
 namespace {
 
@@ -48,35 +43,26 @@ absl::Status Trainer::PrepareData() {
     config_.mutable_fp16()->set_enabled(flags_.dtype == "fp16");
   }
   if (flags_.data.empty()) return absl::OkStatus();
-  const int64_t seq = flags_.model.seq();
-  TESSERA_ASSIGN_OR_RETURN(corpus_,
-                           tessera::ByteCorpus::Open(flags_.data, seq + 1));
-  tessera::DistributedSamplerOptions options;
-  if (trained_samples() < 1) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--held_out: expected less than ", corpus_->num_samples(seq),
-        ", the samples in ", flags_.data, "; got ", flags_.held_out));
-  }
-  options.num_samples = trained_samples();
-  options.rank = world_.rank();
-  options.world_size = world_.world_size();
+  TokenTextOptions options;
+  options.path = flags_.data;
+  options.seq = flags_.model.seq();
+  options.held_out = flags_.held_out;
   options.seed = flags_.seed;
-  TESSERA_ASSIGN_OR_RETURN(sampler_,
-                           tessera::DistributedSampler::Create(options));
+  TESSERA_ASSIGN_OR_RETURN(text_, TokenText::Open(options));
   return absl::OkStatus();
 }
 
 // What no comparison of parameters would find.
 std::string Trainer::Agreed() const {
   const GptOptions& model = flags_.model;
-  return absl::StrCat(
-      "--dim ", model.dim(), " --layers ", model.layers(), " --heads ",
-      model.heads(), " --seq ", model.seq(), " --dropout ", model.dropout(),
-      " --seed ", flags_.seed, " --held_out ", flags_.held_out, " --steps ",
-      flags_.steps, " --after ", flags_.after,
-      flags_.save.empty() ? "" : " --save",
-      flags_.resume.empty() ? "" : " --resume", ", data of ",
-      corpus_.has_value() ? corpus_->bytes().size() : 0, " bytes");
+  return absl::StrCat("--dim ", model.dim(), " --layers ", model.layers(),
+                      " --heads ", model.heads(), " --seq ", model.seq(),
+                      " --dropout ", model.dropout(), " --seed ", flags_.seed,
+                      " --held_out ", flags_.held_out, " --steps ",
+                      flags_.steps, " --after ", flags_.after,
+                      flags_.save.empty() ? "" : " --save",
+                      flags_.resume.empty() ? "" : " --resume", ", data of ",
+                      text_.has_value() ? text_->num_tokens() : 0, " bytes");
 }
 
 absl::Status Trainer::MakeModel() {
@@ -97,34 +83,24 @@ absl::Status Trainer::MakeModel() {
   TESSERA_ASSIGN_OR_RETURN(engine_,
                            tessera::Engine::Create(model_, config_, options));
   config_ = engine_->config();  // with what "auto" has become
+  if (text_.has_value()) {
+    TESSERA_ASSIGN_OR_RETURN(
+        loader_, text_->Load(config_.train_micro_batch_size_per_gpu(), world_));
+  }
   at::manual_seed(flags_.seed + 1 + world_.rank());  // dropout differs
   return absl::OkStatus();
-}
-
-int64_t Trainer::trained_samples() const {
-  return corpus_->num_samples(flags_.model.seq()) - flags_.held_out;
-}
-
-Trainer::Batch Trainer::MakeBatch(absl::Span<const int64_t> samples) const {
-  const int64_t seq = flags_.model.seq();
-  auto bytes =
-      at::empty({static_cast<int64_t>(samples.size()), seq + 1}, at::kLong);
-  auto* out = bytes.data_ptr<int64_t>();
-  for (const int64_t index : samples) {
-    const auto sample = corpus_->sample(index, seq);
-    out = std::copy(sample.begin(), sample.end(), out);
-  }
-  bytes = bytes.to(device_);
-  return {bytes.slice(1, 0, seq).contiguous(),
-          bytes.slice(1, 1, seq + 1).contiguous()};
 }
 
 absl::StatusOr<float> Trainer::Step() {
   const int64_t micro_batches = config_.gradient_accumulation_steps();
   auto total = at::zeros({1}, at::TensorOptions().device(device_));
   for (int64_t i = 0; i < micro_batches; ++i) {
-    const Batch batch = MakeBatch(
-        sampler_->NextBatch(config_.train_micro_batch_size_per_gpu()));
+    const absl::StatusOr<tessera::Batch> samples = loader_->Next();
+    if (!samples.ok()) {  // the others learn it, and do not wait
+      engine_->Backward(at::Tensor()).IgnoreError();
+      return samples.status();
+    }
+    const TokenBatch batch(samples->tensors[0]);
     at::Tensor loss;
     {
       const tessera::Engine::AutocastScope autocast(engine_.get());
@@ -140,14 +116,15 @@ absl::StatusOr<float> Trainer::Step() {
          static_cast<float>(micro_batches * world_.world_size());
 }
 
-float Trainer::HeldOutLoss() {
+absl::StatusOr<float> Trainer::HeldOutLoss() {
   const int threads = at::get_num_threads();
   at::set_num_threads(1);  // sums depend on them
   const c10::NoGradGuard no_gradients;
   model_->eval();
   double sum = 0;
   for (int64_t i = 0; i < flags_.held_out; ++i) {
-    const Batch batch = MakeBatch({trained_samples() + i});
+    TESSERA_ASSIGN_OR_RETURN(const at::Tensor sample, text_->HeldOut(i));
+    const TokenBatch batch(sample.to(device_));
     const tessera::Engine::AutocastScope autocast(engine_.get());
     sum += model_->loss(batch.tokens, batch.targets).item<float>();
   }
@@ -156,49 +133,31 @@ float Trainer::HeldOutLoss() {
   return static_cast<float>(sum / static_cast<double>(flags_.held_out));
 }
 
-// "heads epoch position samples seed": the parameters do not show the heads;
-// epoch and position are where to go on, with any number of ranks; the others
-// tell whether it is the same data in the same order. Without data only the
-// heads.
-std::string Trainer::OwnState() const {
-  const std::string heads = absl::StrCat(flags_.model.heads());
-  if (!sampler_.has_value()) return heads;
-  const tessera::SamplerState state = sampler_->state();
-  return absl::StrCat(heads, " ", state.epoch, " ", state.position, " ",
-                      trained_samples(), " ", flags_.seed);
-}
-
+// What a checkpoint holds of this program's own: the heads, which parameters do
+// not show, and the place in the data.
 absl::Status Trainer::Save(const std::string& dir) {
-  return engine_->SaveCheckpoint(dir, OwnState());
+  tessera::ClientParts parts = {{"heads", absl::StrCat(flags_.model.heads())}};
+  if (loader_ != nullptr) parts["data"] = loader_->State();
+  return engine_->SaveCheckpoint(dir, tessera::PackClientState(parts));
 }
 
 absl::Status Trainer::Resume(const std::string& dir) {
   TESSERA_ASSIGN_OR_RETURN(const tessera::LoadCheckpointReport report,
                            engine_->LoadCheckpoint(dir));
-  const std::string& saved = report.client_state;
-  std::vector<std::string> parts = absl::StrSplit(saved, ' ');
-  if (parts[0] != absl::StrCat(flags_.model.heads())) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(dir, ": saved with --heads ", parts[0],
-                     ", but --heads is ", flags_.model.heads()));
-  }
-  parts.erase(parts.begin());
-  if (!sampler_.has_value()) return absl::OkStatus();
-  tessera::SamplerState state;
-  if (parts.size() != 4 || !absl::SimpleAtoi(parts[0], &state.epoch) ||
-      !absl::SimpleAtoi(parts[1], &state.position)) {
-    return absl::DataLossError(absl::StrCat(
-        dir, ": expected this program's place in the data, got '", saved, "'"));
-  }
-  const std::string samples = absl::StrCat(trained_samples());
-  const std::string seed = absl::StrCat(flags_.seed);
-  if (parts[2] != samples || parts[3] != seed) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(dir, ": saved with ", parts[2], " samples and --seed ",
-                     parts[3], ", but ", flags_.data, " has ", samples,
-                     " without those of ", "--held_out, and --seed is ", seed));
-  }
-  return tessera::Annotate(sampler_->Seek(state), dir);
+  const auto resume = [&] {
+    TESSERA_ASSIGN_OR_RETURN(const std::string heads,
+                             tessera::ClientPart(report.client_state, "heads"));
+    if (heads != absl::StrCat(flags_.model.heads())) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("saved with --heads ", heads, ", but --heads is ",
+                       flags_.model.heads()));
+    }
+    if (loader_ == nullptr) return absl::OkStatus();
+    TESSERA_ASSIGN_OR_RETURN(const std::string place,
+                             tessera::ClientPart(report.client_state, "data"));
+    return loader_->Load(place);
+  };
+  return tessera::Annotate(resume(), dir);
 }
 
 int64_t Trainer::tokens_per_step() const {

@@ -10,14 +10,13 @@
 #include "ATen/core/Tensor.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "comm/world/world.h"
 #include "config/config.h"
-#include "data/byte_corpus.h"
-#include "data/distributed_sampler.h"
 #include "engine/engine.h"
 #include "examples/gpt/flags.h"
 #include "examples/gpt/gpt.h"
+#include "examples/text/token_loader.h"
+#include "loader/data_loader.h"
 
 class Trainer {
  public:
@@ -35,7 +34,7 @@ class Trainer {
   // The mean loss of the samples that are held out, each rank's own
   // computation of all of them on one thread: the same bits on all, however
   // many there are. COLLECTIVE.
-  float HeldOutLoss();
+  absl::StatusOr<float> HeldOutLoss();
 
   // The sharded state, with this rank's place in the data. COLLECTIVE.
   absl::Status Save(const std::string& dir);
@@ -55,29 +54,21 @@ class Trainer {
   std::string Describe() const;
 
  private:
-  struct Batch {
-    at::Tensor tokens, targets;  // [micro-batch, seq] of int64
-  };
-
   Trainer(const TrainFlags& flags, const tessera::World& world)
       : flags_(flags), world_(world) {}
   absl::Status PrepareData();
   absl::Status MakeModel();
-  // Of these samples of the text.
-  Batch MakeBatch(absl::Span<const int64_t> samples) const;
-  int64_t trained_samples() const;  // of the text; the others are held out
-  std::string Agreed() const;       // the same on all ranks
-  std::string OwnState() const;     // what a checkpoint holds of this program's
+  std::string Agreed() const;  // the same on all ranks
 
   const TrainFlags flags_;
   const tessera::World& world_;
   tessera::proto::Config config_;  // resolved
-  std::optional<tessera::ByteCorpus> corpus_;
-  std::optional<tessera::DistributedSampler> sampler_;
+  std::optional<TokenText> text_;
   at::Device device_ = at::kCPU;
   int64_t parameter_count_ = 0;
   Gpt model_{nullptr};
   std::unique_ptr<tessera::Engine> engine_;
+  std::unique_ptr<tessera::DataLoader> loader_;  // null without data
 };
 
 #endif  // EXAMPLES_GPT_TRAINER_H_

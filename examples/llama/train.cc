@@ -25,7 +25,7 @@
 #include "examples/llama/llama.h"
 #include "examples/llama/llama_config.h"
 #include "examples/text/generate.h"
-#include "examples/text/token_batches.h"
+#include "examples/text/token_loader.h"
 
 ABSL_FLAG(std::string, model, "examples/llama/tiny.json",
           "Hugging Face's config.json, or a folder that it is in: the sizes.");
@@ -64,19 +64,16 @@ absl::StatusOr<tessera::proto::Config> Configuration(int world_size) {
   return config;
 }
 
-absl::StatusOr<std::optional<TokenBatches>> OpenData(
-    const tessera::World& world, const LlamaOptions& model) {
-  TokenBatchesOptions options;
+absl::StatusOr<std::optional<TokenText>> OpenData(const LlamaOptions& model) {
+  TokenTextOptions options;
   options.path = absl::GetFlag(FLAGS_data);
   options.seq = absl::GetFlag(FLAGS_seq);
   options.seed = absl::GetFlag(FLAGS_seed);
-  options.rank = world.rank();
-  options.world_size = world.world_size();
   if (options.seq < 1) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--seq: expected a whole number above 0, got ", options.seq));
   }
-  if (options.path.empty()) return std::optional<TokenBatches>();
+  if (options.path.empty()) return std::optional<TokenText>();
   options.vocab_size = model.vocab();
   switch (absl::GetFlag(FLAGS_token_bytes)) {
     case 1:
@@ -93,25 +90,25 @@ absl::StatusOr<std::optional<TokenBatches>> OpenData(
           absl::StrCat("--token_bytes: expected 1, 2 or 4, got ",
                        absl::GetFlag(FLAGS_token_bytes)));
   }
-  return TokenBatches::Open(options);
+  return TokenText::Open(options);
 }
 
 // One optimizer step; the mean loss of this rank's samples.
 absl::StatusOr<float> TrainStep(Llama& model, tessera::Engine& engine,
-                                TokenBatches& data, at::Device device) {
+                                tessera::DataLoader& loader) {
   const tessera::proto::Config& config = engine.config();
   float sum = 0;
   for (int64_t i = 0; i < config.gradient_accumulation_steps(); ++i) {
-    const auto batch =
-        data.Next(config.train_micro_batch_size_per_gpu(), device);
-    if (!batch.ok()) {  // the others learn it, and do not wait
+    const absl::StatusOr<tessera::Batch> samples = loader.Next();
+    if (!samples.ok()) {  // the others learn it, and do not wait
       engine.Backward(at::Tensor()).IgnoreError();
-      return batch.status();
+      return samples.status();
     }
+    const TokenBatch batch(samples->tensors[0]);
     at::Tensor loss;
     {
       const tessera::Engine::AutocastScope autocast(&engine);
-      loss = model->loss(batch->tokens, batch->targets);
+      loss = model->loss(batch.tokens, batch.targets);
     }
     TESSERA_RETURN_IF_ERROR(engine.Backward(loss));
     TESSERA_RETURN_IF_ERROR(engine.Step());
@@ -120,8 +117,11 @@ absl::StatusOr<float> TrainStep(Llama& model, tessera::Engine& engine,
   return sum / static_cast<float>(config.gradient_accumulation_steps());
 }
 
-absl::Status Train(Llama& model, tessera::Engine& engine, TokenBatches& data,
+absl::Status Train(Llama& model, tessera::Engine& engine, const TokenText& data,
                    const tessera::World& world) {
+  TESSERA_ASSIGN_OR_RETURN(
+      const auto loader,
+      data.Load(engine.config().train_micro_batch_size_per_gpu(), world));
   std::unique_ptr<tessera::CheckpointManager> manager;
   if (!absl::GetFlag(FLAGS_checkpoints).empty()) {
     tessera::CheckpointManagerOptions options;
@@ -130,12 +130,12 @@ absl::Status Train(Llama& model, tessera::Engine& engine, TokenBatches& data,
     TESSERA_ASSIGN_OR_RETURN(
         manager, tessera::CheckpointManager::Create(&engine, options));
     TESSERA_ASSIGN_OR_RETURN(const auto place, manager->Resume());
-    if (place.has_value()) TESSERA_RETURN_IF_ERROR(data.Seek(*place));
+    if (place.has_value()) TESSERA_RETURN_IF_ERROR(loader->Load(*place));
   }
-  const auto place = [&] { return data.Place(); };
+  const auto place = [&] { return loader->State(); };
   while (engine.step() < absl::GetFlag(FLAGS_steps)) {
     TESSERA_ASSIGN_OR_RETURN(const float loss,
-                             TrainStep(model, engine, data, world.device()));
+                             TrainStep(model, engine, *loader));
     if (world.rank() == 0) {
       std::printf("step %lld loss %.6f %a\n",
                   static_cast<long long>(engine.step()), loss, loss);
@@ -177,7 +177,7 @@ absl::Status Run(int argc, char** argv) {
   TESSERA_ASSIGN_OR_RETURN(const LlamaOptions options, ReadLlamaConfig(folder));
   TESSERA_ASSIGN_OR_RETURN(const tessera::proto::Config config,
                            Configuration(world->world_size()));
-  absl::StatusOr<std::optional<TokenBatches>> data = OpenData(*world, options);
+  absl::StatusOr<std::optional<TokenText>> data = OpenData(options);
   TESSERA_RETURN_IF_ERROR(
       world->communicator()->AgreeOk(data.status(), "the data"));
 

@@ -23,7 +23,7 @@
 #include "examples/llama/llama.h"
 #include "examples/llama/llama_config.h"
 #include "examples/lora/lora.h"
-#include "examples/text/token_batches.h"
+#include "examples/text/token_loader.h"
 
 ABSL_FLAG(std::string, model, "",
           "The base: a folder of config.json and safetensors files.");
@@ -64,21 +64,22 @@ absl::StatusOr<uint64_t> HashOfBase(Llama& model, tessera::Engine& engine) {
 }
 
 absl::StatusOr<float> TrainStep(Llama& model, const Lora& lora,
-                                tessera::Engine& engine, TokenBatches& data) {
+                                tessera::Engine& engine,
+                                tessera::DataLoader& loader) {
   const tessera::proto::Config& config = engine.config();
   float sum = 0;
   for (int64_t i = 0; i < config.gradient_accumulation_steps(); ++i) {
-    const auto batch = data.Next(config.train_micro_batch_size_per_gpu(),
-                                 tessera::World::Current()->device());
-    if (!batch.ok()) {  // the others learn it, and do not wait
+    const absl::StatusOr<tessera::Batch> samples = loader.Next();
+    if (!samples.ok()) {  // the others learn it, and do not wait
       engine.Backward(at::Tensor()).IgnoreError();
-      return batch.status();
+      return samples.status();
     }
+    const TokenBatch batch(samples->tensors[0]);
     at::Tensor loss;
     {
       const Lora::Scope adapted(lora);
       const tessera::Engine::AutocastScope autocast(&engine);
-      loss = model->loss(batch->tokens, batch->targets);
+      loss = model->loss(batch.tokens, batch.targets);
     }
     TESSERA_RETURN_IF_ERROR(engine.Backward(loss));
     TESSERA_RETURN_IF_ERROR(engine.Step());
@@ -88,22 +89,26 @@ absl::StatusOr<float> TrainStep(Llama& model, const Lora& lora,
 }
 
 absl::Status Train(Llama& model, const Lora& lora, tessera::Engine& engine,
-                   TokenBatches& data) {
+                   const TokenText& data) {
+  TESSERA_ASSIGN_OR_RETURN(
+      const auto loader,
+      data.Load(engine.config().train_micro_batch_size_per_gpu(),
+                *tessera::World::Current()));
   if (const std::string from = absl::GetFlag(FLAGS_resume); !from.empty()) {
     TESSERA_ASSIGN_OR_RETURN(const auto report, engine.LoadCheckpoint(from));
-    TESSERA_RETURN_IF_ERROR(data.Seek(report.client_state));
+    TESSERA_RETURN_IF_ERROR(loader->Load(report.client_state));
   }
   const bool says = engine.communicator()->rank() == 0;
   while (engine.step() < absl::GetFlag(FLAGS_steps)) {
     TESSERA_ASSIGN_OR_RETURN(const float loss,
-                             TrainStep(model, lora, engine, data));
+                             TrainStep(model, lora, engine, *loader));
     if (!says) continue;
     std::printf("step %lld loss %.6f %a\n",
                 static_cast<long long>(engine.step()), loss, loss);
   }
   const std::string to = absl::GetFlag(FLAGS_save);
   return to.empty() ? absl::OkStatus()
-                    : engine.SaveCheckpoint(to, data.Place());
+                    : engine.SaveCheckpoint(to, loader->State());
 }
 
 absl::Status SaveMerged(const Lora& lora, tessera::Engine& engine,
@@ -160,14 +165,12 @@ absl::Status Run(int argc, char** argv) {
                            tessera::Init(&argc, argv, world_options));
   const std::string base = absl::GetFlag(FLAGS_model);
   TESSERA_ASSIGN_OR_RETURN(const LlamaOptions options, ReadLlamaConfig(base));
-  TokenBatchesOptions batches;
-  batches.path = absl::GetFlag(FLAGS_data);
-  batches.seq = absl::GetFlag(FLAGS_seq);
-  batches.seed = absl::GetFlag(FLAGS_seed);
-  batches.vocab_size = options.vocab();
-  batches.rank = world->rank();
-  batches.world_size = world->world_size();
-  absl::StatusOr<TokenBatches> data = TokenBatches::Open(batches);
+  TokenTextOptions text;
+  text.path = absl::GetFlag(FLAGS_data);
+  text.seq = absl::GetFlag(FLAGS_seq);
+  text.seed = absl::GetFlag(FLAGS_seed);
+  text.vocab_size = options.vocab();
+  absl::StatusOr<TokenText> data = TokenText::Open(text);
   TESSERA_RETURN_IF_ERROR(
       world->communicator()->AgreeOk(data.status(), "the data"));
 

@@ -18,7 +18,7 @@
 #include "absl/flags/usage.h"
 #include "engine/tessera.h"
 #include "examples/moe/moe.h"
-#include "examples/text/token_batches.h"
+#include "examples/text/token_loader.h"
 
 ABSL_FLAG(std::string, config, "examples/moe/zero3.json",
           "Configuration of Tessera, DeepSpeed-style JSON.");
@@ -37,17 +37,17 @@ struct StepResult {
 };
 
 absl::StatusOr<StepResult> TrainStep(Moe& model, tessera::Engine& engine,
-                                     TokenBatches& data) {
-  const auto batch = data.Next(engine.config().train_micro_batch_size_per_gpu(),
-                               tessera::World::Current()->device());
-  if (!batch.ok()) {  // the others learn it, and do not wait
+                                     tessera::DataLoader& loader) {
+  const absl::StatusOr<tessera::Batch> samples = loader.Next();
+  if (!samples.ok()) {  // the others learn it, and do not wait
     engine.Backward(at::Tensor()).IgnoreError();
-    return batch.status();
+    return samples.status();
   }
+  const TokenBatch batch(samples->tensors[0]);
   at::Tensor loss;
   {
     const tessera::Engine::AutocastScope autocast(&engine);
-    loss = model->loss(batch->tokens, batch->targets);
+    loss = model->loss(batch.tokens, batch.targets);
   }
   TESSERA_RETURN_IF_ERROR(engine.Backward(loss));
   TESSERA_RETURN_IF_ERROR(engine.Step());
@@ -68,13 +68,11 @@ absl::Status Run(int argc, char** argv) {
   if (const int64_t stage = absl::GetFlag(FLAGS_stage); stage >= 0) {
     config.mutable_zero_optimization()->set_stage(static_cast<int>(stage));
   }
-  TokenBatchesOptions batches;
-  batches.path = absl::GetFlag(FLAGS_data);
-  batches.seq = absl::GetFlag(FLAGS_seq);
-  batches.seed = absl::GetFlag(FLAGS_seed);
-  batches.rank = world->rank();
-  batches.world_size = world->world_size();
-  absl::StatusOr<TokenBatches> data = TokenBatches::Open(batches);
+  TokenTextOptions text;
+  text.path = absl::GetFlag(FLAGS_data);
+  text.seq = absl::GetFlag(FLAGS_seq);
+  text.seed = absl::GetFlag(FLAGS_seed);
+  absl::StatusOr<TokenText> data = TokenText::Open(text);
   TESSERA_RETURN_IF_ERROR(
       world->communicator()->AgreeOk(data.status(), "the data"));
 
@@ -86,9 +84,12 @@ absl::Status Run(int argc, char** argv) {
   options.device = world->device();
   TESSERA_ASSIGN_OR_RETURN(const auto engine,
                            tessera::Engine::Create(model, config, options));
+  TESSERA_ASSIGN_OR_RETURN(
+      const auto loader,
+      data->Load(engine->config().train_micro_batch_size_per_gpu(), *world));
   for (int64_t i = 1; i <= absl::GetFlag(FLAGS_steps); ++i) {
     TESSERA_ASSIGN_OR_RETURN(const StepResult result,
-                             TrainStep(model, *engine, *data));
+                             TrainStep(model, *engine, *loader));
     std::printf(
         "step %lld rank %d loss %.6f %a, %lld experts without a token\n",
         static_cast<long long>(i), world->rank(), result.loss, result.loss,

@@ -1,71 +1,79 @@
 #include <cstdio>
 #include <fstream>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "ATen/Functions.h"
 #include "base/status_matchers.h"
 #include "examples/text/generate.h"
-#include "examples/text/token_batches.h"
+#include "examples/text/token_loader.h"
 #include "gtest/gtest.h"
 
 namespace {
 
+// Written once: loaders read it ahead.
 std::string Text() {
-  const std::string path = ::testing::TempDir() + "/text";
-  std::ofstream(path) << "abcdefghijklmnopqrstuvwxyz";
-  return path;
+  static const std::string* const path = [] {
+    auto* const made = new std::string(::testing::TempDir() + "/text");
+    std::ofstream(*made) << "abcdefghijklmnopqrstuvwxyz";
+    return made;
+  }();
+  return *path;
 }
 
-TokenBatchesOptions Options(int rank, int world_size) {
-  TokenBatchesOptions options;
+TokenTextOptions Options() {
+  TokenTextOptions options;
   options.path = Text();
   options.seq = 5;
-  options.rank = rank;
-  options.world_size = world_size;
   return options;
 }
 
-TEST(TokenBatchesTest, TargetsAreOneTokenFurtherOn) {
-  auto batches = TokenBatches::Open(Options(0, 1));
-  ASSERT_TRUE(batches.ok()) << batches.status();
-  const auto batch = batches->Next(3, at::kCPU);
+std::unique_ptr<tessera::DataLoader> Loader(const TokenTextOptions& options,
+                                            int64_t batch_size, int rank = 0,
+                                            int world_size = 1) {
+  auto text = TokenText::Open(options);
+  EXPECT_TRUE(text.ok()) << text.status();
+  // It outlives its text.
+  return *text->Load(batch_size, rank, world_size, at::kCPU);
+}
+
+TEST(TokenTextTest, TargetsAreOneTokenFurtherOn) {
+  const auto batch = Loader(Options(), 3)->Next();
   ASSERT_TRUE(batch.ok()) << batch.status();
-  EXPECT_EQ(batch->tokens.sizes(), at::IntArrayRef({3, 5}));
-  EXPECT_TRUE(at::equal(batch->tokens + 1, batch->targets));
+  const TokenBatch both(batch->tensors[0]);
+  EXPECT_EQ(both.tokens.sizes(), at::IntArrayRef({3, 5}));
+  EXPECT_TRUE(at::equal(both.tokens + 1, both.targets));
 }
 
-TEST(TokenBatchesTest, AnotherNumberOfRanksGoesOnAtThePlace) {
-  auto one = TokenBatches::Open(Options(0, 1));
-  auto second = TokenBatches::Open(Options(1, 2));
-  ASSERT_TRUE(one.ok() && second.ok());
-  ASSERT_TRUE(one->Next(2, at::kCPU).ok());
-  ASSERT_TRUE(second->Seek(one->Place()).ok());
-  ASSERT_TRUE(one->Next(1, at::kCPU).ok());
-  EXPECT_TRUE(at::equal(one->Next(1, at::kCPU)->tokens,
-                        second->Next(1, at::kCPU)->tokens));
+TEST(TokenTextTest, AnotherNumberOfRanksGoesOnAtThePlace) {
+  const auto one = Loader(Options(), 1);
+  const auto second = Loader(Options(), 1, 1, 2);
+  ASSERT_TRUE(one->Next().ok() && one->Next().ok());
+  ASSERT_TRUE(second->Load(one->State()).ok());
+  ASSERT_TRUE(one->Next().ok());
+  EXPECT_TRUE(at::equal(one->Next()->tensors[0], second->Next()->tensors[0]));
 }
 
-TEST(TokenBatchesTest, RefusesThePlaceOfOtherData) {
-  TokenBatchesOptions other = Options(0, 1);
-  other.seed = 7;
-  auto one = TokenBatches::Open(Options(0, 1));
-  auto two = TokenBatches::Open(other);
-  ASSERT_TRUE(one.ok() && two.ok());
-  EXPECT_EQ(two->Seek(one->Place()).code(),
-            absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ(two->Seek("here").code(), absl::StatusCode::kDataLoss);
+// Five samples: 0 to 3 come in training, the last does not.
+TEST(TokenTextTest, WhatIsHeldOutIsNotTrainedOn) {
+  TokenTextOptions options = Options();
+  options.held_out = 1;
+  const auto batch = Loader(options, 4)->Next();
+  ASSERT_TRUE(batch.ok());
+  EXPECT_EQ(batch->tensors[0].max().item<int64_t>(), 'u');
+  const auto held_out = TokenText::Open(options)->HeldOut(0);
+  ASSERT_TRUE(held_out.ok());
+  EXPECT_EQ(held_out->min().item<int64_t>(), 'u');
 }
 
-TEST(TokenBatchesTest, RefusesTokensOutsideOfTheVocabulary) {
-  TokenBatchesOptions options = Options(0, 1);
+TEST(TokenTextTest, RefusesTokensOutsideOfTheVocabulary) {
+  TokenTextOptions options = Options();
   options.vocab_size = 'f';
-  auto batches = TokenBatches::Open(options);
-  ASSERT_TRUE(batches.ok());
-  EXPECT_EQ(batches->Next(5, at::kCPU).status().code(),
+  EXPECT_EQ(Loader(options, 5)->Next().status().code(),
             absl::StatusCode::kInvalidArgument);
   options.seq = 26;
-  EXPECT_EQ(TokenBatches::Open(options).status().message(),
+  EXPECT_EQ(TokenText::Open(options).status().message(),
             options.path + ": expected 27 tokens or more, got 26");
 }
 
