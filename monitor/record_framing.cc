@@ -1,11 +1,10 @@
 #include "monitor/record_framing.h"
 
-#include <isa-l/crc.h>
-
 #include <cstddef>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/crc32c.h"
 
 namespace tessera {
 namespace {
@@ -33,10 +32,7 @@ T FromLittleEndian(absl::string_view bytes) {
 }  // namespace
 
 uint32_t MaskedCrc32c(absl::string_view bytes) {
-  auto* const data =
-      reinterpret_cast<unsigned char*>(const_cast<char*>(bytes.data()));
-  const uint32_t crc =
-      ~crc32_iscsi(data, static_cast<int>(bytes.size()), ~uint32_t{0});
+  const uint32_t crc = Crc32c(bytes);
   return ((crc >> 15) | (crc << 17)) + 0xa282ead8U;
 }
 

@@ -6,6 +6,7 @@ namespace tessera {
 namespace {
 
 std::atomic<int64_t> data_wait_nanos{0};
+std::atomic<bool> is_told{false};
 
 }  // namespace
 
@@ -15,6 +16,9 @@ int64_t DataWaitNanos() {
 
 void AddDataWait(int64_t nanos) {
   data_wait_nanos.fetch_add(nanos, std::memory_order_relaxed);
+  is_told.store(true, std::memory_order_relaxed);
 }
+
+bool DataWaitIsTold() { return is_told.load(std::memory_order_relaxed); }
 
 }  // namespace tessera

@@ -16,8 +16,11 @@ namespace tessera {
 // The sum of what AddDataWait was given since the process began. Only grows.
 int64_t DataWaitNanos();
 
-// By who has waited, when it is over. REQUIRES: nanos >= 0.
+// By who may have waited, when it is over; also if it was for nothing, 0.
+// REQUIRES: nanos >= 0.
 void AddDataWait(int64_t nanos);
+// Whether anything has called AddDataWait: else nobody tells of waits.
+bool DataWaitIsTold();
 
 }  // namespace tessera
 #endif  // BASE_THREAD_WAIT_CLOCK_H_

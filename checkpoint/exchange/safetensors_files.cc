@@ -13,9 +13,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "base/crc32c.h"
 #include "base/file.h"
 #include "base/status.h"
-#include "checkpoint/disk/crc32c.h"
 #include "config/reader/json_reader.h"
 
 namespace tessera {

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/crc32c.h"
 #include "base/status.h"
-#include "checkpoint/disk/crc32c.h"
 #include "checkpoint/format/manifest.h"
 
 namespace tessera {

@@ -16,8 +16,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/crc32c.h"
 #include "base/status.h"
-#include "checkpoint/disk/crc32c.h"
 #include "google/protobuf/descriptor.h"
 
 namespace tessera {

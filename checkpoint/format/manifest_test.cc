@@ -6,8 +6,8 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "base/crc32c.h"
 #include "base/status_matchers.h"
-#include "checkpoint/disk/crc32c.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

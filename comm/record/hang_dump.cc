@@ -24,7 +24,7 @@
 #include "base/env.h"
 #include "base/log.h"
 #include "base/thread/start_thread.h"
-#include "base/thread_stacks.h"
+#include "base/thread/thread_stacks.h"
 #include "comm/record/flight_recorder.h"
 
 namespace tessera {

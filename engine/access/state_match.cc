@@ -9,9 +9,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/types/span.h"
+#include "base/crc32c.h"
 #include "base/status.h"
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/disk/crc32c.h"
 #include "sharding/layout/names.h"
 
 namespace tessera {

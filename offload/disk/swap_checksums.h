@@ -5,8 +5,6 @@
 #ifndef OFFLOAD_DISK_SWAP_CHECKSUMS_H_
 #define OFFLOAD_DISK_SWAP_CHECKSUMS_H_
 
-#include <isa-l/crc.h>
-
 #include <cstdint>
 #include <iterator>
 #include <map>
@@ -15,16 +13,15 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "base/crc32c.h"
 
 namespace tessera {
 
 class SwapChecksums {
  public:
-  // CRC32C. REQUIRES: less than 2 GiB.
+  // CRC32C.
   static uint32_t Of(const char* data, int64_t bytes) {
-    auto* const begin =
-        reinterpret_cast<unsigned char*>(const_cast<char*>(data));
-    return ~crc32_iscsi(begin, static_cast<int>(bytes), ~uint32_t{0});
+    return Crc32c({data, static_cast<size_t>(bytes)});
   }
 
   // Of all that overlap this part of the file.

@@ -10,9 +10,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
+#include "base/crc32c.h"
 #include "base/status.h"
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/disk/crc32c.h"
 #include "engine/engine.h"
 #include "tests/models/models.h"
 

@@ -1,4 +1,4 @@
-#include "base/thread_stacks.h"
+#include "base/thread/thread_stacks.h"
 
 #include <pthread.h>
 #include <signal.h>

@@ -1,4 +1,4 @@
-#include "base/thread_stacks.h"
+#include "base/thread/thread_stacks.h"
 
 #include <dirent.h>
 #include <dlfcn.h>

@@ -1,7 +1,7 @@
 // CRC32C: the checksum of bytes that lie on disks (iSCSI's and ext4's, of
 // RFC 3720), by ISA-L with the processor's instructions. No torch.
-#ifndef CHECKPOINT_DISK_CRC32C_H_
-#define CHECKPOINT_DISK_CRC32C_H_
+#ifndef BASE_CRC32C_H_
+#define BASE_CRC32C_H_
 
 #include <cstdint>
 
@@ -16,4 +16,4 @@ uint32_t Crc32c(absl::string_view bytes);
 uint32_t ExtendCrc32c(uint32_t crc, absl::string_view bytes);
 
 }  // namespace tessera
-#endif  // CHECKPOINT_DISK_CRC32C_H_
+#endif  // BASE_CRC32C_H_

@@ -1,4 +1,4 @@
-#include "checkpoint/disk/crc32c.h"
+#include "base/crc32c.h"
 
 #include <cstdint>
 #include <string>

@@ -7,8 +7,8 @@
 //
 // A thread that blocks the signal, or is stuck in the kernel, is listed without
 // a stack, with its state.
-#ifndef BASE_THREAD_STACKS_H_
-#define BASE_THREAD_STACKS_H_
+#ifndef BASE_THREAD_THREAD_STACKS_H_
+#define BASE_THREAD_THREAD_STACKS_H_
 
 #include <string>
 
@@ -25,4 +25,4 @@ namespace tessera {
 std::string AllThreadStacks(absl::Duration deadline = absl::Seconds(2));
 
 }  // namespace tessera
-#endif  // BASE_THREAD_STACKS_H_
+#endif  // BASE_THREAD_THREAD_STACKS_H_
