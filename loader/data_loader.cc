@@ -147,7 +147,6 @@ absl::StatusOr<Batch> DataLoader::Impl::Next() {
 }
 
 void DataLoader::Impl::CountWait(absl::Duration waited) {
-  if (waited == absl::ZeroDuration()) return;
   const int64_t nanos = absl::ToInt64Nanoseconds(waited);
   waited_nanos_.fetch_add(nanos, std::memory_order_relaxed);
   AddDataWait(nanos);

@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "base/thread/wait_clock.h"
+#include "base/trace/exposed.h"
 #include "engine/observe/device_peak.h"
 #include "engine/observe/run_file.h"
 #include "monitor/append_file.h"
@@ -77,7 +78,8 @@ StepObserver::StepObserver(EngineParts* parts, Monitor* monitor)
       print_each_(PrintEach(parts->config)),
       breakdown_(parts->config.wall_clock_breakdown()),
       parameters_(ParametersOf(*parts)),
-      data_wait_before_(DataWaitNanos()) {}
+      data_wait_before_(DataWaitNanos()),
+      exposed_before_(ExposedCommNanos()) {}
 
 absl::StatusOr<std::unique_ptr<StepObserver>> StepObserver::Create(
     EngineParts* parts, Monitor* monitor) {
@@ -177,11 +179,12 @@ RankMetrics StepObserver::RankMetricsOf(const StepTimes& times,
                                      : 0;
   mine.times = times;
   mine.tokens = since_.tokens;
-  // Nothing at all: the program has no loader that tells of it.
-  const int64_t waited = DataWaitNanos();
-  if (waited > 0) {
-    mine.data_wait = static_cast<double>(waited - data_wait_before_) * 1e-9;
+  if (DataWaitIsTold()) {  // else the program has no loader that tells of it
+    mine.data_wait =
+        static_cast<double>(DataWaitNanos() - data_wait_before_) * 1e-9;
   }
+  mine.exposed_comm =
+      static_cast<double>(ExposedCommNanos() - exposed_before_) * 1e-9;
   mine.peak_bytes = static_cast<double>(memory.peak_bytes);
   mine.at_peak = memory.at_peak.held;
   return mine;
@@ -220,6 +223,7 @@ void StepObserver::EndStep(int64_t updates, const StepMemoryReport& memory) {
     pending_.push_back(std::move(pending));
     since_ = {};
     data_wait_before_ = DataWaitNanos();
+    exposed_before_ = ExposedCommNanos();
   }
   DropStep();
   BeginProfile(updates);

@@ -102,7 +102,8 @@ class StepObserver {
   PrintInterval since_;     // the last step that is told, tokens of this rank
   PrintInterval interval_;  // since the last line
   double print_tokens_ = 0;
-  int64_t data_wait_before_ = 0;  // nanoseconds, of the last step that is told
+  // Nanoseconds, at the last step that is told.
+  int64_t data_wait_before_ = 0, exposed_before_ = 0;
   std::optional<FlopsProfile> profile_;
   std::deque<Pending> pending_;  // two at most
   bool ended_ = false;

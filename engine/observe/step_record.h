@@ -38,7 +38,9 @@ struct RankMetrics {
   double data_wait = kUnknown;     // seconds that forwards waited for data
   double exposed_comm = kUnknown;  // seconds blocked in waits for collectives
 
-  static int numel();  // of what follows, the same on all ranks
+  // Its numbers, for a collective, and back: `values` are numel(), which is the
+  // same on all ranks.
+  static int numel();
   void ToValues(absl::Span<double> values) const;
   static RankMetrics FromValues(absl::Span<const double> values);
 };
@@ -51,6 +53,7 @@ struct StepRecord {
   double unix_seconds = 0;
 
   double loss = kUnknown;  // mean over ranks and micro-batches
+  // A parameter group of the optimizer.
   struct Group {
     std::string name;
     double learning_rate = 0;

@@ -17,6 +17,7 @@
 #include "base/file.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
+#include "base/thread/wait_clock.h"
 #include "comm/world/world.h"
 #include "config/reader/json_reader.h"
 #include "engine/engine.h"
@@ -202,6 +203,9 @@ TEST_F(MonitorsTest, TheLossIsTheMeanOverRanksAndMicroBatches) {
     EXPECT_GE(
         line.at("step_ms"),
         line.at("forward_ms") + line.at("backward_ms") + line.at("update_ms"));
+    // Ranks wait for each other, if only for a moment.
+    EXPECT_GT(line.at("exposed_comm_ms"), 0);
+    EXPECT_LT(line.at("exposed_comm_ms"), line.at("step_ms"));
     // Nothing asks for it, and it is not made for this.
     EXPECT_THAT(line, Not(Contains(Key("grad_norm"))));
     EXPECT_THAT(line, Not(Contains(Key("tokens"))));
@@ -307,6 +311,28 @@ TEST_F(MonitorsTest, WhatAProgramAddsBelongsToTheLastStep) {
   EXPECT_EQ(lines[1].at("after"), 2);
   // 6 operations for each parameter and token.
   EXPECT_GT(lines[1].at("tflops"), 0);
+}
+
+// As a loader tells it.
+TESSERA_RANK_FUNCTION(WaitsForData) {
+  TESSERA_ASSIGN_OR_RETURN(
+      Trainee t,
+      Trainee::Make(TrainingSpec::FromText(args), world.communicator()));
+  for (const int64_t milliseconds : {0, 8, 0}) {
+    AddDataWait(t.rank == 1 ? milliseconds * 1'000'000 : 0);
+    TESSERA_RETURN_IF_ERROR(t.TrainStep(0));
+  }
+  return std::string();
+}
+
+TEST_F(MonitorsTest, DataIsWaitedForByTheRankThatWaitsLongest) {
+  RunOnRanks(kWorldSize, "WaitsForData",
+             Spec(2, Jsonl(folder_.path())).ToText());
+  const std::vector<Line> lines = LinesOf(folder_.path());
+  ASSERT_THAT(lines, SizeIs(3));
+  EXPECT_EQ(lines[0].at("data_wait_ms"), 0);
+  EXPECT_THAT(lines[1].at("data_wait_ms"), DoubleEq(8));
+  EXPECT_EQ(lines[2].at("data_wait_ms"), 0);
 }
 
 TEST_F(MonitorsTest, WithoutMonitorsNothingIsKept) {
