@@ -70,7 +70,8 @@ class Measuring {
       double plain = 0, traced = 0;
       for (const bool second : {false, true}) {
         const bool traces = second != (i % 2 == 0);
-        TESSERA_ASSIGN_OR_RETURN((traces ? traced : plain), Step(traces));
+        double& milliseconds = traces ? traced : plain;
+        TESSERA_ASSIGN_OR_RETURN(milliseconds, Step(traces));
       }
       cost_.plain_ms.push_back(plain);
       cost_.traced_ms.push_back(traced);
