@@ -179,6 +179,12 @@ absl::StatusOr<RunFiles> ReadRunFolder(const std::string& folder) {
     }
   }
   ReadTraces(traces, &run);
+  if (run.steps.empty()) {
+    run.notes.push_back(
+        has_metrics ? "metrics.jsonl holds no step: none has been reported yet"
+                    : "there is no metrics.jsonl, so nothing of steps is "
+                      "shown: jsonl_monitor writes it");
+  }
   return run;
 }
 

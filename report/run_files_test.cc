@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
+#include "base/trace/trace_json.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "report/command.h"
@@ -56,6 +57,16 @@ TEST(ReadMetricsTest, BrokenLinesAreNoted) {
   RunFiles torn;
   ReadMetrics("{\"step\": 1}\n{\"st", "m", &torn);
   EXPECT_THAT(torn.notes, ElementsAre(HasSubstr("line 2 (the last: the run")));
+}
+
+TEST(ReadRunFolderTest, ARunWithoutStepsSaysSo) {
+  const std::string dir = Folder("early");
+  ASSERT_TRUE(WriteFileAtomically(dir + "/run.json", "{}").ok());
+  EXPECT_THAT(ReadRunFolder(dir)->notes,
+              ElementsAre(HasSubstr("there is no metrics.jsonl")));
+  ASSERT_TRUE(WriteFileAtomically(dir + "/metrics.jsonl", "").ok());
+  EXPECT_THAT(ReadRunFolder(dir)->notes,
+              ElementsAre(HasSubstr("metrics.jsonl holds no step")));
 }
 
 TEST(ReadRunFolderTest, NothingToShowIsAnError) {

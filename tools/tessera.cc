@@ -8,6 +8,7 @@
 #include <cstring>
 #include <iostream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/exchange/command.h"
@@ -28,34 +29,40 @@ int RunBeside(const std::string& name, char** argv) {
   return 2;
 }
 
+using Command = int (*)(const std::vector<std::string>& args, std::ostream* out,
+                        std::ostream* err);
+
+// Those of this program.
+constexpr std::pair<const char*, Command> kCommands[] = {
+    {"config", tessera::RunConfigCommand},
+    {"checkpoint", tessera::RunCheckpointCommand},
+    {"trace", tessera::RunTraceCommand},
+    {"report", tessera::RunReportCommand}};
+
+bool IsHelp(const std::string& word) {
+  return word == "help" || word == "--help";
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   std::vector<std::string> args(argv + 1, argv + argc);
   const std::string command = args.empty() ? "" : args[0];
   if (!args.empty()) args.erase(args.begin());
-  if (command == "config") {
-    return tessera::RunConfigCommand(args, &std::cout, &std::cerr);
-  }
-  if (command == "checkpoint") {
-    return tessera::RunCheckpointCommand(args, &std::cout, &std::cerr);
-  }
-  if (command == "trace") {
-    return tessera::RunTraceCommand(args, &std::cout, &std::cerr);
-  }
-  if (command == "report") {
-    return tessera::RunReportCommand(args, &std::cout, &std::cerr);
+  for (const auto& [name, run] : kCommands) {
+    if (command != name) continue;
+    if (args.empty() || !IsHelp(args[0])) {
+      return run(args, &std::cout, &std::cerr);
+    }
+    run({}, &std::cout, &std::cout);  // says how it is used
+    return 0;
   }
   if (command == "plan") return RunBeside("tessera_plan", argv + 1);
   if (command == "tokenize") return RunBeside("tessera_tokenize", argv + 1);
-  const bool asked = command == "help" || command == "--help";
-  std::ostream& out = asked ? std::cout : std::cerr;
+  std::ostream& out = IsHelp(command) ? std::cout : std::cerr;
   out << "tessera knows six commands: tessera config, tessera checkpoint, "
          "tessera trace, tessera report, tessera plan (tessera plan --help), "
          "tessera tokenize (tessera tokenize --help)\n";
-  tessera::RunConfigCommand({}, &out, &out);
-  tessera::RunCheckpointCommand({}, &out, &out);
-  tessera::RunTraceCommand({}, &out, &out);
-  tessera::RunReportCommand({}, &out, &out);
-  return asked ? 0 : 2;
+  for (const auto& [name, run] : kCommands) run({}, &out, &out);
+  return IsHelp(command) ? 0 : 2;
 }

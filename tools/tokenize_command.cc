@@ -219,6 +219,10 @@ absl::Status Run(const Flags& flags, std::ostream* out) {
 
 int RunTokenizeCommand(const std::vector<std::string>& args, std::ostream* out,
                        std::ostream* err) {
+  if (!args.empty() && (args[0] == "--help" || args[0] == "help")) {
+    *out << kUsage;
+    return 0;
+  }
   const absl::StatusOr<Flags> flags = ReadFlags(args);
   if (!flags.ok()) {
     *err << "tessera tokenize: " << flags.status().message() << "\n" << kUsage;

@@ -84,6 +84,12 @@ TEST_F(Tokenize, ByAModelOfSentencePiece) {
   EXPECT_THAT(out_.str(), HasSubstr("the cat sat on the mat"));
 }
 
+TEST_F(Tokenize, HelpIsNoError) {
+  EXPECT_EQ(Run({"--help"}), 0);
+  EXPECT_THAT(out_.str(), HasSubstr("tessera tokenize --out FILE"));
+  EXPECT_EQ(err_.str(), "");
+}
+
 TEST_F(Tokenize, WrongCommandsAreTold) {
   const std::string a = WriteTestFile("a", "x");
   EXPECT_EQ(Run({}), 2);
