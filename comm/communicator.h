@@ -74,6 +74,7 @@ struct CommTag {
   CommTag(std::string what = "",  // NOLINT: {"..."} makes one
           CallSite site = CallSite::Here())
       : what(std::move(what)), site(site) {}
+  // The same, whose waits are counted for this reason (base/trace/exposed.h).
   CommTag For(WaitReason why) && {
     reason = why;
     return std::move(*this);

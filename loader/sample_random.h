@@ -25,8 +25,10 @@ class SampleRandom {
  public:
   using result_type = uint64_t;
 
+  // Of this sample in this epoch, from its first number on.
   SampleRandom(uint64_t seed, int64_t epoch, int64_t sample);
 
+  // The least and the largest of what it gives: all 64 bits.
   static constexpr uint64_t min() { return 0; }
   static constexpr uint64_t max() { return ~uint64_t{0}; }
   // 64 bits.

@@ -18,6 +18,7 @@ struct StepMetrics {
     std::string name, tag;
     double value = 0;  // may be NaN or infinite
   };
+  // A text, and a histogram, under the name `tag`.
   struct Text {
     std::string tag, text;  // text: UTF-8
   };

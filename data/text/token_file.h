@@ -29,7 +29,7 @@
 namespace tessera {
 
 enum class TokenType { kUint8, kUint16, kUint32 };
-int64_t TokenBytes(TokenType type);
+int64_t TokenBytes(TokenType type);         // 1, 2 or 4
 const char* TokenTypeName(TokenType type);  // "uint16"
 // The largest token of that type.
 int64_t MaxToken(TokenType type);

@@ -47,15 +47,6 @@ SELF_EXPLAINING = {
     ("engine/engine.h", "enum class Pass"),
     ("engine/plan/rates.h", "double Of(int64_t bytes)"),  # of RateLine
     ("checkpoint/exchange/name_map.h", "Name Theirs("),
-    ("comm/communicator.h", "CommTag For("),
-    ("data/text/token_file.h", "int64_t TokenBytes("),
-    # A generator as the standard library takes it.
-    ("loader/sample_random.h", "SampleRandom("),
-    ("loader/sample_random.h", "static constexpr uint64_t m"),
-    ("engine/observe/step_record.h", "void ToValues("),
-    ("engine/observe/step_record.h", "static RankMetrics FromValues("),
-    ("engine/observe/step_record.h", "struct Group"),
-    ("monitor/step_metrics.h", "struct Values"),
     # With the options of the other, which is described.
     ("sharding/recompute/checkpointed/checkpointed.h", "template <typename Fn"),
 }
