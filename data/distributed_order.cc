@@ -85,6 +85,10 @@ absl::Status DistributedOrder::Seek(absl::string_view state) {
         absl::StrCat("sampler: saved with ", rest, ", but here it is ",
                      OfWhat(), "; is it other data?"));
   }
+  if (place.position >= options_.num_samples) {
+    return absl::DataLossError(
+        absl::StrCat("sampler: '", state, "' is behind the last sample"));
+  }
   return sampler_.Seek(place);
 }
 

@@ -15,7 +15,7 @@ namespace tessera {
 //   train-{000..099}.tar   train-000.tar, train-001.tar, ..., train-099.tar
 //   {train,val}.bin        train.bin, val.bin
 //
-// Numbers keep the width of the first where one of the two begins with a zero.
+// Numbers are as wide as the wider of the two where one begins with a zero.
 // Braces may stand side by side, not in each other; a brace with neither a
 // comma nor two numbers stays as it is. InvalidArgument for one that is not
 // closed, for {9..1}, and for more than a million names.

@@ -5,9 +5,9 @@
 // the numbers of an even count of bits, and what lies at n or above is sent
 // through again until it is below ("cycle walking"; Black and Rogaway, Ciphers
 // with Arbitrary Finite Domains, 2002). It takes O(1) memory and, for a place,
-// 8 to 32 rounds, where the table of Fisher-Yates takes 8 n bytes and O(n) at
-// the begin of each epoch. Bits depend on n and key alone. A change of this is
-// a change of every run that uses a Mixture.
+// 8 to 32 rounds on average, where the table of Fisher-Yates takes 8 n bytes
+// and O(n) at the begin of each epoch. Bits depend on n and key alone. A change
+// of this is a change of every run that uses a Mixture.
 //
 // Threads: const.
 #ifndef DATA_INDEX_PERMUTATION_H_

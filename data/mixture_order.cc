@@ -71,12 +71,12 @@ std::string MixtureOrder::State() const {
 }
 
 absl::Status MixtureOrder::Seek(absl::string_view state) {
-  const std::vector<absl::string_view> words = absl::StrSplit(state, ' ');
+  std::vector<absl::string_view> words = absl::StrSplit(state, ' ');
   int64_t epoch, position;
-  if (words.size() != 3 ||
-      !absl::SimpleAtoi(absl::StripPrefix(words[0], "epoch="), &epoch) ||
-      !absl::SimpleAtoi(absl::StripPrefix(words[1], "position="), &position) ||
-      epoch < 0 || position < 0) {
+  if (words.size() != 3 || !absl::ConsumePrefix(&words[0], "epoch=") ||
+      !absl::ConsumePrefix(&words[1], "position=") ||
+      !absl::SimpleAtoi(words[0], &epoch) ||
+      !absl::SimpleAtoi(words[1], &position) || epoch < 0 || position < 0) {
     return absl::DataLossError(absl::StrCat("mixture: expected a place as '",
                                             State(), "', got '", state, "'"));
   }

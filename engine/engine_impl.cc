@@ -79,7 +79,7 @@ Engine::Impl::~Impl() {
   }
   if (observer_ != nullptr) {
     observer_->Complete(trainer_.last_step());
-    observer_->Abandon();
+    observer_->Abandon(trainer_.updates());
   }
   parts_->before_change = nullptr;
   if (parts_->stream != nullptr) {
@@ -131,7 +131,7 @@ absl::Status Engine::Impl::Close() {
   exclusive.Dismiss();
   if (observer_ != nullptr) {
     observer_->Complete(trainer_.last_step());
-    observer_->Close();
+    observer_->Close(trainer_.updates());
   }
   for (const auto& flat : parts_->flats) {
     const absl::Status released =

@@ -23,7 +23,7 @@ struct Batch {
   std::vector<at::Tensor> tensors;
   // In the order of the tensors' rows, if Fetch keeps it.
   std::vector<Sample> samples;
-  int64_t number = 0;  // of the batches of this loader, from 0 on
+  int64_t number = 0;  // from 0 on, since Create, Load or SetEpoch
   int64_t bytes = 0;   // of the tensors
   // The next batch begins with another epoch's first sample, or this one has
   // gone over the end of an epoch (EpochEnd::kContinue).

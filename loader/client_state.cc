@@ -4,9 +4,11 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/check.h"
 #include "base/status.h"
 
 namespace tessera {
@@ -26,7 +28,7 @@ bool TakeLine(absl::string_view bytes, size_t* offset, absl::string_view* name,
   const size_t end = bytes.find('\n', *offset);
   if (end == absl::string_view::npos) return false;
   const absl::string_view line = bytes.substr(*offset, end - *offset);
-  const size_t space = line.find(' ');
+  const size_t space = line.rfind(' ');
   if (space == absl::string_view::npos) return false;
   *name = line.substr(0, space);
   *offset = end + 1;
@@ -38,6 +40,7 @@ bool TakeLine(absl::string_view bytes, size_t* offset, absl::string_view* name,
 std::string PackClientState(const ClientParts& parts) {
   std::string packed = absl::StrCat(kHead, " ", parts.size(), "\n");
   for (const auto& [name, value] : parts) {
+    TESSERA_CHECK(!absl::StrContains(name, '\n'));
     absl::StrAppend(&packed, name, " ", value.size(), "\n", value, "\n");
   }
   return packed;

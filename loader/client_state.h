@@ -18,7 +18,7 @@
 
 namespace tessera {
 
-// By name. Names are words without spaces; values are any bytes.
+// By name. Names are one line; values are any bytes.
 using ClientParts = std::map<std::string, std::string>;
 
 // "tessera-parts 2\nloader 57\n<57 bytes>\nprogram 3\n<3 bytes>\n".

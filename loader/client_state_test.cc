@@ -14,7 +14,7 @@ using ::testing::HasSubstr;
 
 TEST(ClientStateTest, AnyBytesComeBack) {
   const ClientParts parts = {{"empty", ""},
-                             {"loader", "a place"},
+                             {"the loader", "a place"},
                              {"program", std::string("\0\n 3\n\xff", 7)}};
   EXPECT_THAT(UnpackClientState(PackClientState(parts)), IsOkAndHolds(parts));
   EXPECT_THAT(UnpackClientState(PackClientState({})),

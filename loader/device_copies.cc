@@ -15,33 +15,40 @@ DeviceCopies::DeviceCopies(c10::Device device)
     : stream_(c10::impl::VirtualGuardImpl(device.type())
                   .getStreamFromGlobalPool(device)) {}
 
-void DeviceCopies::Start(DrawnBatch* drawn) const {
-  if (drawn->on_device || !drawn->status.ok()) return;
-  drawn->on_device = true;
-  const absl::Status status = CatchTorch(
-      absl::StrCat("loader: batch ", drawn->batch.number, ", copy to ",
-                   stream_.device().str()),
-      [&] {
-        const c10::StreamGuard guard(stream_);
-        std::vector<at::Tensor> copies = drawn->batch.tensors;
-        for (at::Tensor& tensor : copies) {
-          if (!tensor.defined()) continue;
-          tensor = tensor.to(stream_.device(), /*non_blocking=*/true);
-        }
-        drawn->batch.tensors = std::move(copies);
-        drawn->copied = StreamPoint::Now(stream_.device());
-      });
+void DeviceCopies::Guarded(DrawnBatch* drawn,
+                           absl::FunctionRef<void()> body) const {
+  const absl::Status status =
+      CatchTorch(absl::StrCat("loader: batch ", drawn->batch.number,
+                              ", copy to ", stream_.device().str()),
+                 body);
   if (status.ok()) return;
   drawn->status = status;
   drawn->batch.tensors.clear();
 }
 
+void DeviceCopies::Start(DrawnBatch* drawn) const {
+  if (drawn->on_device || !drawn->status.ok()) return;
+  drawn->on_device = true;
+  Guarded(drawn, [&] {
+    const c10::StreamGuard guard(stream_);
+    std::vector<at::Tensor> copies = drawn->batch.tensors;
+    for (at::Tensor& tensor : copies) {
+      if (!tensor.defined()) continue;
+      tensor = tensor.to(stream_.device(), /*non_blocking=*/true);
+    }
+    drawn->batch.tensors = std::move(copies);
+    drawn->copied = StreamPoint::Now(stream_.device());
+  });
+}
+
 void DeviceCopies::Finish(DrawnBatch* drawn) const {
   if (!drawn->on_device || !drawn->status.ok()) return;
-  drawn->copied.Order();
-  for (const at::Tensor& tensor : drawn->batch.tensors) {
-    if (tensor.defined()) KeepForCurrentStream(tensor);
-  }
+  Guarded(drawn, [&] {
+    drawn->copied.Order();
+    for (const at::Tensor& tensor : drawn->batch.tensors) {
+      if (tensor.defined()) KeepForCurrentStream(tensor);
+    }
+  });
 }
 
 }  // namespace tessera

@@ -12,6 +12,7 @@
 #ifndef LOADER_DEVICE_COPIES_H_
 #define LOADER_DEVICE_COPIES_H_
 
+#include "absl/functional/function_ref.h"
 #include "c10/core/Device.h"
 #include "c10/core/Stream.h"
 #include "loader/batch_maker.h"
@@ -28,10 +29,13 @@ class DeviceCopies {
   // pinned the host waits. ASYNC.
   void Start(DrawnBatch* drawn) const;
   // What this thread's current stream is given from here on comes after the
-  // copies of Start.
+  // copies of Start; if the device is lost that is the batch's status.
   void Finish(DrawnBatch* drawn) const;
 
  private:
+  // What `body` throws becomes the batch's status.
+  void Guarded(DrawnBatch* drawn, absl::FunctionRef<void()> body) const;
+
   const c10::Stream stream_;
 };
 

@@ -44,15 +44,25 @@ AppendFile::~AppendFile() {
 }
 
 absl::Status AppendFile::Append(absl::string_view bytes) {
+  const size_t all = bytes.size();
   while (!bytes.empty()) {
     const ssize_t written = ::write(fd_, bytes.data(), bytes.size());
     if (written < 0) {
       if (errno == EINTR) continue;
-      return FileError(errno, path_);
+      const int error = errno;
+      if (bytes.size() < all) TakeBack(all - bytes.size());
+      return FileError(error, path_);
     }
     bytes.remove_prefix(static_cast<size_t>(written));
   }
   return absl::OkStatus();
+}
+
+// Half a record would hide what is written behind it. A pipe keeps it.
+void AppendFile::TakeBack(size_t bytes) {
+  struct stat about = {};
+  if (::fstat(fd_, &about) != 0 || !S_ISREG(about.st_mode)) return;
+  (void)::ftruncate(fd_, about.st_size - static_cast<off_t>(bytes));
 }
 
 absl::Status AppendFile::Sync() {

@@ -20,7 +20,8 @@ class AppendFile {
   AppendFile& operator=(AppendFile&&) = delete;
   ~AppendFile();
 
-  // All of `bytes`, in one system call where that takes them. FileError's.
+  // All of `bytes`, in one system call where that takes them, or of a regular
+  // file none. FileError's. One writer to a file.
   absl::Status Append(absl::string_view bytes);
   // Until all is on the disk. FileError's.
   absl::Status Sync();
@@ -33,6 +34,7 @@ class AppendFile {
 
  private:
   AppendFile(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
+  void TakeBack(size_t bytes);
 
   const std::string path_;
   int fd_;

@@ -50,7 +50,6 @@ class CsvWriter : public MetricsWriter {
     for (auto& [name, file] : open_) first.Update(file.Sync());
     return first;
   }
-  const std::string& path() const override { return folder_; }
 
  private:
   absl::Status Add(const StepMetrics::Scalar& scalar, int64_t samples) {

@@ -73,7 +73,6 @@ class EventWriter : public MetricsWriter {
     return file_.Append(Framed(event.SerializeAsString()));
   }
   absl::Status Flush() override { return file_.Sync(); }
-  const std::string& path() const override { return file_.path(); }
 
  private:
   AppendFile file_;

@@ -17,7 +17,7 @@
 
 namespace tessera {
 
-// `folder` is made. path() is the file.
+// `folder` is made.
 absl::StatusOr<std::unique_ptr<MetricsWriter>> OpenEventWriter(
     const std::string& folder);
 

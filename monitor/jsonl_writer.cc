@@ -36,7 +36,6 @@ class JsonlWriter : public MetricsWriter {
     return file_.Append(JsonLine(metrics));
   }
   absl::Status Flush() override { return file_.Sync(); }
-  const std::string& path() const override { return file_.path(); }
 
  private:
   AppendFile file_;

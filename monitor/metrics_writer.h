@@ -29,7 +29,6 @@ class MetricsWriter {
   // Waits until what was written is on the disk. FileError's. LOCAL.
   virtual absl::Status Flush() = 0;
   // The file or folder, for messages.
-  virtual const std::string& path() const = 0;
 };
 
 }  // namespace tessera

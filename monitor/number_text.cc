@@ -1,20 +1,24 @@
 #include "monitor/number_text.h"
 
+#include <charconv>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
+#include <cstdint>
+
+#include "absl/strings/str_cat.h"
 
 namespace tessera {
 
 std::string NumberText(double value) {
   if (std::isnan(value)) return "nan";
   if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
-  char text[40];
-  for (const int digits : {15, 16, 17}) {
-    std::snprintf(text, sizeof(text), "%.*g", digits, value);
-    if (std::strtod(text, nullptr) == value) break;
+  constexpr double kWhole = 1e15;
+  if (std::abs(value) < kWhole && std::trunc(value) == value &&
+      !(value == 0 && std::signbit(value))) {
+    return absl::StrCat(static_cast<int64_t>(value));  // 100000, not 1e+05
   }
-  return text;
+  // In no locale.
+  char text[40];
+  return std::string(text, std::to_chars(text, text + sizeof(text), value).ptr);
 }
 
 std::string JsonNumberText(double value) {

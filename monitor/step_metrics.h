@@ -18,10 +18,11 @@ struct StepMetrics {
     std::string name, tag;
     double value = 0;  // may be NaN or infinite
   };
-  // A text, and a histogram, under the name `tag`.
+  // A text under the name `tag`.
   struct Text {
     std::string tag, text;  // text: UTF-8
   };
+  // A histogram under the name `tag`.
   struct Values {
     std::string tag;
     Histogram histogram;

@@ -1,4 +1,6 @@
 // The three formats, and what is read back of them.
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <cmath>
@@ -217,6 +219,25 @@ TEST_F(WritersTest, AFullDiskIsAnError) {
               AllOf(HasSubstr("/dev/full"), HasSubstr("No space left")));
 }
 
+// What a write has begun when the disk is full would hide the next line.
+TEST_F(WritersTest, HalfALineIsTakenBack) {
+  TESSERA_ASSERT_OK_AND_ASSIGN(auto writer, OpenJsonlWriter(Path("m.jsonl")));
+  TESSERA_EXPECT_OK(writer->Write(Metrics(1, 2.5)));
+  const std::string before = Content("m.jsonl");
+  rlimit limit = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &limit), 0);
+  const rlimit full = {before.size() + 10, limit.rlim_max};
+  const auto old = signal(SIGXFSZ, SIG_IGN);
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &full), 0);
+  const absl::Status failed = writer->Write(Metrics(2, 2.5));
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
+  signal(SIGXFSZ, old);
+  EXPECT_FALSE(failed.ok());
+  EXPECT_EQ(Content("m.jsonl"), before);
+  TESSERA_EXPECT_OK(writer->Write(Metrics(3, 2.5)));
+  EXPECT_THAT(Content("m.jsonl"), StartsWith(before + "{\"step\": 3,"));
+}
+
 TEST(NumberTextTest, IsReadBackToTheBit) {
   for (const double value :
        {0.1, 1.0 / 3, 1e-5, 123456789012345678.0, -0.0, 5e-324,
@@ -225,6 +246,9 @@ TEST(NumberTextTest, IsReadBackToTheBit) {
   }
   EXPECT_EQ(NumberText(0.1), "0.1");
   EXPECT_EQ(NumberText(3), "3");
+  EXPECT_EQ(NumberText(100000), "100000");
+  EXPECT_EQ(NumberText(5e-324), "5e-324");
+  EXPECT_EQ(NumberText(-0.0), "-0");
 }
 
 TEST(JoinPathTest, EmptyPartsAreNone) {

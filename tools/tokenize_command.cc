@@ -122,7 +122,9 @@ class Writing {
       : flags_(flags), tokenizer_(tokenizer), writer_(*writer) {}
 
   absl::Status AddFile(const std::string& path) {
-    TESSERA_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(path));
+    TESSERA_ASSIGN_OR_RETURN(const MappedFile file,
+                             MappedFile::Open(path, /*min_bytes=*/0));
+    if (file.bytes().empty()) return absl::OkStatus();  // as an empty line
     absl::string_view rest(reinterpret_cast<const char*>(file.bytes().data()),
                            file.bytes().size());
     if (!flags_.lines) return Annotate(AddDocument(rest), path);

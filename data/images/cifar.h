@@ -24,6 +24,7 @@ absl::StatusOr<ImageSet> OpenCifar10(const std::string& folder,
                                      ImageSplit split);
 
 enum class Cifar100Labels { kFine, kCoarse };  // 100 classes, or 20 of them
+// The same of CIFAR-100.
 absl::StatusOr<ImageSet> OpenCifar100(
     const std::string& folder, ImageSplit split,
     Cifar100Labels labels = Cifar100Labels::kFine);

@@ -44,6 +44,10 @@ absl::StatusOr<std::vector<uint8_t>> ReadGzipFile(const std::string& path,
     stream.avail_out = static_cast<uInt>(kPiece);
     outcome = inflate(&stream, Z_NO_FLUSH);
     result.resize(before + kPiece - stream.avail_out);
+    // Files one behind the other are one (RFC 1952, 2.2).
+    if (outcome == Z_STREAM_END && !(rest.empty() && stream.avail_in == 0)) {
+      outcome = inflateReset(&stream);
+    }
     if (static_cast<int64_t>(result.size()) > max_bytes) {
       return absl::InvalidArgumentError(absl::StrCat(
           path, ": holds more than ", max_bytes, " bytes when unpacked"));

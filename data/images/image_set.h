@@ -28,6 +28,7 @@ namespace tessera {
 
 enum class ImageSplit { kTrain, kTest };
 
+// Of an image of bytes, plane after plane.
 struct ImageShape {
   int64_t channels = 0;
   int64_t height = 0;

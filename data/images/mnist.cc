@@ -78,12 +78,12 @@ absl::StatusOr<Idx> ReadIdx(const std::string& path, int64_t dims,
   for (int64_t i = 0; i < dims; ++i) {
     const int64_t at = 4 + 4 * i;
     idx.sizes.push_back(BigEndian(bytes.data() + at));
-    expected *= idx.sizes.back();
-    if (expected < 1 || expected > kMaxBytes) {
+    if (idx.sizes.back() < 1 || idx.sizes.back() > kMaxBytes / expected) {
       return absl::DataLossError(
           absl::StrCat(idx.path, ": byte ", at, ": size ", i, " is ",
                        idx.sizes.back(), ", which cannot be"));
     }
+    expected *= idx.sizes.back();
   }
   idx.data = bytes.subspan(static_cast<size_t>(idx.header_bytes));
   if (static_cast<int64_t>(idx.data.size()) != expected) {

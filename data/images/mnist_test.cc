@@ -83,6 +83,10 @@ TEST_F(Mnist, ReadsPackedFiles) {
   remove(images_path_.c_str());
   WriteBytes(images_path_ + ".gz", Gzip(images_));
   ExpectImages();
+  // Two members are one file.
+  WriteBytes(images_path_ + ".gz",
+             Gzip(images_.substr(0, 20)) + Gzip(images_.substr(20)));
+  ExpectImages();
   remove(labels_path_.c_str());
   WriteBytes(labels_path_ + ".gz", Gzip(labels_));
   ExpectImages();
@@ -117,6 +121,7 @@ TEST_F(Mnist, BadFilesAreRefusedByFileAndByte) {
       {images_ + "x", "byte 35: the header says 18 bytes behind it, there"},
       {BigEndian({0x803, 0, 2, 3}), "byte 4: size 0 is 0, which cannot be"},
       {BigEndian({0x803, 3, 0xFFFFFFFF, 3}), "byte 8: size 1 is 4294967295"},
+      {BigEndian({0x803, 0xFFFFFFFF, 0xFFFFFFFF, 3}), "byte 8: size 1 is 42"},
   };
   for (const auto& [content, message] : cases) {
     WriteBytes(images_path_, content);

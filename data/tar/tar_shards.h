@@ -16,7 +16,7 @@
 // and a run goes on exactly where it stopped. Archives must not be packed; what
 // images or text are made of the bytes is the program's affair.
 //
-// Memory: 48 bytes and the key for each sample, 24 for each file. For pages and
+// Memory: 32 bytes and the key for each sample, 24 for each file. For pages and
 // truncated files see data/mapped_file.h. Threads: const methods may run
 // concurrently.
 #ifndef DATA_TAR_TAR_SHARDS_H_

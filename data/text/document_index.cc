@@ -106,6 +106,9 @@ absl::StatusOr<DocumentIndex> DocumentIndex::FromEnds(std::vector<int64_t> ends,
 }
 
 absl::Status DocumentIndex::CheckEnds(int64_t num_tokens) const {
+  if (num_documents() == 0) {
+    return absl::InvalidArgumentError("expected at least one document");
+  }
   int64_t before = 0;
   for (int64_t i = 0; i < num_documents(); ++i) {
     if (end(i) <= before) {
@@ -132,7 +135,11 @@ absl::Status DocumentIndex::Save(const std::string& path) const {
   const int fd =
       open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (fd < 0) return FileError(errno, part);
-  const auto closer = absl::MakeCleanup([fd] { close(fd); });
+  bool renamed = false;
+  const auto closer = absl::MakeCleanup([&] {
+    close(fd);
+    if (!renamed) unlink(part.c_str());
+  });
   TESSERA_RETURN_IF_ERROR(WriteAt(
       fd, part, 0, reinterpret_cast<const char*>(&header), sizeof(header)));
   TESSERA_RETURN_IF_ERROR(WriteAt(fd, part, sizeof(header),
@@ -140,6 +147,7 @@ absl::Status DocumentIndex::Save(const std::string& path) const {
                                   8 * num_documents()));
   if (fsync(fd) != 0) return FileError(errno, part);
   if (rename(part.c_str(), path.c_str()) != 0) return FileError(errno, path);
+  renamed = true;
   return SyncFolderOf(path);
 }
 

@@ -112,6 +112,7 @@ TEST(DocumentIndex, WhatCannotBeIsRefused) {
               StatusIs(StatusCode::kInvalidArgument,
                        "the last of 2 documents ends at token 6, expected 7"));
   EXPECT_FALSE(DocumentIndex::FromEnds({}, 7).ok());
+  EXPECT_FALSE(DocumentIndex::FromEnds({}, 0).ok());
 }
 
 class SavedIndex : public ::testing::Test {

@@ -183,12 +183,17 @@ template absl::Status TokenFile::CopyTokens(int64_t, absl::Span<int32_t>,
 template absl::Status TokenFile::CopyTokens(int64_t, absl::Span<int64_t>,
                                             const void*) const;
 
-absl::StatusOr<std::string> TokenHeader(TokenType type, int64_t num_tokens) {
-  if (num_tokens < 0 || num_tokens > std::numeric_limits<int32_t>::max()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("llm.c's header counts tokens in an int32, ", num_tokens,
-                     " do not fit; write several files"));
+absl::Status CheckHeaderCount(int64_t num_tokens) {
+  if (num_tokens >= 0 && num_tokens <= std::numeric_limits<int32_t>::max()) {
+    return absl::OkStatus();
   }
+  return absl::InvalidArgumentError(
+      absl::StrCat("llm.c's header counts tokens in an int32, ", num_tokens,
+                   " do not fit; write several files"));
+}
+
+absl::StatusOr<std::string> TokenHeader(TokenType type, int64_t num_tokens) {
+  TESSERA_RETURN_IF_ERROR(CheckHeaderCount(num_tokens));
   for (const Format& format : kFormats) {
     if (format.type != type) continue;
     const int32_t words[] = {format.magic, format.version,

@@ -87,8 +87,9 @@ class TokenFile {
 
 // llm.c's header, for who writes such files.
 inline constexpr int64_t kTokenHeaderBytes = 1024;
-// InvalidArgument for uint8 and for more than 2^31 - 1 tokens: the count is an
-// int32.
+// InvalidArgument for more than 2^31 - 1 tokens: the count is an int32.
+absl::Status CheckHeaderCount(int64_t num_tokens);
+// That, and InvalidArgument for uint8.
 absl::StatusOr<std::string> TokenHeader(TokenType type, int64_t num_tokens);
 
 }  // namespace tessera

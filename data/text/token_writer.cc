@@ -48,6 +48,11 @@ TokenFileWriter::~TokenFileWriter() {
 }
 
 absl::Status TokenFileWriter::Append(absl::Span<const int32_t> tokens) {
+  if (options_.header) {  // now, rather than when hours of work are done
+    TESSERA_RETURN_IF_ERROR(Annotate(
+        CheckHeaderCount(num_tokens_ + static_cast<int64_t>(tokens.size())),
+        path_));
+  }
   const int64_t largest = MaxToken(options_.type);
   for (size_t i = 0; i < tokens.size(); ++i) {
     if (tokens[i] >= 0 && tokens[i] <= largest) continue;

@@ -12,6 +12,23 @@
 
 namespace tessera {
 
+namespace {
+
+// Whether `words` stand in `text`, and are not a part of longer ones: an A1000
+// is no A100, a GB200 no B200.
+bool HasWords(absl::string_view text, absl::string_view words) {
+  const auto ends = [&](size_t at) {
+    return at >= text.size() || !absl::ascii_isalnum(text[at]);
+  };
+  for (size_t at = text.find(words); at != absl::string_view::npos;
+       at = text.find(words, at + 1)) {
+    if ((at == 0 || ends(at - 1)) && ends(at + words.size())) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
 double PeakFlopsOf(absl::string_view model) {
   struct Peak {
     const char* name;
@@ -26,7 +43,7 @@ double PeakFlopsOf(absl::string_view model) {
       {"V100", 125},      {"T4", 65},
   };
   for (const Peak& peak : kPeaks) {
-    if (absl::StrContains(model, peak.name)) return peak.tflops * 1e12;
+    if (HasWords(model, peak.name)) return peak.tflops * 1e12;
   }
   return 0;
 }

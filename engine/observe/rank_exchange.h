@@ -4,8 +4,8 @@
 // is to begin at once. So they go by one small all-gather, queued at the end of
 // a Step, which all ranks have agreed on, and waited for by the next one, when
 // it has long been done. A loss on a device has to come to the host before
-// that, without the host waiting for it: it is queued at the end of the Step
-// after, and told another one later.
+// that, without the host waiting for it: an engine of a device queues it at the
+// end of the Step after, and tells it another one later.
 #ifndef ENGINE_OBSERVE_RANK_EXCHANGE_H_
 #define ENGINE_OBSERVE_RANK_EXCHANGE_H_
 
@@ -29,12 +29,12 @@ class LossSum {
   bool any() const { return any_; }
   // On its way to the host, where it is on a device. ASYNC. LOCAL.
   void Send();
-  // On the host since its Step; what was Sent may be waited for otherwise.
-  bool on_host() const { return !on_device_.defined(); }
   // REQUIRES: Send. Waits until it is on the host. LOCAL.
   double Take();
 
  private:
+  bool on_host() const { return !on_device_.defined(); }
+
   bool any_ = false;
   double host_ = 0;
   at::Tensor on_device_;  // [], float64
@@ -48,7 +48,6 @@ class RankExchange {
 
   // Queues the all-gather. COLLECTIVE, ASYNC. The loss is waited for.
   void Start(Communicator* comm);
-  bool may_start() const { return loss_.on_host(); }
   bool started() const { return started_; }
   // Those of all ranks; of this rank alone where they have not come. Blocks
   // until the all-gather has ended, if it was started. LOCAL.

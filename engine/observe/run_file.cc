@@ -1,22 +1,14 @@
 #include "engine/observe/run_file.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstdio>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "base/file.h"
 #include "base/json.h"
-#include "base/status.h"
 #include "config/config_text.h"
 #include "engine/parts/version.h"
 #include "engine/plan/plan.h"
-#include "monitor/append_file.h"
 
 namespace tessera {
 namespace {
@@ -63,19 +55,6 @@ std::string RunJson(const EngineParts& parts, const RunDescription& run) {
   }
   return absl::StrCat(text, ",\n \"config\": ", ConfigToJson(parts.config),
                       "}\n");
-}
-
-// Who reads it sees the old or the new one, and never a half.
-absl::Status WriteRunFile(const std::string& path, const std::string& json) {
-  const std::string next = absl::StrCat(path, ".", ::getpid());
-  (void)::unlink(next.c_str());
-  TESSERA_ASSIGN_OR_RETURN(AppendFile file, AppendFile::Open(next));
-  absl::Status status = file.Append(json);
-  if (status.ok() && std::rename(next.c_str(), path.c_str()) != 0) {
-    status = FileError(errno, path);
-  }
-  if (!status.ok()) (void)::unlink(next.c_str());
-  return status;
 }
 
 }  // namespace tessera

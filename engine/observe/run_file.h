@@ -18,8 +18,6 @@ struct RunDescription {
 
 // A JSON object, with a newline behind it.
 std::string RunJson(const EngineParts& parts, const RunDescription& run);
-// Writes it, in the place of one that is there. FileError's. LOCAL.
-absl::Status WriteRunFile(const std::string& path, const std::string& json);
 
 }  // namespace tessera
 #endif  // ENGINE_OBSERVE_RUN_FILE_H_

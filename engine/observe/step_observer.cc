@@ -15,6 +15,7 @@
 #include "base/status.h"
 #include "base/thread/wait_clock.h"
 #include "base/trace/exposed.h"
+#include "base/trace/trace_json.h"
 #include "engine/observe/device_peak.h"
 #include "engine/observe/run_file.h"
 #include "monitor/append_file.h"
@@ -110,9 +111,10 @@ absl::Status StepObserver::Open() {
     if (opened.ok() && config.jsonl_monitor().enabled()) {
       run.start_unix_seconds = UnixSeconds();
       run.parameters = parameters_;
-      opened = Annotate(WriteRunFile(JoinPath(RunFolder(config), "run.json"),
-                                     RunJson(*parts_, run)),
-                        "jsonl_monitor.output_path");
+      opened =
+          Annotate(WriteFileAtomically(JoinPath(RunFolder(config), "run.json"),
+                                       RunJson(*parts_, run)),
+                   "jsonl_monitor.output_path");
     }
     if (opened.ok()) outputs_.emplace(*std::move(outputs));
   }
@@ -154,7 +156,7 @@ void StepObserver::EndForward() {
   const std::string table =
       FlopsTable(profile_->counts(), profile_->seconds(), context, config);
   if (config.output_file().empty()) return LogLines(table);
-  const absl::Status written = WriteRunFile(config.output_file(), table);
+  const absl::Status written = WriteFileAtomically(config.output_file(), table);
   if (!written.ok()) {
     TESSERA_LOG(WARNING) << "flops_profiler.output_file: " << written.message();
   }
@@ -218,8 +220,9 @@ void StepObserver::EndStep(int64_t updates, const StepMemoryReport& memory) {
     pending.record.samples = updates * parts_->config.train_batch_size();
     pending.record.unix_seconds = UnixSeconds();
     if (Prints(updates)) pending.print = std::exchange(interval_, {});
-    if (pending.exchange.may_start())
-      pending.exchange.Start(parts_->comm.get());
+    // Not by whether this rank has its loss: one that had no data in this step
+    // has none to wait for, and all are to queue the same.
+    if (parts_->device().is_cpu()) pending.exchange.Start(parts_->comm.get());
     pending_.push_back(std::move(pending));
     since_ = {};
     data_wait_before_ = DataWaitNanos();
@@ -304,14 +307,18 @@ void StepObserver::Print(const StepRecord& record,
   if (breakdown_) TESSERA_LOG(INFO) << BreakdownLine(interval);
 }
 
-void StepObserver::Close() {
+void StepObserver::Close(int64_t updates) {
   for (Pending& pending : pending_) {
     if (!pending.exchange.started()) pending.exchange.Start(parts_->comm.get());
   }
+  updates_ = updates;
   End();
 }
 
-void StepObserver::Abandon() { End(); }
+void StepObserver::Abandon(int64_t updates) {
+  updates_ = updates;
+  End();
+}
 
 void StepObserver::End() {
   if (std::exchange(ended_, true)) return;

@@ -58,10 +58,10 @@ class StepObserver {
   void EndStep(int64_t updates, const StepMemoryReport& memory);
 
   // The last steps are told. REQUIRES: Complete. COLLECTIVE.
-  void Close();
+  void Close(int64_t updates);
   // The same without the other ranks, as far as they have not told theirs
   // already: the engine goes. LOCAL.
-  void Abandon();
+  void Abandon(int64_t updates);
 
  private:
   // A step that is not told yet.

@@ -154,6 +154,9 @@ TEST(DevicePeakTest, ByWhatTheDriverCallsIt) {
   EXPECT_EQ(PeakFlopsOf("NVIDIA L40S"), 362e12);
   EXPECT_EQ(PeakFlopsOf("NVIDIA L4"), 121e12);
   EXPECT_EQ(PeakFlopsOf("GeForce 256"), 0);
+  EXPECT_EQ(PeakFlopsOf("NVIDIA RTX A1000"), 0);  // no A100
+  EXPECT_EQ(PeakFlopsOf("NVIDIA GB200"), 0);      // no B200
+  EXPECT_EQ(PeakFlopsOf("NVIDIA A100-SXM4-80GB"), 312e12);
   EXPECT_EQ(PeakFlopsOf(""), 0);
 }
 
@@ -167,7 +170,6 @@ class FailingWriter : public MetricsWriter {
     return absl::ResourceExhaustedError("path: No space left on device");
   }
   absl::Status Flush() override { return absl::OkStatus(); }
-  const std::string& path() const override { return path_; }
 
  private:
   int* const calls_;

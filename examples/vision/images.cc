@@ -49,7 +49,10 @@ absl::StatusOr<ImageSets> OpenOrMake(
     if (!made.empty()) fs::remove_all(made, ignored);
   };
   if (folder.empty()) {
-    folder = (fs::temp_directory_path() / "tessera-images-XXXXXX").string();
+    std::error_code error;
+    const fs::path place = fs::temp_directory_path(error);
+    if (error) return tessera::FileError(error.value(), "TMPDIR");
+    folder = (place / "tessera-images-XXXXXX").string();
     if (mkdtemp(folder.data()) == nullptr) {
       return tessera::FileError(errno, folder);
     }
