@@ -104,12 +104,24 @@ int RunMerge(std::vector<std::string> args, std::ostream* out,
     *err << kUsage;
     return 2;
   }
+  for (const std::string& arg : args) {
+    if (!absl::StartsWith(arg, "--")) continue;
+    *err << "tessera trace merge: unknown flag " << arg << "\n" << kUsage;
+    return 2;
+  }
   const std::string to = args.back();
   args.pop_back();
   const auto files = FilesOf(args);
   if (!files.ok()) return Fail(files.status(), err);
-  if (std::find(files->begin(), files->end(), to) != files->end()) {
-    *err << to << ": is both read and written; give another OUT\n";
+  // Also where OUT was forgotten, and the last of the traces stands there.
+  const bool read =
+      std::any_of(files->begin(), files->end(), [&](const std::string& file) {
+        std::error_code error;
+        return std::filesystem::equivalent(file, to, error);
+      });
+  if (read || ReadTraceFile(to).ok()) {
+    *err << to
+         << ": is a recording, which would be lost; give another OUT, last\n";
     return 2;
   }
   const auto merged = MergeTraces(*files);

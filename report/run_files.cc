@@ -83,7 +83,9 @@ std::vector<std::string> TracesIn(const std::string& folder) {
   std::vector<std::pair<int, std::string>> found;
   for (const fs::path& place : {fs::path(folder), fs::path(folder) / "trace"}) {
     std::error_code error;
-    for (const auto& entry : fs::directory_iterator(place, error)) {
+    for (fs::directory_iterator at(place, error), end; !error && at != end;
+         at.increment(error)) {
+      const fs::directory_entry& entry = *at;
       const std::string name = entry.path().filename().string();
       absl::string_view rank = name;
       int number = 0;

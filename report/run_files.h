@@ -29,8 +29,8 @@ struct RunFiles {
   std::vector<std::string> notes;
 };
 
-// trace.rank*.json in `folder` and in its folder "trace", in the order of their
-// names.
+// trace.rank*.json in `folder`, or where it has none in its folder "trace", in
+// the order of their ranks.
 std::vector<std::string> TracesIn(const std::string& folder);
 
 // NotFound where there is nothing to show. LOCAL.

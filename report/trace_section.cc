@@ -41,6 +41,15 @@ void AddBar(const StepSummary& step, double y, double longest,
   part(step.hidden, 3, "hidden communication", y + 21, 7);
 }
 
+// What the page does not show is said.
+void AddLeftOut(size_t shown, size_t all, const char* what, std::string* html) {
+  if (all <= shown) return;
+  absl::StrAppendFormat(html,
+                        "<p class=\"note\">%d more %s: tessera trace "
+                        "summary --top=%d has them.</p>\n",
+                        all - shown, what, all);
+}
+
 void AddBars(const TraceSummary& summary, std::string* html) {
   const size_t bars = std::min(kMostBars, summary.steps.size());
   double longest = 1e-9;
@@ -65,6 +74,7 @@ void AddBars(const TraceSummary& summary, std::string* html) {
       "class=\"b2\"></span>optimizer step</li><li><span "
       "class=\"b1\"></span>exposed communication</li><li><span "
       "class=\"b3\"></span>hidden communication</li></ul></figure>\n");
+  AddLeftOut(bars, summary.steps.size(), "steps", html);
 }
 
 void AddWaitTable(const TraceSummary& summary, std::string* html) {
@@ -100,6 +110,7 @@ void AddWaitTable(const TraceSummary& summary, std::string* html) {
     absl::StrAppend(html, "</tr>\n");
   }
   absl::StrAppend(html, "</table></div>\n");
+  AddLeftOut(kMostWaits, summary.waits.size(), "waits", html);
 }
 
 void AddRankTable(const TraceSummary& summary, std::string* html) {

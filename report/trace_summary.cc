@@ -110,7 +110,7 @@ class Summing {
       }
     }
     for (auto& [key, wait] : waits_) {
-      if (wait.count > 0) wait.lead /= static_cast<double>(wait.count);
+      if (wait.ahead > 0) wait.lead /= static_cast<double>(wait.ahead);
       summary->waits.push_back(std::move(wait));
     }
     std::stable_sort(summary->waits.begin(), summary->waits.end(),
@@ -197,7 +197,8 @@ class Summing {
       const SpanRecord* const gather = index.GatherOf(wait);
       const bool ahead = gather != nullptr && gather->ahead;
       rest = ahead ? WaitCause::kPrefetchedLate : WaitCause::kNotPrefetched;
-      if (gather != nullptr) {
+      if (ahead) {
+        ++sum->ahead;
         sum->lead += std::max(0.0, wait.begin - gather->begin) / 1e3;
       }
     }
@@ -334,7 +335,13 @@ absl::StatusOr<TraceSummary> Summarize(absl::Span<const TraceFile> files) {
           " is there twice; give the files of one run, each once"));
     }
     summary.ranks.push_back(file.rank);
-    summary.world_size = std::max(summary.world_size, file.world_size);
+    if (file.world_size != files[0].world_size) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          file.path, ": is of ", file.world_size, " ranks, ", files[0].path,
+          " of ", files[0].world_size,
+          "; give the files of one run, and remove those of earlier ones"));
+    }
+    summary.world_size = file.world_size;
   }
   std::sort(summary.ranks.begin(), summary.ranks.end());
   Summing summing(files);

@@ -51,8 +51,8 @@ struct StepSummary {
   double recompute = 0;
   double disk_read = 0, disk_write = 0;  // with at least one under way
   double disk_wait = 0, update_wait = 0;
-  int64_t disk_bytes_read = 0, disk_bytes_written = 0;
-  std::map<std::string, double> exposed_by_reason;  // "gather", ...
+  int64_t disk_bytes_read = 0, disk_bytes_written = 0;  // of all ranks together
+  std::map<std::string, double> exposed_by_reason;      // "gather", ...
 };
 
 // Waits for one thing, over all steps and ranks.
@@ -60,7 +60,8 @@ struct WaitSummary {
   std::string reason, unit, what;  // unit: "" if of none
   int64_t count = 0;
   double total = 0, longest = 0;
-  double lead = 0;  // mean time between a gather's start and the wait
+  int64_t ahead = 0;  // of those whose gather was started ahead
+  double lead = 0;    // mean time between such a start and the wait
   std::array<double, kNumWaitCauses> by_cause{};  // of total
   std::map<int, double> by_late_rank;             // of kPeerLate
 };

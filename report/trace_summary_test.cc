@@ -2,6 +2,7 @@
 // summary has to say of it.
 #include "report/trace_summary.h"
 
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -14,6 +15,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "report/command.h"
+#include "report/trace_file.h"
 
 namespace tessera {
 namespace {
@@ -234,6 +236,17 @@ TEST(TraceCommandTest, MergesAndSummarizes) {
   EXPECT_THAT(out.str(), HasSubstr("\"ranks\":[0,1]"));
   EXPECT_EQ(RunTraceCommand({"summary", "--jsn", dir}, &out, &err), 2);
   EXPECT_EQ(RunTraceCommand({"merge", merged, merged}, &out, &err), 2);
+  const std::string first = dir + "/trace.rank0.json",
+                    last = dir + "/./trace.rank1.json";  // OUT is forgotten
+  EXPECT_EQ(RunTraceCommand({"merge", first, last}, &out, &err), 2);
+  EXPECT_TRUE(ReadTraceFile(last).ok());
+  EXPECT_EQ(RunTraceCommand({"merge", first, "--out=x"}, &out, &err), 2);
+  // Of another run.
+  TESSERA_ASSERT_OK(WriteFileAtomically(dir + "/trace.rank2.json",
+                                        TraceToJson({}, {2, 4, "h"})));
+  EXPECT_EQ(RunTraceCommand({"summary", dir}, &out, &err), 1);
+  EXPECT_THAT(err.str(), HasSubstr("is of 4 ranks"));
+  std::filesystem::remove(dir + "/trace.rank2.json");
   EXPECT_EQ(RunTraceCommand({}, &out, &err), 2);
   EXPECT_EQ(
       RunTraceCommand({"summary", testing::TempDir() + "/none"}, &out, &err),

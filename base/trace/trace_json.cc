@@ -124,8 +124,15 @@ absl::Status WriteFileAtomically(const std::string& path,
                                  absl::string_view text) {
   const std::filesystem::path parent =
       std::filesystem::path(path).parent_path();
+  std::error_code error;
+  const auto there = std::filesystem::status(path, error);
+  if (std::filesystem::exists(there) &&
+      !std::filesystem::is_regular_file(there)) {  // /dev/null stays what it is
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": is there and is no file"));
+  }
   if (!parent.empty()) {
-    std::error_code error;
+    error.clear();
     std::filesystem::create_directories(parent, error);
     if (error) return FileError(error.value(), parent.string());
   }

@@ -61,12 +61,13 @@ absl::Status KinetoTrace::Save(profiler::ProfilerResult& result,
   if (!parent.empty()) std::filesystem::create_directories(parent, error);
   if (error) return FileError(error.value(), parent.string());
   const std::string made = absl::StrCat(path, ".part");
-  TESSERA_RETURN_IF_ERROR(
-      CatchTorch("libtorch's profiler", [&] { result.save(made); }));
-  if (std::rename(made.c_str(), path.c_str()) != 0) {
-    return FileError(errno, path);
+  absl::Status saved =
+      CatchTorch("libtorch's profiler", [&] { result.save(made); });
+  if (saved.ok() && std::rename(made.c_str(), path.c_str()) != 0) {
+    saved = FileError(errno, path);
   }
-  return absl::OkStatus();
+  if (!saved.ok()) std::filesystem::remove(made, error);
+  return saved;
 }
 
 }  // namespace tessera

@@ -157,7 +157,8 @@ absl::Status Trainer::Resume(const std::string& dir) {
                              tessera::ClientPart(report.client_state, "data"));
     return loader_->Load(place);
   };
-  return tessera::Annotate(resume(), dir);
+  return world_.communicator()->AgreeOk(tessera::Annotate(resume(), dir),
+                                        "resuming");
 }
 
 int64_t Trainer::tokens_per_step() const {

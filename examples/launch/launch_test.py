@@ -100,6 +100,19 @@ class LaunchTest(unittest.TestCase):
             'SLURM_JOB_ID': str(os.getpid()), 'SLURM_NTASKS': '2'}, self.bin)
         self.assertEqual(said, self.expected)
 
+    def test_slurm_tells_ranks_and_queues_the_job_again(self):
+        """The signal of the time's end: to the script, by it to srun."""
+        told = self.bin / 'told'
+        told.mkdir(exist_ok=True)
+        (told / 'srun').write_text(
+            '#!/bin/bash\ntrap "echo saved; exit 0" USR1\n'
+            'kill -USR1 "${PPID}"\nsleep 40 & wait\n')
+        (told / 'scontrol').write_text('#!/bin/bash\necho "scontrol $*"\n')
+        for name in ('srun', 'scontrol'):
+            (told / name).chmod(0o755)
+        said = run([HERE / 'slurm.sbatch', PROGRAM], {'SLURM_JOB_ID': '77'}, told)
+        self.assertEqual(said, 'saved\nscontrol requeue 77\n')
+
     def test_torchrun(self):
         python = os.environ.get('TESSERA_PYTHON', '')
         real = pathlib.Path(python).parent if python else None

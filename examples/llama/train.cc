@@ -117,8 +117,9 @@ absl::StatusOr<float> TrainStep(Llama& model, tessera::Engine& engine,
   return sum / static_cast<float>(config.gradient_accumulation_steps());
 }
 
-absl::Status Train(Llama& model, tessera::Engine& engine, const TokenText& data,
-                   const tessera::World& world) {
+// False if it was told to end before the last step, and has saved.
+absl::StatusOr<bool> Train(Llama& model, tessera::Engine& engine,
+                           const TokenText& data, const tessera::World& world) {
   TESSERA_ASSIGN_OR_RETURN(
       const auto loader,
       data.Load(engine.config().train_micro_batch_size_per_gpu(), world));
@@ -130,7 +131,10 @@ absl::Status Train(Llama& model, tessera::Engine& engine, const TokenText& data,
     TESSERA_ASSIGN_OR_RETURN(
         manager, tessera::CheckpointManager::Create(&engine, options));
     TESSERA_ASSIGN_OR_RETURN(const auto place, manager->Resume());
-    if (place.has_value()) TESSERA_RETURN_IF_ERROR(loader->Load(*place));
+    if (place.has_value()) {
+      TESSERA_RETURN_IF_ERROR(world.communicator()->AgreeOk(
+          loader->Load(*place), "the place in the data"));
+    }
   }
   const auto place = [&] { return loader->State(); };
   while (engine.step() < absl::GetFlag(FLAGS_steps)) {
@@ -142,9 +146,10 @@ absl::Status Train(Llama& model, tessera::Engine& engine, const TokenText& data,
     }
     if (manager == nullptr) continue;
     TESSERA_ASSIGN_OR_RETURN(const bool told_to_end, manager->MaybeSave(place));
-    if (told_to_end) return absl::OkStatus();
+    if (told_to_end) return false;
   }
-  return manager == nullptr ? absl::OkStatus() : manager->Finish(place);
+  if (manager != nullptr) TESSERA_RETURN_IF_ERROR(manager->Finish(place));
+  return true;
 }
 
 // What transformers' from_pretrained loads.
@@ -174,7 +179,11 @@ absl::Status Run(int argc, char** argv) {
   TESSERA_ASSIGN_OR_RETURN(const tessera::World* const world,
                            tessera::Init(&argc, argv, world_options));
   const std::string folder = absl::GetFlag(FLAGS_model);
-  TESSERA_ASSIGN_OR_RETURN(const LlamaOptions options, ReadLlamaConfig(folder));
+  // An error that one rank has is told to all, so that none waits for it.
+  const absl::StatusOr<LlamaOptions> read = ReadLlamaConfig(folder);
+  TESSERA_RETURN_IF_ERROR(
+      world->communicator()->AgreeOk(read.status(), "the model"));
+  const LlamaOptions& options = *read;
   TESSERA_ASSIGN_OR_RETURN(const tessera::proto::Config config,
                            Configuration(world->world_size()));
   absl::StatusOr<std::optional<TokenText>> data = OpenData(options);
@@ -192,12 +201,17 @@ absl::Status Run(int argc, char** argv) {
     TESSERA_RETURN_IF_ERROR(engine->LoadSafetensors(folder).status());
   }
   if (data->has_value()) {
-    TESSERA_RETURN_IF_ERROR(Train(model, *engine, **data, *world));
+    TESSERA_ASSIGN_OR_RETURN(const bool finished,
+                             Train(model, *engine, **data, *world));
+    if (!finished) return engine->Close();
   }
   if (!absl::GetFlag(FLAGS_out).empty()) {
     TESSERA_RETURN_IF_ERROR(Export(*engine, options, world->rank()));
   }
   if (absl::GetFlag(FLAGS_sample) > 0) {
+    if (absl::GetFlag(FLAGS_prompt).empty()) {
+      return absl::InvalidArgumentError("--prompt: expected a text");
+    }
     GenerateOptions how;
     how.count = absl::GetFlag(FLAGS_sample);
     how.context = absl::GetFlag(FLAGS_seq);

@@ -205,13 +205,6 @@ absl::Status Lora::Save(tessera::Engine* engine, const std::string& dir,
   return engine->communicator()->AgreeOk(wrote, "adapter_config.json");
 }
 
-absl::Status Lora::Load(tessera::Engine* engine, const std::string& dir) const {
-  tessera::LoadSafetensorsOptions options;
-  TESSERA_ASSIGN_OR_RETURN(options.names, AdapterNames());
-  return engine->LoadSafetensors(dir + "/adapter_model.safetensors", options)
-      .status();
-}
-
 absl::Status Lora::Merge(tessera::Engine* engine) const {
   for (const Layer& layer : layers_) {
     TESSERA_ASSIGN_OR_RETURN(

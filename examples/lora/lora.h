@@ -77,8 +77,6 @@ class Lora {
   // Engine::SaveSafetensors's; Unavailable.
   absl::Status Save(tessera::Engine* engine, const std::string& dir,
                     const std::string& base) const;
-  // The way back; of the same rank and targets. COLLECTIVE.
-  absl::Status Load(tessera::Engine* engine, const std::string& dir) const;
 
   // W += alpha / rank * B A and then B = 0, layer by layer: the model says the
   // same, except for rounding, without a Scope. COLLECTIVE.

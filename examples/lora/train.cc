@@ -96,7 +96,8 @@ absl::Status Train(Llama& model, const Lora& lora, tessera::Engine& engine,
                 *tessera::World::Current()));
   if (const std::string from = absl::GetFlag(FLAGS_resume); !from.empty()) {
     TESSERA_ASSIGN_OR_RETURN(const auto report, engine.LoadCheckpoint(from));
-    TESSERA_RETURN_IF_ERROR(loader->Load(report.client_state));
+    TESSERA_RETURN_IF_ERROR(engine.communicator()->AgreeOk(
+        loader->Load(report.client_state), "the place in the data"));
   }
   const bool says = engine.communicator()->rank() == 0;
   while (engine.step() < absl::GetFlag(FLAGS_steps)) {
@@ -164,7 +165,11 @@ absl::Status Run(int argc, char** argv) {
   TESSERA_ASSIGN_OR_RETURN(const tessera::World* const world,
                            tessera::Init(&argc, argv, world_options));
   const std::string base = absl::GetFlag(FLAGS_model);
-  TESSERA_ASSIGN_OR_RETURN(const LlamaOptions options, ReadLlamaConfig(base));
+  // An error that one rank has is told to all, so that none waits for it.
+  const absl::StatusOr<LlamaOptions> read = ReadLlamaConfig(base);
+  TESSERA_RETURN_IF_ERROR(
+      world->communicator()->AgreeOk(read.status(), "the model"));
+  const LlamaOptions& options = *read;
   TokenTextOptions text;
   text.path = absl::GetFlag(FLAGS_data);
   text.seq = absl::GetFlag(FLAGS_seq);

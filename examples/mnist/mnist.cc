@@ -102,7 +102,8 @@ absl::Status Run(int argc, char** argv) {
                            MakeLoader(data->train, *world, batch_size));
   if (const std::string dir = absl::GetFlag(FLAGS_resume); !dir.empty()) {
     TESSERA_ASSIGN_OR_RETURN(auto report, engine->LoadCheckpoint(dir));
-    TESSERA_RETURN_IF_ERROR(loader->Load(report.client_state));
+    TESSERA_RETURN_IF_ERROR(world->communicator()->AgreeOk(
+        loader->Load(report.client_state), "the place in the data"));
   }
 
   while (engine->step() < absl::GetFlag(FLAGS_steps)) {

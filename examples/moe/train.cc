@@ -87,13 +87,15 @@ absl::Status Run(int argc, char** argv) {
   TESSERA_ASSIGN_OR_RETURN(
       const auto loader,
       data->Load(engine->config().train_micro_batch_size_per_gpu(), *world));
-  for (int64_t i = 1; i <= absl::GetFlag(FLAGS_steps); ++i) {
+  while (engine->step() < absl::GetFlag(FLAGS_steps)) {
+    const int64_t before = engine->step();
     TESSERA_ASSIGN_OR_RETURN(const StepResult result,
                              TrainStep(model, *engine, *loader));
+    if (engine->step() == before) continue;  // gradients are accumulated
     std::printf(
         "step %lld rank %d loss %.6f %a, %lld experts without a token\n",
-        static_cast<long long>(i), world->rank(), result.loss, result.loss,
-        static_cast<long long>(result.unused));
+        static_cast<long long>(engine->step()), world->rank(), result.loss,
+        result.loss, static_cast<long long>(result.unused));
   }
   return engine->Close();
 }

@@ -46,6 +46,9 @@ struct Net : nn::Module {
 
 absl::Status Run(int argc, char** argv) {
   TESSERA_ASSIGN_OR_RETURN(auto* world, tessera::Init(&argc, argv));
+  if (argc < 2) {  // --world=N is taken away by now
+    return absl::InvalidArgumentError("usage: train CONFIG.json [--world=N]");
+  }
   at::manual_seed(0);  // the same initial values on all ranks
   auto net = std::make_shared<Net>();
   TESSERA_ASSIGN_OR_RETURN(auto engine, tessera::Engine::Create(net, argv[1]));
@@ -67,10 +70,6 @@ absl::Status Run(int argc, char** argv) {
 }
 
 int main(int argc, char** argv) {
-  if (argc < 2) {
-    std::fprintf(stderr, "usage: train CONFIG.json [--world=N]\n");
-    return 2;
-  }
   auto status = tessera::CatchTorch("train", [&] { return Run(argc, argv); });
   if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
   tessera::Shutdown();

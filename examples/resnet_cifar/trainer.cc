@@ -58,13 +58,19 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(
 }
 
 absl::Status Trainer::Prepare() {
-  TESSERA_ASSIGN_OR_RETURN(
-      config_, tessera::LoadConfig(flags_.config, world_.world_size()));
+  const int ranks =
+      world_.plan_world() > 0 ? world_.plan_world() : world_.world_size();
+  TESSERA_ASSIGN_OR_RETURN(config_, tessera::LoadConfig(flags_.config, ranks));
   if (config_.gradient_accumulation_steps() != 1) {
     return absl::InvalidArgumentError(absl::StrCat(
         flags_.config, ": this program takes a step for each batch: expected ",
         "gradient_accumulation_steps 1, got ",
         config_.gradient_accumulation_steps()));
+  }
+  if (config_.train_micro_batch_size_per_gpu() < 1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        flags_.config, ": the rate depends on the steps of an epoch: expected ",
+        "a batch size, got auto"));
   }
   TESSERA_ASSIGN_OR_RETURN(data_, OpenOrMake(
                                       flags_.data,
@@ -136,13 +142,16 @@ absl::Status Trainer::MakeManager() {
 
 absl::Status Trainer::Train() {
   bool ends = false;
-  while (epoch_ < flags_.epochs && !ends) {
+  const auto done = [this] {
+    return epoch_ >= flags_.epochs ||
+           (flags_.max_steps > 0 && engine_->step() >= flags_.max_steps);
+  };
+  while (!ends && !done()) {
     TESSERA_RETURN_IF_ERROR(Step());
     if (manager_ != nullptr) {
       TESSERA_ASSIGN_OR_RETURN(
           ends, manager_->MaybeSave([this] { return ClientState(); }));
     }
-    ends |= engine_->step() == flags_.max_steps;
   }
   if (manager_ != nullptr) {
     TESSERA_RETURN_IF_ERROR(manager_->Finish([this] { return ClientState(); }));

@@ -19,6 +19,10 @@ absl::Span<int64_t> Values(const at::Tensor& tensor) {
 }  // namespace
 
 absl::StatusOr<TokenText> TokenText::Open(const TokenTextOptions& options) {
+  if (options.seq < 1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--seq: expected a whole number above 0, got ", options.seq));
+  }
   tessera::TokenFileOptions format;
   format.headerless = options.type;
   format.vocab_size = options.vocab_size;

@@ -115,26 +115,14 @@ TEST_F(MonitorsTest, OnADeviceNothingIsLeftOut) {
 }
 
 // A rank that has run out of data has no loss on its device to wait for; its
-// numbers go to the others in the same place all the same.
-TESSERA_RANK_FUNCTION(OneRankHasNoData) {
-  TESSERA_ASSIGN_OR_RETURN(
-      Trainee t,
-      Trainee::Make(TrainingSpec::FromText(args), world.communicator()));
-  for (int i = 0; i < 4; ++i) {
-    BackwardOptions options;
-    options.weight = t.rank == 1 && i % 2 == 1 ? 0 : 1;
-    TESSERA_RETURN_IF_ERROR(t.engine->Backward(t.Loss(i), options));
-    TESSERA_RETURN_IF_ERROR(t.engine->Step());
-  }
-  TESSERA_RETURN_IF_ERROR(t.engine->Close());
-  return std::string();
-}
-
+// numbers go to the others in the same place all the same. (Each third weight
+// is 0, of each rank in another step.)
 TEST_F(MonitorsTest, OnADeviceARankMayHaveNoData) {
   TrainingSpec spec = Spec(3, Jsonl(folder_.path()));
   spec.device = "1/workers";
   spec.weights = true;
-  RunOnRanks(kWorldSize, "OneRankHasNoData", spec.ToText());
+  spec.steps = 4;
+  ExpectEqualsOracle(spec, kWorldSize);
   EXPECT_THAT(LinesOf(folder_.path()), SizeIs(4));
 }
 
@@ -227,8 +215,8 @@ TEST_F(MonitorsTest, TheLossIsTheMeanOverRanksAndMicroBatches) {
     EXPECT_GE(
         line.at("step_ms"),
         line.at("forward_ms") + line.at("backward_ms") + line.at("update_ms"));
-    // Ranks wait for each other, if only for a moment.
-    EXPECT_GT(line.at("exposed_comm_ms"), 0);
+    // Ranks wait for each other, or find that they need not.
+    EXPECT_GE(line.at("exposed_comm_ms"), 0);
     EXPECT_LT(line.at("exposed_comm_ms"), line.at("step_ms"));
     // Nothing asks for it, and it is not made for this.
     EXPECT_THAT(line, Not(Contains(Key("grad_norm"))));
