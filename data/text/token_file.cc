@@ -111,7 +111,8 @@ absl::Status TokenFile::FindFormat(const TokenFileOptions& options) {
     return absl::InvalidArgumentError(absl::StrCat(
         path(),
         ": byte 0: expected llm.c's header (20240520 or 20240801), got ", magic,
-        "; say the type of the tokens if the file has none"));
+        "; for a file without one say the type of its tokens "
+        "(TokenFileOptions::headerless), of text kUint8"));
   }
   type_ = *options.headerless;
   num_tokens_ = file_bytes / TokenBytes(type_);
