@@ -87,7 +87,8 @@ absl::Status DistributedOrder::Seek(absl::string_view state) {
   }
   if (place.position >= options_.num_samples) {
     return absl::DataLossError(
-        absl::StrCat("sampler: '", state, "' is behind the last sample"));
+        absl::StrCat("sampler: expected a position below ",
+                     options_.num_samples, ", got '", state, "'"));
   }
   return sampler_.Seek(place);
 }

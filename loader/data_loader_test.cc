@@ -182,8 +182,7 @@ TEST(DataLoaderTest, AStateThatDoesNotFitChangesNothing) {
           head + "epoch=0 position=12 samples=12 seed=9 shuffle=1",
           head + "epoch=0 samples=12 seed=9 shuffle=1"}) {
       EXPECT_THAT(loader->Load(text),
-                  StatusIs(StatusCode::kDataLoss,
-                           testing::ContainsRegex("got '|last sample")))
+                  StatusIs(StatusCode::kDataLoss, HasSubstr("got '")))
           << text;
     }
     EXPECT_THAT(

@@ -173,6 +173,9 @@ absl::Status Run(int argc, char** argv) {
   TESSERA_ASSIGN_OR_RETURN(std::vector<char*> own,
                            tessera::WithoutInitFlags(argc, argv));
   absl::ParseCommandLine(static_cast<int>(own.size()), own.data());
+  if (absl::GetFlag(FLAGS_sample) > 0 && absl::GetFlag(FLAGS_prompt).empty()) {
+    return absl::InvalidArgumentError("--prompt: expected a text");
+  }
   TESSERA_ASSIGN_OR_RETURN(
       const tessera::WorldOptions world_options,
       tessera::WorldOptionsFrom(absl::GetFlag(FLAGS_config)));
@@ -209,9 +212,6 @@ absl::Status Run(int argc, char** argv) {
     TESSERA_RETURN_IF_ERROR(Export(*engine, options, world->rank()));
   }
   if (absl::GetFlag(FLAGS_sample) > 0) {
-    if (absl::GetFlag(FLAGS_prompt).empty()) {
-      return absl::InvalidArgumentError("--prompt: expected a text");
-    }
     GenerateOptions how;
     how.count = absl::GetFlag(FLAGS_sample);
     how.context = absl::GetFlag(FLAGS_seq);

@@ -18,6 +18,7 @@
 #include "base/status.h"
 #include "base/status_matchers.h"
 #include "base/thread/wait_clock.h"
+#include "base/trace/exposed.h"
 #include "comm/world/world.h"
 #include "config/reader/json_reader.h"
 #include "engine/engine.h"
@@ -325,25 +326,28 @@ TEST_F(MonitorsTest, WhatAProgramAddsBelongsToTheLastStep) {
   EXPECT_GT(lines[1].at("tflops"), 0);
 }
 
-// As a loader tells it.
+// As a loader and collectives tell it.
 TESSERA_RANK_FUNCTION(WaitsForData) {
   TESSERA_ASSIGN_OR_RETURN(
       Trainee t,
       Trainee::Make(TrainingSpec::FromText(args), world.communicator()));
   for (const int64_t milliseconds : {0, 8, 0}) {
-    AddDataWait(t.rank == 1 ? milliseconds * 1'000'000 : 0);
+    const int64_t nanos = t.rank == 1 ? milliseconds * 1'000'000 : 0;
+    AddDataWait(nanos);
+    NoteExposedWait(WaitReason::kOther, "a test", 0, nanos);
     TESSERA_RETURN_IF_ERROR(t.TrainStep(0));
   }
   return std::string();
 }
 
-TEST_F(MonitorsTest, DataIsWaitedForByTheRankThatWaitsLongest) {
+TEST_F(MonitorsTest, WaitsAreThoseOfTheRankThatWaitsLongest) {
   RunOnRanks(kWorldSize, "WaitsForData",
              Spec(2, Jsonl(folder_.path())).ToText());
   const std::vector<Line> lines = LinesOf(folder_.path());
   ASSERT_THAT(lines, SizeIs(3));
   EXPECT_EQ(lines[0].at("data_wait_ms"), 0);
   EXPECT_THAT(lines[1].at("data_wait_ms"), DoubleEq(8));
+  EXPECT_GE(lines[1].at("exposed_comm_ms"), 8);
   EXPECT_EQ(lines[2].at("data_wait_ms"), 0);
 }
 
