@@ -37,7 +37,7 @@
 #include "benchmarks/train_figures.h"
 #include "benchmarks/turns.h"
 #include "comm/launch/job.h"
-#include "data/byte_corpus.h"
+#include "data/mapped_file.h"
 #include "engine/tessera.h"
 #include "verify/plain/plain_autograd.h"
 
@@ -91,7 +91,7 @@ struct Batch {
 };
 
 // The peers' generator gives the peers' indices.
-Batch BatchOf(const ByteCorpus& corpus, int step, int rank, at::Device device) {
+Batch BatchOf(const MappedFile& corpus, int step, int rank, at::Device device) {
   const int64_t seq = absl::GetFlag(FLAGS_seq);
   const int64_t rows = absl::GetFlag(FLAGS_micro_batch);
   const auto size = static_cast<int64_t>(corpus.bytes().size());
@@ -247,7 +247,7 @@ absl::StatusOr<std::unique_ptr<Trainer>> MakeTrainer(
 }
 
 // Steps `begin` to `end` of the training.
-absl::Status Train(int rank, const ByteCorpus& corpus, at::Device device,
+absl::Status Train(int rank, const MappedFile& corpus, at::Device device,
                    int begin, int end, Trainer& trainer, Figures* figures,
                    Peaks* peaks) {
   for (int i = begin; i < end; ++i) {
@@ -355,8 +355,8 @@ absl::Status Run(int argc, char** argv) {
   absl::SetProgramUsageMessage("trains the peers' GPT; see --helpfull");
   TESSERA_ASSIGN_OR_RETURN(const WorldOptions options, ReadFlags(argc, argv));
   TESSERA_ASSIGN_OR_RETURN(const World* world, Init(&argc, argv, options));
-  TESSERA_ASSIGN_OR_RETURN(const ByteCorpus corpus,
-                           ByteCorpus::Open(absl::GetFlag(FLAGS_data),
+  TESSERA_ASSIGN_OR_RETURN(const MappedFile corpus,
+                           MappedFile::Open(absl::GetFlag(FLAGS_data),
                                             absl::GetFlag(FLAGS_seq) + 2));
   const bool turns = absl::GetFlag(FLAGS_turns);
   if (turns) {

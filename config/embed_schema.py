@@ -1,17 +1,23 @@
 #!/usr/bin/python3
-"""Writes the schema_data.cc of the .proto files named: embed_schema.py OUT PROTO..."""
+"""Writes the schema_data.cc of config/config.proto: embed_schema.py OUT PROTO
 
+PROTO is that file's path, which says where imports are found: here ., and
+external/tessera where another workspace builds it.
+"""
+
+import os
 import subprocess
 import sys
 import tempfile
 
 
-def main(out, protos):
+def main(out, proto):
+    root = os.path.dirname(os.path.dirname(proto)) or "."
     with tempfile.NamedTemporaryFile() as descriptors:
         subprocess.run(
-            ["/usr/bin/protoc", "-I.", "-I/usr/include", "--include_imports",
+            ["/usr/bin/protoc", "-I" + root, "-I/usr/include", "--include_imports",
              "--include_source_info",
-             "--descriptor_set_out=" + descriptors.name] + protos, check=True)
+             "--descriptor_set_out=" + descriptors.name, proto], check=True)
         data = descriptors.read()
     lines = ["    " + ", ".join(str(b) for b in data[i:i + 20]) + ","
              for i in range(0, len(data), 20)]
@@ -22,4 +28,4 @@ def main(out, protos):
                      ("\n".join(lines), len(data)))
 
 
-main(sys.argv[1], sys.argv[2:])
+main(sys.argv[1], sys.argv[2])

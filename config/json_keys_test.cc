@@ -30,6 +30,9 @@ TEST(FindKeyElsewhere, FindsTheOnlyOne) {
   EXPECT_EQ(find("stage"), "zero_optimization.stage");  // of two fields
   EXPECT_EQ(find("max_live_parameters"),
             "zero_optimization.max_live_parameters");
+  EXPECT_EQ(find("learning_rate"), "optimizer.params.lr");
+  EXPECT_EQ(find("max_grad_norm"), "gradient_clipping");
+  EXPECT_EQ(find("zero_stage"), "zero_optimization.stage");
   EXPECT_EQ(find("enabled"), "");  // bf16's, fp16's or torch_autocast's?
   EXPECT_EQ(find("auto_stage"), "");
   EXPECT_EQ(find("key"), "");  // half of a map's entry

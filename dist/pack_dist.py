@@ -21,7 +21,7 @@ sys.dont_write_bytecode = True
 import pack  # pylint: disable=wrong-import-position
 
 PUBLIC = ['engine/tessera.h', 'verify/verify.h', 'base/thread/wait_clock.h',
-          'data/byte_corpus.h', 'data/distributed_order.h',
+          'data/distributed_order.h',
           'data/distributed_sampler.h', 'data/images/cifar.h',
           'data/images/mnist.h', 'data/mixture_order.h', 'data/tar/tar_shards.h',
           'data/text/packed_corpus.h', 'data/text/token_corpus.h',

@@ -55,7 +55,9 @@ absl::StatusOr<Partition> Engine::Impl::Plan(const EngineOptions& options) {
       Partition partition,
       PlanUnits(*parts_->module, parts_->settings.partition));
   if (partition.units.empty()) {
-    return absl::InvalidArgumentError("the module has no parameters");
+    return absl::InvalidArgumentError(
+        "the module has no parameters: register its layers with "
+        "register_module in its constructor");
   }
   TESSERA_RETURN_IF_ERROR(CheckNotOwned(partition));
   if (!parts_->settings.optimizer.has_value()) return partition;

@@ -16,6 +16,8 @@ constexpr int kBarCells = 24;
 constexpr int kLeastBarCells = 4;
 constexpr int kUnknownColumns = 100;
 constexpr int64_t kUnknownLineEach = 10;
+// On a terminal the line is drawn again after that long at the soonest.
+constexpr absl::Duration kRedrawAfter = absl::Milliseconds(50);
 
 int TerminalColumns(std::FILE* out) {
   struct winsize size = {};
@@ -96,8 +98,7 @@ void ProgressBar::Show(int64_t step, absl::string_view words) {
   if (out_ == nullptr) return;
   if (terminal_) {
     const absl::Duration now = options_.clock();
-    if (drawing_ && now - drawn_ < options_.redraw_after && !IsDue(step))
-      return;
+    if (drawing_ && now - drawn_ < kRedrawAfter && !IsDue(step)) return;
     drawn_ = now;
     // To the line's start, the text, and nothing of the older one behind it.
     // One column stays free, since some terminals wrap when it is filled.

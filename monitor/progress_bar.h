@@ -27,8 +27,6 @@ struct ProgressBarOptions {
   // Off a terminal: a line at each so many steps. 0: at every tenth of the way,
   // or, where the number of steps is not known, at each 10.
   int64_t line_each = 0;
-  // On a terminal the line is drawn again after that long at the soonest.
-  absl::Duration redraw_after = absl::Milliseconds(50);
   Clock clock = MonotonicNow;
 };
 

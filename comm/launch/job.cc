@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "base/edit_distance.h"
 #include "base/status.h"
 
 namespace tessera {
@@ -178,6 +179,19 @@ absl::StatusOr<JobFlags> TakeJobFlags(int* argc, char** argv) {
   for (i = 0; i < *argc; ++i) argv[i] = rest[i];
   argv[*argc] = nullptr;
   return flags;
+}
+
+std::string MisspeltJobFlag(int argc, char* const* argv) {
+  for (int i = 1; i < argc && absl::string_view(argv[i]) != "--"; ++i) {
+    absl::string_view name = argv[i];
+    if (!absl::ConsumePrefix(&name, "--")) continue;
+    const std::string meant =
+        NearestName(name.substr(0, name.find('=')),
+                    {"world", "rank", "world_size", "rendezvous"});
+    if (meant.empty()) continue;
+    return absl::StrCat("'", argv[i], "' (did you mean --", meant, "?)");
+  }
+  return "";
 }
 
 JobSources SourcesOfThisProcess(bool launched) {

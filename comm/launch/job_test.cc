@@ -62,6 +62,20 @@ TEST(TakeJobFlagsTest, TakesAValueThatStandsApart) {
   EXPECT_THAT(args.Rest(), ElementsAre("prog", "--stage", "3", "x"));
 }
 
+TEST(MisspeltJobFlagTest, IsNamedWithWhatWasMeant) {
+  const auto find = [](std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), "prog");
+    Args args(std::move(arguments));
+    return MisspeltJobFlag(args.argc, args.argv);
+  };
+  EXPECT_EQ(find({"--stage=3", "--wrld=2"}),
+            "'--wrld=2' (did you mean --world?)");
+  EXPECT_EQ(find({"--world-size", "2"}),
+            "'--world-size' (did you mean --world_size?)");
+  EXPECT_EQ(find({"--stage=3", "wrld", "--data=words", "--seed=1"}), "");
+  EXPECT_EQ(find({"--", "--wrld=2"}), "");
+}
+
 TEST(TakeJobFlagsTest, GraceMayBeNothingOrEndless) {
   for (const auto& [arg, grace] :
        std::vector<std::pair<std::string, absl::Duration>>{

@@ -316,6 +316,13 @@ absl::StatusOr<const World*> Init(int* argc, char** argv,
   options.numa_binding = flags.numa_binding.value_or(options.numa_binding);
   TESSERA_ASSIGN_OR_RETURN(const Job job,
                            FindJob(flags, SourcesOfThisProcess(launched)));
+  if (job.launcher == "nobody" && !flags.world.has_value()) {
+    const std::string misspelt = MisspeltJobFlag(*argc, argv);
+    if (!misspelt.empty()) {
+      TESSERA_LOG(WARNING) << misspelt
+                           << " is no flag of Init's; this is a world of one";
+    }
+  }
   TESSERA_ASSIGN_OR_RETURN(std::string secret, FindJobSecret());
   SetJobSecret(std::move(secret));
   TESSERA_VLOG(comm, 1) << "rank " << job.rank << " of " << job.world_size

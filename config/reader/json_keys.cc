@@ -32,6 +32,33 @@ void Collect(const Descriptor& schema, absl::string_view key,
   }
 }
 
+// Names of torch.optim's users, Hugging Face's TrainingArguments and
+// Lightning's Trainer, and what they are here.
+struct Synonym {
+  absl::string_view theirs, key;
+};
+constexpr Synonym kSynonyms[] = {
+    {"learning_rate", "lr"},
+    {"max_grad_norm", "gradient_clipping"},
+    {"clip_grad_norm", "gradient_clipping"},
+    {"gradient_clip_val", "gradient_clipping"},
+    {"accumulate_grad_batches", "gradient_accumulation_steps"},
+    {"batch_size", "train_micro_batch_size_per_gpu"},
+    {"micro_batch_size", "train_micro_batch_size_per_gpu"},
+    {"per_device_train_batch_size", "train_micro_batch_size_per_gpu"},
+    {"global_batch_size", "train_batch_size"},
+    {"zero_stage", "stage"},
+    {"lr_scheduler", "scheduler"},
+    {"warmup_steps", "warmup_num_steps"},
+};
+
+absl::string_view KeyMeant(absl::string_view key) {
+  for (const Synonym& synonym : kSynonyms) {
+    if (synonym.theirs == key) return synonym.key;
+  }
+  return key;
+}
+
 }  // namespace
 
 std::vector<std::string> JsonKeys(const FieldDescriptor& field) {
@@ -52,7 +79,7 @@ bool HasJsonKey(const FieldDescriptor& field, absl::string_view key) {
 
 std::string FindKeyElsewhere(const Descriptor& schema, absl::string_view key) {
   std::set<std::string> found;  // two fields may have one key
-  Collect(schema, key, "", found);
+  Collect(schema, KeyMeant(key), "", found);
   return found.size() == 1 ? *found.begin() : "";
 }
 

@@ -38,8 +38,8 @@ class Tokenizer {
       absl::Span<const int32_t> ids) const = 0;
 };
 
-// One token per byte: the ids of ByteCorpus. With `with_eos` a 257th is the end
-// of text, which no text contains.
+// One token per byte, as in a file of kUint8 tokens. With `with_eos` a 257th is
+// the end of text, which no text contains.
 class ByteTokenizer : public Tokenizer {
  public:
   explicit ByteTokenizer(bool with_eos = false) : with_eos_(with_eos) {}

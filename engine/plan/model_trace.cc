@@ -152,7 +152,9 @@ absl::StatusOr<ModelTrace> TraceModel(const torch::nn::Module& module,
                              return PlanUnits(module, settings.partition);
                            }));
   if (model.partition.units.empty()) {
-    return absl::InvalidArgumentError("Plan: the module has no parameters");
+    return absl::InvalidArgumentError(
+        "Plan: the module has no parameters: register its layers with "
+        "register_module in its constructor");
   }
   TESSERA_RETURN_IF_ERROR(CheckNotOwned(model.partition));
   Frozen frozen;

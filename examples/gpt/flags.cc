@@ -31,7 +31,7 @@ ABSL_FLAG(std::string, save, "",
 ABSL_FLAG(int64_t, after, TrainFlags().after,
           "Steps to train after --save; each one's loss is reported.");
 ABSL_FLAG(std::string, resume, "", "A folder: start from what --save wrote.");
-ABSL_FLAG(int64_t, sample, TrainFlags().sample.bytes,
+ABSL_FLAG(int64_t, sample, TrainFlags().sample.count,
           "Bytes that the model writes at the end.");
 ABSL_FLAG(std::string, prompt, TrainFlags().prompt,
           "Text that --sample continues.");
@@ -63,7 +63,7 @@ absl::Status CheckSizes(const TrainFlags& flags) {
     int64_t value, least;
   } kSizes[] = {
       {"steps", flags.steps, 0},           {"after", flags.after, 0},
-      {"sample", flags.sample.bytes, 0},   {"dim", flags.model.dim(), 1},
+      {"sample", flags.sample.count, 0},   {"dim", flags.model.dim(), 1},
       {"layers", flags.model.layers(), 1}, {"heads", flags.model.heads(), 1},
       {"seq", flags.model.seq(), 1},       {"held_out", flags.held_out, 0},
   };
@@ -99,8 +99,7 @@ absl::Status Check(const TrainFlags& flags) {
   if (!(dropout >= 0 && dropout <= 0.99)) {
     return Expected("dropout", "0 to 0.99", dropout);
   }
-  if (flags.data.empty() &&
-      flags.steps + flags.after + flags.held_out > 0) {
+  if (flags.data.empty() && flags.steps + flags.after + flags.held_out > 0) {
     return absl::InvalidArgumentError("--data FILE is missing; see --help");
   }
   return absl::OkStatus();
@@ -141,9 +140,10 @@ absl::StatusOr<TrainFlags> ParseTrainFlags(int argc, char** argv) {
   flags.save = absl::GetFlag(FLAGS_save);
   flags.resume = absl::GetFlag(FLAGS_resume);
   flags.prompt = absl::GetFlag(FLAGS_prompt);
-  flags.sample.bytes = absl::GetFlag(FLAGS_sample);
+  flags.sample.count = absl::GetFlag(FLAGS_sample);
   flags.sample.temperature = absl::GetFlag(FLAGS_temperature);
   flags.sample.seed = flags.seed;
+  flags.sample.context = absl::GetFlag(FLAGS_seq);
   flags.model.dim(absl::GetFlag(FLAGS_dim))
       .layers(absl::GetFlag(FLAGS_layers))
       .heads(absl::GetFlag(FLAGS_heads))

@@ -7,23 +7,25 @@
 
 #include "absl/status/statusor.h"
 #include "examples/gpt/gpt.h"
-#include "examples/gpt/sample.h"
+#include "examples/text/generate.h"
 
 struct TrainFlags {
   std::string config = "examples/gpt/zero3.json";
-  int64_t stage = -1;   // -1: the config's
-  std::string dtype;    // fp32, bf16, fp16; "": the config's
-  int64_t steps = 100;  // trained first; then the state is saved
-  int64_t after = 0;    // trained after that; their losses are reported one by
-                        // one
-  std::string data;     // any file
+  int64_t stage = -1;    // -1: the config's
+  std::string dtype;     // fp32, bf16, fp16; "": the config's
+  int64_t steps = 100;   // trained first; then the state is saved
+  int64_t after = 0;     // trained after that; their losses are reported one by
+                         // one
+  std::string data;      // any file
   int64_t held_out = 0;  // samples at its end that are not trained on; their
                          // loss is reported
   uint64_t seed = 1;
   std::string save;    // a folder, made or replaced; none: nothing is saved
   std::string resume;  // a folder that --save wrote
   std::string prompt = "In the beginning ";
-  SampleOptions sample{/*bytes=*/0};
+  // --sample bytes of the 40 likeliest, seen through the model's own context.
+  GenerateOptions sample{/*count=*/0, /*context=*/0, /*temperature=*/0.8,
+                         /*top_k=*/40, /*seed=*/0};
   GptOptions model;
   bool ignore_unknown = false;  // keys of the config: a warning each
   bool json = false;

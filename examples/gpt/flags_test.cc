@@ -46,7 +46,7 @@ TEST(FlagsTest, DefaultsAreThoseOfTheStructs) {
   EXPECT_EQ(flags->stage, -1);
   EXPECT_EQ(flags->steps, 100);
   EXPECT_EQ(flags->model.dim(), 384);
-  EXPECT_EQ(flags->sample.bytes, 0);
+  EXPECT_EQ(flags->sample.count, 0);
   EXPECT_EQ(flags->sample.temperature, 0.8);
 }
 

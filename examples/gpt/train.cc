@@ -22,8 +22,8 @@
 #include "examples/gpt/flags.h"
 #include "examples/gpt/rank_memory.h"
 #include "examples/gpt/report.h"
-#include "examples/gpt/sample.h"
 #include "examples/gpt/trainer.h"
+#include "examples/text/generate.h"
 #include "monitor/progress_bar.h"
 
 namespace {
@@ -107,9 +107,7 @@ absl::Status Work(const TrainFlags& flags, Trainer& trainer, FILE* out,
   TESSERA_RETURN_IF_ERROR(
       TrainSteps(flags.after, trainer, quiet, &after, &report->after_losses));
   if (flags.steps == 0) report->tokens_per_second = after.tokens_per_second;
-  if (flags.sample.bytes > 0) {
-    report->sample = Sample(trainer.model(), flags.prompt, flags.sample);
-  }
+  if (flags.sample.count > 0) report->sample = trainer.Sample();
   return trainer.FinishSave();
 }
 

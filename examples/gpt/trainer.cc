@@ -1,5 +1,7 @@
 #include "examples/gpt/trainer.h"
 
+#include <vector>
+
 #include "ATen/Context.h"
 #include "ATen/Functions.h"
 #include "ATen/Parallel.h"
@@ -7,6 +9,8 @@
 #include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "c10/core/GradMode.h"
+#include "examples/text/generate.h"
+#include "examples/text/train_step.h"
 #include "loader/client_state.h"
 
 namespace {
@@ -92,28 +96,17 @@ absl::Status Trainer::MakeModel() {
 }
 
 absl::StatusOr<float> Trainer::Step() {
-  const int64_t micro_batches = config_.gradient_accumulation_steps();
-  auto total = at::zeros({1}, at::TensorOptions().device(device_));
-  for (int64_t i = 0; i < micro_batches; ++i) {
-    const absl::StatusOr<tessera::Batch> samples = loader_->Next();
-    if (!samples.ok()) {  // the others learn it, and do not wait
-      engine_->Backward(at::Tensor()).IgnoreError();
-      return samples.status();
-    }
-    const TokenBatch batch(samples->tensors[0]);
-    at::Tensor loss;
-    {
-      const tessera::Engine::AutocastScope autocast(engine_.get());
-      loss = model_->loss(batch.tokens, batch.targets);
-    }
-    total += loss.detach();
-    TESSERA_RETURN_IF_ERROR(engine_->Backward(loss));
-    TESSERA_RETURN_IF_ERROR(engine_->Step());
-  }
+  TESSERA_ASSIGN_OR_RETURN(
+      const at::Tensor sum,
+      TrainStep(engine_.get(), loader_.get(), [&](const TokenBatch& batch) {
+        return model_->loss(batch.tokens, batch.targets);
+      }));
+  at::Tensor total = sum.reshape({1});
   TESSERA_RETURN_IF_ERROR(
       world_.communicator()->AllReduceSum(total, {"the loss"}).Wait());
   return total.item<float>() /
-         static_cast<float>(micro_batches * world_.world_size());
+         static_cast<float>(config_.gradient_accumulation_steps() *
+                            world_.world_size());
 }
 
 absl::StatusOr<float> Trainer::HeldOutLoss() {
@@ -131,6 +124,15 @@ absl::StatusOr<float> Trainer::HeldOutLoss() {
   model_->train();
   at::set_num_threads(threads);
   return static_cast<float>(sum / static_cast<double>(flags_.held_out));
+}
+
+std::string Trainer::Sample() {
+  model_->eval();
+  const std::vector<int64_t> tokens = Generate(
+      [&](const at::Tensor& seen) { return model_->forward(seen.to(device_)); },
+      TokensOf(flags_.prompt.empty() ? "\n" : flags_.prompt), flags_.sample);
+  model_->train();
+  return TextOf(tokens);
 }
 
 // What a checkpoint holds of this program's own: the heads, which parameters do

@@ -36,6 +36,11 @@ class Trainer {
   // many there are. COLLECTIVE.
   absl::StatusOr<float> HeldOutLoss();
 
+  // What the model writes after flags.prompt (examples/text/generate.h), or
+  // after a line's end where that is empty. Dropout is off meanwhile.
+  // COLLECTIVE.
+  std::string Sample();
+
   // The sharded state, with this rank's place in the data. COLLECTIVE.
   absl::Status Save(const std::string& dir);
   // How the last one ended, if it was written beside the training
@@ -45,7 +50,6 @@ class Trainer {
   // FailedPrecondition if the heads or the data are others. COLLECTIVE.
   absl::Status Resume(const std::string& dir);
 
-  const Gpt& model() const { return model_; }
   const tessera::Engine& engine() const { return *engine_; }
   int64_t parameter_count() const { return parameter_count_; }
   // Of all ranks together, in one step.

@@ -1,6 +1,7 @@
 #include "examples/llama/llama_config.h"
 
 #include <filesystem>
+#include <fstream>
 #include <optional>
 #include <vector>
 
@@ -258,4 +259,14 @@ std::string LlamaConfigJson(const LlamaOptions& options) {
       options.positions(), options.norm_eps(), boolean(options.tied()),
       boolean(options.attention_bias()), boolean(options.mlp_bias()),
       RopeJson(options.rope()));
+}
+
+absl::Status WriteLlamaConfig(const LlamaOptions& options,
+                              const std::string& dir) {
+  const std::string path = dir + "/config.json";
+  std::ofstream file(path);
+  file << LlamaConfigJson(options) << std::flush;
+  return file ? absl::OkStatus()
+              : absl::UnavailableError(
+                    absl::StrCat(path, " could not be written"));
 }

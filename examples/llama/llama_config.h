@@ -9,6 +9,7 @@
 
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "examples/llama/llama.h"
@@ -22,5 +23,9 @@ absl::StatusOr<LlamaOptions> ParseLlamaConfig(absl::string_view text,
 
 // The way back: what transformers need to load a model of these sizes.
 std::string LlamaConfigJson(const LlamaOptions& options);
+// Writes it to dir/config.json. LOCAL: one rank's work. Unavailable, naming the
+// file, where it cannot be written.
+absl::Status WriteLlamaConfig(const LlamaOptions& options,
+                              const std::string& dir);
 
 #endif  // EXAMPLES_LLAMA_LLAMA_CONFIG_H_

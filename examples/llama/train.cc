@@ -8,8 +8,6 @@
 // all that a program needs of it is in Run.
 #include <cstdint>
 #include <cstdio>
-#include <filesystem>
-#include <fstream>
 #include <memory>
 #include <optional>
 #include <string>
@@ -26,6 +24,7 @@
 #include "examples/llama/llama_config.h"
 #include "examples/text/generate.h"
 #include "examples/text/token_loader.h"
+#include "examples/text/train_step.h"
 
 ABSL_FLAG(std::string, model, "examples/llama/tiny.json",
           "Hugging Face's config.json, or a folder that it is in: the sizes.");
@@ -93,30 +92,6 @@ absl::StatusOr<std::optional<TokenText>> OpenData(const LlamaOptions& model) {
   return TokenText::Open(options);
 }
 
-// One optimizer step; the mean loss of this rank's samples.
-absl::StatusOr<float> TrainStep(Llama& model, tessera::Engine& engine,
-                                tessera::DataLoader& loader) {
-  const tessera::proto::Config& config = engine.config();
-  float sum = 0;
-  for (int64_t i = 0; i < config.gradient_accumulation_steps(); ++i) {
-    const absl::StatusOr<tessera::Batch> samples = loader.Next();
-    if (!samples.ok()) {  // the others learn it, and do not wait
-      engine.Backward(at::Tensor()).IgnoreError();
-      return samples.status();
-    }
-    const TokenBatch batch(samples->tensors[0]);
-    at::Tensor loss;
-    {
-      const tessera::Engine::AutocastScope autocast(&engine);
-      loss = model->loss(batch.tokens, batch.targets);
-    }
-    TESSERA_RETURN_IF_ERROR(engine.Backward(loss));
-    TESSERA_RETURN_IF_ERROR(engine.Step());
-    sum += loss.item<float>();
-  }
-  return sum / static_cast<float>(config.gradient_accumulation_steps());
-}
-
 // False if it was told to end before the last step, and has saved.
 absl::StatusOr<bool> Train(Llama& model, tessera::Engine& engine,
                            const TokenText& data, const tessera::World& world) {
@@ -137,10 +112,16 @@ absl::StatusOr<bool> Train(Llama& model, tessera::Engine& engine,
     }
   }
   const auto place = [&] { return loader->State(); };
+  const auto batches =
+      static_cast<float>(engine.config().gradient_accumulation_steps());
   while (engine.step() < absl::GetFlag(FLAGS_steps)) {
-    TESSERA_ASSIGN_OR_RETURN(const float loss,
-                             TrainStep(model, engine, *loader));
+    TESSERA_ASSIGN_OR_RETURN(
+        const at::Tensor sum,
+        TrainStep(&engine, loader.get(), [&](const TokenBatch& batch) {
+          return model->loss(batch.tokens, batch.targets);
+        }));
     if (world.rank() == 0) {
+      const float loss = sum.item<float>() / batches;
       std::printf("step %lld loss %.6f %a\n",
                   static_cast<long long>(engine.step()), loss, loss);
     }
@@ -157,16 +138,9 @@ absl::Status Export(tessera::Engine& engine, const LlamaOptions& options,
                     int rank) {
   const std::string out = absl::GetFlag(FLAGS_out);
   TESSERA_RETURN_IF_ERROR(engine.SaveSafetensors(out));
-  absl::Status wrote;
-  if (rank == 0) {
-    std::ofstream file(out + "/config.json");
-    file << LlamaConfigJson(options) << std::flush;
-    if (!file) {
-      wrote = absl::UnavailableError(
-          absl::StrCat(out, "/config.json could not be written"));
-    }
-  }
-  return engine.communicator()->AgreeOk(wrote, "config.json");
+  return engine.communicator()->AgreeOk(
+      rank == 0 ? WriteLlamaConfig(options, out) : absl::OkStatus(),
+      "config.json");
 }
 
 absl::Status Run(int argc, char** argv) {
@@ -221,7 +195,9 @@ absl::Status Run(int argc, char** argv) {
           return model->forward(seen.to(world->device()));
         },
         TokensOf(absl::GetFlag(FLAGS_prompt)), how);
-    if (world->rank() == 0) std::printf("%s\n", TextOf(tokens).c_str());
+    if (world->rank() == 0) {
+      std::printf("%s\n", Printable(TextOf(tokens)).c_str());
+    }
   }
   return engine->Close();
 }

@@ -7,7 +7,6 @@
 // Tessera does is to keep the frozen base in shards, without optimizer states.
 #include <cstdint>
 #include <cstdio>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,6 +23,7 @@
 #include "examples/llama/llama_config.h"
 #include "examples/lora/lora.h"
 #include "examples/text/token_loader.h"
+#include "examples/text/train_step.h"
 
 ABSL_FLAG(std::string, model, "",
           "The base: a folder of config.json and safetensors files.");
@@ -63,31 +63,6 @@ absl::StatusOr<uint64_t> HashOfBase(Llama& model, tessera::Engine& engine) {
   return hash;
 }
 
-absl::StatusOr<float> TrainStep(Llama& model, const Lora& lora,
-                                tessera::Engine& engine,
-                                tessera::DataLoader& loader) {
-  const tessera::proto::Config& config = engine.config();
-  float sum = 0;
-  for (int64_t i = 0; i < config.gradient_accumulation_steps(); ++i) {
-    const absl::StatusOr<tessera::Batch> samples = loader.Next();
-    if (!samples.ok()) {  // the others learn it, and do not wait
-      engine.Backward(at::Tensor()).IgnoreError();
-      return samples.status();
-    }
-    const TokenBatch batch(samples->tensors[0]);
-    at::Tensor loss;
-    {
-      const Lora::Scope adapted(lora);
-      const tessera::Engine::AutocastScope autocast(&engine);
-      loss = model->loss(batch.tokens, batch.targets);
-    }
-    TESSERA_RETURN_IF_ERROR(engine.Backward(loss));
-    TESSERA_RETURN_IF_ERROR(engine.Step());
-    sum += loss.item<float>();
-  }
-  return sum / static_cast<float>(config.gradient_accumulation_steps());
-}
-
 absl::Status Train(Llama& model, const Lora& lora, tessera::Engine& engine,
                    const TokenText& data) {
   TESSERA_ASSIGN_OR_RETURN(
@@ -100,10 +75,17 @@ absl::Status Train(Llama& model, const Lora& lora, tessera::Engine& engine,
         loader->Load(report.client_state), "the place in the data"));
   }
   const bool says = engine.communicator()->rank() == 0;
+  const auto batches =
+      static_cast<float>(engine.config().gradient_accumulation_steps());
+  const auto loss_of = [&](const TokenBatch& batch) {
+    const Lora::Scope adapted(lora);
+    return model->loss(batch.tokens, batch.targets);
+  };
   while (engine.step() < absl::GetFlag(FLAGS_steps)) {
-    TESSERA_ASSIGN_OR_RETURN(const float loss,
-                             TrainStep(model, lora, engine, *loader));
+    TESSERA_ASSIGN_OR_RETURN(const at::Tensor sum,
+                             TrainStep(&engine, loader.get(), loss_of));
     if (!says) continue;
+    const float loss = sum.item<float>() / batches;
     std::printf("step %lld loss %.6f %a\n",
                 static_cast<long long>(engine.step()), loss, loss);
   }
@@ -118,14 +100,10 @@ absl::Status SaveMerged(const Lora& lora, tessera::Engine& engine,
   tessera::SaveSafetensorsOptions save;
   TESSERA_ASSIGN_OR_RETURN(save.names, lora.BaseNames());
   TESSERA_RETURN_IF_ERROR(engine.SaveSafetensors(dir, save));
-  absl::Status wrote;
-  if (engine.communicator()->rank() == 0 &&
-      !(std::ofstream(dir + "/config.json")
-        << LlamaConfigJson(options) << std::flush)) {
-    wrote = absl::UnavailableError(
-        absl::StrCat(dir, "/config.json could not be written"));
-  }
-  return engine.communicator()->AgreeOk(wrote, "config.json");
+  return engine.communicator()->AgreeOk(engine.communicator()->rank() == 0
+                                            ? WriteLlamaConfig(options, dir)
+                                            : absl::OkStatus(),
+                                        "config.json");
 }
 
 // Reads the base into shards of a model that has adapters. COLLECTIVE.

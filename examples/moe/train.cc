@@ -19,6 +19,7 @@
 #include "engine/tessera.h"
 #include "examples/moe/moe.h"
 #include "examples/text/token_loader.h"
+#include "examples/text/train_step.h"
 
 ABSL_FLAG(std::string, config, "examples/moe/zero3.json",
           "Configuration of Tessera, DeepSpeed-style JSON.");
@@ -30,29 +31,6 @@ ABSL_FLAG(int64_t, experts, 8, "Of a layer.");
 ABSL_FLAG(uint64_t, seed, 1, "Of the initial values and the data's order.");
 
 namespace {
-
-struct StepResult {
-  float loss = 0;
-  int64_t unused = 0;  // experts of all layers that had no token here
-};
-
-absl::StatusOr<StepResult> TrainStep(Moe& model, tessera::Engine& engine,
-                                     tessera::DataLoader& loader) {
-  const absl::StatusOr<tessera::Batch> samples = loader.Next();
-  if (!samples.ok()) {  // the others learn it, and do not wait
-    engine.Backward(at::Tensor()).IgnoreError();
-    return samples.status();
-  }
-  const TokenBatch batch(samples->tensors[0]);
-  at::Tensor loss;
-  {
-    const tessera::Engine::AutocastScope autocast(&engine);
-    loss = model->loss(batch.tokens, batch.targets);
-  }
-  TESSERA_RETURN_IF_ERROR(engine.Backward(loss));
-  TESSERA_RETURN_IF_ERROR(engine.Step());
-  return StepResult{loss.item<float>(), model->unused_experts()};
-}
 
 absl::Status Run(int argc, char** argv) {
   TESSERA_ASSIGN_OR_RETURN(std::vector<char*> own,
@@ -87,15 +65,22 @@ absl::Status Run(int argc, char** argv) {
   TESSERA_ASSIGN_OR_RETURN(
       const auto loader,
       data->Load(engine->config().train_micro_batch_size_per_gpu(), *world));
+  const auto batches =
+      static_cast<float>(engine->config().gradient_accumulation_steps());
+  int64_t unused = 0;  // experts of all layers that had no token here
+  const auto loss_of = [&](const TokenBatch& batch) {
+    const at::Tensor loss = model->loss(batch.tokens, batch.targets);
+    unused = model->unused_experts();
+    return loss;
+  };
   while (engine->step() < absl::GetFlag(FLAGS_steps)) {
-    const int64_t before = engine->step();
-    TESSERA_ASSIGN_OR_RETURN(const StepResult result,
-                             TrainStep(model, *engine, *loader));
-    if (engine->step() == before) continue;  // gradients are accumulated
+    TESSERA_ASSIGN_OR_RETURN(const at::Tensor sum,
+                             TrainStep(engine.get(), loader.get(), loss_of));
+    const float loss = sum.item<float>() / batches;
     std::printf(
         "step %lld rank %d loss %.6f %a, %lld experts without a token\n",
-        static_cast<long long>(engine->step()), world->rank(), result.loss,
-        result.loss, static_cast<long long>(result.unused));
+        static_cast<long long>(engine->step()), world->rank(), loss, loss,
+        static_cast<long long>(unused));
   }
   return engine->Close();
 }

@@ -13,6 +13,7 @@ struct GenerateOptions {
   int64_t count = 100;       // tokens to add
   int64_t context = 64;      // the model sees so many of the last, at most
   double temperature = 0.8;  // 0 takes the likeliest each time
+  int64_t top_k = 0;         // of the likeliest tokens; 0: of all
   uint64_t seed = 1;         // of a generator of its own
 };
 
@@ -26,8 +27,12 @@ std::vector<int64_t> Generate(const Forward& forward,
                               std::vector<int64_t> prompt,
                               const GenerateOptions& options);
 
-// The bytes of `text` as tokens, and back; what is no printable byte is '?'.
+// The bytes of `text` as tokens, and back; what is no byte is '?'.
 std::vector<int64_t> TokensOf(const std::string& text);
 std::string TextOf(const std::vector<int64_t>& tokens);
+
+// `text` with everything but printable ASCII and line ends as \xHH, since a
+// terminal would obey some of it.
+std::string Printable(const std::string& text);
 
 #endif  // EXAMPLES_TEXT_GENERATE_H_

@@ -1,9 +1,11 @@
 #include <cstdio>
 #include <fstream>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "ATen/Context.h"
 #include "ATen/Functions.h"
 #include "base/status_matchers.h"
 #include "examples/text/generate.h"
@@ -104,6 +106,36 @@ TEST(GenerateTest, ShowsTheModelNoMoreThanItsContext) {
       },
       TokensOf("a"), options);
   EXPECT_EQ(longest, 3);
+}
+
+// Logits that fall from token 0 on, all of them likely.
+at::Tensor Falling(const at::Tensor& tokens) {
+  return (-0.01 * at::arange(256)).expand({1, tokens.size(1), 256});
+}
+
+TEST(GenerateTest, TheSeedDecidesTheText) {
+  GenerateOptions options, other;
+  other.seed = options.seed + 1;
+  const auto text = Generate(Falling, TokensOf("a"), options);
+  at::manual_seed(99);  // the default generator has no say
+  EXPECT_EQ(Generate(Falling, TokensOf("a"), options), text);
+  EXPECT_NE(Generate(Falling, TokensOf("a"), other), text);
+}
+
+TEST(GenerateTest, DrawsFromTheLikeliestAlone) {
+  GenerateOptions options;
+  options.top_k = 3;
+  const auto tokens = Generate(Falling, TokensOf("a"), options);
+  EXPECT_EQ(std::set<int64_t>(tokens.begin(), tokens.end()),
+            (std::set<int64_t>{0, 1, 2}));
+  options.top_k = 1000;  // all of them
+  const auto many = Generate(Falling, TokensOf("a"), options);
+  EXPECT_GT(std::set<int64_t>(many.begin(), many.end()).size(), 30u);
+}
+
+TEST(TextTest, PrintableEscapesWhatATerminalWouldObey) {
+  EXPECT_EQ(Printable("a\nb \x1b[31m\xff"), "a\nb \\x1b[31m\\xff");
+  EXPECT_EQ(TextOf({97, 300, -1, 255}), "a??\xff");
 }
 
 }  // namespace

@@ -3,7 +3,6 @@
 #include <torch/torch.h>
 #include <unistd.h>
 
-#include <cmath>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -24,6 +23,7 @@
 #include "engine/engine.h"
 #include "engine/observe/monitor.h"
 #include "gmock/gmock.h"
+#include "tests/observe/metrics_lines.h"
 #include "tests/support/rank_pool.h"
 #include "tests/support/recording_communicator.h"
 #include "tests/support/temp_folder.h"
@@ -47,42 +47,6 @@ using ::testing::SizeIs;
 
 constexpr int kWorldSize = 2;
 
-std::string Jsonl(const std::string& folder) {
-  return absl::StrCat("jsonl_monitor{enabled:true,output_path:'", folder,
-                      "',job_name:'run'}");
-}
-
-// All that can be seen, seen.
-std::string Everything(const std::string& folder) {
-  return absl::StrCat(
-      Jsonl(folder), ",csv_monitor{enabled:true,output_path:'", folder,
-      "',job_name:'csv'},tensorboard{enabled:true,output_path:'", folder,
-      "',job_name:'events'},steps_per_print:2,wall_clock_breakdown:true,"
-      "flops_profiler{enabled:true,profile_step:1,peak_tflops:0.001,"
-      "output_file:'",
-      folder, "/flops'},comms_logger{enabled:true}");
-}
-
-// The lines of metrics.jsonl: of each its numbers, and strings as NaN.
-using Line = std::map<std::string, double>;
-std::vector<Line> LinesOf(const std::string& folder) {
-  const auto text = ReadWholeFile(folder + "/run/metrics.jsonl");
-  TESSERA_EXPECT_OK(text.status());
-  std::vector<Line> lines;
-  for (absl::string_view line :
-       absl::StrSplit(text.value_or(""), '\n', absl::SkipEmpty())) {
-    const auto object = ReadJson(line, "metrics.jsonl");
-    TESSERA_EXPECT_OK(object.status());
-    lines.emplace_back();
-    for (const JsonMember& member : object->members) {
-      lines.back()[member.key] = member.value.kind == JsonKind::kNumber
-                                     ? member.value.number
-                                     : std::nan("");
-    }
-  }
-  return lines;
-}
-
 class MonitorsTest : public ::testing::Test {
  protected:
   static TrainingSpec Spec(int stage, std::string more) {
@@ -95,37 +59,6 @@ class MonitorsTest : public ::testing::Test {
 };
 
 // ---- the same bits
-
-// What a device decides is known later, and told all the same. The first test
-// of the ranks' processes, since libtorch counts devices at the first backward.
-TEST_F(MonitorsTest, OnADeviceNothingIsLeftOut) {
-  for (const char* device : {"1", "1/workers"}) {
-    const std::string folder = folder_ / absl::StrCat("of_", device);
-    TrainingSpec spec = Spec(2, Everything(folder));
-    spec.device = device;
-    spec.clipping = 0.5;
-    ExpectEqualsOracle(spec, kWorldSize);
-    const std::vector<Line> lines = LinesOf(folder);
-    ASSERT_THAT(lines, SizeIs(spec.steps)) << device;
-    for (int i = 0; i < spec.steps; ++i) {
-      EXPECT_EQ(lines[static_cast<size_t>(i)].at("step"), i + 1);
-      EXPECT_GT(lines[static_cast<size_t>(i)].at("grad_norm"), 0);
-      EXPECT_GT(lines[static_cast<size_t>(i)].at("loss"), 0);
-    }
-  }
-}
-
-// A rank that has run out of data has no loss on its device to wait for; its
-// numbers go to the others in the same place all the same. (Each third weight
-// is 0, of each rank in another step.)
-TEST_F(MonitorsTest, OnADeviceARankMayHaveNoData) {
-  TrainingSpec spec = Spec(3, Jsonl(folder_.path()));
-  spec.device = "1/workers";
-  spec.weights = true;
-  spec.steps = 4;
-  ExpectEqualsOracle(spec, kWorldSize);
-  EXPECT_THAT(LinesOf(folder_.path()), SizeIs(4));
-}
 
 TEST_F(MonitorsTest, TheTrainingIsTheOraclesAtEveryStage) {
   for (int stage = 0; stage <= 3; ++stage) {
