@@ -146,8 +146,13 @@ class Command {
       err_ << "note: Engine::Create refuses this: " << runnable.message()
            << "\n";
     }
-    out_ << (flags.json ? ConfigToJson(report->config)
-                        : ConfigToText(report->config, report->written));
+    if (flags.json) {
+      out_ << ConfigToJson(report->config);
+      return 0;
+    }
+    out_ << "# on " << flags.world_size
+         << (flags.world_size == 1 ? " rank (--world N)\n" : " ranks\n")
+         << ConfigToText(report->config, report->written);
     return 0;
   }
 

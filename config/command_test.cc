@@ -21,6 +21,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::testing::StartsWith;
 
 struct Answer {
   int status = 0;
@@ -57,7 +58,8 @@ TEST(ConfigCommand, CheckPrintsWhatTheFileComesTo) {
     EXPECT_EQ(answer.status, 0) << answer.err;
     EXPECT_THAT(
         answer.out,
-        AllOf(HasSubstr("train_batch_size: 64\n"),
+        AllOf(StartsWith(absl::StrCat("# on ", world, " rank")),
+              HasSubstr("train_batch_size: 64\n"),
               HasSubstr(absl::StrCat("gradient_accumulation_steps: ", steps,
                                      "  # resolved\n")),
               HasSubstr("gradient_clipping: 1  # default\n"),

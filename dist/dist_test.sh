@@ -3,7 +3,7 @@
 # with the system's compiler, and run on two ranks: README's and a model of
 # somebody's own. Nothing of this build is used but libtorch.
 #
-# usage: dist_test.sh ARCHIVE USER_FOLDER LIBRARY_OF_THIS_BUILD
+# usage: dist_test.sh ARCHIVE USER_FOLDER LIBRARY_OF_THIS_BUILD DATA_PAGE
 set -euo pipefail
 
 archive="$1" user="$2"
@@ -21,6 +21,14 @@ for file in "${home}"/bin/* "${home}"/lib/*.so.*; do
   paths="$(readelf -d "${file}" | grep -E 'R(UN)?PATH' || true)"
   [[ -z "${paths}" || "${paths}" == *'[$ORIGIN/../lib]'* ]] ||
     { echo "${file}: ${paths}"; exit 1; }
+done
+
+# Every header that the page of data names is there.
+headers="$(grep -oE '(data|loader)/[a-z_/]+\.h' "$4" | sort -u)"
+[[ "$(wc -l <<< "${headers}")" -ge 10 ]]
+for header in ${headers}; do
+  [[ -f "${home}/include/tessera/${header}" ]] ||
+    { echo "${header} is not in the archive"; exit 1; }
 done
 
 # Elsewhere than where it was unpacked: nothing depends on the place.
@@ -49,6 +57,13 @@ echo "${losses}"
 "${work}/user/user" "${work}/checkpoint" --world=2
 "${home}/bin/tessera" config check examples/minimal/zero3.json > /dev/null
 [[ "$("${home}/bin/tessera" --help)" == *'tessera checkpoint COMMAND'* ]]
+# What needs libtorch says how it is found, and runs with it.
+if "${home}/bin/tessera" plan --help > "${work}/plan.log" 2>&1 ||
+  ! grep -q 'LD_LIBRARY_PATH' "${work}/plan.log"; then
+  cat "${work}/plan.log"
+  exit 1
+fi
+LD_LIBRARY_PATH="${torch}/lib" "${home}/bin/tessera" plan --help > /dev/null
 head -n 1 "${home}/share/man/man1/tessera.1" | grep -q 'The command'
 
 # By pkg-config it is linked, too.

@@ -408,7 +408,8 @@ class Engine {
   int64_t updates() const;
   // The unit that a parameter is in. NotFound. LOCAL.
   absl::StatusOr<std::string> UnitOf(absl::string_view parameter) const;
-  // One line per unit: name, parameters, elements; for logs.
+  // One line per unit: name, parameters, elements, and the first parameters
+  // that do not lie below a module of that name; for logs.
   std::vector<std::string> DescribeUnits() const;
 
  private:

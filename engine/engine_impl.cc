@@ -2,7 +2,9 @@
 
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/log.h"
 #include "base/status.h"
 #include "base/torch/device_ledger.h"
@@ -317,11 +319,23 @@ StateBytes Engine::Impl::replicated_state_bytes() const {
 
 std::vector<std::string> Engine::Impl::DescribeUnits() const {
   std::vector<std::string> lines;
+  constexpr size_t kNamed = 4;
   for (const auto& flat : parts_->flats) {
     int64_t numel = 0;
-    for (const auto& p : flat->parameters()) numel += p.tensor.numel();
-    lines.push_back(absl::StrCat(flat->name(), ": ", flat->parameters().size(),
-                                 " parameters, ", numel, " elements"));
+    // Parameters that the unit's path says nothing of: the root's, and small
+    // ones of all units.
+    const std::string path = flat->name().substr(0, flat->name().find(' '));
+    std::vector<std::string> others;
+    for (const auto& p : flat->parameters()) {
+      numel += p.tensor.numel();
+      if (absl::StartsWith(p.name, absl::StrCat(path, "."))) continue;
+      if (others.size() == kNamed) others.back() = "...";
+      if (others.size() < kNamed) others.push_back(p.name);
+    }
+    lines.push_back(absl::StrCat(
+        flat->name(), ": ", flat->parameters().size(), " parameters, ", numel,
+        " elements", others.empty() ? "" : " (with ",
+        absl::StrJoin(others, ", "), others.empty() ? "" : ")"));
   }
   return lines;
 }

@@ -57,7 +57,8 @@ bool ProgressBar::IsDue(int64_t step) const {
                             ? std::max<int64_t>(1, (total_steps_ + 9) / 10)
                             : kUnknownLineEach;
   const int64_t each = options_.line_each > 0 ? options_.line_each : tenth;
-  return step == 1 || step == total_steps_ || step % each == 0;
+  return first_step_ == 0 || step == first_step_ || step == total_steps_ ||
+         step % each == 0;
 }
 
 // "01:02<01:04"
@@ -95,7 +96,14 @@ std::string ProgressBar::Line(int64_t step, absl::string_view words,
 }
 
 void ProgressBar::Show(int64_t step, absl::string_view words) {
-  if (out_ == nullptr) return;
+  if (out_ != nullptr) Draw(step, words);
+  if (first_step_ == 0) {
+    first_step_ = step;
+    first_end_ = options_.clock();
+  }
+}
+
+void ProgressBar::Draw(int64_t step, absl::string_view words) {
   if (terminal_) {
     const absl::Duration now = options_.clock();
     if (drawing_ && now - drawn_ < kRedrawAfter && !IsDue(step)) return;
@@ -109,10 +117,6 @@ void ProgressBar::Show(int64_t step, absl::string_view words) {
   } else if (IsDue(step)) {
     std::fprintf(out_, "%s\n", Line(step, words, 0).c_str());
     std::fflush(out_);
-  }
-  if (first_step_ == 0) {
-    first_step_ = step;
-    first_end_ = options_.clock();
   }
 }
 

@@ -41,8 +41,8 @@ class ProgressBar {
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
 
-  // True at the first step, at the last, and at every so many in between: when,
-  // off a terminal, a line is written. The same on all ranks.
+  // True at the first step that is shown, at the last, and at every so many in
+  // between: when, off a terminal, a line is written. The same on all ranks.
   bool IsDue(int64_t step) const;
   // `step` steps are done, from 1 on; `words`: one line, of ASCII. The time
   // that is left is told from the second step on, by those since the first,
@@ -55,6 +55,7 @@ class ProgressBar {
   std::string Line(int64_t step, absl::string_view words, int columns) const;
 
  private:
+  void Draw(int64_t step, absl::string_view words);
   std::string Times(int64_t step) const;
 
   std::FILE* const out_;

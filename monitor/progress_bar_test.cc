@@ -23,11 +23,13 @@ class ProgressBarTest : public ::testing::Test {
     options.clock = [this] { return now_; };
     return options;
   }
-  std::vector<int64_t> Due(int64_t total, int64_t line_each = 0) {
-    const ProgressBar bar(nullptr, total, Options(line_each));
+  std::vector<int64_t> Due(int64_t total, int64_t line_each = 0,
+                           int64_t first = 1) {
+    ProgressBar bar(nullptr, total, Options(line_each));
     std::vector<int64_t> due;
-    for (int64_t step = 1; step <= 25; ++step) {
+    for (int64_t step = first; step <= 25; ++step) {
       if (bar.IsDue(step)) due.push_back(step);
+      bar.Show(step, "");
     }
     return due;
   }
@@ -48,6 +50,8 @@ class ProgressBarTest : public ::testing::Test {
 TEST_F(ProgressBarTest, IsDueAtTheEndsAndInBetween) {
   EXPECT_THAT(Due(25), ElementsAre(1, 3, 6, 9, 12, 15, 18, 21, 24, 25));
   EXPECT_THAT(Due(25, 12), ElementsAre(1, 12, 24, 25));
+  // Of a run that goes on.
+  EXPECT_THAT(Due(25, 12, /*first=*/7), ElementsAre(7, 12, 24, 25));
   EXPECT_THAT(Due(0), ElementsAre(1, 10, 20));
 }
 

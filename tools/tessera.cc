@@ -3,6 +3,10 @@
 // (tools/plan_command.cc) and `tessera tokenize` are programs of their own,
 // beside this one: the others do without libtorch, and that one without
 // protobuf.
+#include <errno.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -17,16 +21,37 @@
 
 namespace {
 
-// Becomes the program of that name beside this one.
+constexpr int kNoLibrary = 127;  // how the dynamic linker ends a program
+
+// Runs the program of that name beside this one.
 int RunBeside(const std::string& name, char** argv) {
   std::string path(4096, '\0');
   const ssize_t length = readlink("/proc/self/exe", path.data(), path.size());
   path.resize(length < 0 ? 0 : static_cast<size_t>(length));
   path = path.substr(0, path.rfind('/') + 1) + name;
-  execv(path.c_str(), argv);
-  std::cerr << path << ": " << std::strerror(errno)
-            << " (build it: bazel build //tools:" << name << ")\n";
-  return 2;
+  const pid_t child = fork();
+  if (child == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    execv(path.c_str(), argv);
+    std::cerr << path << ": " << std::strerror(errno)
+              << " (build it: bazel build //tools:" << name << ")\n";
+    _exit(2);
+  }
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  if (WIFSIGNALED(status)) return 128 + WTERMSIG(status);
+  return WEXITSTATUS(status);
+}
+
+int RunPlan(char** argv) {
+  const int status = RunBeside("tessera_plan", argv);
+  if (status == kNoLibrary) {
+    std::cerr << "tessera plan: libtorch 2.11 is found by LD_LIBRARY_PATH: set "
+                 "it to the folder of libtorch_cpu.so, which is lib/ of the "
+                 "Python package torch (site-packages/torch/lib)\n";
+  }
+  return status;
 }
 
 using Command = int (*)(const std::vector<std::string>& args, std::ostream* out,
@@ -57,7 +82,7 @@ int main(int argc, char** argv) {
     run({}, &std::cout, &std::cout);  // says how it is used
     return 0;
   }
-  if (command == "plan") return RunBeside("tessera_plan", argv + 1);
+  if (command == "plan") return RunPlan(argv + 1);
   if (command == "tokenize") return RunBeside("tessera_tokenize", argv + 1);
   std::ostream& out = IsHelp(command) ? std::cout : std::cerr;
   out << "tessera knows six commands: tessera config, tessera checkpoint, "

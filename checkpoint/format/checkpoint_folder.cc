@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 
@@ -34,15 +35,25 @@ absl::Status Sweep(const Folder& folder, std::optional<uint64_t> kept) {
   return absl::OkStatus();
 }
 
+// For who gives the folder of a run's checkpoints: where the newest one is.
+std::string NewestOf(const Folder& folder) {
+  constexpr int64_t kMaxNameBytes = 256;
+  const absl::StatusOr<File> file = folder.OpenFile(kLatestName);
+  if (!file.ok() || file->bytes() > kMaxNameBytes) return "";
+  std::string name(static_cast<size_t>(file->bytes()), '\0');
+  if (!file->ReadAt(0, name.data(), file->bytes()).ok()) return "";
+  return absl::StrCat("; the newest of those in it is ", folder.path(), "/",
+                      absl::StripTrailingAsciiWhitespace(name));
+}
+
 }  // namespace
 
 absl::StatusOr<proto::CheckpointManifest> ReadManifest(const Folder& folder) {
   absl::StatusOr<File> file = folder.OpenFile(kManifestName);
   if (absl::IsNotFound(file.status())) {
-    return absl::NotFoundError(absl::StrCat(folder.path(),
-                                            ": holds no checkpoint (it has no "
-                                            "file '",
-                                            kManifestName, "')"));
+    return absl::NotFoundError(
+        absl::StrCat(folder.path(), ": holds no checkpoint (it has no file '",
+                     kManifestName, "')", NewestOf(folder)));
   }
   TESSERA_RETURN_IF_ERROR(file.status());
   if (file->bytes() > kMaxManifestBytes) {

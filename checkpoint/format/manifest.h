@@ -24,6 +24,8 @@ namespace tessera {
 
 inline constexpr int kCheckpointFormat = 1;
 inline constexpr char kManifestName[] = "manifest";
+// In the folder of a run's checkpoints, names the newest.
+inline constexpr char kLatestName[] = "latest";
 inline constexpr char kLockName[] = "lock";
 inline constexpr int64_t kBlockBytes = 64 << 10;  // with a checksum of its own
 

@@ -17,7 +17,6 @@ namespace tessera {
 namespace {
 
 constexpr char kPrefix[] = "step-";
-constexpr char kLatest[] = "latest";
 constexpr char kNewLatest[] = "latest.new";
 
 std::string PathOf(const std::string& dir, const std::string& name) {
@@ -187,7 +186,7 @@ absl::Status WriteLatest(const std::string& dir, const std::string& name,
     TESSERA_RETURN_IF_ERROR(file.WriteAt(0, absl::StrCat(name, "\n")));
     TESSERA_RETURN_IF_ERROR(file.Sync());
   }
-  TESSERA_RETURN_IF_ERROR(folder.Rename(kNewLatest, kLatest));
+  TESSERA_RETURN_IF_ERROR(folder.Rename(kNewLatest, kLatestName));
   return folder.Sync();
 }
 

@@ -19,6 +19,7 @@ namespace tessera {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::IsEmpty;
 using ::testing::UnorderedElementsAre;
 
@@ -98,6 +99,11 @@ TEST_F(StepFoldersTest, LatestNamesOneAndIsReplaced) {
   TESSERA_EXPECT_OK(WriteLatest(kDir, StepFolderName(2), &disk_));
   EXPECT_EQ(disk_.FilesIn(kDir)["latest"], "step-00000002\n");
   EXPECT_EQ(disk_.FilesIn(kDir).count("latest.new"), 0);
+  // Who takes the run's folder for a checkpoint is told where that is.
+  TESSERA_ASSERT_OK_AND_ASSIGN(const Folder folder, Folder::Open(kDir, &disk_));
+  EXPECT_THAT(ReadManifest(folder).status().message(),
+              EndsWith(absl::StrCat("; the newest of those in it is ", kDir,
+                                    "/step-00000002")));
 }
 
 TEST_F(StepFoldersTest, TheLastAndTheMultiplesAreKept) {

@@ -354,12 +354,13 @@ std::string Describe(const GroupChoice& choice) {
                             *choice.adaptive[g]);
     }
     for (const std::string& name : OptionNames(groups.options[g].algorithm)) {
-      absl::StrAppendFormat(&text, " %.17g",
+      absl::StrAppendFormat(&text, " %s %.17g", name,
                             *OptionOf(name, groups.options[g]));
     }
     absl::StrAppend(&text, "; ");
   }
-  for (const int group : groups.of) absl::StrAppend(&text, group, " ");
+  absl::StrAppend(&text, "group of each parameter:");
+  for (const int group : groups.of) absl::StrAppend(&text, " ", group);
   return text;
 }
 

@@ -4,11 +4,17 @@
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <utility>
+#include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "base/log.h"
 #include "base/thread/start_thread.h"
 #include "base/trace/trace.h"
@@ -30,6 +36,31 @@ std::string HostName() {
   return name.data();
 }
 
+// Keeps an earlier run's files of this rank as NAME.previous, and rank 0 those
+// of ranks that this run has not: they are no part of this one's trace.
+void SetAside(const std::string& folder, const TraceProcess& process) {
+  std::error_code error;
+  std::filesystem::directory_iterator entries(folder, error);
+  std::vector<std::string> older;
+  while (!error && entries != std::filesystem::directory_iterator()) {
+    const std::string name = entries->path().filename();
+    absl::string_view rank = name;
+    int number = -1;
+    if ((absl::ConsumePrefix(&rank, "trace.rank") ||
+         absl::ConsumePrefix(&rank, "kineto.rank")) &&
+        absl::ConsumeSuffix(&rank, ".json") &&
+        absl::SimpleAtoi(rank, &number) &&
+        (number == process.rank ||
+         (process.rank == 0 && number >= process.world_size))) {
+      older.push_back(entries->path());
+    }
+    entries.increment(error);
+  }
+  for (const std::string& path : older) {
+    std::filesystem::rename(path, path + ".previous", error);
+  }
+}
+
 // What is written when a recording has ended.
 struct Files {
   TraceRecording recording;
@@ -38,6 +69,7 @@ struct Files {
   KinetoTrace::Result kineto;
 
   void Write() const {
+    SetAside(folder, process);
     const std::string rank = absl::StrCat(".rank", process.rank, ".json");
     Warn(WriteFileAtomically(absl::StrCat(folder, "/trace", rank),
                              TraceToJson(recording, process)));
@@ -93,9 +125,11 @@ void StepTracer::EndStep(int64_t update) {
   ++steps_;
   if (records_) {
     const int64_t now = TraceNow();
-    AddTraceSpan({TraceTrack::kSteps, absl::StrCat("step ", steps_),
+    // Of a step that was skipped, too, a number of its own.
+    number_ = std::max(number_ + 1, update);
+    AddTraceSpan({TraceTrack::kSteps, absl::StrCat("step ", number_),
                   step_begin_, now, "", -1,
-                  absl::StrCat("\"step\":", steps_, ",\"update\":", update)});
+                  absl::StrCat("\"step\":", number_)});
     step_begin_ = phase_end_ = now;
     if (steps_ >= config.end_step()) Finish();
   } else if (steps_ + 1 == config.start_step() &&

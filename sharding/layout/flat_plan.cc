@@ -128,7 +128,12 @@ void NameFlats(absl::Span<const UnitPlan> units, absl::Span<const int> unit_of,
     if (flat.working_dtype != first_of[unit]->working_dtype) {
       absl::StrAppend(&name, " (", DtypeName(flat.working_dtype), ")");
     }
-    if (flat.persistent) absl::StrAppend(&name, " (persistent)");
+    if (flat.persistent) {
+      const bool of_others = std::any_of(
+          flat.parameters.begin(), flat.parameters.end(),
+          [&](const NamedParameter& p) { return p.unit != flat.unit; });
+      absl::StrAppend(&name, of_others ? " and others" : "", " (persistent)");
+    }
     flat.name = names.Take(name);
   }
 }

@@ -46,8 +46,8 @@ struct FlatOptions {
 struct FlatPlan {
   std::string unit;  // of its first parameter
   // The unit's, with " (frozen)" or " (float64)" (the working dtype) if another
-  // flat of the unit is not so, and " (persistent)". No two flats bear one
-  // name.
+  // flat of the unit is not so, and " (persistent)", or " and others
+  // (persistent)" with parameters of other units. No two flats bear one name.
   std::string name;
   std::vector<NamedParameter> parameters;  // in order of registration
   at::ScalarType dtype = at::kFloat;       // of the parameters now

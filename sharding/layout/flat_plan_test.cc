@@ -209,7 +209,8 @@ FreeModule Blocks(int64_t bias_numel) {
 TEST(SplitFlats, PersistentParametersOfUnitsShareAFlat) {
   EXPECT_THAT(Split(Blocks(10), Persist(10)),
               ElementsAre("block0: block0.w",
-                          "block0 (persistent): block0.b block1.b block2.b",
+                          "block0 and others (persistent): "
+                          "block0.b block1.b block2.b",
                           "block1: block1.w", "block2: block2.w"));
   const auto units = Units(Blocks(10));
   const auto flats = SplitFlats(units, Trainable(units), Persist(10)).value();

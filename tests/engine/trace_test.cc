@@ -42,7 +42,8 @@ TrainingSpec SpecOf(int stage) {
 }
 
 // `args`: stage, first and last step that are recorded, the rank that records
-// (-1: all), "kineto" or "no", folder ("": no trace). The record, and at its
+// (-1: all), "kineto" or "no", folder ("": no trace), and maybe a checkpoint,
+// which is gone on from, or written if it is not there. The record, and at its
 // end whether waits for communication were counted.
 TESSERA_RANK_FUNCTION(TrainTraced) {
   const std::vector<std::string> words = absl::StrSplit(args, ' ');
@@ -62,6 +63,12 @@ TESSERA_RANK_FUNCTION(TrainTraced) {
   options.communicator = world.communicator();
   TESSERA_ASSIGN_OR_RETURN(const auto engine,
                            Engine::Create(model, config, options));
+  const std::string checkpoint = words.size() > 6 ? words[6] : "";
+  const bool goes_on =
+      !checkpoint.empty() && std::filesystem::exists(checkpoint);
+  if (goes_on) {
+    TESSERA_RETURN_IF_ERROR(engine->LoadCheckpoint(checkpoint).status());
+  }
   Record record;
   const int64_t exposed = ExposedCommNanos();
   TESSERA_RETURN_IF_ERROR(
@@ -76,6 +83,9 @@ TESSERA_RANK_FUNCTION(TrainTraced) {
     return absl::InternalError("no wait was counted in four steps");
   }
   TESSERA_RETURN_IF_ERROR(AddFinalState(*engine, *model, &record));
+  if (!checkpoint.empty() && !goes_on) {
+    TESSERA_RETURN_IF_ERROR(engine->SaveCheckpoint(checkpoint));
+  }
   TESSERA_RETURN_IF_ERROR(engine->Close());
   return ToText(record);
 }
@@ -210,6 +220,28 @@ TEST(TraceTest, WhatEndsBeforeLeavesWhatItHas) {
   ASSERT_EQ(summary.steps.size(), 2u);
   EXPECT_EQ(summary.steps[0].step, 3);
   EXPECT_EQ(summary.steps[1].step, kSteps);
+}
+
+TEST(TraceTest, ARunThatGoesOnCountsOnAndKeepsTheOlderFiles) {
+  TempFolder folder;
+  const auto holds = [&](const std::string& name) {
+    return std::filesystem::exists(folder / name);
+  };
+  std::ofstream(folder / "trace.rank2.json") << "of three ranks";
+  const std::string args =
+      absl::StrCat("3 1 2 -1 no ", folder.path(), " ", folder / "saved");
+  Train(args);
+  EXPECT_FALSE(holds("trace.rank2.json"));
+  EXPECT_TRUE(holds("trace.rank2.json.previous"));
+  EXPECT_FALSE(holds("trace.rank1.json.previous"));
+  Train(args);
+  EXPECT_TRUE(holds("trace.rank0.json.previous"));
+  EXPECT_TRUE(holds("trace.rank1.json.previous"));
+  TESSERA_ASSERT_OK_AND_ASSIGN(const TraceSummary summary,
+                               Summarize(ReadAll(folder.path())));
+  ASSERT_EQ(summary.steps.size(), 2u);
+  EXPECT_EQ(summary.steps[0].step, kSteps + 1);
+  EXPECT_EQ(summary.steps[1].step, kSteps + 2);
 }
 
 TEST(TraceTest, AFileThatCannotBeWrittenDoesNotStopTheRun) {

@@ -373,7 +373,8 @@ TEST(ParameterGroupsTest, WhatIsWrongIsSaid) {
           HasSubstr("option 'momentum': with 0.9 SGD keeps other states"),
           HasSubstr("option 'lr': expected a finite number of at least 0, got "
                     "nan"),
-          HasSubstr("list of parameter groups differs"),
+          AllOf(HasSubstr("list of parameter groups differs"),
+                HasSubstr(" lr 0.")),
           HasSubstr("the group 'a' has no parameters"),
           HasSubstr("no parameter group 'defualt'; there is 'default'; did you "
                     "mean 'default'?"),
