@@ -179,6 +179,14 @@ TEST(Faults, OneMistakeIsReportedOnce) {
             "'gradient_clipping'?");
   EXPECT_EQ(FaultOf(OptimizerJson("{\"typ\": \"Adam\"}")),
             "optimizer.typ: unknown key, did you mean 'type'?");
+  EXPECT_EQ(FaultOf("{\"train_batch_size\": 8, \"learning_rate\": 0.1}"),
+            "learning_rate: unknown key, did you mean 'optimizer.params.lr'?");
+  EXPECT_EQ(
+      FaultOf(OptimizerJson(
+          "{\"type\": \"SGD\", \"params\": {\"lr\": 1}, \"param_groups\":"
+          " [{\"parameters\": \"*\", \"params\": {\"learning_rate\": 1}}]}")),
+      "optimizer.param_groups[0].params.learning_rate: unknown key, did "
+      "you mean 'lr'?");
   EXPECT_EQ(FaultOf(ParamsJson("\"betas\": [0.9, \"x\"]")),
             "optimizer.params.betas[1]: expected a number, got the string "
             "\"x\"");

@@ -30,12 +30,28 @@ TEST(FindKeyElsewhere, FindsTheOnlyOne) {
   EXPECT_EQ(find("stage"), "zero_optimization.stage");  // of two fields
   EXPECT_EQ(find("max_live_parameters"),
             "zero_optimization.max_live_parameters");
-  EXPECT_EQ(find("learning_rate"), "optimizer.params.lr");
-  EXPECT_EQ(find("max_grad_norm"), "gradient_clipping");
-  EXPECT_EQ(find("zero_stage"), "zero_optimization.stage");
   EXPECT_EQ(find("enabled"), "");  // bf16's, fp16's or torch_autocast's?
   EXPECT_EQ(find("auto_stage"), "");
   EXPECT_EQ(find("key"), "");  // half of a map's entry
+}
+
+TEST(KeyOfSynonym, IsAKeyThatThereIsOnce) {
+  const auto find = [](absl::string_view theirs) {
+    return FindKeyElsewhere(*proto::Config::descriptor(), KeyOfSynonym(theirs));
+  };
+  EXPECT_EQ(find("learning_rate"), "optimizer.params.lr");
+  EXPECT_EQ(find("clip_grad_norm"), "gradient_clipping");
+  EXPECT_EQ(find("gradient_clip_val"), "gradient_clipping");
+  EXPECT_EQ(find("accumulate_grad_batches"), "gradient_accumulation_steps");
+  EXPECT_EQ(find("batch_size"), "train_micro_batch_size_per_gpu");
+  EXPECT_EQ(find("micro_batch_size"), "train_micro_batch_size_per_gpu");
+  EXPECT_EQ(find("per_device_train_batch_size"),
+            "train_micro_batch_size_per_gpu");
+  EXPECT_EQ(find("global_batch_size"), "train_batch_size");
+  EXPECT_EQ(find("zero_stage"), "zero_optimization.stage");
+  EXPECT_EQ(find("lr_scheduler"), "scheduler");
+  EXPECT_EQ(find("warmup_steps"), "scheduler.params.warmup_num_steps");
+  EXPECT_EQ(KeyOfSynonym("lr"), "");
 }
 
 TEST(FindNearestKey, OffersAllNames) {

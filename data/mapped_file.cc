@@ -19,7 +19,7 @@ namespace tessera {
 absl::StatusOr<MappedFile> MappedFile::Open(const std::string& path,
                                             int64_t min_bytes) {
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return FileError(errno, absl::StrCat("data file ", path));
+  if (fd < 0) return FileError(errno, path);
   const auto closer = absl::MakeCleanup([fd] { close(fd); });
   struct stat info;
   if (fstat(fd, &info) != 0) return FileError(errno, path);

@@ -41,7 +41,7 @@ TEST(MappedFile, HoldsTheBytes) {
 TEST(MappedFile, MissingFileIsNotFound) {
   EXPECT_THAT(MappedFile::Open("/nowhere/text"),
               StatusIs(StatusCode::kNotFound,
-                       "data file /nowhere/text: No such file or directory"));
+                       "/nowhere/text: No such file or directory"));
 }
 
 TEST(MappedFile, EmptyAndShortFilesAreRefused) {

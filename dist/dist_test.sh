@@ -24,8 +24,8 @@ for file in "${home}"/bin/* "${home}"/lib/*.so.*; do
 done
 
 # Every header that the page of data names is there.
-headers="$(grep -oE '(data|loader)/[a-z_/]+\.h' "$4" | sort -u)"
-[[ "$(wc -l <<< "${headers}")" -ge 10 ]]
+headers="$(grep -oE '\<(base|data|loader)/[a-z_/]+\.h' "$4" | sort -u)"
+[[ "$(wc -l <<< "${headers}")" -ge 5 ]]
 for header in ${headers}; do
   [[ -f "${home}/include/tessera/${header}" ]] ||
     { echo "${header} is not in the archive"; exit 1; }
@@ -54,6 +54,8 @@ cd "${home}/share/tessera"
 losses="$("${work}/minimal/minimal" --world=2)"
 echo "${losses}"
 [[ "$(wc -l <<< "${losses}")" == 20 ]]
+said="$("${work}/minimal/minimal" --wrld=2 2>&1)"
+[[ "${said}" == *'did you mean --world?'* ]]
 "${work}/user/user" "${work}/checkpoint" --world=2
 "${home}/bin/tessera" config check examples/minimal/zero3.json > /dev/null
 [[ "$("${home}/bin/tessera" --help)" == *'tessera checkpoint COMMAND'* ]]

@@ -23,10 +23,10 @@ import pack  # pylint: disable=wrong-import-position
 PUBLIC = [
     'base/thread/wait_clock.h', 'data/distributed_order.h',
     'data/distributed_sampler.h', 'data/images/cifar.h',
-    'data/images/made_images.h', 'data/images/mnist.h', 'data/mixture.h',
-    'data/mixture_order.h', 'data/sample_order.h', 'data/tar/tar_shards.h',
-    'data/text/document_index.h', 'data/text/packed_corpus.h',
-    'data/text/token_corpus.h', 'data/text/token_writer.h', 'engine/tessera.h',
+    'data/images/made_images.h', 'data/images/mnist.h',
+    'data/mixture_order.h', 'data/tar/tar_shards.h',
+    'data/text/packed_corpus.h', 'data/text/token_corpus.h',
+    'data/text/token_writer.h', 'engine/tessera.h',
     'loader/client_state.h', 'loader/data_loader.h',
     'optim/custom/torch_optimizer.h', 'verify/verify.h']
 SYSTEM = '/usr/include'

@@ -328,7 +328,9 @@ std::vector<std::string> Engine::Impl::DescribeUnits() const {
     std::vector<std::string> others;
     for (const auto& p : flat->parameters()) {
       numel += p.tensor.numel();
-      if (absl::StartsWith(p.name, absl::StrCat(path, "."))) continue;
+      if (p.name == path || absl::StartsWith(p.name, absl::StrCat(path, "."))) {
+        continue;
+      }
       if (others.size() == kNamed) others.back() = "...";
       if (others.size() < kNamed) others.push_back(p.name);
     }

@@ -57,8 +57,7 @@ bool ProgressBar::IsDue(int64_t step) const {
                             ? std::max<int64_t>(1, (total_steps_ + 9) / 10)
                             : kUnknownLineEach;
   const int64_t each = options_.line_each > 0 ? options_.line_each : tenth;
-  return first_step_ == 0 || step == first_step_ || step == total_steps_ ||
-         step % each == 0;
+  return step == 1 || step == total_steps_ || step % each == 0;
 }
 
 // "01:02<01:04"
@@ -114,7 +113,7 @@ void ProgressBar::Draw(int64_t step, absl::string_view words) {
     std::fprintf(out_, "\r%s\033[K", line.c_str());
     drawing_ = true;
     std::fflush(out_);
-  } else if (IsDue(step)) {
+  } else if (first_step_ == 0 || IsDue(step)) {
     std::fprintf(out_, "%s\n", Line(step, words, 0).c_str());
     std::fflush(out_);
   }

@@ -6,7 +6,7 @@
 //
 // For any loop:
 //
-//   tessera::ProgressBar bar(world.rank() == 0 ? stderr : nullptr, steps);
+//   tessera::ProgressBar bar(world->rank() == 0 ? stderr : nullptr, steps);
 //   for (...) bar.Show(step, absl::StrFormat("loss %.4f", loss));
 //
 // Threads: none; calls come from one thread at a time.
@@ -41,8 +41,9 @@ class ProgressBar {
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
 
-  // True at the first step that is shown, at the last, and at every so many in
-  // between: when, off a terminal, a line is written. The same on all ranks.
+  // True at step 1, at the last, and at every so many in between: when, off a
+  // terminal, a line is written, and at the first that is shown. The same on
+  // all ranks.
   bool IsDue(int64_t step) const;
   // `step` steps are done, from 1 on; `words`: one line, of ASCII. The time
   // that is left is told from the second step on, by those since the first,

@@ -23,35 +23,42 @@ namespace {
 
 constexpr int kNoLibrary = 127;  // how the dynamic linker ends a program
 
-// Runs the program of that name beside this one.
+// Becomes the program of that name beside this one.
 int RunBeside(const std::string& name, char** argv) {
   std::string path(4096, '\0');
   const ssize_t length = readlink("/proc/self/exe", path.data(), path.size());
   path.resize(length < 0 ? 0 : static_cast<size_t>(length));
   path = path.substr(0, path.rfind('/') + 1) + name;
+  execv(path.c_str(), argv);
+  std::cerr << path << ": " << std::strerror(errno)
+            << " (build it: bazel build //tools:" << name << ")\n";
+  return 2;
+}
+
+// As a child, whose end says whether its libraries were found.
+int RunPlan(char** argv) {
   const pid_t child = fork();
+  if (child < 0) {
+    std::cerr << "tessera plan: fork: " << std::strerror(errno) << "\n";
+    return 2;
+  }
   if (child == 0) {
     prctl(PR_SET_PDEATHSIG, SIGTERM);
-    execv(path.c_str(), argv);
-    std::cerr << path << ": " << std::strerror(errno)
-              << " (build it: bazel build //tools:" << name << ")\n";
-    _exit(2);
+    _exit(RunBeside("tessera_plan", argv));
   }
   int status = 0;
   while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
-  if (WIFSIGNALED(status)) return 128 + WTERMSIG(status);
-  return WEXITSTATUS(status);
-}
-
-int RunPlan(char** argv) {
-  const int status = RunBeside("tessera_plan", argv);
-  if (status == kNoLibrary) {
+  if (WIFSIGNALED(status)) {  // so that a shell says it of this one
+    signal(WTERMSIG(status), SIG_DFL);
+    raise(WTERMSIG(status));
+  }
+  if (WEXITSTATUS(status) == kNoLibrary) {
     std::cerr << "tessera plan: libtorch 2.11 is found by LD_LIBRARY_PATH: set "
                  "it to the folder of libtorch_cpu.so, which is lib/ of the "
                  "Python package torch (site-packages/torch/lib)\n";
   }
-  return status;
+  return WEXITSTATUS(status);
 }
 
 using Command = int (*)(const std::vector<std::string>& args, std::ostream* out,

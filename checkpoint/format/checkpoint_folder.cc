@@ -42,8 +42,12 @@ std::string NewestOf(const Folder& folder) {
   if (!file.ok() || file->bytes() > kMaxNameBytes) return "";
   std::string name(static_cast<size_t>(file->bytes()), '\0');
   if (!file->ReadAt(0, name.data(), file->bytes()).ok()) return "";
-  return absl::StrCat("; the newest of those in it is ", folder.path(), "/",
-                      absl::StripTrailingAsciiWhitespace(name));
+  absl::StripTrailingAsciiWhitespace(&name);
+  const std::string path = absl::StrCat(folder.path(), "/", name);
+  const absl::StatusOr<Folder> newest = Folder::Open(path, folder.files());
+  // DeepSpeed's folders have such a file, too.
+  if (!newest.ok() || !newest->OpenFile(kManifestName).ok()) return "";
+  return absl::StrCat("; the newest of those in it is ", path);
 }
 
 }  // namespace

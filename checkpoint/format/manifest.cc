@@ -122,14 +122,14 @@ absl::StatusOr<int64_t> EndOfPiece(const proto::CheckpointPiece& piece,
                                    int64_t begin, int64_t end,
                                    const std::string& path) {
   if (piece.storage() < 0 || piece.storage() >= manifest.storages_size()) {
-    return Wrong(path,
-                 absl::StrCat("the index names storage ", piece.storage()));
+    return DamagedError(
+        path, absl::StrCat("the index names storage ", piece.storage()));
   }
   const proto::CheckpointStorage& storage = manifest.storages(piece.storage());
   if (piece.state() < 0 || piece.state() >= storage.states_size() ||
       piece.begin() < 0 || piece.begin() >= piece.end() ||
       piece.end() > storage.numel()) {
-    return Wrong(
+    return DamagedError(
         path, absl::StrCat("the index names elements ", piece.begin(), " to ",
                            piece.end(), " of state ", piece.state(), " of '",
                            storage.tensors(0).name(), "'"));
@@ -139,10 +139,10 @@ absl::StatusOr<int64_t> EndOfPiece(const proto::CheckpointPiece& piece,
   const int64_t blocks = (bytes + kBlockBytes - 1) / kBlockBytes;
   if (piece.offset() < begin || piece.offset() > end ||
       bytes > end - piece.offset() || piece.block_crcs_size() != blocks) {
-    return Wrong(path,
-                 absl::StrCat("'", storage.tensors(0).name(), "' has ", bytes,
-                              " bytes at byte ", piece.offset(), " and ",
-                              piece.block_crcs_size(), " checksums"));
+    return DamagedError(
+        path, absl::StrCat("'", storage.tensors(0).name(), "' has ", bytes,
+                           " bytes at byte ", piece.offset(), " and ",
+                           piece.block_crcs_size(), " checksums"));
   }
   return piece.offset() + bytes;
 }
@@ -193,7 +193,8 @@ absl::StatusOr<std::string> EncodeManifest(
 absl::StatusOr<proto::CheckpointManifest> DecodeManifest(
     absl::string_view bytes, const std::string& path) {
   if (bytes.size() < kMagic.size() && absl::StartsWith(kMagic, bytes)) {
-    return Wrong(path, absl::StrCat("it ends after ", bytes.size(), " bytes"));
+    return DamagedError(path,
+                        absl::StrCat("it ends after ", bytes.size(), " bytes"));
   }
   if (bytes.substr(0, kMagic.size()) != kMagic) {
     return absl::FailedPreconditionError(
@@ -202,16 +203,18 @@ absl::StatusOr<proto::CheckpointManifest> DecodeManifest(
   if (bytes.size() > INT_MAX || bytes.size() < kHeadBytes + kCrcBytes ||
       bytes.size() - kHeadBytes - kCrcBytes !=
           NumberIn<uint64_t>(bytes.substr(kMagic.size()))) {
-    return Wrong(path, absl::StrCat("it has another length than the ",
-                                    bytes.size(), " bytes that are there"));
+    return DamagedError(
+        path, absl::StrCat("it has another length than the ", bytes.size(),
+                           " bytes that are there"));
   }
   const size_t all = bytes.size() - kCrcBytes;
   if (Crc32c(bytes.substr(0, all)) != NumberIn<uint32_t>(bytes.substr(all))) {
-    return Wrong(path, "it is not what was written (its checksum differs)");
+    return DamagedError(path,
+                        "it is not what was written (its checksum differs)");
   }
   proto::CheckpointManifest manifest;
   if (!ParseMessage(bytes.substr(kHeadBytes, all - kHeadBytes), &manifest)) {
-    return Wrong(path, "it cannot be read");
+    return DamagedError(path, "it cannot be read");
   }
   if (manifest.format_version() != kCheckpointFormat) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -268,14 +271,15 @@ absl::StatusOr<proto::CheckpointIndex> DecodeIndex(
     int rank, const std::string& path) {
   const proto::CheckpointFile& file = manifest.files(rank);
   if (Crc32c(bytes) != file.index_crc()) {
-    return Wrong(path, absl::StrCat("its index, bytes ", file.index_offset(),
-                                    " to ", file.bytes(),
-                                    ", is not what was written (its checksum "
-                                    "differs)"));
+    return DamagedError(
+        path, absl::StrCat("its index, bytes ", file.index_offset(), " to ",
+                           file.bytes(),
+                           ", is not what was written (its checksum "
+                           "differs)"));
   }
   proto::CheckpointIndex index;
   if (!ParseMessage(bytes, &index)) {
-    return Wrong(path, "its index cannot be read");
+    return DamagedError(path, "its index cannot be read");
   }
   const std::vector<int64_t> edges = EdgesOf(file);
   int64_t begin = 0;
@@ -286,7 +290,7 @@ absl::StatusOr<proto::CheckpointIndex> DecodeIndex(
     const auto after =
         std::upper_bound(edges.begin(), edges.end(), piece.storage());
     if ((after - edges.begin()) % 2 == 0) {
-      return Wrong(
+      return DamagedError(
           path,
           absl::StrCat("the index has elements of '",
                        manifest.storages(piece.storage()).tensors(0).name(),

@@ -1,5 +1,7 @@
 #include "checkpoint/format/manifest_check.h"
 
+#include <cstdint>
+
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -47,32 +49,35 @@ absl::Status CheckStorage(const proto::CheckpointStorage& storage, int number,
                           const std::string& path, Names* names) {
   if (storage.numel() < 0 || storage.numel() > kMost ||
       storage.tensors_size() == 0) {
-    return Wrong(path, absl::StrCat("storage ", number, " has ",
-                                    storage.numel(), " elements and ",
-                                    storage.tensors_size(), " tensors"));
+    return DamagedError(path, absl::StrCat("storage ", number, " has ",
+                                           storage.numel(), " elements and ",
+                                           storage.tensors_size(), " tensors"));
   }
   for (const proto::CheckpointTensor& tensor : storage.tensors()) {
     const int64_t end = EndOf(tensor);
     if (end < 0 || end > storage.numel()) {
-      return Wrong(path, absl::StrCat("tensor '", tensor.name(),
-                                      "' does not lie in its storage of ",
-                                      storage.numel(), " elements"));
+      return DamagedError(path,
+                          absl::StrCat("tensor '", tensor.name(),
+                                       "' does not lie in its storage of ",
+                                       storage.numel(), " elements"));
     }
     if (!names->insert(tensor.name()).second) {
-      return Wrong(path,
-                   absl::StrCat("there are two tensors '", tensor.name(), "'"));
+      return DamagedError(
+          path, absl::StrCat("there are two tensors '", tensor.name(), "'"));
     }
   }
   Names states;
   for (const proto::CheckpointState& state : storage.states()) {
     if (DtypeBytes(state.dtype()) == 0) {
-      return Wrong(path, absl::StrCat("'", storage.tensors(0).name(), "' has '",
-                                      state.name(), "' of unknown dtype '",
-                                      state.dtype(), "'"));
+      return DamagedError(
+          path,
+          absl::StrCat("'", storage.tensors(0).name(), "' has '", state.name(),
+                       "' of unknown dtype '", state.dtype(), "'"));
     }
     if (!states.insert(state.name()).second) {
-      return Wrong(path, absl::StrCat("'", storage.tensors(0).name(),
-                                      "' has two states '", state.name(), "'"));
+      return DamagedError(
+          path, absl::StrCat("'", storage.tensors(0).name(),
+                             "' has two states '", state.name(), "'"));
     }
   }
   return absl::OkStatus();
@@ -84,7 +89,7 @@ absl::Status CheckFile(const proto::CheckpointFile& file, int rank,
       file.index_bytes() > static_cast<int64_t>(kMostMessageBytes) ||
       file.index_bytes() > file.bytes() || file.index_offset() < 0 ||
       file.index_offset() != file.bytes() - file.index_bytes()) {
-    return Wrong(
+    return DamagedError(
         path,
         absl::StrCat("the index of data file ", rank, ", ", file.index_bytes(),
                      " bytes at byte ", file.index_offset(),
@@ -93,27 +98,29 @@ absl::Status CheckFile(const proto::CheckpointFile& file, int rank,
   int64_t last = 0;
   for (int64_t step : file.storage_ranges()) {
     if (step < 0 || step > num_storages - last) {
-      return Wrong(path, absl::StrCat("data file ", rank,
-                                      " has pieces of storages that the "
-                                      "manifest does not have"));
+      return DamagedError(path, absl::StrCat("data file ", rank,
+                                             " has pieces of storages that the "
+                                             "manifest does not have"));
     }
     last += step;
   }
   if (file.storage_ranges_size() % 2 != 0) {
-    return Wrong(path, absl::StrCat("data file ", rank, " has half a range"));
+    return DamagedError(path,
+                        absl::StrCat("data file ", rank, " has half a range"));
   }
   return absl::OkStatus();
 }
 
 }  // namespace
 
-absl::Status Wrong(const std::string& path, absl::string_view what) {
+absl::Status DamagedError(const std::string& path, absl::string_view what) {
   return absl::DataLossError(absl::StrCat(path, " is damaged: ", what));
 }
 
 absl::Status CheckManifest(const proto::CheckpointManifest& manifest,
                            const std::string& path) {
-  if (manifest.files_size() == 0) return Wrong(path, "it names no data file");
+  if (manifest.files_size() == 0)
+    return DamagedError(path, "it names no data file");
   int64_t all = 0;  // elements, and bytes of states and files: none overflows
   Names names;
   for (int s = 0; s < manifest.storages_size() && all <= kMostOfAll; ++s) {
@@ -130,7 +137,7 @@ absl::Status CheckManifest(const proto::CheckpointManifest& manifest,
     all += manifest.files(r).bytes();
   }
   if (all <= kMostOfAll) return absl::OkStatus();
-  return Wrong(path, "its storages have more bytes than any disk");
+  return DamagedError(path, "its storages have more bytes than any disk");
 }
 
 }  // namespace tessera

@@ -4,7 +4,6 @@
 #define CHECKPOINT_FORMAT_MANIFEST_CHECK_H_
 
 #include <cstddef>
-#include <cstdint>
 #include <string>
 
 #include "absl/status/status.h"
@@ -13,13 +12,13 @@
 
 namespace tessera {
 
-inline constexpr size_t kMostMessageBytes = size_t{2000}
-                                            << 20;  // protobuf's: 2 GiB
+// Protobuf's are 2 GiB.
+inline constexpr size_t kMostMessageBytes = size_t{2000} << 20;
 
 // DataLoss: what is wrong in the manifest or index of `path`.
-absl::Status Wrong(const std::string& path, absl::string_view what);
+absl::Status DamagedError(const std::string& path, absl::string_view what);
 
-// Wrong's, of the first thing that is. O(its size). LOCAL.
+// DamagedError's, of the first thing that is wrong. O(its size). LOCAL.
 absl::Status CheckManifest(const proto::CheckpointManifest& manifest,
                            const std::string& path);
 

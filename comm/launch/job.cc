@@ -184,10 +184,10 @@ absl::StatusOr<JobFlags> TakeJobFlags(int* argc, char** argv) {
 std::string MisspeltJobFlag(int argc, char* const* argv) {
   for (int i = 1; i < argc && absl::string_view(argv[i]) != "--"; ++i) {
     absl::string_view name = argv[i];
-    if (!absl::ConsumePrefix(&name, "--")) continue;
-    const std::string meant =
-        NearestName(name.substr(0, name.find('=')),
-                    {"world", "rank", "world_size", "rendezvous"});
+    if (!absl::ConsumePrefix(&name, "-")) continue;
+    absl::ConsumePrefix(&name, "-");
+    const std::string meant = NearestName(
+        name.substr(0, name.find('=')), {"world", "world_size", "rendezvous"});
     if (meant.empty()) continue;
     return absl::StrCat("'", argv[i], "' (did you mean --", meant, "?)");
   }

@@ -32,7 +32,7 @@ struct JobFlags {
 // as it was.
 absl::StatusOr<JobFlags> TakeJobFlags(int* argc, char** argv);
 
-// An argument that TakeJobFlags left and that says nearly what --world, --rank,
+// An argument that TakeJobFlags left and that says nearly what --world,
 // --world_size or --rendezvous do: "'--wrld=2' (did you mean --world?)". ""
 // without one. For a process that nobody started as a rank. Pure.
 std::string MisspeltJobFlag(int argc, char* const* argv);

@@ -70,6 +70,7 @@ TEST(MisspeltJobFlagTest, IsNamedWithWhatWasMeant) {
   };
   EXPECT_EQ(find({"--stage=3", "--wrld=2"}),
             "'--wrld=2' (did you mean --world?)");
+  EXPECT_EQ(find({"-world=2"}), "'-world=2' (did you mean --world?)");
   EXPECT_EQ(find({"--world-size", "2"}),
             "'--world-size' (did you mean --world_size?)");
   EXPECT_EQ(find({"--stage=3", "wrld", "--data=words", "--seed=1"}), "");

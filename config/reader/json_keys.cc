@@ -39,7 +39,6 @@ struct Synonym {
 };
 constexpr Synonym kSynonyms[] = {
     {"learning_rate", "lr"},
-    {"max_grad_norm", "gradient_clipping"},
     {"clip_grad_norm", "gradient_clipping"},
     {"gradient_clip_val", "gradient_clipping"},
     {"accumulate_grad_batches", "gradient_accumulation_steps"},
@@ -52,14 +51,14 @@ constexpr Synonym kSynonyms[] = {
     {"warmup_steps", "warmup_num_steps"},
 };
 
-absl::string_view KeyMeant(absl::string_view key) {
-  for (const Synonym& synonym : kSynonyms) {
-    if (synonym.theirs == key) return synonym.key;
-  }
-  return key;
-}
-
 }  // namespace
+
+std::string KeyOfSynonym(absl::string_view key) {
+  for (const Synonym& synonym : kSynonyms) {
+    if (synonym.theirs == key) return std::string(synonym.key);
+  }
+  return "";
+}
 
 std::vector<std::string> JsonKeys(const FieldDescriptor& field) {
   const auto& keys = field.options().GetRepeatedExtension(proto::json_key);
@@ -77,9 +76,16 @@ bool HasJsonKey(const FieldDescriptor& field, absl::string_view key) {
   return std::find(keys.begin(), keys.end(), key) != keys.end();
 }
 
+bool HasJsonKey(const Descriptor& level, absl::string_view key) {
+  for (int i = 0; i < level.field_count(); ++i) {
+    if (HasJsonKey(*level.field(i), key)) return true;
+  }
+  return false;
+}
+
 std::string FindKeyElsewhere(const Descriptor& schema, absl::string_view key) {
   std::set<std::string> found;  // two fields may have one key
-  Collect(schema, KeyMeant(key), "", found);
+  Collect(schema, key, "", found);
   return found.size() == 1 ? *found.begin() : "";
 }
 

@@ -21,11 +21,17 @@ bool IsCommentKey(absl::string_view key);
 
 bool HasJsonKey(const google::protobuf::FieldDescriptor& field,
                 absl::string_view key);
+// Whether one of `level`'s own fields has it.
+bool HasJsonKey(const google::protobuf::Descriptor& level,
+                absl::string_view key);
 
-// Where `key` belongs: the path of the one field that has it, or the key of
-// that meaning where `key` is another library's name for it (learning_rate),
-// among those of `schema` and of all messages inside that have an effect. "" if
-// there is none, or several.
+// The key that says what `key` does in another library ("lr" for
+// learning_rate), "" for others.
+std::string KeyOfSynonym(absl::string_view key);
+
+// Where `key` belongs: the path of the one field that has it, among those of
+// `schema` and of all messages inside that have an effect. "" if there is none,
+// or several.
 std::string FindKeyElsewhere(const google::protobuf::Descriptor& schema,
                              absl::string_view key);
 

@@ -235,9 +235,15 @@ class JsonToProto {
                const JsonMember& member) {
     const std::string key = absl::Utf8SafeCEscape(member.key);
     // A name that exists elsewhere was put in the wrong place; otherwise it is
-    // misspelt.
-    const std::string elsewhere = FindKeyElsewhere(schema_, member.key);
-    const std::string nearest = FindNearestKey(level, member.key);
+    // misspelt, or another library's.
+    const std::string synonym = KeyOfSynonym(member.key);
+    const bool is_here = !synonym.empty() && HasJsonKey(level, synonym);
+    const std::string elsewhere =
+        is_here
+            ? ""
+            : FindKeyElsewhere(schema_, synonym.empty() ? member.key : synonym);
+    const std::string nearest =
+        is_here ? synonym : FindNearestKey(level, member.key);
     std::string what = "unknown key";
     std::string meant;
     if (!elsewhere.empty()) {

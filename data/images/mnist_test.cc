@@ -93,10 +93,9 @@ TEST_F(Mnist, ReadsPackedFiles) {
 }
 
 TEST_F(Mnist, TheTestSetHasItsOwnFiles) {
-  EXPECT_THAT(
-      OpenMnist(folder_, ImageSplit::kTest),
-      StatusIs(StatusCode::kNotFound,
-               StartsWith("data file " + folder_ + "/t10k-images-idx3-ubyte")));
+  EXPECT_THAT(OpenMnist(folder_, ImageSplit::kTest),
+              StatusIs(StatusCode::kNotFound,
+                       StartsWith(folder_ + "/t10k-images-idx3-ubyte")));
   WriteBytes(folder_ + "/t10k-images-idx3-ubyte",
              BigEndian({0x803, 1, 1, 1}) + "z");
   WriteBytes(folder_ + "/t10k-labels-idx1-ubyte", BigEndian({0x801, 1}) + "\2");

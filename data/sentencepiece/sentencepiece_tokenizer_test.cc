@@ -69,8 +69,7 @@ INSTANTIATE_TEST_SUITE_P(Models, SentencePiece,
 
 TEST(SentencePieceFile, OthersAreRefused) {
   EXPECT_THAT(SentencePieceTokenizer::Open("/nowhere/m.model"),
-              StatusIs(StatusCode::kNotFound,
-                       StartsWith("data file /nowhere/m.model")));
+              StatusIs(StatusCode::kNotFound, StartsWith("/nowhere/m.model")));
   const std::string path = WriteTestFile("m", "this is no model");
   EXPECT_THAT(SentencePieceTokenizer::Open(path),
               StatusIs(StatusCode::kInvalidArgument,

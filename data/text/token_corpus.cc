@@ -26,8 +26,9 @@ absl::StatusOr<TokenCorpus> TokenCorpus::OpenFiles(
   std::vector<TokenFile> files;
   files.reserve(paths.size());
   for (const std::string& path : paths) {
-    TESSERA_ASSIGN_OR_RETURN(TokenFile file, TokenFile::Open(path, options));
-    files.push_back(std::move(file));
+    absl::StatusOr<TokenFile> file = TokenFile::Open(path, options);
+    TESSERA_RETURN_IF_ERROR(Annotate(file.status(), "token corpus"));
+    files.push_back(*std::move(file));
   }
   return TokenCorpus(std::move(files));
 }

@@ -131,8 +131,12 @@ TEST(TokenCorpus, BadSetsAreRefused) {
               StatusIs(StatusCode::kNotFound, HasSubstr("matches no file")));
   std::vector<std::string> paths = WriteShards({4});
   paths.push_back(WriteTestFile("odd", "abc"));
-  EXPECT_THAT(TokenCorpus::OpenFiles(paths, kUint16),
-              StatusIs(StatusCode::kDataLoss, StartsWith(paths[1])));
+  EXPECT_THAT(
+      TokenCorpus::OpenFiles(paths, kUint16),
+      StatusIs(StatusCode::kDataLoss, StartsWith("token corpus: " + paths[1])));
+  EXPECT_THAT(TokenCorpus::Open("/nowhere", kUint16),
+              StatusIs(StatusCode::kNotFound,
+                       StartsWith("token corpus: /nowhere: No such file")));
 }
 
 }  // namespace

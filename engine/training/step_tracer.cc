@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "base/thread/start_thread.h"
 #include "base/trace/trace.h"
@@ -36,28 +37,45 @@ std::string HostName() {
   return name.data();
 }
 
-// Keeps an earlier run's files of this rank as NAME.previous, and rank 0 those
-// of ranks that this run has not: they are no part of this one's trace.
-void SetAside(const std::string& folder, const TraceProcess& process) {
+void Warn(const absl::Status& status) {
+  if (status.ok()) return;
+  TESSERA_LOG(WARNING) << "trace: " << status.message()
+                       << "; training goes on without the file";
+}
+
+// The rank in "trace.rank7.json" or "kineto.rank7.json"; -1 in another name.
+int RankIn(absl::string_view name) {
+  int rank = -1;
+  const bool is_ours = (absl::ConsumePrefix(&name, "trace.rank") ||
+                        absl::ConsumePrefix(&name, "kineto.rank")) &&
+                       absl::ConsumeSuffix(&name, ".json") &&
+                       absl::SimpleAtoi(name, &rank);
+  return is_ours ? rank : -1;
+}
+
+// Files of the recording before, of which nothing is a part of this one, are
+// kept as NAME.previous: each rank its own, the first that records also those
+// of ranks that do not.
+void SetAside(const proto::Trace& config, const TraceProcess& process) {
+  bool is_first = true;
+  for (int rank = 0; rank < process.rank; ++rank) {
+    is_first = is_first && !Wanted(config, rank);
+  }
+  const auto is_older = [&](int rank) {
+    return rank == process.rank ||
+           (is_first && (rank >= process.world_size || !Wanted(config, rank)));
+  };
   std::error_code error;
-  std::filesystem::directory_iterator entries(folder, error);
   std::vector<std::string> older;
+  std::filesystem::directory_iterator entries(config.output_path(), error);
   while (!error && entries != std::filesystem::directory_iterator()) {
-    const std::string name = entries->path().filename();
-    absl::string_view rank = name;
-    int number = -1;
-    if ((absl::ConsumePrefix(&rank, "trace.rank") ||
-         absl::ConsumePrefix(&rank, "kineto.rank")) &&
-        absl::ConsumeSuffix(&rank, ".json") &&
-        absl::SimpleAtoi(rank, &number) &&
-        (number == process.rank ||
-         (process.rank == 0 && number >= process.world_size))) {
-      older.push_back(entries->path());
-    }
+    const int rank = RankIn(entries->path().filename().string());
+    if (rank >= 0 && is_older(rank)) older.push_back(entries->path());
     entries.increment(error);
   }
   for (const std::string& path : older) {
     std::filesystem::rename(path, path + ".previous", error);
+    if (error) Warn(FileError(error.value(), path));
   }
 }
 
@@ -65,11 +83,12 @@ void SetAside(const std::string& folder, const TraceProcess& process) {
 struct Files {
   TraceRecording recording;
   TraceProcess process;
-  std::string folder;
+  proto::Trace config;
   KinetoTrace::Result kineto;
 
   void Write() const {
-    SetAside(folder, process);
+    SetAside(config, process);
+    const std::string& folder = config.output_path();
     const std::string rank = absl::StrCat(".rank", process.rank, ".json");
     Warn(WriteFileAtomically(absl::StrCat(folder, "/trace", rank),
                              TraceToJson(recording, process)));
@@ -81,13 +100,6 @@ struct Files {
     }
     if (kineto != nullptr) {
       Warn(KinetoTrace::Save(*kineto, absl::StrCat(folder, "/kineto", rank)));
-    }
-  }
-
-  static void Warn(const absl::Status& status) {
-    if (!status.ok()) {
-      TESSERA_LOG(WARNING) << "trace: " << status.message()
-                           << "; training goes on without the file";
     }
   }
 };
@@ -108,7 +120,7 @@ void StepTracer::Start() {
   records_ = true;
   step_begin_ = phase_end_ = TraceNow();
   if (parts_->config.trace().kineto()) {
-    Files::Warn(kineto_.Start(parts_->device()));
+    Warn(kineto_.Start(parts_->device()));
   }
 }
 
@@ -125,11 +137,8 @@ void StepTracer::EndStep(int64_t update) {
   ++steps_;
   if (records_) {
     const int64_t now = TraceNow();
-    // Of a step that was skipped, too, a number of its own.
-    number_ = std::max(number_ + 1, update);
-    AddTraceSpan({TraceTrack::kSteps, absl::StrCat("step ", number_),
-                  step_begin_, now, "", -1,
-                  absl::StrCat("\"step\":", number_)});
+    AddTraceSpan({TraceTrack::kSteps, absl::StrCat("step ", update),
+                  step_begin_, now, "", -1, absl::StrCat("\"step\":", update)});
     step_begin_ = phase_end_ = now;
     if (steps_ >= config.end_step()) Finish();
   } else if (steps_ + 1 == config.start_step() &&
@@ -143,11 +152,11 @@ void StepTracer::Finish() {
   auto files = std::make_shared<Files>();
   auto kineto = kineto_.Stop();
   if (kineto.ok()) files->kineto = *std::move(kineto);
-  Files::Warn(kineto.status());
+  Warn(kineto.status());
   files->recording = StopTrace();
   files->process = {parts_->comm->rank(), parts_->comm->world_size(),
                     HostName()};
-  files->folder = parts_->config.trace().output_path();
+  files->config = parts_->config.trace();
   auto thread = StartThread("tessera-trace", [files] { files->Write(); });
   if (thread.ok()) {
     writer_ = *std::move(thread);

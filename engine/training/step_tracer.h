@@ -1,7 +1,7 @@
 // StepTracer: records what the configuration's `trace` section asks for, and
 // writes it: RUN/trace.rankR.json, and with kineto RUN/kineto.rankR.json.
 //
-// What an earlier run left under these names is kept as NAME.previous.
+// What the recording before left in RUN is kept as NAME.previous.
 // Files are made when the last step that is recorded has ended, on a thread of
 // their own; what ends before leaves what it has. Errors are one warning: a
 // trace is no reason to stop a run.
@@ -32,7 +32,7 @@ class StepTracer {
   // else the program did.
   void EndForward();
   void EndBackward();
-  // An optimizer step has ended; `update`: its number, as Engine::step().
+  // An optimizer step has ended; `update`: its number, as Engine::updates().
   void EndStep(int64_t update);
   // The engine trains no more: writes what there is, and waits for the files.
   void End();
@@ -44,7 +44,6 @@ class StepTracer {
   EngineParts* const parts_;
   bool records_ = false;
   int64_t steps_ = 0;       // since Create
-  int64_t number_ = 0;      // of the last that was recorded
   int64_t step_begin_ = 0;  // TraceNow()
   int64_t phase_end_ = 0;   // of the backward or step before
   KinetoTrace kineto_;

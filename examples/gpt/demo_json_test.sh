@@ -40,7 +40,7 @@ for stage in 0 3; do
   first="$(run --steps 7 --save "${folder}/state${stage}" --after 3)"
   echo "${first}"
   second="$(run --steps 0 --resume "${folder}/state${stage}" --after 3 \
-    --sample 12)"
+    --sample 12 --prompt=)"
   echo "${second}"
 
   for key in first_loss last_loss uninterrupted_losses resumed_losses tok_s \

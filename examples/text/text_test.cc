@@ -122,6 +122,14 @@ TEST(GenerateTest, TheSeedDecidesTheText) {
   EXPECT_NE(Generate(Falling, TokensOf("a"), other), text);
 }
 
+TEST(GenerateTest, OneOfTheLikeliestIsTheLikeliest) {
+  GenerateOptions cold, narrow;
+  cold.temperature = 0;
+  narrow.top_k = 1;
+  EXPECT_EQ(Generate(Falling, TokensOf("a"), narrow),
+            Generate(Falling, TokensOf("a"), cold));
+}
+
 TEST(GenerateTest, DrawsFromTheLikeliestAlone) {
   GenerateOptions options;
   options.top_k = 3;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/memory/memory.h"
 #include "base/status.h"
@@ -165,6 +166,15 @@ TESSERA_RANK_FUNCTION(NameUnitsThatAreNone) {
   return text;
 }
 
+TESSERA_RANK_FUNCTION(DescribedUnits) {
+  TESSERA_ASSIGN_OR_RETURN(
+      Trainee t,
+      Trainee::Make(TrainingSpec::FromText(args), world.communicator()));
+  const std::vector<std::string> units = t.engine->DescribeUnits();
+  TESSERA_RETURN_IF_ERROR(t.engine->Close());
+  return absl::StrJoin(units, "\n");
+}
+
 // Two losses, a Backward each, before every Step.
 TESSERA_RANK_FUNCTION(TwoLosses) {
   const TrainingSpec spec = TrainingSpec::FromText(args);
@@ -224,6 +234,16 @@ TEST_P(ScheduleTest, UnitsThatAreNoneAreNamed) {
                          HasSubstr("NOT_FOUND: there is no unit 'two'"),
                          HasSubstr("NOT_FOUND: there is no unit 'three'"),
                          HasSubstr("DescribeUnits"))));
+}
+
+TEST(UnitsTest, AreDescribedWithWhatTheirNamesDoNotSay) {
+  TrainingSpec spec;
+  spec.model = "Gpt";
+  EXPECT_EQ(RunOnRanks(1, "DescribedUnits", spec.ToText())[0],
+            "places: 2 parameters, 532 elements (with tokens.weight)\n"
+            "blocks.0: 12 parameters, 2534 elements\n"
+            "blocks.1: 12 parameters, 2534 elements\n"
+            "norm.weight: 2 parameters, 28 elements (with norm.bias)");
 }
 
 // All that is backwarded before a Step is one micro-batch, if it is said so:

@@ -242,6 +242,10 @@ TEST(TraceTest, ARunThatGoesOnCountsOnAndKeepsTheOlderFiles) {
   ASSERT_EQ(summary.steps.size(), 2u);
   EXPECT_EQ(summary.steps[0].step, kSteps + 1);
   EXPECT_EQ(summary.steps[1].step, kSteps + 2);
+  // Rank 0 records no more: its file is of the recording before.
+  Train(absl::StrCat("3 1 2 1 no ", folder.path()));
+  EXPECT_TRUE(holds("trace.rank1.json"));
+  EXPECT_FALSE(holds("trace.rank0.json"));
 }
 
 TEST(TraceTest, AFileThatCannotBeWrittenDoesNotStopTheRun) {
