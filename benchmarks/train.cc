@@ -23,7 +23,6 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/usage.h"
 #include "absl/strings/escaping.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -263,19 +262,6 @@ absl::Status Train(int rank, const MappedFile& corpus, at::Device device,
     peaks->StepDone(trainer.Memory());
   }
   return absl::OkStatus();
-}
-
-// The number in the next line of standard input; absent at its end.
-absl::StatusOr<std::optional<int>> NextTurn() {
-  const std::optional<std::string> line = NextLine();
-  if (!line.has_value()) return std::nullopt;
-  int steps = 0;
-  if (!absl::SimpleAtoi(*line, &steps) || steps < 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--turns: expected a number of steps on standard input, got '",
-        absl::CEscape(*line), "'"));
-  }
-  return steps;
 }
 
 void PrintAll(const World& world, at::Device device, int64_t parameters,

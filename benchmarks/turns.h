@@ -14,6 +14,9 @@
 #include "absl/flags/parse.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "comm/launch/job.h"
 
@@ -42,6 +45,19 @@ inline std::optional<std::string> NextLine() {
   std::string line;
   if (!std::getline(std::cin, line)) return std::nullopt;
   return line;
+}
+
+// The number in the next line of standard input; absent at its end.
+inline absl::StatusOr<std::optional<int>> NextTurn() {
+  const std::optional<std::string> line = NextLine();
+  if (!line.has_value()) return std::nullopt;
+  int steps = 0;
+  if (!absl::SimpleAtoi(*line, &steps) || steps < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--turns: expected a number of steps on standard input, got '",
+        absl::CEscape(*line), "'"));
+  }
+  return steps;
 }
 
 }  // namespace tessera

@@ -35,9 +35,9 @@ TEST(FindKeyElsewhere, FindsTheOnlyOne) {
   EXPECT_EQ(find("key"), "");  // half of a map's entry
 }
 
-TEST(KeyOfSynonym, IsAKeyThatThereIsOnce) {
+TEST(KeyMeant, IsAKeyThatThereIsOnce) {
   const auto find = [](absl::string_view theirs) {
-    return FindKeyElsewhere(*proto::Config::descriptor(), KeyOfSynonym(theirs));
+    return FindKeyElsewhere(*proto::Config::descriptor(), KeyMeant(theirs));
   };
   EXPECT_EQ(find("learning_rate"), "optimizer.params.lr");
   EXPECT_EQ(find("clip_grad_norm"), "gradient_clipping");
@@ -51,7 +51,7 @@ TEST(KeyOfSynonym, IsAKeyThatThereIsOnce) {
   EXPECT_EQ(find("zero_stage"), "zero_optimization.stage");
   EXPECT_EQ(find("lr_scheduler"), "scheduler");
   EXPECT_EQ(find("warmup_steps"), "scheduler.params.warmup_num_steps");
-  EXPECT_EQ(KeyOfSynonym("lr"), "");
+  EXPECT_EQ(KeyMeant("lr"), "lr");
 }
 
 TEST(FindNearestKey, OffersAllNames) {

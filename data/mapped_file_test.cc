@@ -4,12 +4,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <fstream>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_matchers.h"
+#include "data/test_files.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -22,17 +22,9 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-std::string WriteFile(const std::string& content) {
-  const std::string path = absl::StrCat(
-      ::testing::TempDir(),
-      ::testing::UnitTest::GetInstance()->current_test_info()->name());
-  std::ofstream(path, std::ios::binary) << content;
-  return path;
-}
-
 TEST(MappedFile, HoldsTheBytes) {
   const std::string content("a\0\xFFz", 4);
-  const std::string path = WriteFile(content);
+  const std::string path = WriteTestFile("f", content);
   TESSERA_ASSERT_OK_AND_ASSIGN(const MappedFile file, MappedFile::Open(path));
   EXPECT_EQ(file.path(), path);
   EXPECT_THAT(file.bytes(), ElementsAre('a', 0, 0xFF, 'z'));
@@ -45,7 +37,7 @@ TEST(MappedFile, MissingFileIsNotFound) {
 }
 
 TEST(MappedFile, EmptyAndShortFilesAreRefused) {
-  const std::string empty = WriteFile("");
+  const std::string empty = WriteTestFile("f", "");
   EXPECT_THAT(MappedFile::Open(empty),
               StatusIs(StatusCode::kInvalidArgument,
                        absl::StrCat(empty,
@@ -53,7 +45,7 @@ TEST(MappedFile, EmptyAndShortFilesAreRefused) {
                                     "file has 0")));
   EXPECT_THAT(MappedFile::Open(empty, 0),
               StatusIs(StatusCode::kInvalidArgument));
-  const std::string path = WriteFile("12345");
+  const std::string path = WriteTestFile("f", "12345");
   TESSERA_EXPECT_OK(MappedFile::Open(path, 5));
   EXPECT_THAT(MappedFile::Open(path, 6),
               StatusIs(StatusCode::kInvalidArgument,
@@ -76,13 +68,14 @@ TEST(MappedFile, FoldersAndPipesAreRefused) {
 }
 
 TEST(MappedFile, MovesKeepTheMapping) {
-  TESSERA_ASSERT_OK_AND_ASSIGN(MappedFile a, MappedFile::Open(WriteFile("ab")));
+  TESSERA_ASSERT_OK_AND_ASSIGN(MappedFile a,
+                               MappedFile::Open(WriteTestFile("f", "ab")));
   const uint8_t* data = a.bytes().data();
   MappedFile b = std::move(a);
   EXPECT_EQ(b.bytes().data(), data);
   EXPECT_THAT(a.bytes(), IsEmpty());  // NOLINT(bugprone-use-after-move)
   TESSERA_ASSERT_OK_AND_ASSIGN(MappedFile c,
-                               MappedFile::Open(WriteFile("xyz")));
+                               MappedFile::Open(WriteTestFile("g", "xyz")));
   c = std::move(b);
   EXPECT_THAT(c.bytes(), SizeIs(2));
   MappedFile& same = c;
@@ -91,7 +84,7 @@ TEST(MappedFile, MovesKeepTheMapping) {
 }
 
 TEST(MappedFileDeathTest, ATruncatedFileIsNamed) {
-  const std::string path = WriteFile(std::string(3 * 4096, 'x'));
+  const std::string path = WriteTestFile("f", std::string(3 * 4096, 'x'));
   TESSERA_ASSERT_OK_AND_ASSIGN(const MappedFile file, MappedFile::Open(path));
   ASSERT_EQ(truncate(path.c_str(), 100), 0);
   EXPECT_EQ(file.bytes()[99], 'x');

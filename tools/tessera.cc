@@ -52,6 +52,7 @@ int RunPlan(char** argv) {
   if (WIFSIGNALED(status)) {  // so that a shell says it of this one
     signal(WTERMSIG(status), SIG_DFL);
     raise(WTERMSIG(status));
+    return 128 + WTERMSIG(status);  // it is blocked here
   }
   if (WEXITSTATUS(status) == kNoLibrary) {
     std::cerr << "tessera plan: libtorch 2.11 is found by LD_LIBRARY_PATH: set "

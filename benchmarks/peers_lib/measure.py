@@ -226,7 +226,7 @@ def note_memory(row, end, result):
         raise SystemExit(f'peers: row {row.name}: the model has {end["params"]} '
                          f'parameters, expected {row.model.numel}')
     held = result.raw['bytes_at_peak'] = end['bytes_at_peak']
-    unit = max(int(re.search(r'(\d+) elements$', unit)[1])
+    unit = max(int(re.search(r': \d+ parameters, (\d+) elements', unit)[1])
                for unit in end['units'])
     bound = 4 * (row.model.numel // WORLD + 2 * unit)
     inside = held['gradients'] <= bound

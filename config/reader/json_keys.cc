@@ -53,11 +53,11 @@ constexpr Synonym kSynonyms[] = {
 
 }  // namespace
 
-std::string KeyOfSynonym(absl::string_view key) {
+std::string KeyMeant(absl::string_view key) {
   for (const Synonym& synonym : kSynonyms) {
     if (synonym.theirs == key) return std::string(synonym.key);
   }
-  return "";
+  return std::string(key);
 }
 
 std::vector<std::string> JsonKeys(const FieldDescriptor& field) {

@@ -26,8 +26,8 @@ bool HasJsonKey(const google::protobuf::Descriptor& level,
                 absl::string_view key);
 
 // The key that says what `key` does in another library ("lr" for
-// learning_rate), "" for others.
-std::string KeyOfSynonym(absl::string_view key);
+// learning_rate); any other as it is.
+std::string KeyMeant(absl::string_view key);
 
 // Where `key` belongs: the path of the one field that has it, among those of
 // `schema` and of all messages inside that have an effect. "" if there is none,

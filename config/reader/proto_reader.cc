@@ -236,14 +236,10 @@ class JsonToProto {
     const std::string key = absl::Utf8SafeCEscape(member.key);
     // A name that exists elsewhere was put in the wrong place; otherwise it is
     // misspelt, or another library's.
-    const std::string synonym = KeyOfSynonym(member.key);
-    const bool is_here = !synonym.empty() && HasJsonKey(level, synonym);
+    const std::string wanted = KeyMeant(member.key);
     const std::string elsewhere =
-        is_here
-            ? ""
-            : FindKeyElsewhere(schema_, synonym.empty() ? member.key : synonym);
-    const std::string nearest =
-        is_here ? synonym : FindNearestKey(level, member.key);
+        HasJsonKey(level, wanted) ? "" : FindKeyElsewhere(schema_, wanted);
+    const std::string nearest = FindNearestKey(level, wanted);
     std::string what = "unknown key";
     std::string meant;
     if (!elsewhere.empty()) {

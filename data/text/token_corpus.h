@@ -37,8 +37,8 @@ class TokenCorpus {
  public:
   // The files of a pattern (data/file_names.h: braces, then *, ? and [,
   // sorted), or these, in this order. Errors are MatchFiles' and TokenFile's,
-  // behind "token corpus: "; InvalidArgument for no file. LOCAL: ranks see the same corpus if they see
-  // the same files.
+  // behind "token corpus: "; InvalidArgument for no file. LOCAL: ranks see the
+  // same corpus if they see the same files.
   static absl::StatusOr<TokenCorpus> Open(absl::string_view pattern,
                                           const TokenFileOptions& options = {});
   static absl::StatusOr<TokenCorpus> OpenFiles(

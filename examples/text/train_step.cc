@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "ATen/Functions.h"
 #include "base/status.h"
 
 absl::StatusOr<at::Tensor> TrainStep(tessera::Engine* engine,
@@ -20,8 +21,8 @@ absl::StatusOr<at::Tensor> TrainStep(tessera::Engine* engine,
       const tessera::Engine::AutocastScope autocast(engine);
       loss = loss_of(TokenBatch(samples->tensors[0]));
     }
-    const at::Tensor value = loss.detach().to(at::kFloat);
-    sum = sum.defined() ? sum + value : value;
+    if (!sum.defined()) sum = at::zeros({}, loss.options().dtype(at::kFloat));
+    sum += loss.detach();
     TESSERA_RETURN_IF_ERROR(engine->Backward(loss));
     TESSERA_RETURN_IF_ERROR(engine->Step());
   }

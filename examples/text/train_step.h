@@ -14,7 +14,8 @@
 using LossOf = std::function<at::Tensor(const TokenBatch& batch)>;
 
 // Takes one batch of `loader` per accumulation step through Backward and Step.
-// Returns the sum of this rank's losses, detached, float32 on their device.
+// Returns the sum of this rank's losses: a tensor of its own, float32 on their
+// device, without a graph.
 // COLLECTIVE; a rank whose data fail tells the others, which do not wait.
 absl::StatusOr<at::Tensor> TrainStep(tessera::Engine* engine,
                                      tessera::DataLoader* loader,
