@@ -19,10 +19,13 @@ _FLAGS = [
 ]
 
 # nvcc calls g++'s tools by name. Its version is here to be part of what Bazel
-# compares: the file itself is outside of the workspace.
+# compares: the file itself is outside of the workspace. nvcc names its temporary
+# files after its process id, which is the same in every sandbox: in a shared /tmp
+# two compilations take each other's files. The working directory is the action's.
 _ENV = {
     "NVCC_VERSION": NVCC_VERSION,
     "PATH": "/usr/bin:/bin",
+    "TMPDIR": ".",
 }
 
 def _impl(ctx):
