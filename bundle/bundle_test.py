@@ -244,6 +244,34 @@ class PartsTest(unittest.TestCase):
         with self.assertRaisesRegex(items.Skip, 'cuInit failed'):
             context.need_gpu()
 
+    def runs_of(self, item):
+        """What an item runs of tests on a GPU: [(program, pattern, prefix)]."""
+        items = self.gpu_check.gpu_items
+        context = items.Context(self.folder + '/log', 9, object())
+        runs = []
+
+        def gtest(program, pattern='*', _=None, prefix=()):
+            runs.append((program, pattern, tuple(prefix)))
+            return 1, 0, ''
+        with mock.patch.object(context, 'gtest', gtest), \
+                mock.patch.object(items.shutil, 'which', lambda *_, **__: 'tool'):
+            next(do for name, _, do, _ in items.ITEMS if name == item)(context)
+        return runs
+
+    def test_no_item_is_another_one_again(self):
+        """An environment alone makes no other run: W = 1 has one communicator."""
+        runs = [tuple(self.runs_of(item))
+                for item in ('unit', 'engine', 'gloo', 'nccl', 'sanitizer')]
+        self.assertEqual(len(set(runs)), len(runs))
+        self.assertEqual(self.runs_of('nccl'), [('comm_gpu_test', '*Nccl*', ())])
+
+    def test_errors_of_nccls_own_are_not_the_sanitizers(self):
+        runs = self.runs_of('sanitizer')
+        self.assertEqual(len(runs), 7)
+        for _, _, prefix in runs:
+            at = prefix.index('--report-api-errors')
+            self.assertEqual(prefix[at + 1], 'no')
+
     def test_an_output_that_stays_open(self):
         """By a session of its own, which is not killed."""
         items = self.gpu_check.gpu_items

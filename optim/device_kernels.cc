@@ -2,6 +2,8 @@
 
 #include <array>
 
+#include "base/torch/step_arithmetic.h"
+
 namespace tessera {
 namespace {
 
@@ -21,6 +23,7 @@ const DeviceKernels* DeviceKernelsOf(c10::DeviceType type) {
 
 void RegisterDeviceKernels(c10::DeviceType type, const DeviceKernels* kernels) {
   Kernels()[static_cast<size_t>(type)] = kernels;
+  SetHasStepKernels(type, kernels != nullptr);
 }
 
 }  // namespace tessera

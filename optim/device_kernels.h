@@ -50,7 +50,7 @@ class DeviceKernels {
 
 // Null: there are none. LOCAL.
 const DeviceKernels* DeviceKernelsOf(c10::DeviceType type);
-// `kernels` lives as long as the process. LOCAL.
+// `kernels` lives as long as the process; null: there are none. LOCAL.
 void RegisterDeviceKernels(c10::DeviceType type, const DeviceKernels* kernels);
 
 }  // namespace tessera

@@ -4,22 +4,13 @@
 
 #include "ATen/Parallel.h"
 #include "ATen/TensorIterator.h"
+#include "base/torch/step_arithmetic.h"
 #include "c10/core/DeviceGuard.h"
 #include "optim/device_kernels.h"
 #include "sharding/layout/flat_buffer.h"
 
 namespace tessera {
 namespace {
-
-// AdamW of float64 is libtorch's, with its bits, if its kernel does it for all
-// groups.
-bool IsForKernel(const FlatParameter& flat,
-                 const std::vector<OptimizerOptions>& groups) {
-  const at::Device device = flat.update_device();
-  if (groups[0].libtorch_exact || groups[0].custom != nullptr) return false;
-  if (flat.master_dtype() != at::kFloat && IsPlainAdamW(groups)) return false;
-  return device.is_cpu() || DeviceKernelsOf(device.type()) != nullptr;
-}
 
 NumberType NumberTypeOf(at::ScalarType dtype) {
   switch (dtype) {
@@ -98,6 +89,12 @@ void StepInThreads(Formula formula, const StepPart& part,
 
 }  // namespace
 
+bool IsForKernel(c10::DeviceType device, at::ScalarType masters,
+                 const std::vector<OptimizerOptions>& groups) {
+  if (groups[0].libtorch_exact || groups[0].custom != nullptr) return false;
+  return StepsByFormula(device, masters, IsPlainAdamW(groups));
+}
+
 bool IsPlainAdamW(const std::vector<OptimizerOptions>& groups) {
   return std::all_of(groups.begin(), groups.end(),
                      [](const OptimizerOptions& o) {
@@ -166,7 +163,7 @@ UnitStep::UnitStep(const FlatParameter& flat, const HasGradient& has_gradient,
       phase_(phase),
       first_group_(static_cast<size_t>(
           group_of[static_cast<size_t>(flat.parameters()[0].index)])),
-      kernel_(IsForKernel(flat, options)) {
+      kernel_(IsForKernel(device_.type(), flat.master_dtype(), options)) {
   // Each parameter has random bits, or a call, of its own.
   const bool merges = options_[first_group_].states != StateType::kBFloat16 &&
                       options_[first_group_].custom == nullptr;

@@ -9,6 +9,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/torch/step_arithmetic.h"
 #include "verify/factored/oracle_adafactor.h"
 #include "verify/oracle_formulas.h"
 #include "verify/oracle_norm.h"
@@ -347,6 +348,14 @@ bool IsPlainAdamW(const OracleStepOptions& o) {
          o.bias_correction;
 }
 
+bool OracleCallsFusedAdamW(c10::DeviceType device, at::ScalarType masters,
+                           const OracleStepOptions& options, bool elementwise) {
+  if (!IsPlainAdamW(options)) return false;
+  if (masters != at::kFloat) return !elementwise;
+  return !options.bf16_states &&
+         !StepsByFormula(device, masters, /*plain_adamw=*/true);
+}
+
 std::vector<at::Tensor> OracleStates(const at::Tensor& master,
                                      const OracleStepOptions& options) {
   if (options.algorithm == Algorithm::kAdafactor) {
@@ -369,10 +378,10 @@ void OracleStep(const at::Tensor& master, const std::vector<at::Tensor>& states,
   torch::NoGradGuard no_grad;
   const Work w = {master, states, gradient, step, options, random};
   if (options.libtorch_exact) return TorchOptimStep(w);
-  const bool is_float = master.scalar_type() == at::kFloat;
-  const bool by_formula =
-      is_float ? master.is_cpu() || options.bf16_states : elementwise;
-  if (IsPlainAdamW(options) && !by_formula) return FusedAdamWStep(w);
+  if (OracleCallsFusedAdamW(master.device().type(), master.scalar_type(),
+                            options, elementwise)) {
+    return FusedAdamWStep(w);
+  }
   switch (options.algorithm) {
     case Algorithm::kAdamW:
     case Algorithm::kAdam:

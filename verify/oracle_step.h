@@ -100,6 +100,14 @@ class OracleAverages {
 // AdamW without amsgrad and maximize, and with bias correction.
 bool IsPlainAdamW(const OracleStepOptions& options);
 
+// Whether the step is libtorch's at::_fused_adamw_ where `device` is: as the
+// engine chooses it (base/torch/step_arithmetic.h), of plain AdamW whose
+// masters are float64, unless `elementwise`, or on a device without kernels of
+// ours, unless states are bfloat16.
+bool OracleCallsFusedAdamW(c10::DeviceType device, at::ScalarType masters,
+                           const OracleStepOptions& options,
+                           bool elementwise = false);
+
 // What random bits are a function of, besides the step.
 struct OracleRandom {
   int64_t parameter = 0;  // its number in the model
@@ -121,9 +129,8 @@ std::vector<at::Tensor> OracleStates(const at::Tensor& master,
 
 // Tensors of one shape (states: see above); masters and gradients of one dtype,
 // real. `states`: as of OracleStates. `step` counts from 1. By the formulas, on
-// the CPU; but with libtorch_exact torch::optim::AdamW, and of plain AdamW
-// at::_fused_adamw_ where masters are float64 (unless `elementwise`) or on a
-// device (unless states are bfloat16).
+// the CPU; but with libtorch_exact by torch::optim::AdamW, and by
+// at::_fused_adamw_ where OracleCallsFusedAdamW.
 void OracleStep(const at::Tensor& master, const std::vector<at::Tensor>& states,
                 const at::Tensor& gradient, int64_t step,
                 const OracleStepOptions& options,

@@ -7,17 +7,23 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/bits.h"
 #include "c10/core/Event.h"
 #include "c10/core/impl/VirtualGuardImpl.h"
 #include "gtest/gtest.h"
 #include "optim/cuda/step_testing.h"
 #include "optim/norm/grad_norm.h"
+#include "optim/unit_step.h"
 #include "testing/device/test_device.h"
 #include "tests/support/device_kernels.h"
+#include "torch/csrc/autograd/engine.h"
+#include "verify/oracle_step.h"
+#include "verify/plain/plain_autograd.h"
 
 namespace tessera {
 namespace {
@@ -263,6 +269,53 @@ TEST_P(DeviceKernelsTest, DeclareWhatTheyReadAndWrite) {
                    [&] { StepOnDevice(s, CoefficientsOf({}, 1), scalars); });
     EXPECT_FALSE(IsFault([&] { scalars.zero_(); },
                          [&] { StepOnDevice(s, CoefficientsOf({}, 1), {}); }));
+  }
+}
+
+// ---- which arithmetic a step has
+
+// For each type of device, with kernels of ours and without: no GPU is needed
+// to see that the oracle computes there what the engine does.
+TEST(StepChoice, TheOraclesIsTheEngines) {
+  testdevice::Register({});
+  RegisterTestDeviceKernels();
+  const DeviceKernels* const some = DeviceKernelsOf(kType);
+  ASSERT_TRUE(IsPlainAdamW(OracleStepOptions()));
+  for (int i = 0; i < c10::COMPILE_TIME_MAX_DEVICE_TYPES; ++i) {
+    const auto type = static_cast<c10::DeviceType>(i);
+    const DeviceKernels* const own = DeviceKernelsOf(type);
+    for (const bool has : {true, false}) {
+      const DeviceKernels* const kernels = has ? some : nullptr;
+      RegisterDeviceKernels(type, kernels);
+      for (const auto dtype : {at::kFloat, at::kDouble}) {
+        SCOPED_TRACE(absl::StrCat(c10::DeviceTypeName(type), " ",
+                                  c10::toString(dtype),
+                                  has ? " with kernels" : ""));
+        const bool by_formula =
+            dtype == at::kFloat && (type == c10::DeviceType::CPU || has);
+        EXPECT_EQ(IsForKernel(type, dtype, {OptimizerOptions()}), by_formula);
+        EXPECT_EQ(OracleCallsFusedAdamW(type, dtype, OracleStepOptions()),
+                  !by_formula);
+      }
+    }
+    RegisterDeviceKernels(type, own);
+  }
+}
+
+// ---- plain training beside which engines are compared
+
+// libtorch's device threads are those of the autograd engine that came first,
+// here ours.
+TEST(PlainAutograd, ComputesOnADeviceWhicheverEngineCameFirst) {
+  testdevice::Register({});
+  InstallSavedTensorHooks();
+  torch::autograd::Engine::get_default_engine();
+  for (const bool plainly : {true, false}) {
+    std::unique_ptr<PlainAutograd> plain;
+    if (plainly) plain = std::make_unique<PlainAutograd>();
+    const at::Tensor w = torch::ones({8}, TestDevice(0)).requires_grad_(true);
+    (w * w).sum().backward();
+    ExpectSameBits(w.grad(), at::full({8}, 2.f), plainly ? "plain" : "ours");
   }
 }
 

@@ -12,9 +12,15 @@ namespace tessera {
 // installed itself (sharding/dispatch/saved_tensors.h): what is computed is
 // plain libtorch's. Not to be nested, not to be used while another thread
 // computes.
+//
+// Why libtorch's engine is given threads first: it starts those of devices once
+// per process, for the engine that runs first, and one without them ends at an
+// internal assertion at the first backward on a device. Ours, which may be that
+// first one, starts its own where it comes later.
 class PlainAutograd {
  public:
   PlainAutograd() {
+    StartDeviceThreads();
     // Not for the first time within, where it would be undone.
     InstallSavedTensorHooks();
     Ours() = &torch::autograd::Engine::get_default_engine();
@@ -29,6 +35,18 @@ class PlainAutograd {
   PlainAutograd& operator=(const PlainAutograd&) = delete;
 
  private:
+  // Of libtorch's engine, unless it has them.
+  static void StartDeviceThreads() {
+    struct Members : torch::autograd::Engine {
+      static void Start(torch::autograd::Engine& engine) {
+        engine.initialize_device_threads_pool();
+        if (engine.*(&Members::thread_pool_shared_) == nullptr) {
+          (engine.*(&Members::start_device_threads))();
+        }
+      }
+    };
+    Members::Start(torch::autograd::Engine::get_base_engine());
+  }
   static torch::autograd::Engine*& Ours() {
     static torch::autograd::Engine* engine = nullptr;
     return engine;
