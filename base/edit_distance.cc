@@ -1,6 +1,7 @@
 #include "base/edit_distance.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <numeric>
 
@@ -9,19 +10,23 @@
 namespace tessera {
 
 int EditDistance(absl::string_view a, absl::string_view b) {
-  // row[j]: the distance of the part of `a` read so far to b[0, j).
-  std::vector<int> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), 0);
+  // rows[k][j]: the distance of a[0, i + 1 - k) to b[0, j), once row i is done.
+  std::vector<int> rows[3];
+  for (std::vector<int>& row : rows) row.resize(b.size() + 1);
+  std::iota(rows[0].begin(), rows[0].end(), 0);
   for (size_t i = 0; i < a.size(); ++i) {
-    int diagonal = row[0];
-    row[0] = static_cast<int>(i) + 1;
+    std::rotate(std::begin(rows), std::begin(rows) + 2, std::end(rows));
+    rows[0][0] = static_cast<int>(i) + 1;
     for (size_t j = 0; j < b.size(); ++j) {
-      const int replaced = diagonal + (a[i] == b[j] ? 0 : 1);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({replaced, row[j] + 1, row[j + 1] + 1});
+      int& best = rows[0][j + 1];
+      best = std::min({rows[1][j] + (a[i] == b[j] ? 0 : 1), rows[1][j + 1] + 1,
+                       rows[0][j] + 1});
+      const bool exchanged =
+          i > 0 && j > 0 && a[i] == b[j - 1] && a[i - 1] == b[j];
+      if (exchanged) best = std::min(best, rows[2][j - 1] + 1);
     }
   }
-  return row[b.size()];
+  return rows[0][b.size()];
 }
 
 std::string NearestName(absl::string_view name,

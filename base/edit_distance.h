@@ -9,7 +9,8 @@
 
 namespace tessera {
 
-// Single-character insertions, deletions and replacements that turn a into b.
+// Single-character insertions, deletions and replacements, and exchanges of two
+// neighbours, that turn a into b; no character is edited twice.
 int EditDistance(absl::string_view a, absl::string_view b);
 
 // The one of `names` that was probably meant by `name`, "" if none was: at most

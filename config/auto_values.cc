@@ -1,5 +1,6 @@
 #include "config/auto_values.h"
 
+#include <cmath>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "absl/strings/str_split.h"
 #include "base/edit_distance.h"
 #include "base/status.h"
+#include "config/reader/decimal.h"
 
 namespace tessera {
 namespace {
@@ -24,7 +26,9 @@ bool ParseValue(absl::string_view text, std::optional<int64_t>* value) {
 }
 bool ParseValue(absl::string_view text, std::optional<double>* value) {
   double number = 0;
-  if (!absl::SimpleAtod(text, &number)) return false;
+  if (ReadDecimal(text, &number) != Decimal::kRight || !std::isfinite(number)) {
+    return false;
+  }
   *value = number;
   return true;
 }
@@ -36,7 +40,9 @@ bool ParseValue(absl::string_view text, std::optional<bool>* value) {
 }
 
 const char* KindOf(const std::optional<int64_t>&) { return "an integer"; }
-const char* KindOf(const std::optional<double>&) { return "a number"; }
+const char* KindOf(const std::optional<double>&) {
+  return "a finite number that a double holds";
+}
 const char* KindOf(const std::optional<bool>&) { return "true or false"; }
 
 // Calls visit(name, member) for each.

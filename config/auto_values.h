@@ -11,7 +11,7 @@
 //   optimizer.params.betas               adam_beta1, adam_beta2
 //   scheduler.params.warmup_max_lr       learning_rate; warmup_min_lr: 0
 //   scheduler.params.warmup_num_steps    warmup_steps
-//   scheduler.params.total_num_steps     max_steps
+//   scheduler.params.total_num_steps     max_steps, above 0
 //   bf16.enabled, fp16.enabled           bf16, fp16; of an absent one the
 //                                        other's: false
 //   zero_optimization.reduce_bucket_size               hidden_size^2
@@ -43,7 +43,7 @@ struct AutoValues {
   std::optional<double> weight_decay;
   std::optional<double> max_grad_norm;
   std::optional<int64_t> warmup_steps;
-  std::optional<int64_t> max_steps;
+  std::optional<int64_t> max_steps;  // 0, -1: not known, as in Hugging Face's
   std::optional<bool> bf16;
   std::optional<bool> fp16;
   std::optional<int64_t> hidden_size;

@@ -149,7 +149,38 @@ TEST(AutoValues, ValuesAreCheckedLikeWrittenOnes) {
                  "f.json", 1, Parsed("max_grad_norm=-1")));
   EXPECT_THAT(Lines(report.faults),
               ElementsAre("gradient_clipping: expected a finite number of at "
-                          "least 0, got -1"));
+                          "least 0, got -1: 0 is no clipping"));
+}
+
+// Hugging Face's default.
+TEST(AutoValues, StepsThatEpochsSayAreNotKnown) {
+  const auto read = [](absl::string_view steps, absl::string_view values) {
+    return ReadConfig(
+        absl::StrCat("{\"train_batch_size\": 4, \"scheduler\": {\"type\": "
+                     "\"WarmupDecayLR\", \"params\": {\"total_num_steps\": ",
+                     steps, "}}}"),
+        "f.json", 1, Parsed(values));
+  };
+  for (const char* none : {"-1", "0"}) {
+    TESSERA_ASSERT_OK_AND_ASSIGN(
+        const ConfigReport report,
+        read("\"auto\"", absl::StrCat("max_steps=", none)));
+    EXPECT_THAT(
+        Lines(report.faults),
+        ElementsAre(absl::StrCat(
+            "scheduler.params.total_num_steps: \"auto\" needs max_steps "
+            "(tessera::AutoValues, or --auto), and ",
+            none,
+            " leaves it to num_train_epochs: give the optimizer steps of the "
+            "run, epochs * batches of one / gradient_accumulation_steps")));
+    TESSERA_ASSERT_OK_AND_ASSIGN(const ConfigReport written,
+                                 read("70", absl::StrCat("max_steps=", none)));
+    EXPECT_THAT(Lines(written.faults), ElementsAre());
+    EXPECT_THAT(Lines(written.notes), ElementsAre());
+  }
+  TESSERA_ASSERT_OK_AND_ASSIGN(const ConfigReport given,
+                               read("\"auto\"", "max_steps=9"));
+  EXPECT_EQ(given.config.scheduler().params().total_num_steps(), 9);
 }
 
 TEST(AutoValues, ParseNamesWhatIsWrong) {

@@ -156,14 +156,16 @@ absl::Status ReadOnce(absl::string_view text, absl::string_view file_name,
 absl::Status Read(absl::string_view text, absl::string_view file_name,
                   bool ignore_unknown, proto::Config* config,
                   ReadRecord* record) {
+  UnknownKeys keys = UnknownKeys::kNotes;
   if (!ignore_unknown) {
     TESSERA_RETURN_IF_ERROR(
-        ReadOnce(text, file_name, UnknownKeys::kFaults, config, record));
-    if (config->unknown_keys() != "warn") return absl::OkStatus();
+        ReadOnce(text, file_name, UnknownKeys::kForeign, config, record));
+    if (!config->has_unknown_keys()) return absl::OkStatus();
+    if (config->unknown_keys() != "warn") keys = UnknownKeys::kFaults;
     config->Clear();
     *record = ReadRecord();
   }
-  return ReadOnce(text, file_name, UnknownKeys::kNotes, config, record);
+  return ReadOnce(text, file_name, keys, config, record);
 }
 
 // Behind the last unknown key, so that it stands there once.

@@ -91,7 +91,8 @@ TEST(BatchTriangle, RefusesWhatDoesNotDivide) {
        "train_batch_size: missing: give it or train_micro_batch_size_per_gpu"},
       {{-4, 0, 0, 2}, "train_batch_size: expected at least 1, got -4"},
       {{8, -1, 0, 2},
-       "train_micro_batch_size_per_gpu: expected at least 1, got -1"},
+       "train_micro_batch_size_per_gpu: expected at least 1, got -1: "
+       "leave the key out, and it is inferred"},
       {{8, 0, -2, 2},
        "gradient_accumulation_steps: expected at least 1, got -2"},
       {{0, int64_t{1} << 62, 2, 1},
@@ -160,7 +161,8 @@ TEST(Faults, AllAreReportedWithPositions) {
           "train_micro_batch_size_per_gpu 4 * gradient_accumulation_steps "
           "(absent) * world size 8, got 33; 32 and 64 would work; "
           "run/ds.json:4:25: optimizer.type: expected Adam, AdamW, or another "
-          "optimizer of DeepSpeed or torch.optim, got 'Sdg'; "
+          "optimizer of DeepSpeed or torch.optim, got 'Sdg', did you mean "
+          "'SGD'?; "
           "run/ds.json:5:22: optimizer.params.lr: expected a number, got the "
           "string \"1e-3\"; "
           "run/ds.json:5:45: optimizer.params.betas[1]: expected at least 0 "
@@ -235,10 +237,13 @@ TEST(ResolveConfig, WritesAllDefaultsOut) {
       "zero_hpz_partition_size: 1 } "
       "gradient_clipping_norm: 2 "
       "bf16 { enabled: false check_grad_overflow: true "
+      "bf16_master_weights_and_grads: false "
+      "bf16_optimizer_states: false "
       "name_overflows: false } "
       "fp16 { enabled: false auto_cast: false loss_scale: 0 "
       "initial_scale_power: 16 loss_scale_window: 1000 hysteresis: 2 "
       "consecutive_hysteresis: false min_loss_scale: 1 "
+      "fp16_master_weights_and_grads: false "
       "name_overflows: false } "
       "torch_autocast { enabled: false dtype: \"bfloat16\" } "
       "prescale_gradients: false gradient_predivide_factor: 1 "

@@ -272,15 +272,6 @@ TEST(DeepSpeed, MissingFeaturesAreRefusedWhereTheyWouldRun) {
        "data_efficiency: DeepSpeed's data efficiency library"},
       {"\"hybrid_engine\": {\"enabled\": true}",
        "hybrid_engine: DeepSpeed's hybrid engine"},
-      {"\"wandb\": {\"enabled\": true, \"project\": \"p\"}",
-       "wandb: Weights & Biases: enable \"tensorboard\" instead, and send its "
-       "folder there with wandb sync --sync-tensorboard"},
-      {"\"comet\": {\"enabled\": true}",
-       "comet: Comet: enable \"tensorboard\" or \"jsonl_monitor\" instead, and "
-       "import their files there"},
-      {"\"bf16\": {\"enabled\": true, \"bf16_optimizer_states\": true}",
-       "bf16.bf16_optimizer_states: true: that key: write \"state_dtype\": "
-       "\"bf16\" in optimizer.params"},
   };
   for (const auto& [members, missing] : cases) {
     const ConfigReport report = ReportOf(members, 2);
@@ -299,10 +290,30 @@ TEST(DeepSpeed, MissingFeaturesAreRefusedWhereTheyWouldRun) {
         "\"tensor_parallel\": {\"autotp_size\": 1}",
         "\"data_efficiency\": {\"seed\": 1}",
         "\"zero_optimization\": {\"zero_hpz_partition_size\": 0}",
-        "\"bf16\": {\"enabled\": false, \"bf16_optimizer_states\": true}",
         "\"optimizer\": {}, \"scheduler\": {}"}) {
     TESSERA_EXPECT_OK(CheckRunnable(ReportOf(members).config)) << members;
   }
+}
+
+// A run is not refused for its logger.
+TEST(DeepSpeed, LoggersThatAreNotHereAreOneWarning) {
+  const auto notes = [](const char* members) {
+    const ConfigReport report = ReportOf(members);
+    EXPECT_THAT(report.faults, IsEmpty());
+    TESSERA_EXPECT_OK(CheckRunnable(report.config));
+    return NotesOf(members);
+  };
+  EXPECT_THAT(notes("\"wandb\": {\"enabled\": true, \"project\": \"p\", "
+                    "\"team\": \"t\", \"group\": null}"),
+              ElementsAre("wandb: has no effect: nothing is sent to Weights & "
+                          "Biases: enable \"tensorboard\" too, and send its "
+                          "folder there with wandb sync --sync-tensorboard"));
+  EXPECT_THAT(notes("\"comet\": {\"enabled\": true}"),
+              ElementsAre("comet: has no effect: nothing is sent to Comet: "
+                          "enable \"tensorboard\" or \"jsonl_monitor\" too, "
+                          "and import their files there"));
+  EXPECT_THAT(notes("\"wandb\": {\"enabled\": false, \"project\": \"p\"}"),
+              IsEmpty());
 }
 
 // What DeepSpeed takes for granted.
@@ -313,7 +324,8 @@ TEST(DeepSpeed, NonsenseThatItAcceptsIsRefused) {
       {"{\"train_batch_size\": true}",
        "train_batch_size: expected an integer, got true"},
       {"{\"train_batch_size\": 8, \"gradient_clipping\": -1}",
-       "gradient_clipping: expected a finite number of at least 0, got -1"},
+       "gradient_clipping: expected a finite number of at least 0, got -1: 0 "
+       "is no clipping"},
       {"{\"train_batch_size\": 8, \"gradient_clipping\": null}",
        "gradient_clipping: expected a number, got null: leave the key out for "
        "its default"},

@@ -1,5 +1,6 @@
 #include "config/reader/json_reader.h"
 
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -89,10 +90,21 @@ TEST(ReadJson, Strings) {
 
 TEST(ReadJson, Numbers) {
   const std::pair<const char*, double> cases[] = {
-      {"0", 0},       {"-1.5", -1.5}, {"1e3", 1000}, {"1E+3", 1000},
-      {"25e-2", .25}, {"1e-400", 0},  {"0.1", 0.1}};
+      {"0", 0},
+      {"-1.5", -1.5},
+      {"1e3", 1000},
+      {"1E+3", 1000},
+      {"25e-2", .25},
+      {"0e-400", 0},
+      {"0.1", 0.1},
+      {"5e-324", 5e-324},
+      {"-0", 0},
+      {"-0.0e9", 0},
+      {"0.1000000000000000055511151231257827021181583404541015625000000001",
+       0.1}};
   for (const auto& [text, expected] : cases) {
     EXPECT_EQ(Read(text).number, expected) << text;
+    EXPECT_EQ(std::signbit(Read(text).number), expected < 0) << text;
   }
 }
 
@@ -113,7 +125,8 @@ TEST(ReadJson, IntegersAreExactOrNotIntegers) {
       {"922337203685477580700e-2", INT64_MAX},
       {"-0.0", 0},
       {"0e999", 0},
-      {"1e-999999999999999999999", std::nullopt},
+      {"0e-99999999999999999999", 0},
+      {"-0.0e-9223372036854775808", 0},
       {"1e19", std::nullopt},
       {"2.5", std::nullopt},
       {"1e-1", std::nullopt},
@@ -161,8 +174,13 @@ TEST(ReadJson, FaultsNamePlaceAndCause) {
       {"[AdamW]",
        "1:2: expected a value, got AdamW; strings need double quotes"},
       {"True", "1:1: expected a value, got True; strings need double quotes"},
-      {"NaN", "1:1: expected a value, got NaN; strings need double quotes"},
-      {"-Infinity", "1:2: expected a digit, got 'I'"},
+      {"NaN", "1:1: expected a value, got NaN: JSON has finite numbers alone"},
+      {"[1, inf]",
+       "1:5: expected a value, got inf: JSON has finite numbers alone"},
+      {"-Infinity",
+       "1:2: expected a value, got Infinity: JSON has finite numbers alone"},
+      {"-x", "1:2: expected a digit, got 'x'"},
+      {"-true", "1:2: expected a digit, got 't'"},
       {"nulls", "1:1: expected a value, got nulls; strings need double quotes"},
       {"[1] [2]", "1:5: expected the end of the file, got '['"},
       {"1 x", "1:3: expected the end of the file, got 'x'"},
@@ -173,7 +191,23 @@ TEST(ReadJson, FaultsNamePlaceAndCause) {
       {".5", "1:1: expected a value, got '.'"},
       {"1e", "1:3: expected a digit, got the end of the file"},
       {"-", "1:2: expected a digit, got the end of the file"},
-      {"1e999", "1:1: the number 1e999 is too large"},
+      {"1e999",
+       "1:1: the number 1e999 is too large: a double is at most 1.8e308"},
+      {"[0,\n -1.5E+400]",
+       "2:2: the number -1.5E+400 is too large: a double is at most 1.8e308"},
+      {"{\"a\": 1e-400}",
+       "1:7: the number 1e-400 is too small: as a double it is 0; write 0 if "
+       "that is meant"},
+      {"-0.001e-330",
+       "1:1: the number -0.001e-330 is too small: as a double it is 0; write 0 "
+       "if that is meant"},
+      {"1e-99999999999999999999",
+       "1:1: the number 1e-99999999999999999999 is too small: as a double it "
+       "is "
+       "0; write 0 if that is meant"},
+      {std::string(400, '9'),
+       absl::StrCat("1:1: the number ", std::string(40, '9'),
+                    "... is too large: a double is at most 1.8e308")},
       {"{\"a\": \"x}", "1:7: this string does not end"},
       {"[\"x\n\"]", "1:2: this string does not end on its line"},
       {"\"a\\x\"", "1:3: unknown escape: \\ before 'x'"},

@@ -57,7 +57,7 @@ TEST(Offload, HasRules) {
        "0.5: less needs stage 3"},
       {"\"offload_optimizer\": {\"device\": \"CPU\"}",
        "zero_optimization.offload_optimizer.device: expected none, cpu, nvme "
-       "or auto, got 'CPU'"},
+       "or auto, got 'CPU', did you mean 'cpu'?"},
       {"\"offload_optimizer\": {\"device\": \"auto\"}, \"offload_param\": "
        "{\"device\": \"auto\"}",
        "OK"},

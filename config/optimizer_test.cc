@@ -15,6 +15,7 @@ namespace tessera {
 namespace {
 
 using ::absl::StatusCode;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 
 TEST(Optimizer, AbsentStaysAbsent) {
@@ -260,6 +261,50 @@ std::string GroupsJson(absl::string_view groups) {
                    groups, "]}"));
 }
 
+// Letters that changed places cost one, and what does not run comes last.
+TEST(Optimizer, MisspeltNamesAreSentToWhatRuns) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"AdmaW", "AdamW"},     {"Aadm", "Adam"},      {"LAMBB", "Lamb"},
+      {"Muno", "Muon"},       {"AdaMaxx", "Adamax"}, {"RMSporp", "RMSprop"},
+      {"Adagard", "Adagrad"}, {"SDG", "SGD"},        {"Rpropp", "Rprop"},
+      {"Adamm", "Adam"},      {"Adamx", "Adam"},     {"NAdamm", "Adam"},
+      {"Adamxa", "Adam"}};
+  for (const auto& [type, meant] : cases) {
+    EXPECT_THAT(
+        FaultOf(OptimizerJson(absl::StrCat("{\"type\": \"", type, "\"}"))),
+        EndsWith(
+            absl::StrCat("got '", type, "', did you mean '", meant, "'?")));
+  }
+  EXPECT_THAT(FaultOf(OptimizerJson("{\"type\": \"adam\"}")), "OK");
+  EXPECT_THAT(FaultOf(Json("\"train_batch_size\": 1, \"scheduler\": {\"type\": "
+                           "\"StpeLR\", \"params\": {\"step_size\": 1}}")),
+              EndsWith("did you mean 'StepLR'?"));
+  EXPECT_EQ(FaultOf(Json("\"train_batch_size\": 1, \"zero_optimization\": "
+                         "{\"satge\": 1}")),
+            "zero_optimization.satge: unknown key, did you mean 'stage'?");
+  EXPECT_EQ(FaultOf(Json("\"train_batch_size\": 1, \"sharding\": "
+                         "{\"deterministic\": \"atuo\"}")),
+            "sharding.deterministic: expected auto, on or off, got 'atuo', did "
+            "you mean 'auto'?");
+}
+
+// What a double holds and a float32 does not: a step would divide by 0, or do
+// nothing.
+TEST(Optimizer, NumbersAreThoseOfFloat32) {
+  EXPECT_EQ(FaultOf(ParamsJson("\"eps\": 1e-50")),
+            "optimizer.params.eps: expected a number that float32 holds, got "
+            "1e-50, which is 0 there");
+  EXPECT_EQ(FaultOf(ParamsJson("\"lr\": 1e39")),
+            "optimizer.params.lr: expected a number that float32 holds, got "
+            "1e+39, which is infinite there");
+  EXPECT_EQ(FaultOf(Json("\"train_batch_size\": 1, \"fp16\": "
+                         "{\"loss_scale\": 1e-60}")),
+            "fp16.loss_scale: expected a number that float32 holds, got 1e-60, "
+            "which is 0 there");
+  EXPECT_EQ(FaultOf(ParamsJson("\"eps\": 1e-45, \"lr\": 3e38")), "OK");
+  EXPECT_EQ(FaultOf(ParamsJson("\"weight_decay\": 0, \"lr\": -0.0")), "OK");
+}
+
 TEST(ParamGroups, AreReadAndNamed) {
   const std::string json = GroupsJson(
       "{\"parameters\": [\"a.*\", \"b\"], \"params\": {\"lr\": 0.5}}, "
@@ -329,7 +374,8 @@ TEST(Gradients, HaveRanges) {
       {"\"gradient_clipping\": 0.0", "OK"},
       {"\"gradient_clipping\": 5", "OK"},
       {"\"gradient_clipping\": -1",
-       "gradient_clipping: expected a finite number of at least 0, got -1"},
+       "gradient_clipping: expected a finite number of at least 0, got -1: 0 "
+       "is no clipping"},
       {"\"gradient_clipping\": \"inf\"",
        "gradient_clipping: expected a number, got the string \"inf\""},
       {"\"gradient_clipping_value\": 0.5", "OK"},

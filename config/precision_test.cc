@@ -31,6 +31,7 @@ TEST(Fp16, AllKeys) {
             "enabled: true auto_cast: true loss_scale: 1024 "
             "initial_scale_power: 12 loss_scale_window: 100 hysteresis: 3 "
             "consecutive_hysteresis: true min_loss_scale: 2 "
+            "fp16_master_weights_and_grads: false "
             "name_overflows: true");
   EXPECT_TRUE(config.precision().cast_inputs());
 }
@@ -106,6 +107,95 @@ TEST(Bf16, HasTwoNames) {
                          "\"bf16\": {\"enabled\": true}")),
             "bf16: the same key as 'bfloat16', whose value is at 1:61: write "
             "one of them");
+}
+
+// DeepSpeed's states of 16 bits, and what it asserts of them.
+std::string Narrow(absl::string_view section, absl::string_view keys,
+                   absl::string_view zero = "\"stage\": 2",
+                   absl::string_view type = "AdamW",
+                   absl::string_view params = "") {
+  return With(absl::StrCat("\"", section, "\": {\"enabled\": true, ", keys,
+                           "}, \"zero_optimization\": {", zero,
+                           "}, \"optimizer\": {\"type\": \"", type,
+                           "\", \"params\": {", params, "}}"));
+}
+constexpr char kMasters[] = "\"bf16_master_weights_and_grads\": true";
+constexpr char kBoth[] =
+    "\"bf16_master_weights_and_grads\": true, \"bf16_optimizer_states\": true";
+constexpr char kFp16Masters[] = "\"fp16_master_weights_and_grads\": true";
+constexpr char kOffloaded[] =
+    "\"stage\": 2, \"offload_optimizer\": {\"device\": \"cpu\"}";
+
+TEST(NarrowStates, AreWhatDeepSpeedMeans) {
+  const auto resolved = [](const std::string& json, const char* note) {
+    const absl::StatusOr<ConfigReport> report = ReadConfig(json, "f.json", 1);
+    EXPECT_TRUE(report.ok() && report->faults.empty()) << json;
+    TESSERA_EXPECT_OK(CheckRunnable(report->config));
+    EXPECT_EQ(report->notes.size(), 1);
+    if (!report->notes.empty()) {
+      EXPECT_EQ(report->notes[0].path + ": " + report->notes[0].what, note);
+    }
+    // What is completed stays as it is.
+    const auto again = ResolveConfig(report->config, 1);
+    TESSERA_EXPECT_OK(again);
+    EXPECT_EQ(again->ShortDebugString(), report->config.ShortDebugString());
+    return absl::StrCat(report->config.data_types().grad_accum_dtype(), " ",
+                        report->config.optimizer().params().state_dtype());
+  };
+  constexpr char kAll[] =
+      "bf16.bf16_master_weights_and_grads: gradients are kept in bf16, states "
+      "in bf16; masters stay fp32, 2 bytes more a parameter than DeepSpeed's: "
+      "no small update is lost";
+  EXPECT_EQ(resolved(Narrow("bf16", kBoth), kAll), "bf16 bf16");
+  EXPECT_EQ(resolved(Narrow("bf16", kBoth, kOffloaded), kAll), "bf16 bf16");
+  EXPECT_EQ(resolved(Narrow("bf16", kBoth, "\"stage\": 3", "Lion"), kAll),
+            "bf16 bf16");
+  EXPECT_EQ(
+      resolved(
+          Narrow("bf16", kMasters, kOffloaded),
+          "bf16.bf16_master_weights_and_grads: gradients are kept in bf16; "
+          "masters stay fp32, 2 bytes more a parameter than DeepSpeed's: "
+          "no small update is lost"),
+      "bf16 fp32");
+  EXPECT_EQ(
+      resolved(
+          Narrow("fp16", kFp16Masters, kOffloaded),
+          "fp16.fp16_master_weights_and_grads: gradients are kept in fp16; "
+          "masters stay fp32, 2 bytes more a parameter than DeepSpeed's: "
+          "no small update is lost"),
+      "fp16 fp32");
+}
+
+TEST(NarrowStates, NeedWhatDeepSpeedAsserts) {
+  constexpr char kKey[] = "bf16.bf16_master_weights_and_grads: ";
+  EXPECT_EQ(FaultOf(Narrow("bf16", kBoth, "\"stage\": 0")),
+            absl::StrCat(kKey,
+                         "expected stages 1 to 3, as in DeepSpeed, got "
+                         "stage 0"));
+  EXPECT_EQ(FaultOf(Narrow("bf16", "\"bf16_optimizer_states\": true")),
+            "bf16.bf16_optimizer_states: needs bf16_master_weights_and_grads, "
+            "as in DeepSpeed");
+  EXPECT_EQ(FaultOf(Narrow("bf16", kMasters)),
+            absl::StrCat(kKey,
+                         "expected Adam or AdamW with offload_optimizer, as in "
+                         "DeepSpeed unless bf16_optimizer_states is true, got "
+                         "AdamW without it"));
+  EXPECT_EQ(FaultOf(Narrow("bf16", kBoth, kOffloaded, "Lion")),
+            absl::StrCat(kKey,
+                         "expected Adam or AdamW with offload_optimizer, as in "
+                         "DeepSpeed, got Lion"));
+  EXPECT_EQ(FaultOf(Narrow("fp16", kFp16Masters)),
+            "fp16.fp16_master_weights_and_grads: expected Adam or AdamW with "
+            "offload_optimizer, as in DeepSpeed, got AdamW without it");
+  EXPECT_EQ(FaultOf(With(absl::StrCat("\"bf16\": {", kBoth, "}"))),
+            absl::StrCat(kKey, "needs bf16.enabled"));
+  EXPECT_EQ(FaultOf(Narrow("bf16", kBoth, "\"stage\": 2", "AdamW",
+                           "\"state_dtype\": \"8bit\"")),
+            "bf16.bf16_optimizer_states: true, and "
+            "optimizer.params.state_dtype of AdamW is 8bit");
+  EXPECT_EQ(FaultOf(Narrow("bf16", kBoth, "\"stage\": 2", "Adafactor")),
+            "bf16.bf16_optimizer_states: true, and "
+            "optimizer.params.state_dtype of Adafactor is fp32");
 }
 
 TEST(Bf16, KeysOfFp16AreSentThere) {

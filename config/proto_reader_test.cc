@@ -120,7 +120,12 @@ TEST(ReadProtoFromJson, WrongTypesSayExpectedAndGot) {
             "expected an integer, got the string \"4\"");
   EXPECT_EQ(fault("train_batch_size", "2.5"), "expected an integer, got 2.5");
   EXPECT_EQ(fault("train_batch_size", "true"), "expected an integer, got true");
-  EXPECT_EQ(fault("train_batch_size", "1e30"), "expected an integer, got 1e30");
+  EXPECT_EQ(fault("train_batch_size", "1e30"),
+            "expected an integer of 64 bits, got 1e30");
+  EXPECT_EQ(fault("train_batch_size", "9223372036854775808"),
+            "expected an integer of 64 bits, got 9223372036854775808");
+  EXPECT_EQ(fault("zero_optimization", "{\"stage\": -1e30}"),
+            "expected an integer of 32 bits, got -1e30");
   EXPECT_EQ(fault("gradient_clipping", "null"),
             "expected a number, got null: leave the key out for its default");
   EXPECT_EQ(fault("gradient_clipping", "false"),
@@ -176,6 +181,24 @@ TEST(ReadProtoFromText, SetsFieldsAndPositions) {
   EXPECT_EQ(FormatPosition(
                 "", outcome.record.positions.at("optimizer.params.betas[1]")),
             ":3:12");
+}
+
+// Protobuf makes 0 and infinity of them.
+TEST(ReadProtoFromText, NumbersThatADoubleCannotHoldAreFaults) {
+  Outcome outcome;
+  ReadProtoFromText(
+      "# 1e-400 in a comment\ngradient_clipping: 1.5e-400f\n"
+      "gradient_clipping_norm: 1e999\noptimizer { type: '1e999'\n"
+      "  params { lr: 0e-400 eps: -1e-999 } }",
+      &outcome.config, &outcome.record);
+  EXPECT_THAT(
+      Faults(outcome.record),
+      ElementsAre("2:20 : the number 1.5e-400 is too small: as a double "
+                  "it is 0; write 0 if that is meant",
+                  "3:25 : the number 1e999 is too large: a double is at "
+                  "most 1.8e308",
+                  "5:29 : the number 1e-999 is too small: as a double "
+                  "it is 0; write 0 if that is meant"));
 }
 
 TEST(ReadProtoFromText, FaultsHavePositions) {

@@ -46,6 +46,10 @@ const std::vector<Rule>& Rules() {
   return *rules;
 }
 
+// As Hugging Face's default of max_steps, -1: num_train_epochs says it, which
+// only who has the data can turn into steps.
+bool IsOfEpochs(int64_t max_steps) { return max_steps <= 0; }
+
 // The values as a configuration: what each "auto" would become. `file`: what
 // was written.
 proto::Config Filled(const AutoValues& values, const proto::Config& file,
@@ -83,7 +87,9 @@ proto::Config Filled(const AutoValues& values, const proto::Config& file,
   if (values.adam_epsilon) adam->set_eps(*values.adam_epsilon);
   if (values.weight_decay) adam->set_weight_decay(*values.weight_decay);
   if (values.warmup_steps) schedule->set_warmup_num_steps(*values.warmup_steps);
-  if (values.max_steps) schedule->set_total_num_steps(*values.max_steps);
+  if (values.max_steps && !IsOfEpochs(*values.max_steps)) {
+    schedule->set_total_num_steps(*values.max_steps);
+  }
   if (values.bf16 || values.fp16) {
     c.mutable_bf16()->set_enabled(values.bf16.value_or(false));
     c.mutable_fp16()->set_enabled(values.fp16.value_or(false));
@@ -109,11 +115,18 @@ bool HasDefaultThere(absl::string_view path) {
          !absl::StartsWith(path, "scheduler.");
 }
 
-void Unresolved(const std::string& path, const Rule* rule, Faults* faults) {
-  const std::string needs =
-      rule == nullptr ? ""
-                      : absl::StrCat(absl::StrJoin(rule->needs, " and "),
-                                     " (tessera::AutoValues, or --auto)");
+void Unresolved(const std::string& path, const Rule* rule,
+                const AutoValues& values, Faults* faults) {
+  std::string needs = rule == nullptr
+                          ? ""
+                          : absl::StrCat(absl::StrJoin(rule->needs, " and "),
+                                         " (tessera::AutoValues, or --auto)");
+  if (path == "scheduler.params.total_num_steps" && values.max_steps) {
+    absl::StrAppend(&needs, ", and ", *values.max_steps,
+                    " leaves it to num_train_epochs: give the optimizer steps "
+                    "of the run, epochs * batches of one / "
+                    "gradient_accumulation_steps");
+  }
   if (HasDefaultThere(path)) {
     faults->Note(path, "\"auto\" is its default here",
                  needs.empty() ? "" : ": to resolve it needs ", needs);
@@ -160,10 +173,12 @@ void ResolveAutos(const ReadRecord& record, const AutoValues& values,
     } else if (known) {
       CopyField(filled, rule.path, config);
     } else {
-      Unresolved(rule.path, &rule, faults);
+      Unresolved(rule.path, &rule, values, faults);
     }
   }
-  for (const std::string& path : autos) Unresolved(path, nullptr, faults);
+  for (const std::string& path : autos) {
+    Unresolved(path, nullptr, values, faults);
+  }
 }
 
 }  // namespace tessera

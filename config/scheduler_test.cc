@@ -118,7 +118,14 @@ TEST(SchedulerConfigTest, WrongParametersAreNamed) {
                    "\"cycle_first_step_size\": 0"),
        "cycle_first_step_size: expected at least 1, got 0"},
       {SchedulerOf("CosineAnnealingLR", "\"T_max\": -1"),
-       "T_max: expected at least 1, got -1"},
+       "T_max: expected at least 1, got -1: write the optimizer steps of the "
+       "run: epochs * batches of one / gradient_accumulation_steps"},
+      {SchedulerOf("WarmupDecayLR", "\"total_num_steps\": -1"),
+       "total_num_steps: expected at least 0, got -1: write the optimizer "
+       "steps of the run: epochs * batches of one / "
+       "gradient_accumulation_steps"},
+      {SchedulerOf("WarmupLR", "\"warmup_num_steps\": -1"),
+       "warmup_num_steps: expected at least 0, got -1: 0 is no warmup"},
       {SchedulerOf("CosineAnnealingLR", ""),
        "T_max: missing: 'CosineAnnealingLR' needs it"},
       {SchedulerOf("CosineAnnealingLR", "\"T_max\": 9, \"T_mult\": 2"),

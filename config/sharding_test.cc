@@ -103,8 +103,8 @@ TEST(Zero, CountsMayBeWrittenWithExponents) {
             "zero_optimization.stage3_prefetch_bucket_size: expected an "
             "integer, got 15099494.4");
   EXPECT_EQ(FaultOf(ZeroJson("\"reduce_bucket_size\": 1e20")),
-            "zero_optimization.reduce_bucket_size: expected an integer, got "
-            "1e20");
+            "zero_optimization.reduce_bucket_size: expected an integer of 64 "
+            "bits, got 1e20");
   EXPECT_EQ(FaultOf(ZeroJson("\"reduce_bucket_size\": \"5e8\"")),
             "zero_optimization.reduce_bucket_size: expected an integer, got "
             "the string \"5e8\"");

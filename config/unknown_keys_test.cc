@@ -112,8 +112,56 @@ TEST(UnknownKeys, OtherFaultsStayFaults) {
                        " \"train_batch_size\": 8}")
                   .faults,
               ElementsAre("f.json:1:18: unknown_keys: expected error or warn, "
-                          "got 'warm'",
+                          "got 'warm', did you mean 'warn'?",
                           HasSubstr("x: unknown key")));
+}
+
+// What others write at the top level, where DeepSpeed ignores it.
+TEST(UnknownKeys, OfOthersAreWarningsByDefault) {
+  const Said said = ReadText(R"({"train_batch_size": 8,
+    "cuda_visible_devices": "0,1",
+    "monitor_config": {"enabled": true, "csv_monitor": {"enabled": true}},
+    "log": {"steps_per_print": 5},
+    "comms_config": {"comms_logger": {"enabled": true}},
+    "zero3_init_flag": true, "report_to": "wandb", "save_steps": 500})");
+  EXPECT_THAT(said.faults, IsEmpty());
+  EXPECT_THAT(
+      said.notes,
+      ElementsAre(
+          "f.json:2:5: cuda_visible_devices: ignored: a launcher's: "
+          "ranks, hosts and devices are what this run was started with",
+          "f.json:3:5: monitor_config: ignored: DeepSpeed ignores it, "
+          "too: write \"tensorboard\", \"csv_monitor\" or "
+          "\"jsonl_monitor\" at the top level",
+          AllOf(HasSubstr(":4:5: log: ignored"), HasSubstr("steps_per_print")),
+          AllOf(HasSubstr(":5:5: comms_config: ignored"),
+                HasSubstr("comms_logger")),
+          HasSubstr("6:5: zero3_init_flag: ignored: Accelerate's"),
+          HasSubstr("report_to: ignored: a logger's"),
+          HasSubstr("save_steps: ignored: a trainer's")));
+}
+
+// A key that says what is computed is none of those, nor one that is near ours,
+// nor any where errors are asked for, or elsewhere.
+TEST(UnknownKeys, ThatSayWhatIsComputedStayErrors) {
+  for (const char* key :
+       {"seed", "batch_size", "micro_batch_size_per_gpu", "max_grad_norms",
+        "learning_rate", "zero_optimisation", "tensor_parallel_size",
+        "weight-decay", "num-layers", "lr_scheduler_type", "max_steps",
+        "num_train_epochs", "mixed_precision", "gradient_checkpointing",
+        "offload_optimizer", "steps_per_prin", "cuda_visible_device"}) {
+    EXPECT_THAT(FaultOf(Json(
+                    absl::StrCat("\"train_batch_size\": 8, \"", key, "\": 1"))),
+                HasSubstr("unknown key"))
+        << key;
+  }
+  EXPECT_THAT(FaultOf(Json("\"train_batch_size\": 8, \"unknown_keys\": "
+                           "\"error\", \"cuda_visible_devices\": \"0\"")),
+              HasSubstr("cuda_visible_devices: unknown key"));
+  EXPECT_THAT(FaultOf(Json("\"train_batch_size\": 8, \"fp16\": {\"log\": 1}")),
+              HasSubstr("fp16.log: unknown key"));
+  EXPECT_THAT(ReadText("train_batch_size: 8 log: 1", "f.pbtxt").faults,
+              ElementsAre(HasSubstr("\"log\"")));
 }
 
 TEST(UnknownKeys, AProgramMayIgnoreThemToo) {

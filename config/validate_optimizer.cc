@@ -252,10 +252,13 @@ void CheckNesterov(const std::string& path, bool nesterov, double momentum,
   faults->Add(path, "expected a momentum above 0 and no dampening with it");
 }
 
-void ResolveParameters(const Known& known, proto::OptimizerParams* params,
-                       Faults* faults) {
+void ResolveParameters(const Known& known, bool bf16_states,
+                       proto::OptimizerParams* params, Faults* faults) {
   const std::string path = "optimizer.params";
   CheckParameters(*params, path, known, faults);
+  if (bf16_states && !params->has_state_dtype() && WhyFloat32(known).empty()) {
+    params->set_state_dtype("bf16");
+  }
   FillParameters(known, params);
   // An empty list in a file is no request for the defaults.
   if (params->betas_size() == 0 && !faults->IsWritten(path + ".betas")) {
@@ -337,6 +340,8 @@ void ResolveOptimizer(proto::Config* config, Faults* faults) {
   if (config->optimizer().ByteSizeLong() == 0) config->clear_optimizer();
   if (!config->has_optimizer()) return;
   proto::Optimizer& optimizer = *config->mutable_optimizer();
+  const bool bf16_states =
+      config->bf16().enabled() && config->bf16().bf16_optimizer_states();
   std::vector<std::string> known;
   Append(kDeepSpeed, &known);
   known.push_back(kScheduleFree);
@@ -349,7 +354,8 @@ void ResolveOptimizer(proto::Config* config, Faults* faults) {
   } else if (type.empty()) {
     faults->AddUnknown(
         "optimizer.type", optimizer.type(),
-        "Adam, AdamW, or another optimizer of DeepSpeed or torch.optim", known);
+        "Adam, AdamW, or another optimizer of DeepSpeed or torch.optim",
+        OptimizerNames(), known);
   } else {
     optimizer.set_type(type);
     if (type == "OneBitAdam" || type == "OneBitLamb" || type == "ZeroOneAdam") {
@@ -358,7 +364,7 @@ void ResolveOptimizer(proto::Config* config, Faults* faults) {
     }
     const Known* const ours = FindKnown(type);
     if (ours == nullptr) return;
-    ResolveParameters(*ours, optimizer.mutable_params(), faults);
+    ResolveParameters(*ours, bf16_states, optimizer.mutable_params(), faults);
     for (int i = 0; i < optimizer.param_groups_size(); ++i) {
       ResolveGroup(i, *ours, &optimizer, faults);
     }
@@ -366,7 +372,8 @@ void ResolveOptimizer(proto::Config* config, Faults* faults) {
     CheckExact(*config, faults);
     return;
   }
-  ResolveParameters(*FindKnown("AdamW"), optimizer.mutable_params(), faults);
+  ResolveParameters(*FindKnown("AdamW"), bf16_states,
+                    optimizer.mutable_params(), faults);
 }
 
 bool IsOptimizer(absl::string_view type) {

@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "config/defaults.h"
 #include "config/validate.h"
@@ -46,6 +47,68 @@ void CheckParamDtype(const proto::Config& config, Faults* faults) {
   if (dtype != enabled) {
     faults->Add("data_types.param_dtype", "expected ", enabled,
                 ", which bf16.enabled and fp16.enabled say, got '", dtype, "'");
+  }
+}
+
+// What DeepSpeed asserts of SECTION_master_weights_and_grads as it makes its
+// optimizer; "" if that holds. `states`: they have 16 bits, too.
+std::string WhyNarrowMastersFail(const proto::Config& config,
+                                 const std::string& section, bool enabled,
+                                 bool states) {
+  const proto::ZeroOptimization& zero = config.zero_optimization();
+  const std::string& device = zero.offload_optimizer().device();
+  const std::string& type = config.optimizer().type();
+  const bool offloaded = device == "cpu" || device == "nvme";
+  const bool adam = type == "Adam" || type == "AdamW";
+  if (!enabled) return absl::StrCat("needs ", section, ".enabled");
+  if (!zero.has_auto_stage() && zero.stage() == 0) {
+    return "expected stages 1 to 3, as in DeepSpeed, got stage 0";
+  }
+  if (!config.has_optimizer() || (states && !offloaded)) return "";
+  if (offloaded && adam) return "";
+  return absl::StrCat(
+      "expected Adam or AdamW with offload_optimizer, as in DeepSpeed",
+      section == "bf16" && !states ? " unless bf16_optimizer_states is true"
+                                   : "",
+      ", got ", type, offloaded ? "" : " without it");
+}
+
+void ResolveNarrowMasters(const std::string& section, bool enabled, bool states,
+                          proto::Config* config, Faults* faults) {
+  const std::string key =
+      absl::StrCat(section, ".", section, "_master_weights_and_grads");
+  const std::string why =
+      WhyNarrowMastersFail(*config, section, enabled, states);
+  if (!why.empty()) return faults->Add(key, why);
+  proto::DataTypes& types = *config->mutable_data_types();
+  if (!types.has_grad_accum_dtype()) types.set_grad_accum_dtype(section);
+  faults->Note(
+      key, "gradients are kept in ", types.grad_accum_dtype(),
+      states ? ", states in bf16" : "",
+      "; masters stay fp32, 2 bytes more a parameter than DeepSpeed's: "
+      "no small update is lost");
+}
+
+// bf16_master_weights_and_grads, bf16_optimizer_states, and fp16's like.
+void ResolveNarrowStates(proto::Config* config, Faults* faults) {
+  const proto::Bf16& bf16 = config->bf16();
+  const bool states = bf16.bf16_optimizer_states();
+  const proto::OptimizerParams& params = config->optimizer().params();
+  constexpr char kStates[] = "bf16.bf16_optimizer_states";
+  if (states && !bf16.bf16_master_weights_and_grads()) {
+    faults->Add(kStates,
+                "needs bf16_master_weights_and_grads, as in DeepSpeed");
+  } else if (states && params.has_state_dtype() &&
+             params.state_dtype() != "bf16") {
+    faults->Add(kStates, "true, and optimizer.params.state_dtype of ",
+                config->optimizer().type(), " is ", params.state_dtype());
+  }
+  if (bf16.bf16_master_weights_and_grads()) {
+    ResolveNarrowMasters("bf16", bf16.enabled(), states, config, faults);
+  }
+  if (config->fp16().fp16_master_weights_and_grads()) {
+    ResolveNarrowMasters("fp16", config->fp16().enabled(), /*states=*/false,
+                         config, faults);
   }
 }
 
@@ -108,6 +171,7 @@ void ResolvePrecision(proto::Config* config, Faults* faults) {
                  "become 0: use bfloat16, or scale the loss");
   }
   CheckParamDtype(*config, faults);
+  ResolveNarrowStates(config, faults);
   proto::Precision& precision = *config->mutable_precision();
   FillDefaults(&precision);
   faults->CheckNoneEmpty("precision.fp32_classes", precision.fp32_classes());

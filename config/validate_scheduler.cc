@@ -376,7 +376,7 @@ void ResolveScheduler(proto::Config* config, Faults* faults) {
     faults->AddUnknown("scheduler.type", type,
                        "a schedule of DeepSpeed or torch.optim.lr_scheduler, "
                        "or WSD",
-                       known);
+                       ScheduleNames(), known);
   } else if (IsSchedule(type)) {
     const proto::SchedulerParams written = scheduler.params();
     Fill(type, config->optimizer().params().lr(), scheduler.mutable_params());

@@ -53,8 +53,10 @@ bool Faults::IsWritten(const std::string& path) const {
 
 void Faults::AddUnknown(const std::string& path, const std::string& name,
                         const char* expected,
-                        const std::vector<std::string>& names) {
-  const std::string nearest = NearestName(name, names);
+                        const std::vector<std::string>& names,
+                        const std::vector<std::string>& others) {
+  std::string nearest = NearestName(name, names);
+  if (nearest.empty()) nearest = NearestName(name, others);
   Add(path, "expected ", expected, ", got '", absl::Utf8SafeCEscape(name), "'",
       nearest.empty() ? "" : absl::StrCat(", did you mean '", nearest, "'?"));
 }

@@ -32,9 +32,11 @@ class Faults {
     if (!IsDoubtful(path)) notes_.push_back(At(path, absl::StrCat(what...)));
   }
 
-  // Adds that `name` is none of `names`, with the nearest of them.
+  // Adds that `name` is none of `names`, with the nearest of them; of `others`,
+  // which are known and do not run here, where none of those is near.
   void AddUnknown(const std::string& path, const std::string& name,
-                  const char* expected, const std::vector<std::string>& names);
+                  const char* expected, const std::vector<std::string>& names,
+                  const std::vector<std::string>& others = {});
   // Adds a fault for each that is "".
   void CheckNoneEmpty(
       const std::string& path,

@@ -89,6 +89,13 @@ bool InRange(double value, const FieldOptions& options) {
          (!has(proto::below) || value < limit(proto::below));
 }
 
+// Whether it becomes neither 0 nor infinite as one: training computes so,
+// unless a module's parameters are float64.
+bool IsFloat32(double value) {
+  return value == 0 || (std::isfinite(static_cast<float>(value)) &&
+                        static_cast<float>(value) != 0);
+}
+
 // `path` of one value: of a list's with its index.
 void CheckNumber(const std::string& path, const Message& message,
                  const FieldDescriptor& field, int index, Faults* faults) {
@@ -101,10 +108,22 @@ void CheckNumber(const std::string& path, const Message& message,
     }
     range = "a finite number";
   }
+  const FieldOptions& options = field.options();
   const double value = NumberOf(message, field, index);
-  if (InRange(value, field.options())) return;
-  faults->Add(path, "expected ", range, ", got ",
-              ValueText(message, field, index));
+  const bool said =
+      value == -1 && options.HasExtension(proto::instead_of_minus_one);
+  if (!InRange(value, options)) {
+    faults->Add(
+        path, "expected ", range, ", got ", ValueText(message, field, index),
+        said ? absl::StrCat(": ",
+                            options.GetExtension(proto::instead_of_minus_one))
+             : "");
+  } else if (field.cpp_type() == FieldDescriptor::CPPTYPE_DOUBLE &&
+             !IsFloat32(value)) {
+    faults->Add(path, "expected a number that float32 holds, got ",
+                ValueText(message, field, index), ", which is ",
+                value < 1 && value > -1 ? "0" : "infinite", " there");
+  }
 }
 
 void CheckWord(const std::string& path, const FieldDescriptor& field, int index,
@@ -134,8 +153,7 @@ void CheckWord(const std::string& path, const FieldDescriptor& field, int index,
     }
     return;
   }
-  faults->Add(path, "expected ", JoinWords(words), ", got '",
-              absl::Utf8SafeCEscape(value), "'");
+  faults->AddUnknown(path, value, JoinWords(words).c_str(), words);
 }
 
 void CheckValue(const std::string& path, const FieldDescriptor& field,

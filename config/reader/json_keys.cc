@@ -51,7 +51,100 @@ constexpr Synonym kSynonyms[] = {
     {"warmup_steps", "warmup_num_steps"},
 };
 
+// Keys that real files have at the top level, where DeepSpeed ignores them.
+// None of them may say what is computed: a batch size, a rate, a seed, a dtype,
+// a number of layers is an error, since it would be lost.
+struct Foreign {
+  const char* what;
+  std::vector<absl::string_view> keys;
+};
+const std::vector<Foreign>& ForeignKeys() {
+  static const auto* const keys = new std::vector<Foreign>{
+      {"a launcher's: ranks, hosts and devices are what this run was started "
+       "with",
+       {"cuda_visible_devices",
+        "CUDA_VISIBLE_DEVICES",
+        "local_rank",
+        "master_addr",
+        "master_port",
+        "hostfile",
+        "launcher",
+        "launcher_args",
+        "include",
+        "exclude",
+        "num_gpus",
+        "num_nodes",
+        "nnodes",
+        "node_rank",
+        "nproc_per_node",
+        "deepspeed_hostfile",
+        "deepspeed_multinode_launcher",
+        "deepspeed_inclusion_filter",
+        "deepspeed_exclusion_filter",
+        "deepspeed_port",
+        "ssh_port",
+        "force_multi",
+        "no_ssh_check"}},
+      {"Accelerate's: ranks and hosts are what this run was started with",
+       {"compute_environment", "distributed_type", "num_machines",
+        "num_processes", "machine_rank", "main_process_ip", "main_process_port",
+        "main_training_function", "rdzv_backend", "same_network",
+        "deepspeed_config_file", "zero3_init_flag", "zero3_save_16bit_model",
+        "downcast_bf16", "tpu_env", "tpu_use_cluster", "tpu_use_sudo"}},
+      {"DeepSpeed ignores it, too: write \"tensorboard\", \"csv_monitor\" or "
+       "\"jsonl_monitor\" at the top level",
+       {"monitor_config", "monitor"}},
+      {"DeepSpeed ignores it, too: write \"comms_logger\" at the top level",
+       {"comms_config"}},
+      {"DeepSpeed ignores it, too: write \"steps_per_print\" at the top level",
+       {"log", "logging", "log_interval", "log_dir", "log_file"}},
+      {"a logger's: enable \"tensorboard\", \"csv_monitor\" or "
+       "\"jsonl_monitor\"",
+       {"wandb_project", "wandb_entity", "wandb_run_name", "wandb_log",
+        "use_wandb", "mlflow", "clearml", "neptune", "swanlab", "report_to",
+        "run_name", "experiment_name", "project_name"}},
+      {"a trainer's: the program logs, saves and evaluates",
+       {"output_dir",
+        "overwrite_output_dir",
+        "logging_dir",
+        "logging_steps",
+        "logging_strategy",
+        "logging_first_step",
+        "save_steps",
+        "save_strategy",
+        "save_interval",
+        "save_total_limit",
+        "save_safetensors",
+        "save_on_each_node",
+        "eval_steps",
+        "eval_strategy",
+        "evaluation_strategy",
+        "eval_interval",
+        "eval_batch_size",
+        "per_device_eval_batch_size",
+        "disable_tqdm",
+        "push_to_hub",
+        "hub_model_id",
+        "dataloader_num_workers",
+        "dataloader_pin_memory",
+        "num_workers",
+        "ddp_timeout",
+        "logging_batch_size_per_gpu"}},
+  };
+  return *keys;
+}
+
 }  // namespace
+
+const char* WhoseKey(absl::string_view key) {
+  for (const Foreign& foreign : ForeignKeys()) {
+    if (std::find(foreign.keys.begin(), foreign.keys.end(), key) !=
+        foreign.keys.end()) {
+      return foreign.what;
+    }
+  }
+  return nullptr;
+}
 
 std::string KeyMeant(absl::string_view key) {
   for (const Synonym& synonym : kSynonyms) {
@@ -90,13 +183,17 @@ std::string FindKeyElsewhere(const Descriptor& schema, absl::string_view key) {
 }
 
 std::string FindNearestKey(const Descriptor& level, absl::string_view key) {
-  std::vector<std::string> keys;
+  std::vector<std::string> keys, others;
   for (int i = 0; i < level.field_count(); ++i) {
+    const auto& options = level.field(i)->options();
+    const bool runs = !options.HasExtension(proto::refused) &&
+                      !options.HasExtension(proto::not_yet);
     for (std::string& candidate : JsonKeys(*level.field(i))) {
-      keys.push_back(std::move(candidate));
+      (runs ? keys : others).push_back(std::move(candidate));
     }
   }
-  return NearestName(key, keys);
+  const std::string nearest = NearestName(key, keys);
+  return nearest.empty() ? NearestName(key, others) : nearest;
 }
 
 bool IsFreeForm(const FieldDescriptor& field) {

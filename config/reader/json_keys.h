@@ -29,13 +29,19 @@ bool HasJsonKey(const google::protobuf::Descriptor& level,
 // learning_rate); any other as it is.
 std::string KeyMeant(absl::string_view key);
 
+// Of a key that others than DeepSpeed are known to write at the top level of
+// its configurations, and that changes nothing of the numbers: whose it is and
+// what does that here. Null: it is none of those.
+const char* WhoseKey(absl::string_view key);
+
 // Where `key` belongs: the path of the one field that has it, among those of
 // `schema` and of all messages inside that have an effect. "" if there is none,
 // or several.
 std::string FindKeyElsewhere(const google::protobuf::Descriptor& schema,
                              absl::string_view key);
 
-// The nearest of the keys of `level`'s own fields, "" if none is near.
+// The nearest of the keys of `level`'s own fields, "" if none is near; one that
+// is refused, or not there yet, only if no other is.
 std::string FindNearestKey(const google::protobuf::Descriptor& level,
                            absl::string_view key);
 

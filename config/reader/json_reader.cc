@@ -1,17 +1,15 @@
 #include "config/reader/json_reader.h"
 
-#include <cmath>
-
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
+#include "config/reader/decimal.h"
 #include "config/reader/utf8.h"
 
 namespace tessera {
@@ -136,26 +134,34 @@ class Parser {
     return ReadString(value.text);
   }
 
-  absl::Status ReadWord(JsonValue& value) {
+  // The letters, digits and underscores at the cursor.
+  absl::string_view Word() const {
     size_t length = 0;
     const absl::string_view rest = Rest();
     while (length < rest.size() &&
            (absl::ascii_isalnum(rest[length]) || rest[length] == '_')) {
       ++length;
     }
-    const absl::string_view word = rest.substr(0, length);
+    return rest.substr(0, length);
+  }
+
+  absl::Status ReadWord(JsonValue& value) {
+    const absl::string_view word = Word();
     if (word == "null") {
       value.kind = JsonKind::kNull;
     } else if (word == "true" || word == "false") {
       value.kind = JsonKind::kBool;
       value.boolean = word == "true";
+    } else if (IsNoFiniteNumber(word)) {
+      return FaultHere(absl::StrCat("expected a value, got ", word,
+                                    ": JSON has finite numbers alone"));
     } else if (!word.empty()) {
       return FaultHere(absl::StrCat("expected a value, got ", word,
                                     "; strings need double quotes"));
     } else {
       return FaultHere(absl::StrCat("expected a value, got ", Seen()));
     }
-    AdvanceAscii(length);
+    AdvanceAscii(word.size());
     return absl::OkStatus();
   }
 
@@ -163,6 +169,7 @@ class Parser {
   absl::Status ReadNumber(JsonValue& value) {
     const size_t start = offset_;
     if (Peek() == '-') Advance();
+    if (IsNoFiniteNumber(Word())) return ReadWord(value);  // -Infinity
     const bool leading_zero = Peek() == '0';
     const size_t integer_start = offset_;
     TESSERA_RETURN_IF_ERROR(SkipDigits());
@@ -180,12 +187,9 @@ class Parser {
     }
     value.kind = JsonKind::kNumber;
     value.text = std::string(text_.substr(start, offset_ - start));
-    if (!absl::SimpleAtod(value.text, &value.number) ||
-        !std::isfinite(value.number)) {
-      return Fault(value.position,
-                   absl::StrCat("the number ", value.text, " is too large"));
-    }
-    return absl::OkStatus();
+    const Decimal decimal = ReadDecimal(value.text, &value.number);
+    if (decimal == Decimal::kRight) return absl::OkStatus();
+    return Fault(value.position, FaultOf(value.text, decimal));
   }
 
   absl::Status SkipDigits() {

@@ -71,6 +71,7 @@ std::optional<int64_t> JsonValue::AsInt64() const {
   // digits * 10^exponent, zeros at the end of the digits left out.
   const std::pair<absl::string_view, absl::string_view> parts =
       absl::StrSplit(text, absl::MaxSplits(absl::ByAnyChar("eE"), 1));
+  if (number == 0) return 0;  // whatever its exponent
   absl::string_view power = parts.second;
   absl::ConsumePrefix(&power, "+");
   int64_t exponent = 0;
@@ -89,7 +90,6 @@ std::optional<int64_t> JsonValue::AsInt64() const {
   }
   int64_t exact = 0;
   if (!absl::SimpleAtoi(digits, &exact)) return std::nullopt;
-  if (exact == 0) return 0;
   if (exponent < 0 || exponent > 18) return std::nullopt;
   for (; exponent > 0; --exponent) {
     if (__builtin_mul_overflow(exact, int64_t{10}, &exact)) return std::nullopt;

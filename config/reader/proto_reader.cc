@@ -1,6 +1,7 @@
 #include "config/reader/proto_reader.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "absl/strings/escaping.h"
@@ -250,6 +251,14 @@ class JsonToProto {
       absl::StrAppend(&what, ", did you mean '", nearest, "'?");
     }
     const std::string here = Join(path, key);
+    const char* const whose = WhoseKey(member.key);
+    if (unknown_keys_ == UnknownKeys::kForeign && path.empty() &&
+        whose != nullptr) {
+      record_.notes.push_back({record_.AsWritten(here),
+                               absl::StrCat("ignored: ", whose),
+                               member.key_position, /*is_unknown_key=*/true});
+      return;
+    }
     if (unknown_keys_ == UnknownKeys::kNotes) {
       record_.notes.push_back({record_.AsWritten(here),
                                absl::StrCat("ignored: ", what),
@@ -342,9 +351,14 @@ class JsonToProto {
     const Reflection& reflection = *message->GetReflection();
     const std::optional<int64_t> integer = value.AsInt64();
     const bool narrow = field.cpp_type() == FieldDescriptor::CPPTYPE_INT32;
-    if (!integer) return Misfit(path, value, Expected(field));
+    const char* const bits =
+        narrow ? "an integer of 32 bits" : "an integer of 64 bits";
+    if (!integer) {
+      const bool too_large = std::abs(value.number) >= 0x1p63;
+      return Misfit(path, value, too_large ? bits : Expected(field));
+    }
     if (narrow && *integer != static_cast<int32_t>(*integer)) {
-      return Misfit(path, value, "an integer of 32 bits");
+      return Misfit(path, value, bits);
     }
     if (narrow) {
       const int32_t small = static_cast<int32_t>(*integer);

@@ -50,8 +50,10 @@ struct ReadRecord {
   std::string AsWritten(const std::string& path) const;
 };
 
-// What a key is that the schema does not have: a fault, or a note.
-enum class UnknownKeys { kFaults, kNotes };
+// What a key is that the schema does not have: a fault, or a note. kForeign: a
+// note at the top level of JSON if others are known to write it there
+// (WhoseKey, config/reader/json_keys.h), else a fault.
+enum class UnknownKeys { kFaults, kForeign, kNotes };
 
 // Sets the fields of `message` from `root`. Faulty parts are left unset and
 // recorded. Comments (IsCommentKey, config/reader/json_keys.h) are passed over.

@@ -3,9 +3,12 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "config/reader/decimal.h"
 #include "config/reader/proto_reader.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/io/tokenizer.h"
+#include "google/protobuf/io/zero_copy_stream_impl_lite.h"
 #include "google/protobuf/text_format.h"
 
 namespace tessera {
@@ -53,6 +56,38 @@ class FaultCollector : public google::protobuf::io::ErrorCollector {
   const UnknownKeys unknown_keys_;
   ReadRecord& record_;
 };
+
+class IgnoredErrors : public google::protobuf::io::ErrorCollector {
+ public:
+  void AddError(int, google::protobuf::io::ColumnNumber,
+                const std::string&) override {}
+};
+
+// Numbers that a double cannot hold: protobuf makes 0 or infinity of them.
+void CheckNumbers(absl::string_view text, FaultCollector* collector) {
+  namespace io = google::protobuf::io;
+  io::ArrayInputStream stream(text.data(), static_cast<int>(text.size()));
+  IgnoredErrors errors;  // the parser tells of them
+  io::Tokenizer tokenizer(&stream, &errors);
+  tokenizer.set_allow_f_after_float(true);
+  tokenizer.set_comment_style(io::Tokenizer::SH_COMMENT_STYLE);
+  tokenizer.set_require_space_after_number(false);
+  while (tokenizer.Next()) {
+    const io::Tokenizer::Token& token = tokenizer.current();
+    if (token.type != io::Tokenizer::TYPE_FLOAT &&
+        token.type != io::Tokenizer::TYPE_INTEGER) {
+      continue;
+    }
+    absl::string_view number = token.text;
+    if (token.type == io::Tokenizer::TYPE_FLOAT) {
+      if (!absl::ConsumeSuffix(&number, "f")) absl::ConsumeSuffix(&number, "F");
+    }
+    double value = 0;
+    const Decimal decimal = ReadDecimal(number, &value);
+    if (decimal == Decimal::kRight || decimal == Decimal::kNone) continue;
+    collector->AddError(token.line, token.column, FaultOf(number, decimal));
+  }
+}
 
 // Notes where the fields of `message` were in the text.
 void RecordPositions(const Message& message, TextFormat::ParseInfoTree& tree,
@@ -106,6 +141,7 @@ void ReadProtoFromText(absl::string_view text, Message* message,
   parser.WriteLocationsTo(&tree);
   parser.AllowUnknownField(true);  // it goes on behind one, with a warning
   if (!parser.ParseFromString(std::string(text), message)) return;
+  CheckNumbers(text, &collector);
   RecordPositions(*message, tree, "", *record);
 }
 
