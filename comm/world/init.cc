@@ -310,6 +310,9 @@ absl::StatusOr<const World*> Init(int* argc, char** argv,
   if (!launched && flags.world.value_or(1) > 1) {
     TESSERA_RETURN_IF_ERROR(Launch(whole_argv, flags));
   }
+  // Ranks of one launcher share its stdout: whole lines, as they are written,
+  // also if a rank is ended.
+  if (launched) setvbuf(stdout, nullptr, _IOLBF, 0);
   SetHangDumpFolder(options.dump_folder);
   options.startup_timeout =
       flags.startup_timeout.value_or(options.startup_timeout);

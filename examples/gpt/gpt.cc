@@ -107,6 +107,6 @@ at::Tensor GptImpl::forward(const at::Tensor& tokens) {
 }
 
 at::Tensor GptImpl::loss(const at::Tensor& tokens, const at::Tensor& targets) {
-  return nn::functional::cross_entropy(forward(tokens).flatten(0, 1),
-                                       targets.flatten());
+  return nn::functional::cross_entropy(
+      forward(tokens).flatten(0, 1).to(at::kFloat), targets.flatten());
 }

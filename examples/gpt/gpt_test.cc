@@ -40,6 +40,13 @@ TEST(GptTest, LossStartsAtThatOfAUniformGuess) {
   EXPECT_NEAR(loss.item<double>(), std::log(256.0), 0.1);
 }
 
+TEST(GptTest, TheLossIsFloat32InAnyPrecision) {
+  Gpt model = SmallGpt(0);
+  model->to(at::kBFloat16);
+  EXPECT_EQ(model->loss(RandomTokens(2, 16), RandomTokens(2, 16)).scalar_type(),
+            at::kFloat);
+}
+
 TEST(GptTest, TheSeedDecidesTheModelToTheBit) {
   Gpt first = SmallGpt(7), second = SmallGpt(7), third = SmallGpt(8);
   const auto tokens = RandomTokens(2, 16), targets = RandomTokens(2, 16);

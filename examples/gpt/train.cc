@@ -155,6 +155,7 @@ absl::Status Run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // to a file, too
   SetTrainUsage();
   const absl::Status status =
       tessera::CatchTorch("libtorch", [&] { return Run(argc, argv); });

@@ -116,7 +116,8 @@ class LlamaImpl : public torch::nn::Module {
   // `tokens` [B, T] of int64; gives the logits, [B, T, vocab].
   at::Tensor forward(const at::Tensor& tokens);
 
-  // Mean cross entropy, in nats per token, of predicting targets [B, T].
+  // Mean cross entropy, in nats per token, of predicting targets [B, T]. In
+  // float32 whatever the logits are: 16 bits would round it, and its gradient.
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets);
 
   const LlamaOptions& options() const { return options_; }

@@ -86,6 +86,13 @@ TEST(LlamaTest, LossStartsAtThatOfAUniformGuess) {
   EXPECT_NEAR(loss.item<double>(), std::log(11.0), 0.1);
 }
 
+TEST(LlamaTest, TheLossIsFloat32InAnyPrecision) {
+  Llama model = SmallLlama(0);
+  model->to(at::kBFloat16);
+  EXPECT_EQ(model->loss(RandomTokens(2, 16), RandomTokens(2, 16)).scalar_type(),
+            at::kFloat);
+}
+
 TEST(LlamaTest, EveryParameterGetsAGradient) {
   for (const bool tied : {false, true}) {
     Llama model(Small().tied(tied));

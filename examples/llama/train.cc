@@ -121,8 +121,9 @@ absl::StatusOr<bool> Train(Llama& model, tessera::Engine& engine,
         }));
     if (world.rank() == 0) {
       const float loss = sum.item<float>() / batches;
-      std::printf("step %lld loss %.6f %a\n",
-                  static_cast<long long>(engine.step()), loss, loss);
+      std::printf("step %lld loss %.6f %a%s\n",
+                  static_cast<long long>(engine.step()), loss, loss,
+                  SkippedNote(engine));
     }
     if (manager == nullptr) continue;
     TESSERA_ASSIGN_OR_RETURN(const bool told_to_end, manager->MaybeSave(place));
@@ -204,6 +205,7 @@ absl::Status Run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // to a file, too
   absl::SetProgramUsageMessage("trains a Llama in shards; see README.md");
   const absl::Status status =
       tessera::CatchTorch("llama", [&] { return Run(argc, argv); });

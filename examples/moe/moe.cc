@@ -4,7 +4,9 @@
 #include <string>
 
 #include "ATen/Functions.h"
+#include "c10/core/impl/LocalDispatchKeySet.h"
 #include "c10/util/Exception.h"
+#include "torch/nn/functional/linear.h"
 #include "torch/nn/functional/loss.h"
 #include "torch/nn/init.h"
 
@@ -16,6 +18,13 @@ constexpr int64_t kChosen = 2;  // experts of a token
 
 nn::Linear MakeLinear(int64_t in, int64_t out) {
   return nn::Linear(nn::LinearOptions(in, out).bias(false));
+}
+
+// The router's product in float32, where autocast would choose 16 bits, too.
+at::Tensor Float32Linear(const at::Tensor& input, const at::Tensor& weight) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(
+      c10::autocast_dispatch_keyset);
+  return nn::functional::linear(input.to(at::kFloat), weight.to(at::kFloat));
 }
 
 nn::LayerNorm MakeNorm(int64_t dim) {
@@ -46,7 +55,8 @@ MoeLayerImpl::MoeLayerImpl(const MoeOptions& options) : options_(options) {
 
 at::Tensor MoeLayerImpl::forward(const at::Tensor& input) {
   const int64_t experts = options_.experts();
-  const at::Tensor probabilities = at::softmax(router_->forward(input), -1);
+  const at::Tensor probabilities =
+      at::softmax(Float32Linear(input, router_->weight), -1);
   auto [weights, chosen] = at::topk(probabilities, kChosen, -1);
   weights = weights / weights.sum(-1, /*keepdim=*/true);
 
@@ -58,13 +68,14 @@ at::Tensor MoeLayerImpl::forward(const at::Tensor& input) {
     if (choices_[i] == 0) continue;  // its parameters get no gradient
     const at::Tensor rows = at_expert.select(1, 0);
     const at::Tensor share = weights.index({rows, at_expert.select(1, 1)});
-    output = output.index_add(
-        0, rows,
+    const at::Tensor weighted =
         experts_[i]->as<MoeExpert>()->forward(input.index_select(0, rows)) *
-            share.unsqueeze(-1));
+        share.unsqueeze(-1);
+    output = output.index_add(0, rows, weighted.to(output.scalar_type()));
   }
-  const at::Tensor shares = at::tensor(choices_, input.options()) /
-                            static_cast<double>(chosen.numel());
+  const at::Tensor shares =
+      at::tensor(choices_, input.options().dtype(at::kFloat)) /
+      static_cast<double>(chosen.numel());
   balance_loss_ =
       static_cast<double>(experts) * (shares * probabilities.mean(0)).sum();
   return output;
@@ -125,12 +136,16 @@ at::Tensor MoeImpl::forward(const at::Tensor& tokens) {
 }
 
 at::Tensor MoeImpl::loss(const at::Tensor& tokens, const at::Tensor& targets) {
-  auto loss = nn::functional::cross_entropy(forward(tokens).flatten(0, 1),
-                                            targets.flatten());
-  const double weight =
-      options_.balance() / static_cast<double>(options_.layers());
+  auto loss = nn::functional::cross_entropy(
+      forward(tokens).flatten(0, 1).to(at::kFloat), targets.flatten());
+  cross_entropy_ = loss.detach();
+  balance_ = at::zeros_like(cross_entropy_);
+  const auto layers = static_cast<double>(options_.layers());
+  const double weight = options_.balance() / layers;
   for (const auto& block : *blocks_) {
-    loss = loss + weight * block->as<MoeBlock>()->moe().balance_loss();
+    const at::Tensor& of_layer = block->as<MoeBlock>()->moe().balance_loss();
+    loss = loss + weight * of_layer;
+    balance_.add_(of_layer.detach(), 1 / layers);
   }
   return loss;
 }

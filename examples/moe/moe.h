@@ -57,6 +57,9 @@ class MoeLayerImpl : public torch::nn::Module {
 
   // Of the last forward: experts * sum over experts of (share of choices) *
   // (mean probability); 1 where all are chosen equally often, more otherwise.
+  // Float32, as all that the router computes, whatever the input and the
+  // parameters are: in 16 bits experts change places by rounding, and a count
+  // above 256 is another.
   const at::Tensor& balance_loss() const { return balance_loss_; }
   // How many choices fell on each expert.
   const std::vector<int64_t>& choices() const { return choices_; }
@@ -95,8 +98,12 @@ class MoeImpl : public torch::nn::Module {
   // `tokens` [B, T] of int64, T <= seq; gives the logits, [B, T, vocab].
   at::Tensor forward(const at::Tensor& tokens);
   // Mean cross entropy, in nats per token, and `balance` times the mean of the
-  // layers' balance_loss.
+  // layers' balance_loss. Float32.
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets);
+  // The two of the last loss, without a graph: the first is what other models'
+  // losses are compared with.
+  const at::Tensor& cross_entropy() const { return cross_entropy_; }
+  const at::Tensor& balance() const { return balance_; }
 
   // Of all layers' experts: how many had no token in the last forward.
   int64_t unused_experts() const;
@@ -107,6 +114,7 @@ class MoeImpl : public torch::nn::Module {
   torch::nn::ModuleList blocks_{nullptr};
   torch::nn::LayerNorm norm_{nullptr};
   torch::nn::Linear head_{nullptr};
+  at::Tensor cross_entropy_, balance_;
 };
 TORCH_MODULE(Moe);
 

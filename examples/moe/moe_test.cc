@@ -93,6 +93,39 @@ TEST(MoeTest, BalanceIsLeastWhereExpertsAreChosenEquallyOften) {
   EXPECT_GT(many->balance_loss().item<double>(), 2.9);
 }
 
+// 515 tokens, of which bfloat16 would make 516.
+TEST(MoeTest, TheRouterIsFloat32InAnyPrecision) {
+  const at::NoGradGuard no_grad;
+  MoeLayer layer(Small());
+  auto router = layer->named_parameters()["router.weight"];
+  router.zero_();
+  router[0].fill_(0.25);
+  router[1].fill_(0.125);
+  const at::Tensor input = at::ones({515, 16});
+  layer->forward(input);
+  const at::Tensor expected = layer->balance_loss();
+  layer->to(at::kBFloat16);
+  EXPECT_EQ(layer->forward(input.to(at::kBFloat16)).scalar_type(),
+            at::kBFloat16);
+  EXPECT_EQ(layer->choices()[0], 515);
+  EXPECT_EQ(layer->balance_loss().scalar_type(), at::kFloat);
+  EXPECT_EQ(layer->balance_loss().item<float>(), expected.item<float>());
+}
+
+TEST(MoeTest, TheLossIsFloat32AndHasTwoParts) {
+  at::manual_seed(5);
+  Moe model(Small().balance(0.5));
+  model->to(at::kBFloat16);
+  const at::Tensor loss = model->loss(Tokens(4), Tokens(4));
+  EXPECT_EQ(loss.scalar_type(), at::kFloat);
+  // Two layers of half a balance of about 1 each; sums of three terms.
+  EXPECT_NEAR(loss.item<double>(),
+              (model->cross_entropy() + 0.5 * model->balance()).item<double>(),
+              4 * 0x1p-24 * loss.item<double>());
+  EXPECT_FALSE(model->cross_entropy().requires_grad());
+  loss.backward();
+}
+
 TEST(MoeTest, LossStartsAtThatOfAUniformGuess) {
   at::manual_seed(4);
   Moe model(Small().balance(0));

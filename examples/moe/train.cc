@@ -27,7 +27,7 @@ ABSL_FLAG(int64_t, stage, -1, "ZeRO stage, 0 to 3; -1: the configuration's.");
 ABSL_FLAG(std::string, data, "", "A text, any file; a token is a byte.");
 ABSL_FLAG(int64_t, steps, 100, "Optimizer steps.");
 ABSL_FLAG(int64_t, seq, 64, "Tokens that the model is given at once.");
-ABSL_FLAG(int64_t, experts, 8, "Of a layer.");
+ABSL_FLAG(int64_t, experts, 8, "Experts per layer.");
 ABSL_FLAG(uint64_t, seed, 1, "Of the initial values and the data's order.");
 
 namespace {
@@ -67,20 +67,28 @@ absl::Status Run(int argc, char** argv) {
       data->Load(engine->config().train_micro_batch_size_per_gpu(), *world));
   const auto batches =
       static_cast<float>(engine->config().gradient_accumulation_steps());
+  at::Tensor both;     // sums of a step's cross entropies and balances
   int64_t unused = 0;  // experts of all layers that had no token here
   const auto loss_of = [&](const TokenBatch& batch) {
     const at::Tensor loss = model->loss(batch.tokens, batch.targets);
+    const at::Tensor parts =
+        at::stack({model->cross_entropy(), model->balance()});
+    both = both.defined() ? both + parts : parts;
     unused = model->unused_experts();
     return loss;
   };
   while (engine->step() < absl::GetFlag(FLAGS_steps)) {
-    TESSERA_ASSIGN_OR_RETURN(const at::Tensor sum,
-                             TrainStep(engine.get(), loader.get(), loss_of));
-    const float loss = sum.item<float>() / batches;
+    both.reset();
+    TESSERA_RETURN_IF_ERROR(
+        TrainStep(engine.get(), loader.get(), loss_of).status());
+    const at::Tensor means = (both / batches).cpu();
+    const float loss = means[0].item<float>();
     std::printf(
-        "step %lld rank %d loss %.6f %a, %lld experts without a token\n",
+        "step %lld rank %d loss %.6f %a, %lld experts without a token, "
+        "balance %.3f%s\n",
         static_cast<long long>(engine->step()), world->rank(), loss, loss,
-        static_cast<long long>(unused));
+        static_cast<long long>(unused), means[1].item<float>(),
+        SkippedNote(*engine));
   }
   return engine->Close();
 }
@@ -88,6 +96,7 @@ absl::Status Run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // to a file, too
   absl::SetProgramUsageMessage("trains a mixture of experts; see README.md");
   const absl::Status status =
       tessera::CatchTorch("moe", [&] { return Run(argc, argv); });

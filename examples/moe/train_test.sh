@@ -1,7 +1,7 @@
 #!/bin/bash
 # A mixture of experts on two ranks, whose tokens take different experts: all
 # stages have the same losses, to the bit, and experts are left out on one rank
-# that the other uses.
+# that the other uses. In bfloat16, too, with losses in float32.
 set -euo pipefail
 
 readonly train="$1"
@@ -18,9 +18,13 @@ for i in $(seq 200); do
   echo "${i} And the evening and the morning were day ${i}."
 done > "${folder}/text"
 
-for stage in 0 1 2 3; do
+run() {  # stage, configuration
   "${train}" --world=2 --prefix_output=off --data="${folder}/text" --seq=8 \
-    --experts=12 --steps=25 --stage="${stage}" | sort > "${folder}/${stage}"
+    --experts=12 --steps=25 --stage="$1" --config="$2" | sort
+}
+
+for stage in 0 1 2 3; do
+  run "${stage}" examples/moe/zero3.json > "${folder}/${stage}"
 done
 cat "${folder}/3"
 [[ "$(wc -l < "${folder}/3")" == 50 ]] || fail "expected 25 steps of two ranks"
@@ -36,4 +40,16 @@ awk '{ loss[$2] += $6 / 2; left[$2 " " $4] = $8; out += $8 }
        exit !(last < first - 1 && out > 100 && differ > 5)
      }' "${folder}/3" ||
   fail "the loss did not fall by 1, or the ranks' experts were the same"
+
+sed 's/"train_micro/"bf16": {"enabled": true},\n  &/' examples/moe/zero3.json \
+  > "${folder}/bf16.json"
+for stage in 0 3; do
+  run "${stage}" "${folder}/bf16.json" > "${folder}/bf16-${stage}"
+done
+cat "${folder}/bf16-3"
+cmp "${folder}/bf16-0" "${folder}/bf16-3" || fail "in bf16 stages differ"
+# A bfloat16 number has two hexadecimal digits behind its point at most.
+awk '{ loss[$2] += $6 / 2; if (length($7) > length("0x1.00p+2,")) fine++ }
+     END { exit !(NR == 50 && fine > 40 && loss[25] < loss[1] - 0.7) }' \
+  "${folder}/bf16-3" || fail "in bf16 the loss did not fall, or has 16 bits"
 echo "PASSED"

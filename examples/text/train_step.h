@@ -21,4 +21,8 @@ absl::StatusOr<at::Tensor> TrainStep(tessera::Engine* engine,
                                      tessera::DataLoader* loader,
                                      const LossOf& loss_of);
 
+// For a line about the last step: ", skipped" where its gradients were not
+// finite and it changed nothing, which engine.step() does not count; else "".
+const char* SkippedNote(const tessera::Engine& engine);
+
 #endif  // EXAMPLES_TEXT_TRAIN_STEP_H_

@@ -39,7 +39,10 @@ constexpr char kProgram[] = "TESSERA_LAUNCH_TEST_PROGRAM";
 
 absl::Status AfterInit(const World& world, const std::string& program, int argc,
                        char** argv) {
-  if (program == "kill1" && world.rank() == 1) raise(SIGKILL);
+  if (program == "kill1" && world.rank() == 1) {
+    printf("last words\n");  // into a pipe, and not flushed
+    raise(SIGKILL);
+  }
   if (program == "fail1" && world.rank() == 1) _exit(5);
   at::Tensor t = torch::ones({1000});
   TESSERA_RETURN_IF_ERROR(
@@ -182,6 +185,7 @@ TEST(WorldFlagTest, ARankThatIsKilledLaterEndsTheOthers) {
   const Finished run = RunOne("kill1", {"--world=3"});
   EXPECT_EQ(run.code, 128 + SIGKILL);
   EXPECT_LT(run.took, absl::Seconds(9));
+  EXPECT_EQ(run.out, "last words\n");
   EXPECT_THAT(run.err,
               HasSubstr("tessera: rank 1 was ended by signal 9 (Killed)\n"));
   EXPECT_THAT(run.err, ContainsRegex("UNAVAILABLE: the sum( #[0-9]+)?: rank 1 "
