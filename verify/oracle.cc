@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <utility>
 
@@ -50,8 +51,6 @@ Oracle::Oracle(const MakeModule& make_module, OracleOptions options)
       step_options_(options_.optimizer),
       groups_(options_.groups),
       scale_(ScalingOf(options_)) {
-  TORCH_CHECK(options_.predivide == 1 || !(options_.sum || options_.weight),
-              "predivide is of means");
   step_options_.lr *= options_.rate_factor;
   for (OracleGroup& group : groups_) group.options.lr *= options_.rate_factor;
   at::set_num_threads(1);
@@ -112,6 +111,40 @@ const OracleStepOptions& Oracle::StepOptionsOf(const Parameter& p) const {
   return p.group ? groups_[*p.group].options : step_options_;
 }
 
+bool Oracle::AnyHalf() const {
+  return std::any_of(
+      parameters_.begin(), parameters_.end(), [&](const Parameter& p) {
+        return p.replicas[0].scalar_type() == at::kHalf ||
+               ReduceDtypeOf(p) == at::kHalf || GradientDtypeOf(p) == at::kHalf;
+      });
+}
+
+void Oracle::ChooseUnit() {
+  const int W = options_.world_size;
+  unit_ = 1;
+  sum_divisor_ = options_.weight ? 1 : W;
+  if (!options_.weight || (W > 1 && !options_.half && !AnyHalf())) return;
+  double largest = 0;
+  for (int i = 0; i < options_.accumulation && largest == 0; ++i) {
+    for (int r = 0; r < W; ++r) {
+      largest = std::max(largest, options_.weight(r, micro_batches_ + i));
+    }
+  }
+  if (largest == 0) return;
+  bool equal = options_.accumulation == 1;
+  for (int r = 0; r < W; ++r) {
+    equal = equal && options_.weight(r, micro_batches_) == largest;
+  }
+  if (equal) {
+    unit_ = largest;
+    sum_divisor_ = W;
+    return;
+  }
+  unit_ = std::exp2(std::ceil(std::log2(largest))) *
+          std::exp2(std::ceil(std::log2(options_.accumulation)));
+  sum_divisor_ = std::exp2(std::ceil(std::log2(W)));
+}
+
 at::Tensor Oracle::RunRank(const Loss& loss, int r, double scale) {
   Rank& rank = ranks_[r];
   at::Generator generator = DefaultGenerator(options_.device);
@@ -120,7 +153,7 @@ at::Tensor Oracle::RunRank(const Loss& loss, int r, double scale) {
   if (options_.cast_inputs) casts.emplace(Replicas(r));
   at::Tensor value = loss(*rank.module, r, micro_batches_);
   const double weight =
-      options_.weight ? options_.weight(r, micro_batches_) : 1;
+      options_.weight ? options_.weight(r, micro_batches_) / unit_ : 1;
   total_weight_ += weight;
   if (value.defined()) {
     const double seed =
@@ -178,6 +211,7 @@ std::vector<std::vector<at::Tensor>> Oracle::TrainStep(const Loss& loss) {
   outcome_ = Outcome();
   outcome_.scale = scale_.scale();
   std::vector<std::vector<at::Tensor>> losses(ranks_.size());
+  ChooseUnit();
   for (int i = 0; i < options_.accumulation; ++i) {
     for (int r = 0; r < options_.world_size; ++r) {
       losses[r].push_back(RunRank(loss, r, outcome_.scale));
@@ -186,7 +220,10 @@ std::vector<std::vector<at::Tensor>> Oracle::TrainStep(const Loss& loss) {
     if (options_.accumulate_locally && i + 1 < options_.accumulation) continue;
     for (Parameter& p : parameters_) Reduce(&p);
   }
-  const double samples = options_.weight ? total_weight_ : 1;
+  const double samples =
+      options_.weight
+          ? total_weight_ / (options_.sum ? options_.world_size : sum_divisor_)
+          : 1;
   outcome_.divisor = outcome_.scale * samples;
   const double inverse = 1 / outcome_.divisor;
   ClipValues();

@@ -19,7 +19,13 @@
 //                 oracle_groups.h), parameters rounded. Where a group is
 //                 clipped by its own norm: (gradient * clipping) * (1 / ...)
 //
-// With weights: loss.backward(scale * weight), sums instead of means.
+// With weights: loss.backward(scale * weight), and the sum over ranks is not
+// divided; where means are asked for total weight is their sum, else that / W.
+// Where something is float16, or W is 1, weights are first divided by a unit:
+// that of the step's first micro-batch (with any) if all ranks have the same
+// one and `accumulation` is 1, and then sums are divided by W; else the least
+// power of two that the largest of them times `accumulation`, each rounded up
+// to a power of two, is, and then they are divided by W, rounded up so.
 //
 // Complex parameters are pairs of reals, in sums, norm and optimizer.
 //
@@ -93,11 +99,12 @@ struct OracleOptions {
   bool accumulate_locally = false;
   // Gradients are sums over ranks, not means.
   bool sum = false;
-  // Not with sums or weights.
   double predivide = 1;
   // A rank's number of samples in a micro-batch. Where it is 0 gradients are
   // zeros.
   std::function<double(int rank, int64_t micro_batch)> weight;
+  // Losses are computed in float16 in parts, whatever the dtypes above are.
+  bool half = false;
 
   std::optional<LossScaling> loss_scaling;  // skips overflows too
   bool skip_overflows = false;
@@ -171,6 +178,8 @@ class Oracle {
   void Freeze(const torch::nn::Module& module) const;
   void AddParameters(const torch::nn::Module& module);
   const OracleStepOptions& StepOptionsOf(const Parameter& p) const;
+  bool AnyHalf() const;
+  void ChooseUnit();
   at::Tensor RunRank(const Loss& loss, int r, double scale);
   std::vector<at::Tensor> Replicas(int r) const;
   void TakeGradients(int r, double weight);
@@ -199,7 +208,9 @@ class Oracle {
   OracleAverages averages_;
   OracleScale scale_;
   int64_t micro_batches_ = 0;  // done by each rank
-  double total_weight_ = 0;    // of the step
+  double unit_ = 1;            // of the step's weights
+  double sum_divisor_ = 1;     // of its sums over ranks, unless asked for
+  double total_weight_ = 0;    // of the step, in units
   Outcome outcome_;
 };
 

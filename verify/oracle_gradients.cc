@@ -98,18 +98,17 @@ void Oracle::Reduce(Parameter* p) const {
     sums.push_back(SumInOrder({sends.begin() + i, sends.begin() + i + group}));
   }
   at::Tensor mean = SumInOrder(sums).to(p->master.scalar_type());
-  if (!options_.sum && !options_.weight) {
-    mean = Divided(mean, options_.world_size / options_.predivide);
-  }
+  const double divisor = (options_.sum ? 1 : sum_divisor_) / options_.predivide;
+  if (divisor != 1) mean = Divided(mean, divisor);
   p->gradient = Kept(*p, p->gradient.defined() ? p->gradient + mean : mean);
 }
 
 void Oracle::AddRounding(Parameter* p,
                          const std::vector<at::Tensor>& sends) const {
   if (!options_.roundings) return;
-  const bool mean = !options_.sum && !options_.weight;
-  const double factor = EpsilonOf(sends[0].scalar_type()) /
-                        (mean ? options_.world_size / options_.predivide : 1);
+  const double factor =
+      EpsilonOf(sends[0].scalar_type()) /
+      ((options_.sum ? 1 : sum_divisor_) / options_.predivide);
   for (const at::Tensor& send : sends) {
     const at::Tensor one = send.abs().to(at::kDouble).mul(factor);
     p->rounding = p->rounding.defined() ? p->rounding + one : one;

@@ -194,6 +194,8 @@ absl::StatusOr<OracleOptions> OracleOptionsOf(const proto::Config& config,
   if (config.data_types().has_grad_accum_dtype()) {
     o.gradient_dtype = DtypeOf(config.data_types().grad_accum_dtype());
   }
+  o.half = config.torch_autocast().enabled() &&
+           DtypeOf(config.torch_autocast().dtype()) == at::kHalf;
   o.accumulate_locally = config.sharding().accumulation() == "local";
   if (stage > 0) o.shard_group_size = config.sharding().shard_group_size();
   o.sum = config.gradient_allreduce_op() == "sum";

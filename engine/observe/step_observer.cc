@@ -162,12 +162,11 @@ void StepObserver::EndForward() {
   }
 }
 
-void StepObserver::EndBackward(const at::Tensor& loss,
-                               std::optional<double> weight, bool counts) {
-  clock_.EndBackward();
-  if (!counts || weight == 0.0) return;  // its loss may be anything
+void StepObserver::AddLoss(const at::Tensor& loss, std::optional<double> weight,
+                           bool another) {
+  if (weight == 0.0) return;  // it may be anything
   losses_.Add(loss, weight.value_or(1));
-  loss_weight_ += weight.value_or(0);
+  if (!another) loss_weight_ += weight.value_or(0);
 }
 
 RankMetrics StepObserver::RankMetricsOf(const StepTimes& times,

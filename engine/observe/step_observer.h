@@ -42,9 +42,11 @@ class StepObserver {
   // ---- Trainer's. LOCAL, except that EndStep queues an all-gather.
   void EndForward();
   void EndAutograd() { clock_.EndAutograd(); }
-  // `counts`: it went well. `weight`: BackwardOptions::weight.
-  void EndBackward(const at::Tensor& loss, std::optional<double> weight,
-                   bool counts);
+  // `weight`: BackwardOptions::weight. `another`: a loss of samples that were
+  // counted with the one before. Not of a Backward that failed.
+  void AddLoss(const at::Tensor& loss, std::optional<double> weight,
+               bool another);
+  void EndBackward() { clock_.EndBackward(); }
   void BeginStep() { clock_.BeginStep(); }
   void EndMicroBatch() { clock_.EndMicroBatch(); }
   // Gradients were dropped.

@@ -80,7 +80,7 @@ void EngineParts::RestoreRequiresGrad() {
 
 double EngineParts::divisor() const {
   const double scale = scaler.has_value() ? scaler->scale() : 1;
-  return weighted.value_or(false) ? scale * gradients->total_weight() : scale;
+  return weighted.value_or(false) ? scale * gradients->weight_divisor() : scale;
 }
 
 at::Device EngineParts::device() const {

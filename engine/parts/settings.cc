@@ -232,6 +232,9 @@ GradientOptions GradientsOf(const proto::Config& config, int world_size) {
   gradients.predivide = config.prescale_gradients()
                             ? world_size
                             : config.gradient_predivide_factor();
+  gradients.accumulation = config.gradient_accumulation_steps();
+  gradients.half = config.torch_autocast().enabled() &&
+                   DtypeOf(config.torch_autocast().dtype()) == at::kHalf;
   return gradients;
 }
 

@@ -79,18 +79,7 @@ absl::Status Trainer::CheckBackward(const at::Tensor& loss,
                                     const BackwardOptions& options) {
   TESSERA_RETURN_IF_ERROR(CheckEndOfMicroBatch());
   TESSERA_RETURN_IF_ERROR(CheckLoss(loss));
-  if (options.weight.has_value() &&
-      !(std::isfinite(*options.weight) && *options.weight >= 0)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("Backward: expected a finite weight of at least 0, got ",
-                     *options.weight));
-  }
-  if (parts_->weighted.has_value() &&
-      *parts_->weighted != options.weight.has_value()) {
-    return absl::FailedPreconditionError(
-        "Backward: some micro-batches of this step have a weight and some have "
-        "none");
-  }
+  TESSERA_RETURN_IF_ERROR(CheckWeight(options));
   if (parts_->settings.autocast_dtype.has_value() && !autocast_seen_) {
     return absl::FailedPreconditionError(
         "Backward: the configuration enables torch_autocast, but forward did "
@@ -125,36 +114,31 @@ absl::Status Trainer::Backward(const at::Tensor& loss,
     status = refusals.In(RunBackward(loss, options));
   }
   tracer_.EndBackward();
-  if (observer_ != nullptr) {
-    observer_->EndBackward(loss, options.weight, status.ok());
-  }
+  if (observer_ != nullptr) observer_->EndBackward();
   return status;
 }
 
 absl::Status Trainer::RunBackward(const at::Tensor& loss,
                                   const BackwardOptions& options) {
-  const absl::Status looked = parts_->gradients->TakeLooks();
-  const absl::Status zeroed = TakeZeroGrad();
+  absl::Status wrong = parts_->gradients->TakeLooks();
+  wrong.Update(TakeZeroGrad());
+  wrong.Update(parts_->CheckNotSummoned());
+  wrong.Update(parts_->CheckNotAveraged());
+  wrong.Update(
+      CatchTorch("backward", [&] { return CheckBackward(loss, options); }));
+  wrong = parts_->gradients->ChooseWeightUnit(wrong, options.weight);
   MicroBatch micro_batch;
   auto backward = [&] {
-    ThrowIfError(looked);
-    ThrowIfError(zeroed);
-    ThrowIfError(parts_->CheckNotSummoned());
-    ThrowIfError(parts_->CheckNotAveraged());
-    ThrowIfError(CheckBackward(loss, options));
-    loss.backward(Seed(loss, options.weight, &micro_batch),
-                  options.retain_graph);
+    ThrowIfError(wrong);
+    loss.backward(Seed(loss, &micro_batch), options.retain_graph);
     if (observer_ != nullptr) observer_->EndAutograd();
     ThrowIfError(parts_->gradients->CheckAttached());
   };
   micro_batch.position = absl::StrCat(
       "optimizer step ", updates(), ", micro-batch ", micro_steps_,
       ", Backward ", parts_->gradients->num_reductions(), " of the step");
-  micro_batch.weight = options.weight;
   micro_batch.reduce = ReducesNow();
-  if (options.add_outside) {
-    micro_batch.outside_factor = SettledScales().made;
-  }
+  ScaleMicroBatch(options, &micro_batch);
   micro_batch.may_nest = MayNest(loss);
   StepEarly(options, &micro_batch);
   // The first backwards have large gradients on the heap, too.
@@ -167,12 +151,19 @@ absl::Status Trainer::RunBackward(const at::Tensor& loss,
   parts_->schedule->EndPass();
   if (keeps_heap && backwards_ >= Gradients::kToLearnPlaces) KeepFreedHeap();
   if (status.ok()) {
+    if (observer_ != nullptr) {
+      observer_->AddLoss(loss, options.weight, micro_batch.another_loss);
+    }
     has_backward_ = true;
     more_losses_ = options.more_losses;
+    weight_ = options.weight;
+    reduced_ = micro_batch.reduce;
+    losses_dropped_ = false;
     parts_->weighted = options.weight.has_value();
     ++step_backwards_;
-  } else if (parts_->optimizer != nullptr) {
-    parts_->optimizer->DropEarly();
+  } else {
+    losses_dropped_ = losses_dropped_ || (micro_batch.reduce && !reduced_);
+    if (parts_->optimizer != nullptr) parts_->optimizer->DropEarly();
   }
   return status;
 }

@@ -94,7 +94,12 @@ class Trainer {
   absl::Status TakeZeroGrad();
   absl::Status CheckBackward(const at::Tensor& loss,
                              const BackwardOptions& options);
+  absl::Status CheckWeight(const BackwardOptions& options) const;
   absl::Status CheckEndOfMicroBatch() const;
+  // Of the micro-batch of the Backward before.
+  bool IsAnotherLoss() const {
+    return has_backward_ && more_losses_ && !losses_dropped_;
+  }
   bool ReducesNow() const;
   bool MayNest(const at::Tensor& loss) const;
   // Of the next loss: what it is where the last step was made, and where it was
@@ -105,8 +110,8 @@ class Trainer {
   };
   LossScales Scales() const;
   LossScales SettledScales();
-  at::Tensor Seed(const at::Tensor& loss, std::optional<double> weight,
-                  MicroBatch* micro_batch);
+  void ScaleMicroBatch(const BackwardOptions& options, MicroBatch* micro_batch);
+  at::Tensor Seed(const at::Tensor& loss, MicroBatch* micro_batch);
   void StepEarly(const BackwardOptions& options, MicroBatch* micro_batch);
   absl::Status CheckStep();
   absl::Status CheckParametersKnown() const;
@@ -138,11 +143,15 @@ class Trainer {
   StepMemoryReporter memory_;
   StepTracer tracer_;
   StepObserver* observer_ = nullptr;
-  OffloadReport offload_;       // since Create, when the last step was made
-  int no_sync_ = 0;             // NoSyncScopes
-  bool autocast_seen_ = false;  // since the last Step
-  bool has_backward_ = false;   // since the last Step
-  bool more_losses_ = false;    // as the last Backward said
+  OffloadReport offload_;         // since Create, when the last step was made
+  int no_sync_ = 0;               // NoSyncScopes
+  bool autocast_seen_ = false;    // since the last Step
+  bool has_backward_ = false;     // since the last Step
+  bool more_losses_ = false;      // as the last Backward said
+  std::optional<double> weight_;  // the last Backward's
+  bool reduced_ = false;          // so was the last Backward
+  // What it had left on this rank was dropped since, by one that failed.
+  bool losses_dropped_ = false;
   int64_t backwards_ = 0;       // since Create
   int64_t step_backwards_ = 0;  // since the last optimizer step
   // In the last optimizer step.

@@ -31,6 +31,7 @@
 #include "ATen/ops/where.h"
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/torch_guard.h"
 #include "engine/parts/exclusive_scope.h"
 #include "engine/parts/learning_rate.h"
 #include "engine/training/trainer.h"
@@ -176,11 +177,12 @@ Trainer::LossScales Trainer::SettledScales() {
 }
 
 // What autograd starts from, in the loss's dtype: undefined for 1. One that a
-// half loss cannot hold is infinite there, and the step an overflow. A weight
-// counts as what it is in that dtype.
-at::Tensor Trainer::Seed(const at::Tensor& loss, std::optional<double> weight,
-                         MicroBatch* micro_batch) {
+// half loss cannot hold is infinite there, and the step an overflow; without a
+// loss scale nobody would see that: an error. A weight counts as what it is in
+// that dtype.
+at::Tensor Trainer::Seed(const at::Tensor& loss, MicroBatch* micro_batch) {
   TorchScope scope;
+  const std::optional<double> weight = micro_batch->weight;
   const double share = weight.value_or(
       1.0 / static_cast<double>(parts_->config.gradient_accumulation_steps()));
   const auto seed_on = [&](at::Device device, double scale) {
@@ -201,7 +203,14 @@ at::Tensor Trainer::Seed(const at::Tensor& loss, std::optional<double> weight,
   if (scales.known() && scales.made * share == 1) return at::Tensor();
   if (weight.has_value()) {
     const double counts = used(scales.made);
-    if (std::isfinite(counts)) micro_batch->weight = counts;
+    if (std::isfinite(counts)) {
+      micro_batch->weight = counts;
+    } else if (!parts_->scaler.has_value()) {
+      ThrowIfError(absl::InvalidArgumentError(absl::StrCat(
+          "Backward: a loss of ", c10::toString(loss.scalar_type()),
+          " cannot be multiplied with the weight ", *weight,
+          ", which is infinite in that dtype; compute the loss in float32")));
+    }
   }
   const at::Tensor seed = seed_on(loss.device(), scales.made);
   if (scales.known()) return seed;

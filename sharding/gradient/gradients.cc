@@ -90,6 +90,12 @@ Gradients::Gradients(const std::vector<std::shared_ptr<FlatParameter>>& flats,
                       std::move(autograd::impl::post_acc_grad_hooks(tensor))));
     }
   }
+  half_ = options.half ||
+          std::any_of(flats.begin(), flats.end(), [](const auto& flat) {
+            return flat->dtype() == at::kHalf ||
+                   flat->reduce_dtype() == at::kHalf ||
+                   flat->gradient_dtype() == at::kHalf;
+          });
   MakeBuckets();
   places_ = std::make_unique<GradientPlaces>(
       flats_, &mutex_,
@@ -180,8 +186,11 @@ void Gradients::Arrived(int flat_index, int parameter,
 }
 
 MeanOptions Gradients::mean() const {
-  const bool sums = running().weight.has_value() || !options_.mean;
-  const double base = sums ? 1 : comm_->world_size();
+  double base = 1;
+  if (options_.mean) {
+    base = running().weight.has_value() ? measure_.sum_divisor
+                                        : comm_->world_size();
+  }
   return {options_.predivide, base / options_.predivide};
 }
 
@@ -288,7 +297,7 @@ absl::Status Gradients::EndLocal(const absl::Status& backward) {
     status.Update(CatchTorch(kReduction, [&] { return flat->Fold(); }));
   }
   local_failure_.Update(status);
-  local_weight_ += running().weight.value_or(0);
+  if (!running().another_loss) local_weight_ += running().weight.value_or(0);
   return status;
 }
 
@@ -373,6 +382,7 @@ void Gradients::Zero() {
   stream_.Enter();
   Discard();
   num_reductions_ = 0;
+  measure_ = WeightMeasure();
   total_weight_ = 0;
   for (auto& flat : flats_) flat->Zero();
   ForgetAccesses();

@@ -65,18 +65,24 @@ struct GradientOptions {
   // Gradients of so many bytes or more are written in their places; 0: none
   // are.
   int64_t in_place_bytes = 0;
-  bool mean = true;      // false: the sum over ranks
-  double predivide = 1;  // DeepSpeed's gradient_predivide_factor
+  bool mean = true;          // false: the sum over ranks
+  double predivide = 1;      // DeepSpeed's gradient_predivide_factor
+  int64_t accumulation = 1;  // micro-batches of a step
+  // Gradients may be float16 somewhere, whatever the flats' dtypes are.
+  bool half = false;
 };
 
 // One call of Backward.
 struct MicroBatch {
   // Where in the training this rank is; the same on all ranks.
   std::string position;
-  // This rank's number of samples, 0 if it has none (its gradients then count
-  // as zero): the sum over ranks is not divided, and the weights are added up
-  // (Gradients::total_weight). Absent: the mean over ranks.
+  // This rank's number of samples, in units of Gradients::weight_unit; 0 if it
+  // has none (its gradients then count as zero). Weights are added up, and the
+  // step's gradient is to be divided by Gradients::weight_divisor. Absent: the
+  // mean over ranks.
   std::optional<double> weight;
+  // Another loss of the same samples, which are counted already.
+  bool another_loss = false;
   // The backward may start others within itself
   // (sharding/gradient/nested_graphs.h).
   bool may_nest = true;
@@ -117,6 +123,15 @@ class Gradients {
   absl::Status Run(const std::function<void()>& backward,
                    const MicroBatch& micro_batch);
 
+  // To be called before each Run, with this rank's weight, if any, and what it
+  // knows already to be wrong: chooses what the step's weights are measured in
+  // (gradients_agreement.cc). The error of others that failed. LOCAL; where
+  // gradients may be float16 and there are several ranks, COLLECTIVE in the
+  // first call of a step, unless the step before had no weights.
+  absl::Status ChooseWeightUnit(const absl::Status& mine,
+                                std::optional<double> weight);
+  double weight_unit() const { return measure_.unit; }
+
   // Drops everything, also what .grad() has. LOCAL.
   void Zero();
 
@@ -130,9 +145,10 @@ class Gradients {
   // it is undefined, so they did nothing. LOCAL.
   absl::Status TakeLooks();
 
-  // Of all ranks and micro-batches since Zero; 0 without weights. The step's
-  // gradient is the sum that it divides.
+  // Of all ranks and micro-batches since Zero, in units; 0 without weights.
   double total_weight() const { return total_weight_; }
+  // What the step's gradient is to be divided by, with weights.
+  double weight_divisor() const;
 
   // Within Run. LOCAL; from any thread.
   bool runs() const { return running_ != nullptr; }
@@ -191,6 +207,15 @@ class Gradients {
                       const std::vector<bool>& held);
   void Discard();
   MeanOptions mean() const;
+  void Measure(const std::vector<double>& weights);
+
+  // How weights of a step count.
+  struct WeightMeasure {
+    bool chosen = false;
+    double unit = 1;         // a weight of so many samples counts as 1
+    double sum_divisor = 1;  // of means: what sums over ranks are divided by
+  };
+  enum class Weights { kUnknown, kGiven, kNone };
 
   std::shared_ptr<Communicator> comm_;
   std::vector<std::unique_ptr<FlatGradient>> flats_;
@@ -206,7 +231,10 @@ class Gradients {
   std::atomic<const MicroBatch*> running_ = nullptr;  // null: not within Run
   size_t cursor_ = 0;                                 // buckets launched
   std::unique_ptr<Reduction> in_flight_;              // null: none
-  std::vector<FlatGradient*> storing_;  // to a disk, while the next is reduced
+  std::vector<FlatGradient*> storing_;   // to a disk, while the next is reduced
+  bool half_ = false;                    // gradients may be float16 somewhere
+  WeightMeasure measure_;                // since Zero
+  Weights weights_ = Weights::kUnknown;  // as the last agreement had them
   double total_weight_ = 0;
   int64_t num_reductions_ = 0;
   // Of Runs that did not reduce: their weights, and what went wrong.

@@ -7,6 +7,19 @@
 // what is added to the step's gradients. Ranks that decided it by themselves
 // would wait for each other in different collectives, or go on with different
 // values and say nothing. After the message all decide from the same facts.
+//
+// And what weights are measured in. A weight multiplies the whole backward, and
+// the sum of all weights divides the gradient at last: a weight of 4096 samples
+// would overflow float16 at once, though all that it is to say is that the
+// other ranks have as many. So weights are divided by a unit before the
+// backward, the same on all ranks, which cancels out: a power of two of about
+// the largest, so that no bit of a sum changes; or, where one Backward makes a
+// step and all weights are equal, that weight, so that the step is to the bit
+// one without weights. It is found anew for each step, from the weights of the
+// first micro-batch that has any, so that a run that goes on from a checkpoint
+// has the same one. Other dtypes than float16 have the range of float32: there
+// weights count as they are, and no message is needed.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -35,12 +48,71 @@ void OrBits(absl::string_view bytes, std::vector<bool>* bits) {
   }
 }
 
+// The least k with 2^k >= x. REQUIRES: x > 0, finite.
+int CeilLog2(double x) {
+  int power = 0;
+  const double part = std::frexp(x, &power);  // [0.5, 1)
+  return part == 0.5 ? power - 1 : power;
+}
+
 }  // namespace
 
+absl::Status Gradients::ChooseWeightUnit(const absl::Status& mine,
+                                         std::optional<double> weight) {
+  if (measure_.chosen) return mine;
+  const double own = mine.ok() && weight.has_value()
+                         ? *weight
+                         : std::numeric_limits<double>::quiet_NaN();
+  if (comm_->world_size() == 1) {
+    if (mine.ok()) Measure({own});
+    return mine;
+  }
+  // The same on all ranks, whatever this one was given.
+  if (!half_ || weights_ == Weights::kNone) return mine;
+  // The others may be in a gather: Run announces what was wrong.
+  if (!mine.ok() && AnyGathersTogether()) return mine;
+  const auto all = AllGatherValue<double>(
+      comm_.get(), own, CommTag{"weights of the first micro-batch of a step"});
+  if (!all.ok()) return mine.ok() ? all.status() : mine;
+  Measure(*all);
+  return mine;
+}
+
+// Of all ranks; NaN: none was given.
+void Gradients::Measure(const std::vector<double>& weights) {
+  double largest = 0;
+  bool any = false, equal = options_.accumulation == 1;
+  for (const double weight : weights) {
+    any = any || !std::isnan(weight);
+    equal = equal && weight == weights[0];
+    if (weight > largest) largest = weight;
+  }
+  // Where all are 0 so far nothing counts yet, in no unit.
+  measure_.chosen = largest > 0 || !any;
+  if (largest == 0) return;
+  if (equal) {
+    measure_.unit = largest;
+    measure_.sum_divisor = comm_->world_size();
+    return;
+  }
+  // As without weights a backward has no more than 1 / accumulation, and a mean
+  // no more than the largest of what it is of.
+  const int power =
+      CeilLog2(largest) + CeilLog2(static_cast<double>(options_.accumulation));
+  measure_.unit = std::ldexp(1, std::min(power, 1023));
+  measure_.sum_divisor = std::ldexp(1, CeilLog2(comm_->world_size()));
+}
+
+double Gradients::weight_divisor() const {
+  return total_weight_ /
+         (options_.mean ? measure_.sum_divisor : comm_->world_size());
+}
+
 double Gradients::unsent_weight() const {
-  return running().weight.has_value()
-             ? *running().weight + local_weight_
-             : std::numeric_limits<double>::quiet_NaN();
+  if (!running().weight.has_value()) {
+    return std::numeric_limits<double>::quiet_NaN();
+  }
+  return local_weight_ + (running().another_loss ? 0 : *running().weight);
 }
 
 // One message per rank: which parameters arrived or are held, the rank's
@@ -93,6 +165,7 @@ absl::Status Gradients::AddWeights(const std::vector<double>& weights) {
     }
     sum += weights[rank];
   }
+  weights_ = std::isnan(sum) ? Weights::kNone : Weights::kGiven;
   if (!std::isnan(sum)) total_weight_ += sum;
   return absl::OkStatus();
 }

@@ -51,9 +51,9 @@ absl::Status Gradients::TakeOutside() {
         const double factor = *running().outside_factor;
         if (factor != 1) outside = outside * factor;
         // As one of several, which autograd would have added up.
-        TESSERA_RETURN_IF_ERROR(
-            gradient->Add(static_cast<int>(i), DenseOrSparse(outside),
-                          FlatGradient::Arrival::kAdd, /*partial=*/true));
+        TESSERA_RETURN_IF_ERROR(gradient->Add(static_cast<int>(i),
+                                              DenseOrSparse(outside), HowNow(),
+                                              /*partial=*/true));
       } else if (!IsZero(outside)) {
         return absl::FailedPreconditionError(absl::StrCat(
             "Backward: parameter '", params[i].name,

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "base/file.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
@@ -90,19 +91,26 @@ TEST_F(MonitorsTest, SkippedStepsAreTheSame) {
 
 // ---- what is written
 
-// Trains `spec` and says its own losses, one a line, in full.
+// Trains `spec` and says its own losses, one a line, in full. args: the spec;
+// before it "two " if each micro-batch has two, of which it says the sum.
 TESSERA_RANK_FUNCTION(Losses) {
+  const int num_losses = absl::ConsumePrefix(&args, "two ") ? 2 : 1;
   const TrainingSpec spec = TrainingSpec::FromText(args);
   TESSERA_ASSIGN_OR_RETURN(Trainee t,
                            Trainee::Make(spec, world.communicator()));
   std::vector<std::string> losses;
   for (int i = 0; i < spec.steps * spec.accumulation; ++i) {
-    const at::Tensor loss = t.Loss(i);
-    losses.push_back(absl::StrCat(static_cast<int64_t>(
-        std::llround(loss.item<double>() * (int64_t{1} << 40)))));
+    double sum = 0;
     BackwardOptions options;
     if (spec.weights) options.weight = WeightOf(t.rank, i);
-    TESSERA_RETURN_IF_ERROR(t.engine->Backward(loss, options));
+    for (int of_it = num_losses; of_it > 0; --of_it) {
+      const at::Tensor loss = t.Loss(num_losses * i + of_it - 1);
+      sum += loss.item<double>();
+      options.more_losses = of_it > 1;
+      TESSERA_RETURN_IF_ERROR(t.engine->Backward(loss, options));
+    }
+    losses.push_back(absl::StrCat(
+        static_cast<int64_t>(std::llround(sum * (int64_t{1} << 40)))));
     TESSERA_RETURN_IF_ERROR(t.engine->Step());
   }
   TESSERA_RETURN_IF_ERROR(t.engine->Close());
@@ -110,10 +118,11 @@ TESSERA_RANK_FUNCTION(Losses) {
 }
 
 // By rank and micro-batch.
-std::vector<std::vector<double>> LossesOf(const TrainingSpec& spec) {
+std::vector<std::vector<double>> LossesOf(const TrainingSpec& spec,
+                                          absl::string_view before = "") {
   std::vector<std::vector<double>> all;
   for (const std::string& answer :
-       RunOnRanks(kWorldSize, "Losses", spec.ToText())) {
+       RunOnRanks(kWorldSize, "Losses", absl::StrCat(before, spec.ToText()))) {
     all.emplace_back();
     for (absl::string_view line : absl::StrSplit(answer, '\n')) {
       int64_t scaled = 0;
@@ -157,21 +166,26 @@ TEST_F(MonitorsTest, TheLossIsTheMeanOverRanksAndMicroBatches) {
   }
 }
 
+// Once for the losses of one micro-batch, which add up.
 TEST_F(MonitorsTest, WeightsCount) {
-  TrainingSpec spec = Spec(1, Jsonl(folder_.path()));
-  spec.weights = true;
-  const auto losses = LossesOf(spec);
-  const std::vector<Line> lines = LinesOf(folder_.path());
-  ASSERT_THAT(lines, SizeIs(3));
-  for (int step = 0; step < 3; ++step) {
-    double sum = 0, weight = 0;
-    for (int rank = 0; rank < kWorldSize; ++rank) {
-      const double own = WeightOf(rank, step);
-      sum += own * losses[static_cast<size_t>(rank)][static_cast<size_t>(step)];
-      weight += own;
+  for (const bool two : {false, true}) {
+    const std::string folder = folder_ / (two ? "two" : "one");
+    TrainingSpec spec = Spec(1, Jsonl(folder));
+    spec.weights = true;
+    const auto losses = LossesOf(spec, two ? "two " : "");
+    const std::vector<Line> lines = LinesOf(folder);
+    ASSERT_THAT(lines, SizeIs(3));
+    for (int step = 0; step < 3; ++step) {
+      double sum = 0, weight = 0;
+      for (int rank = 0; rank < kWorldSize; ++rank) {
+        const double own = WeightOf(rank, step);
+        sum +=
+            own * losses[static_cast<size_t>(rank)][static_cast<size_t>(step)];
+        weight += own;
+      }
+      EXPECT_THAT(lines[static_cast<size_t>(step)].at("loss"),
+                  DoubleEq(sum / weight));
     }
-    EXPECT_THAT(lines[static_cast<size_t>(step)].at("loss"),
-                DoubleEq(sum / weight));
   }
 }
 
