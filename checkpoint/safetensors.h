@@ -55,6 +55,10 @@ class Safetensors {
   // off since. REQUIRES: the range lies within the tensor.
   absl::Status Read(const SafetensorsTensor& tensor, Range elements,
                     const at::Tensor& out) const;
+  absl::Status ReadBytes(const SafetensorsTensor& tensor, int64_t begin,
+                         char* to, int64_t bytes) const {
+    return files_->ReadBytes(tensor, begin, to, bytes);
+  }
   // Of elements, by all calls of Read.
   int64_t bytes_read() const { return bytes_read_; }
 

@@ -16,7 +16,10 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
+#include "checkpoint/disk/file_system.h"
 #include "checkpoint/together.h"
+#include "engine/run_folder.h"
+#include "engine/save_room.h"
 
 namespace tessera {
 namespace {
@@ -29,7 +32,9 @@ absl::Status CheckOptions(const CheckpointManagerOptions& options) {
   }
   if (options.keep_last < 1 || options.keep_every < 0 ||
       options.every_steps < 0 || options.every < absl::ZeroDuration() ||
-      options.mean_time_between_failures < absl::ZeroDuration()) {
+      options.mean_time_between_failures < absl::ZeroDuration() ||
+      options.retry_for < absl::ZeroDuration() ||
+      options.wait_for_folder < absl::ZeroDuration()) {
     return absl::InvalidArgumentError(
         "CheckpointManager: keep_last must be at least 1, and keep_every, "
         "every_steps and times at least 0");
@@ -47,7 +52,9 @@ std::string TextOf(const CheckpointManagerOptions& options) {
       options.async.has_value() ? absl::StrCat(*options.async) : "unset",
       ", node_local ",
       options.node_local.has_value() ? absl::StrCat(*options.node_local)
-                                     : "unset");
+                                     : "unset",
+      ", retry_for ", absl::FormatDuration(options.retry_for),
+      ", wait_for_folder ", absl::FormatDuration(options.wait_for_folder));
 }
 
 }  // namespace
@@ -95,8 +102,17 @@ absl::StatusOr<std::unique_ptr<CheckpointManager>> CheckpointManager::Create(
       static_cast<int64_t>(all.size())) {
     options.dir = all[0];
   }
-  return std::unique_ptr<CheckpointManager>(
+  std::unique_ptr<CheckpointManager> manager(
       new CheckpointManager(engine, comm, std::move(options)));
+  TESSERA_ASSIGN_OR_RETURN(
+      RunFolder folder,
+      TakeRunFolder(manager->options_.dir, manager->Holds(),
+                    manager->options_.wait_for_folder, comm.get()));
+  manager->folder_ = std::make_unique<RunFolder>(std::move(folder));
+  manager->room_ = std::make_unique<SaveRoom>(
+      comm, SaveRoomOptions{manager->options_.dir, manager->folder_->leads,
+                            manager->Holds(), manager->options_.retry_for});
+  return manager;
 }
 
 // What the folders hold, of all ranks that see different ones: names, the one
@@ -170,7 +186,9 @@ absl::StatusOr<std::optional<std::string>> CheckpointManager::Resume(
         engine_->LoadCheckpoint(absl::StrCat(options_.dir, "/", name), load);
     if (loaded.ok()) {
       seen_updates_ = engine_->updates();
-      last_ = std::make_shared<LastSave>(LastSave{engine_->step(), {}});
+      last_ = std::make_shared<LastSave>(
+          LastSave{engine_->step(), name, /*ended=*/true, {}});
+      good_ = name;
       last_save_ = options_.clock();
       return std::optional<std::string>(std::move(loaded->client_state));
     }
@@ -183,7 +201,13 @@ absl::StatusOr<std::optional<std::string>> CheckpointManager::Resume(
     passed_over_[name] = loaded.status();
     TESSERA_LOG_RANK0(ERROR) << "passed over: " << loaded.status().message();
   }
-  return failed;
+  if (step.has_value()) return failed;
+  return absl::Status(
+      failed.code(),
+      absl::StrCat(failed.message(), "; none of the ", names.size(),
+                   " checkpoints in ", options_.dir,
+                   " is whole: to start from nothing, remove them ('tessera "
+                   "checkpoint rm')"));
 }
 
 absl::Duration CheckpointManager::Interval() const {
@@ -199,9 +223,12 @@ absl::Duration CheckpointManager::Interval() const {
 }
 
 // "stop", "save" or "", by this rank's lights.
-std::string CheckpointManager::Wanted() const {
+std::string CheckpointManager::Wanted() {
   if (signals_ != nullptr && signals_->received() != 0) return "stop";
   if (comm_->rank() != 0) return "";
+  if (!engine_->saving_checkpoint() && room_->IsTimeAgain(HowLastEnded())) {
+    return "save";
+  }
   // Without a save there is nothing to calculate an interval from.
   const bool first =
       options_.mean_time_between_failures > absl::ZeroDuration() && saves_ == 0;
@@ -278,10 +305,10 @@ SaveOptions CheckpointManager::OptionsOf(const std::string& name, bool wait) {
   options.saved_unix_micros = newest_micros_;
   options.on_end = [last = last_](const absl::Status& status) {
     last->status = status;
+    last->ended = true;
   };
-  Retention retention{options_.keep_last, options_.keep_every, passed_over_};
   options.after_commit = [dir = options_.dir, name, holds = Holds(),
-                          retention = std::move(retention)] {
+                          retention = Kept()] {
     FileSystem* const files = FileSystem::Real();
     // Also after an error: on a full disk it makes the room for the next.
     for (const absl::Status& status :
@@ -292,6 +319,19 @@ SaveOptions CheckpointManager::OptionsOf(const std::string& name, bool wait) {
     }
   };
   return options;
+}
+
+Retention CheckpointManager::Kept() const {
+  return {options_.keep_last, options_.keep_every, passed_over_};
+}
+
+// This rank's news of it; OK if it is good, or there is none. Waits for one that
+// is being written.
+absl::Status CheckpointManager::HowLastEnded() {
+  engine_->SettleCheckpoint();
+  if (!last_->ended) return absl::OkStatus();
+  if (last_->status.ok()) good_ = last_->name;
+  return last_->status;
 }
 
 absl::Status CheckpointManager::SaveAs(const ClientState& client_state,
@@ -308,14 +348,17 @@ absl::Status CheckpointManager::SaveAs(const ClientState& client_state,
     if (!looked.ok()) TESSERA_LOG_RANK0(WARNING) << looked.message();
   }
   const std::string name = StepFolderName(engine_->step());
-  passed_over_.erase(name);
-  last_ = std::make_shared<LastSave>();
-  absl::Status status = engine_->SaveCheckpoint(
-      absl::StrCat(options_.dir, "/", name), *words, OptionsOf(name, wait));
-  // Ranks that believe different things would call different collectives.
-  const absl::Status agreed = comm_->AgreeOk(status, kWhere);
-  if (status.ok()) status = agreed;
-  if (!status.ok()) return status;
+  const absl::Status before = HowLastEnded();
+  TESSERA_RETURN_IF_ERROR(room_->Save(before, good_, Kept(), [&] {
+    passed_over_.erase(name);
+    last_ = std::make_shared<LastSave>();
+    last_->name = name;
+    const absl::Status status = engine_->SaveCheckpoint(
+        absl::StrCat(options_.dir, "/", name), *words, OptionsOf(name, wait));
+    // Ranks that believe different things would call different collectives.
+    const absl::Status agreed = comm_->AgreeOk(status, kWhere);
+    return status.ok() ? agreed : status;
+  }));
   last_->step = engine_->step();
   NoteCost(options_.clock() - begun);
   return absl::OkStatus();

@@ -13,6 +13,10 @@
 //   }
 //   manager->Finish([&] { return Position(); });
 //
+// The folder is one job's: from Create on it is locked (DIR/job.lock), until the
+// manager or its process ends. Another job's Create is Unavailable at once, and
+// says who has it.
+//
 // A folder per checkpoint, `dir`/step-00000120, and `dir`/latest, which names
 // the newest (checkpoint/format/step_folders.h). DeepSpeed: save_checkpoint's
 // tags and `latest`; Orbax: CheckpointManager. Several managers of one engine
@@ -41,6 +45,9 @@
 
 namespace tessera {
 
+struct RunFolder;  // engine/run_folder.h
+class SaveRoom;    // engine/save_room.h
+
 // The same on all ranks. Whatever comes first saves.
 struct CheckpointManagerOptions {
   // A relative one is that of Create, wherever the program goes afterwards.
@@ -61,6 +68,15 @@ struct CheckpointManagerOptions {
   int64_t keep_every = 0;
   std::optional<bool> async;       // as SaveOptions::async
   std::optional<bool> node_local;  // as SaveOptions::node_local
+  // How long a save that finds the disk full is made again, with growing pauses
+  // of up to 30 s: older checkpoints make room as far as they can, never the
+  // newest whole one, nor those of keep_every. An async one is made again while
+  // training goes on, where `every` or `on_signals` lets ranks meet each step.
+  // 0: not at all.
+  absl::Duration retry_for = absl::Minutes(5);
+  // How long Create waits where another job still has the folder, as the one
+  // before may while it ends; 0: an error at once.
+  absl::Duration wait_for_folder = absl::ZeroDuration();
   Clock clock = MonotonicNow;      // of `every`, and of what saves cost
 };
 
@@ -75,8 +91,10 @@ class CheckpointManager {
   // This rank's own bytes, given back by Resume. Called only when it is saved.
   using ClientState = std::function<std::string()>;
 
-  // `engine` outlives this. COLLECTIVE. InvalidArgument: no folder, keep_last
-  // below 1, options that differ between ranks.
+  // `engine` outlives this. Makes the folder. COLLECTIVE. InvalidArgument: no
+  // folder, keep_last below 1, options that differ between ranks; Unavailable:
+  // another job has the folder. Where a folder cannot be locked (it cannot be
+  // written to, its file system has no locks) a warning says so.
   static absl::StatusOr<std::unique_ptr<CheckpointManager>> Create(
       Engine* engine, CheckpointManagerOptions options);
   // Waits for a save that is being written.
@@ -111,10 +129,14 @@ class CheckpointManager {
   // the manager ends.
   struct LastSave {
     int64_t step = -1;
+    std::string name;
+    bool ended = false;
     absl::Status status;
   };
 
   absl::Status SaveAs(const ClientState& client_state, bool wait);
+  absl::Status HowLastEnded();
+  Retention Kept() const;
   bool IsSaved();
   SaveOptions OptionsOf(const std::string& name, bool wait);
   void NoteCost(absl::Duration cost);
@@ -125,12 +147,15 @@ class CheckpointManager {
   // By rank 0's clock; ZeroDuration: not by time.
   absl::Duration Interval() const;
   bool IsStepToSave() const;
-  std::string Wanted() const;
+  std::string Wanted();
 
   Engine* const engine_;
   const std::shared_ptr<Communicator> comm_;
   const CheckpointManagerOptions options_;
   std::unique_ptr<StopSignals> signals_;
+  std::unique_ptr<RunFolder> folder_;  // both by Create
+  std::unique_ptr<SaveRoom> room_;
+  std::string good_;  // saved or loaded by this manager, so whole; "": none yet
   std::shared_ptr<LastSave> last_ = std::make_shared<LastSave>();
   int64_t seen_updates_ = -1;
   // Of what is in the folder; -1: not looked yet.

@@ -57,6 +57,24 @@ def trace(rank):
     }
 
 
+class CommandTest(unittest.TestCase):
+    def test_usage_says_each_thing_once(self):
+        text = subprocess.run([TESSERA], stderr=subprocess.PIPE,
+                              text=True).stderr
+        lines = [line for line in text.splitlines() if "tessera trace" in line
+                 or "tessera report" in line]
+        self.assertEqual(len(lines), len(set(lines)), text)
+        self.assertEqual(text.count("tessera config schema"), 1, text)
+
+    def test_output_that_cannot_be_written_is_an_error(self):
+        for args in (["config", "schema"], ["help"], ["checkpoint", "--help"]):
+            with open("/dev/full", "w") as full:
+                done = subprocess.run([TESSERA] + args, stdout=full,
+                                      stderr=subprocess.PIPE, text=True)
+            self.assertEqual(done.returncode, 1, args)
+            self.assertIn("not all of the output could be written", done.stderr)
+
+
 class ReportTest(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory()

@@ -11,6 +11,7 @@
 
 #include <cstring>
 #include <iostream>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "checkpoint/exchange/command.h"
 #include "config/command.h"
 #include "report/command.h"
+#include "tools/written.h"
 
 namespace {
 
@@ -85,10 +87,10 @@ int main(int argc, char** argv) {
   for (const auto& [name, run] : kCommands) {
     if (command != name) continue;
     if (args.empty() || !IsHelp(args[0])) {
-      return run(args, &std::cout, &std::cerr);
+      return tessera::Written(run(args, &std::cout, &std::cerr));
     }
     run({}, &std::cout, &std::cout);  // says how it is used
-    return 0;
+    return tessera::Written(0);
   }
   if (command == "plan") return RunPlan(argv + 1);
   if (command == "tokenize") return RunBeside("tessera_tokenize", argv + 1);
@@ -96,6 +98,13 @@ int main(int argc, char** argv) {
   out << "tessera knows six commands: tessera config, tessera checkpoint, "
          "tessera trace, tessera report, tessera plan (tessera plan --help), "
          "tessera tokenize (tessera tokenize --help)\n";
-  for (const auto& [name, run] : kCommands) run({}, &out, &out);
-  return IsHelp(command) ? 0 : 2;
+  std::string last;
+  for (const auto& [name, run] : kCommands) {
+    std::ostringstream usage;
+    run({}, &usage, &usage);
+    // Two of them have one text.
+    if (usage.str() != last) out << usage.str();
+    last = usage.str();
+  }
+  return tessera::Written(IsHelp(command) ? 0 : 2);
 }

@@ -5,8 +5,9 @@
 #include <vector>
 
 #include "tools/plan_command.h"
+#include "tools/written.h"
 
 int main(int argc, char** argv) {
-  return tessera::RunPlanCommand({argv + 1, argv + argc}, &std::cout,
-                                 &std::cerr);
+  return tessera::Written(tessera::RunPlanCommand(
+      {argv + 1, argv + argc}, &std::cout, &std::cerr));
 }

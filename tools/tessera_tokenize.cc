@@ -5,8 +5,9 @@
 #include <vector>
 
 #include "tools/tokenize_command.h"
+#include "tools/written.h"
 
 int main(int argc, char** argv) {
-  return tessera::RunTokenizeCommand(
-      std::vector<std::string>(argv + 1, argv + argc), &std::cout, &std::cerr);
+  return tessera::Written(tessera::RunTokenizeCommand(
+      std::vector<std::string>(argv + 1, argv + argc), &std::cout, &std::cerr));
 }

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
+#include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -123,6 +124,13 @@ int FileSystem::List(int folder, std::vector<std::string>* names) {
   const int error = errno;
   closedir(stream);
   return -error;
+}
+
+int64_t FileSystem::FreeBytes(int folder) {
+  struct statvfs info = {};
+  if (fstatvfs(folder, &info) < 0) return -errno;
+  return static_cast<int64_t>(info.f_bavail) *
+         static_cast<int64_t>(info.f_frsize);
 }
 
 int FileSystem::Lock(int fd) {

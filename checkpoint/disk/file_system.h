@@ -48,6 +48,8 @@ class FileSystem {
   virtual int RemoveFolder(int folder, const std::string& name);
   // Names in a folder, without "." and "..", in no order.
   virtual int List(int folder, std::vector<std::string>* names);
+  // Bytes that the disk of an open folder still has for this user.
+  virtual int64_t FreeBytes(int folder);
   // A lock of a whole file for writing that dies with its holder, over NFS too
   // (fcntl's F_OFD_SETLK). -EAGAIN: another holds it.
   virtual int Lock(int fd);

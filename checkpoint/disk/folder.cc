@@ -4,11 +4,15 @@
 #include <fcntl.h>
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
+#include <random>
 #include <system_error>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "base/file.h"
 #include "base/status.h"
 
@@ -18,6 +22,14 @@ namespace {
 constexpr int kMostTurns = 16;
 
 }  // namespace
+
+bool IsDiskFull(const absl::Status& status) {
+  if (status.ok()) return false;
+  for (const int error : {ENOSPC, EDQUOT}) {
+    if (absl::StrContains(status.message(), std::strerror(error))) return true;
+  }
+  return false;
+}
 
 OpenPath::OpenPath(FileSystem* files, int fd, std::string path)
     : files_(files), fd_(fd), path_(std::move(path)) {}
@@ -142,22 +154,30 @@ absl::StatusOr<Folder> Folder::Make(const std::string& given,
 // Opening a FIFO or a device may wait, or set something going. So a descriptor
 // of O_PATH, which opens nothing, takes hold of what has the name, and that is
 // opened if it is a file: not the name again, which may be another's by then.
-absl::StatusOr<File> Folder::OpenAs(const std::string& name, int flags) const {
+absl::StatusOr<File> Folder::OpenAs(const std::string& name, int flags,
+                                    bool follow) const {
   const std::string file_path = absl::StrCat(path(), "/", name);
   const absl::Status no_file = absl::FailedPreconditionError(
       absl::StrCat(file_path, ": is no regular file"));
+  const int no_follow = follow ? 0 : O_NOFOLLOW;
   const int hold = Uninterrupted(
-      [&] { return files()->Open(open_.fd(), name, O_PATH | O_NOFOLLOW); });
-  if (hold < 0) return FileError(-hold, file_path);
+      [&] { return files()->Open(open_.fd(), name, O_PATH | no_follow); });
+  if (hold < 0) return OpenError(hold, name);
   const OpenPath held(files(), hold, file_path);
   TESSERA_ASSIGN_OR_RETURN(const struct stat what, held.Stat());
+  if (S_ISLNK(what.st_mode)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        file_path,
+        ": is a symbolic link, and is not written through; put the file there "
+        "that it leads to, or remove the link"));
+  }
   if (!S_ISREG(what.st_mode)) return no_file;
   int fd = Uninterrupted([&] { return files()->Reopen(hold, flags); });
   if (fd == -ENOENT) {
     // Without /proc: by its name, and not to wait if it has changed.
     fd = Uninterrupted([&] {
       return files()->Open(open_.fd(), name,
-                           flags | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
+                           flags | no_follow | O_NONBLOCK | O_NOCTTY);
     });
   }
   if (fd < 0) return FileError(-fd, file_path);
@@ -168,12 +188,28 @@ absl::StatusOr<File> Folder::OpenAs(const std::string& name, int flags) const {
   return File(std::move(open), info.st_size);
 }
 
+// Of a name that cannot be opened. Whoever removes what nothing is left of must
+// not take a link to a disk that is not mounted for nothing.
+absl::Status Folder::OpenError(int result, const std::string& name) const {
+  const absl::Status error = open_.Error(result, name);
+  if (result != -ENOENT && result != -ELOOP) return error;
+  const int fd = Uninterrupted(
+      [&] { return files()->Open(open_.fd(), name, O_PATH | O_NOFOLLOW); });
+  if (fd < 0) return error;
+  const OpenPath link(files(), fd, absl::StrCat(path(), "/", name));
+  const absl::StatusOr<struct stat> what = link.Stat();
+  if (!what.ok() || !S_ISLNK(what->st_mode)) return error;
+  return absl::FailedPreconditionError(absl::StrCat(
+      link.path(),
+      ": is a symbolic link that leads to nothing (is a disk not mounted?)"));
+}
+
 absl::StatusOr<File> Folder::OpenFile(const std::string& name) const {
-  return OpenAs(name, O_RDONLY);
+  return OpenAs(name, O_RDONLY, /*follow=*/true);
 }
 
 absl::StatusOr<File> Folder::OpenFileToWrite(const std::string& name) const {
-  return OpenAs(name, O_RDWR);
+  return OpenAs(name, O_RDWR, /*follow=*/false);
 }
 
 absl::StatusOr<File> Folder::CreateFile(const std::string& name) const {
@@ -208,6 +244,29 @@ absl::Status Folder::Remove(const std::string& name) const {
       Uninterrupted([&] { return files()->Remove(open_.fd(), name); });
   return result < 0 && result != -ENOENT ? open_.Error(result, name)
                                          : absl::OkStatus();
+}
+
+absl::Status Folder::Clear(const std::string& name) const {
+  const absl::Status removed = Remove(name);
+  if (removed.ok()) return removed;
+  if (Uninterrupted([&] { return files()->RemoveFolder(open_.fd(), name); }) ==
+      0) {
+    return absl::OkStatus();
+  }
+  const int fd = Uninterrupted([&] {
+    return files()->Open(open_.fd(), name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+  });
+  if (fd < 0) return removed;
+  files()->Close(fd);
+  std::random_device random;
+  return Rename(name, absl::StrFormat("%s.aside-%08x", name, random()));
+}
+
+absl::StatusOr<int64_t> Folder::FreeBytes() const {
+  const int64_t result =
+      Uninterrupted([&] { return files()->FreeBytes(open_.fd()); });
+  if (result < 0) return open_.Error(result);
+  return result;
 }
 
 absl::StatusOr<std::string> Folder::Identity() const {

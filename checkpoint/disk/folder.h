@@ -70,6 +70,10 @@ class File {
   int64_t bytes_ = 0;
 };
 
+// Whether an error is that of a disk, or a quota, that is full; also in the
+// words of another rank.
+bool IsDiskFull(const absl::Status& status);
+
 class Folder {
  public:
   Folder() = default;
@@ -83,10 +87,11 @@ class Folder {
 
   const std::string& path() const { return open_.path(); }
   FileSystem* files() const { return open_.files(); }
-  // To read. FailedPrecondition where it is no regular file: a FIFO or a device
-  // is not opened, a link not followed.
+  // To read. A link is followed. FailedPrecondition where there is no regular
+  // file: a FIFO or a device is not opened, and a link to nothing is not
+  // NotFound.
   absl::StatusOr<File> OpenFile(const std::string& name) const;
-  // To read and write. NotFound.
+  // To read and write; a link is not followed. NotFound.
   absl::StatusOr<File> OpenFileToWrite(const std::string& name) const;
   // To write; AlreadyExists.
   absl::StatusOr<File> CreateFile(const std::string& name) const;
@@ -96,15 +101,23 @@ class Folder {
   absl::Status Rename(const std::string& from, const std::string& to) const;
   // A file; no error where it is not there.
   absl::Status Remove(const std::string& name) const;
+  // The same of whatever else has the name: a folder that is not empty gets
+  // another name, NAME.aside-..., and stays.
+  absl::Status Clear(const std::string& name) const;
   // The names in it, sorted.
   absl::StatusOr<std::vector<std::string>> Names() const;
   absl::Status Sync() const { return open_.Sync(); }
   // The same text for the same folder of this system, by whatever path.
   absl::StatusOr<std::string> Identity() const;
+  // Bytes that this user can still write to its disk, as far as the system
+  // knows; quotas may leave fewer.
+  absl::StatusOr<int64_t> FreeBytes() const;
 
  private:
   explicit Folder(OpenPath open) : open_(std::move(open)) {}
-  absl::StatusOr<File> OpenAs(const std::string& name, int flags) const;
+  absl::StatusOr<File> OpenAs(const std::string& name, int flags,
+                              bool follow) const;
+  absl::Status OpenError(int result, const std::string& name) const;
 
   OpenPath open_;
 };

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_split.h"
@@ -139,6 +140,30 @@ void MemoryDisk::Close(int fd) {
   open_.erase(it);
 }
 
+// Of files that are open and have no name any more, too.
+int64_t MemoryDisk::Filled() const {
+  std::set<const Node*> nodes;
+  std::vector<const Node*> left = {root_.get()};
+  for (const auto& [fd, node] : open_) left.push_back(node.get());
+  int64_t bytes = 0;
+  while (!left.empty()) {
+    const Node* const node = left.back();
+    left.pop_back();
+    if (!nodes.insert(node).second) continue;
+    bytes += static_cast<int64_t>(node->bytes.size());
+    for (const auto& [name, entry] : node->entries) left.push_back(entry.get());
+  }
+  return bytes;
+}
+
+int64_t MemoryDisk::FreeBytes(int) {
+  const int64_t told = Ask("statvfs");
+  absl::MutexLock lock(&mutex_);
+  if (told < 0) return told;
+  return capacity < 0 ? int64_t{1} << 60
+                      : std::max<int64_t>(0, capacity - Filled());
+}
+
 int64_t MemoryDisk::Write(int fd, const char* from, int64_t bytes,
                           int64_t offset) {
   const int64_t told = Ask("write");
@@ -146,6 +171,12 @@ int64_t MemoryDisk::Write(int fd, const char* from, int64_t bytes,
   if (told < 0) return told;
   if (told > 0) bytes = std::min(bytes, told);
   Node& node = *open_.at(fd);
+  if (capacity >= 0) {
+    const auto size = static_cast<int64_t>(node.bytes.size());
+    bytes = std::min(
+        bytes, size + std::max<int64_t>(0, capacity - Filled()) - offset);
+    if (bytes <= 0) return -ENOSPC;
+  }
   node.unsynced.emplace_back(offset, std::string(from, from + bytes));
   std::string& all = node.bytes;
   all.resize(std::max(all.size(), static_cast<size_t>(offset + bytes)));
@@ -201,6 +232,8 @@ int MemoryDisk::Rename(int folder, const std::string& from,
       old_in->entries.count(old_name) == 0) {
     return -ENOENT;
   }
+  const auto there = new_in->entries.find(new_name);
+  if (there != new_in->entries.end() && there->second->folder) return -EISDIR;
   new_in->entries[new_name] = old_in->entries[old_name];
   old_in->entries.erase(old_name);
   return 0;
@@ -239,6 +272,7 @@ int MemoryDisk::RemoveFolder(int folder, const std::string& name) {
   std::string last;
   Node* const in = FolderOf(folder, name, &last);
   if (in == nullptr || in->entries.count(last) == 0) return -ENOENT;
+  if (!in->entries[last]->folder) return -ENOTDIR;
   if (!in->entries[last]->entries.empty()) return -ENOTEMPTY;
   in->entries.erase(last);
   return 0;

@@ -54,6 +54,7 @@ class MemoryDisk : public FileSystem {
   int RemoveFolder(int folder, const std::string& name) override;
   int List(int folder, std::vector<std::string>* names) override;
   int Lock(int fd) override;
+  int64_t FreeBytes(int folder) override;
   std::unique_ptr<ReadQueue> MakeReadQueue(unsigned) override {
     return nullptr;
   }
@@ -66,6 +67,9 @@ class MemoryDisk : public FileSystem {
   // here): its result instead,
   // or 0 to let it pass. Writes that get a positive number write so many bytes.
   std::function<int64_t(int64_t k, const char* call)> before;
+  // Of all files together; writes beyond it are cut short, or -ENOSPC.
+  // -1: there is no end.
+  int64_t capacity = -1;
   // The names in the folder at `path`, and their bytes.
   std::map<std::string, std::string> FilesIn(const std::string& path);
 
@@ -82,6 +86,7 @@ class MemoryDisk : public FileSystem {
 
   int64_t Ask(const char* call);
   Node* FolderOf(int folder, const std::string& name, std::string* last);
+  int64_t Filled() const;
   NodePtr Find(int folder, const std::string& name);
   static std::string Kept(const Node& file, const Keeps& keeps);
   static NodePtr CopyOf(const NodePtr& node, const Keeps& keeps,

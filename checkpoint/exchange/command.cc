@@ -93,18 +93,26 @@ absl::Status List(const std::string& dir, std::ostream* out) {
   }
   std::sort(folders.begin() + 1, folders.end());
   int found = 0;
+  int damaged = 0;
   for (const std::string& folder : folders) {
     const absl::StatusOr<CheckpointReader> reader = Open(folder);
     if (absl::IsNotFound(reader.status())) continue;
     ++found;
-    *out << Printable(folder) << ": "
-         << (reader.ok() ? Summary(reader->manifest())
-                         : Printable(reader.status().message()))
-         << "\n";
+    if (reader.ok()) {
+      *out << Printable(folder) << ": " << Summary(reader->manifest()) << "\n";
+      continue;
+    }
+    // It begins with the path.
+    *out << Printable(reader.status().message()) << "\n";
+    ++damaged;
   }
-  return found > 0 ? absl::OkStatus()
-                   : absl::NotFoundError(
-                         absl::StrCat(dir, ": there is no checkpoint in it"));
+  if (found == 0) {
+    return absl::NotFoundError(
+        absl::StrCat(dir, ": there is no checkpoint in it"));
+  }
+  if (damaged == 0) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(dir, ": ", damaged, " of ", found,
+                                          " checkpoints cannot be read"));
 }
 
 absl::Status Show(const std::string& dir, std::ostream* out) {
@@ -157,7 +165,9 @@ RewriteProgress ShownOn(ProgressLine* line) {
 
 absl::Status Verify(const std::string& dir, std::ostream* out,
                     std::ostream* err) {
-  TESSERA_ASSIGN_OR_RETURN(CheckpointReader reader, Open(dir));
+  TESSERA_ASSIGN_OR_RETURN(
+      CheckpointReader reader,
+      CheckpointReader::OpenToStay(dir, FileSystem::Real()));
   {
     ProgressLine line(err);
     TESSERA_RETURN_IF_ERROR(reader.Verify(kThreads, ShownOn(&line)));

@@ -88,9 +88,34 @@ TEST_F(CommandTest, ListsAndShows) {
   EXPECT_EQ(Run({"ls", folder_ + "/none"}), 1);
 }
 
+// In their list, once; and it is not all well.
+TEST_F(CommandTest, ListsWhatCannotBeReadAndSaysSo) {
+  std::ofstream(folder_ + "/a/manifest") << "zeros after a power cut";
+  EXPECT_EQ(Run({"ls", folder_}), 1);
+  EXPECT_THAT(out_, AllOf(StartsWith(folder_ + "/a/manifest: is no manifest"),
+                          HasSubstr("/b: step 2")));
+  EXPECT_THAT(err_, HasSubstr(folder_ + ": 1 of 2 checkpoints cannot be read"));
+  // It can go.
+  EXPECT_EQ(Run({"rm", folder_ + "/a"}), 0) << err_;
+  EXPECT_FALSE(fs::exists(folder_ + "/a"));
+  EXPECT_EQ(Run({"ls", folder_}), 0);
+}
+
 TEST_F(CommandTest, Verifies) {
   EXPECT_EQ(Run({"verify", folder_ + "/a"}), 0);
   EXPECT_THAT(out_, StartsWith(folder_ + "/a: whole; step 1"));
+  // Of files that lie elsewhere, with links to them.
+  fs::create_directory(folder_ + "/store");
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::directory_iterator(folder_ + "/a")) {
+    files.push_back(entry.path());
+  }
+  for (const fs::path& file : files) {
+    const fs::path there = fs::path(folder_) / "store" / file.filename();
+    fs::rename(file, there);
+    fs::create_symlink(there, file);
+  }
+  EXPECT_EQ(Run({"verify", folder_ + "/a"}), 0) << err_;
   for (const auto& entry : fs::directory_iterator(folder_ + "/a")) {
     if (entry.path().extension() != ".rank-00001") continue;
     std::fstream(entry.path(), std::ios::in | std::ios::out) << "?";

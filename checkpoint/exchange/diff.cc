@@ -274,9 +274,9 @@ absl::StatusOr<int> DiffCheckpoints(const std::string& dir_a,
                                     const RewriteProgress& progress,
                                     std::ostream* out, FileSystem* files) {
   TESSERA_ASSIGN_OR_RETURN(CheckpointReader a,
-                           CheckpointReader::Open(dir_a, files));
+                           CheckpointReader::OpenToStay(dir_a, files));
   TESSERA_ASSIGN_OR_RETURN(CheckpointReader b,
-                           CheckpointReader::Open(dir_b, files));
+                           CheckpointReader::OpenToStay(dir_b, files));
   return Diff(&a, &b, progress, out).Run();
 }
 

@@ -113,7 +113,7 @@ absl::Status ExportSafetensors(const std::string& dir, const std::string& to,
                                const RewriteProgress& progress,
                                FileSystem* files) {
   TESSERA_ASSIGN_OR_RETURN(CheckpointReader reader,
-                           CheckpointReader::Open(dir, files));
+                           CheckpointReader::OpenToStay(dir, files));
   const proto::CheckpointManifest& manifest = reader.manifest();
   TESSERA_ASSIGN_OR_RETURN(
       SafetensorsExport exported,
@@ -152,7 +152,7 @@ absl::Status ReshardCheckpoint(const std::string& dir, const std::string& to,
         absl::StrCat("expected at least one file, got ", num_files));
   }
   TESSERA_ASSIGN_OR_RETURN(CheckpointReader reader,
-                           CheckpointReader::Open(dir, files));
+                           CheckpointReader::OpenToStay(dir, files));
   TESSERA_ASSIGN_OR_RETURN(Saving saving, Saving::Begin(to, files));
   const auto there = ReadManifest(saving.folder());
   if (there.ok() && there->id() == reader.manifest().id()) {

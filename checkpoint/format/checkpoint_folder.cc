@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <numeric>
 #include <optional>
 #include <random>
@@ -11,7 +12,10 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/log.h"
 #include "base/status.h"
+#include "checkpoint/format/step_name.h"
 
 namespace tessera {
 namespace {
@@ -23,16 +27,34 @@ uint64_t RandomId() {
   return uint64_t{random()} << 32 | random();
 }
 
-// Removes the files of all saves but `kept`.
+// Removes the files of all saves but `kept`, as many as it can.
 absl::Status Sweep(const Folder& folder, std::optional<uint64_t> kept) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names,
                            folder.Names());
+  absl::Status failed;
   for (const std::string& name : names) {
     const std::optional<uint64_t> id = IdInName(name);
     if (!id.has_value() || id == kept) continue;
-    TESSERA_RETURN_IF_ERROR(folder.Remove(name));
+    failed.Update(folder.Clear(name));
   }
-  return absl::OkStatus();
+  return failed;
+}
+
+// A folder whose "manifest" is a checkpoint's, whatever is left of it.
+bool IsOurs(const Folder& folder) {
+  if (StepInPath(folder.path()).has_value()) return true;
+  const absl::StatusOr<std::vector<std::string>> names = folder.Names();
+  return names.ok() &&
+         std::any_of(names->begin(), names->end(), [](const std::string& name) {
+           return IdInName(name).has_value();
+         });
+}
+
+// Of what has a manifest's name and is none.
+absl::Status NoManifest(const Folder& folder, const absl::Status& why) {
+  if (!IsOurs(folder)) return why;
+  return absl::DataLossError(absl::StrCat(
+      why.message(), ", so the checkpoint that it was of is lost"));
 }
 
 // For who gives the folder of a run's checkpoints: where the newest one is.
@@ -59,6 +81,9 @@ absl::StatusOr<proto::CheckpointManifest> ReadManifest(const Folder& folder) {
         absl::StrCat(folder.path(), ": holds no checkpoint (it has no file '",
                      kManifestName, "')", NewestOf(folder)));
   }
+  if (absl::IsFailedPrecondition(file.status())) {
+    return NoManifest(folder, file.status());
+  }
   TESSERA_RETURN_IF_ERROR(file.status());
   if (file->bytes() > kMaxManifestBytes) {
     return absl::DataLossError(absl::StrCat(
@@ -66,15 +91,24 @@ absl::StatusOr<proto::CheckpointManifest> ReadManifest(const Folder& folder) {
   }
   std::string bytes(static_cast<size_t>(file->bytes()), '\0');
   TESSERA_RETURN_IF_ERROR(file->ReadAt(0, bytes.data(), file->bytes()));
-  return DecodeManifest(bytes, file->path());
+  absl::StatusOr<proto::CheckpointManifest> manifest =
+      DecodeManifest(bytes, file->path());
+  return BeginsAsManifest(bytes) ? std::move(manifest)
+                                 : NoManifest(folder, manifest.status());
 }
 
 namespace {
 
 // The lock of `folder`, until the file is closed.
 absl::StatusOr<File> Lock(const Folder& folder) {
-  TESSERA_ASSIGN_OR_RETURN(File lock, folder.OpenOrCreateFile(kLockName));
-  const absl::Status locked = lock.Lock();
+  absl::StatusOr<File> lock = folder.OpenOrCreateFile(kLockName);
+  if (absl::IsFailedPrecondition(lock.status()) && IsOurs(folder)) {
+    TESSERA_LOG(WARNING) << lock.status().message() << "; it makes way";
+    TESSERA_RETURN_IF_ERROR(folder.Clear(kLockName));
+    lock = folder.OpenOrCreateFile(kLockName);
+  }
+  TESSERA_RETURN_IF_ERROR(lock.status());
+  const absl::Status locked = lock->Lock();
   if (locked.ok()) return lock;
   if (!absl::IsAlreadyExists(locked)) {
     return Annotate(locked, "the folder cannot be locked");
@@ -87,10 +121,35 @@ absl::StatusOr<File> Lock(const Folder& folder) {
 
 }  // namespace
 
+// A run must come past a step whose name something else has: a file, or a link
+// to nothing.
+absl::StatusOr<Saving> Saving::Locked(const std::string& path,
+                                      FileSystem* files) {
+  const bool made = absl::IsNotFound(Folder::Open(path, files).status());
+  absl::StatusOr<Folder> folder = Folder::Make(path, files);
+  if ((absl::IsFailedPrecondition(folder.status()) ||
+       absl::IsNotFound(folder.status())) &&
+      StepInPath(path).has_value()) {
+    const std::string aside = absl::StrFormat("%s.aside-%016x", path,
+                                              RandomId());
+    if (Uninterrupted([&] { return files->Rename(AT_FDCWD, path, aside); }) ==
+        0) {
+      TESSERA_LOG(WARNING) << path << ": is no folder, and is called " << aside
+                           << " from now on";
+      folder = Folder::Make(path, files);
+    }
+  }
+  TESSERA_RETURN_IF_ERROR(folder.status());
+  TESSERA_ASSIGN_OR_RETURN(File lock, Lock(*folder));
+  Saving saving(*std::move(folder), std::move(lock), RandomId());
+  saving.made_ = made;
+  return saving;
+}
+
 absl::StatusOr<Saving> Saving::Begin(const std::string& path,
                                      FileSystem* files) {
-  TESSERA_ASSIGN_OR_RETURN(Folder folder, Folder::Make(path, files));
-  TESSERA_ASSIGN_OR_RETURN(File lock, Lock(folder));
+  TESSERA_ASSIGN_OR_RETURN(Saving saving, Locked(path, files));
+  const Folder& folder = saving.folder_;
   // Nothing is swept where the manifest cannot be read: its files may be all
   // that is left of a checkpoint. What is no manifest at all is not replaced.
   const absl::StatusOr<proto::CheckpointManifest> there = ReadManifest(folder);
@@ -98,21 +157,18 @@ absl::StatusOr<Saving> Saving::Begin(const std::string& path,
     return Annotate(there.status(), "nothing is saved over it");
   }
   if (there.ok() || absl::IsNotFound(there.status())) {
-    TESSERA_RETURN_IF_ERROR(
-        Sweep(folder, there.ok() ? std::optional<uint64_t>(there->id())
-                                 : std::nullopt));
+    // What cannot be removed now is left to the next save.
+    (void)Sweep(folder, there.ok() ? std::optional<uint64_t>(there->id())
+                                   : std::nullopt);
   }
-  return Saving(std::move(folder), std::move(lock), RandomId());
+  return saving;
 }
 
 absl::StatusOr<Saving> Saving::BeginPart(const std::string& path, bool replace,
                                          FileSystem* files) {
-  TESSERA_ASSIGN_OR_RETURN(Folder folder, Folder::Make(path, files));
-  TESSERA_ASSIGN_OR_RETURN(File lock, Lock(folder));
-  const absl::Status there = ReadManifest(folder).status();
-  if (replace || absl::IsNotFound(there)) {
-    return Saving(std::move(folder), std::move(lock), RandomId());
-  }
+  TESSERA_ASSIGN_OR_RETURN(Saving saving, Locked(path, files));
+  const absl::Status there = ReadManifest(saving.folder_).status();
+  if (replace || absl::IsNotFound(there)) return saving;
   if (!there.ok() && !absl::IsDataLoss(there)) return there;
   // No rename commits in several folders at once.
   return absl::FailedPreconditionError(absl::StrCat(
@@ -123,7 +179,7 @@ absl::StatusOr<Saving> Saving::BeginPart(const std::string& path, bool replace,
 }
 
 absl::Status Saving::ClearPart() {
-  TESSERA_RETURN_IF_ERROR(folder_.Remove(kManifestName));
+  TESSERA_RETURN_IF_ERROR(folder_.Clear(kManifestName));
   TESSERA_RETURN_IF_ERROR(folder_.Sync());
   return Sweep(folder_, id_);
 }
@@ -180,8 +236,14 @@ absl::Status Saving::Commit(const proto::CheckpointManifest& manifest,
                      readable.message()));
   }
   TESSERA_RETURN_IF_ERROR(WriteTemporary(folder_, id_, bytes));
-  const absl::Status renamed =
+  absl::Status renamed =
       folder_.Rename(TemporaryManifestName(id_), kManifestName);
+  if (!renamed.ok() &&
+      absl::IsFailedPrecondition(folder_.OpenFile(kManifestName).status())) {
+    // A folder has the name.
+    TESSERA_RETURN_IF_ERROR(folder_.Clear(kManifestName));
+    renamed = folder_.Rename(TemporaryManifestName(id_), kManifestName);
+  }
   // A rename may be done and yet be reported as failed (NFS): where it cannot
   // be seen that it was not, nothing may be removed.
   *committed = renamed.ok() || !OldIsThere();
@@ -206,9 +268,19 @@ void Saving::Abandon() {
   }
   const absl::StatusOr<std::vector<std::string>> names = folder_.Names();
   if (!names.ok()) return;
+  bool empty = true;
   for (const std::string& name : *names) {
-    if (IdInName(name) == id_) (void)folder_.Remove(name);
+    if (IdInName(name) == id_) {
+      (void)folder_.Remove(name);
+    } else {
+      empty &= name == kLockName;
+    }
   }
+  // While it is locked. Other ranks' files of this save may come yet.
+  if (!made_ || !empty || !folder_.Remove(kLockName).ok()) return;
+  (void)Uninterrupted([&] {
+    return folder_.files()->RemoveFolder(AT_FDCWD, folder_.path());
+  });
 }
 
 absl::Status AddManifest(const Folder& folder,
@@ -236,7 +308,7 @@ absl::Status RemoveCheckpoint(const std::string& path, FileSystem* files) {
     TESSERA_ASSIGN_OR_RETURN(const File lock, Lock(folder));
     // The manifest first: without it the rest is rubbish, and not a checkpoint
     // that lacks files.
-    TESSERA_RETURN_IF_ERROR(folder.Remove(kManifestName));
+    TESSERA_RETURN_IF_ERROR(folder.Clear(kManifestName));
     TESSERA_RETURN_IF_ERROR(folder.Sync());
     TESSERA_RETURN_IF_ERROR(Sweep(folder, std::nullopt));
     TESSERA_RETURN_IF_ERROR(folder.Remove(kLockName));

@@ -40,8 +40,10 @@ class Saving {
  public:
   // Makes the folder if it is not there, locks it until this is destroyed, and
   // removes what saves left that did not end. Unavailable: another process
-  // saves to it; FailedPrecondition: it has a file "manifest" that is none, or
-  // one of another format. LOCAL.
+  // saves to it; FailedPrecondition: it has a file "manifest" that is none (and
+  // is no folder of checkpoints, see ReadManifest), or one of another format.
+  // What is no folder, and has the name of a run's step, gets another name.
+  // LOCAL.
   static absl::StatusOr<Saving> Begin(const std::string& path,
                                       FileSystem* files);
   // The same of a folder that is one of several, each with a part of the same
@@ -67,23 +69,29 @@ class Saving {
   // after an error, and then the disk could not say that it stays so. LOCAL.
   absl::Status Commit(const proto::CheckpointManifest& manifest,
                       bool* committed);
-  // Removes what this save has written, also what it has committed. LOCAL.
+  // Removes what this save has written, also what it has committed, and the
+  // folder if it has made it. LOCAL.
   void Abandon();
 
  private:
   Saving(Folder folder, File lock, uint64_t id)
       : folder_(std::move(folder)), lock_(std::move(lock)), id_(id) {}
+  static absl::StatusOr<Saving> Locked(const std::string& path,
+                                       FileSystem* files);
   absl::Status CheckFiles(const proto::CheckpointManifest& manifest) const;
   bool OldIsThere() const;
 
   Folder folder_;
   File lock_;  // until its descriptor is closed
   uint64_t id_ = 0;
+  bool made_ = false;  // the folder
   std::optional<std::vector<int>> ranks_;
 };
 
 // The manifest of the checkpoint in `folder`. NotFound: there is none; DataLoss
-// and so on as DecodeManifest. LOCAL.
+// and so on as DecodeManifest. What is no manifest, or no file, is DataLoss too
+// where it must have been one: beside data files, or in the folder of a run's
+// step. LOCAL.
 absl::StatusOr<proto::CheckpointManifest> ReadManifest(const Folder& folder);
 
 // Of a folder that is one of several, and had lost its part of the commit: the

@@ -12,6 +12,7 @@
 #include "base/thread/start_thread.h"
 #include "checkpoint/format/checkpoint_folder.h"
 #include "checkpoint/format/piece_reads.h"
+#include "checkpoint/format/step_name.h"
 
 namespace tessera {
 namespace {
@@ -19,6 +20,7 @@ namespace {
 // Of one task: small enough for several threads to share a piece.
 constexpr int64_t kTaskBytes = 8 << 20;
 constexpr int kMaxOpenFiles = 128;
+constexpr int kMostTurns = 16;
 constexpr int64_t kProgressBytes = int64_t{1} << 30;
 
 bool Before(const WantedElements& a, const WantedElements& b) {
@@ -57,10 +59,28 @@ absl::StatusOr<CheckpointReader> CheckpointReader::Open(const std::string& path,
   if (absl::IsNotFound(folder.status())) {
     return absl::NotFoundError(absl::StrCat(path, ": no such checkpoint"));
   }
+  // Of a run: a damaged step, not another thing.
+  if (absl::IsFailedPrecondition(folder.status()) &&
+      StepInPath(path).has_value()) {
+    return absl::DataLossError(folder.status().message());
+  }
   TESSERA_RETURN_IF_ERROR(folder.status());
   TESSERA_ASSIGN_OR_RETURN(proto::CheckpointManifest manifest,
                            ReadManifest(*folder));
   return CheckpointReader(*std::move(folder), std::move(manifest));
+}
+
+absl::StatusOr<CheckpointReader> CheckpointReader::OpenToStay(
+    const std::string& path, FileSystem* files) {
+  for (int turn = 1;; ++turn) {
+    TESSERA_ASSIGN_OR_RETURN(CheckpointReader reader, Open(path, files));
+    absl::Status opened;
+    for (int r = 0; opened.ok() && r < reader.manifest().files_size(); ++r) {
+      opened = reader.SourceOf(r).status();
+    }
+    if (opened.ok()) return reader;
+    if (!absl::IsAborted(opened) || turn == kMostTurns) return opened;
+  }
 }
 
 absl::StatusOr<CheckpointReader> CheckpointReader::WithManifest(
@@ -84,9 +104,17 @@ int64_t CheckpointReader::ElementBytes(int storage, int state) const {
 absl::StatusOr<DataFileReader> CheckpointReader::OpenFile(int rank) const {
   absl::StatusOr<DataFileReader> reader =
       DataFileReader::Open(*folder_, *manifest_, rank);
+  if (absl::IsFailedPrecondition(reader.status())) {  // no file
+    return absl::DataLossError(absl::StrCat(reader.status().message(),
+                                            ": a part of the checkpoint"));
+  }
   if (!absl::IsNotFound(reader.status())) return reader;
   // Gone since the manifest was read, or lost.
   const auto now = ReadManifest(*folder_);
+  if (absl::IsNotFound(now.status())) {
+    return absl::NotFoundError(
+        absl::StrCat(path(), ": was removed while it was read"));
+  }
   const bool replaced = now.ok() && now->id() != manifest_->id();
   return replaced
              ? absl::AbortedError(absl::StrCat(

@@ -190,13 +190,18 @@ absl::StatusOr<std::string> EncodeManifest(
   return absl::StrCat(bytes, BytesOf(Crc32c(bytes)));
 }
 
+bool BeginsAsManifest(absl::string_view bytes) {
+  return bytes.size() < kMagic.size() ? absl::StartsWith(kMagic, bytes)
+                                      : absl::StartsWith(bytes, kMagic);
+}
+
 absl::StatusOr<proto::CheckpointManifest> DecodeManifest(
     absl::string_view bytes, const std::string& path) {
-  if (bytes.size() < kMagic.size() && absl::StartsWith(kMagic, bytes)) {
+  if (bytes.size() < kMagic.size() && BeginsAsManifest(bytes)) {
     return DamagedError(path,
                         absl::StrCat("it ends after ", bytes.size(), " bytes"));
   }
-  if (bytes.substr(0, kMagic.size()) != kMagic) {
+  if (!BeginsAsManifest(bytes)) {
     return absl::FailedPreconditionError(
         absl::StrCat(path, ": is no manifest of a checkpoint"));
   }
@@ -219,7 +224,8 @@ absl::StatusOr<proto::CheckpointManifest> DecodeManifest(
   if (manifest.format_version() != kCheckpointFormat) {
     return absl::FailedPreconditionError(absl::StrCat(
         path, ": format ", manifest.format_version(),
-        "; this version of Tessera reads format ", kCheckpointFormat));
+        "; this version of Tessera reads format ", kCheckpointFormat,
+        " (load it with the version that saved it, or move it away)"));
   }
   TESSERA_RETURN_IF_ERROR(CheckManifest(manifest, path));
   return manifest;

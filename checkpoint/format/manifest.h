@@ -32,13 +32,15 @@ inline constexpr int64_t kBlockBytes = 64 << 10;  // with a checksum of its own
 std::string DataFileName(uint64_t id, int rank);
 // The manifest while it is written.
 std::string TemporaryManifestName(uint64_t id);
-// The id in a name of either kind.
+// The id in a name of a data file or a temporary manifest.
 std::optional<uint64_t> IdInName(absl::string_view name);
 
 // The bytes of the file "manifest". ResourceExhausted: more than the 2 GiB that
 // a message may have.
 absl::StatusOr<std::string> EncodeManifest(
     const proto::CheckpointManifest& manifest);
+// Whether they begin as a manifest does.
+bool BeginsAsManifest(absl::string_view bytes);
 // With `path`: FailedPrecondition if they are no manifest, or one of another
 // format; DataLoss if it is cut off or damaged, or what it says cannot be. What
 // is returned can be relied on: every range lies in what it is a range of, no

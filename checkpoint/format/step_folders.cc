@@ -1,38 +1,21 @@
 #include "checkpoint/format/step_folders.h"
 
 #include <algorithm>
-#include <optional>
 #include <tuple>
 #include <utility>
 
-#include "absl/strings/ascii.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
-#include "absl/strings/strip.h"
 #include "base/status.h"
 #include "checkpoint/format/checkpoint_folder.h"
+#include "checkpoint/format/step_name.h"
 
 namespace tessera {
 namespace {
 
-constexpr char kPrefix[] = "step-";
 constexpr char kNewLatest[] = "latest.new";
 
 std::string PathOf(const std::string& dir, const std::string& name) {
   return absl::StrCat(dir, "/", name);
-}
-
-// Of StepFolderName's alone: "step-12" is a user's own.
-std::optional<int64_t> StepOf(const std::string& name) {
-  absl::string_view digits = name;
-  int64_t step = 0;
-  if (!absl::ConsumePrefix(&digits, kPrefix) ||
-      !std::all_of(digits.begin(), digits.end(), absl::ascii_isdigit) ||
-      !absl::SimpleAtoi(digits, &step) || StepFolderName(step) != name) {
-    return std::nullopt;
-  }
-  return step;
 }
 
 absl::StatusOr<std::vector<std::string>> StepNames(const std::string& dir,
@@ -43,16 +26,15 @@ absl::StatusOr<std::vector<std::string>> StepNames(const std::string& dir,
   TESSERA_ASSIGN_OR_RETURN(std::vector<std::string> names, folder->Names());
   names.erase(
       std::remove_if(names.begin(), names.end(),
-                     [](const std::string& name) { return !StepOf(name); }),
+                     [](const std::string& name) { return !StepInName(name); }),
       names.end());
   return names;
 }
 
-// Where a manifest says no time its step does, as far as it goes. What is none,
-// or one of another format, is older than all.
+// Where a manifest says no time its step does, as far as it goes.
 void GuessTimes(std::vector<StepFolder>* found) {
   for (StepFolder& one : *found) {
-    if (one.manifest.ok() || absl::IsFailedPrecondition(one.manifest)) continue;
+    if (one.manifest.ok()) continue;
     for (const StepFolder& other : *found) {
       if (!other.manifest.ok() || other.step > one.step) continue;
       one.saved_unix_micros =
@@ -68,14 +50,15 @@ std::vector<StepFolder> NewestFirst(const std::string& dir,
   std::vector<StepFolder> found;
   for (const std::string& name : names) {
     const auto folder = Folder::Open(PathOf(dir, name), files);
-    if (absl::IsNotFound(folder.status()) ||
-        absl::IsFailedPrecondition(folder.status())) {
-      continue;  // gone, or a file
-    }
+    if (absl::IsNotFound(folder.status())) continue;  // gone
     StepFolder one;
     one.name = name;
-    one.step = *StepOf(name);
+    one.step = *StepInName(name);
     one.manifest = folder.status();
+    if (absl::IsFailedPrecondition(folder.status())) {
+      one.is_file = true;
+      one.manifest = absl::DataLossError(folder.status().message());
+    }
     if (folder.ok()) {
       const auto manifest = ReadManifest(*folder);
       if (absl::IsNotFound(manifest.status())) continue;
@@ -117,6 +100,7 @@ absl::Status RemoveAllButTheLast(const std::string& dir,
   absl::Status failed;
   int kept = 0;
   for (const StepFolder& one : NewestFirst(dir, names, files)) {
+    if (one.is_file) continue;  // maybe a user's own
     const std::string path = PathOf(dir, one.name);
     absl::Status state = one.manifest;
     if (const auto known = retention.passed_over.find(one.name);
@@ -142,10 +126,6 @@ absl::Status RemoveAllButTheLast(const std::string& dir,
 
 }  // namespace
 
-std::string StepFolderName(int64_t step) {
-  return absl::StrFormat("%s%08d", kPrefix, step);
-}
-
 absl::StatusOr<std::vector<StepFolder>> ListStepFolders(const std::string& dir,
                                                         FileSystem* files) {
   TESSERA_ASSIGN_OR_RETURN(const std::vector<std::string> names,
@@ -163,6 +143,9 @@ absl::Status CheckFilesOf(const std::string& path, FileSystem* files,
     const auto file = folder.OpenFile(DataFileName(manifest.id(), r));
     if (absl::IsNotFound(file.status())) {
       if (holds == FolderHolds::kPart) continue;
+      return absl::DataLossError(file.status().message());
+    }
+    if (absl::IsFailedPrecondition(file.status())) {  // no file
       return absl::DataLossError(file.status().message());
     }
     TESSERA_RETURN_IF_ERROR(file.status());
@@ -198,7 +181,7 @@ absl::Status RemoveOldSteps(const std::string& dir, const std::string& saved,
   // With many of those that stay for ever no save has to read them all.
   std::vector<std::string> others;
   for (const std::string& name : names) {
-    if (retention.keep_every == 0 || *StepOf(name) % retention.keep_every != 0)
+    if (retention.keep_every == 0 || *StepInName(name) % retention.keep_every != 0)
       others.push_back(name);
   }
   absl::Status failed =
@@ -209,6 +192,88 @@ absl::Status RemoveOldSteps(const std::string& dir, const std::string& saved,
     failed.Update(Removed(RemoveUnfinished(path, files)));
   }
   return failed;
+}
+
+namespace {
+
+// Of the files that `path` has of its checkpoint, and some for the system's own;
+// 0: not known.
+int64_t BytesOfCheckpoint(const std::string& path, FileSystem* files) {
+  const auto folder = Folder::Open(path, files);
+  if (!folder.ok()) return 0;
+  const auto manifest = ReadManifest(*folder);
+  if (!manifest.ok()) return 0;
+  int64_t bytes = manifest->ByteSizeLong();
+  for (int r = 0; r < manifest->files_size(); ++r) {
+    const auto file = folder->OpenFile(DataFileName(manifest->id(), r));
+    if (file.ok()) bytes += file->bytes();
+  }
+  return bytes + bytes / 64;
+}
+
+// What may go to make room, in this order: what is damaged, then the one that
+// was saved first.
+std::vector<std::string> MayGo(const std::string& dir, const std::string& good,
+                               const Retention& retention, FileSystem* files,
+                               FolderHolds holds) {
+  auto names = StepNames(dir, files);
+  if (!names.ok()) return {};
+  names->erase(std::remove_if(names->begin(), names->end(),
+                              [&](const std::string& name) {
+                                return name != good &&
+                                       retention.keep_every != 0 &&
+                                       *StepInName(name) %
+                                               retention.keep_every ==
+                                           0;
+                              }),
+               names->end());
+  std::vector<std::string> damaged, older;
+  bool any = false;
+  for (const StepFolder& one : NewestFirst(dir, *names, files)) {
+    if (one.is_file) continue;
+    const auto known = retention.passed_over.find(one.name);
+    const absl::Status state = known != retention.passed_over.end()
+                                   ? known->second
+                                   : CheckFilesOf(PathOf(dir, one.name), files,
+                                                  holds);
+    const bool newest = state.ok() && !std::exchange(any, any || state.ok());
+    if (one.name == good || newest) continue;
+    if (absl::IsDataLoss(state)) damaged.push_back(one.name);
+    if (state.ok()) older.push_back(one.name);
+  }
+  std::reverse(older.begin(), older.end());
+  damaged.insert(damaged.end(), older.begin(), older.end());
+  return damaged;
+}
+
+}  // namespace
+
+DiskRoom MakeRoom(const std::string& dir, const std::string& good,
+                  const Retention& retention, int least, FileSystem* files,
+                  FolderHolds holds) {
+  DiskRoom room;
+  if (!good.empty()) {
+    room.needed_bytes = BytesOfCheckpoint(PathOf(dir, good), files);
+  }
+  const auto lacks = [&] {
+    const auto folder = Folder::Open(dir, files);
+    room.free_bytes = folder.ok() ? folder->FreeBytes().value_or(-1) : -1;
+    return room.free_bytes >= 0 && room.free_bytes < room.needed_bytes;
+  };
+  if (least == 0 && !lacks()) return room;
+  (void)RemoveOldSteps(dir, good, retention, files, holds);
+  if ((!lacks() && least == 0) || good.empty() ||
+      !CheckFilesOf(PathOf(dir, good), files, holds).ok()) {
+    return room;
+  }
+  for (const std::string& name : MayGo(dir, good, retention, files, holds)) {
+    if (static_cast<int>(room.removed.size()) >= least && !lacks()) break;
+    if (RemoveCheckpoint(PathOf(dir, name), files).ok()) {
+      room.removed.push_back(name);
+    }
+  }
+  (void)lacks();
+  return room;
 }
 
 }  // namespace tessera

@@ -16,11 +16,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/disk/file_system.h"
+#include "checkpoint/format/step_name.h"
 
 namespace tessera {
-
-// "step-00000120".
-std::string StepFolderName(int64_t step);
 
 struct StepFolder {
   std::string name;
@@ -30,6 +28,7 @@ struct StepFolder {
   int64_t saved_unix_micros = 0;
   // Why the manifest cannot be read; DataLoss: it is damaged.
   absl::Status manifest;
+  bool is_file = false;  // and damaged therefore
 };
 
 // Those that hold a checkpoint, the one that was saved last first; none where
@@ -69,6 +68,22 @@ struct Retention {
 absl::Status RemoveOldSteps(const std::string& dir, const std::string& saved,
                             const Retention& retention, FileSystem* files,
                             FolderHolds holds = FolderHolds::kAll);
+
+// What a disk has for the next checkpoint.
+struct DiskRoom {
+  int64_t needed_bytes = 0;  // 0: not known
+  int64_t free_bytes = -1;   // -1: not known
+  std::vector<std::string> removed;  // older ones that had to go
+};
+// For a save that has found the disk of `dir` full, or would: removes what
+// RemoveOldSteps does, and then, until there is room for one that is as large as
+// `good`, and `least` in any case (a quota is not seen), what is damaged, and
+// older ones that keep_last would keep. Never `good`, which must be known to be
+// whole (empty: it removes no more than RemoveOldSteps), nor the newest whole
+// one, nor what keep_every keeps. LOCAL.
+DiskRoom MakeRoom(const std::string& dir, const std::string& good,
+                  const Retention& retention, int least, FileSystem* files,
+                  FolderHolds holds = FolderHolds::kAll);
 
 }  // namespace tessera
 #endif  // CHECKPOINT_FORMAT_STEP_FOLDERS_H_

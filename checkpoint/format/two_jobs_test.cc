@@ -312,5 +312,50 @@ TEST(TwoJobsTest, AWriterBetweenTheCallsOfAReader) {
   EXPECT_GT(told, 5);
 }
 
+// What reads all of it for minutes, as an export, has its files open by then.
+TEST(TwoJobsTest, AWriterBetweenTheCallsOfAReaderThatStays) {
+  const std::vector<SampleCheckpoint> samples = Samples();
+  int olds = 0, news = 0;
+  for (int64_t k = 0;; ++k) {
+    MemoryDisk disk;
+    bool committed = false;
+    TESSERA_ASSERT_OK(samples[0].Save(kPath, &disk, kRanks, &committed));
+    const int64_t first = disk.calls();
+    bool done = false;
+    disk.before = [&](int64_t call, const char*) {
+      if (done || call < first + k) return int64_t{0};
+      done = true;
+      TESSERA_EXPECT_OK(samples[1].Save(kPath, &disk, kRanks, &committed));
+      return int64_t{0};
+    };
+    absl::StatusOr<CheckpointReader> reader =
+        CheckpointReader::OpenToStay(kPath, &disk);
+    TESSERA_ASSERT_OK(reader.status());
+    TESSERA_EXPECT_OK(reader->Verify(2));
+    ++(reader->manifest().step() == 0 ? olds : news);
+    if (!done) break;
+  }
+  EXPECT_GT(olds, 5);
+  EXPECT_GT(news, 5);
+}
+
+// One that saves all the time is an error in the end.
+TEST(TwoJobsTest, AReaderBesideAWriterThatIsAlwaysFasterGivesUp) {
+  const std::vector<SampleCheckpoint> samples = Samples();
+  MemoryDisk disk;
+  bool committed = false, saving = false;
+  TESSERA_ASSERT_OK(samples[0].Save(kPath, &disk, kRanks, &committed));
+  disk.before = [&](int64_t, const char* call) {
+    if (saving || std::string(call) != "read") return int64_t{0};
+    saving = true;
+    TESSERA_EXPECT_OK(samples[1].Save(kPath, &disk, kRanks, &committed));
+    saving = false;
+    return int64_t{0};
+  };
+  const absl::Status status =
+      CheckpointReader::OpenToStay(kPath, &disk).status();
+  EXPECT_TRUE(absl::IsAborted(status)) << status;
+}
+
 }  // namespace
 }  // namespace tessera

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -47,9 +48,7 @@ class Throttle {
   absl::Duration synced_ = -absl::InfiniteDuration();
 };
 
-}  // namespace
-
-absl::StatusOr<proto::CheckpointFile> WriteDataFile(
+absl::StatusOr<proto::CheckpointFile> Write(
     const DataFileOptions& options,
     const std::vector<std::pair<std::string, std::string>>& values,
     SavedPieces* pieces) {
@@ -77,6 +76,25 @@ absl::StatusOr<proto::CheckpointFile> WriteDataFile(
   }
   for (const auto& [name, value] : values) writer.AddValue(name, value);
   return writer.Finish();
+}
+
+}  // namespace
+
+absl::StatusOr<proto::CheckpointFile> WriteDataFile(
+    const DataFileOptions& options,
+    const std::vector<std::pair<std::string, std::string>>& values,
+    SavedPieces* pieces) {
+  absl::StatusOr<proto::CheckpointFile> file = Write(options, values, pieces);
+  if (!IsDiskFull(file.status())) return file;
+  int64_t bytes = 0;
+  for (size_t i = 0; i < pieces->size(); ++i) bytes += (*pieces)[i].bytes();
+  const auto folder = Folder::Open(options.dir, FileSystem::Real());
+  const int64_t free = folder.ok() ? folder->FreeBytes().value_or(0) : 0;
+  return absl::Status(
+      file.status().code(),
+      absl::StrCat(file.status().message(), " (this file needs some ", bytes,
+                   " bytes; beside what is written of it ", free,
+                   " are free)"));
 }
 
 }  // namespace tessera

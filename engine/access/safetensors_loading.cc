@@ -6,6 +6,7 @@
 #include "ATen/ops/empty.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "base/log.h"
 #include "base/status.h"
 #include "base/torch/device_ledger.h"
 #include "base/torch_guard.h"
@@ -173,6 +174,28 @@ absl::Status PlanLoading(const EngineParts& parts,
   return absl::OkStatus();
 }
 
+// Each rank compares a part. Without `strict` the first of two is taken, and the
+// other is named. COLLECTIVE.
+absl::Status CheckTies(const EngineParts& parts, bool strict,
+                       Loading* loading) {
+  const Communicator& comm = *parts.comm;
+  for (const SafetensorsTie& tie : loading->plan.ties) {
+    const absl::Status same = RunTogether(parts.comm.get(), kWhere, [&] {
+      return CompareTie(*loading->file, tie, comm.rank(), comm.world_size());
+    });
+    if (strict || !absl::IsInvalidArgument(same)) {
+      TESSERA_RETURN_IF_ERROR(same);
+    } else {
+      loading->plan.unexpected.push_back(tie.other->name);
+      loading->plan.notes.emplace_back(same.message());
+    }
+  }
+  for (const std::string& note : loading->plan.notes) {
+    TESSERA_LOG_RANK0(WARNING) << kWhere << ": the first is loaded: " << note;
+  }
+  return absl::OkStatus();
+}
+
 // Which parameter of a flat is read from where; all else is read now.
 absl::Status ReadPlain(const EngineParts& parts, Loading* loading) {
   for (const auto& flat : parts.flats) {
@@ -274,6 +297,7 @@ absl::StatusOr<LoadSafetensorsReport> LoadSafetensors(
   }));
   TESSERA_RETURN_IF_ERROR(
       CheckSame(loading.print, "safetensors file, or its options,", comm));
+  TESSERA_RETURN_IF_ERROR(CheckTies(*parts, options.strict, &loading));
   TESSERA_RETURN_IF_ERROR(LoadAll(loading, parts));
   LoadSafetensorsReport report;
   report.missing = loading.plan.missing;

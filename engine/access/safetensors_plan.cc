@@ -12,6 +12,7 @@
 #include "absl/strings/str_join.h"
 #include "base/bits.h"
 #include "base/edit_distance.h"
+#include "base/status.h"
 #include "torch/nn/module.h"
 
 namespace tessera {
@@ -73,6 +74,10 @@ std::string MisfitOf(const SafetensorsMatch& match, const std::string& where) {
   return "";
 }
 
+constexpr char kOneHere[] =
+    " are one tensor in the module (tied): remove one of them from the file, or "
+    "untie them in the module; strict = false takes the first";
+
 std::string Listed(const std::vector<std::string>& names) {
   std::vector<std::string> told;
   for (size_t i = 0; i < std::min(names.size(), kMaxNamesTold); ++i) {
@@ -105,9 +110,14 @@ class Planner {
       const SafetensorsTensor* const found = file_.Find(theirs);
       if (found == nullptr) continue;
       used_.insert(found);
-      if (source != nullptr) continue;
+      const bool is_transposed =
+          options_.file_name == nullptr && mapped.transposed;
+      if (source != nullptr) {
+        if (found != source) AddTie(source, found, transposed == is_transposed);
+        continue;
+      }
       source = found;
-      transposed = options_.file_name == nullptr && mapped.transposed;
+      transposed = is_transposed;
     }
     if (source == nullptr) {
       if (expected) plan_.missing.push_back(named.names[0]);
@@ -137,6 +147,29 @@ class Planner {
   }
 
  private:
+  // What they hold is compared by who reads it.
+  void AddTie(const SafetensorsTensor* used, const SafetensorsTensor* other,
+              bool same_order) {
+    if (same_order && used->sizes == other->sizes &&
+        used->dtype_name == other->dtype_name) {
+      plan_.ties.push_back({used, other});
+      return;
+    }
+    const auto text = [](const SafetensorsTensor& tensor) {
+      return absl::StrCat(tensor.dtype_name, " ", SizesText(tensor.sizes));
+    };
+    std::string fault = absl::StrCat(
+        file_.Describe(*used), ", ", text(*used), ", and ",
+        QuotedName(other->name), ", ", text(*other),
+        same_order ? "" : ", one of them transposed,", kOneHere);
+    if (options_.strict) {
+      faults_.push_back(std::move(fault));
+    } else {
+      plan_.unexpected.push_back(other->name);
+      plan_.notes.push_back(std::move(fault));
+    }
+  }
+
   void AddNameFaults(const std::string& path) {
     constexpr char kHint[] =
         "map names by LoadSafetensorsOptions::names, prefix or file_name, or "
@@ -177,6 +210,28 @@ absl::StatusOr<SafetensorsPlan> PlanSafetensors(
   return planner.Finish(file.path());
 }
 
+absl::Status CompareTie(const Safetensors& file, const SafetensorsTie& tie,
+                        int part, int parts) {
+  constexpr int64_t kAtOnce = 1 << 20;
+  const int64_t bytes = tie.used->bytes;
+  const int64_t end = bytes / parts * (part + 1) +
+                      (part + 1 == parts ? bytes % parts : 0);
+  std::string a, b;
+  for (int64_t at = bytes / parts * part; at < end; at += kAtOnce) {
+    const int64_t n = std::min(kAtOnce, end - at);
+    a.resize(static_cast<size_t>(n));
+    b.resize(static_cast<size_t>(n));
+    TESSERA_RETURN_IF_ERROR(file.ReadBytes(*tie.used, at, a.data(), n));
+    TESSERA_RETURN_IF_ERROR(file.ReadBytes(*tie.other, at, b.data(), n));
+    if (a == b) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(file.Describe(*tie.used), " and ",
+                     QuotedName(tie.other->name), " have other values, and",
+                     kOneHere));
+  }
+  return absl::OkStatus();
+}
+
 std::string PrintOf(const SafetensorsPlan& plan) {
   std::string text;
   for (const SafetensorsMatch& match : plan.matches) {
@@ -184,6 +239,9 @@ std::string PrintOf(const SafetensorsPlan& plan) {
     absl::StrAppend(&text, match.name, "|", source.name, "|", source.dtype_name,
                     "|", SizesText(source.sizes),
                     match.transposed ? "t;" : ";");
+  }
+  for (const SafetensorsTie& tie : plan.ties) {
+    absl::StrAppend(&text, tie.used->name, "=", tie.other->name, ";");
   }
   return absl::StrFormat(
       "%d tensors to load, %d missing, %d unexpected, fingerprint %016x",

@@ -21,11 +21,24 @@ struct SafetensorsMatch {
   bool transposed = false;          // there
 };
 
+// Two tensors of the file that are one in the module.
+struct SafetensorsTie {
+  const SafetensorsTensor* used;
+  const SafetensorsTensor* other;
+};
+
 struct SafetensorsPlan {
   std::vector<SafetensorsMatch> matches;  // parameters, then buffers
+  std::vector<SafetensorsTie> ties;       // with the same dtype and sizes
+  std::vector<std::string> notes;         // of ties that differ, for the log
   // First names of what the file lacks; names of the file that are nobody's.
   std::vector<std::string> missing, unexpected;
 };
+
+// OK where the two have the same bits in part `part` of `parts`; else
+// InvalidArgument names both. LOCAL.
+absl::Status CompareTie(const Safetensors& file, const SafetensorsTie& tie,
+                        int part, int parts);
 
 // Matches names; checks sizes and kinds of dtypes. InvalidArgument names all
 // that is missing or unexpected (where `options` are strict) or does not fit.

@@ -26,19 +26,6 @@ constexpr size_t kMaxNamed = 8;  // in a message
 
 using Parameter = FlatParameter::Parameter;
 
-// Strides that count; those of dims of one element, or of tensors of none, may
-// be anything.
-std::vector<int64_t> PlainStrides(at::IntArrayRef sizes,
-                                  at::IntArrayRef strides) {
-  std::vector<int64_t> plain(strides.begin(), strides.end());
-  bool empty = false;
-  for (int64_t size : sizes) empty |= size == 0;
-  for (size_t d = 0; d < plain.size(); ++d) {
-    if (empty || sizes[d] == 1) plain[d] = 0;
-  }
-  return plain;
-}
-
 // Finds a model's tensors in a manifest, and collects what does not fit.
 class Matcher {
  public:
@@ -114,7 +101,7 @@ class Matcher {
       return *place;
     }
     if (num_states > StateTable::kFirst) {
-      CheckStates(storage, num_states, *place);
+      CheckStates(storage, slot->flat, num_states, *place);
     }
     // Numbers with a point are cast to each other, as LoadSafetensors does.
     const std::string& saved = storage.states(value).dtype();
@@ -137,7 +124,8 @@ class Matcher {
 
   // Where what one of the two lacks is no error, it goes to the lists.
   absl::Status Result(std::vector<std::string>* missing,
-                      std::vector<std::string>* unexpected) {
+                      std::vector<std::string>* unexpected,
+                      std::vector<std::string>* late) {
     if (!options_.only.empty()) {
       TESSERA_RETURN_IF_ERROR(only_.CheckMatched(names_, false));
     } else {
@@ -147,8 +135,17 @@ class Matcher {
     if (!options_.strict) {
       *missing = std::move(missing_);
       *unexpected = std::move(unexpected_);
+      *late = std::move(late_);
     } else if (!missing_.empty()) {
       faults.push_back(absl::StrCat("lacks ", Some(missing_)));
+    }
+    if (options_.strict && !late_.empty()) {
+      faults.push_back(absl::StrCat(
+          "lacks ", Some(late_),
+          ", states of ema_decay, amsgrad, momentum or centered, which the run "
+          "that saved it had not set: with LoadCheckpointOptions::strict = "
+          "false they begin now; LoadCheckpointOptions::model_only loads "
+          "values alone"));
     }
     if (options_.strict && !unexpected_.empty()) {
       faults.push_back(absl::StrCat("holds ", Some(unexpected_),
@@ -195,23 +192,30 @@ class Matcher {
     }
   }
 
-  // One state without another would be wrong updates.
-  void CheckStates(const proto::CheckpointStorage& storage, int num_states,
-                   const StateMatch::Place& place) {
+  // One state without another would be wrong updates, unless it may begin late.
+  void CheckStates(const proto::CheckpointStorage& storage, int flat,
+                   int num_states, const StateMatch::Place& place) {
     bool good = storage.states_size() == 1 || place.has_states();
+    std::vector<std::string> late;
     for (int state = StateTable::kFirst; state < num_states; ++state) {
       const int number = place.states[state];
-      good &= (number >= 0) == place.has_states();
+      if (number < 0 && place.has_states()) {
+        late.push_back(absl::StrCat(storage.tensors(0).name(), " (",
+                                    table_.NameOf(flat, state), ")"));
+        good &= table_.MayBeginLate(flat, state);
+      }
       good &=
           number < 0 ||
           at::isFloatingType(DtypeOfCheckpoint(storage.states(number).dtype()));
     }
-    if (good) return;
+    if (good) {
+      late_.insert(late_.end(), late.begin(), late.end());
+      return;
+    }
     wrong_.push_back(
         absl::StrCat("'", storage.tensors(0).name(),
                      "' has not all of the optimizer's states (a run with "
-                     "another optimizer, "
-                     "ema_decay or amsgrad?), or not as floating numbers; "
+                     "another optimizer?), or not as floating numbers; "
                      "LoadCheckpointOptions::model_only loads values alone"));
   }
 
@@ -332,6 +336,7 @@ class Matcher {
   absl::flat_hash_map<const at::TensorImpl*, const proto::CheckpointTensor*>
       found_for_;
   std::vector<std::string> missing_, unexpected_, wrong_;
+  std::vector<std::string> late_;  // "NAME (STATE)"
 };
 
 }  // namespace
@@ -373,7 +378,8 @@ absl::StatusOr<StateMatch> StateMatch::Create(
     match.plain_.push_back(matcher.Match(numel, {{plain.tensor, {0, numel}}},
                                          /*slot=*/nullptr));
   }
-  TESSERA_RETURN_IF_ERROR(matcher.Result(&match.missing_, &match.unexpected_));
+  TESSERA_RETURN_IF_ERROR(
+      matcher.Result(&match.missing_, &match.unexpected_, &match.late_));
   return match;
 }
 

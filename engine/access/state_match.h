@@ -56,6 +56,9 @@ class StateMatch {
   // not in the module; empty where LoadCheckpointOptions::strict.
   const std::vector<std::string>& missing() const { return missing_; }
   const std::vector<std::string>& unexpected() const { return unexpected_; }
+  // "NAME (STATE)": states that the saving run's optimizer had not, and which
+  // begin now; empty where strict.
+  const std::vector<std::string>& late() const { return late_; }
   // How many are loaded, and a fingerprint of from where.
   std::string Describe() const;
 
@@ -63,7 +66,7 @@ class StateMatch {
   std::vector<Place> slots_, plain_;
   absl::flat_hash_map<const at::TensorImpl*, int64_t> steps_;
   absl::flat_hash_map<const at::TensorImpl*, std::string> names_there_;
-  std::vector<std::string> missing_, unexpected_;
+  std::vector<std::string> missing_, unexpected_, late_;
 };
 
 }  // namespace tessera

@@ -96,11 +96,16 @@ void StateReads::PlanSlot(const StateTable::Slot& slot,
     one.range = {part.begin - flat.owned().begin,
                  part.end - flat.owned().begin};
     const int number = place.states[kind];
-    if (number >= 0) {
-      one.from = WantedElements{place.storage, number, begin,
+    // An average that begins late begins with the values.
+    const int from = number < 0 && place.has_states() &&
+                             table_.IsAverage(slot.flat, kind)
+                         ? place.states[StateTable::kValue]
+                         : number;
+    if (from >= 0) {
+      one.from = WantedElements{place.storage, from, begin,
                                 begin + part.numel(), nullptr};
       one.dtype = DtypeOfCheckpoint(
-          manifest_.storages(place.storage).states(number).dtype());
+          manifest_.storages(place.storage).states(from).dtype());
     }
     AddOwned(std::move(one));
   }

@@ -88,7 +88,8 @@ class StateReads {
     StateTable::State kind = StateTable::kValue;
     Range range;
     // Where the checkpoint has them, as what; nullopt: it has none, since they
-    // were never stepped there while others of the flat were, so zeros.
+    // were never stepped there while others of the flat were, or the run that
+    // saved it had no such state, so zeros.
     std::optional<WantedElements> from;
     at::ScalarType dtype = at::kFloat;
   };

@@ -3,10 +3,13 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <set>
 #include <tuple>
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "checkpoint/checkpoint.h"
 #include "optim/kernels/block8.h"
 #include "optim/kernels/shaped_states.h"
@@ -32,6 +35,17 @@ void AddState(const std::string& name, at::ScalarType dtype,
   proto::CheckpointState* const state = storage->add_states();
   state->set_name(name);
   state->set_dtype(CheckpointDtype(dtype));
+}
+
+std::set<std::string> PlainNames(absl::string_view names) {
+  std::set<std::string> plain;
+  for (absl::string_view name : absl::StrSplit(names, '+')) {
+    for (absl::string_view option : {"_momentum", "_centered", "_amsgrad"}) {
+      (void)absl::ConsumeSuffix(&name, option);
+    }
+    plain.emplace(name);
+  }
+  return plain;
 }
 
 }  // namespace
@@ -79,6 +93,17 @@ std::vector<int64_t> ContiguousStrides(at::IntArrayRef sizes) {
   return strides;
 }
 
+std::vector<int64_t> PlainStrides(at::IntArrayRef sizes,
+                                  at::IntArrayRef strides) {
+  std::vector<int64_t> plain(strides.begin(), strides.end());
+  bool empty = false;
+  for (int64_t size : sizes) empty |= size == 0;
+  for (size_t d = 0; d < plain.size(); ++d) {
+    if (empty || sizes[d] == 1) plain[d] = 0;
+  }
+  return plain;
+}
+
 int StateTable::num_states(int flat) const {
   if (optimizer_ == nullptr) return kFirst;
   return kFirst + static_cast<int>(
@@ -89,6 +114,20 @@ std::string StateTable::NameOf(int flat, State state) const {
   if (state == kValue) return "value";
   return optimizer_->StateNames(
       static_cast<size_t>(flat))[static_cast<size_t>(state - kFirst)];
+}
+
+bool StateTable::IsAverage(int flat, State state) const {
+  return NameOf(flat, state) == "ema";
+}
+
+bool StateTable::MayBeginLate(int flat, State state) const {
+  const std::string name = NameOf(flat, state);
+  return IsAverage(flat, state) || name == "max_exp_avg_sq" ||
+         name == "grad_avg" || name == "momentum_buffer";
+}
+
+bool StateTable::AreRelated(absl::string_view a, absl::string_view b) {
+  return PlainNames(a) == PlainNames(b);
 }
 
 StateTable::StateTable(const std::vector<std::shared_ptr<FlatParameter>>& flats,

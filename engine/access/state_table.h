@@ -14,6 +14,7 @@
 #include "ATen/core/Tensor.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "checkpoint/format/manifest.pb.h"
 #include "offload/tiered_buffer.h"
 #include "optim/sharded_optimizer.h"
@@ -58,6 +59,15 @@ class StateTable {
   // Of a flat's elements, with an optimizer or without.
   int num_states(int flat) const;
   std::string NameOf(int flat, State state) const;
+  // Whether it is the average of values (ema_decay).
+  bool IsAverage(int flat, State state) const;
+  // Whether a state can begin beside older moments, since an option was turned
+  // on in a run: as zeros, as in a new optimizer, and the average as the values.
+  // Not exp_avg_sq, say, whose zeros late in a run make huge updates.
+  bool MayBeginLate(int flat, State state) const;
+  // Whether optimizers (ShardedOptimizer::name) differ by such options alone:
+  // "adamw" and "adamw_amsgrad", "sgd" and "sgd_momentum"; of joined ones all.
+  static bool AreRelated(absl::string_view a, absl::string_view b);
   // In the order of the model's parameters; their numbers are those of the
   // manifest, the plain ones after them, then the shaped ones that are there.
   const std::vector<Slot>& slots() const { return slots_; }
@@ -136,6 +146,10 @@ void SetStateNumbers(const at::Tensor& numbers, bool non_negative,
 
 // In elements, the last dim's 1.
 std::vector<int64_t> ContiguousStrides(at::IntArrayRef sizes);
+// Strides that count; those of dims of one element, or of tensors of none, may
+// be anything, and are 0 here.
+std::vector<int64_t> PlainStrides(at::IntArrayRef sizes,
+                                  at::IntArrayRef strides);
 
 }  // namespace tessera
 #endif  // ENGINE_ACCESS_STATE_TABLE_H_

@@ -7,6 +7,7 @@
 #include "ATen/MemoryOverlap.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/log.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "checkpoint/checkpoint.h"
@@ -54,10 +55,21 @@ class Loading {
     }));
     TESSERA_RETURN_IF_ERROR(Agree([&] { return Resume(); }));
     loaded_.report.bytes_read = reader_.bytes_read();
+    LogLateStates();
     return std::move(loaded_);
   }
 
  private:
+  void LogLateStates() const {
+    const std::vector<std::string>& late = match_->late();
+    if (late.empty()) return;
+    TESSERA_LOG_RANK0(WARNING)
+        << "checkpoint " << reader_.path() << ": " << late.size()
+        << " states of the optimizer are not there and begin now: an average "
+           "with the values, others with zeros: "
+        << late[0] << (late.size() > 1 ? ", ..." : "");
+  }
+
   template <class Work>
   absl::Status Agree(const Work& work) {
     return state_.comm->AgreeOk(CatchTorch("LoadCheckpoint", work),
@@ -90,6 +102,8 @@ class Loading {
     }
     TESSERA_RETURN_IF_ERROR(CheckWritable());
     loaded_.report.missing = match_->missing();
+    loaded_.report.missing.insert(loaded_.report.missing.end(),
+                                  match_->late().begin(), match_->late().end());
     loaded_.report.unexpected = match_->unexpected();
     if (loads_states_) {
       const auto shaped = table_.FindShaped(
@@ -131,14 +145,20 @@ class Loading {
     const proto::CheckpointTraining& training = manifest_.training();
     const std::string mine =
         state_.optimizer == nullptr ? "" : state_.optimizer->name();
-    if (state_.optimizer != nullptr && training.optimizer() != mine) {
+    const std::string& theirs = training.optimizer();
+    const bool related = StateTable::AreRelated(theirs, mine);
+    if (state_.optimizer != nullptr && theirs != mine &&
+        (options_.strict || !related)) {
       return absl::FailedPreconditionError(absl::StrCat(
           "the checkpoint holds ",
-          training.has_optimizer() ? absl::StrCat("states of the optimizer '",
-                                                  training.optimizer(), "'")
-                                   : "no optimizer states",
-          ", and this run trains with '", mine,
-          "'; LoadCheckpointOptions::model_only loads parameters and buffers "
+          training.has_optimizer()
+              ? absl::StrCat("states of the optimizer '", theirs, "'")
+              : "no optimizer states",
+          ", and this run trains with '", mine, "'; ",
+          related ? "LoadCheckpointOptions::strict = false loads the states "
+                    "that both have, and the others begin now; "
+                  : "",
+          "LoadCheckpointOptions::model_only loads parameters and buffers "
           "alone"));
     }
     bool counts = manifest_.step() >= 0;

@@ -188,6 +188,7 @@ TESSERA_RANK_FUNCTION(SaveAgainOnHosts) {
       TrainSteps(*engine, *model, a.spec, world.rank(), 0, &record));
   TESSERA_RETURN_IF_ERROR(manager->Save());
   // Another manager has not seen that it is saved.
+  manager.reset();
   TESSERA_ASSIGN_OR_RETURN(manager,
                            CheckpointManager::Create(engine.get(), options));
   std::string said = manager
@@ -212,6 +213,7 @@ TESSERA_RANK_FUNCTION(SaveAgainOnHosts) {
   }
   TESSERA_ASSIGN_OR_RETURN(const auto words, manager->Resume());
   absl::StrAppend(&said, "\n", words.has_value() ? "there" : "gone");
+  manager.reset();
   TESSERA_ASSIGN_OR_RETURN(manager,
                            CheckpointManager::Create(engine.get(), options));
   TESSERA_RETURN_IF_ERROR(manager->Save([] { return "again"; }));
@@ -375,7 +377,8 @@ TEST_P(CheckpointLocalTest, NoneTakesAnothersPlace) {
 TEST_P(CheckpointLocalTest, AManagerKeepsTheLastOnAllHosts) {
   for (const char* how : {"", "options"}) {
     EXPECT_THAT(Run("ManageOnHosts", "AABB", how),
-                Each("step 2, step 3; latest step-00000002 step-00000003"));
+                Each("step 2, step 3; job.lock latest step-00000002 "
+                     "step-00000003"));
     fs::remove_all(PathOf('A'));
     fs::remove_all(PathOf('B'));
   }

@@ -3,21 +3,26 @@
 #include "engine/checkpoint_manager.h"
 
 #include <signal.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status.h"
 #include "checkpoint/format/checkpoint_folder.h"
+#include "checkpoint/format/run_lock.h"
 #include "checkpoint/format/step_folders.h"
 #include "comm/world/world.h"
 #include "engine/engine.h"
@@ -69,6 +74,133 @@ TEST_F(CheckpointManagerTest, OneThatIsDamagedIsPassedOverForTheOneBefore) {
     fs::resize_file(absl::StrCat(dir_, "/", one.name, "/manifest"), 20);
   }
   EXPECT_THAT(Train(7), Each(HasSubstr("manifest")));
+}
+
+// Whatever has become of the newest step, the run comes past it.
+TEST_F(CheckpointManagerTest, NoDamageOfAStepStopsARun) {
+  const auto write = [](const std::string& path, size_t at, size_t n) {
+    std::fstream(path, std::ios::in | std::ios::out | std::ios::binary)
+        .seekp(static_cast<std::streamoff>(at))
+        .write(std::string(n, '\0').data(), static_cast<std::streamsize>(n));
+  };
+  struct Case {
+    std::string name;
+    std::function<void(const std::string& step)> damage;
+  };
+  const std::vector<Case> cases = {
+      {"zeros", [&](const auto& step) { write(step + "/manifest", 0, 512); }},
+      {"a byte", [&](const auto& step) { write(step + "/manifest", 3, 1); }},
+      {"random",
+       [](const auto& step) {
+         std::ofstream(step + "/manifest") << "j&%@!~0k\x01\xff something else";
+       }},
+      {"empty", [](const auto& step) { std::ofstream(step + "/manifest"); }},
+      {"a folder",
+       [](const auto& step) {
+         fs::remove(step + "/manifest");
+         fs::create_directories(step + "/manifest/mine");
+       }},
+      {"a link to nothing",
+       [](const auto& step) {
+         fs::remove(step + "/manifest");
+         fs::create_symlink("/nowhere/manifest", step + "/manifest");
+       }},
+      {"another format",
+       [](const auto& step) {
+         const Folder folder = Folder::Open(step, FileSystem::Real()).value();
+         auto manifest = ReadManifest(folder).value();
+         manifest.set_format_version(99);
+         std::ofstream(step + "/manifest", std::ios::binary)
+             << EncodeManifest(manifest).value();
+       }},
+      {"folders for data files, and for the lock",
+       [](const auto& step) {
+         std::vector<fs::path> paths;
+         for (const auto& entry : fs::directory_iterator(step)) {
+           if (entry.path().filename() != "manifest") {
+             paths.push_back(entry.path());
+           }
+         }
+         for (const fs::path& path : paths) {
+           fs::remove(path);
+           fs::create_directories(path / "mine");
+         }
+       }},
+      {"a file for the step",
+       [](const auto& step) {
+         fs::remove_all(step);
+         std::ofstream(step) << "mine";
+       }},
+  };
+  for (const Case& one : cases) {
+    SCOPED_TRACE(one.name);
+    fs::remove_all(dir_);
+    Train(6, "\nfew");
+    ASSERT_THAT(Steps(), ElementsAre(6, 4));
+    one.damage(PathOf(6));
+    const std::vector<std::string> ends = Train(6, "\nfew");
+    const std::string& told = RankPool::Get(2)->stderr_of(0);
+    if (one.name == "another format") {
+      // Whoever has gone back to an older version is told at once.
+      EXPECT_THAT(ends, Each(AllOf(HasSubstr(PathOf(6)),
+                                   HasSubstr("format 99; this version"))));
+      continue;
+    }
+    EXPECT_THAT(told, AllOf(HasSubstr("passed over: "), HasSubstr(PathOf(6))));
+    EXPECT_THAT(ends, Each("resumed from 4 'after 4', ended at 6"));
+    EXPECT_THAT(Train(8, "\nfew"),
+                Each("resumed from 6 'after 6', ended at 8"));
+    EXPECT_THAT(Steps(), ElementsAre(8, 6));
+  }
+}
+
+// Another job, or a second manager of this one, in its folder.
+TESSERA_RANK_FUNCTION(TwoInOneFolder) {
+  ManagerArgs a(args);
+  TESSERA_ASSIGN_OR_RETURN(Trainee trainee, MakeTrainee(world));
+  TESSERA_ASSIGN_OR_RETURN(
+      auto first, CheckpointManager::Create(trainee.engine.get(), a.options));
+  std::string told =
+      CheckpointManager::Create(trainee.engine.get(), a.options)
+          .status()
+          .ToString();
+  // It is freed for who comes next, and waited for.
+  first.reset();
+  absl::StatusOr<RunLock> before = absl::UnknownError("another rank's");
+  if (world.rank() == 0) {
+    before = RunLock::Take(a.options.dir, FileSystem::Real());
+    TESSERA_RETURN_IF_ERROR(before.status());
+  }
+  std::thread ends([&] {
+    absl::SleepFor(absl::Milliseconds(150));
+    before = absl::CancelledError("ended");
+  });
+  a.options.wait_for_folder = absl::Minutes(10);
+  const absl::Status next =
+      CheckpointManager::Create(trainee.engine.get(), a.options).status();
+  ends.join();
+  TESSERA_RETURN_IF_ERROR(next);
+  return told;
+}
+
+TEST_F(CheckpointManagerTest, AFolderIsOneJobs) {
+  EXPECT_THAT(RunOnRanks(2, "TwoInOneFolder", absl::StrCat(dir_, "\n1")),
+              Each(AllOf(HasSubstr("UNAVAILABLE"), HasSubstr("rank 0"),
+                         HasSubstr(dir_ + ": process "), HasSubstr(" on host "),
+                         HasSubstr("saves its checkpoints there"))));
+  // By another process.
+  const absl::StatusOr<RunLock> held = RunLock::Take(dir_, FileSystem::Real());
+  ASSERT_TRUE(held.ok()) << held.status();
+  EXPECT_THAT(Train(2), Each(HasSubstr(absl::StrCat("process ", getpid()))));
+}
+
+// It can be loaded from, and who would save is told by the save.
+TEST_F(CheckpointManagerTest, AFolderThatCannotBeLockedIsSaid) {
+  fs::create_directories(dir_ + "/job.lock");
+  EXPECT_THAT(Train(2), Each("began, ended at 2"));
+  EXPECT_THAT(RankPool::Get(2)->stderr_of(0),
+              HasSubstr("job.lock: is no regular file; another job that saves "
+                        "there would not be noticed"));
 }
 
 // The only good one besides what is saved next must not make room for it.

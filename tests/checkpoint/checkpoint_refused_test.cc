@@ -169,12 +169,13 @@ TEST_P(DamagedFoldersTest, FilesThatAreOthersOrNone) {
        }},
       {"link to a device",
        [](const char* path) { return symlink("/dev/zero", path); }},
-      {"link to a file",
-       [](const char* path) {
-         return symlink(absl::StrCat(path, ".real").c_str(), path);
-       }},
+      {"link to nothing",
+       [](const char* path) { return symlink("/nowhere/at/all", path); }},
   };
   for (const auto& [kind, make] : kinds) {
+    const std::string what = std::string(kind) == "link to nothing"
+                                 ? "a symbolic link that leads to nothing"
+                                 : "no regular file";
     for (const std::string& name : {data[1], std::string("manifest")}) {
       cases.push_back({absl::StrCat(kind, " for ", name),
                        [&make = make, name](const std::string& dir) {
@@ -182,8 +183,12 @@ TEST_P(DamagedFoldersTest, FilesThatAreOthersOrNone) {
                          fs::rename(path, path + ".real");
                          ASSERT_EQ(make(path.c_str()), 0);
                        },
-                       AllOf(HasSubstr("FAILED_PRECONDITION"),
-                             HasSubstr(name + ": is no regular file"))});
+                       AllOf(HasSubstr("DATA_LOSS"),
+                             HasSubstr(absl::StrCat(name, ": is ", what)),
+                             HasSubstr(name == "manifest"
+                                           ? ", so the checkpoint that it was "
+                                             "of is lost"
+                                           : ": a part of the checkpoint"))});
     }
   }
   ExpectAllRefused(cases);
@@ -242,7 +247,8 @@ TEST_P(CheckpointTest, WhatIsCutOffOrMissingIsNamed) {
   fs::create_directory(dir_ + "/" + name);
   ExpectRefused(AllOf(HasSubstr("no regular file"), HasSubstr(name)));
   std::ofstream(manifest) << "format_version: 0 wrld_size";
-  ExpectRefused(AllOf(HasSubstr(manifest), HasSubstr("is no manifest")));
+  ExpectRefused(AllOf(HasSubstr("DATA_LOSS"), HasSubstr(manifest),
+                      HasSubstr("is no manifest")));
   fs::remove(manifest);
   ExpectRefused(AllOf(HasSubstr("NOT_FOUND"), HasSubstr(dir_)));
   fs::remove_all(dir_);

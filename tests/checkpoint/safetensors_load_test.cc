@@ -5,14 +5,17 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <numeric>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
 #include "checkpoint/safetensors.h"
@@ -373,6 +376,84 @@ TEST(LoadNamesTest, PrefixesMapsAndSecondNames) {
     EXPECT_THAT(
         RunOnRanks(2, "LoadMapped", absl::StrCat(folder / "m|", spec.ToText())),
         Each(expected));
+  }
+}
+
+// "loaded", what is told, and what the tied parameter has.
+TESSERA_RANK_FUNCTION(LoadTied) {
+  const auto [path, spec] = Split(args);
+  TESSERA_ASSIGN_OR_RETURN(Trainee t,
+                           Trainee::Make(spec, world.communicator()));
+  LoadSafetensorsOptions options;
+  options.strict = !absl::EndsWith(path, "lenient");
+  TESSERA_ASSIGN_OR_RETURN(
+      const LoadSafetensorsReport report,
+      t.engine->LoadSafetensors(
+          std::string(absl::StripSuffix(path, ".lenient")), options));
+  TESSERA_ASSIGN_OR_RETURN(const StateDict dict, t.engine->FullStateDict());
+  std::string said = absl::StrCat("loaded", report.missing.empty() ? "" : "?");
+  for (const std::string& name : report.unexpected) {
+    absl::StrAppend(&said, " without ", name);
+  }
+  for (const auto& [name, value] : dict) {
+    if (name != "encoder.weight") continue;
+    absl::StrAppend(&said, ", it has ", value.flatten()[-1].item<float>());
+  }
+  return said;
+}
+
+// A file may hold what is one parameter here twice.
+TEST(LoadTiedTest, TwoValuesOfOneParameterAreRefused) {
+  const TempFolder folder;
+  StateDict dict;
+  torch::manual_seed(kFileSeed);
+  for (const auto& p : MakeTestModel("Tied")->named_parameters()) {
+    dict.emplace_back(p.key(), p.value().detach().clone());
+  }
+  const auto write = [&](const std::string& file,
+                         const std::function<at::Tensor(at::Tensor)>& second) {
+    StateDict written = dict;
+    for (auto& [name, value] : written) {
+      if (!absl::EndsWith(name, "coder.weight")) continue;
+      value = torch::full_like(value, 7);
+      if (name == "decoder.weight") value = second(value);
+    }
+    TESSERA_ASSERT_OK(WriteSafetensors(folder / file, written));
+  };
+  write("equal", [](at::Tensor t) { return t; });
+  write("last", [](at::Tensor t) {  // the last rank's part
+    t.flatten()[-1] = 8;
+    return t;
+  });
+  write("bits", [](at::Tensor t) {
+    t.view(torch::kInt).flatten()[0].bitwise_xor_(1);
+    return t;
+  });
+  write("sizes", [](at::Tensor t) { return t.flatten().clone(); });
+  write("dtype", [](at::Tensor t) { return t.to(torch::kBFloat16); });
+  for (const int stage : {0, 3}) {
+    TrainingSpec spec;
+    spec.model = "Tied";
+    spec.stage = stage;
+    const auto load = [&](const std::string& name) {
+      return RunOnRanks(
+          2, "LoadTied",
+          absl::StrCat(folder / name, "|", spec.ToText()));
+    };
+    EXPECT_THAT(load("equal"), Each("loaded, it has 7"));
+    for (const char* name : {"last", "bits", "sizes", "dtype"}) {
+      EXPECT_THAT(load(name),
+                  Each(AllOf(HasSubstr("INVALID_ARGUMENT"),
+                             HasSubstr("tensor 'encoder.weight'"),
+                             HasSubstr("'decoder.weight'"),
+                             HasSubstr("one tensor in the module (tied)"))))
+          << name;
+      EXPECT_THAT(load(absl::StrCat(name, ".lenient")),
+                  Each("loaded without decoder.weight, it has 7"))
+          << name;
+      EXPECT_THAT(RankPool::Get(2)->stderr_of(0),
+                  HasSubstr("the first is loaded: "));
+    }
   }
 }
 

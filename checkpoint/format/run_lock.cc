@@ -1,0 +1,66 @@
+#include "checkpoint/format/run_lock.h"
+
+#include <limits.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status.h"
+
+namespace tessera {
+namespace {
+
+// Whatever holder wrote it: the text of the next one takes its place whole.
+constexpr size_t kTextBytes = 512;
+
+std::string Self() {
+  char host[HOST_NAME_MAX + 1] = {};
+  if (gethostname(host, HOST_NAME_MAX) != 0) host[0] = '\0';
+  std::string text =
+      absl::StrCat("process ", getpid(), " on host ", host, " since ",
+                   absl::FormatTime("%Y-%m-%d %H:%M:%S UTC", absl::Now(),
+                                    absl::UTCTimeZone()));
+  text.resize(kTextBytes - 1, ' ');
+  return absl::StrCat(text, "\n");
+}
+
+// What the file says; it may be written just now.
+std::string HolderIn(const File& file) {
+  std::string text(static_cast<size_t>(std::min<int64_t>(
+                       file.bytes(), static_cast<int64_t>(kTextBytes))),
+                   '\0');
+  if (!file.ReadAt(0, text.data(), static_cast<int64_t>(text.size())).ok()) {
+    text.clear();
+  }
+  absl::StripTrailingAsciiWhitespace(&text);
+  const bool printable =
+      std::all_of(text.begin(), text.end(), absl::ascii_isprint);
+  return text.empty() || !printable ? "another process" : text;
+}
+
+}  // namespace
+
+absl::StatusOr<RunLock> RunLock::Take(const std::string& dir,
+                                      FileSystem* files) {
+  TESSERA_ASSIGN_OR_RETURN(const Folder folder, Folder::Make(dir, files));
+  TESSERA_ASSIGN_OR_RETURN(File file, folder.OpenOrCreateFile(kRunLockName));
+  const absl::Status locked = file.Lock();
+  if (absl::IsAlreadyExists(locked)) {
+    return absl::UnavailableError(absl::StrCat(
+        dir, ": ", HolderIn(file),
+        " saves its checkpoints there (it holds ", kRunLockName,
+        "); give each job a folder of its own, or wait until that one has "
+        "ended; Engine::LoadCheckpoint reads without the lock"));
+  }
+  TESSERA_RETURN_IF_ERROR(Annotate(locked, "the folder cannot be locked"));
+  // For people. A disk may be full.
+  (void)file.WriteAt(0, Self());
+  return RunLock(std::move(file));
+}
+
+}  // namespace tessera

@@ -1,0 +1,21 @@
+// Names of the folders of a run's checkpoints.
+#ifndef CHECKPOINT_FORMAT_STEP_NAME_H_
+#define CHECKPOINT_FORMAT_STEP_NAME_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/strings/string_view.h"
+
+namespace tessera {
+
+// "step-00000120".
+std::string StepFolderName(int64_t step);
+// The step in such a name; "step-12" is a user's own.
+std::optional<int64_t> StepInName(absl::string_view name);
+// The same of the last name of a path.
+std::optional<int64_t> StepInPath(absl::string_view path);
+
+}  // namespace tessera
+#endif  // CHECKPOINT_FORMAT_STEP_NAME_H_

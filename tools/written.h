@@ -1,0 +1,20 @@
+// Whether what a command has printed has come to where it goes.
+#ifndef TOOLS_WRITTEN_H_
+#define TOOLS_WRITTEN_H_
+
+#include <iostream>
+
+namespace tessera {
+
+// `code`, a command's exit status; or 1, and a line on stderr, if some of its
+// output could not be written.
+inline int Written(int code) {
+  std::cout.flush();
+  if (std::cout) return code;
+  std::cerr << "stdout: not all of the output could be written (is a disk "
+               "full?)\n";
+  return code == 0 ? 1 : code;
+}
+
+}  // namespace tessera
+#endif  // TOOLS_WRITTEN_H_
