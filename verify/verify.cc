@@ -16,6 +16,7 @@
 #include "base/torch_guard.h"
 #include "comm/world/world.h"
 #include "config/config.h"
+#include "nn/sync_batch_norm.h"
 #include "verify/difference.h"
 #include "verify/engine_groups.h"
 #include "verify/oracle_options.h"
@@ -126,6 +127,14 @@ absl::Status Verifier::Start(const Oracle::MakeModule& make) {
   torch::manual_seed(options_.seed + 1 + static_cast<uint64_t>(comm_->rank()));
   if (module_ == nullptr) {
     return absl::InvalidArgumentError("Verify: `make` returned no module");
+  }
+  for (const auto& m : module_->named_modules()) {
+    if (comm_->world_size() == 1 || !IsSyncBatchNorm(*m.value())) continue;
+    return absl::UnimplementedError(absl::StrCat(
+        "Verify: '", m.key(),
+        "' is a SyncBatchNorm, which plain training in one process cannot be "
+        "compared with: it has one rank's batch after the other. Verify the "
+        "model with torch::nn::BatchNorm in its place"));
   }
   absl::flat_hash_map<const void*, std::string> seen;
   for (const auto& p : module_->named_parameters()) {

@@ -45,7 +45,7 @@ at::Tensor RealPoints(int64_t n) {
 
 // How likely the critic takes `points` for what they are said to be.
 at::Tensor Loss(nn::Sequential& critic, const at::Tensor& points, bool real) {
-  const at::Tensor logits = critic->forward(points);
+  const at::Tensor logits = critic->forward(points).to(at::kFloat);
   return at::binary_cross_entropy_with_logits(
       logits, at::full_like(logits, real ? 1. : 0.));
 }
@@ -93,7 +93,8 @@ class Gan {
   absl::Status Judge(tessera::Communicator& ranks, int64_t* clusters,
                      double* near) {
     const c10::NoGradGuard no_gradients;
-    const auto [distance, cluster] = at::cdist(Make(1000), Centers()).min(1);
+    const auto [distance, cluster] =
+        at::cdist(Make(1000).to(at::kFloat), Centers()).min(1);
     at::Tensor counts =
         at::bincount(cluster.masked_select(distance < 0.25), {}, kClusters);
     TESSERA_RETURN_IF_ERROR(
@@ -170,6 +171,7 @@ absl::Status Run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // to a file, too
   const absl::Status status =
       tessera::CatchTorch("gan", [&] { return Run(argc, argv); });
   if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());

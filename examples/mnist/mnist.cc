@@ -106,18 +106,21 @@ absl::Status Run(int argc, char** argv) {
         loader->Load(report.client_state), "the place in the data"));
   }
 
+  int64_t said = engine->step();  // a step that is skipped is not counted
   while (engine->step() < absl::GetFlag(FLAGS_steps)) {
     absl::StatusOr<tessera::Batch> batch = loader->Next();
     TESSERA_RETURN_IF_ERROR(
         world->communicator()->AgreeOk(batch.status(), "data"));
     const at::Tensor logits = model->forward(batch->tensors[0]);
     const at::Tensor loss =
-        nn::functional::cross_entropy(logits, batch->tensors[1]);
+        nn::functional::cross_entropy(logits.to(at::kFloat), batch->tensors[1]);
     TESSERA_RETURN_IF_ERROR(engine->Backward(loss));
     TESSERA_RETURN_IF_ERROR(engine->Step());
-    if (world->rank() == 0 && engine->step() % 50 == 0) {
-      std::printf("step %lld: loss %.4f\n",
-                  static_cast<long long>(engine->step()), loss.item<float>());
+    if (world->rank() == 0 && engine->step() % 50 == 0 &&
+        engine->step() != said) {
+      said = engine->step();
+      std::printf("step %lld: loss %.6f\n", static_cast<long long>(said),
+                  loss.item<float>());
     }
   }
   if (const std::string dir = absl::GetFlag(FLAGS_save); !dir.empty()) {
@@ -144,6 +147,7 @@ absl::Status Run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // to a file, too
   const absl::Status status =
       tessera::CatchTorch("mnist", [&] { return Run(argc, argv); });
   if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());

@@ -28,6 +28,7 @@
 #include "c10/core/impl/LocalDispatchKeySet.h"
 #include "sharding/construct/construction.h"
 #include "sharding/dispatch/autocast.h"
+#include "sharding/dispatch/batch_norms.h"
 #include "sharding/dispatch/cast_inputs.h"
 #include "sharding/dispatch/operator_info.h"
 #include "sharding/dispatch/operator_watch.h"
@@ -264,6 +265,11 @@ void Compute(const c10::OperatorHandle& op, const OperatorInfo& info,
   if (constructs) held.evictables.ClearAndTrim();
 }
 
+// What modules and functionals call.
+bool IsBatchNorm(const OperatorInfo& info) {
+  return !info.statistics.empty() && info.name == "aten::batch_norm";
+}
+
 void Fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
               torch::jit::Stack* stack) {
   const OperatorInfo& info = OperatorInfo::Of(op);
@@ -281,6 +287,7 @@ void Fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
     case OperatorInfo::Kind::kCompute:
       break;
   }
+  if (IsBatchNorm(info) && RunBatchNormReplacement(stack)) return;
   Compute(op, info, keys, stack);
 }
 

@@ -51,6 +51,7 @@ LAYERS = {
     "sharding/recompute/checkpointed": ["base/...", "comm", "sharding/layout", "sharding/torch", "sharding/construct", "sharding/flat", "sharding/dispatch", "sharding/recompute"],
     "sharding/trace/operators": ["base/..."],
     "sharding/trace": ["base/...", "sharding/torch", "sharding/dispatch", "sharding/trace/operators"],
+    "nn": ["base/...", "comm", "comm/world", "sharding/dispatch", "sharding/flat", "sharding/torch"],
     "sharding/gradient": ["base/...", "comm", "sharding/layout", "sharding/torch", "sharding/flat", "sharding/dispatch", "offload", "offload/disk"],
     "optim/norm": ["base/...", "sharding/torch"],
     "optim/kernels": ["base/..."],
@@ -77,13 +78,13 @@ LAYERS = {
     "engine": ["base/...", "config", "comm", "comm/world", "data/...", "monitor", "engine/...", "sharding/...", "optim/...", "checkpoint/...", "offload/..."],
     "verify/factored": [],
     "verify/plain": ["sharding/dispatch"],
-    "verify": ["base/...", "verify/factored", "verify/plain", "config", "comm", "comm/world", "sharding/...", "engine/...", "offload/..."],
-    "examples": ["base/...", "config", "config/reader", "comm", "comm/world", "data/...", "monitor", "loader", "sharding/...", "optim", "optim/kernels", "checkpoint/...", "engine/...", "offload/..."],
+    "verify": ["base/...", "verify/factored", "verify/plain", "config", "comm", "comm/world", "sharding/...", "engine/...", "offload/...", "nn"],
+    "examples": ["base/...", "config", "config/reader", "comm", "comm/world", "data/...", "monitor", "loader", "sharding/...", "optim", "optim/kernels", "checkpoint/...", "engine/...", "offload/...", "nn"],
     "benchmarks": ["base/...", "config/...", "comm/...", "data/...", "monitor", "loader", "sharding/...", "optim", "optim/kernels", "optim/matrix", "checkpoint/...", "engine/...", "verify/...", "offload/..."],
     "tools": ["base/...", "report", "config/...", "comm/...", "data/...", "monitor", "loader", "sharding/...", "optim", "optim/kernels", "checkpoint/...", "engine/...", "examples", "offload/..."],
-    "tests": ["testing/...", "base/...", "report", "config/...", "comm/...", "data/...", "monitor", "loader", "sharding/...", "optim/...", "checkpoint/...", "engine/...", "verify/...", "examples", "tools", "offload/..."],
+    "tests": ["testing/...", "base/...", "report", "config/...", "comm/...", "data/...", "monitor", "loader", "sharding/...", "optim/...", "checkpoint/...", "engine/...", "verify/...", "examples", "tools", "offload/...", "nn"],
     "bundle": ["testing/...", "base/...", "report", "config/...", "comm/...", "data/...", "monitor", "loader", "sharding/...", "optim/...", "checkpoint/...", "engine/...", "verify/...", "examples", "benchmarks", "tools", "tests", "offload/..."],
-    "dist": ["base/...", "data/...", "monitor", "loader", "engine/...", "verify/...", "tools", "bundle", "examples"],
+    "dist": ["base/...", "data/...", "monitor", "loader", "engine/...", "verify/...", "tools", "bundle", "examples", "nn"],
 }
 
 def _allows(words, layer):

@@ -1,0 +1,169 @@
+// SyncBatchNorm1d to 3d: batch normalization by the statistics of all ranks'
+// batches together. Written in the place of torch::nn::BatchNorm1d to 3d, with
+// the same options, parameters and buffers, so that checkpoints fit either:
+//
+//   norm = register_module("norm", tessera::SyncBatchNorm2d(64));
+//
+// In training a forward exchanges each rank's count, mean and sum of squared
+// deviations per channel, a backward two sums per channel:
+//
+//   rank 0   n0, mean0, M2_0 --+                    +--> mean, variance of the
+//   rank 1   n1, mean1, M2_1 --+-- one all-gather --+    whole batch, the same
+//   ...                                                  bits on all ranks
+//
+// Batches may differ in size; a rank that has no samples calls forward with an
+// empty batch, [0, C, ...], and backward with a loss made of its result:
+// samples of 0 x 0 weight are no samples, while an old batch with a loss of
+// weight 0 would count in the statistics. In eval mode, and in a group of one,
+// this is torch::nn::BatchNorm, to the bit, and nothing is exchanged.
+//
+// Numbers. Sums are float32 (float64 for float64 input) on each rank, also
+// where input or parameters have 16 bits, and float64 over ranks, in a fixed
+// order. So results and running statistics are identical on all ranks and in
+// each run, and those of one process with the whole batch except for rounding:
+// with u the unit roundoff of float32, s = weight / sqrt(variance + eps), M the
+// largest |mean| of a rank and z the normalized value, an element on the CPU
+// differs from exact arithmetic by at most 10 u ((1 + |z|) (|x| + M) |s| +
+// |bias|), before it is rounded to a 16-bit dtype.
+// tests/engine/sync_batch_norm_test.cc derives that, and the bound of
+// gradients.
+//
+// Gradients are those of the sum of all ranks' losses: what an engine then
+// averages, or weighs, is as of one process with the whole batch.
+//
+// Forward and backward are COLLECTIVE over the group in training: all ranks run
+// the same of these layers in the same order. Where one does not, all end with
+// an error that names the layer ("SyncBatchNorm of blocks.0.norm") and what the
+// other was in. Within tessera::Checkpointed the exchange is repeated in
+// backward; of modules that activation_checkpointing.units names it is not.
+// Running statistics are updated once in either case.
+//
+// Errors are thrown, as StatusException: FailedPrecondition without a group,
+// or where a running statistic is a parameter of an engine; InvalidArgument if
+// all ranks together have one value per channel; Unimplemented for a gradient
+// of a gradient; what the communicator returns.
+#ifndef NN_SYNC_BATCH_NORM_H_
+#define NN_SYNC_BATCH_NORM_H_
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "ATen/core/Tensor.h"
+#include "absl/status/status.h"
+#include "comm/communicator.h"
+#include "torch/nn/modules/batchnorm.h"
+#include "torch/nn/pimpl.h"
+
+namespace tessera {
+
+struct SyncBatchNormOptions {
+  // The ranks whose batches are one; null: all of the job (World::Current()).
+  std::shared_ptr<Communicator> group;
+  // For messages. Empty: as an engine calls its weight, else its channels.
+  std::string name;
+};
+
+// What one call needs besides its input. Undefined tensors: none.
+struct BatchNormTensors {
+  at::Tensor weight, bias;               // [C]
+  at::Tensor running_mean, running_var;  // [C]; updated if defined
+};
+
+// As torch::batch_norm in training, over the group. `momentum`: the share of
+// the new in the running statistics. COLLECTIVE.
+at::Tensor SyncBatchNorm(const at::Tensor& input,
+                         const BatchNormTensors& tensors, double momentum,
+                         double eps, const SyncBatchNormOptions& options = {});
+
+// `Base`: torch::nn::BatchNormNdImpl, which it is still seen as (as<>()), by
+// weight decay's exceptions and what is kept in float32, say.
+template <typename Base, typename Derived>
+class SyncBatchNormImplBase : public Base {
+ public:
+  explicit SyncBatchNormImplBase(const torch::nn::BatchNormOptions& options,
+                                 SyncBatchNormOptions sync = {})
+      : Base(options), sync_(std::move(sync)) {}
+
+  at::Tensor forward(const at::Tensor& input) {
+    if (!this->is_training()) return Base::forward(input);
+    this->_check_input_dim(input);
+    const auto& options = this->options;
+    double momentum = options.momentum().value_or(0);
+    if (this->num_batches_tracked.defined()) {
+      this->num_batches_tracked += 1;
+      if (!options.momentum().has_value()) {  // the mean over all batches
+        momentum = 1.0 / this->num_batches_tracked.template item<double>();
+      }
+    }
+    return SyncBatchNorm(
+        input,
+        {this->weight, this->bias, this->running_mean, this->running_var},
+        momentum, options.eps(), sync_);
+  }
+
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<at::Device>& device = std::nullopt) const override {
+    auto copy = std::make_shared<Derived>(this->options, sync_);
+    const at::NoGradGuard no_grad;
+    const auto take = [&](const at::Tensor& from, at::Tensor to) {
+      if (!from.defined()) return;
+      to.set_data(from.to(device.value_or(from.device()), from.scalar_type(),
+                          /*non_blocking=*/false, /*copy=*/true));
+      to.set_requires_grad(from.requires_grad());
+    };
+    take(this->weight, copy->weight);
+    take(this->bias, copy->bias);
+    take(this->running_mean, copy->running_mean);
+    take(this->running_var, copy->running_var);
+    take(this->num_batches_tracked, copy->num_batches_tracked);
+    copy->train(this->is_training());
+    return copy;
+  }
+
+  const SyncBatchNormOptions& sync() const { return sync_; }
+
+ private:
+  SyncBatchNormOptions sync_;
+};
+
+#define TESSERA_SYNC_BATCH_NORM(D)                                         \
+  class SyncBatchNorm##D##dImpl                                            \
+      : public SyncBatchNormImplBase<torch::nn::BatchNorm##D##dImpl,       \
+                                     SyncBatchNorm##D##dImpl> {            \
+   public:                                                                 \
+    using SyncBatchNormImplBase<                                           \
+        torch::nn::BatchNorm##D##dImpl,                                    \
+        SyncBatchNorm##D##dImpl>::SyncBatchNormImplBase;                   \
+    void pretty_print(std::ostream& stream) const override {               \
+      stream << "tessera::SyncBatchNorm" #D "d(" << options.num_features() \
+             << ")";                                                       \
+    }                                                                      \
+  };                                                                       \
+  TORCH_MODULE(SyncBatchNorm##D##d)
+
+TESSERA_SYNC_BATCH_NORM(1);  // input [N, C] or [N, C, L]
+TESSERA_SYNC_BATCH_NORM(2);  // input [N, C, H, W]
+TESSERA_SYNC_BATCH_NORM(3);  // input [N, C, D, H, W]
+
+#undef TESSERA_SYNC_BATCH_NORM
+
+// For a module that is not to be changed: its torch::nn::BatchNorm1d to 3d do
+// the same from now on, as long as an engine has their weights. In a group of
+// one, nothing. What differs: a rank's own batch may be empty, but not of one
+// value per channel, which torch::nn::BatchNorm refuses first.
+//
+// LOCAL; call it on all ranks, after Engine::Create. The group has to live as
+// long as the module is trained. FailedPrecondition where no engine has a
+// weight; InvalidArgument names a BatchNorm without a weight, whose operator
+// nobody sees, or without running statistics, whose evaluation looks like
+// training. Nothing is changed then.
+absl::Status ConvertSyncBatchNorm(torch::nn::Module& module,
+                                  const SyncBatchNormOptions& options = {});
+
+// It is one of the three; not what is in it.
+bool IsSyncBatchNorm(const torch::nn::Module& module);
+
+}  // namespace tessera
+#endif  // NN_SYNC_BATCH_NORM_H_
