@@ -85,8 +85,9 @@ absl::Status Train(Llama& model, const Lora& lora, tessera::Engine& engine,
                              TrainStep(&engine, loader.get(), loss_of));
     if (!says) continue;
     const float loss = sum.item<float>() / batches;
-    std::printf("step %lld loss %.6f %a\n",
-                static_cast<long long>(engine.step()), loss, loss);
+    std::printf("step %lld loss %.6f %a%s\n",
+                static_cast<long long>(engine.step()), loss, loss,
+                SkippedNote(engine));
   }
   const std::string to = absl::GetFlag(FLAGS_save);
   return to.empty() ? absl::OkStatus()
@@ -185,6 +186,7 @@ absl::Status Run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // to a file, too
   absl::SetProgramUsageMessage(
       "trains LoRA adapters of a Llama; see README.md");
   const absl::Status status =

@@ -83,6 +83,7 @@ absl::Status Run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // to a file, too
   const absl::Status status =
       tessera::CatchTorch("train", [&] { return Run(argc, argv); });
   if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());

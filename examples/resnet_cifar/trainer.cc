@@ -112,7 +112,8 @@ absl::Status Trainer::MakeEngine() {
   options.device = world_.device();
   options.planned_loss = [this](int64_t samples) {
     return torch::nn::functional::cross_entropy(
-        model_->forward(at::zeros({samples, 3, kCifarSide, kCifarSide})),
+        model_->forward(at::zeros({samples, 3, kCifarSide, kCifarSide}))
+            .to(at::kFloat),
         at::zeros({samples}, at::kLong));
   };
   TESSERA_ASSIGN_OR_RETURN(engine_,
@@ -205,7 +206,6 @@ absl::Status Trainer::SayEpoch(const Score& train, const Score& test) const {
                           engine_->last_step().learning_rate, train.loss,
                           100 * train.accuracy, test.loss, 100 * test.accuracy)
                           .c_str());
-  std::fflush(stdout);
   return absl::OkStatus();
 }
 
