@@ -27,8 +27,8 @@
 #include "absl/flags/usage.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/monotonic.h"
 #include "benchmarks/auto_cases.h"
 #include "benchmarks/flag_checks.h"
 #include "config/config.h"
@@ -110,12 +110,12 @@ absl::Status Turn(const Case& c, const Way& way, const World& world,
   TESSERA_ASSIGN_OR_RETURN(
       const auto engine,
       Engine::Create(model.module, ConfigOf(c, way, world.world_size())));
-  absl::Time start;
+  absl::Duration start;
   for (int i = 0; i < kWarmUp; ++i) {
-    start = absl::Now();
+    start = MonotonicNow();
     TESSERA_RETURN_IF_ERROR(Step(model, way, c, engine.get()));
   }
-  const double one = absl::ToDoubleSeconds(absl::Now() - start);
+  const double one = absl::ToDoubleSeconds(MonotonicNow() - start);
   TESSERA_ASSIGN_OR_RETURN(const auto all,
                            world.communicator()->AllGatherStrings(
                                absl::StrCat(static_cast<int>(
@@ -124,9 +124,9 @@ absl::Status Turn(const Case& c, const Way& way, const World& world,
   const int steps = std::stoi(all[0]);
   std::vector<double> seconds;
   for (int i = 0; i < steps; ++i) {
-    start = absl::Now();
+    start = MonotonicNow();
     TESSERA_RETURN_IF_ERROR(Step(model, way, c, engine.get()));
-    seconds.push_back(absl::ToDoubleSeconds(absl::Now() - start));
+    seconds.push_back(absl::ToDoubleSeconds(MonotonicNow() - start));
     const StepMemoryReport& memory = engine->last_step().memory;
     // What collectives stage is no part of a plan.
     measured->peak_bytes = std::max(

@@ -42,9 +42,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/memory/memory.h"
+#include "base/monotonic.h"
 #include "benchmarks/bare_disk.h"
 #include "benchmarks/flag_checks.h"
 #include "benchmarks/peer_gpt.h"
@@ -150,9 +150,9 @@ class Bench {
   absl::StatusOr<double> TimeOf(const std::function<absl::Status()>& work) {
     sync();
     TESSERA_RETURN_IF_ERROR(Together(absl::OkStatus()));
-    const absl::Time begin = absl::Now();
+    const absl::Duration begin = MonotonicNow();
     TESSERA_RETURN_IF_ERROR(Together(work()));
-    return absl::ToDoubleMilliseconds(absl::Now() - begin);
+    return absl::ToDoubleMilliseconds(MonotonicNow() - begin);
   }
 
   absl::StatusOr<Turn> Save(bool async) {

@@ -31,9 +31,9 @@
 #include "absl/flags/usage.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/memory/memory.h"
+#include "base/monotonic.h"
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "benchmarks/bare_copy.h"
@@ -236,9 +236,9 @@ absl::Status Measure(const std::string& op, std::vector<Backend>& backends,
       if (round == 0) Fill(op, world.rank(), t);
       if (round == 1) t.whole.zero_();  // sums of sums would overflow
       TESSERA_RETURN_IF_ERROR(comm.Barrier("round"));
-      const absl::Time begin = absl::Now();
+      const absl::Duration begin = MonotonicNow();
       TESSERA_RETURN_IF_ERROR(backends[b].run(op, t));
-      const double mine = absl::ToDoubleMilliseconds(absl::Now() - begin);
+      const double mine = absl::ToDoubleMilliseconds(MonotonicNow() - begin);
       TESSERA_ASSIGN_OR_RETURN(
           auto all, comm.AllGatherStrings(absl::StrCat(mine), {"time"}));
       if (round == 0 && !Right(op, size, t)) {

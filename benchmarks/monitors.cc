@@ -28,8 +28,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/monotonic.h"
 #include "benchmarks/peer_gpt.h"
 #include "engine/tessera.h"
 
@@ -106,7 +106,7 @@ class Training {
   // One step, from a barrier to the next; it is measured if `round` > 0.
   absl::Status Step(Communicator& comm, int round) {
     TESSERA_RETURN_IF_ERROR(comm.Barrier("begin"));
-    const absl::Time begin = absl::Now();
+    const absl::Duration begin = MonotonicNow();
     const double cpu_begin = CpuMs();
     const at::Tensor loss = model_->Loss(tokens_, tokens_);
     TESSERA_RETURN_IF_ERROR(engine_->Backward(loss));
@@ -116,7 +116,7 @@ class Training {
                  absl::StrFormat("loss %.4f", loss.item<float>()));
     }
     TESSERA_RETURN_IF_ERROR(comm.Barrier("end"));  // behind its exchange
-    const absl::Duration took = absl::Now() - begin;
+    const absl::Duration took = MonotonicNow() - begin;
     const double cpu_ms = CpuMs() - cpu_begin;
     TESSERA_ASSIGN_OR_RETURN(const double all_cpu_ms, SumOfRanks(comm, cpu_ms));
     if (round <= 0) return absl::OkStatus();

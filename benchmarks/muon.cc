@@ -35,8 +35,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/monotonic.h"
 #include "benchmarks/flag_checks.h"
 #include "benchmarks/plain_training.h"
 #include "engine/tessera.h"
@@ -131,11 +131,11 @@ absl::Status Measure(Communicator& comm, std::vector<Contestant>* all) {
     for (Contestant* c : order) {
       TESSERA_RETURN_IF_ERROR(c->prepare());
       TESSERA_RETURN_IF_ERROR(comm.Barrier("begin"));
-      const absl::Time begin = absl::Now();
+      const absl::Duration begin = MonotonicNow();
       const double cpu_begin = CpuMs();
       TESSERA_RETURN_IF_ERROR(c->run());
       TESSERA_RETURN_IF_ERROR(comm.Barrier("end"));
-      const absl::Duration took = absl::Now() - begin;
+      const absl::Duration took = MonotonicNow() - begin;
       TESSERA_ASSIGN_OR_RETURN(const double cpu_ms,
                                SumOfRanks(comm, CpuMs() - cpu_begin));
       if (round < 0) continue;

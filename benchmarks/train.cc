@@ -26,9 +26,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/memory/memory.h"
+#include "base/monotonic.h"
 #include "base/torch/device_ledger.h"
 #include "benchmarks/flag_checks.h"
 #include "benchmarks/peer_gpt.h"
@@ -252,11 +252,11 @@ absl::Status Train(int rank, const MappedFile& corpus, at::Device device,
   for (int i = begin; i < end; ++i) {
     if (i == kWarmUp) peaks->Restart();
     const Batch batch = BatchOf(corpus, i, rank, device);
-    const absl::Time start = absl::Now();
+    const absl::Duration start = MonotonicNow();
     TESSERA_ASSIGN_OR_RETURN(const double loss, trainer.Step(batch));
     if (i >= kWarmUp) {
       figures->milliseconds.push_back(
-          absl::ToDoubleMilliseconds(absl::Now() - start));
+          absl::ToDoubleMilliseconds(MonotonicNow() - start));
     }
     figures->losses.push_back(loss);
     peaks->StepDone(trainer.Memory());

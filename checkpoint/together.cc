@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "base/status.h"
+#include "base/thread/monotonic_wait.h"
 #include "base/thread/start_thread.h"
 #include "base/torch_guard.h"
 
@@ -19,9 +19,9 @@ constexpr absl::Duration kBeat = absl::Milliseconds(500);
 constexpr char kBusy[] = "busy";
 
 absl::Status Meet(Communicator* comm, absl::string_view what,
-                  const absl::Notification& done, const absl::Status& mine) {
+                  const MonotonicNotification& done, const absl::Status& mine) {
   while (true) {
-    const bool over = done.WaitForNotificationWithTimeout(kBeat);
+    const bool over = done.WaitFor(kBeat);
     TESSERA_ASSIGN_OR_RETURN(
         const std::vector<std::string> all,
         comm->AllGatherStrings(over ? StatusToText(mine) : kBusy,
@@ -37,7 +37,7 @@ absl::Status Meet(Communicator* comm, absl::string_view what,
 absl::Status RunTogether(Communicator* comm, absl::string_view what,
                          const std::function<absl::Status()>& work) {
   absl::Status mine;
-  absl::Notification done;
+  MonotonicNotification done;
   const auto run = [&] {
     mine = CatchTorch(what, [&] { return work(); });
     done.Notify();

@@ -23,6 +23,7 @@
 #include "absl/strings/strip.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "base/thread/deadline.h"
 
 namespace tessera {
 namespace {
@@ -121,11 +122,11 @@ std::string Frame(int number, void* address) {
 }
 
 // The frames of `tid`, none if it does not answer by `deadline`.
-std::vector<void*> FramesOf(pid_t tid, int question, absl::Time deadline) {
+std::vector<void*> FramesOf(pid_t tid, int question, Deadline deadline) {
   g_slot.asked = question;
-  if (absl::Now() >= deadline || !Ask(tid, question)) return {};
-  const absl::Time end = std::min(deadline, absl::Now() + kAnswerTime);
-  while (g_slot.answered != question && absl::Now() < end) {
+  if (deadline.HasPassed() || !Ask(tid, question)) return {};
+  const Deadline end = std::min(deadline, Deadline::After(kAnswerTime));
+  while (g_slot.answered != question && !end.HasPassed()) {
     absl::SleepFor(absl::Microseconds(50));
   }
   // A late one finds another question. One that is answering just now has
@@ -142,7 +143,7 @@ std::vector<void*> FramesOf(pid_t tid, int question, absl::Time deadline) {
 }  // namespace
 
 std::string AllThreadStacks(absl::Duration deadline) {
-  const absl::Time end = absl::Now() + deadline;
+  const Deadline end = Deadline::After(deadline);
   absl::MutexLock lock(&g_mutex);
   void* own[kMaxFrames];
   const int num_own = backtrace(own, kMaxFrames);  // loads its library, too

@@ -226,7 +226,7 @@ TEST_F(CommandTest, MakesOtherFilesAndBack) {
 
 TEST(ProgressLineTest, OnceASecondInOneLine) {
   std::ostringstream err;
-  absl::Time now;
+  absl::Duration now;
   {
     ProgressLine line(&err, [&] { return now; });
     for (const int64_t mib : {1, 2, 3, 4}) {

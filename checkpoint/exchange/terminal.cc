@@ -32,7 +32,7 @@ std::string Printable(absl::string_view text, absl::string_view keep) {
 }
 
 void ProgressLine::Show(int64_t done, int64_t of) {
-  const absl::Time now = now_();
+  const absl::Duration now = now_();
   if (now - last_ < absl::Seconds(1)) return;
   last_ = now;
   shown_ = true;

@@ -3,13 +3,12 @@
 #define CHECKPOINT_EXCHANGE_TERMINAL_H_
 
 #include <cstdint>
-#include <functional>
 #include <ostream>
 #include <string>
 
 #include "absl/strings/string_view.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/monotonic.h"
 
 namespace tessera {
 
@@ -24,8 +23,7 @@ std::string Printable(absl::string_view text, absl::string_view keep = "");
 // "12.0 MiB of 96.0 MiB" in one line, at most once a second.
 class ProgressLine {
  public:
-  using Clock = std::function<absl::Time()>;
-  explicit ProgressLine(std::ostream* err, Clock now = absl::Now)
+  explicit ProgressLine(std::ostream* err, Clock now = MonotonicNow)
       : err_(*err), now_(std::move(now)), last_(now_()) {}
   ~ProgressLine() {
     if (shown_) err_ << "\n";
@@ -37,7 +35,7 @@ class ProgressLine {
  private:
   std::ostream& err_;
   const Clock now_;
-  absl::Time last_;
+  absl::Duration last_;
   bool shown_ = false;
 };
 

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
+#include "base/thread/monotonic_wait.h"
 #include "base/thread/start_thread.h"
 #include "base/torch_guard.h"
 
@@ -37,19 +37,17 @@ class Aside {
   Aside& operator=(const Aside&) = delete;
 
   // Waits for `wait` at most.
-  bool Done(absl::Duration wait) {
-    return done_.WaitForNotificationWithTimeout(wait);
-  }
+  bool Done(absl::Duration wait) { return done_.WaitFor(wait); }
   // Waits for its end.
   const absl::Status& status() const {
-    done_.WaitForNotification();
+    done_.Wait();
     return status_;
   }
 
  private:
   const std::function<absl::Status()> work_;
   absl::Status status_;
-  absl::Notification done_;
+  MonotonicNotification done_;
   std::thread thread_;
 };
 

@@ -21,6 +21,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status.h"
+#include "base/thread/deadline.h"
 #include "base/thread/start_thread.h"
 #include "checkpoint/format/manifest.h"
 #include "comm/connect/handshake.h"
@@ -246,12 +247,12 @@ absl::Status ReplicaLinks::ConnectOwn(const std::vector<std::string>& places,
   const int keeper = keepers_[static_cast<size_t>(rank_)];
   const Endpoint endpoint =
       ParseEndpoint(places[static_cast<size_t>(keeper)], network);
-  const absl::Time until = absl::Now() + kConnectTimeout;
-  while (out_ < 0 && absl::Now() < until) {
+  const Deadline until = Deadline::After(kConnectTimeout);
+  while (out_ < 0 && !until.HasPassed()) {
     out_ = ConnectAs(rank_, endpoint, kPurpose);
     if (out_ < 0) absl::SleepFor(absl::Milliseconds(20));
   }
-  while (out_ >= 0 && missing > 0 && absl::Now() < until) {
+  while (out_ >= 0 && missing > 0 && !until.HasPassed()) {
     absl::SleepFor(absl::Milliseconds(1));
   }
   stop = true;

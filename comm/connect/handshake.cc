@@ -50,11 +50,11 @@ absl::Status SendAll(int fd, absl::string_view bytes) {
   return absl::UnavailableError("the connection was closed");
 }
 
-absl::StatusOr<std::string> Receive(int fd, size_t count, absl::Time deadline) {
+absl::StatusOr<std::string> Receive(int fd, size_t count, Deadline deadline) {
   std::string bytes(count, 0);
   size_t have = 0;
   while (have < count) {
-    const int64_t left_ms = absl::ToInt64Milliseconds(deadline - absl::Now());
+    const int64_t left_ms = absl::ToInt64Milliseconds(deadline.Left());
     if (left_ms <= 0 ||
         !WaitForSocket(fd, POLLIN,
                        static_cast<int>(std::min<int64_t>(left_ms, 1 << 30)))) {
@@ -77,7 +77,8 @@ absl::StatusOr<int> ConnectOnce(int rank, const std::string& address,
   if (fd < 0 && errno == ETIMEDOUT) return absl::UnavailableError("no answer");
   if (fd < 0) return absl::NotFoundError("nobody listens there");
   KeepAlive(fd);
-  const absl::Status status = Introduce(fd, key, rank, absl::Now() + kPatience);
+  const absl::Status status =
+      Introduce(fd, key, rank, Deadline::After(kPatience));
   if (status.ok()) return fd;
   close(fd);
   return status;
@@ -115,7 +116,7 @@ Endpoint ParseEndpoint(const std::string& where, const std::string& network) {
 
 int ConnectAs(int rank, const Endpoint& endpoint, absl::string_view purpose) {
   const std::string key = JobKey(purpose, endpoint.token);
-  const absl::Time deadline = absl::Now() + kPatience;
+  const Deadline deadline = Deadline::After(kPatience);
   std::vector<std::string> left = endpoint.addresses;
   // In turns: some addresses of a host may never answer.
   while (true) {
@@ -126,14 +127,14 @@ int ConnectAs(int rank, const Endpoint& endpoint, absl::string_view purpose) {
       if (fd.ok()) return *fd;
       if (absl::IsUnavailable(fd.status())) again.push_back(address);
     }
-    if (again.empty() || absl::Now() >= deadline) return -1;
+    if (again.empty() || deadline.HasPassed()) return -1;
     left = std::move(again);
     absl::SleepFor(kPause);
   }
 }
 
 absl::Status Introduce(int fd, absl::string_view key, int rank,
-                       absl::Time deadline) {
+                       Deadline deadline) {
   const int32_t number = rank;
   const std::string ours = RandomBytes(kNonceBytes);
   TESSERA_RETURN_IF_ERROR(SendAll(

@@ -31,6 +31,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "base/thread/deadline.h"
 
 namespace tessera {
 
@@ -66,7 +67,7 @@ int ConnectAs(int rank, const Endpoint& endpoint, absl::string_view purpose);
 //   Unavailable       it has closed the connection
 //   DeadlineExceeded  it says nothing
 absl::Status Introduce(int fd, absl::string_view key, int rank,
-                       absl::Time deadline);
+                       Deadline deadline);
 
 // For who listens: one connection's way through the handshake. Pure.
 class Greeting {

@@ -16,8 +16,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/thread/deadline.h"
 #include "comm/connect/job_secret.h"
 #include "comm/connect/keyed_hash.h"
 #include "comm/connect/reception.h"
@@ -72,7 +72,7 @@ class HandshakeTest : public testing::Test {
       absl::Duration patience = kEnough) {
     absl::Status status;
     std::thread connects([&] {
-      status = Introduce(fds_[0], key, rank, absl::Now() + patience);
+      status = Introduce(fds_[0], key, rank, Deadline::After(patience));
       shutdown(fds_[0], SHUT_WR);
     });
     char byte = 0;
@@ -126,7 +126,8 @@ TEST_F(HandshakeTest, OthersAreNot) {
     int fds[2];
     ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
     std::thread gives_up([&] {
-      EXPECT_FALSE(Introduce(fds[0], kKey, rank, absl::Now() + kEnough).ok());
+      EXPECT_FALSE(
+          Introduce(fds[0], kKey, rank, Deadline::After(kEnough)).ok());
     });
     std::string hello(other.wanted(), 0), answer;
     EXPECT_EQ(recv(fds[1], &hello[0], hello.size(), MSG_WAITALL),
@@ -218,8 +219,8 @@ TEST(EndpointTest, ConnectsOnlyWhereItIsLetIn) {
     std::vector<Guest> guests;
     std::thread connects([&] { connected = ConnectAs(2, endpoint, purpose); });
     const bool right = std::string(purpose) == "test";
-    const absl::Time deadline = absl::Now() + kEnough;
-    while (!done && absl::Now() < deadline) {
+    const Deadline deadline = Deadline::After(kEnough);
+    while (!done && !deadline.HasPassed()) {
       std::vector<pollfd> fds;
       reception.AddTo(&fds);
       poll(fds.data(), fds.size(), 20);
@@ -273,8 +274,8 @@ TEST(EndpointTest, TriesAgainWhereNobodyAnswered) {
   close(accept(other, nullptr, nullptr));
   close(other);
   std::vector<Guest> guests;
-  const absl::Time deadline = absl::Now() + kEnough;
-  while (guests.empty() && absl::Now() < deadline) {
+  const Deadline deadline = Deadline::After(kEnough);
+  while (guests.empty() && !deadline.HasPassed()) {
     std::vector<pollfd> fds;
     reception.AddTo(&fds);
     poll(fds.data(), fds.size(), 20);

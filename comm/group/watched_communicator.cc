@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
+#include "base/thread/deadline.h"
 #include "base/torch_guard.h"
 
 namespace tessera {
@@ -126,10 +127,10 @@ absl::StatusOr<std::unique_ptr<NoteBoard>> WatchedCommunicator::ShareNotes(
       options_.collective_timeout);
   // A store waits for a key that nobody has set: all set theirs first.
   // (If the one that keeps the store has ended nobody takes it any more.)
-  const absl::Time until = absl::Now() + options_.connect_timeout;
+  const Deadline until = Deadline::After(options_.connect_timeout);
   absl::Status mine;
   while (!board->Write("") && mine.ok()) {
-    if (absl::Now() >= until) {
+    if (until.HasPassed()) {
       mine = absl::UnavailableError(
           "the store where the ranks met does not take a note");
     }
@@ -176,7 +177,7 @@ absl::Status WatchedCommunicator::WatchedBy(
 }
 
 absl::Status WatchedCommunicator::WithTheCause(const absl::Status& mismatch) {
-  const absl::Time until = absl::Now() + kCauseWait;
+  const Deadline until = Deadline::After(kCauseWait);
   do {
     const std::vector<Announcement> posted = domain_->announcements().Read();
     if (!posted.empty()) return posted.front().status;
@@ -184,7 +185,7 @@ absl::Status WatchedCommunicator::WithTheCause(const absl::Status& mismatch) {
       return domain_->announcements().posted();
     }
     absl::SleepFor(absl::Milliseconds(10));
-  } while (absl::Now() < until);
+  } while (!until.HasPassed());
   return mismatch;
 }
 

@@ -16,9 +16,9 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "base/env.h"
 #include "base/status.h"
+#include "base/thread/deadline.h"
 #include "comm/launch/output_relay.h"
 #include "comm/launch/subprocess.h"
 
@@ -110,8 +110,8 @@ class Supervisor {
   std::vector<bool> stopped_;  // by rank (SIGSTOP, a terminal)
   std::optional<int> first_failure_;
   bool signalled_ = false;  // one was passed on
-  absl::Time term_at_ = absl::InfiniteFuture();
-  absl::Time kill_at_ = absl::InfiniteFuture();
+  Deadline term_at_ = Deadline::Never();
+  Deadline kill_at_ = Deadline::Never();
 };
 
 absl::Status Supervisor::Start() {
@@ -144,7 +144,7 @@ int Supervisor::Wait() {
 }
 
 void Supervisor::WaitForSignals() {
-  const absl::Duration left = std::min(term_at_, kill_at_) - absl::Now();
+  const absl::Duration left = std::min(term_at_, kill_at_).Left();
   const int64_t left_ms = absl::ToInt64Milliseconds(std::clamp(
       left + absl::Milliseconds(1), absl::ZeroDuration(), absl::Hours(1)));
   pollfd fd = {g_signal_pipe[0], POLLIN, 0};
@@ -155,8 +155,8 @@ void Supervisor::WaitForSignals() {
     Signal(sig);
     if (sig == kNotice) continue;
     signalled_ = true;
-    term_at_ = absl::InfiniteFuture();
-    kill_at_ = std::min(kill_at_, absl::Now() + options_.signal_grace);
+    term_at_ = Deadline::Never();
+    kill_at_ = std::min(kill_at_, Deadline::After(options_.signal_grace));
   }
 }
 
@@ -187,7 +187,7 @@ void Supervisor::Ended(int rank, int wait_status) {
   std::string line;
   if (code != 0 && !first_failure_.has_value()) {
     first_failure_ = code;
-    if (!signalled_) term_at_ = absl::Now() + options_.end_grace;
+    if (!signalled_) term_at_ = Deadline::After(options_.end_grace);
     line = absl::StrCat("tessera: rank ", rank, " ", how, "\n");
   }
   relay_.Ended(rank, std::move(line));
@@ -195,15 +195,14 @@ void Supervisor::Ended(int rank, int wait_status) {
 }
 
 void Supervisor::Press() {
-  const absl::Time now = absl::Now();
-  if (now >= kill_at_ ||
+  if (kill_at_.HasPassed() ||
       (first_failure_.has_value() && !signalled_ && AllAliveAreStopped())) {
     Signal(SIGKILL);
-    kill_at_ = term_at_ = absl::InfiniteFuture();
-  } else if (now >= term_at_) {
+    kill_at_ = term_at_ = Deadline::Never();
+  } else if (term_at_.HasPassed()) {
     Signal(SIGTERM);
-    term_at_ = absl::InfiniteFuture();
-    kill_at_ = std::min(kill_at_, now + options_.term_grace);
+    term_at_ = Deadline::Never();
+    kill_at_ = std::min(kill_at_, Deadline::After(options_.term_grace));
   }
 }
 

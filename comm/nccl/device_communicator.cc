@@ -33,6 +33,7 @@
 #include "absl/time/clock.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "base/thread/deadline.h"
 #include "base/torch/divide.h"
 #include "base/torch/tensor_over.h"
 #include "base/torch_guard.h"
@@ -289,7 +290,7 @@ absl::Status DeviceCommunicator::Poll(const Given& given) const {
 void DeviceCommunicator::Abort(const absl::Status& why) {
   *aborted_ = true;
   domain()->failure()->Set(why);
-  const absl::Time deadline = absl::Now() + options_.abort_patience;
+  const Deadline deadline = Deadline::After(options_.abort_patience);
   const absl::Status ended = RunAbandonable(
       [backend = backend_, name = options_.backend]() mutable {
         // The error is told already; what abort says adds nothing.
@@ -298,8 +299,8 @@ void DeviceCommunicator::Abort(const absl::Status& why) {
         return absl::OkStatus();
       },
       [&] {
-        return absl::Now() < deadline ? absl::OkStatus()
-                                      : absl::DeadlineExceededError("");
+        return deadline.HasPassed() ? absl::DeadlineExceededError("")
+                                    : absl::OkStatus();
       });
   if (ended.ok()) return;
   TESSERA_LOG(ERROR) << why.message() << "; " << options_.backend

@@ -18,11 +18,11 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/env.h"
 #include "base/log.h"
+#include "base/thread/monotonic_wait.h"
 #include "base/thread/start_thread.h"
 #include "base/thread/thread_stacks.h"
 #include "comm/record/flight_recorder.h"
@@ -71,7 +71,7 @@ int WriteNew(const std::string& path, absl::string_view text) {
 int WriteWithPatience(const std::string& path, const std::string& text) {
   struct Outcome {
     int error = 0;
-    absl::Notification done;
+    MonotonicNotification done;
   };
   const auto outcome = std::make_shared<Outcome>();
   HangDumpWriter writer;
@@ -86,7 +86,7 @@ int WriteWithPatience(const std::string& path, const std::string& text) {
       });
   if (!thread.ok()) return EAGAIN;
   thread->detach();
-  if (!outcome->done.WaitForNotificationWithTimeout(writer.patience)) {
+  if (!outcome->done.WaitFor(writer.patience)) {
     return ETIMEDOUT;
   }
   return outcome->error;

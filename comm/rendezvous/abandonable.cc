@@ -4,10 +4,10 @@
 #include <thread>
 #include <utility>
 
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/sigpipe.h"
 #include "base/status.h"
+#include "base/thread/monotonic_wait.h"
 #include "base/thread/start_thread.h"
 
 namespace tessera {
@@ -20,7 +20,7 @@ constexpr absl::Duration kAskEvery = absl::Milliseconds(20);
 absl::Status RunAbandonable(std::function<absl::Status()> work,
                             const std::function<absl::Status()>& stop) {
   struct Shared {
-    absl::Mutex mutex;
+    MonotonicMutex mutex;
     bool done = false;
     absl::Status status;
   };
@@ -29,7 +29,7 @@ absl::Status RunAbandonable(std::function<absl::Status()> work,
     const SigpipeBlock no_sigpipe;  // for the threads that `work` starts
     absl::Status status = work();
     work = nullptr;
-    absl::MutexLock lock(&shared->mutex);
+    MonotonicMutexLock lock(&shared->mutex);
     shared->status = std::move(status);
     shared->done = true;
   };
@@ -38,9 +38,8 @@ absl::Status RunAbandonable(std::function<absl::Status()> work,
   thread.detach();
   while (true) {
     {
-      absl::MutexLock lock(&shared->mutex);
-      if (shared->mutex.AwaitWithTimeout(absl::Condition(&shared->done),
-                                         kAskEvery)) {
+      MonotonicMutexLock lock(&shared->mutex);
+      if (shared->mutex.AwaitFor(absl::Condition(&shared->done), kAskEvery)) {
         return shared->status;
       }
     }

@@ -10,8 +10,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "absl/synchronization/mutex.h"
 #include "base/sigpipe.h"
+#include "base/thread/monotonic_wait.h"
 #include "base/thread/start_thread.h"
 #include "base/torch_guard.h"
 #include "torch/csrc/distributed/c10d/Store.hpp"
@@ -25,7 +25,7 @@ struct BoundedStore::Job {
 };
 
 struct BoundedStore::Shared {
-  absl::Mutex mutex;
+  MonotonicMutex mutex;
   std::deque<std::shared_ptr<Job>> queue ABSL_GUARDED_BY(mutex);
   bool stopping ABSL_GUARDED_BY(mutex) = false;
   bool ended ABSL_GUARDED_BY(mutex) = false;
@@ -39,7 +39,7 @@ void BoundedStore::Shared::Run() {
   auto ready = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     return stopping || !queue.empty();
   };
-  absl::MutexLock lock(&mutex);
+  MonotonicMutexLock lock(&mutex);
   while (true) {
     mutex.Await(absl::Condition(&ready));
     if (queue.empty()) break;
@@ -67,7 +67,7 @@ BoundedStore::BoundedStore(c10::intrusive_ptr<c10d::Store> store,
     thread_ = *std::move(thread);
     return;
   }
-  absl::MutexLock lock(&shared_->mutex);
+  MonotonicMutexLock lock(&shared_->mutex);
   shared_->ended = true;
   shared_->overdue = 1;
 }
@@ -75,10 +75,10 @@ BoundedStore::BoundedStore(c10::intrusive_ptr<c10d::Store> store,
 BoundedStore::~BoundedStore() {
   bool ended = false;
   {
-    absl::MutexLock lock(&shared_->mutex);
+    MonotonicMutexLock lock(&shared_->mutex);
     shared_->stopping = true;
-    ended = shared_->mutex.AwaitWithTimeout(absl::Condition(&shared_->ended),
-                                            patience_);
+    ended =
+        shared_->mutex.AwaitFor(absl::Condition(&shared_->ended), patience_);
   }
   if (!thread_.joinable()) return;
   if (ended) {
@@ -91,13 +91,12 @@ BoundedStore::~BoundedStore() {
 bool BoundedStore::Do(std::function<void()> work, bool even_if_silent) {
   auto job = std::make_shared<Job>();
   job->work = std::move(work);
-  absl::MutexLock lock(&shared_->mutex);
+  MonotonicMutexLock lock(&shared_->mutex);
   const bool silent = shared_->overdue > 0;
   if (silent && !even_if_silent) return false;
   shared_->queue.push_back(job);
   if (silent) return false;
-  if (!shared_->mutex.AwaitWithTimeout(absl::Condition(&job->done),
-                                       patience_)) {
+  if (!shared_->mutex.AwaitFor(absl::Condition(&job->done), patience_)) {
     ++shared_->overdue;
     return false;
   }
@@ -133,7 +132,7 @@ std::optional<std::vector<std::string>> BoundedStore::Get(
 }
 
 bool BoundedStore::silent() const {
-  absl::MutexLock lock(&shared_->mutex);
+  MonotonicMutexLock lock(&shared_->mutex);
   return shared_->overdue > 0;
 }
 

@@ -2,9 +2,9 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status.h"
+#include "base/thread/deadline.h"
 #include "base/torch_guard.h"
 #include "comm/connect/job_secret.h"
 #include "comm/rendezvous/rendezvous.h"
@@ -34,7 +34,7 @@ absl::StatusOr<HostedStore> HostedStore::Start(int world_size) {
   TESSERA_ASSIGN_OR_RETURN(client.server, StoreServer::Start(server));
   client.port = client.server->port();
   TESSERA_ASSIGN_OR_RETURN(c10::intrusive_ptr<c10d::Store> store,
-                           ConnectStore(client, absl::Now() + kOwnStore));
+                           ConnectStore(client, Deadline::After(kOwnStore)));
   result.port_ = client.port;
   result.store_ =
       c10::make_intrusive<c10d::PrefixStore>(kStorePrefix, std::move(store));

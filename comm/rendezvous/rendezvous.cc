@@ -74,12 +74,12 @@ std::string Missing(const std::vector<int>& ranks, int world_size) {
 }
 
 // The one that torchrun's agent hosts.
-StorePtr OpenTcpStore(const RendezvousPlace& place, absl::Time deadline) {
+StorePtr OpenTcpStore(const RendezvousPlace& place, Deadline deadline) {
   c10d::TCPStoreOptions options;
   options.port = place.port;
   options.waitWorkers = false;
   options.timeout = absl::ToChronoMilliseconds(
-      std::max(deadline - absl::Now(), absl::Milliseconds(1)));
+      std::max(deadline.Left(), absl::Milliseconds(1)));
   return c10::make_intrusive<c10d::TCPStore>(place.host, options);
 }
 
@@ -89,7 +89,7 @@ bool IsLoopbackName(const std::string& host) {
 
 // The job's own, which this rank hosts if it is the one.
 absl::StatusOr<StorePtr> OpenStore(const RendezvousPlace& place, int rank,
-                                   int world_size, absl::Time deadline) {
+                                   int world_size, Deadline deadline) {
   if (place.is_tcp_store) {
     return CatchTorch("store", [&] { return OpenTcpStore(place, deadline); });
   }
@@ -113,13 +113,13 @@ absl::StatusOr<StorePtr> OpenStore(const RendezvousPlace& place, int rank,
 class Meeter {
  public:
   Meeter(const RendezvousPlace& place, int rank, int world_size,
-         std::function<std::string()> info, absl::Time deadline)
+         std::function<std::string()> info, Deadline deadline)
       : place_(place),
         rank_(rank),
         world_size_(world_size),
         info_(std::move(info)),
         deadline_(deadline),
-        allowed_(deadline - absl::Now()) {}
+        allowed_(deadline.Left()) {}
 
   absl::StatusOr<Meeting> Run();
   // OK until the deadline has passed for good. May be called while Run runs.
@@ -138,7 +138,7 @@ class Meeter {
   const int rank_;
   const int world_size_;
   const std::function<std::string()> info_;
-  const absl::Time deadline_;
+  const Deadline deadline_;
   const absl::Duration allowed_;
   std::atomic<const char*> phase_{"reaches the store"};
   StorePtr store_;
@@ -165,7 +165,7 @@ absl::StatusOr<Meeting> Meeter::Run() {
 }
 
 absl::Status Meeter::GiveUp() const {
-  if (absl::Now() < deadline_ + kLastWords) return absl::OkStatus();
+  if (!(deadline_ + kLastWords).HasPassed()) return absl::OkStatus();
   return Describe(absl::StatusCode::kDeadlineExceeded, place_,
                   absl::StrCat(SilentStore(place_), " within ",
                                Seconds(allowed_), ", while rank ", rank_,
@@ -193,7 +193,7 @@ absl::Status Meeter::Open() {
     return absl::OkStatus();
   };
   auto stop = [&]() -> absl::Status {
-    if (absl::Now() < deadline_ + kLastTry) return absl::OkStatus();
+    if (!(deadline_ + kLastTry).HasPassed()) return absl::OkStatus();
     return absl::DeadlineExceededError("no answer");
   };
   absl::Status status = RunAbandonable(work, stop);
@@ -276,7 +276,7 @@ absl::Status Meeter::WaitForAll() {
   absl::Duration poll = kPoll;
   while (store_->add(kCame, 0) < world_size_) {
     TESSERA_RETURN_IF_ERROR(StartFailure(*store_));
-    if (absl::Now() >= deadline_) return TooLate();
+    if (deadline_.HasPassed()) return TooLate();
     absl::SleepFor(poll);
     poll = std::min(poll * 2, kMaxPoll);
   }
@@ -334,7 +334,7 @@ absl::StatusOr<RendezvousPlace> ParseRendezvous(absl::string_view address) {
 
 absl::StatusOr<Meeting> Meet(const RendezvousPlace& place, int rank,
                              int world_size, std::function<std::string()> info,
-                             absl::Time deadline) {
+                             Deadline deadline) {
   auto meeter = std::make_shared<Meeter>(place, rank, world_size,
                                          std::move(info), deadline);
   auto meeting = std::make_shared<Meeting>();

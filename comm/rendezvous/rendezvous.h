@@ -21,6 +21,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "base/thread/deadline.h"
 #include "c10/util/intrusive_ptr.h"
 
 namespace c10d {
@@ -63,7 +64,7 @@ struct Meeting {
 //                     the deadline, that the store does not answer
 absl::StatusOr<Meeting> Meet(const RendezvousPlace& place, int rank,
                              int world_size, std::function<std::string()> info,
-                             absl::Time deadline);
+                             Deadline deadline);
 
 // The store goes with the process of this rank.
 bool IsStoreHost(const RendezvousPlace& place, int rank);

@@ -44,7 +44,7 @@ absl::Status StartFailure(c10d::Store& store) {
 absl::Status WithStartFailure(const absl::Status& status, c10d::Store& store) {
   // The others are messages of our own, and identical on all ranks.
   if (!absl::IsInternal(status)) return status;
-  const absl::Time until = absl::Now() + kNewsTime;
+  const Deadline until = Deadline::After(kNewsTime);
   do {
     const absl::Status cause = StartFailure(store);
     if (!cause.ok()) {
@@ -53,7 +53,7 @@ absl::Status WithStartFailure(const absl::Status& status, c10d::Store& store) {
           absl::StrCat(cause.message(), "; here: ", status.message()));
     }
     absl::SleepFor(kPoll);
-  } while (absl::Now() < until);
+  } while (!until.HasPassed());
   return status;
 }
 
@@ -62,8 +62,8 @@ StartWatch::StartWatch(c10::intrusive_ptr<c10d::Store> store, int rank,
     : store_(std::move(store)), rank_(rank), world_size_(world_size) {}
 
 absl::Status StartWatch::Look() {
-  if (absl::Now() - counted_ >= kCountEvery) {
-    counted_ = absl::Now();
+  if (count_at_.HasPassed()) {
+    count_at_ = Deadline::After(kCountEvery);
     // If that fails, so does the next question, which says it.
     (void)CatchTorch("store", [&] { store_->add(AliveKey(rank_), 1); });
   }
@@ -74,13 +74,13 @@ absl::Status StartWatch::NoteCounts() {
   if (!noted_.empty()) return absl::OkStatus();
   TESSERA_ASSIGN_OR_RETURN(noted_,
                            CatchTorch(kStoreError, [&] { return Counts(); }));
-  noted_at_ = absl::Now();
+  silence_ = Deadline::After(kSilence);
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<int>> StartWatch::SilentRanks() {
   TESSERA_RETURN_IF_ERROR(NoteCounts());
-  while (absl::Now() < noted_at_ + kSilence) {
+  while (!silence_.HasPassed()) {
     TESSERA_RETURN_IF_ERROR(Look());
     absl::SleepFor(kPoll);
   }

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/thread/deadline.h"
 #include "c10/util/intrusive_ptr.h"
 
 namespace c10d {
@@ -67,8 +68,8 @@ class StartWatch {
   const c10::intrusive_ptr<c10d::Store> store_;
   const int rank_;
   const int world_size_;
-  absl::Time counted_ = absl::InfinitePast();
-  absl::Time noted_at_ = absl::InfiniteFuture();
+  Deadline count_at_ = Deadline::After(absl::ZeroDuration());
+  Deadline silence_ = Deadline::Never();  // of those that have not counted
   std::vector<int64_t> noted_;
 };
 

@@ -57,7 +57,7 @@ std::vector<std::string> Resolve(const std::string& host) {
 // Unavailable where nobody listens, Aborted where this rank was turned away, as
 // happens among too many strangers; PermissionDenied only if all addresses are
 // another job's. `*address` is the numeric one that it is connected with then.
-absl::StatusOr<int> DialOnce(Address* address, absl::Time deadline) {
+absl::StatusOr<int> DialOnce(Address* address, Deadline deadline) {
   absl::Status status =
       absl::NotFoundError(absl::StrCat("'", address->host, "' is unknown"));
   for (const std::string& host : Resolve(address->host)) {
@@ -66,7 +66,7 @@ absl::StatusOr<int> DialOnce(Address* address, absl::Time deadline) {
     if (fd >= 0) {
       KeepAlive(fd);
       here = Introduce(fd, address->key, address->rank,
-                       std::min(deadline, absl::Now() + kHandshake));
+                       std::min(deadline, Deadline::After(kHandshake)));
       if (here.ok()) {
         address->host = host;
         return fd;
@@ -82,12 +82,12 @@ absl::StatusOr<int> DialOnce(Address* address, absl::Time deadline) {
 }
 
 // Tries again as long as `again` says of an error, until the deadline.
-absl::StatusOr<int> Dial(Address* address, absl::Time deadline,
+absl::StatusOr<int> Dial(Address* address, Deadline deadline,
                          bool (*again)(const absl::Status&)) {
   absl::Duration pause = kPause;
   while (true) {
     absl::StatusOr<int> fd = DialOnce(address, deadline);
-    if (fd.ok() || !again(fd.status()) || absl::Now() + pause >= deadline) {
+    if (fd.ok() || !again(fd.status()) || deadline.Left() <= pause) {
       return fd;
     }
     absl::SleepFor(pause);
@@ -192,7 +192,7 @@ class StoreClient : public c10d::Store {
     absl::MutexLock lock(&mutex_);
     StoreMessage answer;
     absl::Status status =
-        Exchange(request, absl::Now() + absl::FromChrono(timeout), &answer);
+        Exchange(request, Deadline::After(absl::FromChrono(timeout)), &answer);
     if (status.ok() && answer[0] != "ok") {
       status = absl::InternalError(answer.size() > 1 ? answer[1] : "an error");
     }
@@ -207,7 +207,7 @@ class StoreClient : public c10d::Store {
     return answer;
   }
 
-  absl::Status Exchange(const StoreMessage& request, absl::Time deadline,
+  absl::Status Exchange(const StoreMessage& request, Deadline deadline,
                         StoreMessage* answer)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (fd_ < 0) {
@@ -227,9 +227,9 @@ class StoreClient : public c10d::Store {
     }
   }
 
-  absl::Status Await(short events, absl::Time deadline)
+  absl::Status Await(short events, Deadline deadline)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    const int64_t left_ms = absl::ToInt64Milliseconds(deadline - absl::Now());
+    const int64_t left_ms = absl::ToInt64Milliseconds(deadline.Left());
     if (left_ms > 0 &&
         WaitForSocket(fd_, events,
                       static_cast<int>(std::min<int64_t>(left_ms, 1 << 30)))) {
@@ -238,7 +238,7 @@ class StoreClient : public c10d::Store {
     return absl::DeadlineExceededError("the store has not answered in time");
   }
 
-  absl::Status Send(absl::string_view bytes, absl::Time deadline)
+  absl::Status Send(absl::string_view bytes, Deadline deadline)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     while (!bytes.empty()) {
       const ssize_t sent = send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
@@ -253,7 +253,7 @@ class StoreClient : public c10d::Store {
     return absl::OkStatus();
   }
 
-  absl::Status Receive(std::string* in, absl::Time deadline)
+  absl::Status Receive(std::string* in, Deadline deadline)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     TESSERA_RETURN_IF_ERROR(Await(POLLIN, deadline));
     char buffer[16 << 10];
@@ -279,7 +279,7 @@ class StoreClient : public c10d::Store {
 }  // namespace
 
 absl::StatusOr<c10::intrusive_ptr<c10d::Store>> ConnectStore(
-    const StoreClientOptions& options, absl::Time deadline) {
+    const StoreClientOptions& options, Deadline deadline) {
   Address address;
   address.host = options.host;
   address.port = absl::StrCat(options.port);
@@ -298,7 +298,7 @@ absl::StatusOr<c10::intrusive_ptr<c10d::Store>> ConnectStore(
   return c10::make_intrusive<StoreClient>(
       std::move(address), *fd,
       absl::ToChronoMilliseconds(
-          std::max(deadline - absl::Now(), absl::Milliseconds(1))));
+          std::max(deadline.Left(), absl::Milliseconds(1))));
 }
 
 }  // namespace tessera

@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "base/thread/deadline.h"
 #include "c10/util/intrusive_ptr.h"
 #include "comm/rendezvous/store_messages.h"
 #include "comm/rendezvous/store_server.h"
@@ -44,7 +45,7 @@ struct StoreClientOptions {
 //   Aborted           it turned this rank away until the deadline
 //   DeadlineExceeded  nobody listens there, or it does not answer
 absl::StatusOr<c10::intrusive_ptr<c10d::Store>> ConnectStore(
-    const StoreClientOptions& options, absl::Time deadline);
+    const StoreClientOptions& options, Deadline deadline);
 
 }  // namespace tessera
 #endif  // COMM_RENDEZVOUS_STORE_CLIENT_H_

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_matchers.h"
+#include "base/thread/deadline.h"
 #include "comm/connect/sockets.h"
 #include "comm/rendezvous/store_client.h"
 #include "comm/rendezvous/store_messages.h"
@@ -138,7 +138,7 @@ class StoreServerTest : public testing::Test {
     options_.port = options_.server->port();
   }
   c10::intrusive_ptr<c10d::Store> Connect() {
-    return ConnectStore(options_, absl::Now() + kEnough).value();
+    return ConnectStore(options_, Deadline::After(kEnough)).value();
   }
 
   StoreClientOptions options_;
@@ -191,12 +191,12 @@ TEST_F(StoreServerTest, ItsEndIsAnError) {
   client.host = "127.0.0.1";
   client.port = second->port();
   client.key = "key";
-  const auto lost = ConnectStore(client, absl::Now() + kEnough).value();
+  const auto lost = ConnectStore(client, Deadline::After(kEnough)).value();
   lost->setTimeout(kLong);
   lost->set("k", "value");
   second = nullptr;
   EXPECT_THROW(lost->get("k"), c10::DistStoreError);
-  EXPECT_EQ(ConnectStore(client, absl::Now() + absl::Milliseconds(50))
+  EXPECT_EQ(ConnectStore(client, Deadline::After(absl::Milliseconds(50)))
                 .status()
                 .code(),
             absl::StatusCode::kDeadlineExceeded);
@@ -204,7 +204,7 @@ TEST_F(StoreServerTest, ItsEndIsAnError) {
 
 TEST_F(StoreServerTest, OfAnotherJobNobodyIsLetIn) {
   options_.key = "another";
-  EXPECT_EQ(ConnectStore(options_, absl::Now() + kEnough).status().code(),
+  EXPECT_EQ(ConnectStore(options_, Deadline::After(kEnough)).status().code(),
             absl::StatusCode::kPermissionDenied);
 }
 
@@ -213,7 +213,7 @@ TEST_F(StoreServerTest, OneThatIsSilentIsAnErrorInTime) {
   const int silent = OpenListener(/*loopback=*/true, 4, &port);
   ASSERT_GE(silent, 0);
   options_.port = port;
-  EXPECT_EQ(ConnectStore(options_, absl::Now() + absl::Milliseconds(100))
+  EXPECT_EQ(ConnectStore(options_, Deadline::After(absl::Milliseconds(100)))
                 .status()
                 .code(),
             absl::StatusCode::kDeadlineExceeded);

@@ -8,21 +8,21 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
-#include "absl/synchronization/notification.h"
 #include "base/log.h"
+#include "base/thread/monotonic_wait.h"
 #include "base/thread/start_thread.h"
 
 namespace tessera {
 namespace {
 
-ABSL_CONST_INIT absl::Mutex g_mutex(absl::kConstInit);
+// Never destroyed: detached threads use it.
+MonotonicMutex& g_mutex = *new MonotonicMutex;
 int g_count ABSL_GUARDED_BY(g_mutex) = 0;
 
 struct Retired {
   std::unique_ptr<ShardServer> server;
   std::function<void()> ended;
-  absl::Notification through;
+  MonotonicNotification through;
 
   void Run() {
     (void)server->Retire().Wait();
@@ -30,7 +30,7 @@ struct Retired {
     ended();
     ended = nullptr;
     through.Notify();
-    absl::MutexLock lock(&g_mutex);
+    MonotonicMutexLock lock(&g_mutex);
     --g_count;
   }
 };
@@ -40,7 +40,7 @@ struct Retired {
 void RetireServer(std::unique_ptr<ShardServer> server,
                   std::function<void()> ended, absl::Duration patience) {
   {
-    absl::MutexLock lock(&g_mutex);
+    MonotonicMutexLock lock(&g_mutex);
     ++g_count;
   }
   const auto retired = std::make_shared<Retired>();
@@ -49,7 +49,7 @@ void RetireServer(std::unique_ptr<ShardServer> server,
   auto thread = StartThread("tessera-retired", [retired] { retired->Run(); });
   if (thread.ok()) {
     thread->detach();
-    retired->through.WaitForNotificationWithTimeout(patience);
+    retired->through.WaitFor(patience);
   } else {
     TESSERA_LOG(WARNING) << thread.status().message()
                          << "; waiting for those that read this rank's shards";
@@ -58,9 +58,9 @@ void RetireServer(std::unique_ptr<ShardServer> server,
 }
 
 bool WaitForRetiredServers(absl::Duration timeout) {
-  absl::MutexLock lock(&g_mutex);
+  MonotonicMutexLock lock(&g_mutex);
   const auto none = +[](int* count) { return *count == 0; };
-  return g_mutex.AwaitWithTimeout(absl::Condition(none, &g_count), timeout);
+  return g_mutex.AwaitFor(absl::Condition(none, &g_count), timeout);
 }
 
 }  // namespace tessera

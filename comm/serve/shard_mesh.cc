@@ -23,6 +23,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
+#include "base/thread/deadline.h"
 #include "base/thread/start_thread.h"
 #include "comm/connect/handshake.h"
 #include "comm/connect/job_secret.h"
@@ -115,21 +116,21 @@ bool NoDescriptors(int fd) {
 }
 
 // Waits until `done`, which is asked every few milliseconds.
-absl::Status Await(const ShardMeshOptions& options, absl::Time deadline,
+absl::Status Await(const ShardMeshOptions& options, Deadline deadline,
                    const std::function<absl::StatusOr<bool>()>& done,
                    absl::string_view what) {
-  absl::Time ask = absl::Now() + kPatience;
+  Deadline ask = Deadline::After(kPatience);
   absl::Duration nap = absl::Microseconds(100);
   while (true) {
     TESSERA_ASSIGN_OR_RETURN(const bool is_done, done());
     if (is_done) return absl::OkStatus();
-    if (absl::Now() >= deadline) {
+    if (deadline.HasPassed()) {
       return absl::UnavailableError(absl::StrCat(
           what, " within ", absl::FormatDuration(options.timeout)));
     }
-    if (absl::Now() >= ask) {
+    if (ask.HasPassed()) {
       TESSERA_RETURN_IF_ERROR(options.trouble());
-      ask = absl::Now() + kPatience;
+      ask = Deadline::After(kPatience);
     }
     absl::SleepFor(nap);
     nap = std::min(2 * nap, absl::Milliseconds(20));
@@ -139,7 +140,7 @@ absl::Status Await(const ShardMeshOptions& options, absl::Time deadline,
 absl::Status ConnectAll(const std::vector<Endpoint>& endpoints, int listen_fd,
                         int rank, const ShardMeshOptions& options,
                         ShardMesh* mesh) {
-  const absl::Time deadline = absl::Now() + options.timeout;
+  const Deadline deadline = Deadline::After(options.timeout);
   const absl::Status starved =
       absl::ResourceExhaustedError("no descriptors are left");
   const int world_size = static_cast<int>(endpoints.size());

@@ -14,9 +14,9 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/notification.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status_matchers.h"
+#include "base/thread/deadline.h"
 #include "comm/communicator.h"
 #include "comm/connect/handshake.h"
 #include "comm/connect/job_secret.h"
@@ -86,8 +86,9 @@ bool Await(int fd) { return WaitForSocket(fd, POLLIN, /*timeout_ms=*/20000); }
 void GiveUp(const Endpoint& endpoint, int rank) {
   const int fd = ConnectTo("127.0.0.1", endpoint.port);
   ASSERT_GE(fd, 0);
-  ASSERT_FALSE(
-      Introduce(fd, JobKey("shards", endpoint.token), rank, absl::Now()).ok());
+  ASSERT_FALSE(Introduce(fd, JobKey("shards", endpoint.token), rank,
+                         Deadline::After(absl::ZeroDuration()))
+                   .ok());
   close(fd);
 }
 

@@ -18,6 +18,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
+#include "base/thread/deadline.h"
 #include "base/torch_guard.h"
 #include "comm/rendezvous/start_watch.h"
 #include "torch/csrc/distributed/c10d/Store.hpp"
@@ -192,7 +193,7 @@ std::vector<Announcement> Announcements::Read() {
 
 bool Announcements::AllPosted(absl::Duration timeout,
                               const std::vector<int>& ranks) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const Deadline deadline = Deadline::After(timeout);
   std::vector<Announcement> before;
   {
     absl::MutexLock lock(&mutex_);
@@ -211,7 +212,7 @@ bool Announcements::AllPosted(absl::Duration timeout,
     for (int r = 0; r < world_size_; ++r) posted += has_posted(all[r], r);
     if (posted == world_size_) return true;
     const std::vector<EndedRank> ended = liveness_->Ended();
-    if (absl::Now() >= deadline ||
+    if (deadline.HasPassed() ||
         std::any_of(ended.begin(), ended.end(), [&](const EndedRank& e) {
           return !has_posted(all[e.rank], e.rank);
         })) {

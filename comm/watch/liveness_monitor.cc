@@ -24,6 +24,7 @@
 
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/log.h"
 #include "base/thread/start_thread.h"
@@ -75,7 +76,7 @@ void LivenessMonitor::Listen(c10d::Store& store, bool same_host) {
   // Empty: the others go without, too.
   const absl::Status told =
       CatchTorch("store", [&] { store.set(kKey, listener.where); });
-  absl::MutexLock lock(&mutex_);
+  MonotonicMutexLock lock(&mutex_);
   if (!told.ok() || listen_fd_ < 0) return;
   Reception::Options options;
   options.key = JobKey(kPurpose, listener.token);
@@ -101,7 +102,7 @@ void LivenessMonitor::Connect(c10d::Store& store) {
                          << ": the end of a rank may be noticed late";
     return;
   }
-  absl::MutexLock lock(&mutex_);
+  MonotonicMutexLock lock(&mutex_);
   peers_.push_back(peer);
   StartThread();
 }
@@ -128,14 +129,14 @@ LivenessMonitor::~LivenessMonitor() {
     eventfd_write(stop_fd_, 1);
     thread_.join();
   }
-  absl::MutexLock lock(&mutex_);
+  MonotonicMutexLock lock(&mutex_);
   for (const Peer& peer : peers_) close(peer.fd);
   if (stop_fd_ >= 0) close(stop_fd_);
   if (listen_fd_ >= 0) close(listen_fd_);
 }
 
 void LivenessMonitor::SayBye() {
-  absl::MutexLock lock(&mutex_);
+  MonotonicMutexLock lock(&mutex_);
   for (const Peer& peer : peers_) Tell(peer.fd, 'b', rank_);
 }
 
@@ -152,7 +153,7 @@ void LivenessMonitor::Tell(int fd, char kind, int rank) {
 }
 
 std::vector<EndedRank> LivenessMonitor::Ended() const {
-  absl::MutexLock lock(&mutex_);
+  MonotonicMutexLock lock(&mutex_);
   return ended_;
 }
 
@@ -160,17 +161,17 @@ bool LivenessMonitor::WaitForEnd(absl::Duration timeout) const {
   auto known = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
     return !ended_.empty() || !connected_;
   };
-  absl::MutexLock lock(&mutex_);
-  mutex_.AwaitWithTimeout(absl::Condition(&known), timeout);
+  MonotonicMutexLock lock(&mutex_);
+  mutex_.AwaitFor(absl::Condition(&known), timeout);
   return !ended_.empty();
 }
 
 bool LivenessMonitor::Rank0Answers(absl::Duration timeout) const {
-  absl::MutexLock lock(&mutex_);
+  MonotonicMutexLock lock(&mutex_);
   if (rank_ == 0 || !connected_) return true;
   answered_ = false;
   for (const Peer& peer : peers_) Tell(peer.fd, 'p', rank_);
-  return mutex_.AwaitWithTimeout(absl::Condition(&answered_), timeout);
+  return mutex_.AwaitFor(absl::Condition(&answered_), timeout);
 }
 
 void LivenessMonitor::Run() {
@@ -178,7 +179,7 @@ void LivenessMonitor::Run() {
   while (true) {
     fds = {{stop_fd_, POLLIN, 0}};
     {
-      absl::MutexLock lock(&mutex_);
+      MonotonicMutexLock lock(&mutex_);
       for (const Peer& peer : peers_) fds.push_back({peer.fd, POLLIN, 0});
     }
     const size_t visitors = fds.size();
@@ -187,7 +188,7 @@ void LivenessMonitor::Run() {
         reception_ == nullptr ? -1 : reception_->timeout_ms();
     if (poll(fds.data(), fds.size(), timeout_ms) < 0) continue;
     if (fds[0].revents != 0) return;
-    absl::MutexLock lock(&mutex_);
+    MonotonicMutexLock lock(&mutex_);
     // Only this thread changes peers_ once it runs.
     for (size_t i = visitors; i-- > 1;) {
       Peer& peer = peers_[i - 1];

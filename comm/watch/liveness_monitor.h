@@ -27,9 +27,9 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/monotonic.h"
+#include "base/thread/monotonic_wait.h"
 #include "comm/connect/reception.h"
 
 namespace c10d {
@@ -98,7 +98,7 @@ class LivenessMonitor {
   int listen_fd_ = -1;  // of rank 0
   int stop_fd_ = -1;    // an eventfd
 
-  mutable absl::Mutex mutex_;
+  mutable MonotonicMutex mutex_;
   mutable bool answered_ ABSL_GUARDED_BY(mutex_) = false;  // the last question
   bool connected_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<EndedRank> ended_ ABSL_GUARDED_BY(mutex_);

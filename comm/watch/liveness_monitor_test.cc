@@ -14,6 +14,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/check.h"
+#include "base/thread/deadline.h"
 #include "comm/connect/handshake.h"
 #include "comm/connect/job_secret.h"
 #include "comm/connect/sockets.h"
@@ -31,9 +32,9 @@ class LivenessTest : public WatchTest {
  protected:
   // `count` ranks have ended, as far as is known at `rank`.
   static bool Knows(const Announcements& rank, size_t count) {
-    const absl::Time deadline = absl::Now() + kEnough;
+    const Deadline deadline = Deadline::After(kEnough);
     while (rank.liveness().Ended().size() < count) {
-      if (absl::Now() > deadline) return false;
+      if (deadline.HasPassed()) return false;
       absl::SleepFor(absl::Milliseconds(1));
     }
     return true;
@@ -111,9 +112,9 @@ TEST_F(LivenessTest, AProcessThatVanishesIsGoneAndDidNotLeave) {
 TEST_F(LivenessTest, AHelloThatIsNotConfirmedIsOfNobody) {
   Restart(3);
   const int gave_up = Knock();
-  EXPECT_FALSE(
-      Introduce(gave_up, JobKey("liveness", Rank0().token), 2, absl::Now())
-          .ok());
+  EXPECT_FALSE(Introduce(gave_up, JobKey("liveness", Rank0().token), 2,
+                         Deadline::After(absl::ZeroDuration()))
+                   .ok());
   close(gave_up);
   std::unique_ptr<Announcements> c = Join(2, 3);
   ASSERT_TRUE(CaughtUp(*c));

@@ -21,7 +21,7 @@ Watchdog& Watchdog::Get() {
 
 absl::StatusOr<int64_t> Watchdog::Add(absl::Duration period,
                                       std::function<void()> look) {
-  absl::MutexLock lock(&mutex_);
+  MonotonicMutexLock lock(&mutex_);
   if (!thread_.joinable()) {
     TESSERA_ASSIGN_OR_RETURN(thread_,
                              StartThread("tessera-watch", [this] { Run(); }));
@@ -35,7 +35,7 @@ absl::StatusOr<int64_t> Watchdog::Add(absl::Duration period,
 void Watchdog::Remove(int64_t id) {
   std::thread thread;
   {
-    absl::MutexLock lock(&mutex_);
+    MonotonicMutexLock lock(&mutex_);
     auto idle = [this, id]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       return looking_ != id;
     };
@@ -55,12 +55,12 @@ absl::Duration Watchdog::UntilDue() const {
 
 void Watchdog::Run() {
   const SigpipeBlock no_sigpipe;
-  absl::MutexLock lock(&mutex_);
+  MonotonicMutexLock lock(&mutex_);
   const std::thread::id self = std::this_thread::get_id();
   // Remove takes the thread out when it is to end; another may run by then.
   while (thread_.get_id() == self) {
     changed_ = false;
-    mutex_.AwaitWithTimeout(absl::Condition(&changed_), UntilDue());
+    mutex_.AwaitFor(absl::Condition(&changed_), UntilDue());
     std::vector<int64_t> due;
     const absl::Duration now = MonotonicNow();
     for (const auto& [id, item] : items_) {

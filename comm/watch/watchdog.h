@@ -17,8 +17,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "base/thread/monotonic_wait.h"
 
 namespace tessera {
 
@@ -43,7 +43,7 @@ class Watchdog {
   // The longest that nobody needs a look.
   absl::Duration UntilDue() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  absl::Mutex mutex_;
+  MonotonicMutex mutex_;
   std::map<int64_t, Item> items_ ABSL_GUARDED_BY(mutex_);
   int64_t ids_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t looking_ ABSL_GUARDED_BY(mutex_) = 0;  // whose look runs, or 0

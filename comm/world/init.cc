@@ -9,9 +9,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "base/thread/deadline.h"
 #include "base/torch/deterministic.h"
 #include "base/torch_guard.h"
 #include "c10/core/impl/VirtualGuardImpl.h"
@@ -120,7 +121,7 @@ struct Connecting {
   GroupPlan plan;
   StorePtr store;
   absl::Duration startup_timeout;
-  absl::Time deadline;
+  Deadline deadline;
 
   absl::StatusOr<std::shared_ptr<Communicator>> Run() const;
   absl::Status TooLate(const StorePtr& client, StartWatch& watch,
@@ -152,15 +153,15 @@ absl::StatusOr<std::shared_ptr<Communicator>> Connecting::Run() const {
   auto stop = [&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(watch.Look());
     // Who is gone is to be known when it is late.
-    if (absl::Now() + StartWatch::kSilence >= deadline) {
+    if (deadline.Left() <= StartWatch::kSilence) {
       TESSERA_RETURN_IF_ERROR(watch.NoteCounts());
     }
-    if (absl::Now() < deadline) return absl::OkStatus();
+    if (!deadline.HasPassed()) return absl::OkStatus();
     return absl::DeadlineExceededError("");
   };
   const absl::Status status = RunAbandonable(work, stop);
   if (status.ok()) return *made;
-  if (absl::Now() >= deadline) return TooLate(client, watch, status);
+  if (deadline.HasPassed()) return TooLate(client, watch, status);
   const absl::Status why = WithStartFailure(status, *client);
   Tell(client, why);
   return why;
@@ -196,7 +197,7 @@ absl::Status Connecting::TooLate(const StorePtr& client, StartWatch& watch,
 // Ends within kLastWords after the deadline, whatever has stopped.
 absl::StatusOr<std::shared_ptr<Communicator>> Connect(Connecting connecting) {
   connecting.plan.options.connect_timeout =
-      std::max(connecting.deadline - absl::Now(), absl::Seconds(1));
+      std::max(connecting.deadline.Left(), absl::Seconds(1));
   auto made = std::make_shared<std::shared_ptr<Communicator>>();
   auto work = [made, connecting]() -> absl::Status {
     TESSERA_ASSIGN_OR_RETURN(*made, connecting.Run());
@@ -206,7 +207,9 @@ absl::StatusOr<std::shared_ptr<Communicator>> Connect(Connecting connecting) {
       ", while rank ", connecting.plan.options.rank, " of ",
       connecting.plan.options.world_size, " connects with the other ranks");
   auto stop = [&]() -> absl::Status {
-    if (absl::Now() < connecting.deadline + kLastWords) return absl::OkStatus();
+    if (!(connecting.deadline + kLastWords).HasPassed()) {
+      return absl::OkStatus();
+    }
     return absl::DeadlineExceededError(absl::StrCat(
         SilentStore(connecting.place), " ", connecting.Limit(), phase));
   };
@@ -263,7 +266,7 @@ absl::StatusOr<World*> WorldBuilder::Build(const Job& job,
     TESSERA_RETURN_IF_ERROR(SetThreads(own, 0));
     return world.release();
   }
-  const absl::Time deadline = absl::Now() + options.startup_timeout;
+  const Deadline deadline = Deadline::After(options.startup_timeout);
   TESSERA_ASSIGN_OR_RETURN(RendezvousPlace place,
                            ParseRendezvous(job.rendezvous));
   place.hosted_by_launcher = job.store_hosted;

@@ -7,10 +7,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "base/thread/deadline.h"
 #include "base/torch_guard.h"
 #include "comm/cuda_ipc/cuda_ipc_communicator.h"
 #include "comm/gloo/gloo_communicator.h"
@@ -150,11 +150,11 @@ absl::StatusOr<std::shared_ptr<Communicator>> MakeSubgroup(
                                           plan.options.name, store)));
     return absl::OkStatus();
   };
-  const absl::Time deadline = absl::Now() + patience;
+  const Deadline deadline = Deadline::After(patience);
   const auto stop = [&]() -> absl::Status {
     TESSERA_RETURN_IF_ERROR(
         plan.options.domain->TroubleOf(plan.options.first_ranks));
-    if (absl::Now() < deadline) return absl::OkStatus();
+    if (!deadline.HasPassed()) return absl::OkStatus();
     return absl::DeadlineExceededError(
         absl::StrCat("not connected within ", absl::FormatDuration(patience)));
   };

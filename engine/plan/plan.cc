@@ -3,9 +3,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/memory/memory.h"
+#include "base/monotonic.h"
 #include "base/status.h"
 #include "comm/transport_memory.h"
 #include "config/config.h"
@@ -64,7 +64,7 @@ absl::StatusOr<PlanReport> Plan(const torch::nn::Module& module,
                                 const std::function<at::Tensor()>& loss,
                                 const proto::Config& config,
                                 const PlanOptions& options) {
-  const absl::Time start = absl::Now();
+  const absl::Duration start = MonotonicNow();
   PlanReport report;
   report.base_bytes = ResidentBytes().value_or(0);
   report.world_size = options.world_size;
@@ -116,7 +116,7 @@ absl::StatusOr<PlanReport> Plan(const torch::nn::Module& module,
   report.flops = model.trace.flops();
   FillCommunication(resolved, options, &report);
   FillFormula(model, report.stages[0], &report);
-  report.seconds = absl::ToDoubleSeconds(absl::Now() - start);
+  report.seconds = absl::ToDoubleSeconds(MonotonicNow() - start);
   return report;
 }
 

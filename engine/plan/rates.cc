@@ -9,9 +9,9 @@
 #include "ATen/ops/mm.h"
 #include "ATen/ops/ones.h"
 #include "ATen/ops/zeros.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/memory/memory.h"
+#include "base/monotonic.h"
 #include "base/status.h"
 #include "comm/all_gather_values.h"
 #include "comm/shard_server.h"
@@ -34,10 +34,10 @@ absl::StatusOr<std::vector<double>> Tries(
   std::vector<double> seconds;
   for (int i = 0; i < kTries; ++i) {
     TESSERA_RETURN_IF_ERROR(comm->Barrier("measuring rates"));
-    const absl::Time start = absl::Now();
+    const absl::Duration start = MonotonicNow();
     TESSERA_RETURN_IF_ERROR(work());
     seconds.push_back(
-        std::max(absl::ToDoubleSeconds(absl::Now() - start), 1e-9));
+        std::max(absl::ToDoubleSeconds(MonotonicNow() - start), 1e-9));
   }
   std::sort(seconds.begin(), seconds.end());
   return seconds;
@@ -275,12 +275,12 @@ absl::Status MeasureDisk(const SwapOptions& disk, Communicator* comm,
   double seconds[3];
   for (int i = 0; i < 3; ++i) {
     TESSERA_RETURN_IF_ERROR(comm->Barrier(kWhat));
-    const absl::Time start = absl::Now();
+    const absl::Duration start = MonotonicNow();
     const SwapFuture moved =
         i < 2 ? (*file)->Write(*extent, 0, memory->data(), kBytes, kWhat)
               : (*file)->Read(*extent, 0, memory->data(), kBytes, kWhat);
     TESSERA_RETURN_IF_ERROR(comm->AgreeOk(moved.Wait(), kWhat));
-    seconds[i] = std::max(absl::ToDoubleSeconds(absl::Now() - start), 1e-9);
+    seconds[i] = std::max(absl::ToDoubleSeconds(MonotonicNow() - start), 1e-9);
   }
   rates->disk_written_per_second = static_cast<double>(kBytes) / seconds[1];
   rates->disk_read_per_second = static_cast<double>(kBytes) / seconds[2];

@@ -12,8 +12,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/monotonic.h"
 #include "base/status.h"
 #include "base/torch/device_ledger.h"
 #include "base/torch_guard.h"
@@ -34,19 +34,19 @@ class Speed {
   explicit Speed(int64_t tokens_per_step) : tokens_per_step_(tokens_per_step) {}
 
   void StepDone() {
-    if (++steps_ == 1) first_end_ = absl::Now();
+    if (++steps_ == 1) first_end_ = tessera::MonotonicNow();
   }
   double tokens_per_second() const {
     const bool one = steps_ <= 1;
-    const absl::Time from = one ? start_ : first_end_;
+    const absl::Duration from = one ? start_ : first_end_;
     return static_cast<double>((one ? steps_ : steps_ - 1) * tokens_per_step_) /
-           absl::ToDoubleSeconds(absl::Now() - from);
+           absl::ToDoubleSeconds(tessera::MonotonicNow() - from);
   }
 
  private:
   const int64_t tokens_per_step_;
-  const absl::Time start_ = absl::Now();
-  absl::Time first_end_;
+  const absl::Duration start_ = tessera::MonotonicNow();
+  absl::Duration first_end_;
   int64_t steps_ = 0;
 };
 

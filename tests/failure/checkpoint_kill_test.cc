@@ -4,9 +4,11 @@
 // have ended soon and named the dead; the next save sweeps what is left.
 //
 //   checkpoint_kill_test [--kills=40] [--first_seed=0] [--jobs=6]
-//       [--resume_every=4]
+//       [--resume_every=4] [--moving_clock=0]
 //
 // After every fourth kill the same ranks load what is there, train and save.
+// While the ranks of every `moving_clock`th run the host's clock is set again
+// and again.
 //
 // This program forked with kProgram set is a rank.
 #include <signal.h>
@@ -34,6 +36,7 @@
 #include "absl/time/time.h"
 #include "base/check.h"
 #include "base/env.h"
+#include "base/monotonic.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
 #include "checkpoint/format/checkpoint_folder.h"
@@ -46,6 +49,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/failure/killing_calls.h"
+#include "tests/failure/moved_clock.h"
 #include "tests/support/fork_server.h"
 #include "tests/support/temp_folder.h"
 #include "tests/support/training.h"
@@ -65,6 +69,7 @@ int g_kills = 40;
 int g_first_seed = 0;
 int g_jobs = 6;
 int g_resume_every = 4;
+int g_moving_clock = 0;
 
 // ---- the program of a rank ----
 
@@ -83,17 +88,19 @@ struct Plan {
   int64_t after_us = -1;  // so long
   int64_t bandwidth = 0;
   bool loads = false;  // what is there, and goes on from its step
+  std::string clock;   // the one that the ranks follow (moved_clock.h)
 
   std::string ToText() const {
     return absl::StrCat(dir, " ", world_size, " ", stage, " ", async, " ",
                         saves, " ", armed, " ", victim, " ", all, " ", at_call,
-                        " ", after_us, " ", bandwidth, " ", loads);
+                        " ", after_us, " ", bandwidth, " ", loads, " ", clock);
   }
   static Plan FromText(const std::string& text) {
     Plan plan;
     std::istringstream(text) >> plan.dir >> plan.world_size >> plan.stage >>
         plan.async >> plan.saves >> plan.armed >> plan.victim >> plan.all >>
-        plan.at_call >> plan.after_us >> plan.bandwidth >> plan.loads;
+        plan.at_call >> plan.after_us >> plan.bandwidth >> plan.loads >>
+        plan.clock;
     return plan;
   }
 };
@@ -162,6 +169,7 @@ absl::Status TrainAndSave(const Plan& plan, int argc, char** argv) {
 
 int RankMain(const std::string& text, int argc, char** argv) {
   const Plan plan = Plan::FromText(text);
+  FollowMovedClock(plan.clock);
   const absl::Status status = TrainAndSave(plan, argc, argv);
   if (!status.ok()) Say(absl::StrCat("failed: ", status.ToString()));
   Shutdown();
@@ -222,8 +230,8 @@ class Job {
       }
       rank.pid = 0;
       all = false;  // once more, for its words
-      if (WIFSIGNALED(rank.wait_status) && died_ == absl::InfinitePast()) {
-        died_ = absl::Now();
+      if (WIFSIGNALED(rank.wait_status) && !died_.has_value()) {
+        died_ = MonotonicNow();
         for (Rank& other : ranks_) {
           if (plan_.all && other.pid != 0) kill(other.pid, SIGKILL);
         }
@@ -235,11 +243,10 @@ class Job {
   }
   // Waits for it; false if survivors have not ended in time.
   bool Wait() {
-    const absl::Time start = absl::Now();
+    const absl::Duration start = MonotonicNow();
     while (!HasEnded()) {
-      const absl::Time from =
-          died_ == absl::InfinitePast() ? start + absl::Seconds(60) : died_;
-      if (absl::Now() > from + kSurvivorsEnd) return false;
+      const absl::Duration from = died_.value_or(start + absl::Seconds(60));
+      if (MonotonicNow() > from + kSurvivorsEnd) return false;
       absl::SleepFor(absl::Milliseconds(1));
     }
     return true;
@@ -269,7 +276,7 @@ class Job {
   const Plan plan_;
   HostedStore store_;
   std::vector<Rank> ranks_;
-  absl::Time died_ = absl::InfinitePast();
+  std::optional<absl::Duration> died_;
 };
 
 // Of all bytes of all states, by name; or the error.
@@ -371,8 +378,13 @@ int64_t StepFound(const Plan& plan) {
 TEST(CheckpointKillTest, TheOldOneOrTheNewOneIsFoundWhole) {
   int olds = 0, news = 0, survivors_failed = 0;
   for (int seed = g_first_seed; seed < g_first_seed + g_kills; ++seed) {
-    const TempFolder folder;
-    const Plan plan = PlanOf(seed, DirIn(folder));
+    const TempFolder folder, clock_folder;
+    Plan plan = PlanOf(seed, DirIn(folder));
+    MovedClock clock(clock_folder.path() + "/clock");
+    if (g_moving_clock > 0 && seed % g_moving_clock == 0) {
+      plan.clock = clock_folder.path() + "/clock";
+      clock.KeepMoving(seed);
+    }
     SCOPED_TRACE(absl::StrCat("seed ", seed, ": ", plan.ToText()));
     Job job(plan);
     EXPECT_TRUE(job.Wait()) << "survivors hang\n" << job.AllWords();
@@ -394,6 +406,7 @@ TEST(CheckpointKillTest, TheOldOneOrTheNewOneIsFoundWhole) {
       next.world_size = plan.world_size;
       next.stage = plan.stage;
       next.loads = true;
+      next.clock = plan.clock;
       next.saves = static_cast<int>(step) + 1;
       next.armed = 0;
       Job job(next);
@@ -487,6 +500,7 @@ int main(int argc, char** argv) {
         absl::ConsumePrefix(&arg, "--kills=")          ? &g_kills
         : absl::ConsumePrefix(&arg, "--first_seed=")   ? &g_first_seed
         : absl::ConsumePrefix(&arg, "--resume_every=") ? &g_resume_every
+        : absl::ConsumePrefix(&arg, "--moving_clock=") ? &g_moving_clock
         : absl::ConsumePrefix(&arg, "--jobs=")         ? &g_jobs
                                                        : nullptr;
     if (value == nullptr || !absl::SimpleAtoi(arg, value)) {

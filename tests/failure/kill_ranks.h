@@ -24,13 +24,16 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/env.h"
+#include "base/monotonic.h"
 #include "base/status.h"
+#include "base/thread/deadline.h"
 #include "base/torch_guard.h"
 #include "comm/launch/launcher.h"
 #include "comm/launch/subprocess.h"
 #include "comm/rendezvous/hosted_store.h"
 #include "comm/world/world.h"
 #include "engine/engine.h"
+#include "tests/failure/moved_clock.h"
 #include "tests/models/models.h"
 #include "tests/support/process.h"
 #include "tests/support/rank_pool.h"
@@ -52,16 +55,17 @@ struct RankSpec {
   bool marks = false;  // writes its phases
   absl::Duration timeout = absl::Minutes(5);
   std::string folder;
+  std::string clock;  // the one it follows (tests/failure/moved_clock.h)
 
   std::string ToText() const {
     return absl::StrCat(stage, " ", marks ? 1 : 0, " ",
-                        absl::FormatDuration(timeout), " ", folder);
+                        absl::FormatDuration(timeout), " ", folder, " ", clock);
   }
   static RankSpec FromText(const std::string& text) {
     std::string timeout;
     RankSpec spec;
     std::istringstream(text) >> spec.stage >> spec.marks >> timeout >>
-        spec.folder;
+        spec.folder >> spec.clock;
     absl::ParseDuration(timeout, &spec.timeout);
     return spec;
   }
@@ -104,8 +108,9 @@ inline absl::Status TrainForEver(const RankSpec& spec, int argc, char** argv) {
 }
 
 inline int RunRank(const std::string& text, int argc, char** argv) {
-  const absl::Status status =
-      TrainForEver(RankSpec::FromText(text), argc, argv);
+  const RankSpec spec = RankSpec::FromText(text);
+  FollowMovedClock(spec.clock);
+  const absl::Status status = TrainForEver(spec, argc, argv);
   Shutdown();
   std::fprintf(stderr, "%s\n", status.ToString().c_str());
   return 1;
@@ -115,40 +120,46 @@ struct Rank {
   pid_t pid = 0;
   int out = -1;
   int err = -1;
-  std::string words;  // stderr
-  absl::Time ended = absl::InfinitePast();
+  std::string words;     // stderr
+  absl::Duration ended;  // MonotonicNow()
   int code = 0;
 
-  // The last that is our own: threads of libtorch may go on writing after it,
-  // in lines that begin with a bracket.
+  // The last that the program itself wrote: threads that it left to themselves
+  // may go on writing after it, libtorch's in lines that begin with a bracket,
+  // ours with a letter and the time.
   std::string LastLine() const {
     std::vector<std::string> lines =
         absl::StrSplit(absl::StripSuffix(words, "\n"), '\n');
-    while (lines.size() > 1 && absl::StartsWith(lines.back(), "[")) {
-      lines.pop_back();
-    }
+    const auto is_log = [](absl::string_view line) {
+      return absl::StartsWith(line, "[") || absl::StartsWith(line, "I ") ||
+             absl::StartsWith(line, "W ") || absl::StartsWith(line, "E ");
+    };
+    while (lines.size() > 1 && is_log(lines.back())) lines.pop_back();
     return lines.back();
   }
 };
 
 // Ranks, and this process as their launcher: it hosts the store, unless rank 0
-// is to, and tells the store who has ended.
+// is to, and tells the store who has ended. `victim` writes its phases; all do
+// if `spec.marks`.
 class Ranks {
  public:
-  Ranks(int world_size, int victim, RankSpec spec, bool rank0_hosts = false)
+  Ranks(int world_size, int victim, const RankSpec& spec,
+        bool rank0_hosts = false)
       : ranks_(world_size) {
     if (!rank0_hosts) store_ = HostedStore::Start(world_size).value();
     port_ = rank0_hosts ? static_cast<uint16_t>(FreePort()) : store_->port();
     for (int r = 0; r < world_size; ++r) {
-      spec.marks = r == victim;
-      Start(r, spec);
+      RankSpec own = spec;
+      own.marks |= r == victim;
+      Start(r, own);
     }
   }
   ~Ranks() {
     for (Rank& rank : ranks_) {
       if (rank.pid != 0) kill(rank.pid, SIGKILL);
     }
-    WaitUntilEnded(absl::Now() + absl::Seconds(20), -1);
+    WaitUntilEnded(Deadline::After(absl::Seconds(20)), -1);
     for (Rank& rank : ranks_) {
       close(rank.out);
       close(rank.err);
@@ -173,14 +184,14 @@ class Ranks {
   }
 
   // Until all but `except` have ended; false if they have not at `deadline`.
-  bool WaitUntilEnded(absl::Time deadline, int except) {
+  bool WaitUntilEnded(Deadline deadline, int except) {
     while (true) {
       bool all = true;
       for (size_t r = 0; r < ranks_.size(); ++r) {
         Reap(static_cast<int>(r));
         all &= ranks_[r].pid == 0 || static_cast<int>(r) == except;
       }
-      if (all || absl::Now() >= deadline) return all;
+      if (all || deadline.HasPassed()) return all;
       absl::SleepFor(absl::Milliseconds(2));
     }
   }
@@ -225,7 +236,7 @@ class Ranks {
     }
     if (!ended) return;
     rank.pid = 0;
-    rank.ended = absl::Now();
+    rank.ended = MonotonicNow();
     rank.code = ShellExitCode(wait_status);
     if (store_.has_value()) {
       store_->Fail(absl::StrCat("rank ", r, " ", DescribeExit(wait_status),

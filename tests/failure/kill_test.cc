@@ -2,7 +2,10 @@
 // instant: what the others say, how soon, and what is left behind. This program
 // run again with kProgram set is a rank.
 //
-//   kill_test [--seeds=20] [--first_seed=0]
+//   kill_test [--seeds=20] [--first_seed=0] [--moving_clock=0]
+//
+// While the ranks of every `moving_clock`th seed run the host's clock is set
+// again and again.
 #include <dirent.h>
 #include <netinet/in.h>
 #include <signal.h>
@@ -10,11 +13,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <optional>
 #include <random>
 #include <string>
-#include <tuple>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -22,15 +27,20 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/env.h"
 #include "base/file.h"
+#include "base/monotonic.h"
 #include "base/status_matchers.h"
+#include "base/thread/deadline.h"
+#include "base/thread/monotonic_wait.h"
 #include "comm/launch/launcher.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/failure/kill_ranks.h"
+#include "tests/failure/moved_clock.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera {
@@ -50,6 +60,7 @@ constexpr absl::Duration kSurvivorsEnd = absl::Seconds(2);
 
 int g_seeds = 20;
 int g_first_seed = 0;
+int g_moving_clock = 0;
 
 // A folder that must hold nothing but checkpoints at the end.
 class Folder : public TempFolder {
@@ -85,12 +96,14 @@ struct Plan {
   char phase;
   absl::Duration delay;
   bool rank0_hosts;
+  bool clock_moves;
 
   std::string ToText() const {
     return absl::StrCat("stage ", stage, ", ", world_size, " ranks, rank ",
                         victim, " in phase ", std::string(1, phase), " number ",
                         times, " after ", absl::FormatDuration(delay),
-                        rank0_hosts ? ", rank 0 hosts the store" : "");
+                        rank0_hosts ? ", rank 0 hosts the store" : "",
+                        clock_moves ? ", the clock is set" : "");
   }
 };
 
@@ -111,6 +124,7 @@ Plan PlanOf(int seed) {
                                                             : 4000));
   // Nobody can tell of a rank that never came to a store without a launcher.
   plan.rank0_hosts = plan.phase != 'I' && plan.phase != 'C' && up_to(3) == 0;
+  plan.clock_moves = g_moving_clock > 0 && seed % g_moving_clock == 0;
   return plan;
 }
 
@@ -120,18 +134,24 @@ TEST(KillTest, TheSurvivorsEndSoonAndNameTheDead) {
     const Plan plan = PlanOf(seed);
     SCOPED_TRACE(absl::StrCat("seed ", seed, ": ", plan.ToText()));
     Folder folder;
+    const TempFolder clock_folder;
+    MovedClock clock(clock_folder.path() + "/clock");
     RankSpec spec;
     spec.stage = plan.stage;
     spec.folder = folder.path();
+    if (plan.clock_moves) {
+      spec.clock = clock_folder.path() + "/clock";
+      clock.KeepMoving(seed);
+    }
     uint16_t port = 0;
     {
       Ranks ranks(plan.world_size, plan.victim, spec, plan.rank0_hosts);
       port = ranks.port();
       ASSERT_TRUE(ranks.WaitForPhase(plan.victim, plan.phase, plan.times));
       absl::SleepFor(plan.delay);
-      const absl::Time killed = absl::Now();
+      const absl::Duration killed = MonotonicNow();
       kill(ranks[plan.victim].pid, SIGKILL);
-      EXPECT_TRUE(ranks.WaitUntilEnded(killed + absl::Seconds(20), -1));
+      EXPECT_TRUE(ranks.WaitUntilEnded(Deadline::After(absl::Seconds(20)), -1));
       for (int r = 0; r < plan.world_size; ++r) {
         if (r == plan.victim) continue;
         const absl::Duration took = ranks[r].ended - killed;
@@ -156,30 +176,136 @@ TEST(KillTest, TheSurvivorsEndSoonAndNameTheDead) {
               absl::FormatDuration(longest).c_str());
 }
 
+// ---- while the host's clock is set ----
+
+// What the other tests rest on, and why waits are not absl's.
+TEST(MovedClockTest, AbslsTimedWaitsFollowTheClockAndOursDoNot) {
+  const TempFolder folder;
+  MovedClock clock(folder.path() + "/clock");
+  FollowMovedClock(folder.path() + "/clock");
+  const absl::Time before = absl::Now();
+  clock.Move(absl::Hours(24));
+  EXPECT_GT(absl::Now() - before, absl::Hours(23));
+  EXPECT_GT(absl::FromChrono(std::chrono::system_clock::now()) - before,
+            absl::Hours(23));
+  EXPECT_GT(absl::FromTimeT(time(nullptr)) - before, absl::Hours(23));
+
+  // A wait of an hour ends when the clock is set forward by two.
+  absl::Mutex mutex;
+  MonotonicMutex own_mutex;
+  bool never = false, own_ends = false;
+  std::atomic<bool> over{false};
+  std::thread absls([&] {
+    absl::MutexLock lock(&mutex);
+    EXPECT_FALSE(
+        mutex.AwaitWithTimeout(absl::Condition(&never), absl::Hours(1)));
+    over = true;
+  });
+  std::thread ours([&] {
+    MonotonicMutexLock lock(&own_mutex);
+    EXPECT_TRUE(own_mutex.AwaitFor(absl::Condition(&own_ends), absl::Hours(1)));
+  });
+  while (!over) {
+    clock.Move(absl::Hours(2));
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  absls.join();
+  {
+    MonotonicMutexLock lock(&own_mutex);
+    own_ends = true;
+  }
+  ours.join();
+
+  // Set back again and again, ours comes to its end.
+  over = false;
+  std::thread short_one([&] {
+    MonotonicMutexLock lock(&own_mutex);
+    EXPECT_FALSE(
+        own_mutex.AwaitFor(absl::Condition(&never), absl::Milliseconds(50)));
+    EXPECT_FALSE(MonotonicNotification().WaitFor(absl::Milliseconds(50)));
+    over = true;
+  });
+  for (int i = 0; i < 2000 && !over; ++i) {
+    clock.Move(-absl::Hours(2));
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  EXPECT_TRUE(over);
+  while (!over) {
+    clock.Move(absl::Hours(4));
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  short_one.join();
+  FollowMovedClock("");
+}
+
+// One of them is long in coming.
+TEST(MovedClockTest, RanksMeetAllTheSame) {
+  for (const bool rank0_hosts : {false, true}) {
+    SCOPED_TRACE(rank0_hosts);
+    const Folder folder;
+    const TempFolder clock_folder;
+    MovedClock clock(clock_folder.path() + "/clock");
+    RankSpec spec;
+    spec.marks = true;
+    spec.folder = folder.path();
+    spec.clock = clock_folder.path() + "/clock";
+    Ranks ranks(2, /*victim=*/1, spec, rank0_hosts);
+    ASSERT_TRUE(ranks.WaitForPhase(1, 'I', 1));
+    kill(ranks[1].pid, SIGSTOP);
+    ASSERT_TRUE(ranks.WaitForPhase(0, 'I', 1));
+    for (int i = 0; i < 10; ++i) {
+      clock.Move(absl::Hours(2));
+      absl::SleepFor(absl::Milliseconds(50));
+    }
+    kill(ranks[1].pid, SIGCONT);
+    for (const int r : {0, 1}) {
+      const bool trains = ranks.WaitForPhase(r, 'F', 1);
+      EXPECT_TRUE(trains);
+      if (trains) continue;
+      ranks.WaitUntilEnded(Deadline::After(absl::Seconds(20)), 1 - r);
+      ADD_FAILURE() << "rank " << r << " wrote\n" << ranks[r].words;
+      break;
+    }
+  }
+}
+
 // ---- a rank that is stopped ----
 
-class StopTest : public testing::TestWithParam<std::tuple<int, bool>> {};
+// And the host's clock is set by `hours`.
+struct StopCase {
+  int stage;
+  bool rank0_hosts;
+  int hours;
+};
+
+class StopTest : public testing::TestWithParam<StopCase> {};
 
 // The middle of training: rank `victim` hangs, and nobody is dead.
 TEST_P(StopTest, TheOthersNameItTheCollectiveAndTheUnit) {
-  const auto [stage, rank0_hosts] = GetParam();
+  const auto [stage, rank0_hosts, hours] = GetParam();
   const int victim = rank0_hosts ? 0 : 1;
   constexpr absl::Duration kTimeout = absl::Seconds(5);
   Folder folder;
+  const TempFolder clock_folder;
+  MovedClock clock(clock_folder.path() + "/clock");
   RankSpec spec;
   spec.stage = stage;
   spec.timeout = kTimeout;
   spec.folder = folder.path();
+  spec.clock = clock_folder.path() + "/clock";
   Ranks ranks(3, victim, spec, rank0_hosts);
   ASSERT_TRUE(ranks.WaitForPhase(victim, 'F', 1));
   // It tells the others about once a second what it does.
-  const absl::Time begin = absl::Now();
+  const absl::Duration begin = MonotonicNow();
   do {
     ASSERT_TRUE(ranks.WaitForPhase(victim, 'F', 1));
-  } while (absl::Now() - begin < absl::Seconds(3));
+  } while (MonotonicNow() - begin < absl::Seconds(3));
+  clock.Move(absl::Hours(hours));
   kill(ranks[victim].pid, SIGSTOP);
-  const absl::Time stopped = absl::Now();
-  EXPECT_TRUE(ranks.WaitUntilEnded(stopped + absl::Seconds(30), victim));
+  const absl::Duration stopped = MonotonicNow();
+  absl::SleepFor(absl::Milliseconds(300));
+  clock.Move(absl::Hours(hours));  // in the middle of the others' waits
+  EXPECT_TRUE(ranks.WaitUntilEnded(Deadline::After(absl::Seconds(30)), victim));
   int told_of_own = 0;
   for (int r = 0; r < 3; ++r) {
     if (r == victim) continue;
@@ -228,11 +354,11 @@ TEST_P(StopTest, TheOthersNameItTheCollectiveAndTheUnit) {
 
 INSTANTIATE_TEST_SUITE_P(
     Stages, StopTest,
-    testing::Values(std::make_tuple(0, false), std::make_tuple(3, false),
-                    std::make_tuple(2, true)),
-    [](const testing::TestParamInfo<std::tuple<int, bool>>& info) {
-      return absl::StrCat("Stage", std::get<0>(info.param),
-                          std::get<1>(info.param) ? "StoreOfTheStopped" : "");
+    testing::Values(StopCase{0, false, 24}, StopCase{3, false, -24},
+                    StopCase{2, true, -24}),
+    [](const testing::TestParamInfo<StopCase>& info) {
+      return absl::StrCat("Stage", info.param.stage,
+                          info.param.rank0_hosts ? "StoreOfTheStopped" : "");
     });
 
 }  // namespace
@@ -245,10 +371,11 @@ int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   for (int i = 1; i < argc; ++i) {
     absl::string_view arg = argv[i];
-    int* const value = absl::ConsumePrefix(&arg, "--seeds=") ? &g_seeds
-                       : absl::ConsumePrefix(&arg, "--first_seed=")
-                           ? &g_first_seed
-                           : nullptr;
+    int* const value =
+        absl::ConsumePrefix(&arg, "--seeds=")          ? &g_seeds
+        : absl::ConsumePrefix(&arg, "--first_seed=")   ? &g_first_seed
+        : absl::ConsumePrefix(&arg, "--moving_clock=") ? &g_moving_clock
+                                                       : nullptr;
     if (value == nullptr || !absl::SimpleAtoi(arg, value)) {
       std::fprintf(stderr, "unknown argument %s\n", argv[i]);
       return 2;

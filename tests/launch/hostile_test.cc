@@ -17,9 +17,9 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status.h"
+#include "base/thread/deadline.h"
 #include "base/torch_guard.h"
 #include "comm/connect/handshake.h"
 #include "comm/connect/job_secret.h"
@@ -184,7 +184,7 @@ AttackOptions Overheard() {
   EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
   std::thread connects([&] {
     EXPECT_TRUE(
-        Introduce(fds[0], key, 1, absl::Now() + absl::Seconds(20)).ok());
+        Introduce(fds[0], key, 1, Deadline::After(absl::Seconds(20))).ok());
   });
   while (!greeting.there()) {
     std::string bytes(greeting.wanted(), 0), answer;
@@ -290,9 +290,9 @@ TEST(HostileTest, AStart) {
   Job job;
   job.push_back(std::make_unique<Process>(
       std::vector<std::string>{}, ByHand(0, folder.path(), "127.0.0.1", port)));
-  const absl::Time deadline = absl::Now() + kPatience;
+  const Deadline deadline = Deadline::After(kPatience);
   int fd = -1;
-  while (fd < 0 && absl::Now() < deadline) {
+  while (fd < 0 && !deadline.HasPassed()) {
     fd = ConnectTo("127.0.0.1", absl::StrCat(port));
   }
   AttackOptions options = Overheard();

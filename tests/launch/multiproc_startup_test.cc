@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "base/status.h"
+#include "base/thread/deadline.h"
 #include "base/torch_guard.h"
 #include "comm/connect/job_secret.h"
 #include "comm/launch/cpus.h"
@@ -70,7 +70,8 @@ absl::Status StopWhileMeeting(int port) {
   client.key = server.key;
   TESSERA_ASSIGN_OR_RETURN(client.server, StoreServer::Start(server));
   TESSERA_ASSIGN_OR_RETURN(
-      const auto store, ConnectStore(client, absl::Now() + absl::Seconds(60)));
+      const auto store,
+      ConnectStore(client, Deadline::After(absl::Seconds(60))));
   Say("hosts\n");
   return CatchTorch("store", [&] {
     store->wait({"tessera/came/1"}, std::chrono::seconds(60));
@@ -86,7 +87,7 @@ absl::Status LeaveWhileConnecting(int rank, int port, int sig) {
   TESSERA_ASSIGN_OR_RETURN(const Meeting meeting,
                            Meet(
                                place, rank, 2, [] { return Info().Encode(); },
-                               absl::Now() + absl::Seconds(60)));
+                               Deadline::After(absl::Seconds(60))));
   (void)CatchTorch("store", [&] {
     meeting.store->wait({absl::StrCat("alive/", 1 - rank)},
                         std::chrono::seconds(1));
@@ -104,7 +105,7 @@ absl::Status DieWhileRegistering(int port) {
     raise(SIGKILL);
     return "";
   };
-  return Meet(place, 1, 2, die, absl::Now() + absl::Seconds(60)).status();
+  return Meet(place, 1, 2, die, Deadline::After(absl::Seconds(60))).status();
 }
 
 absl::Status RunProgram(const std::string& program, int argc, char** argv) {
