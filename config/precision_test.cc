@@ -138,7 +138,9 @@ TEST(NarrowStates, AreWhatDeepSpeedMeans) {
     // What is completed stays as it is.
     const auto again = ResolveConfig(report->config, 1);
     TESSERA_EXPECT_OK(again);
-    EXPECT_EQ(again->ShortDebugString(), report->config.ShortDebugString());
+    if (again.ok()) {
+      EXPECT_EQ(again->ShortDebugString(), report->config.ShortDebugString());
+    }
     return absl::StrCat(report->config.data_types().grad_accum_dtype(), " ",
                         report->config.optimizer().params().state_dtype());
   };
