@@ -104,19 +104,25 @@ struct EngineOptions {
 struct BackwardOptions {
   // How many samples the loss is the mean of, where ranks have unequal numbers:
   // the step's gradient is then the mean over all samples of all ranks and
-  // micro-batches. 0: this rank has no data left; it takes part with any batch
-  // (gathers need it) and its gradients count as zero, whatever they are. All
-  // ranks give a weight, in all micro-batches of a step, or none does.
+  // micro-batches. It only weighs: its size scales nothing (docs/guide.md,
+  // "What scales a gradient"). 0: this rank has no data left; it takes part
+  // with any batch (gathers need it) and its gradients count as zero, whatever
+  // they are. All ranks give a weight, in all micro-batches of a step, or none
+  // does.
   std::optional<double> weight;
   // Another loss of the same micro-batch follows before Step: their gradients
-  // add up, each loss divided by the accumulation count. Without accumulation
-  // every Backward before a Step is one of its losses, and this says nothing.
+  // add up, each loss divided by the accumulation count. With weights their
+  // samples count once, so all have the same weight. Without accumulation every
+  // Backward before a Step is one of its losses, and this says nothing; except
+  // with weights, where one that this does not join to the one before is a
+  // micro-batch of its own.
   bool more_losses = false;
   // Keeps the graph, for another Backward through it.
   bool retain_graph = false;
   // Adds what .grad() of parameters has, which came from elsewhere: a bare
   // loss.backward(), another engine's Backward, a gradient set by hand. It is
-  // reduced as the loss's own, but not divided by the accumulation count.
+  // reduced as the loss's own, with its weight, but not divided by the
+  // accumulation count.
   bool add_outside = false;
 };
 
