@@ -239,17 +239,32 @@ TEST(Optimizer, AdafactorsParams) {
 }
 
 TEST(Optimizer, ExactBitsAreOfAdamWAlone) {
-  const auto fault = [](const char* optimizer) {
-    return FaultOf(absl::StrCat(
-        "{\"train_batch_size\": 1, \"precision\": {\"libtorch_exact\": "
-        "true}, \"optimizer\": ",
-        optimizer, "}"));
+  const auto fault = [](const char* optimizer,
+                        const char* keys = "\"libtorch_exact\": true") {
+    return FaultOf(
+        absl::StrCat("{\"train_batch_size\": 1, \"precision\": {", keys,
+                     "}, \"optimizer\": ", optimizer, "}"));
   };
   EXPECT_EQ(fault("{\"type\": \"AdamW\"}"), "OK");
   EXPECT_THAT(fault("{\"type\": \"SGD\"}"),
               HasSubstr("precision.libtorch_exact: expected AdamW"));
   EXPECT_THAT(fault("{\"type\": \"AdamW\", \"params\": {\"amsgrad\": true}}"),
               HasSubstr("precision.libtorch_exact: expected AdamW"));
+  const char* const fused = "\"libtorch_fused\": true";
+  EXPECT_EQ(fault("{\"type\": \"AdamW\", \"params\": {\"amsgrad\": true}}",
+                  fused),
+            "OK");
+  for (const char* optimizer :
+       {"{\"type\": \"SGD\"}", "{\"type\": \"Muon\"}",
+        "{\"type\": \"AdamW\", \"params\": {\"bias_correction\": false}}",
+        "{\"type\": \"AdamW\", \"params\": {\"state_dtype\": \"8bit\"}}"}) {
+    EXPECT_THAT(fault(optimizer, fused),
+                HasSubstr("precision.libtorch_fused: expected AdamW"))
+        << optimizer;
+  }
+  EXPECT_THAT(fault("{\"type\": \"AdamW\"}",
+                    "\"libtorch_fused\": true, \"libtorch_exact\": true"),
+              HasSubstr("precision.libtorch_fused: expected this or "));
 }
 
 // ---- groups

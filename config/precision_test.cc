@@ -292,7 +292,7 @@ TEST(Precision, AllKeys) {
   EXPECT_EQ(config.precision().ShortDebugString(),
             "fp32_norms: true "
             "fp32_classes: \"Router\" cast_inputs: false "
-            "libtorch_exact: false");
+            "libtorch_exact: false libtorch_fused: false");
 }
 
 TEST(Precision, FaultsAreNamed) {

@@ -321,16 +321,29 @@ void ResolveGroup(int number, const Known& known, proto::Optimizer* optimizer,
       params.has_dampening() ? params.dampening() : base.dampening(), faults);
 }
 
-// The operators of torch::optim are called for plain AdamW.
+// The operators of torch::optim are called for plain AdamW; libtorch's kernel
+// has AMSGrad and maximize, too.
 void CheckExact(const proto::Config& config, Faults* faults) {
   const proto::OptimizerParams& params = config.optimizer().params();
-  const bool plain = params.adam_w_mode() && params.bias_correction() &&
-                     !params.amsgrad() && !params.maximize() &&
-                     params.state_dtype() == "fp32";
-  if (!config.precision().libtorch_exact() || plain) return;
-  faults->Add("precision.libtorch_exact",
-              "expected AdamW with adam_w_mode and bias_correction, without "
-              "amsgrad and maximize, and state_dtype fp32");
+  const bool corrected = params.adam_w_mode() && params.bias_correction() &&
+                         params.state_dtype() == "fp32";
+  const bool plain = corrected && !params.amsgrad() && !params.maximize();
+  const bool exact = config.precision().libtorch_exact();
+  const bool fused = config.precision().libtorch_fused();
+  if (exact && !plain) {
+    faults->Add("precision.libtorch_exact",
+                "expected AdamW with adam_w_mode and bias_correction, without "
+                "amsgrad and maximize, and state_dtype fp32");
+  }
+  if (fused && !corrected) {
+    faults->Add("precision.libtorch_fused",
+                "expected AdamW with adam_w_mode, bias_correction and "
+                "state_dtype fp32");
+  }
+  if (exact && fused) {
+    faults->Add("precision.libtorch_fused",
+                "expected this or libtorch_exact, which have different bits");
+  }
 }
 
 }  // namespace

@@ -9,7 +9,8 @@
 //
 // With libtorch_exact all go through the operators that torch::optim::AdamW
 // calls (exp_avg.mul_().add_() and so on), one after the other, and have its
-// bits: some ten passes over memory instead of one.
+// bits: some ten passes over memory instead of one. With libtorch_fused float32
+// goes to libtorch's fused kernel, too.
 //
 // States that lie on a disk are streamed through (offload/update_stream.h);
 // those on the host, of units on a device, are updated there

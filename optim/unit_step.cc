@@ -91,7 +91,8 @@ void StepInThreads(Formula formula, const StepPart& part,
 
 bool IsForKernel(c10::DeviceType device, at::ScalarType masters,
                  const std::vector<OptimizerOptions>& groups) {
-  if (groups[0].libtorch_exact || groups[0].custom != nullptr) return false;
+  if (groups[0].libtorch_exact || groups[0].libtorch_fused) return false;
+  if (groups[0].custom != nullptr) return false;
   return StepsByFormula(device, masters, IsPlainAdamW(groups));
 }
 

@@ -25,7 +25,8 @@ namespace {
 // What libtorch's kernel works on: lists of equal length.
 struct Lists {
   std::vector<at::Tensor> params, grads, exp_avgs, exp_avg_sqs, steps;
-  std::vector<at::Tensor> averages;  // none, or of each
+  std::vector<at::Tensor> max_exp_avg_sqs;  // of AMSGrad
+  std::vector<at::Tensor> averages;         // none, or of each
 };
 
 // torch::optim::AdamW::step, operator by operator.
@@ -134,8 +135,12 @@ void UnitStep::ApplyLibtorch(int group, Range slice, const StepTensors& tensors,
     lists.grads.push_back(view(tensors.gradient));
     lists.exp_avgs.push_back(view(tensors.states[0]));
     lists.exp_avg_sqs.push_back(view(tensors.states[1]));
-    if (tensors.states.size() > 2) {
-      lists.averages.push_back(view(tensors.states[2]));
+    if (options.amsgrad) {
+      lists.max_exp_avg_sqs.push_back(view(tensors.states[2]));
+    }
+    const size_t average = options.amsgrad ? 3 : 2;
+    if (tensors.states.size() > average) {
+      lists.averages.push_back(view(tensors.states[average]));
       weights.push_back(CoefficientsFor(run).average_weight);
     }
     steps.push_back(run.step);
@@ -151,15 +156,16 @@ void UnitStep::ApplyLibtorch(int group, Range slice, const StepTensors& tensors,
   step.Keep(lists.params);
   step.Keep(lists.exp_avgs);
   step.Keep(lists.exp_avg_sqs);
+  step.Keep(lists.max_exp_avg_sqs);
   step.Keep(lists.averages);
   if (options.libtorch_exact) {
     StepAsTorchOptim(lists, steps, options);
   } else {
     at::_fused_adamw_(lists.params, lists.grads, lists.exp_avgs,
-                      lists.exp_avg_sqs, /*max_exp_avg_sqs=*/{}, lists.steps,
+                      lists.exp_avg_sqs, lists.max_exp_avg_sqs, lists.steps,
                       options.lr, options.beta1, options.beta2,
-                      options.weight_decay, options.eps, /*amsgrad=*/false,
-                      /*maximize=*/false);
+                      options.weight_decay, options.eps, options.amsgrad,
+                      options.maximize);
   }
   for (size_t i = 0; i < lists.averages.size(); ++i) {
     lists.averages[i].lerp_(lists.params[i], weights[i]);

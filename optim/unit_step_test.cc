@@ -35,6 +35,10 @@ struct Case {
   OptimizerOptions options;
 };
 
+bool IsLibtorchs(const Case& c) {
+  return c.options.libtorch_exact || c.options.libtorch_fused;
+}
+
 const ElementFormat kBlocks =
     ElementFormat::Blocks(kBlock8Elements, kBlock8Bytes);
 
@@ -175,8 +179,7 @@ class UnitStepTest : public ::testing::TestWithParam<Case> {
 
 void UnitStepTest::ExpectSameInSlices() {
   const Case& c = GetParam();
-  const bool working_written =
-      !c.options.libtorch_exact && c.working != c.dtype;
+  const bool working_written = !IsLibtorchs(c) && c.working != c.dtype;
   // Neighbours with the same number, and with others.
   const std::vector<int64_t> steps = {0, 0, 0, 3, 1, 1, 1, 1, 8, 2, 2, 0, 0, 4};
   OptimizerOptions other = c.options;
@@ -219,6 +222,12 @@ OptimizerOptions Options(Algorithm algorithm, bool libtorch_exact = false) {
   o.momentum = 0.9;
   return o;
 }
+OptimizerOptions Fused(bool amsgrad) {
+  OptimizerOptions o = Options(Algorithm::kAdamW);
+  o.libtorch_fused = true;
+  o.amsgrad = o.maximize = amsgrad;
+  return o;
+}
 OptimizerOptions Narrow(Algorithm algorithm, StateType states) {
   OptimizerOptions o = Options(algorithm);
   o.states = states;
@@ -235,6 +244,8 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"Exact", at::kFloat, at::kFloat, Options(kAdamW, true)},
         Case{"ExactBFloat16", at::kFloat, at::kBFloat16, Options(kAdamW, true)},
         Case{"ExactDouble", at::kDouble, at::kDouble, Options(kAdamW, true)},
+        Case{"Fused", at::kFloat, at::kFloat, Fused(false)},
+        Case{"FusedAmsGrad", at::kFloat, at::kBFloat16, Fused(true)},
         Case{"Sgd", at::kFloat, at::kHalf, Options(Algorithm::kSgd)},
         Case{"SgdDouble", at::kDouble, at::kDouble, Options(Algorithm::kSgd)},
         Case{"RmsProp", at::kFloat, at::kFloat, Options(Algorithm::kRmsProp)},
@@ -264,7 +275,7 @@ TEST_P(UnitStepTest, KnowsWhetherAllOfTheStoragesIsStepped) {
     const UnitStep of_all(*flat_, all, steps, options, groups, 1);
     EXPECT_EQ(of_all.steps_all(), rank == 2);
     EXPECT_EQ(of_all.writes_elsewhere(),
-              rank == 2 && !c.options.libtorch_exact &&
+              rank == 2 && !IsLibtorchs(c) &&
                   (c.dtype == at::kFloat ||
                    c.options.algorithm != Algorithm::kAdamW));
     EXPECT_FALSE(UnitStep(*flat_, some, steps, options, groups, 1).steps_all());

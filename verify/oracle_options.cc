@@ -137,6 +137,7 @@ absl::Status SetOptimizer(const proto::Config& config, OracleOptions* o) {
   all.centered = params.centered();
   all.bf16_states = params.state_dtype() == "bf16";
   all.libtorch_exact = config.precision().libtorch_exact();
+  all.libtorch_fused = config.precision().libtorch_fused();
   const bool has_muon = optimizer.type() == "Muon";
   if (has_muon) all.lr = params.adam_lr();
   for (const proto::ParamGroup& from : optimizer.param_groups()) {

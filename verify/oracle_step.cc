@@ -169,12 +169,14 @@ void TorchOptimStep(const Work& w) {
 
 void FusedAdamWStep(const Work& w) {
   const OracleStepOptions& o = w.options;
+  std::vector<at::Tensor> largest;
+  if (o.amsgrad) largest.push_back(w.states[2]);
   at::_fused_adamw_({w.master}, {w.gradient}, {w.states[0]}, {w.states[1]},
-                    /*max_exp_avg_sqs=*/{},
+                    largest,
                     {torch::full({}, static_cast<double>(w.step),
                                  at::TensorOptions(w.master.device()))},
                     o.lr, o.beta1, o.beta2, o.weight_decay, o.eps,
-                    /*amsgrad=*/false, /*maximize=*/false);
+                    o.amsgrad, o.maximize);
 }
 
 // ---- of whole parameters
@@ -378,6 +380,7 @@ void OracleStep(const at::Tensor& master, const std::vector<at::Tensor>& states,
   torch::NoGradGuard no_grad;
   const Work w = {master, states, gradient, step, options, random};
   if (options.libtorch_exact) return TorchOptimStep(w);
+  if (options.libtorch_fused) return FusedAdamWStep(w);
   if (OracleCallsFusedAdamW(master.device().type(), master.scalar_type(),
                             options, elementwise)) {
     return FusedAdamWStep(w);

@@ -43,6 +43,8 @@ struct OracleStepOptions {
   double weight_decay = 0;
   // torch::optim::AdamW itself, of AdamW.
   bool libtorch_exact = false;
+  // libtorch's fused kernel itself, of AdamW.
+  bool libtorch_fused = false;
   Algorithm algorithm = Algorithm::kAdamW;
   bool bf16_states = false;  // of float32 masters
   bool bias_correction = true;

@@ -266,6 +266,7 @@ Settings SettingsOf(const proto::Config& config, const EngineOptions& options,
   if (config.has_optimizer()) {
     s.optimizer = OptimizerOf(config.optimizer());
     s.optimizer->libtorch_exact = config.precision().libtorch_exact();
+    s.optimizer->libtorch_fused = config.precision().libtorch_fused();
     if (options.optimizer.has_value()) {
       SetCustom(*options.optimizer, &*s.optimizer);
     }

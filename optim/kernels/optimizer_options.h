@@ -46,6 +46,8 @@ struct OptimizerOptions {
   double weight_decay = 0;
   // The bits of the class of torch::optim instead, operator by operator. AdamW.
   bool libtorch_exact = false;
+  // The bits of libtorch's fused kernel in every element. AdamW.
+  bool libtorch_fused = false;
   Algorithm algorithm = Algorithm::kAdamW;
   StateType states = StateType::kFloat32;
   bool bias_correction = true;           // AdamW, Adam
@@ -83,7 +85,8 @@ struct OptimizerOptions {
   friend bool operator==(const OptimizerOptions& a, const OptimizerOptions& b) {
     return a.lr == b.lr && a.beta1 == b.beta1 && a.beta2 == b.beta2 &&
            a.eps == b.eps && a.weight_decay == b.weight_decay &&
-           a.libtorch_exact == b.libtorch_exact && a.algorithm == b.algorithm &&
+           a.libtorch_exact == b.libtorch_exact &&
+           a.libtorch_fused == b.libtorch_fused && a.algorithm == b.algorithm &&
            a.states == b.states && a.bias_correction == b.bias_correction &&
            a.amsgrad == b.amsgrad && a.momentum == b.momentum &&
            a.dampening == b.dampening && a.nesterov == b.nesterov &&

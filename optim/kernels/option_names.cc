@@ -196,6 +196,10 @@ absl::Status SetOptions(const OptionValues& values, OptimizerOptions* options) {
         "expected bias_correction and no maximize with "
         "precision.libtorch_exact");
   }
+  if (changed.libtorch_fused && !changed.bias_correction) {
+    return absl::InvalidArgumentError(
+        "expected bias_correction with precision.libtorch_fused");
+  }
   *options = changed;
   return absl::OkStatus();
 }

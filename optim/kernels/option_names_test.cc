@@ -94,6 +94,12 @@ TEST(OptionNamesTest, RefusesWhatLibtorchExactDoesNotDo) {
   EXPECT_THAT(SetOption("bias_correction", 0, &options),
               StatusIs(StatusCode::kInvalidArgument));
   TESSERA_EXPECT_OK(SetOption("lr", 0.5, &options));
+  options.libtorch_exact = false;
+  options.libtorch_fused = true;
+  EXPECT_THAT(SetOption("bias_correction", 0, &options),
+              StatusIs(StatusCode::kInvalidArgument,
+                       HasSubstr("with precision.libtorch_fused")));
+  TESSERA_EXPECT_OK(SetOption("maximize", 1, &options));
 }
 
 // In either order: nesterov goes with a momentum and no dampening.

@@ -49,6 +49,7 @@ void VisitResult(Spec& spec, const Visit& visit) {
   visit("min_loss_scale", &spec.min_loss_scale);
   visit("shard_group", &spec.shard_group);
   visit("libtorch_exact", &spec.libtorch_exact);
+  visit("libtorch_fused", &spec.libtorch_fused);
   visit("gradients", &spec.gradients);
   visit("outcomes", &spec.outcomes);
 }
@@ -130,6 +131,7 @@ struct TakeField {
 void SetPrecision(const TrainingSpec& spec, proto::Config* config) {
   config->mutable_precision()->set_fp32_norms(spec.fp32_norms);
   config->mutable_precision()->set_libtorch_exact(spec.libtorch_exact);
+  config->mutable_precision()->set_libtorch_fused(spec.libtorch_fused);
   if (!spec.buffer_dtype.empty()) {
     config->mutable_data_types()->set_buffer_dtype(spec.buffer_dtype);
   }
@@ -226,6 +228,7 @@ void SetOptimizer(const TrainingSpec& spec, int world_size,
   config.set_train_micro_batch_size_per_gpu(1);
   *config.mutable_optimizer() = OptimizerOf(spec);
   config.mutable_precision()->set_libtorch_exact(spec.libtorch_exact);
+  config.mutable_precision()->set_libtorch_fused(spec.libtorch_fused);
   const auto resolved = ResolveConfig(config, world_size);
   TORCH_CHECK(resolved.ok(), resolved.status().ToString());
   auto read = OracleOptionsOf(*resolved, world_size, /*stage=*/0);

@@ -46,6 +46,7 @@ struct TrainingSpec {
   int shard_group = 0;
   // torch::optim::AdamW's bits: those of the CPU on all devices.
   bool libtorch_exact = false;
+  bool libtorch_fused = false;
   bool gradients = false;  // every step's gradients go into the record
   bool outcomes = false;   // and so do its scale and norm
 
