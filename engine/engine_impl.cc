@@ -47,6 +47,7 @@ absl::Status PublishAll(
     const std::vector<std::shared_ptr<FlatParameter>>& flats) {
   for (const auto& flat : flats) {
     TESSERA_RETURN_IF_ERROR(flat->PublishOwned());
+    (void)flat->TakePlacedWrites();  // all ranks have the same again
     for (const auto& p : flat->parameters()) {
       torch::autograd::impl::bump_version(p.tensor);
     }
@@ -193,7 +194,7 @@ absl::Status Engine::Impl::SaveCheckpoint(const std::string& dir,
   saver_.Settle();  // first, or what it has not written yet would be copied
   ExclusiveScope exclusive(parts_.get(), "SaveCheckpoint");
   TESSERA_RETURN_IF_ERROR(exclusive.Begin(trainer_.CheckAtBoundary()));
-  TESSERA_RETURN_IF_ERROR(exclusive.Commit(CheckReplicas(parts_.get())));
+  TESSERA_RETURN_IF_ERROR(exclusive.Commit(CheckBeforeSave(parts_.get())));
   return CatchAnnounced(parts_->comm.get(), "SaveCheckpoint", [&] {
     const proto::Checkpoint& config = parts_->config.checkpoint();
     PendingSaveOptions how;
@@ -215,7 +216,7 @@ absl::Status Engine::Impl::SaveSafetensors(
   TESSERA_RETURN_IF_ERROR(parts_->CheckOpen());
   ExclusiveScope exclusive(parts_.get(), "SaveSafetensors");
   TESSERA_RETURN_IF_ERROR(exclusive.Begin(trainer_.CheckNotFailed()));
-  TESSERA_RETURN_IF_ERROR(exclusive.Commit(CheckReplicas(parts_.get())));
+  TESSERA_RETURN_IF_ERROR(exclusive.Commit(CheckBeforeSave(parts_.get())));
   return CatchAnnounced(parts_->comm.get(), "SaveSafetensors", [&] {
     return WriteSafetensorsOf(StateOf(*parts_, trainer_.step()), dir, options);
   });

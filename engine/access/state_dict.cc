@@ -75,7 +75,7 @@ absl::StatusOr<StateDict> FullStateDict(EngineParts* parts,
   const NoMemoryLimit unlimited(&LedgerOf(parts->device()));
   ExclusiveScope exclusive(parts, kWhere);
   TESSERA_RETURN_IF_ERROR(exclusive.Begin());
-  const absl::Status equal = CheckReplicas(parts);
+  const absl::Status equal = CheckBeforeSave(parts);
   if (!equal.ok()) return exclusive.Commit(equal);
   const bool keeps = !options.rank0_only || parts->comm->rank() == 0;
   const absl::StatusOr<Values> values =

@@ -1,6 +1,7 @@
 #include "engine/parts/write_checks.h"
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -8,6 +9,7 @@
 #include "base/status.h"
 #include "base/torch_guard.h"
 #include "comm/all_gather_values.h"
+#include "sharding/flat/placed_writes.h"
 #include "sharding/torch/torch_scope.h"
 
 namespace tessera {
@@ -92,6 +94,19 @@ absl::Status CheckReplicas(EngineParts* parts) {
   }
   unverified.assign(flats.size(), false);
   return absl::OkStatus();
+}
+
+absl::Status CheckBeforeSave(EngineParts* parts) {
+  if (parts->comm->world_size() == 1) return absl::OkStatus();
+  std::string mine;
+  for (const auto& flat : parts->flats) mine += flat->TakePlacedWrites();
+  TESSERA_ASSIGN_OR_RETURN(
+      const std::vector<std::string> all,
+      parts->comm->AllGatherStrings(
+          mine, CommTag{"comparison of what operators wrote"}));
+  const std::vector<absl::string_view> writes(all.begin(), all.end());
+  TESSERA_RETURN_IF_ERROR(ComparePlacedWrites(writes, "before saving"));
+  return CheckReplicas(parts);
 }
 
 absl::Status CheckWrites(EngineParts* parts) {

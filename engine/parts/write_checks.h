@@ -15,6 +15,12 @@ namespace tessera {
 // small exchange, two if anything was written.
 absl::Status CheckReplicas(EngineParts* parts);
 
+// What operators wrote at places that depend on their input since the last
+// Backward (sharding/flat/placed_writes.h), and replicas as CheckReplicas: who
+// saves wants ranks that hold the same. REQUIRES, errors: as that. COLLECTIVE:
+// one small exchange more.
+absl::Status CheckBeforeSave(EngineParts* parts);
+
 // With sharding.check_writes: what was written since the last call is the same
 // on all ranks. FailedPrecondition, the same on all. COLLECTIVE.
 absl::Status CheckWrites(EngineParts* parts);

@@ -129,10 +129,13 @@ OffloadTraffic DiskTraffic(const std::vector<PlannedFlat>& planned,
     traffic.written += each.written;
   }
   if (choice.parameters.units > 0 && choice.on_disk) {
+    // Of who is alone only these are gathered.
+    const double part = settings.shard_group_size == 1
+                            ? 1
+                            : static_cast<double>(choice.parameters.numel) /
+                                  static_cast<double>(choice.total_numel);
     traffic.read += static_cast<int64_t>(
-        static_cast<double>(gathered / settings.shard_group_size) *
-        static_cast<double>(choice.parameters.numel) /
-        static_cast<double>(choice.total_numel));
+        static_cast<double>(gathered / settings.shard_group_size) * part);
   }
   return traffic;
 }
@@ -182,6 +185,7 @@ absl::StatusOr<StagePlan> PlanStage(const ModelTrace& model, int stage,
     const auto elsewhere = [](Tier tier) { return tier != Tier::kMemory; };
     planned[i].states_elsewhere = elsewhere(flat_options[i].states);
     planned[i].parameters_elsewhere = elsewhere(flat_options[i].parameters);
+    planned[i].alone &= !planned[i].parameters_elsewhere;
     planned[i].gradients_elsewhere = elsewhere(flat_options[i].gradients);
   }
   const std::vector<int> flat_of = PlacesIn(flats, model.trace);

@@ -25,10 +25,6 @@ struct UnitRow {
   }
 };
 
-int64_t Bytes(int64_t numel, at::ScalarType dtype) {
-  return numel * static_cast<int64_t>(c10::elementSize(dtype));
-}
-
 // Flats of one unit's name are one row, as in the refusal's activations.
 std::vector<UnitRow> UnitRows(const EngineParts& parts,
                               const StepMemory::Refusal& refusal) {
@@ -60,9 +56,7 @@ std::vector<UnitRow> UnitRows(const EngineParts& parts,
         unit.optimizer += static_cast<int64_t>(state.values.nbytes());
       }
     }
-    if (flat.can_be_freed() && flat.whole()) {
-      unit.working += Bytes(flat.whole_numel(), flat.dtype());
-    }
+    unit.working += flat.gathered_bytes();
   }
   for (const UnitActivations& unit : refusal.activations) {
     row(unit.unit).activations += unit.bytes;

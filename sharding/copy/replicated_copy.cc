@@ -26,11 +26,6 @@ void ReplicatedCopy::Take(Range slot, const at::Tensor& values) {
   whole().View(slot).copy_(values);
 }
 
-void ReplicatedCopy::Drop() {
-  saved_.Reset();
-  WorkingCopy::Drop();
-}
-
 // Who updates it later waits for that before (optim/sharded_optimizer.h).
 void ReplicatedCopy::Publish(CommFuture updated) {
   TESSERA_CHECK(!updated.valid()) << flat_.name();
@@ -39,20 +34,6 @@ void ReplicatedCopy::Publish(CommFuture updated) {
       whole().Bytes(flat_.owned()), whole().Bytes(),
       CommTag{absl::StrCat("all-gather after the step of unit ", flat_.name())}
           .For(WaitReason::kPublish));
-}
-
-// Nothing else holds the values of before: the owners' parts are here, too.
-absl::Status ReplicatedCopy::Save() {
-  TESSERA_ASSIGN_OR_RETURN(
-      saved_, Allocate(whole().numel(), MemoryKind::kWorking, Fill::kNone));
-  CopyBytes(flat_.device(), saved_.data(), whole().data(), saved_.bytes());
-  return absl::OkStatus();
-}
-
-void ReplicatedCopy::Restore() {
-  if (!saved_.defined()) return;
-  CopyBytes(flat_.device(), whole().data(), saved_.data(), saved_.bytes());
-  saved_.Reset();
 }
 
 }  // namespace tessera

@@ -16,16 +16,14 @@ class ReplicatedCopy : public WorkingCopy {
 
   at::Tensor Owned() const override { return whole().View(flat_.owned()); }
   void Take(Range slot, const at::Tensor& values) override;
-  void Drop() override;
   void Publish(CommFuture updated) override;
-  absl::Status Save() override;
-  void Restore() override;
+  // Nothing else holds the values of before: the owners' parts are here, too.
+  absl::Status Save() override { return SaveWhole(); }
+  void Restore() override { RestoreWhole(); }
   void DropSaved() override { saved_.Reset(); }
 
  private:
   using WorkingCopy::WorkingCopy;
-
-  FlatBuffer saved_;  // [P]: what Restore gives back
 };
 
 }  // namespace tessera

@@ -54,19 +54,23 @@ void ShardedCopy::Take(Range slot, const at::Tensor& values) {
 
 void ShardedCopy::Drop() {
   if (whole().defined()) DropWhole();
+  saved_.Reset();
   shard_.Reset();
 }
 
 // Memory for the whole copy, and for what will be left of it: a rank to which
 // that was refused later would gather from another place than the others.
-absl::Status ShardedCopy::AllocateWhole() {
-  TESSERA_ASSIGN_OR_RETURN(FlatBuffer whole,
-                           Allocate(flat_.layout().whole_numel(),
-                                    MemoryKind::kWorking, Fill::kNone));
+absl::Status ShardedCopy::MakeWhole() {
+  TESSERA_ASSIGN_OR_RETURN(FlatBuffer whole, AllocateWhole());
   TESSERA_RETURN_IF_ERROR(AllocateSecondary());
   SetWhole(std::move(whole));
   *live_ += flat_.layout().whole_numel();
   return absl::OkStatus();
+}
+
+absl::StatusOr<FlatBuffer> ShardedCopy::AllocateWhole() {
+  return Allocate(flat_.layout().whole_numel(), MemoryKind::kWorking,
+                  Fill::kNone);
 }
 
 void ShardedCopy::DropWhole() {
@@ -76,7 +80,7 @@ void ShardedCopy::DropWhole() {
 
 absl::Status ShardedCopy::StartGather() {
   TorchScope scope;
-  const absl::Status allocated = AllocateWhole();
+  const absl::Status allocated = MakeWhole();
   if (!allocated.ok()) {
     // The others wait for our part, here or in what comes after.
     flat_.communicator()->Announce(allocated);
@@ -101,7 +105,7 @@ absl::Status ShardedCopy::Settle() {
 absl::Status ShardedCopy::PrepareReceive() {
   if (whole().defined()) return absl::OkStatus();
   TorchScope scope;
-  return AllocateWhole();
+  return MakeWhole();
 }
 
 absl::StatusOr<std::unique_ptr<WorkingCopy>> GatheredCopy::Make(

@@ -35,12 +35,14 @@ class ShardedCopy : public WorkingCopy {
   virtual absl::StatusOr<CommFuture> Launch() = 0;
   // Memory for what Free will leave besides the shard.
   virtual absl::Status AllocateSecondary() { return absl::OkStatus(); }
+  // Memory that whole() is to be.
+  virtual absl::StatusOr<FlatBuffer> AllocateWhole();
 
   TieredBuffer shard_;  // [S]
   CommFuture updated_;  // of the shard; Launch comes after it
 
  private:
-  absl::Status AllocateWhole();
+  absl::Status MakeWhole();
   void DropWhole();
 
   std::atomic<int64_t>* const live_;  // not owned
@@ -60,9 +62,11 @@ class GatheredCopy : public ShardedCopy {
   void Free() override;
   void DropSecondary() override;
 
- private:
+ protected:
   using ShardedCopy::ShardedCopy;
   absl::StatusOr<CommFuture> Launch() override;
+
+ private:
   absl::StatusOr<CommFuture> LaunchFromDisk(CommTag tag);
   absl::StatusOr<at::Tensor> MakeLanding() const;
   absl::StatusOr<CommFuture> LaunchFromHost(CommTag tag);

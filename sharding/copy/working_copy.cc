@@ -2,7 +2,9 @@
 
 #include <utility>
 
+#include "base/memory/memory.h"
 #include "base/status.h"
+#include "sharding/copy/lone_copy.h"
 #include "sharding/copy/replicated_copy.h"
 #include "sharding/copy/sharded_copy.h"
 #include "sharding/copy/shared_copy.h"
@@ -13,15 +15,17 @@ absl::StatusOr<std::unique_ptr<WorkingCopy>> WorkingCopy::Make(
     const FlatDescription* flat, std::atomic<int64_t>* live) {
   const FlatParameterOptions& options = flat->options();
   if (options.shared != nullptr) return SharedCopy::Make(flat);
-  // A device that is alone has nothing to gather: its shard is the whole copy,
-  // which a gather would only copy, unless it is on the host. On the CPU a
-  // program of one rank is shown what it would be with more of them.
+  // Who is alone has nothing to gather: its shard is the whole copy, which a
+  // gather would only copy, unless it is elsewhere. On the CPU a program of one
+  // rank is shown all the same what it would be with more of them; with freed
+  // memory poisoned there must be some that is freed.
   const bool alone = flat->communicator()->world_size() == 1 &&
-                     !flat->device().is_cpu() &&
                      options.parameters == Tier::kMemory;
-  if (!options.stage.sharded_parameters || alone) {
+  const bool on_cpu = flat->device().is_cpu();
+  if (!options.stage.sharded_parameters || (alone && !on_cpu)) {
     return ReplicatedCopy::Make(flat);
   }
+  if (alone && !PoisonsOnFree()) return LoneCopy::Make(flat, live);
   if (options.served != nullptr) return ServedCopy::Make(flat, live);
   return GatheredCopy::Make(flat, live);
 }
@@ -31,7 +35,10 @@ void WorkingCopy::SetWhole(FlatBuffer whole) {
   is_whole_ = whole_.defined();
 }
 
-void WorkingCopy::Drop() { SetWhole({}); }
+void WorkingCopy::Drop() {
+  saved_.Reset();
+  SetWhole({});
+}
 
 // After an error half of the owners' new values may be there. So what is always
 // whole stays on its way for good: nobody sees a mixture of two steps.
@@ -40,6 +47,19 @@ absl::Status WorkingCopy::Settle() {
   TESSERA_RETURN_IF_ERROR(arriving_->Wait());
   arriving_.reset();
   return absl::OkStatus();
+}
+
+absl::Status WorkingCopy::SaveWhole() {
+  TESSERA_ASSIGN_OR_RETURN(
+      saved_, Allocate(whole().numel(), MemoryKind::kWorking, Fill::kNone));
+  CopyBytes(flat_.device(), saved_.data(), whole().data(), saved_.bytes());
+  return absl::OkStatus();
+}
+
+void WorkingCopy::RestoreWhole() {
+  if (!saved_.defined()) return;
+  CopyBytes(flat_.device(), whole().data(), saved_.data(), saved_.bytes());
+  saved_.Reset();
 }
 
 absl::StatusOr<FlatBuffer> WorkingCopy::Allocate(int64_t numel, MemoryKind kind,

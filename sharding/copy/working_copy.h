@@ -8,6 +8,8 @@
 //                   by an all-gather (stage 3)
 //   ServedCopy      the same, but each rank reads the others' shards when it
 //                   needs them (one-sided gathers)
+//   LoneCopy        the shard itself, of a rank that is alone; counts as freed
+//                   between its uses
 //   SharedCopy      whole, always, in memory that the ranks of a host share
 //
 // Only the strategy knows what memory there is; FlatParameter knows when a copy
@@ -127,10 +129,14 @@ class WorkingCopy {
                                       Fill fill) const;
   // Copies the owned part of one storage's values to `to`, [owned].
   void TakeOwned(Range slot, const at::Tensor& values, const at::Tensor& to);
+  // Save and Restore of copies whose values are nowhere else.
+  absl::Status SaveWhole();
+  void RestoreWhole();
 
   const FlatDescription& flat_;
   const Traits traits_;
   std::optional<CommFuture> arriving_;
+  FlatBuffer saved_;  // [P]: what RestoreWhole gives back
 
  private:
   FlatBuffer whole_;

@@ -14,6 +14,7 @@
 // argument.
 #include "sharding/dispatch/tag.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -80,14 +81,16 @@ struct Held {
   UndeclaredWrites undeclared;
 };
 
+bool IsOneRanks(const FlatParameter& flat) {
+  return flat.communicator()->world_size() == 1 && flat.replicas() == nullptr;
+}
+
 // Each rank's running statistics are those of its own data, and a parameter is
 // one for all ranks: each owner's part would be of another rank.
 absl::Status CheckStatistic(const OperatorInfo& info,
                             const StorageOwner& owned) {
   const FlatParameter& flat = *owned.flat;
-  if (flat.communicator()->world_size() == 1 && flat.replicas() == nullptr) {
-    return absl::OkStatus();
-  }
+  if (IsOneRanks(flat)) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "[", flat.name(), "] parameter '", owned.parameter(),
       "' is a running statistic that ", info.name,
@@ -95,13 +98,38 @@ absl::Status CheckStatistic(const OperatorInfo& info,
       "register_buffer, or name it in sharding.ignored_parameters"));
 }
 
+// Whether the places that it writes in `written`, its argument, may depend on
+// its input: another argument is an index or a mask, or `written` is a part of
+// the parameter, which was chosen before.
+bool WritesPlaces(const OperatorInfo& info, const torch::jit::Stack& stack,
+                  size_t argument, const at::Tensor& written,
+                  const StorageOwner& owned) {
+  if (info.c10d) return false;
+  bool indexed = false;
+  ForEachTensorOf(
+      stack, info.writes.size(), [&](const at::Tensor& t, size_t i) {
+        indexed |= i != argument && t.defined() &&
+                   at::isIntegralType(t.scalar_type(), /*includeBool=*/true);
+      });
+  if (indexed) return true;
+  const auto& parameters = owned.flat->parameters();
+  return std::none_of(parameters.begin(), parameters.end(), [&](const auto& p) {
+    return p.slot == owned.slot && p.tensor.numel() == written.numel() &&
+           p.tensor.storage_offset() == written.storage_offset();
+  });
+}
+
 void PrepareWrites(const OperatorInfo& info, const torch::jit::Stack& stack,
-                   size_t argument, const StorageOwner& owned,
-                   UndeclaredWrites* undeclared) {
+                   size_t argument, const at::Tensor& tensor,
+                   const StorageOwner& owned, UndeclaredWrites* undeclared) {
   const bool statistic = info.UpdatesStatistic(stack, argument);
   if (statistic) ThrowIfError(CheckStatistic(info, owned));
   if (statistic || info.writes[argument]) {
     ThrowIfError(owned.flat->PrepareWrite());
+    if (!IsOneRanks(*owned.flat)) {
+      const bool placed = WritesPlaces(info, stack, argument, tensor, owned);
+      owned.flat->NotePlacedWrite(owned.slot, placed ? info.name : "");
+    }
   } else if (info.promises && owned.flat->options().check_writes) {
     undeclared->Watch(owned.flat);
   }
@@ -136,7 +164,7 @@ bool PinArguments(const OperatorInfo& info, const torch::jit::Stack& stack,
         }
         held->pins.Add(owned.flat);
         NoteUnitUse(owned.flat->memory_unit(owned.slot));
-        PrepareWrites(info, stack, i, owned, &held->undeclared);
+        PrepareWrites(info, stack, i, t, owned, &held->undeclared);
         if (outside) owned.flat->MarkUsedWithoutGrad();
         casts_inputs |= owned.flat->cast_inputs();
       });

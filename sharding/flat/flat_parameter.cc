@@ -67,6 +67,7 @@ void FlatParameter::WriteBack() {
   kept_.Order();
   written_to_ = true;
   const FlatBuffer& whole = copy_->whole();
+  placed_writes_.Close(*this, whole);
   if (options().check_writes) {
     const at::Tensor bytes = whole.Bytes().cpu();
     written_ =
@@ -145,6 +146,24 @@ uint64_t FlatParameter::TakeWritten() {
   return std::exchange(written_, 0);
 }
 
+void FlatParameter::NotePlacedWrite(int slot, const std::string& op) {
+  absl::MutexLock lock(&mutex_);
+  if (life_ != Life::kOwned) return;
+  placed_writes_.Note(*this, copy_->whole(), slot, op);
+  has_placed_writes_ = true;
+}
+
+std::string FlatParameter::TakePlacedWrites() {
+  if (!has_placed_writes_) return "";
+  absl::MutexLock lock(&mutex_);
+  has_placed_writes_ = false;
+  if (life_ == Life::kOwned && copy_->whole().defined()) {
+    uses_.OrderAfter();
+    placed_writes_.Close(*this, copy_->whole());
+  }
+  return placed_writes_.Take(*this);
+}
+
 absl::Status FlatParameter::Pin() {
   absl::MutexLock lock(&mutex_);
   if (life_ == Life::kAbandoned) {
@@ -213,11 +232,12 @@ absl::Status FlatParameter::Settle() {
 
 // From its start until its values are taken.
 void FlatParameter::TraceGather() {
-  const int64_t bytes =
-      whole_numel() * static_cast<int64_t>(c10::elementSize(dtype()));
-  AddTraceSpan({TraceTrack::kGather, absl::StrCat("gather ", name()),
-                gather_begun_, TraceNow(), name(), bytes,
-                gathered_ahead_ ? "\"ahead\":true" : "\"ahead\":false"});
+  const int64_t bytes = GatheredBytes();
+  if (bytes > 0) {
+    AddTraceSpan({TraceTrack::kGather, absl::StrCat("gather ", name()),
+                  gather_begun_, TraceNow(), name(), bytes,
+                  gathered_ahead_ ? "\"ahead\":true" : "\"ahead\":false"});
+  }
   gather_begun_ = 0;
 }
 
@@ -370,6 +390,19 @@ TieredBuffer* FlatParameter::separate_working_elsewhere() {
 at::Tensor FlatParameter::separate_working() const {
   absl::MutexLock lock(&mutex_);
   return master_.defined() ? copy_->Owned() : at::Tensor();
+}
+
+int64_t FlatParameter::gathered_bytes() const {
+  absl::MutexLock lock(&mutex_);
+  return GatheredBytes();
+}
+
+// None where what is whole is the shard itself (sharding/copy/lone_copy.h).
+int64_t FlatParameter::GatheredBytes() const {
+  if (!traits_.can_be_freed || !copy_->whole().defined()) return 0;
+  const TieredBuffer* const shard = copy_->OwnedBuffer();
+  if (shard->memory().data() == copy_->whole().data()) return 0;
+  return copy_->whole().bytes();
 }
 
 int64_t FlatParameter::resident_bytes() const {

@@ -47,6 +47,7 @@
 #include "sharding/copy/flat_description.h"
 #include "sharding/copy/working_copy.h"
 #include "sharding/flat/flat_storages.h"
+#include "sharding/flat/placed_writes.h"
 #include "sharding/flat/schedule.h"
 #include "sharding/layout/flat_buffer.h"
 #include "sharding/layout/named_parameter.h"
@@ -120,6 +121,11 @@ class FlatParameter final : public FlatDescription,
   absl::Status PrepareWrite();
   // Calls of PrepareWrite so far.
   int64_t writes_prepared() const { return writes_prepared_; }
+  // PlacedWrites::Note (sharding/flat/placed_writes.h). REQUIRES: pinned,
+  // PrepareWrite. LOCAL.
+  void NotePlacedWrite(int slot, const std::string& op);
+  // What was written so since the last call, for ComparePlacedWrites. LOCAL.
+  std::string TakePlacedWrites();
   // Says that the flat was used without a graph outside of backward: a
   // reentrant checkpoint may bring its gradients late
   // (sharding/gradient/gradients.h).
@@ -189,6 +195,8 @@ class FlatParameter final : public FlatDescription,
   void DropMasters();
   // Bytes of memory of parameters, masters included, held between uses.
   int64_t resident_bytes() const;
+  // And besides, while it is whole.
+  int64_t gathered_bytes() const;
   // The storages, in slot order; the same from Adopt on.
   const std::vector<c10::intrusive_ptr<c10::StorageImpl>>& storages() const
       ABSL_NO_THREAD_SAFETY_ANALYSIS {
@@ -219,6 +227,7 @@ class FlatParameter final : public FlatDescription,
   absl::Status WriteBackToMasters(const at::Tensor& mine)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status AwaitUpdate() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  int64_t GatheredBytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckNotHeld() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   at::Tensor Masters() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool counts_pins_only() const {
@@ -232,6 +241,7 @@ class FlatParameter final : public FlatDescription,
   std::atomic<bool> dirty_{false};  // the whole copy was written to
   std::atomic<int64_t> writes_prepared_{0};
   std::atomic<bool> written_to_{false};
+  std::atomic<bool> has_placed_writes_{false};
   std::atomic<bool> used_without_grad_{false};
   // Held by a Summoning: on rank 0 alone perhaps, so its uses are not recorded,
   // since all ranks must gather the same.
@@ -260,6 +270,7 @@ class FlatParameter final : public FlatDescription,
   absl::Status failed_ ABSL_GUARDED_BY(mutex_);   // to be gathered
   absl::Status blocked_ ABSL_GUARDED_BY(mutex_);  // Summoning::BeginElsewhere
   uint64_t written_ ABSL_GUARDED_BY(mutex_) = 0;
+  PlacedWrites placed_writes_ ABSL_GUARDED_BY(mutex_);
   // Of the gather on its way, where a trace is recorded: when it was started
   // (else 0), and whether before it was asked for.
   int64_t gather_begun_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -75,6 +75,7 @@ absl::Status Summoning::BroadcastWritten(int root) {
   }
   TESSERA_RETURN_IF_ERROR(group.Broadcast(whole, in_group, tag).Wait());
   flat_.uses_.SetReady();
+  flat_.placed_writes_.Clear();  // all ranks have the same again
   flat_.dirty_ = true;
   flat_.blocked_ = absl::OkStatus();
   return absl::OkStatus();
@@ -94,6 +95,7 @@ void Summoning::TakeBack() {
   if (flat_.life_ != FlatParameter::Life::kOwned) return;
   flat_.uses_.OrderAfter();
   flat_.copy_->Restore();
+  flat_.placed_writes_.Clear();
   if (!flat_.can_be_freed()) flat_.uses_.SetReady();
   flat_.storages_.Follow(flat_.copy_->whole());
   flat_.dirty_ = false;

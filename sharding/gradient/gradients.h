@@ -201,6 +201,7 @@ class Gradients {
   absl::Status AgreeOnFailing(const absl::Status& mine);
   absl::Status Agree(const absl::Status& mine, std::vector<bool>* arrived,
                      std::vector<bool>* held);
+  std::string TakePlacedWrites() const;
   absl::Status AddWeights(const std::vector<double>& weights);
   double unsent_weight() const;
   absl::Status Commit(const std::vector<bool>& arrived,

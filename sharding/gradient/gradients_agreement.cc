@@ -29,6 +29,7 @@
 #include "absl/strings/string_view.h"
 #include "base/status.h"
 #include "comm/all_gather_values.h"
+#include "sharding/flat/placed_writes.h"
 #include "sharding/gradient/gradients.h"
 
 namespace tessera {
@@ -47,6 +48,8 @@ void OrBits(absl::string_view bytes, std::vector<bool>* bits) {
     if (bytes[i / 8] & (1 << (i % 8))) (*bits)[i] = true;
   }
 }
+
+constexpr absl::string_view kEnd("\0", 1);
 
 // The least k with 2^k >= x. REQUIRES: x > 0, finite.
 int CeilLog2(double x) {
@@ -108,6 +111,12 @@ double Gradients::weight_divisor() const {
          (options_.mean ? measure_.sum_divisor : comm_->world_size());
 }
 
+std::string Gradients::TakePlacedWrites() const {
+  std::string writes;
+  for (const auto& flat : flats_) writes += flat->flat().TakePlacedWrites();
+  return writes;
+}
+
 double Gradients::unsent_weight() const {
   if (!running().weight.has_value()) {
     return std::numeric_limits<double>::quiet_NaN();
@@ -116,7 +125,9 @@ double Gradients::unsent_weight() const {
 }
 
 // One message per rank: which parameters arrived or are held, the rank's
-// weight, its position, a zero byte, its status as of StatusToText.
+// weight, its position, a zero byte, what operators wrote at places that depend
+// on their input (sharding/flat/placed_writes.h), a zero byte, its status as of
+// StatusToText.
 absl::Status Gradients::Agree(const absl::Status& mine,
                               std::vector<bool>* arrived,
                               std::vector<bool>* held) {
@@ -126,16 +137,18 @@ absl::Status Gradients::Agree(const absl::Status& mine,
       AllGatherValueAndText(
           comm_.get(), unsent_weight(),
           absl::StrCat(PackBits(*arrived), PackBits(*held), running().position,
-                       absl::string_view("\0", 1), StatusToText(mine)),
+                       kEnd, TakePlacedWrites(), kEnd, StatusToText(mine)),
           CommTag{"agreement at the end of backward"}));
   std::vector<double> weights;
-  std::vector<absl::string_view> positions;
+  std::vector<absl::string_view> positions, writes;
   for (size_t rank = 0; rank < all.size(); ++rank) {
     const absl::string_view text = all[rank].text;
     const size_t end = text.find('\0', 2 * bytes);
+    const size_t end_of_writes = text.find('\0', end + 1);
     weights.push_back(all[rank].value);
     positions.push_back(text.substr(2 * bytes, end - 2 * bytes));
-    const absl::Status status = StatusFromText(text.substr(end + 1));
+    writes.push_back(text.substr(end + 1, end_of_writes - end - 1));
+    const absl::Status status = StatusFromText(text.substr(end_of_writes + 1));
     if (!status.ok()) {
       return static_cast<int>(rank) == comm_->rank()
                  ? mine
@@ -150,6 +163,7 @@ absl::Status Gradients::Agree(const absl::Status& mine,
         "Backward: rank ", rank, " is at ", positions[rank], ", rank 0 at ",
         positions[0], "; all ranks must call the same Step and ZeroGrad"));
   }
+  TESSERA_RETURN_IF_ERROR(ComparePlacedWrites(writes, "Backward"));
   return AddWeights(weights);
 }
 

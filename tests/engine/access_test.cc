@@ -7,14 +7,17 @@
 #include <tuple>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/memory/memory.h"
 #include "base/status.h"
 #include "base/status_matchers.h"
 #include "comm/world/world.h"
 #include "engine/engine.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "sharding/flat/use.h"
 #include "tests/support/rank_pool.h"
 #include "tests/support/trainee.h"
 #include "tests/support/training.h"
@@ -326,6 +329,45 @@ TESSERA_RANK_FUNCTION(StateDictOfABufferOnMeta) {
 TEST(AccessMisuseTest, ABufferThatCannotBeCopiedIsNamedOnAllRanks) {
   EXPECT_THAT(RunOnRanks(2, "StateDictOfABufferOnMeta", ""),
               Each(HasSubstr("rank 1: copy of 'weightless'")));
+}
+
+// args: ranks of a shard group. What a rank that holds all of it meets outside
+// of operators, and what the ledger counts meanwhile, beyond one copy.
+TESSERA_RANK_FUNCTION(HiddenWhereAlone) {
+  TrainingSpec spec;
+  spec.model = "Gpt";
+  spec.stage = 3;
+  spec.shard_group = std::stoi(std::string(args));
+  MemoryLedger& ledger = MemoryLedger::Host();
+  TESSERA_ASSIGN_OR_RETURN(Trainee t,
+                           Trainee::Make(spec, world.communicator()));
+  ledger.ResetPeak();
+  const int64_t before = ledger.total().current_bytes;
+  std::string said;
+  const auto& parameters = t.model->named_parameters();
+  for (const bool used : {false, true}) {
+    if (used) (void)t.Loss(0);
+    for (const auto& p : parameters) {
+      try {
+        p.value().data_ptr();
+        return absl::StrCat(p.key(), " is shown");
+      } catch (const c10::Error& error) {
+        if (!absl::StrContains(error.what(),
+                               "' is sharded and freed between uses")) {
+          return std::string(error.what());
+        }
+      }
+    }
+  }
+  const auto use = Use(parameters[0].value());
+  absl::StrAppend(&said, parameters[0].value().data_ptr() != nullptr, " ",
+                  ledger.total().peak_bytes - before);
+  return said;
+}
+
+TEST(AccessMisuseTest, WhoIsAloneHoldsOneCopyAndIsNotShownItEither) {
+  EXPECT_THAT(RunOnRanks(1, "HiddenWhereAlone", "0"), Each("1 0"));
+  EXPECT_THAT(RunOnRanks(2, "HiddenWhereAlone", "1"), Each("1 0"));
 }
 
 }  // namespace

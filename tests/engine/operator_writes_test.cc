@@ -1,8 +1,10 @@
 // Which operators write parameters: one of the user's own that does not say so
 // costs nothing, and is named if it writes all the same; running statistics
-// that are parameters are refused by name.
+// that are parameters are refused by name; what ranks write at places that
+// depend on their input is named where it differs.
 #include <torch/torch.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -37,11 +39,17 @@ at::Tensor First(const at::Tensor& w) {
   return torch::full({}, w.const_data_ptr<float>()[0]);
 }
 void Write(const at::Tensor& w) { w.mutable_data_ptr<float>()[0] = 5; }
+void WriteRows(const at::Tensor& w, const at::Tensor& rows) {
+  for (int64_t i = 0; i < rows.numel(); ++i) {
+    w.mutable_data_ptr<float>()[w.size(1) * rows[i].item<int64_t>()] = 5;
+  }
+}
 
 TORCH_LIBRARY(operator_writes_test, m) {
   m.def("first(Tensor w) -> Tensor", &First);
   m.def("writes(Tensor(a!) w) -> ()", &Write);
   m.def("lies(Tensor w) -> ()", &Write);
+  m.def("write_rows(Tensor(a!) w, Tensor rows) -> ()", &WriteRows);
 }
 
 template <typename Signature>
@@ -234,6 +242,224 @@ TEST(OperatorWritesTest, StatisticsOfEachRanksDataAreNoParameters) {
 TEST(OperatorWritesTest, StatisticsThatAreOnlyReadMayBeParameters) {
   EXPECT_THAT(RunOnRanks(2, "StatisticsAsParameters", "batch evaluation"),
               Each("OK\nOK\nOK\nOK\n"));
+}
+
+// ---- at places that depend on the input
+
+struct Table : torch::nn::Module {
+  Table()
+      : first(register_module("first", torch::nn::Linear(4, 8))),
+        rows(register_module("rows", torch::nn::Embedding(50, 8))) {
+    torch::NoGradGuard no_grad;
+    for (at::Tensor& p : parameters()) p.fill_(0.5);
+  }
+  torch::nn::Linear first;
+  torch::nn::Embedding rows;
+};
+
+struct PlacedWrite {
+  std::string name;
+  // Writes to rows of `w`, [50, 8].
+  std::function<void(const at::Tensor& w, const at::Tensor& rows)> write;
+};
+
+std::vector<PlacedWrite> PlacedWriteCases() {
+  const auto index = [](const at::Tensor& w, const at::Tensor& rows) {
+    return rows.view({-1, 1}).expand({rows.numel(), w.size(1)});
+  };
+  const auto ones = [](const at::Tensor& w, const at::Tensor& rows) {
+    return torch::ones({rows.numel(), w.size(1)}, w.options());
+  };
+  const auto mask = [](const at::Tensor& w, const at::Tensor& rows) {
+    return torch::zeros({w.size(0), 1}, at::kBool).index_fill_(0, rows, true);
+  };
+  return {
+      {"aten::embedding_renorm_",
+       [](const auto& w, const auto& rows) {
+         torch::nn::functional::embedding(
+             rows, w,
+             torch::nn::functional::EmbeddingFuncOptions().max_norm(0.75));
+       }},
+      {"aten::index_put_",
+       [](at::Tensor w, const auto& rows) { w.index_put_({rows}, 2); }},
+      {"aten::index_add_",
+       [=](const auto& w, const auto& rows) {
+         w.index_add_(0, rows, ones(w, rows));
+       }},
+      {"aten::index_copy_",
+       [=](const auto& w, const auto& rows) {
+         w.index_copy_(0, rows, ones(w, rows));
+       }},
+      {"aten::index_fill_",
+       [](const auto& w, const auto& rows) { w.index_fill_(0, rows, 2); }},
+      {"aten::scatter_",
+       [=](const auto& w, const auto& rows) {
+         w.scatter_(0, index(w, rows), 2);
+       }},
+      {"aten::scatter_add_",
+       [=](const auto& w, const auto& rows) {
+         w.scatter_add_(0, index(w, rows), ones(w, rows));
+       }},
+      {"aten::put_",
+       [](const auto& w, const auto& rows) {
+         w.put_(rows, torch::ones({rows.numel()}, w.options()));
+       }},
+      {"aten::masked_fill_",
+       [=](const auto& w, const auto& rows) {
+         w.masked_fill_(mask(w, rows), 2);
+       }},
+      {"aten::masked_scatter_",
+       [=](const auto& w, const auto& rows) {
+         w.masked_scatter_(mask(w, rows), torch::ones_like(w));
+       }},
+      {"aten::fill_",  // of a row
+       [](const auto& w, const auto& rows) {
+         w.select(0, rows[0].template item<int64_t>()).fill_(2);
+       }},
+      {"aten::mul_",  // of some
+       [](const auto& w, const auto& rows) {
+         w.narrow(0, rows[0].template item<int64_t>(), 3).mul_(2);
+       }},
+      {"operator_writes_test::write_rows", [](const auto& w, const auto& rows) {
+         Find<void(const at::Tensor&, const at::Tensor&)>("write_rows")
+             .call(w, rows);
+       }}};
+}
+
+// args: stage, case, "own" or "same" rows, and where it is found: "backward",
+// the second one, "step" (written before it) or "save". What that returns.
+TESSERA_RANK_FUNCTION(WritePlaces) {
+  const std::vector<std::string> words = absl::StrSplit(args, ' ');
+  const PlacedWrite write =
+      PlacedWriteCases()[static_cast<size_t>(std::stoi(words[1]))];
+  auto model = std::make_shared<Table>();
+  TESSERA_ASSIGN_OR_RETURN(auto engine, Create(model, world.communicator(),
+                                               std::stoi(words[0])));
+  const at::Tensor rows =
+      torch::tensor({3, 7}) + (words[2] == "own" ? 10 * world.rank() : 0);
+  const auto forward = [&] {
+    const at::Tensor h = model->first(torch::ones({1, 4}));
+    return (h * model->rows(rows)).sum();
+  };
+  const auto write_now = [&] {
+    return CatchTorch("write", [&] {
+      torch::NoGradGuard no_grad;
+      write.write(model->rows->weight, rows);
+    });
+  };
+  const std::string& where = words[3];
+  TESSERA_RETURN_IF_ERROR(engine->Backward(forward()));
+  if (where == "step") TESSERA_RETURN_IF_ERROR(write_now());
+  TESSERA_RETURN_IF_ERROR(engine->Step());
+  if (where != "step") TESSERA_RETURN_IF_ERROR(write_now());
+  std::string result;
+  if (where == "save") {
+    result = engine->FullStateDict().status().ToString();
+  } else {
+    result = engine->Backward(forward()).ToString();
+  }
+  TESSERA_RETURN_IF_ERROR(engine->Close());
+  return result;
+}
+
+TEST(OperatorWritesTest, WhatRanksWriteAtPlacesOfTheirOwnIsNamed) {
+  const std::vector<PlacedWrite> cases = PlacedWriteCases();
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const auto words = [&](int stage, const char* more) {
+      return absl::StrCat(stage, " ", i, " ", more);
+    };
+    for (int stage = 0; stage <= 3; ++stage) {
+      // Not all stages of all.
+      if (i > 1 && stage != static_cast<int>(i % 4)) continue;
+      EXPECT_THAT(
+          RunOnRanks(2, "WritePlaces", words(stage, "own backward")),
+          Each(AllOf(HasSubstr(absl::StrCat(
+                         "parameter 'rows.weight' was written by ",
+                         cases[i].name, " at places that depend on its input")),
+                     HasSubstr("FAILED_PRECONDITION: Backward: ["),
+                     HasSubstr("between rank 0 and rank 1"))))
+          << stage;
+      EXPECT_THAT(RunOnRanks(2, "WritePlaces", words(stage, "same backward")),
+                  Each("OK"))
+          << cases[i].name << " " << stage;
+    }
+  }
+  EXPECT_THAT(RunOnRanks(1, "WritePlaces", "3 0 own backward"), Each("OK"));
+}
+
+TEST(OperatorWritesTest, SuchWritesAreFoundAfterAStepAndBeforeASave) {
+  const std::string written = "was written by aten::index_put_";
+  for (const char* stage : {"0", "2", "3"}) {
+    EXPECT_THAT(
+        RunOnRanks(2, "WritePlaces", absl::StrCat(stage, " 1 own step")),
+        Each(HasSubstr(written)))
+        << stage;
+    EXPECT_THAT(
+        RunOnRanks(2, "WritePlaces", absl::StrCat(stage, " 1 own save")),
+        Each(AllOf(HasSubstr("before saving: ["), HasSubstr(written))))
+        << stage;
+    EXPECT_THAT(
+        RunOnRanks(2, "WritePlaces", absl::StrCat(stage, " 1 same save")),
+        Each("OK"));
+  }
+}
+
+// Rows that are within the norm are not changed, whichever they are.
+TESSERA_RANK_FUNCTION(RenormalisesNothing) {
+  auto model = std::make_shared<Table>();
+  TESSERA_ASSIGN_OR_RETURN(auto engine, Create(model, world.communicator(),
+                                               /*stage=*/2));
+  const at::Tensor loss =
+      torch::nn::functional::embedding(
+          torch::tensor({3, 7}) + 10 * world.rank(), model->rows->weight,
+          torch::nn::functional::EmbeddingFuncOptions().max_norm(100))
+          .sum();
+  TESSERA_RETURN_IF_ERROR(engine->Backward(loss));
+  TESSERA_RETURN_IF_ERROR(engine->Step());
+  TESSERA_RETURN_IF_ERROR(engine->Close());
+  return "OK";
+}
+
+TEST(OperatorWritesTest, PlacesThatAreNotChangedMayDiffer) {
+  EXPECT_THAT(RunOnRanks(2, "RenormalisesNothing", ""), Each("OK"));
+}
+
+// What rank 0 alone writes in a scope of Engine::Summon all ranks get.
+TESSERA_RANK_FUNCTION(SummonedRows) {
+  std::string results;
+  for (const int stage : {0, 2, 3}) {
+    auto model = std::make_shared<Table>();
+    TESSERA_ASSIGN_OR_RETURN(auto engine,
+                             Create(model, world.communicator(), stage));
+    SummonOptions options;
+    options.rank0_only = true;
+    TESSERA_ASSIGN_OR_RETURN(auto scope, engine->Summon({model->rows->weight}, options));
+    if (world.rank() == 0) {
+      torch::NoGradGuard no_grad;
+      model->rows->weight.index_put_({torch::tensor({1})}, 2);
+    }
+    TESSERA_RETURN_IF_ERROR(scope.Close());
+    // And what the others get by a copy is the same, too.
+    torch::NoGradGuard no_grad;
+    if (world.rank() == 0) {
+      model->rows->weight.index_put_({torch::tensor({7})}, 3);
+    } else {
+      at::Tensor copy = model->rows->weight.clone();
+      copy.index_put_({torch::tensor({7})}, 3);
+      model->rows->weight.copy_(copy);
+    }
+    torch::AutoGradMode grad(true);
+    const at::Tensor loss = (model->first(torch::ones({1, 4})) *
+                             model->rows(torch::tensor({1})))
+                                .sum();
+    absl::StrAppend(&results, engine->Backward(loss).ToString(), " ");
+    TESSERA_RETURN_IF_ERROR(engine->Close());
+  }
+  return results;
+}
+
+TEST(OperatorWritesTest, WhatRank0WritesForAllIsTheSame) {
+  EXPECT_THAT(RunOnRanks(2, "SummonedRows", ""), Each("OK OK OK "));
 }
 
 }  // namespace

@@ -65,7 +65,7 @@ Cell CellOf(const Choice& choice) {
   // Units come and go, some in small buckets.
   spec.max_reuse_distance = 0;
   spec.reduce_bucket_size = 2000;
-  spec.poison = true;
+  spec.poison = cell.world_size > 1;  // a rank alone frees nothing without
   return cell;
 }
 

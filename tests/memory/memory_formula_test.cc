@@ -146,7 +146,8 @@ TEST_P(PeakTest, IsWithinTheFormula) {
   const int64_t in_flight = spec_.overlap ? unit : 0;
   // What is whole, or local, while a unit is at work.
   const bool shared = DefaultBackend() == "shm" && world_size() > 1;
-  const int64_t forward = spec_.stage >= 3 && !shared ? unit + in_flight : 0;
+  const bool gathers = spec_.stage >= 3 && !shared && shards() > 1;
+  const int64_t forward = gathers ? unit + in_flight : 0;
   const int64_t backward = forward + (spec_.stage >= 2 ? unit + in_flight : 0);
 
   auto answers =

@@ -61,6 +61,7 @@ PlannedFlat PlannedFlatOf(const Settings& settings,
   }
   planned.trained = flat.trainable;
   planned.sharded_parameters = options.stage.sharded_parameters;
+  planned.alone = settings.shard_group_size == 1;
   planned.sharded_gradients = options.stage.sharded_gradients;
   planned.sharded_optimizer = options.stage.sharded_optimizer;
   return planned;

@@ -35,6 +35,8 @@ struct PlannedFlat {
   bool sharded_optimizer = false;
   bool states_elsewhere = false;  // masters and moments
   bool parameters_elsewhere = false;
+  // Sharded over one rank: what is whole is the shard itself.
+  bool alone = false;
   bool gradients_elsewhere = false;  // shards, but of two units
 
   int64_t owned_numel() const {

@@ -32,6 +32,7 @@ class PlannedCopy final : public Gatherable {
     if (whole_) return;
     whole_ = true;
     *live_ += flat_.whole_numel;
+    if (flat_.alone) return;
     gathered_->bytes += bytes();
     ++gathered_->times;
     held_->Add(PlanKind::kGathered, bytes());
@@ -40,7 +41,7 @@ class PlannedCopy final : public Gatherable {
     if (pins_ > 0) return false;
     if (std::exchange(whole_, false)) {
       *live_ -= flat_.whole_numel;
-      held_->Remove(PlanKind::kGathered, bytes());
+      if (!flat_.alone) held_->Remove(PlanKind::kGathered, bytes());
     }
     return true;
   }
